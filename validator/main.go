@@ -1,5 +1,5 @@
-// Gpu-validator proves each layer of a node's GPU stack, from the driver to
-// what the kubelet offers to pods, and says why when one cannot be proven.
+// Gpu-validator proves each layer of a node's GPU stack, from the driver to the resources
+// that the kubelet offers to pods, and reports why when one cannot be proven.
 package main
 
 import (

@@ -1,9 +1,9 @@
-// Package choice reads what a Node chooses by its labels, for components that hold
-// no token: today the device plugin's configuration. What the Node's status says of
-// kubelet and runtime comes by the way.
+// Package choice reads the choices in a Node's labels for components without a token: today
+// the device plugin's configuration. It also reads the Node's status about kubelet and
+// runtime.
 //
-// The Node is read once and then watched. While the API server is away the last
-// word stands: nothing on the node changes because nobody can be asked.
+// The Node is read once and then watched. While the API server is away the last choice
+// stands.
 package choice
 
 import (
@@ -23,37 +23,37 @@ import (
 	"github.com/gpuready/gpuready/validator/kube"
 )
 
-// After a failure the next try comes after firstRetry, then after twice as long
-// each time, up to lastRetry; half of it is chance. A configuration waits for it,
-// so it is half as long as for what the node only says.
+// The back-off after a failure: firstRetry, then twice as long each time, up to lastRetry;
+// half of it is random. It is half as long as that of package voice, since a configuration
+// waits for it.
 const (
 	firstRetry = 500 * time.Millisecond
 	lastRetry  = 30 * time.Second
 )
 
-// Names are the labels that are read, and no others.
+// Names lists the labels that are read.
 var Names = []string{nodestate.ConfigLabel}
 
-// Config is what a Reader needs.
+// Config configures a Reader.
 type Config struct {
 	Client  *kube.Client
 	Node    string                        // its name
-	Deliver func(map[string]string) error // told the labels whenever they may be others; never nil
-	Status  func(corev1.NodeStatus)       // told the Node's status whenever it is read; nil: nobody is
+	Deliver func(map[string]string) error // called with the labels, never nil, whenever they may have changed
+	Status  func(corev1.NodeStatus)       // called with the Node's status whenever it is read; nil: not called
 	Log     *slog.Logger
 
-	// Of use in tests; nil: the time package's.
+	// For tests; nil: that of package time.
 	After func(time.Duration) <-chan time.Time
 }
 
-// Reader reads them.
+// Reader reads the labels.
 type Reader struct {
 	Config
 	failing prometheus.Gauge
 	last    error // of the last try, nil when it worked
 }
 
-// New returns a Reader that has read nothing yet, and registers its metric.
+// New returns a Reader and registers its metric.
 func New(c Config, reg prometheus.Registerer) *Reader {
 	if c.After == nil {
 		c.After = time.After
@@ -78,7 +78,7 @@ func (r *Reader) Run(ctx context.Context) error {
 		if err == nil {
 			continue // the API server ends a watch from time to time
 		}
-		r.fails(err)
+		r.recordFailure(err)
 		delay = min(max(firstRetry, 2*delay), lastRetry)
 		wait := delay/2 + rand.N(delay/2+1)
 		if seconds, asked := apierrors.SuggestsClientDelay(err); asked {
@@ -92,18 +92,18 @@ func (r *Reader) Run(ctx context.Context) error {
 	}
 }
 
-// errEnded says that a watch ended before it told of anything: to begin the next at
-// once could go on for ever.
+// errEnded is the error of a watch that ended at once, before its first event. It leads to
+// a back-off, since the next watch might end at once, too.
 var errEnded = errors.New("the API server ends the watch at once")
 
-// read reads the Node and follows it until that ends. began says that the watch
-// told of something.
+// read reads the Node and watches it until the watch ends. began reports whether the watch
+// delivered an event or lasted for a while.
 func (r *Reader) read(ctx context.Context) (began bool, err error) {
 	node, err := r.Client.Node(ctx, r.Node)
 	if err != nil {
 		return false, fmt.Errorf("read Node %s: %w", r.Node, err)
 	}
-	if err := r.tell(node); err != nil {
+	if err := r.deliver(node); err != nil {
 		return false, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, kube.WatchTimeout)
@@ -114,7 +114,7 @@ func (r *Reader) read(ctx context.Context) (began bool, err error) {
 		return false, fmt.Errorf("watch Node %s: %w", r.Node, err)
 	}
 	defer w.Stop()
-	r.works()
+	r.recordSuccess()
 	for e := range w.ResultChan() {
 		switch e.Type {
 		case watch.Added, watch.Modified:
@@ -122,12 +122,12 @@ func (r *Reader) read(ctx context.Context) (began bool, err error) {
 			if !is {
 				return began, fmt.Errorf("watch Node %s: a %T", r.Node, e.Object)
 			}
-			if err := r.tell(node); err != nil {
+			if err := r.deliver(node); err != nil {
 				return began, err
 			}
 			began = true
 		case watch.Deleted:
-			// What it chose stands until there is a Node again, as while nobody can be asked.
+			// The last choice stands until there is a Node again.
 			return began, fmt.Errorf("watch Node %s: it was deleted", r.Node)
 		case watch.Error:
 			return began, fmt.Errorf("watch Node %s: %w", r.Node, apierrors.FromObject(e.Object))
@@ -139,8 +139,8 @@ func (r *Reader) read(ctx context.Context) (began bool, err error) {
 	return true, nil
 }
 
-// tell hands over those labels that choose something.
-func (r *Reader) tell(node *corev1.Node) error {
+// deliver delivers the Node's status and the labels in Names.
+func (r *Reader) deliver(node *corev1.Node) error {
 	if r.Status != nil {
 		r.Status(node.Status)
 	}
@@ -156,8 +156,8 @@ func (r *Reader) tell(node *corev1.Node) error {
 	return nil
 }
 
-// fails logs the first failure and each of another kind.
-func (r *Reader) fails(err error) {
+// recordFailure records a failure. It logs the first one and each of another kind.
+func (r *Reader) recordFailure(err error) {
 	r.failing.Set(1)
 	if r.last == nil || apierrors.ReasonForError(r.last) != apierrors.ReasonForError(err) {
 		r.Log.Warn("what this Node chooses by its labels cannot be read; what was known stays in force", "message", err.Error(), "action", kube.Advice(err))
@@ -165,7 +165,7 @@ func (r *Reader) fails(err error) {
 	r.last = err
 }
 
-func (r *Reader) works() {
+func (r *Reader) recordSuccess() {
 	r.failing.Set(0)
 	if r.last != nil {
 		r.Log.Info("the labels of this Node are read again")

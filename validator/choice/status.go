@@ -11,28 +11,28 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Status keeps what a Node's status says of kubelet and runtime. Its methods may be
+// Status holds the facts about kubelet and runtime from a Node's status. Its methods may be
 // called concurrently.
 type Status struct {
-	mu   sync.Mutex
-	last check.Status
-	news chan struct{}
+	mu      sync.Mutex
+	last    check.Status
+	updates chan struct{}
 }
 
-// NewStatus returns one that knows nothing yet.
-func NewStatus() *Status { return &Status{news: make(chan struct{}, 1)} }
+// NewStatus returns an empty Status.
+func NewStatus() *Status { return &Status{updates: make(chan struct{}, 1)} }
 
-// News has something whenever the status is another.
-func (s *Status) News() <-chan struct{} { return s.news }
+// News returns a channel that receives whenever the status has changed.
+func (s *Status) News() <-chan struct{} { return s.updates }
 
-// Last is what is known.
+// Last returns the last status.
 func (s *Status) Last() check.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
 }
 
-// Take is for Config.Status.
+// Take stores a Node's status, as Config.Status.
 func (s *Status) Take(node corev1.NodeStatus) {
 	now := check.Status{Kubelet: node.NodeInfo.KubeletVersion, Allocatable: map[string]int64{}}
 	for name, quantity := range node.Allocatable {
@@ -54,7 +54,7 @@ func (s *Status) Take(node corev1.NodeStatus) {
 		return
 	}
 	select {
-	case s.news <- struct{}{}:
-	default: // not yet seen that there is some
+	case s.updates <- struct{}{}:
+	default: // a change is queued already
 	}
 }

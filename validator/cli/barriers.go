@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// barriers serves the gauges that dashboards of the reference's node status exporter
-// know, read from the files when they are asked for: a file from another boot is 0.
+// barriers serves the gauges of the reference's node status exporter, for its dashboards.
+// They are read from the files at each request; a file from another boot counts as 0.
 func barriers(ctx context.Context, port int, dir, boot, node string) error {
 	return metrics.Serve(ctx, fmt.Sprintf(":%d", port), gauges(dir, boot, node), func() error { return nil })
 }

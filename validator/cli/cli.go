@@ -13,7 +13,8 @@ import (
 	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
-// Exit codes beside those of every program; they stand in --help and are a contract.
+// Exit codes beside those common to all programs. They are listed in --help and are a
+// contract.
 const (
 	exitHostDriver = 3
 	exitDriver     = 10
@@ -70,11 +71,11 @@ Usage:
   gpu-validator --version
 `
 
-// standIn is the name of the reference's validator: a program that is called so takes
-// its flags and environment.
+// standIn is the name of the reference's validator: a program of this name accepts its
+// flags and environment.
 const standIn = "nvidia-validator"
 
-// Args are the arguments of a process, of which the first is how it was called.
+// Args returns the arguments for Main from those of a process, argv[0] included.
 func Args(argv []string) []string {
 	if len(argv) > 0 && filepath.Base(argv[0]) == standIn {
 		return append([]string{"component"}, argv[1:]...)
@@ -82,7 +83,7 @@ func Args(argv []string) []string {
 	return argv[min(1, len(argv)):]
 }
 
-// nodeName is what this node is called: in a pod the host's name is the pod's.
+// nodeName returns the name of this node. In a pod the host name is the pod's.
 func nodeName() (string, error) {
 	if name := os.Getenv("NODE_NAME"); name != "" {
 		return name, nil
@@ -109,7 +110,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}.Run(ctx, args, stdout, stderr)
 }
 
-// watchChild and readChild are the processes that ask the driver for others of ours.
+// watchChild and readChild run the child processes that read the driver.
 func watchChild(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return probe.WatchChild(ctx, args, os.Stdin, stdout)
 }

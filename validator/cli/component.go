@@ -38,8 +38,8 @@ Examples:
   gpu-validator component --component nvidia-fs
 `
 
-// layerOf is what a component of the reference is here, and whether a layer that is
-// refused for one reason is enough for it.
+// layerOf is the layer for a component of the reference, and a reason for which a refused
+// layer still counts as proven.
 type layerOf struct {
 	layer  readiness.Layer
 	enough gpu.Reason
@@ -49,13 +49,13 @@ var componentsOf = map[string]layerOf{
 	"driver": {layer: readiness.Driver}, "toolkit": {layer: readiness.Toolkit}, "cuda": {layer: readiness.CUDA}, "plugin": {layer: readiness.Plugin},
 	"nvidia-peermem": {layer: readiness.Peermem}, "nvidia-fs": {layer: readiness.GDS}, "gdrcopy": {layer: readiness.GDRCopy},
 	"mofed": {layer: readiness.MOFED}, "vfio-pci": {layer: readiness.VFIO}, "vgpu-devices": {layer: readiness.VGPU},
-	// Who makes the devices waits for the manager.
+	// The component that creates the devices waits for the manager.
 	"vgpu-manager": {layer: readiness.VGPU, enough: vgpu.ReasonDevices},
 }
 
 const componentMetrics = "metrics"
 
-// hostMount is where the reference's pods have the host's root.
+// hostMount is the path of the host's root in the reference's pods.
 const hostMount = "/host"
 
 type componentFlags struct {
@@ -166,7 +166,7 @@ func component(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		defer func() { _ = node.Root.Close() }()
 		return barriers(ctx, c.port, o.outputDir, node.BootID, api.node)
 	}
-	return c.prove(ctx, o, api, stderr)
+	return c.proveLayer(ctx, o, api, stderr)
 }
 
 func isDir(path string) bool {
@@ -174,7 +174,7 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// cleanup removes what is said of any component, by the reference's names and ours.
+// cleanup removes the files of all components, by the reference's names and ours.
 func cleanup(dir string) error {
 	names := componentNames()
 	for _, l := range slices.Concat(readiness.Layers(), readiness.Optional()) {
@@ -187,8 +187,8 @@ func cleanup(dir string) error {
 	return errors.Join(wrong...)
 }
 
-// prove makes the road and what it needs, and follows it.
-func (c *componentFlags) prove(ctx context.Context, o *options, api cluster, stderr io.Writer) error {
+// proveLayer builds the road for the component and runs it.
+func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster, stderr io.Writer) error {
 	timeout := c.timeout
 	if timeout == 0 && !c.wait {
 		timeout = 10 * time.Minute
@@ -221,14 +221,14 @@ func (c *componentFlags) prove(ctx context.Context, o *options, api cluster, std
 		}
 		defer client.Close()
 		of := api.workload(client, node)
-		of.Keep = false // nothing of ours is there afterwards to make another
+		of.Keep = false // no later process would replace the pod
 		runner := workload.New(of, log, metrics.NewRegistry())
 		r, s.news = road(runner, nil), runner.News()
 		group.Go(func() error { return unlessCanceled(runner.Run(ctx)) })
 	}
 	r.Steps = slices.DeleteFunc(r.Steps, func(step check.Step) bool { return step.Layer != of.layer })
 	for i := range r.Steps {
-		// The layer is asked for by itself: only the driver is under it.
+		// The layer is checked alone, so it builds on the driver only.
 		if r.Steps[i].Basis == check.OnAll {
 			r.Steps[i].Basis = check.OnDriver
 		}
@@ -241,7 +241,7 @@ func (c *componentFlags) prove(ctx context.Context, o *options, api cluster, std
 	return group.Wait()
 }
 
-// client is the reference's way to the API server.
+// client returns a client of the API server, configured as the reference's.
 func (c *cluster) client(kubeconfig string) (*kube.Client, error) {
 	if kubeconfig != "" {
 		config, err := kube.Kubeconfig(kubeconfig, "")

@@ -46,14 +46,14 @@ Example:
   gpu-validator daemon --listen :9404
 `
 
-// reasonOutdated: this container was given the GPUs of an earlier state of the node.
+// reasonOutdated: the GPUs in this container are those of an earlier state of the node.
 const reasonOutdated gpu.Reason = "InjectionOutdated"
 
-// lastWords bounds how long a process that ends, to be created anew, tries to
-// tell why.
-const lastWords = 2 * time.Second
+// retireTimeout bounds the time in which a process that ends, to be created anew, publishes the
+// reason.
+const retireTimeout = 2 * time.Second
 
-// cluster are the flags that concern the API server.
+// cluster holds the flags about the API server.
 type cluster struct {
 	node, namespace, podName, podUID string
 	image, server, account           string
@@ -150,15 +150,15 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer parts.close()
-	config.Tell, config.News, config.Road = parts.tell, parts.news, road(parts.workload, o.asked)
+	config.Tell, config.News, config.Road = parts.publish, parts.news, road(parts.workload, o.asked)
 	config.Witness = parts.witness
 	d := daemon.New(config)
-	parts.follow(d.Choose)
+	parts.watchNode(d.Choose)
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, listen, registry, d.Ready) })
 	group.Go(func() error { return d.Run(ctx) })
-	group.Go(func() error { return outdated(ctx, node, d, parts) })
+	group.Go(func() error { return watchOutdated(ctx, node, d, parts) })
 	for _, run := range parts.run {
 		group.Go(func() error { return unlessCanceled(run(ctx)) })
 	}
@@ -173,9 +173,9 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-// outdated waits until this container has to be created anew, and leaves word of it.
-// The CUDA step runs on MIG instances, so it needs the nodes of those that there are.
-func outdated(ctx context.Context, node check.Node, d *daemon.Daemon, p *parts) error {
+// watchOutdated waits until this container has to be created anew, and records the reason. The
+// CUDA step runs on MIG instances, so it needs their current device nodes.
+func watchOutdated(ctx context.Context, node check.Node, d *daemon.Daemon, p *parts) error {
 	err := injection.Watch(ctx, node.StatePath(nodestate.Toolkit), node.BootID, node.Injection, injection.Whole)
 	if !errors.Is(err, injection.ErrOutdated) {
 		return unlessCanceled(err)
@@ -186,7 +186,7 @@ func outdated(ctx context.Context, node check.Node, d *daemon.Daemon, p *parts) 
 	}
 	d.Retire(reason, err.Error())
 	if p.settled != nil {
-		ctx, cancel := context.WithTimeout(ctx, lastWords)
+		ctx, cancel := context.WithTimeout(ctx, retireTimeout)
 		defer cancel()
 		_ = p.settled(ctx) // the reason is on the node in any case
 	}
@@ -200,22 +200,22 @@ func unlessCanceled(err error) error {
 	return err
 }
 
-// parts are what there is besides the checks where there is an API server.
+// parts holds the parts of the daemon that use the API server.
 type parts struct {
-	tell     func(voice.Facts)
-	settled  func(context.Context) error
-	workload plugin.Workload
-	witness  daemon.Witness
-	news     <-chan struct{}
-	run      []func(context.Context) error
-	follow   func(deliver func(map[string]string) error) // from then on it is told what the Node chooses
-	close    func()
+	publish   func(voice.Facts)
+	settled   func(context.Context) error
+	workload  plugin.Workload
+	witness   daemon.Witness
+	news      <-chan struct{}
+	run       []func(context.Context) error
+	watchNode func(deliver func(map[string]string) error) // starts to deliver the Node's choices
+	close     func()
 }
 
-// parts makes them. That the API server cannot be used is said once and keeps
-// nothing on the node from being proven.
+// parts builds them. It logs once if the API server cannot be used, which affects no proof
+// on the node.
 func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger, registry *prometheus.Registry) (*parts, error) {
-	p := &parts{close: func() {}, follow: func(func(map[string]string) error) {}}
+	p := &parts{close: func() {}, watchNode: func(func(map[string]string) error) {}}
 	if c.node == "" {
 		return p, nil
 	}
@@ -233,8 +233,8 @@ func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger
 		Client: client, Node: c.node, BootID: node.BootID, Dir: node.StatePath(nodestate.Validator), Taint: c.taint, Allocatable: c.allocatable,
 		Log: log, Metrics: voice.NewMetrics(registry),
 	})
-	p.tell, p.settled, p.run = v.Say, v.Settled, append(p.run, v.Run)
-	p.follow = func(deliver func(map[string]string) error) {
+	p.publish, p.settled, p.run = v.Say, v.Settled, append(p.run, v.Run)
+	p.watchNode = func(deliver func(map[string]string) error) {
 		p.run = append(p.run, choice.New(choice.Config{Client: client, Node: c.node, Deliver: deliver, Status: status.Take, Log: log}, registry).Run)
 	}
 	if c.image == "" {
@@ -254,7 +254,8 @@ func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger
 	return p, nil
 }
 
-// workload is of the pods. Without an owner, with which they go, none is kept.
+// workload returns the configuration of the pods. They are kept only if they have an owner,
+// with which they are deleted.
 func (c *cluster) workload(client *kube.Client, node check.Node) workload.Config {
 	return workload.Config{
 		Client: client, Node: c.node, BootID: node.BootID, Namespace: c.namespace, Image: c.image, Timeout: c.timeout,
@@ -268,7 +269,7 @@ func (c *cluster) workload(client *kube.Client, node check.Node) workload.Config
 	}
 }
 
-// injects is what kubelet and toolkit say of how containers get their devices.
+// injects returns what gives containers their devices, according to kubelet and toolkit.
 func injects(node check.Node) workload.Injects {
 	known := workload.Injects{Kubelet: node.Told().Kubelet}
 	if s, err := node.State(nodestate.Toolkit); err == nil && s.Toolkit != nil {
@@ -277,7 +278,7 @@ func injects(node check.Node) workload.Injects {
 	return known
 }
 
-// runSample is the hidden command of the validation pods.
+// runSample runs the hidden command of the validation pods.
 func runSample(ctx context.Context, units []string, stdout, stderr io.Writer) error {
 	code, err := inside.Job{
 		Sample: findSample("vectoradd"), Units: units, Words: inside.TerminationLog, Dev: inside.Dev, Stdout: stdout, Stderr: stderr,

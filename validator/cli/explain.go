@@ -103,8 +103,8 @@ func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout 
 	return r, err
 }
 
-// width is that of the terminal; of a file or pipe $COLUMNS, else one that is easy
-// to read.
+// width returns the width of the terminal. For a file or pipe it is $COLUMNS, or else one
+// that is easy to read.
 func width(w io.Writer) int {
 	const usual = 100
 	if f, is := w.(*os.File); is {

@@ -47,7 +47,7 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	}
 	defer func() { _ = root.Close() }()
 	kernel := root
-	// The kernel is this process's own, where the host's root comes without its mounts.
+	// Use this process's /proc and /sys if the host's root is mounted without its mounts.
 	if !hostdriver.Kernel(root) {
 		if kernel, err = host.Open("/"); err != nil {
 			return err
@@ -69,8 +69,8 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	return program.End(exitHostDriver, program.ErrSaid)
 }
 
-// leave writes a container's last words, if there is a place for them: the kubelet's
-// file is mounted there.
+// leave writes a container's termination message if its file exists, which the kubelet
+// mounts.
 func leave(words, text string) error {
 	info, err := os.Stat(words)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {

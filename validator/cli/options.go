@@ -19,10 +19,10 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// options are the flags that the commands share, and what they stand for.
+// options holds the flags that the commands share, and their values.
 type options struct {
 	flags *program.Flags
-	short map[string]string // letters of flags, where a command has them
+	short map[string]string // one-letter names of flags, where a command has them
 
 	hostRoot, driverRoot, devRoot, stateDir, outputDir, cdiDir string
 	podResources, vectorAdd, logFormat                         string
@@ -33,14 +33,14 @@ type options struct {
 	asked                                                      []readiness.Layer // of optional
 }
 
-// command begins a command: its help is usage, the flags, and the exit codes.
+// command returns the options of a command. Its help is usage, the flags, and the exit codes.
 func command(name, usage string, stdout io.Writer) *options {
 	return &options{flags: program.NewFlags("gpu-validator "+name, usage, exitHelp, stdout)}
 }
 
 func (o *options) named(flag, variable string) { o.flags.Env[flag] = variable }
 
-// places adds the flags that say where proofs and states lie.
+// places adds the flags for the folders of proofs and states.
 func (o *options) places() {
 	f := o.flags
 	f.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
@@ -49,7 +49,7 @@ func (o *options) places() {
 	maps.Copy(o.flags.Env, map[string]string{"host-root": "HOST_ROOT", "output-dir": "OUTPUT_DIR", "state-dir": "GPUREADY_STATE_DIR"})
 }
 
-// driver adds the flags of where the driver is, and of what kind it may be.
+// driver adds the flags for the driver's place and kind.
 func (o *options) driver() {
 	f := o.flags
 	f.StringVar(&o.driverRoot, "driver-root", "", "the driver's root, on the host (default: "+check.ContainerRoot+" if it holds a libnvidia-ml, else /)")
@@ -60,7 +60,7 @@ func (o *options) driver() {
 	})
 }
 
-// checks adds the flags of what is checked, and how.
+// checks adds the flags for the checks.
 func (o *options) checks() {
 	o.driver()
 	f := o.flags
@@ -80,7 +80,7 @@ func (o *options) logging() {
 	o.flags.Format(&o.logFormat)
 }
 
-// parse reads command line and environment; the arguments that remain are returned.
+// parse reads command line and environment, and returns the remaining arguments.
 func (o *options) parse(args []string) ([]string, error) {
 	if err := o.flags.Read(args); err != nil {
 		return nil, err
@@ -111,11 +111,11 @@ func names(layers []readiness.Layer) string {
 	return strings.Join(all, ",")
 }
 
-// settle is for how long the kubelet may not have taken over yet what the device
-// plugin told it: milliseconds, a second on a node that is busy.
+// settle is the time in which the kubelet may not have applied a change of the device plugin
+// yet. It takes milliseconds, or a second on a busy node.
 const settle = 3 * time.Second
 
-// node is the node that the flags describe.
+// node returns the node described by the flags.
 func (o *options) node() (check.Node, error) {
 	root, err := host.Open(o.hostRoot)
 	if err != nil {
@@ -145,7 +145,7 @@ func clean(path string) string {
 	return filepath.Clean(path)
 }
 
-// findSample looks for one of our samples, "" if there is none.
+// findSample returns the path of one of our samples, "" if there is none.
 func findSample(name string) string {
 	if self, err := os.Executable(); err == nil {
 		beside := filepath.Join(filepath.Dir(self), name)

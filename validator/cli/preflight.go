@@ -23,7 +23,7 @@ import (
 	"github.com/gpuready/gpuready/validator/report"
 )
 
-// Exit codes of preflight, by the worst that was found.
+// Exit codes of preflight, by the worst verdict.
 var preflightCodes = map[result.Verdict]int{
 	result.OK: program.OK, result.Unhealthy: 40, result.Wrong: 41, result.Slow: 42, result.NotRun: 43,
 }
@@ -45,7 +45,7 @@ Examples:
   gpu-validator preflight --thresholds ours.yaml --timeout 30s
 `
 
-// preflightOptions are the flags that other commands have not.
+// preflightOptions holds the flags of preflight only.
 type preflightOptions struct {
 	format, html, thresholds, results string
 	timeout                           time.Duration
@@ -120,10 +120,10 @@ func runPreflight(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		rep := report.Report{Node: host, Version: version.String(), Time: time.Now(), Outcomes: []check.Outcome{outcome}}
 		return errors.Join(rep.Write(stdout, p.format, isTerminal(stdout)), driverError(rep))
 	}
-	return p.tell(r, node, stdout, stderr)
+	return p.report(r, node, stdout, stderr)
 }
 
-// driverError is nil where there is no GPU.
+// driverError returns the error of a failed driver check; nil where there is no GPU.
 func driverError(rep report.Report) error {
 	f := rep.Failed()
 	if f == nil {
@@ -132,9 +132,9 @@ func driverError(rep report.Report) error {
 	return program.End(exitCode(*f), fmt.Errorf("%s: %s: %s; %s", f.Layer, f.Refusal.Reason, f.Refusal.Message, f.Refusal.Action))
 }
 
-// tell compares the result with earlier ones, keeps it, and shows it. That it
-// cannot be kept is no reason to keep it from whoever asked.
-func (p *preflightOptions) tell(r result.Result, node check.Node, stdout, stderr io.Writer) error {
+// report compares the result with earlier ones, stores it, and shows it. It is shown even if
+// it cannot be stored.
+func (p *preflightOptions) report(r result.Result, node check.Node, stdout, stderr io.Writer) error {
 	if p.results != "" {
 		dir := node.Root.Path(p.results)
 		past, err := history.Read(dir)
@@ -152,7 +152,7 @@ func (p *preflightOptions) tell(r result.Result, node check.Node, stdout, stderr
 	return errors.Join(verdict(r), p.page(r))
 }
 
-// page writes the report that --html asked for. Without it the other one was shown.
+// page writes the HTML report of --html, if the flag is set.
 func (p *preflightOptions) page(r result.Result) error {
 	if p.html == "" {
 		return nil
@@ -168,7 +168,7 @@ func (p *preflightOptions) page(r result.Result) error {
 	return nil
 }
 
-// verdict names the worst that was found, nil where all is well.
+// verdict returns an error with the worst finding, nil if all is well.
 func verdict(r result.Result) error {
 	g, f := r.Worst()
 	if f == nil {

@@ -65,7 +65,7 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("%v are over", timeout))
 	defer cancel()
 
-	r := whole(road(nil, asked))
+	r := withUnwanted(road(nil, asked))
 	r.Begin = func(l readiness.Layer) { fmt.Fprintf(stderr, "gpu-validator: checking %s\n", l) }
 	host, err := nodeName()
 	if err != nil {

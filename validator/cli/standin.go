@@ -14,11 +14,10 @@ import (
 	"github.com/gpuready/gpuready/validator/daemon"
 )
 
-// Where nothing that was seen has changed it is looked again after these times: there
-// are causes that no event tells of.
+// The delays before the next check without an event: some causes have no event.
 const (
-	firstLook = time.Second
-	lastLook  = 30 * time.Second
+	firstRetry = time.Second
+	lastRetry  = 30 * time.Second
 )
 
 // standin proves one component and leaves its file.
@@ -28,14 +27,14 @@ type standin struct {
 	node check.Node
 	road check.Road
 	dir  string
-	news <-chan struct{} // of the pod; nil: none is run
+	news <-chan struct{} // receives when the pod has ended; nil: none is run
 	out  *lines
 }
 
-// run looks until the layer is proven or, without --with-wait, is not.
+// run checks until the layer is proven or, without --with-wait, once.
 func (s *standin) run(ctx context.Context) error {
 	if err := readiness.Clear(s.dir, readiness.Layer(s.name)); err != nil {
-		return err // what an earlier time proved is proven anew
+		return err // an earlier proof does not count
 	}
 	group, watching := errgroup.WithContext(ctx)
 	watching, stop := context.WithCancel(watching)
@@ -44,63 +43,63 @@ func (s *standin) run(ctx context.Context) error {
 		return unlessCanceled(daemon.Watch(watching, s.node, func() {
 			select {
 			case changed <- struct{}{}:
-			default: // one is on its way already
+			default: // a change is queued already
 			}
 		}))
 	})
 	err := s.loop(ctx, changed)
 	stop()
-	return errors.Join(err, ended(group.Wait()))
+	return errors.Join(err, ignoreDeadline(group.Wait()))
 }
 
-func ended(err error) error {
+func ignoreDeadline(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
-		return nil // of which loop has told
+		return nil // loop has returned the error
 	}
 	return err
 }
 
 func (s *standin) loop(ctx context.Context, changed <-chan struct{}) error {
 	var last *check.Outcome
-	for delay := firstLook; ; delay = min(2*delay, lastLook) {
+	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
 		select {
-		case <-changed: // what was seen before the first look is no news
+		case <-changed: // changes before the check count no more
 		default:
 		}
-		o := s.look(ctx)
+		o := s.checkLayer(ctx)
 		switch {
 		case ctx.Err() != nil:
-			return s.over(ctx, last)
+			return s.endError(ctx, last)
 		case o.Kind == check.Passed:
-			return s.proven(o)
+			return s.writeReady(o)
 		case o.Kind == check.Absent:
 			s.out.print("%s: nothing to prove: %s", s.name, o.Refusal.Message)
 			return nil
 		}
 		last = &o
-		if err := s.refused(o); err != nil {
+		if err := s.writeNotReady(o); err != nil {
 			return err
 		}
 		if o.Kind != check.Pending && !s.wait {
-			return s.failed(o)
+			return s.failureError(o)
 		}
 		s.out.print("waiting for %s: %s: %s; %s", s.name, o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action)
 		select {
 		case <-ctx.Done():
-			return s.over(ctx, last)
+			return s.endError(ctx, last)
 		case <-changed:
-			delay = firstLook
+			delay = firstRetry
 		case <-s.news:
 		case <-time.After(delay):
 		}
 	}
 }
 
-// look is the outcome that counts for the component.
-func (s *standin) look(ctx context.Context) check.Outcome {
+// checkLayer runs the road and returns the outcome for the component.
+func (s *standin) checkLayer(ctx context.Context) check.Outcome {
 	r := s.road
 	if s.layer == readiness.CUDA && !s.workload {
-		r.Steps = nil // nothing is to be run: the driver is all there is to prove
+		r.Steps = nil // without a workload only the driver is to be proven
 	}
 	outcomes := r.Run(ctx, s.node, nil)
 	o := outcomes[len(outcomes)-1]
@@ -108,7 +107,7 @@ func (s *standin) look(ctx context.Context) check.Outcome {
 		o.Proof.Summary += "; nothing was computed (WITH_WORKLOAD=false)"
 	}
 	if o.Kind == check.NotRun {
-		o = outcomes[0] // why it was not
+		o = outcomes[0] // the cause
 	}
 	if o.Kind == check.Failed && o.Refusal.Reason == s.enough {
 		return check.Pass(readiness.Proof{HostRoot: s.node.Root.Dir(), Summary: "loaded; " + o.Refusal.Message})
@@ -116,38 +115,38 @@ func (s *standin) look(ctx context.Context) check.Outcome {
 	return o
 }
 
-func (s *standin) proven(o check.Outcome) error {
+func (s *standin) writeReady(o check.Outcome) error {
 	p := *o.Proof
 	p.BootID = s.node.BootID
 	if err := readiness.WriteReady(s.dir, readiness.Layer(s.name), p); err != nil {
 		return err
 	}
-	s.out.print("%s is ready: %s%s", s.name, p.Summary, simulated(&p))
+	s.out.print("%s is ready: %s%s", s.name, p.Summary, simulatedSuffix(&p))
 	return nil
 }
 
-func (s *standin) refused(o check.Outcome) error {
+func (s *standin) writeNotReady(o check.Outcome) error {
 	r := *o.Refusal
 	r.BootID = s.node.BootID
 	return readiness.WriteNotReady(s.dir, readiness.Layer(s.name), r)
 }
 
-func (s *standin) failed(o check.Outcome) error {
-	return program.End(s.code(o), fmt.Errorf("%s: %s: %s; %s", s.name, o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action))
+func (s *standin) failureError(o check.Outcome) error {
+	return program.End(s.exitCode(o), fmt.Errorf("%s: %s: %s; %s", s.name, o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action))
 }
 
-// over is when the time is, or somebody ends it.
-func (s *standin) over(ctx context.Context, last *check.Outcome) error {
+// endError returns the error for the end of ctx, by timeout or signal.
+func (s *standin) endError(ctx context.Context, last *check.Outcome) error {
 	switch {
 	case errors.Is(context.Cause(ctx), context.Canceled):
 		return program.End(program.Failed, fmt.Errorf("interrupted: %s is not proven", s.name))
 	case last == nil:
 		return program.End(exitTimeout, fmt.Errorf("%s: %w, and nothing is known of it yet", s.name, context.Cause(ctx)))
 	}
-	return program.End(s.code(*last), fmt.Errorf("%s: %w: %s: %s; %s", s.name, context.Cause(ctx), last.Refusal.Reason, last.Refusal.Message, last.Refusal.Action))
+	return program.End(s.exitCode(*last), fmt.Errorf("%s: %w: %s: %s; %s", s.name, context.Cause(ctx), last.Refusal.Reason, last.Refusal.Message, last.Refusal.Action))
 }
 
-func (s *standin) code(o check.Outcome) int {
+func (s *standin) exitCode(o check.Outcome) int {
 	if code, has := layerCodes[o.Layer]; has {
 		return code
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuready/gpuready/validator/step/vgpu"
 )
 
-// optional are the steps beside the road, in the order of readiness.Optional.
+// optional lists the steps beside the road, in the order of readiness.Optional.
 var optional = []check.Step{
 	{Layer: readiness.Peermem, Check: peermem.Check, Basis: check.OnDriver},
 	{Layer: readiness.GDS, Check: gds.Check, Basis: check.OnDriver},
@@ -31,8 +31,8 @@ var optional = []check.Step{
 	{Layer: readiness.VGPU, Check: vgpu.Check, Basis: check.OnHost},
 }
 
-// road is the real one, with those of the optional steps that are asked for. workload
-// is nil where no pod is to be run.
+// road returns the road with the optional steps that are wanted. workload is nil where no
+// pod is to be run.
 func road(workload plugin.Workload, asked []readiness.Layer) check.Road {
 	r := check.Road{
 		Driver: func(ctx context.Context, n check.Node) (check.Driver, check.Outcome) {
@@ -54,9 +54,9 @@ func road(workload plugin.Workload, asked []readiness.Layer) check.Road {
 	return r
 }
 
-// whole adds to a road the optional steps that are not asked for, so that a report
-// names all there are.
-func whole(r check.Road) check.Road {
+// withUnwanted adds the optional steps that are not wanted to a road, so that a report lists all
+// steps.
+func withUnwanted(r check.Road) check.Road {
 	for _, s := range optional {
 		if !slices.ContainsFunc(r.Steps, func(has check.Step) bool { return has.Layer == s.Layer }) {
 			s.Check = nil

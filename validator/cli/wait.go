@@ -34,10 +34,10 @@ Examples:
   gpu-validator wait injection --or-no-driver
 `
 
-// wordInjection is what can be waited for besides the layers.
+// wordInjection can be waited for like a layer.
 const wordInjection = "injection"
 
-// components are those whose own word explains why a layer is not proven yet.
+// components maps a layer to the component whose state explains why it is not proven yet.
 var components = map[readiness.Layer]nodestate.Component{
 	readiness.Toolkit: nodestate.Toolkit, readiness.Plugin: nodestate.DevicePlugin,
 }
@@ -81,7 +81,7 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if len(layers) == 0 {
 		return nil
 	}
-	err = follow(ctx, node, o, layers, out)
+	err = waitForLayers(ctx, node, o, layers, out)
 	var notReady *readiness.NotReadyError
 	switch {
 	case !errors.As(err, &notReady):
@@ -94,7 +94,7 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return program.End(exitTimeout, fmt.Errorf("%w; see that gpu-validator daemon runs on this node (waited %v)", notReady, timeout))
 }
 
-// waitForInjection ends with the toolkit's code: it is the toolkit that injects.
+// waitForInjection waits for the injection, and ends with the toolkit's exit code if it fails.
 func waitForInjection(ctx context.Context, node check.Node, timeout time.Duration, orNoDriver bool, out *lines) error {
 	waiting, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -126,18 +126,18 @@ func waitForInjection(ctx context.Context, node check.Node, timeout time.Duratio
 	return err
 }
 
-// noDriverError is that the driver's container says why there is no driver.
+// noDriverError holds the reason that the driver's container gives for having no driver.
 type noDriverError struct{ why string }
 
 func (e *noDriverError) Error() string { return e.why }
 
-// patience is how long a driver's container may wait for something, as for its modules to be
-// built, before that is worth telling: a validator that was created without the GPUs has to
-// be created anew.
-const patience = 30 * time.Second
+// driverGrace is the time that a driver's container may wait, for example for its modules to be
+// built, before the wait ends without a driver: a validator that was created without the
+// GPUs has to be created anew.
+const driverGrace = 30 * time.Second
 
 // watchDriver calls stop with a noDriverError when the driver's container has failed, or has
-// waited for long, until ctx ends.
+// waited for longer than driverGrace. It runs until ctx ends.
 func watchDriver(ctx context.Context, node check.Node, stop context.CancelCauseFunc) {
 	var late *time.Timer
 	_ = nodestate.WatchBoot(ctx, node.StatePath(nodestate.Driver), node.BootID, func(s nodestate.State, err error) {
@@ -150,7 +150,7 @@ func watchDriver(ctx context.Context, node check.Node, stop context.CancelCauseF
 		case ok && s.Phase == nodestate.Failed:
 			stop(why)
 		case ok && late == nil:
-			late = time.AfterFunc(patience, func() { stop(why) })
+			late = time.AfterFunc(driverGrace, func() { stop(why) })
 		}
 	})
 	if late != nil {
@@ -158,8 +158,8 @@ func watchDriver(ctx context.Context, node check.Node, stop context.CancelCauseF
 	}
 }
 
-// follow waits, and prints meanwhile what proofs and components say.
-func follow(ctx context.Context, node check.Node, o *options, layers []readiness.Layer, out *lines) error {
+// waitForLayers waits for the layers, and prints the states of proofs and components meanwhile.
+func waitForLayers(ctx context.Context, node check.Node, o *options, layers []readiness.Layer, out *lines) error {
 	ctx, stop := context.WithCancel(ctx)
 	group, _ := errgroup.WithContext(ctx)
 	for _, l := range layers {
@@ -172,7 +172,7 @@ func follow(ctx context.Context, node check.Node, o *options, layers []readiness
 				switch {
 				case ctx.Err() != nil:
 				case err == nil:
-					out.print("%s says %s%s", c, s.Phase, because(s))
+					out.print("%s says %s%s", c, s.Phase, stateText(s))
 				case !nodestate.IsAbsent(err):
 					out.print("%s: %v", c, err)
 				}
@@ -184,7 +184,7 @@ func follow(ctx context.Context, node check.Node, o *options, layers []readiness
 		case err != nil:
 			out.print("waiting for %s: %s", l, readiness.Unknown(err))
 		case s.Proof != nil:
-			out.print("%s is ready: %s%s", l, s.Proof.Summary, simulated(s.Proof))
+			out.print("%s is ready: %s%s", l, s.Proof.Summary, simulatedSuffix(s.Proof))
 		default:
 			out.print("waiting for %s: %s: %s; %s", l, s.Refusal.Reason, s.Refusal.Message, s.Refusal.Action)
 		}
@@ -196,7 +196,7 @@ func follow(ctx context.Context, node check.Node, o *options, layers []readiness
 	return err
 }
 
-func because(s nodestate.State) string {
+func stateText(s nodestate.State) string {
 	switch {
 	case s.Reason != "" && s.Message != "":
 		return ": " + string(s.Reason) + ": " + s.Message
@@ -206,14 +206,14 @@ func because(s nodestate.State) string {
 	return ""
 }
 
-func simulated(p *readiness.Proof) string {
+func simulatedSuffix(p *readiness.Proof) string {
 	if p.Driver != nil && p.Driver.Simulated {
 		return " (SIMULATED)"
 	}
 	return ""
 }
 
-// lines prints whole lines from several goroutines, none twice in a row.
+// lines prints whole lines from several goroutines, and skips a repeated line.
 type lines struct {
 	mu   sync.Mutex
 	w    io.Writer

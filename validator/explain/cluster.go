@@ -17,21 +17,20 @@ import (
 	"github.com/gpuready/gpuready/validator/voice"
 )
 
-// What others wrote is bounded, and of Events only the latest are shown.
+// Bounds of texts from other programs, and of the Events shown.
 const (
 	maxText   = 4096
 	maxEvents = 8
 )
 
-// old is how long ago a condition, which is said every five minutes, was said for it
-// to count no more.
-const old = 15 * time.Minute
+// staleAge is the age at which a condition, which is written every five minutes, no longer counts.
+const staleAge = 15 * time.Minute
 
-// PartOf is the label of all that belongs to the product.
+// PartOf is the label of all parts of the product.
 var PartOf = map[string]string{"app.kubernetes.io/part-of": "gpuready"}
 
-// agents are the DaemonSets behind the stretches. The driver's may be missing: then
-// the driver is the host's own.
+// addAgents lists the DaemonSets behind the stretches. The driver's may be missing: then the
+// driver is the host's own.
 var agents = []struct {
 	name, app string
 	needed    bool
@@ -42,8 +41,8 @@ var agents = []struct {
 	{"", "nvidia-operator-validator", true},
 }
 
-// FromCluster asks the API server about a Node. What the asker may not see besides
-// the Node is said in a note and left out.
+// FromCluster reads a Node, its pods and its Events from the API server. Lists that cannot
+// be read are left out, with a note.
 func FromCluster(ctx context.Context, client *kube.Client, name string, now time.Time) (Road, error) {
 	node, err := client.Node(ctx, name)
 	switch {
@@ -54,20 +53,20 @@ func FromCluster(ctx context.Context, client *kube.Client, name string, now time
 	}
 	r := Road{Node: name, Source: "cluster", Time: now.UTC(), GPUs: gpus(node)}
 	r.Simulated = strings.HasPrefix(node.Labels["nvidia.com/gpu.product"], "SIMULATED")
-	r.ready(node)
-	r.healthy(node)
-	r.kubelet(node)
-	r.split()
-	r.taints(node)
+	r.addReadiness(node)
+	r.addHealth(node)
+	r.addKubelet(node)
+	r.splitPod()
+	r.addTaints(node)
 	if pods, err := client.NodePods(ctx, name, PartOf); err != nil {
 		r.Notes = append(r.Notes, "the agents' pods cannot be listed: "+clean(err.Error()))
 	} else {
-		r.agents(pods)
+		r.addAgents(pods)
 	}
 	if events, err := client.NodeEvents(ctx, name); err != nil {
 		r.Notes = append(r.Notes, "the Node's Events cannot be listed: "+clean(err.Error()))
 	} else {
-		r.told(events)
+		r.addEvents(events)
 	}
 	r.finish()
 	return r, nil
@@ -83,7 +82,7 @@ func condition(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCon
 	return &node.Status.Conditions[i]
 }
 
-// gpus is what the labels say that there is.
+// gpus describes the GPUs by the Node's labels.
 func gpus(node *corev1.Node) string {
 	count, product := node.Labels["nvidia.com/gpu.count"], node.Labels["nvidia.com/gpu.product"]
 	if count == "" || product == "" {
@@ -92,9 +91,9 @@ func gpus(node *corev1.Node) string {
 	return count + " × " + product
 }
 
-// ready reads the condition that sums the layers up: its message begins with the
-// layer that it is about.
-func (r *Road) ready(node *corev1.Node) {
+// addReadiness evaluates the condition that sums the layers up. Its message begins with the layer
+// that it is about.
+func (r *Road) addReadiness(node *corev1.Node) {
 	for _, l := range readiness.Layers() {
 		r.stretch(string(l))
 	}
@@ -113,7 +112,7 @@ func (r *Road) ready(node *corev1.Node) {
 		begin.Message = message
 		return
 	}
-	if last := c.LastHeartbeatTime.Time; r.Time.Sub(last) > old {
+	if last := c.LastHeartbeatTime.Time; r.Time.Sub(last) > staleAge {
 		r.Notes = append(r.Notes, fmt.Sprintf("the condition %s was said %s ago and may not hold any more: see the validator's pod", voice.ConditionType, ago(r.Time.Sub(last))))
 	}
 	at, rest, _ := strings.Cut(message, ": ")
@@ -144,7 +143,7 @@ func (r *Road) ready(node *corev1.Node) {
 	r.Stretches[found] = refusal(r.Stretches[found].Name, c, rest)
 }
 
-// refusal is a stretch as the condition tells of it.
+// refusal returns a stretch described by the condition.
 func refusal(name string, c *corev1.NodeCondition, message string) Stretch {
 	s := Stretch{Name: name, State: Broken, Since: c.LastTransitionTime.Time, Reason: c.Reason, Message: message}
 	if c.Status == corev1.ConditionUnknown {
@@ -165,8 +164,8 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// healthy adds which GPUs are broken to the layer that finds that out.
-func (r *Road) healthy(node *corev1.Node) {
+// addHealth adds the broken GPUs to the driver's stretch.
+func (r *Road) addHealth(node *corev1.Node) {
 	c := condition(node, voice.HealthType)
 	if c == nil || c.Status == corev1.ConditionTrue {
 		return
@@ -178,8 +177,8 @@ func (r *Road) healthy(node *corev1.Node) {
 	}
 }
 
-// kubelet is what the Node says that it has to give.
-func (r *Road) kubelet(node *corev1.Node) {
+// addKubelet sets the kubelet's stretch by the Node's allocatable resources.
+func (r *Road) addKubelet(node *corev1.Node) {
 	s := r.stretch(kubelet)
 	if r.stretch(string(readiness.Driver)).State == Absent {
 		s.State = Absent
@@ -206,8 +205,8 @@ func (r *Road) kubelet(node *corev1.Node) {
 	s.State, s.Message = OK, strings.Join(offers, ", ")
 }
 
-// taints are what keeps pods away that would find GPUs.
-func (r *Road) taints(node *corev1.Node) {
+// addTaints adds what keeps pods off a Node with free GPUs.
+func (r *Road) addTaints(node *corev1.Node) {
 	s := r.stretch(pod)
 	if s.State == Absent && r.stretch(string(readiness.Plugin)).State == OK {
 		*s = Stretch{Name: pod, State: OK, Message: "pods can be given what is allocatable"}
@@ -222,8 +221,8 @@ func (r *Road) taints(node *corev1.Node) {
 	}
 }
 
-// agents adds what is wrong with the pods behind the stretches.
-func (r *Road) agents(pods []corev1.Pod) {
+// addAgents adds the problems of the pods behind the stretches.
+func (r *Road) addAgents(pods []corev1.Pod) {
 	if r.Stretches[0].State == Absent {
 		return
 	}
@@ -242,7 +241,7 @@ func (r *Road) agents(pods []corev1.Pod) {
 				continue
 			}
 			found = true
-			if wrong := trouble(p); wrong != "" {
+			if wrong := podProblem(p); wrong != "" {
 				add(fmt.Sprintf("pod %s/%s: %s", p.Namespace, p.Name, wrong))
 			}
 		}
@@ -252,8 +251,8 @@ func (r *Road) agents(pods []corev1.Pod) {
 	}
 }
 
-// trouble says why a pod does not run as it should; "" where it does.
-func trouble(p corev1.Pod) string {
+// podProblem returns why a pod does not run as it should; "" if it does.
+func podProblem(p corev1.Pod) string {
 	for _, c := range append(slices.Clone(p.Status.InitContainerStatuses), p.Status.ContainerStatuses...) {
 		switch {
 		case c.State.Waiting != nil && c.State.Waiting.Reason != "PodInitializing" && c.State.Waiting.Reason != "ContainerCreating":
@@ -277,8 +276,8 @@ func trouble(p corev1.Pod) string {
 	return ""
 }
 
-// told keeps the latest Events that we said.
-func (r *Road) told(events []corev1.Event) {
+// addEvents adds the latest Events that the validator wrote.
+func (r *Road) addEvents(events []corev1.Event) {
 	for _, e := range events {
 		if e.Source.Component == voice.Component {
 			r.Events = append(r.Events, Event{e.LastTimestamp.UTC(), e.Type, e.Reason, clean(e.Message), e.Count})

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Look is how it is drawn.
+// Look configures the drawing.
 type Look struct {
 	Width int  // columns; text is wrapped there
 	Color bool // ANSI colours
@@ -23,7 +23,7 @@ var (
 	colors = map[State]string{OK: "32", Waiting: "33", Broken: "31;1", Absent: "2"}
 )
 
-// narrowest is what the text gets where the terminal has less.
+// narrowest is the least width of the text, even on a narrower terminal.
 const narrowest = 24
 
 type pen struct {
@@ -32,7 +32,7 @@ type pen struct {
 	now time.Time
 }
 
-// Text draws the road, and below it what is known of each stretch.
+// Text draws the road, and below it the facts about each stretch.
 func (r Road) Text(w io.Writer, look Look) error {
 	p := &pen{Look: look, now: r.Time}
 	title := r.Node
@@ -71,7 +71,7 @@ func (r Road) Text(w io.Writer, look Look) error {
 	return err
 }
 
-// JSON writes it for programs.
+// JSON writes the road for programs.
 func (r Road) JSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
@@ -79,7 +79,7 @@ func (r Road) JSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// state is that of the road as a whole. What nobody asked for is left out.
+// state returns the state of the road as a whole. Layers that are not wanted are left out.
 func (r Road) state() State {
 	for _, s := range slices.Concat(r.Stretches, r.Beside) {
 		if s.State != OK && (s.State != Absent || r.Stretches[0].State == Absent) {
@@ -89,7 +89,8 @@ func (r Road) state() State {
 	return OK
 }
 
-// picture draws the stretches as boxes side by side, where there is room for them.
+// picture draws the stretches as boxes side by side. It reports false, and draws nothing, if
+// they do not fit.
 func (p *pen) picture(all []Stretch) bool {
 	var top, middle, bottom strings.Builder
 	width := 0
@@ -140,13 +141,13 @@ func (p *pen) stretch(s Stretch, last bool) {
 		line = "╎ "
 	}
 	if s.Message != "" {
-		p.under(line, "", "", s.Message)
+		p.writeIndented(line, "", "", s.Message)
 	}
 	for _, n := range s.Notes {
-		p.under(line, "! ", "33", n)
+		p.writeIndented(line, "! ", "33", n)
 	}
 	if s.Action != "" {
-		p.under(line, "→ ", "36", s.Action)
+		p.writeIndented(line, "→ ", "36", s.Action)
 	}
 }
 
@@ -162,10 +163,10 @@ func (p *pen) event(e Event) {
 	p.note("· ", color, text)
 }
 
-func (p *pen) note(mark, color, text string) { p.under("", mark, color, text) }
+func (p *pen) note(mark, color, text string) { p.writeIndented("", mark, color, text) }
 
-// under writes text behind the road and a mark, wrapped below itself.
-func (p *pen) under(line, mark, color, text string) {
+// writeIndented writes text after the line and a mark, wrapped and indented.
+func (p *pen) writeIndented(line, mark, color, text string) {
 	for i, part := range split(text, max(p.Width-utf8.RuneCountInString(line+mark), narrowest)) {
 		m := p.paint(color, mark)
 		if i > 0 {
@@ -188,8 +189,8 @@ func (p *pen) paint(color, text string) string {
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// split breaks text between words so that no part is wider than width, but for a
-// word that is.
+// splitPod breaks text between words into parts no wider than width, except for longer
+// words.
 func split(text string, width int) []string {
 	var parts []string
 	line, wide := "", 0
@@ -207,7 +208,7 @@ func split(text string, width int) []string {
 	return append(parts, line)
 }
 
-// ago is a time in its largest unit: "3 min".
+// ago formats a duration in its largest unit: "3 min".
 func ago(d time.Duration) string {
 	switch {
 	case d < time.Second:

@@ -1,7 +1,6 @@
-// Package explain tells a person how far the road from driver to pod goes on a
-// node, where it ends, why, and what to do: read from what the node's components
-// left (FromNode), or from what the cluster knows of it (FromCluster). It proves
-// nothing, changes nothing, and asks no GPU.
+// Package explain shows a person how far the road from driver to pod goes on a node: where
+// it ends, why, and what to do. It reads the files of the node's components (FromNode), or
+// the Node in the cluster (FromCluster). It proves nothing, changes nothing, and uses no GPU.
 package explain
 
 import (
@@ -13,21 +12,21 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// State is that of one stretch of the road.
+// State is the state of one stretch of the road.
 type State string
 
 // The states.
 const (
 	OK      State = "ok"
-	Waiting State = "waiting" // for a stretch before it, or for a proof that is on its way
+	Waiting State = "waiting" // for a stretch before it, or for a pending proof
 	Broken  State = "broken"
-	Absent  State = "none" // there is no GPU, or nobody asked for it
+	Absent  State = "none" // there is no GPU, or the check is not wanted
 )
 
 // The stretches above the layers.
 const (
-	kubelet = "kubelet" // what it offers
-	pod     = "pod"     // what one is given
+	kubelet = "kubelet" // the resources it offers
+	pod     = "pod"     // the GPU in a pod
 )
 
 // Stretch is a part of the road.
@@ -41,7 +40,7 @@ type Stretch struct {
 	Notes   []string  `json:"notes,omitempty"`
 }
 
-// Event is what an Event of the Node told.
+// Event is an Event of the Node.
 type Event struct {
 	Time    time.Time `json:"time"`
 	Type    string    `json:"type"`
@@ -50,21 +49,21 @@ type Event struct {
 	Count   int32     `json:"count,omitempty"`
 }
 
-// Road is all of it, at one moment.
+// Road holds all stretches of a node at one moment.
 type Road struct {
 	Node      string    `json:"node"`
-	Source    string    `json:"source"` // "node" or "cluster": who was asked
+	Source    string    `json:"source"` // "node" or "cluster"
 	Time      time.Time `json:"time"`
 	GPUs      string    `json:"gpus,omitempty"` // "8 × NVIDIA H200"
 	Simulated bool      `json:"simulated"`
 	Result    string    `json:"result"` // one line: where it ends, and why
 	Stretches []Stretch `json:"road"`
-	Beside    []Stretch `json:"beside,omitempty"` // the optional layers that were asked for
+	Beside    []Stretch `json:"beside,omitempty"` // the optional layers that are wanted
 	Notes     []string  `json:"notes,omitempty"`
 	Events    []Event   `json:"events,omitempty"` // oldest first
 }
 
-// stretch returns the one with that name, which it adds where it is missing.
+// stretch returns the stretch of that name, and adds it if it is missing.
 func (r *Road) stretch(name string) *Stretch {
 	i := slices.IndexFunc(r.Stretches, func(s Stretch) bool { return s.Name == name })
 	if i < 0 {
@@ -74,15 +73,15 @@ func (r *Road) stretch(name string) *Stretch {
 	return &r.Stretches[i]
 }
 
-// workload begins the reasons that concern the pod with which the plugin layer is
-// proven: up to there all was well.
+// workload is the prefix of the reasons about the pod that proves the plugin layer. All
+// before the pod was proven then.
 const workload = "Workload"
 
-// podProof begins the part of a proof's summary that is about that pod.
+// podProof is the start of the part of a proof's summary about that pod.
 const podProof = "; vectorAdd passed in a pod"
 
-// split tells the pod's part of the plugin layer apart.
-func (r *Road) split() {
+// splitPod moves the pod's part of the plugin layer into a stretch of its own.
+func (r *Road) splitPod() {
 	plugin, last := r.stretch(string(readiness.Plugin)), r.stretch(pod)
 	switch {
 	case plugin.State == Absent:
@@ -105,7 +104,7 @@ func (r *Road) split() {
 
 func broken(s Stretch) bool { return s.State == Broken }
 
-// finish says in one line what it comes to, and lets what is behind the end wait.
+// finish sets the result, in one line, and marks the stretches after the end as waiting.
 func (r *Road) finish() {
 	var end *Stretch
 	for i := range r.Stretches {

@@ -15,30 +15,30 @@ import (
 	reasons "github.com/gpuready/gpuready/validator/workload"
 )
 
-// components are those whose own word explains a layer.
+// components maps a layer to the component whose state explains it.
 var components = map[readiness.Layer]nodestate.Component{
 	readiness.Driver: nodestate.Driver, readiness.Toolkit: nodestate.Toolkit, readiness.Plugin: nodestate.DevicePlugin,
 }
 
-// FromNode reads the proofs in that folder and the states of the components. It
-// needs no rights but to read them.
+// FromNode reads the proofs in a folder and the states of the components. It needs no
+// other privilege than to read them.
 func FromNode(node check.Node, proofs, name string, now time.Time) Road {
 	r := Road{Node: name, Source: "node", Time: now.UTC()}
 	silent := true
 	for _, l := range readiness.Layers() {
 		status, err := readiness.Read(proofs, l, node.BootID)
 		silent = silent && err != nil
-		*r.stretch(string(l)) = r.proof(string(l), status, err)
+		*r.stretch(string(l)) = r.proofStretch(string(l), status, err)
 		if c, has := components[l]; has {
 			said, err := node.State(c)
-			r.word(l, c, said, err)
+			r.addState(l, c, said, err)
 		}
 	}
-	r.offer(node)
-	r.split()
+	r.addOffer(node)
+	r.splitPod()
 	for _, l := range readiness.Optional() {
 		if status, err := readiness.Read(proofs, l, node.BootID); err == nil {
-			r.Beside = append(r.Beside, r.proof(string(l), status, nil))
+			r.Beside = append(r.Beside, r.proofStretch(string(l), status, nil))
 		}
 	}
 	if silent {
@@ -48,8 +48,8 @@ func FromNode(node check.Node, proofs, name string, now time.Time) Road {
 	return r
 }
 
-// proof is what the validator says of a layer.
-func (r *Road) proof(name string, status readiness.Status, err error) Stretch {
+// proofStretch returns the stretch of a layer by the validator's proof or refusal.
+func (r *Road) proofStretch(name string, status readiness.Status, err error) Stretch {
 	if err != nil {
 		s := Stretch{Name: name, State: Waiting, Message: readiness.Unknown(err)}
 		if errors.Is(err, readiness.ErrInvalid) {
@@ -77,8 +77,8 @@ func (r *Road) proof(name string, status readiness.Status, err error) Stretch {
 	return s
 }
 
-// word adds what a component says of itself where that is not all well.
-func (r *Road) word(l readiness.Layer, c nodestate.Component, said nodestate.State, err error) {
+// addState adds the state of a component, unless it is Ready.
+func (r *Road) addState(l readiness.Layer, c nodestate.Component, said nodestate.State, err error) {
 	s := r.stretch(string(l))
 	reason, why, none := readiness.DriverSays(said, err)
 	switch {
@@ -87,7 +87,7 @@ func (r *Road) word(l readiness.Layer, c nodestate.Component, said nodestate.Sta
 			s.State = Broken
 		}
 		s.Reason, s.Since = string(reason), said.Time
-		s.Message, s.Action = advice(why)
+		s.Message, s.Action = splitAction(why)
 	case nodestate.IsAbsent(err):
 	case err != nil:
 		s.Notes = append(s.Notes, fmt.Sprintf("%s: %v", c, err))
@@ -100,16 +100,17 @@ func (r *Road) word(l readiness.Layer, c nodestate.Component, said nodestate.Sta
 	}
 }
 
-// advice splits a component's message, which ends with what to do.
-func advice(text string) (message, action string) {
+// splitAction splits a component's message, which ends with an action.
+func splitAction(text string) (message, action string) {
 	if i := strings.LastIndex(text, "; "); i >= 0 {
 		return text[:i], text[i+2:]
 	}
 	return text, ""
 }
 
-// offer is what the device plugin has told the kubelet, and what it holds back.
-func (r *Road) offer(node check.Node) {
+// addOffer sets the kubelet's stretch by the devices that the plugin registered, and adds those
+// that it withholds.
+func (r *Road) addOffer(node check.Node) {
 	s := r.stretch(kubelet)
 	said, err := node.State(nodestate.DevicePlugin)
 	if r.stretch(string(readiness.Driver)).State == Absent {
@@ -132,7 +133,7 @@ func (r *Road) offer(node check.Node) {
 			}
 			if !slices.Contains(seen, d.GPU) {
 				seen = append(seen, d.GPU)
-				s.Notes = append(s.Notes, held(d))
+				s.Notes = append(s.Notes, withheldText(d))
 			}
 		}
 		offers = append(offers, fmt.Sprintf("%s: %d of %d healthy", resource.Name, healthy, all))
@@ -148,7 +149,7 @@ func (r *Road) offer(node check.Node) {
 	s.Message = "the device plugin is not registered with the kubelet"
 }
 
-func held(d nodestate.Device) string {
+func withheldText(d nodestate.Device) string {
 	text := fmt.Sprintf("held back: %s: %s", d.GPU, first(d.Message, string(d.Reason)))
 	if !d.Since.IsZero() {
 		text += ", since " + d.Since.UTC().Format(time.RFC3339)

@@ -1,11 +1,11 @@
-// Package hostdriver tells whether a node's host has an NVIDIA driver of its own, so
-// that no driver container is to touch it. It reads files: it needs no GPU, no device
-// node and no right but to read.
+// Package hostdriver finds out whether a node's host has an NVIDIA driver of its own, which
+// no driver container may touch. It only reads files: it needs no GPU, no device node and
+// no other privilege.
 //
-// What a driver container loads stays loaded when the container goes, so a kernel
-// module alone says nothing of the host: it counts with the libraries that belong to it,
-// on the host and not in the container's root. A driver that is installed and not yet
-// loaded, as while a node boots, counts by its libraries and a module for this kernel.
+// A driver container's kernel module stays loaded after the container has ended, so a
+// module alone proves nothing about the host. It counts together with its libraries, on the
+// host and not in the container's root. A driver that is installed but not yet loaded, for
+// example during boot, counts by its libraries and a module for this kernel.
 package hostdriver
 
 import (
@@ -30,20 +30,20 @@ const (
 	maxLine    = 4 << 10
 )
 
-// roots of drivers of a host: where distributions install them, and where GKE does.
+// roots returns the driver roots of a host: that of distributions, and that of GKE.
 func roots() []string { return []string{"/", "/home/kubernetes/bin/nvidia"} }
 
-// Found is what there is.
+// Found describes the host's driver.
 type Found struct {
 	Version string // of the host's driver, "" where it has none
-	Root    string // of it, on the host
-	Why     string // for people: what decided
+	Root    string // its root, on the host
+	Why     string // the deciding fact, for people
 }
 
-// Is says whether the host has a driver of its own.
+// Is reports whether the host has a driver of its own.
 func (f Found) Is() bool { return f.Version != "" }
 
-// String is the one line by which others know.
+// String returns the line that other programs parse.
 func (f Found) String() string {
 	if f.Is() {
 		return fmt.Sprintf("HostDriver: %s at %s", f.Version, f.Root)
@@ -51,7 +51,7 @@ func (f Found) String() string {
 	return "the host has no driver of its own: " + f.Why
 }
 
-// Look looks at a host whose root is seen at root, and whose /proc and /sys at kernel.
+// Look inspects a host with its root file system at root, and its /proc and /sys at kernel.
 func Look(root, kernel *host.Root) (Found, error) {
 	loaded, version, err := module(kernel)
 	if err != nil {
@@ -63,58 +63,58 @@ func Look(root, kernel *host.Root) (Found, error) {
 	case err != nil:
 		return Found{}, err
 	case !found && loaded:
-		return Found{Why: fmt.Sprintf("the kernel module nvidia, version %s, is loaded and no library of it is on the host: a driver container loaded it", known(version))}, nil
+		return Found{Why: fmt.Sprintf("the kernel module nvidia, version %s, is loaded and no library of it is on the host: a driver container loaded it", orUnknown(version))}, nil
 	case !found:
 		return Found{Why: "there is no libnvidia-ml on it, and no kernel module nvidia is loaded"}, nil
 	case loaded && contained && (agree(its, version) || !agree(own.Version, version)):
-		return Found{Why: fmt.Sprintf("the kernel module nvidia, version %s, is that of the driver container that shows its root at %s", known(version), check.ContainerRoot)}, nil
+		return Found{Why: fmt.Sprintf("the kernel module nvidia, version %s, is that of the driver container that shows its root at %s", orUnknown(version), check.ContainerRoot)}, nil
 	case loaded && agree(own.Version, version):
-		return own.named(version, "its kernel module is loaded and its libraries are there"), nil
+		return own.withVersion(version, "its kernel module is loaded and its libraries are there"), nil
 	}
 	there, release, err := installed(root, kernel)
 	switch {
 	case err != nil:
 		return Found{}, err
 	case there && loaded:
-		return own.named(version, "its kernel module is loaded, and its libraries are of another version: an upgrade that was not finished"), nil
+		return own.withVersion(version, "its kernel module is loaded, and its libraries are of another version: an upgrade that was not finished"), nil
 	case there:
-		return own.named("", "it is installed for kernel "+release+" and not loaded yet"), nil
+		return own.withVersion("", "it is installed for kernel "+release+" and not loaded yet"), nil
 	}
-	return Found{Why: fmt.Sprintf("there are libraries of version %s below %s, and no kernel module nvidia for kernel %s", known(own.Version), own.Root, release)}, nil
+	return Found{Why: fmt.Sprintf("there are libraries of version %s below %s, and no kernel module nvidia for kernel %s", orUnknown(own.Version), own.Root, release)}, nil
 }
 
-// agree says whether libraries and module may belong together; "" is not known.
+// agree reports whether libraries and module may belong together; "" is an unknown version.
 func agree(library, module string) bool { return library == "" || module == "" || library == module }
 
-// named is the host's driver, of the version of the module that is loaded, or of its
-// libraries'.
-func (f Found) named(module, why string) Found {
+// withVersion returns the host's driver with the version of the loaded module, or else of its
+// libraries.
+func (f Found) withVersion(module, why string) Found {
 	if module != "" {
 		f.Version = module
 	}
-	f.Version, f.Why = known(f.Version), why
+	f.Version, f.Why = orUnknown(f.Version), why
 	return f
 }
 
-func known(version string) string {
+func orUnknown(version string) string {
 	if version == "" {
 		return "unknown"
 	}
 	return version
 }
 
-// Kernel says whether a root has the kernel's /proc.
+// Kernel reports whether a root has the kernel's /proc.
 func Kernel(root *host.Root) bool {
 	_, err := root.Stat("/proc/version")
 	return err == nil
 }
 
-// module says whether the kernel module nvidia is loaded, and its version, "" if it does
-// not tell.
+// module reports whether the kernel module nvidia is loaded, and returns its version, "" if
+// the module shows none.
 func module(kernel *host.Root) (loaded bool, version string, err error) {
 	data, err := kernel.ReadFile("/proc/modules", maxModules)
 	if errors.Is(err, fs.ErrNotExist) && Kernel(kernel) {
-		return false, "", nil // a kernel that knows no modules
+		return false, "", nil // a kernel without modules
 	}
 	if err != nil {
 		return false, "", fmt.Errorf("cannot tell which kernel modules are loaded: %w; mount the host's root, with its /proc, at --host-root", err)
@@ -141,7 +141,7 @@ func versionOf(library string) string {
 	return ""
 }
 
-// libraries looks for a driver's on the host, but for those of a container.
+// libraries finds a driver's libraries on the host, except for those of a driver container.
 func libraries(root *host.Root, contained bool) (is bool, f Found, err error) {
 	for _, dir := range roots() {
 		library, err := nvml.FindLibrary(root.Dir(), dir)
@@ -159,8 +159,8 @@ func libraries(root *host.Root, contained bool) (is bool, f Found, err error) {
 	return false, f, nil
 }
 
-// container says whether a driver container shows its root now, and of which version its
-// libraries are. Some hosts show their own root there, by a link or a bind mount.
+// container reports whether a driver container exposes its root now, and returns the version
+// of its libraries. Some hosts expose their own root there, by a link or a bind mount.
 func container(root *host.Root) (version string, is bool) {
 	library, err := nvml.FindLibrary(root.Dir(), check.ContainerRoot)
 	if err != nil {
@@ -176,7 +176,7 @@ func container(root *host.Root) (version string, is bool) {
 
 var moduleFile = regexp.MustCompile(`(?m)^(?:\S*/)?nvidia\.ko(?:\.\w+)?:`)
 
-// installed says whether modprobe would find the module for the kernel that runs.
+// installed reports whether modprobe would find the module for the running kernel.
 func installed(root, kernel *host.Root) (is bool, release string, err error) {
 	data, err := kernel.ReadFile("/proc/sys/kernel/osrelease", maxLine)
 	if err != nil {

@@ -1,13 +1,13 @@
 package preflight
 
-// phase is samples that run after one another on each device, all devices at once.
+// phase lists samples that run one after the other on each device, on all devices at once.
 type phase struct {
 	name    string
 	samples []string
 	args    func(simulated bool) []string // beside -o json; nil: none
-	share   float64                       // of the whole time, when the phase has to be over
-	peers   bool                          // once, with all GPUs
-	link    bool                          // it measures the link to the host: see alone
+	share   float64                       // the share of the whole time by which the phase has to end
+	peers   bool                          // run once, with all GPUs
+	link    bool                          // it measures the link to the host: see remeasureLinks
 }
 
 var phases = []phase{
@@ -18,8 +18,8 @@ var phases = []phase{
 	{name: "compute", samples: []string{"compute"}, share: 1},
 }
 
-// pairs are copies small enough for 56 pairs. A simulated GPU's are smaller still,
-// as the sample has them by default.
+// pairs returns arguments for copies small enough for 56 pairs. A simulated GPU uses the
+// sample's default, which is smaller still.
 func pairs(simulated bool) []string {
 	if simulated {
 		return []string{"--peers"}
@@ -27,11 +27,11 @@ func pairs(simulated bool) []string {
 	return append(smaller(false), "--peers")
 }
 
-// smaller makes bandwidth quick.
+// smaller returns arguments for a quick run of bandwidth.
 func smaller(bool) []string { return []string{"--bytes", "256Mi"} }
 
-// memory is half of what is free: the whole takes a second more than there is on
-// the largest GPUs.
+// memory returns arguments for a test of half the free memory: on the largest GPUs the
+// whole takes a second too long.
 func memory(simulated bool) []string {
 	if simulated {
 		return nil

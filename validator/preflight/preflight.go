@@ -1,6 +1,6 @@
-// Package preflight says within seconds whether the GPUs of a node are healthy,
-// right, and as fast as they should be: NVML is asked, the CUDA samples are run on
-// all GPUs at once, and what comes of it is compared with thresholds.
+// Package preflight finds out within seconds whether the GPUs of a node are healthy,
+// correct, and as fast as they should be. It reads NVML, runs the CUDA samples on all GPUs
+// at once, and compares the results with thresholds.
 package preflight
 
 import (
@@ -23,25 +23,25 @@ import (
 	"github.com/gpuready/gpuready/validator/step/driver"
 )
 
-// Options say what to run, and how long.
+// Options configure a preflight.
 type Options struct {
 	Node     check.Node
 	Host     string // the node's name, for the report
 	Version  string
 	Table    threshold.Table
 	Find     func(sample string) string // the path of a sample; "" where there is none
-	Timeout  time.Duration              // for all of it
+	Timeout  time.Duration              // of the whole preflight
 	Progress func(phase string)
 }
 
-// spare is what is kept of the time for the last reading and the report.
-const spare = 500 * time.Millisecond
+// reserved is the part of the time reserved for the last reading and the report.
+const reserved = 500 * time.Millisecond
 
-// readable is how long it takes to read a driver whose GPUs are awake, and more.
-const readable = 2 * time.Second
+// readTime is ample time to read a driver whose GPUs are initialised.
+const readTime = 2 * time.Second
 
-// Run runs a preflight. Where the driver itself is not proven there is no result,
-// and the outcome says why; so it does where the node has no GPU.
+// Run runs a preflight. If the driver is not proven, or the node has no GPU, the result is
+// empty and the outcome holds the reason.
 func Run(ctx context.Context, o Options) (result.Result, check.Outcome) {
 	start := time.Now()
 	var snapshot gpu.Snapshot
@@ -55,35 +55,35 @@ func Run(ctx context.Context, o Options) (result.Result, check.Outcome) {
 	if outcome.Kind != check.Passed {
 		return result.Result{}, outcome
 	}
-	r := o.blank(d)
+	r := o.newResult(d)
 	r.Time, r.Notes = start.UTC(), outcome.Notes
 
-	w := watch(ctx, o.Node)
-	b := bench{o: o, driver: d, watch: w, start: start, near: near(o.Node.Root, d.Units())}
-	if late := time.Since(start) - readable; late > 0 {
+	w := watchNVML(ctx, o.Node)
+	b := bench{o: o, driver: d, watch: w, start: start, nearCPUs: nearCPUs(o.Node.Root, d.Units())}
+	if late := time.Since(start) - readTime; late > 0 {
 		b.start = start.Add(late)
-		r.Notes = append(r.Notes, fmt.Sprintf("NVML took %.1f s to begin, for which the samples were given more time: see that nvidia-persistenced runs", (late+readable).Seconds()))
+		r.Notes = append(r.Notes, fmt.Sprintf("NVML took %.1f s to begin, for which the samples were given more time: see that nvidia-persistenced runs", (late+readTime).Seconds()))
 	}
 	seen := judge.Seen{Snapshot: snapshot}
 	seen.Runs = b.run(ctx)
 	o.Progress("judging")
-	seen.Readings, seen.Events, seen.Unheard = w.end()
+	seen.Readings, seen.Events, seen.Unheard = w.stopAndRead()
 	judge.Judge(&r, seen, o.Table)
-	r.Notes = slices.DeleteFunc(r.Notes, func(note string) bool { return found(r, note) })
+	r.Notes = slices.DeleteFunc(r.Notes, func(note string) bool { return hasFinding(r, note) })
 	r.Seconds = time.Since(start).Round(time.Millisecond).Seconds()
 	return r, outcome
 }
 
-// found says whether a note of the driver's check is about a GPU of which there is
-// a finding, which says it better.
-func found(r result.Result, note string) bool {
+// hasFinding reports whether a note of the driver's check is about a GPU with a finding, which
+// is more precise.
+func hasFinding(r result.Result, note string) bool {
 	return slices.ContainsFunc(r.GPUs, func(g result.GPU) bool {
 		return len(g.Findings) > 0 && strings.HasPrefix(note, fmt.Sprintf("GPU %s (%s", g.Index, g.UUID))
 	})
 }
 
-// blank is a result with all devices named.
-func (o Options) blank(d check.Driver) result.Result {
+// newResult returns a result that lists all devices, without findings.
+func (o Options) newResult(d check.Driver) result.Result {
 	r := result.Result{
 		Schema: result.Schema, Node: o.Host, Version: o.Version,
 		Simulated: d.Info.Simulated, Driver: d.Info.Version, CUDA: d.Info.CUDAVersion,
@@ -106,15 +106,15 @@ func (o Options) blank(d check.Driver) result.Result {
 
 // bench runs the samples.
 type bench struct {
-	o      Options
-	driver check.Driver
-	watch  *watching
-	start  time.Time
-	near   map[gpu.UUID][]int // processors of the device's NUMA node
+	o        Options
+	driver   check.Driver
+	watch    *nvmlWatch
+	start    time.Time
+	nearCPUs map[gpu.UUID][]int // the processors of the device's NUMA node
 }
 
-// near finds the processors beside each device.
-func near(root *host.Root, units []check.Unit) map[gpu.UUID][]int {
+// nearCPUs returns the processors of each device's NUMA node.
+func nearCPUs(root *host.Root, units []check.Unit) map[gpu.UUID][]int {
 	all := map[gpu.UUID][]int{}
 	for _, u := range units {
 		if u.GPU.NUMANode >= 0 {
@@ -127,19 +127,18 @@ func near(root *host.Root, units []check.Unit) map[gpu.UUID][]int {
 	return all
 }
 
-// run runs the phases one after the other, each on all devices at once, so that
-// nothing but its own kind disturbs what is measured. What a device was too slow
-// for in one phase keeps the others waiting no longer than the phase's share of
-// the time; it is left out of the next ones.
+// run runs the phases one after the other, each on all devices at once, so that only equal
+// load disturbs a measurement. A device without a result delays the others for no longer
+// than the phase's share of the time, and is left out of the next phases.
 func (b bench) run(ctx context.Context) []judge.Run {
 	var runs []judge.Run
 	units := b.driver.Units()
 	hung, wrong := map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
-	b.watch.loaded(true)
-	defer b.watch.loaded(false)
+	b.watch.setLoaded(true)
+	defer b.watch.setLoaded(false)
 	for _, p := range phases {
 		b.o.Progress(p.name)
-		end := b.start.Add(time.Duration(float64(b.o.Timeout)*p.share) - spare)
+		end := b.start.Add(time.Duration(float64(b.o.Timeout)*p.share) - reserved)
 		if p.peers {
 			runs = append(runs, b.peers(ctx, p, units, wrong, end)...)
 			continue
@@ -148,12 +147,12 @@ func (b bench) run(ctx context.Context) []judge.Run {
 		all := make([][]judge.Run, len(units))
 		for i, u := range units {
 			if !hung[u.UUID] {
-				group.Go(func() { all[i] = b.device(ctx, p, u, end) })
+				group.Go(func() { all[i] = b.runPhase(ctx, p, u, end) })
 			}
 		}
 		group.Wait()
 		if p.link {
-			b.alone(ctx, p, units, all, end)
+			b.remeasureLinks(ctx, p, units, all, end)
 		}
 		for _, list := range all {
 			for _, r := range list {
@@ -166,11 +165,11 @@ func (b bench) run(ctx context.Context) []judge.Run {
 	return runs
 }
 
-// device runs the samples of a phase on one device, until one gives no result.
-func (b bench) device(ctx context.Context, p phase, u check.Unit, end time.Time) []judge.Run {
+// runPhase runs the samples of a phase on one device, until one gives no result.
+func (b bench) runPhase(ctx context.Context, p phase, u check.Unit, end time.Time) []judge.Run {
 	var runs []judge.Run
 	for _, name := range p.samples {
-		r := judge.Run{Sample: name, Device: u.UUID, Result: b.one(ctx, name, p.args, []gpu.UUID{u.UUID}, end)}
+		r := judge.Run{Sample: name, Device: u.UUID, Result: b.runSample(ctx, name, p.args, []gpu.UUID{u.UUID}, end)}
 		runs = append(runs, r)
 		if r.Outcome == sample.NoResult {
 			break
@@ -179,26 +178,26 @@ func (b bench) device(ctx context.Context, p phase, u check.Unit, end time.Time)
 	return runs
 }
 
-// alone measures those GPUs once more, one after the other, whose link to the host
-// missed its limit: links may share a switch, or the host's memory may be slower
-// than all of them together, which is no GPU's fault.
-func (b bench) alone(ctx context.Context, p phase, units []check.Unit, all [][]judge.Run, end time.Time) {
+// remeasureLinks measures GPUs whose link to the host missed its limit once more, one after the
+// other. Links may share a switch, or the host's memory may be slower than all links
+// together, which is no GPU's fault.
+func (b bench) remeasureLinks(ctx context.Context, p phase, units []check.Unit, all [][]judge.Run, end time.Time) {
 	for i, u := range units {
 		if len(units) == 1 || len(all[i]) != 1 || all[i][0].Outcome != sample.Passed || b.driver.Info.Simulated {
 			continue
 		}
-		g := result.GPU{UUID: u.UUID, Product: u.GPU.Product, Compute: u.GPU.Compute.String(), Condition: b.watch.last(u.GPU.UUID)}
+		g := result.GPU{UUID: u.UUID, Product: u.GPU.Product, Compute: u.GPU.Compute.String(), Condition: b.watch.lastCondition(u.GPU.UUID)}
 		if u.UUID.IsMIG() || !judge.HostLinkMissed(g, all[i][0].Answer.Figures, b.o.Table) {
 			continue
 		}
-		if again := b.one(ctx, p.samples[0], smaller, []gpu.UUID{u.UUID}, end); again.Outcome == sample.Passed {
+		if again := b.runSample(ctx, p.samples[0], smaller, []gpu.UUID{u.UUID}, end); again.Outcome == sample.Passed {
 			judge.TakeHostLink(&all[i][0].Answer, again.Answer)
 		}
 	}
 }
 
-// peers runs a sample once on all GPUs that can have peers: MIG devices have none,
-// and what a GPU sends that did not pass until then would be held against the others.
+// peers runs a sample once on all GPUs that can have peers. MIG devices have none, and a
+// GPU that failed before would make the others look slow.
 func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map[gpu.UUID]bool, end time.Time) []judge.Run {
 	var ids []gpu.UUID
 	for _, u := range units {
@@ -211,15 +210,15 @@ func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map
 	}
 	var runs []judge.Run
 	for _, name := range p.samples {
-		runs = append(runs, judge.Run{Sample: name, Result: b.one(ctx, name, p.args, ids, end)})
+		runs = append(runs, judge.Run{Sample: name, Result: b.runSample(ctx, name, p.args, ids, end)})
 	}
 	return runs
 }
 
-func (b bench) one(ctx context.Context, name string, args func(bool) []string, ids []gpu.UUID, end time.Time) sample.Result {
+func (b bench) runSample(ctx context.Context, name string, args func(bool) []string, ids []gpu.UUID, end time.Time) sample.Result {
 	j := sample.Job{Name: name, Path: b.o.Find(name), Devices: ids, LibDir: b.driver.LibDir, Timeout: time.Until(end)}
 	if len(ids) == 1 {
-		j.CPUs = b.near[ids[0]]
+		j.CPUs = b.nearCPUs[ids[0]]
 	}
 	if args != nil {
 		j.Args = args(b.driver.Info.Simulated)

@@ -12,14 +12,14 @@ import (
 	"github.com/gpuready/gpuready/validator/probe"
 )
 
-// Patience with NVML: a preflight is bounded also where it hangs.
+// Time limits for NVML, so that a preflight ends even if NVML hangs.
 const (
-	untilReady = 5 * time.Second
-	untilEnded = 2 * time.Second
+	readyTimeout = 5 * time.Second
+	endTimeout   = 2 * time.Second
 )
 
-// watching keeps what the process that watches NVML tells.
-type watching struct {
+// nvmlWatch collects the readings and events of the process that watches NVML.
+type nvmlWatch struct {
 	stop  context.CancelFunc
 	ended chan struct{}
 
@@ -30,17 +30,17 @@ type watching struct {
 	unheard  string
 }
 
-// watch begins, and returns once the GPUs were read and events are heard, or when
-// that takes too long.
-func watch(ctx context.Context, node check.Node) *watching {
+// watchNVML starts the process. It returns once the GPUs were read and events are received, or
+// when that takes too long.
+func watchNVML(ctx context.Context, node check.Node) *nvmlWatch {
 	ctx, stop := context.WithCancel(ctx)
-	w := &watching{stop: stop, ended: make(chan struct{})}
+	w := &nvmlWatch{stop: stop, ended: make(chan struct{})}
 	ready := make(chan struct{})
 	var once sync.Once
 	go func() {
 		defer close(w.ended)
-		err := probe.Watch(ctx, node, untilEnded, func(t probe.Told) {
-			w.told(t)
+		err := probe.Watch(ctx, node, endTimeout, func(t probe.Told) {
+			w.record(t)
 			if t.Ready {
 				once.Do(func() { close(ready) })
 			}
@@ -54,12 +54,12 @@ func watch(ctx context.Context, node check.Node) *watching {
 	select {
 	case <-ready:
 	case <-w.ended:
-	case <-time.After(untilReady):
+	case <-time.After(readyTimeout):
 	}
 	return w
 }
 
-func (w *watching) told(t probe.Told) {
+func (w *nvmlWatch) record(t probe.Told) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
@@ -72,15 +72,15 @@ func (w *watching) told(t probe.Told) {
 	}
 }
 
-// loaded says whether samples are running.
-func (w *watching) loaded(is bool) {
+// setLoaded sets whether samples are running.
+func (w *nvmlWatch) setLoaded(is bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.busy = is
 }
 
-// last is the condition that a GPU told last, nil where it told none.
-func (w *watching) last(id gpu.UUID) *gpu.Condition {
+// lastCondition returns the latest condition of a GPU, nil if there is none.
+func (w *nvmlWatch) lastCondition(id gpu.UUID) *gpu.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range slices.Backward(w.readings) {
@@ -91,8 +91,8 @@ func (w *watching) last(id gpu.UUID) *gpu.Condition {
 	return nil
 }
 
-// end reads once more and returns all that was told.
-func (w *watching) end() ([]judge.Reading, []gpu.Event, string) {
+// stopAndRead stops the process, after a last reading, and returns all readings and events.
+func (w *nvmlWatch) stopAndRead() ([]judge.Reading, []gpu.Event, string) {
 	w.stop()
 	<-w.ended
 	w.mu.Lock()

@@ -1,10 +1,9 @@
-// Package probe asks NVML in a process of its own.
+// Package probe reads NVML in a separate process.
 //
-// A process can load only one libnvidia-ml in its life, a library of another
-// driver version can lack a symbol and so end the process, and a call into a
-// driver whose GPU hangs does not come back. A validator has to outlive all
-// three and say which it was, so it runs its own binary once for each reading:
-// the child opens NVML, prints what it found as JSON, and ends.
+// A process can load only one libnvidia-ml in its life. A library of another driver version
+// can lack a symbol, which ends the process. A call into a driver whose GPU hangs does not
+// return. A validator has to survive all three and report which it was, so it runs its own
+// binary for each reading: the child opens NVML, prints the reading as JSON, and ends.
 package probe
 
 import (
@@ -27,18 +26,18 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Command is the hidden subcommand that the child is.
+// Command is the hidden subcommand of the child.
 const Command = "nvml-reading"
 
 const (
-	// timeout is generous: without persistence mode a driver initialises every
-	// GPU when NVML opens it, some seconds each.
+	// timeout is generous: without persistence mode a driver initialises every GPU when
+	// NVML opens it, which takes some seconds each.
 	timeout   = 2 * time.Minute
 	grace     = 2 * time.Second
 	maxOutput = 8 << 20
 )
 
-// message is what the child prints.
+// message is the output of the child.
 type message struct {
 	Snapshot gpu.Snapshot `json:"snapshot"`
 	Library  string       `json:"library"`
@@ -52,7 +51,7 @@ var sentinels = map[string]error{
 	"VersionMismatch": gpu.ErrVersionMismatch,
 }
 
-// childError has the child's words and the sentinel that they had there.
+// childError holds the text of the child's error and its sentinel.
 type childError struct {
 	text     string
 	sentinel error
@@ -93,7 +92,7 @@ func decode(data []byte) (check.Reading, error) {
 	return check.Reading{Snapshot: m.Snapshot, Library: m.Library}, nil
 }
 
-// Child is the subcommand: args are the host root and the driver root.
+// Child runs the subcommand: args are the host root and the driver root.
 func Child(ctx context.Context, args []string, stdout io.Writer) error {
 	if len(args) != 2 || !filepath.IsAbs(args[0]) || !filepath.IsAbs(args[1]) {
 		return errors.New("want the host root and the driver root, both absolute")
@@ -116,7 +115,7 @@ func Child(ctx context.Context, args []string, stdout io.Writer) error {
 	return json.NewEncoder(stdout).Encode(m)
 }
 
-// limited drops what is beyond room.
+// limited is a writer that drops output beyond room.
 type limited struct {
 	to   *bytes.Buffer
 	room int

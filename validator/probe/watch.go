@@ -22,26 +22,25 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// WatchCommand is the hidden subcommand of the child that watches.
+// WatchCommand is the hidden subcommand of the watching child.
 const WatchCommand = "nvml-watch"
 
-// between is the time between two readings of the child that watches.
-const between = 250 * time.Millisecond
+// readInterval is the time between two readings of the watching child.
+const readInterval = 250 * time.Millisecond
 
-// Told is what the child that watches has to tell: one of these.
+// Told is a message of the watching child, with one of these fields set.
 type Told struct {
 	Conditions map[gpu.UUID]gpu.Condition `json:"conditions,omitempty"` // a reading
 	Errors     map[gpu.UUID]string        `json:"errors,omitempty"`     // of GPUs that could not be read in it
 	Event      *gpu.Event                 `json:"event,omitempty"`
-	Unheard    string                     `json:"unheard,omitempty"` // why events are not heard, or no more
-	Ready      bool                       `json:"ready,omitempty"`   // after the first reading: events are heard from now on
+	Unheard    string                     `json:"unheard,omitempty"` // why events are not, or no longer, received
+	Ready      bool                       `json:"ready,omitempty"`   // after the first reading: events are received from now on
 }
 
-// Watch runs a child that reads the GPUs' condition again and again and listens
-// for events, until ctx ends; it then reads once more. told is called for each
-// thing that it tells, one at a time. Watch returns once the child has ended, or
-// after patience from the end of ctx.
-func Watch(ctx context.Context, node check.Node, patience time.Duration, told func(Told)) error {
+// Watch runs a child that reads the GPUs' condition again and again and receives events,
+// until ctx ends; it then reads once more. told is called for each message, one at a time.
+// Watch returns once the child has ended, or endTimeout after the end of ctx.
+func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, told func(Told)) error {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	cmd := exec.CommandContext(life, "/proc/self/exe", WatchCommand, node.Root.Dir(), node.DriverRoot)
@@ -63,13 +62,13 @@ func Watch(ctx context.Context, node check.Node, patience time.Duration, told fu
 	stop := context.AfterFunc(ctx, func() {
 		_ = stdin.Close() // it ends by itself, unless NVML hangs
 		select {
-		case <-time.After(patience):
+		case <-time.After(endTimeout):
 			end()
 		case <-life.Done():
 		}
 	})
 	defer stop()
-	if err = follow(stdout, told); err != nil {
+	if err = readMessages(stdout, told); err != nil {
 		end()
 	}
 	if waited := cmd.Wait(); waited != nil {
@@ -79,8 +78,8 @@ func Watch(ctx context.Context, node check.Node, patience time.Duration, told fu
 	return err
 }
 
-// follow reads what the child tells, a line each.
-func follow(from io.Reader, told func(Told)) error {
+// readMessages reads the child's messages, one per line.
+func readMessages(from io.Reader, told func(Told)) error {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, maxOutput)
 	for lines.Scan() {
@@ -93,8 +92,8 @@ func follow(from io.Reader, told func(Told)) error {
 	return lines.Err()
 }
 
-// WatchChild is the subcommand: args are the host root and the driver root; it
-// ends when stdin does.
+// WatchChild runs the subcommand: args are the host root and the driver root. It ends when
+// stdin ends.
 func WatchChild(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer) (err error) {
 	if len(args) != 2 || !filepath.IsAbs(args[0]) || !filepath.IsAbs(args[1]) {
 		return errors.New("want the host root and the driver root, both absolute")
@@ -120,10 +119,10 @@ type watcher struct {
 	out *json.Encoder
 }
 
-func (w *watcher) tell(t Told) {
+func (w *watcher) send(t Told) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_ = w.out.Encode(t) // who does not listen any more kills us
+	_ = w.out.Encode(t) // a parent that no longer reads kills this process
 }
 
 func (w *watcher) run(ctx context.Context, stdin io.Reader) error {
@@ -132,9 +131,9 @@ func (w *watcher) run(ctx context.Context, stdin io.Reader) error {
 	defer func() { stop(); group.Wait() }()
 	w.read(ctx)
 	group.Go(func() {
-		err := w.source.Watch(ctx, func() { w.tell(Told{Ready: true}) }, func(e gpu.Event) { w.tell(Told{Event: &e}) })
+		err := w.source.Watch(ctx, func() { w.send(Told{Ready: true}) }, func(e gpu.Event) { w.send(Told{Event: &e}) })
 		if ctx.Err() == nil && err != nil {
-			w.tell(Told{Unheard: err.Error(), Ready: true})
+			w.send(Told{Unheard: err.Error(), Ready: true})
 		}
 	})
 	over := make(chan struct{})
@@ -142,7 +141,7 @@ func (w *watcher) run(ctx context.Context, stdin io.Reader) error {
 		defer close(over)
 		_, _ = io.Copy(io.Discard, stdin)
 	}()
-	tick := time.NewTicker(between)
+	tick := time.NewTicker(readInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -157,7 +156,8 @@ func (w *watcher) run(ctx context.Context, stdin io.Reader) error {
 	}
 }
 
-// read reads the condition of all GPUs at once: one that hangs keeps no other waiting.
+// read reads the condition of all GPUs concurrently, so that each GPU is read even if one
+// hangs.
 func (w *watcher) read(ctx context.Context) {
 	t := Told{Conditions: map[gpu.UUID]gpu.Condition{}, Errors: map[gpu.UUID]string{}}
 	var mu sync.Mutex
@@ -178,5 +178,5 @@ func (w *watcher) read(ctx context.Context) {
 		})
 	}
 	group.Wait()
-	w.tell(t)
+	w.send(t)
 }

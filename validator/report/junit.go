@@ -57,7 +57,7 @@ type finding struct {
 	Text    string `xml:",chardata"`
 }
 
-// Suite is a run as JUnit XML has it.
+// Suite is a run in terms of JUnit XML.
 type Suite struct {
 	Name, Node string
 	Time       time.Time
@@ -65,7 +65,7 @@ type Suite struct {
 	Cases      []Case
 }
 
-// Case is one thing that was tried. It passed, unless Failure or Skipped says why not.
+// Case is one check. It passed, unless Failure or Skipped holds why not.
 type Case struct {
 	Name, Class      string
 	Elapsed          time.Duration

@@ -1,5 +1,4 @@
-// Package report shows outcomes: to a person, to a program (JSON), and to a CI
-// system (JUnit XML).
+// Package report formats outcomes: as text, as JSON, and as JUnit XML for a CI system.
 package report
 
 import (
@@ -22,7 +21,7 @@ type Report struct {
 	Outcomes []check.Outcome
 }
 
-// Formats are the names that Write knows.
+// Formats returns the formats of Write.
 func Formats() []string { return []string{"text", "json", "junit"} }
 
 // Write writes the report. color is for text on a terminal.
@@ -38,7 +37,7 @@ func (r Report) Write(w io.Writer, format string, color bool) error {
 	return fmt.Errorf("no format %q; there are %s", format, strings.Join(Formats(), ", "))
 }
 
-// Result is the run in a word: PASSED, PASSED (SIMULATED), FAILED, or NO GPU
+// Result returns the result of the run: PASSED, PASSED (SIMULATED), FAILED, or NO GPU
 // where there was nothing to prove.
 func (r Report) Result() string {
 	result := "PASSED"
@@ -51,7 +50,7 @@ func (r Report) Result() string {
 			result = "PASSED (SIMULATED)"
 		}
 		absent = absent || o.Kind == check.Absent
-		passed = passed || o.Kind == check.Passed && o.Proof.GPUs > 0 // as those that virtual machines are given
+		passed = passed || o.Kind == check.Passed && o.Proof.GPUs > 0 // for example GPUs passed through to virtual machines
 	}
 	if absent && !passed {
 		return "NO GPU"
@@ -115,7 +114,7 @@ func (r Report) json(w io.Writer) error {
 	return e.Encode(d)
 }
 
-// seconds rounds to milliseconds, finer figures mean nothing here.
+// seconds rounds to milliseconds: finer figures mean nothing here.
 func seconds(d time.Duration) float64 {
 	return float64(d.Round(time.Millisecond)) / float64(time.Second)
 }

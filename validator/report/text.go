@@ -14,7 +14,7 @@ var (
 	colors = map[check.Kind]string{check.Passed: "32", check.Failed: "31;1", check.NotRun: "2", check.Absent: "2", check.NotAsked: "2"}
 )
 
-// text has one line for each layer, and below it what to know and to do.
+// text writes one line for each layer, and below it notes and the action.
 func (r Report) text(w io.Writer, color bool) error {
 	paint := func(code, s string) string {
 		if !color {
@@ -30,7 +30,7 @@ func (r Report) text(w io.Writer, color bool) error {
 			continue
 		}
 		if o.Kind == check.Absent && i > 0 {
-			continue // said once
+			continue // reported once
 		}
 		took := fmt.Sprintf("%.2f s", o.Elapsed.Seconds())
 		if o.Kind == check.NotRun || o.Kind == check.Absent {

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ParseCPUs reads a list of processors as sysfs has it: "0-31,64-95". What is no
-// such list names none.
+// ParseCPUs parses a list of processors in the format of sysfs: "0-31,64-95". It returns
+// nil for any other text.
 func ParseCPUs(list string) []int {
-	const most = 4096 // processors that anybody has
+	const most = 4096 // more processors than any machine has
 	var cpus []int
 	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
 		from, to, isRange := strings.Cut(part, "-")
@@ -31,14 +31,14 @@ func ParseCPUs(list string) []int {
 	return cpus
 }
 
-// startNear starts a program on some processors, and so, by first touch, with its
-// memory beside them: those near to the GPU, since the way to the others is slower
-// than the GPU's own link. Where that is not allowed it runs anywhere.
+// startNear starts a program on cpus, the processors near the GPU, and so, by first touch,
+// with its memory near them. The path to other processors is slower than the GPU's own link.
+// If the affinity cannot be set the program runs anywhere.
 func startNear(cmd *exec.Cmd, cpus []int) error {
 	if len(cpus) == 0 {
 		return cmd.Start()
 	}
-	// A child is given the affinity of the thread that starts it.
+	// A child inherits the affinity of the thread that starts it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var before, near unix.CPUSet
@@ -55,7 +55,7 @@ func startNear(cmd *exec.Cmd, cpus []int) error {
 	}
 	err := cmd.Start()
 	if unix.SchedSetaffinity(0, &before) != nil {
-		runtime.LockOSThread() // once more than it is unlocked: the thread ends with its goroutine
+		runtime.LockOSThread() // unbalanced, so that the thread ends with its goroutine
 	}
 	return err
 }

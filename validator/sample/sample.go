@@ -1,5 +1,5 @@
-// Package sample runs the CUDA samples, programs of their own, and reads what
-// they answer.
+// Package sample runs the CUDA samples, which are separate programs, and reads their
+// answers.
 package sample
 
 import (
@@ -26,31 +26,31 @@ const (
 	exitImpossible = 5
 )
 
-// Outcome is how a run ended.
+// Outcome is the outcome of a run.
 type Outcome string
 
 // The outcomes.
 const (
 	Passed     Outcome = "passed"
-	Failed     Outcome = "failed" // a call of the driver did, or the sample itself
-	Wrong      Outcome = "wrong"  // its result was
+	Failed     Outcome = "failed" // a call of the driver failed, or the sample itself
+	Wrong      Outcome = "wrong"  // the result was wrong
 	NoResult   Outcome = "no result in time"
 	Impossible Outcome = "not possible on this device"
 	Missing    Outcome = "missing" // the program is not here
 )
 
-// Job is one sample on some devices.
+// Job describes the run of one sample on some devices.
 type Job struct {
 	Name    string
 	Path    string // of the program; "" where there is none
 	Args    []string
-	Devices []gpu.UUID // what it sees
-	CPUs    []int      // on which it is to run; nil: anywhere
+	Devices []gpu.UUID // visible to it
+	CPUs    []int      // to run on; nil: any
 	LibDir  string     // of the driver's libraries
 	Timeout time.Duration
 }
 
-// Answer is what a sample prints with -o json, as far as it is of use here.
+// Answer is the used part of a sample's output with -o json.
 type Answer struct {
 	Passed     *bool    `json:"passed"`
 	Error      string   `json:"error"`
@@ -80,7 +80,7 @@ type Peer struct {
 	Value  float64  `json:"value"`
 }
 
-// Bad is a word of memory, or an element of a result, that is not as it should be.
+// Bad is a wrong word of memory, or a wrong element of a result.
 type Bad struct {
 	Address string `json:"address"`
 	Want    any    `json:"want"`
@@ -88,7 +88,7 @@ type Bad struct {
 	Pattern string `json:"pattern"`
 }
 
-// Result is what came of a Job.
+// Result is the result of a Job.
 type Result struct {
 	Outcome Outcome
 	Answer  Answer
@@ -97,15 +97,15 @@ type Result struct {
 }
 
 const (
-	maxOutput = 4 << 20 // the peers of 16 GPUs and 1000 bad words are less
+	maxOutput = 4 << 20 // more than the peers of 16 GPUs and 1000 bad words
 	maxText   = 1000
-	// grace is how long a killed sample's output is waited for: a process that
-	// hangs in the kernel cannot be killed, and must not hold the validator.
+	// grace is the time to wait for a killed sample's output: a process that hangs in the
+	// kernel cannot be killed, and must not block the validator.
 	grace = time.Second
 )
 
-// Run runs the job. Its environment is made here and not inherited: what chooses
-// GPUs in ours is not to choose them there.
+// Run runs the job. The program does not inherit our environment: variables that select
+// our GPUs must not select its GPUs.
 func Run(ctx context.Context, j Job) Result {
 	if j.Path == "" {
 		return Result{Outcome: Missing, Message: "the sample " + j.Name + " is neither beside gpu-validator nor in PATH"}
@@ -128,7 +128,7 @@ func Run(ctx context.Context, j Job) Result {
 	}
 	stdout, stderr := &bounded{limit: maxOutput}, &bounded{limit: 64 << 10}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
-	// Killed with all that it started, and when the validator dies.
+	// Kill its whole process group, also when the validator dies.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = grace
@@ -138,7 +138,7 @@ func Run(ctx context.Context, j Job) Result {
 	if err == nil {
 		err = cmd.Wait()
 	}
-	r := judge(j, err, stdout.kept.Bytes(), stderr.kept.String())
+	r := evaluate(j, err, stdout.kept.Bytes(), stderr.kept.String())
 	r.Elapsed = time.Since(start)
 	if ctx.Err() != nil && r.Outcome != Passed {
 		r.Outcome, r.Message = NoResult, fmt.Sprintf("no result in %v", j.Timeout.Round(100*time.Millisecond))
@@ -146,9 +146,9 @@ func Run(ctx context.Context, j Job) Result {
 	return r
 }
 
-// judge reads how the program ended and what it answered: an exit of 0 alone
-// proves nothing, and neither does a result from another GPU than the one meant.
-func judge(j Job, ended error, stdout []byte, stderr string) Result {
+// evaluate evaluates the program's exit and answer. Exit code 0 alone proves nothing, nor does
+// a result from another GPU than the requested one.
+func evaluate(j Job, ended error, stdout []byte, stderr string) Result {
 	var a Answer
 	decoded := json.Unmarshal(stdout, &a)
 	r := Result{Outcome: Failed, Answer: a}
@@ -157,12 +157,12 @@ func judge(j Job, ended error, stdout []byte, stderr string) Result {
 	case ended != nil && !exited:
 		r.Message = record.Clean(ended.Error(), maxText)
 	case exited:
-		r.Outcome, r.Message = outcome(exit.ExitCode()), why(a, ended, stderr)
+		r.Outcome, r.Message = outcome(exit.ExitCode()), failureMessage(a, ended, stderr)
 	case decoded != nil || a.Passed == nil:
 		r.Message = fmt.Sprintf("the sample ended well and did not answer: %q", record.Clean(string(stdout), 200))
 	case !*a.Passed:
 		r.Message = "the sample says that it did not pass: " + record.Clean(a.Error, maxText)
-	case !isOne(j.Devices, a.UUID):
+	case !anyNames(j.Devices, a.UUID):
 		r.Message = fmt.Sprintf("the sample ran on %q", record.Clean(a.UUID, 100))
 	default:
 		r.Outcome = Passed
@@ -182,19 +182,19 @@ func outcome(code int) Outcome {
 	return Failed
 }
 
-func isOne(devices []gpu.UUID, id string) bool {
+func anyNames(devices []gpu.UUID, id string) bool {
 	return slices.ContainsFunc(devices, func(d gpu.UUID) bool { return Names(d, id) })
 }
 
-// Names says whether what CUDA calls a device is the one that the driver calls so.
-// Drivers before R470 name MIG devices in another way than CUDA does.
+// Names reports whether CUDA's id names the device d of the driver. Drivers before R470
+// name MIG devices differently than CUDA does.
 func Names(d gpu.UUID, id string) bool {
 	return string(d) == id || strings.HasPrefix(string(d), "MIG-GPU-")
 }
 
-// why quotes the sample's own line about its failure: from its answer, else the
-// last one that it wrote to stderr.
-func why(a Answer, ended error, stderr string) string {
+// failureMessage returns the sample's own message about its failure: from its answer, else its last
+// line on stderr.
+func failureMessage(a Answer, ended error, stderr string) string {
 	if a.Error != "" {
 		return record.Clean(a.Error, maxText)
 	}
@@ -205,8 +205,8 @@ func why(a Answer, ended error, stderr string) string {
 	return ended.Error()
 }
 
-// bounded keeps the first limit bytes of what is written to it. The buffer is
-// not embedded: its ReadFrom, which io.Copy prefers to Write, has no bound.
+// bounded is a writer that keeps the first limit bytes. The buffer is not embedded: its
+// ReadFrom, which io.Copy prefers to Write, has no bound.
 type bounded struct {
 	kept  bytes.Buffer
 	limit int

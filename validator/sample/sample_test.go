@@ -111,7 +111,7 @@ func FuzzJudge(f *testing.F) {
 	f.Add([]byte(good), "last words")
 	f.Add([]byte(`{"passed": true, "wrong": [{"address": "0x7f", "want": 1, "got": "2"}]}`), "")
 	f.Fuzz(func(t *testing.T, stdout []byte, stderr string) {
-		r := judge(Job{Devices: []gpu.UUID{"GPU-a"}}, nil, stdout, stderr)
+		r := evaluate(Job{Devices: []gpu.UUID{"GPU-a"}}, nil, stdout, stderr)
 		if len(r.Message) > 2000 {
 			t.Errorf("a message of %d bytes", len(r.Message))
 		}

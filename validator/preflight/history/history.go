@@ -1,5 +1,4 @@
-// Package history keeps the results of preflights, so that a node can be compared
-// with its own past.
+// Package history stores the results of preflights, to compare a node with its own past.
 package history
 
 import (
@@ -19,18 +18,17 @@ import (
 	"github.com/gpuready/gpuready/validator/preflight/result"
 )
 
-// Keep is how many results are kept, the newest ones.
+// Keep is the number of results kept, the newest ones.
 const Keep = 50
 
 // maxBytes bounds one result: that of 16 GPUs with 7 MIG devices each has 300 kB.
 const maxBytes = 4 << 20
 
-// stamp names the file of a result by its time; such names sort as times do.
+// stamp is the layout of a result's file name, its time; such names sort by time.
 const stamp = "20060102T150405.000Z"
 
-// Read returns the results that are kept in dir, the oldest first. What is no
-// result of a version that is known here is passed over. A folder that is not
-// there holds none.
+// Read returns the results in dir, the oldest first. It skips files that are no result of a
+// known version. A missing folder holds none.
 func Read(dir string) ([]result.Result, error) {
 	names, err := list(dir)
 	if err != nil {
@@ -40,7 +38,7 @@ func Read(dir string) ([]result.Result, error) {
 	for _, name := range names {
 		data, err := record.Read(filepath.Join(dir, name), maxBytes)
 		if err != nil {
-			continue // removed by another run meanwhile, or not one of ours
+			continue // removed by another run meanwhile, or no result
 		}
 		var r result.Result
 		if json.Unmarshal(data, &r) == nil && r.Schema == result.Schema {
@@ -50,7 +48,7 @@ func Read(dir string) ([]result.Result, error) {
 	return all, nil
 }
 
-// Write keeps one more result and removes the oldest ones beyond Keep.
+// Write stores a result and removes the oldest ones beyond Keep.
 func Write(dir string, r result.Result) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -92,12 +90,12 @@ func list(dir string) ([]string, error) {
 	return names, nil
 }
 
-// less is the share below its best from which on a GPU's figure is told of.
+// less is the share below its best from which on a GPU's figure is noted.
 const less = 0.05
 
-// Compare notes in a result what changed since earlier ones of the same node, the
-// oldest first: figures by GPU, and GPUs that came, went or were exchanged. A
-// simulated driver's are compared with none of a real one.
+// Compare adds notes to a result about changes since earlier ones of the same node, the
+// oldest first: figures by GPU, and GPUs that were added, removed or exchanged. Results of a
+// simulated driver are not compared with those of a real one.
 func Compare(r *result.Result, past []result.Result) {
 	past = slices.DeleteFunc(slices.Clone(past), func(p result.Result) bool { return p.Simulated != r.Simulated })
 	if len(past) == 0 {
@@ -128,7 +126,7 @@ func compare(g *result.GPU, f *result.Figure, past []result.Result) {
 	}
 }
 
-// exchanged tells of GPUs that are not the ones of the run before.
+// exchanged adds notes about GPUs that differ from those of the run before.
 func exchanged(r *result.Result, last result.Result) {
 	at := map[gpu.PCIAddress]result.GPU{}
 	by := map[gpu.UUID]result.GPU{}
@@ -159,7 +157,7 @@ func exchanged(r *result.Result, last result.Result) {
 	}
 }
 
-// whole leaves MIG devices out.
+// whole returns the GPUs without MIG devices.
 func whole(gpus []result.GPU) []result.GPU {
 	return slices.DeleteFunc(slices.Clone(gpus), func(g result.GPU) bool { return g.Parent != "" })
 }

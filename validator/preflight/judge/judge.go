@@ -1,5 +1,5 @@
-// Package judge says what follows from what was seen in a preflight: pure
-// functions from readings, answers and thresholds to findings.
+// Package judge derives the findings of a preflight, with pure functions, from readings,
+// answers and thresholds.
 package judge
 
 import (
@@ -32,70 +32,70 @@ const (
 	ReasonNothingRuns gpu.Reason = "NoMIGDevices"
 )
 
-// Seen is what was seen while a preflight ran.
+// Seen holds the observations of a preflight.
 type Seen struct {
 	Snapshot gpu.Snapshot
 	Readings []Reading // in the order of time, the first before the samples, the last after them
 	Events   []gpu.Event
 	Runs     []Run  // in the order in which they were started
-	Unheard  string // why events were not heard; "" where they were
+	Unheard  string // why events were not received; "" if they were
 }
 
 // Reading is the condition of all GPUs at one moment.
 type Reading struct {
 	Loaded     bool // a sample was running
 	Conditions map[gpu.UUID]gpu.Condition
-	Errors     map[gpu.UUID]string // of those that could not be read
+	Errors     map[gpu.UUID]string // of the GPUs that could not be read
 }
 
-// Run is what came of a sample on a GPU or MIG device; Device is "" where it ran
-// on all of them.
+// Run is the result of a sample on a GPU or MIG device; Device is "" if it ran on all of
+// them.
 type Run struct {
 	Sample string
 	Device gpu.UUID
 	sample.Result
 }
 
-// Judge fills a result, whose devices are named already, with what follows.
+// Judge adds findings, figures and verdicts to a result that lists the devices.
 func Judge(r *result.Result, s Seen, t threshold.Table) {
 	for i := range r.GPUs {
 		g := &r.GPUs[i]
 		if g.Parent == "" {
-			health(g, s, r.GPUs)
+			judgeHealth(g, s, r.GPUs)
 		}
 		for _, run := range s.Runs {
 			if run.Device == g.UUID {
-				ran(g, run, r.Simulated)
+				judgeRun(g, run, r.Simulated)
 			}
 		}
-		speeds(g, s, t, r.Simulated)
+		judgeFigures(g, s, t, r.Simulated)
 	}
 	for _, run := range s.Runs {
 		switch {
 		case run.Outcome == sample.Missing:
-			missing(r, run)
+			addMissingSample(r, run)
 		case run.Device == "":
-			peers(r, run, s, t)
+			judgePeers(r, run, s, t)
 		}
 	}
-	outliers(r, t.BelowMedian())
+	findOutliers(r, t.BelowMedian())
 	if s.Unheard != "" {
 		r.Notes = append(r.Notes, "XIDs were not listened for: "+s.Unheard)
 	}
 	r.Settle()
 }
 
-// find adds a finding to a device.
-func find(g *result.GPU, v result.Verdict, reason gpu.Reason, message, action string) {
+// addFinding adds a finding to a device.
+func addFinding(g *result.GPU, v result.Verdict, reason gpu.Reason, message, action string) {
 	g.Findings = append(g.Findings, result.Finding{Verdict: v, Reason: reason, Message: record.Clean(message, 2000), Action: action})
 }
 
-// ran notes how a sample ended on a device.
-func ran(g *result.GPU, run Run, simulated bool) {
+// judgeRun records how a sample ended on a device.
+func judgeRun(g *result.GPU, run Run, simulated bool) {
 	out := result.Run{Sample: run.Sample, Seconds: run.Elapsed.Round(time.Millisecond).Seconds(), Message: run.Message, Verdict: result.OK}
 	bad := func(v result.Verdict, reason gpu.Reason, message, action string) {
 		out.Verdict, out.Message = v, message
-		find(g, v, reason, run.Sample+": "+message, action)
+		addFinding(g, v, reason, run.Sample+": "+message, action)
 		g.Findings[len(g.Findings)-1].Sample = run.Sample
 	}
 	switch {
@@ -103,16 +103,16 @@ func ran(g *result.GPU, run Run, simulated bool) {
 		bad(result.Unhealthy, ReasonSample, fmt.Sprintf("libcuda and libnvidia-ml are of different drivers: simulated is %t for one, %t for the other", run.Answer.Simulated, simulated),
 			"install all user libraries of one driver version")
 	case run.Outcome == sample.Passed:
-		g.Notes = append(g.Notes, notes(run)...)
+		g.Notes = append(g.Notes, sampleNotes(run)...)
 	case run.Outcome == sample.Impossible:
 		g.Notes = append(g.Notes, run.Sample+": "+run.Message)
 	case run.Outcome == sample.Wrong && run.Sample == "memtest":
 		bad(result.Wrong, ReasonMemory, badMemory(run), "take the GPU out of service; look for Xid lines in dmesg; if a reset does not mend it, have it replaced")
 	case run.Outcome == sample.Wrong:
-		bad(result.Wrong, ReasonWrong, finding(run.Message), "take the GPU out of service; repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
+		bad(result.Wrong, ReasonWrong, withoutAdvice(run.Message), "take the GPU out of service; repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
 	case run.Outcome == sample.NoResult:
-		bad(result.NotRun, ReasonNoResult, finding(run.Message), "give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
-	case run.Outcome == sample.Missing: // said once, of the node
+		bad(result.NotRun, ReasonNoResult, withoutAdvice(run.Message), "give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
+	case run.Outcome == sample.Missing: // reported once, for the node
 		out.Verdict = result.NotRun
 	default:
 		bad(result.Unhealthy, ReasonSample, run.Message, "repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
@@ -120,16 +120,16 @@ func ran(g *result.GPU, run Run, simulated bool) {
 	g.Runs = append(g.Runs, out)
 }
 
-// finding is a sample's message without the advice at its end, which a finding has
-// of its own.
-func finding(message string) string {
+// withoutAdvice returns a sample's message without the advice at its end, since a finding has its
+// own.
+func withoutAdvice(message string) string {
 	message, _, _ = strings.Cut(message, "; take the GPU out of service")
 	message, _, _ = strings.Cut(message, "; a GPU that hangs")
 	return message
 }
 
-// missing tells of a sample that is not here, once.
-func missing(r *result.Result, run Run) {
+// addMissingSample adds a finding for a missing sample, once.
+func addMissingSample(r *result.Result, run Run) {
 	if slices.ContainsFunc(r.Findings, func(f result.Finding) bool { return f.Reason == ReasonNoSample && f.Sample == run.Sample }) {
 		return
 	}
@@ -139,7 +139,7 @@ func missing(r *result.Result, run Run) {
 	})
 }
 
-func notes(run Run) []string {
+func sampleNotes(run Run) []string {
 	var list []string
 	for _, n := range run.Answer.Notes {
 		list = append(list, run.Sample+": "+record.Clean(n, 500))
@@ -172,7 +172,7 @@ func badMemory(run Run) string {
 	return fmt.Sprintf("%d %s bad: %s", count, what, strings.Join(words, "; "))
 }
 
-// median of a list that is not empty.
+// median returns the median of a list that is not empty.
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)

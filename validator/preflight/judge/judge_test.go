@@ -142,14 +142,14 @@ func passed(name string, id gpu.UUID, figures ...sample.Figure) Run {
 
 func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
 	s, r := node("h100-sxm", 4)
-	speeds := map[string][4]float64{
+	figures := map[string][4]float64{
 		"copy":         {3.1e12, 3.0e12, 3.2e12, 3.1e12}, // 1 below 0.9 of the peak
 		"triad":        {3e12, 3e12, 2.6e12, 3e12},       // 2 an outlier
 		"hostToDevice": {55e9, 55e9, 55e9, 12e9},
 		"bf16":         {600e12, 600e12, 600e12, 500e12},
 	}
 	for _, name := range []string{"copy", "triad", "hostToDevice", "bf16"} {
-		for i, v := range speeds[name] {
+		for i, v := range figures[name] {
 			f := sample.Figure{Name: name, Unit: "B/s", Value: v}
 			if name == "copy" || name == "triad" {
 				f.Peak = 3.35e12

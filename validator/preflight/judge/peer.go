@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/validator/sample"
 )
 
-// peers judges the ways between GPUs.
-func peers(r *result.Result, run Run, s Seen, t threshold.Table) {
+// judgePeers judges the paths between GPUs.
+func judgePeers(r *result.Result, run Run, s Seen, t threshold.Table) {
 	if run.Outcome != sample.Passed {
 		if run.Outcome != sample.Impossible {
 			v, reason := result.Unhealthy, ReasonSample
@@ -22,7 +22,7 @@ func peers(r *result.Result, run Run, s Seen, t threshold.Table) {
 			case sample.Wrong:
 				v, reason = result.Wrong, ReasonWrong
 			}
-			r.Findings = append(r.Findings, result.Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(finding(run.Message), 1000),
+			r.Findings = append(r.Findings, result.Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(withoutAdvice(run.Message), 1000),
 				Action: "repeat by hand: " + run.Sample + "; where there are switches, see the fabric manager's log"})
 		}
 		return
@@ -37,15 +37,15 @@ func peers(r *result.Result, run Run, s Seen, t threshold.Table) {
 	for _, p := range run.Answer.Peers {
 		from, isFrom := known(p.From)
 		if _, isTo := known(p.To); isFrom && isTo && p.From != p.To {
-			r.Peers = append(r.Peers, peer(from, p, s.Snapshot, t, r.Simulated))
+			r.Peers = append(r.Peers, judgePeer(from, p, s.Snapshot, t, r.Simulated))
 		}
 	}
 	blame(r, known)
 }
 
-// peer judges one. What PCIe carries between two GPUs depends on the machine: only
-// NVLink is judged.
-func peer(from *result.GPU, p sample.Peer, snapshot gpu.Snapshot, t threshold.Table, simulated bool) result.Peer {
+// judgePeer judges one path. Only NVLink is judged: the speed of PCIe between two GPUs depends on
+// the machine.
+func judgePeer(from *result.GPU, p sample.Peer, snapshot gpu.Snapshot, t threshold.Table, simulated bool) result.Peer {
 	out := result.Peer{From: p.From, To: p.To, Access: p.Access, Unit: record.Clean(p.Unit, 10)}
 	i := slices.IndexFunc(snapshot.Links, func(l gpu.Link) bool {
 		return l.A == p.From && l.B == p.To || l.A == p.To && l.B == p.From
@@ -70,9 +70,9 @@ func peer(from *result.GPU, p sample.Peer, snapshot gpu.Snapshot, t threshold.Ta
 	return out
 }
 
-// blame names the GPUs that slow ways have in common: the one with most of them
-// first, then the one with most of those that are left. Where a way stands alone,
-// either end may be at fault, and both are named.
+// blame names the GPUs that slow paths have in common: first the one with most slow paths,
+// then the one with most of the rest, and so on. For a single slow path both ends are named,
+// since either may be at fault.
 func blame(r *result.Result, known func(gpu.UUID) (*result.GPU, bool)) {
 	var slow []result.Peer
 	for _, p := range r.Peers {
@@ -96,7 +96,7 @@ func blame(r *result.Result, known func(gpu.UUID) (*result.GPU, bool)) {
 		}
 		for _, id := range named {
 			if g, is := known(id); is {
-				name(g, slow, known)
+				addSlowPaths(g, slow, known)
 			}
 		}
 		slow = slices.DeleteFunc(slow, func(p result.Peer) bool {
@@ -105,15 +105,15 @@ func blame(r *result.Result, known func(gpu.UUID) (*result.GPU, bool)) {
 	}
 }
 
-// name adds the finding about the slow ways of one GPU.
-func name(g *result.GPU, slow []result.Peer, known func(gpu.UUID) (*result.GPU, bool)) {
+// addSlowPaths adds the finding about the slow paths of one GPU.
+func addSlowPaths(g *result.GPU, slow []result.Peer, known func(gpu.UUID) (*result.GPU, bool)) {
 	var worst *result.Peer
-	var ways int
+	var paths int
 	for i, p := range slow {
 		if p.From != g.UUID && p.To != g.UUID {
 			continue
 		}
-		ways++
+		paths++
 		if worst == nil || p.Value < worst.Value {
 			worst = &slow[i]
 		}
@@ -130,8 +130,8 @@ func name(g *result.GPU, slow []result.Peer, known func(gpu.UUID) (*result.GPU, 
 		index = "GPU " + o.Index
 	}
 	count := "slow"
-	if ways > 1 {
-		count = fmt.Sprintf("%d ways to or from other GPUs are slow, the slowest", ways)
+	if paths > 1 {
+		count = fmt.Sprintf("%d ways to or from other GPUs are slow, the slowest", paths)
 	}
 	g.Findings = append(g.Findings, result.Finding{
 		Verdict: result.Slow, Reason: ReasonSlowPeer, Figure: threshold.Peer,

@@ -9,17 +9,17 @@ import (
 	"github.com/gpuready/gpuready/validator/sample"
 )
 
-// maxFigures bounds what is taken from one sample.
+// maxFigures bounds the figures taken from one sample.
 const maxFigures = 32
 
-// speeds judges the figures that the samples gave for a device.
-func speeds(g *result.GPU, s Seen, t threshold.Table, simulated bool) {
+// judgeFigures judges the figures that the samples measured on a device.
+func judgeFigures(g *result.GPU, s Seen, t threshold.Table, simulated bool) {
 	for _, run := range s.Runs {
 		if run.Device != g.UUID || run.Outcome != sample.Passed || run.Answer.Simulated != simulated {
 			continue
 		}
 		for _, f := range run.Answer.Figures[:min(len(run.Answer.Figures), maxFigures)] {
-			g.Figures = append(g.Figures, figure(g, f, t, simulated))
+			g.Figures = append(g.Figures, judgeFigure(g, f, t, simulated))
 		}
 	}
 	if _, known := t.Product(g.Product); !known && !simulated && len(g.Figures) > 0 {
@@ -27,9 +27,9 @@ func speeds(g *result.GPU, s Seen, t threshold.Table, simulated bool) {
 	}
 }
 
-// figure judges one. A MIG device is a part of its GPU, of a size that no
-// datasheet has: its figures are only compared with those of its equals.
-func figure(g *result.GPU, f sample.Figure, t threshold.Table, simulated bool) result.Figure {
+// judgeFigure judges one figure. No datasheet describes a MIG device, so its figures are only
+// compared with those of its equals.
+func judgeFigure(g *result.GPU, f sample.Figure, t threshold.Table, simulated bool) result.Figure {
 	out := result.Figure{Name: record.Clean(f.Name, 40), Unit: record.Clean(f.Unit, 10)}
 	if simulated || f.Value <= 0 {
 		return out
@@ -52,8 +52,8 @@ func figure(g *result.GPU, f sample.Figure, t threshold.Table, simulated bool) r
 	return out
 }
 
-// HostLinkMissed says whether a device that is like g missed the limit of its link
-// to the host, which many GPUs that use theirs at once may share.
+// HostLinkMissed reports whether a device like g missed the limit of its link to the host.
+// Several GPUs that use their links at once may share one.
 func HostLinkMissed(g result.GPU, figures []sample.Figure, t threshold.Table) bool {
 	product, _ := t.Product(g.Product)
 	for _, f := range figures {
@@ -68,8 +68,8 @@ func HostLinkMissed(g result.GPU, figures []sample.Figure, t threshold.Table) bo
 	return false
 }
 
-// TakeHostLink takes from a run of the device alone what is better of its link to
-// the host, and notes what it was with all at once.
+// TakeHostLink copies better figures of the link to the host from a run of the device alone,
+// and notes the figures measured with all devices at once.
 func TakeHostLink(a *sample.Answer, alone sample.Answer) {
 	for i, f := range a.Figures {
 		for _, own := range alone.Figures {
@@ -91,8 +91,7 @@ func action(name string) string {
 	return "see that nothing else runs on the GPU (nvidia-smi), and run again; if it stays so, take the GPU out of service"
 }
 
-// expected is what the figure should be, and where that is from; 0 where nothing
-// tells.
+// expected returns the expected value of a figure, and its source; 0 if it is not known.
 func expected(g *result.GPU, f sample.Figure, t threshold.Table) (value float64, source string) {
 	product, _ := t.Product(g.Product)
 	switch f.Name {
@@ -116,12 +115,11 @@ func expected(g *result.GPU, f sample.Figure, t threshold.Table) (value float64,
 	return 0, ""
 }
 
-// fewest is how many equal devices it takes to say which of them is not like
-// the others.
-const fewest = 3
+// minEqual is the least number of equal devices among which an outlier can be named.
+const minEqual = 3
 
-// outliers names the figures that are far below the median of equal devices.
-func outliers(r *result.Result, below float64) {
+// findOutliers adds findings for figures far below the median of equal devices.
+func findOutliers(r *result.Result, below float64) {
 	type kind struct{ product, profile, figure string }
 	groups := map[kind][]float64{}
 	kindOf := func(g result.GPU, f result.Figure) kind { return kind{g.Product, g.Profile, f.Name} }
@@ -139,7 +137,7 @@ func outliers(r *result.Result, below float64) {
 	})
 	each(func(g *result.GPU, f *result.Figure) {
 		group := groups[kindOf(*g, *f)]
-		if len(group) < fewest {
+		if len(group) < minEqual {
 			return
 		}
 		f.Median = median(group)
@@ -147,7 +145,7 @@ func outliers(r *result.Result, below float64) {
 			return
 		}
 		if f.Verdict == result.Slow {
-			return // said already
+			return // there is a finding already
 		}
 		f.Verdict = result.Slow
 		g.Findings = append(g.Findings, result.Finding{
@@ -158,7 +156,7 @@ func outliers(r *result.Result, below float64) {
 	})
 }
 
-// Speed is a speed for people: "3103 GB/s", "66.9 TFLOP/s".
+// Speed formats a speed for people: "3103 GB/s", "66.9 TFLOP/s".
 func Speed(value float64, unit string) string {
 	switch unit {
 	case "B/s":
@@ -169,7 +167,7 @@ func Speed(value float64, unit string) string {
 	return Number(value) + " " + unit
 }
 
-// Number is a figure of three or more digits: "3103", "66.9", "4.21".
+// Number formats a figure with at least three digits: "3103", "66.9", "4.21".
 func Number(v float64) string {
 	switch {
 	case v >= 100:

@@ -1,5 +1,5 @@
-// Package result is what a preflight found out: what is shown, kept, and
-// compared with what was found out before.
+// Package result defines the result of a preflight, which is shown, stored, and compared
+// with earlier ones.
 package result
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Schema is the version of the JSON. A reader takes this one and none newer.
+// Schema is the version of the JSON. A reader accepts this version and none newer.
 const Schema = 1
 
 // Verdict is the outcome for a GPU or a MIG device, or for the node.
@@ -18,15 +18,15 @@ type Verdict string
 // The verdicts, from best to worst.
 const (
 	OK        Verdict = "ok"
-	NotRun    Verdict = "not run"   // not all could be tried
+	NotRun    Verdict = "not run"   // some checks could not be run
 	Slow      Verdict = "slow"      // a figure is below its limit, or far below that of its equals
-	Wrong     Verdict = "wrong"     // it computed or remembered something wrong
-	Unhealthy Verdict = "unhealthy" // it, or its driver, tells of a fault
+	Wrong     Verdict = "wrong"     // it computed or stored a wrong value
+	Unhealthy Verdict = "unhealthy" // it, or its driver, reports a fault
 )
 
 var order = []Verdict{OK, NotRun, Slow, Wrong, Unhealthy}
 
-// Worse is the worse of two.
+// Worse returns the worse of two verdicts.
 func Worse(a, b Verdict) Verdict {
 	if slices.Index(order, a) >= slices.Index(order, b) {
 		return a
@@ -70,7 +70,7 @@ type GPU struct {
 	Condition *gpu.Condition `json:"condition,omitempty"` // at the end
 }
 
-// Finding is something that is wrong.
+// Finding describes a problem.
 type Finding struct {
 	Verdict Verdict    `json:"verdict"`
 	Reason  gpu.Reason `json:"reason"`
@@ -102,7 +102,7 @@ type Figure struct {
 	Verdict  Verdict `json:"verdict,omitempty"`
 }
 
-// Peer is the way from one GPU to another.
+// Peer is the path from one GPU to another.
 type Peer struct {
 	From     gpu.UUID `json:"from"`
 	To       gpu.UUID `json:"to"`
@@ -115,7 +115,7 @@ type Peer struct {
 	Verdict  Verdict  `json:"verdict,omitempty"`
 }
 
-// Name is how the device is called in front of people.
+// Name returns the name of the device for people.
 func (g GPU) Name() string {
 	what := "GPU "
 	if g.Parent != "" {
@@ -137,8 +137,7 @@ func (g GPU) Find(name string) (Figure, bool) {
 	return g.Figures[i], true
 }
 
-// Word is the verdict as it is said: a simulated driver is never vouched for
-// without saying so.
+// Word returns the verdict for people, which always marks a simulated driver.
 func (r Result) Word() string {
 	word := map[Verdict]string{OK: "PASSED", NotRun: "NOT RUN", Slow: "SLOW", Wrong: "WRONG", Unhealthy: "UNHEALTHY"}[r.Verdict]
 	if r.Simulated {
@@ -147,8 +146,8 @@ func (r Result) Word() string {
 	return word
 }
 
-// Worst is the first finding of the worst kind, and the device that it is about
-// (nil: the node); nil where there is none.
+// Worst returns the first of the worst findings, and its device (nil: the node); nil if
+// there is no finding.
 func (r Result) Worst() (*GPU, *Finding) {
 	var worst *Finding
 	var of *GPU
@@ -166,7 +165,7 @@ func (r Result) Worst() (*GPU, *Finding) {
 	return of, worst
 }
 
-// Settle gives GPUs and node the worst of their findings' verdicts.
+// Settle sets the verdicts of GPUs and node to the worst of their findings.
 func (r *Result) Settle() {
 	worst := func(list []Finding) Verdict {
 		v := OK

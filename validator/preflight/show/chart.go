@@ -23,7 +23,7 @@ type bars struct {
 	figure result.Figure
 }
 
-// charts are the figures of a result, in the order in which they were measured.
+// charts returns a chart of each figure of a result, in the order of measurement.
 func charts(r result.Result) []chart {
 	var all []chart
 	for _, g := range r.GPUs {
@@ -59,7 +59,7 @@ func newChart(f result.Figure) chart {
 	return c
 }
 
-// label is the short name of a device in a table.
+// label returns the short name of a device in a table.
 func label(g result.GPU) string {
 	if g.Parent != "" {
 		return "  MIG " + clean(g.Index) + " " + clean(g.Profile)
@@ -67,11 +67,11 @@ func label(g result.GPU) string {
 	return "GPU " + clean(g.Index)
 }
 
-// matrix is the ways between the GPUs that have any.
+// matrix holds the paths between the GPUs that have any.
 type matrix struct {
-	gpus []result.GPU
-	ways [][]*result.Peer // by row (from) and column (to); nil: none was tried
-	most float64
+	gpus  []result.GPU
+	paths [][]*result.Peer // by row (from) and column (to); nil: none was tried
+	most  float64
 }
 
 func peers(r result.Result) matrix {
@@ -83,15 +83,15 @@ func peers(r result.Result) matrix {
 			m.gpus = append(m.gpus, g)
 		}
 	}
-	m.ways = make([][]*result.Peer, len(m.gpus))
-	for i := range m.ways {
-		m.ways[i] = make([]*result.Peer, len(m.gpus))
+	m.paths = make([][]*result.Peer, len(m.gpus))
+	for i := range m.paths {
+		m.paths[i] = make([]*result.Peer, len(m.gpus))
 	}
 	for i, p := range r.Peers {
 		from, isFrom := place[p.From]
 		to, isTo := place[p.To]
 		if isFrom && isTo {
-			m.ways[from][to] = &r.Peers[i]
+			m.paths[from][to] = &r.Peers[i]
 			m.most = max(m.most, p.Value, p.Expected)
 		}
 	}

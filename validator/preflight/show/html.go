@@ -11,14 +11,14 @@ import (
 	"github.com/gpuready/gpuready/validator/preflight/result"
 )
 
-// safe is text that is HTML already.
+// safe is text that is already HTML.
 type safe string
 
-// document is a page in the making. html/template is not used: it would keep the
-// linker from leaving out what no code calls, in a program that is always resident.
+// document builds a page. It does not use html/template, which would keep the linker from
+// removing unused code, in a program that is always resident.
 type document struct{ strings.Builder }
 
-// add writes HTML; every argument but a number and what is safe is escaped.
+// add writes HTML; all arguments except numbers and safe text are escaped.
 func (d *document) add(format string, args ...any) {
 	for i, a := range args {
 		switch a := a.(type) {
@@ -74,7 +74,7 @@ func HTML(w io.Writer, r result.Result) error {
 	return err
 }
 
-// class is how a verdict is coloured.
+// class returns the CSS class of a verdict.
 func class(v result.Verdict) safe {
 	switch v {
 	case result.OK:
@@ -113,7 +113,7 @@ func (d *document) devices(r result.Result) {
 	d.add(`</table></div>`)
 }
 
-// word is a cell with a verdict, or with what stands in its place.
+// word returns a cell with a verdict, or with its replacement.
 func word(s string) safe {
 	c := safe("faint")
 	switch v := result.Verdict(s); v {
@@ -142,7 +142,7 @@ func (d *document) notes(r result.Result) {
 	d.add(`</ul>`)
 }
 
-// described says all that is known of a figure.
+// described returns a full description of a figure.
 func described(f result.Figure) string {
 	if f.Value == 0 {
 		return "not measured"

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/validator/report"
 )
 
-// junit has a class for each device, with a case for its health, each sample and
-// each figure.
+// junit writes a class for each device, with a case for its health, each sample and each
+// figure.
 func junit(w io.Writer, r result.Result) error {
 	s := report.Suite{Name: "gpu-validator preflight", Node: r.Node, Time: r.Time, Properties: [][2]string{
 		{"result", r.Word()}, {"version", r.Version}, {"driver", r.Driver},
@@ -65,7 +65,7 @@ func cases(g result.GPU, sim bool) []report.Case {
 	return all
 }
 
-// failed makes a failure of what was found: the first reason, all messages.
+// failed turns findings into a failure: the first reason, all messages.
 func failed(c report.Case, list []result.Finding) report.Case {
 	var messages, actions []string
 	for _, f := range list {

@@ -68,7 +68,7 @@ func (d *document) bar(row bars, c chart, y int) {
 	d.add(`<text x="%d" y="%d">%s</text></g>`, labelWidth+barLength+8, y+16, tail)
 }
 
-// heat draws the ways from GPU to GPU: the faster, the fuller the colour.
+// heat draws the paths from GPU to GPU: the faster, the fuller the colour.
 func (d *document) heat(r result.Result) {
 	m := peers(r)
 	if len(m.gpus) == 0 {
@@ -85,30 +85,30 @@ func (d *document) heat(r result.Result) {
 	for i, g := range m.gpus {
 		d.add(`<text class="soft" x="%d" y="%d" text-anchor="middle">GPU %s</text>`, (i+1)*cellWidth+cellWidth/2, cellHeight-8, g.Index)
 		d.add(`<text class="soft" x="0" y="%d">GPU %s</text>`, (i+1)*cellHeight+21, g.Index)
-		for k, way := range m.ways[i] {
-			d.cell(way, m, i, k)
+		for k, path := range m.paths[i] {
+			d.cell(path, m, i, k)
 		}
 	}
 	d.add(`</svg></div>`)
 }
 
-func (d *document) cell(way *result.Peer, m matrix, row, column int) {
+func (d *document) cell(path *result.Peer, m matrix, row, column int) {
 	x, y := (column+1)*cellWidth, (row+1)*cellHeight
-	if way == nil || way.Value == 0 {
+	if path == nil || path.Value == 0 {
 		d.add(`<rect class="edge" x="%d" y="%d" width="%d" height="%d"/>`, x+1, y+1, cellWidth-2, cellHeight-2)
 		return
 	}
-	// Never so full that the number on it cannot be read.
-	shade, opacity := safe("fill"), 0.08+0.52*way.Value/m.most
-	if way.Verdict == result.Slow {
+	// Keep the number on the colour readable.
+	shade, opacity := safe("fill"), 0.08+0.52*path.Value/m.most
+	if path.Verdict == result.Slow {
 		shade, opacity = "slow", 0.6
 	}
-	f := result.Figure{Unit: way.Unit, Value: way.Value, Expected: way.Expected, Limit: way.Limit, Source: or(way.Link, "link")}
+	f := result.Figure{Unit: path.Unit, Value: path.Value, Expected: path.Expected, Limit: path.Limit, Source: or(path.Link, "link")}
 	direct := ""
-	if !way.Access {
+	if !path.Access {
 		direct = ", through the host's memory"
 	}
-	d.add(`<g><title>GPU %s to GPU %s, %s: %s%s</title>`, m.gpus[row].Index, m.gpus[column].Index, or(way.Link, "link unknown"), described(f), direct)
+	d.add(`<g><title>GPU %s to GPU %s, %s: %s%s</title>`, m.gpus[row].Index, m.gpus[column].Index, or(path.Link, "link unknown"), described(f), direct)
 	d.add(`<rect class="%s" fill-opacity="%.2f" x="%d" y="%d" width="%d" height="%d"/>`, shade, opacity, x+1, y+1, cellWidth-2, cellHeight-2)
-	d.add(`<text x="%d" y="%d" text-anchor="middle">%s</text></g>`, x+cellWidth/2, y+21, judge.Number(way.Value/1e9))
+	d.add(`<text x="%d" y="%d" text-anchor="middle">%s</text></g>`, x+cellWidth/2, y+21, judge.Number(path.Value/1e9))
 }

@@ -1,5 +1,5 @@
-// Package show shows the result of a preflight: to a person on a terminal, to a
-// program (JSON), to a CI system (JUnit XML), and as a page (HTML).
+// Package show formats the result of a preflight: as text for a terminal, as JSON, as JUnit
+// XML for a CI system, and as an HTML page.
 package show
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/validator/preflight/result"
 )
 
-// Formats are the names that Write knows.
+// Formats returns the formats of Write.
 func Formats() []string { return []string{"text", "json", "junit"} }
 
 // Write writes the result. color is for text on a terminal.
@@ -33,7 +33,7 @@ func Write(w io.Writer, r result.Result, format string, color bool) error {
 	return fmt.Errorf("no format %q; there are %s", format, strings.Join(Formats(), ", "))
 }
 
-// simulated is what stands in the place of every speed where there is no GPU.
+// simulated replaces every speed where there is no GPU.
 const simulated = "n/a (simulated)"
 
 // Colours (ANSI) of the verdicts.
@@ -76,7 +76,7 @@ func text(w io.Writer, r result.Result, color bool) error {
 	return err
 }
 
-// devices is a table of what is in the node.
+// devices writes a table of the node's devices.
 func (p *page) devices(r result.Result) {
 	rows := [][]string{{"", "PCI", "SLOT", "HEALTH", "RIGHT", "SPEED", "UUID"}}
 	for _, g := range r.GPUs {
@@ -114,7 +114,7 @@ func shade(word string) string {
 	return colors[result.Verdict(word)]
 }
 
-// aspects say in a word each how a device does in the three things that are tried.
+// aspects returns one word each for a device's health, correctness and speed.
 func aspects(r result.Result, g result.GPU) (health, right, speed string) {
 	worst := [3]result.Verdict{result.OK, result.OK, result.OK}
 	for _, f := range g.Findings {
@@ -194,7 +194,7 @@ func (p *page) bars(r result.Result) {
 	}
 }
 
-// past is what the same GPU did in earlier runs.
+// past formats the figures of earlier runs on the same GPU.
 func past(f result.Figure, scale float64) string {
 	if f.Last == 0 || f.Value == 0 {
 		return ""
@@ -219,7 +219,7 @@ func bar(f result.Figure, most float64) string {
 	return string(cells)
 }
 
-// matrix shows the ways from GPU to GPU.
+// matrix writes a table of the paths from GPU to GPU.
 func (p *page) matrix(r result.Result) {
 	m := peers(r)
 	if len(m.gpus) == 0 {
@@ -238,13 +238,13 @@ func (p *page) matrix(r result.Result) {
 	p.line("")
 	for i, g := range m.gpus {
 		fmt.Fprintf(p, "%6s", clean(g.Index))
-		for _, way := range m.ways[i] {
+		for _, path := range m.paths[i] {
 			cell := "-"
-			if way != nil && way.Value > 0 {
-				cell = judge.Number(way.Value / 1e9)
+			if path != nil && path.Value > 0 {
+				cell = judge.Number(path.Value / 1e9)
 			}
 			cell = fmt.Sprintf("%7s", cell)
-			if way != nil && way.Verdict == result.Slow {
+			if path != nil && path.Verdict == result.Slow {
 				cell = p.paint(colors[result.Slow], cell)
 			}
 			p.WriteString(cell)

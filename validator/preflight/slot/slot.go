@@ -1,5 +1,4 @@
-// Package slot finds out in which slot of the machine a GPU sits: what the person
-// with the screwdriver has to know.
+// Package slot finds the slot of a GPU in the machine, for the person with the screwdriver.
 package slot
 
 import (
@@ -19,21 +18,20 @@ const (
 	dmi     = "/sys/firmware/dmi/entries" // Documentation/ABI/testing/sysfs-firmware-dmi-entries
 )
 
-// Bounds of what is read, so that odd firmware costs nothing.
+// Bounds of the files read, against odd firmware.
 const (
 	maxFile = 4096
 	maxText = 64
 )
 
-// Map names the slots of a machine by the addresses that they have, without
-// function: "0000:3b:00".
+// Map names the slots of a machine by their addresses, without function: "0000:3b:00".
 type Map struct {
 	root  *host.Root
-	slots map[string]string // as the kernel calls them
-	board map[string]string // as it is printed on the board, by the firmware's own account; only root may read it
+	slots map[string]string // the kernel's names
+	board map[string]string // the names printed on the board, according to the firmware; only root may read them
 }
 
-// Read reads them. What cannot be read is left out.
+// Read reads the names of the slots. Those that cannot be read are left out.
 func Read(root *host.Root) Map {
 	m := Map{root: root, slots: map[string]string{}, board: map[string]string{}}
 	names, _ := root.Names(slots)
@@ -58,8 +56,8 @@ func Read(root *host.Root) Map {
 	return m
 }
 
-// Of is the slot of the GPU at the address, or of the nearest bridge above it
-// that sits in one: `3 (PCIe Slot 3)`; "" where nothing tells.
+// Of returns the slot of the GPU at the address, or of the nearest bridge above it that has
+// one: `3 (PCIe Slot 3)`; "" if none is known.
 func (m Map) Of(address gpu.PCIAddress) string {
 	for _, at := range m.above(address) {
 		name, board := m.slots[at], m.board[at]
@@ -73,8 +71,8 @@ func (m Map) Of(address gpu.PCIAddress) string {
 	return ""
 }
 
-// above lists the device and the bridges on the way to it, the nearest first, as
-// slots are addressed.
+// above returns the slot addresses of the device and of the bridges above it, the nearest
+// first.
 func (m Map) above(address gpu.PCIAddress) []string {
 	own, _, _ := strings.Cut(string(address), ".")
 	list := []string{own}
@@ -93,8 +91,8 @@ func (m Map) above(address gpu.PCIAddress) []string {
 	return list
 }
 
-// designation reads a System Slots structure of the firmware (DMTF DSP0134,
-// type 9): the name at 04h, segment at 0Dh, bus at 0Fh, device and function at 10h.
+// designation parses a System Slots structure of the firmware (DMTF DSP0134, type 9): the
+// name at 04h, segment at 0Dh, bus at 0Fh, device and function at 10h.
 func designation(data []byte) (at, name string) {
 	const end = 0x11
 	if len(data) < end || data[0] != 9 || int(data[1]) < end || int(data[1]) > len(data) {

@@ -1,8 +1,8 @@
 package threshold
 
-// lane is what one PCIe lane carries in one direction, in bytes a second, by
-// generation: transfers a second × the share that encoding leaves / 8 bits (PCI
-// Express Base Specification, revision 6.0). Headers of packets are not counted.
+// lane is the rate of one PCIe lane in one direction, in bytes per second, by generation:
+// transfers per second × encoding efficiency / 8 bits (PCI Express Base Specification,
+// revision 6.0). Packet headers are not subtracted.
 var lane = []float64{
 	1: 2.5e9 * 8 / 10 / 8,
 	2: 5e9 * 8 / 10 / 8,
@@ -12,8 +12,8 @@ var lane = []float64{
 	6: 64e9 * 242 / 256 / 8,
 }
 
-// PCIe is what a link carries in one direction, in bytes a second; 0 where the
-// generation or the width is not known.
+// PCIe returns the rate of a link in one direction, in bytes per second; 0 if the generation
+// or the width is not known.
 func PCIe(generation, width int) float64 {
 	if generation <= 0 || generation >= len(lane) || width <= 0 {
 		return 0

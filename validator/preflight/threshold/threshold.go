@@ -1,6 +1,5 @@
-// Package threshold is what a GPU is expected to do, and from which share of it
-// on that is good: a table that comes with the program, thresholds.yaml, which a
-// file of the same form can be laid over.
+// Package threshold holds the expected figures of GPUs, and the share of them that is good
+// enough. The table is embedded, thresholds.yaml; a file of the same form can override it.
 package threshold
 
 import (
@@ -20,7 +19,7 @@ import (
 //go:embed thresholds.yaml
 var embedded []byte
 
-// The figures that limits are known for.
+// The figures that have limits.
 const (
 	Copy         = "copy"
 	Triad        = "triad"
@@ -31,19 +30,19 @@ const (
 	Peer         = "peer"
 )
 
-// Figures lists them.
+// Figures returns the names of all figures.
 func Figures() []string { return []string{Copy, Triad, HostToDevice, DeviceToHost, FP32, BF16, Peer} }
 
-// Table is what is expected of all products.
+// Table holds the expected figures of all products.
 type Table struct {
-	// Limits is, by figure and compute capability ("9.0", or "any"), the share of
-	// what is expected below which a figure is slow.
+	// Limits holds the share of the expected value below which a figure is slow, by
+	// figure and compute capability ("9.0", or "any").
 	Limits   map[string]map[string]float64 `json:"limits,omitempty"`
 	Outlier  *float64                      `json:"outlier,omitempty"`
 	Products []Product                     `json:"products,omitempty"`
 }
 
-// Product is what is expected of one.
+// Product holds the expected figures of one product.
 type Product struct {
 	Names      []string           `json:"names"`
 	FP32       float64            `json:"fp32,omitempty"` // TFLOP/s
@@ -55,10 +54,10 @@ type Product struct {
 
 const anyCapability = "any"
 
-// Embedded is the table that comes with the program.
+// Embedded returns the table that comes with the program.
 func Embedded() (Table, error) { return parse(embedded, "thresholds.yaml") }
 
-// Load is the embedded table with the file at path laid over it.
+// Load returns the embedded table, overridden by the file at path.
 func Load(path string) (Table, error) {
 	base, err := Embedded()
 	if err != nil || path == "" {
@@ -91,7 +90,7 @@ func parse(data []byte, source string) (Table, error) {
 	return t, nil
 }
 
-// under lays another table over this one.
+// under returns the table overridden by another.
 func (t Table) under(over Table) Table {
 	t.Limits = maps.Clone(t.Limits)
 	maps.Copy(t.Limits, over.Limits)
@@ -102,8 +101,8 @@ func (t Table) under(over Table) Table {
 	return t
 }
 
-// Product finds a product by the name that NVML has for it. A simulated one is
-// found by the name of what it imitates.
+// Product finds a product by NVML's name for it. A simulated GPU is found by the name of
+// the product that it imitates.
 func (t Table) Product(name string) (Product, bool) {
 	name = strings.TrimPrefix(name, "SIMULATED ")
 	for _, p := range t.Products {
@@ -114,8 +113,7 @@ func (t Table) Product(name string) (Product, bool) {
 	return Product{}, false
 }
 
-// Share is the least share of what is expected that is good, 0 where there is no
-// limit.
+// Share returns the least good share of the expected value, 0 if there is no limit.
 func (t Table) Share(figure string, p Product, capability string) float64 {
 	if own, has := p.Limits[figure]; has {
 		return own
@@ -127,7 +125,7 @@ func (t Table) Share(figure string, p Product, capability string) float64 {
 	return limits[anyCapability]
 }
 
-// BelowMedian is the share below the median from which on a figure is an outlier.
+// BelowMedian returns the share below the median from which on a figure is an outlier.
 func (t Table) BelowMedian() float64 {
 	if t.Outlier == nil {
 		return 0
@@ -137,7 +135,7 @@ func (t Table) BelowMedian() float64 {
 
 var capability = regexp.MustCompile(`^[1-9][0-9]?\.[0-9]$`)
 
-// verify finds what the form alone does not tell.
+// verify finds errors that the schema does not cover.
 func (t Table) verify(source string) error {
 	wrong := func(path, format string, args ...any) error {
 		return &config.Error{Source: source, Path: path, Err: fmt.Errorf(format, args...)}

@@ -1,5 +1,5 @@
-// Package cuda checks the third layer: every GPU and MIG device computes. It
-// runs the vectorAdd sample, a program of its own, on each of them.
+// Package cuda checks the third layer: every GPU and MIG device computes. It runs the
+// vectorAdd sample, a separate program, on each of them.
 package cuda
 
 import (
@@ -24,7 +24,7 @@ const (
 	ReasonNoUnits  gpu.Reason = "NoMIGDevices"
 )
 
-// Check proves the layer. All GPUs are tried, also when one fails.
+// Check proves the layer. It tries all GPUs, even if one fails.
 func Check(ctx context.Context, node check.Node, driver check.Driver) check.Outcome {
 	if node.VectorAdd == "" {
 		return check.Fail(ReasonNoSample, "the sample vectoradd is neither beside gpu-validator nor in PATH",
@@ -43,7 +43,7 @@ func Check(ctx context.Context, node check.Node, driver check.Driver) check.Outc
 			return nil
 		})
 	}
-	// The results, not the group, carry what went wrong: all are wanted.
+	// Errors are in the results, not in the group, so that all GPUs are tried.
 	_ = group.Wait()
 	return judge(node, driver, units, results)
 }

@@ -1,9 +1,8 @@
-// Package driver checks the first layer: kernel module, user libraries and
-// device nodes are there, belong together, and NVML finds GPUs through them.
+// Package driver checks the first layer: kernel module, user libraries and device nodes
+// exist and belong together, and NVML finds GPUs with them.
 //
-// Absence is told from failure by the PCI bus: a node that has no NVIDIA GPU
-// and no driver has nothing to prove, one with a GPU that nothing drives is
-// broken.
+// The PCI bus distinguishes absence from failure: a node without NVIDIA GPU and driver has
+// nothing to prove, one with a GPU but no driver is broken.
 package driver
 
 import (
@@ -36,14 +35,14 @@ const (
 	ReasonLibraryMismatch  gpu.Reason = "DriverLibrariesDiffer"
 	ReasonDeviceNode       gpu.Reason = "DeviceNodeMissing"
 	ReasonDeviceNodeWrong  gpu.Reason = "DeviceNodeWrong"
-	ReasonDeviceLink       gpu.Reason = "DeviceLinkMissing" // a note's
+	ReasonDeviceLink       gpu.Reason = "DeviceLinkMissing" // in notes only
 	ReasonSimulatedRefused gpu.Reason = "SimulatedDriverRefused"
 )
 
-// Nothing reports whether a refusal of this layer says no more than that nothing of a driver
-// is there, so that the driver's container, in that state, knows why. Where a driver is
-// there and this container is not given it, one that has ended knows nothing: the driver
-// may be another, as the host's.
+// Nothing reports whether a refusal of this layer only means that there is no driver, so that
+// state s of the driver's container explains why. If there is a driver that was not injected
+// into this container, a driver's container that has ended explains nothing: the driver may
+// be another, for example the host's.
 func Nothing(reason gpu.Reason, s nodestate.State) bool {
 	switch reason {
 	case ReasonLibraryMissing, ReasonModuleMissing:
@@ -54,19 +53,19 @@ func Nothing(reason gpu.Reason, s nodestate.State) bool {
 	return false
 }
 
-// Read asks NVML, once. Its error wraps gpu's sentinels.
+// Read reads NVML once. Its error wraps gpu's sentinels.
 type Read func(ctx context.Context, node check.Node) (check.Reading, error)
 
-// Check returns the driver that was proven.
+// Check checks the layer and returns the proven driver.
 func Check(ctx context.Context, node check.Node, read Read) (check.Driver, check.Outcome) {
 	node = node.FindDriverRoot()
-	h := look(node)
-	if o := h.injected(); o != nil {
+	h := readHardware(node)
+	if o := h.injectionMissing(); o != nil {
 		return check.Driver{}, *o
 	}
 	reading, err := read(ctx, node)
 	if err != nil {
-		return check.Driver{}, h.explain(err)
+		return check.Driver{}, h.nvmlFailure(err)
 	}
 	s := reading.Snapshot
 	d := check.Driver{
@@ -79,7 +78,7 @@ func Check(ctx context.Context, node check.Node, read Read) (check.Driver, check
 		GPUs:    s.Devices,
 	}
 	for _, verify := range []func(hardware, check.Driver, check.Reading) *check.Outcome{
-		simulation, versions, libcuda, libraries, usable, nodes,
+		checkSimulation, checkVersions, checkLibcuda, checkLibraries, checkUsable, checkNodes,
 	} {
 		if failed := verify(h, d, reading); failed != nil {
 			return check.Driver{}, *failed
@@ -92,9 +91,9 @@ func Check(ctx context.Context, node check.Node, read Read) (check.Driver, check
 	return d, check.Pass(proof, h.notes(d)...)
 }
 
-// injected refuses a container that waits to be given the GPUs on a node that
-// has them: whatever NVML said from in here would be about the container.
-func (h hardware) injected() *check.Outcome {
+// injectionMissing refuses the layer if this container waits for the injection of the GPUs on a node
+// that has them: NVML would describe this container, not the node.
+func (h hardware) injectionMissing() *check.Outcome {
 	if h.node.Injection != injection.Expected {
 		return nil
 	}
@@ -119,14 +118,14 @@ func (h hardware) injected() *check.Outcome {
 			"where the runtime has no NRI, use the privileged variant of the manifests", injection.Annotation))
 }
 
-// driverReady reports whether a driver's container says that its driver is there.
+// driverReady reports whether a driver's container reports that its driver is loaded.
 func (h hardware) driverReady() bool {
 	s, err := h.node.State(nodestate.Driver)
 	return err == nil && (s.Phase == nodestate.Ready || s.Phase == nodestate.Degraded)
 }
 
-// explain says why NVML could not be asked.
-func (h hardware) explain(err error) check.Outcome {
+// nvmlFailure returns the outcome for a failure of NVML, with its cause.
+func (h hardware) nvmlFailure(err error) check.Outcome {
 	found := "the PCI bus shows " + count(len(h.pci), "NVIDIA GPU")
 	switch {
 	case errors.Is(err, gpu.ErrNoDriver) && h.library == "" && h.module == "" && len(h.pci) == 0:
@@ -154,7 +153,7 @@ func (h hardware) explain(err error) check.Outcome {
 	return check.Fail(ReasonNVMLFailed, err.Error(), "look for NVRM and Xid lines in dmesg; a reset or a reboot may be needed")
 }
 
-func simulation(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
+func checkSimulation(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 	if !d.Info.Simulated || h.node.AllowSimulated {
 		return nil
 	}
@@ -163,15 +162,15 @@ func simulation(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 		"where that is intended, say --allow-simulated (ALLOW_SIMULATED=true); else remove the simulated driver")
 }
 
-func versions(h hardware, d check.Driver, r check.Reading) *check.Outcome {
-	if h.outOfSight(d) {
-		return nil // the simulated library itself has compared them
+func checkVersions(h hardware, d check.Driver, r check.Reading) *check.Outcome {
+	if h.moduleHidden(d) {
+		return nil // the simulated library has compared them itself
 	}
 	if h.module == "" {
 		return failed(ReasonModuleMissing, "/proc/driver/nvidia/version is not there, so no nvidia kernel module is loaded",
 			"load it with modprobe nvidia")
 	}
-	for _, version := range []string{suffix(r.Library), d.Info.Version} {
+	for _, version := range []string{versionSuffix(r.Library), d.Info.Version} {
 		if version != "" && version != h.module {
 			o := mismatch(version, h.module)
 			return &o
@@ -186,8 +185,8 @@ func mismatch(library, module string) check.Outcome {
 		"finish the upgrade: reload the kernel modules (no process may use a GPU then) or reboot")
 }
 
-// libcuda checks that what CUDA programs load is beside libnvidia-ml.
-func libcuda(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
+// checkLibcuda checks that libcuda, which CUDA programs load, is beside libnvidia-ml.
+func checkLibcuda(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 	if _, err := filepath.EvalSymlinks(filepath.Join(d.LibDir, "libcuda.so.1")); err != nil {
 		return failed(ReasonCUDALibrary, "there is no libcuda.so.1 in "+h.onHost(d.LibDir)+", where libnvidia-ml.so.1 is",
 			"install the whole driver: the package that holds libcuda (Debian libcuda1, Ubuntu libnvidia-compute-*, RHEL nvidia-driver-cuda-libs)")
@@ -195,19 +194,19 @@ func libcuda(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 	return nil
 }
 
-// jit is what compiles PTX for the GPU, in a package of its own on Debian. Programs that
-// bring machine code for the GPU do without it.
-const jit = "libnvidia-ptxjitcompiler.so.1"
+// jitCompiler is the compiler of PTX, in a package of its own on Debian. Programs with machine code
+// for the GPU do not need it.
+const jitCompiler = "libnvidia-ptxjitcompiler.so.1"
 
-// libraries checks that those that CUDA programs load are of one version.
-func libraries(h hardware, d check.Driver, r check.Reading) *check.Outcome {
-	version := suffix(r.Library)
-	for _, name := range []string{"libcuda.so.1", jit} {
+// checkLibraries checks that the libraries that CUDA programs load are of one version.
+func checkLibraries(h hardware, d check.Driver, r check.Reading) *check.Outcome {
+	version := versionSuffix(r.Library)
+	for _, name := range []string{"libcuda.so.1", jitCompiler} {
 		real, err := filepath.EvalSymlinks(filepath.Join(d.LibDir, name))
 		if err != nil {
 			continue
 		}
-		if have := suffix(real); have != "" && version != "" && have != version {
+		if have := versionSuffix(real); have != "" && version != "" && have != version {
 			return failed(ReasonLibraryMismatch,
 				fmt.Sprintf("in %s %s is of version %s, libnvidia-ml of version %s", h.onHost(d.LibDir), strings.TrimSuffix(name, ".so.1"), have, version),
 				"install all user libraries of one driver version")
@@ -216,7 +215,7 @@ func libraries(h hardware, d check.Driver, r check.Reading) *check.Outcome {
 	return nil
 }
 
-func usable(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
+func checkUsable(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 	var faults []string
 	for _, g := range d.GPUs {
 		if g.Fault == (gpu.Fault{}) {
@@ -232,7 +231,7 @@ func usable(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 	return failed(ReasonNoUsableGPU, "no GPU is usable: "+strings.Join(faults, "; "), "look for Xid lines in dmesg; reset the GPUs or reboot")
 }
 
-// notes are what is wrong and does not keep the others from working.
+// notes returns problems of single GPUs that do not affect the others.
 func (h hardware) notes(d check.Driver) []string {
 	var notes []string
 	seen := map[gpu.PCIAddress]bool{}
@@ -250,10 +249,10 @@ func (h hardware) notes(d check.Driver) []string {
 			notes = append(notes, "the GPU at "+string(address)+" is on the PCI bus, but not known to the driver")
 		}
 	}
-	if _, err := os.Stat(filepath.Join(d.LibDir, jit)); err != nil && !d.Info.Simulated {
-		notes = append(notes, "there is no "+jit+" in "+h.onHost(d.LibDir)+": programs that bring PTX and no machine code for the GPU do not run; install the whole driver")
+	if _, err := os.Stat(filepath.Join(d.LibDir, jitCompiler)); err != nil && !d.Info.Simulated {
+		notes = append(notes, "there is no "+jitCompiler+" in "+h.onHost(d.LibDir)+": programs that bring PTX and no machine code for the GPU do not run; install the whole driver")
 	}
-	return append(notes, h.links(d)...)
+	return append(notes, h.linkNotes(d)...)
 }
 
 func addresses(all []gpu.PCIAddress) string {
@@ -317,8 +316,8 @@ func orUnknown(s string) string {
 	return s
 }
 
-// suffix is the version in the name of a library: libcuda.so.580.95.05.
-func suffix(library string) string {
+// versionSuffix returns the version in the name of a library: libcuda.so.580.95.05.
+func versionSuffix(library string) string {
 	_, version, _ := strings.Cut(path.Base(library), ".so.")
 	if !versionPattern.MatchString(version) {
 		return ""

@@ -16,19 +16,19 @@ const maxProcFile = 64 << 10
 
 var versionPattern = regexp.MustCompile(`^\d{2,4}(\.\d{1,4}){1,3}$`)
 
-// hardware is what the files of the host say, without NVML.
+// hardware is the hardware and driver according to the host's files, without NVML.
 type hardware struct {
 	node    check.Node
 	pci     []gpu.PCIAddress // NVIDIA GPUs that could have this driver
-	nouveau []gpu.PCIAddress // those of them that the kernel's other driver has
+	nouveau []gpu.PCIAddress // the ones bound to nouveau, the kernel's own driver
 	module  string           // version of the loaded kernel module, "" if none
 	library string           // host path of libnvidia-ml below the driver root, "" if none
 	majors  map[string]int   // of character devices, by driver name
 }
 
-// look reads them. A driver root may bring its own /proc and /sys: a driver
-// container shows those of the host there, the simulator its stand-ins.
-func look(node check.Node) hardware {
+// readHardware reads the host's files. A driver root may contain its own /proc and /sys: a driver
+// container has those of the host there, the simulator its stand-ins.
+func readHardware(node check.Node) hardware {
 	h := hardware{node: node}
 	roots := []string{node.DriverRoot, "/"}
 	for _, root := range roots {
@@ -49,7 +49,7 @@ func look(node check.Node) hardware {
 	return h
 }
 
-// onHost is a path of this process as the host calls it.
+// onHost returns the host path for a path of this process.
 func (h hardware) onHost(here string) string {
 	if p, ok := h.node.Root.Host(here); ok {
 		return p
@@ -57,15 +57,15 @@ func (h hardware) onHost(here string) string {
 	return here
 }
 
-func (h hardware) libraryVersion() string { return suffix(h.library) }
+func (h hardware) libraryVersion() string { return versionSuffix(h.library) }
 
-// outOfSight says that the driver's kernel module cannot be seen from here
-// although it is there: a container that was given a simulated GPU has the host's
-// /proc, and not the stand-in for it in the simulated driver's root.
-func (h hardware) outOfSight(d check.Driver) bool { return d.Info.Simulated && h.module == "" }
+// moduleHidden reports whether the driver's kernel module is loaded but not visible here. A
+// container with a simulated GPU has the host's /proc, and not the stand-in in the simulated
+// driver's root.
+func (h hardware) moduleHidden(d check.Driver) bool { return d.Info.Simulated && h.module == "" }
 
-// ownGPUs returns the NVIDIA GPUs of a sysfs folder that are not set aside for
-// virtual machines, and those of them that nouveau has.
+// ownGPUs returns the NVIDIA GPUs of a sysfs folder that are not reserved for virtual
+// machines, and those of them that are bound to nouveau.
 func ownGPUs(root *host.Root, dir string) (found, nouveau []gpu.PCIAddress) {
 	for _, device := range root.GPUs(dir) {
 		switch device.Driver {
@@ -95,9 +95,8 @@ func moduleVersion(text string) string {
 	return ""
 }
 
-// frontend is the major of /dev/nvidia0 and /dev/nvidiactl: the driver's name in
-// /proc/devices changed with R550, the number (195, by Linux's
-// devices.txt) never did.
+// frontend returns the major number of /dev/nvidia0 and /dev/nvidiactl. The driver's name in
+// /proc/devices changed with R550, the number (195, by Linux's devices.txt) never did.
 func (h hardware) frontend() int {
 	for _, name := range []string{"nvidia", "nvidia-frontend"} {
 		if major, ok := h.majors[name]; ok {

@@ -18,7 +18,7 @@ type node struct {
 	major, minor int
 }
 
-// wantedNodes are those that every CUDA program opens.
+// wantedNodes returns the device nodes that every CUDA program opens.
 func (h hardware) wantedNodes(d check.Driver) []node {
 	const controlMinor = 255
 	want := []node{{"nvidiactl", h.frontend(), controlMinor}}
@@ -33,9 +33,9 @@ func (h hardware) wantedNodes(d check.Driver) []node {
 	return want
 }
 
-// nodes checks the device nodes.
-func nodes(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
-	if _, ok := h.majors["nvidia-uvm"]; !ok && !h.outOfSight(d) {
+// checkNodes checks the device nodes.
+func checkNodes(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
+	if _, ok := h.majors["nvidia-uvm"]; !ok && !h.moduleHidden(d) {
 		return failed(ReasonUVMMissing, "the kernel module nvidia-uvm, which CUDA needs, is not loaded: /proc/devices does not list it",
 			"load it with modprobe nvidia-uvm")
 	}
@@ -66,11 +66,11 @@ func nodes(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 	return nil
 }
 
-// links are notes of device nodes that have no link below /dev/char. Everything works
-// without them until systemd reloads its units: it then writes the device rules of
-// containers anew, finds devices by these links, and takes away from running containers
-// what has none. That is no reason to refuse a node, and has to be known before.
-func (h hardware) links(d check.Driver) []string {
+// linkNotes returns notes about device nodes without a link below /dev/char. Everything works
+// without the links until systemd reloads its units. It then rewrites the device rules of
+// containers by these links, and running containers lose the devices without one. That is no
+// reason to refuse a node, but must be known in advance.
+func (h hardware) linkNotes(d check.Driver) []string {
 	if d.Info.Simulated || !h.node.Sees("/dev/char") { // a simulated driver's nodes lead nowhere in any case
 		return nil
 	}

@@ -1,5 +1,5 @@
-// Package fabric checks that GPUs behind NVSwitches have joined their fabric, as NVML
-// says: the fabric manager, or the subnet manager of a bigger machine, has let them in.
+// Package fabric checks that GPUs behind NVSwitches have joined their fabric, according to
+// NVML: the fabric manager, or the subnet manager of a bigger machine, has registered them.
 package fabric
 
 import (

@@ -1,7 +1,6 @@
-// Package injection checks the second layer, the toolkit's: a container that is
-// given a GPU by its CDI name would start. The name resolves, every file that the
-// specification names is on the host, and the toolkit itself says that it is
-// done, for the driver that is loaded now.
+// Package injection checks the second layer, the toolkit's: a container that requests a GPU
+// by its CDI name would start. The name resolves, every file named in the specification is on
+// the host, and the toolkit reports that it is ready, for the driver that is loaded now.
 package injection
 
 import (
@@ -17,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Reasons of this layer, besides those that the toolkit gives itself.
+// Reasons of this layer, besides those of the toolkit itself.
 const (
 	ReasonSilent      gpu.Reason = "ToolkitSilent"
 	ReasonStateBroken gpu.Reason = "ToolkitStateInvalid"
@@ -35,13 +34,12 @@ const (
 
 // Check proves the layer for every GPU and MIG device.
 //
-// From a container that sees only some folders of the host, only files below
-// those are looked for; that the others are there shows when a container with a
-// GPU starts, in the plugin's layer.
+// In a container with only some folders of the host, Check looks only for files below those.
+// The plugin's layer proves the others, by starting a container with a GPU.
 func Check(_ context.Context, node check.Node, driver check.Driver) check.Outcome {
 	node.DriverRoot = driver.Info.Root
 	state, err := node.State(nodestate.Toolkit)
-	if failed := said(state, err); failed != nil {
+	if failed := notReady(state, err); failed != nil {
 		return *failed
 	}
 	if d := state.Driver; d != nil && d.Version != driver.Info.Version {
@@ -55,7 +53,7 @@ func Check(_ context.Context, node check.Node, driver check.Driver) check.Outcom
 	}
 	var notes []string
 	again := false
-	for _, verify := range []func(check.Node, check.Driver, nodestate.State, []cdi.File) finding{present, conflicts, names, runtimes, handlers} {
+	for _, verify := range []func(check.Node, check.Driver, nodestate.State, []cdi.File) finding{checkSpec, checkConflicts, checkNames, checkRuntime, checkHandlers} {
 		f := verify(node, driver, state, files)
 		if f.failed != nil {
 			return *f.failed
@@ -71,11 +69,11 @@ func Check(_ context.Context, node check.Node, driver check.Driver) check.Outcom
 	return o
 }
 
-// finding is what came of looking at one thing.
+// finding is the result of one check of this layer.
 type finding struct {
 	failed *check.Outcome
 	notes  []string
-	again  bool // it may be another soon
+	again  bool // check again soon, since it may change
 }
 
 func refuse(reason gpu.Reason, message, action string) finding {
@@ -83,8 +81,8 @@ func refuse(reason gpu.Reason, message, action string) finding {
 	return finding{failed: &o}
 }
 
-// names looks whether each GPU and MIG device has a name that leads to what is there.
-func names(node check.Node, driver check.Driver, _ nodestate.State, files []cdi.File) finding {
+// checkNames checks that each GPU and MIG device has a CDI name that resolves to existing files.
+func checkNames(node check.Node, driver check.Driver, _ nodestate.State, files []cdi.File) finding {
 	units := driver.Units()
 	var unresolved, incomplete []string
 	for _, u := range units {
@@ -96,10 +94,10 @@ func names(node check.Node, driver check.Driver, _ nodestate.State, files []cdi.
 		}
 	}
 	if len(unresolved) > 0 {
-		return refuse(ReasonUnresolved, several(unresolved, len(units)), "gpu-toolkit writes the specs, and follows new GPUs and MIG devices within seconds; if not, see its log")
+		return refuse(ReasonUnresolved, firstOf(unresolved, len(units)), "gpu-toolkit writes the specs, and follows new GPUs and MIG devices within seconds; if not, see its log")
 	}
 	if len(incomplete) > 0 {
-		return refuse(ReasonIncomplete, several(incomplete, len(units)),
+		return refuse(ReasonIncomplete, firstOf(incomplete, len(units)),
 			"restart gpu-toolkit so that it writes the specs anew; if files of the driver are missing, install it again")
 	}
 	return finding{}
@@ -112,8 +110,8 @@ func runtime(s nodestate.State) *nodestate.Runtime {
 	return s.Toolkit.Runtime
 }
 
-// said is what the toolkit's own word comes to; nil if it is ready.
-func said(s nodestate.State, err error) *check.Outcome {
+// notReady returns the failure shown by the toolkit's state; nil if it is ready.
+func notReady(s nodestate.State, err error) *check.Outcome {
 	var o check.Outcome
 	switch {
 	case nodestate.IsAbsent(err):
@@ -132,8 +130,8 @@ func said(s nodestate.State, err error) *check.Outcome {
 	return &o
 }
 
-// several is the first of several findings, and how many there are.
-func several(all []string, of int) string {
+// firstOf returns the first of several findings, and their number.
+func firstOf(all []string, of int) string {
 	const shown = 3
 	if len(all) <= shown {
 		return strings.Join(all, "; ")

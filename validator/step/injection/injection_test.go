@@ -169,8 +169,8 @@ func TestAGPUThatIsLostNeedsNoName(t *testing.T) {
 }
 
 func TestManyFindingsAreCounted(t *testing.T) {
-	require.Equal(t, "a; b; c", several([]string{"a", "b", "c"}, 8))
-	require.Equal(t, "a; b; c; and so on for 5 of 8 GPUs", several([]string{"a", "b", "c", "d", "e"}, 8))
+	require.Equal(t, "a; b; c", firstOf([]string{"a", "b", "c"}, 8))
+	require.Equal(t, "a; b; c; and so on for 5 of 8 GPUs", firstOf([]string{"a", "b", "c", "d", "e"}, 8))
 }
 
 func TestFromAContainerOnlyWhatIsMountedIsLookedFor(t *testing.T) {

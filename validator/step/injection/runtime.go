@@ -12,23 +12,23 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// nodeLag is for how long the Node may not know yet of a handler that the runtime has: the
-// kubelet asks the runtime each 5 seconds and tells the API server each 10.
+// nodeLag is the time in which the Node may not list a new handler of the runtime yet: the
+// kubelet asks the runtime every 5 seconds and reports to the API server every 10.
 const nodeLag = 30 * time.Second
 
-// classHandler is the one that the RuntimeClass nvidia names.
+// classHandler is the handler of the RuntimeClass nvidia.
 const classHandler = "nvidia"
 
-// runtimes looks whether the runtime resolves CDI names, by the toolkit's word.
-func runtimes(_ check.Node, _ check.Driver, state nodestate.State, _ []cdi.File) finding {
+// checkRuntime checks that the runtime resolves CDI names, according to the toolkit.
+func checkRuntime(_ check.Node, _ check.Driver, state nodestate.State, _ []cdi.File) finding {
 	r := runtime(state)
 	switch {
 	case r == nil:
 		return finding{}
 	case r.CDI != nil && !*r.CDI:
 		return refuse(ReasonRuntime, "the container runtime does not resolve CDI names: "+r.Message, "change its configuration as the message says and restart it")
-	case !reads(*r, own(state)):
-		return refuse(ReasonRuntime, fmt.Sprintf("the container runtime %s does not read the CDI specifications in %s: %s", r.Name, path.Dir(own(state)), r.Message),
+	case !readsSpec(*r, specPath(state)):
+		return refuse(ReasonRuntime, fmt.Sprintf("the container runtime %s does not read the CDI specifications in %s: %s", r.Name, path.Dir(specPath(state)), r.Message),
 			"change its configuration as the message says and restart it")
 	case r.Message != "":
 		return finding{notes: []string{"the toolkit says of the container runtime: " + r.Message}}
@@ -36,13 +36,13 @@ func runtimes(_ check.Node, _ check.Driver, state nodestate.State, _ []cdi.File)
 	return finding{}
 }
 
-// reads says whether the runtime reads a specification, as far as it is known.
-func reads(r nodestate.Runtime, spec string) bool {
-	return spec == "" || len(r.CDIDirs) == 0 || slices.ContainsFunc(r.CDIDirs, func(dir string) bool { return clean(dir) == path.Dir(spec) })
+// readsSpec reports whether the runtime reads a specification, as far as it is known.
+func readsSpec(r nodestate.Runtime, spec string) bool {
+	return spec == "" || len(r.CDIDirs) == 0 || slices.ContainsFunc(r.CDIDirs, func(dir string) bool { return canonical(dir) == path.Dir(spec) })
 }
 
-// handlers looks whether runtime and kubelet know the handler that is wanted.
-func handlers(node check.Node, _ check.Driver, state nodestate.State, _ []cdi.File) finding {
+// checkHandlers checks that runtime and kubelet know the wanted handler.
+func checkHandlers(node check.Node, _ check.Driver, state nodestate.State, _ []cdi.File) finding {
 	r := runtime(state)
 	wanted := ""
 	if state.Toolkit != nil {

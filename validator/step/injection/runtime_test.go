@@ -48,7 +48,7 @@ func TestAHandlerThatIsWantedIsKnownToRuntimeAndKubelet(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := check.Node{Status: func() check.Status { return check.Status{Handlers: c.node} }}
-			f := handlers(n, check.Driver{}, c.state, nil)
+			f := checkHandlers(n, check.Driver{}, c.state, nil)
 			require.Equal(t, c.again, f.again)
 			if c.says != "" {
 				require.Equal(t, ReasonHandler, f.failed.Refusal.Reason)
@@ -78,7 +78,7 @@ func TestARuntimeHasToReadTheFolderOfTheSpecification(t *testing.T) {
 		"it reads the static": {[]string{"/etc/cdi"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := runtimes(check.Node{}, check.Driver{}, nodestate.State{Toolkit: &nodestate.ToolkitInfo{
+			f := checkRuntime(check.Node{}, check.Driver{}, nodestate.State{Toolkit: &nodestate.ToolkitInfo{
 				Specs:   []nodestate.Spec{{Kind: cdi.KindGPU, Path: cdi.DynamicDir + "/k8s.gpuready.io-gpu.yaml"}},
 				Runtime: &nodestate.Runtime{Name: "containerd", CDI: &on, CDIDirs: c.dirs, Message: "set cdi_spec_dirs"},
 			}}, nil)

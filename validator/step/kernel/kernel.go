@@ -1,8 +1,8 @@
-// Package kernel is what the steps ask the kernel by its files, without NVML:
-// which modules are loaded, which devices they have, what is on the PCI bus.
+// Package kernel reads the kernel's files for the steps, without NVML: the loaded modules,
+// their devices, and the devices on the PCI bus.
 //
-// A driver root may bring its own /proc and /sys: a driver container shows those
-// of the host there, the simulator its stand-ins. They come before the host's own.
+// A driver root may contain its own /proc and /sys: a driver container has those of the
+// host there, the simulator its stand-ins. They are read before the host's own.
 package kernel
 
 import (
@@ -20,20 +20,20 @@ import (
 
 const maxFile = 64 << 10
 
-// View is the kernel of a node.
+// View gives access to the kernel of a node.
 type View struct {
 	node  check.Node
 	roots []string
 }
 
-// Of returns the kernel of a node.
+// Of returns a View of the kernel of a node.
 func Of(node check.Node) View {
 	node = node.FindDriverRoot()
 	return View{node: node, roots: slices.Compact([]string{node.DriverRoot, "/"})}
 }
 
-// Read returns the content of a file of /proc or /sys, without the white space
-// around it, "" where it is not there.
+// Read returns the content of a file of /proc or /sys without the white space around it,
+// "" if the file does not exist.
 func (v View) Read(name string) string {
 	for _, root := range v.roots {
 		if data, err := v.node.Root.ReadFile(path.Join(root, name), maxFile); err == nil {
@@ -43,7 +43,7 @@ func (v View) Read(name string) string {
 	return ""
 }
 
-// Names are those of what is in a folder of /proc or /sys, sorted.
+// Names returns the sorted names of the entries of a folder of /proc or /sys.
 func (v View) Names(dir string) []string {
 	for _, root := range v.roots {
 		if names, err := v.node.Root.Names(path.Join(root, dir)); err == nil && len(names) > 0 {
@@ -54,8 +54,8 @@ func (v View) Names(dir string) []string {
 	return nil
 }
 
-// Loaded says whether a module is loaded, by its name with underscores. One that is
-// built into the kernel counts if the kernel lists it.
+// Loaded reports whether a module is loaded, by its name with underscores. A built-in
+// module counts if the kernel lists it.
 func (v View) Loaded(module string) bool {
 	return slices.ContainsFunc(v.roots, func(root string) bool {
 		_, err := v.node.Root.Stat(path.Join(root, "sys/module", module))
@@ -63,7 +63,7 @@ func (v View) Loaded(module string) bool {
 	})
 }
 
-// Version is that of a module, as it says itself.
+// Version returns the version that a module reports.
 func (v View) Version(module string) string {
 	if version := v.Read(path.Join("/sys/module", module, "version")); version != "" {
 		return "version " + version
@@ -71,13 +71,13 @@ func (v View) Version(module string) string {
 	return "of unknown version"
 }
 
-// Missing returns those of the modules that are not loaded.
+// Missing returns the modules that are not loaded.
 func (v View) Missing(modules ...string) []string {
 	return slices.DeleteFunc(slices.Clone(modules), v.Loaded)
 }
 
-// Majors are those of character devices, by driver name, of the first /proc/devices
-// that lists one of which wanted says yes.
+// Majors returns the major numbers of character devices by driver name. It reads the first
+// /proc/devices that lists a wanted driver.
 func (v View) Majors(wanted func(name string) bool) map[string]int {
 	majors := map[string]int{}
 	for _, root := range v.roots {
@@ -92,7 +92,7 @@ func (v View) Majors(wanted func(name string) bool) map[string]int {
 	return majors
 }
 
-// CharacterMajors reads the first part of /proc/devices.
+// CharacterMajors parses the first part of /proc/devices.
 func CharacterMajors(text string) map[string]int {
 	majors := map[string]int{}
 	for line := range strings.Lines(text) {
@@ -110,8 +110,8 @@ func CharacterMajors(text string) map[string]int {
 	return majors
 }
 
-// Device says what is wrong with the node of a character device of a driver, "" for
-// nothing: it is there with the driver's number, or cannot be seen from here.
+// Device returns what is wrong with the node of a driver's character device. It returns ""
+// if the node has the driver's major number, or is not visible to this process.
 func (v View) Device(name, driver string) string {
 	major, registered := v.Majors(func(n string) bool { return n == driver })[driver]
 	if !registered {
@@ -142,10 +142,10 @@ func (v View) Device(name, driver string) string {
 type PCIDevice struct {
 	Address string
 	Class   string // six digits after 0x
-	Driver  string // that has it; "" none
+	Driver  string // bound to it; "" none
 }
 
-// The vendors that are looked for.
+// PCI vendor IDs.
 const (
 	NVIDIA   = "0x10de"
 	Mellanox = "0x15b3"
@@ -164,14 +164,14 @@ func (v View) PCI(vendor string) []PCIDevice {
 	return found
 }
 
-// GPUs are those of NVIDIA, without the virtual functions of one.
+// GPUs returns NVIDIA's GPUs, without their virtual functions.
 func (v View) GPUs() []PCIDevice {
 	return slices.DeleteFunc(v.PCI(NVIDIA), func(d PCIDevice) bool {
 		return !strings.HasPrefix(d.Class, "0300") && !strings.HasPrefix(d.Class, "0302") || v.Link(path.Join(host.PCIDevices, d.Address, "physfn")) != ""
 	})
 }
 
-// Link is the last part of what a link leads to, "" if there is none.
+// Link returns the last element of a link's target, "" if there is no link.
 func (v View) Link(name string) string {
 	for _, root := range v.roots {
 		if target, err := v.node.Root.Readlink(path.Join(root, name)); err == nil {
@@ -181,7 +181,7 @@ func (v View) Link(name string) string {
 	return ""
 }
 
-// Exists says whether there is something at a path of /sys or /proc.
+// Exists reports whether a path of /sys or /proc exists.
 func (v View) Exists(name string) bool {
 	return slices.ContainsFunc(v.roots, func(root string) bool {
 		_, err := v.node.Root.Stat(path.Join(root, name))

@@ -23,13 +23,13 @@ const (
 )
 
 const (
-	// The folder in which a containerised driver shows itself, and its word that it is done.
+	// The folder of a containerised driver, and the file that marks it ready.
 	container = "/run/mellanox/drivers"
 	ready     = container + "/.driver-ready"
 	devices   = "/sys/class/infiniband"
 )
 
-// Check proves the layer. A node without such a card needs no driver for it.
+// Check proves the layer. A node without such a card passes without the driver.
 func Check(_ context.Context, node check.Node, _ check.Driver) check.Outcome {
 	k := kernel.Of(node)
 	cards := k.PCI(kernel.Mellanox)

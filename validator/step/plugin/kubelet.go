@@ -12,21 +12,21 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// The kubelet answers in milliseconds; a socket that nobody serves any more
-// refuses at once, one that is not yet served is connected to again meanwhile.
-const askTimeout = 10 * time.Second
+// requestTimeout bounds a request. The kubelet answers in milliseconds; a socket without a server
+// refuses at once, and the client reconnects until it is served.
+const requestTimeout = 10 * time.Second
 
 // maxAnswer bounds the kubelet's answer: 1,000 pods and 10,000 devices need 2 MiB.
 const maxAnswer = 16 << 20
 
-// AskKubelet asks over the PodResources API, version 1.
+// AskKubelet reads the kubelet's devices over the PodResources API, version 1.
 func AskKubelet(ctx context.Context, socket string) (Kubelet, error) {
 	if info, err := os.Stat(socket); err != nil {
 		return Kubelet{}, err
 	} else if info.Mode().Type() != fs.ModeSocket {
 		return Kubelet{}, fmt.Errorf("%s is no socket", socket)
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	conn, err := grpc.NewClient("unix://"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -1,9 +1,8 @@
-// Package plugin checks the fourth layer: the kubelet offers to pods exactly
-// the GPUs that the driver sees, less those that the device plugin holds back
-// with a reason.
+// Package plugin checks the fourth layer: the kubelet offers to pods exactly the GPUs that
+// the driver lists, except for those that the device plugin withholds with a reason.
 //
-// Three accounts are compared: the driver's, the device plugin's own state, and
-// the kubelet's, from its PodResources API. Each difference is named.
+// It compares three accounts: the driver's, the device plugin's state, and the kubelet's,
+// from its PodResources API. Each difference is named.
 package plugin
 
 import (
@@ -20,7 +19,7 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Reasons of this layer, besides those that the device plugin gives itself.
+// Reasons of this layer, besides those of the device plugin itself.
 const (
 	ReasonSilent        gpu.Reason = "DevicePluginSilent"
 	ReasonStateBroken   gpu.Reason = "DevicePluginStateInvalid"
@@ -31,21 +30,21 @@ const (
 	ReasonDiffers       gpu.Reason = "AllocatableDiffers"
 )
 
-// Kubelet is what the kubelet says of the node's devices.
+// Kubelet is the kubelet's account of the node's devices.
 type Kubelet struct {
 	Allocatable map[string]map[string]bool   // device IDs by resource
 	Allocated   map[string]map[string]string // the pod ("namespace/name") that holds a device, by resource and device ID
 }
 
-// Ask asks the kubelet on its PodResources socket, a path of this process.
+// Ask reads the kubelet's account from its PodResources socket, a path of this process.
 type Ask func(ctx context.Context, socket string) (Kubelet, error)
 
-// Workload proves by a pod that a pod can use a GPU.
+// Workload runs a pod to prove that a pod can use a GPU.
 type Workload interface {
-	// Prove adds to accounts, which is a pass, what became of a pod that requests
-	// one of the resource free; "" where pods hold all devices. It does not wait.
+	// Prove adds the result of a pod that requests one of the resource free to accounts,
+	// which is a pass. free is "" where pods hold all devices. It does not wait.
 	Prove(driver check.Driver, accounts check.Outcome, free string) check.Outcome
-	// Forget makes what was proven count no more.
+	// Forget drops the last result.
 	Forget()
 }
 
@@ -67,11 +66,11 @@ func Check(ctx context.Context, node check.Node, driver check.Driver, ask Ask, w
 	return proven
 }
 
-// compareAccounts is the first half of Check; free is a resource of which a pod
-// could be given one now.
+// compareAccounts is the first half of Check; free is a resource of which a pod could be
+// allocated one now.
 func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, ask Ask) (o check.Outcome, free string) {
 	state, err := node.State(nodestate.DevicePlugin)
-	if failed := said(state, err); failed != nil {
+	if failed := notRegistered(state, err); failed != nil {
 		return *failed, ""
 	}
 	a, err := settle(ctx, node, driver, *state.DevicePlugin, ask)
@@ -80,7 +79,7 @@ func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, 
 			"see that the kubelet runs and that its pod-resources folder is mounted here (--pod-resources-socket)"), ""
 	}
 	if len(a.differences) > 0 && len(a.differences) == a.short {
-		return check.Fail(ReasonShort, fmt.Sprintf("%s fewer can be allocated than the driver sees: %s", count(a.short), strings.Join(a.differences, "; ")),
+		return check.Fail(ReasonShort, fmt.Sprintf("%s fewer can be allocated than the driver sees: %s", countDevices(a.short), strings.Join(a.differences, "; ")),
 			"see the log of gpu-device-plugin, and of the kubelet, which takes a few seconds after a change"), ""
 	}
 	if len(a.differences) > 0 {
@@ -103,16 +102,16 @@ func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, 
 	return o, a.kubelet.Free(resources)
 }
 
-func count(devices int) string {
+func countDevices(devices int) string {
 	if devices == 1 {
 		return "1 device"
 	}
 	return fmt.Sprintf("%d devices", devices)
 }
 
-// Free returns the first resource, by name, of which a pod could be given one
-// now, "" if there is none. It counts as the scheduler does: a device that broke
-// in the hands of a pod is no more allocatable, and yet one of those requested.
+// Free returns the first resource, by name, of which a pod could be allocated one now, ""
+// if there is none. It counts as the scheduler does: a device that broke while a pod holds
+// it is no longer allocatable, but still counts as requested.
 func (k Kubelet) Free(resources map[string]int) string {
 	for _, name := range slices.Sorted(maps.Keys(resources)) {
 		if len(k.Allocatable[name]) > len(k.Allocated[name]) {
@@ -122,7 +121,7 @@ func (k Kubelet) Free(resources map[string]int) string {
 	return ""
 }
 
-// Held are the devices that a pod, "namespace/name", holds, sorted.
+// Held returns the sorted devices that a pod, "namespace/name", holds.
 func (k Kubelet) Held(pod string) []string {
 	var ids []string
 	for _, held := range k.Allocated {
@@ -136,19 +135,19 @@ func (k Kubelet) Held(pod string) []string {
 	return ids
 }
 
-// accounts are the device plugin's and the kubelet's, and what came of
-// comparing them with the driver's.
+// accounts holds the accounts of device plugin and kubelet, and their comparison with the
+// driver's.
 type accounts struct {
 	plugin      nodestate.DevicePluginInfo
 	kubelet     Kubelet
 	differences []string
-	short       int // how many of them are devices that are missing
+	short       int // the number of differences that are missing devices
 	notes       []string
 }
 
-// settle compares the accounts until they agree, for as long as node.Settle.
-// The plugin tells the kubelet of a change and writes it down one after the
-// other, and no event tells when the kubelet has taken it over.
+// settle compares the accounts until they agree, for up to node.Settle. The plugin reports a
+// change to the kubelet and then writes its state, and no event shows when the kubelet has
+// applied the change.
 func settle(ctx context.Context, node check.Node, driver check.Driver, plugin nodestate.DevicePluginInfo, ask Ask) (accounts, error) {
 	const first = 50 * time.Millisecond
 	enough := time.Now().Add(node.Settle)
@@ -168,15 +167,15 @@ func settle(ctx context.Context, node check.Node, driver check.Driver, plugin no
 		case <-time.After(wait):
 		}
 		state, err := node.State(nodestate.DevicePlugin)
-		if said(state, err) != nil {
-			return a, nil // the change that woke us is not the last one
+		if notRegistered(state, err) != nil {
+			return a, nil // another change follows
 		}
 		plugin = *state.DevicePlugin
 	}
 }
 
-// said is what the device plugin's own word comes to; nil if it is registered.
-func said(s nodestate.State, err error) *check.Outcome {
+// notRegistered returns the failure shown by the device plugin's state; nil if it is registered.
+func notRegistered(s nodestate.State, err error) *check.Outcome {
 	var o check.Outcome
 	switch {
 	case nodestate.IsAbsent(err):
@@ -196,16 +195,16 @@ func said(s nodestate.State, err error) *check.Outcome {
 	return &o
 }
 
-// compare returns where the three accounts differ, how often by a device that is
-// missing, and what is odd and agreed on.
+// compare returns the differences of the three accounts, the number of them that are missing
+// devices, and notes about oddities on which the accounts agree.
 func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kubelet) (differences []string, short int, notes []string) {
-	names := names(driver)
+	devices := driverDevices(driver)
 	offered := map[gpu.UUID]bool{}
 	for _, r := range plugin.Resources {
 		healthy := map[string]bool{}
 		for _, d := range r.Devices {
 			offered[d.GPU] = true
-			switch fault, known := names[d.GPU]; {
+			switch fault, known := devices[d.GPU]; {
 			case !known && d.Health == nodestate.Healthy:
 				differences = append(differences, fmt.Sprintf("the device plugin offers %s of %s, which the driver does not see", d.ID, r.Name))
 			case d.Health == nodestate.Healthy && fault != "":
@@ -221,11 +220,11 @@ func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kub
 				}
 			}
 		}
-		for _, id := range less(healthy, kubelet.Allocatable[r.Name]) {
+		for _, id := range missingFrom(healthy, kubelet.Allocatable[r.Name]) {
 			short++
 			differences = append(differences, fmt.Sprintf("the kubelet does not offer %s of %s, which the device plugin says is healthy", id, r.Name))
 		}
-		for _, id := range less(kubelet.Allocatable[r.Name], healthy) {
+		for _, id := range missingFrom(kubelet.Allocatable[r.Name], healthy) {
 			differences = append(differences, fmt.Sprintf("the kubelet offers %s of %s, which the device plugin does not", id, r.Name))
 		}
 		for _, id := range slices.Sorted(maps.Keys(kubelet.Allocated[r.Name])) {
@@ -243,7 +242,7 @@ func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kub
 		if left[u.UUID] || left[u.GPU.UUID] {
 			continue
 		}
-		// A MIG device is offered with its GPU where the plugin does not divide.
+		// If the plugin does not offer MIG devices separately they are offered with their GPU.
 		if !offered[u.UUID] && !offered[u.GPU.UUID] {
 			short++
 			differences = append(differences, u.Name+" is seen by the driver and not by the device plugin")
@@ -252,9 +251,9 @@ func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kub
 	return differences, short, notes
 }
 
-// names returns the GPUs and MIG devices that the driver sees, with what is
-// wrong with them, "" for nothing.
-func names(driver check.Driver) map[gpu.UUID]string {
+// driverDevices returns the GPUs and MIG devices that the driver lists, with the fault of each, ""
+// for none.
+func driverDevices(driver check.Driver) map[gpu.UUID]string {
 	all := map[gpu.UUID]string{}
 	for _, g := range driver.GPUs {
 		fault := ""
@@ -269,8 +268,8 @@ func names(driver check.Driver) map[gpu.UUID]string {
 	return all
 }
 
-// less returns, sorted, what is in a and not in b.
-func less(a, b map[string]bool) []string {
+// missingFrom returns, sorted, what is in a and not in b.
+func missingFrom(a, b map[string]bool) []string {
 	var out []string
 	for id := range a {
 		if !b[id] {

@@ -20,7 +20,7 @@ const (
 	ReasonBound  gpu.Reason = "GPUNotBoundToVFIO"
 )
 
-// drivers are vfio-pci and, for Grace Hopper and its successors, its variant (Linux,
+// drivers lists vfio-pci and its variant for Grace Hopper and its successors (Linux,
 // drivers/vfio/pci/nvgrace-gpu).
 var drivers = []string{"vfio-pci", "nvgrace_gpu_vfio_pci"}
 

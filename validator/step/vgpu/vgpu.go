@@ -34,7 +34,7 @@ func Check(_ context.Context, node check.Node, _ check.Driver) check.Outcome {
 	}
 	mediated, functions := 0, 0
 	for _, id := range k.Names("/sys/bus/mdev/devices") {
-		// Those of other makers are of no interest: nvidia-35 is a type of NVIDIA's.
+		// Skip types of other vendors; NVIDIA's are like nvidia-35.
 		if strings.HasPrefix(k.Link(path.Join("/sys/bus/mdev/devices", id, "mdev_type")), "nvidia-") {
 			mediated++
 		}

@@ -1,5 +1,5 @@
-// Package kerneltest makes nodes of files of /proc and /sys, for tests of the steps
-// that ask the kernel.
+// Package kerneltest builds nodes from files of /proc and /sys, for tests of the steps that
+// read the kernel's files.
 package kerneltest
 
 import (
@@ -22,7 +22,7 @@ type Machine struct {
 	check.Node
 }
 
-// New returns one with the modules loaded.
+// New returns a Machine with the modules loaded.
 func New(t *testing.T, modules ...string) *Machine {
 	t.Helper()
 	root, err := host.Open(t.TempDir())
@@ -35,12 +35,12 @@ func New(t *testing.T, modules ...string) *Machine {
 	return m
 }
 
-// Driver is one that has been proven, with two GPUs.
+// Driver returns a proven driver with two GPUs.
 func Driver() check.Driver {
 	return check.Driver{Info: nodestate.DriverInfo{Root: "/", Version: "580.95.05"}, DevRoot: "/", GPUs: gputest.Node("h100-sxm", 2).Devices}
 }
 
-// File writes one.
+// File writes a file.
 func (m *Machine) File(name, content string) {
 	m.t.Helper()
 	p := m.Root.Path(name)
@@ -48,7 +48,7 @@ func (m *Machine) File(name, content string) {
 	require.NoError(m.t, os.WriteFile(p, []byte(content), 0o644))
 }
 
-// Link makes a link.
+// Link creates a symbolic link.
 func (m *Machine) Link(name, target string) {
 	m.t.Helper()
 	p := m.Root.Path(name)
@@ -64,7 +64,7 @@ func (m *Machine) Majors(text string) {
 	m.File("/proc/devices", "Character devices:\n  1 mem\n"+text+"\n\nBlock devices:\n  8 sd\n")
 }
 
-// Device makes a device node; without the right to, the test is skipped.
+// Device creates a device node; it skips the test if that is not permitted.
 func (m *Machine) Device(name string, major, minor uint32) {
 	m.t.Helper()
 	p := m.Root.Path("/dev/" + name)
@@ -84,7 +84,7 @@ func (m *Machine) PCI(address, vendor, class, driver string) {
 	}
 }
 
-// Refused requires a reason and words of the message, and that there is something to do.
+// Refused requires a failure with the reason, a message that contains says, and an action.
 func Refused(t *testing.T, o check.Outcome, reason, says string) {
 	t.Helper()
 	require.Equal(t, check.Failed, o.Kind, "%+v", o.Proof)
