@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/validator/kube/kubetest"
 )
 
-// standIn runs the validator by the reference's name, told by environment alone.
+// standIn runs the validator by the reference's name, configured by environment only.
 func (r *rig) standIn(env ...string) (exit int, said string) {
 	r.t.Helper()
 	link := filepath.Join(r.t.TempDir(), "nvidia-validator")
@@ -135,7 +135,7 @@ users: [{ name: u, user: {} }]
 	require.Empty(t, server.Pods(), "it is cleaned up")
 }
 
-func TestTheStandInRefusesWhatItCannotMean(t *testing.T) {
+func TestTheStandInRefusesInvalidSettings(t *testing.T) {
 	r := newRig(t)
 	for want, env := range map[string][]string{
 		`no component "drivers"; there are cuda, driver, gdrcopy, mofed, nvidia-fs, nvidia-peermem, plugin, toolkit, vfio-pci, vgpu-devices, vgpu-manager, metrics`: {"COMPONENT=drivers"},

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/validator/kube/kubetest"
 )
 
-func TestExplainReadsWhatTheNodeHas(t *testing.T) {
+func TestExplainReadsTheNodesFiles(t *testing.T) {
 	r := newRig(t)
 	exit, out, said := r.run(r.args("explain")...)
 	require.Zero(t, exit, said)
@@ -31,7 +31,7 @@ func TestExplainReadsWhatTheNodeHas(t *testing.T) {
 	require.Contains(t, out, `"result": "broken at driver: DriverNotLoaded"`)
 }
 
-func TestExplainAsksTheClusterByAKubeconfig(t *testing.T) {
+func TestExplainReadsTheClusterByKubeconfig(t *testing.T) {
 	r := newRig(t)
 	server := kubetest.Start("n1")
 	t.Cleanup(server.Stop)

@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestTheHostsOwnDriverIsTold is the contract with the init container of a driver container
+// TestTheHostsOwnDriverIsReported tests the contract with the init container of a driver container
 // and with the operator, which reads its termination message.
-func TestTheHostsOwnDriverIsTold(t *testing.T) {
+func TestTheHostsOwnDriverIsReported(t *testing.T) {
 	r := newRig(t)
 	words := filepath.Join(t.TempDir(), "termination-log")
 	require.NoError(t, os.WriteFile(words, nil, 0o600))

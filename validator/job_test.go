@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The part of the log that docs/ci.md takes.
+// The part of the log that docs/ci.md extracts.
 var printed = regexp.MustCompile(`(?ms)^<\?xml.*^</testsuites>\n`)
 
 func TestTheValidationJobPrintsJUnit(t *testing.T) {
@@ -39,7 +39,7 @@ func TestTheValidationJobPrintsJUnit(t *testing.T) {
 	}
 }
 
-// validates takes the report out of a log and checks it.
+// validates extracts the report from a log and checks it.
 func validates(t *testing.T, name, log string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "gpu.xml")
@@ -48,7 +48,7 @@ func validates(t *testing.T, name, log string) {
 	require.NoError(t, err, "%s: %s\n%s", name, out, log)
 }
 
-func TestTheWorkflowIsOne(t *testing.T) {
+func TestTheWorkflowIsValid(t *testing.T) {
 	page, err := os.ReadFile("../docs/ci.md")
 	require.NoError(t, err)
 	_, example, found := strings.Cut(string(page), "```yaml\n")

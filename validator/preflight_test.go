@@ -22,7 +22,7 @@ type preflight struct {
 	bin string
 }
 
-// speaks is a sample that passes with the figures, as the contract of samples has it.
+// speaks is a sample that passes with the figures, by the contract of samples.
 const speaks = `u=${CUDA_VISIBLE_DEVICES%%%%,*}; echo "{\"passed\": true, \"simulated\": true, \"uuid\": \"$u\", \"figures\": [%s]}"`
 
 func newPreflight(t *testing.T, profile string, gpus int, args ...string) *preflight {
@@ -39,7 +39,7 @@ func newPreflight(t *testing.T, profile string, gpus int, args ...string) *prefl
 	return p
 }
 
-// sample puts a sample in the place of another.
+// sample replaces a sample.
 func (p *preflight) sample(name, script string) {
 	p.t.Helper()
 	built.Script(p.t, filepath.Join(p.bin, name), script)
@@ -50,7 +50,7 @@ func (p *preflight) gpusim(command string, gpu int, args ...string) {
 	built.Gpusim(p.t, append([]string{command, "--root", p.path(driverRoot), "--gpu", fmt.Sprint(gpu)}, args...)...)
 }
 
-// preflight runs it. Its time is ample: nothing here says how long it takes.
+// preflight runs a preflight. Its timeout is ample: the tests are not about its duration.
 func (p *preflight) preflight(args ...string) (exit int, stdout, stderr string) {
 	p.t.Helper()
 	cmd := exec.CommandContext(p.t.Context(), filepath.Join(p.bin, "gpu-validator"),
@@ -126,8 +126,8 @@ func TestAPreflightOfMIGDevices(t *testing.T) {
 	require.Equal(t, []string{"0  6", "1  0", "1:0 2g.20gb 6", "1:1 1g.10gb 6"}, ran)
 }
 
-// TestThePreflightNamesTheGPUThatIsWrong makes the second of three GPUs wrong.
-func TestThePreflightNamesTheGPUThatIsWrong(t *testing.T) {
+// TestThePreflightNamesTheBrokenGPU breaks the second of three GPUs.
+func TestThePreflightNamesTheBrokenGPU(t *testing.T) {
 	only := func(p *preflight, then string) string {
 		return `if [ "$CUDA_VISIBLE_DEVICES" = ` + string(p.gpusOf()[1].UUID) + " ]; then " + then + "; fi\n" + fmt.Sprintf(speaks, "")
 	}
@@ -167,8 +167,8 @@ func TestThePreflightNamesTheGPUThatIsWrong(t *testing.T) {
 	}
 }
 
-// TestAGPUThatHangsHoldsUpNoOther lets a sample hang on the second of three GPUs.
-func TestAGPUThatHangsHoldsUpNoOther(t *testing.T) {
+// TestAHangingGPUDelaysNoOther lets a sample hang on the second of three GPUs.
+func TestAHangingGPUDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	p := newPreflight(t, "h100-sxm", 3)
 	p.sample("vectoradd", `[ "$CUDA_VISIBLE_DEVICES" != `+string(p.gpusOf()[1].UUID)+" ] || sleep 1000\n"+fmt.Sprintf(speaks, ""))
@@ -181,9 +181,9 @@ func TestAGPUThatHangsHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// TestThePreflightFindsWhatIsWrongWithTheRealSamples makes the second of three GPUs
-// wrong, in the driver, and lets the real samples find it.
-func TestThePreflightFindsWhatIsWrongWithTheRealSamples(t *testing.T) {
+// TestTheRealSamplesFindABrokenGPU breaks the second of three GPUs in the
+// driver, for the real samples to find.
+func TestTheRealSamplesFindABrokenGPU(t *testing.T) {
 	for name, c := range map[string]struct {
 		exit    int
 		reasons []gpu.Reason
@@ -233,7 +233,7 @@ func TestAPreflightWithoutASampleIsNotRun(t *testing.T) {
 	require.Contains(t, said, "install it there")
 }
 
-func TestAPreflightRefusesWhatItDoesNotUnderstand(t *testing.T) {
+func TestAPreflightRefusesInvalidFlags(t *testing.T) {
 	p := newPreflight(t, "t4", 1)
 	path := filepath.Join(t.TempDir(), "t.yaml")
 	require.NoError(t, os.WriteFile(path, []byte("outlier: 7"), 0o644))
@@ -249,7 +249,7 @@ func TestAPreflightRefusesWhatItDoesNotUnderstand(t *testing.T) {
 	require.Contains(t, out, "40 to 43")
 }
 
-// gpusOf are the GPUs as a preflight names them.
+// gpusOf returns the GPUs as named by a preflight.
 func (p *preflight) gpusOf() []result.GPU {
 	p.t.Helper()
 	return p.result(0, "--results-dir", "").GPUs

@@ -27,9 +27,9 @@ import (
 	"github.com/gpuready/gpuready/validator/kube/kubetest"
 )
 
-// The built binary, against a host's root in a folder: the simulator is the
-// driver, the test leaves what the toolkit would, the device plugin is the
-// real one with an in-process kubelet.
+// The tests run the built binary against a host's root in a folder. The simulator is the
+// driver, the test writes the toolkit's files, and the device plugin is the real one with an
+// in-process kubelet.
 
 const (
 	driverRoot = "/run/nvidia/driver"
@@ -53,7 +53,7 @@ func newRig(t *testing.T) *rig {
 
 func (r *rig) path(name string) string { return filepath.Join(r.root, name) }
 
-// driver makes a simulated driver arrive.
+// driver installs a simulated driver.
 func (r *rig) driver(gpus int, args ...string) {
 	r.t.Helper()
 	built.Gpusim(r.t, append([]string{"up", "--root", r.path(driverRoot), "--profile", "a100-80gb", "--gpus", fmt.Sprint(gpus)}, args...)...)
@@ -87,7 +87,7 @@ func (r *rig) env() []string {
 	return []string{"PATH=" + filepath.Dir(built.Path(r.t, "vectoradd")), "GORACE=atexit_sleep_ms=0"}
 }
 
-// gpus are those that the driver has, as the validator's own probe sees them.
+// gpus returns the driver's GPUs, read by the validator's own probe.
 func (r *rig) gpus() []gpu.Device {
 	r.t.Helper()
 	exit, out, said := r.run("nvml-reading", r.root, driverRoot)
@@ -101,7 +101,7 @@ func (r *rig) gpus() []gpu.Device {
 	return reading.Snapshot.Devices
 }
 
-// toolkit leaves what the toolkit leaves for these GPUs.
+// toolkit writes the toolkit's files for these GPUs.
 func (r *rig) toolkit(gpus ...gpu.Device) {
 	r.t.Helper()
 	spec := specs.Spec{Kind: cdi.KindGPU}
@@ -113,15 +113,15 @@ func (r *rig) toolkit(gpus ...gpu.Device) {
 	data, err := cdi.Encode(spec)
 	require.NoError(r.t, err)
 	require.NoError(r.t, record.Write(r.path(cdi.DynamicDir+"/"+"gpuready.yaml"), data))
-	r.say(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{Root: driverRoot, Version: version, Simulated: true}})
+	r.writeState(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{Root: driverRoot, Version: version, Simulated: true}})
 }
 
-func (r *rig) say(s nodestate.State) {
+func (r *rig) writeState(s nodestate.State) {
 	r.t.Helper()
 	require.NoError(r.t, nodestate.Write(r.path("/run/nvidia/gpuready/"+string(s.Component)), s))
 }
 
-// kubelet starts one, and the real device plugin.
+// kubelet starts a kubelet and the real device plugin.
 func (r *rig) kubelet(gpus int) *kubelettest.Kubelet {
 	r.t.Helper()
 	k, err := kubelettest.Start(kubelettest.Config{Dir: r.path("/var/lib/kubelet/device-plugins"), PodResourcesDir: r.path("/var/lib/kubelet/pod-resources")})
@@ -226,14 +226,14 @@ func TestEachLayerFailsWithItsReasonAndExitCode(t *testing.T) {
 		{"state of another boot", func(r *rig) {
 			r.driver(1)
 			r.toolkit(r.gpus()...)
-			r.say(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, BootID: "00000000-0000-4000-8000-000000000000"})
+			r.writeState(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, BootID: "00000000-0000-4000-8000-000000000000"})
 		}, nil, 11, "toolkit: ToolkitSilent: the toolkit has not said anything in this boot"},
 		{"spec lacks a GPU", func(r *rig) { r.driver(2); r.toolkit(r.gpus()[0]) }, nil, 11, "toolkit: CDINameUnresolvable"},
 		{"sample missing", func(r *rig) { r.driver(1) }, []string{"--layers", "cuda", "--vectoradd", "/nonexistent"}, 12, "cuda: CUDASampleFailed"},
 		{"plugin not registered", func(r *rig) {
 			r.driver(1)
 			r.toolkit(r.gpus()...)
-			r.say(nodestate.State{Component: nodestate.DevicePlugin, Phase: nodestate.Waiting, Reason: "KubeletMissing", Message: "no kubelet socket"})
+			r.writeState(nodestate.State{Component: nodestate.DevicePlugin, Phase: nodestate.Waiting, Reason: "KubeletMissing", Message: "no kubelet socket"})
 		}, nil, 13, "plugin: KubeletMissing: the device plugin is not registered with the kubelet; it says Waiting: no kubelet socket"},
 	}
 	for _, c := range cases {
@@ -251,7 +251,7 @@ func TestEachLayerFailsWithItsReasonAndExitCode(t *testing.T) {
 	}
 }
 
-// truncateState makes the simulated driver's state file unusable.
+// truncateState truncates the simulated driver's state file.
 func truncateState(r *rig) {
 	r.t.Helper()
 	found, err := filepath.Glob(r.path(driverRoot + "/usr/lib/*/libnvidia-gpusim.so.*"))
@@ -260,7 +260,7 @@ func truncateState(r *rig) {
 	require.NoError(r.t, os.Truncate(found[0], 100))
 }
 
-func TestTheGPUWithAMemoryFaultIsTheOneThatIsNamed(t *testing.T) {
+func TestTheGPUWithAMemoryFaultIsNamed(t *testing.T) {
 	r := newRig(t)
 	r.driver(3)
 	gpus := r.gpus()
@@ -281,7 +281,7 @@ func TestANodeWithoutGPUHasNothingToProve(t *testing.T) {
 	require.NotContains(t, out, "PASSED")
 }
 
-func TestWaitEndsWithTheLayersCodeOrThatOfATimeout(t *testing.T) {
+func TestWaitsExitCodeIsTheLayersOrTheTimeouts(t *testing.T) {
 	r := newRig(t)
 	wait := r.args("wait", "driver", "cuda", "--timeout", "100ms")
 	exit, _, said := r.run(wait...)
@@ -306,7 +306,7 @@ func TestWaitEndsWithTheLayersCodeOrThatOfATimeout(t *testing.T) {
 	require.Zero(t, exit)
 }
 
-func TestBadUsageIsTwo(t *testing.T) {
+func TestBadUsageExitsWithTwo(t *testing.T) {
 	r := newRig(t)
 	for want, args := range map[string][]string{
 		"no command":                       {},
@@ -336,7 +336,7 @@ func TestBadUsageIsTwo(t *testing.T) {
 	}
 }
 
-// until waits for what is known of a layer.
+// until waits until the status of a layer satisfies cond.
 func (r *rig) until(l readiness.Layer, cond func(readiness.Status) bool) {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), deadline)
@@ -386,7 +386,7 @@ func TestTheDaemonFollowsTheNode(t *testing.T) {
 	require.Contains(t, string(data), "\nSIMULATED=true\n")
 	require.Contains(t, string(data), "\nNVIDIA_DRIVER_ROOT="+driverRoot+"\n")
 
-	// A CDI spec goes: what was proven is not any more, and is again.
+	// Without a CDI spec the layer is no longer proven, and with it again.
 	spec := r.path(cdi.DynamicDir + "/gpuready.yaml")
 	require.NoError(t, os.Rename(spec, spec+".away"))
 	r.until(readiness.Toolkit, refused("CDISpecMissing"))
@@ -404,7 +404,7 @@ func TestTheDaemonFollowsTheNode(t *testing.T) {
 	}
 }
 
-func TestTheDaemonSeesTheDriverUpgradedAndTakenAway(t *testing.T) {
+func TestTheDaemonFollowsDriverUpgradeAndRemoval(t *testing.T) {
 	r := newRig(t)
 	r.driver(1)
 	built.Start(t, "gpu-validator", r.args("daemon", "--allow-simulated", "--listen="), r.env()...)
@@ -425,19 +425,19 @@ func TestTheInitContainerWaitsForInjection(t *testing.T) {
 	require.Contains(t, said, "gpu-validator: waiting for injection: the toolkit has said nothing in this boot")
 	require.Contains(t, said, "(waited 100ms)")
 	say := func(i nodestate.Injection) {
-		r.say(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &i}})
+		r.writeState(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &i}})
 	}
 	say(nodestate.Injection{Message: "NRI is off; set disable = false"})
 	exit, _, said = r.run(wait...)
 	require.Equal(t, 11, exit)
 	require.Contains(t, said, "the toolkit cannot inject devices: NRI is off; set disable = false")
-	r.say(nodestate.State{Component: nodestate.Driver, Phase: nodestate.Failed, Reason: "BuildFailed", Message: "no headers; name another image"})
+	r.writeState(nodestate.State{Component: nodestate.Driver, Phase: nodestate.Failed, Reason: "BuildFailed", Message: "no headers; name another image"})
 	exit, _, _ = r.run(wait...)
 	require.Equal(t, 11, exit, "for operands that do nothing without GPUs")
 	exit, _, said = r.run(r.args("wait", "injection", "--or-no-driver", "--timeout", "1m")...)
 	require.Zero(t, exit)
 	require.Contains(t, said, "not waited for any longer: the driver's container says BuildFailed: no driver is loaded: no headers; name another image")
-	r.say(nodestate.State{Component: nodestate.Driver, Phase: nodestate.Waiting, Reason: "DriverStarting", Message: "it is being loaded"})
+	r.writeState(nodestate.State{Component: nodestate.Driver, Phase: nodestate.Waiting, Reason: "DriverStarting", Message: "it is being loaded"})
 	exit, _, _ = r.run(r.args("wait", "injection", "--or-no-driver", "--timeout", "100ms")...)
 	require.Equal(t, 11, exit, "it comes within half a minute, mostly")
 	say(nodestate.Injection{Working: true, Generation: "a"})
@@ -447,7 +447,7 @@ func TestTheInitContainerWaitsForInjection(t *testing.T) {
 	require.Equal(t, 20, exit, "then for the layers")
 }
 
-func TestAContainerWithoutItsInjectionSaysSoAndIsCreatedAnew(t *testing.T) {
+func TestAContainerWithoutInjectionReportsItAndEnds(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
@@ -456,7 +456,7 @@ func TestAContainerWithoutItsInjectionSaysSoAndIsCreatedAnew(t *testing.T) {
 	r.until(readiness.Driver, refused("NoGPU"))
 	r.driver(1)
 	r.until(readiness.Driver, refused("InjectionMissing"))
-	r.say(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &nodestate.Injection{Working: true, Generation: "a"}}})
+	r.writeState(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &nodestate.Injection{Working: true, Generation: "a"}}})
 	exit, err := daemon.Wait(ctx)
 	require.NoError(t, err)
 	require.Zero(t, exit, daemon.Output())
@@ -465,11 +465,11 @@ func TestAContainerWithoutItsInjectionSaysSoAndIsCreatedAnew(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, gpu.Reason("InjectionMissing"), s.Reason)
 
-	// One that was given what there is stays, until there is something else.
+	// A container with the present devices stays until they change.
 	env[len(env)-1] = "GPUREADY_INJECTION=a"
 	daemon = built.Start(t, "gpu-validator", r.args("daemon", "--allow-simulated", "--listen="), env...)
 	r.until(readiness.Driver, proven)
-	r.say(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &nodestate.Injection{Working: true, Generation: "b"}}})
+	r.writeState(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &nodestate.Injection{Working: true, Generation: "b"}}})
 	exit, err = daemon.Wait(ctx)
 	require.NoError(t, err)
 	require.Zero(t, exit, daemon.Output())
@@ -479,7 +479,7 @@ func TestAContainerWithoutItsInjectionSaysSoAndIsCreatedAnew(t *testing.T) {
 	require.FileExists(t, filepath.Join(r.path(readiness.DefaultDir), "driver-ready"), "what was proven stays proven")
 }
 
-func TestTheDaemonIsTheNodesVoice(t *testing.T) {
+func TestTheDaemonPublishesTheNodesState(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*deadline)
 	defer cancel()
@@ -547,7 +547,7 @@ func TestTheDaemonIsTheNodesVoice(t *testing.T) {
 	require.Zero(t, exit, daemon.Output())
 }
 
-func TestWhatTheNodeChoosesIsLeftForThoseWithoutAToken(t *testing.T) {
+func TestTheNodesChoiceIsInTheStateFile(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
@@ -574,7 +574,7 @@ func TestWhatTheNodeChoosesIsLeftForThoseWithoutAToken(t *testing.T) {
 	label("whole")
 	chosen("whole")
 
-	// Another process, and no API server: the last word of this boot stands.
+	// Another process, without API server: the last state of this boot stands.
 	require.NoError(t, daemon.Signal(syscall.SIGKILL))
 	_, err := daemon.Wait(ctx)
 	require.NoError(t, err)
@@ -588,7 +588,7 @@ func TestWhatTheNodeChoosesIsLeftForThoseWithoutAToken(t *testing.T) {
 	chosen("shared")
 }
 
-func TestOptionalLayersAreCheckedWhereTheyAreAskedFor(t *testing.T) {
+func TestOptionalLayersAreCheckedWhereWanted(t *testing.T) {
 	r := newRig(t)
 	r.driver(1)
 	r.toolkit(r.gpus()...)

@@ -12,8 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// roadWhere returns a road on which the layers named come out as given, and
-// the list of layers that were checked.
+// roadWhere returns a road with these outcomes, and the list of the layers checked.
 func roadWhere(outcomes map[readiness.Layer]Outcome) (Road, *[]readiness.Layer) {
 	var began []readiness.Layer
 	of := func(l readiness.Layer) Outcome {
@@ -64,14 +63,14 @@ func TestWithoutAGPUNothingFails(t *testing.T) {
 	require.Equal(t, []Kind{Absent, Absent, Absent, Absent}, kinds(r.Run(t.Context(), Node{}, nil)))
 }
 
-func TestOnlyTheLayersAskedForAreChecked(t *testing.T) {
+func TestOnlyWantedLayersAreChecked(t *testing.T) {
 	r, began := roadWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
 	out := r.Run(t.Context(), Node{}, []readiness.Layer{readiness.CUDA})
 	require.Equal(t, []Kind{Passed, Passed}, kinds(out))
 	require.Equal(t, []readiness.Layer{readiness.Driver, readiness.CUDA}, *began)
 }
 
-func TestACheckThatWasCutOffSaysNothingOfTheLayer(t *testing.T) {
+func TestAnInterruptedCheckIsNoFailure(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	r, _ := roadWhere(map[readiness.Layer]Outcome{readiness.Driver: Fail("NVMLFailed", "killed", "")})
@@ -79,7 +78,7 @@ func TestACheckThatWasCutOffSaysNothingOfTheLayer(t *testing.T) {
 	require.Equal(t, ReasonInterrupted, out[0].Refusal.Reason)
 }
 
-func TestUnitsAreWhatAProgramCanBeGiven(t *testing.T) {
+func TestUnitsAreGPUsAndMIGDevices(t *testing.T) {
 	gpus := gputest.Node("a100-80gb", 4).Devices
 	gpus[1] = gputest.WithMIG(gpus[1], "1g.10gb", "2g.20gb")
 	gpus[2].Fault = gpu.Fault{Reason: gpu.ReasonLost}
@@ -90,7 +89,7 @@ func TestUnitsAreWhatAProgramCanBeGiven(t *testing.T) {
 	require.Equal(t, []gpu.UUID{gpus[0].UUID, gpus[1].MIG[0].UUID, gpus[1].MIG[1].UUID, gpus[3].UUID}, ids)
 }
 
-func TestEachOutcomeIsToldAsSoonAsItIsKnown(t *testing.T) {
+func TestEndIsCalledAsSoonAsAnOutcomeIsKnown(t *testing.T) {
 	r, began := roadWhere(map[readiness.Layer]Outcome{readiness.CUDA: Fail("CUDASampleFailed", "m", "a")})
 	var told []string
 	r.End = func(o Outcome) {
@@ -135,7 +134,7 @@ func TestAContainerSeesOnlyWhatIsMountedIntoIt(t *testing.T) {
 	require.True(t, n.Sees("/usr/lib/libcuda.so.1"), "the host's root is mounted")
 }
 
-func TestOptionalStepsHoldNothingUpAndAreNotHeldUp(t *testing.T) {
+func TestOptionalStepsNeitherBlockNorAreBlocked(t *testing.T) {
 	r, began := roadWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
 	pass := func(context.Context, Node, Driver) Outcome { return Pass(readiness.Proof{}) }
 	bad := func(context.Context, Node, Driver) Outcome { return Fail("GDSModuleNotLoaded", "m", "a") }

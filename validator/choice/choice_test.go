@@ -24,24 +24,24 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// desk is a reader, the API server that it reads from, and what it was told.
+// desk is a Reader with its API server, and the labels that it delivered.
 type desk struct {
 	t      *testing.T
 	server *kubetest.Server
 	reader *Reader
 	reg    *prometheus.Registry
-	fail   atomic.Bool        // whoever is told cannot write it down
-	waits  chan time.Duration // the reader waits, which ends when somebody takes the word
+	fail   atomic.Bool        // deliver fails
+	waits  chan time.Duration // the reader's back-off, which ends when it is received
 
-	mu    sync.Mutex
-	last  map[string]string
-	told  int
-	heard chan struct{} // closed and made anew
+	mu         sync.Mutex
+	last       map[string]string
+	deliveries int
+	delivered  chan struct{} // closed and replaced at each delivery
 }
 
 func newDesk(t *testing.T) *desk {
 	t.Helper()
-	d := &desk{t: t, reg: prometheus.NewRegistry(), server: kubetest.Start("n1"), heard: make(chan struct{}), waits: make(chan time.Duration)}
+	d := &desk{t: t, reg: prometheus.NewRegistry(), server: kubetest.Start("n1"), delivered: make(chan struct{}), waits: make(chan time.Duration)}
 	client, err := kube.New(d.server.Config())
 	require.NoError(t, err)
 	d.reader = New(Config{Client: client, Node: "n1", Deliver: d.deliver, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), After: d.after}, d.reg)
@@ -57,7 +57,7 @@ func newDesk(t *testing.T) *desk {
 	return d
 }
 
-// after lets no time pass: it fires once the test has seen how long it would be.
+// after takes no time: it fires once the test has received the duration.
 func (d *desk) after(wait time.Duration) <-chan time.Time {
 	timer := make(chan time.Time, 1)
 	go func() {
@@ -77,9 +77,9 @@ func (d *desk) deliver(labels map[string]string) error {
 		return errors.New("no space left on device")
 	}
 	d.last = maps.Clone(labels)
-	d.told++
-	close(d.heard)
-	d.heard = make(chan struct{})
+	d.deliveries++
+	close(d.delivered)
+	d.delivered = make(chan struct{})
 	return nil
 }
 
@@ -88,14 +88,14 @@ func (d *desk) until(want map[string]string) {
 	timeout := time.After(time.Minute)
 	for {
 		d.mu.Lock()
-		last, told, heard := d.last, d.told, d.heard
+		last, deliveries, delivered := d.last, d.deliveries, d.delivered
 		d.mu.Unlock()
-		if told > 0 && maps.Equal(last, want) {
+		if deliveries > 0 && maps.Equal(last, want) {
 			require.NotNil(d.t, last, "nil means that the Node was not read")
 			return
 		}
 		select {
-		case <-heard:
+		case <-delivered:
 		case <-d.waits:
 		case <-timeout:
 			d.t.Fatalf("heard %v, not %v; requests: %q", last, want, d.server.Requests())
@@ -103,7 +103,7 @@ func (d *desk) until(want map[string]string) {
 	}
 }
 
-// failing is the metric.
+// failing returns the value of the metric.
 func (d *desk) failing() float64 {
 	d.t.Helper()
 	families, err := d.reg.Gather()
@@ -120,7 +120,7 @@ func (d *desk) label(value string) {
 
 func choose(value string) map[string]string { return map[string]string{nodestate.ConfigLabel: value} }
 
-func TestANodeChoosesByItsLabelAndByNoneToo(t *testing.T) {
+func TestLabelsAreDeliveredEvenIfThereAreNone(t *testing.T) {
 	d := newDesk(t)
 	d.until(map[string]string{})
 	d.label("shared")
@@ -132,7 +132,7 @@ func TestANodeChoosesByItsLabelAndByNoneToo(t *testing.T) {
 	require.Zero(t, d.failing())
 }
 
-func TestWhatIsChangedWhileNobodyListensIsHeard(t *testing.T) {
+func TestChangesDuringAnOutageAreDelivered(t *testing.T) {
 	for name, away := range map[string]func(*desk){
 		"the history is gone": func(d *desk) { d.server.Forget() },
 		"the API server is away": func(d *desk) {
@@ -176,7 +176,7 @@ func TestWhatIsChangedWhileNobodyListensIsHeard(t *testing.T) {
 	}
 }
 
-func TestAWatchThatEndsAtOnceIsNotBegunWithoutAPause(t *testing.T) {
+func TestAWatchThatEndsAtOnceBacksOff(t *testing.T) {
 	d := newDesk(t)
 	d.until(map[string]string{})
 	d.server.Fail(func(r *http.Request) *kubetest.Fault {

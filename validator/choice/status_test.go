@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-func TestAStatusIsNewsWhenItIsAnother(t *testing.T) {
+func TestNewsSignalsOnlyAChangedStatus(t *testing.T) {
 	s := NewStatus()
 	told := corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.31.2"}, RuntimeHandlers: []corev1.NodeRuntimeHandler{{Name: "runc"}, {}, {Name: "nvidia"}}}
 	require.Equal(t, check.Status{}, s.Last())

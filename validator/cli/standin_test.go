@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// standFor is a stand-in for a component whose layer comes out as given.
+// standFor returns a stand-in for a component whose layer has this outcome.
 func standFor(t *testing.T, name string, o check.Outcome) *standin {
 	t.Helper()
 	root, err := host.Open(t.TempDir())
@@ -39,7 +39,7 @@ func standFor(t *testing.T, name string, o check.Outcome) *standin {
 		}}
 }
 
-func TestTheManagerIsEnoughForWhoMakesTheDevices(t *testing.T) {
+func TestTheManagerIsEnoughForTheDeviceCreator(t *testing.T) {
 	missing := check.Fail(vgpu.ReasonDevices, "there is no vGPU", "make one")
 	s := standFor(t, "vgpu-manager", missing)
 	require.NoError(t, s.run(t.Context()))
@@ -52,7 +52,7 @@ func TestTheManagerIsEnoughForWhoMakesTheDevices(t *testing.T) {
 	require.ErrorContains(t, s.run(t.Context()), "VGPUManagerNotLoaded")
 }
 
-func TestTheStandInSaysWhyItEnded(t *testing.T) {
+func TestTheStandInReportsWhyItEnded(t *testing.T) {
 	s := standFor(t, "mofed", check.NoGPU("none"))
 	require.NoError(t, s.run(t.Context()), "nothing to prove")
 	require.NoFileExists(t, filepath.Join(s.dir, "mofed-ready"))
@@ -64,7 +64,7 @@ func TestTheStandInSaysWhyItEnded(t *testing.T) {
 	require.ErrorContains(t, s.run(ctx), "interrupted: mofed is not proven")
 }
 
-// The table of the page and that of --help have every exit code.
+// The tables of the page and of --help list every exit code.
 func TestEveryExitCodeIsDocumented(t *testing.T) {
 	data, err := os.ReadFile("../../docs/validator.md")
 	require.NoError(t, err)

@@ -30,8 +30,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const boot = "00000000-0000-4000-8000-000000000000"
 
-// bench is a daemon on a host's root in a folder, whose layers come out as the
-// test says.
+// bench is a daemon on a host's root in a folder. The test sets the outcomes of its layers.
 type bench struct {
 	t   *testing.T
 	dir string
@@ -121,7 +120,7 @@ func (b *bench) count(l readiness.Layer) int {
 	return b.checks[l]
 }
 
-// metrics are the gauges by name and label values.
+// metrics returns the gauges by name and label values.
 func (b *bench) metrics() map[string]float64 {
 	b.t.Helper()
 	families, err := b.reg.Gather()
@@ -159,7 +158,7 @@ func (b *bench) touch(name string) {
 	require.NoError(b.t, os.WriteFile(path, nil, 0o644))
 }
 
-// until waits until what is known of a layer satisfies cond.
+// until waits until the status of a layer satisfies cond.
 func (b *bench) until(l readiness.Layer, cond func(readiness.Status, error) bool) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
@@ -174,9 +173,8 @@ func (b *bench) until(l readiness.Layer, cond func(readiness.Status, error) bool
 	require.True(b.t, met, "%s: %v\n%s", l, err, b.log)
 }
 
-// says waits until the daemon says that it is in a phase, which it does after the
-// proofs are written.
-func (b *bench) says(phase nodestate.Phase) {
+// untilPhase waits until the daemon's state has a phase. It is written after the proofs.
+func (b *bench) untilPhase(phase nodestate.Phase) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
 	defer cancel()
@@ -196,7 +194,7 @@ func because(reason gpu.Reason) func(readiness.Status, error) bool {
 	return func(s readiness.Status, _ error) bool { return s.Refusal != nil && s.Refusal.Reason == reason }
 }
 
-func TestProofsFollowWhatTheyDependOn(t *testing.T) {
+func TestProofsFollowTheirInputs(t *testing.T) {
 	b := newBench(t)
 	b.set(readiness.Toolkit, check.Fail("ToolkitSilent", "nothing said", "start it"))
 	b.start()
@@ -204,7 +202,7 @@ func TestProofsFollowWhatTheyDependOn(t *testing.T) {
 	b.until(readiness.Toolkit, because("ToolkitSilent"))
 	b.until(readiness.Plugin, because("NotRun"))
 
-	// Each place is watched before it is there.
+	// Each path is watched before it exists.
 	for _, name := range []string{
 		"states/toolkit/state.json", "cdi/gpuready.yaml", "states/deviceplugin/state.json", "pods/kubelet.sock",
 		"run/nvidia/driver/usr/lib64/libnvidia-ml.so.580.95.05", "run/nvidia/driver/dev/nvidia0",
@@ -220,11 +218,11 @@ func TestProofsFollowWhatTheyDependOn(t *testing.T) {
 	}
 }
 
-func TestWhatWasProvenStaysWhenTheDaemonEnds(t *testing.T) {
+func TestProofsStayWhenTheDaemonEnds(t *testing.T) {
 	b := newBench(t)
 	stop := b.start()
 	b.until(readiness.Plugin, proven)
-	b.says(nodestate.Ready)
+	b.untilPhase(nodestate.Ready)
 	stop()
 	for _, l := range readiness.Layers() {
 		s, err := readiness.Read(b.out, l, boot)
@@ -238,7 +236,7 @@ func TestWhatWasProvenStaysWhenTheDaemonEnds(t *testing.T) {
 	require.Equal(t, "580.95.05", s.Driver.Version)
 }
 
-func TestAProofThatSomebodyRemovedComesBack(t *testing.T) {
+func TestARemovedProofIsRestored(t *testing.T) {
 	b := newBench(t)
 	b.start()
 	b.until(readiness.Plugin, proven)
@@ -247,7 +245,7 @@ func TestAProofThatSomebodyRemovedComesBack(t *testing.T) {
 	b.until(readiness.Driver, proven)
 }
 
-func TestWhatAnEarlierBootLeftIsRemoved(t *testing.T) {
+func TestProofsOfAnEarlierBootAreRemoved(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, readiness.WriteReady(b.out, readiness.Driver, readiness.Proof{BootID: "11111111-0000-4000-8000-000000000000"}))
 	require.NoError(t, os.WriteFile(filepath.Join(b.out, "cuda-ready"), []byte("$(reboot)"), 0o644))
@@ -346,7 +344,7 @@ func TestRetriesSlowDownUntilSomethingChanges(t *testing.T) {
 	require.Nil(t, b.d.backoff.timer())
 }
 
-func TestAProofThatCannotBeWrittenIsSaid(t *testing.T) {
+func TestAnUnwritableProofIsReported(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, os.MkdirAll(b.out, 0o755))
 	if err := unix.Mount("tmpfs", b.out, "tmpfs", unix.MS_RDONLY, ""); err != nil {
@@ -371,7 +369,7 @@ func TestAProofThatCannotBeWrittenIsSaid(t *testing.T) {
 	require.NoError(t, b.d.Ready())
 }
 
-func TestADriverRootThatComesAsAMountIsSeen(t *testing.T) {
+func TestAMountedDriverRootIsNoticed(t *testing.T) {
 	b := newBench(t)
 	b.set(readiness.Driver, check.Fail("DriverLibraryMissing", "none", ""))
 	b.start()
@@ -387,32 +385,32 @@ func TestADriverRootThatComesAsAMountIsSeen(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(target, unix.MNT_DETACH)) })
 	b.until(readiness.Driver, proven)
 
-	// What happens below the mount is seen as well.
+	// Changes below the mount are noticed, too.
 	b.set(readiness.Driver, check.Fail("DriverVersionMismatch", "two", ""))
 	b.touch("source/usr/lib64/libcuda.so.1")
 	b.until(readiness.Driver, because("DriverVersionMismatch"))
 }
 
-func TestTheWatchEndsWithAnErrorOfItsOwn(t *testing.T) {
+func TestACancelledWatchReturnsCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("enough"))
 	b := newBench(t)
 	require.ErrorIs(t, Watch(ctx, b.d.Node, func() {}), context.Canceled)
 }
 
-// told collects what is handed over to be said.
-type told struct {
+// recorder collects the published facts.
+type recorder struct {
 	mu    sync.Mutex
 	facts []voice.Facts
 }
 
-func (t *told) tell(f voice.Facts) {
+func (t *recorder) record(f voice.Facts) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.facts = append(t.facts, f)
 }
 
-func (t *told) last() voice.Facts {
+func (t *recorder) last() voice.Facts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.facts) == 0 {
@@ -421,39 +419,39 @@ func (t *told) last() voice.Facts {
 	return t.facts[len(t.facts)-1]
 }
 
-func (t *told) count() int {
+func (t *recorder) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.facts)
 }
 
-func TestWhatIsKnownIsToldWithWhatTheComponentsSay(t *testing.T) {
+func TestFactsArePublishedWithComponentStates(t *testing.T) {
 	b := newBench(t)
-	var said told
-	b.d.Tell = said.tell
+	var published recorder
+	b.d.Tell = published.record
 	xid := nodestate.State{Component: nodestate.DevicePlugin, BootID: boot, Phase: nodestate.Degraded}
 	require.NoError(t, nodestate.Write(filepath.Join(b.dir, "states/deviceplugin"), xid))
 	b.set(readiness.Toolkit, check.Fail("ToolkitSilent", "nothing said", ""))
 	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
-	f := said.last()
+	f := published.last()
 	require.Len(t, f.Outcomes, 4)
 	require.Equal(t, gpu.Reason("ToolkitSilent"), f.Outcomes[1].Refusal.Reason)
 	require.Equal(t, nodestate.Degraded, f.States[nodestate.DevicePlugin].Phase)
 	require.NotContains(t, f.States, nodestate.Toolkit)
 	require.Contains(t, f.Names[gputest.GPU(0)], "GPU 0 (")
 
-	// A GPU that is lost later is still called by its name.
+	// A lost GPU keeps its name.
 	b.mu.Lock()
 	b.gpus = 0
 	b.mu.Unlock()
 	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
-	require.Contains(t, said.last().Names, gputest.GPU(0))
+	require.Contains(t, published.last().Names, gputest.GPU(0))
 }
 
-func TestNewsOfAComponentIsToldBeforeTheLayersAreChecked(t *testing.T) {
+func TestComponentStatesArePublishedBeforeTheCheck(t *testing.T) {
 	b := newBench(t)
-	var said told
-	b.d.Tell = said.tell
+	var published recorder
+	b.d.Tell = published.record
 	b.start()
 	b.until(readiness.Plugin, proven)
 	hold := make(chan struct{})
@@ -464,23 +462,23 @@ func TestNewsOfAComponentIsToldBeforeTheLayersAreChecked(t *testing.T) {
 	b.mu.Unlock()
 	require.NoError(t, nodestate.Write(filepath.Join(b.dir, "states/deviceplugin"),
 		nodestate.State{Component: nodestate.DevicePlugin, BootID: boot, Phase: nodestate.Degraded, Reason: "XID"}))
-	require.Eventually(t, func() bool { return said.last().States[nodestate.DevicePlugin].Reason == "XID" }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return published.last().States[nodestate.DevicePlugin].Reason == "XID" }, time.Minute, time.Millisecond)
 	release()
 }
 
-func TestARestartDoesNotSayThatNothingIsKnown(t *testing.T) {
+func TestARestartDoesNotPublishEmptyFacts(t *testing.T) {
 	b := newBench(t)
-	var said told
-	b.d.Tell = said.tell
+	var published recorder
+	b.d.Tell = published.record
 	stop := b.start()
 	b.until(readiness.Plugin, proven)
 	stop()
-	require.Empty(t, said.facts[0].Outcomes, "of this boot nothing was known")
+	require.Empty(t, published.facts[0].Outcomes, "of this boot nothing was known")
 
 	again := newBench(t)
 	again.d.proofs.dir = b.out
-	var then told
-	again.d.Tell = then.tell
+	var then recorder
+	again.d.Tell = then.record
 	stop = again.start()
 	require.Eventually(t, func() bool { return then.count() > 0 }, time.Minute, time.Millisecond)
 	stop()
@@ -505,7 +503,7 @@ func pending() check.Outcome {
 	return check.Outcome{Kind: check.Pending, Refusal: &readiness.Refusal{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
 }
 
-func TestWhatWasProvenHoldsWhileAnotherProofIsOnItsWay(t *testing.T) {
+func TestAProofHoldsWhileAnotherIsPending(t *testing.T) {
 	b := newBench(t)
 	run := func() { b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil)) }
 	b.set(readiness.Plugin, pending())
@@ -526,7 +524,7 @@ func TestWhatWasProvenHoldsWhileAnotherProofIsOnItsWay(t *testing.T) {
 	b.until(readiness.Plugin, because("WorkloadRunning"))
 }
 
-func TestNewsBringsTheProofThatWasOnItsWay(t *testing.T) {
+func TestNewsTriggersTheCheckOfAPendingProof(t *testing.T) {
 	b := newBench(t)
 	news := make(chan struct{})
 	b.d.News = news
@@ -538,7 +536,7 @@ func TestNewsBringsTheProofThatWasOnItsWay(t *testing.T) {
 	b.until(readiness.Plugin, proven)
 }
 
-func TestWhatWasProvenByHalfIsTriedAgainLater(t *testing.T) {
+func TestAPartialProofIsRetriedLater(t *testing.T) {
 	b := newBench(t)
 	o := check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}}, "no GPU is free")
 	o.Again = true
@@ -548,10 +546,10 @@ func TestWhatWasProvenByHalfIsTriedAgainLater(t *testing.T) {
 	require.NotNil(t, b.d.backoff.timer())
 }
 
-func TestTheLastWordOfAProcessIsItsReason(t *testing.T) {
+func TestRetireWritesTheReasonAsTheLastState(t *testing.T) {
 	b := newBench(t)
-	var said told
-	b.d.Tell = said.tell
+	var published recorder
+	b.d.Tell = published.record
 	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
 	b.d.Retire("InjectionOutdated", "it was given the GPUs of an earlier state")
 	state := func() nodestate.State {
@@ -563,11 +561,11 @@ func TestTheLastWordOfAProcessIsItsReason(t *testing.T) {
 	b.until(readiness.Plugin, proven)
 
 	b = newBench(t)
-	b.d.Tell = said.tell
+	b.d.Tell = published.record
 	b.d.Retire(check.ReasonInjection, "it was created without the GPUs")
 	require.Equal(t, check.ReasonInjection, state().Reason)
 	b.until(readiness.Driver, because(check.ReasonInjection))
-	require.Equal(t, check.ReasonInjection, said.last().Outcomes[0].Refusal.Reason)
+	require.Equal(t, check.ReasonInjection, published.last().Outcomes[0].Refusal.Reason)
 	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
 	require.Equal(t, check.ReasonInjection, state().Reason, "nothing is said after it")
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-func TestOptionalLayersHaveFilesOnlyWhereTheyAreAskedFor(t *testing.T) {
+func TestOptionalLayersHaveFilesOnlyWhereWanted(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, readiness.WriteReady(b.out, readiness.GDS, readiness.Proof{BootID: boot, Summary: "asked for yesterday"}))
 	b.d.Road.Steps = append(b.d.Road.Steps, check.Step{Layer: readiness.MOFED, Basis: check.OnHost, Check: func(context.Context, check.Node, check.Driver) check.Outcome {

@@ -21,7 +21,7 @@ func (b *bench) state() nodestate.State {
 	return s
 }
 
-// again is the next process on the same node.
+// again starts the next process on the same node.
 func (b *bench) again() {
 	c := b.d.Config
 	c.Log, c.Metrics = slog.New(slog.DiscardHandler), NewMetrics(prometheus.NewRegistry())
@@ -32,7 +32,7 @@ func outcomes(last check.Outcome) []check.Outcome {
 	return []check.Outcome{check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05"}}), last}
 }
 
-func TestWhatTheNodeChoosesIsInEveryState(t *testing.T) {
+func TestEveryStateHasTheNodesChoice(t *testing.T) {
 	b := newBench(t)
 	choice := map[string]string{nodestate.ConfigLabel: "shared"}
 	require.NoError(t, b.d.Choose(choice), "before any proof")
@@ -63,7 +63,7 @@ func TestWhatTheNodeChoosesIsInEveryState(t *testing.T) {
 	require.EqualValues(t, "InjectionOutdated", s.Reason)
 }
 
-func TestTheNextProcessKnowsWhatTheNodeChose(t *testing.T) {
+func TestTheNextProcessKeepsTheNodesChoice(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, b.d.writeState(outcomes(check.Pass(readiness.Proof{}))))
 	require.Nil(t, b.state().Validator, "the Node was not read")
@@ -73,7 +73,7 @@ func TestTheNextProcessKnowsWhatTheNodeChose(t *testing.T) {
 	require.NoError(t, b.d.writeState(outcomes(check.Pass(readiness.Proof{}))))
 	require.Equal(t, choice, b.state().Validator.NodeLabels)
 
-	// A state of another boot says nothing of this one.
+	// A state of another boot does not count.
 	s := b.state()
 	s.BootID = "11111111-0000-4000-8000-000000000000"
 	require.NoError(t, nodestate.Write(b.d.Node.StatePath(nodestate.Validator), s))
@@ -82,7 +82,7 @@ func TestTheNextProcessKnowsWhatTheNodeChose(t *testing.T) {
 	require.Nil(t, b.state().Validator)
 }
 
-func TestAChoiceThatCannotBeWrittenIsAnErrorUntilItIs(t *testing.T) {
+func TestAnUnwritableChoiceIsAnErrorUntilWritten(t *testing.T) {
 	b := newBench(t)
 	dir := b.d.Node.StatePath(nodestate.Validator)
 	require.NoError(t, os.MkdirAll(filepath.Dir(dir), 0o755))

@@ -11,19 +11,19 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// witness writes down what it is told.
+// witness records the calls of its methods.
 type witness struct {
 	news chan struct{}
 
 	mu     sync.Mutex
-	told   []string
+	calls  []string
 	result *check.Outcome
 }
 
 func (w *witness) record(what string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.told = append(w.told, what)
+	w.calls = append(w.calls, what)
 }
 
 func (w *witness) Proven(check.Driver)   { w.record("proven") }
@@ -36,21 +36,21 @@ func (w *witness) Result() *check.Outcome {
 	return w.result
 }
 
-func (w *witness) heard() []string {
+func (w *witness) takeCalls() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	all := w.told
-	w.told = nil
+	all := w.calls
+	w.calls = nil
 	return all
 }
 
-func TestTheWitnessHearsOfLayerCUDAAlone(t *testing.T) {
+func TestOnlyLayerCUDANotifiesTheWitness(t *testing.T) {
 	b := newBench(t)
 	w := &witness{}
 	b.d.Witness = w
 	run := func() []string {
 		b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
-		return w.heard()
+		return w.takeCalls()
 	}
 	require.Equal(t, []string{"proven"}, run())
 	require.Equal(t, []string{"proven"}, run(), "also of what is remembered")
@@ -61,12 +61,12 @@ func TestTheWitnessHearsOfLayerCUDAAlone(t *testing.T) {
 	require.Equal(t, []string{"withdrawn"}, run(), "a driver that is gone is proven no more")
 }
 
-func TestWhatTheWitnessFindsIsTold(t *testing.T) {
+func TestTheWitnessesResultIsPublished(t *testing.T) {
 	b := newBench(t)
 	w := &witness{news: make(chan struct{})}
 	b.d.Witness = w
-	var said told
-	b.d.Tell = said.tell
+	var published recorder
+	b.d.Tell = published.record
 	b.start()
 	b.until(readiness.Plugin, proven)
 	failed := check.Fail("WorkloadFailed", "it did not pass", "see its log")
@@ -74,6 +74,6 @@ func TestWhatTheWitnessFindsIsTold(t *testing.T) {
 	w.result = &failed
 	w.mu.Unlock()
 	w.news <- struct{}{}
-	require.Eventually(t, func() bool { return said.last().Witness == &failed }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return published.last().Witness == &failed }, time.Minute, time.Millisecond)
 	require.Eventually(t, func() bool { return b.d.Ready() == nil }, time.Minute, time.Millisecond, "no layer depends on it")
 }

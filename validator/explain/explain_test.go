@@ -48,7 +48,7 @@ func golden(t *testing.T, name string, have []byte) {
 	require.Equal(t, string(want), string(have))
 }
 
-// show compares what a person sees.
+// show compares the text with a golden file.
 func show(t *testing.T, name string, r Road) {
 	t.Helper()
 	asPublished(t, r)
@@ -57,8 +57,7 @@ func show(t *testing.T, name string, r Road) {
 	golden(t, name+".txt", wide.Bytes())
 }
 
-// showAll compares also what they see on a narrow terminal and on one with colours, and what a
-// program reads.
+// showAll also compares the text on a narrow terminal, the text in colours, and the JSON.
 func showAll(t *testing.T, name string, r Road) {
 	t.Helper()
 	show(t, name, r)
@@ -105,7 +104,7 @@ func (s *site) notRun(l readiness.Layer) {
 	s.refused(l, time.Minute, readiness.Refusal{Reason: check.ReasonNotRun, Message: "not run"})
 }
 
-func (s *site) says(c nodestate.Component, state nodestate.State) {
+func (s *site) writeState(c nodestate.Component, state nodestate.State) {
 	s.t.Helper()
 	state.Component, state.BootID = c, boot
 	require.NoError(s.t, nodestate.Write(s.node.StatePath(c), state))
@@ -113,7 +112,7 @@ func (s *site) says(c nodestate.Component, state nodestate.State) {
 
 func (s *site) road() Road {
 	r := FromNode(s.node, s.dir, "n1", now)
-	for i := range r.Stretches { // which Write sets to what it is now
+	for i := range r.Stretches { // Write sets Since to the present time
 		if r.Stretches[i].Name == kubelet && !r.Stretches[i].Since.IsZero() {
 			r.Stretches[i].Since = now.Add(-3 * time.Hour)
 		}
@@ -139,7 +138,7 @@ func TestTheRoadOfANodeThatWorks(t *testing.T) {
 	s.proven(readiness.Toolkit, 50*time.Hour, "2 CDI names of kind k8s.gpuready.io/gpu resolve")
 	s.proven(readiness.CUDA, 3*time.Hour, "vectorAdd passed on 2 of 2 GPUs")
 	s.proven(readiness.Plugin, 5*time.Minute, "nvidia.com/gpu: 2 allocatable; vectorAdd passed in a pod, 2.1 s from request to result")
-	s.says(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy},
+	s.writeState(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy},
 		nodestate.Device{ID: gpu1, GPU: gpu1, Health: nodestate.Unhealthy, Reason: "XID", Message: "XID 79 (the GPU no longer answers on PCIe)", Since: now.Add(-time.Hour)}))
 	r := s.road()
 	require.Equal(t, "ok: pods can use the GPUs of this node; see what is marked !", r.Result)
@@ -153,7 +152,7 @@ func TestTheRoadEndsWhereALayerIsRefused(t *testing.T) {
 	s.refused(readiness.CUDA, 3*time.Minute, readiness.Refusal{Reason: "CUDASampleFailed",
 		Message: "GPU 1 (" + gpu1 + ", 0000:11:00.0): vectoradd: element 7 of 50000 is 3.5, not 3.25", Action: "drain the node and run gpu-validator preflight; a GPU that computes wrongly has to be replaced"})
 	s.notRun(readiness.Plugin)
-	s.says(nodestate.Toolkit, nodestate.State{Phase: nodestate.Degraded, Reason: "SpecsIncomplete", Message: "one spec could not be written"})
+	s.writeState(nodestate.Toolkit, nodestate.State{Phase: nodestate.Degraded, Reason: "SpecsIncomplete", Message: "one spec could not be written"})
 	showAll(t, "refused", s.road())
 	page, err := os.ReadFile("../../docs/validator.md")
 	require.NoError(t, err)
@@ -162,7 +161,7 @@ func TestTheRoadEndsWhereALayerIsRefused(t *testing.T) {
 	require.Contains(t, string(page), indented(string(picture)), "the picture in docs/validator.md is another")
 }
 
-// indented is text as a page has it.
+// indented returns text indented as in the documentation.
 func indented(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -171,7 +170,7 @@ func indented(text string) string {
 	return b.String()
 }
 
-func TestTheRoadSaysWhatIsWaitedFor(t *testing.T) {
+func TestTheRoadNamesTheCauseOfTheWait(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(*site)
 		want    string
@@ -189,21 +188,21 @@ func TestTheRoadSaysWhatIsWaitedFor(t *testing.T) {
 			for _, l := range readiness.Layers()[:3] {
 				s.proven(l, time.Hour, "works")
 			}
-			s.says(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
+			s.writeState(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
 			s.refused(readiness.Plugin, time.Second, readiness.Refusal{Reason: "WorkloadRunning", Message: "a pod that requests nvidia.com/gpu is on its way", Action: "wait"})
 		}, "waiting at pod: a pod that requests nvidia.com/gpu is on its way"},
 		"the pod failed": {func(s *site) {
 			for _, l := range readiness.Layers()[:3] {
 				s.proven(l, time.Hour, "works")
 			}
-			s.says(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
+			s.writeState(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
 			s.refused(readiness.Plugin, time.Second, readiness.Refusal{Reason: "WorkloadNotStarted", Message: "ErrImagePull", Action: "see the image"})
 		}, "broken at pod: WorkloadNotStarted"},
 		"beside the road": {func(s *site) {
 			for _, l := range readiness.Layers() {
 				s.proven(l, time.Hour, "works")
 			}
-			s.says(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
+			s.writeState(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
 			s.proven(readiness.GDRCopy, time.Hour, "works")
 			s.refused(readiness.GDS, time.Minute, readiness.Refusal{Reason: "GDSNotLoaded", Message: "no nvidia_fs", Action: "load it"})
 		}, "broken beside the road, at gds: GDSNotLoaded"},
@@ -212,18 +211,18 @@ func TestTheRoadSaysWhatIsWaitedFor(t *testing.T) {
 			require.NoError(t, os.WriteFile(filepath.Join(s.dir, "driver-ready"), []byte("LAYER=$(id)\n"), 0o644))
 		}, "broken at driver: ProofInvalid"},
 		"the driver is being built": {func(s *site) {
-			s.says(nodestate.Driver, nodestate.State{Phase: nodestate.Waiting, Reason: "Building", Message: "compiling the modules"})
+			s.writeState(nodestate.Driver, nodestate.State{Phase: nodestate.Waiting, Reason: "Building", Message: "compiling the modules"})
 		}, "waiting at driver: no driver is loaded: compiling the modules"},
 		"the driver cannot be built": {func(s *site) {
 			s.refused(readiness.Driver, time.Minute, readiness.Refusal{Reason: "KernelModuleNotLoaded", Message: "no module nvidia", Action: "load it"})
-			s.says(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "BuildFailed", Message: "nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later"})
+			s.writeState(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "BuildFailed", Message: "nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later"})
 		}, "broken at driver: BuildFailed"},
 		"the driver fails before the validator runs": {func(s *site) {
-			s.says(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "SignatureRejected", Message: "nvidia.ko is not signed; enrol the certificate"})
+			s.writeState(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "SignatureRejected", Message: "nvidia.ko is not signed; enrol the certificate"})
 		}, "broken at driver: SignatureRejected"},
 		"the driver does not work": {func(s *site) {
 			s.refused(readiness.Driver, time.Minute, readiness.Refusal{Reason: "NoUsableGPU", Message: "the driver works and finds no GPU", Action: "look at dmesg"})
-			s.says(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "DeviceInitFailed", Message: "RmInitAdapter failed"})
+			s.writeState(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "DeviceInitFailed", Message: "RmInitAdapter failed"})
 		}, "broken at driver: NoUsableGPU"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -231,7 +230,7 @@ func TestTheRoadSaysWhatIsWaitedFor(t *testing.T) {
 			c.prepare(s)
 			r := s.road()
 			require.Equal(t, c.want, r.Result)
-			if r.Stretches[0].Reason != "ProofInvalid" { // which names a path that is another each time
+			if r.Stretches[0].Reason != "ProofInvalid" { // its message names a path that differs each time
 				show(t, strings.ReplaceAll(name, " ", "-"), r)
 			}
 		})
@@ -253,7 +252,7 @@ func TestNoLineIsWiderThanTheTerminal(t *testing.T) {
 	}
 }
 
-// cluster is an API server with one node as the validator's daemon leaves it.
+// cluster returns an API server with one Node as written by the validator's daemon.
 func cluster(t *testing.T, change func(*corev1.Node)) (*kubetest.Server, *kube.Client) {
 	t.Helper()
 	server := kubetest.Start("n1")
@@ -297,7 +296,7 @@ func set(n *corev1.Node, kind corev1.NodeConditionType, status corev1.ConditionS
 	*condition(n, kind) = said(kind, status, reason, message)
 }
 
-func TestTheRoadAsTheClusterKnowsIt(t *testing.T) {
+func TestTheRoadFromTheCluster(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*corev1.Node)
 		after  func(*kubetest.Server)
@@ -307,7 +306,7 @@ func TestTheRoadAsTheClusterKnowsIt(t *testing.T) {
 		"one GPU is broken": {change: func(n *corev1.Node) {
 			set(n, voice.ConditionType, "True", "Degraded", "1 of 2 GPUs ready, driver 580.95.05; GPU 1 ("+gpu1+", 0000:11:00.0): XID 79")
 			set(n, voice.HealthType, "False", "XID", "GPU 1 ("+gpu1+", 0000:11:00.0): XID 79")
-		}, after: func(s *kubetest.Server) { tell(t, s) }, want: "ok: pods can use the GPUs of this node; see what is marked !"},
+		}, after: func(s *kubetest.Server) { addEvents(t, s) }, want: "ok: pods can use the GPUs of this node; see what is marked !"},
 		"the toolkit is silent": {change: func(n *corev1.Node) {
 			set(n, voice.ConditionType, "False", "ToolkitSilent", "toolkit: the toolkit has not said anything in this boot; start gpu-toolkit on this node")
 			n.Spec.Taints = []corev1.Taint{{Key: "nvidia.com/gpu-not-ready", Effect: "NoSchedule"}}
@@ -354,8 +353,8 @@ func TestTheRoadAsTheClusterKnowsIt(t *testing.T) {
 	}
 }
 
-// tell is an Event of ours, and one of somebody else's.
-func tell(t *testing.T, s *kubetest.Server) {
+// addEvents creates an Event of ours, and one of another component.
+func addEvents(t *testing.T, s *kubetest.Server) {
 	t.Helper()
 	client, err := kube.New(s.Config())
 	require.NoError(t, err)
@@ -369,7 +368,7 @@ func tell(t *testing.T, s *kubetest.Server) {
 	}
 }
 
-func TestWhatMayNotBeSeenIsLeftOut(t *testing.T) {
+func TestForbiddenListsAreLeftOut(t *testing.T) {
 	server, client := cluster(t, func(*corev1.Node) {})
 	server.Fail(func(r *http.Request) *kubetest.Fault {
 		if strings.HasSuffix(r.URL.Path, "/pods") || strings.HasSuffix(r.URL.Path, "/events") {
@@ -388,7 +387,7 @@ func TestWhatMayNotBeSeenIsLeftOut(t *testing.T) {
 	require.ErrorContains(t, err, "see kubectl get nodes")
 }
 
-func TestAnAPIServerThatHangsIsGivenUp(t *testing.T) {
+func TestAHangingAPIServerTimesOut(t *testing.T) {
 	server, client := cluster(t, func(*corev1.Node) {})
 	server.Fail(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Hang: true} })
 	ctx, cancel := context.WithCancel(t.Context())

@@ -12,7 +12,7 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/validate"
 )
 
-// asPublished checks what a program reads by its schema.
+// asPublished validates the JSON by its schema.
 func asPublished(t *testing.T, r Road) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/explain.schema.json")

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Bounds of what is read: 10,000 modules are 1 MB, and a line each in modules.dep.
+// Bounds of the files read: 10,000 modules are 1 MB, and a line each in modules.dep.
 const (
 	maxModules = 4 << 20
 	maxDep     = 64 << 20

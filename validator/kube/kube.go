@@ -65,7 +65,7 @@ func Config(server, dir string) (*rest.Config, error) {
 		server = "https://" + net.JoinHostPort(host, port)
 	}
 	token := filepath.Join(dir, "token")
-	// Not rest.Config's BearerTokenFile, which goes on with a token that is refused.
+	// Not rest.Config's BearerTokenFile, which keeps using a token that is refused.
 	c := &rest.Config{Host: server, WrapTransport: transport.ResettableTokenSourceWrapTransport(transport.NewCachedFileTokenSource(token))}
 	if _, err := os.Stat(token); err != nil {
 		return nil, fmt.Errorf("%w; let the pod have its service account's token (automountServiceAccountToken)", err)

@@ -30,7 +30,7 @@ func newClient(t *testing.T) (*Client, *kubetest.Server) {
 	return c, s
 }
 
-func TestARequestIsTriedOnceAndEndsInTime(t *testing.T) {
+func TestARequestIsTriedOnceAndTimesOut(t *testing.T) {
 	c, s := newClient(t)
 	s.Fail(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Status: 429, RetryAfter: 1} })
 	_, err := c.Node(t.Context(), "n1")
@@ -45,7 +45,7 @@ func TestARequestIsTriedOnceAndEndsInTime(t *testing.T) {
 	require.ErrorContains(t, err, "the API server has not begun the watch within 10ms")
 }
 
-func TestATokenThatIsNotTakenAnyMoreIsReadAnew(t *testing.T) {
+func TestARefusedTokenIsReadAgain(t *testing.T) {
 	s := kubetest.Start("n1")
 	t.Cleanup(s.Stop)
 	dir := t.TempDir()
@@ -86,7 +86,7 @@ func TestOutsideOfAPodTheServerHasToBeNamed(t *testing.T) {
 	require.Equal(t, filepath.Join(dir, "ca.crt"), config.CAFile)
 }
 
-func TestAPodIsFollowedFromWhereItWasSeen(t *testing.T) {
+func TestAPodIsWatchedFromItsResourceVersion(t *testing.T) {
 	c, s := newClient(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 func child(how string) int {
 	answer := message{Snapshot: gputest.Node("t4", 2), Library: "/lib/libnvidia-ml.so.580.95.05"}
 	switch how {
-	case "no symbol": // what glibc's loader prints before exit 127
+	case "no symbol": // the output of glibc's loader before exit 127
 		fmt.Fprintln(os.Stderr, "child: symbol lookup error: undefined symbol: nvmlNewThing")
 		return 127
 	case "crash":
@@ -61,14 +61,14 @@ func read(t *testing.T, how string) (check.Reading, error) {
 	return Read(t.Context(), check.Node{Root: root, DriverRoot: "/"})
 }
 
-func TestAReadingComesBackWhole(t *testing.T) {
+func TestAReadingIsReturnedUnchanged(t *testing.T) {
 	r, err := read(t, "good")
 	require.NoError(t, err)
 	require.True(t, r.Snapshot.Equal(gputest.Node("t4", 2)))
 	require.Equal(t, "/lib/libnvidia-ml.so.580.95.05", r.Library)
 }
 
-func TestAChildThatDiesIsAReasonAndNotTheValidatorsDeath(t *testing.T) {
+func TestADeadChildIsAnError(t *testing.T) {
 	for how, says := range map[string]string{
 		"no symbol": "exit status 127: child: symbol lookup error: undefined symbol: nvmlNewThing",
 		"crash":     "signal: killed",
@@ -82,7 +82,7 @@ func TestAChildThatDiesIsAReasonAndNotTheValidatorsDeath(t *testing.T) {
 	}
 }
 
-func TestSentinelsSurviveTheWayFromTheChild(t *testing.T) {
+func TestSentinelsSurviveTheChild(t *testing.T) {
 	_, err := read(t, "no driver")
 	require.ErrorIs(t, err, gpu.ErrNoDriver)
 	for kind, sentinel := range sentinels {

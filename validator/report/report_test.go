@@ -71,7 +71,7 @@ func reports() map[string]Report {
 	}
 }
 
-func TestReportsLookAsTheyDid(t *testing.T) {
+func TestReportsMatchTheGoldenFiles(t *testing.T) {
 	for name, r := range reports() {
 		for _, format := range append(Formats(), "color") {
 			t.Run(name+"."+format, func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestReportsLookAsTheyDid(t *testing.T) {
 	}
 }
 
-func TestAFormatThatThereIsNot(t *testing.T) {
+func TestAnUnknownFormatIsAnError(t *testing.T) {
 	require.ErrorContains(t, Report{}.Write(&bytes.Buffer{}, "html", false), `no format "html"; there are text, json, junit`)
 }
 
@@ -102,14 +102,14 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errors.New("disk full") }
 
-func TestAReportThatCannotBeWrittenIsAnError(t *testing.T) {
+func TestAWriteErrorIsReturned(t *testing.T) {
 	for _, format := range Formats() {
 		require.ErrorContains(t, reports()["failed"].Write(full{}, format, false), "disk full")
 	}
 }
 
-// Whatever stands in messages, the files can be read by those who parse them,
-// and their counts agree with their content.
+// Whatever the messages contain, the files can be parsed, and their counts agree with their
+// content.
 func TestAnyReportCanBeParsed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var outcomes []check.Outcome

@@ -21,7 +21,7 @@ import (
 
 const docs = "../../docs/"
 
-// published is the schema of the JSON.
+// published returns the schema of the JSON.
 func published(t *testing.T) *spec.Schema {
 	t.Helper()
 	text, err := os.ReadFile(docs + "report.schema.json")
@@ -31,7 +31,7 @@ func published(t *testing.T) *spec.Schema {
 	return s
 }
 
-func TestTheJSONIsAsItsSchemaSays(t *testing.T) {
+func TestTheJSONMatchesItsSchema(t *testing.T) {
 	s := published(t)
 	check := func(data []byte) error {
 		var file any
@@ -51,8 +51,8 @@ func TestTheJSONIsAsItsSchemaSays(t *testing.T) {
 	}
 }
 
-// A layer that the schema does not know would be a report that nobody takes.
-func TestTheSchemaKnowsEveryLayer(t *testing.T) {
+// A report with a layer that is not in the schema would be refused.
+func TestTheSchemaHasEveryLayer(t *testing.T) {
 	text, err := os.ReadFile(docs + "report.schema.json")
 	require.NoError(t, err)
 	for _, l := range append(readiness.Layers(), readiness.Optional()...) {
@@ -60,7 +60,7 @@ func TestTheSchemaKnowsEveryLayer(t *testing.T) {
 	}
 }
 
-// xmllint is libxml2's, a validator of its own.
+// xmllint runs libxml2's validator, which is independent of ours.
 func xmllint(t *testing.T, file string) (string, error) {
 	t.Helper()
 	path, err := exec.LookPath("xmllint")
@@ -71,7 +71,7 @@ func xmllint(t *testing.T, file string) (string, error) {
 	return string(out), err
 }
 
-func TestTheJUnitIsAsItsSchemaSays(t *testing.T) {
+func TestTheJUnitMatchesItsSchema(t *testing.T) {
 	for name, r := range reports() {
 		var b bytes.Buffer
 		require.NoError(t, r.Write(&b, "junit", false))

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// job has a sample that is a shell script with the given body.
+// job returns a Job whose sample is a shell script with the given body.
 func job(t *testing.T, script string) Job {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bandwidth")
@@ -27,7 +27,7 @@ func job(t *testing.T, script string) Job {
 
 const good = `{"passed": true, "uuid": "GPU-a", "figures": [{"name": "copy", "value": 3.1e12, "unit": "B/s", "peak": 3.35e12}]}`
 
-func TestASampleIsAskedAndItsAnswerRead(t *testing.T) {
+func TestTheSamplesAnswerIsRead(t *testing.T) {
 	t.Setenv("CUDA_VISIBLE_DEVICES", "none")
 	t.Setenv("BANDWIDTH_BYTES", "7")
 	j := job(t, `[ "$*" = "-o json --peers" ] && [ "$LD_LIBRARY_PATH" = "/drivers lib" ] && [ "$CUDA_VISIBLE_DEVICES" = GPU-a,GPU-b ] && [ -z "$BANDWIDTH_BYTES" ] && echo '`+good+`'`)
@@ -67,7 +67,7 @@ func TestHowASampleEnds(t *testing.T) {
 	}
 }
 
-func TestASampleThatHangsIsEnded(t *testing.T) {
+func TestAHangingSampleIsKilled(t *testing.T) {
 	j := job(t, `sleep 1000 & wait`)
 	j.Timeout = time.Second
 	r := Run(t.Context(), j)
@@ -81,7 +81,7 @@ func TestASampleThatHangsIsEnded(t *testing.T) {
 	require.Equal(t, NoResult, Run(ctx, j).Outcome)
 }
 
-func TestASampleThatIsNotThere(t *testing.T) {
+func TestAMissingSampleIsAnOutcome(t *testing.T) {
 	r := Run(t.Context(), Job{Name: "gemm", Timeout: time.Minute})
 	require.Equal(t, Missing, r.Outcome)
 	require.Equal(t, "the sample gemm is neither beside gpu-validator nor in PATH", r.Message)
@@ -90,7 +90,7 @@ func TestASampleThatIsNotThere(t *testing.T) {
 	require.Contains(t, r.Message, "no such file")
 }
 
-func TestASampleRunsOnTheProcessorsThatItIsGiven(t *testing.T) {
+func TestASampleRunsOnItsProcessors(t *testing.T) {
 	j := job(t, `grep -q "Cpus_allowed_list:.0$" /proc/self/status && echo '`+good+`'`)
 	j.CPUs = []int{0}
 	r := Run(t.Context(), j)

@@ -16,7 +16,7 @@ import (
 
 const gpuResource corev1.ResourceName = "nvidia.com/gpu"
 
-// offering are facts of a node whose kubelet can allocate some devices.
+// offering returns the facts of a node whose kubelet can allocate some devices.
 func offering(devices int) Facts {
 	f := facts()
 	for i, o := range f.Outcomes {
@@ -27,7 +27,7 @@ func offering(devices int) Facts {
 	return f
 }
 
-// kubelet is what the kubelet writes into the Node's status.
+// kubelet writes the Node's status as the kubelet does.
 func (s *stage) kubelet(capacity, allocatable int64) {
 	s.server.Node(node, func(n *corev1.Node) {
 		n.Status.Capacity = corev1.ResourceList{gpuResource: *resource.NewQuantity(capacity, resource.DecimalSI), "cpu": resource.MustParse("2")}
@@ -42,7 +42,7 @@ func (s *stage) reported() [2]int64 {
 	return [2]int64{capacity.Value(), allocatable.Value()}
 }
 
-func TestWhatTheKubeletCanAllocateIsReportedAtOnce(t *testing.T) {
+func TestAllocatableDevicesAreWrittenAtOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		before func(*stage)
 		want   [2]int64
@@ -62,9 +62,9 @@ func TestWhatTheKubeletCanAllocateIsReportedAtOnce(t *testing.T) {
 	}
 }
 
-// From its first word on the number is the kubelet's: also when the voice says again what
-// else it has to say.
-func TestWhatTheKubeletSaysAfterwardsStays(t *testing.T) {
+// Once the kubelet has written the number, the voice leaves it, even when it writes the
+// conditions again.
+func TestTheKubeletsAllocatableIsNotChanged(t *testing.T) {
 	s := newStage(t)
 	s.publish(offering(8))
 	s.kubelet(8, 0)
@@ -76,7 +76,7 @@ func TestWhatTheKubeletSaysAfterwardsStays(t *testing.T) {
 	require.Equal(t, [2]int64{8, 6}, s.reported(), "another one has come")
 }
 
-func TestARefusedReportHoldsUpNothing(t *testing.T) {
+func TestARefusedAllocatableDelaysNothing(t *testing.T) {
 	s := newStage(t)
 	var refused atomic.Int32
 	s.server.Fail(func(r *http.Request) *kubetest.Fault {

@@ -12,9 +12,9 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// TestTheMessageBeginsWithTheLayer is the contract of docs/validator.md with all that read
-// the condition, the operator among them: which layer is not proven, so that those
-// before it are.
+// TestTheMessageBeginsWithTheLayer tests the contract of docs/validator.md with the readers
+// of the condition, such as the operator: it names the layer that is not proven, and the
+// layers before it are proven.
 func TestTheMessageBeginsWithTheLayer(t *testing.T) {
 	layer := func(c Condition) string {
 		at, _, _ := strings.Cut(c.Message, ": ")

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-func TestTheHealthConditionNamesWhatIsBroken(t *testing.T) {
+func TestTheHealthConditionNamesBrokenGPUs(t *testing.T) {
 	faulty := func(f Facts, i int) Facts {
 		f.Faults = map[gpu.UUID]gpu.Fault{gputest.GPU(i): {Reason: gpu.ReasonLost, Message: "fell off the bus"}}
 		return f
@@ -45,7 +45,7 @@ func TestTheHealthConditionNamesWhatIsBroken(t *testing.T) {
 	}
 }
 
-func TestTheTwoConditionsAreSaidAtOnceAndApart(t *testing.T) {
+func TestTheConditionsTransitionIndependently(t *testing.T) {
 	s := newStage(t)
 	s.publish(facts().broken(1, gpu.ReasonXID, "XID 79", time.Time{}))
 	require.Equal(t, corev1.ConditionTrue, s.condition().Status)

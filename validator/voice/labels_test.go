@@ -20,7 +20,7 @@ import (
 	"github.com/gpuready/gpuready/validator/kube/kubetest"
 )
 
-// labelled are facts of a node whose plugin says these labels.
+// labelled returns the facts of a node whose plugin reports these labels.
 func labelled(labels map[string]string) Facts {
 	f := facts()
 	f.States[nodestate.DevicePlugin].DevicePlugin.Labels = labels
@@ -33,7 +33,7 @@ func t4(count string) map[string]string {
 
 func (s *stage) labels() map[string]string { return s.server.Node(node, nil).Labels }
 
-// patches counts those of the Node's metadata.
+// patches counts the patches of the Node's metadata.
 func (s *stage) patches() (n int) {
 	for _, r := range s.server.Requests() {
 		if r == "PATCH /api/v1/nodes/"+node+" 200" {
@@ -43,12 +43,12 @@ func (s *stage) patches() (n int) {
 	return n
 }
 
-func TestTheNodeIsLabelledWithWhatTheDevicePluginSays(t *testing.T) {
+func TestTheNodeGetsTheDevicePluginsLabels(t *testing.T) {
 	s := newStage(t)
 	theirs := map[string]string{"kubernetes.io/hostname": "n1", "nvidia.com/gpu.deploy.driver": "true", "nvidia.com/mig.config": "all-disabled"}
 	s.server.Node(node, func(n *corev1.Node) {
 		n.Labels = maps.Clone(theirs)
-		n.Labels["nvidia.com/gpu.count"] = "7" // of somebody who is gone
+		n.Labels["nvidia.com/gpu.count"] = "7" // left by another program
 		n.Annotations = map[string]string{"theirs": "x"}
 	})
 	with := func(more map[string]string) map[string]string {
@@ -66,7 +66,7 @@ func TestTheNodeIsLabelledWithWhatTheDevicePluginSays(t *testing.T) {
 	s.publish(labelled(t4("2")))
 	require.Equal(t, with(t4("2")), s.labels())
 
-	// Some are no more, and another process says so.
+	// Another process removes labels.
 	s.start()
 	s.publish(labelled(map[string]string{"nvidia.com/gpu.count": "2"}))
 	require.Equal(t, with(map[string]string{"nvidia.com/gpu.count": "2"}), s.labels())
@@ -75,7 +75,7 @@ func TestTheNodeIsLabelledWithWhatTheDevicePluginSays(t *testing.T) {
 	require.Equal(t, map[string]string{"theirs": "x"}, s.server.Node(node, nil).Annotations)
 }
 
-func TestLabelsStayWhileNothingIsKnownOfThem(t *testing.T) {
+func TestLabelsStayWhileTheDevicePluginIsAway(t *testing.T) {
 	s := newStage(t)
 	s.publish(labelled(t4("4")))
 	silent := facts()
@@ -86,7 +86,7 @@ func TestLabelsStayWhileNothingIsKnownOfThem(t *testing.T) {
 	require.Equal(t, t4("4"), s.labels(), "it has another publisher")
 }
 
-func TestLabelsThatSomebodyChangesComeBackInAWhile(t *testing.T) {
+func TestChangedLabelsAreRestoredAtTheHeartbeat(t *testing.T) {
 	s := newStage(t)
 	s.publish(labelled(t4("4")))
 	s.server.Node(node, func(n *corev1.Node) { n.Labels = map[string]string{"nvidia.com/gpu.product": "theirs"} })
@@ -95,7 +95,7 @@ func TestLabelsThatSomebodyChangesComeBackInAWhile(t *testing.T) {
 	s.until(func() bool { return maps.Equal(t4("4"), s.labels()) })
 }
 
-func TestTheAnnotationTakesNobodysLabels(t *testing.T) {
+func TestTheAnnotationRemovesOnlyOwnLabels(t *testing.T) {
 	s := newStage(t)
 	theirs := map[string]string{"nvidia.com/gpu.deploy.driver": "true", "nvidia.com/mig.config": "x", nodestate.ConfigLabel: "x"}
 	s.server.Node(node, func(n *corev1.Node) {
@@ -106,7 +106,7 @@ func TestTheAnnotationTakesNobodysLabels(t *testing.T) {
 	require.Equal(t, theirs, s.labels())
 }
 
-func TestLabelsThatAreRefusedHoldUpNothing(t *testing.T) {
+func TestRefusedLabelsDelayNothing(t *testing.T) {
 	s := newStage(t)
 	s.server.Fail(func(r *http.Request) *kubetest.Fault {
 		if r.Header.Get("Content-Type") == "application/merge-patch+json" {
@@ -122,9 +122,9 @@ func TestLabelsThatAreRefusedHoldUpNothing(t *testing.T) {
 	s.until(func() bool { return maps.Equal(t4("4"), s.labels()) })
 }
 
-// Whatever was there: afterwards there is all that is wanted, all that is others',
-// nothing else, and no more to do.
-func TestOnlyWhatIsOursChanges(t *testing.T) {
+// Whatever the labels were: afterwards there are the wanted ones, those of others, nothing
+// else, and no more change.
+func TestOnlyOwnLabelsChange(t *testing.T) {
 	server := kubetest.Start(node)
 	t.Cleanup(server.Stop)
 	client, err := kube.New(server.Config())
@@ -170,8 +170,8 @@ func mapOrEmpty(m map[string]string) map[string]string {
 	return m
 }
 
-// The annotation is anybody's to write.
-func FuzzTheAnnotationNamesFeaturesOnly(f *testing.F) {
+// Anybody can write the annotation.
+func FuzzAnnotationNamesOnlyFeatures(f *testing.F) {
 	f.Add("gpu.count,mig-1g.10gb.me.count,cuda.driver.rev")
 	f.Add(",,gpu.deploy.driver,\x00,../../x,kubernetes.io/hostname")
 	f.Fuzz(func(t *testing.T, text string) {

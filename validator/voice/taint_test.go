@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// autoscaled is the key that a Cluster Autoscaler knows by its prefix.
+// autoscaled is a key that the Cluster Autoscaler recognises by its prefix.
 const autoscaled = "startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready"
 
 func (s *stage) taints() (keys []string) {
@@ -21,7 +21,7 @@ func (s *stage) taints() (keys []string) {
 	return keys
 }
 
-// manage starts anew with a voice that puts the taint back.
+// manage restarts with a voice that puts the taint back.
 func (s *stage) manage(keys ...string) {
 	s.t.Helper()
 	s.taint = Taint{Keys: keys, Manage: true, Settle: time.Minute}
@@ -36,7 +36,7 @@ func proving() Facts {
 
 func refusedPlugin() Facts { return facts().refused(readiness.Plugin, "DevicePluginSilent") }
 
-func TestEachStartupTaintGoesWhateverItsName(t *testing.T) {
+func TestEachStartupTaintIsRemoved(t *testing.T) {
 	for _, key := range []string{taint, "gpuready.io/not-ready"} {
 		s := newStage(t)
 		s.server.Node(node, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: key, Effect: "NoSchedule"}} })
@@ -69,7 +69,7 @@ func TestTheManagedTaintComesBackWhenALayerStaysRefused(t *testing.T) {
 	}
 }
 
-func TestTheManagedTaintIsPutOnANodeWithoutAny(t *testing.T) {
+func TestTheManagedTaintIsAddedToANodeWithoutIt(t *testing.T) {
 	s := newStage(t)
 	s.manage(taint)
 	s.publish(refusedPlugin())
@@ -96,7 +96,7 @@ func TestAShortUnreadinessPutsNoTaintBack(t *testing.T) {
 	require.Empty(t, s.taints())
 }
 
-func TestProofsThatAreTriedInBetweenDoNotHoldTheTaintOff(t *testing.T) {
+func TestPendingProofsDoNotDelayTheTaint(t *testing.T) {
 	s := newStage(t)
 	s.manage(taint)
 	s.publish(facts())

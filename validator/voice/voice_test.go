@@ -40,14 +40,14 @@ const (
 	taint = "nvidia.com/gpu-not-ready"
 )
 
-// clock stands still until it is advanced. One goroutine waits for it, so that
-// only the last timer counts.
+// clock stands still until it is advanced. One goroutine waits for it, so that only the last
+// timer counts.
 type clock struct {
 	mu    sync.Mutex
 	now   time.Time
 	timer chan time.Time
 	due   time.Time
-	armed chan struct{} // somebody waits for a timer
+	armed chan struct{} // receives when a timer is set
 }
 
 func (c *clock) Now() time.Time {
@@ -83,7 +83,7 @@ func (c *clock) advance(d time.Duration) {
 	c.fire()
 }
 
-// next advances to when the timer fires.
+// next advances to the time when the timer fires.
 func (c *clock) next() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,7 +93,7 @@ func (c *clock) next() {
 	}
 }
 
-// stage is a voice, an API server that hears it, and a clock.
+// stage is a voice with an API server and a clock.
 type stage struct {
 	t      testing.TB
 	server *kubetest.Server
@@ -115,7 +115,7 @@ func newStage(t testing.TB) *stage {
 	return s
 }
 
-// start starts a process's voice; the one before is stopped.
+// start starts the voice of a new process, and stops the one before.
 func (s *stage) start() {
 	s.t.Helper()
 	if s.stop != nil {
@@ -138,7 +138,7 @@ func (s *stage) start() {
 	s.t.Cleanup(s.stop)
 }
 
-// settled waits until all is said.
+// settled waits until all facts are published.
 func (s *stage) settled() {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -152,7 +152,7 @@ func (s *stage) publish(f Facts) {
 	s.settled()
 }
 
-// until waits for what the server has; the clock goes on meanwhile.
+// until waits until cond holds, and advances the clock meanwhile.
 func (s *stage) until(cond func() bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -174,7 +174,7 @@ func (s *stage) condition() corev1.NodeCondition {
 	return *c
 }
 
-// events are what was said, "Warning XID 2× GPU 1 …".
+// events returns the Events, "Warning XID 2× GPU 1 …".
 func (s *stage) events() []string {
 	var out []string
 	for _, e := range s.server.Events() {
@@ -183,7 +183,7 @@ func (s *stage) events() []string {
 	return out
 }
 
-// facts are those of a node with three GPUs where all is well.
+// facts returns the facts of a healthy node with three GPUs.
 func facts() Facts {
 	f := Facts{Names: check.Names(gputest.Node("t4", 3).Devices), States: map[nodestate.Component]nodestate.State{}}
 	for _, l := range readiness.Layers() {
@@ -211,7 +211,7 @@ func (f Facts) broken(i int, reason gpu.Reason, message string, since time.Time)
 	return f
 }
 
-// plugin is what the device plugin says of itself.
+// plugin sets the state of the device plugin.
 func (f Facts) plugin(phase nodestate.Phase, reason gpu.Reason, message string) Facts {
 	s := f.States[nodestate.DevicePlugin]
 	s.Phase, s.Reason, s.Message = phase, reason, message
@@ -243,7 +243,7 @@ func noGPU() Facts {
 	return f
 }
 
-func TestTheConditionSumsUpWhatIsKnown(t *testing.T) {
+func TestTheConditionSumsUpTheFacts(t *testing.T) {
 	pending := facts()
 	pending.Outcomes[3] = check.Outcome{Layer: readiness.Plugin, Kind: check.Pending, Refusal: &readiness.Refusal{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
 	simulated := facts()
@@ -302,7 +302,7 @@ func TestTheConditionSumsUpWhatIsKnown(t *testing.T) {
 	}
 }
 
-func TestTheTransitionIsThatOfTheStatus(t *testing.T) {
+func TestTheTransitionTimeFollowsTheStatus(t *testing.T) {
 	s := newStage(t)
 	s.publish(facts().refused(readiness.Toolkit, "ToolkitSilent"))
 	first := s.clock.Now()
@@ -324,7 +324,7 @@ func TestTheTransitionIsThatOfTheStatus(t *testing.T) {
 	require.NotNil(t, s.server.Condition(node, corev1.NodeReady), "the conditions of others stay")
 }
 
-func TestAConditionThatIsTheSameIsSaidOnceInAWhile(t *testing.T) {
+func TestAnUnchangedConditionIsWrittenAtTheHeartbeat(t *testing.T) {
 	s := newStage(t)
 	s.publish(facts())
 	before := len(s.server.Requests())
@@ -337,7 +337,7 @@ func TestAConditionThatIsTheSameIsSaidOnceInAWhile(t *testing.T) {
 	s.until(func() bool { return s.server.Condition(node, ConditionType) != nil })
 }
 
-func TestTheStartupTaintGoesOncePodsMayCome(t *testing.T) {
+func TestTheStartupTaintIsRemovedOncePodsMayCome(t *testing.T) {
 	for name, ready := range map[string]Facts{"proven": facts(), "degraded": facts().broken(0, gpu.ReasonXID, "XID 79", time.Time{}), "no GPU": noGPU()} {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
@@ -361,7 +361,7 @@ func TestTheStartupTaintGoesOncePodsMayCome(t *testing.T) {
 	require.Empty(t, s.taints(), "the only one")
 }
 
-func TestATaintThatSomebodyAddsMeanwhileIsNotLost(t *testing.T) {
+func TestAConcurrentlyAddedTaintIsNotLost(t *testing.T) {
 	s := newStage(t)
 	s.server.Node(node, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: taint, Effect: "NoSchedule"}} })
 	var once sync.Once
@@ -444,7 +444,7 @@ func TestARestartRepeatsNothing(t *testing.T) {
 	s.publish(facts())
 	require.Contains(t, s.events()[0], "Normal Recovered", "what an earlier process told of is over")
 
-	// Without the memory, the name and the time of what happened tell.
+	// Without the memory, the name and the time of the Event prevent a repetition.
 	s.publish(bad())
 	require.NoError(t, os.Remove(filepath.Join(s.dir, FileName)))
 	before = s.events()
@@ -453,7 +453,7 @@ func TestARestartRepeatsNothing(t *testing.T) {
 	require.Equal(t, before, s.events())
 }
 
-func TestAMemoryOfAnotherBootOrNoneAtAllIsEmpty(t *testing.T) {
+func TestAMissingOrOldMemoryIsEmpty(t *testing.T) {
 	s := newStage(t)
 	for _, text := range []string{`{"bootID":"x","said":{"device GPU-1":{}}}`, `{"bootID":"` + boot + `","said":null}`, `no JSON`} {
 		require.NoError(t, os.WriteFile(filepath.Join(s.dir, FileName), []byte(text), 0o644))
@@ -465,7 +465,7 @@ func TestAMemoryOfAnotherBootOrNoneAtAllIsEmpty(t *testing.T) {
 	require.Equal(t, int32(3), s.server.Events()[0].Count)
 }
 
-func TestALayerThatIsRefusedForAWhileIsAnEvent(t *testing.T) {
+func TestALayerRefusedForAWhileIsAnEvent(t *testing.T) {
 	s := newStage(t)
 	coming := facts().refused(readiness.Toolkit, "ToolkitSilent")
 	s.publish(coming)
@@ -490,7 +490,7 @@ func TestALayerThatIsRefusedForAWhileIsAnEvent(t *testing.T) {
 	s.until(func() bool { return len(s.events()) == 3 })
 }
 
-func TestWhatIsNotKnownIsNotOver(t *testing.T) {
+func TestAnUnknownProblemIsNotOver(t *testing.T) {
 	s := newStage(t)
 	s.publish(facts().broken(0, gpu.ReasonXID, "XID 48", s.clock.Now()))
 	silent := facts()
@@ -506,7 +506,7 @@ func TestWhatIsNotKnownIsNotOver(t *testing.T) {
 	require.Empty(t, s.voice.memory.Reported)
 }
 
-func TestNobodyIsFloodedWithEvents(t *testing.T) {
+func TestEventsAreRateLimited(t *testing.T) {
 	s := newStage(t)
 	f := Facts{States: map[nodestate.Component]nodestate.State{}}
 	state := nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Registered: true, Resources: []nodestate.Resource{{Name: "r"}}}}
@@ -525,7 +525,7 @@ func TestNobodyIsFloodedWithEvents(t *testing.T) {
 	require.Len(t, s.server.Events(), eventBurst+1)
 }
 
-func TestAnAPIServerThatFailsIsTriedAgainAndHearsTheLatest(t *testing.T) {
+func TestAFailingAPIServerIsRetriedWithTheLatestFacts(t *testing.T) {
 	for name, fault := range map[string]kubetest.Fault{
 		"conflict": {Status: 409}, "too many requests": {Status: 429, RetryAfter: 3}, "internal error": {Status: 500},
 		"forbidden": {Status: 403}, "token not taken": {Status: 401},
@@ -548,7 +548,7 @@ func TestAnAPIServerThatFailsIsTriedAgainAndHearsTheLatest(t *testing.T) {
 	}
 }
 
-func TestAnEventThatIsNeverTakenHoldsUpNoOther(t *testing.T) {
+func TestARefusedEventDelaysNoOther(t *testing.T) {
 	s := newStage(t)
 	first := s.voice.event(event{about: subject("device " + string(gputest.GPU(0))), kind: corev1.EventTypeWarning, reason: string(gpu.ReasonXID)}).Name
 	s.server.Fail(func(r *http.Request) *kubetest.Fault {
@@ -568,7 +568,7 @@ func TestAnEventThatIsNeverTakenHoldsUpNoOther(t *testing.T) {
 	s.until(func() bool { return len(s.server.Events()) == 3 })
 }
 
-func TestAServerThatIsAwayIsFoundAgain(t *testing.T) {
+func TestVoiceReconnectsToARestartedServer(t *testing.T) {
 	s := newStage(t)
 	s.publish(facts())
 	s.server.Stop()
@@ -581,7 +581,7 @@ func TestAServerThatIsAwayIsFoundAgain(t *testing.T) {
 	s.until(func() bool { return s.condition().Reason == "Degraded" && len(s.server.Events()) == 1 })
 }
 
-func TestTriesAreApartAndFarther(t *testing.T) {
+func TestRetriesBackOff(t *testing.T) {
 	v := New(Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Metrics: NewMetrics(prometheus.NewRegistry())})
 	now := time.Now()
 	v.Now = func() time.Time { return now }
@@ -596,7 +596,7 @@ func TestTriesAreApartAndFarther(t *testing.T) {
 	require.True(t, v.retries[topicEvents].until.IsZero(), "each by itself")
 }
 
-func TestTheEndIsNotHeldUpByAServerThatHangs(t *testing.T) {
+func TestAHangingServerDoesNotDelayTheEnd(t *testing.T) {
 	s := newStage(t)
 	s.server.Fail(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Hang: true} })
 	s.voice.Say(facts())
@@ -606,8 +606,8 @@ func TestTheEndIsNotHeldUpByAServerThatHangs(t *testing.T) {
 	s.stop()
 }
 
-// Whatever happens, and whichever requests fail, what stands at the end is the
-// last of it, and each problem has been told of no more than once.
+// Whatever happens, and whichever requests fail, the last state stands at the end, and each
+// problem has been reported no more than once.
 func TestTheLastStateWins(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := newStage(t)
@@ -656,7 +656,7 @@ func canceled() context.Context {
 	return ctx
 }
 
-func TestAConfigurationThatIsRefusedIsTold(t *testing.T) {
+func TestARefusedConfigurationIsAnEvent(t *testing.T) {
 	s := newStage(t)
 	bad := facts().plugin(nodestate.Degraded, "ConfigRefused", "config.yaml: sharing.timeSlicing: no such key")
 	s.publish(bad)
@@ -666,7 +666,7 @@ func TestAConfigurationThatIsRefusedIsTold(t *testing.T) {
 		[]string{events[0].Type, events[0].Reason, events[0].Message})
 	require.Equal(t, "Degraded", s.condition().Reason)
 
-	// The plugin is started anew, and so is the validator.
+	// The plugin and the validator restart.
 	s.start()
 	s.publish(facts().plugin(nodestate.Waiting, "Starting", "the driver has not been read yet"))
 	s.publish(facts().plugin(nodestate.Failed, "NoHealthyDevice", "none of 3 devices is healthy"))
@@ -679,8 +679,8 @@ func TestAConfigurationThatIsRefusedIsTold(t *testing.T) {
 	require.Equal(t, "Ready", s.condition().Reason)
 }
 
-// A request is given up after 15 s; that there is no answer is known before.
-func TestAnAPIServerThatKeepsSilentIsToldOfWhileItIsWaitedFor(t *testing.T) {
+// A request times out after 15 s; a missing answer is logged before.
+func TestASilentAPIServerIsLoggedBeforeTheTimeout(t *testing.T) {
 	s := newStage(t)
 	s.stop()
 	read, write := io.Pipe()

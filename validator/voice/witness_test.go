@@ -9,14 +9,14 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// witnessed are facts of a node where all is well but, perhaps, the pod that shows it.
+// witnessed returns the facts of a healthy node with a result of the driver's pod.
 func witnessed(o *check.Outcome) Facts {
 	f := facts()
 	f.Witness = o
 	return f
 }
 
-func TestWhatShowsThatTheDriverWorksTellsEventsAlone(t *testing.T) {
+func TestTheDriversPodAffectsOnlyEvents(t *testing.T) {
 	s := newStage(t)
 	failed, passed := check.Fail("WorkloadFailed", "vectorAdd in the pod nvidia-driver-validation ended with 3", "see its log"), check.Outcome{Kind: check.Passed}
 	s.publish(witnessed(&passed))

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-func TestAPodThatWasAllocatedAGPUAndGotNoneIsNamedAsThat(t *testing.T) {
+func TestAnAllocatedButAbsentGPUIsNamed(t *testing.T) {
 	off, on := false, true
 	for _, c := range []struct {
 		name         string
@@ -35,7 +35,7 @@ func TestAPodThatWasAllocatedAGPUAndGotNoneIsNamedAsThat(t *testing.T) {
 				p.Spec.NodeName = "n1"
 			})
 			s.run()
-			s.ask(offered)
+			s.prove(offered)
 			o := s.waitForNews()
 			require.Equal(t, ReasonAbsent, o.Refusal.Reason)
 			require.Contains(t, o.Refusal.Message, "a pod was allocated "+string(gputest.GPU(1))+" (PodResources API) and found no GPU")
@@ -46,9 +46,9 @@ func TestAPodThatWasAllocatedAGPUAndGotNoneIsNamedAsThat(t *testing.T) {
 	}
 }
 
-// The Node's allocatable follows the kubelet's word some seconds late, so the
-// scheduler is given time where it is about devices; once there is a place, no clock runs.
-func TestAPodThatFindsItsPlaceLateIsNotGivenUp(t *testing.T) {
+// The Node's allocatable follows the kubelet some seconds later, so the scheduler gets more
+// time where devices are missing. Once the pod is scheduled no timer runs.
+func TestALateScheduledPodIsNotCancelled(t *testing.T) {
 	var gave []error
 	w := place{cancel: func(err error) { gave = append(gave, err) }}
 	p := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{offered: {}}}}}}}

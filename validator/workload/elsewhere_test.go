@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-func TestAPodThatOthersEndedIsNoReasonToRefuse(t *testing.T) {
+func TestAPodEndedByOthersIsNoRefusal(t *testing.T) {
 	because := func(reason, message string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, reason, message
@@ -45,7 +45,7 @@ func TestAPodThatOthersEndedIsNoReasonToRefuse(t *testing.T) {
 			s := newStage(t, c.timeout)
 			s.server.OnPod(c.pod)
 			s.run()
-			s.ask(offered)
+			s.prove(offered)
 			o := s.waitForNews()
 			require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
 			require.True(t, o.Again)
@@ -54,10 +54,10 @@ func TestAPodThatOthersEndedIsNoReasonToRefuse(t *testing.T) {
 	}
 }
 
-func TestAPodOfThatNameThatIsAnotherProvesNothing(t *testing.T) {
+func TestAnotherPodOfTheNameProvesNothing(t *testing.T) {
 	s := newStage(t, time.Minute)
 	s.run()
-	s.ask(offered)
+	s.prove(offered)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	require.NoError(t, s.server.Wait(ctx, func() bool { return s.server.Pod(key) != nil }))
@@ -73,13 +73,13 @@ func TestAPodOfThatNameThatIsAnotherProvesNothing(t *testing.T) {
 func TestAPodThatRanWhileThePluginWasAwayProvesNothing(t *testing.T) {
 	s := newStage(t, time.Minute)
 	s.run()
-	s.ask(offered)
+	s.prove(offered)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	require.NoError(t, s.server.Wait(ctx, func() bool { return s.server.Pod(key) != nil }))
 	before := s.server.Pod(key).UID
 	s.runner.Forget()
-	require.Equal(t, check.Pending, s.ask(offered).Kind)
+	require.Equal(t, check.Pending, s.prove(offered).Kind)
 	s.server.Update(key, ended(corev1.PodSucceeded, 0, good(0)))
 	require.Equal(t, check.Pending, s.waitForNews().Kind)
 	require.NoError(t, s.server.Wait(ctx, func() bool { p := s.server.Pod(key); return p != nil && p.UID != before }))

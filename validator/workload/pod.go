@@ -23,7 +23,7 @@ type Role string
 const (
 	// DevicePlugin requests a GPU, as a user's pod does.
 	DevicePlugin Role = "nvidia-device-plugin-validation"
-	// Driver requests nothing and is given all GPUs, as our agents are.
+	// Driver requests nothing and gets all GPUs, as our agents do.
 	Driver Role = "nvidia-driver-validation"
 )
 

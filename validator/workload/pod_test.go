@@ -16,7 +16,7 @@ import (
 var update = flag.Bool("update", false, "write the pods in testdata anew")
 
 // TestPods compares the pods with testdata. The tests of the admission policies read these
-// files, too: a field that a pod is given here has to be named in
+// files, too: each field of a pod has to be named in
 // deployments/helm/gpuready/templates/agents/policy.yaml.
 func TestPods(t *testing.T) {
 	for _, role := range []Role{DevicePlugin, Driver} {

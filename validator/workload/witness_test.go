@@ -19,7 +19,7 @@ import (
 
 const driverKey = "gpuready/nvidia-driver-validation-n1"
 
-// witness is one in the cluster of a stage, which runs.
+// witness starts a Witness in the cluster of a stage.
 func (s *stage) witness() *Witness {
 	s.t.Helper()
 	w := NewWitness(s.runner.Config, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
@@ -31,7 +31,7 @@ func (s *stage) witness() *Witness {
 	return w
 }
 
-// until waits for the server to be as wanted.
+// until waits until cond holds on the server.
 func (s *stage) until(cond func() bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
@@ -53,7 +53,7 @@ func await(t *testing.T, w *Witness) check.Outcome {
 
 func ranOn(n int) string { return fmt.Sprintf(`{"passed":true,"simulated":false,"ran":%d}`, n) }
 
-func TestTheDriversPodIsGivenAllGPUsAndRequestsNone(t *testing.T) {
+func TestTheDriversPodGetsAllGPUsAndRequestsNone(t *testing.T) {
 	s := newStage(t, 90*time.Second)
 	w := NewWitness(s.runner.Config, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	p := w.buildPod(job{driver: s.driver})
@@ -73,7 +73,7 @@ func TestTheDriversPodIsGivenAllGPUsAndRequestsNone(t *testing.T) {
 	require.Equal(t, plugin.OwnerReferences, p.OwnerReferences)
 }
 
-func TestTheDriversPodRunsOnceForWhatIsProven(t *testing.T) {
+func TestTheDriversPodRunsOncePerProof(t *testing.T) {
 	s := newStage(t, time.Minute)
 	s.server.OnPod(ended(corev1.PodSucceeded, 0, ranOn(2)))
 	w := s.witness()
@@ -98,7 +98,7 @@ func TestTheDriversPodRunsOnceForWhatIsProven(t *testing.T) {
 	require.Equal(t, check.Passed, await(t, w).Kind)
 }
 
-func TestAPodOnItsWayIsCutOffWhenTheProofIsWithdrawn(t *testing.T) {
+func TestWithdrawCancelsARunningPod(t *testing.T) {
 	s := newStage(t, time.Minute)
 	w := s.witness()
 	w.Proven(s.driver)
@@ -108,7 +108,7 @@ func TestAPodOnItsWayIsCutOffWhenTheProofIsWithdrawn(t *testing.T) {
 	require.Nil(t, w.Result())
 }
 
-func TestWhatBecameOfTheDriversPodIsSaid(t *testing.T) {
+func TestTheDriversPodsResultIsReported(t *testing.T) {
 	for _, c := range []struct {
 		name, reason, says string
 		kind               check.Kind
@@ -137,7 +137,7 @@ func TestWhatBecameOfTheDriversPodIsSaid(t *testing.T) {
 	}
 }
 
-func TestTheDriversPodIsTriedAgain(t *testing.T) {
+func TestAFailedDriversPodIsRetried(t *testing.T) {
 	s := newStage(t, time.Minute)
 	s.server.Fail(func(r *http.Request) *kubetest.Fault {
 		if r.Method == http.MethodPost {

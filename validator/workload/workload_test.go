@@ -40,8 +40,8 @@ type stage struct {
 	driver check.Driver
 }
 
-// overdue is how long a pod is waited for where that ends without it: long enough
-// for the pod to be looked at on a machine that has much to do.
+// overdue is the timeout of a run that is to end by it: long enough for one reading of the
+// pod on a busy machine.
 const overdue = time.Second
 
 func newStage(t *testing.T, timeout time.Duration) *stage {
@@ -70,7 +70,7 @@ func accounts() check.Outcome {
 	return check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}, Resources: map[string]int{offered: 2}, Summary: "2 allocatable"})
 }
 
-func (s *stage) ask(free string) check.Outcome { return s.runner.Prove(s.driver, accounts(), free) }
+func (s *stage) prove(free string) check.Outcome { return s.runner.Prove(s.driver, accounts(), free) }
 
 // waitForNews waits for the end of a pod and returns the outcome then.
 func (s *stage) waitForNews() check.Outcome {
@@ -80,7 +80,7 @@ func (s *stage) waitForNews() check.Outcome {
 	case <-time.After(time.Minute):
 		require.Fail(s.t, "no pod came to an end", "%q", s.server.Requests())
 	}
-	return s.ask(offered)
+	return s.prove(offered)
 }
 
 func ended(phase corev1.PodPhase, code int32, message string) func(*corev1.Pod) {
@@ -100,7 +100,7 @@ func TestAPodThatRanIsTheProof(t *testing.T) {
 	s := newStage(t, time.Minute)
 	s.server.OnPod(ended(corev1.PodSucceeded, 0, good(1)))
 	s.run()
-	o := s.ask(offered)
+	o := s.prove(offered)
 	require.Equal(t, check.Pending, o.Kind)
 	require.Contains(t, o.Refusal.Message, key)
 	o = s.waitForNews()
@@ -117,19 +117,19 @@ func TestAPodThatRanIsTheProof(t *testing.T) {
 		}
 		return n
 	}
-	require.Equal(t, check.Passed, s.ask("").Kind, "it holds also while others use all GPUs")
+	require.Equal(t, check.Passed, s.prove("").Kind, "it holds also while others use all GPUs")
 	require.Equal(t, 1, created())
 	s.runner.Forget()
-	require.Equal(t, check.Pending, s.ask(offered).Kind, "the plugin was away")
+	require.Equal(t, check.Pending, s.prove(offered).Kind, "the plugin was away")
 	require.Equal(t, check.Passed, s.waitForNews().Kind)
 	require.NotEqual(t, first, s.server.Pod(key).UID, "made anew")
 	s.driver.GPUs = gputest.Node("t4", 3).Devices
-	require.Equal(t, check.Pending, s.ask(offered).Kind, "a GPU more")
+	require.Equal(t, check.Pending, s.prove(offered).Kind, "a GPU more")
 	require.Equal(t, check.Passed, s.waitForNews().Kind)
 	require.Equal(t, 3, created())
 }
 
-func TestThePodIsOneThatAnyNamespaceWouldAdmitForThisNodeAlone(t *testing.T) {
+func TestThePodIsRestrictedAndForThisNodeOnly(t *testing.T) {
 	p := newStage(t, 90*time.Second).runner.buildPod(job{resource: offered})
 	require.Empty(t, p.Spec.NodeName, "the scheduler accounts for it")
 	require.Equal(t, []string{"n1"}, p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values)
@@ -154,7 +154,7 @@ func TestThePodIsOneThatAnyNamespaceWouldAdmitForThisNodeAlone(t *testing.T) {
 	}
 }
 
-func TestWhatBecameOfThePodIsTheReason(t *testing.T) {
+func TestThePodsFailureIsTheReason(t *testing.T) {
 	waiting := func(reason, message string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
 			p.Spec.NodeName = "n1"
@@ -199,7 +199,7 @@ func TestWhatBecameOfThePodIsTheReason(t *testing.T) {
 			s := newStage(t, c.timeout)
 			s.server.OnPod(c.pod)
 			s.run()
-			s.ask(offered)
+			s.prove(offered)
 			o := s.waitForNews()
 			require.Equal(t, check.Failed, o.Kind, "%+v", o)
 			require.Equal(t, c.reason, string(o.Refusal.Reason))
@@ -212,21 +212,21 @@ func TestWhatBecameOfThePodIsTheReason(t *testing.T) {
 	}
 }
 
-func TestAFailureIsTriedAgainWhenAskedAgain(t *testing.T) {
+func TestAFailureIsRetriedAtTheNextProve(t *testing.T) {
 	s := newStage(t, time.Minute)
 	s.server.OnPod(ended(corev1.PodFailed, 3, ""))
 	s.run()
-	s.ask(offered)
+	s.prove(offered)
 	require.Equal(t, check.Failed, s.waitForNews().Kind)
 	s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
-	require.Equal(t, check.Failed, s.ask(offered).Kind, "until it is known better")
+	require.Equal(t, check.Failed, s.prove(offered).Kind, "until it is known better")
 	require.Equal(t, check.Passed, s.waitForNews().Kind)
 }
 
 func TestStatesOfThePodAreFollowed(t *testing.T) {
 	s := newStage(t, time.Minute)
 	s.run()
-	s.ask(offered)
+	s.prove(offered)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	require.NoError(t, s.server.Wait(ctx, func() bool { return len(s.server.Pods()) == 1 }))
@@ -235,7 +235,7 @@ func TestStatesOfThePodAreFollowed(t *testing.T) {
 	require.Equal(t, check.Passed, s.waitForNews().Kind)
 }
 
-func TestAPodThatAnEarlierProcessLeftIsRemovedFirst(t *testing.T) {
+func TestALeftoverPodIsRemovedFirst(t *testing.T) {
 	s := newStage(t, time.Minute)
 	left := s.runner.buildPod(job{resource: offered})
 	left.Labels[LabelBoot] = "another"
@@ -246,14 +246,14 @@ func TestAPodThatAnEarlierProcessLeftIsRemovedFirst(t *testing.T) {
 	defer cancel()
 	require.NoError(t, s.server.Wait(ctx, func() bool { p := s.server.Pod(key); return p != nil && p.DeletionTimestamp != nil }), "also when nothing is to be proven")
 	s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
-	s.ask(offered)
+	s.prove(offered)
 	s.server.Linger(false)
 	s.server.Remove(key)
 	require.Equal(t, check.Passed, s.waitForNews().Kind)
 	require.Len(t, s.server.Pods(), 1)
 }
 
-func TestAPodThatEndedStaysWhileNothingIsToBeProven(t *testing.T) {
+func TestAnEndedPodStaysUntilTheNextRun(t *testing.T) {
 	for _, keep := range []bool{true, false} {
 		s := newStage(t, time.Minute)
 		s.runner.Keep = keep
@@ -264,7 +264,7 @@ func TestAPodThatEndedStaysWhileNothingIsToBeProven(t *testing.T) {
 		require.Equal(t, keep, s.server.Pod(key) != nil, "its log is evidence")
 		s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
 		s.run()
-		s.ask(offered)
+		s.prove(offered)
 		require.Equal(t, check.Passed, s.waitForNews().Kind)
 		if keep {
 			require.NotEqual(t, before, s.server.Pod(key).UID)
@@ -274,11 +274,11 @@ func TestAPodThatEndedStaysWhileNothingIsToBeProven(t *testing.T) {
 	}
 }
 
-func TestSomebodyElsesPodIsLeftAlone(t *testing.T) {
+func TestAForeignPodIsNotDeleted(t *testing.T) {
 	s := newStage(t, time.Minute)
 	s.server.AddPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpuready", Name: s.runner.podName()}})
 	s.run()
-	s.ask(offered)
+	s.prove(offered)
 	o := s.waitForNews()
 	require.Equal(t, check.Passed, o.Kind)
 	require.Contains(t, o.Notes[0], "is in the way and none of ours")
@@ -287,22 +287,22 @@ func TestSomebodyElsesPodIsLeftAlone(t *testing.T) {
 
 func TestWhereNoGPUIsFreeTheAccountsAreTheProof(t *testing.T) {
 	s := newStage(t, overdue)
-	o := s.ask("")
+	o := s.prove("")
 	require.Equal(t, check.Passed, o.Kind)
 	require.True(t, o.Again)
 	require.Contains(t, o.Notes[0], "AllAllocated: every device is allocated to others")
 
-	// Somebody was faster than our pod.
+	// Another pod was faster than ours.
 	s.server.OnPod(func(p *corev1.Pod) {
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: "Unschedulable", Message: "1 Insufficient nvidia.com/gpu"}}
 	})
 	s.run()
-	s.ask(offered)
+	s.prove(offered)
 	<-s.runner.News()
-	require.Equal(t, check.Passed, s.ask("").Kind)
+	require.Equal(t, check.Passed, s.prove("").Kind)
 }
 
-func TestTheAPIServerIsNoReasonToRefuse(t *testing.T) {
+func TestAPIServerFailuresAreNoRefusals(t *testing.T) {
 	for name, fault := range map[string]kubetest.Fault{"forbidden": {Status: 403, Message: "denied by policy"}, "internal": {Status: 500, Message: "etcd"}} {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t, time.Minute)
@@ -313,7 +313,7 @@ func TestTheAPIServerIsNoReasonToRefuse(t *testing.T) {
 				return nil
 			})
 			s.run()
-			s.ask(offered)
+			s.prove(offered)
 			o := s.waitForNews()
 			require.Equal(t, check.Passed, o.Kind)
 			require.True(t, o.Again, "tried again later")
@@ -321,14 +321,14 @@ func TestTheAPIServerIsNoReasonToRefuse(t *testing.T) {
 			require.Contains(t, o.Notes[0], map[string]string{"forbidden": ": WorkloadForbidden: ", "internal": ": APIServerUnreachable: "}[name])
 			s.server.Fail(nil)
 			s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
-			require.Equal(t, check.Passed, s.ask(offered).Kind)
+			require.Equal(t, check.Passed, s.prove(offered).Kind)
 			require.False(t, s.waitForNews().Again)
 		})
 	}
 	s := newStage(t, time.Minute)
 	s.server.Stop()
 	s.run()
-	s.ask(offered)
+	s.prove(offered)
 	require.Regexp(t, `^not proven by a pod: APIServerUnreachable: .*connection refused.*; nothing, if the API server is away`, s.waitForNews().Notes[0])
 	s.server.Restart()
 }
@@ -338,7 +338,7 @@ func TestAPodIsRemovedWhenTheProcessEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.runner.Run(ctx) }()
-	s.ask(offered)
+	s.prove(offered)
 	bounded, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	require.NoError(t, s.server.Wait(bounded, func() bool { return len(s.server.Pods()) == 1 }))
@@ -347,20 +347,20 @@ func TestAPodIsRemovedWhenTheProcessEnds(t *testing.T) {
 	require.Empty(t, s.server.Pods())
 }
 
-func TestManyMayAskAtOnce(t *testing.T) {
+func TestProveMayBeCalledConcurrently(t *testing.T) {
 	s := newStage(t, time.Minute)
 	s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
 	s.run()
 	var all sync.WaitGroup
 	for range 10 {
-		all.Go(func() { s.ask(offered); s.runner.Forget() })
+		all.Go(func() { s.prove(offered); s.runner.Forget() })
 	}
 	all.Wait()
-	s.ask(offered)
+	s.prove(offered)
 	s.waitForNews()
 }
 
-func TestErrorsOfTheWayAreNoRefusals(t *testing.T) {
+func TestAWrappedRefusalIsRecognised(t *testing.T) {
 	_, is := errors.AsType[*refused](fmt.Errorf("wrapped: %w", refuse(ReasonFailed, "m", "a")))
 	require.True(t, is)
 }

@@ -1,8 +1,7 @@
-// Package kubetest is an API server in your test process, as far as the
-// validator can see: Nodes, Events and Pods, with resource versions, strategic
-// merge and JSON patches as the real one applies them, watches, preconditions,
-// and what goes wrong: refusals of any kind, requests that hang, a connection
-// that nobody answers, tokens that are not taken any more.
+// Package kubetest provides an in-process API server with the parts that the validator
+// uses: Nodes, Events and Pods, with resource versions, strategic merge and JSON patches
+// as the real one applies them, watches, and preconditions. It can also fail: refuse
+// requests, hang, leave a connection without answer, and refuse expired tokens.
 package kubetest
 
 import (
@@ -27,7 +26,7 @@ import (
 // Server is a running API server. Its methods may be called concurrently.
 type Server struct {
 	mu      sync.Mutex
-	changed chan struct{} // closed and made anew at each change
+	changed chan struct{} // closed and replaced at each change
 	version int           // the resource version
 	nodes   map[string]*corev1.Node
 	events  map[string]*corev1.Event
@@ -50,7 +49,7 @@ type change struct {
 	version int
 }
 
-// Fault is what a request gets in place of an answer.
+// Fault replaces the answer to a request.
 type Fault struct {
 	Hang       bool // until the client gives up
 	Status     int
@@ -58,7 +57,7 @@ type Fault struct {
 	Message    string // with Status
 }
 
-// Start starts a server that has one Node.
+// Start starts a server with one Node.
 func Start(node string) *Server {
 	s := &Server{
 		changed: make(chan struct{}), nodes: map[string]*corev1.Node{}, events: map[string]*corev1.Event{}, pods: map[string]*corev1.Pod{},
@@ -71,16 +70,16 @@ func Start(node string) *Server {
 func (s *Server) listen(addr string) {
 	ln, err := net.Listen("tcp", addr) //nolint:noctx // a test's server on this machine
 	if err != nil {
-		panic(err) // no port on the loopback: nothing can be tested
+		panic(err) // no port on the loopback interface: nothing can be tested
 	}
 	s.addr = ln.Addr().String()
 	s.http = &httptest.Server{Listener: ln, Config: &http.Server{Handler: http.HandlerFunc(s.serve), ReadHeaderTimeout: time.Minute}}
 	s.http.Start()
 }
 
-// Stop ends it: connections are refused from then on.
+// Stop stops the server: connections are refused from then on.
 func (s *Server) Stop() {
-	_ = s.http.Listener.Close() // first, or a watch that begins now would never end
+	_ = s.http.Listener.Close() // first, or a watch that starts now would never end
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
@@ -89,7 +88,7 @@ func (s *Server) Stop() {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		s.http.CloseClientConnections() // those, too, that were accepted meanwhile
+		s.http.CloseClientConnections() // including those accepted meanwhile
 		select {
 		case <-closed:
 			return
@@ -98,13 +97,13 @@ func (s *Server) Stop() {
 	}
 }
 
-// Restart listens again where Stop ended it; what it knows is still there.
+// Restart starts a stopped server again on the same address, with its objects.
 func (s *Server) Restart() { s.listen(s.addr) }
 
-// Config is for a client of it.
+// Config returns the configuration of a client.
 func (s *Server) Config() *rest.Config { return &rest.Config{Host: "http://" + s.addr} }
 
-// URL is where it listens.
+// URL returns the server's URL.
 func (s *Server) URL() string { return "http://" + s.addr }
 
 // AddNode adds a Node.
@@ -128,15 +127,15 @@ func (s *Server) RemoveNode(name string) {
 	s.history = append(s.history, change{"DELETED", n, s.version})
 }
 
-// store makes a Node what it is now.
+// store stores a Node and records the change.
 func (s *Server) store(kind string, n *corev1.Node) {
 	n.ResourceVersion = s.next()
 	s.nodes[n.Name] = n
 	s.history = append(s.history, change{kind, n, s.version})
 }
 
-// Forget compacts the history: a watch from an earlier version is refused, and those
-// that run end, as with an API server that was restarted.
+// Forget compacts the history: watches from an earlier version are refused, and running ones
+// end, as after a restart of an API server.
 func (s *Server) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +144,7 @@ func (s *Server) Forget() {
 	s.since = s.version
 }
 
-// next counts the resource version up and wakes who waits for a change.
+// next increments the resource version and signals a change.
 func (s *Server) next() string {
 	s.version++
 	close(s.changed)
@@ -153,29 +152,29 @@ func (s *Server) next() string {
 	return strconv.Itoa(s.version)
 }
 
-// Fail decides for each request whether it goes wrong; nil: none does.
+// Fail sets a function that chooses the Fault of each request, nil for none.
 func (s *Server) Fail(decide func(*http.Request) *Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.fault = decide
 }
 
-// Token is the only one that is taken; "" takes any.
+// Token sets the only accepted token; "" accepts any.
 func (s *Server) Token(token string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.token = token
 }
 
-// OnPod is scheduler and kubelet: it is called, on a goroutine of its own request,
-// with each pod that was created, and may change its status.
+// OnPod sets a function that acts as scheduler and kubelet. It is called with each created
+// pod, on the request's goroutine, and may change its status.
 func (s *Server) OnPod(f func(*corev1.Pod)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.onPod = f
 }
 
-// Linger makes deleted pods stay, with a deletion time, until Remove.
+// Linger keeps deleted pods, with a deletion time, until Remove.
 func (s *Server) Linger(on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +198,7 @@ func (s *Server) update(p *corev1.Pod, f func(*corev1.Pod)) {
 	s.history = append(s.history, change{"MODIFIED", next, s.version})
 }
 
-// AddPod puts a pod there, as somebody else would.
+// AddPod adds a pod, as another client would.
 func (s *Server) AddPod(p *corev1.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,7 +257,7 @@ func (s *Server) Condition(node string, kind corev1.NodeConditionType) *corev1.N
 	return nil
 }
 
-// Events returns all Events, those that were said last at the end.
+// Events returns all Events, the latest at the end.
 func (s *Server) Events() []corev1.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -281,7 +280,7 @@ func (s *Server) ExpireEvents() {
 	clear(s.events)
 }
 
-// Pods returns the names, "namespace/name", of the pods that are there.
+// Pods returns the names, "namespace/name", of all pods.
 func (s *Server) Pods() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -295,7 +294,7 @@ func (s *Server) Pod(key string) *corev1.Pod {
 	return s.pods[key].DeepCopy()
 }
 
-// Requests returns what was asked for and how it was answered:
+// Requests returns the requests and the status of their answers:
 // "PATCH /api/v1/nodes/n1/status 200".
 func (s *Server) Requests() []string {
 	s.mu.Lock()
@@ -303,7 +302,7 @@ func (s *Server) Requests() []string {
 	return slices.Clone(s.log)
 }
 
-// Wait waits until cond holds, which is asked at each change and each request.
+// Wait waits until cond holds. It calls cond at each change and each request.
 func (s *Server) Wait(ctx context.Context, cond func() bool) error {
 	for {
 		s.mu.Lock()

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// listPods lists those of all namespaces, by spec.nodeName and labels.
+// listPods lists the pods of all namespaces, by spec.nodeName and labels.
 func (s *Server) listPods(r *http.Request) (any, error) {
 	on, err := fields.ParseSelector(r.URL.Query().Get("fieldSelector"))
 	if err != nil {
@@ -32,7 +32,7 @@ func (s *Server) listPods(r *http.Request) (any, error) {
 	return list, nil
 }
 
-// listEvents lists those of a namespace, by the object that they are about.
+// listEvents lists the Events of a namespace, by their involved object.
 func (s *Server) listEvents(r *http.Request, namespace string) (any, error) {
 	about, err := fields.ParseSelector(r.URL.Query().Get("fieldSelector"))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// A refusal is answered as a Status.
+// A refusal is an error answered as a Status.
 type refusal struct {
 	code   int
 	reason metav1.StatusReason
@@ -76,7 +76,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, f Fault) {
 	if f.Hang {
 		s.note(r, 0)
-		_, _ = io.Copy(io.Discard, r.Body) // else the end of the request is not seen
+		_, _ = io.Copy(io.Discard, r.Body) // or the end of the request is not noticed
 		<-r.Context().Done()
 		return
 	}
@@ -101,7 +101,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, f Fault) {
 	s.note(r, f.Status)
 }
 
-// answer does what the request asks for.
+// answer executes a request and returns the object of its answer.
 func (s *Server) answer(r *http.Request) (any, error) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -271,7 +271,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// patched applies a patch of the kind that the request says.
+// patched applies a patch of the request's content type.
 func patched[T any](r *http.Request, old *T, patch []byte) (*T, error) {
 	data, err := json.Marshal(old)
 	if err != nil {
@@ -294,7 +294,8 @@ func patched[T any](r *http.Request, old *T, patch []byte) (*T, error) {
 	return next, json.Unmarshal(data, next)
 }
 
-// mergePatch is RFC 7386: what is null goes, objects are merged, all else is replaced.
+// mergePatch applies a patch by RFC 7386: null removes, objects are merged, all else is
+// replaced.
 func mergePatch(document, patch []byte) ([]byte, error) {
 	var root, change map[string]any
 	if err := errors.Join(json.Unmarshal(document, &root), json.Unmarshal(patch, &change)); err != nil {
@@ -323,7 +324,7 @@ func merge(into, change map[string]any) {
 	}
 }
 
-// jsonPatch is RFC 6902, by the code of the API server.
+// jsonPatch applies a patch by RFC 6902, with the code of the API server.
 func jsonPatch(document, change []byte) ([]byte, error) {
 	patch, err := jsonpatch.DecodePatch(change)
 	if err != nil {

@@ -20,8 +20,8 @@ func table(t require.TestingT) threshold.Table {
 	return all
 }
 
-// node is a healthy node of a profile, read once before, four times while and once
-// after samples ran.
+// node returns a healthy node of a profile, read once before, four times during and once
+// after the samples.
 func node(profile string, n int) (Seen, result.Result) {
 	s := Seen{Snapshot: gputest.Node(profile, n)}
 	r := result.Result{Node: "n1"}
@@ -48,7 +48,7 @@ func node(profile string, n int) (Seen, result.Result) {
 	return s, r
 }
 
-// change changes what GPU 1 tells, from the reading on.
+// change changes the condition of GPU 1, from a reading on.
 func (s Seen) change(from int, do func(c *gpu.Condition)) {
 	for _, reading := range s.Readings[from:] {
 		c := reading.Conditions[gputest.GPU(1)]
@@ -65,7 +65,7 @@ func reasons(list []result.Finding) []gpu.Reason {
 	return all
 }
 
-func TestWhatAGPUTellsOfItself(t *testing.T) {
+func TestTheGPUsConditionIsJudged(t *testing.T) {
 	for name, c := range map[string]struct {
 		do    func(s *Seen)
 		want  []gpu.Reason
@@ -168,7 +168,7 @@ func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
 	require.Contains(t, r.GPUs[3].Findings[0].Message, "expected 63.0 GB/s (PCIe generation 5 ×16)")
 }
 
-func TestALinkToTheHostThatMissesItsLimitIsMeasuredAlone(t *testing.T) {
+func TestASlowHostLinkIsMeasuredAlone(t *testing.T) {
 	g := result.GPU{Product: "NVIDIA H200", Compute: "9.0", Condition: &gpu.Condition{PCIe: gpu.PCIe{MaxGeneration: 5, MaxWidth: 16}}}
 	figures := func(copied, host, device float64) []sample.Figure {
 		return []sample.Figure{{Name: "copy", Unit: "B/s", Value: copied, Peak: 4.8e12}, {Name: "hostToDevice", Unit: "B/s", Value: host}, {Name: "deviceToHost", Unit: "B/s", Value: device}}
@@ -209,7 +209,7 @@ func TestASimulatedDriverHasNoSpeeds(t *testing.T) {
 	require.Empty(t, r.GPUs[0].Figures)
 }
 
-func TestHowSamplesEndIsAVerdict(t *testing.T) {
+func TestTheSamplesOutcomeIsAVerdict(t *testing.T) {
 	for outcome, want := range map[sample.Outcome]result.Verdict{
 		sample.Failed: result.Unhealthy, sample.Wrong: result.Wrong, sample.NoResult: result.NotRun, sample.Impossible: result.OK,
 	} {
@@ -228,7 +228,7 @@ func TestHowSamplesEndIsAVerdict(t *testing.T) {
 	require.Equal(t, result.NotRun, r.Verdict)
 }
 
-// ways is what bandwidth measures between all GPUs, as speed has it.
+// ways returns a run of bandwidth between all GPUs, with the speeds of speed.
 func ways(s Seen, speed func(from, to int) float64) Run {
 	run := passed("bandwidth", "")
 	for i, a := range s.Snapshot.Devices {
@@ -241,7 +241,7 @@ func ways(s Seen, speed func(from, to int) float64) Run {
 	return run
 }
 
-func TestTheGPUThatSlowWaysHaveInCommonIsNamed(t *testing.T) {
+func TestTheCommonGPUOfSlowPathsIsNamed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(3, 8).Draw(t, "GPUs")
 		sick := rapid.IntRange(0, n-1).Draw(t, "sick")
@@ -259,7 +259,7 @@ func TestTheGPUThatSlowWaysHaveInCommonIsNamed(t *testing.T) {
 	})
 }
 
-func TestASlowWayThatStandsAloneIsBothEnds(t *testing.T) {
+func TestASingleSlowPathNamesBothEnds(t *testing.T) {
 	s, r := node("h100-sxm", 4)
 	s.Runs = []Run{ways(s, func(from, to int) float64 {
 		if from == 1 && to == 2 {
@@ -274,7 +274,7 @@ func TestASlowWayThatStandsAloneIsBothEnds(t *testing.T) {
 	require.Empty(t, r.GPUs[0].Findings)
 }
 
-func TestWaysOverPCIeAreNotJudged(t *testing.T) {
+func TestPCIePathsAreNotJudged(t *testing.T) {
 	s, r := node("l40s", 2)
 	s.Runs = []Run{ways(s, func(int, int) float64 { return 1 })}
 	Judge(&r, s, table(t))

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/validator/preflight/result"
 )
 
-func TestTheJSONIsAsPublished(t *testing.T) {
+func TestTheJSONMatchesThePublishedSchema(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/preflight.schema.json")
 	require.NoError(t, err)
 	var generic map[string]any
@@ -38,8 +38,8 @@ func TestTheJSONIsAsPublished(t *testing.T) {
 	}
 }
 
-// expand puts definitions in the place of references to them, which the validator
-// does not follow.
+// expand replaces references by their definitions, since the validator does not resolve
+// them.
 func expand(v any, definitions map[string]any) any {
 	switch v := v.(type) {
 	case map[string]any:

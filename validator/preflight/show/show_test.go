@@ -23,8 +23,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// preflight is the result of a preflight of h100-sxm machines, 4 GPUs each, the last
-// divided by MIG, as change makes it.
+// preflight returns the result of a preflight of h100-sxm machines, 4 GPUs each, the last
+// divided by MIG, modified by change.
 func preflight(t *testing.T, simulated bool, change func(s *judge.Seen, r *result.Result)) result.Result {
 	node := gputest.Node("h100-sxm", 5)
 	node.Devices[4] = gputest.WithMIG(node.Devices[4], "3g.40gb", "1g.10gb")
@@ -95,7 +95,7 @@ func preflight(t *testing.T, simulated bool, change func(s *judge.Seen, r *resul
 	return r
 }
 
-// sick makes every kind of finding.
+// sick adds observations for every kind of finding.
 func sick(s *judge.Seen, r *result.Result) {
 	last := s.Readings[0].Conditions
 	c := last[gputest.GPU(0)]
@@ -124,7 +124,7 @@ func sick(s *judge.Seen, r *result.Result) {
 	r.GPUs[3].Slot = "3 (PCIe Slot 3)"
 }
 
-// hostile has markup and escape sequences wherever text comes from elsewhere.
+// hostile adds markup and escape sequences to all texts of other programs.
 func hostile(s *judge.Seen, r *result.Result) {
 	const text = "<script>alert(1)</script>\" onload=\"x\x1b[2J\n&amp;"
 	r.Node, r.Driver, r.CUDA, r.Version = text, text, text, text
@@ -212,7 +212,7 @@ func TestHostileTextStaysText(t *testing.T) {
 	require.ErrorContains(t, Write(&lines, r, "yaml", false), "text, json, junit")
 }
 
-func TestThePageAsksForNothing(t *testing.T) {
+func TestThePageLoadsNothing(t *testing.T) {
 	var page bytes.Buffer
 	require.NoError(t, HTML(&page, preflight(t, false, sick)))
 	for _, word := range []string{"http://", "https://", "url(", "@import", "src=", "href=", "<script"} {

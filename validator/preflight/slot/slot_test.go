@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// structure is a System Slots structure with the name as its second text.
+// structure returns a System Slots structure with the name as its second string.
 func structure(segment uint16, bus, devfn byte, name string) []byte {
 	data := make([]byte, 0x13)
 	data[0], data[1], data[4] = 9, byte(len(data)), 2

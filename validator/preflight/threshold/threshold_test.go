@@ -45,7 +45,7 @@ func TestTheEmbeddedTable(t *testing.T) {
 	require.Equal(t, 0.1, table.BelowMedian())
 }
 
-func TestAFileIsLaidOverTheTable(t *testing.T) {
+func TestAFileOverridesTheTable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mine.yaml")
 	require.NoError(t, os.WriteFile(path, []byte("outlier: 0.05\nlimits: {fp32: {any: 0.5}}\nproducts:\n- {names: [NVIDIA L4], fp32: 30, limits: {fp32: 0.6}}\n"), 0o644))
 	table, err := Load(path)
@@ -80,7 +80,7 @@ func TestErrorsNameTheField(t *testing.T) {
 	}
 }
 
-func TestWhatAPCIeLinkCarries(t *testing.T) {
+func TestPCIeRates(t *testing.T) {
 	require.InDelta(t, 4e9, PCIe(1, 16), 1)
 	require.InDelta(t, 15.75e9, PCIe(3, 16), 0.01e9)
 	require.InDelta(t, 31.51e9, PCIe(4, 16), 0.01e9)

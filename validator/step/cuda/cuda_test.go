@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// node has a sample that is a shell script with the given body.
+// node returns a node whose sample is a shell script with the given body.
 func node(t *testing.T, script string) check.Node {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "vectoradd")

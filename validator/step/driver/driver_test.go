@@ -26,7 +26,7 @@ const (
 	libDir  = "usr/lib64"
 )
 
-// machine is a host's root with a driver in it, and the in-memory NVML of it.
+// machine is a host's root with a driver, and its in-memory NVML.
 type machine struct {
 	t      *testing.T
 	dir    string
@@ -72,7 +72,7 @@ func (m *machine) remove(name string) {
 	require.NoError(m.t, os.RemoveAll(m.path(name)))
 }
 
-// library is as much of an ELF file as tells for which machine it is.
+// library writes an ELF header, which names the machine.
 func (m *machine) library(name, version string) {
 	m.t.Helper()
 	head := make([]byte, 64)
@@ -100,7 +100,7 @@ func (m *machine) device(name string, major, minor int) {
 	}
 }
 
-// link makes the link below /dev/char that the kernel's devtmpfs would.
+// link creates the link below /dev/char that the kernel's devtmpfs would.
 func (m *machine) link(name, numbers string) {
 	m.t.Helper()
 	require.NoError(m.t, os.MkdirAll(m.path("dev/char"), 0o755))
@@ -132,7 +132,7 @@ func TestADriverThatWorksIsProven(t *testing.T) {
 	require.Len(t, d.Units(), 2)
 }
 
-func TestWhatIsBrokenIsNamed(t *testing.T) {
+func TestEachFaultIsNamed(t *testing.T) {
 	noDriver := fmt.Errorf("loading: %w", gpu.ErrNoDriver)
 	cases := []struct {
 		name    string
@@ -215,7 +215,7 @@ func TestANodeWithoutGPUHasNothingToProve(t *testing.T) {
 	m := newMachine(t, 0)
 	m.remove("usr")
 	m.remove("proc")
-	m.pci("0000:00:02.0", "0x8086", "0x030000") // another maker's
+	m.pci("0000:00:02.0", "0x8086", "0x030000") // of another vendor
 	m.pci("0000:00:03.0", "0x10de", "0x020000") // no display controller
 	m.pci("0000:00:04.0", "0x10de", "0x030000") // given to virtual machines
 	require.NoError(t, os.Symlink("../../../../bus/pci/drivers/vfio-pci", m.path("sys/bus/pci/devices/0000:00:04.0/driver")))
@@ -239,7 +239,7 @@ func TestALostGPULeavesItsNeighboursProven(t *testing.T) {
 	require.Contains(t, o.Notes[1], "0000:40:00.0 is on the PCI bus, but not known to the driver")
 }
 
-func TestWhatBreaksLaterOrForFewIsANote(t *testing.T) {
+func TestPartialProblemsAreNotes(t *testing.T) {
 	m := newMachine(t, 2)
 	m.remove("dev/char/195:1")
 	m.remove("dev/char/510:0")
@@ -262,7 +262,7 @@ func TestASimulatedRootMayHaveFilesForNodes(t *testing.T) {
 	require.True(t, o.Simulated())
 }
 
-func TestAContainerThatWasGivenASimulatedGPUSeesNoModule(t *testing.T) {
+func TestAModuleHiddenFromASimulatedGPUsContainerIsNoFailure(t *testing.T) {
 	m := newMachine(t, 1)
 	m.remove("proc")
 	_, o := m.check()
@@ -272,7 +272,7 @@ func TestAContainerThatWasGivenASimulatedGPUSeesNoModule(t *testing.T) {
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
 }
 
-func TestAContainersDriverRootIsFoundWhenItComes(t *testing.T) {
+func TestALateContainerDriverRootIsFound(t *testing.T) {
 	m := newMachine(t, 1)
 	require.Equal(t, "/", m.node.FindDriverRoot().DriverRoot)
 	inside := filepath.Join(m.dir, check.ContainerRoot)
@@ -289,7 +289,7 @@ func TestAContainersDriverRootIsFoundWhenItComes(t *testing.T) {
 	require.Equal(t, "/opt", found.DevRoot)
 }
 
-func TestModuleVersionOfEveryWording(t *testing.T) {
+func TestModuleVersionParsesEveryFormat(t *testing.T) {
 	for text, want := range map[string]string{
 		"NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 16 00:00:00 UTC 2025\n":                      version,
 		"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder@U16)  Thu\nGCC": "570.86.15",
@@ -315,7 +315,7 @@ func FuzzProcFiles(f *testing.F) {
 	})
 }
 
-func TestAContainerWithoutTheInjectionItWaitsForSaysThatAndNothingElse(t *testing.T) {
+func TestMissingInjectionIsTheOnlyFinding(t *testing.T) {
 	toolkit := func(m *machine, s nodestate.State) {
 		s.Component, s.BootID = nodestate.Toolkit, "00000000-0000-4000-8000-000000000000"
 		require.NoError(m.t, nodestate.Write(m.node.StatePath(nodestate.Toolkit), s))

@@ -22,7 +22,7 @@ const (
 	boot     = "00000000-0000-4000-8000-000000000000"
 )
 
-// fixture is a host's root where the toolkit has done its work for a driver.
+// fixture is a host's root with the toolkit's files for a driver.
 type fixture struct {
 	t      *testing.T
 	dir    string
@@ -46,7 +46,7 @@ func newFixture(t *testing.T) *fixture {
 		t.Skipf("making device nodes needs root: %v", err)
 	}
 	f.spec(cdi.DynamicDir+"/gpuready.yaml", f.driver.GPUs[0].UUID, f.driver.GPUs[1].MIG[0].UUID)
-	f.say(nodestate.State{Phase: nodestate.Ready, Driver: &f.driver.Info})
+	f.writeState(nodestate.State{Phase: nodestate.Ready, Driver: &f.driver.Info})
 	return f
 }
 
@@ -75,7 +75,7 @@ func (f *fixture) spec(name string, ids ...gpu.UUID) {
 	require.NoError(f.t, os.WriteFile(f.path(name), data, 0o644))
 }
 
-func (f *fixture) say(s nodestate.State) {
+func (f *fixture) writeState(s nodestate.State) {
 	f.t.Helper()
 	s.Component = nodestate.Toolkit
 	if s.BootID == "" {
@@ -92,7 +92,7 @@ func TestNamesOfAllGPUsAndMIGDevicesResolve(t *testing.T) {
 	require.Equal(t, "2 CDI names of kind k8s.gpuready.io/gpu resolve", o.Proof.Summary)
 }
 
-func TestWhatKeepsAContainerFromStartingIsNamed(t *testing.T) {
+func TestEachObstacleToAContainerIsNamed(t *testing.T) {
 	state := stateDir + "/toolkit/state.json"
 	cases := []struct {
 		name    string
@@ -102,29 +102,29 @@ func TestWhatKeepsAContainerFromStartingIsNamed(t *testing.T) {
 	}{
 		{"no state", func(f *fixture) { f.remove(state) }, ReasonSilent, "has not said anything in this boot"},
 		{"state of another boot", func(f *fixture) {
-			f.say(nodestate.State{Phase: nodestate.Ready, BootID: "11111111-0000-4000-8000-000000000000"})
+			f.writeState(nodestate.State{Phase: nodestate.Ready, BootID: "11111111-0000-4000-8000-000000000000"})
 		}, ReasonSilent, "in this boot"},
 		{"truncated state", func(f *fixture) { require.NoError(f.t, os.Truncate(f.path(state), 20)) }, ReasonStateBroken, "unexpected end of JSON"},
 		{"waiting", func(f *fixture) {
-			f.say(nodestate.State{Phase: nodestate.Waiting, Reason: "DriverMissing", Message: "no driver below /"})
+			f.writeState(nodestate.State{Phase: nodestate.Waiting, Reason: "DriverMissing", Message: "no driver below /"})
 		}, "DriverMissing", "the toolkit says Waiting: no driver below /"},
-		{"failed without a reason", func(f *fixture) { f.say(nodestate.State{Phase: nodestate.Failed}) }, ReasonNotReady, "the toolkit says Failed"},
+		{"failed without a reason", func(f *fixture) { f.writeState(nodestate.State{Phase: nodestate.Failed}) }, ReasonNotReady, "the toolkit says Failed"},
 		{"specs of the driver before", func(f *fixture) {
-			f.say(nodestate.State{Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{Root: "/", Version: "570.1"}})
+			f.writeState(nodestate.State{Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{Root: "/", Version: "570.1"}})
 		}, ReasonOtherDriver, "for driver 570.1, but 580.95.05 is loaded"},
 		{"no spec", func(f *fixture) { f.remove(cdi.DynamicDir) }, ReasonSpecMissing, "there is no CDI specification of kind k8s.gpuready.io/gpu in /etc/cdi, /var/run/cdi"},
 		{"the toolkit's spec gone", func(f *fixture) {
-			f.wrote("/var/run/cdi/gpuready.yaml")
+			f.setSpecPath("/var/run/cdi/gpuready.yaml")
 			f.remove(cdi.DynamicDir + "/gpuready.yaml")
 		}, ReasonSpecMissing, "the CDI specification /run/cdi/gpuready.yaml of kind k8s.gpuready.io/gpu, which gpu-toolkit wrote, is gone"},
 		{"a spec cut short", func(f *fixture) {
-			f.wrote("/run/cdi/gpuready.yaml")
+			f.setSpecPath("/run/cdi/gpuready.yaml")
 			require.NoError(f.t, os.Truncate(f.path(cdi.DynamicDir+"/gpuready.yaml"), 60))
 		},
 			ReasonSpecInvalid, "runtimes ignore the CDI specification of kind k8s.gpuready.io/gpu: /var/run/cdi/gpuready.yaml"},
 		{"a higher directory", func(f *fixture) {
 			f.spec(cdi.StaticDir+"/gpuready.yaml", f.driver.GPUs[0].UUID)
-			f.wrote(cdi.StaticDir + "/gpuready.yaml")
+			f.setSpecPath(cdi.StaticDir + "/gpuready.yaml")
 		}, ReasonConflict, "/etc/cdi/gpuready.yaml and /var/run/cdi/gpuready.yaml, and runtimes take that of /var/run/cdi/gpuready.yaml, which is not gpu-toolkit's"},
 		{"a device missing in the spec", func(f *fixture) { f.spec(cdi.DynamicDir+"/gpuready.yaml", f.driver.GPUs[0].UUID) },
 			ReasonUnresolved, string(gputest.WithMIG(gputest.Node("a100-80gb", 2).Devices[1], "1g.10gb").MIG[0].UUID)},
@@ -148,9 +148,9 @@ func TestWhatKeepsAContainerFromStartingIsNamed(t *testing.T) {
 	}
 }
 
-// wrote makes the toolkit say where its specification is.
-func (f *fixture) wrote(path string) {
-	f.say(nodestate.State{Phase: nodestate.Ready, Driver: &f.driver.Info, Toolkit: &nodestate.ToolkitInfo{
+// setSpecPath sets the path of the specification in the toolkit's state.
+func (f *fixture) setSpecPath(path string) {
+	f.writeState(nodestate.State{Phase: nodestate.Ready, Driver: &f.driver.Info, Toolkit: &nodestate.ToolkitInfo{
 		Specs: []nodestate.Spec{{Kind: cdi.KindGPU, Path: path}},
 	}})
 }
@@ -160,7 +160,7 @@ func (f *fixture) remove(name string) {
 	require.NoError(f.t, os.RemoveAll(f.path(name)))
 }
 
-func TestAGPUThatIsLostNeedsNoName(t *testing.T) {
+func TestALostGPUNeedsNoName(t *testing.T) {
 	f := newFixture(t)
 	f.spec(cdi.DynamicDir+"/gpuready.yaml", f.driver.GPUs[0].UUID)
 	f.driver.GPUs[1].Fault = gpu.Fault{Reason: gpu.ReasonLost}
@@ -173,13 +173,13 @@ func TestManyFindingsAreCounted(t *testing.T) {
 	require.Equal(t, "a; b; c; and so on for 5 of 8 GPUs", firstOf([]string{"a", "b", "c", "d", "e"}, 8))
 }
 
-func TestFromAContainerOnlyWhatIsMountedIsLookedFor(t *testing.T) {
+func TestAContainerChecksOnlyMountedFiles(t *testing.T) {
 	f := newFixture(t)
 	root, err := host.Open("/")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, root.Close()) })
-	// What the specification names lies in a folder that stands for the host's
-	// root; this process has it elsewhere, but for the driver's root.
+	// The files named in the specification are below a folder that stands for the host's
+	// root. This process has it elsewhere, except for the driver's root.
 	f.node.Root, f.node.StateDir, f.node.CDIDirs = root, f.path(stateDir), []string{f.path(cdi.DynamicDir)}
 	f.node.Injection = "0a1b2c"
 	require.Equal(t, check.Passed, Check(t.Context(), f.node, f.driver).Kind)
@@ -214,11 +214,11 @@ func (f *fixture) edit(change func(*specs.Spec)) {
 	require.NoError(f.t, os.WriteFile(name, data, 0o644))
 }
 
-func TestARuntimeThatDoesNotResolveCDINamesIsRefusedInTheToolkitsWords(t *testing.T) {
+func TestARuntimeWithoutCDIIsRefusedWithTheToolkitsMessage(t *testing.T) {
 	f := newFixture(t)
 	yes, no := true, false
 	say := func(on *bool, message string) check.Outcome {
-		f.say(nodestate.State{Phase: nodestate.Ready, Driver: &f.driver.Info, Toolkit: &nodestate.ToolkitInfo{
+		f.writeState(nodestate.State{Phase: nodestate.Ready, Driver: &f.driver.Info, Toolkit: &nodestate.ToolkitInfo{
 			Runtime: &nodestate.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", CDI: on, Message: message},
 		}})
 		return Check(t.Context(), f.node, f.driver)

@@ -13,7 +13,7 @@ import (
 
 func TestAnotherFileInALowerDirectoryIsANote(t *testing.T) {
 	f := newFixture(t)
-	f.wrote(cdi.DynamicDir + "/gpuready.yaml")
+	f.setSpecPath(cdi.DynamicDir + "/gpuready.yaml")
 	f.spec(cdi.StaticDir+"/other.yaml", f.driver.GPUs[0].UUID, f.driver.GPUs[1].MIG[0].UUID)
 	o := Check(t.Context(), f.node, f.driver)
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
@@ -21,7 +21,7 @@ func TestAnotherFileInALowerDirectoryIsANote(t *testing.T) {
 	require.Contains(t, o.Notes[0], "runtimes take that of /var/run/cdi/gpuready.yaml; nobody but gpu-toolkit writes this kind: remove /etc/cdi/other.yaml")
 }
 
-func TestAHandlerThatIsWantedIsKnownToRuntimeAndKubelet(t *testing.T) {
+func TestAWantedHandlerMustBeKnownToRuntimeAndKubelet(t *testing.T) {
 	on := true
 	state := func(wanted string, has ...string) nodestate.State {
 		return nodestate.State{Time: time.Now().Add(-time.Hour), Toolkit: &nodestate.ToolkitInfo{Handler: wanted,
@@ -65,7 +65,7 @@ func TestAHandlerThatIsWantedIsKnownToRuntimeAndKubelet(t *testing.T) {
 	}
 }
 
-func TestARuntimeHasToReadTheFolderOfTheSpecification(t *testing.T) {
+func TestTheRuntimeMustReadTheSpecificationsFolder(t *testing.T) {
 	on := true
 	for name, c := range map[string]struct {
 		dirs []string

@@ -34,7 +34,7 @@ func TestADeviceIsTheOneThatTheKernelLists(t *testing.T) {
 	require.Empty(t, k.Device("gdrdrv0", "gdrdrv"))
 }
 
-func TestVirtualFunctionsAreNoGPUsOfTheirOwn(t *testing.T) {
+func TestVirtualFunctionsAreNotListedAsGPUs(t *testing.T) {
 	m := kerneltest.New(t)
 	m.PCI("0000:3b:00.0", kernel.NVIDIA, "0x030200", "nvidia")
 	m.PCI("0000:3b:00.4", kernel.NVIDIA, "0x030200", "nvidia")

@@ -15,7 +15,7 @@ import (
 // ReasonModule is the reason of this layer.
 const ReasonModule gpu.Reason = "PeermemModuleNotLoaded"
 
-// Check proves the layer: the module is loaded, and so is what it registers with.
+// Check proves the layer: the module and the module that it registers with are loaded.
 func Check(_ context.Context, node check.Node, driver check.Driver) check.Outcome {
 	k := kernel.Of(node)
 	if missing := k.Missing("ib_core", "nvidia_peermem"); len(missing) > 0 {

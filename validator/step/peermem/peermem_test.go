@@ -6,7 +6,7 @@ import (
 	"github.com/gpuready/gpuready/validator/step/kernel/kerneltest"
 )
 
-func TestTheModuleAndWhatItRegistersWithAreLoaded(t *testing.T) {
+func TestTheModuleAndItsDependencyAreLoaded(t *testing.T) {
 	m := kerneltest.New(t)
 	kerneltest.Refused(t, Check(t.Context(), m.Node, kerneltest.Driver()), "PeermemModuleNotLoaded", "not loaded: ib_core, nvidia_peermem")
 	m.Load("ib_core")

@@ -268,7 +268,7 @@ func driverDevices(driver check.Driver) map[gpu.UUID]string {
 	return all
 }
 
-// missingFrom returns, sorted, what is in a and not in b.
+// missingFrom returns the sorted elements of a that are not in b.
 func missingFrom(a, b map[string]bool) []string {
 	var out []string
 	for id := range a {

@@ -27,7 +27,7 @@ const (
 	boot     = "00000000-0000-4000-8000-000000000000"
 )
 
-// node is one on which driver, device plugin and kubelet agree on three GPUs.
+// node is a node on which driver, device plugin and kubelet agree on three GPUs.
 type node struct {
 	check.Node
 	driver  check.Driver
@@ -120,7 +120,7 @@ func TestReplicasAndResourcesAreComparedOneByOne(t *testing.T) {
 	require.Contains(t, n.check(t).Refusal.Message, "the kubelet does not offer "+id(2)+"::1 of nvidia.com/gpu.shared")
 }
 
-func TestAGPUThatIsLeftOutWithAReasonIsANote(t *testing.T) {
+func TestAnUnadvertisedGPUWithAReasonIsANote(t *testing.T) {
 	n := newNode(t)
 	n.state.DevicePlugin.Resources[0].Devices = n.state.DevicePlugin.Resources[0].Devices[:2]
 	delete(n.kubelet.Allocatable[resource], id(2))
@@ -133,7 +133,7 @@ func TestAGPUThatIsLeftOutWithAReasonIsANote(t *testing.T) {
 	require.Equal(t, []string{id(2) + " is not advertised: Excluded: devices.exclude names it"}, o.Notes)
 }
 
-func TestAGPUHeldBackWithAReasonIsANote(t *testing.T) {
+func TestAWithheldGPUWithAReasonIsANote(t *testing.T) {
 	n := newNode(t)
 	d := &n.state.DevicePlugin.Resources[0].Devices[0]
 	d.Health, d.Reason, d.Message = nodestate.Unhealthy, gpu.ReasonXID, "XID 79"
@@ -210,7 +210,7 @@ func TestTruncatedStateIsItsOwnReason(t *testing.T) {
 	require.Equal(t, ReasonStateBroken, o.Refusal.Reason)
 }
 
-func TestTheKubeletIsAskedOverItsSocket(t *testing.T) {
+func TestTheKubeletIsReadOverItsSocket(t *testing.T) {
 	dir := t.TempDir()
 	k, err := kubelettest.Start(kubelettest.Config{Dir: filepath.Join(dir, "d"), PodResourcesDir: filepath.Join(dir, "p")})
 	require.NoError(t, err)
@@ -220,7 +220,7 @@ func TestTheKubeletIsAskedOverItsSocket(t *testing.T) {
 	require.Empty(t, got.Allocatable)
 }
 
-func TestASocketThatNobodyServesIsAnError(t *testing.T) {
+func TestASocketWithoutServerIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	_, err := AskKubelet(t.Context(), filepath.Join(dir, "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
@@ -228,7 +228,7 @@ func TestASocketThatNobodyServesIsAnError(t *testing.T) {
 	_, err = AskKubelet(t.Context(), filepath.Join(dir, "file"))
 	require.ErrorContains(t, err, "is no socket")
 
-	// The socket of a kubelet that was killed stays behind.
+	// The socket of a killed kubelet is left behind.
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "dead")})
 	require.NoError(t, err)
 	dead.SetUnlinkOnClose(false)
@@ -237,7 +237,7 @@ func TestASocketThatNobodyServesIsAnError(t *testing.T) {
 	require.ErrorContains(t, err, "refused")
 }
 
-func TestAKubeletThatIsBehindIsGivenAMoment(t *testing.T) {
+func TestALaggingKubeletIsWaitedFor(t *testing.T) {
 	n := newNode(t)
 	n.Settle = time.Minute
 	first := &n.state.DevicePlugin.Resources[0].Devices[0]
@@ -254,14 +254,14 @@ func TestAKubeletThatIsBehindIsGivenAMoment(t *testing.T) {
 	require.Equal(t, 3, asked)
 }
 
-func TestWhatAPodHoldsIsKnownByItsName(t *testing.T) {
+func TestHeldReturnsThePodsDevices(t *testing.T) {
 	k := newNode(t).kubelet
 	k.Allocated["nvidia.com/gpu.shared"] = map[string]string{"a::1": "default/job", "a::0": "default/other"}
 	require.Equal(t, []string{id(0), "a::1"}, k.Held("default/job"))
 	require.Empty(t, k.Held("default/none"))
 }
 
-func TestAFreeDeviceIsOneThatNoPodHolds(t *testing.T) {
+func TestFreeNamesAResourceWithAFreeDevice(t *testing.T) {
 	k := newNode(t).kubelet
 	resources := map[string]int{resource: 3}
 	require.Equal(t, resource, k.Free(resources))

@@ -53,22 +53,22 @@ func (j Job) Run(ctx context.Context) (int, error) {
 	if j.Sample == "" {
 		return 1, errors.New("the sample vectoradd is neither beside gpu-validator nor in PATH: the image is not a validator's")
 	}
-	all, code, err := j.all(ctx)
+	all, code, err := j.runAll(ctx)
 	if err != nil && !all.answered() {
 		all.count(devices(j.Dev), err.Error())
 	}
 	if all.answered() {
-		if err := all.leave(j.Words); err != nil {
+		if err := all.write(j.Words); err != nil {
 			return 1, err
 		}
 	}
 	return code, err
 }
 
-// all runs the sample on all units and returns their combined answer.
-func (j Job) all(ctx context.Context) (Answer, int, error) {
+// runAll runs the sample on all units and returns their combined answer.
+func (j Job) runAll(ctx context.Context) (Answer, int, error) {
 	if len(j.Units) == 0 {
-		return j.one(ctx, "")
+		return j.runOn(ctx, "")
 	}
 	all, failed := Answer{Passed: new(bool)}, 0
 	var bad []string
@@ -78,9 +78,9 @@ func (j Job) all(ctx context.Context) (Answer, int, error) {
 			fmt.Fprintln(j.Stdout)
 		}
 		fmt.Fprintln(j.Stdout, name)
-		a, code, err := j.one(ctx, id)
+		a, code, err := j.runOn(ctx, id)
 		all.Simulated = all.Simulated || a.Simulated
-		if why := a.wrong(id, code, err); why != "" {
+		if why := a.failure(id, code, err); why != "" {
 			failed = cmp.Or(failed, code, 1)
 			bad, all.Devices = append(bad, name+": "+why), cmp.Or(all.Devices, a.Devices)
 			continue
@@ -91,8 +91,8 @@ func (j Job) all(ctx context.Context) (Answer, int, error) {
 	return all, failed, nil
 }
 
-// one runs the sample once, on a unit, "" for the first device.
-func (j Job) one(ctx context.Context, unit string) (a Answer, code int, err error) {
+// runOn runs the sample once, on a unit, "" for the first device.
+func (j Job) runOn(ctx context.Context, unit string) (a Answer, code int, err error) {
 	read, write, err := os.Pipe()
 	if err != nil {
 		return a, 1, err
@@ -105,8 +105,8 @@ func (j Job) one(ctx context.Context, unit string) (a Answer, code int, err erro
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.ExtraFiles = []*os.File{write}
-	var complained bytes.Buffer
-	cmd.Stdout, cmd.Stderr = j.Stdout, io.MultiWriter(&complained, j.Stderr)
+	var errorOutput bytes.Buffer
+	cmd.Stdout, cmd.Stderr = j.Stdout, io.MultiWriter(&errorOutput, j.Stderr)
 	err = cmd.Start()
 	_ = write.Close()
 	if err != nil {
@@ -118,7 +118,7 @@ func (j Job) one(ctx context.Context, unit string) (a Answer, code int, err erro
 		a = Answer{}
 	}
 	if a.Passed == nil || !*a.Passed {
-		a.count(devices(j.Dev), Last(complained.String()))
+		a.count(devices(j.Dev), Last(errorOutput.String()))
 	}
 	if code := cmd.ProcessState.ExitCode(); code >= 0 {
 		return a, code, nil
@@ -141,8 +141,8 @@ type Answer struct {
 
 func (a *Answer) answered() bool { return a.Passed != nil }
 
-// wrong returns why the sample did not pass on a unit, by its answer and exit; "": it passed.
-func (a *Answer) wrong(unit string, code int, err error) string {
+// failure returns why the sample did not pass on a unit, by its answer and exit; "": it passed.
+func (a *Answer) failure(unit string, code int, err error) string {
 	switch {
 	case err != nil:
 		return err.Error()
@@ -170,8 +170,8 @@ func (a *Answer) count(devices int, complaint string) {
 	a.Devices = &devices
 }
 
-// leave writes the answer to the file that the kubelet reads.
-func (a *Answer) leave(words string) error {
+// write writes the answer to the file that the kubelet reads.
+func (a *Answer) write(words string) error {
 	short := *a
 	short.Error = record.Clean(a.Error, maxWords/2)
 	data, err := json.Marshal(short)

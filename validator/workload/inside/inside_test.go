@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// job is one with a program that stands for vectoradd, in a container with these devices.
+// job returns a Job with a script in place of vectoradd, in a container with these devices.
 func job(t *testing.T, script string, dev ...string) (j Job, stdout, stderr *bytes.Buffer) {
 	t.Helper()
 	dir := t.TempDir()
@@ -27,14 +27,14 @@ func job(t *testing.T, script string, dev ...string) (j Job, stdout, stderr *byt
 	return j, stdout, stderr
 }
 
-func left(t *testing.T, j Job) string {
+func readAnswer(t *testing.T, j Job) string {
 	t.Helper()
 	data, err := os.ReadFile(j.Words)
 	require.NoError(t, err)
 	return string(data)
 }
 
-func TestTheSamplesAnswerIsLeftForTheKubelet(t *testing.T) {
+func TestTheSamplesAnswerIsTheTerminationMessage(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
 		dev          []string
@@ -53,7 +53,7 @@ func TestTheSamplesAnswerIsLeftForTheKubelet(t *testing.T) {
 			code, err := j.Run(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, c.code, code)
-			require.Equal(t, c.left, left(t, j))
+			require.Equal(t, c.left, readAnswer(t, j))
 		})
 	}
 	_, err := Job{}.Run(t.Context())
@@ -64,7 +64,7 @@ func TestTheSamplesAnswerIsLeftForTheKubelet(t *testing.T) {
 	require.ErrorContains(t, err, "killed")
 }
 
-func TestTheSamplesOwnWordsAreThePodsLog(t *testing.T) {
+func TestTheSamplesOutputIsThePodsLog(t *testing.T) {
 	j, stdout, stderr := job(t, `echo "Test PASSED"; echo warned >&2; echo '{"passed":true,"uuid":"GPU-1"}' >"$2"`)
 	_, err := j.Run(t.Context())
 	require.NoError(t, err)
@@ -79,22 +79,22 @@ GPU-liar) echo '{"passed":true,"uuid":"GPU-a"}' >"$2"; exit 0 ;;
 *) echo "Test PASSED"; echo "{\"passed\":true,\"simulated\":true,\"uuid\":\"$CUDA_VISIBLE_DEVICES\"}" >"$2" ;;
 esac`
 
-func TestItRunsOnEachUnitThatIsNamed(t *testing.T) {
+func TestTheSampleRunsOnEachNamedUnit(t *testing.T) {
 	j, stdout, _ := job(t, perUnit, "nvidia0", "nvidia1")
 	j.Units = []string{"GPU-a=GPU 0 (GPU-a, 0000:10:00.0)", "GPU-b=GPU 1 (GPU-b, 0000:11:00.0)"}
 	code, err := j.Run(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, code)
-	require.Equal(t, `{"passed":true,"simulated":true,"ran":2}`, left(t, j))
+	require.Equal(t, `{"passed":true,"simulated":true,"ran":2}`, readAnswer(t, j))
 	require.Equal(t, "GPU 0 (GPU-a, 0000:10:00.0)\nTest PASSED\n\nGPU 1 (GPU-b, 0000:11:00.0)\nTest PASSED\n", stdout.String())
 }
 
-func TestAUnitThatFailsIsNamedAndKeepsNoneFromBeingTried(t *testing.T) {
+func TestAFailedUnitIsNamedAndOthersAreTried(t *testing.T) {
 	j, stdout, _ := job(t, perUnit, "nvidia0")
 	j.Units = []string{"GPU-bad=GPU 0", "GPU-dead=GPU 1", "GPU-liar=GPU 2", "GPU-b=GPU 3"}
 	code, err := j.Run(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 3, code, "that of the first")
-	require.Equal(t, `{"passed":false,"simulated":true,"error":"GPU 0: element 7; GPU 1: signal: killed; GPU 2: the sample ran on \"GPU-a\"","ran":1,"devices":1}`, left(t, j))
+	require.Equal(t, `{"passed":false,"simulated":true,"error":"GPU 0: element 7; GPU 1: signal: killed; GPU 2: the sample ran on \"GPU-a\"","ran":1,"devices":1}`, readAnswer(t, j))
 	require.Contains(t, stdout.String(), "\nGPU 3\nTest PASSED\n")
 }
