@@ -51,8 +51,8 @@ func TestTheHostsOwnDriverIsReported(t *testing.T) {
 	require.NoError(t, os.Remove(r.path("/proc/sys/kernel/osrelease")))
 	exit, _, said = look()
 	require.Equal(t, 1, exit)
-	require.Contains(t, said, "gpu-validator: cannot tell which kernel runs: ")
-	require.Contains(t, left(), "cannot tell which kernel runs: ", "the reason is the last word")
+	require.Contains(t, said, "gpu-validator: cannot read the version of the running kernel: ")
+	require.Contains(t, left(), "cannot read the version of the running kernel: ", "the reason is the last word")
 	exit, _, _ = r.run("host-driver", "now")
 	require.Equal(t, 2, exit)
 }

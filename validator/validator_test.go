@@ -436,7 +436,7 @@ func TestTheInitContainerWaitsForInjection(t *testing.T) {
 	require.Equal(t, 11, exit, "for operands that do nothing without GPUs")
 	exit, _, said = r.run(r.args("wait", "injection", "--or-no-driver", "--timeout", "1m")...)
 	require.Zero(t, exit)
-	require.Contains(t, said, "not waited for any longer: the driver's container says BuildFailed: no driver is loaded: no headers; name another image")
+	require.Contains(t, said, "the wait ends: the driver's container reports BuildFailed: no driver is loaded: no headers; name another image")
 	r.writeState(nodestate.State{Component: nodestate.Driver, Phase: nodestate.Waiting, Reason: "DriverStarting", Message: "it is being loaded"})
 	exit, _, _ = r.run(r.args("wait", "injection", "--or-no-driver", "--timeout", "100ms")...)
 	require.Equal(t, 11, exit, "it comes within half a minute, mostly")

@@ -151,7 +151,7 @@ func (r *Reader) deliver(node *corev1.Node) error {
 		}
 	}
 	if err := r.Deliver(labels); err != nil {
-		return fmt.Errorf("write down what Node %s chooses: %w", r.Node, err)
+		return fmt.Errorf("write the choice of Node %s: %w", r.Node, err)
 	}
 	return nil
 }
@@ -160,7 +160,7 @@ func (r *Reader) deliver(node *corev1.Node) error {
 func (r *Reader) recordFailure(err error) {
 	r.failing.Set(1)
 	if r.last == nil || apierrors.ReasonForError(r.last) != apierrors.ReasonForError(err) {
-		r.Log.Warn("what this Node chooses by its labels cannot be read; what was known stays in force", "message", err.Error(), "action", kube.Advice(err))
+		r.Log.Warn("cannot read the labels of this Node; the last known choice stays in force", "message", err.Error(), "action", kube.Advice(err))
 	}
 	r.last = err
 }
@@ -168,7 +168,7 @@ func (r *Reader) recordFailure(err error) {
 func (r *Reader) recordSuccess() {
 	r.failing.Set(0)
 	if r.last != nil {
-		r.Log.Info("the labels of this Node are read again")
+		r.Log.Info("reading the labels of this Node works again")
 	}
 	r.last = nil
 }

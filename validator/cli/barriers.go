@@ -33,7 +33,7 @@ func gauges(dir, boot, node string) *prometheus.Registry {
 			return 1
 		})
 	}
-	gauge("device_plugin_devices_total", "What the kubelet could allocate when plugin was proven; -1: it is not.", func() float64 {
+	gauge("device_plugin_devices_total", "Devices that the kubelet could allocate when plugin was proven; -1: it is not proven.", func() float64 {
 		s, err := readiness.Read(dir, readiness.Plugin, boot)
 		if err != nil || s.Proof == nil {
 			return -1

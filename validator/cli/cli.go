@@ -62,11 +62,11 @@ Usage:
   gpu-validator wait LAYER...    wait until the daemon has proven the layers
   gpu-validator wait injection   wait until containers are given the GPUs
   gpu-validator explain [--node N]
-                                 show how far a node is, and why not farther
+                                 show how far a node is from ready, and why
   gpu-validator daemon           keep the proofs up to date
   gpu-validator preflight        health, right results and speed of every GPU, in seconds
   gpu-validator component        prove one layer as nvidia-validator does, by $COMPONENT
-  gpu-validator host-driver      tell whether the host has a driver of its own
+  gpu-validator host-driver      report whether the host has a driver of its own
   gpu-validator COMMAND --help   flags, examples and environment of a command
   gpu-validator --version
 `

@@ -26,12 +26,12 @@ import (
 
 const componentUsage = `Prove one layer as the nvidia-validator of NVIDIA's GPU Operator does, by the
 same names, flags and environment, and leave the same file, OUTPUT_DIR/<component>-ready,
-for those who wait for it. Also by the name nvidia-validator of the program. It is
-for pods that are written for that one, in place of the daemon and not beside it.
+for programs that wait for it. The program name nvidia-validator does the same. It is
+for pods written for that program, instead of the daemon and not beside it.
 
-With --with-wait it goes on until the layer is proven: not every few seconds but when
+With --with-wait it waits until the layer is proven. It checks not every few seconds but when
 something has changed, and each new reason is printed once. docs/validator.md has
-the table of what is taken, what is taken and does nothing, and what is refused.
+the table of settings that are supported, ignored, and refused.
 
 Examples:
   COMPONENT=driver WITH_WAIT=true nvidia-validator
@@ -70,20 +70,20 @@ type componentFlags struct {
 
 func (c *componentFlags) flags(o *options) {
 	f := o.flags
-	f.StringVarP(&c.name, "component", "c", "", "what to prove: "+strings.Join(componentNames(), ", "))
-	f.BoolVarP(&c.wait, "with-wait", "w", false, "go on until it is proven")
+	f.StringVarP(&c.name, "component", "c", "", "the component to prove: "+strings.Join(componentNames(), ", "))
+	f.BoolVarP(&c.wait, "with-wait", "w", false, "wait until the layer is proven")
 	f.BoolVarP(&c.workload, "with-workload", "l", true, "run vectorAdd for cuda, and a pod that runs it for plugin")
-	f.BoolVarP(&c.cleanup, "cleanup-all", "r", false, "remove what the folder says of all components first; other files stay")
+	f.BoolVarP(&c.cleanup, "cleanup-all", "r", false, "first remove the files of all components from the folder; other files stay")
 	f.IntVarP(&c.port, "metrics-port", "p", 0, "with metrics: the port")
 	f.StringVar(&c.kubeconfig, "kubeconfig", "", "for plugin; empty: as the pod's service account")
-	f.DurationVar(&c.timeout, "timeout", 0, "for all of it; 0: for ever with --with-wait, else ten minutes")
-	f.IntVarP(&c.sleep, "sleep-interval-seconds", "s", 5, "does nothing: changes are waited for, not slept for")
-	f.StringVarP(&c.strategy, "mig-strategy", "m", "single", "does nothing: what the device plugin offers is asked for")
-	f.StringVarP(&c.workloadConfig, "default-gpu-workload-config", "g", "", "does nothing: a component that is named is checked")
-	f.StringVar(&c.installDir, "driver-install-dir", "", "a driver container's root, on the host; does nothing if --driver-root is given")
-	f.StringVar(&c.installPath, "driver-install-dir-ctr-path", "", "does nothing: the root is looked for below --host-root")
-	f.BoolVar(&c.noDevChar, "disable-dev-char-symlink-creation", false, "does nothing: links are checked, never made")
-	f.BoolVar(&c.skipInit, "driver-validation-skip-gpu-init", false, "refused: a driver that is not asked for its GPUs is not proven")
+	f.DurationVar(&c.timeout, "timeout", 0, "time limit of the whole run; 0: none with --with-wait, else ten minutes")
+	f.IntVarP(&c.sleep, "sleep-interval-seconds", "s", 5, "ignored: the program waits for changes instead of sleeping")
+	f.StringVarP(&c.strategy, "mig-strategy", "m", "single", "ignored: the resources that the device plugin offers are used")
+	f.StringVarP(&c.workloadConfig, "default-gpu-workload-config", "g", "", "ignored: the named component is checked")
+	f.StringVar(&c.installDir, "driver-install-dir", "", "a driver container's root, on the host; ignored if --driver-root is given")
+	f.StringVar(&c.installPath, "driver-install-dir-ctr-path", "", "ignored: the root is searched below --host-root")
+	f.BoolVar(&c.noDevChar, "disable-dev-char-symlink-creation", false, "ignored: links are checked, never created")
+	f.BoolVar(&c.skipInit, "driver-validation-skip-gpu-init", false, "refused: a driver is not proven without its GPUs")
 	f.BoolVar(&c.skipValidation, "skip-validation", false, "refused: nothing is written that was not proven")
 	maps.Copy(o.flags.Env, map[string]string{
 		"component": "COMPONENT", "with-wait": "WITH_WAIT", "with-workload": "WITH_WORKLOAD", "cleanup-all": "CLEANUP_ALL",

@@ -34,11 +34,11 @@ const daemonUsage = `Check the layers whenever what they depend on changes, and 
 OUTPUT_DIR/<layer>-ready or <layer>-notready, up to date. They stay as they are
 when the daemon ends.
 
-With --node-name it is also the node's voice: the Node gets the conditions
+With --node-name it also publishes the node's state: the Node gets the conditions
 GPUReady and GPUHealthy, Events and labels of its GPUs, loses its startup taint
 once GPUs can be used, and the plugin layer is proven by a pod that requests one; and the device
-plugin hears which configuration the Node chooses (nvidia.com/device-plugin.config).
-That pod, and another that is given all GPUs once layer cuda is proven, stay until the
+plugin gets the configuration that the Node chooses (nvidia.com/device-plugin.config).
+That pod, and another that gets all GPUs once layer cuda is proven, stay until the
 next validation: kubectl logs nvidia-driver-validation-<node>.
 The proofs on the node do not depend on the API server.
 
@@ -67,7 +67,7 @@ type cluster struct {
 
 func (c *cluster) flags(o *options) {
 	f := o.flags
-	f.StringVarP(&c.node, "node-name", o.short["node-name"], "", "name of this Node; empty: the API server is left alone")
+	f.StringVarP(&c.node, "node-name", o.short["node-name"], "", "name of this Node; empty: the API server is not used")
 	f.StringVar(&c.namespace, "namespace", "", "namespace of this pod, for the pod that proves the plugin layer")
 	f.StringVar(&c.podName, "pod-name", "", "name of this pod, the owner of that pod")
 	f.StringVar(&c.podUID, "pod-uid", "", "UID of this pod")
@@ -76,12 +76,12 @@ func (c *cluster) flags(o *options) {
 	f.StringSliceVar(&c.pullSecrets, "workload-image-pull-secrets", nil, "names of Secrets of that namespace, to pull it with")
 	f.StringVar(&c.runtimeClass, "workload-runtime-class", "", "RuntimeClass of that pod; empty: none")
 	f.BoolVar(&c.pods, "validation-pods", true, "in a pod, with --workload-image: keep that pod when it has ended, for people to read, and run another that is given all GPUs, nvidia-driver-validation-<node>")
-	f.DurationVar(&c.timeout, "workload-timeout", 2*time.Minute, "how long that pod may take, image pull included")
+	f.DurationVar(&c.timeout, "workload-timeout", 2*time.Minute, "time limit of that pod, image pull included")
 	f.StringSliceVar(&c.taint.Keys, "startup-taint", []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready"}, "keys of taints that are removed once the layers are proven or there is no GPU; empty: none")
-	f.BoolVar(&c.taint.Manage, "startup-taint-manage", false, "put the first of them back (NoSchedule) when a layer is not proven any more")
+	f.BoolVar(&c.taint.Manage, "startup-taint-manage", false, "put the first of them back (NoSchedule) when a layer is no longer proven")
 	f.DurationVar(&c.taint.Settle, "startup-taint-settle", time.Minute, "how long a layer has to be refused before that")
-	f.BoolVar(&c.allocatable, "report-allocatable", true, "write what the kubelet can allocate into the Node's status at once, where it is not there yet; false: wait for the kubelet's next status, up to 10 s")
-	f.StringVar(&c.server, "api-server", "", "URL of the API server (default: that of the cluster that this pod is in)")
+	f.BoolVar(&c.allocatable, "report-allocatable", true, "write the devices that the kubelet can allocate into the Node's status at once, if it has none yet; false: wait for the kubelet's next status, up to 10 s")
+	f.StringVar(&c.server, "api-server", "", "URL of the API server (default: that of this pod's cluster)")
 	f.StringVar(&c.account, "service-account-dir", kube.ServiceAccountDir, "folder with token and ca.crt")
 	maps.Copy(o.flags.Env, map[string]string{
 		"node-name": "NODE_NAME", "namespace": "POD_NAMESPACE", "pod-name": "POD_NAME", "pod-uid": "POD_UID",
@@ -169,7 +169,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case err != nil:
 		return err
 	}
-	log.Info("ended; the proofs stay as they are")
+	log.Info("ended; the proofs stay in place")
 	return nil
 }
 
@@ -221,7 +221,7 @@ func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger
 	}
 	config, err := kube.Config(c.server, c.account)
 	if err != nil {
-		log.Error("the API server cannot be used: no condition, no Events, no labels, no pod, and nobody hears what the Node chooses; the proofs on the node do not depend on it", "message", err.Error())
+		log.Error("cannot use the API server: no condition, Events, labels or validation pods, and the Node's choice is not read; the proofs on the node do not depend on it", "message", err.Error())
 		return p, nil
 	}
 	client, err := kube.New(config)
@@ -246,7 +246,7 @@ func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger
 	switch {
 	case !of.Keep:
 	case node.Injection == "":
-		log.Info("there is no pod nvidia-driver-validation: this container was not given the GPUs by the toolkit (NRI), so no other would be; the layers do not depend on it")
+		log.Info("no pod nvidia-driver-validation is run: the toolkit (NRI) did not inject the GPUs into this container; no layer depends on it")
 	default:
 		shown := workload.NewWitness(of, log, registry)
 		p.witness, p.run = shown, append(p.run, shown.Run)

@@ -17,11 +17,11 @@ import (
 )
 
 const explainUsage = `Show how far the road from the driver to a pod goes on a node, where it ends,
-since when, why, and what to do. On the node it reads what proofs and components
-say, for which no rights are needed; with --node it asks the cluster.
+since when, why, and what to do. On the node it reads the files of proofs and
+components, which needs no privileges; with --node it reads from the cluster.
 
-It proves nothing and ends with 0 whatever it shows: for scripts there are run
-and wait.
+It proves nothing and exits with 0 whatever it shows; scripts should use run
+or wait.
 
 Examples:
   gpu-validator explain
@@ -34,11 +34,11 @@ func explainRoad(ctx context.Context, args []string, stdout, _ io.Writer) error 
 	var node, kubeconfig, contextName, format string
 	var timeout time.Duration
 	f := o.flags
-	f.StringVar(&node, "node", "", "name of a Node, to be asked about in the cluster; empty: this node, from its own files")
+	f.StringVar(&node, "node", "", "name of a Node, read from the cluster; empty: this node, read from its own files")
 	f.StringVar(&kubeconfig, "kubeconfig", "", "with --node (default: $KUBECONFIG, ~/.kube/config, or that of the pod)")
-	f.StringVar(&contextName, "context", "", "of the kubeconfig (default: its current one)")
+	f.StringVar(&contextName, "context", "", "context of the kubeconfig (default: the current one)")
 	f.StringVarP(&format, "output", "o", "text", "text or json")
-	f.DurationVar(&timeout, "timeout", 30*time.Second, "for all that the cluster is asked")
+	f.DurationVar(&timeout, "timeout", 30*time.Second, "time limit of all requests to the cluster")
 	o.named("output", "OUTPUT")
 	o.named("timeout", "TIMEOUT")
 	o.places()

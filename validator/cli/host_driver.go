@@ -14,13 +14,13 @@ import (
 	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
-const hostDriverUsage = `Tell whether the host has an NVIDIA driver of its own, for the init container of a
-driver container: exit code 0, it has none (or what is loaded is a driver container's),
+const hostDriverUsage = `Report whether the host has an NVIDIA driver of its own, for the init container of a
+driver container: exit code 0, it has none (or the loaded one is a driver container's),
 3, it has one. The last line, also the termination message, is then
 
   HostDriver: 580.95.05 at /
 
-It reads files of the host and nothing else: it takes no rights but to read them, and
+It only reads files of the host: it needs no other privilege, and
 no GPU.
 
 Example:
@@ -31,7 +31,7 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o := command("host-driver", hostDriverUsage, stdout)
 	var words string
 	o.flags.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
-	o.flags.StringVar(&words, "termination-log", inside.TerminationLog, "the file, if it is there, from which the kubelet takes the container's last words")
+	o.flags.StringVar(&words, "termination-log", inside.TerminationLog, "the container's termination message file, written if it exists")
 	o.named("host-root", "HOST_ROOT")
 	o.named("termination-log", "TERMINATION_LOG")
 	rest, err := o.parse(args)

@@ -53,8 +53,8 @@ func (o *options) places() {
 func (o *options) driver() {
 	f := o.flags
 	f.StringVar(&o.driverRoot, "driver-root", "", "the driver's root, on the host (default: "+check.ContainerRoot+" if it holds a libnvidia-ml, else /)")
-	f.StringVar(&o.devRoot, "dev-root", "", "below it lie dev/nvidia*, on the host (default: the driver root if it has them, else /)")
-	f.BoolVar(&o.allowSimulated, "allow-simulated", false, "vouch for a simulated driver, saying so in every result")
+	f.StringVar(&o.devRoot, "dev-root", "", "folder that holds dev/nvidia*, on the host (default: the driver root if it has them, else /)")
+	f.BoolVar(&o.allowSimulated, "allow-simulated", false, "accept a simulated driver, and mark every result as simulated")
 	maps.Copy(o.flags.Env, map[string]string{
 		"driver-root": "NVIDIA_DRIVER_ROOT", "dev-root": "NVIDIA_DEV_ROOT", "allow-simulated": "ALLOW_SIMULATED",
 	})
@@ -64,12 +64,12 @@ func (o *options) driver() {
 func (o *options) checks() {
 	o.driver()
 	f := o.flags
-	f.StringVar(&o.cdiDir, "cdi-output-dir", cdi.DynamicDir, "where the toolkit writes CDI specs, on the host")
+	f.StringVar(&o.cdiDir, "cdi-output-dir", cdi.DynamicDir, "folder of the toolkit's CDI specs, on the host")
 	f.StringVar(&o.podResources, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "the kubelet's PodResources socket, on the host")
 	f.StringVar(&o.vectorAdd, "vectoradd", "", "the vectorAdd sample (default: beside gpu-validator, else in PATH)")
-	f.DurationVar(&o.cudaTimeout, "cuda-timeout", time.Minute, "how long the sample may take on one GPU")
-	f.IntVar(&o.cudaParallel, "cuda-parallel", 8, "on how many GPUs the sample runs at a time")
-	f.StringSliceVar(&o.optional, "optional", nil, "check these, too: "+names(readiness.Optional()))
+	f.DurationVar(&o.cudaTimeout, "cuda-timeout", time.Minute, "time limit of the sample on one GPU")
+	f.IntVar(&o.cudaParallel, "cuda-parallel", 8, "number of GPUs on which the sample runs at a time")
+	f.StringSliceVar(&o.optional, "optional", nil, "optional layers to check: "+names(readiness.Optional()))
 	maps.Copy(o.flags.Env, map[string]string{
 		"optional": "OPTIONAL_STEPS", "cdi-output-dir": "CDI_OUTPUT_DIR", "pod-resources-socket": "POD_RESOURCES_SOCKET",
 		"vectoradd": "VECTORADD", "cuda-timeout": "CUDA_TIMEOUT", "cuda-parallel": "CUDA_PARALLEL",

@@ -28,14 +28,14 @@ var preflightCodes = map[result.Verdict]int{
 	result.OK: program.OK, result.Unhealthy: 40, result.Wrong: 41, result.Slow: 42, result.NotRun: 43,
 }
 
-const preflightUsage = `Say within seconds whether every GPU of this node is healthy, right, and as fast
+const preflightUsage = `Check within seconds whether every GPU of this node is healthy, correct, and as fast
 as it should be, and name the one that is not by UUID, PCI address and slot.
-NVML is asked for memory errors, clocks that are held down, PCIe link, NVLinks and
-XIDs; then vectoradd, reduction, gemm, bandwidth, memtest and compute run on all
+It reads memory errors, throttled clocks, PCIe link, NVLinks and XIDs from NVML; then
+vectoradd, reduction, gemm, bandwidth, memtest and compute run on all
 GPUs and MIG devices at once. The GPUs should have nothing else to do.
 
 The exit code is 40 where a GPU is unhealthy, else 41 where one computes or
-remembers wrong, else 42 where one is slow, else 43 where not all could be tried;
+stores wrong values, else 42 where one is slow, else 43 where some checks could not run;
 10 where the driver is not ready.
 
 Examples:
@@ -54,10 +54,10 @@ type preflightOptions struct {
 func (p *preflightOptions) flags(o *options) {
 	f := o.flags
 	f.StringVarP(&p.format, "output", "o", "text", "text, json or junit")
-	f.StringVar(&p.html, "html", "", "also write a page to this file")
-	f.DurationVar(&p.timeout, "timeout", 10*time.Second, "for all of it")
-	f.StringVar(&p.thresholds, "thresholds", "", "a file that is laid over the table of what is expected (docs/preflight.md)")
-	f.StringVar(&p.results, "results-dir", "/var/lib/gpuready/preflight", "folder of the results that the node is compared with, on the host; empty: none is kept")
+	f.StringVar(&p.html, "html", "", "also write an HTML page to this file")
+	f.DurationVar(&p.timeout, "timeout", 10*time.Second, "time limit of the preflight")
+	f.StringVar(&p.thresholds, "thresholds", "", "a file that overrides the table of expected figures (docs/preflight.md)")
+	f.StringVar(&p.results, "results-dir", "/var/lib/gpuready/preflight", "folder of earlier results for comparison, on the host; empty: none are stored")
 	f.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
 	f.StringVar(&o.stateDir, "state-dir", "/run/nvidia/gpuready", "folder of the components' states, on the host")
 	for flag, variable := range map[string]string{

@@ -31,7 +31,7 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	var names []string
 	var format string
 	var timeout time.Duration
-	o.flags.StringSliceVar(&names, "layers", nil, "check only these (driver always is): driver,toolkit,cuda,plugin, or an optional one, which is asked for thereby")
+	o.flags.StringSliceVar(&names, "layers", nil, "check only these layers, and always driver: driver,toolkit,cuda,plugin, or optional ones")
 	o.flags.StringVarP(&format, "output", "o", "text", "text, json or junit")
 	o.flags.DurationVar(&timeout, "timeout", 10*time.Minute, "for all layers together")
 	o.named("layers", "LAYERS")

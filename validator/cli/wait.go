@@ -18,15 +18,15 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-const waitUsage = `Wait until the validator's daemon has proven the layers, all at once. What is
-waited for, and why, is printed at the start and whenever it changes. When the
-time is over the exit code is that of the first layer that is not ready.
+const waitUsage = `Wait until the validator's daemon has proven all of the layers. The reason for
+the wait is printed at the start and whenever it changes. When the
+time is over, the exit code is that of the first layer that is not ready.
 
-The word injection stands for no layer: it waits until the toolkit would give a
-container that is created now the GPUs, or there are none on this node. It is
-for the init container of the daemon's pod, with --or-no-driver: then it also ends
-well where the driver's container says that it has failed, or that it waits, for
-half a minute, so that the daemon can tell why.
+The word injection is no layer: it waits until the toolkit would inject the GPUs
+into a container that is created now, or there are none on this node. It is
+for the init container of the daemon's pod, with --or-no-driver: then it also succeeds
+if the driver's container reports that it has failed, or has waited for
+half a minute, so that the daemon can report why.
 
 Examples:
   gpu-validator wait driver toolkit
@@ -47,7 +47,7 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var timeout time.Duration
 	var orNoDriver bool
 	o.flags.DurationVar(&timeout, "timeout", 5*time.Minute, "how long to wait; 0: for ever")
-	o.flags.BoolVar(&orNoDriver, "or-no-driver", false, "of injection: end well also where the driver's container says why it has no driver")
+	o.flags.BoolVar(&orNoDriver, "or-no-driver", false, "with injection: also succeed if the driver's container reports why it has no driver")
 	o.named("timeout", "WAIT_TIMEOUT")
 	o.places()
 	names, err := o.parse(args)
@@ -110,7 +110,7 @@ func waitForInjection(ctx context.Context, node check.Node, timeout time.Duratio
 	stop(nil)
 	switch {
 	case err != nil && hopeless:
-		out.print("not waited for any longer: the driver's container says %s", none.why)
+		out.print("the wait ends: the driver's container reports %s", none.why)
 		return nil
 	case err == nil:
 		out.print("a container that is created now is given the GPUs")

@@ -362,7 +362,7 @@ func TestAnUnwritableProofIsReported(t *testing.T) {
 	run()
 	run()
 	require.ErrorContains(t, b.d.Ready(), "read-only file system; mount "+b.out+" writable")
-	require.Equal(t, 4, strings.Count(b.log.String(), "cannot write down"), "once for each layer, not at every check")
+	require.Equal(t, 4, strings.Count(b.log.String(), "cannot write the outcome"), "once for each layer, not at every check")
 	require.NotNil(t, b.d.backoff.timer())
 	unmount()
 	run()

@@ -34,7 +34,7 @@ func (l *ledger) clearStale(steps []check.Step) (some bool) {
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		l.log.Info("removed what was left of an earlier time", "layer", layer, "message", err.Error())
+		l.log.Info("removed a stale proof", "layer", layer, "message", err.Error())
 		if err := readiness.Clear(l.dir, layer); err != nil {
 			l.log.Error("cannot remove a stale proof", "layer", layer, "message", err.Error())
 		}

@@ -52,7 +52,7 @@ func (d *Daemon) record(found []check.Outcome) {
 	d.publish()
 	if d.backoff.update(append(failing, unwritten...), pending) {
 		for _, message := range unwritten {
-			d.Log.Error("cannot write down what was found", "message", message)
+			d.Log.Error("cannot write the outcome of the check", "message", message)
 		}
 	}
 	if len(unwritten) > 0 {
@@ -134,12 +134,12 @@ func (d *Daemon) Retire(reason gpu.Reason, message string) {
 		// cluster even if the process ends this way again and again.
 		d.outcomes = []check.Outcome{{Layer: readiness.Driver, Kind: check.Failed, Refusal: &r}}
 		if err := readiness.WriteNotReady(d.proofs.dir, readiness.Driver, r); err != nil {
-			d.Log.Error("cannot write down why this process ends", "message", err.Error())
+			d.Log.Error("cannot write why this process ends", "message", err.Error())
 		}
 		d.publish()
 	}
 	d.retired = true
 	if err := d.setState(nodestate.State{Phase: nodestate.Waiting, Reason: reason, Message: message}); err != nil {
-		d.Log.Error("cannot write down why this process ends", "message", err.Error())
+		d.Log.Error("cannot write why this process ends", "message", err.Error())
 	}
 }

@@ -44,7 +44,7 @@ func (d *Daemon) Choose(labels map[string]string) error {
 	if before == nil || before.NodeLabels == nil || !maps.Equal(before.NodeLabels, labels) {
 		d.state.Validator = &nodestate.ValidatorInfo{NodeLabels: maps.Clone(labels)}
 		d.stateDirty = true
-		d.Log.Info("what the Node chooses", "label", nodestate.ConfigLabel, "value", labels[nodestate.ConfigLabel])
+		d.Log.Info("read the Node's choice", "label", nodestate.ConfigLabel, "value", labels[nodestate.ConfigLabel])
 	}
 	return d.setState(d.state)
 }

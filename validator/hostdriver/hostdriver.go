@@ -117,7 +117,7 @@ func module(kernel *host.Root) (loaded bool, version string, err error) {
 		return false, "", nil // a kernel without modules
 	}
 	if err != nil {
-		return false, "", fmt.Errorf("cannot tell which kernel modules are loaded: %w; mount the host's root, with its /proc, at --host-root", err)
+		return false, "", fmt.Errorf("cannot read the loaded kernel modules: %w; mount the host's root, with its /proc, at --host-root", err)
 	}
 	for line := range strings.Lines(string(data)) {
 		loaded = loaded || strings.HasPrefix(line, "nvidia ")
@@ -180,7 +180,7 @@ var moduleFile = regexp.MustCompile(`(?m)^(?:\S*/)?nvidia\.ko(?:\.\w+)?:`)
 func installed(root, kernel *host.Root) (is bool, release string, err error) {
 	data, err := kernel.ReadFile("/proc/sys/kernel/osrelease", maxLine)
 	if err != nil {
-		return false, "", fmt.Errorf("cannot tell which kernel runs: %w", err)
+		return false, "", fmt.Errorf("cannot read the version of the running kernel: %w", err)
 	}
 	release = strings.TrimSpace(string(data))
 	dep, err := root.ReadFile(path.Join("/lib/modules", path.Base(release), "modules.dep"), maxDep)
@@ -188,7 +188,7 @@ func installed(root, kernel *host.Root) (is bool, release string, err error) {
 		return false, release, nil
 	}
 	if err != nil {
-		return false, release, fmt.Errorf("cannot tell which kernel modules are installed: %w", err)
+		return false, release, fmt.Errorf("cannot read the installed kernel modules: %w", err)
 	}
 	return moduleFile.Match(dep), release, nil
 }

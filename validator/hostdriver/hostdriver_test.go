@@ -113,9 +113,9 @@ func TestWhetherTheHostHasADriver(t *testing.T) {
 func TestUnreadableFilesAreErrors(t *testing.T) {
 	root := tree{"etc/hostname": "n1"}.build(t)
 	_, err := Look(root, root)
-	require.ErrorContains(t, err, "cannot tell which kernel modules are loaded")
+	require.ErrorContains(t, err, "cannot read the loaded kernel modules")
 	require.ErrorContains(t, err, "--host-root")
 	root = merge(tree{"proc/modules": "x 1 0 - Live 0x0\n"}, libs("", "580.95.05")).build(t)
 	_, err = Look(root, root)
-	require.ErrorContains(t, err, "cannot tell which kernel runs")
+	require.ErrorContains(t, err, "cannot read the version of the running kernel")
 }

@@ -85,7 +85,7 @@ func readMessages(from io.Reader, told func(Told)) error {
 	for lines.Scan() {
 		var t Told
 		if err := json.Unmarshal(lines.Bytes(), &t); err != nil {
-			return fmt.Errorf("the process that watches NVML said %q: %w", record.Clean(lines.Text(), 200), err)
+			return fmt.Errorf("the process that watches NVML printed %q: %w", record.Clean(lines.Text(), 200), err)
 		}
 		told(t)
 	}

@@ -51,9 +51,9 @@ func (v *Voice) writeAllocatable(ctx context.Context, want map[string]int) error
 			return err
 		}
 		if err := v.Client.PatchNodeStatus(ctx, v.Node, patch); err != nil {
-			return fmt.Errorf("set allocatable of Node %s, which the kubelet does within ten seconds: %w", v.Node, err)
+			return fmt.Errorf("set allocatable of Node %s (the kubelet does so within ten seconds): %w", v.Node, err)
 		}
-		v.Log.Info("told the scheduler what the kubelet can allocate, ahead of the kubelet's next status", "resources", fmt.Sprint(want))
+		v.Log.Info("wrote the allocatable devices into the Node's status, ahead of the kubelet", "resources", fmt.Sprint(want))
 	}
 	v.reported = want
 	return nil

@@ -12,9 +12,9 @@ type Metrics struct {
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		failing: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_voice_failing",
-			Help: "1 while the API server does not take what the node has to say."}, []string{"what"}),
+			Help: "1 while writes to the API server fail."}, []string{"what"}),
 		tries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_voice_said_total",
-			Help: "What was said to the API server, by outcome."}, []string{"what", "outcome"}),
+			Help: "Writes to the API server, by outcome."}, []string{"what", "outcome"}),
 	}
 	reg.MustRegister(m.failing, m.tries)
 	for _, t := range []topic{topicCount, topicNode, topicLabels, topicEvents} {

@@ -51,7 +51,7 @@ func (v *Voice) writeNode(ctx context.Context, want nodeUpdate) error {
 
 func (v *Voice) log(kind corev1.NodeConditionType, was, is Condition) {
 	if is.Status != was.Status || is.Reason != was.Reason {
-		v.Log.Info("said", "condition", string(kind), "status", string(is.Status), "reason", is.Reason, "message", is.Message)
+		v.Log.Info("set the condition", "condition", string(kind), "status", string(is.Status), "reason", is.Reason, "message", is.Message)
 	}
 }
 
@@ -100,7 +100,7 @@ func (v *Voice) writeEvent(ctx context.Context, e event) error {
 
 func wrapEventError(e event, err error) error {
 	if err != nil {
-		return fmt.Errorf("say the Event %s %q: %w", e.reason, e.message, err)
+		return fmt.Errorf("write the Event %s %q: %w", e.reason, e.message, err)
 	}
 	return nil
 }

@@ -334,13 +334,13 @@ func (v *Voice) recordResult(ctx context.Context, t topic, err error) {
 	}
 	if err == nil {
 		if m.failing != nil {
-			v.Log.Info("said again what the API server had not taken", "what", string(t))
+			v.Log.Info("writes to the API server succeed again", "what", string(t))
 		}
 		*m = retryState{}
 		return
 	}
 	if m.failing == nil || apierrors.ReasonForError(m.failing) != apierrors.ReasonForError(err) {
-		v.Log.Warn("the API server does not take what this node has to say; the proofs on the node do not depend on it",
+		v.Log.Warn("a write to the API server failed; the proofs on the node do not depend on it",
 			"what", string(t), "message", err.Error(), "action", kube.Advice(err))
 	}
 	m.failing = err
@@ -361,7 +361,7 @@ func (v *Voice) readMemory() memory {
 	}
 	var m memory
 	if err := json.Unmarshal(data, &m); err != nil || len(m.Reported) > maxSubjects {
-		v.Log.Warn("what was said before cannot be read: Events may be repeated", "path", v.memoryPath(), "message", fmt.Sprint(err))
+		v.Log.Warn("cannot read the record of earlier Events: Events may be repeated", "path", v.memoryPath(), "message", fmt.Sprint(err))
 		return fresh
 	}
 	if m.BootID != v.BootID {
@@ -380,7 +380,7 @@ func (v *Voice) writeMemory() {
 		err = record.Write(v.memoryPath(), append(data, '\n'))
 	}
 	if err != nil && !v.unwritten {
-		v.Log.Warn("cannot write down what was said: Events may be repeated after a restart", "message", err.Error())
+		v.Log.Warn("cannot write the record of Events: they may be repeated after a restart", "message", err.Error())
 	}
 	v.unwritten = err != nil
 }

@@ -29,7 +29,7 @@ func (t *attempt) verifyPassed(message string) error {
 func verifyAnswer(message string, driver check.Driver, verify func(inside.Answer, check.Driver) error) error {
 	var a inside.Answer
 	if err := json.Unmarshal([]byte(message), &a); err != nil || a.Passed == nil {
-		return fmt.Errorf("the sample ended well and left no answer: %q", record.Clean(message, 200))
+		return fmt.Errorf("the sample succeeded without an answer: %q", record.Clean(message, 200))
 	}
 	if !*a.Passed {
 		return errors.New("the sample says that it did not pass: " + record.Clean(a.Error, 1000))

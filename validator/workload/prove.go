@@ -105,7 +105,7 @@ func (c Config) removeLeftover(ctx context.Context, log *slog.Logger) {
 	defer cancel()
 	stale := func(p *corev1.Pod) bool { return !c.Keep || unfinished(p) }
 	if err := c.removeOld(first, stale); err != nil && ctx.Err() == nil {
-		log.Warn("cannot look for a pod of an earlier time; it is looked for again before the next", "message", err.Error())
+		log.Warn("cannot read the pod left by an earlier process; the next run tries again", "message", err.Error())
 	}
 }
 
@@ -118,15 +118,15 @@ func (c Config) removeOld(ctx context.Context, wanted func(*corev1.Pod) bool) er
 	case apierrors.IsNotFound(err):
 		return nil
 	case err != nil:
-		return fmt.Errorf("look for pod %s/%s of an earlier time: %w", c.Namespace, c.podName(), err)
+		return fmt.Errorf("look for an earlier pod %s/%s: %w", c.Namespace, c.podName(), err)
 	case p.Labels[LabelName] != string(c.role):
-		return newUnproven(ReasonNameTaken, fmt.Errorf("the pod %s/%s is in the way and none of ours: it has no label %s=%s", c.Namespace, c.podName(), LabelName, c.role),
+		return newUnproven(ReasonNameTaken, fmt.Errorf("the name of pod %s/%s is taken by another program: it has no label %s=%s", c.Namespace, c.podName(), LabelName, c.role),
 			"remove it")
 	case !wanted(p):
 		return nil
 	}
 	if err := c.Client.DeletePod(ctx, p); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("delete pod %s/%s of an earlier time: %w", c.Namespace, c.podName(), err)
+		return fmt.Errorf("delete the earlier pod %s/%s: %w", c.Namespace, c.podName(), err)
 	}
 	return c.follow(ctx, p, func(now *corev1.Pod) (bool, error) { return now == nil, nil })
 }

@@ -137,7 +137,7 @@ func (t *attempt) timeoutError(err error) error {
 			"see the Events of the pod and the log of the container runtime")
 	}
 	if p.Spec.NodeName == "" && p.Status.Phase == corev1.PodPending {
-		return newUnproven(ReasonNoScheduler, fmt.Errorf("no scheduler looked at pod %s/%s within %v: %w", p.Namespace, p.Name, t.Timeout, err),
+		return newUnproven(ReasonNoScheduler, fmt.Errorf("no scheduler handled pod %s/%s within %v: %w", p.Namespace, p.Name, t.Timeout, err),
 			"see that kube-scheduler runs")
 	}
 	return refuse(ReasonTimeout, fmt.Sprintf("%s had no result within %v; it is %s", t.role.describe(), t.Timeout, p.Status.Phase),
@@ -152,7 +152,7 @@ var noImage = map[string]bool{
 }
 
 func (c Config) imageMissing(p *corev1.Pod, reason, message string) error {
-	return refuse(ReasonImage, fmt.Sprintf("the image %s of %s is not on this node and cannot be had: %s: %s", p.Spec.Containers[0].Image, c.role.describe(), reason, message),
+	return refuse(ReasonImage, fmt.Sprintf("the image %s of %s is not on this node and cannot be pulled: %s: %s", p.Spec.Containers[0].Image, c.role.describe(), reason, message),
 		"see that the node can pull the image that --workload-image names")
 }
 

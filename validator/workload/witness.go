@@ -159,7 +159,7 @@ func (w *Witness) setResult(took time.Duration, err error) {
 	case now.Kind == check.Passed:
 		log.Info("vectorAdd passed on every GPU in a pod", "duration", took.Round(time.Millisecond))
 	case before == nil || before.Refusal == nil || before.Refusal.Reason != now.Refusal.Reason:
-		log.Warn("the pod that shows that the driver works did not pass; no layer depends on it", "reason", now.Refusal.Reason, "message", now.Refusal.Message, "action", now.Refusal.Action)
+		log.Warn("the driver's validation pod did not pass; no layer depends on it", "reason", now.Refusal.Reason, "message", now.Refusal.Message, "action", now.Refusal.Action)
 	}
 }
 

@@ -171,7 +171,7 @@ func TestThePodsFailureIsTheReason(t *testing.T) {
 		{"a wrong sum", time.Minute, ended(corev1.PodFailed, 3, `{"passed":false,"error":"element 7 is wrong"}`), "WorkloadFailed", "ended with 3: element 7 is wrong"},
 		{"killed without an answer", time.Minute, ended(corev1.PodFailed, 139, "line one\nSegmentation fault"), "WorkloadFailed", "ended with 139: Segmentation fault"},
 		{"no words at all", time.Minute, ended(corev1.PodFailed, 137, ""), "WorkloadFailed", "ended with 137: Completed"},
-		{"an exit of 0 that proves nothing", time.Minute, ended(corev1.PodSucceeded, 0, ""), "WorkloadFailed", "left no answer"},
+		{"an exit of 0 that proves nothing", time.Minute, ended(corev1.PodSucceeded, 0, ""), "WorkloadFailed", "succeeded without an answer"},
 		{"says that it did not pass", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":false}`), "WorkloadFailed", "did not pass"},
 		{"another node's GPU", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":true,"uuid":"GPU-x"}`), "WorkloadFailed", `ran on "GPU-x", which is none of this node's`},
 		{"another driver", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":true,"simulated":true}`), "WorkloadFailed", "simulated is true there, false here"},
@@ -179,7 +179,7 @@ func TestThePodsFailureIsTheReason(t *testing.T) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "UnexpectedAdmissionError", "Allocate failed"
 		}, "WorkloadNotAdmitted", "UnexpectedAdmissionError: Allocate failed"},
 		{"the runtime cannot", time.Minute, waiting("CreateContainerError", "unresolvable CDI devices"), "WorkloadNotStarted", "CreateContainerError: unresolvable CDI devices"},
-		{"no image", time.Minute, waiting("ErrImagePull", "not found"), "WorkloadImageMissing", "the image gpuready/validator:v0.1.0 of a pod that requests a GPU is not on this node and cannot be had: ErrImagePull: not found"},
+		{"no image", time.Minute, waiting("ErrImagePull", "not found"), "WorkloadImageMissing", "the image gpuready/validator:v0.1.0 of a pod that requests a GPU is not on this node and cannot be pulled: ErrImagePull: not found"},
 		{"a runtime that cannot start it", time.Minute, func(p *corev1.Pod) {
 			ended(corev1.PodFailed, 128, "error running createContainer hook")(p)
 			p.Status.ContainerStatuses[0].State.Terminated.Reason = "StartError"
@@ -281,7 +281,7 @@ func TestAForeignPodIsNotDeleted(t *testing.T) {
 	s.prove(offered)
 	o := s.waitForNews()
 	require.Equal(t, check.Passed, o.Kind)
-	require.Contains(t, o.Notes[0], "is in the way and none of ours")
+	require.Contains(t, o.Notes[0], "is taken by another program")
 	require.Len(t, s.server.Pods(), 1)
 }
 

@@ -68,7 +68,7 @@ func judgeEvents(g *result.GPU, events []gpu.Event) {
 		case gpu.EventLost:
 			addFinding(g, result.Unhealthy, gpu.ReasonLost, e.Message, action)
 		case gpu.EventUnwatched:
-			g.Notes = append(g.Notes, "XIDs were not listened for: "+e.Message)
+			g.Notes = append(g.Notes, "XIDs were not watched: "+e.Message)
 		}
 	}
 }

@@ -80,7 +80,7 @@ func Judge(r *result.Result, s Seen, t threshold.Table) {
 	}
 	findOutliers(r, t.BelowMedian())
 	if s.Unheard != "" {
-		r.Notes = append(r.Notes, "XIDs were not listened for: "+s.Unheard)
+		r.Notes = append(r.Notes, "XIDs were not watched: "+s.Unheard)
 	}
 	r.Settle()
 }

@@ -53,7 +53,7 @@ func Check(_ context.Context, node check.Node, driver check.Driver) check.Outcom
 	}
 	if n := switches(kernel.Of(node)); n > 0 {
 		proof.Summary = fmt.Sprintf("%d NVSwitches; of the fabric the driver says nothing for these GPUs", n)
-		return check.Pass(proof, "GPUs before Hopper do not tell whether they have joined; that they compute is the proof (layer cuda)")
+		return check.Pass(proof, "GPUs before Hopper do not report whether they have joined; layer cuda proves that they compute")
 	}
 	proof.Summary = "no GPU here has a fabric to join"
 	return check.Pass(proof)

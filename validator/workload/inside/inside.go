@@ -179,7 +179,7 @@ func (a *Answer) write(words string) error {
 		err = os.WriteFile(words, data, 0o644) // no rename: the kubelet's file is mounted there
 	}
 	if err != nil {
-		return fmt.Errorf("leave the answer for the kubelet: %w", err)
+		return fmt.Errorf("write the termination message: %w", err)
 	}
 	return nil
 }
