@@ -77,7 +77,7 @@ func (n Node) Sees(hostPath string) bool {
 		slices.ContainsFunc([]string{"usr", "lib", "lib64", "bin", "sbin", "dev"}, func(dir string) bool { return below(path.Join(n.DriverRoot, dir)) })
 }
 
-// StatePath is the directory of a component's state, as this process sees it.
+// StatePath returns the directory of a component's state, as this process sees it.
 func (n Node) StatePath(c nodestate.Component) string {
 	return n.Root.Path(n.StateDir + "/" + string(c))
 }

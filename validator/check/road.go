@@ -43,7 +43,7 @@ const (
 // others build on it.
 func (r Road) Run(ctx context.Context, node Node, layers []readiness.Layer) []Outcome {
 	var driver Driver
-	out := []Outcome{r.time(ctx, readiness.Driver, func() (o Outcome) {
+	out := []Outcome{r.runTimed(ctx, readiness.Driver, func() (o Outcome) {
 		driver, o = r.Driver(ctx, node)
 		return o
 	})}
@@ -57,13 +57,13 @@ func (r Road) Run(ctx context.Context, node Node, layers []readiness.Layer) []Ou
 		case s.Check == nil:
 			out = append(out, notAsked(s.Layer))
 		case stopped != nil:
-			o := stopped.after(s.Layer)
+			o := stopped.notRunAfter(s.Layer)
 			if !stopped.interrupted() {
-				r.end(o)
+				r.callEnd(o)
 			}
 			out = append(out, o)
 		default:
-			o := r.time(ctx, s.Layer, func() Outcome { return s.Check(ctx, node, driver) })
+			o := r.runTimed(ctx, s.Layer, func() Outcome { return s.Check(ctx, node, driver) })
 			out = append(out, o)
 			if s.Basis == OnAll {
 				blocked = blocks(o)
@@ -73,7 +73,7 @@ func (r Road) Run(ctx context.Context, node Node, layers []readiness.Layer) []Ou
 	return out
 }
 
-func (r Road) time(ctx context.Context, l readiness.Layer, check func() Outcome) Outcome {
+func (r Road) runTimed(ctx context.Context, l readiness.Layer, check func() Outcome) Outcome {
 	if r.Begin != nil {
 		r.Begin(l)
 	}
@@ -85,12 +85,12 @@ func (r Road) time(ctx context.Context, l readiness.Layer, check func() Outcome)
 	}
 	o.Layer, o.Elapsed = l, time.Since(start)
 	if !o.interrupted() {
-		r.end(o)
+		r.callEnd(o)
 	}
 	return o
 }
 
-func (r Road) end(o Outcome) {
+func (r Road) callEnd(o Outcome) {
 	if r.End != nil {
 		r.End(o)
 	}
@@ -105,8 +105,8 @@ func blocks(o Outcome) *Outcome {
 	return &o
 }
 
-// after returns the Outcome of a layer that was not checked because o did not pass.
-func (o Outcome) after(l readiness.Layer) Outcome {
+// notRunAfter returns the Outcome of a layer that was not checked because o did not pass.
+func (o Outcome) notRunAfter(l readiness.Layer) Outcome {
 	if o.Kind == Absent {
 		return Outcome{Layer: l, Kind: Absent, Refusal: o.Refusal}
 	}

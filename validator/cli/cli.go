@@ -100,7 +100,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			{Name: "wait", Run: wait},
 			{Name: "explain", Run: explainRoad},
 			{Name: "component", Run: component},
-			{Name: "daemon", Run: serve},
+			{Name: "daemon", Run: runDaemon},
 			{Name: "host-driver", Run: hostDriver},
 			{Name: "preflight", Run: runPreflight},
 			{Name: probe.WatchCommand, Run: watchChild, Hidden: true},

@@ -68,7 +68,7 @@ type componentFlags struct {
 	timeout                                           time.Duration
 }
 
-func (c *componentFlags) flags(o *options) {
+func (c *componentFlags) addFlags(o *options) {
 	f := o.flags
 	f.StringVarP(&c.name, "component", "c", "", "the component to prove: "+strings.Join(componentNames(), ", "))
 	f.BoolVarP(&c.wait, "with-wait", "w", false, "wait until the layer is proven")
@@ -125,11 +125,11 @@ func component(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	var c componentFlags
 	var api cluster
 	o.short = map[string]string{"output-dir": "o", "node-name": "n"}
-	c.flags(o)
-	o.places()
-	o.checks()
-	o.logging()
-	api.flags(o)
+	c.addFlags(o)
+	o.addPathFlags()
+	o.addCheckFlags()
+	o.addLogFlags()
+	api.addFlags(o)
 	o.flags.Env["namespace"] = "OPERATOR_NAMESPACE"
 	for _, none := range []string{"startup-taint", "startup-taint-manage", "startup-taint-settle", "validation-pods", "report-allocatable"} {
 		_ = o.flags.MarkHidden(none)
@@ -205,7 +205,7 @@ func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster
 	defer func() { _ = node.Root.Close() }()
 	of := componentsOf[c.name]
 	s := &standin{componentFlags: c, layerOf: of, node: node, dir: o.outputDir, out: &lines{w: stderr}}
-	r := road(nil, []readiness.Layer{of.layer})
+	r := newRoad(nil, []readiness.Layer{of.layer})
 	group, ctx := errgroup.WithContext(ctx)
 	ctx, stop := context.WithCancel(ctx)
 	if of.layer == readiness.Plugin && c.workload {
@@ -223,7 +223,7 @@ func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster
 		of := api.workload(client, node)
 		of.Keep = false // no later process would replace the pod
 		runner := workload.New(of, log, metrics.NewRegistry())
-		r, s.news = road(runner, nil), runner.News()
+		r, s.news = newRoad(runner, nil), runner.News()
 		group.Go(func() error { return unlessCanceled(runner.Run(ctx)) })
 	}
 	r.Steps = slices.DeleteFunc(r.Steps, func(step check.Step) bool { return step.Layer != of.layer })

@@ -65,7 +65,7 @@ type cluster struct {
 	timeout                          time.Duration
 }
 
-func (c *cluster) flags(o *options) {
+func (c *cluster) addFlags(o *options) {
 	f := o.flags
 	f.StringVarP(&c.node, "node-name", o.short["node-name"], "", "name of this Node; empty: the API server is not used")
 	f.StringVar(&c.namespace, "namespace", "", "namespace of this pod, for the pod that proves the plugin layer")
@@ -110,16 +110,16 @@ func (c *cluster) check() error {
 	return nil
 }
 
-func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := command("daemon", daemonUsage, stdout)
 	var listen string
 	var c cluster
 	o.flags.StringVar(&listen, "listen", ":9404", "address of /healthz, /readyz and /metrics; empty: none")
-	o.named("listen", "LISTEN_ADDRESS")
-	o.places()
-	o.checks()
-	c.flags(o)
-	o.logging()
+	o.bindEnv("listen", "LISTEN_ADDRESS")
+	o.addPathFlags()
+	o.addCheckFlags()
+	c.addFlags(o)
+	o.addLogFlags()
 	rest, err := o.parse(args)
 	if err != nil {
 		return err
@@ -150,7 +150,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer parts.close()
-	config.Tell, config.News, config.Road = parts.publish, parts.news, road(parts.workload, o.asked)
+	config.Tell, config.News, config.Road = parts.publish, parts.news, newRoad(parts.workload, o.asked)
 	config.Witness = parts.witness
 	d := daemon.New(config)
 	parts.watchNode(d.Choose)
@@ -265,12 +265,12 @@ func (c *cluster) workload(client *kube.Client, node check.Node) workload.Config
 			kubelet, err := plugin.AskKubelet(ctx, node.Root.Path(node.PodResources))
 			return kubelet.Held(pod), err
 		},
-		Injects: func() workload.Injects { return injects(node) },
+		Injects: func() workload.Injects { return nodeRuntime(node) },
 	}
 }
 
-// injects returns what gives containers their devices, according to kubelet and toolkit.
-func injects(node check.Node) workload.Injects {
+// nodeRuntime returns what gives containers their devices, according to kubelet and toolkit.
+func nodeRuntime(node check.Node) workload.Injects {
 	known := workload.Injects{Kubelet: node.Told().Kubelet}
 	if s, err := node.State(nodestate.Toolkit); err == nil && s.Toolkit != nil {
 		known.Runtime = s.Toolkit.Runtime

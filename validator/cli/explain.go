@@ -39,9 +39,9 @@ func explainRoad(ctx context.Context, args []string, stdout, _ io.Writer) error 
 	f.StringVar(&contextName, "context", "", "context of the kubeconfig (default: the current one)")
 	f.StringVarP(&format, "output", "o", "text", "text or json")
 	f.DurationVar(&timeout, "timeout", 30*time.Second, "time limit of all requests to the cluster")
-	o.named("output", "OUTPUT")
-	o.named("timeout", "TIMEOUT")
-	o.places()
+	o.bindEnv("output", "OUTPUT")
+	o.bindEnv("timeout", "TIMEOUT")
+	o.addPathFlags()
 	rest, err := o.parse(args)
 	switch {
 	case err != nil:

@@ -32,8 +32,8 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	var words string
 	o.flags.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
 	o.flags.StringVar(&words, "termination-log", inside.TerminationLog, "the container's termination message file, written if it exists")
-	o.named("host-root", "HOST_ROOT")
-	o.named("termination-log", "TERMINATION_LOG")
+	o.bindEnv("host-root", "HOST_ROOT")
+	o.bindEnv("termination-log", "TERMINATION_LOG")
 	rest, err := o.parse(args)
 	if err != nil {
 		return err
@@ -56,22 +56,22 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	}
 	found, err := hostdriver.Look(root, kernel)
 	if err != nil {
-		return errors.Join(err, leave(words, err.Error()))
+		return errors.Join(err, writeMessage(words, err.Error()))
 	}
 	if !found.Is() {
 		fmt.Fprintln(stdout, found)
 		return nil
 	}
 	fmt.Fprintf(stdout, "%s\n%s\n", found.Why, found)
-	if err := leave(words, found.String()); err != nil {
+	if err := writeMessage(words, found.String()); err != nil {
 		return err
 	}
 	return program.End(exitHostDriver, program.ErrSaid)
 }
 
-// leave writes a container's termination message if its file exists, which the kubelet
+// writeMessage writes a container's termination message if its file exists, which the kubelet
 // mounts.
-func leave(words, text string) error {
+func writeMessage(words, text string) error {
 	info, err := os.Stat(words)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
 		return nil

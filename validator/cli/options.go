@@ -38,10 +38,10 @@ func command(name, usage string, stdout io.Writer) *options {
 	return &options{flags: program.NewFlags("gpu-validator "+name, usage, exitHelp, stdout)}
 }
 
-func (o *options) named(flag, variable string) { o.flags.Env[flag] = variable }
+func (o *options) bindEnv(flag, variable string) { o.flags.Env[flag] = variable }
 
-// places adds the flags for the folders of proofs and states.
-func (o *options) places() {
+// addPathFlags adds the flags for the folders of proofs and states.
+func (o *options) addPathFlags() {
 	f := o.flags
 	f.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
 	f.StringVarP(&o.outputDir, "output-dir", o.short["output-dir"], readiness.DefaultDir, "folder of the proofs, on the host")
@@ -49,8 +49,8 @@ func (o *options) places() {
 	maps.Copy(o.flags.Env, map[string]string{"host-root": "HOST_ROOT", "output-dir": "OUTPUT_DIR", "state-dir": "GPUREADY_STATE_DIR"})
 }
 
-// driver adds the flags for the driver's place and kind.
-func (o *options) driver() {
+// addDriverFlags adds the flags for the driver's place and kind.
+func (o *options) addDriverFlags() {
 	f := o.flags
 	f.StringVar(&o.driverRoot, "driver-root", "", "the driver's root, on the host (default: "+check.ContainerRoot+" if it holds a libnvidia-ml, else /)")
 	f.StringVar(&o.devRoot, "dev-root", "", "folder that holds dev/nvidia*, on the host (default: the driver root if it has them, else /)")
@@ -60,9 +60,9 @@ func (o *options) driver() {
 	})
 }
 
-// checks adds the flags for the checks.
-func (o *options) checks() {
-	o.driver()
+// addCheckFlags adds the flags for the checks.
+func (o *options) addCheckFlags() {
+	o.addDriverFlags()
 	f := o.flags
 	f.StringVar(&o.cdiDir, "cdi-output-dir", cdi.DynamicDir, "folder of the toolkit's CDI specs, on the host")
 	f.StringVar(&o.podResources, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "the kubelet's PodResources socket, on the host")
@@ -76,7 +76,7 @@ func (o *options) checks() {
 	})
 }
 
-func (o *options) logging() {
+func (o *options) addLogFlags() {
 	o.flags.Format(&o.logFormat)
 }
 

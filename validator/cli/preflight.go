@@ -51,7 +51,7 @@ type preflightOptions struct {
 	timeout                           time.Duration
 }
 
-func (p *preflightOptions) flags(o *options) {
+func (p *preflightOptions) addFlags(o *options) {
 	f := o.flags
 	f.StringVarP(&p.format, "output", "o", "text", "text, json or junit")
 	f.StringVar(&p.html, "html", "", "also write an HTML page to this file")
@@ -64,7 +64,7 @@ func (p *preflightOptions) flags(o *options) {
 		"output": "PREFLIGHT_OUTPUT", "html": "PREFLIGHT_HTML", "timeout": "PREFLIGHT_TIMEOUT", "thresholds": "PREFLIGHT_THRESHOLDS",
 		"results-dir": "PREFLIGHT_RESULTS_DIR", "host-root": "HOST_ROOT", "state-dir": "GPUREADY_STATE_DIR",
 	} {
-		o.named(flag, variable)
+		o.bindEnv(flag, variable)
 	}
 }
 
@@ -83,8 +83,8 @@ func (p *preflightOptions) verify() error {
 func runPreflight(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := command("preflight", preflightUsage, stdout)
 	p := &preflightOptions{}
-	p.flags(o)
-	o.driver()
+	p.addFlags(o)
+	o.addDriverFlags()
 	rest, err := o.parse(args)
 	if err != nil {
 		return err
@@ -149,7 +149,7 @@ func (p *preflightOptions) report(r result.Result, node check.Node, stdout, stde
 	if err := show.Write(stdout, r, p.format, isTerminal(stdout)); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
-	return errors.Join(verdict(r), p.page(r))
+	return errors.Join(verdictError(r), p.page(r))
 }
 
 // page writes the HTML report of --html, if the flag is set.
@@ -168,8 +168,8 @@ func (p *preflightOptions) page(r result.Result) error {
 	return nil
 }
 
-// verdict returns an error with the worst finding, nil if all is well.
-func verdict(r result.Result) error {
+// verdictError returns an error with the worst finding, nil if all is well.
+func verdictError(r result.Result) error {
 	g, f := r.Worst()
 	if f == nil {
 		return nil

@@ -34,11 +34,11 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	o.flags.StringSliceVar(&names, "layers", nil, "check only these layers, and always driver: driver,toolkit,cuda,plugin, or optional ones")
 	o.flags.StringVarP(&format, "output", "o", "text", "text, json or junit")
 	o.flags.DurationVar(&timeout, "timeout", 10*time.Minute, "for all layers together")
-	o.named("layers", "LAYERS")
-	o.named("output", "OUTPUT")
-	o.named("timeout", "TIMEOUT")
-	o.places()
-	o.checks()
+	o.bindEnv("layers", "LAYERS")
+	o.bindEnv("output", "OUTPUT")
+	o.bindEnv("timeout", "TIMEOUT")
+	o.addPathFlags()
+	o.addCheckFlags()
 	rest, err := o.parse(args)
 	if err != nil {
 		return err
@@ -65,7 +65,7 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("%v are over", timeout))
 	defer cancel()
 
-	r := withUnwanted(road(nil, asked))
+	r := withUnwanted(newRoad(nil, asked))
 	r.Begin = func(l readiness.Layer) { fmt.Fprintf(stderr, "gpu-validator: checking %s\n", l) }
 	host, err := nodeName()
 	if err != nil {

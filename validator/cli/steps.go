@@ -31,9 +31,9 @@ var optional = []check.Step{
 	{Layer: readiness.VGPU, Check: vgpu.Check, Basis: check.OnHost},
 }
 
-// road returns the road with the optional steps that are wanted. workload is nil where no
+// newRoad returns the road with the optional steps that are wanted. workload is nil where no
 // pod is to be run.
-func road(workload plugin.Workload, asked []readiness.Layer) check.Road {
+func newRoad(workload plugin.Workload, asked []readiness.Layer) check.Road {
 	r := check.Road{
 		Driver: func(ctx context.Context, n check.Node) (check.Driver, check.Outcome) {
 			return driver.Check(ctx, n, probe.Read)

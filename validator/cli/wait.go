@@ -48,8 +48,8 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var orNoDriver bool
 	o.flags.DurationVar(&timeout, "timeout", 5*time.Minute, "how long to wait; 0: for ever")
 	o.flags.BoolVar(&orNoDriver, "or-no-driver", false, "with injection: also succeed if the driver's container reports why it has no driver")
-	o.named("timeout", "WAIT_TIMEOUT")
-	o.places()
+	o.bindEnv("timeout", "WAIT_TIMEOUT")
+	o.addPathFlags()
 	names, err := o.parse(args)
 	if err != nil {
 		return err

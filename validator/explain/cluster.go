@@ -29,7 +29,7 @@ const staleAge = 15 * time.Minute
 // PartOf is the label of all parts of the product.
 var PartOf = map[string]string{"app.kubernetes.io/part-of": "gpuready"}
 
-// addAgents lists the DaemonSets behind the stretches. The driver's may be missing: then the
+// agents lists the DaemonSets behind the stretches. The driver's may be missing: then the
 // driver is the host's own.
 var agents = []struct {
 	name, app string

@@ -189,7 +189,7 @@ func (p *pen) paint(color, text string) string {
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// splitPod breaks text between words into parts no wider than width, except for longer
+// split breaks text between words into parts no wider than width, except for longer
 // words.
 func split(text string, width int) []string {
 	var parts []string

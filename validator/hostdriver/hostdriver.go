@@ -30,8 +30,8 @@ const (
 	maxLine    = 4 << 10
 )
 
-// roots returns the driver roots of a host: that of distributions, and that of GKE.
-func roots() []string { return []string{"/", "/home/kubernetes/bin/nvidia"} }
+// driverRoots returns the driver roots of a host: that of distributions, and that of GKE.
+func driverRoots() []string { return []string{"/", "/home/kubernetes/bin/nvidia"} }
 
 // Found describes the host's driver.
 type Found struct {
@@ -53,12 +53,12 @@ func (f Found) String() string {
 
 // Look inspects a host with its root file system at root, and its /proc and /sys at kernel.
 func Look(root, kernel *host.Root) (Found, error) {
-	loaded, version, err := module(kernel)
+	loaded, version, err := loadedModule(kernel)
 	if err != nil {
 		return Found{}, err
 	}
-	its, contained := container(root)
-	found, own, err := libraries(root, contained)
+	its, contained := findContainer(root)
+	found, own, err := findLibraries(root, contained)
 	switch {
 	case err != nil:
 		return Found{}, err
@@ -66,12 +66,12 @@ func Look(root, kernel *host.Root) (Found, error) {
 		return Found{Why: fmt.Sprintf("the kernel module nvidia, version %s, is loaded and no library of it is on the host: a driver container loaded it", orUnknown(version))}, nil
 	case !found:
 		return Found{Why: "there is no libnvidia-ml on it, and no kernel module nvidia is loaded"}, nil
-	case loaded && contained && (agree(its, version) || !agree(own.Version, version)):
+	case loaded && contained && (mayMatch(its, version) || !mayMatch(own.Version, version)):
 		return Found{Why: fmt.Sprintf("the kernel module nvidia, version %s, is that of the driver container that shows its root at %s", orUnknown(version), check.ContainerRoot)}, nil
-	case loaded && agree(own.Version, version):
+	case loaded && mayMatch(own.Version, version):
 		return own.withVersion(version, "its kernel module is loaded and its libraries are there"), nil
 	}
-	there, release, err := installed(root, kernel)
+	there, release, err := moduleInstalled(root, kernel)
 	switch {
 	case err != nil:
 		return Found{}, err
@@ -83,8 +83,8 @@ func Look(root, kernel *host.Root) (Found, error) {
 	return Found{Why: fmt.Sprintf("there are libraries of version %s below %s, and no kernel module nvidia for kernel %s", orUnknown(own.Version), own.Root, release)}, nil
 }
 
-// agree reports whether libraries and module may belong together; "" is an unknown version.
-func agree(library, module string) bool { return library == "" || module == "" || library == module }
+// mayMatch reports whether libraries and module may belong together; "" is an unknown version.
+func mayMatch(library, module string) bool { return library == "" || module == "" || library == module }
 
 // withVersion returns the host's driver with the version of the loaded module, or else of its
 // libraries.
@@ -109,9 +109,9 @@ func Kernel(root *host.Root) bool {
 	return err == nil
 }
 
-// module reports whether the kernel module nvidia is loaded, and returns its version, "" if
+// loadedModule reports whether the kernel module nvidia is loaded, and returns its version, "" if
 // the module shows none.
-func module(kernel *host.Root) (loaded bool, version string, err error) {
+func loadedModule(kernel *host.Root) (loaded bool, version string, err error) {
 	data, err := kernel.ReadFile("/proc/modules", maxModules)
 	if errors.Is(err, fs.ErrNotExist) && Kernel(kernel) {
 		return false, "", nil // a kernel without modules
@@ -141,9 +141,9 @@ func versionOf(library string) string {
 	return ""
 }
 
-// libraries finds a driver's libraries on the host, except for those of a driver container.
-func libraries(root *host.Root, contained bool) (is bool, f Found, err error) {
-	for _, dir := range roots() {
+// findLibraries finds a driver's libraries on the host, except for those of a driver container.
+func findLibraries(root *host.Root, contained bool) (is bool, f Found, err error) {
+	for _, dir := range driverRoots() {
 		library, err := nvml.FindLibrary(root.Dir(), dir)
 		if errors.Is(err, gpu.ErrNoDriver) {
 			continue
@@ -159,9 +159,9 @@ func libraries(root *host.Root, contained bool) (is bool, f Found, err error) {
 	return false, f, nil
 }
 
-// container reports whether a driver container exposes its root now, and returns the version
+// findContainer reports whether a driver container exposes its root now, and returns the version
 // of its libraries. Some hosts expose their own root there, by a link or a bind mount.
-func container(root *host.Root) (version string, is bool) {
+func findContainer(root *host.Root) (version string, is bool) {
 	library, err := nvml.FindLibrary(root.Dir(), check.ContainerRoot)
 	if err != nil {
 		return "", false
@@ -176,8 +176,8 @@ func container(root *host.Root) (version string, is bool) {
 
 var moduleFile = regexp.MustCompile(`(?m)^(?:\S*/)?nvidia\.ko(?:\.\w+)?:`)
 
-// installed reports whether modprobe would find the module for the running kernel.
-func installed(root, kernel *host.Root) (is bool, release string, err error) {
+// moduleInstalled reports whether modprobe would find the module for the running kernel.
+func moduleInstalled(root, kernel *host.Root) (is bool, release string, err error) {
 	data, err := kernel.ReadFile("/proc/sys/kernel/osrelease", maxLine)
 	if err != nil {
 		return false, "", fmt.Errorf("cannot read the version of the running kernel: %w", err)

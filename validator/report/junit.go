@@ -74,7 +74,7 @@ type Case struct {
 	Out              string
 }
 
-func (r Report) junit(w io.Writer) error {
+func (r Report) writeJUnit(w io.Writer) error {
 	s := Suite{Name: "gpu-validator", Node: r.Node, Time: r.Time, Properties: [][2]string{{"result", r.Result()}, {"version", r.Version}}}
 	for _, o := range r.Outcomes {
 		c := Case{Name: string(o.Layer), Class: s.Name, Elapsed: o.Elapsed, Out: strings.Join(o.Notes, "\n")}

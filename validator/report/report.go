@@ -28,11 +28,11 @@ func Formats() []string { return []string{"text", "json", "junit"} }
 func (r Report) Write(w io.Writer, format string, color bool) error {
 	switch format {
 	case "text":
-		return r.text(w, color)
+		return r.writeText(w, color)
 	case "json":
-		return r.json(w)
+		return r.writeJSON(w)
 	case "junit":
-		return r.junit(w)
+		return r.writeJUnit(w)
 	}
 	return fmt.Errorf("no format %q; there are %s", format, strings.Join(Formats(), ", "))
 }
@@ -92,7 +92,7 @@ type layer struct {
 	Notes     []string             `json:"notes,omitempty"`
 }
 
-func (r Report) json(w io.Writer) error {
+func (r Report) writeJSON(w io.Writer) error {
 	d := document{Result: r.Result(), Node: r.Node, Version: r.Version, Time: r.Time.UTC()}
 	for _, o := range r.Outcomes {
 		l := layer{Layer: o.Layer, Outcome: o.Kind, Seconds: seconds(o.Elapsed), Notes: o.Notes}

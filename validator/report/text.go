@@ -14,8 +14,8 @@ var (
 	colors = map[check.Kind]string{check.Passed: "32", check.Failed: "31;1", check.NotRun: "2", check.Absent: "2", check.NotAsked: "2"}
 )
 
-// text writes one line for each layer, and below it notes and the action.
-func (r Report) text(w io.Writer, color bool) error {
+// writeText writes one line for each layer, and below it notes and the action.
+func (r Report) writeText(w io.Writer, color bool) error {
 	paint := func(code, s string) string {
 		if !color {
 			return s
@@ -51,7 +51,7 @@ func (r Report) text(w io.Writer, color bool) error {
 	if r.Failed() != nil {
 		code = colors[check.Failed]
 	}
-	fmt.Fprintf(&b, "gpu-validator: %s\n", paint(code, r.last()))
+	fmt.Fprintf(&b, "gpu-validator: %s\n", paint(code, r.lastLine()))
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -66,7 +66,7 @@ func headline(o check.Outcome) string {
 	return strings.TrimPrefix(o.Refusal.Message, "not run: ")
 }
 
-func (r Report) last() string {
+func (r Report) lastLine() string {
 	result := r.Result()
 	if f := r.Failed(); f != nil {
 		result += ": " + string(f.Layer) + ": " + string(f.Refusal.Reason)

@@ -21,7 +21,7 @@ import (
 // Component is the source component of the Events.
 const Component = "gpu-validator"
 
-// written holds the wanted conditions and taint of the Node.
+// nodeUpdate holds the wanted conditions and taint of the Node.
 type nodeUpdate struct {
 	ready, healthy Condition
 	taint          taintState
@@ -78,7 +78,7 @@ func (v *Voice) conditionPatch(node *corev1.Node, want nodeUpdate) ([]byte, erro
 // One with the same time was written by an earlier process that ended before it could
 // update the memory.
 func (v *Voice) writeEvent(ctx context.Context, e event) error {
-	made := v.event(e)
+	made := v.buildEvent(e)
 	err := v.Client.CreateEvent(ctx, made)
 	if err == nil || !apierrors.IsAlreadyExists(err) {
 		return wrapEventError(e, err)
@@ -105,10 +105,10 @@ func wrapEventError(e event, err error) error {
 	return nil
 }
 
-// event builds the Event. Its name is derived from the Node and the subject, so that a
+// buildEvent builds the Event. Its name is derived from the Node and the subject, so that a
 // repetition is counted and not listed again. UID and Node are as the kubelet writes them,
 // since kubectl describe node selects by them.
-func (v *Voice) event(e event) *corev1.Event {
+func (v *Voice) buildEvent(e event) *corev1.Event {
 	about := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s\n%s", v.Node, e.about, e.kind, e.reason))
 	const longest = 200 // of 253, to leave room for the hash
 	node := strings.TrimRight(v.Node[:min(len(v.Node), longest)], ".-")

@@ -550,7 +550,7 @@ func TestAFailingAPIServerIsRetriedWithTheLatestFacts(t *testing.T) {
 
 func TestARefusedEventDelaysNoOther(t *testing.T) {
 	s := newStage(t)
-	first := s.voice.event(event{about: subject("device " + string(gputest.GPU(0))), kind: corev1.EventTypeWarning, reason: string(gpu.ReasonXID)}).Name
+	first := s.voice.buildEvent(event{about: subject("device " + string(gputest.GPU(0))), kind: corev1.EventTypeWarning, reason: string(gpu.ReasonXID)}).Name
 	s.server.Fail(func(r *http.Request) *kubetest.Fault {
 		if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/events") {
 			body, _ := io.ReadAll(r.Body)

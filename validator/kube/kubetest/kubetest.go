@@ -123,13 +123,13 @@ func (s *Server) RemoveNode(name string) {
 	defer s.mu.Unlock()
 	n := s.nodes[name].DeepCopy()
 	delete(s.nodes, name)
-	n.ResourceVersion = s.next()
+	n.ResourceVersion = s.nextVersion()
 	s.history = append(s.history, change{"DELETED", n, s.version})
 }
 
 // store stores a Node and records the change.
 func (s *Server) store(kind string, n *corev1.Node) {
-	n.ResourceVersion = s.next()
+	n.ResourceVersion = s.nextVersion()
 	s.nodes[n.Name] = n
 	s.history = append(s.history, change{kind, n, s.version})
 }
@@ -140,12 +140,12 @@ func (s *Server) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.history = nil
-	s.next()
+	s.nextVersion()
 	s.since = s.version
 }
 
-// next increments the resource version and signals a change.
-func (s *Server) next() string {
+// nextVersion increments the resource version and signals a change.
+func (s *Server) nextVersion() string {
 	s.version++
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -193,7 +193,7 @@ func (s *Server) Update(key string, f func(*corev1.Pod)) {
 func (s *Server) update(p *corev1.Pod, f func(*corev1.Pod)) {
 	next := p.DeepCopy()
 	f(next)
-	next.ResourceVersion = s.next()
+	next.ResourceVersion = s.nextVersion()
 	s.pods[next.Namespace+"/"+next.Name] = next
 	s.history = append(s.history, change{"MODIFIED", next, s.version})
 }
@@ -208,7 +208,7 @@ func (s *Server) AddPod(p *corev1.Pod) {
 func (s *Server) add(p *corev1.Pod) *corev1.Pod {
 	p = p.DeepCopy()
 	p.TypeMeta = metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"}
-	p.ResourceVersion = s.next()
+	p.ResourceVersion = s.nextVersion()
 	p.UID = types.UID(fmt.Sprintf("pod-%d", s.version))
 	p.Status.Phase = corev1.PodPending
 	s.pods[p.Namespace+"/"+p.Name] = p
@@ -230,7 +230,7 @@ func (s *Server) remove(key string) {
 	}
 	delete(s.pods, key)
 	p = p.DeepCopy()
-	p.ResourceVersion = s.next()
+	p.ResourceVersion = s.nextVersion()
 	s.history = append(s.history, change{"DELETED", p, s.version})
 }
 

@@ -29,7 +29,7 @@ func notFound(what string) error {
 	return &refusal{http.StatusNotFound, metav1.StatusReasonNotFound, what + " not found"}
 }
 
-func (s *Server) note(r *http.Request, status int) {
+func (s *Server) logRequest(r *http.Request, status int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.log = append(s.log, fmt.Sprintf("%s %s %d", r.Method, r.URL.Path, status))
@@ -43,20 +43,20 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.mu.Unlock()
 	if decide != nil {
 		if f := decide(r); f != nil {
-			s.fail(w, r, *f)
+			s.serveFault(w, r, *f)
 			return
 		}
 	}
 	if token != "" && r.Header.Get("Authorization") != "Bearer "+token {
-		s.fail(w, r, Fault{Status: http.StatusUnauthorized, Message: "Unauthorized"})
+		s.serveFault(w, r, Fault{Status: http.StatusUnauthorized, Message: "Unauthorized"})
 		return
 	}
 	if r.URL.Query().Get("watch") != "" {
-		s.note(r, http.StatusOK)
+		s.logRequest(r, http.StatusOK)
 		s.watch(w, r)
 		return
 	}
-	object, err := s.answer(r)
+	object, err := s.handle(r)
 	status := http.StatusOK
 	if err != nil {
 		status = http.StatusUnprocessableEntity
@@ -70,12 +70,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		status = http.StatusCreated
 	}
 	encode(w, status, object)
-	s.note(r, status)
+	s.logRequest(r, status)
 }
 
-func (s *Server) fail(w http.ResponseWriter, r *http.Request, f Fault) {
+func (s *Server) serveFault(w http.ResponseWriter, r *http.Request, f Fault) {
 	if f.Hang {
-		s.note(r, 0)
+		s.logRequest(r, 0)
 		_, _ = io.Copy(io.Discard, r.Body) // or the end of the request is not noticed
 		<-r.Context().Done()
 		return
@@ -98,11 +98,11 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, f Fault) {
 		st.Details = &metav1.StatusDetails{RetryAfterSeconds: int32(f.RetryAfter)}
 	}
 	encode(w, f.Status, st)
-	s.note(r, f.Status)
+	s.logRequest(r, f.Status)
 }
 
-// answer executes a request and returns the object of its answer.
-func (s *Server) answer(r *http.Request) (any, error) {
+// handle executes a request and returns the object of its answer.
+func (s *Server) handle(r *http.Request) (any, error) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return nil, err
@@ -136,7 +136,7 @@ func (s *Server) node(r *http.Request, name, sub string, body []byte) (any, erro
 	if r.Method != http.MethodPatch {
 		return nil, &refusal{http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, r.Method}
 	}
-	next, err := patched(r, old, body)
+	next, err := applyPatch(r, old, body)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +166,7 @@ func (s *Server) event(r *http.Request, namespace, name string, body []byte) (an
 		if _, there := s.events[key]; there {
 			return nil, &refusal{http.StatusConflict, metav1.StatusReasonAlreadyExists, key + " already exists"}
 		}
-		e.ResourceVersion = s.next()
+		e.ResourceVersion = s.nextVersion()
 		s.events[key] = e
 		return e, nil
 	}
@@ -177,12 +177,12 @@ func (s *Server) event(r *http.Request, namespace, name string, body []byte) (an
 	if r.Method != http.MethodPatch {
 		return nil, &refusal{http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, r.Method}
 	}
-	next, err := patched(r, old, body)
+	next, err := applyPatch(r, old, body)
 	if err != nil {
 		return nil, err
 	}
 	if !reflect.DeepEqual(old, next) {
-		next.ResourceVersion = s.next()
+		next.ResourceVersion = s.nextVersion()
 		s.events[namespace+"/"+name] = next
 	}
 	return next, nil
@@ -271,8 +271,8 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// patched applies a patch of the request's content type.
-func patched[T any](r *http.Request, old *T, patch []byte) (*T, error) {
+// applyPatch applies a patch of the request's content type.
+func applyPatch[T any](r *http.Request, old *T, patch []byte) (*T, error) {
 	data, err := json.Marshal(old)
 	if err != nil {
 		return nil, err

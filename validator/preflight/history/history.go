@@ -107,7 +107,7 @@ func Compare(r *result.Result, past []result.Result) {
 			compare(g, &g.Figures[k], past)
 		}
 	}
-	exchanged(r, past[len(past)-1])
+	noteExchanged(r, past[len(past)-1])
 }
 
 func compare(g *result.GPU, f *result.Figure, past []result.Result) {
@@ -126,16 +126,16 @@ func compare(g *result.GPU, f *result.Figure, past []result.Result) {
 	}
 }
 
-// exchanged adds notes about GPUs that differ from those of the run before.
-func exchanged(r *result.Result, last result.Result) {
+// noteExchanged adds notes about GPUs that differ from those of the run before.
+func noteExchanged(r *result.Result, last result.Result) {
 	at := map[gpu.PCIAddress]result.GPU{}
 	by := map[gpu.UUID]result.GPU{}
-	for _, g := range whole(r.GPUs) {
+	for _, g := range wholeGPUs(r.GPUs) {
 		at[g.PCI], by[g.UUID] = g, g
 	}
 	since := last.Time.Format(time.RFC3339)
 	was := map[gpu.UUID]bool{}
-	for _, g := range whole(last.GPUs) {
+	for _, g := range wholeGPUs(last.GPUs) {
 		was[g.UUID] = true
 		now, there := at[g.PCI]
 		moved, still := by[g.UUID]
@@ -150,14 +150,14 @@ func exchanged(r *result.Result, last result.Result) {
 			r.Notes = append(r.Notes, fmt.Sprintf("since %s %s at %s is not there any more", since, g.UUID, g.PCI))
 		}
 	}
-	for _, g := range whole(r.GPUs) {
+	for _, g := range wholeGPUs(r.GPUs) {
 		if !was[g.UUID] {
 			r.Notes = append(r.Notes, fmt.Sprintf("since %s %s at %s is new", since, g.UUID, g.PCI))
 		}
 	}
 }
 
-// whole returns the GPUs without MIG devices.
-func whole(gpus []result.GPU) []result.GPU {
+// wholeGPUs returns the GPUs without MIG devices.
+func wholeGPUs(gpus []result.GPU) []result.GPU {
 	return slices.DeleteFunc(slices.Clone(gpus), func(g result.GPU) bool { return g.Parent != "" })
 }

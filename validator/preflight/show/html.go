@@ -59,7 +59,7 @@ func HTML(w io.Writer, r result.Result) error {
 </head>
 <body>`, r.Node, r.Word(), safe(style))
 	d.add(`<h1>Preflight of %s</h1>`, r.Node)
-	d.add(`<p><span class="verdict %s">%s</span> %s</p>`, class(r.Verdict), r.Word(), products(r))
+	d.add(`<p><span class="verdict %s">%s</span> %s</p>`, cssClass(r.Verdict), r.Word(), products(r))
 	d.add(`<p class="faint">%s, %s s, driver %s, CUDA %s, gpu-validator %s</p>`, r.Time.UTC().Format(time.RFC3339), fmt.Sprintf("%.1f", r.Seconds), r.Driver, r.CUDA, r.Version)
 	if r.Simulated {
 		d.add(`<p><b>There is no GPU under this driver.</b> What is right here is arithmetic and plumbing; nothing says how healthy or how fast a GPU is.</p>`)
@@ -74,8 +74,8 @@ func HTML(w io.Writer, r result.Result) error {
 	return err
 }
 
-// class returns the CSS class of a verdict.
-func class(v result.Verdict) safe {
+// cssClass returns the CSS class of a verdict.
+func cssClass(v result.Verdict) safe {
 	switch v {
 	case result.OK:
 		return "ok"
@@ -89,7 +89,7 @@ func (d *document) findings(r result.Result) {
 	tell := func(name string, list []result.Finding) {
 		for _, f := range list {
 			d.add(`<div class="finding %s"><p><b>%s</b> is <b class="%s">%s</b>: %s <span class="faint">(%s)</span></p><p>→ %s</p></div>`,
-				class(f.Verdict), name, class(f.Verdict), f.Verdict, f.Message, f.Reason, f.Action)
+				cssClass(f.Verdict), name, cssClass(f.Verdict), f.Verdict, f.Message, f.Reason, f.Action)
 		}
 	}
 	for _, g := range r.GPUs {
@@ -108,17 +108,17 @@ func (d *document) devices(r result.Result) {
 			health = ""
 		}
 		d.add(`<tr><td>%s</td><td>%s</td><td class="mono">%s</td><td>%s</td>%s%s%s<td class="mono">%s</td></tr>`,
-			strings.TrimSpace(label(g)), g.Product, g.PCI, or(g.Slot, "–"), word(health), word(right), word(speed), g.UUID)
+			strings.TrimSpace(label(g)), g.Product, g.PCI, or(g.Slot, "–"), verdictCell(health), verdictCell(right), verdictCell(speed), g.UUID)
 	}
 	d.add(`</table></div>`)
 }
 
-// word returns a cell with a verdict, or with its replacement.
-func word(s string) safe {
+// verdictCell returns a cell with a verdict, or with its replacement.
+func verdictCell(s string) safe {
 	c := safe("faint")
 	switch v := result.Verdict(s); v {
 	case result.OK, result.NotRun, result.Slow, result.Wrong, result.Unhealthy:
-		c = class(v)
+		c = cssClass(v)
 	}
 	return safe(fmt.Sprintf(`<td class="%s">%s</td>`, c, html.EscapeString(s)))
 }
@@ -142,8 +142,8 @@ func (d *document) notes(r result.Result) {
 	d.add(`</ul>`)
 }
 
-// described returns a full description of a figure.
-func described(f result.Figure) string {
+// describeFigure returns a full description of a figure.
+func describeFigure(f result.Figure) string {
 	if f.Value == 0 {
 		return "not measured"
 	}

@@ -21,7 +21,7 @@ func junit(w io.Writer, r result.Result) error {
 		s.Cases = append(s.Cases, cases(g, r.Simulated)...)
 	}
 	node := report.Case{Name: "node", Class: clean(r.Node), Out: strings.Join(r.Notes, "\n")}
-	s.Cases = append(s.Cases, failed(node, r.Findings))
+	s.Cases = append(s.Cases, withFailure(node, r.Findings))
 	return s.WriteJUnit(w)
 }
 
@@ -36,10 +36,10 @@ func cases(g result.GPU, sim bool) []report.Case {
 		}
 		return list
 	}
-	all := []report.Case{failed(report.Case{Name: "health", Class: class, Out: strings.Join(g.Notes, "\n")}, of("", ""))}
+	all := []report.Case{withFailure(report.Case{Name: "health", Class: class, Out: strings.Join(g.Notes, "\n")}, of("", ""))}
 	for _, run := range g.Runs {
 		c := report.Case{Name: clean(run.Sample), Class: class, Elapsed: time.Duration(run.Seconds * float64(time.Second))}
-		all = append(all, failed(c, of(run.Sample, "")))
+		all = append(all, withFailure(c, of(run.Sample, "")))
 	}
 	for _, f := range g.Figures {
 		c := report.Case{Name: clean(f.Name), Class: class}
@@ -57,16 +57,16 @@ func cases(g result.GPU, sim bool) []report.Case {
 				c.Out += fmt.Sprintf(", limit %s", judge.Speed(f.Limit, f.Unit))
 			}
 		}
-		all = append(all, failed(c, of("", f.Name)))
+		all = append(all, withFailure(c, of("", f.Name)))
 	}
 	if list := of("", "peer"); len(list) > 0 {
-		all = append(all, failed(report.Case{Name: "peer", Class: class}, list))
+		all = append(all, withFailure(report.Case{Name: "peer", Class: class}, list))
 	}
 	return all
 }
 
-// failed turns findings into a failure: the first reason, all messages.
-func failed(c report.Case, list []result.Finding) report.Case {
+// withFailure turns findings into a failure: the first reason, all messages.
+func withFailure(c report.Case, list []result.Finding) report.Case {
 	var messages, actions []string
 	for _, f := range list {
 		messages, actions = append(messages, f.Message), append(actions, f.Action)

@@ -41,7 +41,7 @@ func (d *document) bar(row bars, c chart, y int) {
 	if f.Verdict == result.Slow {
 		shade = "slow"
 	}
-	d.add(`<g><title>%s: %s</title>`, row.label, described(f))
+	d.add(`<g><title>%s: %s</title>`, row.label, describeFigure(f))
 	d.add(`<text x="0" y="%d">%s</text>`, y+16, row.label)
 	d.add(`<rect class="back" x="%d" y="%d" width="%d" height="16"/>`, labelWidth, y+4, barLength)
 	d.add(`<rect class="%s" x="%d" y="%d" width="%.1f" height="16"/>`, shade, labelWidth, y+4, length(f.Value))
@@ -108,7 +108,7 @@ func (d *document) cell(path *result.Peer, m matrix, row, column int) {
 	if !path.Access {
 		direct = ", through the host's memory"
 	}
-	d.add(`<g><title>GPU %s to GPU %s, %s: %s%s</title>`, m.gpus[row].Index, m.gpus[column].Index, or(path.Link, "link unknown"), described(f), direct)
+	d.add(`<g><title>GPU %s to GPU %s, %s: %s%s</title>`, m.gpus[row].Index, m.gpus[column].Index, or(path.Link, "link unknown"), describeFigure(f), direct)
 	d.add(`<rect class="%s" fill-opacity="%.2f" x="%d" y="%d" width="%d" height="%d"/>`, shade, opacity, x+1, y+1, cellWidth-2, cellHeight-2)
 	d.add(`<text x="%d" y="%d" text-anchor="middle">%s</text></g>`, x+cellWidth/2, y+21, judge.Number(path.Value/1e9))
 }

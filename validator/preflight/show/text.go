@@ -185,7 +185,7 @@ func (p *page) bars(r result.Result) {
 			if f.Verdict == result.Slow {
 				word = "  " + p.paint(colors[result.Slow], "slow")
 			}
-			line := fmt.Sprintf("  %s %s %7s  %s%s%s%s", pad(row.label, c.width), bar(f, c.most), value, share, limit, past(f, c.scale), word)
+			line := fmt.Sprintf("  %s %s %7s  %s%s%s%s", pad(row.label, c.width), bar(f, c.most), value, share, limit, formatHistory(f, c.scale), word)
 			p.line("%s", strings.TrimRight(line, " "))
 		}
 	}
@@ -194,8 +194,8 @@ func (p *page) bars(r result.Result) {
 	}
 }
 
-// past formats the figures of earlier runs on the same GPU.
-func past(f result.Figure, scale float64) string {
+// formatHistory formats the figures of earlier runs on the same GPU.
+func formatHistory(f result.Figure, scale float64) string {
 	if f.Last == 0 || f.Value == 0 {
 		return ""
 	}

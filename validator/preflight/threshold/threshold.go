@@ -76,7 +76,7 @@ func Load(path string) (Table, error) {
 	if err != nil {
 		return Table{}, err
 	}
-	return base.under(over), nil
+	return base.overriddenBy(over), nil
 }
 
 func parse(data []byte, source string) (Table, error) {
@@ -90,8 +90,8 @@ func parse(data []byte, source string) (Table, error) {
 	return t, nil
 }
 
-// under returns the table overridden by another.
-func (t Table) under(over Table) Table {
+// overriddenBy returns the table overridden by another.
+func (t Table) overriddenBy(over Table) Table {
 	t.Limits = maps.Clone(t.Limits)
 	maps.Copy(t.Limits, over.Limits)
 	if over.Outlier != nil {

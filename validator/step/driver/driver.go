@@ -86,7 +86,7 @@ func Check(ctx context.Context, node check.Node, read Read) (check.Driver, check
 	}
 	proof := readiness.Proof{
 		Driver: &d.Info, HostRoot: node.Root.Dir(), DevRoot: d.DevRoot, GPUs: len(d.Units()),
-		Summary: fmt.Sprintf("%s, driver %s, CUDA %s", describe(d.GPUs), d.Info.Version, d.Info.CUDAVersion),
+		Summary: fmt.Sprintf("%s, driver %s, CUDA %s", describeGPUs(d.GPUs), d.Info.Version, d.Info.CUDAVersion),
 	}
 	return d, check.Pass(proof, h.notes(d)...)
 }
@@ -145,7 +145,7 @@ func (h hardware) nvmlFailure(err error) check.Outcome {
 			fmt.Sprintf("%s is there, but the nvidia kernel module is not loaded: %v", h.library, err),
 			"load it with modprobe nvidia; if that fails, dmesg says why (Secure Boot, built for another kernel)")
 	case errors.Is(err, gpu.ErrVersionMismatch):
-		return mismatch(h.libraryVersion(), h.module)
+		return versionMismatch(h.libraryVersion(), h.module)
 	case errors.Is(err, gpu.ErrNoPermission):
 		return check.Fail(ReasonNoPermission, err.Error(),
 			"give this container the GPUs (management.gpuready.io/gpu=all by CDI, or the nvidia runtime handler); device nodes by hostPath alone are refused by the device cgroup")
@@ -172,14 +172,14 @@ func checkVersions(h hardware, d check.Driver, r check.Reading) *check.Outcome {
 	}
 	for _, version := range []string{versionSuffix(r.Library), d.Info.Version} {
 		if version != "" && version != h.module {
-			o := mismatch(version, h.module)
+			o := versionMismatch(version, h.module)
 			return &o
 		}
 	}
 	return nil
 }
 
-func mismatch(library, module string) check.Outcome {
+func versionMismatch(library, module string) check.Outcome {
 	return check.Fail(ReasonVersionMismatch,
 		fmt.Sprintf("the driver's libraries are of version %s, the kernel module is %s", orUnknown(library), orUnknown(module)),
 		"finish the upgrade: reload the kernel modules (no process may use a GPU then) or reboot")
@@ -271,8 +271,8 @@ func failed(reason gpu.Reason, message, action string) *check.Outcome {
 	return &o
 }
 
-// describe counts the GPUs by product: "8 × NVIDIA H200", "7 of 8 …".
-func describe(gpus []gpu.Device) string {
+// describeGPUs counts the GPUs by product: "8 × NVIDIA H200", "7 of 8 …".
+func describeGPUs(gpus []gpu.Device) string {
 	var order []string
 	all, good := map[string]int{}, map[string]int{}
 	for _, g := range gpus {

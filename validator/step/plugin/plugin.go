@@ -73,7 +73,7 @@ func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, 
 	if failed := notRegistered(state, err); failed != nil {
 		return *failed, ""
 	}
-	a, err := settle(ctx, node, driver, *state.DevicePlugin, ask)
+	a, err := waitForAgreement(ctx, node, driver, *state.DevicePlugin, ask)
 	if err != nil {
 		return check.Fail(ReasonKubelet, fmt.Sprintf("the kubelet does not answer on %s: %v", node.PodResources, err),
 			"see that the kubelet runs and that its pod-resources folder is mounted here (--pod-resources-socket)"), ""
@@ -145,10 +145,10 @@ type accounts struct {
 	notes       []string
 }
 
-// settle compares the accounts until they agree, for up to node.Settle. The plugin reports a
+// waitForAgreement compares the accounts until they agree, for up to node.Settle. The plugin reports a
 // change to the kubelet and then writes its state, and no event shows when the kubelet has
 // applied the change.
-func settle(ctx context.Context, node check.Node, driver check.Driver, plugin nodestate.DevicePluginInfo, ask Ask) (accounts, error) {
+func waitForAgreement(ctx context.Context, node check.Node, driver check.Driver, plugin nodestate.DevicePluginInfo, ask Ask) (accounts, error) {
 	const first = 50 * time.Millisecond
 	enough := time.Now().Add(node.Settle)
 	for wait := first; ; wait *= 2 {
