@@ -29,9 +29,9 @@ Example:
 
 func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o := command("host-driver", hostDriverUsage, stdout)
-	var words string
+	var messagePath string
 	o.flags.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
-	o.flags.StringVar(&words, "termination-log", inside.TerminationLog, "the container's termination message file, written if it exists")
+	o.flags.StringVar(&messagePath, "termination-log", inside.TerminationLog, "the container's termination message file, written if it exists")
 	o.bindEnv("host-root", "HOST_ROOT")
 	o.bindEnv("termination-log", "TERMINATION_LOG")
 	rest, err := o.parse(args)
@@ -56,14 +56,14 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	}
 	found, err := hostdriver.Look(root, kernel)
 	if err != nil {
-		return errors.Join(err, writeMessage(words, err.Error()))
+		return errors.Join(err, writeMessage(messagePath, err.Error()))
 	}
 	if !found.Is() {
 		fmt.Fprintln(stdout, found)
 		return nil
 	}
 	fmt.Fprintf(stdout, "%s\n%s\n", found.Why, found)
-	if err := writeMessage(words, found.String()); err != nil {
+	if err := writeMessage(messagePath, found.String()); err != nil {
 		return err
 	}
 	return program.End(exitHostDriver, program.ErrSaid)
@@ -71,13 +71,13 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 
 // writeMessage writes a container's termination message if its file exists, which the kubelet
 // mounts.
-func writeMessage(words, text string) error {
-	info, err := os.Stat(words)
+func writeMessage(messagePath, text string) error {
+	info, err := os.Stat(messagePath)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(words, []byte(text), 0o644)
+	return os.WriteFile(messagePath, []byte(text), 0o644)
 }

@@ -12,7 +12,7 @@ import (
 // divided.
 const maxNames = 1024
 
-// gpus caches the driver's facts about GPUs: the names, also of GPUs lost since, and
+// gpuCache caches the driver's facts about GPUs: the names, also of GPUs lost since, and
 // the latest faults.
 type gpuCache struct {
 	names  map[gpu.UUID]string

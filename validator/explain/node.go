@@ -30,8 +30,8 @@ func FromNode(node check.Node, proofs, name string, now time.Time) Road {
 		silent = silent && err != nil
 		*r.stretch(string(l)) = r.proofStretch(string(l), status, err)
 		if c, has := components[l]; has {
-			said, err := node.State(c)
-			r.addState(l, c, said, err)
+			state, err := node.State(c)
+			r.addState(l, c, state, err)
 		}
 	}
 	r.addOffer(node)
@@ -78,25 +78,25 @@ func (r *Road) proofStretch(name string, status readiness.Status, err error) Str
 }
 
 // addState adds the state of a component, unless it is Ready.
-func (r *Road) addState(l readiness.Layer, c nodestate.Component, said nodestate.State, err error) {
+func (r *Road) addState(l readiness.Layer, c nodestate.Component, state nodestate.State, err error) {
 	s := r.stretch(string(l))
-	reason, why, none := readiness.DriverSays(said, err)
+	reason, why, none := readiness.DriverSays(state, err)
 	switch {
-	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && driver.Nothing(gpu.Reason(s.Reason), said)):
-		if said.Phase == nodestate.Failed {
+	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && driver.Nothing(gpu.Reason(s.Reason), state)):
+		if state.Phase == nodestate.Failed {
 			s.State = Broken
 		}
-		s.Reason, s.Since = string(reason), said.Time
+		s.Reason, s.Since = string(reason), state.Time
 		s.Message, s.Action = splitAction(why)
 	case nodestate.IsAbsent(err):
 	case err != nil:
 		s.Notes = append(s.Notes, fmt.Sprintf("%s: %v", c, err))
-	case said.Phase != nodestate.Ready && said.Message != "" && !strings.Contains(s.Message, said.Message):
-		text := fmt.Sprintf("%s says %s", c, said.Phase)
-		if said.Reason != "" {
-			text += ": " + string(said.Reason)
+	case state.Phase != nodestate.Ready && state.Message != "" && !strings.Contains(s.Message, state.Message):
+		text := fmt.Sprintf("%s says %s", c, state.Phase)
+		if state.Reason != "" {
+			text += ": " + string(state.Reason)
 		}
-		s.Notes = append(s.Notes, text+": "+said.Message)
+		s.Notes = append(s.Notes, text+": "+state.Message)
 	}
 }
 
@@ -112,15 +112,15 @@ func splitAction(text string) (message, action string) {
 // that it withholds.
 func (r *Road) addOffer(node check.Node) {
 	s := r.stretch(kubelet)
-	said, err := node.State(nodestate.DevicePlugin)
+	state, err := node.State(nodestate.DevicePlugin)
 	if r.stretch(string(readiness.Driver)).State == Absent {
 		s.State = Absent
 		return
 	}
-	if err != nil || said.DevicePlugin == nil {
+	if err != nil || state.DevicePlugin == nil {
 		return
 	}
-	info := said.DevicePlugin
+	info := state.DevicePlugin
 	var offers []string
 	var seen []gpu.UUID
 	for _, resource := range info.Resources {
@@ -143,7 +143,7 @@ func (r *Road) addOffer(node check.Node) {
 	}
 	s.Message = strings.Join(offers, ", ")
 	if info.Registered {
-		s.State, s.Since = OK, said.Time
+		s.State, s.Since = OK, state.Time
 		return
 	}
 	s.Message = "the device plugin is not registered with the kubelet"

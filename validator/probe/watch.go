@@ -38,9 +38,9 @@ type Told struct {
 }
 
 // Watch runs a child that reads the GPUs' condition again and again and receives events,
-// until ctx ends; it then reads once more. told is called for each message, one at a time.
+// until ctx ends; it then reads once more. handle is called for each message, one at a time.
 // Watch returns once the child has ended, or endTimeout after the end of ctx.
-func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, told func(Told)) error {
+func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, handle func(Told)) error {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	cmd := exec.CommandContext(life, "/proc/self/exe", WatchCommand, node.Root.Dir(), node.DriverRoot)
@@ -68,7 +68,7 @@ func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, told 
 		}
 	})
 	defer stop()
-	if err = readMessages(stdout, told); err != nil {
+	if err = readMessages(stdout, handle); err != nil {
 		end()
 	}
 	if waited := cmd.Wait(); waited != nil {
@@ -79,7 +79,7 @@ func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, told 
 }
 
 // readMessages reads the child's messages, one per line.
-func readMessages(from io.Reader, told func(Told)) error {
+func readMessages(from io.Reader, handle func(Told)) error {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, maxOutput)
 	for lines.Scan() {
@@ -87,7 +87,7 @@ func readMessages(from io.Reader, told func(Told)) error {
 		if err := json.Unmarshal(lines.Bytes(), &t); err != nil {
 			return fmt.Errorf("the process that watches NVML printed %q: %w", record.Clean(lines.Text(), 200), err)
 		}
-		told(t)
+		handle(t)
 	}
 	return lines.Err()
 }

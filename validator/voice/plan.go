@@ -139,7 +139,7 @@ type observation struct {
 
 // planEvents returns the Events that the memory lacks, oldest first, and the time when more may
 // be due without a change.
-func (f Facts) planEvents(m memory, observed map[subject]observation, now time.Time) (events []event, wake time.Time) {
+func (f Facts) planEvents(m memory, observed map[subject]observation, now time.Time) (events []event, next time.Time) {
 	wrong, over := f.problems()
 	for _, s := range slices.Sorted(maps.Keys(wrong)) {
 		p := wrong[s]
@@ -157,8 +157,8 @@ func (f Facts) planEvents(m memory, observed map[subject]observation, now time.T
 				grace = transientGrace
 			}
 			if due := observed[s].at.Add(grace); due.After(now) {
-				if wake.IsZero() || due.Before(wake) {
-					wake = due
+				if next.IsZero() || due.Before(next) {
+					next = due
 				}
 				continue
 			}
@@ -180,7 +180,7 @@ func (f Facts) planEvents(m memory, observed map[subject]observation, now time.T
 		events = append(events, e)
 	}
 	slices.SortStableFunc(events, func(a, b event) int { return a.time.Compare(b.time) })
-	return events, wake
+	return events, next
 }
 
 // updateMemory updates when each problem was first observed, and drops subjects that no longer

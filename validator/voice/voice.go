@@ -171,10 +171,10 @@ func (v *Voice) Run(ctx context.Context) error {
 		v.mu.Lock()
 		facts, generation, change := v.facts, v.generation, v.change
 		v.mu.Unlock()
-		var wake time.Time
+		var next time.Time
 		if facts != nil {
 			var more, quiet bool
-			more, quiet, wake = v.step(ctx, *facts)
+			more, quiet, next = v.step(ctx, *facts)
 			switch {
 			case ctx.Err() != nil:
 				return ctx.Err()
@@ -185,8 +185,8 @@ func (v *Voice) Run(ctx context.Context) error {
 			}
 		}
 		var timer <-chan time.Time
-		if !wake.IsZero() {
-			timer = v.After(wake.Sub(v.Now()))
+		if !next.IsZero() {
+			timer = v.After(next.Sub(v.Now()))
 		}
 		select {
 		case <-ctx.Done():
@@ -209,11 +209,11 @@ func (v *Voice) markSettled(generation int) {
 
 // step makes one request, if one is due; then there may be more. Otherwise it returns the
 // time of the next step, and reports whether all is published.
-func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.Time) {
+func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, next time.Time) {
 	now := v.Now()
-	sooner := func(t time.Time) {
-		if wake.IsZero() || t.Before(wake) {
-			wake = t
+	wakeBy := func(t time.Time) {
+		if next.IsZero() || t.Before(next) {
+			next = t
 		}
 	}
 	quiet = true
@@ -221,40 +221,40 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.
 	if want := f.allocatable(); v.Allocatable && !maps.Equal(want, v.reported) {
 		if until := v.retries[topicCount].until; until.After(now) {
 			quiet = false
-			sooner(until)
+			wakeBy(until)
 		} else {
 			v.attempt(ctx, topicCount, func() error { return v.writeAllocatable(ctx, want) })
-			return true, false, wake
+			return true, false, next
 		}
 	}
 
 	due := v.writtenAt.Add(heartbeat)
 	taint, taintLater := v.wantedTaint(f, now)
 	if !taintLater.IsZero() {
-		sooner(taintLater)
+		wakeBy(taintLater)
 	}
 	if want := (nodeUpdate{f.condition(), f.health(), taint}); want != v.written || !now.Before(due) {
 		if until := v.retries[topicNode].until; until.After(now) {
 			quiet = false
-			sooner(until)
+			wakeBy(until)
 		} else {
 			v.attempt(ctx, topicNode, func() error { return v.writeNode(ctx, want) })
-			return true, false, wake
+			return true, false, next
 		}
 	} else {
-		sooner(due)
+		wakeBy(due)
 	}
 
 	due = v.labelledAt.Add(heartbeat)
 	if want := f.labels(); want != nil {
 		if until := v.retries[topicLabels].until; v.labelled != nil && maps.Equal(want, v.labelled) && now.Before(due) {
-			sooner(due)
+			wakeBy(due)
 		} else if until.After(now) {
 			quiet = false
-			sooner(until)
+			wakeBy(until)
 		} else {
 			v.attempt(ctx, topicLabels, func() error { return v.writeLabels(ctx, want) })
-			return true, false, wake
+			return true, false, next
 		}
 	}
 
@@ -263,18 +263,18 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.
 	}
 	events, later := f.planEvents(v.memory, v.observed, now)
 	if !later.IsZero() {
-		sooner(later)
+		wakeBy(later)
 	}
 	if len(events) == 0 {
-		return false, quiet, wake
+		return false, quiet, next
 	}
 	if until := v.retries[topicEvents].until; until.After(now) {
-		sooner(until)
-		return false, false, wake
+		wakeBy(until)
+		return false, false, next
 	}
-	if next := v.nextToken(now); next.After(now) {
-		sooner(next)
-		return false, false, wake
+	if at := v.nextToken(now); at.After(now) {
+		wakeBy(at)
+		return false, false, next
 	}
 	e := v.nextEvent(events)
 	v.attempt(ctx, topicEvents, func() error {
@@ -288,7 +288,7 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, wake time.
 		v.writeMemory()
 		return nil
 	})
-	return true, false, wake
+	return true, false, next
 }
 
 // nextEvent returns the oldest event that was not refused; when all were, they are tried

@@ -135,14 +135,14 @@ func (c Config) deletedError() error {
 	return newUnproven(ReasonEnded, fmt.Errorf("pod %s/%s was deleted by somebody else", c.Namespace, c.podName()), "nothing: it is tried again")
 }
 
-// follow calls told with each state of a pod, nil when it is gone, until told returns
+// follow calls observe with each state of a pod, nil when it is gone, until observe returns
 // true or an error. It repeats a read and a watch that starts there.
-func (c Config) follow(ctx context.Context, p *corev1.Pod, told func(*corev1.Pod) (bool, error)) error {
-	seen := func(now *corev1.Pod) (bool, error) {
+func (c Config) follow(ctx context.Context, p *corev1.Pod, observe func(*corev1.Pod) (bool, error)) error {
+	observeThis := func(now *corev1.Pod) (bool, error) {
 		if now != nil && now.UID != p.UID {
 			now = nil // another of the same name
 		}
-		return told(now)
+		return observe(now)
 	}
 	for {
 		now, err := c.Client.Pod(ctx, p.Namespace, p.Name)
@@ -152,11 +152,11 @@ func (c Config) follow(ctx context.Context, p *corev1.Pod, told func(*corev1.Pod
 		if err != nil {
 			return fmt.Errorf("read pod %s/%s: %w", p.Namespace, p.Name, err)
 		}
-		if done, err := seen(now); done || err != nil {
+		if done, err := observeThis(now); done || err != nil {
 			return err
 		}
 		began := time.Now()
-		if done, err := c.watch(ctx, now, seen); done || err != nil {
+		if done, err := c.watch(ctx, now, observeThis); done || err != nil {
 			return err
 		}
 		// Pause, in case the server ends each watch at once.
@@ -170,7 +170,7 @@ func (c Config) follow(ctx context.Context, p *corev1.Pod, told func(*corev1.Pod
 
 // watch watches a pod for up to watchTimeout. The end of a watch, or a resource version
 // that is too old, is no error.
-func (c Config) watch(ctx context.Context, p *corev1.Pod, seen func(*corev1.Pod) (bool, error)) (done bool, err error) {
+func (c Config) watch(ctx context.Context, p *corev1.Pod, observeThis func(*corev1.Pod) (bool, error)) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, watchTimeout)
 	defer cancel()
 	w, err := c.Client.WatchPod(ctx, p)
@@ -193,7 +193,7 @@ func (c Config) watch(ctx context.Context, p *corev1.Pod, seen func(*corev1.Pod)
 			if e.Type == "DELETED" {
 				now = nil
 			}
-			if done, err := seen(now); done || err != nil {
+			if done, err := observeThis(now); done || err != nil {
 				return done, err
 			}
 		}

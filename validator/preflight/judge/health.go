@@ -45,16 +45,16 @@ func judgeHealth(g *result.GPU, s Seen, all []result.GPU) {
 
 // judgeEvents adds the errors that the driver reported during the preflight.
 func judgeEvents(g *result.GPU, events []gpu.Event) {
-	var told []string
+	var reported []string
 	for _, e := range events {
 		if e.UUID != g.UUID && e.UUID != "" {
 			continue
 		}
 		text := fmt.Sprint(e.Kind, e.XID, e.UUID)
-		if slices.Contains(told, text) {
+		if slices.Contains(reported, text) {
 			continue
 		}
-		told = append(told, text)
+		reported = append(reported, text)
 		const action = "look for Xid lines in dmesg; docs/xids.md says what each asks for"
 		switch e.Kind {
 		case gpu.EventXID:
@@ -169,12 +169,12 @@ func judgeNVLinks(g *result.GPU, c gpu.Condition, s Seen, all []result.GPU) {
 }
 
 func numbers(list []int) string {
-	words := make([]string, len(list))
+	texts := make([]string, len(list))
 	for i, n := range list {
-		words[i] = fmt.Sprint(n)
+		texts[i] = fmt.Sprint(n)
 	}
-	if len(words) > 18 { // NVML_NVLINK_MAX_LINKS
-		words = append(words[:18], "…")
+	if len(texts) > 18 { // NVML_NVLINK_MAX_LINKS
+		texts = append(texts[:18], "…")
 	}
-	return strings.Join(words, ", ")
+	return strings.Join(texts, ", ")
 }

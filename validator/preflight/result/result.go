@@ -151,7 +151,7 @@ func (r Result) Word() string {
 func (r Result) Worst() (*GPU, *Finding) {
 	var worst *Finding
 	var of *GPU
-	look := func(g *GPU, list []Finding) {
+	consider := func(g *GPU, list []Finding) {
 		for i := range list {
 			if worst == nil || slices.Index(order, list[i].Verdict) > slices.Index(order, worst.Verdict) {
 				of, worst = g, &list[i]
@@ -159,9 +159,9 @@ func (r Result) Worst() (*GPU, *Finding) {
 		}
 	}
 	for i := range r.GPUs {
-		look(&r.GPUs[i], r.GPUs[i].Findings)
+		consider(&r.GPUs[i], r.GPUs[i].Findings)
 	}
-	look(nil, r.Findings)
+	consider(nil, r.Findings)
 	return of, worst
 }
 

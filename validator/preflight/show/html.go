@@ -86,16 +86,16 @@ func cssClass(v result.Verdict) safe {
 }
 
 func (d *document) findings(r result.Result) {
-	tell := func(name string, list []result.Finding) {
+	write := func(name string, list []result.Finding) {
 		for _, f := range list {
 			d.add(`<div class="finding %s"><p><b>%s</b> is <b class="%s">%s</b>: %s <span class="faint">(%s)</span></p><p>→ %s</p></div>`,
 				cssClass(f.Verdict), name, cssClass(f.Verdict), f.Verdict, f.Message, f.Reason, f.Action)
 		}
 	}
 	for _, g := range r.GPUs {
-		tell(g.Name(), g.Findings)
+		write(g.Name(), g.Findings)
 	}
-	tell(r.Node, r.Findings)
+	write(r.Node, r.Findings)
 }
 
 func (d *document) devices(r result.Result) {

@@ -255,7 +255,7 @@ func (p *page) matrix(r result.Result) {
 }
 
 func (p *page) findings(r result.Result) {
-	tell := func(name string, list []result.Finding, notes []string) {
+	write := func(name string, list []result.Finding, notes []string) {
 		for _, f := range list {
 			p.line("%s %s: %s: %s", p.paint(colors[f.Verdict], strings.ToUpper(string(f.Verdict))), name, f.Reason, clean(f.Message))
 			p.line("    %s %s", p.paint("36", "→"), clean(f.Action))
@@ -265,9 +265,9 @@ func (p *page) findings(r result.Result) {
 		}
 	}
 	for _, g := range r.GPUs {
-		tell(clean(g.Name()), g.Findings, g.Notes)
+		write(clean(g.Name()), g.Findings, g.Notes)
 	}
-	tell(clean(r.Node), r.Findings, r.Notes)
+	write(clean(r.Node), r.Findings, r.Notes)
 }
 
 // clean makes text of drivers and earlier results fit for a terminal.

@@ -52,18 +52,18 @@ func checkHandlers(node check.Node, _ check.Driver, state nodestate.State, _ []c
 		return refuse(ReasonHandler, fmt.Sprintf("the container runtime %s has no handler %q, which the toolkit is to give it; it has %s", r.Name, wanted, strings.Join(r.Handlers, ", ")),
 			"gpu-toolkit configures it (--nvidia-runtime-name): its log says what keeps it from that, gpu-toolkit plan what to write by hand; then restart the runtime")
 	}
-	told := node.Told().Handlers
-	if len(told) == 0 { // kubelets before 1.31 and runtimes before containerd 2.0 tell none
+	known := node.Told().Handlers
+	if len(known) == 0 { // kubelets before 1.31 and runtimes before containerd 2.0 tell none
 		return finding{}
 	}
-	has := fmt.Sprintf("; the Node's status.runtimeHandlers has %s", strings.Join(told, ", "))
+	has := fmt.Sprintf("; the Node's status.runtimeHandlers has %s", strings.Join(known, ", "))
 	switch {
-	case wanted != "" && !slices.Contains(told, wanted) && time.Since(state.Time) >= nodeLag:
+	case wanted != "" && !slices.Contains(known, wanted) && time.Since(state.Time) >= nodeLag:
 		return refuse(ReasonHandler, fmt.Sprintf("the kubelet does not know the handler %q, which the toolkit is to give the runtime%s", wanted, has),
 			"see that the runtime whose socket the toolkit asks is the kubelet's (--runtime-socket, kubelet's --container-runtime-endpoint); else restart the kubelet")
-	case wanted != "" && !slices.Contains(told, wanted):
+	case wanted != "" && !slices.Contains(known, wanted):
 		return finding{again: true, notes: []string{fmt.Sprintf("the kubelet does not know the handler %q yet%s", wanted, has)}}
-	case wanted == "" && r != nil && slices.Contains(r.Handlers, classHandler) && !slices.Contains(told, classHandler):
+	case wanted == "" && r != nil && slices.Contains(r.Handlers, classHandler) && !slices.Contains(known, classHandler):
 		return finding{notes: []string{fmt.Sprintf("the runtime has a handler %q that the kubelet does not know%s: pods of the RuntimeClass do not start", classHandler, has)}}
 	}
 	return finding{}

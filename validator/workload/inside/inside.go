@@ -112,9 +112,9 @@ func (j Job) runOn(ctx context.Context, unit string) (a Answer, code int, err er
 	if err != nil {
 		return a, 1, err
 	}
-	said, _ := io.ReadAll(io.LimitReader(read, maxReport)) // a truncated report does not parse
+	output, _ := io.ReadAll(io.LimitReader(read, maxReport)) // a truncated report does not parse
 	err = cmd.Wait()
-	if json.Unmarshal(said, &a) != nil || a.Passed == nil {
+	if json.Unmarshal(output, &a) != nil || a.Passed == nil {
 		a = Answer{}
 	}
 	if a.Passed == nil || !*a.Passed {
@@ -171,12 +171,12 @@ func (a *Answer) count(devices int, complaint string) {
 }
 
 // write writes the answer to the file that the kubelet reads.
-func (a *Answer) write(words string) error {
+func (a *Answer) write(path string) error {
 	short := *a
 	short.Error = record.Clean(a.Error, maxWords/2)
 	data, err := json.Marshal(short)
 	if err == nil {
-		err = os.WriteFile(words, data, 0o644) // no rename: the kubelet's file is mounted there
+		err = os.WriteFile(path, data, 0o644) // no rename: the kubelet's file is mounted there
 	}
 	if err != nil {
 		return fmt.Errorf("write the termination message: %w", err)
