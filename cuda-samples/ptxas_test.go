@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// NVIDIA's own assembler (Debian's nvidia-cuda-toolkit, named in PTXAS) must take
-// every kernel for every GPU that it is for.
-func TestPTXASTakesEveryKernel(t *testing.T) {
+// NVIDIA's own assembler (Debian's nvidia-cuda-toolkit, named in PTXAS) must accept
+// every kernel for each of its GPUs.
+func TestPTXASAcceptsEveryKernel(t *testing.T) {
 	ptxas := os.Getenv("PTXAS")
 	if ptxas == "" {
 		t.Skip("PTXAS does not name NVIDIA's ptxas")

@@ -1,5 +1,5 @@
-// Package samples tests what all CUDA samples have in common, with the built
-// programs on simulated drivers: a new sample is found by its folder.
+// Package samples tests the common behaviour of all CUDA samples, with the built programs
+// on simulated drivers. It finds each sample by its folder.
 package samples
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// small has arguments with which a sample that takes long by default is fast.
+// small holds arguments that make a slow sample fast.
 var small = map[string][]string{
 	"vectoradd": {"--elements", "1000"},
 	"reduction": {"--elements", "5000"},
@@ -36,13 +36,13 @@ func names(t *testing.T) []string {
 	return all
 }
 
-type answer struct {
+type result struct {
 	stdout, stderr string
 	exit           int
 }
 
 // start runs the built program against a driver root; root "": without a driver.
-func start(t *testing.T, name, root string, args []string, env ...string) answer {
+func start(t *testing.T, name, root string, args []string, env ...string) result {
 	t.Helper()
 	cmd := exec.Command(built.Path(t, name), args...)
 	if root != "" {
@@ -55,16 +55,16 @@ func start(t *testing.T, name, root string, args []string, env ...string) answer
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
 	_ = cmd.Run() // the exit code tells
-	return answer{out.String(), log.String(), cmd.ProcessState.ExitCode()}
+	return result{out.String(), log.String(), cmd.ProcessState.ExitCode()}
 }
 
-// object is the JSON that an answer has on stdout: exactly one object.
-func (a answer) object(t *testing.T) map[string]any {
+// object returns the JSON object on stdout, which has to be the only one.
+func (r result) object(t *testing.T) map[string]any {
 	t.Helper()
-	d := json.NewDecoder(strings.NewReader(a.stdout))
+	d := json.NewDecoder(strings.NewReader(r.stdout))
 	var o map[string]any
-	require.NoError(t, d.Decode(&o), "%s%s", a.stdout, a.stderr)
-	require.False(t, d.More(), a.stdout)
+	require.NoError(t, d.Decode(&o), "%s%s", r.stdout, r.stderr)
+	require.False(t, d.More(), r.stdout)
 	return o
 }
 
@@ -116,7 +116,7 @@ func TestEverySampleKeepsTheContract(t *testing.T) {
 	}
 }
 
-func TestEverySampleSaysWhyItFailed(t *testing.T) {
+func TestEverySampleReportsWhyItFailed(t *testing.T) {
 	root := built.DriverRoot(t, "t4")
 	lost := built.DriverRoot(t, "t4")
 	built.Gpusim(t, "lose", "--root", lost, "--gpu", "0")
@@ -187,7 +187,7 @@ func TestEverySampleIsBuiltShippedAndDescribed(t *testing.T) {
 	}
 }
 
-// uuids are those of a driver root's CUDA devices, MIG devices where there are any.
+// uuids returns the UUIDs of the CUDA devices of a driver root: MIG devices where there are any.
 func uuids(t *testing.T, root string) []string {
 	t.Helper()
 	smi := filepath.Join(root, "usr/bin/nvidia-smi")

@@ -8,8 +8,8 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// What computes is found out wherever it goes wrong; its neighbour stays right.
-func TestAGPUThatComputesWrongIsFoundOut(t *testing.T) {
+// Every sample detects a GPU that computes wrong; its neighbour passes.
+func TestWrongComputationIsDetected(t *testing.T) {
 	for bit, every := range map[string]string{"0": "1", "22": "1000", "31": "500"} {
 		root := built.DriverRoot(t, "h100-sxm", "--gpus", "2")
 		built.Gpusim(t, "wrong", "--root", root, "--gpu", "1", "--every", every, "--bit", bit)
@@ -35,9 +35,9 @@ func TestAGPUThatComputesWrongIsFoundOut(t *testing.T) {
 	}
 }
 
-// A bit of memory that is stuck is found by the samples whose data lies there, and
-// one that flips on its way to the host by all of them.
-func TestMemoryThatIsWrongIsFoundOut(t *testing.T) {
+// The samples whose data lies there detect a stuck bit of memory. All samples detect a bit
+// that flips on its way to the host.
+func TestWrongMemoryIsDetected(t *testing.T) {
 	for kind, names := range map[string][]string{
 		"flip":       {"vectoradd", "reduction", "gemm"},
 		"stuck-at-1": {"reduction", "gemm"},

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// answer runs the built program with -o json and returns its report.
-func answer(t *testing.T, root string, exit int, args []string, env ...string) sample.Report {
+// runJSON runs the built program with -o json and returns its report.
+func runJSON(t *testing.T, root string, exit int, args []string, env ...string) sample.Report {
 	t.Helper()
 	stdout, stderr, code := built.Sample(t, root, "bandwidth", append([]string{"-o", "json"}, args...), env...)
 	require.Equal(t, exit, code, stderr)
@@ -38,7 +38,7 @@ deviceToHost: n/a (simulated)
 Test PASSED (SIMULATED)
 Done
 `, stdout)
-	r := answer(t, root, 0, nil)
+	r := runJSON(t, root, 0, nil)
 	require.Equal(t, []sample.Figure{{Name: "copy", Unit: "B/s"}, {Name: "triad", Unit: "B/s"},
 		{Name: "hostToDevice", Unit: "B/s"}, {Name: "deviceToHost", Unit: "B/s"}}, r.Figures)
 	require.Empty(t, r.Peers, "there is one GPU")
@@ -49,7 +49,7 @@ Done
 
 func TestEachPairOfGPUsIsMeasuredBothWays(t *testing.T) {
 	root := built.DriverRoot(t, "h100-sxm", "--gpus", "3")
-	r := answer(t, root, 0, nil)
+	r := runJSON(t, root, 0, nil)
 	require.Len(t, r.Peers, 6)
 	pairs := map[[2]string]bool{}
 	for _, p := range r.Peers {
@@ -70,14 +70,14 @@ func TestEachPairOfGPUsIsMeasuredBothWays(t *testing.T) {
   2  n/a  n/a    -
 0 is `+r.UUID+" at "+r.PCI+"\n")
 
-	require.Empty(t, answer(t, root, 0, []string{"--device", "1"}).Peers)
-	require.Len(t, answer(t, root, 0, []string{"--device", "1", "--peers"}).Peers, 6)
-	require.Empty(t, answer(t, root, 0, []string{"--peers=false"}).Peers)
-	require.Empty(t, answer(t, root, 0, nil, "BANDWIDTH_PEERS=false").Peers)
-	require.Len(t, answer(t, root, 0, nil, "CUDA_VISIBLE_DEVICES=2,0").Peers, 2)
+	require.Empty(t, runJSON(t, root, 0, []string{"--device", "1"}).Peers)
+	require.Len(t, runJSON(t, root, 0, []string{"--device", "1", "--peers"}).Peers, 6)
+	require.Empty(t, runJSON(t, root, 0, []string{"--peers=false"}).Peers)
+	require.Empty(t, runJSON(t, root, 0, nil, "BANDWIDTH_PEERS=false").Peers)
+	require.Len(t, runJSON(t, root, 0, nil, "CUDA_VISIBLE_DEVICES=2,0").Peers, 2)
 }
 
-func TestASpeedOfWrongDataIsAFailure(t *testing.T) {
+func TestWrongDataFailsTheRun(t *testing.T) {
 	const index = 1234
 	for name, c := range map[string]struct {
 		kind, gpu string
@@ -93,7 +93,7 @@ func TestASpeedOfWrongDataIsAFailure(t *testing.T) {
 			bit := bits.TrailingZeros32(^word(index, c.seed)) // one that is not set
 			built.Gpusim(t, "memfault", "--root", root, "--gpu", c.gpu, "--kind", c.kind,
 				"--offset", strconv.Itoa(4*index), "--bit", strconv.Itoa(bit))
-			r := answer(t, root, 3, nil)
+			r := runJSON(t, root, 3, nil)
 			require.Contains(t, r.Error, c.err)
 			require.Equal(t, 1, r.WrongCount)
 			require.Equal(t, []sample.Wrong{{Index: []int{index}, Pattern: strings.SplitN(c.err, ":", 2)[0],
@@ -108,12 +108,12 @@ func TestSizesAreChecked(t *testing.T) {
 		_, stderr, exit := built.Sample(t, root, "bandwidth", args)
 		require.Equal(t, 2, exit, stderr)
 	}
-	r := answer(t, root, 0, []string{"--bytes", "64Ki"})
+	r := runJSON(t, root, 0, []string{"--bytes", "64Ki"})
 	require.Len(t, r.Figures, 4)
-	require.Contains(t, answer(t, root, 1, []string{"--bytes", "16Gi"}).Error, "CUDA_ERROR_OUT_OF_MEMORY")
+	require.Contains(t, runJSON(t, root, 1, []string{"--bytes", "16Gi"}).Error, "CUDA_ERROR_OUT_OF_MEMORY")
 }
 
-func TestTheLinkCarriesWhatItsEncodingLeaves(t *testing.T) {
+func TestLinkPeakExcludesEncoding(t *testing.T) {
 	for name, c := range map[string]struct {
 		speed, width string
 		want         float64
@@ -134,9 +134,9 @@ func TestTheLinkCarriesWhatItsEncodingLeaves(t *testing.T) {
 	require.Zero(t, pcieRate(t.TempDir()), "no such device")
 }
 
-func TestProcessorsOfAListAreRead(t *testing.T) {
+func TestParseCPUList(t *testing.T) {
 	of := func(list string) (all []int) {
-		set := processors(list)
+		set := parseCPUList(list)
 		for i := range 1024 {
 			if set.IsSet(i) {
 				all = append(all, i)

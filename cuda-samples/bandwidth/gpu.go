@@ -15,7 +15,7 @@ var ptx string
 
 const threads = 256 // of a block
 
-// gpu is a device in use, with the kernels and what they need.
+// gpu is a device in use, with its kernels and their buffers.
 type gpu struct {
 	*driver.Device
 	kernels map[string]*driver.Kernel
@@ -50,7 +50,7 @@ func newGPU(d *driver.Device) (g *gpu, err error) {
 	return g, err
 }
 
-// memory and host take memory that close gives back.
+// memory and host allocate memory that close frees.
 func (g *gpu) memory(size uint64) (*driver.Memory, error) {
 	m, err := g.Alloc(size)
 	if err == nil {
@@ -67,38 +67,38 @@ func (g *gpu) host(size uint64) (*driver.Host, error) {
 	return h, err
 }
 
-// close gives all back. After a fault every call answers the same error: that of the fault is enough.
+// close frees all memory. It ignores errors: after a fault every call returns the fault's error.
 func (g *gpu) close() {
 	for _, free := range g.frees {
 		_ = free()
 	}
 }
 
-// launch starts a kernel for n elements, its last arguments among the given.
+// launch starts a kernel for n elements with the given last arguments.
 func (g *gpu) launch(kernel string, n uint64, arguments ...any) error {
 	blocks := min(uint64(g.blocks), (n+threads-1)/threads)
 	return g.kernels[kernel].Launch(driver.Shape{Grid: driver.Dim{X: uint32(blocks)}, Block: driver.Dim{X: threads}}, arguments...)
 }
 
-// fill writes a seed's words to n bytes.
+// fill writes the words of a seed to the first n bytes.
 func (g *gpu) fill(to *driver.Memory, n uint64, seed uint32) error {
 	return g.launch("fill", n/4, to, n/4, seed)
 }
 
-// check looks whether n bytes are a seed's words; what names what wrote them.
+// check verifies that the first n bytes are the words of a seed. what names what wrote them.
 func (g *gpu) check(from *driver.Memory, n uint64, seed uint32, what string) error {
-	return g.verdict("check", n/4, what, func(i uint64) string { return hex(word(i, seed)) }, hex, from, n/4, seed, g.found)
+	return g.runCheck("check", n/4, what, func(i uint64) string { return hex(word(i, seed)) }, hex, from, n/4, seed, g.found)
 }
 
-// checkTriad looks whether n bytes are numbers of two seeds, added up.
+// checkTriad verifies that the first n bytes are the triad of the numbers of two seeds.
 func (g *gpu) checkTriad(from *driver.Memory, n uint64, seedB, seedC uint32) error {
 	want := func(i uint64) string { return fmt.Sprint(whole(i, seedB) + float32(factor*whole(i, seedC))) }
 	got := func(bits uint32) string { return fmt.Sprint(math.Float32frombits(bits)) }
-	return g.verdict("checkTriad", n/4, "triad", want, got, from, n/4, seedB, seedC, factor, g.found)
+	return g.runCheck("checkTriad", n/4, "triad", want, got, from, n/4, seedB, seedC, factor, g.found)
 }
 
-// verdict runs a kernel that checks, and reads what it found.
-func (g *gpu) verdict(kernel string, n uint64, what string, want func(i uint64) string, got func(bits uint32) string, arguments ...any) error {
+// runCheck runs a checking kernel and reports the first wrong word that it found.
+func (g *gpu) runCheck(kernel string, n uint64, what string, want func(i uint64) string, got func(bits uint32) string, arguments ...any) error {
 	found := g.found.Bytes()
 	binary.LittleEndian.PutUint32(found, 0)
 	binary.LittleEndian.PutUint64(found[8:], math.MaxUint64)
@@ -112,13 +112,13 @@ func (g *gpu) verdict(kernel string, n uint64, what string, want func(i uint64) 
 	if count == 0 {
 		return nil
 	}
-	return wrong(g.Device, what, int(count), first>>32, want(first>>32), got(uint32(first)))
+	return wordError(g.Device, what, int(count), first>>32, want(first>>32), got(uint32(first)))
 }
 
 func hex(bits uint32) string { return fmt.Sprintf("0x%08x", bits) }
 
-// wrong is the error of a wrong word, the i-th.
-func wrong(d *driver.Device, what string, count int, i uint64, want, got string) error {
+// wordError returns the error for the i-th word, which is wrong.
+func wordError(d *driver.Device, what string, count int, i uint64, want, got string) error {
 	return &sample.WrongError{
 		What: fmt.Sprintf("%s: word %d on %s", what, i, d.UUID), Of: "words", Count: count,
 		Wrong: []sample.Wrong{{Index: []int{int(i)}, Want: want, Got: got, Pattern: what}},

@@ -1,5 +1,5 @@
-// Bandwidth measures how fast a GPU's memory, its host link and the roads to other
-// GPUs are, and checks that what arrived is right.
+// Bandwidth measures how fast a GPU's memory, its host link and the links to other
+// GPUs are, and verifies the copied data.
 package main
 
 import (
@@ -31,11 +31,11 @@ func bandwidth() sample.Sample {
 read, one written), its link to the host both ways (pinned memory), and, where
 more than one GPU is visible, the road between each two, and checks every word.`,
 		Examples: []sample.Example{
-			{Command: "bandwidth --peers", Meaning: "all pairs of GPUs, although one was chosen"},
+			{Command: "bandwidth --peers", Meaning: "all pairs of GPUs, even if --device chooses one"},
 		},
 		Flags: func(f *pflag.FlagSet) {
-			f.Var(&bytes, "bytes", "of each copy, up to 16Gi; over the host link and between GPUs a quarter (default: 1Gi, or an eighth of the free memory; 256Ki of a simulated GPU)")
-			f.BoolVar(&peers, "peers", false, "between all visible GPUs, too (default: unless --device chooses one)")
+			f.Var(&bytes, "bytes", "size of each copy, up to 16Gi; a quarter of it over the host link and between GPUs (default: 1Gi, or an eighth of the free memory; 256Ki on a simulated GPU)")
+			f.BoolVar(&peers, "peers", false, "measure between all visible GPUs, too (default: unless --device chooses one)")
 			given = f.Changed
 		},
 		Check: func() error {

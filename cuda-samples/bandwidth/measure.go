@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/cuda-samples/internal/stopwatch"
 )
 
-// factor is the triad's.
+// factor is the scalar of the triad.
 const factor float32 = 3
 
 // meter measures one GPU.
@@ -28,7 +28,7 @@ func measure(ctx context.Context, r *sample.Run, bytes uint64, pairs bool) error
 	if err != nil {
 		return err
 	}
-	if bytes, err = size(r, d, bytes); err != nil {
+	if bytes, err = copySize(r, d, bytes); err != nil {
 		return err
 	}
 	r.Size("bytes", bytes)
@@ -44,8 +44,8 @@ func measure(ctx context.Context, r *sample.Run, bytes uint64, pairs bool) error
 	return measurePairs(ctx, r, d, bytes/4, plan)
 }
 
-// size is that of a copy; three of it are needed at once.
-func size(r *sample.Run, d *driver.Device, asked uint64) (uint64, error) {
+// copySize returns the bytes of one copy. Three buffers of that size are needed at once.
+func copySize(r *sample.Run, d *driver.Device, asked uint64) (uint64, error) {
 	if asked == 0 {
 		free, _, err := d.MemoryInfo()
 		if err != nil {
@@ -118,7 +118,7 @@ func (m *meter) device() error {
 	return nil
 }
 
-// copy times one way to copy, and checks what it copied.
+// copy times one way to copy and verifies the result.
 func (m *meter) copy(from, to *driver.Memory, seed uint32, by func() error) (time.Duration, error) {
 	if err := m.fill(from, m.n, seed); err != nil {
 		return 0, err
@@ -130,10 +130,10 @@ func (m *meter) copy(from, to *driver.Memory, seed uint32, by func() error) (tim
 	return took, m.check(to, m.n, seed, "copy")
 }
 
-// link measures the way to the host and back, from and to pinned memory.
+// link measures copies between the device and pinned host memory, each way.
 func (m *meter) link() error {
 	n := m.n / 4
-	defer near(sysfs, m.PCI)()
+	defer moveNear(sysfs, m.PCI)()
 	device, err := m.memory(n)
 	if err != nil {
 		return err
@@ -150,7 +150,7 @@ func (m *meter) link() error {
 	if err := m.check(device, n, 5, "hostToDevice"); err != nil {
 		return err
 	}
-	// Read right after the work, for an idle link may be slower.
+	// Read right after the work: an idle link may run slower.
 	peak, err := linkPeak(sysfs, m.Device)
 	if err != nil {
 		return err
@@ -167,12 +167,12 @@ func (m *meter) link() error {
 	}
 	if count, first := check(host.Bytes(), 6); count > 0 {
 		got := host.Bytes()[4*first:]
-		return wrong(m.Device, "deviceToHost", count, uint64(first), hex(word(uint64(first), 6)), fmt.Sprintf("0x%02x%02x%02x%02x", got[3], got[2], got[1], got[0]))
+		return wordError(m.Device, "deviceToHost", count, uint64(first), hex(word(uint64(first), 6)), fmt.Sprintf("0x%02x%02x%02x%02x", got[3], got[2], got[1], got[0]))
 	}
 	m.r.Phase("deviceToHost")
 	m.r.Figure("deviceToHost", rate(n, down), "B/s", peak)
 	return nil
 }
 
-// rate is bytes a second.
+// rate returns bytes per second.
 func rate(bytes uint64, took time.Duration) float64 { return float64(bytes) / took.Seconds() }

@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// near moves the calling thread to the processors next to a PCI device, as far as
-// the kernel tells and allows, so that pinned memory is taken there, too; the
-// function returned undoes it. Through another socket the host link is slower.
-func near(root, pci string) (undo func()) {
+// moveNear moves the calling thread to the processors next to a PCI device, as far as
+// the kernel reports and allows them. Pinned memory is then allocated there, too: through
+// another socket the host link is slower. undo moves the thread back.
+func moveNear(root, pci string) (undo func()) {
 	var before unix.CPUSet
 	list, err := os.ReadFile(filepath.Join(root, pci, "local_cpulist"))
 	if err != nil || unix.SchedGetaffinity(0, &before) != nil {
 		return func() {}
 	}
-	there := processors(strings.TrimSpace(string(list)))
+	there := parseCPUList(strings.TrimSpace(string(list)))
 	for i := range before {
 		there[i] &= before[i]
 	}
@@ -28,8 +28,8 @@ func near(root, pci string) (undo func()) {
 	return func() { _ = unix.SchedSetaffinity(0, &before) }
 }
 
-// processors reads "0-15,32-47"; what it cannot read is left out.
-func processors(list string) (set unix.CPUSet) {
+// parseCPUList parses a list like "0-15,32-47". It skips malformed entries.
+func parseCPUList(list string) (set unix.CPUSet) {
 	for part := range strings.SplitSeq(list, ",") {
 		first, last, ranged := strings.Cut(part, "-")
 		from, err := strconv.Atoi(first)

@@ -12,15 +12,15 @@ import (
 	"github.com/gpuready/gpuready/cuda-samples/internal/stopwatch"
 )
 
-// peer is one of the GPUs between which data goes.
+// peer is one GPU of a pair, with its buffer and stream.
 type peer struct {
 	*gpu
 	from, to *driver.Memory
 	watch    *stopwatch.Watch
 }
 
-// measurePairs measures each pair of visible GPUs, each way; own is already in use,
-// and is current again afterwards.
+// measurePairs measures each pair of visible GPUs, each way. own is already in use, and
+// is current again when measurePairs returns.
 func measurePairs(ctx context.Context, r *sample.Run, own *driver.Device, n uint64, plan stopwatch.Plan) (err error) {
 	devices, err := r.Driver.Devices()
 	if err != nil || len(devices) < 2 {
@@ -36,7 +36,7 @@ func measurePairs(ctx context.Context, r *sample.Run, own *driver.Device, n uint
 		defer func() { _ = release() }()
 		p, err := newPeer(d, n, uint32(i))
 		if p != nil {
-			defer p.leave()
+			defer p.free()
 		}
 		if err != nil {
 			return fmt.Errorf("device %d: %w", i, err)
@@ -63,7 +63,7 @@ func measurePairs(ctx context.Context, r *sample.Run, own *driver.Device, n uint
 	return nil
 }
 
-// newPeer readies a device that was just taken into use; its seed is in what it sends.
+// newPeer prepares a device that is in use. It fills the data to send from seed.
 func newPeer(d *driver.Device, n uint64, seed uint32) (*peer, error) {
 	g, err := newGPU(d)
 	if err != nil {
@@ -84,8 +84,8 @@ func newPeer(d *driver.Device, n uint64, seed uint32) (*peer, error) {
 	return p, d.Synchronize()
 }
 
-// leave gives the device's memory back.
-func (p *peer) leave() {
+// free frees the device's memory.
+func (p *peer) free() {
 	if p.MakeCurrent() != nil {
 		return
 	}
@@ -95,7 +95,7 @@ func (p *peer) leave() {
 	p.close()
 }
 
-// measurePair measures one way: the source's engine sends.
+// measurePair measures one direction: the source's copy engine sends.
 func measurePair(ctx context.Context, from, to *peer, n uint64, seed uint32, plan stopwatch.Plan) (sample.Peer, error) {
 	result := sample.Peer{From: from.UUID, To: to.UUID, Unit: "B/s"}
 	if err := to.MakeCurrent(); err != nil {
@@ -130,7 +130,7 @@ func measurePair(ctx context.Context, from, to *peer, n uint64, seed uint32, pla
 	return result, to.check(to.to, n, 100+seed, "peer")
 }
 
-// matrix draws the speeds: from the row's GPU to the column's.
+// matrix formats the speeds as a table, from the row's GPU to the column's.
 func matrix(peers []*peer, results []sample.Peer, simulated bool) string {
 	var b strings.Builder
 	title := "GB/s"

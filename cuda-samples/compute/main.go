@@ -1,5 +1,5 @@
-// Compute measures how fast a GPU multiplies and adds: fp32 on its ordinary units,
-// bf16 on its tensor cores, and checks what came out.
+// Compute measures how fast a GPU multiplies and adds, fp32 on its ordinary units and
+// bf16 on its tensor cores, and verifies the results.
 package main
 
 import (
@@ -22,7 +22,7 @@ func compute() sample.Sample {
 		About: `Measures how many operations a second a GPU does: fp32 (fused multiply-adds on
 all multiprocessors) and bf16 (mma.sync on tensor cores, compute capability 8.0
 and newer), and checks every thread's result.`,
-		Examples: []sample.Example{{Command: "compute --only bf16", Meaning: "one of the two; code 5 where there is none"}},
+		Examples: []sample.Example{{Command: "compute --only bf16", Meaning: "only bf16; exit code 5 where the device lacks it"}},
 		Flags: func(f *pflag.FlagSet) {
 			f.StringSliceVar(&only, "only", nil, "fp32 or bf16; default: all that the device has")
 		},

@@ -19,15 +19,15 @@ var (
 
 const threads = 256 // of a block
 
-// Steps of one launch: about two milliseconds of a large GPU. bf16's keep the sums
-// below 2^20, so that tensor cores, which may drop bits below the 24th, add exactly.
+// Steps of one launch: about two milliseconds on a large GPU. The number for bf16 keeps
+// the sums below 2^20: tensor cores may drop bits below the 24th, and so add exactly.
 const (
 	fp32Steps      = 32768
 	bf16Steps      = 4096
 	simulatedSteps = 64
 )
 
-// rate is one of the two that are measured.
+// rate is one measurement, fp32 or bf16: its kernel, arguments and peak.
 type rate struct {
 	name, ptx string
 	arguments []any // of the kernel, between out and steps
@@ -37,7 +37,7 @@ type rate struct {
 	peak      float64 // FLOP/s, 0: unknown
 }
 
-// rates are what the device has, without what it lacks.
+// rates returns the measurements that the device supports.
 func rates(r *sample.Run, d *driver.Device) (fp32, bf16 rate, err error) {
 	processors, err := d.Attribute(driver.Multiprocessors)
 	if err != nil {
@@ -106,7 +106,7 @@ func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) erro
 	if err != nil {
 		return err
 	}
-	// After a fault every call answers the same error: that of the fault is enough.
+	// After a fault every call returns the fault's error, which is reported already.
 	defer func() { _ = out.Free() }()
 	watch, err := stopwatch.New(d)
 	if err != nil {
@@ -117,7 +117,7 @@ func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) erro
 	shape := driver.Shape{Grid: driver.Dim{X: uint32(blocks)}, Block: driver.Dim{X: threads}}
 	arguments := append(append([]any{out}, m.arguments...), int32(m.steps))
 	got := make([]uint32, blocks*threads)
-	// Long enough, at 0.1 to 0.2 s, for an idle GPU's clock to rise.
+	// 0.1 to 0.2 s: long enough for the clock of an idle GPU to rise.
 	plan := stopwatch.Plan{Tries: 50, Repeats: 1}
 	if r.Simulated() {
 		plan = stopwatch.Plan{Tries: 1, Repeats: 1, Cold: true}
@@ -136,7 +136,8 @@ func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) erro
 	return nil
 }
 
-// blocks are as many as the device holds at once; few of them where each costs time.
+// blocks returns how many blocks the device holds at once, or a few on a simulated device,
+// where each costs time.
 func (m rate) blocks(r *sample.Run, d *driver.Device, kernel *driver.Kernel) (int, error) {
 	if r.Simulated() {
 		return 2, nil
@@ -152,7 +153,7 @@ func (m rate) blocks(r *sample.Run, d *driver.Device, kernel *driver.Kernel) (in
 	return processors * resident, err
 }
 
-// verify compares each thread's result with its lane's.
+// verify compares each thread's result with that of its lane.
 func (m rate) verify(got []uint32, want [lanes]uint32) error {
 	wrong := sample.WrongError{Of: "results"}
 	for i, v := range got {

@@ -2,29 +2,29 @@ package main
 
 import "strings"
 
-// capability is "9.0" as 90.
+// capability is a compute capability as a number: 90 for "9.0".
 type capability int
 
-// fp32Lanes is how many fp32 multiply-adds a multiprocessor does in a clock: CUDA
-// C++ Programming Guide, "Arithmetic instructions", row "32-bit floating-point add,
-// multiply, multiply-add".
+// fp32Lanes holds the fp32 multiply-adds of a multiprocessor per clock: CUDA C++
+// Programming Guide, "Arithmetic instructions", row "32-bit floating-point add, multiply,
+// multiply-add".
 var fp32Lanes = map[capability]int{
 	50: 128, 52: 128, 53: 128, 60: 64, 61: 128, 62: 128, 70: 64, 72: 64, 75: 64,
 	80: 64, 86: 128, 87: 128, 89: 128, 90: 128, 100: 128, 103: 128, 120: 128, 121: 128,
 }
 
-// bf16Lanes is how many dense bf16 multiply-adds with fp32 sums the tensor cores of
-// a multiprocessor do in a clock. From NVIDIA's data sheets, dense figure ÷ (2 ×
+// bf16Lanes holds the dense bf16 multiply-adds with fp32 sums that the tensor cores of a
+// multiprocessor do per clock. From NVIDIA's data sheets, dense figure ÷ (2 ×
 // multiprocessors × boost clock): A100 312 TFLOP/s (108 × 1.41 GHz), A10 125 (72 ×
 // 1.70), L40S 362 (142 × 2.52), H100 SXM 989 (132 × 1.83), B200 2250 (148 × 1.85),
 // RTX PRO 6000 Blackwell 504 (188 × 2.62). A GPU that is not listed gets no peak.
 var bf16Lanes = map[capability]int{80: 1024, 86: 512, 89: 512, 90: 2048, 100: 4096, 120: 512}
 
-// halved are the capabilities whose GeForce GPUs do half of that with fp32 sums
+// halved holds the capabilities whose GeForce GPUs do half of bf16Lanes with fp32 sums
 // (RTX 3090: 71 TFLOP/s, RTX 4090: 165, RTX 5090: 210).
 var halved = map[capability]bool{86: true, 89: true, 120: true}
 
-// peaks are FLOP/s, 0 where unknown: multiprocessors × clock × lanes × 2, since a
+// peaks returns FLOP/s, 0 where unknown: multiprocessors × clock × lanes × 2, since a
 // multiply-add is two operations.
 func peaks(name string, of capability, multiprocessors, clockHz float64) (fp32, bf16 float64) {
 	tensor := bf16Lanes[of]

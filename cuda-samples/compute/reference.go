@@ -5,17 +5,17 @@ import (
 	"math/bits"
 )
 
-// lanes is the size of a warp: thread t computes what lane t % lanes does.
+// lanes is the size of a warp. Thread t computes the same as lane t % lanes.
 const lanes = 32
 
-// What fp32.cu is told: how far a pendulum goes in a step, and how far apart they start.
+// Inputs of fp32.cu: how far a pendulum moves in a step, and how far apart pendulums start.
 const (
 	chains         = 8
 	step   float32 = 0.7
 	spread float32 = 1.0 / 256
 )
 
-// fp32Reference is what each lane of fp32.cu writes after so many steps.
+// fp32Reference returns the result of each lane of fp32.cu after a number of steps.
 func fp32Reference(steps int) [lanes]uint32 {
 	var out [lanes]uint32
 	for lane := range out {
@@ -27,7 +27,7 @@ func fp32Reference(steps int) [lanes]uint32 {
 	return out
 }
 
-// swing lets a pendulum go so many steps.
+// swing moves a pendulum by a number of steps.
 func swing(x, y float32, steps int) (float32, float32) {
 	for range steps {
 		x = fma32(y, step, x)
@@ -36,14 +36,14 @@ func swing(x, y float32, steps int) (float32, float32) {
 	return x, y
 }
 
-// fma32 is a·b + c rounded once. The product is exact in a float64; the sum is
+// fma32 returns a·b + c rounded once. The product is exact in a float64; the sum is
 // rounded to odd there, so that rounding it again to a float32 cannot err
 // (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
 func fma32(a, b, c float32) float32 {
 	p, d := float64(a)*float64(b), float64(c)
 	sum := p + d
 	part := sum - p
-	lost := (p - (sum - part)) + (d - part) // what the sum lost (Knuth's TwoSum)
+	lost := (p - (sum - part)) + (d - part) // the sum's rounding error (Knuth's TwoSum)
 	if n := math.Float64bits(sum); lost != 0 && n&1 == 0 {
 		if (lost > 0) == (sum > 0) {
 			n++
@@ -61,13 +61,14 @@ const (
 	columns = 4
 )
 
-// number is the small whole number that bf16_sm80.cu puts at a place.
+// number returns the small whole number that bf16_sm80.cu writes at a place.
 func number(place uint32) int {
 	return min(int(place*2654435761>>29)-3, 3)
 }
 
-// bf16Reference is what each lane of bf16_sm80.cu writes after so many steps. Which lane
-// holds which element: PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type".
+// bf16Reference returns the result of each lane of bf16_sm80.cu after a number of steps.
+// For the elements that each lane holds see the PTX ISA, "Matrix fragments for
+// mma.m16n8k16 with floating point type".
 func bf16Reference(steps int) [lanes]uint32 {
 	var a [rows][16][16]int
 	var b [columns][16][8]int

@@ -22,7 +22,7 @@ func TestFMARoundsOnce(t *testing.T) {
 	}
 }
 
-func TestAWrongStepShowsAtTheEnd(t *testing.T) {
+func TestWrongStepChangesTheResult(t *testing.T) {
 	const steps = 20000
 	seen := map[uint32]bool{}
 	for _, v := range fp32Reference(steps) {
@@ -51,7 +51,7 @@ func TestSumsOfProductsAreExact(t *testing.T) {
 	require.Less(t, float64(16*most*bf16Steps), math.Exp2(20))
 }
 
-func TestPeaksAreThoseOfTheDataSheets(t *testing.T) {
+func TestPeaksMatchTheDataSheets(t *testing.T) {
 	for _, c := range []struct {
 		name            string
 		of              capability

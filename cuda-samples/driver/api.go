@@ -60,7 +60,7 @@ type api struct {
 	launch            func(function uintptr, gx, gy, gz, bx, by, bz, shared uint32, stream uintptr, params *unsafe.Pointer, extra uintptr) int32
 }
 
-// bind looks up every function first: a missing one is an error, not a panic.
+// bind looks up every function before it binds any: a missing one is an error, not a panic.
 func (a *api) bind(handle uintptr) error {
 	for _, f := range []struct {
 		name string
@@ -96,7 +96,7 @@ func (a *api) bind(handle uintptr) error {
 		}
 		purego.RegisterFunc(f.fn, symbol)
 	}
-	// Since CUDA 11.4; before, MIG devices went by the UUID of their GPU.
+	// Since CUDA 11.4. Before, MIG devices had the UUID of their GPU.
 	if symbol, err := purego.Dlsym(handle, "cuDeviceGetUuid_v2"); err == nil {
 		purego.RegisterFunc(&a.deviceGetUUIDOwn, symbol)
 	}

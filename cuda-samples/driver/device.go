@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Device is a GPU or MIG device, and work on it.
+// Device is a GPU or MIG device.
 type Device struct {
 	Name, UUID   string // "NVIDIA H100 80GB HBM3", "GPU-…" or "MIG-…"
 	PCI          string // "0000:3b:00.0"; a MIG device's is its GPU's
@@ -76,26 +76,25 @@ func (d *Device) readUUID() error {
 	return nil
 }
 
-// Capability is the compute capability as people write it: "9.0".
+// Capability returns the compute capability as people write it: "9.0".
 func (d *Device) Capability() string { return fmt.Sprintf("%d.%d", d.Major, d.Minor) }
 
-// Attribute asks for one; the constants say in which unit it answers.
+// Attribute returns an attribute's value, in the unit that its constant documents.
 func (d *Device) Attribute(which Attribute) (int, error) {
 	var value int32
 	err := d.check("cuDeviceGetAttribute", d.driver.deviceGetAttribute(&value, int32(which), d.ordinal))
 	return int(value), err
 }
 
-// TotalMemory is the size of the device's memory in bytes.
+// TotalMemory returns the size of the device's memory in bytes.
 func (d *Device) TotalMemory() (uint64, error) {
 	var size uint64
 	err := d.check("cuDeviceTotalMem", d.driver.deviceTotalMem(&size, d.ordinal))
 	return size, err
 }
 
-// Use retains the device's primary context and makes it the calling thread's; the
-// function returned gives it back. Several devices may be in use at once, see
-// MakeCurrent.
+// Use retains the device's primary context and makes it the calling thread's current
+// one; release releases it. Several devices may be in use at once, see MakeCurrent.
 func (d *Device) Use() (release func() error, err error) {
 	if err := d.check("cuDevicePrimaryCtxRetain", d.driver.primaryRetain(&d.context, d.ordinal)); err != nil {
 		return nil, err
@@ -109,25 +108,24 @@ func (d *Device) Use() (release func() error, err error) {
 	return release, nil
 }
 
-// MakeCurrent makes the context of a device in use the calling thread's, instead
-// of another device's.
+// MakeCurrent makes the context of a device in use the calling thread's current one.
 func (d *Device) MakeCurrent() error {
 	return d.check("cuCtxSetCurrent", d.driver.setCurrent(d.context))
 }
 
-// Synchronize waits for all work; what a kernel did wrong shows here.
+// Synchronize waits for all work. It returns the errors of kernels that ran before.
 func (d *Device) Synchronize() error { return d.check("cuCtxSynchronize", d.driver.synchronize()) }
 
-// CanAccess tells whether the device can reach the memory of another directly.
-// Copies between them are possible where it cannot, through the host's memory.
+// CanAccess reports whether the device can reach the memory of another directly.
+// Otherwise copies between them go through the host's memory.
 func (d *Device) CanAccess(peer *Device) (bool, error) {
 	var can int32
 	err := d.check("cuDeviceCanAccessPeer", d.driver.canAccessPeer(&can, d.ordinal, peer.ordinal))
 	return can != 0, err
 }
 
-// EnableAccess lets the device reach the peer's memory directly. Both are in use,
-// and the device's context is current. That it was enabled before is no error.
+// EnableAccess lets the device reach the peer's memory directly. Both must be in use,
+// and the device's context current. Enabling access twice is no error.
 func (d *Device) EnableAccess(peer *Device) error {
 	const already = 704 // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 	code := d.driver.enablePeer(peer.context, 0)

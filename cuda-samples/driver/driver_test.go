@@ -32,13 +32,13 @@ func open(t *testing.T) (first, second *Device) {
 	return all[0], all[1]
 }
 
-// The driver's library is one in a process, and so is this test.
-func TestADriver(t *testing.T) {
+// A process has one instance of the driver's library, so this is one test.
+func TestDriver(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	one, two := open(t)
 	devices(t, one, two)
-	// No t.Run: it would be on another thread.
+	// Without t.Run, which would use another thread.
 	for _, d := range []*Device{two, one} {
 		release, err := d.Use()
 		require.NoError(t, err)
@@ -205,7 +205,7 @@ func kernels(t *testing.T, d *Device) {
 	require.ErrorContains(t, err, "; the kernel cannot be compiled: this program or the driver is damaged")
 }
 
-func TestErrorsSayWhatToDo(t *testing.T) {
+func TestErrorsNameTheNextAction(t *testing.T) {
 	const missing = "the JIT compiler library (libnvidia-ptxjitcompiler.so.1) is not in this container"
 	for _, c := range []struct {
 		e    Error

@@ -17,7 +17,7 @@ type Error struct {
 	Call string // "cuInit"
 	Code int    // CUresult
 	Name string // "CUDA_ERROR_NO_DEVICE"; empty where the driver has none
-	Log  string // what the PTX compiler said, for cuModuleLoadDataEx
+	Log  string // output of the PTX compiler, for cuModuleLoadDataEx
 	// Refused lists the device nodes that this process has no permission to open.
 	Refused []string
 }
@@ -43,9 +43,9 @@ func (e *Error) Error() string {
 // compileCall is the call that compiles PTX.
 const compileCall = "cuModuleLoadDataEx"
 
-// action is what the reader should do next.
+// action returns what the reader should do next.
 func (e *Error) action() string {
-	// Which of the two depends on the driver's release.
+	// The driver's release decides which of the two it returns.
 	if e.Code == noJIT || e.Code == unknown && e.Call == compileCall {
 		return "the JIT compiler library (libnvidia-ptxjitcompiler.so.1) is not in this container: let the container runtime inject all of the driver's compute libraries (CDI, or NVIDIA_DRIVER_CAPABILITIES with compute)"
 	}
@@ -58,7 +58,7 @@ const (
 	disturbed = "the GPU computed wrongly or was disturbed: look for Xid lines in dmesg"
 )
 
-// actions is what to do after a result (cuda.h, CUresult).
+// actions holds the next action for each result (cuda.h, CUresult).
 var actions = map[int]string{
 	OutOfMemory: "the GPU's memory is taken: nvidia-smi shows by whom",
 	34:          "this libcuda is the toolkit's stub, which has no driver in it: take the stubs folder off the library path",

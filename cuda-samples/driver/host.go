@@ -2,8 +2,8 @@ package driver
 
 import "unsafe"
 
-// Host is memory of the host that stays where it is, so that a device's copy
-// engines reach it themselves (pinned, page-locked).
+// Host is pinned (page-locked) memory of the host. A device's copy engines reach it
+// directly.
 type Host struct {
 	Size uint64 // bytes
 
@@ -11,7 +11,7 @@ type Host struct {
 	p      unsafe.Pointer
 }
 
-// AllocHost takes pinned memory of the host.
+// AllocHost allocates pinned memory of the host.
 func (d *Device) AllocHost(size uint64) (*Host, error) {
 	h := &Host{Size: size, device: d}
 	if err := d.check("cuMemAllocHost", d.driver.memAllocHost(&h.p, size)); err != nil {
@@ -20,10 +20,10 @@ func (d *Device) AllocHost(size uint64) (*Host, error) {
 	return h, nil
 }
 
-// Bytes is the memory itself, until Free.
+// Bytes returns the memory itself, which is valid until Free.
 func (h *Host) Bytes() []byte { return unsafe.Slice((*byte)(h.p), h.Size) }
 
-// Free gives the memory back.
+// Free frees the memory.
 func (h *Host) Free() error { return h.device.check("cuMemFreeHost", h.device.driver.memFreeHost(h.p)) }
 
 // CopyToDeviceAsync starts a copy of the first n bytes to the start of a device's memory.

@@ -13,19 +13,18 @@ type Memory struct {
 	device *Device
 }
 
-// Number is what memory can be written from and read to.
+// Number is an element type of Write and Read.
 type Number interface {
 	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
 }
 
-// MemoryInfo tells how many bytes of the current device's memory are free, and how
-// many there are.
+// MemoryInfo returns the free and total bytes of the current device's memory.
 func (d *Device) MemoryInfo() (free, total uint64, err error) {
 	err = d.check("cuMemGetInfo", d.driver.memGetInfo(&free, &total))
 	return free, total, err
 }
 
-// Alloc takes memory of the device; its address is a multiple of 256.
+// Alloc allocates memory of the device. Its address is a multiple of 256.
 func (d *Device) Alloc(size uint64) (*Memory, error) {
 	m := &Memory{Size: size, device: d}
 	if err := d.check(fmt.Sprintf("cuMemAlloc of %d bytes", size), d.driver.memAlloc(&m.Address, size)); err != nil {
@@ -34,7 +33,7 @@ func (d *Device) Alloc(size uint64) (*Memory, error) {
 	return m, nil
 }
 
-// Free gives the memory back.
+// Free frees the memory.
 func (m *Memory) Free() error { return m.device.check("cuMemFree", m.device.driver.memFree(m.Address)) }
 
 // SetBytes fills n bytes from the offset with a value.
@@ -53,7 +52,7 @@ func (m *Memory) SetWords(offset uint64, value uint32, n uint64) error {
 	return m.device.check("cuMemsetD32", m.device.driver.setWords(m.Address+offset, value, n))
 }
 
-// Write copies numbers from the host to the offset, and waits for it.
+// Write copies numbers from the host to the offset, and waits for the copy.
 func Write[T Number](m *Memory, offset uint64, from []T) error {
 	size := uint64(len(from)) * uint64(unsafe.Sizeof(*new(T)))
 	if err := m.fits(offset, size); err != nil {
@@ -62,7 +61,7 @@ func Write[T Number](m *Memory, offset uint64, from []T) error {
 	return m.device.check("cuMemcpyHtoD", m.device.driver.copyToDevice(m.Address+offset, unsafe.Pointer(unsafe.SliceData(from)), size))
 }
 
-// Read copies numbers from the offset to the host, and waits for it.
+// Read copies numbers from the offset to the host, and waits for the copy.
 func Read[T Number](to []T, m *Memory, offset uint64) error {
 	size := uint64(len(to)) * uint64(unsafe.Sizeof(*new(T)))
 	if err := m.fits(offset, size); err != nil {
@@ -80,9 +79,9 @@ func CopyAsync(to, from *Memory, n uint64, s *Stream) error {
 	return to.device.check("cuMemcpyDtoDAsync", to.device.driver.copyAsync(to.Address, from.Address, n, s.id()))
 }
 
-// CopyPeerAsync starts a copy of n bytes between devices that are both in use; the
-// stream is of the device that is current. It goes directly where EnableAccess
-// succeeded, else through the host's memory.
+// CopyPeerAsync starts a copy of n bytes between two devices in use. The stream belongs
+// to the current device. The copy goes directly where EnableAccess succeeded, else
+// through the host's memory.
 func CopyPeerAsync(to, from *Memory, n uint64, s *Stream) error {
 	if err := fit(n, to.Size, from.Size); err != nil {
 		return err

@@ -37,7 +37,7 @@ func (m *Module) Close() error {
 	return m.device.check("cuModuleUnload", m.device.driver.moduleUnload(m.handle))
 }
 
-// Kernel finds a function by its name.
+// Kernel returns the function with a name.
 func (m *Module) Kernel(name string) (*Kernel, error) {
 	k := &Kernel{device: m.device}
 	cname := append([]byte(name), 0)
@@ -53,18 +53,18 @@ type Kernel struct {
 	handle uintptr
 }
 
-// Dim is how many blocks or threads there are in each dimension; 0 counts as 1.
+// Dim holds a number of blocks or threads in each dimension. 0 counts as 1.
 type Dim struct{ X, Y, Z uint32 }
 
-// Shape is how a kernel is started.
+// Shape is the launch configuration of a kernel.
 type Shape struct {
 	Grid, Block Dim
 	Shared      uint32  // bytes of dynamic shared memory for each block
 	Stream      *Stream // nil: the default one
 }
 
-// Resident is how many blocks of so many threads, without dynamic shared memory, a
-// multiprocessor holds at once.
+// Resident returns how many blocks of that many threads, without dynamic shared memory,
+// a multiprocessor holds at once.
 func (k *Kernel) Resident(threads int) (int, error) {
 	var blocks int32
 	err := k.device.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", k.device.driver.occupancy(&blocks, k.handle, int32(threads), 0))

@@ -2,16 +2,16 @@
 // cgo: libcuda is opened by its soname when the program runs, as libcuda itself
 // expects (by an absolute path it would not find its PTX compiler).
 //
-// Open gives the Driver, which lists Devices; a Device's Use makes its context the
-// calling thread's. Then its Load compiles PTX to a Module of Kernels, its Alloc and
-// AllocHost give Memory and Host memory, its NewStream and NewEvent order the work
-// and time it. Write and Read copy whole slices and wait; the …Async functions
-// put a copy into a stream. An Error names the call, the code and what to do.
+// Open returns the Driver, which lists Devices. Device.Use makes its context the calling
+// thread's current one. Then Load compiles PTX to a Module of Kernels, Alloc and AllocHost
+// return Memory and Host memory, and NewStream and NewEvent order and time the work.
+// Write and Read copy whole slices and wait; the …Async functions put a copy into a
+// stream. An Error names the call, the code and the next action.
 //
-// A context belongs to the thread that makes it current: callers lock their
-// goroutine to its thread before they use a Device, and do all work on a Device, or
-// on what came from it, while its context is that thread's (Use, MakeCurrent). A
-// nil *Stream is the context's default stream. Sizes and offsets are in bytes.
+// A context belongs to the thread that makes it current. Callers lock their goroutine to
+// its thread before they use a Device. All work on a Device, or on anything made by it,
+// happens while its context is current on that thread (Use, MakeCurrent). A nil *Stream
+// is the context's default stream. Sizes and offsets are in bytes.
 package driver
 
 import (
@@ -29,7 +29,7 @@ import (
 // Library is the name by which the dynamic loader knows the driver.
 const Library = "libcuda.so.1"
 
-// ErrNoLibrary is in the errors of Open where the driver's library is missing.
+// ErrNoLibrary is returned, wrapped, by Open where the driver's library is missing.
 var ErrNoLibrary = errors.New("no CUDA driver library")
 
 // Driver is libcuda, initialised.
@@ -58,10 +58,10 @@ func Open() (*Driver, error) {
 	return d, err
 }
 
-// Simulated tells whether there is no GPU behind this driver.
+// Simulated reports whether the driver is a simulator without a GPU.
 func (d *Driver) Simulated() bool { return d.simulated }
 
-// Version is the newest CUDA that the driver serves: "13.0".
+// Version returns the newest CUDA version that the driver supports: "13.0".
 func (d *Driver) Version() (string, error) {
 	var v int32
 	if err := d.check("cuDriverGetVersion", d.driverGetVersion(&v)); err != nil {
@@ -70,7 +70,7 @@ func (d *Driver) Version() (string, error) {
 	return fmt.Sprintf("%d.%d", v/1000, v%1000/10), nil
 }
 
-// Devices lists what CUDA_VISIBLE_DEVICES leaves, in its order.
+// Devices lists the devices that CUDA_VISIBLE_DEVICES allows, in its order.
 func (d *Driver) Devices() ([]*Device, error) {
 	var n int32
 	if err := d.check("cuDeviceGetCount", d.deviceGetCount(&n)); err != nil {
@@ -87,7 +87,7 @@ func (d *Driver) Devices() ([]*Device, error) {
 	return devices, nil
 }
 
-// Find returns the device of an index or a UUID; "" is the first one.
+// Find returns the device with an index or a UUID; "" is the first device.
 func (d *Driver) Find(spec string) (*Device, error) {
 	devices, err := d.Devices()
 	if err != nil {
@@ -118,13 +118,13 @@ func (d *Driver) check(call string, code int32) error {
 	return e
 }
 
-// text is the string before the first NUL.
+// text returns the string before the first NUL.
 func text(b []byte) string {
 	s, _, _ := bytes.Cut(b, []byte{0})
 	return string(s)
 }
 
-// pinned passes C what Go memory points to for as long as the call takes.
+// pinned pins Go memory that C reads through pointers, until the caller unpins it.
 func pinned(pointers ...any) *runtime.Pinner {
 	p := new(runtime.Pinner)
 	for _, pointer := range pointers {

@@ -15,7 +15,7 @@ func (s *Stream) id() uintptr {
 	return s.handle
 }
 
-// NewStream makes a queue that does not wait for the default one's work.
+// NewStream creates a stream that does not wait for the default stream.
 func (d *Device) NewStream() (*Stream, error) {
 	const nonBlocking = 1 // CU_STREAM_NON_BLOCKING
 	s := &Stream{device: d}
@@ -25,12 +25,12 @@ func (d *Device) NewStream() (*Stream, error) {
 	return s, nil
 }
 
-// Synchronize waits for the queue's work.
+// Synchronize waits for the stream's work.
 func (s *Stream) Synchronize() error {
 	return s.device.check("cuStreamSynchronize", s.device.driver.streamSynchronize(s.handle))
 }
 
-// Close gives the queue back.
+// Close destroys the stream.
 func (s *Stream) Close() error {
 	return s.device.check("cuStreamDestroy", s.device.driver.streamDestroy(s.handle))
 }
@@ -41,7 +41,7 @@ type Event struct {
 	handle uintptr
 }
 
-// NewEvent makes an event.
+// NewEvent creates an event.
 func (d *Device) NewEvent() (*Event, error) {
 	e := &Event{device: d}
 	if err := d.check("cuEventCreate", d.driver.eventCreate(&e.handle, 0)); err != nil {
@@ -50,7 +50,7 @@ func (d *Device) NewEvent() (*Event, error) {
 	return e, nil
 }
 
-// Record puts the event behind the work that the stream holds now.
+// Record puts the event after the work that the stream holds now.
 func (e *Event) Record(s *Stream) error {
 	return e.device.check("cuEventRecord", e.device.driver.eventRecord(e.handle, s.id()))
 }
@@ -60,15 +60,15 @@ func (e *Event) Synchronize() error {
 	return e.device.check("cuEventSynchronize", e.device.driver.eventSynchronize(e.handle))
 }
 
-// Since is the device's time between two events that have come to pass; it is
-// exact to about half a microsecond.
+// Since returns the device's time between two completed events, exact to about half a
+// microsecond.
 func (e *Event) Since(start *Event) (time.Duration, error) {
 	var milliseconds float32
 	err := e.device.check("cuEventElapsedTime", e.device.driver.eventElapsed(&milliseconds, start.handle, e.handle))
 	return time.Duration(float64(milliseconds) * float64(time.Millisecond)), err
 }
 
-// Close gives the event back.
+// Close destroys the event.
 func (e *Event) Close() error {
 	return e.device.check("cuEventDestroy", e.device.driver.eventDestroy(e.handle))
 }

@@ -23,7 +23,7 @@ const (
 	bf16 = "bf16"
 )
 
-// task is what is multiplied in which types.
+// task is one multiplication: its matrices and the types to do it in.
 type task struct {
 	name  string
 	types []string
@@ -38,11 +38,11 @@ func tasks(s size) []task {
 		{"fractions", []string{fp32}, false,
 			func() matrix { return fractions(s.m, s.k, 3) }, func() matrix { return fractions(s.k, s.n, 4) }},
 		{"fractions", []string{bf16}, false,
-			func() matrix { return fractions(s.m, s.k, 5).cut() }, func() matrix { return fractions(s.k, s.n, 6).cut() }},
+			func() matrix { return fractions(s.m, s.k, 5).truncate() }, func() matrix { return fractions(s.k, s.n, 6).truncate() }},
 	}
 }
 
-// multiply runs the sample on one device; sides of 0 were not asked for.
+// multiply runs the sample on one device. It replaces sides of 0 by the default.
 func multiply(r *sample.Run, s size, only string) error {
 	d, err := r.Open()
 	if err != nil {
@@ -57,7 +57,7 @@ func multiply(r *sample.Run, s size, only string) error {
 			*side = otherwise
 		}
 	}
-	types, err := possible(r, d, only)
+	types, err := supportedTypes(r, d, only)
 	if err != nil {
 		return err
 	}
@@ -91,8 +91,8 @@ func multiply(r *sample.Run, s size, only string) error {
 	return nil
 }
 
-// possible are the types that were asked for and that the device has.
-func possible(r *sample.Run, d *driver.Device, only string) ([]string, error) {
+// supportedTypes returns the requested types that the device supports.
+func supportedTypes(r *sample.Run, d *driver.Device, only string) ([]string, error) {
 	const lacks = "compute capability %s has no mma.sync of bfloat16, which 8.0 and newer have"
 	switch {
 	case only == fp32:
@@ -112,7 +112,7 @@ func possible(r *sample.Run, d *driver.Device, only string) ([]string, error) {
 func (t task) run(r *sample.Run, d *driver.Device, kernels map[string]*driver.Kernel, share float64) error {
 	a, b := t.a(), t.b()
 	r.Phase("numbers")
-	reference := multiplied(a, b, t.exact, func(rows int) {
+	reference := referenceProduct(a, b, t.exact, func(rows int) {
 		r.Progress(share+float64(rows)/float64(a.rows)/3, t.name+", the reference on the CPU")
 	})
 	r.Phase("reference")
@@ -140,7 +140,7 @@ func (t task) run(r *sample.Run, d *driver.Device, kernels map[string]*driver.Ke
 	return nil
 }
 
-// operands are what a kernel is given.
+// operands are the inputs of a kernel.
 type operands struct {
 	write         func(a, b *driver.Memory) error
 	aSize, bSize  uint64 // bytes
@@ -149,7 +149,7 @@ type operands struct {
 	sizes         []any // the kernel's last arguments
 }
 
-// fp32Operands are the matrices as they are; the kernel looks after the edges.
+// fp32Operands returns the matrices unchanged: the kernel handles the edges.
 func fp32Operands(a, b matrix) operands {
 	const tile = 16 // as in gemm.cu
 	return operands{
@@ -158,29 +158,29 @@ func fp32Operands(a, b matrix) operands {
 		},
 		aSize: 4 * uint64(len(a.v)), bSize: 4 * uint64(len(b.v)), height: a.rows, width: b.columns,
 		shape: driver.Shape{
-			Grid:  driver.Dim{X: uint32(up(b.columns, tile) / tile), Y: uint32(up(a.rows, tile) / tile)},
+			Grid:  driver.Dim{X: uint32(roundUp(b.columns, tile) / tile), Y: uint32(roundUp(a.rows, tile) / tile)},
 			Block: driver.Dim{X: tile, Y: tile},
 		},
 		sizes: []any{int32(a.rows), int32(b.columns), int32(a.columns)},
 	}
 }
 
-// bf16Operands are the matrices in bfloat16, B column after column, with sides that
-// the tensor cores' shape divides.
+// bf16Operands returns the matrices in bfloat16, B in column order, padded to multiples
+// of the tensor cores' shape.
 func bf16Operands(a, b matrix) operands {
 	const m, n, k, warps = 16, 8, 16, 4 // as in gemm_sm80.cu
-	left, right := a.halves(m, k), b.transposed().halves(n, k)
-	height, width := up(a.rows, m), up(b.columns, n)
+	left, right := a.bfloat16(m, k), b.transposed().bfloat16(n, k)
+	height, width := roundUp(a.rows, m), roundUp(b.columns, n)
 	return operands{
 		write: func(to, too *driver.Memory) error {
 			return errors.Join(driver.Write(to, 0, left), driver.Write(too, 0, right))
 		},
 		aSize: 2 * uint64(len(left)), bSize: 2 * uint64(len(right)), height: height, width: width,
 		shape: driver.Shape{
-			Grid:  driver.Dim{X: uint32(up(width, n*warps) / (n * warps)), Y: uint32(height / m)},
+			Grid:  driver.Dim{X: uint32(roundUp(width, n*warps) / (n * warps)), Y: uint32(height / m)},
 			Block: driver.Dim{X: 32, Y: warps},
 		},
-		sizes: []any{int32(width), int32(up(a.columns, k))},
+		sizes: []any{int32(width), int32(roundUp(a.columns, k))},
 	}
 }
 
@@ -192,14 +192,14 @@ func (o operands) multiply(r *sample.Run, d *driver.Device, kernel *driver.Kerne
 		if err != nil {
 			return nil, err
 		}
-		// After a fault every call answers the same error: that of the fault is enough.
+		// After a fault every call returns the fault's error, which is reported already.
 		defer func() { _ = m.Free() }()
 		memory[i] = m
 	}
 	if err := o.write(memory[0], memory[1]); err != nil {
 		return nil, err
 	}
-	// So that what an earlier launch left is not taken for this one's.
+	// Overwrite the result of an earlier launch.
 	if err := memory[2].SetBytes(0, 0xff, memory[2].Size); err != nil {
 		return nil, err
 	}

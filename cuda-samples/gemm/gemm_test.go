@@ -29,7 +29,7 @@ func start(t *testing.T, root string, args ...string) (stdout, stderr string, ex
 	return out.String(), log.String(), cmd.ProcessState.ExitCode()
 }
 
-func TestItIsRightForSidesThatNoTileDivides(t *testing.T) {
+func TestSidesThatNoTileDivides(t *testing.T) {
 	root := built.DriverRoot(t, "h100-sxm", "--gpus", "1")
 	for _, sides := range []string{"1 1 1", "16 8 16", "17 9 17", "15 7 15", "1 100 3", "33 1 70", "64 64 64"} {
 		t.Run(sides, func(t *testing.T) {
@@ -45,7 +45,7 @@ func TestItIsRightForSidesThatNoTileDivides(t *testing.T) {
 	}
 }
 
-func TestTensorCoresAreLeftOutWhereThereAreNone(t *testing.T) {
+func TestBF16IsSkippedWithoutTensorCores(t *testing.T) {
 	root := built.DriverRoot(t, "t4")
 	stdout, stderr, exit := start(t, root)
 	require.Zero(t, exit, stderr)
@@ -62,12 +62,12 @@ func TestTensorCoresAreLeftOutWhereThereAreNone(t *testing.T) {
 	require.Equal(t, "gemm: bf16 is not possible on this device: compute capability 7.5 has no mma.sync of bfloat16, which 8.0 and newer have\n", stderr)
 }
 
-func TestReferenceIsTheProduct(t *testing.T) {
+func TestReferenceMatchesThePlainProduct(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		side := rapid.IntRange(1, 20)
 		m, n, k := side.Draw(t, "m"), side.Draw(t, "n"), side.Draw(t, "k")
 		a, b := fractions(m, k, 1), fractions(k, n, 2)
-		p := multiplied(a, b, false, func(int) {})
+		p := referenceProduct(a, b, false, func(int) {})
 		for i := range m {
 			for j := range n {
 				sum, most := 0.0, 0.0
@@ -93,7 +93,7 @@ func TestWholeNumbersAreExactInAnyOrder(t *testing.T) {
 			require.LessOrEqual(t, float64(k)*float64(v*v), float64(1<<22), "the largest sum")
 		}
 		before := slices.Clone(m.v)
-		require.Equal(t, before, m.cut().v, "bfloat16 holds each")
+		require.Equal(t, before, m.truncate().v, "bfloat16 holds each")
 	}
 }
 
@@ -104,7 +104,7 @@ func TestEveryElementIsChecked(t *testing.T) {
 		if !exact {
 			a, b = fractions(rows, k, 1), fractions(k, columns, 2)
 		}
-		p := multiplied(a, b, exact, func(int) {})
+		p := referenceProduct(a, b, exact, func(int) {})
 		got := make([]float32, rows*width)
 		for i := range rows {
 			for j := range columns {
@@ -134,13 +134,13 @@ func TestEveryElementIsChecked(t *testing.T) {
 	}
 }
 
-func TestBfloat16IsFilledUpWithZeros(t *testing.T) {
+func TestBfloat16IsPaddedWithZeros(t *testing.T) {
 	m := matrix{2, 3, []float32{1, 2, 3, -1, 0.5, 256}}
 	require.Equal(t, []uint16{
 		0x3f80, 0x4000, 0x4040, 0,
 		0xbf80, 0x3f00, 0x4380, 0,
 		0, 0, 0, 0,
-	}, m.halves(3, 4))
+	}, m.bfloat16(3, 4))
 	require.Equal(t, []float32{1, -1, 2, 0.5, 3, 256}, m.transposed().v)
 }
 

@@ -1,5 +1,5 @@
-// Gemm multiplies matrices on a GPU, in single precision and in the tensor cores,
-// and checks every element: proof that what machine learning lives on is right.
+// Gemm multiplies matrices on a GPU, in single precision and in the tensor cores, and
+// verifies every element. It proves the operation that machine learning depends on.
 package main
 
 import (
@@ -12,14 +12,14 @@ import (
 	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
 )
 
-// maxSide bounds what the reference takes on the CPU.
+// maxSide bounds the time that the reference takes on the CPU.
 const maxSide = 8192
 
-// size of a product: A is m × k, B is k × n.
+// size is the size of a product: A is m × k, B is k × n.
 type size struct{ m, n, k int }
 
-// Sizes where the flags leave them open: work for all of a GPU, and what the
-// simulator does in a moment, with sides that no tile divides.
+// Default sizes: one that keeps all of a GPU busy, and one that the simulator finishes
+// quickly, with sides that no tile divides.
 var (
 	usual     = size{1024, 1024, 512}
 	simulated = size{100, 72, 88}

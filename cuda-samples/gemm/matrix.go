@@ -15,9 +15,9 @@ func newMatrix(rows, columns int) matrix {
 	return matrix{rows, columns, make([]float32, rows*columns)}
 }
 
-// integers fills a matrix with whole numbers, the same in each run. They are so
-// small that bfloat16 holds each, and that no sum of k products needs more than 22
-// bits: the product of two such matrices is exact in whatever order it is summed.
+// integers returns a matrix of whole numbers, the same in each run. Each fits bfloat16,
+// and no sum of k products needs more than 22 bits. The product of two such matrices is
+// thus exact in any order of summation.
 func integers(rows, columns, k int, seed uint64) matrix {
 	most := min(127, int(math.Sqrt(float64(1<<22)/float64(k))))
 	source := rand.New(rand.NewPCG(seed, 0))
@@ -28,7 +28,7 @@ func integers(rows, columns, k int, seed uint64) matrix {
 	return m
 }
 
-// fractions fills a matrix with numbers between -1 and 1, the same in each run.
+// fractions returns a matrix of numbers between -1 and 1, the same in each run.
 func fractions(rows, columns int, seed uint64) matrix {
 	source := rand.New(rand.NewPCG(seed, 0))
 	m := newMatrix(rows, columns)
@@ -38,19 +38,19 @@ func fractions(rows, columns int, seed uint64) matrix {
 	return m
 }
 
-// cut makes every number one that bfloat16 holds: the upper half of its bits.
-func (m matrix) cut() matrix {
+// truncate reduces every number to bfloat16: the upper half of its bits.
+func (m matrix) truncate() matrix {
 	for i, v := range m.v {
 		m.v[i] = math.Float32frombits(math.Float32bits(v) &^ 0xffff)
 	}
 	return m
 }
 
-// halves is the matrix in bfloat16, filled up with zeros so that rows and columns
+// bfloat16 returns the matrix in bfloat16, padded with zeros so that rows and columns
 // are multiples of those given.
-func (m matrix) halves(rows, columns int) []uint16 {
-	width := up(m.columns, columns)
-	out := make([]uint16, up(m.rows, rows)*width)
+func (m matrix) bfloat16(rows, columns int) []uint16 {
+	width := roundUp(m.columns, columns)
+	out := make([]uint16, roundUp(m.rows, rows)*width)
 	for i := range m.rows {
 		for j := range m.columns {
 			out[i*width+j] = uint16(math.Float32bits(m.v[i*m.columns+j]) >> 16)
@@ -69,5 +69,5 @@ func (m matrix) transposed() matrix {
 	return t
 }
 
-// up is the next multiple of step.
-func up(n, step int) int { return (n + step - 1) / step * step }
+// roundUp returns the next multiple of step.
+func roundUp(n, step int) int { return (n + step - 1) / step * step }

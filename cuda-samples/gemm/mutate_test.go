@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/test/mutation"
 )
 
-// equivalent are changes that leave the results as they are, each for the reason given.
+// equivalent holds changes that do not change the results, each with the reason.
 var equivalent = regexp.MustCompile(`` +
 	`: mov\.f32 %\w+, (0f00000000|%f\d+) is neg` + // -0 changes no sum
 	`|@%p1 bra LBB0_7 is |@%p2 bra LBB0_4 is ` + // k is not less than 1
@@ -19,13 +19,13 @@ var equivalent = regexp.MustCompile(`` +
 	`|%r14, %r13, 30 is |%r15, %r9, %r14 is |%r19, %r8, 31 is |%r20, %r8, %r19 is `) // the sign of what has none
 
 // Every instruction of the kernels is changed, one at a time: the sample must not pass.
-func TestChangedKernelsAreFoundOut(t *testing.T) {
+func TestChangedKernelsAreDetected(t *testing.T) {
 	mutation.Driver(t, "h100-sxm")
 	for only, code := range map[string]*string{fp32: &ptx, bf16: &ptxSM80} {
 		original := *code
 		try := func(changed string) (int, string) {
 			*code = changed
-			// A long side each, so that eight bits do not hold it.
+			// Each side is long once, so that eight bits do not hold it.
 			for _, sides := range [][3]string{{"260", "20", "20"}, {"20", "260", "20"}, {"20", "20", "530"}} {
 				var out, log bytes.Buffer
 				args := []string{"--only", only, "--m", sides[0], "--n", sides[1], "--k", sides[2]}

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
 )
 
-// product is A B as the CPU finds it, in double precision.
+// product is A B as computed on the CPU in double precision.
 type product struct {
 	rows, columns int
 	v             []float64
@@ -21,8 +21,8 @@ type product struct {
 	ofRow, ofCol []float64
 }
 
-// multiplied is the reference; done is told how many rows there are so far.
-func multiplied(a, b matrix, exact bool, done func(rows int)) *product {
+// referenceProduct computes A B on the CPU. It calls done with the number of rows so far.
+func referenceProduct(a, b matrix, exact bool, done func(rows int)) *product {
 	p := &product{rows: a.rows, columns: b.columns, v: make([]float64, a.rows*b.columns), exact: exact, k: a.columns,
 		ofRow: norms(a), ofCol: norms(b.transposed())}
 	wide := make([]float64, len(b.v))
@@ -32,13 +32,13 @@ func multiplied(a, b matrix, exact bool, done func(rows int)) *product {
 	const slab = 256
 	for from := 0; from < a.rows; from += slab {
 		done(from)
-		p.slab(a, wide, from, min(from+slab, a.rows))
+		p.computeRows(a, wide, from, min(from+slab, a.rows))
 	}
 	return p
 }
 
-// slab computes some rows on all of the CPU's cores.
-func (p *product) slab(a matrix, b []float64, from, to int) {
+// computeRows computes some rows on all of the CPU's cores.
+func (p *product) computeRows(a matrix, b []float64, from, to int) {
 	var wait sync.WaitGroup
 	workers := runtime.GOMAXPROCS(0)
 	for w := range workers {
@@ -57,7 +57,7 @@ func (p *product) slab(a matrix, b []float64, from, to int) {
 	wait.Wait()
 }
 
-// norms are the lengths of a matrix's rows.
+// norms returns the Euclidean norms of a matrix's rows.
 func norms(m matrix) []float64 {
 	out := make([]float64, m.rows)
 	for i := range out {
@@ -69,7 +69,7 @@ func norms(m matrix) []float64 {
 	return out
 }
 
-// bound is how far rounding may take an element of a type from the reference.
+// bound returns how far an element of a type may differ from the reference by rounding.
 //
 // Every addition of k is off by at most u of the partial sum, which is at most
 // S = Σ|a||b|; that makes k u / (1 - k u) S (Higham, Accuracy and Stability of
@@ -78,7 +78,7 @@ func norms(m matrix) []float64 {
 // bf16 are exact, but tensor cores add in an order of their own, may cut instead of
 // round (u is 2^-23), and once more as they align what they add: 2 k additions
 // (Fasi, Higham, Mikaitis, Pranesh, Numerical behavior of NVIDIA tensor cores). The
-// last factor is more than double precision's own error.
+// last factor covers the error of double precision itself.
 func (p *product) bound(kind string, row, column int) float64 {
 	if p.exact {
 		return 0
@@ -90,8 +90,8 @@ func (p *product) bound(kind string, row, column int) float64 {
 	return ku / (1 - ku) * p.ofRow[row] * p.ofCol[column] * (1 + 1e-6)
 }
 
-// verify compares every element of a product whose rows are width numbers apart,
-// and returns the largest error as a part of its bound.
+// verify compares every element of a product whose rows are width numbers apart. It
+// returns the largest error as a fraction of its bound.
 func (p *product) verify(kind string, got []float32, width int) (float64, error) {
 	wrong := sample.Elements{What: kind + " element"}
 	worst := 0.0

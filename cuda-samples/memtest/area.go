@@ -8,19 +8,19 @@ import (
 )
 
 const (
-	grain        = 512      // bytes that a chunk is a multiple of
+	grain        = 512      // bytes; the size of a chunk is a multiple of it
 	largestChunk = 1 << 30  // bytes
 	leastChunk   = 16 << 20 // smaller ones are not worth the search for room
 )
 
-// area is the memory that is tested: chunks, one behind the other.
+// area is the memory under test: a sequence of chunks.
 type area struct {
 	chunks []*driver.Memory
 	size   uint64 // bytes of all
 }
 
-// take allocates so many bytes, or as many as there are.
-func take(d *driver.Device, want uint64) (*area, error) {
+// allocate allocates want bytes, or as many as are free.
+func allocate(d *driver.Device, want uint64) (*area, error) {
 	a := new(area)
 	chunk := uint64(largestChunk)
 	for a.size < want {
@@ -47,14 +47,14 @@ func take(d *driver.Device, want uint64) (*area, error) {
 	return a, nil
 }
 
-// free gives all back. After a fault every call answers the same error: that of the fault is enough.
+// free frees all chunks. It ignores errors: after a fault every call returns the fault's error.
 func (a *area) free() {
 	for _, m := range a.chunks {
 		_ = m.Free()
 	}
 }
 
-// offset is how far an address lies from the start of all that is tested.
+// offset returns an address's offset in the area, in bytes.
 func (a *area) offset(address uint64) uint64 {
 	before := uint64(0)
 	for _, m := range a.chunks {
@@ -66,11 +66,11 @@ func (a *area) offset(address uint64) uint64 {
 	return before
 }
 
-// each calls what for every chunk, with the index of its first word.
-func (a *area) each(what func(m *driver.Memory, first uint64) error) error {
+// each calls visit for every chunk, with the index of its first word.
+func (a *area) each(visit func(m *driver.Memory, first uint64) error) error {
 	first := uint64(0)
 	for _, m := range a.chunks {
-		if err := what(m, first); err != nil {
+		if err := visit(m, first); err != nil {
 			return err
 		}
 		first += m.Size / 4

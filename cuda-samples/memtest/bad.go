@@ -11,12 +11,12 @@ import (
 	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
 )
 
-// log is where kernels note bad words (struct log of memtest.cu). It is the host's
-// memory: the device's is what is not trusted here.
+// log is the buffer in which kernels record bad words (struct log of memtest.cu). It lies
+// in the host's memory, since the device's memory is under test.
 type log struct{ host *driver.Host }
 
 const (
-	logHead  = 8  // bytes: how many there are, and for how many there is room
+	logHead  = 8  // bytes: the number of entries and the capacity
 	logEntry = 16 // address, want, got
 	logRoom  = 4096
 )
@@ -30,33 +30,33 @@ func newLog(d *driver.Device) (*log, error) {
 	return &log{host}, nil
 }
 
-// take empties the log and calls note for each word in it.
-func (l *log) take(note func(address uint64, want, got uint32)) {
+// drain empties the log and calls record for each word in it.
+func (l *log) drain(record func(address uint64, want, got uint32)) {
 	b := l.host.Bytes()
 	for i := range min(int(binary.LittleEndian.Uint32(b)), logRoom) {
 		e := b[logHead+logEntry*i:]
-		note(binary.LittleEndian.Uint64(e), binary.LittleEndian.Uint32(e[8:]), binary.LittleEndian.Uint32(e[12:]))
+		record(binary.LittleEndian.Uint64(e), binary.LittleEndian.Uint32(e[8:]), binary.LittleEndian.Uint32(e[12:]))
 	}
 	binary.LittleEndian.PutUint32(b, 0)
 }
 
-// word is a bad one.
+// word is a bad word.
 type word struct {
 	want, got uint32
 	pattern   string // that found it first
 	bits      uint32 // that ever differed
 }
 
-// bad gathers the bad words of a run by their addresses.
+// bad collects the bad words of a run by address.
 type bad struct{ words map[uint64]*word }
 
 func newBad() *bad { return &bad{map[uint64]*word{}} }
 
-// enough says that the rest need not be looked for.
-func (b *bad) enough() bool { return len(b.words) >= logRoom }
+// full reports whether enough bad words were found to end the test.
+func (b *bad) full() bool { return len(b.words) >= logRoom }
 
-// noteFor returns what notes the bad words of a pattern.
-func (b *bad) noteFor(pattern string) func(address uint64, want, got uint32) {
+// recorder returns a function that records the bad words of a pattern.
+func (b *bad) recorder(pattern string) func(address uint64, want, got uint32) {
 	return func(address uint64, want, got uint32) {
 		w := b.words[address]
 		if w == nil {
@@ -67,7 +67,8 @@ func (b *bad) noteFor(pattern string) func(address uint64, want, got uint32) {
 	}
 }
 
-// err is nil where no word is bad; else it names those with the lowest addresses.
+// err returns an error that names the bad words with the lowest addresses, or nil where
+// there are none.
 func (b *bad) err(a *area) error {
 	if len(b.words) == 0 {
 		return nil

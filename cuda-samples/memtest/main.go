@@ -1,5 +1,5 @@
-// Memtest writes patterns to a GPU's memory and reads them back: it finds bits that
-// are stuck, flip or answer to a wrong address, and says where.
+// Memtest writes patterns to a GPU's memory and reads them back. It finds bits that are
+// stuck, flip or respond to a wrong address, and reports where.
 package main
 
 import (
@@ -15,10 +15,10 @@ import (
 
 func main() { os.Exit(sample.Main(memtest())) }
 
-// options are what is tested, and how.
+// options are the flags of memtest.
 type options struct {
 	share    float64      // of the memory that is free
-	bytes    sample.Bytes // 0: the share says
+	bytes    sample.Bytes // 0: by share
 	patterns []string     // nil: all
 	seed     uint32       // of the random patterns
 	host     bool         // the host reads the memory, too
@@ -33,15 +33,15 @@ func memtest() sample.Sample {
 and names each word that came back wrong, by its address in the device's memory.
 What other processes use is not tested.`,
 		Examples: []sample.Example{
-			{Command: "memtest --bytes 4Gi", Meaning: "so much of it"},
-			{Command: "memtest --patterns address,random", Meaning: "only these"},
+			{Command: "memtest --bytes 4Gi", Meaning: "test 4 GiB of it"},
+			{Command: "memtest --patterns address,random", Meaning: "only these patterns"},
 		},
 		Flags: func(f *pflag.FlagSet) {
-			f.Float64Var(&o.share, "share", 0.9, "how much of the free memory, up to 1; of a simulated GPU "+simulatedBytes.String()+" unless a size is asked for")
-			f.Var(&o.bytes, "bytes", "so much instead of a share: 256Mi, 4Gi")
+			f.Float64Var(&o.share, "share", 0.9, "how much of the free memory, up to 1; on a simulated GPU "+simulatedBytes.String()+" unless --bytes is set")
+			f.Var(&o.bytes, "bytes", "test this much instead of a share: 256Mi, 4Gi")
 			f.StringSliceVar(&o.patterns, "patterns", nil, "some of "+patternNames()+" (default: all)")
-			f.Uint32Var(&o.seed, "seed", 1, "of the random numbers")
-			f.BoolVar(&o.host, "host", false, "the host reads the memory and compares, too, over the host link; a simulated GPU's always")
+			f.Uint32Var(&o.seed, "seed", 1, "seed of the random numbers")
+			f.BoolVar(&o.host, "host", false, "the host reads the memory and compares, too, over the host link; always with a simulated GPU")
 			shareGiven = func() bool { return f.Changed("share") }
 			hostGiven = func() bool { return f.Changed("host") }
 		},
@@ -63,8 +63,8 @@ What other processes use is not tested.`,
 	}
 }
 
-// simulatedBytes is what is tested of a simulated GPU, which is slow and as healthy
-// in one place as in the other.
+// simulatedBytes is the size of the test on a simulated GPU, which is slow and equally
+// healthy everywhere.
 var simulatedBytes = sample.Bytes(256 << 10)
 
 func (o *options) check() error {

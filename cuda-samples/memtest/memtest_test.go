@@ -12,13 +12,13 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// report is what -o json prints.
+// report is the output of -o json.
 type report struct {
 	sample.Report
 	Bytes uint64 `json:"bytes"`
 }
 
-// UnmarshalJSON reads what all samples have, and this one's own.
+// UnmarshalJSON reads the fields of all samples and those of this one.
 func (r *report) UnmarshalJSON(b []byte) error {
 	own := struct {
 		Bytes *uint64 `json:"bytes"`
@@ -29,8 +29,8 @@ func (r *report) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, &r.Report)
 }
 
-// answer runs the built program with -o json and returns its report.
-func answer(t *testing.T, root string, exit int, args ...string) report {
+// runJSON runs the built program with -o json and returns its report.
+func runJSON(t *testing.T, root string, exit int, args ...string) report {
 	t.Helper()
 	stdout, stderr, code := built.Sample(t, root, "memtest", append([]string{"-o", "json"}, args...))
 	require.Equal(t, exit, code, stderr)
@@ -45,19 +45,19 @@ func TestGoodMemoryPasses(t *testing.T) {
 	stdout, stderr, exit := built.Sample(t, root, "memtest", nil)
 	require.Zero(t, exit, stderr)
 	require.Regexp(t, `^Test of 262144 bytes of memory at 0x[0-9a-f]+\nTest PASSED \(SIMULATED\)\nDone\n$`, stdout)
-	r := answer(t, root, 0, "--bytes", "64Ki")
+	r := runJSON(t, root, 0, "--bytes", "64Ki")
 	require.EqualValues(t, 64<<10, r.Bytes)
 	for _, phase := range []string{"allocate", "walkingOnes", "walkingZeros", "addressInAddress", "random", "checkerboard", "movingInversions"} {
 		require.Positive(t, r.Seconds[phase], phase)
 	}
-	r = answer(t, root, 0, "--share", "0.00001", "--patterns", "random,address")
+	r = runJSON(t, root, 0, "--share", "0.00001", "--patterns", "random,address")
 	require.Less(t, r.Bytes, uint64(1<<20))
 	require.Positive(t, r.Bytes)
 	require.NotContains(t, r.Seconds, "walkingOnes")
 }
 
-// Kinds of gpusim memfault: a bit that is stuck is so for kernels, too; one that
-// flips does so when the host reads it.
+// Kinds of gpusim memfault: a stuck bit is stuck for kernels, too; a flipping bit flips
+// when the host reads it.
 func TestABadBitIsFoundAtItsAddress(t *testing.T) {
 	for _, kind := range []string{"stuck", "flip"} {
 		for _, c := range []struct{ offset, bit int }{{0, 0}, {40004, 13}, {262140, 31}} {
@@ -66,7 +66,7 @@ func TestABadBitIsFoundAtItsAddress(t *testing.T) {
 				built.Gpusim(t, "memfault", "--root", root, "--gpu", "0", "--kind", kind,
 					"--offset", strconv.Itoa(c.offset), "--bit", strconv.Itoa(c.bit))
 				for _, pattern := range tests {
-					r := answer(t, root, 3, "--patterns", pattern.name)
+					r := runJSON(t, root, 3, "--patterns", pattern.name)
 					require.Equal(t, 1, r.WrongCount)
 					require.Len(t, r.Wrong, 1)
 					w := r.Wrong[0]
@@ -98,12 +98,12 @@ func TestAStuckBitOfAGPUIsFoundInItsAddressSpace(t *testing.T) {
 			if offset > 256<<10 {
 				bytes = "1056Ki"
 			}
-			r := answer(t, root, 3, "--device", "2", "--bytes", bytes, "--patterns", "checkerboard,random", "--host=false")
+			r := runJSON(t, root, 3, "--device", "2", "--bytes", bytes, "--patterns", "checkerboard,random", "--host=false")
 			require.Equal(t, 1, r.WrongCount)
 			require.Equal(t, fmt.Sprintf("%#x", third+offset), r.Wrong[0].Address)
 			require.EqualValues(t, offset, r.Wrong[0].Offset)
 			require.Equal(t, []int{7}, r.Wrong[0].Bits)
-			answer(t, root, 0, "--device", "1", "--patterns", "random")
+			runJSON(t, root, 0, "--device", "1", "--patterns", "random")
 		}
 	}
 }
@@ -136,17 +136,17 @@ func TestEachBitIsWrittenBothWays(t *testing.T) {
 	}
 }
 
-func TestTheFirstBadWordsAreNamedAndAllCounted(t *testing.T) {
+func TestFirstBadWordsAreNamedAndAllCounted(t *testing.T) {
 	b := newBad()
-	note := b.noteFor("random")
+	record := b.recorder("random")
 	for i := range uint64(100) {
-		note(4*i, 1, 3)
-		note(4*i, 1, 9)
+		record(4*i, 1, 3)
+		record(4*i, 1, 9)
 	}
 	wrong := new(sample.WrongError)
 	require.ErrorAs(t, b.err(&area{size: 4096}), &wrong)
 	require.Equal(t, 100, wrong.Count)
 	require.Len(t, wrong.Wrong, sample.Named)
 	require.Equal(t, []int{1, 3}, wrong.Wrong[0].Bits)
-	require.False(t, b.enough())
+	require.False(t, b.full())
 }

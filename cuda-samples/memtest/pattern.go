@@ -5,20 +5,20 @@ import (
 	"strings"
 )
 
-// What the words of a pattern are; memtest.cu computes the same.
+// Kinds of patterns. memtest.cu computes the same words.
 const (
 	constant = iota // the seed
-	walking         // one bit, which moves on with each word and each seed
+	walking         // one bit, which moves with each word and each seed
 	address         // of the word's own address
 	random
 )
 
-// pattern is the same word for the same place.
+// pattern maps each place in memory to a word.
 type pattern struct{ kind, seed, invert uint32 }
 
 func (p pattern) inverse() pattern { return pattern{p.kind, p.seed, ^p.invert} }
 
-// word is what belongs to an address, the i-th word of all that are tested.
+// word returns the word at an address, the i-th of all words under test.
 func (p pattern) word(i, at uint64) uint32 {
 	v := p.seed
 	switch p.kind {
@@ -35,13 +35,13 @@ func (p pattern) word(i, at uint64) uint32 {
 	return v ^ p.invert
 }
 
-// A step is done with all memory before the next one.
+// step is one pass over all memory.
 type step struct {
 	kernel string // write, verify, or turn: verify and write the inverse
 	pattern
 }
 
-// test is a pattern by its name, as the steps that it takes.
+// namedTest is a pattern with its names and the steps that test it.
 type namedTest struct {
 	name  string // of --patterns
 	title string
@@ -51,15 +51,15 @@ type namedTest struct {
 var tests = []namedTest{
 	{"walking-ones", "walking ones", func(uint32) []step { return walk(0) }},
 	{"walking-zeros", "walking zeros", func(uint32) []step { return walk(^uint32(0)) }},
-	{"address", "address in address", func(uint32) []step { return both(pattern{kind: address}) }},
-	{"random", "random", func(seed uint32) []step { return both(pattern{kind: random, seed: seed}) }},
-	{"checkerboard", "checkerboard", func(uint32) []step { return both(pattern{kind: constant, seed: 0x55555555}) }},
+	{"address", "address in address", func(uint32) []step { return writeVerify(pattern{kind: address}) }},
+	{"random", "random", func(seed uint32) []step { return writeVerify(pattern{kind: random, seed: seed}) }},
+	{"checkerboard", "checkerboard", func(uint32) []step { return writeVerify(pattern{kind: constant, seed: 0x55555555}) }},
 	{"inversions", "moving inversions", func(seed uint32) []step {
-		return slices.Concat(turns(pattern{kind: constant}), turns(pattern{kind: random, seed: seed + 1}))
+		return slices.Concat(invertTwice(pattern{kind: constant}), invertTwice(pattern{kind: random, seed: seed + 1}))
 	}},
 }
 
-// walk puts the bit into each place of each word.
+// walk returns steps that move the bit through each place of each word.
 func walk(invert uint32) []step {
 	var steps []step
 	for seed := range uint32(32) {
@@ -69,13 +69,13 @@ func walk(invert uint32) []step {
 	return steps
 }
 
-// both writes and verifies a pattern and its inverse.
-func both(p pattern) []step {
+// writeVerify returns steps that write and verify a pattern and its inverse.
+func writeVerify(p pattern) []step {
 	return []step{{"write", p}, {"verify", p}, {"write", p.inverse()}, {"verify", p.inverse()}}
 }
 
-// turns inverts each word right after it was read, forth and back.
-func turns(p pattern) []step {
+// invertTwice returns steps that invert each word right after it was read, forth and back.
+func invertTwice(p pattern) []step {
 	return []step{{"write", p}, {"turn", p}, {"turn", p.inverse()}, {"verify", p}}
 }
 

@@ -17,7 +17,7 @@ var ptx string
 
 const threads = 256 // of a block
 
-// tester is a run's means.
+// tester is the state of a run.
 type tester struct {
 	*area
 	r       *sample.Run
@@ -29,7 +29,7 @@ type tester struct {
 	mirror  []uint32 // of a chunk, where the host reads, too; else nil
 }
 
-// test runs all patterns, also after bad words were found, and names those.
+// test runs all patterns, also after bad words were found, and reports the bad words.
 func test(ctx context.Context, r *sample.Run, d *driver.Device, o options) error {
 	t := &tester{r: r, d: d, kernels: map[string]*driver.Kernel{}, bad: newBad()}
 	module, err := d.Load(ptx)
@@ -48,11 +48,11 @@ func test(ctx context.Context, r *sample.Run, d *driver.Device, o options) error
 	}
 	t.blocks = uint32(processors) * 8
 	r.Phase("compile")
-	want, err := wanted(d, o)
+	want, err := testSize(d, o)
 	if err != nil {
 		return err
 	}
-	if t.area, err = take(d, want); err != nil {
+	if t.area, err = allocate(d, want); err != nil {
 		return err
 	}
 	defer t.free()
@@ -66,11 +66,11 @@ func test(ctx context.Context, r *sample.Run, d *driver.Device, o options) error
 	r.Size("bytes", t.size)
 	r.Printf("Test of %d bytes of memory at %#x\n", t.size, t.chunks[0].Address)
 	r.Phase("allocate")
-	return t.run(ctx, chosen(o))
+	return t.run(ctx, planSteps(o))
 }
 
-// wanted is how many bytes are to be tested.
-func wanted(d *driver.Device, o options) (uint64, error) {
+// testSize returns the number of bytes to test.
+func testSize(d *driver.Device, o options) (uint64, error) {
 	if o.bytes > 0 {
 		return uint64(o.bytes), nil
 	}
@@ -78,13 +78,13 @@ func wanted(d *driver.Device, o options) (uint64, error) {
 	return uint64(float64(free) * o.share), err
 }
 
-// planned is a step, and the pattern's name.
+// planned is a step with its pattern's name.
 type planned struct {
 	step
 	title string
 }
 
-func chosen(o options) []planned {
+func planSteps(o options) []planned {
 	var plan []planned
 	for _, t := range tests {
 		if len(o.patterns) > 0 && !slices.Contains(o.patterns, t.name) {
@@ -103,10 +103,10 @@ func (t *tester) run(ctx context.Context, plan []planned) error {
 			return context.Cause(ctx)
 		}
 		t.r.Progress(float64(i)/float64(len(plan)), fmt.Sprintf("%s, %d bad words so far", p.title, len(t.bad.words)))
-		if err := t.do(p); err != nil {
+		if err := t.runStep(p); err != nil {
 			return fmt.Errorf("%s: %w", p.title, err)
 		}
-		if t.bad.enough() {
+		if t.bad.full() {
 			t.r.Note("%d bad words are enough: the rest of the test is left out", len(t.bad.words))
 			break
 		}
@@ -123,14 +123,14 @@ func (t *tester) run(ctx context.Context, plan []planned) error {
 	return err
 }
 
-// do takes one step through all memory.
-func (t *tester) do(p planned) error {
-	note := t.bad.noteFor(p.title)
+// runStep runs one step over all memory.
+func (t *tester) runStep(p planned) error {
+	record := t.bad.recorder(p.title)
 	err := t.each(func(m *driver.Memory, first uint64) error {
 		arguments := []any{m, m.Size / 16, first, p.kind, p.seed, p.invert}
 		if p.kernel != "write" {
 			arguments = append(arguments, t.log.host)
-			if err := t.compare(m, first, p.pattern, note); err != nil {
+			if err := t.compare(m, first, p.pattern, record); err != nil {
 				return err
 			}
 		}
@@ -143,12 +143,13 @@ func (t *tester) do(p planned) error {
 	if err := t.d.Synchronize(); err != nil {
 		return err
 	}
-	t.log.take(note)
+	t.log.drain(record)
 	return nil
 }
 
-// compare reads a chunk to the host, where it does so, and notes what is wrong there.
-func (t *tester) compare(m *driver.Memory, first uint64, p pattern, note func(address uint64, want, got uint32)) error {
+// compare reads a chunk to the host and records the wrong words. It does nothing without
+// --host.
+func (t *tester) compare(m *driver.Memory, first uint64, p pattern, record func(address uint64, want, got uint32)) error {
 	if t.mirror == nil {
 		return nil
 	}
@@ -158,14 +159,14 @@ func (t *tester) compare(m *driver.Memory, first uint64, p pattern, note func(ad
 	}
 	for i, got := range mirror {
 		at := m.Address + 4*uint64(i)
-		if want := p.word(first+uint64(i), at); got != want && !t.bad.enough() {
-			note(at, want, got)
+		if want := p.word(first+uint64(i), at); got != want && !t.bad.full() {
+			record(at, want, got)
 		}
 	}
 	return nil
 }
 
-// phase is the name of a pattern's seconds: "walkingOnes".
+// phase returns the name of a pattern's phase in the report: "walkingOnes".
 func phase(title string) string {
 	words := strings.Fields(title)
 	for i, w := range words[1:] {

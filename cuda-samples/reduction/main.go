@@ -1,5 +1,5 @@
-// Reduction sums many numbers on a GPU and finds the largest: proof that shared
-// memory and barriers work, which adding vectors does not use.
+// Reduction sums many numbers on a GPU and finds the largest. It proves that shared
+// memory and barriers work; vectoradd does not use them.
 package main
 
 import (
@@ -15,8 +15,8 @@ import (
 // maxElements keeps the kernel's int from overflowing.
 const maxElements = 1 << 30
 
-// How many elements there are at most where --elements does not say: many times
-// what the grid holds, and what the simulator does in a moment, two for each thread.
+// Default numbers of elements: many times what the grid holds, and, two for each thread,
+// as many as the simulator finishes quickly.
 const (
 	usualElements     = 1 << 24
 	simulatedElements = 1 << 18

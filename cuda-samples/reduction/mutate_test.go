@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/test/mutation"
 )
 
-// equivalent are changes that leave the results as they are, each for the reason given.
+// equivalent holds changes that do not change the results, each with the reason.
 var equivalent = regexp.MustCompile(`` +
 	`line (79|86|93|100|107|114|199|207|215|223|231|239): bar\.sync ` + // a warp waits for itself, which is always in step here
 	`|mov\.f32 %f32, 0f00000000 is neg` + // -0 changes no sum
@@ -19,14 +19,14 @@ var equivalent = regexp.MustCompile(`` +
 	`|@%p(11|20) bra LBB\d_21 is `) // all threads write the same
 
 // Every instruction of the kernels is changed, one at a time: the sample must not pass.
-func TestChangedKernelsAreFoundOut(t *testing.T) {
+func TestChangedKernelsAreDetected(t *testing.T) {
 	mutation.Driver(t, "h100-sxm")
 	original := ptx
 	t.Cleanup(func() { ptx = original })
 	try := func(changed string) (int, string) {
 		ptx = changed
 		var out, log bytes.Buffer
-		// So many that both launches go around.
+		// Enough elements that both launches go around.
 		exit := reduction().Start(t.Context(), []string{"--elements", "140000"}, func(string) string { return "" }, &out, &log)
 		return exit, log.String()
 	}

@@ -13,7 +13,7 @@ import (
 //go:embed reduction.ptx
 var ptx string
 
-// reducer is what is on the device.
+// reducer holds the kernels and memory on the device.
 type reducer struct {
 	r                  *sample.Run
 	d                  *driver.Device
@@ -21,7 +21,7 @@ type reducer struct {
 	in, partial, total *driver.Memory
 }
 
-// reduce runs the sample on one device; n is 0 where nothing was asked for.
+// reduce runs the sample on one device. With n = 0 it uses the default size.
 func reduce(r *sample.Run, n int) (err error) {
 	d, err := r.Open()
 	if err != nil {
@@ -53,7 +53,7 @@ func reduce(r *sample.Run, n int) (err error) {
 		if err != nil {
 			return err
 		}
-		// After a fault every call answers the same error: that of the fault is enough.
+		// After a fault every call returns the fault's error, which is reported already.
 		defer func() { _ = taken.Free() }()
 		*m.memory = taken
 	}
@@ -61,17 +61,17 @@ func reduce(r *sample.Run, n int) (err error) {
 		return err
 	}
 	r.Phase("copyToDevice")
-	return p.all(numbers)
+	return p.runAll(numbers)
 }
 
-// all tries each size with each operation.
-func (p *reducer) all(numbers []float32) error {
+// runAll runs each operation on each size.
+func (p *reducer) runAll(numbers []float32) error {
 	sizes := sizes(len(numbers))
 	for i, size := range sizes {
 		line := []string{fmt.Sprintf("n = %d:", size)}
 		for _, o := range operations {
 			p.r.Progress(float64(i)/float64(len(sizes)), fmt.Sprintf("%s of %d elements", o.kernel, size))
-			got, err := p.one(o, numbers[:size])
+			got, err := p.runOne(o, numbers[:size])
 			if err != nil {
 				return err
 			}
@@ -82,15 +82,15 @@ func (p *reducer) all(numbers []float32) error {
 	return nil
 }
 
-// one reduces to a number a block, those to one number, and checks both.
-func (p *reducer) one(o operation, numbers []float32) (float32, error) {
+// runOne reduces the numbers to one per block, reduces those to one, and verifies both.
+func (p *reducer) runOne(o operation, numbers []float32) (float32, error) {
 	kernel, err := p.module.Kernel(o.kernel)
 	if err != nil {
 		return 0, err
 	}
 	n := blocks(len(numbers))
 	partial, total := make([]float32, n), make([]float32, 1)
-	// So that what an earlier launch left is not taken for this one's.
+	// Overwrite the results of an earlier launch.
 	for _, m := range []*driver.Memory{p.partial, p.total} {
 		if err := m.SetBytes(0, 0xff, m.Size); err != nil {
 			return 0, err
@@ -123,7 +123,7 @@ func (p *reducer) launch(k *driver.Kernel, in, out *driver.Memory, n, blocks int
 	return k.Launch(shape, in, out, int32(n))
 }
 
-// verify compares each block's result, then that of all, bit for bit.
+// verify compares each block's result, then the total, bit for bit.
 func verify(o operation, numbers, partial []float32, total float32) error {
 	wrong := sample.Elements{What: fmt.Sprintf("%s of %d elements, result of block", o.kernel, len(numbers))}
 	reference := o.reference(numbers, len(partial))

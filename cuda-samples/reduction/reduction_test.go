@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-func TestItIsRightForSizesAroundBlocksAndGrids(t *testing.T) {
+func TestSizesAroundBlocksAndGrids(t *testing.T) {
 	libs, err := filepath.Glob(filepath.Join(built.DriverRoot(t, "h100-sxm", "--gpus", "1"), "usr/lib/*/libcuda.so.1"))
 	require.NoError(t, err)
 	for _, n := range []int{1, 2, 31, threads, threads + 1, 4096, threads*maxBlocks - 1, threads*maxBlocks + 1} {
@@ -31,8 +31,8 @@ func TestItIsRightForSizesAroundBlocksAndGrids(t *testing.T) {
 	}
 }
 
-// The reference works in the kernel's order: it has to be right by another way, too.
-func TestReferenceIsTheSumAndTheLargest(t *testing.T) {
+// The reference works in the kernel's order. It has to agree with a plain computation, too.
+func TestReferenceMatchesPlainSumAndMaximum(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 3*threads*4).Draw(t, "n")
 		blocks := rapid.IntRange(1, 5).Draw(t, "blocks")

@@ -10,7 +10,7 @@ const (
 	maxBlocks = 512 // of a launch
 )
 
-// operation is one way to make one number out of two; none changes nothing.
+// operation is a binary operation with its neutral element none.
 type operation struct {
 	kernel string
 	none   float32
@@ -29,8 +29,8 @@ var operations = []operation{
 
 func blocks(n int) int { return min((n+threads-1)/threads, maxBlocks) }
 
-// reference gives each block's result. It works in the kernel's order, so that
-// rounding is the same and every bit can be compared.
+// reference returns each block's result. It computes in the kernel's order: rounding is
+// then the same, and every bit can be compared.
 func (o operation) reference(in []float32, blocks int) []float32 {
 	all := blocks * threads
 	own := make([]float32, all)
@@ -53,7 +53,7 @@ func (o operation) reference(in []float32, blocks int) []float32 {
 	return out
 }
 
-// numbers are between -1 and 1, the same in each run.
+// numbers returns n numbers between -1 and 1, the same in each run.
 func numbers(n int) []float32 {
 	source := rand.New(rand.NewPCG(1, 0))
 	v := make([]float32, n)
@@ -63,7 +63,7 @@ func numbers(n int) []float32 {
 	return v
 }
 
-// sizes are n and some below it: one element, less than a block, a block and one
+// sizes returns n and some sizes below it: one element, less than a block, a block and one
 // more, a block for which the grid is one too large, and a grid that goes around.
 func sizes(n int) []int {
 	var all []int

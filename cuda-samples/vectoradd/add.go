@@ -13,8 +13,8 @@ var ptx string
 
 const threads = 256 // of a block, as in the classic sample
 
-// add runs the sample on one device and says what it does in the words that
-// people have grepped for since the first CUDA toolkit.
+// add runs the sample on one device. It prints the lines that people have grepped for
+// since the first CUDA toolkit.
 func add(r *sample.Run, n int) error {
 	r.Size("elements", n)
 	r.Printf("[Vector addition of %d elements]\n", n)
@@ -22,7 +22,7 @@ func add(r *sample.Run, n int) error {
 	if err != nil {
 		return err
 	}
-	// What this sample called it before there were others.
+	// The name that this sample had used before there were others.
 	cuda, err := r.Driver.Version()
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func compute(r *sample.Run, d *driver.Device, kernel *driver.Kernel, a, b, sum [
 		if err != nil {
 			return err
 		}
-		// After a fault every call answers the same error: that of the fault is enough.
+		// After a fault every call returns the fault's error, which is reported already.
 		defer func() { _ = m.Free() }()
 		memory[i] = m
 	}
@@ -67,7 +67,7 @@ func compute(r *sample.Run, d *driver.Device, kernel *driver.Kernel, a, b, sum [
 	if err := driver.Write(memory[1], 0, b); err != nil {
 		return err
 	}
-	// So that what an earlier run left is not taken for this one's.
+	// Overwrite the result of an earlier run.
 	if err := memory[2].SetBytes(0, 0xff, memory[2].Size); err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func compute(r *sample.Run, d *driver.Device, kernel *driver.Kernel, a, b, sum [
 	return err
 }
 
-// numbers are between 0 and 1, the same in each run.
+// numbers returns n numbers between 0 and 1, the same in each run.
 func numbers(n int, seed uint64) []float32 {
 	source := rand.New(rand.NewPCG(seed, 0))
 	v := make([]float32, n)

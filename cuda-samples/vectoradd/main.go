@@ -1,4 +1,4 @@
-// Vectoradd adds two vectors on a GPU and checks every sum: the smallest proof
+// Vectoradd adds two vectors on a GPU and verifies every sum. It is the smallest proof
 // that driver, libraries, device nodes and GPU work together.
 package main
 

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// report is what -o json prints, as far as it is looked at here.
+// report is the part of the output of -o json that is tested here.
 type report struct {
 	sample.Report
 	Elements int    `json:"elements"`
@@ -52,7 +52,7 @@ Done
 `, stdout)
 }
 
-func TestItSaysWhichDeviceItUsed(t *testing.T) {
+func TestReportNamesTheDevice(t *testing.T) {
 	root := built.DriverRoot(t, "h100-sxm", "--gpus", "3")
 	answer := func(args []string, env ...string) report {
 		stdout, stderr, exit := start(t, root, append([]string{"-o", "json", "--elements", "1000"}, args...), env...)
@@ -126,7 +126,7 @@ func TestFailuresNameTheCallAndWhatToDo(t *testing.T) {
 	}
 }
 
-func TestItRunsAgainAndAgainUntilTheFirstFailure(t *testing.T) {
+func TestForStopsAtTheFirstFailure(t *testing.T) {
 	root := built.DriverRoot(t, "t4")
 	stdout, stderr, exit := start(t, root, []string{"--for", "50ms", "--every", "5ms", "--elements", "1000"})
 	require.Zero(t, exit, stderr)

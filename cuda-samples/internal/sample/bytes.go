@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Bytes is a flag for a size: 4096, 64Ki, 256Mi, 4Gi, 1Ti.
+// Bytes is a flag value for a size: 4096, 64Ki, 256Mi, 4Gi, 1Ti.
 type Bytes uint64
 
 var units = []struct {
@@ -15,7 +15,7 @@ var units = []struct {
 	shift  uint
 }{{"Ti", 40}, {"Gi", 30}, {"Mi", 20}, {"Ki", 10}, {"", 0}}
 
-// String writes it with the largest unit that loses nothing.
+// String formats the size in the largest unit that divides it.
 func (b *Bytes) String() string {
 	for _, u := range units {
 		if *b != 0 && *b%(1<<u.shift) == 0 {
@@ -25,7 +25,7 @@ func (b *Bytes) String() string {
 	return "0"
 }
 
-// Set reads it.
+// Set parses a size.
 func (b *Bytes) Set(s string) error {
 	for _, u := range units {
 		digits, found := strings.CutSuffix(s, u.suffix)
@@ -39,8 +39,8 @@ func (b *Bytes) Set(s string) error {
 		*b = Bytes(n << u.shift)
 		return nil
 	}
-	return fmt.Errorf("%q is no size: it must be a whole number of bytes, Ki, Mi, Gi or Ti, as 256Mi", s)
+	return fmt.Errorf("%q is not a size: it must be a whole number of bytes, Ki, Mi, Gi or Ti, such as 256Mi", s)
 }
 
-// Type is what --help calls the value.
+// Type returns the name of the value in --help.
 func (b *Bytes) Type() string { return "bytes" }

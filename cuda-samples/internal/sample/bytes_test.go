@@ -16,6 +16,6 @@ func TestSizesHaveUnits(t *testing.T) {
 		require.Equal(t, want, again)
 	}
 	for _, text := range []string{"", "Mi", "-1", "1.5Gi", "1G", "16777217Ti", "99999999999999999999"} {
-		require.ErrorContains(t, new(Bytes).Set(text), "is no size", text)
+		require.ErrorContains(t, new(Bytes).Set(text), "is not a size", text)
 	}
 }

@@ -29,7 +29,7 @@ type notPossibleError struct{ text string }
 
 func (e *notPossibleError) Error() string { return e.text }
 
-// NotPossible is the error of what this device cannot do: exit code 5.
+// NotPossible returns an error for work that this device cannot do: exit code 5.
 func NotPossible(format string, args ...any) error {
 	return &notPossibleError{fmt.Sprintf(format, args...)}
 }

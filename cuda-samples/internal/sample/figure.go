@@ -2,7 +2,7 @@ package sample
 
 import "fmt"
 
-// String is the figure as people read it: "copy: 3103.0 GB/s, 93 % of the peak of 3350.0 GB/s".
+// String formats the figure for people: "copy: 3103.0 GB/s, 93 % of the peak of 3350.0 GB/s".
 func (f Figure) String() string {
 	if f.Value == 0 {
 		return f.Name + ": n/a (simulated)"
@@ -14,7 +14,7 @@ func (f Figure) String() string {
 	return s
 }
 
-// Speed writes a speed in GB/s or TFLOP/s, given its unit.
+// Speed formats a speed in GB/s or TFLOP/s, given its unit.
 func Speed(value float64, unit string) string {
 	if unit == "FLOP/s" {
 		return fmt.Sprintf("%.1f TFLOP/s", value/1e12)

@@ -20,7 +20,7 @@ type options struct {
 	every    time.Duration
 }
 
-// parse reads the command line and, for what it leaves out, the environment.
+// parse reads the command line, and the environment for flags that are not set there.
 func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) (options, error) {
 	var o options
 	var output string
@@ -37,7 +37,7 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 	f.DurationVar(&o.every, "every", time.Second, "time between the runs of --for")
 	f.StringVarP(&output, "output", "o", "text", "text, or json: result, device and seconds of each phase")
 	f.BoolVar(&o.json, "json", false, "the same as -o json")
-	f.StringVar(&o.report, "report", "", "a file to leave there what -o json prints")
+	f.StringVar(&o.report, "report", "", "write the JSON report to this file")
 	var named []*pflag.Flag // those that have an environment variable
 	f.VisitAll(func(flag *pflag.Flag) {
 		named = append(named, flag)
@@ -81,7 +81,7 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 	return o, nil
 }
 
-// variable is a flag's in the environment: --for is VECTORADD_FOR.
+// variable returns the environment variable of a flag: VECTORADD_FOR for --for.
 func (s Sample) variable(flag *pflag.Flag) string {
 	return strings.ToUpper(s.Name + "_" + strings.ReplaceAll(flag.Name, "-", "_"))
 }

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/term"
 )
 
-// progress tells on stderr how far a run is: a line that is rewritten on a
-// terminal, elsewhere a line for each tenth of the work.
+// progress shows on stderr how far a run is: on a terminal one line that is rewritten,
+// elsewhere a line for each tenth of the work.
 type progress struct {
 	name     string
 	w        io.Writer

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 )
 
-// Report is what -o json prints: these fields, then the sample's own (Run.Size).
+// Report is the output of -o json: these fields, then the sample's own (Run.Size).
 type Report struct {
 	Sample     string             `json:"sample"`
 	Version    string             `json:"version"`
@@ -30,20 +30,20 @@ type Report struct {
 	Peers      []Peer             `json:"peers,omitempty"`
 	Wrong      []Wrong            `json:"wrong,omitempty"` // the first ones
 	WrongCount int                `json:"wrongCount,omitempty"`
-	Notes      []string           `json:"notes,omitempty"` // what was left out, and why
+	Notes      []string           `json:"notes,omitempty"` // skipped work, with the reason
 
 	own map[string]any
 }
 
-// Figure is a speed; a simulated driver's has no value.
+// Figure is a measured speed. With a simulated driver it has no value.
 type Figure struct {
 	Name  string  `json:"name"`            // "copy", "fp32"
 	Value float64 `json:"value,omitempty"` // in Unit
 	Unit  string  `json:"unit"`            // "B/s" or "FLOP/s"
-	Peak  float64 `json:"peak,omitempty"`  // what the device's attributes promise; 0: they do not say
+	Peak  float64 `json:"peak,omitempty"`  // computed from the device's attributes; 0: unknown
 }
 
-// Peer is the road from one device to another.
+// Peer is the link from one device to another.
 type Peer struct {
 	From   string  `json:"from"` // UUIDs
 	To     string  `json:"to"`
@@ -74,7 +74,7 @@ func (r *Report) clone() *Report {
 	return &c
 }
 
-// conclude notes how it ended.
+// conclude records the outcome.
 func (r *Report) conclude(err error) {
 	r.Passed = err == nil
 	if err == nil {
@@ -86,8 +86,8 @@ func (r *Report) conclude(err error) {
 	}
 }
 
-// leave writes the report into a file, or a pipe that has a name.
-func (r *Report) leave(path string) error {
+// writeFile writes the report to a file or a named pipe.
+func (r *Report) writeFile(path string) error {
 	data, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func (r *Report) leave(path string) error {
 	return os.WriteFile(path, append(data, '\n'), 0o644)
 }
 
-// MarshalJSON writes the sample's own fields behind those of all samples.
+// MarshalJSON writes the sample's own fields after those of all samples.
 func (r *Report) MarshalJSON() ([]byte, error) {
 	type plain Report
 	common, err := json.Marshal((*plain)(r))

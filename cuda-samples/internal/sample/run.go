@@ -10,13 +10,13 @@ import (
 	"github.com/gpuready/gpuready/cuda-samples/driver"
 )
 
-// Run is one run of a sample. A run that is given up, for its time is up, goes on
-// unheard: what it says then is not printed nor reported.
+// Run is one run of a sample. A run that exceeds its time limit goes on in the background;
+// its output from then on is neither printed nor reported.
 type Run struct {
-	// Driver is libcuda, after Open, for samples that need its other devices.
+	// Driver is libcuda, set by Open, for samples that need its other devices.
 	Driver *driver.Driver
 
-	device  string // what --device says
+	device  string // the value of --device
 	release func() error
 	last    time.Time // the end of the last phase
 
@@ -27,8 +27,8 @@ type Run struct {
 	what   string
 }
 
-// Open starts the driver and takes the device that was asked for into use, on the
-// calling thread, until the sample's Run returns: the phases init and context.
+// Open opens the driver and uses the requested device on the calling thread, until the
+// sample's Run returns. It records the phases init and context.
 func (r *Run) Open() (*driver.Device, error) {
 	var err error
 	if r.Driver, err = driver.Open(); err != nil {
@@ -38,12 +38,12 @@ func (r *Run) Open() (*driver.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.note(func(p *Report) { p.Simulated, p.CUDA = r.Driver.Simulated(), cuda })
+	r.update(func(p *Report) { p.Simulated, p.CUDA = r.Driver.Simulated(), cuda })
 	d, err := r.Driver.Find(r.device)
 	if err != nil {
 		return nil, err
 	}
-	r.note(func(p *Report) { p.Device, p.UUID, p.PCI, p.Capability = d.Name, d.UUID, d.PCI, d.Capability() })
+	r.update(func(p *Report) { p.Device, p.UUID, p.PCI, p.Capability = d.Name, d.UUID, d.PCI, d.Capability() })
 	r.Phase("init")
 	if r.release, err = d.Use(); err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func (r *Run) Open() (*driver.Device, error) {
 	return d, nil
 }
 
-// close gives the device back.
+// close releases the device.
 func (r *Run) close(err error) error {
 	if r.release == nil {
 		return err
@@ -60,27 +60,27 @@ func (r *Run) close(err error) error {
 	return errors.Join(err, r.release())
 }
 
-// Simulated tells, after Open, that there is no GPU behind the driver: speeds mean
-// nothing, and default sizes are to be small.
+// Simulated reports, after Open, whether the driver is a simulator without a GPU. Speeds
+// then mean nothing, and default sizes have to be small.
 func (r *Run) Simulated() bool { return r.Driver != nil && r.Driver.Simulated() }
 
-// Printf prints for people; not where JSON is asked for.
+// Printf prints for people. With -o json it prints nothing.
 func (r *Run) Printf(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	fmt.Fprintf(r.out, format, args...)
 }
 
-// Phase ends a part of the work and notes its seconds; a name that comes again is
+// Phase ends a part of the work and records its seconds. Phases with the same name are
 // summed up.
 func (r *Run) Phase(name string) {
 	now := time.Now()
-	r.note(func(p *Report) { p.Seconds[name] += now.Sub(r.last).Seconds() })
+	r.update(func(p *Report) { p.Seconds[name] += now.Sub(r.last).Seconds() })
 	r.last = now
 }
 
-// Progress says how much of the run is done, 0 to 1, and what comes now ("summing
-// 1000 elements"). It costs next to nothing; the frame shows it after a second.
+// Progress sets how much of the run is done, 0 to 1, and what runs now ("summing 1000
+// elements"). It costs next to nothing; the frame shows it after a second.
 func (r *Run) Progress(share float64, what string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,42 +94,42 @@ func (r *Run) progress() (float64, string) {
 }
 
 // Size adds a field of the sample's own to the report: "elements", 50000.
-func (r *Run) Size(name string, value any) { r.note(func(p *Report) { p.own[name] = value }) }
+func (r *Run) Size(name string, value any) { r.update(func(p *Report) { p.own[name] = value }) }
 
-// Note prints a line and adds it to the report: what was left out, and why.
+// Note prints a line about skipped work, with the reason, and adds it to the report.
 func (r *Run) Note(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	r.Printf("%s\n", text)
-	r.note(func(p *Report) { p.Notes = append(p.Notes, text) })
+	r.update(func(p *Report) { p.Notes = append(p.Notes, text) })
 }
 
-// Figure prints a speed and adds it to the report; with a simulated driver it has
-// no value. The unit is B/s or FLOP/s; peak is 0 where attributes do not give it.
+// Figure prints a speed and adds it to the report. With a simulated driver it has no
+// value. The unit is B/s or FLOP/s; peak is 0 where it is unknown.
 func (r *Run) Figure(name string, value float64, unit string, peak float64) {
 	f := Figure{Name: name, Value: value, Unit: unit, Peak: peak}
 	if r.Simulated() {
 		f.Value, f.Peak = 0, 0
 	}
 	r.Printf("%s\n", f)
-	r.note(func(p *Report) { p.Figures = append(p.Figures, f) })
+	r.update(func(p *Report) { p.Figures = append(p.Figures, f) })
 }
 
-// Peer adds a road between devices to the report; with a simulated driver it has no value.
+// Peer adds a link between devices to the report. With a simulated driver it has no value.
 func (r *Run) Peer(p Peer) {
 	if r.Simulated() {
 		p.Value = 0
 	}
-	r.note(func(report *Report) { report.Peers = append(report.Peers, p) })
+	r.update(func(report *Report) { report.Peers = append(report.Peers, p) })
 }
 
-func (r *Run) note(change func(*Report)) {
+func (r *Run) update(change func(*Report)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change(r.report)
 }
 
-// leave closes a run that is given up and returns its report so far.
-func (r *Run) leave() *Report {
+// abandon discards further output and returns the report so far.
+func (r *Run) abandon() *Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.out = io.Discard

@@ -1,16 +1,16 @@
-// Package sample is the frame of every CUDA sample: flags with their environment,
-// help, exit codes, the report, a limit in time, runs again and again, and a
-// progress line. A sample is a Sample, and its main is
+// Package sample is the frame of every CUDA sample: flags with environment variables,
+// help, exit codes, the report, a time limit, repeated runs, and a progress line. A
+// program defines a Sample, and its main is
 //
 //	func main() { os.Exit(sample.Main(newSample())) }
 //
-// The frame calls Sample.Run on a thread of its own, which calls Run.Open once for
-// the device that --device chose, works, and tells the Run what it does: Printf for
-// people, Phase after each part (its seconds), Progress within long ones, Size,
-// Figure, Peer and Note for the report. It returns nil when it passed, a *WrongError
-// for a wrong result, NotPossible(…) where the device cannot do what was asked for,
-// and any other error for a call that failed. The last line ("Test PASSED") and the
-// JSON are the frame's. Each run of --for is a new Run.
+// The frame calls Sample.Run on a thread of its own. Sample.Run calls Run.Open once for
+// the device that --device names. While it works it calls Printf for people, Phase after
+// each part (for its seconds), Progress within long parts, and Size, Figure, Peer and
+// Note for the report. It returns nil when it passed, a *WrongError for a wrong result,
+// NotPossible(…) where the device cannot do the requested work, and any other error for a
+// failed call. The frame prints the last line ("Test PASSED") and the JSON. Each run of
+// --for is a new Run.
 package sample
 
 import (
@@ -30,11 +30,11 @@ import (
 type Sample struct {
 	Name  string // "reduction"
 	About string // what it does, a sentence or more; the head of --help
-	// Examples are lines of --help below Usage, if there are any of its own: "--elements 1000  a small one".
+	// Examples are additional lines of --help below Usage: "--elements 1000  a small one".
 	Examples []Example
-	// Flags declares the sample's own; each also gets the environment variable NAME_FLAG.
+	// Flags declares the sample's own flags. Each also gets the environment variable NAME_FLAG.
 	Flags func(f *pflag.FlagSet)
-	// Check looks at the values of the sample's own flags; nil: nothing to check.
+	// Check validates the sample's own flags; nil: nothing to check.
 	Check func() error
 	// Run does the work once; ctx ends when the time is up.
 	Run func(ctx context.Context, r *Run) error
@@ -51,7 +51,7 @@ func Main(s Sample) int {
 	return s.Start(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
 }
 
-// Start is Main with its surroundings given.
+// Start is Main with explicit arguments, environment and output.
 func (s Sample) Start(ctx context.Context, args []string, env func(string) string, stdout, stderr io.Writer) int {
 	o, err := s.parse(args, env, stdout)
 	if errors.Is(err, errDone) {
@@ -71,7 +71,7 @@ func (s Sample) Start(ctx context.Context, args []string, env func(string) strin
 		fmt.Fprintf(stderr, "%s: %s\n", s.Name, report.Error)
 	}
 	if o.report != "" {
-		if e := report.leave(o.report); e != nil {
+		if e := report.writeFile(o.report); e != nil {
 			fmt.Fprintf(stderr, "%s: --report: %v\n", s.Name, e)
 			return exitFailed
 		}

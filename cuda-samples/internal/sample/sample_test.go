@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func none(string) string { return "" }
 
-// start runs a sample that does what run does.
+// start runs a sample that calls run.
 func start(t *testing.T, args []string, run func(context.Context, *Run) error) (stdout, stderr string, exit int) {
 	t.Helper()
 	var out, log bytes.Buffer
@@ -53,7 +53,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-func TestTheReportHasWhatTheSampleSays(t *testing.T) {
+func TestReportHoldsTheSamplesFields(t *testing.T) {
 	for _, flag := range []string{"--json", "-ojson"} {
 		stdout, stderr, exit := start(t, []string{flag}, func(_ context.Context, r *Run) error {
 			r.Printf("for people\n")
@@ -90,8 +90,8 @@ func TestTheReportHasWhatTheSampleSays(t *testing.T) {
 	}
 }
 
-// Both of a run: what people read, and what programs do.
-func TestTheReportIsLeftInAFileBesideTheLines(t *testing.T) {
+// One run gives both: lines for people and a report for programs.
+func TestReportFileIsWrittenBesideTheText(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
 	stdout, stderr, exit := start(t, []string{"--report", path}, func(_ context.Context, r *Run) error {
 		r.Printf("for people\n")
@@ -121,8 +121,8 @@ func TestFiguresForPeople(t *testing.T) {
 	}
 }
 
-// A run that hangs is left, and what it did before is in the report.
-func TestARunThatHangsIsLeft(t *testing.T) {
+// A run that hangs is abandoned. The report has what it did before.
+func TestHangingRunIsAbandoned(t *testing.T) {
 	free, ended := make(chan struct{}), make(chan struct{})
 	stdout, stderr, exit := start(t, []string{"--timeout", "50ms", "--json"}, func(_ context.Context, r *Run) error {
 		defer close(ended)
@@ -142,7 +142,7 @@ func TestARunThatHangsIsLeft(t *testing.T) {
 	require.NotContains(t, r.Seconds, "kernel")
 }
 
-func TestItRunsAgainUntilTheFirstFailure(t *testing.T) {
+func TestRepeatStopsAtTheFirstFailure(t *testing.T) {
 	runs := 0
 	stdout, _, exit := start(t, []string{"--for", "1h", "--every", "0s"}, func(_ context.Context, r *Run) error {
 		runs++

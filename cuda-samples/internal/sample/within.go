@@ -7,19 +7,19 @@ import (
 	"time"
 )
 
-// repeat runs the sample again and again for as long as was asked for, once if it
-// was not, and ends at the first failure. The report is that of the last run.
+// repeat runs the sample for the duration of --for, or once without it. It stops at the
+// first failure and returns the report of the last run.
 func (s Sample) repeat(ctx context.Context, o options, lines io.Writer, p *progress) (*Report, error) {
 	enough := time.Now().Add(o.duration)
 	for runs := 1; ; runs++ {
 		limited, cancel := context.WithTimeoutCause(ctx, o.timeout, errTimeout)
-		report, err := s.within(limited, o, lines, p)
+		report, err := s.runOnce(limited, o, lines, p)
 		cancel()
 		report.Runs = runs
 		if err != nil || time.Now().Add(o.every).After(enough) {
 			return report, err
 		}
-		lines = io.Discard // the same once more
+		lines = io.Discard // the next run prints the same
 		select {
 		case <-ctx.Done():
 			return report, context.Cause(ctx)
@@ -28,14 +28,14 @@ func (s Sample) repeat(ctx context.Context, o options, lines io.Writer, p *progr
 	}
 }
 
-// within runs the sample until it is done or ctx is. A call into a driver that
-// hangs cannot be ended: then it is left to the end of the process, which
-// follows at once, and neither its report nor its output is waited for.
-func (s Sample) within(ctx context.Context, o options, lines io.Writer, p *progress) (*Report, error) {
+// runOnce runs the sample until it returns or ctx ends. A call into a driver that hangs
+// cannot be cancelled. It ends with the process, soon after, and runOnce waits for
+// neither its report nor its output.
+func (s Sample) runOnce(ctx context.Context, o options, lines io.Writer, p *progress) (*Report, error) {
 	r := &Run{device: o.device, out: lines, report: newReport(s.Name), last: time.Now()}
 	done := make(chan error, 1)
 	go func() {
-		// CUDA's current context is the thread's.
+		// CUDA's current context belongs to the thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		done <- r.close(s.Run(ctx, r))
@@ -46,9 +46,9 @@ func (s Sample) within(ctx context.Context, o options, lines io.Writer, p *progr
 	for {
 		select {
 		case err := <-done:
-			return r.leave(), err
+			return r.abandon(), err
 		case <-ctx.Done():
-			return r.leave(), context.Cause(ctx)
+			return r.abandon(), context.Cause(ctx)
 		case <-tick.C:
 			p.show(r.progress())
 		}

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Named is how many wrong results a report names; it counts all.
+// Named bounds the wrong results that a report lists. It counts all.
 const Named = 16
 
-// WrongError is what the GPU got wrong.
+// WrongError is the error for wrong results of a GPU.
 type WrongError struct {
 	What  string  // the first one: "element 7", "the word at 0x7f0000001000"
 	Of    string  // what is counted: "elements", "words"
@@ -23,14 +23,14 @@ func (e *WrongError) Error() string {
 		e.What, first.Want, first.Got, e.Count, e.Of)
 }
 
-// Elements gathers the wrong elements of a result.
+// Elements collects the wrong elements of a result.
 type Elements struct {
-	What string // what they are elements of, before the index; "": "element"
+	What string // name of an element, before the index; "": "element"
 
 	e WrongError
 }
 
-// Add notes a wrong element at an index: i, or row and column.
+// Add adds a wrong element at an index: i, or row and column.
 func (w *Elements) Add(want, got any, index ...int) {
 	if w.e.Count++; w.e.Count > Named {
 		return
@@ -38,7 +38,7 @@ func (w *Elements) Add(want, got any, index ...int) {
 	w.e.Wrong = append(w.e.Wrong, Wrong{Index: index, Want: fmt.Sprint(want), Got: fmt.Sprint(got)})
 }
 
-// Err is nil where no element is wrong, else a *WrongError.
+// Err returns a *WrongError, or nil where no element is wrong.
 func (w *Elements) Err() error {
 	if w.e.Count == 0 {
 		return nil

@@ -9,12 +9,12 @@ import (
 	"github.com/gpuready/gpuready/cuda-samples/driver"
 )
 
-// Watch times what is put into the current device's default stream.
+// Watch times the work in the current device's default stream.
 type Watch struct {
 	start, end *driver.Event
 }
 
-// New makes a watch for a device that is current.
+// New returns a Watch for the current device.
 func New(d *driver.Device) (*Watch, error) {
 	start, err := d.NewEvent()
 	if err != nil {
@@ -27,18 +27,18 @@ func New(d *driver.Device) (*Watch, error) {
 	return &Watch{start, end}, nil
 }
 
-// Close gives the events back.
+// Close destroys the events.
 func (w *Watch) Close() error { return errors.Join(w.start.Close(), w.end.Close()) }
 
-// Plan is how often work is done: once to warm up, unless Cold, then Tries times,
-// of which the shortest counts, Repeats in a row each.
+// Plan configures how often work is done: once to warm up, unless Cold, then Tries times,
+// Repeats in a row each. The shortest try counts.
 type Plan struct {
 	Tries, Repeats int
 	Cold           bool
 }
 
-// Best is the shortest time that work took. After each try, the one that warms up
-// too, check looks at what it did; nil: nothing to check.
+// Best returns the shortest time that work took. After each try, the warm-up included,
+// check verifies the result; nil: nothing to check.
 func (w *Watch) Best(ctx context.Context, p Plan, work, check func() error) (time.Duration, error) {
 	if check == nil {
 		check = func() error { return nil }
