@@ -1,5 +1,5 @@
-// Gpu-provision measures the time from a node that is asked for to a GPU workload that
-// runs, step by step, on any cluster and for any GPU stack.
+// Gpu-provision measures the time from the request for a node to a running GPU workload, step
+// by step, on any cluster and for any GPU stack.
 package main
 
 import (

@@ -16,8 +16,8 @@ import (
 
 func resourceName(name string) corev1.ResourceName { return corev1.ResourceName(name) }
 
-// chooseTest makes the test that the flags name, and refuses flags of other tests.
-func (m *measuring) chooseTest() (measure.Test, error) {
+// chooseTest returns the test that the flags name. It rejects flags of other tests.
+func (m *measureOptions) chooseTest() (measure.Test, error) {
 	for _, f := range []struct {
 		name  string
 		set   bool
@@ -50,12 +50,12 @@ func (m *measuring) chooseTest() (measure.Test, error) {
 		}
 		return &measure.Reboot{Node: m.node, Command: measure.Command(m.reboot)}, nil
 	case "":
-		return nil, program.Wrong("--test is missing: say reset, autoscale, scale-from-zero or node-reboot")
+		return nil, program.Wrong("--test is missing: it must be reset, autoscale, scale-from-zero or node-reboot")
 	}
-	return nil, program.Wrong("--test %q: say reset, autoscale, scale-from-zero or node-reboot", m.test)
+	return nil, program.Wrong("--test %q: it must be reset, autoscale, scale-from-zero or node-reboot", m.test)
 }
 
-func (m *measuring) chooseProvider() (measure.Provider, error) {
+func (m *measureOptions) chooseProvider() (measure.Provider, error) {
 	var given []string
 	for name, set := range map[string]bool{"--add-node": m.addNode != "", "--machineset": m.machineSet != "", "--node-claim": m.nodeClaim != ""} {
 		if set {
@@ -91,8 +91,8 @@ func (m *measuring) chooseProvider() (measure.Provider, error) {
 	return measure.Autoscaler{}, nil
 }
 
-// chooseWorkload makes the pod that is run on GPUs.
-func (m *measuring) chooseWorkload() (measure.Workload, error) {
+// chooseWorkload returns the workload that the flags describe.
+func (m *measureOptions) chooseWorkload() (measure.Workload, error) {
 	w := measure.Workload{}
 	line, err := compile(m.result)
 	if err != nil {
@@ -124,7 +124,7 @@ func (m *measuring) chooseWorkload() (measure.Workload, error) {
 	return w, nil
 }
 
-// readManifest reads one object of YAML or JSON, strictly.
+// readManifest reads one object from YAML or JSON, strictly.
 func readManifest(path string, into any) error {
 	const most = 1 << 20
 	info, err := os.Stat(path)
@@ -144,8 +144,8 @@ func readManifest(path string, into any) error {
 	return nil
 }
 
-// keepPolicy writes the ClusterPolicy where a person finds it.
-func (m *measuring) keepPolicy(manifest []byte) (string, error) {
+// keepPolicy saves the ClusterPolicy to a file for manual recovery.
+func (m *measureOptions) keepPolicy(manifest []byte) (string, error) {
 	dir := m.out
 	if dir == "" {
 		dir = "."

@@ -10,9 +10,9 @@ import (
 	"github.com/gpuready/gpuready/provision/measure"
 )
 
-const cleanupUsage = `Remove what a run that was killed has left in the cluster: its workloads and NodeClaims, and,
-with --policy-file, bring the ClusterPolicy back that it had deleted. A run that ends by
-itself or by Ctrl-C leaves nothing.
+const cleanupUsage = `Remove the workloads and NodeClaims that a killed run has left in the cluster. With
+--policy-file, also recreate the ClusterPolicy that it had deleted. A run that ends by itself
+or by Ctrl-C leaves nothing.
 
 Usage:
   gpu-provision cleanup [--policy-file FILE] [--dry-run]
@@ -26,7 +26,7 @@ func runCleanup(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	f := program.NewFlags("gpu-provision cleanup", cleanupUsage, exitCodes, stdout)
 	var where cluster.Where
 	dry := f.Bool("dry-run", false, "say what would be done, and do nothing")
-	file := f.String("policy-file", "", "create this ClusterPolicy if there is none with its name")
+	file := f.String("policy-file", "", "create the ClusterPolicy in this file unless one with its name exists")
 	clusterFlags(f, &where)
 	if err := f.Read(args); err != nil {
 		return err
@@ -50,7 +50,7 @@ func runCleanup(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		fmt.Fprintln(stdout, what)
 	}
 	if err == nil && len(done) == 0 {
-		fmt.Fprintln(stdout, "nothing is left of a run")
+		fmt.Fprintln(stdout, "no run has left anything")
 	}
 	return err
 }

@@ -16,20 +16,20 @@ import (
 	"github.com/gpuready/gpuready/provision/report"
 )
 
-// Exit codes beside those of every program; they stand in --help and are a contract.
+// Exit codes beside those of every program. They are documented in --help and are a contract.
 const (
 	exitPartial = 3
 	exitNothing = 4
 )
 
-const usage = `gpu-provision measures the time from a node that is asked for to a GPU workload that runs.
+const usage = `gpu-provision measures the time from the request for a node to a running GPU workload.
 
 Usage:
-  gpu-provision measure            ask for GPUs, again and again, and note when each step was taken
+  gpu-provision measure            request GPUs repeatedly and record when each step was reached
   gpu-provision report FILE...     show a report: table, JSON, CSV, SVG, or a page (two: side by side)
   gpu-provision compare A B        ratios of two reports, with confidence intervals
   gpu-provision history FILE...    one line for each of many reports
-  gpu-provision cleanup            remove what a run that was killed has left in the cluster
+  gpu-provision cleanup            remove what a killed run has left in the cluster
   gpu-provision steps              the steps, and what in the API shows each
   gpu-provision version            of this program
   gpu-provision COMMAND --help     flags and examples of a command
@@ -59,9 +59,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}.Run(ctx, args, stdout, stderr)
 }
 
-// clusterFlags adds the flags that say which cluster.
+// clusterFlags adds the flags that select the cluster.
 func clusterFlags(f *program.Flags, w *cluster.Where) {
-	f.StringVar(&w.Kubeconfig, "kubeconfig", "", "which kubeconfig (default: $KUBECONFIG, ~/.kube/config, in a pod its own)")
+	f.StringVar(&w.Kubeconfig, "kubeconfig", "", "path of the kubeconfig (default: $KUBECONFIG, ~/.kube/config, in a pod its own)")
 	f.StringVar(&w.Context, "context", "", "which of its contexts (default: the current one)")
 	f.DurationVar(&w.Timeout, "request-timeout", 15*time.Second, "how long an answer of the API server is waited for")
 }
@@ -77,10 +77,10 @@ func connect(w cluster.Where) (*cluster.Client, error) {
 	return c, nil
 }
 
-// format refuses an output format that is none of the given.
-func format(output string, known ...string) error {
+// checkOutput rejects an output format that is not among known.
+func checkOutput(output string, known ...string) error {
 	if !slices.Contains(known, output) {
-		return program.Wrong("--output is %q; say %s", output, strings.Join(known, ", "))
+		return program.Wrong("--output is %q; it must be one of %s", output, strings.Join(known, ", "))
 	}
 	return nil
 }
@@ -118,7 +118,7 @@ func writeFile(path string, mode os.FileMode, write func(io.Writer) error) error
 	}
 	defer func() {
 		_ = f.Close()
-		_ = os.Remove(f.Name()) // it is not there if it was renamed
+		_ = os.Remove(f.Name()) // fails if the file was renamed
 	}()
 	if err := write(f); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// run runs the command line, with a kubeconfig that names no cluster that answers.
+// run runs the command line with a kubeconfig of an unreachable cluster.
 func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	config := filepath.Join(t.TempDir(), "kubeconfig")
@@ -32,7 +32,7 @@ users: [{ name: u, user: {} }]
 	return code, out.String(), err.String()
 }
 
-func TestWhatCannotBeMeantIsRefused(t *testing.T) {
+func TestInvalidFlagsAreRejected(t *testing.T) {
 	file := func(text string) string {
 		path := filepath.Join(t.TempDir(), "manifest.yaml")
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
@@ -71,15 +71,15 @@ func TestWhatCannotBeMeantIsRefused(t *testing.T) {
 	}
 }
 
-func TestAClusterThatDoesNotAnswerIsNamed(t *testing.T) {
+func TestUnreachableClusterIsReported(t *testing.T) {
 	code, stdout, stderr := run(t, "measure", "--test", "reset", "--no-workload")
 	require.Equal(t, 1, code)
 	require.Empty(t, stdout)
-	require.Contains(t, stderr, "ask the API server for its version")
+	require.Contains(t, stderr, "read the version of the API server")
 	require.Contains(t, stderr, "127.0.0.1:1")
 }
 
-// write writes a report whose samples took some seconds.
+// write writes a report of samples that took the given seconds.
 func write(t *testing.T, stack string, seconds ...float64) string {
 	t.Helper()
 	r := report.Report{Schema: report.Schema, Stack: stack, Test: "reset", Began: time.Date(2026, 11, 25, 0, 0, 0, 0, time.UTC)}
@@ -94,7 +94,7 @@ func write(t *testing.T, stack string, seconds ...float64) string {
 	return path
 }
 
-func TestReportsAreShown(t *testing.T) {
+func TestReportsAreRendered(t *testing.T) {
 	a, b := write(t, "ours", 1, 2, 3, 4, 5, 6), write(t, "theirs", 6, 12, 18, 24, 30, 36)
 	for _, output := range []string{"text", "json", "csv", "svg", "html"} {
 		code, stdout, _ := run(t, "report", a, "-o", output)

@@ -24,17 +24,17 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-const measureUsage = `Ask for GPUs, again and again, and note when each step was taken.
+const measureUsage = `Request GPUs repeatedly and record when each step was reached.
 
 Tests:
   reset            delete the ClusterPolicy, wait until nothing is left, apply it again
-  autoscale        create a workload that no node has room for, and wait for a node
-  scale-from-zero  the same, where no node offers GPUs before
+  autoscale        create a workload that fits on no node, and wait for a new node
+  scale-from-zero  the same, starting with no node that offers GPUs
   node-reboot      restart a node by a command, and wait until it runs workloads again
 
-Each sample ends when the nodes are validated, where something validates them, and the
-workload has shown its first result. The first sample is shown, and in no figure. Ctrl-C
-ends the run: the report says that it is partial, and the cluster is as it was before.
+Each sample ends when the nodes are validated, if a validator runs, and the workload has
+shown its first result. The first sample is shown but not counted. Ctrl-C ends the run: the
+report is then marked as partial, and the cluster is restored.
 
 Usage:
   gpu-provision measure --test TEST [flags]
@@ -47,12 +47,12 @@ Examples:
   gpu-provision measure --test scale-from-zero --add-node 'cloud create gpu' --remove-node 'cloud delete $GPU_PROVISION_NODE'
   gpu-provision measure --test node-reboot --node gpu-1 --reboot 'ssh gpu-1 sudo systemctl reboot'
 
-The rights that it needs are in docs/provisioning.md.
+docs/provisioning.md lists the RBAC rules that it needs.
 
 `
 
-// measuring holds the flags of measure.
-type measuring struct {
+// measureOptions holds the flags of measure.
+type measureOptions struct {
 	where                    cluster.Where
 	test, stack, notice      string
 	samples, drop, nodes     int
@@ -70,16 +70,16 @@ type measuring struct {
 	format, level            string
 }
 
-func (m *measuring) flags(stdout io.Writer) *program.Flags {
+func (m *measureOptions) flags(stdout io.Writer) *program.Flags {
 	f := program.NewFlags("gpu-provision measure", measureUsage, exitCodes, stdout)
 	f.StringVar(&m.test, "test", "", "reset, autoscale, scale-from-zero or node-reboot")
 	f.IntVar(&m.samples, "samples", 10, "how many samples count")
-	f.IntVar(&m.drop, "drop", 1, "how many come before and do not count")
-	f.DurationVar(&m.timeout, "timeout", 20*time.Minute, "how long a sample, and what has to be so before it, may take")
-	f.StringVar(&m.stack, "stack", "", "what the GPU stack is called in reports (default: told by its images)")
-	f.StringVar(&m.notice, "notice", "", "first line of everything that is shown: what was simulated")
-	f.StringVar(&m.resource, "resource", "nvidia.com/gpu", "what the device plugin advertises")
-	f.StringArrayVar(&m.selectors, "selector", nil, "whose pods are the driver's, toolkit's, plugin's or validator's: OPERAND=LABEL-SELECTOR (default: those of gpuready and of NVIDIA's operator and charts)")
+	f.IntVar(&m.drop, "drop", 1, "how many warm-up samples precede them and do not count")
+	f.DurationVar(&m.timeout, "timeout", 20*time.Minute, "limit for one sample, and for its preparation")
+	f.StringVar(&m.stack, "stack", "", "name of the GPU stack in reports (default: from its images)")
+	f.StringVar(&m.notice, "notice", "", "first line of every output: what was simulated")
+	f.StringVar(&m.resource, "resource", "nvidia.com/gpu", "resource that the device plugin advertises")
+	f.StringArrayVar(&m.selectors, "selector", nil, "pods of the driver, toolkit, plugin or validator: OPERAND=LABEL-SELECTOR (default: those of gpuready and of NVIDIA's operator and charts)")
 	f.StringVar(&m.policy, "policy", "", "reset: which ClusterPolicy (default: the only one)")
 	f.StringVar(&m.node, "node", "", "node-reboot: which node")
 	f.StringVar(&m.reboot, "reboot", "", "node-reboot: the command that restarts it")
@@ -88,16 +88,16 @@ func (m *measuring) flags(stdout io.Writer) *program.Flags {
 	f.StringVar(&m.removeNode, "remove-node", "", "autoscale, scale-from-zero: a command that removes $GPU_PROVISION_NODE")
 	f.StringVar(&m.machineSet, "machineset", "", "autoscale, scale-from-zero: scale this MachineSet, NAMESPACE/NAME")
 	f.StringVar(&m.nodeClaim, "node-claim", "", "autoscale, scale-from-zero: create the Karpenter NodeClaim of this file")
-	f.BoolVar(&m.keepNodes, "keep-nodes", false, "autoscale, scale-from-zero: do not wait until nodes are removed")
+	f.BoolVar(&m.keepNodes, "keep-nodes", false, "autoscale, scale-from-zero: do not wait until nodes are gone")
 	f.StringVar(&m.image, "workload-image", measure.DefaultImage, "an image whose own command computes on one GPU and ends with 0")
-	f.StringVar(&m.workload, "workload", "", "a file with a Pod to run in its place")
+	f.StringVar(&m.workload, "workload", "", "a file with a Pod to run instead of --workload-image")
 	f.BoolVar(&m.noWorkload, "no-workload", false, "reset, node-reboot: measure until GPUs are allocatable and validated")
-	f.StringVarP(&m.namespace, "namespace", "n", "", "of the workload (default: that of the kubeconfig's context)")
+	f.StringVarP(&m.namespace, "namespace", "n", "", "namespace of the workload (default: that of the kubeconfig's context)")
 	f.StringVar(&m.result, "result", "", "a regular expression: the first result is the line of the workload's log that it matches (default: its container ends with 0)")
 	f.BoolVar(&m.notValidated, "no-validation", false, "do not wait until nodes are validated")
 	f.StringVar(&m.out, "out", "", "a folder for report.json, report.csv, report.svg and report.html")
-	f.StringVar(&m.appendTo, "append", "", "add the samples to this report.json, which may not be there yet; to alternate between two stacks")
-	f.StringVarP(&m.output, "output", "o", "text", "on standard output: text, json, csv, svg or html")
+	f.StringVar(&m.appendTo, "append", "", "add the samples to this report.json, or create it; to alternate between two stacks")
+	f.StringVarP(&m.output, "output", "o", "text", "format on standard output: text, json, csv, svg or html")
 	clusterFlags(f, &m.where)
 	f.Format(&m.format)
 	f.Level(&m.level)
@@ -105,7 +105,7 @@ func (m *measuring) flags(stdout io.Writer) *program.Flags {
 }
 
 func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	m := &measuring{}
+	m := &measureOptions{}
 	f := m.flags(stdout)
 	if err := f.Read(args); err != nil {
 		return err
@@ -120,7 +120,7 @@ func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	ctx, stop := untilHangup(ctx)
 	defer stop()
 	defer session.Client.Close()
-	if err := m.version(ctx, session, rep); err != nil {
+	if err := m.readVersion(ctx, session, rep); err != nil {
 		return err
 	}
 	before := len(rep.Samples)
@@ -135,7 +135,7 @@ func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) er
 		return failed // it never began
 	}
 	written := m.write(rep)
-	if err := errors.Join(written, show(stdout, rep, m.shown(rep))); err != nil {
+	if err := errors.Join(written, show(stdout, rep, m.outputFormat(rep))); err != nil {
 		return errors.Join(failed, err)
 	}
 	complete := func(s report.Sample) bool { return s.Outcome == report.Complete }
@@ -143,14 +143,13 @@ func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	case failed != nil:
 		return program.End(exitPartial, failed)
 	case !slices.ContainsFunc(rep.Samples[before:], complete):
-		return program.End(exitPartial, errors.New("no sample is complete; the report says why"))
+		return program.End(exitPartial, errors.New("no sample is complete; see the report for the reason"))
 	}
 	return nil
 }
 
-// untilHangup also ends the context when the terminal goes away, and has a reader of the
-// output that has ended be an error in place of this program's end: in any case what was
-// taken from the cluster has to be brought back.
+// untilHangup also ends the context when the terminal goes away. A closed output pipe becomes
+// a write error instead of ending this program. In both cases the cluster has to be restored.
 func untilHangup(ctx context.Context) (context.Context, context.CancelFunc) {
 	signal.Ignore(syscall.SIGPIPE)
 	if signal.Ignored(syscall.SIGHUP) { // nohup
@@ -159,18 +158,18 @@ func untilHangup(ctx context.Context) (context.Context, context.CancelFunc) {
 	return signal.NotifyContext(ctx, syscall.SIGHUP)
 }
 
-// shown is the format for standard output: a picture needs a sample that counts.
-func (m *measuring) shown(rep *report.Report) string {
+// outputFormat returns the format for standard output: a picture needs a counted sample.
+func (m *measureOptions) outputFormat(rep *report.Report) string {
 	if m.output == "svg" && len(rep.Counted()) == 0 {
 		return "text"
 	}
 	return m.output
 }
 
-// begin checks the flags, and makes of them what measures.
-func (m *measuring) begin(stderr io.Writer) (*measure.Session, measure.Test, *report.Report, error) {
+// begin checks the flags, and returns the session, test and report that they describe.
+func (m *measureOptions) begin(stderr io.Writer) (*measure.Session, measure.Test, *report.Report, error) {
 	fail := func(err error) (*measure.Session, measure.Test, *report.Report, error) { return nil, nil, nil, err }
-	if err := format(m.output, "text", "json", "csv", "svg", "html"); err != nil {
+	if err := checkOutput(m.output, "text", "json", "csv", "svg", "html"); err != nil {
 		return fail(err)
 	}
 	if min(m.samples, m.drop) < 0 || m.samples+m.drop < 1 || m.nodes < 1 || m.timeout <= 0 {
@@ -210,7 +209,7 @@ func (m *measuring) begin(stderr io.Writer) (*measure.Session, measure.Test, *re
 	clock := observe.SystemClock()
 	return &measure.Session{
 		Client: client, Observer: observe.New(watching, selectors, clock), Clock: clock, Log: log,
-		Run: fmt.Sprintf("%08x", uint32(time.Now().UnixNano()/1e6)), // pods of an earlier run are not taken for this one's
+		Run: fmt.Sprintf("%08x", uint32(time.Now().UnixNano()/1e6)), // distinguishes the pods of earlier runs
 		Options: measure.Options{
 			Samples: m.samples, Drop: m.drop, Timeout: m.timeout, Resource: resourceName(m.resource),
 			Selectors: selectors, Workload: workload, Validated: !m.notValidated,
@@ -218,8 +217,8 @@ func (m *measuring) begin(stderr io.Writer) (*measure.Session, measure.Test, *re
 	}, test, rep, nil
 }
 
-// load reads the report that samples are added to, or begins one.
-func (m *measuring) load() (*report.Report, error) {
+// load reads the report of --append, or returns a new one.
+func (m *measureOptions) load() (*report.Report, error) {
 	fresh := &report.Report{Schema: report.Schema, Notice: m.notice, Stack: m.stack, Test: m.test, Tool: version.String(), Began: time.Now().UTC(), Samples: []report.Sample{}}
 	if m.out != "" {
 		if err := os.MkdirAll(m.out, 0o755); err != nil {
@@ -230,9 +229,9 @@ func (m *measuring) load() (*report.Report, error) {
 		return fresh, nil
 	}
 	if m.stack == "" {
-		return nil, program.Wrong("--append needs --stack: what the samples in the file are of")
+		return nil, program.Wrong("--append needs --stack, the stack of the samples in the file")
 	}
-	// What is found at the end would be too late.
+	// Check now that the folder is writable: at the end it would be too late.
 	probe, err := os.CreateTemp(filepath.Dir(m.appendTo), ".gpu-provision-*")
 	if err != nil {
 		return nil, err
@@ -247,7 +246,7 @@ func (m *measuring) load() (*report.Report, error) {
 	case err != nil:
 		return nil, err
 	case old.Test != m.test || old.Stack != m.stack:
-		return nil, program.Wrong("--append %s: it has samples of test %s with %s, which are not to be mixed with these", m.appendTo, old.Test, old.Stack)
+		return nil, program.Wrong("--append %s: it has samples of test %s with %s, which must not be mixed with these", m.appendTo, old.Test, old.Stack)
 	}
 	if len(old.Samples) > 0 {
 		m.drop = 0 // the first was dropped already
@@ -256,20 +255,20 @@ func (m *measuring) load() (*report.Report, error) {
 	return old, nil
 }
 
-// version asks what the API server is.
-func (m *measuring) version(ctx context.Context, s *measure.Session, rep *report.Report) error {
+// readVersion reads the version of the API server.
+func (m *measureOptions) readVersion(ctx context.Context, s *measure.Session, rep *report.Report) error {
 	var v struct {
 		GitVersion string `json:"gitVersion"`
 	}
 	if err := s.Client.Get(ctx, "/version", nil, &v); err != nil {
-		return fmt.Errorf("ask the API server for its version: %w", err)
+		return fmt.Errorf("read the version of the API server: %w", err)
 	}
 	rep.Cluster.Version = v.GitVersion
 	return nil
 }
 
-// write writes the files that were asked for.
-func (m *measuring) write(rep *report.Report) error {
+// write writes the requested files.
+func (m *measureOptions) write(rep *report.Report) error {
 	files := map[string]string{}
 	if m.appendTo != "" {
 		files[m.appendTo] = "json"
@@ -289,7 +288,7 @@ func (m *measuring) write(rep *report.Report) error {
 	return nil
 }
 
-// stackOf tells by an image whose stack it is.
+// stackOf returns an image that identifies the stack.
 func stackOf(images map[step.Operand][]string) string {
 	for _, operand := range []step.Operand{step.Plugin, step.Validator, step.Toolkit} {
 		if len(images[operand]) > 0 {
@@ -310,7 +309,7 @@ func first(texts ...string) string {
 
 func compile(pattern string) (*regexp.Regexp, error) {
 	if pattern == "" {
-		return nil, nil //nolint:nilnil // no pattern is no expression
+		return nil, nil //nolint:nilnil // without a pattern there is no expression
 	}
 	line, err := regexp.Compile(pattern)
 	if err != nil {

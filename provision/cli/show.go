@@ -31,7 +31,7 @@ func runReport(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if err := f.Read(args); err != nil {
 		return err
 	}
-	if err := format(*output, "text", "json", "csv", "svg", "html"); err != nil {
+	if err := checkOutput(*output, "text", "json", "csv", "svg", "html"); err != nil {
 		return err
 	}
 	if n := f.NArg(); n != 1 && (n != 2 || *output != "html") {
@@ -47,7 +47,7 @@ func runReport(_ context.Context, args []string, stdout, _ io.Writer) error {
 	return show(stdout, all[0], *output)
 }
 
-// show writes a report in a format.
+// show writes a report in an output format.
 func show(w io.Writer, r *report.Report, output string) error {
 	switch output {
 	case "json":
@@ -82,7 +82,7 @@ func runCompare(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if err := f.Read(args); err != nil {
 		return err
 	}
-	if err := format(*output, "text", "json", "html"); err != nil {
+	if err := checkOutput(*output, "text", "json", "html"); err != nil {
 		return err
 	}
 	if f.NArg() != 2 {
@@ -145,7 +145,7 @@ func runHistory(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if err := f.Read(args); err != nil {
 		return err
 	}
-	if err := format(*output, "text", "json"); err != nil {
+	if err := checkOutput(*output, "text", "json"); err != nil {
 		return err
 	}
 	if f.NArg() == 0 {

@@ -1,5 +1,5 @@
-// Package cluster makes the requests that gpu-provision needs of the Kubernetes API.
-// Each but a stream has a deadline and is tried once.
+// Package cluster sends the requests of gpu-provision to the Kubernetes API. Each request
+// except a stream has a deadline and is tried once.
 package cluster
 
 import (
@@ -25,24 +25,24 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 )
 
-// Where names a cluster the way kubectl does.
+// Where names a cluster as kubectl does.
 type Where struct {
 	Kubeconfig string
 	Context    string
 	Timeout    time.Duration // of one request
 }
 
-// Client makes the requests. Its methods may be called concurrently.
+// Client sends requests to the API server. Its methods may be called concurrently.
 type Client struct {
 	rest     *rest.RESTClient
 	http     *http.Client
 	timeout  time.Duration
 	requests atomic.Int64
-	// Namespace is that of the kubeconfig's context.
+	// Namespace is the namespace of the kubeconfig's context.
 	Namespace string
 }
 
-// New finds the cluster as kubectl does, or, in a pod without a kubeconfig, the pod's own.
+// New finds the cluster as kubectl does. In a pod without a kubeconfig it is the pod's own.
 func New(w Where) (*Client, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = w.Kubeconfig
@@ -103,23 +103,23 @@ func (c *Client) Requests() int64 { return c.requests.Load() }
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// do sends one request and decodes its answer into an object; nil: it is not wanted.
+// do sends one request and decodes the response into an object; nil discards it.
 func (c *Client) do(ctx context.Context, r *rest.Request, into any) error {
 	limited, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the API server has not answered within %v", c.timeout))
 	defer cancel()
-	answer := r.MaxRetries(0).Do(limited)
-	if err := answer.Error(); err != nil { // which, unlike Raw, reads what a refusal says
+	response := r.MaxRetries(0).Do(limited)
+	if err := response.Error(); err != nil { // unlike Raw, Error decodes the reason of a refusal
 		if ctx.Err() == nil && limited.Err() != nil {
 			return context.Cause(limited)
 		}
 		return err
 	}
-	data, err := answer.Raw()
+	data, err := response.Raw()
 	if err != nil || into == nil {
 		return err
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("an answer of the API server: %w", err)
+		return fmt.Errorf("decode the response of the API server: %w", err)
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func with(r *rest.Request, params map[string]string) *rest.Request {
 	return r
 }
 
-// Get reads what is at a path.
+// Get reads the object at a path.
 func (c *Client) Get(ctx context.Context, path string, params map[string]string, into any) error {
 	return c.do(ctx, with(c.rest.Get().AbsPath(path), params), into)
 }
@@ -154,8 +154,8 @@ func (c *Client) Merge(ctx context.Context, path string, patch any) error {
 	return c.do(ctx, c.rest.Patch(types.MergePatchType).AbsPath(path).Body(body), nil)
 }
 
-// Delete deletes the object at a path, its dependents in the foreground, or, with
-// parameters that select some, those objects of a collection.
+// Delete deletes the object at a path, its dependents in the foreground. With parameters it
+// deletes the selected objects of a collection.
 func (c *Client) Delete(ctx context.Context, path string, grace *int64, params map[string]string) error {
 	foreground := metav1.DeletePropagationForeground
 	body, err := json.Marshal(metav1.DeleteOptions{
@@ -167,21 +167,21 @@ func (c *Client) Delete(ctx context.Context, path string, grace *int64, params m
 	return c.do(ctx, with(c.rest.Delete().AbsPath(path), params).Body(body), nil)
 }
 
-// list is a page of a list of any kind.
+// list is one page of a list of any kind.
 type list struct {
 	Metadata metav1.ListMeta   `json:"metadata"`
 	Items    []json.RawMessage `json:"items"`
 }
 
-// List reads all pages of a list, and hands each object on. It returns the resource
+// List reads all pages of a list, and calls each with every object. It returns the resource
 // version to watch from.
 func (c *Client) List(ctx context.Context, path string, params map[string]string, each func(json.RawMessage) error) (string, error) {
 	const page = 500
-	ask := map[string]string{"limit": strconv.Itoa(page)}
-	maps.Copy(ask, params)
+	query := map[string]string{"limit": strconv.Itoa(page)}
+	maps.Copy(query, params)
 	for {
 		var l list
-		if err := c.Get(ctx, path, ask, &l); err != nil {
+		if err := c.Get(ctx, path, query, &l); err != nil {
 			return "", err
 		}
 		for _, item := range l.Items {
@@ -192,11 +192,11 @@ func (c *Client) List(ctx context.Context, path string, params map[string]string
 		if l.Metadata.Continue == "" {
 			return l.Metadata.ResourceVersion, nil
 		}
-		ask["continue"] = l.Metadata.Continue
+		query["continue"] = l.Metadata.Continue
 	}
 }
 
-// Stream opens an answer that goes on: a watch or a log. The caller closes it.
+// Stream opens a streaming response: a watch or a log. The caller closes it.
 func (c *Client) Stream(ctx context.Context, path string, params map[string]string) (io.ReadCloser, error) {
 	return with(c.rest.Get().AbsPath(path), params).MaxRetries(0).Stream(ctx)
 }

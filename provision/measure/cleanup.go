@@ -15,20 +15,20 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// Cleanup removes what runs that were killed have left: pods and NodeClaims with their
-// label. It creates a policy, where one is given, if none with its name is there. What it
-// did, or with dry would do, is returned, a line each. One thing that fails holds up no other.
+// Cleanup removes what killed runs have left: pods and NodeClaims with their label. It also
+// creates the given policy, if any, unless one with its name exists. It returns a line for
+// each action that it took, or with dry would take. A failed action does not stop the others.
 func Cleanup(ctx context.Context, c *cluster.Client, policy map[string]any, dry bool) ([]string, error) {
 	done, err := cleanPolicy(ctx, c, policy, dry)
 	errs := []error{err}
 	for _, path := range []string{"/api/v1/pods", "/apis/karpenter.sh/v1/nodeclaims"} {
-		said, err := cleanKind(ctx, c, path, dry)
-		done, errs = append(done, said...), append(errs, err)
+		more, err := cleanKind(ctx, c, path, dry)
+		done, errs = append(done, more...), append(errs, err)
 	}
 	return done, errors.Join(errs...)
 }
 
-// cleanPolicy creates a policy unless it is there.
+// cleanPolicy creates a policy unless it exists.
 func cleanPolicy(ctx context.Context, c *cluster.Client, policy map[string]any, dry bool) ([]string, error) {
 	if policy == nil {
 		return nil, nil
@@ -50,7 +50,7 @@ func cleanPolicy(ctx context.Context, c *cluster.Client, policy map[string]any, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, restoreWithin)
 	defer cancel()
-	if err := bringBack(ctx, c, path, policy); err != nil {
+	if err := recreate(ctx, c, path, policy); err != nil {
 		return nil, fmt.Errorf("create ClusterPolicy %s: %w", name, err)
 	}
 	return []string{"create ClusterPolicy " + name}, nil
@@ -77,7 +77,7 @@ func cleanKind(ctx context.Context, c *cluster.Client, path string, dry bool) ([
 		done = append(done, what)
 		return nil
 	})
-	// Without Karpenter there is no such kind, or no right to it.
+	// Without Karpenter the kind does not exist, or RBAC forbids it.
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) && strings.HasPrefix(path, "/apis/karpenter") {
 		err = nil
 	}

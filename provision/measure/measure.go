@@ -1,4 +1,4 @@
-// Package measure asks for GPUs, again and again, and notes when each step was taken.
+// Package measure requests GPUs repeatedly and records when each step was reached.
 package measure
 
 import (
@@ -23,41 +23,40 @@ import (
 // Options configure a run.
 type Options struct {
 	Samples       int           // that count
-	Drop          int           // that come before and do not
-	Timeout       time.Duration // of one sample, and of what has to be so before it
+	Drop          int           // warm-up samples before them, which do not count
+	Timeout       time.Duration // of one sample, and of its preparation
 	Resource      corev1.ResourceName
 	Selectors     step.Selectors
 	Workload      Workload
 	RestoreWithin time.Duration // default: two minutes
-	// Validated reports whether a sample lasts until its nodes are validated, where
-	// something validates them.
+	// Validated makes a sample last until its nodes are validated, where a validator runs.
 	Validated bool
 }
 
-// Test is a way to ask for GPUs.
+// Test is a way to request GPUs.
 type Test interface {
-	// Prepare brings the cluster into the state from which GPUs are asked for.
+	// Prepare brings the cluster into the state from which GPUs are requested.
 	Prepare(ctx context.Context, s *Session) error
-	// Ask asks for GPUs. Its first request is the beginning of the sample.
+	// Ask requests GPUs. The sample begins with its first request.
 	Ask(ctx context.Context, s *Session) error
-	// Nodes returns the nodes that are measured, by now.
+	// Nodes returns the nodes that are being measured so far.
 	Nodes(s *Session) []string
-	// Finish takes back what Ask did, so that the next sample can begin.
+	// Finish undoes Ask, so that the next sample can begin.
 	Finish(ctx context.Context, s *Session, sample *report.Sample) error
-	// Restore leaves the cluster as it was before the run, whatever has happened.
+	// Restore restores the state of the cluster before the run, whatever happened.
 	Restore(ctx context.Context, s *Session) error
 	// Reboots reports whether nodes come back with another boot ID.
 	Reboots() bool
 }
 
-// Session is a run that is going on. It belongs to one goroutine.
+// Session is a run in progress. It belongs to one goroutine.
 type Session struct {
 	Client   *cluster.Client
 	Observer *observe.Observer
 	Clock    observe.Clock
 	Options  Options
 	Log      *slog.Logger
-	// Run names the run; pods that it makes have it in their label.
+	// Run names the run, also in the label of its pods.
 	Run string
 
 	sample  int // the current one's number
@@ -68,11 +67,12 @@ type Session struct {
 	asked   time.Duration
 }
 
-// restoreWithin bounds each of the two things that are done at the end of a run, whether or
-// not it was interrupted: to bring back what the test took away, and to remove workloads.
+// restoreWithin bounds each of the two steps at the end of a run, interrupted or not:
+// Test.Restore, and the removal of the workloads.
 const restoreWithin = 2 * time.Minute
 
-// Run measures. What it has measured when something fails is in the report, which says so.
+// Run measures all samples. After a failure the report holds the samples until then, and
+// the reason.
 func Run(ctx context.Context, s *Session, test Test, rep *report.Report) (err error) {
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	observer, watching := errgroup.WithContext(watching)
@@ -84,14 +84,14 @@ func Run(ctx context.Context, s *Session, test Test, rep *report.Report) (err er
 		stop()
 		err = errors.Join(err, observer.Wait())
 	}()
-	if err := s.listed(ctx, watching); err != nil {
+	if err := s.waitListed(ctx, watching); err != nil {
 		return err
 	}
-	s.describe(rep) // of a node that is gone later nothing is known
+	s.describe(rep) // nodes may be gone later
 	defer func() {
 		failed := errors.Join(s.restore(ctx, func(ctx context.Context) error { return test.Restore(ctx, s) }), s.restore(ctx, s.removeWorkloads))
 		if failed != nil {
-			err = errors.Join(err, fmt.Errorf("leave the cluster as it was: %w; gpu-provision cleanup tries again", failed))
+			err = errors.Join(err, fmt.Errorf("restore the cluster: %w; gpu-provision cleanup tries again", failed))
 		}
 	}()
 	first := len(rep.Samples) + 1
@@ -113,7 +113,7 @@ func Run(ctx context.Context, s *Session, test Test, rep *report.Report) (err er
 	return nil
 }
 
-// restore undoes something, again and again until it succeeds or the time for it is over.
+// restore retries undo until it succeeds or its time is up.
 func (s *Session) restore(ctx context.Context, undo func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(s.Options.RestoreWithin, restoreWithin))
 	defer cancel()
@@ -126,7 +126,7 @@ func (s *Session) restore(ctx context.Context, undo func(context.Context) error)
 		}
 		for waiting := true; waiting; {
 			select {
-			case <-s.Observer.Changes(): // which have to be read
+			case <-s.Observer.Changes(): // Observer requires that they are read
 			case <-tick.C:
 				waiting = false
 			case <-ctx.Done():
@@ -136,8 +136,8 @@ func (s *Session) restore(ctx context.Context, undo func(context.Context) error)
 	}
 }
 
-// listed waits until everything has been listed once.
-func (s *Session) listed(ctx, watching context.Context) error {
+// waitListed waits until everything has been listed once.
+func (s *Session) waitListed(ctx, watching context.Context) error {
 	limit := time.NewTimer(s.Options.Timeout)
 	defer limit.Stop()
 	for {
@@ -161,9 +161,9 @@ func (s *Session) measure(ctx context.Context, test Test, watch *observe.Watch) 
 	began := s.Clock.Now()
 	s.track(false)
 	if err := s.prepare(ctx, test); err != nil {
-		sample.Began, sample.Outcome, sample.Reason = s.Clock.Wall(), report.Failed, bounded("it could not be prepared: "+err.Error())
+		sample.Began, sample.Outcome, sample.Reason = s.Clock.Wall(), report.Failed, bounded("the preparation failed: "+err.Error())
 		if ctx.Err() != nil {
-			sample.Outcome, sample.Reason = report.Interrupted, "interrupted while it was prepared"
+			sample.Outcome, sample.Reason = report.Interrupted, "interrupted during the preparation"
 		}
 		return sample, fmt.Errorf("prepare sample %d: %w", s.sample, err)
 	}
@@ -176,7 +176,7 @@ func (s *Session) measure(ctx context.Context, test Test, watch *observe.Watch) 
 	s.Log.Info("asked for GPUs", "sample", s.sample)
 	err := test.Ask(ctx, s)
 	if err == nil {
-		err = s.until(ctx, watch, test)
+		err = s.waitComplete(ctx, watch, test)
 	}
 	stopLogs()
 	s.conclude(&sample, test, err)
@@ -201,11 +201,11 @@ func (s *Session) finish(ctx context.Context, test Test, sample *report.Sample) 
 	return nil
 }
 
-// track begins a new Tracker, which knows what is there.
+// track starts a new Tracker with the existing objects.
 func (s *Session) track(reboots bool) {
 	s.tracker = &step.Tracker{Resource: s.Options.Resource, Selectors: s.Options.Selectors, Sample: s.label(), Reboot: reboots}
 	s.logged = map[string]bool{}
-	for drained := false; !drained; { // changes that the snapshot has, too
+	for drained := false; !drained; { // the snapshot includes these changes
 		select {
 		case <-s.Observer.Changes():
 		default:
@@ -217,14 +217,14 @@ func (s *Session) track(reboots bool) {
 	}
 }
 
-// label is the value of step.WorkloadLabel of the current sample's pods.
+// label returns the value of step.WorkloadLabel for the current sample's pods.
 func (s *Session) label() string { return fmt.Sprintf("%s-%d", s.Run, s.sample) }
 
-// errTimedOut means that a sample has taken longer than it may.
+// errTimedOut is returned for a sample that exceeds the timeout.
 var errTimedOut = errors.New("timed out")
 
-// until observes until the sample is complete.
-func (s *Session) until(ctx context.Context, watch *observe.Watch, test Test) error {
+// waitComplete observes changes until the sample is complete.
+func (s *Session) waitComplete(ctx context.Context, watch *observe.Watch, test Test) error {
 	limit := time.NewTimer(s.Options.Timeout)
 	defer limit.Stop()
 	look := time.NewTicker(time.Second)
@@ -236,7 +236,7 @@ func (s *Session) until(ctx context.Context, watch *observe.Watch, test Test) er
 		select {
 		case c := <-s.Observer.Changes():
 			s.observe(c)
-			s.observePending() // one look at the nodes does for all of them
+			s.observePending() // so that the nodes are checked once for all of them
 		case c := <-s.results:
 			s.observe(c)
 		case <-look.C:
@@ -251,7 +251,7 @@ func (s *Session) until(ctx context.Context, watch *observe.Watch, test Test) er
 	return nil
 }
 
-// observePending takes in what has come meanwhile.
+// observePending observes all changes that are pending.
 func (s *Session) observePending() {
 	for {
 		select {
@@ -263,7 +263,7 @@ func (s *Session) observePending() {
 	}
 }
 
-// observe takes a change in, and has the log of a workload read once it runs.
+// observe tracks a change, and starts to read the log of a workload once it runs.
 func (s *Session) observe(c step.Change) {
 	s.tracker.Observe(c)
 	if c.Pod != nil && !c.Gone && s.readLog != nil {
@@ -271,7 +271,7 @@ func (s *Session) observe(c step.Change) {
 	}
 }
 
-// complete reports whether the sample's nodes have taken all steps that they will take.
+// complete reports whether the sample's nodes have reached all steps.
 func (s *Session) complete(test Test) bool {
 	nodes := test.Nodes(s)
 	if len(nodes) == 0 || !s.Observer.Whole() {
@@ -285,7 +285,7 @@ func (s *Session) complete(test Test) bool {
 	return s.tracker.Ended() >= s.Options.Workload.count(nodes)
 }
 
-// logSteps logs the steps that were taken since it last did.
+// logSteps logs the steps that were reached since the last call.
 func (s *Session) logSteps(test Test) {
 	for _, n := range test.Nodes(s) {
 		for _, r := range s.tracker.Timeline(n, s.asked).Steps {
@@ -299,7 +299,7 @@ func (s *Session) logSteps(test Test) {
 	}
 }
 
-// conclude writes down what the sample has come to.
+// conclude records the outcome and timelines of the sample.
 func (s *Session) conclude(sample *report.Sample, test Test, err error) {
 	nodes := test.Nodes(s)
 	for _, n := range nodes {
@@ -327,7 +327,7 @@ func (s *Session) conclude(sample *report.Sample, test Test, err error) {
 	}
 }
 
-// whereStuck says how far the nodes have come, and what their pods wait for.
+// whereStuck describes the last step of each node, and what its pods wait for.
 func (s *Session) whereStuck(nodes []string) string {
 	if len(nodes) == 0 {
 		text := fmt.Sprintf("no node came within %v", s.Options.Timeout)
@@ -340,7 +340,7 @@ func (s *Session) whereStuck(nodes []string) string {
 	for _, n := range nodes {
 		line := s.tracker.Timeline(n, s.asked)
 		last, _ := step.Find(line.Last())
-		text := fmt.Sprintf("node %s is not done within %v; it has come to %q", n, s.Options.Timeout, last.Title)
+		text := fmt.Sprintf("node %s is not done within %v; its last step is %q", n, s.Options.Timeout, last.Title)
 		if why := s.tracker.Waiting(n); why != "" {
 			text += ": " + why
 		}
@@ -349,7 +349,7 @@ func (s *Session) whereStuck(nodes []string) string {
 	return bounded(strings.Join(all, "; "))
 }
 
-// summarize writes down what is the same for all samples.
+// summarize records the parts of the report that all samples share.
 func (s *Session) summarize(rep *report.Report, watch *observe.Watch, lasted time.Duration) {
 	watch.Look()
 	for _, j := range watch.Jumps() {
@@ -369,7 +369,7 @@ func (s *Session) summarize(rep *report.Report, watch *observe.Watch, lasted tim
 	s.describe(rep)
 }
 
-// describe writes down where it was measured.
+// describe records the measured cluster.
 func (s *Session) describe(rep *report.Report) {
 	measured := map[string]bool{}
 	for _, sample := range rep.Samples {
@@ -396,7 +396,7 @@ func (s *Session) describe(rep *report.Report) {
 	}
 }
 
-// wait waits for a condition of what is there, which is looked at after each change.
+// wait waits for a condition of the snapshot, which it evaluates after each change.
 func (s *Session) wait(ctx context.Context, what string, is func([]step.Change) (bool, string)) error {
 	for {
 		done, why := is(s.Observer.Snapshot())
@@ -431,7 +431,7 @@ func round(d time.Duration) float64 {
 	return float64(d.Round(time.Millisecond)) / float64(time.Second)
 }
 
-// bounded makes text that others wrote fit for one line of a report.
+// bounded sanitizes and truncates text of other origin for one line of a report.
 func bounded(text string) string {
 	const most = 1024
 	text = strings.ToValidUTF8(strings.Join(strings.Fields(text), " "), "?")

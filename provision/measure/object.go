@@ -19,9 +19,9 @@ func nameAndLabel(raw json.RawMessage) (name, label string, err error) {
 	return o.Name, o.Labels[step.WorkloadLabel], err
 }
 
-// gone waits until an object, which is being deleted, is there no more. It is of a kind
-// that is not watched.
-func (s *Session) gone(ctx context.Context, path string) error {
+// waitGone waits until an object that is being deleted is gone. It polls, for kinds that
+// are not watched.
+func (s *Session) waitGone(ctx context.Context, path string) error {
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -33,7 +33,7 @@ func (s *Session) gone(ctx context.Context, path string) error {
 			select {
 			case <-tick.C:
 				waiting = false
-			case <-s.Observer.Changes(): // which have to be read
+			case <-s.Observer.Changes(): // Observer requires that they are read
 			case <-ctx.Done():
 				return fmt.Errorf("wait until %s is deleted: %w", path, context.Cause(ctx))
 			}

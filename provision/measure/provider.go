@@ -22,8 +22,8 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// Command is a user's shell command. In its environment GPU_PROVISION_SAMPLE is the
-// sample's number and GPU_PROVISION_NODE the node, where there is one.
+// Command is a user's shell command. Its environment has the sample's number in
+// GPU_PROVISION_SAMPLE and the node, if any, in GPU_PROVISION_NODE.
 type Command string
 
 func (c Command) run(ctx context.Context, s *Session, node string) error {
@@ -46,7 +46,7 @@ func (c Command) run(ctx context.Context, s *Session, node string) error {
 		case c := <-s.Observer.Changes():
 			s.observe(c) // also while the command runs
 		case err := <-ended:
-			if err == nil || errors.Is(err, exec.ErrWaitDelay) { // it has left something in the background
+			if err == nil || errors.Is(err, exec.ErrWaitDelay) { // it left a process in the background
 				return nil
 			}
 			if ctx.Err() != nil {
@@ -57,7 +57,7 @@ func (c Command) run(ctx context.Context, s *Session, node string) error {
 	}
 }
 
-// tail returns the end of what a command has printed.
+// tail returns the end of a command's output.
 func tail(text string) string {
 	const most = 400
 	text = strings.TrimSpace(text)
@@ -70,7 +70,7 @@ type Commands struct{ AddNode, RemoveNode Command }
 // Add runs the command that adds a node.
 func (p Commands) Add(ctx context.Context, s *Session) error { return p.AddNode.run(ctx, s, "") }
 
-// AddsGPUs reports true: what the commands do is theirs.
+// AddsGPUs reports true: the commands may do anything.
 func (Commands) AddsGPUs() bool { return true }
 
 // Remove runs the command that removes a node, once for each.
@@ -78,7 +78,7 @@ func (p Commands) Remove(ctx context.Context, s *Session, nodes []string) error 
 	if p.RemoveNode == "" {
 		return nil
 	}
-	if len(nodes) == 0 { // which was asked for, and has not come
+	if len(nodes) == 0 { // it was requested but did not appear
 		return p.RemoveNode.run(ctx, s, "")
 	}
 	for _, n := range nodes {
@@ -89,7 +89,7 @@ func (p Commands) Remove(ctx context.Context, s *Session, nodes []string) error 
 	return nil
 }
 
-// Restore does nothing: what the commands did is theirs to take back.
+// Restore does nothing: only the commands can undo what they did.
 func (Commands) Restore(context.Context, *Session) error { return nil }
 
 // MachineSet adds and removes nodes by the replicas of an OpenShift MachineSet.
@@ -97,7 +97,7 @@ type MachineSet struct {
 	Namespace, Name string
 
 	before   *int64          // its replicas
-	machines map[string]bool // those that were there before Add
+	machines map[string]bool // those that existed before Add
 }
 
 // AddsGPUs reports false: nodes are new.
@@ -119,7 +119,7 @@ func (p *MachineSet) Add(ctx context.Context, s *Session) error {
 	if err := s.Client.Get(ctx, p.path(), nil, &set); err != nil {
 		return fmt.Errorf("read MachineSet %s/%s: %w", p.Namespace, p.Name, err)
 	}
-	now := int64(1) // where none are said, it is one
+	now := int64(1) // the default of replicas
 	if set.Spec.Replicas != nil {
 		now = *set.Spec.Replicas
 	}
@@ -141,12 +141,12 @@ func (p *MachineSet) scale(ctx context.Context, s *Session, replicas int64) erro
 	return nil
 }
 
-// Remove sets the replicas back, and has the Machines go that have come since Add.
+// Remove sets the replicas back and deletes the Machines that were created since Add.
 func (p *MachineSet) Remove(ctx context.Context, s *Session, _ []string) error {
 	return p.Restore(ctx, s)
 }
 
-// machine has the fields of a Machine that are read.
+// machine holds the fields of a Machine that are read.
 type machine struct {
 	Metadata struct {
 		Name            string                  `json:"name"`
@@ -158,7 +158,7 @@ func (p *MachineSet) machinesPath() string {
 	return machinePath + url.PathEscape(p.Namespace) + "/machines"
 }
 
-// each reads the Machines of the MachineSet.
+// each calls do for each Machine of the MachineSet.
 func (p *MachineSet) each(ctx context.Context, s *Session, do func(machine) error) error {
 	_, err := s.Client.List(ctx, p.machinesPath(), nil, func(raw json.RawMessage) error {
 		var m machine
@@ -176,8 +176,8 @@ func (p *MachineSet) each(ctx context.Context, s *Session, do func(machine) erro
 	return nil
 }
 
-// Restore marks the Machines that have come since Add as those to delete, and sets the
-// replicas back to what they were.
+// Restore marks the Machines that were created since Add for deletion, and sets the replicas
+// back.
 func (p *MachineSet) Restore(ctx context.Context, s *Session) error {
 	if p.before == nil {
 		return nil
@@ -195,16 +195,15 @@ func (p *MachineSet) Restore(ctx context.Context, s *Session) error {
 	return p.scale(ctx, s, *p.before)
 }
 
-// NodeClaim adds and removes nodes by a Karpenter NodeClaim, of which each sample gets
-// its own.
+// NodeClaim adds and removes nodes by Karpenter NodeClaims, one for each sample.
 type NodeClaim struct {
 	Manifest map[string]any // as a person wrote it
 	Path     string         // of its kind: /apis/karpenter.sh/v1/nodeclaims
 
-	made []string // names of those that may be there
+	created []string // names of NodeClaims that may exist
 }
 
-// NewNodeClaim takes a manifest.
+// NewNodeClaim returns a NodeClaim with a manifest.
 func NewNodeClaim(manifest map[string]any) (*NodeClaim, error) {
 	version, _ := manifest["apiVersion"].(string)
 	if kind, _ := manifest["kind"].(string); kind != "NodeClaim" || !strings.HasPrefix(version, "karpenter.sh/") {
@@ -226,7 +225,7 @@ func (p *NodeClaim) Add(ctx context.Context, s *Session) error {
 	}
 	claim := map[string]any{"apiVersion": p.Manifest["apiVersion"], "kind": "NodeClaim", "spec": p.Manifest["spec"],
 		"metadata": map[string]any{"name": name, "labels": labels, "annotations": old["annotations"]}}
-	p.made = append(p.made, name)
+	p.created = append(p.created, name)
 	if err := s.Client.Create(ctx, p.Path, claim, nil); err != nil {
 		return fmt.Errorf("create NodeClaim %s: %w", name, err)
 	}
@@ -243,11 +242,11 @@ func (p *NodeClaim) Remove(ctx context.Context, s *Session, _ []string) error {
 
 // Restore deletes the NodeClaims.
 func (p *NodeClaim) Restore(ctx context.Context, s *Session) error {
-	for len(p.made) > 0 {
-		if err := s.Client.Delete(ctx, p.Path+"/"+p.made[0], nil, nil); err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("delete NodeClaim %s: %w", p.made[0], err)
+	for len(p.created) > 0 {
+		if err := s.Client.Delete(ctx, p.Path+"/"+p.created[0], nil, nil); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete NodeClaim %s: %w", p.created[0], err)
 		}
-		p.made = p.made[1:]
+		p.created = p.created[1:]
 	}
 	return nil
 }

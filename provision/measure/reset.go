@@ -20,12 +20,12 @@ import (
 
 const policiesPath = "/apis/nvidia.com/v1/clusterpolicies"
 
-// Reset deletes the ClusterPolicy and applies it again: what an operator needs until
-// nodes that had nothing offer GPUs.
+// Reset deletes the ClusterPolicy and applies it again. It measures the time of an operator
+// until nodes without any operand offer GPUs.
 type Reset struct {
 	Name string // of the policy; "": the only one
-	// Keep writes the policy down before it is deleted, where a person finds it if this
-	// program is killed, and says where.
+	// Keep saves the policy before it is deleted, for the case that this program is killed,
+	// and returns the path.
 	Keep func(manifest []byte) (path string, err error)
 
 	policy map[string]any
@@ -66,12 +66,12 @@ func (r *Reset) Prepare(ctx context.Context, s *Session) error {
 	}); err != nil {
 		return err
 	}
-	return s.gone(ctx, r.path())
+	return s.waitGone(ctx, r.path())
 }
 
 func (r *Reset) path() string { return policiesPath + "/" + url.PathEscape(r.Name) }
 
-// read finds the policy and the nodes, and writes the policy down.
+// read reads the policy, finds the nodes, and saves the policy.
 func (r *Reset) read(ctx context.Context, s *Session) error {
 	if r.Name == "" {
 		var names []string
@@ -82,7 +82,7 @@ func (r *Reset) read(ctx context.Context, s *Session) error {
 		})
 		switch {
 		case apierrors.IsNotFound(err):
-			return errors.New("the cluster knows no ClusterPolicy: install an operator first, or measure another test")
+			return errors.New("the cluster has no ClusterPolicy resource: install an operator first, or measure another test")
 		case err != nil:
 			return fmt.Errorf("list ClusterPolicies: %w", err)
 		case len(names) != 1:
@@ -95,7 +95,7 @@ func (r *Reset) read(ctx context.Context, s *Session) error {
 		return fmt.Errorf("read ClusterPolicy %s: %w", r.Name, err)
 	}
 	if r.nodes = s.gpuNodes(); len(r.nodes) == 0 {
-		return fmt.Errorf("no node offers %s: let the nodes become ready first, so that it is known which are measured", s.Options.Resource)
+		return fmt.Errorf("no node offers %s: wait until the nodes are ready: they are the ones to measure", s.Options.Resource)
 	}
 	manifest := withoutServerFields(policy)
 	text, err := json.MarshalIndent(manifest, "", "  ")
@@ -104,14 +104,14 @@ func (r *Reset) read(ctx context.Context, s *Session) error {
 	}
 	kept, err := r.Keep(text)
 	if err != nil {
-		return fmt.Errorf("write ClusterPolicy %s down before it is deleted: %w", r.Name, err)
+		return fmt.Errorf("save ClusterPolicy %s before it is deleted: %w", r.Name, err)
 	}
-	s.Log.Info("the ClusterPolicy is written down; if this program is killed, kubectl apply -f brings it back", "file", kept)
+	s.Log.Info("saved the ClusterPolicy; if this program is killed, restore it with kubectl apply -f", "file", kept)
 	r.policy = manifest
 	return nil
 }
 
-// withoutServerFields returns an object as a person would write it.
+// withoutServerFields returns an object without status and server-set metadata.
 func withoutServerFields(object map[string]any) map[string]any {
 	delete(object, "status")
 	old, _ := object["metadata"].(map[string]any)
@@ -138,9 +138,9 @@ func (r *Reset) Finish(ctx context.Context, s *Session, _ *report.Sample) error 
 	return s.removeWorkloads(ctx)
 }
 
-// bringBack creates a ClusterPolicy unless it is there. One that is being deleted is waited
-// for: it would go all the same.
-func bringBack(ctx context.Context, c *cluster.Client, path string, policy map[string]any) error {
+// recreate creates a ClusterPolicy unless it exists. If one is being deleted, it waits until
+// that is gone.
+func recreate(ctx context.Context, c *cluster.Client, path string, policy map[string]any) error {
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -162,13 +162,13 @@ func bringBack(ctx context.Context, c *cluster.Client, path string, policy map[s
 	}
 }
 
-// Restore brings the policy back, if it was deleted.
+// Restore recreates the policy if it was deleted.
 func (r *Reset) Restore(ctx context.Context, s *Session) error {
 	if r.policy == nil {
 		return nil
 	}
-	if err := bringBack(ctx, s.Client, r.path(), r.policy); err != nil {
-		return fmt.Errorf("bring ClusterPolicy %s back: %w", r.Name, err)
+	if err := recreate(ctx, s.Client, r.path(), r.policy); err != nil {
+		return fmt.Errorf("restore ClusterPolicy %s: %w", r.Name, err)
 	}
 	return nil
 }

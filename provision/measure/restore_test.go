@@ -127,7 +127,7 @@ func (s *server) created() (string, int) {
 	return s.policy, s.creates
 }
 
-// session measures against the server.
+// session returns a Session that measures against the server.
 func (s *server) session(t *testing.T) *Session {
 	t.Helper()
 	connect := func() *cluster.Client {
@@ -150,7 +150,7 @@ func reset() *Reset {
 	return &Reset{Keep: func([]byte) (string, error) { return "file", nil }}
 }
 
-// interrupt measures, and is interrupted once the policy is deleted.
+// interrupt runs a measurement and interrupts it once the policy is deleted.
 func (s *server) interrupt(t *testing.T, session *Session) (*report.Report, error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -166,8 +166,8 @@ func (s *server) interrupt(t *testing.T, session *Session) (*report.Report, erro
 	return rep, Run(ctx, session, reset(), rep)
 }
 
-// However long a policy is terminating, and whatever fails meanwhile, it comes back.
-func TestThePolicyComesBack(t *testing.T) {
+// The policy is recreated however long it terminates and whatever fails meanwhile.
+func TestPolicyIsRestored(t *testing.T) {
 	for name, given := range map[string]func(*server){
 		"it is gone at once":                  func(*server) {},
 		"it is terminating for a while":       func(s *server) { s.ends = 2 * time.Second },
@@ -186,8 +186,8 @@ func TestThePolicyComesBack(t *testing.T) {
 	}
 }
 
-// A workload that does not go is no reason not to bring the policy back.
-func TestThePolicyComesBackBeforeWorkloadsGo(t *testing.T) {
+// The policy is recreated even if a workload does not terminate.
+func TestPolicyIsRestoredBeforeWorkloadsAreGone(t *testing.T) {
 	s := newServer(t)
 	session := s.session(t)
 	session.Options.RestoreWithin = time.Second
@@ -203,7 +203,7 @@ func TestThePolicyComesBackBeforeWorkloadsGo(t *testing.T) {
 	require.Equal(t, "there", policy)
 }
 
-func TestNothingIsDeletedByWhoMayNotWatch(t *testing.T) {
+func TestNothingIsDeletedWithoutTheRightToWatch(t *testing.T) {
 	s := newServer(t)
 	s.forbids = "/api/v1/events"
 	err := Run(t.Context(), s.session(t), reset(), &report.Report{})
@@ -213,7 +213,7 @@ func TestNothingIsDeletedByWhoMayNotWatch(t *testing.T) {
 	require.Zero(t, creates)
 }
 
-func TestCleanupWaitsForAPolicyThatIsGoing(t *testing.T) {
+func TestCleanupWaitsForTerminatingPolicy(t *testing.T) {
 	s := newServer(t)
 	s.forbids = "/apis/karpenter.sh/v1/nodeclaims" // as without Karpenter, for who has few rights
 	session := s.session(t)

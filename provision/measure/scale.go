@@ -12,36 +12,36 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// Provider makes nodes. What needs none, because pending pods make nodes come and idle
-// nodes go, is Autoscaler.
+// Provider adds and removes nodes. Autoscaler is the Provider for clusters that do so by
+// themselves, for pending pods and idle nodes.
 type Provider interface {
 	// Add asks for one more node.
 	Add(ctx context.Context, s *Session) error
-	// Remove gives nodes back.
+	// Remove removes nodes.
 	Remove(ctx context.Context, s *Session, nodes []string) error
-	// AddsGPUs reports whether Add may give a GPU to a node that is there.
+	// AddsGPUs reports whether Add may add a GPU to an existing node.
 	AddsGPUs() bool
-	// Restore takes back what Add did and Remove did not.
+	// Restore undoes each Add that Remove did not undo.
 	Restore(ctx context.Context, s *Session) error
 }
 
-// Scale creates GPU workloads that no node has room for, and waits for a node.
+// Scale creates GPU workloads that fit on no node, and waits for a new node.
 type Scale struct {
 	Provider Provider
-	// FromZero reports whether no node may offer GPUs before.
+	// FromZero requires that no node offers GPUs before.
 	FromZero bool
-	// Keep leaves nodes to whoever made them, and does not wait until they have gone.
+	// Keep does not wait until added nodes are gone.
 	Keep bool
 
-	there []string // nodes that were there before
-	gpus  []string // those of them that offered GPUs
+	existing []string // nodes that existed before
+	gpus     []string // those that offered GPUs
 }
 
 // Reboots reports false: nodes are new.
 func (*Scale) Reboots() bool { return false }
 
-// Nodes returns the nodes that the workloads run on; before they do, the nodes that have
-// come since GPUs were asked for.
+// Nodes returns the nodes to which the workloads were scheduled. Before that it returns the
+// nodes that were added since the sample began.
 func (t *Scale) Nodes(s *Session) []string {
 	landed := s.tracker.Landed()
 	if len(landed) > 0 {
@@ -49,17 +49,17 @@ func (t *Scale) Nodes(s *Session) []string {
 	}
 	var came []string
 	for _, n := range s.tracker.Nodes() {
-		if !slices.Contains(t.there, n) {
+		if !slices.Contains(t.existing, n) {
 			came = append(came, n)
 		}
 	}
 	return came
 }
 
-// Prepare notes which nodes are there.
+// Prepare records the existing nodes.
 func (t *Scale) Prepare(ctx context.Context, s *Session) error {
 	if s.Options.Workload.Pod == nil {
-		return errors.New("this test needs a workload: it is what nodes come for")
+		return errors.New("this test needs a workload: nodes are added for it")
 	}
 	if err := s.removeWorkloads(ctx); err != nil {
 		return err
@@ -67,11 +67,11 @@ func (t *Scale) Prepare(ctx context.Context, s *Session) error {
 	if t.gpus = s.gpuNodes(); t.FromZero && len(t.gpus) > 0 {
 		return fmt.Errorf("nodes offer %s already (%s): --test scale-from-zero begins with none; --test autoscale measures with some", s.Options.Resource, strings.Join(t.gpus, ", "))
 	}
-	t.there = s.tracker.Nodes()
+	t.existing = s.tracker.Nodes()
 	return nil
 }
 
-// Ask creates the workloads, and has the provider add a node.
+// Ask creates the workloads and adds a node by the provider.
 func (t *Scale) Ask(ctx context.Context, s *Session) error {
 	if err := s.createWorkloads(ctx, nil); err != nil {
 		return err
@@ -79,14 +79,14 @@ func (t *Scale) Ask(ctx context.Context, s *Session) error {
 	return t.Provider.Add(ctx, s)
 }
 
-// Finish removes the workloads, gives the nodes back and waits until they have gone.
+// Finish removes the workloads and the added nodes, and waits until the nodes are gone.
 func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) error {
-	came := t.came(s, sample)
+	came := t.addedNodes(s, sample)
 	began := s.Clock.Now()
 	if err := s.removeWorkloads(ctx); err != nil {
 		return err
 	}
-	added := slices.DeleteFunc(slices.Clone(came), func(n string) bool { return slices.Contains(t.there, n) && !t.Provider.AddsGPUs() })
+	added := slices.DeleteFunc(slices.Clone(came), func(n string) bool { return slices.Contains(t.existing, n) && !t.Provider.AddsGPUs() })
 	if err := t.Provider.Remove(ctx, s, added); err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) e
 		for _, c := range all {
 			switch {
 			case c.Node == nil || !slices.Contains(came, c.Node.Name):
-			case !slices.Contains(t.there, c.Node.Name):
+			case !slices.Contains(t.existing, c.Node.Name):
 				return false, "node " + c.Node.Name + " is there"
 			case slices.Contains(s.gpuNodes(), c.Node.Name): // a GPU was added to a node
 				return false, "node " + c.Node.Name + " still offers " + string(s.Options.Resource)
@@ -109,9 +109,9 @@ func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) e
 	return err
 }
 
-// came returns the nodes of a sample that were added for it. Others add nodes, too: of a
-// sample that is not complete only those count that are known as GPU nodes.
-func (t *Scale) came(s *Session, sample *report.Sample) []string {
+// addedNodes returns the nodes that were added for a sample. Other users may add nodes, too:
+// for an incomplete sample it returns only known GPU nodes.
+func (t *Scale) addedNodes(s *Session, sample *report.Sample) []string {
 	var came []string
 	for _, line := range sample.Timelines {
 		_, labelled := line.Find(step.Labelled)
@@ -126,13 +126,13 @@ func (t *Scale) came(s *Session, sample *report.Sample) []string {
 	return came
 }
 
-// Restore has the provider take back what it did.
+// Restore undoes the changes of the provider.
 func (t *Scale) Restore(ctx context.Context, s *Session) error {
 	return t.Provider.Restore(ctx, s)
 }
 
-// Autoscaler stands for whatever adds nodes for pending pods: the Cluster Autoscaler, or
-// Karpenter with a NodePool.
+// Autoscaler is the Provider for clusters that add nodes for pending pods, by the Cluster
+// Autoscaler or by Karpenter with a NodePool.
 type Autoscaler struct{}
 
 // Add does nothing: the pending workload is the request.
@@ -169,8 +169,8 @@ func (t *Reboot) Prepare(ctx context.Context, s *Session) error {
 	})
 }
 
-// Ask runs the command that restarts the node. The workload is created when the node is
-// back: one that is created before might run on it before it goes down.
+// Ask runs the command that restarts the node. It creates the workload when the node is
+// back: a pod created before might run on the node before it goes down.
 func (t *Reboot) Ask(ctx context.Context, s *Session) error {
 	if err := t.Command.run(ctx, s, t.Node); err != nil {
 		return err
@@ -191,8 +191,8 @@ func (t *Reboot) Finish(ctx context.Context, s *Session, _ *report.Sample) error
 	return s.removeWorkloads(ctx)
 }
 
-// Restore does nothing: a node that was restarted is as it was.
+// Restore does nothing: a restart changes nothing on the node.
 func (*Reboot) Restore(context.Context, *Session) error { return nil }
 
-// commandWithin bounds a command that adds, removes or restarts a node.
+// commandWithin bounds the time of a command that adds, removes or restarts a node.
 const commandWithin = 10 * time.Minute

@@ -29,12 +29,12 @@ const DefaultImage = "gpuready/cuda-samples:v0.1.0"
 type Workload struct {
 	Pod       *corev1.Pod // nil: none
 	Namespace string
-	Count     int            // pods, where nobody says which nodes they run on
-	Result    *regexp.Regexp // what its log has when it works; nil: it ends with 0
+	Count     int            // pods, for tests that do not choose nodes
+	Result    *regexp.Regexp // matches the first result in its log; nil: it exits with 0
 }
 
 // NewWorkload returns a pod that runs an image's own command with one device of a
-// resource. It keeps the restricted rules of Pod Security.
+// resource. It conforms to the restricted Pod Security Standard.
 func NewWorkload(image string, name corev1.ResourceName) *corev1.Pod {
 	no, yes := false, true
 	user := int64(65532)
@@ -71,8 +71,8 @@ func (s *Session) podsPath() string {
 	return "/api/v1/namespaces/" + url.PathEscape(s.Options.Workload.Namespace) + "/pods"
 }
 
-// createWorkloads creates the sample's pods: one on each of the nodes or, where none are
-// named, Count of them anywhere.
+// createWorkloads creates the sample's pods: one on each of the nodes or, without nodes,
+// Count of them anywhere.
 func (s *Session) createWorkloads(ctx context.Context, nodes []string) error {
 	w := s.Options.Workload
 	if w.Pod == nil {
@@ -106,7 +106,7 @@ func (s *Session) createWorkloads(ctx context.Context, nodes []string) error {
 	return nil
 }
 
-// hostname returns the label by which a node is selected, which may differ from its name.
+// hostname returns a node's hostname label, which may differ from its name.
 func (s *Session) hostname(node string) string {
 	for _, c := range s.Observer.Snapshot() {
 		if c.Node != nil && c.Node.Name == node && c.Node.Labels[corev1.LabelHostname] != "" {
@@ -116,7 +116,7 @@ func (s *Session) hostname(node string) string {
 	return node
 }
 
-// removeWorkloads deletes all pods of this run, and waits until they have gone.
+// removeWorkloads deletes all pods of this run, and waits until they are gone.
 func (s *Session) removeWorkloads(ctx context.Context) error {
 	if s.Options.Workload.Pod == nil {
 		return nil
@@ -148,8 +148,8 @@ func (s *Session) removeWorkloads(ctx context.Context) error {
 	})
 }
 
-// readLogs has the workloads' logs read, each once its container runs, until it has what
-// the user looks for. What it returns ends that.
+// readLogs starts to read the workloads' logs, each once its container runs, until the
+// result appears. stop ends all reading.
 func (s *Session) readLogs(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var readers sync.WaitGroup
@@ -172,15 +172,15 @@ func (s *Session) readLogs(ctx context.Context) (stop func()) {
 	}
 }
 
-// findResult reads a log until it has a result. Where it has none, the sample times out, or
-// the container ends with 0.
+// findResult reads a log until it has a result. Without one, the sample times out or the
+// container ends with 0.
 func (s *Session) findResult(ctx context.Context, pod *corev1.Pod) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var found step.Change
 	for {
 		var err error
-		if found, err = s.matched(ctx, s.podsPath()+"/"+pod.Name+"/log", pod.Spec.Containers[0].Name, s.Options.Workload.Result); err == nil {
+		if found, err = s.findLine(ctx, s.podsPath()+"/"+pod.Name+"/log", pod.Spec.Containers[0].Name, s.Options.Workload.Result); err == nil {
 			break
 		}
 		if ctx.Err() == nil {
@@ -202,10 +202,10 @@ func (s *Session) findResult(ctx context.Context, pod *corev1.Pod) {
 	}
 }
 
-// errNoMatch means that a log has ended without the line.
+// errNoMatch is returned for a log that ended without the result.
 var errNoMatch = errors.New("the log has no line that --result names")
 
-func (s *Session) matched(ctx context.Context, path, container string, line *regexp.Regexp) (step.Change, error) {
+func (s *Session) findLine(ctx context.Context, path, container string, line *regexp.Regexp) (step.Change, error) {
 	body, err := s.Client.Stream(ctx, path, map[string]string{"follow": "true", "container": container, "limitBytes": "16777216"})
 	if err != nil {
 		return step.Change{}, err

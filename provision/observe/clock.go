@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// Clock is the one clock of a measurement.
+// Clock is the clock of a measurement.
 type Clock interface {
 	// Now returns the time since the measurement began. It never jumps.
 	Now() time.Duration
-	// Wall returns the time of day, which someone may set.
+	// Wall returns the time of day, which may be set meanwhile.
 	Wall() time.Time
 }
 
@@ -27,10 +27,10 @@ type Jump struct {
 	By time.Duration // how far the time of day moved
 }
 
-// jumpAbove is how far the time of day may drift between two looks at it.
+// jumpAbove bounds the drift of the time of day between two checks.
 const jumpAbove = 500 * time.Millisecond
 
-// Watch notices jumps of the time of day. Its methods may be called concurrently.
+// Watch detects jumps of the time of day. Its methods may be called concurrently.
 type Watch struct {
 	clock  Clock
 	mu     sync.Mutex
@@ -44,7 +44,7 @@ func NewWatch(c Clock) *Watch { return &Watch{clock: c, offset: offset(c)} }
 // offset returns how far the time of day is ahead of the clock that does not jump.
 func offset(c Clock) time.Duration { return time.Duration(c.Wall().UnixNano()) - c.Now() }
 
-// Look compares the two clocks.
+// Look compares the two clocks and records a jump.
 func (w *Watch) Look() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -55,7 +55,7 @@ func (w *Watch) Look() {
 	}
 }
 
-// Jumps returns the jumps that were noticed, oldest first.
+// Jumps returns the detected jumps, oldest first.
 func (w *Watch) Jumps() []Jump {
 	w.mu.Lock()
 	defer w.mu.Unlock()

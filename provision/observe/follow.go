@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// How long is waited before something is listed anew.
+// Bounds of the back-off before a stream is listed again.
 const (
 	minWait = 100 * time.Millisecond
 	maxWait = time.Second
@@ -27,10 +27,10 @@ const (
 type follower struct {
 	*Observer
 	stream
-	known map[types.UID]object // what was listed, or has come since
-	// broken is when the stream was last known to be whole, while it is not; else 0.
-	broken time.Duration
-	heard  time.Duration // when the watch last brought something
+	known map[types.UID]object // existing objects
+	// broken is when the stream was last known to be complete; 0 while it is complete.
+	broken   time.Duration
+	received time.Duration // when the watch last delivered something
 }
 
 // object is the last version of an object that was emitted. Of an Event only the version is kept.
@@ -40,7 +40,7 @@ type object struct {
 }
 
 // follow lists a stream and watches it, until the context ends. When a watch breaks it
-// lists anew, and notes with all that this brings how much earlier it may have happened.
+// lists again, and sets Late on all changes that this finds.
 func (o *Observer) follow(ctx context.Context, s stream) error {
 	f := follower{Observer: o, stream: s, known: map[types.UID]object{}}
 	listed := false
@@ -53,7 +53,7 @@ func (o *Observer) follow(ctx context.Context, s stream) error {
 			o.markListed()
 			f.broken, wait = 0, minWait
 			f.watch(ctx, version)
-			f.broken = max(o.markBroken(), f.heard)
+			f.broken = max(o.markBroken(), f.received)
 		case ctx.Err() == nil && !listed:
 			return fmt.Errorf("list %s: %w", s.name, err)
 		}
@@ -68,7 +68,7 @@ func (o *Observer) follow(ctx context.Context, s stream) error {
 	return nil
 }
 
-// list reads all objects, and emits those that have gone since the last time.
+// list reads all objects, and emits the changes since the last time.
 func (f *follower) list(ctx context.Context) (version string, err error) {
 	type arrival struct {
 		uid     types.UID
@@ -90,7 +90,7 @@ func (f *follower) list(ctx context.Context) (version string, err error) {
 	if err != nil {
 		return "", err
 	}
-	// What has gone comes first: a node may be there again under its name.
+	// Deletions come first: a new node may have the name of a deleted one.
 	for uid, o := range f.known {
 		if there[uid] {
 			continue
@@ -108,8 +108,8 @@ func (f *follower) list(ctx context.Context) (version string, err error) {
 	return version, nil
 }
 
-// watch watches from a resource version until the watch breaks. The API server ends a
-// watch after the time that it was asked for, which is no break.
+// watch watches from a resource version until the watch breaks. The API server ends each
+// watch after the requested time; that is not a break.
 func (f *follower) watch(ctx context.Context, version string) {
 	for {
 		lifetime := 5*time.Minute + rand.N(5*time.Minute)
@@ -128,13 +128,13 @@ type event struct {
 	Object json.RawMessage `json:"object"`
 }
 
-// errEnded means that the API server wants the objects to be listed anew.
+// errEnded is returned when the API server requires a new list.
 var errEnded = errors.New("the watch has ended")
 
 func (f *follower) watchOnce(ctx context.Context, version string, lifetime time.Duration) (string, error) {
 	watching, cancel := context.WithTimeout(ctx, lifetime+heartbeat)
 	defer cancel()
-	f.watching(f.name, cancel)
+	f.setCancel(f.name, cancel)
 	params := map[string]string{"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": strconv.Itoa(int(lifetime.Seconds()))}
 	maps.Copy(params, f.params)
 	body, err := f.client.Stream(watching, f.path, params)
@@ -146,9 +146,9 @@ func (f *follower) watchOnce(ctx context.Context, version string, lifetime time.
 	for {
 		var e event
 		if err := decoder.Decode(&e); err != nil {
-			return version, nil //nolint:nilerr // how it ended is told by when it ended
+			return version, nil //nolint:nilerr // the time of the end shows whether it is a break
 		}
-		f.heard = f.clock.Now()
+		f.received = f.clock.Now()
 		if e.Type == "ERROR" {
 			return "", errEnded
 		}
@@ -161,13 +161,13 @@ func (f *follower) watchOnce(ctx context.Context, version string, lifetime time.
 			continue
 		}
 		c.Gone = e.Type == "DELETED"
-		if err := f.emit(ctx, uid, at, c); err != nil { // also when the watch has just been ended
+		if err := f.emit(ctx, uid, at, c); err != nil { // even if the watch has just ended
 			return "", err
 		}
 	}
 }
 
-// decode reads an object, and returns its UID and resource version.
+// decode decodes an object, and returns its UID and resource version.
 func (f *follower) decode(raw json.RawMessage) (step.Change, types.UID, string, error) {
 	var c step.Change
 	var meta *metav1.ObjectMeta
@@ -189,14 +189,14 @@ func (f *follower) decode(raw json.RawMessage) (step.Change, types.UID, string, 
 	return c, meta.UID, meta.ResourceVersion, nil
 }
 
-// emit gives a change its time and hands it on.
+// emit timestamps a change and sends it.
 func (f *follower) emit(ctx context.Context, uid types.UID, version string, c step.Change) error {
 	c.At = f.clock.Now()
 	if f.broken > 0 {
 		c.Late = c.At - f.broken
 	}
-	f.share(uid, c)
-	if c.Node != nil || c.Pod != nil || c.Event != nil { // else an Event has gone
+	f.updateSnapshot(uid, c)
+	if c.Node != nil || c.Pod != nil || c.Event != nil { // else an Event was deleted
 		select {
 		case f.changes <- c:
 		case <-ctx.Done():
@@ -214,8 +214,8 @@ func (f *follower) emit(ctx context.Context, uid types.UID, version string, c st
 	return nil
 }
 
-// share has an object in the Observer's snapshots, or in them no more.
-func (f *follower) share(uid types.UID, c step.Change) {
+// updateSnapshot adds an object to the Observer's snapshot, or removes it.
+func (f *follower) updateSnapshot(uid types.UID, c step.Change) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {

@@ -1,8 +1,8 @@
-// Package observe watches Nodes, Pods and Events of a cluster, and gives each change the
-// time at which it was seen, by one clock.
+// Package observe watches Nodes, Pods and Events of a cluster, and timestamps each change
+// with one clock.
 //
-// It costs the API server seven watches, each of which lives for minutes, and one small
-// request every two seconds, whatever the size of the cluster.
+// For a cluster of any size it costs the API server seven watches, each of which lasts for
+// minutes, and one small request every two seconds.
 package observe
 
 import (
@@ -23,8 +23,8 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// heartbeat is how often the API server is asked whether it is there, and how long an
-// answer may take: a watch alone does not show that a server hangs.
+// heartbeat is the interval and the timeout of the requests that probe the API server. A
+// watch alone does not show that a server hangs.
 const heartbeat = 2 * time.Second
 
 // Observer watches a cluster.
@@ -38,21 +38,21 @@ type Observer struct {
 	nodes map[types.UID]*corev1.Node
 	pods  map[types.UID]*corev1.Pod
 
-	unlisted int           // how many streams have not been listed, or not since their watch broke
-	ready    chan struct{} // closed when there are none for the first time
+	unlisted int           // streams that have not been listed since their watch broke, if ever
+	ready    chan struct{} // closed when unlisted reaches 0 for the first time
 
-	alive   time.Duration // when the API server was last known to be there
-	away    bool          // it has not answered since
+	alive   time.Duration // when the API server last responded
+	away    bool          // it has not responded since
 	gaps    []Gap
 	watches map[string]context.CancelFunc // by stream
 }
 
-// Gap is a time in which the API server did not answer.
+// Gap is a time in which the API server did not respond.
 type Gap struct {
 	From, To time.Duration
 }
 
-// stream is one kind of objects, selected, that is listed and watched.
+// stream is a selection of objects of one kind, which is listed and watched.
 type stream struct {
 	name   string // for errors
 	path   string
@@ -66,7 +66,7 @@ const (
 	eventsPath = "/api/v1/events"
 )
 
-// streams returns what is watched.
+// streams returns the streams to watch.
 func (o *Observer) streams() []stream {
 	all := []stream{
 		{"Nodes", nodesPath, nil},
@@ -79,8 +79,8 @@ func (o *Observer) streams() []stream {
 	return all
 }
 
-// merge returns label selectors that together find every operand's pods. Selectors that
-// ask for one label's value become one.
+// merge returns label selectors that together find every operand's pods. It merges selectors
+// for values of the same label into one.
 func merge(all step.Selectors) []string {
 	values := map[string][]string{}
 	var others []string
@@ -101,7 +101,7 @@ func merge(all step.Selectors) []string {
 	return others
 }
 
-// New returns an Observer, which watches once it runs. The client is its own.
+// New returns an Observer, which watches once it runs. It must have a client of its own.
 func New(client *cluster.Client, selectors step.Selectors, clock Clock) *Observer {
 	return &Observer{
 		client: client, selectors: selectors, clock: clock,
@@ -114,13 +114,13 @@ func New(client *cluster.Client, selectors step.Selectors, clock Clock) *Observe
 // Requests returns how many requests the Observer has sent.
 func (o *Observer) Requests() int64 { return o.client.Requests() }
 
-// Changes is where changes come out. They have to be read while the Observer runs.
+// Changes returns the channel of changes. It has to be read while the Observer runs.
 func (o *Observer) Changes() <-chan step.Change { return o.changes }
 
-// Ready is closed when everything has been listed once.
+// Ready returns a channel that is closed when everything has been listed once.
 func (o *Observer) Ready() <-chan struct{} { return o.ready }
 
-// Gaps returns when the API server was away, oldest first. The last may go on.
+// Gaps returns the gaps so far, oldest first. The last one may still go on.
 func (o *Observer) Gaps() []Gap {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -131,14 +131,14 @@ func (o *Observer) Gaps() []Gap {
 	return gaps
 }
 
-// Whole reports whether everything is being watched now.
+// Whole reports whether all streams are being watched now.
 func (o *Observer) Whole() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.unlisted == 0
 }
 
-// Snapshot returns the objects that are there, each as a change.
+// Snapshot returns the existing Nodes and Pods, each as a change.
 func (o *Observer) Snapshot() []step.Change {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -153,12 +153,12 @@ func (o *Observer) Snapshot() []step.Change {
 	return all
 }
 
-// Run watches until the context ends. It returns an error only where the first list of
-// something is refused: later the API server may come and go.
+// Run watches until the context ends. It returns an error only if the first list of a
+// stream fails. Later the API server may come and go.
 func (o *Observer) Run(ctx context.Context) error {
 	o.markAlive()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { o.beat(ctx); return nil })
+	g.Go(func() error { o.probe(ctx); return nil })
 	all := o.streams()
 	o.mu.Lock()
 	o.unlisted = len(all)
@@ -169,8 +169,8 @@ func (o *Observer) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// beat asks whether the API server is there, until the context ends.
-func (o *Observer) beat(ctx context.Context) {
+// probe probes the API server until the context ends.
+func (o *Observer) probe(ctx context.Context) {
 	tick := time.NewTicker(heartbeat)
 	defer tick.Stop()
 	for {
@@ -192,7 +192,7 @@ func (o *Observer) beat(ctx context.Context) {
 	}
 }
 
-// markAlive records that the API server has answered.
+// markAlive records that the API server has responded.
 func (o *Observer) markAlive() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -204,8 +204,8 @@ func (o *Observer) markAlive() {
 	o.alive = now
 }
 
-// markAway records that the API server does not answer, and ends the watches: what they
-// bring afterwards may have happened at any time since.
+// markAway records that the API server does not respond, and cancels the watches. Changes
+// that they deliver afterwards may have happened at any time since.
 func (o *Observer) markAway() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -215,8 +215,7 @@ func (o *Observer) markAway() {
 	}
 }
 
-// markBroken records that a watch has broken, and returns when the API server was last known
-// to be there.
+// markBroken records that a watch has broken, and returns when the API server last responded.
 func (o *Observer) markBroken() time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -225,14 +224,15 @@ func (o *Observer) markBroken() time.Duration {
 	return o.alive
 }
 
-// watching notes how a stream's watch is ended.
-func (o *Observer) watching(name string, cancel context.CancelFunc) {
+// setCancel registers the function that cancels a stream's watch.
+func (o *Observer) setCancel(name string, cancel context.CancelFunc) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.watches[name] = cancel
 }
 
-// markListed records that one more stream has been listed, which the API server has answered.
+// markListed records that one more stream has been listed, and so that the API server has
+// responded.
 func (o *Observer) markListed() {
 	o.markAlive()
 	o.mu.Lock()

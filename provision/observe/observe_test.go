@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// server is an API server that has Nodes, and nothing else.
+// server is an API server with Nodes only.
 type server struct {
 	*httptest.Server
 
@@ -82,32 +82,32 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// set makes a Node what it is to be, and tells those who watch.
+// set creates or updates a Node, and notifies the watches.
 func (s *server) set(name string, labels map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.version++
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), ResourceVersion: strconv.Itoa(s.version), Labels: labels}}
 	s.nodes[name] = n
-	s.tell("MODIFIED", n)
+	s.notify("MODIFIED", n)
 }
 
 func (s *server) remove(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tell("DELETED", s.nodes[name])
+	s.notify("DELETED", s.nodes[name])
 	delete(s.nodes, name)
 }
 
-func (s *server) tell(kind string, n *corev1.Node) {
+func (s *server) notify(kind string, n *corev1.Node) {
 	text, _ := json.Marshal(map[string]any{"type": kind, "object": n})
 	for lines := range s.watches {
 		lines <- string(text)
 	}
 }
 
-// leave ends all watches and answers nothing; come answers again.
-func (s *server) leave() {
+// stopServing ends all watches and rejects requests until startServing.
+func (s *server) stopServing() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.away = true
@@ -118,7 +118,7 @@ func (s *server) leave() {
 	s.CloseClientConnections()
 }
 
-func (s *server) come() {
+func (s *server) startServing() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.away = false
@@ -153,14 +153,14 @@ func next(t *testing.T, o *observe.Observer) step.Change {
 	}
 }
 
-func TestChangesComeAsTheyHappen(t *testing.T) {
+func TestChangesAreObserved(t *testing.T) {
 	s := newServer(t)
 	s.set("a", nil)
 	o := watch(t, s)
 	require.Equal(t, "a", next(t, o).Node.Name)
 	<-o.Ready()
 	require.True(t, o.Whole())
-	s.until(t, func() bool { return len(s.watches) == 1 })
+	s.waitFor(t, func() bool { return len(s.watches) == 1 })
 	s.set("b", nil)
 	require.Equal(t, "b", next(t, o).Node.Name)
 	require.Len(t, o.Snapshot(), 2)
@@ -172,8 +172,8 @@ func TestChangesComeAsTheyHappen(t *testing.T) {
 	require.Empty(t, o.Gaps())
 }
 
-// until waits for a condition of the server.
-func (s *server) until(t *testing.T, is func() bool) {
+// waitFor waits for a condition of the server.
+func (s *server) .waitFor(t *testing.T, is func() bool) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		s.mu.Lock()
@@ -182,7 +182,7 @@ func (s *server) until(t *testing.T, is func() bool) {
 	}, 30*time.Second, time.Millisecond)
 }
 
-func TestWhatHappensWhileTheAPIServerIsAwayIsLate(t *testing.T) {
+func TestChangesDuringAnOutageAreLate(t *testing.T) {
 	s := newServer(t)
 	s.set("stays", nil)
 	s.set("changes", nil)
@@ -192,12 +192,12 @@ func TestWhatHappensWhileTheAPIServerIsAwayIsLate(t *testing.T) {
 		next(t, o)
 	}
 	<-o.Ready()
-	s.until(t, func() bool { return len(s.watches) == 1 })
-	s.leave()
+	s.waitFor(t, func() bool { return len(s.watches) == 1 })
+	s.stopServing()
 	s.set("changes", map[string]string{"new": "true"})
 	s.remove("goes")
 	require.Eventually(t, func() bool { return !o.Whole() }, 30*time.Second, time.Millisecond)
-	s.come()
+	s.startServing()
 	seen := map[string]step.Change{}
 	for range 2 {
 		c := next(t, o)
@@ -211,9 +211,9 @@ func TestWhatHappensWhileTheAPIServerIsAwayIsLate(t *testing.T) {
 	require.NotEmpty(t, o.Gaps())
 }
 
-func TestAFirstListThatIsRefusedEndsIt(t *testing.T) {
+func TestRefusedFirstListEndsTheRun(t *testing.T) {
 	s := newServer(t)
-	s.leave()
+	s.stopServing()
 	client, err := cluster.ForConfig(&rest.Config{Host: s.URL}, 5*time.Second)
 	require.NoError(t, err)
 	defer client.Close()
@@ -221,7 +221,7 @@ func TestAFirstListThatIsRefusedEndsIt(t *testing.T) {
 	require.ErrorContains(t, err, "list ")
 }
 
-// clock is one whose hands the test moves.
+// clock is a Clock that the test sets.
 type clock struct {
 	now  time.Duration
 	wall time.Time
@@ -230,7 +230,7 @@ type clock struct {
 func (c *clock) Now() time.Duration { return c.now }
 func (c *clock) Wall() time.Time    { return c.wall }
 
-func TestATimeOfDayThatIsSetIsNoticed(t *testing.T) {
+func TestJumpOfTheTimeOfDayIsDetected(t *testing.T) {
 	c := &clock{wall: time.Date(2026, 11, 25, 0, 0, 0, 0, time.UTC)}
 	w := observe.NewWatch(c)
 	pass := func(d time.Duration) { c.now += d; c.wall = c.wall.Add(d) }

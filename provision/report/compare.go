@@ -13,8 +13,9 @@ type Span struct {
 	To   step.ID `json:"to"`
 }
 
-// DefaultSpans returns the spans that are compared unless others are named. A driver pod is Ready with the kubelet's next
-// probe of it, by when GPUs may long be allocatable; its start is the better beginning.
+// DefaultSpans returns the spans that are compared by default. Some begin at the start of
+// the driver: its pod becomes Ready only with the kubelet's next probe, and GPUs may be
+// allocatable long before that.
 func DefaultSpans() []Span {
 	return []Span{
 		{step.Asked, step.Allocatable}, {step.Asked, step.Validated}, {step.Asked, step.FirstResult},
@@ -23,8 +24,8 @@ func DefaultSpans() []Span {
 	}
 }
 
-// seconds returns how long a timeline took from one step to another; false where it has
-// not taken both, or one was so before.
+// seconds returns a timeline's time from one step to the other. It returns false unless
+// both steps were reached within the sample.
 func (s Span) seconds(l step.Timeline) (float64, bool) {
 	from, has := l.Find(s.From)
 	to, had := l.Find(s.To)
@@ -34,7 +35,7 @@ func (s Span) seconds(l step.Timeline) (float64, bool) {
 	return max(to.At-from.At, 0), true
 }
 
-// sample returns how long a sample took: its slowest node.
+// sample returns the time of a sample, which is that of its slowest node.
 func (s Span) sample(sample Sample) (float64, bool) {
 	longest, found := 0.0, false
 	for _, l := range sample.Timelines {
@@ -45,7 +46,7 @@ func (s Span) sample(sample Sample) (float64, bool) {
 	return longest, found
 }
 
-// Measure sums a span up over the samples that count.
+// Measure summarizes a span over the counted samples.
 func (r *Report) Measure(s Span) Distribution {
 	var all []float64
 	for _, sample := range r.Counted() {
@@ -56,22 +57,21 @@ func (r *Report) Measure(s Span) Distribution {
 	return Distribute(all)
 }
 
-// Comparison is of two reports' samples, the first with the first and so on.
+// Comparison compares the samples of two reports in pairs with the same number.
 type Comparison struct {
 	Span
 	A     Distribution `json:"a"`
 	B     Distribution `json:"b"`
 	Pairs int          `json:"pairs"`
-	// Ratio is the median of the pairs' B/A.
+	// Ratio is the median of B/A over the pairs.
 	Ratio float64 `json:"ratio"`
-	// Interval holds the median ratio with a probability of 95 %.
+	// Interval contains the median ratio with a probability of 95 %.
 	Interval *Interval `json:"interval,omitempty"`
-	// Verdict says what follows.
+	// Verdict is the conclusion in words.
 	Verdict string `json:"verdict"`
 }
 
-// Compare compares spans of two reports. Spans that one of them has not measured are
-// left out.
+// Compare compares spans of two reports. It skips spans that one of them has not measured.
 func Compare(a, b *Report, spans []Span) []Comparison {
 	all := []Comparison{}
 	for _, s := range spans {
@@ -95,7 +95,7 @@ func Compare(a, b *Report, spans []Span) []Comparison {
 	return all
 }
 
-// pairRatios returns B/A of the samples with the same number that count in both.
+// pairRatios returns B/A for each sample number that counts in both.
 func pairRatios(a, b *Report, s Span) []float64 {
 	of := map[int]float64{}
 	for _, sample := range a.Counted() {

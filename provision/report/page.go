@@ -8,8 +8,8 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// Page writes one page that works from a file: the steps of one report, or of two side
-// by side with what their comparison says.
+// Page writes one self-contained HTML page: the steps of one report, or of two side by side
+// with their comparison.
 func Page(w io.Writer, reports ...*Report) error {
 	if len(reports) == 0 || len(reports) > 2 {
 		return fmt.Errorf("a page shows one report or two, not %d", len(reports))
@@ -23,8 +23,8 @@ func Page(w io.Writer, reports ...*Report) error {
 		}
 	}
 	if len(lines) == len(reports) {
-		// Pictures escape what they quote.
-		p.Waterfall, p.Spread = template.HTML(waterfall(names, lines)), template.HTML(spread(reports)) //nolint:gosec // as said
+		// The pictures escape their texts.
+		p.Waterfall, p.Spread = template.HTML(waterfall(names, lines)), template.HTML(spread(reports)) //nolint:gosec // see above
 	}
 	if len(reports) == 2 {
 		p.Comparisons = Compare(reports[0], reports[1], DefaultSpans())

@@ -20,10 +20,10 @@ const (
 	axisHeight   = 30
 )
 
-// plotWidth is the width of the part that has bars and points, in pixels.
+// plotWidth is the width of the plot area, in pixels.
 const plotWidth = pictureWidth - labelWidth - valueWidth
 
-// group is the part of the way that a step belongs to, and the class of its colour.
+// group returns the CSS class of a step, which sets its colour.
 func group(id step.ID) string {
 	switch id {
 	case step.Asked, step.Registered, step.Ready, step.Labelled:
@@ -40,8 +40,8 @@ func group(id step.ID) string {
 	return "workload"
 }
 
-// style is of pictures and of the page: each colour is told from the others on light
-// and dark ground, also by those who see red and green alike.
+// style is the style sheet of pictures and of the page. Its colours are distinguishable on
+// light and dark ground, also with red-green colour blindness.
 const style = `
 :root { color-scheme: light dark; --ink: #1c2024; --faint: #626b75; --line: #d9dee4; --ground: #ffffff; --panel: #f6f8fa;
   --node: #6e7781; --driver: #b35900; --toolkit: #7a5af8; --plugin: #0a7d6c; --proof: #9a7b00; --workload: #1f6feb; }
@@ -53,7 +53,7 @@ svg .ground { fill: var(--ground); } svg .end { text-anchor: end; } svg .middle 
 svg .b { opacity: .55; } svg circle { opacity: .45; } svg .mark { stroke: var(--ink); stroke-width: 2; } svg .mark95 { stroke: var(--faint); stroke-width: 1.5; }
 `
 
-// picture collects an SVG.
+// picture builds an SVG.
 type picture struct {
 	strings.Builder
 	most float64 // seconds at the right end of the plot
@@ -65,7 +65,7 @@ func (p *picture) text(x, y float64, class, text string) {
 	fmt.Fprintf(p, `<text x="%.1f" y="%.1f" class="%s">%s</text>`+"\n", x, y, class, html.EscapeString(text))
 }
 
-// axis draws seconds along the top and lines down.
+// axis draws the seconds along the top, and vertical grid lines.
 func (p *picture) axis(y, height float64) {
 	unit := tick(p.most)
 	for s := 0.0; s <= p.most*1.0001; s += unit {
@@ -74,7 +74,7 @@ func (p *picture) axis(y, height float64) {
 	}
 }
 
-// tick returns a round distance between about six lines.
+// tick returns a round distance that gives about six grid lines.
 func tick(most float64) float64 {
 	unit := math.Pow(10, math.Floor(math.Log10(most/6)))
 	for _, factor := range []float64{1, 2, 5, 10} {
@@ -85,14 +85,14 @@ func tick(most float64) float64 {
 	return unit * 10
 }
 
-// open begins an SVG of its own, which a browser and an editor can show.
+// open writes the opening tag of a stand-alone SVG.
 func open(b *strings.Builder, height float64, title string) {
 	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" width="%d" height="%.0f" role="img" aria-label="%s">`+"\n",
 		pictureWidth, height, pictureWidth, height, html.EscapeString(title))
 }
 
-// shown returns the steps that one of the timelines has taken, in order.
-func shown(lines []step.Timeline) []step.Step {
+// stepsOf returns the steps that at least one of the timelines reached, in order.
+func stepsOf(lines []step.Timeline) []step.Step {
 	var all []step.Step
 	for _, s := range step.Steps() {
 		if s.ID != step.Asked && slices.ContainsFunc(lines, func(l step.Timeline) bool {
@@ -105,10 +105,10 @@ func shown(lines []step.Timeline) []step.Step {
 	return all
 }
 
-// waterfall draws one timeline of each report: a bar a step, from the last of the steps
+// waterfall draws one timeline of each report. Each step is a bar, from the end of the step
 // before it to its own end.
 func waterfall(names []string, lines []step.Timeline) string {
-	steps := shown(lines)
+	steps := stepsOf(lines)
 	most := 0.1
 	for _, l := range lines {
 		for _, r := range l.Steps {
@@ -142,7 +142,7 @@ func waterfall(names []string, lines []step.Timeline) string {
 	return p.String()
 }
 
-// side is the class of the second of two reports.
+// side returns the CSS class of the j-th report.
 func side(j int) string {
 	if j == 1 {
 		return "b"
@@ -157,14 +157,14 @@ func letter(j, of int) string {
 	return string(rune('A'+j)) + " "
 }
 
-// spread draws how long each step took in all samples: a point a sample, marks at the
+// spread draws the time of each step in all samples: a point for each sample, marks at the
 // median and at p95.
 func spread(reports []*Report) string {
 	var lines []step.Timeline
 	for _, r := range reports {
 		lines = append(lines, r.timelines()...)
 	}
-	steps := shown(lines)
+	steps := stepsOf(lines)
 	most := 0.1
 	for _, l := range lines {
 		for _, r := range l.Steps {
@@ -206,7 +206,7 @@ func (p *picture) points(y float64, id step.ID, r *Report, name string) {
 	p.text(labelWidth+plotWidth+8, y+4, "", fmt.Sprintf("%s%.1f s, p95 %.1f", name, d.P50, d.P95))
 }
 
-// SVG writes the waterfall of the sample in the middle, as a file of its own.
+// SVG writes the waterfall of the typical sample as a stand-alone file.
 func (r *Report) SVG(w io.Writer) error {
 	line, has := r.Typical()
 	if !has {
@@ -219,7 +219,7 @@ func (r *Report) SVG(w io.Writer) error {
 		head = append([]string{r.Notice}, head...)
 	}
 	top := 20*len(head) + 14
-	height := float64(top+axisHeight+rowHeight*len(shown([]step.Timeline{line}))) + 20
+	height := float64(top+axisHeight+rowHeight*len(stepsOf([]step.Timeline{line}))) + 20
 	var b strings.Builder
 	open(&b, height, head[0])
 	fmt.Fprintf(&b, "<style>%s</style>\n<rect width=\"100%%\" height=\"100%%\" class=\"ground\"/>\n<g transform=\"translate(12 0) scale(.974)\">\n", style)

@@ -1,5 +1,5 @@
-// Package report holds what was measured, and shows it: tables, JSON, CSV, pictures and
-// a page. It is pure.
+// Package report holds the results of a measurement and renders them as tables, JSON, CSV,
+// pictures and a page. It is pure.
 package report
 
 import (
@@ -19,37 +19,37 @@ const Schema = "gpuready.io/provision/v1"
 // Report holds the results of one run. Times are in seconds.
 type Report struct {
 	Schema string `json:"schema"`
-	// Notice says what was simulated. It is the first line of everything that is shown.
+	// Notice names what was simulated. It is the first line of every output.
 	Notice  string    `json:"notice,omitempty"`
 	Stack   string    `json:"stack"` // the GPU stack, as the user calls it
 	Test    string    `json:"test"`
 	Tool    string    `json:"tool"` // version of gpu-provision
 	Began   time.Time `json:"began"`
 	Cluster Cluster   `json:"cluster"`
-	// Images are those of the stack's pods, by operand.
+	// Images holds the images of the stack's pods, by operand.
 	Images  map[step.Operand][]string `json:"images,omitempty"`
 	Samples []Sample                  `json:"samples"`
-	// Ended says why there are fewer samples than were asked for; "" where there are not.
+	// Ended is the reason why the run ended early; "" for a complete run.
 	Ended string `json:"ended,omitempty"`
-	// Jumps are the moments at which the observer's time of day was set. No time in the
-	// report depends on it.
+	// Jumps lists when the observer's time of day was set. No time in the report depends
+	// on it.
 	Jumps []Jump `json:"jumps,omitempty"`
-	// Requests are those by which the cluster was watched, and how many a second.
+	// Requests counts the requests that watched the cluster.
 	Requests          int64   `json:"requests"`
 	RequestsPerSecond float64 `json:"requestsPerSecond"`
 }
 
-// Cluster describes where it was measured.
+// Cluster describes the measured cluster.
 type Cluster struct {
 	Version string `json:"version"` // of the API server
 	Nodes   int    `json:"nodes"`
-	Kubelet string `json:"kubelet,omitempty"` // versions, of the nodes that were measured
+	Kubelet string `json:"kubelet,omitempty"` // version on the measured nodes, as the fields below
 	Runtime string `json:"runtime,omitempty"`
 	System  string `json:"system,omitempty"`
 	Kernel  string `json:"kernel,omitempty"`
 }
 
-// Outcome is how a sample ended.
+// Outcome is the outcome of a sample.
 type Outcome string
 
 // The outcomes.
@@ -60,34 +60,34 @@ const (
 	Interrupted Outcome = "interrupted"
 )
 
-// Sample is one time that GPUs were asked for.
+// Sample is one measurement, from the request for GPUs to the result.
 type Sample struct {
 	Number  int       `json:"number"` // from 1
 	Began   time.Time `json:"began"`
-	Dropped bool      `json:"dropped,omitempty"` // it warms caches up, and is in no figure
+	Dropped bool      `json:"dropped,omitempty"` // a warm-up, which is in no figure
 	Outcome Outcome   `json:"outcome"`
 	Reason  string    `json:"reason,omitempty"` // why it is not complete
-	// PrepareSeconds is how long it took until nothing of the GPU stack was left.
+	// PrepareSeconds is the time until nothing of the GPU stack was left.
 	PrepareSeconds float64 `json:"prepareSeconds,omitempty"`
-	// RemoveSeconds is how long it took from the end of the workload until the node had gone.
+	// RemoveSeconds is the time from the end of the workload until the node was gone.
 	RemoveSeconds float64         `json:"removeSeconds,omitempty"`
-	Timelines     []step.Timeline `json:"timelines"` // one of each node
+	Timelines     []step.Timeline `json:"timelines"` // one for each node
 	Gaps          []Gap           `json:"gaps,omitempty"`
 }
 
-// Gap is a time in which the API server did not answer, since the sample was asked for.
+// Gap is a time in which the API server did not respond, in seconds since the sample began.
 type Gap struct {
 	From float64 `json:"from"`
 	To   float64 `json:"to"`
 }
 
-// Jump is a moment at which the time of day was set.
+// Jump is a change of the time of day.
 type Jump struct {
 	At time.Time `json:"at"` // by the new time of day
 	By float64   `json:"by"`
 }
 
-// Counted reports whether the sample is in the figures.
+// Counted reports whether the sample is included in the figures.
 func (s Sample) Counted() bool { return !s.Dropped && s.Outcome == Complete }
 
 // Total returns the seconds until the last node of the sample was done.
@@ -99,7 +99,7 @@ func (s Sample) Total() float64 {
 	return total
 }
 
-// Counted returns the samples that are in the figures.
+// Counted returns the samples that are included in the figures.
 func (r *Report) Counted() []Sample {
 	var all []Sample
 	for _, s := range r.Samples {
@@ -110,10 +110,10 @@ func (r *Report) Counted() []Sample {
 	return all
 }
 
-// maxReport bounds a file that is read, in bytes.
+// maxReport bounds a report file, in bytes.
 const maxReport = 64 << 20
 
-// Read reads a report. name is the file's, for errors.
+// Read reads a report. name is the file's name, for errors.
 func Read(r io.Reader, name string) (*Report, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxReport+1))
 	if err != nil {
@@ -126,7 +126,7 @@ func Read(r io.Reader, name string) (*Report, error) {
 		Schema string `json:"schema"`
 	}
 	if err := json.Unmarshal(data, &of); err != nil {
-		return nil, fmt.Errorf("%s is no report of gpu-provision measure: %w", name, err)
+		return nil, fmt.Errorf("%s is not a report of gpu-provision measure: %w", name, err)
 	}
 	if of.Schema != Schema {
 		return nil, fmt.Errorf("%s: schema is %q; this version reads %s", name, of.Schema, Schema)
@@ -139,7 +139,7 @@ func Read(r io.Reader, name string) (*Report, error) {
 	return rep, rep.check(name)
 }
 
-// clean makes what others wrote fit for one line of a terminal, a table or a picture.
+// clean sanitizes texts of other origin for one line of a terminal, table or picture.
 func (r *Report) clean() {
 	texts := []*string{&r.Notice, &r.Stack, &r.Test, &r.Tool, &r.Ended, &r.Cluster.Version, &r.Cluster.Kubelet, &r.Cluster.Runtime, &r.Cluster.System, &r.Cluster.Kernel}
 	for i := range r.Samples {
@@ -162,13 +162,13 @@ func (r *Report) clean() {
 // maxSeconds bounds a time in a report: a month.
 const maxSeconds = 31 * 24 * 3600
 
-// check refuses what no measurement writes, so that nothing below has to expect it.
+// check rejects values that no measurement writes, so that other code need not handle them.
 func (r *Report) check(name string) error {
 	for i, s := range r.Samples {
 		for _, t := range s.Timelines {
 			for _, reached := range t.Steps {
 				if _, known := step.Find(reached.Step); !known {
-					return fmt.Errorf("%s: samples[%d]: no step %.40q is known", name, i, reached.Step)
+					return fmt.Errorf("%s: samples[%d]: unknown step %.40q", name, i, reached.Step)
 				}
 				if least, most := min(reached.At, reached.Took, reached.Late), max(reached.At, reached.Took, reached.Late); least < 0 || most > maxSeconds {
 					return fmt.Errorf("%s: samples[%d]: step %s has a time that is negative or longer than a month", name, i, reached.Step)
@@ -176,7 +176,7 @@ func (r *Report) check(name string) error {
 			}
 		}
 		if !slices.Contains([]Outcome{Complete, TimedOut, Failed, Interrupted}, s.Outcome) {
-			return fmt.Errorf("%s: samples[%d]: no outcome %.40q is known", name, i, s.Outcome)
+			return fmt.Errorf("%s: samples[%d]: unknown outcome %.40q", name, i, s.Outcome)
 		}
 	}
 	return nil

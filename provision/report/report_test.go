@@ -21,8 +21,8 @@ import (
 
 var update = flag.Bool("update", false, "write golden files")
 
-// sample is one whose node was Ready after ready, had GPUs after allocatable and a
-// result after result seconds.
+// sample returns a Sample with a node that was Ready after ready, had GPUs after
+// allocatable and a result after result seconds.
 func sample(number int, ready, allocatable, result float64) Sample {
 	return Sample{Number: number, Outcome: Complete, Dropped: number == 1, Timelines: []step.Timeline{{Node: "n", Steps: []step.Reached{
 		{Step: step.Asked}, {Step: step.Registered, Before: true}, {Step: step.Ready, At: ready, Took: ready}, {Step: step.Allocatable, At: allocatable, Took: allocatable - ready},
@@ -43,7 +43,7 @@ func sampleReport(name string, factor float64) *Report {
 	return r
 }
 
-// golden compares with a file of testdata.
+// golden compares the output with a file of testdata.
 func golden(t *testing.T, name string, write func(io.Writer) error) {
 	t.Helper()
 	var b bytes.Buffer
@@ -57,7 +57,7 @@ func golden(t *testing.T, name string, write func(io.Writer) error) {
 	require.Equal(t, string(want), b.String())
 }
 
-func TestWhatAReportLooksLike(t *testing.T) {
+func TestReportMatchesGoldenFiles(t *testing.T) {
 	a, b := sampleReport("ours", 1), sampleReport("theirs", 6)
 	a.Samples = append(a.Samples, Sample{Number: 10, Outcome: TimedOut, Reason: "no node came within 5s", Gaps: []Gap{{1, 31}}})
 	a.Ended = "interrupted in sample 11"
@@ -70,8 +70,7 @@ func TestWhatAReportLooksLike(t *testing.T) {
 	})
 }
 
-// Pictures and pages are read by browsers: they have to be well-formed, and quote nothing
-// that is markup.
+// Browsers read pictures and pages: they have to be well-formed and to escape markup.
 func TestPicturesAndPagesAreWellFormed(t *testing.T) {
 	a, b := sampleReport(`<script>alert("x")</script>`, 1), sampleReport("theirs", 6)
 	a.Notice += " <b>"
@@ -100,7 +99,7 @@ func TestPicturesAndPagesAreWellFormed(t *testing.T) {
 	require.Error(t, (&Report{}).SVG(io.Discard))
 }
 
-func TestWhatComesOutGoesIn(t *testing.T) {
+func TestWrittenReportIsReadBack(t *testing.T) {
 	a := sampleReport("ours", 1)
 	var b bytes.Buffer
 	require.NoError(t, a.Write(&b))
@@ -108,10 +107,10 @@ func TestWhatComesOutGoesIn(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, a, back)
 	for text, want := range map[string]string{
-		``:               "no report",
+		``:               "not a report",
 		`{"schema":"x"}`: `schema is "x"`,
-		`{"schema":"` + Schema + `","samples":[{"outcome":"maybe"}]}`:                                                       "no outcome",
-		`{"schema":"` + Schema + `","samples":[{"outcome":"complete","timelines":[{"steps":[{"step":"x"}]}]}]}`:             "no step",
+		`{"schema":"` + Schema + `","samples":[{"outcome":"maybe"}]}`:                                                       "unknown outcome",
+		`{"schema":"` + Schema + `","samples":[{"outcome":"complete","timelines":[{"steps":[{"step":"x"}]}]}]}`:             "unknown step",
 		`{"schema":"` + Schema + `","samples":[{"outcome":"complete","timelines":[{"steps":[{"step":"ready","at":-1}]}]}]}`: "negative",
 	} {
 		_, err := Read(strings.NewReader(text), "file")
@@ -135,8 +134,8 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// The interval has to hold the median as often as is said.
-func TestTheIntervalHoldsTheMedian(t *testing.T) {
+// The interval has to contain the median as often as documented.
+func TestIntervalContainsTheMedian(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{6, 7, 10, 30, 100} {
 		const rounds = 4000

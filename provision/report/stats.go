@@ -7,16 +7,16 @@ import (
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// Distribution sums up times, in seconds.
+// Distribution summarizes times, in seconds.
 type Distribution struct {
 	N   int     `json:"n"`
 	Min float64 `json:"min"`
 	P50 float64 `json:"p50"`
-	P95 float64 `json:"p95"` // by nearest rank: of fewer than 20 it is the largest
+	P95 float64 `json:"p95"` // by nearest rank: the largest of fewer than 20
 	Max float64 `json:"max"`
 }
 
-// Distribute sums up values.
+// Distribute returns the Distribution of values.
 func Distribute(values []float64) Distribution {
 	if len(values) == 0 {
 		return Distribution{}
@@ -36,19 +36,19 @@ func rank(n int, q float64) int {
 	return min(max(int(math.Ceil(q*float64(n)-1e-9)), 1), n)
 }
 
-// Row is a step over all samples that count.
+// Row summarizes a step over all counted samples.
 type Row struct {
 	Step step.ID      `json:"step"`
-	At   Distribution `json:"at"`   // since GPUs were asked for
-	Took Distribution `json:"took"` // since the last of the steps before
-	// Share is the part of all samples' time that this step took; 0 for a step that a
+	At   Distribution `json:"at"`   // since the request for GPUs
+	Took Distribution `json:"took"` // since the last step before it
+	// Share is the fraction of all samples' time that this step took; 0 for a step that a
 	// workload does not wait for.
 	Share float64 `json:"share"`
-	// Late is the largest time by which the step may have been earlier.
+	// Late is the largest time by which the step may have happened earlier.
 	Late float64 `json:"late,omitempty"`
 }
 
-// timelines returns those of the samples that count.
+// timelines returns the timelines of all counted samples.
 func (r *Report) timelines() []step.Timeline {
 	var all []step.Timeline
 	for _, s := range r.Counted() {
@@ -57,7 +57,7 @@ func (r *Report) timelines() []step.Timeline {
 	return all
 }
 
-// Rows sums the steps up that were taken in a sample that counts.
+// Rows summarizes each step that some counted sample reached.
 func (r *Report) Rows() []Row {
 	lines := r.timelines()
 	total := 0.0
@@ -88,7 +88,7 @@ func (r *Report) Rows() []Row {
 	return rows
 }
 
-// Totals sums up how long the samples took as a whole.
+// Totals summarizes the total times of the counted samples.
 func (r *Report) Totals() Distribution {
 	var all []float64
 	for _, s := range r.Counted() {
@@ -97,8 +97,7 @@ func (r *Report) Totals() Distribution {
 	return Distribute(all)
 }
 
-// Typical returns the timeline of the sample in the middle by its total; false where
-// no sample counts.
+// Typical returns the timeline with the median total; false where no sample counts.
 func (r *Report) Typical() (step.Timeline, bool) {
 	lines := r.timelines()
 	if len(lines) == 0 {
@@ -122,19 +121,19 @@ type Interval struct {
 	High float64 `json:"high"`
 }
 
-// leastPairs is how many pairs a 95 % interval of a median needs: with five the
-// smallest and the largest value hold the median between them in 94 of 100 cases.
+// leastPairs is the minimum number of pairs for a 95 % interval of a median. With five, the
+// smallest and the largest value enclose the median in only 94 of 100 cases.
 const leastPairs = 6
 
-// medianInterval returns the narrowest interval between order statistics that holds the
-// median with a probability of at least 95 %, whatever the distribution; false where
-// there are too few values.
+// medianInterval returns the narrowest interval between order statistics that contains the
+// median with a probability of at least 95 %, for any distribution. It returns false for
+// too few values.
 func medianInterval(sorted []float64) (Interval, bool) {
 	n := len(sorted)
 	switch {
 	case n < leastPairs:
 		return Interval{}, false
-	case n > 1000: // by the normal distribution, as 2⁻ⁿ is no number any more
+	case n > 1000: // by the normal distribution, since 2⁻ⁿ underflows
 		k := int((float64(n) - 1.96*math.Sqrt(float64(n))) / 2)
 		return Interval{sorted[k-1], sorted[n-k]}, true
 	}

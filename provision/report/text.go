@@ -42,7 +42,7 @@ func (r *Report) Text(w io.Writer) error {
 	return err
 }
 
-// head writes what was measured and where.
+// head writes the stack, the test and the cluster.
 func (r *Report) head(b *strings.Builder) {
 	if r.Notice != "" {
 		fmt.Fprintln(b, r.Notice)
@@ -73,7 +73,7 @@ func late(seconds float64) string {
 	return fmt.Sprintf(" (up to %s s earlier: the API server was away)", sec(seconds))
 }
 
-// remarks writes what a reader of the figures has to know.
+// remarks writes the caveats of the figures.
 func (r *Report) remarks(b *strings.Builder) {
 	for _, s := range r.Samples {
 		switch {
@@ -121,7 +121,7 @@ func (r *Report) CSV(w io.Writer) error {
 	return c.Error()
 }
 
-// plain keeps a spreadsheet from taking a text for a formula.
+// plain quotes a text that a spreadsheet would take for a formula.
 func plain(text string) string {
 	if text != "" && strings.ContainsAny(text[:1], "=+-@") {
 		return "'" + text
@@ -129,7 +129,7 @@ func plain(text string) string {
 	return text
 }
 
-// notices returns what the reports say was simulated, each once.
+// notices returns the distinct notices of the reports.
 func notices(reports ...*Report) []string {
 	var all []string
 	for _, r := range reports {
@@ -164,13 +164,13 @@ func CompareText(w io.Writer, a, b *Report, all []Comparison) error {
 	}
 	_ = t.Flush() // to memory
 	if a.Test != b.Test {
-		fmt.Fprintf(&out, "\nThese are different tests, %s and %s: the ratio says nothing of the stacks.\n", a.Test, b.Test)
+		fmt.Fprintf(&out, "\nThese are different tests, %s and %s: the ratio does not compare the stacks.\n", a.Test, b.Test)
 	}
 	_, err := io.WriteString(w, out.String())
 	return err
 }
 
-// Past is one line of a history.
+// Past is one entry of a history.
 type Past struct {
 	Report      string       `json:"report"` // its file
 	Began       time.Time    `json:"began"`
@@ -182,7 +182,7 @@ type Past struct {
 	Total       Distribution `json:"total"`
 }
 
-// History sums up several reports.
+// History summarizes several reports.
 func History(names []string, reports []*Report) []Past {
 	all := make([]Past, len(reports))
 	for i, r := range reports {

@@ -1,9 +1,9 @@
-// Package step knows the way from a node that is asked for to a GPU workload that
-// runs: its steps, what in the Kubernetes API shows each of them, and when each node
-// took it. It is pure: changes go in, timelines come out.
+// Package step defines the steps from a requested node to a running GPU workload. It tracks
+// when each node reaches each step, by the Kubernetes API. It is pure: changes go in,
+// timelines come out.
 //
-// Nothing of ours has to be in the cluster. Pods of NVIDIA's stack, conditions, labels
-// and Events show the same steps.
+// The cluster need not run gpuready. Pods of NVIDIA's stack, conditions, labels and Events
+// show the same steps.
 package step
 
 import (
@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// ID names a step. It stands in reports.
+// ID names a step, also in reports.
 type ID string
 
 // The steps, in the order in which a node takes them.
@@ -43,13 +43,13 @@ const (
 type Step struct {
 	ID    ID
 	Title string
-	From  string // what in the API shows it
-	// Aside reports whether a workload does not wait for this step.
+	From  string // the part of the API that shows it
+	// Aside marks a step that a workload does not wait for.
 	Aside bool
 }
 
-// Steps returns the steps in their order. A step begins when those before it that are
-// not aside have ended.
+// Steps returns the steps in their order. A step begins when all steps before it that are
+// not Aside have ended.
 func Steps() []Step {
 	return []Step{
 		{ID: Asked, Title: "asked for", From: "the request that this program sends"},
@@ -96,21 +96,21 @@ const (
 // Operands returns the operands in the order of the steps.
 func Operands() []Operand { return []Operand{Driver, Toolkit, Plugin, Validator} }
 
-// Selectors tell whose pod a pod is.
+// Selectors map a pod to its operand.
 type Selectors map[Operand][]labels.Selector
 
 // DefaultSelectors match the pods of gpuready, of NVIDIA's operator and of the chart
 // and manifest of NVIDIA's device plugin.
 func DefaultSelectors() Selectors {
 	return Selectors{
-		Driver:    parse("app=nvidia-driver-daemonset", "app.kubernetes.io/component=nvidia-driver"),
-		Toolkit:   parse("app=nvidia-container-toolkit-daemonset"),
-		Plugin:    parse("app=nvidia-device-plugin-daemonset", "app.kubernetes.io/name=nvidia-device-plugin", "name=nvidia-device-plugin-ds"),
-		Validator: parse("app=nvidia-operator-validator"),
+		Driver:    parseSelectors("app=nvidia-driver-daemonset", "app.kubernetes.io/component=nvidia-driver"),
+		Toolkit:   parseSelectors("app=nvidia-container-toolkit-daemonset"),
+		Plugin:    parseSelectors("app=nvidia-device-plugin-daemonset", "app.kubernetes.io/name=nvidia-device-plugin", "name=nvidia-device-plugin-ds"),
+		Validator: parseSelectors("app=nvidia-operator-validator"),
 	}
 }
 
-func parse(texts ...string) []labels.Selector {
+func parseSelectors(texts ...string) []labels.Selector {
 	all := make([]labels.Selector, len(texts))
 	for i, text := range texts {
 		s, err := labels.Parse(text)
@@ -122,7 +122,7 @@ func parse(texts ...string) []labels.Selector {
 	return all
 }
 
-// Set replaces an operand's selectors by one that is written "operand=selector".
+// Set parses "operand=selector" and replaces the operand's selectors by that one.
 func (s Selectors) Set(text string) error {
 	name, selector, found := strings.Cut(text, "=")
 	operand := Operand(name)

@@ -11,33 +11,33 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Timeline is when one node took each step.
+// Timeline holds the times at which one node reached each step.
 type Timeline struct {
 	Node  string    `json:"node"`
-	Steps []Reached `json:"steps"` // in the order of Steps; those that were not seen are missing
+	Steps []Reached `json:"steps"` // in the order of Steps, without those that were not seen
 	Notes []Remark  `json:"notes,omitempty"`
 }
 
-// Reached is a step that a node has taken. Times are seconds.
+// Reached is a step that a node has reached. Times are in seconds.
 type Reached struct {
 	Step ID `json:"step"`
-	// At is the time since the sample was asked for.
+	// At is the time since the sample began.
 	At float64 `json:"at"`
-	// Took is the time since the last of the steps before it.
+	// Took is the time since the last step before it.
 	Took float64 `json:"took"`
-	// Late is how much earlier it may have been: the API server was away.
+	// Late bounds how much earlier it may have happened, while the API server was away.
 	Late float64 `json:"late,omitempty"`
-	// Before reports whether it was so before the sample was asked for.
+	// Before marks a step that was reached before the sample began.
 	Before bool `json:"before,omitempty"`
 }
 
-// Remark is something finer than a step: how gpuready's condition changed.
+// Remark is a detail between steps: a change of gpuready's condition.
 type Remark struct {
 	At   float64 `json:"at"`
 	Text string  `json:"text"`
 }
 
-// Find returns the moment of a step.
+// Find returns a step, if the node reached it.
 func (t Timeline) Find(id ID) (Reached, bool) {
 	i := slices.IndexFunc(t.Steps, func(r Reached) bool { return r.Step == id })
 	if i < 0 {
@@ -46,7 +46,7 @@ func (t Timeline) Find(id ID) (Reached, bool) {
 	return t.Steps[i], true
 }
 
-// Last returns the last step that a workload waits for and that was taken.
+// Last returns the last reached step that a workload waits for.
 func (t Timeline) Last() ID {
 	last := Asked
 	for _, r := range t.Steps {
@@ -57,7 +57,7 @@ func (t Timeline) Last() ID {
 	return last
 }
 
-// Total returns the seconds until the last of the steps that a workload waits for.
+// Total returns the seconds until the last step that a workload waits for.
 func (t Timeline) Total() float64 {
 	total := 0.0
 	for _, r := range t.Steps {
@@ -68,7 +68,7 @@ func (t Timeline) Total() float64 {
 	return total
 }
 
-// Nodes returns the names of the nodes that are there, sorted.
+// Nodes returns the names of the existing nodes, sorted.
 func (t *Tracker) Nodes() []string {
 	var names []string
 	for name, n := range t.nodes {
@@ -80,16 +80,16 @@ func (t *Tracker) Nodes() []string {
 	return names
 }
 
-// Has reports whether a node has taken a step by now, and since when it is so.
+// Has reports whether a node has reached a step.
 func (t *Tracker) Has(node string, id ID) bool {
 	_, has := t.moments(node)[id]
 	return has
 }
 
-// Validates reports whether something on a node validates it: NVIDIA's validator, or
-// gpuready's, which has set its condition or is about to.
+// Validates reports whether a validator runs on a node: NVIDIA's, or gpuready's, which has
+// set its condition or is about to.
 func (t *Tracker) Validates(node string) bool {
-	for _, p := range t.on[node] {
+	for _, p := range t.podsByNode[node] {
 		if p.operand == Validator && !p.gone {
 			return true
 		}
@@ -97,7 +97,7 @@ func (t *Tracker) Validates(node string) bool {
 	return false
 }
 
-// Landed returns the nodes that the sample's workloads were scheduled to, sorted.
+// Landed returns the nodes to which the sample's workloads were scheduled, sorted.
 func (t *Tracker) Landed() []string {
 	on := map[string]bool{}
 	for _, p := range t.pods {
@@ -119,7 +119,7 @@ func (t *Tracker) Ended() int {
 	return n
 }
 
-// Failure says why a workload of the sample will not end well; "" where none has failed.
+// Failure returns why a workload of the sample has failed; "" where none has.
 func (t *Tracker) Failure() string {
 	var all []string
 	for _, p := range t.pods {
@@ -133,7 +133,7 @@ func (t *Tracker) Failure() string {
 	return slices.Min(all)
 }
 
-// Timeline returns how far a node has come since a moment: asked.
+// Timeline returns the steps of a node, with times since asked.
 func (t *Tracker) Timeline(name string, asked time.Duration) Timeline {
 	line := Timeline{Node: name, Steps: []Reached{}}
 	moments := t.moments(name)
@@ -164,13 +164,13 @@ func (t *Tracker) Timeline(name string, asked time.Duration) Timeline {
 	return line
 }
 
-// moments joins what is known of a node and of the pods on it.
+// moments merges the moments of a node with those of the pods on it.
 func (t *Tracker) moments(name string) map[ID]Moment {
 	all := map[ID]Moment{}
 	if n := t.nodes[name]; n != nil {
 		maps.Copy(all, n.steps)
 	}
-	for uid, p := range t.on[name] {
+	for uid, p := range t.podsByNode[name] {
 		switch p.operand {
 		case Driver:
 			earliest(all, DriverScheduled, p.scheduled)
@@ -182,7 +182,7 @@ func (t *Tracker) moments(name string) map[ID]Moment {
 		case Plugin:
 			earliest(all, PluginReady, p.ready)
 		case Validator:
-			if !p.ours { // gpuready's is ready before it has proven anything
+			if !p.ours { // gpuready's validator is Ready before it has validated anything
 				earliest(all, Validated, p.ready)
 			}
 		default:
@@ -204,8 +204,8 @@ func earliest(all map[ID]Moment, id ID, m *Moment) {
 	}
 }
 
-// pulled returns the last pull for a pod until its container started. Where the
-// container was seen running before its Event arrived, it is the first pull.
+// pulled returns the last image pull of a pod before its container started. If the
+// container was seen running before its Event arrived, it returns the first pull.
 func (t *Tracker) pulled(uid types.UID, started *Moment) *Moment {
 	mine := t.pulls[uid]
 	if len(mine) == 0 {
@@ -227,13 +227,13 @@ func seconds(d time.Duration) float64 {
 	return cmp.Or(float64(d.Round(time.Millisecond))/float64(time.Second), 0)
 }
 
-// Waiting says which pods on a node are not ready and why, as the kubelet tells it; ""
-// where all are.
+// Waiting names the pods on a node that are not ready, with the kubelet's reasons; "" where
+// all are ready.
 func (t *Tracker) Waiting(name string) string {
 	var all []string
 	for _, p := range t.pods {
-		if p.waits != "" && (p.node == name || p.node == "") {
-			all = append(all, p.name+" "+p.waits)
+		if p.waitReason != "" && (p.node == name || p.node == "") {
+			all = append(all, p.name+" "+p.waitReason)
 		}
 	}
 	slices.Sort(all)

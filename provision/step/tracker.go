@@ -10,18 +10,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// WorkloadLabel is on the pods that this program creates as workloads; its value is
-// the sample that they belong to.
+// WorkloadLabel labels the workload pods of this program. Its value is the sample to which
+// a pod belongs.
 const WorkloadLabel = "gpuready.io/provision-sample"
 
 // readyCondition is the Node's condition of gpuready's validator.
 const readyCondition corev1.NodeConditionType = "GPUReady"
 
-// Change is one thing that the API server told: exactly one of Node, Pod, Event and
-// Result is set.
+// Change is one observed change. Exactly one of Node, Pod, Event and Result is set.
 type Change struct {
 	At     time.Duration // since the observer began, on its monotonic clock
-	Late   time.Duration // how much earlier it may have happened: the API server was away
+	Late   time.Duration // how much earlier it may have happened, while the API server was away
 	Node   *corev1.Node
 	Pod    *corev1.Pod
 	Event  *corev1.Event
@@ -29,50 +28,50 @@ type Change struct {
 	Gone   bool      // Node or Pod was deleted
 }
 
-// Moment is when something was first seen.
+// Moment is the time at which something was first seen.
 type Moment struct {
 	At   time.Duration
 	Late time.Duration
-	Old  bool // it was so before the sample began
+	Old  bool // before the sample began
 }
 
-// Note is something finer than a step, seen on a node.
+// Note is a detail between steps, seen on a node.
 type Note struct {
 	Moment
 	Text string
 }
 
-// Tracker follows one sample. It is not safe for concurrent use.
+// Tracker tracks one sample. It is not safe for concurrent use.
 type Tracker struct {
-	// Resource is what the device plugin advertises: nvidia.com/gpu.
+	// Resource is the resource that the device plugin advertises: nvidia.com/gpu.
 	Resource corev1.ResourceName
-	// Selectors tell the operands' pods.
+	// Selectors find the operands' pods.
 	Selectors Selectors
 	// Sample is the value of WorkloadLabel of the sample's workloads.
 	Sample string
-	// Reboot reports whether nodes are expected with another boot ID.
+	// Reboot makes the Tracker wait for another boot ID of each node.
 	Reboot bool
 
-	begun bool
-	nodes map[string]*node
-	pods  map[types.UID]*pod
-	on    map[string]map[types.UID]*pod // those of each node
-	pulls map[types.UID][]Moment        // when images had been pulled for a pod
+	begun      bool
+	nodes      map[string]*node
+	pods       map[types.UID]*pod
+	podsByNode map[string]map[types.UID]*pod // pods by node
+	pulls      map[types.UID][]Moment        // completed image pulls by pod
 }
 
-// node holds what was observed of a Node.
+// node holds the observations of a Node.
 type node struct {
 	uid      types.UID
 	boot     string // at the beginning
 	steps    map[ID]Moment
 	notes    []Note
-	said     string                // the last note's text
-	leftover bool                  // its capacity is that of a plugin that has gone
+	lastNote string                // the last note's text
+	leftover bool                  // its capacity was advertised by a plugin that is gone
 	ready    *corev1.NodeCondition // readyCondition at the beginning
 	gone     bool
 }
 
-// pod holds what was observed of a Pod.
+// pod holds the observations of a Pod.
 type pod struct {
 	name                             string
 	node                             string
@@ -81,12 +80,12 @@ type pod struct {
 	old                              string  // its main container's ID at the beginning
 	scheduled, started, ready, ended *Moment
 	failure                          string
-	waits                            string // why it is not ready
+	waitReason                       string // why it is not ready
 	image                            string
 	gone                             bool
 }
 
-// Begin says that the sample begins: what has been observed is how things were before.
+// Begin begins the sample. All earlier observations describe the state before it.
 func (t *Tracker) Begin() {
 	t.begun = true
 	for uid, p := range t.pods {
@@ -96,10 +95,10 @@ func (t *Tracker) Begin() {
 	}
 }
 
-// Observe takes a change in.
+// Observe records a change.
 func (t *Tracker) Observe(c Change) {
 	if t.nodes == nil {
-		t.nodes, t.pods, t.on, t.pulls = map[string]*node{}, map[types.UID]*pod{}, map[string]map[types.UID]*pod{}, map[types.UID][]Moment{}
+		t.nodes, t.pods, t.podsByNode, t.pulls = map[string]*node{}, map[types.UID]*pod{}, map[string]map[types.UID]*pod{}, map[types.UID][]Moment{}
 	}
 	m := Moment{At: c.At, Late: c.Late, Old: !t.begun}
 	switch {
@@ -111,13 +110,13 @@ func (t *Tracker) Observe(c Change) {
 		t.observeEvent(c.Event, m)
 	case c.Result != "":
 		if p := t.pods[c.Result]; p != nil {
-			first(&p.ended, m)
+			setFirst(&p.ended, m)
 		}
 	}
 }
 
-// first keeps the earliest moment, but prefers one after the beginning to one before.
-func first(slot **Moment, m Moment) {
+// setFirst keeps the earliest moment, but prefers one within the sample to one before it.
+func setFirst(slot **Moment, m Moment) {
 	if *slot == nil || (*slot).Old && !m.Old {
 		*slot = &m
 	}
@@ -132,7 +131,7 @@ func (n *node) reach(id ID, m Moment) {
 func (t *Tracker) observeNode(seen *corev1.Node, gone bool, m Moment) {
 	n := t.nodes[seen.Name]
 	if gone && (n == nil || n.uid != seen.UID) {
-		return // another Node has its name by now
+		return // a new Node has its name already
 	}
 	if n == nil || n.gone && !gone || n.uid != seen.UID {
 		n = &node{uid: seen.UID, boot: seen.Status.NodeInfo.BootID, steps: map[ID]Moment{}}
@@ -146,7 +145,7 @@ func (t *Tracker) observeNode(seen *corev1.Node, gone bool, m Moment) {
 		return
 	}
 	ready := readyConditionOf(seen)
-	if m.Old { // only how it is at the beginning counts
+	if m.Old { // only the state at the beginning counts
 		n.boot, n.steps, n.notes, n.ready = seen.Status.NodeInfo.BootID, map[ID]Moment{}, nil, ready
 	}
 	if t.Reboot && (m.Old || n.boot == seen.Status.NodeInfo.BootID) {
@@ -172,9 +171,9 @@ func positive(list corev1.ResourceList, resource corev1.ResourceName) bool {
 	return q.Sign() > 0
 }
 
-// hasCapacity reports whether the Node has capacity that a plugin advertises now. For
-// five minutes after a plugin has gone the kubelet keeps the capacity, and only
-// allocatable is 0.
+// hasCapacity reports whether the Node has capacity that a plugin advertises now. When a
+// plugin goes, the kubelet keeps its capacity for five minutes and sets only allocatable
+// to 0.
 func (n *node) hasCapacity(seen *corev1.Node, resource corev1.ResourceName, old bool) bool {
 	capacity, allocatable := positive(seen.Status.Capacity, resource), positive(seen.Status.Allocatable, resource)
 	if old || !capacity {
@@ -192,13 +191,13 @@ func readyConditionOf(seen *corev1.Node) *corev1.NodeCondition {
 	return nil
 }
 
-// validated reports whether gpuready's condition is True, and was set since the
-// beginning: when the validator goes it leaves its last word.
+// validated reports whether gpuready's condition is True and was set within the sample. A
+// validator that goes leaves its last condition behind.
 func (n *node) validated(ready *corev1.NodeCondition) bool {
 	return ready != nil && ready.Status == corev1.ConditionTrue && (n.ready == nil || *ready != *n.ready)
 }
 
-// note keeps how gpuready's condition changes: it names the layer that is not proven.
+// note records changes of gpuready's condition, which names the layer that is not validated.
 func (n *node) note(seen *corev1.Node, m Moment) {
 	c := readyConditionOf(seen)
 	if c == nil {
@@ -206,10 +205,10 @@ func (n *node) note(seen *corev1.Node, m Moment) {
 	}
 	text := bounded(strings.TrimSuffix(string(c.Type)+"="+string(c.Status)+" "+c.Reason+": "+c.Message, ": "))
 	const most = 64 // of one node
-	if text != n.said && !m.Old && len(n.notes) < most {
+	if text != n.lastNote && !m.Old && len(n.notes) < most {
 		n.notes = append(n.notes, Note{m, text})
 	}
-	n.said = text
+	n.lastNote = text
 }
 
 // pciLabel is NFD's label of a PCI device of NVIDIA: pci-10de.present, or with its class
@@ -250,14 +249,14 @@ func (t *Tracker) observePod(seen *corev1.Pod, gone bool, m Moment) {
 	if len(seen.Spec.Containers) > 0 {
 		p.image = bounded(seen.Spec.Containers[0].Image)
 	}
-	p.waits = waits(seen)
+	p.waitReason = waitReason(seen)
 	p.ours = seen.Labels["app.kubernetes.io/part-of"] == "gpuready"
-	if p.node == "" && seen.Spec.NodeName != "" { // which does not change
+	if p.node == "" && seen.Spec.NodeName != "" { // it never changes
 		p.node = seen.Spec.NodeName
-		if t.on[p.node] == nil {
-			t.on[p.node] = map[types.UID]*pod{}
+		if t.podsByNode[p.node] == nil {
+			t.podsByNode[p.node] = map[types.UID]*pod{}
 		}
-		t.on[p.node][seen.UID] = p
+		t.podsByNode[p.node][seen.UID] = p
 	}
 	p.gone = gone || seen.DeletionTimestamp != nil
 	main := mainContainer(seen)
@@ -265,7 +264,7 @@ func (t *Tracker) observePod(seen *corev1.Pod, gone bool, m Moment) {
 		p.old, p.scheduled, p.started, p.ready = main.ContainerID, nil, nil, nil
 	}
 	if podConditionIs(seen.Status.Conditions, corev1.PodScheduled) {
-		if p.scheduled == nil { // which a reboot does not change
+		if p.scheduled == nil { // a reboot does not change it
 			p.scheduled = &m
 		}
 	}
@@ -279,24 +278,24 @@ func (t *Tracker) observePod(seen *corev1.Pod, gone bool, m Moment) {
 	}
 	ended := main.State.Terminated
 	if main.State.Running != nil || ended != nil && ended.Reason != "ContainerCannotRun" && ended.Reason != "StartError" {
-		first(&p.started, m)
+		setFirst(&p.started, m)
 	}
 	if podConditionIs(seen.Status.Conditions, corev1.PodReady) {
-		first(&p.ready, m)
+		setFirst(&p.ready, m)
 	}
 	if ended != nil && ended.ExitCode == 0 {
-		first(&p.ended, m)
+		setFirst(&p.ended, m)
 	}
 	p.fail(seen)
 }
 
-// forget lets go of a pod.
+// forget removes a pod.
 func (t *Tracker) forget(uid types.UID, p *pod) {
 	delete(t.pods, uid)
-	delete(t.on[p.node], uid)
+	delete(t.podsByNode[p.node], uid)
 }
 
-// fail notes why a workload will not end well.
+// fail records why a workload has failed.
 func (p *pod) fail(seen *corev1.Pod) {
 	switch main := mainContainer(seen); {
 	case p.operand != "" || p.ended != nil:
@@ -311,8 +310,8 @@ func (p *pod) fail(seen *corev1.Pod) {
 	}
 }
 
-// waits says why a pod is not ready: it was not scheduled, or a container waits.
-func waits(seen *corev1.Pod) string {
+// waitReason returns why a pod is not ready: it was not scheduled, or a container waits.
+func waitReason(seen *corev1.Pod) string {
 	if podConditionIs(seen.Status.Conditions, corev1.PodReady) || seen.Status.Phase == corev1.PodSucceeded {
 		return ""
 	}
@@ -356,7 +355,7 @@ func (t *Tracker) observeEvent(e *corev1.Event, m Moment) {
 	}
 }
 
-// maxText bounds what others wrote, in bytes.
+// maxText bounds texts from the cluster, in bytes.
 const maxText = 256
 
 func bounded(text string) string {

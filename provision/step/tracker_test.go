@@ -13,20 +13,20 @@ import (
 
 const gpu corev1.ResourceName = "nvidia.com/gpu"
 
-// scene feeds a Tracker with what an API server tells, a second at a time.
-type scene struct {
+// fixture feeds a Tracker with the changes of an API server, at a settable time.
+type fixture struct {
 	*Tracker
 	now time.Duration
 }
 
-func newScene() *scene {
-	return &scene{Tracker: &Tracker{Resource: gpu, Selectors: DefaultSelectors(), Sample: "run-1"}}
+func newFixture() *fixture {
+	return &fixture{Tracker: &Tracker{Resource: gpu, Selectors: DefaultSelectors(), Sample: "run-1"}}
 }
 
-func (s *scene) after(d time.Duration) *scene { s.now = d; return s }
+func (s *fixture) after(d time.Duration) *fixture { s.now = d; return s }
 
-func (s *scene) node(n *corev1.Node) { s.Observe(Change{At: s.now, Node: n.DeepCopy()}) }
-func (s *scene) pod(p *corev1.Pod)   { s.Observe(Change{At: s.now, Pod: p.DeepCopy()}) }
+func (s *fixture) node(n *corev1.Node) { s.Observe(Change{At: s.now, Node: n.DeepCopy()}) }
+func (s *fixture) pod(p *corev1.Pod)   { s.Observe(Change{At: s.now, Pod: p.DeepCopy()}) }
 
 func someNode(boot string, capacity, allocatable int64, ready corev1.ConditionStatus, conditions ...corev1.NodeCondition) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"feature.node.kubernetes.io/pci-0302_10de.present": "true"}}}
@@ -37,7 +37,7 @@ func someNode(boot string, capacity, allocatable int64, ready corev1.ConditionSt
 	return n
 }
 
-// pod is of an app, with its container in some state.
+// somePod returns a pod of an app, with its container in a state.
 func somePod(uid, app, container string, state corev1.ContainerState, conditions ...corev1.PodConditionType) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: types.UID(uid), Name: uid, Namespace: "ns", Labels: map[string]string{"app": app}}}
 	p.Spec.NodeName = "n"
@@ -61,7 +61,7 @@ func pulled(uid string) *corev1.Event {
 	return &corev1.Event{Reason: "Pulled", InvolvedObject: corev1.ObjectReference{Kind: "Pod", UID: types.UID(uid)}}
 }
 
-// at returns when a step was taken, or -1.
+// at returns when a step was reached, or -1.
 func at(t Timeline, id ID) float64 {
 	r, has := t.Find(id)
 	if !has {
@@ -70,8 +70,8 @@ func at(t Timeline, id ID) float64 {
 	return r.At
 }
 
-func TestANodeOfNVIDIAsStackTakesEachStep(t *testing.T) {
-	s := newScene()
+func TestNVIDIAsStackReachesEachStep(t *testing.T) {
+	s := newFixture()
 	s.Begin()
 	s.after(2 * time.Second).node(someNode("b", 0, 0, corev1.ConditionFalse))
 	s.after(3 * time.Second).node(someNode("b", 0, 0, corev1.ConditionTrue))
@@ -109,8 +109,8 @@ func TestANodeOfNVIDIAsStackTakesEachStep(t *testing.T) {
 	require.Equal(t, []string{"example/nvidia-driver-daemonset"}, s.Images()[Driver])
 }
 
-func TestWhatWasSoBeforeIsNoStep(t *testing.T) {
-	s := newScene()
+func TestStateBeforeTheSampleIsNoStep(t *testing.T) {
+	s := newFixture()
 	s.node(someNode("b", 8, 8, corev1.ConditionTrue))
 	s.pod(somePod("p", "nvidia-device-plugin-daemonset", "p1", running, corev1.PodScheduled, corev1.PodReady))
 	s.Begin()
@@ -121,8 +121,8 @@ func TestWhatWasSoBeforeIsNoStep(t *testing.T) {
 	}
 }
 
-func TestCapacityThatAPluginHasLeftIsNoCapacity(t *testing.T) {
-	s := newScene()
+func TestLeftoverCapacityIsNotCounted(t *testing.T) {
+	s := newFixture()
 	s.node(someNode("b", 8, 0, corev1.ConditionTrue)) // for five minutes the kubelet keeps it
 	s.Begin()
 	s.after(time.Second).node(someNode("b", 8, 0, corev1.ConditionTrue))
@@ -131,10 +131,10 @@ func TestCapacityThatAPluginHasLeftIsNoCapacity(t *testing.T) {
 	require.InDelta(t, 2, at(s.Timeline("n", 0), Capacity), 1e-9)
 }
 
-func TestTheLastWordOfAValidatorThatHasGoneIsNoProof(t *testing.T) {
+func TestLeftoverConditionIsNotValidation(t *testing.T) {
 	told := metav1.Now()
 	condition := corev1.NodeCondition{Type: readyCondition, Status: corev1.ConditionTrue, Reason: "Ready", LastHeartbeatTime: told, LastTransitionTime: told}
-	s := newScene()
+	s := newFixture()
 	s.node(someNode("b", 0, 0, corev1.ConditionTrue, condition))
 	s.Begin()
 	s.after(time.Second).node(someNode("b", 8, 8, corev1.ConditionTrue, condition))
@@ -150,7 +150,7 @@ func TestTheLastWordOfAValidatorThatHasGoneIsNoProof(t *testing.T) {
 }
 
 func TestAfterARebootOnlyNewContainersCount(t *testing.T) {
-	s := newScene()
+	s := newFixture()
 	s.Reboot = true
 	plugin := somePod("p", "nvidia-device-plugin-daemonset", "p1", running, corev1.PodScheduled, corev1.PodReady)
 	s.node(someNode("b1", 8, 8, corev1.ConditionTrue))
@@ -168,7 +168,7 @@ func TestAfterARebootOnlyNewContainersCount(t *testing.T) {
 	require.InDelta(t, 5, at(line, Capacity), 1e-9)
 }
 
-func TestAWorkloadThatWillNotEndWellIsTold(t *testing.T) {
+func TestFailedWorkloadIsReported(t *testing.T) {
 	failed := func(change func(*corev1.Pod)) *corev1.Pod {
 		p := workload(corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error"}})
 		p.Status.Phase = corev1.PodFailed
@@ -183,15 +183,15 @@ func TestAWorkloadThatWillNotEndWellIsTold(t *testing.T) {
 		"the workload ns/w ended without success (Error); see kubectl logs": failed(func(*corev1.Pod) {}),
 		"the workload ns/w was deleted by someone else":                     func() *corev1.Pod { p := workload(running); p.DeletionTimestamp = &deleted; return p }(),
 	} {
-		s := newScene()
+		s := newFixture()
 		s.Begin()
 		s.pod(p)
 		require.Equal(t, want, s.Failure())
 	}
 }
 
-func TestWhatAPodWaitsFor(t *testing.T) {
-	s := newScene()
+func TestWaitReasonOfAPod(t *testing.T) {
+	s := newFixture()
 	s.Begin()
 	p := somePod("d", "nvidia-driver-daemonset", "", corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "not found"}}, corev1.PodScheduled)
 	s.pod(p)
