@@ -173,7 +173,7 @@ func TestChangesAreObserved(t *testing.T) {
 }
 
 // waitFor waits for a condition of the server.
-func (s *server) .waitFor(t *testing.T, is func() bool) {
+func (s *server) waitFor(t *testing.T, is func() bool) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		s.mu.Lock()
