@@ -16,20 +16,20 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// syslogSocket is where syslog(3) sends what a program logs. The daemons' root has the
+// syslogSocket is the socket to which syslog(3) sends messages. The daemons' root has the
 // container's /dev.
 const syslogSocket = "/dev/log"
 
-// runningDaemons are the driver's daemons while they are kept running.
+// runningDaemons supervises the driver's daemons.
 type runningDaemons struct {
 	*supervisor.Supervisor
 	end     context.CancelFunc
 	ended   chan error
 	changed chan struct{} // a daemon's state has changed
-	lacking []string      // names of daemons whose failure the state tells of
+	lacking []string      // names of daemons whose failure is in the published state
 }
 
-// stop ends the daemons, in reverse order.
+// stop stops the daemons, in reverse order.
 func (k *runningDaemons) stop() error {
 	if k == nil {
 		return nil
@@ -38,7 +38,7 @@ func (k *runningDaemons) stop() error {
 	return <-k.ended
 }
 
-// stopDaemons ends the driver's daemons.
+// stopDaemons stops the driver's daemons.
 func (d *Driver) stopDaemons() error {
 	k := d.daemons
 	d.daemons = nil
@@ -46,7 +46,7 @@ func (d *Driver) stopDaemons() error {
 }
 
 // changes returns a channel that receives when a daemon's state has changed; nil where
-// none run.
+// no daemon runs.
 func (k *runningDaemons) changes() <-chan struct{} {
 	if k == nil {
 		return nil
@@ -67,8 +67,7 @@ func (v Survey) PlanDaemons() (daemons.Plan, error) {
 	return p, err
 }
 
-// startDaemons starts the driver's daemons and waits until those that GPUs cannot be used
-// without are ready.
+// startDaemons starts the driver's daemons and waits until the required ones are ready.
 func (d *Driver) startDaemons(ctx context.Context) (*runningDaemons, error) {
 	furnished, err := root.Furnish(d.Image.Dir())
 	if err != nil {
@@ -79,8 +78,8 @@ func (d *Driver) startDaemons(ctx context.Context) (*runningDaemons, error) {
 		return nil, err
 	}
 	if slices.ContainsFunc(p.Daemons, func(s supervisor.Daemon) bool { return s.Required }) {
-		// A container that was killed has left behind that it is ready.
-		err := errors.Join(d.withdraw(), d.publish(nodestate.Waiting, ReasonStarting, "the driver's daemons are being started"))
+		// A killed container leaves its ready state behind.
+		err := errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, ReasonStarting, "the driver's daemons are being started"))
 		if err != nil {
 			return nil, err
 		}
@@ -115,8 +114,7 @@ func (d *Driver) startDaemons(ctx context.Context) (*runningDaemons, error) {
 	}
 }
 
-// failed returns why a daemon that GPUs cannot be used without has ended; nil while it
-// runs or starts.
+// failed returns why a required daemon has ended; nil while all of them run or start.
 func (k *runningDaemons) failed() error {
 	if k == nil {
 		return nil
@@ -129,11 +127,11 @@ func (k *runningDaemons) failed() error {
 	return nil
 }
 
-// maxLacking bounds what a state says of daemons that do not run, in bytes.
+// maxLacking bounds the text of a state about daemons that do not run, in bytes.
 const maxLacking = 1000
 
-// findLacking returns the daemons that have ended, or did not start, and that GPUs can be
-// used without, and why: how each ended and its last lines.
+// findLacking returns the optional daemons that have ended or did not start, and why: how
+// each ended, and its last lines.
 func (k *runningDaemons) findLacking() (names []string, why string) {
 	if k == nil {
 		return nil, ""
@@ -152,6 +150,6 @@ func (k *runningDaemons) findLacking() (names []string, why string) {
 	return names, record.Clean(strings.Join(all, "; "), maxLacking)
 }
 
-// lastLines is how many lines of a daemon a state quotes. nvidia-persistenced says that it
-// started, why it ends, that it ends, and that it has ended.
+// lastLines bounds the lines of a daemon that a state quotes. nvidia-persistenced logs four:
+// that it started, why it ends, that it ends, and that it has ended.
 const lastLines = 4

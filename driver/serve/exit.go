@@ -11,12 +11,12 @@ import (
 	"github.com/gpuready/gpuready/driver/kernel"
 )
 
-// recheck bounds how long a process is waited for: it may close a device without ending,
-// which the kernel tells nobody.
+// recheck bounds the wait for a process. It may close a device without ending, of which the
+// kernel does not notify.
 const recheck = 30 * time.Second
 
 // waitForExit returns when one of the processes has ended, after recheck, or when ctx has
-// ended. The kernel wakes it: a process's descriptor becomes readable at its end
+// ended. It does not poll: a process's descriptor becomes readable at its end
 // (pidfd_open(2), Linux 5.3).
 func waitForExit(ctx context.Context, users []kernel.User) error {
 	end, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
@@ -42,7 +42,7 @@ func waitForExit(ctx context.Context, users []kernel.User) error {
 		if errors.Is(err, unix.ESRCH) {
 			return nil
 		}
-		if errors.Is(err, unix.ENOSYS) { // RHEL 8: they are looked at again later
+		if errors.Is(err, unix.ENOSYS) { // RHEL 8: the caller checks again later
 			break
 		}
 		if err != nil {

@@ -13,16 +13,16 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// firmwarePath is the parameter of the kernel that names the folder in which it looks for
-// firmware first (Documentation/driver-api/firmware/fw_search_path.rst). The kernel reads
-// it in the mount namespace of the node's first process.
+// firmwarePath is the kernel parameter with the first folder of its firmware search path
+// (Documentation/driver-api/firmware/fw_search_path.rst). The kernel resolves it in the mount
+// namespace of the node's first process.
 const firmwarePath = "module/firmware_class/parameters/path"
 
-// firmwareDir is the folder below the driver's state that the firmware is copied to: it
-// has to be there for as long as the modules, and the image need not be.
+// firmwareDir is the folder below the driver's state to which the firmware is copied. The
+// firmware has to exist as long as the modules, and the image may be gone before.
 const firmwareDir = "firmware"
 
-// copyFirmware copies the firmware that the modules name and tells the kernel where it is.
+// copyFirmware copies the firmware that the modules name, and sets the kernel's search path.
 func (d *Driver) copyFirmware(steps []kernel.Step) error {
 	dir := filepath.Join(d.dir(), firmwareDir)
 	copied := 0
@@ -32,7 +32,7 @@ func (d *Driver) copyFirmware(steps []kernel.Step) error {
 		}
 		for _, name := range step.Module.Firmware {
 			if !filepath.IsLocal(name) {
-				return fmt.Errorf("%s: it names the firmware %q, which is no path below a folder", step.Module, name)
+				return fmt.Errorf("%s: it names the firmware %q, which is not a local path", step.Module, name)
 			}
 			there, err := d.copyFile(path.Join("/lib/firmware", name), filepath.Join(dir, name))
 			if err != nil {
@@ -57,16 +57,16 @@ func (d *Driver) copyFirmware(steps []kernel.Step) error {
 	}
 	// The kernel takes the whole write as the path: no newline.
 	if err := os.WriteFile(parameter, []byte(dir), 0o644); err != nil {
-		return fmt.Errorf("tell the kernel where the firmware is: %w", err)
+		return fmt.Errorf("set the kernel's firmware path: %w", err)
 	}
 	d.Log.Info("firmware copied", "files", copied, "dir", dir)
 	return nil
 }
 
-// oldPath is the file that keeps the kernel's firmware path of before.
+// oldPath returns the file that saves the kernel's previous firmware path.
 func (d *Driver) oldPath() string { return filepath.Join(d.dir(), "firmware-path") }
 
-// removeFirmware removes the copies, and gives the kernel the path back that it had.
+// removeFirmware removes the copies, and restores the kernel's previous path.
 func (d *Driver) removeFirmware() error {
 	old, err := record.Read(d.oldPath(), 4096)
 	if err == nil && len(old) > 0 {
@@ -99,7 +99,7 @@ func (d *Driver) copyFile(from, to string) (there bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return false, err
 	}
-	// A name that stays the same: what a killed process left is overwritten.
+	// A fixed name: the leftover of a killed process is overwritten.
 	out, err := os.OpenFile(to+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
 		return false, err

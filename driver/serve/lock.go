@@ -10,8 +10,8 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// holdLock runs f while this is the only driver container of the node. It waits for
-// another one to end.
+// holdLock runs f while it holds the node's driver lock. It waits until another driver
+// container ends.
 func (d *Driver) holdLock(ctx context.Context, f func(context.Context) error) error {
 	path := filepath.Join(filepath.Dir(d.Root), host.DriverLock)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -25,7 +25,7 @@ func (d *Driver) holdLock(ctx context.Context, f func(context.Context) error) er
 	return errors.Join(err, lock.Release(err == nil))
 }
 
-// waitForLock takes the lock as soon as nobody else holds it.
+// waitForLock acquires the lock as soon as it is free.
 func (d *Driver) waitForLock(ctx context.Context, path string) (*host.Lock, error) {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()

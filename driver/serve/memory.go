@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// loadedName is the file beside the state that says which modules were loaded, or are
+// loadedName is the file beside the state that records the modules that were loaded, or are
 // about to be.
 const loadedName = "loaded.json"
 
@@ -21,7 +21,7 @@ const stateName = "nvidia-driver.state"
 
 const maxRecord = 64 << 10
 
-// loadedRecord says which modules are about to be loaded, or were.
+// loadedRecord records the modules that were loaded, or are about to be.
 type loadedRecord struct {
 	BootID string `json:"bootID"`
 	Digest string `json:"digest"`
@@ -29,8 +29,8 @@ type loadedRecord struct {
 
 func (d *Driver) dir() string { return filepath.Join(d.StateDir, string(nodestate.Driver)) }
 
-// remember writes down what is about to be loaded.
-func (d *Driver) remember(s Snapshot) error {
+// saveLoaded records the modules that are about to be loaded.
+func (d *Driver) saveLoaded(s Snapshot) error {
 	data, err := json.Marshal(loadedRecord{d.boot, s.Digest})
 	if err != nil {
 		return err
@@ -38,15 +38,15 @@ func (d *Driver) remember(s Snapshot) error {
 	return record.Write(filepath.Join(d.dir(), loadedName), append(data, '\n'))
 }
 
-// forget removes what remember wrote: nothing that is loaded from now on is adopted.
-func (d *Driver) forget() error {
+// removeLoaded removes the record of saveLoaded: no module is adopted after that.
+func (d *Driver) removeLoaded() error {
 	return errors.Join(record.Remove(filepath.Join(d.dir(), loadedName)), record.Remove(d.statePath()))
 }
 
 func (d *Driver) statePath() string { return filepath.Join(filepath.Dir(d.Root), stateName) }
 
-// adopts reports whether the modules that are loaded were loaded for the same wish since
-// the node was started, and are those of the image. Some may be missing.
+// adopts reports whether the loaded modules can be adopted: they were loaded since the node's
+// boot for the same configuration, and are those of the image. Some may be missing.
 func (d *Driver) adopts(s Snapshot) bool {
 	data, err := record.Read(filepath.Join(d.dir(), loadedName), maxRecord)
 	if err != nil {
@@ -65,12 +65,12 @@ func (d *Driver) adopts(s Snapshot) bool {
 	return true
 }
 
-// ReadyFile is the file by which the ecosystem knows that a driver container has its
-// driver loaded; its lines are those of the startup probe in NVIDIA's gpu-operator.
+// ReadyFile is the file that tells the ecosystem that a driver container has loaded its
+// driver. Its lines are those of the startup probe in NVIDIA's gpu-operator.
 const ReadyFile = ".driver-ctr-ready"
 
-// announce writes the ecosystem's files: that the driver is ready, and its configuration.
-func (d *Driver) announce() error {
+// writeReadyFiles writes the files for the ecosystem: readiness and configuration of the driver.
+func (d *Driver) writeReadyFiles() error {
 	rdma := "false"
 	if d.Peermem {
 		rdma = "true"
@@ -89,7 +89,7 @@ func env(name string) string {
 	return "false"
 }
 
-// withdraw takes back that the driver is ready.
-func (d *Driver) withdraw() error {
+// removeReadyFiles removes the files that announce a ready driver.
+func (d *Driver) removeReadyFiles() error {
 	return errors.Join(record.Remove(filepath.Join(d.OutputDir, ReadyFile)), record.Remove(filepath.Join(d.OutputDir, daemons.StatusFile)))
 }

@@ -22,39 +22,39 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// ReasonSourceUnreachable is the reason where modules can come from a registry alone, and that
-// does not answer.
+// ReasonSourceUnreachable is the reason where modules can only come from a registry, and that
+// does not respond.
 const ReasonSourceUnreachable gpu.Reason = "SourceUnreachable"
 
-// Sources say where modules come from where the image has none for the kernel.
+// Sources configures where modules come from if the image has none for the kernel.
 type Sources struct {
-	Dir   string // that has kernel-open, kernel or both; "": <image>/usr/src/nvidia-*
-	Root  string // below which the kernel's headers are installed
-	Cache string // folder of the node in which modules are kept; "": nowhere
-	Work  string // folder in which they are made
-	// Version of the driver, which the modules have to have; "": any.
+	Dir   string // folder with kernel-open, kernel or both; "": <image>/usr/src/nvidia-*
+	Root  string // folder below which the kernel's headers are installed
+	Cache string // folder of the node that caches modules; "": none
+	Work  string // folder in which modules are built
+	// Version is the driver version that the modules must have; "": any.
 	Version string
-	// Toolkit is the folder that is shared with OpenShift's Driver Toolkit, which builds in
-	// place of this container; "": this container builds.
+	// Toolkit is the folder that is shared with OpenShift's Driver Toolkit, which builds
+	// instead of this container; "": this container builds.
 	Toolkit string
-	// SignKey and SignCertificate are files of the key that signs what is built, and of its
-	// certificate, by which modules have to be signed that are taken from elsewhere; "": none.
+	// SignKey is the file of the key that signs built modules; "": none. SignCertificate is the
+	// file of its certificate, which must have signed modules from elsewhere; "": none.
 	SignKey, SignCertificate string
 	Prebuilt                 Prebuilt
 }
 
-// sourceFolders are the folders of NVIDIA's installer by the kind of modules that they make.
+// sourceFolders holds the folders of NVIDIA's installer by the kind of their modules.
 var sourceFolders = map[kernel.Kind]string{kernel.OpenKind: "kernel-open", kernel.Proprietary: "kernel"}
 
 // errNoModules is returned by Take where the image has no modules for the kernel.
 var errNoModules = errors.New("no modules for this kernel")
 
-// errNothing is returned where there is nothing to make modules of.
-var errNothing = errors.New("there is nothing to make modules of")
+// errNothing is returned where there is nothing to build modules from.
+var errNothing = errors.New("there are no sources of modules")
 
-// find surveys the node. Where the image has no modules for its kernel they are linked,
-// taken from what is kept on the node, pulled from the registry, or built, in this order.
-func (d *Driver) find(ctx context.Context) (Snapshot, error) {
+// findModules surveys the node. If the image has no modules for its kernel, it links them, takes
+// them from the node's cache, pulls them from the registry, or builds them, in this order.
+func (d *Driver) findModules(ctx context.Context) (Snapshot, error) {
 	s, err := d.Take()
 	if !errors.Is(err, errNoModules) {
 		return s, err
@@ -64,7 +64,7 @@ func (d *Driver) find(ctx context.Context) (Snapshot, error) {
 		failed = d.obtain(ctx, o)
 	}
 	if errors.Is(failed, errNothing) {
-		return s, err // it says what the image has
+		return s, err // it names what the image has
 	}
 	if failed != nil {
 		return s, failed
@@ -75,17 +75,17 @@ func (d *Driver) find(ctx context.Context) (Snapshot, error) {
 	return d.Take()
 }
 
-// order says which modules to obtain.
+// order describes the modules to obtain.
 type order struct {
 	image.Modules
 	source string // folder with the sources of their kind, or with the objects that all kernels share; "": there is none
 	builds bool   // the folder has sources
 	halves string // folder of the image with the halves of modules; "": none
-	to     string // folder that gets the modules
+	to     string // destination folder of the modules
 }
 
-// newOrder finds out what there is to make modules of; if there is nothing, the error is
-// errNothing.
+// newOrder finds the sources or halves of the modules. The error is errNothing if there are
+// none.
 func (d *Driver) newOrder(ctx context.Context, s Snapshot) (order, error) {
 	var o order
 	dir, err := FindSources(d.Sources.Dir, d.Image.Dir())
@@ -126,8 +126,8 @@ func (d *Driver) newOrder(ctx context.Context, s Snapshot) (order, error) {
 	return o, err
 }
 
-// FindSources returns the folder with the driver's sources: dir, or the one that an image's
-// folder has where NVIDIA's installer puts them; "" if there is none.
+// FindSources returns the folder with the driver's sources: dir, or the one in an image's
+// folder where NVIDIA's installer puts them; "" if there is none.
 func FindSources(dir, image string) (string, error) {
 	if dir != "" {
 		return dir, nil
@@ -142,8 +142,8 @@ func FindSources(dir, image string) (string, error) {
 	return found[0], nil
 }
 
-// SourceFolder returns the folder of a kind of modules in that of FindSources, "" if there is
-// none.
+// SourceFolder returns the subfolder of dir, from FindSources, for a kind of modules; "" if
+// there is none.
 func SourceFolder(dir string, kind kernel.Kind) string {
 	if at := filepath.Join(dir, sourceFolders[kind]); dir != "" && exists(at) {
 		return at
@@ -156,20 +156,20 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// IsSource reports whether Kbuild can build a folder: precompiled images have some of its
-// objects alone.
+// IsSource reports whether Kbuild can build a folder. Precompiled images have only some of its
+// objects.
 func IsSource(dir string) bool {
 	return dir != "" && (exists(filepath.Join(dir, "Kbuild")) || exists(filepath.Join(dir, "Makefile")))
 }
 
-// obtain puts the modules into o.to by the first way that leads there. The error is that of the
-// last one that was tried, errNothing if there is none.
+// obtain writes the modules to o.to by the first way that succeeds. Otherwise it returns the
+// last error, or errNothing if no way applies.
 func (d *Driver) obtain(ctx context.Context, o order) error {
 	if err := os.MkdirAll(filepath.Dir(o.to), 0o755); err != nil {
 		return err
 	}
 	failed := errNothing
-	for _, step := range []func(context.Context, order) error{d.link, d.takeKept, d.pull, d.build} {
+	for _, step := range []func(context.Context, order) error{d.link, d.restoreCached, d.pull, d.build} {
 		err := step(ctx, o)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -178,14 +178,14 @@ func (d *Driver) obtain(ctx context.Context, o order) error {
 			return nil
 		}
 		if !errors.Is(err, errNothing) {
-			d.Log.Warn("the driver's modules are not there yet", "err", err)
+			d.Log.Warn("obtaining the driver's modules failed", "err", err)
 			failed = err
 		}
 	}
 	return failed
 }
 
-// link links the modules of which the image has halves for this kernel.
+// link links the modules from the image's halves for this kernel.
 func (d *Driver) link(ctx context.Context, o order) error {
 	if o.halves == "" {
 		return errNothing
@@ -205,8 +205,8 @@ func (d *Driver) linkInto(ctx context.Context, o order, halves string) error {
 	return errors.Join(os.RemoveAll(o.to), os.Rename(made, o.to))
 }
 
-// kept is what is kept on the node: the modules of an order, however they were made.
-func (d *Driver) kept() cache.Cache {
+// moduleCache returns the node's cache of obtained modules.
+func (d *Driver) moduleCache() cache.Cache {
 	c := cache.Cache{Dir: d.Sources.Cache}
 	if c.Dir != "" {
 		c.Dir = filepath.Join(c.Dir, "kernels")
@@ -214,8 +214,8 @@ func (d *Driver) kept() cache.Cache {
 	return c
 }
 
-// key names what is kept for an order. The kernel's version has the time of its build, for
-// releases that are built twice.
+// key returns the cache key of an order. It includes the kernel's version, which has the time
+// of its build, since a release may be built twice.
 func (d *Driver) key(o order) (string, error) {
 	version, err := d.System.Version()
 	if err != nil {
@@ -226,8 +226,8 @@ func (d *Driver) key(o order) (string, error) {
 	return h.String(), nil
 }
 
-// takeKept takes the modules from what was kept on this node.
-func (d *Driver) takeKept(ctx context.Context, o order) error {
+// restoreCached takes the modules from the node's cache.
+func (d *Driver) restoreCached(ctx context.Context, o order) error {
 	key, err := d.key(o)
 	if err != nil {
 		return err
@@ -235,41 +235,41 @@ func (d *Driver) takeKept(ctx context.Context, o order) error {
 	if err := os.RemoveAll(o.to); err != nil {
 		return err
 	}
-	if err := d.kept().Get(ctx, key, o.to); err != nil {
+	if err := d.moduleCache().Get(ctx, key, o.to); err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			d.Log.Warn("modules that this node keeps cannot be read", "err", err)
+			d.Log.Warn("cached modules cannot be read", "err", err)
 		}
 		return errNothing
 	}
 	if err := d.accept(o); err != nil {
-		return errors.Join(fmt.Errorf("modules that this node keeps: %w", err), os.RemoveAll(o.to))
+		return errors.Join(fmt.Errorf("cached modules: %w", err), os.RemoveAll(o.to))
 	}
 	d.Log.Info("modules are taken from those that this node keeps", "kernel", o.Kernel, "kind", o.Kind, "key", key[:12])
-	if exists(d.unpushed(key)) { // this node has built them, and was stopped before it had pushed them
-		d.made = &o
+	if exists(d.unpushed(key)) { // built by this node, which stopped before the push
+		d.built = &o
 	}
 	return nil
 }
 
-// unpushed returns the file that says of kept modules that this node has built them, and
-// that they are not in the registry yet.
+// unpushed returns the file that marks cached modules as built by this node and not pushed to
+// the registry yet.
 func (d *Driver) unpushed(key string) string { return filepath.Join(d.Sources.Cache, "unpushed-"+key) }
 
-// keep keeps what was built or pulled.
-func (d *Driver) keep(ctx context.Context, o order, built bool) {
+// cacheModules caches built or pulled modules.
+func (d *Driver) cacheModules(ctx context.Context, o order, built bool) {
 	key, err := d.key(o)
 	if err == nil {
-		err = d.kept().Put(ctx, key, o.to)
+		err = d.moduleCache().Put(ctx, key, o.to)
 	}
 	if err == nil && built && d.Sources.Cache != "" && d.Sources.Prebuilt.Repository != "" {
 		err = os.WriteFile(d.unpushed(key), nil, 0o644)
 	}
-	if err != nil { // it only saves time
-		d.Log.Warn("modules are not kept on this node", "err", err)
+	if err != nil { // the cache only saves time
+		d.Log.Warn("modules were not cached on this node", "err", err)
 	}
 }
 
-// checkSigner refuses modules that the key of the certificate has not signed, if there is one.
+// checkSigner rejects modules that are not signed by the configured certificate's key, if any.
 func (d *Driver) checkSigner(o order) error {
 	if d.Sources.SignCertificate == "" {
 		return nil
@@ -309,8 +309,8 @@ func (d *Driver) build(ctx context.Context, o order) error {
 		return err
 	}
 	d.Log.Info("modules are built", "kernel", o.Kernel, "kind", o.Kind, "by", builder(d.Sources.Toolkit))
-	d.keep(ctx, o, true)
-	d.made = &o
+	d.cacheModules(ctx, o, true)
+	d.built = &o
 	return nil
 }
 
@@ -349,7 +349,7 @@ func (d *Driver) buildHere(ctx context.Context, o order) (string, error) {
 	return build.Compile(ctx, r)
 }
 
-// buildInToolkit has the Driver Toolkit's container compile the modules, and returns a folder
+// buildInToolkit compiles the modules in the Driver Toolkit's container and returns a folder
 // with them.
 func (d *Driver) buildInToolkit(ctx context.Context, o order) (string, error) {
 	m := toolkit.Main{

@@ -18,17 +18,17 @@ const (
 	networkModule = "mlx5_core" // of the network's driver
 )
 
-// pollModules is how often the kernel is asked for the network's driver where that is the
-// host's own: of modules that are loaded nobody is told.
+// pollModules is the interval at which the kernel is polled for the network's driver, where
+// that is the host's own. The kernel does not notify of loaded modules.
 const pollModules = 2 * time.Second
 
-// Peermem loads nvidia-peermem, by which the network's driver reads and writes the memory of
-// GPUs, after that driver: one that is replaced takes nvidia-peermem out of the kernel.
+// Peermem loads nvidia-peermem after the network's driver, which reads and writes the memory
+// of GPUs through it. Replacing the network's driver unloads nvidia-peermem.
 type Peermem struct {
 	Survey
 	Work         string // folder of modules that were built on the node; it may be missing
-	DriverReady  string // file that says that the GPUs' driver is loaded: .driver-ctr-ready
-	NetworkReady string // file that says that the network's driver is loaded
+	DriverReady  string // file that exists when the GPUs' driver is loaded: .driver-ctr-ready
+	NetworkReady string // file that exists when the network's driver is loaded
 	HostNetwork  bool   // the network's driver is the host's own, which writes no file
 	Log          *slog.Logger
 }
@@ -47,8 +47,7 @@ func (p *Peermem) CheckLoaded() error {
 		Message: "the network's driver (" + networkModule + ") is loaded and nvidia_peermem is not: nvidia-driver reload_nvidia_peermem loads it"}
 }
 
-// Reload waits until both drivers are loaded, and then loads nvidia-peermem, anew where it is
-// loaded.
+// Reload waits until both drivers are loaded, and then loads nvidia-peermem, or reloads it.
 func (p *Peermem) Reload(ctx context.Context) error {
 	if err := p.waitForDrivers(ctx); err != nil {
 		return err
@@ -71,7 +70,7 @@ func (p *Peermem) Reload(ctx context.Context) error {
 	return p.System.Apply(ctx, steps, p.Log)
 }
 
-// plan returns the steps that load nvidia-peermem where it is not loaded.
+// plan returns the steps that load nvidia-peermem.
 func (p *Peermem) plan() ([]kernel.Step, error) {
 	s, err := p.Take()
 	if err != nil {
@@ -94,7 +93,7 @@ func (p *Peermem) plan() ([]kernel.Step, error) {
 
 // waitForDrivers waits until the drivers of the GPUs and of the network are loaded.
 func (p *Peermem) waitForDrivers(ctx context.Context) error {
-	said := ""
+	logged := ""
 	for {
 		var missing string
 		var failed error
@@ -102,8 +101,8 @@ func (p *Peermem) waitForDrivers(ctx context.Context) error {
 		err := record.Watch(round, []string{p.DriverReady, p.NetworkReady}, func() {
 			if missing, failed = p.missing(); missing == "" || failed != nil {
 				cancel()
-			} else if missing != said {
-				said = missing
+			} else if missing != logged {
+				logged = missing
 				p.Log.Info("waiting", "for", missing)
 			}
 		})
@@ -121,7 +120,7 @@ func (p *Peermem) waitForDrivers(ctx context.Context) error {
 	}
 }
 
-// round returns the context of one wait for files.
+// round returns the context for one wait for the files.
 func (p *Peermem) round(ctx context.Context) (context.Context, context.CancelFunc) {
 	if p.HostNetwork {
 		return context.WithTimeout(ctx, pollModules)
@@ -129,7 +128,7 @@ func (p *Peermem) round(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithCancel(ctx)
 }
 
-// missing names what nvidia-peermem still needs; "": nothing.
+// missing names the driver that nvidia-peermem still waits for; "": none.
 func (p *Peermem) missing() (string, error) {
 	loaded, err := p.System.Loaded()
 	if err != nil {

@@ -19,15 +19,15 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Prebuilt says where modules lie that another node, or a Job, has built.
+// Prebuilt configures the registry of modules that another node, or a Job, has built.
 type Prebuilt struct {
 	image.Registry
-	Repository string // "registry.example.com/gpu/driver"; "": nowhere
-	Image      string // that this container runs, to which layers of modules are added; "": nothing is pushed
+	Repository string // "registry.example.com/gpu/driver"; "": none
+	Image      string // of this container, to which layers of modules are added; "": nothing is pushed
 	OSTag      string // of the node's operating system: "rhcos4.12"
 }
 
-// Deadlines of the registry. A node waits for modules, and for nothing that it has built.
+// Deadlines of the registry. A node waits for a pull, but not for a push.
 const (
 	pullTimeout = 2 * time.Minute
 	pushTimeout = 10 * time.Minute
@@ -35,13 +35,13 @@ const (
 	lastRetry   = time.Hour
 )
 
-// reference returns the image that has the modules of an order.
+// reference returns the reference of the image for an order.
 func (p Prebuilt) reference(o order) (string, error) {
 	tag, err := drivertag.Tag(o.Version, o.Kernel, p.OSTag)
 	return p.Repository + ":" + tag, err
 }
 
-// pull takes the modules from the registry.
+// pull pulls the modules from the registry.
 func (d *Driver) pull(ctx context.Context, o order) error {
 	if d.Sources.Prebuilt.Repository == "" {
 		return errNothing
@@ -73,18 +73,18 @@ func (d *Driver) pull(ctx context.Context, o order) error {
 	if err := d.acceptPulled(ctx, o); err != nil {
 		return errors.Join(fmt.Errorf("%s: %w", ref, err), os.RemoveAll(o.to))
 	}
-	d.keep(ctx, o, false)
+	d.cacheModules(ctx, o, false)
 	return nil
 }
 
-// acceptPulled checks what was pulled, and leaves the wanted modules of it. Halves are linked
-// first, by programs and flags that came with them: where a key has to have signed modules,
-// its signature comes too late for that.
+// acceptPulled verifies pulled files and keeps only the wanted modules. It first links halves,
+// by programs and flags that came with them. Where modules must be signed it rejects halves:
+// their signature could only be checked after the link.
 func (d *Driver) acceptPulled(ctx context.Context, o order) error {
 	halves := filepath.Join(o.to, image.HalvesName, o.Kind)
 	if exists(filepath.Join(halves, link.FileName)) {
 		if d.Sources.SignCertificate != "" {
-			return &kernel.Error{Reason: kernel.ReasonSignatureRejected, Message: "it has halves of modules, which are linked before their signature can be checked: push whole modules that are signed"}
+			return &kernel.Error{Reason: kernel.ReasonSignatureRejected, Message: "it has halves of modules, which would be linked before their signature can be checked: push whole signed modules"}
 		}
 		if err := d.linkInto(ctx, o, halves); err != nil {
 			return err
@@ -93,8 +93,8 @@ func (d *Driver) acceptPulled(ctx context.Context, o order) error {
 	return d.accept(o)
 }
 
-// accept leaves the wanted modules in the order's folder, and nothing else. It refuses any
-// that is of another kernel, driver or kind, or that the certificate's key has not signed.
+// accept keeps only the wanted modules in the order's folder. It rejects a module of another
+// kernel, driver or kind, or one that the certificate's key has not signed.
 func (d *Driver) accept(o order) error {
 	if err := keepOnly(o.to, o.Names); err != nil {
 		return err
@@ -113,8 +113,8 @@ func (d *Driver) accept(o order) error {
 	return d.checkSigner(o)
 }
 
-// keepOnly removes what is in a folder but the files of these modules, each of which has to
-// be there.
+// keepOnly removes everything from a folder except the files of these modules, all of which
+// have to exist.
 func keepOnly(dir string, names []string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -142,17 +142,16 @@ func keepOnly(dir string, names []string) error {
 	return nil
 }
 
-// pushBeside runs push, if there is something to push, until the function that it returns is
-// called.
-func (d *Driver) pushBeside(ctx context.Context) (stop func()) {
-	if d.made == nil || d.Sources.Prebuilt.Repository == "" || d.Sources.Prebuilt.Image == "" {
+// pushInBackground runs push, if there is something to push, until stop is called.
+func (d *Driver) pushInBackground(ctx context.Context) (stop func()) {
+	if d.built == nil || d.Sources.Prebuilt.Repository == "" || d.Sources.Prebuilt.Image == "" {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		d.push(ctx, *d.made)
+		d.push(ctx, *d.built)
 	}()
 	return func() {
 		cancel()
@@ -160,8 +159,8 @@ func (d *Driver) pushBeside(ctx context.Context) (stop func()) {
 	}
 }
 
-// push pushes what this node has built, for the next one with this kernel. It tries again
-// until it has succeeded, or ctx ends: the driver serves meanwhile.
+// push pushes the modules that this node has built, for the next node with this kernel. It
+// retries until it succeeds or ctx ends, while the driver is in use.
 func (d *Driver) push(ctx context.Context, o order) {
 	wait := time.NewTimer(0)
 	defer wait.Stop()
@@ -173,29 +172,29 @@ func (d *Driver) push(ctx context.Context, o order) {
 		}
 		err := d.pushOnce(ctx, o)
 		if err == nil {
-			d.forgetUnpushed(o)
+			d.clearUnpushed(o)
 			return
 		}
 		if ctx.Err() != nil {
 			return
 		}
 		if image.IsDenied(err) {
-			d.Log.Info("what was built stays on this node: its credentials may not push", "err", err)
+			d.Log.Info("built modules stay on this node: its credentials may not push", "err", err)
 			return
 		}
-		d.Log.Warn("what was built is not in the registry yet", "err", err, "again", pause)
+		d.Log.Warn("pushing the built modules failed", "err", err, "again", pause)
 		wait.Reset(pause)
 	}
 }
 
-// forgetUnpushed notes that what was built is in the registry.
-func (d *Driver) forgetUnpushed(o order) {
+// clearUnpushed records that the built modules are in the registry.
+func (d *Driver) clearUnpushed(o order) {
 	key, err := d.key(o)
 	if err == nil {
 		err = os.Remove(d.unpushed(key))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		d.Log.Warn("what was built will be looked for in the registry again", "err", err)
+		d.Log.Warn("recording the push failed: the modules will be pushed again", "err", err)
 	}
 }
 

@@ -23,15 +23,15 @@ func (d *Driver) publish(phase nodestate.Phase, reason gpu.Reason, message strin
 	return nodestate.Write(d.dir(), s)
 }
 
-// changed reports whether e is another reason than the one published last.
+// changed reports whether e differs from the last published reason.
 func (d *Driver) changed(e *kernel.Error) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.published.Reason != e.Reason || d.published.Message != e.Message
 }
 
-// publishReady writes the state of the driver that is loaded. Its message tells of daemons
-// that do not run and that GPUs can be used without.
+// publishReady publishes the state of the loaded driver. Its message names optional daemons
+// that do not run.
 func (d *Driver) publishReady(s Snapshot) error {
 	state := nodestate.State{Component: nodestate.Driver, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{
 		Root: d.Root, Version: s.Version, Simulated: s.Files["nvidia"].Simulated(),

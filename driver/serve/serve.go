@@ -1,9 +1,9 @@
-// Package serve brings a driver onto a node and keeps it there: one pass of a state
-// machine, Lock, Survey, Adopt or Unload, Verify, Load, Mount, Ready, and its end.
+// Package serve installs a driver on a node and keeps it there. It is one pass of a state
+// machine: Lock, Survey, Adopt or Unload, Verify, Load, Mount, Ready, and the shutdown.
 //
-// Modules outlive the container that loaded them. What was loaded, and with what, is
-// written down before it is loaded: a container that is started again adopts the modules
-// that are as it wants them and loads the missing ones, wherever the last one was killed.
+// Modules outlive the container that loaded them. They are recorded, with their parameters,
+// before they are loaded. A restarted container adopts the modules that match and loads the
+// missing ones, at whatever point the last one was killed.
 package serve
 
 import (
@@ -29,13 +29,13 @@ import (
 // Reasons in the driver's state, besides those of package kernel.
 const (
 	ReasonStarting   gpu.Reason = "DriverStarting"   // it is being loaded
-	ReasonFailed     gpu.Reason = "DriverFailed"     // something on the node failed, as a full disk
+	ReasonFailed     gpu.Reason = "DriverFailed"     // something on the node failed, such as a full disk
 	ReasonStopped    gpu.Reason = "DriverStopped"    // it was unloaded
-	ReasonUnattended gpu.Reason = "DriverUnattended" // it is loaded, its container is not there
-	ReasonTaken      gpu.Reason = "DriverTaken"      // modules or root were taken away by somebody else
+	ReasonUnattended gpu.Reason = "DriverUnattended" // it is loaded, but its container has ended
+	ReasonTaken      gpu.Reason = "DriverTaken"      // somebody else removed modules or the driver root
 )
 
-// Config names what to bring onto the node, and where.
+// Config configures the driver to install, and its places on the node.
 type Config struct {
 	Survey
 	Sources   Sources
@@ -46,12 +46,12 @@ type Config struct {
 	Log       *slog.Logger
 }
 
-// Driver is one run.
+// Driver is one run of the driver container.
 type Driver struct {
 	Config
 	boot    string
-	daemons *runningDaemons // nil while none run; of the goroutine that holds the lock
-	made    *order          // what this node has built; nil: nothing
+	daemons *runningDaemons // nil while none run; used only by the goroutine that holds the lock
+	built   *order          // the order that this node has built; nil: none
 
 	mu        sync.Mutex
 	published nodestate.State
@@ -66,75 +66,74 @@ func New(c Config) (*Driver, error) {
 	return &Driver{Config: c, boot: boot}, nil
 }
 
-// Run brings the driver onto the node and holds it there until ctx ends; then it unloads
-// it, or leaves it where somebody uses it, and returns nil.
+// Run installs the driver and keeps it until ctx ends. It then unloads the driver, or leaves
+// it if it is in use, and returns nil.
 func (d *Driver) Run(ctx context.Context) error {
 	registry := metrics.NewRegistry()
 	d.register(registry)
 	group, inner := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(inner, d.Listen, registry, d.Ready) })
-	group.Go(func() error { return d.holdLock(inner, d.hold) })
+	group.Go(func() error { return d.holdLock(inner, d.runLocked) })
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
 	}
 	return nil
 }
 
-// Load brings the driver onto the node, once, and returns.
+// Load installs the driver, without daemons, and returns.
 func (d *Driver) Load(ctx context.Context) error {
 	return d.holdLock(ctx, func(ctx context.Context) error {
-		_, err := d.bring(ctx, false)
+		_, err := d.install(ctx, false)
 		return d.fail(err)
 	})
 }
 
-// Unload takes the driver off the node.
+// Unload removes the driver from the node.
 func (d *Driver) Unload(ctx context.Context) error {
 	return d.holdLock(ctx, func(ctx context.Context) error {
 		if err := d.System.Busy(); err != nil {
-			return err // it is as ready as it was
+			return err // its readiness is unchanged
 		}
-		if err := errors.Join(d.withdraw(), d.unload(ctx)); err != nil {
+		if err := errors.Join(d.removeReadyFiles(), d.unload(ctx)); err != nil {
 			return d.fail(err)
 		}
 		return d.publish(nodestate.Waiting, ReasonStopped, "the driver was unloaded by gpu-driver unload")
 	})
 }
 
-// hold is Run while the lock is held.
-func (d *Driver) hold(ctx context.Context) error {
-	s, err := d.bringWhenFree(ctx)
+// runLocked is the part of Run that holds the lock.
+func (d *Driver) runLocked(ctx context.Context) error {
+	s, err := d.installWhenFree(ctx)
 	switch {
 	case errors.Is(err, ErrNoGPU):
-		if err = errors.Join(d.withdraw(), d.publish(nodestate.Waiting, kernel.ReasonNoDevice, err.Error())); err == nil {
+		if err = errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, kernel.ReasonNoDevice, err.Error())); err == nil {
 			d.Log.Info("no driver is loaded", "reason", kernel.ReasonNoDevice, "why", ErrNoGPU)
 			<-ctx.Done()
 			return ctx.Err()
 		}
 	case err == nil:
-		stop := d.pushBeside(ctx)
+		stop := d.pushInBackground(ctx)
 		err = d.watch(ctx, s)
 		stop()
 	}
 	if ctx.Err() != nil {
-		err = errors.Join(err, d.withdraw()) // before the daemons end, which takes its time
+		err = errors.Join(err, d.removeReadyFiles()) // before the daemons are stopped, which takes time
 	}
 	err = errors.Join(err, d.stopDaemons())
 	switch cause := context.Cause(ctx); {
 	case errors.Is(cause, context.Canceled) && (err == nil || errors.Is(err, context.Canceled)):
-		// SIGTERM: what is done from here on has the kubelet's grace period.
-		return d.end(context.WithoutCancel(ctx))
+		// SIGTERM: the kubelet's grace period bounds the rest.
+		return d.shutDown(context.WithoutCancel(ctx))
 	case cause != nil && errors.Is(err, context.Canceled):
 		return d.fail(cause) // the other goroutine of Run has failed
 	}
 	return d.fail(err)
 }
 
-// bringWhenFree is bring; while processes hold a driver that has to go, it waits for
-// them to end.
-func (d *Driver) bringWhenFree(ctx context.Context) (Snapshot, error) {
+// installWhenFree is install, but waits while processes use a driver that has to be replaced.
+func (d *Driver) installWhenFree(ctx context.Context) (Snapshot, error) {
 	for {
-		s, err := d.bring(ctx, true)
+		s, err := d.install(ctx, true)
 		e, is := errors.AsType[*kernel.Error](err)
 		if !is || e.Reason != kernel.ReasonInUse {
 			return s, err
@@ -144,7 +143,7 @@ func (d *Driver) bringWhenFree(ctx context.Context) (Snapshot, error) {
 			return s, err
 		}
 		if d.changed(e) {
-			if err := errors.Join(d.withdraw(), d.publish(nodestate.Waiting, e.Reason, e.Message)); err != nil {
+			if err := errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, e.Reason, e.Message)); err != nil {
 				return s, err
 			}
 			d.Log.Warn("waiting for processes that use the driver to end", "reason", e.Reason, "err", e)
@@ -155,14 +154,14 @@ func (d *Driver) bringWhenFree(ctx context.Context) (Snapshot, error) {
 	}
 }
 
-// bring makes sure that the driver is loaded as it is wanted and shown, and that its
-// daemons run, if they are to.
-func (d *Driver) bring(ctx context.Context, withDaemons bool) (Snapshot, error) {
+// install ensures that the wanted driver is loaded, its root is mounted and, with
+// withDaemons, its daemons run.
+func (d *Driver) install(ctx context.Context, withDaemons bool) (Snapshot, error) {
 	begun := time.Now()
 	if err := d.CheckGPU(); err != nil {
 		return Snapshot{}, err
 	}
-	s, err := d.find(ctx)
+	s, err := d.findModules(ctx)
 	if err != nil {
 		return s, err
 	}
@@ -179,8 +178,8 @@ func (d *Driver) bring(ctx context.Context, withDaemons bool) (Snapshot, error) 
 	if err != nil {
 		return s, err
 	}
-	// Also of modules that are adopted: a container before this one may have failed at it.
-	// They are held open until the daemons keep them initialised.
+	// Adopted modules need it, too: an earlier container may have failed here. The devices stay
+	// open until the daemons keep the GPUs initialised.
 	devices, err := d.System.OpenDevices(ctx, "/dev")
 	if err != nil {
 		return s, err
@@ -194,10 +193,10 @@ func (d *Driver) bring(ctx context.Context, withDaemons bool) (Snapshot, error) 
 			return s, err
 		}
 	}
-	if err := d.show(s); err != nil {
+	if err := d.mountRoot(s); err != nil {
 		return s, err
 	}
-	if err := errors.Join(d.publishReady(s), d.announce()); err != nil {
+	if err := errors.Join(d.publishReady(s), d.writeReadyFiles()); err != nil {
 		return s, err
 	}
 	d.Log.Info("ready", "version", s.Version, "kind", s.Kind, "why", s.Why, "kernel", s.Release, "root", d.Root,
@@ -205,8 +204,7 @@ func (d *Driver) bring(ctx context.Context, withDaemons bool) (Snapshot, error) 
 	return s, nil
 }
 
-// replace takes away what was loaded before, once everything about the new driver that
-// can be checked is checked.
+// replace unloads the old driver, after all possible checks of the new one.
 func (d *Driver) replace(ctx context.Context, s Snapshot) error {
 	steps, err := s.Plan(nil)
 	if err != nil {
@@ -215,19 +213,19 @@ func (d *Driver) replace(ctx context.Context, s Snapshot) error {
 	if err := errors.Join(d.verify(steps), d.System.Busy()); err != nil {
 		return err
 	}
-	if err := errors.Join(d.withdraw(), d.publish(nodestate.Waiting, ReasonStarting, "the driver "+s.Version+" is being loaded")); err != nil {
+	if err := errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, ReasonStarting, "the driver "+s.Version+" is being loaded")); err != nil {
 		return err
 	}
 	return d.unload(ctx)
 }
 
-// load loads the modules that are missing and returns how many they were.
+// load loads the missing modules and returns their number.
 func (d *Driver) load(ctx context.Context, s Snapshot) (int, error) {
 	steps, err := s.Plan(s.Loaded)
 	if err != nil || len(steps) == 0 {
 		return 0, err
 	}
-	if err := errors.Join(d.copyFirmware(steps), d.remember(s)); err != nil {
+	if err := errors.Join(d.copyFirmware(steps), d.saveLoaded(s)); err != nil {
 		return 0, err
 	}
 	if err := d.System.Apply(ctx, steps, d.Log); err != nil {
@@ -236,7 +234,7 @@ func (d *Driver) load(ctx context.Context, s Snapshot) (int, error) {
 	return len(steps), d.check(s)
 }
 
-// verify refuses modules that the kernel is certain to refuse.
+// verify rejects modules that the kernel is certain to reject.
 func (d *Driver) verify(steps []kernel.Step) error {
 	trust := d.System.Trust()
 	for _, step := range steps {
@@ -253,7 +251,7 @@ func (d *Driver) verify(steps []kernel.Step) error {
 	return nil
 }
 
-// check fails unless each wanted module is in the kernel as the image has it.
+// check fails unless the kernel has the image's build of each wanted module.
 func (d *Driver) check(s Snapshot) error {
 	loaded, err := d.System.Loaded()
 	if err != nil {
@@ -263,28 +261,28 @@ func (d *Driver) check(s Snapshot) error {
 		l, is := loaded[name]
 		switch {
 		case !is:
-			return fmt.Errorf("module %s is not loaded any more: somebody unloaded it", name)
+			return fmt.Errorf("module %s is no longer loaded: somebody unloaded it", name)
 		case !d.System.Describe(l).Same(s.Files[name].Info):
-			return fmt.Errorf("module %s in the kernel is not that of the image: somebody loaded another one", name)
+			return fmt.Errorf("module %s in the kernel is not the one of the image: somebody loaded another one", name)
 		}
 	}
 	return nil
 }
 
-// show mounts the driver root.
-func (d *Driver) show(s Snapshot) error {
+// mountRoot mounts the driver root.
+func (d *Driver) mountRoot(s Snapshot) error {
 	propagates, err := root.Show(s.Image.Dir(), d.Root)
 	if err != nil {
 		return err
 	}
 	if !propagates {
-		d.Log.Warn("the driver root is seen in this mount namespace alone: mount the folder above it with mountPropagation: Bidirectional", "root", d.Root)
+		d.Log.Warn("the driver root is visible only in this mount namespace: mount the folder above it with mountPropagation: Bidirectional", "root", d.Root)
 	}
 	return nil
 }
 
-// watch returns when the driver root was taken away, or ctx ends. Meanwhile it publishes
-// how the driver's daemons are.
+// watch returns when the driver root or modules were removed, or ctx ends. Meanwhile it
+// publishes the state of the driver's daemons.
 func (d *Driver) watch(ctx context.Context, s Snapshot) error {
 	mounts, err := host.WatchMounts([]string{d.Root})
 	if err != nil {
@@ -300,9 +298,9 @@ func (d *Driver) watch(ctx context.Context, s Snapshot) error {
 			}
 		})
 	}()
-	again := time.NewTicker(recheck) // of modules that are removed the kernel tells no container
+	again := time.NewTicker(recheck) // the kernel does not notify of removed modules
 	defer again.Stop()
-	err = d.checkRoot() // before it was watched
+	err = d.checkRoot() // for changes before the watch began
 	for err == nil {
 		select {
 		case <-mounted:
@@ -325,18 +323,18 @@ func (d *Driver) watch(ctx context.Context, s Snapshot) error {
 	return err
 }
 
-// checkRoot fails if the driver root is not shown any more.
+// checkRoot fails if the driver root is no longer mounted.
 func (d *Driver) checkRoot() error {
 	there, err := root.Mounted(d.Root)
 	if err == nil && !there {
-		err = &kernel.Error{Reason: ReasonTaken, Message: d.Root + ": the driver root was taken away; started again, gpu-driver shows it again"}
+		err = &kernel.Error{Reason: ReasonTaken, Message: d.Root + ": the driver root was unmounted; restart gpu-driver to mount it again"}
 	}
 	return err
 }
 
-// publishDaemons publishes that a daemon without which GPUs cannot be used has ended, or is
-// ready again. Of the others it publishes which run: one that fails again and again has
-// other last lines each time, and the state stays as it is.
+// publishDaemons publishes that a required daemon has ended, or is ready again. For optional
+// daemons it publishes only changes of which ones run: one that fails repeatedly has other
+// last lines each time, and must not change the state.
 func (d *Driver) publishDaemons(s Snapshot) error {
 	failed := d.daemons.failed()
 	lacking, _ := d.daemons.findLacking()
@@ -354,16 +352,16 @@ func (d *Driver) unload(ctx context.Context) error {
 	if err := d.System.Busy(); err != nil {
 		return err
 	}
-	// The modules first: where somebody has begun to use them meanwhile, the rest stays.
+	// The modules first: if they are in use by now, the rest stays.
 	if err := d.System.UnloadAll(ctx, d.Log); err != nil {
 		return err
 	}
-	return errors.Join(root.Remove(d.Root), d.forget(), d.removeFirmware())
+	return errors.Join(root.Remove(d.Root), d.removeLoaded(), d.removeFirmware())
 }
 
-// end unloads the driver after SIGTERM, or leaves it to those who use it.
-func (d *Driver) end(ctx context.Context) error {
-	if err := d.withdraw(); err != nil {
+// shutDown unloads the driver after SIGTERM, or leaves it if it is in use.
+func (d *Driver) shutDown(ctx context.Context) error {
+	if err := d.removeReadyFiles(); err != nil {
 		return err
 	}
 	err := d.unload(ctx)
@@ -382,7 +380,7 @@ func (d *Driver) fail(err error) error {
 	if err == nil {
 		return nil
 	}
-	return errors.Join(err, d.withdraw(), d.publish(nodestate.Failed, ReasonOf(err), strings.ReplaceAll(err.Error(), "\n", "; ")))
+	return errors.Join(err, d.removeReadyFiles(), d.publish(nodestate.Failed, ReasonOf(err), strings.ReplaceAll(err.Error(), "\n", "; ")))
 }
 
 // ReasonOf returns the reason of an error, ReasonFailed where it has none of its own.

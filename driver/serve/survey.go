@@ -13,23 +13,23 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Survey says where to look for a driver and what is wanted of it.
+// Survey configures where to look for a driver, and which modules are wanted.
 type Survey struct {
 	System  kernel.System
 	Host    *host.Root // the file system of this process
 	Image   *host.Root // the driver's user space and modules: /driver
 	Built   *host.Root // modules that were built on the node; nil: none
 	Modules string     // of the kernel itself: /lib/modules, a path of Host
-	Conf    string     // parameters, one file a module: /drivers, a path of Host
+	Conf    string     // parameters, one file for each module: /drivers, a path of Host
 	Kind    kernel.Kind
 	DRM     bool   // nvidia-drm is wanted
 	Peermem bool   // nvidia-peermem is wanted
 	Digest  string // of the configuration outside of these files: DRIVER_CONFIG_DIGEST
-	// WithoutGPU loads the modules where the PCI bus has no GPU.
+	// WithoutGPU loads the modules even if the PCI bus has no GPU.
 	WithoutGPU bool
 }
 
-// Snapshot is what a survey found.
+// Snapshot is the result of a survey.
 type Snapshot struct {
 	Release string // of the running kernel
 	GPUs    []host.PCIGPU
@@ -45,14 +45,14 @@ type Snapshot struct {
 	Digest  string   // of the driver, its modules and their parameters
 }
 
-// first are modules of the kernel that the driver uses where they exist: NVIDIA's driver
-// finds some of their symbols at run time.
+// first lists kernel modules that are loaded first where they exist: NVIDIA's driver finds
+// some of their symbols at run time.
 var first = []string{"i2c_core", "ipmi_msghandler", "ipmi_devintf", "video"}
 
-// ErrNoGPU is returned where a driver has nothing to drive.
+// ErrNoGPU is returned on a node without a GPU.
 var ErrNoGPU error = &kernel.Error{Reason: kernel.ReasonNoDevice, Message: "there is no NVIDIA GPU on this node's PCI bus: no driver is loaded"}
 
-// gpus lists the GPUs on the PCI bus, but for those that virtual machines are given.
+// gpus lists the GPUs on the PCI bus, except those that are passed to virtual machines.
 func (v Survey) gpus() []host.PCIGPU {
 	all := v.Host.GPUs(path.Join(v.System.Sys, strings.TrimPrefix(host.PCIDevices, "/sys")))
 	return slices.DeleteFunc(all, func(g host.PCIGPU) bool { return strings.Contains(g.Driver, "vfio") })
@@ -97,7 +97,7 @@ func (v Survey) Take() (Snapshot, error) {
 	return s, nil
 }
 
-// wanted returns the driver's modules that are loaded, in that order.
+// wanted returns the driver's modules to load, in order.
 func (v Survey) wanted() []string {
 	wanted := []string{"nvidia", "nvidia_uvm", "nvidia_modeset"}
 	if v.DRM {
@@ -109,7 +109,7 @@ func (v Survey) wanted() []string {
 	return wanted
 }
 
-// fileNames returns the names of modules as their files have them: "nvidia-uvm".
+// fileNames returns the names of modules in the spelling of their files: "nvidia-uvm".
 func fileNames(modules []string) []string {
 	names := make([]string, len(modules))
 	for i, m := range modules {
@@ -139,7 +139,7 @@ func (v Survey) chooseFiles(s *Snapshot) error {
 	return err
 }
 
-// otherReleases names the kernels that the image has modules for.
+// otherReleases names the kernels for which the image has modules.
 func (v Survey) otherReleases() string {
 	names, err := v.Image.Names("/lib/modules")
 	if err != nil || len(names) == 0 {
@@ -149,13 +149,13 @@ func (v Survey) otherReleases() string {
 	return ", but for " + strings.Join(names[:min(len(names), 5)], ", ")
 }
 
-// Plan returns the modules to load where these are loaded already.
+// Plan returns the modules to load in addition to those that are loaded already.
 func (s Snapshot) Plan(loaded map[string]kernel.Loaded) ([]kernel.Step, error) {
 	return kernel.Plan(kernel.Inputs{Wanted: s.Wanted, Optional: first, Files: s.Files, Tree: s.Tree, Options: s.Options, Loaded: loaded, Release: s.Release})
 }
 
-// digest identifies what is loaded: the build of each wanted module, its parameters, and
-// the configuration that is digested elsewhere.
+// digest identifies the driver to load: the build of each wanted module, its parameters, and
+// outside, a digest of other configuration.
 func (s Snapshot) digest(outside string) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n%s\n%s\n", s.Release, s.Kind, outside)

@@ -18,25 +18,25 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Deadlines that count where Main names none. The side-car's image may have to be pulled
-// first; its builds take minutes, and say every few seconds that they go on. NVIDIA's does
-// not say that: it unpacks the driver, which takes a minute or two, and compiles for up to
-// ten minutes of one core.
+// Default deadlines of Main. The side-car's image may have to be pulled first. Its builds take
+// minutes, with a heartbeat every few seconds. NVIDIA's side-car writes no heartbeat: it
+// unpacks the driver, which takes a minute or two, and compiles for up to ten minutes of one
+// core.
 const (
 	defaultStart   = 15 * time.Minute
 	defaultSilence = 3 * time.Minute
 	defaultBuild   = 30 * time.Minute
 )
 
-// maxStarts is how often NVIDIA's side-car may begin to build. Its container ends where a
-// build fails, and is started again.
+// maxStarts bounds the builds that NVIDIA's side-car begins. Its container exits when a build
+// fails, and is restarted.
 const maxStarts = 3
 
-// sameStart is the time within which two changes of driver_build_started are one start:
-// touch(1) makes the file, and then sets its time.
+// sameStart is the time within which two changes of driver_build_started count as one start:
+// touch(1) creates the file, and then sets its time.
 const sameStart = time.Second
 
-// Main is the driver container's side.
+// Main implements the driver container's side.
 type Main struct {
 	Dir     string // the shared folder
 	Program string // the file of this program, which the side-car is to run
@@ -45,23 +45,23 @@ type Main struct {
 	Work    string // a folder that the side-car does not see, for the modules
 
 	// ImageMissing is the variable RHCOS_IMAGE_MISSING: OpenShift has no Driver Toolkit for
-	// the node's operating system, whose version is OSVersion.
+	// the node's operating system of version OSVersion.
 	ImageMissing bool
 	OSVersion    string // RHCOS_VERSION
 
 	Start   time.Duration // until the build begins; 0: 15 minutes
-	Silence time.Duration // between two signs of a build that goes on; 0: 3 minutes
-	Build   time.Duration // of a side-car that gives no such signs, NVIDIA's; 0: 30 minutes
+	Silence time.Duration // between two heartbeats of a build; 0: 3 minutes
+	Build   time.Duration // of a side-car without heartbeats, NVIDIA's; 0: 30 minutes
 	Log     *slog.Logger  // may be nil
 
 	id    string
 	limit int64 // bytes of a module; 0: maxModule
 }
 
-// Prepare fills the shared folder and asks for the modules. Where an earlier run of the
-// container has asked for the same, what the side-car has built or is building is kept; a
-// build that failed is tried again. An empty driver_toolkit_broken is kept, too: NVIDIA's
-// side-car says so once, and then sleeps.
+// Prepare fills the shared folder and requests the modules. If an earlier run of the container
+// requested the same, it keeps the side-car's build, finished or not; a failed build is tried
+// again. It also keeps an empty driver_toolkit_broken: NVIDIA's side-car writes it once, and
+// then sleeps.
 func (m *Main) Prepare(ctx context.Context) error {
 	if m.ImageMissing {
 		return broken(nil, "OpenShift has no Driver Toolkit image for RHCOS %s (RHCOS_IMAGE_MISSING): look at oc get imagestream/driver-toolkit -n openshift, and mirror the tag that is missing; or use a driver image with precompiled modules for this kernel",
@@ -93,14 +93,14 @@ func (m *Main) prepare(ctx context.Context, root *os.Root) error {
 		return err
 	}
 	m.id = requestID(env)
-	if _, same, err := readAnswer(m.Dir, preparedName, m.id); err == nil && same {
+	if _, same, err := readResponse(m.Dir, preparedName, m.id); err == nil && same {
 		old := []string{failedName, brokenName}
-		if a, _, err := readAnswer(m.Dir, brokenName, ""); err == nil && a.Empty {
+		if a, _, err := readResponse(m.Dir, brokenName, ""); err == nil && a.Empty {
 			old = old[:1]
 		}
 		return removeAll(root, old...)
 	}
-	// dir_prepared goes first: what it stands for is changed after it.
+	// dir_prepared is removed first: the other files change only after it.
 	old := []string{preparedName, failedName, brokenName, builtName, startedName, modulesName, sourcesName, envName}
 	for _, name := range markers {
 		old = append(old, name)
@@ -117,11 +117,11 @@ func (m *Main) prepare(ctx context.Context, root *os.Root) error {
 	if err := record.Write(filepath.Join(m.Dir, envName), []byte(env)); err != nil {
 		return err
 	}
-	return writeAnswer(m.Dir, preparedName, answer{ID: m.id})
+	return writeResponse(m.Dir, preparedName, response{ID: m.id})
 }
 
-// Share puts a program into a folder, as the entry point of a container that builds, and
-// sources beside it; "" is none.
+// Share copies a program to a folder, as the entry point of a container that builds, and
+// sources beside it; "" means no sources.
 func Share(ctx context.Context, dir, program, sources string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -135,7 +135,7 @@ func Share(ctx context.Context, dir, program, sources string) error {
 	return explainFull(dir, err)
 }
 
-// copyInto puts a copy of a file into a folder under a name, in the place of what is there.
+// copyInto copies a file to a name in a folder and replaces what is there.
 func copyInto(root *os.Root, from, name string, perm fs.FileMode) (err error) {
 	in, err := os.Open(from)
 	if err != nil {
@@ -162,7 +162,7 @@ func copyInto(root *os.Root, from, name string, perm fs.FileMode) (err error) {
 	return root.Rename(temp, name)
 }
 
-// copyFolderInto puts copies of all files below a folder into another one.
+// copyFolderInto copies all files below a folder to another one.
 func copyFolderInto(ctx context.Context, root *os.Root, from, name string) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err == nil {
@@ -190,10 +190,10 @@ func copyFolderInto(ctx context.Context, root *os.Root, from, name string) error
 	})
 }
 
-// Wait waits for the side-car and returns a new folder below m.Work with copies of the
-// modules, "nvidia.ko" each, that are those that were asked for. The caller removes it.
+// Wait waits for the side-car and returns a new folder below m.Work with verified copies of
+// the requested modules, named like "nvidia.ko". The caller removes it.
 //
-// The error is ctx's, or a *kernel.Error: build.ReasonBuildFailed with the side-car's words,
+// The error is ctx's, or a *kernel.Error: build.ReasonBuildFailed with the side-car's message,
 // or ReasonToolkitBroken.
 func (m *Main) Wait(ctx context.Context) (dir string, err error) {
 	if m.Log == nil {
@@ -209,13 +209,13 @@ func (m *Main) Wait(ctx context.Context) (dir string, err error) {
 	}
 	dir, err = m.receive(ctx, built)
 	if _, refused := errors.AsType[*kernel.Error](err); refused && built.Empty {
-		// It may be of an earlier request. NVIDIA's side-car builds again once it is gone.
+		// It may belong to an earlier request. Once it is gone, NVIDIA's side-car builds again.
 		err = errors.Join(err, m.discard())
 	}
 	return dir, err
 }
 
-// discard removes what the side-car has built.
+// discard removes the side-car's build.
 func (m *Main) discard() error {
 	root, err := os.OpenRoot(m.Dir)
 	if err != nil {
@@ -224,22 +224,22 @@ func (m *Main) discard() error {
 	return errors.Join(removeAll(root, builtName, startedName, modulesName), root.Close())
 }
 
-// wait is one call of Wait.
+// wait is the state of one call of Wait.
 type wait struct {
 	*Main
-	built *answer
+	built *response
 	err   error
 
-	patience time.Duration // the one that counts now
-	beat     int           // of the last sign
+	patience time.Duration // the deadline that applies now
+	beat     int           // the last heartbeat
 	started  bool
-	silent   bool      // the side-car is NVIDIA's: it gives no signs
-	begun    time.Time // when that has begun to build
-	starts   int       // how often
+	silent   bool      // the side-car is NVIDIA's, without heartbeats
+	begun    time.Time // when that began to build
+	starts   int       // how often it began
 }
 
-// run follows the shared folder until there is an answer, or nothing new for too long.
-func (w *wait) run(ctx context.Context) (*answer, error) {
+// run watches the shared folder until there is a response, or nothing new for too long.
+func (w *wait) run(ctx context.Context) (*response, error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	silent := time.AfterFunc(w.patience, func() { cancel(errSilent) })
@@ -249,7 +249,7 @@ func (w *wait) run(ctx context.Context) (*answer, error) {
 		paths = append(paths, filepath.Join(w.Dir, name))
 	}
 	err := record.WatchWhole(inner, paths, func() {
-		sign, done := w.readAnswers()
+		sign, done := w.readResponses()
 		if done {
 			cancel(nil)
 		} else if sign {
@@ -269,10 +269,10 @@ func (w *wait) run(ctx context.Context) (*answer, error) {
 
 var errSilent = errors.New("the side-car is silent")
 
-// readAnswers reads what the side-car says. It reports whether it has given a new sign of life, and
-// whether it has answered.
-func (w *wait) readAnswers() (sign, done bool) {
-	if text, err := record.Read(filepath.Join(w.Dir, brokenName), maxAnswer); !errors.Is(err, fs.ErrNotExist) {
+// readResponses reads the side-car's files. It reports whether there is a new heartbeat, and
+// whether the request is done.
+func (w *wait) readResponses() (sign, done bool) {
+	if text, err := record.Read(filepath.Join(w.Dir, brokenName), maxResponse); !errors.Is(err, fs.ErrNotExist) {
 		if message := record.Clean(string(text), maxMessage/2); message != "" {
 			w.err = broken(err, "the Driver Toolkit cannot build: %s", message)
 		} else {
@@ -281,7 +281,7 @@ func (w *wait) readAnswers() (sign, done bool) {
 		return false, true
 	}
 	for _, name := range []string{failedName, builtName, startedName} {
-		a, mine, err := readAnswer(w.Dir, name, w.id)
+		a, mine, err := readResponse(w.Dir, name, w.id)
 		if err != nil {
 			w.err = broken(err, "the Driver Toolkit breaks the protocol: %v", err)
 			return false, true
@@ -298,20 +298,20 @@ func (w *wait) readAnswers() (sign, done bool) {
 			return false, true
 		}
 		if a.Empty {
-			sign = w.noteStart()
+			sign = w.recordStart()
 			return sign, w.err != nil
 		}
-		return w.noteProgress(a), false
+		return w.recordBeat(a), false
 	}
 	return false, false
 }
 
-// noteStart records that NVIDIA's side-car has begun to build, and reports whether that is
+// recordStart records that NVIDIA's side-car has begun to build, and reports whether that is
 // the first time.
-func (w *wait) noteStart() bool {
+func (w *wait) recordStart() bool {
 	info, err := os.Lstat(filepath.Join(w.Dir, startedName))
 	if err != nil || info.ModTime().Sub(w.begun).Abs() < sameStart {
-		return false // it was removed, or is known
+		return false // removed, or already recorded
 	}
 	w.begun = info.ModTime()
 	w.starts++
@@ -329,8 +329,8 @@ func (w *wait) noteStart() bool {
 	return true
 }
 
-// noteProgress records a sign of a build that goes on, and reports whether it is new.
-func (w *wait) noteProgress(a answer) bool {
+// recordBeat records a heartbeat of the build, and reports whether it is new.
+func (w *wait) recordBeat(a response) bool {
 	if w.started && a.Beat == w.beat {
 		return false
 	}
@@ -344,10 +344,10 @@ func (w *wait) noteProgress(a answer) bool {
 	return true
 }
 
-func (w *wait) explainFailure(a answer) error {
+func (w *wait) explainFailure(a response) error {
 	message := record.Clean(a.Message, maxMessage)
 	if !reasons[a.Reason] || message == "" {
-		return broken(nil, "the Driver Toolkit breaks the protocol: %s has the reason %q, which is none", failedName, record.Clean(string(a.Reason), 100))
+		return broken(nil, "the Driver Toolkit breaks the protocol: %s has the unknown reason %q", failedName, record.Clean(string(a.Reason), 100))
 	}
 	e := broken(nil, "in the Driver Toolkit: %s", message)
 	e.Reason = a.Reason
@@ -361,5 +361,5 @@ func (w *wait) explainSilence() error {
 	if w.silent {
 		return broken(errSilent, "the Driver Toolkit's container has not built the modules within %v; look at the log of openshift-driver-toolkit-ctr", w.patience)
 	}
-	return broken(errSilent, "the Driver Toolkit's container has given no sign for %v while it builds; look at the log of openshift-driver-toolkit-ctr and whether its memory ran out", w.patience)
+	return broken(errSilent, "the Driver Toolkit's container has written no heartbeat for %v during the build; look at the log of openshift-driver-toolkit-ctr and whether its memory ran out", w.patience)
 }

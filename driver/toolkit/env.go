@@ -16,9 +16,9 @@ const maxEnv = 64 << 10
 
 var envPattern = regexp.MustCompile(`^[A-Z_][A-Z0-9_]*$`)
 
-// formatEnv returns variables as lines NAME='value', sorted by name. A shell reads them as
-// they are meant: nothing is expanded between single quotes, and a quote in a value ends
-// them, is escaped, and begins them again.
+// formatEnv returns variables as lines NAME='value', sorted by name, for a shell. Nothing is
+// expanded between single quotes; a quote in a value closes them, is escaped, and reopens
+// them.
 func formatEnv(env map[string]string) (string, error) {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(env)) {
@@ -35,7 +35,7 @@ func formatEnv(env map[string]string) (string, error) {
 
 func checkVariable(name, value string) error {
 	if !envPattern.MatchString(name) {
-		return fmt.Errorf("%s: %q is no name of a variable", envName, record.Clean(name, 100))
+		return fmt.Errorf("%s: %q is not the name of a variable", envName, record.Clean(name, 100))
 	}
 	if strings.ContainsFunc(value, unicode.IsControl) || strings.ToValidUTF8(value, "") != value {
 		return fmt.Errorf("%s: the value of %s has a control character", envName, name)
@@ -43,13 +43,13 @@ func checkVariable(name, value string) error {
 	return nil
 }
 
-// parseEnv is the inverse of formatEnv. It takes nothing that formatEnv would not write.
+// parseEnv is the inverse of formatEnv. It rejects any text that formatEnv would not write.
 func parseEnv(text string) (map[string]string, error) {
 	env := map[string]string{}
 	for line := range strings.Lines(text) {
 		name, value, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
 		if !ok || len(value) < 2 || value[0] != '\'' || value[len(value)-1] != '\'' {
-			return nil, fmt.Errorf("%s: %q is no line NAME='value'", envName, record.Clean(line, 100))
+			return nil, fmt.Errorf("%s: %q is not a line NAME='value'", envName, record.Clean(line, 100))
 		}
 		env[name] = strings.ReplaceAll(value[1:len(value)-1], `'\''`, "'")
 	}
@@ -58,7 +58,7 @@ func parseEnv(text string) (map[string]string, error) {
 		return nil, err
 	}
 	if again != text {
-		return nil, fmt.Errorf("%s is not as the driver container writes it", envName)
+		return nil, fmt.Errorf("%s is not in the format of the driver container", envName)
 	}
 	return env, nil
 }
@@ -67,14 +67,13 @@ func parseEnv(text string) (map[string]string, error) {
 // environment of the container: for each Service of the namespace, seven variables.
 const maxNVIDIAEnv = 1 << 20
 
-// nvidiaValue matches the values of the variables that are read of it. None of them can be a
-// path, an option of a command, or a word that a shell reads as something else.
+// nvidiaValue matches the permitted values of the variables that are read from that file. None
+// can be a path, an option of a command, or a word with a meaning to a shell.
 var nvidiaValue = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$`)
 
-// parseNVIDIAEnv returns the variables with these names of an env that NVIDIA's driver
-// container has written: lines NAME="value" in which nothing is escaped, and the lines of
-// values that have several. All else is passed over. A variable that is there twice may be a
-// line of another one's value: it is refused.
+// parseNVIDIAEnv returns variables by name from the env of NVIDIA's driver container. That has
+// lines NAME="value" without escapes, and values may span several lines. Other lines are
+// skipped. A variable that occurs twice is rejected: one may be a line of another value.
 func parseNVIDIAEnv(text string, names ...string) (map[string]string, error) {
 	env := map[string]string{}
 	for line := range strings.Lines(text) {
@@ -86,10 +85,10 @@ func parseNVIDIAEnv(text string, names ...string) (map[string]string, error) {
 			value = value[1 : n-1]
 		}
 		if !nvidiaValue.MatchString(value) {
-			return nil, fmt.Errorf("%s: %s has the value %q, which it cannot have", envName, name, record.Clean(value, 100))
+			return nil, fmt.Errorf("%s: %s has the invalid value %q", envName, name, record.Clean(value, 100))
 		}
 		if _, twice := env[name]; twice {
-			return nil, fmt.Errorf("%s: %s is there twice", envName, name)
+			return nil, fmt.Errorf("%s: %s occurs twice", envName, name)
 		}
 		env[name] = value
 	}

@@ -32,11 +32,11 @@ func handedOver(t *testing.T) *Main {
 // claim says that the module in a file is what was built.
 func claim(t *testing.T, m *Main, file, path string) {
 	t.Helper()
-	a, _, err := readAnswer(m.Dir, builtName, m.id)
+	a, _, err := readResponse(m.Dir, builtName, m.id)
 	require.NoError(t, err)
 	a.Modules[file], err = folder.SumFile(path)
 	require.NoError(t, err)
-	require.NoError(t, writeAnswer(m.Dir, builtName, a))
+	require.NoError(t, writeResponse(m.Dir, builtName, a))
 }
 
 // replace has something else at a path.
@@ -101,10 +101,10 @@ func TestHostileSideCarIsRefused(t *testing.T) {
 			claim(t, m, "nvidia.ko", ko)
 		}, "nvidia.ko is the module rootkit"},
 		"Missing": {func(t *testing.T, _ *Main, ko string) { require.NoError(t, os.Remove(ko)) }, "no such file"},
-		"TooMany": {func(t *testing.T, m *Main, ko string) { claim(t, m, "../../x.ko", ko) }, "it says that it has built 3 modules, not 2"},
+		"TooMany": {func(t *testing.T, m *Main, ko string) { claim(t, m, "../../x.ko", ko) }, "it reports 3 built modules instead of 2"},
 		"OtherReason": {func(t *testing.T, m *Main, _ string) {
-			require.NoError(t, writeAnswer(m.Dir, failedName, answer{ID: m.id, Reason: "DriverStopped", Message: "x"}))
-		}, `has the reason "DriverStopped", which is none`},
+			require.NoError(t, writeResponse(m.Dir, failedName, response{ID: m.id, Reason: "DriverStopped", Message: "x"}))
+		}, `has the unknown reason "DriverStopped"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := handedOver(t)

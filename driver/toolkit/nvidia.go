@@ -20,15 +20,15 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// This file has SideCar work for NVIDIA's driver container. That one differs from Main:
+// This file lets SideCar work for NVIDIA's driver container, which differs from Main:
 //
 //   - It puts the driver itself into the folder, drivers/NVIDIA-Linux-<arch>-<version>.run,
 //     and its whole environment into env. Neither names the modules, nor the kernel.
 //   - It copies modules/ into its own /lib/modules/<release> and runs modprobe there. The
 //     folder has to hold the kernel's modules that the driver needs, too, and depmod's files.
-//   - It waits for driver_build_started, or falls back on a build of its own where there is a
-//     driver_toolkit_broken; then it waits for driver_built for ever. So SideCar makes both
-//     files at the end of a build that has succeeded.
+//   - It waits for driver_build_started, or falls back on a build of its own if there is a
+//     driver_toolkit_broken; then it waits for driver_built for ever. So SideCar writes both
+//     files at the end of a successful build.
 
 // The variables that are read of NVIDIA's env, besides DRIVER_VERSION and KERNEL_MODULE_TYPE.
 const (
@@ -37,17 +37,16 @@ const (
 	envRDMA       = "GPU_DIRECT_RDMA_ENABLED"
 )
 
-// The folders of an unpacked driver by the kind of modules that they make.
+// kindFolders holds the source folders of an unpacked driver by the kind of modules.
 var kindFolders = map[kernel.Kind]string{kernel.OpenKind: "kernel-open", kernel.Proprietary: "kernel"}
 
-// needed are modules of the kernel that NVIDIA's driver container loads first.
+// needed lists the kernel modules that NVIDIA's driver container loads first.
 var needed = []string{"i2c_core", "ipmi_msghandler", "ipmi_devintf", "video"}
 
-// machines are the names of processors in those of NVIDIA's drivers.
+// machines holds NVIDIA's names of processors by GOARCH.
 var machines = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 
-// readNVIDIA returns the request of NVIDIA's driver container. Its Kind is the one that is
-// wished for, which may be "auto".
+// readNVIDIA returns the request of NVIDIA's driver container. Its Kind may be "auto".
 func (s *SideCar) readNVIDIA() (Request, error) {
 	text, err := record.Read(filepath.Join(s.Dir, envName), maxNVIDIAEnv)
 	if err != nil {
@@ -82,7 +81,7 @@ func (s *SideCar) readNVIDIA() (Request, error) {
 	return r, err
 }
 
-// findDriver returns the path of the driver that NVIDIA's container has put into the folder.
+// findDriver returns the path of the installer that NVIDIA's container put into the folder.
 func (s *SideCar) findDriver(version string) (string, error) {
 	name := "NVIDIA-Linux-" + machines[runtime.GOARCH] + "-" + version + ".run"
 	at := filepath.Join(s.Dir, "drivers", name)
@@ -96,8 +95,8 @@ func (s *SideCar) findDriver(version string) (string, error) {
 	return at, err
 }
 
-// makeUnpacked unpacks the driver and has its modules made.
-func (s *SideCar) makeUnpacked(ctx context.Context, r *request, builder func(context.Context, Request, string) (string, error)) (_ string, err error) {
+// buildUnpacked unpacks the driver and builds its modules.
+func (s *SideCar) buildUnpacked(ctx context.Context, r *request, builder func(context.Context, Request, string) (string, error)) (_ string, err error) {
 	archive, err := s.findDriver(r.Version)
 	if err != nil {
 		return "", err
@@ -107,7 +106,7 @@ func (s *SideCar) makeUnpacked(ctx context.Context, r *request, builder func(con
 		return "", err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-	// The archive unpacks itself. Whoever has put it there has put this program there, too.
+	// The archive is a program that unpacks itself. It has the same origin as this program.
 	dir := filepath.Join(work, "unpacked")
 	s.Log.Info("unpacking the driver", "file", archive)
 	if err := output.New(work, s.Log).Run(ctx, output.Environment(work), "sh", archive, "--extract-only", "--target", dir); err != nil {
@@ -119,7 +118,7 @@ func (s *SideCar) makeUnpacked(ctx context.Context, r *request, builder func(con
 	return builder(ctx, r.Request, filepath.Join(dir, kindFolders[kernel.Kind(r.Kind)]))
 }
 
-// chooseKind replaces the kind that is wished for by one of which the driver has sources.
+// chooseKind replaces the requested kind by one for which the driver has sources.
 func (s *SideCar) chooseKind(r *request, dir string) error {
 	have := slices.DeleteFunc([]kernel.Kind{kernel.OpenKind, kernel.Proprietary}, func(k kernel.Kind) bool {
 		info, err := os.Stat(filepath.Join(dir, kindFolders[k]))
@@ -140,8 +139,8 @@ func (s *SideCar) chooseKind(r *request, dir string) error {
 	return nil
 }
 
-// publishTree puts the modules into the shared folder as NVIDIA's driver container wants
-// them, a whole /lib/modules/<release> for modprobe(8), and says that they are there.
+// publishTree publishes the modules as NVIDIA's driver container expects them: the shared
+// folder gets a whole /lib/modules/<release> for modprobe(8), and then driver_built.
 func (s *SideCar) publishTree(ctx context.Context, r *request, dir string) error {
 	base, err := os.MkdirTemp(s.Work, "tree-")
 	if err != nil {
@@ -153,7 +152,7 @@ func (s *SideCar) publishTree(ctx context.Context, r *request, dir string) error
 	if err != nil {
 		return err
 	}
-	// Where depmod has the one folder and where the other.
+	// Some depmods look in /lib, others in /usr/lib.
 	if err := os.Symlink(".", filepath.Join(base, "usr")); err != nil {
 		return err
 	}
@@ -171,15 +170,15 @@ func (s *SideCar) publishTree(ctx context.Context, r *request, dir string) error
 	if err := copyFolderInto(ctx, root, tree, modulesName); err != nil {
 		return err
 	}
-	if err := writeAnswer(s.Dir, startedName, answer{ID: r.id, Beat: 1}); err != nil {
+	if err := writeResponse(s.Dir, startedName, response{ID: r.id, Beat: 1}); err != nil {
 		return err
 	}
-	return writeAnswer(s.Dir, builtName, built)
+	return writeResponse(s.Dir, builtName, built)
 }
 
-// fillTree puts the modules, and those of the kernel that they need, into a folder.
-func (s *SideCar) fillTree(r *request, dir, tree string) (answer, error) {
-	built := answer{ID: r.id, Modules: map[string]string{}}
+// fillTree copies the modules, and the kernel modules that they need, to a folder.
+func (s *SideCar) fillTree(r *request, dir, tree string) (response, error) {
+	built := response{ID: r.id, Modules: map[string]string{}}
 	const video = "kernel/drivers/video" // nvidia-installer's folder
 	if err := os.MkdirAll(filepath.Join(tree, video), 0o755); err != nil {
 		return built, err
@@ -207,8 +206,8 @@ func (s *SideCar) fillTree(r *request, dir, tree string) (answer, error) {
 	return built, s.copyKernel(r.Release, names, tree)
 }
 
-// copyKernel copies modules of the kernel with all that they depend on, and the lists of
-// what is built into it. What the kernel does not have is left out.
+// copyKernel copies kernel modules with their dependencies, and the lists of built-in modules.
+// It skips modules that the kernel does not have.
 func (s *SideCar) copyKernel(release string, names []string, to string) error {
 	root, err := host.Open(s.Root)
 	if err != nil {

@@ -324,10 +324,10 @@ func TestDriverContainerOfNVIDIAFallsBack(t *testing.T) {
 		"NoSources": {func(t *testing.T, m *nvidiaMain, _ *SideCar) {
 			require.NoError(t, os.WriteFile(filepath.Join(m.image, archive), []byte("mkdir \"$3\"\n"), 0o755))
 		}, "has no kernel modules"},
-		"NoVersion": {func(_ *testing.T, m *nvidiaMain, _ *SideCar) { m.env = m.env[:1] }, "names no kernel, no driver version"},
+		"NoVersion": {func(_ *testing.T, m *nvidiaMain, _ *SideCar) { m.env = m.env[:1] }, "lacks the kernel, the driver version"},
 		"Hostile": {func(_ *testing.T, m *nvidiaMain, _ *SideCar) {
 			m.env = append(m.env, "DRIVER_VERSION=../../x")
-		}, "DRIVER_VERSION has the value"},
+		}, "DRIVER_VERSION has the invalid value"},
 		"VGPU": {func(_ *testing.T, m *nvidiaMain, _ *SideCar) { m.env[3] = "DRIVER_TYPE=vgpu" }, "vGPU driver"},
 		"BuildFails": {func(_ *testing.T, _ *nvidiaMain, s *SideCar) {
 			s.Build = func(context.Context, Request, string) (string, error) {

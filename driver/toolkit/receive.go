@@ -17,7 +17,7 @@ import (
 )
 
 // receive copies the modules out of the side-car's reach and verifies the copies.
-func (m *Main) receive(ctx context.Context, built *answer) (string, error) {
+func (m *Main) receive(ctx context.Context, built *response) (string, error) {
 	dir, err := os.MkdirTemp(m.Work, "modules-")
 	if err != nil {
 		return "", err
@@ -28,26 +28,26 @@ func (m *Main) receive(ctx context.Context, built *answer) (string, error) {
 	return dir, nil
 }
 
-// places are the folders below modules/ in which NVIDIA's side-car leaves modules: those
-// into which nvidia-installer and DKMS put them below /lib/modules/<release>. The first that
-// has a module counts.
+// places lists the folders below modules/ in which NVIDIA's side-car leaves modules: those
+// in which nvidia-installer and DKMS install them below /lib/modules/<release>. The first
+// folder with a module counts.
 var places = []string{"", "kernel/drivers/video", "extra", "updates", "updates/dkms"}
 
-func (m *Main) receiveInto(ctx context.Context, built *answer, dir string) error {
+func (m *Main) receiveInto(ctx context.Context, built *response, dir string) error {
 	root, err := host.Open(m.Dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close() //nolint:errcheck // it is only read
 	if !built.Empty && len(built.Modules) != len(m.Request.Modules) {
-		return m.refuse(fmt.Errorf("it says that it has built %d modules, not %d", len(built.Modules), len(m.Request.Modules)))
+		return m.refuse(fmt.Errorf("it reports %d built modules instead of %d", len(built.Modules), len(m.Request.Modules)))
 	}
 	var own, others []string
 	for _, name := range m.Request.Modules {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := m.takeBuilt(root, built, name+".ko", dir); err != nil {
+		if err := m.copyBuilt(root, built, name+".ko", dir); err != nil {
 			return err
 		}
 		if _, other := markers[name]; other {
@@ -66,8 +66,8 @@ func (m *Main) receiveInto(ctx context.Context, built *answer, dir string) error
 	return nil
 }
 
-// checkKind refuses a module nvidia of another kind than the one that was asked for. Of the
-// others the kinds cannot be told apart.
+// checkKind rejects a module nvidia of another kind than requested. The other modules do not
+// reveal their kind.
 func (m *Main) checkKind(dir string) error {
 	if m.Request.Kind == "" || !slices.Contains(m.Request.Modules, "nvidia") {
 		return nil
@@ -88,12 +88,12 @@ func (m *Main) refuse(err error) error {
 	return broken(err, "the Driver Toolkit's modules in %s: %v; look at the log of openshift-driver-toolkit-ctr", filepath.Join(m.Dir, modulesName), err)
 }
 
-// takeBuilt copies one module from where the side-car has put it.
-func (m *Main) takeBuilt(root *host.Root, built *answer, file, to string) error {
+// copyBuilt copies one module from the folder in which the side-car has left it.
+func (m *Main) copyBuilt(root *host.Root, built *response, file, to string) error {
 	if !built.Empty {
 		sum, there := built.Modules[file]
 		if !there {
-			return m.refuse(fmt.Errorf("it has not built %s", file))
+			return m.refuse(fmt.Errorf("%s is missing", file))
 		}
 		return m.copyModule(root, file, to, sum)
 	}
@@ -106,8 +106,8 @@ func (m *Main) takeBuilt(root *host.Root, built *answer, file, to string) error 
 	return err
 }
 
-// copyModule copies one module, whose digest has to be sum; "": any. The copy is bounded, and
-// nothing but a regular file inside the shared folder is opened.
+// copyModule copies one module, whose digest has to be sum; "": any. It opens only a regular
+// file inside the shared folder, and bounds the copy.
 func (m *Main) copyModule(root *host.Root, at, to, sum string) error {
 	in, err := root.OpenFile(path.Join("/", modulesName, at))
 	if err != nil {

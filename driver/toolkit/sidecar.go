@@ -18,27 +18,27 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// defaultBeat is how often a SideCar that names nothing else says that its build goes on.
+// defaultBeat is the default of SideCar.Beat.
 const defaultBeat = 20 * time.Second
 
-// SideCar is the side of the Driver Toolkit's container.
+// SideCar implements the Driver Toolkit's container.
 type SideCar struct {
 	Dir  string // the shared folder
 	Root string // where kernel headers are installed; "": /
 	Work string // folder for the build; "": the system's for temporary files
-	// Build builds what a request asks for and returns a folder with the modules, which is
-	// removed; nil: they are compiled.
+	// Build builds the requested modules and returns a folder with them, which is removed
+	// afterwards; nil: they are compiled.
 	Build func(ctx context.Context, r Request, source string) (dir string, err error)
-	Beat  time.Duration // between signs of a build that goes on; 0: 20 seconds
-	// System is the kernel that runs, for requests of NVIDIA's driver container, which names
-	// none; the zero value: kernel.Host.
+	Beat  time.Duration // between heartbeats of a build; 0: 20 seconds
+	// System is the running kernel, for requests of NVIDIA's driver container, which do not
+	// name one; the zero value: kernel.Host.
 	System kernel.System
 	Log    *slog.Logger // may be nil
 }
 
-// Run answers requests until ctx ends; it then returns nil. Each is answered once; a request
-// that comes while another is being built ends that build. What failed is built again when
-// the driver container has removed driver_failed.
+// Run serves requests until ctx ends, and then returns nil. It serves each request once. A
+// new request cancels the build of an older one. A failed request is built again when the
+// driver container has removed driver_failed.
 func (s *SideCar) Run(ctx context.Context) error {
 	if s.Log == nil {
 		s.Log = slog.New(slog.DiscardHandler)
@@ -59,13 +59,13 @@ func (s *SideCar) Run(ctx context.Context) error {
 		return record.WatchWhole(inner, paths, func() {
 			select {
 			case changes <- struct{}{}:
-			default: // one that was not looked at yet tells of this one, too
+			default: // a pending notification covers this one
 			}
 		})
 	})
 	group.Go(func() error {
 		for {
-			if err := s.answer(inner, changes); err != nil {
+			if err := s.serve(inner, changes); err != nil {
 				return err
 			}
 			select {
@@ -81,82 +81,82 @@ func (s *SideCar) Run(ctx context.Context) error {
 	return nil
 }
 
-// ask is the content of dir_prepared; the zero value: there is no such file.
-type ask struct {
+// prepared is the content of dir_prepared; the zero value: there is no such file.
+type prepared struct {
 	id     string // digest of the request
-	nvidia bool   // it is NVIDIA's driver container that asks
+	nvidia bool   // NVIDIA's driver container wrote it
 }
 
 // request is a Request with its digest.
 type request struct {
 	Request
-	ask
+	prepared
 }
 
-// read returns the request that waits for an answer; nil: there is none.
-func (s *SideCar) read() (*request, error) {
-	asked, err := s.asked()
-	if asked.id == "" || err != nil {
+// pending returns the request that waits for a response; nil: there is none.
+func (s *SideCar) pending() (*request, error) {
+	current, err := s.readPrepared()
+	if current.id == "" || err != nil {
 		return nil, err
 	}
-	r, err := s.readRequest(asked)
-	// dir_prepared is removed before anything that it stands for is changed.
-	if now, _ := s.asked(); now != asked {
+	r, err := s.readRequest(current)
+	// The driver container removes dir_prepared before it changes any other file.
+	if now, _ := s.readPrepared(); now != current {
 		return nil, nil
 	}
 	return r, err
 }
 
-func (s *SideCar) readRequest(asked ask) (*request, error) {
+func (s *SideCar) readRequest(current prepared) (*request, error) {
 	for _, name := range []string{builtName, failedName} {
-		if _, answered, err := readAnswer(s.Dir, name, asked.id); answered || err != nil {
+		if _, answered, err := readResponse(s.Dir, name, current.id); answered || err != nil {
 			return nil, err
 		}
 	}
 	if _, err := os.Lstat(filepath.Join(s.Dir, brokenName)); !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	if asked.nvidia {
+	if current.nvidia {
 		r, err := s.readNVIDIA()
-		return &request{r, asked}, err
+		return &request{r, current}, err
 	}
 	text, err := record.Read(filepath.Join(s.Dir, envName), maxEnv)
 	if err != nil {
 		return nil, err
 	}
-	if requestID(string(text)) != asked.id {
-		return nil, fmt.Errorf("%s is not the one that %s is of", envName, preparedName)
+	if requestID(string(text)) != current.id {
+		return nil, fmt.Errorf("%s does not match the digest in %s", envName, preparedName)
 	}
 	env, err := parseEnv(string(text))
 	if err != nil {
 		return nil, err
 	}
 	r, err := newRequest(env)
-	return &request{r, asked}, err
+	return &request{r, current}, err
 }
 
-// asked returns what the driver container has asked for.
-func (s *SideCar) asked() (ask, error) {
-	data, err := record.Read(filepath.Join(s.Dir, preparedName), maxAnswer)
+// readPrepared reads dir_prepared.
+func (s *SideCar) readPrepared() (prepared, error) {
+	data, err := record.Read(filepath.Join(s.Dir, preparedName), maxResponse)
 	if errors.Is(err, fs.ErrNotExist) {
-		return ask{}, nil
+		return prepared{}, nil
 	}
 	if err != nil {
-		return ask{}, err
+		return prepared{}, err
 	}
 	if len(data) == 0 {
 		text, err := record.Read(filepath.Join(s.Dir, envName), maxNVIDIAEnv)
-		return ask{requestID("NVIDIA\n" + string(text)), true}, err
+		return prepared{requestID("NVIDIA\n" + string(text)), true}, err
 	}
 	id, err := parseID(data)
-	return ask{id: id}, err
+	return prepared{id: id}, err
 }
 
-// answer answers the request that waits, if there is one.
-func (s *SideCar) answer(ctx context.Context, changes <-chan struct{}) error {
-	r, err := s.read()
+// serve serves the pending request, if there is one.
+func (s *SideCar) serve(ctx context.Context, changes <-chan struct{}) error {
+	r, err := s.pending()
 	if err != nil {
-		return s.giveUp(err)
+		return s.rejectRequest(err)
 	}
 	if r == nil {
 		return nil
@@ -169,7 +169,7 @@ func (s *SideCar) answer(ctx context.Context, changes <-chan struct{}) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.Is(err, errReplaced):
-		return s.answer(ctx, changes)
+		return s.serve(ctx, changes)
 	case err == nil && r.nvidia:
 		err = s.publishTree(ctx, r, dir)
 	case err == nil:
@@ -182,22 +182,22 @@ func (s *SideCar) answer(ctx context.Context, changes <-chan struct{}) error {
 	return nil
 }
 
-var errReplaced = errors.New("the driver container has asked for something else")
+var errReplaced = errors.New("the driver container has replaced the request")
 
-// build builds the modules and says meanwhile that it goes on. It ends the build when the
-// driver container asks for something else.
+// build builds the modules and writes heartbeats meanwhile. It cancels the build when the
+// driver container replaces the request.
 func (s *SideCar) build(ctx context.Context, r *request, changes <-chan struct{}) (dir string, err error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		dir, err = s.make(inner, r)
+		dir, err = s.makeModules(inner, r)
 	}()
 	beat := time.NewTicker(s.Beat)
 	defer beat.Stop()
 	for n := 1; ; n++ {
-		s.sign(r, n)
+		s.writeBeat(r, n)
 		if s.waitForChange(r, done, beat.C, changes) {
 			cancel(errReplaced)
 			<-done
@@ -211,31 +211,31 @@ func (s *SideCar) build(ctx context.Context, r *request, changes <-chan struct{}
 	}
 }
 
-// sign says that the build goes on. NVIDIA's driver container is told only once it is done:
-// from then on it does not read driver_toolkit_broken any more.
-func (s *SideCar) sign(r *request, n int) {
+// writeBeat writes a heartbeat of the build. For NVIDIA's driver container it writes nothing:
+// after driver_build_started that does not read driver_toolkit_broken any more.
+func (s *SideCar) writeBeat(r *request, n int) {
 	if r.nvidia {
 		return
 	}
-	if err := writeAnswer(s.Dir, startedName, answer{ID: r.id, Beat: n}); err != nil {
-		s.Log.Warn("the driver container is not told that the build goes on", "error", err)
+	if err := writeResponse(s.Dir, startedName, response{ID: r.id, Beat: n}); err != nil {
+		s.Log.Warn("writing the heartbeat of the build failed", "error", err)
 	}
 }
 
-// make makes the modules that a request names.
-func (s *SideCar) make(ctx context.Context, r *request) (dir string, err error) {
+// makeModules builds the modules that a request names.
+func (s *SideCar) makeModules(ctx context.Context, r *request) (dir string, err error) {
 	builder := s.Build
 	if builder == nil {
 		builder = s.compile
 	}
 	if r.nvidia {
-		return s.makeUnpacked(ctx, r, builder)
+		return s.buildUnpacked(ctx, r, builder)
 	}
 	return builder(ctx, r.Request, filepath.Join(s.Dir, sourcesName))
 }
 
-// waitForChange waits until the build is done or it is time for a sign, and reports whether
-// the driver container has asked for something else before that.
+// waitForChange waits until the build is done or the next heartbeat is due. It reports whether
+// the driver container has replaced the request before that.
 func (s *SideCar) waitForChange(r *request, done <-chan struct{}, beat <-chan time.Time, changes <-chan struct{}) bool {
 	for {
 		select {
@@ -244,14 +244,14 @@ func (s *SideCar) waitForChange(r *request, done <-chan struct{}, beat <-chan ti
 		case <-beat:
 			return false
 		case <-changes:
-			if asked, err := s.asked(); err == nil && asked != r.ask {
+			if current, err := s.readPrepared(); err == nil && current != r.prepared {
 				return true
 			}
 		}
 	}
 }
 
-// compile is the Build of a SideCar that names none.
+// compile is the default of SideCar.Build.
 func (s *SideCar) compile(ctx context.Context, r Request, source string) (string, error) {
 	root := s.Root
 	if root == "" {
@@ -259,7 +259,7 @@ func (s *SideCar) compile(ctx context.Context, r Request, source string) (string
 	}
 	headers, err := build.FindHeaders(root, r.Release)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", broken(err, "its image has no headers of kernel %s, which runs on the node: it is of another RHCOS version; wait for an upgrade that goes on, or look at oc get imagestream/driver-toolkit -n openshift", r.Release)
+		return "", broken(err, "its image has no headers of kernel %s, which runs on the node: it is for another RHCOS version; wait for a running upgrade, or look at oc get imagestream/driver-toolkit -n openshift", r.Release)
 	}
 	if err != nil {
 		return "", err
@@ -270,7 +270,7 @@ func (s *SideCar) compile(ctx context.Context, r Request, source string) (string
 	})
 }
 
-// publish puts the modules into the shared folder and says that they are there.
+// publish copies the modules to the shared folder and writes driver_built.
 func (s *SideCar) publish(r *request, dir string) error {
 	root, err := os.OpenRoot(s.Dir)
 	if err != nil {
@@ -280,7 +280,7 @@ func (s *SideCar) publish(r *request, dir string) error {
 	if err := errors.Join(removeAll(root, modulesName), root.Mkdir(modulesName, 0o755)); err != nil {
 		return err
 	}
-	built := answer{ID: r.id, Modules: map[string]string{}}
+	built := response{ID: r.id, Modules: map[string]string{}}
 	for _, name := range r.Modules {
 		file := name + ".ko"
 		if built.Modules[file], err = folder.SumFile(filepath.Join(dir, file)); err != nil {
@@ -296,13 +296,13 @@ func (s *SideCar) publish(r *request, dir string) error {
 			return err
 		}
 	}
-	return writeAnswer(s.Dir, builtName, built)
+	return writeResponse(s.Dir, builtName, built)
 }
 
-// fail says that the build has failed.
+// fail writes driver_failed.
 func (s *SideCar) fail(r *request, err error) error {
 	err = explainFull(s.Dir, err)
-	a := answer{ID: r.id, Reason: build.ReasonBuildFailed, Message: record.Clean(err.Error(), maxMessage)}
+	a := response{ID: r.id, Reason: build.ReasonBuildFailed, Message: record.Clean(err.Error(), maxMessage)}
 	if e, ok := errors.AsType[*kernel.Error](err); ok && reasons[e.Reason] {
 		a.Reason = e.Reason
 	}
@@ -311,30 +311,30 @@ func (s *SideCar) fail(r *request, err error) error {
 	if err != nil {
 		return err
 	}
-	// Modules that nobody is told of make room for the answer.
-	err = errors.Join(removeAll(root, modulesName), root.Close(), writeAnswer(s.Dir, failedName, a))
+	// Unpublished modules make room for the response.
+	err = errors.Join(removeAll(root, modulesName), root.Close(), writeResponse(s.Dir, failedName, a))
 	if r.nvidia {
-		err = errors.Join(err, s.breakOff(a.Message))
+		err = errors.Join(err, s.writeBroken(a.Message))
 	}
 	return err
 }
 
-// giveUp says that the shared folder cannot be understood.
-func (s *SideCar) giveUp(err error) error {
-	// Each file that is written here calls for another look.
-	if _, said := os.Lstat(filepath.Join(s.Dir, brokenName)); said == nil {
+// rejectRequest reports an invalid request to the driver container.
+func (s *SideCar) rejectRequest(err error) error {
+	// Each write here triggers another read of the folder.
+	if _, statErr := os.Lstat(filepath.Join(s.Dir, brokenName)); statErr == nil {
 		return nil
 	}
-	s.Log.Error("the request is not understood", "error", err)
-	asked, _ := s.asked()
-	if !asked.nvidia {
-		return s.breakOff(err.Error())
+	s.Log.Error("invalid request", "error", err)
+	current, _ := s.readPrepared()
+	if !current.nvidia {
+		return s.writeBroken(err.Error())
 	}
 	message := record.Clean(err.Error(), maxMessage)
-	return errors.Join(writeAnswer(s.Dir, failedName, answer{ID: asked.id, Reason: ReasonToolkitBroken, Message: message}), s.breakOff(message))
+	return errors.Join(writeResponse(s.Dir, failedName, response{ID: current.id, Reason: ReasonToolkitBroken, Message: message}), s.writeBroken(message))
 }
 
-// breakOff says that nothing is built here.
-func (s *SideCar) breakOff(message string) error {
+// writeBroken writes driver_toolkit_broken.
+func (s *SideCar) writeBroken(message string) error {
 	return record.Write(filepath.Join(s.Dir, brokenName), []byte(record.Clean(message, maxMessage/2)+"\n"))
 }

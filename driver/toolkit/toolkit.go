@@ -1,11 +1,11 @@
-// Package toolkit has the driver's modules built by OpenShift's Driver Toolkit: a side-car
+// Package toolkit builds the driver's modules in OpenShift's Driver Toolkit: a side-car
 // container that has the compiler and the headers of the node's kernel, and shares a folder
 // with the driver container.
 //
-// The files in the shared folder are those of NVIDIA's driver containers. Two of them say
-// more here: each result carries the digest of the request that it answers, so that what an
-// earlier one has left is told from it, and driver_failed ends a wait that NVIDIA's
-// containers never end.
+// The files in the shared folder are those of NVIDIA's driver containers, with two
+// extensions. Each result carries the digest of its request, which distinguishes it from
+// leftovers of earlier ones. The file driver_failed ends a wait that NVIDIA's containers never
+// end.
 //
 //	main side                                   side-car
 //	copies the program and the sources
@@ -17,11 +17,11 @@
 // Main does not trust the side-car: it follows no link out of the folder, waits for no pipe,
 // and verifies copies that the side-car cannot reach.
 //
-// NVIDIA's containers leave these files empty, and either side works with one of theirs. To
-// Main, an empty driver_build_started or driver_built answers the last request, since Prepare
-// has removed older ones; there is no list of digests, so that the modules are taken by their
-// names and verified by what they say of themselves. To SideCar, an empty dir_prepared is a
-// request of NVIDIA's driver container: see nvidia.go.
+// NVIDIA's containers leave these files empty, and either side works with one of theirs. For
+// Main, an empty driver_build_started or driver_built is a response to the last request, since
+// Prepare has removed older ones. Without a list of digests, Main finds the modules by name
+// and verifies their own metadata. For SideCar, an empty dir_prepared is a request of
+// NVIDIA's driver container: see nvidia.go.
 package toolkit
 
 import (
@@ -61,18 +61,18 @@ const (
 	modulesName  = "modules"
 )
 
-// markers are the files by which containers of other modules know that theirs were built.
+// markers holds the files that tell the containers of other modules that theirs were built.
 var markers = map[string]string{"nvidia-fs": "nvidia_fs_built", "gdrdrv": "gdrcopy_built"}
 
 // Bounds on what is read of the shared folder.
 const (
-	maxAnswer  = 64 << 10
-	maxMessage = 1024
-	maxModule  = 256 << 20 // bytes of a module; NVIDIA's largest without symbols has 65 MB
-	maxModules = 32
+	maxResponse = 64 << 10
+	maxMessage  = 1024
+	maxModule   = 256 << 20 // bytes of a module; NVIDIA's largest without symbols has 65 MB
+	maxModules  = 32
 )
 
-// Request is what to build.
+// Request describes the modules to build.
 type Request struct {
 	Release string   // of the kernel
 	Version string   // of the driver
@@ -99,7 +99,7 @@ func (r Request) env() map[string]string {
 	}
 }
 
-// newRequest is the inverse of env. It refuses what names no modules.
+// newRequest is the inverse of env. It rejects incomplete requests.
 func newRequest(env map[string]string) (Request, error) {
 	r := Request{
 		Version: env[envVersion], Release: env[envRelease], Kind: env[envKind],
@@ -108,57 +108,57 @@ func newRequest(env map[string]string) (Request, error) {
 	return r, r.check()
 }
 
-// check refuses a request that does not say what to build.
+// check rejects an incomplete request.
 func (r Request) check() error {
 	if r.Release == "" || r.Version == "" || len(r.Modules) == 0 || len(r.Modules) > maxModules {
-		return fmt.Errorf("%s names no kernel, no driver version, or no modules", envName)
+		return fmt.Errorf("%s lacks the kernel, the driver version, or the modules", envName)
 	}
 	for _, name := range r.Modules {
 		if !isModuleName(name) {
-			return fmt.Errorf("%s: %q is no module", envName, record.Clean(name, 100))
+			return fmt.Errorf("%s: %q is not the name of a module", envName, record.Clean(name, 100))
 		}
 	}
 	return nil
 }
 
-// isModuleName reports whether a name is one that a module can have.
+// isModuleName reports whether a module can have the name.
 func isModuleName(name string) bool {
 	return name != "" && len(name) < 56 && // MODULE_NAME_LEN of Linux
 		strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == ""
 }
 
-// requestID returns the digest of a request, by which its answers are known.
+// requestID returns the digest of a request, which identifies its responses.
 func requestID(env string) string { return folder.NewDigest("toolkit", env).String() }
 
-// answer is the content of driver_build_started, driver_built and driver_failed. NVIDIA's
+// response is the content of driver_build_started, driver_built and driver_failed. NVIDIA's
 // side-car leaves these files empty.
-type answer struct {
+type response struct {
 	Empty   bool              `json:"-"`
 	ID      string            `json:"id"`
-	Beat    int               `json:"beat,omitempty"`    // driver_build_started: it grows while the build goes on
+	Beat    int               `json:"beat,omitempty"`    // driver_build_started: incremented while the build runs
 	Modules map[string]string `json:"modules,omitempty"` // driver_built: SHA-256 by file name
 	Reason  gpu.Reason        `json:"reason,omitempty"`  // driver_failed
 	Message string            `json:"message,omitempty"` // driver_failed
 }
 
-// readAnswer reads a file of the shared folder, and reports whether it answers a request.
-// What is there and no answer is left over from another container, or still to be written.
-func readAnswer(dir, name, id string) (answer, bool, error) {
-	data, err := record.Read(filepath.Join(dir, name), maxAnswer)
+// readResponse reads a file of the shared folder, and reports whether it is a response to a
+// request. Any other content is left over from another container, or not complete yet.
+func readResponse(dir, name, id string) (response, bool, error) {
+	data, err := record.Read(filepath.Join(dir, name), maxResponse)
 	if errors.Is(err, fs.ErrNotExist) {
-		return answer{}, false, nil
+		return response{}, false, nil
 	}
 	if err != nil {
-		return answer{}, false, err
+		return response{}, false, err
 	}
 	if len(data) == 0 {
-		return answer{Empty: true}, false, nil
+		return response{Empty: true}, false, nil
 	}
-	var a answer
+	var a response
 	return a, json.Unmarshal(data, &a) == nil && a.ID == id, nil
 }
 
-func writeAnswer(dir, name string, a answer) error {
+func writeResponse(dir, name string, a response) error {
 	data, err := json.Marshal(a)
 	if err != nil {
 		return err
@@ -171,19 +171,19 @@ func broken(err error, format string, args ...any) *kernel.Error {
 	return &kernel.Error{Reason: ReasonToolkitBroken, Message: record.Clean(fmt.Sprintf(format, args...), maxMessage), Err: err}
 }
 
-// explainFull returns err with what helps where the shared folder has no room.
+// explainFull adds advice to err where the shared folder is full.
 func explainFull(dir string, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return broken(err, "%s, which is shared with the Driver Toolkit, is full: %v; it takes 1 GiB: raise sizeLimit of the pod's volume, or make room on the node", dir, err)
+		return broken(err, "%s, which is shared with the Driver Toolkit, is full: %v; 1 GiB is needed: raise sizeLimit of the pod's volume, or free space on the node", dir, err)
 	}
 	return err
 }
 
-// reasons are those that driver_failed may have.
+// reasons holds the reasons that driver_failed may have.
 var reasons = map[gpu.Reason]bool{build.ReasonBuildFailed: true, ReasonToolkitBroken: true}
 
-// removeAll removes what has these names in the shared folder, folders with all that is in
-// them. Links are removed, not followed.
+// removeAll removes files and folders of the shared folder by name. It removes links, and
+// does not follow them.
 func removeAll(root *os.Root, names ...string) error {
 	var err error
 	for _, name := range names {
@@ -194,9 +194,9 @@ func removeAll(root *os.Root, names ...string) error {
 
 // parseID returns the digest in dir_prepared.
 func parseID(data []byte) (string, error) {
-	var a answer
+	var a response
 	if err := json.Unmarshal(data, &a); err != nil || a.ID == "" {
-		return "", fmt.Errorf("%s is not as the driver container writes it; the two containers are of different versions", preparedName)
+		return "", fmt.Errorf("%s is not in the format of the driver container; the two containers are of different versions", preparedName)
 	}
 	return a.ID, nil
 }

@@ -229,14 +229,14 @@ func TestSilenceIsAReason(t *testing.T) {
 	require.NoError(t, m.Prepare(t.Context()))
 	_, err := m.Wait(t.Context())
 	refused(t, err, ReasonToolkitBroken, "has not begun to build within 20ms")
-	require.NoError(t, writeAnswer(m.Dir, startedName, answer{ID: m.id, Beat: 1}))
+	require.NoError(t, writeResponse(m.Dir, startedName, response{ID: m.id, Beat: 1}))
 	_, err = m.Wait(t.Context())
-	refused(t, err, ReasonToolkitBroken, "has given no sign for 20ms while it builds")
+	refused(t, err, ReasonToolkitBroken, "has written no heartbeat for 20ms during the build")
 	// What an earlier request was answered counts for nothing.
-	require.NoError(t, writeAnswer(m.Dir, builtName, answer{ID: "another"}))
+	require.NoError(t, writeResponse(m.Dir, builtName, response{ID: "another"}))
 	require.NoError(t, os.WriteFile(filepath.Join(m.Dir, failedName), nil, 0o644))
 	_, err = m.Wait(t.Context())
-	refused(t, err, ReasonToolkitBroken, "has given no sign")
+	refused(t, err, ReasonToolkitBroken, "has written no heartbeat")
 
 	m.Silence = time.Minute
 	ctx, cancel := context.WithCancel(t.Context())
