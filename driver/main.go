@@ -1,5 +1,5 @@
-// Gpu-driver brings NVIDIA's kernel modules and user space onto a node, from a container
-// without a shell, and says why where it cannot.
+// Gpu-driver installs NVIDIA's kernel modules and user space on a node, from a container
+// without a shell, and reports the reason if it cannot.
 package main
 
 import (

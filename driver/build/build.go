@@ -1,10 +1,10 @@
 // Package build compiles the driver's kernel modules for a kernel from their sources and the
-// kernel's headers. Below it, cache keeps what was compiled, link makes modules of two halves
-// of which the one that depends on the kernel was compiled before, and sign signs them.
+// kernel's headers. Of its subpackages, cache stores compiled modules, link links modules from
+// two halves, of which the kernel-dependent one was compiled before, and sign signs them.
 //
-// Compile runs make(1) and the compiler that built the kernel; there is no shell of ours.
-// What it makes depends on nothing but its Request: the same Request gives the same bytes in
-// whatever folder it is compiled, and Digest names them.
+// Compile runs make(1) and the compiler that built the kernel, without a shell of its own. Its
+// output depends only on its Request: the same Request gives the same bytes in any folder, and
+// Digest identifies them.
 package build
 
 import (
@@ -26,33 +26,33 @@ import (
 // ReasonBuildFailed is the reason of a kernel.Error of this package.
 const ReasonBuildFailed = output.ReasonBuildFailed
 
-// defaultTimeout bounds a build that names no bound. NVIDIA's modules take five minutes of
-// one core.
+// defaultTimeout is the default of Request.Timeout. NVIDIA's modules take five minutes of one
+// core.
 const defaultTimeout = time.Hour
 
 // Request describes a build: sources, headers, and the modules that are wanted.
 type Request struct {
 	// Source is a folder that Kbuild builds: NVIDIA's kernel-open, or any other with a
-	// Kbuild file. It is copied, and not written to.
+	// Kbuild file. It is copied and stays unchanged.
 	Source  string
 	Headers Headers
 	Release string   // of the kernel, as uname -r prints it
-	Modules []string // those wanted: "nvidia-uvm"; empty: all of them
+	Modules []string // wanted modules: "nvidia-uvm"; empty: all
 	Version string   // of the driver; "": any
 	Kind    string   // "open" or "proprietary", for Digest and messages
 	Halves  bool     // CompileOnce makes what CompileHalves makes
-	// SourceDigest stands for the content of Source in Digest; "": all files are read.
+	// SourceDigest replaces the content of Source in Digest; "": all files are read.
 	SourceDigest string
 	Variables    map[string]string // of make, besides those that Compile sets
 
-	Work     string        // folder for what is made, and for temporary files
-	Conftest cache.Cache   // where NVIDIA's tests of the kernel are kept; the zero value: nowhere
-	Jobs     int           // compilers at a time; 0: one for each core
+	Work     string        // folder for output and temporary files
+	Conftest cache.Cache   // for the results of NVIDIA's tests of the kernel; the zero value: none
+	Jobs     int           // parallel compilers; 0: one for each core
 	Timeout  time.Duration // after which the build has failed; 0: one hour
 	Log      *slog.Logger  // of progress; may be nil
 }
 
-// name describes what is built.
+// name describes the modules to build.
 func (r *Request) name() string {
 	s := "the driver's modules"
 	if r.Version != "" {
@@ -66,16 +66,16 @@ func (r *Request) fail(err error) error {
 	return output.Refuse("build "+r.name(), err)
 }
 
-// Compile compiles the wanted modules and returns a new folder below r.Work that holds them,
-// and nothing else: "nvidia.ko", "nvidia-uvm.ko". The caller removes the folder.
+// Compile compiles the wanted modules and returns a new folder below r.Work that holds only
+// them: "nvidia.ko", "nvidia-uvm.ko". The caller removes the folder.
 //
-// The error is ctx's where that has ended, and otherwise a *kernel.Error with
-// ReasonBuildFailed, which wraps an *output.Failure where the compiler's output names one.
+// The error is ctx's if that has ended, and otherwise a *kernel.Error with ReasonBuildFailed.
+// It wraps an *output.Failure if the compiler's output has one.
 func Compile(ctx context.Context, r Request) (dir string, err error) {
 	return compile(ctx, r, r.collect)
 }
 
-// compile runs a build and has collect take from its tree what is wanted.
+// compile runs a build, and then collect, which moves the results out of its tree.
 func compile(ctx context.Context, r Request, collect func(t *tree, to string) error) (dir string, err error) {
 	r.setDefaults()
 	t, err := r.prepare(ctx)
@@ -83,13 +83,13 @@ func compile(ctx context.Context, r Request, collect func(t *tree, to string) er
 		defer func() { err = errors.Join(err, t.remove()) }()
 	}
 	if err == nil {
-		err = t.make(ctx)
+		err = t.runMake(ctx)
 	}
 	if err == nil {
 		dir, err = r.output(t, collect)
 	}
 	if err == nil {
-		if err := t.keepConftest(ctx); err != nil { // it only saves time
+		if err := t.storeConftest(ctx); err != nil { // the cache only saves time
 			r.Log.Warn("tests of the kernel are not kept", "error", err)
 		}
 		return dir, nil
@@ -100,7 +100,7 @@ func compile(ctx context.Context, r Request, collect func(t *tree, to string) er
 	return "", r.fail(err)
 }
 
-// setDefaults replaces what the caller left out.
+// setDefaults sets fields that the caller left empty.
 func (r *Request) setDefaults() {
 	if r.Log == nil {
 		r.Log = slog.New(slog.DiscardHandler)
@@ -116,7 +116,7 @@ func (r *Request) setDefaults() {
 	}
 }
 
-// output makes a folder and has collect fill it.
+// output creates a folder that collect fills.
 func (r *Request) output(t *tree, collect func(t *tree, to string) error) (string, error) {
 	dir, err := os.MkdirTemp(r.Work, "modules-")
 	if err != nil {
@@ -142,7 +142,7 @@ func (r *Request) collect(t *tree, to string) error {
 	return kernel.CheckBuilt(to, names, r.Release, r.Version)
 }
 
-// built returns the names of the wanted modules, all of which the tree has.
+// built returns the names of the wanted modules, or an error if the tree lacks one.
 func (r *Request) built(t *tree) ([]string, error) {
 	found, err := filepath.Glob(filepath.Join(t.dir, "*.ko"))
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 type command struct {
 	program string
 	flags   []string // without -r, -o and -T
-	script  string   // -T's; "": none
+	script  string   // value of -T; "": none
 	objects []string
-	objtool []string // the program and its arguments, without the object; nil: it was not run
+	objtool []string // the program and its arguments, without the object; nil: objtool was not run
 }
 
 const maxCommand = 1 << 20
@@ -46,9 +46,9 @@ func (t *tree) readCommand(target string) (command, error) {
 
 var errCommand = errors.New("it has no command that links")
 
-// parseCommand reads the first line of such a file: "cmd_<target> := <commands>", since
-// Linux 6.4 "savedcmd_<target> := ...". The commands are separated by semicolons; the first
-// is the linker's.
+// parseCommand parses the first line of such a file: "cmd_<target> := <commands>", since
+// Linux 6.4 "savedcmd_<target> := ...". Semicolons separate the commands; the first is the
+// linker's.
 func parseCommand(text string) (command, error) {
 	line, _, _ := strings.Cut(text, "\n")
 	head, commands, ok := strings.Cut(line, " := ")
@@ -88,7 +88,7 @@ func parseCommand(text string) (command, error) {
 	return c, nil
 }
 
-// resolve returns the path of a file that Kbuild names relative to the folder that it works in.
+// resolve returns the path of a file that Kbuild names relative to its working folder.
 func (t *tree) resolve(path string) string {
 	if filepath.IsAbs(path) {
 		return path
@@ -106,17 +106,17 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// objtool is a program of the kernel's that adds unwinding tables and lists of places to
-// patch. Where a kernel wants indirect branches tracked, it is run on whole modules.
+// objtoolName is a program of the kernel that adds unwinding tables and lists of places to
+// patch. If the kernel tracks indirect branches, it is run on whole modules.
 const objtoolName = "objtool"
 
-// takeObjtool copies the program if it was run on an object, and returns its arguments.
-func (t *tree) takeObjtool(object, to string) ([]string, error) {
+// copyObjtool copies the program if it was run on an object, and returns its arguments.
+func (t *tree) copyObjtool(object, to string) ([]string, error) {
 	c, err := t.readCommand(object)
 	if err != nil || c.objtool == nil {
 		return nil, err
 	}
-	// Debian's is one that runs another beside it.
+	// Debian's objtool runs another program beside it.
 	files, err := filepath.Glob(t.resolve(c.objtool[0]) + "*")
 	if err != nil {
 		return nil, err

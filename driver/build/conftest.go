@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/driver/build/folder"
 )
 
-// conftestDigest returns a digest of what NVIDIA's tests of the kernel depend on.
+// conftestDigest returns a digest of the inputs of NVIDIA's tests of the kernel.
 func (t *tree) conftestDigest() (string, error) {
 	d := folder.NewDigest("conftest", digestFormat, t.Release, t.compiler.version)
 	err := d.AddFiles(filepath.Join(t.dir, "conftest.sh"),
@@ -17,11 +17,12 @@ func (t *tree) conftestDigest() (string, error) {
 	return d.String(), err
 }
 
-// conftestDir is where NVIDIA's Makefile has the results of its tests, as headers.
+// conftestDir is the folder in which NVIDIA's Makefile writes the results of its tests, as
+// headers.
 const conftestDir = "conftest"
 
-// restoreConftest gives the tree the results of an earlier build for the same kernel: they
-// take 40 % of a build. Those that another driver version or module added are made by make.
+// restoreConftest restores the results of an earlier build for the same kernel: they take 40 %
+// of a build. Tests that another driver version or module adds are run by make.
 func (t *tree) restoreConftest(ctx context.Context) error {
 	if !t.isNVIDIA() || t.Conftest.Dir == "" {
 		return nil
@@ -48,8 +49,8 @@ func (t *tree) restoreConftest(ctx context.Context) error {
 	return err
 }
 
-// keepConftest keeps the results for the next build, if make has added any.
-func (t *tree) keepConftest(ctx context.Context) error {
+// storeConftest stores the results for the next build, if make has added any.
+func (t *tree) storeConftest(ctx context.Context) error {
 	if t.conftest == "" {
 		return nil
 	}

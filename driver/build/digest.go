@@ -10,11 +10,11 @@ import (
 	"github.com/gpuready/gpuready/driver/build/folder"
 )
 
-// digestFormat changes when Compile makes something else of the same Request.
+// digestFormat changes when Compile gives another output for the same Request.
 const digestFormat = "1"
 
-// Digest returns a SHA-256, in hexadecimal, of all that the modules depend on: the kernel's
-// release, configuration and symbols, the compiler, the driver and its sources, and flags.
+// Digest returns a SHA-256, in hexadecimal, of all inputs of the modules: the kernel's release,
+// configuration and symbols, the compiler, the driver and its sources, and flags.
 func Digest(ctx context.Context, r Request) (string, error) {
 	r.setDefaults()
 	c, err := findCompiler(ctx, r.Headers)

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// CompileHalves compiles as Compile does, and returns a new folder below r.Work with what
-// link.Link needs besides the objects that are the same for all kernels.
+// CompileHalves compiles as Compile does. It returns a new folder below r.Work with the inputs
+// of link.Link, except the objects that are the same for all kernels.
 func CompileHalves(ctx context.Context, r Request) (dir string, err error) {
 	return compile(ctx, r, r.collectHalves)
 }
@@ -39,7 +39,7 @@ func (r *Request) collectHalves(t *tree, to string) error {
 			}
 			all.Kind, all.Version = string(m.Kind()), m.Version
 		}
-		h, err := t.takeHalf(name, to)
+		h, err := t.copyHalf(name, to)
 		if err != nil {
 			return fmt.Errorf("%s.ko: %w", name, err)
 		}
@@ -57,8 +57,8 @@ func readModule(dir, name string) (kernel.Module, error) {
 	return kernel.ReadModule(root, name)
 }
 
-// SignHalves signs the modules that link.Link makes of l.Halves: the signatures are kept
-// there, and appended to what is linked on a node that does not have the key.
+// SignHalves signs the modules that link.Link links from l.Halves. It stores the signatures
+// there: a node without the key appends them to the modules that it links.
 func SignHalves(ctx context.Context, l link.Request, key sign.Key) (err error) {
 	linked, err := link.Link(ctx, l)
 	if err != nil {
@@ -67,8 +67,8 @@ func SignHalves(ctx context.Context, l link.Request, key sign.Key) (err error) {
 	return errors.Join(KeepSignatures(l.Halves, linked, key), os.RemoveAll(linked))
 }
 
-// KeepSignatures signs the modules in a folder and keeps the signatures with the halves of
-// which they were linked. No program is run.
+// KeepSignatures signs the modules in a folder and stores the signatures with the halves from
+// which they were linked. It runs no program.
 func KeepSignatures(halves, linked string, key sign.Key) error {
 	all, err := link.Read(halves)
 	if err != nil {
@@ -88,8 +88,8 @@ func KeepSignatures(halves, linked string, key sign.Key) error {
 	return all.Write(halves)
 }
 
-// takeHalf copies what depends on the kernel of one module.
-func (t *tree) takeHalf(name, to string) (link.Half, error) {
+// copyHalf copies the kernel-dependent part of one module.
+func (t *tree) copyHalf(name, to string) (link.Half, error) {
 	last, err := t.readCommand(name + ".ko")
 	if err != nil {
 		return link.Half{}, err
@@ -98,13 +98,13 @@ func (t *tree) takeHalf(name, to string) (link.Half, error) {
 	if err := os.Mkdir(filepath.Join(to, name), 0o755); err != nil {
 		return link.Half{}, err
 	}
-	// take copies a file, under a name that is not hidden.
-	take := func(from string) (string, error) {
+	// copyVisible copies a file under a name that is not hidden.
+	copyVisible := func(from string) (string, error) {
 		at := filepath.Join(name, fmt.Sprintf("%d-%s", len(h.Objects)+len(h.Rest), strings.TrimPrefix(filepath.Base(from), ".")))
 		return at, folder.CopyFile(from, filepath.Join(to, at))
 	}
 	if last.script != "" {
-		if h.Script, err = take(t.resolve(last.script)); err != nil {
+		if h.Script, err = copyVisible(t.resolve(last.script)); err != nil {
 			return link.Half{}, err
 		}
 	}
@@ -115,7 +115,7 @@ func (t *tree) takeHalf(name, to string) (link.Half, error) {
 	for _, from := range objects {
 		o, err := t.describe(from)
 		if err == nil && o.Common == "" {
-			o.Path, err = take(from)
+			o.Path, err = copyVisible(from)
 		}
 		if err != nil {
 			return link.Half{}, err
@@ -123,20 +123,20 @@ func (t *tree) takeHalf(name, to string) (link.Half, error) {
 		h.Objects = append(h.Objects, o)
 	}
 	for _, from := range last.objects[1:] {
-		at, err := take(from)
+		at, err := copyVisible(from)
 		if err != nil {
 			return link.Half{}, err
 		}
 		h.Rest = append(h.Rest, at)
 	}
 	if len(objects) > 1 {
-		h.Objtool, err = t.takeObjtool(name+".o", to)
+		h.Objtool, err = t.copyObjtool(name+".o", to)
 	}
 	return h, err
 }
 
-// objects returns what a module's own object was linked of, where one of that is the same
-// for all kernels, and otherwise that object.
+// objects returns the objects from which a module's own object was linked, if one of them is
+// the same for all kernels. Otherwise it returns the module's own object.
 func (t *tree) objects(name, whole string) ([]string, error) {
 	c, err := t.readCommand(name + ".o")
 	if errors.Is(err, errCommand) { // it was compiled, not linked
@@ -161,8 +161,8 @@ func (t *tree) objects(name, whole string) ([]string, error) {
 	return []string{whole}, nil
 }
 
-// describe returns the path of an object in the sources, and its digest, if make has only
-// linked to it; otherwise it returns neither.
+// describe returns the path of an object in the sources, and its digest, if make has only made
+// a link to it. Otherwise both are empty.
 func (t *tree) describe(path string) (link.Object, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {

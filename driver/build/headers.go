@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Headers are the folders with a kernel's headers. Debian and SUSE have two of them, RHEL
+// Headers holds the folders with a kernel's headers. Debian and SUSE have two of them, RHEL
 // and Ubuntu one.
 type Headers struct {
 	Source string // the kernel's Makefile and scripts
@@ -29,9 +29,9 @@ const (
 	releaseFile = "include/generated/utsrelease.h"
 )
 
-// FindHeaders returns the headers of a kernel that are installed below root, where
-// kernel-devel, linux-headers or /lib/modules/<release>/build have them. The error is
-// fs.ErrNotExist, wrapped, where there are none.
+// FindHeaders returns the headers of a kernel that are installed below root by kernel-devel or
+// linux-headers, or as /lib/modules/<release>/build. If there are none, the error wraps
+// fs.ErrNotExist.
 func FindHeaders(root, release string) (Headers, error) {
 	for _, dir := range []string{"usr/src/kernels/" + release, "usr/src/linux-headers-" + release, "lib/modules/" + release + "/build"} {
 		dir, err := filepath.EvalSymlinks(filepath.Join(root, dir))
@@ -47,8 +47,8 @@ func FindHeaders(root, release string) (Headers, error) {
 	return Headers{}, fmt.Errorf("no headers of kernel %s below %s: %w; install kernel-devel-%s or linux-headers-%s", release, root, fs.ErrNotExist, release, release)
 }
 
-// findSource returns the folder with the kernel's Makefile. Where that is another than dir,
-// the Makefile in dir consists of a line that includes it.
+// findSource returns the folder with the kernel's Makefile. If that is not dir, the Makefile in
+// dir consists of a line that includes it.
 func findSource(root, dir string) (string, error) {
 	f, err := os.Open(filepath.Join(dir, "Makefile"))
 	if err != nil {
@@ -69,7 +69,7 @@ func findSource(root, dir string) (string, error) {
 	return dir, nil
 }
 
-// check refuses headers that are incomplete or of another kernel.
+// check rejects headers that are incomplete or of another kernel.
 func (h Headers) check(release string) error {
 	for _, name := range []string{configFile, symbolsFile, "include/generated/autoconf.h"} {
 		if _, err := os.Stat(filepath.Join(h.Output, name)); err != nil {
@@ -92,12 +92,12 @@ func (h Headers) check(release string) error {
 // compiler is the C compiler of a build.
 type compiler struct {
 	program string // "gcc-12"
-	version string // the first line that it prints of itself
+	version string // the first line of --version
 	llvm    bool   // the kernel was built with LLVM's tools
 }
 
-// findCompiler returns the compiler that built the kernel, as the kernel's configuration has
-// it, or else the machine's own of that family.
+// findCompiler returns the compiler that built the kernel, by the kernel's configuration, or
+// else the machine's own compiler of that family.
 func findCompiler(ctx context.Context, h Headers) (compiler, error) {
 	config, err := os.ReadFile(filepath.Join(h.Output, configFile))
 	if err != nil {

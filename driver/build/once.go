@@ -10,9 +10,9 @@ import (
 	"github.com/gpuready/gpuready/driver/build/cache"
 )
 
-// CompileOnce puts the modules of a request, or their halves, into the folder to, which it replaces: from the
-// cache, or compiled and kept there. It returns their Digest, and whether nothing was
-// compiled. r.Work and r.Conftest are set.
+// CompileOnce replaces the folder to by the modules of a request, or their halves. It takes
+// them from the cache, or compiles and caches them. It returns their Digest, and whether they
+// were cached. CompileOnce sets r.Work and r.Conftest.
 func CompileOnce(ctx context.Context, r Request, kept cache.Cache, to string) (digest string, cached bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return "", false, r.fail(err)
@@ -42,7 +42,7 @@ func CompileOnce(ctx context.Context, r Request, kept cache.Cache, to string) (d
 			compile = CompileHalves
 		}
 		if made, err = compile(ctx, r); err == nil {
-			if err := kept.Put(ctx, digest, made); err != nil { // it only saves time
+			if err := kept.Put(ctx, digest, made); err != nil { // the cache only saves time
 				r.Log.Warn("built modules are not kept", "err", err)
 			}
 		}

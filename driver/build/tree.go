@@ -24,14 +24,14 @@ type tree struct {
 	dir      string
 	temp     string
 	compiler compiler
-	conftest string // the digest of what NVIDIA's tests depend on; "": they are not kept
-	restored int    // number of their files that an earlier build had made
+	conftest string // the digest of the inputs of NVIDIA's tests; "": results are not cached
+	restored int    // number of their files from an earlier build
 }
 
-// prepare checks what the build needs and copies the sources. The tree, which may be nil,
+// prepare checks the inputs of the build and copies the sources. The tree, which may be nil,
 // has to be removed after an error, too.
 func (r *Request) prepare(ctx context.Context) (*tree, error) {
-	for _, path := range []*string{&r.Source, &r.Work, &r.Headers.Source, &r.Headers.Output} { // make changes its folder
+	for _, path := range []*string{&r.Source, &r.Work, &r.Headers.Source, &r.Headers.Output} { // make changes its working folder
 		if *path == "" {
 			continue
 		}
@@ -76,7 +76,7 @@ func (t *tree) isNVIDIA() bool {
 // -DNV_VERSION_STRING=\"535.261.03\".
 var versionFlag = regexp.MustCompile(`-DNV_VERSION_STRING=\\"(\d+(?:\.\d+){1,2})\\"`)
 
-// readVersion returns the driver's version as NVIDIA's sources name it; "" if they do not.
+// readVersion returns the driver's version by NVIDIA's sources; "" if they do not name it.
 func (t *tree) readVersion() string {
 	text, err := os.ReadFile(filepath.Join(t.dir, "Kbuild"))
 	if err != nil {
@@ -88,20 +88,20 @@ func (t *tree) readVersion() string {
 	return ""
 }
 
-// cflags are the compiler's additional flags: no symbols for debuggers, which make the
-// modules twenty times as large, and no name of the folder that is worked in.
+// cflags returns additional flags for the compiler: no debug symbols, which make the modules
+// twenty times as large, and no name of the working folder in the output.
 func (t *tree) cflags() string { return "-g0 -ffile-prefix-map=" + t.dir + "/=" }
 
-// arguments returns those of make.
+// arguments returns the arguments of make.
 func (t *tree) arguments() []string {
 	args := []string{
 		fmt.Sprintf("-j%d", t.Jobs),
 		"CC=" + t.compiler.program,
 		"KCFLAGS=" + t.cflags(),
-		"CONFIG_DEBUG_INFO_BTF_MODULES=", // wants pahole, and nothing reads it
+		"CONFIG_DEBUG_INFO_BTF_MODULES=", // requires pahole, and nothing reads it
 	}
 	if t.compiler.llvm {
-		args = append(args, "LLVM=1", "LD=ld.lld") // NVIDIA's Makefile asks for its own
+		args = append(args, "LLVM=1", "LD=ld.lld") // NVIDIA's Makefile needs LD, too
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.Variables)) {
 		args = append(args, name+"="+t.Variables[name])
@@ -127,8 +127,8 @@ func (t *tree) arguments() []string {
 	return args
 }
 
-// make runs make. Its whole process group is killed when ctx ends or the time is up.
-func (t *tree) make(ctx context.Context) error {
+// runMake runs make. It kills the whole process group when ctx ends or the time is up.
+func (t *tree) runMake(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, t.Timeout)
 	defer cancel()
 	begun := time.Now()

@@ -1,4 +1,4 @@
-// Package cache keeps folders of files by digest.
+// Package cache stores folders of files by digest.
 package cache
 
 import (
@@ -17,16 +17,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// defaultKeep is the number of entries of a Cache that names none: several kernels, for the
-// old driver and the new one.
+// defaultKeep is the default of Cache.Keep: several kernels, for the old driver and the new
+// one.
 const defaultKeep = 8
 
-// Cache keeps folders of files by digest, in a folder of the node that nobody else writes to.
-// What has been kept is checked when it is read: a file that is damaged, missing or too many
-// makes its entry absent. Several processes may use one Cache at a time.
+// Cache stores folders of files by digest, in a folder of the node that nobody else writes to.
+// Entries are verified when they are read: one with a damaged, missing or extra file counts as
+// absent. Several processes may use one Cache at a time.
 type Cache struct {
-	Dir  string // "": nothing is kept
-	Keep int    // number of entries; the one that was used least recently goes first; 0: eight
+	Dir  string // "": nothing is stored
+	Keep int    // number of entries; the least recently used one is evicted first; 0: eight
 }
 
 const (
@@ -36,8 +36,8 @@ const (
 
 var digestPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// Get copies the entry of a digest into a new folder. The error is fs.ErrNotExist, wrapped,
-// where there is none; to is then as it was.
+// Get copies the entry of a digest to a new folder. If there is none, the error wraps
+// fs.ErrNotExist, and to is unchanged.
 func (c Cache) Get(ctx context.Context, digest, to string) error {
 	if c.Dir == "" {
 		return fs.ErrNotExist
@@ -65,7 +65,8 @@ func (c Cache) Get(ctx context.Context, digest, to string) error {
 	return os.Chtimes(at, now, now)
 }
 
-// Put keeps a copy of the files of a folder as the entry of a digest, which it replaces.
+// Put stores a copy of the files of a folder as the entry of a digest. It replaces an older
+// entry.
 func (c Cache) Put(ctx context.Context, digest, from string) error {
 	if c.Dir == "" {
 		return nil
@@ -102,8 +103,8 @@ func (c Cache) entry(digest string) (string, error) {
 	return filepath.Join(c.Dir, digest), nil
 }
 
-// lock waits until no other process or goroutine uses the cache. The kernel unlocks it when
-// the process ends.
+// lock locks the cache against other processes and goroutines. The kernel unlocks it when the
+// process ends.
 func (c Cache) lock() (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(c.Dir, lockName), os.O_RDONLY|os.O_CREATE|unix.O_NOFOLLOW, 0o644)
 	if err != nil {
@@ -120,7 +121,7 @@ func (c Cache) lock() (unlock func(), err error) {
 	}
 }
 
-// sweep removes what a writer that was killed has left.
+// sweep removes leftovers of killed writers.
 func (c Cache) sweep() error {
 	left, err := filepath.Glob(filepath.Join(c.Dir, tempName+"*"))
 	for _, dir := range left {
@@ -129,7 +130,7 @@ func (c Cache) sweep() error {
 	return err
 }
 
-// evict removes the entries that are too many, but not the one of the digest.
+// evict removes surplus entries, but not the one of the digest.
 func (c Cache) evict(digest string) error {
 	entries, err := os.ReadDir(c.Dir)
 	if err != nil {
@@ -173,7 +174,7 @@ func syncDir(dir string) error {
 	if err != nil {
 		return err
 	}
-	// Some file systems cannot sync a folder and say EINVAL.
+	// Some file systems cannot sync a folder and return EINVAL.
 	if err = d.Sync(); errors.Is(err, unix.EINVAL) {
 		err = nil
 	}

@@ -22,14 +22,14 @@ import (
 // manifestName is the file that lists an entry's files, as sha256sum -c reads it.
 const manifestName = "SHA256SUMS"
 
-// maxManifest bounds what is read of a manifest. NVIDIA's tests of a kernel are 1,000 files.
+// maxManifest bounds a manifest, in bytes. NVIDIA's tests of a kernel are 1,000 files.
 const maxManifest = 4 << 20
 
-// errDamaged is returned, wrapped, for an entry whose files are not those that were kept.
+// errDamaged is returned, wrapped, for an entry whose files are not those that were stored.
 var errDamaged = errors.New("damaged")
 
-// store writes copies of the files of a folder, and their manifest, to a new folder, and
-// waits until they are on the disk.
+// store copies the files of a folder to a new folder, writes their manifest, and syncs all of
+// them to the disk.
 func store(ctx context.Context, from, to string) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
@@ -73,8 +73,8 @@ func store(ctx context.Context, from, to string) error {
 	return errors.Join(err, f.Close())
 }
 
-// restore copies the files that store has written to a new folder. The error is errDamaged,
-// wrapped, where they are not the same any more.
+// restore copies the files that store has written to a new folder. The error wraps errDamaged
+// if they have changed.
 func restore(ctx context.Context, from, to string) error {
 	root, err := os.OpenRoot(from)
 	if err != nil {
@@ -145,7 +145,7 @@ func restoreFile(root *os.Root, name, to, sum string) error {
 	return err
 }
 
-// openRegular opens a regular file, and nothing else.
+// openRegular opens a file, which has to be regular.
 func openRegular(root *os.Root, name string) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -183,8 +183,8 @@ func formatManifest(sums map[string]string) string {
 	return b.String()
 }
 
-// parseManifest is the inverse of formatManifest. It takes nothing that formatManifest would
-// not write: a manifest that was cut off is damaged, and so is an empty one.
+// parseManifest is the inverse of formatManifest. It rejects any text that formatManifest would
+// not write: a truncated manifest is damaged, and so is an empty one.
 func parseManifest(text []byte) (map[string]string, error) {
 	sums := map[string]string{}
 	lines := bufio.NewScanner(bytes.NewReader(text))

@@ -16,14 +16,14 @@ import (
 	"time"
 )
 
-// Copy copies a folder. With link, the large objects that some drivers ship, which
-// nothing writes to, are linked to instead.
+// Copy copies a folder. With link, it links to the large objects that some drivers ship, which
+// nothing writes to, instead of copying them.
 func Copy(ctx context.Context, from, to string, link bool) error {
 	from, err := filepath.Abs(from)
 	if err != nil {
 		return err
 	}
-	// One time for all: make takes nothing for older than what it is made of.
+	// One time for all, so that make takes no file for older than its inputs.
 	now := time.Now()
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err == nil {
@@ -79,7 +79,7 @@ func CopyFile(from, to string) (err error) {
 	return errors.Join(err, out.Close())
 }
 
-// Sum copies what r has and returns its SHA-256, in hexadecimal.
+// Sum copies from r to w and returns the SHA-256 of the data, in hexadecimal.
 func Sum(w io.Writer, r io.Reader) (string, error) {
 	h := sha256.New()
 	if _, err := io.Copy(io.MultiWriter(h, w), r); err != nil {
@@ -98,10 +98,10 @@ func SumFile(path string) (string, error) {
 	return sum, errors.Join(err, f.Close())
 }
 
-// Digest is a SHA-256 of a list of texts, each with its length.
+// Digest is the SHA-256 of a list of texts, each with its length.
 type Digest struct{ hash hash.Hash }
 
-// NewDigest returns the digest of texts, to which more may be added.
+// NewDigest returns a Digest of texts, to which more may be added.
 func NewDigest(texts ...string) Digest {
 	d := Digest{sha256.New()}
 	d.Add(texts...)

@@ -1,9 +1,9 @@
-// Package link makes modules of two halves on a node that has neither headers nor a compiler.
+// Package link links modules from two halves on a node without headers and compiler.
 //
 // NVIDIA ships nvidia.ko and nvidia-modeset.ko as two halves: a large object that is the same
-// for all kernels (nv-kernel.o_binary), and sources that a kernel's headers are needed for.
-// build.CompileHalves makes what depends on the kernel, a few hundred kilobytes, where there
-// are headers and a compiler. Link does what is left: it takes a second.
+// for all kernels (nv-kernel.o_binary), and sources that need a kernel's headers.
+// build.CompileHalves compiles the kernel-dependent half, a few hundred kilobytes, where there
+// are headers and a compiler. Link does the rest, in a second.
 package link
 
 import (
@@ -25,10 +25,10 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// FileName is the file that lists what build.CompileHalves has made.
+// FileName is the file in which build.CompileHalves lists its output.
 const FileName = "halves.json"
 
-// ObjtoolDir is the folder with the kernel's objtool, if that was run.
+// ObjtoolDir is the folder with the kernel's objtool, if it was run.
 const ObjtoolDir = "objtool"
 
 const maxHalves = 1 << 20
@@ -41,44 +41,44 @@ type Halves struct {
 	Modules []Half `json:"modules"`
 }
 
-// Half is one module's, with the commands that Kbuild ran to link it.
+// Half is the half of one module, with the commands by which Kbuild linked it.
 type Half struct {
 	Name   string   `json:"name"`
 	Linker string   `json:"linker"`
 	Flags  []string `json:"flags"`
 	Script string   `json:"script,omitempty"`
-	// Objects are linked to one object, if they are several, on which objtool is run if
-	// there are arguments for it. That object and Rest are the module.
+	// Objects are linked to one object, if they are several. Objtool is run on it if there are
+	// arguments for objtool. That object and Rest make the module.
 	Objects []Object `json:"objects"`
 	Objtool []string `json:"objtool,omitempty"`
 	Rest    []string `json:"rest"`
-	// Signature is a file that is appended to the module: where that was signed, its key was.
+	// Signature is a file that is appended to the module. It was signed where the key was.
 	Signature string `json:"signature,omitempty"`
 }
 
 // Object is a compiled file: one for this kernel, or one that all kernels share.
 type Object struct {
 	Path string `json:"path,omitempty"`
-	// Common is relative to the driver's sources, and SHA256 its digest.
+	// Common is a path relative to the driver's sources, and SHA256 its digest.
 	Common string `json:"common,omitempty"`
 	SHA256 string `json:"sha256,omitempty"`
 }
 
-// Request describes which modules to link, and of what.
+// Request describes the modules to link, and their inputs.
 type Request struct {
 	Halves  string // the folder that build.CompileHalves returned
-	Common  string // the driver's sources, of which the objects that are the same for all kernels are read
+	Common  string // the driver's sources, with the objects that are the same for all kernels
 	Release string // of the kernel, as uname -r prints it
 	Version string // of the driver; "": any
-	Work    string // folder for what is made
+	Work    string // folder for the output
 	Tools   string // folder that CopyTools made; "": ToolsDir if it is there, else the machine's own programs
 }
 
-// Link links modules and returns a new folder below r.Work that holds them, and nothing else.
-// The same halves give the same bytes, and those that Kbuild makes of them. The caller
-// removes the folder.
+// Link links modules and returns a new folder below r.Work that holds only them. The same
+// halves give the same bytes, which are those that Kbuild produces. The caller removes the
+// folder.
 //
-// The error is ctx's where that has ended, and otherwise a *kernel.Error with
+// The error is ctx's if that has ended, and otherwise a *kernel.Error with
 // output.ReasonBuildFailed.
 func Link(ctx context.Context, r Request) (dir string, err error) {
 	defer func() {
@@ -124,8 +124,8 @@ func (r *Request) link(ctx context.Context, work, to string) error {
 	return kernel.CheckBuilt(to, names, r.Release, r.Version)
 }
 
-// Read reads the list of a folder that build.CompileHalves made. It refuses paths that lead
-// out of the folders, and programs and flags that Kbuild does not link with.
+// Read reads the list in a folder of build.CompileHalves. It rejects paths that lead out of the
+// folders, and programs and flags with which Kbuild does not link.
 func Read(dir string) (all Halves, err error) {
 	root, err := host.Open(dir)
 	if err != nil {
@@ -157,7 +157,7 @@ func (all Halves) Names() (names []string) {
 	return names
 }
 
-// Write writes the list of such a folder.
+// Write writes the list to such a folder.
 func (all Halves) Write(dir string) error {
 	text, err := json.MarshalIndent(all, "", "  ")
 	if err != nil {
@@ -166,16 +166,16 @@ func (all Halves) Write(dir string) error {
 	return os.WriteFile(filepath.Join(dir, FileName), append(text, '\n'), 0o644)
 }
 
-// linkerPattern matches the linkers that kernels are linked with, and flagPattern the flags:
-// the format of the output, "-z" and its keywords, and those of architectures. Flags that
-// have the linker load a file are none of them.
+// linkerPattern matches the linkers of kernels, and flagPattern their flags: the format of the
+// output, "-z" and its keywords, and flags of architectures. It matches no flag that makes the
+// linker load a file.
 var (
 	linkerPattern = regexp.MustCompile(`^([a-z0-9_]+-)*ld(\.bfd|\.lld)?$`)
 	flagPattern   = regexp.MustCompile(`^(-[mzXS]|-E[LB]|-m[a-z0-9_]+|[a-z][a-z0-9_-]*(=[a-z0-9]+)?|--build-id(=[a-z0-9]+)?|--no-[a-z-]+|--fix-[a-z0-9-]+|--strip-debug|--emit-relocs|--orphan-handling=[a-z]+|--compress-debug-sections=[a-z]+|-import-instr-limit=[0-9]+)$`)
 )
 
-// check refuses paths that lead out of the folders, and programs and flags that could do
-// more than link.
+// check rejects paths that lead out of the folders, and programs and flags that could do more
+// than link.
 func (h Half) check() error {
 	if !linkerPattern.MatchString(h.Linker) {
 		return fmt.Errorf("module %q: %q is no linker", record.Clean(h.Name, 100), record.Clean(h.Linker, 100))
@@ -209,8 +209,8 @@ func (h Half) check() error {
 	return nil
 }
 
-// linkModule runs the linker as Kbuild does: once for the module's objects, and once, with
-// the kernel's script, for those and what modpost has added.
+// linkModule runs the linker as Kbuild does: once for the module's objects, and once, with the
+// kernel's script, to add the objects of modpost.
 func (r *Request) linkModule(ctx context.Context, h Half, work, to string) error {
 	t := newTools(r.Tools)
 	linker, err := t.findLinker(h.Linker)
@@ -267,10 +267,10 @@ func appendFile(to, from string) error {
 // nv-kernel.o of nvidia/nv-kernel.o_binary.
 func Name(common string) string { return strings.TrimSuffix(filepath.Base(common), "_binary") }
 
-// find returns the paths of objects, after it has made sure that those that are the same for
-// all kernels are of the driver that the others were compiled with. These are linked to in a
-// new folder, by the names that they have for Kbuild: the linker puts the name of an object
-// without symbols for debuggers into the module.
+// find returns the paths of objects. It verifies that objects for all kernels belong to the
+// driver with which the others were compiled. It links to these in a new folder by their names
+// in Kbuild, since the linker writes the name of an object without debug symbols into the
+// module.
 func (r *Request) find(objects []Object, links string) ([]string, error) {
 	if err := os.Mkdir(links, 0o755); err != nil {
 		return nil, err
@@ -301,8 +301,8 @@ func (r *Request) find(objects []Object, links string) ([]string, error) {
 	return paths, nil
 }
 
-// withoutBuildID returns a linker's flags without the one that makes a build ID: only the
-// module's own link has it.
+// withoutBuildID returns a linker's flags without the one for a build ID, which only the
+// module's own link has.
 func withoutBuildID(flags []string) []string {
 	var kept []string
 	for _, f := range flags {
@@ -315,7 +315,7 @@ func withoutBuildID(flags []string) []string {
 
 // run runs a program.
 func (t tools) run(ctx context.Context, temp, program string, args ...string) error {
-	env := append(output.Environment(temp), "SRCARCH="+KernelArch()) // Debian's objtool asks for it
+	env := append(output.Environment(temp), "SRCARCH="+KernelArch()) // for Debian's objtool
 	program, args = t.command(program, args)
 	return output.New(temp, slog.New(slog.DiscardHandler)).Run(ctx, env, program, args...)
 }

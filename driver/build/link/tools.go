@@ -16,9 +16,9 @@ import (
 	"github.com/gpuready/gpuready/driver/build/output"
 )
 
-// ToolsDir is the folder of an image in which CopyTools has put a linker. It has its own
-// libraries and dynamic loader there, so that it runs on any base, as it does where the
-// modules were compiled.
+// ToolsDir is the folder of an image with the linker of CopyTools. The linker has its own
+// libraries and dynamic loader there. It runs the same on any base as where the modules were
+// compiled.
 const ToolsDir = "/usr/lib/gpu-driver/tools"
 
 // The files of such a folder beside the libraries.
@@ -30,7 +30,7 @@ const (
 // tools is a folder like ToolsDir; "": the machine's own programs are run.
 type tools string
 
-// newTools returns the folder of a Request, or that of the image where it names none.
+// newTools returns the tools in the folder of a Request, or in that of the image if it is "".
 func newTools(dir string) tools {
 	if dir == "" && exists(filepath.Join(ToolsDir, linkerName)) {
 		dir = ToolsDir
@@ -38,7 +38,7 @@ func newTools(dir string) tools {
 	return tools(dir)
 }
 
-// findLinker returns the linker of a name, or the machine's own.
+// findLinker returns the path of a linker in the folder, or of the machine's own.
 func (t tools) findLinker(name string) (string, error) {
 	if t != "" {
 		return filepath.Join(string(t), linkerName), nil
@@ -53,7 +53,7 @@ func (t tools) findLinker(name string) (string, error) {
 	return path, nil
 }
 
-// command returns the arguments by which a program is run with the libraries of the folder.
+// command returns the command that runs a program with the libraries of the folder.
 func (t tools) command(program string, args []string) (string, []string) {
 	if t == "" {
 		return program, args
@@ -61,13 +61,13 @@ func (t tools) command(program string, args []string) (string, []string) {
 	return filepath.Join(string(t), loaderName), append([]string{"--library-path", string(t), program}, args...)
 }
 
-// KernelArch returns this machine's architecture as the kernel's sources name it: "x86".
+// KernelArch returns this machine's architecture in the spelling of the kernel's sources: "x86".
 func KernelArch() string {
 	return map[string]string{"amd64": "x86", "arm64": "arm64"}[runtime.GOARCH]
 }
 
-// findObjtool returns the program objtool of halves. Debian's chooses by the environment
-// which other one beside it to run, with libraries that the base may not have.
+// findObjtool returns the objtool of halves. Debian's is a wrapper that runs another program
+// beside it, chosen by the environment, with libraries that the base may not have.
 func findObjtool(halves string) string {
 	path := filepath.Join(halves, ObjtoolDir, "objtool")
 	if real := path + ".real-" + KernelArch(); exists(real) {
@@ -81,9 +81,9 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// CopyTools puts into a new folder what Link needs for halves where no linker is installed:
-// the linker by which they were made, which this machine has, and the libraries that it and
-// their objtool need.
+// CopyTools copies to a new folder the tools that Link needs for halves where no linker is
+// installed: the linker of this machine, by which they were compiled, and the libraries of
+// the linker and of objtool.
 func CopyTools(ctx context.Context, halves, to string) error {
 	all, err := Read(halves)
 	if err != nil {
@@ -117,8 +117,8 @@ func CopyTools(ctx context.Context, halves, to string) error {
 	return nil
 }
 
-// copyLibraries copies the dynamic loader and the libraries of a program. A program that is
-// linked statically has none.
+// copyLibraries copies the dynamic loader and the libraries of a program. A statically linked
+// program has none.
 func copyLibraries(ctx context.Context, program, to string) error {
 	loader, err := readInterpreter(program)
 	if err != nil || loader == "" {
@@ -149,7 +149,7 @@ func copyLibraries(ctx context.Context, program, to string) error {
 	return nil
 }
 
-// copyOnce copies a file unless there is one already: programs share libraries.
+// copyOnce copies a file unless it exists already: programs share libraries.
 func copyOnce(from, to string) error {
 	err := folder.CopyFile(from, to)
 	if errors.Is(err, fs.ErrExist) {
@@ -158,7 +158,7 @@ func copyOnce(from, to string) error {
 	return err
 }
 
-// readInterpreter returns the dynamic loader that a program names; "": none.
+// readInterpreter returns the dynamic loader of a program; "": none.
 func readInterpreter(program string) (string, error) {
 	f, err := elf.Open(program)
 	if err != nil {

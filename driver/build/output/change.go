@@ -8,21 +8,21 @@ import (
 	"strings"
 )
 
-// change is a change of the kernel that a driver must know, or its modules do not compile.
+// change is a change of the kernel that a driver has to support, or its modules do not compile.
 type change struct {
-	// pattern matches what gcc, clang or modpost say of a driver that does not know it.
+	// pattern matches the message of gcc, clang or modpost for a driver that does not know it.
 	pattern *regexp.Regexp
 	what    string // completes "driver 535.261.03 does not know that"
 	kernels string // that have it: "Linux 6.19"
 	// known lists drivers that know the change, in ascending order, at most one of a branch.
-	// Later drivers of these branches know it, too, and all branches after the last.
+	// Later drivers of these branches and all later branches know it, too.
 	known []string
 }
 
-// changes has a row only where somebody has seen which driver knows the change; the comment
+// changes has a row only where the driver that knows the change is documented; the comment
 // names the source. "Debian" is the changelog of the package nvidia-graphics-drivers
-// 535.309.01: it says from which version each fix was taken. A version there is one that
-// knows the change, and not always the first.
+// 535.309.01, which names the version of each fix. A version there knows the change, but is
+// not always the first.
 var changes = []change{
 	{
 		// conftest.sh of 535.309.01 has pci_resize_resource_has_exclude_bars_arg, 535.261.03's
@@ -135,9 +135,9 @@ var changes = []change{
 	},
 }
 
-// findChange returns what helps against an error that comes from a change of the kernel that
-// a driver does not know; "" where no row is about it, or the row does not name a later driver.
-// A version of "" is not known.
+// findChange returns a hint for an error from a change of the kernel that a driver does not
+// know. It returns "" if no row matches, or the row does not name a later driver. A driver of
+// "" is unknown.
 func findChange(driver, message string) string {
 	for _, c := range changes {
 		if !c.pattern.MatchString(message) {
@@ -153,8 +153,8 @@ func findChange(driver, message string) string {
 	return ""
 }
 
-// firstAfter returns which driver to take in place of one, of the same branch if there is one
-// and else of the next; "" where none is known.
+// firstAfter returns the driver to use instead of one, of the same branch if possible and else
+// of the next; "" if none is known.
 func (c change) firstAfter(driver string) string {
 	for i, v := range c.known {
 		switch {
@@ -169,12 +169,12 @@ func (c change) firstAfter(driver string) string {
 	return ""
 }
 
-// undeclared matches the words of gcc and clang for a name that the kernel has no more.
+// undeclared matches the messages of gcc and clang for a name that the kernel has removed.
 func undeclared(name string) *regexp.Regexp {
 	return regexp.MustCompile(`(implicit declaration of|call to undeclared) function '` + name + `'|'` + name + `' undeclared|undeclared identifier '` + name + `'`)
 }
 
-// noMember matches their words for a member that a structure of the kernel has no more.
+// noMember matches their messages for a removed member of a structure of the kernel.
 func noMember(structure, member string) *regexp.Regexp {
 	return regexp.MustCompile(`struct ` + structure + `' has no member named '` + member + `'|'` + member + `' (does not refer to any field in type|in) '(const )?struct ` + structure + `'`)
 }

@@ -2,7 +2,7 @@ package output
 
 import "regexp"
 
-// HintHeaders helps against missing files of a kernel's headers.
+// HintHeaders is the hint for missing files of a kernel's headers.
 const HintHeaders = "the kernel's headers are incomplete: install kernel-devel or linux-headers of exactly this kernel"
 
 // The other hints.
@@ -16,8 +16,7 @@ const (
 	hintMissing  = "a program is missing: build in an image that has make, the compiler and binutils"
 )
 
-// hints says what helps against an error, by what its message has. The first that fits
-// counts.
+// hints maps messages to hints. The first match counts.
 var hints = []struct {
 	pattern *regexp.Regexp
 	hint    string
@@ -25,7 +24,7 @@ var hints = []struct {
 	{regexp.MustCompile(`(?i)no space left on device|disk quota exceeded`), hintDisk},
 	{regexp.MustCompile(`(?i)cannot allocate memory|virtual memory exhausted|out of memory|Killed signal terminated|: Killed \(program`), hintMemory},
 
-	// Files that a kernel's build makes, and its headers' packages have.
+	// Files that a kernel's build generates, and that packages of headers have.
 	{regexp.MustCompile(`(generated|asm|config)/\S+: No such file|Kernel configuration is invalid|auto\.conf|No rule to make target '/`), HintHeaders},
 	{regexp.MustCompile(`error while loading shared libraries|Exec format error|GLIBC_`), hintTools},
 
@@ -35,8 +34,8 @@ var hints = []struct {
 
 	{regexp.MustCompile(`GPL-only symbol|GPL-incompatible module`), hintLicense},
 
-	// Functions that are gone or have other arguments, members that have another name; in
-	// the words of gcc, of clang, and of modpost.
+	// Removed functions, changed arguments and renamed members, as reported by gcc, clang
+	// and modpost.
 	{regexp.MustCompile(`implicit declaration of function|call to undeclared function|undeclared`), hintDriver},
 	{regexp.MustCompile(`incompatible (function )?pointer type|incompatible type|conflicting types|unknown type name`), hintDriver},
 	{regexp.MustCompile(`too (few|many) arguments|no member named|storage size of|(incomplete|undefined) type`), hintDriver},
@@ -46,8 +45,7 @@ var hints = []struct {
 	{regexp.MustCompile(`: not found|command not found|executable file not found|cannot execute`), hintMissing},
 }
 
-// findHint returns what helps against an error of a driver's build; "" where that is not
-// known.
+// findHint returns a hint for an error of a driver's build; "" if none is known.
 func findHint(driver, message string) string {
 	if h := findChange(driver, message); h != "" {
 		return h

@@ -1,5 +1,5 @@
-// Package output reads what make, compilers and linkers print: how far they are, the first
-// error, and what helps against it.
+// Package output parses the output of make, compilers and linkers: progress, the first error,
+// and a hint for it.
 package output
 
 import (
@@ -24,10 +24,10 @@ const (
 	maxPath   = 200
 )
 
-// minFree is the room on a disk, in bytes, below which it counts as full.
+// minFree is the free space of a disk, in bytes, below which it counts as full.
 const minFree = 1 << 20
 
-// progressEvery is how often progress is logged.
+// progressEvery is the interval at which progress is logged.
 const progressEvery = 5 * time.Second
 
 // Failure is the first error in the output of a build.
@@ -35,7 +35,7 @@ type Failure struct {
 	File    string // relative to the driver's sources where it is one of them; "": none is named
 	Line    int    // 0: none is named
 	Message string // the compiler's
-	Hint    string // what helps; "" where that is not known
+	Hint    string // what helps; "": unknown
 }
 
 func (f *Failure) Error() string {
@@ -52,12 +52,12 @@ func (f *Failure) Error() string {
 	return s
 }
 
-// Output reads what make and the compilers print, as it comes. It is not safe for
+// Output parses the output of make and the compilers as it is written. It is not safe for
 // concurrent use: make is one writer.
 type Output struct {
-	Driver  string // version of the driver that is built; "": not known
+	Driver  string // version of the driver that is built; "": unknown
 	log     *slog.Logger
-	dir     string // the tree's, which is left out of paths
+	dir     string // of the tree; it is removed from paths
 	Objects int    // compiled
 	Tests   int    // NVIDIA's, of the kernel
 	Last    string // line
@@ -69,12 +69,12 @@ type Output struct {
 	full    bool // the disk was, at one moment
 }
 
-// New returns an Output of a build below dir.
+// New returns an Output for a build below dir.
 func New(dir string, log *slog.Logger) *Output {
 	return &Output{log: log, dir: dir, printed: time.Now()}
 }
 
-// Write takes a part of the output.
+// Write parses a part of the output.
 func (o *Output) Write(data []byte) (int, error) {
 	for rest := data; len(rest) > 0; {
 		part, after, ended := bytes.Cut(rest, []byte("\n"))
@@ -88,8 +88,9 @@ func (o *Output) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// End takes a last line that no newline ends. A full disk is blamed for any failure: some of
-// the kernel's programs fail there without a word, and half a file gives any error.
+// End parses a last line without newline. It attributes any failure to a full disk, if there
+// was one: some of the kernel's programs then fail without a message, and a truncated file
+// causes any error.
 func (o *Output) End() {
 	if len(o.line) > 0 {
 		o.read(string(o.line))
@@ -100,8 +101,8 @@ func (o *Output) End() {
 	}
 }
 
-// checkDisk notes whether the disk under the tree is full. The compiler removes its temporary
-// files when it fails: afterwards there may be room again.
+// checkDisk records whether the disk under the tree is full. The compiler removes its temporary
+// files when it fails, and then the disk may have space again.
 func (o *Output) checkDisk() {
 	var s unix.Statfs_t
 	if unix.Statfs(o.dir, &s) == nil && s.Blocks > 0 && s.Bavail*uint64(s.Bsize) < minFree {
@@ -109,7 +110,7 @@ func (o *Output) checkDisk() {
 	}
 }
 
-// read reads one line.
+// read parses one line.
 func (o *Output) read(line string) {
 	if strings.TrimSpace(line) == "" {
 		return
@@ -139,7 +140,7 @@ func (o *Output) read(line string) {
 	}
 }
 
-// progress logs how far the build is, now and then.
+// progress logs the progress of the build, at most every progressEvery.
 func (o *Output) progress() {
 	if time.Since(o.printed) < progressEvery {
 		return
@@ -148,15 +149,15 @@ func (o *Output) progress() {
 	o.log.Info("compiling", "tests", o.Tests, "objects", o.Objects)
 }
 
-// rank orders failures: one that explains others goes before them.
+// rank orders failures: one that explains others has precedence.
 type rank int
 
 const (
 	noFailure rank = iota
-	ofMake         // make repeats in its own words that something failed
+	ofMake         // make's own message that something failed
 	ofTool         // the linker, modpost, a shell, a test of the compiler
 	ofSource       // at a line of a file
-	ofMachine      // no room on the disk or in memory: half a file gives any error
+	ofMachine      // no space on the disk or in memory: a truncated file causes any error
 )
 
 // shapes are the forms of errors in a build's output. Their groups are a file, a line and a
@@ -187,7 +188,7 @@ var shapes = []struct {
 	{ofMake, regexp.MustCompile(`^g?make(?:\[\d+\])?: \*\*\* (?P<message>.+)$`)},
 }
 
-// machineErrors are parts of messages that the machine is to blame for, whatever they stand in.
+// machineErrors lists parts of messages that show a fault of the machine, in any message.
 var machineErrors = []string{
 	"No space left on device", "Disk quota exceeded",
 	"Cannot allocate memory", "virtual memory exhausted", "out of memory", "Killed signal terminated program", ": Killed (program",
@@ -215,7 +216,7 @@ func parseFailure(line string) (*Failure, rank) {
 			case "file":
 				f.File = m[i]
 			case "line":
-				f.Line, _ = strconv.Atoi(m[i]) // digits alone; one that is too large is none
+				f.Line, _ = strconv.Atoi(m[i]) // digits only; 0 if too large
 			case "message":
 				f.Message = strings.TrimSpace(m[i])
 			}

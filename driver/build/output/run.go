@@ -21,11 +21,11 @@ const ReasonBuildFailed gpu.Reason = "BuildFailed" // modules could not be compi
 // maxMessage bounds an error's text, in bytes.
 const maxMessage = 1024
 
-// afterKill bounds how long output is waited for once a program and its children were killed.
+// afterKill bounds the wait for output after a program and its children were killed.
 const afterKill = 10 * time.Second
 
-// Refuse returns err as a *kernel.Error with ReasonBuildFailed, with a hint where there is one.
-// An error that is one already stays as it is.
+// Refuse returns err as a *kernel.Error with ReasonBuildFailed, with a hint if there is one.
+// It returns a *kernel.Error unchanged.
 func Refuse(doing string, err error) error {
 	if _, already := errors.AsType[*kernel.Error](err); already {
 		return err
@@ -39,7 +39,7 @@ func Refuse(doing string, err error) error {
 	return &kernel.Error{Reason: ReasonBuildFailed, Message: record.Clean(text, maxMessage), Err: err}
 }
 
-// Environment returns the whole environment of a program of the compiler's. Messages are in
+// Environment returns the whole environment for compilers and their tools. Messages are in
 // English, in ASCII.
 func Environment(temp string) []string {
 	path := os.Getenv("PATH")
@@ -49,8 +49,8 @@ func Environment(temp string) []string {
 	return []string{"PATH=" + path, "HOME=" + temp, "TMPDIR=" + temp, "LC_ALL=C", "TERM=dumb"}
 }
 
-// Run runs a program and reads its output. Its whole process group is killed when ctx ends.
-// The error is o.Failure where the output has one.
+// Run runs a program and parses its output. It kills the whole process group when ctx ends.
+// The error is o.Failure if the output has one.
 func (o *Output) Run(ctx context.Context, env []string, program string, args ...string) error {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = env
@@ -72,9 +72,9 @@ func (o *Output) Run(ctx context.Context, env []string, program string, args ...
 	return fmt.Errorf("%s: %w; its last line: %s", filepath.Base(program), err, o.Last)
 }
 
-// waitForGroup kills what is left of a process group and waits for its end: a compiler that
-// was killed may write files for a moment longer. Where this is the first process of a
-// container, its children's children have become its own, and are reaped.
+// waitForGroup kills the rest of a process group and waits for its end: a killed compiler may
+// write files for a moment longer. If this process is the first one of a container, it also
+// reaps the orphaned descendants.
 func waitForGroup(group int) {
 	for begun := time.Now(); time.Since(begun) < afterKill; time.Sleep(time.Millisecond) {
 		_ = syscall.Kill(-group, syscall.SIGKILL)

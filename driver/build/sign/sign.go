@@ -30,8 +30,8 @@ const (
 	maxModule = 512 << 20
 )
 
-// Key is a private key with its certificate, which the kernel has to trust: it is in the
-// machine owner's list (mokutil --import) or was built into the kernel.
+// Key is a private key with its certificate. The kernel has to trust the certificate: it is in
+// the machine owner's list (mokutil --import) or was built into the kernel.
 type Key struct {
 	Private     *rsa.PrivateKey
 	Certificate *x509.Certificate
@@ -102,9 +102,9 @@ func readFile(path string) ([]byte, error) {
 	return data, err
 }
 
-// Sign signs the module in a file, whose old signature it replaces. hash is crypto.SHA256,
-// SHA384 or SHA512, which the kernel has to know: all do know SHA256. After an error the
-// file is as it was.
+// Sign signs the module in a file and replaces an old signature. hash is crypto.SHA256, SHA384
+// or SHA512, and the kernel has to support it: all kernels support SHA256. After an error the
+// file is unchanged.
 func (k Key) Sign(path string, hash crypto.Hash) error {
 	if err := k.sign(path, hash); err != nil {
 		return output.Refuse("sign "+path, err)
@@ -133,8 +133,8 @@ func (k Key) sign(path string, hash crypto.Hash) error {
 	return replace(path, append(module, end...), mode)
 }
 
-// Signature returns what Sign appends to the module in a file. Appended to the same module
-// elsewhere it is valid there.
+// Signature returns the bytes that Sign appends to the module in a file. They are also valid
+// for a copy of the module elsewhere.
 func (k Key) Signature(path string, hash crypto.Hash) ([]byte, error) {
 	module, _, err := readModule(path)
 	if err == nil {
@@ -167,7 +167,7 @@ func readWhole(path string) ([]byte, fs.FileMode, error) {
 	return module, info.Mode().Perm(), err
 }
 
-// replace writes a file anew, or leaves it as it was.
+// replace replaces the content of a file atomically.
 func replace(path string, data []byte, mode fs.FileMode) error {
 	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".")
 	if err != nil {
@@ -184,14 +184,14 @@ func replace(path string, data []byte, mode fs.FileMode) error {
 }
 
 // The end of a signed module (include/linux/module_signature.h): a PKCS #7 message, a struct
-// module_signature, which says that and how long the message is, and the magic string.
+// module_signature with the message's type and length, and the magic string.
 const (
 	magic       = "~Module signature appended~\n"
 	trailerSize = 12
 	idPKCS7     = 2
 )
 
-// end returns the signature of a module with what follows it.
+// end returns the signature of a module with its trailer.
 func (k Key) end(module []byte, hash crypto.Hash) ([]byte, error) {
 	message, err := k.message(module, hash)
 	if err != nil {
@@ -202,7 +202,7 @@ func (k Key) end(module []byte, hash crypto.Hash) ([]byte, error) {
 	return append(end, magic...), nil
 }
 
-// split returns a module and the PKCS #7 message that signs it, nil if there is none.
+// split returns a module and its PKCS #7 message; nil if there is none.
 func split(signed []byte) (module, message []byte, err error) {
 	rest, is := bytes.CutSuffix(signed, []byte(magic))
 	if !is {
@@ -245,8 +245,8 @@ type signedData struct {
 	Signers []signerInfo `asn1:"set"`
 }
 
-// signerInfo is RFC 5652, section 5.3, without attributes: what is signed is the module's
-// own digest.
+// signerInfo is RFC 5652, section 5.3, without attributes: the signature is of the module's own
+// digest.
 type signerInfo struct {
 	Version   int
 	Signer    issuerAndSerial

@@ -30,11 +30,11 @@ func Fingerprint(path string) (string, error) {
 	return fmt.Sprintf("%x", sha256.Sum256(c.Raw)), nil
 }
 
-// errUnsigned is why Verify refuses a module that nobody has signed.
+// errUnsigned is returned by Verify for a module without signature.
 var errUnsigned = errors.New("it is not signed")
 
-// Verify refuses the module in a file unless the certificate's key has signed it, as Sign or
-// the kernel's sign-file does: without attributes.
+// Verify returns an error unless the certificate's key has signed the module in a file, as Sign
+// or the kernel's sign-file does: without attributes.
 func Verify(path string, by *x509.Certificate) error {
 	if err := verify(path, by); err != nil {
 		return fmt.Errorf("%s: %w; the key that has to have signed it is that of %q", path, err, by.Subject.String())
