@@ -35,7 +35,7 @@ Examples:
 type builtModules struct {
 	Kernel  string   `json:"kernel"`
 	Version string   `json:"version"`
-	Digest  string   `json:"digest"` // of all that the modules depend on
+	Digest  string   `json:"digest"` // of all inputs of the modules
 	Cached  bool     `json:"cached"` // nothing was compiled
 	Modules []string `json:"modules"`
 }
@@ -106,8 +106,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	return nil
 }
 
-// linkHalves copies the tools that link halves, and has them link the modules if these are
-// wanted.
+// linkHalves copies the tools that link halves, and links the modules with them if requested.
 func (o *options) linkHalves(ctx context.Context, r build.Request, halves, tools, linked string) error {
 	if err := link.CopyTools(ctx, halves, tools); err != nil || linked == "" {
 		return err
@@ -121,7 +120,7 @@ func (o *options) linkHalves(ctx context.Context, r build.Request, halves, tools
 	return errors.Join(os.Rename(made, linked), os.Chmod(linked, 0o755))
 }
 
-// makeModules makes what is wanted, and signs it.
+// makeModules builds and signs the requested modules or halves.
 func (o *options) makeModules(ctx context.Context, r build.Request, out, kept string) (b builtModules, err error) {
 	var key *sign.Key
 	if o.signKey != "" {
@@ -161,7 +160,7 @@ func (o *options) makeModules(ctx context.Context, r build.Request, out, kept st
 	return b, err
 }
 
-// finishHalves signs halves and puts them where their kind belongs.
+// finishHalves signs halves and moves them to the folder of their kind.
 func (b *builtModules) finishHalves(ctx context.Context, r build.Request, dir string, key *sign.Key) error {
 	if key != nil {
 		err := build.SignHalves(ctx, link.Request{Halves: dir, Common: r.Source, Release: r.Release, Version: r.Version, Work: filepath.Dir(dir)}, *key)

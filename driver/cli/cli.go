@@ -54,8 +54,8 @@ Examples:
 gpu-driver COMMAND --help lists the flags of a command, with their environment variables.
 ` + exitCodes
 
-// Main runs the program and returns its exit code. The names by which NVIDIA's operator
-// calls a driver container's program are commands, too.
+// Main runs the program and returns its exit code. The names under which NVIDIA's operator
+// calls the program of a driver container are commands, too.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return program.Program{
 		Name: "gpu-driver", Help: help,

@@ -46,7 +46,7 @@ func (o *options) addSwitch(to *bool, name, variable, usage string) {
 	o.Env[name] = variable
 }
 
-// addSurvey adds the flags that say what to load, and from where.
+// addSurvey adds the flags for what to load, and from where.
 func (o *options) addSurvey() {
 	o.addImageRoot()
 	o.addText(&o.modules, "kernel-modules", "KERNEL_MODULES", "/lib/modules", "folder of the kernel's own modules, the host's")
@@ -63,12 +63,12 @@ func (o *options) addImageRoot() {
 	o.addText(&o.imageRoot, "image-root", "IMAGE_ROOT", "/driver", "folder of the image with the driver's user space, modules (lib/modules/KERNEL) and firmware")
 }
 
-// addState adds the flag that says where states lie.
+// addState adds the flag for the folder of states.
 func (o *options) addState() {
 	o.addText(&o.stateDir, "state-dir", "GPUREADY_STATE_DIR", "/run/nvidia/gpuready", "folder of the components' states")
 }
 
-// addSources adds the flags that say where modules come from that the image does not have.
+// addSources adds the flags for the sources of modules that the image does not have.
 func (o *options) addSources() {
 	o.addSourceDir()
 	o.addText(&o.headers, "headers-root", "HEADERS_ROOT", "/", "folder below which the kernel's headers are installed")
@@ -85,20 +85,20 @@ func (o *options) addSourceDir() {
 	o.addText(&o.sources, "sources", "DRIVER_SOURCES", "", "folder with kernel-open, kernel or both, of which modules are made that the image has not (default: IMAGE-ROOT/usr/src/nvidia-*)")
 }
 
-// addRegistry adds the flags that say how images are pushed and pulled.
+// addRegistry adds the flags for pushing and pulling images.
 func (o *options) addRegistry() {
 	o.addText(&o.osTag, "os-tag", "DRIVER_OS_TAG", "", "the operating system's, in the tags VERSION-KERNEL-OSTAG of images: rhcos4.18")
 	o.StringSliceVar(&o.insecure, "prebuild-insecure", nil, "registries that are asked by plain HTTP, HOST:PORT")
 	o.Env["prebuild-insecure"] = "PREBUILD_INSECURE"
 }
 
-// addSigning adds the flags of the key that signs modules.
+// addSigning adds the flags for the key that signs modules.
 func (o *options) addSigning() {
 	o.addText(&o.signKey, "sign-key", "SIGN_KEY_FILE", "", "file of the private key that signs built modules, RSA in PEM; empty: they are not signed")
 	o.addText(&o.signCertificate, "sign-certificate", "SIGN_CERTIFICATE_FILE", "", "file of its certificate, PEM or DER, by which pulled modules have to be signed, too")
 }
 
-// checkSources refuses flags that contradict each other.
+// checkSources rejects flags that contradict each other.
 func (o *options) checkSources() error {
 	if o.signKey != "" && o.signCertificate == "" {
 		return program.Wrong("--sign-key needs --sign-certificate, by which the kernel knows the key")
@@ -115,7 +115,7 @@ func (o *options) checkSources() error {
 	return nil
 }
 
-// addPlaces adds the flags that say where the driver is shown.
+// addPlaces adds the flags for the places at which the driver is published.
 func (o *options) addPlaces() {
 	o.addText(&o.root, "root", "DRIVER_ROOT", "/run/nvidia/driver", "where the driver root is shown")
 	o.addState()
@@ -124,7 +124,7 @@ func (o *options) addPlaces() {
 	o.Level(&o.level)
 }
 
-// survey opens what the flags name. The caller closes it by the function.
+// survey returns the survey that the flags describe, and a function that closes it.
 func (o *options) survey() (serve.Survey, func(), error) {
 	for flag, path := range map[string]string{"image-root": o.imageRoot, "kernel-modules": o.modules, "conf-dir": o.conf} {
 		if !filepath.IsAbs(path) {
@@ -159,7 +159,7 @@ func (o *options) survey() (serve.Survey, func(), error) {
 	}, func() { _ = errors.Join(image.Close(), own.Close()) }, nil
 }
 
-// driver returns what the flags describe, and a function that closes it.
+// driver returns the driver that the flags describe, and a function that closes it.
 func (o *options) driver(stderr io.Writer) (*serve.Driver, func(), error) {
 	for flag, path := range map[string]string{"root": o.root, "state-dir": o.stateDir, "output-dir": o.outputDir} {
 		if !filepath.IsAbs(path) {
@@ -194,7 +194,7 @@ func (o *options) config(s serve.Survey, log *slog.Logger) serve.Config {
 		Root: filepath.Clean(o.root), StateDir: o.stateDir, OutputDir: o.outputDir, Listen: o.listen, Log: log}
 }
 
-// refused gives an error that has a reason its exit code and its reason in the text.
+// refused adds the exit code, and the reason in the text, to an error with a reason.
 func refused(err error) error {
 	e, is := errors.AsType[*kernel.Error](err)
 	if !is {

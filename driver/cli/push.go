@@ -74,7 +74,7 @@ Examples:
     --repository registry.example.com/gpu/driver
 `
 
-// pushed is what push did, for its output.
+// pushed describes the result of push, for its output.
 type pushed struct {
 	Image  string `json:"image"`
 	Digest string `json:"digest"` // the image by its digest
@@ -128,8 +128,8 @@ func push(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return nil
 }
 
-// prepare checks the modules in a folder, or their halves, signs them if there is a key, and
-// describes them.
+// prepare verifies the modules in a folder, or their halves, signs them if there is a key, and
+// describes them in m.
 func (o *options) prepare(ctx context.Context, dir string, m *image.Modules) error {
 	byKind, err := findModules(dir)
 	if err != nil {
@@ -153,7 +153,7 @@ func (o *options) prepare(ctx context.Context, dir string, m *image.Modules) err
 		return err
 	}
 	slices.Sort(m.Names)
-	return o.sourcesOf(ctx, m)
+	return o.addSourcesDigest(ctx, m)
 }
 
 func findModules(dir string) (map[kernel.Kind]kernel.Files, error) {
@@ -217,8 +217,8 @@ func (o *options) describeHalves(dir string, m *image.Modules) error {
 	return nil
 }
 
-// sourcesOf describes of which sources the modules are, if the image has them.
-func (o *options) sourcesOf(ctx context.Context, m *image.Modules) error {
+// addSourcesDigest adds the digest of the modules' sources, if the image has them.
+func (o *options) addSourcesDigest(ctx context.Context, m *image.Modules) error {
 	dir, err := serve.FindSources(o.sources, o.imageRoot)
 	if err != nil {
 		return err

@@ -32,7 +32,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return runSharing(ctx, "", args, stdout, stderr)
 }
 
-// runInPod is the driver container of a pod with OpenShift's Driver Toolkit beside it.
+// runInPod runs the driver container in a pod with OpenShift's Driver Toolkit as side-car.
 func runInPod(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return runSharing(ctx, toolkit.Dir, args, stdout, stderr)
 }
@@ -44,7 +44,7 @@ func runSharing(ctx context.Context, shared string, args []string, stdout, stder
 	o.addPlaces()
 	o.addSources()
 	o.addText(&o.listen, "listen", "LISTEN_ADDRESS", ":9405", "address of /healthz, /readyz and /metrics; empty: none")
-	return o.do(args, stderr, func(d *serve.Driver) error { return d.Run(ctx) })
+	return o.withDriver(args, stderr, func(d *serve.Driver) error { return d.Run(ctx) })
 }
 
 const sideCarUsage = `Build the driver's modules for the driver container of the same pod, with the compiler
@@ -82,7 +82,7 @@ func load(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o.addSurvey()
 	o.addSources()
 	o.addPlaces()
-	return o.do(args, stderr, func(d *serve.Driver) error { return d.Load(ctx) })
+	return o.withDriver(args, stderr, func(d *serve.Driver) error { return d.Load(ctx) })
 }
 
 const unloadUsage = `Unload the driver's modules and take its root away, if nobody uses them.
@@ -95,11 +95,11 @@ func unload(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	o := newOptions("unload", unloadUsage, stdout)
 	o.addSurvey()
 	o.addPlaces()
-	return o.do(args, stderr, func(d *serve.Driver) error { return d.Unload(ctx) })
+	return o.withDriver(args, stderr, func(d *serve.Driver) error { return d.Unload(ctx) })
 }
 
-// do reads the command line and runs f with the driver that it describes.
-func (o *options) do(args []string, stderr io.Writer, f func(*serve.Driver) error) error {
+// withDriver parses the command line and runs f with the driver that it describes.
+func (o *options) withDriver(args []string, stderr io.Writer, f func(*serve.Driver) error) error {
 	if err := errors.Join(o.Read(args), o.Lone()); err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ Examples:
   gpu-driver check -o json
 `
 
-// plan holds the outcome of check: what would be loaded, and what stands in the way.
+// plan is the output of check: the modules to load, and obstacles.
 type plan struct {
 	Kernel  string    `json:"kernel"`
 	Version string    `json:"version"`
@@ -98,8 +98,8 @@ func check(_ context.Context, args []string, stdout, _ io.Writer) error {
 	return refused(err)
 }
 
-// plan surveys the node. Where the driver cannot be loaded the plan holds what was found
-// until then.
+// plan surveys the node. If the driver cannot be loaded, the plan holds the findings until
+// then.
 func (o *options) plan() (plan, error) {
 	s, closeAll, err := o.survey()
 	if err != nil {
@@ -191,7 +191,7 @@ func (p plan) print(w io.Writer) {
 	}
 }
 
-// String says whose modules the kernel loads.
+// String describes whose modules the kernel loads.
 func (t trust) String() string {
 	var words []string
 	if t.SecureBoot {
@@ -270,7 +270,7 @@ func probe(_ context.Context, args []string, stdout, _ io.Writer) error {
 	return err
 }
 
-// state reads the driver's state; that nothing was said yet is not an error of its own.
+// state reads the driver's state. A state that was never published is not an error.
 func (o *options) state() (nodestate.State, error) {
 	s, err := nodestate.Read(filepath.Join(o.stateDir, string(nodestate.Driver)))
 	if nodestate.IsAbsent(err) {

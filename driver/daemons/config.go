@@ -14,8 +14,8 @@ import (
 type Setting struct {
 	Key   string
 	Value string
-	From  string // the variable that says so; "": the supervisor needs it
-	Was   string // in the image
+	From  string // the variable that sets it; "": the supervisor needs it
+	Was   string // the value in the image
 	Added bool   // whether the image's file does not have the key
 }
 
@@ -29,8 +29,7 @@ var (
 	fileKey    = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]*$`)
 )
 
-// parseSettings returns the settings that variables NVFM_CONFIG_<KEY>=<value> make,
-// by key.
+// parseSettings returns the settings of the variables NVFM_CONFIG_<KEY>=<value>, by key.
 func parseSettings(env []string) ([]Setting, error) {
 	var all []Setting
 	for _, e := range env {
@@ -56,7 +55,7 @@ func parseSettings(env []string) ([]Setting, error) {
 	return all, nil
 }
 
-// checkValue returns an error for a value that would not be one value on one line.
+// checkValue returns an error for a value that is not a single value on one line.
 func checkValue(value string) error {
 	switch {
 	case len(value) > maxValue:
@@ -73,10 +72,10 @@ func checkValue(value string) error {
 // which has no key.
 type line struct {
 	key, value string
-	text       string // as it is written, without its end
+	text       string // as written, without the newline
 }
 
-// parseConfig reads a file of KEY=value lines, as those of nv-fabricmanager and
+// parseConfig parses a file of KEY=value lines, such as those of nv-fabricmanager and
 // nvidia-imex.
 func parseConfig(data []byte) ([]line, error) {
 	var all []line
@@ -94,8 +93,8 @@ func parseConfig(data []byte) ([]line, error) {
 	return all, nil
 }
 
-// configure returns a configuration file with settings in the place of its own. It
-// completes the settings by what they replace, and keeps all other lines.
+// configure returns a configuration file with its settings replaced. It sets Was and Added in
+// the returned settings, and keeps all other lines.
 func configure(data []byte, settings []Setting) ([]byte, []Setting, error) {
 	lines, err := parseConfig(data)
 	if err != nil {
@@ -123,7 +122,7 @@ func configure(data []byte, settings []Setting) ([]byte, []Setting, error) {
 	return out.Bytes(), settings, nil
 }
 
-// lookup returns the last value of a key, "" where the file does not have it.
+// lookup returns the last value of a key; "" if the file does not have it.
 func lookup(data []byte, key string) (value string) {
 	lines, _ := parseConfig(data)
 	for _, l := range lines {

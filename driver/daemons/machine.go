@@ -2,7 +2,7 @@
 // driver container without a shell: nvidia-persistenced, nvidia-gridd,
 // nvidia-topologyd, nvlsm, nv-fabricmanager and nvidia-imex.
 //
-// Survey reads what the machine and the image have. NewPlan decides, from that alone,
+// Survey describes the machine and the image. NewPlan decides, from that description alone,
 // which daemons run and how. Package supervisor runs them.
 package daemons
 
@@ -22,9 +22,9 @@ import (
 )
 
 // Machine describes a node and its driver image, as far as daemons depend on them. All
-// paths are those of the image.
+// paths are relative to the image.
 type Machine struct {
-	GPUs       int    // on the PCI bus, except those that another driver holds
+	GPUs       int    // on the PCI bus, except those bound to another driver
 	NVSwitches int    // likewise; NVLink 4 and older
 	Bridges    int    // PCI functions that lead to the NVSwitches of NVLink 5
 	PortGUID   string // "0x…", of the bridges' port for the subnet manager; "": none is there yet
@@ -41,8 +41,8 @@ type Machine struct {
 	Env          []string          // of this process; NVFM_CONFIG_* counts
 }
 
-// Files that Survey reads. Those in /drivers and /etc/nvidia are where the GPU operator
-// mounts what a user configured.
+// Files that Survey reads. The GPU operator mounts a user's configuration in /drivers and
+// /etc/nvidia.
 const (
 	licenseFrom  = "/drivers/gridd.conf"
 	licenseTo    = "/etc/nvidia/gridd.conf"
@@ -61,11 +61,11 @@ const (
 // programDirs are searched for programs, in this order.
 var programDirs = []string{"/usr/bin", "/usr/sbin", "/usr/local/bin", "/opt/nvidia/nvlsm/sbin"}
 
-// griddLibs are the folders that NVIDIA's vGPU packages put nvidia-gridd's libraries in.
+// griddLibs lists the folders in which NVIDIA's vGPU packages install nvidia-gridd's libraries.
 var griddLibs = []string{"/usr/lib/x86_64-linux-gnu/nvidia/gridd", "/usr/lib/aarch64-linux-gnu/nvidia/gridd", "/usr/lib64/nvidia/gridd"}
 
-// Survey reads the driver image, and of the driver container's own root /sys and what a
-// user configured. env is the container's environment.
+// Survey reads the driver image, and /sys and the user's configuration from the driver
+// container's own root. env is the container's environment.
 func Survey(image, own *host.Root, env []string) (Machine, error) {
 	m := Machine{Programs: map[string]string{}, Env: env, VGPU: slices.Contains(env, "DRIVER_TYPE=vgpu")}
 	if err := m.readPCI(own); err != nil {
@@ -134,7 +134,7 @@ func readFile(root *host.Root, name string) ([]byte, error) {
 	return data, err
 }
 
-// readPCI counts the devices that decide about a fabric manager.
+// readPCI counts the devices that determine whether a fabric manager is needed.
 //
 // NVSwitches up to NVLink 4 are PCI devices of NVIDIA, class "bridge, other". Those of
 // NVLink 5 (HGX B200, B300) are not on the bus: ConnectX-7 functions lead to them, which
@@ -163,7 +163,7 @@ func (m *Machine) readPCI(root *host.Root) error {
 			if errors.Is(err, fs.ErrPermission) {
 				return fmt.Errorf("look for bridges to NVSwitches: %w; run as root", err)
 			}
-			// Another error is no bridge's: of many network cards it cannot be read.
+			// Any other error means no bridge: many network cards do not let it be read.
 			if err != nil || !strings.Contains(string(vpd), "SW_MNG") {
 				continue
 			}
@@ -176,15 +176,16 @@ func (m *Machine) readPCI(root *host.Root) error {
 	return nil
 }
 
-// heldByNVIDIA reports whether a device is NVIDIA's driver's, or nobody's yet. vfio-pci
-// holds those of virtual machines, forcedeth old network cards of the NVSwitches' class.
+// heldByNVIDIA reports whether a device is bound to NVIDIA's driver, or to none yet. vfio-pci
+// is bound to devices of virtual machines, forcedeth to old network cards of the NVSwitches'
+// class.
 func heldByNVIDIA(root *host.Root, dir string) bool {
 	driver, err := root.Readlink(path.Join(dir, "driver"))
 	return err != nil || strings.HasPrefix(path.Base(driver), "nvidia")
 }
 
 // smDisabled is the bit IsSMDisabled of a port's CapabilityMask (InfiniBand Architecture
-// Specification, PortInfo). Of the functions that a bridge has, some must not be used.
+// Specification, PortInfo). Some functions of a bridge must not be used.
 const smDisabled = 1 << 10
 
 // findPort returns the GUID of a device's first port on which a subnet manager may run.
@@ -202,8 +203,8 @@ func findPort(root *host.Root, dir string) string {
 	return ""
 }
 
-// parseGID returns the port's GUID, the second half of a GID as sysfs writes it; "" for
-// one that is not set.
+// parseGID returns the port's GUID, the second half of a GID in the format of sysfs; "" if it
+// is not set.
 func parseGID(gid string) string {
 	raw, err := hex.DecodeString(strings.ReplaceAll(gid, ":", ""))
 	if err != nil || len(raw) != 16 || binary.BigEndian.Uint64(raw[8:]) == 0 {

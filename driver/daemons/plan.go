@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/driver/daemons/supervisor"
 )
 
-// The programs, by which they are looked for and named.
+// The names of the programs.
 const (
 	persistenced  = "nvidia-persistenced"
 	gridd         = "nvidia-gridd"
@@ -20,36 +20,36 @@ const (
 	imex          = "nvidia-imex"
 )
 
-// StatusFile is the name of the file that says whether the daemons are ready. NVIDIA's
-// driver containers write it to /run/nvidia/validations, and the startup probe of newer
-// GPU operators fails while it has anything but "Ready" (gpu-driver-container,
-// nvidia-driver; gpu-operator, manifests/state-driver/0400_configmap.yaml).
+// StatusFile is the name of the file with the daemons' readiness. NVIDIA's driver containers
+// write it to /run/nvidia/validations. The startup probe of newer GPU operators fails unless
+// its content is "Ready" (gpu-driver-container, nvidia-driver; gpu-operator,
+// manifests/state-driver/0400_configmap.yaml).
 const StatusFile = ".driver-daemons-status"
 
 // Files of the daemons. Other programs, and NVIDIA's driver containers, expect them there.
 const (
 	fabricDir     = "/var/run/nvidia-fabricmanager"
-	fabricSocket  = fabricDir + "/fm_sm_ipc.socket" // nvlsm makes it for nv-fabricmanager
+	fabricSocket  = fabricDir + "/fm_sm_ipc.socket" // nvlsm creates it for nv-fabricmanager
 	fabricWritten = fabricDir + "/fabricmanager.cfg"
 	imexDir       = "/var/run/nvidia-imex"
 	imexWritten   = imexDir + "/config.cfg"
 )
 
-// How long a daemon may take until it is ready.
+// Timeouts until a daemon is ready.
 const (
 	startTimeout  = time.Minute
 	fabricTimeout = 5 * time.Minute // half a minute was seen on eight H100
 )
 
-// ErrMissing is returned, wrapped, where the driver image lacks what this machine needs.
+// ErrMissing is returned, wrapped, if the driver image lacks something that this machine needs.
 var ErrMissing = errors.New("missing from the driver image")
 
-// ErrNoPort is returned, wrapped, while the functions that lead to the NVSwitches have
-// no InfiniBand port, or no user access to it. It may come: Survey again when modules
+// ErrNoPort is returned, wrapped, while the functions that lead to the NVSwitches have no
+// InfiniBand port, or no user access to it. The port may appear: survey again after modules
 // were loaded.
 var ErrNoPort = errors.New("no InfiniBand port leads to the NVSwitches yet")
 
-// Skip is a daemon that is not to run, with the reason.
+// Skip is a daemon that does not run, with the reason.
 type Skip struct{ Name, Why string }
 
 // Plan lists the daemons to run, in the order of their start.
@@ -57,13 +57,13 @@ type Plan struct {
 	Daemons  []supervisor.Daemon
 	Skipped  []Skip
 	Settings []Setting // of nv-fabricmanager
-	// ResetGPUs means that all GPUs must be reset when the fabric manager has become
-	// ready: those of NVLink 5 keep the partitions that another fabric mode left.
+	// ResetGPUs requires a reset of all GPUs when the fabric manager has become ready: GPUs
+	// with NVLink 5 keep the partitions of an earlier fabric mode.
 	ResetGPUs bool
 }
 
-// NewPlan returns what a machine needs. The error wraps ErrMissing or ErrNoPort, or tells
-// of a configuration that cannot be.
+// NewPlan returns the daemons that a machine needs. The error wraps ErrMissing or ErrNoPort, or
+// describes an invalid configuration.
 func NewPlan(m Machine) (Plan, error) {
 	var p Plan
 	for _, add := range []func(Machine) error{p.addPersistence, p.addLicense, p.addFabric, p.addIMEX} {
@@ -235,7 +235,7 @@ func count(n int, one, many string) string {
 	return fmt.Sprint(n, " ", many)
 }
 
-// String prints the plan for people. Content of files, which may be secret, is left out.
+// String formats the plan for people, without the content of files, which may be secret.
 func (p Plan) String() string {
 	var b strings.Builder
 	for _, d := range p.Daemons {

@@ -1,6 +1,6 @@
-// Package image reads and writes images of drivers. The modules for a kernel are one layer of
-// such an image, and a label of the image lists these layers: a kernel more is a layer more,
-// and a node that has everything else fetches that layer alone.
+// Package image reads and writes images of drivers. The modules for each kernel are one layer
+// of such an image, and a label lists these layers. Support for another kernel adds one layer,
+// and a node that has the other layers pulls only that one.
 package image
 
 import (
@@ -23,28 +23,28 @@ const (
 	ModulesLabel = "io.gpuready.driver.modules" // a JSON list of Modules
 )
 
-// Bounds on what an image may say.
+// Bounds on the content of the labels.
 const (
 	maxLabel   = 1 << 20
 	maxModules = 1000 // layers of modules
 )
 
-// Modules describe a layer with the modules of a kernel.
+// Modules describes a layer with the modules for a kernel.
 type Modules struct {
 	Kernel  string `json:"kernel"` // release, as uname -r prints it
 	Kind    string `json:"kind"`   // "open" or "proprietary"
 	Version string `json:"version"`
-	// Names are those of the modules, "nvidia-uvm"; empty: not told.
+	// Names holds the names of the modules, "nvidia-uvm"; empty: unknown.
 	Names []string `json:"modules,omitempty"`
-	// Sources is the digest of the sources that they were compiled of; "": not told.
+	// Sources is the digest of the sources of the modules; "": unknown.
 	Sources string `json:"sources,omitempty"`
-	// Signer is the SHA-256 of the certificate whose key has signed them; "": not told.
+	// Signer is the SHA-256 of the certificate whose key has signed them; "": unknown.
 	Signer string `json:"signer,omitempty"`
 	Layer  string `json:"layer"` // digest of the layer, uncompressed: "sha256:…"
 }
 
-// serves reports whether the layer has what is wanted. What only one side knows is taken to
-// be as it should.
+// serves reports whether the layer has the wanted modules. A property that is unknown on one
+// side matches.
 func (m Modules) serves(want Modules) bool {
 	if m.Kernel != want.Kernel || m.Kind != want.Kind || m.Version != want.Version {
 		return false
@@ -58,11 +58,11 @@ func (m Modules) serves(want Modules) bool {
 	return same(m.Sources, want.Sources) && same(m.Signer, want.Signer)
 }
 
-// Dir is the folder of a kernel's modules in an image.
+// Dir returns the folder of a kernel's modules in an image.
 func Dir(kernel string) string { return path.Join("driver/lib/modules", kernel) }
 
-// HalvesName is the folder, in that of a kernel's modules, in which the halves of modules lie
-// that are linked on the node, by kind.
+// HalvesName is the subfolder of a kernel's modules with the halves that are linked on the
+// node, by kind.
 const HalvesName = "halves"
 
 // HalvesDir returns the folder of halves of a kernel and kind, relative to the driver's folder
@@ -70,8 +70,8 @@ const HalvesName = "halves"
 func HalvesDir(kernel, kind string) string { return path.Join("lib/modules", kernel, HalvesName, kind) }
 
 // Add appends a layer of modules to an image and describes it in the labels. The same image
-// and layer give the same image. Modules of a kernel and kind that the image has already are
-// an error.
+// and layer give the same image. It returns an error if the image already has modules of the
+// same kernel and kind.
 func Add(base v1.Image, layer v1.Layer, m Modules) (v1.Image, error) {
 	config, err := base.ConfigFile()
 	if err != nil {
@@ -120,7 +120,7 @@ func Add(base v1.Image, layer v1.Layer, m Modules) (v1.Image, error) {
 	return mutate.Config(added, *labelled)
 }
 
-// List returns the layers of modules that an image has.
+// List returns the layers of modules of an image.
 func List(i v1.Image) ([]Modules, error) {
 	config, err := i.ConfigFile()
 	if err != nil {
@@ -148,7 +148,7 @@ func parse(config *v1.ConfigFile) ([]Modules, error) {
 	return list, nil
 }
 
-// CheckRepository refuses what does not name a repository alone: "registry.example.com/gpu/driver".
+// CheckRepository rejects anything but the name of a repository: "registry.example.com/gpu/driver".
 func CheckRepository(repository string) error {
 	if _, err := name.NewRepository(repository, name.WeakValidation); err != nil {
 		return fmt.Errorf("%q is no repository; it is a registry and a path, without tag and digest: registry.example.com/gpu/driver", bounded(repository))

@@ -27,11 +27,11 @@ type bounds struct {
 
 var layerBounds = bounds{files: 10_000, bytes: 1 << 30}
 
-// Layer returns a layer with the files of a folder, below a path of the image. It depends on
-// their names, contents, and whether they are programs, and on nothing else.
+// Layer returns a layer with the files of a folder, below a path of the image. It depends only
+// on their names, contents, and executable bits.
 //
-// The library's own constructor of layers is not used: with its compressors the program has
-// 250 kB more.
+// It does not use the library's constructor of layers, whose compressors would add 250 kB to
+// the program.
 func Layer(dir, at string) (v1.Layer, error) {
 	l := &folderLayer{dir: dir, at: at}
 	content, err := l.Compressed()
@@ -45,7 +45,7 @@ func Layer(dir, at string) (v1.Layer, error) {
 	return partial.CompressedToLayer(l)
 }
 
-// folderLayer is a layer that is compressed each time it is read.
+// folderLayer is a layer that is compressed on each read.
 type folderLayer struct {
 	dir, at string
 	digest  v1.Hash
@@ -88,7 +88,7 @@ func writeTar(to io.Writer, dir, at string) error {
 	return errors.Join(err, w.Close())
 }
 
-// writeParents writes the folder at and those that it lies in.
+// writeParents writes the folder at and its parents.
 func writeParents(w *tar.Writer, at string) error {
 	if parent := path.Dir(at); parent != "." {
 		if err := writeParents(w, parent); err != nil {
@@ -132,8 +132,8 @@ func writeEntry(w *tar.Writer, file, name string, d fs.DirEntry) error {
 	return errors.Join(err, f.Close())
 }
 
-// unpack puts the files of a layer that lie below a path of the image into a new folder. A
-// layer of modules has folders and files there, and nothing else.
+// unpack unpacks the files of a layer below a path of the image to a new folder. A layer of
+// modules has only folders and files there.
 func unpack(layer io.Reader, at, to string, limit bounds) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
@@ -167,7 +167,7 @@ func unpack(layer io.Reader, at, to string, limit bounds) error {
 			return fmt.Errorf("%q: %w", bounded(h.Name), err)
 		}
 	}
-	// What follows the archive is read, too: its digest is of all of it.
+	// Read to the end after the archive: the digest covers all data.
 	_, err = io.Copy(io.Discard, io.LimitReader(layer, limit.bytes))
 	return err
 }
@@ -191,5 +191,5 @@ func unpackEntry(root *os.Root, rel string, h *tar.Header, r io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// bounded returns somebody else's words, for a message.
+// bounded sanitizes and truncates text of other origin for a message.
 func bounded(s string) string { return record.Clean(s, 200) }

@@ -21,26 +21,26 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 )
 
-// Registry reads and writes images in registries, by the proxy and the certificate
+// Registry reads and writes images in registries. It uses the proxy and the certificate
 // authorities of the environment (HTTPS_PROXY, SSL_CERT_DIR).
 type Registry struct {
-	Insecure []string       // registries, "host:port", that may be asked by plain HTTP
+	Insecure []string       // registries, "host:port", for which plain HTTP is allowed
 	Keychain authn.Keychain // nil: config.json in DOCKER_CONFIG
 }
 
-// ErrAbsent is returned, wrapped, where a registry has no such image, or the image no such
+// ErrAbsent is returned, wrapped, if a registry has no such image, or the image no such
 // modules.
 var ErrAbsent = fs.ErrNotExist
 
-// ErrUnreachable is returned, wrapped, where a registry does not answer, or refuses to.
+// ErrUnreachable is returned, wrapped, if a registry does not respond or refuses the request.
 var ErrUnreachable = errors.New("the registry does not give it")
 
-// errArchitecture is returned, wrapped, for an image of another architecture than this machine's.
+// errArchitecture is returned, wrapped, for an image of another architecture.
 var errArchitecture = errors.New("it is of another architecture")
 
-// Pull puts the files of the layer that want describes into the new folder to. want.Names,
-// want.Sources and want.Signer count where the image tells them, want.Layer does not. The error
-// is ErrAbsent, wrapped, where the registry has none for this machine's architecture.
+// Pull unpacks the layer that want describes to the new folder to. It compares want.Names,
+// want.Sources and want.Signer if the image's labels have them, and ignores want.Layer. The
+// error wraps ErrAbsent if the registry has no such layer for this machine's architecture.
 func (r Registry) Pull(ctx context.Context, image string, want Modules, to string) error {
 	i, m, err := r.find(ctx, image, want)
 	if err != nil {
@@ -52,7 +52,8 @@ func (r Registry) Pull(ctx context.Context, image string, want Modules, to strin
 	return nil
 }
 
-// Has reports whether Pull would find the modules, with want.Signer told.
+// Has reports whether Pull would find the modules. If want.Signer is set, the image has to name
+// the same signer.
 func (r Registry) Has(ctx context.Context, image string, want Modules) (bool, error) {
 	_, m, err := r.find(ctx, image, want)
 	if errors.Is(err, ErrAbsent) {
@@ -71,7 +72,7 @@ func unreachable(err error) error {
 	return err
 }
 
-// IsDenied reports whether a registry has refused the credentials.
+// IsDenied reports whether a registry has rejected the credentials.
 func IsDenied(err error) bool {
 	e, is := errors.AsType[*transport.Error](err)
 	return is && (e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden)
@@ -112,9 +113,10 @@ func unpackLayer(i v1.Image, m Modules, to string) error {
 	return errors.Join(unpack(content, Dir(m.Kernel), to, layerBounds), content.Close())
 }
 
-// Push appends a layer of modules to the image base, writes that as image, and returns its
-// reference by digest. An image that is there keeps its modules for other kernels or of
-// another kind, unless it has others for the same ones, which are replaced with all the rest.
+// Push appends a layer of modules to the image base, writes the result as image, and returns
+// its reference by digest. If image exists, the layer is added to it, and its modules for other
+// kernels and kinds stay. If it has other modules for the same kernel and kind, it is replaced
+// as a whole.
 func (r Registry) Push(ctx context.Context, base, image string, layer v1.Layer, m Modules) (string, error) {
 	ref, err := r.parse(image)
 	if err != nil {
@@ -134,7 +136,7 @@ func (r Registry) Push(ctx context.Context, base, image string, layer v1.Layer, 
 	return ref.Context().Digest(digest.String()).String(), nil
 }
 
-// Write pushes an image. Layers that the registry has are not sent again.
+// Write pushes an image. It skips layers that the registry has.
 func (r Registry) Write(ctx context.Context, image string, i v1.Image) error {
 	ref, err := r.parse(image)
 	if err != nil {
@@ -146,7 +148,7 @@ func (r Registry) Write(ctx context.Context, image string, i v1.Image) error {
 	return nil
 }
 
-// extend returns what Push writes.
+// extend returns the image that Push writes.
 func (r Registry) extend(ctx context.Context, base, image string, layer v1.Layer, m Modules) (v1.Image, error) {
 	there, index, err := r.read(ctx, image)
 	if errors.Is(err, errArchitecture) || index {
@@ -175,13 +177,13 @@ func (r Registry) extend(ctx context.Context, base, image string, layer v1.Layer
 	return Add(from, layer, m)
 }
 
-// Read returns an image for this machine's architecture, also out of an index of several.
+// Read returns an image for this machine's architecture, also from an index of several.
 func (r Registry) Read(ctx context.Context, image string) (v1.Image, error) {
 	i, _, err := r.read(ctx, image)
 	return i, err
 }
 
-// read also reports whether the reference is that of an index.
+// read also reports whether the reference names an index.
 func (r Registry) read(ctx context.Context, image string) (i v1.Image, index bool, err error) {
 	ref, err := r.parse(image)
 	if err != nil {
@@ -204,7 +206,7 @@ func (r Registry) read(ctx context.Context, image string) (i v1.Image, index boo
 	return i, index, checkArchitecture(image, i)
 }
 
-// checkArchitecture refuses an image that names another architecture.
+// checkArchitecture rejects an image of another architecture.
 func checkArchitecture(image string, i v1.Image) error {
 	config, err := i.ConfigFile()
 	if err != nil {
@@ -238,8 +240,8 @@ func (r Registry) options(ctx context.Context) []remote.Option {
 	}
 }
 
-// transport returns the way to registries. The library asks private addresses by plain HTTP,
-// too, where HTTPS does not answer: here only those are asked so that are named.
+// transport returns the HTTP transport for registries. The library falls back to plain HTTP for
+// private addresses without HTTPS; this transport allows that only for r.Insecure.
 func (r Registry) transport() http.RoundTripper {
 	return roundTripper(func(q *http.Request) (*http.Response, error) {
 		if q.URL.Scheme != "https" && !slices.Contains(r.Insecure, q.URL.Host) {

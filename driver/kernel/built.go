@@ -8,12 +8,11 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// machines are the processors of modules, by Go's name of the architecture.
+// machines holds the ELF machines of modules by GOARCH.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// CheckBuilt refuses modules in a folder, one file "<name>.ko" each, that are not what was to
-// be built: those of a kernel release and of a driver version, for this machine's processor.
-// "" is any version.
+// CheckBuilt verifies built modules in a folder, one file "<name>.ko" each. They have to be for
+// a kernel release, a driver version and this machine's processor. "" is any version.
 func CheckBuilt(dir string, names []string, release, version string) error {
 	root, err := host.Open(dir)
 	if err != nil {

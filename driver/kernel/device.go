@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nvidiaMajor is the number of NVIDIA's character devices
+// nvidiaMajor is the major number of NVIDIA's character devices
 // (Documentation/admin-guide/devices.txt).
 const nvidiaMajor = 195
 
@@ -28,8 +28,8 @@ type opening struct {
 	err  error
 }
 
-// Devices are GPUs that the driver has initialised. It keeps each so while its device is
-// open: without nvidia-persistenced the last one who closes it lets it go.
+// Devices holds open devices of GPUs that the driver has initialised. A GPU stays initialised
+// while its device is open: without nvidia-persistenced the last close deinitialises it.
 type Devices struct {
 	files  []*os.File
 	failed []error
@@ -43,7 +43,7 @@ func (d *Devices) Errors() []error {
 	return d.failed
 }
 
-// Close lets the GPUs go.
+// Close closes the devices.
 func (d *Devices) Close() error {
 	if d == nil {
 		return nil
@@ -56,10 +56,10 @@ func (d *Devices) Close() error {
 	return err
 }
 
-// OpenDevices has the driver initialise each GPU that is bound to it, all at once, by
-// opening its device. The device nodes are made in dir, on a file system that permits
-// them, under names of their own, and removed again. The error is that of the first GPU where none works.
-// One that takes longer than deviceTimeout counts as failed.
+// OpenDevices makes the driver initialise each GPU that is bound to it, concurrently, by
+// opening its device. It creates the device nodes in dir under names of its own, and removes
+// them again; dir's file system has to permit device nodes. If no GPU works, it returns the
+// error of the first. A GPU that takes longer than deviceTimeout counts as failed.
 func (s System) OpenDevices(ctx context.Context, dir string) (*Devices, error) {
 	minors, err := s.minors()
 	if err != nil || len(minors) == 0 {
@@ -86,7 +86,7 @@ func (s System) OpenDevices(ctx context.Context, dir string) (*Devices, error) {
 				d.files = append(d.files, o.file)
 			}
 		case <-ctx.Done():
-			// The goroutine waits in the kernel, where nothing can end it.
+			// The goroutine waits in the kernel and cannot be cancelled.
 			errs[i] = fmt.Errorf("it is not initialised after %v", deviceTimeout)
 		}
 	}
@@ -109,12 +109,12 @@ func (s System) OpenDevices(ctx context.Context, dir string) (*Devices, error) {
 
 // device is a GPU that is bound to the driver.
 type device struct {
-	address string // on the PCI bus, as the driver writes it
+	address string // on the PCI bus, in the driver's format
 	minor   uint32
 }
 
-// minors reads which GPUs the driver has: /proc/driver/nvidia/gpus/<address>/information
-// has a line "Device Minor: <number>".
+// minors returns the driver's GPUs: /proc/driver/nvidia/gpus/<address>/information has a line
+// "Device Minor: <number>".
 func (s System) minors() ([]device, error) {
 	dir := filepath.Join(s.Proc, "driver/nvidia/gpus")
 	addresses, err := readNames(dir)
@@ -154,8 +154,8 @@ func openDevice(dir string, minor uint32) (*os.File, error) {
 	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(nvidiaMajor, minor))); err != nil {
 		return nil, fmt.Errorf("make %s: %w", path, err)
 	}
-	// Not with O_NONBLOCK: newer drivers then initialise the GPU later, and tell nobody how
-	// it ended.
+	// Without O_NONBLOCK: with it, newer drivers initialise the GPU later and do not report the
+	// result.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if gone := os.Remove(path); err == nil && gone != nil {
 		err = errors.Join(gone, unix.Close(fd))

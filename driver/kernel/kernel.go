@@ -1,7 +1,7 @@
-// Package kernel reads, checks, loads and unloads Linux kernel modules without kmod: it
-// parses what modinfo(8) shows, resolves dependencies, checks parameters that the kernel
-// itself ignores when they are misspelt, and turns each error number of finit_module(2)
-// and delete_module(2) into a Reason with the next action.
+// Package kernel reads, checks, loads and unloads Linux kernel modules without kmod. It parses
+// the information of modinfo(8), resolves dependencies, and checks parameters, which the kernel
+// itself ignores when they are misspelt. It turns each error number of finit_module(2) and
+// delete_module(2) into a Reason with the next action.
 package kernel
 
 import (
@@ -17,12 +17,12 @@ import (
 
 // Reasons for which modules cannot be loaded or unloaded.
 const (
-	ReasonKernelMismatch    gpu.Reason = "KernelMismatch"    // built for another kernel than the one that runs
-	ReasonSignatureRejected gpu.Reason = "SignatureRejected" // the kernel wants a signature by a key that it trusts
+	ReasonKernelMismatch    gpu.Reason = "KernelMismatch"    // built for another kernel than the running one
+	ReasonSignatureRejected gpu.Reason = "SignatureRejected" // the kernel requires a signature by a key that it trusts
 	ReasonLockedDown        gpu.Reason = "LockedDown"        // lockdown, or a missing capability, forbids loading
 	ReasonNoDevice          gpu.Reason = "NoDevice"          // the module found no GPU that it supports
-	ReasonDependencyMissing gpu.Reason = "DependencyMissing" // a module or symbol that is needed is not there
-	ReasonInUse             gpu.Reason = "InUse"             // a process or another module holds it
+	ReasonDependencyMissing gpu.Reason = "DependencyMissing" // a required module or symbol is missing
+	ReasonInUse             gpu.Reason = "InUse"             // a process or another module uses it
 	ReasonParameterUnknown  gpu.Reason = "ParameterUnknown"  // a parameter that the module does not have, or cannot take
 	ReasonDeviceInitFailed  gpu.Reason = "DeviceInitFailed"  // the module's initialisation failed
 )
@@ -30,10 +30,10 @@ const (
 // maxMessage bounds an Error's text, in bytes.
 const maxMessage = 1024
 
-// Error is why a module could not be loaded or unloaded.
+// Error is the reason why a module could not be loaded or unloaded.
 type Error struct {
 	Reason  gpu.Reason
-	Module  string // "nvidia_uvm"; "" where no single one is meant
+	Module  string // "nvidia_uvm"; "" if it concerns no single module
 	Message string // one sentence with the next action
 	Err     error  // the system call's, may be nil
 }
@@ -46,8 +46,8 @@ func refuse(reason gpu.Reason, module string, err error, format string, args ...
 	return &Error{reason, module, record.Clean(fmt.Sprintf(format, args...), maxMessage), err}
 }
 
-// Name returns a module's name as the kernel writes it, from a file's or a person's
-// spelling: "nvidia-uvm.ko.xz" is "nvidia_uvm".
+// Name returns a module's name in the kernel's spelling, from that of a file or a person:
+// "nvidia_uvm" for "nvidia-uvm.ko.xz".
 func Name(s string) string {
 	s = s[strings.LastIndexByte(s, '/')+1:]
 	if i := strings.Index(s, ".ko"); i > 0 {
@@ -56,11 +56,11 @@ func Name(s string) string {
 	return strings.ReplaceAll(s, "-", "_")
 }
 
-// System is the kernel that runs. A test replaces the directories by ones of its own, and
-// the calls where modules are not to be loaded for real.
+// System is the running kernel. Tests replace the directories, and the calls where no module
+// may be loaded.
 type System struct {
-	Proc  string // where procfs is seen: "/proc"
-	Sys   string // where sysfs is seen: "/sys"
+	Proc  string // mount point of procfs: "/proc"
+	Sys   string // mount point of sysfs: "/sys"
 	Kmsg  string // the kernel's log: "/dev/kmsg"; "": it is not read
 	Calls Calls
 }
@@ -87,7 +87,7 @@ func (s System) uname() (u unix.Utsname, err error) {
 	return u, err
 }
 
-// readAtMost reads r to its end and fails if that is more than limit bytes.
+// readAtMost reads r to its end. It fails after limit bytes.
 func readAtMost(r io.Reader, limit int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r, limit+1))
 	if err == nil && int64(len(data)) > limit {

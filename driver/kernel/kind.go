@@ -8,17 +8,17 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Kind is which of NVIDIA's two sets of kernel modules is loaded.
+// Kind is one of NVIDIA's two sets of kernel modules, or Auto.
 type Kind string
 
-// The kinds, in the words of the policy's kernelModuleType.
+// The kinds, in the spelling of the policy's kernelModuleType.
 const (
 	Auto        Kind = "auto"
 	OpenKind    Kind = "open"
 	Proprietary Kind = "proprietary"
 )
 
-// ParseKind reads kernelModuleType; "" is Auto.
+// ParseKind parses kernelModuleType; "" is Auto.
 func ParseKind(s string) (Kind, error) {
 	if s == "" {
 		return Auto, nil
@@ -29,7 +29,7 @@ func ParseKind(s string) (Kind, error) {
 	return "", fmt.Errorf("kernel module type %q: want auto, open or proprietary", s)
 }
 
-// Kind returns the set that a module is of.
+// Kind returns the kind of a module.
 func (i Info) Kind() Kind {
 	if i.Open() {
 		return OpenKind
@@ -42,13 +42,14 @@ func (i Info) Kind() Kind {
 type generation struct {
 	from        uint16
 	name        string
-	open, prior bool // supported by the open modules; by the proprietary ones
+	open, prior bool // supported by the open modules, and by the proprietary ones
 }
 
-// generations are ordered by their first device ID. The chips' blocks of IDs are those of
-// the PCI ID repository (pci-ids.ucw.cz, vendor 10de); what supports them is in the README of NVIDIA's driver, chapter "Open Linux Kernel
-// Modules": Turing and later by the open ones, and Blackwell by these alone. GP100 is the
-// only Pascal among Maxwell's numbers; the same modules support both.
+// generations is ordered by the first device ID. The blocks of IDs are from the PCI ID
+// repository (pci-ids.ucw.cz, vendor 10de). The supported kinds are from the README of NVIDIA's
+// driver, chapter "Open Linux Kernel Modules": the open modules support Turing and later, and
+// only they support Blackwell. GP100 is the only Pascal among Maxwell's IDs; the same modules
+// support both.
 var generations = []generation{
 	{0x0000, "an architecture before Maxwell", false, false},
 	{0x1340, "Maxwell", false, true},
@@ -64,8 +65,8 @@ var generations = []generation{
 	{0x2900, "Blackwell or later", true, false},
 }
 
-// graceHopper are the device IDs of the H100 and H200 on a Grace CPU, which the open
-// modules alone support (PCI ID repository: GH100 [GH200 120GB / 480GB], [GH200 144G HBM3e]).
+// graceHopper lists the device IDs of the H100 and H200 on a Grace CPU, which only the open
+// modules support (PCI ID repository: GH100 [GH200 120GB / 480GB], [GH200 144G HBM3e]).
 var graceHopper = []uint16{0x2342, 0x2348}
 
 func generationOf(device uint16) generation {
@@ -79,9 +80,9 @@ func generationOf(device uint16) generation {
 	return generations[i]
 }
 
-// Choose decides between the kinds of modules that a driver has, by the GPUs on the PCI
-// bus, and says why. Where both kinds support all GPUs it takes the open modules, as
-// NVIDIA does from driver 560 on.
+// Choose chooses between a driver's kinds of modules by the GPUs on the PCI bus, and returns
+// the choice with an explanation. If both kinds support all GPUs it chooses the open modules,
+// as NVIDIA does from driver 560 on.
 func Choose(wanted Kind, have []Kind, gpus []host.PCIGPU) (Kind, string, error) {
 	if len(have) == 0 {
 		return "", "", refuse(ReasonDependencyMissing, "nvidia", nil, "the driver's image has no kernel modules for this kernel")
@@ -108,7 +109,7 @@ func Choose(wanted Kind, have []Kind, gpus []host.PCIGPU) (Kind, string, error) 
 		"no one kind of kernel modules supports all GPUs of this node (%s); take one of them out, or give it to vfio-pci", listGenerations(gpus))
 }
 
-// supports reports whether a kind supports a GPU. A device without an ID is nobody's to judge.
+// supports reports whether a kind supports a GPU. It assumes so for a device without an ID.
 func supports(k Kind, g host.PCIGPU) bool {
 	if g.Device == 0 {
 		return true
@@ -129,7 +130,7 @@ func explainKind(wanted Kind, have []Kind, gpus []host.PCIGPU) string {
 	return "for " + listGenerations(gpus)
 }
 
-// instead says what would support a GPU.
+// instead names the modules that would support a GPU.
 func instead(k Kind, g host.PCIGPU) string {
 	switch of := generationOf(g.Device); {
 	case k == OpenKind && of.prior:

@@ -11,10 +11,10 @@ import (
 )
 
 // moduleInitCompressed is MODULE_INIT_COMPRESSED_FILE (include/uapi/linux/module.h),
-// Linux 5.17: the kernel uncompresses the file itself.
+// Linux 5.17: the kernel itself uncompresses the file.
 const moduleInitCompressed = 4
 
-// Load loads one module with its parameters. A module that is loaded already is no error.
+// Load loads one module with its parameters. It returns nil if the module is loaded already.
 func (s System) Load(m Module, params []Param) error {
 	f, err := m.Root.OpenFile(m.Path)
 	if err != nil {
@@ -34,7 +34,7 @@ func (s System) Load(m Module, params []Param) error {
 	return s.explainLoad(m, err, log.linesAbout(m.Name))
 }
 
-// insert hands a module to the kernel, compressed where the kernel can read it so.
+// insert passes a module to the kernel, compressed if the kernel can uncompress it.
 func (s System) insert(f *os.File, name, params string) error {
 	if filepath.Ext(name) == ".ko" {
 		return s.Calls.FinitModule(int(f.Fd()), params, 0)
@@ -58,15 +58,15 @@ func (s System) insert(f *os.File, name, params string) error {
 	return s.Calls.InitModule(data, params)
 }
 
-// uncompresses reports whether the kernel reads modules that are compressed this way.
+// uncompresses reports whether the kernel can uncompress modules with an extension.
 func (s System) uncompresses(extension string) bool {
 	data, err := os.ReadFile(filepath.Join(s.Sys, "module/compression"))
 	kind := map[string]string{".gz": "gzip", ".xz": "xz", ".zst": "zstd"}[extension]
 	return err == nil && kind != "" && strings.TrimSpace(string(data)) == kind
 }
 
-// explainLoad turns the error number of finit_module(2) into a reason. lines are those
-// that the kernel logged about the module meanwhile.
+// explainLoad turns the error number of finit_module(2) into a reason. lines holds the kernel's
+// log messages about the module.
 func (s System) explainLoad(m Module, err error, lines []string) error {
 	said := ""
 	if len(lines) > 0 {
@@ -102,7 +102,7 @@ func disagrees(lines []string) bool {
 	return false
 }
 
-// CheckRelease refuses a module that was built for another kernel than release.
+// CheckRelease rejects a module that was built for another kernel than release.
 func CheckRelease(m Module, release string) error {
 	if m.Release() == release {
 		return nil
@@ -111,7 +111,7 @@ func CheckRelease(m Module, release string) error {
 		"%s is built for kernel %s, this node runs %s; use the driver's image for this kernel, or build it here", m, m.Release(), release)
 }
 
-// Unload removes one module. One that is not there is no error.
+// Unload removes one module. It returns nil if the module is not loaded.
 func (s System) Unload(name string) error {
 	err := s.Calls.DeleteModule(name, unix.O_NONBLOCK)
 	switch {
@@ -125,7 +125,7 @@ func (s System) Unload(name string) error {
 	return refuse(ReasonDeviceInitFailed, name, err, "unload %s: %v", name, err)
 }
 
-// explainBusy names who holds a module.
+// explainBusy names the users of a module.
 func (s System) explainBusy(name string, err error) error {
 	loaded, listErr := s.Loaded()
 	if l := loaded[name]; listErr == nil && len(l.Holders) > 0 {
@@ -134,7 +134,7 @@ func (s System) explainBusy(name string, err error) error {
 	return s.explainUsers(name, err)
 }
 
-// explainUsers names the processes that hold a module.
+// explainUsers names the processes that use a module.
 func (s System) explainUsers(name string, err error) error {
 	users := s.Users()
 	if len(users) == 0 {

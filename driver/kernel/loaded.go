@@ -16,17 +16,16 @@ import (
 // Loaded is a module in the kernel, as /proc/modules and /sys/module show it.
 type Loaded struct {
 	Name       string
-	References int      // how often it is held, by modules, open files and the like
-	Holders    []string // modules that hold it
+	References int      // count of references by modules, open files and the like
+	Holders    []string // modules that use it
 	State      string   // "Live", "Loading", "Unloading"
 	Version    string
 	SrcVersion string
 	BuildID    string
 }
 
-// Same reports whether the module in the kernel was loaded from the module in a file, or
-// from one that was built of the same sources. A module without any mark of its build is
-// the same as none.
+// Same reports whether the module in the kernel was loaded from the module in a file, or from
+// another build of the same sources. A module without any build identity matches no other.
 func (l Loaded) Same(i Info) bool {
 	if l.State != "Live" || l.Name != i.Name || l.Version != i.Version || l.SrcVersion != i.SrcVersion || l.BuildID != i.BuildID {
 		return false
@@ -38,7 +37,7 @@ func (l Loaded) Same(i Info) bool {
 func (s System) Loaded() (map[string]Loaded, error) {
 	data, err := os.ReadFile(filepath.Join(s.Proc, "modules"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // a kernel without modules
+		return nil, nil // a kernel without module support
 	}
 	if err != nil {
 		return nil, err
@@ -55,8 +54,8 @@ func (s System) Loaded() (map[string]Loaded, error) {
 	return all, lines.Err()
 }
 
-// parseLoaded reads a line of /proc/modules: name, size, references, holders, state,
-// address (proc_modules(5)).
+// parseLoaded parses a line of /proc/modules: name, size, references, holders, state, address
+// (proc_modules(5)).
 func parseLoaded(line string) (Loaded, error) {
 	fields := strings.Fields(line)
 	if len(fields) < 5 {
@@ -77,7 +76,7 @@ func parseLoaded(line string) (Loaded, error) {
 	return l, nil
 }
 
-// Describe adds what /sys/module says of a loaded module's build.
+// Describe adds a loaded module's build identity from /sys/module.
 func (s System) Describe(l Loaded) Loaded {
 	dir := filepath.Join(s.Sys, "module", l.Name)
 	read := func(name string) string {

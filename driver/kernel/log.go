@@ -9,16 +9,16 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Bounds on what is quoted of the kernel's log.
+// Bounds on quotations from the kernel's log.
 const (
 	maxLines = 4
 	maxLine  = 200
 )
 
-// kernelLog is the kernel's log from one moment on; nil where it cannot be read.
+// kernelLog is the kernel's log from one moment on; nil if it cannot be read.
 type kernelLog struct{ fd int }
 
-// openLog begins at the log's end: what is read later was logged meanwhile.
+// openLog opens the log at its end, so that only later messages are read.
 func (s System) openLog() *kernelLog {
 	if s.Kmsg == "" {
 		return nil
@@ -40,17 +40,17 @@ func (l *kernelLog) close() {
 	}
 }
 
-// linesAbout returns lines that name a module: the first that NVIDIA's driver wrote where
-// there are any (it calls itself NVRM), else the first of all.
+// linesAbout returns lines that name a module: the first ones by NVIDIA's driver, which uses
+// the prefix NVRM, or else the first of all.
 func (l *kernelLog) linesAbout(module string) []string {
 	if l == nil {
 		return nil
 	}
 	var lines, driver []string
-	buffer := make([]byte, 8192) // one record a read
+	buffer := make([]byte, 8192) // each read returns one record
 	for range 10000 {
 		n, err := unix.Read(l.fd, buffer)
-		if err == unix.EPIPE || err == unix.EINTR { // lines were overwritten; what follows is read
+		if err == unix.EPIPE || err == unix.EINTR { // lines were overwritten; continue with the next
 			continue
 		}
 		if err != nil || n <= 0 {
@@ -70,11 +70,11 @@ func (l *kernelLog) linesAbout(module string) []string {
 	return lines[:min(len(lines), maxLines)]
 }
 
-// parseRecord returns the text of a record: "<priority>,<sequence>,<time>,<flags>;<text>"
-// and lines with a space before them (Documentation/ABI/testing/dev-kmsg).
+// parseRecord returns the text of a record: "<priority>,<sequence>,<time>,<flags>;<text>", then
+// lines that begin with a space (Documentation/ABI/testing/dev-kmsg).
 func parseRecord(data []byte) string {
 	_, text, _ := bytes.Cut(data, []byte(";"))
 	text, _, _ = bytes.Cut(text, []byte("\n"))
-	// The kernel writes a line's end within a record as \x0a.
+	// The kernel writes a newline within a record as \x0a.
 	return strings.ReplaceAll(string(text), `\x0a`, " ")
 }

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Limits on what is read of a module. NVIDIA's largest is 100 MB with symbols.
+// Limits on the size of a module. NVIDIA's largest has 100 MB with symbols.
 const (
 	maxModule  = 512 << 20
 	maxModinfo = 4 << 20
@@ -27,15 +27,15 @@ type Info struct {
 	BuildID     string            // of .note.gnu.build-id, in hexadecimal
 	Vermagic    string            // "6.1.0-56-amd64 SMP preempt mod_unload modversions "
 	License     string            // "NVIDIA", "Dual MIT/GPL"
-	Depends     []string          // names of modules that have to be loaded before
-	SoftBefore  []string          // names of modules that are loaded before where they exist
+	Depends     []string          // names of modules that have to be loaded first
+	SoftBefore  []string          // names of modules that are loaded first if they exist
 	Firmware    []string          // paths below a firmware directory
-	Params      map[string]string // type by name: "int", "charp"; "" where it is not told
+	Params      map[string]string // type by name: "int", "charp"; "": unknown
 	Machine     elf.Machine       // processor that it was compiled for
 	Signature   *Signature        // nil: it is not signed
 }
 
-// ErrNoModule is returned, wrapped, for a file that is no kernel module.
+// ErrNoModule is returned, wrapped, for a file that is not a kernel module.
 var ErrNoModule = errors.New("not a kernel module")
 
 // Release returns the kernel release that the module was built for.
@@ -44,15 +44,14 @@ func (i Info) Release() string {
 	return release
 }
 
-// Open reports whether the module is of NVIDIA's open kernel modules rather than of the
-// proprietary ones. The kernel is told the same: only the licence differs.
+// Open reports whether the module is one of NVIDIA's open kernel modules rather than a
+// proprietary one. Only the licence differs.
 func (i Info) Open() bool { return strings.Contains(i.License, "GPL") }
 
-// Simulated reports whether the module says that no GPU is behind it.
+// Simulated reports whether the module declares itself a simulation without GPU.
 func (i Info) Simulated() bool { return strings.Contains(i.Description, "SIMULATED") }
 
-// ReadInfo parses a module's ELF file of size bytes, uncompressed, with the signature
-// that may be appended to it.
+// ReadInfo parses a module's uncompressed ELF file of size bytes, and an appended signature.
 func ReadInfo(r io.ReaderAt, size int64) (Info, error) {
 	if size > maxModule {
 		return Info{}, fmt.Errorf("%w: it has %d bytes, more than %d", ErrNoModule, size, int64(maxModule))
@@ -96,7 +95,7 @@ func readSection(s *elf.Section, limit uint64) ([]byte, error) {
 	return data, nil
 }
 
-// parseModinfo reads "key=value" strings that end with a zero byte each.
+// parseModinfo parses zero-terminated "key=value" strings.
 func parseModinfo(text []byte) Info {
 	i := Info{Params: map[string]string{}}
 	for entry := range bytes.SplitSeq(text, []byte{0}) {
@@ -136,7 +135,7 @@ func parseModinfo(text []byte) Info {
 	return i
 }
 
-// splitNames returns the module names in a list, each as the kernel writes it.
+// splitNames returns the module names in a list, in the kernel's spelling.
 func splitNames(list, separator string) []string {
 	var names []string
 	for name := range strings.SplitSeq(list, separator) {
@@ -147,8 +146,8 @@ func splitNames(list, separator string) []string {
 	return names
 }
 
-// parseSoftdep returns the modules that are loaded before, those after "pre:" and not
-// after "post:" (modprobe.d(5)).
+// parseSoftdep returns the modules to load first: those after "pre:" and not after "post:"
+// (modprobe.d(5)).
 func parseSoftdep(s string) []string {
 	var before []string
 	after := false

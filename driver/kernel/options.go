@@ -17,15 +17,15 @@ import (
 
 const maxOptions = 1 << 20 // bytes of a file of options
 
-// Param is one parameter that a module is loaded with.
+// Param is one parameter of a module.
 type Param struct {
 	Name     string
-	Value    string // "" and HasValue false: a switch that is turned on
+	Value    string // "" with HasValue false: an enabled switch
 	HasValue bool
 	Source   string // file and line, for people
 }
 
-// String writes the parameter as the kernel reads it: a value with spaces is quoted.
+// String formats the parameter for the kernel: a value with spaces is quoted.
 func (p Param) String() string {
 	switch {
 	case !p.HasValue:
@@ -36,14 +36,13 @@ func (p Param) String() string {
 	return p.Name + "=" + p.Value
 }
 
-// Options holds the configuration of modules: their parameters, and which modules are
-// loaded before them.
+// Options holds the configuration of modules: their parameters and soft dependencies.
 type Options struct {
-	Params map[string][]Param  // by module; of two with one name the kernel takes the last
+	Params map[string][]Param  // by module; the last of several with one name applies
 	Before map[string][]string // soft dependencies, by module
-	// Configured are the modules that files of ReadConf name, with the file's path.
+	// Configured holds the modules with a file of ReadConf, and the file's path.
 	Configured map[string]string
-	// Ignored are commands that modprobe would have a shell run, for the log.
+	// Ignored lists shell commands that modprobe would run, for the log.
 	Ignored []string
 }
 
@@ -51,8 +50,8 @@ func newOptions() Options {
 	return Options{Params: map[string][]Param{}, Before: map[string][]string{}, Configured: map[string]string{}}
 }
 
-// ReadModprobe reads the files *.conf of folders as modprobe.d(5) has it: of two files
-// with one name the first folder's counts, and all are read in the order of their names.
+// ReadModprobe reads the files *.conf of folders by the rules of modprobe.d(5): of files with
+// the same name the first folder's counts, and files are read in the order of their names.
 func ReadModprobe(root *host.Root, dirs ...string) (Options, error) {
 	o, files := newOptions(), map[string]string{}
 	for _, dir := range dirs {
@@ -78,8 +77,8 @@ func ReadModprobe(root *host.Root, dirs ...string) (Options, error) {
 	return o, nil
 }
 
-// addModprobe reads one file of modprobe.d. Aliases and deny lists concern modules that
-// are loaded for a device; here they are loaded by name.
+// addModprobe reads one file of modprobe.d. It ignores aliases and deny lists, which do not
+// apply to modules that are loaded by name.
 func (o *Options) addModprobe(file, text string) error {
 	text = strings.ReplaceAll(text, "\\\n", " ")
 	number := 0
@@ -108,12 +107,12 @@ func (o *Options) addModprobe(file, text string) error {
 	return nil
 }
 
-// notParameters are files beside those of parameters, of the vGPU driver's daemons.
+// notParameters lists files of the vGPU driver's daemons beside the files of parameters.
 var notParameters = []string{"gridd.conf", "nvidia-topologyd.conf"}
 
-// ReadConf adds the parameters in <dir>/<module>.conf, the files by which NVIDIA's
-// driver containers are configured: "name=value" words, or one a line, and comments
-// that begin with #. They count after, and so over, those of modprobe.d.
+// ReadConf adds the parameters in <dir>/<module>.conf, the files that configure NVIDIA's
+// driver containers: words "name=value" in one or several lines, and comments that begin with
+// #. They override those of modprobe.d.
 func (o *Options) ReadConf(root *host.Root, dir string) error {
 	found, err := root.Glob(dir, "*.conf")
 	if err != nil {
@@ -150,8 +149,8 @@ func (o *Options) ReadConf(root *host.Root, dir string) error {
 	return nil
 }
 
-// parseParams splits a line as the kernel does (lib/cmdline.c, next_arg): at spaces that
-// are not between double quotes.
+// parseParams splits a line as the kernel does (lib/cmdline.c, next_arg): at spaces outside
+// double quotes.
 func parseParams(line, source string) ([]Param, error) {
 	var params []Param
 	var word strings.Builder
@@ -195,17 +194,17 @@ scan:
 	return params, nil
 }
 
-// isParamName reports whether a parameter can have the name: letters, digits, "_", "-"
-// and, before the name itself, a module's and ".".
+// isParamName reports whether a name is valid for a parameter: letters, digits, "_" and "-",
+// optionally after a module's name and ".".
 func isParamName(s string) bool {
 	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == ""
 }
 
-// CheckParams refuses parameters that the module does not have, which the kernel would
-// pass over in silence, and numbers that are none.
+// CheckParams rejects parameters that the module does not have, which the kernel would silently
+// ignore, and invalid numbers.
 func CheckParams(m Info, params []Param) error {
 	for _, p := range params {
-		// Of any module the kernel itself takes these (kernel/module/main.c).
+		// The kernel itself accepts these for any module (kernel/module/main.c).
 		if p.Name == "async_probe" || p.Name == "dyndbg" || strings.HasPrefix(p.Name, m.Name+".dyndbg") {
 			continue
 		}
@@ -221,12 +220,12 @@ func CheckParams(m Info, params []Param) error {
 	return nil
 }
 
-// bits of the number types of include/linux/moduleparam.h; negative: without a sign.
+// bits holds the sizes of the number types of include/linux/moduleparam.h; negative: unsigned.
 var bits = map[string]int{
 	"byte": -8, "short": 16, "ushort": -16, "int": 32, "uint": -32, "hexint": -32, "long": 64, "ulong": -64, "ullong": -64,
 }
 
-// checkValue checks a value as the kernel's param_set functions read it
+// checkValue checks a value by the rules of the kernel's param_set functions
 // (kernel/params.c, kstrtobool).
 func checkValue(kind string, p Param) error {
 	width, number := bits[kind]

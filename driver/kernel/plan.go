@@ -16,15 +16,15 @@ import (
 type Step struct {
 	Module Module
 	Params []Param
-	Ours   bool // of the driver's files, rather than of the kernel's own
-	// Optional means that the driver works without it, as far as is known.
+	Ours   bool // from the driver's files rather than from the kernel's own
+	// Optional marks a module without which the driver is expected to work.
 	Optional bool
 }
 
-// Inputs holds everything that Plan decides by.
+// Inputs holds all inputs of Plan.
 type Inputs struct {
 	Wanted   []string // names, in the order in which they are loaded
-	Optional []string // names that are loaded first where the kernel has them
+	Optional []string // names that are loaded first if the kernel has them
 	Files    Files    // of the driver
 	Tree     *Tree    // of the kernel
 	Options  Options
@@ -32,14 +32,14 @@ type Inputs struct {
 	Release  string // of the running kernel
 }
 
-// Plan returns the modules that have to be loaded, in order: what the wanted ones depend
-// on, from the driver's files or else from the kernel's own, then these. What is loaded
-// already or built in is left out. It refuses what cannot be loaded before anything is.
+// Plan returns the modules to load, in order: the dependencies of the wanted ones, from the
+// driver's files or else from the kernel's own, then the wanted ones. It skips modules that are
+// loaded already or built in. It returns an error if any module cannot be loaded.
 func Plan(in Inputs) ([]Step, error) {
 	p := planner{Inputs: in, needs: map[string][]string{}}
 	for _, name := range in.Optional {
 		if in.Tree.Path(name) != "" {
-			_ = p.add(Name(name), nil, true) // what cannot be planned is left out
+			_ = p.add(Name(name), nil, true) // skipped if it cannot be planned
 		}
 	}
 	for _, name := range in.Wanted {
@@ -52,11 +52,11 @@ func Plan(in Inputs) ([]Step, error) {
 
 type planner struct {
 	Inputs
-	needs map[string][]string // what each planned module depends on
+	needs map[string][]string // dependencies of each planned module
 	steps []Step
 }
 
-// require makes a planned module and what it depends on necessary.
+// require marks a planned module and its dependencies as required.
 func (p *planner) require(name string) {
 	i := slices.IndexFunc(p.steps, func(s Step) bool { return s.Module.Name == name })
 	if i < 0 || !p.steps[i].Optional {
@@ -68,8 +68,7 @@ func (p *planner) require(name string) {
 	}
 }
 
-// add appends a module after what it depends on. chain are the modules on whose account
-// it is added.
+// add appends a module after its dependencies. chain holds the modules that require it.
 func (p *planner) add(name string, chain []string, optional bool) error {
 	if _, loaded := p.Loaded[name]; loaded || p.Tree.Builtin(name) {
 		return nil
@@ -88,10 +87,10 @@ func (p *planner) add(name string, chain []string, optional bool) error {
 		return err
 	}
 	chain = append(slices.Clone(chain), name)
-	// Soft dependencies are loaded where they exist.
+	// Soft dependencies are loaded if they exist.
 	for _, soft := range append(slices.Clone(m.SoftBefore), p.Options.Before[name]...) {
 		if _, is := p.Files[soft]; (is || p.Tree.Path(soft) != "") && !slices.Contains(chain, soft) {
-			_ = p.add(soft, chain, true) // what cannot be planned is left out
+			_ = p.add(soft, chain, true) // skipped if it cannot be planned
 		}
 	}
 	needs := m.Depends
@@ -134,8 +133,8 @@ func (p *planner) missing(name string, chain []string) string {
 		chain[len(chain)-1], name, p.Tree.Root.Path(p.Tree.Dir))
 }
 
-// CheckConf refuses files of parameters for modules that the driver does not have: a
-// misspelt file name would be passed over in silence.
+// CheckConf rejects files of parameters for modules that the driver does not have: a misspelt
+// file name would be silently ignored.
 func CheckConf(o Options, files Files) error {
 	for module, file := range o.Configured {
 		if _, known := files[module]; !known {
@@ -169,12 +168,12 @@ func (s System) Apply(ctx context.Context, steps []Step, log *slog.Logger) error
 	return nil
 }
 
-// Own are the driver's modules, those that hold others first: the order in which they can
-// be unloaded.
+// Own lists the driver's modules in the order in which they can be unloaded: each before the
+// modules that it uses.
 var Own = []string{"nvidia_peermem", "nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia_vgpu_vfio", "nvidia"}
 
-// UnloadAll unloads the driver's modules that are loaded. Where a process or a module of
-// somebody else holds one, those that were unloaded before it stay so.
+// UnloadAll unloads the driver's loaded modules. It stops at a module that a process or another
+// module uses; modules before it stay unloaded.
 func (s System) UnloadAll(ctx context.Context, log *slog.Logger) error {
 	loaded, err := s.Loaded()
 	if err != nil {
@@ -196,9 +195,8 @@ func (s System) UnloadAll(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// Busy returns why the driver's modules cannot all be unloaded; nil where nothing that
-// can be seen holds them. It is asked before the first is unloaded, so that a driver in
-// use is left whole.
+// Busy returns why the driver's modules cannot all be unloaded; nil if no visible user exists.
+// Callers check it before they unload the first, so that a driver in use stays complete.
 func (s System) Busy() error {
 	loaded, err := s.Loaded()
 	if err != nil {

@@ -13,11 +13,11 @@ import (
 	"strings"
 )
 
-// Signature is who signed a module. It is read, not verified: the kernel does that.
+// Signature identifies the signer of a module. It is not verified: the kernel does that.
 type Signature struct {
-	Signer string // the certificate's issuer as the kernel's keyrings name it; "" where a key ID is given
+	Signer string // the certificate's issuer in the format of the kernel's keyrings; "" if KeyID is set
 	Serial string // the certificate's serial number, in hexadecimal
-	KeyID  string // the certificate's subject key ID, in hexadecimal; "" where issuer and serial number are given
+	KeyID  string // the certificate's subject key ID, in hexadecimal; "" if Signer and Serial are set
 }
 
 // String names the signer for people.
@@ -133,10 +133,10 @@ func parsePKCS7(message []byte) (*Signature, error) {
 	return &Signature{Signer: keyName(name), Serial: hex.EncodeToString(by.Serial.Bytes())}, nil
 }
 
-// keyName joins the parts of a name as the kernel names a key
+// keyName joins the parts of a name to the kernel's name of a key
 // (crypto/asymmetric_keys/x509_cert_parser.c, x509_fabricate_name): the organisation and
-// the common name, the latter alone where it begins as the organisation does, else the
-// e-mail address.
+// the common name, or only the common name if it repeats the organisation, or else the e-mail
+// address.
 func keyName(sequence pkix.RDNSequence) string {
 	var n pkix.Name
 	n.FillFromRDNSequence(&sequence)

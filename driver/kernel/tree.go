@@ -14,14 +14,14 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Limits on what is read of a folder of modules.
+// Limits on folders of modules.
 const (
 	maxList    = 16 << 20 // bytes of modules.dep; Debian's has 600 kB
 	maxFound   = 4096     // files below a folder of drivers
 	maxNesting = 8
 )
 
-// Module is a module in a file.
+// Module is a module file with its information.
 type Module struct {
 	Info
 	Root *host.Root
@@ -31,13 +31,13 @@ type Module struct {
 // String names the module's file.
 func (m Module) String() string { return m.Root.Path(m.Path) }
 
-// Files are the modules of one driver, by name.
+// Files holds the modules of one driver, by name.
 type Files map[string]Module
 
-// FindDrivers reads the modules below a folder of root, compressed or not, and returns
-// those that a driver image brings, by kind: the folders with a module nvidia, whose
-// licence alone tells the kinds apart. Where several folders have one kind, the one whose
-// path sorts first counts. A folder that is not there has none.
+// FindDrivers reads the modules below a folder of root, compressed or not, and returns the
+// driver's modules by kind. These are in the folders with a module nvidia, whose licence
+// determines the kind. Of several folders with the same kind, the one whose path sorts first
+// counts. A missing folder has no drivers.
 func FindDrivers(root *host.Root, dir string) (map[Kind]Files, error) {
 	var folders []string
 	byFolder := map[string]Files{}
@@ -93,7 +93,7 @@ func findFiles(root *host.Root, dir string, nesting int, seen *int, visit func(s
 	return nil
 }
 
-// isModule reports whether a file is a module by its name, compressed or not.
+// isModule reports whether a file name is that of a module, compressed or not.
 func isModule(name string) bool {
 	name = path.Base(name)
 	for _, suffix := range []string{"", ".xz", ".zst", ".gz"} {
@@ -104,7 +104,7 @@ func isModule(name string) bool {
 	return false
 }
 
-// ReadModule reads what the module in a file says of itself.
+// ReadModule reads the information of the module in a file.
 func ReadModule(root *host.Root, p string) (Module, error) {
 	f, err := root.OpenFile(p)
 	if err != nil {
@@ -135,7 +135,7 @@ type Tree struct {
 	builtin map[string]bool
 }
 
-// ReadTree reads modules.dep and modules.builtin. A folder without them has no modules.
+// ReadTree reads modules.dep and modules.builtin. Without them, the Tree has no modules.
 func ReadTree(root *host.Root, dir string) (*Tree, error) {
 	t := &Tree{Root: root, Dir: dir, paths: map[string]string{}, depends: map[string][]string{}, builtin: map[string]bool{}}
 	for _, file := range []struct {
@@ -156,7 +156,7 @@ func ReadTree(root *host.Root, dir string) (*Tree, error) {
 	return t, nil
 }
 
-// readDepends reads lines "<path>: <path> ...", modules.dep(5).
+// readDepends parses lines "<path>: <path> ...", modules.dep(5).
 func (t *Tree) readDepends(r io.Reader) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
@@ -170,7 +170,7 @@ func (t *Tree) readDepends(r io.Reader) error {
 		for need := range strings.FieldsSeq(needs) {
 			t.depends[name] = append(t.depends[name], Name(need))
 		}
-		slices.Reverse(t.depends[name]) // what is needed first is written last
+		slices.Reverse(t.depends[name]) // the file lists the first dependency last
 	}
 	return lines.Err()
 }
@@ -183,7 +183,7 @@ func (t *Tree) readBuiltin(r io.Reader) error {
 	return lines.Err()
 }
 
-// Builtin reports whether the kernel has a module built in.
+// Builtin reports whether a module is built into the kernel.
 func (t *Tree) Builtin(name string) bool { return t.builtin[Name(name)] }
 
 // Path returns the path of a module's file inside Root; "" if the tree has none.
@@ -195,7 +195,7 @@ func (t *Tree) Path(name string) string {
 	return path.Join(t.Dir, p)
 }
 
-// Depends returns what has to be loaded before a module, in that order.
+// Depends returns the modules to load before a module, in order.
 func (t *Tree) Depends(name string) []string { return t.depends[Name(name)] }
 
 func bounded(s string) string { return s[:min(len(s), 100)] }

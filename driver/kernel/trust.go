@@ -10,12 +10,12 @@ import (
 	"strings"
 )
 
-// Trust is whose modules the kernel loads.
+// Trust describes whose modules the kernel loads.
 type Trust struct {
-	Enforced   bool   // only signed modules are loaded (module.sig_enforce, or built so)
-	Lockdown   string // "none", "integrity", "confidentiality"; "" where it is not known
+	Enforced   bool   // only signed modules are loaded (module.sig_enforce, or by the kernel's configuration)
+	Lockdown   string // "none", "integrity", "confidentiality"; "": unknown
 	SecureBoot bool
-	Keys       []Key // that the kernel may verify modules with; nil where they cannot be read
+	Keys       []Key // with which the kernel may verify modules; nil if they cannot be read
 }
 
 // Key is a certificate in one of the kernel's keyrings.
@@ -24,14 +24,14 @@ type Key struct {
 	ID   string // end of its subject key ID, in hexadecimal
 }
 
-// secureBoot is the firmware's variable SecureBoot: four bytes of attributes and one that
-// is 1 where it is on (UEFI specification, section 3.3).
+// secureBoot is the firmware's variable SecureBoot: four bytes of attributes and one that is 1
+// if Secure Boot is on (UEFI specification, section 3.3).
 const secureBoot = "firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 const maxKeys = 4 << 20
 
-// Trust reads what the running kernel demands of modules. What cannot be read is left
-// empty: the kernel judges in any case.
+// Trust reads the running kernel's requirements for modules. Unreadable parts stay empty: the
+// kernel itself decides in any case.
 func (s System) Trust() Trust {
 	var t Trust
 	if data, err := os.ReadFile(filepath.Join(s.Sys, "module/module/parameters/sig_enforce")); err == nil {
@@ -62,7 +62,7 @@ func parseLockdown(text string) string {
 	return level
 }
 
-// parseKeys reads the asymmetric keys of /proc/keys (keyrings(7)): the eighth field is
+// parseKeys parses the asymmetric keys of /proc/keys (keyrings(7)): the eighth field is
 // the type, cut to 9 characters, and the rest "<name>: <key ID>: X509.rsa <end of the key
 // ID> []".
 func parseKeys(data []byte) []Key {
@@ -93,8 +93,8 @@ func (t Trust) restricted() bool {
 	return t.Enforced || t.Lockdown == "integrity" || t.Lockdown == "confidentiality"
 }
 
-// knows reports whether a key in the keyrings fits a signature.
-func (t Trust) knows(s *Signature) bool {
+// hasKeyFor reports whether a key in the keyrings matches a signature.
+func (t Trust) hasKeyFor(s *Signature) bool {
 	return slices.ContainsFunc(t.Keys, func(k Key) bool {
 		if s.KeyID != "" {
 			return k.ID != "" && strings.HasSuffix(s.KeyID, k.ID)
@@ -103,9 +103,9 @@ func (t Trust) knows(s *Signature) bool {
 	})
 }
 
-// Check refuses a module that the kernel is certain to refuse: one without a signature
-// where only signed ones are loaded. A signer that the keyrings do not show is left to
-// the kernel, as not every process sees all keyrings.
+// Check rejects a module that the kernel is certain to reject: one without a signature if only
+// signed ones are loaded. It leaves an unknown signer to the kernel, since not every process
+// sees all keyrings.
 func (t Trust) Check(m Module) error {
 	if m.Signature != nil || !t.restricted() {
 		return nil
@@ -117,15 +117,15 @@ func (t Trust) Check(m Module) error {
 	return refuse(reason, m.Name, nil, "%s: %s", m, t.explain(nil))
 }
 
-// Doubt returns why a signed module may be refused; "" if nothing speaks against it.
+// Doubt returns why the kernel may reject a signed module; "" if no reason is known.
 func (t Trust) Doubt(m Module) string {
-	if m.Signature == nil || !t.restricted() || t.Keys == nil || t.knows(m.Signature) {
+	if m.Signature == nil || !t.restricted() || t.Keys == nil || t.hasKeyFor(m.Signature) {
 		return ""
 	}
 	return fmt.Sprintf("%s: %s", m, t.explain(m.Signature))
 }
 
-// why says what makes the kernel want signatures.
+// why returns why the kernel requires signatures.
 func (t Trust) why() string {
 	switch {
 	case t.SecureBoot:
@@ -138,7 +138,7 @@ func (t Trust) why() string {
 	return "it wants signed modules"
 }
 
-// explain says why a module with this signature is refused, and what would be accepted.
+// explain describes why a module with this signature is rejected, and what would be accepted.
 func (t Trust) explain(s *Signature) string {
 	const enrol = "enrol the signer's certificate (mokutil --import CERT.der, then restart the node), or sign with a key that the kernel trusts"
 	if s == nil {
@@ -147,7 +147,7 @@ func (t Trust) explain(s *Signature) string {
 	return fmt.Sprintf("it is signed by %s, and the kernel (%s) trusts no such key; %s%s", s, t.why(), enrol, t.listKeys())
 }
 
-// explainLockdown says why loading was not permitted at all.
+// explainLockdown describes why loading was not permitted at all.
 func (t Trust) explainLockdown(s *Signature) string {
 	switch {
 	case t.restricted():
@@ -158,7 +158,7 @@ func (t Trust) explainLockdown(s *Signature) string {
 	return "loading is not permitted: this container has no CAP_SYS_MODULE; run it privileged"
 }
 
-// listKeys names the keys that the kernel trusts, a few of them.
+// listKeys names some of the keys that the kernel trusts.
 func (t Trust) listKeys() string {
 	if len(t.Keys) == 0 {
 		return ""

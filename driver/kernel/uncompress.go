@@ -12,8 +12,8 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// uncompress returns the module in a file, whose name says how it is compressed, and its
-// size. A module that is not compressed is not read into memory.
+// uncompress returns the module in a file and its size. The compression follows from the name.
+// An uncompressed module is not read into memory.
 func uncompress(f *os.File, name string) (io.ReaderAt, int64, error) {
 	var r io.Reader
 	var err error

@@ -20,11 +20,11 @@ type User struct {
 	PID       int
 	Command   string // /proc/<pid>/comm
 	Container string // ID; "" for a process of the host
-	Pod       string // UID; "" where its cgroup names none
+	Pod       string // UID; "" if its cgroup names none
 	Device    string // a path as the process sees it
 }
 
-// maxUsers bounds how many processes are named.
+// maxUsers bounds the number of named processes.
 const maxUsers = 16
 
 // String names the process for people.
@@ -52,8 +52,8 @@ func describeUsers(users []User) string {
 	return text
 }
 
-// Users returns the processes that have a character device of NVIDIA's driver open or
-// mapped, at most maxUsers, by PID. It sees those of this process's PID namespace.
+// Users returns the processes that have a character device of NVIDIA's driver open or mapped,
+// at most maxUsers, ordered by PID. It finds only those in this process's PID namespace.
 func (s System) Users() []User {
 	majors := s.majors()
 	if len(majors) == 0 {
@@ -77,7 +77,7 @@ func (s System) Users() []User {
 	return users[:min(maxUsers, len(users))]
 }
 
-// majors are the numbers of the driver's character devices, from /proc/devices.
+// majors returns the major numbers of the driver's character devices, from /proc/devices.
 func (s System) majors() map[uint32]bool {
 	f, err := os.Open(filepath.Join(s.Proc, "devices"))
 	if err != nil {
@@ -95,7 +95,7 @@ func (s System) majors() map[uint32]bool {
 	return majors
 }
 
-// deviceOf returns a device with one of the numbers that a process has open or mapped.
+// deviceOf returns a device with one of the major numbers that a process has open or mapped.
 func (s System) deviceOf(pid int, majors map[uint32]bool) string {
 	dir := filepath.Join(s.Proc, strconv.Itoa(pid))
 	for _, sub := range []string{"fd", "map_files"} {

@@ -1,5 +1,5 @@
-// Command precompiled makes images of precompiled drivers and pushes them. The Makefiles in
-// the folders beside it run it, one folder for each operating system.
+// Command precompiled builds and pushes images of precompiled drivers. The Makefiles in the
+// folders beside it run it, one folder for each operating system.
 package main
 
 import (
@@ -27,7 +27,7 @@ func main() {
 	}))
 }
 
-// run returns a command that reads the settings and prints the images that do returns.
+// run returns a command that reads the settings, calls do and prints the images that it returns.
 func run(usage string, do func(*recipe.Settings, context.Context) ([]recipe.Image, error)) func(context.Context, []string, io.Writer, io.Writer) error {
 	return func(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		o := newOptions(usage, stdout)

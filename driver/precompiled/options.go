@@ -109,7 +109,7 @@ func newOptions(usage string, stdout io.Writer) *options {
 	return o
 }
 
-// git returns a setting of git's, "" where there is none.
+// git returns a setting of git; "" if it is not set.
 func git(name string) string {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -120,7 +120,7 @@ func git(name string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// settings returns what the flags and variables say, checked.
+// settings returns the checked settings of the flags and variables.
 func (o *options) settings(stderr io.Writer) (*recipe.Settings, error) {
 	s := &o.Settings
 	log, err := program.Log(stderr, "precompiled", o.logFormat, "")

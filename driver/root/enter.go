@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// furnished is where Furnish makes a root. Each container has a tmpfs there.
+// furnished is the folder in which Furnish creates a root. Each container has a tmpfs there.
 const furnished = "/dev/shm/gpu-driver"
 
-// shared are the folders of the container that programs of the image need.
+// shared lists the folders of the container that programs of the image need.
 var shared = []string{"/proc", "/sys", "/dev", "/run", "/drivers", "/etc/nvidia", "/etc/nvidia-imex"}
 
-// Furnish returns a root for the driver's daemons: what is in the folder dir of the image,
-// with the container's /proc, /sys, /dev, /run and configuration. It is this container's
-// alone, and nothing is made in dir, which is shown on the node.
+// Furnish returns a root for the driver's daemons: the content of the image's folder dir, with
+// the container's /proc, /sys, /dev, /run and configuration. The root is private to this
+// container. Furnish creates nothing in dir, which is mounted on the node.
 func Furnish(dir string) (string, error) {
 	if err := os.MkdirAll(furnished, 0o755); err != nil {
 		return "", err
@@ -65,8 +65,8 @@ func Furnish(dir string) (string, error) {
 	return furnished, nil
 }
 
-// bindInto mounts a folder, with what is mounted below it, in the root for the daemons.
-// Nothing that is done to these mounts reaches the node.
+// bindInto mounts a folder, with its submounts, in the root for the daemons. Changes of these
+// mounts do not propagate to the node.
 func bindInto(from, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err

@@ -1,7 +1,6 @@
-// Package root shows a driver's user space at the place where the ecosystem looks for it,
-// /run/nvidia/driver: a read-only mount of the folder of the image that holds it, without
-// anything that is mounted below that folder. It outlives the container, as the kernel
-// modules do.
+// Package root mounts a driver's user space at /run/nvidia/driver, where the ecosystem expects
+// it. It is a read-only mount of a folder of the image, without the submounts of that folder.
+// It outlives the container, as the kernel modules do.
 package root
 
 import (
@@ -14,20 +13,20 @@ import (
 	"github.com/gpuready/gpuready/internal/host/mount"
 )
 
-// flags of the mount that shows the driver root: programs in it run and libraries load; set-user-ID
-// bits and device nodes count for nothing.
+// flags are the flags of the driver root's mount. Programs can run and libraries load; set-user-ID
+// bits and device nodes have no effect.
 const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
 
-// maxLayers is how many driver roots are shown on top of each other: one for each start of
-// a container since the modules were loaded.
+// maxLayers bounds the driver roots that are mounted on top of each other: one for each start
+// of a container since the modules were loaded.
 const maxLayers = 16
 
-// Show mounts the folder dir of the image at at, on top of an earlier driver root:
-// containers that have mounted that one see what is mounted on it, but not what is
-// mounted where it was. It returns whether the mount is seen outside of this container.
+// Show mounts the image's folder dir at at, on top of an earlier driver root. Containers that
+// have mounted the earlier root see mounts on top of it, but would not see a mount in its
+// place. Show reports whether the mount propagates out of this container.
 //
-// The flags of a mount are set after it is made, and are not passed on to where it has
-// propagated. So dir is mounted on itself first, made read-only, and this mount is shown.
+// The flags of a mount are set after it is created, and do not propagate. So dir is first
+// mounted on itself and made read-only, and that mount is then mounted at at.
 func Show(dir, at string) (propagates bool, err error) {
 	if err := os.MkdirAll(at, 0o755); err != nil {
 		return false, err
@@ -43,7 +42,7 @@ func Show(dir, at string) (propagates bool, err error) {
 	}
 	if n, err := mount.Count(at); err != nil {
 		return false, err
-	} else if n >= maxLayers { // each holds the image of a container that has ended
+	} else if n >= maxLayers { // each keeps the image of an ended container
 		if err := Remove(at); err != nil {
 			return false, err
 		}
@@ -99,7 +98,7 @@ func Mounted(at string) (bool, error) {
 	return there, err
 }
 
-// Remove unmounts the driver root, each layer of it. Who uses files in it keeps them.
+// Remove unmounts all layers of the driver root. Processes keep the files that they have open.
 func Remove(at string) error {
 	for range 2 * maxLayers {
 		there, err := Mounted(at)

@@ -22,13 +22,13 @@ type keeper struct {
 	s       *Supervisor
 	tail    *tail
 	status  Status        // guarded by s.mu
-	decided chan struct{} // closed when the daemon was ready or failed, or waits for another
-	ready   chan struct{} // closed when it was ready
+	decided chan struct{} // closed when the daemon is ready, has failed, or waits for another
+	ready   chan struct{} // closed when it is ready for the first time
 }
 
 func newKeeper(s *Supervisor, d Daemon) *keeper {
 	k := &keeper{Daemon: d, s: s, status: Status{Name: d.Name, Required: d.Required}, decided: make(chan struct{}), ready: make(chan struct{})}
-	k.tail = &tail{tell: func(line string) { s.Log.Info("driver daemon says", "name", d.Name, "line", line) }}
+	k.tail = &tail{handle: func(line string) { s.Log.Info("driver daemon says", "name", d.Name, "line", line) }}
 	return k
 }
 
@@ -70,7 +70,7 @@ func (k *keeper) run(ctx context.Context, before <-chan struct{}) error {
 	}
 }
 
-// program is the path of the daemon's program as this process sees it.
+// program returns the path of the daemon's program from this process's root.
 func (k *keeper) program() string { return filepath.Join(k.s.Root, k.Path) }
 
 // decide closes decided. It is called from run's goroutine only.
@@ -88,8 +88,8 @@ func wait(ctx context.Context, c <-chan struct{}) bool {
 	return ctx.Err() == nil
 }
 
-// attempt runs the daemon once. It returns for how long it was ready, and how it ended;
-// when ctx ended, only that it did not end.
+// attempt runs the daemon once. It returns how long the daemon was ready, and how it ended.
+// When ctx has ended it returns an error only if the daemon did not end.
 func (k *keeper) attempt(ctx context.Context) (time.Duration, error) {
 	if err := k.prepare(); err != nil {
 		return 0, err
@@ -112,14 +112,14 @@ func (k *keeper) attempt(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	k.s.update(func() { k.status.Running, k.status.PID = true, started.Pid })
-	daemon, err := k.settle(ctx, started)
+	daemon, err := k.waitReady(ctx, started)
 	var lasted time.Duration
 	if err == nil {
 		began := k.s.Clock.Now()
 		k.s.Log.Info("driver daemon is ready", "name", k.Name, "pid", daemon.Pid)
 		k.s.update(func() { k.status.PID, k.status.Ready = daemon.Pid, true; k.becomeReady() })
 		if wait(ctx, daemon.done) {
-			// At once: what it left may take its time to end.
+			// Before the rest of its processes end, which may take time.
 			k.s.update(func() { k.status.Ready, k.status.LastExit = false, daemon.how })
 		}
 		lasted = k.s.Clock.Now().Sub(began)
@@ -146,7 +146,7 @@ func (k *keeper) becomeReady() {
 	}
 }
 
-// prepare makes what the daemon needs, and removes what it left when it ran before.
+// prepare creates the daemon's folders and files, and removes leftovers of an earlier run.
 func (k *keeper) prepare() error {
 	if err := k.endLeft(); err != nil {
 		return err
@@ -171,9 +171,9 @@ func (k *keeper) prepare() error {
 	return nil
 }
 
-// settle waits until the daemon is ready, and returns its process. With an error, that is
-// the process that was started, or the one that it left.
-func (k *keeper) settle(ctx context.Context, started *process) (*process, error) {
+// waitReady waits until the daemon is ready, and returns its process. With an error, that is
+// the started process, or the one that it forked.
+func (k *keeper) waitReady(ctx context.Context, started *process) (*process, error) {
 	late, stop := k.s.Clock.NewTimer(k.StartTimeout)
 	defer stop()
 	daemon := started
@@ -205,8 +205,8 @@ func (k *keeper) settle(ctx context.Context, started *process) (*process, error)
 	})
 }
 
-// await calls check whenever a file may have changed, until that returns nil. It gives up
-// when it is late or the process, if any, has ended.
+// await calls check whenever a file may have changed, until that returns nil. It stops at the
+// deadline late, or when the process, if any, has ended.
 func (k *keeper) await(ctx context.Context, late <-chan time.Time, p *process, file string, check func() error) error {
 	var gone <-chan struct{}
 	if p != nil {
@@ -221,7 +221,7 @@ func (k *keeper) await(ctx context.Context, late <-chan time.Time, p *process, f
 		failed <- record.Watch(ctx, []string{file}, func() {
 			select {
 			case changed <- struct{}{}:
-			default: // one is on its way already
+			default: // a notification is pending already
 			}
 		})
 	})
@@ -241,8 +241,8 @@ func (k *keeper) await(ctx context.Context, late <-chan time.Time, p *process, f
 	return nil
 }
 
-// endAll ends the daemon, and the program that was started if that is another process.
-// One that forks may be at any point: what it left is its child, or named by its PID file.
+// endAll ends the daemon, and the started program if that is another process. A forking daemon
+// may be at any point: the process that it left is its child, or named by its PID file.
 func (k *keeper) endAll(daemon, started *process) error {
 	var forked []*process
 	if k.Forks && !isClosed(started.done) {
@@ -255,7 +255,8 @@ func (k *keeper) endAll(daemon, started *process) error {
 	return errors.Join(append(errs, k.endLeft())...)
 }
 
-// end ends a process, and what is left in its group. The error says that it would not end.
+// end ends a process and the rest of its group. It returns an error if the process does not
+// end.
 func (k *keeper) end(p *process) error {
 	if !isClosed(p.done) {
 		_ = p.Signal(unix.SIGTERM)
@@ -284,8 +285,8 @@ func (k *keeper) waitFor(done <-chan struct{}) bool {
 	}
 }
 
-// endLeft ends the process that the daemon's PID file names: an earlier supervisor may
-// have left it, or a start that came to nothing.
+// endLeft ends the process that the daemon's PID file names: a leftover of an earlier
+// supervisor, or of a failed start.
 func (k *keeper) endLeft() error {
 	if k.PIDFile == "" {
 		return nil

@@ -17,9 +17,9 @@ import (
 )
 
 // Subreaper makes orphaned descendants of this process its children, so that exit codes
-// of daemons that fork are known and nothing stays a zombie. It holds for the process as
-// a whole: orphans of other programs become children, too, and stay zombies unless the
-// caller waits for them. Without it, a Supervisor works all the same.
+// of daemons that fork are known and nothing stays a zombie. It applies to the whole process:
+// orphans of other programs become children, too, and stay zombies unless the caller waits for
+// them. A Supervisor also works without it.
 func Subreaper() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the parent of orphans: %w", err)
@@ -27,20 +27,19 @@ func Subreaper() error {
 	return nil
 }
 
-// lookAgain is how often a process that is no child is looked for on old kernels.
-const lookAgain = time.Second
+// pollInterval is the interval at which old kernels are polled for a process that is not a child.
+const pollInterval = time.Second
 
 // process is a program that runs or has run. A goroutine of its own waits for it.
 type process struct {
 	*os.Process
-	group int           // of processes, its own; 0: it has none
+	group int           // its own process group; 0: none
 	done  chan struct{} // closed when it has ended
-	how   string        // it ended; once done
-	ok    bool          // whether its exit code was 0; once done
+	how   string        // how it ended; set once done
+	ok    bool          // whether its exit code was 0; set once done
 }
 
-// startProcess starts a command in a session of its own, and in a root of its own unless
-// that is "".
+// startProcess starts a command in a new session, and in root unless that is "".
 func startProcess(cmd *exec.Cmd, root string) (*process, error) {
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Chroot: root}
 	if err := cmd.Start(); err != nil {
@@ -58,7 +57,7 @@ func startProcess(cmd *exec.Cmd, root string) (*process, error) {
 	return p, nil
 }
 
-// errNoProcess is returned where a PID file names no process of the daemon.
+// errNoProcess is returned if a PID file names no process of the daemon.
 var errNoProcess = errors.New("no process of the daemon")
 
 // findProcess returns the process that a PID file names, if it runs the program.
@@ -71,11 +70,11 @@ func findProcess(pidFile, program string) (*process, error) {
 	if err != nil || pid < 2 || pid == os.Getpid() {
 		return nil, fmt.Errorf("%w: %s has %.20q", errNoProcess, pidFile, data)
 	}
-	return holdProcess(pid, program)
+	return openProcess(pid, program)
 }
 
-// holdProcess returns the process of a number, if it runs the program.
-func holdProcess(pid int, program string) (*process, error) {
+// openProcess returns the process with a PID, if it runs the program.
+func openProcess(pid int, program string) (*process, error) {
 	found, err := os.FindProcess(pid)
 	if err != nil {
 		return nil, fmt.Errorf("%w: process %d: %w", errNoProcess, pid, err)
@@ -84,7 +83,7 @@ func holdProcess(pid int, program string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A number is given again: what counts is what the process is now that it is held.
+	// PIDs are reused: check the program after the process was opened.
 	runs, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil || !os.SameFile(want, runs) || found.Signal(unix.Signal(0)) != nil {
 		_ = found.Release()
@@ -101,7 +100,7 @@ func holdProcess(pid int, program string) (*process, error) {
 	return p, nil
 }
 
-// forked returns the children of a process that run the program, too.
+// forked returns the children of a process that run the same program.
 func (p *process) forked(program string) []*process {
 	var all []*process
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", p.Pid))
@@ -112,7 +111,7 @@ func (p *process) forked(program string) []*process {
 			if err != nil {
 				continue
 			}
-			if child, err := holdProcess(pid, program); err == nil {
+			if child, err := openProcess(pid, program); err == nil {
 				all = append(all, child)
 			}
 		}
@@ -129,9 +128,9 @@ func (p *process) wait() {
 	}
 	p.how = "its exit code is not known, as this process is not its parent"
 	fd, err := unix.PidfdOpen(p.Pid, 0)
-	if errors.Is(err, unix.ENOSYS) { // before Linux 5.3, as RHEL 8: the kernel tells nobody
+	if errors.Is(err, unix.ENOSYS) { // before Linux 5.3, such as RHEL 8: poll
 		for p.Signal(unix.Signal(0)) == nil {
-			time.Sleep(lookAgain)
+			time.Sleep(pollInterval)
 		}
 		return
 	}
@@ -152,7 +151,7 @@ func (p *process) wait() {
 	}
 }
 
-// kill ends a process and those of its group at once.
+// kill kills a process and its group.
 func (p *process) kill() {
 	_ = p.Signal(unix.SIGKILL)
 	if p.group != 0 {
@@ -160,9 +159,8 @@ func (p *process) kill() {
 	}
 }
 
-// reapGroup kills what a process that has ended left in its group. What it returns is
-// closed when those of them that are children of this process have ended; nil: nothing
-// was left.
+// reapGroup kills the rest of the group of an ended process. The returned channel is closed
+// when those that are children of this process have ended; nil: nothing was left.
 func (p *process) reapGroup() <-chan struct{} {
 	if p.group == 0 || unix.Kill(-p.group, unix.SIGKILL) != nil {
 		return nil
@@ -186,7 +184,7 @@ type output struct {
 	done chan struct{}
 }
 
-// newOutput returns an output and the file that the daemon is to write to.
+// newOutput returns an output and the file to which the daemon writes.
 func newOutput(to *tail) (*output, *os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -206,7 +204,8 @@ func newOutput(to *tail) (*output, *os.File, error) {
 	return o, w, nil
 }
 
-// close ends reading with what is there now, even if another process still has the pipe.
+// close stops reading at the end of the present data, even if another process has the pipe
+// open.
 func (o *output) close() {
 	_ = o.r.SetReadDeadline(time.Unix(1, 0))
 	<-o.done

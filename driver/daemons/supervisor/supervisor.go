@@ -1,9 +1,8 @@
-// Package supervisor keeps daemons running: those that stay in the foreground, and those
-// that fork and leave a PID file.
+// Package supervisor keeps daemons running: foreground daemons, and daemons that fork and write
+// a PID file.
 //
-// Each daemon has a goroutine that starts it, waits until it is ready, waits until it
-// ends, and starts it again after a pause that doubles. A daemon's failure is no other
-// daemon's.
+// Each daemon has a goroutine that starts it, waits until it is ready, waits until it ends, and
+// restarts it after an exponential back-off. The failure of a daemon does not affect others.
 package supervisor
 
 import (
@@ -21,16 +20,17 @@ import (
 )
 
 const (
-	firstPause = time.Second // before a daemon that ended is started again
+	firstPause = time.Second // before the first restart of a daemon
 	lastPause  = time.Minute
-	steady     = 10 * time.Minute // a daemon that was ready this long begins with firstPause again
-	maxReason  = 1000             // bytes of what Ready says
+	steady     = 10 * time.Minute // the time of readiness after which the back-off is reset
+	maxReason  = 1000             // bytes of the error of Ready
 )
 
-// Clock tells the time; tests have one that they set.
+// Clock provides the time. Tests set it.
 type Clock interface {
 	Now() time.Time
-	// NewTimer returns a channel on which the time comes after d, and what ends the timer.
+	// NewTimer returns a channel that receives the time after d, and a function that stops the
+	// timer.
 	NewTimer(d time.Duration) (<-chan time.Time, func())
 }
 
@@ -44,22 +44,22 @@ func (realClock) NewTimer(d time.Duration) (<-chan time.Time, func()) {
 
 // Daemon is a program to be kept running.
 //
-// One that forks is ready when the program that was started has exited with 0 and PIDFile
-// names the process that it left. Any daemon is ready only when Ready, if set, is there.
+// A forking daemon is ready when the started program has exited with 0 and PIDFile names the
+// process that it left. Any daemon is ready only when Ready, if set, exists.
 type Daemon struct {
 	Name         string
-	Why          string // what it does on this machine
-	Required     bool   // whether GPUs cannot be used without it
+	Why          string // its purpose on this machine
+	Required     bool   // whether GPUs are unusable without it
 	Path         string
 	Args         []string
-	RestartArgs  []string // besides, when it is started again
-	Env          []string // besides the supervisor's
-	Dirs         []string // made first
+	RestartArgs  []string // additional arguments for a restart
+	Env          []string // in addition to the supervisor's
+	Dirs         []string // created first
 	Files        []File   // written first
 	Forks        bool
-	PIDFile      string // that it leaves; "": none
+	PIDFile      string // written by the daemon; "": none
 	Ready        string // path of a socket; "": none
-	LogFile      string // that it writes besides its output; "": none
+	LogFile      string // written by the daemon besides its output; "": none
 	StartTimeout time.Duration
 	After        []string // names of daemons that must have become ready
 }
@@ -70,7 +70,7 @@ type File struct {
 	Data []byte
 }
 
-// below returns the daemon with its files as this process sees them. /run is the same in
+// below returns the daemon with its paths relative to this process's root. /run is the same in
 // each root.
 func (d Daemon) below(root string) Daemon {
 	if root == "" {
@@ -100,20 +100,20 @@ func (d Daemon) below(root string) Daemon {
 	return d
 }
 
-// Config names the daemons and how they are kept running.
+// Config configures a Supervisor.
 type Config struct {
 	Daemons     []Daemon // in the order in which they are started
-	Root        string   // that they are started in, with the node's /run in it; "": this process's
+	Root        string   // root of the daemons, with the node's /run in it; "": this process's
 	Env         []string // of every daemon
-	Syslog      string   // socket on which is heard what daemons log, "/dev/log"; "": on none
-	StatusFile  string   // where "Ready" or "NotReady" is written; "": nowhere
+	Syslog      string   // socket that receives the daemons' logs, "/dev/log"; "": none
+	StatusFile  string   // file that gets "Ready" or "NotReady"; "": none
 	Report      func([]Status)
 	Log         *slog.Logger
 	StopTimeout time.Duration // from SIGTERM to SIGKILL, and after that; 0: 10 s
 	Clock       Clock         // nil: the real one
 }
 
-// Status is one daemon's.
+// Status is the status of one daemon.
 type Status struct {
 	Name      string
 	Required  bool
@@ -129,7 +129,7 @@ type Status struct {
 type Supervisor struct {
 	Config
 	keepers []*keeper
-	changed sync.Mutex // held while a change is told of, so that changes are told in order
+	changed sync.Mutex // held while a change is reported, so that changes are reported in order
 	written string     // in StatusFile; guarded by changed
 	syslog  *syslog    // set while Run runs
 
@@ -137,7 +137,7 @@ type Supervisor struct {
 	stopping bool
 }
 
-// New returns a Supervisor that has not started anything.
+// New returns a Supervisor that has started no daemon.
 func New(c Config) *Supervisor {
 	if c.Clock == nil {
 		c.Clock = realClock{}
@@ -157,15 +157,15 @@ func New(c Config) *Supervisor {
 
 // Run starts the daemons in order, each when the one before it is ready or has failed for
 // the first time, and keeps them running until ctx ends. It then ends them in reverse
-// order, and returns an error that names those that would not end.
+// order, and returns an error that names those that did not end.
 //
-// Report is called with all states whenever one changed, never twice at once; it must not
-// wait for Run.
+// Run calls Report with all states whenever one has changed, never concurrently. Report must
+// not wait for Run.
 func (s *Supervisor) Run(ctx context.Context) error {
 	s.update(func() {})
 	if s.Syslog != "" && len(s.keepers) > 0 {
 		var err error
-		if s.syslog, err = listenSyslog(s.Syslog, s.recordLine); err != nil { // the daemons run all the same
+		if s.syslog, err = listenSyslog(s.Syslog, s.recordLine); err != nil { // the daemons run without it
 			s.Log.Warn("what the driver's daemons log is not heard", "message", err.Error())
 		}
 	}
@@ -192,8 +192,8 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	return errors.Join(append(errs, s.syslog.close())...)
 }
 
-// recordLine keeps a line that a program has logged by syslog(3): a daemon's among its last
-// lines, any other in the log.
+// recordLine records a line that a program has logged by syslog(3). It adds a daemon's line to
+// the daemon's last lines, and logs any other.
 func (s *Supervisor) recordLine(ident, line string) {
 	for _, k := range s.keepers {
 		if k.Name == ident {
@@ -217,8 +217,8 @@ func (s *Supervisor) Status() []Status {
 	return all
 }
 
-// Ready returns nil when all daemons have been started and the required ones are ready,
-// else an error of at most 1 kB that says why not.
+// Ready returns nil when all daemons have been started and the required ones are ready, else
+// an error of at most 1 kB with the reason.
 func (s *Supervisor) Ready() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,7 +249,7 @@ func (s *Supervisor) Ready() error {
 	return errors.New(strings.Join(why, "; "))
 }
 
-// update makes a change, and tells of it.
+// update applies a change to the states, and reports it.
 func (s *Supervisor) update(change func()) {
 	s.changed.Lock()
 	defer s.changed.Unlock()
@@ -269,7 +269,7 @@ func (s *Supervisor) writeStatus() {
 		return
 	}
 	s.written = text
-	// What it said must not outlive its truth.
+	// An outdated status must not remain.
 	if err := record.Replace(s.StatusFile, []byte(text)); err != nil {
 		s.written = ""
 		s.Log.Error("whether the driver's daemons are ready cannot be written", "message", err.Error())

@@ -485,7 +485,7 @@ func TestNothingToRunIsReady(t *testing.T) {
 
 func TestTheTailIsBounded(t *testing.T) {
 	var said []string
-	tail := &tail{tell: func(line string) { said = append(said, line) }}
+	tail := &tail{handle: func(line string) { said = append(said, line) }}
 	tail.write([]byte(strings.Repeat("x", 3*maxLine)))
 	tail.write([]byte("y\n\n\x1b[31mred\n"))
 	for i := range 2 * maxLines {

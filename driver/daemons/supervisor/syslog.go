@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	maxMessage = 8 << 10         // bytes of a message; more of it is left out
-	flushTime  = 1 * time.Second // that flush waits at most
+	maxMessage = 8 << 10         // bytes of a message; the rest is dropped
+	flushTime  = 1 * time.Second // limit for flush
 )
 
-// mark is a message that flush sends itself, followed by a number.
+// mark is a message that flush sends to the socket, followed by a number.
 const mark = "\x00flushed "
 
-// syslog receives what daemons log by syslog(3): nvidia-persistenced logs nowhere else, and
-// a driver container runs no syslog daemon. A nil syslog receives nothing.
+// syslog receives the messages of daemons by syslog(3): nvidia-persistenced logs nowhere else,
+// and a driver container runs no syslog daemon. A nil syslog receives nothing.
 type syslog struct {
 	path string
 	conn *net.UnixConn
@@ -34,12 +34,12 @@ type syslog struct {
 	marks map[int]chan struct{} // by number, closed when they arrive
 }
 
-// listenSyslog listens on a socket and calls tell with each message that comes. It returns
-// nil where somebody else listens there already.
-func listenSyslog(path string, tell func(ident, text string)) (*syslog, error) {
+// listenSyslog listens on a socket and calls handle with each message. It returns nil if
+// another process listens there already.
+func listenSyslog(path string, handle func(ident, text string)) (*syslog, error) {
 	if c, err := dial(path); err == nil {
 		return nil, c.Close()
-	} else if errors.Is(err, unix.ECONNREFUSED) { // one that was killed left it
+	} else if errors.Is(err, unix.ECONNREFUSED) { // left by a killed process
 		if err := unix.Unlink(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, &fs.PathError{Op: "unlink", Path: path, Err: err}
 		}
@@ -52,16 +52,16 @@ func listenSyslog(path string, tell func(ident, text string)) (*syslog, error) {
 		return nil, errors.Join(err, conn.Close())
 	}
 	s := &syslog{path: path, conn: conn, done: make(chan struct{}), marks: map[int]chan struct{}{}}
-	go s.receive(tell)
+	go s.receive(handle)
 	return s, nil
 }
 
-// dial connects to a socket of datagrams, which takes no time.
+// dial connects to a datagram socket, which does not block.
 func dial(path string) (*net.UnixConn, error) {
 	return net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
 }
 
-func (s *syslog) receive(tell func(ident, text string)) {
+func (s *syslog) receive(handle func(ident, text string)) {
 	defer close(s.done)
 	for buffer := make([]byte, maxMessage); ; {
 		n, err := s.conn.Read(buffer)
@@ -74,12 +74,12 @@ func (s *syslog) receive(tell func(ident, text string)) {
 		}
 		ident, text := parseSyslog(string(buffer[:n]))
 		for line := range strings.Lines(text) {
-			tell(ident, line)
+			handle(ident, line)
 		}
 	}
 }
 
-// arrived closes the mark of a number.
+// arrived closes the mark with a number.
 func (s *syslog) arrived(number string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +91,7 @@ func (s *syslog) arrived(number string) {
 	}
 }
 
-// flush returns when all messages were told that had been sent before.
+// flush returns when all messages that were sent before have been handled.
 func (s *syslog) flush() {
 	if s == nil {
 		return

@@ -17,19 +17,19 @@ const (
 	maxLine  = 400
 )
 
-// tail keeps the last lines that it was given.
+// tail keeps the last lines that were written to it.
 type tail struct {
-	tell func(line string) // called with each line
+	handle func(line string) // called with each line
 
 	mu    sync.Mutex
 	lines []string
-	part  []byte // of a line whose end has not come
+	part  []byte // of an incomplete line
 }
 
 func (t *tail) write(data []byte) {
 	for piece := range bytes.Lines(data) {
 		t.mu.Lock()
-		room := maxLine + 1 - len(t.part) // one more, so that what was cut is marked
+		room := maxLine + 1 - len(t.part) // one more byte marks a truncated line
 		t.part = append(t.part, piece[:min(len(piece), max(room, 0))]...)
 		t.mu.Unlock()
 		if bytes.HasSuffix(piece, []byte("\n")) {
@@ -38,7 +38,7 @@ func (t *tail) write(data []byte) {
 	}
 }
 
-// flush takes the part of a line that has come for a line.
+// flush adds an incomplete line as a line.
 func (t *tail) flush() {
 	t.mu.Lock()
 	text := string(t.part)
@@ -47,7 +47,7 @@ func (t *tail) flush() {
 	t.add(text)
 }
 
-// add takes a whole line.
+// add adds a line.
 func (t *tail) add(line string) {
 	text := record.Clean(line, maxLine)
 	if text == "" {
@@ -57,7 +57,7 @@ func (t *tail) add(line string) {
 	t.lines = append(t.lines, text)
 	t.lines = slices.Delete(t.lines, 0, max(len(t.lines)-maxLines, 0))
 	t.mu.Unlock()
-	t.tell(text)
+	t.handle(text)
 }
 
 func (t *tail) last() []string {
@@ -66,7 +66,8 @@ func (t *tail) last() []string {
 	return slices.Clone(t.lines)
 }
 
-// follow writes what a file has got since it had a size, as far as that is of use.
+// follow writes the part of a file that was appended since it had a size, or the last part of
+// that.
 func (t *tail) follow(path string, size int64) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -78,7 +79,7 @@ func (t *tail) follow(path string, size int64) {
 		return
 	}
 	if info.Size() < size {
-		size = 0 // it was begun anew
+		size = 0 // the file was truncated
 	}
 	const most = maxLines * maxLine
 	data, _ := io.ReadAll(io.NewSectionReader(f, max(size, info.Size()-most), most))

@@ -23,8 +23,8 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// The stages that follow that of the operating system. The context has the program and the
-// sources; the last stage has what is taken out.
+// The stages after that of the operating system. The context has the program and the sources;
+// the last stage has the output.
 const (
 	compileStages = `
 COPY . /context
@@ -47,8 +47,8 @@ COPY --from=build /result /
 	unpackRPMs = `dnf -y install dnf-plugins-core cpio && dnf download ${DRIVER_PACKAGES} && cd /result && for p in /packages/*.rpm; do rpm2cpio "$p" | cpio -idm || exit; done`
 )
 
-// findKernels returns the kernels that images are made for: those of the settings, or the
-// one of each Driver Toolkit's image.
+// findKernels returns the kernels for which images are built: those of the settings, or the one
+// of each Driver Toolkit image.
 func (s *Settings) findKernels(ctx context.Context, work string) ([]string, error) {
 	if len(s.Kernels) > 0 {
 		return s.Kernels, nil
@@ -84,12 +84,12 @@ func (s *Settings) findKernels(ctx context.Context, work string) ([]string, erro
 // compiled names the folders that a build for one kernel has filled.
 type compiled struct {
 	release string
-	halves  string // folder that image.Dir is made of
+	halves  string // folder with the content of image.Dir
 	tools   string // folder for link.ToolsDir
-	linked  string // folder with the modules that the tools have linked of the halves
+	linked  string // folder with the modules that the tools have linked from the halves
 }
 
-// compile makes the halves of the modules for a kernel, which is the n-th of all.
+// compile compiles the halves of the modules for the n-th kernel.
 func (s *Settings) compile(ctx context.Context, d driver, release string, n int, work string) (compiled, error) {
 	to := filepath.Join(work, fmt.Sprintf("kernel-%d", n))
 	s.Log.Info("compiling", "kernel", release, "kind", d.kind, "by", s.ContainerTool)
@@ -174,7 +174,7 @@ func (s *Settings) unpackPackages(ctx context.Context, kernels []string, work st
 	return to, s.build(ctx, head+fmt.Sprintf(packagesStages, unpack), "", to, runfile.AnyLinks, args)
 }
 
-// unpackHere has this machine's apt fetch the packages.
+// unpackHere downloads the packages with this machine's apt, and unpacks them.
 func (s *Settings) unpackHere(ctx context.Context, work, to string) error {
 	if systems[s.OS].family != apt {
 		return fmt.Errorf("DRIVER_PACKAGES: packages of %s are not fetched with CONTAINER_TOOL=%s; set DRIVER_SOURCE", s.OS, NoTool)
@@ -200,15 +200,15 @@ func (s *Settings) unpackHere(ctx context.Context, work, to string) error {
 	return nil
 }
 
-// build has the container tool build an image of a Containerfile, and unpacks its files into
-// a new folder, which has no other links than these. The image is removed. dir is the
+// build builds an image of a Containerfile with the container tool, and unpacks its files to a
+// new folder. It rejects links other than links. It removes the image. dir is the build
 // context; "" is an empty one.
 func (s *Settings) build(ctx context.Context, containerfile, dir, to string, links runfile.Links, args map[string]string) error {
 	work, err := os.MkdirTemp(filepath.Dir(to), "image-")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(work) //nolint:errcheck // it goes with the folder that it lies in
+	defer os.RemoveAll(work) //nolint:errcheck // it is removed with its parent folder
 	if dir == "" {
 		dir = filepath.Join(work, "empty")
 		if err := os.Mkdir(dir, 0o755); err != nil {
@@ -239,7 +239,7 @@ func (s *Settings) build(ctx context.Context, containerfile, dir, to string, lin
 		return err
 	}
 	defer func() {
-		_ = s.run(context.WithoutCancel(ctx), nil, s.ContainerTool, "rmi", name) // it is of no use any more
+		_ = s.run(context.WithoutCancel(ctx), nil, s.ContainerTool, "rmi", name) // it is no longer needed
 	}()
 	save := []string{"save", "--output", archive, name}
 	if s.ContainerTool == "buildah" {
@@ -256,7 +256,7 @@ func (s *Settings) build(ctx context.Context, containerfile, dir, to string, lin
 	return errors.Join(runfile.UntarStream(ctx, files, to, links), files.Close())
 }
 
-// authorise gives a call of the container tool the pull secret.
+// authorise adds the pull secret to a call of the container tool.
 func (s *Settings) authorise(work string, call *[]string) (env []string, err error) {
 	if s.PullSecretFile == "" {
 		return nil, nil
@@ -273,11 +273,11 @@ func (s *Settings) authorise(work string, call *[]string) (env []string, err err
 }
 
 // programTimeout bounds each run of a container tool or compiler. A build of NVIDIA's modules
-// takes minutes, and gpu-driver itself gives it an hour.
+// takes minutes, and gpu-driver itself limits it to an hour.
 const programTimeout = 2 * time.Hour
 
-// run runs a program. What it prints goes on to standard error; the error has its last line,
-// or the last one of gpu-driver, which says why it could not build.
+// run runs a program. Its output goes to standard error. The error has its last line, or the
+// last one of gpu-driver, which has the reason of a failed build.
 func (s *Settings) run(ctx context.Context, env []string, program string, args ...string) error {
 	var printed bytes.Buffer
 	limited, cancel := context.WithTimeout(ctx, programTimeout)

@@ -22,22 +22,22 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// downloadTimeout bounds the download of an installer, which has some 400 MB.
+// downloadTimeout bounds the download of an installer of about 400 MB.
 const downloadTimeout = time.Hour
 
-// driver is the driver as it was unpacked.
+// driver is an unpacked driver.
 type driver struct {
 	kind    kernel.Kind
 	source  string // folder that Kbuild builds
 	install func(l userspace.Layout, to string) error
 }
 
-// layout returns where the files of a driver lie: as on Debian, whose C library the base has.
+// layout returns the places of a driver's files: as on Debian, whose C library the base has.
 func (s *Settings) layout() userspace.Layout {
 	return userspace.Layout{Libraries: "usr/lib/" + s.TargetArch + "-linux-gnu", Version: s.DriverVersion}
 }
 
-// sourceNames are the folders of the kinds in NVIDIA's installer.
+// sourceNames holds the folders in NVIDIA's installer by kind.
 var sourceNames = map[kernel.Kind]string{kernel.OpenKind: "kernel-open", kernel.Proprietary: "kernel"}
 
 // findDriver unpacks the driver below work.
@@ -83,8 +83,8 @@ func (s *Settings) findDriver(ctx context.Context, kernels []string, work string
 	return d, err
 }
 
-// chooseSource takes the folder of the wanted kind. Auto is the open one where there is one:
-// all GPUs of drivers that have no other are served by it.
+// chooseSource chooses the folder of the wanted kind. Auto is the open kind if it
+// exists: drivers without another kind support all their GPUs with it.
 func (d *driver) chooseSource(kind string, have map[kernel.Kind]string) error {
 	for _, k := range []kernel.Kind{kernel.OpenKind, kernel.Proprietary} {
 		dir := have[k]
@@ -99,8 +99,8 @@ func (d *driver) chooseSource(kind string, have map[kernel.Kind]string) error {
 	return fmt.Errorf("the driver has no sources of %s modules (KERNEL_MODULE_TYPE): it has neither %s nor %s", kind, sourceNames[kernel.OpenKind], sourceNames[kernel.Proprietary])
 }
 
-// findPackaged finds the sources in a folder into which packages were unpacked: archives of
-// Debian's, folders of others.
+// findPackaged finds the sources in a folder of unpacked packages: archives in Debian's,
+// folders in others.
 func findPackaged(ctx context.Context, dir, work string) (map[kernel.Kind]string, error) {
 	found := map[kernel.Kind]string{}
 	for archive, kind := range map[string]kernel.Kind{"nvidia-kernel.tar.xz": kernel.Proprietary, "nvidia-open-kernel.tar.xz": kernel.OpenKind} {
@@ -133,7 +133,7 @@ func findPackaged(ctx context.Context, dir, work string) (map[kernel.Kind]string
 	return found, err
 }
 
-// readKind returns the kind of modules that sources make, by the licence that they name.
+// readKind returns the kind of modules of sources, by their licence.
 func readKind(dir string) (kernel.Kind, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "nvidia/*.c"))
 	if err != nil {
@@ -180,7 +180,7 @@ func (s *Settings) download(ctx context.Context) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	left, err := filepath.Glob(filepath.Join(dir, "download-*")) // of runs that were killed
+	left, err := filepath.Glob(filepath.Join(dir, "download-*")) // of killed runs
 	if err != nil {
 		return "", err
 	}
@@ -207,7 +207,7 @@ func (s *Settings) download(ctx context.Context) (string, error) {
 	return file, writeChecked(file, s.SHA256, answer.Body)
 }
 
-// writeChecked writes a file if it has a digest.
+// writeChecked writes a file if its content has the digest want.
 func writeChecked(file, want string, from io.Reader) (err error) {
 	temp, err := os.CreateTemp(filepath.Dir(file), "download-")
 	if err != nil {
@@ -229,15 +229,15 @@ func writeChecked(file, want string, from io.Reader) (err error) {
 	return os.Rename(temp.Name(), file)
 }
 
-// glibc are the libraries that the driver's programs need, which run with the driver's
+// glibc lists the libraries that the driver's programs need, since they run with the driver's
 // folder as their root.
 var glibc = []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1"}
 
-// loaders are the paths of the dynamic loader, which programs name.
+// loaders holds the paths of the dynamic loader by architecture.
 var loaders = map[string]string{"x86_64": "lib64/ld-linux-x86-64.so.2", "aarch64": "lib/ld-linux-aarch64.so.1"}
 
-// copyGlibc takes the C library out of a base image's files. A base without one leaves the
-// driver's programs as they are.
+// copyGlibc copies the C library from a base image's files. It copies nothing if the base has
+// none.
 func (s *Settings) copyGlibc(base, to string) error {
 	loader := loaders[s.TargetArch]
 	wanted := append([]string{filepath.Base(loader)}, glibc...)
@@ -263,8 +263,8 @@ func (s *Settings) copyGlibc(base, to string) error {
 	})
 }
 
-// resolveBelow returns the file that a path below a root leads to, and whether that is below
-// it, too.
+// resolveBelow resolves the links of a path below a root, and reports whether the result is
+// below the root, too.
 func resolveBelow(root, path string) (string, bool) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {

@@ -27,19 +27,19 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// refName is the annotation by which an OCI layout names an image.
+// refName is the annotation with an image's name in an OCI layout.
 const refName = "org.opencontainers.image.ref.name"
 
-// Image is an image that was made or pushed.
+// Image is a built or pushed image.
 type Image struct {
 	Name   string `json:"image"`
 	Digest string `json:"digest"`
 	Kernel string `json:"kernel,omitempty"`
-	// LayerSize is the size of the kernel's own layer, compressed, in bytes.
+	// LayerSize is the compressed size of the kernel's own layer, in bytes.
 	LayerSize int64 `json:"layerSize,omitempty"`
 }
 
-// Make makes the images of all kernels and writes them to s.Folder, in place of what is there.
+// Make builds the images of all kernels and replaces s.Folder by them.
 func (s *Settings) Make(ctx context.Context) (made []Image, err error) {
 	if err := os.MkdirAll(s.Out, 0o755); err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func (s *Settings) Make(ctx context.Context) (made []Image, err error) {
 		return nil, err
 	}
 	defer unlock()
-	work := filepath.Join(s.Out, "work") // what a killed run has left there goes now
+	work := filepath.Join(s.Out, "work") // leftovers of a killed run are removed
 	if err := errors.Join(os.RemoveAll(work), os.Mkdir(work, 0o755)); err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (s *Settings) Make(ctx context.Context) (made []Image, err error) {
 	return s.write(common, d, all)
 }
 
-// lock keeps other runs out of s.Out, until the function is called or this process ends.
+// lock locks s.Out against other runs, until unlock is called or this process ends.
 func (s *Settings) lock() (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(s.Out, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -118,7 +118,7 @@ func (s *Settings) readBase(ctx context.Context) (v1.Image, error) {
 	return convert(base, config)
 }
 
-// convert returns an image in the form of OCI, as tools expect it in an OCI layout.
+// convert returns an image in OCI format, as tools expect in an OCI layout.
 func convert(base v1.Image, config *v1.ConfigFile) (v1.Image, error) {
 	layers, err := base.Layers()
 	if err != nil {
@@ -146,7 +146,7 @@ func (s *Settings) openBase(ctx context.Context) (v1.Image, error) {
 	return s.Registry.Read(ctx, s.BaseImage)
 }
 
-// addCommon returns the base with what all kernels share.
+// addCommon returns the base with the layers that all kernels share.
 func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all []compiled, work string) (v1.Image, error) {
 	root := filepath.Join(work, "driver")
 	if err := d.install(s.layout(), root); err != nil {
@@ -186,8 +186,8 @@ func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all [
 	return mutate.Config(base, *own)
 }
 
-// copyObjects takes the objects that all kernels share out of the sources, as halves name
-// them: files below the sources, with the digests that were linked.
+// copyObjects copies the objects that all kernels share from the sources. Halves name them by
+// path and digest.
 func (s *Settings) copyObjects(d driver, all []compiled, to string) error {
 	root, err := os.OpenRoot(d.source)
 	if err != nil {
@@ -240,8 +240,8 @@ func copyObject(sources *os.Root, o link.Object, at string) error {
 	return err
 }
 
-// check refuses modules that are not what was to be built, and signs them if there is a key:
-// their halves get the signatures. Nothing that a container has made is run here.
+// check verifies the built modules. If there is a key it signs them, and adds the signatures to
+// their halves. It runs no program that a container has produced.
 func (s *Settings) check(d driver, all []compiled) error {
 	for _, c := range all {
 		halves := filepath.Join(c.halves, image.HalvesName, string(d.kind))
@@ -311,7 +311,7 @@ func (s *Settings) write(common v1.Image, d driver, all []compiled) ([]Image, er
 	return made, errors.Join(os.RemoveAll(s.Folder()), os.Rename(next, s.Folder()))
 }
 
-// Push pushes the images that Make has made.
+// Push pushes the images that Make has built.
 func (s *Settings) Push(ctx context.Context) ([]Image, error) {
 	index, err := layout.ImageIndexFromPath(s.Folder())
 	if errors.Is(err, fs.ErrNotExist) {

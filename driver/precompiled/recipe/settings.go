@@ -1,8 +1,8 @@
-// Package recipe makes images of precompiled drivers: one image for each kernel, of which
-// all share a layer with the driver's user space, and each has one small layer of its own.
+// Package recipe builds images of precompiled drivers, one for each kernel. They share a layer
+// with the driver's user space, and each has one small layer of its own.
 //
-// A container tool compiles, since it has an image with the kernel's headers and compiler.
-// All else needs no tool: layers are made so that the same input gives the same bytes.
+// A container tool compiles, in an image with the kernel's headers and compiler. The rest needs
+// no tool. The same input gives layers with the same bytes.
 package recipe
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Settings are the variables of the recipe. Those of NVIDIA's recipe have its names.
+// Settings holds the variables of the recipe. Those of NVIDIA's recipe have the same names.
 type Settings struct {
 	OS      string // folder of the recipe: "rhcos4"
 	Recipes string // folder that has the folder OS
@@ -66,10 +66,10 @@ type Settings struct {
 	Log *slog.Logger
 }
 
-// defaultModules lists the modules that a driver container can be asked to load.
+// defaultModules lists the modules that a driver container may load.
 var defaultModules = []string{"nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm", "nvidia-peermem"}
 
-// system describes an operating system for which there is a folder.
+// system describes a supported operating system, which has a folder.
 type system struct {
 	family family
 	image  string // that compiles where no other is named; of RHEL without its version
@@ -77,8 +77,8 @@ type system struct {
 	tag    string // OS_TAG where none is given; "": it has to be
 }
 
-// family names the containerfile of several systems: a stage "build" that installs the
-// compiler and the headers of KERNEL_VERSION unless BUILDER_IMAGE has them.
+// family names the Containerfile of several systems. Its stage "build" installs the compiler
+// and the headers of KERNEL_VERSION unless BUILDER_IMAGE has them.
 type family string
 
 const (
@@ -99,7 +99,7 @@ var systems = map[string]system{
 	"sles15":      {suse, "registry.suse.com/bci/bci-base:15.6", "", ""},
 }
 
-// builder returns the image that compiles for the n-th kernel, and its version of RHEL.
+// builder returns the image that compiles for the n-th kernel, and its RHEL version.
 func (s *Settings) builder(n int) (image, rhelVersion string) {
 	o := systems[s.OS]
 	rhelVersion = cmp.Or(s.RHELVersion, o.rhel)
@@ -116,7 +116,7 @@ func (s *Settings) builder(n int) (image, rhelVersion string) {
 	return image, rhelVersion
 }
 
-// NoTool is the value of CONTAINER_TOOL with which this machine compiles.
+// NoTool is the value of CONTAINER_TOOL that makes this machine compile.
 const NoTool = "none"
 
 // containerTools lists the container tools to look for, in this order.
@@ -124,8 +124,8 @@ var containerTools = []string{"podman", "docker", "buildah"}
 
 var versionPattern = regexp.MustCompile(`^\d+\.\d+(\.\d+)?$`)
 
-// Complete sets what follows from other settings, and checks all of them. The error names
-// everything that is wrong.
+// Complete sets defaults that depend on other settings, and checks all settings. The error
+// names all problems.
 func (s *Settings) Complete() error {
 	if s.Log == nil {
 		s.Log = slog.New(slog.DiscardHandler)
@@ -170,7 +170,8 @@ func tagOfOpenShift(version, rhel string) string {
 	return "rhel" + rhel
 }
 
-// machineArch is this machine's architecture as kernels and NVIDIA's installers name it.
+// machineArch returns this machine's architecture in the spelling of kernels and NVIDIA's
+// installers.
 func machineArch() string {
 	return map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
 }
@@ -216,7 +217,7 @@ func (s *Settings) checkDriver() error {
 	return errors.Join(all...)
 }
 
-// url returns the address from which the installer is fetched.
+// url returns the URL of the installer.
 func (s *Settings) url() string {
 	if s.Source != "" {
 		return s.Source
@@ -279,7 +280,7 @@ var (
 	packagePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.+:~=_-]{0,199}$`)
 )
 
-// checkKernel refuses what is no release of a kernel of TargetArch.
+// checkKernel rejects an invalid kernel release, or one of another architecture.
 func (s *Settings) checkKernel(release string) error {
 	if !releasePattern.MatchString(release) || strings.Contains(release, "..") {
 		return fmt.Errorf("KERNEL_VERSION %q is no release of a kernel, as uname -r prints it", record.Clean(release, 100))

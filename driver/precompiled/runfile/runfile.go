@@ -1,6 +1,6 @@
-// Package runfile unpacks NVIDIA's installers, NVIDIA-Linux-x86_64-<version>.run, and
-// executes nothing of them. Such a file is a shell script of makeself, and after the line
-// that its variable skip names an archive of tar, compressed by xz, zstd or gzip.
+// Package runfile unpacks NVIDIA's installers, NVIDIA-Linux-x86_64-<version>.run, without
+// executing them. Such a file is a shell script of makeself. At the line that its variable
+// skip names begins a tar archive, compressed with xz, zstd or gzip.
 package runfile
 
 import (
@@ -41,14 +41,14 @@ type Header struct {
 	OS      string // "Linux"
 	Arch    string // "x86_64"
 	Skip    int    // the line at which the archive begins; the first line is 1
-	MD5     string // of all from the fourth line on, in hexadecimal; "": not told
+	MD5     string // of the file from the fourth line on, in hexadecimal; "": unknown
 }
 
 // none is the MD5 of an installer without one.
 const none = "00000000000000000000000000000000"
 
-// ParseHeader reads the variables of the script. Those count that stand alone on a line, before
-// the first line that is a comment of the script's body.
+// ParseHeader reads the variables of the script. It considers only assignments alone on a line,
+// before the first comment of the script's body.
 func ParseHeader(r io.Reader) (Header, error) {
 	var h Header
 	lines := bufio.NewScanner(io.LimitReader(r, maxHeader))
@@ -100,8 +100,8 @@ func (h *Header) check() error {
 	return nil
 }
 
-// Unpack puts the files of an installer into a new folder and returns what it says of itself.
-// What it says of its own integrity is checked.
+// Unpack unpacks an installer to a new folder and returns its header. It verifies the checksum
+// of the header.
 func Unpack(ctx context.Context, file, to string) (h Header, err error) {
 	defer func() {
 		if err != nil {
@@ -134,7 +134,7 @@ func Unpack(ctx context.Context, file, to string) (h Header, err error) {
 	return h, UntarStream(ctx, archive, to, LocalLinks)
 }
 
-// Untar puts the files of an archive of tar, compressed by xz, zstd or gzip, into a new folder.
+// Untar unpacks a tar archive, compressed with xz, zstd or gzip, to a new folder.
 func Untar(ctx context.Context, file, to string) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -152,20 +152,20 @@ func Untar(ctx context.Context, file, to string) error {
 	return nil
 }
 
-// Links are the links that an archive may have.
+// Links defines which links an archive may have.
 type Links int
 
-// NoLinks are of what a program has made. LocalLinks stay below the archive's folder. AnyLinks
-// are those of a root file system: they may be absolute, hard ones are among them, and paths
-// lead through them. None leads a file that is written out of the archive's folder.
+// NoLinks is for the output of a program. LocalLinks permits links that stay below the
+// archive's folder. AnyLinks is for root file systems: links may be absolute or hard, and paths
+// may lead through them. No mode lets a file be written outside the archive's folder.
 const (
 	NoLinks Links = iota
 	LocalLinks
 	AnyLinks
 )
 
-// UntarStream puts the files of an archive of tar into a new folder, and nothing outside it.
-// Files, folders and symbolic links are all that it may have.
+// UntarStream unpacks a tar archive to a new folder, and writes nothing outside it. The archive
+// may have only files, folders and links.
 func UntarStream(ctx context.Context, archive io.Reader, to string, links Links) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
@@ -177,7 +177,7 @@ func UntarStream(ctx context.Context, archive io.Reader, to string, links Links)
 	return errors.Join(unpack(ctx, archive, root, links), root.Close())
 }
 
-// verify compares the file with the MD5 that it has of itself.
+// verify compares the file with the MD5 in its header.
 func (h Header) verify(f io.ReadSeeker) error {
 	if h.MD5 == "" {
 		return nil
@@ -214,7 +214,7 @@ func skipLines(r *bufio.Reader, lines int) error {
 	return nil
 }
 
-// uncompress returns the archive, and a function that ends the reading.
+// uncompress returns the uncompressed archive, and a function that closes it.
 func uncompress(r *bufio.Reader) (io.Reader, func(), error) {
 	magic, err := r.Peek(6)
 	if err != nil {
@@ -301,8 +301,8 @@ func unpackEntry(h *tar.Header, r io.Reader, root *os.Root, links Links) error {
 	return errors.Join(err, f.Close())
 }
 
-// checkParents refuses a path that leads through a symbolic link: where the link at its end
-// leads could not be told from its name.
+// checkParents rejects a path that leads through a symbolic link: the target of a link at its
+// end would not be known from its name.
 func checkParents(root *os.Root, name string) error {
 	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
 		info, err := root.Lstat(dir)

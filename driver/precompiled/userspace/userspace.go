@@ -1,6 +1,6 @@
-// Package userspace lays a driver's user space out as a machine has it on which it is
-// installed: from what NVIDIA's installer unpacks, or from a folder into which a
-// distribution's packages were unpacked.
+// Package userspace lays out a driver's user space as on a machine on which it is installed. Its
+// source is an unpacked installer of NVIDIA, or a folder of unpacked packages of a
+// distribution.
 package userspace
 
 import (
@@ -18,21 +18,21 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// ManifestName is the file in which NVIDIA's installer lists what it has.
+// ManifestName is the file in which NVIDIA's installer lists its files.
 const ManifestName = ".manifest"
 
-// Layout says where an operating system has what.
+// Layout describes the folders of an operating system.
 type Layout struct {
 	Libraries string // "usr/lib64", "usr/lib/x86_64-linux-gnu"
 	Version   string // of the driver
 }
 
-// entry is a line of the manifest: path, permissions, type, and what that type has besides.
+// entry is a line of the manifest: path, permissions, type, and fields of the type.
 type entry struct {
 	path   string
 	kind   string   // "CUDA_LIB", "CUDA_SYMLINK", "UTILITY_BINARY"
 	rest   []string // without "MODULE:<name>"
-	folder string   // below that of its kind
+	folder string   // below the folder of its kind
 }
 
 const maxManifest = 16 << 20
@@ -43,7 +43,7 @@ func Version(dir string) (string, error) {
 	return version, err
 }
 
-// readManifest reads the list. Its first eight lines are of the driver as a whole.
+// readManifest reads the manifest. Its first eight lines describe the driver as a whole.
 func readManifest(dir string) (all []entry, version string, err error) {
 	f, err := os.Open(filepath.Join(dir, ManifestName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -70,7 +70,7 @@ func readManifest(dir string) (all []entry, version string, err error) {
 	return all, version, lines.Err()
 }
 
-// parseEntry reads a line; ok is false for one that names no file.
+// parseEntry parses a line; ok is false for one that names no file.
 func parseEntry(line string) (e entry, ok bool, err error) {
 	fields := strings.Fields(line)
 	if len(fields) < 3 {
@@ -98,7 +98,7 @@ func parseEntry(line string) (e entry, ok bool, err error) {
 	return e, true, nil
 }
 
-// kinds are where files of a kind lie that are no libraries; %s is the driver's version.
+// kinds holds the folders of files that are not libraries, by kind; %s is the driver's version.
 var kinds = map[string]string{
 	"UTILITY_BINARY":             "usr/bin",
 	"NVIDIA_MODPROBE":            "usr/bin",
@@ -114,8 +114,8 @@ var kinds = map[string]string{
 	"NVOFA_CONFIG":               "usr/share/nvidia",
 }
 
-// place returns where a file belongs; "": nowhere. link is what it points to, if it is a
-// symbolic link.
+// place returns the path at which a file is installed; "": it is not installed. link is the
+// target of a symbolic link.
 func (l Layout) place(e entry) (at, link string) {
 	for _, other := range []string{"COMPAT32", "CLASSIC", "NON_GLVND"} {
 		if slices.Contains(e.rest, other) {
@@ -140,7 +140,7 @@ func (l Layout) place(e entry) (at, link string) {
 	return "", ""
 }
 
-// last is the last word that is not but.
+// last returns the last word that is not but.
 func last(words []string, but string) string {
 	for _, w := range slices.Backward(words) {
 		if w != but {
@@ -150,7 +150,7 @@ func last(words []string, but string) string {
 	return ""
 }
 
-// Install lays out in to what NVIDIA's installer has unpacked into dir.
+// Install lays out the installer of NVIDIA that was unpacked to dir, in the folder to.
 func (l Layout) Install(dir, to string) error {
 	all, version, err := readManifest(dir)
 	if err != nil {
@@ -159,7 +159,7 @@ func (l Layout) Install(dir, to string) error {
 	if version != l.Version {
 		return fmt.Errorf("%s is of driver %s, not of %s (DRIVER_VERSION)", dir, record.Clean(version, 50), l.Version)
 	}
-	root, err := os.OpenRoot(dir) // its links may lead nowhere else
+	root, err := os.OpenRoot(dir) // confines its links
 	if err != nil {
 		return err
 	}
@@ -186,12 +186,11 @@ func (l Layout) Install(dir, to string) error {
 	return nil
 }
 
-// skipped are the folders of packages that are about kernels, or that people read; the licence
-// is in another one.
+// skipped lists the folders of packages for kernels, and for documentation without the licence.
 var skipped = []string{"usr/src", "lib/modules", "usr/lib/modules", "usr/share/man", "usr/share/lintian", "var"}
 
-// moved are folders of distributions, and where their files belong: the driver's programs run
-// with a C library that looks for libraries where Debian has them.
+// moved returns folders of distributions, and the folders to which their files move: the
+// driver's programs run with a C library that looks for libraries in Debian's folders.
 func (l Layout) moved() [][2]string {
 	return [][2]string{
 		{l.Libraries + "/nvidia/current", l.Libraries},
@@ -201,7 +200,7 @@ func (l Layout) moved() [][2]string {
 	}
 }
 
-// Copy lays out in to what packages have put below dir.
+// Copy lays out the packages that were unpacked to dir, in the folder to.
 func (l Layout) Copy(dir, to string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -238,8 +237,8 @@ func (l Layout) Copy(dir, to string) error {
 	})
 }
 
-// newTarget opens a folder, which need not be there. What is written through it stays below
-// it, whatever links it gets.
+// newTarget opens a folder, and creates it if necessary. Writes through it stay below it,
+// whatever links it contains.
 func newTarget(dir string) (*os.Root, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -247,7 +246,7 @@ func newTarget(dir string) (*os.Root, error) {
 	return os.OpenRoot(dir)
 }
 
-// clear makes room for a file: packages have some at two places that are one here.
+// clear removes an earlier file: packages may have one at two places that are one place here.
 func clear(root *os.Root, at string) error {
 	if err := root.MkdirAll(path.Dir(at), 0o755); err != nil {
 		return err
