@@ -18,11 +18,11 @@ func moveNear(root, pci string) (undo func()) {
 	if err != nil || unix.SchedGetaffinity(0, &before) != nil {
 		return func() {}
 	}
-	there := parseCPUList(strings.TrimSpace(string(list)))
+	near := parseCPUList(strings.TrimSpace(string(list)))
 	for i := range before {
-		there[i] &= before[i]
+		near[i] &= before[i]
 	}
-	if there.Count() == 0 || unix.SchedSetaffinity(0, &there) != nil {
+	if near.Count() == 0 || unix.SchedSetaffinity(0, &near) != nil {
 		return func() {}
 	}
 	return func() { _ = unix.SchedSetaffinity(0, &before) }

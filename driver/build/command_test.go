@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestCommandsOfKbuildAreRead(t *testing.T) {
+func TestParseCommandsOfKbuild(t *testing.T) {
 	c, err := parseCommand("cmd_/b/nvidia.ko := ld -r -m elf_x86_64 -z noexecstack --build-id=sha1  -T arch/x86/module.lds -o /b/nvidia.ko /b/nvidia.o /b/nvidia.mod.o;  true\n")
 	require.NoError(t, err)
 	require.Equal(t, command{

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestHeadersAreFoundWhereDistributionsHaveThem(t *testing.T) {
+func TestFindHeadersInDistributionFolders(t *testing.T) {
 	const release = "6.1.0-1"
 	for name, c := range map[string]struct {
 		files          map[string]string
@@ -68,7 +68,7 @@ func newFolder(t testing.TB, files map[string]string) string {
 	return dir
 }
 
-// headers returns a folder of headers that has what is checked.
+// headers returns a folder of headers with the files that are checked.
 func headers(t testing.TB) Headers {
 	t.Helper()
 	dir := newFolder(t, map[string]string{
@@ -80,7 +80,7 @@ func headers(t testing.TB) Headers {
 	return Headers{Source: dir, Output: dir}
 }
 
-func TestImageWithoutACompilerIsNamed(t *testing.T) {
+func TestMissingCompilerIsReported(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	r := Request{Source: t.TempDir(), Headers: headers(t), Release: "6.1.0-1", Work: t.TempDir()}
 	_, err := Compile(t.Context(), r)

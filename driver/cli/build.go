@@ -111,13 +111,13 @@ func (o *options) linkHalves(ctx context.Context, r build.Request, halves, tools
 	if err := link.CopyTools(ctx, halves, tools); err != nil || linked == "" {
 		return err
 	}
-	made, err := link.Link(ctx, link.Request{
+	built, err := link.Link(ctx, link.Request{
 		Halves: halves, Common: r.Source, Release: r.Release, Version: r.Version, Work: filepath.Dir(linked), Tools: tools,
 	})
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.Rename(made, linked), os.Chmod(linked, 0o755))
+	return errors.Join(os.Rename(built, linked), os.Chmod(linked, 0o755))
 }
 
 // makeModules builds and signs the requested modules or halves.

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 )
 
-// call runs gpu-driver and returns what it printed and its exit code.
+// call runs gpu-driver and returns its output and exit code.
 func call(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, err bytes.Buffer
@@ -39,7 +39,7 @@ func TestEachCommandHasHelpWithExamplesAndExitCodes(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrittenWrongIsNamed(t *testing.T) {
+func TestInvalidArgumentsAreReported(t *testing.T) {
 	image := t.TempDir()
 	for _, c := range []struct{ args, want string }{
 		{"", "no command; say run, load, unload, check, build, push, share, status, probe, modinfo or version"},
@@ -71,7 +71,7 @@ func TestWhatIsWrittenWrongIsNamed(t *testing.T) {
 	require.Contains(t, stderr, "x.ko: not a kernel module")
 }
 
-func TestAnImageForAnotherKernelIsRefusedBeforeAnythingIsDone(t *testing.T) {
+func TestImageForAnotherKernelIsRejectedFirst(t *testing.T) {
 	image, run := t.TempDir(), t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(image, "lib/modules/5.14.0-1.el9.x86_64"), 0o755))
 	stdout, stderr, code := call(t, "check", "--without-gpu", "--image-root", image, "-o", "json")

@@ -27,15 +27,15 @@ func TestSettingsAreStrict(t *testing.T) {
 	require.Equal(t, []Setting{{Key: "A", Value: `b=c|&\`, From: "NVFM_CONFIG_A"}, {Key: "Z", From: "NVFM_CONFIG_Z"}}, all)
 }
 
-func TestConfigureKeepsWhatIsNotSet(t *testing.T) {
+func TestConfigureKeepsOtherLines(t *testing.T) {
 	data, applied, err := configure([]byte("# A=0\r\n\n A = 1 \nB=2\nA=3"), []Setting{{Key: "A", Value: "x"}, {Key: "C", Value: "y"}})
 	require.NoError(t, err)
 	require.Equal(t, "# A=0\n\nA=x\nB=2\nA=x\nC=y\n", string(data))
 	require.Equal(t, []Setting{{Key: "A", Value: "x", Was: "3"}, {Key: "C", Value: "y", Added: true}}, applied)
 }
 
-// FuzzConfigure holds a written file against its own reading: what was set is there, all
-// else is as it was, and nothing else has come.
+// FuzzConfigure parses each written file: all settings are present, other lines are unchanged,
+// and nothing else was added.
 func FuzzConfigure(f *testing.F) {
 	f.Add([]byte(fabricFile), "LOG_LEVEL", "3")
 	f.Add([]byte("A=1\r\n#\n=\n"), "A", "=")

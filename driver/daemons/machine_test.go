@@ -36,7 +36,7 @@ func (i image) write(name, text string, mode os.FileMode) {
 	require.NoError(i.t, os.WriteFile(path, []byte(text), mode))
 }
 
-// pci adds a device; driver "" means that none has it.
+// pci adds a device; driver "" means that it is not bound.
 func (i image) pci(address, vendor, class, driver string) string {
 	i.t.Helper()
 	dir := host.PCIDevices + "/" + address
@@ -67,7 +67,7 @@ func (i image) survey(env ...string) Machine {
 	return m
 }
 
-func TestSurveyCountsDevicesThatTheDriverMayHave(t *testing.T) {
+func TestSurveyCountsUsableDevices(t *testing.T) {
 	i := newImage(t)
 	i.pci("0000:00:00.0", "0x8086", "0x060000", "")
 	i.pci("0000:01:00.0", "0x10de", "0x030200", "nvidia")
@@ -135,7 +135,7 @@ func TestSurveyReadsTheImage(t *testing.T) {
 	require.True(t, i.survey().IMEXNodes)
 }
 
-func TestSurveyDoesNotGuess(t *testing.T) {
+func TestUnreadableInputsFailTheSurvey(t *testing.T) {
 	i := newImage(t)
 	i.write(fabricConf, strings.Repeat("#", maxFile+1), 0o644)
 	_, err := Survey(i.root, i.root, nil)

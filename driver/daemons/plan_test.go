@@ -23,7 +23,7 @@ FABRIC_MODE=0
 UNIX_SOCKET_PATH=
 `
 
-// hgx is a machine of eight H100, whose image has all programs.
+// hgx returns a machine with eight H100 and an image with all programs.
 func hgx(change func(*Machine)) Machine {
 	m := Machine{GPUs: 8, NVSwitches: 4, FabricConfig: []byte(fabricFile), Programs: map[string]string{
 		persistenced: "/usr/bin/nvidia-persistenced", gridd: "/usr/bin/nvidia-gridd", topologyd: "/usr/bin/nvidia-topologyd",
@@ -73,7 +73,7 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-func TestWhatCannotRunIsAnErrorThatSaysWhatToDo(t *testing.T) {
+func TestImpossiblePlansNameTheNextAction(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Machine)
 		is     error
@@ -114,7 +114,7 @@ func TestWhatCannotRunIsAnErrorThatSaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestTheFilesOfAPlan(t *testing.T) {
+func TestFilesOfAPlan(t *testing.T) {
 	plan, err := NewPlan(machines["hgx-h100-env"])
 	require.NoError(t, err)
 	d := plan.Daemons[len(plan.Daemons)-1]

@@ -62,8 +62,8 @@ func pulled(t *testing.T, dir string) map[string]string {
 	return files
 }
 
-// What one node pushes is what another one pulls, for several kernels and kinds; pushed
-// again it is the same image.
+// Modules that one node pushes are pulled by another, for several kernels and kinds. A second
+// push gives the same image.
 func TestPushAndPull(t *testing.T) {
 	r, host := serve(t)
 	files := map[string]string{"nvidia.ko": "a module", "sub/nvidia-uvm.ko": "another"}
@@ -156,8 +156,8 @@ func TestArchitecturesDoNotMix(t *testing.T) {
 	require.ErrorContains(t, err, "push to another repository")
 }
 
-// Modules that a key has signed take the place of those that it has not.
-func TestSignedModulesArePushedWhereUnsignedOnesAre(t *testing.T) {
+// Signed modules replace unsigned ones.
+func TestSignedModulesReplaceUnsignedOnes(t *testing.T) {
 	r, host := serve(t)
 	m := Modules{Kernel: "6.1", Kind: "open", Version: "580.1"}
 	to := host + "/gpu/driver:580.1-6.1-debian12"
@@ -188,8 +188,8 @@ func TestSignedModulesArePushedWhereUnsignedOnesAre(t *testing.T) {
 	require.ErrorIs(t, r.Pull(t.Context(), to, signed, filepath.Join(t.TempDir(), "new")), ErrAbsent)
 }
 
-// A registry is asked by plain HTTP only where it is named for that, also one on this machine.
-func TestPlainHTTPHasToBeAskedFor(t *testing.T) {
+// Plain HTTP is used only for the named registries, even on this machine.
+func TestPlainHTTPHasToBeAllowed(t *testing.T) {
 	_, host := serve(t)
 	_, err := Registry{}.Read(t.Context(), host+"/base:1")
 	require.ErrorIs(t, err, ErrUnreachable)

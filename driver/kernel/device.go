@@ -95,11 +95,11 @@ func (s System) OpenDevices(ctx context.Context, dir string) (*Devices, error) {
 		if err == nil {
 			continue
 		}
-		said := ""
+		quote := ""
 		if len(lines) > 0 {
-			said = "; the kernel says: " + strings.Join(lines, " / ")
+			quote = "; the kernel says: " + strings.Join(lines, " / ")
 		}
-		d.failed = append(d.failed, refuse(ReasonDeviceInitFailed, "nvidia", err, "GPU %s: the driver cannot initialise it: %v%s", minors[i].address, err, said))
+		d.failed = append(d.failed, refuse(ReasonDeviceInitFailed, "nvidia", err, "GPU %s: the driver cannot initialise it: %v%s", minors[i].address, err, quote))
 	}
 	if len(d.files) == 0 {
 		return nil, d.failed[0]

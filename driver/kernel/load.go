@@ -68,27 +68,27 @@ func (s System) uncompresses(extension string) bool {
 // explainLoad turns the error number of finit_module(2) into a reason. lines holds the kernel's
 // log messages about the module.
 func (s System) explainLoad(m Module, err error, lines []string) error {
-	said := ""
+	quote := ""
 	if len(lines) > 0 {
-		said = "; the kernel says: " + strings.Join(lines, " / ")
+		quote = "; the kernel says: " + strings.Join(lines, " / ")
 	}
 	release, _ := s.Release()
 	switch {
 	case errors.Is(err, unix.EKEYREJECTED), errors.Is(err, unix.ENOKEY), errors.Is(err, unix.EBADMSG):
 		return refuse(ReasonSignatureRejected, m.Name, err, "%s: %s", m, s.Trust().explain(m.Signature))
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return refuse(ReasonLockedDown, m.Name, err, "%s: %s%s", m, s.Trust().explainLockdown(m.Signature), said)
+		return refuse(ReasonLockedDown, m.Name, err, "%s: %s%s", m, s.Trust().explainLockdown(m.Signature), quote)
 	case errors.Is(err, unix.ENOEXEC), errors.Is(err, unix.EINVAL) && disagrees(lines):
 		return refuse(ReasonKernelMismatch, m.Name, err,
-			"%s is built for kernel %s and cannot be loaded by %s%s; use the driver's image for this kernel, or build it here", m, m.Release(), release, said)
+			"%s is built for kernel %s and cannot be loaded by %s%s; use the driver's image for this kernel, or build it here", m, m.Release(), release, quote)
 	case errors.Is(err, unix.ENOENT):
 		return refuse(ReasonDependencyMissing, m.Name, err,
-			"load %s: the kernel misses a symbol or module that it needs%s; make the kernel's own modules visible (/lib/modules)", m.Name, said)
+			"load %s: the kernel misses a symbol or module that it needs%s; make the kernel's own modules visible (/lib/modules)", m.Name, quote)
 	case errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
 		return refuse(ReasonNoDevice, m.Name, err,
-			"load %s %s: it finds no device that it supports%s; on a node with a GPU, choose a driver version and kernelModuleType that support it", m.Name, m.Version, said)
+			"load %s %s: it finds no device that it supports%s; on a node with a GPU, choose a driver version and kernelModuleType that support it", m.Name, m.Version, quote)
 	}
-	return refuse(ReasonDeviceInitFailed, m.Name, err, "load %s: its initialisation failed: %v%s", m.Name, err, said)
+	return refuse(ReasonDeviceInitFailed, m.Name, err, "load %s: its initialisation failed: %v%s", m.Name, err, quote)
 }
 
 // disagrees reports whether the kernel logged that symbols of the module have other

@@ -20,8 +20,8 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// build makes an ELF file with the sections that a kernel module has: .modinfo, and a
-// build ID where one is given.
+// build returns an ELF file with the sections of a kernel module: .modinfo, and a build ID
+// unless that is "".
 func build(modinfo, buildID string) []byte {
 	note := []byte{}
 	if buildID != "" {
@@ -59,7 +59,7 @@ func build(modinfo, buildID string) []byte {
 	return b
 }
 
-// info writes a section .modinfo of lines.
+// info returns the content of a section .modinfo.
 func info(lines ...string) string { return strings.Join(lines, "\x00") + "\x00" }
 
 // sign appends a signature to a module; its message is not one that verifies.
@@ -71,7 +71,7 @@ func sign(t *testing.T, module []byte, message []byte) []byte {
 	return append(b, signatureMagic...)
 }
 
-// message makes a PKCS #7 message with a signer identified by issuer and serial number,
+// message returns a PKCS #7 message with a signer identified by issuer and serial number,
 // or by a key ID.
 func message(t *testing.T, issuer pkix.Name, serial int64, keyID []byte) []byte {
 	t.Helper()
@@ -105,7 +105,7 @@ var sample = info("name=nvidia_uvm", "version=580.95.05", "srcversion=0123", "li
 	"vermagic=6.1.0-56-cloud-amd64 SMP preempt mod_unload modversions ", "depends=nvidia,i2c-core", "softdep=pre: video post: later",
 	"firmware=nvidia/580.95.05/gsp_ga10x.bin", "parm=uvm_debug:how much is said (int)", "parmtype=uvm_debug:int", "parm=uvm_plain:no type is told")
 
-func TestAModuleSaysWhatItIs(t *testing.T) {
+func TestReadInfo(t *testing.T) {
 	data := build(sample, "\xab\xcd")
 	i, err := ReadInfo(bytes.NewReader(data), int64(len(data)))
 	require.NoError(t, err)
@@ -120,7 +120,7 @@ func TestAModuleSaysWhatItIs(t *testing.T) {
 	require.True(t, i.Simulated())
 }
 
-func TestTheSignerIsNamedAsTheKernelNamesKeys(t *testing.T) {
+func TestSignerHasTheKernelsKeyName(t *testing.T) {
 	for _, c := range []struct {
 		issuer pkix.Name
 		keyID  []byte
@@ -143,7 +143,7 @@ func TestTheSignerIsNamedAsTheKernelNamesKeys(t *testing.T) {
 	require.ErrorIs(t, err, errSignature)
 }
 
-func TestWhatIsNoModuleIsRefused(t *testing.T) {
+func TestInvalidModulesAreRejected(t *testing.T) {
 	whole := build(sample, "\xab\xcd")
 	for name, data := range map[string][]byte{
 		"empty": {}, "text": []byte("#!/bin/sh\n"), "without vermagic": build(info("name=x"), ""), "cut": whole[:len(whole)/2],
@@ -181,7 +181,7 @@ func open(t *testing.T, dir string) *host.Root {
 	return root
 }
 
-// compress returns data as a file with this extension holds it.
+// compress returns data in the compression of a file extension.
 func compress(t *testing.T, extension string, data []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer

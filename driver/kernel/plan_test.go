@@ -16,7 +16,7 @@ import (
 
 const release = "6.1.0-56-cloud-amd64"
 
-// driver are the modules of a driver's image.
+// driver returns the modules of a driver's image.
 func driver(root *host.Root) Files {
 	files := Files{}
 	for name, depends := range map[string][]string{
@@ -61,7 +61,7 @@ func reasonOf(t *testing.T, err error) gpu.Reason {
 	return e.Reason
 }
 
-func TestModulesAreLoadedAfterWhatTheyNeed(t *testing.T) {
+func TestModulesAreLoadedAfterTheirDependencies(t *testing.T) {
 	in := Inputs{
 		Wanted: []string{"nvidia", "nvidia-uvm", "nvidia_modeset", "nvidia_drm"}, Optional: []string{"ipmi_msghandler", "ipmi_devintf", "video"},
 		Tree: tree(t, usual, "kernel/drivers/i2c/i2c-core.ko\n"), Release: release, Options: newOptions(),
@@ -116,7 +116,7 @@ func TestACircleOfModulesIsRefused(t *testing.T) {
 	require.EqualError(t, err, "the modules a, b, c, a depend on each other in a circle")
 }
 
-func TestParametersAreThoseOfTheModuleAndCountInOrder(t *testing.T) {
+func TestParametersAreCheckedAndApplyInOrder(t *testing.T) {
 	dir := t.TempDir()
 	place(t, dir, "etc/modprobe.d/nvidia.conf", []byte("# a comment\noptions nvidia \\\n  NVreg_EnableMSI=1\nsoftdep nvidia pre: i2c-core\ninstall nvidia-uvm /sbin/modprobe --ignore-install\nblacklist nouveau\n"))
 	place(t, dir, "usr/lib/modprobe.d/nvidia.conf", []byte("options nvidia NVreg_EnableMSI=7\n"))
@@ -200,14 +200,14 @@ func FuzzReadDepends(f *testing.F) {
 	})
 }
 
-func TestAListThatIsCutOffIsNamed(t *testing.T) {
+func TestTruncatedListIsReported(t *testing.T) {
 	dir := t.TempDir()
 	place(t, dir, "modules.dep", []byte("kernel/a.ko: kernel/b.ko\nkernel/c"))
 	_, err := ReadTree(open(t, dir), "/")
 	require.ErrorContains(t, err, `modules.dep: "kernel/c" is no line of modules.dep; depmod makes it anew`)
 }
 
-// proc makes a /proc and a /sys with what is read of them.
+// proc creates a /proc and a /sys with files.
 func proc(t *testing.T, files map[string]string) System {
 	t.Helper()
 	dir := t.TempDir()
@@ -217,7 +217,7 @@ func proc(t *testing.T, files map[string]string) System {
 	return System{Proc: filepath.Join(dir, "proc"), Sys: filepath.Join(dir, "sys"), Calls: Running{}}
 }
 
-func TestAModuleInTheKernelIsKnownAgainByItsBuild(t *testing.T) {
+func TestLoadedModuleIsRecognisedByItsBuild(t *testing.T) {
 	note := "\x04\x00\x00\x00\x02\x00\x00\x00\x03\x00\x00\x00GNU\x00\xab\xcd\x00\x00"
 	s := proc(t, map[string]string{
 		"proc/modules":                               "nvidia_uvm 1671168 0 - Live 0x0000000000000000 (OE)\nnvidia 56717312 3 nvidia_uvm,nvidia_modeset, Live 0x0 (POE)\nold 1 - [permanent], Unloading 0x0\n",
@@ -248,7 +248,7 @@ const keys = `00f1b4d4 I------     1 perm 1f030000     0     0 asymmetri Debian 
 2b3c4d5e I------     1 perm 1f010000     0     0 asymmetri Example: key for modules: beef: X509.rsa beef []
 `
 
-func TestWhatTheKernelTrustsIsSaidBeforeLoading(t *testing.T) {
+func TestTrustIsCheckedBeforeLoading(t *testing.T) {
 	files := map[string]string{"proc/keys": keys, "sys/kernel/security/lockdown": "none [integrity] confidentiality\n", "sys/module/module/parameters/sig_enforce": "Y\n", "sys/" + secureBoot: "\x06\x00\x00\x00\x01"}
 	s := proc(t, files)
 	trust := s.Trust()

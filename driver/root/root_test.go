@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// image makes a folder of an image that holds a driver's user space.
+// image creates a folder of an image with a driver's user space.
 func image(t *testing.T, dir, version string) string {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "usr/lib"), 0o755))
@@ -21,7 +21,7 @@ func image(t *testing.T, dir, version string) string {
 	return dir
 }
 
-func TestTheRootIsShownReadOnlyAndWithoutWhatIsMountedInIt(t *testing.T) {
+func TestRootIsReadOnlyAndWithoutSubmounts(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
@@ -45,7 +45,7 @@ func TestTheRootIsShownReadOnlyAndWithoutWhatIsMountedInIt(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, there, "nothing is left mounted on the image's folder")
 
-	// A container that holds the old root sees the new one through it.
+	// A container that has mounted the old root sees the new one through it.
 	held, err := os.Open(at)
 	require.NoError(t, err)
 	defer held.Close()
@@ -61,7 +61,7 @@ func TestTheRootIsShownReadOnlyAndWithoutWhatIsMountedInIt(t *testing.T) {
 	require.NoError(t, Remove(at), "there is nothing to remove")
 }
 
-func TestDaemonsHaveARootThatIsNotShown(t *testing.T) {
+func TestDaemonRootIsPrivate(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
@@ -81,7 +81,7 @@ func TestDaemonsHaveARootThatIsNotShown(t *testing.T) {
 	require.NoError(t, unmount(furnished))
 }
 
-func TestDriverRootsThatAreCoveredDoNotPileUp(t *testing.T) {
+func TestCoveredDriverRootsDoNotPileUp(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
@@ -96,7 +96,7 @@ func TestDriverRootsThatAreCoveredDoNotPileUp(t *testing.T) {
 	require.NoError(t, Remove("/run/show"))
 }
 
-func TestWhatCannotBeShownIsNamed(t *testing.T) {
+func TestFailedMountIsReported(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}

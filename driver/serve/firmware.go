@@ -19,7 +19,7 @@ import (
 const firmwarePath = "module/firmware_class/parameters/path"
 
 // firmwareDir is the folder below the driver's state to which the firmware is copied. The
-// firmware has to exist as long as the modules, and the image may be gone before.
+// firmware is needed as long as the modules, and the image may be removed before.
 const firmwareDir = "firmware"
 
 // copyFirmware copies the firmware that the modules name, and sets the kernel's search path.

@@ -31,7 +31,7 @@ func (d *Driver) waitForLock(ctx context.Context, path string) (*host.Lock, erro
 	defer stop()
 	var lock *host.Lock
 	var failed error
-	told := ""
+	logged := ""
 	err := record.WatchWhole(waiting, []string{path}, func() {
 		if lock != nil || failed != nil {
 			return
@@ -39,9 +39,9 @@ func (d *Driver) waitForLock(ctx context.Context, path string) (*host.Lock, erro
 		l, err := host.TryLock(path)
 		switch {
 		case errors.Is(err, host.ErrHeld):
-			if err.Error() != told {
+			if err.Error() != logged {
 				d.Log.Info("waiting for another driver container to end", "lock", err)
-				told = err.Error()
+				logged = err.Error()
 			}
 			return
 		case err != nil:

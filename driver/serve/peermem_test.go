@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const release = "5.14.0-427.el9.x86_64"
 
-// module returns an ELF file with what is read of a kernel module.
+// module returns an ELF file with the parts of a kernel module that are read.
 func module(t *testing.T, name string, depends ...string) []byte {
 	t.Helper()
 	info := "name=" + name + "\x00version=580.95.05\x00vermagic=" + release + " SMP\x00license=Dual MIT/GPL\x00parmtype=peerdirect_support:int\x00depends=" + strings.Join(depends, ",") + "\x00"
@@ -171,7 +171,7 @@ func TestPeermemIsLoadedAfterBothDrivers(t *testing.T) {
 	require.Equal(t, []string{"load nvidia_peermem peerdirect_support=1"}, c.noted())
 	require.NoError(t, p.CheckLoaded())
 
-	// It is loaded anew.
+	// It is reloaded.
 	require.NoError(t, p.Reload(t.Context()))
 	require.Equal(t, []string{"unload nvidia_peermem", "load nvidia_peermem peerdirect_support=1"}, c.noted()[1:])
 }
@@ -192,7 +192,7 @@ func TestPeermemWithTheHostsNetworkDriver(t *testing.T) {
 	require.Equal(t, []string{"load ib_core", "load nvidia_peermem peerdirect_support=1"}, c.noted())
 }
 
-func TestPeermemThatCannotBeLoadedHasAReason(t *testing.T) {
+func TestFailedLoadOfPeermemHasAReason(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil  func(t *testing.T, p *Peermem, c *calls, dir string)
 		reason string
@@ -229,7 +229,7 @@ func TestPeermemThatCannotBeLoadedHasAReason(t *testing.T) {
 }
 
 // Modules that were built on the node are not in the image.
-func TestPeermemThatWasBuiltOnTheNode(t *testing.T) {
+func TestPeermemBuiltOnTheNode(t *testing.T) {
 	p, c, dir := newPeermem(t, "nvidia", "ib_core")
 	touch(t, p.DriverReady)
 	touch(t, p.NetworkReady)

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuready/gpuready/driver/kernel"
 )
 
-// signer makes a key with its certificate, and the file of that.
+// signer returns a new key and the file of its certificate.
 func signer(t *testing.T) (sign.Key, string) {
 	t.Helper()
 	private, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -35,9 +35,9 @@ func signer(t *testing.T) (sign.Key, string) {
 	return sign.Key{Private: private, Certificate: certificate}, file
 }
 
-// What a registry, or a folder of the node, has is no more than the modules that are wanted,
-// and these are what they should be, whatever else lies beside them.
-func TestWhatWasPulledIsTakenOnlyAsItShouldBe(t *testing.T) {
+// Only the wanted modules of a registry or a folder of the node are used, after they were
+// verified, whatever other files lie beside them.
+func TestPulledModulesAreVerified(t *testing.T) {
 	key, certificate := signer(t)
 	good := map[string][]byte{"nvidia.ko": module(t, "nvidia"), "nvidia-uvm.ko": module(t, "nvidia-uvm", "nvidia")}
 	changed := func(name, from, to string) map[string][]byte {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestEnvIsReadByAShellAsItIsMeant(t *testing.T) {
+func TestShellReadsEnvUnchanged(t *testing.T) {
 	env := map[string]string{"A": "", "B": `it's $(id) "x" \ ` + "`y`", "C_1": "1.2 3"}
 	text, err := formatEnv(env)
 	require.NoError(t, err)
@@ -49,10 +49,10 @@ func FuzzEnv(f *testing.F) {
 	})
 }
 
-// nvidiaNames are the variables that are read of NVIDIA's env.
+// nvidiaNames lists the variables that are read from NVIDIA's env.
 var nvidiaNames = []string{envVersion, envKind, envDriverType, envOpen, envRDMA}
 
-func TestEnvOfNVIDIAIsReadForWhatIsNeeded(t *testing.T) {
+func TestNeededVariablesAreReadFromNVIDIAsEnv(t *testing.T) {
 	env, err := parseNVIDIAEnv(`PATH="/usr/bin:/bin"
 PS1="$(id) \"
 NVIDIA_REQUIRE="brand=tesla,driver>=450

@@ -15,9 +15,9 @@ import (
 	"github.com/gpuready/gpuready/driver/kernel"
 )
 
-// handedOver returns the driver container's side with modules that wait for it, which a
-// hostile side-car then changes.
-func handedOver(t *testing.T) *Main {
+// delivered returns the driver container's side with delivered modules, which a hostile
+// side-car then changes.
+func delivered(t *testing.T) *Main {
 	t.Helper()
 	m := newMain(t)
 	stop := sideCar(t, &SideCar{Dir: m.Dir, Build: builds(t, new(atomic.Int32))})
@@ -29,7 +29,7 @@ func handedOver(t *testing.T) *Main {
 	return m
 }
 
-// claim says that the module in a file is what was built.
+// claim lists the module in a file in driver_built.
 func claim(t *testing.T, m *Main, file, path string) {
 	t.Helper()
 	a, _, err := readResponse(m.Dir, builtName, m.id)
@@ -39,7 +39,7 @@ func claim(t *testing.T, m *Main, file, path string) {
 	require.NoError(t, writeResponse(m.Dir, builtName, a))
 }
 
-// replace has something else at a path.
+// replace replaces the file at a path.
 func replace(t *testing.T, path string, by func(string) error) {
 	t.Helper()
 	require.NoError(t, os.RemoveAll(path))
@@ -107,7 +107,7 @@ func TestHostileSideCarIsRefused(t *testing.T) {
 		}, `has the unknown reason "DriverStopped"`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := handedOver(t)
+			m := delivered(t)
 			c.spoil(t, m, filepath.Join(m.Dir, modulesName, "nvidia.ko"))
 			_, err := m.Wait(t.Context())
 			refused(t, err, ReasonToolkitBroken, c.want)
@@ -145,10 +145,10 @@ func TestNothingOutsideIsWrittenOrRemoved(t *testing.T) {
 	require.Len(t, entries, 1)
 }
 
-// Whatever a side-car does to a module while it is copied, the copy is the module that was
-// verified, or there is none.
+// Whatever a side-car does to a module while it is copied, the copy is the verified module, or
+// there is none.
 func TestModuleThatChangesMeanwhileIsWholeOrRefused(t *testing.T) {
-	m := handedOver(t)
+	m := delivered(t)
 	good := module(t, "nvidia", version, release)
 	changeMeanwhile(t, m, filepath.Join(m.Dir, modulesName, "nvidia.ko"), func(dir string) {
 		data, err := os.ReadFile(filepath.Join(dir, "nvidia.ko"))
@@ -157,7 +157,7 @@ func TestModuleThatChangesMeanwhileIsWholeOrRefused(t *testing.T) {
 	})
 }
 
-// Of a side-car that says nothing of its modules, the copy is one of this kernel and driver.
+// From a side-car without digests, the copy is a module of this kernel and driver.
 func TestModuleThatChangesMeanwhileIsOneOfThisKernelOrRefused(t *testing.T) {
 	m, ko := leftEmpty(t)
 	changeMeanwhile(t, m, ko, func(dir string) {
@@ -165,8 +165,8 @@ func TestModuleThatChangesMeanwhileIsOneOfThisKernelOrRefused(t *testing.T) {
 	})
 }
 
-// changeMeanwhile has a module replaced again and again while the driver container takes it,
-// and checks what that gets.
+// changeMeanwhile replaces a module repeatedly while the driver container copies it, and checks
+// the copies.
 func changeMeanwhile(t *testing.T, m *Main, ko string, check func(dir string)) {
 	t.Helper()
 	good := module(t, "nvidia", version, release)
@@ -214,8 +214,8 @@ func changeMeanwhile(t *testing.T, m *Main, ko string, check func(dir string)) {
 	empty(t, m.Work)
 }
 
-// leftEmpty returns the driver container's side with modules of a side-car that says nothing
-// of them, as NVIDIA's, and the path of one of them.
+// leftEmpty returns the driver container's side with modules of a side-car without digests,
+// such as NVIDIA's, and the path of one of them.
 func leftEmpty(t *testing.T) (m *Main, ko string) {
 	t.Helper()
 	m = newMain(t)
@@ -291,7 +291,7 @@ func TestHostileSideCarThatSaysNothingIsRefused(t *testing.T) {
 	}
 }
 
-func TestNothingElseOfTheSideCarIsTaken(t *testing.T) {
+func TestOnlyVerifiedCopiesAreUsed(t *testing.T) {
 	m, ko := leftEmpty(t)
 	dir, err := m.Wait(t.Context())
 	require.NoError(t, err)

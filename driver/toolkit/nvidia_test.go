@@ -73,8 +73,8 @@ done
 echo unpacked
 `
 
-// nvidiaSideCar runs the stand-in, and again whenever it ends, as the kubelet does. It
-// returns how often it was started.
+// nvidiaSideCar runs the stand-in and restarts it whenever it ends, as the kubelet does. It
+// returns the number of starts.
 func nvidiaSideCar(t *testing.T, dir, built string) *atomic.Int32 {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -124,14 +124,14 @@ func TestSideCarOfNVIDIABuilds(t *testing.T) {
 	require.NoError(t, kernel.CheckBuilt(dir, m.Request.Modules, release, version))
 	require.NoError(t, os.WriteFile(filepath.Join(m.Dir, "modules/kernel/drivers/video/nvidia.ko"), data, 0o644))
 
-	// A driver container that is started again takes what is there.
+	// A restarted driver container uses the existing modules.
 	again := *m
 	require.NoError(t, again.Prepare(t.Context()))
 	_, err = again.Wait(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 1, starts.Load())
 
-	// Another driver: the side-car's container ends, and builds it when it is started again.
+	// Another driver: the side-car's container ends, and builds it after the restart.
 	for _, name := range []string{"nvidia", "nvidia-uvm"} {
 		require.NoError(t, os.WriteFile(filepath.Join(built, name+".ko"), module(t, name, "590.10", release), 0o644))
 	}
@@ -142,8 +142,8 @@ func TestSideCarOfNVIDIABuilds(t *testing.T) {
 	require.NoError(t, kernel.CheckBuilt(dir, m.Request.Modules, release, "590.10"))
 }
 
-// What NVIDIA's side-car hands over may be of an earlier request: that is refused, and built
-// anew.
+// NVIDIA's side-car may deliver modules of an earlier request: they are rejected, and built
+// again.
 func TestModulesOfAnEarlierRequestAreBuiltAgain(t *testing.T) {
 	m := newMain(t)
 	built := modulesOf(t, "570.1")
@@ -191,7 +191,7 @@ func TestSideCarOfNVIDIAThatDoesNotEnd(t *testing.T) {
 	refused(t, err, ReasonToolkitBroken, "has begun to build 4 times and has not ended once")
 }
 
-// toolkitRoot is the root of a Driver Toolkit image that has modules of the kernel.
+// toolkitRoot returns the root of a Driver Toolkit image with modules of the kernel.
 func toolkitRoot(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -209,7 +209,7 @@ func toolkitRoot(t *testing.T) string {
 	return root
 }
 
-// running is a kernel that says which release it is.
+// running is a kernel with a fixed release.
 type running struct{ kernel.Running }
 
 func (running) Uname(u *unix.Utsname) error {
@@ -217,7 +217,7 @@ func (running) Uname(u *unix.Utsname) error {
 	return nil
 }
 
-// nvidiaMain is NVIDIA's driver container with an image that holds files.
+// nvidiaMain is NVIDIA's driver container with an image.
 type nvidiaMain struct {
 	dir, image, modules string
 	env                 []string
@@ -294,7 +294,7 @@ func TestDriverContainerOfNVIDIAGetsModules(t *testing.T) {
 	require.Contains(t, string(shown), "kernel/drivers/video/nvidia-uvm.ko")
 	empty(t, s.Work)
 
-	// Each of the containers may be started again.
+	// Each of the containers may be restarted.
 	stop()
 	require.NoError(t, os.RemoveAll(m.modules))
 	out, err = m.run(t)

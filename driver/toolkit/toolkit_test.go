@@ -30,8 +30,8 @@ const (
 	version = "580.95.05"
 )
 
-// module returns an ELF file with what is read of a kernel module. The last of several
-// values counts.
+// module returns an ELF file with the parts of a kernel module that are read. The last of
+// several values counts.
 func module(t testing.TB, name, version, release string, fields ...string) []byte {
 	t.Helper()
 	fields = append([]string{"name=" + strings.ReplaceAll(name, "-", "_"), "version=" + version, "vermagic=" + release + " SMP", "license=Dual MIT/GPL"}, fields...)
@@ -66,7 +66,7 @@ func newMain(t testing.TB) *Main {
 	}
 }
 
-// builds returns a Build that makes what was asked for.
+// builds returns a Build that creates the requested modules.
 func builds(t testing.TB, times *atomic.Int32) func(context.Context, Request, string) (string, error) {
 	return func(_ context.Context, r Request, source string) (string, error) {
 		times.Add(1)
@@ -118,7 +118,7 @@ func empty(t testing.TB, dir string) {
 	require.Empty(t, entries)
 }
 
-func TestModulesAreHandedOver(t *testing.T) {
+func TestModulesAreDelivered(t *testing.T) {
 	m := newMain(t)
 	var times atomic.Int32
 	stop := sideCar(t, &SideCar{Dir: m.Dir, Build: builds(t, &times)})
@@ -135,7 +135,7 @@ func TestModulesAreHandedOver(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, os.FileMode(0o755), info.Mode())
 
-	// Each of the containers may be started again: nothing is built twice.
+	// Each of the containers may be restarted: nothing is built twice.
 	again := *m
 	require.NoError(t, again.Prepare(t.Context()))
 	_, err = again.Wait(t.Context())
@@ -208,7 +208,7 @@ func TestBuildForAnOldRequestIsEnded(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestSignsOfLifeProlongTheWait(t *testing.T) {
+func TestHeartbeatsExtendTheWait(t *testing.T) {
 	m := newMain(t)
 	m.Silence = 2 * time.Second // a busy disk takes a second to write a sign
 	sideCar(t, &SideCar{Dir: m.Dir, Beat: 5 * time.Millisecond, Build: func(ctx context.Context, r Request, source string) (string, error) {
@@ -223,7 +223,7 @@ func TestSignsOfLifeProlongTheWait(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestSilenceIsAReason(t *testing.T) {
+func TestSilenceEndsTheWait(t *testing.T) {
 	m := newMain(t)
 	m.Start, m.Silence = 20*time.Millisecond, 20*time.Millisecond
 	require.NoError(t, m.Prepare(t.Context()))
@@ -232,7 +232,7 @@ func TestSilenceIsAReason(t *testing.T) {
 	require.NoError(t, writeResponse(m.Dir, startedName, response{ID: m.id, Beat: 1}))
 	_, err = m.Wait(t.Context())
 	refused(t, err, ReasonToolkitBroken, "has written no heartbeat for 20ms during the build")
-	// What an earlier request was answered counts for nothing.
+	// A response to an earlier request is ignored.
 	require.NoError(t, writeResponse(m.Dir, builtName, response{ID: "another"}))
 	require.NoError(t, os.WriteFile(filepath.Join(m.Dir, failedName), nil, 0o644))
 	_, err = m.Wait(t.Context())
@@ -245,7 +245,7 @@ func TestSilenceIsAReason(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestToolkitThatCannotBuildIsNamed(t *testing.T) {
+func TestBrokenToolkitIsReported(t *testing.T) {
 	m := newMain(t)
 	m.ImageMissing, m.OSVersion = true, "418.94.1"
 	refused(t, m.Prepare(t.Context()), ReasonToolkitBroken, "OpenShift has no Driver Toolkit image for RHCOS 418.94.1")
@@ -253,12 +253,12 @@ func TestToolkitThatCannotBuildIsNamed(t *testing.T) {
 	m.ImageMissing = false
 	require.NoError(t, m.Prepare(t.Context()))
 
-	// NVIDIA's own side-car says it by an empty file.
+	// NVIDIA's own side-car writes an empty file.
 	require.NoError(t, os.WriteFile(filepath.Join(m.Dir, brokenName), nil, 0o644))
 	_, err := m.Wait(t.Context())
 	refused(t, err, ReasonToolkitBroken, "its image is of another kernel than "+release)
 
-	// It will not say so again.
+	// It does not write the file again.
 	require.NoError(t, m.Prepare(t.Context()))
 	_, err = m.Wait(t.Context())
 	refused(t, err, ReasonToolkitBroken, "its image is of another kernel than "+release)
@@ -270,7 +270,7 @@ func TestToolkitThatCannotBuildIsNamed(t *testing.T) {
 	refused(t, err, ReasonToolkitBroken, "its image has no headers of kernel "+release)
 }
 
-func TestRequestThatIsNotUnderstoodIsAnswered(t *testing.T) {
+func TestInvalidRequestIsRejected(t *testing.T) {
 	for name, spoil := range map[string]func(dir string) error{
 		"Env":      func(dir string) error { return os.WriteFile(filepath.Join(dir, envName), []byte("A=$(id)\n"), 0o644) },
 		"Prepared": func(dir string) error { return os.WriteFile(filepath.Join(dir, preparedName), nil, 0o644) },

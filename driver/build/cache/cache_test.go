@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// number returns a digest.
+// number returns the n-th digest.
 func number(n int) string { return fmt.Sprintf("%064x", n) }
 
 // newFolder returns a new folder with files.
@@ -32,7 +32,7 @@ func newFolder(t testing.TB, files map[string]string) string {
 	return dir
 }
 
-func TestCacheGivesBackWhatWasKept(t *testing.T) {
+func TestGetReturnsStoredFiles(t *testing.T) {
 	c := Cache{Dir: filepath.Join(t.TempDir(), "cache")}
 	to := filepath.Join(t.TempDir(), "to")
 	require.ErrorIs(t, c.Get(t.Context(), number(1), to), fs.ErrNotExist)
@@ -53,7 +53,7 @@ func TestCacheGivesBackWhatWasKept(t *testing.T) {
 	require.FileExists(t, filepath.Join(again, "c.ko"))
 }
 
-func TestDigestIsNoPath(t *testing.T) {
+func TestInvalidDigestIsRejected(t *testing.T) {
 	c := Cache{Dir: t.TempDir()}
 	for _, digest := range []string{"", "..", "../x", strings.Repeat("A", 64), number(1) + "0"} {
 		require.ErrorContains(t, c.Put(t.Context(), digest, newFolder(t, nil)), "is no digest")
@@ -102,7 +102,7 @@ func TestDamagedEntryIsAbsentAndRemoved(t *testing.T) {
 	}
 }
 
-func TestLeastRecentlyUsedEntryGoes(t *testing.T) {
+func TestLeastRecentlyUsedEntryIsEvicted(t *testing.T) {
 	c := Cache{Dir: t.TempDir(), Keep: 3}
 	old := time.Now().Add(-time.Hour)
 	for n := range 3 {
@@ -118,7 +118,7 @@ func TestLeastRecentlyUsedEntryGoes(t *testing.T) {
 	}
 }
 
-func TestWhatAKilledWriterLeftIsRemoved(t *testing.T) {
+func TestLeftoversOfKilledWritersAreRemoved(t *testing.T) {
 	c := Cache{Dir: t.TempDir()}
 	left := filepath.Join(c.Dir, tempName+"ABC")
 	require.NoError(t, os.MkdirAll(filepath.Join(left, "files"), 0o755))
@@ -155,7 +155,7 @@ func TestWritersAndReadersSeeWholeEntries(t *testing.T) {
 	all.Wait()
 }
 
-func TestEndedContextAndFullDiskLeaveTheOldEntry(t *testing.T) {
+func TestCancelledOrFailedPutKeepsTheOldEntry(t *testing.T) {
 	c := Cache{Dir: t.TempDir()}
 	if os.Geteuid() == 0 {
 		require.NoError(t, unix.Mount("tmpfs", c.Dir, "tmpfs", 0, "size=64k"))

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestCopyHasPermissionsLinksAndOneTime(t *testing.T) {
+func TestCopyPreservesPermissionsAndLinksAndSetsOneTime(t *testing.T) {
 	from, to := t.TempDir(), filepath.Join(t.TempDir(), "to")
 	require.NoError(t, os.MkdirAll(filepath.Join(from, "nvidia"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(from, "conftest.sh"), []byte("x"), 0o755))

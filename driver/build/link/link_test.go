@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/driver/kernel"
 )
 
-// Whatever a list says, what is read and run of it lies below its folders.
+// Whatever a list contains, only files below its folders are read and run.
 func FuzzHalves(f *testing.F) {
 	f.Add([]byte(`{"release":"6.1","modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"a.o"},{"common":"b.o_binary","sha256":"0"}],"rest":["c.o"]}]}`))
 	f.Add([]byte(`{"modules":[{"name":"nvidia","linker":"ld","objects":[{"path":"a/b","common":"/../../c"}]}]}`))
@@ -41,8 +41,8 @@ func FuzzHalves(f *testing.F) {
 	})
 }
 
-// TestBadHalvesAreRefused has what goes wrong before the linker runs; what it makes is tested
-// with real kernels.
+// TestBadHalvesAreRefused covers errors before the linker runs. Its output is tested with real
+// kernels.
 func TestBadHalvesAreRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		``:                  "EOF",

@@ -28,7 +28,7 @@ func TestFailureNamesTheFirstDriverThatKnowsTheKernel(t *testing.T) {
 		{"470.256.02", resize, "driver 470.256.02" + since + "535.309.01 or a later one of branch 535"},
 		{"550.163.01", resize, "driver 550.163.01" + since + "580.126.09 or a later one"},
 		{"580.95.05", resize, "driver 580.95.05" + since + "580.126.09 or a later one"},
-		// One that knows this change meets another: the table has nothing about it.
+		// A driver that knows this change fails at another one, which is not in the table.
 		{"535.309.01", resize, hintDriver},
 		{"580.173.02", resize, hintDriver},
 		{"590.44.01", resize, hintDriver},
@@ -73,8 +73,8 @@ func TestTableOfChangesIsInOrder(t *testing.T) {
 		slices.SortedFunc(slices.Values([]string{"580.95.05", "535.261.03", "470.256.02", "535.86.05", "470.86"}), compareVersions))
 }
 
-// samples has a message of the compiler's for each row of the table, and the words by which
-// the changelog of Debian's package names the fix where that is the row's source.
+// samples holds a message of the compiler for each row of the table. Where the source of the
+// row is the changelog of Debian's package, it also holds the changelog's name of the fix.
 var samples = []struct{ message, fix string }{
 	{"too few arguments to function 'pci_resize_resource'", ""},
 	{"GPL-incompatible module nvidia.ko uses GPL-only symbol '__vma_start_write'", "nv_vma_start_write"},
@@ -107,7 +107,7 @@ func TestEachRowOfTheTableHasAMessage(t *testing.T) {
 	}
 }
 
-// The versions that the table has from Debian's changelog are those that the changelog has.
+// The table's versions from Debian's changelog match the changelog.
 func TestRealChangelogHasTheTable(t *testing.T) {
 	if os.Getenv("GPUREADY_REAL_DRIVER") == "" {
 		t.Skip("make e2e-driver-real fetches Debian's package of NVIDIA's sources")

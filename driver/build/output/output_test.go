@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// parse reads the output of a build that was done in /build/source.
+// parse parses the output of a build in /build/source.
 func parse(t testing.TB, text string) *Output {
 	t.Helper()
 	o := New("/build/source", slog.New(slog.DiscardHandler))
@@ -161,7 +161,7 @@ func FuzzOutput(f *testing.F) {
 	f.Add("make[1]: *** x\n"+strings.Repeat("a", 2*maxLine), 100)
 	f.Fuzz(func(t *testing.T, text string, size int) {
 		whole := parse(t, text)
-		// However it is cut, it means the same.
+		// The result does not depend on how the output is split.
 		o := New("/build/source", slog.New(slog.DiscardHandler))
 		for rest := []byte(text); len(rest) > 0; {
 			n := min(max(size, 1), len(rest))

@@ -29,7 +29,7 @@ func TestInterruptedProgramLeavesNoProcess(t *testing.T) {
 		}
 	}()
 	o := New(dir, slog.New(slog.DiscardHandler))
-	// Children that hold the output, and one that does not.
+	// Children that keep the output open, and one that does not.
 	script := "sleep 100000.5 & sleep 100000.25 >/dev/null 2>&1 </dev/null & touch " + dir + "/begun; sleep 100000.125"
 	begun := time.Now()
 	require.Error(t, o.Run(ctx, Environment(dir), "sh", "-c", script))
@@ -55,7 +55,7 @@ func TestEnvironmentIsExplicit(t *testing.T) {
 	require.Contains(t, string(text), "LC_ALL=C\n")
 }
 
-func TestRefuseNamesWhatHelps(t *testing.T) {
+func TestRefuseAddsTheHint(t *testing.T) {
 	err := Refuse("build it", &os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC})
 	e, ok := errors.AsType[*kernel.Error](err)
 	require.True(t, ok)

@@ -65,7 +65,7 @@ func TestSignatureReplacesTheOldOne(t *testing.T) {
 	require.Len(t, entries, 1)
 }
 
-func TestKeysThatCannotSignAreNamed(t *testing.T) {
+func TestUnusableKeysAreReported(t *testing.T) {
 	key, certificate := newKey(t)
 	otherKey, _ := newKey(t)
 	encrypted := filepath.Join(t.TempDir(), "key.pem")
@@ -100,8 +100,8 @@ func certificateError(t testing.TB, path string) string {
 	return err.Error()
 }
 
-// What Signature returns, appended to the module elsewhere, is what Sign appends; Verify
-// takes it, and nothing else.
+// Signature returns the bytes that Sign appends, also valid for a copy of the module. Verify
+// accepts only them.
 func TestVerify(t *testing.T) {
 	keyFile, certificateFile := newKey(t)
 	k, err := LoadKey(keyFile, certificateFile)

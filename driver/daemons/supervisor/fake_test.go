@@ -16,7 +16,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// The test binary is the daemons, too: fakeVariable in the environment has it be one.
+// The test binary is also the daemons: with fakeVariable in its environment it runs as one.
 const fakeVariable = "GPUREADY_FAKE_DAEMON=1"
 
 func TestMain(m *testing.M) {
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// fake is a daemon that does what its arguments say, until SIGTERM.
+// fake runs a daemon that follows its arguments, until SIGTERM.
 func fake(args []string) int {
 	f := flag.NewFlagSet("fake", flag.ContinueOnError)
 	say := f.String("say", "", "print it")
@@ -112,7 +112,7 @@ func fake(args []string) int {
 	return 0
 }
 
-// fork starts the daemon proper, in a session of its own, and exits when that is ready.
+// fork starts the actual daemon in a new session, and exits when that is ready.
 func fork(args []string) int {
 	r, w, err := os.Pipe()
 	if err != nil {

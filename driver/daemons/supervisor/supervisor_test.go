@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// manualClock stands still until it is moved.
+// manualClock is a Clock that the test moves.
 type manualClock struct {
 	mu     sync.Mutex
 	now    time.Time
@@ -65,7 +65,7 @@ func (c *manualClock) move(d time.Duration) {
 	}
 }
 
-// waitFor waits until a timer of a length is made.
+// waitFor waits until a timer with a duration is created.
 func (c *manualClock) waitFor(t *testing.T, d time.Duration) {
 	t.Helper()
 	late := time.After(patience)
@@ -87,7 +87,7 @@ const (
 	stopping = 10 * time.Second
 )
 
-// lines are those of a log, one at a time.
+// lines is a channel of log lines.
 type lines chan string
 
 func (l lines) Write(p []byte) (int, error) {
@@ -155,7 +155,7 @@ func (b *bench) stop() error {
 	return nil
 }
 
-// until waits for a report that is as wanted, and returns it.
+// until waits for a report that satisfies a condition, and returns it.
 func (b *bench) until(is func([]Status) bool) []Status {
 	b.t.Helper()
 	late := time.After(patience)
@@ -183,7 +183,7 @@ func (b *bench) untilReady() []Status {
 	})
 }
 
-// untilLogged waits for a line of the log that has a text.
+// untilLogged waits for a log line with a text.
 func (b *bench) untilLogged(text string) {
 	b.t.Helper()
 	late := time.After(patience)
@@ -250,7 +250,7 @@ func TestDaemonsStartInOrderAndEndInReverse(t *testing.T) {
 	}
 }
 
-func TestADaemonThatForksIsFollowedByItsPIDFile(t *testing.T) {
+func TestForkingDaemonIsFoundByItsPIDFile(t *testing.T) {
 	for _, c := range []struct {
 		subreaper bool
 		exit      string
@@ -281,7 +281,7 @@ func TestADaemonThatForksIsFollowedByItsPIDFile(t *testing.T) {
 	}
 }
 
-func TestAFailureIsNoOtherDaemons(t *testing.T) {
+func TestFailureDoesNotAffectOtherDaemons(t *testing.T) {
 	b := newBench(t,
 		Daemon{Name: "bad", Args: []string{"-say=no switch", "-exit=3"}, Ready: "DIR/bad", Required: true},
 		Daemon{Name: "needy", Args: []string{"-trace=DIR/trace"}, Required: true, After: []string{"bad"}},
@@ -302,7 +302,7 @@ func TestAFailureIsNoOtherDaemons(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(b.dir, "trace"))
 }
 
-func TestADaemonThatNeedsAnotherStartsWhenThatIsReady(t *testing.T) {
+func TestDaemonWaitsForItsDependency(t *testing.T) {
 	b := newBench(t,
 		Daemon{Name: "first", Args: []string{"-exit-unless=DIR/cured", "-socket=DIR/first"}, Ready: "DIR/first", Required: true},
 		Daemon{Name: "second", Args: []string{"-socket=DIR/second"}, Ready: "DIR/second", Required: true, After: []string{"first"}})
@@ -315,7 +315,7 @@ func TestADaemonThatNeedsAnotherStartsWhenThatIsReady(t *testing.T) {
 	require.NoError(t, b.Ready())
 }
 
-func TestPausesDoubleUntilADaemonWasSteady(t *testing.T) {
+func TestBackOffDoublesUntilADaemonIsSteady(t *testing.T) {
 	b := newBench(t, Daemon{Name: "d", Args: []string{"-exit-unless=DIR/cured", "-socket=DIR/d"}, Ready: "DIR/d", Required: true})
 	b.run()
 	for _, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
@@ -335,7 +335,7 @@ func TestPausesDoubleUntilADaemonWasSteady(t *testing.T) {
 	b.clock.waitFor(t, firstPause)
 }
 
-func TestADaemonThatIsNeverReadyIsEndedAndStartedAgain(t *testing.T) {
+func TestDaemonThatIsNeverReadyIsRestarted(t *testing.T) {
 	for name, d := range map[string]Daemon{
 		"no socket":        {Args: []string{"-say=hm"}, Ready: "DIR/nothing"},
 		"does not fork":    {Args: []string{"-say=hm", "-pid=DIR/pid"}, Forks: true, PIDFile: "DIR/pid"},
@@ -367,7 +367,7 @@ func TestADaemonThatIsNeverReadyIsEndedAndStartedAgain(t *testing.T) {
 	}
 }
 
-func TestADaemonThatForksAndHangsIsFoundAndEnded(t *testing.T) {
+func TestHangingForkedDaemonIsEnded(t *testing.T) {
 	for _, early := range []bool{false, true} {
 		setSubreaper(t, true)
 		b := newBench(t, Daemon{Name: "d", Args: []string{"-stuck", "-forks", "-pid=DIR/pid"}, Forks: true, PIDFile: "DIR/pid"})
@@ -387,7 +387,7 @@ func TestADaemonThatForksAndHangsIsFoundAndEnded(t *testing.T) {
 	}
 }
 
-func TestADeafDaemonIsKilledWithWhatItStarted(t *testing.T) {
+func TestDaemonThatIgnoresSIGTERMIsKilledWithItsChildren(t *testing.T) {
 	setSubreaper(t, true)
 	b := newBench(t,
 		Daemon{Name: "forks", Args: []string{"-deaf", "-forks", "-pid=DIR/pid", "-helper"}, Forks: true, PIDFile: "DIR/pid"},
@@ -420,7 +420,7 @@ func TestADeafDaemonIsKilledWithWhatItStarted(t *testing.T) {
 	}
 }
 
-func TestWhatAnEarlierSupervisorLeftIsEnded(t *testing.T) {
+func TestLeftoversOfAnEarlierSupervisorAreEnded(t *testing.T) {
 	setSubreaper(t, true)
 	d := Daemon{Name: "d", Args: []string{"-forks", "-pid=DIR/pid"}, Forks: true, PIDFile: "DIR/pid"}
 	b := newBench(t, d)
@@ -442,7 +442,7 @@ func TestWhatAnEarlierSupervisorLeftIsEnded(t *testing.T) {
 	require.True(t, alive(now))
 }
 
-func TestALogThatADaemonWritesIsReadForItsReason(t *testing.T) {
+func TestLogFileGivesTheReason(t *testing.T) {
 	b := newBench(t, Daemon{Name: "d", Args: []string{"-log=DIR/log", "-exit=1"}, LogFile: "DIR/log", Required: true})
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "log"), []byte("of before\n"), 0o644))
 	b.run()
@@ -450,7 +450,7 @@ func TestALogThatADaemonWritesIsReadForItsReason(t *testing.T) {
 	require.EqualError(t, b.Ready(), "d is not ready: exit status 1, started again 0 times; it said: logged by fake")
 }
 
-func TestFilesAndDirectoriesAreThereBeforeTheDaemon(t *testing.T) {
+func TestFilesAndDirectoriesAreCreatedBeforeTheDaemon(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "sub", "conf")
 	b := newBench(t, Daemon{Name: "d", Args: []string{"-exit-unless=" + path, "-socket=" + dir + "/run/socket"}, Ready: dir + "/run/socket",
@@ -474,7 +474,7 @@ func TestTheReasonIsBounded(t *testing.T) {
 	}
 }
 
-func TestNothingToRunIsReady(t *testing.T) {
+func TestSupervisorWithoutDaemonsIsReady(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, b.Ready())
 	b.run()

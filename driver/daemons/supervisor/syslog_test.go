@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestWhatADaemonLogsIsReadForItsReason(t *testing.T) {
+func TestSyslogGivesTheReason(t *testing.T) {
 	b := newBench(t, Daemon{Name: "fake", Args: []string{"-say=see syslog", "-syslog=DIR/log", "-exit=1"}, Required: true})
 	b.Syslog = filepath.Join(b.dir, "log")
 	b.run()
@@ -24,7 +24,7 @@ func TestWhatADaemonLogsIsReadForItsReason(t *testing.T) {
 	require.NoFileExists(t, b.Syslog)
 }
 
-func TestSyslogOfSomebodyElseIsLeftAlone(t *testing.T) {
+func TestSyslogSocketInUseIsLeftAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	other, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	require.NoError(t, err)
@@ -35,7 +35,7 @@ func TestSyslogOfSomebodyElseIsLeftAlone(t *testing.T) {
 	require.NoError(t, s.close())
 	require.FileExists(t, path)
 
-	// One that was killed has left its socket.
+	// A killed process leaves its socket.
 	require.NoError(t, other.Close())
 	var heard []string
 	s, err = listenSyslog(path, func(ident, text string) { heard = append(heard, ident+"|"+text) })

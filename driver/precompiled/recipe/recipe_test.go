@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/driver/build/link"
 )
 
-// known has settings that are complete on a machine of either architecture.
+// known returns settings that are complete on a machine of either architecture.
 func known(os string, change func(*Settings)) *Settings {
 	s := &Settings{OS: os, DriverVersion: "580.95.05", Source: "driver.run", Kernels: []string{"6.1.0-50-amd64"}, ContainerTool: "podman", ImageRegistry: "registry.example.com/gpu", ImageName: "driver"}
 	if change != nil {
@@ -26,7 +26,7 @@ func known(os string, change func(*Settings)) *Settings {
 	return s
 }
 
-func TestTheTagOfTheOperatingSystem(t *testing.T) {
+func TestTagOfTheOperatingSystem(t *testing.T) {
 	openshift := func(version, rhel string) func(*Settings) {
 		return func(s *Settings) {
 			s.OpenShiftVersion, s.RHELVersion, s.DriverToolkitImages = version, rhel, []string{"quay.io/dtk"}
@@ -50,7 +50,7 @@ func TestTheTagOfTheOperatingSystem(t *testing.T) {
 	}
 }
 
-func TestAVariableThatIsWrongIsNamed(t *testing.T) {
+func TestInvalidVariableIsReported(t *testing.T) {
 	other := map[string]string{"x86_64": "aarch64", "aarch64": "x86_64"}[machineArch()]
 	for want, change := range map[string]func(*Settings){
 		`DRIVER_VERSION is "580"`:                    func(s *Settings) { s.DriverVersion = "580" },
@@ -87,7 +87,7 @@ func TestAVariableThatIsWrongIsNamed(t *testing.T) {
 	}
 }
 
-func TestAnInstallerIsFetchedOnceAndIsTheOneThatIsMeant(t *testing.T) {
+func TestInstallerIsDownloadedOnceAndVerified(t *testing.T) {
 	asked := 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked++
@@ -172,8 +172,8 @@ func TestSourcesOfPackages(t *testing.T) {
 	require.ErrorContains(t, err, "has neither .manifest, as NVIDIA's installer unpacks it, nor usr/src/nvidia*")
 }
 
-// The programs of a driver have the C library of the base beside them.
-func TestTheDriverHasTheCLibraryOfTheBase(t *testing.T) {
+// The C library of the base lies beside the programs of a driver.
+func TestCLibraryIsCopiedFromTheBase(t *testing.T) {
 	s := known("debian12", nil)
 	require.NoError(t, s.Complete())
 	base, to := t.TempDir(), t.TempDir()
@@ -192,8 +192,8 @@ func TestTheDriverHasTheCLibraryOfTheBase(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(to, s.layout().Libraries, "libdl.so.2"))
 }
 
-// Each operating system has its Makefile, and the stage that compiles for it.
-func TestEachOperatingSystemHasItsFolder(t *testing.T) {
+// Each operating system has a Makefile and a stage that compiles for it.
+func TestEachOperatingSystemHasAFolder(t *testing.T) {
 	for os, o := range systems {
 		require.FileExists(t, filepath.Join("..", os, "Makefile"))
 		require.FileExists(t, filepath.Join("..", string(o.family)+".containerfile"))
@@ -211,7 +211,7 @@ func TestEachOperatingSystemHasItsFolder(t *testing.T) {
 	}
 }
 
-// Two runs do not write into one folder, and what a killed one has left goes.
+// Two runs do not write to the same folder, and leftovers of a killed run are removed.
 func TestOneRunAtATime(t *testing.T) {
 	s := known("debian12", func(s *Settings) { s.Out, s.BaseImage = t.TempDir(), filepath.Join(t.TempDir(), "none.tar") })
 	require.NoError(t, s.Complete())
@@ -227,9 +227,9 @@ func TestOneRunAtATime(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(s.Out, "work"))
 }
 
-// What halves name as the driver's own object is a file of its sources, with the bytes that
-// were linked: nothing else of this machine gets into an image.
-func TestObjectsAreThoseOfTheSources(t *testing.T) {
+// The objects of the driver that halves name are files of its sources with the linked bytes. No
+// other file of this machine gets into an image.
+func TestObjectsAreCopiedFromTheSources(t *testing.T) {
 	dir, secret := t.TempDir(), filepath.Join(t.TempDir(), "key")
 	require.NoError(t, os.WriteFile(secret, []byte("secret"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "nv-kernel.o_binary"), []byte("object"), 0o644))

@@ -26,7 +26,7 @@ func file(name, text string) entry {
 	return entry{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(text))}, text}
 }
 
-// installer writes a file that is made as makeself makes it.
+// installer writes a file in makeself's format.
 func installer(t *testing.T, compress func(io.Writer) io.WriteCloser, entries ...entry) string {
 	t.Helper()
 	var archive bytes.Buffer
@@ -41,7 +41,7 @@ func installer(t *testing.T, compress func(io.Writer) io.WriteCloser, entries ..
 	require.NoError(t, z.Close())
 	script := "skip=15\nskip_decompress=13\nsize_decompress=2\nlabel=\"NVIDIA Accelerated Graphics Driver for Linux-x86_64 (580.95.05)\"\nversion_string=580.95.05\n" +
 		"pkg_version=0\nscript=./nvidia-installer\nTARGET_OS=\"Linux\"\nTARGET_ARCH=\"x86_64\"\n"
-	// A program that uncompresses lies in between, of two lines.
+	// Two lines of a program that uncompresses are in between.
 	body := script[strings.Index(script, "\n")+1:] + "\x7fELF\x00\n\x00\n" + archive.String()
 	text := fmt.Sprintf("#! /bin/sh\nCRCsum=1\nMD5=%x\nskip=15\n%s", md5.Sum([]byte("skip=15\n"+body)), body) //nolint:gosec // as above
 	at := filepath.Join(t.TempDir(), "driver.run")
@@ -80,7 +80,7 @@ func TestUnpack(t *testing.T) {
 	}
 }
 
-func TestWhatAnInstallerMayNotHave(t *testing.T) {
+func TestInvalidInstallersAreRejected(t *testing.T) {
 	for want, e := range map[string]entry{
 		"no path below":      file("../outside", ""),
 		"leads out":          {tar.Header{Name: "a", Typeflag: tar.TypeSymlink, Linkname: "../../etc"}, ""},

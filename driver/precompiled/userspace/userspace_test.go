@@ -77,7 +77,8 @@ func TestInstall(t *testing.T) {
 	require.ErrorContains(t, Layout{}.Install(t.TempDir(), to), "has no .manifest")
 }
 
-// Packages have files where the driver's programs look for none, and links that lead anywhere.
+// Packages have files in folders that the driver's programs do not search, and links to
+// anywhere.
 func TestCopy(t *testing.T) {
 	dir, to, outside := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "victim")
 	require.NoError(t, os.WriteFile(outside, []byte("as it was"), 0o644))
