@@ -90,7 +90,7 @@ func compile(ctx context.Context, r Request, collect func(t *tree, to string) er
 	}
 	if err == nil {
 		if err := t.storeConftest(ctx); err != nil { // the cache only saves time
-			r.Log.Warn("tests of the kernel are not kept", "error", err)
+			r.Log.Warn("storing the tests of the kernel failed", "error", err)
 		}
 		return dir, nil
 	}
@@ -155,14 +155,14 @@ func (r *Request) built(t *tree) ([]string, error) {
 	}
 	for _, name := range r.Modules {
 		if !slices.Contains(names, name) {
-			return nil, fmt.Errorf("make made no %s.ko; %s has no such module", name, r.Source)
+			return nil, fmt.Errorf("make built no %s.ko; %s has no such module", name, r.Source)
 		}
 	}
 	if len(r.Modules) > 0 {
 		return r.Modules, nil
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("make made no module; %s is no folder with a driver's sources", r.Source)
+		return nil, fmt.Errorf("make built no module; %s is not a folder with a driver's sources", r.Source)
 	}
 	return names, nil
 }

@@ -38,7 +38,7 @@ func (t *tree) restoreConftest(ctx context.Context) error {
 		return nil
 	}
 	if err != nil {
-		t.Log.Warn("tests of the kernel are made anew", "error", err)
+		t.Log.Warn("restoring the tests of the kernel failed: they are run again", "error", err)
 		return ctx.Err()
 	}
 	// With one time for all files, none is older than another.

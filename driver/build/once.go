@@ -35,7 +35,7 @@ func CompileOnce(ctx context.Context, r Request, kept cache.Cache, to string) (d
 	cached = err == nil
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			r.Log.Warn("modules that were built before cannot be read: they are built again", "err", err)
+			r.Log.Warn("cached modules cannot be read: they are built again", "err", err)
 		}
 		compile := Compile
 		if r.Halves {
@@ -43,7 +43,7 @@ func CompileOnce(ctx context.Context, r Request, kept cache.Cache, to string) (d
 		}
 		if made, err = compile(ctx, r); err == nil {
 			if err := kept.Put(ctx, digest, made); err != nil { // the cache only saves time
-				r.Log.Warn("built modules are not kept", "err", err)
+				r.Log.Warn("caching the built modules failed", "err", err)
 			}
 		}
 	}

@@ -173,7 +173,7 @@ func (b *builtModules) finishHalves(ctx context.Context, r build.Request, dir st
 		return err
 	}
 	if all.Kind == "" {
-		return fmt.Errorf("%s has no module nvidia: halves are made of a driver", r.Source)
+		return fmt.Errorf("%s has no module nvidia: halves need a driver", r.Source)
 	}
 	b.Version = all.Version
 	to := filepath.Join(filepath.Dir(dir), all.Kind)

@@ -51,7 +51,7 @@ func TestInvalidArgumentsAreReported(t *testing.T) {
 		{"check more", `check takes no arguments, not "more"`},
 		{"modinfo", "modinfo of which file?"},
 		{"run --sign-key /x --image-root " + image, "--sign-key needs --sign-certificate"},
-		{"run --prebuild-repository r/x:1 --image-root " + image, `--prebuild-repository: "r/x:1" is no repository`},
+		{"run --prebuild-repository r/x:1 --image-root " + image, `--prebuild-repository: "r/x:1" is not a repository`},
 		{"run --prebuild-repository r/x --image-root " + image, "--prebuild-repository needs --driver-version and --os-tag"},
 		{"push --modules /x", "push needs --"},
 		{"share", "share needs --to"},

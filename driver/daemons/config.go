@@ -40,9 +40,9 @@ func parseSettings(env []string) ([]Setting, error) {
 		}
 		switch {
 		case !settingKey.MatchString(key):
-			return nil, fmt.Errorf("variable %q: what follows %s must be a key of fabricmanager.cfg, in capital letters, digits and _", name, settingPrefix)
+			return nil, fmt.Errorf("variable %q: the part after %s must be a key of fabricmanager.cfg, in capital letters, digits and _", name, settingPrefix)
 		case key == "DAEMONIZE":
-			return nil, fmt.Errorf("variable %s: how the fabric manager runs is not for configuration; remove the variable", name)
+			return nil, fmt.Errorf("variable %s: the way the fabric manager runs cannot be configured; remove the variable", name)
 		case slices.ContainsFunc(all, func(s Setting) bool { return s.Key == key }):
 			return nil, fmt.Errorf("variable %s is set twice; remove one", name)
 		}

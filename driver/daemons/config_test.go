@@ -9,13 +9,13 @@ import (
 
 func TestSettingsAreStrict(t *testing.T) {
 	for variable, want := range map[string]string{
-		"NVFM_CONFIG_=1":                            `variable "NVFM_CONFIG_": what follows NVFM_CONFIG_ must be a key of fabricmanager.cfg, in capital letters, digits and _`,
-		"NVFM_CONFIG_fabric_mode=1":                 `variable "NVFM_CONFIG_fabric_mode": what follows NVFM_CONFIG_ must be a key of fabricmanager.cfg, in capital letters, digits and _`,
-		"NVFM_CONFIG_A B=1":                         `variable "NVFM_CONFIG_A B": what follows NVFM_CONFIG_ must be a key of fabricmanager.cfg, in capital letters, digits and _`,
+		"NVFM_CONFIG_=1":                            `variable "NVFM_CONFIG_": the part after NVFM_CONFIG_ must be a key of fabricmanager.cfg, in capital letters, digits and _`,
+		"NVFM_CONFIG_fabric_mode=1":                 `variable "NVFM_CONFIG_fabric_mode": the part after NVFM_CONFIG_ must be a key of fabricmanager.cfg, in capital letters, digits and _`,
+		"NVFM_CONFIG_A B=1":                         `variable "NVFM_CONFIG_A B": the part after NVFM_CONFIG_ must be a key of fabricmanager.cfg, in capital letters, digits and _`,
 		"NVFM_CONFIG_A=1\nB=2":                      `variable NVFM_CONFIG_A: the value "1\nB=2" has a line break or another control character; remove it`,
 		"NVFM_CONFIG_A=\xff":                        `variable NVFM_CONFIG_A: the value "\xff" has a line break or another control character; remove it`,
 		"NVFM_CONFIG_A= 1":                          `variable NVFM_CONFIG_A: the value " 1" begins or ends with a space; remove it`,
-		"NVFM_CONFIG_DAEMONIZE=0":                   `variable NVFM_CONFIG_DAEMONIZE: how the fabric manager runs is not for configuration; remove the variable`,
+		"NVFM_CONFIG_DAEMONIZE=0":                   `variable NVFM_CONFIG_DAEMONIZE: the way the fabric manager runs cannot be configured; remove the variable`,
 		"NVFM_CONFIG_LOG_LEVEL=3":                   `variable NVFM_CONFIG_LOG_LEVEL is set twice; remove one`,
 		"NVFM_CONFIG_A=" + strings.Repeat("x", 257): `variable NVFM_CONFIG_A: the value has 257 bytes; write at most 256`,
 	} {

@@ -151,7 +151,7 @@ func parse(config *v1.ConfigFile) ([]Modules, error) {
 // CheckRepository rejects anything but the name of a repository: "registry.example.com/gpu/driver".
 func CheckRepository(repository string) error {
 	if _, err := name.NewRepository(repository, name.WeakValidation); err != nil {
-		return fmt.Errorf("%q is no repository; it is a registry and a path, without tag and digest: registry.example.com/gpu/driver", bounded(repository))
+		return fmt.Errorf("%q is not a repository; write a registry and a path, without tag and digest: registry.example.com/gpu/driver", bounded(repository))
 	}
 	return nil
 }

@@ -193,7 +193,7 @@ func TestPlainHTTPHasToBeAllowed(t *testing.T) {
 	_, host := serve(t)
 	_, err := Registry{}.Read(t.Context(), host+"/base:1")
 	require.ErrorIs(t, err, ErrUnreachable)
-	require.ErrorContains(t, err, "is not asked by plain HTTP")
+	require.ErrorContains(t, err, "plain HTTP is not allowed")
 }
 
 // A layer is the same for the same files, whoever wrote them and when.

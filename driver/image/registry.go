@@ -33,7 +33,7 @@ type Registry struct {
 var ErrAbsent = fs.ErrNotExist
 
 // ErrUnreachable is returned, wrapped, if a registry does not respond or refuses the request.
-var ErrUnreachable = errors.New("the registry does not give it")
+var ErrUnreachable = errors.New("the registry cannot be read")
 
 // errArchitecture is returned, wrapped, for an image of another architecture.
 var errArchitecture = errors.New("it is of another architecture")
@@ -152,7 +152,7 @@ func (r Registry) Write(ctx context.Context, image string, i v1.Image) error {
 func (r Registry) extend(ctx context.Context, base, image string, layer v1.Layer, m Modules) (v1.Image, error) {
 	there, index, err := r.read(ctx, image)
 	if errors.Is(err, errArchitecture) || index {
-		return nil, fmt.Errorf("%s has modules of another architecture or of several, and what is pushed has those of one: push to another repository", image)
+		return nil, fmt.Errorf("%s is for another architecture or for several, and the pushed modules are for one: push to another repository", image)
 	}
 	if err != nil && !errors.Is(err, ErrAbsent) {
 		return nil, err
@@ -221,7 +221,7 @@ func checkArchitecture(image string, i v1.Image) error {
 func (r Registry) parse(image string) (name.Reference, error) {
 	ref, err := name.ParseReference(image)
 	if err != nil {
-		return nil, fmt.Errorf("%q is no image: %w", bounded(image), err)
+		return nil, fmt.Errorf("%q is not an image reference: %w", bounded(image), err)
 	}
 	if !slices.Contains(r.Insecure, ref.Context().RegistryStr()) {
 		return ref, nil
@@ -245,7 +245,7 @@ func (r Registry) options(ctx context.Context) []remote.Option {
 func (r Registry) transport() http.RoundTripper {
 	return roundTripper(func(q *http.Request) (*http.Response, error) {
 		if q.URL.Scheme != "https" && !slices.Contains(r.Insecure, q.URL.Host) {
-			return nil, fmt.Errorf("%s is not asked by plain HTTP (PREBUILD_INSECURE)", bounded(q.URL.Host))
+			return nil, fmt.Errorf("%s: plain HTTP is not allowed (PREBUILD_INSECURE)", bounded(q.URL.Host))
 		}
 		return remote.DefaultTransport.RoundTrip(q)
 	})

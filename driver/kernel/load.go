@@ -83,7 +83,7 @@ func (s System) explainLoad(m Module, err error, lines []string) error {
 			"%s is built for kernel %s and cannot be loaded by %s%s; use the driver's image for this kernel, or build it here", m, m.Release(), release, quote)
 	case errors.Is(err, unix.ENOENT):
 		return refuse(ReasonDependencyMissing, m.Name, err,
-			"load %s: the kernel misses a symbol or module that it needs%s; make the kernel's own modules visible (/lib/modules)", m.Name, quote)
+			"load %s: the kernel lacks a symbol or module that it needs%s; make the kernel's own modules visible (/lib/modules)", m.Name, quote)
 	case errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
 		return refuse(ReasonNoDevice, m.Name, err,
 			"load %s %s: it finds no device that it supports%s; on a node with a GPU, choose a driver version and kernelModuleType that support it", m.Name, m.Version, quote)
@@ -138,7 +138,7 @@ func (s System) explainBusy(name string, err error) error {
 func (s System) explainUsers(name string, err error) error {
 	users := s.Users()
 	if len(users) == 0 {
-		return refuse(ReasonInUse, name, err, "module %s is in use, and no process is seen that has its devices open; run this container with hostPID: true to have it named", name)
+		return refuse(ReasonInUse, name, err, "module %s is in use, but no visible process has its devices open; run this container with hostPID: true to identify it", name)
 	}
 	return refuse(ReasonInUse, name, err, "module %s is in use by %s; end it first", name, describeUsers(users))
 }

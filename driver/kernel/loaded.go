@@ -59,7 +59,7 @@ func (s System) Loaded() (map[string]Loaded, error) {
 func parseLoaded(line string) (Loaded, error) {
 	fields := strings.Fields(line)
 	if len(fields) < 5 {
-		return Loaded{}, fmt.Errorf("%q is no module", bounded(line))
+		return Loaded{}, fmt.Errorf("%q is not a module", bounded(line))
 	}
 	references, err := strconv.Atoi(fields[2])
 	if err != nil {

@@ -70,7 +70,7 @@ func ReadInfo(r io.ReaderAt, size int64) (Info, error) {
 	}
 	i := parseModinfo(text)
 	if i.Vermagic == "" {
-		return Info{}, fmt.Errorf("%w: it does not say for which kernel it was built (vermagic)", ErrNoModule)
+		return Info{}, fmt.Errorf("%w: it does not name the kernel for which it was built (vermagic)", ErrNoModule)
 	}
 	i.Machine = f.Machine
 	if note := f.Section(".note.gnu.build-id"); note != nil {

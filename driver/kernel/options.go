@@ -189,7 +189,7 @@ scan:
 	}
 	add()
 	if len(wrong) > 0 {
-		return nil, refuse(ReasonParameterUnknown, "", nil, "%s: %q is no name of a parameter; write NAME=VALUE", source, bounded(wrong[0]))
+		return nil, refuse(ReasonParameterUnknown, "", nil, "%s: %q is not the name of a parameter; write NAME=VALUE", source, bounded(wrong[0]))
 	}
 	return params, nil
 }

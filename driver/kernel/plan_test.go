@@ -142,7 +142,7 @@ func TestParametersAreCheckedAndApplyInOrder(t *testing.T) {
 		"NVreg_EnableMSI=0b1":         "is a number of type int",
 		"NVreg_RegistryDwords":        "is a text: write NVreg_RegistryDwords=TEXT",
 		`NVreg_RegistryDwords="a=1`:   "a double quote is not closed",
-		"NVreg EnableMSI =1":          `"" is no name of a parameter`,
+		"NVreg EnableMSI =1":          `"" is not the name of a parameter`,
 		"NVreg_EnableMSI=\x01":        "the line holds the character",
 		"options nvidia NVreg_X=1":    `without the words of modprobe.d: remove "options nvidia"`,
 		"NVreg_EnableMSI=99999999999": "is a number of type int",
@@ -204,7 +204,7 @@ func TestTruncatedListIsReported(t *testing.T) {
 	dir := t.TempDir()
 	place(t, dir, "modules.dep", []byte("kernel/a.ko: kernel/b.ko\nkernel/c"))
 	_, err := ReadTree(open(t, dir), "/")
-	require.ErrorContains(t, err, `modules.dep: "kernel/c" is no line of modules.dep; depmod makes it anew`)
+	require.ErrorContains(t, err, `modules.dep: "kernel/c" is not a line of modules.dep; run depmod to recreate it`)
 }
 
 // proc creates a /proc and a /sys with files.

@@ -150,7 +150,7 @@ func ReadTree(root *host.Root, dir string) (*Tree, error) {
 			err = file.read(bytes.NewReader(data))
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w; depmod makes it anew", root.Path(path.Join(dir, file.name)), err)
+			return nil, fmt.Errorf("%s: %w; run depmod to recreate it", root.Path(path.Join(dir, file.name)), err)
 		}
 	}
 	return t, nil
@@ -163,7 +163,7 @@ func (t *Tree) readDepends(r io.Reader) error {
 	for lines.Scan() {
 		file, needs, ok := strings.Cut(lines.Text(), ":")
 		if !ok || !isModule(file) {
-			return fmt.Errorf("%q is no line of modules.dep", bounded(lines.Text()))
+			return fmt.Errorf("%q is not a line of modules.dep", bounded(lines.Text()))
 		}
 		name := Name(file)
 		t.paths[name] = file

@@ -31,7 +31,7 @@ func Furnish(dir string) (string, error) {
 		}
 	}
 	if err := unix.Mount("tmpfs", furnished, "tmpfs", unix.MS_NOSUID, "mode=0755,size=1m"); err != nil {
-		return "", fmt.Errorf("make a root for the driver's daemons: mount a tmpfs on %s: %w%s", furnished, err, advise(err))
+		return "", fmt.Errorf("create a root for the driver's daemons: mount a tmpfs on %s: %w%s", furnished, err, advise(err))
 	}
 	if err := unix.Mount("", furnished, "", unix.MS_UNBINDABLE, ""); err != nil {
 		return "", err
@@ -75,7 +75,7 @@ func bindInto(from, to string) error {
 		return fmt.Errorf("mount %s on %s: %w%s", from, to, err, advise(err))
 	}
 	if err := unix.Mount("", to, "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("make the mount of %s its own: %w", to, err)
+		return fmt.Errorf("make the mount of %s private: %w", to, err)
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ func Show(dir, at string) (propagates bool, err error) {
 		return false, err
 	}
 	if at == "/" {
-		return false, errors.New("show the driver root: / cannot be covered; use another folder")
+		return false, errors.New("mount the driver root: it cannot cover /; use another folder")
 	}
 	if dir, err = mount.Resolve(dir); err != nil {
 		return false, err

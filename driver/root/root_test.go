@@ -103,5 +103,5 @@ func TestFailedMountIsReported(t *testing.T) {
 	_, err := Show("/run/none", "/run/driver")
 	require.ErrorContains(t, err, "/run/none")
 	_, err = Show(image(t, "/run/image", "1"), "/")
-	require.ErrorContains(t, err, "/ cannot be covered")
+	require.ErrorContains(t, err, "it cannot cover /")
 }

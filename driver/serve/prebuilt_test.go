@@ -70,7 +70,7 @@ func TestPulledModulesAreVerified(t *testing.T) {
 		{name: "another kind", files: changed("nvidia.ko", "Dual MIT/GPL", "NVIDIA      "), err: "nvidia.ko is not of the open kind"},
 		{name: "another processor", files: changed("nvidia.ko", "\x01\x00\x3e\x00", "\x01\x00\xb7\x00"), err: "is compiled for EM_AARCH64"},
 		{name: "halves where a key has to sign", files: with("halves/open/halves.json", []byte("{}")), signed: true, wants: true, err: "before their signature can be checked", reason: "SignatureRejected"},
-		{name: "halves that run a program", files: with("halves/open/halves.json", []byte(`{"release":"`+release+`","modules":[{"name":"nvidia","linker":"/evil","objects":[{"path":"a.o"}]}]}`)), err: `"/evil" is no linker`, reason: "BuildFailed"},
+		{name: "halves that run a program", files: with("halves/open/halves.json", []byte(`{"release":"`+release+`","modules":[{"name":"nvidia","linker":"/evil","objects":[{"path":"a.o"}]}]}`)), err: `"/evil" is not a linker`, reason: "BuildFailed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := order{to: filepath.Join(t.TempDir(), "modules"), Modules: image.Modules{Kernel: release, Version: "580.95.05", Kind: "open", Names: []string{"nvidia", "nvidia-uvm"}}}

@@ -98,7 +98,7 @@ func (c Cache) Put(ctx context.Context, digest, from string) error {
 
 func (c Cache) entry(digest string) (string, error) {
 	if !digestPattern.MatchString(digest) {
-		return "", fmt.Errorf("%q is no digest", digest)
+		return "", fmt.Errorf("%q is not a digest", digest)
 	}
 	return filepath.Join(c.Dir, digest), nil
 }

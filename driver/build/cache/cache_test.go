@@ -56,8 +56,8 @@ func TestGetReturnsStoredFiles(t *testing.T) {
 func TestInvalidDigestIsRejected(t *testing.T) {
 	c := Cache{Dir: t.TempDir()}
 	for _, digest := range []string{"", "..", "../x", strings.Repeat("A", 64), number(1) + "0"} {
-		require.ErrorContains(t, c.Put(t.Context(), digest, newFolder(t, nil)), "is no digest")
-		require.ErrorContains(t, c.Get(t.Context(), digest, filepath.Join(t.TempDir(), "to")), "is no digest")
+		require.ErrorContains(t, c.Put(t.Context(), digest, newFolder(t, nil)), "is not a digest")
+		require.ErrorContains(t, c.Get(t.Context(), digest, filepath.Join(t.TempDir(), "to")), "is not a digest")
 	}
 }
 

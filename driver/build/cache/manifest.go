@@ -46,7 +46,7 @@ func store(ctx context.Context, from, to string) error {
 		case d.IsDir():
 			return nil
 		case !d.Type().IsRegular():
-			return fmt.Errorf("%s: only regular files are kept", path)
+			return fmt.Errorf("%s: only regular files can be cached", path)
 		}
 		f, err := os.Open(path)
 		if err != nil {
@@ -140,7 +140,7 @@ func restoreFile(root *os.Root, name, to, sum string) error {
 		return fmt.Errorf("%s: %w: %w", name, errDamaged, err)
 	}
 	if err == nil && is != sum {
-		err = fmt.Errorf("%s: %w: its digest is another", name, errDamaged)
+		err = fmt.Errorf("%s: %w: its digest differs", name, errDamaged)
 	}
 	return err
 }
@@ -153,7 +153,7 @@ func openRegular(root *os.Root, name string) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no regular file", name)
+		err = fmt.Errorf("%s is not a regular file", name)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -191,7 +191,7 @@ func parseManifest(text []byte) (map[string]string, error) {
 	for lines.Scan() {
 		sum, name, ok := strings.Cut(lines.Text(), "  files/")
 		if !ok || !digestPattern.MatchString(sum) || !filepath.IsLocal(name) || filepath.Clean(name) != name || name == "." {
-			return nil, fmt.Errorf("%q is no line of %s", lines.Text()[:min(len(lines.Text()), 100)], manifestName)
+			return nil, fmt.Errorf("%q is not a line of %s", lines.Text()[:min(len(lines.Text()), 100)], manifestName)
 		}
 		sums[name] = sum
 	}
@@ -199,7 +199,7 @@ func parseManifest(text []byte) (map[string]string, error) {
 		return nil, err
 	}
 	if len(sums) == 0 || formatManifest(sums) != string(text) {
-		return nil, fmt.Errorf("%s is not whole", manifestName)
+		return nil, fmt.Errorf("%s is truncated", manifestName)
 	}
 	return sums, nil
 }

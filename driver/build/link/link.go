@@ -178,11 +178,11 @@ var (
 // than link.
 func (h Half) check() error {
 	if !linkerPattern.MatchString(h.Linker) {
-		return fmt.Errorf("module %q: %q is no linker", record.Clean(h.Name, 100), record.Clean(h.Linker, 100))
+		return fmt.Errorf("module %q: %q is not a linker", record.Clean(h.Name, 100), record.Clean(h.Linker, 100))
 	}
 	for _, f := range h.Flags {
 		if !flagPattern.MatchString(f) {
-			return fmt.Errorf("module %q: %q is no flag that modules are linked with", record.Clean(h.Name, 100), record.Clean(f, 100))
+			return fmt.Errorf("module %q: %q is not a flag for linking modules", record.Clean(h.Name, 100), record.Clean(f, 100))
 		}
 	}
 	paths := append([]string{h.Name}, h.Rest...)
@@ -200,11 +200,11 @@ func (h Half) check() error {
 	}
 	for _, p := range paths {
 		if !filepath.IsLocal(p) {
-			return fmt.Errorf("module %q: %q is no path below a folder", record.Clean(h.Name, 100), record.Clean(p, 100))
+			return fmt.Errorf("module %q: %q is not a local path", record.Clean(h.Name, 100), record.Clean(p, 100))
 		}
 	}
 	if filepath.Base(h.Name) != h.Name || h.Name == "." || len(h.Objects) == 0 {
-		return fmt.Errorf("%q is no module", record.Clean(h.Name, 100))
+		return fmt.Errorf("%q is not a module", record.Clean(h.Name, 100))
 	}
 	return nil
 }

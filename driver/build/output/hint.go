@@ -9,9 +9,9 @@ const HintHeaders = "the kernel's headers are incomplete: install kernel-devel o
 const (
 	hintDisk     = "the disk under the work folder is full: NVIDIA's modules take 1 GiB there"
 	hintMemory   = "memory ran out: raise the container's memory limit, or compile with fewer jobs"
-	hintCompiler = "the compiler is not the one that built the kernel: take the one that CONFIG_CC_VERSION_TEXT in the headers' .config names"
-	hintTools    = "the headers' own programs do not run in this image: take the image of the kernel's distribution"
-	hintLicense  = "the kernel keeps this symbol for modules under the GPL: take the open modules, or another driver version"
+	hintCompiler = "the compiler is not the one that built the kernel: use the one that CONFIG_CC_VERSION_TEXT in the headers' .config names"
+	hintTools    = "the headers' own programs do not run in this image: use the image of the kernel's distribution"
+	hintLicense  = "the kernel reserves this symbol for modules under the GPL: use the open modules, or another driver version"
 	hintDriver   = "this driver version does not know this kernel: take a newer one"
 	hintMissing  = "a program is missing: build in an image that has make, the compiler and binutils"
 )

@@ -61,7 +61,7 @@ func loadPrivate(path string) (*rsa.PrivateKey, error) {
 	block, _ := pem.Decode(text)
 	switch {
 	case block == nil:
-		return nil, errors.New("it is no PEM file")
+		return nil, errors.New("it is not a PEM file")
 	case block.Type == "ENCRYPTED PRIVATE KEY" || block.Headers["DEK-Info"] != "":
 		return nil, errors.New("it has a passphrase; remove it (openssl pkey) and keep the file secret")
 	case block.Type == "RSA PRIVATE KEY":
@@ -73,7 +73,7 @@ func loadPrivate(path string) (*rsa.PrivateKey, error) {
 	}
 	private, ok := key.(*rsa.PrivateKey)
 	if !ok {
-		return nil, errors.New("it is no RSA key, which all kernels know")
+		return nil, errors.New("it is not an RSA key, which all kernels support")
 	}
 	return private, nil
 }
@@ -264,7 +264,7 @@ type issuerAndSerial struct {
 func (k Key) message(module []byte, hash crypto.Hash) ([]byte, error) {
 	oid, known := oidHash[hash]
 	if !known {
-		return nil, fmt.Errorf("hash %v is none of SHA-256, SHA-384 and SHA-512", hash)
+		return nil, fmt.Errorf("hash %v is not SHA-256, SHA-384 or SHA-512", hash)
 	}
 	h := hash.New()
 	h.Write(module)

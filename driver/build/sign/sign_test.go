@@ -73,7 +73,7 @@ func TestUnusableKeysAreReported(t *testing.T) {
 	for _, c := range []struct{ key, certificate, want string }{
 		{otherKey, certificate, "it is not the certificate of the key in " + otherKey},
 		{encrypted, certificate, "it has a passphrase"},
-		{certificate, certificate, "it is no PEM file"},
+		{certificate, certificate, "it is not a PEM file"},
 		{"/none", certificate, "no such file"},
 		{key, key, certificateError(t, key)},
 	} {
@@ -90,7 +90,7 @@ func TestUnusableKeysAreReported(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte(magic), 0o644))
 	require.ErrorContains(t, k.Sign(path, crypto.SHA256), "its signature cannot be read")
 	require.NoError(t, os.WriteFile(path, nil, 0o644))
-	require.ErrorContains(t, k.Sign(path, crypto.MD5), "is none of SHA-256")
+	require.ErrorContains(t, k.Sign(path, crypto.MD5), "is not SHA-256")
 }
 
 func certificateError(t testing.TB, path string) string {

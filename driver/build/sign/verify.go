@@ -37,7 +37,7 @@ var errUnsigned = errors.New("it is not signed")
 // or the kernel's sign-file does: without attributes.
 func Verify(path string, by *x509.Certificate) error {
 	if err := verify(path, by); err != nil {
-		return fmt.Errorf("%s: %w; the key that has to have signed it is that of %q", path, err, by.Subject.String())
+		return fmt.Errorf("%s: %w; it must be signed by the key of %q", path, err, by.Subject.String())
 	}
 	return nil
 }
@@ -45,7 +45,7 @@ func Verify(path string, by *x509.Certificate) error {
 func verify(path string, by *x509.Certificate) error {
 	key, is := by.PublicKey.(*rsa.PublicKey)
 	if !is {
-		return errors.New("the certificate is of no RSA key")
+		return errors.New("the certificate has no RSA key")
 	}
 	signed, _, err := readWhole(path)
 	if err != nil {
@@ -76,7 +76,7 @@ func verify(path string, by *x509.Certificate) error {
 			return rsa.VerifyPKCS1v15(key, hash, h.Sum(nil), s.Signature)
 		}
 	}
-	return errors.New("its signature is by a hash that is none of SHA-256, SHA-384 and SHA-512")
+	return errors.New("the hash of its signature is not SHA-256, SHA-384 or SHA-512")
 }
 
 func extra(rest []byte) error {

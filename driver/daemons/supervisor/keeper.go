@@ -28,7 +28,7 @@ type keeper struct {
 
 func newKeeper(s *Supervisor, d Daemon) *keeper {
 	k := &keeper{Daemon: d, s: s, status: Status{Name: d.Name, Required: d.Required}, decided: make(chan struct{}), ready: make(chan struct{})}
-	k.tail = &tail{handle: func(line string) { s.Log.Info("driver daemon says", "name", d.Name, "line", line) }}
+	k.tail = &tail{handle: func(line string) { s.Log.Info("output of a driver daemon", "name", d.Name, "line", line) }}
 	return k
 }
 
@@ -261,7 +261,7 @@ func (k *keeper) end(p *process) error {
 	if !isClosed(p.done) {
 		_ = p.Signal(unix.SIGTERM)
 		if !k.waitFor(p.done) {
-			k.s.Log.Warn("driver daemon does not end, it is killed", "name", k.Name, "pid", p.Pid, "after", k.s.StopTimeout)
+			k.s.Log.Warn("killing the driver daemon, which does not end", "name", k.Name, "pid", p.Pid, "after", k.s.StopTimeout)
 			p.kill()
 			if !k.waitFor(p.done) {
 				return fmt.Errorf("%s (process %d) does not end by SIGKILL: it waits in the kernel, see /proc/%d/stack", k.Name, p.Pid, p.Pid)
@@ -298,6 +298,6 @@ func (k *keeper) endLeft() error {
 	if err != nil {
 		return err
 	}
-	k.s.Log.Info("driver daemon of before is ended", "name", k.Name, "pid", left.Pid)
+	k.s.Log.Info("ended the driver daemon of an earlier supervisor", "name", k.Name, "pid", left.Pid)
 	return k.end(left)
 }

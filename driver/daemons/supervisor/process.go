@@ -22,7 +22,7 @@ import (
 // them. A Supervisor also works without it.
 func Subreaper() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("become the parent of orphans: %w", err)
+		return fmt.Errorf("become the subreaper of orphans: %w", err)
 	}
 	return nil
 }

@@ -166,7 +166,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if s.Syslog != "" && len(s.keepers) > 0 {
 		var err error
 		if s.syslog, err = listenSyslog(s.Syslog, s.recordLine); err != nil { // the daemons run without it
-			s.Log.Warn("what the driver's daemons log is not heard", "message", err.Error())
+			s.Log.Warn("the logs of the driver's daemons are not received", "message", err.Error())
 		}
 	}
 	life := context.WithoutCancel(ctx)
@@ -223,7 +223,7 @@ func (s *Supervisor) Ready() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopping {
-		return errors.New("the driver's daemons are being ended")
+		return errors.New("the driver's daemons are being stopped")
 	}
 	var why []string
 	for _, k := range s.keepers {
@@ -272,7 +272,7 @@ func (s *Supervisor) writeStatus() {
 	// An outdated status must not remain.
 	if err := record.Replace(s.StatusFile, []byte(text)); err != nil {
 		s.written = ""
-		s.Log.Error("whether the driver's daemons are ready cannot be written", "message", err.Error())
+		s.Log.Error("the readiness of the driver's daemons cannot be written", "message", err.Error())
 	}
 }
 

@@ -243,7 +243,7 @@ func TestDaemonsStartInOrderAndEndInReverse(t *testing.T) {
 	}
 	require.NoError(t, b.stop())
 	require.Equal(t, "NotReady\n", b.status())
-	require.EqualError(t, b.Ready(), "the driver's daemons are being ended")
+	require.EqualError(t, b.Ready(), "the driver's daemons are being stopped")
 	require.Equal(t, []string{"start one []", "start two []", "start three []", "end three", "end two", "end one"}, b.lines("trace"))
 	for _, s := range all {
 		require.False(t, alive(s.PID), "%+v", s)

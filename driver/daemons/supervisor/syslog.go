@@ -46,7 +46,7 @@ func listenSyslog(path string, handle func(ident, text string)) (*syslog, error)
 	}
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
-		return nil, fmt.Errorf("listen for what the driver's daemons log: %w", err)
+		return nil, fmt.Errorf("listen for the logs of the driver's daemons: %w", err)
 	}
 	if err := os.Chmod(path, 0o666); err != nil { // daemons may run as another user
 		return nil, errors.Join(err, conn.Close())
