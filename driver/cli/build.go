@@ -18,9 +18,9 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 )
 
-const buildUsage = `Compile the driver's kernel modules for a kernel, and put them into a folder that is
-shaped as an image's: OUT/lib/modules/RELEASE. What was compiled once with the same
-sources, headers, compiler and flags is taken from --cache.
+const buildUsage = `Compile the driver's kernel modules for a kernel into a folder that is laid out like an
+image: OUT/lib/modules/RELEASE. Modules that were compiled before with the same sources,
+headers, compiler and flags are taken from --cache.
 
 It needs make and the compiler that built the kernel, and the kernel's headers below
 --headers-root, where packages put them: usr/src/kernels/RELEASE (kernel-devel),
@@ -51,8 +51,8 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	o.StringSliceVar(&r.Modules, "modules", []string{"nvidia", "nvidia-uvm", "nvidia-modeset"}, "modules that are wanted")
 	o.StringVar(&r.Version, "driver-version", "", "version that the modules have to have (default: any)")
 	o.StringToStringVar(&r.Variables, "variable", nil, "further variables of make, NAME=VALUE")
-	o.StringVar(&kept, "cache", "", "folder in which compiled modules are kept (default: nowhere)")
-	o.BoolVar(&r.Halves, "halves", false, "make what depends on the kernel alone: OUT/lib/modules/RELEASE/halves/KIND, which gpu-driver run links with the driver's own objects")
+	o.StringVar(&kept, "cache", "", "folder that caches compiled modules (default: none)")
+	o.BoolVar(&r.Halves, "halves", false, "compile only the kernel-dependent halves: OUT/lib/modules/RELEASE/halves/KIND, which gpu-driver run links with the driver's own objects")
 	o.StringVar(&tools, "tools", "", "with --halves, a new folder for the linker and the libraries that link them where none is installed")
 	o.StringVar(&linked, "linked", "", "with --tools, a new folder for the modules, linked with them")
 	o.addSigning()
@@ -85,7 +85,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return refused(&kernel.Error{Reason: build.ReasonBuildFailed, Message: err.Error(), Err: err})
 	}
 	begun := time.Now()
-	b, err := o.makeModules(ctx, r, out, kept)
+	b, err := o.compileModules(ctx, r, out, kept)
 	if err == nil && tools != "" {
 		err = o.linkHalves(ctx, r, filepath.Dir(b.Modules[0]), tools, linked)
 	}
@@ -120,8 +120,8 @@ func (o *options) linkHalves(ctx context.Context, r build.Request, halves, tools
 	return errors.Join(os.Rename(built, linked), os.Chmod(linked, 0o755))
 }
 
-// makeModules builds and signs the requested modules or halves.
-func (o *options) makeModules(ctx context.Context, r build.Request, out, kept string) (b builtModules, err error) {
+// compileModules builds and signs the requested modules or halves.
+func (o *options) compileModules(ctx context.Context, r build.Request, out, kept string) (b builtModules, err error) {
 	var key *sign.Key
 	if o.signKey != "" {
 		k, err := sign.LoadKey(o.signKey, o.signCertificate)

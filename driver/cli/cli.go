@@ -26,23 +26,23 @@ Exit codes:
   4  of probe and status: the driver is not ready
 `
 
-const help = `gpu-driver brings NVIDIA's kernel modules and user space onto a node.
+const help = `gpu-driver installs NVIDIA's kernel modules and user space on a node.
 
 Usage:
   gpu-driver COMMAND [flags]
 
 Commands:
-  run       load the driver, show its root, and stay until SIGTERM: what the container
-            of a DaemonSet runs (nvidia-driver init is the same)
-  load      load the driver, show its root, and end
+  run       load the driver, mount its root, and stay until SIGTERM: the command of the
+            DaemonSet (nvidia-driver init is the same)
+  load      load the driver, mount its root, and exit
   unload    unload the driver, if nobody uses it
-  check     say what would be loaded, in which order and with which parameters, and
-            whether the kernel would refuse it; nothing is changed
-  build     compile the driver's modules for a kernel, into a folder shaped as an image's
+  check     print what would be loaded, in which order and with which parameters, and
+            whether the kernel would reject it; change nothing
+  build     compile the driver's modules for a kernel, into a folder laid out like an image
   push      append built modules to the driver's image, in a registry
-  share     copy this program and the driver's sources to where another container builds
-  status    print what the driver's state says
-  probe     end with 0 if the driver is ready: for probes of Kubernetes
+  share     copy this program and the driver's sources to the folder of another container
+  status    print the driver's state
+  probe     exit with 0 if the driver is ready, for probes of Kubernetes
   modinfo   print what a module says of itself: version, kernel, signer, parameters
   version   print the version
 

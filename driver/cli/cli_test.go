@@ -95,7 +95,7 @@ func TestImageForAnotherKernelIsRejectedFirst(t *testing.T) {
 	require.Contains(t, stderr, "Failed: KernelMismatch: ")
 	_, stderr, code = call(t, "probe", "--state-dir", t.TempDir())
 	require.Equal(t, exitNotReady, code)
-	require.Contains(t, stderr, "no driver has said anything since this node was started")
+	require.Contains(t, stderr, "no driver has published its state since this node was booted")
 }
 
 func TestProbeOfPeermem(t *testing.T) {

@@ -55,8 +55,8 @@ func (o *options) addSurvey() {
 	o.addSwitch(&o.openOnly, "open-kernel-modules", "OPEN_KERNEL_MODULES_ENABLED", "the older spelling of --kernel-module-type open")
 	o.addSwitch(&o.drm, "drm", "NVIDIA_DRM_ENABLED", "load nvidia-drm, too")
 	o.addSwitch(&o.peermem, "gpu-direct-rdma", "GPU_DIRECT_RDMA_ENABLED", "load nvidia-peermem, too")
-	o.addText(&o.digest, "config-digest", "DRIVER_CONFIG_DIGEST", "", "of the configuration that is kept elsewhere: another one unloads the driver and loads it anew")
-	o.addSwitch(&o.noDevice, "without-gpu", "WITHOUT_GPU", "load the driver where the PCI bus has no GPU, as before one is plugged in")
+	o.addText(&o.digest, "config-digest", "DRIVER_CONFIG_DIGEST", "", "digest of other configuration: a change reloads the driver")
+	o.addSwitch(&o.noDevice, "without-gpu", "WITHOUT_GPU", "load the driver even if the PCI bus has no GPU, for example before one is plugged in")
 }
 
 func (o *options) addImageRoot() {
@@ -76,13 +76,13 @@ func (o *options) addSources() {
 	o.addText(&o.version, "driver-version", "DRIVER_VERSION", "", "version that built modules have to have; empty: any")
 	o.addText(&o.work, "build-dir", "BUILD_DIR", "/var/tmp/gpu-driver", "folder in which modules are built")
 	o.addText(&o.repository, "prebuild-repository", "PREBUILD_REPOSITORY", "", "where built modules are pulled from and pushed to: registry.example.com/gpu/driver; empty: nowhere")
-	o.addText(&o.image, "image", "DRIVER_IMAGE", "", "image of this container, to which built modules are added there; empty: nothing is pushed")
+	o.addText(&o.image, "image", "DRIVER_IMAGE", "", "image of this container, to which pushed modules are added; empty: nothing is pushed")
 	o.addRegistry()
 	o.addSigning()
 }
 
 func (o *options) addSourceDir() {
-	o.addText(&o.sources, "sources", "DRIVER_SOURCES", "", "folder with kernel-open, kernel or both, of which modules are made that the image has not (default: IMAGE-ROOT/usr/src/nvidia-*)")
+	o.addText(&o.sources, "sources", "DRIVER_SOURCES", "", "folder with kernel-open, kernel or both, the sources of modules that the image lacks (default: IMAGE-ROOT/usr/src/nvidia-*)")
 }
 
 // addRegistry adds the flags for pushing and pulling images.
@@ -117,7 +117,7 @@ func (o *options) checkSources() error {
 
 // addPlaces adds the flags for the places at which the driver is published.
 func (o *options) addPlaces() {
-	o.addText(&o.root, "root", "DRIVER_ROOT", "/run/nvidia/driver", "where the driver root is shown")
+	o.addText(&o.root, "root", "DRIVER_ROOT", "/run/nvidia/driver", "mount point of the driver root")
 	o.addState()
 	o.addText(&o.outputDir, "output-dir", "OUTPUT_DIR", readiness.DefaultDir, "folder of .driver-ctr-ready")
 	o.Format(&o.logFormat)

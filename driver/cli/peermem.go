@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 )
 
-const reloadPeermemUsage = `Load nvidia-peermem, anew where it is loaded, once the drivers of the GPUs and of the
-network are loaded, and stay until SIGTERM: what the container nvidia-peermem-ctr runs.
+const reloadPeermemUsage = `Load or reload nvidia-peermem once the drivers of the GPUs and of the network are loaded, and
+stay until SIGTERM: the command of the container nvidia-peermem-ctr.
 
 Examples:
   nvidia-driver reload_nvidia_peermem
@@ -49,8 +49,8 @@ func reloadPeermem(ctx context.Context, args []string, stdout, stderr io.Writer)
 	return nil
 }
 
-const probePeermemUsage = `End with 0 if nvidia-peermem is loaded, or if the network's driver is not. Otherwise end
-with 4 and the reason on standard error.
+const probePeermemUsage = `Exit with 0 if nvidia-peermem is loaded, or if the network's driver is not. Otherwise exit
+with 4 and write the reason to standard error.
 
 Examples:
   nvidia-driver probe_nvidia_peermem

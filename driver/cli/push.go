@@ -22,9 +22,9 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 )
 
-const shareUsage = `Copy this program, and the image's sources of the driver, into a folder that another
-container of the pod has, too: that one can then build the driver's modules, though its
-image knows nothing of it. It has DIR/ocp_dtk_entrypoint and DIR/sources then.
+const shareUsage = `Copy this program and the driver's sources from the image to a folder that is shared with
+another container of the pod, as DIR/ocp_dtk_entrypoint and DIR/sources. That container can
+then build the driver's modules with any image.
 
 Examples:
   gpu-driver share --to /shared
@@ -59,10 +59,10 @@ func share(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return toolkit.Share(ctx, to, "/proc/self/exe", from)
 }
 
-const pushUsage = `Append the modules in a folder to a driver's image, as one layer, and push that as
-REPOSITORY:VERSION-KERNEL-OSTAG, where nodes with this kernel look for them. The folder is
-what gpu-driver build made: OUT/lib/modules/KERNEL. No container engine is needed;
-credentials are those in config.json in the folder DOCKER_CONFIG.
+const pushUsage = `Append the modules in a folder to a driver's image, as one layer, and push it as
+REPOSITORY:VERSION-KERNEL-OSTAG, where nodes with this kernel look for it. The folder is the
+output of gpu-driver build: OUT/lib/modules/KERNEL. No container engine is needed; the
+credentials are in config.json in the folder DOCKER_CONFIG.
 
 With --sign-key the modules are signed first. With --sign-certificate alone they have to be
 signed by its key already. Halves are signed where they are built (gpu-driver build).
@@ -88,7 +88,7 @@ func push(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	o.StringVar(&release, "kernel", "", "release of the kernel, as uname -r prints it there")
 	o.addText(&o.version, "driver-version", "DRIVER_VERSION", "", "version that the modules have to have")
 	o.addText(&o.image, "base", "DRIVER_IMAGE", "", "image of the driver to which the layer is added")
-	o.addText(&o.repository, "repository", "PREBUILD_REPOSITORY", "", "where it is pushed to: registry.example.com/gpu/driver")
+	o.addText(&o.repository, "repository", "PREBUILD_REPOSITORY", "", "repository to push to: registry.example.com/gpu/driver")
 	o.addRegistry()
 	o.addSigning()
 	o.addImageRoot()
@@ -141,7 +141,7 @@ func (o *options) prepare(ctx context.Context, dir string, m *image.Modules) err
 	}
 	switch {
 	case len(byKind)+len(halves) == 0:
-		return fmt.Errorf("%s has no module nvidia.ko: it is no folder that gpu-driver build has made", dir)
+		return fmt.Errorf("%s has no module nvidia.ko: it is not an output folder of gpu-driver build", dir)
 	case len(byKind)+len(halves) > 1:
 		return fmt.Errorf("%s has modules of several kinds, or modules and halves: push them one after the other", dir)
 	case len(halves) == 1:
@@ -211,7 +211,7 @@ func (o *options) describeHalves(dir string, m *image.Modules) error {
 		return fmt.Errorf("%s is of driver %s for kernel %s, not of %s for %s", dir, all.Version, all.Release, m.Version, m.Kernel)
 	}
 	if all.Kind == "" || all.Kind != path.Base(dir) {
-		return fmt.Errorf("%s is no folder that gpu-driver build --halves has finished: it is named %s and has halves of the kind %q", dir, path.Base(dir), all.Kind)
+		return fmt.Errorf("%s is not a finished output folder of gpu-driver build --halves: it is named %s and has halves of the kind %q", dir, path.Base(dir), all.Kind)
 	}
 	m.Kind, m.Names = all.Kind, all.Names()
 	return nil

@@ -10,15 +10,15 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 )
 
-const runUsage = `Load the driver's modules, show its user space at --root, and stay until SIGTERM.
+const runUsage = `Load the driver's modules, mount its user space at --root, and stay until SIGTERM.
 
-Modules that are loaded as they are wanted are adopted: a container that is started
-again loads nothing. Others are unloaded first; while processes use them they are named
-and waited for. The driver's state (STATE-DIR/driver/state.json) says at each moment
-whether the driver is ready, or the reason why not.
+Loaded modules that match are adopted, so a restarted container loads nothing. Other loaded
+modules are unloaded first; gpu-driver names the processes that use them and waits for their
+end. The driver's state (STATE-DIR/driver/state.json) always has the readiness of the driver,
+or the reason why it is not ready.
 
-On SIGTERM the driver is unloaded if nobody uses it. Otherwise it stays, and the state
-says who uses it.
+On SIGTERM the driver is unloaded if nobody uses it. Otherwise it stays, and the state names
+its users.
 
 The container has to be privileged, with hostPID: true so that users can be named,
 /lib/modules of the host mounted, and /run/nvidia with mountPropagation: Bidirectional.

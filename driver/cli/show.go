@@ -36,8 +36,8 @@ func writeJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-const checkUsage = `Say what gpu-driver run would load on this node, in which order and with which
-parameters, and whether the kernel would refuse it. Nothing is changed.
+const checkUsage = `Print what gpu-driver run would load on this node, in which order and with which
+parameters, and whether the kernel would reject it. Nothing is changed.
 
 Examples:
   gpu-driver check
@@ -209,8 +209,8 @@ func (t trust) String() string {
 	return fmt.Sprintf("%s; %d keys are trusted", strings.Join(words, ", "), len(t.Keys))
 }
 
-const statusUsage = `Print what the driver's state says: its phase, the reason where it is not ready, its
-version and root. The exit code is 4 where the driver is not ready.
+const statusUsage = `Print the driver's state: its phase, the reason if it is not ready, its version and root. The
+exit code is 4 if the driver is not ready.
 
 Examples:
   gpu-driver status
@@ -249,8 +249,8 @@ func status(_ context.Context, args []string, stdout, _ io.Writer) error {
 	return err
 }
 
-const probeUsage = `End with 0 if the driver is ready, or if this node has no GPU and needs none. Otherwise
-end with 4 and the reason on standard error.
+const probeUsage = `Exit with 0 if the driver is ready, or if this node has no GPU and needs none. Otherwise
+exit with 4 and write the reason to standard error.
 
 Examples:
   gpu-driver probe
@@ -274,13 +274,13 @@ func probe(_ context.Context, args []string, stdout, _ io.Writer) error {
 func (o *options) state() (nodestate.State, error) {
 	s, err := nodestate.Read(filepath.Join(o.stateDir, string(nodestate.Driver)))
 	if nodestate.IsAbsent(err) {
-		return s, program.End(exitNotReady, fmt.Errorf("no driver has said anything since this node was started: %w", err))
+		return s, program.End(exitNotReady, fmt.Errorf("no driver has published its state since this node was booted: %w", err))
 	}
 	return s, err
 }
 
-const modinfoUsage = `Print what kernel modules say of themselves: version, kernel, licence, signer,
-dependencies, firmware and parameters.
+const modinfoUsage = `Print the information in kernel modules: version, kernel, licence, signer, dependencies,
+firmware and parameters.
 
 Examples:
   gpu-driver modinfo nvidia.ko.xz

@@ -164,8 +164,8 @@ func FuzzParsePKCS7(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, data []byte) { _, _ = parsePKCS7(data) })
 }
 
-// place writes a file below a folder.
-func place(t *testing.T, dir, name string, data []byte) {
+// writeFile writes a file below a folder.
+func writeFile(t *testing.T, dir, name string, data []byte) {
 	t.Helper()
 	path := filepath.Join(dir, name)
 	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
@@ -210,14 +210,14 @@ func TestDriversAreFoundByFolderCompressedOrNot(t *testing.T) {
 	module := func(name, license string) []byte {
 		return build(info("name="+name, "vermagic=6.1 SMP", "license="+license), "")
 	}
-	place(t, dir, "a/nvidia.ko", module("nvidia", "NVIDIA"))
+	writeFile(t, dir, "a/nvidia.ko", module("nvidia", "NVIDIA"))
 	// Also of the proprietary driver, this one is free.
-	place(t, dir, "a/nvidia-uvm.ko.xz", compress(t, ".xz", module("nvidia_uvm", "Dual MIT/GPL")))
-	place(t, dir, "b/deep/nvidia.ko.zst", compress(t, ".zst", module("nvidia", "Dual MIT/GPL")))
-	place(t, dir, "b/deep/nvidia-drm.ko.gz", compress(t, ".gz", module("nvidia_drm", "Dual MIT/GPL")))
-	place(t, dir, "c/nvidia.ko", module("nvidia", "NVIDIA"))
-	place(t, dir, "d/other.ko", module("other", "GPL"))
-	place(t, dir, "README", []byte("no module"))
+	writeFile(t, dir, "a/nvidia-uvm.ko.xz", compress(t, ".xz", module("nvidia_uvm", "Dual MIT/GPL")))
+	writeFile(t, dir, "b/deep/nvidia.ko.zst", compress(t, ".zst", module("nvidia", "Dual MIT/GPL")))
+	writeFile(t, dir, "b/deep/nvidia-drm.ko.gz", compress(t, ".gz", module("nvidia_drm", "Dual MIT/GPL")))
+	writeFile(t, dir, "c/nvidia.ko", module("nvidia", "NVIDIA"))
+	writeFile(t, dir, "d/other.ko", module("other", "GPL"))
+	writeFile(t, dir, "README", []byte("no module"))
 	drivers, err := FindDrivers(open(t, dir), "/")
 	require.NoError(t, err)
 	require.Len(t, drivers, 2)
@@ -226,7 +226,7 @@ func TestDriversAreFoundByFolderCompressedOrNot(t *testing.T) {
 	require.Len(t, drivers[OpenKind], 2)
 	require.Contains(t, drivers[OpenKind], "nvidia_drm")
 
-	place(t, dir, "e/nvidia-peermem.ko.xz", []byte("cut off"))
+	writeFile(t, dir, "e/nvidia-peermem.ko.xz", []byte("cut off"))
 	_, err = FindDrivers(open(t, dir), "/")
 	require.ErrorIs(t, err, ErrNoModule)
 	require.ErrorContains(t, err, "nvidia-peermem.ko.xz")

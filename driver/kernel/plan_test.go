@@ -31,8 +31,8 @@ func driver(root *host.Root) Files {
 func tree(t *testing.T, depends, builtin string) *Tree {
 	t.Helper()
 	dir := t.TempDir()
-	place(t, dir, "lib/modules/"+release+"/modules.dep", []byte(depends))
-	place(t, dir, "lib/modules/"+release+"/modules.builtin", []byte(builtin))
+	writeFile(t, dir, "lib/modules/"+release+"/modules.dep", []byte(depends))
+	writeFile(t, dir, "lib/modules/"+release+"/modules.builtin", []byte(builtin))
 	tr, err := ReadTree(open(t, dir), "/lib/modules/"+release)
 	require.NoError(t, err)
 	return tr
@@ -118,9 +118,9 @@ func TestACircleOfModulesIsRefused(t *testing.T) {
 
 func TestParametersAreCheckedAndApplyInOrder(t *testing.T) {
 	dir := t.TempDir()
-	place(t, dir, "etc/modprobe.d/nvidia.conf", []byte("# a comment\noptions nvidia \\\n  NVreg_EnableMSI=1\nsoftdep nvidia pre: i2c-core\ninstall nvidia-uvm /sbin/modprobe --ignore-install\nblacklist nouveau\n"))
-	place(t, dir, "usr/lib/modprobe.d/nvidia.conf", []byte("options nvidia NVreg_EnableMSI=7\n"))
-	place(t, dir, "drivers/nvidia.conf", []byte("NVreg_EnableMSI=0 # off\nNVreg_RegistryDwords=\"a=1; b=2\"\n"))
+	writeFile(t, dir, "etc/modprobe.d/nvidia.conf", []byte("# a comment\noptions nvidia \\\n  NVreg_EnableMSI=1\nsoftdep nvidia pre: i2c-core\ninstall nvidia-uvm /sbin/modprobe --ignore-install\nblacklist nouveau\n"))
+	writeFile(t, dir, "usr/lib/modprobe.d/nvidia.conf", []byte("options nvidia NVreg_EnableMSI=7\n"))
+	writeFile(t, dir, "drivers/nvidia.conf", []byte("NVreg_EnableMSI=0 # off\nNVreg_RegistryDwords=\"a=1; b=2\"\n"))
 	root := open(t, dir)
 	o, err := ReadModprobe(root, "/etc/modprobe.d", "/usr/lib/modprobe.d")
 	require.NoError(t, err)
@@ -147,7 +147,7 @@ func TestParametersAreCheckedAndApplyInOrder(t *testing.T) {
 		"options nvidia NVreg_X=1":    `without the words of modprobe.d: remove "options nvidia"`,
 		"NVreg_EnableMSI=99999999999": "is a number of type int",
 	} {
-		place(t, dir, "drivers/nvidia.conf", []byte(text))
+		writeFile(t, dir, "drivers/nvidia.conf", []byte(text))
 		o := newOptions()
 		err := o.ReadConf(root, "/drivers")
 		if err == nil {
@@ -157,7 +157,7 @@ func TestParametersAreCheckedAndApplyInOrder(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	require.NoError(t, os.Rename(filepath.Join(dir, "drivers/nvidia.conf"), filepath.Join(dir, "drivers/nvidia-umv.conf")))
-	place(t, dir, "drivers/nvidia-umv.conf", []byte("x=1"))
+	writeFile(t, dir, "drivers/nvidia-umv.conf", []byte("x=1"))
 	o = newOptions()
 	require.NoError(t, o.ReadConf(root, "/drivers"))
 	require.ErrorContains(t, CheckConf(o, driver(root)), `drivers/nvidia-umv.conf: the driver has no module nvidia_umv, did you mean "nvidia_uvm"?`)
@@ -202,7 +202,7 @@ func FuzzReadDepends(f *testing.F) {
 
 func TestTruncatedListIsReported(t *testing.T) {
 	dir := t.TempDir()
-	place(t, dir, "modules.dep", []byte("kernel/a.ko: kernel/b.ko\nkernel/c"))
+	writeFile(t, dir, "modules.dep", []byte("kernel/a.ko: kernel/b.ko\nkernel/c"))
 	_, err := ReadTree(open(t, dir), "/")
 	require.ErrorContains(t, err, `modules.dep: "kernel/c" is not a line of modules.dep; run depmod to recreate it`)
 }
@@ -212,7 +212,7 @@ func proc(t *testing.T, files map[string]string) System {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range files {
-		place(t, dir, name, []byte(text))
+		writeFile(t, dir, name, []byte(text))
 	}
 	return System{Proc: filepath.Join(dir, "proc"), Sys: filepath.Join(dir, "sys"), Calls: Running{}}
 }

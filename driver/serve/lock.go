@@ -10,9 +10,9 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// holdLock runs f while it holds the node's driver lock. It waits until another driver
+// withLock runs f while it holds the node's driver lock. It waits until another driver
 // container ends.
-func (d *Driver) holdLock(ctx context.Context, f func(context.Context) error) error {
+func (d *Driver) withLock(ctx context.Context, f func(context.Context) error) error {
 	path := filepath.Join(filepath.Dir(d.Root), host.DriverLock)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err

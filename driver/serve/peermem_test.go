@@ -70,7 +70,7 @@ func (c *calls) InitModule(data []byte, params string) error {
 	if err != nil {
 		return err
 	}
-	c.note(strings.TrimSpace("load " + i.Name + " " + params))
+	c.record(strings.TrimSpace("load " + i.Name + " " + params))
 	f, err := os.OpenFile(c.modules, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -99,17 +99,17 @@ func (c *calls) DeleteModule(name string, _ int) error {
 	if !found {
 		return unix.ENOENT
 	}
-	c.note("unload " + name)
+	c.record("unload " + name)
 	return os.WriteFile(c.modules, []byte(rest.String()), 0o644)
 }
 
-func (c *calls) note(what string) {
+func (c *calls) record(what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls = append(c.calls, what)
 }
 
-func (c *calls) noted() []string {
+func (c *calls) recorded() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.calls
@@ -165,15 +165,15 @@ func TestPeermemIsLoadedAfterBothDrivers(t *testing.T) {
 	go func() { done <- p.Reload(t.Context()) }()
 	touch(t, p.DriverReady)
 	time.Sleep(20 * time.Millisecond)
-	require.Empty(t, c.noted(), "the network's driver is not ready")
+	require.Empty(t, c.recorded(), "the network's driver is not ready")
 	touch(t, p.NetworkReady)
 	require.NoError(t, <-done)
-	require.Equal(t, []string{"load nvidia_peermem peerdirect_support=1"}, c.noted())
+	require.Equal(t, []string{"load nvidia_peermem peerdirect_support=1"}, c.recorded())
 	require.NoError(t, p.CheckLoaded())
 
 	// It is reloaded.
 	require.NoError(t, p.Reload(t.Context()))
-	require.Equal(t, []string{"unload nvidia_peermem", "load nvidia_peermem peerdirect_support=1"}, c.noted()[1:])
+	require.Equal(t, []string{"unload nvidia_peermem", "load nvidia_peermem peerdirect_support=1"}, c.recorded()[1:])
 }
 
 func TestPeermemWithTheHostsNetworkDriver(t *testing.T) {
@@ -184,12 +184,12 @@ func TestPeermemWithTheHostsNetworkDriver(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- p.Reload(t.Context()) }()
 	time.Sleep(20 * time.Millisecond)
-	require.Empty(t, c.noted())
+	require.Empty(t, c.recorded())
 	require.NoError(t, p.CheckLoaded(), "it is not wanted yet")
 	require.NoError(t, os.WriteFile(c.modules, []byte("nvidia 16384 0 - Live 0x0\nmlx5_core 16384 0 - Live 0x0\n"), 0o644))
 	require.ErrorContains(t, p.CheckLoaded(), "nvidia_peermem is not")
 	require.NoError(t, <-done)
-	require.Equal(t, []string{"load ib_core", "load nvidia_peermem peerdirect_support=1"}, c.noted())
+	require.Equal(t, []string{"load ib_core", "load nvidia_peermem peerdirect_support=1"}, c.recorded())
 }
 
 func TestFailedLoadOfPeermemHasAReason(t *testing.T) {
@@ -223,7 +223,7 @@ func TestFailedLoadOfPeermemHasAReason(t *testing.T) {
 			require.True(t, is, "%v", err)
 			require.EqualValues(t, c.reason, e.Reason)
 			require.ErrorContains(t, err, c.want)
-			require.Empty(t, k.noted(), "what is loaded stays")
+			require.Empty(t, k.recorded(), "what is loaded stays")
 		})
 	}
 }
@@ -237,7 +237,7 @@ func TestPeermemBuiltOnTheNode(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(p.Work, "lib"), 0o755))
 	require.NoError(t, os.Rename(filepath.Join(dir, "image/lib/modules"), filepath.Join(p.Work, "lib/modules")))
 	require.NoError(t, p.Reload(t.Context()))
-	require.Equal(t, []string{"load nvidia_peermem peerdirect_support=1"}, c.noted())
+	require.Equal(t, []string{"load nvidia_peermem peerdirect_support=1"}, c.recorded())
 }
 
 func TestWaitForTheNetworkEndsWithTheContainer(t *testing.T) {
@@ -248,6 +248,6 @@ func TestWaitForTheNetworkEndsWithTheContainer(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		require.ErrorIs(t, p.Reload(ctx), context.DeadlineExceeded)
 		cancel()
-		require.Empty(t, c.noted())
+		require.Empty(t, c.recorded())
 	}
 }

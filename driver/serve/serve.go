@@ -73,7 +73,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	d.register(registry)
 	group, inner := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(inner, d.Listen, registry, d.Ready) })
-	group.Go(func() error { return d.holdLock(inner, d.runLocked) })
+	group.Go(func() error { return d.withLock(inner, d.runLocked) })
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -82,7 +82,7 @@ func (d *Driver) Run(ctx context.Context) error {
 
 // Load installs the driver, without daemons, and returns.
 func (d *Driver) Load(ctx context.Context) error {
-	return d.holdLock(ctx, func(ctx context.Context) error {
+	return d.withLock(ctx, func(ctx context.Context) error {
 		_, err := d.install(ctx, false)
 		return d.fail(err)
 	})
@@ -90,7 +90,7 @@ func (d *Driver) Load(ctx context.Context) error {
 
 // Unload removes the driver from the node.
 func (d *Driver) Unload(ctx context.Context) error {
-	return d.holdLock(ctx, func(ctx context.Context) error {
+	return d.withLock(ctx, func(ctx context.Context) error {
 		if err := d.System.Busy(); err != nil {
 			return err // its readiness is unchanged
 		}

@@ -192,7 +192,7 @@ func (s *SideCar) build(ctx context.Context, r *request, changes <-chan struct{}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		dir, err = s.makeModules(inner, r)
+		dir, err = s.buildModules(inner, r)
 	}()
 	beat := time.NewTicker(s.Beat)
 	defer beat.Stop()
@@ -222,8 +222,8 @@ func (s *SideCar) writeBeat(r *request, n int) {
 	}
 }
 
-// makeModules builds the modules that a request names.
-func (s *SideCar) makeModules(ctx context.Context, r *request) (dir string, err error) {
+// buildModules builds the modules that a request names.
+func (s *SideCar) buildModules(ctx context.Context, r *request) (dir string, err error) {
 	builder := s.Build
 	if builder == nil {
 		builder = s.compile

@@ -40,7 +40,7 @@ func (m *measureOptions) chooseTest() (measure.Test, error) {
 	}
 	switch m.test {
 	case "reset":
-		return &measure.Reset{Name: m.policy, Keep: m.keepPolicy}, nil
+		return &measure.Reset{Name: m.policy, Keep: m.savePolicy}, nil
 	case "autoscale", "scale-from-zero":
 		provider, err := m.chooseProvider()
 		return &measure.Scale{Provider: provider, FromZero: m.test == "scale-from-zero", Keep: m.keepNodes}, err
@@ -144,8 +144,8 @@ func readManifest(path string, into any) error {
 	return nil
 }
 
-// keepPolicy saves the ClusterPolicy to a file for manual recovery.
-func (m *measureOptions) keepPolicy(manifest []byte) (string, error) {
+// savePolicy saves the ClusterPolicy to a file for manual recovery.
+func (m *measureOptions) savePolicy(manifest []byte) (string, error) {
 	dir := m.out
 	if dir == "" {
 		dir = "."

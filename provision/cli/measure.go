@@ -113,7 +113,7 @@ func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	if err := f.Lone(); err != nil {
 		return err
 	}
-	session, test, rep, err := m.begin(stderr)
+	session, test, rep, err := m.newSession(stderr)
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) er
 		return failed // it never began
 	}
 	written := m.write(rep)
-	if err := errors.Join(written, show(stdout, rep, m.outputFormat(rep))); err != nil {
+	if err := errors.Join(written, render(stdout, rep, m.outputFormat(rep))); err != nil {
 		return errors.Join(failed, err)
 	}
 	complete := func(s report.Sample) bool { return s.Outcome == report.Complete }
@@ -166,8 +166,8 @@ func (m *measureOptions) outputFormat(rep *report.Report) string {
 	return m.output
 }
 
-// begin checks the flags, and returns the session, test and report that they describe.
-func (m *measureOptions) begin(stderr io.Writer) (*measure.Session, measure.Test, *report.Report, error) {
+// newSession checks the flags, and returns the session, test and report that they describe.
+func (m *measureOptions) newSession(stderr io.Writer) (*measure.Session, measure.Test, *report.Report, error) {
 	fail := func(err error) (*measure.Session, measure.Test, *report.Report, error) { return nil, nil, nil, err }
 	if err := checkOutput(m.output, "text", "json", "csv", "svg", "html"); err != nil {
 		return fail(err)
@@ -281,7 +281,7 @@ func (m *measureOptions) write(rep *report.Report) error {
 		}
 	}
 	for path, ext := range files {
-		if err := writeFile(path, 0o644, func(w io.Writer) error { return show(w, rep, ext) }); err != nil {
+		if err := writeFile(path, 0o644, func(w io.Writer) error { return render(w, rep, ext) }); err != nil {
 			return err
 		}
 	}

@@ -103,8 +103,8 @@ func (c *Client) Requests() int64 { return c.requests.Load() }
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// do sends one request and decodes the response into an object; nil discards it.
-func (c *Client) do(ctx context.Context, r *rest.Request, into any) error {
+// send sends one request and decodes the response into an object; nil discards it.
+func (c *Client) send(ctx context.Context, r *rest.Request, into any) error {
 	limited, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the API server has not answered within %v", c.timeout))
 	defer cancel()
 	response := r.MaxRetries(0).Do(limited)
@@ -133,7 +133,7 @@ func with(r *rest.Request, params map[string]string) *rest.Request {
 
 // Get reads the object at a path.
 func (c *Client) Get(ctx context.Context, path string, params map[string]string, into any) error {
-	return c.do(ctx, with(c.rest.Get().AbsPath(path), params), into)
+	return c.send(ctx, with(c.rest.Get().AbsPath(path), params), into)
 }
 
 // Create creates an object at the path of its kind.
@@ -142,7 +142,7 @@ func (c *Client) Create(ctx context.Context, path string, object, into any) erro
 	if err != nil {
 		return err
 	}
-	return c.do(ctx, c.rest.Post().AbsPath(path).Body(body), into)
+	return c.send(ctx, c.rest.Post().AbsPath(path).Body(body), into)
 }
 
 // Merge merges a patch into the object at a path.
@@ -151,7 +151,7 @@ func (c *Client) Merge(ctx context.Context, path string, patch any) error {
 	if err != nil {
 		return err
 	}
-	return c.do(ctx, c.rest.Patch(types.MergePatchType).AbsPath(path).Body(body), nil)
+	return c.send(ctx, c.rest.Patch(types.MergePatchType).AbsPath(path).Body(body), nil)
 }
 
 // Delete deletes the object at a path, its dependents in the foreground. With parameters it
@@ -164,7 +164,7 @@ func (c *Client) Delete(ctx context.Context, path string, grace *int64, params m
 	if err != nil {
 		return err
 	}
-	return c.do(ctx, with(c.rest.Delete().AbsPath(path), params).Body(body), nil)
+	return c.send(ctx, with(c.rest.Delete().AbsPath(path), params).Body(body), nil)
 }
 
 // list is one page of a list of any kind.

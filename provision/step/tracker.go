@@ -163,7 +163,7 @@ func (t *Tracker) observeNode(seen *corev1.Node, gone bool, m Moment) {
 			n.reach(id, m)
 		}
 	}
-	n.note(seen, m)
+	n.recordNote(seen, m)
 }
 
 func positive(list corev1.ResourceList, resource corev1.ResourceName) bool {
@@ -197,8 +197,8 @@ func (n *node) validated(ready *corev1.NodeCondition) bool {
 	return ready != nil && ready.Status == corev1.ConditionTrue && (n.ready == nil || *ready != *n.ready)
 }
 
-// note records changes of gpuready's condition, which names the layer that is not validated.
-func (n *node) note(seen *corev1.Node, m Moment) {
+// recordNote records changes of gpuready's condition, which names the layer that is not validated.
+func (n *node) recordNote(seen *corev1.Node, m Moment) {
 	c := readyConditionOf(seen)
 	if c == nil {
 		return

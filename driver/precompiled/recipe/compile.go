@@ -104,7 +104,7 @@ func (s *Settings) compile(ctx context.Context, d driver, release string, n int,
 	}
 	c := compiled{release: release, halves: filepath.Join(to, "lib/modules", release), tools: filepath.Join(to, "tools"), linked: filepath.Join(to, "linked")}
 	if !exists(filepath.Join(to, "lib/modules", release, image.HalvesName, string(d.kind))) {
-		return c, fmt.Errorf("kernel %s: the sources made no %s modules, as KERNEL_MODULE_TYPE says", release, d.kind)
+		return c, fmt.Errorf("kernel %s: the sources built no %s modules (KERNEL_MODULE_TYPE)", release, d.kind)
 	}
 	return c, nil
 }

@@ -202,7 +202,7 @@ func (s *Settings) download(ctx context.Context) (string, error) {
 	}
 	defer answer.Body.Close() //nolint:errcheck // it is only read
 	if answer.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("%s: %s; set DRIVER_SOURCE to a file that was fetched elsewhere", s.url(), record.Clean(answer.Status, 100))
+		return "", fmt.Errorf("%s: %s; set DRIVER_SOURCE to a file that was downloaded elsewhere", s.url(), record.Clean(answer.Status, 100))
 	}
 	return file, writeChecked(file, s.SHA256, answer.Body)
 }
@@ -224,7 +224,7 @@ func writeChecked(file, want string, from io.Reader) (err error) {
 		return err
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
-		return fmt.Errorf("what was fetched has the SHA-256 %s, and DRIVER_SHA256 is %s", got, want)
+		return fmt.Errorf("the download has the SHA-256 %s, and DRIVER_SHA256 is %s", got, want)
 	}
 	return os.Rename(temp.Name(), file)
 }

@@ -91,7 +91,7 @@ func (s *Settings) lock() (unlock func(), err error) {
 		return nil, err
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("another run makes images in %s: wait for it, or set another OUTPUT_DIR: %w", s.Out, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("another run builds images in %s: wait for it, or set another OUTPUT_DIR: %w", s.Out, err), f.Close())
 	}
 	return func() { _ = f.Close() }, nil
 }
@@ -113,7 +113,7 @@ func (s *Settings) readBase(ctx context.Context) (v1.Image, error) {
 		return nil, fmt.Errorf("%s is of %s, and TARGET_ARCH is %s", s.BaseImage, config.Architecture, s.TargetArch)
 	}
 	if config.Config.Labels[image.DriverLabel] == "" {
-		return nil, fmt.Errorf("%s has no label %s: it is not made from gpuready/driver", s.BaseImage, image.DriverLabel)
+		return nil, fmt.Errorf("%s has no label %s: it is not built from gpuready/driver", s.BaseImage, image.DriverLabel)
 	}
 	return convert(base, config)
 }
@@ -216,7 +216,7 @@ func (s *Settings) copyObjects(d driver, all []compiled, to string) error {
 func copyObject(sources *os.Root, o link.Object, at string) error {
 	info, err := sources.Lstat(o.Common)
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no file of the driver's sources", record.Clean(o.Common, 200))
+		err = fmt.Errorf("%s is not a file of the driver's sources", record.Clean(o.Common, 200))
 	}
 	if err != nil {
 		return err
@@ -235,7 +235,7 @@ func copyObject(sources *os.Root, o link.Object, at string) error {
 	}
 	sum, err := folder.Sum(out, in)
 	if err = errors.Join(err, out.Close()); err == nil && sum != o.SHA256 {
-		err = fmt.Errorf("%s is not what the modules were linked of", record.Clean(o.Common, 200))
+		err = fmt.Errorf("%s is not the object from which the modules were linked", record.Clean(o.Common, 200))
 	}
 	return err
 }
@@ -315,7 +315,7 @@ func (s *Settings) write(common v1.Image, d driver, all []compiled) ([]Image, er
 func (s *Settings) Push(ctx context.Context) ([]Image, error) {
 	index, err := layout.ImageIndexFromPath(s.Folder())
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s is not there: make image makes it", s.Folder())
+		return nil, fmt.Errorf("%s does not exist: make image creates it", s.Folder())
 	}
 	if err != nil {
 		return nil, err

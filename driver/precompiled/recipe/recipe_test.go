@@ -57,27 +57,27 @@ func TestInvalidVariableIsReported(t *testing.T) {
 		`DRIVER_TYPE is "vgpu"`:                      func(s *Settings) { s.DriverType = "vgpu" },
 		`KERNEL_MODULE_TYPE`:                         func(s *Settings) { s.Kind = "closed" },
 		`DRIVER_SHA256 is not set`:                   func(s *Settings) { s.Source = "" },
-		`DRIVER_SHA256 is no SHA-256`:                func(s *Settings) { s.SHA256 = "abc" },
+		`DRIVER_SHA256 is not a SHA-256`:             func(s *Settings) { s.SHA256 = "abc" },
 		`is neither a file, a folder nor an address`: func(s *Settings) { s.Source, s.SHA256 = "ftp://x/y", "" },
-		`set one`:                                              func(s *Settings) { s.Packages = []string{"nvidia-driver"} },
-		`TARGET_ARCH is ` + other:                              func(s *Settings) { s.TargetArch = other },
-		`KERNEL_VERSION "../x" is no release`:                  func(s *Settings) { s.Kernels = []string{"../x"} },
-		`KERNEL_VERSION "6.1 RUN evil" is no release`:          func(s *Settings) { s.Kernels = []string{"6.1\nRUN evil"} },
-		`DRIVER_MODULES: "nvidia\"," is no name`:               func(s *Settings) { s.Modules = []string{`nvidia",`} },
-		`DRIVER_PACKAGES: "$(evil)" is no name`:                func(s *Settings) { s.Source, s.Packages = "", []string{"$(evil)"} },
-		`DRIVER_SHA256 is that of an installer`:                func(s *Settings) { s.Source, s.SHA256 = os.TempDir(), strings.Repeat("0", 64) },
-		`KERNEL_VERSION is not set`:                            func(s *Settings) { s.Kernels = nil },
-		`and TARGET_ARCH is ` + machineArch():                  func(s *Settings) { s.Kernels = []string{"5.14.0-1.el9." + other} },
-		`RHEL_MAJOR is 8, and RHEL_VERSION is 9.4`:             func(s *Settings) { s.RHELMajor, s.RHELVersion = "8", "9.4" },
-		`names 2 images for 1 kernels`:                         func(s *Settings) { s.DriverToolkitImages = []string{"a", "b"} },
-		`CONTAINER_TOOL is "kaniko"`:                           func(s *Settings) { s.ContainerTool = "kaniko" },
-		`PULL_SECRET_FILE: stat /nowhere`:                      func(s *Settings) { s.PullSecretFile = "/nowhere" },
-		`IMAGE_REGISTRY, IMAGE_NAME: "a:b:c/driver" is no rep`: func(s *Settings) { s.ImageRegistry = "a:b:c" },
-		`can be no tag of an image`:                            func(s *Settings) { s.OSTag = "debian 12" },
-		`SIGN_KEY_FILE needs SIGN_CERTIFICATE_FILE`:            func(s *Settings) { s.SignKey = "key" },
-		`there is no recipe for "plan9"`:                       func(s *Settings) { s.OS = "plan9" },
-		`DRIVER_TOOLKIT_IMAGE is not set`:                      func(s *Settings) { s.OS, s.OSTag = "rhcos4", "rhcos4.12" },
-		`OS_TAG is not set`:                                    func(s *Settings) { s.OS = "rhel9" },
+		`set one`:                 func(s *Settings) { s.Packages = []string{"nvidia-driver"} },
+		`TARGET_ARCH is ` + other: func(s *Settings) { s.TargetArch = other },
+		`KERNEL_VERSION "../x" is not the release`:                func(s *Settings) { s.Kernels = []string{"../x"} },
+		`KERNEL_VERSION "6.1 RUN evil" is not the release`:        func(s *Settings) { s.Kernels = []string{"6.1\nRUN evil"} },
+		`DRIVER_MODULES: "nvidia\"," is not the name`:             func(s *Settings) { s.Modules = []string{`nvidia",`} },
+		`DRIVER_PACKAGES: "$(evil)" is not the name`:              func(s *Settings) { s.Source, s.Packages = "", []string{"$(evil)"} },
+		`DRIVER_SHA256 is for an installer`:                       func(s *Settings) { s.Source, s.SHA256 = os.TempDir(), strings.Repeat("0", 64) },
+		`KERNEL_VERSION is not set`:                               func(s *Settings) { s.Kernels = nil },
+		`and TARGET_ARCH is ` + machineArch():                     func(s *Settings) { s.Kernels = []string{"5.14.0-1.el9." + other} },
+		`RHEL_MAJOR is 8, and RHEL_VERSION is 9.4`:                func(s *Settings) { s.RHELMajor, s.RHELVersion = "8", "9.4" },
+		`names 2 images for 1 kernels`:                            func(s *Settings) { s.DriverToolkitImages = []string{"a", "b"} },
+		`CONTAINER_TOOL is "kaniko"`:                              func(s *Settings) { s.ContainerTool = "kaniko" },
+		`PULL_SECRET_FILE: stat /nowhere`:                         func(s *Settings) { s.PullSecretFile = "/nowhere" },
+		`IMAGE_REGISTRY, IMAGE_NAME: "a:b:c/driver" is not a rep`: func(s *Settings) { s.ImageRegistry = "a:b:c" },
+		`can be no tag of an image`:                               func(s *Settings) { s.OSTag = "debian 12" },
+		`SIGN_KEY_FILE needs SIGN_CERTIFICATE_FILE`:               func(s *Settings) { s.SignKey = "key" },
+		`there is no recipe for "plan9"`:                          func(s *Settings) { s.OS = "plan9" },
+		`DRIVER_TOOLKIT_IMAGE is not set`:                         func(s *Settings) { s.OS, s.OSTag = "rhcos4", "rhcos4.12" },
+		`OS_TAG is not set`:                                       func(s *Settings) { s.OS = "rhel9" },
 	} {
 		require.ErrorContains(t, known("debian12", change).Complete(), want)
 	}
@@ -219,7 +219,7 @@ func TestOneRunAtATime(t *testing.T) {
 	unlock, err := s.lock()
 	require.NoError(t, err)
 	_, err = s.Make(t.Context())
-	require.ErrorContains(t, err, "another run makes images in "+s.Out)
+	require.ErrorContains(t, err, "another run builds images in "+s.Out)
 	require.DirExists(t, filepath.Join(s.Out, "work/kernel-0"))
 	unlock()
 	_, err = s.Make(t.Context())
@@ -239,8 +239,8 @@ func TestObjectsAreCopiedFromTheSources(t *testing.T) {
 	defer root.Close() //nolint:errcheck // it is only read
 	for _, c := range []struct{ name, text, err string }{
 		{"nv-kernel.o_binary", "object", ""},
-		{"nv-kernel.o_binary", "another", "is not what the modules were linked of"},
-		{"link.o_binary", "secret", "is no file of the driver's sources"},
+		{"nv-kernel.o_binary", "another", "is not the object from which the modules were linked"},
+		{"link.o_binary", "secret", "is not a file of the driver's sources"},
 		{"../key", "secret", "path escapes from parent"},
 	} {
 		o := link.Object{Common: c.name, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(c.text)))}

@@ -202,17 +202,17 @@ func (s *Settings) checkDriver() error {
 	isURL := strings.Contains(s.Source, "://")
 	switch {
 	case s.Source != "" && len(s.Packages) > 0:
-		wrong("DRIVER_SOURCE and DRIVER_PACKAGES are two places to take the driver from: set one")
+		wrong("DRIVER_SOURCE and DRIVER_PACKAGES exclude each other: set one")
 	case isURL && !strings.HasPrefix(s.Source, "https://") && !strings.HasPrefix(s.Source, "http://"):
 		wrong("DRIVER_SOURCE: %q is neither a file, a folder nor an address with https", record.Clean(s.Source, 200))
 	case (isURL || s.Source == "" && len(s.Packages) == 0) && s.SHA256 == "":
-		wrong("DRIVER_SHA256 is not set; the installer is fetched from %s, and has to have it: NVIDIA publishes it beside the file, with .sha256sum at its end", s.url())
+		wrong("DRIVER_SHA256 is not set; it is the SHA-256 of the installer at %s: NVIDIA publishes it beside the file, with the suffix .sha256sum", s.url())
 	}
 	if info, err := os.Stat(s.Source); s.SHA256 != "" && (len(s.Packages) > 0 || err == nil && info.IsDir()) {
-		wrong("DRIVER_SHA256 is that of an installer, and the driver is taken from a folder or packages")
+		wrong("DRIVER_SHA256 is for an installer, and the driver is taken from a folder or packages")
 	}
 	if s.SHA256 != "" && !regexp.MustCompile(`^[0-9a-f]{64}$`).MatchString(s.SHA256) {
-		wrong("DRIVER_SHA256 is no SHA-256: it has 64 of the digits 0-9a-f")
+		wrong("DRIVER_SHA256 is not a SHA-256, which has 64 of the digits 0-9a-f")
 	}
 	return errors.Join(all...)
 }
@@ -236,12 +236,12 @@ func (s *Settings) checkSystem(o system) error {
 	}
 	for _, m := range s.Modules {
 		if !namePattern.MatchString(m) {
-			wrong("DRIVER_MODULES: %q is no name of a module", record.Clean(m, 100))
+			wrong("DRIVER_MODULES: %q is not the name of a module", record.Clean(m, 100))
 		}
 	}
 	for _, p := range s.Packages {
 		if !packagePattern.MatchString(p) {
-			wrong("DRIVER_PACKAGES: %q is no name of a package", record.Clean(p, 100))
+			wrong("DRIVER_PACKAGES: %q is not the name of a package", record.Clean(p, 100))
 		}
 	}
 	if major, _, _ := strings.Cut(s.RHELVersion, "."); s.RHELMajor != "" && s.RHELVersion != "" && major != s.RHELMajor {
@@ -266,7 +266,7 @@ func (s *Settings) checkSystem(o system) error {
 	}
 	switch {
 	case s.ContainerTool == "":
-		wrong("CONTAINER_TOOL is not set, and none of %s is on this machine; none compiles on this machine itself", strings.Join(containerTools, ", "))
+		wrong("CONTAINER_TOOL is not set, and none of %s is on this machine; set it to none to compile on this machine itself", strings.Join(containerTools, ", "))
 	case s.ContainerTool != NoTool && !slices.Contains(containerTools, s.ContainerTool):
 		wrong("CONTAINER_TOOL is %q; it is one of %s, %s", record.Clean(s.ContainerTool, 50), strings.Join(containerTools, ", "), NoTool)
 	}
@@ -283,7 +283,7 @@ var (
 // checkKernel rejects an invalid kernel release, or one of another architecture.
 func (s *Settings) checkKernel(release string) error {
 	if !releasePattern.MatchString(release) || strings.Contains(release, "..") {
-		return fmt.Errorf("KERNEL_VERSION %q is no release of a kernel, as uname -r prints it", record.Clean(release, 100))
+		return fmt.Errorf("KERNEL_VERSION %q is not the release of a kernel, as uname -r prints it", record.Clean(release, 100))
 	}
 	if arch := release[strings.LastIndexByte(release, '.')+1:]; (arch == "x86_64" || arch == "aarch64") && arch != s.TargetArch {
 		return fmt.Errorf("KERNEL_VERSION %s is of %s, and TARGET_ARCH is %s", release, arch, s.TargetArch)
@@ -295,13 +295,13 @@ func (s *Settings) checkKernel(release string) error {
 func (s *Settings) checkImage() error {
 	var all []error
 	if s.SignKey != "" && s.SignCertificate == "" {
-		all = append(all, errors.New("SIGN_KEY_FILE needs SIGN_CERTIFICATE_FILE, by which the kernel knows the key"))
+		all = append(all, errors.New("SIGN_KEY_FILE needs SIGN_CERTIFICATE_FILE, by which the kernel identifies the key"))
 	}
 	if err := image.CheckRepository(s.repository()); err != nil {
 		all = append(all, fmt.Errorf("IMAGE_REGISTRY, IMAGE_NAME: %w", err))
 	}
 	if s.OSTag == "" {
-		all = append(all, errors.New("OS_TAG is not set: the tag of the operating system by which the operator asks for the image, rhcos4.18 or rhel9.6; OPENSHIFT_VERSION and RHEL_VERSION say it, too"))
+		all = append(all, errors.New("OS_TAG is not set: the tag of the operating system in the image tags of the operator, rhcos4.18 or rhel9.6; it also follows from OPENSHIFT_VERSION and RHEL_VERSION"))
 		return errors.Join(all...)
 	}
 	_, err := s.tag("6.1")

@@ -54,7 +54,7 @@ func ParseHeader(r io.Reader) (Header, error) {
 	lines := bufio.NewScanner(io.LimitReader(r, maxHeader))
 	lines.Buffer(nil, 1<<20)
 	if !lines.Scan() || !strings.HasPrefix(lines.Text(), "#!") {
-		return h, errors.New("it is no installer: it begins with no script")
+		return h, errors.New("it is not an installer: it does not begin with a script")
 	}
 	for n := 0; lines.Scan() && n < 100; n++ {
 		name, value, found := strings.Cut(lines.Text(), "=")
@@ -71,7 +71,7 @@ func ParseHeader(r io.Reader) (Header, error) {
 		case "skip":
 			var err error
 			if h.Skip, err = strconv.Atoi(value); err != nil {
-				return h, fmt.Errorf("skip=%s is no number", record.Clean(value, 100))
+				return h, fmt.Errorf("skip=%s is not a number", record.Clean(value, 100))
 			}
 		case "version_string":
 			h.Version = value
@@ -82,20 +82,20 @@ func ParseHeader(r io.Reader) (Header, error) {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return h, fmt.Errorf("it is no installer: %w", err)
+		return h, fmt.Errorf("it is not an installer: %w", err)
 	}
 	return h, h.check()
 }
 
 func (h *Header) check() error {
 	if h.Skip < 5 || h.Skip > maxLines {
-		return fmt.Errorf("it is no installer: skip=%d does not say at which line its archive begins", h.Skip)
+		return fmt.Errorf("it is not an installer: skip=%d is not the line at which its archive begins", h.Skip)
 	}
 	if h.MD5 == none {
 		h.MD5 = ""
 	}
 	if sum, err := hex.DecodeString(h.MD5); err != nil || len(sum) != md5.Size && h.MD5 != "" {
-		return fmt.Errorf("MD5=%s is none", record.Clean(h.MD5, 100))
+		return fmt.Errorf("MD5=%s is invalid", record.Clean(h.MD5, 100))
 	}
 	return nil
 }
@@ -194,7 +194,7 @@ func (h Header) verify(f io.ReadSeeker) error {
 		return err
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != strings.ToLower(h.MD5) {
-		return fmt.Errorf("it is damaged: its MD5 is %s, and it says %s; fetch it again", got, h.MD5)
+		return fmt.Errorf("it is damaged: its MD5 is %s instead of %s; download it again", got, h.MD5)
 	}
 	return nil
 }
@@ -234,7 +234,7 @@ func uncompress(r *bufio.Reader) (io.Reader, func(), error) {
 		g, err := gzip.NewReader(r)
 		return g, func() {}, err
 	}
-	return nil, nil, errors.New("its archive is compressed by none of xz, zstd and gzip")
+	return nil, nil, errors.New("its archive is not compressed with xz, zstd or gzip")
 }
 
 func unpack(ctx context.Context, archive io.Reader, root *os.Root, links Links) error {
@@ -263,7 +263,7 @@ func unpack(ctx context.Context, archive io.Reader, root *os.Root, links Links) 
 func unpackEntry(h *tar.Header, r io.Reader, root *os.Root, links Links) error {
 	name := path.Clean(h.Name)
 	if !filepath.IsLocal(name) {
-		return errors.New("it is no path below the archive's folder")
+		return errors.New("it is not a path below the archive's folder")
 	}
 	if links != AnyLinks {
 		if err := checkParents(root, name); err != nil {

@@ -82,7 +82,7 @@ func TestUnpack(t *testing.T) {
 
 func TestInvalidInstallersAreRejected(t *testing.T) {
 	for want, e := range map[string]entry{
-		"no path below":      file("../outside", ""),
+		"not a path below":   file("../outside", ""),
 		"leads out":          {tar.Header{Name: "a", Typeflag: tar.TypeSymlink, Linkname: "../../etc"}, ""},
 		"neither a file":     {tar.Header{Name: "null", Typeflag: tar.TypeChar}, ""},
 		"leads out of the a": {tar.Header{Name: "b", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}, ""},
@@ -99,10 +99,10 @@ func TestInvalidInstallersAreRejected(t *testing.T) {
 	require.NoError(t, err)
 	for want, text := range map[string][]byte{
 		"it is damaged":            append(whole, '\n'),
-		"it is no installer":       []byte("\x7fELF"),
-		"does not say at which li": []byte("#!/bin/sh\nlabel=\"x\"\n"),
+		"it is not an installer":   []byte("\x7fELF"),
+		"is not the line at which": []byte("#!/bin/sh\nlabel=\"x\"\n"),
 		"ends before its archive":  []byte("#!/bin/sh\nskip=90\n"),
-		"is no number":             []byte("#!/bin/sh\nskip=$((1))\n"),
+		"is not a number":          []byte("#!/bin/sh\nskip=$((1))\n"),
 	} {
 		require.NoError(t, os.WriteFile(at, text, 0o644))
 		_, err := Unpack(t.Context(), at, filepath.Join(t.TempDir(), "unpacked"))

@@ -47,7 +47,7 @@ func Version(dir string) (string, error) {
 func readManifest(dir string) (all []entry, version string, err error) {
 	f, err := os.Open(filepath.Join(dir, ManifestName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, "", fmt.Errorf("%s has no %s: it is no folder that NVIDIA's installer unpacks (--extract-only)", dir, ManifestName)
+		return nil, "", fmt.Errorf("%s has no %s: it is not a folder that NVIDIA's installer has unpacked (--extract-only)", dir, ManifestName)
 	}
 	if err != nil {
 		return nil, "", err
@@ -81,7 +81,7 @@ func parseEntry(line string) (e entry, ok bool, err error) {
 	}
 	e = entry{path: path.Clean(fields[0]), kind: fields[2]}
 	if !filepath.IsLocal(e.path) {
-		return e, false, fmt.Errorf("%q is no path below the installer's folder", record.Clean(fields[0], 200))
+		return e, false, fmt.Errorf("%q is not a path below the installer's folder", record.Clean(fields[0], 200))
 	}
 	for _, f := range fields[3:] {
 		switch {
@@ -93,7 +93,7 @@ func parseEntry(line string) (e entry, ok bool, err error) {
 		}
 	}
 	if e.folder != "" && !filepath.IsLocal(e.folder) {
-		return e, false, fmt.Errorf("%q is no folder below the libraries'", record.Clean(e.folder, 200))
+		return e, false, fmt.Errorf("%q is not a folder below that of the libraries", record.Clean(e.folder, 200))
 	}
 	return e, true, nil
 }
@@ -175,7 +175,7 @@ func (l Layout) Install(dir, to string) error {
 			continue
 		}
 		if link != "" {
-			err = makeLink(link, target, at)
+			err = createLink(link, target, at)
 		} else {
 			err = copyFile(root, e.path, target, at)
 		}
@@ -231,7 +231,7 @@ func (l Layout) Copy(dir, to string) error {
 			if err != nil {
 				return err
 			}
-			return makeLink(link, target, at)
+			return createLink(link, target, at)
 		}
 		return copyFile(root, rel, target, at)
 	})
@@ -257,7 +257,7 @@ func clear(root *os.Root, at string) error {
 	return nil
 }
 
-func makeLink(link string, root *os.Root, at string) error {
+func createLink(link string, root *os.Root, at string) error {
 	if err := clear(root, at); err != nil {
 		return err
 	}

@@ -73,7 +73,7 @@ func TestInstall(t *testing.T) {
 	}, all)
 	require.ErrorContains(t, Layout{Version: "580.1"}.Install(dir, to), "is of driver 580.95.05, not of 580.1")
 	write(ManifestName, "x\n1\n../libcuda.so 0755 CUDA_LIB NATIVE / MODULE:gpgpu\n")
-	require.ErrorContains(t, Layout{Version: "1"}.Install(dir, to), `.manifest, line 3: "../libcuda.so" is no path below`)
+	require.ErrorContains(t, Layout{Version: "1"}.Install(dir, to), `.manifest, line 3: "../libcuda.so" is not a path below`)
 	require.ErrorContains(t, Layout{}.Install(t.TempDir(), to), "has no .manifest")
 }
 
