@@ -60,7 +60,7 @@ type api struct {
 	launch            func(function uintptr, gx, gy, gz, bx, by, bz, shared uint32, stream uintptr, params *unsafe.Pointer, extra uintptr) int32
 }
 
-// bind looks up every function before it binds any: a missing one is an error, not a panic.
+// bind looks up and registers every function. A missing one is an error, not a panic.
 func (a *api) bind(handle uintptr) error {
 	for _, f := range []struct {
 		name string

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// refusedNodes lists the driver's device nodes that exist but must not be opened. The
-// driver's own error code does not tell that.
+// refusedNodes lists the driver's device nodes that exist but that this process may not open.
+// The driver's own error code does not reveal that.
 func refusedNodes() []string {
 	var refused []string
 	for _, pattern := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia[0-9]*"} {

@@ -147,8 +147,8 @@ func (t *tester) runStep(p planned) error {
 	return nil
 }
 
-// compare reads a chunk to the host and records the wrong words. It does nothing without
-// --host.
+// compare reads a chunk to the host and records the wrong words. It does nothing if only
+// kernels read.
 func (t *tester) compare(m *driver.Memory, first uint64, p pattern, record func(address uint64, want, got uint32)) error {
 	if t.mirror == nil {
 		return nil

@@ -27,7 +27,7 @@ type Machine struct {
 	GPUs       int    // on the PCI bus, except those bound to another driver
 	NVSwitches int    // likewise; NVLink 4 and older
 	Bridges    int    // PCI functions that lead to the NVSwitches of NVLink 5
-	PortGUID   string // "0x…", of the bridges' port for the subnet manager; "": none is there yet
+	PortGUID   string // "0x…", of the bridges' port for the subnet manager; "": there is none yet
 	UserMAD    bool   // whether ib_umad is loaded
 
 	Programs     map[string]string // paths by name, for those in the image

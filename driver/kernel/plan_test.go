@@ -79,7 +79,7 @@ func TestModulesAreLoadedAfterTheirDependencies(t *testing.T) {
 		return all
 	}
 	require.Equal(t, []string{"ipmi_msghandler", "ipmi_devintf"}, optional(steps))
-	in.Optional = append(in.Optional, "drm_kms_helper") // which nvidia_drm needs, with what it needs
+	in.Optional = append(in.Optional, "drm_kms_helper") // a dependency of nvidia_drm, with its own dependencies
 	steps, err = Plan(in)
 	require.NoError(t, err)
 	require.Equal(t, []string{"ipmi_msghandler", "ipmi_devintf"}, optional(steps))

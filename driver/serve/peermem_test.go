@@ -180,7 +180,7 @@ func TestPeermemWithTheHostsNetworkDriver(t *testing.T) {
 	p, c, _ := newPeermem(t, "nvidia")
 	p.HostNetwork = true
 	touch(t, p.DriverReady)
-	touch(t, p.NetworkReady) // of a container that is no more
+	touch(t, p.NetworkReady) // left by an ended container
 	done := make(chan error, 1)
 	go func() { done <- p.Reload(t.Context()) }()
 	time.Sleep(20 * time.Millisecond)

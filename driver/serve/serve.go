@@ -347,7 +347,7 @@ func (d *Driver) publishDaemons(s Snapshot) error {
 	return nil
 }
 
-// unload removes root and modules, unless somebody uses them.
+// unload removes root and modules, unless they are in use.
 func (d *Driver) unload(ctx context.Context) error {
 	if err := d.System.Busy(); err != nil {
 		return err

@@ -183,7 +183,7 @@ func changeMeanwhile(t *testing.T, m *Main, ko string, check func(dir string)) {
 			}
 			switch n % 4 {
 			case 0:
-				if _, err := os.Lstat(uvm); err != nil { // what was refused is removed
+				if _, err := os.Lstat(uvm); err != nil { // rejected modules are removed
 					_ = errors.Join(os.MkdirAll(filepath.Dir(ko), 0o755), os.WriteFile(uvm, other, 0o644))
 				}
 				_ = os.WriteFile(ko, bad, 0o644)

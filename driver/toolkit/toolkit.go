@@ -64,7 +64,7 @@ const (
 // markers holds the files that tell the containers of other modules that theirs were built.
 var markers = map[string]string{"nvidia-fs": "nvidia_fs_built", "gdrdrv": "gdrcopy_built"}
 
-// Bounds on what is read of the shared folder.
+// Bounds on files of the shared folder.
 const (
 	maxResponse = 64 << 10
 	maxMessage  = 1024

@@ -96,7 +96,7 @@ const (
 // Operands returns the operands in the order of the steps.
 func Operands() []Operand { return []Operand{Driver, Toolkit, Plugin, Validator} }
 
-// Selectors map a pod to its operand.
+// Selectors holds the label selectors of each operand's pods.
 type Selectors map[Operand][]labels.Selector
 
 // DefaultSelectors match the pods of gpuready, of NVIDIA's operator and of the chart

@@ -71,7 +71,7 @@ type Request struct {
 	Release string // of the kernel, as uname -r prints it
 	Version string // of the driver; "": any
 	Work    string // folder for the output
-	Tools   string // folder that CopyTools made; "": ToolsDir if it is there, else the machine's own programs
+	Tools   string // folder that CopyTools made; "": ToolsDir if it exists, else the machine's own programs
 }
 
 // Link links modules and returns a new folder below r.Work that holds only them. The same

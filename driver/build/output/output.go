@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Bounds on what is read of a build's output.
+// Bounds on a build's output.
 const (
 	maxLine   = 4096 // bytes; more of a line is left out
 	maxReason = 400  // bytes of a Failure's message

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// ReasonBuildFailed is the reason of errors of Refuse.
+// ReasonBuildFailed is the reason of the errors that Refuse returns.
 const ReasonBuildFailed gpu.Reason = "BuildFailed" // modules could not be compiled, linked or signed
 
 // maxMessage bounds an error's text, in bytes.

@@ -24,7 +24,7 @@ import (
 	"github.com/gpuready/gpuready/driver/build/output"
 )
 
-// Limits on what is read.
+// Limits on files that are read.
 const (
 	maxKey    = 64 << 10
 	maxModule = 512 << 20

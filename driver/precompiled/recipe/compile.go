@@ -201,7 +201,7 @@ func (s *Settings) unpackHere(ctx context.Context, work, to string) error {
 }
 
 // build builds an image of a Containerfile with the container tool, and unpacks its files to a
-// new folder. It rejects links other than links. It removes the image. dir is the build
+// new folder, which may have only the given links. It removes the image. dir is the build
 // context; "" is an empty one.
 func (s *Settings) build(ctx context.Context, containerfile, dir, to string, links runfile.Links, args map[string]string) error {
 	work, err := os.MkdirTemp(filepath.Dir(to), "image-")
