@@ -41,7 +41,7 @@ What other processes use is not tested.`,
 			f.Var(&o.bytes, "bytes", "test this much instead of a share: 256Mi, 4Gi")
 			f.StringSliceVar(&o.patterns, "patterns", nil, "some of "+patternNames()+" (default: all)")
 			f.Uint32Var(&o.seed, "seed", 1, "seed of the random numbers")
-			f.BoolVar(&o.host, "host", false, "the host reads the memory and compares, too, over the host link; always with a simulated GPU")
+			f.BoolVar(&o.host, "host", false, "the host reads the memory and compares, too, over the host link (default: only with a simulated GPU)")
 			shareGiven = func() bool { return f.Changed("share") }
 			hostGiven = func() bool { return f.Changed("host") }
 		},
