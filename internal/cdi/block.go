@@ -168,7 +168,7 @@ func allWords(text string) bool {
 	return true
 }
 
-// words says whether plain text is a string for every reader of YAML.
+// words reports whether plain text is a string for every reader of YAML.
 func words(text string) bool {
 	if text[len(text)-1] == ':' || strings.Contains(text, ": ") {
 		return false
@@ -179,7 +179,7 @@ func words(text string) bool {
 // names are words that are no strings for some reader of YAML.
 var names = map[string]bool{"true": true, "false": true, "yes": true, "no": true, "on": true, "off": true, "y": true, "n": true, "null": true}
 
-// version says whether a text is three numbers, which YAML takes for no number.
+// version reports whether a text is three numbers, which YAML takes for no number.
 func version(text string) bool {
 	parts := strings.Split(text, ".")
 	for _, part := range parts {

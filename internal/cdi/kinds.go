@@ -13,7 +13,7 @@ func LoadKinds(root *host.Root, kinds []string, dirs ...string) ([]File, error) 
 	return load(root, func(data []byte) bool { return mentions(data, kinds) }, dirs)
 }
 
-// mentions says whether a file can define one of the kinds: it has it in so many
+// mentions reports whether a file can define one of the kinds: it has it in so many
 // letters, or writes some of them otherwise (escaped, or in UTF-16).
 func mentions(data []byte, kinds []string) bool {
 	if bytes.IndexByte(data, '\\') >= 0 || bytes.IndexByte(data, 0) >= 0 {

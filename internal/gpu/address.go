@@ -23,7 +23,7 @@ func ParseUUID(text string) (UUID, error) {
 	return "", fmt.Errorf("%q is not the UUID of a GPU or MIG device: want GPU-… or MIG-… as nvidia-smi -L prints it", text)
 }
 
-// IsMIG says whether the UUID names a MIG device.
+// IsMIG reports whether the UUID names a MIG device.
 func (u UUID) IsMIG() bool { return strings.HasPrefix(string(u), "MIG-") }
 
 // ParsePCIAddress reads a PCI address as NVML ("00000000:3B:00.0") or sysfs
@@ -55,7 +55,7 @@ func ParsePCIAddress(text string) (PCIAddress, error) {
 	return PCIAddress(fmt.Sprintf("%04x:%02x:%02x.%x", n[0], n[1], n[2], n[3])), nil
 }
 
-// isUUID says whether text has the form 8-4-4-4-12 of hexadecimal digits.
+// isUUID reports whether text has the form 8-4-4-4-12 of hexadecimal digits.
 func isUUID(text string) bool {
 	if len(text) != 36 {
 		return false

@@ -59,7 +59,7 @@ const (
 	ThrottleDisplayClock Throttle = "DisplayClock"
 )
 
-// Bad says whether the reason is that something is wrong with the machine: with
+// Bad reports whether the reason is that something is wrong with the machine: with
 // its cooling or its power. The others are how a GPU works.
 func (t Throttle) Bad() bool {
 	return slices.Contains([]Throttle{ThrottleHardware, ThrottleThermal, ThrottleHeat, ThrottlePowerBrake}, t)

@@ -39,14 +39,14 @@ func (s Snapshot) Sorted() Snapshot {
 	return s
 }
 
-// Equal says whether two snapshots say the same.
+// Equal reports whether two snapshots say the same.
 func (s Snapshot) Equal(o Snapshot) bool {
 	return s.Driver == o.Driver &&
 		slices.EqualFunc(s.Devices, o.Devices, Device.Equal) &&
 		slices.Equal(s.Links, o.Links)
 }
 
-// Equal says whether two devices are described alike.
+// Equal reports whether two devices are described alike.
 func (d Device) Equal(o Device) bool {
 	return d.Index == o.Index && d.UUID == o.UUID && d.Product == o.Product && d.PCI == o.PCI &&
 		d.Minor == o.Minor && d.MemoryBytes == o.MemoryBytes && d.NUMANode == o.NUMANode &&

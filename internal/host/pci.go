@@ -58,7 +58,7 @@ func (r *Root) GPUs(dir string) []PCIGPU {
 	return found
 }
 
-// HasGPU says whether the machine has an NVIDIA GPU on its PCI bus. sysfs is
+// HasGPU reports whether the machine has an NVIDIA GPU on its PCI bus. sysfs is
 // looked at below the host's root, or, where it is not mounted there, in this
 // process's own: both show the same.
 func (r *Root) HasGPU() bool {

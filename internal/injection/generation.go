@@ -27,7 +27,7 @@ const (
 	Base
 )
 
-// Current says whether a container that was given one generation is given nothing
+// Current reports whether a container that was given one generation is given nothing
 // else by another.
 func Current(given, now string, extent Extent) bool {
 	givenBase, givenWhole := parts(given)

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logged keeps a log, and may be read while it is written.
+// logged is a log that may be read while it is written.
 type logged struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -37,17 +37,17 @@ func (l *logged) count(text string) int {
 }
 
 const (
-	byClock  = "changes on this node are looked for every few seconds"
-	byEvents = "the kernel tells of changes on this node again"
+	nowPolling  = "changes on this node are looked for every few seconds"
+	nowByEvents = "the kernel tells of changes on this node again"
 )
 
-// quickly has a clock that does not let a test wait, and returns what is logged.
-func quickly(t *testing.T) *logged {
-	every := lookEvery
-	lookEvery = 10 * time.Millisecond
+// pollQuickly shortens the poll interval for a test, and returns the log.
+func pollQuickly(t *testing.T) *logged {
+	every := pollInterval
+	pollInterval = 10 * time.Millisecond
 	log := &logged{}
 	LogTo(slog.New(slog.NewTextHandler(log, nil)))
-	t.Cleanup(func() { lookEvery = every; LogTo(nil) })
+	t.Cleanup(func() { pollInterval = every; LogTo(nil) })
 	return log
 }
 
@@ -65,8 +65,8 @@ func await(t *testing.T, w *Watcher, what What) Event {
 	}
 }
 
-// noDescriptors takes the process all file descriptors that it has not yet, and returns
-// how to give them back.
+// noDescriptors uses up the file descriptors of the process, and returns a function that
+// frees them.
 func noDescriptors(t *testing.T) (giveBack func()) {
 	var was unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
@@ -78,8 +78,8 @@ func noDescriptors(t *testing.T) (giveBack func()) {
 	return once
 }
 
-func TestAWatcherWithoutDescriptorsGoesByTheClockUntilThereAreSome(t *testing.T) {
-	log := quickly(t)
+func TestWatcherPollsUntilThereAreDescriptors(t *testing.T) {
+	log := pollQuickly(t)
 	dir := t.TempDir()
 	giveBack := noDescriptors(t)
 	w, err := New()
@@ -92,15 +92,15 @@ func TestAWatcherWithoutDescriptorsGoesByTheClockUntilThereAreSome(t *testing.T)
 		await(t, w, Missed)
 	}
 	require.ErrorIs(t, Trouble(), unix.EMFILE)
-	require.Equal(t, 1, log.count(byClock))
+	require.Equal(t, 1, log.count(nowPolling))
 	giveBack()
 	require.Eventually(t, func() bool { return Trouble() == nil }, time.Minute, time.Millisecond)
-	require.Equal(t, 1, log.count(byEvents))
+	require.Equal(t, 1, log.count(nowByEvents))
 	require.Equal(t, Event{What: Changed, Dir: dir, Name: "file"}, awaitChange(t, w, dir))
 }
 
-// awaitChange writes a file in a directory until that is told: a Missed that still waits
-// to be read stands for the changes before.
+// awaitChange writes a file in a directory until that is reported: a Missed still in the
+// queue stands for earlier changes.
 func awaitChange(t *testing.T, w *Watcher, dir string) Event {
 	t.Helper()
 	ended, stop := make(chan struct{}), make(chan struct{})
@@ -119,8 +119,8 @@ func awaitChange(t *testing.T, w *Watcher, dir string) Event {
 	return await(t, w, Changed)
 }
 
-func TestADirectoryThatGoesWhileItIsNotWatchedIsGone(t *testing.T) {
-	quickly(t)
+func TestDirectoryRemovedWhilePollingIsGone(t *testing.T) {
+	pollQuickly(t)
 	dir := filepath.Join(t.TempDir(), "dir")
 	require.NoError(t, os.Mkdir(dir, 0o755))
 	giveBack := noDescriptors(t)
@@ -134,18 +134,18 @@ func TestADirectoryThatGoesWhileItIsNotWatchedIsGone(t *testing.T) {
 	await(t, w, Missed)
 }
 
-func TestAWatcherThatIsClosedWithoutDescriptorsLeavesNothing(t *testing.T) {
-	log := quickly(t)
+func TestClosingAPollingWatcherLeavesNothing(t *testing.T) {
+	log := pollQuickly(t)
 	noDescriptors(t)
 	w, err := New()
 	require.NoError(t, err)
 	require.NoError(t, w.Close())
 	require.NoError(t, Trouble())
-	require.Equal(t, 1, log.count(byEvents))
+	require.Equal(t, 1, log.count(nowByEvents))
 }
 
-// TestLimitsOfAUserNamespace is about the kernel's own limits, which a user namespace
-// may set for itself.
+// TestLimitsOfAUserNamespace runs in a user namespace, which may set the kernel limits for
+// itself.
 func TestLimitsOfAUserNamespace(t *testing.T) {
 	const inside = "INOTIFY_INSIDE"
 	if os.Getenv(inside) == "" {
@@ -166,7 +166,7 @@ func TestLimitsOfAUserNamespace(t *testing.T) {
 		t.Helper()
 		require.NoError(t, os.WriteFile("/proc/sys/user/"+name, []byte(value), 0o644))
 	}
-	log := quickly(t)
+	log := pollQuickly(t)
 	one, two := t.TempDir(), t.TempDir()
 
 	limit("max_inotify_instances", "0")
@@ -185,6 +185,6 @@ func TestLimitsOfAUserNamespace(t *testing.T) {
 	limit("max_inotify_watches", "10")
 	require.Eventually(t, func() bool { return Trouble() == nil }, time.Minute, time.Millisecond)
 	require.Equal(t, two, awaitChange(t, w, two).Dir)
-	require.Equal(t, 2, log.count(byClock))
-	require.Equal(t, 2, log.count(byEvents))
+	require.Equal(t, 2, log.count(nowPolling))
+	require.Equal(t, 2, log.count(nowByEvents))
 }

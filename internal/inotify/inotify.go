@@ -1,11 +1,11 @@
-// Package inotify tells what happens in directories, with one inotify instance
-// for the whole process: Linux gives a user 128 of them by default, to be shared by
-// everything that runs as root on a node, and a process that watched each of its
-// subjects with an instance of its own would take a good part of them.
+// Package inotify watches directories with one inotify instance for the whole
+// process. Linux gives a user 128 instances by default, shared by everything that runs
+// as root on a node. A process with one instance for each of its watchers would use a
+// good part of them.
 //
-// Where the kernel gives no instance, no watch or no file descriptor, since others have
-// them all, a Watcher goes on by the clock: every few seconds it tells that changes may
-// have been Missed, and tries again. Its owner needs to know nothing of that.
+// If the kernel has no instance, watch or file descriptor left, a Watcher falls back to
+// polling: every few seconds it reports that changes may have been Missed, and tries
+// again. Its user need not handle that case.
 package inotify
 
 import (
@@ -19,14 +19,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What happened.
+// What is the kind of an Event.
 type What int
 
 // The kinds of Event.
 const (
-	Changed What = iota + 1 // an entry of the directory was made, written to, renamed or removed
-	Gone                    // the directory itself was removed, renamed or unmounted: it is watched no more
-	Missed                  // there was too much to tell: anything may have changed
+	Changed What = iota + 1 // an entry of the directory was created, written to, renamed or removed
+	Gone                    // the directory itself was removed, renamed or unmounted: it is no longer watched
+	Missed                  // events were lost: anything may have changed
 )
 
 // Event is one thing that happened in a directory.
@@ -39,15 +39,15 @@ type Event struct {
 // ErrClosed is returned by Next after Close.
 var ErrClosed = errors.New("inotify: closed")
 
-// events are those that are asked of the kernel.
+// events is the mask of events requested from the kernel.
 const events = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF
 
-// ofWhole are asked for besides by who wants files to be whole. IN_ATTRIB: one that was
-// not to be read may be now, since its mode was changed.
-const ofWhole = unix.IN_CLOSE_WRITE | unix.IN_ATTRIB
+// wholeEvents are requested in addition for whole files. IN_ATTRIB: a change of mode
+// may have made a file readable.
+const wholeEvents = unix.IN_CLOSE_WRITE | unix.IN_ATTRIB
 
-// most is how many events wait for one Watcher. What comes then is Missed.
-const most = 4096
+// maxQueued is the length of a Watcher's queue. An event beyond it becomes Missed.
+const maxQueued = 4096
 
 // Watcher watches directories. Its methods may be called concurrently.
 type Watcher struct {
@@ -56,29 +56,29 @@ type Watcher struct {
 
 	mu      sync.Mutex
 	dirs    map[string]int32 // watch descriptors by directory, or unwatched; guarded by shared.mu
-	waiting []Event
+	queue   []Event
 	missed  bool
 	failed  error
-	some    chan struct{}
+	ready   chan struct{} // capacity 1: Next has something to return
 }
 
 // New makes a Watcher that watches nothing yet.
 func New() (*Watcher, error) { return newWatcher(false) }
 
-// Whole makes a Watcher for files that are written in place: of one that is being
-// written it tells when its writer closes it, and not before.
+// Whole makes a Watcher for files that are written in place: it reports a file that is
+// being written only when its writer closes it.
 func Whole() (*Watcher, error) { return newWatcher(true) }
 
 func newWatcher(whole bool) (*Watcher, error) {
-	w := &Watcher{whole: whole, dirs: map[string]int32{}, some: make(chan struct{}, 1)}
+	w := &Watcher{whole: whole, dirs: map[string]int32{}, ready: make(chan struct{}, 1)}
 	var err error
 	w.shared, err = join(w)
 	return w, err
 }
 
-// Add watches a directory; one that is watched already stays so. A directory
-// that is reached by several paths may be added by each of them. The error
-// wraps fs.ErrNotExist where there is none.
+// Add watches a directory. Adding it again is fine, and a directory with several
+// paths may be added by each of them. The error wraps fs.ErrNotExist if the
+// directory does not exist.
 func (w *Watcher) Add(dir string) error {
 	s := w.shared
 	s.mu.Lock()
@@ -88,11 +88,11 @@ func (w *Watcher) Add(dir string) error {
 	}
 	wd, err := w.watch(dir)
 	if Exhausted(err) {
-		// Whether the directory is there is still to be found out.
-		if err := isDir(dir); err != nil {
+		// Whether the directory exists is still unknown.
+		if err := checkDir(dir); err != nil {
 			return err
 		}
-		s.lack(err)
+		s.startPolling(err)
 		wd, err = unwatched, nil
 	}
 	if err != nil {
@@ -101,7 +101,7 @@ func (w *Watcher) Add(dir string) error {
 	if was, there := w.dirs[dir]; there && was != wd {
 		s.drop(w, dir, was) // another directory has that name now
 	}
-	s.note(w, dir, wd)
+	s.register(w, dir, wd)
 	return nil
 }
 
@@ -110,12 +110,12 @@ func (w *Watcher) watch(dir string) (int32, error) {
 	if w.shared.file == nil {
 		return 0, w.shared.why
 	}
-	// The kernel answers with the descriptor that it has for this directory.
-	// IN_MASK_ADD, since it otherwise clears the mask of one that is watched already before it
-	// sets it again, and what happens in between is lost for all who watch it.
+	// The kernel returns the descriptor that it already has for this directory, if any.
+	// Without IN_MASK_ADD it would clear that watch's mask before setting it again, and
+	// all Watchers of the directory would lose the events in between.
 	mask := uint32(events | unix.IN_ONLYDIR | unix.IN_MASK_ADD)
 	if w.whole {
-		mask |= ofWhole
+		mask |= wholeEvents
 	}
 	n, err := unix.InotifyAddWatch(w.shared.fd, dir, mask)
 	if err != nil {
@@ -124,8 +124,8 @@ func (w *Watcher) watch(dir string) (int32, error) {
 	return int32(n), nil
 }
 
-// isDir returns an error as Add does where dir is no directory.
-func isDir(dir string) error {
+// checkDir returns an error, in the form of Add's, if dir is not a directory.
+func checkDir(dir string) error {
 	var st unix.Stat_t
 	err := unix.Stat(dir, &st)
 	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
@@ -137,7 +137,7 @@ func isDir(dir string) error {
 	return nil
 }
 
-// Has says whether a directory is watched: it was added, and is not Gone.
+// Has reports whether a directory is watched: it was added, and is not Gone.
 func (w *Watcher) Has(dir string) bool {
 	w.shared.mu.Lock()
 	defer w.shared.mu.Unlock()
@@ -145,7 +145,7 @@ func (w *Watcher) Has(dir string) bool {
 	return there
 }
 
-// Remove watches a directory no more. Events of it may still be waiting.
+// Remove stops watching a directory. Its events may still be in the queue.
 func (w *Watcher) Remove(dir string) {
 	s := w.shared
 	s.mu.Lock()
@@ -163,13 +163,13 @@ func (w *Watcher) Next(ctx context.Context) (Event, error) {
 		}
 		w.mu.Lock()
 		switch {
-		case w.missed: // before what came before it: whoever looks anew sees that too
-			w.missed, w.waiting = false, nil
+		case w.missed: // replaces the queue: a caller that reads everything again sees those changes too
+			w.missed, w.queue = false, nil
 			w.mu.Unlock()
 			return Event{What: Missed}, nil
-		case len(w.waiting) > 0:
-			e := w.waiting[0]
-			w.waiting = w.waiting[1:]
+		case len(w.queue) > 0:
+			e := w.queue[0]
+			w.queue = w.queue[1:]
 			w.mu.Unlock()
 			return e, nil
 		case w.failed != nil:
@@ -179,7 +179,7 @@ func (w *Watcher) Next(ctx context.Context) (Event, error) {
 		}
 		w.mu.Unlock()
 		select {
-		case <-w.some:
+		case <-w.ready:
 		case <-ctx.Done():
 		}
 	}
@@ -191,33 +191,33 @@ func (w *Watcher) Close() error {
 	return leave(w)
 }
 
-// wants says whether an event of the kernel's is one for this Watcher.
+// wants reports whether this Watcher reports an event of the kernel.
 func (w *Watcher) wants(mask uint32, dir, name string) bool {
 	switch {
 	case !w.whole:
-		return mask&ofWhole == 0 // what was written was told already
+		return mask&wholeEvents == 0 // IN_MODIFY has already reported the write
 	case name == "":
 		return false // the mode of the directory
 	case mask&unix.IN_MODIFY != 0:
 		return false
 	case mask&unix.IN_CREATE != 0:
-		return !beingMade(filepath.Join(dir, name))
+		return !beingWritten(filepath.Join(dir, name))
 	}
 	return true
 }
 
-// beingMade says that somebody who writes the file will close it yet: one that was
-// whole before it got this name (by link(2), as a name for what had none before) is
-// told now or never.
-func beingMade(path string) bool {
+// beingWritten reports whether a writer has the new file open and will close it later.
+// A file that was complete before it got this name, by link(2), gets no such event and
+// must be reported now.
+func beingWritten(path string) bool {
 	var st unix.Stat_t
-	// Only a file is opened: somebody may wait at a FIFO for a reader.
+	// Open only regular files: somebody may wait at a FIFO for a reader.
 	if err := unix.Lstat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return false
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return false // whoever looks will see
+		return false // report it: the reader will get the error
 	}
 	defer func() { _ = unix.Close(fd) }()
 	writing, known := Writing(uintptr(fd))
@@ -227,24 +227,24 @@ func beingMade(path string) bool {
 	return writing
 }
 
-// Writing says whether somebody has the file that is open for reading as fd open for
-// writing. Until fd is closed nobody else can then begin to. It is not known where
-// the file system gives no leases (fcntl(2), F_SETLEASE), nor of a file of another
-// user's without CAP_LEASE.
+// Writing reports whether somebody has the file fd, which is open for reading, open for
+// writing. If not, nobody can open it for writing until fd is closed. known is false if
+// the file system has no leases (fcntl(2), F_SETLEASE), or for another user's file
+// without CAP_LEASE.
 func Writing(fd uintptr) (writing, known bool) {
 	_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_RDLCK)
 	return errors.Is(err, unix.EAGAIN), err == nil || errors.Is(err, unix.EAGAIN)
 }
 
-func (w *Watcher) put(e Event) {
+func (w *Watcher) enqueue(e Event) {
 	w.mu.Lock()
-	if e.What == Missed || len(w.waiting) == most {
+	if e.What == Missed || len(w.queue) == maxQueued {
 		w.missed = true
 	} else {
-		w.waiting = append(w.waiting, e)
+		w.queue = append(w.queue, e)
 	}
 	w.mu.Unlock()
-	w.wake()
+	w.signal()
 }
 
 func (w *Watcher) fail(err error) {
@@ -253,19 +253,20 @@ func (w *Watcher) fail(err error) {
 		w.failed = err
 	}
 	w.mu.Unlock()
-	w.wake()
+	w.signal()
 }
 
-func (w *Watcher) wake() {
+// signal makes a waiting Next check its state.
+func (w *Watcher) signal() {
 	select {
-	case w.some <- struct{}{}:
-	default: // it is awake
+	case w.ready <- struct{}{}:
+	default: // already signaled
 	}
 }
 
-// Exhausted reports whether err means that somebody has used up something that everybody
-// needs: file descriptors, inotify instances or watches, room on a disk, or memory. It
-// may be there again at any time.
+// Exhausted reports whether err means that a shared resource is used up: file
+// descriptors, inotify instances or watches, room on a disk, or memory. It may become
+// available again at any time.
 func Exhausted(err error) bool {
 	for _, errno := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOSPC, unix.EDQUOT, unix.ENOMEM} {
 		if errors.Is(err, errno) {
@@ -275,7 +276,7 @@ func Exhausted(err error) bool {
 	return false
 }
 
-// explain says what to do about limits of the kernel.
+// explain adds the remedy to errors from limits of the kernel.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EMFILE):

@@ -28,7 +28,7 @@ func watcher(t *testing.T, dirs ...string) *Watcher {
 	return w
 }
 
-// next is the next event; a test that waits for ever is ended by go test.
+// next returns the next event; go test ends a test that waits for ever.
 func next(t *testing.T, w *Watcher) Event {
 	t.Helper()
 	e, err := w.Next(t.Context())
@@ -41,7 +41,7 @@ func touch(t *testing.T, dir, name string) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 }
 
-// instances is how many inotify instances this process has open.
+// instances counts the inotify instances that this process has open.
 func instances(t *testing.T) int {
 	t.Helper()
 	fds, err := filepath.Glob("/proc/self/fd/*")
@@ -55,7 +55,7 @@ func instances(t *testing.T) int {
 	return n
 }
 
-func TestWatchersShareOneInstanceAndItGoesWithTheLast(t *testing.T) {
+func TestWatchersShareOneInstanceThatEndsWithTheLast(t *testing.T) {
 	before := instances(t)
 	var all []*Watcher
 	for range 20 {
@@ -77,7 +77,7 @@ func TestWatchersShareOneInstanceAndItGoesWithTheLast(t *testing.T) {
 	require.Equal(t, Event{Changed, dir, "a"}, next(t, w), "and another takes its place")
 }
 
-func TestEachWatcherHearsOfItsOwnDirectoriesByItsOwnNames(t *testing.T) {
+func TestEachWatcherReportsItsOwnDirectoriesByItsOwnNames(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	link := filepath.Join(other, "link")
 	require.NoError(t, os.Symlink(dir, link))
@@ -90,13 +90,13 @@ func TestEachWatcherHearsOfItsOwnDirectoriesByItsOwnNames(t *testing.T) {
 	byDir.Remove(dir)
 	both.Remove(dir)
 	touch(t, dir, "b")
-	require.Equal(t, Event{Changed, link, "b"}, next(t, byLink), "it stays watched for those who want it")
+	require.Equal(t, Event{Changed, link, "b"}, next(t, byLink), "it stays watched under its other path")
 	require.Equal(t, Event{Changed, link, "b"}, next(t, both))
 	touch(t, other, "c")
 	require.Equal(t, Event{Changed, other, "c"}, next(t, neither))
 }
 
-func TestWhateverHappensToAnEntryIsTold(t *testing.T) {
+func TestEveryChangeOfAnEntryIsReported(t *testing.T) {
 	for what, do := range map[string]func(path string) error{
 		"written": func(path string) error { return os.WriteFile(path, []byte("x"), 0o600) },
 		"removed": os.Remove,
@@ -115,7 +115,7 @@ func TestWhateverHappensToAnEntryIsTold(t *testing.T) {
 	}
 }
 
-func TestADirectoryThatGoesIsSaidToBeGoneAndCanBeWatchedAnew(t *testing.T) {
+func TestRemovedDirectoryIsGoneAndCanBeWatchedAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dir")
 	for name, away := range map[string]func() error{
 		"removed": func() error { return os.Remove(dir) },
@@ -139,7 +139,7 @@ func TestADirectoryThatGoesIsSaidToBeGoneAndCanBeWatchedAnew(t *testing.T) {
 	}
 }
 
-func TestAnotherDirectoryOfTheSameNameIsTheOneThatIsWatched(t *testing.T) {
+func TestReplacedDirectoryIsWatched(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dir")
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	w := watcher(t, dir)
@@ -157,16 +157,16 @@ func TestAnotherDirectoryOfTheSameNameIsTheOneThatIsWatched(t *testing.T) {
 	}
 }
 
-func TestAFileIsNoDirectory(t *testing.T) {
+func TestAddRefusesAFile(t *testing.T) {
 	dir := t.TempDir()
 	touch(t, dir, "a")
 	require.ErrorContains(t, watcher(t).Add(filepath.Join(dir, "a")), "not a directory")
 }
 
-func TestWhoDoesNotListenIsToldThatMuchWasMissedAndTheOthersHearAll(t *testing.T) {
+func TestFullQueueBecomesMissedAndOtherWatchersMissNothing(t *testing.T) {
 	dir := t.TempDir()
 	slow, quick := watcher(t, dir), watcher(t, dir)
-	for i := range most + 10 {
+	for i := range maxQueued + 10 {
 		require.NoError(t, os.Mkdir(filepath.Join(dir, fmt.Sprint(i)), 0o700))
 		require.Equal(t, Event{Changed, dir, fmt.Sprint(i)}, next(t, quick))
 	}
@@ -190,7 +190,7 @@ func TestWaitingEndsWithItsContextAndWithTheWatcher(t *testing.T) {
 	require.ErrorIs(t, <-ended, ErrClosed)
 }
 
-func TestAnInstanceThatFailsEndsItsWatchersAndNoOthers(t *testing.T) {
+func TestFailedInstanceEndsOnlyItsOwnWatchers(t *testing.T) {
 	dir := t.TempDir()
 	w := watcher(t, dir)
 	w.shared.fail(os.ErrInvalid)
@@ -201,7 +201,7 @@ func TestAnInstanceThatFailsEndsItsWatchersAndNoOthers(t *testing.T) {
 	require.Equal(t, Event{Changed, dir, "a"}, next(t, again))
 }
 
-func TestWatchersThatComeAndGoAtOnceMissNothing(t *testing.T) {
+func TestConcurrentWatchersMissNothing(t *testing.T) {
 	before := instances(t)
 	dir := t.TempDir()
 	var all sync.WaitGroup
@@ -243,14 +243,14 @@ func TestWatchersThatComeAndGoAtOnceMissNothing(t *testing.T) {
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 'a', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	f.Fuzz(func(_ *testing.T, data []byte) {
-		w := &Watcher{dirs: map[string]int32{"/d": 1}, some: make(chan struct{}, 1)}
-		s := &instance{fd: -1, users: map[*Watcher]bool{w: true}, who: map[int32]map[*Watcher]map[string]bool{1: {w: {"/d": true}}}}
+		w := &Watcher{dirs: map[string]int32{"/d": 1}, ready: make(chan struct{}, 1)}
+		s := &instance{fd: -1, users: map[*Watcher]bool{w: true}, names: map[int32]map[*Watcher]map[string]bool{1: {w: {"/d": true}}}}
 		w.shared = s
-		s.tell(data)
+		s.dispatch(data)
 	})
 }
 
-func TestAWatcherForWholeFilesHearsOfOneWhenItsWriterIsDone(t *testing.T) {
+func TestWholeReportsAFileWhenItsWriterCloses(t *testing.T) {
 	dir := t.TempDir()
 	w, err := Whole()
 	require.NoError(t, err)
@@ -280,8 +280,8 @@ func TestAWatcherForWholeFilesHearsOfOneWhenItsWriterIsDone(t *testing.T) {
 	}
 }
 
-// Nobody closes such a file any more: nothing would tell of it later.
-func TestAWatcherForWholeFilesHearsOfOneThatWasWholeBeforeItHadItsName(t *testing.T) {
+// Nobody closes such a file any more: no later event would report it.
+func TestWholeReportsAFileThatWasCompleteBeforeItsName(t *testing.T) {
 	dir, elsewhere := t.TempDir(), t.TempDir()
 	w, err := Whole()
 	require.NoError(t, err)
@@ -292,7 +292,7 @@ func TestAWatcherForWholeFilesHearsOfOneThatWasWholeBeforeItHadItsName(t *testin
 		name := strconv.Itoa(i)
 		touch(t, elsewhere, name)
 		require.NoError(t, os.Link(filepath.Join(elsewhere, name), filepath.Join(dir, name)))
-		require.NoError(t, os.Remove(filepath.Join(elsewhere, name))) // it may have one name by the time it is looked at
+		require.NoError(t, os.Remove(filepath.Join(elsewhere, name))) // it may have only one name by the time it is checked
 		for next(t, w).Name != name {
 		}
 	}
@@ -313,7 +313,7 @@ func TestAWatcherForWholeFilesHearsOfOneThatWasWholeBeforeItHadItsName(t *testin
 	}
 }
 
-func TestAWatcherForWholeFilesHearsThatOneMayBeRead(t *testing.T) {
+func TestWholeReportsAChangeOfMode(t *testing.T) {
 	dir := t.TempDir()
 	touch(t, dir, "a")
 	w, err := Whole()
@@ -324,5 +324,5 @@ func TestAWatcherForWholeFilesHearsThatOneMayBeRead(t *testing.T) {
 	require.NoError(t, os.Chmod(filepath.Join(dir, "a"), 0o600))
 	require.Equal(t, Event{What: Changed, Dir: dir, Name: "a"}, next(t, w))
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "c"), 0o755))
-	require.Equal(t, "c", next(t, other).Name, "which is nothing to who did not ask")
+	require.Equal(t, "c", next(t, other).Name, "the other Watcher does not report it")
 }

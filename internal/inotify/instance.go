@@ -13,29 +13,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// instance is one of the kernel's, with those who share it.
+// instance is an inotify instance of the kernel with the Watchers that share it.
 type instance struct {
-	running sync.WaitGroup // read and lookByClock
+	running sync.WaitGroup // read and poll
 	end     chan struct{}  // closed with the instance
 
 	mu     sync.Mutex
 	fd     int
-	file   *os.File // the same; nil: the kernel has given none yet
-	why    error    // why it goes by the clock; nil: it does not
-	closed bool     // or failed: it takes no more directories
+	file   *os.File // wraps fd; nil: the kernel has given none yet
+	why    error    // why it polls; nil: it does not
+	closed bool     // closed or failed: accepts no more directories
 	users  map[*Watcher]bool
-	who    map[int32]map[*Watcher]map[string]bool // and under which names, by watch descriptor
+	names  map[int32]map[*Watcher]map[string]bool // directory paths, by watch descriptor and Watcher
 }
 
 // unwatched stands for the watch descriptor of a directory that the kernel does not
 // watch yet.
 const unwatched = -1
 
-// lookEvery is how often a Watcher that goes by the clock tells that changes may have
+// pollInterval is the interval at which a polling Watcher reports that changes may have
 // been missed.
-var lookEvery = 5 * time.Second
+var pollInterval = 5 * time.Second
 
-// process is the one of this process, nil while nobody watches anything.
+// process holds the instance of this process, nil while nobody watches anything.
 var process struct {
 	sync.Mutex
 	*instance
@@ -44,26 +44,26 @@ var process struct {
 // trouble holds why the process's instance cannot watch by events. It outlives the instance.
 var trouble struct {
 	sync.Mutex
-	log *slog.Logger // nil: nobody is told
+	log *slog.Logger // nil: no logging
 	why error
 }
 
-// LogTo names the log that is told when the process goes by the clock, and when it goes
-// by events again.
+// LogTo sets the log for when the process starts to poll, and when it returns to
+// events.
 func LogTo(log *slog.Logger) {
 	trouble.Lock()
 	defer trouble.Unlock()
 	trouble.log = log
 }
 
-// Trouble returns why the process goes by the clock; nil: it goes by events.
+// Trouble returns why the process polls; nil: it watches by events.
 func Trouble() error {
 	trouble.Lock()
 	defer trouble.Unlock()
 	return trouble.why
 }
 
-// setTrouble tells the log of a change, once.
+// setTrouble records why the process polls, and logs a change once.
 func setTrouble(why error) {
 	trouble.Lock()
 	defer trouble.Unlock()
@@ -72,7 +72,7 @@ func setTrouble(why error) {
 	switch {
 	case trouble.log == nil || (was == nil) == (why == nil):
 	case why != nil:
-		trouble.log.Warn("changes on this node are looked for every few seconds, as the kernel does not tell of them", "interval", lookEvery, "message", why.Error())
+		trouble.log.Warn("changes on this node are looked for every few seconds, as the kernel does not tell of them", "interval", pollInterval, "message", why.Error())
 	default:
 		trouble.log.Info("the kernel tells of changes on this node again")
 	}
@@ -96,14 +96,14 @@ func join(w *Watcher) (*instance, error) {
 	return s, nil
 }
 
-// open makes an instance, without the kernel's where that cannot be had now.
+// open makes an instance. It polls if the kernel has none to give.
 func open() (*instance, error) {
-	s := &instance{end: make(chan struct{}), users: map[*Watcher]bool{}, who: map[int32]map[*Watcher]map[string]bool{}}
+	s := &instance{end: make(chan struct{}), users: map[*Watcher]bool{}, names: map[int32]map[*Watcher]map[string]bool{}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	err := s.init()
 	if Exhausted(err) {
-		s.lack(err)
+		s.startPolling(err)
 		err = nil
 	}
 	return s, err
@@ -120,20 +120,20 @@ func (s *instance) init() error {
 	return nil
 }
 
-// lack takes note of what the kernel does not give, and begins to go by the clock.
-// s.mu is held.
-func (s *instance) lack(why error) {
+// startPolling records which resource is exhausted, and starts to poll unless it does
+// already. s.mu is held.
+func (s *instance) startPolling(why error) {
 	if s.why == nil {
 		setTrouble(why)
-		s.running.Go(s.lookByClock)
+		s.running.Go(s.poll)
 	}
 	s.why = why
 }
 
-// lookByClock tells every few seconds that changes may have been missed, and tries to
-// watch what is not watched, until nothing is lacking or the instance ends.
-func (s *instance) lookByClock() {
-	tick := time.NewTicker(lookEvery)
+// poll reports every few seconds that changes may have been missed, and tries to watch
+// the unwatched directories, until all are watched or the instance ends.
+func (s *instance) poll() {
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -141,25 +141,26 @@ func (s *instance) lookByClock() {
 			return
 		case <-tick.C:
 		}
-		if s.recover() {
+		if s.retry() {
 			return
 		}
 	}
 }
 
-// recover tries again what could not be had, and reports whether nothing is lacking.
-func (s *instance) recover() bool {
+// retry tries again to watch the unwatched directories, and reports whether all are
+// watched.
+func (s *instance) retry() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return true
 	}
-	var lacking error
+	var exhausted error
 	if s.file == nil {
-		lacking = s.init()
+		exhausted = s.init()
 	}
 	for w := range s.users {
-		missed := lacking != nil
+		missed := exhausted != nil
 		for dir, wd := range w.dirs {
 			if wd != unwatched {
 				continue
@@ -168,20 +169,20 @@ func (s *instance) recover() bool {
 			wd, err := w.watch(dir)
 			switch {
 			case err == nil:
-				s.note(w, dir, wd)
+				s.register(w, dir, wd)
 			case Exhausted(err):
-				lacking = err
-			default: // it is gone, which Has says and Missed tells of
+				exhausted = err
+			default: // it is gone: Has and Missed report that
 				delete(w.dirs, dir)
 			}
 		}
 		if missed {
-			// After the watches are there: what happened before is seen by who looks now.
-			w.put(Event{What: Missed})
+			// Only after the watches stand: reading everything now catches earlier changes.
+			w.enqueue(Event{What: Missed})
 		}
 	}
-	if lacking != nil {
-		s.why = lacking
+	if exhausted != nil {
+		s.why = exhausted
 		return false
 	}
 	s.why = nil
@@ -189,19 +190,19 @@ func (s *instance) recover() bool {
 	return true
 }
 
-// note keeps in mind what a Watcher watches a directory by. s.mu is held.
-func (s *instance) note(w *Watcher, dir string, wd int32) {
+// register records the watch descriptor of a Watcher's directory. s.mu is held.
+func (s *instance) register(w *Watcher, dir string, wd int32) {
 	w.dirs[dir] = wd
 	if wd == unwatched {
 		return
 	}
-	if s.who[wd] == nil {
-		s.who[wd] = map[*Watcher]map[string]bool{}
+	if s.names[wd] == nil {
+		s.names[wd] = map[*Watcher]map[string]bool{}
 	}
-	if s.who[wd][w] == nil {
-		s.who[wd][w] = map[string]bool{}
+	if s.names[wd][w] == nil {
+		s.names[wd][w] = map[string]bool{}
 	}
-	s.who[wd][w][dir] = true
+	s.names[wd][w][dir] = true
 }
 
 // leave ends a Watcher's use, and the instance with its last user.
@@ -217,7 +218,7 @@ func leave(w *Watcher) error {
 	delete(s.users, w)
 	last := used && len(s.users) == 0
 	s.closed = s.closed || last
-	file, lacked := s.file, s.why != nil
+	file, polled := s.file, s.why != nil
 	s.mu.Unlock()
 	if !last {
 		return nil
@@ -231,30 +232,30 @@ func leave(w *Watcher) error {
 		err = file.Close()
 	}
 	s.running.Wait()
-	if lacked {
-		setTrouble(nil) // nobody misses it
+	if polled {
+		setTrouble(nil) // nobody watches any more
 	}
 	return err
 }
 
-// drop ends what a Watcher wants of a directory. s.mu is held.
+// drop ends a Watcher's use of a directory. s.mu is held.
 func (s *instance) drop(w *Watcher, dir string, wd int32) {
 	delete(w.dirs, dir)
 	if wd == unwatched {
 		return
 	}
-	delete(s.who[wd][w], dir)
-	if len(s.who[wd][w]) == 0 {
-		delete(s.who[wd], w)
+	delete(s.names[wd][w], dir)
+	if len(s.names[wd][w]) == 0 {
+		delete(s.names[wd], w)
 	}
-	if len(s.who[wd]) == 0 {
-		delete(s.who, wd)
-		// It fails where the directory is gone, and the watch with it.
+	if len(s.names[wd]) == 0 {
+		delete(s.names, wd)
+		// This fails if the directory is gone, and the watch with it.
 		_, _ = unix.InotifyRmWatch(s.fd, uint32(wd))
 	}
 }
 
-// read hands out what the kernel tells until the instance is closed.
+// read dispatches the kernel's events until the instance is closed.
 func (s *instance) read() {
 	buffer := make([]byte, 64<<10)
 	for {
@@ -266,7 +267,7 @@ func (s *instance) read() {
 			s.fail(fmt.Errorf("inotify: %w", err))
 			return
 		}
-		s.tell(buffer[:n])
+		s.dispatch(buffer[:n])
 	}
 }
 
@@ -276,7 +277,7 @@ func (s *instance) failed() bool {
 	return s.closed
 }
 
-// fail ends all that use the instance; whoever comes later begins with another.
+// fail ends all Watchers of the instance; later Watchers get a new one.
 func (s *instance) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -286,8 +287,8 @@ func (s *instance) fail(err error) {
 	s.closed = true
 }
 
-// tell hands out events as the kernel writes them, see inotify(7).
-func (s *instance) tell(data []byte) {
+// dispatch queues events for the Watchers, as the kernel writes them; see inotify(7).
+func (s *instance) dispatch(data []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(data) >= unix.SizeofInotifyEvent {
@@ -301,21 +302,21 @@ func (s *instance) tell(data []byte) {
 		data = data[end:]
 		if mask&unix.IN_Q_OVERFLOW != 0 {
 			for w := range s.users {
-				w.put(Event{What: Missed})
+				w.enqueue(Event{What: Missed})
 			}
 			continue
 		}
 		gone := mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_UNMOUNT|unix.IN_IGNORED) != 0
-		for w, names := range s.who[wd] {
-			for dir := range names {
+		for w, dirs := range s.names[wd] {
+			for dir := range dirs {
 				if !gone {
 					if !w.wants(mask, dir, string(name)) {
 						continue
 					}
-					w.put(Event{What: Changed, Dir: dir, Name: string(name)})
+					w.enqueue(Event{What: Changed, Dir: dir, Name: string(name)})
 					continue
 				}
-				w.put(Event{What: Gone, Dir: dir})
+				w.enqueue(Event{What: Gone, Dir: dir})
 				s.drop(w, dir, wd)
 			}
 		}

@@ -12,20 +12,20 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// ErrUnheld means that the process that wrote the state has ended and could not
-// say so.
+// ErrUnheld means that the process that wrote the state has ended without updating
+// it.
 var ErrUnheld = errors.New("its writer has ended")
 
-// holdName is beside the state.
+// holdName is the name of the FIFO beside the state.
 const holdName = "alive"
 
-// Hold says that the state in dir is that of a process which lives, for as long as
-// what it returns is open. Call it after the first Write, and Write again then:
-// whoever follows the state looks whether it is held when it changes.
+// Hold marks the writer of the state in dir as alive until the returned Closer is
+// closed. Call it after the first Write, and Write again afterwards: readers check
+// whether the state is held only when it changes.
 func Hold(dir string) (io.Closer, error) { return record.Hold(filepath.Join(dir, holdName)) }
 
-// WatchHeld is WatchBoot for a state that its writer holds: where it does not, the
-// error is ErrUnheld, and the State is filled with its last word.
+// WatchHeld is like WatchBoot for a state that its writer holds. If nobody holds it,
+// deliver gets the last State and an error that wraps ErrUnheld.
 func WatchHeld(ctx context.Context, dir, boot string, deliver func(State, error)) error {
 	changed := make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
@@ -49,20 +49,20 @@ func WatchHeld(ctx context.Context, dir, boot string, deliver func(State, error)
 			case <-h.ended:
 				h.close()
 			}
-			// Who holds it is looked at first: what is read after that is its word, or
+			// Check the holder first: the state read after that is the holder's, or
 			// a later one.
-			unheld := h.look(filepath.Join(dir, holdName))
+			unheld := h.open(filepath.Join(dir, holdName))
 			s, err := ReadBoot(dir, boot)
 			if err == nil && unheld != nil {
-				// Not wrapped: that nobody has ever held it is no state that is absent.
+				// Not wrapped: a missing FIFO must not look like an absent state.
 				err = fmt.Errorf("%s: %w: %s", filepath.Join(dir, FileName), ErrUnheld, unheld.Error())
 			}
-			said := s.Time.String()
+			current := s.Time.String()
 			if err != nil {
-				said += err.Error()
+				current += err.Error()
 			}
-			if said != last {
-				last = said
+			if current != last {
+				last = current
 				deliver(s, err)
 			}
 		}
@@ -70,13 +70,15 @@ func WatchHeld(ctx context.Context, dir, boot string, deliver func(State, error)
 	return group.Wait()
 }
 
-// holder follows who holds a path. One goroutine uses it.
+// holder watches whether a process holds a path. It is for use by one goroutine.
 type holder struct {
 	held  io.ReadCloser // nil: nobody
-	ended chan struct{} // closed when nobody holds it any more; nil: nobody does
+	ended chan struct{} // closed when nobody holds the path any more; nil: nobody does
 }
 
-func (h *holder) look(path string) error {
+// open starts watching the holder of path, unless that is under way. It returns an
+// error if nobody holds it.
+func (h *holder) open(path string) error {
 	if h.held != nil {
 		return nil
 	}
@@ -93,7 +95,7 @@ func (h *holder) look(path string) error {
 	return nil
 }
 
-// close waits for the goroutine.
+// close stops watching and waits for the goroutine.
 func (h *holder) close() {
 	if h.held == nil {
 		return

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestAStateIsBelievedWhileItsWriterLives(t *testing.T) {
+func TestStateIsHeldWhileItsWriterLives(t *testing.T) {
 	const boot = "11111111-2222-3333-4444-555555555555"
 	dir := filepath.Join(t.TempDir(), string(MPS))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

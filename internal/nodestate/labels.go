@@ -9,19 +9,19 @@ import (
 	"github.com/gpuready/gpuready/internal/pattern"
 )
 
-// MaxLabels is how many labels a state may have: those of a node with fifty MIG
-// profiles, which no node has.
+// MaxLabels bounds the labels of a state. It suffices for a node with fifty MIG
+// profiles, more than any node has.
 const MaxLabels = 512
 
-// The form of labels is that which Kubernetes takes (Labels and Selectors, "Syntax
-// and character set"): 63 characters for the name behind the prefix, 63 for the value.
+// maxLabel is Kubernetes' limit on a label's name without its prefix, and on its
+// value, in characters (Labels and Selectors, "Syntax and character set").
 const maxLabel = 63
 
-// FeaturePattern is that of the names that the features of GPUs have, but for those
-// that begin as ChoicePrefixes do. What else begins with nvidia.com/ chooses how a node
-// is configured (mig.config, device-plugin.config): that is not for a device
-// plugin to say, let alone for whoever can write its file, and so are the names of
-// others. The cluster's policy for the validator has it too.
+// FeaturePattern matches the names of GPU feature labels; names with one of
+// ChoicePrefixes are excluded separately. Other nvidia.com/ labels select a node's
+// configuration (mig.config, device-plugin.config). A device plugin must not set
+// those or other vendors' labels, nor must anyone who can write its file. The
+// cluster's policy for the validator contains this pattern too.
 const FeaturePattern = `^nvidia\.com/((gpu|cuda|gfd|mig-[A-Za-z0-9._-]+)\.[A-Za-z0-9._-]*[A-Za-z0-9]|mig\.capable|mig\.strategy|mps\.capable)$`
 
 var (
@@ -29,21 +29,21 @@ var (
 	featureValue = pattern.New(`^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$`)
 )
 
-// ChoicePrefixes begin names by which it is chosen what runs on a node: whether agents
-// do, which, and whether for containers or virtual machines
+// ChoicePrefixes are the prefixes of labels that select what runs on a node: whether
+// agents run, which ones, and whether for containers or virtual machines
 // (github.com/NVIDIA/gpu-operator, controllers/state_manager.go).
 var ChoicePrefixes = []string{"nvidia.com/gpu.present", "nvidia.com/gpu.deploy.", "nvidia.com/gpu.workload."}
 
-// IsFeature says whether a label is one of a GPU's features, by its name.
+// IsFeature reports whether name is the label of a GPU feature.
 func IsFeature(name string) bool {
 	return featureName.Matches(name) &&
 		!slices.ContainsFunc(ChoicePrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
-// labels checks labels that the validator is to put on the Node.
+// labels checks the labels that the validator will set on the Node.
 func (v *validation) labels(field string, all map[string]string) {
 	if len(all) > MaxLabels {
-		v.fail(field, fmt.Sprintf("%d of them, no more than %d are taken", len(all), MaxLabels))
+		v.fail(field, fmt.Sprintf("%d labels, at most %d are allowed", len(all), MaxLabels))
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(all)) {

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestLabelsAreTheFeaturesOfGPUsAndNothingElse(t *testing.T) {
+func TestOnlyGPUFeatureLabelsAreAllowed(t *testing.T) {
 	refused := func(name, value string) error {
 		_, err := Parse(edit(t, func(m map[string]any) {
 			m["devicePlugin"].(map[string]any)["labels"] = map[string]string{name: value}
@@ -44,7 +44,7 @@ func TestLabelsAreTheFeaturesOfGPUsAndNothingElse(t *testing.T) {
 	require.ErrorContains(t, err, "no more than 512")
 }
 
-func TestKeysThatWerePassedOverAreBounded(t *testing.T) {
+func TestIgnoredKeysAreBounded(t *testing.T) {
 	parse := func(keys []string) error {
 		_, err := Parse(edit(t, func(m map[string]any) { m["devicePlugin"].(map[string]any)["ignoredKeys"] = keys }))
 		return err

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestContainersThatWereMissedAreBounded(t *testing.T) {
+func TestMissedContainersAreBounded(t *testing.T) {
 	parse := func(count int, names ...string) error {
 		_, err := Parse(edit(t, func(m map[string]any) {
 			m["toolkit"] = map[string]any{"injection": map[string]any{"working": true, "missed": names, "missedCount": count}}
@@ -22,7 +22,7 @@ func TestContainersThatWereMissedAreBounded(t *testing.T) {
 	require.ErrorContains(t, parse(2, "a", "\x1b[2J"), "toolkit.injection.missed[1]: has a control character")
 }
 
-func TestNamesOfContainersAreMadeFitForAState(t *testing.T) {
+func TestContainerNamesAreCleaned(t *testing.T) {
 	given := []string{"a\x1bb", strings.Repeat("x", 1000)}
 	s := State{Toolkit: &ToolkitInfo{Injection: &Injection{Missed: given, MissedCount: 2}}}
 	cleaned := s.cleaned().Toolkit.Injection.Missed

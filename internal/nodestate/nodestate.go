@@ -1,10 +1,10 @@
-// Package nodestate is what the components on a node leave for each other: what
-// each says of itself, in a file that only it writes,
-// <state-dir>/<component>/state.json.
+// Package nodestate reads and writes the states of the components on a node.
+// Each component reports its own state to the others in a file that only it
+// writes, <state-dir>/<component>/state.json.
 //
-// A state is a claim, not a proof: whoever reads it treats it as untrusted
-// input. It is bounded in size, checked field by field, and believed only if it
-// was written since the machine was started.
+// A state is a claim, not a proof, so readers treat it as untrusted input. It
+// is bounded in size, checked field by field, and believed only if it was
+// written in the current boot.
 package nodestate
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Component is who wrote a state; its directory has the same name.
+// Component names the writer of a state; its directory has the same name.
 type Component string
 
 // The components of a node.
@@ -33,7 +33,7 @@ const (
 	MPS          Component = "mps"
 )
 
-// Phase is how far a component has come.
+// Phase is the progress of a component.
 type Phase string
 
 // The phases. Degraded means that it serves, but not everything.
@@ -44,17 +44,17 @@ const (
 	Failed   Phase = "Failed"
 )
 
-// Version is that of the schema. A reader refuses one that it does not know;
-// within a version fields are only ever added.
+// Version is the version of the schema. A reader refuses a version that it does
+// not know; within a version fields are only ever added.
 const Version = 1
 
-// FileName is the name of a state in its component's directory.
+// FileName is the name of the state file in its component's directory.
 const FileName = "state.json"
 
 // MaxBytes bounds the size of a state.
 const MaxBytes = 1 << 20
 
-// State is what a component says of itself.
+// State is a component's report about itself.
 type State struct {
 	Version   int        `json:"version"`
 	Component Component  `json:"component"`
@@ -79,40 +79,40 @@ type DriverInfo struct {
 	Simulated   bool   `json:"simulated,omitempty"`
 }
 
-// ToolkitInfo is what the toolkit has put in place.
+// ToolkitInfo lists the files and settings that the toolkit has put in place.
 type ToolkitInfo struct {
 	Specs     []Spec     `json:"specs,omitempty"`
 	Hook      string     `json:"hook,omitempty"`      // host path of gpu-cdi-hook
-	Handler   string     `json:"handler,omitempty"`   // of the runtime that is wanted; "": none is
+	Handler   string     `json:"handler,omitempty"`   // the runtime handler that is wanted; "": none
 	Runtime   *Runtime   `json:"runtime,omitempty"`   // nil: not asked
 	Injection *Injection `json:"injection,omitempty"` // nil: not tried
 }
 
-// Runtime is the container runtime as it said itself over its CRI socket.
+// Runtime describes the container runtime as reported over its CRI socket.
 type Runtime struct {
 	Socket   string   `json:"socket"`         // host path
-	Name     string   `json:"name,omitempty"` // "containerd"; "" where it has not answered
+	Name     string   `json:"name,omitempty"` // "containerd"; "" if it has not answered
 	Version  string   `json:"version,omitempty"`
-	CDI      *bool    `json:"cdi,omitempty"` // whether it resolves CDI names; nil: it does not say
+	CDI      *bool    `json:"cdi,omitempty"` // whether it resolves CDI names; nil: it does not report that
 	CDIDirs  []string `json:"cdiDirs,omitempty"`
 	Handlers []string `json:"handlers,omitempty"`
 	Message  string   `json:"message,omitempty"` // what is wrong with it for GPUs, and what exactly to change
 }
 
-// Injection is how node agents that are not privileged, and workloads that may ask,
-// get the GPUs' device nodes and the driver's libraries: see package injection.
+// Injection is the state of giving the GPUs' device nodes and the driver's libraries
+// to unprivileged node agents and to workloads that may ask: see package injection.
 type Injection struct {
-	Working    bool   `json:"working"`              // a container that is created now is given what there is
-	Generation string `json:"generation,omitempty"` // of what is given, a hash; "" while there is nothing to give
+	Working    bool   `json:"working"`              // a container created now gets the devices and libraries
+	Generation string `json:"generation,omitempty"` // hash of what is injected; "" while there is nothing to inject
 	Message    string `json:"message,omitempty"`    // why it does not work, and what to do
-	// Missed are containers, namespace/pod/container, that were created without the GPUs
-	// that they should have been given, while nobody was there to give them. No more than
-	// MaxMissed; MissedCount is how many there are. Deleting their pods helps.
+	// Missed lists containers, namespace/pod/container, that were created without their
+	// GPUs because no injector was running. It has at most MaxMissed entries;
+	// MissedCount counts all. Deleting their pods helps.
 	Missed      []string `json:"missed,omitempty"`
 	MissedCount int      `json:"missedCount,omitempty"`
 }
 
-// MaxMissed is how many of them fit into a state.
+// MaxMissed bounds Injection.Missed.
 const MaxMissed = 16
 
 // Spec is a CDI spec file.
@@ -122,61 +122,61 @@ type Spec struct {
 	Devices []string `json:"devices,omitempty"`
 }
 
-// DevicePluginInfo is what the device plugin offers to the kubelet.
+// DevicePluginInfo describes the devices that the device plugin offers to the kubelet.
 type DevicePluginInfo struct {
 	KubeletSocket string     `json:"kubeletSocket"` // host path
 	Registered    bool       `json:"registered"`
 	Resources     []Resource `json:"resources,omitempty"`
 	Left          []Left     `json:"left,omitempty"`
 	Faults        []Fault    `json:"faults,omitempty"`
-	// Labels are what the node is to say about its GPUs, by their full names. They
-	// are the GPUs' features and nothing else: see labels.go. nil: somebody else
-	// publishes them, or they are not known yet; the Node's are left alone.
+	// Labels are the labels to set on the Node, by full name. They are features of
+	// GPUs and nothing else: see labels.go. nil: somebody else publishes them, or
+	// they are not known yet; the Node's labels are left alone.
 	Labels map[string]string `json:"labels,omitzero"`
-	// IgnoredKeys are the keys of the configuration file that are not known and were
-	// passed over, with --unknown-keys=warn. No more than MaxIgnoredKeys.
+	// IgnoredKeys are the unknown keys of the configuration file that were ignored
+	// because of --unknown-keys=warn. It has at most MaxIgnoredKeys entries.
 	IgnoredKeys []string `json:"ignoredKeys,omitempty"`
 }
 
-// MaxIgnoredKeys is how many of them fit into a state.
+// MaxIgnoredKeys bounds DevicePluginInfo.IgnoredKeys.
 const MaxIgnoredKeys = 64
 
 // ConfigLabel is the label by which a node chooses the device plugin's configuration.
 const ConfigLabel = "nvidia.com/device-plugin.config"
 
-// ValidatorInfo is what the validator, which alone knows the Node, leaves for the
-// other components.
+// ValidatorInfo is information for the other components from the validator, the only
+// one that reads the Node.
 type ValidatorInfo struct {
-	// NodeLabels are those of the Node's labels by which something is chosen, today
-	// ConfigLabel alone. nil: the Node has not been read yet in this boot. A label
-	// that the Node does not have is not in it.
+	// NodeLabels holds the Node's labels that select a configuration, today only
+	// ConfigLabel. nil: the Node has not been read yet in this boot. A label
+	// that the Node does not have is absent.
 	NodeLabels map[string]string `json:"nodeLabels,omitzero"`
 }
 
-// MPSInfo is what the MPS control daemons on the node serve.
+// MPSInfo lists the resources that the MPS control daemons on the node serve.
 type MPSInfo struct {
 	Resources []MPSResource `json:"resources,omitempty"`
-	// Claimed are the GPUs whose compute mode the writer has set, or is about to set,
-	// and has not set back.
+	// Claimed lists the GPUs whose compute mode the writer has set, or is about to
+	// set, and has not restored.
 	Claimed []gpu.UUID `json:"claimed,omitempty"`
 }
 
 // MPSResource is the control daemon of one resource.
 type MPSResource struct {
 	Name string     `json:"name"`           // "nvidia.com/gpu.shared"
-	Root string     `json:"root,omitempty"` // host path of the folder in which it has its own
-	GPUs []gpu.UUID `json:"gpus,omitempty"` // that it was started for
-	// Replicas are the parts for which the limits on each of GPUs are made: who
-	// gives more of them away gives away what is not there.
+	Root string     `json:"root,omitempty"` // host path of the daemon's own folder
+	GPUs []gpu.UUID `json:"gpus,omitempty"` // the GPUs that it was started for
+	// Replicas is the number of replicas for which the limits of each GPU are set.
+	// Allocating more than that overcommits the GPU.
 	Replicas map[gpu.UUID]int `json:"replicas,omitempty"`
-	Ready    bool             `json:"ready"` // it answers, and its limits are set
+	Ready    bool             `json:"ready"` // the daemon answers, and its limits are set
 	Reason   gpu.Reason       `json:"reason,omitempty"`
-	Message  string           `json:"message,omitempty"` // why it is not
+	Message  string           `json:"message,omitempty"` // why it is not ready
 }
 
 // Left is a GPU or MIG device that is not offered at all.
 type Left struct {
-	GPU     gpu.UUID   `json:"gpu,omitempty"` // the GPU or MIG device; "": the driver cannot say
+	GPU     gpu.UUID   `json:"gpu,omitempty"` // the GPU or MIG device; "": the driver cannot tell
 	Reason  gpu.Reason `json:"reason"`
 	Message string     `json:"message,omitempty"`
 }
@@ -187,20 +187,20 @@ type Resource struct {
 	Devices []Device `json:"devices,omitempty"`
 }
 
-// Health is that of a device, in the kubelet's words.
+// Health is the health of a device, in the kubelet's words.
 type Health string
 
-// What a device can be.
+// The health values.
 const (
 	Healthy   Health = "Healthy"
 	Unhealthy Health = "Unhealthy"
 )
 
-// Device is what can be allocated: a GPU, a MIG device, or the replicas of one.
+// Device is an allocatable unit: a GPU, a MIG device, or the replicas of one.
 type Device struct {
 	ID       string     `json:"id"`
 	GPU      gpu.UUID   `json:"gpu"`                // the GPU or MIG device behind it
-	Replicas int        `json:"replicas,omitempty"` // 0: it is not shared; else see IDs
+	Replicas int        `json:"replicas,omitempty"` // 0: not shared; else see IDs
 	Health   Health     `json:"health"`
 	Reason   gpu.Reason `json:"reason,omitempty"`
 	Message  string     `json:"message,omitempty"`
@@ -209,8 +209,8 @@ type Device struct {
 	MIG      *MIG       `json:"mig,omitempty"` // nil: a whole GPU, or written by an earlier version
 }
 
-// MIG says what a MIG device is, to those who cannot ask its GPU, as when that is
-// gone.
+// MIG describes a MIG device for readers that cannot query its GPU, for example
+// because the GPU is gone.
 type MIG struct {
 	Parent          gpu.UUID `json:"parent"` // the GPU
 	Index           int      `json:"index"`  // among the MIG devices of the GPU
@@ -219,9 +219,9 @@ type MIG struct {
 	ComputeInstance int      `json:"computeInstance"`
 }
 
-// IDs are those that the kubelet knows: that of the device, or those of its
-// replicas, ID::0 and so on. They are as healthy as it is, and listed once, as
-// there may be more of them than a state can hold.
+// IDs returns the device IDs known to the kubelet: the device's own, or those of
+// its replicas, ID::0 and so on. Replicas share the health of the device. A state
+// lists the device once because there may be more replicas than it can hold.
 func (d Device) IDs() []string {
 	if d.Replicas <= 0 {
 		return []string{d.ID}
@@ -233,8 +233,8 @@ func (d Device) IDs() []string {
 	return ids
 }
 
-// Fault is why a GPU, or one MIG instance of it, is unhealthy: what the device
-// plugin remembers over its own restarts.
+// Fault records why a GPU, or one MIG instance of it, is unhealthy. The device
+// plugin keeps it across its own restarts.
 type Fault struct {
 	GPU             gpu.UUID   `json:"gpu"`
 	GPUInstance     *int       `json:"gpuInstance,omitempty"`     // nil: the whole GPU
@@ -243,26 +243,26 @@ type Fault struct {
 	Message         string     `json:"message,omitempty"`
 	XID             uint64     `json:"xid,omitempty"`
 	Since           time.Time  `json:"since"`
-	// Needs is the evidence that it takes to be healthy again, before a snapshot
-	// that shows nothing wrong: snapshot (none), quiet (a while without another
+	// Needs is the evidence required, besides a snapshot without faults, before the
+	// GPU counts as healthy again: snapshot (none), quiet (a while without another
 	// event, and a probe), reset (the GPU was seen out of service) or reload (the
-	// driver's module was unloaded or replaced). Where it is missing, reset; a
-	// reader that does not know the word takes it for reload.
+	// driver's module was unloaded or replaced). A missing value means reset; a
+	// reader treats an unknown one as reload.
 	Needs    string `json:"needs,omitempty"`
-	Evidence string `json:"evidence,omitempty"` // what there was since, reset or reload; "": none that counts
+	Evidence string `json:"evidence,omitempty"` // evidence found since: reset or reload; "": none that counts
 }
 
-// What Read returns, wrapped, besides fs.ErrNotExist.
+// Errors that Read wraps, besides fs.ErrNotExist.
 var (
 	// ErrStale means that the state is from before the machine was started.
 	ErrStale = errors.New("from an earlier boot")
-	// ErrInvalid means that the file is no state.
+	// ErrInvalid means that the file is not a state.
 	ErrInvalid = errors.New("not a valid state")
 )
 
 // Write replaces the state in dir, which is <state-dir>/<component>. It sets
-// Version and Time, and BootID where it is empty. After an error the file is empty or
-// gone, as the old state is not true any more: see record.Replace.
+// Version and Time, and BootID if it is empty. After an error the file is empty or
+// gone, because the old state is no longer true: see record.Replace.
 func Write(dir string, s State) error {
 	path := filepath.Join(dir, FileName)
 	s.Version, s.Time = Version, time.Now().UTC()
@@ -296,8 +296,8 @@ func Read(dir string) (State, error) {
 	return ReadBoot(dir, boot)
 }
 
-// ReadBoot is Read where the boot ID is that of BootIDAt. With ErrStale the
-// State is filled: what was said before the machine was started again.
+// ReadBoot is like Read with the boot ID given, as from BootIDAt. With ErrStale it
+// also returns the State, which was written before the reboot.
 func ReadBoot(dir, boot string) (State, error) {
 	path := filepath.Join(dir, FileName)
 	data, err := record.Read(path, MaxBytes)
@@ -334,25 +334,25 @@ func Watch(ctx context.Context, dir string, deliver func(State, error)) error {
 	return WatchBoot(ctx, dir, boot, deliver)
 }
 
-// WatchBoot is Watch where the boot ID is that of BootIDAt.
+// WatchBoot is like Watch with the boot ID given, as from BootIDAt.
 func WatchBoot(ctx context.Context, dir, boot string, deliver func(State, error)) error {
 	last := ""
 	return record.Watch(ctx, []string{filepath.Join(dir, FileName)}, func() {
 		s, err := ReadBoot(dir, boot)
-		said := s.Time.String()
+		current := s.Time.String()
 		if err != nil {
-			said = err.Error()
+			current = err.Error()
 		}
-		if said == last {
+		if current == last {
 			return
 		}
-		last = said
+		last = current
 		deliver(s, err)
 	})
 }
 
-// IsAbsent says that the state is not there, or is from an earlier boot: a
-// component that has said nothing yet.
+// IsAbsent reports whether err means that a component has not written a state in
+// this boot: there is none, or it is from an earlier boot.
 func IsAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrStale)
 }

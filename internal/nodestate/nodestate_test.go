@@ -40,7 +40,7 @@ func plugin() State {
 	}
 }
 
-func TestAStateIsReadAsItWasWritten(t *testing.T) {
+func TestReadReturnsTheWrittenState(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "gpuready", "deviceplugin")
 	before := plugin()
 	require.NoError(t, Write(dir, before))
@@ -58,7 +58,7 @@ func TestAStateIsReadAsItWasWritten(t *testing.T) {
 	require.Len(t, entries, 1, "no temporary file stays")
 }
 
-func TestReplicasAreListedOnceAndKnownByTheirNumbers(t *testing.T) {
+func TestReplicasAreListedOnceAndNumbered(t *testing.T) {
 	require.Equal(t, []string{"GPU-0"}, Device{ID: "GPU-0"}.IDs())
 	require.Equal(t, []string{"GPU-0::0", "GPU-0::1", "GPU-0::2"}, Device{ID: "GPU-0", Replicas: 3}.IDs())
 }
@@ -110,7 +110,7 @@ func edit(t *testing.T, change func(map[string]any)) []byte {
 	return data
 }
 
-func TestWhatIsNoStateIsRefusedByField(t *testing.T) {
+func TestInvalidStateErrorNamesTheField(t *testing.T) {
 	in := func(m map[string]any, key string) map[string]any { return m[key].(map[string]any) }
 	device := func(m map[string]any) map[string]any {
 		return in(m, "devicePlugin")["resources"].([]any)[0].(map[string]any)["devices"].([]any)[0].(map[string]any)
@@ -159,7 +159,7 @@ func TestWhatIsNoStateIsRefusedByField(t *testing.T) {
 	require.NoError(t, err, "components of one node are upgraded one after the other")
 }
 
-func TestAStateInAnotherComponentsDirectoryIsNotBelieved(t *testing.T) {
+func TestStateInAnotherComponentsDirectoryIsInvalid(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "driver")
 	require.NoError(t, Write(dir, plugin()))
 	_, err := Read(dir)
@@ -167,7 +167,7 @@ func TestAStateInAnotherComponentsDirectoryIsNotBelieved(t *testing.T) {
 	require.ErrorContains(t, err, `component "deviceplugin"`)
 }
 
-func TestMessagesFromElsewhereAreMadeFit(t *testing.T) {
+func TestWriteCleansMessages(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "deviceplugin")
 	s := plugin()
 	s.Message = "line 1\nline 2\x1b[31m" + strings.Repeat("é", 4000)
@@ -180,7 +180,7 @@ func TestMessagesFromElsewhereAreMadeFit(t *testing.T) {
 	require.Equal(t, "bell", got.DevicePlugin.Resources[0].Devices[1].Message)
 }
 
-func TestABadStateIsNotWritten(t *testing.T) {
+func TestWriteRejectsInvalidState(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "toolkit")
 	require.ErrorContains(t, Write(dir, State{Component: Toolkit, Phase: "Fine"}), "phase")
 	_, err := Read(dir)
@@ -217,7 +217,7 @@ func TestWatchDeliversEveryState(t *testing.T) {
 		require.NoError(t, got.err)
 		require.Equal(t, phase, got.s.Phase)
 	}
-	// The directory goes away with all that is in it, and comes again.
+	// The directory is removed with its content and appears again.
 	require.NoError(t, os.RemoveAll(filepath.Dir(dir)))
 	require.ErrorIs(t, (<-heard).err, fs.ErrNotExist)
 	require.NoError(t, Write(dir, State{Component: Toolkit, Phase: Failed, Reason: "Broken"}))
@@ -275,7 +275,7 @@ func FuzzParse(f *testing.F) {
 			require.ErrorIs(t, err, ErrInvalid)
 			return
 		}
-		// What is believed can be written again and is then believed again.
+		// A valid state can be written again and stays valid.
 		out, err := json.Marshal(s)
 		require.NoError(t, err)
 		if len(out) <= MaxBytes {

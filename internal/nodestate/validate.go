@@ -18,13 +18,13 @@ import (
 const (
 	maxMessage = 4096
 	maxName    = 4096 // of a path: PATH_MAX
-	// maxReplicas is how many devices the kubelet takes of one resource.
+	// maxReplicas is the number of devices that the kubelet accepts of one resource.
 	maxReplicas = 50000
 )
 
-// Without regular expressions: every process of ours compiles what is looked at here.
+// No regular expressions here: every process would compile them at start.
 
-// isBootID says that s is a UUID as the kernel writes it.
+// isBootID reports whether s is a UUID as the kernel writes it.
 func isBootID(s string) bool {
 	if len(s) != 36 {
 		return false
@@ -38,7 +38,7 @@ func isBootID(s string) bool {
 	return true
 }
 
-// isReason says that s is one CamelCase word of 64 characters at most.
+// isReason reports whether s is one CamelCase word of at most 64 characters.
 func isReason(s string) bool {
 	if len(s) > 64 || s == "" || s[0] < 'A' || s[0] > 'Z' {
 		return false
@@ -56,8 +56,8 @@ func isReason(s string) bool {
 // BootID returns the kernel's ID of this boot.
 func BootID() (string, error) { return BootIDAt("/") }
 
-// BootIDAt is BootID as the host sees it, where its root is seen at hostRoot. A
-// root without a /proc (a directory made for a test) is of this boot.
+// BootIDAt returns the boot ID from the host's /proc, for a host root mounted at
+// hostRoot. For a root without a /proc (a test directory) it returns this boot's.
 func BootIDAt(hostRoot string) (string, error) {
 	const boot = "proc/sys/kernel/random/boot_id"
 	path := filepath.Join("/", hostRoot, boot)
@@ -76,8 +76,8 @@ func BootIDAt(hostRoot string) (string, error) {
 	return id, nil
 }
 
-// Parse decodes and checks a state. Fields that it does not know are passed
-// over: components of one node are upgraded one after the other.
+// Parse decodes and checks a state. It ignores unknown fields, because the
+// components of a node are upgraded one after the other.
 func Parse(data []byte) (State, error) {
 	if len(data) > MaxBytes {
 		return State{}, fmt.Errorf("%w: larger than %d bytes", ErrInvalid, MaxBytes)
@@ -159,8 +159,8 @@ func (s State) validate() error {
 	return v.err
 }
 
-// chosen checks the values of the Node's labels: names of configurations, of
-// which somebody may make names of files.
+// chosen checks the values of the Node's labels. They name configurations, and a
+// reader may use them as file names.
 func (v *validation) chosen(field string, labels map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
 		switch value := labels[name]; {
@@ -256,7 +256,7 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 	}
 	v.labels("devicePlugin.labels", p.Labels)
 	if n := len(p.IgnoredKeys); n > MaxIgnoredKeys {
-		v.fail("devicePlugin.ignoredKeys", fmt.Sprintf("%d of them, no more than %d are taken", n, MaxIgnoredKeys))
+		v.fail("devicePlugin.ignoredKeys", fmt.Sprintf("%d keys, at most %d are allowed", n, MaxIgnoredKeys))
 		return
 	}
 	for i, key := range p.IgnoredKeys {
@@ -268,7 +268,7 @@ func (v *validation) injection(i *Injection) {
 	v.text("toolkit.injection.generation", i.Generation, 128)
 	v.text("toolkit.injection.message", i.Message, maxMessage)
 	if n := len(i.Missed); n > MaxMissed || n > i.MissedCount {
-		v.fail("toolkit.injection.missed", fmt.Sprintf("%d of %d, no more than %d are taken", n, i.MissedCount, MaxMissed))
+		v.fail("toolkit.injection.missed", fmt.Sprintf("%d listed of %d, at most %d may be listed", n, i.MissedCount, MaxMissed))
 		return
 	}
 	for j, container := range i.Missed {
@@ -276,7 +276,7 @@ func (v *validation) injection(i *Injection) {
 	}
 }
 
-// maxMissed is room for the longest namespace (63), pod (253) and container (63).
+// maxMissed fits the longest namespace (63), pod (253) and container (63).
 const maxMissed = 384
 
 func (v *validation) instance(field string, id *int) {
@@ -285,7 +285,7 @@ func (v *validation) instance(field string, id *int) {
 	}
 }
 
-// A validation keeps the first thing that is wrong.
+// A validation keeps the first error.
 type validation struct{ err error }
 
 func (v *validation) fail(field, why string) {
@@ -294,7 +294,7 @@ func (v *validation) fail(field, why string) {
 	}
 }
 
-// text refuses what must not reach a terminal, a log line or a label.
+// text rejects text that must not reach a terminal, a log line or a label.
 func (v *validation) text(field, s string, limit int) {
 	switch {
 	case len(s) > limit:
@@ -326,8 +326,8 @@ func (v *validation) reason(field, s string) {
 	}
 }
 
-// cleaned returns s with messages, which are put together from other programs'
-// words, fit for a state. s itself is not touched.
+// cleaned returns a copy of s whose messages are fit for a state. They may contain
+// text from other programs.
 func (s State) cleaned() State {
 	s.Message = record.Clean(s.Message, maxMessage)
 	if s.Toolkit != nil {

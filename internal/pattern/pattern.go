@@ -16,7 +16,7 @@ func New(expr string) Pattern {
 	return Pattern{sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })}
 }
 
-// Matches says whether s has a match.
+// Matches reports whether s has a match.
 func (p Pattern) Matches(s string) bool { return p.compiled().MatchString(s) }
 
 // Groups returns the leftmost match of s and those of its groups; nil: there is none.

@@ -53,7 +53,7 @@ func requireLost(t *testing.T, before, now gpu.Snapshot, id gpu.UUID) {
 	}
 }
 
-// toldOf says whether the events send the receiver to look at the GPU.
+// toldOf reports whether the events send the receiver to look at the GPU.
 func toldOf(id gpu.UUID) func([]gpu.Event) bool {
 	return func(events []gpu.Event) bool {
 		return slices.ContainsFunc(events, func(e gpu.Event) bool {

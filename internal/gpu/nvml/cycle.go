@@ -28,7 +28,7 @@ type putOff struct {
 	pause time.Duration // how long it was put off last, since it was in vain
 }
 
-// mayCycle says whether to initialise NVML again now.
+// mayCycle reports whether to initialise NVML again now.
 func (w *watch) mayCycle() bool {
 	if wanted, _ := w.letsGo(); !w.letGo && !wanted {
 		w.off.since = time.Time{}

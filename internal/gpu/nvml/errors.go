@@ -110,7 +110,7 @@ func (e *hungError) Error() string {
 	return fmt.Sprintf("NVML has not answered about %s for %v: the GPU or its driver hangs; look for NVRM lines in the kernel log", e.what, e.limit)
 }
 
-// wholeDriver says whether an error that one GPU's call returned is about the
+// wholeDriver reports whether an error that one GPU's call returned is about the
 // driver and so about all GPUs. NO_PERMISSION is not: one device node may be
 // closed to us while others are open.
 func wholeDriver(err error) bool {

@@ -102,7 +102,7 @@ func openDriverRoot(hostRoot, driverRoot string) (*host.Root, error) {
 	return root, nil
 }
 
-// loadable says whether a file is a library for this machine: /usr/lib holds
+// loadable reports whether a file is a library for this machine: /usr/lib holds
 // 32-bit ones on some distributions.
 func loadable(root *host.Root, name string) bool {
 	file, err := root.OpenFile(name)

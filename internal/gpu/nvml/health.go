@@ -36,7 +36,7 @@ func (s *Source) readHealth(device nvml.Device, d *gpu.Device) error {
 	return nil
 }
 
-// faultyRows says whether rows of faulty memory wait to be remapped, which is done
+// faultyRows reports whether rows of faulty memory wait to be remapped, which is done
 // when the GPU is reset (nvml.h), and whether that failed for one. GPUs from Ampere on
 // remap rows.
 func (s *Source) faultyRows(device nvml.Device) (pending, failed bool, err error) {
@@ -50,7 +50,7 @@ func (s *Source) faultyRows(device nvml.Device) (pending, failed bool, err error
 	return pending, failed, check("nvmlDeviceGetRemappedRows", ret)
 }
 
-// faultyPages says whether pages of faulty memory wait to be retired, which is done
+// faultyPages reports whether pages of faulty memory wait to be retired, which is done
 // when the driver takes the GPU up the next time: after a reset, too (NVIDIA, "Dynamic
 // Page Retirement"). GPUs before Ampere retire pages.
 func (s *Source) faultyPages(device nvml.Device) (bool, error) {

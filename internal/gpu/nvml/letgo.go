@@ -47,7 +47,7 @@ func (s *Source) LetGo(ids []gpu.UUID) {
 	}
 }
 
-// letsGo says whether there is something to let go of, and whether something was.
+// letsGo reports whether there is something to let go of, and whether something was.
 func (s *Source) letsGo() (wanted, out bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

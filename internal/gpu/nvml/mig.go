@@ -108,7 +108,7 @@ func (s *Source) migProfile(handle nvml.Device) (string, error) {
 	return strings.TrimSpace(profile), nil
 }
 
-// hasAll says whether the library has all of these optional functions.
+// hasAll reports whether the library has all of these optional functions.
 func (s *Source) hasAll(symbols ...string) bool {
 	for _, symbol := range symbols {
 		if !s.has[symbol] {

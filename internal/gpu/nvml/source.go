@@ -207,7 +207,7 @@ func (s *Source) Close() error {
 	return errors.Join(err, s.places.Close())
 }
 
-// open says whether the source is still open.
+// open reports whether the source is still open.
 func (s *Source) open() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -295,7 +295,7 @@ func (w *watch) tell(kind gpu.EventKind, id gpu.UUID, message string) {
 	})
 }
 
-// watchable says whether it makes sense to watch a GPU: it answers. The zero
+// watchable reports whether it makes sense to watch a GPU: it answers. The zero
 // Device, which is there no more, is not.
 func watchable(d gpu.Device) bool {
 	return d.UUID != "" && d.Fault.Reason != gpu.ReasonLost && d.Fault.Reason != gpu.ReasonUnreadable

@@ -14,9 +14,9 @@ import (
 // ErrUnheld means that nobody holds what is at the path.
 var ErrUnheld = errors.New("held by no process")
 
-// Hold says that this process lives, for as long as what it returns is open: it
-// makes a FIFO at path and opens it for writing. Whatever ends a process, its end
-// of the FIFO is closed with it.
+// Hold marks this process as alive until the returned Closer is closed. It makes a
+// FIFO at path and opens it for writing. However the process ends, the kernel closes
+// its end of the FIFO.
 func Hold(path string) (io.Closer, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("hold %s: %w%s", path, cause(err), advice(err, filepath.Dir(path)))
@@ -31,10 +31,9 @@ func Hold(path string) (io.Closer, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Held looks at who holds the path. What it returns is read until its end, which
-// comes when no process holds the path any more, or until it is closed. The error
-// is ErrUnheld, wrapped, where nobody does now. It writes nothing and takes no
-// more rights than to read.
+// Held opens a path that a process holds. Reading the result ends with EOF when no
+// process holds the path any more. The error wraps ErrUnheld if nobody holds it
+// now. Held writes nothing and needs only read permission.
 func Held(path string) (io.ReadCloser, error) {
 	fd, err := openFIFO(path, unix.O_RDONLY)
 	if err != nil {
@@ -44,7 +43,7 @@ func Held(path string) (io.ReadCloser, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("%w: %s", ErrUnheld, path)
 	}
-	return os.NewFile(uintptr(fd), path), nil // which waits without a thread, as fd does not block
+	return os.NewFile(uintptr(fd), path), nil // reading waits without a thread, because fd is non-blocking
 }
 
 func openFIFO(path string, how int) (int, error) {

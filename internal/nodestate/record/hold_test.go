@@ -10,14 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestWhatIsHeldEndsWithItsHolder(t *testing.T) {
+func TestHeldReaderEndsWithItsHolder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state", "alive")
 	_, err := Held(path)
 	require.ErrorIs(t, err, ErrUnheld)
 
 	one, err := Hold(path)
 	require.NoError(t, err)
-	other, err := Hold(path) // of a program that is started while the one before ends
+	other, err := Hold(path) // a second program that starts while the first one ends
 	require.NoError(t, err)
 	held, err := Held(path)
 	require.NoError(t, err)
@@ -45,7 +45,7 @@ func TestWhatIsHeldEndsWithItsHolder(t *testing.T) {
 	require.NoError(t, again.Close())
 }
 
-func TestAChildHoldsNothing(t *testing.T) {
+func TestChildDoesNotInheritTheHold(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "alive")
 	mine, err := Hold(path)
 	require.NoError(t, err)
@@ -60,7 +60,7 @@ func TestAChildHoldsNothing(t *testing.T) {
 	require.NoError(t, cmd.Wait())
 }
 
-func TestOnlyAFIFOIsHeld(t *testing.T) {
+func TestHoldRefusesAnythingButAFIFO(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	held, err := Hold(at("alive"))

@@ -1,11 +1,10 @@
-// Package record is a small file that one process writes and others read: a
-// component's state, a readiness proof.
+// Package record reads and writes a small file that one process writes and others
+// read, such as a component's state or a readiness proof.
 //
 // The writer replaces the file as a whole, so that a reader sees the old
 // content or the new one and nothing between. The reader does not trust the
-// writer: what is read is bounded in size, and a symbolic link, a FIFO or a
-// device in the place of the file is refused rather than followed, waited on or
-// opened.
+// writer: it bounds the size and refuses a symbolic link, a FIFO or a device in
+// place of the file, instead of following, waiting on or opening it.
 package record
 
 import (
@@ -22,16 +21,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrInvalid means that there is something at the path, but not a record.
+// ErrInvalid means that something other than a record is at the path.
 var ErrInvalid = errors.New("not a valid record")
 
-// staleTemp is the age at which a temporary file must be what a killed writer
-// left behind: writing one takes milliseconds.
+// staleTemp is the age at which a temporary file must be left over from a killed
+// writer: writing one takes milliseconds.
 const staleTemp = time.Minute
 
-// Write replaces the file at path by data, mode 0644, and makes its directory
-// (0755) where it is missing. After an error the old file is as it was and
-// nothing new is left beside it.
+// Write replaces the file at path with data, mode 0644, and creates its directory
+// (0755) if it is missing. After an error the old file is unchanged and
+// no temporary file is left.
 func Write(path string, data []byte) (err error) {
 	dir := filepath.Dir(path)
 	defer func() {
@@ -55,22 +54,21 @@ func Write(path string, data []byte) (err error) {
 	return syncDir(dir)
 }
 
-// Replace is Write for a file whose old content must not outlive its truth: where there
-// is no room for a new file, or no descriptor for it, the old one is written over.
-// Readers may then see a part of it for a moment. After an error the file is empty, or
-// there is none: it says nothing any more.
+// Replace is like Write for a file whose old content must not stay once it is wrong.
+// Without room or a descriptor for a new file, it overwrites the old one in place, and
+// readers may briefly see part of the content. After an error the file is empty or gone.
 func Replace(path string, data []byte) error {
 	err := Write(path, data)
 	if err == nil {
 		return nil
 	}
-	if again := overwrite(path, data); again == nil {
+	if overwriteErr := overwrite(path, data); overwriteErr == nil {
 		return nil
 	}
-	return errors.Join(err, void(path))
+	return errors.Join(err, clearContent(path))
 }
 
-// overwrite replaces the content of a file that is there. It needs no inode, and on
+// overwrite replaces the content of an existing file. It needs no inode, and on
 // most file systems no more room than the old content took.
 func overwrite(path string, data []byte) (err error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -89,7 +87,7 @@ func overwrite(path string, data []byte) (err error) {
 	if !info.Mode().IsRegular() {
 		return ErrInvalid
 	}
-	// Truncated first, it would give back the room that it has, for somebody else to take.
+	// Truncating first would free the file's room for somebody else to take.
 	if _, err := f.Write(data); err != nil {
 		return err
 	}
@@ -99,9 +97,9 @@ func overwrite(path string, data []byte) (err error) {
 	return f.Sync()
 }
 
-// void makes the file at path say nothing, which takes neither room nor a descriptor.
-// An empty file is better than none: a reader learns that something was known.
-func void(path string) error {
+// clearContent empties the file at path, which takes neither room nor a descriptor.
+// An empty file is better than none: a reader learns that there was a record.
+func clearContent(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -115,7 +113,7 @@ func void(path string) error {
 	return Remove(path)
 }
 
-// Remove removes the file at path. That there is none is not an error.
+// Remove removes the file at path. A missing file is not an error.
 func Remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove %s: %w%s", path, cause(err), advice(err, filepath.Dir(path)))
@@ -182,8 +180,8 @@ func syncDir(dir string) error {
 		return err
 	}
 	defer func() { _ = d.Close() }()
-	// Some file systems cannot sync a directory and say EINVAL: there the
-	// rename is as durable as it gets.
+	// Some file systems cannot sync a directory and return EINVAL: there the
+	// rename is as durable as it can be.
 	if err := d.Sync(); err != nil && !errors.Is(err, unix.EINVAL) {
 		return err
 	}
@@ -192,8 +190,8 @@ func syncDir(dir string) error {
 
 func tempPrefix(path string) string { return "." + filepath.Base(path) + ".tmp-" }
 
-// sweep removes what writers that were killed left behind. It is best effort: a
-// left-over does no harm but take room.
+// sweep removes temporary files of killed writers. It is best effort: a left-over
+// only takes room.
 func sweep(path string) {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)
@@ -221,7 +219,7 @@ func cause(err error) error {
 	return err
 }
 
-// advice is the next action for the errors that a person can do something about.
+// advice returns the next action for errors that a person can fix.
 func advice(err error, dir string) string {
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestReadRefusesWhatIsNoRegularFile(t *testing.T) {
+func TestReadRefusesNonRegularFiles(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	require.NoError(t, os.WriteFile(at("good"), []byte("good"), 0o644))
@@ -65,7 +65,7 @@ func TestWriteReplacesALinkAndNotItsTarget(t *testing.T) {
 	require.Equal(t, fs.FileMode(0o644), info.Mode())
 }
 
-func TestWriteSweepsWhatAKilledWriterLeft(t *testing.T) {
+func TestWriteSweepsFilesOfKilledWriters(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state")
 	old, fresh, other := filepath.Join(dir, ".state.tmp-OLD"), filepath.Join(dir, ".state.tmp-NEW"), filepath.Join(dir, ".else.tmp-OLD")
@@ -81,7 +81,7 @@ func TestWriteSweepsWhatAKilledWriterLeft(t *testing.T) {
 	require.FileExists(t, other, "another file's")
 }
 
-// tmpfs mounts one of the given size for the test.
+// tmpfs mounts a tmpfs with the given options for the test.
 func tmpfs(t *testing.T, options string, flags uintptr) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -167,8 +167,8 @@ func follow(t *testing.T, paths ...string) <-chan struct{} {
 	return calls
 }
 
-// until receives calls until cond holds after one of them; it hangs, and the
-// test's deadline ends it, if the change went unreported.
+// until receives calls until cond holds after one of them. It fails the test after
+// 30 s if the change was not reported.
 func until(t *testing.T, calls <-chan struct{}, cond func() bool) {
 	t.Helper()
 	deadline := time.After(30 * time.Second)
@@ -242,7 +242,7 @@ func TestADirectoryThatIsMovedAndRemovedDoesNotEndTheWatch(t *testing.T) {
 	until(t, calls, func() bool { _, err := os.Stat(path); return err == nil })
 }
 
-func TestWatchTakesPatternsAndIsDeafToOtherFiles(t *testing.T) {
+func TestWatchTakesPatternsAndIgnoresOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	calls := follow(t, filepath.Join(dir, "lib*.so.*"), filepath.Join(dir, "last"))
 	<-calls
@@ -287,7 +287,7 @@ func full(t *testing.T, dir string, data []byte) {
 	require.ErrorIs(t, err, unix.ENOSPC)
 }
 
-func TestReplaceLeavesNothingThatIsNotTrueOnAFullFileSystem(t *testing.T) {
+func TestReplaceLeavesNoStaleContentOnAFullFileSystem(t *testing.T) {
 	for name, data := range map[string][]byte{"bytes": make([]byte, 4096), "inodes": nil} {
 		t.Run(name, func(t *testing.T) {
 			dir := tmpfs(t, "size=64k,nr_inodes=40", 0)
@@ -307,7 +307,7 @@ func TestReplaceLeavesNothingThatIsNotTrueOnAFullFileSystem(t *testing.T) {
 	}
 }
 
-func TestReplaceWithoutDescriptorsLeavesNothingThatIsNotTrue(t *testing.T) {
+func TestReplaceWithoutDescriptorsLeavesNoStaleContent(t *testing.T) {
 	dir := t.TempDir()
 	path, link := filepath.Join(dir, "state"), filepath.Join(dir, "link")
 	require.NoError(t, Replace(path, []byte("old")))

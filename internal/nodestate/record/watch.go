@@ -12,19 +12,21 @@ import (
 	"github.com/gpuready/gpuready/internal/inotify"
 )
 
-// Watch follows files by path; the last part of a path may be a pattern as of
-// filepath.Match, which a file of that very name is, too. It calls changed once at once, even if ctx has ended, and then whenever one of the files may have
-// changed, until ctx ends; it then returns ctx.Err(). Neither the files nor
-// their directories need to exist: the nearest ancestor that does is watched
-// until they do. changed is called from this goroutine only, not again
-// once it has ended ctx itself, and no change that
-// comes after a call of it began goes unreported.
+// Watch watches files by path. The last part of a path may be a pattern for
+// filepath.Match; a file of that literal name matches too. Watch calls changed at
+// once, even if ctx has ended, and then whenever one of the files may have changed.
+// When ctx ends it returns ctx.Err().
+//
+// Neither the files nor their directories need to exist: Watch watches the nearest
+// existing ancestor until they do. It calls changed from this goroutine only, and not
+// again once changed itself has ended ctx. Every change after the start of a call of
+// changed leads to another call.
 func Watch(ctx context.Context, paths []string, changed func()) error {
 	return watchBy(ctx, paths, changed, inotify.New)
 }
 
-// WatchWhole is Watch for files that may be written in place, as people do: one
-// that is being written has changed when its writer closes it, and not before.
+// WatchWhole is like Watch for files that may be written in place, as people do: it
+// reports a file that is being written only when its writer closes it.
 func WatchWhole(ctx context.Context, paths []string, changed func()) error {
 	return watchBy(ctx, paths, changed, inotify.Whole)
 }
@@ -42,7 +44,7 @@ func watchBy(ctx context.Context, paths []string, changed func(), watcher func()
 				return err
 			}
 		}
-		// What happened before the watch stood is seen by looking now.
+		// changed reads the files, so it catches changes from before the watch began.
 		changed()
 		if err := w.follow(ctx, changed); err != nil {
 			return err
@@ -53,13 +55,13 @@ func watchBy(ctx context.Context, paths []string, changed func(), watcher func()
 	}
 }
 
-// A watch is one set of directories. It is good until one of them goes away or a
-// missing one comes; then it is made anew.
+// A watch is one set of directories. It is valid until one of them goes away or a
+// missing one appears; then watchBy makes a new one.
 type watch struct {
 	notify  *inotify.Watcher
 	dirs    map[string]bool
 	targets map[string][]string // names or patterns of the files, by directory
-	missing map[string]bool     // directories that are not there yet and are the next to come
+	missing map[string]bool     // directories that do not exist yet but whose parents do
 }
 
 func (w *watch) add(path string) error {
@@ -69,13 +71,13 @@ func (w *watch) add(path string) error {
 		err := w.notify.Add(at)
 		switch {
 		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
-			continue // removed since: look again, from further up
+			continue // removed since: try again, from further up
 		case err != nil:
 			return err
 		}
 		w.dirs[at] = true
 		if again, _ := nearest(dir); again != at {
-			continue // it came or went between the look and the watch
+			continue // it came or went before the watch began
 		}
 		if next != "" {
 			w.missing[next] = true
@@ -86,8 +88,8 @@ func (w *watch) add(path string) error {
 	}
 }
 
-// nearest returns the nearest existing directory at or above dir, and the path
-// below it whose coming is awaited; "" if dir itself exists.
+// nearest returns the nearest existing directory at or above dir, and the missing
+// path directly below it; "" if dir itself exists.
 func nearest(dir string) (at, next string) {
 	for at = dir; ; at, next = filepath.Dir(at), at {
 		if info, err := os.Stat(at); err == nil && info.IsDir() {
@@ -99,10 +101,10 @@ func nearest(dir string) (at, next string) {
 	}
 }
 
-// follow returns nil when the watches have to be made anew.
+// follow reports changes until a new watch is needed; it then returns nil.
 func (w *watch) follow(ctx context.Context, changed func()) error {
 	for {
-		// It looks at ctx first of all, so that a callback that ends ctx is the last one.
+		// Next checks ctx first, so a callback that ends ctx is the last one.
 		event, err := w.notify.Next(ctx)
 		if err != nil {
 			return err
