@@ -9,10 +9,10 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// parseBlock reads the part of YAML that specifications are written in, mappings and
-// lists in block style with plain words in them, straight into a specification, in a
-// twentieth of the time that it takes to read all of YAML: that is on the way of every
-// container. It returns nil for anything else, which is not to say that it is wrong.
+// parseBlock reads a subset of YAML, mappings and lists in block style with plain
+// scalars, straight into a specification. Specifications are written that way, and
+// every start of a container waits for this. It takes a twentieth of a full YAML
+// parser's time. It returns nil for any other input, which may still be valid YAML.
 func parseBlock(data []byte) *specs.Spec {
 	p := &block{rest: string(data)}
 	p.rest = strings.TrimPrefix(p.rest, "---\n")
@@ -26,19 +26,20 @@ func parseBlock(data []byte) *specs.Spec {
 	return spec
 }
 
-// block is a text that is read line by line.
+// block is a parser that reads a text line by line.
 type block struct {
-	rest   string // behind the line
-	indent int    // of the line; what stands behind a list's hyphen has its own column
+	rest   string // the text after the line
+	indent int    // of the line; the text after a list's hyphen has its own column
 	text   string // the line without its indentation
-	inline bool   // the line is what stands behind a key
+	inline bool   // text follows a key on the same line
 	end    bool   // there is no line left
-	simple bool   // the line has only letters, digits and what words has
-	failed bool   // a line is none of block style
-	depth  int    // of mappings and lists
+	simple bool   // every character of the line has class word
+	failed bool   // a line is not in the subset
+	depth  int    // of nested mappings and lists
 }
 
-// next goes to the next line. It says no to one that is not plain, and at the end.
+// next advances to the next line. It returns false at the end, and for a line that is
+// not in the subset.
 func (p *block) next() bool {
 	if p.rest == "" {
 		p.end, p.text, p.indent = true, "", -1
@@ -57,11 +58,11 @@ func (p *block) next() bool {
 	return !p.failed
 }
 
-// What a character means in a line of block style.
+// Classes of characters in a line.
 const (
-	special = uint8(iota) // more than is known here
-	other                 // nothing inside of quotes
-	word                  // nothing inside of plain text, but a colon before a space or the end
+	special = uint8(iota) // not in the subset
+	other                 // literal inside quotes
+	word                  // literal inside a plain scalar, except a colon before a space or the end
 )
 
 var classes = func() (c [256]uint8) {
@@ -75,19 +76,18 @@ var classes = func() (c [256]uint8) {
 	return c
 }()
 
-// maxNesting is above what a specification has.
+// maxNesting is more than the depth of any specification.
 const maxNesting = 16
 
-func listed(text string) bool { return strings.HasPrefix(text, "- ") }
+func isListItem(text string) bool { return strings.HasPrefix(text, "- ") }
 
-// list calls element for each element of the list that begins on this line, which
-// reads it.
+// list reads the list that begins on this line. It calls element to read each element.
 func (p *block) list(element func() bool) bool {
-	if p.depth++; p.depth > maxNesting || p.inline || !listed(p.text) {
+	if p.depth++; p.depth > maxNesting || p.inline || !isListItem(p.text) {
 		return false
 	}
 	indent := p.indent
-	for p.indent == indent && listed(p.text) {
+	for p.indent == indent && isListItem(p.text) {
 		inside := strings.TrimLeft(p.text[1:], " ")
 		p.indent += len(p.text) - len(inside)
 		p.text = inside
@@ -96,12 +96,12 @@ func (p *block) list(element func() bool) bool {
 		}
 	}
 	p.depth--
-	// What follows a list that is not indented is the next key of the mapping around.
-	return p.indent < indent || p.indent == indent && !listed(p.text)
+	// After a list that is not indented comes the next key of the enclosing mapping.
+	return p.indent < indent || p.indent == indent && !isListItem(p.text)
 }
 
-// mapping calls value for each key of the mapping that begins on this line, which
-// reads its value.
+// mapping reads the mapping that begins on this line. It calls value to read each
+// key's value.
 func (p *block) mapping(value func(key string) bool) bool {
 	if p.depth++; p.depth > maxNesting || p.inline || p.end {
 		return false
@@ -109,7 +109,7 @@ func (p *block) mapping(value func(key string) bool) bool {
 	indent := p.indent
 	var buffer [16]string
 	seen := buffer[:0]
-	for p.indent == indent && !listed(p.text) {
+	for p.indent == indent && !isListItem(p.text) {
 		key, rest, ok := strings.Cut(p.text, ":")
 		if !ok || rest != "" && rest[0] != ' ' {
 			return false
@@ -120,7 +120,7 @@ func (p *block) mapping(value func(key string) bool) bool {
 		seen = append(seen, key)
 		if p.text = strings.TrimLeft(rest, " "); p.text == "" {
 			// Lists may stand below their key without indentation.
-			if !p.next() || p.indent < indent || p.indent == indent && !listed(p.text) {
+			if !p.next() || p.indent < indent || p.indent == indent && !isListItem(p.text) {
 				return false
 			}
 		} else {
@@ -134,9 +134,9 @@ func (p *block) mapping(value func(key string) bool) bool {
 	return p.indent < indent
 }
 
-// scalar reads a value on this line: what is no mapping or list, and can be read in
-// one way only. It is a string in quotes, a whole number, a version, or words that
-// begin with a letter, a slash or two hyphens and are none of YAML's names.
+// scalar reads an unambiguous scalar on this line: a string in quotes, an integer, a
+// version, or plain text. Plain text begins with a letter, a slash or two hyphens and is
+// not one of YAML's keywords.
 func (p *block) scalar() (text string, number, ok bool) {
 	text = p.text
 	simple := p.simple
@@ -148,18 +148,19 @@ func (p *block) scalar() (text string, number, ok bool) {
 	switch c := text[0]; {
 	case '0' <= c && c <= '9':
 		number = strings.Trim(text, digits) == ""
-		return text, number, number && (c != '0' || len(text) == 1) || version(text)
-	case letter(c) || c == '/' || strings.HasPrefix(text, "--"):
-		return text, false, (simple || allWords(text)) && words(text)
+		return text, number, number && (c != '0' || len(text) == 1) || isVersion(text)
+	case isLetter(c) || c == '/' || strings.HasPrefix(text, "--"):
+		return text, false, (simple || allWord(text)) && isString(text)
 	}
 	return "", false, false
 }
 
 const digits = "0123456789"
 
-func letter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
+func isLetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
-func allWords(text string) bool {
+// allWord reports whether every character of text has class word.
+func allWord(text string) bool {
 	for i := range len(text) {
 		if classes[text[i]] != word {
 			return false
@@ -168,19 +169,19 @@ func allWords(text string) bool {
 	return true
 }
 
-// words reports whether plain text is a string for every reader of YAML.
-func words(text string) bool {
+// isString reports whether plain text is a string for every reader of YAML.
+func isString(text string) bool {
 	if text[len(text)-1] == ':' || strings.Contains(text, ": ") {
 		return false
 	}
-	return len(text) > len("false") || !names[strings.ToLower(text)]
+	return len(text) > len("false") || !keywords[strings.ToLower(text)]
 }
 
-// names are words that are no strings for some reader of YAML.
-var names = map[string]bool{"true": true, "false": true, "yes": true, "no": true, "on": true, "off": true, "y": true, "n": true, "null": true}
+// keywords are the words that some reader of YAML does not take for strings.
+var keywords = map[string]bool{"true": true, "false": true, "yes": true, "no": true, "on": true, "off": true, "y": true, "n": true, "null": true}
 
-// version reports whether a text is three numbers, which YAML takes for no number.
-func version(text string) bool {
+// isVersion reports whether text is three numbers with dots, which is a string in YAML.
+func isVersion(text string) bool {
 	parts := strings.Split(text, ".")
 	for _, part := range parts {
 		if part == "" || len(part) > 9 || strings.Trim(part, digits) != "" {
@@ -190,14 +191,14 @@ func version(text string) bool {
 	return len(parts) == 3
 }
 
-// string reads a value that is one.
+// string reads a string.
 func (p *block) string(into *string) bool {
 	text, number, ok := p.scalar()
 	*into = text
 	return ok && !number
 }
 
-// number reads one that has so many bits.
+// number reads an unsigned integer of the given size in bits.
 func (p *block) number(bits int) (n int64, ok bool) {
 	text, number, ok := p.scalar()
 	if !ok || !number {
@@ -210,13 +211,13 @@ func (p *block) number(bits int) (n int64, ok bool) {
 func (p *block) strings(into *[]string) bool {
 	return p.list(func() bool {
 		*into = append(*into, "")
-		// "key: value" or "- value" is no string, and none of those has such in it.
-		return !listed(p.text) && p.string(&(*into)[len(*into)-1])
+		// "key: value" and "- value" are not strings.
+		return !isListItem(p.text) && p.string(&(*into)[len(*into)-1])
 	})
 }
 
-// some reads a list of which each element is read by read.
-func some[T any](p *block, into *[]*T, read func(*T) bool) bool {
+// readList reads a list and calls read for each element.
+func readList[T any](p *block, into *[]*T, read func(*T) bool) bool {
 	return p.list(func() bool {
 		element := new(T)
 		*into = append(*into, element)
@@ -261,13 +262,13 @@ func (p *block) edits(e *specs.ContainerEdits) bool {
 		case "env":
 			return p.strings(&e.Env)
 		case "deviceNodes":
-			return some(p, &e.DeviceNodes, p.deviceNode)
+			return readList(p, &e.DeviceNodes, p.deviceNode)
 		case "hooks":
-			return some(p, &e.Hooks, p.hook)
+			return readList(p, &e.Hooks, p.hook)
 		case "mounts":
-			return some(p, &e.Mounts, p.mount)
+			return readList(p, &e.Mounts, p.mount)
 		}
-		return false // the others are rare
+		return false // the other keys are rare
 	})
 }
 

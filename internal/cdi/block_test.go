@@ -11,7 +11,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-func TestWhatWeWriteIsReadTheShortWay(t *testing.T) {
+func TestEncodedSpecsAreParsedAsBlocks(t *testing.T) {
 	s := spec(KindNVIDIA, specs.ContainerEdits{
 		Env: []string{"A=b c", "EMPTY="},
 		Mounts: []*specs.Mount{
@@ -36,7 +36,7 @@ func TestWhatWeWriteIsReadTheShortWay(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotPlainIsLeftToYAML(t *testing.T) {
+func TestOtherYAMLIsLeftToTheParser(t *testing.T) {
 	const head = "cdiVersion: 0.3.0\nkind: a.b/c\ndevices:\n- name: x\n  containerEdits:\n"
 	for _, text := range []string{
 		head + "    env: [A=b]\n",
@@ -63,7 +63,7 @@ func TestWhatIsNotPlainIsLeftToYAML(t *testing.T) {
 	}
 }
 
-// agrees checks that what is read the short way is read the same the long way.
+// agrees checks that parseBlock and the YAML parser return the same.
 func agrees(t *testing.T, data []byte) {
 	t.Helper()
 	short := parseBlock(data)

@@ -1,6 +1,6 @@
-// Package cdi is what the project's components agree on about the Container
-// Device Interface: the kinds of devices, their names, where specifications
-// lie, and when a device can really be injected.
+// Package cdi defines the project's use of the Container Device Interface: the kinds
+// and names of devices, the directories of specifications, and a check whether a
+// device can really be injected.
 //
 // A kind ("k8s.gpuready.io/gpu") has devices, a device has a qualified name
 // (kind=name), and a specification file says for one kind what a container
@@ -27,29 +27,30 @@ import (
 
 // The kinds that the toolkit writes.
 const (
-	// KindGPU is what the device plugin allocates. Nobody else ever writes it.
+	// KindGPU is the kind that the device plugin allocates. Only the toolkit writes it.
 	KindGPU = "k8s.gpuready.io/gpu"
 	// KindManagement has the one device "all", for the node's own agents.
 	KindManagement = "management.gpuready.io/gpu"
-	// KindNVIDIA is the kind that people know; written only where nobody else does.
+	// KindNVIDIA is the well-known kind; the toolkit writes it only if nobody else does.
 	KindNVIDIA = "nvidia.com/gpu"
 )
 
-// The kinds of what GPUs work with, written only where it is there and nobody else
-// does. They are called as the ecosystem's nvidia-ctk calls them; each has the one
-// device "all", but for IMEX channels, which also have one for each number.
+// The kinds of devices that GPUs work with. The toolkit writes them only where the
+// devices exist and nobody else writes them. The names are those of nvidia-ctk. Each
+// has the one device "all"; IMEX channels also have one for each number.
 const (
 	KindGDS      = "nvidia.com/gds"          // GPUDirect Storage
 	KindMOFED    = "nvidia.com/mofed"        // RDMA
 	KindGDRCopy  = "nvidia.com/gdrcopy"      // copying by the CPU, in small pieces
-	KindNVSwitch = "nvidia.com/nvswitch"     // for who manages the switches
+	KindNVSwitch = "nvidia.com/nvswitch"     // for managing the switches
 	KindIMEX     = "nvidia.com/imex-channel" // memory shared between machines
 )
 
 // All is the device of a kind that stands for all of its GPUs.
 const All = "all"
 
-// Where runtimes look for specifications, in rising order of precedence.
+// The directories in which runtimes look for specifications, in rising order of
+// precedence.
 const (
 	StaticDir  = "/etc/cdi"
 	DynamicDir = "/var/run/cdi"
@@ -58,35 +59,36 @@ const (
 // maxSpec bounds a specification file: 16 GPUs with 7 MIG devices each need 200 KiB.
 const maxSpec = 8 << 20
 
-// How much an error of Find quotes of a name, which may be a container's word, and of
-// the reason.
+// Limits on the text that an error of Find quotes: the name, which may come from a
+// container, and the reason.
 const (
 	maxQuoted = 256
 	maxReason = 1024
 )
 
-// What Check returns, wrapped.
+// Errors that Check wraps.
 var (
 	ErrUnresolvable = errors.New("CDI device cannot be resolved")
 	ErrIncomplete   = errors.New("CDI device needs what is not there")
 )
 
-// GPUName is the qualified name of a GPU or MIG device as the device plugin allocates it.
+// GPUName returns the qualified name under which the device plugin allocates a GPU or
+// MIG device.
 func GPUName(id gpu.UUID) string { return KindGPU + "=" + string(id) }
 
-// ManagementName is the qualified name of what node agents are given.
+// ManagementName returns the qualified name of the device for node agents.
 func ManagementName() string { return KindManagement + "=" + All }
 
 // File is a specification file.
 type File struct {
 	Path     string      // on the host
 	Priority int         // of its directory; higher wins
-	Kind     string      // also where the rest could not be read, if it could
-	Spec     *specs.Spec // nil where Err is set
+	Kind     string      // set even if the rest could not be parsed, if possible
+	Spec     *specs.Spec // nil if Err is set
 	Err      error       // why runtimes ignore the file
 }
 
-// Devices are the names of its devices.
+// Devices returns the names of the file's devices.
 func (f File) Devices() []string {
 	if f.Spec == nil {
 		return nil
@@ -116,8 +118,8 @@ func Encode(spec specs.Spec) ([]byte, error) {
 	return data, nil
 }
 
-// Parse reads the content of a specification file as runtimes do: what it does
-// not know it refuses.
+// Parse reads the content of a specification file as runtimes do: it refuses unknown
+// fields.
 func Parse(data []byte) (*specs.Spec, error) {
 	if len(data) > maxSpec {
 		return nil, fmt.Errorf("CDI specification has %d bytes, more than %d", len(data), maxSpec)
@@ -166,9 +168,9 @@ func validate(spec *specs.Spec) error {
 	return nil
 }
 
-// Load reads all specification files of the directories, which rise in
-// precedence; none means StaticDir and DynamicDir. A directory that is not
-// there has none; one bad file is one File with Err.
+// Load reads all specification files of the directories, given in rising order of
+// precedence; the default is StaticDir and DynamicDir. A missing directory has no
+// files; a bad file is a File with Err.
 func Load(root *host.Root, dirs ...string) ([]File, error) {
 	return load(root, func([]byte) bool { return true }, dirs)
 }
@@ -270,8 +272,8 @@ func Check(root *host.Root, files []File, name string) error {
 	return CheckSeen(root, files, name, func(string) bool { return true })
 }
 
-// CheckSeen is Check from where only a part of the host is seen: paths of which
-// seen says no are not looked for. They count as there.
+// CheckSeen is like Check for a process that sees only a part of the host. It assumes
+// that paths for which seen returns false exist.
 func CheckSeen(root *host.Root, files []File, name string, seen func(hostPath string) bool) error {
 	file, device, err := Find(files, name)
 	if err != nil {

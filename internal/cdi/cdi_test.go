@@ -59,7 +59,7 @@ func TestEncodeTakesTheLowestVersionAndRuntimesReadIt(t *testing.T) {
 	require.Equal(t, "0.5.0", read.Version)
 }
 
-func TestEncodeRefusesWhatRuntimesWouldRefuse(t *testing.T) {
+func TestEncodeRefusesSpecsThatRuntimesRefuse(t *testing.T) {
 	for name, s := range map[string]specs.Spec{
 		"no devices": spec(KindGPU, specs.ContainerEdits{}),
 		"twice":      spec(KindGPU, specs.ContainerEdits{}, "a", "a"),

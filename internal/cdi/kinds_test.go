@@ -8,7 +8,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-func TestLoadKindsReadsWhatCanDefineThem(t *testing.T) {
+func TestLoadKindsReadsFilesThatCanDefineThem(t *testing.T) {
 	dir, root := view(t)
 	put(t, dir, "etc/cdi/a.yaml", spec(KindNVIDIA, specs.ContainerEdits{}, "0"))
 	put(t, dir, "etc/cdi/b.yaml", spec(KindGPU, specs.ContainerEdits{}, "GPU-1"))

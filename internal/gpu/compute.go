@@ -2,7 +2,7 @@ package gpu
 
 import "strconv"
 
-// ComputeMode says how many processes may use a GPU at once, as NVML numbers it.
+// ComputeMode limits the processes that may use a GPU at once; it has NVML's numbers.
 type ComputeMode int
 
 // The compute modes.
@@ -12,7 +12,7 @@ const (
 	ComputeExclusive  ComputeMode = 3 // one, which may be an MPS server with many clients
 )
 
-// String is the mode as nvidia-smi -c takes it.
+// String returns the mode as nvidia-smi -c takes it.
 func (m ComputeMode) String() string {
 	switch m {
 	case ComputeDefault:

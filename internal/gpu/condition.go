@@ -2,12 +2,12 @@ package gpu
 
 import "slices"
 
-// Condition is what a GPU tells of its own state at one moment, beyond what
-// makes a Fault of it. What it does not tell is zero.
+// Condition is the state that a GPU reports about itself at one moment, besides its
+// Fault. Fields that it does not report are zero.
 type Condition struct {
 	ECC      ECC        `json:"ecc"`
 	Rows     Rows       `json:"rows"`
-	Throttle []Throttle `json:"throttle,omitempty"` // why its clocks are not the highest now
+	Throttle []Throttle `json:"throttle,omitempty"` // why its clocks are below the maximum now
 	PCIe     PCIe       `json:"pcie"`
 	NVLinks  NVLinks    `json:"nvlinks"`
 }
@@ -19,8 +19,8 @@ type ECC struct {
 	Aggregate uint64 `json:"aggregate"` // in the GPU's life
 }
 
-// Rows are rows of memory that were replaced by spare ones, and how that went.
-// GPUs from Ampere on remap rows.
+// Rows counts the rows of memory that were remapped to spare ones, and reports
+// failures of that. GPUs from Ampere on remap rows.
 type Rows struct {
 	Supported   bool `json:"supported"`
 	Uncorrected int  `json:"uncorrected"` // remapped because of errors that could not be corrected
@@ -28,8 +28,9 @@ type Rows struct {
 	Failed      bool `json:"failed"`      // one could not be remapped: there was no spare row left
 }
 
-// PCIe is the link between a GPU and the machine. Max is what GPU and slot can
-// do together. An idle GPU lowers the generation to save power; the width stays.
+// PCIe is the link between a GPU and the machine. The Max fields are the highest values
+// for this GPU in this slot. An idle GPU lowers the generation to save power, not the
+// width.
 type PCIe struct {
 	Generation    int `json:"generation"`
 	MaxGeneration int `json:"maxGeneration"`
@@ -37,13 +38,13 @@ type PCIe struct {
 	MaxWidth      int `json:"maxWidth"`
 }
 
-// NVLinks are the links that the GPU has, by number.
+// NVLinks lists the GPU's NVLinks by number.
 type NVLinks struct {
 	Up   []int `json:"up,omitempty"`
 	Down []int `json:"down,omitempty"`
 }
 
-// Throttle is a reason for which a GPU's clocks are held down.
+// Throttle is a reason why a GPU's clocks are reduced.
 type Throttle string
 
 // The reasons, as nvml.h lists them under nvmlClocksEventReasons.
@@ -52,15 +53,15 @@ const (
 	ThrottleApplication  Throttle = "ApplicationClocks" // somebody has set them
 	ThrottlePowerCap     Throttle = "SWPowerCap"        // the board's power limit is reached
 	ThrottleHardware     Throttle = "HWSlowdown"        // temperature, power brake or supply, by the hardware
-	ThrottleSyncBoost    Throttle = "SyncBoost"         // another GPU of its group is held down
+	ThrottleSyncBoost    Throttle = "SyncBoost"         // another GPU of its group is throttled
 	ThrottleThermal      Throttle = "SWThermalSlowdown"
 	ThrottleHeat         Throttle = "HWThermalSlowdown"
 	ThrottlePowerBrake   Throttle = "HWPowerBrake" // the machine's power supply pulls the brake
 	ThrottleDisplayClock Throttle = "DisplayClock"
 )
 
-// Bad reports whether the reason is that something is wrong with the machine: with
-// its cooling or its power. The others are how a GPU works.
+// Bad reports whether the reason is a problem of the machine: its cooling or its
+// power. The other reasons are normal operation.
 func (t Throttle) Bad() bool {
 	return slices.Contains([]Throttle{ThrottleHardware, ThrottleThermal, ThrottleHeat, ThrottlePowerBrake}, t)
 }

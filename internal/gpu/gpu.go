@@ -1,9 +1,9 @@
-// Package gpu is the vocabulary of the project: what a GPU is, how two of them
-// are linked, when one is healthy, and what a node looks like at one moment.
+// Package gpu defines the vocabulary of the project: a GPU, the link between two
+// GPUs, the faults of a GPU, and a snapshot of a node at one moment.
 //
-// A Source (NVML, or the in-memory one of gputest) answers with a whole
-// Snapshot and with Events. A Snapshot is never changed after it was made, so
-// it may be shared between goroutines; what follows from it is a function of it.
+// A Source (NVML, or the in-memory one of gputest) returns a whole Snapshot and
+// delivers Events. A Snapshot never changes after it was made, so goroutines may
+// share it.
 package gpu
 
 import (
@@ -24,7 +24,7 @@ type Driver struct {
 	Version     string // of the kernel module, "580.95.05"
 	NVMLVersion string // of libnvidia-ml
 	CUDAVersion string // highest CUDA version the driver supports, "13.0"
-	Simulated   bool   // the library says that there is no GPU under it
+	Simulated   bool   // the library reports that there is no GPU under it
 }
 
 // Device is one physical GPU.
@@ -41,15 +41,15 @@ type Device struct {
 	MIGEnabled  bool
 	MIG         []MIGDevice // sorted by Index; empty unless MIGEnabled
 	Fabric      Fabric      // zero: it has joined none
-	Joining     Joining     // how far it has come with that
-	Fault       Fault       // what the source saw wrong while reading; zero: nothing
+	Joining     Joining     // progress of joining the fabric
+	Fault       Fault       // the fault found while reading; zero: none
 }
 
 // Compute is a CUDA compute capability, 9.0 for Hopper.
 type Compute struct{ Major, Minor int }
 
-// MIGDevice is one compute instance of a GPU in MIG mode, that which a
-// container can be given.
+// MIGDevice is one compute instance of a GPU in MIG mode. It is the unit that a
+// container can get.
 type MIGDevice struct {
 	Index           int // among the MIG devices of its GPU
 	UUID            UUID
@@ -60,7 +60,7 @@ type MIGDevice struct {
 	Attributes      Attributes // zero: not known
 }
 
-// Attributes are what a MIG device has of its GPU: nvmlDeviceAttributes_t.
+// Attributes is a MIG device's share of its GPU: nvmlDeviceAttributes_t.
 type Attributes struct {
 	Multiprocessors, CopyEngines, Decoders, Encoders, JPEGEngines, OFAEngines int
 }
@@ -72,20 +72,20 @@ type Fabric struct {
 	Clique  uint32
 }
 
-// Joining is how far a GPU has come in joining the fabric of its NVSwitches.
+// Joining is a GPU's progress in joining the fabric of its NVSwitches.
 type Joining int
 
 // The states of Joining.
 const (
-	JoiningNone    Joining = iota // it has no fabric to join, or the driver does not say
+	JoiningNone    Joining = iota // no fabric to join, or the driver does not report it
 	JoiningWaiting                // not begun: the fabric manager is not there yet
 	JoiningBegun                  // on its way
-	JoiningDone                   // it has joined; Fabric says which
+	JoiningDone                   // it has joined Device.Fabric
 	JoiningFailed                 // it ended with an error
 )
 
-// Reason says in one CamelCase word why something is as it is. Reasons are
-// part of the contract: they stand in logs, metrics, state files and Events.
+// Reason is one CamelCase word for why something is as it is. Reasons are
+// part of the contract: they appear in logs, metrics, state files and Events.
 type Reason string
 
 // Reasons for which a GPU is not healthy.
@@ -100,14 +100,14 @@ const (
 	ReasonMissing     Reason = "Missing"     // was there in this boot, is not any more
 )
 
-// Fault is why a device cannot be used. The zero Fault means that nothing is wrong.
+// Fault describes why a device cannot be used. The zero Fault means no fault.
 type Fault struct {
 	Reason  Reason
 	Message string // for people, one sentence
 	XID     uint64 // with ReasonXID
 }
 
-// LinkKind is how two GPUs reach each other, ordered from far to near.
+// LinkKind is the kind of path between two GPUs, ordered from far to near.
 type LinkKind int
 
 // The kinds of link, with the names nvidia-smi topo -m gives them.
@@ -130,7 +130,7 @@ type Link struct {
 	Lanes int // NVLink lanes between the two; 0 unless LinkNVLink
 }
 
-// Snapshot is everything about a node's GPUs at one moment.
+// Snapshot is the state of a node's GPUs at one moment.
 type Snapshot struct {
 	Driver  Driver
 	Devices []Device // sorted by Index
@@ -147,17 +147,17 @@ func (s Snapshot) Device(id UUID) (Device, bool) {
 	return Device{}, false
 }
 
-// EventKind says what happened.
+// EventKind is the kind of an Event.
 type EventKind int
 
 // The kinds of Event.
 const (
 	EventXID       EventKind = iota + 1 // an XID was reported; XID is set
 	EventECC                            // an uncorrectable (double-bit) ECC error
-	EventLost                           // NVML says that the GPU is lost
+	EventLost                           // NVML reports that the GPU is lost
 	EventChanged                        // devices, MIG layout or driver may have changed: read a new Snapshot
 	EventUnwatched                      // health can no longer be watched
-	EventGap                            // nothing was heard for a moment: what left no trace was missed
+	EventGap                            // events were not received for a moment and may be lost
 )
 
 // Event is one thing that happened to a GPU.
@@ -168,37 +168,38 @@ type Event struct {
 	// when it concerns the whole GPU.
 	GPUInstance, ComputeInstance int
 	XID                          uint64
-	// Seen, of EventLost: the source asked the GPU and got that for an answer, as a
-	// Snapshot at that moment would have. Else the driver told of it.
+	// Seen, of EventLost, reports whether the source itself read the GPU and found it
+	// lost, as a Snapshot at that moment would. Otherwise the driver reported the loss.
 	Seen    bool
 	Message string
 	Time    time.Time
 }
 
-// Source is where GPUs come from. It passes the suite gputest.Conformance.
+// Source reads and watches a node's GPUs. It passes the suite gputest.Conformance.
 type Source interface {
-	// Snapshot reads the present state. One GPU that cannot be read is in the
-	// Snapshot with a Fault; only a failure of the whole driver is an error,
-	// and then it wraps the sentinel below that says why, if one does, or
-	// ctx.Err(). A GPU that the driver no longer counts is no longer in the
-	// Snapshot. It may be called concurrently with everything but Close.
+	// Snapshot reads the present state. A GPU that cannot be read is in the
+	// Snapshot with a Fault. Only a failure of the whole driver is an error; it
+	// wraps one of the sentinels below if one fits, or ctx.Err(). A GPU that the
+	// driver no longer counts is not in the Snapshot. Snapshot may be called
+	// concurrently with everything but Close.
 	Snapshot(ctx context.Context) (Snapshot, error)
-	// Watch calls deliver for each event, one at a time, until ctx ends (it
-	// then returns ctx.Err()) or nothing can be watched any more (it then
-	// returns why). A GPU that cannot be watched gets an EventUnwatched and the
-	// others go on. ready, when not nil, is called once watching has begun:
-	// later events are not missed, but one may come twice. What an event means
-	// for health is for the receiver to say, who reads a new Snapshot. One
-	// Watch at a time, which has returned before Close.
+	// Watch calls deliver for each event, one at a time. It returns ctx.Err() when
+	// ctx ends, or the reason when nothing can be watched any more. A GPU that
+	// cannot be watched gets an EventUnwatched, and the others go on.
+	//
+	// Watch calls ready, when not nil, once watching has begun: later events are not
+	// missed, but one may be delivered twice. The receiver decides what an event
+	// means for health, after reading a new Snapshot. Only one Watch may run at a
+	// time, and it must return before Close.
 	Watch(ctx context.Context, ready func(), deliver func(Event)) error
-	// Close lets go of the driver. Calling it twice is fine.
+	// Close releases the driver. Calling it twice is fine.
 	Close() error
 }
 
-// What a Source returns, wrapped, when no Snapshot can be had.
+// Errors that a Source wraps when it cannot read a Snapshot.
 var (
 	// ErrNoDriver means that there is no driver library, or no module loaded.
-	// It is absence, not failure: wait for one.
+	// This is absence, not failure: wait for a driver.
 	ErrNoDriver = errors.New("no NVIDIA driver")
 	// ErrNoPermission means that the device nodes may not be opened.
 	ErrNoPermission = errors.New("no permission to use the NVIDIA device nodes")

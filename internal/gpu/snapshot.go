@@ -17,9 +17,9 @@ func (s Snapshot) Clone() Snapshot {
 	return s
 }
 
-// Sorted returns a copy of s in the order that a Snapshot promises: devices
-// and MIG devices by index, each link once with its ends, and then the links
-// themselves, in the order of the devices.
+// Sorted returns a copy of s in the documented order of a Snapshot: devices and MIG
+// devices by index, and the ends of each link and the links themselves in the order
+// of the devices.
 func (s Snapshot) Sorted() Snapshot {
 	s = s.Clone()
 	slices.SortStableFunc(s.Devices, func(a, b Device) int { return cmp.Compare(a.Index, b.Index) })
@@ -39,14 +39,14 @@ func (s Snapshot) Sorted() Snapshot {
 	return s
 }
 
-// Equal reports whether two snapshots say the same.
+// Equal reports whether two snapshots are equal.
 func (s Snapshot) Equal(o Snapshot) bool {
 	return s.Driver == o.Driver &&
 		slices.EqualFunc(s.Devices, o.Devices, Device.Equal) &&
 		slices.Equal(s.Links, o.Links)
 }
 
-// Equal reports whether two devices are described alike.
+// Equal reports whether two devices are equal in every field.
 func (d Device) Equal(o Device) bool {
 	return d.Index == o.Index && d.UUID == o.UUID && d.Product == o.Product && d.PCI == o.PCI &&
 		d.Minor == o.Minor && d.MemoryBytes == o.MemoryBytes && d.NUMANode == o.NUMANode &&
@@ -54,10 +54,10 @@ func (d Device) Equal(o Device) bool {
 		d.Fault == o.Fault && d.Fabric == o.Fabric && d.Joining == o.Joining && slices.Equal(d.MIG, o.MIG)
 }
 
-// String is the capability as CUDA writes it: "9.0".
+// String returns the capability as CUDA writes it: "9.0".
 func (c Compute) String() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
 
-// String is "reason: message", or "none" for the zero Fault.
+// String returns "reason: message", or "none" for the zero Fault.
 func (f Fault) String() string {
 	switch {
 	case f == Fault{}:
@@ -71,13 +71,13 @@ func (f Fault) String() string {
 
 var linkNames = []string{"X", "SYS", "NODE", "PHB", "PXB", "PIX", "BOARD", "NVLINK"}
 
-// String is the name that nvidia-smi topo -m gives the kind of link. Boards
-// with two GPUs have no name there (BOARD), and its NV4 is NVLINK with 4 Lanes.
+// String returns the kind of link as nvidia-smi topo -m names it. Links on a board
+// have no name there (here BOARD), and its NV4 is NVLINK with 4 Lanes.
 func (k LinkKind) String() string { return name(linkNames, int(k)) }
 
 var eventNames = []string{"", "XID", "ECC", "Lost", "Changed", "Unwatched", "Gap"}
 
-// String is the kind of event in one word.
+// String returns the kind of event in one word.
 func (k EventKind) String() string { return name(eventNames, int(k)) }
 
 func name(names []string, i int) string {

@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// XIDClass says in one word what an XID tells of the GPU.
+// XIDClass classifies an XID by its consequence for the GPU.
 type XIDClass string
 
 // The classes of XID.
@@ -16,45 +16,44 @@ const (
 	XIDFatal       XIDClass = "fatal"       // a reset is not enough: a reboot, another driver, or hands on the machine
 )
 
-// Action is what a report of an error does to the GPU's health.
+// Action is the effect of a reported error on the GPU's health.
 type Action string
 
 // The actions.
 const (
-	ActionIgnore    Action = "ignore"    // it is told, and the GPU stays as it is
-	ActionUnhealthy Action = "unhealthy" // the GPU is given to nobody
+	ActionIgnore    Action = "ignore"    // it is reported, and the GPU's health does not change
+	ActionUnhealthy Action = "unhealthy" // the GPU is not allocated
 )
 
-// Recovery is what it takes before a GPU that is unhealthy for an error may be
-// given away again. Each takes more than the one before it.
+// Recovery is the evidence needed before a GPU that is unhealthy after an error may be
+// allocated again. Each value needs more than the one before it.
 type Recovery string
 
 // The ways to recover.
 const (
-	RecoveryQuiet Recovery = "quiet" // a while without another one and then a probe that passes, or a reset
-	RecoveryReset Recovery = "reset" // a reset of the GPU, seen from outside
-	RecoveryNever Recovery = "never" // nothing but a driver that is loaded anew, or a reboot
+	RecoveryQuiet Recovery = "quiet" // a while without another error and then a probe that passes, or a reset
+	RecoveryReset Recovery = "reset" // a reset of the GPU, observed from outside
+	RecoveryNever Recovery = "never" // a reload of the driver, or a reboot
 )
 
-// XIDInfo is what is known of one XID, or of a run of them that mean the same
-// of several engines. An XID is the number under which the driver reports an
-// error of a GPU.
+// XIDInfo describes one XID, or a run of XIDs with the same meaning for several
+// engines. An XID is the number under which the driver reports an error of a GPU.
 type XIDInfo struct {
 	First, Last uint64 // the numbers; most runs have one
-	Meaning     string // a few words, to stand after the number
+	Meaning     string // a few words, to follow the number
 	Class       XIDClass
 	Action      Action   // by default
 	Recovery    Recovery // by default, where the action is, or is made, ActionUnhealthy
-	// Contained says that the error stays in the GPU instance of MIG that the
-	// driver names with it: the engines and the memory that it concerns belong to
-	// that instance alone. Its compute instances share them.
+	// Contained reports whether the error is confined to the MIG GPU instance that the
+	// driver names with it: the affected engines and memory belong to that instance
+	// alone. Its compute instances share them.
 	Contained bool
-	Advice    string // what NVIDIA's catalogue calls for at once, in its word; "": nothing
+	Advice    string // the immediate action in NVIDIA's catalogue, in its words; "": none
 	Source    XIDSource
-	Note      string // why the default is what it is, where class and advice do not say it
+	Note      string // the reason for the default, if class and advice do not explain it
 }
 
-// XIDSource says where the knowledge of an XID is from. Sources add up.
+// XIDSource is a bit set of the sources of an XIDInfo.
 type XIDSource uint8
 
 // The sources.
@@ -73,11 +72,11 @@ const (
 	SourceGPUd
 )
 
-// XIDs returns all that is known, by number.
+// XIDs returns all known XIDs, by number.
 func XIDs() []XIDInfo { return slices.Clone(xidTable) }
 
-// XID looks up what is known of an XID; ok is false for one that is not in the
-// table, which says nothing about how bad it is.
+// XID looks up an XID; ok is false if it is not in the table, which does not mean that
+// it is harmless.
 func XID(number uint64) (info XIDInfo, ok bool) {
 	i, ok := slices.BinarySearchFunc(xidTable, number, func(row XIDInfo, n uint64) int {
 		switch {
@@ -95,7 +94,7 @@ func XID(number uint64) (info XIDInfo, ok bool) {
 }
 
 // XIDText returns the number with its meaning, for logs: "XID 79 (the GPU no longer
-// answers on PCIe)", or "XID 1234" when nothing is known of it.
+// answers on PCIe)", or "XID 1234" if it is not in the table.
 func XIDText(number uint64) string {
 	text := "XID " + strconv.FormatUint(number, 10)
 	if info, ok := XID(number); ok {

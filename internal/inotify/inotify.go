@@ -54,12 +54,12 @@ type Watcher struct {
 	shared *instance
 	whole  bool
 
-	mu      sync.Mutex
-	dirs    map[string]int32 // watch descriptors by directory, or unwatched; guarded by shared.mu
-	queue   []Event
-	missed  bool
-	failed  error
-	ready   chan struct{} // capacity 1: Next has something to return
+	mu     sync.Mutex
+	dirs   map[string]int32 // watch descriptors by directory, or unwatched; guarded by shared.mu
+	queue  []Event
+	missed bool
+	failed error
+	ready  chan struct{} // capacity 1: Next has something to return
 }
 
 // New makes a Watcher that watches nothing yet.

@@ -41,7 +41,7 @@ func TestOnlyGPUFeatureLabelsAreAllowed(t *testing.T) {
 		many[fmt.Sprintf("nvidia.com/gpu.x%d", i)] = ""
 	}
 	_, err := Parse(edit(t, func(m map[string]any) { m["devicePlugin"].(map[string]any)["labels"] = many }))
-	require.ErrorContains(t, err, "no more than 512")
+	require.ErrorContains(t, err, "at most 512")
 }
 
 func TestIgnoredKeysAreBounded(t *testing.T) {
@@ -52,5 +52,5 @@ func TestIgnoredKeysAreBounded(t *testing.T) {
 	require.NoError(t, parse([]string{"flags.migStrategi"}))
 	require.ErrorContains(t, parse([]string{"a", "\x1b[2J"}), "devicePlugin.ignoredKeys[1]: has a control character")
 	require.ErrorContains(t, parse([]string{""}), "devicePlugin.ignoredKeys[0]: missing")
-	require.ErrorContains(t, parse(slices.Repeat([]string{"a"}, MaxIgnoredKeys+1)), "devicePlugin.ignoredKeys: 65 of them")
+	require.ErrorContains(t, parse(slices.Repeat([]string{"a"}, MaxIgnoredKeys+1)), "devicePlugin.ignoredKeys: 65 keys")
 }

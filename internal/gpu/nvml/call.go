@@ -9,16 +9,15 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// calls is how this package calls NVML, any call of which may hang for ever
-// when a GPU or its firmware does. Each runs in a goroutine of its own and is
-// waited for until a limit. For each subject (the driver, GPU 3, …) one call is
-// under way at a time, and while one hangs the next are refused at once; so
-// what can leak is one goroutine, and its thread, for each subject.
+// calls runs this package's calls of NVML, any of which may hang for ever when a GPU
+// or its firmware does. Each runs in its own goroutine, with a timeout. For each
+// subject (the driver, GPU 3, …) one call runs at a time, and while one hangs later
+// ones fail at once. So at most one goroutine, with its thread, leaks for each subject.
 type calls struct {
 	limit  time.Duration
-	failed func(code string) // told of each error; it must not wait
-	// life is held, by one, by who is inside NVML, and whole by who
-	// initialises it or shuts it down.
+	failed func(code string) // called for each error; it must not block
+	// life admits callers: a call inside NVML acquires 1; initialising NVML or
+	// shutting it down acquires all of wholeLife.
 	life *semaphore.Weighted
 
 	mu      sync.Mutex
@@ -39,8 +38,8 @@ func newCalls(limit time.Duration, failed func(string)) *calls {
 	return &calls{limit: limit, failed: failed, life: semaphore.NewWeighted(wholeLife), running: map[string]*running{}}
 }
 
-// call runs fn, which is about subject, and returns what it returns; or a
-// hungError after the limit, or ctx.Err() when ctx ends.
+// call runs fn, which concerns subject, and returns its result; or a hungError after
+// the limit, or ctx.Err() when ctx ends.
 func call[T any](ctx context.Context, c *calls, subject string, fn func() (T, error)) (T, error) {
 	type result struct {
 		value T
@@ -49,14 +48,14 @@ func call[T any](ctx context.Context, c *calls, subject string, fn func() (T, er
 	var zero T
 	timer := time.NewTimer(c.limit)
 	defer timer.Stop()
-	turn, err := c.turn(ctx, subject, timer)
+	own, err := c.acquireSubject(ctx, subject, timer)
 	if err != nil {
-		c.count(err)
+		c.reportFailure(err)
 		return zero, err
 	}
 	results := make(chan result, 1)
 	go func() {
-		defer c.finish(subject, turn)
+		defer c.finish(subject, own)
 		var r result
 		leave := c.enter()
 		r.value, r.err = fn()
@@ -65,22 +64,22 @@ func call[T any](ctx context.Context, c *calls, subject string, fn func() (T, er
 	}()
 	select {
 	case r := <-results:
-		c.count(r.err)
+		c.reportFailure(r.err)
 		return r.value, r.err
 	case <-timer.C:
 		err := &hungError{subject, c.limit}
-		c.count(err)
+		c.reportFailure(err)
 		return zero, err
 	case <-ctx.Done():
 		return zero, ctx.Err()
 	}
 }
 
-// codeHung stands for a call that did not come back.
+// codeHung is the code of a call that did not return.
 const codeHung = "HUNG"
 
-// count tells of an error that is NVML's.
-func (c *calls) count(err error) {
+// reportFailure calls failed if err is from NVML.
+func (c *calls) reportFailure(err error) {
 	if _, hung := errors.AsType[*hungError](err); hung {
 		c.failed(codeHung)
 	} else if failed, is := errors.AsType[*callError](err); is {
@@ -88,8 +87,8 @@ func (c *calls) count(err error) {
 	}
 }
 
-// turn waits until nothing else is under way about the subject.
-func (c *calls) turn(ctx context.Context, subject string, timer *time.Timer) (*running, error) {
+// acquireSubject waits until no other call about the subject is running.
+func (c *calls) acquireSubject(ctx context.Context, subject string, timer *time.Timer) (*running, error) {
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -123,7 +122,7 @@ func (c *calls) finish(subject string, r *running) {
 	close(r.done)
 }
 
-// hanging names something that NVML was asked about and has not answered in time.
+// hanging returns the subject of a call that has not returned in time, if any.
 func (c *calls) hanging() (subject string, hangs bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,8 +134,8 @@ func (c *calls) hanging() (subject string, hangs bool) {
 	return "", false
 }
 
-// alone runs fn while nobody is inside NVML, or returns a hungError when
-// somebody is and does not come out in time. Nobody gets in meanwhile.
+// alone runs fn while no other call is inside NVML, and keeps others out meanwhile. It
+// returns a hungError if a call inside does not return in time.
 func (c *calls) alone(ctx context.Context, patience time.Duration, fn func() error) error {
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -150,10 +149,10 @@ func (c *calls) alone(ctx context.Context, patience time.Duration, fn func() err
 	return fn()
 }
 
-// enter marks the caller as being inside NVML until it calls leave. It is for
-// calls that are waited for elsewhere.
+// enter marks the caller as inside NVML until it calls leave. It is for calls whose
+// timeout is handled elsewhere.
 func (c *calls) enter() (leave func()) {
-	// It cannot fail: the context has no end, and who holds life whole lets go.
+	// It cannot fail: the context never ends, and alone always releases life.
 	_ = c.life.Acquire(context.Background(), 1)
 	return func() { c.life.Release(1) }
 }

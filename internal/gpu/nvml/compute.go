@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// ComputeMode reads how many processes may use a GPU at once.
+// ComputeMode reads the compute mode of a GPU.
 func (s *Source) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode, error) {
 	var mode gpu.ComputeMode
 	err := s.on(ctx, id, "nvmlDeviceGetComputeMode", func(device nvml.Device) nvml.Return {
@@ -23,17 +23,17 @@ func (s *Source) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode,
 	return mode, nil
 }
 
-// SetComputeMode changes it, until the GPU is reset or the driver is loaded anew.
-// The driver lets only root do so (nvml.h, nvmlDeviceSetComputeMode).
+// SetComputeMode sets the compute mode, until the GPU is reset or the driver reloaded.
+// Only root may do so (nvml.h, nvmlDeviceSetComputeMode).
 func (s *Source) SetComputeMode(ctx context.Context, id gpu.UUID, mode gpu.ComputeMode) error {
 	return s.on(ctx, id, "nvmlDeviceSetComputeMode", func(device nvml.Device) nvml.Return {
 		return device.SetComputeMode(nvml.ComputeMode(mode))
 	})
 }
 
-// on makes one call on the GPU, which a library need not have.
+// on makes one call on the GPU, which the library may lack.
 func (s *Source) on(ctx context.Context, id gpu.UUID, name string, fn func(nvml.Device) nvml.Return) error {
-	if err := s.open(); err != nil {
+	if err := s.checkOpen(); err != nil {
 		return err
 	}
 	for _, symbol := range []string{"nvmlDeviceGetHandleByUUID", name} {

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// throttles are the bits of nvmlClocksEventReasons that this project has a word
-// for, in the order of their numbers.
+// throttles maps bits of nvmlClocksEventReasons to throttle reasons, in the order of
+// their numbers.
 var throttles = []struct {
 	bit  uint64
 	word gpu.Throttle
@@ -26,10 +26,10 @@ var throttles = []struct {
 	{nvml.ClocksEventReasonDisplayClockSetting, gpu.ThrottleDisplayClock},
 }
 
-// Condition reads what a GPU tells of its own state now. What this GPU or this
-// driver does not tell is left out; an error is one of the GPU or its driver.
+// Condition reads the state that a GPU reports about itself now. Fields that the GPU or
+// its driver does not report stay zero; an error is one of the GPU or its driver.
 func (s *Source) Condition(ctx context.Context, id gpu.UUID) (gpu.Condition, error) {
-	if err := s.open(); err != nil {
+	if err := s.checkOpen(); err != nil {
 		return gpu.Condition{}, err
 	}
 	const handle = "nvmlDeviceGetHandleByUUID"
@@ -53,9 +53,9 @@ func (s *Source) Condition(ctx context.Context, id gpu.UUID) (gpu.Condition, err
 	})
 }
 
-// tell makes a call that a library need not have and a GPU need not answer, or not
-// to us: a guest of a virtual machine is told less.
-func (s *Source) tell(name string, fn func() nvml.Return) (told bool, err error) {
+// callOptional makes a call that the library may lack and the GPU may refuse, for
+// example in a guest of a virtual machine. ok reports whether there was a result.
+func (s *Source) callOptional(name string, fn func() nvml.Return) (ok bool, err error) {
 	if !s.has[name] {
 		return false, nil
 	}
@@ -69,7 +69,7 @@ func (s *Source) tell(name string, fn func() nvml.Return) (told bool, err error)
 
 func (s *Source) readECC(device nvml.Device, e *gpu.ECC) error {
 	count := func(since nvml.EccCounterType, to *uint64) (bool, error) {
-		return s.tell("nvmlDeviceGetTotalEccErrors", func() (ret nvml.Return) {
+		return s.callOptional("nvmlDeviceGetTotalEccErrors", func() (ret nvml.Return) {
 			*to, ret = device.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, since)
 			return ret
 		})
@@ -83,18 +83,18 @@ func (s *Source) readECC(device nvml.Device, e *gpu.ECC) error {
 }
 
 func (s *Source) readRows(device nvml.Device, r *gpu.Rows) (err error) {
-	r.Supported, err = s.tell("nvmlDeviceGetRemappedRows", func() (ret nvml.Return) {
+	r.Supported, err = s.callOptional("nvmlDeviceGetRemappedRows", func() (ret nvml.Return) {
 		_, r.Uncorrected, r.Pending, r.Failed, ret = device.GetRemappedRows()
 		return ret
 	})
 	return err
 }
 
-// readThrottle asks by the name that the call had before R535, which newer
-// libraries still have.
+// readThrottle uses the function's name from before R535, which newer libraries still
+// have.
 func (s *Source) readThrottle(device nvml.Device, c *gpu.Condition) error {
 	var reasons uint64
-	_, err := s.tell("nvmlDeviceGetCurrentClocksThrottleReasons", func() (ret nvml.Return) {
+	_, err := s.callOptional("nvmlDeviceGetCurrentClocksThrottleReasons", func() (ret nvml.Return) {
 		reasons, ret = device.GetCurrentClocksThrottleReasons()
 		return ret
 	})
@@ -117,7 +117,7 @@ func (s *Source) readPCIe(device nvml.Device, p *gpu.PCIe) error {
 		{"nvmlDeviceGetCurrPcieLinkWidth", device.GetCurrPcieLinkWidth, &p.Width},
 		{"nvmlDeviceGetMaxPcieLinkWidth", device.GetMaxPcieLinkWidth, &p.MaxWidth},
 	} {
-		if _, err := s.tell(q.name, func() (ret nvml.Return) { *q.to, ret = q.ask(); return ret }); err != nil {
+		if _, err := s.callOptional(q.name, func() (ret nvml.Return) { *q.to, ret = q.ask(); return ret }); err != nil {
 			return err
 		}
 	}

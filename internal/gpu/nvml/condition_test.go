@@ -11,12 +11,12 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// fakeCondition is what a fakeGPU tells of its state.
+// fakeCondition is the state that a fakeGPU reports.
 type fakeCondition struct {
 	ecc      map[nvml.EccCounterType]uint64
 	throttle uint64
 	pcie     [4]int      // generation, the highest, width, the highest
-	answer   nvml.Return // of all of these calls
+	answer   nvml.Return // the result of all of these calls
 }
 
 func (f *fake) DeviceGetHandleByUUID(id string) (nvml.Device, nvml.Return) {
@@ -52,7 +52,7 @@ func (g *fakeGPU) GetMaxPcieLinkWidth() (int, nvml.Return) {
 	return g.condition.pcie[3], g.condition.answer
 }
 
-func TestAGPUTellsItsCondition(t *testing.T) {
+func TestConditionIsRead(t *testing.T) {
 	f, s := newFake(t, gputest.Node("a100-80gb", 2), Options{})
 	g := f.gpus[1]
 	g.remapPending = true
@@ -75,7 +75,7 @@ func TestAGPUTellsItsCondition(t *testing.T) {
 	require.True(t, got.Throttle[1].Bad())
 }
 
-func TestWhatAGPUDoesNotTellIsLeftOut(t *testing.T) {
+func TestUnsupportedConditionFieldsAreLeftOut(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 1), Options{})
 	id := f.gpus[0].device.UUID
 	s.has["nvmlDeviceGetRemappedRows"], s.has["nvmlDeviceGetNvLinkState"] = false, false
@@ -116,7 +116,7 @@ func TestTheConditionOfASimulatedGPU(t *testing.T) {
 	}
 }
 
-func TestWhatGpusimDegradesIsTold(t *testing.T) {
+func TestConditionShowsDegradationByGpusim(t *testing.T) {
 	if !alone(t) {
 		return
 	}

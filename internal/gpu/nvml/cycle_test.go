@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// letting is the driver of three GPUs, of which the first may be let go of.
-func letting(t *testing.T, o Options) (*fake, *Source) {
+// newReleasing returns a driver of three GPUs, the first of which may be released.
+func newReleasing(t *testing.T, o Options) (*fake, *Source) {
 	o.Outside = func(ctx context.Context, _ int) (gpu.Device, error) {
 		<-ctx.Done()
 		return gpu.Device{}, ctx.Err()
@@ -32,8 +32,8 @@ func (f *fake) count(of *int) func() int {
 	}
 }
 
-func TestEventsOfANeighbourDoNotPutOffLettingGoForEver(t *testing.T) {
-	f, s := letting(t, Options{ProbeInterval: 10 * time.Millisecond})
+func TestEventsOfANeighbourDelayAReleaseOnlyForAWhile(t *testing.T) {
+	f, s := newReleasing(t, Options{ProbeInterval: 10 * time.Millisecond})
 	s.quiet = 100 * time.Millisecond
 	w := start(t, s)
 	s.LetGo([]gpu.UUID{gputest.GPU(0)})
@@ -42,14 +42,14 @@ func TestEventsOfANeighbourDoNotPutOffLettingGoForEver(t *testing.T) {
 		require.Less(t, time.Since(began), patience)
 		f.send(gputest.GPU(1), nvml.EventTypeXidCriticalError, 31, none, none)
 		w.until(t, gpu.EventXID, gputest.GPU(1))
-		time.Sleep(5 * time.Millisecond) // far less than it waits for quiet
+		time.Sleep(5 * time.Millisecond) // far shorter than quiet
 	}
 	require.GreaterOrEqual(t, time.Since(began), s.quiet, "but it did wait for quiet")
 	w.until(t, gpu.EventGap, "")
 }
 
-func TestWhileACallHangsTheNeighboursAreListenedToAndNothingIsShutDown(t *testing.T) {
-	f, s := letting(t, Options{CallTimeout: 50 * time.Millisecond})
+func TestHangingCallLeavesNeighboursWatchedAndPreventsShutdown(t *testing.T) {
+	f, s := newReleasing(t, Options{CallTimeout: 50 * time.Millisecond})
 	s.quiet = 0
 	w := start(t, s)
 	hang := make(chan struct{})
@@ -70,7 +70,7 @@ func TestWhileACallHangsTheNeighboursAreListenedToAndNothingIsShutDown(t *testin
 	})
 }
 
-func TestAGPUOfWhichTheDriverTellsThatItIsLostIsLookedAtAtOnce(t *testing.T) {
+func TestGPUReportedLostIsProbedAtOnce(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour})
 	f.gpus[0].support |= nvml.EventTypeGpuUnavailableError
 	w := start(t, s)
@@ -79,29 +79,29 @@ func TestAGPUOfWhichTheDriverTellsThatItIsLostIsLookedAtAtOnce(t *testing.T) {
 
 	f.locked(func() { f.find(gputest.GPU(0)).calls = nvml.ERROR_GPU_IS_LOST })
 	f.send(gputest.GPU(0), nvml.EventTypeGpuUnavailableError, 0, none, none)
-	for seen := false; !seen; { // the driver's word comes, too
+	for seen := false; !seen; { // the driver reports it too
 		seen = w.until(t, gpu.EventLost, gputest.GPU(0)).Seen
 	}
 }
 
-// A GPU that is back must not be let go of before anybody has heard of it.
-func TestWhatWasJustFoundIsToldBeforeAnythingIsLetGoOf(t *testing.T) {
+// A GPU that is back must not be released before that is reported.
+func TestPendingEventsAreDeliveredBeforeARelease(t *testing.T) {
 	_, s := newFake(t, gputest.Node("t4", 1), Options{})
 	w := &watch{Source: s, lastEvent: time.Now().Add(-s.quiet)}
-	require.False(t, w.mayCycle(), "there is no reason to")
+	require.False(t, w.shouldCycle(), "there is no reason to")
 	w.letGo = true
-	require.True(t, w.mayCycle())
-	w.tell(gpu.EventChanged, gputest.GPU(0), "the GPU answers again")
-	require.False(t, w.mayCycle())
-	w.off.since = time.Now().Add(-longestWait * s.quiet)
-	require.True(t, w.mayCycle(), "but not for ever")
-	w.off.until = time.Now().Add(time.Hour)
-	require.False(t, w.mayCycle(), "it was tried in vain")
+	require.True(t, w.shouldCycle())
+	w.report(gpu.EventChanged, gputest.GPU(0), "the GPU answers again")
+	require.False(t, w.shouldCycle())
+	w.backoff.since = time.Now().Add(-longestWait * s.quiet)
+	require.True(t, w.shouldCycle(), "but not for ever")
+	w.backoff.until = time.Now().Add(time.Hour)
+	require.False(t, w.shouldCycle(), "it was tried in vain")
 }
 
-// Who resets a GPU does not wait for a probe that is far away.
-func TestLettingGoDoesNotWaitForTheProbe(t *testing.T) {
-	f, s := letting(t, Options{ProbeInterval: time.Hour})
+// A reset of a GPU must not wait for a distant probe.
+func TestReleaseDoesNotWaitForTheProbe(t *testing.T) {
+	f, s := newReleasing(t, Options{ProbeInterval: time.Hour})
 	s.quiet, s.hurried = 0, time.Millisecond
 	w := start(t, s)
 	s.LetGo([]gpu.UUID{gputest.GPU(0)})
@@ -109,7 +109,7 @@ func TestLettingGoDoesNotWaitForTheProbe(t *testing.T) {
 	require.Equal(t, 1, f.count(&f.shutdowns)())
 }
 
-func TestSlicesAreShortOnlyWhileAGPUIsToBeLetGoOf(t *testing.T) {
+func TestSlicesAreShortOnlyWhileAGPUIsToBeReleased(t *testing.T) {
 	_, s := newFake(t, gputest.Node("t4", 1), Options{})
 	w := &watch{Source: s}
 	s.slice, s.probe = time.Minute, time.Hour
@@ -117,7 +117,7 @@ func TestSlicesAreShortOnlyWhileAGPUIsToBeLetGoOf(t *testing.T) {
 	require.Equal(t, time.Minute, s.nextSlice())
 	w.letGo = true
 	require.Equal(t, 10*time.Second, w.interval())
-	require.Equal(t, briefly, s.nextSlice())
+	require.Equal(t, shortSlice, s.nextSlice())
 	w.letGo = false
 	s.memory.out[gputest.GPU(0)] = gpu.Fault{Reason: gpu.ReasonResetNeeded}
 	require.Equal(t, 10*time.Second, w.interval(), "whether it was reset is still looked for")
@@ -126,7 +126,7 @@ func TestSlicesAreShortOnlyWhileAGPUIsToBeLetGoOf(t *testing.T) {
 	require.Equal(t, time.Millisecond, w.interval())
 
 	plain := newSource(nil, Options{})
-	require.Equal(t, []time.Duration{briefly, 10 * time.Second}, []time.Duration{plain.slice, plain.probe})
+	require.Equal(t, []time.Duration{shortSlice, 10 * time.Second}, []time.Duration{plain.slice, plain.probe})
 	given := newSource(nil, Options{Slice: time.Second, ProbeInterval: time.Minute})
 	require.Equal(t, []time.Duration{time.Second, time.Minute}, []time.Duration{given.slice, given.probe})
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // ErrOtherLibrary is returned by Open in a process that has already loaded
-// another libnvidia-ml than the one it found, because the driver was replaced.
+// a libnvidia-ml other than the one it found, because the driver was replaced.
 // A process cannot swap it: replace the process (exec).
 var ErrOtherLibrary = errors.New("another libnvidia-ml is already loaded into this process")
 
@@ -21,9 +21,9 @@ var (
 	errWatching = errors.New("nvml: Watch is already running; one at a time")
 )
 
-// words are the name of a code of nvmlReturn_t in nvml.h and what it means.
-// go-nvml asks the library, through a variable that it changes while the library
-// is loaded and unloaded.
+// words maps codes of nvmlReturn_t in nvml.h to their names and meanings. go-nvml
+// would query the library, through a variable that it changes while it loads and
+// unloads the library.
 var words = map[nvml.Return]struct{ name, text string }{
 	nvml.ERROR_UNINITIALIZED:           {"UNINITIALIZED", "NVML is not initialised"},
 	nvml.ERROR_INVALID_ARGUMENT:        {"INVALID_ARGUMENT", "invalid argument"},
@@ -47,8 +47,8 @@ var words = map[nvml.Return]struct{ name, text string }{
 	nvml.ERROR_UNKNOWN:                 {"UNKNOWN", "unknown error of the driver"},
 }
 
-// name is the code without "NVML_ERROR_": GPU_IS_LOST, or its number where this
-// version does not know it.
+// name returns the code without "NVML_ERROR_": GPU_IS_LOST, or the number of an
+// unknown code.
 func name(ret nvml.Return) string {
 	if word, known := words[ret]; known {
 		return word.name
@@ -84,7 +84,7 @@ func (e *callError) Unwrap() error {
 	}
 }
 
-// check turns what NVML returned into an error.
+// check converts a return code of NVML to an error.
 func check(call string, ret nvml.Return) error {
 	if ret == nvml.SUCCESS {
 		return nil
@@ -92,7 +92,7 @@ func check(call string, ret nvml.Return) error {
 	return &callError{call, ret}
 }
 
-// returned is the code that NVML returned, or SUCCESS where err is not from it.
+// returned returns the code that NVML returned, or SUCCESS if err is not from NVML.
 func returned(err error) nvml.Return {
 	if failed, ok := errors.AsType[*callError](err); ok {
 		return failed.ret
@@ -100,7 +100,7 @@ func returned(err error) nvml.Return {
 	return nvml.SUCCESS
 }
 
-// hungError is a call that has not come back.
+// hungError is the error of a call that has not returned in time.
 type hungError struct {
 	what  string
 	limit time.Duration
@@ -117,7 +117,7 @@ func wholeDriver(err error) bool {
 	return errors.Is(err, gpu.ErrNoDriver) || errors.Is(err, gpu.ErrVersionMismatch)
 }
 
-// faultOf says what is wrong with a GPU that could not be read.
+// faultOf returns the Fault of a GPU that could not be read.
 func faultOf(err error) gpu.Fault {
 	reason := gpu.ReasonUnreadable
 	switch returned(err) {
@@ -129,7 +129,7 @@ func faultOf(err error) gpu.Fault {
 	return gpu.Fault{Reason: reason, Message: err.Error()}
 }
 
-// wrapOpen adds what to do to an error that keeps a source from being opened.
+// wrapOpen adds the remedy to an error of opening a source.
 func wrapOpen(library string, err error) error {
 	next := "see the kernel log (dmesg) for NVRM lines"
 	switch {

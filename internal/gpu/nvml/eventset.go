@@ -10,9 +10,9 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// wanted are the events to ask for, as far as the GPU supports them: errors,
-// and what says that a Snapshot would now be different. Single-bit errors are
-// corrected and of no concern.
+// wanted is the mask of events to register, as far as the GPU supports them: errors,
+// and events after which a Snapshot would differ. Single-bit errors are corrected and
+// of no concern.
 const wanted = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError | nvml.EventMigConfigChange |
 	nvml.EventTypeDramRetirementFailure | nvml.EventTypeGpuUnavailableError | nvml.EventTypeGpuRecoveryAction
 
@@ -21,15 +21,15 @@ const wanted = nvml.EventTypeXidCriticalError | nvml.EventTypeDoubleBitEccError 
 type eventSet struct {
 	source   *Source
 	set      nvml.EventSet
-	names    map[nvml.Device]gpu.UUID // of those that are registered, by handle
-	worked   atomic.Bool              // waiting on it has not failed at once
+	names    map[nvml.Device]gpu.UUID // of the registered GPUs, by handle
+	worked   atomic.Bool              // a wait on it has succeeded
 	stopping bool
 	stopped  time.Time     // when stop was called
 	quit     chan struct{} // closed by stop
 	ended    chan struct{} // closed when the goroutine has freed the set
 }
 
-// wait is what waiting on an event set returned, other than a timeout.
+// wait is the result of waiting on an event set, other than a timeout.
 type wait struct {
 	set  *eventSet
 	data nvml.EventData
@@ -81,11 +81,11 @@ func (w *watch) registerOne(set *eventSet, d gpu.Device) error {
 	return nil
 }
 
-func (e *eventSet) holds(id gpu.UUID) bool {
-	return e.holdsAny(func(other gpu.UUID) bool { return other == id })
+func (e *eventSet) has(id gpu.UUID) bool {
+	return e.hasAny(func(other gpu.UUID) bool { return other == id })
 }
 
-func (e *eventSet) holdsAny(is func(gpu.UUID) bool) bool {
+func (e *eventSet) hasAny(is func(gpu.UUID) bool) bool {
 	for _, id := range e.names {
 		if is(id) {
 			return true
@@ -94,15 +94,16 @@ func (e *eventSet) holdsAny(is func(gpu.UUID) bool) bool {
 	return false
 }
 
-// start begins waiting. What is heard goes to waits, until over.
+// start starts the goroutine that waits. It sends results to waits, until over is
+// closed.
 func (e *eventSet) start(waits chan<- wait, over <-chan struct{}) {
 	go func() {
 		defer close(e.ended)
-		e.listen(waits, over)
+		e.waitForEvents(waits, over)
 	}()
 }
 
-// stop makes the goroutine end once it has delivered what is there already.
+// stop makes the goroutine end once it has delivered the events already queued.
 func (e *eventSet) stop() {
 	if !e.stopping {
 		e.stopping, e.stopped = true, time.Now()
@@ -121,23 +122,23 @@ func (e *eventSet) hasEnded() bool {
 
 func (e *eventSet) ending() bool { return e.stopping && !e.hasEnded() }
 
-// hangs says that it was to end a while ago.
+// hangs reports whether the goroutine should have ended a while ago.
 func (e *eventSet) hangs() bool {
 	return e.ending() && time.Since(e.stopped) > e.source.slice+e.source.limit
 }
 
-// listen waits for events until it is told to stop or waiting fails, and frees
-// the set. Waiting cannot be interrupted, so it is done in slices; an event
-// ends one at once.
-func (e *eventSet) listen(waits chan<- wait, over <-chan struct{}) {
+// waitForEvents waits for events until stop is called or waiting fails, and then
+// frees the set. A wait cannot be interrupted, so it is done in slices; an event
+// ends a slice at once.
+func (e *eventSet) waitForEvents(waits chan<- wait, over <-chan struct{}) {
 	for {
 		slice := e.source.nextSlice()
 		select {
 		case <-e.quit:
-			slice = 0 // what came until now is still told
+			slice = 0 // still report the events queued until now
 		default:
 		}
-		data, ret, ok := e.once(slice)
+		data, ret, ok := e.waitOnce(slice)
 		if !ok {
 			return // the source was closed, which frees everything
 		}
@@ -153,7 +154,7 @@ func (e *eventSet) listen(waits chan<- wait, over <-chan struct{}) {
 		if ret == nvml.ERROR_TIMEOUT {
 			return
 		}
-		e.source.count(check("nvmlEventSetWait", ret))
+		e.source.reportFailure(check("nvmlEventSetWait", ret))
 		select {
 		case waits <- wait{e, data, ret, time.Now()}:
 		case <-over:
@@ -168,21 +169,21 @@ func (e *eventSet) listen(waits chan<- wait, over <-chan struct{}) {
 	}
 }
 
-// briefly is a slice that nobody minds waiting for.
-const briefly = 200 * time.Millisecond
+// shortSlice is a slice short enough not to delay anybody.
+const shortSlice = 200 * time.Millisecond
 
-// nextSlice is how long to wait inside NVML now.
+// nextSlice returns the time to wait inside NVML now.
 func (s *Source) nextSlice() time.Duration {
 	if s.brief.Load() {
-		return min(s.slice, briefly)
+		return min(s.slice, shortSlice)
 	}
 	return s.slice
 }
 
-// once waits for one event; ok is false when the source is closed.
-func (e *eventSet) once(slice time.Duration) (data nvml.EventData, ret nvml.Return, ok bool) {
+// waitOnce waits for one event; ok is false when the source is closed.
+func (e *eventSet) waitOnce(slice time.Duration) (data nvml.EventData, ret nvml.Return, ok bool) {
 	defer e.source.enter()()
-	if e.source.open() != nil {
+	if e.source.checkOpen() != nil {
 		return data, nvml.ERROR_UNINITIALIZED, false
 	}
 	data, ret = e.set.Wait(uint32(slice.Milliseconds()))
@@ -191,7 +192,7 @@ func (e *eventSet) once(slice time.Duration) (data nvml.EventData, ret nvml.Retu
 
 func (e *eventSet) free() {
 	defer e.source.enter()()
-	if e.source.open() != nil {
+	if e.source.checkOpen() != nil {
 		return
 	}
 	if ret := e.set.Free(); ret != nvml.SUCCESS {
@@ -233,9 +234,9 @@ func (w wait) event() (e gpu.Event, ok bool) {
 	return e, true
 }
 
-// uuid names the GPU of an event. A lost GPU cannot be asked, so the name is
-// from when it was registered. "" is every GPU: an error whose GPU nobody can
-// name must not be passed over.
+// uuid returns the UUID of an event's GPU. A lost GPU cannot be queried, so the UUID is
+// from its registration. "" stands for every GPU: an error whose GPU is unknown must
+// not be ignored.
 func (e *eventSet) uuid(handle nvml.Device) gpu.UUID {
 	return e.names[handle]
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// fake is an NVML in this process: what the code under test calls of it, with
+// fake is an NVML in this process: the functions that the code under test calls, with
 // state that tests change. A function that it lacks is a nil pointer.
 type fake struct {
 	nvml.Interface
 	mu                sync.Mutex
 	gpus              []*fakeGPU
 	sets              []*fakeSet
-	driver            nvml.Return // what every call answers, if not SUCCESS
-	waitFailures      int         // how often waiting fails from now on; -1 for ever
-	setError          nvml.Return // what making an event set answers
+	driver            nvml.Return // result of every call, if not SUCCESS
+	waitFailures      int         // number of waits that fail from now on; -1 for ever
+	setError          nvml.Return // result of creating an event set
 	inits, shutdowns  int
 	topologyCallCount int
 }
@@ -34,7 +34,7 @@ type fakeGPU struct {
 	links  []fakeLink
 	fabric nvml.GpuFabricInfo
 
-	handle, calls, events nvml.Return // what these answer, if not SUCCESS
+	handle, calls, events nvml.Return // results, if not SUCCESS
 	gone                  bool
 	hang                  chan struct{} // GetUUID waits for it to close, if not nil
 	support               uint64
@@ -67,7 +67,7 @@ type fakeSet struct {
 	freed bool
 }
 
-// newFake makes the driver of a node and a Source that asks it.
+// newFake makes the driver of a node and a Source that uses it.
 func newFake(t *testing.T, node gpu.Snapshot, o Options) (*fake, *Source) {
 	f := &fake{inits: 1}
 	for _, d := range node.Devices {
@@ -80,7 +80,7 @@ func newFake(t *testing.T, node gpu.Snapshot, o Options) (*fake, *Source) {
 	s.slice, s.quiet = 50*time.Millisecond, time.Hour
 	s.has = map[string]bool{}
 	for _, symbol := range optional {
-		// Profiles are composed from structures that the fake has not.
+		// Profiles are composed from structures that the fake lacks.
 		s.has[symbol] = symbol != "nvmlDeviceIsMigDeviceHandle" && symbol != "nvmlDeviceGetMemoryAffinity"
 	}
 	return f, s
@@ -118,7 +118,7 @@ func (f *fake) poke() {
 	}
 }
 
-// lose makes a GPU lost in one of the ways in which NVML says so.
+// lose makes a GPU lost in one of the ways in which NVML reports that.
 func (f *fake) lose(id gpu.UUID, way string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -198,7 +198,7 @@ func (f *fake) EventSetCreate() (nvml.EventSet, nvml.Return) {
 	return set, f.setError
 }
 
-// ask is how each call on a GPU begins.
+// ask begins each call on a GPU and returns its result.
 func (g *fakeGPU) ask() nvml.Return {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()

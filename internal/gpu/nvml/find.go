@@ -17,35 +17,34 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// soname is what programs link libnvidia-ml by.
+// soname is the name under which programs link libnvidia-ml.
 const soname = "libnvidia-ml.so.1"
 
-// directories, below a driver root, where distributions put the library: Fedora
-// and SUSE, Debian and Ubuntu, Debian's alternatives, and all else.
+// directories returns the directories, below a driver root, in which distributions
+// put the library: Fedora and SUSE, Debian and Ubuntu, Debian's alternatives, others.
 func directories() []string {
 	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
 	return []string{
 		"/usr/lib64", "/usr/lib/" + triplet, "/usr/lib/" + triplet + "/nvidia/current", "/usr/lib",
 		"/lib64", "/lib/" + triplet, "/lib", "/usr/local/lib64", "/usr/local/lib",
-		"/usr/local/nvidia/lib64", // where installers put it that may not write to /usr
+		"/usr/local/nvidia/lib64", // used by installers that may not write to /usr
 		"/run/opengl-driver/lib",  // NixOS
 	}
 }
 
-// machine is the kind of ELF file that this process can load.
+// machine is the ELF machine type that this process can load.
 var machine = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
 
-// FindLibrary looks for libnvidia-ml below a driver root of the host, whose
-// file system is seen at hostRoot ("" is "/" for both). The path is as this
-// process sees it, with every link followed inside the root, so that it names
-// the file itself: …/libnvidia-ml.so.580.95.05. Where there is none, the error
-// wraps gpu.ErrNoDriver.
+// FindLibrary finds libnvidia-ml below a driver root of the host, whose file system
+// is mounted at hostRoot ("" is "/" for both). It returns a path of this process
+// with every link followed inside the root, so that it names the file itself:
+// …/libnvidia-ml.so.580.95.05. If there is none, the error wraps gpu.ErrNoDriver.
 func FindLibrary(hostRoot, driverRoot string) (string, error) {
 	return findBelow(hostRoot, driverRoot, directories())
 }
 
-// findAnywhere is FindLibrary and, where that finds none, looks where the
-// loader would for this process: a container runtime may have put it there.
+// findAnywhere is like FindLibrary, but then also searches this process's loader
+// directories: a container runtime may have put the library there.
 func findAnywhere(hostRoot, driverRoot string) (string, error) {
 	found, err := FindLibrary(hostRoot, driverRoot)
 	if err == nil || !errors.Is(err, gpu.ErrNoDriver) {
@@ -58,7 +57,7 @@ func findAnywhere(hostRoot, driverRoot string) (string, error) {
 	return "", err
 }
 
-// findBelow looks below one root, following links inside of it.
+// findBelow finds the library below one root, following links inside it.
 func findBelow(hostRoot, driverRoot string, directories []string) (string, error) {
 	root, err := openDriverRoot(hostRoot, driverRoot)
 	if err != nil {
@@ -72,7 +71,7 @@ func findBelow(hostRoot, driverRoot string, directories []string) (string, error
 		}
 		// The directory that was opened may itself have been reached by links.
 		found, err := filepath.EvalSymlinks(root.Path(real))
-		if errors.Is(err, fs.ErrNotExist) { // it has gone since: a driver is being replaced
+		if errors.Is(err, fs.ErrNotExist) { // removed since: a driver is being replaced
 			continue
 		}
 		return found, err
@@ -118,10 +117,10 @@ func loadable(root *host.Root, name string) bool {
 		elf.Machine(head[18])|elf.Machine(head[19])<<8 == machine
 }
 
-// loaded returns the path of the libnvidia-ml that is mapped into this process,
-// as the kernel tells it: "… (deleted)" when it was removed or replaced since.
-// It is "" when there is none. Paths are compared, not inodes: on overlayfs,
-// where driver containers live, the two views of an inode differ.
+// loaded returns the path of the libnvidia-ml that is mapped into this process, as
+// the kernel reports it: "… (deleted)" if it was removed or replaced since, "" if
+// there is none. Callers compare paths, not inodes: on overlayfs, which driver
+// containers use, the two views of an inode differ.
 func loaded() (string, error) {
 	file, err := os.Open("/proc/self/maps")
 	if err != nil {
@@ -148,5 +147,5 @@ func parseMapping(line string) (name string, ok bool) {
 	return name, strings.HasPrefix(path.Base(strings.TrimSuffix(name, deleted)), "libnvidia-ml.so")
 }
 
-// deleted is what the kernel adds to the path of a file that is there no more.
+// deleted is the suffix that the kernel adds to the path of a removed file.
 const deleted = " (deleted)"

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// library is the head of a library, enough to tell for which machine it is.
+// library returns the head of an ELF library, up to its machine type.
 func library(class elf.Class, m elf.Machine) string {
 	head := make([]byte, 64)
 	copy(head, elf.ELFMAG)
@@ -91,7 +91,7 @@ func TestFindLibraryBelowADriverRootOfTheHost(t *testing.T) {
 	require.ErrorContains(t, err, "not there yet")
 }
 
-func TestALibraryThatGoesMeanwhileIsNone(t *testing.T) {
+func TestLibraryRemovedMeanwhileIsNotFound(t *testing.T) {
 	root := driverRoot(t, map[string]string{"/usr/lib64/libnvidia-ml.so.1": ours()})
 	name := filepath.Join(root, "usr/lib64/libnvidia-ml.so.1")
 	stop, stopped := make(chan struct{}), make(chan struct{})

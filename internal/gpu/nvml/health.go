@@ -8,7 +8,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// readHealth gives the GPU a Fault for what it says is wrong with itself.
+// readHealth sets the GPU's Fault from the errors that it reports about itself.
 func (s *Source) readHealth(device nvml.Device, d *gpu.Device) error {
 	pending, failed, err := s.faultyRows(device)
 	if err != nil {
@@ -23,7 +23,7 @@ func (s *Source) readHealth(device nvml.Device, d *gpu.Device) error {
 		return err
 	}
 	switch {
-	case failed: // which no reset mends, whatever else is asked for
+	case failed: // no reset fixes this, whatever else the driver asks for
 		d.Fault = gpu.Fault{Reason: gpu.ReasonRowRemap, Message: "remapping a row of faulty memory failed: the GPU must be replaced"}
 	case action != nvml.GPU_RECOVERY_ACTION_NONE:
 		d.Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "the driver asks for recovery: " + recovery(action)}
@@ -36,9 +36,9 @@ func (s *Source) readHealth(device nvml.Device, d *gpu.Device) error {
 	return nil
 }
 
-// faultyRows reports whether rows of faulty memory wait to be remapped, which is done
-// when the GPU is reset (nvml.h), and whether that failed for one. GPUs from Ampere on
-// remap rows.
+// faultyRows reports whether rows of faulty memory wait to be remapped, which happens
+// when the GPU is reset (nvml.h), and whether remapping a row failed. GPUs from Ampere
+// on remap rows.
 func (s *Source) faultyRows(device nvml.Device) (pending, failed bool, err error) {
 	if !s.has["nvmlDeviceGetRemappedRows"] {
 		return false, false, nil
@@ -50,9 +50,9 @@ func (s *Source) faultyRows(device nvml.Device) (pending, failed bool, err error
 	return pending, failed, check("nvmlDeviceGetRemappedRows", ret)
 }
 
-// faultyPages reports whether pages of faulty memory wait to be retired, which is done
-// when the driver takes the GPU up the next time: after a reset, too (NVIDIA, "Dynamic
-// Page Retirement"). GPUs before Ampere retire pages.
+// faultyPages reports whether pages of faulty memory wait to be retired. That happens
+// when the driver next initialises the GPU, also after a reset (NVIDIA, "Dynamic Page
+// Retirement"). GPUs before Ampere retire pages.
 func (s *Source) faultyPages(device nvml.Device) (bool, error) {
 	if !s.has["nvmlDeviceGetRetiredPagesPendingStatus"] {
 		return false, nil
@@ -64,8 +64,8 @@ func (s *Source) faultyPages(device nvml.Device) (bool, error) {
 	return pending == nvml.FEATURE_ENABLED, check("nvmlDeviceGetRetiredPagesPendingStatus", ret)
 }
 
-// recoveryAction is what the driver asks to be done to the GPU; drivers before
-// R570 do not tell.
+// recoveryAction returns the recovery action that the driver asks for; drivers before
+// R570 do not report one.
 func (s *Source) recoveryAction(device nvml.Device) (nvml.DeviceGpuRecoveryAction, error) {
 	if !s.has["nvmlDeviceGetFieldValues"] {
 		return nvml.GPU_RECOVERY_ACTION_NONE, nil
@@ -77,18 +77,18 @@ func (s *Source) recoveryAction(device nvml.Device) (nvml.DeviceGpuRecoveryActio
 	}
 	switch ret {
 	case nvml.SUCCESS:
-		// An unsigned int, says nvml.h: the first four bytes of the union.
+		// An unsigned int (nvml.h): the first four bytes of the union.
 		return nvml.DeviceGpuRecoveryAction(binary.NativeEndian.Uint32(values[0].Value[:4])), nil
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_UNKNOWN, nvml.ERROR_NO_PERMISSION:
-		// How older drivers answer for a field that they do not know. A GPU
-		// that fails in general has failed in the calls before.
+		// Older drivers return these for an unknown field. A GPU that fails in
+		// general has failed in the calls before.
 		return nvml.GPU_RECOVERY_ACTION_NONE, nil
 	default:
 		return nvml.GPU_RECOVERY_ACTION_NONE, check("nvmlDeviceGetFieldValues", ret)
 	}
 }
 
-// recovery says in words what the driver asks for.
+// recovery describes a recovery action in words.
 func recovery(action nvml.DeviceGpuRecoveryAction) string {
 	switch action {
 	case nvml.GPU_RECOVERY_ACTION_GPU_RESET:

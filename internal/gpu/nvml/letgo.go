@@ -10,26 +10,27 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// A driver resets no GPU that a process has open. NVML opens one when it is asked
-// for a handle of it, and closes it when NVML is shut down, not before (nvml.h at
-// nvmlInit_v2 and nvmlDeviceGetHandleByIndex_v2). So a GPU is let go of by shutting
-// NVML down, initialising it again, and asking for the handles of the others only.
-// Whether it was reset since is for another process to see, which ends at once.
+// A driver does not reset a GPU that a process has open. NVML opens a GPU when a
+// handle of it is requested, and closes it only when NVML is shut down (nvml.h at
+// nvmlInit_v2 and nvmlDeviceGetHandleByIndex_v2). To release a GPU, the Source shuts
+// NVML down, initialises it again, and requests handles of the other GPUs only.
+// Another process, which ends at once, finds out whether the GPU was reset since.
 
-// Outside reads one GPU in another process, which holds it no longer than that
-// takes. It returns soon after ctx ends, also where that process hangs.
+// Outside reads one GPU in another process, which has the GPU open only for that
+// time. It returns soon after ctx ends, even if that process hangs.
 type Outside func(ctx context.Context, index int) (gpu.Device, error)
 
-// outsideEvery is how often a GPU that was let go of is read. Each time is one in
-// which a reset would be refused: seconds, without persistence mode.
+// outsideEvery is the interval at which a released GPU is read from outside. Each
+// read blocks a reset while it lasts: seconds, without persistence mode.
 const outsideEvery = 30 * time.Second
 
-// letGoMessage is of a GPU of which the driver says nothing wrong itself.
+// letGoMessage is the fault message of a released GPU that has no fault of its own.
 const letGoMessage = "it is not held open, so that it can be reset, and so not watched"
 
-// LetGo says which GPUs Watch is to let go of, as soon as there was no event for a
-// while, or when that was waited for long enough; all others are held. Snapshot shows them as they were last read. Without
-// Options.Outside nothing is let go of but what was lost.
+// LetGo sets the GPUs that Watch is to release; it keeps all others open. Watch
+// releases them once there was no event for a while, or after the longest wait for
+// that. Snapshot returns them as last read. Without Options.Outside, Watch releases
+// only GPUs that were lost.
 func (s *Source) LetGo(ids []gpu.UUID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -42,33 +43,33 @@ func (s *Source) LetGo(ids []gpu.UUID) {
 	if len(wanted) > 0 {
 		select {
 		case s.hurry <- struct{}{}:
-		default: // it knows
+		default: // already signaled
 		}
 	}
 }
 
-// letsGo reports whether there is something to let go of, and whether something was.
-func (s *Source) letsGo() (wanted, out bool) {
+// releases reports whether there are GPUs to release, and whether any is released.
+func (s *Source) releases() (wanted, out bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.memory.order, s.mayGo), len(s.memory.out) > 0
+	return slices.ContainsFunc(s.memory.order, s.canRelease), len(s.memory.out) > 0
 }
 
-// mayGo is of a GPU that is to be let go of and can be. s.mu is held.
-func (s *Source) mayGo(id gpu.UUID) bool {
+// canRelease reports whether a GPU is to be released and can be. s.mu is held.
+func (s *Source) canRelease(id gpu.UUID) bool {
 	_, read := s.memory.devices[id]
 	_, out := s.memory.out[id]
 	return s.outside != nil && read && !out && s.memory.letGo[id]
 }
 
-// goes notes what NVML holds no more, now that it is shut down, with what was last
-// seen of it.
-func (s *Source) goes(seen []gpu.Device) []gpu.UUID {
+// markReleased records the GPUs to be released as released, with their last known
+// faults, and returns them. NVML is shut down.
+func (s *Source) markReleased(seen []gpu.Device) []gpu.UUID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var ids []gpu.UUID
 	for _, id := range s.memory.order {
-		if !s.mayGo(id) {
+		if !s.canRelease(id) {
 			continue
 		}
 		fault := find(seen, id).Fault
@@ -81,10 +82,10 @@ func (s *Source) goes(seen []gpu.Device) []gpu.UUID {
 	return ids
 }
 
-// out returns the GPUs that must not be asked, by index, as they were last read.
-// Where another number of GPUs is counted than before, an index may be another's:
-// then all are asked.
-func (s *Source) out(count int) map[int]reading {
+// released returns the released GPUs, which must not be opened, by index, as they
+// were last read. If the driver counts another number of GPUs than before, an index
+// may belong to another GPU; then no GPU stays released.
+func (s *Source) released(count int) map[int]reading {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.memory.order) != count {
@@ -101,32 +102,32 @@ func (s *Source) out(count int) map[int]reading {
 	return all
 }
 
-// isOut says that the GPU must not be asked.
-func (s *Source) isOut(id gpu.UUID) bool {
+// isReleased reports whether a GPU is released and must not be opened.
+func (s *Source) isReleased(id gpu.UUID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, out := s.memory.out[id]
 	return out
 }
 
-// glance is what another process saw of a GPU.
-type glance struct {
+// outsideReading is the result of reading a GPU in another process.
+type outsideReading struct {
 	id     gpu.UUID
 	device gpu.Device
 	err    error
 }
 
-// glanceAtOne has the GPU that was not looked at for longest, of those that were let go
-// of, looked at from outside, when it is time, and nobody looks already.
-func (w *watch) glanceAtOne() {
-	if w.glancing {
+// readNextOutside starts to read a released GPU from outside, if one is due and no
+// such read is under way. It picks the one whose last read is oldest.
+func (w *watch) readNextOutside() {
+	if w.readingOutside {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	index := -1
 	for i, id := range w.memory.order {
-		if _, out := w.memory.out[id]; out && time.Since(w.glanced[id]) >= w.outsideEvery && (index < 0 || w.glanced[id].Before(w.glanced[w.memory.order[index]])) {
+		if _, out := w.memory.out[id]; out && time.Since(w.outsideReadAt[id]) >= w.outsideEvery && (index < 0 || w.outsideReadAt[id].Before(w.outsideReadAt[w.memory.order[index]])) {
 			index = i
 		}
 	}
@@ -134,25 +135,25 @@ func (w *watch) glanceAtOne() {
 		return
 	}
 	id := w.memory.order[index]
-	w.glanced[id], w.glancing = time.Now(), true
-	w.looking.Go(func() {
+	w.outsideReadAt[id], w.readingOutside = time.Now(), true
+	w.outsideReader.Go(func() {
 		d, err := w.outside(w.ctx, index)
-		w.glances <- glance{id, d, err}
+		w.outsideReadings <- outsideReading{id, d, err}
 	})
 }
 
-// saw takes in what was seen from outside. A GPU of which the driver said what was
-// wrong, and says so no more, is held and watched again.
-func (w *watch) saw(g glance) error {
-	w.glancing = false
+// handleOutside applies a reading from outside. A GPU whose fault in the driver is
+// gone is opened and watched again.
+func (w *watch) handleOutside(g outsideReading) error {
+	w.readingOutside = false
 	if g.err != nil {
-		if why := g.err.Error(); w.ctx.Err() == nil && w.unseen[g.id] != why {
-			w.unseen[g.id] = why
+		if why := g.err.Error(); w.ctx.Err() == nil && w.outsideErrors[g.id] != why {
+			w.outsideErrors[g.id] = why
 			w.log.Warn("whether a GPU was reset cannot be seen", "gpu", string(g.id), "message", why)
 		}
 		return nil
 	}
-	delete(w.unseen, g.id)
+	delete(w.outsideErrors, g.id)
 	w.mu.Lock()
 	was, out := w.memory.out[g.id]
 	switch {
@@ -161,15 +162,15 @@ func (w *watch) saw(g glance) error {
 		w.memory.out[g.id] = g.device.Fault
 	case g.device.UUID != g.id, was.Message != letGoMessage:
 		delete(w.memory.out, g.id)
-		delete(w.memory.letGo, g.id) // until that is said again, by who has heard of it
+		delete(w.memory.letGo, g.id) // until the next LetGo, by a caller who knows of this
 	}
 	w.mu.Unlock()
-	return w.look()
+	return w.probeAll()
 }
 
-// Device reads the GPU with an index, and no other.
+// Device reads only the GPU with the given index.
 func (s *Source) Device(ctx context.Context, index int) (gpu.Device, error) {
-	if err := s.open(); err != nil {
+	if err := s.checkOpen(); err != nil {
 		return gpu.Device{}, err
 	}
 	r, err := call(ctx, s.calls, subject(index), func() (reading, error) { return s.readDevice(index) })

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-func TestAGPUThatIsLetGoOfCanBeResetAndIsHeldAgainWhenItIsWell(t *testing.T) {
+func TestReleasedGPUCanBeResetAndIsOpenedAgainAfterwards(t *testing.T) {
 	if !alone(t) {
 		return
 	}
@@ -59,14 +59,14 @@ func TestAGPUThatIsLetGoOfCanBeResetAndIsHeldAgainWhenItIsWell(t *testing.T) {
 
 	well.Store(true)
 	require.Equal(t, 1, <-asked)
-	for again := false; !again; { // also what the driver had asked for was a change
+	for again := false; !again; { // the recovery action was a change, too
 		again = w.until(t, gpu.EventChanged, id(1)).Message == "the GPU answers again"
 	}
 	require.Zero(t, fault(1))
 	sim("xid", 1, "--xid", "31")
 	w.until(t, gpu.EventXID, id(1))
 
-	// One of which the driver says nothing wrong is not well because it says nothing.
+	// A GPU without a fault in the driver does not count as recovered for that.
 	s.LetGo([]gpu.UUID{id(2), "GPU-of-another-node"})
 	sim("reset", 2, "--wait", "30s")
 	for range 3 {
@@ -78,7 +78,7 @@ func TestAGPUThatIsLetGoOfCanBeResetAndIsHeldAgainWhenItIsWell(t *testing.T) {
 	w.until(t, gpu.EventChanged, id(2))
 }
 
-func TestEachGPUThatIsLetGoOfIsLookedAtInItsTurn(t *testing.T) {
+func TestReleasedGPUsAreReadOneAfterTheOther(t *testing.T) {
 	if !alone(t) {
 		return
 	}
@@ -100,7 +100,7 @@ func TestEachGPUThatIsLetGoOfIsLookedAtInItsTurn(t *testing.T) {
 		ids = append(ids, d.UUID)
 	}
 	s.LetGo(ids)
-	<-asked // perhaps before all were let go of
+	<-asked // perhaps before all were released
 	seen := map[int]bool{}
 	for range 6 {
 		seen[<-asked] = true
@@ -108,20 +108,20 @@ func TestEachGPUThatIsLetGoOfIsLookedAtInItsTurn(t *testing.T) {
 	require.Equal(t, map[int]bool{1: true, 2: true, 3: true}, seen)
 }
 
-func TestWithoutALookFromOutsideNothingIsLetGoOf(t *testing.T) {
+func TestNothingIsReleasedWithoutOutside(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{})
 	s.quiet = 0
 	start(t, s)
 	_, err := s.Snapshot(t.Context())
 	require.NoError(t, err)
 	s.LetGo([]gpu.UUID{gputest.Node("t4", 2).Devices[0].UUID})
-	require.False(t, holdsWanted(s))
+	require.False(t, hasGPUToRelease(s))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	require.Zero(t, f.shutdowns)
 }
 
-func holdsWanted(s *Source) bool {
-	wanted, _ := s.letsGo()
+func hasGPUToRelease(s *Source) bool {
+	wanted, _ := s.releases()
 	return wanted
 }

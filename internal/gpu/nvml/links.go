@@ -8,14 +8,14 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// lanes are the NVLinks of one GPU that are up.
+// lanes lists the NVLinks of one GPU that are up.
 type lanes struct {
 	remote   []gpu.PCIAddress // of the GPUs at the other ends, one for each lane
 	toSwitch int              // lanes that end in an NVSwitch
 }
 
-// readLanes reads where the NVLinks of a GPU lead. go-gpuallocator does so too,
-// but it sees no GPU behind NVSwitch, where the other end is the switch, and
+// readLanes reads the remote ends of a GPU's NVLinks. go-gpuallocator does so too,
+// but it finds no GPU behind NVSwitch, where the other end is the switch, and
 // panics when two GPUs do not agree on their links.
 func (s *Source) readLanes(device nvml.Device, l *lanes) error {
 	if !s.hasAll("nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2") {
@@ -39,8 +39,8 @@ func (s *Source) readLanes(device nvml.Device, l *lanes) error {
 	return nil
 }
 
-// readFabric reads which NVLink partition a GPU has joined. A registration that
-// ended with an error is none (github.com/NVIDIA/go-nvlib, pkg/nvlib/device,
+// readFabric reads the NVLink partition that a GPU has joined. A registration that
+// ended with an error does not count (github.com/NVIDIA/go-nvlib, pkg/nvlib/device,
 // IsFabricAttached).
 func (s *Source) readFabric(device nvml.Device, d *gpu.Device) {
 	if !s.has["nvmlDeviceGetGpuFabricInfo"] {
@@ -79,7 +79,7 @@ func (s *Source) readLane(device nvml.Device, link int, l *lanes) error {
 	}
 	address, err := pciOf(device.GetNvLinkRemotePciInfo(link))
 	if ret := returned(err); ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_NOT_FOUND || ret == nvml.ERROR_INVALID_ARGUMENT {
-		return nil // up, but nobody tells where to
+		return nil // up, but the remote end is unknown
 	}
 	if err != nil {
 		return err
@@ -88,8 +88,8 @@ func (s *Source) readLane(device nvml.Device, link int, l *lanes) error {
 	return nil
 }
 
-// links says how each two GPUs reach each other. The GPUs are in the order of
-// their indexes.
+// links returns the link between each two GPUs. The GPUs are in the order of their
+// indexes.
 func (s *Source) links(ctx context.Context, all []reading) []gpu.Link {
 	var links []gpu.Link
 	for i, a := range all {
@@ -109,8 +109,8 @@ func (s *Source) links(ctx context.Context, all []reading) []gpu.Link {
 	return links
 }
 
-// lanesBetween counts the NVLink lanes from a to b. Where the two do not agree,
-// the smaller number is what works both ways.
+// lanesBetween counts the NVLink lanes from a to b. If the two do not agree, the
+// smaller number works both ways.
 func lanesBetween(a, b reading) int {
 	direct := min(count(a.lanes.remote, b.PCI), count(b.lanes.remote, a.PCI))
 	if direct > 0 {
@@ -131,8 +131,8 @@ func count(list []gpu.PCIAddress, address gpu.PCIAddress) (n int) {
 	return n
 }
 
-// ancestor says how two GPUs are linked over PCIe. It cannot change while they
-// stay in their slots, so each pair is asked about once.
+// ancestor returns the kind of PCIe link between two GPUs. It cannot change while they
+// stay in their slots, so each pair is looked up once.
 func (s *Source) ancestor(ctx context.Context, a, b gpu.Device) gpu.LinkKind {
 	pair := [2]gpu.PCIAddress{a.PCI, b.PCI}
 	s.mu.Lock()
@@ -141,7 +141,7 @@ func (s *Source) ancestor(ctx context.Context, a, b gpu.Device) gpu.LinkKind {
 	broken := func(d gpu.Device) bool {
 		return d.Fault.Reason == gpu.ReasonLost || d.Fault.Reason == gpu.ReasonUnreadable
 	}
-	if known || broken(a) || broken(b) || s.isOut(a.UUID) || s.isOut(b.UUID) || !s.has["nvmlDeviceGetTopologyCommonAncestor"] {
+	if known || broken(a) || broken(b) || s.isReleased(a.UUID) || s.isReleased(b.UUID) || !s.has["nvmlDeviceGetTopologyCommonAncestor"] {
 		return kind
 	}
 	level, err := call(ctx, s.calls, "the links between GPUs", func() (nvml.GpuTopologyLevel, error) {
@@ -157,7 +157,7 @@ func (s *Source) ancestor(ctx context.Context, a, b gpu.Device) gpu.LinkKind {
 		return level, check("nvmlDeviceGetTopologyCommonAncestor", ret)
 	})
 	if err != nil {
-		return gpu.LinkUnknown // and asked again next time
+		return gpu.LinkUnknown // looked up again next time
 	}
 	kind = kindOf(level)
 	s.mu.Lock()

@@ -9,22 +9,21 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// memory is what a Source keeps of what it read, so that a GPU which cannot be
-// asked any more is still called by its name.
+// memory holds the earlier readings of a Source, so that a GPU which no longer answers
+// keeps its UUID.
 type memory struct {
 	devices   map[gpu.UUID]reading // as last read without an error
 	order     []gpu.UUID           // by index, of the last read
-	shown     []gpu.Device         // in the last Snapshot; nil when there was none since a probe
+	snapshot  []gpu.Device         // of the last Snapshot; nil if there was none since a probe
 	ancestors map[[2]gpu.PCIAddress]gpu.LinkKind
 	numa      map[gpu.PCIAddress]int
 
-	letGo map[gpu.UUID]bool      // what is to be let go of
-	out   map[gpu.UUID]gpu.Fault // what is, by what is wrong with it
+	letGo map[gpu.UUID]bool      // the GPUs to release
+	out   map[gpu.UUID]gpu.Fault // the released GPUs with their faults
 }
 
-// settle gives the GPUs that could not be read a Fault and a name, and
-// remembers those that could. It returns an error only where the errors are
-// about the whole driver.
+// settle gives the GPUs that could not be read a Fault and a UUID, and remembers the
+// readings of the others. It returns an error only if errs are about the whole driver.
 func (s *Source) settle(all []reading, errs []error) error {
 	denied := len(all) > 0
 	for _, err := range errs {
@@ -38,7 +37,7 @@ func (s *Source) settle(all []reading, errs []error) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.name(all, errs)
+	s.findUUIDs(all, errs)
 	for i := range all {
 		r := &all[i]
 		if errs[i] == nil {
@@ -58,11 +57,11 @@ func (s *Source) settle(all []reading, errs []error) error {
 	return nil
 }
 
-// name finds the UUIDs of GPUs that did not tell theirs. NVML numbers GPUs by
-// PCI address, so while as many are counted as before, an index means the same
-// GPU; else, when just as many known GPUs are missing as did not answer, they
-// are those in order; else the kernel module's own list is asked.
-func (s *Source) name(all []reading, errs []error) {
+// findUUIDs fills in the UUIDs of GPUs that could not be read. NVML numbers GPUs by PCI
+// address, so while their number is the same, an index means the same GPU. Otherwise,
+// if as many known GPUs are missing as did not answer, they match in order. Otherwise
+// the kernel module's own list decides.
+func (s *Source) findUUIDs(all []reading, errs []error) {
 	taken := map[gpu.UUID]bool{}
 	var nameless []int
 	for i, r := range all {
@@ -75,14 +74,14 @@ func (s *Source) name(all []reading, errs []error) {
 	if len(nameless) == 0 {
 		return
 	}
-	give := func(i int, id gpu.UUID) {
+	assign := func(i int, id gpu.UUID) {
 		if id != "" && !taken[id] {
 			all[i].UUID, taken[id] = id, true
 		}
 	}
 	if len(s.memory.order) == len(all) {
 		for _, i := range nameless {
-			give(i, s.memory.order[i])
+			assign(i, s.memory.order[i])
 		}
 		return
 	}
@@ -95,11 +94,11 @@ func (s *Source) name(all []reading, errs []error) {
 	slices.SortStableFunc(missing, func(a, b reading) int { return strings.Compare(string(a.PCI), string(b.PCI)) })
 	if len(missing) == len(nameless) {
 		for n, i := range nameless {
-			give(i, missing[n].UUID)
+			assign(i, missing[n].UUID)
 		}
 		return
 	}
-	listed := s.places.listed()
+	listed := s.places.listGPUs()
 	if len(listed) != len(all) {
 		return
 	}
@@ -107,24 +106,24 @@ func (s *Source) name(all []reading, errs []error) {
 		index := all[i].Index
 		all[i].Device = listed[i]
 		all[i].Index, all[i].UUID = index, ""
-		give(i, listed[i].UUID)
+		assign(i, listed[i].UUID)
 	}
 }
 
-// show keeps what a Snapshot showed, so that Watch can tell when that is no
-// longer so, also if it never saw it.
-func (s *Source) show(list []gpu.Device) {
+// keepSnapshot remembers the devices of a Snapshot, so that Watch can report when they
+// change, even if Watch itself never read them.
+func (s *Source) keepSnapshot(list []gpu.Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.memory.shown = list
+	s.memory.snapshot = list
 }
 
-// shown returns what the last Snapshot showed, once.
-func (s *Source) shown() []gpu.Device {
+// takeLastSnapshot returns the devices of the last Snapshot, once.
+func (s *Source) takeLastSnapshot() []gpu.Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := s.memory.shown
-	s.memory.shown = nil
+	list := s.memory.snapshot
+	s.memory.snapshot = nil
 	return list
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// readMIG reads whether a GPU can be divided, is, and into what.
+// readMIG reads whether a GPU supports MIG, whether MIG is on, and its MIG devices.
 func (s *Source) readMIG(handle nvml.Device, d *gpu.Device) error {
 	if !s.hasAll("nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
 		"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2") {
@@ -94,7 +94,7 @@ func (s *Source) migProfile(handle nvml.Device) (string, error) {
 		"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo", "nvmlGpuInstanceGetComputeInstanceById",
 		"nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlComputeInstanceGetInfo_v2") {
 		if mig, err := device.New(s.lib, device.WithVerifySymbols(false)).NewMigDevice(handle); err == nil {
-			// Profiles newer than go-nvlib are errors there: the name knows them.
+			// go-nvlib returns an error for profiles newer than itself: use the name then.
 			if profile, err := mig.GetProfile(); err == nil {
 				return profile.String(), nil
 			}

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// places are the file systems that tell about GPUs without NVML.
+// places holds the file systems with information about GPUs outside NVML.
 type places struct {
 	sys  *host.Root // holds /sys
 	proc *host.Root // holds /proc/driver/nvidia
@@ -51,8 +51,8 @@ func (p places) Close() error {
 	return errors.Join(errs...)
 }
 
-// numa is the NUMA node that a GPU is near to, -1 where there is none. A slot does
-// not move while the machine runs: where there is one, it is asked for once.
+// numa returns the NUMA node nearest to a GPU, -1 if there is none. A slot does not
+// move while the machine runs, so a node is looked up once.
 func (s *Source) numa(address gpu.PCIAddress, device nvml.Device) int {
 	s.mu.Lock()
 	node, known := s.memory.numa[address]
@@ -71,7 +71,7 @@ func (s *Source) numa(address gpu.PCIAddress, device nvml.Device) int {
 	return node
 }
 
-// numa asks sysfs for the NUMA node of a PCI device; -1 when it tells none.
+// numa reads the NUMA node of a PCI device from sysfs; -1 if there is none.
 func (p places) numa(address gpu.PCIAddress) int {
 	if p.sys == nil {
 		return -1
@@ -87,8 +87,8 @@ func (p places) numa(address gpu.PCIAddress) int {
 	return node
 }
 
-// numaFromAffinity asks NVML which NUMA nodes are near; the answer counts when
-// it is exactly one.
+// numaFromAffinity asks NVML for the nearest NUMA nodes; the result counts only if
+// there is exactly one.
 func (s *Source) numaFromAffinity(device nvml.Device) int {
 	if !s.has["nvmlDeviceGetMemoryAffinity"] {
 		return -1
@@ -111,11 +111,10 @@ func (s *Source) numaFromAffinity(device nvml.Device) int {
 	return node
 }
 
-// listed returns what /proc/driver/nvidia/gpus tells of the GPUs that the
-// kernel module bound, in the order of NVML's indexes (by PCI address). It
-// still names one that is lost, so that a GPU which this process has never
-// been able to ask can be called by its name.
-func (p places) listed() []gpu.Device {
+// listGPUs reads /proc/driver/nvidia/gpus, which lists the GPUs bound by the kernel
+// module, in the order of NVML's indexes (by PCI address). It still has the UUID of a
+// lost GPU, even one that this process was never able to read.
+func (p places) listGPUs() []gpu.Device {
 	if p.proc == nil {
 		return nil
 	}
@@ -143,7 +142,7 @@ func (p places) listed() []gpu.Device {
 }
 
 // parseInformation reads the "Key:  value" lines of a GPU's information file.
-// A UUID is "GPU-????????-…" there as long as the GPU was never initialised.
+// There the UUID is "GPU-????????-…" until the GPU is first initialised.
 func parseInformation(text string) gpu.Device {
 	d := gpu.Device{Minor: -1, NUMANode: -1}
 	for line := range strings.Lines(text) {

@@ -106,7 +106,7 @@ func simulatedFixture(t *testing.T) gputest.Fixture {
 	return f
 }
 
-func TestOpenSaysWhichLibraryAndThatItIsSimulated(t *testing.T) {
+func TestOpenReportsTheLibraryAndThatItIsSimulated(t *testing.T) {
 	if !alone(t) {
 		return
 	}

@@ -26,23 +26,23 @@ func (s *Source) Snapshot(ctx context.Context) (gpu.Snapshot, error) {
 		return gpu.Snapshot{}, err
 	}
 	snapshot = snapshot.Sorted()
-	s.show(snapshot.Clone().Devices)
+	s.keepSnapshot(snapshot.Clone().Devices)
 	return snapshot, nil
 }
 
-// reading is a GPU with what only links are made of.
+// reading is a GPU with the data for computing links.
 type reading struct {
 	gpu.Device
 	lanes lanes
 }
 
-// read reads the driver and all GPUs, in the order of their indexes. Those
-// that cannot be read carry a Fault and what is known of them from before.
+// read reads the driver and all GPUs, in the order of their indexes. A GPU that cannot
+// be read has a Fault and the data of its last successful read.
 func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 	if err := ctx.Err(); err != nil {
 		return gpu.Driver{}, nil, err
 	}
-	if err := s.open(); err != nil {
+	if err := s.checkOpen(); err != nil {
 		return gpu.Driver{}, nil, err
 	}
 	type node struct {
@@ -61,15 +61,15 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 		return gpu.Driver{}, nil, fmt.Errorf("reading the driver: %w", err)
 	}
 	all, errs := make([]reading, n.count), make([]error, n.count)
-	out := s.out(n.count)
+	released := s.released(n.count)
 	var group sync.WaitGroup
-	places := make(chan struct{}, runtime.GOMAXPROCS(0))
+	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i := range n.count {
-		if r, is := out[i]; is {
+		if r, is := released[i]; is {
 			all[i] = r
 			continue
 		}
-		leave := enter(places)
+		leave := acquireSlot(slots)
 		group.Go(func() {
 			defer leave()
 			all[i], errs[i] = call(ctx, s.calls, subject(i), func() (reading, error) { return s.readDevice(i) })
@@ -88,19 +88,19 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 	return n.Driver, all, nil
 }
 
-// slow is how long a GPU may keep the next from being asked. One that is woken takes
-// seconds, and one that hangs for ever.
-const slow = 20 * time.Millisecond
+// slotWait bounds the time that a slow GPU delays the read of the next. A GPU being
+// initialised takes seconds, and one that hangs never returns.
+const slotWait = 20 * time.Millisecond
 
-// enter waits for a place, so that no more GPUs are asked at a time than can be: each
-// would need a thread, and what is more urgent would wait behind all of them. Where
-// none becomes free soon it goes on without.
-func enter(places chan struct{}) (leave func()) {
-	patience := time.NewTimer(slow)
+// acquireSlot waits for a slot, so that no more GPUs are read at a time than there are
+// CPUs: each read needs a thread, and more urgent work would wait behind all of them.
+// If no slot becomes free in time, it returns without one.
+func acquireSlot(slots chan struct{}) (leave func()) {
+	patience := time.NewTimer(slotWait)
 	defer patience.Stop()
 	select {
-	case places <- struct{}{}:
-		return func() { <-places }
+	case slots <- struct{}{}:
+		return func() { <-slots }
 	case <-patience.C:
 		return func() {}
 	}
@@ -124,7 +124,7 @@ func (s *Source) readDriver() (d gpu.Driver, err error) {
 		case nvml.SUCCESS:
 			d.CUDAVersion = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10) // as cuda.h codes it: 13000
 		case nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NOT_SUPPORTED:
-			// NVML asks libcuda, which a driver root may lack: other steps say so.
+			// NVML asks libcuda, which a driver root may lack: other steps report that.
 		default:
 			return d, check("nvmlSystemGetCudaDriverVersion_v2", ret)
 		}
@@ -132,7 +132,7 @@ func (s *Source) readDriver() (d gpu.Driver, err error) {
 	return d, nil
 }
 
-// readDevice reads one GPU. With an error it returns what it had read until then.
+// readDevice reads one GPU. With an error it returns the data read until then.
 func (s *Source) readDevice(index int) (reading, error) {
 	r := reading{Device: gpu.Device{Index: index, NUMANode: -1, Minor: -1}}
 	device, ret := s.lib.DeviceGetHandleByIndex(index)
@@ -164,7 +164,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 			memory, ret := device.GetMemoryInfo()
 			r.MemoryBytes = memory.Total
 			if ret == nvml.ERROR_NOT_SUPPORTED {
-				return nil // GPUs whose memory is the CPU's have none to tell of
+				return nil // GPUs that use the CPU's memory have none of their own
 			}
 			return check("nvmlDeviceGetMemoryInfo", ret)
 		},

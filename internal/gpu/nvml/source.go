@@ -1,12 +1,12 @@
-// Package nvml is the one place that touches NVML, the library through which
-// the driver tells about GPUs. Its Source answers as package gpu promises: one
-// GPU that is lost, broken or hanging is a Fault of that GPU, never an error
+// Package nvml reads and watches GPUs through NVML, the driver's management
+// library; no other package uses it. Its Source behaves as package gpu documents:
+// one GPU that is lost, broken or hanging is a Fault of that GPU, never an error
 // for its neighbours.
 //
 // Three facts shape it. A process can load only one libnvidia-ml in its life
-// (see ErrOtherLibrary). go-nvml binds a function when it is first called, and
-// one that the library lacks ends the process, so whatever an old driver may
-// lack is looked up first. And each call may hang, so each is made by calls.
+// (see ErrOtherLibrary). go-nvml binds a function on its first call, and a missing
+// one ends the process, so functions that an old driver may lack are looked up
+// first. And each call may hang, so each goes through calls.
 package nvml
 
 import (
@@ -25,37 +25,37 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Options say where the driver is and how patient to be.
+// Options configure the location of the driver and the timeouts of a Source.
 type Options struct {
-	HostRoot   string // where the host's file system is seen; "" is "/"
-	DriverRoot string // of the host, below which the library is looked for; "" is "/"
+	HostRoot   string // where the host's file system is mounted; "" is "/"
+	DriverRoot string // host path below which to find the library; "" is "/"
 	Log        *slog.Logger
 
-	// CallTimeout is how long a call of NVML may take before its GPU counts as
-	// hanging; 0 is 20 s: the first one wakes GPUs that are not in persistence
-	// mode, which takes seconds for each.
+	// CallTimeout is the time after which the GPU of an NVML call counts as hanging.
+	// 0 is 20 s: the first call initialises GPUs that are not in persistence mode,
+	// which takes seconds for each.
 	CallTimeout time.Duration
-	// ProbeInterval is how often Watch looks for what the driver reports by no
-	// event: a GPU that fell silent or came back, another MIG layout (the
-	// event for that exists, but not in all drivers). While a GPU is to be let go of,
-	// or was, it is no longer than 10 s. 0 is 10 s.
+	// ProbeInterval is the interval at which Watch probes for changes without an
+	// event: a GPU that stopped or resumed answering, or another MIG layout (not all
+	// drivers have that event). While a GPU is to be released, or is released, the
+	// interval is at most 10 s. 0 is 10 s.
 	ProbeInterval time.Duration
-	// Slice is how long Watch waits inside NVML before it looks whether it is to end,
-	// each time a few wake-ups of the process. An event ends a slice at once, but
-	// nothing else does: the end of Watch is that late, and Close after it. While a GPU
-	// is to be let go of, it is no longer than 200 ms. 0 is 200 ms.
+	// Slice is the time that Watch waits inside NVML before it checks whether to end;
+	// each slice costs a few wake-ups of the process. Only an event ends a slice
+	// early, so Watch, and Close after it, end up to one slice late. While a GPU is to
+	// be released, a slice is at most 200 ms. 0 is 200 ms.
 	Slice time.Duration
-	// Outside looks at GPUs that this process lets go of; nil: see LetGo.
+	// Outside reads GPUs that this process has released; nil: see LetGo.
 	Outside Outside
 
-	// Failed is told of each call of NVML that failed, or did not come back, by
-	// its code in nvml.h without "NVML_ERROR_" (GPU_IS_LOST), or HUNG. What NVML
-	// answers as a matter of course (not supported, no event yet) is no failure.
-	// It is called from several goroutines and must not wait. nil: nobody is told.
+	// Failed is called for each call of NVML that failed or did not return, with its
+	// code in nvml.h without "NVML_ERROR_" (GPU_IS_LOST), or HUNG. Normal results
+	// (not supported, no event yet) are not failures. It is called from several
+	// goroutines and must not block. It may be nil.
 	Failed func(code string)
 }
 
-// Source is a gpu.Source that asks NVML.
+// Source is a gpu.Source that uses NVML.
 type Source struct {
 	lib       nvml.Interface
 	library   string
@@ -65,16 +65,16 @@ type Source struct {
 	log       *slog.Logger
 	probe     time.Duration // between two probes of Watch
 	slice     time.Duration // see Options.Slice
-	hurried   time.Duration // the longest between two probes while there is something to let go of, or was
-	quiet     time.Duration // without an event before NVML is shut down to let go of a GPU
+	hurried   time.Duration // maximum of probe while a GPU is to be released, or is released
+	quiet     time.Duration // time without an event before NVML is shut down to release a GPU
 
 	outside      Outside
 	outsideEvery time.Duration
 
 	*calls
 	watching atomic.Bool
-	brief    atomic.Bool   // slices are to be short
-	hurry    chan struct{} // capacity 1: there is something to let go of
+	brief    atomic.Bool   // use short slices
+	hurry    chan struct{} // capacity 1: there is a GPU to release
 
 	mu     sync.Mutex
 	closed bool
@@ -83,8 +83,8 @@ type Source struct {
 
 var _ gpu.Source = (*Source)(nil)
 
-// required are the functions without which nothing can be told; every driver
-// since R450 has them.
+// required lists the functions that every Source needs; every driver since R450 has
+// them.
 var required = []string{
 	"nvmlInit_v2", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion",
 	"nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName",
@@ -92,7 +92,7 @@ var required = []string{
 	"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes",
 }
 
-// optional are those that are called only where the library has them.
+// optional lists the functions that are called only if the library has them.
 var optional = []string{
 	"nvmlSystemGetCudaDriverVersion_v2",
 	"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
@@ -109,20 +109,20 @@ var optional = []string{
 	"nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth",
 }
 
-// Open finds libnvidia-ml (see FindLibrary), or else where the loader would,
-// loads it into the process and initialises it. Its error wraps gpu.ErrNoDriver
-// when there is no library or no kernel module, gpu.ErrNoPermission,
-// gpu.ErrVersionMismatch, or ErrOtherLibrary.
+// Open finds libnvidia-ml, loads it into the process and initialises it. It searches
+// as FindLibrary does, then in the loader's directories. Its error wraps
+// gpu.ErrNoDriver when there is no library or no kernel module,
+// gpu.ErrNoPermission, gpu.ErrVersionMismatch, or ErrOtherLibrary.
 func Open(o Options) (*Source, error) {
 	path, err := findAnywhere(o.HostRoot, o.DriverRoot)
 	if err != nil {
 		return nil, err
 	}
-	if err := mayLoad(path); err != nil {
+	if err := checkLoadable(path); err != nil {
 		return nil, err
 	}
-	// This reference is never dropped: the library stays what it is for the
-	// life of the process, however often NVML is shut down.
+	// This reference is never dropped: the library stays loaded for the life of
+	// the process, however often NVML is shut down.
 	library := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
 	if err := library.Open(); err != nil {
 		return nil, fmt.Errorf("%w: the library is there but cannot be loaded: %w; is its file system mounted noexec?", gpu.ErrNoDriver, err)
@@ -160,7 +160,7 @@ func newSource(lib nvml.Interface, o Options) *Source {
 		s.probe = 10 * time.Second
 	}
 	if s.slice <= 0 {
-		s.slice = briefly
+		s.slice = shortSlice
 	}
 	limit := o.CallTimeout
 	if limit <= 0 {
@@ -170,8 +170,8 @@ func newSource(lib nvml.Interface, o Options) *Source {
 	return s
 }
 
-// mayLoad refuses a library where another is in the process already.
-func mayLoad(path string) error {
+// checkLoadable returns an error if the process has already loaded another library.
+func checkLoadable(path string) error {
 	there, err := loaded()
 	if err != nil {
 		return fmt.Errorf("looking for a libnvidia-ml that is loaded already: %w", err)
@@ -182,7 +182,7 @@ func mayLoad(path string) error {
 	return fmt.Errorf("%w: %s, and not %s: the driver was replaced; start the process again", ErrOtherLibrary, there, path)
 }
 
-// initialise is nvmlInit, which may hang as any other call.
+// initialise calls nvmlInit, which may hang like any other call.
 func (s *Source) initialise(ctx context.Context) error {
 	_, err := call(ctx, s.calls, "the driver", func() (struct{}, error) {
 		return struct{}{}, check("nvmlInit", s.lib.Init())
@@ -190,25 +190,25 @@ func (s *Source) initialise(ctx context.Context) error {
 	return err
 }
 
-// Library is the real path of the library that is loaded: compare it with
-// FindLibrary to see that it was replaced.
+// Library returns the real path of the loaded library. If FindLibrary returns another
+// path, the library was replaced.
 func (s *Source) Library() string { return s.library }
 
-// Close ends the use of NVML, which lets go of the GPUs. End Watch before.
+// Close ends the use of NVML, which releases the GPUs. Watch must have ended before.
 func (s *Source) Close() error {
 	s.mu.Lock()
-	was := s.closed
+	closed := s.closed
 	s.closed = true
 	s.mu.Unlock()
-	if was {
+	if closed {
 		return nil
 	}
 	err := s.alone(context.Background(), s.limit, func() error { return check("nvmlShutdown", s.lib.Shutdown()) })
 	return errors.Join(err, s.places.Close())
 }
 
-// open reports whether the source is still open.
-func (s *Source) open() error {
+// checkOpen returns an error if the source is closed.
+func (s *Source) checkOpen() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {

@@ -81,7 +81,7 @@ func TestHangingGPULeavesNeighboursHealthy(t *testing.T) {
 		require.Equal(t, gputest.GPU(1), hung.UUID, "it is still called by its name")
 		require.Equal(t, before.Links, got.Links, "and still has its place")
 	}
-	// Those of calls that have answered take a moment to end.
+	// The goroutines of calls that have returned take a moment to end.
 	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > goroutines+1 && time.Now().Before(deadline); {
 		runtime.Gosched()
 	}
@@ -90,7 +90,7 @@ func TestHangingGPULeavesNeighboursHealthy(t *testing.T) {
 	close(hang)
 }
 
-func TestHangingGPUsKeepNoPlaceFromTheirNeighbours(t *testing.T) {
+func TestHangingGPUsDoNotBlockTheirNeighbours(t *testing.T) {
 	const limit = time.Minute
 	f, s := newFake(t, gputest.Node("h100-sxm", 8), Options{CallTimeout: limit})
 	_, err := s.Snapshot(t.Context())
@@ -107,7 +107,7 @@ func TestHangingGPUsKeepNoPlaceFromTheirNeighbours(t *testing.T) {
 		_, err := s.Snapshot(t.Context())
 		done <- err
 	}()
-	select { // GPU 7 is asked though all before it hang: it takes its turn
+	select { // GPU 7 is read though all before it hang
 	case last <- struct{}{}:
 	case <-time.After(limit / 2):
 		t.Error("GPU 7 is not asked")
@@ -118,7 +118,7 @@ func TestHangingGPUsKeepNoPlaceFromTheirNeighbours(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-func TestHangingDriverIsToldOnceAndThatItAnswersAgain(t *testing.T) {
+func TestHangingDriverAndItsRecoveryAreReportedOnce(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{CallTimeout: 50 * time.Millisecond})
 	events := start(t, s)
 	f.mu.Lock() // every call waits for it
@@ -130,7 +130,7 @@ func TestHangingDriverIsToldOnceAndThatItAnswersAgain(t *testing.T) {
 	events.until(t, gpu.EventChanged, "")
 }
 
-func TestGPULostBeforeItWasEverReadHasTheKernelsNameForIt(t *testing.T) {
+func TestGPULostBeforeItsFirstReadHasTheKernelsUUID(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{})
 	root := driverRoot(t, map[string]string{
 		"/proc/driver/nvidia/gpus/0000:11:00.0/information": "Model: \t\t Tesla T4\nGPU UUID: \t " + string(gputest.GPU(1)) + "\nDevice Minor: \t 1\n",
@@ -171,7 +171,7 @@ func TestLostGPUIsNamedAlsoWhenAnotherIsGone(t *testing.T) {
 	require.Equal(t, 1, got.Devices[1].Index)
 }
 
-func TestWhatAGPUSaysIsWrongWithItIsItsFault(t *testing.T) {
+func TestErrorReportedByAGPUIsItsFault(t *testing.T) {
 	f, s := newFake(t, gputest.Node("h100-sxm", 3), Options{})
 	f.gpus[0].remapFailed = true
 	f.gpus[1].recovery = nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET
@@ -196,7 +196,7 @@ func TestWhatAGPUSaysIsWrongWithItIsItsFault(t *testing.T) {
 	require.Equal(t, gpu.Fault{Reason: gpu.ReasonResetNeeded, Message: "pages of faulty memory wait to be retired: end the programs on the GPU, then reset it"}, got.Devices[2].Fault)
 }
 
-func TestOldLibraryIsAskedOnlyWhatItHas(t *testing.T) {
+func TestOnlyFunctionsOfAnOldLibraryAreCalled(t *testing.T) {
 	f, s := newFake(t, gputest.Node("a100-mig", 2), Options{})
 	s.has = nil // a function that the fake lacks would end the process, as with a library
 	for _, g := range f.gpus {
@@ -260,7 +260,7 @@ func TestLanes(t *testing.T) {
 	}
 }
 
-func TestHowFarAGPUHasComeWithItsFabric(t *testing.T) {
+func TestFabricStates(t *testing.T) {
 	for want, info := range map[gpu.Joining]nvml.GpuFabricInfo{
 		gpu.JoiningNone:    {State: nvml.GPU_FABRIC_STATE_NOT_SUPPORTED},
 		gpu.JoiningWaiting: {State: nvml.GPU_FABRIC_STATE_NOT_STARTED},
@@ -329,10 +329,10 @@ func (a affinity) GetMemoryAffinity(int, nvml.AffinityScope) ([]uint, nvml.Retur
 	return a.words, a.ret
 }
 
-func TestClosedSourceIsNotAsked(t *testing.T) {
+func TestClosedSourceMakesNoCalls(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 1), Options{})
 	require.NoError(t, s.Close())
-	f.driver = nvml.ERROR_UNKNOWN // would be returned if it were asked
+	f.driver = nvml.ERROR_UNKNOWN // would be returned if it were called
 	_, err := s.Snapshot(t.Context())
 	require.Equal(t, errClosed, err)
 	require.Equal(t, 1, f.shutdowns)
@@ -340,7 +340,7 @@ func TestClosedSourceIsNotAsked(t *testing.T) {
 	require.Equal(t, 1, f.shutdowns)
 }
 
-func TestErrorsSayWhatAndWhatNext(t *testing.T) {
+func TestErrorsNameTheCauseAndTheRemedy(t *testing.T) {
 	err := fmt.Errorf("reading: %w", &hungError{"GPU 3", time.Second})
 	require.EqualError(t, err, "reading: NVML has not answered about GPU 3 for 1s: the GPU or its driver hangs; look for NVRM lines in the kernel log")
 	require.False(t, errors.Is(err, gpu.ErrNoDriver))

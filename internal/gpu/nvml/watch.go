@@ -14,20 +14,19 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Watch delivers what NVML's event set tells, and what the probes find to be
-// other than before, or than the last Snapshot showed.
+// Watch delivers the events of NVML's event set, and the changes that probes find
+// since the last probe or the last Snapshot.
 //
-// An event may come twice: when a GPU is lost, a second event set without it is
-// made before the first one ends, so that nothing of its neighbours is missed.
-// The one gap in watching is when NVML is shut down and initialised again,
-// which is the only way to let go of a GPU that was lost or is to be reset
-// (letgo.go, cycle.go). It is told of, and all GPUs are read anew when they are
-// watched again.
+// An event may be delivered twice: when a GPU is lost, a second event set without it
+// starts before the first one ends, so that no event of its neighbours is missed.
+// The only gap in watching is when NVML is shut down and initialised again, the only
+// way to release a GPU that was lost or is to be reset (letgo.go, cycle.go). Watch
+// reports it with an EventGap and reads all GPUs again once they are watched.
 func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event)) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := s.open(); err != nil {
+	if err := s.checkOpen(); err != nil {
 		return err
 	}
 	if !s.watching.CompareAndSwap(false, true) {
@@ -40,7 +39,7 @@ func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event
 		Source: s, ctx: ctx, cancel: cancel, deliver: deliver,
 		waits: make(chan wait), over: make(chan struct{}),
 		unwatched: map[gpu.UUID]bool{}, lastEvent: time.Now(),
-		glances: make(chan glance, 1), glanced: map[gpu.UUID]time.Time{}, unseen: map[gpu.UUID]string{},
+		outsideReadings: make(chan outsideReading, 1), outsideReadAt: map[gpu.UUID]time.Time{}, outsideErrors: map[gpu.UUID]string{},
 	}
 	defer w.end()
 	if err := w.begin(); err != nil {
@@ -58,25 +57,25 @@ type watch struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	deliver func(gpu.Event)
-	waits   chan wait     // what the event sets say
+	waits   chan wait     // results of the event sets
 	over    chan struct{} // closed when Watch returns
-	sets    []*eventSet   // that were made and have not ended, the one in force last
+	sets    []*eventSet   // the sets that have not ended, the current one last
 
 	seen      []gpu.Device // as of the last probe
 	silent    bool         // the driver did not answer the last probe
 	unwatched map[gpu.UUID]bool
-	strikes   int         // waits that failed for no GPU's fault, in a row
+	strikes   int         // consecutive waits that failed through no GPU's fault
 	pending   []gpu.Event // to be delivered
-	again     bool        // look when that is done
-	letGo     bool        // NVML still holds a GPU that was lost
+	again     bool        // probe once pending is delivered
+	letGo     bool        // NVML still has a GPU open that was lost
 	lastEvent time.Time
-	off       putOff
+	backoff   backoff
 
-	looking  sync.WaitGroup // the one who looks from outside
-	glancing bool           // there is one
-	glances  chan glance
-	glanced  map[gpu.UUID]time.Time
-	unseen   map[gpu.UUID]string // why nothing was seen, as it was logged
+	outsideReader   sync.WaitGroup // the goroutine that reads a GPU from outside
+	readingOutside  bool           // it is running
+	outsideReadings chan outsideReading
+	outsideReadAt   map[gpu.UUID]time.Time // start of the last read
+	outsideErrors   map[gpu.UUID]string    // the last logged error
 }
 
 const maxStrikes = 3
@@ -108,7 +107,7 @@ func (w *watch) run() error {
 		w.pending = w.pending[:0]
 		if w.again {
 			w.again = false
-			if err := w.look(); err != nil {
+			if err := w.probeAll(); err != nil {
 				return err
 			}
 			continue
@@ -118,15 +117,15 @@ func (w *watch) run() error {
 		case <-w.ctx.Done():
 		case <-w.hurry:
 		case got := <-w.waits:
-			err = w.take(got)
-		case got := <-w.glances:
-			err = w.saw(got)
-			w.glanceAtOne() // the next: a node may have lost all its GPUs at once
+			err = w.handleWait(got)
+		case got := <-w.outsideReadings:
+			err = w.handleOutside(got)
+			w.readNextOutside() // at once: a node may have lost all its GPUs together
 		case <-tick.C:
-			if err = w.look(); err == nil && w.mayCycle() {
+			if err = w.probeAll(); err == nil && w.shouldCycle() {
 				err = w.cycle()
 			}
-			w.glanceAtOne()
+			w.readNextOutside()
 		}
 		if w.ctx.Err() != nil {
 			return w.ctx.Err()
@@ -137,10 +136,10 @@ func (w *watch) run() error {
 	}
 }
 
-// interval is how long until the next probe. A GPU that is to be let go of is waited
-// for by who resets it.
+// interval returns the time between two probes. It is shorter while a GPU is to be
+// released, because somebody waits to reset it.
 func (w *watch) interval() time.Duration {
-	waited, out := w.letsGo()
+	waited, out := w.releases()
 	w.brief.Store(w.letGo || waited)
 	if w.letGo || waited || out {
 		return min(w.probe, w.hurried)
@@ -152,7 +151,7 @@ func (w *watch) interval() time.Duration {
 func (w *watch) end() {
 	close(w.over)
 	w.cancel()
-	defer w.looking.Wait()
+	defer w.outsideReader.Wait()
 	patience := time.NewTimer(w.slice + w.limit)
 	defer patience.Stop()
 	for _, set := range w.sets {
@@ -168,7 +167,7 @@ func (w *watch) end() {
 	}
 }
 
-// current is the event set in force, or nil.
+// current returns the current event set, or nil.
 func (w *watch) current() *eventSet {
 	w.sets = slices.DeleteFunc(w.sets, (*eventSet).hasEnded)
 	if len(w.sets) == 0 || w.sets[len(w.sets)-1].stopping {
@@ -177,8 +176,8 @@ func (w *watch) current() *eventSet {
 	return w.sets[len(w.sets)-1]
 }
 
-// renew makes a new event set of all GPUs that can be watched, then ends the one
-// that was in force.
+// renew starts a new event set of all GPUs that can be watched, then stops the
+// current one.
 func (w *watch) renew() error {
 	before := w.current()
 	set, err := w.newEventSet()
@@ -197,44 +196,44 @@ func (w *watch) renew() error {
 // register adds the GPUs that can be watched and are not in the set yet.
 func (w *watch) register(set *eventSet) {
 	for _, d := range w.seen {
-		if !watchable(d) || set.holds(d.UUID) || w.isOut(d.UUID) {
+		if !watchable(d) || set.has(d.UUID) || w.isReleased(d.UUID) {
 			continue
 		}
 		err := w.registerOne(set, d)
 		switch {
 		case err == nil && w.unwatched[d.UUID]:
 			delete(w.unwatched, d.UUID)
-			w.tell(gpu.EventChanged, d.UUID, "its health is watched again")
+			w.report(gpu.EventChanged, d.UUID, "its health is watched again")
 		case err == nil:
 		case w.ctx.Err() != nil:
 			return
 		case returned(err) == nvml.ERROR_GPU_IS_LOST:
-			w.tell(gpu.EventLost, d.UUID, err.Error())
+			w.report(gpu.EventLost, d.UUID, err.Error())
 		case !w.unwatched[d.UUID]:
 			w.unwatched[d.UUID] = true
-			w.tell(gpu.EventUnwatched, d.UUID, "its health cannot be watched: "+err.Error())
+			w.report(gpu.EventUnwatched, d.UUID, "its health cannot be watched: "+err.Error())
 		}
 	}
 }
 
-// take deals with what an event set said.
-func (w *watch) take(got wait) error {
+// handleWait handles a result of an event set.
+func (w *watch) handleWait(got wait) error {
 	if got.ret == nvml.SUCCESS {
 		w.strikes, w.lastEvent = 0, time.Now()
 		if event, ok := got.event(); ok {
 			w.pending = append(w.pending, event)
-			w.again = w.again || event.Kind == gpu.EventLost // see whether it is, and others with it
+			w.again = w.again || event.Kind == gpu.EventLost // check it, and whether others are lost too
 		}
 		return nil
 	}
-	got.set.stop() // it has ended by itself; this says so to current
+	got.set.stop() // it has ended by itself; this makes current skip it
 
-	// NVML does not say which GPU made waiting fail: ask each.
+	// NVML does not report which GPU made the wait fail: probe each.
 	if got.set.worked.Load() {
 		w.strikes = 0
 	}
 	before := len(w.pending)
-	if err := w.look(); err != nil {
+	if err := w.probeAll(); err != nil {
 		return err
 	}
 	if w.strikes++; w.strikes > maxStrikes && len(w.pending) == before {
@@ -246,31 +245,31 @@ func (w *watch) take(got wait) error {
 	return nil
 }
 
-// look probes all GPUs and tells what differs from the last time.
-func (w *watch) look() error {
+// probeAll probes all GPUs and reports the changes since the last probe.
+func (w *watch) probeAll() error {
 	_, all, err := w.read(w.ctx)
 	_, hung := errors.AsType[*hungError](err)
 	switch {
 	case hung:
 		if !w.silent {
 			w.silent = true
-			w.tell(gpu.EventUnwatched, "", err.Error())
+			w.report(gpu.EventUnwatched, "", err.Error())
 		}
 		return nil
 	case err != nil:
 		return err
 	case w.silent:
 		w.silent = false
-		w.tell(gpu.EventChanged, "", "the driver answers again")
+		w.report(gpu.EventChanged, "", "the driver answers again")
 	}
 	before := w.seen
 	w.seen = devices(all)
-	told := map[gpu.UUID]bool{}
-	for _, old := range [][]gpu.Device{before, w.shown()} {
+	reported := map[gpu.UUID]bool{}
+	for _, old := range [][]gpu.Device{before, w.takeLastSnapshot()} {
 		for _, event := range changes(old, w.seen) {
-			if old != nil && !told[event.UUID] {
-				told[event.UUID] = true
-				w.tell(event.Kind, event.UUID, event.Message)
+			if old != nil && !reported[event.UUID] {
+				reported[event.UUID] = true
+				w.report(event.Kind, event.UUID, event.Message)
 			}
 		}
 	}
@@ -281,22 +280,23 @@ func (w *watch) look() error {
 	if set == nil {
 		return nil // the caller makes a new one
 	}
-	if set.holdsAny(func(id gpu.UUID) bool { return !watchable(find(w.seen, id)) }) {
+	if set.hasAny(func(id gpu.UUID) bool { return !watchable(find(w.seen, id)) }) {
 		return w.renew()
 	}
 	w.register(set)
 	return nil
 }
 
-func (w *watch) tell(kind gpu.EventKind, id gpu.UUID, message string) {
+// report queues an event for delivery.
+func (w *watch) report(kind gpu.EventKind, id gpu.UUID, message string) {
 	w.pending = append(w.pending, gpu.Event{
 		Kind: kind, UUID: id, GPUInstance: -1, ComputeInstance: -1, Message: message, Time: time.Now(),
 		Seen: kind == gpu.EventLost,
 	})
 }
 
-// watchable reports whether it makes sense to watch a GPU: it answers. The zero
-// Device, which is there no more, is not.
+// watchable reports whether a GPU answers and so can be watched. The zero Device, which
+// stands for a missing GPU, is not watchable.
 func watchable(d gpu.Device) bool {
 	return d.UUID != "" && d.Fault.Reason != gpu.ReasonLost && d.Fault.Reason != gpu.ReasonUnreadable
 }
@@ -314,7 +314,7 @@ func find(list []gpu.Device, id gpu.UUID) gpu.Device {
 	return d
 }
 
-// changes says what became of each GPU between two probes.
+// changes returns an event for each GPU that changed between two probes.
 func changes(before, after []gpu.Device) []gpu.Event {
 	var events []gpu.Event
 	add := func(kind gpu.EventKind, id gpu.UUID, message string) {
@@ -327,7 +327,7 @@ func changes(before, after []gpu.Device) []gpu.Event {
 	for _, d := range after {
 		was, known := old[d.UUID]
 		delete(old, d.UUID)
-		was.Index = d.Index // indexes move when another GPU goes: nothing happened to this one
+		was.Index = d.Index // indexes shift when another GPU goes; that is no change of this one
 		switch {
 		case !known:
 			add(gpu.EventChanged, d.UUID, "the GPU is new")

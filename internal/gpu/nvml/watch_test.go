@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// watched is a Watch that runs.
+// watched is a running Watch.
 type watched struct {
 	events chan gpu.Event
 	ended  chan struct{}
@@ -65,7 +65,7 @@ func (w *watched) next(t *testing.T) gpu.Event {
 	return gpu.Event{}
 }
 
-// until passes over events until there is one of the given kind and GPU.
+// until skips events until there is one of the given kind and GPU.
 func (w *watched) until(t *testing.T, kind gpu.EventKind, id gpu.UUID) gpu.Event {
 	t.Helper()
 	for {
@@ -75,7 +75,7 @@ func (w *watched) until(t *testing.T, kind gpu.EventKind, id gpu.UUID) gpu.Event
 	}
 }
 
-func TestGPUThatCannotBeWatchedIsToldAndTheOthersGoOn(t *testing.T) {
+func TestUnwatchableGPUIsReportedAndTheOthersGoOn(t *testing.T) {
 	for name, spoil := range map[string]func(*fakeGPU){
 		"registering is not supported": func(g *fakeGPU) { g.register = nvml.ERROR_NOT_SUPPORTED },
 		"registering fails":            func(g *fakeGPU) { g.register = nvml.ERROR_UNKNOWN },
@@ -102,7 +102,7 @@ func TestGPUThatCannotBeWatchedIsToldAndTheOthersGoOn(t *testing.T) {
 	}
 }
 
-func TestWaitingThatFailsForNoGPUsFaultEndsTheWatch(t *testing.T) {
+func TestFailingWaitWithoutAFaultyGPUEndsTheWatch(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour})
 	w := start(t, s)
 	f.locked(func() { f.waitFailures = -1; f.poke() })
@@ -112,7 +112,7 @@ func TestWaitingThatFailsForNoGPUsFaultEndsTheWatch(t *testing.T) {
 	}
 }
 
-func TestWaitingThatFailsForAWhileGoesOn(t *testing.T) {
+func TestWaitThatFailsForAWhileGoesOn(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour})
 	w := start(t, s)
 	f.locked(func() { f.waitFailures = maxStrikes; f.poke() })
@@ -176,7 +176,7 @@ func TestDriverThatGoesAwayEndsTheWatch(t *testing.T) {
 	require.ErrorIs(t, w.wait(t), gpu.ErrVersionMismatch)
 }
 
-func TestLostGPUIsLetGoOfOnceThereIsQuiet(t *testing.T) {
+func TestLostGPUIsReleasedOnceThereIsQuiet(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{})
 	s.quiet = 0
 	w := start(t, s)
@@ -221,7 +221,7 @@ func TestKindsOfEvent(t *testing.T) {
 		nvml uint64
 		want gpu.EventKind
 	}{
-		{nvml.EventTypePState, 0}, // not asked for, not told
+		{nvml.EventTypePState, 0}, // not requested, not reported
 		{nvml.EventTypeXidCriticalError, gpu.EventXID},
 		{nvml.EventTypeDoubleBitEccError, gpu.EventECC},
 		{nvml.EventMigConfigChange, gpu.EventChanged},

@@ -1,5 +1,6 @@
-// Package reading reads a GPU in a process of its own, which ends at once: a process
-// that holds no GPU open which waits for a reset cannot see by itself whether it came.
+// Package reading reads a GPU in a separate process, which ends at once. A process
+// that must not keep a GPU open, so that it can be reset, uses it to find out whether
+// the reset has happened.
 package reading
 
 import (
@@ -24,23 +25,23 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Command is the hidden subcommand of a program that reads one GPU and ends; its
-// arguments are for Print.
+// Command is the hidden subcommand of a program that reads one GPU and ends. It passes
+// its arguments to Print.
 const Command = "gpu-reading"
 
 // timeout is generous: without persistence mode a driver initialises a GPU
 // when it is opened, which takes seconds.
 const timeout = time.Minute
 
-// grace is what a process that was killed has to end. One that hangs in the
-// driver does not end before the driver lets it.
+// grace is the time for a killed process to end. One that hangs in the driver does not
+// end before the driver returns.
 const grace = 2 * time.Second
 
 var errHangs = errors.New("the process that reads it was killed and does not end: it hangs in the driver; look for NVRM lines in the kernel log")
 
-// Outside reads a GPU in a process of its own, this program's Command: one at a time
-// for each GPU, so what can be left is one that hangs, and the goroutine that waits for
-// its end.
+// Outside returns a function that reads a GPU in a separate process, this program's
+// Command. One process runs at a time for each GPU. So at most one hanging process, and
+// the goroutine that waits for it, is left for each GPU.
 func Outside(hostRoot, driverRoot string) nvml.Outside {
 	var mu sync.Mutex
 	busy := map[int]bool{}
@@ -83,7 +84,7 @@ func Outside(hostRoot, driverRoot string) nvml.Outside {
 	}
 }
 
-// run runs the process that reads a GPU, until it has ended.
+// run runs the process that reads a GPU and waits for its end.
 func run(ctx context.Context, cmd *exec.Cmd) (d gpu.Device, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second
@@ -98,8 +99,8 @@ func run(ctx context.Context, cmd *exec.Cmd) (d gpu.Device, err error) {
 	return d, nil
 }
 
-// Print is the subcommand: it reads the GPU of the host root, the driver root and the
-// index in args, and writes it to out.
+// Print implements the subcommand: it reads a GPU and writes it to out. args are the
+// host root, the driver root and the index.
 func Print(ctx context.Context, args []string, out io.Writer) error {
 	d, err := read(ctx, args)
 	if err != nil {
