@@ -13,23 +13,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Owner is who a file belongs to.
+// Owner is the owner of a file.
 type Owner struct{ UID, GID int }
 
-// Attr is what a regular file has beside its bytes.
+// Attr holds the attributes of a regular file.
 type Attr struct {
 	Mode   fs.FileMode // permissions, with setuid, setgid and sticky
 	Owner  *Owner      // nil: whoever writes it
 	Xattrs map[string][]byte
 }
 
-// AttrMode are the bits of a mode that Attr keeps.
+// AttrMode is the mask of the mode bits that Attr keeps.
 const AttrMode = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
 
 // maxXattr is XATTR_SIZE_MAX of Linux.
 const maxXattr = 64 << 10
 
-// OwnerOf tells who a file belongs to.
+// OwnerOf returns the owner of a file.
 func OwnerOf(info fs.FileInfo) Owner {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return Owner{int(st.Uid), int(st.Gid)}
@@ -37,8 +37,8 @@ func OwnerOf(info fs.FileInfo) Owner {
 	return Owner{}
 }
 
-// ReadWhole returns the content of a regular file of at most limit bytes and
-// all that has to be kept of it when it is written anew.
+// ReadWhole returns the content of a regular file of at most limit bytes, and the
+// attributes to keep when it is rewritten.
 func (r *Root) ReadWhole(name string, limit int64) ([]byte, Attr, error) {
 	f, err := r.OpenFile(name)
 	if err != nil {
@@ -65,8 +65,8 @@ func (r *Root) ReadWhole(name string, limit int64) ([]byte, Attr, error) {
 	return data.Bytes(), attr, nil
 }
 
-// xattrs returns the extended attributes of an open file but those that vouch
-// for its bytes or its inode (IMA, EVM), which a new file cannot have.
+// xattrs returns the extended attributes of an open file, except signatures of its
+// content or inode (IMA, EVM), which a new file cannot have.
 func xattrs(fd int) (map[string][]byte, error) {
 	size, err := unix.Flistxattr(fd, nil)
 	if errors.Is(err, unix.ENOTSUP) || err == nil && size == 0 {
@@ -106,9 +106,9 @@ func xattr(fd int, name string) ([]byte, error) {
 	return bytes.Clone(value[:n]), nil
 }
 
-// dress gives a new file its owner, extended attributes and mode, in this
-// order: a change of owner takes setuid away.
-func (r *Root) dress(f *os.File, at string, attr Attr) error {
+// setAttr sets the owner, extended attributes and mode of a new file, in this order: a
+// change of owner clears setuid.
+func (r *Root) setAttr(f *os.File, at string, attr Attr) error {
 	if attr.Owner != nil {
 		err := r.do(Op{Kind: OpChown, Path: at, Owner: *attr.Owner}, func() error { return f.Chown(attr.Owner.UID, attr.Owner.GID) })
 		if err != nil {

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is one directory of a Root, held: what is done to the names in it follows no
-// path. That is for who looks at thousands of files of one directory. Its methods may
-// not be called concurrently.
+// Dir is one open directory of a Root. Its methods take names in it and resolve no
+// paths, which is fast for reading thousands of files of one directory. They may not be
+// called concurrently.
 type Dir struct {
 	f    *os.File
 	link [unix.PathMax]byte // for Readlink
@@ -27,7 +27,7 @@ func (r *Root) OpenDir(name string) (*Dir, error) {
 	return &Dir{f: f}, nil
 }
 
-// Close lets go of the directory.
+// Close closes the directory.
 func (d *Dir) Close() error { return d.f.Close() }
 
 // Readlink returns the target of a link in the directory, as it is written.
@@ -39,15 +39,15 @@ func (d *Dir) Readlink(base string) (string, error) {
 	return string(d.link[:n]), nil
 }
 
-// File is a regular file that is open for reading.
+// File is a regular file open for reading.
 type File struct {
 	fd   int
 	name string
 }
 
-// OpenFile opens a regular file in the directory for reading, and, like Root's, nothing
-// else: neither a link nor what would block, nor a file without a size. Of those in /proc
-// some change when they are read.
+// OpenFile opens a regular file in the directory for reading. Like Root's, it opens
+// nothing else: no link, nothing that would block, and no file without a size, because
+// reading some of those in /proc changes them.
 func (d *Dir) OpenFile(base string) (*File, error) {
 	fail := func(err error) (*File, error) { return nil, &fs.PathError{Op: "open", Path: base, Err: err} }
 	dir := int(d.f.Fd())
@@ -86,8 +86,8 @@ func (f *File) ReadAt(b []byte, at int64) (n int, err error) {
 	return n, nil
 }
 
-// Fd returns the file's descriptor, which Close ends.
+// Fd returns the file's descriptor, which is valid until Close.
 func (f *File) Fd() int { return f.fd }
 
-// Close ends reading.
+// Close closes the file.
 func (f *File) Close() error { return unix.Close(f.fd) }

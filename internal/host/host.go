@@ -1,11 +1,11 @@
-// Package host is a rooted view of a file system: the host's, seen from a
-// container that mounts it somewhere, or a container's, seen from a hook.
+// Package host provides a rooted view of a file system: the host's, from a
+// container that mounts it somewhere, or a container's, from a hook.
 //
 // Paths given to a Root are absolute paths as a process inside that root would
 // write them. Symbolic links are followed as chroot(2) would follow them:
-// absolute targets and ".." begin and end at the root. The following is a
-// convenience and done path component by component; safety rests on os.Root
-// below it, which never leaves the root even if links change meanwhile.
+// absolute targets and ".." begin and end at the root. Links are followed one path
+// component at a time, as a convenience. Safety rests on os.Root below, which never
+// leaves the root even if links change meanwhile.
 package host
 
 import (
@@ -34,8 +34,8 @@ const (
 // ErrTooLarge is returned, wrapped, for a file above the limit given to ReadFile.
 var ErrTooLarge = errors.New("file too large")
 
-// ErrNotRegular is returned, wrapped, where a regular file is asked for and a
-// directory, device, pipe or socket is there.
+// ErrNotRegular is returned, wrapped, for a directory, device, pipe or socket in place of
+// a regular file.
 var ErrNotRegular = errors.New("not a regular file")
 
 // Root is a file system below one directory. Its methods may be called concurrently.
@@ -63,17 +63,17 @@ func Open(dir string) (*Root, error) {
 	return &Root{dir: path.Clean(dir), root: root, dot: dot}, nil
 }
 
-// Close lets go of the directory.
+// Close closes the directory.
 func (r *Root) Close() error { return errors.Join(r.dot.Close(), r.root.Close()) }
 
-// Dir is the directory that Open was given.
+// Dir returns the directory given to Open.
 func (r *Root) Dir() string { return r.dir }
 
-// Path is where a path of the host is seen by this process. Links are not followed.
+// Path returns the path in this process of a path of the host. It follows no links.
 func (r *Root) Path(name string) string { return path.Join(r.dir, path.Clean("/"+name)) }
 
-// Host is the inverse of Path: what the host calls a path of this process.
-// It is false for a path outside of the root.
+// Host is the inverse of Path: it returns the path on the host of a path of this
+// process. It returns false for a path outside the root.
 func (r *Root) Host(here string) (string, bool) {
 	here = path.Clean(here)
 	if r.dir == "/" {
@@ -86,9 +86,9 @@ func (r *Root) Host(here string) (string, bool) {
 	return "/" + rest, ok
 }
 
-// Resolve follows every link of name and returns the absolute path, inside the
-// root, of what it leads to. Parts that do not exist are kept as they are, so
-// that a path to be made can be resolved.
+// Resolve follows every link of name and returns the absolute path of its target inside
+// the root. Parts that do not exist are kept unchanged, so that a path to be created can
+// be resolved.
 func (r *Root) Resolve(name string) (string, error) {
 	p, err := r.resolve(name, true)
 	if err != nil {
@@ -98,13 +98,13 @@ func (r *Root) Resolve(name string) (string, error) {
 }
 
 // resolve returns a path for os.Root, "." for the root itself. The last part is
-// followed only if follow is set. It holds each directory on the way open, so
-// that what a hostile tree makes it do grows with the length of the path only.
+// followed only if follow is set. It keeps each directory on the way open, so that its
+// work in a hostile tree grows only with the length of the path.
 func (r *Root) resolve(name string, follow bool) (string, error) {
 	w := walk{todo: split(name)}
 	err := fs.ErrInvalid
 	if !strings.ContainsRune(name, 0) {
-		err = r.held(func(fd int) error {
+		err = r.withRoot(func(fd int) error {
 			defer w.close()
 			w.top = fd
 			return w.run(follow)
@@ -124,7 +124,7 @@ func split(name string) []string {
 	return slices.DeleteFunc(strings.Split(name, "/"), func(s string) bool { return s == "" || s == "." })
 }
 
-// reason strips the path of this process from an error, so that the host's is named once.
+// reason strips this process's path from an error, which then names the host's path once.
 func reason(err error) error {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return p.Err
@@ -145,7 +145,7 @@ func wrap(op, name string, err error) error {
 	return &fs.PathError{Op: op, Path: name, Err: reason(err)}
 }
 
-// Stat describes what a path leads to.
+// Stat describes the target of a path.
 func (r *Root) Stat(name string) (fs.FileInfo, error) {
 	p, err := r.resolve(name, true)
 	if err != nil {
@@ -155,7 +155,7 @@ func (r *Root) Stat(name string) (fs.FileInfo, error) {
 	return info, wrap("stat", name, err)
 }
 
-// Lstat describes a path itself, also if it is a link.
+// Lstat describes a path itself, even if it is a link.
 func (r *Root) Lstat(name string) (fs.FileInfo, error) {
 	p, err := r.resolve(name, false)
 	if err != nil {
@@ -211,7 +211,7 @@ func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 	if info, err := f.Stat(); err == nil {
 		size = min(info.Size(), limit)
 	}
-	// In one piece: programs of megabytes are read to be compared.
+	// In one piece: callers read programs of megabytes to compare them.
 	buffer := bytes.NewBuffer(make([]byte, 0, size+bytes.MinRead))
 	if _, err := buffer.ReadFrom(io.LimitReader(f, limit+1)); err != nil {
 		return nil, wrap("read", name, err)
@@ -226,8 +226,8 @@ func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
 // ReadDir lists a directory, sorted by name.
 func (r *Root) ReadDir(name string) ([]fs.DirEntry, error) { return r.ReadDirAtMost(name, -1) }
 
-// ReadDirAtMost is ReadDir for a directory that may be endless: of more than
-// limit entries it returns that many, those that the file system names first.
+// ReadDirAtMost is like ReadDir for a directory that may be endless: it returns at most
+// limit entries, the first ones in the file system's order.
 func (r *Root) ReadDirAtMost(name string, limit int) ([]fs.DirEntry, error) {
 	f, err := r.openDir(name)
 	if err != nil {
@@ -242,8 +242,8 @@ func (r *Root) ReadDirAtMost(name string, limit int) ([]fs.DirEntry, error) {
 	return entries, wrap("readdir", name, err)
 }
 
-// Names are those of what is in a directory, in no order. ReadDir looks at each
-// entry besides, which takes ten times as long.
+// Names returns the names in a directory, in no order. ReadDir also stats each entry,
+// which takes ten times as long.
 func (r *Root) Names(name string) ([]string, error) {
 	f, err := r.openDir(name)
 	if err != nil {
@@ -271,7 +271,7 @@ func (r *Root) openDir(name string) (*os.File, error) {
 }
 
 // Glob returns, sorted, the paths below dir whose last part matches pattern
-// (as path.Match). A directory that is not there has none.
+// (as path.Match). A missing directory has none.
 func (r *Root) Glob(dir, pattern string) ([]string, error) {
 	if _, err := path.Match(pattern, ""); err != nil {
 		return nil, err
@@ -293,8 +293,8 @@ func (r *Root) Glob(dir, pattern string) ([]string, error) {
 	return found, nil
 }
 
-// NearestDir returns the deepest directory on the way to name that exists: what
-// to watch for name to come. Both are real paths inside the root.
+// NearestDir returns the deepest existing directory on the way to name: the one to watch
+// for name to appear. Both are real paths inside the root.
 func (r *Root) NearestDir(name string) (string, error) {
 	real, err := r.Resolve(name)
 	if err != nil {

@@ -10,24 +10,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DriverLock is the file beside the driver root that driver containers lock, NVIDIA's
-// too, so that none starts where another one is.
+// DriverLock is the file beside the driver root that driver containers, NVIDIA's too,
+// lock to run only one at a time.
 const DriverLock = "nvidia-driver.pid"
 
-// ErrHeld is returned, wrapped, where another process holds a lock.
+// ErrHeld is returned, wrapped, if another process holds a lock.
 var ErrHeld = errors.New("another driver is running there")
 
-// Lock is a locked file. The kernel releases it when the process ends, in whatever way.
+// Lock is a locked file. The kernel releases it however the process ends.
 type Lock struct {
 	locked *os.File
-	// writing is closed after locked: others who wait for this lock look at files that
-	// were open for writing and are closed, and their own attempts open it for reading.
+	// writing is closed after locked: processes waiting for this lock watch for the
+	// close of a file open for writing; their own attempts open it for reading.
 	writing *os.File
 }
 
-// TryLock locks the file at path, which is made if need be, and writes into it who holds
-// it. It fails at once with ErrHeld if another process does; inotify's event for a file
-// that was closed after writing tells when to try again.
+// TryLock locks the file at path, creates it if needed, and writes the holder into it.
+// It fails at once with ErrHeld if another process holds the lock. To retry, wait for
+// inotify's event for a file that was closed after writing.
 func TryLock(path string) (*Lock, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|unix.O_NOFOLLOW, 0o644)
@@ -57,8 +57,8 @@ func TryLock(path string) (*Lock, error) {
 	}
 }
 
-// writeHolder writes who holds the lock: the process ID alone in the first line, as the
-// ecosystem's containers have it, then the host name that it is meant on.
+// writeHolder writes the holder of the lock: the process ID alone in the first line, as
+// NVIDIA's containers write it, then the name of its host.
 func writeHolder(path string) (*os.File, error) {
 	name, _ := os.Hostname()
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_TRUNC|unix.O_NOFOLLOW, 0)
@@ -71,7 +71,7 @@ func writeHolder(path string) (*os.File, error) {
 	return f, nil
 }
 
-// holder describes who wrote a lock file, for people.
+// holder describes the writer of a lock file, for people.
 func holder(f *os.File) string {
 	text, err := io.ReadAll(io.LimitReader(f, 256))
 	lines := strings.Fields(string(text))

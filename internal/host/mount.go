@@ -13,20 +13,20 @@ import (
 	"github.com/gpuready/gpuready/internal/inotify"
 )
 
-// MountWatch sees what is mounted, which inotify does not tell of: a driver
-// container shows its root by a mount.
+// MountWatch watches mounts, which inotify does not report: a driver container
+// publishes its root by a mount.
 type MountWatch struct {
 	mountinfo int // a descriptor, which Run closes; -1: there was none to be had
 	paths     []string
 	last      string
 }
 
-// lookEvery is how often it is looked for mounts where there is no file descriptor with
-// which the kernel could tell of them.
-const lookEvery = 5 * time.Second
+// pollInterval is the interval of checks for mounts while there is no file descriptor
+// for the kernel's notifications.
+const pollInterval = 5 * time.Second
 
-// WatchMounts begins to watch what is mounted at, above or below the paths:
-// those of this process, without links. What changes from now on is told by Run.
+// WatchMounts starts to watch the mounts at, above or below the paths, which are paths
+// of this process without links. Run reports the changes from now on.
 func WatchMounts(paths []string) (*MountWatch, error) {
 	w := &MountWatch{mountinfo: -1, paths: paths}
 	if err := w.open(); err != nil && !inotify.Exhausted(err) {
@@ -36,8 +36,8 @@ func WatchMounts(paths []string) (*MountWatch, error) {
 }
 
 func (w *MountWatch) open() error {
-	// Not os.Open: Go's own poller would look at the file as well, and the
-	// kernel tells of a change once, to whoever looks first.
+	// Not os.Open: Go's own poller would poll the file as well, and the kernel
+	// reports a change only once, to the first poller.
 	fd, err := unix.Open("/proc/self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("watch mounts: /proc/self/mountinfo: %w", err)
@@ -56,9 +56,9 @@ func (w *MountWatch) close() {
 	}
 }
 
-// Run calls changed after each change until ctx ends; it then ends the watch
-// and returns ctx.Err(). The kernel wakes it (poll in proc(5)). While there is no
-// descriptor for that it calls changed every few seconds.
+// Run calls changed after each change until ctx ends; it then ends the watch and returns
+// ctx.Err(). The kernel reports changes (poll in proc(5)). While there is no descriptor
+// for that, Run calls changed every few seconds.
 func (w *MountWatch) Run(ctx context.Context, changed func()) error {
 	defer w.close()
 	for {
@@ -72,13 +72,13 @@ func (w *MountWatch) Run(ctx context.Context, changed func()) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(lookEvery):
+		case <-time.After(pollInterval):
 			changed()
 		}
 	}
 }
 
-// watch is Run, but fails where there is no descriptor.
+// watch is like Run, but fails if there is no descriptor.
 func (w *MountWatch) watch(ctx context.Context, changed func()) error {
 	if w.mountinfo < 0 {
 		if err := w.open(); err != nil {
@@ -120,8 +120,8 @@ func (w *MountWatch) watch(ctx context.Context, changed func()) error {
 	}
 }
 
-// read returns the lines of mountinfo that concern the paths. It takes no descriptor
-// beside the one that it has.
+// read returns the lines of mountinfo that concern the paths. It needs no other
+// descriptor than its own.
 func (w *MountWatch) read() (string, error) {
 	var all []byte
 	if _, err := unix.Seek(w.mountinfo, 0, io.SeekStart); err != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// PCIDevices is where sysfs lists the PCI devices.
+// PCIDevices is the directory of the PCI devices in sysfs.
 const PCIDevices = "/sys/bus/pci/devices"
 
-// PCIGPU is an NVIDIA GPU on the PCI bus, whatever its driver says.
+// PCIGPU is an NVIDIA GPU on the PCI bus, with or without a working driver.
 type PCIGPU struct {
 	Address gpu.PCIAddress
 	Device  uint16 // PCI device ID: 0x2330; 0 where sysfs has none
@@ -58,9 +58,9 @@ func (r *Root) GPUs(dir string) []PCIGPU {
 	return found
 }
 
-// HasGPU reports whether the machine has an NVIDIA GPU on its PCI bus. sysfs is
-// looked at below the host's root, or, where it is not mounted there, in this
-// process's own: both show the same.
+// HasGPU reports whether the machine has an NVIDIA GPU on its PCI bus. It reads sysfs
+// below the host's root or, if it is not mounted there, this process's own: both list
+// the same devices.
 func (r *Root) HasGPU() bool {
 	if _, err := r.Stat(PCIDevices); err == nil {
 		return len(r.GPUs(PCIDevices)) > 0

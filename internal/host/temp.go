@@ -11,7 +11,7 @@ import (
 
 const tempRandom = 16 // hexadecimal digits
 
-// temp is a name beside base for what is not finished. No program takes a dot
+// temp returns a name beside base for an unfinished file. No program takes a dot
 // file with this ending for one of its own.
 func temp(base string) string {
 	var random [tempRandom / 2]byte
@@ -19,14 +19,14 @@ func temp(base string) string {
 	return "." + stem(base) + "." + hex.EncodeToString(random[:]) + ".tmp"
 }
 
-// stem keeps a temporary name within NAME_MAX, 255 bytes.
+// stem shortens base so that a temporary name fits NAME_MAX, 255 bytes.
 func stem(base string) string { return base[:min(len(base), 200)] }
 
 // Temp returns a new name, in the directory of name, that Leftovers finds.
 func Temp(name string) string { return path.Join(path.Dir(name), temp(path.Base(name))) }
 
-// Leftovers lists what an interrupted write of name, or of a directory that was
-// made under a Temp name, has left beside it.
+// Leftovers lists the files that an interrupted write of name has left beside it, or
+// the directories made under a Temp name.
 func (r *Root) Leftovers(name string) ([]string, error) {
 	entries, err := r.ReadDir(path.Dir(name))
 	if errors.Is(err, fs.ErrNotExist) {

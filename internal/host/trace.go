@@ -32,9 +32,10 @@ const (
 	OpMknod   OpKind = "mknod"
 )
 
-// Trace makes see be called before every step, for tests: with its error the
-// step is not done and fails. It must not be called while the Root is in use.
-func (r *Root) Trace(see func(Op) error) { r.trace = see }
+// Trace makes the Root call before ahead of every step, for tests: if it returns an
+// error, the step fails without being done. Trace must not be called while the Root is
+// in use.
+func (r *Root) Trace(before func(Op) error) { r.trace = before }
 
 func (r *Root) do(op Op, act func() error) error {
 	if r.trace != nil {

@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hold follows name as Resolve does and returns what it leads to, whatever that is, held by a
-// descriptor that reads and writes nothing (O_PATH).
+// Hold follows name as Resolve does and returns a descriptor of its target, of any file
+// type, that can neither read nor write (O_PATH).
 //
-// With perm, folders that are missing are made. With check, nothing is looked into or made
-// before check has accepted it: it gets descriptors of the root, of each folder and link on
-// the way and of what is returned, in this order.
+// With perm, Hold creates missing folders. With check, it enters or creates nothing before
+// check has accepted it: check gets descriptors of the root, of each folder and link on
+// the way and of the result, in this order.
 func (r *Root) Hold(name string, perm fs.FileMode, check func(fd int) error) (*os.File, error) {
 	w := walk{todo: split(name), perm: perm, check: check}
 	var held *os.File
 	err := fs.ErrInvalid
 	if !strings.ContainsRune(name, 0) {
-		err = r.held(func(fd int) error {
+		err = r.withRoot(func(fd int) error {
 			defer w.close()
 			w.top = fd
 			if err := w.accept(fd); err != nil {
@@ -44,9 +44,9 @@ func (r *Root) Hold(name string, perm fs.FileMode, check func(fd int) error) (*o
 	return held, wrap("open", name, err)
 }
 
-// held calls do with the descriptor of the root, which is not closed, and so not
-// another file's, as long as that takes.
-func (r *Root) held(do func(fd int) error) error {
+// withRoot calls do with the descriptor of the root. The descriptor stays open, and so
+// cannot become another file's, until do returns.
+func (r *Root) withRoot(do func(fd int) error) error {
 	conn, err := r.dot.SyscallConn()
 	if err != nil {
 		return err
@@ -58,7 +58,7 @@ func (r *Root) held(do func(fd int) error) error {
 	return result
 }
 
-// walk is a path that is being followed.
+// walk is the state of following a path.
 type walk struct {
 	top  int   // descriptor of the root; not ours to close
 	dirs []int // one for each part of done that exists; ".." ends the last
@@ -71,7 +71,7 @@ type walk struct {
 	check func(fd int) error // nil: everything is accepted
 }
 
-// at is the descriptor of where the walk is.
+// at returns the descriptor of the walk's current directory.
 func (w *walk) at() int {
 	if n := len(w.dirs); n > 0 {
 		return w.dirs[n-1]

@@ -103,7 +103,7 @@ func (s spot) create(name string, data []byte, attr Attr) (err error) {
 	if err != nil {
 		return err
 	}
-	if err = s.dress(f, at, attr); err != nil {
+	if err = s.setAttr(f, at, attr); err != nil {
 		return err
 	}
 	return s.do(Op{Kind: OpSync, Path: at}, f.Sync)

@@ -2,11 +2,11 @@ package injection
 
 import "strings"
 
-// Generation names what there is to give: whole stands for all of it, base for all
-// but the device nodes of MIG instances. base is "" where those are needed to see
-// the instances at all. The two are "base.whole", or "whole" as of toolkits that
-// know of one part only: an agent and a toolkit of different releases understand
-// each other, if by one new container too many.
+// Generation names the set of things to inject. whole identifies all of it, base all
+// but the device nodes of MIG instances; base is "" if those are needed to see the
+// instances at all. The result is "base.whole", or "whole" as older toolkits write it.
+// An agent and a toolkit of different releases understand each other, at the price of
+// at most one needless new container.
 func Generation(base, whole string) string {
 	if base == "" {
 		return whole
@@ -14,21 +14,21 @@ func Generation(base, whole string) string {
 	return base + "." + whole
 }
 
-// Extent is how much of what it was given an agent needs as it is now.
+// Extent is the part of a generation that must be current for an agent.
 type Extent int
 
 // The extents.
 const (
-	// Whole is for agents that run programs on MIG instances: that takes the
+	// Whole is for agents that run programs on MIG instances, which needs the
 	// instance's own device nodes.
 	Whole Extent = iota
-	// Base is for agents that ask about MIG instances and do not run anything on
-	// them. The capability mig/monitor is enough to see those that are made later.
+	// Base is for agents that query MIG instances and run nothing on them. The
+	// capability mig/monitor is enough to see instances that are created later.
 	Base
 )
 
-// Current reports whether a container that was given one generation is given nothing
-// else by another.
+// Current reports whether a container with generation given needs nothing new from
+// generation now, within extent.
 func Current(given, now string, extent Extent) bool {
 	givenBase, givenWhole := parts(given)
 	nowBase, nowWhole := parts(now)

@@ -1,18 +1,17 @@
-// Package injection is the contract by which node agents that are not
-// privileged get at the GPUs.
+// Package injection defines the contract by which unprivileged node agents get access
+// to the GPUs.
 //
-// A device node that a pod mounts by hostPath is refused by the device cgroup. So
-// the toolkit, as a plugin of the container runtime (NRI), adds the CDI device
-// Device to each container that asks for it: one of the toolkit's own namespace,
-// whose pod carries the annotation Annotation=true and which has the environment
-// variable Variable=Expected. What the container was given it finds in that
-// variable: the generation that the toolkit's state names as well. When the two
-// differ, because a driver came, was upgraded, or a GPU was added, the container
-// has to be created anew; its process ends and the kubelet does that. MIG instances
-// that are made or removed matter only to agents that run programs on them: see Extent.
+// The device cgroup refuses a device node that a pod mounts by hostPath. So the
+// toolkit, as a plugin of the container runtime (NRI), adds the CDI device Device to
+// each container that asks for it. Such a container is in the toolkit's namespace, its
+// pod has the annotation Annotation=true, and its environment has Variable=Expected.
+// The toolkit sets that variable to the generation of what it injected, which its state
+// names as well. The two differ once a driver was installed or upgraded, or a GPU was
+// added. Then the process ends, and the kubelet creates the container again. New or
+// removed MIG instances matter only to agents that run programs on them: see Extent.
 //
-// A container without the variable, a privileged one or a process on the host,
-// has what it has.
+// Nothing is injected into a container without the variable, such as a privileged one,
+// or into a process on the host.
 package injection
 
 import (
@@ -31,13 +30,13 @@ const (
 	Expected   = "expected"
 )
 
-// ErrOutdated means that the container has to be created anew.
+// ErrOutdated means that the container must be created again.
 var ErrOutdated = errors.New("this container has to be created anew")
 
-// Wait returns nil as soon as a container that is created now is given all that
-// there is to give, which on a node without a GPU is nothing. dir is that of the
-// toolkit's state. progress is told what is waited for, whenever that changes;
-// the error says it too.
+// Wait returns nil as soon as a container created now gets everything there is to
+// inject; on a node without a GPU that is nothing. dir is the directory of the toolkit's
+// state. progress is called with what Wait waits for, whenever that changes; the error
+// contains it too.
 func Wait(ctx context.Context, dir, boot string, progress func(string)) error {
 	waiting := ""
 	working := false
@@ -64,8 +63,8 @@ func Wait(ctx context.Context, dir, boot string, progress func(string)) error {
 	return err
 }
 
-// Missing says, of what was read of the toolkit's state, what is not there yet
-// for a container to be given the GPUs; "" where nothing is missing.
+// Missing describes what is missing before a container can get the GPUs, given the
+// result of reading the toolkit's state; "" if nothing is.
 func Missing(s nodestate.State, err error) string {
 	switch {
 	case nodestate.IsAbsent(err):
@@ -75,25 +74,25 @@ func Missing(s nodestate.State, err error) string {
 	case s.Reason == ReasonNoGPU: // whether or not it could inject any
 		return ""
 	case s.Toolkit == nil || s.Toolkit.Injection == nil:
-		return "the toolkit does not inject devices on this node: " + said(s)
+		return "the toolkit does not inject devices on this node: " + describe(s)
 	case !s.Toolkit.Injection.Working:
 		return "the toolkit cannot inject devices: " + s.Toolkit.Injection.Message + "; where the runtime has no NRI, use the -privileged manifest"
 	case s.Toolkit.Injection.Generation == "":
-		return "the toolkit has nothing to inject yet: " + said(s)
+		return "the toolkit has nothing to inject yet: " + describe(s)
 	}
 	return ""
 }
 
-// SeesDriver reports whether the toolkit has found a driver on the host, also one that
-// it cannot use. A container that was given nothing has no other way to know.
+// SeesDriver reports whether the toolkit has found a driver on the host, even one that
+// it cannot use. A container without injected devices has no other way to know.
 func SeesDriver(s nodestate.State, err error) bool {
 	return err == nil && (s.Driver != nil || s.Phase == nodestate.Failed)
 }
 
-// ReasonNoGPU is the toolkit's word for a node that has no GPU, with a driver or without.
+// ReasonNoGPU is the toolkit's reason on a node without a GPU, with a driver or without.
 const ReasonNoGPU = "NoGPU"
 
-func said(s nodestate.State) string {
+func describe(s nodestate.State) string {
 	text := string(s.Phase)
 	if s.Reason != "" {
 		text += " (" + string(s.Reason) + ")"
@@ -104,10 +103,10 @@ func said(s nodestate.State) string {
 	return text
 }
 
-// Watch returns an error that wraps ErrOutdated when what the toolkit injects is
-// no longer what this container was given, as far as extent goes, and ctx.Err() when
-// ctx ends before. given is the value of Variable; where it is empty there is nothing
-// to watch. dir is that of the toolkit's state.
+// Watch returns an error that wraps ErrOutdated when the toolkit would now inject other
+// things than this container got, within extent. It returns ctx.Err() when ctx ends
+// first. given is the value of Variable; if it is empty there is nothing to watch. dir is
+// the directory of the toolkit's state.
 func Watch(ctx context.Context, dir, boot, given string, extent Extent) error {
 	if given == "" {
 		<-ctx.Done()

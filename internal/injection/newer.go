@@ -7,10 +7,10 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Newer returns nil when the toolkit has said something since the given time,
-// and ctx.Err() when ctx ends before. It is for a container that was given
-// nothing, with the time when its process began: for what the toolkit had said
-// by then it would be created anew in vain, and again and again.
+// Newer returns nil when the toolkit has written its state since the given time, and
+// ctx.Err() when ctx ends first. It is for a container that got nothing, with the start
+// time of its process. An older state is no reason to create the container again: it
+// would get nothing again, in a loop.
 func Newer(ctx context.Context, dir, boot string, than time.Time) error {
 	newer := false
 	var same time.Time // of the word that was heard already

@@ -1,6 +1,6 @@
-// Package metrics serves what every daemon of the project shows of itself on
-// one port: /healthz (the process answers), /readyz (it does its work, or why
-// it does not) and /metrics (Prometheus).
+// Package metrics serves the health and the metrics of a daemon on one port:
+// /healthz (the process answers), /readyz (it does its work, or why it does not) and
+// /metrics (Prometheus).
 package metrics
 
 import (
@@ -21,8 +21,8 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 )
 
-// NewRegistry returns a registry that shows the process itself already: its
-// memory, file descriptors, CPU time, goroutines, and which version it is.
+// NewRegistry returns a registry with metrics of the process itself: its memory, file
+// descriptors, CPU time, goroutines and version.
 func NewRegistry() *prometheus.Registry {
 	reg := prometheus.NewRegistry()
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
@@ -41,13 +41,13 @@ func NewRegistry() *prometheus.Registry {
 	return reg
 }
 
-// Serve answers on addr ("host:port", ":port") until ctx ends and then returns
-// nil, letting answers under way be finished for a moment. With addr "" it serves
-// nothing and returns when ctx ends. ready tells why the daemon is not ready, nil when
-// it is; it is called for each request, from several goroutines. A port that cannot be
-// had is an error at once.
+// Serve serves on addr ("host:port", ":port") until ctx ends and then returns nil, after
+// a moment in which responses can finish. With addr "" it serves nothing and returns
+// when ctx ends. ready returns why the daemon is not ready, or nil; it is called for
+// each request, from several goroutines. Serve fails at once if the port is not
+// available.
 //
-// Any number of clients, hostile ones too, cost a bounded amount of memory, and a new
+// Any number of clients, even hostile ones, cost a bounded amount of memory, and a new
 // client is served in spite of them.
 func Serve(ctx context.Context, addr string, reg prometheus.Gatherer, ready func() error) error {
 	if addr == "" {
@@ -61,14 +61,14 @@ func Serve(ctx context.Context, addr string, reg prometheus.Gatherer, ready func
 	return serve(ctx, ln, reg, ready)
 }
 
-// serve owns ln.
+// serve serves on ln and closes it.
 func serve(ctx context.Context, ln net.Listener, reg prometheus.Gatherer, ready func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	pages := &pages{reg: reg, ctx: ctx}
 	defer pages.rendering.Wait()
 	defer cancel()
 	s := &server{listener: ln, slots: make(chan struct{}, maxConns), count: map[netip.Addr]int{}}
-	s.answer = func(path string, gone <-chan struct{}) answer {
+	s.respond = func(path string, gone <-chan struct{}) response {
 		switch path {
 		case "/healthz":
 			return status(nil)
@@ -77,7 +77,7 @@ func serve(ctx context.Context, ln net.Listener, reg prometheus.Gatherer, ready 
 		case "/metrics":
 			return pages.get(gone)
 		}
-		return answer{http.StatusNotFound, textPlain, []byte("there are /healthz, /readyz and /metrics\n")}
+		return response{http.StatusNotFound, textPlain, []byte("there are /healthz, /readyz and /metrics\n")}
 	}
 	if err := s.run(ctx); err != nil {
 		return fmt.Errorf("serve metrics on %s: %w", ln.Addr(), err)
@@ -87,19 +87,19 @@ func serve(ctx context.Context, ln net.Listener, reg prometheus.Gatherer, ready 
 
 const textPlain = "text/plain; charset=utf-8"
 
-func status(err error) answer {
+func status(err error) response {
 	if err != nil {
-		return answer{http.StatusServiceUnavailable, textPlain, []byte("not ready: " + err.Error() + "\n")}
+		return response{http.StatusServiceUnavailable, textPlain, []byte("not ready: " + err.Error() + "\n")}
 	}
-	return answer{http.StatusOK, textPlain, []byte("ok\n")}
+	return response{http.StatusOK, textPlain, []byte("ok\n")}
 }
 
-// renderEvery is the shortest time between two renderings of the metrics. Requests
-// that come sooner share the next one. Each rendering is kept until its last client has
-// read it, which bounds how many there are at a time.
+// renderEvery is the shortest time between two renderings of the metrics. Earlier
+// requests share the next rendering. Each is kept until its last client has read it, so
+// the interval bounds how many exist at a time.
 const renderEvery = 250 * time.Millisecond
 
-// pages renders the metrics, once for all who ask at a time.
+// pages renders the metrics, once for all concurrent requests.
 type pages struct {
 	reg       prometheus.Gatherer
 	ctx       context.Context // ends all renderings
@@ -108,34 +108,35 @@ type pages struct {
 
 	mu   sync.Mutex
 	last time.Time // when the last rendering began
-	next *page     // that has not begun; nil: nobody waits for one
+	next *page     // the next rendering, not begun; nil: nobody waits for one
 }
 
 // page is one rendering.
 type page struct {
-	done   chan struct{} // closed when answer is set
-	answer answer
+	done     chan struct{} // closed when response is set
+	response response
 }
 
 // get returns the metrics as they are after the call, or nothing once gone is closed.
-func (p *pages) get(gone <-chan struct{}) answer {
+func (p *pages) get(gone <-chan struct{}) response {
 	p.mu.Lock()
 	page := p.next
 	if page == nil {
-		page = p.plan()
+		page = p.schedule()
 	}
 	p.mu.Unlock()
 	select {
 	case <-page.done:
-		return page.answer
+		return page.response
 	case <-gone:
 	case <-p.ctx.Done():
 	}
-	return answer{http.StatusServiceUnavailable, textPlain, nil}
+	return response{http.StatusServiceUnavailable, textPlain, nil}
 }
 
-// plan makes the next page, which is rendered when it is time. p.mu is held.
-func (p *pages) plan() *page {
+// schedule returns the next page, which is rendered renderEvery after the last. p.mu is
+// held.
+func (p *pages) schedule() *page {
 	next := &page{done: make(chan struct{})}
 	p.next = next
 	wait := time.Until(p.last.Add(renderEvery))
@@ -148,25 +149,25 @@ func (p *pages) plan() *page {
 		p.mu.Lock()
 		p.last, p.next = time.Now(), nil
 		p.mu.Unlock()
-		next.answer = render(p.reg)
+		next.response = render(p.reg)
 		close(next.done)
 	})
 	return next
 }
 
 // render writes all metrics in Prometheus' text format.
-func render(reg prometheus.Gatherer) answer {
+func render(reg prometheus.Gatherer) response {
 	families, err := reg.Gather()
 	if err != nil {
-		return answer{http.StatusInternalServerError, textPlain, []byte("metrics cannot be gathered: " + err.Error() + "\n")}
+		return response{http.StatusInternalServerError, textPlain, []byte("metrics cannot be gathered: " + err.Error() + "\n")}
 	}
 	format := expfmt.NewFormat(expfmt.TypeTextPlain)
 	var body bytes.Buffer
 	encoder := expfmt.NewEncoder(&body, format)
 	for _, family := range families {
 		if err := encoder.Encode(family); err != nil {
-			return answer{http.StatusInternalServerError, textPlain, []byte("metric " + family.GetName() + " cannot be written: " + err.Error() + "\n")}
+			return response{http.StatusInternalServerError, textPlain, []byte("metric " + family.GetName() + " cannot be written: " + err.Error() + "\n")}
 		}
 	}
-	return answer{http.StatusOK, string(format), body.Bytes()}
+	return response{http.StatusOK, string(format), body.Bytes()}
 }

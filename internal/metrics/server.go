@@ -29,24 +29,24 @@ const (
 	// maxHeader bounds a request in bytes. A scraper's bearer token may take 4 kB.
 	maxHeader = 8 << 10
 	maxLine   = 1 << 10 // the first line of a request
-	// receiveBuffer is what the kernel keeps of a client's data. It is kernel memory
-	// of the container, and a connection needs no more than one request.
+	// receiveBuffer bounds a client's data in the kernel, which counts as memory of the
+	// container. A connection needs no more than one request.
 	receiveBuffer = 4 << 10
-	// sendBuffer is what the kernel keeps of an answer that the client does not read.
+	// sendBuffer bounds the part of a response in the kernel that the client does not read.
 	sendBuffer = 8 << 10
 
-	headerTimeout = 5 * time.Second        // for the request
-	answerTimeout = 15 * time.Second       // for all of it, until the client has read the answer
-	endTimeout    = 100 * time.Millisecond // for answers under way when the server ends
-	acceptPause   = 100 * time.Millisecond // after the kernel refused a connection
+	headerTimeout   = 5 * time.Second        // for the request
+	responseTimeout = 15 * time.Second       // for all of it, until the client has read the response
+	endTimeout      = 100 * time.Millisecond // for answers under way when the server ends
+	acceptPause     = 100 * time.Millisecond // after the kernel refused a connection
 )
 
-// server answers one request on each connection. net/http's server is not used: it
-// sleeps for 500 ms after some refused requests, and leaves the kernel to deliver
-// answers that nobody reads after it has closed their connections.
+// server answers one request on each connection. It does not use net/http's server,
+// which sleeps for 500 ms after some refused requests. After closing a connection, that
+// one also leaves unread responses to the kernel to deliver.
 type server struct {
 	listener net.Listener
-	answer   func(path string, gone <-chan struct{}) answer
+	respond  func(path string, gone <-chan struct{}) response
 	slots    chan struct{} // holds one value for each connection
 	serving  sync.WaitGroup
 
@@ -55,8 +55,8 @@ type server struct {
 	count map[netip.Addr]int // of conns, by client address
 }
 
-// answer is a response. Several connections may share its body.
-type answer struct {
+// response is an HTTP response. Several connections may share its body.
+type response struct {
 	code int
 	kind string // Content-Type
 	body []byte
@@ -66,12 +66,12 @@ type answer struct {
 type conn struct {
 	*net.TCPConn
 	from  netip.Addr
-	until time.Time     // it is ended then
+	until time.Time     // the deadline of the connection
 	gone  chan struct{} // closed when it was evicted
 }
 
-// listen listens on addr. While the process or the machine is short of file
-// descriptors it tries again, as a daemon must not end for want of metrics.
+// listen listens on addr. It retries while the process or the machine is short of file
+// descriptors, because a daemon must not end for lack of metrics.
 func listen(ctx context.Context, addr string) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var failed error
@@ -100,7 +100,7 @@ func exhausted(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
 }
 
-// run serves until ctx ends, which is no error, or the listener fails.
+// run serves until ctx ends, and then returns nil, or until the listener fails.
 func (s *server) run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = s.listener.Close() })
 	defer stop()
@@ -132,7 +132,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// admit serves a connection, in the place of another one where there are too many.
+// admit serves a connection. It evicts another one if there are too many.
 func (s *server) admit(nc net.Conn) {
 	tcp, ok := nc.(*net.TCPConn)
 	if !ok {
@@ -146,7 +146,7 @@ func (s *server) admit(nc net.Conn) {
 		s.slots <- struct{}{} // the evicted connection's goroutine only has to notice
 	}
 	now := time.Now()
-	c := &conn{TCPConn: tcp, until: now.Add(answerTimeout), gone: make(chan struct{})}
+	c := &conn{TCPConn: tcp, until: now.Add(responseTimeout), gone: make(chan struct{})}
 	if from, ok := tcp.RemoteAddr().(*net.TCPAddr); ok {
 		c.from = from.AddrPort().Addr()
 	}
@@ -203,26 +203,26 @@ func (s *server) release(c *conn) {
 	c.reset()
 }
 
-// reset closes the connection and lets the kernel forget it at once, with what the
-// client has not read.
+// reset closes the connection and makes the kernel drop it at once, with the data that
+// the client has not read.
 func (c *conn) reset() {
 	_ = c.SetLinger(0)
 	_ = c.Close()
 }
 
-// serve answers one request, and waits until the client has read the answer: what the
-// kernel still has to deliver after a close is memory that nothing bounds.
+// serve answers one request, and waits until the client has read the response: nothing
+// bounds the memory of data that the kernel delivers after a close.
 func (s *server) serve(c *conn) {
 	method, path, err := readRequest(c)
 	switch {
 	case errors.Is(err, errMalformed):
-		write(c, answer{http.StatusBadRequest, textPlain, []byte("bad request\n")}, true)
+		write(c, response{http.StatusBadRequest, textPlain, []byte("bad request\n")}, true)
 	case err != nil:
 		return // it was too slow, or is gone
 	case method != http.MethodGet && method != http.MethodHead:
-		write(c, answer{http.StatusMethodNotAllowed, textPlain, []byte("use GET\n")}, true)
+		write(c, response{http.StatusMethodNotAllowed, textPlain, []byte("use GET\n")}, true)
 	default:
-		write(c, s.answer(path, c.gone), method == http.MethodGet)
+		write(c, s.respond(path, c.gone), method == http.MethodGet)
 	}
 	_ = c.CloseWrite()
 	_ = c.SetReadDeadline(c.until)
@@ -236,10 +236,10 @@ func (s *server) serve(c *conn) {
 	}
 }
 
-// errMalformed means that a client sent something else than a request of HTTP/1.
+// errMalformed means that a client sent something other than an HTTP/1 request.
 var errMalformed = errors.New("malformed request")
 
-// readRequest reads a request up to the end of its header. No answer depends on a
+// readRequest reads a request up to the end of its header. No response depends on a
 // header field, so none is kept.
 func readRequest(r io.Reader) (method, path string, err error) {
 	limited := &io.LimitedReader{R: r, N: maxHeader}
@@ -276,7 +276,7 @@ func readRequest(r io.Reader) (method, path string, err error) {
 	}
 }
 
-func write(w io.Writer, a answer, whole bool) {
+func write(w io.Writer, a response, whole bool) {
 	var head strings.Builder
 	head.WriteString("HTTP/1.1 " + strconv.Itoa(a.code) + " " + http.StatusText(a.code) + "\r\n")
 	header := http.Header{
@@ -295,7 +295,7 @@ func write(w io.Writer, a answer, whole bool) {
 	_, _ = parts.WriteTo(w)
 }
 
-// end lets answers under way be finished for a moment, and waits for all goroutines.
+// end gives unfinished responses a moment, and waits for all goroutines.
 func (s *server) end() {
 	s.mu.Lock()
 	for _, c := range s.conns {

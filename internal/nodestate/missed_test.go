@@ -18,7 +18,7 @@ func TestMissedContainersAreBounded(t *testing.T) {
 	require.NoError(t, parse(1, "team/job/main"))
 	require.NoError(t, parse(40, slices.Repeat([]string{"team/job/main"}, MaxMissed)...))
 	require.ErrorContains(t, parse(40, slices.Repeat([]string{"a"}, MaxMissed+1)...), "toolkit.injection.missed: 17 listed of 40")
-	require.ErrorContains(t, parse(1, "a", "b"), "2 of 1")
+	require.ErrorContains(t, parse(1, "a", "b"), "2 listed of 1")
 	require.ErrorContains(t, parse(2, "a", "\x1b[2J"), "toolkit.injection.missed[1]: has a control character")
 }
 

@@ -13,18 +13,18 @@ import (
 	"github.com/gpuready/gpuready/internal/inotify"
 )
 
-// Flags are those of a command.
+// Flags are the flags of a command.
 type Flags struct {
 	*pflag.FlagSet
-	Env map[string]string // by flag, the variable that counts where it is not given
+	Env map[string]string // by flag, the environment variable used if the flag is not given
 }
 
-// NewFlags begins the flags of a command, which is called as call says: "gpu-validator
+// NewFlags returns the flags of a command; call is its command line: "gpu-validator
 // run". Its help is usage, with examples, then the flags and the exit codes.
 func NewFlags(call, usage, exitCodes string, stdout io.Writer) *Flags {
 	f := &Flags{pflag.NewFlagSet(call, pflag.ContinueOnError), map[string]string{}}
 	f.SortFlags = false
-	f.SetOutput(io.Discard) // an error is told once, at the end
+	f.SetOutput(io.Discard) // Program.Run prints the error
 	f.Usage = func() {
 		heading := "Flags:"
 		if len(f.Env) > 0 {
@@ -35,12 +35,12 @@ func NewFlags(call, usage, exitCodes string, stdout io.Writer) *Flags {
 	return f
 }
 
-// Command is the command's name, without the program's.
+// Command returns the command's name, without the program's.
 func (f *Flags) Command() string {
 	return f.Name()[strings.LastIndex(f.Name(), " ")+1:]
 }
 
-// Read reads the command line and, for what it leaves out, the environment.
+// Read reads the command line and, for flags that are not given, the environment.
 func (f *Flags) Read(args []string) error {
 	config.Describe(f.FlagSet, f.Env)
 	err := f.Parse(args)
@@ -56,7 +56,7 @@ func (f *Flags) Read(args []string) error {
 	return nil
 }
 
-// Lone refuses arguments beside the flags.
+// Lone returns an error if there are arguments besides the flags.
 func (f *Flags) Lone() error {
 	if f.NArg() > 0 {
 		return Wrong("%s takes no arguments, not %q", f.Command(), strings.Join(f.Args(), " "))
@@ -76,7 +76,8 @@ func (f *Flags) Level(level *string) {
 	f.Env["log-level"] = "LOG_LEVEL"
 }
 
-// Log is a component's, in the format and from the level ("": info) that flags say.
+// Log returns the logger of a component in the given format, from the given level
+// ("": info).
 func Log(w io.Writer, component, format, level string) (*slog.Logger, error) {
 	var o slog.HandlerOptions
 	if level != "" {

@@ -1,6 +1,6 @@
-// Package program is the frame of our programs of several commands: which command is
-// meant, its flags and their environment variables, help, the log, how errors are told,
-// and which exit code the program ends with.
+// Package program is the command-line framework of programs with several commands. It
+// selects the command, reads its flags and their environment variables, and handles
+// help, the log, errors and the exit code.
 package program
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 )
 
-// Exit codes that every program has; they stand in its --help and are a contract.
+// Exit codes of every program; they are listed in its --help and are a contract.
 const (
 	OK     = 0
 	Failed = 1
@@ -27,30 +27,29 @@ const (
 
 // Program is a program of several commands.
 type Program struct {
-	Name     string // before what it says on stderr, and before its version
-	Help     string // what it prints for --help, exit codes included
+	Name     string // prefix of errors on stderr and of the version
+	Help     string // the text for --help, exit codes included
 	Commands []Command
-	First    string // the command that is meant where none is named; "": one has to be
-	// Advise, which may be nil, is what is told after an error's text; "": nothing.
+	First    string // the default command; "": a command is required
+	// Advise returns advice to append to an error's text, or "". It may be nil.
 	Advise func(text string) string
 }
 
-// Command is one of a program's commands. Hidden ones are not among those that a person
-// is told of.
+// Command is one command of a program. Errors do not list hidden commands.
 type Command struct {
 	Name   string
 	Run    func(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	Hidden bool
 }
 
-// Signalled runs main until it returns, and has its context end with SIGINT or SIGTERM.
+// Signalled runs main with a context that ends on SIGINT or SIGTERM.
 func Signalled(main func(context.Context) int) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	return main(ctx)
 }
 
-// Run runs the command that the arguments name, tells of its error in one line on
+// Run runs the command that the arguments name, prints its error in one line on
 // stderr, and returns the exit code.
 func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	err := p.dispatch(ctx, args, stdout, stderr)
@@ -58,7 +57,7 @@ func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Write
 		return OK
 	}
 	if !errors.Is(err, ErrSaid) {
-		fmt.Fprintf(stderr, "%s: %s\n", p.Name, p.tell(err))
+		fmt.Fprintf(stderr, "%s: %s\n", p.Name, p.errorLine(err))
 	}
 	if c, is := errors.AsType[*coded](err); is {
 		return c.code
@@ -66,8 +65,8 @@ func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Write
 	return Failed
 }
 
-// tell is an error in one line.
-func (p Program) tell(err error) string {
+// errorLine returns the text of an error in one line, with advice.
+func (p Program) errorLine(err error) string {
 	text := strings.ReplaceAll(err.Error(), "\n", "; ")
 	if p.Advise != nil {
 		if advice := p.Advise(text); advice != "" {
@@ -97,13 +96,13 @@ func (p Program) dispatch(ctx context.Context, args []string, stdout, stderr io.
 		return p.Commands[i].Run(ctx, args[1:], stdout, stderr)
 	}
 	if len(args) == 0 {
-		return Wrong("no command; say %s", p.choice())
+		return Wrong("no command; say %s", p.listCommands())
 	}
-	return Wrong("no command %q; say %s", name, p.choice())
+	return Wrong("no command %q; say %s", name, p.listCommands())
 }
 
-// choice are the commands that a person has.
-func (p Program) choice() string {
+// listCommands lists the commands that are not hidden.
+func (p Program) listCommands() string {
 	var names []string
 	for _, c := range p.Commands {
 		if !c.Hidden {
@@ -113,7 +112,7 @@ func (p Program) choice() string {
 	return strings.Join(names, ", ") + " or version, or --help"
 }
 
-// A coded error carries the exit code that it ends the program with.
+// A coded error carries the exit code of the program.
 type coded struct {
 	code int
 	err  error
@@ -122,13 +121,13 @@ type coded struct {
 func (c *coded) Error() string { return c.err.Error() }
 func (c *coded) Unwrap() error { return c.err }
 
-// ErrSaid ends a program when all has been said: End(code, ErrSaid).
+// ErrSaid ends a program that has already printed its error: End(code, ErrSaid).
 var ErrSaid = errors.New("all has been said")
 
-// End is an error that ends the program with a code.
+// End returns an error that ends the program with an exit code.
 func End(code int, err error) error { return &coded{code, err} }
 
-// Wrong is an error that ends the program with Usage: what the person wrote cannot be.
+// Wrong returns an error that ends the program with Usage: the command line is invalid.
 func Wrong(format string, args ...any) error {
 	return End(Usage, fmt.Errorf(format, args...))
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// A file is built of lines in the order in which they are added.
+// A file is built from lines in the order in which they are added.
 type file struct {
 	b   strings.Builder
 	err error
@@ -24,7 +24,7 @@ type file struct {
 
 func (f *file) add(key, value string) {
 	if f.err == nil && (strings.ContainsFunc(value, unicode.IsControl) || !utf8.ValidString(value)) {
-		// One line per key is what people grep for; messages are cleaned before.
+		// People grep for one line per key; messages are cleaned before.
 		f.err = fmt.Errorf("%s has a control character or is not UTF-8", key)
 	}
 	f.b.WriteString(key + "=" + quote(value) + "\n")
@@ -61,8 +61,8 @@ func (p Proof) encode(l Layer) ([]byte, error) {
 		if d.Simulated {
 			f.add("SIMULATED", "true")
 		}
-		// What shell readers of the ecosystem's file of this name look for:
-		// whose driver it is, and each root on the host and as seen from here.
+		// Keys that shell readers of NVIDIA's file of this name expect: whose driver
+		// it is, and each root on the host and as mounted here.
 		host, dev := orRoot(p.HostRoot), orRoot(p.DevRoot)
 		f.add("IS_HOST_DRIVER", strconv.FormatBool(filepath.Clean(d.Root) == "/"))
 		f.add("NVIDIA_DRIVER_ROOT", d.Root)
@@ -178,7 +178,7 @@ func decodeRefusal(v map[string]string, l Layer) (*Refusal, error) {
 
 var plain = regexp.MustCompile(`^[A-Za-z0-9_./:@%+,-]*$`)
 
-// quote returns value as a word of the shell that stands for itself.
+// quote returns value as a shell word that expands to value itself.
 func quote(value string) string {
 	if plain.MatchString(value) {
 		return value
@@ -188,9 +188,9 @@ func quote(value string) string {
 
 var key = regexp.MustCompile(`^[A-Z][A-Z0-9_]{0,63}$`)
 
-// parse reads lines of KEY=value, quoted as quote does and in no other way:
-// nothing that a shell would expand is accepted. Keys that are not known here
-// are kept, for a newer validator may have more of them; none may stand twice.
+// parse reads lines of KEY=value, quoted exactly as quote does: it accepts nothing that
+// a shell would expand. It keeps unknown keys, because a newer validator may write
+// more, and refuses duplicate ones.
 func parse(data []byte) (map[string]string, error) {
 	if len(data) == 0 {
 		return nil, fmt.Errorf("%w: empty", ErrInvalid)

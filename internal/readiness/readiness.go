@@ -1,11 +1,10 @@
-// Package readiness is the one readiness contract of a node: which layers of
-// the road from driver to pod are proven, and why one is not.
+// Package readiness reads and writes the readiness contract of a node: which layers
+// from driver to pod are proven, and why one is not.
 //
-// The validator alone writes it. For each layer there is either
-// <dir>/<layer>-ready, the proof, or <dir>/<layer>-notready, the reason, or
-// neither where nothing is known yet. Both are lines of KEY=value that a shell
-// can source, with values quoted so that sourcing them runs nothing. A file
-// from an earlier boot counts for nothing.
+// Only the validator writes it. For each layer there is either <dir>/<layer>-ready,
+// the proof, or <dir>/<layer>-notready, the reason, or neither while nothing is known.
+// Both are lines of KEY=value that a shell can source, quoted so that sourcing them
+// runs nothing. A file from an earlier boot is ignored.
 package readiness
 
 import (
@@ -23,10 +22,10 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// DefaultDir is where proofs lie, a host path.
+// DefaultDir is the default directory of the proofs, a host path.
 const DefaultDir = "/run/nvidia/validations"
 
-// Layer is one stretch of the road.
+// Layer is one layer of the stack from driver to pod.
 type Layer string
 
 // The layers.
@@ -37,7 +36,7 @@ const (
 	Plugin  Layer = "plugin"  // the kubelet offers every GPU
 )
 
-// The optional layers: what is checked only where it is asked for.
+// The optional layers, which are checked only on request.
 const (
 	Peermem Layer = "peermem" // network cards reach GPUs' memory (nvidia-peermem)
 	GDS     Layer = "gds"     // storage does (GPUDirect Storage)
@@ -48,28 +47,28 @@ const (
 	VGPU    Layer = "vgpu"    // GPUs are divided among virtual machines
 )
 
-// Layers returns the layers of the road, each after those it depends on.
+// Layers returns the required layers, each after those it depends on.
 func Layers() []Layer { return []Layer{Driver, Toolkit, CUDA, Plugin} }
 
-// Optional returns the layers beside the road, which hold none of it up.
+// Optional returns the optional layers, which no other layer depends on.
 func Optional() []Layer { return []Layer{Peermem, GDS, GDRCopy, MOFED, Fabric, VFIO, VGPU} }
 
-// Proof is what was found when a layer was proven.
+// Proof is the result of proving a layer.
 type Proof struct {
 	BootID string // of this boot where empty
 	Time   time.Time
-	// Driver is the driver under the layer; nil where the node has no GPU and
-	// so nothing to prove.
+	// Driver is the driver under the layer; nil if the node has no GPU and so
+	// nothing to prove.
 	Driver    *nodestate.DriverInfo
-	HostRoot  string // where the validator sees the host's root; "" is "/"
-	DevRoot   string // host path below which dev/nvidia* lie; "" is "/"
+	HostRoot  string // mount point of the host's root in the validator; "" is "/"
+	DevRoot   string // host path below which dev/nvidia* are; "" is "/"
 	GPUs      int    // the GPUs and MIG devices that the proof covers
 	Summary   string // one line for people
 	Seconds   map[gpu.UUID]float64
 	Resources map[string]int // allocatable devices, by resource name
 }
 
-// Refusal is why a layer is not ready.
+// Refusal describes why a layer is not ready.
 type Refusal struct {
 	BootID  string // of this boot where empty
 	Time    time.Time
@@ -78,17 +77,17 @@ type Refusal struct {
 	Action  string     // what to do next
 }
 
-// Status is what is known about a layer: one of the two is set.
+// Status is the known status of a layer; exactly one field is set.
 type Status struct {
 	Proof   *Proof
 	Refusal *Refusal
 }
 
-// What Read returns, wrapped, besides fs.ErrNotExist.
+// Errors that Read wraps, besides fs.ErrNotExist.
 var (
 	// ErrStale means that the layer was proven, or not, in an earlier boot.
 	ErrStale = errors.New("from an earlier boot")
-	// ErrInvalid means that the file is neither proof nor reason.
+	// ErrInvalid means that the file is neither a proof nor a reason.
 	ErrInvalid = errors.New("not a valid readiness file")
 )
 
@@ -103,15 +102,15 @@ func WriteReady(dir string, l Layer, p Proof) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", readyPath(dir, l), err)
 	}
-	// At no time are there both; between the two there is neither.
+	// Never both files at once; for a moment there is neither.
 	if err := record.Remove(notReadyPath(dir, l)); err != nil {
 		return err
 	}
 	return record.Write(readyPath(dir, l), data)
 }
 
-// WriteNotReady removes the proof of a layer and records why it is not ready.
-// If the second fails, the proof is gone nevertheless.
+// WriteNotReady removes the proof of a layer and records why it is not ready. The
+// proof is gone even if recording fails.
 func WriteNotReady(dir string, l Layer, r Refusal) error {
 	if err := record.Remove(readyPath(dir, l)); err != nil {
 		return err
@@ -123,12 +122,12 @@ func WriteNotReady(dir string, l Layer, r Refusal) error {
 	return record.Write(notReadyPath(dir, l), data)
 }
 
-// Clear removes all that is known about a layer.
+// Clear removes all files of a layer.
 func Clear(dir string, l Layer) error {
 	return errors.Join(record.Remove(readyPath(dir, l)), record.Remove(notReadyPath(dir, l)))
 }
 
-// Read returns what is known about a layer in the boot given, "" for this one.
+// Read returns the status of a layer in the given boot, "" for this one.
 func Read(dir string, l Layer, boot string) (Status, error) {
 	if boot == "" {
 		var err error
@@ -136,7 +135,7 @@ func Read(dir string, l Layer, boot string) (Status, error) {
 			return Status{}, err
 		}
 	}
-	// The reason first: if, against all rules, there are both, it counts.
+	// The reason first: it counts if, against the rules, there are both.
 	status, err := readFile(notReadyPath(dir, l), l, boot, false)
 	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrStale) {
 		return status, err
@@ -175,8 +174,8 @@ func readFile(path string, l Layer, boot string, ready bool) (Status, error) {
 	return s, nil
 }
 
-// NotReadyError is what Wait returns when its time is over: the first layer
-// that is not ready, and what is known about it.
+// NotReadyError is the error of Wait when its time is over: the first layer that is
+// not ready, and its status.
 type NotReadyError struct {
 	Layer  Layer
 	Status Status // with a Refusal, where there is one
@@ -193,7 +192,7 @@ func (e *NotReadyError) Error() string {
 
 func (e *NotReadyError) Unwrap() error { return e.Cause }
 
-// Unknown puts an error of Read in words, for a layer about which nothing is known.
+// Unknown describes an error of Read, for a layer of unknown status.
 func Unknown(err error) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -204,13 +203,13 @@ func Unknown(err error) string {
 	return err.Error()
 }
 
-// Watch calls report for each layer at once and whenever what is known about it
-// changes, until ctx ends; it then returns ctx.Err(). boot is as for Read.
+// Watch calls report for each layer at once and whenever its status changes, until ctx
+// ends; it then returns ctx.Err(). boot is as for Read.
 func Watch(ctx context.Context, dir string, layers []Layer, boot string, report func(Layer, Status, error)) error {
 	return watch(ctx, dir, layers, boot, report, func() {})
 }
 
-// watch is Watch, with done called after each look at all layers.
+// watch is like Watch, and calls done after each check of all layers.
 func watch(ctx context.Context, dir string, layers []Layer, boot string, report func(Layer, Status, error), done func()) error {
 	var paths []string
 	for _, l := range layers {
@@ -220,8 +219,8 @@ func watch(ctx context.Context, dir string, layers []Layer, boot string, report 
 	return record.Watch(ctx, paths, func() {
 		for _, l := range layers {
 			s, err := Read(dir, l, boot)
-			if said := summary(s, err); said != last[l] {
-				last[l] = said
+			if current := summary(s, err); current != last[l] {
+				last[l] = current
 				report(l, s, err)
 			}
 		}
@@ -230,12 +229,12 @@ func watch(ctx context.Context, dir string, layers []Layer, boot string, report 
 }
 
 // Wait returns nil as soon as all layers are ready at once, and a
-// *NotReadyError when ctx ends before. report, when not nil, is as for Watch.
+// *NotReadyError when ctx ends first. report, when not nil, is as for Watch.
 func Wait(ctx context.Context, dir string, layers []Layer, boot string, report func(Layer, Status, error)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	unready := map[Layer]*NotReadyError{}
-	looked := false
+	checked := false
 	first := func() *NotReadyError {
 		for _, l := range layers {
 			if n, is := unready[l]; is {
@@ -253,13 +252,13 @@ func Wait(ctx context.Context, dir string, layers []Layer, boot string, report f
 			report(l, s, err)
 		}
 	}, func() {
-		looked = true
+		checked = true
 		if len(unready) == 0 {
 			stop()
 		}
 	})
 	switch pending := first(); {
-	case looked && pending == nil:
+	case checked && pending == nil:
 		return nil
 	case pending != nil && ctx.Err() != nil:
 		pending.Cause = err
@@ -278,7 +277,7 @@ func summary(s Status, err error) string {
 	return strings.Join([]string{string(s.Refusal.Reason), s.Refusal.Message, s.Refusal.Action}, "\x00")
 }
 
-// ParseLayer returns the layer with the given name, of the road or beside it.
+// ParseLayer returns the layer with the given name, required or optional.
 func ParseLayer(name string) (Layer, error) {
 	return parseLayer(name, slices.Concat(Layers(), Optional()))
 }
