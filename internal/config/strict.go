@@ -1,10 +1,9 @@
-// Package config decodes what people write: configuration files, and the
-// environment in the place of flags.
+// Package config decodes configuration files, and reads flags from the environment.
 //
-// It is strict, because a key that is passed over in silence is a setting that
-// somebody believes in: an unknown, misspelt or repeated key, a second document
-// and a value of the wrong type are refused, each with the source, the path of
-// the field and, where one is near, the key that was meant.
+// It is strict, because somebody relies on a setting that is silently ignored. It
+// refuses an unknown, misspelt or repeated key, a second document and a value of the
+// wrong type. Each error names the source, the path of the field and, if one is
+// similar, the intended key.
 package config
 
 import (
@@ -24,10 +23,10 @@ import (
 // MaxBytes bounds the size of a configuration.
 const MaxBytes = 1 << 20
 
-// Error is what is wrong with a configuration. It reads
+// Error is an error in a configuration. It reads
 // "file: field.path: what is wrong".
 type Error struct {
-	Source string // as given to Strict, usually the path of a file; "" where there is none
+	Source string // as given to Strict, usually the path of a file; "" if there is none
 	Path   string // "sharing.timeSlicing.resources[0].name"; "" for the whole
 	Err    error
 }
@@ -45,17 +44,16 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // Strict decodes YAML (or JSON, which is YAML) into the struct that into points
-// to, by its json tags. Keys are case-sensitive. A *Error says what is wrong, or
-// several of them, joined, say which keys are not known; into is then not to be
-// used.
+// to, by its json tags. Keys are case-sensitive. It returns a *Error, or several joined
+// ones for unknown keys; into must not be used then.
 func Strict(data []byte, into any, source string) error {
 	_, err := decode(data, into, source, false)
 	return err
 }
 
-// Ignoring is Strict, but for unknown keys: it passes over them and returns one
-// Error for each, in the order of their paths. All else is refused as ever, a
-// key that stands there twice too.
+// Ignoring is like Strict, but ignores unknown keys and returns one Error for each, in
+// the order of their paths. It refuses everything else that Strict refuses, including
+// duplicate keys.
 func Ignoring(data []byte, into any, source string) ([]*Error, error) {
 	return decode(data, into, source, true)
 }
@@ -75,10 +73,10 @@ func decode(data []byte, into any, source string, ignore bool) ([]*Error, error)
 	}
 	if len(strangers) > 0 {
 		if !ignore {
-			return nil, all(strangers)
+			return nil, joinErrors(strangers)
 		}
-		// What is left is written anew: the decoder would take a key that differs
-		// from a known one in case only for it.
+		// Encode the remaining keys again: the decoder would accept a key that differs
+		// from a known one only in case.
 		if data, err = json.Marshal(generic); err != nil {
 			return nil, &Error{Source: source, Err: err}
 		}
@@ -92,8 +90,8 @@ func decode(data []byte, into any, source string, ignore bool) ([]*Error, error)
 	return strangers, nil
 }
 
-// all is one error of several.
-func all(strangers []*Error) error {
+// joinErrors joins the errors into one.
+func joinErrors(strangers []*Error) error {
 	if len(strangers) == 1 {
 		return strangers[0]
 	}
@@ -139,7 +137,7 @@ func parse(data []byte, source string) (any, error) {
 }
 
 // secondDocument returns the line on which a second YAML document begins, 0 if
-// there is none. The decoder would stop before it and say nothing.
+// there is none. The decoder would silently stop before it.
 func secondDocument(data []byte) int {
 	content := false
 	for i, line := range strings.Split(string(data), "\n") {
@@ -158,7 +156,7 @@ func secondDocument(data []byte) int {
 
 var duplicate = pattern.New(`line (\d+): key (.+) already set in map`)
 
-// syntax puts the YAML parser's words on one line.
+// syntax returns an error of the YAML parser on one line.
 func syntax(err error) string {
 	if m := duplicate.Groups(err.Error()); m != nil {
 		return fmt.Sprintf("line %s: key %s stands there twice; remove one", m[1], m[2])

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Suggest returns the end of an error about a word that is none of those known:
-// `, did you mean "x"?`, or the list of them where none is near and they are few.
+// Suggest returns the end of an error about an unknown word: `, did you mean "x"?`, or
+// the list of known words if none is similar and they are few.
 func Suggest(word string, known []string) string {
 	best, distance := "", 1+max(2, len(word)/3)
 	for _, k := range known {
@@ -23,7 +23,7 @@ func Suggest(word string, known []string) string {
 	return ""
 }
 
-// edits is the Levenshtein distance.
+// edits returns the Levenshtein distance.
 func edits(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// unknown takes the keys that t has no field for out of v, and returns them in
-// the order of their paths.
+// unknown removes from v the keys without a field in t, and returns them in the order
+// of their paths.
 func unknown(v any, t reflect.Type, path string) []*Error {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -61,8 +61,8 @@ func unknownKeys(m map[string]any, t reflect.Type, path string) []*Error {
 	return found
 }
 
-// elsewhere returns the paths at which t has the key: somebody has it right, and
-// indented it wrong.
+// elsewhere returns the paths at which t has the key: somebody may have indented it
+// wrong.
 func elsewhere(t reflect.Type, key, path string, depth int) []string {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()

@@ -11,14 +11,14 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// Pod asks for devices for one of its containers. Admit is called once for
-// each container of a pod.
+// Pod is a request for devices for one container of a pod. Call Admit once for each
+// container.
 type Pod struct {
 	Namespace, Name, Container string
 	Requests                   map[string]int // resource name to number of devices
 }
 
-// UID is the pod's UID, the same for the same namespace and name.
+// UID returns the pod's UID, the same for the same namespace and name.
 func (p Pod) UID() string {
 	h := sha256.Sum256([]byte(p.Namespace + "/" + p.Name))
 	h[6], h[8] = h[6]&0x0f|0x80, h[8]&0x3f|0x80 // a version 8 UUID: made by a rule of one's own
@@ -34,9 +34,9 @@ type Admission struct {
 	Devices           []*v1beta1.DeviceSpec
 }
 
-// AdmissionError is a refusal: what the pod's status would say. Its texts, and those of the
-// errors below, are quotations of the kubelet's messages (k8s.io/kubernetes,
-// pkg/kubelet/lifecycle and pkg/kubelet/cm/devicemanager): tests and people look for them.
+// AdmissionError is a refusal, as in the pod's status. Its texts, and those of the errors
+// below, quote the kubelet's messages (k8s.io/kubernetes, pkg/kubelet/lifecycle and
+// pkg/kubelet/cm/devicemanager): tests and people search for them.
 type AdmissionError struct {
 	Reason  string // "UnexpectedAdmissionError", "OutOfnvidia.com/gpu"
 	Message string
@@ -56,7 +56,7 @@ func unexpected(err error) *AdmissionError {
 	}
 }
 
-// allocation is what one container was given of one resource.
+// allocation is the devices of one resource allocated to one container.
 type allocation struct {
 	uid, container, resource string
 	numa                     map[int64][]string // devices by NUMA node; -1: they named none
@@ -73,11 +73,10 @@ func (a *allocation) ids() []string {
 	return slices.Compact(ids)
 }
 
-// Admit does for a container what the kubelet's device manager does when a pod
-// is admitted: it chooses devices, with GetPreferredAllocation where the plugin
-// offers it, calls Allocate, and PreStartContainer where the plugin asks for
-// it. A container that has its devices already gets the same again, without a
-// call to the plugin. A refusal is an *AdmissionError.
+// Admit admits a container as the kubelet's device manager does. It chooses devices,
+// with GetPreferredAllocation if the plugin offers it, and calls Allocate, and
+// PreStartContainer if the plugin requires it. A container that already has its devices
+// gets the same again, without a call to the plugin. A refusal is an *AdmissionError.
 func (k *Kubelet) Admit(ctx context.Context, pod Pod) (Admission, error) {
 	names := slices.Sorted(maps.Keys(pod.Requests))
 	k.mu.Lock()
@@ -114,13 +113,13 @@ func (k *Kubelet) Remove(namespace, name string) {
 	k.notify()
 }
 
-// allocate gives the container n devices of the resource, or says why not.
+// allocate allocates n devices of the resource to the container, or returns why not.
 func (k *Kubelet) allocate(ctx context.Context, pod Pod, name string, n int) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	res := k.resources[name]
 	if res == nil {
-		// No device plugin ever spoke of it: the node does not have it.
+		// No device plugin ever registered it: the node does not have it.
 		return &AdmissionError{
 			Reason:  "OutOf" + name,
 			Message: fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: 0, capacity: 0", name, n),
@@ -157,8 +156,8 @@ func (k *Kubelet) allocate(ctx context.Context, pod Pod, name string, n int) err
 	return nil
 }
 
-// choose picks the devices of a container; none if it has its share already.
-// k.mu is held, and let go of while the plugin is asked.
+// choose picks the devices of a container; none if it already has them. k.mu is held,
+// and released during the call to the plugin.
 func (k *Kubelet) choose(ctx context.Context, pod Pod, res *resource, n int) ([]string, error) {
 	needed := n
 	had := k.allocated(pod, res.name)
@@ -190,8 +189,8 @@ func (k *Kubelet) choose(ctx context.Context, pod Pod, res *resource, n int) ([]
 	if k.cfg.AlignNUMA {
 		aligned = res.aligned(available, needed)
 	}
-	// Where the aligned ones leave a choice it is the plugin's; where they are
-	// too few, all of them are taken and the plugin chooses the rest.
+	// If there are more aligned devices than needed, the plugin chooses among them; if
+	// there are too few, all of them are used and the plugin chooses the rest.
 	from := aligned
 	if needed >= len(aligned) {
 		chosen, from = slices.Clone(aligned), available
@@ -215,7 +214,7 @@ func (k *Kubelet) choose(ctx context.Context, pod Pod, res *resource, n int) ([]
 	return chosen, nil
 }
 
-// prefer asks the plugin, if it offers to be asked.
+// prefer calls GetPreferredAllocation, if the plugin offers it.
 func (k *Kubelet) prefer(ctx context.Context, res *resource, available, include []string, n int) ([]string, error) {
 	if res.endpoint == nil || !res.options.GetGetPreferredAllocationAvailable() {
 		return nil, nil
@@ -262,7 +261,7 @@ func (k *Kubelet) allocated(pod Pod, name string) []string {
 	return nil
 }
 
-// available returns the healthy devices that nobody has, sorted.
+// available returns the healthy devices that are not allocated, sorted.
 func (k *Kubelet) available(res *resource) []string {
 	free := maps.Clone(res.healthy)
 	for _, a := range k.allocations {
@@ -275,7 +274,7 @@ func (k *Kubelet) available(res *resource) []string {
 	return slices.Sorted(maps.Keys(free))
 }
 
-// admission gathers the answers of all plugins for the container.
+// admission merges the responses of all plugins for the container.
 func (k *Kubelet) admission(pod Pod) Admission {
 	out := Admission{DeviceIDs: map[string][]string{}, Envs: map[string]string{}, Annotations: map[string]string{}}
 	for _, a := range k.allocations {

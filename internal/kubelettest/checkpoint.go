@@ -32,7 +32,7 @@ type Checkpoint struct {
 	Registered map[string][]string // healthy device IDs by resource
 }
 
-// CheckpointEntry is what one container holds of one resource.
+// CheckpointEntry lists the devices of one resource that one container holds.
 type CheckpointEntry struct {
 	PodUID        string
 	ContainerName string
@@ -41,7 +41,7 @@ type CheckpointEntry struct {
 	AllocResp     []byte             // protobuf of v1beta1.ContainerAllocateResponse
 }
 
-// The same as it stands in the file.
+// checkpointFile is a Checkpoint as encoded in the file.
 type checkpointFile struct {
 	Data     checkpointData
 	Checksum uint64
@@ -52,12 +52,12 @@ type checkpointData struct {
 	RegisteredDevices map[string][]string
 }
 
-// ErrCorrupt means that a checkpoint is damaged: its checksum is not that of
-// its content. The kubelet then starts without it.
+// ErrCorrupt means that a checkpoint is damaged: its checksum does not match its
+// content. The kubelet then starts without it.
 var ErrCorrupt = errors.New("checkpoint is corrupted")
 
-// ParseCheckpoint reads the bytes of a kubelet_internal_checkpoint, that of a
-// real kubelet too, and checks its checksum.
+// ParseCheckpoint reads the bytes of a kubelet_internal_checkpoint, also of a real
+// kubelet, and verifies its checksum.
 func ParseCheckpoint(data []byte) (Checkpoint, error) {
 	if len(data) > maxCheckpoint {
 		return Checkpoint{}, fmt.Errorf("%w: it has %d bytes, no more than %d are read", ErrCorrupt, len(data), maxCheckpoint)
@@ -72,7 +72,7 @@ func ParseCheckpoint(data []byte) (Checkpoint, error) {
 	return Checkpoint{Entries: f.Data.PodDeviceEntries, Registered: f.Data.RegisteredDevices}, nil
 }
 
-// Bytes are what a kubelet would write.
+// Bytes returns the file content that a kubelet would write.
 func (c Checkpoint) Bytes() ([]byte, error) {
 	d := checkpointData{PodDeviceEntries: c.Entries, RegisteredDevices: c.Registered}
 	return json.Marshal(checkpointFile{Data: d, Checksum: d.checksum()})
@@ -126,8 +126,7 @@ func dumpMap[K int64 | string](m map[K][]string, key func(K) string) string {
 	return "map[" + strings.Join(parts, " ") + "]"
 }
 
-// save writes the checkpoint; k.mu is held. Failing is no reason to stop, for
-// the kubelet neither.
+// save writes the checkpoint; k.mu is held. Like the kubelet, it ignores errors.
 func (k *Kubelet) save() {
 	c := Checkpoint{Registered: map[string][]string{}}
 	for name, r := range k.resources {
@@ -176,8 +175,8 @@ func writeFile(path string, c Checkpoint) error {
 	return err
 }
 
-// restore begins a life with what the checkpoint says; without one, or with a
-// damaged one, with nothing.
+// restore restores the state from the checkpoint. Without one, or with a damaged one,
+// the state is empty.
 func (k *Kubelet) restore() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -195,7 +194,7 @@ func (k *Kubelet) restore() error {
 		return err
 	}
 	for name := range c.Registered {
-		// Nothing is there until the plugin has registered again.
+		// There are no devices until the plugin has registered again.
 		k.resources[name] = &resource{
 			name: name, healthy: map[string]bool{}, unhealthy: map[string]bool{}, stopped: k.cfg.Now(),
 		}

@@ -1,9 +1,9 @@
-// Package kubelettest is a kubelet in your test process, as far as a device
-// plugin can see: it takes registrations on Dir/kubelet.sock, calls the plugin
-// back, follows its ListAndWatch, admits pods the way the kubelet's device
-// manager does, remembers what it gave away in kubelet_internal_checkpoint and
-// answers the PodResources API. It is no mock: no call is expected, and it
-// keeps to what a real kubelet does, its refusals word for word included.
+// Package kubelettest runs, in a test process, the part of a kubelet that a device
+// plugin uses. It accepts registrations on Dir/kubelet.sock, calls the plugin back,
+// and follows its ListAndWatch. It admits pods the way the kubelet's device manager
+// does, records allocations in kubelet_internal_checkpoint and serves the PodResources
+// API. It is not a mock: it expects no calls and behaves like a real kubelet, down to
+// the exact words of its refusals.
 //
 //	k, err := kubelettest.Start(kubelettest.Config{Dir: t.TempDir()})
 //	defer k.Stop()
@@ -15,7 +15,7 @@
 //		Namespace: "default", Name: "job", Container: "main",
 //		Requests: map[string]int{"nvidia.com/gpu": 2},
 //	})
-//	// a.CDIDevices is what the container runtime would be given
+//	// a.CDIDevices is passed to the container runtime
 //
 // # What happens when
 //
@@ -29,18 +29,18 @@
 // the resource goes away with the first UpdateNodeStatus after that. The clock
 // is Config.Now.
 //
-// Restart is what a plugin sees when the kubelet is killed and comes back: all
-// connections end, every socket in Dir is removed, the checkpoint is read, and
-// kubelet.sock appears again (it exists a moment before it accepts; BeforeListen
-// stretches that moment). Pods that were admitted before keep their devices.
+// Restart acts like a kubelet that is killed and started again: all connections end,
+// every socket in Dir is removed, the checkpoint is read, and kubelet.sock appears
+// again. The socket exists a moment before it accepts; BeforeListen stretches that
+// moment. Pods that were admitted before keep their devices.
 // Resources that the checkpoint names have capacity 0 until their plugin is back.
 //
 // # What differs from a real kubelet
 //
-// Devices are chosen in order of their IDs where the kubelet takes any. A pod's
+// Devices are chosen in order of their IDs; the kubelet chooses any. A pod's
 // UID is derived from its namespace and name. Remove frees the devices of a pod
-// at once; the kubelet does so when it next allocates. From Kubernetes 1.26 on a
-// kubelet whose plugin registers a second time before the first stream has ended
-// takes the end of the first for the end of the second: KeepReplaced does the
-// same, so that a test can show that a plugin never gets there.
+// at once; the kubelet does so when it next allocates. If a plugin registers again
+// before its first stream has ended, kubelets from Kubernetes 1.26 on mistake the end
+// of the first stream for the end of the second. KeepReplaced does the same, so that a
+// test can show that a plugin avoids this.
 package kubelettest

@@ -2,8 +2,8 @@ package kubelettest
 
 import "fmt"
 
-// Drop ends the connection to the plugin of a resource, as one that died: the
-// kubelet's own socket stays, and nothing tells the plugin to register again.
+// Drop ends the connection to the plugin of a resource, as if it broke: the kubelet's
+// own socket stays, and nothing makes the plugin register again.
 func (k *Kubelet) Drop(name string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

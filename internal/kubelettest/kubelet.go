@@ -17,22 +17,22 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// GracePeriod is how long the capacity of a resource outlives its plugin
+// GracePeriod is the time for which the capacity of a resource outlives its plugin
 // (endpointStopGracePeriod of the kubelet's device manager).
 const GracePeriod = 5 * time.Minute
 
 // SocketName is the name of the kubelet's socket in Config.Dir.
 const SocketName = "kubelet.sock"
 
-// Config says what kind of kubelet is wanted. Only Dir must be set.
+// Config configures a Kubelet. Only Dir must be set.
 type Config struct {
-	// Dir takes the place of /var/lib/kubelet/device-plugins. It is made if
-	// need be. Mind that the path of a unix socket has at most 107 bytes.
+	// Dir takes the place of /var/lib/kubelet/device-plugins. It is created if
+	// needed. The path of a unix socket has at most 107 bytes.
 	Dir string
 	// PodResourcesDir takes the place of /var/lib/kubelet/pod-resources; ""
 	// leaves the PodResources API out.
 	PodResourcesDir string
-	// Log, when set, is told each change, as with testing.T.Logf. It may be
+	// Log, when set, is called for each change, like testing.T.Logf. It may be
 	// called until Stop has returned, from several goroutines.
 	Log func(format string, args ...any)
 	// Now is the clock of the grace period; nil: time.Now.
@@ -40,8 +40,8 @@ type Config struct {
 	// DialTimeout bounds the call back during Register; 0: 10 s, as in the kubelet.
 	DialTimeout time.Duration
 	// AlignNUMA chooses devices as under the topology manager's best-effort
-	// policy: from as few NUMA nodes as will do. Without it the choice is the
-	// plugin's, as under the default policy "none".
+	// policy: from as few NUMA nodes as possible. Without it the plugin chooses, as
+	// under the default policy "none".
 	AlignNUMA bool
 	// BeforeListen, when set, is called at each start after kubelet.sock has
 	// been made and before it accepts connections.
@@ -64,7 +64,7 @@ type Kubelet struct {
 	run         *run // nil while stopped
 }
 
-// run is what belongs to one life of the kubelet, from start to stop.
+// run holds the state of one run of the kubelet, from start to stop.
 type run struct {
 	ctx     context.Context // ends with the life
 	end     context.CancelFunc
@@ -72,8 +72,7 @@ type run struct {
 	wait    sync.WaitGroup // every goroutine of this life
 }
 
-// Start starts a kubelet in cfg.Dir: sockets that lie there are removed, a
-// checkpoint is read. The error names what is in the way.
+// Start starts a kubelet in cfg.Dir: it removes sockets there and reads a checkpoint.
 func Start(cfg Config) (*Kubelet, error) {
 	if !filepath.IsAbs(cfg.Dir) {
 		return nil, fmt.Errorf("kubelettest: bad socketPath, must be an absolute path: %q", cfg.Dir)
@@ -94,12 +93,12 @@ func Start(cfg Config) (*Kubelet, error) {
 	return k, nil
 }
 
-// Socket is the path of kubelet.sock.
+// Socket returns the path of kubelet.sock.
 func (k *Kubelet) Socket() string { return filepath.Join(k.cfg.Dir, SocketName) }
 
 // Stop ends the kubelet as a SIGKILL would: connections are cut, the sockets
-// stay as dead files. It returns when nothing of it runs any more. Calling it
-// twice is fine.
+// stay as dead files. It returns once all goroutines have ended. Calling it twice is
+// fine.
 func (k *Kubelet) Stop() {
 	k.mu.Lock()
 	r := k.run
@@ -122,7 +121,7 @@ func (k *Kubelet) Stop() {
 }
 
 // Restart stops the kubelet, if it runs, and starts it again in the same Dir.
-// Its pods keep what the checkpoint says they have.
+// Its pods keep their devices in the checkpoint.
 func (k *Kubelet) Restart() error {
 	k.Stop()
 	return k.start()
@@ -212,8 +211,8 @@ func removeSockets(dir string) error {
 	return nil
 }
 
-// listen makes a unix socket in two steps, since a real kubelet's can be seen
-// between them. The file outlives the listener: a killed kubelet removes nothing.
+// listen makes a unix socket in two steps, because a real kubelet's is visible between
+// them. The file outlives the listener: a killed kubelet removes nothing.
 func listen(path string, between func()) (net.Listener, error) {
 	fail := func(err error) (net.Listener, error) {
 		return nil, fmt.Errorf("kubelettest: listen on %s (%d bytes, a unix socket has at most 107): %w", path, len(path), err)

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// noNode stands for "names no NUMA node", as in the kubelet's checkpoint.
+// noNode means that a device names no NUMA node, as in the kubelet's checkpoint.
 const noNode = -1
 
 // nodes returns the NUMA nodes that a device names, noNode if none.
@@ -31,10 +31,10 @@ func (r *resource) byNode(ids []string) map[int64][]string {
 	return by
 }
 
-// aligned returns those of the available devices that lie on the fewest NUMA
-// nodes that have enough of them, the lowest-numbered such nodes: what the
-// topology manager's best-effort policy settles on when devices are all that
-// the pod asks for. Without enough devices that name a node it returns none.
+// aligned returns the available devices on the smallest set of NUMA nodes that has
+// enough of them, the lowest-numbered such set. The topology manager's best-effort
+// policy chooses it for a pod that requests only devices. If too few devices name a
+// node, aligned returns none.
 func (r *resource) aligned(available []string, needed int) []string {
 	var best []string
 	size := 65
@@ -55,8 +55,8 @@ func (r *resource) aligned(available []string, needed int) []string {
 	return best
 }
 
-// nodeCount is one more than the highest node named, and at most 16: more
-// masks than that are not worth trying in a test.
+// nodeCount returns one more than the highest node named, and at most 16: more masks
+// are not worth trying in a test.
 func (r *resource) nodeCount() int64 {
 	var count int64
 	for _, d := range r.devices {

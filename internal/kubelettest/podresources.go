@@ -9,14 +9,13 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// podLister is the PodResources API, v1.
+// podLister serves the PodResources API, v1.
 type podLister struct {
 	podresources.UnimplementedPodResourcesListerServer
 	kubelet *Kubelet
 }
 
-// List returns every pod that was admitted and not removed, also those that
-// hold no devices.
+// List returns every pod that was admitted and not removed, even without devices.
 func (l *podLister) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
 	k := l.kubelet
 	k.mu.Lock()
@@ -40,7 +39,7 @@ func (l *podLister) Get(_ context.Context, req *podresources.GetPodResourcesRequ
 	return &podresources.GetPodResourcesResponse{PodResources: k.podResources(uid)}, nil
 }
 
-// GetAllocatableResources returns the healthy devices, given away or not.
+// GetAllocatableResources returns the healthy devices, allocated or not.
 func (l *podLister) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
 	k := l.kubelet
 	k.mu.Lock()

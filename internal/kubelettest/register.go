@@ -14,7 +14,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// registrar is the Registration service.
+// registrar serves the Registration service.
 type registrar struct {
 	v1beta1.UnimplementedRegistrationServer
 	kubelet *Kubelet
@@ -28,7 +28,8 @@ type endpoint struct {
 	client v1beta1.DevicePluginClient
 }
 
-// Register answers when the plugin has answered: the kubelet dials it first.
+// Register returns after the plugin has answered: like the kubelet, it first dials the
+// plugin.
 func (s *registrar) Register(ctx context.Context, req *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
 	k := s.kubelet
 	k.cfg.Log("kubelet: got registration request for %s from %s", req.GetResourceName(), req.GetEndpoint())
@@ -71,7 +72,7 @@ func dial(ctx context.Context, path string, timeout time.Duration) (*endpoint, *
 	return e, options, nil
 }
 
-// connect puts the endpoint in the place of an earlier one and follows it.
+// connect replaces an earlier endpoint with this one and follows it.
 func (k *Kubelet) connect(r *run, name string, e *endpoint, options *v1beta1.DevicePluginOptions) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -94,7 +95,7 @@ func (k *Kubelet) connect(r *run, name string, e *endpoint, options *v1beta1.Dev
 	k.notify()
 }
 
-// follow takes the plugin's lists until the stream ends.
+// follow applies the plugin's lists until the stream ends.
 func (k *Kubelet) follow(r *run, res *resource, e *endpoint) {
 	err := k.receive(r, res, e)
 	_ = e.conn.Close()
@@ -123,7 +124,7 @@ func (k *Kubelet) receive(r *run, res *resource, e *endpoint) error {
 		}
 		k.mu.Lock()
 		if k.run == r && (res.endpoint == e || k.cfg.KeepReplaced) {
-			res.list(resp.GetDevices())
+			res.setDevices(resp.GetDevices())
 			k.cfg.Log("kubelet: %s has %d devices, %d healthy", res.name, len(res.devices), len(res.healthy))
 			k.save()
 			k.notify()
@@ -137,8 +138,8 @@ var (
 	qualifiedPart = regexp.MustCompile(`^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$`)
 )
 
-// isExtendedResource is IsExtendedResourceName of the Kubernetes core API: a
-// qualified name with a domain that is not kubernetes.io's own, and not the
+// isExtendedResource is a copy of IsExtendedResourceName of the Kubernetes core API. It
+// accepts a qualified name whose domain is not kubernetes.io's own, unless it is the
 // name of a quota.
 func isExtendedResource(name string) bool {
 	domain, part, ok := strings.Cut(name, "/")

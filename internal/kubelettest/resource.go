@@ -11,7 +11,7 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// Resource is what the kubelet knows of an extended resource at one moment.
+// Resource is the kubelet's view of an extended resource at one moment.
 type Resource struct {
 	Name        string
 	Endpoint    string            // name of the plugin's socket in Dir; "" before it has registered in this life
@@ -24,7 +24,7 @@ type Resource struct {
 	Registered  int               // registrations in this life of the kubelet
 }
 
-// resource is the same inside; Kubelet.mu guards it.
+// resource is the internal state of a Resource; Kubelet.mu guards it.
 type resource struct {
 	name       string
 	endpoint   *endpoint // nil: known from the checkpoint only
@@ -67,8 +67,8 @@ func (r *resource) device(id string) *v1beta1.Device {
 	return nil
 }
 
-// list takes what the plugin sent; Kubelet.mu is held.
-func (r *resource) list(devices []*v1beta1.Device) {
+// setDevices replaces the devices with the plugin's list; Kubelet.mu is held.
+func (r *resource) setDevices(devices []*v1beta1.Device) {
 	r.devices, r.healthy, r.unhealthy = devices, map[string]bool{}, map[string]bool{}
 	r.reported = true
 	r.lists++
@@ -89,8 +89,8 @@ func (r *resource) stop(now time.Time) {
 	r.stopped = now
 }
 
-// Resource returns what is known of a resource. ok is false if it was never
-// registered, or has gone away.
+// Resource returns a resource. ok is false if it was never registered, or has gone
+// away.
 func (k *Kubelet) Resource(name string) (r Resource, ok bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -115,10 +115,9 @@ func (k *Kubelet) Resources() []Resource {
 	return all
 }
 
-// Wait returns the resource as soon as cond says so, looking again at each
-// change and at no other time. When ctx ends it returns the resource as it last
-// was, with an error that says so. A resource that is not known is given to
-// cond with Gone set.
+// Wait returns the resource as soon as cond returns true for it; it calls cond only on
+// changes. When ctx ends it returns the last state of the resource and an error. For an
+// unknown resource, cond gets a Resource with Gone set.
 func (k *Kubelet) Wait(ctx context.Context, name string, cond func(Resource) bool) (Resource, error) {
 	for {
 		k.mu.Lock()

@@ -88,8 +88,7 @@ func noEventIsMissedOnceReady(t *testing.T, f Fixture) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var got, want []uint64
-	// The XIDs are caused inside ready, which is the very moment from which
-	// nothing may be missed.
+	// Cause the XIDs inside ready, the moment from which no event may be missed.
 	ready := func() {
 		for i := range uint64(40) {
 			want = append(want, 200+i)
@@ -111,7 +110,7 @@ func noEventIsMissedOnceReady(t *testing.T, f Fixture) {
 func eventsComeOneAtATime(t *testing.T, f Fixture) {
 	skipUnless(t, f.XID != nil, "an XID")
 	a, b := pick(t, snapshot(t, f.Source))
-	r := watch(t, f.Source, nil) // the recorder objects to overlap
+	r := watch(t, f.Source, nil) // the recorder fails on overlapping deliveries
 	var group sync.WaitGroup
 	for _, id := range []gpu.UUID{a, b} {
 		group.Go(func() {
@@ -144,7 +143,7 @@ func slowReceiverLosesNothing(t *testing.T, f Fixture) {
 		f.XID(a, 301+i)
 		want = append(want, 301+i)
 	}
-	snapshot(t, f.Source) // a receiver that takes its time must not block readers
+	snapshot(t, f.Source) // a slow receiver must not block readers
 	close(goOn)
 	require.Equal(t, want, xids(r.wait("the XIDs", count(gpu.EventXID, len(want)))))
 }
@@ -156,7 +155,7 @@ func migChangeIsAnEvent(t *testing.T, f Fixture) {
 	changed := func(events []gpu.Event) bool {
 		for _, e := range of(gpu.EventChanged, events) {
 			if e.UUID == id || e.UUID == "" {
-				// The receiver's answer to the event must show the change.
+				// A Snapshot read on the event must contain the change.
 				d, _ := snapshot(t, f.Source).Device(id)
 				return len(d.MIG) == 2
 			}

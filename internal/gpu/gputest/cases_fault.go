@@ -24,7 +24,7 @@ func eachLoss(t *testing.T, f Fixture, run func(t *testing.T, way string, lose f
 	skipUnless(t, len(f.Lose) > 0 && f.Restore != nil, "a lost GPU")
 	for _, way := range slices.Sorted(maps.Keys(f.Lose)) {
 		if !t.Run(way, func(t *testing.T) { run(t, way, f.Lose[way]) }) {
-			return // the node is not as it was
+			return // the node is not in its original state
 		}
 	}
 }
@@ -39,7 +39,7 @@ func requireLost(t *testing.T, before, now gpu.Snapshot, id gpu.UUID) {
 			require.Zero(t, d.Fault, "the neighbour %s must stay healthy", was.UUID)
 			continue
 		}
-		if there { // a GPU that the driver counts no more is not there
+		if there { // a GPU that the driver no longer counts is absent
 			require.Contains(t, []gpu.Reason{gpu.ReasonLost, gpu.ReasonUnreadable}, d.Fault.Reason)
 			require.NotEmpty(t, d.Fault.Message)
 			require.Equal(t, was.PCI, d.PCI, "a GPU that was seen before keeps its place")
@@ -53,8 +53,8 @@ func requireLost(t *testing.T, before, now gpu.Snapshot, id gpu.UUID) {
 	}
 }
 
-// toldOf reports whether the events send the receiver to look at the GPU.
-func toldOf(id gpu.UUID) func([]gpu.Event) bool {
+// hasEventOf returns a condition for wait: an event concerns the GPU.
+func hasEventOf(id gpu.UUID) func([]gpu.Event) bool {
 	return func(events []gpu.Event) bool {
 		return slices.ContainsFunc(events, func(e gpu.Event) bool {
 			return e.UUID == id && (e.Kind == gpu.EventLost || e.Kind == gpu.EventChanged) ||
@@ -63,7 +63,7 @@ func toldOf(id gpu.UUID) func([]gpu.Event) bool {
 	}
 }
 
-// harmless is an XID that programs cause: after others the driver may ask for a
+// harmless is an XID that programs cause. After other XIDs the driver may ask for a
 // reset, which is a fault.
 const harmless = 13
 
@@ -82,7 +82,7 @@ func lostGPULeavesNeighboursHealthy(t *testing.T, f Fixture) {
 		a, b := pick(t, before)
 		r := watch(t, f.Source, nil)
 		lose(a)
-		r.wait("word of the lost GPU", toldOf(a))
+		r.wait("word of the lost GPU", hasEventOf(a))
 		requireLost(t, before, snapshot(t, f.Source), a)
 		if f.XID != nil {
 			f.XID(b, harmless)
@@ -119,19 +119,19 @@ func lostGPUCanComeBack(t *testing.T, f Fixture) {
 		a, _ := pick(t, before)
 		r := watch(t, f.Source, nil)
 		lose(a)
-		seen := len(r.wait("word of the lost GPU", toldOf(a)))
+		seen := len(r.wait("word of the lost GPU", hasEventOf(a)))
 		requireLost(t, before, snapshot(t, f.Source), a)
 		f.Restore(a)
 		r.wait("word of the GPU that is back", func(events []gpu.Event) bool {
-			return toldOf(a)(events[seen:]) && snapshot(t, f.Source).Equal(before)
+			return hasEventOf(a)(events[seen:]) && snapshot(t, f.Source).Equal(before)
 		})
 		if f.XID != nil {
 			f.XID(a, harmless)
-			// The word above may have been a late one of the loss: how soon the
-			// source listens again is its own affair, that it does is not.
+			// The event above may have been a late one of the loss. The source may
+			// resume watching at any time, but it must resume.
 			require.Eventually(t, func() bool {
 				f.XID(a, harmless)
-				return hasXID(a, harmless)(r.heard())
+				return hasXID(a, harmless)(r.received())
 			}, patience, 20*time.Millisecond, "the GPU that is back is not watched")
 		}
 		require.Error(t, r.stop())
@@ -145,7 +145,7 @@ func rowsThatWaitNeedAReset(t *testing.T, f Fixture) {
 	r := watch(t, f.Source, nil)
 	f.Remap(a)
 	r.wait("word of the rows", func(events []gpu.Event) bool {
-		return hasXID(a, 63)(events) || toldOf(a)(events)
+		return hasXID(a, 63)(events) || hasEventOf(a)(events)
 	})
 	now := snapshot(t, f.Source)
 	d, there := now.Device(a)

@@ -69,7 +69,7 @@ func snapshotIsImmutable(t *testing.T, f Fixture) {
 	kept := before.Clone()
 	a, _ := pick(t, before)
 
-	// What the source does later must not show in a snapshot made before …
+	// Later changes of the source must not appear in an earlier snapshot …
 	changed := false
 	for _, lose := range f.Lose {
 		lose(a)
@@ -82,7 +82,7 @@ func snapshotIsImmutable(t *testing.T, f Fixture) {
 	now := snapshot(t, f.Source)
 	require.True(t, before.Equal(kept))
 
-	// … and what its holder does to one must not show in the next.
+	// … and a caller's changes of a snapshot must not appear in the next.
 	kept = now.Clone()
 	for i := range now.Devices {
 		now.Devices[i].UUID = "GPU-overwritten"

@@ -13,8 +13,8 @@ import (
 )
 
 // Fixture is a Source under test with at least two healthy GPUs and no MIG
-// devices, and the ways to make things happen to them. A way that is nil
-// cannot be had there: the cases that need it are skipped, by name.
+// devices, and functions to change or break them. A nil function is not supported: the
+// cases that need it are skipped, by name.
 type Fixture struct {
 	Source gpu.Source
 	// XID makes the driver report an XID for a whole GPU; MIGXID for one
@@ -22,17 +22,17 @@ type Fixture struct {
 	XID    func(id gpu.UUID, xid uint64)
 	MIGXID func(id gpu.UUID, gpuInstance, computeInstance int, xid uint64)
 	ECC    func(id gpu.UUID)
-	// Remap makes rows of its memory wait to be remapped, and the driver tell of it.
+	// Remap makes rows of a GPU's memory wait to be remapped, and the driver report it.
 	Remap func(id gpu.UUID)
-	// Lose holds each way in which the driver can say that a GPU is lost, by
-	// name; Restore brings back one that was lost, and resets one that waits for it.
+	// Lose holds each way in which the driver can report that a GPU is lost, by
+	// name. Restore brings back a lost GPU, and resets one that waits for it.
 	Lose    map[string]func(id gpu.UUID)
 	Restore func(id gpu.UUID)
-	// SetMIG divides a GPU of 80 GB as the layout says ("1g.10gb", …); no
+	// SetMIG partitions a GPU of 80 GB by the layout ("1g.10gb", …); no
 	// layout turns MIG mode off.
 	SetMIG func(id gpu.UUID, layout ...string)
-	// Broken returns, for one of package gpu's sentinels, what a source of the
-	// same make reports on a node whose driver fails in that way.
+	// Broken returns, for one of package gpu's sentinels, the error of a source of the
+	// same kind on a node whose driver fails in that way.
 	Broken map[error]func() error
 }
 
@@ -50,7 +50,7 @@ func Conformance(t *testing.T, make func(t *testing.T) Fixture) {
 	}
 }
 
-// Cases lists the suite, for who must run each case in a process of its own.
+// Cases lists the suite, for callers that run each case in a separate process.
 func Cases() []Case {
 	cases := slices.Concat(snapshotCases, eventCases, faultCases)
 	for i, c := range cases {
@@ -62,11 +62,11 @@ func Cases() []Case {
 	return cases
 }
 
-// patience is how long a case waits for what must come. It is no measure of
-// speed: a slow machine must not fail.
+// patience bounds the wait of a case for an expected event. It does not measure speed:
+// a slow machine must not fail.
 const patience = time.Minute
 
-// skipUnless skips the case where the fixture has no way to do what it needs.
+// skipUnless skips the case if the fixture does not support what it needs.
 func skipUnless(t *testing.T, has bool, way string) {
 	t.Helper()
 	if !has {
@@ -74,7 +74,7 @@ func skipUnless(t *testing.T, has bool, way string) {
 	}
 }
 
-// snapshot reads the node and checks what holds for every Snapshot.
+// snapshot reads the node and checks the invariants of every Snapshot.
 func snapshot(t *testing.T, source gpu.Source) gpu.Snapshot {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -102,7 +102,7 @@ func pickMIG(t *testing.T, s gpu.Snapshot) gpu.UUID {
 	return s.Devices[i].UUID
 }
 
-// recorder runs Watch and keeps what it delivers.
+// recorder runs Watch and records its events.
 type recorder struct {
 	t      *testing.T
 	cancel context.CancelFunc
@@ -160,7 +160,7 @@ func (r *recorder) deliver(e gpu.Event, during func(gpu.Event)) {
 	r.changed = make(chan struct{})
 }
 
-// wait returns all events so far once done says that they suffice.
+// wait returns all events so far once done returns true for them.
 func (r *recorder) wait(what string, done func([]gpu.Event) bool) []gpu.Event {
 	r.t.Helper()
 	deadline := time.After(patience)
@@ -181,14 +181,14 @@ func (r *recorder) wait(what string, done func([]gpu.Event) bool) []gpu.Event {
 	}
 }
 
-// heard returns all events so far.
-func (r *recorder) heard() []gpu.Event {
+// received returns all events so far.
+func (r *recorder) received() []gpu.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.events)
 }
 
-// stop ends Watch and returns what it returned.
+// stop ends Watch and returns its error.
 func (r *recorder) stop() error {
 	r.t.Helper()
 	r.cancel()

@@ -10,9 +10,9 @@ import (
 
 const gib = 1 << 30
 
-// model is what all GPUs of one product share. Names, memory and compute
-// capability are from NVIDIA's datasheets and CUDA's list of GPUs; lanes is the
-// number of NVLinks of one GPU, which behind NVSwitch lead to every other one.
+// model holds the common properties of all GPUs of one product. Names, memory and
+// compute capability are from NVIDIA's datasheets and CUDA's list of GPUs; lanes is
+// the number of NVLinks of one GPU, which behind NVSwitch lead to every other one.
 type model struct {
 	product string
 	memory  uint64
@@ -31,7 +31,7 @@ var (
 	v100 = model{product: "Tesla V100-SXM3-32GB", memory: 32 * gib, compute: gpu.Compute{Major: 7}, lanes: 6}
 )
 
-// profile is a node: its models in turn, and how many GPUs it has by default.
+// profile describes a node: its models in turn, and its default number of GPUs.
 type profile struct {
 	models []model
 	count  int
@@ -91,16 +91,16 @@ func Node(name string, n int) gpu.Snapshot {
 	return s.Sorted()
 }
 
-// GPU is the UUID of the GPU with index i of every Node.
+// GPU returns the UUID of the GPU with index i of every Node.
 func GPU(i int) gpu.UUID { return gpu.UUID(fmt.Sprintf("GPU-00000000-0000-4000-8000-%012x", i)) }
 
-// WithMIG returns the GPU in MIG mode, divided as the layout says: profile
-// names such as "1g.10gb". Without a layout MIG mode is on with nothing in it.
+// WithMIG returns the GPU in MIG mode, partitioned by the layout: profile names such as
+// "1g.10gb". Without a layout MIG mode is on and there are no MIG devices.
 func WithMIG(d gpu.Device, layout ...string) gpu.Device {
 	d.MIGEnabled, d.MIG = true, nil
 	for i, p := range layout {
 		var slices, gigabytes uint64
-		// A layout of another form has no size; what reads it will say so.
+		// A layout of another form has no size; its reader will report that.
 		_, _ = fmt.Sscanf(p, "%dg.%dgb", &slices, &gigabytes)
 		d.MIG = append(d.MIG, gpu.MIGDevice{
 			Index: i, UUID: gpu.UUID(fmt.Sprintf("MIG-%08x-0000-4000-8000-%012x", d.Index, i)),

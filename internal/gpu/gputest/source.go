@@ -1,6 +1,6 @@
-// Package gputest holds what tests of GPU software need: Source, a whole
-// gpu.Source in memory; Node, ready-made nodes; and Conformance, the suite
-// that every gpu.Source passes.
+// Package gputest supports tests of GPU software. Source is a whole gpu.Source in
+// memory, Node returns ready-made nodes, and Conformance is the suite that every
+// gpu.Source passes.
 package gputest
 
 import (
@@ -13,16 +13,16 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Source is a gpu.Source whose GPUs are what the test says they are. All of
-// its methods may be called concurrently.
+// Source is a gpu.Source whose GPUs are set by the test. All of its methods may be
+// called concurrently.
 type Source struct {
 	mu        sync.Mutex
 	state     gpu.Snapshot
-	err       error               // what Snapshot returns instead
-	watchErr  error               // what a new Watch returns
-	end       error               // ends the Watch that runs
+	err       error               // the error of Snapshot
+	watchErr  error               // the error of a new Watch
+	end       error               // ends the running Watch
 	unwatched map[gpu.UUID]string // GPUs that Watch cannot watch, and why
-	queue     []gpu.Event         // for the Watch that runs
+	queue     []gpu.Event         // for the running Watch
 	watching  bool
 	closed    bool
 	wake      chan struct{} // capacity 1: queue, watchErr or closed changed
@@ -30,7 +30,7 @@ type Source struct {
 
 var errClosed = errors.New("gputest: the source is closed")
 
-// New returns a Source that shows the given state.
+// New returns a Source with the given state.
 func New(s gpu.Snapshot) *Source {
 	return &Source{state: s.Sorted(), unwatched: map[gpu.UUID]string{}, wake: make(chan struct{}, 1)}
 }
@@ -51,7 +51,7 @@ func (s *Source) Snapshot(ctx context.Context) (gpu.Snapshot, error) {
 	return s.state.Clone(), nil
 }
 
-// Watch delivers what Emit, Set and the other methods cause while it runs.
+// Watch delivers the events that Emit, Set and the other methods cause while it runs.
 func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event)) error {
 	if err := s.startWatch(); err != nil {
 		return err
@@ -118,16 +118,15 @@ func (s *Source) Close() error {
 	return nil
 }
 
-// Set replaces the state. A Watch is told: once for each GPU that differs, or
-// once for the whole node when GPUs came, went or moved or the driver differs.
+// Set replaces the state. A Watch gets one event for each GPU that differs, or one for
+// the whole node when GPUs came, went or moved or the driver differs.
 func (s *Source) Set(next gpu.Snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.set(next)
 }
 
-// Update changes the state by a function of it, which must not call the
-// Source; see Set.
+// Update changes the state with a function, which must not call the Source; see Set.
 func (s *Source) Update(change func(*gpu.Snapshot)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,7 +135,7 @@ func (s *Source) Update(change func(*gpu.Snapshot)) {
 	s.set(next)
 }
 
-// set is Set with s.mu held.
+// set is like Set, with s.mu held.
 func (s *Source) set(next gpu.Snapshot) {
 	old := s.state
 	next = next.Sorted()
@@ -153,8 +152,8 @@ func (s *Source) set(next gpu.Snapshot) {
 	}
 }
 
-// Emit delivers an event to the Watch that runs; without one it is lost, as it
-// is with NVML. A zero Time becomes now.
+// Emit delivers an event to the running Watch; without one it is lost, as with NVML. A
+// zero Time becomes now.
 func (s *Source) Emit(e gpu.Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +161,7 @@ func (s *Source) Emit(e gpu.Event) {
 }
 
 // Fail makes Snapshot and a new Watch return err (wrap gpu.ErrNoDriver or one
-// of its siblings), and a running Watch return it; nil makes all well again.
+// of its siblings), and a running Watch return it; nil ends that.
 func (s *Source) Fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,7 +170,7 @@ func (s *Source) Fail(err error) {
 }
 
 // FailWatch makes a running and each new Watch return err while Snapshot still
-// works; nil makes all well again, but a Watch that is to end still ends.
+// works; nil ends that, but a Watch that is already ending still ends.
 func (s *Source) FailWatch(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,8 +185,8 @@ func (s *Source) failWatch(err error) {
 	s.poke()
 }
 
-// FailDevice gives a GPU a fault, or takes it away with the zero Fault. A
-// Watch is told: that the GPU is lost when that is the reason, else that it changed.
+// FailDevice sets the fault of a GPU, or clears it with the zero Fault. A Watch gets
+// EventLost if that is the reason, else EventChanged.
 func (s *Source) FailDevice(id gpu.UUID, fault gpu.Fault) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
