@@ -1,5 +1,5 @@
-// Gpusim makes, breaks and mends a simulated NVIDIA driver: a folder that
-// programs take for an installed driver, with no GPU under it.
+// Gpusim creates, breaks and repairs a simulated NVIDIA driver: a folder that programs
+// take for an installed driver, without a GPU.
 package main
 
 import (

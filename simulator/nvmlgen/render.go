@@ -20,7 +20,7 @@ int gpusim_not_supported(void);
 
 `
 
-// render has a stub for each declared function that is not defined.
+// render returns a stub for each declared function that is not defined.
 func render(declared, defined []string) []byte {
 	out := bytes.NewBufferString(preamble)
 	for _, name := range declared {

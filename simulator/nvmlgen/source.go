@@ -48,7 +48,7 @@ func readDefined(dir string) ([]string, error) {
 	return defined, nil
 }
 
-// names are what the expression's first group matches, sorted, each once.
+// names returns the distinct matches of the expression's first group, sorted.
 func names(expression *regexp.Regexp, text []byte) []string {
 	var found []string
 	for _, match := range expression.FindAllSubmatch(text, -1) {

@@ -14,10 +14,10 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// mark is what the name of every simulated GPU begins with.
+// mark is the prefix of the name of every simulated GPU.
 const mark = "SIMULATED "
 
-// Options choose one machine among those that a profile describes.
+// Options select one of the machines that a profile describes.
 type Options struct {
 	GPUs          int    // 0: as many as the profile says
 	Seed          string // other UUIDs and serial numbers for another seed
@@ -25,7 +25,7 @@ type Options struct {
 	ModuleVersion string // "": DriverVersion
 }
 
-// State is that of the driver of such a machine right after it started.
+// State returns the state of such a machine's driver right after its start.
 func (p *Profile) State(o Options) (*state.State, error) {
 	n := o.GPUs
 	if n == 0 {
@@ -61,8 +61,8 @@ func (p *Profile) State(o Options) (*state.State, error) {
 	return s, s.Validate()
 }
 
-// choose picks n GPUs, taken evenly from the NUMA nodes, as machines with fewer
-// GPUs are filled, and returns their places in p.GPUs in order.
+// choose picks n GPUs, spread evenly over the NUMA nodes as in machines with fewer GPUs,
+// and returns their indexes in p.GPUs in order.
 func (p *Profile) choose(n int) []int {
 	byNode := make([][]int, len(p.NUMA)+1)
 	for i, g := range p.GPUs {
@@ -90,11 +90,11 @@ func (p *Profile) gpu(g *state.GPU, index, position int, seed string) error {
 	model := p.Models[place.Model]
 	uuid := place.UUID
 	if uuid == "" || seed != "" {
-		uuid = madeUUID("GPU-", seed, p.Name, place.PCI, strconv.Itoa(position))
+		uuid = makeUUID("GPU-", seed, p.Name, place.PCI, strconv.Itoa(position))
 	}
 	serial := place.Serial
 	if serial == "" || seed != "" {
-		serial = madeSerial(uuid)
+		serial = makeSerial(uuid)
 	}
 	pci, err := parsePCI(place.PCI)
 	if err != nil {
@@ -120,7 +120,7 @@ func (p *Profile) gpu(g *state.GPU, index, position int, seed string) error {
 	)
 }
 
-// apply fills in what all GPUs of a model have in common.
+// apply fills in the common properties of all GPUs of a model.
 func (m *Model) apply(g *state.GPU) error {
 	var err error
 	for _, e := range []error{
@@ -191,19 +191,19 @@ func asFlag(b bool) uint32 {
 	return 0
 }
 
-// madeUUID is the same for the same parts on every machine.
-func madeUUID(prefix string, parts ...string) string {
+// makeUUID derives a UUID from parts, the same on every machine.
+func makeUUID(prefix string, parts ...string) string {
 	h := hex.EncodeToString(digest(parts...))
 	return prefix + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:32]
 }
 
-// MIGUUID is that of a MIG device: the same each time it is made.
+// MIGUUID returns the UUID of a MIG device: the same each time it is created.
 func MIGUUID(gpu string, gi, ci uint32) string {
-	return madeUUID("MIG-", gpu, strconv.Itoa(int(gi)), strconv.Itoa(int(ci)))
+	return makeUUID("MIG-", gpu, strconv.Itoa(int(gi)), strconv.Itoa(int(ci)))
 }
 
-// madeSerial has 13 digits, as those on NVIDIA's boards.
-func madeSerial(uuid string) string {
+// makeSerial derives a serial number of 13 digits, as on NVIDIA's boards.
+func makeSerial(uuid string) string {
 	return fmt.Sprintf("16%011d", binary.BigEndian.Uint64(digest(uuid, "serial"))%1e11)
 }
 

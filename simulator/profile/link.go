@@ -8,11 +8,11 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// PCIe levels between two GPUs, nvmlGpuTopologyLevel_t, with the names that
-// nvidia-smi topo gives them.
+// PCIe levels between two GPUs, nvmlGpuTopologyLevel_t, with their names in nvidia-smi
+// topo.
 var levels = map[string]uint32{"BOARD": 0, "PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
 
-// LevelName is the name of a PCIe level; "" if there is none.
+// LevelName returns the name of a PCIe level; "" if there is none.
 func LevelName(level uint32) string {
 	for name, l := range levels {
 		if l == level {
@@ -60,8 +60,8 @@ func (f *Fabric) check() error {
 	return fmt.Errorf("kind: %q is not none, mesh or switch", f.Kind)
 }
 
-// of is the list of switches that g's links lead to.
-func (f *Fabric) of(g GPU) []string {
+// switchesOf returns the switches that g's links lead to.
+func (f *Fabric) switchesOf(g GPU) []string {
 	for _, b := range f.Boards {
 		if g.NUMA != nil && *g.NUMA == b.NUMA {
 			return b.Switches
@@ -70,7 +70,7 @@ func (f *Fabric) of(g GPU) []string {
 	return f.Switches
 }
 
-// links lays the NVLinks between the chosen GPUs.
+// links creates the NVLinks between the chosen GPUs.
 func (p *Profile) links(s *state.State, chosen []int) error {
 	recorded := slices.ContainsFunc(p.GPUs, func(g GPU) bool { return len(g.Links) > 0 })
 	if recorded {
@@ -90,7 +90,7 @@ func (p *Profile) links(s *state.State, chosen []int) error {
 		case "mesh":
 			mesh(g, index, len(chosen), fabric.PerPair)
 		case "switch":
-			if err := behindSwitches(g, fabric.of(p.GPUs[position]), fabric.SwitchID); err != nil {
+			if err := behindSwitches(g, fabric.switchesOf(p.GPUs[position]), fabric.SwitchID); err != nil {
 				return err
 			}
 			if model.NVLink.Fabric {
@@ -128,7 +128,7 @@ func mesh(g *state.GPU, index, gpus, perPair int) {
 	}
 }
 
-// rank is the place of peer among the other GPUs, as index sees them.
+// rank returns the position of peer among the GPUs other than index.
 func rank(index, peer int) int {
 	if peer > index {
 		return peer - 1
@@ -150,8 +150,8 @@ func behindSwitches(g *state.GPU, switches []string, device ID) error {
 	return nil
 }
 
-// recordedLinks takes the links as they were seen. One that leads to a GPU that
-// was not chosen is not active.
+// recordedLinks uses the links as they were recorded. A link to a GPU that was not
+// chosen is inactive.
 func (p *Profile) recordedLinks(s *state.State, chosen []int) error {
 	for index, position := range chosen {
 		g := &s.Gpu[index]
@@ -221,7 +221,7 @@ func (p *Profile) topology(s *state.State, chosen []int) {
 	}
 }
 
-// level is how far the PCIe path between two GPUs goes up.
+// level returns the level of the PCIe path between two GPUs.
 func level(a, b GPU) uint32 {
 	node := func(g GPU) int {
 		if g.NUMA == nil {

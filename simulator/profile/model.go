@@ -36,7 +36,7 @@ type Model struct {
 	MIG          *MIG    `json:"mig,omitempty"` // absent: not supported
 }
 
-// Memory is that of the device.
+// Memory describes the device memory.
 type Memory struct {
 	Total    Bytes  `json:"total"`
 	Reserved Bytes  `json:"reserved"`
@@ -84,7 +84,7 @@ type Remap struct {
 	None    uint32 `json:"none,omitempty"`
 }
 
-// NVLink are the links that the GPU has; the machine says where they lead.
+// NVLink describes the links of the GPU; the machine defines their remote ends.
 type NVLink struct {
 	Links   uint32 `json:"links,omitempty"`
 	Version uint32 `json:"version,omitempty"` // nvmlNvlinkVersion_t
@@ -92,7 +92,7 @@ type NVLink struct {
 	Fabric  bool   `json:"fabric,omitempty"`  // it registers with the fabric manager
 }
 
-// MIG is how the GPU can be partitioned.
+// MIG describes the ways to partition the GPU.
 type MIG struct {
 	Slices       uint32      `json:"slices"`       // of compute
 	MemorySlices uint32      `json:"memorySlices"` // units of Size and Start

@@ -1,7 +1,6 @@
-// Package profile describes simulated machines as data: which GPUs one has, how
-// they are linked, and what NVML says about each. A Profile is read from YAML,
-// one of those that come with the program or a file, and becomes the first
-// state of a simulated driver.
+// Package profile describes simulated machines as data: the GPUs, their links, and the
+// values that NVML reports for each. A Profile is read from YAML, embedded or in a file,
+// and becomes the initial state of a simulated driver.
 package profile
 
 import (
@@ -19,7 +18,7 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// What a profile that names no driver gets.
+// The default driver of a profile that names none.
 const (
 	DefaultDriver = "580.95.05"
 	DefaultCUDA   = "13.0"
@@ -72,7 +71,7 @@ type Link struct {
 	SwitchID   ID     `json:"switchDevice,omitempty"` // its device ID
 }
 
-// Fabric says how the NVLinks of a machine with up to GPUs GPUs run.
+// Fabric describes the NVLinks of a machine with up to GPUs GPUs.
 type Fabric struct {
 	GPUs     int      `json:"gpus"`
 	Kind     string   `json:"kind"`               // "none", "mesh" (GPU to GPU) or "switch" (NVSwitch)
@@ -82,8 +81,7 @@ type Fabric struct {
 	Boards   []Board  `json:"boards,omitempty"` // base boards with switches of their own
 }
 
-// Board is a base board whose GPUs lead to other switches than the rest: those
-// of one NUMA node.
+// Board is a base board, with the GPUs of one NUMA node, that has its own switches.
 type Board struct {
 	NUMA     int      `json:"numa"`
 	Switches []string `json:"switches"`
@@ -92,7 +90,7 @@ type Board struct {
 //go:embed data
 var data embed.FS
 
-// Names are those of the profiles that come with the program, sorted.
+// Names returns the names of the embedded profiles, sorted.
 func Names() []string {
 	entries, err := data.ReadDir("data/profiles")
 	if err != nil {
@@ -138,7 +136,7 @@ func Load(name string) (*Profile, error) {
 	return Decode(text, name)
 }
 
-// Decode reads a profile from YAML; source is where it came from, for errors.
+// Decode reads a profile from YAML; source names its origin, for errors.
 func Decode(text []byte, source string) (*Profile, error) {
 	if len(text) > maxBytes {
 		return nil, fmt.Errorf("profile %s: %d bytes are too many; a profile has at most %d", source, len(text), maxBytes)
@@ -162,8 +160,8 @@ var (
 	uuidForm    = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 )
 
-// CheckVersion refuses what cannot be the version of a driver. It becomes part
-// of file names.
+// CheckVersion returns an error for an invalid version of a driver. The version becomes
+// part of file names.
 func CheckVersion(v string) error {
 	if !versionForm.MatchString(v) {
 		return fmt.Errorf("%q is no driver version such as %s", v, DefaultDriver)

@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrInvalid means that a file is not the state of a simulated driver, or not
-// one that this program understands.
+// ErrInvalid means that a file is not the state of a simulated driver, or has an
+// unknown version.
 var ErrInvalid = errors.New("not the state of a simulated driver")
 
-// Size is that of the file, in bytes.
+// Size is the size of the file, in bytes.
 const Size = int(unsafe.Sizeof(file{}))
 
 // File is the state of a running simulated driver. Its methods may be called
@@ -32,17 +32,16 @@ type File struct {
 	file   *file
 }
 
-// Create writes a state file that holds s. Whoever looks sees no file or a
-// whole one. A file that is already there is replaced: those who have it open
-// keep the old one.
+// Create atomically writes a state file that holds s. It replaces an existing file;
+// processes that have that one open keep it.
 func Create(path string, s *State) error {
 	if err := s.Validate(); err != nil {
 		return fmt.Errorf("state for %s: %w", path, err)
 	}
 	whole := file{Magic: magic, Layout: Layout, Size: uint32(Size)}
 	whole.Slot[0] = *s
-	// Its name is none that anyone looks for: programs search for libcuda.so.*
-	// and the like, and the state is named like a library.
+	// No program searches for this name: they search for libcuda.so.* and the like,
+	// and the state is named like a library.
 	temp := filepath.Join(filepath.Dir(path), ".new-"+filepath.Base(path))
 	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -51,7 +50,7 @@ func Create(path string, s *State) error {
 	if err := os.WriteFile(temp, data, 0o644); err != nil {
 		return err
 	}
-	// Containers read it whatever the umask of the one who wrote it.
+	// Containers must be able to read it, whatever the writer's umask.
 	if err := errors.Join(os.Chmod(temp, 0o644), os.Rename(temp, path)); err != nil {
 		return errors.Join(err, os.Remove(temp))
 	}
@@ -116,20 +115,20 @@ func (f *File) check() error {
 	return s.Validate()
 }
 
-// Bytes are s as it lies in the file. They are s itself, not a copy.
+// Bytes returns s as encoded in the file. The slice is s itself, not a copy.
 func (s *State) Bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(s)), unsafe.Sizeof(*s))
 }
 
-// Path is the name under which the file was opened.
+// Path returns the name under which the file was opened.
 func (f *File) Path() string { return f.path }
 
-// Close lets go of the file. No other method may be called after it.
+// Close closes the file. No other method may be called after it.
 func (f *File) Close() error {
 	return errors.Join(unix.Munmap(f.memory), f.f.Close())
 }
 
-// Read takes a consistent copy of the state in force.
+// Read copies a consistent state into into.
 func (f *File) Read(into *State) {
 	for {
 		seq := atomic.LoadUint64(&f.file.Seq)
@@ -140,10 +139,9 @@ func (f *File) Read(into *State) {
 	}
 }
 
-// Update changes the state: change is given a copy of it, and what it leaves
-// there comes into force at once and as a whole, unless it returns an error.
-// Events that follow from the change are returned by emit, which is called
-// after change, and which may be absent.
+// Update changes the state atomically. change modifies a copy, which replaces the state
+// unless change returns an error. emit, which is optional, is called after change and
+// returns the events that follow from it.
 func (f *File) Update(change func(*State) error, emit ...func() []Event) error {
 	return f.locked(func() error {
 		// Only writers change seq, and this is the only one now.
@@ -170,8 +168,8 @@ func (f *File) Emit(events ...Event) error {
 	return f.locked(func() error { f.emit(events); return nil })
 }
 
-// emit is called by the only writer. An entry that is being overwritten has a
-// number that no reader looks for, so that a slow one can tell.
+// emit is called by the only writer. An entry that is being overwritten has a number
+// that no reader expects, so that a slow reader can detect it.
 func (f *File) emit(events []Event) {
 	for _, e := range events {
 		e.Number = atomic.LoadUint64(&f.file.Head)
@@ -188,10 +186,10 @@ func (f *File) emit(events []Event) {
 	}
 }
 
-// EventCount is how many events there have been so far.
+// EventCount returns the number of events so far.
 func (f *File) EventCount() uint64 { return atomic.LoadUint64(&f.file.Head) }
 
-// Events returns those from number on that the ring still holds, oldest first.
+// Events returns the events from number on that the ring still holds, oldest first.
 func (f *File) Events(number uint64) []Event {
 	head := atomic.LoadUint64(&f.file.Head)
 	if head > MaxEvents {
@@ -211,7 +209,7 @@ func (f *File) Events(number uint64) []Event {
 	return events
 }
 
-// locked runs do as the only writer of the file, then wakes all who wait.
+// locked runs do as the only writer of the file, then wakes all waiters.
 func (f *File) locked(do func() error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -226,7 +224,7 @@ func (f *File) locked(do func() error) error {
 	}
 	// It cannot fail on an open file, and closing it would unlock it, too.
 	defer unix.Flock(int(f.f.Fd()), unix.LOCK_UN) //nolint:errcheck // see above
-	if err := f.writable(); err != nil {
+	if err := f.checkWritable(); err != nil {
 		return err
 	}
 	if err := do(); err != nil {
@@ -236,8 +234,9 @@ func (f *File) locked(do func() error) error {
 	return f.wake()
 }
 
-// writable keeps a write to a read-only mapping from killing the process.
-func (f *File) writable() error {
+// checkWritable returns an error for a read-only mapping: a write to it would kill the
+// process.
+func (f *File) checkWritable() error {
 	flags, err := unix.FcntlInt(f.f.Fd(), unix.F_GETFL, 0)
 	if err != nil {
 		return err
@@ -272,8 +271,8 @@ func load[T any](into, from *T) {
 func store[T any](into, from *T) {
 	source := words(from)
 	for i, target := 0, words(into); i < len(source); i++ {
-		// A word that already has its value is left alone, so that an update
-		// does not make every page of the file dirty in every cache.
+		// Skip a word that already has its value, so that an update does not make
+		// every page of the file dirty in every cache.
 		if atomic.LoadUint64(&target[i]) != source[i] {
 			atomic.StoreUint64(&target[i], source[i])
 		}

@@ -11,9 +11,9 @@ import (
 // ErrHeld means that a process has the GPU open.
 var ErrHeld = errors.New("in use by another client")
 
-// Alone runs do while no process has the GPU open, nor can open it. When one has
-// it open until ctx ends, the error wraps ErrHeld. Who waits longer than that is
-// the goroutine that asks the kernel, until the file is closed or the process ends.
+// Alone runs do while no process has the GPU open or can open it. The error wraps
+// ErrHeld if a process has it open until ctx ends. The goroutine that waits for the
+// kernel may outlive that, until the file is closed or the process ends.
 func (f *File) Alone(ctx context.Context, gpu int, do func() error) error {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: hold + int64(gpu), Len: 1}
 	free := lock

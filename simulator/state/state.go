@@ -1,6 +1,6 @@
-// Package state is the Go side of the simulated driver's state: it makes the
-// file that libnvidia-ml and libcuda map, and changes it in place. state.h
-// describes the layout and the protocol; the types here are generated from it.
+// Package state is the Go side of the simulated driver's state. It creates the file
+// that libnvidia-ml and libcuda map, and changes it in place. state.h describes the
+// layout and the protocol; the types here are generated from it.
 package state
 
 import (
@@ -13,7 +13,7 @@ import (
 // None in Event.Gi, Event.Ci, Proc.Gi and Proc.Ci means the whole GPU.
 const None = math.MaxUint32
 
-// GPUs are those that the machine has, as pointers into s.
+// GPUs returns the GPUs of the machine, as pointers into s.
 func (s *State) GPUs() []*GPU {
 	gpus := make([]*GPU, min(s.Ngpus, MaxGPUs))
 	for i := range gpus {
@@ -30,7 +30,7 @@ func Text(b []byte) string {
 	return string(b)
 }
 
-// SetText writes a NUL-terminated string, zeroes after it.
+// SetText writes a NUL-terminated string, followed by zeroes.
 func SetText(b []byte, text string) error {
 	if len(text) >= len(b) {
 		return fmt.Errorf("%q is %d bytes long; the simulated driver has room for %d", text, len(text), len(b)-1)
@@ -40,13 +40,13 @@ func SetText(b []byte, text string) error {
 	return nil
 }
 
-// Address is the PCI address as sysfs spells it, "0000:3b:00.0".
+// Address returns the PCI address as sysfs spells it, "0000:3b:00.0".
 func (p PCI) Address() string {
 	return fmt.Sprintf("%04x:%02x:%02x.%x", p.Domain, p.Bus, p.Device, p.Function)
 }
 
-// Validate finds what a reader could stumble over: counts beyond their arrays
-// and strings without an end.
+// Validate finds errors that would break a reader: counts beyond their arrays and
+// strings without an end.
 func (s *State) Validate() error {
 	if s.Ngpus > MaxGPUs {
 		return fmt.Errorf("%d GPUs; at most %d fit", s.Ngpus, MaxGPUs)

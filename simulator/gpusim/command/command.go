@@ -26,14 +26,14 @@ const (
 	exitHeld   = 3 // of serve: another driver is running there; of reset: the GPU is open
 )
 
-// command is one of gpusim's.
+// command is one command of gpusim.
 type command struct {
 	name    string
 	summary string
 	text    string // what it does, for --help
 	example string
 	exits   string // exit codes; "": those that all have
-	// begin declares its flags and returns what runs it.
+	// begin declares the command's flags and returns the function that runs it.
 	begin func(c *call) func() error
 }
 
@@ -55,7 +55,7 @@ type call struct {
 	output *string
 }
 
-// usageError is the user's mistake on the command line.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
 func usagef(format string, a ...any) error { return usageError{fmt.Errorf(format, a...)} }
@@ -171,14 +171,14 @@ func (c *call) outputFlag() {
 	c.output = c.flags.StringP("output", "o", "text", "text or json")
 }
 
-// driver is the root that --root names.
+// driver returns the root that --root names.
 func (c *call) driver() *root.Root {
 	return &root.Root{Dir: *c.root, Command: c.line, Say: func(format string, a ...any) {
 		fmt.Fprintf(c.err, "gpusim: "+format+"\n", a...)
 	}}
 }
 
-// print writes value as JSON, or calls text, as -o says.
+// print writes value as JSON, or calls text, depending on -o.
 func (c *call) print(value any, text func(io.Writer)) error {
 	switch *c.output {
 	case "text":

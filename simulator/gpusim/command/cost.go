@@ -57,7 +57,7 @@ func (c *call) cost(p price) error {
 	return errors.Join(err, f.Close())
 }
 
-// price is what NVML takes.
+// price is the simulated duration of NVML's calls.
 type price struct{ init, call time.Duration }
 
 func priceOf(s *state.State) price {
@@ -68,7 +68,7 @@ func (p price) set(s *state.State) {
 	s.InitCostNs, s.CallCostNs = uint64(p.init), uint64(p.call)
 }
 
-// check names the flag that is out of range.
+// check returns an error that names the flag that is out of range.
 func (p price) check(first, each string) error {
 	for _, f := range []struct {
 		name        string

@@ -28,7 +28,7 @@ environment has libcuda print the same on standard error.`,
 	}
 }
 
-// log prints the log. Every program may write to it, so what a terminal would obey is left out.
+// log prints the log. Every program may write to it, so log leaves out control characters.
 func (c *call) log() error {
 	f, err := c.driver().Log()
 	if err != nil {

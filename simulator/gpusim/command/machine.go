@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// machine is what the flags say of the machine to simulate.
+// machine holds the flags that describe the machine to simulate.
 type machine struct {
 	profile   string
 	options   profile.Options
@@ -24,7 +24,7 @@ type machine struct {
 	libraries string
 }
 
-// machineFlags declares them.
+// machineFlags declares the flags of a machine.
 func (c *call) machineFlags() *machine {
 	m := &machine{}
 	c.flags.StringVar(&m.profile, "profile", "", "a machine that gpusim profiles lists, or a file (with a / or ending in .yaml)")
@@ -37,7 +37,7 @@ func (c *call) machineFlags() *machine {
 	return m
 }
 
-// spec is what the flags ask for.
+// spec returns the root that the flags describe.
 func (m *machine) spec() (root.Spec, error) {
 	if m.profile == "" {
 		return root.Spec{}, usagef("--profile is missing; gpusim profiles lists them")
@@ -73,7 +73,7 @@ func (m *machine) spec() (root.Spec, error) {
 	return root.Spec{State: s, Profile: m.profile, Version: m.options.DriverVersion, Arch: runtime.GOARCH, Libraries: libraries}, nil
 }
 
-// partition brings the GPUs to the layouts that --mig gives, [GPU=]LAYOUT;…
+// partition partitions the GPUs by the layouts in --mig, [GPU=]LAYOUT;…
 func (m *machine) partition(s *state.State) error {
 	if m.layouts == "" {
 		return nil
@@ -104,8 +104,8 @@ func (m *machine) partition(s *state.State) error {
 	return nil
 }
 
-// libraryFolder is where the built libraries lie: beside the program as make
-// leaves them, or as packages and images have them.
+// libraryFolder returns the folder of the built libraries: beside the program, as make
+// leaves them, or as packages and images install them.
 func libraryFolder() (string, error) {
 	self, err := os.Executable() // links resolved
 	if err != nil {

@@ -68,7 +68,7 @@ func (c *call) partition(layout string, on, off bool) error {
 	})
 }
 
-// migGPUs are the indexes of the GPUs that --gpu names.
+// migGPUs returns the indexes of the GPUs that --gpu names.
 func (c *call) migGPUs(s *state.State) ([]int, error) {
 	if *c.gpu != "all" {
 		i, err := c.find(s)

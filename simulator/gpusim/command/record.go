@@ -63,8 +63,8 @@ func (c *call) record(driver, out, name string) error {
 	return nil
 }
 
-// library is the path of libnvidia-ml below the driver root, or the bare name
-// for the loader to look for.
+// library returns the path of libnvidia-ml below the driver root, or the bare name for
+// the loader to find.
 func library(driver string) string {
 	const name = "libnvidia-ml.so.1"
 	for _, dir := range []string{"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib"} {

@@ -170,7 +170,7 @@ func (d *driverStatus) text(out io.Writer) {
 	table.Flush() //nolint:errcheck // the terminal's or pipe's failure shows in the next write, too
 }
 
-// condition says in a few words what is wrong with the GPU.
+// condition describes in a few words what is wrong with the GPU.
 func (g gpuStatus) condition() string {
 	var parts []string
 	if g.Lost != "" {

@@ -66,7 +66,7 @@ func (c *call) up(m *machine, p price, force bool) error {
 	return nil
 }
 
-// served reports whether gpusim serve mounted what is seen at dir.
+// served reports whether gpusim serve made the mount at dir.
 func served(dir string) bool {
 	dir, err := mount.Resolve(dir)
 	if err != nil {

@@ -10,16 +10,17 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// throttles are what can hold a GPU's clocks down (nvmlClocksEventReason…), by name.
+// throttles maps names to reasons why a GPU's clocks are reduced
+// (nvmlClocksEventReason…).
 var throttles = map[string]uint64{
 	"applications-clocks": 0x2, "sw-power-cap": 0x4, "hw-slowdown": 0x8, "sync-boost": 0x10, "sw-thermal": 0x20,
 	"hw-thermal": 0x40, "hw-power-brake": 0x80, "display-clocks": 0x100,
 }
 
-// Throttles are their names, sorted.
+// Throttles returns the names of the throttle reasons, sorted.
 func Throttles() []string { return slices.Sorted(maps.Keys(throttles)) }
 
-// Throttle names the reasons of a value of GPU.Throttle, sorted.
+// Throttle returns the names of the reasons in a value of GPU.Throttle, sorted.
 func Throttle(reasons uint64) []string {
 	var names []string
 	for _, name := range Throttles() {
@@ -30,7 +31,8 @@ func Throttle(reasons uint64) []string {
 	return names
 }
 
-// Degradation is what makes a GPU slower than it should be; nil leaves a part as it is.
+// Degradation describes how to make a GPU slower than it should be; a nil field leaves
+// that part unchanged.
 type Degradation struct {
 	PCIeGen, PCIeWidth *uint32   // what the link has fallen to; 0: what it was
 	Throttle           *[]string // what holds the clocks down; "none" or nothing: nothing does
@@ -60,7 +62,7 @@ func Degrade(s *state.State, index int, d Degradation) error {
 		g.Throttle = reasons
 	}
 	if d.LinksDown != nil {
-		return linksDown(s, index, *d.LinksDown)
+		return setLinksDown(s, index, *d.LinksDown)
 	}
 	return nil
 }
@@ -76,8 +78,8 @@ func reasonsOf(names []string) (reasons uint64, err error) {
 	return reasons, nil
 }
 
-// linksDown has exactly these NVLinks of the GPU down.
-func linksDown(s *state.State, index int, names []string) error {
+// setLinksDown brings down exactly these NVLinks of the GPU.
+func setLinksDown(s *state.State, index int, names []string) error {
 	g := &s.Gpu[index]
 	var down uint64
 	for _, name := range names {
@@ -105,13 +107,13 @@ func switchLink(s *state.State, index int, l uint32, up bool) {
 	if up == (g.LinksDown>>l&1 == 0) {
 		return // as it was, and links that were never in use stay so
 	}
-	one(g, l, up)
+	switchEnd(g, l, up)
 	if far := g.Link[l]; far.RemoteType == state.RemoteGPU {
-		one(&s.Gpu[far.RemoteGpu], far.RemoteLink, up)
+		switchEnd(&s.Gpu[far.RemoteGpu], far.RemoteLink, up)
 	}
 }
 
-func one(g *state.GPU, l uint32, up bool) {
+func switchEnd(g *state.GPU, l uint32, up bool) {
 	if up {
 		g.LinksDown &^= 1 << l
 		g.Link[l].Active = 1
@@ -121,8 +123,8 @@ func one(g *state.GPU, l uint32, up bool) {
 	g.Link[l].Active = 0
 }
 
-// Wrong makes libcuda invert a bit of one in every so many floating-point results
-// on the GPU: the bit is counted in the upper 32 of the result. 0 ends it.
+// Wrong makes libcuda invert a bit in every n-th floating-point result on the GPU, where
+// n is every; 0 ends it. The bit is counted in the upper 32 bits of the result.
 func Wrong(s *state.State, index int, every uint64, bit uint32) error {
 	if bit > 31 {
 		return fmt.Errorf("bit: %d is not 0 to 31", bit)

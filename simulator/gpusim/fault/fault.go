@@ -1,6 +1,5 @@
-// Package fault breaks and mends simulated GPUs. Each function changes a state
-// as a real driver's would change, and returns the events that a real driver
-// would raise.
+// Package fault breaks and repairs simulated GPUs. Each function changes a state as a
+// real driver's would change, and returns the events that a real driver would raise.
 package fault
 
 import (
@@ -21,16 +20,16 @@ const (
 	EventRecoveryAction = 0x8000
 )
 
-// What the driver asks for after a fault, nvmlDeviceGpuRecoveryAction_t.
+// The driver's recovery actions after a fault, nvmlDeviceGpuRecoveryAction_t.
 const (
 	recoverNone       = 0
 	recoverReset      = 1
 	recoverDrainReset = 4
 )
 
-// recovery is what the driver asks for after an XID; those that are not here
-// leave the GPU usable. From NVIDIA's catalogue of XIDs: which of them need a
-// reset, and which let running work be drained first.
+// recovery maps XIDs to the driver's recovery action; other XIDs leave the GPU usable.
+// NVIDIA's catalogue of XIDs lists which need a reset, and which let running work
+// drain first.
 var recovery = map[uint64]uint32{
 	46: recoverReset, 48: recoverReset, 62: recoverReset, 64: recoverReset, 74: recoverReset,
 	79: recoverReset, 92: recoverReset, 95: recoverReset, 109: recoverReset, 110: recoverReset,
@@ -41,10 +40,10 @@ var recovery = map[uint64]uint32{
 // XIDFallenOff is reported when a GPU has fallen off the bus.
 const XIDFallenOff = 79
 
-// maxXID is well beyond those that NVIDIA has defined.
+// maxXID is well above the XIDs that NVIDIA has defined.
 const maxXID = 1023
 
-// XID reports one on the GPU with the given index, or on one of its instances.
+// XID reports an XID on the GPU with the given index, or on one of its instances.
 func XID(s *state.State, index int, xid uint64, gi, ci uint32) ([]state.Event, error) {
 	if xid == 0 || xid > maxXID {
 		return nil, fmt.Errorf("xid: %d is not 1 to %d", xid, maxXID)
@@ -54,11 +53,12 @@ func XID(s *state.State, index int, xid uint64, gi, ci uint32) ([]state.Event, e
 		return nil, err
 	}
 	events := []state.Event{{Type: EventXID, Data: xid, Gpu: uint32(index), Gi: gi, Ci: ci}}
-	return append(events, ask(g, index, recovery[xid])...), nil
+	return append(events, requestRecovery(g, index, recovery[xid])...), nil
 }
 
-// ask makes the driver ask for a recovery. It does not take back a graver one.
-func ask(g *state.GPU, index int, action uint32) []state.Event {
+// requestRecovery makes the driver ask for a recovery, unless it already asks for a
+// graver one.
+func requestRecovery(g *state.GPU, index int, action uint32) []state.Event {
 	if action == recoverNone || g.RecoveryAction == recoverReset || g.RecoveryAction == action {
 		return nil
 	}
@@ -87,10 +87,10 @@ var locations = map[string]int{
 	"l1": 0, "l2": 1, "dram": 2, "register": 3, "texture": 4, "shared": 5, "cbu": 6, "sram": 7,
 }
 
-// Locations are the names of those that ECC knows, sorted.
+// Locations returns the names of the locations for ECC, sorted.
 func Locations() []string { return slices.Sorted(maps.Keys(locations)) }
 
-// ECC counts errors in one location of the GPU's memory.
+// ECC adds errors in one location of the GPU's memory.
 func ECC(s *state.State, index int, location string, corrected, uncorrected uint64) ([]state.Event, error) {
 	g := &s.Gpu[index]
 	where, ok := locations[location]
@@ -118,13 +118,13 @@ func ECC(s *state.State, index int, location string, corrected, uncorrected uint
 		if where == locations["dram"] {
 			retire(g, uncorrected)
 		}
-		events = append(events, ask(g, index, recoverDrainReset)...)
+		events = append(events, requestRecovery(g, index, recoverDrainReset)...)
 	}
 	return events, nil
 }
 
-// retire takes bad memory out of use from the next reset on: rows where the GPU
-// can remap them, else pages.
+// retire takes bad memory out of use from the next reset on: rows if the GPU can remap
+// them, else pages.
 func retire(g *state.GPU, n uint64) {
 	rows := uint32(min(n, 512))
 	if g.RemapSupported != 0 {
@@ -136,19 +136,19 @@ func retire(g *state.GPU, n uint64) {
 	g.RetiredPending = 1
 }
 
-// remaps are what can become of rows of faulty memory, by name. Where a GPU retires
-// pages they can wait for that, too.
+// remaps maps names to states of faulty rows of memory. On a GPU that retires pages
+// they are pages that wait for that.
 var remaps = map[string]func(g *state.GPU) (xid uint64){
 	"pending": func(g *state.GPU) uint64 { g.RemapUncorrected++; g.RemapPending = 1; return 63 },
 	"failed":  func(g *state.GPU) uint64 { g.RemapFailed = 1; return 64 },
 	"none":    func(g *state.GPU) uint64 { g.RemapPending, g.RemapFailed = 0, 0; return 0 },
 }
 
-// Remaps are the names of those that Remap knows, sorted.
+// Remaps returns the kinds for Remap, sorted.
 func Remaps() []string { return slices.Sorted(maps.Keys(remaps)) }
 
-// Remap marks a row of the GPU's memory, and reports the XID that goes with it. The
-// driver asks for no recovery: those before R570 cannot.
+// Remap marks a row of the GPU's memory, and reports the matching XID. The driver asks
+// for no recovery, because drivers before R570 cannot.
 func Remap(s *state.State, index int, kind string) ([]state.Event, error) {
 	g := &s.Gpu[index]
 	mark, ok := remaps[kind]
@@ -174,16 +174,16 @@ func Remap(s *state.State, index int, kind string) ([]state.Event, error) {
 	return []state.Event{{Type: EventXID, Data: xid, Gpu: uint32(index), Gi: state.None, Ci: state.None}}, nil
 }
 
-// ways to lose a GPU, by name.
+// ways maps names to the ways to lose a GPU.
 var ways = map[string]uint32{
 	"calls": state.LostCalls, "handle": state.LostHandle, "gone": state.LostGone,
 	"unknown": state.LostUnknown, "events": state.LostEvents,
 }
 
-// Ways are the names of the ways to lose a GPU, sorted.
+// Ways returns the names of the ways to lose a GPU, sorted.
 func Ways() []string { return slices.Sorted(maps.Keys(ways)) }
 
-// Lose makes the GPU inaccessible in one of the ways in which NVML says so.
+// Lose makes the GPU inaccessible in one of the ways in which NVML reports that.
 // With xid, the driver reports that it has fallen off the bus.
 func Lose(s *state.State, index int, how string, xid bool) ([]state.Event, error) {
 	way, ok := ways[how]
@@ -197,7 +197,7 @@ func Lose(s *state.State, index int, how string, xid bool) ([]state.Event, error
 	return XID(s, index, XIDFallenOff, state.None, state.None)
 }
 
-// Way is the name of a value of GPU.Lost; "" for one that is not lost.
+// Way returns the name of a value of GPU.Lost; "" for a GPU that is not lost.
 func Way(lost uint32) string {
 	for name, way := range ways {
 		if way == lost {
@@ -207,9 +207,8 @@ func Way(lost uint32) string {
 	return ""
 }
 
-// Restore is what a reset does: the GPU is there, its volatile counters are 0,
-// memory that was to be taken out of use is out of use, and what was worse than it
-// should be is as it should.
+// Restore resets a GPU: the GPU is accessible, its volatile counters are 0, memory due
+// to be retired is retired, and every degradation ends.
 func Restore(s *state.State, index int) {
 	g := &s.Gpu[index]
 	g.Lost, g.RecoveryAction = state.LostNo, recoverNone
@@ -224,16 +223,16 @@ func Restore(s *state.State, index int) {
 	}
 }
 
-// kinds of memory faults, by name.
+// kinds maps names to the kinds of memory faults.
 var kinds = map[string]uint32{
 	"none": state.MemfaultNone, "stuck": state.MemfaultStuck, "flip": state.MemfaultFlip,
 	"stuck-at-0": state.MemfaultStuckAt0, "stuck-at-1": state.MemfaultStuckAt1,
 }
 
-// Kinds are the names of memory faults, sorted.
+// Kinds returns the names of memory faults, sorted.
 func Kinds() []string { return slices.Sorted(maps.Keys(kinds)) }
 
-// Kind is the name of a value of GPU.MemfaultKind.
+// Kind returns the name of a value of GPU.MemfaultKind.
 func Kind(memfault uint32) string {
 	for name, kind := range kinds {
 		if kind == memfault {
@@ -262,17 +261,16 @@ func Memory(s *state.State, index int, kind string, offset uint64, bit uint32) e
 	return nil
 }
 
-// codes are errors of NVML that a driver as a whole may answer with
-// (nvmlReturn_t), by name.
+// codes maps names to errors of NVML that a whole driver may return (nvmlReturn_t).
 var codes = map[string]uint32{
 	"none": 0, "no-permission": 4, "driver-not-loaded": 9, "timeout": 10, "irq-issue": 11, "gpu-is-lost": 15,
 	"operating-system": 17, "lib-rm-version-mismatch": 18, "in-use": 19, "memory": 20, "unknown": 999,
 }
 
-// Errors are their names, sorted.
+// Errors returns the names of the errors, sorted.
 func Errors() []string { return slices.Sorted(maps.Keys(codes)) }
 
-// Error reads the name or the number of an error; "" is none.
+// Error parses the name or the number of an error; "" means none.
 func Error(text string) (uint32, error) {
 	if code, ok := codes[text]; ok || text == "" {
 		return code, nil
@@ -284,7 +282,7 @@ func Error(text string) (uint32, error) {
 	return uint32(code), nil
 }
 
-// ErrorName is the name of an error, or else its number.
+// ErrorName returns the name of an error, or its number if it has none.
 func ErrorName(code uint32) string {
 	for name, known := range codes {
 		if known == code {

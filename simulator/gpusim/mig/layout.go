@@ -1,6 +1,6 @@
-// Package mig partitions a simulated GPU: it reads layouts as people write
-// them, finds places for the instances as the driver would, and refuses with a
-// reason what no real GPU of the model could do.
+// Package mig partitions a simulated GPU. It parses layouts, places the instances as
+// the driver would, and refuses, with a reason, layouts that no real GPU of the model
+// supports.
 package mig
 
 import (
@@ -63,7 +63,7 @@ func (i Instance) String() string {
 	return b.String()
 }
 
-// Layout is what the GPU is partitioned into now, by ID of the GPU instance.
+// Layout returns the present instances of the GPU, by ID of the GPU instance.
 func Layout(g *state.GPU) []Instance {
 	var layout []Instance
 	for _, gi := range sorted(g) {

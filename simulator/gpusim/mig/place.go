@@ -20,8 +20,8 @@ func Disable(g *state.GPU) {
 	g.MigCurrent, g.MigPending = 0, 0
 }
 
-// Set turns MIG on and partitions the GPU; no layout means no instances. If it
-// returns an error, which says why the layout cannot be, g is as it was.
+// Set turns MIG on and partitions the GPU; no layout means no instances. If the layout
+// is not possible it returns an error and leaves g unchanged.
 func Set(g *state.GPU, layout []Instance) error {
 	if g.MigSupported == 0 {
 		return fmt.Errorf("%s cannot do MIG", state.Text(g.Name[:]))
@@ -117,7 +117,7 @@ func fit(g *state.GPU, layout []Instance, wanted, starts []uint32, taken uint32)
 	return false
 }
 
-// needs says what each kind of instance takes, for the one who has to change the layout.
+// needs describes what each kind of instance needs, to help change the layout.
 func needs(g *state.GPU, wanted []uint32) string {
 	var parts []string
 	for _, index := range slices.Compact(slices.Sorted(slices.Values(wanted))) {
@@ -138,8 +138,8 @@ func instanceID(g *state.GPU, gi state.GI, others []state.GI) uint32 {
 	return id
 }
 
-// addCompute makes the compute instances of the GPU instances, which stand in
-// g.Gi in the order of the layout, and numbers the MIG devices.
+// addCompute creates the compute instances of the GPU instances, which are in g.Gi in
+// the order of the layout, and numbers the MIG devices.
 func addCompute(g *state.GPU, layout []Instance) error {
 	n := 0
 	for i, instance := range layout {

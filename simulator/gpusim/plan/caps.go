@@ -9,7 +9,7 @@ import (
 )
 
 // A GPU has 15 possible GPU instances, each with 8 compute instances: the
-// driver gives every one of them a minor number, used or not.
+// driver assigns a minor number to each of them, used or not.
 const (
 	capInstances = 15
 	capCompute   = 8
@@ -17,8 +17,8 @@ const (
 	firstCap     = 3 // after config and monitor
 )
 
-// capability is one of the driver's MIG capabilities: the right to use an
-// instance, held by who can open its device node.
+// capability is one of the driver's MIG capabilities: a process that can open its
+// device node may use the instance.
 type capability struct {
 	path  string // below /proc/driver/nvidia/capabilities
 	minor uint32
@@ -29,7 +29,7 @@ func instanceCap(gpu, gi uint32) uint32 { return firstCap + gpu*capsPerGPU + gi*
 
 func computeCap(gpu, gi, ci uint32) uint32 { return instanceCap(gpu, gi) + 1 + ci }
 
-// caps are the capabilities that there are now.
+// caps returns the present capabilities.
 func (m Machine) caps() []capability {
 	caps := []capability{{"mig/config", 1, 0o400}, {"mig/monitor", 2, 0o444}}
 	for _, g := range m.State.GPUs() {
@@ -49,8 +49,8 @@ func (m Machine) caps() []capability {
 	return caps
 }
 
-// capabilities are the files in /proc that tell of capabilities, in the
-// driver's formats: one with all the numbers, one for each that there is.
+// capabilities returns the files in /proc that describe capabilities, in the driver's
+// formats: one with all minor numbers, and one for each present capability.
 func (m Machine) capabilities() []tree.Entry {
 	var minors strings.Builder
 	minors.WriteString("config 1\nmonitor 2\n")
@@ -70,7 +70,7 @@ func (m Machine) capabilities() []tree.Entry {
 	return entries
 }
 
-// proc are the stand-ins for what the driver shows in /proc.
+// proc returns the stand-ins for the driver's files in /proc.
 func (m Machine) proc() []tree.Entry {
 	module := state.Text(m.State.ModuleVersion[:])
 	platform := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[m.Arch]
@@ -90,7 +90,7 @@ func (m Machine) proc() []tree.Entry {
 	return entries
 }
 
-// devices is what the driver adds to /proc/devices.
+// devices returns the driver's lines of /proc/devices.
 func (m Machine) devices() string {
 	lines := fmt.Sprintf("Character devices:\n%3d nvidia\n%3d nvidia-modeset\n%3d nvidiactl\n%3d nvidia-uvm\n%3d nvidia-caps\n",
 		m.Majors.GPU, m.Majors.GPU, m.Majors.GPU, m.Majors.UVM, m.Majors.Caps)
@@ -100,13 +100,13 @@ func (m Machine) devices() string {
 	return lines + "\nBlock devices:\n"
 }
 
-// PCI classes: 3D controller, and bridge of another kind, which is what an NVSwitch is.
+// PCI classes: 3D controller (a GPU), and other bridge (an NVSwitch).
 const (
 	classGPU    = 0x030200
 	classSwitch = 0x068000
 )
 
-// sys are the PCI devices as the kernel shows them.
+// sys returns the PCI devices as the kernel lists them in /sys.
 func (m Machine) sys() []tree.Entry {
 	const drivers = "sys/bus/pci/drivers/nvidia"
 	entries := []tree.Entry{{Path: drivers, Kind: tree.Dir, Mode: 0o755}}
@@ -143,7 +143,8 @@ func pciDevice(p state.PCI, class uint32, numa int, driver string) []tree.Entry 
 	}
 }
 
-// configSpace is the standard header of a PCI device (PCI Local Bus Specification 3.0, 6.1).
+// configSpace returns the standard header of a PCI device (PCI Local Bus Specification
+// 3.0, 6.1).
 func configSpace(vendor, device, class, subsystem uint32) []byte {
 	c := make([]byte, 64)
 	put := func(at int, value uint32, bytes int) {

@@ -13,12 +13,12 @@ import (
 	"github.com/gpuready/gpuready/simulator/gpusim/tree"
 )
 
-// simulated is the function that every library of the simulated driver exports,
-// and no real one.
+// simulated is the function that every library of the simulated driver exports, and no
+// real library does.
 const simulated = "gpusim_simulated"
 
-// Libraries reads what was built of the simulated driver from dir, as entries
-// of a plan. Each library gets the version as its suffix.
+// Libraries reads the built libraries of the simulated driver from dir, as entries of
+// a plan. Each library gets the version as its suffix.
 func Libraries(dir, arch, version string) ([]tree.Entry, error) {
 	var entries []tree.Entry
 	for _, l := range []struct {
@@ -51,8 +51,8 @@ func Libraries(dir, arch, version string) ([]tree.Entry, error) {
 	return entries, nil
 }
 
-// Simulated reports whether a file is a library of the simulated driver. What is
-// no ELF file is none.
+// Simulated reports whether a file is a library of the simulated driver. It returns
+// false for a file that is not ELF.
 func Simulated(content []byte) (bool, error) {
 	f, err := elf.NewFile(bytes.NewReader(content))
 	var format *elf.FormatError

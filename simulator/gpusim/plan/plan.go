@@ -1,5 +1,5 @@
-// Package plan says what is to be in a driver root of the simulated driver: a
-// pure function of the state.
+// Package plan computes the content of a driver root of the simulated driver, as a pure
+// function of the state.
 package plan
 
 import (
@@ -28,7 +28,7 @@ type Majors struct {
 	NVSwitch uint32 `json:"nvswitch"`
 }
 
-// Machine is what a plan is made from.
+// Machine is the input of a plan.
 type Machine struct {
 	State     *state.State
 	Version   string // of the libraries
@@ -38,7 +38,7 @@ type Machine struct {
 	Libraries []tree.Entry
 }
 
-// LibDir is where distributions for the architecture keep libraries.
+// LibDir returns the library directory of distributions for the architecture.
 func LibDir(arch string) string {
 	if arch == "arm64" {
 		return "usr/lib/aarch64-linux-gnu"
@@ -46,9 +46,8 @@ func LibDir(arch string) string {
 	return "usr/lib/x86_64-linux-gnu"
 }
 
-// StatePath is that of the state file. It is named like a library so that
-// programs that look for a driver's files by their version take it along into
-// containers.
+// StatePath returns the path of the state file. It is named like a library so that
+// programs that find a driver's files by their version inject it into containers too.
 func StatePath(arch, version string) string {
 	return path.Join(LibDir(arch), "libnvidia-gpusim.so."+version)
 }
@@ -56,11 +55,12 @@ func StatePath(arch, version string) string {
 // OwnDir is gpusim's own folder below the root.
 const OwnDir = "var/lib/gpusim"
 
-// LogPath is where libcuda writes why it refused a module or stopped a kernel.
+// LogPath is the file to which libcuda writes why it refused a module or stopped a
+// kernel.
 const LogPath = OwnDir + "/log"
 
-// Entries lists what is to be in the root, in the order in which it is put in
-// place. The last is libnvidia-ml.so.1: who waits for it finds all the rest.
+// Entries lists the content of the root, in the order in which it is created. The last
+// entry is libnvidia-ml.so.1: a program that waits for it finds all the rest.
 func (m Machine) Entries() []tree.Entry {
 	lib := LibDir(m.Arch)
 	plan := slices.Concat(m.proc(), m.capabilities(), m.sys(), m.nodes(), m.Libraries)
@@ -74,8 +74,8 @@ func (m Machine) Entries() []tree.Entry {
 	)
 }
 
-// nodes are those in /dev. Their minors are the driver's own: 255 for control,
-// 254 for mode setting (nv.h of the open kernel modules).
+// nodes returns the device nodes in /dev. Their minors are the driver's own: 255 for
+// control, 254 for mode setting (nv.h of the open kernel modules).
 func (m Machine) nodes() []tree.Entry {
 	node := func(name string, mode, major, minor uint32) tree.Entry {
 		return tree.Entry{Path: "dev/" + name, Kind: tree.Node, Mode: mode, Major: major, Minor: minor, Plain: m.Plain}
@@ -101,7 +101,7 @@ func (m Machine) nodes() []tree.Entry {
 	return nodes
 }
 
-// switches are the NVSwitches that NVLinks lead to, by address.
+// switches returns the NVSwitches at the ends of NVLinks, by address.
 func (m Machine) switches() []state.PCI {
 	var switches []state.PCI
 	for _, g := range m.State.GPUs() {

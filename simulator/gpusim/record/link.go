@@ -44,7 +44,7 @@ func (r *recorder) link(i, l int) (profile.Link, error) {
 		link.Version = known.NVLink.Version
 		r.note("the version of NVLinks that are not active is not told: taken from this program's own model")
 	}
-	// 0 where the driver does not tell.
+	// 0 if the driver does not report it.
 	link.Speed = field(device, nvml.FI_DEV_NVLINK_GET_SPEED, l)
 	kind, ret := device.GetNvLinkRemoteDeviceType(l)
 	if err := optional("kind of its far end", ret); err != nil || ret != nvml.SUCCESS {
@@ -68,7 +68,7 @@ func (r *recorder) link(i, l int) (profile.Link, error) {
 	return link, nil
 }
 
-// field reads one number that NVML has only as a field; 0 if it has not.
+// field reads one number that NVML has only as a field; 0 if it is not supported.
 func field(device nvml.Device, id uint32, scope int) uint32 {
 	values := []nvml.FieldValue{{FieldId: id, ScopeId: uint32(scope)}}
 	if device.GetFieldValues(values) != nvml.SUCCESS || nvml.Return(values[0].NvmlReturn) != nvml.SUCCESS {

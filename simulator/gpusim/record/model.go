@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// model reads what NVML says about the kind of GPU that GPU i is.
+// model reads the model of GPU i from NVML.
 func (r *recorder) model(i int) (profile.Model, error) {
 	device := r.devices[i]
 	m := profile.Model{Device: profile.ID(r.places[i].DeviceId), Subsystem: profile.ID(r.places[i].SubsystemId)}
@@ -32,7 +32,7 @@ func (r *recorder) model(i int) (profile.Model, error) {
 		return m, err
 	}
 	if known := r.known(i); known != nil {
-		// NVML has no word for the cache, and some drivers tell of MIG profiles only while MIG is on.
+		// NVML does not report the cache, and some drivers report MIG profiles only while MIG is on.
 		m.Memory.L2 = known.Memory.L2
 		r.note("the size of the L2 cache of %s is not in NVML: taken from this program's own model", m.Name)
 		if current, _, ret := device.GetMigMode(); m.MIG == nil && ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_DISABLE {
@@ -45,7 +45,7 @@ func (r *recorder) model(i int) (profile.Model, error) {
 	return m, nil
 }
 
-// known is this program's own model of the GPU; nil if it has none.
+// known returns the embedded model of the GPU; nil if there is none.
 func (r *recorder) known(i int) *profile.Model {
 	id := profile.ID(r.places[i].DeviceId)
 	if _, asked := r.models[id]; !asked {
@@ -165,7 +165,8 @@ func (r *recorder) fabric(device nvml.Device) bool {
 	return ret == nvml.SUCCESS && info.State != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED
 }
 
-// partitions reads how the GPU can be partitioned; nil if it cannot be, or NVML does not tell.
+// partitions reads the MIG profiles of the GPU; nil if there are none, or NVML does not
+// report them.
 func partitions(device nvml.Device) (*profile.MIG, error) {
 	if _, _, ret := device.GetMigMode(); ret != nvml.SUCCESS {
 		return nil, optional("MIG mode", ret)

@@ -1,5 +1,5 @@
-// Package record describes the machine that it runs on as a profile, from what
-// the NVML there says. It is the one part of gpusim that needs a driver.
+// Package record describes the machine that it runs on as a profile, with data from
+// NVML. It is the only part of gpusim that needs a driver.
 package record
 
 import (
@@ -17,15 +17,15 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// Options say what to read.
+// Options configure a recording.
 type Options struct {
 	Name    string // of the profile
 	Library string // path of libnvidia-ml
 	Sys     string // where sysfs is
 }
 
-// Machine reads the whole machine. notes are sentences about what NVML does not
-// tell and where it was taken from instead.
+// Machine reads the whole machine. notes are sentences about data that NVML does not
+// report, and its source instead.
 func Machine(o Options) (p *profile.Profile, notes []string, err error) {
 	lib := nvml.New(nvml.WithLibraryPath(o.Library))
 	if ret := lib.Init(); ret != nvml.SUCCESS {
@@ -59,8 +59,8 @@ func asError(what string, ret nvml.Return) error {
 	return fmt.Errorf("%s: %w", what, ret)
 }
 
-// optional forgives what a model or a driver does not support, or may not be
-// asked by this user.
+// optional is like asError, but ignores calls that the model or driver does not
+// support, or that this user may not make.
 func optional(what string, ret nvml.Return) error {
 	switch ret {
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_PERMISSION, nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_NOT_FOUND:
@@ -106,7 +106,7 @@ func (r *recorder) machine() error {
 	return r.topology()
 }
 
-// address is the PCI location of a GPU.
+// address returns the PCI location of a GPU.
 func address(device nvml.Device) (state.PCI, error) {
 	info, ret := device.GetPciInfo()
 	return location(info), asError("PCI location", ret)

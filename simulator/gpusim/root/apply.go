@@ -22,7 +22,7 @@ type change struct {
 	fresh *state.State             // what the state file starts with if there is none
 }
 
-// apply makes all that is to be, in order, then removes what is no more.
+// apply creates all new entries, in order, then removes the old ones.
 func (c *change) apply() error {
 	during := *c.will
 	during.Phase = phaseChanging
@@ -59,7 +59,7 @@ func (c *change) do(what string, f func() error) error {
 	return f()
 }
 
-// put brings one entry about.
+// put creates one entry.
 func (c *change) put(e tree.Entry) error {
 	if e.Kind == tree.State {
 		return c.putState(filepath.Join(c.Dir, e.Path))
@@ -67,8 +67,8 @@ func (c *change) put(e tree.Entry) error {
 	return e.Put(c.Dir)
 }
 
-// putState changes the state in place where there is one, so that processes
-// that have it open see the change.
+// putState changes an existing state in place, so that processes that have it open see
+// the change.
 func (c *change) putState(path string) error {
 	f, err := state.Open(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, state.ErrInvalid) {
@@ -83,7 +83,8 @@ func (c *change) putState(path string) error {
 	return errors.Join(f.Update(c.state), f.Close())
 }
 
-// removeOld removes what is in the old manifest and not in the new one, last made first.
+// removeOld removes the entries of the old manifest that are not in the new one, newest
+// first.
 func (c *change) removeOld() error {
 	keep := map[string]bool{}
 	for _, e := range c.will.Entries {
@@ -96,7 +97,7 @@ func (c *change) removeOld() error {
 		}
 		err := c.do("remove "+e.Path, func() error {
 			if e.Kind == tree.State {
-				// Processes that run on the old library learn that the module is another one now.
+				// Processes that use the old library now get a version mismatch.
 				if err := outdate(filepath.Join(c.Dir, e.Path), version); err != nil {
 					return err
 				}
@@ -124,7 +125,7 @@ func outdate(path, version string) error {
 	return errors.Join(err, f.Close())
 }
 
-// foreign finds planned paths at which something lies that gpusim did not make.
+// foreign finds planned paths occupied by something that gpusim did not make.
 func foreign(root string, was *Manifest, plan []tree.Entry) error {
 	mine := map[string]bool{}
 	for _, e := range was.Entries {

@@ -13,13 +13,12 @@ import (
 	"github.com/gpuready/gpuready/simulator/gpusim/tree"
 )
 
-// A root begins and ends with one rename: its manifest is there as soon as the
-// first folder is, and as long as the last one. So there is no moment at which
-// a killed gpusim leaves something that no manifest lists, but for the folder
-// that was to be renamed, which the next run removes.
+// A root begins and ends with one rename: its manifest exists from the first folder to
+// the last. So a killed gpusim never leaves anything that no manifest lists, except the
+// folder to be renamed, which the next run removes.
 
-// begin makes gpusim's own folder in the root, with what is missing above it
-// and a manifest that lists those.
+// begin makes gpusim's own folder in the root and missing folders above it, with a
+// manifest that lists those.
 func (r *Root) begin() error {
 	for {
 		top := r.missing()
@@ -42,7 +41,7 @@ func (r *Root) begin() error {
 			if err := os.MkdirAll(own, 0o755); err != nil {
 				return err
 			}
-			if err := r.beginning(top).writeIn(own); err != nil {
+			if err := r.initialManifest(top).writeIn(own); err != nil {
 				return err
 			}
 			return os.Rename(temp, top)
@@ -50,11 +49,12 @@ func (r *Root) begin() error {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		// Another gpusim may have been quicker, or removed it all: look again.
+		// Another gpusim may have been faster, or removed it all: try again.
 	}
 }
 
-// missing is the highest folder on the way to gpusim's own that is not there; "" if all are.
+// missing returns the highest missing folder on the way to gpusim's own; "" if there is
+// none.
 func (r *Root) missing() string {
 	top := ""
 	for d := filepath.Join(r.Dir, plan.OwnDir); ; d = filepath.Dir(d) {
@@ -65,8 +65,8 @@ func (r *Root) missing() string {
 	}
 }
 
-// beginning is the manifest of a root in which there are only the folders from top on.
-func (r *Root) beginning(top string) *Manifest {
+// initialManifest returns the manifest of a root that has only the folders from top on.
+func (r *Root) initialManifest(top string) *Manifest {
 	m := &Manifest{Layout: 1, Phase: phaseChanging}
 	for _, d := range ownDirs {
 		if path := filepath.Join(r.Dir, d); len(path) >= len(top) {
@@ -79,11 +79,11 @@ func (r *Root) beginning(top string) *Manifest {
 	return m
 }
 
-// ownDirs are the folders that a manifest lies in, from the root down.
+// ownDirs lists the folders that contain a manifest, from the root down.
 var ownDirs = []string{".", "var", "var/lib", plan.OwnDir}
 
-// end removes the lock, the manifest, and those of the folders around it that
-// gpusim made and nothing else is in.
+// end removes the lock, the manifest, and the folders around it that gpusim made, if
+// nothing else is in them.
 func (r *Root) end(m *Manifest) error {
 	top, parents := filepath.Join(r.Dir, plan.OwnDir), m.Parents
 	for d := filepath.Dir(top); d != filepath.Dir(d); d = filepath.Dir(d) {
@@ -107,7 +107,7 @@ func (r *Root) end(m *Manifest) error {
 	})
 }
 
-// tidy removes what a gpusim left that was killed in begin or end.
+// tidy removes the left-overs of a gpusim that was killed in begin or end.
 func (r *Root) tidy() error {
 	top := r.missing()
 	if top == "" {

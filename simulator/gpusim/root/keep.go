@@ -11,11 +11,11 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// Whoever finds a driver root that another process made may go on with it, if
-// it is of the machine that is wanted: what happened to the GPUs meanwhile stays.
+// A process may resume a driver root that another process made, if it is of the same
+// machine. The state of the GPUs stays.
 
-// machine identifies the machine that is asked for, whatever becomes of it. The
-// libraries do not count: they can be exchanged under it.
+// machine identifies the requested machine, independent of later changes of its state.
+// It leaves out the libraries, which can be replaced.
 func (s Spec) machine() string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\x00%s\x00", s.Version, s.Arch)
@@ -25,8 +25,8 @@ func (s Spec) machine() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Holds reports whether the root holds the machine that s describes, be it that
-// a change of it was not finished.
+// Holds reports whether the root holds the machine that s describes, even if a change
+// of it was not finished.
 func (r *Root) Holds(s Spec) (bool, error) {
 	m, err := readManifest(r.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -35,15 +35,15 @@ func (r *Root) Holds(s Spec) (bool, error) {
 	return err == nil && m.Machine == s.machine(), err
 }
 
-// Refresh brings a root that Holds says is of the same machine up to date: it
-// finishes a change that was killed, puts back what was removed, and takes the
-// libraries of s. The state stays, in its file, and so do those who use it.
+// Refresh brings a root up to date for which Holds returns true. It finishes an
+// interrupted change, restores removed files, and installs the libraries of s. The state
+// stays in its file, and the processes that use it go on.
 func (r *Root) Refresh(s Spec) error {
 	libs, err := plan.Libraries(s.Libraries, s.Arch, s.Version)
 	if err != nil {
 		return err
 	}
-	return r.holding(func() error {
+	return r.withLock(func() error {
 		was, err := readManifest(r.Dir)
 		if err != nil {
 			return err
@@ -52,10 +52,9 @@ func (r *Root) Refresh(s Spec) error {
 	})
 }
 
-// Retire empties a root that another one has taken the place of: processes that
-// still use it learn that the module is of that version now, or, if it always
-// was, that the driver is not loaded. Files that they have open, or that are
-// mounted into containers, stay theirs.
+// Retire empties a root that another one has replaced. Processes that still use it now
+// find a module of that version or, if it always had that version, no loaded driver.
+// Files that are open, or mounted into containers, stay usable.
 func (r *Root) Retire(version string) error {
 	m, err := readManifest(r.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +72,7 @@ func (r *Root) Retire(version string) error {
 	return err
 }
 
-// StatePath is where the state lies that the processes on this driver share.
+// StatePath returns the path of the state that the processes on this driver share.
 func (r *Root) StatePath() (string, error) {
 	m, err := r.Manifest()
 	if err != nil {

@@ -19,8 +19,8 @@ var driverFolders = []string{
 	"usr/local/nvidia/lib64", "usr/local/nvidia/lib",
 }
 
-// realDriver finds a libnvidia-ml in the root that is not the simulator's; ""
-// if there is none.
+// realDriver finds a libnvidia-ml in the root that is not simulated; "" if there is
+// none.
 func realDriver(root string) (string, error) {
 	for _, folder := range driverFolders {
 		entries, err := os.ReadDir(filepath.Join(root, folder))

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock is held by the one gpusim that changes a root.
+// lock is the lock of a root, held by a gpusim that changes it.
 type lock struct{ f *os.File }
 
-// acquire waits until no other gpusim changes the root. While it has to wait,
-// it says who keeps it waiting. It fails with fs.ErrNotExist once the root is gone.
+// acquire waits until no other gpusim changes the root. While it waits, it reports the
+// holder of the lock. It fails with fs.ErrNotExist once the root is gone.
 func acquire(path, command string, say func(format string, a ...any)) (*lock, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
@@ -24,7 +24,7 @@ func acquire(path, command string, say func(format string, a ...any)) (*lock, er
 		if err := flock(f, path, say); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
-		// The one who held it may have removed the file, with the whole root.
+		// The holder may have removed the file, with the whole root.
 		mine, err1 := f.Stat()
 		there, err2 := os.Stat(path)
 		if err1 != nil || err2 != nil || !os.SameFile(mine, there) {
@@ -54,7 +54,7 @@ func flock(f *os.File, path string, say func(format string, a ...any)) error {
 	return nil
 }
 
-// holder is what the one who has the lock wrote about itself; for people only.
+// holder returns the description that the holder of the lock wrote, for people only.
 func holder(f *os.File) string {
 	text, err := io.ReadAll(io.LimitReader(f, 256))
 	if err != nil || len(text) == 0 {

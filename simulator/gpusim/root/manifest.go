@@ -22,8 +22,8 @@ const (
 	phaseComplete = "complete"
 )
 
-// Manifest lists what gpusim made in a root. While it changes the root, what was
-// and what is to be are both listed.
+// Manifest lists what gpusim made in a root. During a change it lists both the old and
+// the new entries.
 type Manifest struct {
 	Layout  int          `json:"layout"` // 1
 	Phase   string       `json:"phase"`
@@ -38,7 +38,7 @@ type Manifest struct {
 	Entries []tree.Entry `json:"entries"`
 }
 
-// maxManifest bounds what is read; a real one has a tenth of it.
+// maxManifest bounds the size of a manifest; a real one has a tenth of it.
 const maxManifest = 8 << 20
 
 // readManifest fails with fs.ErrNotExist if the root has none.
@@ -63,13 +63,12 @@ func readManifest(root string) (*Manifest, error) {
 	return m, nil
 }
 
-// madeModes are those of capability nodes that others make: the simulated NVML,
+// madeModes lists the modes of capability nodes that others create: the simulated NVML,
 // and nvidia-modprobe, or the toolkit in its place.
 var madeModes = []uint32{0o444, 0o666}
 
-// adopt lists the capability nodes that the simulated NVML made when a client
-// partitioned a GPU through it, or the toolkit when it saw that one was: they are
-// gpusim's to remove, too.
+// adopt adds capability nodes that others created: the simulated NVML, when a client
+// partitioned a GPU through it, or the toolkit after that. gpusim removes those too.
 func (m *Manifest) adopt(root string) {
 	const dir = "dev/nvidia-caps"
 	listed := map[string]bool{}
@@ -94,8 +93,8 @@ func (m *Manifest) adopt(root string) {
 	}
 }
 
-// parseManifest refuses paths that lead out of the root: what the manifest
-// lists is removed.
+// parseManifest refuses paths that lead out of the root, because gpusim removes what
+// the manifest lists.
 func parseManifest(data []byte) (*Manifest, error) {
 	var m Manifest
 	if err := json.Unmarshal(data, &m); err != nil {

@@ -1,10 +1,9 @@
-// Package root makes and removes driver roots of the simulated driver: folders
-// that hold what an installed NVIDIA driver shows to programs.
+// Package root makes and removes driver roots of the simulated driver: folders with
+// the files of an installed NVIDIA driver.
 //
-// What is to be there comes from package plan; here it is made so. A manifest,
-// written before the first change, lists all that belongs to gpusim in the
-// root, so that a run that was killed is repaired by the next one, and so that
-// nothing else is ever removed.
+// Package plan computes the content; this package creates it. A manifest, written
+// before the first change, lists everything in the root that belongs to gpusim. So the
+// next run repairs one that was killed, and nothing else is ever removed.
 package root
 
 import (
@@ -30,11 +29,11 @@ import (
 // ErrNone means that a folder holds no driver root of gpusim.
 var ErrNone = errors.New("no simulated driver")
 
-// FileSystem is one that holds a driver root alone: with programs and device nodes,
-// and no set-user-ID.
+// FileSystem describes a file system for a driver root alone: with programs and device
+// nodes, and without set-user-ID.
 var FileSystem = mount.Kind{Source: "gpusim", Mode: "755", Attributes: unix.MOUNT_ATTR_NOSUID}
 
-// Root is a folder that holds, or is to hold, a simulated driver.
+// Root is a folder for a simulated driver, which may exist already.
 type Root struct {
 	Dir     string
 	Command string                        // for the one who has to wait for this one
@@ -43,7 +42,7 @@ type Root struct {
 	step    func(what string) error       // called before each step; tests interrupt there
 }
 
-// Spec is what Up is asked for.
+// Spec describes the driver root that Up makes.
 type Spec struct {
 	State     *state.State
 	Profile   string
@@ -53,7 +52,7 @@ type Spec struct {
 	Force     bool   // also in "/"
 }
 
-// Up makes the driver root, changes it into another one, or repairs it.
+// Up creates the driver root, changes it into another one, or repairs it.
 func (r *Root) Up(s Spec) error {
 	if !r.Unseen {
 		if err := r.Refuse(s.Force); err != nil {
@@ -64,15 +63,15 @@ func (r *Root) Up(s Spec) error {
 	if err != nil {
 		return err
 	}
-	lock, err := r.hold()
+	lock, err := r.lockRoot()
 	if err != nil {
 		return err
 	}
 	return errors.Join(r.up(s, libs), lock.release())
 }
 
-// hold locks the root, which it begins if there is none.
-func (r *Root) hold() (*lock, error) {
+// lockRoot locks the root, and begins one if there is none.
+func (r *Root) lockRoot() (*lock, error) {
 	for {
 		if err := r.begin(); err != nil {
 			return nil, err
@@ -138,8 +137,8 @@ func (r *Root) Refuse(force bool) error {
 	return nil
 }
 
-// majors chooses numbers that no driver of this machine has, so that opening a
-// simulated node says "no such device" and never reaches something real.
+// majors chooses major numbers that no driver of this machine has, so that opening a
+// simulated node fails with "no such device" and never reaches a real device.
 func (r *Root) majors(s *state.State) (plan.Majors, error) {
 	devices, err := os.ReadFile("/proc/devices")
 	if err != nil {
@@ -183,7 +182,7 @@ func takenMajors(devices []byte) map[uint32]bool {
 	return taken
 }
 
-// plain finds out whether device nodes can be made here.
+// plain reports whether only plain files can stand in for device nodes here.
 func (r *Root) plain() (bool, error) {
 	probe := filepath.Join(r.Dir, plan.OwnDir, ".new-probe")
 	if err := os.Remove(probe); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -201,7 +200,7 @@ func (r *Root) plain() (bool, error) {
 	return false, fmt.Errorf("mknod in %s: %w", r.Dir, err)
 }
 
-// warnMount says so where the file system forbids what a driver root is for.
+// warnMount warns if the file system forbids what a driver root needs.
 func (r *Root) warnMount() {
 	var st unix.Statfs_t
 	if err := unix.Statfs(r.Dir, &st); err != nil {
@@ -215,7 +214,8 @@ func (r *Root) warnMount() {
 	}
 }
 
-// Down removes what Up made, and nothing else. It reports whether there was anything.
+// Down removes everything that Up made, and nothing else. It reports whether there was
+// anything.
 func (r *Root) Down() (bool, error) {
 	if r.missing() != "" {
 		return false, r.tidy()
@@ -270,7 +270,7 @@ func (r *Root) interrupted(before string) error {
 // driverNotLoaded is NVML_ERROR_DRIVER_NOT_LOADED.
 const driverNotLoaded = 9
 
-// unload tells processes that still have the state open that the driver is gone.
+// unload marks the driver as not loaded, for processes that still have the state open.
 func unload(path string) error {
 	f, err := state.Open(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, state.ErrInvalid) {
@@ -286,8 +286,8 @@ func unload(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Manifest returns what is known of the root; ErrNone if it holds no simulated
-// driver. While another gpusim changes the root, it waits.
+// Manifest returns the manifest of the root; ErrNone if it holds no simulated driver. It
+// waits while another gpusim changes the root.
 func (r *Root) Manifest() (*Manifest, error) {
 	m, err := r.manifest()
 	if !errors.Is(err, errUnfinished) {
@@ -332,7 +332,7 @@ func (r *Root) statePath(m *Manifest) string {
 	return filepath.Join(r.Dir, plan.StatePath(m.Arch, m.Version))
 }
 
-// Log opens the file to which programs on the driver write why their calls failed.
+// Log opens the file to which programs on the driver write the reasons of failed calls.
 func (r *Root) Log() (*os.File, error) {
 	if _, err := r.Manifest(); err != nil {
 		return nil, err
@@ -340,10 +340,10 @@ func (r *Root) Log() (*os.File, error) {
 	return os.Open(filepath.Join(r.Dir, plan.LogPath))
 }
 
-// Change changes the state, and with it the files and device nodes that follow
-// from it: those that are new are there before the state says so.
+// Change changes the state, and the files and device nodes that follow from it. New ones
+// exist before the state lists them.
 func (r *Root) Change(by func(*state.State) error) error {
-	return r.holding(func() error {
+	return r.withLock(func() error {
 		was, err := r.manifest() // not Manifest: this gpusim has the lock
 		if err != nil {
 			return err
@@ -352,8 +352,8 @@ func (r *Root) Change(by func(*state.State) error) error {
 	})
 }
 
-// holding runs do while no other gpusim changes the root, if there is one.
-func (r *Root) holding(do func() error) error {
+// withLock runs do while no other gpusim changes the root, if there is one.
+func (r *Root) withLock(do func() error) error {
 	if _, err := r.manifest(); errors.Is(err, ErrNone) {
 		return err
 	}
@@ -367,7 +367,7 @@ func (r *Root) holding(do func() error) error {
 	return errors.Join(do(), lock.release())
 }
 
-// alter changes the state that there is, and all that follows from it.
+// alter changes the existing state, and everything that follows from it.
 func (r *Root) alter(was *Manifest, libs []tree.Entry, by func(*state.State) error) error {
 	f, err := state.Open(r.statePath(was))
 	if err != nil {
@@ -391,10 +391,10 @@ func (r *Root) alter(was *Manifest, libs []tree.Entry, by func(*state.State) err
 	return c.apply()
 }
 
-// libraries are the entries whose content came from the library folder.
+// libraries returns the entries whose content came from the library folder.
 func (m *Manifest) libraries() []tree.Entry {
 	return slices.DeleteFunc(slices.Clone(m.Entries), func(e tree.Entry) bool { return !e.Library })
 }
 
-// Default is where a containerised driver shows its root.
+// Default is the usual driver root of a containerised driver.
 const Default = "/run/nvidia/driver"

@@ -6,7 +6,7 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// register registers what the driver shows of itself.
+// register registers the metrics of the driver.
 func (d *driver) register(r *prometheus.Registry) {
 	r.MustRegister(
 		&collector{

@@ -12,13 +12,13 @@ import (
 	"github.com/gpuready/gpuready/simulator/gpusim/root"
 )
 
-// at is the driver root as seen at dir.
+// at returns the driver root mounted at dir.
 func (d *driver) at(dir string) *root.Root {
 	return &root.Root{Dir: dir, Command: d.Command, Say: func(format string, a ...any) { d.Log.Info(fmt.Sprintf(format, a...)) }}
 }
 
-// resume goes on with the driver that an earlier process left, if it is of the
-// same machine. Its GPUs are as they were, and so is all that runs on them.
+// resume resumes the driver that an earlier process left, if it is of the same machine.
+// The state of its GPUs, and the programs on them, stay.
 func (d *driver) resume() (bool, error) {
 	ours, err := root.FileSystem.Is(d.Root)
 	if err != nil || !ours {
@@ -41,11 +41,11 @@ func (d *driver) resume() (bool, error) {
 	return true, nil
 }
 
-// mount makes the driver root where nobody sees it and shows it in one moment,
-// on top of one that is there already.
+// mount creates the driver root in a hidden place and then mounts it atomically, on top
+// of an existing one.
 //
-// On top, not in its place: containers that have mounted the old root see what is
-// mounted on it, but not what is mounted where it was.
+// It does not replace the old mount: containers that have mounted the old root see a
+// mount on top of it, but not a new one in its place.
 func (d *driver) mount() error {
 	old, err := d.predecessor()
 	if err != nil {
@@ -77,14 +77,14 @@ func (d *driver) mount() error {
 	if old == nil {
 		return nil
 	}
-	// It is out of sight already: that it could not be emptied is no reason to fail.
-	if err := d.at(seen(old)).Retire(d.Spec.Version); err != nil {
+	// It is already covered: failing to empty it is no reason to fail.
+	if err := d.at(fdPath(old)).Retire(d.Spec.Version); err != nil {
 		d.Log.Warn("the replaced driver root could not be emptied", "err", oneLine(err))
 	}
 	return nil
 }
 
-// explain puts an error about the file system that nobody saw in words.
+// explain describes an error about the hidden file system.
 func (d *driver) explain(err error, dir string) error {
 	text := strings.ReplaceAll(err.Error(), dir, d.Root)
 	if errors.Is(err, unix.ENOSPC) {
@@ -93,8 +93,8 @@ func (d *driver) explain(err error, dir string) error {
 	return fmt.Errorf("make the driver root: %s", text)
 }
 
-// predecessor opens the driver root that will be covered; nil if there is none.
-// Anything else at the place is not covered.
+// predecessor opens the driver root that will be covered; nil if there is none. It
+// refuses to cover anything else.
 func (d *driver) predecessor() (*os.File, error) {
 	if err := d.at(d.Root).Refuse(false); err != nil {
 		return nil, err
@@ -116,13 +116,13 @@ func (d *driver) predecessor() (*os.File, error) {
 	return nil, nil
 }
 
-// seen is a path to the folder that stays the same whatever is mounted over it.
-func seen(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+// fdPath returns a path to the folder that stays valid whatever is mounted over it.
+func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
 // inUse reports whether any process has the driver's state mapped: one that has
 // libnvidia-ml or libcuda in use, in whatever container. The kernel gives a
-// write lease on a file only where nobody else has it open (fcntl(2)). Where it
-// cannot be told, the driver is in use.
+// write lease on a file only if nobody else has it open (fcntl(2)). On any error the
+// driver counts as in use.
 func (d *driver) inUse() bool {
 	path, err := d.at(d.Root).StatePath()
 	if err != nil {
@@ -140,8 +140,8 @@ func (d *driver) inUse() bool {
 	return err != nil
 }
 
-// Unload takes the driver that gpusim serve mounted at r.Dir away in one moment.
-// Processes that use it learn that it is no longer loaded.
+// Unload atomically removes the driver that gpusim serve mounted at r.Dir. Processes
+// that use it then find no loaded driver.
 func Unload(r *root.Root) error {
 	f, err := os.Open(r.Dir)
 	if err != nil {
@@ -152,7 +152,7 @@ func Unload(r *root.Root) error {
 		return err
 	}
 	hidden := *r
-	hidden.Dir = seen(f)
+	hidden.Dir = fdPath(f)
 	_, err = hidden.Down()
 	return err
 }

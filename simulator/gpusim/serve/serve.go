@@ -1,10 +1,10 @@
-// Package serve is the simulated driver as a container of a DaemonSet runs it.
+// Package serve runs the simulated driver in a container of a DaemonSet.
 //
-// The driver root is a file system of its own, mounted when it is complete: to
-// whoever watches, the driver comes and changes in one moment. It outlives the
-// process, as a kernel module outlives the container that loaded it: the next
-// one goes on with it if it is to be of the same machine, else it mounts another
-// one over it. Only a driver that nobody uses is unloaded at the end.
+// The driver root is a separate file system, mounted when it is complete, so the driver
+// appears and changes atomically. It outlives the process, as a kernel module outlives
+// the container that loaded it. The next process resumes it if it is of the same
+// machine; otherwise it mounts another one over it. At the end, only an unused driver is
+// unloaded.
 package serve
 
 import (
@@ -37,7 +37,7 @@ const (
 	ReasonUnattended gpu.Reason = "DriverUnattended" // it is there, its container is not
 )
 
-// Config says what to serve, and where.
+// Config configures the driver to serve and its location.
 type Config struct {
 	Root      string // where the driver root is mounted; its folder is made
 	Spec      root.Spec
@@ -63,8 +63,8 @@ type driver struct {
 	said nodestate.State
 }
 
-// Run shows the driver root until ctx ends, then returns nil. host.ErrHeld says that
-// another driver container has the place.
+// Run serves the driver root until ctx ends, then returns nil. host.ErrHeld means that
+// another driver container serves it.
 func Run(ctx context.Context, c Config) (err error) {
 	d := &driver{Config: c}
 	if err := os.MkdirAll(d.Root, 0o755); err != nil {
@@ -94,10 +94,10 @@ func Run(ctx context.Context, c Config) (err error) {
 	if err == nil || errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		return d.end()
 	}
-	return errors.Join(err, d.withdraw(), d.say(nodestate.Failed, ReasonFailed, oneLine(err)))
+	return errors.Join(err, d.withdraw(), d.publishState(nodestate.Failed, ReasonFailed, oneLine(err)))
 }
 
-// serve brings the driver about and watches over it.
+// serve ensures that the driver exists and watches it.
 func (d *driver) serve(ctx context.Context) error {
 	mounts, err := host.WatchMounts([]string{d.Root})
 	if err != nil {
@@ -114,7 +114,7 @@ func (d *driver) serve(ctx context.Context) error {
 			}
 		})
 	}()
-	err = d.bringAbout(ctx)
+	err = d.ensureDriver(ctx)
 	for err == nil {
 		if err = d.check(); err != nil {
 			break
@@ -132,8 +132,8 @@ func (d *driver) serve(ctx context.Context) error {
 	return err
 }
 
-// bringAbout makes sure that there is the driver, and says so.
-func (d *driver) bringAbout(ctx context.Context) error {
+// ensureDriver resumes or starts the driver, and publishes that it is ready.
+func (d *driver) ensureDriver(ctx context.Context) error {
 	resumed, err := d.resume()
 	if err != nil {
 		return err
@@ -143,14 +143,14 @@ func (d *driver) bringAbout(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := errors.Join(d.say(nodestate.Ready, "", ""), d.announce()); err != nil {
+	if err := errors.Join(d.publishState(nodestate.Ready, "", ""), d.announce()); err != nil {
 		return err
 	}
 	d.Log.Info("ready", "root", d.Root, "version", d.Spec.Version, "gpus", d.Spec.State.Ngpus, "resumed", resumed)
 	return nil
 }
 
-// start waits for as long as a driver takes to come, and mounts a new one.
+// start waits for the simulated load time, and mounts a new driver.
 func (d *driver) start(ctx context.Context) error {
 	if err := d.withdraw(); err != nil {
 		return err
@@ -160,7 +160,7 @@ func (d *driver) start(ctx context.Context) error {
 		message = fmt.Sprintf("the simulated driver takes %v to come (--boot-delay)", d.BootDelay)
 		d.Log.Info("waiting as a driver does that takes a while", "delay", d.BootDelay)
 	}
-	if err := d.say(nodestate.Waiting, ReasonStarting, message); err != nil {
+	if err := d.publishState(nodestate.Waiting, ReasonStarting, message); err != nil {
 		return err
 	}
 	delay := time.NewTimer(d.BootDelay)
@@ -173,7 +173,7 @@ func (d *driver) start(ctx context.Context) error {
 	return d.mount()
 }
 
-// check fails if the driver root is no longer what is seen at its place.
+// check returns an error if the driver root is no longer mounted at its place.
 func (d *driver) check() error {
 	ours, err := root.FileSystem.Is(d.Root)
 	if err == nil && !ours {
@@ -182,7 +182,7 @@ func (d *driver) check() error {
 	return err
 }
 
-// end is what is left to do after SIGTERM.
+// end cleans up after SIGTERM.
 func (d *driver) end() error {
 	if err := d.withdraw(); err != nil {
 		return err
@@ -192,22 +192,22 @@ func (d *driver) end() error {
 		return err
 	}
 	if !there {
-		return d.say(nodestate.Waiting, ReasonStopped, "the driver's container ended before there was a driver")
+		return d.publishState(nodestate.Waiting, ReasonStopped, "the driver's container ended before there was a driver")
 	}
 	if d.inUse() {
 		d.Log.Info("the driver is in use and stays; the next gpusim serve goes on with it", "root", d.Root)
-		return d.say(nodestate.Degraded, ReasonUnattended, "the driver's container has ended; the driver stays, for it is in use")
+		return d.publishState(nodestate.Degraded, ReasonUnattended, "the driver's container has ended; the driver stays, for it is in use")
 	}
-	// Not Unload: containers that were given its files may just not use them now.
+	// Not Unload: containers may have its files without using them right now.
 	if err := root.FileSystem.Remove(d.Root); err != nil {
 		return err
 	}
 	d.Log.Info("nobody used the driver: unloaded", "root", d.Root)
-	return d.say(nodestate.Waiting, ReasonStopped, "the driver's container has ended, and nobody used the driver: it was unloaded")
+	return d.publishState(nodestate.Waiting, ReasonStopped, "the driver's container has ended, and nobody used the driver: it was unloaded")
 }
 
-// say publishes the driver's state.
-func (d *driver) say(phase nodestate.Phase, reason gpu.Reason, message string) error {
+// publishState publishes the driver's state.
+func (d *driver) publishState(phase nodestate.Phase, reason gpu.Reason, message string) error {
 	s := nodestate.State{Component: nodestate.Driver, Phase: phase, Reason: reason, Message: message}
 	if phase == nodestate.Ready || reason == ReasonUnattended {
 		s.Driver = &d.shared
@@ -218,7 +218,7 @@ func (d *driver) say(phase nodestate.Phase, reason gpu.Reason, message string) e
 	return nodestate.Write(filepath.Join(d.StateDir, string(nodestate.Driver)), s)
 }
 
-// ready says why the driver is not; nil if it is.
+// ready returns why the driver is not ready; nil if it is.
 func (d *driver) ready() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -231,9 +231,9 @@ func (d *driver) ready() error {
 	return fmt.Errorf("%s: %s", d.said.Reason, d.said.Message)
 }
 
-// The ecosystem's driver containers leave this file when nvidia-smi works in
-// them, and remove it when they are to end. Its lines, and a colon in them, are
-// those of the startup probe in NVIDIA's gpu-operator (state-driver).
+// announce writes the file that NVIDIA's driver containers write once nvidia-smi works
+// in them, and remove before they end. Its lines, and a colon in them, are those of the
+// startup probe in NVIDIA's gpu-operator (state-driver).
 const (
 	readyName = ".driver-ctr-ready"
 	readyText = "GDRCOPY_ENABLED: false\nGDS_ENABLED: false\nGPU_DIRECT_RDMA_ENABLED: false\n"

@@ -1,6 +1,5 @@
-// Package tree makes and removes single files, links and device nodes so that
-// whoever looks sees each of them whole or not at all, and so that only what
-// was made is removed.
+// Package tree atomically creates and removes single files, links and device nodes. It
+// removes only what it created.
 package tree
 
 import (
@@ -17,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind says what an Entry is.
+// Kind is the kind of an Entry.
 type Kind string
 
 // The kinds of Entry.
@@ -30,7 +29,7 @@ const (
 	Log   Kind = "log"   // a file that programs append to, empty at first
 )
 
-// Entry is one thing below a root.
+// Entry is one file, link or device node below a root.
 type Entry struct {
 	Path    string `json:"path"` // relative to the root
 	Kind    Kind   `json:"kind"`
@@ -45,14 +44,14 @@ type Entry struct {
 	content []byte // of a File; nil in one that was read from a manifest
 }
 
-// NewFile is a File with the given content.
+// NewFile returns a File with the given content.
 func NewFile(name string, mode uint32, content []byte) Entry {
 	sum := sha256.Sum256(content)
 	return Entry{Path: name, Kind: File, Mode: mode, Sum: hex.EncodeToString(sum[:]), content: content}
 }
 
-// Union keeps entries of was that changed beside those of will: while one
-// becomes the other, either may be there.
+// Union returns the entries of will and the changed entries of was: during the change,
+// either may exist.
 func Union(was, will []Entry) []Entry {
 	all := slices.Clone(will)
 	for _, e := range was {
@@ -68,8 +67,8 @@ func (e Entry) same(o Entry) bool {
 		e.Target == o.Target && e.Major == o.Major && e.Minor == o.Minor && e.Plain == o.Plain
 }
 
-// Put makes e below root, unless it is there as it should be. It replaces what
-// is there.
+// Put creates e below root, unless it already exists as described. It replaces anything
+// else there.
 func (e Entry) Put(root string) error {
 	path := filepath.Join(root, e.Path)
 	if e.Kind == Dir || e.is(path) {
@@ -105,10 +104,10 @@ func (e Entry) create(path string) error {
 	return os.Chmod(path, fs.FileMode(e.Mode)) // whatever the umask
 }
 
-// Is reports whether just what e describes is there below root.
+// Is reports whether exactly what e describes exists below root.
 func (e Entry) Is(root string) bool { return e.is(filepath.Join(root, e.Path)) }
 
-// is reports whether path is just what e describes.
+// is reports whether path is exactly what e describes.
 func (e Entry) is(path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -144,8 +143,8 @@ func (e Entry) is(path string) bool {
 	return hex.EncodeToString(sum[:]) == e.Sum
 }
 
-// Remove removes e, if it is still what was made, and what an interrupted Put
-// left beside it. It reports whether e is gone. Directories are for RemoveEmpty.
+// Remove removes e, if it is unchanged, and any left-over of an interrupted Put. It
+// reports whether e is gone. Directories are for RemoveEmpty.
 func (e Entry) Remove(root string) (gone bool, err error) {
 	path := filepath.Join(root, e.Path)
 	if err := os.Remove(Temporary(path)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
@@ -160,8 +159,7 @@ func (e Entry) Remove(root string) (gone bool, err error) {
 	return true, os.Remove(path)
 }
 
-// MissingDirs are the directories that entries need and that are not there,
-// parents first.
+// MissingDirs returns the missing directories that entries need, parents first.
 func MissingDirs(root string, entries []Entry) []string {
 	var missing []string
 	seen := map[string]bool{".": true}
@@ -186,8 +184,8 @@ func MissingDirs(root string, entries []Entry) []string {
 	return missing
 }
 
-// RemoveEmpty removes those of dirs that are empty and that no entry needs, and
-// returns the rest. Parents come first in dirs.
+// RemoveEmpty removes the directories in dirs that are empty and that no entry needs,
+// and returns the rest. Parents come first in dirs.
 func RemoveEmpty(root string, dirs []string, entries []Entry) []string {
 	needed := map[string]bool{}
 	for _, e := range entries {
@@ -217,14 +215,14 @@ func Mkdir(path string) error {
 	return os.Chmod(path, 0o755)
 }
 
-// Exists reports whether there is anything at path, be it a link to nowhere.
+// Exists reports whether there is anything at path, even a dangling link.
 func Exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
 }
 
-// Temporary is the name under which something is made before it gets its own.
-// It is none that anyone looks for: programs search for libcuda.so.* and the like.
+// Temporary returns the name under which path is created before a rename. No program
+// searches for it: they search for libcuda.so.* and the like.
 func Temporary(path string) string {
 	return filepath.Join(filepath.Dir(path), ".new-"+filepath.Base(path))
 }
