@@ -48,7 +48,7 @@ func TestTheTableIsInOrderAndWhole(t *testing.T) {
 	require.Equal(t, uint64(8), gpu.XIDs()[0].First, "nobody can change the table")
 }
 
-// What is ignored decides whether a broken GPU is given away: each is named.
+// A broken GPU is allocated if its XID is ignored, so the test names each ignored XID.
 func TestIgnoredXIDsAreThoseOfTheReferenceAndNotices(t *testing.T) {
 	var reference, notices []uint64
 	for n := range uint64(2000) {

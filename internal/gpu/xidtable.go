@@ -2,7 +2,7 @@ package gpu
 
 //go:generate go test -tags grpcnotrace -run ^TestThePageOfXIDsIsMadeOfTheTable$ . -update
 
-// xidTable says in our own words what each XID means. The names of engines and units, and
+// xidTable describes each XID in our own words. The names of engines and units, and
 // the words of Advice, are NVIDIA's; Source says whose knowledge it is.
 //
 // A default is what the reference device plugin does, which ignores six XIDs and

@@ -108,7 +108,7 @@ func (w *walk) run(follow bool) error {
 		switch {
 		case steps > maxParts || len(w.done) >= maxDepth:
 			return syscall.ENAMETOOLONG
-		case part == ".." && w.missing: // as the kernel: nothing is above what is not there
+		case part == ".." && w.missing: // like the kernel: a missing directory has no parent
 			return fs.ErrNotExist
 		case part == "..":
 			w.pop()
@@ -137,7 +137,7 @@ func (w *walk) run(follow bool) error {
 	return nil
 }
 
-// enter goes to a part, or returns what the link says that is there.
+// enter enters a part, or returns the target if it is a link.
 func (w *walk) enter(part string) (link string, err error) {
 	fd, err := openat(w.at(), part, unix.O_PATH|unix.O_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) && w.perm != 0 {
@@ -173,7 +173,7 @@ func (w *walk) enter(part string) (link string, err error) {
 	return string(text[:max(n, 0)]), err
 }
 
-// openat waits for nothing, and is not stopped by the runtime's own signals.
+// openat opens a name without blocking, and retries when a signal interrupts it.
 func openat(dir int, name string, flags int) (fd int, err error) {
 	for {
 		fd, err = unix.Openat(dir, name, flags|unix.O_CLOEXEC, 0)

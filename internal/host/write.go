@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spot is the directory that holds a name, pinned, and the name's last part.
+// spot is an open directory and the last part of a name in it.
 type spot struct {
 	*Root
 	dir  *os.Root
@@ -22,7 +22,7 @@ type spot struct {
 
 func (s spot) path(base string) string { return path.Join(s.at, base) }
 
-// in calls do with where name is.
+// in calls do with the spot of name.
 func (r *Root) in(op, name string, do func(s spot) error) error {
 	clean := path.Clean("/" + name)
 	if clean == "/" {
@@ -32,7 +32,7 @@ func (r *Root) in(op, name string, do func(s spot) error) error {
 	if err != nil {
 		return err
 	}
-	// OpenRoot alone would wait for a writer if a pipe were there.
+	// OpenRoot alone would wait for a writer if the path were a pipe.
 	pinned, err := r.root.OpenFile(p, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return wrap(op, name, err)
@@ -54,7 +54,8 @@ func (s spot) remove(base string) error {
 	return s.do(Op{Kind: OpRemove, Path: s.path(base)}, func() error { return s.dir.Remove(base) })
 }
 
-// replace has make put something at a temporary name, and puts that at the spot.
+// replace calls make to create a file under a temporary name, and renames it to the
+// spot.
 func (s spot) replace(make func(temp string) error) error {
 	temp := temp(s.base)
 	err := make(temp)
@@ -67,14 +68,15 @@ func (s spot) replace(make func(temp string) error) error {
 	return err
 }
 
-// WriteAtomic puts data at name, or leaves name as it was: the data is written
-// to a file beside it, synced and renamed. The directory must exist. A link at
-// name is replaced, not followed.
+// WriteAtomic writes data to name, or leaves name unchanged: it writes the data to a
+// file beside it, syncs and renames that. The directory must exist. A link at name is
+// replaced, not followed.
 func (r *Root) WriteAtomic(name string, data []byte, perm fs.FileMode) error {
 	return r.WriteWhole(name, data, Attr{Mode: perm.Perm()})
 }
 
-// WriteWhole is WriteAtomic for a file of which more is said than its permissions.
+// WriteWhole is like WriteAtomic, and sets all attributes of the file, not only its
+// permissions.
 func (r *Root) WriteWhole(name string, data []byte, attr Attr) error {
 	return r.in("write", name, func(s spot) error {
 		err := s.replace(func(temp string) error { return s.create(temp, data, attr) })
@@ -109,7 +111,7 @@ func (s spot) create(name string, data []byte, attr Attr) (err error) {
 	return s.do(Op{Kind: OpSync, Path: at}, f.Sync)
 }
 
-// sync waits until the names in the directory are on the disk.
+// sync writes the names in the directory to the disk.
 func (s spot) sync() error {
 	d, err := s.dir.Open(".")
 	if err != nil {
@@ -124,8 +126,7 @@ func (s spot) sync() error {
 	return err
 }
 
-// SyncDir waits until what was made, renamed or removed in a directory is on
-// the disk.
+// SyncDir writes all changes of the names in a directory to the disk.
 func (r *Root) SyncDir(name string) error {
 	p, err := r.resolve(name, true)
 	if err != nil {
@@ -139,8 +140,8 @@ func (r *Root) SyncDir(name string) error {
 	return wrap("sync", name, spot{Root: r, dir: dir, at: path.Join("/", p)}.sync())
 }
 
-// MkdirAll makes name and what is missing above it and returns the paths of the
-// directories that it made, outermost first. If it fails it removes them again.
+// MkdirAll creates name and missing directories above it, and returns the paths of the
+// directories that it created, outermost first. If it fails it removes them again.
 func (r *Root) MkdirAll(name string, perm fs.FileMode) (made []string, err error) {
 	real, err := r.Resolve(name)
 	if err != nil {
@@ -173,7 +174,7 @@ func (r *Root) MkdirAll(name string, perm fs.FileMode) (made []string, err error
 	return made, nil
 }
 
-// Rename gives what is at one path another name in the same directory.
+// Rename renames a file within its directory.
 func (r *Root) Rename(from, to string) error {
 	if path.Dir(path.Clean(from)) != path.Dir(path.Clean(to)) {
 		return wrap("rename", from, syscall.EXDEV)
@@ -181,9 +182,9 @@ func (r *Root) Rename(from, to string) error {
 	return r.in("rename", from, func(s spot) error { return s.rename(s.base, path.Base(to)) })
 }
 
-// Symlink makes name a link with the given target. A link that already says so
-// is left alone, another link or a file is replaced atomically, a directory is
-// an error. It tells whether it changed anything.
+// Symlink makes name a link with the given target. A link with that target is left
+// alone, another link or a file is replaced atomically, a directory is an error. It
+// reports whether it changed anything.
 func (r *Root) Symlink(target, name string) (changed bool, err error) {
 	err = r.in("symlink", name, func(s spot) error {
 		link := func(base string) error {
@@ -202,8 +203,8 @@ func (r *Root) Symlink(target, name string) (changed bool, err error) {
 	return changed, err
 }
 
-// Mknod makes a character device with exactly the given permissions, in the
-// place of what is there: never is it there with others.
+// Mknod creates a character device with exactly the given permissions, and replaces an
+// existing file. The device never exists with other permissions.
 func (r *Root) Mknod(name string, perm fs.FileMode, major, minor uint32) error {
 	return r.in("mknod", name, func(s spot) error {
 		d, err := s.dir.Open(".")
@@ -218,14 +219,14 @@ func (r *Root) Mknod(name string, perm fs.FileMode, major, minor uint32) error {
 			if err != nil {
 				return err
 			}
-			// The umask took some away.
+			// The umask cleared some bits.
 			return s.do(Op{Kind: OpChmod, Path: s.path(temp), Mode: perm.Perm()}, func() error { return s.dir.Chmod(temp, perm.Perm()) })
 		})
 	})
 }
 
-// Remove removes a file, link, device or empty directory. What is not there is
-// no error.
+// Remove removes a file, link, device or empty directory. A missing one is not an
+// error.
 func (r *Root) Remove(name string) error {
 	err := r.in("remove", name, func(s spot) error { return s.remove(s.base) })
 	if errors.Is(err, fs.ErrNotExist) {
@@ -234,7 +235,7 @@ func (r *Root) Remove(name string) error {
 	return err
 }
 
-// Device tells the numbers of a character device; false for anything else.
+// Device returns the numbers of a character device; false for anything else.
 func Device(info fs.FileInfo) (major, minor uint32, ok bool) {
 	st, isStat := info.Sys().(*syscall.Stat_t)
 	if !isStat || info.Mode()&fs.ModeCharDevice == 0 {

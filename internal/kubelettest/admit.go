@@ -25,7 +25,7 @@ func (p Pod) UID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16])
 }
 
-// Admission is what an admitted container gets from the device plugins.
+// Admission is the merged result of the device plugins for an admitted container.
 type Admission struct {
 	DeviceIDs         map[string][]string // by resource, sorted
 	CDIDevices        []string            // qualified names

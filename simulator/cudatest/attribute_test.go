@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// What a program takes a GPU's peaks from, and where the GPU sits. The bandwidth
+// The attributes from which programs compute a GPU's peak rates, and its location. The bandwidth
 // is twice the memory clock times the width of the bus.
 func TestAttributesAreThoseOfTheGPU(t *testing.T) {
 	type want struct {
@@ -55,7 +55,7 @@ func TestAttributesAreThoseOfTheGPU(t *testing.T) {
 	}
 }
 
-// Peers are those that NVML says reach each other.
+// Peers are the GPUs that reach each other according to NVML.
 func TestPeersFollowTheTopology(t *testing.T) {
 	for name, c := range map[string]struct {
 		profile string

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// listing is what a process sees: "GPU-… SIMULATED NVIDIA H100 80GB HBM3" by ordinal.
+// listing returns the devices visible to a process: "GPU-… SIMULATED NVIDIA H100 80GB HBM3" by ordinal.
 func listing(t *testing.T, l *lib) []string {
 	t.Helper()
 	var n int32

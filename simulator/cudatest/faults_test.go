@@ -72,7 +72,7 @@ func TestInvalidPTXIsRefusedWithItsLine(t *testing.T) {
 	}
 }
 
-func TestWhatAKernelDoesWrongIsTheErrorOfEveryLaterCall(t *testing.T) {
+func TestKernelFaultIsTheErrorOfEveryLaterCall(t *testing.T) {
 	l := open(t, "h100-sxm").lib
 	for name, c := range map[string]struct {
 		body string

@@ -51,7 +51,7 @@ func FuzzModule(f *testing.F) {
 	})
 }
 
-// feed loads whatever it is given and launches each kernel; it tells whether one ran.
+// feed loads any input and launches each kernel; it reports whether one ran.
 func feed(d *device, ptx string) (ran bool) {
 	module, log, err := d.compile(ptx)
 	if err != nil {

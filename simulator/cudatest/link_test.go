@@ -54,7 +54,7 @@ func (l *linker) add(ptx string) error {
 	return check(l.addData(l.state, 1, &image[0], uint64(len(image)), "input", 0, 0, 0))
 }
 
-// errors is what the last call left in the error log.
+// errors is the error log of the last call.
 func (l *linker) errors() string {
 	text, _, _ := bytes.Cut(l.log, []byte{0})
 	return string(text)
@@ -126,7 +126,7 @@ func TestLinkedTextsCallEachOther(t *testing.T) {
 	require.Equal(t, invalidHandle, check(l.destroy(l.state)))
 }
 
-func TestTheLinkerNamesWhatIsWrong(t *testing.T) {
+func TestLinkerErrorNamesTheCause(t *testing.T) {
 	d := open(t, "h100-sxm")
 	l := newLinker(d, 0)
 	require.Equal(t, invalidPTX, l.add(strings.Replace(caller, "ld.param.u64", "ld.parm.u64", 1)))
@@ -183,7 +183,7 @@ func TestMemoryIsFreedWhicheverContextIsCurrent(t *testing.T) {
 	require.Zero(t, d.cuCtxSetCurrent(d.context))
 }
 
-func TestTheLogSaysWhatWasNotServed(t *testing.T) {
+func TestLogNamesUnsupportedCalls(t *testing.T) {
 	root := built.DriverRoot(t, "h100-sxm")
 	l := load(t, root)
 	require.Zero(t, l.cuInit(0))

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// opposite is what each opcode of vectoradd is changed to.
+// opposite maps each opcode of vectoradd to its replacement.
 var opposite = map[string]string{
 	"add.rn.f32": "sub.rn.f32", "add.s64": "sub.s64", "mul.wide.s32": "mul.wide.u16",
 	"mad.lo.s32": "mad.hi.s32", "setp.ge.s32": "setp.lt.s32", "ld.global.f32": "ld.shared.f32",

@@ -68,7 +68,7 @@ func TestTheListIsTheRealDrivers(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotServedSaysSo(t *testing.T) {
+func TestUnsupportedFunctionsReturnNotSupported(t *testing.T) {
 	d := open(t, "t4")
 	for _, name := range []string{"cuGraphCreate", "cuArrayCreate_v2", "cuMemPoolCreate", "cuTexObjectCreate", "cuLaunchCooperativeKernel"} {
 		require.Equal(t, notSupported, check(bind[func() int32](d.lib, name)()), name)

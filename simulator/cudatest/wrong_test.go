@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// bad is what is not as it should be, by its place.
+// bad maps places to unexpected values.
 func bad[T comparable](want, got []T) map[int]T {
 	found := map[int]T{}
 	for i := range want {
@@ -104,7 +104,7 @@ func TestAStuckBitIsInWideAccessesAndThoseOfPeersToo(t *testing.T) {
 	require.Equal(t, illegalAddress, d.launch(d.mustKernel(entry("\tld.global.u32 %r1, [%rd0+64];"), "k"), shape{gx: 1, bx: 1}, memory))
 }
 
-func TestAGPUThatComputesWrongIsTheOneThatIsTold(t *testing.T) {
+func TestOnlyTheConfiguredGPUComputesWrong(t *testing.T) {
 	const n = 1000
 	root := built.DriverRoot(t, "h100-sxm", "--gpus", "3")
 	built.Gpusim(t, "wrong", "--root", root, "--gpu", "1", "--every", "100")

@@ -100,7 +100,7 @@ func TestProfilesAreListed(t *testing.T) {
 	}
 }
 
-func TestADriverIsMadeBrokenMendedAndRemoved(t *testing.T) {
+func TestDriverIsCreatedBrokenRepairedAndRemoved(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "driver")
 	require.Contains(t, ok(t, "up", "--root", root, "--profile", "h100-sxm"), "simulated driver 580.95.05 with 8 GPUs")
 	ok(t, "xid", "--root", root, "--gpu", "1", "--xid", "95")
@@ -228,7 +228,7 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 	}
 }
 
-func TestTruncatedStateIsSaidAndRepaired(t *testing.T) {
+func TestTruncatedStateIsReportedAndRepaired(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "driver")
 	ok(t, "up", "--root", root, "--profile", "t4")
 	path, err := filepath.EvalSymlinks(filepath.Join(root, "var/lib/gpusim/state"))
@@ -242,7 +242,7 @@ func TestTruncatedStateIsSaidAndRepaired(t *testing.T) {
 	ok(t, "status", "--root", root)
 }
 
-func TestNVMLFailsAsItIsTold(t *testing.T) {
+func TestNVMLFailsAsConfigured(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "driver")
 	ok(t, "up", "--root", root, "--profile", "t4")
 	smi := func() string {
@@ -260,7 +260,7 @@ func TestNVMLFailsAsItIsTold(t *testing.T) {
 	require.Contains(t, smi(), "SIMULATED Tesla T4")
 }
 
-func TestNVMLCostsWhatItIsTold(t *testing.T) {
+func TestNVMLTakesTheConfiguredTime(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "driver")
 	up := []string{"up", "--root", root, "--profile", "t4"}
 	cost := func() []uint64 {

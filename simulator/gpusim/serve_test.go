@@ -32,7 +32,7 @@ const (
 	readyFile  = "/run/nvidia/validations/.driver-ctr-ready"
 )
 
-// libraries is where a driver root has them on this machine.
+// libraries is the library directory of a driver root on this machine.
 var libraries = filepath.Join(driverRoot, node.LibraryDir())
 
 func within(t *testing.T) context.Context {
@@ -122,7 +122,7 @@ type pod struct {
 	ended chan struct{}
 }
 
-// inPod is where a pod has what it mounted.
+// inPod is the mount point in a pod.
 const inPod = "/mnt/host"
 
 func newPod(t *testing.T, hostPath string) *pod {
@@ -194,7 +194,7 @@ func (p *pod) in(f func() error) error {
 	}
 }
 
-// version is that of the driver that the pod sees, "" if it sees none.
+// version returns the version of the driver in the pod, "" if there is none.
 func (p *pod) version() (v string) {
 	_ = p.in(func() error {
 		target, err := os.Readlink(filepath.Join(inPod, node.LibraryDir(), "libnvidia-ml.so.1"))
@@ -240,7 +240,7 @@ func TestServedDriverIsSeenByPodsAndUsable(t *testing.T) {
 	require.True(t, p.Shared)
 }
 
-func TestNodesHaveGPUsOfTheirOwnAlwaysTheSame(t *testing.T) {
+func TestNodesHaveTheirOwnStableGPUs(t *testing.T) {
 	if !host(t) {
 		return
 	}
@@ -261,7 +261,7 @@ func TestNodesHaveGPUsOfTheirOwnAlwaysTheSame(t *testing.T) {
 	}
 }
 
-func TestAfterAKillItGoesOnWithTheDriver(t *testing.T) {
+func TestServeResumesTheDriverAfterAKill(t *testing.T) {
 	if !host(t) {
 		return
 	}
@@ -274,7 +274,7 @@ func TestAfterAKillItGoesOnWithTheDriver(t *testing.T) {
 	ok(t, "mig", "--gpu", "2", "--layout", "7g.80gb")
 	before := *read(t, driverRoot)
 	kill(t, p)
-	// What someone took away comes back.
+	// A removed file is restored.
 	require.NoError(t, os.Remove(filepath.Join(driverRoot, "usr/bin/nvidia-smi")))
 	p = serve(t, args...)
 	require.Contains(t, p.Output(), "going on with the driver that is there")
@@ -286,9 +286,9 @@ func TestAfterAKillItGoesOnWithTheDriver(t *testing.T) {
 	require.Equal(t, events+1, f.EventCount(), "the process in the pod sees it")
 }
 
-// TestAnotherMachineTakesThePlaceInOneMoment looks, all the while, from a pod
+// TestAnotherMachineReplacesTheDriverAtomically looks, all the while, from a pod
 // that has mounted the old driver root itself.
-func TestAnotherMachineTakesThePlaceInOneMoment(t *testing.T) {
+func TestAnotherMachineReplacesTheDriverAtomically(t *testing.T) {
 	if !host(t) {
 		return
 	}
@@ -379,7 +379,7 @@ func whole(root string, seen map[string]bool) error {
 	return nil
 }
 
-func TestAtItsEndADriverThatIsInUseStays(t *testing.T) {
+func TestDriverInUseOutlivesServe(t *testing.T) {
 	if !host(t) {
 		return
 	}
@@ -430,7 +430,7 @@ func TestTwoAtOnceAreRefused(t *testing.T) {
 	require.Contains(t, stderr, driverRoot+" is what gpusim serve mounted")
 }
 
-func TestAFullOrReadOnlyPlaceIsSaidAndLeavesNothing(t *testing.T) {
+func TestFullOrReadOnlyPlaceIsReportedAndLeavesNothing(t *testing.T) {
 	if !host(t) {
 		return
 	}
@@ -455,7 +455,7 @@ func TestAFullOrReadOnlyPlaceIsSaidAndLeavesNothing(t *testing.T) {
 	require.Contains(t, p.Output(), "read-only file system")
 }
 
-func TestWhatIsNotItsOwnIsNotCovered(t *testing.T) {
+func TestForeignRootIsNotCovered(t *testing.T) {
 	if !host(t) {
 		return
 	}
@@ -478,7 +478,7 @@ func TestWhatIsNotItsOwnIsNotCovered(t *testing.T) {
 	require.Equal(t, before, after, "nothing is left where nothing is shown")
 }
 
-func TestADriverTakenAwayEndsServe(t *testing.T) {
+func TestUnmountedDriverEndsServe(t *testing.T) {
 	if !host(t) {
 		return
 	}
@@ -496,7 +496,7 @@ func TestADriverTakenAwayEndsServe(t *testing.T) {
 	serve(t, "--profile", "t4")
 }
 
-func TestASlowDriverComesLaterAndCanBeGivenUp(t *testing.T) {
+func TestSlowDriverAppearsLaterAndCanBeCancelled(t *testing.T) {
 	if !host(t) {
 		return
 	}
@@ -525,7 +525,7 @@ func TestASlowDriverComesLaterAndCanBeGivenUp(t *testing.T) {
 	serve(t, "--profile", "t4", "--boot-delay", "1h") // it is there: nothing to wait for
 }
 
-func TestOutsideASharedMountItSaysThatNobodySeesIt(t *testing.T) {
+func TestServeOutsideASharedMountWarns(t *testing.T) {
 	if !host(t) {
 		return
 	}

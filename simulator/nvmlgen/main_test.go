@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestTheStubsThatAreCheckedInAreThoseOfTheHeader(t *testing.T) {
+func TestCheckedInStubsMatchTheHeader(t *testing.T) {
 	header, err := findHeader()
 	require.NoError(t, err)
 	want, err := generate("../nvml", header)
@@ -30,7 +30,7 @@ func TestAHeaderThatDeclaresNothingIsRefused(t *testing.T) {
 	require.ErrorContains(t, write(dir, header), "nvml.h declares nothing")
 }
 
-func TestWhatIsDeclaredAndNotDefinedIsAStub(t *testing.T) {
+func TestDeclaredButUndefinedFunctionsGetAStub(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"nvml.h":  "nvmlReturn_t DECLDIR nvmlInit(void);\nnvmlReturn_t DECLDIR nvmlShutdown(void);\nconst DECLDIR char* nvmlErrorString(nvmlReturn_t r);\n",

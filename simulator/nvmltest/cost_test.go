@@ -37,7 +37,7 @@ func costs(init, call time.Duration) func(*state.State) {
 	return func(s *state.State) { s.InitCostNs, s.CallCostNs = uint64(init), uint64(call) }
 }
 
-func TestInitTakesWhatItCostsUnlessItIsDone(t *testing.T) {
+func TestInitTakesTheConfiguredTimeOnce(t *testing.T) {
 	alone(t, "t4", func(m machine) { m.change(t, costs(price, 0)) }, func(t *testing.T, m machine, lib nvml.Interface) {
 		start := func() { require.Equal(t, nvml.SUCCESS, lib.Init()) }
 		stop := func() { require.Equal(t, nvml.SUCCESS, lib.Shutdown()) }
@@ -53,7 +53,7 @@ func TestInitTakesWhatItCostsUnlessItIsDone(t *testing.T) {
 	})
 }
 
-func TestEveryCallTakesWhatItCosts(t *testing.T) {
+func TestEveryCallTakesTheConfiguredTime(t *testing.T) {
 	alone(t, "a100-80gb", func(m machine) { m.change(t, costs(0, price)) }, func(t *testing.T, m machine, lib nvml.Interface) {
 		free := func(what string, do func()) {
 			t.Helper()
@@ -114,7 +114,7 @@ func TestThreadsDoNotPayForOneAnother(t *testing.T) {
 	})
 }
 
-func TestAPriceBeyondReasonIsNone(t *testing.T) {
+func TestExcessiveCostIsIgnored(t *testing.T) {
 	alone(t, "t4", func(m machine) {
 		// gpusim writes no such thing, so it is written behind its back.
 		var s state.State

@@ -95,7 +95,7 @@ func TestAWaitKeepsToItsTimeoutWhateverElseChanges(t *testing.T) {
 	})
 }
 
-func TestFreeingASetSendsItsWaitersHome(t *testing.T) {
+func TestFreeingASetEndsItsWaits(t *testing.T) {
 	alone(t, "t4", nil, func(t *testing.T, m machine, lib nvml.Interface) {
 		initialised(t, lib)
 		for range 50 {
@@ -143,7 +143,7 @@ func TestASlowReaderGetsTheLatestEvents(t *testing.T) {
 	})
 }
 
-func TestEventCallsFailAsTheyAreTold(t *testing.T) {
+func TestEventCallsFailAsConfigured(t *testing.T) {
 	alone(t, "t4", nil, func(t *testing.T, m machine, lib nvml.Interface) {
 		initialised(t, lib)
 		set := registered(t, lib, 0)

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-func TestALostGPUSaysSoInEveryWayAndItsNeighboursWork(t *testing.T) {
+func TestLostGPUFailsInEveryWayAndItsNeighboursWork(t *testing.T) {
 	for name, c := range map[string]struct {
 		how          uint32
 		count        int
@@ -69,7 +69,7 @@ func TestALostGPUSaysSoInEveryWayAndItsNeighboursWork(t *testing.T) {
 	}
 }
 
-func TestInitTellsWhatIsWrong(t *testing.T) {
+func TestInitReportsTheDriversError(t *testing.T) {
 	truncate := func(size int64) func(*testing.T, machine) {
 		return func(t *testing.T, m machine) { require.NoError(t, os.Truncate(m.statePath(), size)) }
 	}
@@ -146,7 +146,7 @@ func TestInitCountsReferencesAndHandlesOutliveIt(t *testing.T) {
 	})
 }
 
-func TestAProcessOnTheOldLibraryLearnsOfAnUpgrade(t *testing.T) {
+func TestUpgradeIsVisibleToAProcessOnTheOldLibrary(t *testing.T) {
 	alone(t, "t4", nil, func(t *testing.T, m machine, lib nvml.Interface) {
 		require.Equal(t, nvml.SUCCESS, lib.Init())
 		m.change(t, func(s *state.State) {
@@ -182,7 +182,7 @@ func TestShortBuffersAndBadHandlesAreRefused(t *testing.T) {
 	})
 }
 
-func TestADegradedGPUTellsIt(t *testing.T) {
+func TestDegradedGPUReportsIt(t *testing.T) {
 	alone(t, "h100-sxm", nil, func(t *testing.T, m machine, lib nvml.Interface) {
 		initialised(t, lib)
 		d, neighbour := handle(t, lib, 3), handle(t, lib, 4)

@@ -195,7 +195,7 @@ func TestAMIGHandleDoesNotComeToMeanItsSuccessor(t *testing.T) {
 	})
 }
 
-func TestGPUsWithoutMIGSaySo(t *testing.T) {
+func TestGPUsWithoutMIGReportNotSupported(t *testing.T) {
 	alone(t, "t4", nil, func(t *testing.T, m machine, lib nvml.Interface) {
 		initialised(t, lib)
 		d := handle(t, lib, 0)

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// described is what the state says: what the calls below must answer.
+// described holds the values of the state, which the calls below must return.
 func described(t *testing.T, m machine) *state.State {
 	t.Helper()
 	f, err := state.OpenRead(m.statePath())

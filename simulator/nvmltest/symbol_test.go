@@ -71,7 +71,7 @@ func TestTheRealLibraryExportsNothingThatIsMissingHere(t *testing.T) {
 	}
 }
 
-// What is exported beyond nvml.h would shadow symbols of the programs that load the library.
+// Exports beyond nvml.h would shadow symbols of the programs that load the library.
 func TestNothingElseIsExported(t *testing.T) {
 	extra := []string{"gpusim_simulated", "nvmlGetBlacklistDeviceCount", "nvmlGetBlacklistDeviceInfoByIndex"}
 	names := declared(t)

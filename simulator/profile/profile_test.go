@@ -36,7 +36,7 @@ func build(t testing.TB, name string, o Options) *state.State {
 	return s
 }
 
-// describe says in a few lines what differs between machines.
+// describe summarizes in a few lines how machines differ.
 func describe(s *state.State) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s driver %s CUDA %d\n", state.Text(s.Profile[:]), state.Text(s.ModuleVersion[:]), s.CudaVersion)
@@ -164,7 +164,7 @@ gpus:
 - {model: t4, pci: "0000:01:00.0"}
 `
 
-func TestDecodeRefusesByField(t *testing.T) {
+func TestDecodeErrorNamesTheField(t *testing.T) {
 	for name, c := range map[string]struct{ from, to, want string }{
 		"unknown key":   {"name: small", "title: small", `unknown field "title"`},
 		"key twice":     {"name: small", "name: small\nname: big", `"name" already set`},

@@ -132,7 +132,7 @@ func TestReadersNeverSeeHalfAnUpdate(t *testing.T) {
 	}
 }
 
-func TestAnySequenceOfChangesIsAsAPlainVariable(t *testing.T) {
+func TestAnySequenceOfChangesBehavesLikeAPlainVariable(t *testing.T) {
 	path := create(t, node(0))
 	rapid.Check(t, func(t *rapid.T) {
 		if err := Create(path, node(0)); err != nil {
@@ -288,7 +288,7 @@ func TestWriterProcessesTakeTurns(t *testing.T) {
 	require.EqualValues(t, 3*additions, r.file.Head)
 }
 
-func TestOpenRefusesWhatItCannotUse(t *testing.T) {
+func TestOpenRefusesInvalidFiles(t *testing.T) {
 	good, err := os.ReadFile(create(t, node(1)))
 	require.NoError(t, err)
 	patched := func(offset uintptr, value uint32) []byte {
@@ -324,10 +324,10 @@ func TestOpenRefusesWhatItCannotUse(t *testing.T) {
 	require.ErrorIs(t, err, ErrInvalid)
 }
 
-func TestCreateLeavesNothingHalfMade(t *testing.T) {
+func TestCreateIsAtomic(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state")
-	// What a writer left that was killed before its rename.
+	// A left-over of a writer that was killed before its rename.
 	require.NoError(t, os.WriteFile(filepath.Join(dir, ".new-state"), []byte("half"), 0o400))
 	require.ErrorContains(t, Create(path, &State{Ngpus: 17}), "17 GPUs")
 	require.NoFileExists(t, path)

@@ -200,7 +200,7 @@ func (e *eventSet) free() {
 	}
 }
 
-// none is how NVML says that an event concerns no MIG device in particular.
+// none is NVML's value for an event that concerns no particular MIG device.
 const none = 0xffffffff
 
 // event translates what NVML told; ok is false for what means nothing here.

@@ -1,6 +1,6 @@
-// Package mount shows a folder as a tmpfs of its own, all of it in one moment: the
-// file system is filled while nobody can see it, and then mounted. What lies below
-// is hidden, not changed.
+// Package mount mounts a filled tmpfs on a folder atomically: the file system is
+// filled while it is hidden, and then mounted. The files below the mount are hidden,
+// not changed.
 package mount
 
 import (
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is a sort of tmpfs. Mounts are known again by their kind.
+// Kind is a kind of tmpfs, by which its mounts are recognized.
 type Kind struct {
 	Source     string // what /proc/self/mountinfo shows as their source
 	Mode       string // of their root folder, octal: "1777"
@@ -23,7 +23,7 @@ type Kind struct {
 	Inodes     string // at most, as tmpfs(5) reads it; "": as many as the kernel takes
 }
 
-// FS is an empty tmpfs that is mounted nowhere yet.
+// FS is a tmpfs that is not mounted yet.
 type FS struct{ fd int }
 
 // New makes a file system of at most size, as tmpfs(5) reads it ("32m").
@@ -61,11 +61,11 @@ func advice(err error) string {
 	return ""
 }
 
-// Dir is a path to the file system's root, for this process alone.
+// Dir returns a path to the file system's root, valid only in this process.
 func (f *FS) Dir() string { return "/proc/self/fd/" + strconv.Itoa(f.fd) }
 
-// MountOn lets the file system appear at the folder at, on top of whatever is
-// there. It appears wherever mounts of that place propagate to.
+// MountOn mounts the file system on the folder at, on top of its content. The mount
+// propagates like others of that place.
 func (f *FS) MountOn(at string) error {
 	if err := unix.MoveMount(f.fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("mount a tmpfs on %s: %w%s", at, err, advice(err))
@@ -73,7 +73,7 @@ func (f *FS) MountOn(at string) error {
 	return nil
 }
 
-// Close lets go of the file system: it is gone unless it was mounted.
+// Close closes the file system, which ends it unless it was mounted.
 func (f *FS) Close() error { return unix.Close(f.fd) }
 
 // Point is a mount, as this process sees it.
@@ -85,7 +85,7 @@ type Point struct {
 	Shared bool // mounts on it propagate, and so do those beside it
 }
 
-// Top returns the mount that is seen at path, which it is mounted on or below.
+// Top returns the visible mount that contains path.
 func Top(path string) (Point, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT, unix.STATX_MNT_ID, &st); err != nil {
@@ -106,7 +106,7 @@ func Top(path string) (Point, error) {
 	return Point{}, fmt.Errorf("%s: its mount is not in /proc/self/mountinfo", path)
 }
 
-// On returns what is mounted at a path, the last of several, and whether anything is.
+// On returns the topmost mount at a path, and whether there is one.
 // Unlike Top it needs no recent kernel. The path is one that Resolve returned.
 func On(path string) (p Point, there bool, err error) {
 	all, err := layers(path)
@@ -116,7 +116,7 @@ func On(path string) (p Point, there bool, err error) {
 	return p, there, err
 }
 
-// Count returns how many file systems are mounted at a path, on top of each other.
+// Count returns the number of file systems mounted on top of each other at a path.
 func Count(path string) (int, error) {
 	all, err := layers(path)
 	return len(all), err
@@ -136,15 +136,13 @@ func layers(path string) ([]Point, error) {
 	return all, nil
 }
 
-// Is reports whether what is seen at path is a file system of this kind that is
-// mounted there.
+// Is reports whether the visible mount at path is of this kind.
 func (k Kind) Is(path string) (bool, error) {
 	p, err := Top(path)
 	return err == nil && p.At == path && p.Type == "tmpfs" && p.Source == k.Source, err
 }
 
-// Remove unmounts what is mounted at path and of this kind, each layer of it. Those
-// who use files in there keep them.
+// Remove unmounts all mounts of this kind at path. Open files in them stay usable.
 func (k Kind) Remove(path string) error {
 	for {
 		ours, err := k.Is(path)

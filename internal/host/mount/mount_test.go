@@ -86,7 +86,7 @@ func TestAFileSystemAppearsWholeAndGoesLayerByLayer(t *testing.T) {
 	require.NoError(t, kind.Remove(at))
 	require.FileExists(t, filepath.Join(at, "below"))
 
-	// What someone else mounted stays, and what is below it.
+	// A mount by somebody else stays, and so does everything below it.
 	fs, err := kind.New("1m")
 	require.NoError(t, err)
 	defer fs.Close()

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Seal makes "read-only" true for a container that shows the host's root in a folder.
-// The flag of a bind mount holds for that one mount: file systems that the host has
-// mounted below it, or mounts later, are writable all the same. What the container
-// itself mounts in the folder, to write to, stays as it is.
+// Seal makes a read-only mount of the host's root really read-only in a container. The
+// flag of a bind mount applies to that one mount: file systems that the host has
+// mounted below it, or mounts later, stay writable. Seal does not change the
+// container's own mounts in the folder.
 type Seal struct {
 	dir    string
 	except []string
@@ -27,17 +27,17 @@ type entry struct {
 	readOnly             bool
 }
 
-// NewSeal makes all file systems read-only that the host has mounted below dir, in this
-// mount namespace alone. In the folders except this process may still write: the mount at
-// such a folder, or else at the folder above it, stays as it is. It returns nil where dir
-// is not itself mounted read-only, or this process has the host's own mount namespace.
+// NewSeal makes all file systems read-only that the host has mounted below dir, only in
+// this mount namespace. This process may still write to the folders in except: the mount
+// at such a folder, or else at the folder above it, stays unchanged. It returns nil if
+// dir itself is not mounted read-only, or this process is in the host's mount namespace.
 func NewSeal(dir string, except ...string) (*Seal, error) {
 	s := &Seal{dir: filepath.Clean(dir), except: except, known: map[string]bool{}}
 	asked, err := s.asked()
 	if err != nil || !asked {
 		return nil, err
 	}
-	// The host's table is read last: what it has unmounted meanwhile is gone here, too.
+	// Read the host's table last: mounts removed there meanwhile are gone here, too.
 	here, err := entries("/proc/self/mountinfo", s.dir)
 	if err != nil {
 		return nil, fmt.Errorf("make the host's mounts read-only: %w", err)
@@ -61,7 +61,7 @@ func NewSeal(dir string, except ...string) (*Seal, error) {
 	return s, s.Again()
 }
 
-// asked reports whether dir is a mount that is read-only, of a namespace that is not the host's.
+// asked reports whether dir is a read-only mount in a namespace other than the host's.
 func (s *Seal) asked() (bool, error) {
 	here, err := entries("/proc/self/mountinfo", s.dir)
 	if err != nil {
@@ -82,8 +82,8 @@ func (s *Seal) asked() (bool, error) {
 	return own != its, nil
 }
 
-// writable returns the mounts that are to stay writable: the container's own, which the
-// host does not have at that place, and those of the folders that are excepted.
+// writable returns the mounts that stay writable: the container's own, which the host
+// does not have at that place, and those of the excepted folders.
 func (s *Seal) writable(here, host []entry) []entry {
 	type place struct{ device, root, at string }
 	has, seen := map[place]int{}, map[place]int{}
@@ -131,8 +131,8 @@ func (s *Seal) holder(here []entry, folder string) (entry, bool) {
 	return top(here, path.Dir(folder))
 }
 
-// Again makes read-only what the host has mounted since. What cannot be changed is in
-// the error, and the rest is changed all the same.
+// Again makes mounts read-only that the host has added since. The error names mounts that
+// cannot be changed; the others are changed all the same.
 func (s *Seal) Again() error {
 	here, err := entries("/proc/self/mountinfo", s.dir)
 	if err != nil {
@@ -161,8 +161,8 @@ func (s *Seal) Again() error {
 	return errors.Join(errs...)
 }
 
-// set changes the attributes of the mount at a path, with AT_RECURSIVE of all below it
-// as well. No path is looked up below it then: a dead network file system does not matter.
+// set changes the attributes of the mount at a path, with AT_RECURSIVE also of all below
+// it. It looks up no path below it then, so a dead network file system does not matter.
 func set(at string, flags uint, attributes *unix.MountAttr) error {
 	err := unix.MountSetattr(unix.AT_FDCWD, at, flags, attributes)
 	if errors.Is(err, unix.ENOSYS) {
@@ -174,7 +174,7 @@ func set(at string, flags uint, attributes *unix.MountAttr) error {
 	return nil
 }
 
-// entries reads a mountinfo: what is mounted at dir and below it.
+// entries reads the mounts at and below dir from a mountinfo.
 func entries(file, dir string) ([]entry, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -198,7 +198,7 @@ func entries(file, dir string) ([]entry, error) {
 	return all, nil
 }
 
-// top returns the mount that is seen at a path, the last of those that were mounted there.
+// top returns the visible mount at a path, the last one mounted there.
 func top(all []entry, at string) (e entry, found bool) {
 	for i := range all {
 		if all[i].at == at {

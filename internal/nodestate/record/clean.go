@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// Clean makes text that came from elsewhere fit for one line of a file, a log
-// or a terminal: valid UTF-8, control characters turned into spaces, cut to at
-// most limit bytes.
+// Clean makes text from other programs fit for one line of a file, a log or a
+// terminal: valid UTF-8, control characters replaced by spaces, cut to at most limit
+// bytes.
 func Clean(s string, limit int) string {
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

@@ -20,7 +20,7 @@ func machine(t require.TestingT, name string) *state.State {
 	return s
 }
 
-func TestXIDAsksForWhatTheDriverWould(t *testing.T) {
+func TestXIDRequestsTheDriversRecovery(t *testing.T) {
 	for xid, want := range map[uint64]uint32{13: recoverNone, 31: recoverNone, 48: recoverReset, 79: recoverReset, 94: recoverDrainReset, 95: recoverReset} {
 		s := machine(t, "h100-sxm")
 		events, err := XID(s, 3, xid, state.None, state.None)
@@ -31,7 +31,7 @@ func TestXIDAsksForWhatTheDriverWould(t *testing.T) {
 	}
 }
 
-func TestGraverRecoveryIsNotTakenBack(t *testing.T) {
+func TestGraverRecoveryIsKept(t *testing.T) {
 	s := machine(t, "h100-sxm")
 	for _, xid := range []uint64{94, 95, 94, 13} {
 		_, err := XID(s, 0, xid, state.None, state.None)
@@ -89,7 +89,7 @@ func TestECCCountsAndRetiresMemory(t *testing.T) {
 	require.ErrorContains(t, err, "no errors to count")
 }
 
-func TestARowThatIsToBeRemappedIsAfterAReset(t *testing.T) {
+func TestPendingRowIsRemappedByAReset(t *testing.T) {
 	s := machine(t, "h100-sxm")
 	events, err := Remap(s, 1, "pending")
 	require.NoError(t, err)

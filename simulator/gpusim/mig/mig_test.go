@@ -88,7 +88,7 @@ func TestMIGDevicesAreNamedAndNumberedByInstance(t *testing.T) {
 	require.Zero(t, g.MigCurrent)
 }
 
-func TestParseRefusesWhatIsNoLayout(t *testing.T) {
+func TestParseRefusesInvalidLayouts(t *testing.T) {
 	for _, text := range []string{"", ",", "1g", "1g.10gb,", "1g.10gb@", "1g.10gb:c", "1g.10gb;2g.20gb", "gpu"} {
 		_, err := Parse(text)
 		require.ErrorContains(t, err, "is not PROFILE", "%q", text)

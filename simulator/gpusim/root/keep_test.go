@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-func TestAnyOtherWishIsForAnotherMachine(t *testing.T) {
+func TestAnotherSpecIsAnotherMachine(t *testing.T) {
 	r := newRoot(t, t.TempDir())
 	holds := func(name string, o profile.Options, change func(*Spec)) bool {
 		s := spec(t, name, o)
@@ -38,9 +38,9 @@ func TestAnyOtherWishIsForAnotherMachine(t *testing.T) {
 	}))
 }
 
-// TestRefreshFinishesWhatWasKilled stops a change of the root before every sixth
+// TestRefreshFinishesAnInterruptedChange stops a change of the root before every sixth
 // of its steps. The state stays, in its file.
-func TestRefreshFinishesWhatWasKilled(t *testing.T) {
+func TestRefreshFinishesAnInterruptedChange(t *testing.T) {
 	wanted := spec(t, "h100-sxm", profile.Options{GPUs: 1})
 	for n := 0; ; n += 6 {
 		r := newRoot(t, filepath.Join(t.TempDir(), "root"))
@@ -96,12 +96,12 @@ func TestRefreshTakesNewLibraries(t *testing.T) {
 	defer again.Close()
 	require.NoError(t, again.Emit(state.Event{Type: fault.EventXID}))
 	require.EqualValues(t, 1, f.EventCount(), "it is the same file")
-	// What the next change has to keep is what is there now.
+	// The next change must keep the present content.
 	partitioned := r.Change(func(*state.State) error { return nil })
 	require.NoError(t, partitioned)
 }
 
-func TestRefreshSaysWhatCannotBeGoneOnWith(t *testing.T) {
+func TestRefreshReportsUnusableRoots(t *testing.T) {
 	r := newRoot(t, t.TempDir())
 	s := spec(t, "t4", profile.Options{})
 	require.ErrorIs(t, r.Refresh(s), ErrNone)

@@ -167,7 +167,7 @@ func TestFaultsWaitForAChangeToEnd(t *testing.T) {
 	require.NoError(t, <-opened)
 }
 
-func TestKilledChangeIsSaid(t *testing.T) {
+func TestKilledChangeIsReported(t *testing.T) {
 	r := newRoot(t, t.TempDir())
 	s := spec(t, "t4", profile.Options{})
 	r.step = interrupt(5)
@@ -178,7 +178,7 @@ func TestKilledChangeIsSaid(t *testing.T) {
 	require.ErrorIs(t, r.Change(func(*state.State) error { return nil }), errUnfinished)
 }
 
-func TestTheOneWhoWaitsSaysForWhom(t *testing.T) {
+func TestWaitingReportsTheHolder(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "lock")
 	held, err := acquire(path, "gpusim up --profile t4", t.Logf)

@@ -230,7 +230,7 @@ func TestDownLeavesWhatItDidNotMake(t *testing.T) {
 	require.Equal(t, before, listing(t, dir))
 }
 
-func TestUpRefusesWhatIsNotItsOwn(t *testing.T) {
+func TestUpRefusesForeignFiles(t *testing.T) {
 	s := spec(t, "t4", profile.Options{})
 	dir := t.TempDir()
 	r := newRoot(t, dir)
@@ -262,7 +262,7 @@ func TestUpRefusesWhatIsNotItsOwn(t *testing.T) {
 	require.ErrorContains(t, r.Up(s), "does not export gpusim_simulated")
 }
 
-func TestUpgradeTellsProcessesOnTheOldLibrary(t *testing.T) {
+func TestUpgradeIsVisibleToProcessesOnTheOldLibrary(t *testing.T) {
 	r := newRoot(t, t.TempDir())
 	require.NoError(t, r.Up(spec(t, "t4", profile.Options{DriverVersion: "570.1"})))
 	old, err := r.Open()
@@ -290,7 +290,7 @@ func TestUpOnTheSameVersionChangesTheStateInPlace(t *testing.T) {
 	require.NotContains(t, listing(t, r.Dir), "dev/nvidia1")
 }
 
-func TestDownTellsProcessesThatTheDriverIsGone(t *testing.T) {
+func TestDownIsVisibleToProcessesOnTheDriver(t *testing.T) {
 	r := newRoot(t, t.TempDir())
 	require.NoError(t, r.Up(spec(t, "t4", profile.Options{})))
 	f, err := r.Open()
@@ -306,10 +306,10 @@ func TestDownTellsProcessesThatTheDriverIsGone(t *testing.T) {
 	require.ErrorContains(t, err, "run gpusim up --root "+r.Dir)
 }
 
-// TestNodesThatOthersMadeAreGpusimsToo is about a client that partitions a GPU
+// TestCapabilityNodesOfOthersAreAdopted is about a client that partitions a GPU
 // through NVML, which then makes the nodes of the capabilities, and about the
 // toolkit, which makes those that it finds missing.
-func TestNodesThatOthersMadeAreGpusimsToo(t *testing.T) {
+func TestCapabilityNodesOfOthersAreAdopted(t *testing.T) {
 	if !canMknod(t) {
 		t.Skip("device nodes cannot be made here")
 	}

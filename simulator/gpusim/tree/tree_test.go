@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestPutMakesWhatItSaysAndNothingElse(t *testing.T) {
+func TestPutCreatesExactlyTheEntry(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "f")
 	for _, e := range []Entry{
@@ -18,7 +18,7 @@ func TestPutMakesWhatItSaysAndNothingElse(t *testing.T) {
 		{Path: "f", Kind: Link, Target: "elsewhere"},
 		{Path: "f", Kind: Node, Mode: 0o666, Major: 195, Plain: true},
 	} {
-		// What a killed run left must not be in the way.
+		// A left-over of a killed run must not be in the way.
 		require.NoError(t, os.WriteFile(Temporary(path), []byte("half"), 0o400))
 		require.False(t, e.is(path))
 		require.NoError(t, e.Put(root))
@@ -35,7 +35,7 @@ func TestPutMakesWhatItSaysAndNothingElse(t *testing.T) {
 	require.Len(t, entries, 1)
 }
 
-func TestRemoveLeavesWhatIsNoLongerTheSame(t *testing.T) {
+func TestRemoveLeavesChangedEntries(t *testing.T) {
 	root := t.TempDir()
 	e := NewFile("f", 0o644, []byte("mine"))
 	require.NoError(t, e.Put(root))
@@ -53,7 +53,7 @@ func TestRemoveLeavesWhatIsNoLongerTheSame(t *testing.T) {
 	require.True(t, gone, "it is gone already")
 }
 
-func TestContentOfAnEntryFromAManifestIsNotMadeUp(t *testing.T) {
+func TestPutWithoutContentFails(t *testing.T) {
 	root := t.TempDir()
 	e := NewFile("f", 0o644, []byte("mine"))
 	listed := e
@@ -64,7 +64,7 @@ func TestContentOfAnEntryFromAManifestIsNotMadeUp(t *testing.T) {
 	require.Equal(t, []Entry{e}, Union([]Entry{listed}, []Entry{e}))
 }
 
-func TestOnlyEmptyDirectoriesThatNobodyNeedsAreRemoved(t *testing.T) {
+func TestOnlyEmptyUnneededDirectoriesAreRemoved(t *testing.T) {
 	root := t.TempDir()
 	needs := []Entry{NewFile("a/b/f", 0o644, nil), {Path: "d", Kind: Dir}}
 	dirs := MissingDirs(root, append(needs, NewFile("a/c/f", 0o644, nil), NewFile("e/f", 0o644, nil)))
