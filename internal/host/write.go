@@ -22,8 +22,8 @@ type spot struct {
 
 func (s spot) path(base string) string { return path.Join(s.at, base) }
 
-// in calls do with the spot of name.
-func (r *Root) in(op, name string, do func(s spot) error) error {
+// atSpot calls do with the spot of name.
+func (r *Root) atSpot(op, name string, do func(s spot) error) error {
 	clean := path.Clean("/" + name)
 	if clean == "/" {
 		return wrap(op, name, fs.ErrInvalid)
@@ -78,7 +78,7 @@ func (r *Root) WriteAtomic(name string, data []byte, perm fs.FileMode) error {
 // WriteWhole is like WriteAtomic, and sets all attributes of the file, not only its
 // permissions.
 func (r *Root) WriteWhole(name string, data []byte, attr Attr) error {
-	return r.in("write", name, func(s spot) error {
+	return r.atSpot("write", name, func(s spot) error {
 		err := s.replace(func(temp string) error { return s.create(temp, data, attr) })
 		if err == nil {
 			err = s.sync()
@@ -179,14 +179,14 @@ func (r *Root) Rename(from, to string) error {
 	if path.Dir(path.Clean(from)) != path.Dir(path.Clean(to)) {
 		return wrap("rename", from, syscall.EXDEV)
 	}
-	return r.in("rename", from, func(s spot) error { return s.rename(s.base, path.Base(to)) })
+	return r.atSpot("rename", from, func(s spot) error { return s.rename(s.base, path.Base(to)) })
 }
 
 // Symlink makes name a link with the given target. A link with that target is left
 // alone, another link or a file is replaced atomically, a directory is an error. It
 // reports whether it changed anything.
 func (r *Root) Symlink(target, name string) (changed bool, err error) {
-	err = r.in("symlink", name, func(s spot) error {
+	err = r.atSpot("symlink", name, func(s spot) error {
 		link := func(base string) error {
 			return s.do(Op{Kind: OpSymlink, Path: s.path(base), To: target}, func() error { return s.dir.Symlink(target, base) })
 		}
@@ -206,7 +206,7 @@ func (r *Root) Symlink(target, name string) (changed bool, err error) {
 // Mknod creates a character device with exactly the given permissions, and replaces an
 // existing file. The device never exists with other permissions.
 func (r *Root) Mknod(name string, perm fs.FileMode, major, minor uint32) error {
-	return r.in("mknod", name, func(s spot) error {
+	return r.atSpot("mknod", name, func(s spot) error {
 		d, err := s.dir.Open(".")
 		if err != nil {
 			return err
@@ -228,7 +228,7 @@ func (r *Root) Mknod(name string, perm fs.FileMode, major, minor uint32) error {
 // Remove removes a file, link, device or empty directory. A missing one is not an
 // error.
 func (r *Root) Remove(name string) error {
-	err := r.in("remove", name, func(s spot) error { return s.remove(s.base) })
+	err := r.atSpot("remove", name, func(s spot) error { return s.remove(s.base) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -314,7 +314,7 @@ func ReadBoot(dir, boot string) (State, error) {
 	if err != nil {
 		return State{}, fmt.Errorf("%s: %w", path, err)
 	}
-	if want := Component(filepath.Base(filepath.Clean(dir))); want.known() && s.Component != want {
+	if want := Component(filepath.Base(filepath.Clean(dir))); want.isKnown() && s.Component != want {
 		return State{}, fmt.Errorf("%s: %w: it says that it is of component %q", path, ErrInvalid, s.Component)
 	}
 	if s.BootID != boot {

@@ -95,7 +95,7 @@ func Parse(data []byte) (State, error) {
 	return s, nil
 }
 
-func (c Component) known() bool {
+func (c Component) isKnown() bool {
 	switch c {
 	case Driver, Toolkit, DevicePlugin, Validator, MPS:
 		return true
@@ -108,7 +108,7 @@ func (s State) validate() error {
 	if s.Version != Version {
 		v.fail("version", fmt.Sprintf("%d is not known here, only %d", s.Version, Version))
 	}
-	if !s.Component.known() {
+	if !s.Component.isKnown() {
 		v.fail("component", fmt.Sprintf("%q is none", string(s.Component)))
 	}
 	if !isBootID(s.BootID) {

@@ -40,7 +40,7 @@ func listing(t *testing.T, l *lib) []string {
 }
 
 // see loads a root's library anew and lists its devices, or says why there is none.
-func see(t *testing.T, root, visible string) ([]string, error) {
+func visibleDevices(t *testing.T, root, visible string) ([]string, error) {
 	t.Helper()
 	// The library decides once in a process: each look is at a copy of the root's.
 	if visible == "unset" {
@@ -58,7 +58,7 @@ func see(t *testing.T, root, visible string) ([]string, error) {
 }
 
 func TestVisibleDevicesAreChosenAsCUDAChooses(t *testing.T) {
-	all, err := see(t, built.DriverRoot(t, "h100-sxm", "--gpus", "4"), "unset")
+	all, err := visibleDevices(t, built.DriverRoot(t, "h100-sxm", "--gpus", "4"), "unset")
 	require.NoError(t, err)
 	require.Len(t, all, 4)
 	uuid := make1(4, func(i int) string { return strings.Fields(all[i])[0] })
@@ -84,7 +84,7 @@ func TestVisibleDevicesAreChosenAsCUDAChooses(t *testing.T) {
 		{uuid[1] + "," + uuid[1], nil},
 	} {
 		t.Run(c.visible, func(t *testing.T) {
-			got, err := see(t, built.DriverRoot(t, "h100-sxm", "--gpus", "4"), c.visible)
+			got, err := visibleDevices(t, built.DriverRoot(t, "h100-sxm", "--gpus", "4"), c.visible)
 			if c.want == nil {
 				require.Equal(t, noDevice, err)
 				return
@@ -115,18 +115,18 @@ func TestAProcessSeesOneMIGDevice(t *testing.T) {
 		return []string{there[i][2] + " SIMULATED NVIDIA H100 80GB HBM3 MIG " + there[i][1]}
 	}
 
-	got, err := see(t, root, "unset")
+	got, err := visibleDevices(t, root, "unset")
 	require.NoError(t, err)
 	require.Equal(t, shown(0), got)
-	got, err = see(t, up(t, "1", "0"), there[1][2])
+	got, err = visibleDevices(t, up(t, "1", "0"), there[1][2])
 	require.NoError(t, err)
 	require.Equal(t, shown(1), got)
-	got, err = see(t, up(t, "1", "0"), there[1][2]+","+there[0][2])
+	got, err = visibleDevices(t, up(t, "1", "0"), there[1][2]+","+there[0][2])
 	require.NoError(t, err)
 	require.Equal(t, shown(1), got, "the first that is named")
 
 	// A whole GPU comes before a MIG device, and they are not mixed.
-	mixed, err := see(t, up(t, "2", "0"), "unset")
+	mixed, err := visibleDevices(t, up(t, "2", "0"), "unset")
 	require.NoError(t, err)
 	require.Len(t, mixed, 1)
 	require.True(t, strings.HasPrefix(mixed[0], "GPU-"), mixed[0])
@@ -134,7 +134,7 @@ func TestAProcessSeesOneMIGDevice(t *testing.T) {
 	// MIG mode without instances is no device at all.
 	empty := built.DriverRoot(t, "h100-sxm", "--gpus", "1")
 	built.Gpusim(t, "mig", "--root", empty, "--gpu", "0", "--on")
-	_, err = see(t, empty, "unset")
+	_, err = visibleDevices(t, empty, "unset")
 	require.Equal(t, noDevice, err)
 }
 
@@ -173,14 +173,14 @@ func TestDevicesAreMissingAsWithARealDriver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := built.DriverRoot(t, "l40s", "--gpus", "2")
 			c.breakIt(t, root)
-			_, err := see(t, root, "unset")
+			_, err := visibleDevices(t, root, "unset")
 			require.Equal(t, c.want, err)
 		})
 	}
 	t.Run("one of two", func(t *testing.T) {
 		root := built.DriverRoot(t, "l40s", "--gpus", "2")
 		remove(t, root, "dev/nvidia0")
-		got, err := see(t, root, "unset")
+		got, err := visibleDevices(t, root, "unset")
 		require.NoError(t, err)
 		require.Len(t, got, 1)
 	})

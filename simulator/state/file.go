@@ -231,7 +231,7 @@ func (f *File) locked(do func() error) error {
 		return err
 	}
 	atomic.AddUint32(&f.file.Wake, 1)
-	return f.wake()
+	return f.wakeWaiters()
 }
 
 // checkWritable returns an error for a read-only mapping: a write to it would kill the
@@ -247,9 +247,9 @@ func (f *File) checkWritable() error {
 	return nil
 }
 
-// wake wakes every process that waits on the futex. FUTEX_PRIVATE_FLAG is not
+// wakeWaiters wakes every process that waits on the futex. FUTEX_PRIVATE_FLAG is not
 // set: the waiters are other processes.
-func (f *File) wake() error {
+func (f *File) wakeWaiters() error {
 	const futexWake = 1
 	_, _, errno := unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&f.file.Wake)), futexWake, math.MaxInt32)
 	if errno != 0 {

@@ -25,14 +25,14 @@ type Source struct {
 	queue     []gpu.Event         // for the running Watch
 	watching  bool
 	closed    bool
-	wake      chan struct{} // capacity 1: queue, watchErr or closed changed
+	changed   chan struct{} // capacity 1: queue, watchErr or closed changed
 }
 
 var errClosed = errors.New("gputest: the source is closed")
 
 // New returns a Source with the given state.
 func New(s gpu.Snapshot) *Source {
-	return &Source{state: s.Sorted(), unwatched: map[gpu.UUID]string{}, wake: make(chan struct{}, 1)}
+	return &Source{state: s.Sorted(), unwatched: map[gpu.UUID]string{}, changed: make(chan struct{}, 1)}
 }
 
 // Snapshot returns the present state, or the error given to Fail.
@@ -84,7 +84,7 @@ func (s *Source) Watch(ctx context.Context, ready func(), deliver func(gpu.Event
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-s.wake:
+		case <-s.changed:
 		}
 	}
 }
@@ -114,7 +114,7 @@ func (s *Source) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
-	s.poke()
+	s.signal()
 	return nil
 }
 
@@ -182,7 +182,7 @@ func (s *Source) failWatch(err error) {
 	if err != nil {
 		s.end = err
 	}
-	s.poke()
+	s.signal()
 }
 
 // FailDevice sets the fault of a GPU, or clears it with the zero Fault. A Watch gets
@@ -237,12 +237,12 @@ func (s *Source) emit(e gpu.Event) {
 		e.Time = time.Now()
 	}
 	s.queue = append(s.queue, e)
-	s.poke()
+	s.signal()
 }
 
-func (s *Source) poke() {
+func (s *Source) signal() {
 	select {
-	case s.wake <- struct{}{}:
+	case s.changed <- struct{}{}:
 	default:
 	}
 }

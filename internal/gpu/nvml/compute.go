@@ -12,7 +12,7 @@ import (
 // ComputeMode reads the compute mode of a GPU.
 func (s *Source) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode, error) {
 	var mode gpu.ComputeMode
-	err := s.on(ctx, id, "nvmlDeviceGetComputeMode", func(device nvml.Device) nvml.Return {
+	err := s.callOn(ctx, id, "nvmlDeviceGetComputeMode", func(device nvml.Device) nvml.Return {
 		now, ret := device.GetComputeMode()
 		mode = gpu.ComputeMode(now)
 		return ret
@@ -26,13 +26,13 @@ func (s *Source) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode,
 // SetComputeMode sets the compute mode, until the GPU is reset or the driver reloaded.
 // Only root may do so (nvml.h, nvmlDeviceSetComputeMode).
 func (s *Source) SetComputeMode(ctx context.Context, id gpu.UUID, mode gpu.ComputeMode) error {
-	return s.on(ctx, id, "nvmlDeviceSetComputeMode", func(device nvml.Device) nvml.Return {
+	return s.callOn(ctx, id, "nvmlDeviceSetComputeMode", func(device nvml.Device) nvml.Return {
 		return device.SetComputeMode(nvml.ComputeMode(mode))
 	})
 }
 
-// on makes one call on the GPU, which the library may lack.
-func (s *Source) on(ctx context.Context, id gpu.UUID, name string, fn func(nvml.Device) nvml.Return) error {
+// callOn makes one call on the GPU, which the library may lack.
+func (s *Source) callOn(ctx context.Context, id gpu.UUID, name string, fn func(nvml.Device) nvml.Return) error {
 	if err := s.checkOpen(); err != nil {
 		return err
 	}

@@ -106,10 +106,10 @@ func (f *fake) send(id gpu.UUID, kind, data uint64, gi, ci uint32) {
 			set.queue = append(set.queue, nvml.EventData{Device: g, EventType: kind, EventData: data, GpuInstanceId: gi, ComputeInstanceId: ci})
 		}
 	}
-	f.poke()
+	f.wakeWaiters()
 }
 
-func (f *fake) poke() {
+func (f *fake) wakeWaiters() {
 	for _, set := range f.sets {
 		select {
 		case set.wake <- struct{}{}:
@@ -135,7 +135,7 @@ func (f *fake) lose(id gpu.UUID, way string) {
 	case "events":
 		g.calls, g.events = nvml.ERROR_GPU_IS_LOST, nvml.ERROR_GPU_IS_LOST
 	}
-	f.poke()
+	f.wakeWaiters()
 }
 
 func (f *fake) restore(id gpu.UUID) {
@@ -198,8 +198,8 @@ func (f *fake) EventSetCreate() (nvml.EventSet, nvml.Return) {
 	return set, f.setError
 }
 
-// ask begins each call on a GPU and returns its result.
-func (g *fakeGPU) ask() nvml.Return {
+// begin starts each call on a GPU and returns its result.
+func (g *fakeGPU) begin() nvml.Return {
 	g.lib.mu.Lock()
 	defer g.lib.mu.Unlock()
 	return g.calls
@@ -212,13 +212,13 @@ func (g *fakeGPU) GetUUID() (string, nvml.Return) {
 	if hang != nil {
 		<-hang
 	}
-	if ret := g.ask(); ret != nvml.SUCCESS {
+	if ret := g.begin(); ret != nvml.SUCCESS {
 		return "", ret
 	}
 	return string(g.device.UUID), nvml.SUCCESS
 }
 
-func (g *fakeGPU) GetPciInfo() (nvml.PciInfo, nvml.Return) { return fakePCI(g.device.PCI), g.ask() }
+func (g *fakeGPU) GetPciInfo() (nvml.PciInfo, nvml.Return) { return fakePCI(g.device.PCI), g.begin() }
 
 // fakePCI spells an address as NVML does.
 func fakePCI(address gpu.PCIAddress) nvml.PciInfo {
@@ -229,14 +229,14 @@ func fakePCI(address gpu.PCIAddress) nvml.PciInfo {
 	return info
 }
 
-func (g *fakeGPU) GetName() (string, nvml.Return)     { return g.device.Product, g.ask() }
-func (g *fakeGPU) GetMinorNumber() (int, nvml.Return) { return g.device.Minor, g.ask() }
+func (g *fakeGPU) GetName() (string, nvml.Return)     { return g.device.Product, g.begin() }
+func (g *fakeGPU) GetMinorNumber() (int, nvml.Return) { return g.device.Minor, g.begin() }
 func (g *fakeGPU) GetCudaComputeCapability() (int, int, nvml.Return) {
-	return g.device.Compute.Major, g.device.Compute.Minor, g.ask()
+	return g.device.Compute.Major, g.device.Compute.Minor, g.begin()
 }
 
 func (g *fakeGPU) GetMemoryInfo() (nvml.Memory, nvml.Return) {
-	return nvml.Memory{Total: g.device.MemoryBytes}, g.ask()
+	return nvml.Memory{Total: g.device.MemoryBytes}, g.begin()
 }
 
 func (g *fakeGPU) GetMigMode() (int, int, nvml.Return) {
@@ -251,7 +251,7 @@ func (g *fakeGPU) GetMigMode() (int, int, nvml.Return) {
 	return nvml.DEVICE_MIG_DISABLE, nvml.DEVICE_MIG_DISABLE, nvml.SUCCESS
 }
 
-func (g *fakeGPU) GetMaxMigDeviceCount() (int, nvml.Return) { return 7, g.ask() }
+func (g *fakeGPU) GetMaxMigDeviceCount() (int, nvml.Return) { return 7, g.begin() }
 
 func (g *fakeGPU) GetMigDeviceHandleByIndex(i int) (nvml.Device, nvml.Return) {
 	g.lib.mu.Lock()
@@ -331,16 +331,16 @@ func (g *fakeGPU) RegisterEvents(_ uint64, set nvml.EventSet) nvml.Return {
 	return g.register
 }
 
-func (m *fakeMIG) GetUUID() (string, nvml.Return) { return string(m.device.UUID), m.gpu.ask() }
+func (m *fakeMIG) GetUUID() (string, nvml.Return) { return string(m.device.UUID), m.gpu.begin() }
 func (m *fakeMIG) GetName() (string, nvml.Return) {
-	return fmt.Sprintf("%s MIG %s", m.gpu.device.Product, m.device.Profile), m.gpu.ask()
+	return fmt.Sprintf("%s MIG %s", m.gpu.device.Product, m.device.Profile), m.gpu.begin()
 }
-func (m *fakeMIG) GetGpuInstanceId() (int, nvml.Return) { return m.device.GPUInstance, m.gpu.ask() }
+func (m *fakeMIG) GetGpuInstanceId() (int, nvml.Return) { return m.device.GPUInstance, m.gpu.begin() }
 func (m *fakeMIG) GetComputeInstanceId() (int, nvml.Return) {
-	return m.device.ComputeInstance, m.gpu.ask()
+	return m.device.ComputeInstance, m.gpu.begin()
 }
 func (m *fakeMIG) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
-	return nvml.DeviceAttributes{MemorySizeMB: m.device.MemoryBytes >> 20, MultiprocessorCount: uint32(m.device.Attributes.Multiprocessors)}, m.gpu.ask()
+	return nvml.DeviceAttributes{MemorySizeMB: m.device.MemoryBytes >> 20, MultiprocessorCount: uint32(m.device.Attributes.Multiprocessors)}, m.gpu.begin()
 }
 
 func (s *fakeSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {

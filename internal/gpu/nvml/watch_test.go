@@ -105,7 +105,7 @@ func TestUnwatchableGPUIsReportedAndTheOthersGoOn(t *testing.T) {
 func TestFailingWaitWithoutAFaultyGPUEndsTheWatch(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour})
 	w := start(t, s)
-	f.locked(func() { f.waitFailures = -1; f.poke() })
+	f.locked(func() { f.waitFailures = -1; f.wakeWaiters() })
 	require.ErrorContains(t, w.wait(t), "no GPU can be watched: nvmlEventSetWait")
 	for _, set := range f.sets {
 		require.True(t, set.freed)
@@ -115,7 +115,7 @@ func TestFailingWaitWithoutAFaultyGPUEndsTheWatch(t *testing.T) {
 func TestWaitThatFailsForAWhileGoesOn(t *testing.T) {
 	f, s := newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour})
 	w := start(t, s)
-	f.locked(func() { f.waitFailures = maxStrikes; f.poke() })
+	f.locked(func() { f.waitFailures = maxStrikes; f.wakeWaiters() })
 	require.Eventually(t, func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -155,7 +155,7 @@ func TestEachFailureIsCountedByItsCode(t *testing.T) {
 	f, s = newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour, Failed: failed})
 	clear(codes)
 	w := start(t, s)
-	f.locked(func() { f.waitFailures = -1; f.poke() })
+	f.locked(func() { f.waitFailures = -1; f.wakeWaiters() })
 	require.Error(t, w.wait(t))
 	mu.Lock()
 	defer mu.Unlock()
@@ -206,7 +206,7 @@ func TestEventsOfNoKnownGPUConcernAll(t *testing.T) {
 		f.sets[0].queue = append(f.sets[0].queue, nvml.EventData{
 			Device: &fakeGPU{lib: f}, EventType: nvml.EventTypeXidCriticalError, EventData: 79, GpuInstanceId: none, ComputeInstanceId: none,
 		})
-		f.poke()
+		f.wakeWaiters()
 	})
 	e := w.next(t)
 	require.Equal(t, gpu.UUID(""), e.UUID)

@@ -33,8 +33,8 @@ type entry struct {
 // dir itself is not mounted read-only, or this process is in the host's mount namespace.
 func NewSeal(dir string, except ...string) (*Seal, error) {
 	s := &Seal{dir: filepath.Clean(dir), except: except, known: map[string]bool{}}
-	asked, err := s.asked()
-	if err != nil || !asked {
+	needed, err := s.needed()
+	if err != nil || !needed {
 		return nil, err
 	}
 	// Read the host's table last: mounts removed there meanwhile are gone here, too.
@@ -61,8 +61,8 @@ func NewSeal(dir string, except ...string) (*Seal, error) {
 	return s, s.Again()
 }
 
-// asked reports whether dir is a read-only mount in a namespace other than the host's.
-func (s *Seal) asked() (bool, error) {
+// needed reports whether dir is a read-only mount in a namespace other than the host's.
+func (s *Seal) needed() (bool, error) {
 	here, err := entries("/proc/self/mountinfo", s.dir)
 	if err != nil {
 		return false, err

@@ -40,7 +40,7 @@ func (r *recorder) link(i, l int) (profile.Link, error) {
 		return link, err
 	}
 	link.Version = version
-	if known := r.known(i); known != nil && version == 0 {
+	if known := r.embeddedModel(i); known != nil && version == 0 {
 		link.Version = known.NVLink.Version
 		r.note("the version of NVLinks that are not active is not told: taken from this program's own model")
 	}

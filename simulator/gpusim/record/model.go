@@ -31,7 +31,7 @@ func (r *recorder) model(i int) (profile.Model, error) {
 	if m.MIG, err = partitions(device); err != nil {
 		return m, err
 	}
-	if known := r.known(i); known != nil {
+	if known := r.embeddedModel(i); known != nil {
 		// NVML does not report the cache, and some drivers report MIG profiles only while MIG is on.
 		m.Memory.L2 = known.Memory.L2
 		r.note("the size of the L2 cache of %s is not in NVML: taken from this program's own model", m.Name)
@@ -45,8 +45,8 @@ func (r *recorder) model(i int) (profile.Model, error) {
 	return m, nil
 }
 
-// known returns the embedded model of the GPU; nil if there is none.
-func (r *recorder) known(i int) *profile.Model {
+// embeddedModel returns the embedded model of the GPU; nil if there is none.
+func (r *recorder) embeddedModel(i int) *profile.Model {
 	id := profile.ID(r.places[i].DeviceId)
 	if _, asked := r.models[id]; !asked {
 		r.models[id] = nil

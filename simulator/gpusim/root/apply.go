@@ -41,7 +41,7 @@ func (c *change) apply() error {
 		}
 	}
 	for _, e := range c.will.Entries {
-		if err := c.do("put "+e.Path, func() error { return c.put(e) }); err != nil {
+		if err := c.do("put "+e.Path, func() error { return c.create(e) }); err != nil {
 			return err
 		}
 	}
@@ -59,8 +59,8 @@ func (c *change) do(what string, f func() error) error {
 	return f()
 }
 
-// put creates one entry.
-func (c *change) put(e tree.Entry) error {
+// create creates one entry.
+func (c *change) create(e tree.Entry) error {
 	if e.Kind == tree.State {
 		return c.putState(filepath.Join(c.Dir, e.Path))
 	}
