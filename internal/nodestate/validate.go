@@ -109,7 +109,7 @@ func (s State) validate() error {
 		v.fail("version", fmt.Sprintf("%d is not known here, only %d", s.Version, Version))
 	}
 	if !s.Component.isKnown() {
-		v.fail("component", fmt.Sprintf("%q is none", string(s.Component)))
+		v.fail("component", fmt.Sprintf("%q is not a component", string(s.Component)))
 	}
 	if !isBootID(s.BootID) {
 		v.fail("bootID", "no boot ID")
@@ -120,7 +120,7 @@ func (s State) validate() error {
 	switch s.Phase {
 	case Waiting, Ready, Degraded, Failed:
 	default:
-		v.fail("phase", fmt.Sprintf("%q is none", string(s.Phase)))
+		v.fail("phase", fmt.Sprintf("%q is not a phase", string(s.Phase)))
 	}
 	v.reason("reason", string(s.Reason))
 	v.text("message", s.Message, maxMessage)
@@ -224,7 +224,7 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 				v.fail(at+".replicas", fmt.Sprintf("%d is not between 0 and %d", d.Replicas, maxReplicas))
 			}
 			if d.Health != Healthy && d.Health != Unhealthy {
-				v.fail(at+".health", fmt.Sprintf("%q is none", string(d.Health)))
+				v.fail(at+".health", fmt.Sprintf("%q is not a health value", string(d.Health)))
 			}
 			if m := d.MIG; m != nil {
 				v.name(at+".mig.parent", string(m.Parent))

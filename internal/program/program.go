@@ -122,7 +122,7 @@ func (c *coded) Error() string { return c.err.Error() }
 func (c *coded) Unwrap() error { return c.err }
 
 // ErrSaid ends a program that has already printed its error: End(code, ErrSaid).
-var ErrSaid = errors.New("all has been said")
+var ErrSaid = errors.New("the error was already reported")
 
 // End returns an error that ends the program with an exit code.
 func End(code int, err error) error { return &coded{code, err} }

@@ -57,7 +57,7 @@ func (f *Fabric) check() error {
 		}
 		return nil
 	}
-	return fmt.Errorf("kind: %q is not none, mesh or switch", f.Kind)
+	return fmt.Errorf("kind: %q is not one of none, mesh, switch", f.Kind)
 }
 
 // switchesOf returns the switches that g's links lead to.

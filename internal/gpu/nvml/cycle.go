@@ -49,14 +49,14 @@ func (w *watch) shouldCycle() bool {
 func (w *watch) backOff(why string) {
 	w.backoff.pause = min(max(2*w.backoff.pause, firstBackoff), maxBackoff)
 	w.backoff.until = time.Now().Add(w.backoff.pause)
-	w.log.Warn("no GPU can be let go of now", "reason", "Hung", "message", why, "again", w.backoff.pause.String())
+	w.log.Warn("no GPU can be released now", "reason", "Hung", "message", why, "again", w.backoff.pause.String())
 }
 
 // cycle shuts NVML down and initialises it again. A hanging call makes a shutdown
 // impossible; then the GPUs stay watched as before.
 func (w *watch) cycle() error {
 	if what, hangs := w.hanging(); hangs {
-		w.backOff("NVML does not come back from what it was asked about " + what)
+		w.backOff("NVML has not returned from a call about " + what)
 		return nil
 	}
 	if slices.ContainsFunc(w.sets, (*eventSet).ending) {
@@ -74,7 +74,7 @@ func (w *watch) cycle() error {
 	} else if err := w.reinitialise(); err != nil {
 		return err
 	}
-	w.report(gpu.EventGap, "", "NVML was shut down for a moment, to let go of a GPU")
+	w.report(gpu.EventGap, "", "NVML was shut down for a moment to release a GPU")
 	if err := w.probeAll(); err != nil {
 		return err
 	}
@@ -131,6 +131,6 @@ func (w *watch) reinitialise() error {
 	for _, id := range gone {
 		w.outsideReadAt[id] = w.lastEvent // leave time for a reset
 	}
-	w.log.Info("NVML was initialised again to let go of GPUs that were lost or wait for a reset", "gpus", fmt.Sprint(gone))
+	w.log.Info("NVML was initialised again to release GPUs that were lost or wait for a reset", "gpus", fmt.Sprint(gone))
 	return nil
 }

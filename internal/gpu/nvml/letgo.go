@@ -149,7 +149,7 @@ func (w *watch) handleOutside(g outsideReading) error {
 	if g.err != nil {
 		if why := g.err.Error(); w.ctx.Err() == nil && w.outsideErrors[g.id] != why {
 			w.outsideErrors[g.id] = why
-			w.log.Warn("whether a GPU was reset cannot be seen", "gpu", string(g.id), "message", why)
+			w.log.Warn("cannot find out whether a GPU was reset", "gpu", string(g.id), "message", why)
 		}
 		return nil
 	}

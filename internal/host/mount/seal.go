@@ -77,7 +77,7 @@ func (s *Seal) needed() (bool, error) {
 	}
 	its, err := os.Readlink(filepath.Join(s.dir, "proc/1/ns/mnt"))
 	if err != nil {
-		return false, fmt.Errorf("make the host's mounts read-only: which are the host's cannot be told: %w", err)
+		return false, fmt.Errorf("make the host's mounts read-only: cannot tell which mounts are the host's: %w", err)
 	}
 	return own != its, nil
 }

@@ -39,7 +39,7 @@ and make the driver ask to drain and reset the GPU.`,
 func remap() command {
 	return command{
 		name:    "remap",
-		summary: "have rows of a GPU's memory remapped, or not",
+		summary: "mark rows of a GPU's memory as remapped, pending or failed",
 		text: `
 pending  a row is to be remapped at the next reset, on older GPUs a page to be retired; XID 63
 failed   a row could not be remapped, which no reset mends; XID 64
@@ -64,7 +64,7 @@ one that does.`,
 func lose() command {
 	return command{
 		name:    "lose",
-		summary: "lose a GPU in one of the ways in which NVML says so",
+		summary: "lose a GPU in one of the ways that NVML reports",
 		text: `
 calls    it is counted and its handle is given, but calls on it say GPU_IS_LOST
 events   as calls, and waiting for events says GPU_IS_LOST while it is registered
@@ -95,7 +95,7 @@ With --xid the driver also reports XID 79, that it has fallen off the bus.`,
 func restore() command {
 	return command{
 		name:    "restore",
-		summary: "mend a GPU, as a reset does",
+		summary: "repair a GPU, as a reset does",
 		text: `
 The GPU is there again, its volatile error counters are 0, pending row remappings
 are done, memory faults are gone, and the driver asks for no recovery. The
@@ -127,7 +127,7 @@ last nvmlShutdown. With --wait it waits for that.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			patience := c.flags.Duration("wait", 0, "how long to wait for those who have it open")
+			patience := c.flags.Duration("wait", 0, "how long to wait for processes that have it open")
 			return func() error { return c.reset(*patience) }
 		},
 	}

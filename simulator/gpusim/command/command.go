@@ -157,7 +157,7 @@ func indent(text string) string {
 
 // rootFlag declares --root.
 func (c *call) rootFlag() {
-	c.root = c.flags.String("root", root.Default, "the driver root: where the driver is made to appear")
+	c.root = c.flags.String("root", root.Default, "the driver root, the folder of the simulated driver")
 	c.env["root"] = "GPUSIM_ROOT"
 }
 

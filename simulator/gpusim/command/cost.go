@@ -10,7 +10,7 @@ import (
 func cost() command {
 	return command{
 		name:    "cost",
-		summary: "make NVML take its time, or answer at once again",
+		summary: "make NVML slow, or fast again",
 		text: `
 A real NVML opens every GPU in nvmlInit, and asks the kernel module in most calls;
 the simulated one answers from memory. From now on nvmlInit takes --init, in a
@@ -21,8 +21,8 @@ ones sleep. CUDA is not slowed down.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			var p price
-			c.flags.DurationVar(&p.init, "init", 0, "what nvmlInit takes")
-			c.flags.DurationVar(&p.call, "call", 0, "what every other call takes")
+			c.flags.DurationVar(&p.init, "init", 0, "duration of nvmlInit")
+			c.flags.DurationVar(&p.call, "call", 0, "duration of every other call")
 			for _, name := range []string{"init", "call"} {
 				c.flags.Lookup(name).DefValue = "0" // no default: what is not given stays as it is
 			}

@@ -21,7 +21,7 @@ No clock, link or copy of the simulator becomes slower: it is what NVML tells.`,
 			c.gpuFlag()
 			gen := c.flags.Uint32("pcie-gen", 0, "generation that the PCIe link has fallen to; 0: none")
 			width := c.flags.Uint32("pcie-width", 0, "lanes that the PCIe link has fallen to; 0: none")
-			throttle := c.flags.StringSlice("throttle", nil, "what holds the clocks down: none, or some of "+strings.Join(fault.Throttles(), ", "))
+			throttle := c.flags.StringSlice("throttle", nil, "why the clocks are reduced: none, or some of "+strings.Join(fault.Throttles(), ", "))
 			links := c.flags.StringSlice("links-down", nil, "NVLinks that are down: none, or their numbers")
 			return func() error {
 				var d fault.Degradation
@@ -52,7 +52,7 @@ No clock, link or copy of the simulator becomes slower: it is what NVML tells.`,
 func wrong() command {
 	return command{
 		name:    "wrong",
-		summary: "make a GPU compute wrong",
+		summary: "make a GPU compute wrong results",
 		text: `
 From now on libcuda inverts one bit in each so many results of floating-point
 arithmetic on this GPU: of add, sub, mul, fma and mad in single and double
@@ -63,7 +63,7 @@ side; how many does not. 0 ends it.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			every := c.flags.Uint64("every", 1000, "one result in so many is wrong; 0: none")
+			every := c.flags.Uint64("every", 1000, "one in this many results is wrong; 0: none")
 			bit := c.flags.Uint32("bit", 22, "bit of the upper 32 of the result, 0 to 31: 31 is the sign, 22 the highest of a single's fraction")
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {

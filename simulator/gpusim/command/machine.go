@@ -28,9 +28,9 @@ type machine struct {
 func (c *call) machineFlags() *machine {
 	m := &machine{}
 	c.flags.StringVar(&m.profile, "profile", "", "a machine that gpusim profiles lists, or a file (with a / or ending in .yaml)")
-	c.flags.IntVar(&m.options.GPUs, "gpus", 0, "how many of its GPUs; 0: as many as the profile says")
+	c.flags.IntVar(&m.options.GPUs, "gpus", 0, "number of GPUs; 0: as in the profile")
 	c.flags.StringVar(&m.options.DriverVersion, "driver-version", "", "version of the libraries (default the profile's, "+profile.DefaultDriver+")")
-	c.flags.StringVar(&m.options.ModuleVersion, "module-version", "", "version of the kernel module, where it is to differ from the libraries'")
+	c.flags.StringVar(&m.options.ModuleVersion, "module-version", "", "version of the kernel module, if it differs from the libraries'")
 	c.flags.StringVar(&m.options.Seed, "seed", "", "other UUIDs and serial numbers for another seed: for several nodes with one profile")
 	c.flags.StringVar(&m.libraries, "lib-dir", "", "folder with the built libraries (default lib beside this program, or ../lib/gpusim)")
 	c.env["profile"], c.env["lib-dir"] = "GPUSIM_PROFILE", "GPUSIM_LIB_DIR"

@@ -15,7 +15,7 @@ import (
 func serving() command {
 	return command{
 		name:    "serve",
-		summary: "be a node's driver until SIGTERM, as the container of a DaemonSet",
+		summary: "serve as a node's driver until SIGTERM, in a container of a DaemonSet",
 		text: `
 Mounts a file system on --root that holds the driver root, whole from its first
 moment on, and stays. It says that the driver is there in the driver's state
@@ -48,8 +48,8 @@ kubectl exec -n gpuready POD -- gpusim xid --gpu 3 --xid 79   # a fault on its n
 			m := c.machineFlags()
 			c.flags.StringVar(&m.layouts, "mig", "", "MIG from the start: [GPU=]LAYOUT;…, without GPU= of all that can do it (gpusim mig --help)")
 			var o serve.Config
-			c.flags.StringVar(&o.Size, "size", "64m", "most that the driver root may take, as tmpfs reads it; it needs about 4m")
-			c.flags.DurationVar(&o.BootDelay, "boot-delay", 0, "how long a driver that is not there yet takes to come, to imitate a slow one")
+			c.flags.StringVar(&o.Size, "size", "64m", "maximum size of the driver root, in tmpfs syntax; it needs about 4m")
+			c.flags.DurationVar(&o.BootDelay, "boot-delay", 0, "delay before a new driver appears, to imitate a slow one")
 			c.flags.StringVar(&o.StateDir, "state-dir", "/run/nvidia/gpuready", "folder of the components' states")
 			c.flags.StringVar(&o.OutputDir, "output-dir", readiness.DefaultDir, "folder of .driver-ctr-ready")
 			c.flags.StringVar(&o.Listen, "listen", ":9405", "address of /healthz, /readyz and /metrics; empty: none")

@@ -42,7 +42,7 @@ func (r *recorder) link(i, l int) (profile.Link, error) {
 	link.Version = version
 	if known := r.embeddedModel(i); known != nil && version == 0 {
 		link.Version = known.NVLink.Version
-		r.note("the version of NVLinks that are not active is not told: taken from this program's own model")
+		r.note("the version of NVLinks that are not active is not reported: taken from this program's own model")
 	}
 	// 0 if the driver does not report it.
 	link.Speed = field(device, nvml.FI_DEV_NVLINK_GET_SPEED, l)

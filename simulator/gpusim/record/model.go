@@ -37,7 +37,7 @@ func (r *recorder) model(i int) (profile.Model, error) {
 		r.note("the size of the L2 cache of %s is not in NVML: taken from this program's own model", m.Name)
 		if current, _, ret := device.GetMigMode(); m.MIG == nil && ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_DISABLE {
 			m.MIG = known.MIG
-			r.note("the MIG profiles of %s are not told while MIG is off: taken from this program's own model", m.Name)
+			r.note("the MIG profiles of %s are not reported while MIG is off: taken from this program's own model", m.Name)
 		}
 	} else {
 		r.note("the size of the L2 cache of %s is not known: write it into the profile", m.Name)

@@ -37,7 +37,7 @@ const timeout = time.Minute
 // end before the driver returns.
 const grace = 2 * time.Second
 
-var errHangs = errors.New("the process that reads it was killed and does not end: it hangs in the driver; look for NVRM lines in the kernel log")
+var errHangs = errors.New("the process that reads the GPU was killed but hangs in the driver; look for NVRM lines in the kernel log")
 
 // Outside returns a function that reads a GPU in a separate process, this program's
 // Command. One process runs at a time for each GPU. So at most one hanging process, and
