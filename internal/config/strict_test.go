@@ -78,17 +78,17 @@ func TestUnknownKeysCanBePassedOverAndAreAllNamed(t *testing.T) {
 	var into sample
 	ignored, err := Ignoring([]byte(in), &into, "c.yaml")
 	require.NoError(t, err)
-	var said []string
+	var got []string
 	for _, key := range ignored {
-		said = append(said, key.Error())
+		got = append(got, key.Error())
 	}
 	require.Equal(t, []string{
 		`c.yaml: Version: unknown key, did you mean "version"?`,
 		`c.yaml: extra: unknown key (known here: flags, resources, shared, version)`,
 		`c.yaml: flags.counts: unknown key, did you mean "count"?`,
 		`c.yaml: resources[0].nam: unknown key, did you mean "name"?`,
-	}, said)
-	require.EqualError(t, Strict([]byte(in), new(sample), "c.yaml"), strings.Join(said, "\n"))
+	}, got)
+	require.EqualError(t, Strict([]byte(in), new(sample), "c.yaml"), strings.Join(got, "\n"))
 	require.Equal(t, "1", into.Version)
 	require.EqualValues(t, 3, into.Flags.Count)
 	require.Equal(t, "a", into.Resources[0].Name)

@@ -13,7 +13,7 @@ import (
 var pattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 
 // Tag returns the tag of a driver's image for a kernel and an operating system,
-// "535.309.01-6.1.0-50-amd64-debian12". The kernel stands there as Kernel has it.
+// "535.309.01-6.1.0-50-amd64-debian12". The kernel is written as by Kernel.
 func Tag(version, kernel, osTag string) (string, error) {
 	tag := version + "-" + Kernel(kernel) + "-" + osTag
 	switch {
@@ -25,6 +25,6 @@ func Tag(version, kernel, osTag string) (string, error) {
 	return tag, nil
 }
 
-// Kernel returns a kernel's release as tags have it: "6.12.95+deb12-amd64" is
+// Kernel returns a kernel's release as written in tags: "6.12.95+deb12-amd64" is
 // "6.12.95_deb12-amd64", since a tag has no "+".
 func Kernel(release string) string { return strings.ReplaceAll(release, "+", "_") }

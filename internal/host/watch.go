@@ -9,10 +9,9 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Watch is record.Watch for files below directories that may come as mounts: when
-// what is mounted at, above or below one of roots changes, inotify still looks at
-// what was there before, so the files are looked for anew. All paths are those of
-// this process.
+// Watch is like record.Watch for files below directories that may be mounted. When a
+// mount at, above or below one of roots changes, inotify still watches the old files, so
+// Watch starts to watch again. All paths are paths of this process.
 func Watch(ctx context.Context, files, roots []string, changed func()) error {
 	mounts, err := WatchMounts(roots)
 	if err != nil {
@@ -24,7 +23,7 @@ func Watch(ctx context.Context, files, roots []string, changed func()) error {
 		return mounts.Run(ctx, func() {
 			select {
 			case mounted <- struct{}{}:
-			default: // one is on its way already
+			default: // already signaled
 			}
 		})
 	})

@@ -30,17 +30,17 @@ func toolkit(t *testing.T, dir string, i *nodestate.Injection, reason string) {
 
 func TestWaitEndsWhenAContainerWouldBeGivenTheGPUs(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "toolkit")
-	told := make(chan string, 10)
+	progress := make(chan string, 10)
 	ended := make(chan error, 1)
-	go func() { ended <- Wait(t.Context(), dir, boot, func(s string) { told <- s }) }()
-	require.Contains(t, <-told, "said nothing in this boot")
+	go func() { ended <- Wait(t.Context(), dir, boot, func(s string) { progress <- s }) }()
+	require.Contains(t, <-progress, "said nothing in this boot")
 	require.NoError(t, os.MkdirAll(dir, 0o755))
 	toolkit(t, dir, nil, "")
-	require.Contains(t, <-told, "does not inject devices on this node: Ready: the message")
+	require.Contains(t, <-progress, "does not inject devices on this node: Ready: the message")
 	toolkit(t, dir, &nodestate.Injection{Message: "no NRI socket"}, "")
-	require.Contains(t, <-told, "cannot inject devices: no NRI socket")
+	require.Contains(t, <-progress, "cannot inject devices: no NRI socket")
 	toolkit(t, dir, &nodestate.Injection{Working: true}, "")
-	require.Contains(t, <-told, "nothing to inject yet: Ready: the message")
+	require.Contains(t, <-progress, "nothing to inject yet: Ready: the message")
 	toolkit(t, dir, &nodestate.Injection{Working: true, Generation: "a"}, "")
 	require.NoError(t, <-ended)
 }

@@ -127,7 +127,7 @@ func TestInvalidStateErrorNamesTheField(t *testing.T) {
 		{"after top-level value", append(edit(t, func(map[string]any) {}), "{}"...)},
 		{"version: 2 is not known here", edit(t, func(m map[string]any) { m["version"] = 2 })},
 		{"version: 0", []byte("null")},
-		{`component: "kubelet" is none`, edit(t, func(m map[string]any) { m["component"] = "kubelet" })},
+		{`component: "kubelet" is not a component`, edit(t, func(m map[string]any) { m["component"] = "kubelet" })},
 		{"bootID", edit(t, func(m map[string]any) { m["bootID"] = "../../etc" })},
 		{"time", edit(t, func(m map[string]any) { m["time"] = "yesterday" })},
 		{"time: missing", edit(t, func(m map[string]any) { delete(m, "time") })},
@@ -200,28 +200,28 @@ func TestWatchDeliversEveryState(t *testing.T) {
 		s   State
 		err error
 	}
-	heard := make(chan said)
+	states := make(chan said)
 	ended := make(chan error)
 	go func() {
 		ended <- Watch(ctx, dir, func(s State, err error) {
 			select {
-			case heard <- said{s, err}:
+			case states <- said{s, err}:
 			case <-ctx.Done():
 			}
 		})
 	}()
-	require.ErrorIs(t, (<-heard).err, fs.ErrNotExist)
+	require.ErrorIs(t, (<-states).err, fs.ErrNotExist)
 	for _, phase := range []Phase{Waiting, Ready} {
 		require.NoError(t, Write(dir, State{Component: Toolkit, Phase: phase}))
-		got := <-heard
+		got := <-states
 		require.NoError(t, got.err)
 		require.Equal(t, phase, got.s.Phase)
 	}
 	// The directory is removed with its content and appears again.
 	require.NoError(t, os.RemoveAll(filepath.Dir(dir)))
-	require.ErrorIs(t, (<-heard).err, fs.ErrNotExist)
+	require.ErrorIs(t, (<-states).err, fs.ErrNotExist)
 	require.NoError(t, Write(dir, State{Component: Toolkit, Phase: Failed, Reason: "Broken"}))
-	require.Equal(t, Failed, (<-heard).s.Phase)
+	require.Equal(t, Failed, (<-states).s.Phase)
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
 }

@@ -208,40 +208,40 @@ func TestWaitReturnsWhenAllLayersAreReady(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "validations")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	heard, ended := make(chan string), make(chan error)
+	reports, ended := make(chan string), make(chan error)
 	go func() {
 		ended <- Wait(ctx, dir, []Layer{Driver, Toolkit}, "", func(l Layer, s Status, err error) {
-			said := string(l)
+			report := string(l)
 			switch {
 			case err != nil:
-				said += ": " + Unknown(err)
+				report += ": " + Unknown(err)
 			case s.Proof != nil:
-				said += ": ready"
+				report += ": ready"
 			default:
-				said += ": " + string(s.Refusal.Reason)
+				report += ": " + string(s.Refusal.Reason)
 			}
 			select {
-			case heard <- said:
+			case reports <- report:
 			case <-ctx.Done():
 			}
 		})
 	}()
-	require.Equal(t, "driver: the validator has not said anything about it yet", <-heard)
-	require.Equal(t, "toolkit: the validator has not said anything about it yet", <-heard)
+	require.Equal(t, "driver: the validator has not said anything about it yet", <-reports)
+	require.Equal(t, "toolkit: the validator has not said anything about it yet", <-reports)
 	require.NoError(t, WriteReady(dir, Toolkit, Proof{BootID: otherBoot}))
-	require.Equal(t, "toolkit: what is known is from an earlier boot", <-heard)
+	require.Equal(t, "toolkit: what is known is from an earlier boot", <-reports)
 	require.NoError(t, WriteNotReady(dir, Driver, Refusal{Reason: "NoDriver", Message: "none"}))
-	require.Equal(t, "driver: NoDriver", <-heard)
+	require.Equal(t, "driver: NoDriver", <-reports)
 	require.NoError(t, WriteReady(dir, Toolkit, Proof{}))
-	for said := range heard {
-		// Between the old proof's removal and the new proof there may be a look.
-		if said == "toolkit: ready" {
+	for report := range reports {
+		// Between the old proof's removal and the new proof there may be a check.
+		if report == "toolkit: ready" {
 			break
 		}
 	}
 	require.NoError(t, WriteReady(dir, Driver, Proof{}))
-	for said := range heard {
-		if said == "driver: ready" {
+	for report := range reports {
+		if report == "driver: ready" {
 			break
 		}
 	}

@@ -69,7 +69,7 @@ func requestRecovery(g *state.GPU, index int, action uint32) []state.Event {
 func checkInstance(g *state.GPU, gi, ci uint32) error {
 	if gi == state.None {
 		if ci != state.None {
-			return fmt.Errorf("ci: %d; also give --gi", ci)
+			return fmt.Errorf("ci: %d; say --gi, too", ci)
 		}
 		return nil
 	}
