@@ -139,7 +139,7 @@ func (k *Kubelet) Wait(ctx context.Context, name string, cond func(Resource) boo
 	}
 }
 
-// UpdateNodeStatus is what the kubelet does every ten seconds: resources whose
+// UpdateNodeStatus does the kubelet's update of every ten seconds: resources whose
 // plugin has been gone for longer than GracePeriod disappear. It returns their
 // names.
 func (k *Kubelet) UpdateNodeStatus() []string {

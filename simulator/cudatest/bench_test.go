@@ -48,7 +48,7 @@ func BenchmarkDivergent(b *testing.B) {
 	})
 }
 
-// What a short launch costs.
+// The benchmark measures a short launch.
 func BenchmarkVectorAdd50000(b *testing.B) {
 	const n = 50000
 	d := open(b, "h100-sxm", "--gpus", "1")

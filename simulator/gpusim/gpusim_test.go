@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// environment is that of the programs that are run. Those with the race detector
+// environment is the environment of the programs under test. Those with the race detector
 // would otherwise sleep for a second before they end.
 var environment = []string{"PATH=" + os.Getenv("PATH"), "GORACE=atexit_sleep_ms=0"}
 

@@ -160,7 +160,7 @@ func TestMIGDevicesWithoutTheirCapabilityNodesAreHidden(t *testing.T) {
 		for range 3 {
 			partition(t, d, nvml.GPU_INSTANCE_PROFILE_1_SLICE, nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE)
 		}
-		// What partitioning made is what nvidia-modprobe would make; of that, a container is given one.
+		// Partitioning creates the same nodes as nvidia-modprobe; a container gets one of them.
 		require.NoError(t, os.RemoveAll(m.node("nvidia-caps")))
 		m.addCapability(t, 0, 8, 0)
 		visible := must[nvml.Device](t)(d.GetMigDeviceHandleByIndex(0))
