@@ -14,8 +14,8 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// theirs is NVIDIA's operator as far as ours can see it: a Deployment of that name which
-// is not ours, in the namespace of its documentation, and may write Nodes.
+// theirs imitates NVIDIA's operator as far as ours can detect it: a Deployment of that name
+// that is not ours, in the namespace of NVIDIA's documentation, with write access to Nodes.
 const theirs = `
 apiVersion: v1
 kind: Namespace
@@ -49,10 +49,10 @@ spec:
       containers: [{ name: gpu-operator, image: %q }]
 `
 
-// theirLabels are those by which NVIDIA's operator places its operands, and ours its own.
+// theirLabels are the labels by which both NVIDIA's operator and ours place their operands.
 var theirLabels = []string{"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu.deploy.container-toolkit", "nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.operator-validator"}
 
-// besideTheirs has NVIDIA's operator come, a node be handed over, and NVIDIA's go.
+// besideTheirs installs NVIDIA's operator, hands a node over to it, and uninstalls it.
 func (s *suite) besideTheirs(t *testing.T) {
 	s.besideTenants(t)
 	s.ApplyText(t, fmt.Sprintf(theirs, image.PauseName))
@@ -91,7 +91,7 @@ func (s *suite) besideTheirs(t *testing.T) {
 	s.Kubectl(t, "delete", "namespace", "gpu-operator", "--timeout=60s")
 	s.proven(t)
 	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.deploy.operands-", "gpuready.io/operator-")
-	// What NVIDIA's has left stays until somebody takes it away, and is ours from then on.
+	// The labels NVIDIA's operator left stay until somebody removes them; then they are ours.
 	for _, key := range theirLabels {
 		s.Kubectl(t, "label", "node", "n2", key+"-")
 	}
@@ -106,7 +106,7 @@ func (s *suite) besideTheirs(t *testing.T) {
 	s.proven(t)
 }
 
-// tenants can be applied by anybody with all rights in one namespace.
+// tenants can be applied by anybody who has all rights in one namespace.
 const tenants = `
 apiVersion: v1
 kind: Namespace
@@ -124,7 +124,7 @@ spec:
       containers: [{ name: gpu-operator, image: %q }]
 `
 
-// besideTenants has a tenant make a Deployment of the name of NVIDIA's operator.
+// besideTenants has a tenant create a Deployment with the name of NVIDIA's operator.
 func (s *suite) besideTenants(t *testing.T) {
 	s.ApplyText(t, fmt.Sprintf(tenants, image.PauseName))
 	s.Kubectl(t, "-n", "team-a", "rollout", "status", "deployment/gpu-operator", "--timeout=60s")
@@ -133,8 +133,8 @@ func (s *suite) besideTenants(t *testing.T) {
 	s.Kubectl(t, "delete", "namespace", "team-a", "--timeout=60s")
 }
 
-// left objects while a node has operands of ours, or labels but for those of NVIDIA's
-// operator; that it has a GPU stays said.
+// left returns an error while a node has our operands, or any of our labels other than
+// the given ones. The label that reports a GPU stays.
 func (s *suite) left(node string, labels ...string) error {
 	n := s.World.Node(node)
 	for key, value := range n.Labels {
@@ -154,7 +154,7 @@ func (s *suite) left(node string, labels ...string) error {
 	return fmt.Errorf("%s is cordoned or has taints: %v", node, n.Spec.Taints)
 }
 
-// marksOf are the marks of one node.
+// marksOf returns the marks of one node.
 func (s *suite) marksOf(t *testing.T, node string) (all []string) {
 	t.Helper()
 	for mark := range s.marks(t) {

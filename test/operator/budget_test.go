@@ -10,8 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// trainer is a job that holds a GPU of a node for as long as it is let, and a budget that
-// does not let it go.
+// trainer is a job that holds a GPU of a node until it is evicted, and a disruption budget
+// that forbids the eviction.
 const trainer = `
 apiVersion: apps/v1
 kind: Deployment
@@ -37,7 +37,7 @@ metadata: { name: trainer, namespace: default }
 spec: { minAvailable: 1, selector: { matchLabels: { app: trainer } } }
 `
 
-// train starts the job.
+// train starts the trainer job.
 func (s *suite) train(t *testing.T, node string) *corev1.Pod {
 	t.Helper()
 	s.ApplyText(t, fmt.Sprintf(trainer, node, s.Image("cuda-samples")))
@@ -47,8 +47,8 @@ func (s *suite) train(t *testing.T, node string) *corev1.Pod {
 	return pods[0]
 }
 
-// heldUp waits until the upgrade of the job's node waits for its budget, and for nothing
-// else, as people can see, and looks that nothing was taken from it.
+// heldUp waits until the upgrade of the job's node reports that it waits for the budget and
+// for nothing else, and checks that the node lost nothing.
 func (s *suite) heldUp(t *testing.T, job *corev1.Pod, from, to string) {
 	t.Helper()
 	node, why := job.Spec.NodeName, "pod default/"+job.Name+" cannot be evicted: The disruption budget trainer needs 1 healthy pods"
@@ -79,13 +79,13 @@ func (s *suite) heldUp(t *testing.T, job *corev1.Pod, from, to string) {
 	}
 }
 
-// mayGo has the budget allow it.
-func (s *suite) mayGo(t *testing.T) {
+// allowEviction changes the budget so that it allows the eviction.
+func (s *suite) allowEviction(t *testing.T) {
 	t.Helper()
 	s.Kubectl(t, "patch", "pdb", "trainer", "--type=merge", "-p", `{"spec": {"minAvailable": 0}}`)
 }
 
-// evicted looks that the job was, and is there again; then it ends.
+// evicted checks that the job was evicted and runs again, then deletes it.
 func (s *suite) evicted(t *testing.T, job *corev1.Pod) {
 	t.Helper()
 	s.until(t, "the job runs again", func() error {

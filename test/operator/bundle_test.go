@@ -13,11 +13,11 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// bundle is what the Operator Lifecycle Manager installs of.
+// bundle is the folder from which the Operator Lifecycle Manager installs.
 const bundle = "../../deployments/olm/manifests/"
 
-// On a cluster that has the bundle the policy that it proposes is got and applied by the
-// commands of the reference's documentation, and kept as it was proposed.
+// TestBundle applies the policy that the bundle proposes, with the commands of the
+// reference's documentation, and checks that the API server stores it unchanged.
 func TestBundle(t *testing.T) {
 	t.Parallel()
 	s := up(t, cluster.Config{Bare: true})
@@ -39,8 +39,8 @@ func TestBundle(t *testing.T) {
 	require.Equal(t, "clusterpolicy.nvidia.com/gpu-cluster-policy unchanged\n", s.Shell(t, dir, "kubectl apply -f clusterpolicy.json"))
 }
 
-// kept is that each field has the value that was proposed; the schema's defaults come on
-// top.
+// kept checks that each field still has the proposed value. Defaults from the schema may be
+// added.
 func kept(t *testing.T, proposed, applied any, path string) {
 	t.Helper()
 	fields, ok := proposed.(map[string]any)
@@ -56,7 +56,7 @@ func kept(t *testing.T, proposed, applied any, path string) {
 	}
 }
 
-// serviceVersion makes the bundle's, in the namespace that it is installed into, as the
+// serviceVersion creates the bundle's ClusterServiceVersion in its target namespace, as the
 // lifecycle manager does.
 func (s *suite) serviceVersion(t *testing.T, dir string) (name string) {
 	t.Helper()
@@ -73,7 +73,7 @@ func (s *suite) serviceVersion(t *testing.T, dir string) (name string) {
 	return csv.GetName()
 }
 
-// specOf is an object's specification.
+// specOf returns the spec of an object.
 func specOf(t *testing.T, text string) map[string]any {
 	t.Helper()
 	var o struct{ Spec map[string]any }

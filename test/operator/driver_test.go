@@ -29,9 +29,9 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// Drivers of gpuready's own, whose modules are SIMULATED: they are compiled for two of
-// Debian's kernels by Debian's compiler, and loaded into a kernel that is a folder of the
-// node (simkernel).
+// Versions of gpuready's own driver with SIMULATED modules: Debian's compiler builds them
+// for two of Debian's kernels. They are loaded into a kernel that is a folder of the node
+// (simkernel).
 const (
 	ownVersion    = "580.95.05"
 	nextVersion   = "580.105.08"
@@ -39,16 +39,17 @@ const (
 	scriptVersion = "575.57.08" // whose modules a script builds, see sideCarOfNVIDIA
 )
 
-// osTags are those of the versions of RHCOS.
+// osTags maps versions of RHCOS to their image tags.
 var osTags = map[string]string{rhcos412: "rhcos4.12", rhcos418: "rhcos4.18"}
 
-// built is a cluster whose nodes say that they run Debian's kernels on OpenShift.
+// built is a cluster whose nodes report Debian's kernels and OpenShift.
 type built struct {
 	variants
 	kernels map[string]*machine.Kernel // by the version of RHCOS that has it
 }
 
-// The way of kernel modules onto nodes: built in the Driver Toolkit, once for each kernel.
+// TestOwnDriver builds kernel modules in the Driver Toolkit, once for each kernel, and loads
+// them on nodes.
 func TestOwnDriver(t *testing.T) {
 	t.Parallel()
 	cache, err := binaries.DefaultCache()
@@ -98,7 +99,7 @@ func (b *built) prepare(t *testing.T, cache string) {
 		"--set", "nfd.enabled=false", "--set", "clusterPolicy.create=false", "--set", "operator.insecureRegistries={"+b.hub.Host+"}")
 }
 
-// givesUsers does what OpenShift does to pods that name no user.
+// givesUsers assigns users as OpenShift does to pods that name none.
 const givesUsers = `
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicy
@@ -123,7 +124,7 @@ metadata: {name: restricted-v2}
 spec: {policyName: restricted-v2}
 `
 
-// driverSources is the sources of a driver of that version, as its installer unpacks them.
+// driverSources returns a driver's sources as its installer unpacks them.
 func driverSources(t *testing.T, version string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "kernel-open")
@@ -155,7 +156,7 @@ func (b *built) pushDriver(t *testing.T, version, source string) {
 	}
 }
 
-// folderLayer is a layer of the files in a folder.
+// folderLayer returns a layer with the files of a folder.
 func folderLayer(t *testing.T, dir, at string) gcr.Layer {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "layer.tar.gz")
@@ -203,9 +204,9 @@ func folderLayer(t *testing.T, dir, at string) gcr.Layer {
 	return layer
 }
 
-// runs has a node run the kernel of a version of RHCOS: its release, its modules and, as
-// NFD sees them, its labels. The release counts before anything new looks at it.
-func (b *built) runs(t *testing.T, node, version string) {
+// bootKernel switches a node to the kernel of a version of RHCOS: its release, its modules
+// and the labels that NFD derives. The release changes before any new pod reads it.
+func (b *built) bootKernel(t *testing.T, node, version string) {
 	t.Helper()
 	const folder = "/run/nvidia/kernel"
 	k := b.kernels[version]
@@ -229,7 +230,7 @@ func (b *built) runs(t *testing.T, node, version string) {
 	b.rhcos(t, node, strings.TrimPrefix(osTags[version], "rhcos"), version, drivertag.Kernel(k.Release)) // so NFD writes it
 }
 
-// policy is one whose driver is gpuready's own, and keeps what is built.
+// policy returns a policy with gpuready's own driver that keeps its builds.
 func (b *built) policy(version string) map[string]any {
 	return map[string]any{
 		"repository": b.hub.Host + "/gpu", "image": "driver", "version": version,
@@ -238,8 +239,8 @@ func (b *built) policy(version string) map[string]any {
 	}
 }
 
-// loaded waits until a node's driver pod is ready with the modules in the kernel of the node,
-// and returns what its containers have logged.
+// loaded waits until a node's driver pod is ready and its modules are in the node's kernel.
+// It returns the logs of the pod's containers.
 func (b *built) loaded(t *testing.T, node, version, daemonset string) (log map[string]string) {
 	t.Helper()
 	var pod *corev1.Pod
@@ -269,7 +270,7 @@ func (b *built) loaded(t *testing.T, node, version, daemonset string) (log map[s
 	return log
 }
 
-// Containers of a driver pod, and what they log.
+// Containers of a driver pod, and messages in their logs.
 const (
 	driverContainer  = "nvidia-driver-ctr"
 	toolkitContainer = "openshift-driver-toolkit-ctr"
@@ -279,7 +280,7 @@ const (
 	pulled     = "modules are pulled"
 )
 
-// tag names what was built for a version of RHCOS.
+// tagOf returns the tag of a build for a version of RHCOS.
 func (b *built) tagOf(driver, version string) string {
 	return driver + "-" + drivertag.Kernel(b.kernels[version].Release) + "-" + osTags[version]
 }
@@ -300,7 +301,7 @@ func (b *built) reference(t *testing.T, tag string) name.Reference {
 	return ref
 }
 
-// forget removes what was built for a version of RHCOS from the registry, and from a node.
+// forget removes the build for a version of RHCOS from the registry and from a node.
 func (b *built) forget(t *testing.T, node, version string) {
 	t.Helper()
 	require.NoError(t, remote.Delete(b.reference(t, b.tagOf(ownVersion, version)), remote.WithTransport(b.hub)))
@@ -313,10 +314,10 @@ func (b *built) forgetKept(t *testing.T, node string) {
 	require.NoError(t, err)
 }
 
-// twoKernels has the nodes build at once, each for its kernel.
+// twoKernels has both nodes build at once, each for its own kernel.
 func (b *built) twoKernels(t *testing.T, _ *suite) {
-	b.runs(t, "n1", rhcos412)
-	b.runs(t, "n2", rhcos418)
+	b.bootKernel(t, "n1", rhcos412)
+	b.bootKernel(t, "n2", rhcos418)
 	b.apply(t, b.policy(ownVersion))
 	b.serves(t, map[string]string{"n1": dtk(rhcos412), "n2": dtk(rhcos418)}, 2)
 	for node, version := range map[string]string{"n1": rhcos412, "n2": rhcos418} {
@@ -327,24 +328,24 @@ func (b *built) twoKernels(t *testing.T, _ *suite) {
 	require.Contains(t, b.Kubectl(t, "get", "pods", "-l", "openshift.driver-toolkit=true", "-n", namespace), "2/2")
 }
 
-// builtOnce has a node come up with a kernel that another one has built for.
+// builtOnce boots a node into a kernel for which another node has already built.
 func (b *built) builtOnce(t *testing.T, _ *suite) {
-	b.runs(t, "n2", rhcos412)
+	b.bootKernel(t, "n2", rhcos412)
 	log := b.loaded(t, "n2", ownVersion, dtk(rhcos412))
 	require.Contains(t, log[driverContainer], pulled)
 	require.NotContains(t, log[driverContainer], pushed)
 	require.Empty(t, log[toolkitContainer], "nothing is compiled")
 	t.Log(log[driverContainer])
-	// Back on the kernel that it has built for, it asks nobody.
-	b.runs(t, "n2", rhcos418)
+	// Back on the kernel for which it has built, the node reuses the modules that it keeps.
+	b.bootKernel(t, "n2", rhcos418)
 	log = b.loaded(t, "n2", ownVersion, dtk(rhcos418))
 	require.Contains(t, log[driverContainer], "modules are taken from those that this node keeps")
 	require.Empty(t, log[toolkitContainer])
 }
 
-// prebuilt has a Job build for a kernel before a node runs it.
+// prebuilt runs a Job that builds for a kernel before any node runs it.
 func (b *built) prebuilt(t *testing.T, _ *suite) {
-	b.runs(t, "n2", rhcos412)
+	b.bootKernel(t, "n2", rhcos412)
 	b.loaded(t, "n2", ownVersion, dtk(rhcos412))
 	b.forget(t, "n2", rhcos418)
 	out, err := b.run(t, "kubectl-gpu", "prebuild", "-n", namespace, "--kernel", b.kernels[rhcos418].Release, "--os-tag", "rhcos4.18",
@@ -359,14 +360,14 @@ func (b *built) prebuilt(t *testing.T, _ *suite) {
 		}
 		return nil
 	})
-	b.runs(t, "n2", rhcos418)
+	b.bootKernel(t, "n2", rhcos418)
 	log := b.loaded(t, "n2", ownVersion, dtk(rhcos418))
 	require.Contains(t, log[driverContainer], pulled)
 	require.Empty(t, log[toolkitContainer], "nothing is compiled on the node")
 }
 
-// fallbackAndBack has the next driver, of which there are no precompiled images: what the
-// pools build becomes one.
+// fallbackAndBack installs the next driver, which has no precompiled images. The builds of
+// the pools become such images.
 func (b *built) fallbackAndBack(t *testing.T, _ *suite) {
 	b.pushDriver(t, nextVersion, driverSources(t, nextVersion))
 	d := b.policy(nextVersion)
@@ -388,9 +389,9 @@ func (b *built) fallbackAndBack(t *testing.T, _ *suite) {
 	}
 }
 
-// scriptOfNVIDIA stands in for NVIDIA's program in the Driver Toolkit's container, which a
-// driver's image brings among its sources (simkernel). It does with the files of the shared
-// folder what that one does: it makes empty ones, and says nothing while it builds.
+// scriptOfNVIDIA stands in for NVIDIA's program in the Driver Toolkit's container. A driver's
+// image carries it among its sources (simkernel). Like NVIDIA's, it creates empty marker files
+// in the shared folder and prints nothing while it builds.
 const scriptOfNVIDIA = `set -eu
 cd /mnt/shared-nvidia-driver-toolkit
 touch driver_build_started
@@ -407,8 +408,8 @@ echo "stand-in: the modules are in the folder"
 while [ -f driver_built ]; do sleep 1; done
 `
 
-// sideCarOfNVIDIA has the driver containers work with side-cars that follow the protocol of
-// NVIDIA's alone.
+// sideCarOfNVIDIA pairs the driver containers with side-cars that follow NVIDIA's protocol
+// only.
 func (b *built) sideCarOfNVIDIA(t *testing.T, _ *suite) {
 	source := driverSources(t, scriptVersion)
 	require.NoError(t, os.WriteFile(filepath.Join(source, "dtk-build-driver"), []byte(scriptOfNVIDIA), 0o755))
@@ -421,7 +422,7 @@ func (b *built) sideCarOfNVIDIA(t *testing.T, _ *suite) {
 	}
 }
 
-// buildsFail has sources that neither kernel takes, each for a reason of its own.
+// buildsFail installs sources that fail on both kernels, on each for a different reason.
 func (b *built) buildsFail(t *testing.T, _ *suite) {
 	source := driverSources(t, brokenVersion)
 	change(t, filepath.Join(source, "nvidia.c"), "static int stub_open(", `#include <linux/pci.h>
@@ -460,8 +461,8 @@ func lacks(text string, err error, words []string) error {
 	return nil
 }
 
-// smallFolder is a policy that makes the folder between the containers of a driver's pod a
-// file system of so many bytes.
+// smallFolder is an admission policy that turns the folder shared by the containers of a
+// driver's pod into a file system of limited size, in bytes.
 const smallFolder = `
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicy
@@ -488,7 +489,7 @@ metadata: {name: small-folder}
 spec: {policyName: small-folder}
 `
 
-// folderPod is a pod that smallFolder is about.
+// folderPod is a pod to which smallFolder applies.
 const folderPod = `
 apiVersion: v1
 kind: Pod
@@ -498,7 +499,7 @@ spec:
   volumes: [{name: shared-nvidia-driver-toolkit, emptyDir: {sizeLimit: 2Gi}}]
 `
 
-// folderIs waits until the folder of new pods is of a medium.
+// folderIs waits until the shared folder of new pods has the given medium.
 func (b *built) folderIs(t *testing.T, medium string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "pod.yaml")
@@ -512,7 +513,7 @@ func (b *built) folderIs(t *testing.T, medium string) {
 	})
 }
 
-// deletePod deletes the driver's pod of a node.
+// deletePod deletes the driver pod of a node.
 func (b *built) deletePod(t *testing.T, node string) {
 	t.Helper()
 	for _, p := range b.World.Pods(namespace, "app=nvidia-driver-daemonset") {
@@ -522,8 +523,8 @@ func (b *built) deletePod(t *testing.T, node string) {
 	}
 }
 
-// sharedFolderFull has room for one copy of the program between the two containers, and not
-// for the sources.
+// sharedFolderFull leaves room for one copy of the program between the two containers, but
+// not for the sources.
 func (b *built) sharedFolderFull(t *testing.T, _ *suite) {
 	b.forget(t, "n1", rhcos412)
 	info, err := os.Stat(program("simkernel"))
@@ -541,8 +542,8 @@ func (b *built) sharedFolderFull(t *testing.T, _ *suite) {
 	b.folderIs(t, "")
 }
 
-// sideCarKilled kills the Driver Toolkit while it compiles what sharedFolderFull has had the
-// node forget: it begins anew.
+// sideCarKilled kills the Driver Toolkit while it rebuilds the build that sharedFolderFull
+// removed from the node. The build starts again.
 func (b *built) sideCarKilled(t *testing.T, _ *suite) {
 	b.deletePod(t, "n1")
 	b.until(t, "the compiler runs", func() error {

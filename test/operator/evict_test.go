@@ -27,16 +27,16 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/pki"
 )
 
-// jobs is how many pods with a GPU the node has.
+// jobs is the number of pods with a GPU on the node.
 const jobs = 40
 
-// What is slow or refused holds up itself alone: an upgrade beside an admission webhook that
-// takes 10 s over each eviction, and one of a node that nobody may write.
+// TestSlowAndRefused checks that slow or refused requests delay only the nodes they concern:
+// an admission webhook that takes 10 s for each eviction, and a node that rejects writes.
 func TestSlowAndRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.operate(t)
-	b.objection(t, "the operator works", b.works)
+	b.waitNoError(t, "the operator works", b.works)
 	b.play(t,
 		scenario{"AWebhookTakes10SecondsOverEachEviction", func(t *testing.T, _ *suite) { b.slowEvictions(t) }},
 		scenario{"ANodeThatNobodyMayWrite", func(t *testing.T, _ *suite) { b.unwritableNode(t) }},
@@ -47,18 +47,18 @@ func TestSlowAndRefused(t *testing.T) {
 
 // webhook is an admission webhook in this process.
 type webhook struct {
-	mu    sync.Mutex
-	asked map[string]int // by the object's name
-	free  chan struct{}  // is closed when it answers at once
+	mu       sync.Mutex
+	requests map[string]int // number of requests by the object's name
+	free     chan struct{}  // closed when it may respond at once
 }
 
 const webhookPort = 8443
 
-// slow installs a webhook that takes 10 s over each eviction in the namespace default, or
-// until it is set free.
+// slow installs a webhook that delays each eviction in the namespace default by 10 s, until
+// it is opened.
 func (b *bench) slow(t *testing.T) *webhook {
 	t.Helper()
-	w := &webhook{asked: map[string]int{}, free: make(chan struct{})}
+	w := &webhook{requests: map[string]int{}, free: make(chan struct{})}
 	l, err := b.Listen(t.Context(), webhookPort)
 	require.NoError(t, err)
 	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: w, ReadHeaderTimeout: time.Minute}}
@@ -105,7 +105,7 @@ func (w *webhook) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.mu.Lock()
-	w.asked[review.Request.Name]++
+	w.requests[review.Request.Name]++
 	w.mu.Unlock()
 	select {
 	case <-w.free:
@@ -118,15 +118,15 @@ func (w *webhook) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(out).Encode(review)
 }
 
-// pods is how many pods it was asked about.
+// pods returns the number of pods for which the webhook was called.
 func (w *webhook) pods() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.asked)
+	return len(w.requests)
 }
 
-// slowEvictions has 40 evictions wait side by side, while a node that joins is labelled, an
-// object that is deleted comes back, and the status is written.
+// slowEvictions runs 40 evictions at once. Meanwhile a joining node must be labelled, a
+// deleted object restored and the status written.
 func (b *bench) slowEvictions(t *testing.T) {
 	w := b.slow(t)
 	names := make([]string, jobs)
@@ -135,7 +135,7 @@ func (b *bench) slowEvictions(t *testing.T) {
 	}
 	b.outdated(t, names...)
 	began := time.Now()
-	b.objection(t, "an eviction is being waited for", func() error {
+	b.waitNoError(t, "an eviction is being waited for", func() error {
 		if w.pods() == 0 {
 			return errors.New("none is")
 		}
@@ -167,11 +167,11 @@ func (b *bench) slowEvictions(t *testing.T) {
 		}},
 		{"the status counts three nodes", func() error { return b.counts(t, "total", 3) }},
 	} {
-		b.objection(t, c.what, c.is)
+		b.waitNoError(t, c.what, c.is)
 		t.Logf("%5.1f s until %s", time.Since(began).Seconds(), c.what)
 	}
-	b.objection(t, "the pods and the old driver's are gone", func() error {
-		w.open() // also what is asked anew
+	b.waitNoError(t, "the pods and the old driver's are gone", func() error {
+		w.open() // also for retries
 		for _, name := range names {
 			if object[corev1.Pod](t, b, "default", name) != nil {
 				return fmt.Errorf("%s is there", name)
@@ -180,12 +180,12 @@ func (b *bench) slowEvictions(t *testing.T) {
 		return b.moved(t)
 	})
 	t.Logf("%5.1f s until all pods are gone", time.Since(began).Seconds())
-	b.gone(t)
+	b.removeOutdated(t)
 	b.remove(t, gpuNode("n3"))
 }
 
-// unwritableNode has a policy refuse all that the operator writes on a node: others are
-// upgraded although one at a time is, and the status names the node.
+// unwritableNode rejects every write of the operator to one node. The other nodes must be
+// upgraded although only one may be unavailable, and the status must name the node.
 func (b *bench) unwritableNode(t *testing.T) {
 	b.change(t, `{"driver":{"upgradePolicy":{"maxParallelUpgrades":1}}}`)
 	set := b.driverNode(t)
@@ -205,7 +205,7 @@ spec: { policyName: locked, validationActions: [Deny] }
 `
 	b.ApplyText(t, policyAndBinding)
 	defer b.Kubectl(t, "delete", "validatingadmissionpolicy/locked", "validatingadmissionpolicybinding/locked")
-	b.objection(t, "n2 is locked", func() error {
+	b.waitNoError(t, "n2 is locked", func() error {
 		n := object[corev1.Node](t, b, "", "n2")
 		n.Annotations = map[string]string{"test": "locked"}
 		if b.Update(t.Context(), n, client.DryRunAll) == nil {
@@ -214,7 +214,7 @@ spec: { policyName: locked, validationActions: [Deny] }
 		return nil
 	})
 	b.oldDriver(t, set)
-	b.objection(t, "the status says that n2 cannot be written, and why", func() error {
+	b.waitNoError(t, "the status says that n2 cannot be written, and why", func() error {
 		p, err := b.policy(t, policy)
 		if err != nil {
 			return err
@@ -224,16 +224,16 @@ spec: { policyName: locked, validationActions: [Deny] }
 		}
 		return nil
 	})
-	b.gone(t)
+	b.removeOutdated(t)
 	b.remove(t, gpuNode("n4"))
 }
 
-// scaledToNone has NVIDIA's operator be there and run, and then not run.
+// scaledToNone runs NVIDIA's operator, then scales it to zero.
 func (b *bench) scaledToNone(t *testing.T) {
 	b.ApplyText(t, fmt.Sprintf(theirs, "none"))
-	b.objection(t, "NVIDIA's runs", func() error { return b.condition(t, policy, "Ready", "False", "OtherOperatorRuns") })
+	b.waitNoError(t, "NVIDIA's runs", func() error { return b.condition(t, policy, "Ready", "False", "OtherOperatorRuns") })
 	b.Kubectl(t, "-n", "gpu-operator", "scale", "deployment/gpu-operator", "--replicas=0")
-	b.objection(t, "NVIDIA's does not run any more", func() error {
+	b.waitNoError(t, "NVIDIA's does not run any more", func() error {
 		if b.condition(t, policy, "Ready", "False", "OtherOperatorRuns") == nil {
 			return errors.New("the policy says that it does")
 		}
@@ -242,11 +242,11 @@ func (b *bench) scaledToNone(t *testing.T) {
 	b.Kubectl(t, "-n", "gpu-operator", "delete", "deployment/gpu-operator")
 }
 
-// olderPolicy applies a policy where there is another.
+// olderPolicy applies a second policy beside an existing one.
 func (b *bench) olderPolicy(t *testing.T) {
 	began := time.Now()
 	b.ApplyText(t, "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: { name: second }\nspec: {}\n")
-	b.objection(t, "whoever waits for it is told that waiting does not help", func() error {
+	b.waitNoError(t, "whoever waits for it is told that waiting does not help", func() error {
 		return b.condition(t, "second", "Stalled", "True", "Ignored", policy)
 	})
 	t.Logf("%5.1f s", time.Since(began).Seconds())
@@ -254,7 +254,7 @@ func (b *bench) olderPolicy(t *testing.T) {
 	b.Kubectl(t, "delete", "clusterpolicy", "second")
 }
 
-// claimed is a pod that has a GPU by a claim alone, and the claim.
+// claimed returns a pod that gets a GPU through a ResourceClaim only, and the claim.
 func claimed() (*resourcev1.ResourceClaim, *corev1.Pod) {
 	p := boundPod("default", "claimed", nil)
 	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("gpu")}}

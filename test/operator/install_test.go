@@ -16,13 +16,13 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// chart is put together by make chart.
+// chart returns the path of the chart that make chart builds.
 func chart() string { return program("charts/gpuready-0.1.0.tgz") }
 
 // simulated are the chart's values for a cluster without GPUs.
 var simulated = []string{"--set", "driver.simulated.enabled=true", "--set", "driver.simulated.profile=h100-sxm"}
 
-// One resource describes the GPU stack; nodes come, break and go.
+// TestInstall installs the GPU stack with one resource while nodes join, break and leave.
 func TestInstall(t *testing.T) {
 	t.Parallel()
 	s := up(t, cluster.Config{Nodes: 2})
@@ -45,7 +45,7 @@ func TestInstall(t *testing.T) {
 	)
 }
 
-// helmInstalls installs by Helm while no node has a GPU, which is told.
+// helmInstalls installs with Helm while no node has a GPU, and checks that this is reported.
 func (s *suite) helmInstalls(t *testing.T) {
 	args := append([]string{"install", "gpuready", chart(), "--set", "nfd.enabled=false", "--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m"}, simulated...)
 	s.helm(t, args...)
@@ -54,7 +54,7 @@ func (s *suite) helmInstalls(t *testing.T) {
 	})
 }
 
-// nodeWithAGPU has NFD find a GPU on both nodes.
+// nodeWithAGPU makes NFD find a GPU on both nodes.
 func (s *suite) nodeWithAGPU(t *testing.T) {
 	for _, n := range s.Nodes {
 		s.plugGPU(t, n.Name)
@@ -71,7 +71,7 @@ func (s *suite) nodeWithAGPU(t *testing.T) {
 	t.Logf("%.1f s from the label to proven, both nodes", took.Seconds())
 }
 
-// proven waits until every node is proven, and the policy says so.
+// proven waits until every node is proven and the policy reports it.
 func (s *suite) proven(t *testing.T) time.Duration {
 	t.Helper()
 	return s.until(t, "the policy is Ready, and so is each node", func() error {
@@ -91,7 +91,7 @@ func (s *suite) proven(t *testing.T) time.Duration {
 	})
 }
 
-// peopleReadIt are the commands by which people see how far things are.
+// peopleReadIt runs the commands with which people follow the progress.
 func (s *suite) peopleReadIt(t *testing.T) {
 	out := s.Kubectl(t, "get", "clusterpolicy")
 	assert.Regexp(t, `(?m)^NAME +STATUS.*AGE`, out)
@@ -122,8 +122,8 @@ func (s *suite) peopleReadIt(t *testing.T) {
 	assert.Contains(t, out, policy)
 }
 
-// operandDeleted deletes what the operator made: it comes back. A new device plugin hands
-// GPUs out, and a new validator has each node proven anew, by another pod than before.
+// operandDeleted deletes the operator's objects, which must come back. A new device plugin
+// must advertise GPUs, and a new validator must prove each node with a new pod.
 func (s *suite) operandDeleted(t *testing.T) {
 	s.deleted(t, "nvidia-device-plugin-daemonset")
 	for _, n := range s.Nodes {
@@ -138,8 +138,8 @@ func (s *suite) operandDeleted(t *testing.T) {
 	s.proven(t)
 }
 
-// deleted deletes a DaemonSet, and waits until another of its name has its pods everywhere
-// and the old one's are gone: until then all looks well that was.
+// deleted deletes a DaemonSet, then waits until a new one of its name runs on every node and
+// the old pods are gone. Before that, the old state still looks healthy.
 func (s *suite) deleted(t *testing.T, name string) {
 	t.Helper()
 	before := types.UID(strings.TrimSpace(s.Kubectl(t, "-n", namespace, "get", "daemonset", name, "-o", "jsonpath={.metadata.uid}")))
@@ -159,8 +159,8 @@ func (s *suite) deleted(t *testing.T, name string) {
 	s.World.Ready(t, namespace, name)
 }
 
-// proof objects unless a pod that was given a GPU has passed for the validator that runs on
-// the node now: its owner, with which it would have gone.
+// proof returns an error unless a pod with a GPU has passed for the validator that runs on
+// the node now. That validator owns the pod, so the pod is deleted with it.
 func (s *suite) proof(node string) error {
 	p := s.World.Pod(namespace, "nvidia-device-plugin-validation-"+node)
 	if p == nil || p.Status.Phase != corev1.PodSucceeded || p.DeletionTimestamp != nil {
@@ -174,7 +174,7 @@ func (s *suite) proof(node string) error {
 	return fmt.Errorf("what proves %s is of another validator than runs there: %v", node, p.OwnerReferences)
 }
 
-// nodesGoAndCome deletes a Node, whose kubelet registers it again later.
+// nodesGoAndCome deletes a Node; its kubelet registers it again later.
 func (s *suite) nodesGoAndCome(t *testing.T) {
 	s.Kubectl(t, "delete", "node", "n2")
 	s.until(t, "the policy counts one node", func() error { return s.counts(t, "total", 1) })
@@ -183,7 +183,7 @@ func (s *suite) nodesGoAndCome(t *testing.T) {
 	s.proven(t)
 }
 
-// counts objects unless the policy says that so many nodes are so far.
+// counts returns an error unless the policy reports n nodes in that state.
 func (s *suite) counts(t *testing.T, which string, n int) error {
 	t.Helper()
 	p, err := s.policy(t, policy)
@@ -193,7 +193,7 @@ func (s *suite) counts(t *testing.T, which string, n int) error {
 	return err
 }
 
-// gpuGoesAndComes unplugs a node's GPU: NFD takes its label away.
+// gpuGoesAndComes unplugs a node's GPU, so that NFD removes its label, and plugs it in again.
 func (s *suite) gpuGoesAndComes(t *testing.T) {
 	s.unplugGPU(t, "n2")
 	s.until(t, "n2 has no operands and no label of the operator's", func() error { return s.bare(t, "n2") })
@@ -201,7 +201,7 @@ func (s *suite) gpuGoesAndComes(t *testing.T) {
 	s.proven(t)
 }
 
-// bare objects while a node has operands, or labels by which it gets some.
+// bare returns an error while a node has operands, or labels that select it for some.
 func (s *suite) bare(t *testing.T, node string) error {
 	t.Helper()
 	for key := range s.World.Node(node).Labels {
@@ -217,7 +217,7 @@ func (s *suite) bare(t *testing.T, node string) error {
 	return nil
 }
 
-// keptAway is a person's word: no operands on a node.
+// keptAway has a person exclude a node from all operands.
 func (s *suite) keptAway(t *testing.T) {
 	s.Kubectl(t, "label", "node", "n2", "nvidia.com/gpu.deploy.operands=false")
 	s.until(t, "n2 has no operands", func() error {
@@ -232,7 +232,7 @@ func (s *suite) keptAway(t *testing.T) {
 	s.proven(t)
 }
 
-// apiServerRestarts kills the API server, and then has the operator act.
+// apiServerRestarts kills the API server, then checks that the operator still acts.
 func (s *suite) apiServerRestarts(t *testing.T) {
 	require.NoError(t, s.RestartAPIServer(t.Context()))
 	s.unplugGPU(t, "n2")
@@ -251,17 +251,17 @@ func (s *suite) twoPolicies(t *testing.T) {
 	s.Kubectl(t, "delete", "clusterpolicy", "another")
 }
 
-// helmUninstalls leaves nothing.
+// helmUninstalls checks that uninstalling leaves nothing behind.
 func (s *suite) helmUninstalls(t *testing.T, before, marks map[string]bool) {
 	s.helm(t, "uninstall", "gpuready", "--namespace", namespace, "--wait", "--timeout", "3m")
 	for _, n := range s.Nodes {
-		s.unplugGPU(t, n.Name) // whose label is NFD's
+		s.unplugGPU(t, n.Name) // NFD owns its label
 	}
 	s.leavesNothing(t, before, marks)
 }
 
-// leavesNothing waits until the cluster is as it was before, but for the namespace,
-// which Helm does not delete, and the CRD, which keeps users' policies.
+// leavesNothing waits until the cluster is as it was before. Two things remain until it
+// deletes them: the namespace, which Helm keeps, and the CRD, which holds users' policies.
 func (s *suite) leavesNothing(t *testing.T, before, marks map[string]bool) {
 	t.Helper()
 	s.TryKubectl(t, "delete", "namespace", namespace, "--ignore-not-found", "--timeout=120s")             //nolint:errcheck // what is left shows below

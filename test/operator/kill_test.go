@@ -20,9 +20,9 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/node"
 )
 
-// killed kills the operator at random moments of upgrades, of which one follows the other
-// until it was killed often enough. One node is cordoned by hand all the while, and one more
-// may be.
+// killed runs upgrades one after the other and kills the operator at random moments, until
+// it has been killed often enough. One node is cordoned by hand throughout; the upgrade may
+// cordon one more.
 func (s *suite) killed(t *testing.T) {
 	kills, err := strconv.Atoi(os.Getenv("GPUREADY_E2E_KILLS"))
 	if err != nil {
@@ -40,12 +40,12 @@ func (s *suite) killed(t *testing.T) {
 			gaps = append(gaps, s.killOperator(t))
 			continue
 		}
-		s.runs(t, version, byHand)
+		s.waitUpgraded(t, version, byHand)
 		version = map[string]string{oldDriver: newDriver, newDriver: oldDriver}[version]
 		s.simulateMany(t, version, most)
 		rolls++
 	}
-	s.runs(t, version, byHand)
+	s.waitUpgraded(t, version, byHand)
 	s.atMost(t, most, began)
 	s.Kubectl(t, "uncordon", byHand)
 	slices.Sort(gaps)
@@ -53,7 +53,7 @@ func (s *suite) killed(t *testing.T) {
 		len(gaps), rolls, len(s.Nodes), time.Since(began).Seconds(), gaps[len(gaps)/2].Seconds(), gaps[len(gaps)-1].Seconds())
 }
 
-// rolling says whether a node has yet to get that version, or to be given back.
+// rolling reports whether a node is still to be upgraded to that version or uncordoned.
 func (s *suite) rolling(version string, cordoned ...string) bool {
 	for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
 		if p.DeletionTimestamp != nil || !strings.HasSuffix(p.Spec.Containers[0].Image, ":"+version) {
@@ -65,8 +65,8 @@ func (s *suite) rolling(version string, cordoned ...string) bool {
 	})
 }
 
-// killOperator kills the process of the operator that leads, and has its pod replaced: the
-// kubelet would start its container again later and later. It returns how long nobody led.
+// killOperator kills the leading operator's process and deletes its pod, because the kubelet
+// would delay each restart of the container longer. It returns how long there was no leader.
 func (s *suite) killOperator(t *testing.T) time.Duration {
 	t.Helper()
 	pod := s.leader(t, "")
@@ -78,7 +78,7 @@ func (s *suite) killOperator(t *testing.T) time.Duration {
 	return took
 }
 
-// kill kills an operator's process, with no time to give anything up, and deletes its pod.
+// kill kills an operator's process without a graceful shutdown, and deletes its pod.
 func (s *suite) kill(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	i := slices.IndexFunc(s.Nodes, func(n *node.Node) bool { return n.Name == pod.Spec.NodeName })
@@ -88,9 +88,9 @@ func (s *suite) kill(t *testing.T, pod *corev1.Pod) {
 	require.NoError(t, s.World.Client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 }
 
-// standsBy has a second operator stand by while drivers roll: whichever way the one that
-// leads goes, another goes on, and no more nodes are taken away than may be. After a kill the
-// Lease has to run out, and the pod that replaces the killed one may be first then.
+// standsBy keeps a second operator on standby while drivers are upgraded. However the leader
+// ends, another one continues, and no more nodes are unavailable than allowed. After a kill
+// the Lease must expire, and the killed pod's replacement may acquire it first.
 func (s *suite) standsBy(t *testing.T) {
 	version := newDriver
 	for _, p := range s.World.Pods(namespace, "app=nvidia-driver-daemonset") {
@@ -124,12 +124,12 @@ func (s *suite) standsBy(t *testing.T) {
 			assert.Equal(t, second.Name, next.Name, "who stood by")
 		}
 	}
-	s.runs(t, version)
+	s.waitUpgraded(t, version)
 	s.atMost(t, 1, began)
 	s.Kubectl(t, "-n", namespace, "scale", "deployment/gpu-operator", "--replicas=1")
 }
 
-// second waits until there are one that leads and another that is ready, and returns them.
+// second waits for a leader and another ready pod, and returns both.
 func (s *suite) second(t *testing.T) (leads, ready *corev1.Pod) {
 	t.Helper()
 	leads = s.leader(t, "")
@@ -146,8 +146,8 @@ func (s *suite) second(t *testing.T) (leads, ready *corev1.Pod) {
 	return leads, ready
 }
 
-// leader waits until a pod leads, another than one, and returns it. That it leads it has
-// written itself.
+// leader waits until a pod other than the given one leads, and returns it. The Lease names
+// the leader.
 func (s *suite) leader(t *testing.T, other types.UID) *corev1.Pod {
 	t.Helper()
 	leases, err := s.World.Client.CoordinationV1().Leases("kube-system").Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=gpu-operator.gpuready.io"})
@@ -163,7 +163,7 @@ func (s *suite) leader(t *testing.T, other types.UID) *corev1.Pod {
 				last = *lease.Spec.HolderIdentity
 			}
 		case <-deadline:
-			s.tell(t)
+			s.logDiagnostics(t)
 			t.Fatalf("waited %v for an operator that leads; the Lease is held by %q\n%s", patience, last, s.World.Describe())
 		}
 		name := strings.Split(last, "/") // <namespace>/<pod>/<UID>

@@ -35,8 +35,8 @@ import (
 // second is the namespace of another installation of the operator.
 const second = "another-gpu-operator"
 
-// At no moment two operators write, whatever becomes of the Lease, of the process that
-// leads and of installations in other namespaces.
+// TestLeader checks that two operators never write at the same time, whatever happens to the
+// Lease, to the leading process or to installations in other namespaces.
 func TestLeader(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -48,7 +48,7 @@ func TestLeader(t *testing.T) {
 	)
 }
 
-// replica is one of several operators, with a token of its own.
+// replica is one of several operators, with its own token.
 type replica struct {
 	*process
 	name, credential string
@@ -93,8 +93,8 @@ func (r *replica) end(signals ...syscall.Signal) {
 	<-r.ended
 }
 
-// says objects until the process has printed something.
-func (r *replica) says(what string) error {
+// printed returns an error until the process has printed the text.
+func (r *replica) printed(what string) error {
 	data, err := os.ReadFile(r.log)
 	if err != nil {
 		return err
@@ -109,12 +109,12 @@ func (r *replica) says(what string) error {
 func (b *bench) awaitLead(t *testing.T, r *replica) time.Duration {
 	t.Helper()
 	began := time.Now()
-	b.objection(t, r.name+" leads", func() error { return r.says("msg=working") })
+	b.waitNoError(t, r.name+" leads", func() error { return r.printed("msg=working") })
 	return time.Since(began)
 }
 
-// stir has the operator that leads write several times a second, until the function that
-// it returns is called: somebody takes a label off a node that is the operator's to keep.
+// stir makes the leading operator write several times a second: it keeps removing a label
+// that the operator restores, until stop is called.
 func (b *bench) stir(t *testing.T) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -135,7 +135,7 @@ func (b *bench) stir(t *testing.T) (stop func()) {
 	return func() { cancel(); done.Wait() }
 }
 
-// written is a write that the API server has taken from one of the operators.
+// written is a write of one of the operators that the API server accepted.
 type written struct {
 	Verb      string
 	User      struct{ Extra map[string][]string }
@@ -144,7 +144,7 @@ type written struct {
 	Response  struct{ Code int } `json:"responseStatus"`
 }
 
-// writes returns what an operator has written, the Lease left out.
+// writes returns all writes of an operator except those to the Lease.
 func (b *bench) writes(t *testing.T, r *replica) (all []written) {
 	t.Helper()
 	file, err := os.Open(b.Audited())
@@ -166,11 +166,11 @@ func (b *bench) writes(t *testing.T, r *replica) (all []written) {
 	}
 }
 
-// follows waits until the second of two operators has written often, and has the test
-// fail if the first wrote after the second had begun.
+// follows waits until the second of two operators has written often. The test fails if the
+// first one wrote after the second had begun.
 func (b *bench) follows(t *testing.T, one, next *replica) {
 	t.Helper()
-	b.objection(t, next.name+" writes", func() error {
+	b.waitNoError(t, next.name+" writes", func() error {
 		if n := len(b.writes(t, next)); n < 20 {
 			return fmt.Errorf("%d writes", n)
 		}
@@ -183,7 +183,7 @@ func (b *bench) follows(t *testing.T, one, next *replica) {
 	assert.Falsef(t, begun.Time.Before(last.Time), "two wrote: %s since %v, %s until %v", next.name, begun.Time, one.name, last.Time)
 }
 
-// leases are all of the operator's name.
+// leases returns all Leases with the operator's name.
 func (b *bench) leases(t *testing.T) []coordinationv1.Lease {
 	t.Helper()
 	var list coordinationv1.LeaseList
@@ -191,18 +191,18 @@ func (b *bench) leases(t *testing.T) []coordinationv1.Lease {
 	return slices.DeleteFunc(list.Items, func(l coordinationv1.Lease) bool { return l.Name != "gpu-operator.gpuready.io" })
 }
 
-// pair starts two replicas, of which the first leads and writes.
+// pair starts two replicas; the first one leads and writes.
 func (b *bench) pair(t *testing.T, name string) (one, next *replica, stop func()) {
 	t.Helper()
 	one = b.replica(t, namespace, operands, name+"-1")
 	b.awaitLead(t, one)
 	next = b.replica(t, namespace, operands, name+"-2")
 	stop = b.stir(t)
-	b.objection(t, one.name+" writes, and "+next.name+" stands by", func() error {
+	b.waitNoError(t, one.name+" writes, and "+next.name+" stands by", func() error {
 		if len(b.writes(t, one)) < 5 {
 			return fmt.Errorf("%d writes", len(b.writes(t, one)))
 		}
-		return next.says("stand")
+		return next.printed("stand")
 	})
 	return one, next, stop
 }
@@ -216,11 +216,11 @@ func (b *bench) leaseDeleted(t *testing.T) {
 	}
 	b.follows(t, one, next)
 	<-one.ended
-	require.NoError(t, one.says("was deleted: this operator stops"))
+	require.NoError(t, one.printed("was deleted: this operator stops"))
 	t.Logf("%s led %.1f s after the Lease was deleted", next.name, b.awaitLead(t, next).Seconds()+time.Since(began).Seconds())
 	stop()
 	three := b.replica(t, namespace, operands, "released")
-	b.objection(t, three.name+" stands by", func() error { return three.says("stand") })
+	b.waitNoError(t, three.name+" stands by", func() error { return three.printed("stand") })
 	began = time.Now()
 	next.end(syscall.SIGTERM)
 	b.awaitLead(t, three)
@@ -240,8 +240,8 @@ func (b *bench) leaseHandedOver(t *testing.T) {
 	next.end(syscall.SIGTERM)
 }
 
-// leaderStopped stops the process that leads for longer than its Lease lasts. Then it goes
-// on, with all that it had in mind.
+// leaderStopped stops the leading process for longer than its Lease lasts, then continues it
+// with the writes it had pending.
 func (b *bench) leaderStopped(t *testing.T) {
 	one, next, stop := b.pair(t, "stopped")
 	defer stop()
@@ -256,8 +256,8 @@ func (b *bench) leaderStopped(t *testing.T) {
 	next.end(syscall.SIGTERM)
 }
 
-// installSecond installs the chart in a second namespace; what has the name of something
-// that is there already is left as it is.
+// installSecond installs the chart in a second namespace. Objects whose name is already taken
+// stay as they are.
 func (b *bench) installSecond(t *testing.T) {
 	t.Helper()
 	b.Kubectl(t, "create", "namespace", second)
@@ -273,7 +273,7 @@ func (b *bench) installSecond(t *testing.T) {
 	}
 }
 
-// installation makes the Deployment of an operator, of which no pod ever comes.
+// installation creates an operator's Deployment that never gets a pod.
 func (b *bench) installation(t *testing.T, namespace string) *appsv1.Deployment {
 	t.Helper()
 	labels := map[string]string{"app": "gpu-operator"}
@@ -288,21 +288,21 @@ func (b *bench) installation(t *testing.T, namespace string) *appsv1.Deployment 
 	return d
 }
 
-// twoInstallations has an operator in a second namespace, whose operands would be in that
-// namespace, too.
+// twoInstallations runs a second operator in another namespace, where it would also place its
+// operands.
 func (b *bench) twoInstallations(t *testing.T) {
 	b.installSecond(t)
 	first := b.installation(t, namespace)
 	one := b.replica(t, namespace, operands, "first")
 	b.awaitLead(t, one)
-	b.objection(t, "the operands are made", func() error { return b.madeIn(t, operands) })
+	b.waitNoError(t, "the operands are made", func() error { return b.madeIn(t, operands) })
 	b.installation(t, second)
-	// Who administers a namespace may make a Lease there. It counts for nothing.
+	// An administrator of one namespace can create a Lease there. It has no effect.
 	forged := &coordinationv1.Lease{ObjectMeta: named(second, "gpu-operator.gpuready.io"), Spec: coordinationv1.LeaseSpec{HolderIdentity: new("forged"), LeaseDurationSeconds: new(int32(3600)), RenewTime: new(metav1.NowMicro())}}
 	b.create(t, forged)
 	other := b.replica(t, second, second, "second")
-	b.objection(t, "the second one says that it stands down, and for whom", func() error {
-		if err := other.says("reason=AnotherOperator namespace=" + namespace + " deployment=gpu-operator"); err != nil {
+	b.waitNoError(t, "the second one says that it stands down, and for whom", func() error {
+		if err := other.printed("reason=AnotherOperator namespace=" + namespace + " deployment=gpu-operator"); err != nil {
 			return err
 		}
 		return b.condition(t, policy, "Contested", "True", "AnotherOperator", namespace+"/gpu-operator", second+"/gpu-operator")
@@ -314,7 +314,7 @@ func (b *bench) twoInstallations(t *testing.T) {
 	b.awaitLead(t, one)
 	t.Logf("an installation whose pod was replaced led on after %.1f s", time.Since(began).Seconds())
 	stop := b.stir(t)
-	b.objection(t, one.name+" writes", func() error {
+	b.waitNoError(t, one.name+" writes", func() error {
 		if len(b.writes(t, one)) < 5 {
 			return fmt.Errorf("%d writes", len(b.writes(t, one)))
 		}
@@ -322,9 +322,9 @@ func (b *bench) twoInstallations(t *testing.T) {
 	})
 	stop()
 	require.Error(t, b.madeIn(t, second), "two stacks")
-	require.Error(t, other.says("msg=working"))
+	require.Error(t, other.printed("msg=working"))
 
-	// It is uninstalled, and leaves a DaemonSet with a pod behind.
+	// It is uninstalled but leaves a DaemonSet with a pod.
 	set := object[appsv1.DaemonSet](t, b, operands, "nvidia-device-plugin-daemonset")
 	require.NotNil(t, set)
 	left := &corev1.Pod{
@@ -338,13 +338,13 @@ func (b *bench) twoInstallations(t *testing.T) {
 	one.end(syscall.SIGTERM)
 	b.awaitLead(t, other)
 	t.Logf("the second installation led %.2f s after the first was gone", time.Since(began).Seconds())
-	b.objection(t, "it makes nothing beside the operands that are there, and says so", func() error {
+	b.waitNoError(t, "it makes nothing beside the operands that are there, and says so", func() error {
 		return b.condition(t, policy, "Ready", "False", "AnotherOperator", "kubectl -n "+operands+" delete daemonsets")
 	})
 	require.Error(t, b.madeIn(t, second), "two stacks")
 	b.remove(t, left)
-	b.objection(t, "they are gone, and its own are made", func() error { return b.madeIn(t, second) })
-	b.objection(t, "nobody stands down any more", func() error {
+	b.waitNoError(t, "they are gone, and its own are made", func() error { return b.madeIn(t, second) })
+	b.waitNoError(t, "nobody stands down any more", func() error {
 		if err := b.condition(t, policy, "Contested", "True", ""); err == nil {
 			return fmt.Errorf("the policy says that one does")
 		}
@@ -353,7 +353,7 @@ func (b *bench) twoInstallations(t *testing.T) {
 	other.end(syscall.SIGTERM)
 }
 
-// madeIn objects until the operands are in a namespace.
+// madeIn returns an error until the operands are in a namespace.
 func (b *bench) madeIn(t *testing.T, namespace string) error {
 	t.Helper()
 	if object[appsv1.DaemonSet](t, b, namespace, "nvidia-operator-validator") == nil {

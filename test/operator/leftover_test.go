@@ -15,11 +15,11 @@ import (
 	"k8s.io/client-go/metadata"
 )
 
-// passing are kinds of objects that come and go by themselves, as all Leases do but the
-// operator's.
+// passing are kinds of objects that are created and deleted by themselves, and so are not
+// compared. All Leases except the operator's are skipped too.
 var passing = map[string]bool{"componentstatuses": true, "events": true, "endpoints": true, "endpointslices": true, "nodefeatures": true, "controllerrevisions": true}
 
-// objects are all that the cluster has, "resource.group namespace/name".
+// objects returns all objects of the cluster, as "resource.group namespace/name".
 func (s *suite) objects(t *testing.T) map[string]bool {
 	t.Helper()
 	client, err := metadata.NewForConfig(s.World.Config)
@@ -47,8 +47,8 @@ func (s *suite) objects(t *testing.T) map[string]bool {
 	return all
 }
 
-// marks are the labels, annotations and taints of nodes, and whether they are cordoned;
-// what kubelets and controllers write by themselves is left out.
+// marks returns the labels, annotations and taints of nodes, and whether they are cordoned.
+// It skips what kubelets and controllers write by themselves.
 func (s *suite) marks(t *testing.T) map[string]bool {
 	t.Helper()
 	nodes, err := s.World.Client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
@@ -71,9 +71,9 @@ func (s *suite) marks(t *testing.T) map[string]bool {
 	return all
 }
 
-// cleansNodes takes off the nodes what the toolkit installed, by the manifest that does
-// it, and compares the first one's files with those of before. What stays is in
-// docs/install.md: /run/nvidia, until the next reboot, and folders that are empty.
+// cleansNodes removes the toolkit's installation from the nodes with the manifest for that,
+// and compares the first node's files with those of before. docs/install.md lists what stays:
+// /run/nvidia, until the next reboot, and empty folders.
 func (s *suite) cleansNodes(t *testing.T, before []string) {
 	t.Helper()
 	s.Apply(t, "uninstall.yaml")
@@ -90,7 +90,7 @@ func (s *suite) cleansNodes(t *testing.T, before []string) {
 	assert.Empty(t, left, "files that are left")
 }
 
-// beyond is what is in one and not in another.
+// beyond returns the entries of now that before lacks.
 func beyond(now, before map[string]bool) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(now)), func(s string) bool { return before[s] })
 }

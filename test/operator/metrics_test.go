@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// absent are metrics of alerts and dashboard that a cluster on which all is well does not
-// show, and why.
+// absent lists metrics that alerts and the dashboard use but a healthy cluster does not
+// expose, each with the reason.
 var absent = map[string]string{
 	"gpuready_deviceplugin_config_ignored_key":               "with --unknown-keys=warn, of each key",
 	"gpuready_deviceplugin_devices_left_out":                 "of GPUs that are not advertised, by reason",
@@ -29,17 +29,17 @@ var absent = map[string]string{
 	"gpuready_toolkit_runtime_problem":                       "of a runtime that is not configured as it should be",
 }
 
-// otherwise are metrics that it shows, with other values than those that are asked for.
+// otherwise lists metrics that it exposes, but with other label values than those selected.
 var otherwise = map[string]string{
 	"gpuready_deviceplugin_devices":   "unhealthy ones",
 	"gpuready_deviceplugin_phase":     "the phase and reason that are so",
 	"gpuready_operator_upgrade_nodes": "the states that nodes are in: see AFailureStopsIt",
 }
 
-// scraped are what Prometheus adds to what it scrapes (podmonitor.yaml).
+// scraped are the labels that Prometheus adds when it scrapes (podmonitor.yaml).
 var scraped = []string{"namespace", "pod", "container", "node", "job", "instance"}
 
-// series are the labels of what is shown, by metric.
+// series maps each exposed metric to the labels of its series.
 type series map[string][]map[string]string
 
 var (
@@ -50,7 +50,7 @@ var (
 	grouped  = regexp.MustCompile(`\bby *\(([^)]*)\)`)
 )
 
-// scrape reads what pods show to Prometheus, on their port "metrics".
+// scrape reads the metrics that pods expose to Prometheus, on their port "metrics".
 func (s *suite) scrape(t *testing.T, selector string) series {
 	t.Helper()
 	all := series{}
@@ -77,17 +77,17 @@ func (s *suite) scrape(t *testing.T, selector string) series {
 	return all
 }
 
-// lacks says why no series is what a selector asks for; "": one is.
-func (have series) lacks(name, matchers string) string {
-	if len(have[name]) == 0 {
+// lacks returns why no series matches a selector, or "" if one does.
+func (s series) lacks(name, matchers string) string {
+	if len(s[name]) == 0 {
 		return "there is no " + name
 	}
-	for _, labels := range have[name] {
+	for _, labels := range s[name] {
 		if matches(labels, matchers) {
 			return ""
 		}
 	}
-	return fmt.Sprintf("no %s is {%s}; one is %v", name, matchers, have[name][0])
+	return fmt.Sprintf("no %s is {%s}; one is %v", name, matchers, s[name][0])
 }
 
 func matches(labels map[string]string, matchers string) bool {
@@ -107,11 +107,11 @@ func matches(labels map[string]string, matchers string) bool {
 	return true
 }
 
-// ungrouped are labels that an expression sums up by, and that nothing in it has.
-func (have series) ungrouped(expr string) (missing []string) {
+// ungrouped returns the labels that an expression groups by and none of its metrics has.
+func (s series) ungrouped(expr string) (missing []string) {
 	known := map[string]bool{"le": true}
 	for _, m := range selected.FindAllStringSubmatch(expr, -1) {
-		for _, labels := range have[m[1]] {
+		for _, labels := range s[m[1]] {
 			for key := range labels {
 				known[key] = true
 			}
@@ -127,7 +127,7 @@ func (have series) ungrouped(expr string) (missing []string) {
 	return missing
 }
 
-// expressions are those of the alerts and of the dashboard.
+// expressions returns the PromQL expressions of the alerts and the dashboard.
 func expressions(t *testing.T) (all []string) {
 	t.Helper()
 	for _, file := range []string{"rules.yaml", "dashboard.json"} {
@@ -159,8 +159,8 @@ func exprs(v any) (all []string) {
 	return all
 }
 
-// alertsNameWhatIsShown looks that each metric of the alerts and the dashboard is shown by
-// the programs that run, with the labels that are asked for.
+// alertsNameWhatIsShown checks that the running programs expose each metric of the alerts and
+// the dashboard, with the labels that are selected.
 func (s *suite) alertsNameWhatIsShown(t *testing.T) {
 	have := s.scrape(t, "app.kubernetes.io/part-of=gpuready")
 	missing, others := maps.Clone(absent), maps.Clone(otherwise)
@@ -188,7 +188,7 @@ func (s *suite) alertsNameWhatIsShown(t *testing.T) {
 	assert.Empty(t, others, "these are shown as they are asked for: they need no reason")
 }
 
-// base is the metric that a part of a histogram belongs to.
+// base returns the metric to which a part of a histogram belongs.
 func base(name string) string {
 	for _, part := range []string{"_bucket", "_sum", "_count"} {
 		if whole, is := strings.CutSuffix(name, part); is {
@@ -198,17 +198,17 @@ func base(name string) string {
 	return name
 }
 
-// unlabelled are labels that a selector names and the metric has not.
-func (have series) unlabelled(name, matchers string) (keys []string) {
+// unlabelled returns the labels that a selector names and the metric lacks.
+func (s series) unlabelled(name, matchers string) (keys []string) {
 	for _, m := range matched.FindAllStringSubmatch(matchers, -1) {
-		if _, has := have[name][0][m[1]]; !has && !slices.Contains(scraped, m[1]) {
+		if _, has := s[name][0][m[1]]; !has && !slices.Contains(scraped, m[1]) {
 			keys = append(keys, m[1])
 		}
 	}
 	return keys
 }
 
-// showsFailure looks that the operator shows what an alert waits for.
+// showsFailure waits until the operator exposes the series for which an alert waits.
 func (s *suite) showsFailure(t *testing.T, name, matchers string) {
 	t.Helper()
 	s.until(t, fmt.Sprintf("Prometheus is shown %s{%s}", name, matchers), func() error {

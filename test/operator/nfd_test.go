@@ -22,8 +22,7 @@ const (
 	gpuAddress = "0000:65:00.0"
 )
 
-// preparePCI gives each node a PCI bus of its own, with nothing on it, before anything
-// there looks at it.
+// preparePCI gives each node an empty PCI bus of its own, before any pod there reads it.
 func (s *suite) preparePCI(t *testing.T) {
 	t.Helper()
 	for _, n := range s.Nodes {
@@ -44,16 +43,16 @@ func (s *suite) plugGPU(t *testing.T, node string) {
 	}
 }
 
-// unplugGPU takes it away.
+// unplugGPU removes the GPU from a node's PCI bus.
 func (s *suite) unplugGPU(t *testing.T, node string) {
 	t.Helper()
 	require.NoError(t, os.RemoveAll(s.Node(node).PathOnNode(filepath.Join(pciDevices, gpuAddress))))
 }
 
-// installNFD installs the real one, by its own chart.
+// installNFD installs the real Node Feature Discovery with its own chart.
 func (s *suite) installNFD(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // with its build
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute) // includes its build
 	defer cancel()
 	built, err := binaries.EnsureNFD(ctx, binaries.Options{Out: os.Stderr})
 	require.NoError(t, err)
@@ -75,7 +74,7 @@ func (s *suite) installNFD(t *testing.T) {
 		"--set", "worker.config.core.sleepInterval=1s", "--set", "worker.config.sources.pci.deviceLabelFields={vendor}")
 }
 
-// downloaded is where the source of a project lies, as a module pins it.
+// downloaded returns the source folder of a project, at the version that a module pins.
 func downloaded(t *testing.T, dir, project string) (module struct{ Dir, Version string }) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-m", "-json", project)

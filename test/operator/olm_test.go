@@ -23,11 +23,11 @@ const (
 	serviceVersion = "gpuready.v0.1.0"
 )
 
-// Who subscribes to the bundle gets the operator from the Operator Lifecycle Manager, with
-// the rights that the bundle asks for and no others, and GPUs from the operator.
+// TestOLM subscribes to the bundle. The Operator Lifecycle Manager must install the operator
+// with exactly the rights that the bundle requests, and the operator must provide GPUs.
 func TestOLM(t *testing.T) {
 	if os.Getenv("GPUREADY_E2E_OLM") == "" {
-		t.Skip("make e2e-operator-olm plays this")
+		t.Skip("make e2e-operator-olm runs this")
 	}
 	s := up(t, cluster.Config{})
 	before := s.marks(t)
@@ -85,7 +85,7 @@ spec: { channel: stable, name: gpuready, source: gpuready, sourceNamespace: nvid
 	s.cleansConditions(t, "n1")
 }
 
-// installOLM has the Operator Lifecycle Manager work on the cluster, from outside.
+// installOLM runs the Operator Lifecycle Manager against the cluster, from outside.
 func (s *suite) installOLM(t *testing.T) {
 	t.Helper()
 	module := downloaded(t, "../cluster/binaries/olm", olm)
@@ -98,7 +98,7 @@ func (s *suite) installOLM(t *testing.T) {
 	s.background(t, "catalog", "--namespace", "olm")
 }
 
-// serveCatalog serves one that has the bundle, and returns its address.
+// serveCatalog serves a catalog that contains the bundle, and returns its address.
 func (s *suite) serveCatalog(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -113,7 +113,7 @@ func (s *suite) serveCatalog(t *testing.T) string {
 	return free.Addr().String()
 }
 
-// lifecycle is a program of the Operator Lifecycle Manager's.
+// lifecycle returns the path of a program of the Operator Lifecycle Manager.
 func lifecycle(t *testing.T, name string) string {
 	t.Helper()
 	built, err := binaries.EnsureOLM(t.Context(), binaries.Options{Out: os.Stderr})
@@ -121,7 +121,7 @@ func lifecycle(t *testing.T, name string) string {
 	return built.Path(name)
 }
 
-// background runs one of them until the test ends.
+// background runs such a program until the test ends.
 func (s *suite) background(t *testing.T, name string, args ...string) {
 	t.Helper()
 	log, err := os.Create(filepath.Join(t.TempDir(), name+".log"))
@@ -136,7 +136,7 @@ func (s *suite) background(t *testing.T, name string, args ...string) {
 	t.Cleanup(func() {
 		ended.Wait()
 		if text, err := os.ReadFile(log.Name()); t.Failed() && err == nil {
-			t.Logf("%s said, at last:\n%s", name, text[max(0, len(text)-8192):])
+			t.Logf("end of the log of %s:\n%s", name, text[max(0, len(text)-8192):])
 		}
 		_ = log.Close()
 	})

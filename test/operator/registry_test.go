@@ -26,15 +26,15 @@ import (
 
 const registryPort = 5000
 
-// hub is a registry that nodes and pods reach, and this process too.
+// hub is a registry that nodes, pods and this process can reach.
 type hub struct {
 	Host    string // "10.88.0.1:5000"
 	handler http.Handler
-	image   v1.Image // what is pushed: stands in for driver containers and the Driver Toolkit
+	image   v1.Image // the image to push; stands in for driver containers and the Driver Toolkit
 }
 
-// startRegistry starts one in the control plane's network, and has the nodes' runtimes
-// pull from it. It speaks plain HTTP.
+// startRegistry starts a registry in the control plane's network, and configures the nodes'
+// runtimes to pull from it. It serves plain HTTP.
 func (s *suite) startRegistry(t *testing.T) *hub {
 	t.Helper()
 	l, err := s.Listen(t.Context(), registryPort)
@@ -52,9 +52,9 @@ func (s *suite) startRegistry(t *testing.T) *hub {
 	return h
 }
 
-// RoundTrip lets this process, which is in another network, speak to the registry.
+// RoundTrip connects this process, which is in another network, to the registry.
 func (h *hub) RoundTrip(r *http.Request) (*http.Response, error) {
-	w := &answer{header: http.Header{}, status: http.StatusOK}
+	w := &memoryResponse{header: http.Header{}, status: http.StatusOK}
 	r.RequestURI = r.URL.RequestURI()
 	if r.Body == nil {
 		r.Body = http.NoBody
@@ -63,24 +63,24 @@ func (h *hub) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: w.status, Header: w.header, Body: io.NopCloser(&w.body), Request: r, ContentLength: int64(w.body.Len())}, nil
 }
 
-// answer is an http.ResponseWriter into memory.
-type answer struct {
+// memoryResponse is an http.ResponseWriter that writes into memory.
+type memoryResponse struct {
 	header http.Header
 	status int
 	body   bytes.Buffer
 }
 
-func (a *answer) Header() http.Header         { return a.header }
-func (a *answer) WriteHeader(status int)      { a.status = status }
-func (a *answer) Write(p []byte) (int, error) { return a.body.Write(p) }
+func (a *memoryResponse) Header() http.Header         { return a.header }
+func (a *memoryResponse) WriteHeader(status int)      { a.status = status }
+func (a *memoryResponse) Write(p []byte) (int, error) { return a.body.Write(p) }
 
-// push puts the stand-in into the registry by a name such as "nvidia/driver:580.1-…".
+// push pushes the stand-in to the registry by a name such as "nvidia/driver:580.1-…".
 func (h *hub) push(t *testing.T, image string) string {
 	t.Helper()
 	return h.pushImage(t, image, h.image)
 }
 
-// pushImage puts an image into the registry by a name.
+// pushImage pushes an image to the registry by a name.
 func (h *hub) pushImage(t *testing.T, image string, content v1.Image) string {
 	t.Helper()
 	full := h.Host + "/" + image
@@ -90,7 +90,7 @@ func (h *hub) pushImage(t *testing.T, image string, content v1.Image) string {
 	return full
 }
 
-// load puts the stand-in onto every node by a name that no registry has.
+// load imports the stand-in on every node by a name that no registry has.
 func (h *hub) load(t *testing.T, s *suite, image string) {
 	t.Helper()
 	tag, err := name.NewTag(image)
@@ -102,8 +102,8 @@ func (h *hub) load(t *testing.T, s *suite, image string) {
 	}
 }
 
-// standin is the driver simulator's image with a driver container's programs in it, and
-// a shell, which the Driver Toolkit's image has.
+// standin returns the driver simulator's image plus a driver container's programs and a
+// shell, which the Driver Toolkit's image has too.
 func standin(t *testing.T) v1.Image {
 	t.Helper()
 	bin := os.Getenv("GPUREADY_E2E")
@@ -121,7 +121,7 @@ func standin(t *testing.T) v1.Image {
 	return image
 }
 
-// layerOf is a layer of programs and links, by their paths.
+// layerOf returns a layer of programs and links, by their paths.
 func layerOf(t *testing.T, files map[string][]byte, links map[string]string) v1.Layer {
 	t.Helper()
 	var b bytes.Buffer

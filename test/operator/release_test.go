@@ -14,11 +14,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// definition is the CRD that the chart brings.
+// definition is the path of the CRD in the chart.
 const definition = "../../deployments/helm/gpuready/crds/nvidia.com_clusterpolicies.yaml"
 
-// The release's life on a cluster of one node: the operator in one namespace, its
-// operands in another, and the CRD of another release.
+// release installs, upgrades, rolls back and uninstalls the release on a one-node cluster.
+// The operator and its operands have different namespaces, and a foreign CRD exists.
 func (s *suite) release(t *testing.T, before, marks map[string]bool) {
 	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.present=true")
 	s.play(t,
@@ -30,10 +30,11 @@ func (s *suite) release(t *testing.T, before, marks map[string]bool) {
 	)
 }
 
-// property is one that the CRD of before had not.
+// property is the path of a property that the older CRD lacks.
 var property = []string{"status", "properties", "upgrade", "properties", "waiting"}
 
-// olderDefinition is a file with the CRD of before: the chart's with one property fewer.
+// olderDefinition writes the older CRD, the chart's with one property fewer, and returns its
+// path.
 func olderDefinition(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(definition)
@@ -52,18 +53,18 @@ func olderDefinition(t *testing.T) string {
 	return file
 }
 
-// definitionOfOthers has a CRD there that kubectl made: helm install leaves it as it is, and
-// says so.
+// definitionOfOthers creates a CRD with kubectl. helm install must leave it as it is and
+// report that.
 func (s *suite) definitionOfOthers(t *testing.T) {
 	s.Kubectl(t, "create", "-f", olderDefinition(t))
 	out, err := s.run(t, "tools/helm", "install", "gpuready", chart(), "--namespace", namespace, "--create-namespace")
 	require.Error(t, err)
 	assert.Contains(t, out, `conflict with "kubectl-create"`)
 	assert.Contains(t, out, "failed to install CRD")
-	assert.False(t, s.knows(t))
+	assert.False(t, s.crdHasProperty(t))
 }
 
-// schemaOf is that of a CRD's one version; it is not copied.
+// schemaOf returns the schema of a CRD's only version, without copying it.
 func schemaOf(t *testing.T, crd *unstructured.Unstructured) map[string]any {
 	t.Helper()
 	versions := crd.Object["spec"].(map[string]any)["versions"].([]any)
@@ -71,8 +72,8 @@ func schemaOf(t *testing.T, crd *unstructured.Unstructured) map[string]any {
 	return versions[0].(map[string]any)["schema"].(map[string]any)["openAPIV3Schema"].(map[string]any)["properties"].(map[string]any)
 }
 
-// knows says whether the cluster's CRD has the property.
-func (s *suite) knows(t *testing.T) bool {
+// crdHasProperty reports whether the cluster's CRD has the property.
+func (s *suite) crdHasProperty(t *testing.T) bool {
 	t.Helper()
 	var crd unstructured.Unstructured
 	require.NoError(t, json.Unmarshal([]byte(s.Kubectl(t, "get", "crd", "clusterpolicies.nvidia.com", "-o", "json")), &crd.Object))
@@ -81,8 +82,8 @@ func (s *suite) knows(t *testing.T) bool {
 	return has
 }
 
-// twoNamespaces installs the release in one, and its operands go to another. The CRD that
-// is there becomes the release's.
+// twoNamespaces installs the release in one namespace and its operands in another. The
+// release takes over the existing CRD.
 func (s *suite) twoNamespaces(t *testing.T) {
 	args := append([]string{"install", "gpuready", chart(), "--set", "nfd.enabled=false", "--set", "operands.namespace=" + operands,
 		"--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m", "--force-conflicts"}, simulated...)
@@ -96,10 +97,10 @@ func (s *suite) twoNamespaces(t *testing.T) {
 		assert.Equal(t, want, p.Namespace, p.Name)
 	}
 	s.delivers(t, oldDriver, "")
-	assert.True(t, s.knows(t))
+	assert.True(t, s.crdHasProperty(t))
 }
 
-// delivers waits until the driver and the device plugin are as the values say.
+// delivers waits until the driver and the device plugin match the given values.
 func (s *suite) delivers(t *testing.T, driver, memory string) {
 	t.Helper()
 	s.until(t, fmt.Sprintf("the driver is %s, and the plugin's memory limit %q", driver, memory), func() error {
@@ -124,14 +125,14 @@ func (s *suite) delivers(t *testing.T, driver, memory string) {
 
 const changedMemory = "333Mi"
 
-// helmUpgrades changes values of the operator, the driver and the device plugin; the CRD
-// is brought up to date before: Helm itself changes none in an upgrade.
+// helmUpgrades changes values of the operator, the driver and the device plugin. The chart
+// updates the CRD first, because helm upgrade changes no CRDs.
 func (s *suite) helmUpgrades(t *testing.T) {
 	s.Kubectl(t, "replace", "-f", olderDefinition(t))
-	require.False(t, s.knows(t))
+	require.False(t, s.crdHasProperty(t))
 	s.helm(t, "upgrade", "gpuready", chart(), "--namespace", namespace, "--wait", "--timeout", "3m", "--reuse-values",
 		"--set", "operator.logging.level=debug", "--set", "driver.simulated.version="+newDriver, "--set", "devicePlugin.resources.limits.memory="+changedMemory)
-	assert.True(t, s.knows(t), "the chart's Job brings the CRD up to date")
+	assert.True(t, s.crdHasProperty(t), "the chart's Job brings the CRD up to date")
 	assert.Equal(t, "debug", s.logLevel(t))
 	s.delivers(t, newDriver, changedMemory)
 	out, err := s.TryKubectl(t, "-n", namespace, "get", "job/gpu-operator-crds", "clusterrole/gpu-operator-crds")
@@ -143,15 +144,15 @@ func (s *suite) logLevel(t *testing.T) string {
 	return s.Kubectl(t, "-n", namespace, "get", "deployment", "gpu-operator", "-o", `jsonpath={.spec.template.spec.containers[0].env[?(@.name=="LOG_LEVEL")].value}`)
 }
 
-// helmRollsBack goes back to the values of before; the CRD stays.
+// helmRollsBack rolls back to the first values; the CRD stays.
 func (s *suite) helmRollsBack(t *testing.T) {
 	s.helm(t, "rollback", "gpuready", "1", "--namespace", namespace, "--wait", "--timeout", "3m")
 	assert.Equal(t, "info", s.logLevel(t))
 	s.delivers(t, oldDriver, "")
-	assert.True(t, s.knows(t), "a CRD does not go back")
+	assert.True(t, s.crdHasProperty(t), "a CRD does not go back")
 }
 
-// releaseGoes uninstalls it: nothing is left in either namespace.
+// releaseGoes uninstalls the release and checks that nothing is left in either namespace.
 func (s *suite) releaseGoes(t *testing.T, before, marks map[string]bool) {
 	s.helm(t, "uninstall", "gpuready", "--namespace", namespace, "--wait", "--timeout", "3m")
 	s.until(t, "the operands' namespace, which the chart made, is gone", func() error {

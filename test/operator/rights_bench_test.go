@@ -29,24 +29,24 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// bench is a control plane without nodes beside which the operator runs as a process of
-// this machine, with the tokens and the roles that its chart gives it, and no others.
+// bench is a control plane without nodes. The operator runs beside it as a process of this
+// machine, with exactly the tokens and roles of its chart.
 type bench struct {
 	*suite
 	client.Client // an administrator's
 	trail         *trail
 	dir           string
-	program       *process // that runs now, or ran last
-	since         int      // where in what it prints the current step began
-	version       int      // of drivers, so that each that is asked for is another
+	program       *process // running now, or the last one that ran
+	since         int      // offset in its output at which the current step began
+	version       int      // counter that gives each requested driver a new version
 }
 
-// newBench starts the control plane, and installs what of the chart is accounts and roles.
+// newBench starts the control plane, and installs the chart's accounts and roles.
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	s := up(t, cluster.Config{
 		Bare: true,
-		// Nobody reports for the nodes, and the pods are the test's own.
+		// No kubelet reports for the nodes, and the test owns the pods.
 		Controllers: "*,-daemonset-controller,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller",
 		Admission:   []string{"OwnerReferencesPermissionEnforcement"}, // as on OpenShift
 		Audit:       "system:serviceaccounts:" + namespace,
@@ -81,10 +81,10 @@ func (b *bench) install(t *testing.T) {
 	}
 }
 
-// config is the path of an account's kubeconfig.
+// config returns the path of an account's kubeconfig.
 func (b *bench) config(account string) string { return filepath.Join(b.dir, account+".kubeconfig") }
 
-// kubeconfig writes one that has an account's token and nothing else.
+// kubeconfig writes a kubeconfig with an account's token and nothing else.
 func (b *bench) kubeconfig(t *testing.T, account string) {
 	t.Helper()
 	token, err := b.World.Client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
@@ -97,14 +97,14 @@ func (b *bench) kubeconfig(t *testing.T, account string) {
 	require.NoError(t, clientcmd.WriteToFile(*c, b.config(account)))
 }
 
-// process is gpu-operator, with one of its commands.
+// process is a run of gpu-operator with one of its commands.
 type process struct {
 	cmd   *exec.Cmd
 	log   string
 	ended chan struct{}
 }
 
-// start starts a command with an account's rights.
+// start runs a command with an account's rights.
 func (b *bench) start(t *testing.T, account string, env []string, args ...string) {
 	t.Helper()
 	b.stop()
@@ -112,7 +112,7 @@ func (b *bench) start(t *testing.T, account string, env []string, args ...string
 	require.NoError(t, err)
 	defer file.Close()
 	p := &process{log: file.Name(), ended: make(chan struct{})}
-	p.cmd = exec.Command(program("gpu-operator"), append(args, "--kubeconfig", b.config(account))...) //nolint:noctx // it is ended by stop, by a signal
+	p.cmd = exec.Command(program("gpu-operator"), append(args, "--kubeconfig", b.config(account))...) //nolint:noctx // stop ends it with a signal
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.Stdout, p.cmd.Stderr = file, file
 	require.NoError(t, p.cmd.Start())
@@ -126,7 +126,7 @@ func (b *bench) operate(t *testing.T, env ...string) {
 	b.start(t, "gpu-operator", env, "run", "--namespace", namespace, "--operand-namespace", operands, "--listen=", "--insecure-registries=127.0.0.1:1")
 }
 
-// stop ends what runs.
+// stop ends the running program.
 func (b *bench) stop() {
 	if b.program == nil {
 		return
@@ -140,7 +140,7 @@ func (b *bench) stop() {
 	}
 }
 
-// exited says that the program has ended, and how.
+// exited reports whether the program has ended, and with which exit code.
 func (p *process) exited() (code int, ended bool) {
 	select {
 	case <-p.ended:
@@ -150,7 +150,7 @@ func (p *process) exited() (code int, ended bool) {
 	}
 }
 
-// printed is what the program has printed since the current step began.
+// printed returns the program's output since the current step began.
 func (b *bench) printed() string {
 	if b.program == nil { // the test has its own
 		return ""
@@ -162,9 +162,9 @@ func (b *bench) printed() string {
 // mark begins a step.
 func (b *bench) mark() { b.since = 0; b.since = len(b.printed()) }
 
-// take takes a right away, and returns how it is given back; both wait until the API
-// server goes by it.
-func (b *bench) take(t *testing.T, r right) (give func()) {
+// revoke removes a right and returns a function that restores it. Both wait until the API
+// server applies the change.
+func (b *bench) revoke(t *testing.T, r right) (restore func()) {
 	t.Helper()
 	at := roles[r.where]
 	key := client.ObjectKey{Namespace: at.namespace, Name: at.name}
@@ -207,7 +207,7 @@ func (b *bench) take(t *testing.T, r right) (give func()) {
 	}
 }
 
-// waitAllowed waits until the account may, or may not.
+// waitAllowed waits until the account has, or no longer has, the right.
 func (b *bench) waitAllowed(t *testing.T, r right, want bool) {
 	t.Helper()
 	at := roles[r.where]
@@ -221,19 +221,19 @@ func (b *bench) waitAllowed(t *testing.T, r right, want bool) {
 	}, patience, 10*time.Millisecond, "%s: allowed %v", r, want)
 }
 
-// says objects unless the program says that it misses a right, and what to do: in the
-// policy's conditions, or else in what it prints.
-func (b *bench) says(t *testing.T, r right, inStatus bool) error {
+// reportsMissing returns an error unless the program reports the missing right and what to
+// do, in the policy's conditions or in its output.
+func (b *bench) reportsMissing(t *testing.T, r right, inStatus bool) error {
 	t.Helper()
 	resource := r.resource
 	if r.group != "" {
 		resource += "." + r.group
 	}
-	lack := r.verb + " " + resource + " in " // the cluster, or a namespace that was asked about
+	lack := r.verb + " " + resource + " in " // the cluster, or the namespace of the request
 	if ns := roles[r.where].namespace; ns != "" {
 		lack = r.verb + " " + resource + " in namespace " + ns
 	}
-	// A condition is short, and may be cut behind what comes first.
+	// A condition is short, so anything after the first part may be cut off.
 	action, _, _ := strings.Cut(missing.Next, ":")
 	text := b.printed()
 	if inStatus {
@@ -251,7 +251,7 @@ func (b *bench) says(t *testing.T, r right, inStatus bool) error {
 	return fmt.Errorf("nothing says %q and what to do:\n%s", lack, text)
 }
 
-// object reads one; nil: there is none.
+// object reads an object; nil means that it does not exist.
 func object[T any, P interface {
 	*T
 	client.Object
@@ -274,7 +274,7 @@ func (b *bench) merge(t *testing.T, o client.Object, patch string) {
 	require.NoError(t, b.Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", []byte(patch))))
 }
 
-// remove deletes objects at once, whatever is there of them.
+// remove deletes objects at once, as far as they exist.
 func (b *bench) remove(t *testing.T, objects ...client.Object) {
 	t.Helper()
 	for _, o := range objects {
@@ -285,12 +285,12 @@ func (b *bench) remove(t *testing.T, objects ...client.Object) {
 	}
 }
 
-// named is an object's name, for those that are only deleted or patched.
+// named returns the ObjectMeta of an object that is only deleted or patched.
 func named(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name}
 }
 
-// gpuNode is a Node as a kubelet and NFD describe one.
+// gpuNode returns a Node as a kubelet and NFD describe it.
 func gpuNode(name string) *corev1.Node {
 	const feature = "feature.node.kubernetes.io/"
 	return &corev1.Node{
@@ -305,7 +305,7 @@ func gpuNode(name string) *corev1.Node {
 	}
 }
 
-// imageStream is OpenShift's, of which nobody here asks for an image.
+// imageStream returns OpenShift's ImageStream; nothing here pulls an image from it.
 func imageStream() *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{}}}
 	u.SetAPIVersion("image.openshift.io/v1")

@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A policy of the product, and what its driver's image is pulled with.
+// policyOfRights is a policy of the product, with a pull secret for its driver's image.
 const policyOfRights = `
 apiVersion: nvidia.com/v1
 kind: ClusterPolicy
@@ -40,7 +40,7 @@ spec:
   dcgm: { enabled: true, repository: nvcr.io/nvidia/cloud-native, image: dcgm, version: 4.2.3-1-ubuntu22.04 }
 `
 
-// furnish makes what all steps begin with: a policy, a node and a pull secret.
+// furnish creates the objects with which every step begins: a policy, a node, a pull secret.
 func (b *bench) furnish(t *testing.T) {
 	t.Helper()
 	var p unstructured.Unstructured
@@ -50,12 +50,12 @@ func (b *bench) furnish(t *testing.T) {
 	})
 }
 
-// create makes objects, those that are not there. What has to be there before them may be
-// on its way.
+// create creates the objects that do not exist yet, and retries while something they depend on
+// is being created.
 func (b *bench) create(t *testing.T, objects ...client.Object) {
 	t.Helper()
 	for _, o := range objects {
-		b.objection(t, o.GetName()+" is made", func() error {
+		b.waitNoError(t, o.GetName()+" is made", func() error {
 			err := b.Create(t.Context(), o)
 			if apierrors.IsAlreadyExists(err) {
 				return nil
@@ -65,7 +65,7 @@ func (b *bench) create(t *testing.T, objects ...client.Object) {
 	}
 }
 
-// works objects until the operator says that it does its work.
+// works returns an error until the operator reports that it works.
 func (b *bench) works() error {
 	if !strings.Contains(b.printed(), "msg=working") {
 		return errors.New("it does not say that it works")
@@ -73,8 +73,8 @@ func (b *bench) works() error {
 	return nil
 }
 
-// leads has somebody else hold the operator's Lease, or nobody any more.
-func (b *bench) leads(t *testing.T, who string) {
+// setLeader makes who the holder of the operator's Lease; "" releases it.
+func (b *bench) setLeader(t *testing.T, who string) {
 	t.Helper()
 	lease := object[coordinationv1.Lease](t, b, "kube-system", "gpu-operator.gpuready.io")
 	require.NotNil(t, lease, "the Lease")
@@ -86,10 +86,10 @@ func (b *bench) leads(t *testing.T, who string) {
 	require.NoError(t, b.Update(t.Context(), lease))
 }
 
-// next is a number that was not there before.
+// next returns a new number each time.
 func (b *bench) next() int { b.version++; return b.version }
 
-// change changes the policy's specification.
+// change changes the policy's spec.
 func (b *bench) change(t *testing.T, spec string, args ...any) {
 	t.Helper()
 	b.merge(t, thePolicy(), `{"spec":`+fmt.Sprintf(spec, args...)+`}`)
@@ -103,7 +103,7 @@ func thePolicy() *unstructured.Unstructured {
 	return p
 }
 
-// observed objects until the status is of the specification as it is now.
+// observed returns an error until the status belongs to the current spec.
 func (b *bench) observed(t *testing.T) error {
 	p := thePolicy()
 	require.NoError(t, b.Get(t.Context(), client.ObjectKey{Name: policy}, p))
@@ -113,10 +113,10 @@ func (b *bench) observed(t *testing.T) error {
 	return nil
 }
 
-// finder reads an object; nil: there is none.
+// finder reads an object; nil means that it does not exist.
 type finder[P client.Object] func(t *testing.T, b *bench, namespace, name string) P
 
-// target is an object that the operator makes, as steps name it.
+// target returns a finder for an object that the operator creates.
 func target[T any, P interface {
 	*T
 	client.Object
@@ -127,7 +127,7 @@ func target[T any, P interface {
 	return &o
 }
 
-// again is that somebody deletes an object of the operator's.
+// again returns a step in which somebody deletes an object of the operator's.
 func again[T any, P interface {
 	*T
 	client.Object
@@ -151,7 +151,7 @@ func again[T any, P interface {
 	}
 }
 
-// edited is that somebody changes one.
+// edited returns a step in which somebody changes such an object.
 func edited[T any, P interface {
 	*T
 	client.Object
@@ -172,7 +172,7 @@ func edited[T any, P interface {
 	}
 }
 
-// unwanted is that the policy does not want one any more.
+// unwanted returns a step in which the policy no longer wants such an object.
 func unwanted[T any, P interface {
 	*T
 	client.Object
@@ -189,7 +189,7 @@ func unwanted[T any, P interface {
 		},
 		undo: func(t *testing.T, b *bench) {
 			b.change(t, "%s", with)
-			b.objection(t, name+" is there again", func() error {
+			b.waitNoError(t, name+" is there again", func() error {
 				if find(t, b, roles[where].namespace, name) == nil {
 					return errors.New("it is not")
 				}
@@ -199,18 +199,18 @@ func unwanted[T any, P interface {
 	}
 }
 
-// outdated makes a node whose driver is an old one, and pods with a GPU on it.
+// outdated creates a node with an old driver, and pods with a GPU on it.
 func (b *bench) outdated(t *testing.T, jobs ...string) {
 	t.Helper()
 	b.oldDriver(t, b.driverNode(t), jobs...)
 }
 
-// driverNode makes the node n2 and returns the DaemonSet of its driver.
+// driverNode creates the node n2 and returns the DaemonSet of its driver.
 func (b *bench) driverNode(t *testing.T) *appsv1.DaemonSet {
 	t.Helper()
 	b.create(t, gpuNode("n2"))
 	var sets appsv1.DaemonSetList
-	b.objection(t, "all nodes have the same driver", func() error {
+	b.waitNoError(t, "all nodes have the same driver", func() error {
 		if err := b.List(t.Context(), &sets, client.InNamespace(operands), client.MatchingLabels{"gpuready.io/state": "driver"}); err != nil {
 			return err
 		}
@@ -219,7 +219,7 @@ func (b *bench) driverNode(t *testing.T) *appsv1.DaemonSet {
 		}
 		return nil
 	})
-	b.objection(t, "the node is given to the driver's DaemonSet", func() error {
+	b.waitNoError(t, "the node is given to the driver's DaemonSet", func() error {
 		if n := object[corev1.Node](t, b, "", "n2"); n.Labels["gpuready.io/driver"] == "" {
 			return errors.New("it is not")
 		}
@@ -228,7 +228,7 @@ func (b *bench) driverNode(t *testing.T) *appsv1.DaemonSet {
 	return &sets.Items[0]
 }
 
-// oldDriver makes a pod of an older driver on n2, and pods that have its GPUs.
+// oldDriver creates a pod of an older driver on n2, and pods that use its GPUs.
 func (b *bench) oldDriver(t *testing.T, set *appsv1.DaemonSet, jobs ...string) {
 	t.Helper()
 	for _, name := range jobs {
@@ -243,7 +243,7 @@ func (b *bench) oldDriver(t *testing.T, set *appsv1.DaemonSet, jobs ...string) {
 	b.create(t, old)
 }
 
-// boundPod is a pod on n2, which nobody runs.
+// boundPod returns a pod that is bound to n2 and that no kubelet runs.
 func boundPod(namespace, name string, labels map[string]string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: named(namespace, name)}
 	p.Labels = labels
@@ -251,7 +251,7 @@ func boundPod(namespace, name string, labels map[string]string) *corev1.Pod {
 	return p
 }
 
-// moved objects until the pods with a GPU are out of the way, and the old driver's pod too.
+// moved returns an error until the pods with a GPU and the old driver's pod are gone.
 func (b *bench) moved(t *testing.T) error {
 	for _, key := range []client.ObjectKey{{Namespace: "default", Name: "job-1"}, {Namespace: operands, Name: "old-driver"}} {
 		if object[corev1.Pod](t, b, key.Namespace, key.Name) != nil {
@@ -261,13 +261,13 @@ func (b *bench) moved(t *testing.T) error {
 	return nil
 }
 
-// gone takes away what outdated has made.
-func (b *bench) gone(t *testing.T) {
+// removeOutdated removes the objects that outdated created.
+func (b *bench) removeOutdated(t *testing.T) {
 	t.Helper()
 	b.remove(t, gpuNode("n2"), boundPod("default", "job-1", nil), boundPod("default", "job-2", nil), boundPod(operands, "old-driver", nil))
 }
 
-// budget keeps all pods with a GPU.
+// budget returns a disruption budget that protects all pods with a GPU.
 func budget() *policyv1.PodDisruptionBudget {
 	none := intstr.FromInt32(0)
 	return &policyv1.PodDisruptionBudget{ObjectMeta: named("default", "jobs"), Spec: policyv1.PodDisruptionBudgetSpec{
@@ -275,7 +275,7 @@ func budget() *policyv1.PodDisruptionBudget {
 	}}
 }
 
-// ends objects until a command has ended well; one that failed is run again.
+// ends returns an error until a command has succeeded; a failed one is run again.
 func (b *bench) ends(t *testing.T, account string, args ...string) error {
 	code, ended := b.program.exited()
 	if !ended {
@@ -293,7 +293,7 @@ var cleanup = []string{"cleanup", "--namespace", namespace, "--operand-namespace
 
 func (b *bench) clean(t *testing.T) { b.start(t, "gpu-operator-cleanup", nil, cleanup...) }
 
-// leave has the cluster as an operator leaves it that is deleted before its policy.
+// leave puts the cluster into the state after an operator was deleted before its policy.
 func (b *bench) leave(t *testing.T, finalizers ...string) {
 	t.Helper()
 	b.stop()
@@ -317,7 +317,7 @@ func (b *bench) leave(t *testing.T, finalizers ...string) {
 	b.create(t, set, service, class, node)
 }
 
-// validator is a pod of that DaemonSet; no node has it, so it is gone when it is deleted.
+// validator returns a pod of that DaemonSet. It is on no node, so a delete removes it at once.
 func validator() *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: named(operands, "validator")}
 	p.Labels = map[string]string{"app": "nvidia-operator-validator"}
@@ -325,13 +325,13 @@ func validator() *corev1.Pod {
 	return p
 }
 
-// tidy takes away the node; the rest the cleanup has.
+// tidy removes the node; the cleanup has removed the rest.
 func (b *bench) tidy(t *testing.T) {
 	t.Helper()
 	b.remove(t, gpuNode("n2"))
 }
 
-// otherOperator is a Deployment that a tenant made, which nobody runs.
+// otherOperator returns a Deployment that a tenant created and nobody runs.
 func otherOperator(generation int) *appsv1.Deployment {
 	labels := map[string]string{"app": "other"}
 	d := &appsv1.Deployment{ObjectMeta: named("default", "gpu-operator")}

@@ -16,8 +16,8 @@ import (
 
 const watchLeases = "lease: watch leases.coordination.k8s.io"
 
-// steps are all that the operator and the chart's Jobs do, in an order in which they can
-// be played: each leaves behind what it found.
+// steps are all actions of the operator and of the chart's Jobs, in an order in which they can
+// run: each restores the state that it found.
 var steps = []step{
 	{
 		name: "it starts",
@@ -38,19 +38,19 @@ var steps = []step{
 		happens: func(t *testing.T, b *bench) {
 			b.stop()
 			b.remove(t, &coordinationv1.Lease{ObjectMeta: named("kube-system", "gpu-operator.gpuready.io")})
-			// Lists are asked for as lists, as of API servers before Kubernetes 1.34: newer ones
-			// send them as the beginning of a watch, for which the right to watch is enough.
+			// Use list requests, as API servers before Kubernetes 1.34 do. Newer ones stream the list
+			// as the start of a watch, for which the right to watch is enough.
 			b.operate(t, "KUBE_FEATURE_WatchListClient=false")
 		},
-		done: func(_ *testing.T, b *bench) error { return b.works() },
-		told: inLog,
+		done:       func(_ *testing.T, b *bench) error { return b.works() },
+		reportedIn: inLog,
 	},
 	{
 		name:  "it starts where another works, which gives up",
 		needs: []string{watchLeases},
 		happens: func(t *testing.T, b *bench) {
 			b.stop()
-			b.leads(t, "another")
+			b.setLeader(t, "another")
 			b.operate(t)
 		},
 		done: func(t *testing.T, b *bench) error {
@@ -58,11 +58,11 @@ var steps = []step{
 				return errors.Join(b.trail.follow(), errors.New("it does not wait for the other's end"))
 			}
 			if b.works() != nil {
-				b.leads(t, "")
+				b.setLeader(t, "")
 			}
 			return b.works()
 		},
-		told: inLog,
+		reportedIn: inLog,
 	},
 	{
 		name:    "a node comes",
@@ -82,8 +82,8 @@ var steps = []step{
 		happens: func(t *testing.T, b *bench) {
 			b.change(t, `{"operator":{"labels":{"example.com/change":"%d"}}}`, b.next())
 		},
-		done: func(t *testing.T, b *bench) error { return b.observed(t) },
-		told: inLog,
+		done:       func(t *testing.T, b *bench) error { return b.observed(t) },
+		reportedIn: inLog,
 	},
 	again("daemonsets.apps", "operands", "nvidia-operator-validator", object[appsv1.DaemonSet]),
 	edited("daemonsets.apps", "operands", "nvidia-operator-validator", object[appsv1.DaemonSet]),
@@ -105,7 +105,7 @@ var steps = []step{
 		},
 		undo: func(t *testing.T, b *bench) {
 			b.change(t, `{"driver":{"usePrecompiled":false,"repository":"registry.example/nvidia","version":"580.95.05","imagePullSecrets":null}}`)
-			b.objection(t, "that is in force", func() error { return b.observed(t) })
+			b.waitNoError(t, "that is in force", func() error { return b.observed(t) })
 		},
 	},
 	{
@@ -113,15 +113,15 @@ var steps = []step{
 		needs:   []string{"cluster: create subjectaccessreviews.authorization.k8s.io"},
 		happens: func(t *testing.T, b *bench) { b.create(t, otherOperator(0)) },
 		done: func(t *testing.T, b *bench) error {
-			require.NoError(t, b.Update(t.Context(), otherOperator(b.next()))) // it is looked at again
+			require.NoError(t, b.Update(t.Context(), otherOperator(b.next()))) // this triggers a new check
 			p, err := b.policy(t, policy)
 			if err == nil && p.Status.State == string(v1.Disabled) {
 				err = errors.New("it counts as NVIDIA's")
 			}
 			return err
 		},
-		undo: func(t *testing.T, b *bench) { b.remove(t, otherOperator(0)) },
-		told: inLog,
+		undo:       func(t *testing.T, b *bench) { b.remove(t, otherOperator(0)) },
+		reportedIn: inLog,
 	},
 	{
 		name: "a node's driver is upgraded",
@@ -130,7 +130,7 @@ var steps = []step{
 		},
 		happens: func(t *testing.T, b *bench) { b.outdated(t, "job-1") },
 		done:    func(t *testing.T, b *bench) error { return b.moved(t) },
-		undo:    func(t *testing.T, b *bench) { b.gone(t) },
+		undo:    func(t *testing.T, b *bench) { b.removeOutdated(t) },
 	},
 	{
 		name:  "a node's driver is upgraded, on which a pod has a claim",
@@ -145,16 +145,16 @@ var steps = []step{
 		undo: func(t *testing.T, b *bench) {
 			claim, pod := claimed()
 			b.remove(t, pod, claim)
-			b.gone(t)
+			b.removeOutdated(t)
 		},
 	},
 	{
-		name:    "an upgrade is told of",
-		needs:   []string{"default: create events.events.k8s.io"},
-		happens: func(t *testing.T, b *bench) { b.outdated(t, "job-1") },
-		done:    func(t *testing.T, b *bench) error { return b.moved(t) },
-		undo:    func(t *testing.T, b *bench) { b.gone(t) },
-		told:    inLog,
+		name:       "an upgrade is told of",
+		needs:      []string{"default: create events.events.k8s.io"},
+		happens:    func(t *testing.T, b *bench) { b.outdated(t, "job-1") },
+		done:       func(t *testing.T, b *bench) error { return b.moved(t) },
+		undo:       func(t *testing.T, b *bench) { b.removeOutdated(t) },
+		reportedIn: inLog,
 	},
 	{
 		name:  "a budget keeps two pods of a node, which is told of twice",
@@ -163,19 +163,19 @@ var steps = []step{
 			b.create(t, budget())
 			b.outdated(t, "job-1", "job-2")
 		},
-		done: func(*testing.T, *bench) error { return nil }, // an Event that was refused is not told again
+		done: func(*testing.T, *bench) error { return nil }, // a refused Event is not sent again
 		undo: func(t *testing.T, b *bench) {
 			b.remove(t, budget())
-			b.gone(t)
+			b.removeOutdated(t)
 		},
-		told: inLog,
+		reportedIn: inLog,
 	},
 	{
-		name:    "the definition of policies is upgraded",
-		needs:   []string{"crds: get customresourcedefinitions.apiextensions.k8s.io", "crds: patch customresourcedefinitions.apiextensions.k8s.io"},
-		happens: func(t *testing.T, b *bench) { b.start(t, "gpu-operator-crds", nil, "crds") },
-		done:    func(t *testing.T, b *bench) error { return b.ends(t, "gpu-operator-crds", "crds") },
-		told:    byExit,
+		name:       "the definition of policies is upgraded",
+		needs:      []string{"crds: get customresourcedefinitions.apiextensions.k8s.io", "crds: patch customresourcedefinitions.apiextensions.k8s.io"},
+		happens:    func(t *testing.T, b *bench) { b.start(t, "gpu-operator-crds", nil, "crds") },
+		done:       func(t *testing.T, b *bench) error { return b.ends(t, "gpu-operator-crds", "crds") },
+		reportedIn: byExit,
 	},
 	{
 		name: "the chart is uninstalled, and the operator has gone",
@@ -186,10 +186,10 @@ var steps = []step{
 			"cleanup: list runtimeclasses.node.k8s.io", "cleanup: delete runtimeclasses.node.k8s.io",
 			"cleanup: list nodes", "cleanup: get nodes", "cleanup: patch nodes", "cleanup: patch nodes/status",
 		},
-		happens: func(t *testing.T, b *bench) { b.leave(t); b.clean(t) },
-		done:    func(t *testing.T, b *bench) error { return b.ends(t, "gpu-operator-cleanup", cleanup...) },
-		undo:    func(t *testing.T, b *bench) { b.tidy(t) },
-		told:    byExit,
+		happens:    func(t *testing.T, b *bench) { b.leave(t); b.clean(t) },
+		done:       func(t *testing.T, b *bench) error { return b.ends(t, "gpu-operator-cleanup", cleanup...) },
+		undo:       func(t *testing.T, b *bench) { b.tidy(t) },
+		reportedIn: byExit,
 	},
 	{
 		name:    "the same, and a DaemonSet takes its time",
@@ -204,8 +204,8 @@ var steps = []step{
 			}
 			return b.ends(t, "gpu-operator-cleanup", cleanup...)
 		},
-		undo: func(t *testing.T, b *bench) { b.tidy(t) },
-		told: byExit,
+		undo:       func(t *testing.T, b *bench) { b.tidy(t) },
+		reportedIn: byExit,
 	},
 	{
 		name:    "the same, and a validator takes its time",
@@ -218,7 +218,7 @@ var steps = []step{
 			b.remove(t, validator())
 			return b.ends(t, "gpu-operator-cleanup", cleanup...)
 		},
-		undo: func(t *testing.T, b *bench) { b.tidy(t) },
-		told: byExit,
+		undo:       func(t *testing.T, b *bench) { b.tidy(t) },
+		reportedIn: byExit,
 	},
 }

@@ -12,30 +12,30 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// step is something that the operator, or one of the chart's Jobs, does when something
-// happens, and what rights that takes. It can be played again and again.
+// step is an action of the operator or of one of the chart's Jobs, the event that triggers it,
+// and the rights that it needs. It can be repeated.
 type step struct {
 	name  string
-	needs []string // rights, as right.String has them
-	// happens lets it happen; done objects until the program has done what it should, and
-	// undo takes everything back.
-	happens func(*testing.T, *bench)
-	done    func(*testing.T, *bench) error
-	undo    func(*testing.T, *bench) // nil: nothing is to be taken back
-	told    place
+	needs []string // in the form of right.String
+	// happens triggers the action, done returns an error until the program has done it, and
+	// undo restores the previous state.
+	happens    func(*testing.T, *bench)
+	done       func(*testing.T, *bench) error
+	undo       func(*testing.T, *bench) // nil: there is nothing to undo
+	reportedIn place
 }
 
-// place is where is said that a right is missing.
+// place is where a missing right is reported.
 type place int
 
 const (
 	inStatus place = iota // in the policy's conditions
-	inLog                 // in what the program prints: it cannot write the status, or it is not worth it
+	inLog                 // in the program's output: it cannot write the status, or that is not worthwhile
 	byExit                // as inLog, and the program ends with an error
 )
 
-// What the operator may do by its chart is what it needs: on a real API server nothing
-// is refused, every right is used, and whichever is taken away is missed and named.
+// TestRights checks on a real API server that the chart grants exactly the rights the operator
+// needs. Nothing is refused, every right is used, and any that is revoked is reported by name.
 func TestRights(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -51,21 +51,21 @@ func eachBelongsToAStep(t *testing.T) {
 	for _, s := range steps {
 		needed = append(needed, s.needs...)
 	}
-	for _, r := range given(t) {
+	for _, r := range chartRights(t) {
 		all = append(all, r.String())
 	}
 	require.ElementsMatch(t, all, needed, "the chart's files/rights.yaml, and what the steps need")
 }
 
-// allAreUsed plays all steps with all rights.
+// allAreUsed runs all steps with all rights.
 func (b *bench) allAreUsed(t *testing.T) {
-	b.operate(t) // as the client does it with an API server of today
-	b.objection(t, "the operator works", b.works)
+	b.operate(t) // with the client's defaults for a current API server
+	b.waitNoError(t, "the operator works", b.works)
 	for _, s := range steps {
 		began := time.Now()
 		b.mark()
 		s.happens(t, b)
-		b.objection(t, s.name+" is done, with each right that it needs", func() error {
+		b.waitNoError(t, s.name+" is done, with each right that it needs", func() error {
 			if err := s.done(t, b); err != nil {
 				return err
 			}
@@ -80,12 +80,12 @@ func (b *bench) allAreUsed(t *testing.T) {
 	require.NoError(t, b.trail.follow())
 	assert.Empty(t, b.trail.refused, "what the API server has refused: a right is missing")
 	assert.Empty(t, b.trail.strange, "what others than the chart's roles allow")
-	for _, r := range given(t) {
+	for _, r := range chartRights(t) {
 		assert.True(t, b.trail.used[r.String()], "%s is given and never used: take it out of files/rights.yaml", r)
 	}
 }
 
-// hasUsed objects until the API server has been asked for something by each of the rights.
+// hasUsed returns an error until each of the rights has been used in a request.
 func (b *bench) hasUsed(rights []string) error {
 	if err := b.trail.follow(); err != nil {
 		return err
@@ -98,12 +98,12 @@ func (b *bench) hasUsed(rights []string) error {
 	return nil
 }
 
-// eachIsMissed takes away one right at a time.
+// eachIsMissed revokes one right at a time.
 func (b *bench) eachIsMissed(t *testing.T) {
-	b.furnish(t) // what was uninstalled
+	b.furnish(t) // restores what was uninstalled
 	b.operate(t)
-	b.objection(t, "the operator works", b.works)
-	rights := given(t)
+	b.waitNoError(t, "the operator works", b.works)
+	rights := chartRights(t)
 	for _, s := range steps {
 		for _, r := range rights {
 			if !slices.Contains(s.needs, r.String()) {
@@ -111,7 +111,7 @@ func (b *bench) eachIsMissed(t *testing.T) {
 			}
 			t.Run(strings.ReplaceAll(r.String(), " ", "_"), func(t *testing.T) { b.isMissed(t, s, r) })
 			if t.Failed() {
-				t.FailNow() // those after it would tell of the same
+				t.FailNow() // the following ones would fail for the same reason
 			}
 		}
 	}
@@ -120,31 +120,31 @@ func (b *bench) eachIsMissed(t *testing.T) {
 func (b *bench) isMissed(t *testing.T, s step, r right) {
 	began := time.Now()
 	b.mark()
-	give := b.take(t, r)
+	restore := b.revoke(t, r)
 	s.happens(t, b)
-	b.objection(t, "the right to "+r.String()+" is missed", func() error {
-		if code, ended := b.program.exited(); s.told == byExit && ended && code == 0 {
+	b.waitNoError(t, "the right to "+r.String()+" is missed", func() error {
+		if code, ended := b.program.exited(); s.reportedIn == byExit && ended && code == 0 {
 			return errors.New("it has ended well, without that right")
-		} else if s.told == byExit && !ended {
+		} else if s.reportedIn == byExit && !ended {
 			return errors.New("it has not ended")
 		}
-		return b.says(t, r, s.told == inStatus)
+		return b.reportsMissing(t, r, s.reportedIn == inStatus)
 	})
 	missed := time.Since(began)
-	give()
-	b.objection(t, s.name+" is done once the right is given back", func() error { return s.done(t, b) })
+	restore()
+	b.waitNoError(t, s.name+" is done once the right is given back", func() error { return s.done(t, b) })
 	if s.undo != nil {
 		s.undo(t, b)
 	}
 	t.Logf("%5.1f s  missed, %.1f s with all", missed.Seconds(), time.Since(began).Seconds())
 }
 
-// objection waits until there is none any more.
-func (b *bench) objection(t *testing.T, what string, object func() error) {
+// waitNoError waits until check returns no error.
+func (b *bench) waitNoError(t *testing.T, what string, check func() error) {
 	t.Helper()
 	var last error
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if last = object(); last == nil {
+		if last = check(); last == nil {
 			return
 		}
 	}

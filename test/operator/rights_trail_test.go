@@ -21,7 +21,7 @@ import (
 // right is one verb on one resource, of the chart's files/rights.yaml.
 type right struct {
 	where, verb, resource, group string
-	name                         string // the only one; "": all
+	name                         string // the only object allowed; "": all
 }
 
 func (r right) String() string {
@@ -32,8 +32,8 @@ func (r right) String() string {
 	return r.where + ": " + r.verb + " " + resource
 }
 
-// given are all rights that the chart gives.
-func given(t *testing.T) (all []right) {
+// chartRights returns all rights that the chart grants.
+func chartRights(t *testing.T) (all []right) {
 	t.Helper()
 	rights, err := helm.Rights()
 	require.NoError(t, err)
@@ -51,7 +51,7 @@ func given(t *testing.T) (all []right) {
 	return all
 }
 
-// request is one that the API server wrote down.
+// request is an entry of the API server's audit log.
 type request struct {
 	Verb      string
 	User      struct{ Username string }
@@ -64,19 +64,19 @@ func (r request) String() string {
 	return fmt.Sprintf("%s: %s %+v: %d %v", r.User.Username, r.Verb, *r.ObjectRef, r.Response.Code, r.Why)
 }
 
-// trail is what was asked of the API server by the accounts of the chart, so far.
+// trail summarizes the requests that the chart's accounts have made so far.
 type trail struct {
 	path    string
 	read    int64
-	used    map[string]bool // rights, as right.String has them
+	used    map[string]bool // in the form of right.String
 	refused []string
-	strange []string // what the chart's roles do not allow, and others do
+	strange []string // requests allowed by roles other than the chart's
 }
 
-// allowed is how the API server says which role has allowed a request.
+// allowed matches the audit annotation that names the role that allowed a request.
 var allowed = regexp.MustCompile(`allowed by (?:Cluster)?RoleBinding "[^"]+" of (ClusterRole|Role) "([^"]+)"`)
 
-// follow takes in what has been written down since the last time.
+// follow reads the entries added since its last call.
 func (t *trail) follow() error {
 	file, err := os.Open(t.path)
 	if err != nil {
@@ -100,13 +100,13 @@ func (t *trail) follow() error {
 		if err := json.Unmarshal(line, &r); err != nil {
 			return err
 		}
-		t.take(r)
+		t.record(r)
 	}
 }
 
-func (t *trail) take(r request) {
+func (t *trail) record(r request) {
 	if r.ObjectRef == nil {
-		return // of the API itself, which everybody may ask for
+		return // about the API itself, which everybody may read
 	}
 	if r.Response.Code == 403 {
 		t.refused = append(t.refused, r.String())
@@ -123,18 +123,18 @@ func (t *trail) take(r request) {
 	}
 	t.used[one.String()] = true
 	if r.Verb == "patch" && r.Response.Code == 201 {
-		one.verb = "create" // server-side apply of what was not there needs both
+		one.verb = "create" // server-side apply of a new object needs both
 		t.used[one.String()] = true
 	}
 }
 
-// accountPrefix is what names of ServiceAccounts begin with.
+// accountPrefix begins the names of ServiceAccounts.
 const accountPrefix = "system:serviceaccount:"
 
-// role is one of the chart's.
+// role is one of the chart's roles.
 type role struct{ kind, namespace, name, account string }
 
-// roles are those that rights.yaml is rendered into, by its word where.
+// roles are the roles into which rights.yaml is rendered, by the value of its key where.
 var roles = map[string]role{
 	"cluster":   {"ClusterRole", "", "gpu-operator", "gpu-operator"},
 	"lease":     {"Role", "kube-system", "gpu-operator-lease", "gpu-operator"},

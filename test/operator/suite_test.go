@@ -1,6 +1,5 @@
-// Package operator has the scenarios of the operator on a real cluster: a
-// ClusterPolicy becomes GPUs, on every node, through every upgrade. `make
-// e2e-operator` plays them.
+// Package operator tests the operator on a real cluster: a ClusterPolicy provides GPUs on
+// every node, through every upgrade. `make e2e-operator` runs it.
 package operator
 
 import (
@@ -21,15 +20,15 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// Where the operator and its operands are, and what the policy is called: as in
-// the reference's documentation.
+// Namespaces of the operator and its operands, and the name of the policy, as in the
+// reference's documentation.
 const (
 	namespace = "nvidia-gpu-operator"
 	policy    = "gpu-cluster-policy"
-	operands  = "gpu-operands" // the operands' namespace where they have one of their own
+	operands  = "gpu-operands" // the operands' namespace if they have their own
 )
 
-// patience is how long anything may take; what it takes is printed.
+// patience limits how long anything may take; the actual time is printed.
 const patience = 2 * time.Minute
 
 type suite struct {
@@ -42,10 +41,10 @@ func up(t *testing.T, c cluster.Config) *suite {
 	return &suite{e2e.Up(t, c)}
 }
 
-// program is one that was built.
+// program returns the path of a built program.
 func program(name string) string { return filepath.Join(os.Getenv("GPUREADY_E2E"), name) }
 
-// run runs a program as an administrator of the cluster.
+// run runs a program as a cluster administrator.
 func (s *suite) run(t *testing.T, name string, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -67,7 +66,7 @@ func (s *suite) helm(t *testing.T, args ...string) string {
 	return out
 }
 
-// until asks, many times a second, until there is nothing to object any more.
+// until calls cond many times a second until it returns no error, and returns the time taken.
 func (s *suite) until(t *testing.T, what string, cond func() error) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -85,14 +84,14 @@ func (s *suite) until(t *testing.T, what string, cond func() error) time.Duratio
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			s.tell(t)
+			s.logDiagnostics(t)
 			t.Fatalf("waited %v until %s:\n%v\n%s", patience, what, err, s.World.Describe())
 		}
 	}
 }
 
-// served waits until custom resources are served. kubectl wait fails where a definition has
-// no conditions yet, and is asked again.
+// served waits until custom resources are served. kubectl wait fails while a definition has
+// no conditions, so it is retried.
 func (s *suite) served(t *testing.T, definitions ...string) {
 	t.Helper()
 	s.until(t, strings.Join(definitions, " and ")+" are served", func() error {
@@ -104,8 +103,8 @@ func (s *suite) served(t *testing.T, definitions ...string) {
 	})
 }
 
-// tell prints what helps to find out why a scenario failed.
-func (s *suite) tell(t *testing.T) {
+// logDiagnostics prints what helps to find out why a scenario failed.
+func (s *suite) logDiagnostics(t *testing.T) {
 	t.Helper()
 	for _, args := range [][]string{
 		{"get", "clusterpolicies.nvidia.com", "-o", "yaml"},
@@ -118,7 +117,7 @@ func (s *suite) tell(t *testing.T) {
 	}
 }
 
-// clusterPolicy is what the scenarios read of a policy.
+// clusterPolicy holds the fields of a policy that the scenarios read.
 type clusterPolicy struct {
 	Status struct {
 		State      string
@@ -138,8 +137,8 @@ func (s *suite) policy(t *testing.T, name string) (clusterPolicy, error) {
 	return p, json.Unmarshal(raw, &p)
 }
 
-// condition objects unless a policy has a condition with that status, and with the
-// reason and words in its message where they are given.
+// condition returns an error unless a policy has a condition with that status. A reason, and
+// words of its message, are compared if given.
 func (s *suite) condition(t *testing.T, name, kind, status, reason string, words ...string) error {
 	t.Helper()
 	p, err := s.policy(t, name)
@@ -163,13 +162,13 @@ func (s *suite) condition(t *testing.T, name, kind, status, reason string, words
 	return fmt.Errorf("there is no condition %s: %+v", kind, p.Status)
 }
 
-// scenario is one that tells its name.
+// scenario is a named test.
 type scenario struct {
 	name string
 	run  func(t *testing.T, s *suite)
 }
 
-// play plays scenarios one after the other, each on what the one before left.
+// play runs scenarios in order, each on the state that the one before left.
 func (s *suite) play(t *testing.T, scenarios ...scenario) {
 	t.Helper()
 	for _, c := range scenarios {
@@ -179,7 +178,7 @@ func (s *suite) play(t *testing.T, scenarios ...scenario) {
 	}
 }
 
-// plain is a method in the shape of a scenario.
+// plain adapts a method to a scenario.
 func plain(do func(*suite, *testing.T)) func(*testing.T, *suite) {
 	return func(t *testing.T, s *suite) { do(s, t) }
 }

@@ -16,13 +16,13 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// The simulated driver's image, and the next.
+// Versions of the simulated driver's image.
 const (
 	oldDriver = "v0.1.0"
 	newDriver = "v0.1.1"
 )
 
-// A change of drivers goes from node to node, whatever happens meanwhile.
+// TestUpgrade changes drivers node by node, whatever else happens meanwhile.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	s := up(t, cluster.Config{Nodes: 3})
@@ -36,7 +36,7 @@ func TestUpgrade(t *testing.T) {
 	)
 }
 
-// installForUpgrades installs by the static manifest; people say which nodes have GPUs.
+// installForUpgrades installs with the static manifest; nodes with GPUs are labelled by hand.
 func (s *suite) installForUpgrades(t *testing.T) {
 	for _, n := range s.Nodes {
 		s.Kubectl(t, "label", "node", n.Name, "nvidia.com/gpu.present=true")
@@ -52,7 +52,7 @@ func (s *suite) simulate(t *testing.T, version string) {
 	s.simulateMany(t, version, 1)
 }
 
-// simulateMany is simulate where so many nodes may be unavailable at once.
+// simulateMany is like simulate, but up to most nodes may be unavailable at once.
 func (s *suite) simulateMany(t *testing.T, version string, most int) {
 	t.Helper()
 	s.ApplyText(t, fmt.Sprintf(`
@@ -66,9 +66,9 @@ spec:
 `, policy, version, most, most))
 }
 
-// runs waits until all nodes have a driver's pod of that version, and are proven, and none
-// is cordoned but those that were.
-func (s *suite) runs(t *testing.T, version string, cordoned ...string) {
+// waitUpgraded waits until all nodes have a driver pod of that version and are proven, and
+// exactly the given nodes are cordoned.
+func (s *suite) waitUpgraded(t *testing.T, version string, cordoned ...string) {
 	t.Helper()
 	s.until(t, fmt.Sprintf("all nodes run %s and %v are cordoned", version, cordoned), func() error {
 		n := 0
@@ -91,7 +91,7 @@ func (s *suite) runs(t *testing.T, version string, cordoned ...string) {
 	s.proven(t)
 }
 
-// atMost fails where more nodes were cordoned at once since a time.
+// atMost fails if more than most nodes were cordoned at once since a time.
 func (s *suite) atMost(t *testing.T, most int, since time.Time) {
 	t.Helper()
 	cordoned := map[string]bool{}
@@ -112,15 +112,15 @@ func (s *suite) atMost(t *testing.T, most int, since time.Time) {
 	assert.Positive(t, worst, "a roll that cordons nobody")
 }
 
-// nodeAfterNode upgrades while a job holds a GPU of the second node: it goes when its
-// budget lets it.
+// nodeAfterNode upgrades while a job holds a GPU of the second node. The job is evicted when
+// its budget allows it.
 func (s *suite) nodeAfterNode(t *testing.T) {
 	job := s.train(t, "n2")
 	began := time.Now()
 	s.simulate(t, newDriver)
 	s.heldUp(t, job, oldDriver, newDriver)
-	s.mayGo(t)
-	s.runs(t, newDriver)
+	s.allowEviction(t)
+	s.waitUpgraded(t, newDriver)
 	s.atMost(t, 1, began)
 	s.evicted(t, job)
 	t.Log(s.Kubectl(t, "get", "events", "-A", "--field-selector=involvedObject.kind=Node"))
@@ -129,7 +129,7 @@ func (s *suite) nodeAfterNode(t *testing.T) {
 	t.Log(out)
 }
 
-// editedInTheMiddle takes the change back when the first node is through.
+// editedInTheMiddle reverts the change when the first node is done.
 func (s *suite) editedInTheMiddle(t *testing.T) {
 	s.simulate(t, oldDriver)
 	s.until(t, "a node runs "+oldDriver, func() error {
@@ -141,10 +141,10 @@ func (s *suite) editedInTheMiddle(t *testing.T) {
 		return fmt.Errorf("none does")
 	})
 	s.simulate(t, newDriver)
-	s.runs(t, newDriver)
+	s.waitUpgraded(t, newDriver)
 }
 
-// failureStops has a version that nobody can pull; one node alone is hit.
+// failureStops applies a version that cannot be pulled; only one node may be affected.
 func (s *suite) failureStops(t *testing.T) {
 	s.Kubectl(t, "cordon", "n3")
 	s.simulate(t, "v9.9.9")
@@ -187,7 +187,7 @@ func (s *suite) failureStops(t *testing.T) {
 	s.Kubectl(t, "uncordon", "n3")
 }
 
-// Not on a node of its own: whoever has one node has GPUs, too.
+// TestSingleNode runs everything on a single node, which has the control plane and the GPUs.
 func TestSingleNode(t *testing.T) {
 	t.Parallel()
 	s := up(t, cluster.Config{})
@@ -230,8 +230,8 @@ func TestSingleNode(t *testing.T) {
 	s.release(t, before, marks)
 }
 
-// cleansConditions runs `gpu-operator cleanup` by hand, as whoever removes the operator
-// without the chart, whose Job does it, and looks for what it takes off a node.
+// cleansConditions runs `gpu-operator cleanup` by hand, as for an operator that was removed
+// without the chart and its Job. It checks that the node's conditions are removed.
 func (s *suite) cleansConditions(t *testing.T, node string) {
 	t.Helper()
 	out, err := s.run(t, "gpu-operator", "cleanup", "--kubeconfig", s.Kubeconfig, "--namespace", namespace)

@@ -28,7 +28,7 @@ const (
 
 const driverVersion = "525.105.17"
 
-// The ways in which a node of OpenShift gets its driver.
+// TestVariants covers the ways in which an OpenShift node gets its driver.
 func TestVariants(t *testing.T) {
 	t.Parallel()
 	s := up(t, cluster.Config{Nodes: 2})
@@ -52,7 +52,7 @@ type variants struct {
 	hub *hub
 }
 
-// rhcos makes a node look like one of OpenShift's, as NFD labels it.
+// rhcos makes a node look like an OpenShift node with NFD's labels.
 func (v *variants) rhcos(t *testing.T, node, version, ostree, kernel string) {
 	t.Helper()
 	const feature = "feature.node.kubernetes.io/"
@@ -60,7 +60,7 @@ func (v *variants) rhcos(t *testing.T, node, version, ostree, kernel string) {
 		feature+"system-os_release.ID=rhcos", feature+"system-os_release.VERSION_ID="+version, feature+"system-os_release.OSTREE_VERSION="+ostree)
 }
 
-// imageStream has the Driver Toolkit's images for these versions.
+// imageStream creates the Driver Toolkit's image tags for these versions.
 func (v *variants) imageStream(t *testing.T, image string, versions ...string) {
 	t.Helper()
 	var spec, status []any
@@ -77,7 +77,7 @@ func (v *variants) imageStream(t *testing.T, image string, versions ...string) {
 	v.ApplyText(t, string(stream))
 }
 
-// install installs on what looks like OpenShift, without a policy: that is the user's own.
+// install installs on an imitated OpenShift, without a policy: users write their own.
 func (v *variants) install(t *testing.T, _ *suite) {
 	v.Kubectl(t, "create", "namespace", "openshift")
 	v.Kubectl(t, "apply", "-f", "testdata/openshift.yaml")
@@ -85,11 +85,11 @@ func (v *variants) install(t *testing.T, _ *suite) {
 	v.imageStream(t, v.hub.push(t, "openshift/driver-toolkit:"+rhcos412), rhcos412)
 	v.helm(t, "install", "gpuready", chart(), "--namespace", namespace, "--create-namespace", "--wait", "--timeout", "3m",
 		"--set", "nfd.enabled=false", "--set", "clusterPolicy.create=false",
-		// The registry of the tests speaks no TLS.
+		// The tests' registry has no TLS.
 		"--set", "operator.insecureRegistries={"+v.hub.Host+"}")
 }
 
-// apply applies the policy by the file's name that the documentation uses.
+// apply applies the policy from a file named as in the documentation.
 func (v *variants) apply(t *testing.T, driver map[string]any) string {
 	t.Helper()
 	doc, err := json.MarshalIndent(map[string]any{
@@ -105,21 +105,20 @@ func (v *variants) apply(t *testing.T, driver map[string]any) string {
 	return v.Kubectl(t, "apply", "-f", file)
 }
 
-// building is a policy whose driver is built; the image stands in for one.
+// building returns driver settings for a driver that is built; the image stands in for one.
 func (v *variants) building() map[string]any {
 	return map[string]any{"repository": v.hub.Host + "/nvidia", "image": "driver", "version": driverVersion,
 		"upgradePolicy": map[string]any{"autoUpgrade": true, "maxParallelUpgrades": 0, "maxUnavailable": "100%"}}
 }
 
-// precompiled is one whose driver is loaded.
+// precompiled returns driver settings for precompiled images.
 func (v *variants) precompiled() map[string]any {
 	d := v.building()
 	d["usePrecompiled"] = true
 	return d
 }
 
-// driverPods are the driver's pods by the node that they run on, whose containers are
-// all ready.
+// driverPods returns the driver pods whose containers are all ready, by their node.
 func (v *variants) driverPods(label string) map[string]*corev1.Pod {
 	pods := map[string]*corev1.Pod{}
 	for _, p := range v.World.Pods(namespace, label) {
@@ -134,7 +133,7 @@ func (v *variants) driverPods(label string) map[string]*corev1.Pod {
 	return pods
 }
 
-// serves waits until each node's driver pod is ready and of the DaemonSet of that name.
+// serves waits until each node has a ready driver pod of the DaemonSet of that name.
 func (v *variants) serves(t *testing.T, daemonsets map[string]string, containers int) {
 	t.Helper()
 	v.until(t, fmt.Sprintf("the drivers' pods are of %v", daemonsets), func() error {
@@ -157,7 +156,7 @@ func (v *variants) serves(t *testing.T, daemonsets map[string]string, containers
 
 func dtk(version string) string { return "nvidia-driver-daemonset-" + version }
 
-// driverToolkit is the default on OpenShift.
+// driverToolkit applies the default on OpenShift.
 func (v *variants) driverToolkit(t *testing.T, _ *suite) {
 	v.hub.push(t, "nvidia/driver:"+driverVersion+"-rhcos4.12")
 	for _, n := range v.Nodes {
@@ -170,7 +169,7 @@ func (v *variants) driverToolkit(t *testing.T, _ *suite) {
 	v.proven(t)
 }
 
-// rhcosUpgrade has one node after the other come up with the next version.
+// rhcosUpgrade reboots the nodes, one after the other, into the next version.
 func (v *variants) rhcosUpgrade(t *testing.T, _ *suite) {
 	v.hub.push(t, "nvidia/driver:"+driverVersion+"-rhcos4.18")
 	v.imageStream(t, v.hub.push(t, "openshift/driver-toolkit:"+rhcos418), rhcos412, rhcos418)
@@ -187,7 +186,7 @@ func (v *variants) rhcosUpgrade(t *testing.T, _ *suite) {
 	v.proven(t)
 }
 
-// noToolkitImage is a version that the cluster has no Driver Toolkit for.
+// noToolkitImage uses a version for which the cluster has no Driver Toolkit.
 func (v *variants) noToolkitImage(t *testing.T, _ *suite) {
 	const unheard = "419.94.202509010000-0"
 	v.rhcos(t, "n2", "4.18", unheard, kernel418)
@@ -200,11 +199,11 @@ func (v *variants) noToolkitImage(t *testing.T, _ *suite) {
 	v.proven(t)
 }
 
-// loaded is the DaemonSet for the nodes' kernel. An underscore is in no name of
-// Kubernetes': it is a dot.
+// loaded is the DaemonSet for the nodes' kernel. Kubernetes names cannot contain an
+// underscore, so it becomes a dot.
 const loaded = "nvidia-driver-daemonset-5.14.0-427.50.1.el9.4-rhcos4.18"
 
-// precompiledMissing switches it on before anybody has built the image.
+// precompiledMissing enables precompiled images before anybody has built one.
 func (v *variants) precompiledMissing(t *testing.T, _ *suite) {
 	out := v.apply(t, v.precompiled())
 	assert.Contains(t, out, "clusterpolicy.nvidia.com/"+policy+" configured")
@@ -219,7 +218,7 @@ func (v *variants) tag() string {
 	return v.hub.Host + "/nvidia/driver:" + driverVersion + "-" + kernel418 + "-rhcos4.18"
 }
 
-// precompiledAppears has somebody push it.
+// precompiledAppears pushes the image.
 func (v *variants) precompiledAppears(t *testing.T, _ *suite) {
 	v.hub.push(t, "nvidia/driver:"+driverVersion+"-"+kernel418+"-rhcos4.18")
 	v.serves(t, map[string]string{"n1": loaded, "n2": loaded}, 1)
@@ -229,13 +228,13 @@ func (v *variants) precompiledAppears(t *testing.T, _ *suite) {
 	}
 }
 
-// precompiledOff is the documentation's command.
+// precompiledOff runs the documentation's command.
 func (v *variants) precompiledOff(t *testing.T, _ *suite) {
 	v.hub.load(t, v.suite, "docker.io/gpuready/driver:v0.1.0-rhcos4.18")
 	out := v.Kubectl(t, "patch", "clusterpolicy/gpu-cluster-policy", "--type=json", `-p=[{"op": "replace", "path": "/spec/driver/usePrecompiled", "value":false},`+
 		`{"op": "remove", "path": "/spec/driver/version"},{"op": "remove", "path": "/spec/driver/image"},{"op": "remove", "path": "/spec/driver/repository"}]`)
 	assert.Equal(t, "clusterpolicy.nvidia.com/gpu-cluster-policy patched\n", out)
-	// What is named now is the release's own driver, which the nodes have already.
+	// The policy now names the release's own driver, which the nodes already have.
 	v.until(t, "the nodes have drivers that are built, no kernel in their pods' names", func() error {
 		out, err := v.TryKubectl(t, "get", "pods", "-l", "openshift.driver-toolkit=true", "-n", namespace)
 		if err != nil {
@@ -264,7 +263,7 @@ func (v *variants) fallbackAndBack(t *testing.T, _ *suite) {
 	v.proven(t)
 }
 
-// driverOfTheHost has no driver DaemonSet.
+// driverOfTheHost uses the host's driver, without a driver DaemonSet.
 func (v *variants) driverOfTheHost(t *testing.T, _ *suite) {
 	v.apply(t, map[string]any{"enabled": false})
 	v.until(t, "there is no driver DaemonSet", func() error {

@@ -1,10 +1,10 @@
 // Simkernel is gpu-driver on a SIMULATED kernel, for nodes that share the kernel of the
-// machine on which a cluster is tested. The kernel is a folder of the node: tests write its
-// release and its GPUs there, and the modules that are loaded into it are entries of the
-// files that a kernel shows. No code of a module runs.
+// machine on which a cluster is tested. The kernel is a folder of the node. Tests write its
+// release and its GPUs there. Loaded modules are entries of the files that a kernel would
+// show, and none of their code runs.
 //
-// In the Driver Toolkit's container it becomes a script that is among the driver's sources,
-// if there is one: a side-car that knows what NVIDIA's does, and no more.
+// In the Driver Toolkit's container it runs a script from the driver's sources instead, if
+// there is one. The script stands for a side-car that follows NVIDIA's protocol only.
 package main
 
 import (
@@ -27,15 +27,15 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 )
 
-// folder of a node:
+// folder holds the kernel of a node:
 //
-//	release                   what uname -r prints
-//	proc/modules              what is loaded
+//	release                   the output of uname -r
+//	proc/modules              loaded modules
 //	sys/module/<name>/        version, srcversion, notes
 //	sys/bus/pci/devices/      the GPUs
 const folder = "/run/nvidia/kernel"
 
-// script of the Driver Toolkit's container, and the file after which it is there.
+// The script of the Driver Toolkit's container, and the file that shows it is complete.
 const (
 	script   = toolkit.Dir + "/sources/dtk-build-driver"
 	prepared = toolkit.Dir + "/dir_prepared"
@@ -43,7 +43,7 @@ const (
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "dtk-build-driver" {
-		if err := becomeScript(); err != nil {
+		if err := execScript(); err != nil {
 			fmt.Fprintln(os.Stderr, "simkernel:", err)
 			os.Exit(1)
 		}
@@ -54,8 +54,8 @@ func main() {
 	}))
 }
 
-// becomeScript becomes the script, if the driver's image has brought one.
-func becomeScript() error {
+// execScript replaces the process with the script, if the driver's image contains one.
+func execScript() error {
 	for {
 		if _, err := os.Stat(prepared); err == nil {
 			break
@@ -68,7 +68,7 @@ func becomeScript() error {
 	return unix.Exec("/bin/bash", []string{"bash", script}, os.Environ())
 }
 
-// simulated has the calls of the kernel in the folder.
+// simulated implements the kernel's system calls on the folder.
 type simulated struct{}
 
 func (simulated) Uname(u *unix.Utsname) error {
@@ -149,7 +149,7 @@ func (simulated) DeleteModule(name string, _ int) error {
 	return errors.Join(write(loaded), os.RemoveAll(filepath.Join(kernel.Host.Sys, "module", name)))
 }
 
-// describe writes what sysfs shows of a module's build.
+// describe writes the build information of a module that sysfs shows.
 func describe(m kernel.Info, data []byte) error {
 	files := map[string]string{"version": m.Version, "srcversion": m.SrcVersion}
 	f, err := elf.NewFile(strings.NewReader(string(data)))
@@ -172,7 +172,7 @@ func describe(m kernel.Info, data []byte) error {
 	return nil
 }
 
-// write writes /proc/modules at once: whoever reads it sees all of it.
+// write replaces /proc/modules atomically, so readers never see a part of it.
 func write(loaded map[string]kernel.Loaded) error {
 	var text strings.Builder
 	for name, l := range loaded {

@@ -1,5 +1,5 @@
-// Standin stands in for what driver containers carry, in scenarios on a cluster
-// without GPUs: it follows the same contract with a simulated driver behind it.
+// Standin stands in for the programs of driver containers, in scenarios on a cluster without
+// GPUs. It follows the same contract with a simulated driver.
 //
 //	nvidia-driver init                        a driver container: gpusim serve
 //	ocp_dtk_entrypoint nv-ctr-run-with-dtk    the same, once the Driver Toolkit has "built"
@@ -59,10 +59,10 @@ func run(program, command string) error {
 	return fmt.Errorf("%s %s is no command of a driver container", program, command)
 }
 
-// serve becomes the simulator.
+// serve replaces the process with the simulator.
 func serve() error {
 	fmt.Println("stand-in: the driver is a simulated one")
-	// The firmware's folder, which the pod has made for a driver that has firmware.
+	// The firmware folder, which the pod creates for drivers with firmware.
 	for _, empty := range []string{"/run/nvidia/driver/lib/firmware", "/run/nvidia/driver/lib"} {
 		if err := os.Remove(empty); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -73,14 +73,14 @@ func serve() error {
 	return syscall.Exec("/usr/bin/gpusim", []string{"gpusim", "serve", "--profile", "h100-sxm"}, os.Environ())
 }
 
-// prepare puts this program where the other container executes it, and says so.
+// prepare puts this program where the other container runs it, and reports it ready.
 func prepare() error {
 	from, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	// Renamed into place: after a restart the other container may be executing the one before.
+	// Rename it into place: after a restart the other container may still run the old one.
 	to, err := os.OpenFile(filepath.Join(shared, ".new"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
 	if err != nil {
 		return err
