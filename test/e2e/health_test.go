@@ -11,9 +11,9 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// aBrokenGPUIsTakenOutAndSaidToBe: an XID takes one GPU away, with a reason
-// wherever somebody looks; it comes back when the GPU is sound again.
-func aBrokenGPUIsTakenOutAndSaidToBe(t *testing.T, s *Suite) {
+// aBrokenGPUIsTakenOutAndReported checks that an XID takes one GPU out of service, that the
+// reason is reported everywhere, and that the GPU returns once it is healthy.
+func aBrokenGPUIsTakenOutAndReported(t *testing.T, s *Suite) {
 	const node = "n1"
 	o := occupy(t, s, node, 4) // all 8 GPUs, so that a pod holds the broken one
 	victim := o.held["tenant-0"][0]
@@ -48,7 +48,7 @@ func aBrokenGPUIsTakenOutAndSaidToBe(t *testing.T, s *Suite) {
 		return fmt.Errorf("there are %d Events on the node, none of them", len(s.World.Events("Node", node)))
 	})
 
-	// A reset: the GPU is seen to go, and to come back.
+	// A reset: the GPU disappears and comes back.
 	s.Gpusim(t, node, "lose", "--gpu", victim, "--how", "gone", "--xid=false")
 	s.World.Until(t, "the device plugin has seen that the GPU is gone", func() error {
 		state := s.State(t, node, nodestate.DevicePlugin)

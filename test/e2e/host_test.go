@@ -20,9 +20,9 @@ devices:
     env: ["SOMEBODY=else"]
 `
 
-// whatTheHostHadStays: a node that has its own CDI spec for nvidia.com/gpu keeps
-// it, byte for byte, and pods get GPUs all the same.
-func whatTheHostHadStays(t *testing.T, s *Suite) {
+// hostFilesStay checks that a node with its own CDI spec for nvidia.com/gpu keeps it, byte for
+// byte, and that pods still get GPUs.
+func hostFilesStay(t *testing.T, s *Suite) {
 	const node, path = "n1", "/etc/cdi/nvidia.yaml"
 	writes := func(kinds ...string) func() error {
 		return func() error {
@@ -40,13 +40,13 @@ func whatTheHostHadStays(t *testing.T, s *Suite) {
 	s.World.Until(t, "the toolkit writes nvidia.com/gpu where nobody else does", writes(pods, agents, people, switches))
 	s.WriteFile(t, node, path, foreign)
 	s.World.Until(t, "the toolkit leaves nvidia.com/gpu to the other", writes(pods, agents, switches))
-	s.takes(t, node, 2)
+	s.requireFree(t, node, 2)
 	require.Equal(t, foreign, s.ReadFile(t, node, path))
 	s.RemoveFile(t, node, path)
 	s.World.Until(t, "the toolkit writes nvidia.com/gpu again", writes(pods, agents, people, switches))
 }
 
-// uninstallLeavesWhatTheDocsName and nothing else, by the commands of the docs.
+// uninstallLeavesWhatTheDocsName follows the docs and checks that nothing else is left.
 func uninstallLeavesWhatTheDocsName(t *testing.T, s *Suite, bare []string) {
 	const node, namespace = "n1", "gpuready-uninstall"
 	s.Delete(t, "gpuready.yaml", "simulated-driver.yaml", "validation-job.yaml")
@@ -63,8 +63,8 @@ func uninstallLeavesWhatTheDocsName(t *testing.T, s *Suite, bare []string) {
 	require.Empty(t, s.World.Pods(Namespace, ""))
 }
 
-// stays says whether docs/install.md names a path as one that stays, or the
-// kubelet made it for itself.
+// stays reports whether docs/install.md names a path as one that remains, or the kubelet
+// created it for itself.
 func stays(path string) bool {
 	switch path {
 	case "/etc/cdi", "/run/cdi", "/usr/local/nvidia", "/usr/local/nvidia/toolkit", "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint":
@@ -73,7 +73,7 @@ func stays(path string) bool {
 	return path == "/run/nvidia" || strings.HasPrefix(path, "/run/nvidia/")
 }
 
-// aNodeWithoutAGPUStaysQuiet: everything is ready, nothing is restarted, no GPU
+// aNodeWithoutAGPUStaysQuiet checks that everything is ready, nothing is restarted and no GPU
 // is offered.
 func aNodeWithoutAGPUStaysQuiet(t *testing.T, s *Suite) {
 	s.Apply(t, "gpuready.yaml")
@@ -95,13 +95,13 @@ func aNodeWithoutAGPUStaysQuiet(t *testing.T, s *Suite) {
 	}
 }
 
-// whereNFDRunsOnlyGPUNodesHaveAgents: by its labels, which the manifests read and
-// do not need.
+// whereNFDRunsOnlyGPUNodesHaveAgents checks the effect of NFD's labels, which the manifests use
+// but do not require.
 func whereNFDRunsOnlyGPUNodesHaveAgents(t *testing.T, s *Suite) {
 	const node = "n2"
 	pods := func(want int) func() error {
 		return func() error {
-			for _, ds := range daemonsets[1:] { // the simulated driver keeps away from what NFD takes for real GPUs
+			for _, ds := range daemonsets[1:] { // the simulated driver avoids nodes on which NFD finds real GPUs
 				n := 0
 				for _, p := range s.World.Pods(Namespace, "app="+ds) {
 					if p.Spec.NodeName == node && (want == 0 || p.Status.Phase == corev1.PodRunning) {

@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// theHostsOwnDriverIsTold: as the init container of a driver container asks, without any
-// right but to read the host's root.
-func theHostsOwnDriverIsTold(t *testing.T, s *Suite) {
+// theHostsOwnDriverIsReported queries it as the init container of a driver container does, with
+// read access to the host's root only.
+func theHostsOwnDriverIsReported(t *testing.T, s *Suite) {
 	end := s.hostDriver(t, "host-driver-none", "n1")
 	require.Zero(t, end.ExitCode, "the simulated driver is a container's: %s", end.Message)
 
@@ -45,7 +45,7 @@ func theHostsOwnDriverIsTold(t *testing.T, s *Suite) {
 	require.Equal(t, "HostDriver: "+version+" at /", end.Message)
 }
 
-// hostDriver runs gpu-validator host-driver in a restricted pod that sees the host.
+// hostDriver runs gpu-validator host-driver in a restricted pod that mounts the host's root.
 func (s *Suite) hostDriver(t *testing.T, name, node string) corev1.ContainerStateTerminated {
 	t.Helper()
 	pod := &corev1.Pod{

@@ -12,16 +12,16 @@ import (
 
 const validation = "gpuready-validation"
 
-// theValidationJobPassesOnAGoodNode and says that it was a simulated one.
+// theValidationJobPassesOnAGoodNode checks that it passes and reports a simulated GPU.
 func theValidationJobPassesOnAGoodNode(t *testing.T, s *Suite) {
 	s.Apply(t, "validation-job.yaml")
-	s.jobBecomes(t, batchv1.JobComplete)
+	s.waitJob(t, batchv1.JobComplete)
 	require.Contains(t, s.Kubectl(t, "-n", Namespace, "logs", "job/"+validation), "SIMULATED")
 	s.Delete(t, "validation-job.yaml")
 }
 
-// theValidationJobFailsWithAReasonOnABadOne: a bit of each GPU's memory is stuck,
-// which no counter tells of, so that only computing finds it.
+// theValidationJobFailsWithAReasonOnABadOne sticks a bit of each GPU's memory. No counter
+// reports that, so only a computation finds it.
 func theValidationJobFailsWithAReasonOnABadOne(t *testing.T, s *Suite) {
 	const node, other = "n1", "n2"
 	s.Kubectl(t, "cordon", other)
@@ -29,7 +29,7 @@ func theValidationJobFailsWithAReasonOnABadOne(t *testing.T, s *Suite) {
 		s.Gpusim(t, node, "memfault", "--gpu", strconv.Itoa(gpu), "--kind", "stuck", "--bit", "30")
 	}
 	s.Apply(t, "validation-job.yaml")
-	s.jobBecomes(t, batchv1.JobFailed)
+	s.waitJob(t, batchv1.JobFailed)
 	var said string
 	for _, p := range s.World.Pods(Namespace, "app="+validation) {
 		for _, c := range p.Status.ContainerStatuses {
@@ -48,7 +48,7 @@ func theValidationJobFailsWithAReasonOnABadOne(t *testing.T, s *Suite) {
 	s.Kubectl(t, "uncordon", other)
 }
 
-func (s *Suite) jobBecomes(t *testing.T, kind batchv1.JobConditionType) {
+func (s *Suite) waitJob(t *testing.T, kind batchv1.JobConditionType) {
 	t.Helper()
 	s.World.Until(t, fmt.Sprintf("Job %s is %s", validation, kind), func() error {
 		job, err := s.World.factory.Batch().V1().Jobs().Lister().Jobs(Namespace).Get(validation)

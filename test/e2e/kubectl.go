@@ -17,13 +17,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Namespace is where gpuready is installed.
+// Namespace is the namespace in which gpuready is installed.
 const Namespace = "gpuready"
 
-// manifests are where a user finds them, seen from this folder.
+// manifests is the users' manifest folder, relative to this folder.
 const manifests = "../../deployments/static"
 
-// Kubectl runs kubectl, as a user would, and returns what it prints.
+// Kubectl runs kubectl as a user would, and returns its output.
 func (s *Suite) Kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := s.kubectl(t, args...)
@@ -31,7 +31,7 @@ func (s *Suite) Kubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// Refused runs what is to be refused, and returns why it was.
+// Refused runs a kubectl command that must be refused, and returns the reason.
 func (s *Suite) Refused(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := s.kubectl(t, args...)
@@ -39,7 +39,7 @@ func (s *Suite) Refused(t *testing.T, args ...string) string {
 	return out
 }
 
-// TryKubectl runs kubectl, and returns what it prints and how it ended.
+// TryKubectl runs kubectl, and returns its output and error.
 func (s *Suite) TryKubectl(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	return s.kubectl(t, args...)
@@ -57,11 +57,10 @@ func (s *Suite) kubectl(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// KubectlPath is where the cluster's kubectl is, for what runs beside the test.
+// KubectlPath returns the path of the cluster's kubectl, for programs beside the test.
 func (s *Suite) KubectlPath() string { return s.kubectlPath }
 
-// Shell runs a command line as a page of the documentation has it, in a folder; kubectl is
-// the cluster's own.
+// Shell runs a command line of the documentation in a folder, with the cluster's kubectl.
 func (s *Suite) Shell(t *testing.T, dir, line string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -82,7 +81,7 @@ func (s *Suite) Apply(t *testing.T, names ...string) {
 	}
 }
 
-// Delete deletes what manifests of deployments/static made.
+// Delete deletes the objects of manifests of deployments/static.
 func (s *Suite) Delete(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -90,7 +89,7 @@ func (s *Suite) Delete(t *testing.T, names ...string) {
 	}
 }
 
-// Gpusim runs gpusim in the driver's pod on a node: it breaks a GPU, or mends it.
+// Gpusim runs gpusim in the driver's pod on a node, to break or repair a GPU.
 func (s *Suite) Gpusim(t *testing.T, node string, args ...string) string {
 	t.Helper()
 	for _, p := range s.World.Pods(Namespace, "app=nvidia-driver-daemonset") {
@@ -102,7 +101,7 @@ func (s *Suite) Gpusim(t *testing.T, node string, args ...string) string {
 	return ""
 }
 
-// ApplyText applies what is no file, or a file that was changed.
+// ApplyText applies a manifest that is not a file, or a changed one.
 func (s *Suite) ApplyText(t *testing.T, manifest string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "manifest.yaml")
@@ -113,13 +112,13 @@ func (s *Suite) ApplyText(t *testing.T, manifest string) {
 // Job is a pod that a user runs.
 type Job struct {
 	Name     string
-	Node     string // "": wherever there is room
+	Node     string // "": any node with room
 	GPUs     int64
-	Resource corev1.ResourceName // what GPUs counts; default: GPU
-	Command  []string            // of the cuda-samples image, or what is injected into it
+	Resource corev1.ResourceName // the resource that GPUs counts; default: GPU
+	Command  []string            // of the cuda-samples image, or an injected program
 }
 
-// Run makes the pod, and sees to it that it goes with the test.
+// Run creates the pod, and deletes it at the end of the test.
 func (s *Suite) Run(t *testing.T, j Job) {
 	t.Helper()
 	never := false
@@ -161,7 +160,7 @@ func (s *Suite) Run(t *testing.T, j Job) {
 	})
 }
 
-// Result runs a pod to its end and returns what it printed and how it ended.
+// Result runs a pod to its end, and returns its output and phase.
 func (s *Suite) Result(t *testing.T, j Job) (string, corev1.PodPhase) {
 	t.Helper()
 	s.Run(t, j)

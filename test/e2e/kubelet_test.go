@@ -24,15 +24,15 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// newcomerEvery is how often a pod is asked for just when the kubelet is killed.
+// newcomerEvery is how often, counted in restarts, a pod is created just before the kubelet is
+// killed.
 const newcomerEvery = 4
 
-// TestKubeletRestarts kills a kubelet again and again under pods that hold 4 of its
-// 8 GPUs: nobody's GPU is given to another, nobody is refused, nobody restarted. The
-// validator proves the node with a pod after each, and newcomers come. A kubelet that
-// was just started still counts what pods had that ended while it was away
-// (UpdateAllocatedDevices of its device manager waits until it knows all its pods),
-// so there are more GPUs than those need.
+// TestKubeletRestarts kills a kubelet again and again under pods that hold 4 of its 8 GPUs. No
+// GPU may move to another pod, and no pod may be refused or restarted. After each kill the
+// validator proves the node with a pod, and new pods arrive. A restarted kubelet still counts
+// the GPUs of pods that ended while it was down (UpdateAllocatedDevices of its device manager
+// waits until it knows all its pods). So there are more GPUs than those pods need.
 func TestKubeletRestarts(t *testing.T) {
 	restarts, _ := strconv.Atoi(os.Getenv("GPUREADY_E2E_RESTARTS"))
 	if restarts == 0 {
@@ -53,7 +53,7 @@ func TestKubeletRestarts(t *testing.T) {
 			t.FailNow()
 		}
 	}
-	o.undisturbed(t)
+	o.requireUndisturbed(t)
 	for _, c := range s.World.Since(start) {
 		if c.Pod != nil {
 			require.NotContainsf(t, []string{"UnexpectedAdmissionError", "OutOf" + string(GPU)}, c.Pod.Status.Reason, "pod %s: %s", c.Pod.Name, c.Pod.Status.Message)
@@ -62,8 +62,8 @@ func TestKubeletRestarts(t *testing.T) {
 	fmt.Print(restartTable(lives))
 }
 
-// killUnder kills the kubelet, waits until it has its GPUs again, and looks who it
-// thinks has them.
+// killUnder kills the kubelet, waits until it has its GPUs again, and checks to which pods it
+// assigns them.
 func (s *Suite) killUnder(t *testing.T, o *tenants, log *kubeletLog, newcomer bool) life {
 	t.Helper()
 	j := Job{Name: "newcomer", Node: o.node, GPUs: 1}
@@ -73,33 +73,33 @@ func (s *Suite) killUnder(t *testing.T, o *tenants, log *kubeletLog, newcomer bo
 	log.skip(t)
 	s.KillKubelet(t, o.node)
 	var l life
-	require.Eventually(t, func() bool { // a log tells nobody when it grows
-		l.read(log.more(t))
+	require.Eventually(t, func() bool { // nothing signals that a log grows
+		l.read(log.readLines(t))
 		return l.healthy == 8
 	}, patience, 10*time.Millisecond, "the kubelet has no list of 8 GPUs: %+v", &l)
 	require.Equal(t, 1, l.registrations, "of one plugin with one kubelet")
 
 	held := s.podResources(t, o.node)
 	for began := time.Now(); len(held) < len(o.jobs) && time.Since(began) < patience; held = s.podResources(t, o.node) {
-		time.Sleep(20 * time.Millisecond) // it does not know its pods for a moment, and tells nobody when
+		time.Sleep(20 * time.Millisecond) // it does not know its pods for a moment, and signals nothing
 	}
 	for _, job := range o.jobs {
 		require.Equalf(t, slices.Sorted(slices.Values(o.held[job.Name])), held["default/"+job.Name], "pod %s, as the kubelet has it", job.Name)
 	}
-	s.checkpoint(t, o.node)
+	s.requireCheckpoint(t, o.node)
 	if newcomer {
 		pod := s.World.Ends(t, "default", j.Name)
 		require.Equalf(t, corev1.PodSucceeded, pod.Status.Phase, "%s: %s", pod.Status.Reason, pod.Status.Message)
 	}
 	for _, job := range o.jobs {
-		s.World.Until(t, job.Name+" runs as before", func() error { return runs(s.World.Pod("default", job.Name)) })
+		s.World.Until(t, job.Name+" runs as before", func() error { return checkRunning(s.World.Pod("default", job.Name)) })
 		require.Zerof(t, s.World.Pod("default", job.Name).Status.ContainerStatuses[0].RestartCount, "pod %s was restarted", job.Name)
 	}
 	return l
 }
 
-// podResources are the GPUs of each pod, "namespace/name", as the kubelet's API
-// tells them: each but once.
+// podResources returns the GPUs of each pod, "namespace/name", as reported by the kubelet's API.
+// It fails if a GPU is listed twice.
 func (s *Suite) podResources(t *testing.T, node string) map[string][]string {
 	t.Helper()
 	conn, err := grpc.NewClient("unix:"+s.Node(node).PathOnNode("/var/lib/kubelet/pod-resources/kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -107,10 +107,10 @@ func (s *Suite) podResources(t *testing.T, node string) map[string][]string {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	answer, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{}, grpc.WaitForReady(true))
+	response, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{}, grpc.WaitForReady(true))
 	require.NoError(t, err)
 	held, owner := map[string][]string{}, map[string]string{}
-	for _, p := range answer.GetPodResources() {
+	for _, p := range response.GetPodResources() {
 		name := p.GetNamespace() + "/" + p.GetName()
 		for _, c := range p.GetContainers() {
 			for _, d := range c.GetDevices() {
@@ -127,8 +127,8 @@ func (s *Suite) podResources(t *testing.T, node string) map[string][]string {
 	return held
 }
 
-// checkpoint sees to it that the kubelet's checkpoint is whole and gives nothing twice.
-func (s *Suite) checkpoint(t *testing.T, node string) {
+// requireCheckpoint checks that the kubelet's checkpoint is complete and assigns nothing twice.
+func (s *Suite) requireCheckpoint(t *testing.T, node string) {
 	t.Helper()
 	data, err := os.ReadFile(s.Node(node).PathOnNode("/var/lib/kubelet/device-plugins/" + kubelettest.CheckpointName))
 	require.NoError(t, err)
@@ -145,7 +145,7 @@ func (s *Suite) checkpoint(t *testing.T, node string) {
 	}
 }
 
-// kubeletLog is what a kubelet prints, from where it was read last.
+// kubeletLog reads a kubelet's log from where the last read ended.
 type kubeletLog struct{ file *os.File }
 
 func (s *Suite) follow(t *testing.T, node string) *kubeletLog {
@@ -164,11 +164,11 @@ func (l *kubeletLog) skip(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// more is every line that is whole by now.
-func (l *kubeletLog) more(t *testing.T) []byte {
+// readLines returns the lines that are complete by now.
+func (l *kubeletLog) readLines(t *testing.T) []byte {
 	data, err := io.ReadAll(l.file)
 	if err != nil {
-		t.Error(err) // this is not the test's own goroutine
+		t.Error(err) // not Fatal: this is not the test's goroutine
 	}
 	end := bytes.LastIndexByte(data, '\n') + 1
 	if _, err := l.file.Seek(int64(end-len(data)), io.SeekCurrent); err != nil {
@@ -177,15 +177,15 @@ func (l *kubeletLog) more(t *testing.T) []byte {
 	return data[:end]
 }
 
-// life is what a kubelet says of its device plugins, from its start.
+// life is what a kubelet logs about its device plugins, from its start.
 type life struct {
 	listening, registered, listed time.Time
 	registrations                 int
-	healthy                       int // GPUs, as last listed
+	healthy                       int // GPUs, in the last list
 }
 
-// The kubelet's own words, at -v=2 (k8s.io/kubernetes/pkg/kubelet/cm/devicemanager:
-// manager.go, plugin/v1beta1/server.go), with the time in microseconds before them.
+// Messages of the kubelet at -v=2 (k8s.io/kubernetes/pkg/kubelet/cm/devicemanager: manager.go,
+// plugin/v1beta1/server.go), each after a time in microseconds.
 var (
 	listeningLine  = regexp.MustCompile(`^I\d{4} (\S+) .*"Starting device plugin registration server"`)
 	registeredLine = regexp.MustCompile(`^I\d{4} (\S+) .*"Got registration request from device plugin with resource" resourceName="nvidia\.com/gpu"`)

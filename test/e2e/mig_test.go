@@ -21,8 +21,7 @@ const (
 	wholeMIG  corev1.ResourceName = "nvidia.com/mig-7g.80gb"
 )
 
-// TestDevicePluginMIG is a node whose GPUs are divided, and divided anew, while
-// pods use them.
+// TestDevicePluginMIG divides a node's GPUs, and divides them differently while pods use them.
 func TestDevicePluginMIG(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 1})
@@ -31,12 +30,12 @@ func TestDevicePluginMIG(t *testing.T) {
 	s.World.Offers(t, 8, "n1")
 	s.play(t,
 		scenario{"a divided GPU is resources of their own", aDividedGPUIsResourcesOfTheirOwn},
-		scenario{"a layout that is changed is seen live", aLayoutThatIsChangedIsSeenLive},
+		scenario{"a changed layout is served without a restart", aChangedLayoutIsServedWithoutRestart},
 		scenario{"with the strategy single its parts are GPUs", withTheStrategySingleItsPartsAreGPUs},
 	)
 }
 
-// SetPlugin sets variables of the device plugin, "NAME=value", and waits for its
+// SetPlugin sets environment variables of the device plugin, "NAME=value", and waits for its
 // pods.
 func (s *Suite) SetPlugin(t *testing.T, variables ...string) {
 	t.Helper()
@@ -51,7 +50,7 @@ func aDividedGPUIsResourcesOfTheirOwn(t *testing.T, s *Suite) {
 	given := map[string]bool{}
 	for _, name := range []string{"small-0", "small-1"} {
 		s.Run(t, Job{Name: name, GPUs: 1, Resource: smallMIG, Command: busy})
-		s.World.Until(t, name+" runs", func() error { return runs(s.World.Pod("default", name)) })
+		s.World.Until(t, name+" runs", func() error { return checkRunning(s.World.Pod("default", name)) })
 		parts := s.parts(t, name)
 		require.Len(t, parts, 1)
 		require.Equal(t, "1g.10gb", parts[0].profile)
@@ -61,16 +60,16 @@ func aDividedGPUIsResourcesOfTheirOwn(t *testing.T, s *Suite) {
 	said, phase := s.Result(t, Job{Name: "middle", GPUs: 1, Resource: middleMIG})
 	require.Equal(t, corev1.PodSucceeded, phase, said)
 	require.Contains(t, said, "Test PASSED")
-	s.takes(t, "n1", 7) // those that are whole
+	s.requireFree(t, "n1", 7) // the undivided ones
 	require.Equal(t, before, s.pluginContainer(t, "n1"))
 }
 
-// aLayoutThatIsChangedIsSeenLive: neither a pod nor a container is made anew for it,
-// not the plugin's either, and who has another GPU keeps it.
-func aLayoutThatIsChangedIsSeenLive(t *testing.T, s *Suite) {
+// aChangedLayoutIsServedWithoutRestart checks that no pod or container is created again, not
+// even the plugin's, and that pods keep their other GPUs.
+func aChangedLayoutIsServedWithoutRestart(t *testing.T, s *Suite) {
 	start := time.Now()
 	s.Run(t, Job{Name: "whole", GPUs: 1, Command: busy})
-	s.World.Until(t, "whole runs", func() error { return runs(s.World.Pod("default", "whole")) })
+	s.World.Until(t, "whole runs", func() error { return checkRunning(s.World.Pod("default", "whole")) })
 	before := s.pluginContainer(t, "n1")
 	s.Gpusim(t, "n1", "mig", "--gpu", "0", "--layout", "7g.80gb")
 	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 0, middleMIG: 0, wholeMIG: 1})
@@ -78,14 +77,14 @@ func aLayoutThatIsChangedIsSeenLive(t *testing.T, s *Suite) {
 	require.Equal(t, corev1.PodSucceeded, phase, said)
 	require.Contains(t, said, "Test PASSED")
 
-	// In quick succession: for containers that end like that a kubelet has a back-off.
+	// In quick succession: the kubelet applies a back-off to containers that end like that.
 	for _, layout := range []string{"3g.40gb,3g.40gb", "1g.10gb", "3g.40gb"} {
 		s.Gpusim(t, "n1", "mig", "--gpu", "0", "--layout", layout)
 	}
 	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 0, middleMIG: 1, wholeMIG: 0})
 	s.Gpusim(t, "n1", "mig", "--gpu", "0", "--off")
 	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 8, middleMIG: 0, wholeMIG: 0})
-	require.NoError(t, runs(s.World.Pod("default", "whole")))
+	require.NoError(t, checkRunning(s.World.Pod("default", "whole")))
 	require.Zero(t, s.World.Pod("default", "whole").Status.ContainerStatuses[0].RestartCount)
 	require.Equal(t, before, s.pluginContainer(t, "n1"))
 	for _, c := range s.World.Since(start) {
@@ -103,10 +102,10 @@ func withTheStrategySingleItsPartsAreGPUs(t *testing.T, s *Suite) {
 	require.Equal(t, corev1.PodSucceeded, phase, list)
 	require.Len(t, migParts(list), 1, list)
 	require.Equal(t, "3g.40gb", migParts(list)[0].profile)
-	s.takes(t, "n1", 2)
+	s.requireFree(t, "n1", 2)
 }
 
-// plugin is the device plugin's pod on a node.
+// plugin returns the device plugin's pod on a node.
 func (s *Suite) plugin(t *testing.T, node string) *corev1.Pod {
 	t.Helper()
 	pods := s.World.Pods(Namespace, "app="+pluginDaemonSet)
@@ -115,7 +114,8 @@ func (s *Suite) plugin(t *testing.T, node string) *corev1.Pod {
 	return pods[i]
 }
 
-// pluginContainer is the device plugin's container on a node, another one after each start.
+// pluginContainer returns the ID of the device plugin's container on a node; each start
+// changes it.
 func (s *Suite) pluginContainer(t *testing.T, node string) string {
 	t.Helper()
 	statuses := s.plugin(t, node).Status.ContainerStatuses
@@ -137,7 +137,7 @@ func migParts(list string) []part {
 	return parts
 }
 
-// parts are the MIG devices that a pod sees.
+// parts lists the MIG devices visible in a pod.
 func (s *Suite) parts(t *testing.T, pod string) []part {
 	t.Helper()
 	return migParts(s.Kubectl(t, "exec", pod, "--", "nvidia-smi", "-L"))

@@ -25,8 +25,7 @@ const (
 	mpsLog       = "/run/nvidia/mps/nvidia.com/gpu/log"
 )
 
-// TestDevicePluginMPS is a node with two GPUs, each of which two pods use at once by
-// MPS.
+// TestDevicePluginMPS has two pods share each of a node's two GPUs through MPS.
 func TestDevicePluginMPS(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 1})
@@ -37,9 +36,9 @@ func TestDevicePluginMPS(t *testing.T) {
 		scenario{"GPUs shared by MPS are twice as many", gpusSharedByMPSAreTwiceAsMany},
 		scenario{"pods on one GPU find its control daemon and share memory", podsFindTheControlDaemon},
 		scenario{"a control daemon that ended is started again", anEndedControlDaemonIsStartedAgain},
-		scenario{"a killed mps-daemon goes on where it was", aKilledMPSDaemonGoesOn},
-		scenario{"without mps-daemon no GPU is given away", withoutMPSDaemonNothingIsGivenAway},
-		scenario{"GPUs that are shared no more are as before", gpusThatAreSharedNoMoreAreAsBefore},
+		scenario{"a killed mps-daemon is restarted", aKilledMPSDaemonIsRestarted},
+		scenario{"without mps-daemon no GPU is allocated", withoutMPSDaemonNothingIsAllocated},
+		scenario{"GPUs no longer shared are as before", gpusNoLongerSharedAreAsBefore},
 		scenario{"uninstalling leaves no shared memory", uninstallingLeavesNoSharedMemory},
 	)
 }
@@ -55,8 +54,8 @@ func gpusSharedByMPSAreTwiceAsMany(t *testing.T, s *Suite) {
 	require.Equal(t, []string{"Exclusive_Process", "Exclusive_Process"}, s.computeModes(t, "n1"))
 }
 
-// podsFindTheControlDaemon by its pipes, and share a memory that has a bound with it
-// and with each other, and that is the host's.
+// podsFindTheControlDaemon checks that pods reach it by its pipes, and that all share one
+// bounded memory, which is the host's.
 func podsFindTheControlDaemon(t *testing.T, s *Suite) {
 	on := s.Node("n1").PathOnNode
 	var host unix.Statfs_t
@@ -69,7 +68,7 @@ func podsFindTheControlDaemon(t *testing.T, s *Suite) {
 	for i := range 4 {
 		name := fmt.Sprintf("shares-%d", i)
 		s.Run(t, Job{Name: name, GPUs: 1, Command: busy})
-		s.World.Until(t, name+" runs", func() error { return runs(s.World.Pod("default", name)) })
+		s.World.Until(t, name+" runs", func() error { return checkRunning(s.World.Pod("default", name)) })
 		ids := uuids(s.Kubectl(t, "exec", name, "--", "nvidia-smi", "-L"))
 		require.Len(t, ids, 1)
 		users[ids[0]]++
@@ -101,15 +100,15 @@ func podsFindTheControlDaemon(t *testing.T, s *Suite) {
 	require.FileExists(t, daemon+"/root/dev/shm/of-0", "and the control daemon")
 }
 
-// control is the control daemon as the kernel names its process.
+// control is the kernel's name of the control daemon's process.
 const control = "nvidia-cuda-mps"
 
-// anEndedControlDaemonIsStartedAgain by the same container.
+// anEndedControlDaemonIsStartedAgain checks that the same container starts it.
 func anEndedControlDaemonIsStartedAgain(t *testing.T, s *Suite) {
 	before := s.mpsPod(t)
 	pid, _ := process(t, before, control)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
-	s.World.Until(t, "mps-daemon says that it ended", func() error { // once, in its log: it is back in a moment
+	s.World.Until(t, "mps-daemon says that it ended", func() error { // only in its log: it restarts in a moment
 		if log := s.Kubectl(t, "-n", Namespace, "logs", before.Name); !strings.Contains(log, "reason=MPSDaemonFailed") {
 			return fmt.Errorf("%s", log)
 		}
@@ -119,12 +118,12 @@ func anEndedControlDaemonIsStartedAgain(t *testing.T, s *Suite) {
 	s.World.Offers(t, 4, "n1")
 	now, _ := process(t, s.mpsPod(t), control)
 	require.NotEqual(t, pid, now)
-	s.untouched(t, before)
-	s.takes(t, "n1", 1)
+	s.requireUntouched(t, before)
+	s.requireFree(t, "n1", 1)
 }
 
-// aKilledMPSDaemonGoesOn: what is mounted stays mounted, once.
-func aKilledMPSDaemonGoesOn(t *testing.T, s *Suite) {
+// aKilledMPSDaemonIsRestarted checks that the mounts stay, each of them once.
+func aKilledMPSDaemonIsRestarted(t *testing.T, s *Suite) {
 	before := s.mpsPod(t)
 	pid, _ := process(t, before, "gpu-device-plug")
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
@@ -138,11 +137,11 @@ func aKilledMPSDaemonGoesOn(t *testing.T, s *Suite) {
 	s.World.Offers(t, 4, "n1")
 	require.FileExists(t, s.Node("n1").PathOnNode(mpsShm+"/of-0"))
 	require.Equal(t, 1, s.mounts(t, "n1", mpsShm))
-	s.takes(t, "n1", 1)
+	s.requireFree(t, "n1", 1)
 }
 
-// withoutMPSDaemonNothingIsGivenAway, and the device plugin says why.
-func withoutMPSDaemonNothingIsGivenAway(t *testing.T, s *Suite) {
+// withoutMPSDaemonNothingIsAllocated checks that the device plugin reports the reason.
+func withoutMPSDaemonNothingIsAllocated(t *testing.T, s *Suite) {
 	const label = "nvidia.com/gpu.deploy.mps-control-daemon"
 	before := s.pluginContainer(t, "n1")
 	s.Kubectl(t, "label", "node", "n1", label+"=false")
@@ -155,12 +154,12 @@ func withoutMPSDaemonNothingIsGivenAway(t *testing.T, s *Suite) {
 	s.World.Offers(t, 4, "n1")
 	require.Equal(t, []string{"Exclusive_Process", "Exclusive_Process"}, s.computeModes(t, "n1"))
 	require.Equal(t, before, s.pluginContainer(t, "n1"))
-	s.takes(t, "n1", 1)
+	s.requireFree(t, "n1", 1)
 }
 
-// gpusThatAreSharedNoMoreAreAsBefore, as docs/device-plugin-configuration.md has it.
-func gpusThatAreSharedNoMoreAreAsBefore(t *testing.T, s *Suite) {
-	s.Delete(t, "mps.yaml") // which is not the namespace's end
+// gpusNoLongerSharedAreAsBefore follows docs/device-plugin-configuration.md.
+func gpusNoLongerSharedAreAsBefore(t *testing.T, s *Suite) {
+	s.Delete(t, "mps.yaml") // does not delete the namespace
 	s.World.Until(t, "mps-daemon is gone", func() error {
 		if n := len(s.World.Pods(Namespace, "app="+mpsDaemonSet)); n > 0 {
 			return fmt.Errorf("there are %d pods", n)
@@ -173,7 +172,7 @@ func gpusThatAreSharedNoMoreAreAsBefore(t *testing.T, s *Suite) {
 	require.Emptyf(t, last.MPS.Claimed, "%+v", last)
 	s.edit(t, map[string]string{"config.yaml": "version: v1"})
 	s.World.Offers(t, 2, "n1")
-	s.takes(t, "n1", 2)
+	s.requireFree(t, "n1", 2)
 }
 
 func uninstallingLeavesNoSharedMemory(t *testing.T, s *Suite) {
@@ -197,7 +196,7 @@ func (s *Suite) served(t *testing.T) {
 	})
 }
 
-// mpsPod is that of mps-daemon.
+// mpsPod returns the pod of mps-daemon.
 func (s *Suite) mpsPod(t *testing.T) *corev1.Pod {
 	t.Helper()
 	s.World.Ready(t, Namespace, mpsDaemonSet)
@@ -206,7 +205,7 @@ func (s *Suite) mpsPod(t *testing.T) *corev1.Pod {
 	return pods[0]
 }
 
-// computeModes are those of a node's GPUs, as somebody on the host sees them.
+// computeModes returns the compute modes of a node's GPUs, as seen on the host.
 func (s *Suite) computeModes(t *testing.T, node string) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -216,7 +215,7 @@ func (s *Suite) computeModes(t *testing.T, node string) []string {
 	return strings.Split(strings.TrimSpace(string(out)), "\n")
 }
 
-// mounts is how often something is mounted at a path of a node.
+// mounts returns the number of mounts at a path of a node.
 func (s *Suite) mounts(t *testing.T, node, path string) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -232,8 +231,8 @@ func (s *Suite) mounts(t *testing.T, node, path string) int {
 	return n
 }
 
-// process finds one of a pod by what the kernel calls it, 15 bytes at most. Its folder
-// in /proc leads to what it sees.
+// process finds a pod's process by the kernel's name for it, which has 15 bytes at most. dir is
+// the process's folder in /proc, through which its files can be read.
 func process(t *testing.T, pod *corev1.Pod, name string) (pid int, dir string) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*")

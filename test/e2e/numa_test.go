@@ -11,21 +11,21 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// TestDevicePluginNUMA is a node of two NUMA nodes whose kubelet aligns strictly:
-// what fits into one comes from one, what does not is refused. The agents are those
-// for a runtime without NRI.
+// TestDevicePluginNUMA uses a node with two NUMA nodes and a kubelet that aligns strictly. A
+// request that fits into one NUMA node is served from it, and any other is refused. The agents
+// are those for a runtime without NRI.
 func TestDevicePluginNUMA(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 1, NUMA: true})
 	s.Apply(t, "gpuready-privileged.yaml", "simulated-driver.yaml")
 	s.World.Offers(t, 8, "n1")
 	s.play(t,
-		scenario{"what fits into a NUMA node comes from one", whatFitsIsAligned},
-		scenario{"what does not fit is refused", whatDoesNotFitIsRefused},
+		scenario{"a fitting request comes from one NUMA node", aFittingRequestIsAligned},
+		scenario{"an unaligned request is refused", anUnalignedRequestIsRefused},
 	)
 }
 
-func whatFitsIsAligned(t *testing.T, s *Suite) {
+func aFittingRequestIsAligned(t *testing.T, s *Suite) {
 	numa := map[string]int{}
 	for _, r := range s.State(t, "n1", nodestate.DevicePlugin).DevicePlugin.Resources {
 		for _, d := range r.Devices {
@@ -45,7 +45,7 @@ func whatFitsIsAligned(t *testing.T, s *Suite) {
 	}
 }
 
-func whatDoesNotFitIsRefused(t *testing.T, s *Suite) {
+func anUnalignedRequestIsRefused(t *testing.T, s *Suite) {
 	s.Run(t, Job{Name: "five", GPUs: 5})
 	s.World.Until(t, "the kubelet refuses what spans NUMA nodes", func() error {
 		if p := s.World.Pod("default", "five"); p.Status.Reason != "TopologyAffinityError" {

@@ -10,11 +10,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// vectorAdd is the CUDA job, busy for as long as the pod lives.
+// busy is the vectorAdd job, repeated for as long as the pod lives.
 var busy = []string{"vectoradd", "--for", "1h", "--every", "1s", "--elements", "1000"}
 
-// aPodGetsExactlyTheGPUsItAsksFor: 2 GPUs asked for, 2 seen, and they compute.
-func aPodGetsExactlyTheGPUsItAsksFor(t *testing.T, s *Suite) {
+// aPodGetsExactlyTheGPUsItRequests requests 2 GPUs, and checks that 2 are visible and compute.
+func aPodGetsExactlyTheGPUsItRequests(t *testing.T, s *Suite) {
 	seen, phase := s.Result(t, Job{Name: "lists-two", GPUs: 2, Command: []string{"nvidia-smi", "-L"}})
 	require.Equal(t, corev1.PodSucceeded, phase, seen)
 	require.Len(t, uuids(seen), 2, seen)
@@ -24,7 +24,7 @@ func aPodGetsExactlyTheGPUsItAsksFor(t *testing.T, s *Suite) {
 	require.Contains(t, said, "Test PASSED (SIMULATED)\n")
 }
 
-// theExamplesRun: those that need no image of somebody else's.
+// theExamplesRun runs the examples that need no third-party image.
 func theExamplesRun(t *testing.T, s *Suite) {
 	s.Apply(t, "examples/vectoradd.yaml", "examples/two-gpus.yaml")
 	pod := s.World.Ends(t, "default", "vectoradd")
@@ -34,7 +34,7 @@ func theExamplesRun(t *testing.T, s *Suite) {
 	s.Delete(t, "examples/vectoradd.yaml", "examples/two-gpus.yaml")
 }
 
-// tooManyGPUsStayPending: the scheduler says why.
+// tooManyGPUsStayPending checks the scheduler's reason.
 func tooManyGPUsStayPending(t *testing.T, s *Suite) {
 	s.Run(t, Job{Name: "wants-nine", GPUs: 9})
 	s.World.Until(t, "the scheduler has said why wants-nine does not run", func() error {
@@ -47,8 +47,8 @@ func tooManyGPUsStayPending(t *testing.T, s *Suite) {
 	})
 }
 
-// whoAsksForNoneSeesNone: neither device nodes nor libraries.
-func whoAsksForNoneSeesNone(t *testing.T, s *Suite) {
+// aPodWithoutGPUsSeesNone checks that it has neither device nodes nor libraries.
+func aPodWithoutGPUsSeesNone(t *testing.T, s *Suite) {
 	said, phase := s.Result(t, Job{Name: "adds-without"})
 	require.Equal(t, corev1.PodFailed, phase, said)
 	require.Contains(t, said, "libcuda.so.1")
@@ -66,7 +66,7 @@ func whoAsksForNoneSeesNone(t *testing.T, s *Suite) {
 
 var uuid = regexp.MustCompile(`UUID: (GPU-[0-9a-f-]+)`)
 
-// uuids are those of the GPUs that nvidia-smi -L lists.
+// uuids returns the UUIDs of the GPUs that nvidia-smi -L lists.
 func uuids(list string) []string {
 	var ids []string
 	for _, m := range uuid.FindAllStringSubmatch(list, -1) {
@@ -75,7 +75,7 @@ func uuids(list string) []string {
 	return ids
 }
 
-// tenants are pods that keep their GPUs busy, while something happens to their node.
+// tenants are pods that keep their GPUs busy during an event on their node.
 type tenants struct {
 	s    *Suite
 	node string
@@ -92,22 +92,22 @@ func occupy(t *testing.T, s *Suite, node string, pods int) *tenants {
 		s.Run(t, j)
 		o.jobs = append(o.jobs, j)
 	}
-	o.running(t)
+	o.waitRunning(t)
 	for _, j := range o.jobs {
-		o.held[j.Name] = o.seen(t, j.Name)
+		o.held[j.Name] = o.visibleGPUs(t, j.Name)
 	}
-	o.apart(t)
+	o.requireDistinct(t)
 	return o
 }
 
-func (o *tenants) running(t *testing.T) {
+func (o *tenants) waitRunning(t *testing.T) {
 	t.Helper()
 	for _, j := range o.jobs {
-		o.s.World.Until(t, "pod "+j.Name+" runs", func() error { return runs(o.s.World.Pod("default", j.Name)) })
+		o.s.World.Until(t, "pod "+j.Name+" runs", func() error { return checkRunning(o.s.World.Pod("default", j.Name)) })
 	}
 }
 
-func runs(pod *corev1.Pod) error {
+func checkRunning(pod *corev1.Pod) error {
 	switch {
 	case pod == nil:
 		return fmt.Errorf("there is no such pod")
@@ -117,11 +117,11 @@ func runs(pod *corev1.Pod) error {
 	return nil
 }
 
-func (o *tenants) seen(t *testing.T, pod string) []string {
+func (o *tenants) visibleGPUs(t *testing.T, pod string) []string {
 	t.Helper()
 	var list string
 	o.s.World.Until(t, "nvidia-smi answers in pod "+pod, func() (err error) {
-		// A kubelet that was restarted does not know its pods for a moment.
+		// A restarted kubelet does not know its pods for a moment.
 		if list, err = o.s.kubectl(t, "exec", pod, "--", "nvidia-smi", "-L"); err != nil {
 			return fmt.Errorf("%w: %s", err, list)
 		}
@@ -130,12 +130,12 @@ func (o *tenants) seen(t *testing.T, pod string) []string {
 	return uuids(list)
 }
 
-// apart sees to it that no GPU is given twice.
-func (o *tenants) apart(t *testing.T) {
+// requireDistinct checks that no GPU is assigned twice.
+func (o *tenants) requireDistinct(t *testing.T) {
 	t.Helper()
 	owner := map[string]string{}
 	for _, j := range o.jobs {
-		ids := o.seen(t, j.Name)
+		ids := o.visibleGPUs(t, j.Name)
 		require.Lenf(t, ids, 2, "pod %s", j.Name)
 		for _, id := range ids {
 			require.Emptyf(t, owner[id], "%s is given to %s and to %s", id, owner[id], j.Name)
@@ -144,14 +144,13 @@ func (o *tenants) apart(t *testing.T) {
 	}
 }
 
-// undisturbed sees to it that the pods are those of before, run without having
-// been restarted, and hold what they held.
-func (o *tenants) undisturbed(t *testing.T) {
+// requireUndisturbed checks that the same pods still run, were not restarted, and hold the same GPUs.
+func (o *tenants) requireUndisturbed(t *testing.T) {
 	t.Helper()
-	o.running(t)
+	o.waitRunning(t)
 	for _, j := range o.jobs {
 		require.Zerof(t, o.s.World.Pod("default", j.Name).Status.ContainerStatuses[0].RestartCount, "pod %s was restarted", j.Name)
-		require.Equalf(t, o.held[j.Name], o.seen(t, j.Name), "pod %s", j.Name)
+		require.Equalf(t, o.held[j.Name], o.visibleGPUs(t, j.Name), "pod %s", j.Name)
 	}
-	o.apart(t)
+	o.requireDistinct(t)
 }

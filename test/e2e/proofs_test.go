@@ -10,18 +10,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// The pods that stay for people to read.
+// The validation pods that stay for people to read.
 const (
 	driverValidation = "nvidia-driver-validation"
 	pluginValidation = "nvidia-device-plugin-validation"
 )
 
-// whatProvesANodeCanBeRead: two completed pods per node, whose logs are vectorAdd's.
-// They hold no GPU, and another validation makes them anew.
-func whatProvesANodeCanBeRead(t *testing.T, s *Suite) {
+// proofPodsStayReadable checks the two completed pods of each node, whose logs are vectorAdd's.
+// They hold no GPU, and another validation recreates them.
+func proofPodsStayReadable(t *testing.T, s *Suite) {
 	for _, node := range []string{"n1", "n2"} {
-		s.completed(t, pluginValidation, node, "")
-		s.completed(t, driverValidation, node, "")
+		s.waitCompleted(t, pluginValidation, node, "")
+		s.waitCompleted(t, driverValidation, node, "")
 		said := s.Kubectl(t, "-n", Namespace, "logs", pluginValidation+"-"+node)
 		require.Equal(t, `[Vector addition of 50000 elements]
 Copy input data from the host memory to the CUDA device
@@ -48,12 +48,12 @@ Done
 		}
 	}
 	for app, uid := range before {
-		s.completed(t, app, "n1", uid)
+		s.waitCompleted(t, app, "n1", uid)
 	}
 }
 
-// completed waits until a node's validation pod has completed, another one than that of before.
-func (s *Suite) completed(t *testing.T, app, node string, before types.UID) {
+// waitCompleted waits until a node's new validation pod, other than the given one, has completed.
+func (s *Suite) waitCompleted(t *testing.T, app, node string, before types.UID) {
 	t.Helper()
 	name := app + "-" + node
 	s.World.Until(t, name+" has completed", func() error {

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// edit writes the device plugin's ConfigMap anew. The kubelet brings what is new to
-// pods within a minute or so, and at once when something of the pod changes.
+// edit rewrites the device plugin's ConfigMap. The kubelet updates it in pods within about a
+// minute, or at once when the pod changes.
 func (s *Suite) edit(t *testing.T, files map[string]string) {
 	t.Helper()
 	s.WriteConfigMap(t, files)
@@ -26,16 +26,16 @@ func sliced(replicas int) string {
 	return fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}", replicas)
 }
 
-// anEditedConfigMapIsServed by the same container.
+// anEditedConfigMapIsServed checks that the same container serves it.
 func anEditedConfigMapIsServed(t *testing.T, s *Suite) {
 	before := s.plugin(t, "n1")
 	s.edit(t, map[string]string{"config.yaml": sliced(3)})
 	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 6, devGPU: 0})
-	s.takes(t, "n1", 2)
-	s.untouched(t, before)
+	s.requireFree(t, "n1", 2)
+	s.requireUntouched(t, before)
 }
 
-// aBadConfigMapChangesNothing, and the plugin's state says what is wrong with it.
+// aBadConfigMapChangesNothing checks that the plugin's state reports the error.
 func aBadConfigMapChangesNothing(t *testing.T, s *Suite) {
 	before := s.plugin(t, "n1")
 	s.edit(t, map[string]string{"config.yaml": "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 0}]}}"})
@@ -49,10 +49,10 @@ func aBadConfigMapChangesNothing(t *testing.T, s *Suite) {
 	s.World.Offers(t, 6, "n1")
 	s.edit(t, map[string]string{"config.yaml": sliced(2)})
 	s.World.Offers(t, 4, "n1")
-	s.untouched(t, before)
+	s.requireUntouched(t, before)
 }
 
-// theNodesLabelChooses one of the configurations in the ConfigMap.
+// theNodesLabelChooses checks that the label selects a configuration in the ConfigMap.
 func theNodesLabelChooses(t *testing.T, s *Suite) {
 	const label = nodestate.ConfigLabel
 	files := map[string]string{"default": "version: v1", "many": sliced(8)}
@@ -72,14 +72,14 @@ func theNodesLabelChooses(t *testing.T, s *Suite) {
 	s.World.Offers(t, 16, "n1")
 	s.Kubectl(t, "label", "node", "n1", label+"-")
 	s.World.Offers(t, 2, "n1")
-	s.untouched(t, before)
+	s.requireUntouched(t, before)
 }
 
-// untouched sees to it that a pod is there as it was.
-func (s *Suite) untouched(t *testing.T, before *corev1.Pod) {
+// requireUntouched checks that a pod still exists unchanged.
+func (s *Suite) requireUntouched(t *testing.T, before *corev1.Pod) {
 	t.Helper()
 	now := s.World.Pod(before.Namespace, before.Name)
-	require.NoError(t, runs(now))
+	require.NoError(t, checkRunning(now))
 	require.Equal(t, before.UID, now.UID)
 	require.Equal(t, before.Status.ContainerStatuses[0].ContainerID, now.Status.ContainerStatuses[0].ContainerID)
 }

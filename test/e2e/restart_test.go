@@ -16,13 +16,12 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// The DaemonSets, in the order of the road.
+// daemonsets are the DaemonSets, from the driver to the device plugin.
 var daemonsets = []string{
 	"nvidia-driver-daemonset", "nvidia-container-toolkit-daemonset", "nvidia-device-plugin-daemonset", "nvidia-operator-validator",
 }
 
-// TestRestarts is everything on a node ending and beginning again, while pods use
-// its GPUs.
+// TestRestarts ends and restarts everything on a node while pods use its GPUs.
 func TestRestarts(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 2})
@@ -34,12 +33,11 @@ func TestRestarts(t *testing.T) {
 		scenario{"running pods outlive the runtime", runningPodsOutliveTheRuntime},
 		scenario{"a rebooted node is ready again", aRebootedNodeIsReadyAgain},
 		scenario{"a rolling update disturbs nobody", aRollingUpdateDisturbsNobody},
-		scenario{"DaemonSets come and go in any order", daemonSetsComeAndGoInAnyOrder},
+		scenario{"DaemonSets are recreated in any order", daemonSetsAreRecreatedInAnyOrder},
 	)
 }
 
-// runningPodsOutliveTheKubelet: it is killed, and what it had given away is
-// still given away.
+// runningPodsOutliveTheKubelet kills the kubelet, and checks that its allocations remain.
 func runningPodsOutliveTheKubelet(t *testing.T, s *Suite) {
 	o := occupy(t, s, "n1", 3)
 	before := s.State(t, o.node, nodestate.DevicePlugin).Time
@@ -52,13 +50,13 @@ func runningPodsOutliveTheKubelet(t *testing.T, s *Suite) {
 		return nil
 	})
 	s.World.Offers(t, 8, o.node)
-	s.takes(t, o.node, 2)
-	s.refuses(t, o.node, 2)
-	o.undisturbed(t)
+	s.requireFree(t, o.node, 2)
+	s.requireNoMoreThan(t, o.node, 2)
+	o.requireUndisturbed(t)
 }
 
-// runningPodsOutliveTheRuntime: containerd is restarted, and our agents are
-// given the GPUs again when they are created after it.
+// runningPodsOutliveTheRuntime restarts containerd, and checks that our agents get the GPUs
+// injected again when they are recreated afterwards.
 func runningPodsOutliveTheRuntime(t *testing.T, s *Suite) {
 	o := occupy(t, s, "n1", 3)
 	before := s.State(t, o.node, nodestate.Toolkit).Time
@@ -70,14 +68,14 @@ func runningPodsOutliveTheRuntime(t *testing.T, s *Suite) {
 		return nil
 	})
 	s.World.Offers(t, 8, o.node)
-	o.undisturbed(t)
+	o.requireUndisturbed(t)
 	s.recreate(t, o.node, "nvidia-device-plugin-daemonset")
 	s.World.Offers(t, 8, o.node)
-	o.undisturbed(t)
+	o.requireUndisturbed(t)
 }
 
-// aRebootedNodeIsReadyAgain: all its processes are gone, and /run with them. A
-// taint keeps pods away until its GPUs are proven.
+// aRebootedNodeIsReadyAgain ends all processes and clears /run. A taint keeps pods away until
+// the node's GPUs are proven.
 func aRebootedNodeIsReadyAgain(t *testing.T, s *Suite) {
 	const node = "n2"
 	s.Kubectl(t, "taint", "nodes", node, "nvidia.com/gpu-not-ready=:NoSchedule", "--overwrite")
@@ -99,12 +97,12 @@ func aRebootedNodeIsReadyAgain(t *testing.T, s *Suite) {
 		}
 		return nil
 	})
-	s.takes(t, node, 8)
+	s.requireFree(t, node, 8)
 }
 
-// daemonSetsComeAndGoInAnyOrder: each is deleted and made again, in an order that
-// is another each time; its seed is printed.
-func daemonSetsComeAndGoInAnyOrder(t *testing.T, s *Suite) {
+// daemonSetsAreRecreatedInAnyOrder deletes and recreates each, in random orders; the seed is
+// printed.
+func daemonSetsAreRecreatedInAnyOrder(t *testing.T, s *Suite) {
 	o := occupy(t, s, "n1", 3)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -113,16 +111,16 @@ func daemonSetsComeAndGoInAnyOrder(t *testing.T, s *Suite) {
 	for _, ds := range order {
 		s.Kubectl(t, "-n", Namespace, "delete", "daemonset", ds, "--timeout=120s")
 	}
-	o.running(t)
+	o.waitRunning(t)
 	s.Apply(t, "simulated-driver.yaml", "gpuready.yaml")
 	s.World.Ready(t, Namespace, daemonsets...)
 	s.World.Offers(t, 8, o.node, "n2")
-	o.apart(t)
-	s.takes(t, o.node, 2)
-	s.refuses(t, o.node, 2)
+	o.requireDistinct(t)
+	s.requireFree(t, o.node, 2)
+	s.requireNoMoreThan(t, o.node, 2)
 }
 
-// aRollingUpdateDisturbsNobody: other images for all DaemonSets at once.
+// aRollingUpdateDisturbsNobody changes the images of all DaemonSets at once.
 func aRollingUpdateDisturbsNobody(t *testing.T, s *Suite) {
 	o := occupy(t, s, "n1", 3)
 	for ds, image := range map[string]string{
@@ -133,8 +131,8 @@ func aRollingUpdateDisturbsNobody(t *testing.T, s *Suite) {
 	}
 	s.World.Ready(t, Namespace, daemonsets...)
 	s.World.Offers(t, 8, o.node, "n2")
-	o.undisturbed(t)
-	s.takes(t, o.node, 2)
+	o.requireUndisturbed(t)
+	s.requireFree(t, o.node, 2)
 	for _, ds := range daemonsets {
 		for _, p := range s.World.Pods(Namespace, "app="+ds) {
 			for _, c := range p.Spec.Containers {
@@ -144,17 +142,17 @@ func aRollingUpdateDisturbsNobody(t *testing.T, s *Suite) {
 	}
 }
 
-// takes sees to it that as many GPUs are free on a node, and work.
-func (s *Suite) takes(t *testing.T, node string, gpus int64) {
+// requireFree checks that as many GPUs are free on a node and compute.
+func (s *Suite) requireFree(t *testing.T, node string, gpus int64) {
 	t.Helper()
 	j := Job{Name: fmt.Sprintf("takes-%d-%d", gpus, time.Now().UnixNano()%1e6), Node: node, GPUs: gpus}
-	said, phase := s.Result(t, j)
-	require.Equal(t, corev1.PodSucceeded, phase, said)
-	require.Contains(t, said, "Test PASSED")
+	out, phase := s.Result(t, j)
+	require.Equal(t, corev1.PodSucceeded, phase, out)
+	require.Contains(t, out, "Test PASSED")
 }
 
-// refuses sees to it that no more than as many GPUs are free.
-func (s *Suite) refuses(t *testing.T, node string, free int64) {
+// requireNoMoreThan checks that no more GPUs than that are free.
+func (s *Suite) requireNoMoreThan(t *testing.T, node string, free int64) {
 	t.Helper()
 	j := Job{Name: fmt.Sprintf("refused-%d", time.Now().UnixNano()%1e6), Node: node, GPUs: free + 1}
 	s.Run(t, j)

@@ -17,29 +17,29 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// aTokenIsGoodForItsOwnNodeOnly: that of the validator on n1, used from
-// elsewhere, can say nothing about n2, nor make pods there.
+// aTokenIsGoodForItsOwnNodeOnly uses the token of the validator on n1 from elsewhere. It must
+// not allow writes about n2, nor pods there.
 func aTokenIsGoodForItsOwnNodeOnly(t *testing.T, s *Suite) {
-	voice := s.as(t, "n1")
-	say := func(node string) error {
+	client := s.clientOf(t, "n1")
+	patchStatus := func(node string) error {
 		patch := []byte(`{"status":{"conditions":[{"type":"GPUReady","status":"True","reason":"Forged","message":"by a token of n1"}]}}`)
-		_, err := voice.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, "status")
+		_, err := client.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, "status")
 		return err
 	}
-	require.NoError(t, say("n1"), "its own node")
-	require.Truef(t, forbidden(say("n2")), "%v", say("n2"))
+	require.NoError(t, patchStatus("n1"), "its own node")
+	require.Truef(t, forbidden(patchStatus("n2")), "%v", patchStatus("n2"))
 
-	untaint := func(node string) error {
-		_, err := voice.CoreV1().Nodes().Patch(t.Context(), node, types.JSONPatchType, []byte(`[{"op":"add","path":"/spec/unschedulable","value":true}]`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	cordon := func(node string) error {
+		_, err := client.CoreV1().Nodes().Patch(t.Context(), node, types.JSONPatchType, []byte(`[{"op":"add","path":"/spec/unschedulable","value":true}]`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
 	for _, node := range []string{"n1", "n2"} {
-		require.Truef(t, forbidden(untaint(node)), "cordoning %s: %v", node, untaint(node))
+		require.Truef(t, forbidden(cordon(node)), "cordoning %s: %v", node, cordon(node))
 	}
 
 	label := func(node, name string) error {
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:"forged"},"annotations":{"gpuready.io/feature-labels":"x"}}}`, name)
-		_, err := voice.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		_, err := client.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, patch, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
 	require.NoError(t, label("n1", "nvidia.com/gpu.machine"), "what its own GPUs are")
@@ -49,7 +49,7 @@ func aTokenIsGoodForItsOwnNodeOnly(t *testing.T, s *Suite) {
 	}
 
 	pod := func(node string) error {
-		_, err := voice.CoreV1().Pods(Namespace).Create(t.Context(), &corev1.Pod{
+		_, err := client.CoreV1().Pods(Namespace).Create(t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "forged", Namespace: Namespace},
 			Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: s.Image("cuda-samples")}}},
 		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
@@ -57,17 +57,17 @@ func aTokenIsGoodForItsOwnNodeOnly(t *testing.T, s *Suite) {
 	}
 	require.Truef(t, forbidden(pod("n2")), "%v", pod("n2"))
 
-	_, err := voice.CoreV1().Secrets(Namespace).List(t.Context(), metav1.ListOptions{})
+	_, err := client.CoreV1().Secrets(Namespace).List(t.Context(), metav1.ListOptions{})
 	require.Truef(t, apierrors.IsForbidden(err), "secrets: %v", err)
 }
 
-// forbidden says that a policy refused it: by its rights alone it could.
+// forbidden reports whether an admission policy refused the request. RBAC alone would allow it.
 func forbidden(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy 'gpuready-validator-")
 }
 
-// as is a client with the validator's token on a node, as its pod has it.
-func (s *Suite) as(t *testing.T, node string) kubernetes.Interface {
+// clientOf returns a client with the token of the validator's pod on a node.
+func (s *Suite) clientOf(t *testing.T, node string) kubernetes.Interface {
 	t.Helper()
 	for _, p := range s.World.Pods(Namespace, "app=nvidia-operator-validator") {
 		if p.Spec.NodeName != node {
@@ -88,9 +88,9 @@ func (s *Suite) as(t *testing.T, node string) kubernetes.Interface {
 	return nil
 }
 
-// anAgentWithoutInjectionSaysSo: the annotation by which the toolkit knows its
-// own is missing, so the device plugin gets no devices: it says that, and nothing else.
-func anAgentWithoutInjectionSaysSo(t *testing.T, s *Suite) {
+// anAgentWithoutInjectionReportsIt removes the annotation by which the toolkit recognizes our
+// pods. The device plugin then gets no devices, and must report exactly that.
+func anAgentWithoutInjectionReportsIt(t *testing.T, s *Suite) {
 	const ds = "nvidia-device-plugin-daemonset"
 	annotate := func(value string) {
 		s.Kubectl(t, "-n", Namespace, "patch", "daemonset", ds, "--type=merge", "-p",

@@ -9,33 +9,33 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// TestRoad is two nodes with 8 simulated GPUs each, from the first manifest to
-// the last file that is removed.
+// TestRoad goes from the first manifest to the last removed file, on two nodes with 8 simulated
+// GPUs each.
 func TestRoad(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 2})
 	bare := s.Files(t, "n1")
 	s.play(t,
 		scenario{"a node without a GPU stays quiet", aNodeWithoutAGPUStaysQuiet},
-		scenario{"two manifests make 16 GPUs", twoManifestsMakeGPUs},
-		scenario{"what proves a node can be read", whatProvesANodeCanBeRead},
-		scenario{"the host's own driver is told", theHostsOwnDriverIsTold},
-		scenario{"a pod gets exactly the GPUs it asks for", aPodGetsExactlyTheGPUsItAsksFor},
+		scenario{"two manifests provide 16 GPUs", twoManifestsProvideGPUs},
+		scenario{"the pods that prove a node stay readable", proofPodsStayReadable},
+		scenario{"the host's own driver is reported", theHostsOwnDriverIsReported},
+		scenario{"a pod gets exactly the GPUs it requests", aPodGetsExactlyTheGPUsItRequests},
 		scenario{"the examples run", theExamplesRun},
 		scenario{"too many GPUs stay pending", tooManyGPUsStayPending},
-		scenario{"who asks for none sees none", whoAsksForNoneSeesNone},
-		scenario{"a broken GPU is taken out and said to be", aBrokenGPUIsTakenOutAndSaidToBe},
+		scenario{"a pod without GPUs sees none", aPodWithoutGPUsSeesNone},
+		scenario{"a broken GPU is taken out and reported", aBrokenGPUIsTakenOutAndReported},
 		scenario{"the validation Job passes on a good node", theValidationJobPassesOnAGoodNode},
 		scenario{"the validation Job fails with a reason on a bad one", theValidationJobFailsWithAReasonOnABadOne},
-		scenario{"what the host had stays", whatTheHostHadStays},
+		scenario{"the host's files stay", hostFilesStay},
 		scenario{"where NFD runs only GPU nodes have agents", whereNFDRunsOnlyGPUNodesHaveAgents},
 		scenario{"a token is good for its own node only", aTokenIsGoodForItsOwnNodeOnly},
-		scenario{"an agent without injection says so", anAgentWithoutInjectionSaysSo},
+		scenario{"an agent without injection reports it", anAgentWithoutInjectionReportsIt},
 		scenario{"uninstalling leaves what the docs name", func(t *testing.T, s *Suite) { uninstallLeavesWhatTheDocsName(t, s, bare) }},
 	)
 }
 
-func twoManifestsMakeGPUs(t *testing.T, s *Suite) {
+func twoManifestsProvideGPUs(t *testing.T, s *Suite) {
 	s.Apply(t, "simulated-driver.yaml")
 	s.World.Ready(t, Namespace, daemonsets...)
 	s.World.Offers(t, 8, "n1", "n2")

@@ -12,9 +12,9 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// TestRuntimeWithoutCDI is a node whose containerd does not read our CDI
-// specifications: no GPU is offered that a pod could not get, the node says what
-// to change, and nobody changes it.
+// TestRuntimeWithoutCDI uses a node whose containerd does not read our CDI specifications. No
+// GPU may be offered that a pod could not get. The node must report what to change, and nothing
+// may change it automatically.
 func TestRuntimeWithoutCDI(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 1, WithoutCDI: true})

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// TestDevicePluginSharing is a node with two GPUs that several pods use, by a
-// configuration that changes.
+// TestDevicePluginSharing shares a node's two GPUs among several pods, with a configuration
+// that changes.
 func TestDevicePluginSharing(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 1})
@@ -41,7 +41,7 @@ sharing:
 
 const devGPU corev1.ResourceName = "nvidia.com/gpu.dev"
 
-// Simulate makes the driver one of another machine than the manifest's.
+// Simulate switches the driver to another machine profile than the manifest's.
 func (s *Suite) Simulate(t *testing.T, profile string, gpus int) {
 	t.Helper()
 	manifest, err := os.ReadFile(filepath.Join(manifests, "simulated-driver.yaml"))
@@ -51,11 +51,11 @@ func (s *Suite) Simulate(t *testing.T, profile string, gpus int) {
 	s.ApplyText(t, strings.Replace(string(manifest), line, fmt.Sprintf("GPUSIM_PROFILE: %s\n  GPUSIM_GPUS: \"%d\"\n", profile, gpus), 1))
 }
 
-// configMap is where the device plugin's configuration lies.
+// configMap is the name of the device plugin's ConfigMap.
 const configMap = "gpuready-device-plugin-config"
 
-// ConfigurePlugin gives the device plugin a configuration file in a ConfigMap, as
-// docs/device-plugin.md says.
+// ConfigurePlugin writes the device plugin's configuration file into a ConfigMap, as
+// docs/device-plugin.md describes.
 func (s *Suite) ConfigurePlugin(t *testing.T, text string) {
 	t.Helper()
 	s.WriteConfigMap(t, map[string]string{"config.yaml": text})
@@ -65,7 +65,7 @@ func (s *Suite) ConfigurePlugin(t *testing.T, text string) {
 	s.World.Ready(t, Namespace, pluginDaemonSet)
 }
 
-// WriteConfigMap writes the files of the device plugin's ConfigMap, and no others.
+// WriteConfigMap replaces the files of the device plugin's ConfigMap.
 func (s *Suite) WriteConfigMap(t *testing.T, files map[string]string) {
 	t.Helper()
 	var b strings.Builder
@@ -81,7 +81,7 @@ func twoPodsShareAGPU(t *testing.T, s *Suite) {
 	for i := range seen {
 		name := fmt.Sprintf("shares-%d", i)
 		s.Run(t, Job{Name: name, GPUs: 1, Resource: devGPU, Command: busy})
-		s.World.Until(t, name+" runs", func() error { return runs(s.World.Pod("default", name)) })
+		s.World.Until(t, name+" runs", func() error { return checkRunning(s.World.Pod("default", name)) })
 		seen[i] = uuids(s.Kubectl(t, "exec", name, "--", "nvidia-smi", "-L"))
 		require.Len(t, seen[i], 1)
 		require.Contains(t, s.Kubectl(t, "exec", name, "--", "vectoradd"), "Test PASSED")
@@ -93,7 +93,7 @@ func twoPodsShareAGPU(t *testing.T, s *Suite) {
 	require.NotEqual(t, seen[0], uuids(list), "the other one is not shared")
 }
 
-// moreThanOnePartIsRefused, and who looks at the pod's events sees why.
+// moreThanOnePartIsRefused checks that the pod's events show the reason.
 func moreThanOnePartIsRefused(t *testing.T, s *Suite) {
 	s.Run(t, Job{Name: "greedy", GPUs: 2, Resource: devGPU})
 	s.World.Until(t, "the pod is refused", func() error {
@@ -116,7 +116,7 @@ func partsRunOut(t *testing.T, s *Suite) {
 	for i := range 4 {
 		name := fmt.Sprintf("part-%d", i)
 		s.Run(t, Job{Name: name, GPUs: 1, Resource: devGPU, Command: busy})
-		s.World.Until(t, name+" runs", func() error { return runs(s.World.Pod("default", name)) })
+		s.World.Until(t, name+" runs", func() error { return checkRunning(s.World.Pod("default", name)) })
 	}
 	s.Run(t, Job{Name: "fifth", GPUs: 1, Resource: devGPU})
 	s.World.Until(t, "the scheduler says that there are no more", func() error {

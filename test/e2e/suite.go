@@ -19,22 +19,22 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/binaries"
 )
 
-// Suite is a cluster with the images of this tree, for the scenarios of one test.
+// Suite is a cluster with this tree's images, for the scenarios of one test.
 type Suite struct {
 	*cluster.Cluster
 	World       *World
 	kubectlPath string
 }
 
-// The images are named with the version of the manifests; the next one is the
-// same program under another name, for rolling updates.
+// The images have the version of the manifests. The next version is the same program under
+// another tag, for rolling updates.
 const (
 	version     = "v0.1.0"
 	nextVersion = "v0.1.1"
 )
 
-// variable names the environment variable that says where the built programs and
-// images are: `make e2e` sets it, and without it the scenarios are skipped.
+// variable names the environment variable with the folder of the built programs and images.
+// `make e2e` sets it; without it the scenarios are skipped.
 const variable = "GPUREADY_E2E"
 
 // Up starts a cluster for a test and ends it with the test.
@@ -46,7 +46,7 @@ func Up(t *testing.T, c cluster.Config) *Suite {
 	}
 	for _, dir := range []string{"images", "images-next"} {
 		if c.Bare {
-			break // where no pod runs
+			break // no pod runs there
 		}
 		archives, err := filepath.Glob(filepath.Join(bin, dir, "*.tar"))
 		require.NoError(t, err)
@@ -55,7 +55,7 @@ func Up(t *testing.T, c cluster.Config) *Suite {
 	}
 	c.Name = name(t, bin)
 	c.Progress = func(s cluster.Step) { t.Logf("%5.1f s  %s", s.Took.Seconds(), s.What) }
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // with the binaries' build
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // includes building the binaries
 	defer cancel()
 	var err error
 	c.Binaries, err = binaries.Ensure(ctx, binaries.Options{Out: os.Stderr})
@@ -70,8 +70,8 @@ func Up(t *testing.T, c cluster.Config) *Suite {
 	return &Suite{Cluster: up, World: world, kubectlPath: c.Binaries.Path("kubectl")}
 }
 
-// name is the same for a test of the same checkout, so that a cluster that was
-// killed is cleared away by the next, and another for the same test of another.
+// name derives a cluster's name from the test and the checkout. The next run of the same test
+// then removes a killed cluster, and other checkouts do not collide.
 func name(t *testing.T, checkout string) string {
 	test := strings.ToLower(strings.TrimPrefix(strings.Split(t.Name(), "/")[0], "Test"))
 	h := fnv.New32a()
@@ -79,21 +79,21 @@ func name(t *testing.T, checkout string) string {
 	return fmt.Sprintf("e2e-%s-%04x", test, h.Sum32()&0xffff)
 }
 
-// Image is the full name of one of our images, as the manifests have it.
+// Image returns the full name of one of our images, as in the manifests.
 func (s *Suite) Image(name string) string { return "gpuready/" + name + ":" + version }
 
-// NextImage is the same for the version after it.
+// NextImage is like Image, for the next version.
 func (s *Suite) NextImage(name string) string { return "gpuready/" + name + ":" + nextVersion }
 
-// scenario is one that tells its name.
+// scenario is a named test.
 type scenario struct {
 	name string
 	run  func(t *testing.T, s *Suite)
 }
 
-// play plays scenarios one after the other, each on what the one before left. The
-// first that fails ends it: those after it would tell of the same. What is closest
-// to the cause is told last.
+// play runs scenarios in order, each on the state that the one before left. The first failure
+// ends it, because the following ones would fail for the same reason. The output nearest to
+// the cause comes last.
 func (s *Suite) play(t *testing.T, scenarios ...scenario) {
 	t.Helper()
 	for _, c := range scenarios {
@@ -104,29 +104,29 @@ func (s *Suite) play(t *testing.T, scenarios ...scenario) {
 	}
 }
 
-// TellLogs prints the last lines of what our agents logged, also before they were
-// restarted, and how all pods and nodes are.
+// TellLogs prints the last lines of our agents' logs, including those before a restart, and the
+// state of all pods and nodes.
 func (s *Suite) TellLogs(t *testing.T) {
 	t.Helper()
-	tell := func(p *corev1.Pod, which ...string) {
+	printLog := func(p *corev1.Pod, which ...string) {
 		args := append([]string{"-n", p.Namespace, "logs", p.Name, "--prefix", "--tail=25"}, which...)
 		if out, err := s.kubectl(t, args...); err == nil {
 			t.Logf("%s on %s:\n%s", p.Name, p.Spec.NodeName, out)
 		}
 	}
 	for _, p := range s.World.Pods(Namespace, "") {
-		tell(p, "--all-containers")
+		printLog(p, "--all-containers")
 		for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 			if c.RestartCount > 0 {
-				tell(p, "--previous", "--container="+c.Name)
+				printLog(p, "--previous", "--container="+c.Name)
 			}
 		}
 	}
 	t.Log("at the end:\n" + s.World.Describe())
 }
 
-// State is what a component of a node says of itself; empty where it has said
-// nothing.
+// State returns the state that a component reports on a node, or an empty one if it has
+// reported nothing.
 func (s *Suite) State(t *testing.T, node string, component nodestate.Component) nodestate.State {
 	t.Helper()
 	n := s.Node(node)
@@ -188,10 +188,10 @@ func (s *Suite) RemoveFile(t *testing.T, node, path string) {
 	require.NoError(t, os.Remove(s.Node(node).PathOnNode(path)))
 }
 
-// places are the directories of a node in which gpuready may leave something.
+// places are the directories of a node in which gpuready may leave files.
 var places = []string{"/run/nvidia", "/run/cdi", "/etc/cdi", "/usr/local", "/dev", "/etc/containerd", "/var/lib/kubelet/device-plugins", "/run/nri"}
 
-// Files lists what is in those directories, as paths of the node.
+// Files lists the contents of those directories, as paths of the node.
 func (s *Suite) Files(t *testing.T, node string) []string {
 	t.Helper()
 	var files []string

@@ -17,10 +17,9 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// TestTimeline measures how long a node takes from a driver that is ready to
-// GPUs that pods can ask for, and to a CUDA job that has passed in a pod. It
-// asserts no figure: it prints them, and what each step took. It has the machine for
-// itself; the other tests mostly wait, and run side by side.
+// TestTimeline measures how long a node takes from a ready driver to GPUs that pods can request,
+// and to a CUDA job that has passed in a pod. It asserts no figure, but prints them and the time
+// of each step. It runs alone on the machine; the other tests mostly wait and run in parallel.
 func TestTimeline(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -37,24 +36,24 @@ func TestTimeline(t *testing.T) {
 			s := Up(t, cluster.Config{Nodes: 2, NodeStatus: c.status})
 			var laps []lap
 			for range c.rounds {
-				laps = append(laps, s.round(t)...)
+				laps = append(laps, s.runRound(t)...)
 			}
 			fmt.Printf("\nFrom driver ready, %s, images present, n = %d:\n%s\n", c.name, len(laps), table(laps))
 		})
 	}
 }
 
-// steps of the road, in their order.
+// steps are the steps to a usable GPU, in order.
 var steps = []string{
 	"driver ready", "CDI specs written", "plugin registered", "GPUs allocatable", "every GPU computes", "vectorAdd passed in a pod",
 }
 
-// lap is when one node came to each step.
+// lap holds the time at which one node reached each step.
 type lap map[string]time.Time
 
-// round brings gpuready to nodes that have nothing, lets the driver come, and
-// takes all of it away again.
-func (s *Suite) round(t *testing.T) []lap {
+// runRound installs gpuready on bare nodes, lets the driver become ready, and removes everything
+// again.
+func (s *Suite) runRound(t *testing.T) []lap {
 	t.Helper()
 	s.Apply(t, "gpuready.yaml")
 	s.World.Ready(t, Namespace, daemonsets[1:]...)
@@ -80,7 +79,7 @@ func (s *Suite) round(t *testing.T) []lap {
 			require.Containsf(t, laps[i], step, "%s has not come so far\n%s", node.Name, s.World.Describe())
 		}
 	}
-	// The driver last: one that is in use stays.
+	// The driver goes last, because it stays while it is in use.
 	s.Kubectl(t, "-n", Namespace, "delete", "daemonset", "--cascade=foreground", "--timeout=120s", "-l", "app!=nvidia-driver-daemonset")
 	s.Kubectl(t, "-n", Namespace, "delete", "daemonset", "--cascade=foreground", "--timeout=120s", "--all")
 	for _, node := range s.Nodes { // or the next round would find GPUs of this one
@@ -97,8 +96,8 @@ func allocatableIn(c Change, node string) int64 {
 	return q.Value()
 }
 
-// watch notes when a node comes to each step that shows on it, until it has come
-// to all, as the components themselves wrote it down.
+// watch records when a node reaches each of its visible steps, from the times that the
+// components wrote. It returns after the last step.
 func (s *Suite) watch(ctx context.Context, node *cluster.Node) lap {
 	var mu sync.Mutex
 	at := lap{}
@@ -149,7 +148,7 @@ func (s *Suite) watch(ctx context.Context, node *cluster.Node) lap {
 			}
 		})
 	})
-	watchers.Go(func() { // the last to come may be what only the API server tells
+	watchers.Go(func() { // the last step may be visible in the API server only
 		_ = s.World.until(ctx, func() error {
 			if s.World.Allocatable(node.Name) > 0 {
 				mu.Lock()
@@ -172,8 +171,8 @@ func reached(step string, came bool) string {
 	return ""
 }
 
-// table is p50 and p95 of each step, since the driver was ready, and what share
-// of the whole passed between it and the step that came before it.
+// table formats p50 and p95 of each step, counted from the ready driver, and the share of the
+// total between it and the step before.
 func table(laps []lap) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "  %-28s %8s %8s %8s\n", "step", "p50", "p95", "share")

@@ -1,8 +1,8 @@
-// Package e2e holds the scenarios on a real cluster: what a user does, with the
-// manifests that a user gets, and what comes of it. `make e2e` runs them.
+// Package e2e tests gpuready on a real cluster: what a user does, with the manifests that a
+// user gets, and the outcome. `make e2e` runs the scenarios.
 //
-// world.go is the cluster as seen through its API, kubectl.go the hands on it;
-// the scenarios are in the tests, a file for each subject.
+// world.go caches the cluster's state as seen through its API, and kubectl.go changes it.
+// The scenarios are in the tests, one file for each subject.
 package e2e
 
 import (
@@ -24,31 +24,31 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// GPU is the resource that GPUs are.
+// GPU is the resource name of GPUs.
 const GPU corev1.ResourceName = "nvidia.com/gpu"
 
-// patience is how long a scenario waits for anything. What is waited for takes
-// seconds; figures are printed by the timeline, not asserted here.
+// patience limits how long a scenario waits for anything. The expected times are seconds; the
+// timeline prints them, and nothing here asserts them.
 const patience = 3 * time.Minute
 
-// World is what the API server says, always up to date.
+// World is a cache of the API server's state, kept up to date by watches.
 type World struct {
 	Client  kubernetes.Interface
 	Config  *rest.Config
 	factory informers.SharedInformerFactory
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next change
-	seen    []Change
+	changes []Change
 }
 
-// Change is one that the API server told of: what a timeline is made of.
+// Change is a change that the API server reported; a timeline consists of them.
 type Change struct {
 	At   time.Time
 	Node *corev1.Node
 	Pod  *corev1.Pod
 }
 
-// Watch begins to watch nodes, pods and events, until ctx ends.
+// Watch watches nodes, pods and events until ctx ends.
 func Watch(ctx context.Context, kubeconfig string) (*World, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -65,7 +65,7 @@ func Watch(ctx context.Context, kubeconfig string) (*World, error) {
 		w.factory.Apps().V1().DaemonSets().Informer(), w.factory.Batch().V1().Jobs().Informer(),
 	} {
 		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: w.saw, DeleteFunc: w.saw, UpdateFunc: func(_, now any) { w.saw(now) },
+			AddFunc: w.record, DeleteFunc: w.record, UpdateFunc: func(_, now any) { w.record(now) },
 		}); err != nil {
 			return nil, err
 		}
@@ -79,7 +79,7 @@ func Watch(ctx context.Context, kubeconfig string) (*World, error) {
 	return w, nil
 }
 
-func (w *World) saw(object any) {
+func (w *World) record(object any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c := Change{At: time.Now()}
@@ -90,29 +90,28 @@ func (w *World) saw(object any) {
 		c.Pod = o
 	}
 	if c.Node != nil || c.Pod != nil {
-		w.seen = append(w.seen, c)
+		w.changes = append(w.changes, c)
 	}
 	close(w.changed)
 	w.changed = make(chan struct{})
 }
 
-// Since returns the changes of nodes and pods that came after a time.
+// Since returns the changes of nodes and pods after a time.
 func (w *World) Since(start time.Time) []Change {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(w.seen, start, func(c Change, t time.Time) int { return c.At.Compare(t) })
-	return slices.Clone(w.seen[i:])
+	i, _ := slices.BinarySearchFunc(w.changes, start, func(c Change, t time.Time) int { return c.At.Compare(t) })
+	return slices.Clone(w.changes[i:])
 }
 
-// Until waits until cond has nothing to object any more; it is asked again
-// after each change. What it objected last is in the failure, with the state of
-// the pods.
+// Until waits until cond returns no error; it is called again after each change. On a timeout
+// the failure shows its last error and the state of the pods.
 func (w *World) Until(t *testing.T, what string, cond func() error) {
 	t.Helper()
 	w.UntilWithin(t, patience, what, cond)
 }
 
-// UntilWithin is Until for what may take longer.
+// UntilWithin is like Until, with another limit.
 func (w *World) UntilWithin(t *testing.T, within time.Duration, what string, cond func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -139,14 +138,14 @@ func (w *World) until(ctx context.Context, cond func() error) error {
 	}
 }
 
-// Nodes are all nodes, by name.
+// Nodes returns all nodes, by name.
 func (w *World) Nodes() []*corev1.Node {
 	nodes, _ := w.factory.Core().V1().Nodes().Lister().List(labels.Everything())
 	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	return nodes
 }
 
-// Node is one of them; an empty one where it is not known.
+// Node returns a node, or an empty one if it does not exist.
 func (w *World) Node(name string) *corev1.Node {
 	node, err := w.factory.Core().V1().Nodes().Lister().Get(name)
 	if err != nil {
@@ -155,7 +154,7 @@ func (w *World) Node(name string) *corev1.Node {
 	return node
 }
 
-// Pods are those of a namespace that have a label, "key=value"; "": all.
+// Pods returns the pods of a namespace that have a label, "key=value"; "": all.
 func (w *World) Pods(namespace, label string) []*corev1.Pod {
 	selector, err := labels.Parse(label)
 	if err != nil {
@@ -166,7 +165,7 @@ func (w *World) Pods(namespace, label string) []*corev1.Pod {
 	return pods
 }
 
-// Pod is a pod, nil where there is none.
+// Pod returns a pod, or nil if it does not exist.
 func (w *World) Pod(namespace, name string) *corev1.Pod {
 	pod, err := w.factory.Core().V1().Pods().Lister().Pods(namespace).Get(name)
 	if err != nil {
@@ -175,20 +174,20 @@ func (w *World) Pod(namespace, name string) *corev1.Pod {
 	return pod
 }
 
-// Events are those about an object, by its name.
+// Events returns the events about an object, by its name.
 func (w *World) Events(kind, name string) []*corev1.Event {
 	all, _ := w.factory.Core().V1().Events().Lister().List(labels.Everything())
 	return slices.DeleteFunc(all, func(e *corev1.Event) bool { return e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != name })
 }
 
-// Allocatable is how many GPUs a node offers.
+// Allocatable returns the number of GPUs that a node offers.
 func (w *World) Allocatable(node string) int64 {
 	q := w.Node(node).Status.Allocatable[GPU]
 	return q.Value()
 }
 
-// Offers waits until a node's allocatable GPUs are as many, as its kubelet reports
-// from now on: what it said before whatever just happened does not count.
+// Offers waits until a node's allocatable GPUs reach that number. Only reports that its kubelet
+// sends from now on count.
 func (w *World) Offers(t *testing.T, gpus int64, nodes ...string) {
 	t.Helper()
 	for _, node := range nodes {
@@ -196,7 +195,7 @@ func (w *World) Offers(t *testing.T, gpus int64, nodes ...string) {
 	}
 }
 
-// OffersAll is Offers for several resources of one node.
+// OffersAll is like Offers, for several resources of one node.
 func (w *World) OffersAll(t *testing.T, node string, want map[corev1.ResourceName]int64) {
 	t.Helper()
 	asked := time.Now()
@@ -214,7 +213,7 @@ func (w *World) OffersAll(t *testing.T, node string, want map[corev1.ResourceNam
 	})
 }
 
-// Condition is a node's condition; nil where it has none of that type.
+// Condition returns a node's condition, or nil if it has none of that type.
 func (w *World) Condition(node string, kind corev1.NodeConditionType) *corev1.NodeCondition {
 	for _, c := range w.Node(node).Status.Conditions {
 		if c.Type == kind {
@@ -224,9 +223,8 @@ func (w *World) Condition(node string, kind corev1.NodeConditionType) *corev1.No
 	return nil
 }
 
-// Ready waits until every pod of a DaemonSet is the current one and ready, and
-// none is left of before. The pods are asked themselves: the DaemonSet's status is
-// of before one was deleted, for a moment.
+// Ready waits until every pod of a DaemonSet is current and ready, and no older one is left. It
+// reads the pods themselves, because the DaemonSet's status lags behind a deletion.
 func (w *World) Ready(t *testing.T, namespace string, daemonsets ...string) {
 	t.Helper()
 	for _, name := range daemonsets {
@@ -275,7 +273,7 @@ func (w *World) Ends(t *testing.T, namespace, name string) *corev1.Pod {
 	return pod
 }
 
-// Describe is the state of all nodes and pods, a line each, for a failure.
+// Describe returns the state of all nodes and pods for a failure message, one line each.
 func (w *World) Describe() string {
 	var b strings.Builder
 	for _, n := range w.Nodes() {
