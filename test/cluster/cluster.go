@@ -3,22 +3,21 @@
 // kubelet, containerd and runc, each node in namespaces of its own with the
 // paths that a node has in production.
 //
-// What runs inside the namespaces is this program again (package inside), so
-// whoever calls Up gives Inside the first word in main or TestMain:
+// This program also runs inside the namespaces (package inside). So every caller of Up must
+// call Inside first in main or TestMain:
 //
 //	if exit, ran := cluster.Inside(os.Args[1:]); ran {
 //		os.Exit(exit)
 //	}
 //
-// The control plane (package plane) and each node (package node) are a machine:
-// one is started, watched and entered from outside by package machine, and what
-// it does inside is in package inside. Package network connects them. A cluster
-// lies in a folder of its own (package folder), where others find what they may
-// know about it (package record).
+// The control plane (package plane) and each node (package node) are machines. Package machine
+// starts, watches and enters a machine from outside, and package inside runs in it. Package
+// network connects them. A cluster has its own folder (package folder), with a record for
+// other processes (package record).
 //
-// A cluster ends with the process that called Up, however that ends; Down ends
-// it and removes what it kept on disk. The kernel does the first, so after a
-// kill only files and empty control groups are left, which the next Up removes.
+// A cluster ends with the process that called Up, however that ends; Down ends it and removes
+// its files. After a kill the kernel ends the processes, so only files and empty control groups
+// are left, which the next Up removes.
 package cluster
 
 import (
@@ -46,13 +45,13 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/record"
 )
 
-// ErrNotRoot is returned when namespaces cannot be made for want of root.
+// ErrNotRoot is returned when namespaces cannot be created because the process is not root.
 var ErrNotRoot = errors.New("a cluster needs root for its namespaces; try again with sudo")
 
-// ErrLeftBehind means that a cluster has ended and not all of it is gone.
+// ErrLeftBehind means that a cluster has ended but was not removed completely.
 var ErrLeftBehind = errors.New("something is left behind")
 
-// Config is what cluster to start. The zero value is one node with defaults.
+// Config describes the cluster to start. The zero value is one node with defaults.
 type Config struct {
 	Name        string        // of the cluster, unique on this machine; default "gpuready"
 	Nodes       int           // default 1; they are named n1, n2, …
@@ -60,36 +59,36 @@ type Config struct {
 	Images      []string      // archives that each node has before Up returns
 	WithoutCDI  bool          // containerd finds no CDI specs (before 2.4: ignores CDI devices)
 	NUMA        bool          // two made-up NUMA nodes, topology manager policy single-numa-node
-	Controllers string        // of the controller manager, as its flag --controllers has them; default "*"
-	Admission   []string      // plugins of the API server, beside those that it has by default
-	Audit       string        // group of users whose requests the API server writes down (Audited); "": nobody's
+	Controllers string        // value of the controller manager's flag --controllers; default "*"
+	Admission   []string      // additional admission plugins of the API server
+	Audit       string        // group of users whose requests the API server logs (Audited); "": none
 	NodeStatus  time.Duration // how often a kubelet reports; default 2 s (Kubernetes: 10 s)
-	Restart     time.Duration // how long after it ended by itself containerd is started again; its systemd unit: 5 s; default at once
+	Restart     time.Duration // delay before containerd is restarted after it ended by itself; its systemd unit: 5 s; default none
 	Binaries    binaries.Dir  // default: what binaries.Ensure returns
-	Progress    func(Step)    // is told what was done; may be nil
+	Progress    func(Step)    // called after each step; may be nil
 }
 
-// Step is something that was done while a cluster came up.
+// Step is a completed step of starting a cluster.
 type Step struct {
 	What string
 	Took time.Duration // since Up was called
 }
 
-// Cluster is one that runs.
+// Cluster is a running cluster.
 type Cluster struct {
 	Name       string
-	Kubeconfig string  // file of an administrator, good on this machine outside the namespaces
+	Kubeconfig string  // an administrator's file, valid on this machine outside the namespaces
 	Server     string  // URL of the API server, the same
-	Nodes      []*Node // n1, n2, …; AddNode and RemoveNode change it: beside them, ask Node
+	Nodes      []*Node // n1, n2, …; AddNode and RemoveNode change it; concurrent readers use Node
 
 	config  Config
 	began   time.Time
 	folder  *folder.Folder
-	limits  *limit.Raised // nil: it could not be had
-	plane   *plane.Plane  // nil: it was never made
-	nodes   node.Config   // what its nodes have in common
+	limits  *limit.Raised // nil: not raised
+	plane   *plane.Plane  // nil: never created
+	nodes   node.Config   // the common settings of its nodes
 	mu      sync.Mutex    // guards Nodes, taken and the record
-	taken   map[int]bool  // the numbers that nodes and guests have
+	taken   map[int]bool  // the numbers of nodes and guests
 	down    sync.Once
 	downErr error
 }
@@ -97,16 +96,16 @@ type Cluster struct {
 // Node is one node of a cluster.
 type Node = node.Node
 
-// NodeSpec describes a node that is added.
+// NodeSpec describes a node to add.
 type NodeSpec = node.Spec
 
 // Guest describes how a virtual machine becomes a node of a cluster.
 type Guest = node.Guest
 
-// Inside is what runs inside a cluster's namespaces, if args say so; see above.
+// Inside runs the part of a cluster inside its namespaces, if args ask for it; see above.
 func Inside(args []string) (exit int, ran bool) { return inside.Run(args) }
 
-// DefaultName is the name of a cluster that was given none.
+// DefaultName is the default of Config.Name.
 const DefaultName = "gpuready"
 
 func (c *Config) complete() error {
@@ -159,8 +158,8 @@ func Up(ctx context.Context, config Config) (*Cluster, error) {
 	return c, nil
 }
 
-// start gets all that is no process, and then starts everything side by side;
-// what must wait for something waits for that alone.
+// start prepares files and settings, then starts everything in parallel. Each step waits only
+// for what it needs.
 func (c *Cluster) start(ctx context.Context) error {
 	config := c.config
 	hierarchies, err := cgroup.Host()
@@ -224,7 +223,7 @@ func (c *Cluster) done(what string) {
 	}
 }
 
-// writePause writes the archive of the image that each pod needs.
+// writePause writes the archive of the pause image, which each pod needs.
 func writePause(f *folder.Folder) (archive string, err error) {
 	pause, err := image.Pause()
 	if err != nil {
@@ -234,7 +233,7 @@ func writePause(f *folder.Folder) (archive string, err error) {
 	return archive, image.Write(archive, pause)
 }
 
-// write writes what others are to know of the cluster.
+// write writes the cluster's record for other processes.
 func (c *Cluster) write() error {
 	r := record.Record{Name: c.Name, Process: os.Getpid(), Since: c.began, Kubeconfig: c.Kubeconfig, Server: c.Server, Dir: c.folder.Path}
 	for _, n := range c.Nodes {
@@ -252,7 +251,7 @@ func (c *Cluster) WaitReady(ctx context.Context, nodes ...*Node) error {
 	return node.WaitReady(ctx, c.plane.API, nodes...)
 }
 
-// Down ends the cluster and removes what it kept. It may be called again.
+// Down ends the cluster and removes its files. It may be called again.
 func (c *Cluster) Down() error {
 	c.down.Do(func() {
 		for _, n := range c.Nodes {
@@ -295,7 +294,7 @@ func (c *Cluster) AddNode(ctx context.Context, name string, spec NodeSpec) (*Nod
 	return n, nil
 }
 
-// newNode makes a node and enters it among the cluster's.
+// newNode creates a node and adds it to the cluster.
 func (c *Cluster) newNode(ctx context.Context, name string, spec NodeSpec) (*Node, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -315,8 +314,8 @@ func (c *Cluster) newNode(ctx context.Context, name string, spec NodeSpec) (*Nod
 	return n, c.write()
 }
 
-// RemoveNode ends a node at once and deletes its Node object, as a cloud does with a
-// machine that is given back. Nothing of it is left but its logs.
+// RemoveNode ends a node at once and deletes its Node object, as a cloud does when it deletes a
+// machine. Only its logs are left.
 func (c *Cluster) RemoveNode(ctx context.Context, name string) error {
 	n := c.Node(name)
 	if n == nil {
@@ -332,7 +331,7 @@ func (c *Cluster) RemoveNode(ctx context.Context, name string) error {
 	return c.write()
 }
 
-// number is the lowest that no node has.
+// number reserves the lowest free number for a node.
 func (c *Cluster) number(name string) (int, error) {
 	for number := 1; number <= network.MaxNodes; number++ {
 		if !c.taken[number] {
@@ -357,18 +356,16 @@ func (c *Cluster) Join(name string) (*Guest, error) {
 // RestartAPIServer kills the API server and returns when it serves again.
 func (c *Cluster) RestartAPIServer(ctx context.Context) error { return c.plane.RestartAPIServer(ctx) }
 
-// Audited is the file in which the API server writes down the requests of Config.Audit,
-// a JSON object a line, before it answers.
+// Audited returns the file in which the API server logs the requests of Config.Audit, one JSON
+// object a line. Each entry is written before the response.
 func (c *Cluster) Audited() string { return c.plane.Audited() }
 
-// Listen returns a listener of this process that nodes and pods reach at
-// network.PlaneIP.
+// Listen returns a listener of this process that nodes and pods can reach at network.PlaneIP.
 func (c *Cluster) Listen(ctx context.Context, port int) (net.Listener, error) {
 	return c.plane.Listen(ctx, port)
 }
 
-// Ended is closed when the control plane has ended, which nothing but Down or a
-// crash does.
+// Ended is closed when the control plane has ended, through Down or a crash.
 func (c *Cluster) Ended() <-chan struct{} { return c.plane.Ended() }
 
 // Node returns the node of that name, nil if there is none.

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/image"
 )
 
-// seer is a program that prints files, for pods: this test's own.
+// seer is the source of a program that prints files, for this test's pods.
 const seer = `package main
 
 import (
@@ -41,9 +41,9 @@ func main() {
 }
 `
 
-// TestClusterLivesThroughWhatNodesGoThrough brings real clusters up, which
-// takes a minute and binaries that take ten to build.
-func TestClusterLivesThroughWhatNodesGoThrough(t *testing.T) {
+// TestClusterSurvivesNodeEvents starts real clusters. It takes a minute, and ten more to build
+// the binaries.
+func TestClusterSurvivesNodeEvents(t *testing.T) {
 	if os.Getenv("GPUREADY_E2E") == "" {
 		t.Skip("brings up real clusters; set GPUREADY_E2E=1 to run it")
 	}
@@ -54,7 +54,7 @@ func TestClusterLivesThroughWhatNodesGoThrough(t *testing.T) {
 	t.Setenv("GPUREADY_CLUSTERS", t.TempDir())
 
 	config := Config{
-		Name: "test", Nodes: 2, Images: []string{makeSeer(t)}, Binaries: dir,
+		Name: "test", Nodes: 2, Images: []string{buildSeer(t)}, Binaries: dir,
 		Progress: func(s Step) { t.Logf("%5.1f s  %s", s.Took.Seconds(), s.What) },
 	}
 	c, err := Up(ctx, config)
@@ -151,16 +151,16 @@ type kubectl struct {
 
 func (k kubectl) run(args ...string) string {
 	k.t.Helper()
-	return k.do("", args...)
+	return k.runWithInput("", args...)
 }
 
 func (k kubectl) apply(manifest string) {
 	k.t.Helper()
-	k.do(manifest, "apply", "-f", "-")
+	k.runWithInput(manifest, "apply", "-f", "-")
 }
 
-// until runs kubectl until it prints the text: a kubelet that was started again
-// knows its pods a little later, and tells nobody when.
+// until runs kubectl until it prints the text. A restarted kubelet knows its pods a little
+// later, and nothing signals when.
 func (k kubectl) until(t *testing.T, text string, args ...string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -173,7 +173,7 @@ func (k kubectl) command(args ...string) *exec.Cmd {
 	return exec.Command(k.path, append([]string{"--kubeconfig=" + k.config}, args...)...)
 }
 
-func (k kubectl) do(stdin string, args ...string) string {
+func (k kubectl) runWithInput(stdin string, args ...string) string {
 	k.t.Helper()
 	cmd := k.command(args...)
 	cmd.Stdin = strings.NewReader(stdin)
@@ -196,8 +196,8 @@ spec:
 `, name, node, strings.Join(args, `", "`))
 }
 
-// makeSeer builds the image of the pods.
-func makeSeer(t *testing.T) string {
+// buildSeer builds the image of the pods.
+func buildSeer(t *testing.T) string {
 	dir := t.TempDir()
 	source, program := filepath.Join(dir, "main.go"), filepath.Join(dir, "seer")
 	require.NoError(t, os.WriteFile(source, []byte(seer), 0o644))

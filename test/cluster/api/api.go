@@ -1,5 +1,5 @@
-// Package api is as much of a client of the API server as a cluster itself
-// needs: a program that runs as a hook in each container had better be small.
+// Package api is a minimal client of the API server with what a cluster itself needs. It stays
+// small because it is part of a program that runs as a hook in each container.
 package api
 
 import (
@@ -17,14 +17,14 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/pki"
 )
 
-// Client asks one API server. It may be used side by side.
+// Client sends requests to one API server. It is safe for concurrent use.
 type Client struct {
 	server string
 	http   *http.Client
 }
 
-// New returns the client that a certificate and its key make, of a server that
-// the authority vouches for.
+// New returns a client with a certificate and its key, for a server whose certificate the
+// authority signed.
 func New(server string, authority []byte, client pki.Pair) (*Client, error) {
 	cert, err := tls.X509KeyPair(client.Cert, client.Key)
 	if err != nil {
@@ -53,7 +53,7 @@ func Open(kubeconfig string) (*Client, error) {
 	return New(server, authority, client)
 }
 
-// Reach asks for a path and returns why the answer is not the good one.
+// Reach requests a path, and returns an error unless the response is 200 OK.
 func (c *Client) Reach(ctx context.Context, path string) error {
 	body, err := c.get(ctx, path)
 	if err != nil {
@@ -62,7 +62,7 @@ func (c *Client) Reach(ctx context.Context, path string) error {
 	return body.Close()
 }
 
-// DeleteNode deletes a Node; one that is not there is as good as deleted.
+// DeleteNode deletes a Node; a missing one is no error.
 func (c *Client) DeleteNode(ctx context.Context, name string) error {
 	body, err := c.do(ctx, http.MethodDelete, "/api/v1/nodes/"+name)
 	if errors.Is(err, errNotFound) {
@@ -76,7 +76,7 @@ func (c *Client) DeleteNode(ctx context.Context, name string) error {
 
 var errNotFound = errors.New("not found")
 
-// get asks for a path and returns the answer's body if it is the good one.
+// get requests a path, and returns the body of a 200 OK response.
 func (c *Client) get(ctx context.Context, path string) (io.ReadCloser, error) {
 	return c.do(ctx, http.MethodGet, path)
 }
@@ -102,7 +102,7 @@ func (c *Client) do(ctx context.Context, method, path string) (io.ReadCloser, er
 	return resp.Body, nil
 }
 
-// Node is what is of interest of a Node, as the API server writes it.
+// Node holds the fields of a Node that are used here, as the API server encodes them.
 type Node struct {
 	Metadata struct {
 		Name string `json:"name"`
@@ -121,7 +121,7 @@ type Node struct {
 	} `json:"status"`
 }
 
-// Ready tells whether a node is, and if not, why.
+// Ready reports whether a node is Ready, and if not, why.
 func (n Node) Ready() (bool, string) {
 	for _, condition := range n.Status.Conditions {
 		if condition.Type == "Ready" {
@@ -144,9 +144,8 @@ func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
 	return list.Items, json.NewDecoder(body).Decode(&list)
 }
 
-// WatchNodes calls see with each node now and whenever one changes, one at a
-// time, until it says that it has seen enough. Where ctx ends it, the error is
-// ctx's cause.
+// WatchNodes calls see with each existing node and after each change, one call at a time, until
+// see returns true. If ctx ends the watch, the error is ctx's cause.
 func (c *Client) WatchNodes(ctx context.Context, see func(Node) (enough bool)) error {
 	for {
 		body, err := c.get(ctx, "/api/v1/nodes?watch=true")

@@ -14,7 +14,7 @@ const events = `{"type":"ADDED","object":{"metadata":{"name":"n1"},"status":{"no
 {"type":"DELETED","object":{"metadata":{"name":"n1"}}}
 `
 
-func TestNodesAreSeenUntilItIsEnough(t *testing.T) {
+func TestNodesAreWatchedUntilSeeReturnsTrue(t *testing.T) {
 	var seen []string
 	enough, err := readNodes(strings.NewReader(events), func(n Node) bool {
 		ready, why := n.Ready()

@@ -1,11 +1,10 @@
-// Package binaries builds what a real cluster runs on (Kubernetes, containerd,
-// runc, etcd, CNI plugins) and keeps it.
+// Package binaries builds the programs that a real cluster runs (Kubernetes, containerd, runc,
+// etcd, CNI plugins) and caches them.
 //
-// Each folder beside this file that has a go.mod is a module without a line of
-// Go: it pins one project, and its tools are the programs to build. What comes
-// of it is one entry of a cache outside the checkout: a folder whose name ends
-// in a hash of all that it was built from, so that a new containerd does not
-// build Kubernetes again. An entry is there whole or not at all.
+// Each folder beside this file with a go.mod is a module without Go code: it pins one project,
+// and its tools are the programs to build. The result is one entry of a cache outside the
+// checkout. The name of an entry's folder ends in a hash of all inputs of the build, so a new
+// containerd does not rebuild Kubernetes. An entry is either complete or absent.
 package binaries
 
 import (
@@ -22,9 +21,9 @@ import (
 	"time"
 )
 
-// Options say where to build and how to show it. The zero value builds quietly,
-// with the go command of PATH, from the checkout around the working directory
-// or the running program, into DefaultCache.
+// Options describe where to build and how to report progress. The zero value builds quietly,
+// with the go command of PATH, into DefaultCache. The source is the checkout around the working
+// directory or the running program.
 type Options struct {
 	Cache  string    // folder of the cache
 	Source string    // folder with the modules' folders
@@ -45,14 +44,14 @@ func DefaultCache() (string, error) {
 	return filepath.Join(dir, "gpuready"), nil
 }
 
-// Dir tells where each binary lies.
+// Dir maps the name of each binary to its path.
 type Dir map[string]string
 
-// Path is the absolute path of a binary: "kubelet". Those of one module lie in
-// one folder, which holds no other programs.
+// Path returns the absolute path of a binary, such as "kubelet". The binaries of one module are
+// in one folder that holds no other programs.
 func (d Dir) Path(name string) string { return d[name] }
 
-// Search is a value for PATH that has every binary in it.
+// Search returns a value for PATH that includes every binary.
 func (d Dir) Search() string {
 	folders := map[string]bool{}
 	for _, path := range d {
@@ -61,12 +60,12 @@ func (d Dir) Search() string {
 	return strings.Join(slices.Sorted(maps.Keys(folders)), string(filepath.ListSeparator))
 }
 
-// Ensure returns the binaries, at once where they are in the cache; what is not
-// it builds, which takes minutes. Only one build of a module runs at a time on a
-// machine: another Ensure waits for it and uses what came of it.
+// Ensure returns the binaries, from the cache if they are there. Missing ones are built, which
+// takes minutes. Only one build of a module runs at a time on a machine; another Ensure waits
+// for it and uses its result.
 func Ensure(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, modules, o) }
 
-// EnsureRuntimes is Ensure for runc, containerd and dockerd alone.
+// EnsureRuntimes is like Ensure, for runc, containerd and dockerd only.
 func EnsureRuntimes(ctx context.Context, o Options) (Dir, error) {
 	wanted := []module{docker}
 	for _, m := range modules {
@@ -77,17 +76,17 @@ func EnsureRuntimes(ctx context.Context, o Options) (Dir, error) {
 	return ensure(ctx, wanted, o)
 }
 
-// EnsureNFD is Ensure for Node Feature Discovery: nfd-master and nfd-worker.
+// EnsureNFD is like Ensure, for Node Feature Discovery: nfd-master and nfd-worker.
 func EnsureNFD(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, []module{nfd}, o) }
 
-// EnsureNVIDIA is Ensure for NVIDIA's own programs, built as they are: those of its GPU
-// operator, device plugin and container toolkit.
+// EnsureNVIDIA is like Ensure, for the unmodified programs of NVIDIA's GPU operator, device
+// plugin and container toolkit.
 func EnsureNVIDIA(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, nvidia, o) }
 
-// EnsureOLM is Ensure for the Operator Lifecycle Manager: olm, catalog and opm.
+// EnsureOLM is like Ensure, for the Operator Lifecycle Manager: olm, catalog and opm.
 func EnsureOLM(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, []module{olm}, o) }
 
-// EnsureAutoscaler is Ensure for the Cluster Autoscaler: cluster-autoscaler.
+// EnsureAutoscaler is like Ensure, for the Cluster Autoscaler: cluster-autoscaler.
 func EnsureAutoscaler(ctx context.Context, o Options) (Dir, error) {
 	return ensure(ctx, []module{autoscaler}, o)
 }
@@ -96,7 +95,7 @@ func ensure(ctx context.Context, modules []module, o Options) (Dir, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	tc, err := askToolchain(ctx, o.Go, o.Source)
+	tc, err := readToolchain(ctx, o.Go, o.Source)
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +131,7 @@ func ensure(ctx context.Context, modules []module, o Options) (Dir, error) {
 	return dir, nil
 }
 
-// complete fills in what is not given.
+// complete fills in the defaults.
 func (o *Options) complete() error {
 	if o.Go == "" {
 		o.Go = "go"
@@ -158,8 +157,8 @@ func (o *Options) complete() error {
 	return err
 }
 
-// findSource looks for this package's folder in the checkout that the working
-// directory or the running program (bin/cluster) is in.
+// findSource finds this package's folder in the checkout that contains the working directory
+// or the running program (bin/cluster).
 func findSource() (string, error) {
 	const here = "test/cluster/binaries"
 	var starts []string

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// testModules are built by a stand-in for the go command.
+// testModules are built with a stand-in for the go command.
 var testModules = []module{
 	{name: "fruit", project: "example.com/fruit", ldflags: "-X main.version={version}", binaries: []binary{
 		{"apple", "example.com/fruit/cmd/apple", time.Minute},
@@ -38,8 +38,8 @@ var testModules = []module{
 	}},
 }
 
-// goCommand stands in for Go. It writes down each build, waits at the gate if
-// there is one, and fails, half done, if it is told to.
+// goCommand stands in for Go. It logs each build, waits at the gate if there is one, and fails
+// half-way on request.
 const goCommand = `#!/bin/sh
 here=$(dirname "$0")
 case $1 in
@@ -61,7 +61,7 @@ echo "whole $3" >"$2"
 chmod +x "$2"
 `
 
-// workshop makes a folder with two modules, the stand-in and an empty cache.
+// workshop creates a folder with two modules, the stand-in and an empty cache.
 func workshop(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -85,7 +85,7 @@ func options(dir string) Options {
 	return Options{Cache: filepath.Join(dir, "cache"), Source: filepath.Join(dir, "source"), Go: filepath.Join(dir, "go")}
 }
 
-// builds is what the stand-in was asked to build since the last time.
+// builds returns what the stand-in has built since the last call.
 func builds(t *testing.T, dir string) []string {
 	t.Helper()
 	path := filepath.Join(dir, "built")
@@ -98,8 +98,7 @@ func builds(t *testing.T, dir string) []string {
 	return strings.Fields(string(data))
 }
 
-// cached are the names of the folders in the cache, those of modules without
-// their hash.
+// cached returns the names of the folders in the cache, without the hashes of modules.
 func cached(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(dir, "cache/binaries"))
@@ -119,17 +118,19 @@ var (
 	all   = []string{fruit[0], fruit[1], tree[0]}
 )
 
-// heard is a writer that says when something was written.
-type heard struct {
+// textWaiter is a writer that closes done when the text want has been written.
+type textWaiter struct {
 	mu   sync.Mutex
 	text strings.Builder
 	want string
-	done chan struct{} // closed when it was
+	done chan struct{} // closed once want was written
 }
 
-func listen(want string) *heard { return &heard{want: want, done: make(chan struct{})} }
+func newTextWaiter(want string) *textWaiter {
+	return &textWaiter{want: want, done: make(chan struct{})}
+}
 
-func (h *heard) Write(p []byte) (int, error) {
+func (h *textWaiter) Write(p []byte) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	before := strings.Contains(h.text.String(), h.want)
@@ -140,7 +141,7 @@ func (h *heard) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestWhatIsInTheCacheIsNotBuiltAgain(t *testing.T) {
+func TestCachedBinariesAreNotRebuilt(t *testing.T) {
 	dir := workshop(t)
 	o := options(dir)
 	var out strings.Builder
@@ -169,7 +170,7 @@ $`, out.String())
 	require.Empty(t, out.String())
 }
 
-func TestAModuleIsBuiltAgainWhenWhatItIsBuiltFromChanges(t *testing.T) {
+func TestAChangedInputRebuildsItsModule(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(t *testing.T, dir string, m []module)
@@ -203,7 +204,7 @@ func TestAModuleIsBuiltAgainWhenWhatItIsBuiltFromChanges(t *testing.T) {
 	}
 }
 
-func TestAFailedBuildLeavesNothingAndSaysWhatToDo(t *testing.T) {
+func TestAFailedBuildLeavesNothingAndNamesARemedy(t *testing.T) {
 	dir := workshop(t)
 	write(t, dir, "fail", "# example.com/fruit/cmd/apple\nPackage libseccomp was not found in the pkg-config search path.\n")
 	_, err := ensure(t.Context(), testModules, options(dir))
@@ -223,7 +224,7 @@ func TestAFailedBuildLeavesNothingAndSaysWhatToDo(t *testing.T) {
 	require.Equal(t, all, builds(t, dir))
 }
 
-// commandPath is where the command in an error would have put its binary.
+// commandPath returns the path to which the command in an error writes its binary.
 func commandPath(err error) string {
 	_, after, _ := strings.Cut(err.Error(), " -o ")
 	path, _, _ := strings.Cut(after, " ")
@@ -239,7 +240,7 @@ func TestABuildEndsWithItsContext(t *testing.T) {
 		_, err := ensure(ctx, testModules, options(dir))
 		ended <- err
 	}()
-	pass(t, dir, "reached")
+	syncWith(t, dir, "reached")
 	cancel()
 	err := <-ended
 	require.ErrorIs(t, err, context.Canceled)
@@ -247,13 +248,13 @@ func TestABuildEndsWithItsContext(t *testing.T) {
 	require.Empty(t, cached(t, dir))
 }
 
-func TestAKilledBuildLeavesNothingThatCounts(t *testing.T) {
+func TestAKilledBuildLeavesNoEntry(t *testing.T) {
 	dir := workshop(t)
 	gate(t, dir)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "BINARIES_TEST_ENSURE="+dir)
 	require.NoError(t, cmd.Start())
-	pass(t, dir, "reached")
+	syncWith(t, dir, "reached")
 	require.NoError(t, cmd.Process.Kill())
 	require.ErrorContains(t, cmd.Wait(), "killed")
 	require.Equal(t, []string{".building-fruit"}, cached(t, dir))
@@ -266,26 +267,26 @@ func TestAKilledBuildLeavesNothingThatCounts(t *testing.T) {
 	require.Equal(t, []string{"fruit-v1.2.3", "tree-v2.0.1"}, cached(t, dir))
 }
 
-func TestTwoAtOnceBuildOnce(t *testing.T) {
+func TestConcurrentCallsBuildOnce(t *testing.T) {
 	dir := workshop(t)
 	gate(t, dir)
 	results := make(chan Dir, 2)
 	errs := make(chan error, 2)
-	start := func(h *heard) {
+	start := func(h *textWaiter) {
 		o := options(dir)
 		o.Out = h
 		d, err := ensure(t.Context(), testModules[:1], o)
 		results <- d
 		errs <- err
 	}
-	go start(listen(""))
-	pass(t, dir, "reached") // the first builds
-	second := listen(fmt.Sprintf("fruit v1.2.3: waiting for another build, process %d\n", os.Getpid()))
+	go start(newTextWaiter(""))
+	syncWith(t, dir, "reached") // the first builds
+	second := newTextWaiter(fmt.Sprintf("fruit v1.2.3: waiting for another build, process %d\n", os.Getpid()))
 	go start(second)
 	<-second.done
-	pass(t, dir, "gate")
-	pass(t, dir, "reached")
-	pass(t, dir, "gate") // of the second binary
+	syncWith(t, dir, "gate")
+	syncWith(t, dir, "reached")
+	syncWith(t, dir, "gate") // of the second binary
 	require.NoError(t, <-errs)
 	require.NoError(t, <-errs)
 	require.Equal(t, <-results, <-results)
@@ -293,7 +294,7 @@ func TestTwoAtOnceBuildOnce(t *testing.T) {
 	require.Contains(t, second.text.String(), "fruit v1.2.3: built by the other process\n")
 }
 
-func TestWhoWaitsForAnotherBuildEndsWithItsContext(t *testing.T) {
+func TestWaitingForAnotherBuildEndsWithItsContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	unlock, err := lock(t.Context(), path, nil)
 	require.NoError(t, err)
@@ -303,7 +304,7 @@ func TestWhoWaitsForAnotherBuildEndsWithItsContext(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestABrokenEntryIsBuiltAgain(t *testing.T) {
+func TestABrokenEntryIsRebuilt(t *testing.T) {
 	for _, c := range []struct {
 		name, says string
 		breaks     func(t *testing.T, entry string)
@@ -335,7 +336,7 @@ func TestABrokenEntryIsBuiltAgain(t *testing.T) {
 	}
 }
 
-func TestWhatNobodyUsedForAMonthIsRemovedByTheNextBuild(t *testing.T) {
+func TestEntriesUnusedForAMonthAreRemovedByTheNextBuild(t *testing.T) {
 	dir := workshop(t)
 	ensured := func() Dir {
 		d, err := ensure(t.Context(), testModules, options(dir))
@@ -361,7 +362,7 @@ func TestWhatNobodyUsedForAMonthIsRemovedByTheNextBuild(t *testing.T) {
 	require.FileExists(t, recent.Path("oak"))
 }
 
-func TestWithoutGoTheErrorSaysSo(t *testing.T) {
+func TestWithoutGoTheErrorNamesIt(t *testing.T) {
 	o := options(workshop(t))
 	o.Go = "go-that-nobody-has"
 	_, err := ensure(t.Context(), testModules, o)
@@ -369,7 +370,7 @@ func TestWithoutGoTheErrorSaysSo(t *testing.T) {
 	require.ErrorContains(t, err, "see that `go-that-nobody-has version` works")
 }
 
-func TestTheCacheIsWhereTheEnvironmentSays(t *testing.T) {
+func TestTheEnvironmentSelectsTheCache(t *testing.T) {
 	t.Setenv("HOME", "/home/x")
 	t.Setenv("XDG_CACHE_HOME", "")
 	t.Setenv("GPUREADY_CACHE", "")
@@ -385,7 +386,7 @@ func TestTheCacheIsWhereTheEnvironmentSays(t *testing.T) {
 	is("/cache")
 }
 
-// gate makes the stand-in say that it has reached a place, and wait there.
+// gate makes the stand-in report that it has reached the gate, and wait there.
 func gate(t *testing.T, dir string) {
 	t.Helper()
 	for _, name := range []string{"gate", "reached"} {
@@ -393,8 +394,8 @@ func gate(t *testing.T, dir string) {
 	}
 }
 
-// pass meets the stand-in at one of the two.
-func pass(t *testing.T, dir, name string) {
+// syncWith waits until the stand-in has reached the gate, or opens the gate.
+func syncWith(t *testing.T, dir, name string) {
 	t.Helper()
 	path := filepath.Join(dir, name)
 	if name == "gate" {

@@ -15,10 +15,10 @@ import (
 	"time"
 )
 
-// grace is how long the go command may take to end its compilers.
+// grace limits how long the go command may take to end its compilers.
 const grace = 10 * time.Second
 
-// build makes the entry in dir/entry; dir/tmp is the go command's own.
+// build creates the entry in dir/entry; dir/tmp is for the go command.
 func (e entry) build(ctx context.Context, goCommand, dir string, s *screen) error {
 	made, tmp := filepath.Join(dir, "entry"), filepath.Join(dir, "tmp")
 	for _, d := range []string{made, tmp} {
@@ -32,7 +32,7 @@ func (e entry) build(ctx context.Context, goCommand, dir string, s *screen) erro
 		cmd.Dir = e.source
 		cmd.Env = append(buildEnviron(tmp), e.environment()...)
 		shown := s.begin(b.name+" "+e.version, b.about)
-		out := &output{heard: shown.doing}
+		out := &output{heard: shown.setStep}
 		cmd.Stdout, cmd.Stderr = out, out
 		err := run(ctx, cmd)
 		var size int64
@@ -47,11 +47,11 @@ func (e entry) build(ctx context.Context, goCommand, dir string, s *screen) erro
 	return e.write(made)
 }
 
-// run runs a go command until it or ctx ends. What it started is interrupted
-// with it, upon which it removes its temporary files.
+// run runs a go command until it ends or ctx does. Its children are interrupted too, so that
+// they remove their temporary files.
 func run(ctx context.Context, cmd *exec.Cmd) error {
-	// It dies with this process, however that ends: the lock is free then. What
-	// the kernel takes for its parent is the thread that started it.
+	// The command must die with this process, however that ends, because the lock is free then.
+	// The kernel sends that signal when the thread that started the command ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -64,22 +64,22 @@ func run(ctx context.Context, cmd *exec.Cmd) error {
 	return err
 }
 
-// buildEnviron is this process's environment without what would build something
-// else than the key says.
+// buildEnviron returns this process's environment without variables that would change the
+// build in ways that the key does not cover.
 func buildEnviron(tmp string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
 		return slices.Contains([]string{"GOFLAGS", "GOWORK", "CGO_ENABLED", "CGO_CFLAGS", "CGO_LDFLAGS", "GOTMPDIR"}, name)
 	})
-	// Not empty: that would let the file of `go env -w` decide.
+	// GOFLAGS must not be empty, or the file of `go env -w` would apply.
 	return append(env, "GOFLAGS=-buildvcs=false", "GOWORK=off", "GOTMPDIR="+tmp)
 }
 
-// output takes what `go build -v` prints: the packages that it compiles are
-// progress, all else is kept.
+// output parses the output of `go build -v`: compiled packages are progress, and all other
+// lines are kept.
 type output struct {
 	heard func(doing string)
-	rest  []byte // of a line
+	rest  []byte // an incomplete line
 	kept  []string
 }
 
@@ -106,14 +106,14 @@ func (o *output) line(line string) {
 	}
 }
 
-// tail is the end of what was kept.
+// tail returns the end of the kept lines.
 func (o *output) tail() string {
 	const lines = 20
 	kept := append(slices.Clone(o.kept), string(o.rest))
 	return strings.TrimSpace(strings.Join(kept[max(0, len(kept)-lines):], "\n"))
 }
 
-// buildError is what can be said about a binary that could not be built.
+// buildError describes a binary that could not be built.
 type buildError struct {
 	binary, dir, environment string
 	args                     []string
@@ -143,7 +143,7 @@ func (e *buildError) Error() string {
 	return b.String()
 }
 
-// advice is what to do about what a build prints. The first that fits counts.
+// advice maps the output of failed builds to a remedy. The first match counts.
 var advice = []struct{ printed, next string }{
 	{"pkg-config", "pkg-config or the headers of libseccomp are missing: run .ci/packages.sh cluster"},
 	{"C compiler", "a C compiler is missing: run .ci/packages.sh build cluster"},
@@ -156,7 +156,7 @@ var advice = []struct{ printed, next string }{
 	{"reading https", "the modules cannot be downloaded: see to the network, or set GOPROXY"},
 }
 
-// next is what to do about it.
+// next returns the remedy.
 func (e *buildError) next() string {
 	if errors.Is(e.err, context.Canceled) || errors.Is(e.err, context.DeadlineExceeded) {
 		return "run it again: what was compiled already is kept"

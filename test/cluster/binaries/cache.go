@@ -14,27 +14,27 @@ import (
 )
 
 const (
-	// unusedFor is for how long an entry is kept that nobody uses.
+	// unusedFor is how long an unused entry is kept.
 	unusedFor = 30 * 24 * time.Hour
 	// unfinished begins the name of a folder that is being filled.
 	unfinished = ".building-"
-	// record is the file of an entry that says what is in it.
+	// record is the file that lists the contents of an entry.
 	record = "entry.json"
-	// askAgain is how often a lock is asked for that another process holds:
-	// flock has neither a deadline nor an event.
-	askAgain = 100 * time.Millisecond
+	// retryInterval is the interval at which a held lock is tried again: flock has neither a deadline
+	// nor an event.
+	retryInterval = 100 * time.Millisecond
 )
 
-// contents is what an entry's record says.
+// contents is the content of an entry's record.
 type contents struct {
 	Version string           `json:"version"`
 	Sizes   map[string]int64 `json:"sizes"` // of each binary, in bytes
 }
 
-// use checks that the entry is there and whole, and notes that it was used.
-// fs.ErrNotExist means that it is not there; any other error says what is wrong
-// with it. Sizes are compared, not sums: an entry is asked for each time that a
-// cluster starts, and what happens to one is a machine that lost power.
+// use checks that the entry exists and is complete, and marks it as used. fs.ErrNotExist means
+// that it does not exist; any other error describes the defect. Sizes are compared rather than
+// checksums, because each start of a cluster checks the entry, and the expected damage comes from
+// a machine that lost power.
 func (e entry) use(now time.Time) error {
 	data, err := os.ReadFile(filepath.Join(e.path, record))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -61,12 +61,12 @@ func (e entry) use(now time.Time) error {
 			return fmt.Errorf("cache entry %s is broken: %s has %d bytes, not %d", e.path, b.name, info.Size(), c.Sizes[b.name])
 		}
 	}
-	// Only pruning needs it; a cache that is shared read-only is one, too.
+	// Only pruning needs the time; a read-only shared cache works without it.
 	_ = os.Chtimes(e.path, now, now)
 	return nil
 }
 
-// fill puts the binaries there, unless another process does so while this one waits.
+// fill builds the entry, unless another process does so while this one waits.
 func (e entry) fill(ctx context.Context, goCommand string, s *screen) (err error) {
 	cache := filepath.Dir(e.path)
 	unlock, err := lock(ctx, filepath.Join(cache, "."+e.name+".lock"), func(holder string) {
@@ -89,7 +89,7 @@ func (e entry) fill(ctx context.Context, goCommand string, s *screen) (err error
 	if err := e.build(ctx, goCommand, dir, s); err != nil {
 		return err
 	}
-	// A broken entry makes room in one step.
+	// Move a broken entry away in one step.
 	if err := os.Rename(e.path, filepath.Join(dir, "broken")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("replace a broken cache entry: %w", err)
 	}
@@ -99,7 +99,7 @@ func (e entry) fill(ctx context.Context, goCommand string, s *screen) (err error
 	return nil
 }
 
-// write makes the record of the binaries in a folder.
+// write writes the record of the binaries in a folder.
 func (e entry) write(dir string) error {
 	c := contents{Version: e.version, Sizes: map[string]int64{}}
 	for _, b := range e.binaries {
@@ -116,8 +116,8 @@ func (e entry) write(dir string) error {
 	return os.WriteFile(filepath.Join(dir, record), append(data, '\n'), 0o644)
 }
 
-// lock takes the lock that a file stands for; a process that ends in whatever
-// way lets go of it. waiting is told once which process holds it.
+// lock locks a file; the lock ends with the process, however that ends. If the lock is held,
+// waiting is called once with the holder.
 func lock(ctx context.Context, path string, waiting func(holder string)) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -141,17 +141,17 @@ func lock(ctx context.Context, path string, waiting func(holder string)) (unlock
 		case <-ctx.Done():
 			_ = f.Close()
 			return nil, fmt.Errorf("waiting for the build that holds %s: %w", path, context.Cause(ctx))
-		case <-time.After(askAgain):
+		case <-time.After(retryInterval):
 		}
 	}
-	// Who holds it, for those that wait; not being able to say so is no harm.
+	// Record the holder for those that wait; a failure to do so is harmless.
 	_ = f.Truncate(0)
 	_, _ = f.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
 	return func() { _ = f.Close() }, nil
 }
 
-// prune removes what nobody has used since a time, killed builds included. What
-// cannot be removed is tried again the next time.
+// prune removes entries unused since a time, and killed builds. Whatever cannot be removed is
+// tried again next time.
 func prune(cache string, since time.Time) {
 	entries, _ := os.ReadDir(cache)
 	for _, e := range entries {
@@ -161,7 +161,7 @@ func prune(cache string, since time.Time) {
 	}
 }
 
-// sweep removes the folders whose names begin so.
+// sweep removes the folders whose names begin with prefix.
 func sweep(cache, prefix string) {
 	entries, _ := os.ReadDir(cache)
 	for _, e := range entries {

@@ -14,10 +14,10 @@ import (
 
 // module is a folder with a go.mod, and how to build its tools.
 type module struct {
-	name     string // of the folder
-	project  string // the Go module that it pins, whose version is that of the binaries
-	cgo      bool   // else the binaries are static without further ado
-	allow    string // CGO_LDFLAGS_ALLOW: linker flags that a dependency asks for, beside those that Go allows
+	name     string // the folder's name
+	project  string // the Go module that it pins; its version is the version of the binaries
+	cgo      bool   // otherwise the binaries are static anyway
+	allow    string // CGO_LDFLAGS_ALLOW: additional linker flags for dependencies
 	flags    string // of go build
 	ldflags  string // {version} is "v1.37.1", {bare} "1.37.1", {minor} "37"
 	binaries []binary
@@ -25,12 +25,12 @@ type module struct {
 
 type binary struct {
 	name  string
-	tool  string        // its package
-	about time.Duration // how long it takes to build, the first time, after those above it, with 2 cores
+	tool  string        // the package of the tool
+	about time.Duration // first build time with 2 cores, after those above it
 }
 
-// modules are in the order in which they are built: what ends soonest first, as
-// what is missing on a machine then shows at once.
+// modules are in build order: the quickest first, so that missing build tools are reported
+// early.
 var modules = []module{
 	{
 		name:    "runc",
@@ -65,7 +65,7 @@ var modules = []module{
 	{
 		name:    "containerd",
 		project: "github.com/containerd/containerd/v2",
-		// Snapshotters that need C, or tools that are not here.
+		// Without snapshotters that need C or unavailable tools.
 		flags:   "-tags=grpcnotrace,no_btrfs,no_zfs,no_devmapper,urfave_cli_no_docs,netgo,osusergo",
 		ldflags: "-X github.com/containerd/containerd/v2/version.Version={version}",
 		binaries: []binary{
@@ -77,7 +77,7 @@ var modules = []module{
 	{
 		name:    "kubernetes",
 		project: "k8s.io/kubernetes",
-		flags:   "-tags=grpcnotrace,notest", // as upstream, but for SELinux
+		flags:   "-tags=grpcnotrace,notest", // as upstream, except SELinux
 		ldflags: "-X k8s.io/component-base/version.gitVersion={version}" +
 			" -X k8s.io/component-base/version.gitMajor=1" +
 			" -X k8s.io/component-base/version.gitMinor={minor}" +
@@ -92,24 +92,24 @@ var modules = []module{
 	},
 }
 
-// docker is what `make e2e-toolkit` needs beside them, and no cluster.
+// docker is only needed by `make e2e-toolkit`, not by a cluster.
 var docker = module{
 	name:    "moby",
 	project: "github.com/moby/moby/v2",
 	flags:   "-tags=grpcnotrace,netgo,osusergo,no_btrfs,no_zfs,exclude_graphdriver_btrfs,exclude_graphdriver_zfs",
-	// As releases that are made of it call themselves; the module's numbers are another count.
+	// The version string of releases; the module's version numbers are different.
 	ldflags: "-X github.com/moby/moby/v2/dockerversion.Version=29.0.0-moby-{version}",
 	binaries: []binary{
 		{"dockerd", "github.com/moby/moby/v2/cmd/dockerd", 5 * time.Minute},
 	},
 }
 
-// nfd is what `make e2e-operator` needs beside them, in images of its own.
+// nfd is only needed by `make e2e-operator`, which puts it into images.
 var nfd = module{
 	name:    "nfd",
 	project: "sigs.k8s.io/node-feature-discovery",
 	flags:   "-tags=grpcnotrace,netgo,osusergo",
-	// Where its chart mounts the host's folders.
+	// The prefix where the chart mounts the host's folders.
 	ldflags: "-X sigs.k8s.io/node-feature-discovery/pkg/version.version={version} -X sigs.k8s.io/node-feature-discovery/pkg/utils/hostpath.pathPrefix=/host-",
 	binaries: []binary{
 		{"nfd-master", "sigs.k8s.io/node-feature-discovery/cmd/nfd-master", 3 * time.Minute},
@@ -117,8 +117,8 @@ var nfd = module{
 	},
 }
 
-// olm is what `make e2e-operator-olm` needs beside them: the Operator Lifecycle Manager's
-// two operators, and what serves a catalog.
+// olm is only needed by `make e2e-operator-olm`: the two operators of the Operator Lifecycle
+// Manager, and the catalog server.
 var olm = module{
 	name:    "olm",
 	project: "github.com/operator-framework/operator-lifecycle-manager",
@@ -131,8 +131,8 @@ var olm = module{
 	},
 }
 
-// nvidia is what `make e2e-nvidia` needs beside them, in images of its own. Plugin and
-// toolkit are modules of their own: they need different versions of go-nvml.
+// nvidia is only needed by `make e2e-nvidia`, which puts it into images. Plugin and toolkit are
+// separate modules because they need different versions of go-nvml.
 var nvidia = []module{
 	{
 		name:    "nvidia-toolkit",
@@ -172,8 +172,8 @@ var nvidia = []module{
 	},
 }
 
-// autoscaler is what `make e2e-autoscaler` needs beside them: the Cluster Autoscaler with
-// its external gRPC provider, and no cloud's.
+// autoscaler is only needed by `make e2e-autoscaler`: the Cluster Autoscaler with only its
+// external gRPC provider.
 var autoscaler = module{
 	name:    "autoscaler",
 	project: "k8s.io/autoscaler/cluster-autoscaler",
@@ -183,15 +183,15 @@ var autoscaler = module{
 	},
 }
 
-// entry is the place in the cache for what is built from a module as it is now.
+// entry is the place in the cache for the binaries of a module in its current state.
 type entry struct {
 	module
 	version string // of the project: "v1.37.1"
 	source  string // folder with the go.mod
-	path    string // in the cache; whether anything is there is another matter
+	path    string // in the cache; it may not exist yet
 }
 
-// entry reads a module's files and works out where its binaries belong.
+// entry reads a module's files and computes its place in the cache.
 func (m module) entry(source, cache string, tc toolchain) (entry, error) {
 	e := entry{module: m, source: filepath.Join(source, m.name)}
 	mod, err := os.ReadFile(filepath.Join(e.source, "go.mod"))
@@ -209,7 +209,7 @@ func (m module) entry(source, cache string, tc toolchain) (entry, error) {
 	return e, nil
 }
 
-// required is the version at which a go.mod requires a module, "" if it does not.
+// required returns the version at which a go.mod requires a module, or "" if it does not.
 func required(mod, path string) string {
 	for line := range strings.Lines(mod) {
 		f := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "require "))
@@ -220,10 +220,10 @@ func required(mod, path string) string {
 	return ""
 }
 
-// key is a short hash of all that decides what the binaries are.
+// key returns a short hash of all inputs of the build.
 func (e entry) key(mod, sum []byte, tc toolchain) string {
 	h := sha256.New()
-	put := func(s string) { fmt.Fprintf(h, "%d %s\n", len(s), s) } // with its length: no two lists look the same
+	put := func(s string) { fmt.Fprintf(h, "%d %s\n", len(s), s) } // the length keeps different lists distinct
 	put(string(mod))
 	put(string(sum))
 	put(string(tc))
@@ -234,7 +234,7 @@ func (e entry) key(mod, sum []byte, tc toolchain) string {
 	return hex.EncodeToString(h.Sum(nil))[:16]
 }
 
-// arguments are those of the go command that builds a binary to a path.
+// arguments returns the arguments of the go command that builds a binary to a path.
 func (e entry) arguments(b binary, path string) []string {
 	version := strings.NewReplacer("{version}", e.version, "{bare}", strings.TrimPrefix(e.version, "v"), "{minor}", minor(e.version))
 	args := []string{"build", "-v", "-trimpath"}
@@ -242,7 +242,7 @@ func (e entry) arguments(b binary, path string) []string {
 	return append(args, "-ldflags="+strings.TrimSpace("-s -w "+version.Replace(e.ldflags)), "-o", path, b.tool)
 }
 
-// environment is the part of it that differs between modules.
+// environment returns the variables that differ between modules.
 func (e entry) environment() []string {
 	switch {
 	case e.allow != "":
@@ -253,7 +253,7 @@ func (e entry) environment() []string {
 	return []string{"CGO_ENABLED=0"}
 }
 
-// minor is "37" of "v1.37.1".
+// minor returns "37" of "v1.37.1".
 func minor(version string) string {
 	if f := strings.Split(version, "."); len(f) > 1 {
 		return f[1]
@@ -261,10 +261,10 @@ func minor(version string) string {
 	return ""
 }
 
-// toolchain is what the go command says that builds depend on.
+// toolchain is the output of the go command on which builds depend.
 type toolchain string
 
-func askToolchain(ctx context.Context, goCommand, dir string) (toolchain, error) {
+func readToolchain(ctx context.Context, goCommand, dir string) (toolchain, error) {
 	cmd := exec.CommandContext(ctx, goCommand, "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64")
 	cmd.Dir = dir
 	cmd.Env = buildEnviron("")

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tools are those that a go.mod names.
+// tools returns the tools that a go.mod names.
 func tools(mod string) []string {
 	var names []string
 	block := false
@@ -33,7 +33,7 @@ func tools(mod string) []string {
 	return names
 }
 
-func TestEachModuleNamesWhatIsBuiltFromItAndItsVersion(t *testing.T) {
+func TestEachModuleNamesItsToolsAndVersion(t *testing.T) {
 	source, err := findSource()
 	require.NoError(t, err)
 	seen := map[string]bool{}
@@ -56,8 +56,8 @@ func TestEachModuleNamesWhatIsBuiltFromItAndItsVersion(t *testing.T) {
 	}
 }
 
-// Kubernetes' modules of their own, which its go.mod takes from its own tree,
-// have the same version with another beginning.
+// TestKubernetesIsOneVersionThroughout checks Kubernetes' staging modules, which its go.mod
+// takes from its own tree: they have the same version with a different first number.
 func TestKubernetesIsOneVersionThroughout(t *testing.T) {
 	mod, err := os.ReadFile("kubernetes/go.mod")
 	require.NoError(t, err)
@@ -71,7 +71,7 @@ func TestKubernetesIsOneVersionThroughout(t *testing.T) {
 	}
 }
 
-func TestAnEstimateIsForTheCoresThatThereAre(t *testing.T) {
+func TestAnEstimateScalesWithTheCores(t *testing.T) {
 	for _, c := range []struct {
 		cores int
 		about time.Duration
@@ -102,7 +102,7 @@ func TestALiveLineIsReplacedByHowItEnded(t *testing.T) {
 	s := newScreen(&out)
 	s.width = func() int { return 80 }
 	b := s.begin("kubelet v1.37.1", time.Minute)
-	b.doing("k8s.io/kubernetes/pkg/kubelet")
+	b.setStep("k8s.io/kubernetes/pkg/kubelet")
 	b.end(nil, 72_000_000)
 	lines := strings.Split(out.String(), "\r\033[K")
 	require.Equal(t, "  \033[32m✓\033[0m kubelet v1.37.1                  built in 0s, 72 MB\n", lines[len(lines)-1])
@@ -110,7 +110,7 @@ func TestALiveLineIsReplacedByHowItEnded(t *testing.T) {
 	require.Contains(t, out.String(), "kubectl v1.37.1                  not built, after 0s\n")
 }
 
-func TestPackagesAreProgressAndAllElseIsKept(t *testing.T) {
+func TestPackagesAreProgressAndOtherLinesAreKept(t *testing.T) {
 	var told []string
 	o := &output{heard: func(s string) { told = append(told, s) }}
 	for _, part := range []string{"go: downloading example.com/a v1.0.0\nexample", ".com/a\n# example.com/b\nb.go:1:2: undef", "ined: x\nthe last"} {

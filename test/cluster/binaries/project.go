@@ -8,15 +8,15 @@ import (
 	"path/filepath"
 )
 
-// Project is the source of what a module's folder pins.
+// Project is the source of a project that a module's folder pins.
 type Project struct {
 	Dir     string // its files, read-only
 	Version string
 }
 
 // EnsureProject returns the source of a project ("github.com/NVIDIA/gpu-operator") at the
-// version that the module in a folder of this package pins, downloaded if need be: charts,
-// manifests and other files that are no programs.
+// version that the module in a folder of this package pins, and downloads it if necessary. It is
+// for charts, manifests and other files that are not programs.
 func EnsureProject(ctx context.Context, o Options, folder, project string) (Project, error) {
 	if err := o.complete(); err != nil {
 		return Project{}, err

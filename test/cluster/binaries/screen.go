@@ -12,12 +12,12 @@ import (
 	"golang.org/x/term"
 )
 
-// screen shows builds: on a terminal each is a line that lives, elsewhere a line
-// when it begins and one when it ends.
+// screen shows builds: on a terminal as a line that is updated, elsewhere as one line at the
+// start and one at the end.
 type screen struct {
 	mu    sync.Mutex
 	out   io.Writer
-	width func() int // of the terminal; 0: it is none
+	width func() int // of the terminal; 0: not a terminal
 	cores int
 }
 
@@ -41,7 +41,7 @@ func (s *screen) printf(format string, args ...any) {
 	fmt.Fprintf(s.out, format, args...)
 }
 
-// announce says what is going to be built, how long that takes, and where.
+// announce prints what will be built, how long that takes, and where.
 func (s *screen) announce(missing []entry, cache string) {
 	var names []string
 	var about time.Duration
@@ -54,7 +54,7 @@ func (s *screen) announce(missing []entry, cache string) {
 	s.printf("building %s: %s the first time, then they are kept in %s\n", strings.Join(names, ", "), s.estimate(about), cache)
 }
 
-// estimate scales a time that was measured with 2 cores to those that there are.
+// estimate scales a time measured with 2 cores to the number of cores.
 func (s *screen) estimate(about time.Duration) string {
 	about = about * 2 / time.Duration(max(s.cores, 1))
 	switch minutes := int((about + 30*time.Second) / time.Minute); {
@@ -67,7 +67,7 @@ func (s *screen) estimate(about time.Duration) string {
 	}
 }
 
-// building is one build that is shown.
+// building is a build in progress.
 type building struct {
 	s       *screen
 	name    string
@@ -109,13 +109,13 @@ func (b *building) live() {
 	}
 }
 
-func (b *building) doing(what string) {
+func (b *building) setStep(what string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.what = what
 }
 
-// end shows how it ended; the reason is left to the error.
+// end prints the result; the error carries the reason.
 func (b *building) end(err error, size int64) {
 	close(b.ended)
 	<-b.stopped
@@ -131,8 +131,8 @@ func (b *building) end(err error, size int64) {
 	b.s.printf("\r\033[K  %s %-32s %s\n", mark, b.name, how)
 }
 
-// line is a live line, cut to the width of the terminal: a longer one would wrap,
-// and stay.
+// line formats the updated line, cut to the width of the terminal: a longer one would wrap and
+// remain.
 func line(name, about, what string, elapsed time.Duration, width int) string {
 	seconds := int(elapsed / time.Second)
 	text := fmt.Sprintf("  ◌ %-32s %d:%02d, %s", name, seconds/60, seconds%60, about)

@@ -1,5 +1,5 @@
-// Package cgroup makes, joins and removes the control groups of a cluster's
-// nodes, on machines with cgroup v1, v2 and both side by side.
+// Package cgroup creates, joins and removes the control groups of a cluster's nodes, on machines
+// with cgroup v1, v2 or both.
 package cgroup
 
 import (
@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hierarchy is one tree of control groups as this machine has it mounted.
+// Hierarchy is one tree of control groups, as mounted on this machine.
 type Hierarchy struct {
 	Mount string `json:"mount"` // where the machine has it, /sys/fs/cgroup/cpu
 	Data  string `json:"data"`  // the mount option that names it, "cpu,cpuacct" or "none,name=systemd"; empty for v2
@@ -39,8 +39,8 @@ func Host() ([]Hierarchy, error) {
 	return found, err
 }
 
-// Parse finds the hierarchies in a mountinfo file (proc_pid_mountinfo(5)).
-// One that is mounted twice is found once.
+// Parse finds the hierarchies in a mountinfo file (proc_pid_mountinfo(5)). A hierarchy that is
+// mounted twice is returned once.
 func Parse(r io.Reader) ([]Hierarchy, error) {
 	var found []Hierarchy
 	lines := bufio.NewScanner(r)
@@ -67,7 +67,7 @@ func Parse(r io.Reader) ([]Hierarchy, error) {
 	return found, lines.Err()
 }
 
-// controllers keeps of a v1 mount's options those that name the hierarchy.
+// controllers returns the mount options of a v1 mount that name the hierarchy.
 func controllers(options string) string {
 	var names []string
 	for option := range strings.SplitSeq(options, ",") {
@@ -83,8 +83,8 @@ func controllers(options string) string {
 	return strings.Join(names, ",")
 }
 
-// Make makes a group of the given name at the top of every hierarchy and
-// returns their directories. What a killed run left under that name goes first.
+// Make creates a group of the given name at the top of every hierarchy and returns their
+// directories. It first removes any group of that name left by a killed run.
 func Make(hierarchies []Hierarchy, name string) ([]string, error) {
 	if err := Remove(hierarchies, name); err != nil {
 		return nil, err
@@ -100,7 +100,7 @@ func Make(hierarchies []Hierarchy, name string) ([]string, error) {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("make a control group: %w", err)
 		}
-		// A v1 cpuset takes no process before it has CPUs and memory.
+		// A v1 cpuset accepts no process before it has CPUs and memory.
 		if slices.Contains(strings.Split(h.Data, ","), "cpuset") {
 			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 				if err := inherit(h.Mount, dir, file); err != nil {
@@ -128,7 +128,7 @@ func inherit(from, to, file string) error {
 	return os.WriteFile(filepath.Join(to, file), value, 0)
 }
 
-// enable lets the children of a v2 group have every controller that it has.
+// enable makes all controllers of a v2 group available to its children.
 func enable(dir string) error {
 	names, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -157,9 +157,8 @@ func Join(dirs []string) error {
 	return nil
 }
 
-// Mount mounts the hierarchies below the directory at, laid out as on the
-// machine, as a process sees them whose control group namespace begins at the
-// groups it joined.
+// Mount mounts the hierarchies below the directory at, laid out as on the machine. A process
+// sees them from its control group namespace, which begins at the groups it joined.
 func Mount(hierarchies []Hierarchy, at string) error {
 	if len(hierarchies) == 1 && hierarchies[0].v2() {
 		if err := unix.Mount("cgroup2", at, "cgroup2", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
@@ -185,8 +184,8 @@ func Mount(hierarchies []Hierarchy, at string) error {
 	return nil
 }
 
-// settle moves this process out of the top group, as systemd does: a v2 group
-// has processes or children with controllers, not both.
+// settle moves this process out of the top group, as systemd does: a v2 group cannot have both
+// processes and children with controllers.
 func settle(top string) error {
 	dir := filepath.Join(top, "init.scope")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -212,7 +211,7 @@ func Remove(hierarchies []Hierarchy, name string) error {
 			if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
 				return fmt.Errorf("remove the control group %s: %w; its processes are listed in cgroup.procs there", dir, err)
 			}
-			time.Sleep(10 * time.Millisecond) // the kernel tells nobody when a v1 group is empty
+			time.Sleep(10 * time.Millisecond) // the kernel does not notify when a v1 group is empty
 		}
 	}
 	return nil

@@ -47,7 +47,7 @@ func TestGroupsOfV2GetEveryController(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{filepath.Join(top, "node")}, dirs)
 	enabled, err := os.ReadFile(filepath.Join(top, "cgroup.subtree_control"))
-	if err == nil { // of a real hierarchy it is there; here it was asked for, and there is none
+	if err == nil { // a real hierarchy has the file; this folder has not
 		require.Equal(t, "+cpu", string(enabled))
 	}
 }

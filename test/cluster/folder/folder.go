@@ -1,7 +1,6 @@
-// Package folder is where a cluster lies on disk: one folder for each, with its
-// programs, logs, certificates and the disks of its nodes. It is held by the
-// process that holds the cluster, with a lock that ends with that process, so
-// that a folder without one is known to be of a cluster that was killed.
+// Package folder is the place of a cluster on disk: one folder for each, with its programs, logs,
+// certificates and the disks of its nodes. The process that holds the cluster locks it, and the
+// lock ends with that process. So a folder without a lock belongs to a killed cluster.
 package folder
 
 import (
@@ -14,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/cgroup"
 )
 
-// Folder is that of one cluster.
+// Folder is the folder of one cluster.
 type Folder struct {
 	Cluster string // its name
 	Path    string // absolute
@@ -22,9 +21,9 @@ type Folder struct {
 	lock *os.File
 }
 
-// Base is the folder that clusters have theirs in: GPUREADY_CLUSTERS, or
-// /var/lib/gpuready-clusters. A node's disk is there, so its file system must
-// be fit for overlays.
+// Base returns the parent folder of all clusters: GPUREADY_CLUSTERS, or
+// /var/lib/gpuready-clusters. It holds the nodes' disks, so its file system must support
+// overlays.
 func Base() string {
 	if base := os.Getenv("GPUREADY_CLUSTERS"); base != "" {
 		return base
@@ -32,12 +31,12 @@ func Base() string {
 	return "/var/lib/gpuready-clusters"
 }
 
-// Of is the path of a cluster's folder, there or not.
+// Of returns the path of a cluster's folder, which may not exist.
 func Of(cluster string) string { return filepath.Join(Base(), cluster) }
 
 var validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 
-// CheckName refuses a name that no cluster can have.
+// CheckName returns an error for a name that no cluster can have.
 func CheckName(cluster string) error {
 	if !validName.MatchString(cluster) {
 		return fmt.Errorf("cluster name %q: must be lower-case letters, digits and dashes, at most 32", cluster)
@@ -45,12 +44,11 @@ func CheckName(cluster string) error {
 	return nil
 }
 
-// Claim makes the folder of a cluster and locks it until Release, or the end of
-// this process. On the way it removes what clusters left behind that were
-// killed, their control groups too.
+// Claim creates the folder of a cluster and locks it until Release or the end of this process.
+// It first removes what killed clusters left behind, including their control groups.
 func Claim(cluster string, hierarchies []cgroup.Hierarchy) (*Folder, error) {
-	// One at a time, so that nobody takes a folder that is being made for one
-	// that was left behind.
+	// One at a time, so that no process mistakes a folder that is being created for an abandoned
+	// one.
 	base, err := lockBase()
 	if err != nil {
 		return nil, fmt.Errorf("folder of the clusters: %w; choose another with GPUREADY_CLUSTERS", err)
@@ -84,37 +82,36 @@ func (f *Folder) Release() error {
 	return nil
 }
 
-// What is in a folder.
+// Entries of a folder.
 const (
 	logs  = "log"
 	keys  = "pki"
 	nodes = "nodes"
 )
 
-// Join is the path of something that has no place of its own in the folder.
+// Join returns the path of a file without a method of its own here.
 func (f *Folder) Join(name string) string { return filepath.Join(f.Path, name) }
 
-// Key is the path of a certificate, a key, or what holds one.
+// Key returns the path of a certificate, a key, or a file that holds one.
 func (f *Folder) Key(name string) string { return filepath.Join(f.Path, keys, name) }
 
-// Log is the path of what a program prints.
+// Log returns the path of a program's output.
 func (f *Folder) Log(program string) string { return filepath.Join(f.Path, logs, program+".log") }
 
-// Logs lists the paths of all there are.
+// Logs lists the paths of all logs.
 func Logs(path string) ([]string, error) { return filepath.Glob(filepath.Join(path, logs, "*.log")) }
 
-// Disk is the path of a node's disk.
+// Disk returns the path of a node's disk.
 func (f *Folder) Disk(node string) string { return filepath.Join(f.Path, nodes, node) }
 
-// Group is the name of a node's control groups. Who claims the folder after the
-// cluster was killed removes those of each node that has a disk.
+// Group returns the name of a node's control groups. After a cluster was killed, the next Claim
+// removes those of each node that has a disk.
 func (f *Folder) Group(node string) string { return groupName(f.Cluster, node) }
 
 func groupName(cluster, node string) string { return "gpuready-" + cluster + "-" + node }
 
-// KeepLogs moves the logs of a cluster that did not come up to where they are
-// kept until the next one of that name does not, and lets the error name them
-// there.
+// KeepLogs moves the logs of a cluster that failed to start to another place, and makes the
+// error name them there. They are kept until the next failure of a cluster of that name.
 func (f *Folder) KeepLogs(err error) error {
 	from, to := filepath.Join(f.Path, logs), filepath.Join(os.TempDir(), "gpuready-cluster-"+f.Cluster+"-log")
 	if os.RemoveAll(to) != nil || os.Rename(from, to) != nil && os.CopyFS(to, os.DirFS(from)) != nil {
@@ -123,7 +120,7 @@ func (f *Folder) KeepLogs(err error) error {
 	return &failure{err: err, from: from, to: to}
 }
 
-// failure is an error that names files in a folder that has moved.
+// failure is an error whose file names point to the moved folder.
 type failure struct {
 	err      error
 	from, to string
@@ -132,7 +129,7 @@ type failure struct {
 func (f *failure) Error() string { return strings.ReplaceAll(f.err.Error(), f.from, f.to) }
 func (f *failure) Unwrap() error { return f.err }
 
-// sweep removes what clusters left behind that were killed.
+// sweep removes what killed clusters left behind.
 func sweep(base string, hierarchies []cgroup.Hierarchy) {
 	dirs, _ := filepath.Glob(filepath.Join(base, "*"))
 	for _, dir := range dirs {
@@ -142,7 +139,7 @@ func sweep(base string, hierarchies []cgroup.Hierarchy) {
 		}
 		disks, _ := os.ReadDir(filepath.Join(dir, nodes))
 		for _, d := range disks {
-			// If it cannot be removed now the folder stays, and with it the name.
+			// If it cannot be removed now, the folder stays and its name remains in use.
 			if err = cgroup.Remove(hierarchies, groupName(filepath.Base(dir), d.Name())); err != nil {
 				break
 			}

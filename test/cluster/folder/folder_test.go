@@ -32,7 +32,7 @@ func TestNamesAreHeldByOneClusterAtATime(t *testing.T) {
 	require.NoError(t, WaitReleased(a.Path, time.Minute))
 }
 
-func TestWhatAKilledClusterLeftGoesWithTheNext(t *testing.T) {
+func TestLeftoversOfAKilledClusterAreRemovedByTheNext(t *testing.T) {
 	t.Setenv("GPUREADY_CLUSTERS", t.TempDir())
 	hierarchies := []cgroup.Hierarchy{{Mount: t.TempDir(), Data: "cpu"}}
 	dead, err := Claim("dead", hierarchies)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockBase makes and locks the folder that all clusters have theirs in.
+// lockBase creates and locks the parent folder of all clusters.
 func lockBase() (*os.File, error) {
 	path, err := filepath.Abs(Base())
 	if err != nil {
@@ -33,12 +33,12 @@ func lockBase() (*os.File, error) {
 		if now, errNow := os.Stat(path); err == nil && errNow == nil && os.SameFile(locked, now) {
 			return base, nil
 		}
-		_ = base.Close() // the last cluster took it along
+		_ = base.Close() // the last cluster removed it
 	}
 }
 
-// tryLock locks a cluster's folder, or says that a process holds it. flags may
-// be O_CREATE, if it may be nobody's.
+// tryLock locks a cluster's folder, or reports that a process holds it. flags may be O_CREATE
+// for a new folder.
 func tryLock(dir string, flags int) (lock *os.File, held bool, err error) {
 	lock, err = os.OpenFile(filepath.Join(dir, "lock"), flags|os.O_RDWR, 0o600)
 	if err != nil {
@@ -55,7 +55,7 @@ func tryLock(dir string, flags int) (lock *os.File, held bool, err error) {
 	return nil, false, fmt.Errorf("lock %s: %w", dir, err)
 }
 
-// Held tells whether a process holds the folder of that path.
+// Held reports whether a process holds the folder at a path.
 func Held(path string) (bool, error) {
 	lock, held, err := tryLock(path, 0)
 	if err != nil || held {
@@ -64,8 +64,7 @@ func Held(path string) (bool, error) {
 	return false, lock.Close()
 }
 
-// WaitReleased waits until no process holds the folder of that path, or there
-// is none.
+// WaitReleased waits until no process holds the folder at a path, or it no longer exists.
 func WaitReleased(path string, patience time.Duration) error {
 	deadline := time.Now().Add(patience)
 	for {

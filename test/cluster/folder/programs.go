@@ -10,8 +10,8 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/inside"
 )
 
-// Folders of programs that a node has, each its own: runc makes an overlay of
-// the one that it is in, and would see nothing that is bound to a file there.
+// Folders of a node's programs. They are separate because runc makes an overlay of its own
+// folder, in which files bound there would be invisible.
 const (
 	bin     = "bin"
 	plugins = "cni"
@@ -22,8 +22,8 @@ var programs = map[string][]string{
 	plugins: {"bridge", "host-local", "loopback"},
 }
 
-// Collect fills the folder with a node's programs and this one, which a build
-// may replace while nodes still run it. path tells where a program is.
+// Collect fills the folder with a node's programs and a copy of this one, which a build may
+// replace while nodes still run it. path returns the path of a program.
 func (f *Folder) Collect(path func(name string) string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -42,15 +42,15 @@ func (f *Folder) Collect(path func(name string) string) error {
 	return linkOrCopy(self, f.Tool())
 }
 
-// Bin is the path of the folder with kubelet, containerd, what they need, and
-// this program.
+// Bin returns the path of the folder with kubelet, containerd, the programs they need, and this
+// program.
 func (f *Folder) Bin() string { return f.Join(bin) }
 
-// Plugins is the path of the folder with the network's plugins, as CNI wants it.
+// Plugins returns the path of the folder with the CNI plugins.
 func (f *Folder) Plugins() string { return f.Join(plugins) }
 
-// Programs returns where a node's programs lie outside, by their paths on a node that has
-// kubelet and containerd in one folder and the network's plugins in another.
+// Programs returns the paths of a node's programs outside, by their paths on a node. That node
+// has kubelet and containerd in the folder binAt, and the CNI plugins in pluginsAt.
 func (f *Folder) Programs(binAt, pluginsAt string) map[string]string {
 	all := map[string]string{}
 	for dir, at := range map[string]string{bin: binAt, plugins: pluginsAt} {
@@ -61,11 +61,11 @@ func (f *Folder) Programs(binAt, pluginsAt string) map[string]string {
 	return all
 }
 
-// Tool is the path of this program there.
+// Tool returns the path of this program's copy.
 func (f *Folder) Tool() string { return filepath.Join(f.Bin(), inside.ToolName) }
 
-// linkOrCopy gives a program another name, where it can be without a copy. Who
-// builds programs replaces files and does not write to them.
+// linkOrCopy links a program to another name, or copies it if it must. Links are safe because
+// builds replace programs and do not write into them.
 func linkOrCopy(from, to string) error {
 	if err := os.Link(from, to); err == nil || errors.Is(err, os.ErrExist) {
 		return err

@@ -1,5 +1,5 @@
-// Package image makes container images out of files, as archives in the OCI
-// layout that `ctr images import` takes.
+// Package image builds container images from files, as archives in the OCI layout that
+// `ctr images import` reads.
 package image
 
 import (
@@ -17,15 +17,15 @@ import (
 	"strings"
 )
 
-// Image is what to make an image of.
+// Image describes an image to build.
 type Image struct {
 	Name       string            // full name, docker.io/library/x:y
 	Files      map[string][]byte // absolute path: content; all are executable
-	Links      map[string]string // absolute path: where the symbolic link points
+	Links      map[string]string // absolute path: target of the symbolic link
 	Entrypoint []string
 	Env        []string // KEY=value
 	User       string   // empty: root
-	Own        []string // folders that are the user's, with what is in them; User is then "uid:gid"
+	Own        []string // folders that the user owns, contents included; User must then be "uid:gid"
 }
 
 // Write writes an image's archive to a file.
@@ -101,7 +101,7 @@ func (i Image) archive(w io.Writer) error {
 	return pack(w, out, nil, nil, 0o644, func(*tar.Header) {})
 }
 
-// owner returns a function that gives the image's user what is in Own.
+// owner returns a function that makes the image's user the owner of the folders in Own.
 func (i Image) owner() (func(*tar.Header), error) {
 	var uid, gid int
 	if len(i.Own) > 0 {
@@ -118,8 +118,8 @@ func (i Image) owner() (func(*tar.Header), error) {
 	}, nil
 }
 
-// pack writes a tar of files, symbolic links and folders, the same one every time, folders
-// first. It lets own change each header's owner.
+// pack writes a reproducible tar of files, symbolic links and folders, folders first. own may
+// change each header's owner.
 func pack(out io.Writer, files map[string][]byte, links map[string]string, folders []string, mode int64, own func(*tar.Header)) error {
 	headers, contents := map[string]tar.Header{}, map[string][]byte{}
 	for name, content := range files {

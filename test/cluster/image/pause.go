@@ -8,14 +8,14 @@ import (
 	"runtime"
 )
 
-// PauseName is the image of a pod's sandbox.
+// PauseName is the name of the sandbox image of pods.
 const PauseName = "gpuready.test/pause:1"
 
-// PauseArchive is the file with its archive in a cluster's folder.
+// PauseArchive is the file name of its archive in a cluster's folder.
 const PauseArchive = "pause.tar"
 
-// Pause is the image of a pod's sandbox: one program of a few instructions
-// that waits, so that the pod's namespaces have an owner.
+// Pause returns the sandbox image of pods: a program of a few instructions that waits, so that
+// the pod's namespaces have an owner.
 func Pause() (Image, error) {
 	program, err := Program(waits[runtime.GOARCH])
 	if err != nil {
@@ -24,7 +24,7 @@ func Pause() (Image, error) {
 	return Image{Name: PauseName, Files: map[string][]byte{"/pause": program}, Entrypoint: []string{"/pause"}}, nil
 }
 
-// waits is, for an architecture, a loop around a system call that sleeps.
+// waits holds, for each architecture, a loop around a system call that sleeps.
 var waits = map[string][]byte{
 	"amd64": {
 		0xb8, 0x22, 0x00, 0x00, 0x00, // mov  $34, %eax   pause

@@ -18,14 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// enter runs a program in the namespaces of a process, waits for it and passes
-// on its exit code.
+// enter runs a program in the namespaces of a process, waits for it and returns its exit code.
 func enter(process string, args []string) (int, error) {
 	pid, err := strconv.Atoi(process)
 	if err != nil {
 		return 0, fmt.Errorf("process %q: %w", process, err)
 	}
-	// Namespaces are a thread's; the program is a child of this one.
+	// Namespaces belong to a thread; the program is a child of this one.
 	runtime.LockOSThread()
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -42,8 +41,8 @@ func enter(process string, args []string) (int, error) {
 	if err := os.Setenv("PATH", Path); err != nil {
 		return 0, err
 	}
-	// No Pdeathsig: a child in another PID namespace does not know its parent,
-	// and os/exec takes that for a parent that has died.
+	// No Pdeathsig: a child in another PID namespace sees parent 0, and os/exec would mistake that
+	// for a parent that has died.
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
@@ -51,7 +50,7 @@ func enter(process string, args []string) (int, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err = cmd.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		if exit.ExitCode() < 0 { // as a shell says it
+		if exit.ExitCode() < 0 { // as in a shell
 			return 128 + int(exit.Sys().(syscall.WaitStatus).Signal()), nil
 		}
 		return exit.ExitCode(), nil
@@ -59,8 +58,8 @@ func enter(process string, args []string) (int, error) {
 	return 0, err
 }
 
-// hook is an OCI createContainer hook: a container has a /proc and a /sys of its own, so
-// the node's boot ID, module files and PCI bus are bound over the machine's in each.
+// hook is an OCI createContainer hook. A container has its own /proc and /sys, so the hook binds
+// the node's boot ID, module files and PCI bus over the machine's in each container.
 func hook(stdin io.Reader) error {
 	var container struct {
 		Bundle string `json:"bundle"`

@@ -1,11 +1,10 @@
-// Package inside is what runs inside the namespaces of a cluster's machines. A
-// machine is the control plane or a node; its first process is the cluster's
-// own tool run again, which makes the machine's mounts and then starts, restarts
-// and stops its programs as the process outside asks.
+// Package inside is the part of a cluster that runs inside the namespaces of its machines. A
+// machine is the control plane or a node. Its first process is the cluster's own tool, run again.
+// It mounts the machine's file systems, then starts, restarts and stops its programs at the
+// request of the process outside.
 //
-// The two talk over a socket pair: the process outside sends a Request a line,
-// gets an Event a line. When the socket closes, the machine ends, and with its
-// first process everything in it.
+// The two processes use a socket pair. The process outside sends one Request a line and receives
+// one Event a line. When the socket closes, the machine ends with all its processes.
 package inside
 
 import (
@@ -22,7 +21,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/cgroup"
 )
 
-// The tool's own subcommands that people do not call.
+// Internal subcommands of the tool.
 const (
 	CommandMachine = "inside-machine" // SPEC: the first process of a machine
 	commandBooted  = "inside-booted"  // SPEC: the same, in its control groups
@@ -36,7 +35,7 @@ const (
 	ListenerFD = 4 // control plane: connections for the API server, accepted from the machine outside
 )
 
-// Places on a node that are the cluster's and not a node's.
+// Paths on a node that belong to the cluster rather than to the node.
 const (
 	Opt    = "/opt/cluster"
 	Bin    = Opt + "/bin"         // containerd, kubelet and what they need
@@ -48,7 +47,7 @@ const (
 // ToolName is the name of this program among a node's.
 const ToolName = "cluster"
 
-// Spec is what a machine is to be.
+// Spec describes a machine.
 type Spec struct {
 	Hostname string    `json:"hostname"`
 	Node     *Node     `json:"node,omitempty"`   // nil: the control plane, on the file system of the machine outside
@@ -56,9 +55,9 @@ type Spec struct {
 	Programs []Program `json:"programs"`
 }
 
-// Node is what makes a machine a node.
+// Node describes the parts of a machine that only a node has.
 type Node struct {
-	Dir         string             `json:"dir"` // its disk: root/, and what overlays keep
+	Dir         string             `json:"dir"` // its disk: root/, and the upper layers of overlays
 	BootID      string             `json:"bootID"`
 	Binds       map[string]string  `json:"binds"` // folder on the node: folder outside that it shows, read-only
 	Hierarchies []cgroup.Hierarchy `json:"hierarchies"`
@@ -66,9 +65,8 @@ type Node struct {
 	NUMA        []string           `json:"numa,omitempty"` // CPUs of each made-up NUMA node; none: as the machine is
 }
 
-// Program is one that a machine runs. It is started when asked for and, if
-// Restart, again when it ends: at once where that was asked for, else after
-// RestartAfter, as systemd does.
+// Program is a program of a machine. A request starts it. With Restart it is started again when
+// it ends: at once if a request ended it, otherwise after RestartAfter, as systemd does.
 type Program struct {
 	Name    string   `json:"name"`
 	Path    string   `json:"path"`
@@ -80,30 +78,29 @@ type Program struct {
 	RestartAfter time.Duration `json:"restartAfter,omitempty"`
 }
 
-// Request asks a machine for something: Signal 0 starts the program, another
-// is sent to it.
+// Request asks a machine to start a program (Signal 0) or to send it another signal.
 type Request struct {
 	Program string `json:"program"`
 	Signal  int    `json:"signal"`
 }
 
-// Event says what happened to a program, or to the machine (no Program).
+// Event reports what happened to a program, or to the machine (no Program).
 type Event struct {
 	Program string `json:"program,omitempty"`
 	Kind    Kind   `json:"kind"`
 	Message string `json:"message,omitempty"`
 }
 
-// Kind is what can happen.
+// Kind is a kind of event.
 type Kind string
 
 // Kinds of event.
 const (
 	Booted  Kind = "booted"  // the machine: its mounts are made
 	Started Kind = "started" // a program was started
-	Ready   Kind = "ready"   // it said so, with sd_notify(3)
-	Exited  Kind = "exited"  // Message says how
-	Failed  Kind = "failed"  // Message says what could not be done
+	Ready   Kind = "ready"   // it reported itself ready with sd_notify(3)
+	Exited  Kind = "exited"  // Message holds the exit status
+	Failed  Kind = "failed"  // Message holds the error
 )
 
 // Run runs one of the subcommands if args name one, and returns its exit code.
@@ -131,9 +128,9 @@ func Run(args []string) (exit int, ran bool) {
 	return exit, true
 }
 
-// machine joins the control groups of a node and runs the tool again: a
-// namespace of control groups begins where its maker is, and is a thread's own
-// until the process is one thread.
+// machine joins the control groups of a node and runs the tool again. A control group namespace
+// begins at the group of its creator. It also applies to one thread only, until the process
+// has a single thread.
 func machine(file string) error {
 	spec, err := readSpec(file)
 	if err != nil {

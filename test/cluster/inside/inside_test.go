@@ -24,7 +24,7 @@ func TestDistanceToItselfIsTheShortest(t *testing.T) {
 	require.Equal(t, "20 10\n", distances(1, 2))
 }
 
-func TestOtherWordsAreNotForTheInside(t *testing.T) {
+func TestOtherCommandsAreNotRunInside(t *testing.T) {
 	for _, args := range [][]string{nil, {"up"}, {CommandMachine}, {CommandEnter, "1"}, {"-test.v"}} {
 		_, ran := Run(args)
 		require.False(t, ran, args)

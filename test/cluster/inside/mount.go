@@ -17,14 +17,14 @@ import (
 // Path is the search path of a machine's programs.
 const Path = Bin + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// sysctls are those that a kubelet sets: the machine outside keeps its own, the
-// node shows files that hold what the kubelet wants.
+// sysctls are the kernel parameters that a kubelet sets. The machine outside keeps its values;
+// the node shows files with the values that the kubelet wants.
 var sysctls = map[string]string{
 	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// mountPlane needs no more of a machine than its own /proc.
+// mountPlane mounts the control plane's file systems: it needs only its own /proc.
 func mountPlane(hostname string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -42,10 +42,9 @@ func forwardIP() error {
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)
 }
 
-// mountNode makes a node's file system and moves into it. The disk of the node
-// (/var, /opt, /root …) is a directory that lasts over reboots, as do the
-// changes to /usr and /etc, which otherwise are the machine's; /run, /dev and
-// /tmp are new with each boot.
+// mountNode mounts a node's file system and moves into it. The node's disk (/var, /opt, /root …)
+// is a directory that survives reboots. So do changes to /usr and /etc, which otherwise are the
+// machine's. /run, /dev and /tmp are new with each boot.
 func mountNode(n Node, hostname string) error {
 	root := filepath.Join(n.Dir, "root")
 	for _, step := range []struct {
@@ -65,8 +64,8 @@ func mountNode(n Node, hostname string) error {
 		{"set what the kubelet sets", setSysctls},
 		{"make up NUMA nodes", func() error { return mountNUMA(n.NUMA) }},
 		{"forward packets", forwardIP},
-		{"set the host name", func() error { return name(hostname) }},
-		// Bidirectional mounts of pods are seen by the node, and by other pods.
+		{"set the host name", func() error { return setName(hostname) }},
+		// Bidirectional mounts of pods must reach the node and other pods.
 		{"share mounts", func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "") }},
 	} {
 		if err := step.do(); err != nil {
@@ -76,8 +75,7 @@ func mountNode(n Node, hostname string) error {
 	return nil
 }
 
-// hidden are the folders of /etc in which this machine may have what would be
-// taken for the node's.
+// hidden are the folders of /etc in which this machine's files could be mistaken for the node's.
 var hidden = []string{"cdi", "cni", "containerd", "crio", "docker", "kubernetes", "nvidia-container-runtime", "nvidia-container-toolkit", "rancher"}
 
 func mountDisk(dir, root string) error {
@@ -118,8 +116,8 @@ func mountDisk(dir, root string) error {
 	return os.MkdirAll(filepath.Join(root, "etc/kubernetes/manifests"), 0o755)
 }
 
-// sameAsOutside makes a top folder a link where it is one outside, and binds it
-// where /usr was never merged.
+// sameAsOutside creates a top folder as a link if it is one outside, and binds it otherwise,
+// on systems where /usr was never merged.
 func sameAsOutside(outside, at string) error {
 	if target, err := os.Readlink(outside); err == nil {
 		if err := os.Symlink(target, at); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -147,7 +145,7 @@ func overlay(lower, keep, at string) error {
 	return nil
 }
 
-// bind binds a file or a folder, making what it is bound to.
+// bind binds a file or a folder, and creates the target.
 func bind(from, at string, flags uintptr) error {
 	info, err := os.Stat(from)
 	if err != nil {
@@ -186,7 +184,7 @@ func mountKernel(root string) error {
 	}{
 		{"proc", "proc", "", plain},
 		{"sysfs", "sys", "", plain},
-		{"tmpfs", "run", "mode=755", plain}, // as the strictest distributions have it
+		{"tmpfs", "run", "mode=755", plain}, // as on the strictest distributions
 		{"tmpfs", "tmp", "mode=1777", unix.MS_NOSUID | unix.MS_NODEV},
 	} {
 		if err := unix.Mount(m.kind, filepath.Join(root, m.at), m.kind, m.flags, m.data); err != nil {
@@ -201,9 +199,8 @@ func mountKernel(root string) error {
 	return nil
 }
 
-// mountDev makes a /dev with what every machine has and no hardware's nodes.
-// The kubelet does not start without kmsg, where it looks for processes that ran
-// out of memory.
+// mountDev mounts a /dev with the usual nodes and none of hardware. The kubelet does not start
+// without kmsg, where it watches for processes that ran out of memory.
 func mountDev(dev string) error {
 	if err := unix.Mount("tmpfs", dev, "tmpfs", unix.MS_NOSUID, "mode=755"); err != nil {
 		return err
@@ -256,7 +253,7 @@ func pivot(root string) error {
 	if err := unix.Chdir(root); err != nil {
 		return err
 	}
-	// Of two roots in one place the old one is on top; see pivot_root(2).
+	// Of two roots mounted in one place, the old one is on top; see pivot_root(2).
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return err
 	}
@@ -266,7 +263,7 @@ func pivot(root string) error {
 	return unix.Chdir("/")
 }
 
-// overwrite lets a file of /proc read as content, by a file bound over it.
+// overwrite replaces the content of a file of /proc by binding another file over it.
 func overwrite(path, by, content string) error {
 	if err := os.WriteFile(by, []byte(content+"\n"), 0o644); err != nil {
 		return err
@@ -283,8 +280,8 @@ func setSysctls() error {
 	return nil
 }
 
-// moduleFiles are the files of /proc in which a driver shows. A node has its own, without a
-// real driver of GPUs: a simulated one adds its lines to the files in the folder state.
+// moduleFiles are the files of /proc that show a driver. A node has its own, without a real GPU
+// driver; a simulated one adds its lines to the files in the folder state.
 var moduleFiles = []string{"modules", "devices"}
 
 // mountModules gives the node its module files.
@@ -311,8 +308,8 @@ func mountModules() error {
 	return nil
 }
 
-// Some kernels load no modules and have no /proc/modules, over which a file could be bound.
-// What asks for it on a node then, NVIDIA's runtime above all, does so by cat.
+// Kernels without modules have no /proc/modules to bind over. Programs that read it on a node,
+// mainly NVIDIA's runtime, then do so with cat.
 const (
 	catModules = "/usr/local/sbin/cat"
 	catScript  = `#!/bin/sh
@@ -333,8 +330,8 @@ func withoutDriver(content []byte) []byte {
 	return kept
 }
 
-// name gives the node its name, and lets nobody look for others' in vain.
-func name(hostname string) error {
+// setName sets the node's host name. The node resolves no other names, so lookups fail at once.
+func setName(hostname string) error {
 	if err := unix.Sethostname([]byte(hostname)); err != nil {
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountNUMA makes up NUMA nodes, each with the CPUs that the list names
-// ("0-3"), and shows them in place of the machine's.
+// mountNUMA creates simulated NUMA nodes with the CPUs of the given lists ("0-3"), and shows them
+// instead of the machine's.
 func mountNUMA(cpus []string) error {
 	if len(cpus) == 0 {
 		return nil
@@ -56,7 +56,7 @@ func mountNUMA(cpus []string) error {
 	return unix.Mount(dir, real, "", unix.MS_BIND, "")
 }
 
-// distances is a row of the table of distances: 10 to itself, 20 to others.
+// distances returns a row of the distance table: 10 to itself, 20 to others.
 func distances(i, n int) string {
 	row := make([]string, n)
 	for j := range row {
@@ -66,7 +66,7 @@ func distances(i, n int) string {
 	return strings.Join(row, " ") + "\n"
 }
 
-// parseCPUs reads a list as the kernel writes it: "0-3,8".
+// parseCPUs parses a list in the kernel's notation: "0-3,8".
 func parseCPUs(list string) ([]int, error) {
 	var cpus []int
 	for part := range strings.SplitSeq(list, ",") {

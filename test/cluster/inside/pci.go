@@ -8,20 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PCI is the folder of a node with the devices of a PCI bus of its own. Without it the node
-// shows the machine's.
+// PCI is the folder of a node's own PCI bus, with its devices. Without it the node shows the
+// machine's bus.
 const PCI = "/var/lib/pci-devices"
 
-// GPU has, by file name, what sysfs has of the PCI function of an H100.
+// GPU returns the sysfs files of an H100's PCI function, by name.
 func GPU() map[string]string {
 	return map[string]string{"vendor": "0x10de\n", "device": "0x2330\n", "class": "0x030200\n", "subsystem_vendor": "0x10de\n", "subsystem_device": "0x16c1\n"}
 }
 
-// bindPCI shows the node's PCI bus in place of the machine's below a root, where the node
-// has one of its own.
+// bindPCI binds the node's PCI bus, if it has its own, over the machine's below a root.
 func bindPCI(root string) error {
 	if _, err := os.Stat(PCI); err != nil {
-		return nil //nolint:nilerr // it has none
+		return nil //nolint:nilerr // no bus of its own
 	}
 	at := filepath.Join(root, "sys/bus/pci/devices")
 	if _, err := os.Stat(at); err != nil {

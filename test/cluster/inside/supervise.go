@@ -16,24 +16,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tooSoon is how long a program must live to be started again at once.
+// tooSoon is the minimum life of a program that is restarted at once.
 const tooSoon = time.Second
 
-// supervisor starts a machine's programs and buries its dead. It is PID 1.
+// supervisor starts a machine's programs and reaps all its processes. It is PID 1.
 type supervisor struct {
 	spec   Spec
 	events *json.Encoder // guarded by mu
 
-	mu       sync.Mutex // held while a process is started, so that its end is not seen before its beginning
+	mu       sync.Mutex // held while a process is started, so that its end is not handled before its start
 	programs map[string]*program
 }
 
 type program struct {
 	Program
-	log     *os.File
-	pid     int  // 0: does not run
-	asked   bool // somebody asked for a signal to it
-	started time.Time
+	log       *os.File
+	pid       int  // 0: not running
+	signalled bool // a request sent it a signal
+	started   time.Time
 }
 
 func newSupervisor(file string, control io.Writer) (*supervisor, error) {
@@ -43,7 +43,7 @@ func newSupervisor(file string, control io.Writer) (*supervisor, error) {
 	}
 	s := &supervisor{spec: spec, events: json.NewEncoder(control), programs: map[string]*program{}}
 	for _, p := range spec.Programs {
-		// The files are outside; a node will not see them by their paths.
+		// The log files are outside; the node cannot open their paths.
 		log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 		if err != nil {
 			return nil, err
@@ -53,9 +53,9 @@ func newSupervisor(file string, control io.Writer) (*supervisor, error) {
 	return s, nil
 }
 
-// run makes the machine and serves requests until nobody can make one.
+// run mounts the machine's file systems and serves requests until the socket closes.
 func (s *supervisor) run(control io.Reader) error {
-	// A listener outlives mounts and pivots: it is of the network namespace outside.
+	// A listener survives mounts and pivots: it belongs to the network namespace outside.
 	if s.spec.Target != "" {
 		l, err := net.FileListener(os.NewFile(ListenerFD, "listener"))
 		if err != nil {
@@ -71,9 +71,9 @@ func (s *supervisor) run(control io.Reader) error {
 			return err
 		}
 	}
-	// What nohup, or a shell in the background, has this process ignore its programs would
-	// ignore, too, as containerd the hangup that ends it. Of what is handled here they start
-	// with the default.
+	// nohup, or a shell for a background job, makes this process ignore signals, and its programs
+	// would inherit that. containerd would then ignore the SIGHUP that ends it. Programs start with
+	// the default for signals that are handled here.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT)
 	dead := make(chan os.Signal, 1)
 	signal.Notify(dead, unix.SIGCHLD)
@@ -82,7 +82,7 @@ func (s *supervisor) run(control io.Reader) error {
 			s.reap()
 		}
 	}()
-	s.say(Event{Kind: Booted})
+	s.send(Event{Kind: Booted})
 	requests := json.NewDecoder(control)
 	for {
 		var r Request
@@ -92,7 +92,7 @@ func (s *supervisor) run(control io.Reader) error {
 			return fmt.Errorf("read a request: %w", err)
 		}
 		if err := s.serve(r); err != nil {
-			s.say(Event{Program: r.Program, Kind: Failed, Message: err.Error()})
+			s.send(Event{Program: r.Program, Kind: Failed, Message: err.Error()})
 		}
 	}
 }
@@ -104,14 +104,14 @@ func (s *supervisor) mount() error {
 	return mountPlane(s.spec.Hostname)
 }
 
-func (s *supervisor) say(e Event) {
+func (s *supervisor) send(e Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sayLocked(e)
+	s.sendLocked(e)
 }
 
-func (s *supervisor) sayLocked(e Event) {
-	_ = s.events.Encode(e) // if nobody listens, the next read ends the machine
+func (s *supervisor) sendLocked(e Event) {
+	_ = s.events.Encode(e) // if the socket is closed, the next read ends the machine
 }
 
 func (s *supervisor) serve(r Request) error {
@@ -128,7 +128,7 @@ func (s *supervisor) serve(r Request) error {
 	case p.pid == 0:
 		return fmt.Errorf("%s does not run on %s", r.Program, s.spec.Hostname)
 	}
-	p.asked = true
+	p.signalled = true
 	return unix.Kill(p.pid, syscall.Signal(r.Signal))
 }
 
@@ -141,9 +141,9 @@ func (s *supervisor) start(p *program) error {
 	if err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
-	p.pid, p.asked, p.started = started.Pid, false, time.Now()
-	s.sayLocked(Event{Program: p.Name, Kind: Started})
-	return started.Release() // reap waits for it, and for everyone else's orphans
+	p.pid, p.signalled, p.started = started.Pid, false, time.Now()
+	s.sendLocked(Event{Program: p.Name, Kind: Started})
+	return started.Release() // reap waits for it, and for orphans
 }
 
 // reap collects every process that has ended.
@@ -173,17 +173,17 @@ func (s *supervisor) ended(p *program, status unix.WaitStatus) {
 	if status.Signaled() {
 		how = "signal: " + status.Signal().String()
 	}
-	s.sayLocked(Event{Program: p.Name, Kind: Exited, Message: how})
+	s.sendLocked(Event{Program: p.Name, Kind: Exited, Message: how})
 	if !p.Restart {
 		return
 	}
 	again := func() {
 		if err := s.start(p); err != nil {
-			s.sayLocked(Event{Program: p.Name, Kind: Failed, Message: err.Error()})
+			s.sendLocked(Event{Program: p.Name, Kind: Failed, Message: err.Error()})
 		}
 	}
 	wait := tooSoon - time.Since(p.started)
-	if !p.asked {
+	if !p.signalled {
 		wait = max(wait, p.RestartAfter)
 	}
 	if wait > 0 {
@@ -199,11 +199,11 @@ func (s *supervisor) ended(p *program, status unix.WaitStatus) {
 	again()
 }
 
-// notifySocket is the address at which a program may say that it is ready; it
-// exists in the machine's network namespace only.
+// notifySocket returns the address at which a program reports that it is ready. It exists in
+// the machine's network namespace only.
 func notifySocket(name string) string { return "@cluster/" + name }
 
-// listen passes on that a program is ready.
+// listen forwards the report that a program is ready.
 func (s *supervisor) listen(name string) error {
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: notifySocket(name), Net: "unixgram"})
 	if err != nil {
@@ -218,7 +218,7 @@ func (s *supervisor) listen(name string) error {
 			}
 			for line := range strings.SplitSeq(string(b[:n]), "\n") {
 				if line == "READY=1" {
-					s.say(Event{Program: name, Kind: Ready})
+					s.send(Event{Program: name, Kind: Ready})
 				}
 			}
 		}
@@ -226,7 +226,7 @@ func (s *supervisor) listen(name string) error {
 	return nil
 }
 
-// forward passes on connections to the target.
+// forward forwards connections to the target.
 func forward(l net.Listener, target string) {
 	for {
 		from, err := l.Accept()

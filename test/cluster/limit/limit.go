@@ -1,7 +1,6 @@
-// Package limit raises limits of this machine's kernel for as long as a cluster is
-// up. They are counted for each user, and meant for one system: several nodes of
-// the same user soon reach them. Limits that are raised cost nothing; the last
-// cluster puts them back.
+// Package limit raises limits of this machine's kernel while clusters are up. The kernel counts
+// them for each user and sizes them for one system, so several nodes of the same user soon reach
+// them. Raised limits cost nothing; the last cluster restores them.
 package limit
 
 import (
@@ -16,25 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits are the least values of kernel parameters, by their files.
+// Limits are minimum values of kernel parameters, by their files.
 type Limits map[string]int
 
-// Cluster is what clusters need. A node's kubelet, containerd and agents have
-// about 15 inotify instances open, of the 128 that Linux gives a user by default.
+// Cluster holds the limits that clusters need. A node's kubelet, containerd and agents have about
+// 15 inotify instances open; Linux allows a user 128 by default.
 var Cluster = Limits{"/proc/sys/fs/inotify/max_user_instances": 1024}
 
-// File is where clusters remember what the limits were.
+// File stores the original limits.
 const File = "/run/gpuready-cluster-limits"
 
-// Raised are limits that stay raised until Lower, or the end of this process
-// and the Lower of another.
+// Raised are limits that stay raised until Lower. If this process is killed, the Lower of another
+// one restores them.
 type Raised struct {
 	limits Limits
 	file   *os.File // locked, shared with other clusters
 }
 
-// Raise raises those limits that are lower. What they were is remembered in the
-// file at path.
+// Raise raises the limits that are lower, and stores the original values in the file at path.
 func Raise(path string, limits Limits) (*Raised, error) {
 	alone, err := lock(path + ".lock")
 	if err != nil {
@@ -90,8 +88,8 @@ func (r *Raised) raise() error {
 	return nil
 }
 
-// Lower puts the limits back if no other cluster needs them, and nobody else has
-// set them since.
+// Lower restores the limits, unless another cluster needs them or someone has changed them
+// since.
 func (r *Raised) Lower() error {
 	path := r.file.Name()
 	alone, err := lock(path + ".lock")
@@ -122,8 +120,8 @@ func (r *Raised) Lower() error {
 	return errors.Join(append(errs, os.Remove(path), os.Remove(path+".lock"))...)
 }
 
-// lock waits for a file's lock, which is never held for long. Who has it may
-// have removed the file, so that it is another's by then.
+// lock waits for a file's lock, which is never held for long. The holder may remove the file,
+// so lock checks that the path still leads to it.
 func lock(path string) (*os.File, error) {
 	for {
 		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// machine is a kernel parameter, and where clusters remember what it was.
+// machine creates a kernel parameter, and returns the path for stored limits and the parameter.
 func machine(t *testing.T, value string) (path, parameter string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -19,7 +19,7 @@ func machine(t *testing.T, value string) (path, parameter string) {
 	return filepath.Join(dir, "limits"), parameter
 }
 
-func has(t *testing.T, value int, parameter string) {
+func requireValue(t *testing.T, value int, parameter string) {
 	t.Helper()
 	now, err := read(parameter)
 	require.NoError(t, err)
@@ -33,17 +33,17 @@ func TestALimitIsRaisedUntilTheLastClusterIsDown(t *testing.T) {
 	require.NoError(t, err)
 	b, err := Raise(path, limits)
 	require.NoError(t, err)
-	has(t, 1024, parameter)
+	requireValue(t, 1024, parameter)
 	require.NoError(t, a.Lower())
-	has(t, 1024, parameter)
+	requireValue(t, 1024, parameter)
 	require.NoError(t, b.Lower())
-	has(t, 128, parameter)
+	requireValue(t, 128, parameter)
 	left, err := filepath.Glob(path + "*")
 	require.NoError(t, err)
 	require.Empty(t, left)
 }
 
-func TestWhatAKilledClusterRaisedIsPutBackByTheNext(t *testing.T) {
+func TestALimitRaisedByAKilledClusterIsRestoredByTheNext(t *testing.T) {
 	path, parameter := machine(t, "128")
 	limits := Limits{parameter: 1024}
 	dead, err := Raise(path, limits)
@@ -52,7 +52,7 @@ func TestWhatAKilledClusterRaisedIsPutBackByTheNext(t *testing.T) {
 	next, err := Raise(path, limits)
 	require.NoError(t, err)
 	require.NoError(t, next.Lower())
-	has(t, 128, parameter)
+	requireValue(t, 128, parameter)
 }
 
 func TestALimitThatIsHighEnoughOrSetByOthersStays(t *testing.T) {
@@ -60,17 +60,17 @@ func TestALimitThatIsHighEnoughOrSetByOthersStays(t *testing.T) {
 	r, err := Raise(path, Limits{parameter: 1024})
 	require.NoError(t, err)
 	require.NoError(t, r.Lower())
-	has(t, 2048, parameter)
+	requireValue(t, 2048, parameter)
 
 	path, parameter = machine(t, "128")
 	r, err = Raise(path, Limits{parameter: 1024})
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(parameter, []byte("4096"), 0o600))
 	require.NoError(t, r.Lower())
-	has(t, 4096, parameter)
+	requireValue(t, 4096, parameter)
 }
 
-func TestClustersThatComeAndGoAtOnceLeaveTheLimitAsItWas(t *testing.T) {
+func TestConcurrentClustersRestoreTheLimit(t *testing.T) {
 	path, parameter := machine(t, "128")
 	var all sync.WaitGroup
 	for range 16 {
@@ -91,13 +91,13 @@ func TestClustersThatComeAndGoAtOnceLeaveTheLimitAsItWas(t *testing.T) {
 		})
 	}
 	all.Wait()
-	has(t, 128, parameter)
+	requireValue(t, 128, parameter)
 }
 
-func TestAFileThatIsNoneOfOursIsSaidToBe(t *testing.T) {
+func TestAForeignFileIsReported(t *testing.T) {
 	path, parameter := machine(t, "128")
 	require.NoError(t, os.WriteFile(path, []byte("{"), 0o600))
 	_, err := Raise(path, Limits{parameter: 1024})
 	require.ErrorContains(t, err, "remove it")
-	has(t, 128, parameter)
+	requireValue(t, 128, parameter)
 }

@@ -14,18 +14,17 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/inside"
 )
 
-// Path is the path under which this process sees a path of the machine. Links
-// to absolute paths lead out of it.
+// Path returns the path under which this process sees a path of the machine. Links to absolute
+// paths lead out of the machine.
 func (m *Machine) Path(path string) string {
 	return filepath.Join("/proc", strconv.Itoa(m.PID()), "root", path)
 }
 
-// Exec runs a program of the machine in its namespaces and returns what it
-// printed; an error holds the end of what it printed on standard error. stdin
-// may be nil.
+// Exec runs a program of the machine in its namespaces and returns its output. An error includes
+// the end of its standard error. stdin may be nil.
 func (m *Machine) Exec(ctx context.Context, stdin io.Reader, name string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, m.tool, append([]string{inside.CommandEnter, strconv.Itoa(m.PID()), name}, args...)...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // which takes the program along
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // which also ends the program
 	cmd.WaitDelay = 5 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var stderr bytes.Buffer

@@ -1,6 +1,6 @@
-// Package machine is a machine of a cluster, the control plane or a node, seen
-// from outside: it makes the namespaces, starts the first process in them
-// (package inside) and talks to it, and enters them.
+// Package machine handles a machine of a cluster, the control plane or a node, from outside. It
+// creates the namespaces, starts their first process (package inside), exchanges requests and
+// events with it, and enters the namespaces.
 package machine
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/inside"
 )
 
-// Machine is one that was started. Its methods may be called side by side.
+// Machine is a started machine. Its methods may be called concurrently.
 type Machine struct {
 	name  string
 	spec  inside.Spec
@@ -31,13 +31,13 @@ type Machine struct {
 	requests *json.Encoder
 	programs map[string]history
 	booted   bool
-	failed   string        // what the machine could not do
+	failed   string        // the error that the machine reported
 	changed  chan struct{} // closed and made anew with each event
 }
 
-// Start starts a machine of the given spec, which it writes into the cluster's
-// folder. listener, if not nil, is what it accepts connections on; it stays the
-// caller's. The machine ends with this process.
+// Start starts a machine with the given spec, which it writes into the cluster's folder. The
+// machine accepts connections on listener if it is not nil; the caller closes it. The machine ends
+// with this process.
 func Start(f *folder.Folder, spec inside.Spec, listener *os.File) (*Machine, error) {
 	m := &Machine{
 		name: spec.Hostname, spec: spec, tool: f.Tool(), log: f.Log(spec.Hostname),
@@ -92,7 +92,7 @@ func socketPair() (ours net.Conn, theirs *os.File, err error) {
 	return ours, theirs, nil
 }
 
-// watch takes in events until the machine has ended.
+// watch records events until the machine has ended.
 func (m *Machine) watch(control net.Conn) {
 	defer close(m.ended)
 	events := json.NewDecoder(control)
@@ -101,21 +101,20 @@ func (m *Machine) watch(control net.Conn) {
 		if err := events.Decode(&e); err != nil {
 			break
 		}
-		m.take(e)
+		m.record(e)
 	}
-	_ = m.cmd.Process.Kill() // it no longer listens, or already ended
+	_ = m.cmd.Process.Kill() // it no longer responds, or has already ended
 	_ = m.cmd.Wait()
 	_ = control.Close()
 }
 
-// PID is the first process's number outside.
+// PID returns the first process's number outside.
 func (m *Machine) PID() int { return m.cmd.Process.Pid }
 
-// Ended is closed when the first process, and so everything in the machine, has
-// ended.
+// Ended is closed when the first process, and so everything in the machine, has ended.
 func (m *Machine) Ended() <-chan struct{} { return m.ended }
 
-// Kill ends it, as End does, and does not wait.
+// Kill ends the machine as End does, without waiting.
 func (m *Machine) Kill() { _ = m.cmd.Process.Kill() }
 
 // End ends the machine with everything in it. It may be called again.

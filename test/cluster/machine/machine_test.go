@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// silent is a machine of which nothing was heard yet.
+// silent returns a machine that has reported no event.
 func silent(t *testing.T, printed string) *Machine {
 	log := filepath.Join(t.TempDir(), "kubelet.log")
 	require.NoError(t, os.WriteFile(log, []byte(printed), 0o600))
@@ -27,22 +27,22 @@ func silent(t *testing.T, printed string) *Machine {
 func TestAProgramThatEndedIsExplainedByItsLog(t *testing.T) {
 	m := silent(t, "one\ntwo\n")
 	require.NoError(t, m.Check("kubelet"))
-	m.take(inside.Event{Program: "kubelet", Kind: inside.Started})
-	m.take(inside.Event{Program: "kubelet", Kind: inside.Exited, Message: "exit status 1"})
+	m.record(inside.Event{Program: "kubelet", Kind: inside.Started})
+	m.record(inside.Event{Program: "kubelet", Kind: inside.Exited, Message: "exit status 1"})
 	err := m.Check("kubelet")
 	require.ErrorContains(t, err, "kubelet on n1: it ended: exit status 1; the last of "+m.Log("kubelet")+":\n  one\n  two")
 	require.ErrorContains(t, silent(t, "").Explain("kubelet", err), "it printed nothing")
 }
 
-func TestWhoWaitsHearsWhatTheMachineCouldNotDo(t *testing.T) {
+func TestWaitersGetTheMachinesError(t *testing.T) {
 	m := silent(t, "")
 	booted := make(chan error)
 	go func() { booted <- m.WaitBooted(t.Context()) }()
-	m.take(inside.Event{Kind: inside.Failed, Message: "mount /dev: no"})
+	m.record(inside.Event{Kind: inside.Failed, Message: "mount /dev: no"})
 	require.EqualError(t, <-booted, "mount /dev: no")
 }
 
-func TestAProgramThatEndsAgainAndAgainIsNotWaitedFor(t *testing.T) {
+func TestACrashLoopEndsTheWait(t *testing.T) {
 	m := silent(t, "")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -56,7 +56,7 @@ func TestAProgramThatEndsAgainAndAgainIsNotWaitedFor(t *testing.T) {
 			require.ErrorContains(t, err, "it ends again and again")
 			return
 		default:
-			m.take(inside.Event{Program: "kubelet", Kind: inside.Exited, Message: "exit status 1"})
+			m.record(inside.Event{Program: "kubelet", Kind: inside.Exited, Message: "exit status 1"})
 		}
 	}
 }

@@ -9,13 +9,13 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/inside"
 )
 
-// history counts what a program did.
+// history counts the events of a program.
 type history struct {
 	starts, readies, exits int
 	exit                   string // how it last ended
 }
 
-func (m *Machine) take(e inside.Event) {
+func (m *Machine) record(e inside.Event) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h := m.programs[e.Program]
@@ -37,8 +37,8 @@ func (m *Machine) take(e inside.Event) {
 	m.changed = make(chan struct{})
 }
 
-// ask sends a request.
-func (m *Machine) ask(program string, signal syscall.Signal) error {
+// request sends a request.
+func (m *Machine) request(program string, signal syscall.Signal) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.requests.Encode(inside.Request{Program: program, Signal: int(signal)}); err != nil {
@@ -47,7 +47,7 @@ func (m *Machine) ask(program string, signal syscall.Signal) error {
 	return nil
 }
 
-// await waits until done says so.
+// await waits until done returns true or an error.
 func (m *Machine) await(ctx context.Context, what string, done func() (bool, error)) error {
 	for {
 		m.mu.Lock()
@@ -70,15 +70,15 @@ func (m *Machine) await(ctx context.Context, what string, done func() (bool, err
 	}
 }
 
-// WaitBooted waits until the machine's mounts are made.
+// WaitBooted waits until the machine's file systems are mounted.
 func (m *Machine) WaitBooted(ctx context.Context) error {
 	return m.await(ctx, "its mounts", func() (bool, error) { return m.booted, nil })
 }
 
-// Start starts a program. ready also waits until it says that it is, and fails
-// if it ends before.
+// Start starts a program. With ready it also waits until the program reports that it is ready,
+// and fails if it ends before.
 func (m *Machine) Start(ctx context.Context, program string, ready bool) error {
-	if err := m.ask(program, 0); err != nil {
+	if err := m.request(program, 0); err != nil {
 		return err
 	}
 	return m.Explain(program, m.await(ctx, program, func() (bool, error) {
@@ -90,13 +90,13 @@ func (m *Machine) Start(ctx context.Context, program string, ready bool) error {
 	}))
 }
 
-// Restart ends a program with a signal and waits until it was started again
-// and says that it is ready again.
+// Restart ends a program with a signal and waits until it was started again and reports that it
+// is ready.
 func (m *Machine) Restart(ctx context.Context, program string, signal syscall.Signal) error {
 	m.mu.Lock()
 	before := m.programs[program]
 	m.mu.Unlock()
-	if err := m.ask(program, signal); err != nil {
+	if err := m.request(program, signal); err != nil {
 		return err
 	}
 	return m.Explain(program, m.await(ctx, program+" again", func() (bool, error) {
@@ -105,12 +105,12 @@ func (m *Machine) Restart(ctx context.Context, program string, signal syscall.Si
 	}))
 }
 
-// Replace is Restart for a program that does not say when it is ready.
+// Replace is like Restart, for a program that does not report when it is ready.
 func (m *Machine) Replace(ctx context.Context, program string, signal syscall.Signal) error {
 	m.mu.Lock()
 	before := m.programs[program]
 	m.mu.Unlock()
-	if err := m.ask(program, signal); err != nil {
+	if err := m.request(program, signal); err != nil {
 		return err
 	}
 	return m.Explain(program, m.await(ctx, program+" again", func() (bool, error) {
@@ -118,8 +118,8 @@ func (m *Machine) Replace(ctx context.Context, program string, signal syscall.Si
 	}))
 }
 
-// WaitCrashing waits until a program has ended so often, from now on, that it
-// will not recover, and returns that as an error; nil when ctx is done before.
+// WaitCrashing waits until a program has ended so often since the call that it will not recover,
+// and returns that as an error. It returns nil when ctx is done before.
 func (m *Machine) WaitCrashing(ctx context.Context, program string) error {
 	m.mu.Lock()
 	before := m.programs[program]
@@ -134,10 +134,10 @@ func (m *Machine) WaitCrashing(ctx context.Context, program string) error {
 	if ctx.Err() == nil {
 		return m.Explain(program, err)
 	}
-	return nil //nolint:nilerr // nobody waits any longer
+	return nil //nolint:nilerr // the caller has stopped waiting
 }
 
-// Check fails when a program has ended.
+// Check returns an error if a program has ended.
 func (m *Machine) Check(program string) error {
 	m.mu.Lock()
 	h := m.programs[program]
@@ -148,7 +148,7 @@ func (m *Machine) Check(program string) error {
 	return nil
 }
 
-// Log is the file with what a program prints.
+// Log returns the file with a program's output.
 func (m *Machine) Log(program string) string {
 	for _, p := range m.spec.Programs {
 		if p.Name == program {
@@ -158,7 +158,7 @@ func (m *Machine) Log(program string) string {
 	return ""
 }
 
-// Explain adds to an error what a program last printed, and where.
+// Explain adds to an error the end of a program's output, and its file.
 func (m *Machine) Explain(program string, err error) error {
 	if err == nil {
 		return nil

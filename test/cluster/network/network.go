@@ -1,6 +1,6 @@
-// Package network gives the machines of a cluster addresses and connects them:
-// a bridge in the control plane's namespace, and a cable from it to each node.
-// All is done from outside, over netlink handles in the machines' namespaces.
+// Package network gives the machines of a cluster addresses and connects them: a bridge in the
+// control plane's namespace, and a veth pair to each node. It works from outside, over netlink
+// handles in the machines' namespaces.
 package network
 
 import (
@@ -15,25 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Addresses of a cluster. Each has network namespaces of its own, so all use
-// the same, and none can be reached from outside, or reach it.
+// Addresses of a cluster. Each cluster has its own network namespaces without a connection to the
+// outside, so all clusters use the same addresses.
 const (
 	PlaneIP    = "10.88.0.1" // the control plane's, and the nodes' gateway
-	ServiceIP  = "10.96.0.1" // of the Service "kubernetes": the control plane has it, so that no kube-proxy is needed
+	ServiceIP  = "10.96.0.1" // of the Service "kubernetes": the control plane has this address, so that no kube-proxy is needed
 	ServiceNet = "10.96.0.0/24"
-	DNSIP      = "10.96.0.10" // nobody answers there
+	DNSIP      = "10.96.0.10" // nothing serves there
 )
 
-// MaxNodes is how many nodes a cluster can have: their addresses are dealt out
-// a byte each.
+// MaxNodes is the maximum number of nodes in a cluster: each has one byte in its addresses.
 const MaxNodes = 100
 
 const bridgeName = "br0"
 
-// NodeIP is the address of a node by its number, which counts from 1.
+// NodeIP returns the address of a node by its number, which counts from 1.
 func NodeIP(number int) string { return fmt.Sprintf("10.88.1.%d", number) }
 
-// PodNet is the network of that node's pods.
+// PodNet returns the network of that node's pods.
 func PodNet(number int) string { return fmt.Sprintf("10.244.%d.0/24", number) }
 
 // in calls do with a handle on the network of a process.
@@ -51,8 +50,8 @@ func in(pid int, do func(h *netlink.Handle, ns netns.NsHandle) error) error {
 	return do(h, ns)
 }
 
-// Within calls do on a thread that is in the network of a process. What do opens
-// stays there.
+// Within calls do on a thread in the network namespace of a process. Sockets that do opens stay
+// in that namespace.
 func Within(pid int, do func() error) error {
 	runtime.LockOSThread()
 	here, err := netns.Get()
@@ -80,8 +79,7 @@ func Within(pid int, do func() error) error {
 	return err
 }
 
-// MakeBridge makes the network of the control plane, whose first process is
-// plane.
+// MakeBridge creates the network of the control plane. plane is its first process.
 func MakeBridge(plane int) error {
 	err := in(plane, func(h *netlink.Handle, _ netns.NsHandle) error {
 		lo, err := h.LinkByName("lo")
@@ -109,9 +107,8 @@ func MakeBridge(plane int) error {
 	return nil
 }
 
-// Attach connects a node to the control plane's bridge. plane and node are their
-// first processes. After a reboot, which makes a new first process, it is called
-// again.
+// Attach connects a node to the control plane's bridge. plane and node are their first
+// processes. It must be called again after a reboot, which creates a new first process.
 func Attach(plane, node, number int) error {
 	err := in(node, func(inNode *netlink.Handle, ns netns.NsHandle) error {
 		err := in(plane, func(h *netlink.Handle, _ netns.NsHandle) error { return plug(h, ns, number) })
@@ -140,14 +137,14 @@ func Attach(plane, node, number int) error {
 	return nil
 }
 
-// plug makes the cable from the bridge to a node, whose end is its eth0.
+// plug creates the veth pair from the bridge to a node, whose end is its eth0.
 func plug(h *netlink.Handle, node netns.NsHandle, number int) error {
 	bridge, err := h.LinkByName(bridgeName)
 	if err != nil {
 		return err
 	}
 	name := fmt.Sprintf("n%d", number)
-	if old, err := h.LinkByName(name); err == nil { // of the node before its reboot; the kernel is slow to remove it
+	if old, err := h.LinkByName(name); err == nil { // from before the node's reboot; the kernel is slow to remove it
 		_ = h.LinkDel(old)
 	}
 	cable := &netlink.Veth{
@@ -163,9 +160,8 @@ func plug(h *netlink.Handle, node netns.NsHandle, number int) error {
 	return routePods(h, number)
 }
 
-// AttachGuest connects a node that is a virtual machine to the control plane's bridge: its
-// network card is the tap device that it returns, which is gone when that is closed. The
-// node gives itself its address.
+// AttachGuest connects a virtual machine to the control plane's bridge, as a node. The returned
+// tap device is its network card; closing it removes it. The node configures its own address.
 func AttachGuest(plane, number int) (tap *os.File, err error) {
 	name := fmt.Sprintf("n%d", number)
 	if err := Within(plane, func() error { tap, err = openTap(name); return err }); err != nil {
@@ -194,8 +190,8 @@ func AttachGuest(plane, number int) (tap *os.File, err error) {
 	return tap, nil
 }
 
-// openTap makes a tap device in the network of this thread. Packets have a header that
-// lets the machine leave checksums to the kernel.
+// openTap creates a tap device in the network of this thread. Packets have a header that lets the
+// machine leave checksums to the kernel.
 func openTap(name string) (*os.File, error) {
 	const path = "/dev/net/tun"
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -213,7 +209,7 @@ func openTap(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// routePods has the control plane reach a node's pods by way of the node.
+// routePods routes a node's pod network from the control plane to the node.
 func routePods(h *netlink.Handle, number int) error {
 	_, pods, err := net.ParseCIDR(PodNet(number))
 	if err != nil {
@@ -222,7 +218,7 @@ func routePods(h *netlink.Handle, number int) error {
 	return h.RouteReplace(&netlink.Route{Dst: pods, Gw: net.ParseIP(NodeIP(number))})
 }
 
-// address parses an address that is a constant here.
+// address parses a constant address.
 func address(cidr string) *netlink.Addr {
 	ip, network, _ := net.ParseCIDR(cidr)
 	network.IP = ip

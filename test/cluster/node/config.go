@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/network"
 )
 
-// shared are settings of a kubelet that runs in namespaces of a machine that others use.
+// shared are kubelet settings for namespaces of a machine that others also use.
 const shared = `failCgroupV1: false
 # Errors over what a namespace may not do are logged, not fatal.
 featureGates: {KubeletInUserNamespace: true}
@@ -25,8 +25,8 @@ imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 `
 
-// kubeletConfig is /var/lib/kubelet/config.yaml: what kubeadm writes, but for
-// what keeps a kubelet from running in namespaces of a machine that others use.
+// kubeletConfig returns /var/lib/kubelet/config.yaml as kubeadm writes it, with the changes a
+// kubelet needs in namespaces of a shared machine.
 func kubeletConfig(c Config) string {
 	policy, more := "none", shared
 	if c.NUMA {
@@ -58,17 +58,17 @@ makeIPTablesUtilChains: false
 %s`, network.DNSIP, c.Status, policy, more)
 }
 
-// containerdConfig is /etc/containerd/config.toml: the defaults, NRI and CDI
-// among them, but for what is said.
+// containerdConfig returns /etc/containerd/config.toml. Settings that are not named have their
+// defaults, including NRI and CDI.
 func containerdConfig(c Config) string {
-	// From 2.4 on containerd always does CDI; it can be let look for specs where there are none.
+	// Since 2.4 containerd always supports CDI, but it can look for specs in empty folders.
 	cdiDirs := "'/etc/cdi', '/var/run/cdi'"
 	if c.WithoutCDI {
 		cdiDirs = "'/etc/cdi-is-off'"
 	}
 	base := "\n  # The default, and a hook that gives containers the boot ID of their node.\n  base_runtime_spec = '/etc/containerd/base.json'"
 	if c.guest {
-		base = "" // its boot ID is its kernel's
+		base = "" // its boot ID comes from its own kernel
 	}
 	return fmt.Sprintf(`version = 3
 
@@ -96,8 +96,7 @@ func containerdConfig(c Config) string {
 `, image.PauseName, !c.WithoutCDI, cdiDirs, !c.guest && lacks(unix.CAP_SYS_RESOURCE), base)
 }
 
-// cniConfig connects a node's pods to each other; the control plane routes
-// between nodes.
+// cniConfig connects a node's pods to each other; the control plane routes between nodes.
 func cniConfig(pods string) string {
 	return fmt.Sprintf(`{
   "cniVersion": "1.0.0",
@@ -110,8 +109,7 @@ func cniConfig(pods string) string {
 `, pods)
 }
 
-// baseSpec is containerd's base_runtime_spec: this containerd's own default
-// with the hook added.
+// baseSpec returns containerd's base_runtime_spec: the default of this containerd plus the hook.
 func baseSpec(ctx context.Context, ctr string) (string, error) {
 	spec, err := exec.CommandContext(ctx, ctr, "oci", "spec").Output()
 	if err != nil {
@@ -125,7 +123,7 @@ func addHook(spec []byte) (string, error) {
 	if err := json.Unmarshal(spec, &s); err != nil {
 		return "", fmt.Errorf("containerd's default OCI spec: %w", err)
 	}
-	// Where it has no base, containerd takes its default limits away again.
+	// Without a base spec containerd removes its default limits, so remove them here too.
 	if process, ok := s["process"].(map[string]any); ok {
 		delete(process, "rlimits")
 	}
@@ -136,8 +134,8 @@ func addHook(spec []byte) (string, error) {
 	return string(out), err
 }
 
-// halves deals this machine's CPUs out to two NUMA nodes, in the kernel's
-// notation. The simulated driver's profiles put their GPUs on nodes 0 and 1.
+// halves divides this machine's CPUs among two NUMA nodes, in the kernel's notation. The
+// simulated driver's profiles put their GPUs on nodes 0 and 1.
 func halves() []string {
 	n := runtime.NumCPU()
 	if n < 2 {
@@ -153,7 +151,7 @@ func cpuRange(first, last int) string {
 	return fmt.Sprintf("%d-%d", first, last)
 }
 
-// lacks tells whether this process does not have a capability.
+// lacks reports whether this process lacks a capability.
 func lacks(capability int) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData

@@ -67,7 +67,7 @@ func TestHalvesOfTheMachine(t *testing.T) {
 	require.Equal(t, "2-3", cpuRange(2, 3))
 }
 
-func TestTheKubeletRegistersWhatTheSpecSays(t *testing.T) {
+func TestTheKubeletRegistersTheSpec(t *testing.T) {
 	require.Empty(t, Spec{}.args())
 	require.Equal(t, []string{"--provider-id=cloud://a", "--node-labels=x=1,y=2", "--register-with-taints=k:NoSchedule,l=v:NoExecute"},
 		Spec{ProviderID: "cloud://a", Labels: map[string]string{"y": "2", "x": "1"}, Taints: []string{"k:NoSchedule", "l=v:NoExecute"}}.args())

@@ -9,22 +9,22 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/network"
 )
 
-// Guest describes how a virtual machine becomes a node of a cluster. Whoever boots the machine puts
-// the files on its disk, makes the tap device its network card, gives that the addresses,
-// and runs the programs.
+// Guest describes how a virtual machine becomes a node of a cluster. The code that boots the
+// machine puts the files on its disk, attaches the tap device as its network card, configures the
+// addresses and runs the programs.
 type Guest struct {
 	Name     string
 	IP       string            // of its network card, in a network of 16 bits
-	Gateway  string            // of everything else
+	Gateway  string            // for all other addresses
 	Network  *os.File          // the tap device
-	Files    map[string]string // what its disk has, by paths
-	Binaries map[string]string // programs that its disk has, by paths: where they lie outside
-	Programs [][]string        // what runs on it, with arguments; each says when it is ready with sd_notify(3)
+	Files    map[string]string // files of its disk, by path
+	Binaries map[string]string // programs of its disk, by path; the values are their paths outside
+	Programs [][]string        // programs to run, with arguments; each reports that it is ready with sd_notify(3)
 	Pause    string            // archive of the image that each pod needs
 }
 
-// NewGuest connects a virtual machine to the cluster as the node of that name and number.
-// The tap device is the caller's to close.
+// NewGuest connects a virtual machine to the cluster as the node of that name and number. The
+// caller must close the tap device.
 func NewGuest(config Config, name string, number int) (*Guest, error) {
 	config.guest = true
 	n := &Node{Name: name, IP: network.NodeIP(number), config: config, number: number}

@@ -1,6 +1,5 @@
-// Package node is a node of a cluster: containerd and the kubelet, with their
-// configuration, in a machine of its own with the paths that a node has in
-// production.
+// Package node runs a node of a cluster: containerd and the kubelet with their configuration, in a
+// separate machine with the paths that a node has in production.
 package node
 
 import (
@@ -31,7 +30,7 @@ const (
 	containerd = "containerd"
 )
 
-// Config is what the nodes of a cluster have in common.
+// Config holds the common settings of a cluster's nodes.
 type Config struct {
 	Folder      *folder.Folder // with its programs collected
 	Hierarchies []cgroup.Hierarchy
@@ -40,14 +39,14 @@ type Config struct {
 	WithoutCDI  bool              // containerd finds no CDI specs
 	NUMA        bool              // two made-up NUMA nodes, topology manager policy single-numa-node
 	Status      time.Duration     // how often a kubelet reports
-	Restart     time.Duration     // how long after it ended by itself containerd is started again
-	Done        func(what string) // is told each step, side by side
+	Restart     time.Duration     // delay before containerd is restarted after it ended by itself
+	Done        func(what string) // called after each step, concurrently
 
-	guest bool // the node is a machine that it shares with nobody
+	guest bool // the node has a machine for itself
 }
 
-// Node is one node of a cluster. While it reboots nothing else can be done with
-// it; everything else may be done side by side.
+// Node is one node of a cluster. Its methods may be called concurrently, but none during a
+// reboot.
 type Node struct {
 	Name string // as Kubernetes knows it
 	IP   string
@@ -55,12 +54,12 @@ type Node struct {
 	config  Config
 	number  int
 	spec    Spec
-	files   map[string]string // what a node's disk has before its first boot
+	files   map[string]string // files of the disk before the first boot
 	bootID  string
-	machine *machine.Machine // nil: it was never booted
+	machine *machine.Machine // nil: never booted
 }
 
-// New makes nodes: n1, n2, … They are not booted.
+// New creates the nodes n1, n2, … without booting them.
 func New(ctx context.Context, config Config, count int) ([]*Node, error) {
 	if count == 0 {
 		return nil, nil
@@ -82,17 +81,17 @@ func New(ctx context.Context, config Config, count int) ([]*Node, error) {
 
 // Spec describes how one node differs from the others of its cluster.
 type Spec struct {
-	// What its kubelet registers.
+	// Properties with which the kubelet registers the node.
 	ProviderID string            // as a cloud names the machine: "cloud://group/name"
 	Labels     map[string]string // those that a kubelet may set
 	Taints     []string          // "key:Effect" or "key=value:Effect"
 
-	// PCI addresses of the NVIDIA GPUs on its PCI bus, "0000:1b:00.0"; none: the bus is the
-	// machine's.
+	// PCI addresses of the NVIDIA GPUs on its own PCI bus, "0000:1b:00.0"; none: it shows the
+	// machine's bus.
 	GPUs []string
 }
 
-// args are the kubelet's.
+// args returns the kubelet's arguments.
 func (s Spec) args() []string {
 	var args []string
 	if s.ProviderID != "" {
@@ -111,7 +110,7 @@ func (s Spec) args() []string {
 	return args
 }
 
-// NewOne makes one node, of that name and number. It is not booted.
+// NewOne creates a node of that name and number without booting it.
 func NewOne(ctx context.Context, config Config, name string, number int, spec Spec) (*Node, error) {
 	base, err := baseSpec(ctx, filepath.Join(config.Folder.Bin(), "ctr"))
 	if err != nil {
@@ -129,8 +128,8 @@ func build(config Config, base, name string, number int, spec Spec) (*Node, erro
 	return n, nil
 }
 
-// content is what a node's disk has before its first boot, by paths. base is
-// containerd's base_runtime_spec, "" without one.
+// content returns the files of a node's disk before its first boot, by path. base is
+// containerd's base_runtime_spec, or "".
 func (n *Node) content(base string) (map[string]string, error) {
 	authority := n.config.Plane.Authority
 	self := pki.Subject{Name: "system:node:" + n.Name, Groups: []string{"system:nodes"}}
@@ -173,7 +172,7 @@ func (n *Node) kubeletArgs() []string {
 	}, n.spec.args()...)
 }
 
-// machineSpec is what the node is to be this time that it boots.
+// machineSpec returns the spec for the next boot of the node.
 func (n *Node) machineSpec(groups []string) inside.Spec {
 	f := n.config.Folder
 	program := func(name string, args ...string) inside.Program {
@@ -198,8 +197,8 @@ func (n *Node) machineSpec(groups []string) inside.Spec {
 	return spec
 }
 
-// Boot boots the node for the first time: while the control plane starts, up to
-// where the kubelet says that it is ready.
+// Boot boots the node for the first time. It may run while the control plane starts, and returns
+// when the kubelet reports that it is ready.
 func (n *Node) Boot(ctx context.Context) error { return n.boot(ctx, true) }
 
 // boot starts the node. The first time it also gets its files and images.
@@ -252,8 +251,8 @@ func (n *Node) Kill() {
 	}
 }
 
-// Halt does the same, waits until it is done and removes what the machine
-// outside has of the node but its disk.
+// Halt ends the node as Kill does, waits for it, and removes all of the node from the machine
+// outside except its disk.
 func (n *Node) Halt() error {
 	if n.machine != nil {
 		n.machine.End()
@@ -261,23 +260,22 @@ func (n *Node) Halt() error {
 	return cgroup.Remove(n.config.Hierarchies, n.config.Folder.Group(n.Name))
 }
 
-// Remove ends the node as Halt does and removes all of it: its disk, and what the API
-// server knows of it.
+// Remove ends the node as Halt does, and removes its disk and its Node object.
 func (n *Node) Remove(ctx context.Context) error {
 	c := n.config
 	n.Kill()
 	return errors.Join(n.Halt(), os.RemoveAll(c.Folder.Disk(n.Name)), c.Plane.API.DeleteNode(ctx, n.Name))
 }
 
-// Number is the node's number in the cluster's network.
+// Number returns the node's number in the cluster's network.
 func (n *Node) Number() int { return n.number }
 
-// BootID is the boot ID of the node, the same in its containers; a reboot
-// changes it.
+// BootID returns the boot ID of the node, which is the same in its containers. A reboot changes
+// it.
 func (n *Node) BootID() string { return n.bootID }
 
-// PathOnNode is the path under which this process sees a path of the node. It
-// is good until the node reboots; links to absolute paths lead out of it.
+// PathOnNode returns the path under which this process sees a path of the node. It is valid until
+// the node reboots; links to absolute paths lead out of it.
 func (n *Node) PathOnNode(path string) string { return n.machine.Path(path) }
 
 // write writes a file on the node.
@@ -293,13 +291,13 @@ func (n *Node) write(path, content string) error {
 	return nil
 }
 
-// Exec runs a program of the node in its namespaces and returns what it
-// printed; an error holds the end of what it printed on standard error.
+// Exec runs a program of the node in its namespaces and returns its output. An error includes the
+// end of its standard error.
 func (n *Node) Exec(ctx context.Context, name string, args ...string) ([]byte, error) {
 	return n.machine.Exec(ctx, nil, name, args...)
 }
 
-// Import gives the node the images of an archive.
+// Import imports the images of an archive into the node's containerd.
 func (n *Node) Import(ctx context.Context, archive string) error {
 	f, err := os.Open(archive)
 	if err != nil {
@@ -336,7 +334,7 @@ func (n *Node) Reboot(ctx context.Context) error {
 	return WaitReady(ctx, n.config.Plane.API, n)
 }
 
-// Logs returns what kubelet or containerd has printed on the node so far.
+// Logs returns the output of kubelet or containerd on the node so far.
 func (n *Node) Logs(program string) ([]byte, error) {
 	file, err := n.LogFile(program)
 	if err != nil {
@@ -345,7 +343,7 @@ func (n *Node) Logs(program string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
-// LogFile is the file, outside the node, to which kubelet or containerd prints.
+// LogFile returns the file, outside the node, with the output of kubelet or containerd.
 func (n *Node) LogFile(program string) (string, error) {
 	file := n.machine.Log(program)
 	if file == "" {
@@ -354,7 +352,7 @@ func (n *Node) LogFile(program string) (string, error) {
 	return file, nil
 }
 
-// newUUID makes a random one, as the kernel writes a boot ID.
+// newUUID returns a random UUID, in the kernel's format of a boot ID.
 func newUUID() string {
 	b := make([]byte, 16)
 	_, _ = rand.Read(b) // never fails

@@ -36,7 +36,7 @@ func WaitReady(ctx context.Context, client *api.Client, nodes ...*Node) error {
 		}
 		return len(waiting) == 0
 	})
-	if err == nil || !errors.Is(err, ctx.Err()) { // it came, or its kubelet does not run
+	if err == nil || !errors.Is(err, ctx.Err()) { // ready, or its kubelet does not run
 		return err
 	}
 	errs := []error{fmt.Errorf("waiting for nodes to be Ready: %w", err)}

@@ -1,6 +1,6 @@
-// Package pki makes the certificates of a cluster: one authority, and what it
-// signs for servers and for clients. Keys are P-256, made anew for each
-// cluster, and good for a day longer than anyone lets one run.
+// Package pki creates the certificates of a cluster: one authority, and the certificates that it
+// signs for servers and clients. Keys are P-256 and new for each cluster. They are valid longer
+// than any cluster runs.
 package pki
 
 import (
@@ -25,15 +25,15 @@ const lifetime = 30 * 24 * time.Hour
 type Authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	// PEM is the authority's certificate, for those who trust it.
+	// PEM is the authority's certificate, for peers that trust it.
 	PEM []byte
 }
 
 // Pair is a certificate and its key, both PEM.
 type Pair struct{ Cert, Key []byte }
 
-// Subject is who a certificate is for. As a client it is Name in Groups; as a
-// server it answers to Hosts, names and addresses.
+// Subject is the owner of a certificate. A client has Name and Groups; a server is valid for
+// Hosts, which are names and addresses.
 type Subject struct {
 	Name   string
 	Groups []string
@@ -61,7 +61,7 @@ func New(name string) (*Authority, error) {
 	return &Authority{cert: cert, key: key, PEM: encode("CERTIFICATE", der)}, nil
 }
 
-// Issue makes a key and signs a certificate for it.
+// Issue creates a key and signs a certificate for it.
 func (a *Authority) Issue(s Subject) (Pair, error) {
 	key, pemKey, err := Key()
 	if err != nil {
@@ -74,7 +74,7 @@ func (a *Authority) Issue(s Subject) (Pair, error) {
 	return Pair{Cert: encode("CERTIFICATE", der), Key: pemKey}, nil
 }
 
-// Key makes a key, also as PEM.
+// Key creates a key, and returns it as PEM too.
 func Key() (crypto.Signer, []byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -114,7 +114,7 @@ func encode(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
-// kubeconfig is what this package writes of a client's configuration.
+// kubeconfig holds the parts of a client's configuration that this package writes.
 type kubeconfig struct {
 	APIVersion     string    `json:"apiVersion"`
 	Kind           string    `json:"kind"`
@@ -148,8 +148,7 @@ type binding struct {
 	} `json:"context"`
 }
 
-// Kubeconfig is a client's configuration with everything in it. It is JSON,
-// which is YAML.
+// Kubeconfig returns a self-contained client configuration. It is JSON, which is YAML.
 func Kubeconfig(server, name string, authority []byte, client Pair) ([]byte, error) {
 	c, u, b := cluster{Name: name}, user{Name: name}, binding{Name: name}
 	c.Cluster.Server, c.Cluster.Authority = server, authority

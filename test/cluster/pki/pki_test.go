@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestServersAndClientsAreWhoTheAuthoritySays(t *testing.T) {
+func TestTheAuthorityAuthenticatesServersAndClients(t *testing.T) {
 	a, err := New("test")
 	require.NoError(t, err)
 	roots := x509.NewCertPool()

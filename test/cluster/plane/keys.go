@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/pki"
 )
 
-// writeKeys writes what the control plane's programs need to know each other.
+// writeKeys writes the keys and certificates of the control plane's programs.
 func (p *Plane) writeKeys() error {
 	write := func(name string, content []byte) error {
 		return os.WriteFile(p.folder.Key(name), content, 0o600)
@@ -48,8 +48,8 @@ func (p *Plane) writeKeys() error {
 	return nil
 }
 
-// Client is the kubeconfig of a client inside the cluster's network that is the
-// subject.
+// Client returns the kubeconfig of a client inside the cluster's network, with the subject as its
+// identity.
 func (p *Plane) Client(subject pki.Subject) ([]byte, error) {
 	pair, err := p.Authority.Issue(subject)
 	if err != nil {
@@ -58,7 +58,7 @@ func (p *Plane) Client(subject pki.Subject) ([]byte, error) {
 	return pki.Kubeconfig("https://"+network.PlaneIP, p.folder.Cluster, p.Authority.PEM, pair)
 }
 
-// writeAdmin writes the administrator's kubeconfig, and becomes one.
+// writeAdmin writes the administrator's kubeconfig, and sets the client that uses it.
 func (p *Plane) writeAdmin(server string) error {
 	pair, err := p.Authority.Issue(pki.Subject{Name: "kubernetes-admin", Groups: []string{"system:masters"}})
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package plane is the control plane of a cluster: etcd, kube-apiserver,
-// kube-scheduler and kube-controller-manager in a machine of their own, the
-// authority that says who is who, and the bridge that nodes are connected to.
+// Package plane runs the control plane of a cluster: etcd, kube-apiserver, kube-scheduler and
+// kube-controller-manager in a separate machine, the certificate authority, and the bridge to
+// which nodes are connected.
 package plane
 
 import (
@@ -22,34 +22,34 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/pki"
 )
 
-// hostname is that of the control plane.
+// hostname is the host name of the control plane.
 const hostname = "control-plane"
 
-// Plane is one cluster's control plane. Nodes may be made for one that was not
-// started, and boot while it starts.
+// Plane is one cluster's control plane. Nodes may be created before it is started, and boot while
+// it starts.
 type Plane struct {
 	Authority *pki.Authority // of all certificates in the cluster
 	Options                  // set before Start
 
-	// Known once Start has returned; the client also once Serving has.
-	Server     string      // URL of the API server, good on this machine outside the namespaces
-	Kubeconfig string      // file of an administrator, good in the same place
+	// Set when Start has returned; the client already when Serving has.
+	Server     string      // URL of the API server, valid on this machine outside the namespaces
+	Kubeconfig string      // an administrator's file, valid in the same place
 	API        *api.Client // the same administrator's
 
 	folder  *folder.Folder
-	machine *machine.Machine // nil: it was never started
+	machine *machine.Machine // nil: never started
 	bridged chan struct{}    // closed when nodes can be attached
 	serving chan struct{}    // closed when the API server is ready
 }
 
-// Options are how its programs run.
+// Options configure the control plane's programs.
 type Options struct {
 	Controllers string   // of the controller manager; "": all
-	Admission   []string // plugins of the API server, beside its own
-	Audit       string   // group whose requests the API server writes down; "": nobody's
+	Admission   []string // additional admission plugins of the API server
+	Audit       string   // group whose requests the API server logs; "": none
 }
 
-// New makes the control plane of the cluster with that folder.
+// New creates the control plane of the cluster in that folder.
 func New(f *folder.Folder) (*Plane, error) {
 	authority, err := pki.New("gpuready-" + f.Cluster)
 	if err != nil {
@@ -58,12 +58,11 @@ func New(f *folder.Folder) (*Plane, error) {
 	return &Plane{Authority: authority, folder: f, bridged: make(chan struct{}), serving: make(chan struct{})}, nil
 }
 
-// Start starts the control plane and returns when pods can be made. path tells
-// where a program is; done is told each step. If it fails, what runs is left to
-// End.
+// Start starts the control plane and returns when pods can be created. path returns the path of a
+// program, and done is called after each step. After a failure End must be called to end what
+// runs.
 func (p *Plane) Start(ctx context.Context, path func(program string) string, done func(what string)) error {
-	// A listener stays in its network, which is the one outside: the control
-	// plane accepts on it.
+	// A listener keeps its network namespace, here the one outside; the control plane accepts on it.
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("a port for the API server: %w", err)
@@ -110,14 +109,14 @@ func (p *Plane) Start(ctx context.Context, path func(program string) string, don
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	// Pods are refused until the controller manager has made their namespace's account.
+	// Pods are refused until the controller manager has created their namespace's account.
 	err = p.poll(ctx, controllerManager, "/api/v1/namespaces/default/serviceaccounts/default")
 	done("service accounts")
 	return err
 }
 
-// poll asks the API server for a path until it answers, which a program brings
-// about.
+// poll requests a path of the API server until it succeeds. program is the one that makes it
+// succeed.
 func (p *Plane) poll(ctx context.Context, program, path string) error {
 	again := time.NewTicker(30 * time.Millisecond)
 	defer again.Stop()
@@ -137,8 +136,8 @@ func (p *Plane) poll(ctx context.Context, program, path string) error {
 	}
 }
 
-// Attach connects a node, by its number and its first process, to the bridge as
-// soon as there is one.
+// Attach connects a node, by its number and its first process, to the bridge as soon as that
+// exists.
 func (p *Plane) Attach(ctx context.Context, number, process int) error {
 	if err := await(ctx, p.bridged); err != nil {
 		return err
@@ -146,8 +145,8 @@ func (p *Plane) Attach(ctx context.Context, number, process int) error {
 	return network.Attach(p.machine.PID(), process, number)
 }
 
-// AttachGuest connects a node that is a virtual machine, by its number, and returns the tap
-// device that is to be its network card.
+// AttachGuest connects a virtual machine as the node of a number, and returns the tap device for
+// its network card.
 func (p *Plane) AttachGuest(number int) (*os.File, error) {
 	return network.AttachGuest(p.machine.PID(), number)
 }
@@ -172,8 +171,8 @@ func (p *Plane) RestartAPIServer(ctx context.Context) error {
 	return p.poll(ctx, apiserver, "/readyz")
 }
 
-// Listen returns a listener in the control plane's network, which nodes and pods reach:
-// a server of this process is there for them at network.PlaneIP.
+// Listen returns a listener in the control plane's network. Nodes and pods reach it at
+// network.PlaneIP.
 func (p *Plane) Listen(ctx context.Context, port int) (net.Listener, error) {
 	var l net.Listener
 	err := network.Within(p.machine.PID(), func() error {
@@ -184,10 +183,10 @@ func (p *Plane) Listen(ctx context.Context, port int) (net.Listener, error) {
 	return l, err
 }
 
-// Ended is closed when the control plane, which was started, has ended.
+// Ended is closed when the started control plane has ended.
 func (p *Plane) Ended() <-chan struct{} { return p.machine.Ended() }
 
-// End ends the control plane, also one that was never started.
+// End ends the control plane; it may never have been started.
 func (p *Plane) End() {
 	if p.machine != nil {
 		p.machine.End()

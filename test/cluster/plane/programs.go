@@ -18,7 +18,7 @@ const (
 	controllerManager = "kube-controller-manager"
 )
 
-// programs are the control plane's with their arguments; path tells where one is.
+// programs returns the control plane's programs with their arguments; path returns their paths.
 func programs(f *folder.Folder, o Options, path func(name string) string) []inside.Program {
 	program := func(name string, args ...string) inside.Program {
 		return inside.Program{Name: name, Path: path(name), Args: args, Log: f.Log(name)}
@@ -26,10 +26,10 @@ func programs(f *folder.Folder, o Options, path func(name string) string) []insi
 	client := func(name string) inside.Program {
 		return program(name, "--kubeconfig="+f.Key(name+".kubeconfig"), "--leader-elect=false",
 			"--bind-address=127.0.0.1", "--cert-dir="+f.Key(name), "--v=2",
-			// The controller manager asks for an account for each of its controllers; at 20 a second that takes 5 s.
+			// The controller manager requests an account for each of its controllers; at 20 a second that takes 5 s.
 			"--kube-api-qps=1000", "--kube-api-burst=1000")
 	}
-	// They allocate most while they start: fewer collections take a sixth off that.
+	// Programs allocate most during their start; fewer collections shorten it by a sixth.
 	lazy := []string{"GOGC=200"}
 	manager := client(controllerManager)
 	manager.Args = append(manager.Args, "--root-ca-file="+f.Key("ca.crt"), "--service-account-private-key-file="+f.Key("sa.key"), "--use-service-account-credentials=true", "--controllers="+cmp.Or(o.Controllers, "*"))
@@ -56,13 +56,13 @@ func programs(f *folder.Folder, o Options, path func(name string) string) []insi
 	return all
 }
 
-// What of requests is written down: who asked for what, and the answer's code.
+// Audit policy: the user, the request, and the response code.
 const (
 	auditPolicy = "audit.yaml"
 	audited     = "audit"
 )
 
-// auditRules write down the requests of a group of users.
+// auditRules returns an audit policy for the requests of a group of users.
 func auditRules(group string) string {
 	return fmt.Sprintf(`apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -73,5 +73,5 @@ rules:
 `, group)
 }
 
-// Audited is where they are.
+// Audited returns the file with the audit log.
 func (p *Plane) Audited() string { return p.folder.Log(audited) }

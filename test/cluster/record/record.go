@@ -1,5 +1,5 @@
-// Package record is what the process that holds a cluster writes down about it,
-// so that others find it, ask it how its nodes are, read its logs and end it.
+// Package record stores what the process that holds a cluster publishes about it. With it others
+// find the cluster, query its nodes, read its logs and end it.
 package record
 
 import (
@@ -20,11 +20,10 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/folder"
 )
 
-// Record is what is known about a cluster from outside the process that holds
-// it. It lies in the cluster's folder and goes with it.
+// Record describes a cluster for other processes. It is a file in the cluster's folder.
 type Record struct {
 	Name       string    `json:"name"`
-	Process    int       `json:"process"` // that holds it; 0: it still comes up
+	Process    int       `json:"process"` // that holds it; 0: still starting
 	Since      time.Time `json:"since"`
 	Kubeconfig string    `json:"kubeconfig"`
 	Server     string    `json:"server"`
@@ -32,19 +31,19 @@ type Record struct {
 	Nodes      []Node    `json:"nodes"`
 }
 
-// Node is a node's part of it. What is after IP is known after Refresh.
+// Node describes a node. The fields after IP are set by Refresh.
 type Node struct {
 	Name    string `json:"name"`
 	IP      string `json:"ip"`
 	Ready   bool   `json:"ready"`
-	Message string `json:"message,omitempty"` // why it is not
+	Message string `json:"message,omitempty"` // why it is not ready
 	Kubelet string `json:"kubelet,omitempty"`
 	Runtime string `json:"runtime,omitempty"`
 }
 
 const file = "cluster.json"
 
-// Write writes it into the cluster's folder, Dir.
+// Write writes the record into the cluster's folder, Dir.
 func (r Record) Write() error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -53,11 +52,11 @@ func (r Record) Write() error {
 	return os.WriteFile(filepath.Join(r.Dir, file), data, 0o600)
 }
 
-// ErrNotUp means that no cluster of a name is up.
+// ErrNotUp means that no cluster of that name is up.
 var ErrNotUp = errors.New("no such cluster is up")
 
-// Find reads the record of a cluster that a process holds. Only Name and Dir
-// are known of one that still comes up.
+// Find reads the record of a cluster that a process holds. While the cluster starts, only Name
+// and Dir are set.
 func Find(name string) (Record, error) {
 	r := Record{Name: name, Dir: folder.Of(name)}
 	if folder.CheckName(name) != nil {
@@ -95,7 +94,7 @@ func Names() []string {
 	return names
 }
 
-// Refresh asks the cluster how its nodes are.
+// Refresh reads the state of the nodes from the cluster's API server.
 func (r *Record) Refresh(ctx context.Context) error {
 	client, err := api.Open(r.Kubeconfig)
 	if err != nil {
@@ -121,8 +120,7 @@ func (r *Record) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// End asks the process that holds the cluster to end it, and waits until it is
-// gone.
+// End asks the process that holds the cluster to end it, and waits until it is gone.
 func (r *Record) End() error {
 	if r.Process == 0 {
 		return fmt.Errorf("%s still comes up; end the process that brings it up", r.Name)
@@ -133,8 +131,8 @@ func (r *Record) End() error {
 	return folder.WaitReleased(r.Dir, time.Minute)
 }
 
-// Logs are the files with what the cluster's programs print, by their names:
-// "kube-apiserver", "n1-kubelet".
+// Logs returns the log files of the cluster's programs by their names: "kube-apiserver",
+// "n1-kubelet".
 func (r *Record) Logs() (map[string]string, error) {
 	files, err := folder.Logs(r.Dir)
 	if err != nil {
@@ -147,13 +145,13 @@ func (r *Record) Logs() (map[string]string, error) {
 	return logs, nil
 }
 
-// Log is the file of one of them.
+// Log returns one of these files.
 func (r *Record) Log(name string) (string, error) {
 	logs, err := r.Logs()
 	if err != nil {
 		return "", err
 	}
-	// n1/kubelet is what people try.
+	// People also try n1/kubelet.
 	if file, ok := logs[strings.ReplaceAll(name, "/", "-")]; ok {
 		return file, nil
 	}

@@ -12,13 +12,13 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// profileKey is the line of simulated-driver.yaml that says what is simulated.
+// profileKey matches the line of simulated-driver.yaml with the simulated profile.
 var profileKey = regexp.MustCompile(`(?m)^( *GPUSIM_PROFILE:).*$`)
 
 var validProfile = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*$`)
 
-// install returns the manifests that --profile asks for: those that a user
-// applies, with the profile's name put in. Without --profile there are none.
+// install returns the manifests for --profile: those that a user applies, with the name of the
+// profile inserted. Without --profile there are none.
 func (o options) install() (manifests []string, err error) {
 	if o.profile == "" {
 		return nil, nil

@@ -1,5 +1,5 @@
-// Command cluster brings up a real Kubernetes cluster on this machine and ends
-// it again without a trace; see package cluster for what it is made of.
+// Command cluster starts a real Kubernetes cluster on this machine and removes it again without a
+// trace; package cluster describes its parts.
 package main
 
 import (
@@ -22,7 +22,7 @@ const (
 	exitInterrupted = 130
 )
 
-// usageError is a command line that says nothing that can be done.
+// usageError is an invalid command line.
 type usageError struct{ error }
 
 func main() {
@@ -57,7 +57,7 @@ func run(ctx context.Context, args []string) error {
 	return build(ctx)
 }
 
-// report says what went wrong and returns the exit code.
+// report prints the error and returns the exit code.
 func report(ctx context.Context, err error) int {
 	var usage usageError
 	switch {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/folder"
 )
 
-// options is what the command line says.
+// options are the options of the command line.
 type options struct {
 	command    string
 	component  string // of logs

@@ -27,7 +27,7 @@ func down(o options) error {
 	return nil
 }
 
-// status shows one cluster if it was named, else all.
+// status shows one cluster if one was named, and all otherwise.
 func status(ctx context.Context, o options) error {
 	names := []string{o.name}
 	if !o.flags.Changed("name") {
@@ -75,7 +75,7 @@ func show(out io.Writer, states []record.Record, now time.Time) error {
 	return w.Flush()
 }
 
-// logs shows what a component printed, or which there are.
+// logs prints the log of a component, or lists the components.
 func logs(ctx context.Context, o options) error {
 	s, err := record.Find(o.name)
 	if err != nil {
@@ -105,11 +105,11 @@ func logs(ctx context.Context, o options) error {
 		return err
 	}
 	defer f.Close()
-	return pass(ctx, f, o.follow)
+	return copyLog(ctx, f, o.follow)
 }
 
-// pass copies a log to standard output, and if follow what is added to it.
-func pass(ctx context.Context, f *os.File, follow bool) error {
+// copyLog copies a log to standard output. With follow it also copies what is added later.
+func copyLog(ctx context.Context, f *os.File, follow bool) error {
 	for {
 		if _, err := io.Copy(os.Stdout, f); err != nil || !follow {
 			return err

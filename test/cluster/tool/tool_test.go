@@ -72,7 +72,7 @@ func TestHelp(t *testing.T) {
 	golden(t, "help.txt", b.String())
 }
 
-func TestProfileIsPutIntoTheManifest(t *testing.T) {
+func TestProfileIsInsertedIntoTheManifest(t *testing.T) {
 	o, err := parse([]string{"up", "--profile", "dgx-2", "--manifests", "../../../deployments/static"})
 	require.NoError(t, err)
 	manifests, err := o.install()
@@ -101,7 +101,7 @@ func TestStatusIsReadable(t *testing.T) {
 	golden(t, "status.txt", b.String())
 }
 
-func TestExitCodesSayWhatHappened(t *testing.T) {
+func TestExitCodesDistinguishErrors(t *testing.T) {
 	interrupted, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, test := range map[string]struct {

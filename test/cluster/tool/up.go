@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/binaries"
 )
 
-// build builds the binaries, or says where they are.
+// build builds the binaries, and prints where they are.
 func build(ctx context.Context) error {
 	dir, err := binaries.Ensure(ctx, binaries.Options{Out: os.Stderr})
 	if err != nil {
@@ -27,7 +27,7 @@ func build(ctx context.Context) error {
 
 // up brings a cluster up and holds it.
 func up(ctx context.Context, o options) error {
-	if _, err := o.install(); err != nil { // while it costs nothing
+	if _, err := o.install(); err != nil { // fail early
 		return usageError{err}
 	}
 	var dir binaries.Dir
@@ -57,7 +57,7 @@ func up(ctx context.Context, o options) error {
 	return hold(ctx, c, filepath.Dir(dir.Path("kubectl")), time.Since(began))
 }
 
-// hold tells how to use the cluster and waits for its end.
+// hold prints how to use the cluster and waits for its end.
 func hold(ctx context.Context, c *cluster.Cluster, path string, took time.Duration) error {
 	fmt.Printf("\ncluster %s is up: %d of %d nodes Ready, %.1f s. In another terminal:\n\n", c.Name, len(c.Nodes), len(c.Nodes), took.Seconds())
 	fmt.Printf("    export KUBECONFIG=%s\n    export PATH=%s:$PATH\n    kubectl get nodes\n\n", c.Kubeconfig, path)
@@ -75,7 +75,7 @@ func hold(ctx context.Context, c *cluster.Cluster, path string, took time.Durati
 	return nil
 }
 
-// collect takes the binaries of one folder.
+// collect lists the binaries of one folder.
 func collect(path string) (binaries.Dir, error) {
 	entries, err := os.ReadDir(path)
 	if err != nil {
