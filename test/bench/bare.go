@@ -17,12 +17,11 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// bareCommand, as the first argument, makes this program the other end of bare.
+// bareCommand, as the first argument, makes this program the server side of bare.
 const bareCommand = "bare-plugin"
 
-// bare measures what a call costs on this machine before anything is done in it: a
-// device plugin with gRPC's defaults, in a process of its own, gives an empty answer,
-// and sends a list when it is told to.
+// bare measures the pure cost of a call on this machine. A device plugin with gRPC's defaults, in
+// a separate process, returns an empty response and sends a list on request.
 func (b *bench) bare(ctx context.Context) error {
 	dir, err := os.MkdirTemp(b.tmp, "b")
 	if err != nil {

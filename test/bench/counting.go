@@ -16,10 +16,10 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// counting stands before the API server and counts what is asked of it, the leases of
-// leader election left out.
+// counting is a proxy of the API server that counts requests, except those for leader election
+// leases.
 type counting struct {
-	kubeconfig  string // by which it is reached
+	kubeconfig  string // with which clients reach it
 	all, writes atomic.Int64
 	server      *http.Server
 	served      sync.WaitGroup

@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// driver measures gpu-driver in a virtual machine, whose processor is emulated: what it
-// takes there is many times what it takes on a node.
+// driver measures gpu-driver in a virtual machine. Its processor is emulated, so everything takes
+// many times longer than on a node.
 func (b *bench) driver(ctx context.Context) error {
 	info, err := os.Stat(b.program("gpu-driver"))
 	if err != nil {
 		return err
 	}
 	count("driver: program, MB", []float64{float64(info.Size()) / megabyte}, 1, goal{median: 12})
-	if info, err := os.Stat(b.program("images/driver.tar")); err == nil { // make images makes it
+	if info, err := os.Stat(b.program("images/driver.tar")); err == nil { // built by make images
 		count("driver: image without a driver, unpacked, MB", []float64{float64(info.Size()) / megabyte}, 1, goal{median: 15})
 	}
 	var s struct {
@@ -47,8 +47,8 @@ func (b *bench) driver(ctx context.Context) error {
 	return nil
 }
 
-// sample runs a test of ./test/driver that writes what it measures to the file that a
-// variable names, as JSON, and decodes that.
+// sample runs a test of ./test/driver that writes its measurements as JSON to the file named by a
+// variable, and decodes them.
 func (b *bench) sample(ctx context.Context, name, variable string, into any) error {
 	file := filepath.Join(b.tmp, name+".json")
 	test := exec.CommandContext(ctx, "go", "test", "-tags=grpcnotrace", "-count=1", "-run=^"+name+"$", "./test/driver")

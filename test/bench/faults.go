@@ -9,12 +9,12 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// calm is how long nothing happens between two faults: the plugin looks at all
-// GPUs after each, and a fault in that time waits for it.
+// calm is the pause between two faults. The plugin checks all GPUs after each fault, and a fault
+// in that time would wait for it.
 const calm = 100 * time.Millisecond
 
-// xids measures from an XID in the driver until the kubelet has a list in which
-// the GPU, with all that it is shared into, is unhealthy.
+// xids measures the time from an XID in the driver until the kubelet has a list in which the GPU,
+// with all its replicas, is unhealthy.
 func (b *bench) xids(ctx context.Context) error {
 	for _, row := range []struct {
 		name     string
@@ -42,8 +42,8 @@ func (b *bench) xids(ctx context.Context) error {
 	return nil
 }
 
-// xid breaks the 8 GPUs one after the other, as often as plugins are started: a
-// GPU breaks once in a plugin's life.
+// xid breaks the 8 GPUs one after the other, once for each start of a plugin: a GPU breaks only
+// once in a plugin's life.
 func (b *bench) xid(ctx context.Context, replicas int, call, pause time.Duration) ([]time.Duration, error) {
 	const gpus = 8
 	n, err := b.newNode(ctx, "h100-sxm", gpus)
@@ -51,7 +51,7 @@ func (b *bench) xid(ctx context.Context, replicas int, call, pause time.Duration
 		return nil, err
 	}
 	defer n.close()
-	if err := n.price(0, call); err != nil {
+	if err := n.setLatency(0, call); err != nil {
 		return nil, err
 	}
 	config := ""
@@ -85,7 +85,7 @@ func (b *bench) xid(ctx context.Context, replicas int, call, pause time.Duration
 	return took, nil
 }
 
-// xid makes a GPU fall off the bus, and returns when the driver said so.
+// xid makes a GPU fall off the bus, and returns when the driver reported it.
 func (n *node) xid(gpu int) (raised time.Time, err error) {
 	var events []state.Event
 	err = n.driver.Update(func(s *state.State) (err error) {
@@ -98,8 +98,8 @@ func (n *node) xid(gpu int) (raised time.Time, err error) {
 	return raised, err
 }
 
-// kubelets measures from the moment that kubelet.sock is there again, and does
-// not accept yet, until the new kubelet has its list.
+// kubelets measures the time from a recreated kubelet.sock, which does not accept yet, until the
+// new kubelet has its list.
 func (b *bench) kubelets(ctx context.Context) error {
 	n, err := b.newNode(ctx, "h100-sxm", 8)
 	if err != nil {
@@ -125,8 +125,8 @@ func (b *bench) kubelets(ctx context.Context) error {
 	return p.stop(ctx)
 }
 
-// events lets every call about events fail for 3 s, and counts what the plugin
-// makes of it, until all GPUs can be given away again.
+// events makes every call about events fail for 3 s, and counts the plugin's calls until all GPUs
+// can be allocated again.
 func (b *bench) events(ctx context.Context) error {
 	const failing = 3 * time.Second
 	n, err := b.newNode(ctx, "h100-sxm", 8)

@@ -22,19 +22,19 @@ import (
 
 const fleetNamespace = "nvidia-gpu-operator"
 
-// fleet is nodes that nobody runs.
+// fleet is a set of nodes without kubelets.
 type fleet struct {
 	config *restclient.Config
 	client kubernetes.Interface
 	nodes  int
 }
 
-// The kernels of its four pools, and the label by which NFD says that there is a GPU.
+// The kernels of its four pools, and the label with which NFD reports a GPU.
 var kernels = []string{"5.15.0-112-generic", "5.15.0-113-generic", "6.8.0-45-generic", "6.8.0-47-generic"}
 
 const gpuLabel = "feature.node.kubernetes.io/pci-10de.present"
 
-// withoutGPU is the patch by which NFD would say that a node has none any more.
+// withoutGPU is the patch with which NFD would report that a node has no GPU any more.
 const withoutGPU = `{"metadata":{"labels":{"` + gpuLabel + `":"false"}}}`
 
 const fleetPolicy = `
@@ -58,7 +58,7 @@ func newFleet(ctx context.Context, c *cluster.Cluster, kubectl string) (*fleet, 
 		{"apply", "-f", "deployments/crds/nvidia.com_clusterpolicies.yaml"},
 		{"apply", "-f", "-"}, // refused until the definition is served
 	} {
-		if err := insist(ctx, func() error {
+		if err := retry(ctx, func() error {
 			cmd := exec.CommandContext(ctx, kubectl, append([]string{"--kubeconfig", c.Kubeconfig}, args...)...)
 			cmd.Stdin = strings.NewReader(fleetPolicy)
 			if out, err := cmd.CombinedOutput(); err != nil {
@@ -80,8 +80,8 @@ func newFleet(ctx context.Context, c *cluster.Cluster, kubectl string) (*fleet, 
 	return &fleet{config: plain, client: client}, err
 }
 
-// insist tries again for a minute.
-func insist(ctx context.Context, do func() error) error {
+// retry retries for a minute.
+func retry(ctx context.Context, do func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
@@ -108,7 +108,7 @@ func (f *fleet) grow(ctx context.Context, n int) error {
 	return g.Wait()
 }
 
-// bareNode is a node as NFD and a kubelet describe one: dozens of labels, dozens of images.
+// bareNode returns a node as NFD and a kubelet describe it: dozens of labels, dozens of images.
 func bareNode(i int) *corev1.Node {
 	labels := map[string]string{
 		"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux", "kubernetes.io/hostname": name(i), gpuLabel: "true",
@@ -141,12 +141,12 @@ func bareNode(i int) *corev1.Node {
 	return n
 }
 
-// labelled waits until the operator has written on so many nodes.
+// labelled waits until the operator has labelled n nodes.
 func (f *fleet) labelled(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	for {
-		// Counted by the API server: one is asked for, the rest remain.
+		// The API server counts: with a limit of one, it reports how many remain.
 		l, err := f.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: "nvidia.com/gpu.deploy.driver=true", ResourceVersion: "0"})
 		if err != nil {
 			return err
@@ -160,8 +160,8 @@ func (f *fleet) labelled(ctx context.Context, n int) error {
 	}
 }
 
-// forget takes from all nodes what the operator wrote on them.
-func (f *fleet) forget(ctx context.Context) error {
+// unlabel removes the operator's labels and annotations from all nodes.
+func (f *fleet) unlabel(ctx context.Context) error {
 	l, err := f.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: "nvidia.com/gpu.present"})
 	if err != nil {
 		return err
@@ -187,8 +187,8 @@ func (f *fleet) forget(ctx context.Context) error {
 	return g.Wait()
 }
 
-// move takes a node's GPU away, and waits until the operator has taken its labels.
-func (f *fleet) move(ctx context.Context, i int) error {
+// removeGPU removes a node's GPU label, and waits until the operator has removed its own labels.
+func (f *fleet) removeGPU(ctx context.Context, i int) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	w, err := f.client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name(i)})
@@ -207,9 +207,8 @@ func (f *fleet) move(ctx context.Context, i int) error {
 	return fmt.Errorf("the labels of %s are still there", name(i))
 }
 
-// appear makes one more node, and says how long after its GPU was labelled its driver's
-// pod was made.
-func (f *fleet) appear(ctx context.Context) (time.Duration, error) {
+// addNode adds a node, and returns the time from its GPU label to its driver's pod.
+func (f *fleet) addNode(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	w, err := f.client.CoreV1().Pods(fleetNamespace).Watch(ctx, metav1.ListOptions{LabelSelector: "app=nvidia-driver-daemonset"})
@@ -223,8 +222,7 @@ func (f *fleet) appear(ctx context.Context) (time.Duration, error) {
 	if _, err := f.client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
 		return 0, err
 	}
-	// The API server taints what it takes for a node that is not ready, and here nobody finds
-	// out that it is.
+	// The API server taints nodes that are not ready, and no controller here removes the taint.
 	if err := f.patch(ctx, node.Name, `{"spec":{"taints":null}}`); err != nil {
 		return 0, err
 	}
@@ -245,7 +243,7 @@ func (f *fleet) patch(ctx context.Context, node, body string) error {
 	return err
 }
 
-// onNode is the node that a DaemonSet's pod is made for.
+// onNode returns the node for which a DaemonSet's pod is created.
 func onNode(p *corev1.Pod) string {
 	a := p.Spec.Affinity
 	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {

@@ -11,11 +11,11 @@ import (
 	"github.com/gpuready/gpuready/test/flood"
 )
 
-// hostile is how many connections are opened to the metrics port.
+// hostile is the number of connections opened to the metrics port.
 const hostile = 4000
 
-// flood measures what hostile connections to the metrics port cost the device plugin,
-// and how long a probe waits beside them.
+// flood measures the cost of hostile connections to the metrics port for the device plugin, and
+// how long a probe then waits.
 func (b *bench) flood(ctx context.Context) error {
 	for _, kind := range []flood.Kind{flood.Unfinished, flood.Unread} {
 		more, probes, err := b.flooded(ctx, kind)
@@ -83,7 +83,7 @@ func (b *bench) flooded(ctx context.Context, kind flood.Kind) (more []float64, p
 	return []float64{(most - before) / megabyte}, probes, p.stop(ctx)
 }
 
-// stops measures how long a device plugin takes from SIGTERM to its end.
+// stops measures the time from SIGTERM to the end of a device plugin.
 func (b *bench) stops(ctx context.Context) error {
 	n, err := b.newNode(ctx, "h100-sxm", 8)
 	if err != nil {

@@ -13,11 +13,11 @@ import (
 
 const megabyte = 1e6
 
-// idle is how long a plugin has nothing to do before its memory is looked at.
+// idle is how long a plugin is idle before its memory is measured.
 const idle = time.Second
 
-// memory is what the plugin took at most, and how much of what it has then is
-// its own rather than files'.
+// memory measures the plugin's peak memory, and how much of its final memory is private rather
+// than mapped files.
 func (b *bench) memory(ctx context.Context) error {
 	for _, row := range []struct {
 		what           string
@@ -85,9 +85,9 @@ func (b *bench) resident(ctx context.Context, profile string, gpus, replicas int
 	return peak, own, nil
 }
 
-// copyFile writes a program from its beginning to its end, as an image's layer is
-// unpacked. The linker writes here and there, and what the kernel then keeps of the
-// file is mapped in larger pieces: 1.5 MB more of it.
+// copyFile writes a program from its beginning to its end, as an image's layer is unpacked. The
+// linker writes at random offsets. The kernel then caches the file in larger pieces and maps
+// 1.5 MB more of it.
 func copyFile(to, from string) error {
 	source, err := os.Open(from)
 	if err != nil {
@@ -102,8 +102,7 @@ func copyFile(to, from string) error {
 	return errors.Join(err, target.Close())
 }
 
-// field reads a size of /proc/PID/status, which has them in units of 1024 bytes,
-// as bytes.
+// field reads a size from /proc/PID/status, which is in units of 1024 bytes, as bytes.
 func field(status, name string) (float64, error) {
 	for line := range strings.Lines(status) {
 		if value, found := strings.CutPrefix(line, name+":"); found {
@@ -115,7 +114,7 @@ func field(status, name string) (float64, error) {
 	return 0, fmt.Errorf("/proc/PID/status has no %s", name)
 }
 
-// size is what the built program takes on disk.
+// size measures the built program's size on disk.
 func (b *bench) size(context.Context) error {
 	info, err := os.Stat(b.program(pluginProgram))
 	if err != nil {

@@ -16,22 +16,22 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
 )
 
-// A container whose image has many libraries, as a CUDA development image has
-// with Python on top, and a driver's libraries mounted into it.
+// A container whose image has many libraries, as a CUDA development image with Python has, and a
+// driver's libraries mounted into it.
 const (
 	imageLibraries  = 5000
 	driverLibraries = 30
 	driverVersion   = "580.95.05"
 )
 
-// hooks measures what the hooks of a container's creation take together, in one process
-// as the specification names them.
+// hooks measures the hooks of a container's creation together, run in one process as the
+// specification names them.
 func (b *bench) hooks(ctx context.Context) error {
 	c, err := newImage(filepath.Join(b.tmp, "container"))
 	if err != nil {
 		return err
 	}
-	cached, err := c.times(ctx, b, c.runs(b.hookRuns, func() error { return c.put("etc/ld.so.cache", c.cache) }))
+	cached, err := c.times(ctx, b, c.runs(b.hookRuns, func() error { return c.writeFile("etc/ld.so.cache", c.cache) }))
 	if err != nil {
 		return err
 	}
@@ -53,14 +53,14 @@ func (b *bench) hooks(ctx context.Context) error {
 	return nil
 }
 
-// image is a container's bundle, made anew for each run as far as hooks change it.
+// image is a container's bundle; the parts that hooks change are restored for each run.
 type image struct {
 	bundle, root, folder, state string
 	cache                       []byte
 	links                       []string
 }
 
-// arguments are the hooks that the toolkit's specification names, in its order.
+// arguments returns the hooks in the toolkit's specification, in order.
 func (c *image) arguments() []string {
 	links := []string{"create-symlinks"}
 	for _, l := range c.links {
@@ -114,22 +114,22 @@ func (c *image) hook(ctx context.Context, b *bench, args ...string) (time.Durati
 	return time.Since(start), nil
 }
 
-// newImage makes the image. Its libraries are copies of one that is a library's
-// first page and no more: hooks read no other part.
+// newImage creates the image. Its libraries are copies of a single page, a library's first one,
+// because hooks read no more.
 func newImage(dir string) (*image, error) {
 	triplet, loader := "x86_64-linux-gnu", "lib64/ld-linux-x86-64.so.2"
 	if runtime.GOARCH == "arm64" {
 		triplet, loader = "aarch64-linux-gnu", "lib/ld-linux-aarch64.so.1"
 	}
 	c := &image{bundle: dir, root: dir + "/rootfs", folder: "/usr/lib/" + triplet, state: fmt.Sprintf(`{"ociVersion":"1.0.2","id":"c","pid":1,"bundle":%q}`, dir)}
-	if err := c.put(loader, library("ld.so")); err != nil {
+	if err := c.writeFile(loader, library("ld.so")); err != nil {
 		return nil, err
 	}
 	var names []string
 	for i := range imageLibraries {
 		name := fmt.Sprintf("libimage%d.so.%d", i, i%7)
 		names = append(names, name)
-		if err := c.put(c.folder+"/"+name, library(name)); err != nil {
+		if err := c.writeFile(c.folder+"/"+name, library(name)); err != nil {
 			return nil, err
 		}
 	}
@@ -137,7 +137,7 @@ func newImage(dir string) (*image, error) {
 	for i := range driverLibraries {
 		soname := fmt.Sprintf("libnvidia-part%d.so.1", i)
 		file := fmt.Sprintf("%s/libnvidia-part%d.so.%s", c.folder, i, driverVersion)
-		if err := c.put(file, library(soname)); err != nil {
+		if err := c.writeFile(file, library(soname)); err != nil {
 			return nil, err
 		}
 		mounts = append(mounts, fmt.Sprintf(`{"destination":%q,"type":"bind","options":["ro","rbind"]}`, file))
@@ -149,7 +149,7 @@ func newImage(dir string) (*image, error) {
 	return c, os.WriteFile(dir+"/config.json", []byte(config), 0o644)
 }
 
-func (c *image) put(name string, data []byte) error {
+func (c *image) writeFile(name string, data []byte) error {
 	file := filepath.Join(c.root, name)
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return err
@@ -157,8 +157,8 @@ func (c *image) put(name string, data []byte) error {
 	return os.WriteFile(file, data, 0o755)
 }
 
-// library is the least that is a shared library with a soname for this machine:
-// an ELF header, two program headers, the dynamic section and its strings.
+// library returns a minimal shared library with a soname for this machine: an ELF header, two
+// program headers, the dynamic section and its strings.
 func library(soname string) []byte {
 	le := binary.LittleEndian
 	machine := uint16(62) // EM_X86_64
@@ -189,8 +189,8 @@ func library(soname string) []byte {
 	return append(append(b, soname...), make([]byte, 4096-len(b)-len(soname))...)
 }
 
-// byNumbers is glibc's order of the names here, by which its loader searches:
-// libimage<n>.so.<m> by n and m, as numbers.
+// byNumbers compares names in glibc's order, in which its loader searches: libimage<n>.so.<m> by n
+// and m, as numbers.
 func byNumbers(a, b string) int {
 	parts := func(s string) (n, m int) {
 		_, _ = fmt.Sscanf(s, "libimage%d.so.%d", &n, &m)
@@ -201,7 +201,7 @@ func byNumbers(a, b string) int {
 	return cmp.Or(cmp.Compare(an, bn), cmp.Compare(am, bm))
 }
 
-// cache is an ld.so.cache with the names in dir, in glibc's format.
+// cache returns an ld.so.cache with the names in dir, in glibc's format.
 func cache(dir string, names []string) []byte {
 	le := binary.LittleEndian
 	kind := uint32(0x303)

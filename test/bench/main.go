@@ -1,10 +1,9 @@
-// Command bench measures what users wait for, with the built programs: start to
-// the first device list, Allocate, faults and kubelets that come back, each step
-// of the demo, vectoradd, and the speed of the simulator's PTX interpreter; how
-// quickly and how well GPUs are chosen; what a container's creation waits for, hooks and
-// gpu-oci-runtime; and what the device plugin takes of memory and disk.
-// Machines are noisy: it prints minimum, median and 99th percentile, with the
-// goal beside them, and tests carry no figures.
+// Command bench measures the delays that users notice, with the built programs. It covers the
+// start up to the first device list, Allocate, faults, restarted kubelets, the steps of the demo,
+// vectoradd, and the speed of the simulator's PTX interpreter. It also covers the speed and
+// quality of GPU choices, the hooks and gpu-oci-runtime in a container's creation, and the device
+// plugin's memory and disk use. Machines are noisy, so it prints minimum, median and 99th
+// percentile beside the goal, and tests carry no figures.
 package main
 
 import (
@@ -53,7 +52,7 @@ func main() {
 	}
 }
 
-// bench holds where things are and how often each is done.
+// bench holds the paths and the number of repetitions.
 type bench struct {
 	bin string // the built programs
 	tmp string
@@ -61,7 +60,7 @@ type bench struct {
 	starts, allocations, restarts, hookRuns, containers, demos int
 }
 
-// part is some rows of the table.
+// part is a group of rows of the table.
 type part struct {
 	name string
 	run  func(context.Context) error
@@ -128,8 +127,8 @@ func (b *bench) run(ctx context.Context, only []string) error {
 	return nil
 }
 
-// memoryDir is where sockets and states are in memory, as a node's are in /run; ""
-// where there is no such place, or TMPDIR names another.
+// memoryDir returns a folder in memory for sockets and states, as a node has them in /run. It
+// returns "" if there is none, or TMPDIR names another.
 func memoryDir() string {
 	const dir = "/dev/shm"
 	if os.Getenv("TMPDIR") != "" || unix.Access(dir, unix.W_OK) != nil {

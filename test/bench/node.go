@@ -23,16 +23,16 @@ const (
 	pluginProgram = "gpu-device-plugin"
 )
 
-// soon bounds every wait: what takes longer is broken, not slow.
+// soon limits every wait: anything slower is broken.
 const soon = time.Minute
 
-// What a real driver's NVML takes, for the rows that say so.
+// Call times of a real driver's NVML, for the rows that name them.
 const (
 	initCost = 200 * time.Millisecond
 	callCost = 10 * time.Microsecond
 )
 
-// node is a simulated driver and a kubelet, for which device plugins are started.
+// node is a simulated driver and a kubelet, against which device plugins are started.
 type node struct {
 	*bench
 	dir     string
@@ -43,7 +43,7 @@ type node struct {
 	plugin  *process // the last one, which may have ended
 
 	listen string // address of the plugin's metrics; "": none
-	// listening is when kubelet.sock was made last.
+	// listening is the time when kubelet.sock was last created.
 	listening atomic.Pointer[time.Time]
 }
 
@@ -72,7 +72,7 @@ func (b *bench) newNode(ctx context.Context, profile string, gpus int) (_ *node,
 
 func (n *node) close() {
 	if n.plugin != nil {
-		_ = n.plugin.cmd.Process.Kill() // where a row was given up
+		_ = n.plugin.cmd.Process.Kill() // after an aborted row
 		<-n.plugin.done
 	}
 	if n.kubelet != nil {
@@ -94,15 +94,15 @@ func (n *node) gpusim(ctx context.Context, command string, args ...string) error
 	return nil
 }
 
-// price makes NVML take its time, or, with 0, answer at once.
-func (n *node) price(init, call time.Duration) error {
+// setLatency sets how long NVML's calls take; 0 means that they return at once.
+func (n *node) setLatency(init, call time.Duration) error {
 	return n.driver.Update(func(s *state.State) error {
 		s.InitCostNs, s.CallCostNs = uint64(init), uint64(call)
 		return nil
 	})
 }
 
-// mend is a reset of every GPU.
+// mend resets every GPU.
 func (n *node) mend() error {
 	return n.driver.Update(func(s *state.State) error {
 		for i := range s.GPUs() {
@@ -112,8 +112,8 @@ func (n *node) mend() error {
 	})
 }
 
-// wait waits until the kubelet can give away so many devices, and returns when
-// the list that says so came.
+// wait waits until the kubelet can allocate that many devices, and returns when that list
+// arrived.
 func (n *node) wait(ctx context.Context, devices int) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()
@@ -123,7 +123,7 @@ func (n *node) wait(ctx context.Context, devices int) (time.Time, error) {
 	return r.Listed, err
 }
 
-// process is a device plugin that runs.
+// process is a running device plugin.
 type process struct {
 	node    *node
 	cmd     *exec.Cmd
@@ -133,12 +133,12 @@ type process struct {
 	stopped time.Duration // from SIGTERM to its end
 }
 
-// errRefused is a plugin that ended with exit code 2: it does not serve the
-// configuration, and says why.
+// errRefused means that the plugin ended with exit code 2: it rejects the configuration and
+// prints the reason.
 var errRefused = errors.New("the device plugin refuses it")
 
-// startPlugin starts a plugin that remembers nothing, and waits until the
-// kubelet can give away so many devices. config is that of its file; "": none.
+// startPlugin starts a plugin without saved state, and waits until the kubelet can allocate that
+// many devices. config is the text of its configuration file; "": none.
 func (n *node) startPlugin(ctx context.Context, devices int, config string) (*process, error) {
 	n.lives++
 	dir := filepath.Join(n.dir, fmt.Sprint(n.lives))
@@ -160,7 +160,7 @@ func (n *node) startPlugin(ctx context.Context, devices int, config string) (*pr
 	}
 	defer log.Close()
 	p.cmd = exec.Command(n.program, args...)
-	p.cmd.Stdout, p.cmd.Stderr = log, log // a file: nobody has to run to keep up with it
+	p.cmd.Stdout, p.cmd.Stderr = log, log // a file needs no reader
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	began := time.Now()
 	if err := p.cmd.Start(); err != nil {
@@ -182,7 +182,7 @@ func (n *node) startPlugin(ctx context.Context, devices int, config string) (*pr
 	return p, nil
 }
 
-// failed ends a plugin that did not get as far as it should, and says why.
+// failed ends a plugin that did not start properly, and adds its last output to the error.
 func (p *process) failed(err error) error {
 	_ = p.cmd.Process.Kill()
 	<-p.done
@@ -197,7 +197,7 @@ func (p *process) failed(err error) error {
 	return fmt.Errorf("the device plugin: %w; its last line: %s", err, lines[len(lines)-1])
 }
 
-// stop ends the plugin, and returns when the kubelet knows.
+// stop ends the plugin, and returns when the kubelet has noticed.
 func (p *process) stop(ctx context.Context) error {
 	began := time.Now()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -216,7 +216,7 @@ func (p *process) stop(ctx context.Context) error {
 	return err
 }
 
-// lines is how many it has printed.
+// lines returns the number of lines that it has printed.
 func (p *process) lines() (int, error) {
 	out, err := os.ReadFile(p.log)
 	return bytes.Count(out, []byte("\n")), err
@@ -231,7 +231,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// shared is a configuration that shares each GPU among so many.
+// shared returns a configuration that shares each GPU among that many replicas.
 func shared(replicas int) string {
 	return fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: %s, replicas: %d}]}}\n", resource, replicas)
 }

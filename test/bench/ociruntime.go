@@ -19,12 +19,12 @@ import (
 	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
-// What gpu-oci-runtime may add to a container's start.
+// handlerGoal limits what gpu-oci-runtime may add to a container's start.
 const handlerGoal = 5 * time.Millisecond
 
-// ociRuntime measures what gpu-oci-runtime adds to a container's start, create, start
-// and delete, on a node with 8 GPUs in 56 MIG devices. Both are run by turns: runc given
-// what the container comes to, and gpu-oci-runtime given what asks for it.
+// ociRuntime measures what gpu-oci-runtime adds to a container's life (create, start and delete)
+// on a node with 8 GPUs in 56 MIG devices. It alternates between runc with the edited
+// configuration, and gpu-oci-runtime with the configuration that requests the edits.
 func (b *bench) ociRuntime(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		fmt.Println("oci-runtime: left out, it needs root")
@@ -35,7 +35,7 @@ func (b *bench) ociRuntime(ctx context.Context) error {
 		return err
 	}
 	defer c.node.close()
-	with, without, err := c.byTurns(ctx, start{c.runc, c.config("")}, start{c.runc, c.config("")})
+	with, without, err := c.alternate(ctx, start{c.runc, c.config("")}, start{c.runc, c.config("")})
 	if err != nil {
 		return err
 	}
@@ -52,19 +52,19 @@ func (b *bench) ociRuntime(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		with, without, err := c.byTurns(ctx, start{c.plain, asking}, start{c.runc, edited})
+		with, without, err := c.alternate(ctx, start{c.plain, asking}, start{c.runc, edited})
 		if err != nil {
 			return err
 		}
 		difference("gpu-oci-runtime adds to runc: "+r.name, with, without, within(handlerGoal, 0))
-		if with, without, err = c.byTurns(ctx, start{c.alone, asking}, start{standIn, edited}); err != nil {
+		if with, without, err = c.alternate(ctx, start{c.alone, asking}, start{standIn, edited}); err != nil {
 			return err
 		}
 		difference("  to a runtime that does nothing ("+standIn+")", with, without, within(handlerGoal, 0))
 		if r.visible == "" {
 			continue
 		}
-		if with, without, err = c.byTurns(ctx, start{c.hooked, asking}, start{c.runc, bare}); err != nil {
+		if with, without, err = c.alternate(ctx, start{c.hooked, asking}, start{c.runc, bare}); err != nil {
 			return err
 		}
 		difference("  and with runc's work and the hooks, to one without GPUs", with, without, goal{})
@@ -72,28 +72,28 @@ func (b *bench) ociRuntime(ctx context.Context) error {
 	return nil
 }
 
-// container is one that is started over and over, in an image with many libraries.
+// container is a container that is started repeatedly, from an image with many libraries.
 type container struct {
 	*bench
 	node  *node
 	image *image
 	uuid  string // of a GPU
 	runc  string
-	// gpu-oci-runtime with the node's specifications, with and without their hooks, and
-	// with a runtime below it that does nothing.
+	// Paths of gpu-oci-runtime: with the node's specifications, with their hooks as well, and with a
+	// runtime below it that does nothing.
 	plain, hooked, alone string
 }
 
-// standIn is a runtime that creates no container: what is added to it can be measured
-// also where runc's own time varies by more.
+// standIn is a runtime that creates no container. It shows the added time even where runc's own
+// time varies by more.
 const standIn = "/bin/true"
 
-// rest is what the kernel takes to clear away the namespaces of the container before, and
-// more. In a container that is started meanwhile runc itself takes 3 to 5 ms longer when
-// anything, be it a sleep of 3 ms, comes before it: decision 25.
+// rest is longer than the kernel takes to remove the namespaces of the previous container. In a
+// container started meanwhile, runc itself takes 3 to 5 ms longer if anything precedes it, even a
+// sleep of 3 ms: decision 25.
 const rest = 50 * time.Millisecond
 
-// start is one way to start it.
+// start is one way to start the container.
 type start struct {
 	program string
 	config  []byte
@@ -116,7 +116,7 @@ func (b *bench) newContainer(ctx context.Context) (_ *container, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.image.put("init", program); err != nil {
+	if err := c.image.writeFile("init", program); err != nil {
 		return nil, err
 	}
 	if err := c.node.gpusim(ctx, "up", "--profile", "a100-80gb"); err != nil {
@@ -135,8 +135,8 @@ func (b *bench) newContainer(ctx context.Context) (_ *container, err error) {
 	return c, c.install(ctx)
 }
 
-// install has the toolkit write the node's specifications, and gives them to two
-// gpu-oci-runtime.
+// install has the toolkit write the node's specifications, and configures two copies of
+// gpu-oci-runtime with them.
 func (c *container) install(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, c.program("gpu-toolkit"), "apply", "--host-root", c.node.dir, "--driver-root", "/driver")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -165,7 +165,7 @@ func (c *container) install(ctx context.Context) error {
 	return nil
 }
 
-// handler puts gpu-oci-runtime into a folder.
+// handler installs gpu-oci-runtime in a folder.
 func (c *container) handler(dir, runtime string) error {
 	if err := os.MkdirAll(filepath.Join(dir, "cdi"), 0o755); err != nil {
 		return err
@@ -186,8 +186,7 @@ func (c *container) handler(dir, runtime string) error {
 	)
 }
 
-// specify writes a specification that was made for a host in a folder as it is for
-// this one.
+// specify rewrites a specification for a host in a folder so that it applies to this one.
 func (c *container) specify(file, dir string, hooked bool) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -224,7 +223,7 @@ func (c *container) specify(file, dir string, hooked bool) error {
 	return os.WriteFile(filepath.Join(dir, filepath.Base(file)), data, 0o644)
 }
 
-// config is the configuration of a container that asks for GPUs and ends at once.
+// config returns the configuration of a container that requests GPUs and ends at once.
 func (c *container) config(visible string) []byte {
 	env := []string{"PATH=/usr/bin:/bin"}
 	if visible != "" {
@@ -247,7 +246,7 @@ func (c *container) config(visible string) []byte {
 	return data
 }
 
-// edited is what a configuration comes to without hooks.
+// edited returns the configuration with all edits applied and without hooks.
 func (c *container) edited(ctx context.Context, config []byte) ([]byte, error) {
 	if _, err := c.start(ctx, start{c.plain, config}); err != nil {
 		return nil, err
@@ -255,7 +254,7 @@ func (c *container) edited(ctx context.Context, config []byte) ([]byte, error) {
 	return os.ReadFile(filepath.Join(c.image.bundle, "config.json"))
 }
 
-func (c *container) byTurns(ctx context.Context, a, b start) (first, second []time.Duration, err error) {
+func (c *container) alternate(ctx context.Context, a, b start) (first, second []time.Duration, err error) {
 	for range c.containers {
 		for _, way := range []struct {
 			start
@@ -275,7 +274,7 @@ func (c *container) byTurns(ctx context.Context, a, b start) (first, second []ti
 func (c *container) start(ctx context.Context, s start) (time.Duration, error) {
 	if err := errors.Join(
 		os.WriteFile(filepath.Join(c.image.bundle, "config.json"), s.config, 0o600),
-		c.image.put("etc/ld.so.cache", c.image.cache),
+		c.image.writeFile("etc/ld.so.cache", c.image.cache),
 	); err != nil {
 		return 0, err
 	}

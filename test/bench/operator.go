@@ -16,12 +16,12 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/binaries"
 )
 
-// How many nodes, and what the figures are to be.
+// The number of nodes, and the goals.
 const (
 	fleetNodes    = 5000
-	fleetFirst    = 1000 // of them, so that it can be told what each costs
+	fleetFirst    = 1000 // of them, to compute the cost of each
 	fleetEvents   = 100
-	fleetSteady   = 150 * time.Second // Go collects every two minutes whatever happens: that is idling too
+	fleetSteady   = 150 * time.Second // includes Go's forced garbage collection every two minutes
 	fleetPods     = 100               // nodes that appear, for the time until their driver's pod is there
 	firstGoal     = time.Minute
 	writesGoal    = 2 // a node
@@ -33,8 +33,8 @@ const (
 	podGoal       = time.Second
 )
 
-// operator measures the operator against a real API server with nodes that nobody
-// runs: all of them at once, one that changes, and none that does.
+// operator measures the operator against a real API server with nodes without kubelets: the first
+// sight of all nodes, one changing node, and no change.
 func (b *bench) operator(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		leaveOut("operator", cluster.ErrNotRoot)
@@ -50,9 +50,10 @@ func (b *bench) operator(ctx context.Context) error {
 	return b.podsOfNewNodes(ctx, programs)
 }
 
-// fleet has thousands of nodes in a cluster of their own.
+// fleet measures thousands of nodes in a separate cluster.
 func (b *bench) fleet(ctx context.Context, programs binaries.Dir) (err error) {
-	// Nobody reports for the nodes, and their pods would be made, and evicted, by the thousand.
+	// Without the controllers that would taint nodes without kubelets, and create and evict pods by
+	// the thousand.
 	c, err := cluster.Up(ctx, cluster.Config{Name: "bench-operator", Binaries: programs,
 		Controllers: "*,-daemonset-controller,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller"})
 	if err != nil {
@@ -66,7 +67,7 @@ func (b *bench) fleet(ctx context.Context, programs binaries.Dir) (err error) {
 	return b.manyNodes(ctx, f)
 }
 
-// manyNodes are the figures of a fleet that nothing runs on.
+// manyNodes measures a fleet on which nothing runs.
 func (b *bench) manyNodes(ctx context.Context, f *fleet) error {
 	if err := f.grow(ctx, fleetFirst); err != nil {
 		return err
@@ -90,7 +91,7 @@ func (b *bench) manyNodes(ctx context.Context, f *fleet) error {
 	if err := f.grow(ctx, fleetNodes); err != nil {
 		return err
 	}
-	if err := f.forget(ctx); err != nil {
+	if err := f.unlabel(ctx); err != nil {
 		return err
 	}
 	began := time.Now()
@@ -120,7 +121,7 @@ func (b *bench) manyNodes(ctx context.Context, f *fleet) error {
 	return o.events(ctx, f, idle)
 }
 
-// steady is what it takes while nothing happens; it returns that as a share of a core.
+// steady measures the operator while nothing changes, and returns its share of a core.
 func (o *operator) steady(ctx context.Context) (float64, error) {
 	before, _ := o.requests()
 	cpu, began := o.cpu(), time.Now()
@@ -134,15 +135,15 @@ func (o *operator) steady(ctx context.Context) (float64, error) {
 	return share, nil
 }
 
-// events are nodes that lose their GPU, one after the other. idle is the share of a core
-// that it takes when nothing happens, and would have taken meanwhile.
+// events removes the GPU of one node after the other. idle is the operator's share of a core when
+// nothing changes, which is subtracted.
 func (o *operator) events(ctx context.Context, f *fleet, idle float64) error {
 	var calls, took []float64
 	var until []time.Duration
 	for i := range fleetEvents {
 		_, before := o.requests()
 		cpu, began := o.cpu(), time.Now()
-		if err := f.move(ctx, i*(fleetNodes/fleetEvents)); err != nil {
+		if err := f.removeGPU(ctx, i*(fleetNodes/fleetEvents)); err != nil {
 			return fmt.Errorf("%w\n%s", err, o.tail())
 		}
 		until = append(until, time.Since(began))
@@ -161,7 +162,7 @@ func (o *operator) events(ctx context.Context, f *fleet, idle float64) error {
 	return o.stream(ctx, f, idle)
 }
 
-// stream is nodes that lose their GPU ten a second: a large cluster is hardly ever still.
+// stream removes the GPUs of ten nodes a second: a large cluster is hardly ever idle.
 func (o *operator) stream(ctx context.Context, f *fleet, idle float64) error {
 	cpu, began := o.cpu(), time.Now()
 	for i := range fleetEvents {
@@ -197,7 +198,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// operator is a gpu-operator that runs.
+// operator is a running gpu-operator.
 type operator struct {
 	cmd   *exec.Cmd
 	api   *counting
@@ -238,13 +239,13 @@ func (o *operator) end() {
 	o.api.end()
 }
 
-// tail is the end of its log.
+// tail returns the end of its log.
 func (o *operator) tail() string {
 	data, _ := os.ReadFile(o.log)
 	return string(data[max(0, len(data)-3000):])
 }
 
-// requests are those that it has made so far: writes, and all.
+// requests returns the number of requests so far: writes, and all.
 func (o *operator) requests() (writes, all int64) { return o.api.writes.Load(), o.api.all.Load() }
 
 // quiet waits until it has made no request for three seconds.
@@ -262,7 +263,7 @@ func (o *operator) quiet(ctx context.Context) error {
 	return nil
 }
 
-// memory is what is resident, in bytes.
+// memory returns the resident memory, in bytes.
 func (o *operator) memory() (float64, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", o.cmd.Process.Pid))
 	if err != nil {
@@ -277,9 +278,9 @@ func (o *operator) memory() (float64, error) {
 	return 0, errors.New("/proc/PID/status has no VmRSS")
 }
 
-// cpu is the processor time that it has taken so far.
+// cpu returns the processor time used so far.
 func (o *operator) cpu() time.Duration {
-	// schedstat is of the first thread: all of them are in task.
+	// schedstat covers the first thread only; task lists all threads.
 	var total time.Duration
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", o.cmd.Process.Pid))
 	for _, t := range tasks {
@@ -294,8 +295,8 @@ func (o *operator) cpu() time.Duration {
 	return total
 }
 
-// podsOfNewNodes is how long it takes from the label of a new node's GPU to its driver's
-// pod, with the DaemonSet controller.
+// podsOfNewNodes measures the time from the GPU label of a new node to its driver's pod, with the
+// DaemonSet controller.
 func (b *bench) podsOfNewNodes(ctx context.Context, programs binaries.Dir) (err error) {
 	c, err := cluster.Up(ctx, cluster.Config{Name: "bench-operator-pods", Binaries: programs,
 		Controllers: "*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller"})
@@ -320,7 +321,7 @@ func (b *bench) podsOfNewNodes(ctx context.Context, programs binaries.Dir) (err 
 	}
 	var took []time.Duration
 	for range fleetPods {
-		d, err := f.appear(ctx)
+		d, err := f.addNode(ctx)
 		if err != nil {
 			return fmt.Errorf("%w\n%s", err, o.tail())
 		}

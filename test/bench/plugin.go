@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/kubelettest"
 )
 
-// start measures from exec until the kubelet has its first list of 8 GPUs.
+// start measures the time from exec until the kubelet has its first list of 8 GPUs.
 func (b *bench) start(ctx context.Context) error {
 	n, err := b.newNode(ctx, "h100-sxm", 8)
 	if err != nil {
@@ -28,7 +28,7 @@ func (b *bench) start(ctx context.Context) error {
 		{"start → the kubelet has 8 GPUs", 0, 0, within(12*time.Millisecond, 0)},
 		{"start, NVML takes 200 ms and 10 µs a call", initCost, callCost, within(230*time.Millisecond, 0)},
 	} {
-		if err := n.price(row.init, row.call); err != nil {
+		if err := n.setLatency(row.init, row.call); err != nil {
 			return err
 		}
 		var took []time.Duration
@@ -88,7 +88,7 @@ func (b *bench) allocate(ctx context.Context) error {
 		name string
 		call time.Duration
 	}{{"GetPreferredAllocation, 4 of 8", 0}, {"the same, NVML takes 10 µs a call", callCost}} {
-		if err := n.price(0, row.call); err != nil {
+		if err := n.setLatency(0, row.call); err != nil {
 			return err
 		}
 		took, err := repeat(b.allocations, prefer)
@@ -111,7 +111,7 @@ func (b *bench) allocate(ctx context.Context) error {
 	return p.stop(ctx)
 }
 
-// repeat measures do so many times; what comes after each is not measured.
+// repeat measures do repeatedly; calls of after are not measured.
 func repeat(times int, do func() error, after ...func()) ([]time.Duration, error) {
 	var took []time.Duration
 	for range times {

@@ -12,8 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// preferred measures how long a choice takes inside the device plugin, without
-// the call around it.
+// preferred measures a choice of devices inside the device plugin, without the call around it.
 func (b *bench) preferred(ctx context.Context) error {
 	eight, sixteen := within(250*time.Microsecond, 0), within(2*time.Millisecond, 5*time.Millisecond)
 	for _, c := range []struct {
@@ -40,7 +39,7 @@ func (b *bench) preferred(ctx context.Context) error {
 	return nil
 }
 
-// traces runs the benchmarks of how good choices are over time.
+// traces runs the benchmarks for the quality of choices over time.
 func (b *bench) traces(ctx context.Context) error {
 	fmt.Println("\nrequests for 2 and 4 GPUs that get fully linked ones, in traces of 1,000 steps (goal: 98 % of what the oracle reaches)")
 	cmd := exec.CommandContext(ctx, "go", "test", "-tags=grpcnotrace", "-run", "^$", "-bench", "Traces", "-benchtime", "1x", "./deviceplugin/prefer")
@@ -48,7 +47,7 @@ func (b *bench) traces(ctx context.Context) error {
 	return cmd.Run()
 }
 
-// choices asks n times for size devices while all are free.
+// choices requests size devices n times while all are free.
 func choices(ctx context.Context, node gpu.Snapshot, replicas, size, n int) ([]time.Duration, error) {
 	var devices []prefer.Device
 	var available []string

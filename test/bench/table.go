@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// goal is what the median and the 99th percentile must not exceed; 0: anything.
+// goal holds limits for the median and the 99th percentile; 0 means no limit.
 type goal struct{ median, p99 float64 }
 
-// within is a goal in time.
+// within returns a goal for durations.
 func within(median, p99 time.Duration) goal { return goal{median.Seconds(), p99.Seconds()} }
 
 const columns = "%-66s %6s %10s %10s %10s %10s %10s\n"
@@ -26,7 +26,7 @@ func show(name string, samples []time.Duration, g goal) {
 	row(os.Stdout, name, inSeconds(samples), 6, g)
 }
 
-// count prints one row of numbers that are no times, with so many decimals.
+// count prints one row of numbers other than times, with the given decimals.
 func count(name string, samples []float64, decimals int, g goal) {
 	row(os.Stdout, name, samples, decimals, g)
 }
@@ -39,14 +39,14 @@ func row(w io.Writer, name string, samples []float64, decimals int, g goal) {
 	cells(w, name, len(samples), [3]float64{at(0), at(0.5), at(0.99)}, decimals, g)
 }
 
-// quantiles are those of the samples, by their place between 0 and 1.
+// quantiles returns a function for the quantiles of the samples, between 0 and 1.
 func quantiles(samples []float64) func(q float64) float64 {
 	samples = slices.Sorted(slices.Values(samples))
 	return func(q float64) float64 { return samples[int(q*float64(len(samples)-1)+0.5)] }
 }
 
-// difference prints how much longer one thing takes than another, in its shortest,
-// median and 99th percentile run each.
+// difference prints how much longer one thing takes than another, for the minimum, the median and
+// the 99th percentile.
 func difference(name string, with, without []time.Duration, g goal) {
 	a, b := quantiles(inSeconds(with)), quantiles(inSeconds(without))
 	cells(os.Stdout, name, len(with), [3]float64{a(0) - b(0), a(0.5) - b(0.5), a(0.99) - b(0.99)}, 6, g)
@@ -71,5 +71,5 @@ func cells(w io.Writer, name string, runs int, values [3]float64, decimals int, 
 	fmt.Fprintf(w, columns, name, strconv.Itoa(runs), number(values[0]), number(values[1]), number(values[2]), limit(g.median), limit(g.p99))
 }
 
-// leaveOut says why a row is not there.
+// leaveOut prints why a row is missing.
 func leaveOut(name string, err error) { fmt.Printf("%-66s left out: %v\n", name, err) }

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestARowShowsWhatWasSeenAndWhatIsWanted(t *testing.T) {
+func TestARowShowsSamplesAndGoals(t *testing.T) {
 	var b strings.Builder
 	header(&b)
 	row(&b, "many", []float64{0.3, 0.1, 0.2}, 6, within(120*time.Millisecond, 2*time.Second))
@@ -38,6 +38,6 @@ func TestSizesOfAProcessAreRead(t *testing.T) {
 	require.Error(t, err)
 }
 
-func TestAPartThatIsNotThereIsNamed(t *testing.T) {
+func TestAnUnknownPartIsNamed(t *testing.T) {
 	require.ErrorContains(t, (&bench{}).run(t.Context(), []string{"lunch"}), `--part "lunch": there are start, allocate, preferred,`)
 }

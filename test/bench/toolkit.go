@@ -14,18 +14,18 @@ import (
 	"github.com/gpuready/gpuready/internal/inotify"
 )
 
-// What the toolkit writes for 8 GPUs, and what it is measured by.
+// The toolkit's output for 8 GPUs, and the goals.
 const (
 	specFile   = "k8s.gpuready.io-gpu.yaml"
 	readyGoal  = 150 * time.Millisecond
 	layoutGoal = 300 * time.Millisecond
 	endGoal    = time.Second
-	settled    = 3 * time.Second  // after a change, for two of which it is looked for more
-	watched    = 10 * time.Second // how long an idle toolkit is looked at
+	settled    = 3 * time.Second  // after a change, the toolkit checks for more during two of them
+	watched    = 10 * time.Second // how long an idle toolkit is measured
 )
 
-// toolkit measures how soon a driver and a MIG layout are specified, and what the
-// toolkit takes while nothing happens.
+// toolkit measures how soon specifications follow a driver and a MIG layout, and the cost of an
+// idle toolkit.
 func (b *bench) toolkit(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		fmt.Println("toolkit: left out, it needs root")
@@ -61,7 +61,7 @@ func (b *bench) toolkit(ctx context.Context) error {
 	return nil
 }
 
-// toolkitHost is a folder that a toolkit takes for its host, which waits for a driver.
+// toolkitHost is a folder that serves as a toolkit's host and waits for a driver.
 type toolkitHost struct {
 	*node
 	cmd   *exec.Cmd
@@ -104,7 +104,7 @@ func (b *bench) newHost(ctx context.Context) (*toolkitHost, error) {
 	return h, nil
 }
 
-// await waits until a file is there, or there anew, and returns when that was heard.
+// await waits until a file is created or replaced, and returns the time of that event.
 func (h *toolkitHost) await(ctx context.Context, name string) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()
@@ -133,7 +133,7 @@ func (h *toolkitHost) follow(ctx context.Context) (ready, layout time.Duration, 
 	if err != nil {
 		return 0, 0, err
 	}
-	// The simulator's last step: a driver is ready when its libnvidia-ml can be found.
+	// The simulator's last step: a driver is ready once its libnvidia-ml can be found.
 	found, err := filepath.Glob(filepath.Join(h.root(), "usr/lib/*/libnvidia-ml.so.1"))
 	if err != nil || len(found) != 1 {
 		return 0, 0, fmt.Errorf("libnvidia-ml.so.1 of the simulator: %v, %w", found, err)
@@ -162,8 +162,8 @@ func (h *toolkitHost) follow(ctx context.Context) (ready, layout time.Duration, 
 	}
 }
 
-// idleness is what a process takes while nothing happens: sizes in bytes, and how
-// often one of its threads went from waiting to running.
+// idleness is the cost of an idle process: sizes in bytes, and the number of times that one of its
+// threads went from waiting to running.
 type idleness struct {
 	resident, own, wakeups float64
 	busy                   time.Duration
@@ -196,8 +196,8 @@ func idleOf(ctx context.Context, pid int) (i idleness, err error) {
 	return i, err
 }
 
-// ran is how long a process's threads have run (schedstat of proc(5)), and how
-// often each has given up the processor of its own accord.
+// ran returns how long a process's threads have run (schedstat of proc(5)), and how often they
+// have yielded the processor voluntarily.
 func ran(pid int) (busy time.Duration, switches float64, err error) {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 	if err != nil || len(tasks) == 0 {
@@ -227,7 +227,7 @@ func ran(pid int) (busy time.Duration, switches float64, err error) {
 	return busy, switches, nil
 }
 
-// end ends the toolkit as a node does.
+// end ends the toolkit as on a node.
 func (h *toolkitHost) end() (time.Duration, error) {
 	began := time.Now()
 	if err := h.cmd.Process.Signal(syscall.SIGTERM); err != nil {

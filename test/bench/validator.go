@@ -20,15 +20,15 @@ import (
 	"github.com/gpuready/gpuready/validator/kube/kubetest"
 )
 
-// What the validator is measured by.
+// The goals of the validator.
 const (
 	provenGoal = 200 * time.Millisecond
 	hopGoal    = 20 * time.Millisecond
 )
 
-// validator measures how soon the plugin's layer is proven once the kubelet has
-// its devices (the pod is played, and takes no time), a hop of the readiness
-// contract, and what the daemon takes while nothing happens.
+// validator measures how soon the plugin's layer is proven once the kubelet has its devices (the
+// pod is simulated and takes no time), one hop of the readiness contract, and the cost of the idle
+// daemon.
 func (b *bench) validator(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		fmt.Println("validator: left out, it needs root")
@@ -52,7 +52,7 @@ func (b *bench) validator(ctx context.Context) error {
 			said, ended, err = n.hops(ctx, b.hookRuns)
 		}
 		if err != nil {
-			err = errors.Join(err, n.tell())
+			err = errors.Join(err, n.logError())
 		}
 		if n.close(); err != nil {
 			return err
@@ -65,7 +65,7 @@ func (b *bench) validator(ctx context.Context) error {
 	return nil
 }
 
-// showRest prints what a daemon takes while nothing happens.
+// showRest prints the cost of an idle daemon.
 func showRest(who string, all []idleness, resident, own, wakeups goal) {
 	var sizes, owns, shares, woken []float64
 	for _, i := range all {
@@ -78,12 +78,12 @@ func showRest(who string, all []idleness, resident, own, wakeups goal) {
 	count(who+": threads woken, idle, over 10 s", woken, 0, wakeups)
 }
 
-// provenNode is a folder that is a node, with the toolkit, a kubelet and an API
-// server, for the validator's daemon.
+// provenNode is a folder that serves as a node, with the toolkit, a kubelet and an API server, for
+// the validator's daemon.
 type provenNode struct {
 	*toolkitHost
-	api  *kubetest.Server
-	said string // path of what validator and plugin print
+	api *kubetest.Server
+	log string // path of the log of validator and plugin
 
 	daemon, deviceplugin *exec.Cmd
 }
@@ -93,10 +93,10 @@ func (b *bench) newProven(ctx context.Context) (_ *provenNode, err error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &provenNode{toolkitHost: h, api: kubetest.Start("n1"), said: filepath.Join(h.dir, "said")}
+	n := &provenNode{toolkitHost: h, api: kubetest.Start("n1"), log: filepath.Join(h.dir, "said")}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, n.tell())
+			err = errors.Join(err, n.logError())
 			n.close()
 		}
 	}()
@@ -130,7 +130,7 @@ func (b *bench) newProven(ctx context.Context) (_ *provenNode, err error) {
 
 // start starts a program for this node.
 func (n *provenNode) start(program string, args ...string) (*exec.Cmd, error) {
-	log, err := os.OpenFile(n.said, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(n.log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (n *provenNode) start(program string, args ...string) (*exec.Cmd, error) {
 
 func (n *provenNode) program(name string) string { return n.bench.program(name) }
 
-// succeed is the pod's end, as it is created.
+// succeed marks a pod as succeeded as soon as it is created.
 func (n *provenNode) succeed(p *corev1.Pod) {
 	r, _ := n.kubelet.Resource(resource)
 	p.Status.Phase = corev1.PodSucceeded
@@ -153,7 +153,7 @@ func (n *provenNode) succeed(p *corev1.Pod) {
 	}}}}
 }
 
-// until waits until the validator has written of a layer what satisfies.
+// until waits until the validator has written a status of a layer that satisfies.
 func (n *provenNode) until(ctx context.Context, layer readiness.Layer, satisfies func(readiness.Status) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, soon)
 	defer cancel()
@@ -176,8 +176,8 @@ func (n *provenNode) until(ctx context.Context, layer readiness.Layer, satisfies
 
 func (n *provenNode) proofs() string { return filepath.Join(n.dir, readiness.DefaultDir) }
 
-// prove starts the device plugin. The time is from where the kubelet has its devices
-// until the validator has written the proof.
+// prove starts the device plugin. It returns the time from the kubelet's device list to the
+// validator's proof.
 func (n *provenNode) prove(ctx context.Context) (took time.Duration, err error) {
 	if n.deviceplugin, err = n.start(pluginProgram, "--listen="); err != nil {
 		return 0, err
@@ -196,10 +196,10 @@ func (n *provenNode) prove(ctx context.Context) (took time.Duration, err error) 
 	return at.Sub(listed), err
 }
 
-// hops measures from a proof that is being written until a process that waits for it
-// says that it is there, and until it has ended: the kernel takes up to tens of
-// milliseconds to end what watches files, whoever ends it. In a folder of its own.
-func (n *provenNode) hops(ctx context.Context, times int) (said, ended []time.Duration, err error) {
+// hops measures, from the write of a proof, the time until a waiting process reports it and the
+// time until that process has ended. The kernel takes up to tens of milliseconds to end a process
+// that watches files. It uses a separate folder.
+func (n *provenNode) hops(ctx context.Context, times int) (reported, ended []time.Duration, err error) {
 	dir := filepath.Join(n.dir, "hops")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, nil, err
@@ -209,12 +209,12 @@ func (n *provenNode) hops(ctx context.Context, times int) (said, ended []time.Du
 		if err != nil {
 			return nil, nil, err
 		}
-		said, ended = append(said, s), append(ended, e)
+		reported, ended = append(reported, s), append(ended, e)
 	}
-	return said, ended, nil
+	return reported, ended, nil
 }
 
-func (n *provenNode) hop(ctx context.Context, dir string) (said, ended time.Duration, err error) {
+func (n *provenNode) hop(ctx context.Context, dir string) (reported, ended time.Duration, err error) {
 	if err := readiness.Clear(dir, readiness.CUDA); err != nil {
 		return 0, 0, err
 	}
@@ -244,14 +244,14 @@ func (n *provenNode) hop(ctx context.Context, dir string) (said, ended time.Dura
 	if err := until("cuda is ready"); err != nil {
 		return 0, 0, errors.Join(err, cmd.Wait())
 	}
-	said = time.Since(began)
+	reported = time.Since(began)
 	err = cmd.Wait()
-	return said, time.Since(began), err
+	return reported, time.Since(began), err
 }
 
-// tell is the end of what the node's programs have logged, as an error.
-func (n *provenNode) tell() error {
-	out, err := os.ReadFile(n.said)
+// logError returns the end of the log of the node's programs, as an error.
+func (n *provenNode) logError() error {
+	out, err := os.ReadFile(n.log)
 	if err != nil {
 		return err
 	}

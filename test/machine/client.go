@@ -31,8 +31,8 @@ func newClient(in io.Reader, out io.Writer) *client {
 	return c
 }
 
-// receive hands responses to those who wait for them. What the firmware may write to the
-// port before the agent does is no response and is passed over.
+// receive passes responses to their waiting callers. It skips anything that the firmware writes
+// to the port before the agent does.
 func (c *client) receive(in io.Reader) {
 	defer close(c.ended)
 	lines := bufio.NewReaderSize(in, 64<<10)
@@ -55,22 +55,22 @@ func (c *client) receive(in io.Reader) {
 		}
 		c.mu.Lock()
 		if answer, ok := c.waiting[r.ID]; ok {
-			answer <- r // has room for it
+			answer <- r // buffered
 			delete(c.waiting, r.ID)
 		}
 		c.mu.Unlock()
 	}
 }
 
-// call sends a request and returns the response. The error is that of the connection, or
-// the one that the response carries.
+// call sends a request and returns the response. The error is from the connection or from the
+// response.
 func (c *client) call(ctx context.Context, r wire.Request) (wire.Response, error) {
-	answer := make(chan wire.Response, 1)
-	if err := c.send(r, answer); err != nil {
+	response := make(chan wire.Response, 1)
+	if err := c.send(r, response); err != nil {
 		return wire.Response{}, err
 	}
 	select {
-	case a := <-answer:
+	case a := <-response:
 		return a, a.Err()
 	case <-c.ended:
 		return wire.Response{}, errEnded

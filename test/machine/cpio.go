@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// File is one file of a machine's root: Data, what lies at Source on the machine that
-// runs the test, a symbolic link, or a folder.
+// File is one file of a machine's root: the content Data, a copy of the file Source of the
+// machine that runs the test, a symbolic link, or a folder.
 type File struct {
 	Data   []byte
 	Source string      // a path outside; its permissions are taken where Mode is 0
@@ -23,14 +23,13 @@ type File struct {
 	Mode   fs.FileMode // permissions, and fs.ModeDir for a folder; 0 is 0644, or 0755 for a folder
 }
 
-// Files has files by their absolute path inside the machine. The folders above them
-// need not be named.
+// Files maps absolute paths inside the machine to files. Parent folders may be left out.
 type Files map[string]File
 
-// Program returns the file of a program that lies outside at a path.
+// Program returns a file with the program at a path outside.
 func Program(source string) File { return File{Source: source, Mode: 0o755} }
 
-// Folder returns the files below a folder outside, to be laid below at.
+// Folder returns the files below a folder outside, with paths below at.
 func Folder(source, at string) (Files, error) {
 	files := Files{}
 	err := filepath.WalkDir(source, func(name string, d fs.DirEntry, err error) error {
@@ -67,12 +66,12 @@ func Merge(sets ...Files) Files {
 	return all
 }
 
-// merged has the folders that are links on a system with a merged /usr. What is to be
-// put into /lib is put into /usr/lib.
+// merged maps folders to the links' targets of a system with a merged /usr. A file for /lib is
+// written to /usr/lib.
 var merged = map[string]string{"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 
-// place returns a file's name in the archive: without the first slash, below /usr where
-// its folder is merged.
+// place returns a file's name in the archive: without the first slash, and below /usr if its
+// folder is merged.
 func place(at string) string {
 	name := strings.TrimPrefix(path.Clean("/"+at), "/")
 	first, rest, below := strings.Cut(name, "/")

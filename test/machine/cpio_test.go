@@ -38,7 +38,7 @@ func readArchive(t *testing.T, data []byte) []string {
 	}
 }
 
-func TestArchiveHasFoldersBeforeWhatIsInThem(t *testing.T) {
+func TestArchiveHasFoldersBeforeTheirContents(t *testing.T) {
 	source := filepath.Join(t.TempDir(), "program")
 	require.NoError(t, os.WriteFile(source, []byte("elf"), 0o700))
 	var b bytes.Buffer
@@ -71,7 +71,7 @@ func TestArchiveHasFoldersBeforeWhatIsInThem(t *testing.T) {
 	}, readArchive(t, b.Bytes()))
 }
 
-func TestArchiveNamesTheFileThatIsNotThere(t *testing.T) {
+func TestArchiveNamesAMissingFile(t *testing.T) {
 	err := writeArchive(&bytes.Buffer{}, Files{"/usr/bin/p": Program("/nowhere/p")})
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorContains(t, err, "file /usr/bin/p of the machine")

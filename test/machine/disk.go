@@ -24,8 +24,8 @@ func rootArguments(c Config) []string {
 	return []string{"MACHINE_ROOT=" + rootDevice}
 }
 
-// diskFiles returns what the root in memory has of a machine's own files where its root is
-// on a disk: the agent, and the module that the disk needs.
+// diskFiles returns the files of the initial root in memory for a machine whose root is on a
+// disk: the agent, and the module that the disk needs.
 func (m *Machine) diskFiles(own Files) (Files, error) {
 	files := Files{"/init": own["/init"]}
 	for at, f := range own {
@@ -45,8 +45,7 @@ func (m *Machine) diskFiles(own Files) (Files, error) {
 	return files, nil
 }
 
-// writeDisk writes files as an ext4 file system of so many MiB. It takes no more room than
-// what is written to it.
+// writeDisk writes files as an ext4 file system of size MiB. The image is sparse.
 func writeDisk(ctx context.Context, at string, size int, files Files) error {
 	stage := at + ".files"
 	defer os.RemoveAll(stage)

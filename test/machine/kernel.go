@@ -15,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/test/debian"
 )
 
-// Series is a series of kernels that Debian 12 has; the newest of a series is taken when
-// it is fetched for the first time. Remove it from the cache to get a newer one.
+// Series is a series of kernels of Debian 12. The first fetch takes the newest of the series;
+// remove it from the cache to get a newer one.
 type Series string
 
 // The series, by the release that has them.
@@ -32,13 +32,13 @@ var AllSeries = []Series{Linux61, Linux612}
 type Kernel struct {
 	Release string // as uname -r prints it: "6.1.0-50-cloud-amd64"
 
-	root string // what the packages have, as if installed there
+	root string // the files of the packages, as if installed there
 }
 
-// variable turns the machines on: they take minutes, and packages from the network.
+// variable enables tests that boot machines: they take minutes, and packages from the network.
 const variable = "GPUREADY_MACHINE"
 
-// SkipUnlessEnabled skips a test that boots machines unless the environment turns that on.
+// SkipUnlessEnabled skips a test that boots machines unless the environment enables it.
 func SkipUnlessEnabled(t testing.TB) {
 	t.Helper()
 	if os.Getenv(variable) == "" {
@@ -90,8 +90,8 @@ func (k *Kernel) Image() string { return filepath.Join(k.root, "boot/vmlinuz-"+k
 // installed there: boot, lib/modules, usr/src with the headers.
 func (k *Kernel) Root() string { return k.root }
 
-// Headers returns the folders of the headers: those of this kernel, and those that all
-// flavours of it have in common.
+// Headers returns the folders of the headers: those of this kernel, and those common to all its
+// flavours.
 func (k *Kernel) Headers() (own, common string, err error) {
 	own = filepath.Join(k.root, "usr/src/linux-headers-"+k.Release)
 	found, err := filepath.Glob(filepath.Join(k.root, "usr/src/linux-headers-*-common"))
@@ -111,8 +111,8 @@ func (k *Kernel) Make(ctx context.Context, dir string, args ...string) error {
 	if err != nil {
 		return err
 	}
-	// BTF of modules needs a program that is no part of the headers, and nothing here reads it.
-	// O is named because the Makefile that Debian has in the folder says where it is installed.
+	// BTF of modules needs a program outside the headers, and nothing here reads BTF. O is named
+	// because Debian's Makefile in the folder names its installed path.
 	args = append([]string{"-s", "-j2", "-C", common, "O=" + own, "M=" + dir, "CONFIG_DEBUG_INFO_BTF_MODULES="}, args...)
 	cmd := exec.CommandContext(ctx, "make", args...)
 	cmd.Env = environ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "BIN", "V")

@@ -1,5 +1,5 @@
-// Package machine boots Debian's own kernels in QEMU, without KVM, so that a test sees
-// what a real kernel does: modules are loaded, refused and unloaded there.
+// Package machine boots Debian's own kernels in QEMU, without KVM, so that a test runs against a
+// real kernel that loads, refuses and unloads modules.
 //
 //	k := machine.FetchKernel(t, machine.Linux612)
 //	m := machine.Boot(t, machine.Config{
@@ -9,10 +9,10 @@
 //	require.NoError(t, m.LoadModule(t.Context(), "/modules/nvidia.ko", ""))
 //	fmt.Println(m.Run(t.Context(), "cat", "/proc/modules"))
 //
-// A machine is a kernel and a root in memory: an agent as its first process, busybox, and
-// the files that the test names. The agent does what the test asks for over a serial port.
-// With Config.Disk the root is a file system on a disk, as containers need one, and what
-// is written to it outlives a reboot.
+// A machine has a kernel and a root in memory: an agent as its first process, busybox, and the
+// files that the test names. The agent executes the test's requests from a serial port. With
+// Config.Disk the root is a file system on a disk, as containers need it, and its files survive
+// a reboot.
 package machine
 
 import (
@@ -48,12 +48,12 @@ const (
 // Config says what to boot.
 type Config struct {
 	Kernel     *Kernel
-	Files      Files    // beside busybox and its links
+	Files      Files    // in addition to busybox and its links
 	Args       []string // of the kernel: "module.sig_enforce=1", "lockdown=integrity"
 	Memory     int      // MiB; 0 is 512
 	CPUs       int      // 0 is 1
 	Disk       int      // MiB of the root on a disk; 0: the root is in memory
-	Network    *os.File // a tap device that the machine's network card is; nil: it has none
+	Network    *os.File // the tap device of the machine's network card; nil: no card
 	SecureBoot bool     // boots with a UEFI that has Secure Boot on and trusts Snakeoil
 	Devices    []string // more devices, as QEMU's -device has them: "edu"
 }
@@ -70,8 +70,8 @@ type Machine struct {
 	client *client
 }
 
-// Boot boots a machine and returns once its agent serves. The machine ends with the test;
-// what it wrote to its console is logged where the test failed.
+// Boot boots a machine and returns once its agent serves. The machine ends with the test; its
+// console is logged if the test failed.
 func Boot(t testing.TB, c Config) *Machine {
 	t.Helper()
 	SkipUnlessEnabled(t)
@@ -92,7 +92,7 @@ func Boot(t testing.TB, c Config) *Machine {
 	return m
 }
 
-// prepare writes what QEMU reads.
+// prepare writes QEMU's input files.
 func (m *Machine) prepare(ctx context.Context) error {
 	own, err := m.ownFiles(ctx)
 	if err != nil {
@@ -121,7 +121,7 @@ func (m *Machine) prepare(ctx context.Context) error {
 	return nil
 }
 
-// ownFiles returns what each machine has: the agent, busybox and its links.
+// ownFiles returns the files of every machine: the agent, busybox and its links.
 func (m *Machine) ownFiles(ctx context.Context) (Files, error) {
 	agent, err := buildAgent()
 	if err != nil {
@@ -239,8 +239,8 @@ func (m *Machine) Kill() {
 	}
 }
 
-// Restart boots the machine again after Kill, Reboot or PowerOff, with the files that it
-// had at first: nothing is kept but what is on a disk.
+// Restart boots the machine again after Kill, Reboot or PowerOff, with its initial files. Only a
+// disk keeps changes.
 func (m *Machine) Restart(ctx context.Context) {
 	m.t.Helper()
 	m.Kill()
@@ -289,14 +289,14 @@ func (m *Machine) Open(ctx context.Context, path string) (*Held, error) {
 	return &Held{m: m, handle: answer.Handle}, nil
 }
 
-// Close lets go of the file.
+// Close closes the file.
 func (h *Held) Close(ctx context.Context) error {
 	h.m.t.Helper()
 	_, err := h.m.call(ctx, wire.Request{Op: wire.Close, Handle: h.handle})
 	return err
 }
 
-// ReadFile returns what is in a file of the machine.
+// ReadFile returns the content of a file of the machine.
 func (m *Machine) ReadFile(ctx context.Context, path string) (string, error) {
 	m.t.Helper()
 	answer, err := m.call(ctx, wire.Request{Op: wire.Read, Path: path})
@@ -326,8 +326,7 @@ func (m *Machine) UnloadModule(ctx context.Context, name string) error {
 	return err
 }
 
-// Reboot has the kernel reboot and boots the machine again; nothing in a root in memory
-// is kept.
+// Reboot has the kernel reboot and boots the machine again. A root in memory keeps nothing.
 func (m *Machine) Reboot(ctx context.Context) {
 	m.t.Helper()
 	m.stop(ctx, wire.Reboot)

@@ -154,7 +154,7 @@ func TestStubsLoadAndUnload(t *testing.T) {
 	})
 }
 
-// What a kernel does with modules that it does not trust.
+// TestUntrustedModules checks how a kernel treats modules that it does not trust.
 func TestUntrustedModules(t *testing.T) {
 	SkipUnlessEnabled(t)
 	for name, c := range map[string]struct {
@@ -285,7 +285,7 @@ func TestPrograms(t *testing.T) {
 	})
 }
 
-// A root on a disk is one as containers need it, and keeps what is written.
+// TestRootOnADisk checks that a root on a disk suits containers, and keeps written files.
 func TestRootOnADisk(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -25,7 +25,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/binaries"
 )
 
-// Modules has kernel modules by file name: "nvidia-uvm.ko".
+// Modules maps file names, such as "nvidia-uvm.ko", to kernel modules.
 type Modules map[string][]byte
 
 // BuildStubs returns the stub modules of simulator/kernel, built for a kernel with a
@@ -137,8 +137,8 @@ type Key struct {
 	Passphrase  string
 }
 
-// Snakeoil is the key that machines with Secure Boot trust. Debian's package ovmf has it
-// in public, for tests.
+// Snakeoil is the key that machines with Secure Boot trust. Debian's package ovmf publishes it
+// for tests.
 var Snakeoil = Key{
 	Private:     "/usr/share/ovmf/PkKek-1-snakeoil.key",
 	Certificate: "/usr/share/ovmf/PkKek-1-snakeoil.pem",

@@ -11,14 +11,14 @@ import (
 	"github.com/gpuready/gpuready/test/machine/wire"
 )
 
-// Result is what a program came to.
+// Result is the result of a program.
 type Result struct {
 	Code     int            // exit status; -1 where a signal ended it or it still runs
 	Signal   syscall.Signal // that ended it, or 0
 	Stdout   string
 	Stderr   string
-	Wall     time.Duration // from its start to its end, as the machine's clock has it
-	TimedOut bool          // it was killed because its time was up
+	Wall     time.Duration // from its start to its end, by the machine's clock
+	TimedOut bool          // it was killed by the timeout
 }
 
 // String returns the output and, unless that is 0, the exit status.
@@ -51,7 +51,7 @@ func (m *Machine) Run(ctx context.Context, args ...string) Result {
 	return m.Do(ctx, Command{Args: args})
 }
 
-// Do runs a program with more to say about it than Run.
+// Do runs a program with more options than Run.
 func (m *Machine) Do(ctx context.Context, c Command) Result {
 	m.t.Helper()
 	p := m.Start(ctx, c)

@@ -13,8 +13,8 @@ import (
 	"syscall"
 )
 
-// firmware is what a machine with Secure Boot starts with: a UEFI that refuses what is
-// not signed, and variables in which Debian's snakeoil key is trusted (package ovmf).
+// Firmware of a machine with Secure Boot: a UEFI that refuses unsigned programs, and variables in
+// which Debian's snakeoil key is trusted (package ovmf).
 const (
 	firmwareCode      = "/usr/share/OVMF/OVMF_CODE_4M.secboot.fd"
 	firmwareVariables = "/usr/share/OVMF/OVMF_VARS_4M.snakeoil.fd"
@@ -23,8 +23,8 @@ const (
 // paths are the files of one machine, in a folder of its own.
 type paths struct{ initrd, console, variables, disk string }
 
-// withoutCX16 takes an instruction away that kernels do without: after CMPXCHG16B, QEMU 7.2
-// sometimes has wrong flags, among them those that trap, and one boot in five of Linux 6.12 panics.
+// withoutCX16 disables an instruction that kernels do not need. After CMPXCHG16B, QEMU 7.2
+// sometimes sets wrong flags, including the trap flag, and one boot in five of Linux 6.12 panics.
 const withoutCX16 = ",-cx16"
 
 // arguments returns the arguments of QEMU. Its standard input and output are the
@@ -44,7 +44,7 @@ func arguments(c Config, p paths) []string {
 		"-append", strings.Join(append([]string{"console=ttyS0", "panic=-1"}, append(rootArguments(c), c.Args...)...), " "),
 	}
 	if c.Disk > 0 {
-		// Written back when it suits this machine: what is on it is lost with the test anyway.
+		// The host may write the disk back at any time: the disk is lost with the test anyway.
 		args = append(args, "-drive", "if=virtio,format=raw,cache=unsafe,file="+escape(p.disk))
 	}
 	if c.Network != nil {
@@ -79,8 +79,8 @@ type qemu struct {
 // networkFD is the file descriptor of the tap device in QEMU.
 const networkFD = 3
 
-// startQEMU starts QEMU; it ends with this process, however that ends. The tap device of
-// its network card may be nil.
+// startQEMU starts QEMU, which ends with this process, however that ends. network, the tap device
+// of its network card, may be nil.
 func startQEMU(args []string, network *os.File) (*qemu, error) {
 	q := &qemu{cmd: exec.Command("qemu-system-x86_64", args...), done: make(chan struct{})}
 	q.cmd.Stderr = &q.stderr
@@ -92,7 +92,7 @@ func startQEMU(args []string, network *os.File) (*qemu, error) {
 	if q.in, err = q.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
-	// Not StdoutPipe: Wait would close it before all has been read.
+	// Not StdoutPipe: Wait would close it before everything has been read.
 	var w *os.File
 	if q.out, w, err = os.Pipe(); err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func (q *qemu) kill() {
 	_ = q.out.Close()
 }
 
-// copyFile copies a file that is to be written to.
+// copyFile makes a writable copy of a file.
 func copyFile(from, to string) error {
 	data, err := os.ReadFile(filepath.Clean(from))
 	if err != nil {

@@ -14,10 +14,10 @@ import (
 	"testing"
 )
 
-// ModuleTree returns /lib/modules of a machine: the named modules of the kernel ("ecc")
-// with those that they depend on, further modules by their path below
-// /lib/modules/<release> ("updates/nvidia.ko"), and what depmod writes about all of them.
-// A name of a module that is built into the kernel adds nothing.
+// ModuleTree returns /lib/modules of a machine: the named modules of the kernel ("ecc") and their
+// dependencies, further modules by their path below /lib/modules/<release>
+// ("updates/nvidia.ko"), and depmod's files about all of them. The name of a module that is built
+// into the kernel adds nothing.
 func (k *Kernel) ModuleTree(t testing.TB, names []string, extra Modules) Files {
 	t.Helper()
 	files, err := k.moduleTree(t.Context(), t.TempDir(), names, extra)
@@ -86,7 +86,7 @@ func (k *Kernel) resolve(ctx context.Context, names []string) ([]string, error) 
 		at, ok := byName[name]
 		switch {
 		case ok:
-			paths = append(append(paths, at), dependencies[at]...) // depmod names those of those, too
+			paths = append(append(paths, at), dependencies[at]...) // depmod lists indirect dependencies too
 		case !inside[name]:
 			return nil, fmt.Errorf("%s has no module %s", k.Release, name)
 		}
@@ -95,8 +95,8 @@ func (k *Kernel) resolve(ctx context.Context, names []string) ([]string, error) 
 	return slices.Compact(paths), nil
 }
 
-// dependencies has, for each module of the kernel, those that it depends on. depmod works
-// it out, because Debian runs depmod when a kernel is installed and it has not been.
+// dependencies returns the dependencies of each module of the kernel. It runs depmod, because
+// Debian does so when a kernel is installed, and this one is not.
 func (k *Kernel) dependencies(ctx context.Context) (map[string][]string, error) {
 	at := filepath.Join(k.root, "depmod."+k.Release)
 	data, err := os.ReadFile(at)
@@ -124,7 +124,7 @@ func replace(at string, data []byte) error {
 	return errors.Join(err, f.Close(), os.Rename(f.Name(), at))
 }
 
-// parseDependencies reads what depmod prints: lines as in modules.dep, "kernel/a.ko: kernel/b.ko",
+// parseDependencies parses depmod's output: the lines of modules.dep, "kernel/a.ko: kernel/b.ko",
 // and then those of its other files, which have a space before the first colon.
 func parseDependencies(text string) map[string][]string {
 	dependencies := map[string][]string{}

@@ -1,6 +1,6 @@
-// The agent is the first process of a test machine: it moves to the root on a disk, if
-// there is one, mounts what a booted node has mounted, and then does what a test asks for
-// over the second serial port.
+// The agent is the first process of a test machine. It moves to the root on a disk, if there is
+// one, mounts the file systems of a booted node, and then executes the test's requests from the
+// second serial port.
 package main
 
 import (

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mount is one line of the table of what is mounted.
+// mount is one mount of the mount table.
 type mount struct {
 	kind, at string
 	flags    uintptr
 	options  string
-	optional bool // where the kernel has no such file system
+	optional bool // the kernel may lack the file system
 }
 
 const restricted = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
@@ -35,7 +35,7 @@ var mounts = []mount{
 
 // prepare mounts what systemd mounts on a node before anything else.
 func prepare() error {
-	if err := loadOwn("/usr/lib/machine"); err != nil {
+	if err := loadModules("/usr/lib/machine"); err != nil {
 		return err
 	}
 	if device := os.Getenv(rootVariable); device != "" {
@@ -44,7 +44,7 @@ func prepare() error {
 		}
 	}
 	for _, m := range mounts {
-		if err := m.do(); err != nil {
+		if err := m.apply(); err != nil {
 			return fmt.Errorf("mount %s at %s: %w", m.kind, m.at, err)
 		}
 	}
@@ -54,15 +54,15 @@ func prepare() error {
 	return nil
 }
 
-// rootVariable is an argument of the kernel that it passes on to its first process: the
-// device with the root.
+// rootVariable is a kernel argument that the kernel passes to its first process as an environment
+// variable: the device with the root.
 const rootVariable = "MACHINE_ROOT"
 
 // switchRoot makes the file system on a device the root, as switch_root(8) does. A
 // container's root cannot be changed by pivot_root(2) on the root in memory.
 func switchRoot(device string) error {
 	const at = "/sysroot"
-	if err := (mount{kind: "devtmpfs", at: "/dev"}).do(); err != nil {
+	if err := (mount{kind: "devtmpfs", at: "/dev"}).apply(); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(at, 0o755); err != nil {
@@ -86,7 +86,7 @@ func switchRoot(device string) error {
 	return unix.Chdir("/")
 }
 
-func (m mount) do() error {
+func (m mount) apply() error {
 	if !m.optional || strings.HasPrefix(m.at, "/dev/") {
 		if err := os.MkdirAll(m.at, 0o755); err != nil {
 			return err
@@ -100,8 +100,8 @@ func (m mount) do() error {
 	return err
 }
 
-// loadOwn loads the kernel modules that the machine itself needs.
-func loadOwn(dir string) error {
+// loadModules loads the kernel modules that the machine itself needs.
+func loadModules(dir string) error {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.ko*"))
 	if err != nil {
 		return err

@@ -17,10 +17,10 @@ import (
 	"github.com/gpuready/gpuready/test/machine/wire"
 )
 
-// outputLimit bounds what is kept of one stream of a process; the rest is counted.
+// outputLimit limits the stored output of one stream of a process; the rest is only counted.
 const outputLimit = 1 << 20
 
-// processes runs programs. It also reaps what they leave behind, as a first process must.
+// processes runs programs. It also reaps their orphans, as a first process must.
 type processes struct {
 	mu    sync.Mutex
 	byPid map[int]*process
