@@ -82,8 +82,8 @@ func showRest(who string, all []idleness, resident, own, wakeups goal) {
 // the validator's daemon.
 type provenNode struct {
 	*toolkitHost
-	api *kubetest.Server
-	log string // path of the log of validator and plugin
+	api       *kubetest.Server
+	outputLog string // path of the log of validator and plugin
 
 	daemon, deviceplugin *exec.Cmd
 }
@@ -93,7 +93,7 @@ func (b *bench) newProven(ctx context.Context) (_ *provenNode, err error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &provenNode{toolkitHost: h, api: kubetest.Start("n1"), log: filepath.Join(h.dir, "said")}
+	n := &provenNode{toolkitHost: h, api: kubetest.Start("n1"), outputLog: filepath.Join(h.dir, "said")}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, n.logError())
@@ -130,7 +130,7 @@ func (b *bench) newProven(ctx context.Context) (_ *provenNode, err error) {
 
 // start starts a program for this node.
 func (n *provenNode) start(program string, args ...string) (*exec.Cmd, error) {
-	log, err := os.OpenFile(n.log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(n.outputLog, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -251,7 +251,7 @@ func (n *provenNode) hop(ctx context.Context, dir string) (reported, ended time.
 
 // logError returns the end of the log of the node's programs, as an error.
 func (n *provenNode) logError() error {
-	out, err := os.ReadFile(n.log)
+	out, err := os.ReadFile(n.outputLog)
 	if err != nil {
 		return err
 	}

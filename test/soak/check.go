@@ -10,11 +10,10 @@ import (
 	"github.com/gpuready/gpuready/internal/kubelettest"
 )
 
-// look is how often what is served is held against what is true.
-const look = 50 * time.Millisecond
+// checkInterval is how often the served devices are compared with the expected ones.
+const checkInterval = 50 * time.Millisecond
 
-// check holds what is served against what is true, and knows since when a card is
-// not as it should be.
+// check compares the served devices with the expected ones, and records since when a GPU differs.
 type check struct {
 	truth  *truth
 	served func() []kubelettest.Resource
@@ -24,23 +23,23 @@ type check struct {
 	shaken  time.Time // when the kubelet was last disturbed
 	since   []time.Time
 	why     []string
-	longest time.Duration // that anything took to settle
+	longest time.Duration // time that anything took to settle
 }
 
 func newCheck(t *truth, served func() []kubelettest.Resource, settle time.Duration) *check {
-	return &check{truth: t, served: served, settle: settle, since: make([]time.Time, len(t.cards)), why: make([]string, len(t.cards))}
+	return &check{truth: t, served: served, settle: settle, since: make([]time.Time, len(t.gpus)), why: make([]string, len(t.gpus))}
 }
 
-// disturbed says that the kubelet has just lost its lists.
+// disturbed records that the kubelet has just lost its lists.
 func (c *check) disturbed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.shaken = time.Now()
 }
 
-// run looks until ctx ends or something is wrong for too long.
+// run checks until ctx ends or something is wrong for too long.
 func (c *check) run(ctx context.Context) error {
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -68,26 +67,26 @@ func (c *check) once(now time.Time) error {
 	if ids := c.truth.strangers(served); ids != nil {
 		return fmt.Errorf("served, and no GPU ever was: %v", ids)
 	}
-	for i, card := range c.truth.cards {
-		c.why[i] = c.truth.wrong(card, served)
+	for i, gpu := range c.truth.gpus {
+		c.why[i] = c.truth.wrong(gpu, served)
 		switch {
 		case c.why[i] != "" && c.since[i].IsZero():
 			c.since[i] = now
 		case c.why[i] == "" && !c.since[i].IsZero():
-			c.longest = max(c.longest, now.Sub(c.begin(i, card)))
+			c.longest = max(c.longest, now.Sub(c.begin(i, gpu)))
 			c.since[i] = time.Time{}
 		}
-		if c.why[i] != "" && now.Sub(c.begin(i, card)) > c.settle {
-			return fmt.Errorf("for %v already: %s\n%v", c.settle, c.why[i], card)
+		if c.why[i] != "" && now.Sub(c.begin(i, gpu)) > c.settle {
+			return fmt.Errorf("for %v already: %s\n%v", c.settle, c.why[i], gpu)
 		}
 	}
 	return nil
 }
 
-// begin is from when the plugin's time to say what is true of a card counts.
-func (c *check) begin(i int, card *card) time.Time {
+// begin returns the time from which the plugin's deadline to report a GPU counts.
+func (c *check) begin(i int, gpu *gpuState) time.Time {
 	begin := c.since[i]
-	for _, t := range []time.Time{card.changed, c.shaken} {
+	for _, t := range []time.Time{gpu.changed, c.shaken} {
 		if t.After(begin) {
 			begin = t
 		}
@@ -95,13 +94,13 @@ func (c *check) begin(i int, card *card) time.Time {
 	return begin
 }
 
-// still waits until everything is as it should be, and stays so for a moment. No
-// card is unsure after it.
+// still waits until everything matches, and stays so for a moment. After it, no GPU has the health
+// unsure.
 func (c *check) still(ctx context.Context) error {
 	c.truth.mu.Lock()
 	c.truth.calm = true
 	c.truth.mu.Unlock()
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
 	for good := 0; good < 20; {
 		select {
@@ -116,9 +115,9 @@ func (c *check) still(ctx context.Context) error {
 	c.truth.mu.Lock()
 	defer c.truth.mu.Unlock()
 	c.truth.calm = false
-	for _, card := range c.truth.cards {
-		if card.health == unsure {
-			card.health = sound
+	for _, gpu := range c.truth.gpus {
+		if gpu.health == unsure {
+			gpu.health = sound
 		}
 	}
 	return nil
@@ -135,7 +134,7 @@ func (c *check) wrong() bool {
 	return false
 }
 
-// most is the longest that anything took to settle since it was last asked.
+// most returns the longest settling time since its last call.
 func (c *check) most() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// footprint is what a process holds. A goroutine or a file that nobody needs any
-// more is one that is leaked.
+// footprint holds the resources of a process. Goroutines or files that are no longer needed are
+// leaks.
 type footprint struct {
-	files      map[string]int // open files by what they are; sockets and the like by their kind
-	goroutines int            // -1: it does not tell
+	files      map[string]int // number of open files by path; of sockets and the like by kind
+	goroutines int            // -1: unknown
 	memory     string         // resident
 }
 
@@ -33,7 +33,7 @@ func (f footprint) String() string {
 	return fmt.Sprintf("%d files, %d goroutines, %s", f.count(), f.goroutines, f.memory)
 }
 
-// more says what there is more of than before; "" for nothing.
+// more describes what has grown since before, or returns "".
 func (f footprint) more(before footprint) string {
 	var more []string
 	if f.count() > before.count() {
@@ -49,9 +49,10 @@ func (f footprint) more(before footprint) string {
 	return strings.Join(more, ", ")
 }
 
-// footprint takes that of the plugin.
+// footprint measures the plugin's footprint.
 func (n *node) footprint(ctx context.Context) (footprint, error) {
-	// First, since being asked opens a connection, which is closed after the answer.
+	// Goroutines come first, because the request opens a connection, which is closed after the
+	// response.
 	f := footprint{files: map[string]int{}, goroutines: n.goroutines(ctx)}
 	proc := fmt.Sprintf("/proc/%d/", n.cmd.Process.Pid)
 	entries, err := os.ReadDir(proc + "fd")
@@ -96,8 +97,8 @@ func (n *node) goroutines(ctx context.Context) int {
 	return -1
 }
 
-// least is the smallest footprint of a few: what is being done just now, a scrape or
-// a probe, comes and goes.
+// least returns the smallest of several footprints, without temporary work such as a scrape or a
+// probe.
 func (n *node) least(ctx context.Context, enough func(footprint) bool, patience time.Duration) (footprint, error) {
 	var least footprint
 	for began := time.Now(); ; {

@@ -1,11 +1,10 @@
-// Command soak lets the built device plugin live through what nodes live through,
-// all at once and at random: GPUs that break, vanish and return, MIG layouts and
-// configurations that change, kubelets that restart, pods that come and go. Beside
-// it stands what the plugin ought to serve (truth.go), and what it does serve is
-// held against that all the while.
+// Command soak exposes the built device plugin to everything that happens on nodes, at once and at
+// random: GPUs that break, vanish and return, MIG layouts and configurations that change, kubelets
+// that restart, pods that come and go. A model of the devices that the plugin should serve
+// (truth.go) is compared with the served ones all the while.
 //
-// What happens is drawn from a seed, which is printed; when it happens is the
-// machine's to say, so the same seed is the same storm and not the same instants.
+// A seed, which is printed, determines the events. Their times depend on the machine, so the same
+// seed gives the same events at different times.
 package main
 
 import (
@@ -21,7 +20,7 @@ import (
 
 // Exit codes.
 const (
-	exitFailed = 1 // the plugin did what it must not, or could not be run
+	exitFailed = 1 // the plugin misbehaved, or could not be run
 	exitUsage  = 2
 )
 

@@ -27,13 +27,13 @@ type node struct {
 	ended    chan struct{} // closed when the plugin has ended
 	metrics  string        // host:port
 
-	mu    sync.Mutex
-	state nodestate.State // of the plugin, as it last was
-	heard chan struct{}   // closed and made anew when state changes
+	mu      sync.Mutex
+	state   nodestate.State // the plugin's last state
+	changed chan struct{}   // closed and replaced when state changes
 }
 
 func newNode(ctx context.Context, o options) (_ *node, err error) {
-	n := &node{bin: o.bin, ended: make(chan struct{}), heard: make(chan struct{})}
+	n := &node{bin: o.bin, ended: make(chan struct{}), changed: make(chan struct{})}
 	if n.dir, err = os.MkdirTemp("", "soak"); err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func newNode(ctx context.Context, o options) (_ *node, err error) {
 	if n.driver, err = state.Open(filepath.Join(n.path("driver"), "var/lib/gpusim/state")); err != nil {
 		return nil, err
 	}
-	// The kind of kubelet that forgives least.
+	// The strictest kind of kubelet.
 	n.kubelet, err = kubelettest.Start(kubelettest.Config{Dir: n.path("dp"), KeepReplaced: true})
 	return n, err
 }
@@ -84,7 +84,7 @@ func (n *node) start() error {
 	return nil
 }
 
-// stop ends the plugin as a node agent is ended.
+// stop ends the plugin as a kubelet would end its pod.
 func (n *node) stop() error {
 	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (n *node) stop() error {
 	return nil
 }
 
-// close ends what is left, and removes everything unless it is to be kept.
+// close ends everything else, and removes the files unless they are to be kept.
 func (n *node) close(keep bool) {
 	if n.cmd != nil && n.cmd.Process != nil {
 		_ = n.cmd.Process.Kill()
@@ -138,8 +138,8 @@ func (n *node) watch(ctx context.Context) error {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.state = s
-		close(n.heard)
-		n.heard = make(chan struct{})
+		close(n.changed)
+		n.changed = make(chan struct{})
 	})
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 		return nil
@@ -147,11 +147,11 @@ func (n *node) watch(ctx context.Context) error {
 	return err
 }
 
-// said waits until the plugin's state is as cond wants it.
-func (n *node) said(ctx context.Context, cond func(nodestate.State) bool) error {
+// waitState waits until the plugin's state satisfies cond.
+func (n *node) waitState(ctx context.Context, cond func(nodestate.State) bool) error {
 	for {
 		n.mu.Lock()
-		s, heard := n.state, n.heard
+		s, heard := n.state, n.changed
 		n.mu.Unlock()
 		if cond(s) {
 			return nil

@@ -10,14 +10,14 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// shape is what a configuration makes of whole GPUs. MIG devices are the same with
-// all of them, and what recovers by being quiet is quiet after a moment.
+// shape is what a configuration turns whole GPUs into. MIG devices are the same in every shape.
+// A GPU that recovers after a quiet time always does so after a moment.
 type shape struct {
 	what     string
-	text     string // of the file, after what all have
+	text     string // of the file, after the common part
 	resource string
 	replicas int // 0: not shared
-	without  int // index of the GPU that is not advertised; -1: all are
+	without  int // index of the GPU that is not advertised; -1: all are advertised
 }
 
 const common = "version: v1\nflags: {migStrategy: mixed}\nhealth: {quietPeriod: 2s}\n"
@@ -32,14 +32,14 @@ var shapes = []shape{
 	{"one left out", "devices: {exclude: [0]}\n", gpuResource, 0, 0},
 }
 
-// bad are files that must change nothing.
+// bad holds configurations that must change nothing.
 var bad = []string{
 	"", "{", common[:20], common + "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 0}]}}\n", common + "migStategy: none\n",
 	common + "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}, timeSlicing: {resources: [{name: gpu, replicas: 2}]}}\n",
 }
 
-// devices are what there is to serve of a card; t.mu is held.
-func (t *truth) devices(c *card) []part {
+// devices returns the devices to serve for a GPU; t.mu must be held.
+func (t *truth) devices(c *gpuState) []part {
 	var all []part
 	for _, p := range c.parts {
 		switch {
@@ -57,7 +57,7 @@ func (t *truth) devices(c *card) []part {
 	return all
 }
 
-// configure writes the file anew: over the old one, byte by byte, or in its place.
+// configure rewrites the file, either in place, byte by byte, or by replacing it.
 func (n *node) configure(text string, inPlace bool) error {
 	path := n.path("config.yaml")
 	if inPlace {
@@ -69,25 +69,25 @@ func (n *node) configure(text string, inPlace bool) error {
 	return os.Rename(path+".new", path)
 }
 
-// become gives the plugin another configuration.
-func (s *soak) become(to shape, inPlace bool) error {
+// applyShape gives the plugin another configuration.
+func (s *soak) applyShape(to shape, inPlace bool) error {
 	s.truth.mu.Lock()
 	defer s.truth.mu.Unlock()
 	s.truth.shape = to
-	for _, c := range s.truth.cards {
-		c.happened("configuration: %s", to.what)
+	for _, c := range s.truth.gpus {
+		c.record("configuration: %s", to.what)
 	}
 	s.count("configuration")
 	return s.node.configure(common+to.text, inPlace)
 }
 
-// configurations edits the plugin's file. One that is refused changes nothing, and
-// the plugin says so.
+// configurations edits the plugin's file. A rejected edit changes nothing, and the plugin reports
+// it.
 func (s *soak) configurations(ctx context.Context, r *rand.Rand) error {
 	f := fate{soak: s, rand: r}
 	for f.pause(ctx, 4*s.pace) {
 		if r.IntN(3) > 0 {
-			if err := s.become(pick(r, shapes), r.IntN(2) == 0); err != nil {
+			if err := s.applyShape(pick(r, shapes), r.IntN(2) == 0); err != nil {
 				return err
 			}
 			continue
@@ -101,13 +101,13 @@ func (s *soak) configurations(ctx context.Context, r *rand.Rand) error {
 		}
 		s.count("refused configuration")
 		waiting, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.settle)
-		err := s.node.said(waiting, func(st nodestate.State) bool { return st.Reason == "ConfigRefused" })
+		err := s.node.waitState(waiting, func(st nodestate.State) bool { return st.Reason == "ConfigRefused" })
 		cancel()
 		if err != nil {
 			return fmt.Errorf("the plugin's state does not say within %v that a configuration is refused:\n%s", s.settle, text)
 		}
 		f.pause(ctx, 10*time.Second)
-		if err := s.become(good, r.IntN(2) == 0); err != nil {
+		if err := s.applyShape(good, r.IntN(2) == 0); err != nil {
 			return err
 		}
 	}

@@ -17,21 +17,21 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// tenantCount is how many users there are: now and then too many for the GPUs.
+// tenantCount is the number of users: sometimes too many for the GPUs.
 const tenantCount = 4
 
-// options say what soak to run.
+// options are the settings of a run.
 type options struct {
 	out                    io.Writer
 	bin                    string // the built programs
 	duration, calm, settle time.Duration
-	pace                   time.Duration // the longest that nothing happens to a GPU
+	pace                   time.Duration // the longest pause between two events of a GPU
 	seed                   uint64
 	profile                string
 	gpus                   int
 }
 
-// rerun is the command that runs the same.
+// rerun returns the command that repeats the run.
 func (o options) rerun() string {
 	return fmt.Sprintf("make soak SOAK_ARGS='--duration %v --calm %v --pace %v --seed %d --profile %s --gpus %d'", o.duration, o.calm, o.pace, o.seed, o.profile, o.gpus)
 }
@@ -54,7 +54,7 @@ func (s *soak) count(what string) {
 	s.counts[what]++
 }
 
-// run soaks. Its error is what the plugin did wrong, with where to look.
+// run runs the soak. Its error describes what the plugin did wrong, and where to look.
 func run(ctx context.Context, o options) (err error) {
 	fmt.Fprintf(o.out, "seed %d; again: %s\n", o.seed, o.rerun())
 	n, err := newNode(ctx, o)
@@ -72,7 +72,7 @@ func run(ctx context.Context, o options) (err error) {
 	t := newTruth(&st)
 	s := &soak{
 		options: o, node: n, truth: t, check: newCheck(t, n.kubelet.Resources, o.settle), began: time.Now(),
-		holds: holds{all: map[*hold]bool{}}, counts: map[string]int{},
+		holds: holds{all: map[*admitted]bool{}}, counts: map[string]int{},
 	}
 	s.check.disturbed()
 	if err := s.live(ctx); err != nil {
@@ -86,14 +86,14 @@ func run(ctx context.Context, o options) (err error) {
 	return nil
 }
 
-// live runs the storms beside what watches them, and ends with the plugin.
+// live runs the storms and the checks beside them, and ends with the plugin.
 func (s *soak) live(ctx context.Context) error {
 	watched, end := context.WithCancel(ctx)
 	defer end()
 	g, watched := errgroup.WithContext(watched)
 	g.Go(func() error { return s.node.watch(watched) })
 	g.Go(func() error { return s.check.run(watched) })
-	g.Go(func() error { s.tell(watched); return nil })
+	g.Go(func() error { s.reportProgress(watched); return nil })
 	g.Go(func() error {
 		select {
 		case <-s.node.ended:
@@ -139,7 +139,7 @@ func (s *soak) storms(ctx context.Context) error {
 	}
 }
 
-// storm lets everything happen at once for a while.
+// storm runs all kinds of events at once for a while.
 func (s *soak) storm(ctx context.Context, number uint64, d time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -149,8 +149,8 @@ func (s *soak) storm(ctx context.Context, number uint64, d time.Duration) error 
 		stream++
 		return rand.New(rand.NewPCG(s.seed, stream))
 	}
-	for _, c := range s.truth.cards {
-		f := &fate{soak: s, card: c, rand: random()}
+	for _, c := range s.truth.gpus {
+		f := &fate{soak: s, gpu: c, rand: random()}
 		g.Go(func() error { return f.run(ctx) })
 	}
 	for i := range tenantCount {
@@ -164,20 +164,20 @@ func (s *soak) storm(ctx context.Context, number uint64, d time.Duration) error 
 	return g.Wait()
 }
 
-// end makes everything as it was at the start, and compares.
+// end restores the initial state and compares the footprint.
 func (s *soak) end(ctx context.Context, before footprint) error {
-	if err := s.become(plain, false); err != nil {
+	if err := s.applyShape(plain, false); err != nil {
 		return err
 	}
-	for _, c := range s.truth.cards {
-		if err := (&fate{soak: s, card: c}).mend(ctx); err != nil {
+	for _, c := range s.truth.gpus {
+		if err := (&fate{soak: s, gpu: c}).mend(ctx); err != nil {
 			return err
 		}
 	}
 	if err := s.check.still(ctx); err != nil {
 		return err
 	}
-	// What a kubelet was once told of is served until the next.
+	// A kubelet serves what it was once told until the next kubelet starts.
 	if err := s.restart(); err != nil {
 		return err
 	}
@@ -195,8 +195,8 @@ func (s *soak) end(ctx context.Context, before footprint) error {
 	return nil
 }
 
-// tell prints what has happened so far, now and then.
-func (s *soak) tell(ctx context.Context) {
+// reportProgress prints the counts so far from time to time.
+func (s *soak) reportProgress(ctx context.Context) {
 	tick := time.NewTicker(10 * time.Second)
 	defer tick.Stop()
 	for {
@@ -237,7 +237,7 @@ func (s *soak) lastLine() string {
 	return lines[len(lines)-1]
 }
 
-// races says what the race detector has found.
+// races returns an error if the race detector has found something.
 func (s *soak) races() error {
 	log, err := os.ReadFile(s.node.path("log"))
 	if err == nil && bytes.Contains(log, []byte("DATA RACE")) {

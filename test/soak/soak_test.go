@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// TestSoak is a short one, another each time; make soak runs for longer.
+// TestSoak is a short run with a new seed each time; make soak runs for longer.
 func TestSoak(t *testing.T) {
 	bin := filepath.Dir(built.Path(t, "gpusim"))
 	built.Path(t, "gpu-device-plugin")

@@ -11,26 +11,26 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// XIDs by what docs/xids.md makes of them. 999 is one that it does not list.
+// XIDs, grouped by their effect in docs/xids.md. It does not list 999.
 var (
 	harmless = []uint64{13, 31, 43, 45, 68}
 	grave    = []uint64{44, 48, 62, 74, 95, 119, 999}
 	passing  = []uint64{8, 32, 69}
 )
 
-// layouts are what GPUs are divided into.
+// layouts are the MIG layouts.
 var layouts = []string{
 	"1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb", "3g.40gb,3g.40gb", "7g.80gb", "1g.10gb,2g.20gb,3g.40gb", "1g.10gb",
 }
 
-// fate is what happens to one GPU: one thing after the other.
+// fate generates the events of one GPU, one after the other.
 type fate struct {
 	*soak
-	card *card
+	gpu  *gpuState
 	rand *rand.Rand
 }
 
-// run lets things happen until ctx ends, and leaves the GPU sound.
+// run generates events until ctx ends, and leaves the GPU healthy.
 func (f *fate) run(ctx context.Context) error {
 	for f.pause(ctx, f.pace) {
 		if err := f.next(ctx); err != nil {
@@ -40,7 +40,7 @@ func (f *fate) run(ctx context.Context) error {
 	return nil
 }
 
-// pause waits a random while; false when ctx has ended.
+// pause waits a random time, and reports whether ctx is still live.
 func (f *fate) pause(ctx context.Context, most time.Duration) bool {
 	select {
 	case <-time.After(time.Duration(f.rand.Int64N(int64(most)))):
@@ -55,10 +55,10 @@ func (f *fate) next(ctx context.Context) error {
 	case n < 25:
 		return f.xid(pick(f.rand, harmless), nil)
 	case n < 35:
-		return f.xid(pick(f.rand, passing), func() { f.card.health = unsure })
+		return f.xid(pick(f.rand, passing), func() { f.gpu.health = unsure })
 	case n < 50:
 		return f.breakAndReset(ctx, func() error {
-			return f.xid(pick(f.rand, grave), func() { f.card.health = sick })
+			return f.xid(pick(f.rand, grave), func() { f.gpu.health = sick })
 		})
 	case n < 60:
 		return f.breakAndReset(ctx, f.ecc)
@@ -70,8 +70,8 @@ func (f *fate) next(ctx context.Context) error {
 	return f.divide(ctx)
 }
 
-// change changes the driver's state and the truth in one moment. is what the
-// truth becomes; nil: nothing that could be seen.
+// change changes the driver's state and the truth at the same time. is updates the truth; nil: no
+// visible change.
 func (f *fate) change(what string, by func(*state.State) ([]state.Event, error), is func()) error {
 	f.truth.mu.Lock()
 	defer f.truth.mu.Unlock()
@@ -81,51 +81,51 @@ func (f *fate) change(what string, by func(*state.State) ([]state.Event, error),
 		return err
 	}, func() []state.Event { return events })
 	if err != nil {
-		return fmt.Errorf("%s on GPU %d: %w", what, f.card.index, err)
+		return fmt.Errorf("%s on GPU %d: %w", what, f.gpu.index, err)
 	}
 	f.count(what)
 	if is != nil {
 		is()
-		f.card.happened("%s", what)
+		f.gpu.record("%s", what)
 	}
 	return nil
 }
 
 func (f *fate) xid(xid uint64, is func()) error {
 	return f.change(fmt.Sprintf("XID %d", xid), func(s *state.State) ([]state.Event, error) {
-		return fault.XID(s, f.card.index, xid, state.None, state.None)
+		return fault.XID(s, f.gpu.index, xid, state.None, state.None)
 	}, is)
 }
 
 func (f *fate) ecc() error {
 	return f.change("ECC error", func(s *state.State) ([]state.Event, error) {
-		return fault.ECC(s, f.card.index, pick(f.rand, []string{"dram", "sram"}), 0, 1)
-	}, func() { f.card.health = sick })
+		return fault.ECC(s, f.gpu.index, pick(f.rand, []string{"dram", "sram"}), 0, 1)
+	}, func() { f.gpu.health = sick })
 }
 
 func (f *fate) lose(how string, xid bool) error {
 	return f.change("lost, "+how, func(s *state.State) ([]state.Event, error) {
-		return fault.Lose(s, f.card.index, how, xid)
-	}, func() { f.card.health = sick })
+		return fault.Lose(s, f.gpu.index, how, xid)
+	}, func() { f.gpu.health = sick })
 }
 
 func (f *fate) restore(to health) error {
 	return f.change("restored", func(s *state.State) ([]state.Event, error) {
-		fault.Restore(s, f.card.index)
+		fault.Restore(s, f.gpu.index)
 		return nil, nil
-	}, func() { f.card.health = to })
+	}, func() { f.gpu.health = to })
 }
 
-// blink loses a GPU without a word of the driver, and brings it back, whether or
-// not anybody has seen that. A GPU of which the plugin has only heard that it was
-// lost is held until it was seen to be (docs/decisions/0004-evidence.md).
+// blink loses a GPU without an event of the driver, and restores it, noticed or not. If the plugin
+// has only received an event about the loss, the GPU stays out of service until the plugin itself
+// finds it lost (docs/decisions/0004-evidence.md).
 func (f *fate) blink(ctx context.Context) error {
-	before := f.card.health
-	how := pick(f.rand, []string{"calls", "handle", "gone", "unknown"}) // of missing events nobody would tell
+	before := f.gpu.health
+	how := pick(f.rand, []string{"calls", "handle", "gone", "unknown"}) // missing events would go unnoticed
 	if err := f.lose(how, false); err != nil {
 		return err
 	}
-	// An unknown error is not a GPU that was seen out of service.
+	// An unknown error does not count as finding the GPU out of service.
 	if how != "unknown" && f.rand.IntN(2) == 0 {
 		return f.returns(ctx, before)
 	}
@@ -137,7 +137,7 @@ func (f *fate) blink(ctx context.Context) error {
 	return f.reset(ctx)
 }
 
-// breakAndReset breaks a GPU so that nothing but a reset helps, and resets it.
+// breakAndReset breaks a GPU so that only a reset helps, and resets it.
 func (f *fate) breakAndReset(ctx context.Context, breaks func() error) error {
 	if err := breaks(); err != nil {
 		return err
@@ -146,39 +146,39 @@ func (f *fate) breakAndReset(ctx context.Context, breaks func() error) error {
 	return f.reset(ctx)
 }
 
-// reset lets the GPU go, the plugin see that, and the GPU come back.
+// reset removes the GPU, waits until the plugin has noticed, and restores it.
 func (f *fate) reset(ctx context.Context) error {
-	gone := func(s *state.State) ([]state.Event, error) { return fault.Lose(s, f.card.index, "gone", false) }
-	if err := f.change("reset begins", gone, func() { f.card.health = sick }); err != nil {
+	gone := func(s *state.State) ([]state.Event, error) { return fault.Lose(s, f.gpu.index, "gone", false) }
+	if err := f.change("reset begins", gone, func() { f.gpu.health = sick }); err != nil {
 		return err
 	}
 	return f.returns(ctx, sound)
 }
 
-// returns brings a GPU back when the plugin has seen that it was gone. It is waited
-// for also when the storm ends: no GPU must be left broken.
+// returns restores a GPU when the plugin has noticed that it was gone. It waits for that even when
+// the storm ends: no GPU must be left broken.
 func (f *fate) returns(ctx context.Context, to health) error {
-	// While another GPU is too broken to tell its name, one that is gone may be that.
+	// While another GPU is too broken to report its name, a missing one may be that.
 	patience := 4 * f.settle
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
-	if err := f.node.said(ctx, f.seenOut); err != nil {
+	if err := f.node.waitState(ctx, f.seenOut); err != nil {
 		f.truth.mu.Lock()
 		defer f.truth.mu.Unlock()
-		return fmt.Errorf("the plugin's state does not say within %v that the GPU was seen out of service\n%v", patience, f.card)
+		return fmt.Errorf("the plugin's state does not say within %v that the GPU was seen out of service\n%v", patience, f.gpu)
 	}
 	return f.restore(to)
 }
 
-// seenOut says that everything that the plugin holds against the GPU ends when it
-// is seen to be sound.
+// seenOut reports whether each of the plugin's reasons against the GPU ends once the GPU is found
+// healthy.
 func (f *fate) seenOut(s nodestate.State) bool {
 	if s.DevicePlugin == nil {
 		return false
 	}
 	held := 0
 	for _, fault := range s.DevicePlugin.Faults {
-		if string(fault.GPU) != f.card.uuid {
+		if string(fault.GPU) != f.gpu.uuid {
 			continue
 		}
 		held++
@@ -189,44 +189,44 @@ func (f *fate) seenOut(s nodestate.State) bool {
 	return held > 0
 }
 
-// divide gives a GPU that nobody uses another MIG layout, or turns MIG off.
+// divide gives an unused GPU another MIG layout, or disables MIG.
 func (f *fate) divide(ctx context.Context) error {
-	layout := pick(f.rand, append(layouts, "", "")) // often off, or there would soon be no whole GPU
+	layout := pick(f.rand, append(layouts, "", "")) // often off, to keep some GPUs whole
 	f.truth.mu.Lock()
 	defer f.truth.mu.Unlock()
-	if !f.truth.free(f.card) || f.card.health != sound {
+	if !f.truth.free(f.gpu) || f.gpu.health != sound {
 		return nil
 	}
-	args := []string{"--gpu", fmt.Sprint(f.card.index), "--off"}
+	args := []string{"--gpu", fmt.Sprint(f.gpu.index), "--off"}
 	if layout != "" {
-		args = []string{"--gpu", fmt.Sprint(f.card.index), "--layout", layout}
+		args = []string{"--gpu", fmt.Sprint(f.gpu.index), "--layout", layout}
 	}
-	// Nobody is given anything of it meanwhile: give waits for the lock.
+	// Its devices cannot be allocated meanwhile: allocate waits for the lock.
 	if err := f.node.gpusim(context.WithoutCancel(ctx), "mig", args...); err != nil {
 		return err
 	}
 	var s state.State
 	f.node.driver.Read(&s)
-	f.truth.divide(f.card, s.GPUs()[f.card.index])
+	f.truth.divide(f.gpu, s.GPUs()[f.gpu.index])
 	f.count("MIG layout")
-	f.card.happened("divided into %q", layout)
+	f.gpu.record("divided into %q", layout)
 	return nil
 }
 
-// mend makes the GPU whole, at the end.
+// mend restores the GPU at the end.
 func (f *fate) mend(ctx context.Context) error {
 	f.truth.mu.Lock()
 	defer f.truth.mu.Unlock()
-	if f.card.parts[0].resource == gpuResource {
+	if f.gpu.parts[0].resource == gpuResource {
 		return nil
 	}
-	if err := f.node.gpusim(ctx, "mig", "--gpu", fmt.Sprint(f.card.index), "--off"); err != nil {
+	if err := f.node.gpusim(ctx, "mig", "--gpu", fmt.Sprint(f.gpu.index), "--off"); err != nil {
 		return err
 	}
 	var s state.State
 	f.node.driver.Read(&s)
-	f.truth.divide(f.card, s.GPUs()[f.card.index])
-	f.card.happened("made whole")
+	f.truth.divide(f.gpu, s.GPUs()[f.gpu.index])
+	f.gpu.record("made whole")
 	return nil
 }
 

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuready/gpuready/internal/kubelettest"
 )
 
-// hold is a pod that was admitted.
-type hold struct {
+// admitted is an admitted pod.
+type admitted struct {
 	mu  sync.Mutex
 	pod kubelettest.Pod
 	ids []part
@@ -26,23 +26,23 @@ type hold struct {
 	end bool
 }
 
-// holds are all pods there are.
+// holds are all admitted pods.
 type holds struct {
 	mu  sync.Mutex
-	all map[*hold]bool
+	all map[*admitted]bool
 }
 
-func (h *holds) list() []*hold {
+func (h *holds) list() []*admitted {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var all []*hold
+	var all []*admitted
 	for one := range h.all {
 		all = append(all, one)
 	}
 	return all
 }
 
-// tenant is a user who runs one pod after the other.
+// tenant is a user that runs one pod after the other.
 func (s *soak) tenant(ctx context.Context, name string, r *rand.Rand) error {
 	f := fate{soak: s, rand: r}
 	for n := 0; f.pause(ctx, time.Second); n++ {
@@ -67,7 +67,7 @@ func (s *soak) tenant(ctx context.Context, name string, r *rand.Rand) error {
 	return nil
 }
 
-// wish is a resource that there is something of.
+// wish returns a random resource with devices.
 func (s *soak) wish(r *rand.Rand) string {
 	var names []string
 	for _, res := range s.node.kubelet.Resources() {
@@ -81,8 +81,8 @@ func (s *soak) wish(r *rand.Rand) string {
 	return pick(r, names)
 }
 
-// admit runs a pod; nil: it was refused, or the kubelet went away.
-func (s *soak) admit(ctx context.Context, pod kubelettest.Pod) (*hold, error) {
+// admit runs a pod; nil: it was refused, or the kubelet stopped.
+func (s *soak) admit(ctx context.Context, pod kubelettest.Pod) (*admitted, error) {
 	began := time.Now()
 	asked := 0
 	for _, n := range pod.Requests {
@@ -103,13 +103,13 @@ func (s *soak) admit(ctx context.Context, pod kubelettest.Pod) (*hold, error) {
 		s.count("cut off")
 		return nil, nil
 	}
-	h := &hold{pod: pod, cdi: a.CDIDevices}
+	h := &admitted{pod: pod, cdi: a.CDIDevices}
 	for resource, ids := range a.DeviceIDs {
 		for _, id := range ids {
 			h.ids = append(h.ids, part{resource, id})
 		}
 	}
-	if len(h.ids) != asked { // the kubelet was killed before it wrote down what it gave
+	if len(h.ids) != asked { // the kubelet was killed before it recorded the allocation
 		s.node.kubelet.Remove(pod.Namespace, pod.Name)
 		s.count("cut off")
 		return nil, nil
@@ -117,7 +117,7 @@ func (s *soak) admit(ctx context.Context, pod kubelettest.Pod) (*hold, error) {
 	if err := named(h); err != nil {
 		return nil, err
 	}
-	lost, err := s.truth.give(pod.Name, h.ids, began, s.settle)
+	lost, err := s.truth.allocate(pod.Name, h.ids, began, s.settle)
 	if err != nil {
 		return nil, err
 	}
@@ -133,8 +133,8 @@ func (s *soak) admit(ctx context.Context, pod kubelettest.Pod) (*hold, error) {
 	return h, nil
 }
 
-// named says whether what the runtime is told are the devices that the kubelet gave.
-func named(h *hold) error {
+// named returns an error unless the runtime was given the devices that the kubelet allocated.
+func named(h *admitted) error {
 	var want []string
 	for _, p := range h.ids {
 		want = append(want, "k8s.gpuready.io/gpu="+baseID(p.id))
@@ -147,20 +147,20 @@ func named(h *hold) error {
 	return nil
 }
 
-func (s *soak) remove(h *hold) {
+func (s *soak) remove(h *admitted) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.end = true
 	s.holds.mu.Lock()
 	delete(s.holds.all, h)
 	s.holds.mu.Unlock()
-	s.truth.take(h.ids)
+	s.truth.release(h.ids)
 	s.node.kubelet.Remove(h.pod.Namespace, h.pod.Name)
 }
 
-// again admits a pod once more, as a kubelet does with what runs when it starts: it
-// must get what it has.
-func (s *soak) again(ctx context.Context, h *hold) error {
+// again admits a running pod once more, as a kubelet does when it starts. The pod must get the
+// same devices.
+func (s *soak) again(ctx context.Context, h *admitted) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.end || !s.truth.usable(h.ids, s.settle) {
@@ -175,7 +175,7 @@ func (s *soak) again(ctx context.Context, h *hold) error {
 	return fmt.Errorf("pod %s has %v; after the kubelet's restart it is given %v: %w", h.pod.Name, h.cdi, a.CDIDevices, err)
 }
 
-// kubelets kills the kubelet now and then, and starts it at once or later.
+// kubelets kills the kubelet from time to time, and starts it at once or later.
 func (s *soak) kubelets(ctx context.Context, r *rand.Rand) error {
 	f := fate{soak: s, rand: r}
 	for f.pause(ctx, 20*time.Second) {
@@ -204,8 +204,8 @@ func (s *soak) restart() error {
 	return err
 }
 
-// stranger is another client on the plugin's sockets. It asks for what nobody may
-// have, and looks at lists and hangs up.
+// stranger is another client on the plugin's sockets. It requests forbidden devices, and reads
+// lists and disconnects.
 func (s *soak) stranger(ctx context.Context, r *rand.Rand) error {
 	f := fate{soak: s, rand: r}
 	for f.pause(ctx, time.Second) {
@@ -217,9 +217,9 @@ func (s *soak) stranger(ctx context.Context, r *rand.Rand) error {
 		if !ok || res.Gone || res.Endpoint == "" {
 			continue
 		}
-		if err := s.ask(ctx, res.Endpoint, id); err != nil {
+		if err := s.requestDevice(ctx, res.Endpoint, id); err != nil {
 			s.truth.mu.Lock()
-			mended := c != nil && s.truth.cardOf[baseID(id)] == c && c.health != sick
+			mended := c != nil && s.truth.gpuOf[baseID(id)] == c && c.health != sick
 			s.truth.mu.Unlock()
 			if mended { // just now
 				continue
@@ -230,8 +230,8 @@ func (s *soak) stranger(ctx context.Context, r *rand.Rand) error {
 	return nil
 }
 
-// ask asks for a device that must be refused, on a connection of its own.
-func (s *soak) ask(ctx context.Context, endpoint, id string) error {
+// requestDevice requests a device, on a new connection; the plugin must refuse.
+func (s *soak) requestDevice(ctx context.Context, endpoint, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.settle)
 	defer cancel()
 	conn, err := grpc.NewClient("unix:"+s.node.path("dp/"+endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))

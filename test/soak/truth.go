@@ -16,53 +16,53 @@ import (
 
 const gpuResource = "nvidia.com/gpu"
 
-// health is what may be said of a GPU's devices.
+// health is the expected health of a GPU's devices.
 type health int
 
 const (
 	sound  health = iota
-	sick          // must not be given to anyone
-	unsure        // recovers when it was quiet for a while: either will do until all stands still
+	sick          // must not be allocated
+	unsure        // recovers after a quiet time: either health is accepted until everything has settled
 )
 
-// part is what one device that is not shared stands for.
+// part identifies one device, without its replicas.
 type part struct{ resource, id string }
 
-// card is one GPU as it is. Whoever changes it holds truth.mu.
-type card struct {
+// gpuState is one GPU's true state. truth.mu must be held to change it.
+type gpuState struct {
 	index   int
 	uuid    string
 	parts   []part // the GPU itself, or its MIG devices
 	health  health
-	changed time.Time // when any of that was last made another
-	story   []string  // what happened to it last, for a failure
+	changed time.Time // when any of that last changed
+	history []string  // its last events, for a failure message
 }
 
-// story is how much of it is kept.
-const storyLength = 12
+// historyLength limits the history of one GPU.
+const historyLength = 12
 
-// truth is what the plugin ought to serve, and who was given what.
+// truth is the state that the plugin should serve, and the allocations.
 type truth struct {
-	mu     sync.Mutex
-	cards  []*card
-	cardOf map[string]*card // by the ID of every device there ever was
-	owner  map[part]string  // to pod. A kubelet does not know that a GPU of one resource is that of another
-	shape  shape            // what the configuration in force makes of them
-	calm   bool             // everything has stood still for long enough that nothing is unsure
+	mu    sync.Mutex
+	gpus  []*gpuState
+	gpuOf map[string]*gpuState // by the ID of every device that ever existed
+	owner map[part]string      // pod of each device. A kubelet does not know that two resources share a GPU
+	shape shape                // from the current configuration
+	calm  bool                 // quiet for so long that nothing is unsure
 }
 
 func newTruth(s *state.State) *truth {
-	t := &truth{cardOf: map[string]*card{}, owner: map[part]string{}, shape: plain}
+	t := &truth{gpuOf: map[string]*gpuState{}, owner: map[part]string{}, shape: plain}
 	for i, g := range s.GPUs() {
-		c := &card{index: i, uuid: state.Text(g.Uuid[:])}
-		t.cards = append(t.cards, c)
+		c := &gpuState{index: i, uuid: state.Text(g.Uuid[:])}
+		t.gpus = append(t.gpus, c)
 		t.divide(c, g)
 	}
 	return t
 }
 
-// divide takes over how a GPU is divided; t.mu is held, but for a new truth.
-func (t *truth) divide(c *card, g *state.GPU) {
+// divide records how a GPU is divided; t.mu must be held, except for a new truth.
+func (t *truth) divide(c *gpuState, g *state.GPU) {
 	c.parts = nil
 	if g.MigCurrent == 0 {
 		c.parts = []part{{gpuResource, c.uuid}}
@@ -77,32 +77,32 @@ func (t *truth) divide(c *card, g *state.GPU) {
 		}
 	}
 	for _, p := range c.parts {
-		t.cardOf[p.id] = c
+		t.gpuOf[p.id] = c
 	}
 }
 
-// happened notes what was done to a card; t.mu is held.
-func (c *card) happened(format string, args ...any) {
+// record adds an event to a GPU's history; t.mu must be held.
+func (c *gpuState) record(format string, args ...any) {
 	c.changed = time.Now()
-	c.story = append(c.story, c.changed.Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
-	if len(c.story) > storyLength {
-		c.story = c.story[1:]
+	c.history = append(c.history, c.changed.Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
+	if len(c.history) > historyLength {
+		c.history = c.history[1:]
 	}
 }
 
-// free says whether nobody has anything of a card; t.mu is held.
-func (t *truth) free(c *card) bool {
+// free reports whether no pod has anything of a GPU; t.mu must be held.
+func (t *truth) free(c *gpuState) bool {
 	for p := range t.owner {
-		if t.cardOf[baseID(p.id)] == c {
+		if t.gpuOf[baseID(p.id)] == c {
 			return false
 		}
 	}
 	return true
 }
 
-// wrong says what of the resources that a kubelet has differs from what is true of
-// a card; "" for nothing. t.mu is held.
-func (t *truth) wrong(c *card, served []kubelettest.Resource) string {
+// wrong describes how a kubelet's resources differ from the true state of a GPU, or returns "";
+// t.mu must be held.
+func (t *truth) wrong(c *gpuState, served []kubelettest.Resource) string {
 	devices := t.devices(c)
 	want := map[part]bool{}
 	for _, p := range devices {
@@ -111,7 +111,7 @@ func (t *truth) wrong(c *card, served []kubelettest.Resource) string {
 	var why []string
 	for _, r := range served {
 		for _, d := range r.Devices {
-			if t.cardOf[baseID(d.GetID())] != c {
+			if t.gpuOf[baseID(d.GetID())] != c {
 				continue
 			}
 			p := part{r.Name, d.GetID()}
@@ -138,12 +138,12 @@ func (t *truth) wrong(c *card, served []kubelettest.Resource) string {
 	return strings.Join(why, "; ")
 }
 
-// strangers are devices that are served and that no GPU ever was; t.mu is held.
+// strangers returns served devices that no GPU ever had; t.mu must be held.
 func (t *truth) strangers(served []kubelettest.Resource) []string {
 	var ids []string
 	for _, r := range served {
 		for _, d := range r.Devices {
-			if t.cardOf[baseID(d.GetID())] == nil {
+			if t.gpuOf[baseID(d.GetID())] == nil {
 				ids = append(ids, r.Name+" "+d.GetID())
 			}
 		}
@@ -151,21 +151,20 @@ func (t *truth) strangers(served []kubelettest.Resource) []string {
 	return ids
 }
 
-// baseID is the ID without the number of a replica.
+// baseID returns the ID without the number of the replica.
 func baseID(id string) string {
 	base, _, _ := strings.Cut(id, "::")
 	return base
 }
 
-// give notes that a pod was given devices at the end of an admission that began at
-// a time. It returns which of them the pod cannot use, since its GPU has been
-// changed meanwhile: a driver would refuse those, too. An error is what must never
-// be. settle is how long a list may lag behind.
-func (t *truth) give(pod string, given []part, began time.Time, settle time.Duration) (refused []part, err error) {
+// allocate records that a pod got devices from an admission that began at a time. It returns the
+// devices that the pod cannot use because their GPU has changed since; a driver would refuse them
+// too. An error is a violation. settle is how long a list may lag behind.
+func (t *truth) allocate(pod string, parts []part, began time.Time, settle time.Duration) (refused []part, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, p := range given {
-		c := t.cardOf[baseID(p.id)]
+	for _, p := range parts {
+		c := t.gpuOf[baseID(p.id)]
 		if c == nil {
 			return nil, fmt.Errorf("pod %s was given %s, which no GPU ever was", pod, p.id)
 		}
@@ -185,29 +184,29 @@ func (t *truth) give(pod string, given []part, began time.Time, settle time.Dura
 	if refused != nil {
 		return refused, nil
 	}
-	for _, p := range given {
+	for _, p := range parts {
 		t.owner[p] = pod
 	}
 	return nil, nil
 }
 
-// take notes that a pod has its devices no more. It is called before the kubelet
-// may give them to the next.
-func (t *truth) take(given []part) {
+// release records that a pod no longer has its devices. It must be called before the kubelet may
+// allocate them again.
+func (t *truth) release(parts []part) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, p := range given {
+	for _, p := range parts {
 		delete(t.owner, p)
 	}
 }
 
-// usable says whether devices are there, and nothing has happened to their GPUs for a
-// while that could have made them unhealthy.
-func (t *truth) usable(given []part, settle time.Duration) bool {
+// usable reports whether devices exist, and no recent event of their GPUs could have made them
+// unhealthy.
+func (t *truth) usable(parts []part, settle time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, p := range given {
-		c := t.cardOf[baseID(p.id)]
+	for _, p := range parts {
+		c := t.gpuOf[baseID(p.id)]
 		if !slices.Contains(t.devices(c), p) || c.health != sound || time.Since(c.changed) < settle {
 			return false
 		}
@@ -215,12 +214,12 @@ func (t *truth) usable(given []part, settle time.Duration) bool {
 	return true
 }
 
-// broken is a device that nobody may be given, since long enough that the plugin
-// knows; "" where there is none.
-func (t *truth) broken(settle time.Duration) (resource, id string, c *card) {
+// broken returns a device that must not be allocated, broken for long enough that the plugin knows
+// it; "" if there is none.
+func (t *truth) broken(settle time.Duration) (resource, id string, c *gpuState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, c := range t.cards {
+	for _, c := range t.gpus {
 		if devices := t.devices(c); c.health == sick && time.Since(c.changed) > settle && len(devices) > 0 {
 			return devices[0].resource, devices[0].id, c
 		}
@@ -228,7 +227,7 @@ func (t *truth) broken(settle time.Duration) (resource, id string, c *card) {
 	return "", "", nil
 }
 
-// String tells what happened to the card.
-func (c *card) String() string {
-	return fmt.Sprintf("GPU %d (%s):\n    %s", c.index, c.uuid, strings.Join(c.story, "\n    "))
+// String returns the GPU's state and history.
+func (c *gpuState) String() string {
+	return fmt.Sprintf("GPU %d (%s):\n    %s", c.index, c.uuid, strings.Join(c.history, "\n    "))
 }

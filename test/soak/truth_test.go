@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// twoGPUs are a and b; b is divided into one MIG device, m.
+// twoGPUs returns a truth with the GPUs a and b; b has one MIG device, m.
 func twoGPUs(t *testing.T) *truth {
 	t.Helper()
 	s := &state.State{Ngpus: 2}
@@ -39,7 +39,7 @@ const (
 	no  = v1beta1.Unhealthy
 )
 
-func TestWhatIsServedIsHeldAgainstWhatIsTrue(t *testing.T) {
+func TestServedDevicesAreComparedWithTheTruth(t *testing.T) {
 	gone := list(gpuResource, "a", yes)
 	gone.Gone = true
 	twice := shape{resource: "x", replicas: 2, without: -1}
@@ -70,54 +70,54 @@ func TestWhatIsServedIsHeldAgainstWhatIsTrue(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			truth := twoGPUs(t)
-			truth.cardOf["b"] = truth.cards[1] // it was whole before
-			truth.cards[0].health, truth.calm = c.health, c.calm
+			truth.gpuOf["b"] = truth.gpus[1] // it was whole before
+			truth.gpus[0].health, truth.calm = c.health, c.calm
 			if c.shape != (shape{}) {
 				truth.shape = c.shape
 			}
-			require.Equal(t, c.a, truth.wrong(truth.cards[0], c.served))
-			require.Equal(t, c.b, truth.wrong(truth.cards[1], c.served))
+			require.Equal(t, c.a, truth.wrong(truth.gpus[0], c.served))
+			require.Equal(t, c.b, truth.wrong(truth.gpus[1], c.served))
 		})
 	}
 	require.Equal(t, []string{gpuResource + " x"}, twoGPUs(t).strangers([]kubelettest.Resource{list(gpuResource, "a", yes, "x", no)}))
 }
 
-func TestWhatIsGivenAway(t *testing.T) {
+func TestAllocationsAreChecked(t *testing.T) {
 	const settle = time.Second
 	now := time.Now()
 	truth := twoGPUs(t)
 	truth.shape = shape{resource: "x", replicas: 2, without: -1}
-	refused, err := truth.give("p", []part{{"x", "a::0"}, {mig, "m"}}, now, settle)
+	refused, err := truth.allocate("p", []part{{"x", "a::0"}, {mig, "m"}}, now, settle)
 	require.NoError(t, err)
 	require.Empty(t, refused)
-	require.False(t, truth.free(truth.cards[0]))
+	require.False(t, truth.free(truth.gpus[0]))
 
-	_, err = truth.give("q", []part{{"x", "a::1"}}, now, settle)
+	_, err = truth.allocate("q", []part{{"x", "a::1"}}, now, settle)
 	require.NoError(t, err, "another replica")
-	_, err = truth.give("q", []part{{mig, "m"}}, now, settle)
+	_, err = truth.allocate("q", []part{{mig, "m"}}, now, settle)
 	require.ErrorContains(t, err, "m was given to pod q while pod p has it")
-	_, err = truth.give("q", []part{{gpuResource, "x"}}, now, settle)
+	_, err = truth.allocate("q", []part{{gpuResource, "x"}}, now, settle)
 	require.ErrorContains(t, err, "which no GPU ever was")
 
-	truth.take([]part{{"x", "a::0"}, {"x", "a::1"}, {mig, "m"}})
+	truth.release([]part{{"x", "a::0"}, {"x", "a::1"}, {mig, "m"}})
 	truth.shape = plain
-	require.True(t, truth.free(truth.cards[0]))
-	truth.cards[0].health, truth.cards[0].changed = sick, now.Add(-settle/2)
-	_, err = truth.give("q", []part{{gpuResource, "a"}}, now, settle)
+	require.True(t, truth.free(truth.gpus[0]))
+	truth.gpus[0].health, truth.gpus[0].changed = sick, now.Add(-settle/2)
+	_, err = truth.allocate("q", []part{{gpuResource, "a"}}, now, settle)
 	require.NoError(t, err, "a list may lag behind for a moment")
-	truth.take([]part{{gpuResource, "a"}})
-	truth.cards[0].changed = now.Add(-2 * settle)
-	_, err = truth.give("q", []part{{gpuResource, "a"}}, now, settle)
+	truth.release([]part{{gpuResource, "a"}})
+	truth.gpus[0].changed = now.Add(-2 * settle)
+	_, err = truth.allocate("q", []part{{gpuResource, "a"}}, now, settle)
 	require.ErrorContains(t, err, "which is broken since")
 
-	b := truth.cards[1]
+	b := truth.gpus[1]
 	b.parts, b.changed = []part{{gpuResource, "b"}}, now
-	refused, err = truth.give("r", []part{{mig, "m"}}, now, settle)
+	refused, err = truth.allocate("r", []part{{mig, "m"}}, now, settle)
 	require.NoError(t, err)
 	require.Equal(t, []part{{mig, "m"}}, refused, "its driver says that it is not there")
 	require.True(t, truth.free(b))
 	b.changed = now.Add(-2 * settle)
-	_, err = truth.give("r", []part{{mig, "m"}}, now, settle)
+	_, err = truth.allocate("r", []part{{mig, "m"}}, now, settle)
 	require.ErrorContains(t, err, "which is gone since")
 }
 
@@ -129,7 +129,7 @@ func TestACheckFailsWhenSomethingIsWrongForTooLong(t *testing.T) {
 	require.NoError(t, c.once(now))
 	require.True(t, c.wrong())
 	require.NoError(t, c.once(now.Add(900*time.Millisecond)))
-	truth.cards[0].changed = now.Add(900 * time.Millisecond) // something else happens to it
+	truth.gpus[0].changed = now.Add(900 * time.Millisecond) // something else happens to it
 	require.NoError(t, c.once(now.Add(1800*time.Millisecond)))
 	require.ErrorContains(t, c.once(now.Add(2*time.Second)), "for 1s already: a is served as unhealthy and is not")
 
@@ -141,7 +141,7 @@ func TestACheckFailsWhenSomethingIsWrongForTooLong(t *testing.T) {
 	require.ErrorContains(t, c.once(now), "nvidia.com/gpu was registered 2 times with one kubelet")
 }
 
-func TestMoreIsToldByKind(t *testing.T) {
+func TestGrowthIsReportedByKind(t *testing.T) {
 	before := footprint{files: map[string]int{"socket": 3, "anon_inode:inotify": 1}, goroutines: 10}
 	require.Empty(t, before.more(before))
 	after := footprint{files: map[string]int{"socket": 5, "anon_inode:inotify": 1}, goroutines: 12}
