@@ -1,11 +1,11 @@
-// Package autoscaler runs the Kubernetes Cluster Autoscaler against a cluster of package
-// cluster: the real program, and a provider that adds and removes nodes of that cluster. It
-// shows what a startup taint is for. `make e2e-autoscaler` plays the scenarios, and `make
-// autoscaler` brings such a cluster up for other programs.
+// Package autoscaler runs the Kubernetes Cluster Autoscaler against a cluster of package cluster:
+// the real program, and a provider that adds and removes nodes of that cluster. It shows the
+// purpose of a startup taint. `make e2e-autoscaler` runs the scenarios, and `make autoscaler`
+// starts such a cluster for other programs.
 //
-// The autoscaler runs outside the cluster, with an administrator's kubeconfig, and asks the
-// Provider over its external gRPC interface. The Provider has one group of GPU nodes, which
-// begins empty.
+// The autoscaler runs outside the cluster, with an administrator's kubeconfig, and calls the
+// Provider over its external gRPC interface. The Provider has one group of GPU nodes, initially
+// empty.
 package autoscaler
 
 import (
@@ -22,22 +22,22 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Process describes how the autoscaler runs.
+// Process describes how to run the autoscaler.
 type Process struct {
 	Program    string // the built cluster-autoscaler
 	Kubeconfig string
-	Log        string // file to which it prints
+	Log        string // file for its output
 	Flags      []string
 }
 
-// settings are the flags that it always has. What it waits for in production, so that it
-// does not act too often, is left out; Process.Flags come after them.
+// settings are the common flags. They switch off the delays that slow it down in production.
+// Process.Flags come after them.
 var settings = []string{
 	"--cloud-provider=externalgrpc", "--leader-elect=false", "--address=127.0.0.1:0", "--v=4",
 	"--scan-interval=2s", "--scale-down-delay-after-add=0s", "--unremovable-node-recheck-timeout=5s", "--node-delete-delay-after-taint=0s",
 }
 
-// Autoscaler is a Cluster Autoscaler that runs.
+// Autoscaler is a running Cluster Autoscaler.
 type Autoscaler struct {
 	cmd    *exec.Cmd
 	server *grpc.Server
@@ -46,7 +46,7 @@ type Autoscaler struct {
 	err    error // how it ended
 }
 
-// Start starts an autoscaler that asks p. Stop ends it; it ends with this process, too.
+// Start starts an autoscaler that calls p. It ends with Stop or with this process.
 func Start(p *Provider, c Process) (*Autoscaler, error) {
 	dir, err := os.MkdirTemp("", "gpuready-autoscaler-")
 	if err != nil {
@@ -90,10 +90,10 @@ func (a *Autoscaler) start(p *Provider, c Process) error {
 	return nil
 }
 
-// Ended is closed when the program has ended, which nothing but Stop or a crash does.
+// Ended is closed when the program has ended, through Stop or a crash.
 func (a *Autoscaler) Ended() <-chan struct{} { return a.ended }
 
-// Stop ends the autoscaler and its server. An error means that it had ended before.
+// Stop ends the autoscaler and its server. It returns an error if it had already ended.
 func (a *Autoscaler) Stop() error {
 	var early error
 	select {

@@ -20,11 +20,11 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/binaries"
 )
 
-// StartupTaint is the taint that new GPU nodes come with, and that the validator removes.
+// StartupTaint is the taint of new GPU nodes, which the validator removes.
 const StartupTaint = "nvidia.com/gpu-not-ready"
 
-// PCILabel is the label by which the operator knows a GPU node. Node Feature Discovery sets
-// it in production; here the kubelet registers it.
+// PCILabel is the label by which the operator recognizes a GPU node. In production Node Feature
+// Discovery sets it; here the kubelet registers it.
 const PCILabel = "feature.node.kubernetes.io/pci-10de.present"
 
 const (
@@ -41,20 +41,20 @@ var gpus = []string{
 // simulated GPUs.
 type Config struct {
 	Name      string        // of the cluster
-	Bin       string        // folder of what was built, with images/
+	Bin       string        // folder of the built programs, with images/
 	Manifests string        // deployments/static
-	BootDelay time.Duration // what each simulated driver takes longer
+	BootDelay time.Duration // additional start time of each simulated driver
 	Out       io.Writer     // progress
 }
 
-// Cluster is such a cluster.
+// Cluster is a cluster started by Up.
 type Cluster struct {
 	*cluster.Cluster
 	Kubectl string // the program
 	program string // the Cluster Autoscaler
 }
 
-// Up brings the cluster up and installs the operator. ctx bounds that alone.
+// Up starts the cluster and installs the operator. ctx bounds only that.
 func Up(ctx context.Context, c Config) (*Cluster, error) {
 	images, err := filepath.Glob(filepath.Join(c.Bin, "images", "*.tar"))
 	if err != nil {
@@ -87,7 +87,7 @@ func Up(ctx context.Context, c Config) (*Cluster, error) {
 	return made, nil
 }
 
-// install installs as docs/operator.md has it, without Helm.
+// install follows docs/operator.md, without Helm.
 func (c *Cluster) install(ctx context.Context, config Config) error {
 	delay := fmt.Sprintf(`{"spec":{"driver":{"simulated":{"env":[{"name":"GPUSIM_BOOT_DELAY","value":%q}]}}}}`, config.BootDelay)
 	for _, args := range [][]string{
@@ -95,7 +95,7 @@ func (c *Cluster) install(ctx context.Context, config Config) error {
 		{"wait", "--for=condition=Established", "--timeout=60s", "crd/clusterpolicies.nvidia.com"},
 		{"apply", "-f", filepath.Join(config.Manifests, "examples", "clusterpolicy-simulated.yaml")},
 		{"patch", "clusterpolicy", policy, "--type=merge", "-p", delay},
-		// What Node Feature Discovery says of a node without a GPU.
+		// NFD's label for a node without a GPU.
 		{"label", "node", "n1", "feature.node.kubernetes.io/system-os_release.ID=debian"},
 		{"-n", namespace, "rollout", "status", "deployment/gpu-operator", "--timeout=120s"},
 		{"wait", "--for=condition=Ready", "--timeout=120s", "clusterpolicy/" + policy},
@@ -111,14 +111,14 @@ func (c *Cluster) install(ctx context.Context, config Config) error {
 
 // Nodes describes the group of GPU nodes.
 type Nodes struct {
-	Name     string // of the group; another for each provider, since machines' names begin with it
+	Name     string // of the group; unique for each provider, because machines' names begin with it
 	Max      int
 	Taint    bool   // new nodes come with the startup taint
 	GPULabel string // of the provider; see Group
 }
 
-// NewProvider makes a provider whose machines are new nodes of the cluster. Its Close has to
-// be called before the cluster's Down.
+// NewProvider creates a provider whose machines are new nodes of the cluster. It must be closed
+// before the cluster's Down.
 func (c *Cluster) NewProvider(ctx context.Context, n Nodes, log *slog.Logger) (*Provider, error) {
 	template, err := c.template(ctx)
 	if err != nil {
@@ -132,8 +132,8 @@ func (c *Cluster) NewProvider(ctx context.Context, n Nodes, log *slog.Logger) (*
 	return NewProvider(Group{Name: n.Name, Max: n.Max, Template: template, GPULabel: n.GPULabel}, m, log), nil
 }
 
-// template is a GPU node as a cloud describes one that it has not made yet: it is as large
-// as the cluster's first node.
+// template returns a GPU node as a cloud describes one before creating it: with the size of the
+// cluster's first node.
 func (c *Cluster) template(ctx context.Context) (corev1.Node, error) {
 	node := corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "gpu-template", Labels: map[string]string{
@@ -161,17 +161,17 @@ func (c *Cluster) template(ctx context.Context) (corev1.Node, error) {
 	return node, nil
 }
 
-// Log is the file to which the cluster's autoscaler prints, beside those of its other programs.
+// Log returns the file with the autoscaler's output, beside the logs of the cluster's programs.
 func (c *Cluster) Log() string {
 	return filepath.Join(filepath.Dir(c.Kubeconfig), "log", "cluster-autoscaler.log")
 }
 
-// Autoscale starts the autoscaler with more flags.
+// Autoscale starts the autoscaler with additional flags.
 func (c *Cluster) Autoscale(p *Provider, flags ...string) (*Autoscaler, error) {
 	return Start(p, Process{Program: c.program, Kubeconfig: c.Kubeconfig, Log: c.Log(), Flags: flags})
 }
 
-// machines are nodes of a cluster.
+// machines creates and removes nodes of a cluster.
 type machines struct {
 	cluster *cluster.Cluster
 	spec    cluster.NodeSpec

@@ -1,26 +1,25 @@
 package autoscaler
 
-// message makes a struct with protobuf tags a message: google.golang.org/protobuf derives
-// its descriptor from them.
+// message turns a struct with protobuf tags into a message; google.golang.org/protobuf derives its
+// descriptor from the tags.
 type message struct{}
 
 // Reset does nothing: each message is decoded once, into a new one.
 func (*message) Reset() {}
 
-// String is for gRPC's logs, which have no use for it.
+// String is for gRPC's logs, which do not need it.
 func (*message) String() string { return "" }
 
 // ProtoMessage marks it as a message.
 func (*message) ProtoMessage() {}
 
-// The messages of cloudprovider/externalgrpc/protos/externalgrpc.proto that a provider
-// needs, by their numbers there. What is left out is skipped on the wire. The package
-// generated from it is of no use here: it has Kubernetes' types as messages, which they no
-// longer are in the version that this module has.
+// The messages of cloudprovider/externalgrpc/protos/externalgrpc.proto that a provider needs, with
+// their field numbers. Fields left out are skipped on the wire. The generated package is of no use
+// here: it uses Kubernetes' types as messages, which they no longer are in this module's version.
 type (
 	empty struct{ message }
 
-	// groupID is any request that names a group and nothing else.
+	// groupID is any request with only a group.
 	groupID struct {
 		message
 		ID string `protobuf:"bytes,1,opt,name=id,proto3"`
@@ -38,7 +37,7 @@ type (
 		NodeGroups []*nodeGroup `protobuf:"bytes,1,rep,name=nodeGroups,proto3"`
 	}
 
-	// externalNode is a Node as the autoscaler names it.
+	// externalNode is the autoscaler's description of a Node.
 	externalNode struct {
 		message
 		ProviderID string `protobuf:"bytes,1,opt,name=providerID,proto3"`
@@ -95,7 +94,7 @@ type (
 		Instances []*instance `protobuf:"bytes,1,rep,name=instances,proto3"`
 	}
 
-	// template has a Node in its protobuf encoding, which looks the same as bytes.
+	// template holds a Node in its protobuf encoding, which equals a bytes field on the wire.
 	template struct {
 		message
 		Node []byte `protobuf:"bytes,1,opt,name=nodeInfo,proto3"`

@@ -15,43 +15,41 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Machines makes the machines of a group and takes them back, as a cloud does.
+// Machines creates and removes the machines of a group, as a cloud does.
 type Machines interface {
-	// Add makes the machine of that name and returns when its node is Ready. If it fails
-	// nothing of the machine is left.
+	// Add creates the machine of that name and returns when its node is Ready. If it fails, nothing
+	// of the machine is left.
 	Add(ctx context.Context, name string) error
-	// Remove takes a machine back, and with it its Node object.
+	// Remove removes a machine and its Node object.
 	Remove(ctx context.Context, name string) error
 }
 
 // Group describes the one node group of a provider.
 type Group struct {
-	Name     string      // of the group, with which the names of its machines begin
-	Max      int         // how many machines it may have; the least is 0
-	Template corev1.Node // what the autoscaler is to expect of a new node
-	// GPULabel is the label by which the cloud marks nodes that are to have GPUs, "" where
-	// it has none.
+	Name     string      // of the group, prefix of its machines' names
+	Max      int         // maximum number of machines; the minimum is 0
+	Template corev1.Node // the expected properties of a new node
+	// GPULabel is the label with which the cloud marks GPU nodes, or "" if it has none.
 	GPULabel string
 }
 
-// ProviderID is the ID of a group's machine, which its kubelet has to register.
+// ProviderID returns the ID of a group's machine, which its kubelet must register.
 func ProviderID(machine string) string { return scheme + machine }
 
 const scheme = "gpuready-test://"
 
-// Provider answers the Cluster Autoscaler's questions about one node group, by its external
-// gRPC interface, and does what it is asked for.
+// Provider implements the Cluster Autoscaler's external gRPC interface for one node group.
 type Provider struct {
 	group    Group
 	machines Machines
 	log      *slog.Logger
 
-	ctx     context.Context // of the machines that are being made or taken back
+	ctx     context.Context // of the machines being created or removed
 	cancel  context.CancelFunc
 	working sync.WaitGroup
 
 	mu      sync.Mutex
-	made    int // machines that were ever asked for: the last one's number
+	made    int // number of machines ever requested; the last one has this number
 	states  map[string]*machineState
 	history History
 }
@@ -59,7 +57,7 @@ type Provider struct {
 // machineState is the state of one machine, by its name.
 type machineState struct {
 	state int32
-	err   error // why it could not be made
+	err   error // why it could not be created
 }
 
 // States of an instance, as the protocol numbers them.
@@ -69,20 +67,20 @@ const (
 	deleting = 3
 )
 
-// History records what an autoscaler has asked of a provider.
+// History records an autoscaler's calls to a provider.
 type History struct {
-	Loops     int // how often it looked at the cluster
+	Loops     int // number of its control loops
 	Increases []Request
 	Deletes   []Request
 }
 
-// Request is one that changed the group.
+// Request is a request that changed the group.
 type Request struct {
 	At       time.Time
 	Machines []string
 }
 
-// NewProvider makes a provider. log may be nil.
+// NewProvider creates a provider. log may be nil.
 func NewProvider(group Group, machines Machines, log *slog.Logger) *Provider {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -92,13 +90,13 @@ func NewProvider(group Group, machines Machines, log *slog.Logger) *Provider {
 	return p
 }
 
-// Close ends what is being made and waits for it. Machines that run are left.
+// Close cancels the creation of machines and waits for that. Running machines stay.
 func (p *Provider) Close() {
 	p.cancel()
 	p.working.Wait()
 }
 
-// History returns what was asked so far.
+// History returns the calls so far.
 func (p *Provider) History() History {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,14 +105,14 @@ func (p *Provider) History() History {
 	return h
 }
 
-// Machines are the names of the machines that the group has or is making.
+// Machines returns the names of the machines that the group has or is creating.
 func (p *Provider) Machines() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.wanted()
 }
 
-// wanted are the machines that count for the group's size.
+// wanted returns the machines that count for the group's size.
 func (p *Provider) wanted() []string {
 	var names []string
 	for name, m := range p.states {
@@ -126,12 +124,12 @@ func (p *Provider) wanted() []string {
 	return names
 }
 
-// register makes p the CloudProvider service of a server.
+// register registers p as the CloudProvider service of a server.
 func (p *Provider) register(s *grpc.Server) {
 	s.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "clusterautoscaler.cloudprovider.v1.externalgrpc.CloudProvider",
 		HandlerType: (*any)(nil),
-		// What is missing is optional: gRPC answers that it is not implemented.
+		// Missing methods are optional: gRPC responds that they are not implemented.
 		Methods: []grpc.MethodDesc{
 			method("NodeGroups", p.nodeGroups),
 			method("NodeGroupForNode", p.groupForNode),
@@ -149,7 +147,7 @@ func (p *Provider) register(s *grpc.Server) {
 	}, p)
 }
 
-// method makes a gRPC method of a function.
+// method turns a function into a gRPC method.
 func method[In, Out any](name string, answer func(*In) (*Out, error)) grpc.MethodDesc {
 	return grpc.MethodDesc{MethodName: name, Handler: func(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 		in := new(In)
@@ -168,8 +166,7 @@ func (p *Provider) describe() *nodeGroup {
 	return &nodeGroup{ID: p.group.Name, MaxSize: int32(p.group.Max), Debug: p.group.Name}
 }
 
-// groupForNode knows the machines of the group by their IDs; other nodes are not the
-// autoscaler's.
+// groupForNode recognizes the group's machines by their IDs; the autoscaler must ignore other nodes.
 func (p *Provider) groupForNode(in *groupForNodeRequest) (*groupForNode, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -179,8 +176,8 @@ func (p *Provider) groupForNode(in *groupForNodeRequest) (*groupForNode, error) 
 	return &groupForNode{NodeGroup: p.describe()}, nil
 }
 
-// machineOf is the name of a node's machine. The autoscaler knows one that never registered
-// by its ID alone.
+// machineOf returns the name of a node's machine. The autoscaler knows a machine that never
+// registered by its ID only.
 func machineOf(n *externalNode) string { return strings.TrimPrefix(n.ProviderID, scheme) }
 
 func (p *Provider) refresh(*empty) (*empty, error) {
@@ -194,7 +191,7 @@ func (p *Provider) targetSize(*groupID) (*targetSize, error) {
 	return &targetSize{TargetSize: int32(len(p.Machines()))}, nil
 }
 
-// increase begins to make machines, side by side.
+// increase starts to create machines, in parallel.
 func (p *Provider) increase(in *sizeRequest) (*empty, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -229,7 +226,7 @@ func (p *Provider) add(name string) {
 	p.log.Info("a machine is a Ready node", "machine", name)
 }
 
-// delete begins to take machines back.
+// delete starts to remove machines.
 func (p *Provider) delete(in *deleteRequest) (*empty, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -269,7 +266,8 @@ func (p *Provider) remove(name string, there bool) {
 	delete(p.states, name)
 }
 
-// decrease has nothing to take back: machines begin to be made as soon as they are asked for.
+// decrease always fails: a requested machine is created at once, so there is no open request to
+// cancel.
 func (p *Provider) decrease(in *sizeRequest) (*empty, error) {
 	return nil, status.Errorf(codes.FailedPrecondition, "%d machines fewer: all that were asked for are being made", -in.Delta)
 }

@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// yard makes machines as it is told.
+// yard is a controllable Machines.
 type yard struct {
 	mu   sync.Mutex
 	fail error
@@ -59,7 +59,7 @@ func serve(t *testing.T, p *Provider) func(method string, in, out any) error {
 	}
 }
 
-// eventually asks a provider until it answers as it should.
+// eventually polls a condition.
 func eventually(t *testing.T, cond func() bool) {
 	t.Helper()
 	require.Eventually(t, cond, 10*time.Second, time.Millisecond)
@@ -104,7 +104,7 @@ func TestAGroupGrowsAndShrinks(t *testing.T) {
 	require.Equal(t, []string{"gpu-1"}, h.Deletes[0].Machines)
 }
 
-func TestAMachineThatIsNotMadeIsReportedAndForgotten(t *testing.T) {
+func TestAFailedMachineIsReportedAndForgotten(t *testing.T) {
 	p := NewProvider(Group{Name: "gpu", Max: 1}, &yard{fail: errors.New("no room")}, nil)
 	defer p.Close()
 	call := serve(t, p)
@@ -120,13 +120,14 @@ func TestAMachineThatIsNotMadeIsReportedAndForgotten(t *testing.T) {
 	eventually(t, func() bool { return len(p.Machines()) == 0 })
 }
 
-func TestWhatIsOptionalIsNotImplemented(t *testing.T) {
+func TestOptionalMethodsAreNotImplemented(t *testing.T) {
 	p := NewProvider(Group{Name: "gpu"}, &yard{}, nil)
 	defer p.Close()
 	require.Equal(t, codes.Unimplemented, status.Code(serve(t, p)("NodeGroupGetOptions", &groupID{ID: "gpu"}, &empty{})))
 }
 
-// The Node of the template is a message in the protocol, and bytes here: the same on the wire.
+// TestTheTemplateIsANode checks the template, which is a message in the protocol and bytes here:
+// both are the same on the wire.
 func TestTheTemplateIsANode(t *testing.T) {
 	p := NewProvider(Group{Name: "gpu", Template: corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "as-new"}}}, &yard{}, nil)
 	defer p.Close()

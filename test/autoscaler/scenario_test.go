@@ -34,16 +34,16 @@ const bootDelay = time.Minute
 // patience is how long anything may take.
 const patience = 5 * time.Minute
 
-// suite is a cluster for the scenarios, which follow each other: each begins and ends
-// without a GPU node, and with an autoscaler of its own.
+// suite is a cluster for the scenarios. Each scenario begins and ends without a GPU node, and has
+// its own autoscaler.
 type suite struct {
 	*Cluster
 	world *e2e.World
 	bin   string
 }
 
-// A pod that asks for a GPU makes one GPU node come where the autoscaler knows the startup
-// taint, or its cloud's label for GPU nodes, and more than one where it knows neither.
+// TestAutoscaler requests a GPU. One GPU node must be added if the autoscaler knows the startup taint
+// or its cloud's label for GPU nodes, and more than one otherwise.
 func TestAutoscaler(t *testing.T) {
 	bin := os.Getenv("GPUREADY_E2E")
 	if bin == "" {
@@ -67,11 +67,11 @@ func TestAutoscaler(t *testing.T) {
 func (s *suite) withTaint(t *testing.T) {
 	p := s.provide(t, Nodes{Name: "tainted", Max: 3, Taint: true})
 	a := s.autoscale(t, p, "--startup-taint="+StartupTaint)
-	s.oneNodeComes(t, p)
+	s.oneNodeIsAdded(t, p)
 	require.NoError(t, a.Stop())
 
-	// The program advises no less than the autoscaler's default, 10 minutes. A twentieth of
-	// what it says is enough to see that it is kept to.
+	// The program advises at least the autoscaler's default, 10 minutes. A twentieth of the advice is
+	// enough to check that it is followed.
 	const scale = 20
 	advice := s.timers(t)
 	unneeded, err := time.ParseDuration(advice.ScaleDownUnneededTime)
@@ -95,11 +95,11 @@ func (s *suite) withTaint(t *testing.T) {
 func (s *suite) withLabel(t *testing.T) {
 	p := s.provide(t, Nodes{Name: "labelled", Max: 3, GPULabel: PCILabel})
 	s.autoscale(t, p)
-	s.oneNodeComes(t, p)
+	s.oneNodeIsAdded(t, p)
 }
 
-// oneNodeComes runs a pod that asks for a GPU, to its end.
-func (s *suite) oneNodeComes(t *testing.T, p *Provider) {
+// oneNodeIsAdded runs a pod that requests a GPU to its end.
+func (s *suite) oneNodeIsAdded(t *testing.T, p *Provider) {
 	t.Helper()
 	asked := time.Now()
 	s.run(t)
@@ -145,7 +145,7 @@ func (s *suite) withNeither(t *testing.T) {
 	require.Greater(t, len(p.Machines()), 1)
 }
 
-// provide makes a provider whose nodes go at the end of the test.
+// provide creates a provider whose nodes are removed at the end of the test.
 func (s *suite) provide(t *testing.T, n Nodes) *Provider {
 	t.Helper()
 	p, err := s.NewProvider(t.Context(), n, slog.New(slog.NewTextHandler(os.Stderr, nil)))
@@ -159,7 +159,7 @@ func (s *suite) provide(t *testing.T, n Nodes) *Provider {
 	return p
 }
 
-// autoscale starts an autoscaler that is ended with the test, if not before.
+// autoscale starts an autoscaler that ends with the test at the latest.
 func (s *suite) autoscale(t *testing.T, p *Provider, flags ...string) *Autoscaler {
 	t.Helper()
 	a, err := s.Autoscale(p, flags...)
@@ -177,7 +177,7 @@ func (s *suite) autoscale(t *testing.T, p *Provider, flags ...string) *Autoscale
 	return a
 }
 
-// run makes a pod that asks for a GPU.
+// run creates a pod that requests a GPU.
 func (s *suite) run(t *testing.T) {
 	t.Helper()
 	pods := s.world.Client.CoreV1().Pods("default")
@@ -198,10 +198,10 @@ func (s *suite) run(t *testing.T) {
 	})
 }
 
-// advice is what kubectl gpu timers says.
+// advice is the output of kubectl gpu timers.
 type advice struct{ MaxNodeProvisionTime, ScaleDownUnneededTime string }
 
-// timers asks for it, as soon as one node was measured.
+// timers reads the advice once one node has been measured.
 func (s *suite) timers(t *testing.T) (a advice) {
 	t.Helper()
 	s.until(t, "kubectl gpu timers has an answer", func() error {
@@ -216,7 +216,7 @@ func (s *suite) timers(t *testing.T) (a advice) {
 	return a
 }
 
-// want objects unless something is so.
+// want returns an error unless is is true.
 func want(is bool, format string, args ...any) error {
 	if is {
 		return nil
@@ -224,7 +224,7 @@ func want(is bool, format string, args ...any) error {
 	return fmt.Errorf(format, args...)
 }
 
-// until asks many times a second until there is nothing to object any more.
+// until retries many times a second until cond returns no error.
 func (s *suite) until(t *testing.T, what string, cond func() error) {
 	t.Helper()
 	end := time.After(patience)

@@ -1,5 +1,5 @@
-// Package built gives tests the programs and libraries that the Makefile
-// builds, and runs them.
+// Package built provides tests with the programs and libraries that the Makefile builds, and runs
+// them.
 package built
 
 import (
@@ -16,13 +16,12 @@ import (
 
 var (
 	mu   sync.Mutex
-	made = map[string]error{} // why it could not be made, or nil
+	made = map[string]error{} // the error of building it, or nil
 )
 
-// Path returns the absolute path of something that `make build` makes, by its
-// name below bin: "gpusim", "lib/libcuda.so". When GPUREADY_BIN names a folder
-// it is taken from there as it is, as `make test` does; otherwise it is brought
-// up to date in bin/race, with the race detector on.
+// Path returns the absolute path of a file that `make build` creates, by its name below bin:
+// "gpusim", "lib/libcuda.so". If GPUREADY_BIN names a folder, as in `make test`, the file there is
+// used unchanged. Otherwise it is built in bin/race, with the race detector.
 func Path(t testing.TB, name string) string {
 	t.Helper()
 	if dir := os.Getenv("GPUREADY_BIN"); dir != "" {
@@ -61,7 +60,7 @@ func Root() string {
 	return filepath.Join(filepath.Dir(file), "../..")
 }
 
-// build runs make under a lock that test processes of several packages share.
+// build runs make under a lock shared by the test processes of several packages.
 func build(target string) error {
 	if err := os.MkdirAll(filepath.Join(Root(), "bin"), 0o755); err != nil {
 		return err
@@ -83,8 +82,8 @@ func build(target string) error {
 	return nil
 }
 
-// Environ is this process's environment, in which programs with the race
-// detector end at once instead of sleeping for a second.
+// Environ returns this process's environment, changed so that programs with the race detector end
+// at once instead of after a second.
 func Environ() []string {
 	if os.Getenv("GORACE") != "" {
 		return os.Environ()
@@ -92,7 +91,7 @@ func Environ() []string {
 	return append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 }
 
-// environ is the environment without the named variables.
+// environ returns the environment without the named variables.
 func environ(without ...string) []string {
 	var env []string
 next:
@@ -107,8 +106,8 @@ next:
 	return env
 }
 
-// DriverRoot makes a simulated driver root with `gpusim up` in a temporary
-// folder and takes it down at the end of the test.
+// DriverRoot creates a simulated driver root with `gpusim up` in a temporary folder and removes it
+// at the end of the test.
 func DriverRoot(t testing.TB, profile string, args ...string) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "driver")
@@ -117,7 +116,7 @@ func DriverRoot(t testing.TB, profile string, args ...string) string {
 	return root
 }
 
-// Gpusim runs gpusim, which must succeed, and returns what it printed.
+// Gpusim runs gpusim, which must succeed, and returns its output.
 func Gpusim(t testing.TB, args ...string) string {
 	t.Helper()
 	path := Path(t, "gpusim")

@@ -16,8 +16,7 @@ import (
 // Grace is how long a process may take to end after SIGTERM.
 const Grace = 20 * time.Second
 
-// Process is a built program that runs for a test. Its output, both streams in
-// one, is kept.
+// Process is a running program of a test. It keeps the output, both streams in one.
 type Process struct {
 	name string
 	cmd  *exec.Cmd
@@ -25,12 +24,12 @@ type Process struct {
 
 	mu     sync.Mutex
 	output strings.Builder
-	grown  chan struct{} // closed and made anew when output grows
+	grown  chan struct{} // closed and replaced when output grows
 	err    error
 }
 
-// Start starts a built program. It is ended at the end of the test, and what
-// it printed is shown if the test failed. env adds to the environment.
+// Start starts a built program and ends it at the end of the test. Its output is shown if the test
+// failed. env adds to the environment.
 func Start(t testing.TB, name string, args []string, env ...string) *Process {
 	t.Helper()
 	p := &Process{name: name, done: make(chan struct{}), grown: make(chan struct{})}
@@ -60,8 +59,7 @@ func Start(t testing.TB, name string, args []string, env ...string) *Process {
 	return p
 }
 
-// dump has a process that still runs say what each of its goroutines is at, which
-// ends it.
+// dump makes a running process print the stack of each goroutine, which ends it.
 func (p *Process) dump(t testing.TB) {
 	t.Helper()
 	before := len(p.Output())
@@ -76,7 +74,7 @@ func (p *Process) dump(t testing.TB) {
 	}
 }
 
-// middleCut bounds what a failure shows: how it began and how it ended.
+// middleCut cuts the middle of a long output, for failure messages.
 func middleCut(s string) string {
 	const most = 64 << 10
 	if len(s) <= most {
@@ -106,14 +104,14 @@ func (p *Process) Write(b []byte) (int, error) {
 	return p.output.Write(b)
 }
 
-// Output is what the process has printed so far.
+// Output returns the output so far.
 func (p *Process) Output() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.output.String()
 }
 
-// PID is the process's number.
+// PID returns the process's number.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Signal sends a signal.

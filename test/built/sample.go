@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// Sample runs a built CUDA sample on a driver root, with nothing else in its
-// environment but what is given.
+// Sample runs a built CUDA sample on a driver root, with only the given environment.
 func Sample(t testing.TB, root, name string, args []string, env ...string) (stdout, stderr string, exit int) {
 	t.Helper()
 	cmd := exec.Command(Path(t, name), args...)
@@ -22,7 +21,7 @@ func Sample(t testing.TB, root, name string, args []string, env ...string) (stdo
 	cmd.Env = append(cmd.Env, env...)
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
-	if err := cmd.Run(); cmd.ProcessState == nil { // else the exit code tells
+	if err := cmd.Run(); cmd.ProcessState == nil { // otherwise the exit code shows it
 		t.Fatal(err)
 	}
 	return out.String(), log.String(), cmd.ProcessState.ExitCode()

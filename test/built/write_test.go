@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// TestAProgramThatWasWrittenRuns writes and runs programs while others are started:
-// of those that os.WriteFile writes some are "text file busy".
+// TestAProgramThatWasWrittenRuns writes and runs programs while others are started. With
+// os.WriteFile some of them would be "text file busy".
 func TestAProgramThatWasWrittenRuns(t *testing.T) {
 	var all errgroup.Group
 	for i := range 8 {

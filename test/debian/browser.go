@@ -1,7 +1,7 @@
 package debian
 
-// Chromium is the browser without a screen, with the libraries that it needs beside the C
-// library, and two families of fonts.
+// Chromium is the headless browser, with the libraries that it needs in addition to the C library,
+// and two families of fonts.
 var Chromium = Set{Release: "bookworm", Security: true, Packages: []string{
 	"chromium-headless-shell", "chromium-common", "fontconfig-config", "fonts-dejavu-core", "fonts-liberation2",
 	"libasound2", "libasyncns0", "libatk1.0-0", "libatspi2.0-0", "libblkid1", "libbrotli1", "libbsd0", "libcap2", "libdav1d6", "libdbus-1-3",

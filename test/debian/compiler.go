@@ -5,8 +5,8 @@ import (
 	"io"
 )
 
-// EnsureCompiler returns a root file system with Debian 12's compiler, make and shell, which
-// compile kernel modules there. It has no /tmp, and no awk but mawk.
+// EnsureCompiler returns a root file system with Debian 12's compiler, make and shell, for building
+// kernel modules. It has no /tmp, and mawk is its only awk.
 func EnsureCompiler(ctx context.Context, cache string, out io.Writer) (string, error) {
 	return Ensure(ctx, cache, Set{Release: "bookworm", Packages: []string{
 		"gcc-12", "cpp-12", "gcc-12-base", "libgcc-12-dev", "libgcc-s1", "libcc1-0", "libstdc++6", "binutils", "binutils-common", "binutils-x86-64-linux-gnu",

@@ -1,6 +1,6 @@
-// Package debian fetches programs as Debian ships them, of any release, without
-// installing anything: apt works in folders of its own and checks signatures and
-// hashes, dpkg unpacks, and the outcome is kept in a cache.
+// Package debian fetches Debian's programs, of any release, without installing anything. apt works
+// in separate folders and checks signatures and hashes, dpkg unpacks, and a cache keeps the
+// result.
 package debian
 
 import (
@@ -21,41 +21,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Set is what to fetch: packages of one release, whose files are laid into one folder.
+// Set describes packages of one release, whose files are unpacked into one folder.
 type Set struct {
 	Release  string   // "bookworm"
-	Packages []string // not those that they depend on, unless Whole or Follow say so
-	Version  string   // what the first one's upstream version begins with: "1.6.20"
+	Packages []string // without dependencies, unless Whole or Follow add them
+	Version  string   // prefix of the first one's upstream version: "1.6.20"
 	Sections string   // "main contrib non-free"; "" is main
 	Security bool     // from the release's security archive, too
 	Follow   string   // adds the dependencies, and theirs, whose names begin with this: "linux-"
-	Whole    bool     // adds all that apt would install with them on an empty machine
+	Whole    bool     // adds everything that apt would install with them on an empty machine
 }
 
-// nonfree are the sections of a release that has NVIDIA's packages.
+// nonfree are the sections of a release with NVIDIA's packages.
 const nonfree = "main contrib non-free non-free-firmware"
 
-// Packages of NVIDIA's driver. They are under NVIDIA's licence and are fetched only where
-// somebody asks for them: make e2e-driver-real.
+// Packages of NVIDIA's driver. They are under NVIDIA's licence, and only make e2e-driver-real
+// fetches them.
 var (
-	// NVIDIASources are those of the proprietary modules.
+	// NVIDIASources are the sources of the proprietary modules.
 	NVIDIASources = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{"nvidia-kernel-source"}}
-	// NVIDIAOpenSources are those of the open modules, of an older driver.
+	// NVIDIAOpenSources are the sources of the open modules, of an older driver.
 	NVIDIAOpenSources = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{"nvidia-open-kernel-source"}}
 	// NVIDIADriver is the user space.
 	NVIDIADriver = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{
 		"libcuda1", "libnvidia-ml1", "libnvidia-cfg1", "libnvidia-ptxjitcompiler1", "libnvidia-nvvm4", "libnvidia-encode1", "libnvcuvid1",
 		"nvidia-smi",
 	}}
-	// NVIDIADaemons are the daemons that Debian has, with the libraries that they need.
+	// NVIDIADaemons are the daemons in Debian, with the libraries that they need.
 	NVIDIADaemons = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{
 		"nvidia-persistenced", "libnvidia-cfg1", "libc6", "libtirpc3", "libgssapi-krb5-2", "libkrb5-3", "libk5crypto3", "libkrb5support0", "libcom-err2", "libkeyutils1",
 	}}
 )
 
-// PythonCUDA are Python, Numba and PyCUDA, with the parts of the CUDA toolkit that they
-// compile with. Those are under NVIDIA's licence: only make e2e-python and
-// make notebook-image fetch them.
+// PythonCUDA is Python, Numba and PyCUDA, with the parts of the CUDA toolkit that they compile
+// with. Those are under NVIDIA's licence: only make e2e-python and make notebook-image fetch them.
 var PythonCUDA = Set{Release: "bookworm", Sections: nonfree, Security: true, Packages: []string{
 	"python3-numba", "python3-llvmlite", "python3-numpy", "python3-scipy", "python3-pkg-resources", "python3-distutils", "python3-lib2to3",
 	"python3.11", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib", "libexpat1", "libffi8", "libssl3", "zlib1g", "libbz2-1.0", "liblzma5",
@@ -66,28 +65,28 @@ var PythonCUDA = Set{Release: "bookworm", Sections: nonfree, Security: true, Pac
 	"libnvvm4", "nvidia-cuda-toolkit",
 }}
 
-// Jupyter is a root file system in which Jupyter's notebook runs, with the CUDA runtime that
-// Numba asks for its version. That is under NVIDIA's licence, too.
+// Jupyter is a root file system for Jupyter's notebook, with the CUDA runtime whose version Numba
+// queries. The CUDA runtime is under NVIDIA's licence, too.
 var Jupyter = Set{Release: "bookworm", Sections: nonfree, Security: true, Whole: true, Packages: []string{
 	"python3-notebook", "python3-ipykernel", "bash", "dash", "coreutils", "libc-bin", "libcudart11.0",
 }}
 
-// keyring verifies the releases; every Debian machine has it, and Ubuntu's has it
-// in the package debian-archive-keyring.
+// keyring verifies the releases. Every Debian machine has it; on Ubuntu it is in the package
+// debian-archive-keyring.
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// Ensure returns the folder below cache into which the set is unpacked, at once
-// where it is there already. Only one fetch of a set runs at a time on a machine.
+// Ensure returns the folder below cache with the unpacked set, and fetches it if necessary. Only
+// one fetch of a set runs at a time on a machine.
 func Ensure(ctx context.Context, cache string, s Set, out io.Writer) (string, error) {
 	name := strings.Join(append([]string{s.Release}, s.Packages...), "-") + "-" + s.Version
 	if s.Whole {
 		name += "-whole"
 	}
-	if len(name) > 200 { // of 255 that a file's name may have
+	if len(name) > 200 { // a file name may have 255
 		name = fmt.Sprintf("%s-%s-%x", s.Release, s.Packages[0], sha256.Sum256([]byte(name)))
 	}
 	at := filepath.Join(cache, "debian", name)
-	if there(at) {
+	if complete(at) {
 		return at, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
@@ -98,7 +97,7 @@ func Ensure(ctx context.Context, cache string, s Set, out io.Writer) (string, er
 		return "", err
 	}
 	defer unlock()
-	if there(at) {
+	if complete(at) {
 		return at, nil
 	}
 	fmt.Fprintf(out, "fetching %s %s from Debian's %s\n", s.Packages[0], s.Version, s.Release)
@@ -108,13 +107,13 @@ func Ensure(ctx context.Context, cache string, s Set, out io.Writer) (string, er
 	return at, nil
 }
 
-// there reports whether a set is whole: its folder is put in place by a rename.
-func there(at string) bool {
+// complete reports whether a set is complete: its folder is renamed into place at the end.
+func complete(at string) bool {
 	_, err := os.Stat(at)
 	return err == nil
 }
 
-// lock takes the lock of a set; a process that ends in whatever way lets go of it.
+// lock locks a set; the lock ends with the process, however that ends.
 func lock(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -126,7 +125,7 @@ func lock(path string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// fetch puts the set at a path. What a killed fetch left is removed first.
+// fetch fetches the set to a path. It first removes leftovers of a killed fetch.
 func (s Set) fetch(ctx context.Context, at string) (err error) {
 	work := at + ".fetching"
 	if err := os.RemoveAll(work); err != nil {
@@ -168,7 +167,7 @@ func (s Set) fetch(ctx context.Context, at string) (err error) {
 	return os.Rename(filepath.Join(work, "root"), at)
 }
 
-// check sees to it that the release has the version that is wanted.
+// check returns an error unless the release has the wanted version.
 func (s Set) check(ctx context.Context, work string) error {
 	shown, err := run(ctx, work, "apt-cache", "show", "--no-all-versions", s.Packages[0])
 	if err != nil {
@@ -212,7 +211,7 @@ func (s Set) resolve(ctx context.Context, work string) ([]string, error) {
 	return packages, nil
 }
 
-// installed returns the names of what apt would install with the set.
+// installed returns the names of the packages that apt would install for the set.
 func (s Set) installed(ctx context.Context, work string) ([]string, error) {
 	printed, err := run(ctx, work, "apt-get", append([]string{"-q", "--simulate", "--no-install-recommends", "install"}, s.Packages...)...)
 	if err != nil {
@@ -240,7 +239,7 @@ func unpack(ctx context.Context, work string) error {
 	return nil
 }
 
-// mirror is where this machine gets an archive of Debian from, by its label.
+// mirror returns this machine's mirror for a Debian archive, by its label.
 func mirror(ctx context.Context, label string) string {
 	usual := "http://deb.debian.org/" + strings.ToLower(label)
 	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages").Output()
@@ -255,7 +254,8 @@ func mirror(ctx context.Context, label string) string {
 	return usual
 }
 
-// settings have apt read and write nothing of the machine's own but its proxies.
+// settings returns apt settings that keep apt from reading or writing the machine's own files,
+// except its proxy settings.
 func settings(work string) string {
 	return fmt.Sprintf(`Dir::Etc::sourcelist "%[1]s/sources.list";
 Dir::Etc::sourceparts "-";

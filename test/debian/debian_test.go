@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// stand-ins for apt and dpkg: a release with fruit 1.2-3, which is one file.
+// programs are stand-ins for apt and dpkg: a release with fruit 1.2-3, which is one file.
 var programs = map[string]string{
 	"apt-get": `case "$1 $2" in
 "-q update") grep -q 'http://mirror.example/debian/ sid main' "$(dirname "$APT_CONFIG")/sources.list" ;;
@@ -65,7 +65,7 @@ func TestDependenciesAreFollowedByTheirNames(t *testing.T) {
 	require.Equal(t, "fruit fruit-peel fruit-wax\n", string(data))
 }
 
-func TestAWholeSetIsWhatAptWouldInstall(t *testing.T) {
+func TestAWholeSetHasEverythingAptWouldInstall(t *testing.T) {
 	log := standIns(t)
 	_, err := Ensure(t.Context(), t.TempDir(), Set{Release: "sid", Packages: []string{"fruit"}, Whole: true}, io.Discard)
 	require.NoError(t, err)
@@ -86,7 +86,7 @@ func TestAnotherVersionIsRefusedAndLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestWhatAKilledFetchLeftIsNotUsed(t *testing.T) {
+func TestLeftoversOfAKilledFetchAreNotUsed(t *testing.T) {
 	standIns(t)
 	cache := t.TempDir()
 	half := filepath.Join(cache, "debian/sid-fruit-1.2.fetching/root/usr/bin")

@@ -20,25 +20,24 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// Container is what to run with runc: an unprivileged container with a root
-// file system that holds glibc and the given files.
+// Container describes an unprivileged container for runc, with a root file system that holds glibc
+// and the given files.
 type Container struct {
 	Args       []string
 	Env        []string
 	CDIDevices []string          // qualified names, resolved in /etc/cdi and /var/run/cdi
 	Files      map[string]string // path inside: file outside, copied with its mode
-	Mounts     []Mount           // of the node's folders
-	// Bare is as little as a pod of ours has: no /tmp, and without the system
-	// calls that the runtimes' own seccomp profiles refuse where there is no
-	// capability for them.
+	Mounts     []Mount           // folders of the node
+	// Bare limits the container to what our pods have: no /tmp, and without the system calls that the
+	// runtimes' seccomp profiles refuse without a capability.
 	Bare bool
-	// DenyDevices takes the permission for CDI device nodes away again, as a
-	// runtime does that knows nothing of a node that was mounted into it.
+	// DenyDevices removes the permission for CDI device nodes, as a runtime does that does not know of
+	// a node that was mounted into it.
 	DenyDevices bool
 }
 
-// Mount is a folder of the node at the same path in a container. What is
-// mounted below it on the node is seen inside (HostToContainer).
+// Mount is a folder of the node, mounted at the same path in a container. Later mounts below it on
+// the node appear inside (HostToContainer).
 type Mount struct {
 	Path     string
 	Writable bool
@@ -46,15 +45,15 @@ type Mount struct {
 
 var containers atomic.Int64
 
-// RunContainer runs a container to its end and returns what it printed, both
-// streams in one, and its exit code. An error means that it could not be run.
+// RunContainer runs a container to its end and returns its output, both streams in one, and its
+// exit code. An error means that it could not be run.
 func RunContainer(ctx context.Context, c Container) (output string, exit int, err error) {
 	if !Inside() {
 		return "", 0, errors.New("node: containers run inside a node; see Enter")
 	}
 	id := fmt.Sprintf("c%d", containers.Add(1))
 	bundle := filepath.Join(scratch, "containers", id)
-	if err := makeRootfs(filepath.Join(bundle, "rootfs"), c.Files); err != nil {
+	if err := createRootfs(filepath.Join(bundle, "rootfs"), c.Files); err != nil {
 		return "", 0, fmt.Errorf("root file system of the container: %w", err)
 	}
 	defer os.RemoveAll(bundle)
@@ -143,8 +142,8 @@ func ociSpec(c Container, id string) (*oci.Spec, error) {
 	return spec, nil
 }
 
-// refused are the system calls that containerd's default profile, which is
-// Docker's, allows only with a capability or not at all.
+// refused are the system calls that the default profile of containerd and Docker allows only with
+// a capability or not at all.
 var refused = []string{
 	"acct", "add_key", "bpf", "chroot", "clock_adjtime", "clock_settime", "delete_module", "fanotify_init", "finit_module",
 	"fsconfig", "fsmount", "fsopen", "fspick", "init_module", "io_uring_enter", "io_uring_register", "io_uring_setup",
@@ -154,8 +153,8 @@ var refused = []string{
 	"syslog", "umount2", "unshare", "userfaultfd", "vhangup",
 }
 
-// makeRootfs makes what a distroless image with glibc has.
-func makeRootfs(root string, files map[string]string) error {
+// createRootfs creates the files of a distroless image with glibc.
+func createRootfs(root string, files map[string]string) error {
 	for _, dir := range []string{"proc", "dev", "sys", "tmp", "etc", "usr/bin", "var", "run"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			return err
@@ -181,7 +180,7 @@ func makeRootfs(root string, files map[string]string) error {
 	return nil
 }
 
-// LibraryDir is where Debian puts libraries on this architecture.
+// LibraryDir returns Debian's library folder for this architecture.
 func LibraryDir() string {
 	if runtime.GOARCH == "arm64" {
 		return "/usr/lib/aarch64-linux-gnu"
@@ -189,7 +188,7 @@ func LibraryDir() string {
 	return "/usr/lib/x86_64-linux-gnu"
 }
 
-// Glibc finds this machine's C library and its loader.
+// Glibc returns the paths of this machine's C library and its loader.
 func Glibc() (libraries []string, loader string, err error) {
 	loader = "/lib64/ld-linux-x86-64.so.2"
 	if runtime.GOARCH == "arm64" {

@@ -9,10 +9,9 @@ import (
 	"time"
 )
 
-// Enter lets the rest of a top-level test run inside a node. It returns true
-// there. In the process that was asked to run the test it returns false after
-// the test has run in a node of its own, with that one's result. A machine
-// where this is not root skips the test.
+// Enter runs the rest of a top-level test inside a node, where it returns true. In the outer
+// process it runs the test in a new node, reports its result and returns false. Without root it
+// skips the test.
 //
 //	func TestX(t *testing.T) {
 //		if !node.Enter(t) {
@@ -29,7 +28,7 @@ func Enter(t *testing.T) bool {
 	}
 	args := []string{"-test.run", "^" + regexp.QuoteMeta(t.Name()) + "$", "-test.v"}
 	if deadline, ok := t.Deadline(); ok {
-		// The inner test ends first, so that it can say where it hung.
+		// The inner test ends first, so that it can report where it hung.
 		args = append(args, "-test.timeout", (time.Until(deadline) * 9 / 10).String())
 	}
 	cmd, name, err := Command(t.Context(), args...)

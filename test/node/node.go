@@ -1,10 +1,9 @@
-// Package node gives a process a node of its own: mount, PID, IPC, UTS and
-// network namespaces in which /run, /dev, /etc, /opt, /usr/local and /var/lib are private, so
-// that the programs under test run with the paths that they use in production
-// and nothing outlives the process that began it, however that ends.
+// Package node gives a process its own node: mount, PID, IPC, UTS and network namespaces with a
+// private /run, /dev, /etc, /opt, /usr/local and /var/lib. So the programs under test use the
+// paths of production, and nothing outlives the process that created the node, however that ends.
 //
-// A process enters by running itself again: Command prepares that, and in the
-// new process Setup makes the mounts. It needs root.
+// A process enters a node by running itself again: Command prepares that, and in the new process
+// Setup mounts the file systems. It needs root.
 package node
 
 import (
@@ -21,32 +20,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// marker is set in the environment of the process inside; its value is the
-// name of the node, which names its cgroup too.
+// marker names the environment variable of the process inside. Its value is the name of the node
+// and of its cgroup.
 const marker = "GPUREADY_NODE"
 
-// DriverRoot is where a node has an empty file system of its own for a driver,
-// as a driver container's root would be mounted.
+// DriverRoot is the path of an empty file system for a driver, like the mounted root of a driver
+// container.
 const DriverRoot = "/run/nvidia/driver"
 
-// scratch is where a node keeps what is its own.
+// scratch is the folder for a node's own files.
 const scratch = "/run/.node"
 
-// ErrNotRoot is returned when namespaces cannot be made for want of root.
+// ErrNotRoot is returned when namespaces cannot be created because the process is not root.
 var ErrNotRoot = errors.New("a private node needs root; try again with sudo")
 
-// nodes counts those that this process has made, for their names.
+// nodes counts the nodes that this process has created, for their names.
 var nodes atomic.Int64
 
 // Inside reports whether this process was started by Command.
 func Inside() bool { return os.Getenv(marker) != "" }
 
-// Name is the name of the node that this process is in.
+// Name returns the name of this process's node.
 func Name() string { return os.Getenv(marker) }
 
-// Command prepares running this program again, with args, as the first process
-// of a new node. It is killed, with all that it started, when this process
-// ends or ctx does. The caller calls Cleanup with the node's name afterwards.
+// Command prepares a run of this program with args as the first process of a new node. It is killed
+// with its children when this process or ctx ends. The caller must call Cleanup with the node's
+// name afterwards.
 func Command(ctx context.Context, args ...string) (cmd *exec.Cmd, name string, err error) {
 	if os.Geteuid() != 0 {
 		return nil, "", ErrNotRoot
@@ -65,8 +64,8 @@ func Command(ctx context.Context, args ...string) (cmd *exec.Cmd, name string, e
 	return cmd, name, nil
 }
 
-// Cleanup removes the cgroups that containers of the node left behind because
-// the node was killed. It is the only trace a node can leave.
+// Cleanup removes the cgroups of containers that a killed node left behind. They are the only trace
+// that a node can leave.
 func Cleanup(name string) {
 	found, _ := filepath.Glob("/sys/fs/cgroup/*/" + name)
 	for _, top := range append(found, "/sys/fs/cgroup/"+name) {
@@ -77,8 +76,7 @@ func Cleanup(name string) {
 	}
 }
 
-// Setup makes the mounts of a node. It is the first thing that the process
-// inside does.
+// Setup mounts a node's file systems. The process inside must call it first.
 func Setup() error {
 	if !Inside() {
 		return errors.New("node: Setup outside a node would change the machine's own mounts")
@@ -104,7 +102,7 @@ func Setup() error {
 			return fmt.Errorf("node: make %s private: %w", dir, err)
 		}
 	}
-	// As the kubelet has them: for root alone.
+	// With the kubelet's permissions: for root alone.
 	for _, dir := range []string{"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"} {
 		if err := os.MkdirAll(dir, 0o750); err != nil {
 			return fmt.Errorf("node: %w", err)
@@ -113,8 +111,8 @@ func Setup() error {
 	return nil
 }
 
-// mountRun mounts /run as distributions do, and in it the file systems that
-// must allow programs and device nodes.
+// mountRun mounts /run as distributions do, with file systems in it that allow programs and device
+// nodes.
 func mountRun() error {
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=755"); err != nil {
 		return err
@@ -133,8 +131,7 @@ func mountRun() error {
 	return unix.Mount("/run", "/var/run", "", unix.MS_BIND|unix.MS_REC, "")
 }
 
-// mountDev gives the node a /dev with what every machine has, and the real
-// NVIDIA nodes where the machine has a GPU.
+// mountDev mounts a /dev with the usual nodes, plus the real NVIDIA nodes if the machine has a GPU.
 func mountDev() error {
 	dev := filepath.Join(scratch, "dev")
 	if err := os.MkdirAll(dev, 0o755); err != nil {
@@ -176,7 +173,7 @@ func mountDev() error {
 	return unix.Mount(dev, "/dev", "", unix.MS_BIND|unix.MS_REC, "")
 }
 
-// newBootID lets the node have been booted just now.
+// newBootID gives the node a new boot ID.
 func newBootID() error {
 	b := make([]byte, 16)
 	_, _ = rand.Read(b) // never fails
@@ -189,7 +186,7 @@ func newBootID() error {
 	return unix.Mount(file, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, "")
 }
 
-// overlay lets dir be changed without changing the machine's.
+// overlay makes a folder writable without changing the machine's.
 func overlay(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

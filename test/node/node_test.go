@@ -42,7 +42,7 @@ func TestNodeIsPrivate(t *testing.T) {
 	require.Error(t, unix.Access("/run/program", unix.X_OK), "/run is noexec")
 }
 
-func TestContainerSeesWhatItIsGiven(t *testing.T) {
+func TestContainerHasItsDevicesAndFiles(t *testing.T) {
 	if !Enter(t) {
 		return
 	}
@@ -55,7 +55,7 @@ func TestContainerSeesWhatItIsGiven(t *testing.T) {
 		require.NoError(t, err)
 		return out, exit
 	}
-	// No driver answers on 195:255 here, which is seen only by who may open it.
+	// No driver answers on 195:255 here, which shows only to processes that may open it.
 	require.NoError(t, unix.Mknod("/run/.node/thing", unix.S_IFCHR|0o666, int(unix.Mkdev(195, 255))))
 	read := []string{"/bin/sh", "-c", "echo thing=$THING; head -c1 /dev/thing"}
 

@@ -21,10 +21,10 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// Socket is where containerd serves CRI.
+// Socket is the socket on which containerd serves CRI.
 const Socket = "/run/containerd/containerd.sock"
 
-// containerd is used as a kubelet does, over CRI.
+// containerd is a client that uses containerd over CRI, as a kubelet does.
 type containerd struct {
 	conn *grpc.ClientConn
 	cri  runtimeapi.RuntimeServiceClient
@@ -94,10 +94,10 @@ func (c *containerd) begin(ctx context.Context, s Spec) error {
 	return err
 }
 
-// pod is one with a container that was started.
+// pod is a pod with a started container.
 type pod struct{ sandbox, container, logs string }
 
-// launch starts a pod with a container. With an error it leaves none.
+// launch starts a pod with a container. If it fails, nothing is left.
 func (c *containerd) launch(ctx context.Context, s Spec) (p pod, err error) {
 	c.pods++
 	config := podConfig(c.pods)
@@ -116,7 +116,7 @@ func (c *containerd) launch(ctx context.Context, s Spec) (p pod, err error) {
 	p.sandbox = sandbox.GetPodSandboxId()
 	defer func() {
 		if err != nil {
-			_ = c.remove(context.WithoutCancel(ctx), p) // what was wrong before is told
+			_ = c.remove(context.WithoutCancel(ctx), p) // the first error is returned
 		}
 	}()
 	created, err := c.cri.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
@@ -143,7 +143,7 @@ func (c *containerd) remove(ctx context.Context, p pod) error {
 	return nil
 }
 
-// ended is what Run returns for a container that ended.
+// ended returns Run's results for a container that ended.
 func ended(output string, exit int) (string, error) {
 	if exit != 0 {
 		return output, fmt.Errorf("the container ended with %d; it printed:\n%s", exit, output)
@@ -162,7 +162,7 @@ func podConfig(number int) *runtimeapi.PodSandboxConfig {
 	}
 }
 
-// hostNetwork spares a pod a network of its own, and the node CNI.
+// hostNetwork saves a pod its own network, and the node CNI.
 func hostNetwork() *runtimeapi.NamespaceOption {
 	return &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE}
 }
@@ -187,8 +187,7 @@ func containerConfig(s Spec) *runtimeapi.ContainerConfig {
 	return c
 }
 
-// wait waits until a container has ended. containerd 1.6 tells it to who asks, and to
-// nobody else.
+// wait waits until a container has ended. It polls, because containerd 1.6 does not report it.
 func (c *containerd) wait(ctx context.Context, id string) (exit int, err error) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -208,7 +207,7 @@ func (c *containerd) wait(ctx context.Context, id string) (exit int, err error) 
 	}
 }
 
-// printed is what a container printed, of its log: lines of time, stream, F and text.
+// printed returns a container's output from its log: lines of time, stream, F and text.
 func printed(log string) string {
 	var out strings.Builder
 	for line := range strings.Lines(log) {
@@ -229,7 +228,7 @@ func (c *containerd) status(ctx context.Context) (Status, error) {
 		return Status{}, err
 	}
 	var config struct {
-		EnableCDI  *bool `json:"enableCDI"` // there from 1.7 to 2.3
+		EnableCDI  *bool `json:"enableCDI"` // exists from 1.7 to 2.3
 		Containerd struct {
 			DefaultRuntimeName string                     `json:"defaultRuntimeName"`
 			Runtimes           map[string]json.RawMessage `json:"runtimes"`

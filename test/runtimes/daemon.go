@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// daemon is a runtime's process, started again and again.
+// daemon is a runtime's process, which can be restarted.
 type daemon struct {
 	argv []string
 	cmd  *exec.Cmd
-	// ended is closed when the process has ended, for the reason how.
+	// ended is closed when the process has ended; how is the reason.
 	ended chan struct{}
 	how   error
 
@@ -25,7 +25,7 @@ type daemon struct {
 	printed bytes.Buffer
 }
 
-// Write collects what it prints, over all its starts.
+// Write collects the output of all starts.
 func (d *daemon) Write(p []byte) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -38,7 +38,7 @@ func (d *daemon) log() string {
 	return d.printed.String()
 }
 
-// complaints are the last lines of the log that say more than what was loaded.
+// complaints returns the last lines of the log, without routine loading messages.
 func (d *daemon) complaints() string {
 	var lines []string
 	for line := range strings.Lines(d.log()) {
@@ -66,11 +66,11 @@ func (d *daemon) start() error {
 	if d.running() {
 		return errors.New("it runs already")
 	}
-	out, in, err := os.Pipe() // its shims keep it, and are not waited for
+	out, in, err := os.Pipe() // the shims keep it open, so Wait must not wait for its end
 	if err != nil {
 		return err
 	}
-	d.cmd = exec.Command(d.argv[0], d.argv[1:]...) //nolint:noctx // it ends with its node
+	d.cmd = exec.Command(d.argv[0], d.argv[1:]...) //nolint:noctx // ends with its node
 	d.cmd.Env = environment()
 	d.cmd.Dir = "/"
 	d.cmd.Stdout, d.cmd.Stderr = in, in
@@ -92,7 +92,7 @@ func (d *daemon) start() error {
 	return nil
 }
 
-// whileItRuns does something that ends early, with an error, if the process ends.
+// whileItRuns calls do, and cancels it with an error if the process ends.
 func (d *daemon) whileItRuns(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -115,7 +115,7 @@ func (d *daemon) whileItRuns(ctx context.Context, do func(context.Context) error
 	return err
 }
 
-// until asks again until there is no error, or ctx ends, then with the last one.
+// until retries ask until it returns no error. When ctx ends, it returns the last error.
 func until(ctx context.Context, ask func() error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -167,7 +167,7 @@ func (d *daemon) kill() {
 	}
 }
 
-// environment is that of a host's daemons: nothing of the test's gets there.
+// environment returns the environment of a host's daemons, without that of the test.
 func environment() []string {
 	return []string{
 		"PATH=" + bin + ":/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin",

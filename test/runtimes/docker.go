@@ -17,10 +17,10 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// DockerSocket is where dockerd serves its API.
+// DockerSocket is the socket on which dockerd serves its API.
 const DockerSocket = "/var/run/docker.sock"
 
-// docker is used over its API.
+// docker is a client that uses dockerd over its API.
 type docker struct{ client *http.Client }
 
 func newDocker() *docker {
@@ -32,8 +32,8 @@ func newDocker() *docker {
 	}}}
 }
 
-// command has on its line, as a unit file has, what would need a network: daemon.json
-// is the test's.
+// command passes settings that would need a network as flags, as a unit file does. daemon.json
+// belongs to the test.
 func (d *docker) command() []string {
 	return []string{bin + "/dockerd", "--iptables=false", "--ip6tables=false", "--bridge=none", "--userland-proxy=false"}
 }
@@ -43,13 +43,13 @@ func (d *docker) close() error {
 	return nil
 }
 
-// ready asks until it is answered: nobody says when a socket has come that is listened on.
+// ready polls until dockerd responds: nothing signals that it listens on its socket.
 func (d *docker) ready(ctx context.Context) error {
 	return until(ctx, func() error { return d.call(ctx, http.MethodGet, "/_ping", nil, nil) })
 }
 
-// call sends a body, JSON but for an *os.File, and decodes the answer into a value, if
-// that is not nil; a *bytes.Buffer takes it as it is.
+// call sends a body, as JSON unless it is an *os.File. It decodes the response into a value unless
+// that is nil; a *bytes.Buffer receives it unchanged.
 func (d *docker) call(ctx context.Context, method, path string, body, into any) (err error) {
 	var sent io.Reader
 	kind := "application/json"
@@ -154,7 +154,7 @@ func dockerConfig(s Spec) map[string]any {
 	return map[string]any{"Image": Image, "Entrypoint": s.Args, "Env": s.Env, "HostConfig": host}
 }
 
-// frames is the text of a log: frames of a stream's number, three zeros, a length and text.
+// frames returns the text of a log of frames: a stream's number, three zeros, a length and text.
 func frames(log []byte) string {
 	const header = 8
 	var out bytes.Buffer

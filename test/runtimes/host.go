@@ -19,59 +19,59 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// patience is how long anything may take before a test calls it hung.
+// patience is how long anything may take before it counts as hung.
 const patience = time.Minute
 
-// Root is where a node's host is seen as a DaemonSet sees it, for --host-root. What
-// is mounted on the host later is seen there too, not the other way round.
+// Root is the path of a node's host as a DaemonSet sees it, for --host-root. Later mounts on the
+// host appear there too, but not the other way round.
 const Root = "/run/.node/host"
 
-// bin is where a host has its runtime's programs, before all others in its PATH.
+// bin is the folder of a host's runtime programs, first in its PATH.
 const bin = "/usr/local/bin"
 
-// Options say which host is wanted.
+// Options describe a host.
 type Options struct {
 	Kind   Kind
-	Config map[string][]byte // host path: content; what is not named, the runtime has its default for
-	GPUs   string            // profile of a simulated driver at node.DriverRoot; "": there is none
+	Config map[string][]byte // host path: content; for other files the runtime has its default
+	GPUs   string            // profile of a simulated driver at node.DriverRoot; "": none
 }
 
-// Spec is a container that is run to its end.
+// Spec describes a container that is run to its end.
 type Spec struct {
-	Args    []string // of a program in the image: Probe, Vectoradd
+	Args    []string // starting with a program of the image: Probe, Vectoradd
 	Env     []string // NAME=value
 	CDI     []string // qualified names of devices
 	Handler string   // the OCI runtime by its name in the configuration; "": the default
-	// Namespace is the pod's, where there are pods; "": default.
+	// Namespace is the pod's namespace, for runtimes with pods; "": default.
 	Namespace   string
 	Annotations map[string]string // the pod's
 }
 
-// Status is what a runtime says of itself.
+// Status is what a runtime reports about itself.
 type Status struct {
 	Version  string
-	Handlers []string // by name, in order; the default is "" too where a runtime says so
+	Handlers []string // by name, in order; includes "" if the runtime lists the default
 	Default  string
 	CDI      bool
 }
 
-// Host is a node with a runtime. Its methods are not to be called side by side.
+// Host is a node with a runtime. Its methods must not be called concurrently.
 type Host struct {
 	t      testing.TB
 	kind   Kind
 	engine engine
 	daemon *daemon // nil: the runtime has none
-	// Images that the runtime has; they outlive its restarts.
+	// loaded reports whether the runtime has the images, which outlive its restarts.
 	loaded bool
 }
 
-// engine is how one kind of runtime is used.
+// engine is a client of one kind of runtime.
 type engine interface {
-	// command is the daemon's program and its arguments; none: there is no daemon.
+	// command returns the daemon's program and its arguments; none: there is no daemon.
 	command() []string
 	// ready waits until the daemon serves.
 	ready(ctx context.Context) error
-	// load gives it an image's archive.
+	// load loads an image's archive.
 	load(ctx context.Context, file string) error
 	run(ctx context.Context, s Spec) (output string, err error)
 	begin(ctx context.Context, s Spec) error
@@ -79,8 +79,8 @@ type engine interface {
 	close() error
 }
 
-// Start makes the node that this process is in (node.Enter) a host with a runtime,
-// which runs, and has the image with Probe and Vectoradd.
+// Start turns the node of this process (node.Enter) into a host with a running runtime, which has
+// the image with Probe and Vectoradd.
 func Start(t testing.TB, o Options) *Host {
 	t.Helper()
 	h := New(t, o)
@@ -88,7 +88,7 @@ func Start(t testing.TB, o Options) *Host {
 	return h
 }
 
-// New is Start but for the runtime, which is not started.
+// New is like Start, but does not start the runtime.
 func New(t testing.TB, o Options) *Host {
 	t.Helper()
 	if !node.Inside() {
@@ -128,18 +128,18 @@ func (h *Host) close() {
 	require.NoError(h.t, h.engine.close())
 }
 
-// furnish lays out the host's files and mounts.
+// furnish creates the host's files and mounts.
 func (h *Host) furnish(o Options) error {
 	all, err := inherited()
 	if err != nil {
 		return err
 	}
-	for _, folder := range slices.Backward(all[o.Kind]) { // the first has the last word
+	for _, folder := range slices.Backward(all[o.Kind]) { // the first one takes precedence
 		if err := link(folder); err != nil {
 			return err
 		}
 	}
-	// Images are unpacked as overlays, and an overlay is not laid over another's changes.
+	// Images are unpacked as overlays, which cannot be on another overlay.
 	for _, dir := range []string{"/var/lib/containerd", "/var/lib/docker", "/var/lib/containers", work} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
@@ -149,7 +149,7 @@ func (h *Host) furnish(o Options) error {
 		}
 	}
 	for _, dir := range []string{"/etc/containerd", "/etc/docker", "/etc/containers", "/etc/cni", "/etc/cdi"} {
-		if err := os.RemoveAll(dir); err != nil { // what the machine has there is none of the host's
+		if err := os.RemoveAll(dir); err != nil { // the machine's files there are not the host's
 			return err
 		}
 	}
@@ -161,11 +161,11 @@ func (h *Host) furnish(o Options) error {
 			return err
 		}
 	}
-	return seenBelow()
+	return mountRoot()
 }
 
-// seenBelow lets the whole host be seen at Root.
-func seenBelow() error {
+// mountRoot makes the whole host visible at Root.
+func mountRoot() error {
 	if err := os.MkdirAll(Root, 0o755); err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func seenBelow() error {
 	return nil
 }
 
-// link makes a folder's programs those of the host.
+// link links a folder's programs into the host.
 func link(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -243,8 +243,7 @@ func (h *Host) Signal(s syscall.Signal) error { return h.daemon.signal(s) }
 // Kill ends the runtime with SIGKILL.
 func (h *Host) Kill() { h.daemon.kill() }
 
-// Restart does what systemd does for RestartUnit; other units than the runtime's are
-// not there.
+// Restart does what systemd does for RestartUnit. It knows only the runtime's unit.
 func (h *Host) Restart(ctx context.Context, unit string) error {
 	if unit != h.Unit() {
 		return fmt.Errorf("Unit %s not found.", unit) //nolint:staticcheck,revive // systemd's own words
@@ -255,8 +254,7 @@ func (h *Host) Restart(ctx context.Context, unit string) error {
 	return h.Start(ctx)
 }
 
-// Act is Restart and Reload as a stand-in for systemd calls them: with "restart" or
-// "reload".
+// Act calls Restart or Reload, for a stand-in for systemd; verb is "restart" or "reload".
 func (h *Host) Act(unit, verb string) error {
 	if verb == "reload" && unit == h.Unit() {
 		return h.Reload()
@@ -264,7 +262,7 @@ func (h *Host) Act(unit, verb string) error {
 	return h.Restart(context.Background(), unit)
 }
 
-// Unit is the runtime's systemd unit, "" where there is no daemon.
+// Unit returns the runtime's systemd unit, or "" if it has no daemon.
 func (h *Host) Unit() string {
 	switch h.kind {
 	case Podman:
@@ -278,22 +276,22 @@ func (h *Host) Unit() string {
 // Reload sends SIGHUP.
 func (h *Host) Reload() error { return h.daemon.signal(unix.SIGHUP) }
 
-// Run runs a container to its end and returns what it printed. An error says how it
-// failed or that it could not be run.
+// Run runs a container to its end and returns its output. It returns an error if the container
+// failed or could not be run.
 func (h *Host) Run(ctx context.Context, s Spec) (output string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return h.engine.run(ctx, s)
 }
 
-// Begin starts a container that stays as long as it likes.
+// Begin starts a container and leaves it running.
 func (h *Host) Begin(ctx context.Context, s Spec) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return h.engine.begin(ctx, s)
 }
 
-// Keep starts a container in a pod and leaves it running until it is removed.
+// Keep starts a container in a pod and leaves it running until remove is called.
 func (h *Host) Keep(ctx context.Context, s Spec) (remove func(context.Context) error, err error) {
 	cri, ok := h.engine.(*containerd)
 	if !ok {
@@ -308,15 +306,15 @@ func (h *Host) Keep(ctx context.Context, s Spec) (remove func(context.Context) e
 	return func(ctx context.Context) error { return cri.remove(ctx, kept) }, nil
 }
 
-// Status asks the runtime, not its configuration.
+// Status queries the runtime rather than its configuration.
 func (h *Host) Status(ctx context.Context) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return h.engine.status(ctx)
 }
 
-// Output runs a program of the host, "containerd config dump", and returns what it
-// prints on standard output.
+// Output runs a program of the host, such as "containerd config dump", and returns its standard
+// output.
 func (h *Host) Output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, name), args...)
 	cmd.Env = environment()
@@ -327,5 +325,5 @@ func (h *Host) Output(ctx context.Context, name string, args ...string) ([]byte,
 	return out, err
 }
 
-// Log is what the daemon has printed until now.
+// Log returns the daemon's output so far.
 func (h *Host) Log() string { return h.daemon.log() }

@@ -12,10 +12,10 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// work is a node's folder for what a test keeps: nothing of it outlives the node.
+// work is a node's folder for files of a test. It ends with the node.
 const work = "/run/.node/work"
 
-// Image is the name of the image that every runtime has.
+// Image is the name of the image of every runtime.
 const Image = "docker.io/gpuready/test:1"
 
 // Programs of the image.
@@ -24,9 +24,8 @@ const (
 	Vectoradd = "/bin/vectoradd" // the sample
 )
 
-// probe prints what it finds. Each argument is what to look for: NAME= a variable of
-// its environment, /dev/… a device that it may open, any other path a file. wait is to
-// say so and wait for ever.
+// probe prints what it finds for each argument: NAME= is a variable of its environment, /dev/… a
+// device that it may open, any other path a file. wait makes it print that and wait for ever.
 const probe = `
 #include <errno.h>
 #include <fcntl.h>
@@ -57,7 +56,7 @@ int main(int n, char **args) {
 	return 0;
 }`
 
-// testImage makes the archive of Image.
+// testImage builds the archive of Image.
 func testImage() (string, error) {
 	libraries, loader, err := node.Glibc()
 	if err != nil {
@@ -90,7 +89,7 @@ func testImage() (string, error) {
 	return archive("test", image.Image{Name: Image, Files: files, Entrypoint: []string{Probe}})
 }
 
-// pauseImage makes the archive of image.PauseName.
+// pauseImage builds the archive of image.PauseName.
 func pauseImage() (string, error) {
 	pause, err := image.Pause()
 	if err != nil {

@@ -1,12 +1,11 @@
-// Package runtimes runs real container runtimes, as hosts have them, for tests:
-// containerd of three ages, dockerd, podman.
+// Package runtimes runs real container runtimes for tests, as on hosts: containerd 1.6, 1.7 and 2,
+// dockerd, podman.
 //
-// Each runs in a node of its own (package node): its /etc, /run, /opt, /var/lib and
-// /usr/local are nobody else's, so that it has its configuration, its sockets and
-// its state where it has them in production, and a test edits these without touching the
-// machine. What a node needs from outside (the network, Go) is had before, by Main.
-// A node ends with the process that made it, however that ends; its control groups
-// are removed by a process that waits for that.
+// Each runs in its own node (package node), with a private /etc, /run, /opt, /var/lib and
+// /usr/local. So it has its configuration, sockets and state at the paths of production, and a
+// test edits them without touching the machine. Main fetches in advance what a node needs from
+// outside (the network, Go). A node ends with the process that created it, however that ends. A
+// process that waits for that removes its control groups.
 package runtimes
 
 import (
@@ -21,10 +20,10 @@ import (
 	"github.com/gpuready/gpuready/test/debian"
 )
 
-// Kind is a container runtime of one age.
+// Kind is a container runtime of one version.
 type Kind string
 
-// The runtimes that there are.
+// The supported runtimes.
 const (
 	Containerd16 Kind = "containerd-1.6" // 1.6.20, of Debian 12
 	Containerd17 Kind = "containerd-1.7" // 1.7.24, of Debian 13
@@ -33,10 +32,10 @@ const (
 	Podman       Kind = "podman"         // 4.3, of Debian 12; there is no daemon
 )
 
-// programs are the folders that a runtime's programs are in, in the order of a PATH.
+// programs maps runtimes to the folders of their programs, in the order of a PATH.
 type programs map[Kind][]string
 
-// variable holds the programs for the processes inside nodes, as JSON.
+// variable passes the programs to the processes inside nodes, as JSON.
 const variable = "GPUREADY_RUNTIMES"
 
 var fromDebian = map[Kind]debian.Set{
@@ -48,7 +47,7 @@ var fromDebian = map[Kind]debian.Set{
 	}},
 }
 
-// ensure gets the programs of all runtimes: from the cache at once, else in minutes.
+// ensure returns the programs of all runtimes, at once from the cache, or after minutes of building.
 func ensure(ctx context.Context, out io.Writer) (programs, error) {
 	cache, err := binaries.DefaultCache()
 	if err != nil {
@@ -73,7 +72,7 @@ func ensure(ctx context.Context, out io.Writer) (programs, error) {
 	return p, nil
 }
 
-// inherited are the programs that the process outside this node has got.
+// inherited returns the programs passed by the process outside this node.
 func inherited() (programs, error) {
 	var p programs
 	if err := json.Unmarshal([]byte(os.Getenv(variable)), &p); err != nil {
@@ -82,8 +81,8 @@ func inherited() (programs, error) {
 	return p, nil
 }
 
-// pass makes the programs known to the processes that this one starts.
-func (p programs) pass() error {
+// export passes the programs to the processes that this one starts.
+func (p programs) export() error {
 	data, err := json.Marshal(p)
 	if err != nil {
 		return err

@@ -14,17 +14,16 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// reaperVariable makes a process the one that cleans up after another.
+// reaperVariable makes a process the reaper of another one.
 const reaperVariable = "GPUREADY_RUNTIMES_REAP"
 
-// Main is what a TestMain does: it gets the programs of all runtimes, which takes
-// minutes the first time, starts the process that cleans up when this one has ended,
-// and runs the tests. It returns the exit code. Without wanted it runs the tests alone,
-// which are then to skip themselves.
+// Main is the body of a TestMain. It fetches the programs of all runtimes, which takes minutes the
+// first time, starts the process that cleans up after this one, and runs the tests. It returns the
+// exit code. Without wanted it only runs the tests, which must then skip themselves.
 func Main(m *testing.M, wanted bool) int {
 	switch {
 	case os.Getenv(reaperVariable) != "":
-		return said(reap())
+		return report(reap())
 	case node.Inside() || !wanted:
 		return m.Run()
 	}
@@ -32,21 +31,21 @@ func Main(m *testing.M, wanted bool) int {
 	p, err := ensure(ctx, os.Stderr)
 	stop()
 	if err == nil {
-		err = p.pass()
+		err = p.export()
 	}
 	if err != nil {
-		return said(err)
+		return report(err)
 	}
 	done, err := startReaper()
 	if err != nil {
-		return said(err)
+		return report(err)
 	}
 	code := m.Run()
-	return max(code, said(done()))
+	return max(code, report(done()))
 }
 
-// said is the exit code for an error, which it prints.
-func said(err error) int {
+// report prints an error and returns its exit code.
+func report(err error) int {
 	if err == nil {
 		return 0
 	}
@@ -54,8 +53,7 @@ func said(err error) int {
 	return 1
 }
 
-// startReaper starts a process that outlives this one; done lets it do its work and
-// waits for it.
+// startReaper starts a process that outlives this one; done lets it clean up and waits for it.
 func startReaper() (done func() error, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -66,10 +64,10 @@ func startReaper() (done func() error, err error) {
 		return nil, err
 	}
 	defer theirs.Close()
-	cmd := exec.Command(self) //nolint:noctx // it is to outlive everything here
+	cmd := exec.Command(self) //nolint:noctx // it must outlive everything here
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=gpuready-%d-", reaperVariable, os.Getpid()))
 	cmd.Stdin, cmd.Stderr = theirs, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C in a terminal is not for it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C in a terminal must not reach it
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the process that cleans up: %w", err)
 	}
@@ -79,8 +77,8 @@ func startReaper() (done func() error, err error) {
 	}, nil
 }
 
-// reap waits until the process that it cleans up after has ended, and with it the
-// processes of its nodes, and removes the nodes' control groups.
+// reap waits until its parent and the processes of its nodes have ended, and removes the nodes'
+// control groups.
 func reap() error {
 	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
 		return err

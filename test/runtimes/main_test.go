@@ -18,13 +18,13 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// variableE2E is that of test/toolkit: without it no runtime is fetched or run.
+// variableE2E is the variable of test/toolkit: without it no runtime is fetched or run.
 const variableE2E = "GPUREADY_E2E"
 
 func TestMain(m *testing.M) { os.Exit(Main(m, os.Getenv(variableE2E) != "")) }
 
-// held names, for a run of these tests that is to be killed, the pipe into which
-// TestHeld writes when there is something to clean up.
+// held names the variable with a pipe, for a run of these tests that will be killed. TestHeld
+// writes to the pipe when there is something to clean up.
 const held = "GPUREADY_RUNTIMES_HELD"
 
 // TestHeld holds a host with a container until it is killed.
@@ -75,7 +75,7 @@ func TestAKilledRunLeavesNothing(t *testing.T) {
 	require.NoError(t, err)
 	defer signal.Close()
 
-	// It says that it holds something, or ends.
+	// It reports that it holds something, or ends.
 	said := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(signal).ReadString('\n')
@@ -97,7 +97,7 @@ func TestAKilledRunLeavesNothing(t *testing.T) {
 	require.NotEmpty(t, cgroup.Left(hierarchies, prefix), "there is something to clean up")
 
 	require.NoError(t, cmd.Process.Kill())
-	all := <-output // no process is left that could print
+	all := <-output // all processes have closed it
 	require.Error(t, cmd.Wait(), all)
 	require.Empty(t, cgroup.Left(hierarchies, prefix), all)
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// podman has no daemon: each command is the whole runtime.
+// podman runs podman, which has no daemon: each command is the whole runtime.
 type podman struct{ image string }
 
-// podmanFiles are what Debian's packages and an administrator put there; a test's own
-// files come before these.
+// podmanFiles are the files of Debian's packages and of an administrator. A test's own files take
+// precedence.
 var podmanFiles = map[string]string{
 	"/etc/containers/policy.json": `{"default": [{"type": "insecureAcceptAnything"}]}`,
 	"/etc/containers/containers.conf": `[engine]
@@ -35,7 +35,7 @@ func (p *podman) command() []string           { return nil }
 func (p *podman) ready(context.Context) error { return nil }
 func (p *podman) close() error                { return nil }
 
-func (p *podman) do(ctx context.Context, args ...string) (stdout string, err error) {
+func (p *podman) execute(ctx context.Context, args ...string) (stdout string, err error) {
 	self, err := filepath.EvalSymlinks(bin + "/podman")
 	if err != nil {
 		return "", err
@@ -54,7 +54,7 @@ func (p *podman) do(ctx context.Context, args ...string) (stdout string, err err
 }
 
 func (p *podman) load(ctx context.Context, file string) error {
-	out, err := p.do(ctx, "load", "--input", file)
+	out, err := p.execute(ctx, "load", "--input", file)
 	if err != nil {
 		return err
 	}
@@ -79,11 +79,11 @@ func (p *podman) run(ctx context.Context, s Spec) (string, error) {
 	for _, name := range s.CDI {
 		args = append(args, "--device="+name)
 	}
-	return p.do(ctx, append(append(args, p.image), s.Args...)...)
+	return p.execute(ctx, append(append(args, p.image), s.Args...)...)
 }
 
 func (p *podman) status(ctx context.Context) (Status, error) {
-	out, err := p.do(ctx, "info", "--format=json")
+	out, err := p.execute(ctx, "info", "--format=json")
 	if err != nil {
 		return Status{}, err
 	}

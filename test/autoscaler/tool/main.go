@@ -1,5 +1,5 @@
-// Command autoscaler brings up a cluster with the Cluster Autoscaler and no GPU node, and
-// holds it until Ctrl-C. A pod that asks for nvidia.com/gpu then makes one come.
+// Command autoscaler starts a cluster with the Cluster Autoscaler and no GPU node, and holds it
+// until Ctrl-C. A pod that requests nvidia.com/gpu then adds one.
 package main
 
 import (
