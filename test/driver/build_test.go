@@ -23,7 +23,7 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// request is one to compile the stub modules for a kernel.
+// request returns a request to compile the stub modules for a kernel.
 func request(t testing.TB, k *machine.Kernel) build.Request {
 	t.Helper()
 	h, err := build.FindHeaders(k.Root(), k.Release)
@@ -36,7 +36,7 @@ func request(t testing.TB, k *machine.Kernel) build.Request {
 	}
 }
 
-// edited returns a copy of a folder in which a file has other text, and the line of that.
+// edited returns a copy of a folder with a change in one file, and the line of the change.
 func edited(t testing.TB, dir, file, from, to string) (string, int) {
 	t.Helper()
 	at := filepath.Join(t.TempDir(), "source")
@@ -196,7 +196,7 @@ func TestCompilerErrorsAreNamed(t *testing.T) {
 	})
 }
 
-// A build that is interrupted leaves neither a file nor a process.
+// TestCompilingIsInterrupted checks that an interrupted build leaves neither a file nor a process.
 func TestCompilingIsInterrupted(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	k := machine.FetchKernel(t, machine.Linux61)
@@ -214,7 +214,7 @@ func TestCompilingIsInterrupted(t *testing.T) {
 	}
 }
 
-// mentioning returns the command lines of processes that have a text in them.
+// mentioning returns the command lines of processes that contain a text.
 func mentioning(t testing.TB, text string) []string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -228,9 +228,9 @@ func mentioning(t testing.TB, text string) []string {
 	return found
 }
 
-// NVIDIA's own sources are compiled where the environment names a folder of them, as
-// Debian's nvidia-open-kernel-source has them. The second build runs no test of the kernel,
-// and what is linked of its halves is what the first build has made.
+// TestNVIDIASourcesAreCompiled compiles NVIDIA's own sources if the environment names their folder,
+// laid out as in Debian's nvidia-open-kernel-source. The second build runs no test of the kernel, and
+// linking its halves gives the modules of the first build.
 func TestNVIDIASourcesAreCompiled(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	source := os.Getenv("GPUREADY_NVIDIA_SOURCE")

@@ -16,8 +16,7 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// buildHelper builds a program of these tests: fakedaemon is the stand-in for the driver's
-// daemons.
+// buildHelper builds a helper program of these tests: fakedaemon stands in for the driver's daemons.
 func buildHelper(t testing.TB, name string) machine.File {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -28,8 +27,8 @@ func buildHelper(t testing.TB, name string) machine.File {
 	return machine.Program(path)
 }
 
-// onPCI has the machine's PCI bus show these devices, by class and device ID, and no others.
-func (n *node) onPCI(devices ...[2]string) {
+// setPCI replaces the devices on the machine's PCI bus, by class and device ID.
+func (n *node) setPCI(devices ...[2]string) {
 	n.t.Helper()
 	const dir = "/sys/bus/pci/devices"
 	n.MustRun(n.t.Context(), "mount", "-t", "tmpfs", "tmpfs", dir)
@@ -56,7 +55,7 @@ func TestDaemons(t *testing.T) {
 			"/driver/var/run":                                     {Link: "/run"},
 		},
 	)})
-	n.onPCI([2]string{"0x030200", "0x2330"}, [2]string{"0x068000", "0x22a3"})
+	n.setPCI([2]string{"0x030200", "0x2330"}, [2]string{"0x068000", "0x22a3"})
 	check := n.MustRun(t.Context(), "gpu-driver", "check")
 	require.Contains(t, check, "driver   "+version+", open modules: the image has no other")
 	require.Contains(t, check, "nv-fabricmanager (required): configures 1 NVSwitch; CUDA does not start before")
@@ -82,7 +81,7 @@ func TestDaemons(t *testing.T) {
 	require.NotEqual(t, before, n.pid("nv-fabricmanager"))
 	require.Equal(t, "Ready\n", status())
 
-	// Without the other one GPUs can be used: the state is Ready and tells of it.
+	// Without the other one GPUs can be used: the state is Ready and mentions it.
 	before = n.pid("nvidia-persistenced")
 	n.MustRun(t.Context(), "kill", "-9", before)
 	n.waitFor("the state tells of nvidia-persistenced", func(s nodestate.State) bool {
@@ -104,20 +103,20 @@ func TestDaemons(t *testing.T) {
 	t.Log(lastLine(r.Stderr))
 }
 
-// pid is the number of a process that the PID file of a daemon names.
+// pid returns the process number in the PID file of a daemon.
 func (n *node) pid(name string) string {
 	n.t.Helper()
 	dir := map[string]string{"nvidia-persistenced": "/run/nvidia-persistenced", "nv-fabricmanager": "/run/nvidia-fabricmanager"}[name]
 	return strings.TrimSpace(n.MustRun(n.t.Context(), "cat", filepath.Join(dir, name+".pid")))
 }
 
-// waitState waits until the driver says that it is in a phase.
+// waitState waits until the driver reports a phase.
 func (n *node) waitState(phase nodestate.Phase) {
 	n.t.Helper()
 	n.waitFor("the driver becomes "+string(phase), func(s nodestate.State) bool { return s.Phase == phase })
 }
 
-// waitFor waits until the driver's state is as wanted.
+// waitFor waits until the driver's state satisfies is.
 func (n *node) waitFor(what string, is func(nodestate.State) bool) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), gone)

@@ -1,5 +1,5 @@
-// Package driver has the scenarios of gpu-driver on real kernels, in virtual machines:
-// modules are really loaded, refused and unloaded.
+// Package driver tests gpu-driver on real kernels, in virtual machines: modules are really loaded,
+// refused and unloaded.
 package driver
 
 import (
@@ -97,11 +97,11 @@ func adopts(n *node) {
 	}
 	require.Equal(n.t, before+1, n.loadedTimes())
 
-	// Some of them are missing: these are loaded, and nothing else is.
+	// Some are missing: only these are loaded.
 	n.kill(p)
 	require.NoError(n.t, n.UnloadModule(n.t.Context(), "nvidia_uvm"))
 	require.Contains(n.t, n.loads().Stderr, "adopted=true loaded=1")
-	// One is another one than the image's: all are loaded anew.
+	// One differs from the image's: all are loaded again.
 	require.NoError(n.t, n.UnloadModule(n.t.Context(), "nvidia_uvm"))
 	require.Contains(n.t, n.loads("--config-digest", "another").Stderr, "adopted=false loaded=3")
 	require.Equal(n.t, before+2, n.loadedTimes())
@@ -141,7 +141,7 @@ func upgrades(n *node) {
 	require.Equal(n.t, "590.10", n.state().Driver.Version)
 	require.NotZero(n.t, n.Run(n.t.Context(), "test", "-e", driverRoot+"/lib/modules/none").Code)
 
-	// The next container waits for the one that is there to end.
+	// The next container waits until the running one ends.
 	p = n.run("--image-root", "/newer")
 	next := n.start()
 	n.until(next, "waiting for another driver container to end")
@@ -162,7 +162,7 @@ func inUse(n *node) {
 	require.Contains(n.t, s.Message, "(sleep) with /dev/nvidiactl")
 	require.Len(n.t, n.modules(), 3)
 
-	// Another driver: nothing is taken from who uses the old one.
+	// Another driver: processes keep the driver that they use.
 	n.refuses("InUse", "module nvidia is in use by pid ", "--image-root", "/newer")
 	require.Len(n.t, n.modules(), 3)
 	require.Contains(n.t, n.MustRun(n.t.Context(), "cat", "/proc/driver/nvidia/version"), version)
@@ -174,7 +174,7 @@ func inUse(n *node) {
 	require.Contains(n.t, n.MustRun(n.t.Context(), "cat", "/proc/driver/nvidia/version"), "590.10")
 	n.ends(p)
 
-	// Held by a module of somebody else.
+	// Held by a third-party module.
 	n.loads()
 	require.NoError(n.t, n.LoadModule(n.t.Context(), "/driver/lib/modules/"+n.release()+"/nvidia-fs.ko", ""))
 	n.refuses("InUse", "module nvidia is in use by the module nvidia_fs of somebody else", "--image-root", "/newer")
@@ -212,7 +212,7 @@ func failures(n *node) {
 	// A kernel without the module that nvidia.ko needs, as without kernel-modules-extra.
 	n.MustRun(ctx, "rmmod", "ecc")
 	n.refuses("DependencyMissing", "module nvidia needs ecc, which neither the driver's image nor /none/", "--kernel-modules", "/none")
-	// The lists of the kernel's modules do not say that it is missing.
+	// The kernel's module lists do not show that it is missing.
 	n.MustRun(ctx, "mkdir", "-p", "/lie/"+n.release())
 	require.NoError(n.t, n.WriteFile(ctx, "/lie/"+n.release()+"/modules.builtin", "kernel/crypto/ecc.ko\n", 0o644))
 	n.refuses("DependencyMissing", "Unknown symbol ecc_get_curve", "--kernel-modules", "/lie")
@@ -231,10 +231,10 @@ func withoutAGPU(n *node) {
 	require.Empty(n.t, n.modules())
 }
 
-// killed kills gpu-driver at random moments, while it loads one driver or the other, or
-// unloads: whatever is left, the next start brings the driver that it wants.
+// killed kills gpu-driver at random moments, while it loads one of two drivers or unloads. Whatever is
+// left, the next start loads the driver that it wants.
 func killed(n *node) {
-	const kills = 50 // that hit, on each of the kernels
+	const kills = 50 // of running processes, on each of the kernels
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))
 	n.t.Logf("seed %d", seed)
@@ -246,8 +246,7 @@ func killed(n *node) {
 		if i%4 == 3 {
 			args = []string{"gpu-driver", "unload"}
 		}
-		// By the agent, with the machine's own clock: a request takes longer than what is
-		// to be hit.
+		// The agent kills it, by the machine's own clock: a request takes longer than the process.
 		r := n.Do(n.t.Context(), machine.Command{Args: args, Timeout: 1 + time.Duration(random.Int64N(int64(whole)))})
 		if r.TimedOut {
 			hit++

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// inHalves returns the sources of a stub nvidia.ko that has two halves, laid out as NVIDIA's:
-// one is compiled for a kernel, the other comes as an object.
+// inHalves returns the sources of a stub nvidia.ko in two halves, laid out as NVIDIA's: one half is
+// compiled for a kernel, the other is an object file.
 func inHalves(t testing.TB, stubs string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -46,14 +46,14 @@ $(obj)/nvidia/nv-kernel.o: $(src)/nvidia/nv-kernel.o_binary FORCE
 	out, err := exec.CommandContext(t.Context(), "gcc", "-c", "-O2", "-ffreestanding", "-mcmodel=kernel", "-fno-pic", "-mno-red-zone",
 		"-mno-sse", "-fno-asynchronous-unwind-tables", "-o", filepath.Join(dir, "nvidia/nv-kernel.o_binary"), core).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	// As NVIDIA's, it does not say which source it is compiled of.
+	// Like NVIDIA's, it does not name its source.
 	out, err = exec.CommandContext(t.Context(), "objcopy", "--strip-symbol=core.c", filepath.Join(dir, "nvidia/nv-kernel.o_binary")).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return dir
 }
 
-// A module that is linked of its two halves is, byte for byte, the one that Kbuild links, and
-// the kernel loads it.
+// TestHalvesAreLinkedAsKbuildDoes checks that a module linked from its two halves equals, byte for
+// byte, the one that Kbuild links, and that the kernel loads it.
 func TestHalvesAreLinkedAsKbuildDoes(t *testing.T) {
 	for _, series := range machine.AllSeries {
 		t.Run(string(series), func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestHalvesAreLinkedAsKbuildDoes(t *testing.T) {
 			require.NoError(t, err)
 			modules := read(t, linked)
 			require.Equal(t, read(t, whole), modules)
-			// Signed where the key is, they are signed when they are linked elsewhere.
+			// Signed where the key is, then linked elsewhere, they have valid signatures.
 			key := snakeoilKey(t)
 			require.NoError(t, build.SignHalves(t.Context(), l, key))
 			signed, err := link.Link(t.Context(), l)

@@ -10,10 +10,9 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// TestHookHidesThatDeviceFilesAreMade runs the hook that each container with a GPU has on
-// kernels that are in use and have the driver's module loaded: only then is there a file
-// for it to hide.
-func TestHookHidesThatDeviceFilesAreMade(t *testing.T) {
+// TestHookHidesThatDeviceFilesAreCreated runs the hook of containers with a GPU on common kernels with
+// the driver's module loaded. Only then does the file that it hides exist.
+func TestHookHidesThatDeviceFilesAreCreated(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	for _, series := range machine.AllSeries {
 		k := machine.FetchKernel(t, series)

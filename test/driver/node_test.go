@@ -20,11 +20,11 @@ const (
 	driverRoot = "/run/nvidia/driver"
 	readyFile  = "/run/nvidia/validations/.driver-ctr-ready"
 	version    = "580.95.05"
-	// gone is how long a process has to end in a machine that is emulated.
+	// gone is how long a process may take to end in an emulated machine.
 	gone = time.Minute
 )
 
-// image is the folder /driver of a driver's image: user space, and modules for a kernel.
+// image returns the folder /driver of a driver's image: user space, and modules for a kernel.
 func image(at, release string, modules machine.Modules) machine.Files {
 	files := modules.Below(filepath.Join(at, "lib/modules", release))
 	for name, text := range map[string]string{
@@ -54,18 +54,18 @@ func boot(t testing.TB, c machine.Config) *node {
 // as returns the node for a subtest.
 func (n *node) as(t testing.TB) *node { return &node{n.Machine, t} }
 
-// driver runs gpu-driver with the flags that each of the tests needs.
+// driver runs gpu-driver with the common flags of the tests.
 func (n *node) driver(command string, args ...string) machine.Result {
 	n.t.Helper()
 	return n.Run(n.t.Context(), append([]string{"gpu-driver", command}, args...)...)
 }
 
-// withoutGPU are the flags of commands that look at the PCI bus.
+// withoutGPU adds flags for commands that read the PCI bus.
 func withoutGPU(args ...string) []string { return append([]string{"--without-gpu"}, args...) }
 
 func (n *node) load(args ...string) machine.Result { return n.driver("load", withoutGPU(args...)...) }
 
-// loads is load, which has to succeed.
+// loads runs load, which must succeed.
 func (n *node) loads(args ...string) machine.Result {
 	n.t.Helper()
 	r := n.load(args...)
@@ -80,7 +80,7 @@ func (n *node) unloads(args ...string) {
 	require.Empty(n.t, n.modules())
 }
 
-// refuses runs load, which has to end with a reason, in the output and in the state.
+// refuses runs load, which must fail with a reason in the output and in the state.
 func (n *node) refuses(reason, text string, args ...string) {
 	n.t.Helper()
 	r := n.load(args...)
@@ -99,7 +99,7 @@ func lastLine(text string) string {
 	return lines[len(lines)-1]
 }
 
-// state is what the driver says of itself.
+// state returns the driver's published state.
 func (n *node) state() nodestate.State {
 	n.t.Helper()
 	text, err := n.ReadFile(n.t.Context(), "/run/nvidia/gpuready/driver/state.json")
@@ -109,7 +109,7 @@ func (n *node) state() nodestate.State {
 	return s
 }
 
-// modules are the driver's modules in the kernel, by name, with their reference counts.
+// modules returns the driver's loaded modules by name, with their reference counts.
 func (n *node) modules() map[string]string {
 	n.t.Helper()
 	found := map[string]string{}
@@ -121,7 +121,7 @@ func (n *node) modules() map[string]string {
 	return found
 }
 
-// loadedTimes counts how often nvidia.ko was loaded since the machine was started.
+// loadedTimes returns how often nvidia.ko was loaded since the machine started.
 func (n *node) loadedTimes() int {
 	n.t.Helper()
 	return strings.Count(n.MustRun(n.t.Context(), "dmesg"), "NVRM: loading NVIDIA")
@@ -140,7 +140,7 @@ func (n *node) start(args ...string) *machine.Process {
 	return n.Start(n.t.Context(), machine.Command{Args: append([]string{"gpu-driver", "run", "--listen=", "--without-gpu"}, args...)})
 }
 
-// until waits until a process has written something.
+// until waits until a process has printed a text.
 func (n *node) until(p *machine.Process, text string) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), gone)
@@ -154,7 +154,7 @@ func (n *node) until(p *machine.Process, text string) {
 	}
 }
 
-// ends sends SIGTERM, after which a process has to end with 0.
+// ends sends SIGTERM, after which a process must end with 0.
 func (n *node) ends(p *machine.Process) machine.Result {
 	n.t.Helper()
 	require.NoError(n.t, p.Signal(n.t.Context(), syscall.SIGTERM))

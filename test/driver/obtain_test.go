@@ -15,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// TestModulesAreBuiltWhereTheImageHasNone has a stand-in for make, which hands out modules
-// that were compiled before: compiling itself is TestModulesAreCompiled.
+// TestModulesAreBuiltWhereTheImageHasNone uses a stand-in for make that copies modules compiled
+// before. TestModulesAreCompiled covers compiling.
 func TestModulesAreBuiltWhereTheImageHasNone(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	k := machine.FetchKernel(t, machine.Linux61)
@@ -45,9 +45,9 @@ func TestModulesAreBuiltWhereTheImageHasNone(t *testing.T) {
 
 const keptHere = "modules are taken from those that this node keeps"
 
-// TestWhatOneNodeBuiltTheNextOnePulls has two nodes on one machine: what tells them apart is
-// what they keep. The second one has neither make nor headers.
-func TestWhatOneNodeBuiltTheNextOnePulls(t *testing.T) {
+// TestABuildIsPulledByTheNextNode simulates two nodes on one machine, which differ in the files they
+// keep. The second one has neither make nor headers.
+func TestABuildIsPulledByTheNextNode(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	k := machine.FetchKernel(t, machine.Linux61)
 	n := newBuildNode(t, k, machine.Files{"/usr/bin/registry": buildHelper(t, "registry")})
@@ -81,12 +81,12 @@ func TestWhatOneNodeBuiltTheNextOnePulls(t *testing.T) {
 	require.Contains(t, n.loads(flags...).Stderr, "modules are pulled", "without sources, too")
 	n.unloads()
 
-	// It has a certificate, and nobody has signed them.
+	// The node has a certificate, but the modules are not signed with it.
 	nextNode()
 	require.NoError(t, n.WriteFile(ctx, "/certificate.der", newCertificate(t), 0o644))
 	n.refuses("SignatureRejected", "it is not signed", append(flags, "--sign-certificate", "/certificate.der")...)
 
-	// Its registry does not answer.
+	// Its registry does not respond.
 	n.kill(serving)
 	nextNode()
 	n.refuses("SourceUnreachable", "connection refused", flags...)
@@ -94,8 +94,8 @@ func TestWhatOneNodeBuiltTheNextOnePulls(t *testing.T) {
 	require.Equal(t, 1, calls())
 }
 
-// newBuildNode boots a machine whose image has modules for another kernel, and which has the
-// kernel's headers and stand-ins for the compiler and make.
+// newBuildNode boots a machine whose image has modules for another kernel. It has the kernel's headers
+// and stand-ins for the compiler and make.
 func newBuildNode(t testing.TB, k *machine.Kernel, more ...machine.Files) *node {
 	t.Helper()
 	headers := "/usr/src/linux-headers-" + k.Release
@@ -122,8 +122,8 @@ cp /made/*.ko "$to"
 	)...)})
 }
 
-// TestTheDriverToolkitBuildsForTheDriverContainer has both containers of the pod, by the
-// commands of NVIDIA's images, on one machine.
+// TestTheDriverToolkitBuildsForTheDriverContainer runs both containers of the pod, with the commands of
+// NVIDIA's images, on one machine.
 func TestTheDriverToolkitBuildsForTheDriverContainer(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	k := machine.FetchKernel(t, machine.Linux61)
@@ -152,7 +152,7 @@ func TestTheDriverToolkitBuildsForTheDriverContainer(t *testing.T) {
 	require.Equal(t, 1, strings.Count(n.MustRun(ctx, "cat", "/calls"), "called"))
 	n.ends(p)
 
-	// A build that fails ends the wait at once, with the compiler's words.
+	// A failed build ends the wait at once, with the compiler's error.
 	n.MustRun(ctx, "touch", "/broken", "/sources/kernel-open/another")
 	r := start().Wait(ctx, gone)
 	require.Equal(t, 3, r.Code, "%s", r)

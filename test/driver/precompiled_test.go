@@ -30,8 +30,8 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// installer writes a driver, SIMULATED, as NVIDIA's installer has it: a script, and an
-// archive with sources, objects, user space and a list of all that.
+// installer writes a SIMULATED driver in the format of NVIDIA's installer: a script, and an archive
+// with sources, objects, user space and a list of them.
 func installer(t *testing.T, source string) string {
 	t.Helper()
 	var archive bytes.Buffer
@@ -102,8 +102,8 @@ func builderImage(t *testing.T, kernels []*machine.Kernel) string {
 	return image
 }
 
-// make image image-push, as the page has it: for two kernels, twice, the same images, of which
-// all but a small layer is shared. A machine links and loads the modules of its kernel.
+// TestPrecompiledImages runs make image image-push, as in the docs, for two kernels. Done twice it gives
+// the same images, which share all but a small layer. A machine links and loads its kernel's modules.
 func TestPrecompiledImages(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	var kernels []*machine.Kernel
@@ -178,7 +178,7 @@ func digest(t *testing.T, i v1.Image) string {
 	return d.String()
 }
 
-// unpacked returns the files of an image for a machine, but for those that the machine has.
+// unpacked returns an image's files for a machine, without those that every machine has.
 func unpacked(t *testing.T, i v1.Image) (machine.Files, error) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "image")

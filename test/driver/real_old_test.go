@@ -12,19 +12,19 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// TestRealDriverThatIsTooOld builds drivers for kernels whose pci_resize_resource() has an
-// argument more. The message names the driver to take, and that one is built.
+// TestRealDriverThatIsTooOld builds drivers for kernels whose pci_resize_resource() has an additional
+// argument. The message names the driver to use, and that one is built.
 func TestRealDriverThatIsTooOld(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	skipUnlessReal(t)
 	old := fetchSource(t, debian.NVIDIAOpenSources, "nvidia-open-kernel")
 	take := fetchSource(t, debian.NVIDIASources, "nvidia-kernel")
-	if knows(t, old) {
+	if supportsResize(t, old) {
 		t.Skipf("Debian's open modules are of %s by now, which knows these kernels", old.version)
 	}
-	require.True(t, knows(t, take), "driver %s", take.version)
+	require.True(t, supportsResize(t, take), "driver %s", take.version)
 	tried := 0
-	for _, s := range []debian.Set{ // as these resolve today
+	for _, s := range []debian.Set{ // what these packages resolve to at present
 		{Release: "bookworm", Security: true, Packages: []string{"linux-headers-cloud-amd64"}, Follow: "linux-"},
 		{Release: "bookworm", Security: true, Packages: []string{"linux-headers-6.12-cloud-amd64"}, Follow: "linux-"},
 		{Release: "bookworm-backports", Packages: []string{"linux-headers-cloud-amd64"}, Follow: "linux-"},
@@ -51,15 +51,15 @@ func TestRealDriverThatIsTooOld(t *testing.T) {
 	require.NotZero(t, tried, "no kernel has four arguments: where have they gone?")
 }
 
-// knows reports whether a driver's sources test how many arguments the function has.
-func knows(t testing.TB, s source) bool {
+// supportsResize reports whether a driver's sources test for the number of arguments.
+func supportsResize(t testing.TB, s source) bool {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.top, s.dir, "conftest.sh"))
 	require.NoError(t, err)
 	return strings.Contains(string(text), "pci_resize_resource_has_exclude_bars_arg")
 }
 
-// hasFourArguments reports whether the function has, in a kernel's headers.
+// hasFourArguments reports whether the function has four arguments in a kernel's headers.
 func hasFourArguments(t testing.TB, root string) bool {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(root, "usr/src/linux-headers-*-common/include/linux/pci.h"))

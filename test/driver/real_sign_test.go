@@ -14,9 +14,8 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// TestRealModulesAreLinkedAndSigned has NVIDIA's own modules linked of their halves, which
-// were signed where they were built, on a machine with Secure Boot that has neither headers
-// nor a compiler.
+// TestRealModulesAreLinkedAndSigned links NVIDIA's own modules from their halves, on a machine with
+// Secure Boot and without headers or a compiler. They were signed where they were built.
 func TestRealModulesAreLinkedAndSigned(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	skipUnlessReal(t)
@@ -30,7 +29,7 @@ func TestRealModulesAreLinkedAndSigned(t *testing.T) {
 	halves := filepath.Join(dir, "halves/proprietary")
 	require.FileExists(t, filepath.Join(halves, link.FileName))
 
-	// The linked ones are those that Kbuild links, with the signature of the kernel's program.
+	// The linked modules equal Kbuild's, with the signature of the kernel's program.
 	signed := k.Sign(t, whole, machine.Snakeoil)
 	linked, err := link.Link(t.Context(), link.Request{
 		Halves: halves, Common: filepath.Join(src.top, src.dir), Release: k.Release, Version: src.version, Work: t.TempDir(),
@@ -86,5 +85,5 @@ func requireSame(t testing.TB, want, have machine.Modules) {
 	}
 }
 
-// sum is the SHA-256 of a file's content, in hexadecimal.
+// sum returns the SHA-256 of a file's content, in hexadecimal.
 func sum(data []byte) string { return fmt.Sprintf("%x", sha256.Sum256(data)) }

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// skipUnlessReal skips a test that fetches packages of NVIDIA's, which are not ours to
-// distribute, unless the environment asks for it.
+// skipUnlessReal skips a test that fetches NVIDIA's packages, which we may not distribute, unless the
+// environment enables it.
 func skipUnlessReal(t testing.TB) {
 	t.Helper()
 	if os.Getenv("GPUREADY_REAL_DRIVER") == "" {
@@ -25,8 +25,7 @@ func skipUnlessReal(t testing.TB) {
 	}
 }
 
-// fetch returns the folder into which packages of Debian are unpacked, and the cache that it
-// lies in.
+// fetch returns the folder with unpacked packages of Debian, and the cache that holds it.
 func fetch(t testing.TB, s debian.Set) (root, cache string) {
 	t.Helper()
 	cache, err := binaries.DefaultCache()
@@ -44,7 +43,7 @@ type source struct {
 	cache   string
 }
 
-// fetchSource unpacks the sources that a package of Debian has: "nvidia-kernel".
+// fetchSource unpacks the sources in a package of Debian: "nvidia-kernel".
 func fetchSource(t testing.TB, s debian.Set, name string) source {
 	t.Helper()
 	root, cache := fetch(t, s)
@@ -59,9 +58,9 @@ func fetchSource(t testing.TB, s debian.Set, name string) source {
 	return src
 }
 
-// build runs gpu-driver build for a kernel whose headers are below a root. The folder that it
-// returns has what an image has in /driver/lib/modules/<release>. What was built is kept in
-// the cache: the first time takes some minutes.
+// build runs gpu-driver build for a kernel whose headers are below a root. The returned folder has the
+// content of an image's /driver/lib/modules/<release>. The cache keeps it: the first build takes some
+// minutes.
 func (s source) build(t testing.TB, headers, release string, args ...string) (dir, printed string, err error) {
 	t.Helper()
 	out := t.TempDir()
@@ -83,8 +82,8 @@ func (s source) modules(t testing.TB, k *machine.Kernel) machine.Modules {
 	return m
 }
 
-// standin returns the module that shows NVIDIA's modules a PCI bus with a device that is not
-// there, and the kernel's argument that it needs.
+// standin returns the module that shows NVIDIA's modules a PCI bus with a nonexistent device, and the
+// kernel argument that it needs.
 func standin(t testing.TB, k *machine.Kernel) (m machine.Modules, argument string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -98,8 +97,8 @@ func standin(t testing.TB, k *machine.Kernel) (m machine.Modules, argument strin
 // realMemory is the memory of a machine that loads NVIDIA's modules, in MiB.
 const realMemory = 3072
 
-// TestRealModules has gpu-driver load NVIDIA's own modules, on a machine without a GPU and
-// on one whose PCI bus shows the numbers of one. Nothing that they say of a GPU is real.
+// TestRealModules has gpu-driver load NVIDIA's own modules, on a machine without a GPU and on one whose
+// PCI bus shows the numbers of one. Nothing that they report about a GPU is real.
 func TestRealModules(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	skipUnlessReal(t)
@@ -126,7 +125,7 @@ func TestRealModules(t *testing.T) {
 	n.unloads()
 }
 
-// failsToInitialise runs load: the modules stay, and say that the stand-in is no GPU.
+// failsToInitialise runs load: the modules stay, and report that the stand-in is no GPU.
 func (n *node) failsToInitialise(args ...string) string {
 	n.t.Helper()
 	ctx := n.t.Context()
@@ -143,8 +142,8 @@ func (n *node) failsToInitialise(args ...string) string {
 
 const standinAddress = "0001:00:00.0"
 
-// persistenced returns Debian's own nvidia-persistenced in an image's folder, with all that it
-// is linked to, laid out as NVIDIA's installer does.
+// persistenced returns Debian's nvidia-persistenced and its libraries in an image's folder, laid out as
+// by NVIDIA's installer.
 func persistenced(t testing.TB) machine.Files {
 	t.Helper()
 	root, _ := fetch(t, debian.NVIDIADaemons)
@@ -177,10 +176,10 @@ func fileOf(t testing.TB, path string) machine.File {
 	return machine.File{Link: target}
 }
 
-// reportsPersistenced has gpu-driver run start NVIDIA's own nvidia-persistenced where it must
-// fail. While the driver has a GPU that it cannot initialise gpu-driver starts no daemon: it
-// says DeviceInitFailed. So the driver's one GPU is taken from it, as by an administrator;
-// the PCI bus still has it, and the daemon is started.
+// reportsPersistenced has gpu-driver run start NVIDIA's own nvidia-persistenced where it must fail.
+// While the driver has a GPU that it cannot initialise, gpu-driver starts no daemon and reports
+// DeviceInitFailed. So the GPU is removed from the driver, as by an administrator. The PCI bus still
+// has it, and the daemon is started.
 func reportsPersistenced(n *node) {
 	ctx := n.t.Context()
 	n.MustRun(ctx, "sh", "-c", "echo "+standinAddress+" >/sys/bus/pci/drivers/nvidia/unbind")

@@ -13,8 +13,7 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// snakeoilFile returns the file of the key that machines with Secure Boot trust, without its
-// passphrase.
+// snakeoilFile returns the key file that machines with Secure Boot trust, without its passphrase.
 func snakeoilFile(t testing.TB) string {
 	t.Helper()
 	plain := filepath.Join(t.TempDir(), "key.pem")
@@ -32,8 +31,8 @@ func snakeoilKey(t testing.TB) sign.Key {
 	return key
 }
 
-// A machine with Secure Boot loads modules that we have signed: the signatures are, byte for
-// byte, those of the kernel's own program.
+// TestSecureBootTrustsOurSignatures checks that a machine with Secure Boot loads modules that we signed.
+// The signatures equal, byte for byte, those of the kernel's own program.
 func TestSecureBootTrustsOurSignatures(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	k := machine.FetchKernel(t, machine.Linux61)

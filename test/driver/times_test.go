@@ -16,16 +16,16 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// Samples are what TestTimes measures, for make bench.
+// Samples are the measurements of TestTimes, for make bench.
 type Samples struct {
 	Insmod   []time.Duration // busybox insmod of the three modules, one after the other
 	Load     []time.Duration // gpu-driver load: the same modules, and the driver root
 	Adopt    []time.Duration // gpu-driver load where all of it is there
-	Start    []time.Duration // gpu-driver version: what starting the program takes
-	Resident []float64       // MB that gpu-driver run has at most
+	Start    []time.Duration // gpu-driver version: the cost of starting the program
+	Resident []float64       // peak of gpu-driver run, in MB
 }
 
-// TestTimes measures only where GPUREADY_SAMPLES names a file to write to.
+// TestTimes measures only if GPUREADY_SAMPLES names an output file.
 func TestTimes(t *testing.T) {
 	file := os.Getenv("GPUREADY_SAMPLES")
 	if file == "" {

@@ -19,8 +19,8 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// The Driver Toolkit's side compiles for a real kernel: the modules are handed over, and a
-// compiler's error is told on the other side.
+// TestDriverToolkitCompiles compiles for a real kernel on the Driver Toolkit's side. The modules, or the
+// compiler's error, must reach the other side.
 func TestDriverToolkitCompiles(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	k := machine.FetchKernel(t, machine.Linux612)
@@ -58,7 +58,7 @@ func TestDriverToolkitCompiles(t *testing.T) {
 	empty(t, side.Work)
 }
 
-// kernelOf has the calls of a kernel that does not run here.
+// kernelOf implements the calls of a kernel that does not run here.
 type kernelOf struct {
 	kernel.Running
 	release string
@@ -69,8 +69,8 @@ func (k kernelOf) Uname(u *unix.Utsname) error {
 	return nil
 }
 
-// NVIDIA's driver container, of which a shell does what concerns the shared folder, gets
-// modules for a real kernel that modprobe finds.
+// TestDriverToolkitCompilesForNVIDIA stands in for NVIDIA's driver container with a shell that handles
+// the shared folder. It must get modules for a real kernel that modprobe finds.
 func TestDriverToolkitCompilesForNVIDIA(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	k := machine.FetchKernel(t, machine.Linux612)

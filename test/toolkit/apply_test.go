@@ -8,9 +8,9 @@ import (
 	"github.com/gpuready/gpuready/test/runtimes"
 )
 
-// givenByName lets gpu-toolkit do its work once and a container have a GPU by its CDI
-// name, with no restart of anything.
-func givenByName(t *testing.T, kind runtimes.Kind, name string) {
+// gpuByName runs gpu-toolkit once and checks that a container gets a GPU by its CDI name, without a
+// restart.
+func gpuByName(t *testing.T, kind runtimes.Kind, name string) {
 	if !enter(t) {
 		return
 	}
@@ -29,17 +29,17 @@ func givenByName(t *testing.T, kind runtimes.Kind, name string) {
 }
 
 func TestContainerd17GivesAGPUByName(t *testing.T) {
-	givenByName(t, runtimes.Containerd17, "nvidia.com/gpu=1")
+	gpuByName(t, runtimes.Containerd17, "nvidia.com/gpu=1")
 }
 
 func TestContainerd2GivesAGPUByName(t *testing.T) {
-	givenByName(t, runtimes.Containerd2, "nvidia.com/gpu=1")
+	gpuByName(t, runtimes.Containerd2, "nvidia.com/gpu=1")
 }
 
 func TestDockerGivesAGPUByName(t *testing.T) {
-	givenByName(t, runtimes.Docker, "nvidia.com/gpu=1")
+	gpuByName(t, runtimes.Docker, "nvidia.com/gpu=1")
 }
 
 func TestPodmanGivesAGPUByName(t *testing.T) {
-	givenByName(t, runtimes.Podman, "nvidia.com/gpu=1")
+	gpuByName(t, runtimes.Podman, "nvidia.com/gpu=1")
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// named are handlers called nvidia that are runc: the audit goes by the name.
+// named are configurations in which a handler called nvidia is runc: the audit uses the name.
 var named = map[runtimes.Kind]func(config string) string{
 	runtimes.Containerd16: append2("io.containerd.grpc.v1.cri"),
 	runtimes.Containerd17: append2("io.containerd.grpc.v1.cri"),
@@ -31,7 +31,7 @@ func append2(plugin string) func(string) string {
 	}
 }
 
-// audited is what an audit finds of one container that runs meanwhile.
+// audited returns the audit's finding about one container that runs meanwhile.
 func audited(t *testing.T, h *runtimes.Host, kind runtimes.Kind, s runtimes.Spec) audit.Finding {
 	t.Helper()
 	s.Args = []string{runtimes.Probe, "wait"}
@@ -68,8 +68,8 @@ func audited(t *testing.T, h *runtimes.Host, kind runtimes.Kind, s runtimes.Spec
 	}
 }
 
-// auditTells lets an audit look at containers of a real runtime.
-func auditTells(t *testing.T, kind runtimes.Kind, cdi bool) {
+// requireAudit audits containers of a real runtime.
+func requireAudit(t *testing.T, kind runtimes.Kind, cdi bool) {
 	if !enter(t) {
 		return
 	}
@@ -104,7 +104,7 @@ func auditTells(t *testing.T, kind runtimes.Kind, cdi bool) {
 	}
 }
 
-func TestAnAuditOfContainerd16(t *testing.T) { auditTells(t, runtimes.Containerd16, false) }
-func TestAnAuditOfContainerd17(t *testing.T) { auditTells(t, runtimes.Containerd17, true) }
-func TestAnAuditOfContainerd2(t *testing.T)  { auditTells(t, runtimes.Containerd2, true) }
-func TestAnAuditOfDocker(t *testing.T)       { auditTells(t, runtimes.Docker, true) }
+func TestAnAuditOfContainerd16(t *testing.T) { requireAudit(t, runtimes.Containerd16, false) }
+func TestAnAuditOfContainerd17(t *testing.T) { requireAudit(t, runtimes.Containerd17, true) }
+func TestAnAuditOfContainerd2(t *testing.T)  { requireAudit(t, runtimes.Containerd2, true) }
+func TestAnAuditOfDocker(t *testing.T)       { requireAudit(t, runtimes.Docker, true) }

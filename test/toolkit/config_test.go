@@ -10,8 +10,8 @@ import (
 	"github.com/gpuready/gpuready/test/runtimes"
 )
 
-// configured starts a runtime with configuration files of a kind that has broken
-// nodes, and has gpu-toolkit go round with it.
+// configured starts a runtime with a kind of configuration files that has broken nodes, and runs
+// gpu-toolkit's whole cycle on it.
 func configured(t *testing.T, kind runtimes.Kind, config func(t *testing.T) map[string]string, handlers []string, more ...string) {
 	t.Helper()
 	if !enter(t) {
@@ -23,14 +23,14 @@ func configured(t *testing.T, kind runtimes.Kind, config func(t *testing.T) map[
 	cycle(t, h, kind, more...)
 }
 
-// containerd 1.6 takes of a plugin only the table of the last file that has one.
+// containerd 1.6 uses a plugin's table from only the last file that has one.
 func TestContainerd16LosesNoHandlerToADropIn(t *testing.T) {
 	configured(t, runtimes.Containerd16, func(t *testing.T) map[string]string {
 		return map[string]string{written[runtimes.Containerd16].path: hand(t, runtimes.Containerd16, "imports = [ ]", `imports = ["/etc/containerd/conf.d/*.toml"]`)}
 	}, []string{"runc", "runc-batch"})
 }
 
-func TestContainerd16KeepsTheDropInOfSomebodyElse(t *testing.T) {
+func TestContainerd16KeepsAForeignDropIn(t *testing.T) {
 	configured(t, runtimes.Containerd16, func(t *testing.T) map[string]string {
 		return map[string]string{
 			written[runtimes.Containerd16].path: hand(t, runtimes.Containerd16, "imports = [ ]", `imports = ["/etc/containerd/conf.d/*.toml"]`),
@@ -77,7 +77,7 @@ const versionOne = `# of 2018
       BinaryName = "/usr/local/bin/runc"
 `
 
-// Somebody upgraded containerd and wrote a file of the new version beside the old.
+// Files after an upgrade of containerd, with one of the new version beside the old.
 func TestContainerd2WithFilesOfTwoVersions(t *testing.T) {
 	configured(t, runtimes.Containerd2, func(*testing.T) map[string]string {
 		return map[string]string{
@@ -114,8 +114,8 @@ func TestContainerd2WithoutAConfiguration(t *testing.T) {
 	require.NotContains(t, status(t, h).Handlers, "nvidia")
 }
 
-// An operator, or his tool, writes the file anew from a template that has no imports.
-func TestContainerd2WhoseImportsWereDroppedHasThemAgain(t *testing.T) {
+// An operator, or a tool, rewrites the file from a template without imports.
+func TestContainerd2DroppedImportsAreRestored(t *testing.T) {
 	if !enter(t) {
 		return
 	}
@@ -132,7 +132,7 @@ func TestContainerd2WhoseImportsWereDroppedHasThemAgain(t *testing.T) {
 
 	gpuToolkit(t, configuring(kind, "apply")...)
 	require.ElementsMatch(t, append(slices.Clone(was.Handlers), "nvidia"), status(t, h).Handlers)
-	handlerGives(t, h, "nvidia")
+	requireHandlerGPUs(t, h, "nvidia")
 	gpuToolkit(t, configuring(kind, "restore")...)
 	got, err := os.ReadFile(written[kind].path)
 	require.NoError(t, err)
@@ -140,7 +140,7 @@ func TestContainerd2WhoseImportsWereDroppedHasThemAgain(t *testing.T) {
 	require.ElementsMatch(t, was.Handlers, status(t, h).Handlers)
 }
 
-// What was planned is planned again where it is applied.
+// The plan is computed again when it is applied.
 func TestAnEditBetweenPlanAndApplyStays(t *testing.T) {
 	if !enter(t) {
 		return
@@ -155,15 +155,15 @@ func TestAnEditBetweenPlanAndApplyStays(t *testing.T) {
 	dump, err := h.Output(t.Context(), "containerd", "config", "dump")
 	require.NoError(t, err)
 	require.Contains(t, string(dump), "max_concurrent_downloads = 5")
-	handlerGives(t, h, "nvidia")
+	requireHandlerGPUs(t, h, "nvidia")
 	gpuToolkit(t, configuring(kind, "restore")...)
 	got, err := os.ReadFile(written[kind].path)
 	require.NoError(t, err)
 	require.Equal(t, theirs, string(got))
 }
 
-// CDI may have been turned off by hand, also by Docker's old name for it.
-func TestDockerWithCDIOffHasItOn(t *testing.T) {
+// CDI may have been disabled by hand, also with Docker's old name for it.
+func TestCDIIsEnabledInDocker(t *testing.T) {
 	if !enter(t) {
 		return
 	}

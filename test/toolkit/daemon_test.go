@@ -19,13 +19,13 @@ import (
 	"github.com/gpuready/gpuready/toolkit/door/doortest"
 )
 
-// How long something may take that comes by itself, and how often a test looks.
+// The time that asynchronous changes may take, and the interval of a test's polls.
 const (
 	minute = time.Minute
 	tick   = 10 * time.Millisecond
 )
 
-// running is gpu-toolkit run, as a process.
+// running is a process of gpu-toolkit run.
 type running struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -76,7 +76,7 @@ func (r *running) terminate() {
 	require.NoError(r.t, r.how, r.log())
 }
 
-// published is the state that is there, the zero one if none is.
+// published returns the published state, or the zero one if there is none.
 func published(t *testing.T) nodestate.State {
 	t.Helper()
 	s, err := nodestate.Read("/run/nvidia/gpuready/toolkit")
@@ -86,8 +86,8 @@ func published(t *testing.T) nodestate.State {
 	return s
 }
 
-// oneAtATime is the host's systemd that does one thing at a time, with others who
-// restart a runtime through it.
+// oneAtATime is the host's systemd, which executes one job at a time. Others restart a runtime
+// through it.
 type oneAtATime struct {
 	*doortest.Systemd
 	mu sync.Mutex
@@ -110,9 +110,9 @@ func orderly(t *testing.T, h *runtimes.Host) *oneAtATime {
 	return o
 }
 
-// containerd 1.7 has CDI, and has it off. With leave to restart it the daemon turns it
-// on, again when somebody turns it off, and gives way to who does that for ever.
-func TestTheDaemonTurnsCDIOnAndGivesWay(t *testing.T) {
+// containerd 1.7 supports CDI, disabled. If restarts are allowed the daemon enables CDI, also after
+// somebody has disabled it, but it gives up if that happens again and again.
+func TestTheDaemonEnablesCDIAndGivesUp(t *testing.T) {
 	if !enter(t) {
 		return
 	}
@@ -160,14 +160,14 @@ func TestTheDaemonTurnsCDIOnAndGivesWay(t *testing.T) {
 	r.terminate()
 }
 
-// settledState waits until the state is that.
+// settledState waits until the state has that phase.
 func settledState(t *testing.T, phase nodestate.Phase) {
 	t.Helper()
 	require.Eventually(t, func() bool { return published(t).Phase == phase }, minute, tick)
 }
 
-// A daemon with nothing to do does nothing, and its end changes nothing.
-func TestTheDaemonLeavesWhatIsDone(t *testing.T) {
+// An idle daemon does nothing, and its end changes nothing.
+func TestAnIdleDaemonChangesNothing(t *testing.T) {
 	if !enter(t) {
 		return
 	}
@@ -189,11 +189,11 @@ func TestTheDaemonLeavesWhatIsDone(t *testing.T) {
 		require.Len(t, s.Calls(), 1)
 		require.Contains(t, status(t, h).Handlers, "nvidia")
 	}
-	handlerGives(t, h, "nvidia")
+	requireHandlerGPUs(t, h, "nvidia")
 }
 
-// Two toolkits, as when a DaemonSet's pod is replaced: one is at work, the other says
-// who that is, and waits if it is a daemon.
+// Two toolkits, as when a DaemonSet's pod is replaced: one works, the other reports which one, and
+// waits if it is a daemon.
 func TestTheSecondDaemonWaitsForTheFirst(t *testing.T) {
 	if !enter(t) {
 		return
@@ -219,7 +219,7 @@ func TestTheSecondDaemonWaitsForTheFirst(t *testing.T) {
 	settledState(t, nodestate.Ready)
 	require.Len(t, s.Calls(), 1)
 
-	// The key of the handler goes: what is written is seen, there is no restart to wait for.
+	// The handler's key is removed: the change is detected, with no restart to wait for.
 	s.mu.Lock()
 	for path := range contents(t, "/etc/containerd") {
 		if path != written[kind].path {
@@ -231,5 +231,5 @@ func TestTheSecondDaemonWaitsForTheFirst(t *testing.T) {
 	configured(second)
 	require.Len(t, s.Calls(), 2)
 	second.terminate()
-	handlerGives(t, h, "nvidia")
+	requireHandlerGPUs(t, h, "nvidia")
 }

@@ -27,8 +27,8 @@ func systemd(t *testing.T, h *runtimes.Host) *doortest.Systemd {
 	return s
 }
 
-// through makes the runtime take its configuration.
-func through(t *testing.T, kind engine.Kind, way distro.Restart, reload bool) (door.Passage, error) {
+// applyRestart makes the runtime load its configuration.
+func applyRestart(t *testing.T, kind engine.Kind, way distro.Restart, reload bool) (door.Passage, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -38,8 +38,8 @@ func through(t *testing.T, kind engine.Kind, way distro.Restart, reload bool) (d
 	return door.Open(ctx, root, kind, way, reload)
 }
 
-// restarted has a plan taken by a restart through systemd, then a configuration by which
-// the runtime does not start: systemd says so, and with the one before it comes back.
+// restarted applies a plan with a restart through systemd, then a configuration with which the
+// runtime does not start. systemd must report that, and the previous configuration must work again.
 func restarted(t *testing.T, kind runtimes.Kind, engineKind engine.Kind, cdi bool, broken string) {
 	if !enter(t) {
 		return
@@ -48,20 +48,20 @@ func restarted(t *testing.T, kind runtimes.Kind, engineKind engine.Kind, cdi boo
 	s := systemd(t, h)
 	way := distro.Restart{Door: distro.Systemd, Units: []string{h.Unit()}}
 	write(t, plan(t, h, kind, engine.Want{CDI: cdi, Handlers: []engine.Handler{install(t, "{}")}}))
-	_, err := through(t, engineKind, way, false)
+	_, err := applyRestart(t, engineKind, way, false)
 	require.NoError(t, err)
 	require.Contains(t, status(t, h).Handlers, "nvidia")
 
 	good, err := os.ReadFile(written[kind].path)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(written[kind].path, []byte(broken), 0o644))
-	_, err = through(t, engineKind, way, false)
+	_, err = applyRestart(t, engineKind, way, false)
 	require.ErrorContains(t, err, h.Unit())
 	_, err = h.Status(t.Context())
 	require.Error(t, err)
 
 	require.NoError(t, os.WriteFile(written[kind].path, good, 0o644))
-	_, err = through(t, engineKind, way, false)
+	_, err = applyRestart(t, engineKind, way, false)
 	require.NoError(t, err)
 	require.Contains(t, status(t, h).Handlers, "nvidia")
 	ordinary(t, h)
@@ -89,7 +89,7 @@ func TestDockerReloadsAHandler(t *testing.T) {
 	planned := plan(t, h, runtimes.Docker, engine.Want{CDI: true, Handlers: []engine.Handler{install(t, "{}")}})
 	require.True(t, docker.Reloadable(planned.Edits))
 	write(t, planned)
-	passage, err := through(t, engine.Docker, distro.Restart{Door: distro.Reload, Units: []string{h.Unit()}}, true)
+	passage, err := applyRestart(t, engine.Docker, distro.Restart{Door: distro.Reload, Units: []string{h.Unit()}}, true)
 	require.NoError(t, err)
 	require.Positive(t, passage.PID, "there is no bus")
 	require.Eventually(t, func() bool {

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// needed is what containers need on a machine that is a container itself, as the
-// configuration of version 2 says it.
+// needed is what containers need on a machine that is itself a container, in a configuration of
+// version 2.
 const needed = `
   [plugins."io.containerd.grpc.v1.cri"]
     sandbox_image = "gpuready.test/pause:1"
@@ -24,11 +24,11 @@ const needed = `
     disable_apparmor = true
 `
 
-// arrangement is how containerd's files can be arranged.
+// arrangement is a layout of containerd's files.
 type arrangement struct {
 	name  string
 	files map[string]string
-	runs  bool // containers run with it here, too
+	runs  bool // containers can run with it here
 }
 
 const (
@@ -36,7 +36,7 @@ const (
 	dropIns  = "/etc/containerd/conf.d/"
 )
 
-// arrangements are those that every containerd of ours reads.
+// arrangements are those that all our containerd versions read.
 var arrangements = []arrangement{
 	{name: "no file"},
 	{name: "an empty file", files: map[string]string{mainFile: ""}},
@@ -81,7 +81,7 @@ var version1 = arrangement{
 `},
 }
 
-// since2 are arrangements that containerd 2 alone reads.
+// since2 are arrangements that only containerd 2 reads.
 var since2 = []arrangement{
 	{
 		name: "version 2 with a drop-in of version 3", runs: true,
@@ -110,8 +110,8 @@ var since2 = []arrangement{
 	{name: "drop-ins that nothing imports", files: map[string]string{dropIns + "other.toml": "version = 3\n[debug]\nlevel = 'debug'\n"}},
 }
 
-// takes has containerd take what is planned for each arrangement: what it says of
-// itself changes by what the plan says, and by nothing else.
+// takes applies a plan for each arrangement. What containerd reports about itself must change as the
+// plan describes, and in no other way.
 func takes(t *testing.T, kind runtimes.Kind, cdi bool, all []arrangement) {
 	if !enter(t) {
 		return
@@ -162,8 +162,8 @@ func status(t *testing.T, h *runtimes.Host) runtimes.Status {
 	return said
 }
 
-// dump is what containerd makes of its files: key: value, by whatever name this
-// version has for the CRI plugin.
+// dump returns containerd's effective configuration, as key: value, with this version's name for the
+// CRI plugin.
 func dump(t *testing.T, h *runtimes.Host) map[string]string {
 	t.Helper()
 	what := "dump"
@@ -209,7 +209,7 @@ func flat(t *testing.T, text string) map[string]string {
 	return out
 }
 
-// agrees compares what a plan says that changes with what containerd says that did.
+// agrees compares the changes in a plan with those that containerd reports.
 func agrees(t *testing.T, p engine.Plan, before, after map[string]string) {
 	t.Helper()
 	said := map[string]bool{}
@@ -223,8 +223,8 @@ func agrees(t *testing.T, p engine.Plan, before, after map[string]string) {
 		if before[key] == value || said[key] {
 			continue
 		}
-		// Keys that nobody wrote come with a handler, at their defaults; and where there
-		// was no file at all, containerd now names the one that there is.
+		// A new handler has other keys with their defaults. Where there was no file, containerd now
+		// reports the one that exists.
 		if strings.HasPrefix(key, "/plugins/cri/containerd/runtimes/nvidia/") || key == "/imports" {
 			continue
 		}
@@ -237,14 +237,14 @@ func agrees(t *testing.T, p engine.Plan, before, after map[string]string) {
 	}
 }
 
-func TestContainerd16TakesWhatIsPlanned(t *testing.T) {
+func TestContainerd16AppliesThePlan(t *testing.T) {
 	takes(t, runtimes.Containerd16, false, append(arrangements, version1))
 }
 
-func TestContainerd17TakesWhatIsPlanned(t *testing.T) {
+func TestContainerd17AppliesThePlan(t *testing.T) {
 	takes(t, runtimes.Containerd17, true, append(arrangements, version1))
 }
 
-func TestContainerd2TakesWhatIsPlanned(t *testing.T) {
+func TestContainerd2AppliesThePlan(t *testing.T) {
 	takes(t, runtimes.Containerd2, true, append(arrangements, since2...))
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/test/runtimes"
 )
 
-// configuring are the arguments of a command that may configure a runtime.
+// configuring returns the arguments of a command that may configure a runtime.
 func configuring(kind runtimes.Kind, command string, more ...string) []string {
 	args := []string{command, "--runtime-restart-mode", "systemd", "--nvidia-runtime-name", "nvidia", "--accept-nvidia-visible-devices-envvar-when-unprivileged"}
 	switch kind {
@@ -28,13 +28,13 @@ func configuring(kind runtimes.Kind, command string, more ...string) []string {
 	return append(args, more...)
 }
 
-// program is gpu-toolkit, to be run against the host.
+// program returns a command that runs gpu-toolkit against the host.
 func program(ctx context.Context, t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	return exec.CommandContext(ctx, built.Path(t, "gpu-toolkit"), append(slices.Clone(args), "--host-root", runtimes.Root)...)
 }
 
-// fails runs gpu-toolkit, which fails, and returns what it printed.
+// fails runs gpu-toolkit, which must fail, and returns its output.
 func fails(t *testing.T, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -54,7 +54,7 @@ func startWith(t *testing.T, kind runtimes.Kind, config map[string]string) *runt
 	return runtimes.Start(t, o)
 }
 
-// hand is the configuration that somebody wrote by hand, with replacements: old, new.
+// hand returns a configuration written by hand, with replacements: old, new.
 func hand(t *testing.T, kind runtimes.Kind, oldNew ...string) string {
 	t.Helper()
 	text := string(byHand(t, kind)[written[kind].path])
@@ -64,8 +64,8 @@ func hand(t *testing.T, kind runtimes.Kind, oldNew ...string) string {
 	return strings.NewReplacer(oldNew...).Replace(text)
 }
 
-// cycle applies to a host and restores it: it has the handler beside all that it had,
-// then the bytes of before.
+// cycle applies to a host and restores it: the handler is added to everything that was there, then
+// the original bytes are back.
 func cycle(t *testing.T, h *runtimes.Host, kind runtimes.Kind, more ...string) {
 	t.Helper()
 	dir := filepath.Dir(written[kind].path)
@@ -75,15 +75,15 @@ func cycle(t *testing.T, h *runtimes.Host, kind runtimes.Kind, more ...string) {
 	require.ElementsMatch(t, append(slices.Clone(was.Handlers), "nvidia"), now.Handlers)
 	require.Equal(t, was.Default, now.Default)
 	ordinary(t, h)
-	handlerGives(t, h, "nvidia")
+	requireHandlerGPUs(t, h, "nvidia")
 	gpuToolkit(t, configuring(kind, "restore", more...)...)
 	require.Equal(t, before, contents(t, dir))
 	require.ElementsMatch(t, was.Handlers, status(t, h).Handlers)
 	ordinary(t, h)
 }
 
-// refused has a runtime run while its configuration becomes one that cannot be changed:
-// it is said where and why, nothing is touched and nothing restarted.
+// refused gives a running runtime a configuration that cannot be changed. The place and the reason
+// must be reported, and nothing changed or restarted.
 func refused(t *testing.T, kind runtimes.Kind, wrong map[string]struct{ config, says string }) {
 	t.Helper()
 	if !enter(t) {
@@ -109,7 +109,7 @@ func refused(t *testing.T, kind runtimes.Kind, wrong map[string]struct{ config, 
 	}
 }
 
-func TestContainerd2ThatCannotBeChangedIsLeftAsItIs(t *testing.T) {
+func TestUnchangeableContainerd2IsLeftUnchanged(t *testing.T) {
 	const table = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\n"
 	refused(t, runtimes.Containerd2, map[string]struct{ config, says string }{
 		"no TOML":            {"version = 3\n[plugins\n", `/etc/containerd/config\.toml:2:\d+: `},
@@ -121,7 +121,7 @@ func TestContainerd2ThatCannotBeChangedIsLeftAsItIs(t *testing.T) {
 	})
 }
 
-func TestContainerd16ThatCannotBeChangedIsLeftAsItIs(t *testing.T) {
+func TestUnchangeableContainerd16IsLeftUnchanged(t *testing.T) {
 	const table = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\n"
 	refused(t, runtimes.Containerd16, map[string]struct{ config, says string }{
 		"runtimes as a list": {table + "  runtimes = []\n", `/etc/containerd/config\.toml:3:\d+: .*runtimes`},
@@ -129,7 +129,7 @@ func TestContainerd16ThatCannotBeChangedIsLeftAsItIs(t *testing.T) {
 	})
 }
 
-func TestDockerThatCannotBeChangedIsLeftAsItIs(t *testing.T) {
+func TestUnchangeableDockerIsLeftUnchanged(t *testing.T) {
 	refused(t, runtimes.Docker, map[string]struct{ config, says string }{
 		"no JSON":            {"{\n  \"debug\": false,,\n}\n", `/etc/docker/daemon\.json:2:\d+: `},
 		"cut off":            {"{\"runtimes\": {", `/etc/docker/daemon\.json:1:\d+: `},
@@ -139,7 +139,7 @@ func TestDockerThatCannotBeChangedIsLeftAsItIs(t *testing.T) {
 }
 
 // A directory, and a link to nothing, where a file should be.
-func TestWhatIsNoFileIsLeftAsItIs(t *testing.T) {
+func TestAnIrregularFileIsLeftUnchanged(t *testing.T) {
 	if !enter(t) {
 		return
 	}
@@ -176,9 +176,9 @@ func full(t *testing.T, dir string) (filler string) {
 	return filler
 }
 
-// A directory of the configuration that takes no file: one error that says so, nothing
-// half done; and once there is room, it is done.
-func TestWhatCannotBeWrittenIsNotHalfWritten(t *testing.T) {
+// A configuration directory that accepts no file gives one error and no partial change. Once there
+// is room, the change succeeds.
+func TestAFailedWriteLeavesNoPartialChange(t *testing.T) {
 	if !enter(t) {
 		return
 	}
@@ -208,8 +208,8 @@ func TestWhatCannotBeWrittenIsNotHalfWritten(t *testing.T) {
 	cycle(t, h, kind)
 }
 
-// A runtime that is not there, has ended, or does not answer is not touched.
-func TestARuntimeThatDoesNotAnswerIsLeftAsItIs(t *testing.T) {
+// A runtime that is missing, has ended, or does not respond is not touched.
+func TestAnUnresponsiveRuntimeIsLeftUnchanged(t *testing.T) {
 	if !enter(t) {
 		return
 	}
@@ -236,9 +236,8 @@ func TestARuntimeThatDoesNotAnswerIsLeftAsItIs(t *testing.T) {
 	cycle(t, h, kind)
 }
 
-// A handler's program is not taken from under a runtime that runs with the handler and
-// does not answer.
-func TestRestoreWaitsForARuntimeThatDoesNotAnswer(t *testing.T) {
+// A handler's program is not removed while a runtime runs with the handler and does not respond.
+func TestRestoreWaitsForAnUnresponsiveRuntime(t *testing.T) {
 	if !enter(t) {
 		return
 	}
@@ -259,8 +258,8 @@ func TestRestoreWaitsForARuntimeThatDoesNotAnswer(t *testing.T) {
 	ordinary(t, h)
 }
 
-// What counts is the runtime that answers, not a program of its name.
-func TestAProgramOnThePathSaysNothing(t *testing.T) {
+// Only a runtime that responds counts, not a program of its name.
+func TestAProgramOnThePathIsIgnored(t *testing.T) {
 	if !enter(t) {
 		return
 	}
@@ -274,8 +273,8 @@ func TestAProgramOnThePathSaysNothing(t *testing.T) {
 	require.NoFileExists(t, ran)
 }
 
-// Who restores need not know what the handler was called.
-func TestRestoreIsNotToldTheHandler(t *testing.T) {
+// Restoring does not require the handler's name.
+func TestRestoreNeedsNoHandlerName(t *testing.T) {
 	if !enter(t) {
 		return
 	}

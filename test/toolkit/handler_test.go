@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/docker"
 )
 
-// planners plan the configuration of each runtime that has one.
+// planners are the planning functions of the runtimes that have a configuration.
 var planners = map[runtimes.Kind]func(engine.Files, engine.Place, engine.Want) (engine.Plan, error){
 	runtimes.Containerd16: containerd.Plan,
 	runtimes.Containerd17: containerd.Plan,
@@ -23,7 +23,7 @@ var planners = map[runtimes.Kind]func(engine.Files, engine.Place, engine.Want) (
 	runtimes.Docker:       docker.Plan,
 }
 
-// plan is what has to be written for a runtime that runs to do what is wanted.
+// plan returns the changes that give a running runtime the wanted configuration.
 func plan(t *testing.T, h *runtimes.Host, kind runtimes.Kind, want engine.Want) engine.Plan {
 	t.Helper()
 	said, err := h.Status(t.Context())
@@ -40,7 +40,7 @@ func plan(t *testing.T, h *runtimes.Host, kind runtimes.Kind, want engine.Want) 
 	return planned
 }
 
-// write puts a plan's files onto the host.
+// write writes a plan's files to the host.
 func write(t *testing.T, p engine.Plan) {
 	t.Helper()
 	for _, item := range p.Items {
@@ -51,7 +51,7 @@ func write(t *testing.T, p engine.Plan) {
 	}
 }
 
-// install puts the handler where gpu-toolkit does, with settings.
+// install installs the handler where gpu-toolkit does, with settings.
 func install(t *testing.T, settings string) engine.Handler {
 	t.Helper()
 	const dir = "/usr/local/nvidia/toolkit"
@@ -61,9 +61,9 @@ func install(t *testing.T, settings string) engine.Handler {
 	return engine.Handler{Name: "nvidia", Program: dir + "/gpu-oci-runtime"}
 }
 
-// handlerAdded has a plan for the handler nvidia take effect on a configuration that
-// was written by hand: the runtime has it beside those that it had, and uses all. cdi
-// says that the runtime can resolve CDI names, too.
+// handlerAdded applies a plan for the handler nvidia to a configuration written by hand. The runtime
+// must have it beside its other handlers, and use all of them. cdi reports whether the runtime can
+// also resolve CDI names.
 func handlerAdded(t *testing.T, kind runtimes.Kind, cdi bool) {
 	if !enter(t) {
 		return
@@ -89,11 +89,11 @@ func handlerAdded(t *testing.T, kind runtimes.Kind, cdi bool) {
 	batch, err := h.Run(t.Context(), runtimes.Spec{Handler: "runc-batch", Args: []string{runtimes.Probe}})
 	require.NoError(t, err)
 	require.Equal(t, "done\n", batch)
-	handlerGives(t, h, "nvidia")
+	requireHandlerGPUs(t, h, "nvidia")
 }
 
-// handlerGives asks the handler for GPUs by the environment.
-func handlerGives(t *testing.T, h *runtimes.Host, handler string) {
+// requireHandlerGPUs requests GPUs from the handler through the environment.
+func requireHandlerGPUs(t *testing.T, h *runtimes.Host, handler string) {
 	t.Helper()
 	probe := []string{runtimes.Probe, "/dev/nvidia0", "/dev/nvidia1"}
 	for _, c := range []struct {
@@ -117,8 +117,8 @@ func handlerGives(t *testing.T, h *runtimes.Host, handler string) {
 	require.Equal(t, "/dev/nvidia0 missing\n/dev/nvidia1 missing\ndone\n", out, "another handler gives nothing")
 }
 
-// handlerRefuses lets a container ask for a GPU that has no leave to do so: it does not
-// start, and the reason is where people look for it.
+// handlerRefuses starts a container that requests a GPU without permission. It must not start, and
+// the reason must be where people look for it.
 func handlerRefuses(t *testing.T, kind runtimes.Kind, cdi bool) {
 	if !enter(t) {
 		return
@@ -129,7 +129,7 @@ func handlerRefuses(t *testing.T, kind runtimes.Kind, cdi bool) {
 	require.NoError(t, h.Restart(t.Context(), h.Unit()))
 	_, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe}})
 	require.ErrorContains(t, err, "accept-nvidia-visible-devices-envvar-when-unprivileged")
-	// Images of CUDA programs say so of themselves.
+	// Images of CUDA programs set this themselves.
 	out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, Args: []string{runtimes.Probe, "/dev/nvidia0"}})
 	require.NoError(t, err)
 	require.Equal(t, "/dev/nvidia0 missing\ndone\n", out)
@@ -163,12 +163,12 @@ func TestDockerHasAHandlerAdded(t *testing.T) {
 	handlerAdded(t, runtimes.Docker, true)
 }
 
-// Podman needs no configuration: it is told the runtime by its path.
-func TestPodmanTakesTheHandlerByItsPath(t *testing.T) {
+// Podman needs no configuration: it gets the runtime's path.
+func TestPodmanUsesTheHandlerByItsPath(t *testing.T) {
 	if !enter(t) {
 		return
 	}
 	h := start(t, runtimes.Podman)
 	gpuToolkit(t, "apply")
-	handlerGives(t, h, install(t, `{"accept-nvidia-visible-devices-envvar-when-unprivileged": true}`).Program)
+	requireHandlerGPUs(t, h, install(t, `{"accept-nvidia-visible-devices-envvar-when-unprivileged": true}`).Program)
 }

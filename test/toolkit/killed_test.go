@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/door/doortest"
 )
 
-// long asks for every sample instead of a few.
+// long selects every sample instead of a few.
 var long = os.Getenv("GPUREADY_LONG") != ""
 
 // victim is a host on which gpu-toolkit is killed.
@@ -28,14 +28,14 @@ type victim struct {
 	bare    runtimes.Status
 }
 
-// configFiles are the runtime's files, without their times.
+// configFiles returns the runtime's files without their times.
 func (v *victim) configFiles(t *testing.T) map[string]file {
 	t.Helper()
 	return contents(t, filepath.Dir(written[v.kind].path))
 }
 
-// to brings the host to where a command leaves it, and proves it.
-func (v *victim) to(t *testing.T, command string) {
+// bringTo runs a command to its end, and checks that the host is in its final state.
+func (v *victim) bringTo(t *testing.T, command string) {
 	t.Helper()
 	gpuToolkit(t, configuring(v.kind, command)...)
 	now := status(t, v.h)
@@ -53,18 +53,18 @@ func (v *victim) to(t *testing.T, command string) {
 	require.Empty(t, left)
 }
 
-// kill kills a command some time after its start, and says whether it had not ended.
+// kill kills a command some time after its start, and reports whether it was still running.
 func (v *victim) kill(t *testing.T, command string, after time.Duration) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), after)
 	defer cancel()
 	_ = program(ctx, t, configuring(v.kind, command)...).Run()
 	killed := ctx.Err() != nil
-	v.s.Wait() // systemd goes on with what it was asked for
+	v.s.Wait() // systemd completes its jobs
 	return killed
 }
 
-// starts proves that the runtime starts with what is on the disk.
+// starts checks that the runtime starts with the files on the disk.
 func (v *victim) starts(t *testing.T) {
 	t.Helper()
 	_ = v.h.Stop(t.Context())
@@ -72,7 +72,7 @@ func (v *victim) starts(t *testing.T) {
 	require.Subset(t, status(t, v.h).Handlers, v.bare.Handlers)
 }
 
-// took is how long a command takes from where the other leaves the host.
+// took returns how long a command takes after the other one.
 func (v *victim) took(t *testing.T, command string) time.Duration {
 	t.Helper()
 	start := time.Now()
@@ -80,9 +80,9 @@ func (v *victim) took(t *testing.T, command string) time.Duration {
 	return time.Since(start)
 }
 
-// killed has apply and restore killed at moments all over their run. After each the
-// runtime starts with what is on the disk, and both the next apply and the next restore
-// end where they always end.
+// killed kills apply and restore at moments spread over their run. After each kill the runtime must
+// start with the files on the disk, and the next apply and the next restore must reach their usual
+// final states.
 func killed(t *testing.T, kind runtimes.Kind, short, all int) {
 	t.Helper()
 	if !enter(t) {
@@ -98,7 +98,7 @@ func killed(t *testing.T, kind runtimes.Kind, short, all int) {
 	took := map[string]time.Duration{"apply": v.took(t, "apply")}
 	v.applied = v.configFiles(t)
 	took["restore"] = v.took(t, "restore")
-	v.to(t, "restore")
+	v.bringTo(t, "restore")
 	t.Logf("apply takes %v, restore %v", took["apply"], took["restore"])
 
 	random := rand.New(rand.NewPCG(1, uint64(len(kind))))
@@ -108,20 +108,20 @@ func killed(t *testing.T, kind runtimes.Kind, short, all int) {
 		if i%2 == 1 {
 			command, back = back, command
 		}
-		// One in each of as many parts of its time as there are kills.
+		// Stratify: one kill in each of as many intervals as there are kills.
 		at := (float64(i/2) + random.Float64()) / float64(max(kills/2, 1))
 		if v.kill(t, command, time.Duration(at*float64(took[command]))) {
 			hit[command]++
 		}
-		if i%4 < 2 { // else it goes on with a runtime that runs as it was left
+		if i%4 < 2 { // otherwise continue with the runtime as it was left
 			v.starts(t)
 		}
 		next := []string{command, back, command}
-		if i%8 >= 4 { // the other comes first
+		if i%8 >= 4 { // run the other command first
 			next = []string{back, command}
 		}
 		for _, n := range next {
-			v.to(t, n)
+			v.bringTo(t, n)
 		}
 		if t.Failed() {
 			t.Fatalf("%s killed after %.3f of its time", command, at)
@@ -130,7 +130,7 @@ func killed(t *testing.T, kind runtimes.Kind, short, all int) {
 	t.Logf("%d kills: %v before the end", kills, hit)
 	require.Positive(t, hit["apply"])
 	require.Positive(t, hit["restore"])
-	v.to(t, "restore")
+	v.bringTo(t, "restore")
 	ordinary(t, h)
 }
 

@@ -15,11 +15,10 @@ import (
 	"github.com/gpuready/gpuready/test/runtimes"
 )
 
-// allowed is a namespace whose workloads may ask.
+// allowed is a namespace whose workloads may request GPUs.
 const allowed = "team"
 
-// daemon runs gpu-toolkit until the end of the test, or until it is stopped as the kubelet
-// does that.
+// daemon runs gpu-toolkit until the end of the test, or until it is stopped as the kubelet does.
 func daemon(t *testing.T) (stop func()) {
 	t.Helper()
 	var out bytes.Buffer
@@ -41,7 +40,7 @@ func daemon(t *testing.T) (stop func()) {
 	return stop
 }
 
-// await waits until the toolkit's state says something.
+// await waits until the toolkit's state satisfies is.
 func await(t *testing.T, what string, is func(nodestate.Injection) bool) nodestate.Injection {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -60,19 +59,19 @@ func await(t *testing.T, what string, is func(nodestate.Injection) bool) nodesta
 	return *last.Toolkit.Injection
 }
 
-func answering(i nodestate.Injection) bool { return i.Working }
+func working(i nodestate.Injection) bool { return i.Working }
 
-// restart starts the runtime anew and waits until the toolkit is its plugin again.
+// restart restarts the runtime and waits until the toolkit is its plugin again.
 func restart(t *testing.T, h *runtimes.Host) nodestate.Injection {
 	t.Helper()
 	require.NoError(t, h.Stop(t.Context()))
 	await(t, "the runtime is gone", func(i nodestate.Injection) bool { return !i.Working })
 	require.NoError(t, h.Start(t.Context()))
-	return await(t, "the plugin is there after the runtime's restart", answering)
+	return await(t, "the plugin is there after the runtime's restart", working)
 }
 
-// sees is what a container sees that asks for GPUs by its environment.
-func sees(t *testing.T, h *runtimes.Host, namespace, visible string) (string, error) {
+// visibleIn runs a container that requests GPUs by its environment, and returns what it sees.
+func visibleIn(t *testing.T, h *runtimes.Host, namespace, visible string) (string, error) {
 	t.Helper()
 	return h.Run(t.Context(), runtimes.Spec{
 		Namespace: namespace, Env: []string{"NVIDIA_VISIBLE_DEVICES=" + visible},
@@ -85,27 +84,27 @@ const (
 	another = "/dev/nvidia0 missing\n/dev/nvidia1 there\ndone\n"
 )
 
-// The configuration of the runtime says nothing of GPUs.
+// The runtime's configuration does not mention GPUs.
 func TestContainerd2NRIGivesWorkloadsTheGPUsThatTheyName(t *testing.T) {
-	nriGives(t, runtimes.Containerd2, "")
+	requireNRI(t, runtimes.Containerd2, "")
 }
 
-// An older runtime, of which NRI has to be turned on, and whose CDI is off.
+// An older runtime: NRI has to be enabled, and CDI is off.
 func TestContainerd17NRIGivesWorkloadsTheGPUsThatTheyName(t *testing.T) {
-	nriGives(t, runtimes.Containerd17, "\n[plugins.\"io.containerd.nri.v1.nri\"]\n  disable = false\n")
+	requireNRI(t, runtimes.Containerd17, "\n[plugins.\"io.containerd.nri.v1.nri\"]\n  disable = false\n")
 }
 
-func nriGives(t *testing.T, kind runtimes.Kind, more string) {
+func requireNRI(t *testing.T, kind runtimes.Kind, more string) {
 	if !enter(t) {
 		return
 	}
 	h := startWith(t, kind, map[string]string{written[kind].path: hand(t, kind) + more})
 	stop := daemon(t)
-	await(t, "the plugin is there", answering)
+	await(t, "the plugin is there", working)
 
 	gets := func(namespace, visible, want string) {
 		t.Helper()
-		out, err := sees(t, h, namespace, visible)
+		out, err := visibleIn(t, h, namespace, visible)
 		require.NoError(t, err)
 		require.Equal(t, want, out)
 	}
@@ -119,7 +118,7 @@ func nriGives(t *testing.T, kind runtimes.Kind, more string) {
 	})
 	require.NoError(t, err)
 	require.Equal(t, another, out)
-	_, err = sees(t, h, allowed, "42")
+	_, err = visibleIn(t, h, allowed, "42")
 	require.ErrorContains(t, err, `there is no GPU "42" on this node; there are 0, 1,`)
 	out, err = h.Run(t.Context(), runtimes.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{runtimes.Vectoradd}})
 	require.NoError(t, err)
@@ -136,7 +135,7 @@ func nriGives(t *testing.T, kind runtimes.Kind, more string) {
 	restart(t, h)
 	gets(allowed, "1", another)
 
-	// What comes while no toolkit is there runs without, and is reported afterwards.
+	// Containers that start without a toolkit run without GPUs, and are reported afterwards.
 	stop()
 	gets(allowed, "1", neither)
 	remove, err := h.Keep(t.Context(), runtimes.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "wait"}})
@@ -158,8 +157,8 @@ func nriGives(t *testing.T, kind runtimes.Kind, more string) {
 	require.NoError(t, elsewhere(t.Context()))
 }
 
-// What docs/toolkit-nri.md says of a plugin that is required.
-func TestContainerd2RequiresThePluginWherePodsSaySo(t *testing.T) {
+// Checks docs/toolkit-nri.md about a required plugin.
+func TestContainerd2RequiresThePluginForAnnotatedPods(t *testing.T) {
 	if !enter(t) {
 		return
 	}
@@ -173,7 +172,7 @@ func TestContainerd2RequiresThePluginWherePodsSaySo(t *testing.T) {
 	require.ErrorContains(t, err, "gpuready")
 	ordinary(t, h)
 	daemon(t)
-	await(t, "the plugin is there", answering)
+	await(t, "the plugin is there", working)
 	out, err := h.Run(t.Context(), careful)
 	require.NoError(t, err)
 	require.Equal(t, another, out)

@@ -25,7 +25,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
-// imagined is a containerd that takes in whatever is on the disk.
+// imagined is a containerd that accepts any file on the disk.
 type imagined struct {
 	root    *host.Root
 	version string
@@ -50,7 +50,7 @@ func (i *imagined) Restart(context.Context, []engine.Edit) (string, error) {
 	return "restarted", nil
 }
 
-// read takes the handlers in that the files name.
+// read reads the handlers that the files name.
 func (i *imagined) read() {
 	i.runs = []string{"runc", "runc-batch"}
 	for _, name := range []string{"/etc/containerd/config.toml", "/etc/containerd/conf.d/99-gpuready.toml"} {
@@ -61,7 +61,7 @@ func (i *imagined) read() {
 	}
 }
 
-// machine is a host in a directory, in which the power can go.
+// machine is a host in a directory whose power can fail.
 type machine struct {
 	*setup.Toolkit
 	runtime *imagined
@@ -71,7 +71,7 @@ type machine struct {
 func openMachine(t *testing.T, dir, version string) machine {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), setup.ShimName)
-	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755)) // it is written often, and not run
+	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755)) // written often, never run
 	tk, err := setup.New(setup.Config{
 		HostRoot: dir, DriverRoot: "/", DevRoot: "/", CDIDir: "/var/run/cdi", InstallDir: "/usr/local/nvidia/toolkit",
 		StateDir: "/run/nvidia/gpuready", Configure: true, Handler: "nvidia", Shim: settings.Default(), ShimProgram: program,
@@ -108,7 +108,7 @@ func (m machine) restore(ctx context.Context) error {
 	return err
 }
 
-// bootID makes a machine that was started for the n-th time.
+// bootID writes the boot ID of the n-th boot.
 func bootID(t *testing.T, dir string, n int) {
 	t.Helper()
 	at := filepath.Join(dir, "proc/sys/kernel/random")
@@ -116,7 +116,7 @@ func bootID(t *testing.T, dir string, n int) {
 	require.NoError(t, os.WriteFile(filepath.Join(at, "boot_id"), fmt.Appendf(nil, "0f0e0d0c-0b0a-4909-8807-%012d\n", n), 0o644))
 }
 
-// config are the files of containerd below a directory, by path.
+// config returns containerd's files below a directory, by path.
 func config(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -126,10 +126,9 @@ func config(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// outage has the power go at each step of an apply and of a restore. Each distinct
-// state of the configuration that this can leave is given to the real containerd, which
-// has to take it with all handlers that were there before; and from each tree an apply,
-// and a restore, have to end where they always end.
+// outage simulates a power failure at each step of an apply and of a restore. The real containerd
+// must start with each distinct resulting configuration, and keep all earlier handlers. From each
+// tree, an apply and a restore must reach their usual final states.
 func outage(t *testing.T, kind runtimes.Kind, version string) {
 	t.Helper()
 	if !enter(t) {
@@ -193,7 +192,7 @@ func outage(t *testing.T, kind runtimes.Kind, version string) {
 	accepted(t, kind, states)
 }
 
-// accepted has the real containerd start with each state of its configuration.
+// accepted starts the real containerd with each state of its configuration.
 func accepted(t *testing.T, kind runtimes.Kind, states map[string]map[string]string) {
 	t.Helper()
 	h := runtimes.New(t, runtimes.Options{Kind: kind})

@@ -23,10 +23,10 @@ import (
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
 
-// TestRealLibrariesReachAContainer has the toolkit look for NVIDIA's own user space in a
-// driver root, as Debian's packages have it, and a container be given that. There is no
-// driver in the kernel, so NVML lists no GPU: the one in the specification is made up, its
-// device nodes lead nowhere, and the programs in the container say so in NVIDIA's words.
+// TestRealLibrariesReachAContainer has the toolkit find NVIDIA's own user space in a driver root laid
+// out by Debian's packages, and gives it to a container. There is no driver in the kernel, so NVML
+// lists no GPU. The GPU in the specification is invented and its device nodes lead nowhere, which the
+// programs in the container report in NVIDIA's words.
 func TestRealLibrariesReachAContainer(t *testing.T) {
 	if os.Getenv("GPUREADY_REAL_DRIVER") == "" {
 		t.Skip("make e2e-driver-real fetches NVIDIA's own driver")
@@ -92,8 +92,8 @@ func TestRealLibrariesReachAContainer(t *testing.T) {
 	require.Contains(t, said, "CUDA_ERROR_NO_DEVICE")
 }
 
-// driverRootOf puts what packages have into the node's driver root, and returns the driver's
-// version. Debian's alternatives would make the link.
+// driverRootOf installs the files of packages in the node's driver root, and returns the driver's
+// version. It makes the link that Debian's alternatives would make.
 func driverRootOf(t *testing.T, packages string) (version string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -107,8 +107,7 @@ func driverRootOf(t *testing.T, packages string) (version string) {
 	return strings.TrimPrefix(filepath.Base(found[0]), "libcuda.so.")
 }
 
-// writeSpecs writes the CDI specifications that the toolkit makes of the driver root and a
-// snapshot.
+// writeSpecs writes the toolkit's CDI specifications for the driver root and a snapshot.
 func writeSpecs(t *testing.T, version, uuid string, in spec.Input) {
 	t.Helper()
 	const hook = "/usr/local/nvidia/toolkit/gpu-cdi-hook"
@@ -117,7 +116,7 @@ func writeSpecs(t *testing.T, version, uuid string, in spec.Input) {
 	require.NoError(t, os.MkdirAll(filepath.Dir(hook), 0o755))
 	require.NoError(t, built.WriteProgram(hook, program, 0o755))
 	for _, n := range []devices.Node{{Path: "/dev/nvidiactl", Major: 195, Minor: 255}, {Path: "/dev/nvidia0", Major: 195}, {Path: "/dev/nvidia-uvm", Major: 511}} {
-		_ = os.Remove(n.Path) // NVIDIA's libraries make some as soon as they are asked
+		_ = os.Remove(n.Path) // NVIDIA's libraries create some when they are called
 		require.NoError(t, unix.Mknod(n.Path, unix.S_IFCHR|0o666, int(unix.Mkdev(n.Major, n.Minor))))
 		in.Nodes = append(in.Nodes, n)
 	}

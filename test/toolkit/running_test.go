@@ -27,7 +27,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/door/doortest"
 )
 
-// staying starts a container that stays, and returns its process.
+// staying starts a container that keeps running, and returns its process.
 func staying(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string) {
 	t.Helper()
 	s.Args = []string{runtimes.Probe, "wait", t.Name()}
@@ -35,7 +35,7 @@ func staying(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string) {
 	return processOf(t, s)
 }
 
-// kept starts a container that stays until it is removed, and returns its process.
+// kept starts a container that runs until it is removed, and returns its process.
 func kept(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string, remove func(context.Context) error) {
 	t.Helper()
 	s.Args = []string{runtimes.Probe, "wait", t.Name()}
@@ -61,7 +61,7 @@ func processOf(t *testing.T, s runtimes.Spec) (pid string) {
 	return pid
 }
 
-// born is when a process was started, in ticks; "" if there is none (proc(5), stat).
+// born returns the start time of a process in ticks, or "" (proc(5), stat).
 func born(t *testing.T, pid string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
@@ -72,8 +72,8 @@ func born(t *testing.T, pid string) string {
 	return strings.Fields(string(after))[19]
 }
 
-// losing is a systemd whose first restart starts the runtime with the configuration
-// that is written and without a handler of somebody else's.
+// losing is a systemd whose first restart starts the runtime with the new configuration, but without
+// a third party's handler.
 func losing(t *testing.T, h *runtimes.Host, path, from, to string) *doortest.Systemd {
 	t.Helper()
 	restarts := 0
@@ -93,7 +93,7 @@ func losing(t *testing.T, h *runtimes.Host, path, from, to string) *doortest.Sys
 		}
 		acted := h.Act(unit, verb)
 		for acted == nil && slices.Contains(status(t, h).Handlers, "runc-batch") {
-			time.Sleep(tick) // a reload is not waited for by anybody
+			time.Sleep(tick) // nothing waits for a reload
 		}
 		if err := os.WriteFile(path, data, 0o644); err != nil {
 			return err
@@ -105,8 +105,8 @@ func losing(t *testing.T, h *runtimes.Host, path, from, to string) *doortest.Sys
 	return s
 }
 
-// keepsRunning has a container that runs before stay what it is through a rollback, an
-// apply and a restore, though the runtime is restarted each time.
+// keepsRunning checks that a running container is unaffected by a rollback, an apply and a restore,
+// although the runtime is restarted each time.
 func keepsRunning(t *testing.T, kind runtimes.Kind, restarts int, from, to string) {
 	t.Helper()
 	if !enter(t) {
@@ -153,19 +153,18 @@ func TestDockerKeepsContainersThroughARollback(t *testing.T) {
 	keepsRunning(t, runtimes.Docker, 4, `"runc-batch"`, `"batch"`)
 }
 
-// systemctl daemon-reload has systemd write the device rules of its units anew. It knows
-// the devices of a container's scope as /dev/char/MAJOR:MINOR, as the OCI runtime gave
-// them to it (DeviceAllow=), and looks there which device that is: without the link it
-// leaves the rule out, and a container that runs loses its GPU ("Failed to initialize
-// NVML: Unknown Error"). There is no systemd here, so what can be shown is that each
-// device that a container is given has its link.
-func TestEachDeviceThatIsGivenHasItsLink(t *testing.T) {
+// systemctl daemon-reload makes systemd rewrite the device rules of its units. It knows the devices of
+// a container's scope as /dev/char/MAJOR:MINOR, as the OCI runtime passed them (DeviceAllow=), and
+// resolves them there. Without the link it drops the rule, and a running container loses its GPU
+// ("Failed to initialize NVML: Unknown Error"). There is no systemd here, so the test only shows
+// that each device of a container has its link.
+func TestEachInjectedDeviceHasItsLink(t *testing.T) {
 	if !enter(t) {
 		return
 	}
 	start(t, runtimes.Containerd2)
 	gpuToolkit(t, "apply")
-	nodes := given(t)
+	nodes := specDevices(t)
 	require.Greater(t, len(nodes), 4)
 	for _, node := range nodes {
 		var is, linked unix.Stat_t
@@ -179,11 +178,10 @@ func TestEachDeviceThatIsGivenHasItsLink(t *testing.T) {
 	gpuToolkit(t, "restore")
 }
 
-// What systemd does of that in a hierarchy of version 1: it forbids a container's group
-// all devices and allows those again that the OCI runtime told it of, which are the
-// linux.resources.devices of the container's configuration. A GPU that was let in behind
-// the runtime's back is lost then; ours is in there.
-func TestAGPUStaysWhenDeviceRulesAreWrittenAnew(t *testing.T) {
+// What systemd then does in a hierarchy of version 1: it forbids a container's group all devices, then
+// allows those that the OCI runtime passed, which are the linux.resources.devices of the container's
+// configuration. A GPU that was added behind the runtime's back is lost then; ours is listed there.
+func TestAGPUStaysWhenDeviceRulesAreRewritten(t *testing.T) {
 	if !enter(t) {
 		return
 	}
@@ -201,19 +199,19 @@ func TestAGPUStaysWhenDeviceRulesAreWrittenAnew(t *testing.T) {
 		require.NotErrorIs(t, openIn(t, group, gpu), unix.EPERM, name)
 
 		rules := deviceRules(t, pid)
-		forget(t, group, rules, func(r oci.LinuxDeviceCgroup) bool { return r.Major != nil && *r.Major == nvidiaMajor })
+		rewriteRules(t, group, rules, func(r oci.LinuxDeviceCgroup) bool { return r.Major != nil && *r.Major == nvidiaMajor })
 		require.ErrorIs(t, openIn(t, group, gpu), unix.EPERM, "without its rules")
-		forget(t, group, rules, func(oci.LinuxDeviceCgroup) bool { return false })
+		rewriteRules(t, group, rules, func(oci.LinuxDeviceCgroup) bool { return false })
 		require.NotErrorIs(t, openIn(t, group, gpu), unix.EPERM, name)
 		require.NoError(t, remove(t.Context()))
 	}
 	gpuToolkit(t, configuring(kind, "restore")...)
 }
 
-// nvidiaMajor is of /dev/nvidia0 and /dev/nvidiactl.
+// nvidiaMajor is the major number of /dev/nvidia0 and /dev/nvidiactl.
 const nvidiaMajor = 195
 
-// deviceGroup is the folder of a process in the hierarchy of devices.
+// deviceGroup returns the folder of a process in the hierarchy of devices.
 func deviceGroup(t *testing.T, pid string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("/proc", pid, "cgroup"))
@@ -227,7 +225,7 @@ func deviceGroup(t *testing.T, pid string) string {
 	return ""
 }
 
-// openIn opens a device as a member of a group does, and says how that ended.
+// openIn opens a device as a member of a group, and returns the error.
 func openIn(t *testing.T, group, path string) error {
 	t.Helper()
 	own := deviceGroup(t, "self")
@@ -248,7 +246,7 @@ func openIn(t *testing.T, group, path string) error {
 	return err
 }
 
-// deviceRules are those of the configuration with which a container was created.
+// deviceRules returns the rules of the configuration with which a container was created.
 func deviceRules(t *testing.T, pid string) []oci.LinuxDeviceCgroup {
 	t.Helper()
 	bundles, err := filepath.Glob("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*")
@@ -267,8 +265,8 @@ func deviceRules(t *testing.T, pid string) []oci.LinuxDeviceCgroup {
 	return nil
 }
 
-// forget writes the rules of a group anew, without some.
-func forget(t *testing.T, group string, rules []oci.LinuxDeviceCgroup, without func(oci.LinuxDeviceCgroup) bool) {
+// rewriteRules rewrites the rules of a group, without some.
+func rewriteRules(t *testing.T, group string, rules []oci.LinuxDeviceCgroup, without func(oci.LinuxDeviceCgroup) bool) {
 	t.Helper()
 	write := func(file, rule string) {
 		require.NoError(t, os.WriteFile(filepath.Join(group, file), []byte(rule), 0), rule)
@@ -287,8 +285,8 @@ func forget(t *testing.T, group string, rules []oci.LinuxDeviceCgroup, without f
 	}
 }
 
-// given are the host's paths of all devices of our specifications.
-func given(t *testing.T) []string {
+// specDevices returns the host's paths of all devices of our specifications.
+func specDevices(t *testing.T) []string {
 	t.Helper()
 	root, err := host.Open("/")
 	require.NoError(t, err)

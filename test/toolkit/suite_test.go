@@ -1,5 +1,5 @@
-// Package toolkit plays what operators have and do on real container runtimes:
-// configurations written by hand, and what gpu-toolkit makes of them.
+// Package toolkit tests gpu-toolkit on real container runtimes, with configurations written by hand
+// and the actions of operators.
 package toolkit
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/gpuready/gpuready/test/runtimes"
 )
 
-// written is where each runtime's configuration is, and the file of testdata with one
-// that was written by hand.
+// written maps each runtime to the path of its configuration and to a file of testdata with one that
+// was written by hand.
 var written = map[runtimes.Kind]struct{ path, file string }{
 	runtimes.Containerd16: {"/etc/containerd/config.toml", "containerd-1.6.toml"},
 	runtimes.Containerd17: {"/etc/containerd/config.toml", "containerd-1.7.toml"},
@@ -25,7 +25,7 @@ var written = map[runtimes.Kind]struct{ path, file string }{
 	runtimes.Docker:       {"/etc/docker/daemon.json", "daemon.json"},
 }
 
-// byHand is the configuration that somebody wrote by hand.
+// byHand returns the configuration that was written by hand.
 func byHand(t *testing.T, kind runtimes.Kind) map[string][]byte {
 	t.Helper()
 	w, ok := written[kind]
@@ -37,7 +37,7 @@ func byHand(t *testing.T, kind runtimes.Kind) map[string][]byte {
 	return map[string][]byte{w.path: data}
 }
 
-// enter lets the rest of a test run inside a node; see node.Enter.
+// enter runs the rest of a test inside a node; see node.Enter.
 func enter(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(variable) == "" {
@@ -55,8 +55,7 @@ func start(t *testing.T, kind runtimes.Kind) *runtimes.Host {
 	return runtimes.Start(t, runtimes.Options{Kind: kind, Config: byHand(t, kind), GPUs: "h100-sxm"})
 }
 
-// gpuToolkit runs gpu-toolkit against the host, as its DaemonSet does, and returns what
-// it printed.
+// gpuToolkit runs gpu-toolkit against the host, as its DaemonSet does, and returns its output.
 func gpuToolkit(t *testing.T, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -67,7 +66,7 @@ func gpuToolkit(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// ordinary runs a container that wants nothing.
+// ordinary runs a container without special requests.
 func ordinary(t *testing.T, h *runtimes.Host) {
 	t.Helper()
 	out, err := h.Run(t.Context(), runtimes.Spec{Args: []string{runtimes.Probe, "/dev/null", "/dev/nvidia0", "/bin/probe", "NVIDIA_VISIBLE_DEVICES="}})

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/test/runtimes"
 )
 
-// file is what there is to know of a file.
+// file holds all properties of a file.
 type file struct {
 	mode    fs.FileMode
 	content string // of a text; else its SHA-256
@@ -23,7 +23,7 @@ type file struct {
 	inode   uint64
 }
 
-// files are all files below directories of the host.
+// files returns all files below directories of the host.
 func files(t *testing.T, dirs ...string) map[string]file {
 	t.Helper()
 	all := map[string]file{}
@@ -51,7 +51,7 @@ func files(t *testing.T, dirs ...string) map[string]file {
 	return all
 }
 
-// contents is the same without what a file that is written again cannot keep.
+// contents is like files, without the properties that a rewritten file cannot keep.
 func contents(t *testing.T, dirs ...string) map[string]file {
 	t.Helper()
 	all := files(t, dirs...)
@@ -61,7 +61,7 @@ func contents(t *testing.T, dirs ...string) map[string]file {
 	return all
 }
 
-// whole has the program do all: plan, apply, verify, again, restore.
+// whole runs all commands: plan, apply, verify, both again, restore.
 func whole(t *testing.T, kind runtimes.Kind, args ...string) {
 	if !enter(t) {
 		return
@@ -86,7 +86,7 @@ func whole(t *testing.T, kind runtimes.Kind, args ...string) {
 	require.ElementsMatch(t, append(was.Handlers, "nvidia"), now.Handlers)
 	require.Equal(t, was.Default, now.Default)
 	ordinary(t, h)
-	handlerGives(t, h, "nvidia")
+	requireHandlerGPUs(t, h, "nvidia")
 	gpuToolkit(t, with("verify")...)
 	require.Contains(t, gpuToolkit(t, with("status")...), "gpu-oci-runtime.json")
 

@@ -9,9 +9,8 @@ import (
 	"github.com/gpuready/gpuready/test/runtimes"
 )
 
-// writtenByHand starts a runtime with a configuration full of comments, registries,
-// other runtimes and odd spacing, lets it say what it has read, and run a container
-// before and after a restart.
+// writtenByHand starts a runtime with a configuration full of comments, registries, other runtimes and
+// odd spacing. It checks what the runtime reports, and runs a container before and after a restart.
 func writtenByHand(t *testing.T, kind runtimes.Kind, version string, cdi bool) {
 	if !enter(t) {
 		return
@@ -33,18 +32,18 @@ func writtenByHand(t *testing.T, kind runtimes.Kind, version string, cdi bool) {
 	}
 }
 
-func TestContainerd16ReadsWhatIsWrittenByHand(t *testing.T) {
+func TestContainerd16ReadsAHandWrittenConfig(t *testing.T) {
 	writtenByHand(t, runtimes.Containerd16, "1.6.20", false)
 }
 
-func TestContainerd17ReadsWhatIsWrittenByHand(t *testing.T) {
+func TestContainerd17ReadsAHandWrittenConfig(t *testing.T) {
 	writtenByHand(t, runtimes.Containerd17, "1.7.24", true)
 }
 
-func TestContainerd2ReadsWhatIsWrittenByHand(t *testing.T) {
+func TestContainerd2ReadsAHandWrittenConfig(t *testing.T) {
 	writtenByHand(t, runtimes.Containerd2, "2.", true)
 }
 
-func TestDockerReadsWhatIsWrittenByHand(t *testing.T) {
+func TestDockerReadsAHandWrittenConfig(t *testing.T) {
 	writtenByHand(t, runtimes.Docker, "29.0.0-moby-v2", true)
 }

@@ -1,6 +1,6 @@
-// Fakedaemon stands in for a daemon of NVIDIA's driver that forks and leaves a PID file:
-// it goes by the name that it is called by. Where the file /usr/share/fail is there it ends with an
-// error instead.
+// Fakedaemon stands in for a daemon of NVIDIA's driver that forks and leaves a PID file. The name by
+// which it is called selects the daemon. If the file /usr/share/fail exists, it ends with an error
+// instead.
 package main
 
 import (
@@ -41,7 +41,7 @@ func main() {
 	}
 }
 
-// serve is the daemon that stays.
+// serve is the body of the daemon.
 func serve(pidFile string) {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGTERM)

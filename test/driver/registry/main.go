@@ -1,5 +1,5 @@
-// Command registry is a container registry in memory, for a machine without a network. It has
-// one image, "driver:base".
+// Command registry is a container registry in memory, for a machine without a network. It has one
+// image, "driver:base".
 package main
 
 import (
