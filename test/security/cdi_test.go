@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// greedyImage is an image that asks for another vendor's device beside a GPU.
+// greedyImage is an image that requests another vendor's device in addition to a GPU.
 const greedyImage = "docker.io/library/greedy:v1"
 
 func greedy() image.Image {
@@ -30,8 +30,8 @@ devices:
     deviceNodes: [{path: /dev/stolen, hostPath: /dev/full}]
 `
 
-// In a namespace that may ask for GPUs, neither an image nor a pod gets another device,
-// nor all GPUs by another spelling of it, nor more than the kubelet has given.
+// workloadsGetGPUsAlone checks that in a namespace that may request GPUs, neither an image nor a pod
+// gets another device, all GPUs by another spelling, or more than the kubelet has allocated.
 func workloadsGetGPUsAlone(t *testing.T, n *node) {
 	const (
 		toolkit = "nvidia-container-toolkit-daemonset"
@@ -103,7 +103,7 @@ func workloadsGetGPUsAlone(t *testing.T, n *node) {
 	require.Len(t, gpuNodes(out), 1, "the kubelet has decided")
 }
 
-// gpuNodes returns the device nodes of GPUs, and of what manages them, in a list.
+// gpuNodes returns the device nodes of GPUs, and the management nodes, in a list.
 func gpuNodes(list string) (nodes []string) {
 	for line := range strings.FieldsSeq(list) {
 		if strings.HasPrefix(line, "/dev/nvidia") && line != "/dev/nvidiactl" && !strings.HasPrefix(line, "/dev/nvidia-uvm") && line != "/dev/nvidia-modeset" {

@@ -13,8 +13,8 @@ import (
 	testnode "github.com/gpuready/gpuready/test/node"
 )
 
-// hidingImage has links by which a volume is placed on /etc, and one in whose place another
-// volume then comes, so that nobody sees any more how that happened.
+// hidingImage has links that place a volume on /etc, and one that another volume then hides, so that
+// the cause is no longer visible.
 const hidingImage = "docker.io/library/hiding:v1"
 
 func buildHidingImage(t *testing.T) string {
@@ -29,9 +29,9 @@ func buildHidingImage(t *testing.T) string {
 	})
 }
 
-// hookWritesThroughAVolume has a folder of the host for the container's /etc, where the hooks
-// of a GPU's container put what its loader reads. They may refuse to start the container, and
-// then say why; the folder is as it was in either case.
+// hookWritesThroughAVolume mounts a host folder as the container's /etc, where the hooks of a GPU's
+// container write the loader's files. The hooks may refuse to start the container with a reason. The
+// folder must be unchanged in either case.
 func hookWritesThroughAVolume(t *testing.T, n *node) {
 	const folder = "/var/lib/hook-attack"
 	at := n.hostPath(folder)
@@ -63,7 +63,7 @@ func hookWritesThroughAVolume(t *testing.T, n *node) {
 	}
 }
 
-// content returns what is in the files below dir.
+// content returns the content of the files below dir.
 func content(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}

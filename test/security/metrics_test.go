@@ -19,8 +19,8 @@ done
 wait
 echo done`
 
-// metricsPortsAreFlooded opens more connections to the agents' metrics ports than they
-// serve. No agent is restarted, each goes on answering its probes, and all GPUs stay.
+// metricsPortsAreFlooded opens more connections to the agents' metrics ports than they serve. No agent
+// may restart, each must still answer its probes, and all GPUs must stay.
 func metricsPortsAreFlooded(t *testing.T, n *node) {
 	agent := func(app string) *corev1.Pod {
 		pods, err := n.World.Client.CoreV1().Pods(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{LabelSelector: "app=" + app})

@@ -22,8 +22,8 @@ import (
 
 const driverRoot = "/run/nvidia/driver"
 
-// writable lists the mounts of each agent that may be written to. Those of the host have
-// a reason in docs/install.md; the others are the container's own.
+// writable lists the writable mounts of each agent. Those of the host have a reason in
+// docs/install.md; the others belong to the container.
 var writable = map[string][]string{
 	"gpu-device-plugin": {"/var/lib/kubelet/device-plugins", "/run/nvidia/gpuready/deviceplugin"},
 	"gpu-validator":     {"/run/nvidia/validations", "/run/nvidia/gpuready/validator"},
@@ -31,21 +31,21 @@ var writable = map[string][]string{
 	"gpu-toolkit": {"/host/dev", "/host/run/cdi", "/host/run/nvidia/gpuready/toolkit", "/host/usr/local/nvidia/toolkit", "/host" + driverRoot},
 }
 
-// own lists what a runtime gives each container of its own, and what of /proc a test's
-// node has of its own. /proc of a container that is not privileged has read-only mounts in it.
+// own lists the mounts that a runtime gives each container, and the mounts in /proc of a test's node. An
+// unprivileged container's /proc has read-only mounts in it.
 var own = []string{
 	"/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/termination-log", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf",
 	"/sys/fs/cgroup", "/proc/sys/kernel/random/boot_id", "/proc/devices", "/proc/modules",
 }
 
-// privileged matches what a privileged container has of its own besides: its /sys, and its
-// own root file system as it is seen through the host's.
+// privileged matches the additional mounts of a privileged container: its /sys, and its own root file
+// system as seen through the host's.
 var privileged = regexp.MustCompile(`^/sys(/.*)?$|^/host/run/containerd/[^/]+/k8s\.io/[0-9a-f]{64}/rootfs(/.*)?$`)
 
-// agentsWriteNothingElse goes in by an agent that was taken over: root in its mount
-// namespace, with every capability, tries to write what the agent can see of the host. The
-// driver is there before the agents, has file systems mounted in its root, gets another
-// one while they run, and is replaced by another driver.
+// agentsWriteNothingElse attacks from a compromised agent: root in its mount namespace, with every
+// capability, tries to write everything of the host that the agent can see. The driver exists before
+// the agents, has file systems mounted in its root, gets another one while they run, and is replaced
+// by another driver.
 func agentsWriteNothingElse(t *testing.T, n *node) {
 	const library = driverRoot + "/usr/lib"
 	onNode := func(name string, args ...string) {
@@ -109,8 +109,8 @@ func (n *node) recreate(t *testing.T, app string) {
 	n.World.Ready(t, e2e.Namespace, app)
 }
 
-// inside returns where this process sees a path of each running container whose program
-// has that name.
+// inside returns the paths under which this process sees a path of each running container whose
+// program has that name.
 func (n *node) inside(program string) ([]string, error) {
 	all, err := filepath.Glob(n.hostPath("/proc/[0-9]*/cmdline"))
 	if err != nil {
@@ -118,7 +118,7 @@ func (n *node) inside(program string) ([]string, error) {
 	}
 	var found []string
 	for _, file := range all {
-		// A program that executed itself anew keeps its first argument, not its name.
+		// A program that executed itself again keeps its first argument, but not its name.
 		if line, err := os.ReadFile(file); err == nil && filepath.Base(strings.SplitN(string(line), "\x00", 2)[0]) == program {
 			found = append(found, filepath.Dir(file))
 		}
@@ -129,7 +129,7 @@ func (n *node) inside(program string) ([]string, error) {
 	return found, nil
 }
 
-// refuses objects unless a file of an agent cannot be written to for its mount's sake.
+// refuses returns an error unless the mount of an agent's file is what forbids writing it.
 func (n *node) refuses(program, path string) error {
 	processes, err := n.inside(program)
 	if err != nil {
@@ -147,8 +147,8 @@ func (n *node) refuses(program, path string) error {
 	return nil
 }
 
-// tryWriting tries each file and folder of the driver that an agent sees, and compares
-// all of its mounts that are writable with the list.
+// tryWriting tries to write each file and folder of the driver that an agent sees, and compares all its
+// writable mounts with the list.
 func (n *node) tryWriting(t *testing.T, when, library string) {
 	t.Helper()
 	for program, listed := range writable {
@@ -187,8 +187,8 @@ func (n *node) tryWriting(t *testing.T, when, library string) {
 		}
 		n.World.Until(t, program+" sees "+when, try)
 		if program == "gpu-toolkit" && len(written) > 0 {
-			// What the host mounts arrives writable, and the toolkit makes it read-only at the
-			// kernel's notice: a pod that starts now mounts its /dev/shm.
+			// New mounts of the host arrive writable, and the toolkit makes them read-only when the kernel notifies
+			// it: a pod that starts now mounts its /dev/shm.
 			require.Eventually(t, func() bool { return try() == nil && len(written) == 0 }, 10*time.Second, 50*time.Millisecond,
 				"%s, %s: it leaves writable %q", program, when, written)
 		}
@@ -208,8 +208,8 @@ func (n *node) tryWriting(t *testing.T, when, library string) {
 	}
 }
 
-// openAll opens for writing each file below a folder, and makes one in each folder. It
-// returns how many it tried, and in which it did not meet a read-only mount.
+// openAll opens each file below a folder for writing, and creates one in each folder. It returns the
+// number of attempts, and those that did not fail with a read-only mount.
 func openAll(root, folder string) (tried int, opened []string, err error) {
 	err = filepath.WalkDir(filepath.Join(root, folder), func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -242,8 +242,8 @@ func openAll(root, folder string) (tried int, opened []string, err error) {
 	return tried, opened, err
 }
 
-// writableMounts returns where a process has mounts that are not read-only, by themselves
-// and by their file system. Files that a runtime hides behind /dev/null are left out.
+// writableMounts returns the mount points of a process where neither the mount nor its file system is
+// read-only. It leaves out files that a runtime hides behind /dev/null.
 func writableMounts(mountinfo string) ([]string, error) {
 	data, err := os.ReadFile(mountinfo)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// fillAndRemove does as root of a container what a client of MPS could do to harm the
-// host or its neighbours.
+// fillAndRemove does, as a container's root, what an MPS client could do to harm the host or its
+// neighbours.
 const fillAndRemove = `
 d=$CUDA_MPS_PIPE_DIRECTORY
 i=0; while [ $i -lt 600 ]; do echo x > $d/file$i; i=$((i+1)); done 2>/dev/null
@@ -28,8 +28,8 @@ i=0; while [ $i -lt 20000 ]; do echo > /dev/shm/file$i || break; i=$((i+1)); don
 echo tried everything
 `
 
-// mpsClientFillsAndRemoves shares the GPUs by MPS for a while: what one client does
-// leaves the host's /run as it was, and the other clients go on and connect anew.
+// mpsClientFillsAndRemoves shares the GPUs by MPS for a while. One client's actions must leave the
+// host's /run unchanged, and the other clients must continue and reconnect.
 func mpsClientFillsAndRemoves(t *testing.T, n *node) {
 	const shared = `apiVersion: v1
 kind: ConfigMap
@@ -74,7 +74,7 @@ data: {config.yaml: "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/
 	require.Contains(t, out, "tried everything")
 	require.Equal(t, before, names(t, pipe), out)
 	now := n.freeInRun(t)
-	// The containers of these pods have files there, too: some tens, of some kilobytes.
+	// The containers of these pods also have files there: some tens, of some kilobytes.
 	require.Less(t, int64(free.Ffree)-int64(now.Ffree), int64(300), "files in the host's /run")
 	require.Less(t, (int64(free.Bfree)-int64(now.Bfree))*now.Bsize, int64(8<<20), "bytes in the host's /run")
 
@@ -85,14 +85,14 @@ data: {config.yaml: "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/
 	n.connects(t, later.Name)
 }
 
-// connects has a client ask its control daemon, by the socket that the container is given.
+// connects has a client call its control daemon, by the container's socket.
 func (n *node) connects(t *testing.T, pod string) {
 	t.Helper()
 	answer := n.Shell(t, t.TempDir(), "echo get_default_active_thread_percentage | kubectl exec -i "+pod+" -- /usr/bin/nvidia-cuda-mps-control")
 	require.Equal(t, "50.0", strings.TrimSpace(answer))
 }
 
-// freeInRun returns what is free in the host's /run.
+// freeInRun returns the free space and files of the host's /run.
 func (n *node) freeInRun(t *testing.T) unix.Statfs_t {
 	t.Helper()
 	var st unix.Statfs_t

@@ -21,17 +21,16 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// patience bounds every wait. What is waited for takes seconds.
+// patience limits every wait. The expected times are seconds.
 const patience = 3 * time.Minute
 
-// attack is one way in which somebody tries to do harm. Attacks share a node, and
-// each leaves it as it found it.
+// attack is one attempt to do harm. Attacks share a node, and each restores its state.
 type attack struct {
 	name string
 	run  func(t *testing.T, n *node)
 }
 
-// attacks lists what is tried, in this order.
+// attacks lists the attacks in order.
 var attacks = []attack{
 	{"agents write nothing else of the host", agentsWriteNothingElse},
 	{"workloads get GPUs alone", workloadsGetGPUsAlone},
@@ -41,7 +40,7 @@ var attacks = []attack{
 	{"an ordinary pod still gets its GPU", ordinaryPodGetsItsGPU}, // stays last
 }
 
-// TestSecurity plays all attacks on one node with 8 simulated GPUs.
+// TestSecurity runs all attacks on one node with 8 simulated GPUs.
 func TestSecurity(t *testing.T) {
 	s := e2e.Up(t, cluster.Config{Nodes: 1, Images: hostileImages(t)})
 	n := &node{Suite: s, name: "n1"}
@@ -57,8 +56,8 @@ func TestSecurity(t *testing.T) {
 // toolboxImage has busybox, with a shell and the usual commands in /bin.
 const toolboxImage = "docker.io/library/toolbox:v1"
 
-// hostileImages builds the images that attackers bring: a toolbox, and those that
-// an attack adds here. It returns their archives.
+// hostileImages builds the attackers' images: a toolbox, and those that an attack adds here. It returns
+// their archives.
 func hostileImages(t *testing.T) []string {
 	if os.Getenv("GPUREADY_E2E") == "" {
 		return nil
@@ -90,13 +89,13 @@ func buildImage(t *testing.T, i image.Image) string {
 	return file
 }
 
-// node is the node that is attacked.
+// node is the attacked node.
 type node struct {
 	*e2e.Suite
 	name string
 }
 
-// hostPath returns where this process sees a path of the node.
+// hostPath returns the path under which this process sees a path of the node.
 func (n *node) hostPath(path string) string { return n.Node(n.name).PathOnNode(path) }
 
 // shellPod returns a pod in the namespace default that runs a script in the toolbox
@@ -117,7 +116,7 @@ func (n *node) shellPod(name, script string) *corev1.Pod {
 	}
 }
 
-// withGPUs makes a pod ask for GPUs, by which the scheduler has to place it.
+// withGPUs makes a pod request GPUs, so that the scheduler places it.
 func withGPUs(pod *corev1.Pod, gpus int64) *corev1.Pod {
 	pod.Spec.NodeName = ""
 	pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{e2e.GPU: *resource.NewQuantity(gpus, resource.DecimalSI)}
@@ -143,8 +142,7 @@ func (n *node) create(t *testing.T, pod *corev1.Pod) {
 	})
 }
 
-// starts waits until a container of a pod runs, has ended, or was refused; it
-// returns the pod as it is then.
+// starts waits until a container of a pod runs, has ended, or was refused, and returns the pod.
 func (n *node) starts(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	var now *corev1.Pod
@@ -163,7 +161,7 @@ func (n *node) starts(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	return now
 }
 
-// output creates a pod, waits for its end and returns what it printed and its phase.
+// output creates a pod, waits for its end and returns its output and phase.
 func (n *node) output(t *testing.T, pod *corev1.Pod) (string, corev1.PodPhase) {
 	t.Helper()
 	n.create(t, pod)

@@ -41,8 +41,8 @@ var (
 	dryRunDelete = metav1.DeleteOptions{DryRun: dryRun}
 )
 
-// TestStolenTokens uses the agents' tokens for what they are not meant for, on a real API server
-// that has the manifests' roles and policies. No node runs: Nodes and pods are objects alone.
+// TestStolenTokens misuses the agents' tokens on a real API server that has the manifests' roles and
+// policies. There are no nodes: Nodes and pods are only objects.
 func TestStolenTokens(t *testing.T) {
 	s := e2e.Up(t, cluster.Config{Bare: true, Controllers: "*,-daemonset-controller,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller"})
 	b := &plane{s}
@@ -73,20 +73,20 @@ func TestStolenTokens(t *testing.T) {
 // plane is a cluster without nodes.
 type plane struct{ *e2e.Suite }
 
-// await waits until objection returns none: policies come into force some moments after they are
-// applied, and no event tells.
+// await waits until objection returns nil: policies take effect some moments after they are applied, and
+// nothing signals when.
 func await(t *testing.T, what string, objection func() error) {
 	t.Helper()
 	require.EventuallyWithT(t, func(c *assert.CollectT) { assert.NoError(c, objection()) }, patience, 50*time.Millisecond, what)
 }
 
-// stolen is an agent's token, and the pod that it was made for.
+// stolen is an agent's token, and the pod for which it was issued.
 type stolen struct {
 	kubernetes.Interface
 	pod *corev1.Pod
 }
 
-// agent makes a pod of an account on n1, and takes its token.
+// agent creates a pod of an account on n1, and issues its token.
 func (b *plane) agent(t *testing.T, namespace, account string) stolen {
 	t.Helper()
 	pod := &corev1.Pod{
@@ -107,7 +107,7 @@ func (b *plane) agent(t *testing.T, namespace, account string) stolen {
 	return stolen{client, pod}
 }
 
-// made returns a pod as the validator makes it, for the validator whose token was stolen.
+// made returns a pod as the validator creates it, for the validator whose token was stolen.
 func (s stolen) made(t *testing.T, role string) *corev1.Pod {
 	t.Helper()
 	data, err := os.ReadFile("../../validator/workload/testdata/" + role + ".yaml")
@@ -118,13 +118,12 @@ func (s stolen) made(t *testing.T, role string) *corev1.Pod {
 	return p
 }
 
-// admitted asks whether a pod could be made, and returns what it would become.
+// admitted requests a pod with a dry run, and returns the result.
 func (s stolen) admitted(ctx context.Context, p *corev1.Pod) (*corev1.Pod, error) {
 	return s.CoreV1().Pods(p.Namespace).Create(ctx, p, dryRunCreate)
 }
 
-// refused requires that a policy of ours refuses a request: by the account's roles alone it could
-// be made.
+// refused requires that one of our policies refuses a request that RBAC alone would allow.
 func refused(t *testing.T, err error, what string) {
 	t.Helper()
 	require.Truef(t, err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy 'gpuready-"), "%s: %v", what, err)
@@ -135,7 +134,7 @@ const (
 	provePlugin = "nvidia-device-plugin-validation"
 )
 
-// podsAreListed has one row for each way in which a pod could do more than prove.
+// podsAreListed tries each way in which a pod could do more than prove.
 func (b *plane) podsAreListed(t *testing.T, s stolen) {
 	await(t, "the policies are in force, and the pods that the validator makes are admitted", func() error {
 		evil := s.made(t, provePlugin)
@@ -224,11 +223,11 @@ func controller() metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "theirs", UID: "00000000-0000-4000-8000-000000000001", Controller: new(true)}
 }
 
-// harmless are fields that a pod of the validator may have beyond those that it is made with.
+// harmless are additional fields that the validator's pods may have.
 var harmless = map[string]bool{"NodeSelector": true, "ResizePolicy": true}
 
-// everyFieldIsListed sets each field that Kubernetes' types have and the validator does not set,
-// one at a time. What is admitted is what was asked for without it.
+// everyFieldIsListed sets each field of Kubernetes' types that the validator does not set, one at a time.
+// An admitted pod must equal the pod without that field.
 func (b *plane) everyFieldIsListed(t *testing.T, s stolen, role string) {
 	t.Helper()
 	filler := randfill.NewWithSeed(1).NilChance(0).NumElements(1, 1).MaxDepth(8).Funcs(
@@ -270,8 +269,8 @@ func (b *plane) everyFieldIsListed(t *testing.T, s stolen, role string) {
 	require.Greater(t, set, 70, "fields")
 }
 
-// validatorsDevices reports devices with the validator's token: of its own Node, where the
-// kubelet has reported none.
+// validatorsDevices reports devices with the validator's token: on its own Node, where the kubelet has
+// reported none.
 func (b *plane) validatorsDevices(t *testing.T, patch func(node, body string, sub ...string) error) {
 	offer := func(devices string) string {
 		return `{"status":{"capacity":{"nvidia.com/gpu":` + devices + `},"allocatable":{"nvidia.com/gpu":` + devices + `}}}`
@@ -289,7 +288,7 @@ func (b *plane) validatorsDevices(t *testing.T, patch func(node, body string, su
 	}
 }
 
-// validatorsNode writes on Nodes and of Events with the validator's token.
+// validatorsNode writes Nodes and Events with the validator's token.
 func (b *plane) validatorsNode(t *testing.T, s stolen) {
 	patch := func(node, body string, sub ...string) error {
 		_, err := s.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(body), dryRunPatch, sub...)
@@ -351,7 +350,7 @@ func (b *plane) validatorsNode(t *testing.T, s stolen) {
 	require.True(t, apierrors.IsForbidden(err), "%v", err)
 }
 
-// migManagersNode writes on Nodes and deletes pods with the MIG manager's token.
+// migManagersNode writes Nodes and deletes pods with the MIG manager's token.
 func (b *plane) migManagersNode(t *testing.T, s stolen) {
 	label := func(node, name, value string) error {
 		body := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, name, value)

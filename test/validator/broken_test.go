@@ -14,8 +14,7 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// TestBrokenLayers is one node with 4 simulated GPUs that breaks in one way after
-// the other.
+// TestBrokenLayers breaks a node with 4 simulated GPUs in one way after the other.
 func TestBrokenLayers(t *testing.T) {
 	s := e2e.Up(t, cluster.Config{Nodes: 1})
 	n := &node{Suite: s, name: "n1", gpus: 4}

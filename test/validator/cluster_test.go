@@ -23,30 +23,30 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// What is none of the node's GPUs' fault, and the image, which is ours.
+// clusterSituations are faults outside the node's GPUs, and in our own image.
 func clusterSituations() []situation {
 	holder := e2e.Job{Name: "holds-all", Node: "n1", GPUs: 4, Command: []string{"vectoradd", "--for", "1h", "--every", "1s", "--elements", "1000"}}
 	return []situation{
 		{
 			name: "pods hold all GPUs", reason: "AllAllocated",
-			prepare: func(t *testing.T, n *node) { n.hold(t, holder) },
-			breaks:  func(t *testing.T, n *node) { n.proveAnew(t) },
-			told:    provenWithoutAPod("AllAllocated"),
-			mends:   func(t *testing.T, n *node) { n.delete(t, "default", holder.Name) },
+			prepare:  func(t *testing.T, n *node) { n.occupy(t, holder) },
+			breaks:   func(t *testing.T, n *node) { n.proveAgain(t) },
+			reported: provenWithoutAPod("AllAllocated"),
+			mends:    func(t *testing.T, n *node) { n.delete(t, "default", holder.Name) },
 		},
 		{
 			name: "the node is full of other things", reason: "NodeFull",
-			prepare: func(t *testing.T, n *node) { n.fill(t) },
-			breaks:  func(t *testing.T, n *node) { n.proveAnew(t) },
-			told:    provenWithoutAPod("NodeFull", "Insufficient cpu"),
-			mends:   func(t *testing.T, n *node) { n.delete(t, "default", "fills") },
+			prepare:  func(t *testing.T, n *node) { n.fill(t) },
+			breaks:   func(t *testing.T, n *node) { n.proveAgain(t) },
+			reported: provenWithoutAPod("NodeFull", "Insufficient cpu"),
+			mends:    func(t *testing.T, n *node) { n.delete(t, "default", "fills") },
 		},
 		{
 			name: "a policy of the cluster refuses our pod", reason: "WorkloadForbidden",
-			prepare: func(t *testing.T, n *node) { n.forbid(t) },
-			breaks:  func(t *testing.T, n *node) { n.proveAnew(t) },
-			told:    provenWithoutAPod("WorkloadForbidden", "no pods without a cost centre"),
-			mends:   func(t *testing.T, n *node) { n.allow(t) },
+			prepare:  func(t *testing.T, n *node) { n.forbid(t) },
+			breaks:   func(t *testing.T, n *node) { n.proveAgain(t) },
+			reported: provenWithoutAPod("WorkloadForbidden", "no pods without a cost centre"),
+			mends:    func(t *testing.T, n *node) { n.allow(t) },
 		},
 		{
 			name: "the image of our pod cannot be had", layer: readiness.Plugin, reason: "WorkloadImageMissing",
@@ -58,9 +58,9 @@ func clusterSituations() []situation {
 			name: "the API server cannot be reached", reason: "(proofs stand)",
 			breaks: func(t *testing.T, n *node) {
 				n.cut(t, true)
-				n.gpusim(t, "lose", "--gpu", "3") // something to say
+				n.gpusim(t, "lose", "--gpu", "3") // a reason to write
 			},
-			told: func(t *testing.T, n *node) error {
+			reported: func(t *testing.T, n *node) error {
 				for _, l := range readiness.Layers() {
 					if s, err := n.layer(l); err != nil || s.Proof == nil {
 						return fmt.Errorf("%s is not proven any more: %w", l, err)
@@ -88,7 +88,7 @@ func clusterSituations() []situation {
 					n.write(t, path, n.ofAnEarlierBoot(t, path))
 				}
 			},
-			told: func(_ *testing.T, n *node) error {
+			reported: func(_ *testing.T, n *node) error {
 				for _, l := range readiness.Layers() {
 					if _, err := n.layer(l); err == nil {
 						return fmt.Errorf("%s is believed", l)
@@ -109,8 +109,8 @@ func clusterSituations() []situation {
 	}
 }
 
-// provenWithoutAPod objects until the plugin's layer is proven by the accounts,
-// and the validator has said why no pod was the proof.
+// provenWithoutAPod returns a check that the plugin's layer is proven by the accounts, and that the
+// validator has logged why no pod was the proof.
 func provenWithoutAPod(why ...string) func(*testing.T, *node) error {
 	return func(t *testing.T, n *node) error {
 		s, err := n.layer(readiness.Plugin)
@@ -118,7 +118,7 @@ func provenWithoutAPod(why ...string) func(*testing.T, *node) error {
 			return err
 		}
 		if s.Proof == nil || strings.Contains(s.Proof.Summary, "in a pod") {
-			return fmt.Errorf("the plugin's layer: %s", said(s))
+			return fmt.Errorf("the plugin's layer: %s", summary(s))
 		}
 		if err := n.condition(corev1.ConditionTrue, "Ready"); err != nil {
 			return err
@@ -127,7 +127,7 @@ func provenWithoutAPod(why ...string) func(*testing.T, *node) error {
 	}
 }
 
-// logged objects unless the validator has logged a line with all these words.
+// logged returns an error unless a line of the validator's log has all these words.
 func (n *node) logged(t *testing.T, words ...string) error {
 	t.Helper()
 	log := n.log(t)
@@ -143,8 +143,8 @@ func (n *node) logged(t *testing.T, words ...string) error {
 	return fmt.Errorf("no line of the validator's log has %q:\n%s", words, tail(log, 5))
 }
 
-// hold has a pod run, which holds GPUs.
-func (n *node) hold(t *testing.T, j e2e.Job) {
+// occupy runs a pod that holds GPUs.
+func (n *node) occupy(t *testing.T, j e2e.Job) {
 	t.Helper()
 	n.Run(t, j)
 	n.until(t, j.Name+" runs", func() error {
@@ -155,7 +155,7 @@ func (n *node) hold(t *testing.T, j e2e.Job) {
 	})
 }
 
-// fill leaves no processor for anybody else on the node.
+// fill uses up all processors of the node.
 func (n *node) fill(t *testing.T) {
 	t.Helper()
 	free := n.World.Node(n.name).Status.Allocatable[corev1.ResourceCPU]
@@ -209,7 +209,7 @@ metadata: { name: cost-centre }
 spec: { policyName: cost-centre, validationActions: [Deny] }
 `
 
-// forbid has the API server refuse pods such as ours.
+// forbid makes the API server refuse pods such as ours.
 func (n *node) forbid(t *testing.T) {
 	t.Helper()
 	n.ApplyText(t, policy)
@@ -228,14 +228,13 @@ func (n *node) allow(t *testing.T) {
 	n.Kubectl(t, "delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "cost-centre")
 }
 
-// image is of which the validator's pods are made from now on.
+// image changes the image of the validator's pods.
 func (n *node) image(t *testing.T, image string) {
 	t.Helper()
 	n.Kubectl(t, "-n", e2e.Namespace, "set", "env", "daemonset/"+validator, "--containers=validator", "VALIDATOR_IMAGE="+image)
 }
 
-// cut has the node's pods reach the API server no more: what they send is lost. Or
-// again.
+// cut drops all traffic from the node's pods to the API server, or restores it.
 func (n *node) cut(t *testing.T, off bool) {
 	t.Helper()
 	ns, err := netns.GetFromPath(strings.TrimSuffix(n.path("/"), "/root") + "/ns/net")

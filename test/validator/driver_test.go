@@ -9,8 +9,8 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// kernelModule has the module's version file, which nothing but the module makes,
-// as another says, and NVML fail as it does then.
+// kernelModule changes the module's version file, which only the module creates, and makes NVML fail as
+// it then does.
 func kernelModule(name, fails, reason string, breaks func(*testing.T, *node), words ...string) situation {
 	var was string
 	return situation{
@@ -38,7 +38,7 @@ func driverSituations() []situation {
 			}, "570.", "580.", "reboot"),
 		{
 			name: "a device node is missing", layer: readiness.Driver, reason: "DeviceNodeMissing", words: []string{device},
-			prepare: func(t *testing.T, n *node) { n.signal(t, "STOP", "gpu-toolkit") }, // which makes them
+			prepare: func(t *testing.T, n *node) { n.signal(t, "STOP", "gpu-toolkit") }, // which creates them
 			breaks:  func(t *testing.T, n *node) { n.rename(t, device, driverRoot+"/away") },
 			mends: func(t *testing.T, n *node) {
 				n.rename(t, driverRoot+"/away", device)
@@ -48,7 +48,7 @@ func driverSituations() []situation {
 		{
 			name: "a GPU has fallen off the bus", reason: "Degraded",
 			breaks: func(t *testing.T, n *node) { n.gpusim(t, "lose", "--gpu", "2") },
-			told: func(_ *testing.T, n *node) error {
+			reported: func(_ *testing.T, n *node) error {
 				return n.condition(corev1.ConditionTrue, "Degraded", "GPU 2 (", "XID 79 (the GPU no longer answers on PCIe)")
 			},
 			mends: func(t *testing.T, n *node) { n.reset(t, "2") },

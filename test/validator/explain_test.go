@@ -16,11 +16,11 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// startupTaint is the key of the taint that is put back.
+// startupTaint is the key of the taint that the validator manages.
 const startupTaint = "nvidia.com/gpu-not-ready"
 
-// explained waits until gpu-validator explain says that result,
-// on the node and from outside of the cluster.
+// explained waits until gpu-validator explain reports that result, on the node and from outside the
+// cluster.
 func (n *node) explained(t *testing.T, result string) {
 	t.Helper()
 	for where, explain := range map[string]func() ([]byte, error){
@@ -42,20 +42,20 @@ func (n *node) explained(t *testing.T, result string) {
 			if err != nil {
 				return err
 			}
-			var told struct{ Result string }
-			if err := json.Unmarshal(out, &told); err != nil {
+			var explanation struct{ Result string }
+			if err := json.Unmarshal(out, &explanation); err != nil {
 				return err
 			}
-			if !strings.Contains(told.Result, result) {
-				return fmt.Errorf("it is %q, to have %q", told.Result, result)
+			if !strings.Contains(explanation.Result, result) {
+				return fmt.Errorf("it is %q, to have %q", explanation.Result, result)
 			}
 			return nil
 		})
 	}
 }
 
-// startupTaintComesAndGoes has the validator manage its taint: a node that cannot be used
-// any more is given it, and loses it when it can.
+// startupTaintComesAndGoes has the validator manage its taint: a node gets it when it becomes unusable,
+// and loses it when it is usable again.
 func startupTaintComesAndGoes(t *testing.T, n *node) {
 	n.until(t, "all is well", n.ready)
 	n.environment(t, "STARTUP_TAINT_MANAGE=true", "STARTUP_TAINT_SETTLE=100ms")
@@ -77,7 +77,7 @@ func startupTaintComesAndGoes(t *testing.T, n *node) {
 	n.environment(t, "STARTUP_TAINT_MANAGE-", "STARTUP_TAINT_SETTLE-")
 }
 
-// environment changes that of the validator, and waits until a new one has proven all.
+// environment changes the validator's environment, and waits until a new validator has proven all layers.
 func (n *node) environment(t *testing.T, changes ...string) {
 	t.Helper()
 	was := n.pod(validator).UID

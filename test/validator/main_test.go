@@ -1,7 +1,6 @@
-// Package validator breaks each layer of a real node in the ways in which they
-// break, and sees that the node says which, why and what to do, and that it
-// recovers by itself when the cause is gone. `make e2e-validator` plays it and
-// prints how long each took.
+// Package validator breaks each layer of a real node in its typical ways. It checks that the node reports
+// which layer, why and what to do, and that it recovers by itself when the cause is gone. `make
+// e2e-validator` runs it and prints the time of each.
 package validator
 
 import (

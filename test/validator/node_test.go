@@ -35,18 +35,18 @@ const (
 	validator, validatorLabel = "nvidia-operator-validator", "nvidia.com/gpu.deploy.operator-validator"
 )
 
-// patience is how long anything may take; what it takes is printed.
+// patience limits how long anything may take; the actual time is printed.
 const patience = 3 * time.Minute
 
-// node is the node that breaks.
+// node is the node to break.
 type node struct {
 	*e2e.Suite
 	name string
 	gpus int
 }
 
-// until asks, many times a second, until there is nothing to object any more:
-// files of the node, its logs and the API server are asked alike.
+// until retries cond many times a second until it returns no error. cond may read files of the node, its
+// logs and the API server.
 func (n *node) until(t *testing.T, what string, cond func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -66,10 +66,10 @@ func (n *node) until(t *testing.T, what string, cond func() error) {
 	}
 }
 
-// path is where this process sees a path of the node.
+// path returns the path under which this process sees a path of the node.
 func (n *node) path(path string) string { return n.Node(n.name).PathOnNode(path) }
 
-// gpusim breaks or mends the node's simulated driver.
+// gpusim breaks or repairs the node's simulated driver.
 func (n *node) gpusim(t *testing.T, command string, args ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program("gpusim"), append([]string{command, "--root", n.path(driverRoot)}, args...)...)
@@ -77,11 +77,11 @@ func (n *node) gpusim(t *testing.T, command string, args ...string) {
 	require.NoErrorf(t, err, "gpusim %s: %s", command, out)
 }
 
-// program is one that was built.
+// program returns the path of a built program.
 func program(name string) string { return filepath.Join(os.Getenv("GPUREADY_E2E"), name) }
 
-// reset takes a GPU away and brings it back as good as new, once the device plugin
-// has seen that it went: nothing else is the evidence that it was reset.
+// reset removes a GPU and restores it in a healthy state, once the device plugin has noticed the removal:
+// that is the only evidence of a reset.
 func (n *node) reset(t *testing.T, gpu string) {
 	t.Helper()
 	n.gpusim(t, "lose", "--gpu", gpu, "--how", "gone", "--xid=false")
@@ -97,7 +97,7 @@ func (n *node) reset(t *testing.T, gpu string) {
 	n.gpusim(t, "restore", "--gpu", gpu)
 }
 
-// read, write, remove and rename are of files of the node.
+// read, write, remove and rename act on files of the node.
 func (n *node) read(t *testing.T, path string) string { return n.ReadFile(t, n.name, path) }
 
 func (n *node) write(t *testing.T, path, content string) { n.WriteFile(t, n.name, path, content) }
@@ -109,10 +109,10 @@ func (n *node) rename(t *testing.T, from, to string) {
 	require.NoError(t, os.Rename(n.path(from), n.path(to)))
 }
 
-// signal sends a signal to a program of the node, by its processes' IDs there.
+// signal sends a signal to a program of the node, by the IDs of its processes there.
 func (n *node) signal(t *testing.T, signal, program string) {
 	t.Helper()
-	const longest = 15 // what the kernel keeps of a name
+	const longest = 15 // the kernel's limit for a name
 	comm := program[:min(len(program), longest)] + "\n"
 	all, err := filepath.Glob(n.path("/proc/[0-9]*/comm"))
 	require.NoError(t, err)
@@ -128,7 +128,7 @@ func (n *node) signal(t *testing.T, signal, program string) {
 	require.NotZerof(t, sent, "no %s runs on %s", program, n.name)
 }
 
-// label labels the node; "" takes the label away.
+// label labels the node; "" removes the label.
 func (n *node) label(t *testing.T, key, value string) {
 	t.Helper()
 	arg := key + "=" + value
@@ -138,7 +138,7 @@ func (n *node) label(t *testing.T, key, value string) {
 	n.Kubectl(t, "label", "--overwrite", "node", n.name, arg)
 }
 
-// pod is that of a DaemonSet on the node, nil where there is none.
+// pod returns the pod of a DaemonSet on the node, or nil.
 func (n *node) pod(daemonset string) *corev1.Pod {
 	for _, p := range n.World.Pods(e2e.Namespace, "app="+daemonset) {
 		if p.Spec.NodeName == n.name && p.DeletionTimestamp == nil {
@@ -161,8 +161,7 @@ func (n *node) gone(t *testing.T, daemonset string) {
 	})
 }
 
-// restart has a DaemonSet's pod made anew. A validator that is new has proven
-// nothing yet.
+// restart recreates a DaemonSet's pod. A new validator has proven nothing yet.
 func (n *node) restart(t *testing.T, daemonset string) {
 	t.Helper()
 	p := n.pod(daemonset)
@@ -170,21 +169,21 @@ func (n *node) restart(t *testing.T, daemonset string) {
 	require.NoError(t, n.World.Client.CoreV1().Pods(e2e.Namespace).Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 }
 
-// unregister takes the kubelet's socket away from the device plugin.
+// unregister hides the kubelet's socket from the device plugin.
 func (n *node) unregister(t *testing.T) { n.rename(t, kubeletSocket, kubeletSocket+".away") }
 
-// register gives it back.
+// register restores it.
 func (n *node) register(t *testing.T) { n.rename(t, kubeletSocket+".away", kubeletSocket) }
 
-// proveAnew has the plugin's layer proven again, from the beginning.
-func (n *node) proveAnew(t *testing.T) {
+// proveAgain has the plugin's layer proven again, from the beginning.
+func (n *node) proveAgain(t *testing.T) {
 	t.Helper()
 	n.unregister(t)
 	n.until(t, "the plugin's layer is refused", func() error { return n.refused(readiness.Plugin, "") })
 	n.register(t)
 }
 
-// log is what the validator has logged since it was started.
+// log returns the validator's log since its start.
 func (n *node) log(t *testing.T) string {
 	t.Helper()
 	p := n.pod(validator)
@@ -198,7 +197,7 @@ func (n *node) log(t *testing.T) string {
 	return string(out)
 }
 
-// layer is what the validator wrote down of a layer.
+// layer returns the status that the validator wrote of a layer.
 func (n *node) layer(l readiness.Layer) (readiness.Status, error) {
 	s, err := readiness.Read(n.path(readiness.DefaultDir), l, n.Node(n.name).BootID())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -207,27 +206,27 @@ func (n *node) layer(l readiness.Layer) (readiness.Status, error) {
 	return s, err
 }
 
-// refused objects unless a layer is refused for that reason, "" for any.
+// refused returns an error unless a layer is refused for that reason, "" for any.
 func (n *node) refused(l readiness.Layer, reason string) error {
 	s, err := n.layer(l)
 	if err != nil {
 		return err
 	}
 	if s.Refusal == nil || reason != "" && string(s.Refusal.Reason) != reason {
-		return fmt.Errorf("%s: %s", l, said(s))
+		return fmt.Errorf("%s: %s", l, summary(s))
 	}
 	return nil
 }
 
-func said(s readiness.Status) string {
+func summary(s readiness.Status) string {
 	if r := s.Refusal; r != nil {
 		return fmt.Sprintf("%s: %s; %s", r.Reason, r.Message, r.Action)
 	}
 	return "ready: " + s.Proof.Summary
 }
 
-// condition objects unless the Node's condition is as it is to be and its message
-// has all the words.
+// condition returns an error unless the Node's condition has that status and reason, and all the words in
+// its message.
 func (n *node) condition(status corev1.ConditionStatus, reason string, words ...string) error {
 	c := n.World.Condition(n.name, "GPUReady")
 	if c == nil || c.Status != status || c.Reason != reason {
@@ -241,8 +240,7 @@ func (n *node) condition(status corev1.ConditionStatus, reason string, words ...
 	return nil
 }
 
-// ready objects unless all layers are proven, a pod was the proof of the last,
-// and the Node says so.
+// ready returns an error unless all layers are proven, the last one by a pod, and the Node reports it.
 func (n *node) ready() error {
 	for _, l := range readiness.Layers() {
 		s, err := n.layer(l)
@@ -250,7 +248,7 @@ func (n *node) ready() error {
 			return err
 		}
 		if s.Proof == nil {
-			return fmt.Errorf("%s: %s", l, said(s))
+			return fmt.Errorf("%s: %s", l, summary(s))
 		}
 		if l == readiness.Plugin && !strings.Contains(s.Proof.Summary, "vectorAdd passed in a pod") {
 			return fmt.Errorf("%s is proven without a pod: %s", l, s.Proof.Summary)

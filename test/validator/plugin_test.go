@@ -37,11 +37,11 @@ func pluginSituations() []situation {
 			mends:   func(t *testing.T, n *node) { n.signal(t, "CONT", "gpu-device-plugin") },
 		},
 		another("a pod that requests a GPU is not admitted", "WorkloadNotAdmitted", refuses, "gives nothing away today"),
-		another("a pod is allocated a GPU and given none", "AllocatedButAbsent", givesNothing, "was allocated GPU-", "found no GPU"),
+		another("a pod is allocated a GPU and given none", "AllocatedButAbsent", allocatesNothing, "was allocated GPU-", "found no GPU"),
 	}
 }
 
-// another is a situation in which another plugin answers the kubelet.
+// another returns a situation in which another plugin responds to the kubelet.
 func another(name, reason string, answer func() (*v1beta1.ContainerAllocateResponse, error), words ...string) situation {
 	var r *rival
 	return situation{

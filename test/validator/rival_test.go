@@ -16,19 +16,19 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// rival is another device plugin of our resource, as an administrator forgets one
-// on a node: the kubelet hears the one that registered last. Ours hangs meanwhile.
+// rival is another device plugin of our resource, as left behind on a node. The kubelet uses the plugin
+// that registered last. Ours is suspended meanwhile.
 type rival struct {
 	v1beta1.UnimplementedDevicePluginServer
 	devices []*v1beta1.Device
-	answer  func() (*v1beta1.ContainerAllocateResponse, error) // to Allocate
+	answer  func() (*v1beta1.ContainerAllocateResponse, error) // response to Allocate
 	server  *grpc.Server
 	ended   chan struct{}
 }
 
 const rivalSocket = "rival.sock"
 
-// startRival has a rival offer so many of the node's GPUs, in the place of ours.
+// startRival starts a rival that offers that many of the node's GPUs instead of ours.
 func (n *node) startRival(t *testing.T, gpus int, answer func() (*v1beta1.ContainerAllocateResponse, error)) *rival {
 	t.Helper()
 	r := &rival{answer: answer, server: grpc.NewServer(), ended: make(chan struct{})}
@@ -60,8 +60,7 @@ func (n *node) startRival(t *testing.T, gpus int, answer func() (*v1beta1.Contai
 	return r
 }
 
-// endRival ends it, and ours is started anew: the kubelet hears nobody again whom
-// another has replaced.
+// endRival ends it and restarts ours: the kubelet ignores a plugin that has been replaced.
 func (n *node) endRival(t *testing.T, r *rival) {
 	t.Helper()
 	r.server.Stop()
@@ -95,11 +94,11 @@ func (r *rival) Allocate(_ context.Context, request *v1beta1.AllocateRequest) (*
 	return response, nil
 }
 
-// refuses and givesNothing are answers.
+// refuses and allocatesNothing are responses to Allocate.
 func refuses() (*v1beta1.ContainerAllocateResponse, error) {
 	return nil, errors.New("this plugin gives nothing away today")
 }
 
-func givesNothing() (*v1beta1.ContainerAllocateResponse, error) {
+func allocatesNothing() (*v1beta1.ContainerAllocateResponse, error) {
 	return &v1beta1.ContainerAllocateResponse{}, nil
 }

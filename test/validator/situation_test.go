@@ -15,33 +15,33 @@ import (
 // situation is a way in which a node breaks, or seems to.
 type situation struct {
 	name    string
-	prepare func(*testing.T, *node) // what is so before; nil: nothing
+	prepare func(*testing.T, *node) // sets up the state before; may be nil
 	breaks  func(*testing.T, *node)
 
-	// A layer is refused for this reason, and the message or the next action has
-	// these words; the Node's condition says the same.
+	// A layer is refused for this reason. The message or the next action has these words, and so has the
+	// Node's condition.
 	layer  readiness.Layer
 	reason string
 	words  []string
 
-	// Instead of a layer that is refused: objects until what is to be said is
-	// said. The layers stay proven.
-	told func(*testing.T, *node) error
+	// reported is used instead of a refused layer: it returns an error until the report is complete. The
+	// layers stay proven.
+	reported func(*testing.T, *node) error
 
-	also  func(*testing.T, *node) // what else is to be seen then; nil: nothing
+	also  func(*testing.T, *node) // further checks; may be nil
 	mends func(*testing.T, *node)
-	// ready objects until all is well again; nil: as before.
+	// ready returns an error until all is well again; nil: as before.
 	ready func(*testing.T, *node) error
 }
 
-// lap is what it took.
+// lap holds the times of one situation.
 type lap struct {
 	name, reason    string
 	reasoned, ready time.Duration
 }
 
-// play breaks the node, waits until it says so, mends it, and waits until all is
-// well again. It is mended also where something was not as it should be.
+// play breaks the node, waits until that is reported, repairs it, and waits until all is well again. It
+// repairs the node even after a failure.
 func (s situation) play(t *testing.T, n *node) lap {
 	t.Helper()
 	n.until(t, "all is well", n.ready)
@@ -57,13 +57,13 @@ func (s situation) play(t *testing.T, n *node) lap {
 	}
 	began := time.Now()
 	s.breaks(t, n)
-	n.until(t, "it is said what is wrong", func() error { return s.said(t, n) })
+	n.until(t, "it is said what is wrong", func() error { return s.checkReported(t, n) })
 	l := lap{name: s.name, reason: s.reason, reasoned: time.Since(began)}
 	if s.layer != "" {
 		status, err := n.layer(s.layer)
 		if assert.NoError(t, err) && assert.NotNil(t, status.Refusal) {
 			assert.NotEmpty(t, status.Refusal.Action, "the next action")
-			t.Logf("%s: %s", s.layer, said(status))
+			t.Logf("%s: %s", s.layer, summary(status))
 		}
 		n.explained(t, ": "+s.reason)
 	}
@@ -83,10 +83,10 @@ func (s situation) play(t *testing.T, n *node) lap {
 	return l
 }
 
-// said objects until the node says what is wrong, in the file and by the condition.
-func (s situation) said(t *testing.T, n *node) error {
-	if s.told != nil {
-		return s.told(t, n)
+// checkReported returns an error until the node reports the fault, in the file and in the condition.
+func (s situation) checkReported(t *testing.T, n *node) error {
+	if s.reported != nil {
+		return s.reported(t, n)
 	}
 	if err := n.refused(s.layer, s.reason); err != nil {
 		return err
@@ -96,14 +96,14 @@ func (s situation) said(t *testing.T, n *node) error {
 		return err
 	}
 	for _, w := range s.words {
-		if !strings.Contains(said(status), w) {
-			return fmt.Errorf("there is no %q in: %s", w, said(status))
+		if !strings.Contains(summary(status), w) {
+			return fmt.Errorf("there is no %q in: %s", w, summary(status))
 		}
 	}
 	return n.condition(corev1.ConditionFalse, s.reason, s.words...)
 }
 
-// table is what was seen, a line for each.
+// table formats the times, one line each.
 func table(laps []lap) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-64s %-28s %12s %12s\n", "situation", "reason", "to reason", "to ready")

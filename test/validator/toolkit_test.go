@@ -62,7 +62,7 @@ func toolkitSituations() []situation {
 	}
 }
 
-// handlerSituation changes how the toolkit is installed, for good.
+// handlerSituation changes how the toolkit is installed, permanently.
 func handlerSituation() situation {
 	const patch = `[
 		{"op": "add", "path": "/spec/template/spec/volumes/-", "value": {"name": "runtime", "hostPath": {"path": "/etc/containerd"}}},
@@ -80,7 +80,7 @@ func handlerSituation() situation {
 	}
 }
 
-// ofAnEarlierBoot is what a file has, as if it was written in another boot.
+// ofAnEarlierBoot returns a file's content as if it had been written in another boot.
 func (n *node) ofAnEarlierBoot(t *testing.T, path string) string {
 	t.Helper()
 	now := n.read(t, path)

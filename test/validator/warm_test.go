@@ -9,8 +9,8 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// warm registers the device plugin anew, again and again, and prints how long it takes
-// from there until all layers are proven, the last by a pod.
+// warm registers the device plugin repeatedly, and prints the time from there until all layers are proven,
+// the last one by a pod.
 func warm(t *testing.T, n *node) {
 	const rounds = 5
 	n.until(t, "all is well", n.ready)
