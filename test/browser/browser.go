@@ -1,6 +1,6 @@
-// Package browser drives Debian's headless Chromium through the DevTools protocol, for tests
-// that look at a page as a person does, and for pictures of pages. The protocol's messages
-// travel over two pipes, so that no port is open.
+// Package browser drives Debian's headless Chromium through the DevTools protocol, for tests that use a
+// page as a person does, and for screenshots. The protocol's messages use two pipes, so no port is
+// open.
 package browser
 
 import (
@@ -20,19 +20,19 @@ import (
 	"github.com/gpuready/gpuready/test/debian"
 )
 
-// Browser is a Chromium that runs.
+// Browser is a running Chromium.
 type Browser struct {
 	cmd      *exec.Cmd
 	profile  string
-	commands *os.File      // what it reads
-	ended    chan struct{} // closed when it answers no more
+	commands *os.File      // Chromium reads from it
+	ended    chan struct{} // closed when it no longer responds
 
 	mu      sync.Mutex
 	last    int
 	waiting map[int]chan<- message
 }
 
-// message is a command, an answer or an event of the DevTools protocol.
+// message is a command, a response or an event of the DevTools protocol.
 type message struct {
 	ID      int             `json:"id,omitempty"`
 	Session string          `json:"sessionId,omitempty"`
@@ -44,8 +44,7 @@ type message struct {
 	} `json:"error,omitempty"`
 }
 
-// Start fetches Chromium into the cache, if it is not there, and starts it. What it prints
-// goes to log.
+// Start fetches Chromium into the cache, if it is not there, and starts it. Its output goes to log.
 func Start(ctx context.Context, cache string, log io.Writer) (*Browser, error) {
 	root, err := debian.Ensure(ctx, cache, debian.Chromium, os.Stderr)
 	if err != nil {
@@ -74,7 +73,7 @@ func (b *Browser) start(root string, log io.Writer) error {
 	}
 	defer theirAnswers.Close()
 	lib := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
-	// Root cannot have Chromium's sandbox. The pages are our own.
+	// Chromium's sandbox does not work for root. The pages are our own.
 	b.cmd = exec.Command(filepath.Join(root, "usr/lib/chromium/chromium-headless-shell"),
 		"--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--user-data-dir="+b.profile, "about:blank")
 	b.cmd.Env = []string{
@@ -91,7 +90,7 @@ func (b *Browser) start(root string, log io.Writer) error {
 	return nil
 }
 
-// receive hands each answer to the command that waits for it, until Chromium ends.
+// receive passes each response to the waiting command, until Chromium ends.
 func (b *Browser) receive(answers *os.File) {
 	defer close(b.ended)
 	defer answers.Close()
@@ -145,7 +144,7 @@ func (b *Browser) call(ctx context.Context, session, method string, params, resu
 
 // Close ends Chromium and removes its profile.
 func (b *Browser) Close() error {
-	_ = b.commands.Close() // it ends with the pipe
+	_ = b.commands.Close() // Chromium ends with the pipe
 	select {
 	case <-b.ended:
 	case <-time.After(10 * time.Second):

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Page is a page in a tab of its own.
+// Page is a page in a separate tab.
 type Page struct {
 	browser *Browser
 	session string
@@ -46,8 +46,8 @@ func (p *Page) Open(ctx context.Context, url string) error {
 	return p.Wait(ctx, `document.readyState == "complete"`)
 }
 
-// Run evaluates a JavaScript expression, waits for it where it is a promise, and decodes its
-// value into value, if that is not nil.
+// Run evaluates a JavaScript expression, waits for it if it is a promise, and decodes its value into
+// value, unless that is nil.
 func (p *Page) Run(ctx context.Context, expression string, value any) error {
 	outcome := struct {
 		Result           struct{ Value any }
@@ -67,7 +67,7 @@ func (p *Page) Run(ctx context.Context, expression string, value any) error {
 	return nil
 }
 
-// Wait returns when a JavaScript expression is true. The page may load anew meanwhile.
+// Wait returns when a JavaScript expression is true. The page may reload meanwhile.
 func (p *Page) Wait(ctx context.Context, expression string) error {
 	for {
 		var yes bool
@@ -83,12 +83,12 @@ func (p *Page) Wait(ctx context.Context, expression string) error {
 	}
 }
 
-// Prefer sets what prefers-color-scheme is to the pages that are opened: "light" or "dark".
+// Prefer sets prefers-color-scheme for the pages opened later: "light" or "dark".
 func (p *Page) Prefer(ctx context.Context, scheme string) error {
 	return p.call(ctx, "Emulation.setEmulatedMedia", object{"features": []object{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
 }
 
-// Picture returns the page as a PNG: what the tab shows or, with whole, all of it.
+// Picture returns the page as a PNG: the visible part or, with whole, all of it.
 func (p *Page) Picture(ctx context.Context, whole bool) ([]byte, error) {
 	var taken struct{ Data []byte }
 	err := p.call(ctx, "Page.captureScreenshot", object{"format": "png", "captureBeyondViewport": whole, "optimizeForSpeed": false}, &taken)

@@ -44,7 +44,7 @@ func runProgram(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// agent is a program that runs on the node until the end.
+// agent is a program that runs on the node until the demo ends.
 type agent struct {
 	name string
 	cmd  *exec.Cmd
@@ -56,7 +56,7 @@ type agent struct {
 	echo io.Writer
 }
 
-// tailLines is how much of an agent's log is shown when it fails.
+// tailLines is the number of lines of an agent's log that are shown when it fails.
 const tailLines = 12
 
 // startAgent starts an agent; died is called if it ends by itself.

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// inside makes the node and walks the road.
+// inside sets up the node and runs all steps.
 func inside(ctx context.Context, o options) int {
 	color := term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("NO_COLOR") == ""
 	s := newScreen(os.Stdout, o, color)

@@ -1,7 +1,7 @@
-// Command demo shows a GPU travel the whole road on one machine: driver →
-// toolkit → device plugin → kubelet → container → CUDA job. The programs are
-// the real ones with the paths of production, on a private node (test/node);
-// the kubelet is the in-process one, the container runtime is runc.
+// Command demo shows a GPU going through all components on one machine: driver → toolkit → device
+// plugin → kubelet → container → CUDA job. The programs are the real ones with the paths of
+// production, on a private node (test/node). The kubelet is the in-process one, and the container
+// runtime is runc.
 package main
 
 import (
@@ -41,10 +41,9 @@ func main() {
 	os.Exit(outside(ctx))
 }
 
-// outside runs the demo again on a private node and passes on its exit code.
+// outside runs the demo again on a private node and returns its exit code.
 func outside(ctx context.Context) int {
-	// The node gets the signals of the terminal itself; it is killed only if it
-	// does not end by them.
+	// The node gets the signals of the terminal itself; it is killed only if that does not end it.
 	inner, kill := context.WithCancel(context.WithoutCancel(ctx))
 	defer kill()
 	cmd, name, err := node.Command(inner, os.Args[1:]...)

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// options is what the command line says.
+// options are the options of the command line.
 type options struct {
 	profile string
 	gpus    int
@@ -21,7 +21,7 @@ type options struct {
 	help    bool
 }
 
-// breakages are the failures that --break can cause, and how they show.
+// breakages are the failures that --break can cause, and their symptoms.
 var breakages = []struct{ name, what string }{
 	{"driver", "the driver's library and kernel module differ in version"},
 	{"cdi", "the folder for CDI specs is read-only"},

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// settled is how long a layer's refusal must stand before it is taken for the
-// last word: at first the validator has not yet seen what just became ready.
+// settled is how long a refused layer must stay so before it counts as final: the validator needs time
+// to notice that something became ready.
 const settled = 5 * time.Second
 
 var errSettled = errors.New("nothing has changed since")

@@ -21,10 +21,10 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// resource is what the pod asks for.
+// resource is the resource that the pod requests.
 const resource = "nvidia.com/gpu"
 
-// Where the parts of the road meet, in production as here.
+// Paths at which the components meet, the same as in production.
 const (
 	devicePluginDir = "/var/lib/kubelet/device-plugins"
 	podResourcesDir = "/var/lib/kubelet/pod-resources"
@@ -32,10 +32,10 @@ const (
 	cdiDir          = "/var/run/cdi"
 )
 
-// stepTimeout bounds each step; a step takes well under a second.
+// stepTimeout limits each step; a step takes well under a second.
 const stepTimeout = 30 * time.Second
 
-// road is one walk.
+// road is one run of the demo.
 type road struct {
 	o       options
 	s       *screen
@@ -51,9 +51,9 @@ func (r *road) result() result {
 	return result{Driver: r.gpus.Driver.Version, Simulated: r.gpus.Driver.Simulated, GPUs: len(r.gpus.Devices), Output: r.output}
 }
 
-// walk goes from the first step to the last.
+// walk runs all steps in order.
 func (r *road) walk(ctx context.Context) error {
-	// An agent that ends by itself, or says that it failed, ends the walk.
+	// An agent that ends by itself, or reports a failure, ends the run.
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	real := r.findDriver(ctx)
@@ -74,7 +74,7 @@ func (r *road) walk(ctx context.Context) error {
 		{"pod", "run vectoradd in a pod that asks for one GPU", "bin/vectoradd --help lists what its exit codes mean", r.pod},
 	}
 	if r.o.breaks != "" {
-		steps[0], steps[1] = steps[1], steps[0] // a driver that is broken from the start
+		steps[0], steps[1] = steps[1], steps[0] // the driver is broken from the start
 	}
 	for _, st := range steps {
 		done := r.s.begin(st.name, st.doing)
@@ -92,7 +92,7 @@ func (r *road) walk(ctx context.Context) error {
 	return nil
 }
 
-// explain adds to an error what a person needs to go on.
+// explain adds advice to an error.
 func (r *road) explain(name, next string, err error) error {
 	var at *stepError
 	if errors.As(err, &at) {
@@ -138,7 +138,7 @@ func (r *road) findDriver(ctx context.Context) bool {
 	return true
 }
 
-// startAgents starts what runs on every node, before there is a driver.
+// startAgents starts the programs that run on every node, before there is a driver.
 func (r *road) startAgents(ctx context.Context, fail context.CancelCauseFunc, real bool) (string, error) {
 	var echo io.Writer
 	if r.o.verbose {
@@ -176,7 +176,7 @@ func (r *road) startAgents(ctx context.Context, fail context.CancelCauseFunc, re
 	return "toolkit, device plugin, validator and kubelet run and wait for a driver", nil
 }
 
-// driver makes a driver arrive, unless the machine has one.
+// driver starts a driver, unless the machine has one.
 func (r *road) driver(ctx context.Context, real bool) (string, error) {
 	if !real {
 		args := []string{"up", "--profile", r.o.profile}
@@ -209,7 +209,7 @@ func (r *road) driver(ctx context.Context, real bool) (string, error) {
 	return fmt.Sprintf("%d × %s, driver %s", len(r.gpus.Devices), r.gpus.Devices[0].Product, r.gpus.Driver.Version), nil
 }
 
-// toolkit waits until the toolkit says that GPUs can be injected.
+// toolkit waits until the toolkit reports that GPUs can be injected.
 func (r *road) toolkit(ctx context.Context) (string, error) {
 	state, err := waitReady(ctx, nodestate.Toolkit)
 	if err != nil {
@@ -222,7 +222,7 @@ func (r *road) toolkit(ctx context.Context) (string, error) {
 	return "CDI specs " + strings.Join(kinds, ", "), nil
 }
 
-// devicePlugin waits until the kubelet can hand out every GPU.
+// devicePlugin waits until the kubelet can allocate every GPU.
 func (r *road) devicePlugin(ctx context.Context) (string, error) {
 	got, err := r.kubelet.Wait(ctx, resource, func(res kubelettest.Resource) bool { return res.Allocatable == len(r.gpus.Devices) })
 	if err != nil {
@@ -291,7 +291,7 @@ func waitReady(ctx context.Context, c nodestate.Component) (nodestate.State, err
 	return last, fmt.Errorf("%s is %s: %s: %w", c, last.Phase, last.Message, err)
 }
 
-// breakCDI makes the folder for CDI specs read-only, if that is asked for.
+// breakCDI makes the folder for CDI specs read-only, if requested.
 func (r *road) breakCDI() error {
 	if r.o.breaks != "cdi" {
 		return nil

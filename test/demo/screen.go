@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// step is one stretch of the road, as it is shown and measured.
+// step is one displayed and measured step.
 type step struct {
 	Name    string  `json:"name"`
 	Start   float64 `json:"start"`   // seconds since the first step began
@@ -20,7 +20,7 @@ type step struct {
 	Detail  string  `json:"detail"`
 }
 
-// result is what a whole walk found.
+// result is the result of a whole run.
 type result struct {
 	Passed    bool    `json:"passed"`
 	Simulated bool    `json:"simulated"`
@@ -32,19 +32,19 @@ type result struct {
 	Error     string  `json:"error,omitempty"`
 }
 
-// stepError says where the road ended, why, and what to do.
+// stepError describes which step failed, why, and what to do.
 type stepError struct {
 	step string
 	err  error
 	next string
-	log  string // the last lines of the program concerned
+	log  string // the last lines of the program's log
 }
 
 func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }
 func (e *stepError) Unwrap() error { return e.err }
 
-// screen shows the walk: rewritten lines on a terminal, a plain log elsewhere,
-// nothing but the result for programs.
+// screen shows the run: rewritten lines on a terminal, a plain log elsewhere, and only the result for
+// programs.
 type screen struct {
 	mu    sync.Mutex
 	out   io.Writer
@@ -58,7 +58,7 @@ func newScreen(out io.Writer, o options, color bool) *screen {
 	return &screen{out: out, json: o.output == "json", color: color, began: time.Now()}
 }
 
-// begin shows that a step is under way; the function that it returns ends it.
+// begin shows that a step has started; the returned function ends it.
 func (s *screen) begin(name, doing string) (done func(detail string)) {
 	started := time.Now()
 	s.printf(s.color, "  \033[33m◌\033[0m %-14s %s…", name, doing)
@@ -96,7 +96,7 @@ func (s *screen) timeline(total float64) {
 	}
 }
 
-// passed shows the end of a walk that arrived; it returns the exit code.
+// passed shows the end of a successful run and returns the exit code.
 func (s *screen) passed(r result) int {
 	r.Steps, r.Seconds = s.steps, time.Since(s.began).Seconds()
 	s.timeline(r.Seconds)
@@ -109,7 +109,7 @@ func (s *screen) passed(r result) int {
 	return s.printJSON(r, 0)
 }
 
-// failed shows the end of a walk that did not arrive; it returns the exit code.
+// failed shows the end of a failed run and returns the exit code.
 func (s *screen) failed(err error) int {
 	if errors.Is(err, context.Canceled) {
 		s.printf(true, "\n")

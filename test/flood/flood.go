@@ -1,4 +1,4 @@
-// Package flood has hostile clients of an HTTP server, for tests.
+// Package flood implements hostile clients of an HTTP server, for tests.
 package flood
 
 import (
@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind names what a hostile client does with a connection.
+// Kind is the behaviour of a hostile client on a connection.
 type Kind string
 
 // The kinds.
@@ -25,12 +25,12 @@ const (
 	Unfinished Kind = "unfinished header" // sends a header of 1 MB that does not end
 	Slow       Kind = "slow header"       // sends a byte of a header now and then
 	Lines      Kind = "many lines"        // sends a header of many short lines
-	Unread     Kind = "unread answer"     // asks for the metrics and does not read them
-	Idle       Kind = "kept alive"        // reads the answer and keeps the connection
+	Unread     Kind = "unread answer"     // requests the metrics and does not read them
+	Idle       Kind = "kept alive"        // reads the response and keeps the connection
 	Body       Kind = "missing body"      // announces a body that it does not send
 	Preface    Kind = "HTTP/2 preface"    // begins to speak HTTP/2
 	Pipelined  Kind = "pipelined"         // sends many requests at once and reads nothing
-	Garbage    Kind = "garbage"           // sends what is no HTTP
+	Garbage    Kind = "garbage"           // sends data that is not HTTP
 )
 
 // Kinds returns all kinds.
@@ -47,8 +47,8 @@ type Attack struct {
 	made    atomic.Int64
 }
 
-// Start keeps n connections to addr until ctx ends, from the local address from; "": any.
-// One that the server ends is replaced a second later.
+// Start keeps n connections to addr until ctx ends, from the local address from; "": any. A connection
+// that the server ends is replaced a second later.
 func Start(ctx context.Context, from, addr string, kind Kind, n int) *Attack {
 	a := &Attack{}
 	for range n {
@@ -68,10 +68,10 @@ func Start(ctx context.Context, from, addr string, kind Kind, n int) *Attack {
 // Wait waits until all clients have ended.
 func (a *Attack) Wait() { a.clients.Wait() }
 
-// Made returns how many connections were made until now.
+// Made returns the number of connections made so far.
 func (a *Attack) Made() int { return int(a.made.Load()) }
 
-// What is sent, made once for all clients.
+// Payloads, built once for all clients.
 const begin = "GET /metrics HTTP/1.1\r\nHost: x\r\n"
 
 var (
@@ -132,14 +132,14 @@ func (a *Attack) once(ctx context.Context, from, addr string, k Kind) error {
 		return err
 	}
 	if k == Unread || k == Pipelined {
-		return holdUnread(ctx, conn)
+		return holdOpen(ctx, conn)
 	}
 	_, err = io.Copy(io.Discard, conn)
 	return err
 }
 
-// holdUnread waits until the server resets a connection from which nothing is read.
-func holdUnread(ctx context.Context, conn net.Conn) error {
+// holdOpen waits until the server resets a connection from which nothing is read.
+func holdOpen(ctx context.Context, conn net.Conn) error {
 	raw, err := conn.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		return err
@@ -165,8 +165,8 @@ func holdUnread(ctx context.Context, conn net.Conn) error {
 	return nil
 }
 
-// Probe asks for a path as the kubelet does, on a connection of its own, and returns
-// how long the answer took. An answer other than 200 is an error.
+// Probe requests a path as the kubelet does, on a new connection, and returns the response time. A
+// response other than 200 is an error.
 func Probe(ctx context.Context, addr, path string) (time.Duration, error) {
 	transport := &http.Transport{DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()

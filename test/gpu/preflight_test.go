@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// TestGPUPreflight shows what a preflight with its usual 10 s says of this machine.
-// That a GPU is slow is for a person to judge, who knows what else runs on it.
+// TestGPUPreflight prints the result of a preflight with its usual 10 s on this machine. Only a person who
+// knows what else runs on it can judge whether a GPU is slow.
 func TestGPUPreflight(t *testing.T) {
 	snap := machine(t)
 	page := filepath.Join(t.TempDir(), "preflight.html")

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// speeds is what a sample reports, as far as it is recorded.
+// speeds holds the recorded part of a sample's report.
 type speeds struct {
 	Device     string
 	UUID       string
@@ -27,14 +27,14 @@ type speeds struct {
 	}
 }
 
-// goal is the share of the peak that a figure is to reach; 0: there is none.
+// goal is the share of the peak that a figure should reach; 0: none.
 func goal(figure, capability string) float64 {
 	switch {
 	case figure == "copy":
 		return 0.90
 	case figure == "hostToDevice", figure == "deviceToHost", figure == "fp32":
 		return 0.85
-	case figure == "bf16" && strings.HasPrefix(capability, "9."): // Hopper, whose mma.sync is not its fastest way
+	case figure == "bf16" && strings.HasPrefix(capability, "9."): // Hopper, mma.sync is not its fastest instruction
 		return 0.55
 	case figure == "bf16" && strings.HasPrefix(capability, "8."):
 		return 0.75
@@ -42,7 +42,7 @@ func goal(figure, capability string) float64 {
 	return 0
 }
 
-// measurement is a page of docs/measurements, and what fell short of its goal.
+// measurement is a page of docs/measurements, and the figures that missed their goals.
 func measurement(s speeds, driver string, day time.Time) (page string, short []string) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s, %s\n\nDriver %s, CUDA %s, compute capability %s.\n\n", s.Device, day.Format(time.DateOnly), driver, s.CUDA, s.Capability)
@@ -67,7 +67,7 @@ func measurement(s speeds, driver string, day time.Time) (page string, short []s
 	return b.String(), short
 }
 
-// Speeds are measured where they are to be recorded: on a machine that does nothing else.
+// Speeds are measured only to be recorded, on a machine that does nothing else.
 func TestGPUSpeedsReachTheirGoals(t *testing.T) {
 	folder := os.Getenv("GPUREADY_MEASUREMENTS")
 	if folder == "" {

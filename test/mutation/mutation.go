@@ -1,6 +1,5 @@
-// Package mutation changes kernels, one instruction at a time, for tests that a
-// sample finds out whatever a GPU may do wrong: what is left over shows what is not
-// checked.
+// Package mutation changes kernels, one instruction at a time, to test that a sample detects any fault of a
+// GPU. Changes that go unnoticed show gaps in the checks.
 package mutation
 
 import (
@@ -15,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// opposite is what each opcode is changed to; "//" takes the instruction away.
+// opposite maps each opcode to its replacement; "//" removes the instruction.
 var opposite = map[string]string{
 	"add.rn.f32": "sub.rn.f32", "fma.rn.f32": "//", "selp.f32": "fma.rn.f32", "mov.f32": "neg.f32", "setp.gt.f32": "setp.lt.f32",
 	"add.s64": "sub.s64", "add.s32": "sub.s32", "and.b32": "or.b32", "or.b32": "and.b32", "sub.s32": "add.s32", "shl.b32": "shr.u32", "shl.b64": "shr.u64", "shr.s32": "shl.b32", "shr.u32": "shl.b32",
@@ -32,13 +31,13 @@ var opposite = map[string]string{
 
 var instruction = regexp.MustCompile(`(?m)^\t(@!?%p\d+ )?([a-z][a-z0-9_.]*)(.*);$`)
 
-// Change is a kernel with one instruction that is another.
+// Change is a kernel with one instruction replaced.
 type Change struct {
 	What string // "line 47: add.s64 %rd23, %rd23, %rd9 is sub.s64"
 	PTX  string
 }
 
-// Changes gives one for each instruction of some PTX.
+// Changes returns a change for each instruction of some PTX.
 func Changes(t testing.TB, ptx string) []Change {
 	t.Helper()
 	var all []Change
@@ -61,15 +60,15 @@ func Changes(t testing.TB, ptx string) []Change {
 	return all
 }
 
-// Driver loads a simulated driver into this process, where the soname then finds
-// it. A kernel that never ends is ended.
+// Driver loads a simulated driver into this process, where its soname can then be found. It ends kernels
+// that do not terminate.
 func Driver(t testing.TB, profile string) {
 	t.Helper()
 	libs, err := filepath.Glob(filepath.Join(built.DriverRoot(t, profile, "--gpus", "1"), "usr/lib/*/libcuda.so.1"))
 	if err != nil || len(libs) != 1 {
 		t.Fatalf("libcuda of the driver root: %v %v", libs, err)
 	}
-	// As the C library sees the environment, which Go's does not change.
+	// Set the C library's environment, which Go's os.Setenv does not change.
 	var setenv func(name, value string, overwrite int32) int32
 	purego.RegisterLibFunc(&setenv, purego.RTLD_DEFAULT, "setenv")
 	setenv("GPUSIM_INSTRUCTION_LIMIT", "20000000", 1)

@@ -1,6 +1,5 @@
-// Package notebook has the scenario of deployments/static/examples/notebook.yaml: a person
-// opens the notebook in a browser, gives the token and runs it on a simulated GPU. `make
-// e2e-notebook` plays it.
+// Package notebook tests deployments/static/examples/notebook.yaml: a person opens the notebook in a browser,
+// enters the token and runs it on a simulated GPU. `make e2e-notebook` runs it.
 package notebook
 
 import (
@@ -55,12 +54,12 @@ func TestNotebook(t *testing.T) {
 		given = m[1]
 		return nil
 	})
-	seeTheNotebookRun(t, forward(t, s), given, filepath.Join(filepath.Dir(archive), "notebook.png"))
+	runNotebook(t, forward(t, s), given, filepath.Join(filepath.Dir(archive), "notebook.png"))
 	require.Contains(t, s.Kubectl(t, "exec", "deployment/notebook", "--", "cat", "/home/jovyan/gpu.ipynb"), "PASSED (SIMULATED)", "it is saved")
 }
 
-// forward runs kubectl port-forward and returns the address at which the Service answers: a
-// test cluster has no kube-proxy, which would serve the node port.
+// forward runs kubectl port-forward and returns the Service's local address: a test cluster has no
+// kube-proxy to serve the node port.
 func forward(t *testing.T, s *e2e.Suite) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), s.KubectlPath(), "--kubeconfig", s.Kubeconfig, "port-forward", "service/notebook", ":80")
@@ -68,7 +67,7 @@ func forward(t *testing.T, s *e2e.Suite) string {
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Wait() }) // it ends with the test's context
+	t.Cleanup(func() { _ = cmd.Wait() }) // ends with the test's context
 	line, err := bufio.NewReader(out).ReadString('\n')
 	require.NoError(t, err)
 	m := regexp.MustCompile(`127\.0\.0\.1:\d+`).FindString(line)
@@ -76,9 +75,9 @@ func forward(t *testing.T, s *e2e.Suite) string {
 	return "http://" + m + "/"
 }
 
-// seeTheNotebookRun does in a browser what a person does, reads the notebook's output, and
-// writes a picture of it to a file.
-func seeTheNotebookRun(t *testing.T, address, token, picture string) {
+// runNotebook opens and runs the notebook in a browser as a person does, reads its output, and writes a
+// screenshot to a file.
+func runNotebook(t *testing.T, address, token, picture string) {
 	t.Helper()
 	cache, err := binaries.DefaultCache()
 	require.NoError(t, err)
@@ -113,7 +112,7 @@ func seeTheNotebookRun(t *testing.T, address, token, picture string) {
 
 	const file = `document.querySelector("#notebook_list a[href$='gpu.ipynb']")`
 	require.NoError(t, p.Wait(ctx, file))
-	require.NoError(t, p.Run(ctx, file+`.target = ""; `+file+`.click()`, nil)) // else it is another tab
+	require.NoError(t, p.Run(ctx, file+`.target = ""; `+file+`.click()`, nil)) // otherwise it opens another tab
 	require.NoError(t, p.Wait(ctx, `window.Jupyter?.notebook?.kernel?.info_reply?.status == "ok"`))
 	require.NoError(t, p.Run(ctx, `document.querySelector("#run_all_cells a").click()`, nil))
 	const prompts = `[...document.querySelectorAll(".code_cell .input_prompt")].map(e => e.innerText)`

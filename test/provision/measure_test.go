@@ -18,7 +18,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// TestProvision measures a cluster, and has measurements go wrong.
+// TestProvision measures a cluster, and checks failing measurements.
 func TestProvision(t *testing.T) {
 	s := up(t, cluster.Config{})
 	for _, c := range []struct {
@@ -77,8 +77,7 @@ func (s *suite) reset(t *testing.T) {
 	s.tellError(t, rep)
 }
 
-// tellError prints how long after the kubelet's own log had them the last sample's moments
-// were seen.
+// tellError prints how much later than the kubelet's own log the last sample's events were observed.
 func (s *suite) tellError(t *testing.T, rep *report.Report) {
 	t.Helper()
 	last := rep.Samples[len(rep.Samples)-1]
@@ -107,7 +106,7 @@ func (s *suite) tellError(t *testing.T, rep *report.Report) {
 	require.Positive(t, found)
 }
 
-// reboot restarts the node by a command.
+// reboot restarts the node with a command.
 func (s *suite) reboot(t *testing.T) {
 	s.ready(t)
 	fifo := filepath.Join(t.TempDir(), "reboot")
@@ -131,7 +130,7 @@ func (s *suite) reboot(t *testing.T) {
 	s.nothingLeft(t)
 }
 
-// away takes the API server away from the measuring program for 30 s in the middle of a sample.
+// away disconnects the measuring program from the API server for 30 s in the middle of a sample.
 func (s *suite) away(t *testing.T) {
 	s.ready(t)
 	p := s.proxy(t)
@@ -159,7 +158,7 @@ func (s *suite) away(t *testing.T) {
 	s.nothingLeft(t)
 }
 
-// evicted deletes the workload under the measurement.
+// evicted deletes the workload during the measurement.
 func (s *suite) evicted(t *testing.T) {
 	s.ready(t)
 	r := s.start(t, s.Kubeconfig, "--test", "reset", "--samples", "1", "--drop", "0")
@@ -173,7 +172,7 @@ func (s *suite) evicted(t *testing.T) {
 	s.nothingLeft(t)
 }
 
-// noNode asks for a node that nobody adds.
+// noNode requests a node that nobody adds.
 func (s *suite) noNode(t *testing.T) {
 	s.ready(t)
 	r := s.start(t, s.Kubeconfig, "--test", "scale-from-zero", "--samples", "1", "--timeout", "5s")
@@ -189,7 +188,7 @@ func (s *suite) noNode(t *testing.T) {
 	s.nothingLeft(t)
 }
 
-// greedy is a workload that no node has room for.
+// greedy runs a workload for which no node has room.
 func (s *suite) greedy(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "pod.yaml")
@@ -205,7 +204,7 @@ spec:
 	return path
 }
 
-// interrupted is Ctrl-C in the middle of a sample.
+// interrupted sends SIGINT in the middle of a sample.
 func (s *suite) interrupted(t *testing.T) {
 	s.ready(t)
 	r := s.start(t, s.Kubeconfig, "--test", "reset", "--samples", "5")
@@ -219,7 +218,7 @@ func (s *suite) interrupted(t *testing.T) {
 	s.nothingLeft(t)
 }
 
-// killed is kill -9 when the policy has been deleted: cleanup brings it back.
+// killed sends SIGKILL after the policy has been deleted: cleanup restores it.
 func (s *suite) killed(t *testing.T) {
 	s.ready(t)
 	r := s.start(t, s.Kubeconfig, "--test", "reset", "--samples", "5")

@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// proxy stands between a client and the API server, and can be cut: for the client the
-// API server is away then, and for the cluster it is not.
+// proxy is a proxy between a client and the API server that can be cut. The API server is then
+// unreachable for the client, but not for the cluster.
 type proxy struct {
 	Kubeconfig string
 
@@ -56,7 +56,7 @@ func (p *proxy) serve() {
 			return
 		}
 		server, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", p.server)
-		if err != nil || !p.keep(client, server) {
+		if err != nil || !p.add(client, server) {
 			_ = client.Close()
 			continue
 		}
@@ -70,8 +70,8 @@ func (p *proxy) serve() {
 	}
 }
 
-// keep notes a connection; false: the proxy is cut.
-func (p *proxy) keep(client, server net.Conn) bool {
+// add records a connection; it returns false if the proxy is cut.
+func (p *proxy) add(client, server net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cut {
@@ -82,7 +82,7 @@ func (p *proxy) keep(client, server net.Conn) bool {
 	return true
 }
 
-// setCut cuts all connections and takes no more, or takes them again.
+// setCut closes all connections and refuses new ones, or accepts them again.
 func (p *proxy) setCut(cut bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

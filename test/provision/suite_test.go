@@ -1,6 +1,5 @@
-// Package provision has the scenarios of gpu-provision on a real cluster: what it
-// measures, and what it says and leaves behind when a measurement goes wrong. `make
-// provision` plays them.
+// Package provision tests gpu-provision on a real cluster: its measurements, and its output and
+// leftovers when a measurement goes wrong. `make provision` runs the tests.
 package provision
 
 import (
@@ -26,7 +25,7 @@ import (
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
-// patience bounds what is waited for.
+// patience limits every wait.
 const patience = 2 * time.Minute
 
 type suite struct {
@@ -50,8 +49,8 @@ func up(t *testing.T, c cluster.Config) *suite {
 	return s
 }
 
-// ready waits until all nodes are proven and take pods. The condition alone may be what
-// an earlier installation has left.
+// ready waits until all nodes are proven and accept pods. The condition alone may be left over from an
+// earlier installation.
 func (s *suite) ready(t *testing.T) {
 	t.Helper()
 	s.World.UntilWithin(t, patience, "every node is proven", func() error {
@@ -67,10 +66,10 @@ func (s *suite) ready(t *testing.T) {
 	})
 }
 
-// run is gpu-provision measure, going on.
+// run is a running gpu-provision measure.
 type run struct {
 	cmd            *exec.Cmd
-	out            string // its folder
+	out            string // its output folder
 	stdout, stderr bytes.Buffer
 }
 
@@ -99,13 +98,13 @@ func (r *run) end(t *testing.T) int {
 	return 0
 }
 
-// interrupt is Ctrl-C.
+// interrupt sends SIGINT.
 func (r *run) interrupt(t *testing.T) {
 	t.Helper()
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGINT))
 }
 
-// report reads what the measurement has written.
+// report reads the measurement's report.
 func (r *run) report(t *testing.T) *report.Report {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(r.out, "report.json"))
@@ -115,15 +114,14 @@ func (r *run) report(t *testing.T) *report.Report {
 	return rep
 }
 
-// nothingLeft sees that a measurement has left nothing in the cluster, and that it has
-// its policy.
+// nothingLeft checks that a measurement has left nothing in the cluster, and that the policy exists.
 func (s *suite) nothingLeft(t *testing.T) {
 	t.Helper()
 	require.Empty(t, strings.TrimSpace(s.Kubectl(t, "get", "pods", "-A", "-l", step.WorkloadLabel, "-o", "name")))
 	require.Equal(t, "clusterpolicy.nvidia.com/gpu-cluster-policy", strings.TrimSpace(s.Kubectl(t, "get", "clusterpolicies", "-o", "name")))
 }
 
-// asked waits until GPUs have been asked for in a sample, as the log says.
+// asked waits until the log shows that a sample has requested GPUs.
 func (r *run) asked(t *testing.T, s *suite, sample int) {
 	t.Helper()
 	s.World.UntilWithin(t, patience, fmt.Sprintf("sample %d has begun", sample), func() error {

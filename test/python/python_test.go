@@ -1,6 +1,6 @@
-// Package python runs CUDA programs that nobody here wrote the clients of: Numba's CUDA
-// target and PyCUDA, as Debian ships them, on the simulated driver. Each of scripts/ checks
-// its results against numpy's, and Numba's own tests run, too.
+// Package python runs CUDA programs of third-party clients on the simulated driver: Numba's CUDA target
+// and PyCUDA, as packaged by Debian. Each program of scripts/ checks its results against numpy's, and
+// Numba's own tests run, too.
 package python
 
 import (
@@ -21,15 +21,15 @@ import (
 	"github.com/gpuready/gpuready/test/debian"
 )
 
-// machine is Python with its packages, and a driver root that it uses.
+// machine is Python with its packages, and the driver root that it uses.
 type machine struct {
 	python string
 	env    []string
 	driver string
 }
 
-// newMachine fetches the packages. They are NVIDIA's in part, and not ours to distribute:
-// the test is skipped unless the environment asks for them.
+// newMachine fetches the packages. Some are NVIDIA's, which we may not distribute, so the test is skipped
+// unless the environment enables it.
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	if os.Getenv("GPUREADY_PYTHON") == "" {
@@ -48,8 +48,8 @@ func newMachine(t *testing.T) *machine {
 		"PYTHONNOUSERSITE=1", "PYTHONDONTWRITEBYTECODE=1",
 		"LD_LIBRARY_PATH=" + strings.Join([]string{filepath.Join(m.driver, "usr/lib/x86_64-linux-gnu"), lib, lib + "/blas", lib + "/lapack"}, ":"),
 		"CUDA_HOME=" + toolkit(t, packages), "NUMBA_CUDA_USE_NVIDIA_BINDING=0",
-		// Numba asks the CUDA runtime for its version to know what libnvvm can do, and the
-		// runtime does not start on the simulated driver.
+		// Numba queries the CUDA runtime's version to determine the features of libnvvm, and the runtime does
+		// not start on the simulated driver.
 		"NUMBA_FORCE_CUDA_CC=9.0",
 		"KERNELS=" + filepath.Join(built.Root(), "simulator/cudatest/kernels"),
 	}
@@ -71,7 +71,7 @@ func toolkit(t *testing.T, packages string) string {
 	return home
 }
 
-// run runs Python and returns what it printed.
+// run runs Python and returns its output.
 func (m *machine) run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -101,7 +101,7 @@ func TestNumbaAndPyCUDARunTheirKernels(t *testing.T) {
 	}
 }
 
-// What failed is in gpusim's log, with the opcode, the line and CUDA's name of the error.
+// gpusim's log shows failures, with the opcode, the line and CUDA's name of the error.
 func TestTheLogNamesWhatPyCUDACouldNotRun(t *testing.T) {
 	m := newMachine(t)
 	path, err := filepath.Abs("scripts/pycuda_errors.py")

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// demo runs the built demo, sees that it leaves nothing behind, and returns
-// both streams and the exit code.
+// demo runs the built demo, checks that it leaves nothing behind, and returns both streams and the exit
+// code.
 func demo(t *testing.T, args ...string) (stdout, stderr string, exit int) {
 	t.Helper()
 	needDemo(t)
@@ -36,7 +36,7 @@ func demo(t *testing.T, args ...string) (stdout, stderr string, exit int) {
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
-// needDemo sees to it that all that the demo runs is there.
+// needDemo builds everything that the demo runs.
 func needDemo(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -48,8 +48,7 @@ func needDemo(t *testing.T) {
 	}
 }
 
-// mark is an environment variable that tells the processes of this test's demo
-// from those of others.
+// mark is an environment variable that distinguishes the processes of this test's demo from others.
 func mark(t *testing.T) string { return fmt.Sprintf("ROAD_TEST=%d/%s", os.Getpid(), t.Name()) }
 
 func TestDemoEndsWithAPassedJob(t *testing.T) {
@@ -126,7 +125,7 @@ func TestKilledDemoLeavesNoProcess(t *testing.T) {
 	requireNoTrace(t, p.PID())
 }
 
-// requireNoTrace finds what a demo could have left on the machine.
+// requireNoTrace checks for everything that a demo could have left on the machine.
 func requireNoTrace(t *testing.T, pid int) {
 	t.Helper()
 	left, err := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/*/gpuready-%d-*", pid))
@@ -137,8 +136,8 @@ func requireNoTrace(t *testing.T, pid int) {
 	require.NotContains(t, string(mounts), "/run/.node")
 }
 
-// requireNoProcess waits until no process of the demo is left: the kernel ends
-// them when the first process of the node ends, which takes it a moment.
+// requireNoProcess waits until no process of the demo is left: the kernel ends them when the first
+// process of the node ends, which takes a moment.
 func requireNoProcess(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {

@@ -1,5 +1,5 @@
-// Package road_test lets the built programs meet: toolkit, device plugin and
-// validator on a private node, with the in-process kubelet and runc.
+// Package road_test runs the built programs together: toolkit, device plugin and validator on a private
+// node, with the in-process kubelet and runc.
 package road_test
 
 import (
@@ -22,7 +22,7 @@ import (
 
 const resource = "nvidia.com/gpu"
 
-// within bounds each wait; what is waited for takes well under a second.
+// within limits each wait; the expected times are well under a second.
 func within(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
@@ -37,7 +37,7 @@ func startKubelet(t *testing.T) *kubelettest.Kubelet {
 	return k
 }
 
-// driver brings a simulated driver up where a driver container would.
+// driver starts a simulated driver at the path of a driver container's.
 func driver(t *testing.T, profile string) {
 	built.Gpusim(t, "up", "--profile", profile)
 }
@@ -60,8 +60,7 @@ func waitGPUs(t *testing.T, k *kubelettest.Kubelet, n int) kubelettest.Resource 
 	return r
 }
 
-// tools are programs that a container can be given, with the libraries that
-// Debian's and Ubuntu's need.
+// tools are programs for containers, with the libraries that Debian's and Ubuntu's versions need.
 func tools(t *testing.T) map[string]string {
 	files := map[string]string{"/usr/bin/vectoradd": built.Path(t, "vectoradd")}
 	for _, name := range []string{"sh", "ls", "libselinux.so.1", "libpcre2-8.so.0"} {
@@ -75,7 +74,7 @@ func tools(t *testing.T) map[string]string {
 	return files
 }
 
-// inside runs a command in a container of a pod that was admitted.
+// inside runs a command in a container of an admitted pod.
 func inside(t *testing.T, a kubelettest.Admission, deny bool, args ...string) (string, int) {
 	t.Helper()
 	var env []string

@@ -24,10 +24,10 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// version is the driver's, of its modules and of its user space.
+// version is the version of the driver's modules and user space.
 const version = "580.95.05"
 
-// The GPU on the PCI bus that simulator/pci makes.
+// The GPU on the PCI bus of simulator/pci.
 const (
 	profileName = "a100-80gb"
 	deviceID    = "0x20b2"
@@ -35,9 +35,9 @@ const (
 
 var address = state.PCI{Domain: 1}
 
-// userSpace makes what a driver's installer unpacks: libraries and programs, SIMULATED, and
-// among the libraries the state of the GPU. What a loaded driver has besides, device nodes
-// and files of /proc and /sys, is not in it: that is the kernel's here.
+// userSpace creates the files that a driver's installer unpacks: SIMULATED libraries and programs, and
+// among the libraries the state of the GPU. It creates no device nodes and no files of /proc and /sys,
+// which come from the kernel here.
 func userSpace(t *testing.T, at string) {
 	t.Helper()
 	p, err := profile.Get(profileName)
@@ -55,8 +55,8 @@ func userSpace(t *testing.T, at string) {
 	require.NoError(t, os.CopyFS(filepath.Join(at, "usr"), os.DirFS(filepath.Join(dir, "usr"))))
 }
 
-// driverImage writes the archive of a driver's image: gpuready/driver, and a layer with the
-// folder /driver that has modules for a kernel.
+// driverImage writes the archive of a driver's image: gpuready/driver, and a layer with the folder
+// /driver that holds modules for a kernel.
 func driverImage(t *testing.T, k *machine.Kernel, archive string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -79,7 +79,7 @@ func driverImage(t *testing.T, k *machine.Kernel, archive string) {
 	require.NoError(t, tarball.WriteToFile(archive, ref, image))
 }
 
-// layer makes a layer of the files below a folder, all of them root's.
+// layer returns a layer of the files below a folder, all owned by root.
 func layer(t *testing.T, dir string) gcr.Layer {
 	t.Helper()
 	var b bytes.Buffer

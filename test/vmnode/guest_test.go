@@ -21,12 +21,12 @@ const (
 	disk   = 8192 // MiB, of which it takes what is written
 	cpus   = 2
 
-	// reserved is the memory that the device on the PCI bus of simulator/pci lies in.
+	// reserved is the memory of the device on the PCI bus of simulator/pci.
 	reserved = "memmap=128M$0x60000000"
 )
 
-// needed are modules of the kernel for a node: containers' roots, pods' network, the
-// machine's own network card, and what the driver depends on.
+// needed are the kernel modules that a node needs: for containers' root file systems, the pods'
+// network, the machine's network card, and the driver.
 var needed = []string{"overlay", "veth", "bridge", "br_netfilter", "virtio_net", "ecc"}
 
 // guest is a virtual machine that is a node.
@@ -35,7 +35,7 @@ type guest struct {
 	*cluster.Guest
 }
 
-// boot boots a machine with what a node has on its disk, the archives of images among it.
+// boot boots a machine with a node's files on its disk, including the archives of images.
 func boot(t *testing.T, k *machine.Kernel, g *cluster.Guest, archives map[string]string) *guest {
 	t.Helper()
 	files := machine.Files{
@@ -62,8 +62,7 @@ func boot(t *testing.T, k *machine.Kernel, g *cluster.Guest, archives map[string
 	}), g}
 }
 
-// setUp does what the operating system of a node does: modules, network, and the GPU on the
-// PCI bus.
+// setUp does the work of a node's operating system: modules, network, and the GPU on the PCI bus.
 func (g *guest) setUp(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
@@ -79,7 +78,7 @@ func (g *guest) setUp(t *testing.T) {
 	require.Contains(t, g.MustRun(ctx, "cat", "/sys/bus/pci/devices/"+address.Address()+"/vendor"), "0x10de")
 }
 
-// start starts a program of the node, whose output is in a file of the node.
+// start starts a program of the node, whose output goes to a file of the node.
 func (g *guest) start(t *testing.T, program []string) {
 	t.Helper()
 	line := fmt.Sprintf("exec %s >>%s 2>&1", strings.Join(program, " "), logFile(program[0]))
@@ -91,8 +90,7 @@ func (g *guest) start(t *testing.T, program []string) {
 
 func logFile(program string) string { return "/var/log/" + filepath.Base(program) + ".log" }
 
-// tellLogs has the last lines of what the node's programs printed in the log of a test that
-// failed.
+// tellLogs logs the last lines of the node's programs if the test has failed.
 func (g *guest) tellLogs(t *testing.T) {
 	t.Helper()
 	if !t.Failed() {
@@ -106,12 +104,12 @@ func (g *guest) tellLogs(t *testing.T) {
 	t.Log(g.Run(ctx, "sh", "-c", "dmesg | tail -n 30; free; df; cat /proc/modules | head -n 40"))
 }
 
-// ctr runs ctr, which asks containerd.
+// ctr runs ctr, a client of containerd.
 func (g *guest) ctr(ctx context.Context, args ...string) machine.Result {
 	return g.Do(ctx, machine.Command{Args: append([]string{inside.Bin + "/ctr", "--namespace=k8s.io"}, args...), Timeout: patience})
 }
 
-// waitContainerd waits until containerd answers.
+// waitContainerd waits until containerd responds.
 func (g *guest) waitContainerd(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -129,7 +127,7 @@ func (g *guest) waitContainerd(t *testing.T) {
 	}
 }
 
-// importImages gives containerd the images of the archives on the disk.
+// importImages imports the archives on the disk into containerd.
 func (g *guest) importImages(t *testing.T, archives map[string]string) {
 	t.Helper()
 	for name := range archives {

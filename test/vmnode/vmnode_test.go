@@ -1,11 +1,9 @@
-// Package vmnode has the scenario of a whole node in a virtual machine: a kernel of
-// Debian's own, kubelet, containerd and our agents on it, joined to a control plane on this
-// machine. The driver container loads modules into that kernel, and the road from there
-// ends with a CUDA job. `make e2e-node` plays it.
+// Package vmnode tests a whole node in a virtual machine: one of Debian's kernels with kubelet,
+// containerd and our agents, joined to a control plane on this machine. The driver container loads
+// modules into that kernel, and the last step is a CUDA job. `make e2e-node` runs it.
 //
-// The GPU is SIMULATED: a device on a PCI bus of ours, stub modules, and the simulator's
-// user space. The kernel, the loading of modules, control groups v2, device nodes and who
-// may open them are real.
+// The GPU is SIMULATED: a device on our own PCI bus, stub modules, and the simulator's user space. The
+// kernel, the loading of modules, control groups v2, device nodes and their permissions are real.
 package vmnode
 
 import (
@@ -25,8 +23,8 @@ import (
 	"github.com/gpuready/gpuready/test/machine"
 )
 
-// patience is how long each step may take; what it takes is printed. A kubelet takes half a
-// minute to start where the processor is emulated.
+// patience limits each step; the actual time is printed. A kubelet takes half a minute to start on an
+// emulated processor.
 const patience = 10 * time.Minute
 
 const (
@@ -34,12 +32,12 @@ const (
 	imageVersion = "v0.1.0"
 )
 
-// imageArchive is the archive of one of our images.
+// imageArchive returns the archive of one of our images.
 func imageArchive(image string) string {
 	return filepath.Join(os.Getenv("GPUREADY_E2E"), "images", image+".tar")
 }
 
-// road is the way of one node from a bare kernel to a CUDA job, and how long its steps take.
+// road follows one node from a bare kernel to a CUDA job, and measures the steps.
 type road struct {
 	*e2e.Suite
 	guest *guest
@@ -80,7 +78,7 @@ func TestWholeNode(t *testing.T) {
 	r.travel(t)
 	first := r.steps
 
-	// The modules are gone with the kernel that they were loaded into.
+	// The modules are gone with the kernel into which they were loaded.
 	r.begin()
 	r.guest.Reboot(t.Context())
 	r.done(t, "the machine has booted again")
@@ -90,7 +88,7 @@ func TestWholeNode(t *testing.T) {
 	t.Logf("from a bare kernel:\n%s\nafter a reboot:\n%s\ngpuready: CUDA job PASSED (SIMULATED)", strings.Join(first, "\n"), strings.Join(r.steps, "\n"))
 }
 
-// begin begins to measure steps.
+// begin starts the measurement of steps.
 func (r *road) begin() {
 	r.began = time.Now()
 	r.last, r.steps = r.began, nil
@@ -106,14 +104,14 @@ func (r *road) done(t *testing.T, what string) {
 	t.Log(line)
 }
 
-// until waits for a step's end.
+// until waits for the end of a step.
 func (r *road) until(t *testing.T, what string, cond func() error) {
 	t.Helper()
 	r.World.UntilWithin(t, patience, what, cond)
 	r.done(t, what)
 }
 
-// allowSimulated has the validator vouch for a simulated driver.
+// allowSimulated makes the validator accept a simulated driver.
 const allowSimulated = `
 apiVersion: v1
 kind: ConfigMap
@@ -142,7 +140,7 @@ func (r *road) startKubelet(t *testing.T) {
 	})
 }
 
-// travel is the road from a node that is Ready to a CUDA job that has passed.
+// travel runs the steps from a Ready node to a passed CUDA job.
 func (r *road) travel(t *testing.T) {
 	t.Helper()
 	since := r.last
@@ -177,7 +175,7 @@ func (r *road) travel(t *testing.T) {
 	require.Contains(t, said, "Test PASSED (SIMULATED)\n")
 }
 
-// condition objects unless a condition of the node is true.
+// condition returns an error unless a condition of the node is true.
 func condition(w *e2e.World, kind corev1.NodeConditionType) error {
 	c := w.Condition(nodeName, kind)
 	if c == nil || c.Status != corev1.ConditionTrue {
@@ -186,8 +184,8 @@ func condition(w *e2e.World, kind corev1.NodeConditionType) error {
 	return nil
 }
 
-// podReady objects unless there is one pod with a label and all its containers run, were
-// started after a time, and are ready.
+// podReady returns an error unless there is exactly one pod with a label, and all its containers run, are
+// ready, and started after a given time.
 func (r *road) podReady(label string, since time.Time) error {
 	pods := r.World.Pods(e2e.Namespace, label)
 	if len(pods) != 1 {
@@ -195,7 +193,7 @@ func (r *road) podReady(label string, since time.Time) error {
 	}
 	s := pods[0].Status
 	late := func(c corev1.ContainerStatus) bool {
-		// The API has whole seconds.
+		// The API has a resolution of one second.
 		return c.Ready && c.State.Running != nil && !c.State.Running.StartedAt.Time.Before(since.Truncate(time.Second))
 	}
 	if len(s.ContainerStatuses) == 0 || slices.ContainsFunc(s.ContainerStatuses, func(c corev1.ContainerStatus) bool { return !late(c) }) {
@@ -209,13 +207,13 @@ func (g *guest) bootID(t *testing.T) string {
 	return strings.TrimSpace(g.MustRun(t.Context(), "cat", "/proc/sys/kernel/random/boot_id"))
 }
 
-// noModules sees to it that the kernel is bare.
+// noModules checks that no driver module is loaded.
 func (g *guest) noModules(t *testing.T) {
 	t.Helper()
 	require.NotRegexp(t, `(?m)^nvidia`, g.MustRun(t.Context(), "cat", "/proc/modules"))
 }
 
-// hasModules looks at the kernel itself.
+// hasModules checks the kernel itself.
 func (g *guest) hasModules(t *testing.T) {
 	t.Helper()
 	modules := g.MustRun(t.Context(), "cat", "/proc/modules")
@@ -225,8 +223,7 @@ func (g *guest) hasModules(t *testing.T) {
 	require.Contains(t, g.MustRun(t.Context(), "cat", "/proc/driver/nvidia/version"), version+"  SIMULATED")
 }
 
-// isProven looks at what the validator has left on the node, and at the device nodes, which
-// lead to the modules.
+// isProven checks the validator's files on the node, and the device nodes, which lead to the modules.
 func (g *guest) isProven(t *testing.T) {
 	t.Helper()
 	for _, step := range []string{"driver", "toolkit", "cuda", "plugin"} {

@@ -1,5 +1,5 @@
-// Package wire has the messages between a test and the agent inside a machine: one
-// JSON object a line, requests one way and responses the other.
+// Package wire defines the messages between a test and the agent inside a machine: one JSON object a line,
+// requests in one direction and responses in the other.
 package wire
 
 import (
@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Op names what a request asks for.
+// Op is the operation of a request.
 type Op string
 
 // The requests. What each of them uses of Request and Response stands beside it.
@@ -51,8 +51,8 @@ type Command struct {
 	Stdin []byte   `json:",omitempty"`
 }
 
-// Response is one line from the agent to the test. That with ID 0 is the first and
-// says that the agent serves.
+// Response is one line from the agent to the test. The first one has ID 0 and reports that the agent
+// serves.
 type Response struct {
 	ID     int
 	Error  string        `json:",omitempty"` // without the text of Errno
@@ -68,7 +68,7 @@ type Response struct {
 	Data   []byte        `json:",omitempty"`
 }
 
-// Err returns the error that a response carries; errors.Is finds its errno.
+// Err returns the error of a response; errors.Is finds its errno.
 func (r Response) Err() error {
 	switch {
 	case r.Errno != 0:

@@ -1,6 +1,6 @@
-// Command image builds a notebook image from Debian's packages: Jupyter, Numba, PyCUDA, our
-// samples and a notebook that uses them. What Numba compiles with is under NVIDIA's licence:
-// the image is for those who build it, and not for others.
+// Command image builds a notebook image from Debian's packages: Jupyter, Numba, PyCUDA, our samples and a
+// notebook that uses them. Numba's compiler parts are under NVIDIA's licence: the image is only for those
+// who build it.
 package main
 
 import (
@@ -26,7 +26,7 @@ import (
 //go:embed gpu.ipynb
 var notebook []byte
 
-// The user and the home that public notebook images have.
+// The user and the home of public notebook images.
 const (
 	user = "1000:100"
 	home = "/home/jovyan"
@@ -69,7 +69,7 @@ func build(ctx context.Context, bin, out, name string, samples []string) error {
 		set     debian.Set
 		without []string
 	}{
-		{debian.PythonCUDA, append([]string{"/usr/bin"}, unused...)}, // Python itself is Jupyter's
+		{debian.PythonCUDA, append([]string{"/usr/bin"}, unused...)}, // Python itself comes with Jupyter
 		{debian.Jupyter, unused},
 	} {
 		root, err := debian.Ensure(ctx, cache, layer.set, os.Stderr)
@@ -91,8 +91,8 @@ func build(ctx context.Context, bin, out, name string, samples []string) error {
 	return image.Write(out, i)
 }
 
-// links are those that Debian's packages make when they are installed, and the places in
-// which Numba looks for the parts of a CUDA toolkit.
+// links are the links that Debian's packages create when they are installed, and the places where Numba
+// looks for the parts of a CUDA toolkit.
 var links = map[string]string{
 	"/usr/lib/x86_64-linux-gnu/libblas.so.3":   "blas/libblas.so.3",
 	"/usr/lib/x86_64-linux-gnu/liblapack.so.3": "lapack/liblapack.so.3",
@@ -100,7 +100,7 @@ var links = map[string]string{
 	"/usr/lib/cuda/lib64/libcudart.so.11.0":    "/usr/lib/x86_64-linux-gnu/libcudart.so.11.0",
 }
 
-// unused are folders that a notebook does without: documentation, and what compiles CUDA's C++.
+// unused are folders that a notebook does not need: documentation, and CUDA's C++ compiler.
 var unused = []string{
 	"/usr/share/doc", "/usr/share/man", "/usr/share/info", "/usr/share/locale", "/usr/share/lintian", "/usr/include",
 	"/usr/lib/nvidia-cuda-toolkit/bin", "/usr/lib/nvidia-cuda-toolkit/compute-sanitizer",
