@@ -1,4 +1,4 @@
-# make help lists what there is to make.
+# make help lists the targets.
 BIN     ?= bin
 CC      := gcc
 GO      := go
@@ -9,18 +9,18 @@ CFLAGS  += -ffile-prefix-map=$(CURDIR)=. # the same bytes from any directory
 OPTIMISE := -O2
 CLANG   := clang-14
 
-# The race detector would let each program sleep for a second at its end.
+# Without this the race detector makes each program sleep for a second at its end.
 export GORACE := atexit_sleep_ms=0
 
-# nvml.h is the one of the go-nvml module, which clients are compiled with: in the module
-# cache or in a vendor folder, downloaded if need be. It is looked up once, when first used.
+# nvml.h comes from the go-nvml module, with which clients are compiled: from the module
+# cache or a vendor folder, downloaded if necessary. It is looked up once, on first use.
 NVML_DIR = $(eval NVML_DIR := $$(shell $(GO) list -e -find -f '{{.Dir}}' github.com/NVIDIA/go-nvml/pkg/nvml))$(or $(NVML_DIR),$(error go list does not find github.com/NVIDIA/go-nvml; run go mod download))
 NVML_CFLAGS = -I '$(NVML_DIR)' -ffile-prefix-map='$(NVML_DIR)'=go-nvml
 
 # go-nvml calls functions that nvml.h has marked as deprecated.
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations
 
-# V=1 shows the commands that build.
+# V=1 shows the build commands.
 ifndef V
 Q := @
 endif
@@ -133,7 +133,7 @@ $(addprefix $(BIN)/,$(CGO_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=1 $(GO) build $(TAGS) -trimpath -buildvcs=false $(RACEFLAG) -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_$*)
 
-# It asks registries, for which HTTP/1.1 does, and is 350 kB smaller without the other one.
+# It calls registries, for which HTTP/1.1 is enough, and is 350 kB smaller without HTTP/2.
 $(BIN)/gpu-driver: TAGS := $(TAGS),nethttpomithttp2
 
 $(addprefix $(BIN)/,$(STATIC_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)
@@ -156,7 +156,7 @@ $(BIN)/obj/nvml/%.o: OPTIMISE += -finstrument-functions
 $(BIN)/obj/nvml/%.o $(BIN)/lib/nvidia-smi: CFLAGS += $(NVML_CFLAGS)
 $(BIN)/obj/cuda/%.o: OPTIMISE := -O3 -ffp-contract=off
 
-# go.mod says which nvml.h it is.
+# go.mod determines the version of nvml.h.
 $(BIN)/obj/%.o: simulator/%.c $(C_HEADERS) go.mod | packages-build
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(OPTIMISE) -c $< -o $@
@@ -188,12 +188,12 @@ $(BIN)/tools/govulncheck: .ci/tools/go.mod
 	@echo '  build $@'
 	$(Q)$(GO) build -modfile=.ci/tools/go.mod -o $@ golang.org/x/vuln/cmd/govulncheck
 
-# It makes images of precompiled drivers, for the Makefiles in driver/precompiled.
+# It builds images of precompiled drivers, for the Makefiles in driver/precompiled.
 $(BIN)/tools/precompiled: $(GO_SOURCES)
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=0 $(GO) build $(TAGS) -trimpath -buildvcs=false -o $@ ./driver/precompiled
 
-# The end-to-end tests install with it, and a chart is packaged by it.
+# The end-to-end tests install with it, and it packages the chart.
 $(BIN)/tools/helm: .ci/helm/go.mod
 	@echo '  build $@ (minutes, the first time)'
 	$(Q)cd .ci/helm && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) helm.sh/helm/v4/cmd/helm

@@ -1,7 +1,7 @@
 # The real Cluster Autoscaler on a real cluster; see docs/autoscaling.md.
 #
 #	make autoscaler                                        0 to 3 GPU nodes, until Ctrl-C
-#	make autoscaler AUTOSCALER_ARGS='--boot-delay 60s'     whose drivers take a minute longer
+#	make autoscaler AUTOSCALER_ARGS='--boot-delay 60s'     the same, with drivers that take a minute longer
 #	make e2e-autoscaler                                    the scenarios
 AUTOSCALER_ARGS ?=
 

@@ -28,10 +28,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// bootDelay is how much longer a node's driver takes than the node itself.
+// bootDelay is the additional start time of a node's driver.
 const bootDelay = time.Minute
 
-// patience is how long anything may take.
+// patience limits how long anything may take.
 const patience = 5 * time.Minute
 
 // suite is a cluster for the scenarios. Each scenario begins and ends without a GPU node, and has

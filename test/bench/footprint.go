@@ -13,7 +13,7 @@ import (
 
 const megabyte = 1e6
 
-// idle is how long a plugin is idle before its memory is measured.
+// idle is the time that a plugin is idle before its memory is measured.
 const idle = time.Second
 
 // memory measures the plugin's peak memory, and how much of its final memory is private rather

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Grace is how long a process may take to end after SIGTERM.
+// Grace limits the time that a process may take to end after SIGTERM.
 const Grace = 20 * time.Second
 
 // Process is a running program of a test. It keeps the output, both streams in one.

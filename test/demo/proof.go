@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// settled is how long a refused layer must stay so before it counts as final: the validator needs time
+// settled is the time after which a refused layer counts as final: the validator needs time
 // to notice that something became ready.
 const settled = 5 * time.Second
 

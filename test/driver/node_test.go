@@ -20,7 +20,7 @@ const (
 	driverRoot = "/run/nvidia/driver"
 	readyFile  = "/run/nvidia/validations/.driver-ctr-ready"
 	version    = "580.95.05"
-	// gone is how long a process may take to end in an emulated machine.
+	// gone limits how long a process may take to end in an emulated machine.
 	gone = time.Minute
 )
 

@@ -8,7 +8,7 @@ E2E_ARGS ?=
 RESTARTS ?= 200
 NEXT     := v0.1.1
 
-# Those of a target of their own.
+# Tests with a separate target.
 APART := ^Test(DevicePlugin|KubeletRestarts)
 
 E2E_RUN = GPUREADY_E2E='$(CURDIR)/$(BIN)' $(GO) test $(TAGS) -count=1 -v ./test/e2e

@@ -24,8 +24,8 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// newcomerEvery is how often, counted in restarts, a pod is created just before the kubelet is
-// killed.
+// newcomerEvery is the number of restarts per new pod, which is created just before the kubelet
+// is killed.
 const newcomerEvery = 4
 
 // TestKubeletRestarts kills a kubelet again and again under pods that hold 4 of its 8 GPUs. No
@@ -177,7 +177,7 @@ func (l *kubeletLog) readLines(t *testing.T) []byte {
 	return data[:end]
 }
 
-// life is what a kubelet logs about its device plugins, from its start.
+// life holds a kubelet's log entries about its device plugins, from its start.
 type life struct {
 	listening, registered, listed time.Time
 	registrations                 int

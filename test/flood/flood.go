@@ -38,7 +38,7 @@ func Kinds() []Kind {
 	return []Kind{Silent, Unfinished, Slow, Lines, Unread, Idle, Body, Preface, Pipelined, Garbage}
 }
 
-// pause is how long a client waits before it connects again.
+// pause is the delay before a client connects again.
 const pause = time.Second
 
 // Attack is a number of hostile clients.

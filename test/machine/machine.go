@@ -41,7 +41,7 @@ const (
 	// patience bounds each request that names no deadline of its own.
 	patience = time.Minute
 
-	// consoleLines is how much of the console is logged where a test failed.
+	// consoleLines is the number of console lines logged after a failure.
 	consoleLines = 150
 )
 

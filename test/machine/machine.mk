@@ -10,7 +10,7 @@ e2e-driver: packages-build packages-images packages-machine ## drive real kernel
 	$(GO) test $(TAGS) -count=1 -v -timeout 20m -parallel 2 -p 1 $(E2E_ARGS) ./test/machine/... ./test/driver/... && \
 	echo "e2e-driver: passed in $$(($$(date +%s) - began)) s"
 
-# It fetches and builds what is NVIDIA's, under NVIDIA's licence: nothing else asks for it.
+# It fetches and builds NVIDIA's own sources, under NVIDIA's licence: no other target does.
 .PHONY: e2e-driver-real
 e2e-driver-real: packages-build packages-machine packages-containers
 	@$(MAKE) --no-print-directory $(addprefix $(BIN)/,gpu-driver gpu-toolkit gpu-cdi-hook vectoradd)

@@ -3,8 +3,8 @@
 #	make notebook-image                 bin/notebook/notebook.tar, of Debian's packages
 #	make e2e-notebook                   a cluster, the notebook's manifest, headless Chromium
 #
-# The image has parts that are NVIDIA's, under NVIDIA's licence: who builds it may use it, and
-# nothing else asks for them. What the browser saw is then in bin/notebook/notebook.png.
+# The image has parts of NVIDIA's, under NVIDIA's licence: only those who build it may use it, and
+# no other target needs them. A screenshot of the browser is then in bin/notebook/notebook.png.
 NOTEBOOK := $(BIN)/notebook/notebook.tar
 NOTEBOOK_SAMPLES := vectoradd reduction gemm bandwidth memtest
 

@@ -3,7 +3,7 @@
 #	make e2e-operator                                  all scenarios
 #	make e2e-operator E2E_ARGS='-run Precompiled'      some of them
 #	make e2e-operator-kills KILLS=50                   the operator killed 50 times during an upgrade
-#	make e2e-operator-rights                           its rights alone, one taken away at a time
+#	make e2e-operator-rights                           only its rights, revoked one at a time
 #	make e2e-operator-olm                              the bundle, by the Operator Lifecycle Manager
 KILLS ?= 8
 
@@ -29,7 +29,7 @@ $(BIN)/standin: $(wildcard test/operator/standin/*.go)
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./test/operator/standin
 
-# What a cluster with the Operator Lifecycle Manager knows, as its own module has it.
+# The CRDs of the Operator Lifecycle Manager, from its own module.
 $(BIN)/olm/clusterserviceversions.json: .ci/olm/go.mod .ci/olm/main.go | packages-build
 	@echo '  build $@'
 	@mkdir -p $(@D)

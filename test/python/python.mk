@@ -1,9 +1,9 @@
-# CUDA programs that are not ours, on the simulator: Numba and PyCUDA, as Debian ships them.
+# Third-party CUDA programs on the simulator: Numba and PyCUDA, as packaged by Debian.
 #
 #	make e2e-python                                 all of them (a minute; the first time fetches 230 MB)
 #	make e2e-python E2E_ARGS='-run Numba'           some of them
 #
-# What they compile with is NVIDIA's, under NVIDIA's licence: nothing else asks for it.
+# They compile with NVIDIA's tools, under NVIDIA's licence: no other target needs those.
 .PHONY: e2e-python
 e2e-python: packages-build packages-runtimes ## run Numba's and PyCUDA's kernels on the simulated GPU (fetches parts of the CUDA toolkit)
 	@$(MAKE) --no-print-directory $(addprefix $(BIN)/,gpusim $(SIMULATOR))

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuready/gpuready/test/node"
 )
 
-// patience is how long anything may take before it counts as hung.
+// patience limits how long anything may take before it counts as hung.
 const patience = time.Minute
 
 // Root is the path of a node's host as a DaemonSet sees it, for --host-root. Later mounts on the
@@ -47,7 +47,7 @@ type Spec struct {
 	Annotations map[string]string // the pod's
 }
 
-// Status is what a runtime reports about itself.
+// Status is a runtime's report about itself.
 type Status struct {
 	Version  string
 	Handlers []string // by name, in order; includes "" if the runtime lists the default

@@ -1,4 +1,4 @@
-# What a hostile image author, pod author or neighbour tries on a real node.
+# Attacks of a hostile image author, pod author or neighbour on a real node.
 #
 #	make e2e-security                                   all of it
 #	make e2e-security E2E_ARGS='-run Security/metrics'  some of it

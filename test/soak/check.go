@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/internal/kubelettest"
 )
 
-// checkInterval is how often the served devices are compared with the expected ones.
+// checkInterval is the interval at which the served devices are compared with the expected ones.
 const checkInterval = 50 * time.Millisecond
 
 // check compares the served devices with the expected ones, and records since when a GPU differs.

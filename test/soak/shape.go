@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// shape is what a configuration turns whole GPUs into. MIG devices are the same in every shape.
+// shape describes how a configuration presents whole GPUs. MIG devices are the same in every shape.
 // A GPU that recovers after a quiet time always does so after a moment.
 type shape struct {
 	what     string

@@ -1,7 +1,7 @@
-# Everything at once and at random, for as long as is asked.
+# All kinds of events at once and at random, for a given time.
 #
 #	make soak                                              30 minutes
-#	make soak SOAK_ARGS='--duration 2m --seed 1568384379'  as another one was, shorter
+#	make soak SOAK_ARGS='--duration 2m --seed 1568384379'  repeats a run with its seed, shorter
 SOAK_ARGS ?=
 
 .PHONY: soak

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// needed is what containers need on a machine that is itself a container, in a configuration of
-// version 2.
+// needed holds the settings that containers need on a machine that is itself a container, in
+// a configuration of version 2.
 const needed = `
   [plugins."io.containerd.grpc.v1.cri"]
     sandbox_image = "gpuready.test/pause:1"
@@ -36,7 +36,7 @@ const (
 	dropIns  = "/etc/containerd/conf.d/"
 )
 
-// arrangements are those that all our containerd versions read.
+// arrangements are the layouts that all our containerd versions read.
 var arrangements = []arrangement{
 	{name: "no file"},
 	{name: "an empty file", files: map[string]string{mainFile: ""}},
@@ -81,7 +81,7 @@ var version1 = arrangement{
 `},
 }
 
-// since2 are arrangements that only containerd 2 reads.
+// since2 are the layouts that only containerd 2 reads.
 var since2 = []arrangement{
 	{
 		name: "version 2 with a drop-in of version 3", runs: true,

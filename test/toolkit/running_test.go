@@ -178,7 +178,7 @@ func TestEachInjectedDeviceHasItsLink(t *testing.T) {
 	gpuToolkit(t, "restore")
 }
 
-// What systemd then does in a hierarchy of version 1: it forbids a container's group all devices, then
+// In a hierarchy of version 1 systemd then forbids a container's group all devices, then
 // allows those that the OCI runtime passed, which are the linux.resources.devices of the container's
 // configuration. A GPU that was added behind the runtime's back is lost then; ours is listed there.
 func TestAGPUStaysWhenDeviceRulesAreRewritten(t *testing.T) {

@@ -1,4 +1,4 @@
-# The validator on a real node: layers broken in real ways, and mended.
+# The validator on a real node: layers broken in realistic ways, and repaired.
 #
 #	make e2e-validator                                  all of them
 #	make e2e-validator E2E_ARGS='-run /module'          some of them

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// unusedFor is how long an unused entry is kept.
+	// unusedFor is the time for which an unused entry is kept.
 	unusedFor = 30 * 24 * time.Hour
 	// unfinished begins the name of a folder that is being filled.
 	unfinished = ".building-"

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// lifetime is how long certificates are valid.
+// lifetime is the validity of certificates.
 const lifetime = 30 * 24 * time.Hour
 
 // Authority signs certificates.

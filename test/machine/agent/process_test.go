@@ -25,7 +25,7 @@ func TestProcesses(t *testing.T) {
 	require.Equal(t, wire.Response{Exited: true, Code: 4, Stdout: []byte("in\n"), Stderr: []byte("err\n"), Wall: r.Wall}, r)
 	require.Equal(t, int(unix.SIGTERM), run("kill $$").Signal)
 
-	// What is beyond the limit is counted, and the process does not block.
+	// Output beyond the limit is counted, and the process does not block.
 	r = run("head -c 1048586 /dev/zero")
 	require.True(t, strings.HasSuffix(string(r.Stdout), "\n[10 more bytes]\n"))
 
