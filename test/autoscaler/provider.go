@@ -148,13 +148,13 @@ func (p *Provider) register(s *grpc.Server) {
 }
 
 // method turns a function into a gRPC method.
-func method[In, Out any](name string, answer func(*In) (*Out, error)) grpc.MethodDesc {
+func method[In, Out any](name string, response func(*In) (*Out, error)) grpc.MethodDesc {
 	return grpc.MethodDesc{MethodName: name, Handler: func(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
 		in := new(In)
 		if err := decode(in); err != nil {
 			return nil, err
 		}
-		return answer(in)
+		return response(in)
 	}}
 }
 

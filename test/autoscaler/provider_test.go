@@ -131,10 +131,10 @@ func TestOptionalMethodsAreNotImplemented(t *testing.T) {
 func TestTheTemplateIsANode(t *testing.T) {
 	p := NewProvider(Group{Name: "gpu", Template: corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "as-new"}}}, &yard{}, nil)
 	defer p.Close()
-	var answer template
-	require.NoError(t, serve(t, p)("NodeGroupTemplateNodeInfo", &groupID{ID: "gpu"}, &answer))
+	var response template
+	require.NoError(t, serve(t, p)("NodeGroupTemplateNodeInfo", &groupID{ID: "gpu"}, &response))
 	var node corev1.Node
-	require.NoError(t, node.Unmarshal(answer.Node))
+	require.NoError(t, node.Unmarshal(response.Node))
 	require.Equal(t, "as-new", node.Name)
 }
 

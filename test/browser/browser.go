@@ -114,12 +114,12 @@ func (b *Browser) receive(answers *os.File) {
 
 // call sends a command and decodes its result into result, if that is not nil.
 func (b *Browser) call(ctx context.Context, session, method string, params, result any) error {
-	answer := make(chan message, 1)
+	response := make(chan message, 1)
 	b.mu.Lock()
 	b.last++
 	data, err := json.Marshal(message{ID: b.last, Session: session, Method: method, Params: params})
 	if err == nil {
-		b.waiting[b.last] = answer
+		b.waiting[b.last] = response
 		_, err = b.commands.Write(append(data, 0))
 	}
 	b.mu.Unlock()
@@ -127,7 +127,7 @@ func (b *Browser) call(ctx context.Context, session, method string, params, resu
 		return fmt.Errorf("%s: %w", method, err)
 	}
 	select {
-	case m := <-answer:
+	case m := <-response:
 		if m.Error != nil {
 			return fmt.Errorf("%s: %s", method, m.Error.Message)
 		}

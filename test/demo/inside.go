@@ -18,8 +18,8 @@ func inside(ctx context.Context, o options) int {
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	r := newRoad(o, s)
-	err := r.walk(ctx)
+	r := newPipeline(o, s)
+	err := r.run(ctx)
 	r.end()
 	if err != nil {
 		return s.failed(err)

@@ -17,7 +17,7 @@ const settled = 5 * time.Second
 var errSettled = errors.New("nothing has changed since")
 
 // validator waits for the proofs of all layers.
-func (r *road) validator(ctx context.Context) (string, error) {
+func (r *pipeline) validator(ctx context.Context) (string, error) {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	timer := time.AfterFunc(stepTimeout, func() {})

@@ -35,8 +35,8 @@ const (
 // stepTimeout limits each step; a step takes well under a second.
 const stepTimeout = 30 * time.Second
 
-// road is one run of the demo.
-type road struct {
+// pipeline is one run of the demo.
+type pipeline struct {
 	o       options
 	s       *screen
 	agents  []*agent
@@ -45,14 +45,14 @@ type road struct {
 	output  string
 }
 
-func newRoad(o options, s *screen) *road { return &road{o: o, s: s} }
+func newPipeline(o options, s *screen) *pipeline { return &pipeline{o: o, s: s} }
 
-func (r *road) result() result {
+func (r *pipeline) result() result {
 	return result{Driver: r.gpus.Driver.Version, Simulated: r.gpus.Driver.Simulated, GPUs: len(r.gpus.Devices), Output: r.output}
 }
 
-// walk runs all steps in order.
-func (r *road) walk(ctx context.Context) error {
+// run runs all steps in order.
+func (r *pipeline) run(ctx context.Context) error {
 	// An agent that ends by itself, or reports a failure, ends the run.
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -93,7 +93,7 @@ func (r *road) walk(ctx context.Context) error {
 }
 
 // explain adds advice to an error.
-func (r *road) explain(name, next string, err error) error {
+func (r *pipeline) explain(name, next string, err error) error {
 	var at *stepError
 	if errors.As(err, &at) {
 		name = at.step
@@ -112,7 +112,7 @@ func (r *road) explain(name, next string, err error) error {
 }
 
 // end ends the agents.
-func (r *road) end() {
+func (r *pipeline) end() {
 	var all sync.WaitGroup
 	for _, a := range r.agents {
 		all.Go(a.end)
@@ -124,7 +124,7 @@ func (r *road) end() {
 }
 
 // findDriver reports whether the machine has a GPU of its own.
-func (r *road) findDriver(ctx context.Context) bool {
+func (r *pipeline) findDriver(ctx context.Context) bool {
 	src, err := nvml.Open(nvml.Options{DriverRoot: "/", Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return false
@@ -139,7 +139,7 @@ func (r *road) findDriver(ctx context.Context) bool {
 }
 
 // startAgents starts the programs that run on every node, before there is a driver.
-func (r *road) startAgents(ctx context.Context, fail context.CancelCauseFunc, real bool) (string, error) {
+func (r *pipeline) startAgents(ctx context.Context, fail context.CancelCauseFunc, real bool) (string, error) {
 	var echo io.Writer
 	if r.o.verbose {
 		echo = os.Stderr
@@ -177,7 +177,7 @@ func (r *road) startAgents(ctx context.Context, fail context.CancelCauseFunc, re
 }
 
 // driver starts a driver, unless the machine has one.
-func (r *road) driver(ctx context.Context, real bool) (string, error) {
+func (r *pipeline) driver(ctx context.Context, real bool) (string, error) {
 	if !real {
 		args := []string{"up", "--profile", r.o.profile}
 		if r.o.gpus > 0 {
@@ -210,7 +210,7 @@ func (r *road) driver(ctx context.Context, real bool) (string, error) {
 }
 
 // toolkit waits until the toolkit reports that GPUs can be injected.
-func (r *road) toolkit(ctx context.Context) (string, error) {
+func (r *pipeline) toolkit(ctx context.Context) (string, error) {
 	state, err := waitReady(ctx, nodestate.Toolkit)
 	if err != nil {
 		return "", err
@@ -223,7 +223,7 @@ func (r *road) toolkit(ctx context.Context) (string, error) {
 }
 
 // devicePlugin waits until the kubelet can allocate every GPU.
-func (r *road) devicePlugin(ctx context.Context) (string, error) {
+func (r *pipeline) devicePlugin(ctx context.Context) (string, error) {
 	got, err := r.kubelet.Wait(ctx, resource, func(res kubelettest.Resource) bool { return res.Allocatable == len(r.gpus.Devices) })
 	if err != nil {
 		return "", fmt.Errorf("the kubelet can allocate %d of %d %s: %w", got.Allocatable, len(r.gpus.Devices), resource, err)
@@ -232,7 +232,7 @@ func (r *road) devicePlugin(ctx context.Context) (string, error) {
 }
 
 // pod runs the CUDA job as a user would.
-func (r *road) pod(ctx context.Context) (string, error) {
+func (r *pipeline) pod(ctx context.Context) (string, error) {
 	admitted, err := r.kubelet.Admit(ctx, kubelettest.Pod{Namespace: "default", Name: "vectoradd", Container: "vectoradd", Requests: map[string]int{resource: 1}})
 	if err != nil {
 		return "", err
@@ -292,7 +292,7 @@ func waitReady(ctx context.Context, c nodestate.Component) (nodestate.State, err
 }
 
 // breakCDI makes the folder for CDI specs read-only, if requested.
-func (r *road) breakCDI() error {
+func (r *pipeline) breakCDI() error {
 	if r.o.breaks != "cdi" {
 		return nil
 	}

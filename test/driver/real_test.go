@@ -187,13 +187,13 @@ func reportsPersistenced(n *node) {
 	n.until(p, "driver daemon ended")
 	n.until(p, "msg=ready")
 	r, _ := p.Output(ctx)
-	var said []string
+	var reported []string
 	for line := range strings.Lines(r.Stderr) {
 		if strings.Contains(line, "nvidia-persistenced") {
-			said = append(said, line)
+			reported = append(reported, line)
 		}
 	}
-	n.t.Log(strings.Join(said, ""))
+	n.t.Log(strings.Join(reported, ""))
 	n.t.Log(n.Run(ctx, "sh", "-c", "cat /run/nvidia/validations/.driver-daemons-status; cat /run/nvidia/gpuready/driver/state.json"))
 	require.Contains(n.t, r.Stderr, "nvidia-persistenced failed to initialize. Check syslog for more details.")
 	require.Contains(n.t, r.Stderr, "Failed to query NVIDIA devices. Please ensure that the NVIDIA device files (/dev/nvidia*) exist")

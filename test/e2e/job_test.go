@@ -30,17 +30,17 @@ func theValidationJobFailsWithAReasonOnABadOne(t *testing.T, s *Suite) {
 	}
 	s.Apply(t, "validation-job.yaml")
 	s.waitJob(t, batchv1.JobFailed)
-	var said string
+	var output string
 	for _, p := range s.World.Pods(Namespace, "app="+validation) {
 		for _, c := range p.Status.ContainerStatuses {
 			if end := c.State.Terminated; end != nil {
 				require.EqualValues(t, 12, end.ExitCode)
-				said = end.Message
+				output = end.Message
 			}
 		}
 	}
-	require.Contains(t, said, "cuda: ")
-	require.Contains(t, said, "is wrong: expected")
+	require.Contains(t, output, "cuda: ")
+	require.Contains(t, output, "is wrong: expected")
 	s.Delete(t, "validation-job.yaml")
 	for gpu := range 8 {
 		s.Gpusim(t, node, "memfault", "--gpu", strconv.Itoa(gpu), "--kind", "none")

@@ -57,9 +57,9 @@ func aDividedGPUIsResourcesOfTheirOwn(t *testing.T, s *Suite) {
 		require.Falsef(t, given[parts[0].uuid], "%s is given twice", parts[0].uuid)
 		given[parts[0].uuid] = true
 	}
-	said, phase := s.Result(t, Job{Name: "middle", GPUs: 1, Resource: middleMIG})
-	require.Equal(t, corev1.PodSucceeded, phase, said)
-	require.Contains(t, said, "Test PASSED")
+	output, phase := s.Result(t, Job{Name: "middle", GPUs: 1, Resource: middleMIG})
+	require.Equal(t, corev1.PodSucceeded, phase, output)
+	require.Contains(t, output, "Test PASSED")
 	s.requireFree(t, "n1", 7) // the undivided ones
 	require.Equal(t, before, s.pluginContainer(t, "n1"))
 }
@@ -73,9 +73,9 @@ func aChangedLayoutIsServedWithoutRestart(t *testing.T, s *Suite) {
 	before := s.pluginContainer(t, "n1")
 	s.Gpusim(t, "n1", "mig", "--gpu", "0", "--layout", "7g.80gb")
 	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 0, middleMIG: 0, wholeMIG: 1})
-	said, phase := s.Result(t, Job{Name: "all-of-it", GPUs: 1, Resource: wholeMIG})
-	require.Equal(t, corev1.PodSucceeded, phase, said)
-	require.Contains(t, said, "Test PASSED")
+	output, phase := s.Result(t, Job{Name: "all-of-it", GPUs: 1, Resource: wholeMIG})
+	require.Equal(t, corev1.PodSucceeded, phase, output)
+	require.Contains(t, output, "Test PASSED")
 
 	// In quick succession: the kubelet applies a back-off to containers that end like that.
 	for _, layout := range []string{"3g.40gb,3g.40gb", "1g.10gb", "3g.40gb"} {

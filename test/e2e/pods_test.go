@@ -15,13 +15,13 @@ var busy = []string{"vectoradd", "--for", "1h", "--every", "1s", "--elements", "
 
 // aPodGetsExactlyTheGPUsItRequests requests 2 GPUs, and checks that 2 are visible and compute.
 func aPodGetsExactlyTheGPUsItRequests(t *testing.T, s *Suite) {
-	seen, phase := s.Result(t, Job{Name: "lists-two", GPUs: 2, Command: []string{"nvidia-smi", "-L"}})
-	require.Equal(t, corev1.PodSucceeded, phase, seen)
-	require.Len(t, uuids(seen), 2, seen)
+	listed, phase := s.Result(t, Job{Name: "lists-two", GPUs: 2, Command: []string{"nvidia-smi", "-L"}})
+	require.Equal(t, corev1.PodSucceeded, phase, listed)
+	require.Len(t, uuids(listed), 2, listed)
 
-	said, phase := s.Result(t, Job{Name: "adds", GPUs: 2})
-	require.Equal(t, corev1.PodSucceeded, phase, said)
-	require.Contains(t, said, "Test PASSED (SIMULATED)\n")
+	output, phase := s.Result(t, Job{Name: "adds", GPUs: 2})
+	require.Equal(t, corev1.PodSucceeded, phase, output)
+	require.Contains(t, output, "Test PASSED (SIMULATED)\n")
 }
 
 // theExamplesRun runs the examples that need no third-party image.
@@ -49,9 +49,9 @@ func tooManyGPUsStayPending(t *testing.T, s *Suite) {
 
 // aPodWithoutGPUsSeesNone checks that it has neither device nodes nor libraries.
 func aPodWithoutGPUsSeesNone(t *testing.T, s *Suite) {
-	said, phase := s.Result(t, Job{Name: "adds-without"})
-	require.Equal(t, corev1.PodFailed, phase, said)
-	require.Contains(t, said, "libcuda.so.1")
+	output, phase := s.Result(t, Job{Name: "adds-without"})
+	require.Equal(t, corev1.PodFailed, phase, output)
+	require.Contains(t, output, "libcuda.so.1")
 
 	s.Run(t, Job{Name: "lists-without", Command: []string{"nvidia-smi", "-L"}})
 	s.World.Until(t, "nvidia-smi is not found without a GPU", func() error {

@@ -22,16 +22,16 @@ func proofPodsStayReadable(t *testing.T, s *Suite) {
 	for _, node := range []string{"n1", "n2"} {
 		s.waitCompleted(t, pluginValidation, node, "")
 		s.waitCompleted(t, driverValidation, node, "")
-		said := s.Kubectl(t, "-n", Namespace, "logs", pluginValidation+"-"+node)
+		output := s.Kubectl(t, "-n", Namespace, "logs", pluginValidation+"-"+node)
 		require.Equal(t, `[Vector addition of 50000 elements]
 Copy input data from the host memory to the CUDA device
 CUDA kernel launch with 196 blocks of 256 threads
 Copy output data from the CUDA device to the host memory
 Test PASSED (SIMULATED)
 Done
-`, said)
+`, output)
 		all := s.Kubectl(t, "-n", Namespace, "logs", driverValidation+"-"+node)
-		require.Equal(t, 8, strings.Count(all, said), all)
+		require.Equal(t, 8, strings.Count(all, output), all)
 		require.Contains(t, all, "GPU 7 (GPU-")
 	}
 	list, phase := s.Result(t, Job{Name: "takes-all", Node: "n1", GPUs: 8, Command: []string{"nvidia-smi", "-L"}})

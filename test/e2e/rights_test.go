@@ -105,13 +105,13 @@ func anAgentWithoutInjectionReportsIt(t *testing.T, s *Suite) {
 		}
 		return fmt.Errorf("n1 says %+v", s.State(t, "n1", nodestate.DevicePlugin))
 	})
-	var said string
+	var output string
 	s.World.Until(t, "its container has ended with its reason", func() error {
 		for _, p := range s.World.Pods(Namespace, "app="+ds) {
 			for _, c := range p.Status.ContainerStatuses {
 				for _, end := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
 					if end != nil && p.Annotations["gpuready.io/management"] == "false" {
-						said = end.Message
+						output = end.Message
 						return nil
 					}
 				}
@@ -119,9 +119,9 @@ func anAgentWithoutInjectionReportsIt(t *testing.T, s *Suite) {
 		}
 		return fmt.Errorf("it runs")
 	})
-	require.Contains(t, said, "InjectionMissing")
+	require.Contains(t, output, "InjectionMissing")
 	for _, other := range []string{"NoPermission", "DriverFailed", "NoDriver", "DriverVersionMismatch"} {
-		require.NotContains(t, said, other)
+		require.NotContains(t, output, other)
 	}
 	annotate("true")
 	s.World.Ready(t, Namespace, ds)

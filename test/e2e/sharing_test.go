@@ -77,20 +77,20 @@ func (s *Suite) WriteConfigMap(t *testing.T, files map[string]string) {
 }
 
 func twoPodsShareAGPU(t *testing.T, s *Suite) {
-	var seen [2][]string
-	for i := range seen {
+	var listed [2][]string
+	for i := range listed {
 		name := fmt.Sprintf("shares-%d", i)
 		s.Run(t, Job{Name: name, GPUs: 1, Resource: devGPU, Command: busy})
 		s.World.Until(t, name+" runs", func() error { return checkRunning(s.World.Pod("default", name)) })
-		seen[i] = uuids(s.Kubectl(t, "exec", name, "--", "nvidia-smi", "-L"))
-		require.Len(t, seen[i], 1)
+		listed[i] = uuids(s.Kubectl(t, "exec", name, "--", "nvidia-smi", "-L"))
+		require.Len(t, listed[i], 1)
 		require.Contains(t, s.Kubectl(t, "exec", name, "--", "vectoradd"), "Test PASSED")
 	}
-	require.Equal(t, seen[0], seen[1])
+	require.Equal(t, listed[0], listed[1])
 	list, phase := s.Result(t, Job{Name: "alone", GPUs: 1, Command: []string{"nvidia-smi", "-L"}})
 	require.Equal(t, corev1.PodSucceeded, phase, list)
 	require.Len(t, uuids(list), 1)
-	require.NotEqual(t, seen[0], uuids(list), "the other one is not shared")
+	require.NotEqual(t, listed[0], uuids(list), "the other one is not shared")
 }
 
 // moreThanOnePartIsRefused checks that the pod's events show the reason.

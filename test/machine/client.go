@@ -54,8 +54,8 @@ func (c *client) receive(in io.Reader) {
 			continue
 		}
 		c.mu.Lock()
-		if answer, ok := c.waiting[r.ID]; ok {
-			answer <- r // buffered
+		if response, ok := c.waiting[r.ID]; ok {
+			response <- r // buffered
 			delete(c.waiting, r.ID)
 		}
 		c.mu.Unlock()
@@ -79,7 +79,7 @@ func (c *client) call(ctx context.Context, r wire.Request) (wire.Response, error
 	}
 }
 
-func (c *client) send(r wire.Request, answer chan wire.Response) error {
+func (c *client) send(r wire.Request, response chan wire.Response) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.last++
@@ -88,7 +88,7 @@ func (c *client) send(r wire.Request, answer chan wire.Response) error {
 	if err != nil {
 		return err
 	}
-	c.waiting[r.ID] = answer
+	c.waiting[r.ID] = response
 	if _, err := c.out.Write(append(text, '\n')); err != nil {
 		return fmt.Errorf("%w: %w", errEnded, err)
 	}

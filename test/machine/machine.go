@@ -266,11 +266,11 @@ func (m *Machine) call(ctx context.Context, r wire.Request) (wire.Response, erro
 	m.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout+patience)
 	defer cancel()
-	answer, err := c.call(ctx, r)
-	if err != nil && answer.ID == 0 {
+	response, err := c.call(ctx, r)
+	if err != nil && response.ID == 0 {
 		m.t.Fatalf("%s in the machine: %v", r.Op, err)
 	}
-	return answer, err
+	return response, err
 }
 
 // Held is a file that the agent holds open.
@@ -282,11 +282,11 @@ type Held struct {
 // Open holds a file open, a device for example, until Close.
 func (m *Machine) Open(ctx context.Context, path string) (*Held, error) {
 	m.t.Helper()
-	answer, err := m.call(ctx, wire.Request{Op: wire.Open, Path: path, Flags: syscall.O_RDWR})
+	response, err := m.call(ctx, wire.Request{Op: wire.Open, Path: path, Flags: syscall.O_RDWR})
 	if err != nil {
 		return nil, err
 	}
-	return &Held{m: m, handle: answer.Handle}, nil
+	return &Held{m: m, handle: response.Handle}, nil
 }
 
 // Close closes the file.
@@ -299,8 +299,8 @@ func (h *Held) Close(ctx context.Context) error {
 // ReadFile returns the content of a file of the machine.
 func (m *Machine) ReadFile(ctx context.Context, path string) (string, error) {
 	m.t.Helper()
-	answer, err := m.call(ctx, wire.Request{Op: wire.Read, Path: path})
-	return string(answer.Data), err
+	response, err := m.call(ctx, wire.Request{Op: wire.Read, Path: path})
+	return string(response.Data), err
 }
 
 // WriteFile writes a file of the machine. Many or large files belong into Config.Files:

@@ -92,13 +92,13 @@ type Process struct {
 // Start starts a program and does not wait for it. It ends with the machine.
 func (m *Machine) Start(ctx context.Context, c Command) *Process {
 	m.t.Helper()
-	answer, err := m.call(ctx, wire.Request{Op: wire.Start, Command: &wire.Command{
+	response, err := m.call(ctx, wire.Request{Op: wire.Start, Command: &wire.Command{
 		Args: c.Args, Env: c.Env, Dir: c.Dir, Root: c.Root, Stdin: []byte(c.Stdin),
 	}})
 	if err != nil {
 		m.t.Fatalf("start %s in the machine: %v", strings.Join(c.Args, " "), err)
 	}
-	return &Process{Pid: answer.Pid, m: m, handle: answer.Handle, name: c.Args[0]}
+	return &Process{Pid: response.Pid, m: m, handle: response.Handle, name: c.Args[0]}
 }
 
 // Wait waits until the process has exited, which it must do within the time.
@@ -119,18 +119,18 @@ func (p *Process) Output(ctx context.Context) (r Result, exited bool) {
 
 func (p *Process) wait(ctx context.Context, within time.Duration) (r Result, exited bool) {
 	p.m.t.Helper()
-	answer, err := p.m.call(ctx, wire.Request{Op: wire.Wait, Handle: p.handle, Timeout: within})
+	response, err := p.m.call(ctx, wire.Request{Op: wire.Wait, Handle: p.handle, Timeout: within})
 	if err != nil {
 		p.m.t.Fatalf("wait for %s in the machine: %v", p.name, err)
 	}
 	r = Result{
-		Code: answer.Code, Signal: syscall.Signal(answer.Signal), Wall: answer.Wall,
-		Stdout: string(answer.Stdout), Stderr: string(answer.Stderr),
+		Code: response.Code, Signal: syscall.Signal(response.Signal), Wall: response.Wall,
+		Stdout: string(response.Stdout), Stderr: string(response.Stderr),
 	}
-	if !answer.Exited {
+	if !response.Exited {
 		r.Code = -1
 	}
-	return r, answer.Exited
+	return r, response.Exited
 }
 
 // Signal sends a signal to the process.

@@ -74,11 +74,11 @@ func (s *suite) reset(t *testing.T) {
 		require.Contains(t, string(text), "SIMULATED", name)
 	}
 	require.Less(t, rep.RequestsPerSecond, 2.0, "watching takes few requests")
-	s.tellError(t, rep)
+	s.logError(t, rep)
 }
 
-// tellError prints how much later than the kubelet's own log the last sample's events were observed.
-func (s *suite) tellError(t *testing.T, rep *report.Report) {
+// logError prints how much later than the kubelet's own log the last sample's events were observed.
+func (s *suite) logError(t *testing.T, rep *report.Report) {
 	t.Helper()
 	last := rep.Samples[len(rep.Samples)-1]
 	log, err := s.Nodes[0].Logs("kubelet")
@@ -135,7 +135,7 @@ func (s *suite) away(t *testing.T) {
 	s.ready(t)
 	p := s.proxy(t)
 	r := s.start(t, p.Kubeconfig, "--test", "reset", "--samples", "1", "--drop", "0")
-	r.asked(t, s, 1)
+	r.waitRequested(t, s, 1)
 	p.setCut(true)
 	cut := time.Now()
 	s.World.UntilWithin(t, patience, "the workload has succeeded", func() error {
@@ -162,7 +162,7 @@ func (s *suite) away(t *testing.T) {
 func (s *suite) evicted(t *testing.T) {
 	s.ready(t)
 	r := s.start(t, s.Kubeconfig, "--test", "reset", "--samples", "1", "--drop", "0")
-	r.asked(t, s, 1)
+	r.waitRequested(t, s, 1)
 	s.Kubectl(t, "delete", "pods", "-A", "-l", step.WorkloadLabel, "--wait=false")
 	require.Equal(t, 3, r.end(t))
 	rep := r.report(t)
@@ -208,7 +208,7 @@ spec:
 func (s *suite) interrupted(t *testing.T) {
 	s.ready(t)
 	r := s.start(t, s.Kubeconfig, "--test", "reset", "--samples", "5")
-	r.asked(t, s, 1)
+	r.waitRequested(t, s, 1)
 	r.interrupt(t)
 	require.Equal(t, 3, r.end(t))
 	rep := r.report(t)

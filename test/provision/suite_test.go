@@ -121,8 +121,8 @@ func (s *suite) nothingLeft(t *testing.T) {
 	require.Equal(t, "clusterpolicy.nvidia.com/gpu-cluster-policy", strings.TrimSpace(s.Kubectl(t, "get", "clusterpolicies", "-o", "name")))
 }
 
-// asked waits until the log shows that a sample has requested GPUs.
-func (r *run) asked(t *testing.T, s *suite, sample int) {
+// waitRequested waits until the log shows that a sample has requested GPUs.
+func (r *run) waitRequested(t *testing.T, s *suite, sample int) {
 	t.Helper()
 	s.World.UntilWithin(t, patience, fmt.Sprintf("sample %d has begun", sample), func() error {
 		out := s.Kubectl(t, "get", "clusterpolicies,pods", "-A", "-o", "json")

@@ -192,11 +192,11 @@ func (c *containerd) wait(ctx context.Context, id string) (exit int, err error) 
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		said, err := c.cri.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
+		reply, err := c.cri.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 		if err != nil {
 			return 0, fmt.Errorf("status of the container: %w", err)
 		}
-		if s := said.GetStatus(); s.GetState() == runtimeapi.ContainerState_CONTAINER_EXITED {
+		if s := reply.GetStatus(); s.GetState() == runtimeapi.ContainerState_CONTAINER_EXITED {
 			return int(s.GetExitCode()), nil
 		}
 		select {
@@ -223,7 +223,7 @@ func (c *containerd) status(ctx context.Context) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	said, err := c.cri.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
+	reply, err := c.cri.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
 	if err != nil {
 		return Status{}, err
 	}
@@ -234,7 +234,7 @@ func (c *containerd) status(ctx context.Context) (Status, error) {
 			Runtimes           map[string]json.RawMessage `json:"runtimes"`
 		} `json:"containerd"`
 	}
-	if err := json.Unmarshal([]byte(said.GetInfo()["config"]), &config); err != nil {
+	if err := json.Unmarshal([]byte(reply.GetInfo()["config"]), &config); err != nil {
 		return Status{}, fmt.Errorf("the configuration that containerd says it has: %w", err)
 	}
 	cdi := strings.HasPrefix(strings.TrimPrefix(version.GetRuntimeVersion(), "v"), "2.") // and always on since

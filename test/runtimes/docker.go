@@ -69,17 +69,17 @@ func (d *docker) call(ctx context.Context, method, path string, body, into any) 
 		return err
 	}
 	request.Header.Set("Content-Type", kind)
-	answer, err := d.client.Do(request)
+	response, err := d.client.Do(request)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, answer.Body.Close()) }()
-	data, err := io.ReadAll(answer.Body)
+	defer func() { err = errors.Join(err, response.Body.Close()) }()
+	data, err := io.ReadAll(response.Body)
 	if err != nil {
 		return err
 	}
-	if answer.StatusCode >= http.StatusBadRequest {
-		return fmt.Errorf("%s %s: %s: %s", method, path, answer.Status, bytes.TrimSpace(data))
+	if response.StatusCode >= http.StatusBadRequest {
+		return fmt.Errorf("%s %s: %s: %s", method, path, response.Status, bytes.TrimSpace(data))
 	}
 	switch v := into.(type) {
 	case nil:
@@ -97,12 +97,12 @@ func (d *docker) load(ctx context.Context, file string) error {
 		return err
 	}
 	defer f.Close()
-	var said bytes.Buffer
-	if err := d.call(ctx, http.MethodPost, "/images/load?quiet=1", f, &said); err != nil {
+	var reply bytes.Buffer
+	if err := d.call(ctx, http.MethodPost, "/images/load?quiet=1", f, &reply); err != nil {
 		return err
 	}
-	if bytes.Contains(said.Bytes(), []byte(`"error"`)) {
-		return fmt.Errorf("load %s: %s", file, said.Bytes())
+	if bytes.Contains(reply.Bytes(), []byte(`"error"`)) {
+		return fmt.Errorf("load %s: %s", file, reply.Bytes())
 	}
 	return nil
 }

@@ -76,10 +76,10 @@ func TestAKilledRunLeavesNothing(t *testing.T) {
 	defer signal.Close()
 
 	// It reports that it holds something, or ends.
-	said := make(chan string, 1)
+	reply := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(signal).ReadString('\n')
-		said <- line
+		reply <- line
 	}()
 	output := make(chan string, 1)
 	go func() {
@@ -87,7 +87,7 @@ func TestAKilledRunLeavesNothing(t *testing.T) {
 		output <- string(all)
 	}()
 	select {
-	case <-said:
+	case <-reply:
 	case all := <-output:
 		t.Fatalf("it ended: %v\n%s", cmd.Wait(), all)
 	}

@@ -82,12 +82,12 @@ func (n *node) goroutines(ctx context.Context) int {
 		return -1
 	}
 	request.Close = true
-	answer, err := http.DefaultClient.Do(request)
+	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return -1
 	}
-	defer answer.Body.Close()
-	for lines := bufio.NewScanner(answer.Body); lines.Scan(); {
+	defer response.Body.Close()
+	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
 		if value, ok := strings.CutPrefix(lines.Text(), "go_goroutines "); ok {
 			if count, err := strconv.Atoi(value); err == nil {
 				return count

@@ -151,13 +151,13 @@ func (n *node) watch(ctx context.Context) error {
 func (n *node) waitState(ctx context.Context, cond func(nodestate.State) bool) error {
 	for {
 		n.mu.Lock()
-		s, heard := n.state, n.changed
+		s, changed := n.state, n.changed
 		n.mu.Unlock()
 		if cond(s) {
 			return nil
 		}
 		select {
-		case <-heard:
+		case <-changed:
 		case <-ctx.Done():
 			return ctx.Err()
 		}

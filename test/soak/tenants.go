@@ -243,9 +243,9 @@ func (s *soak) requestDevice(ctx context.Context, endpoint, id string) error {
 	if stream, err := client.ListAndWatch(ctx, &v1beta1.Empty{}); err == nil {
 		_, _ = stream.Recv() // the socket may be gone with its kubelet
 	}
-	answer, err := client.Allocate(ctx, &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{id}}}})
+	response, err := client.Allocate(ctx, &v1beta1.AllocateRequest{ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: []string{id}}}})
 	if err == nil {
-		return fmt.Errorf("the plugin gives %s away, which is broken or no device: %v", id, strings.TrimSpace(answer.String()))
+		return fmt.Errorf("the plugin gives %s away, which is broken or no device: %v", id, strings.TrimSpace(response.String()))
 	}
 	s.count("asked in vain")
 	return nil

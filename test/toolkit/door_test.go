@@ -93,8 +93,8 @@ func TestDockerReloadsAHandler(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, passage.PID, "there is no bus")
 	require.Eventually(t, func() bool {
-		said, err := h.Status(t.Context())
-		return err == nil && slices.Contains(said.Handlers, "nvidia")
+		reported, err := h.Status(t.Context())
+		return err == nil && slices.Contains(reported.Handlers, "nvidia")
 	}, time.Minute, 10*time.Millisecond)
 	out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Args: []string{runtimes.Probe, "/dev/nvidia0"}})
 	require.NoError(t, err)

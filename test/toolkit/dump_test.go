@@ -157,9 +157,9 @@ func arrange(t *testing.T, h *runtimes.Host, a arrangement) {
 
 func status(t *testing.T, h *runtimes.Host) runtimes.Status {
 	t.Helper()
-	said, err := h.Status(t.Context())
+	reported, err := h.Status(t.Context())
 	require.NoError(t, err)
-	return said
+	return reported
 }
 
 // dump returns containerd's effective configuration, as key: value, with this version's name for the
@@ -212,15 +212,15 @@ func flat(t *testing.T, text string) map[string]string {
 // agrees compares the changes in a plan with those that containerd reports.
 func agrees(t *testing.T, p engine.Plan, before, after map[string]string) {
 	t.Helper()
-	said := map[string]bool{}
+	reported := map[string]bool{}
 	for _, edit := range p.Edits {
 		for key, value := range flat(t, edit.Key+" = "+edit.After) {
 			require.Equal(t, value, after[key], "%v", edit)
-			said[key] = true
+			reported[key] = true
 		}
 	}
 	for key, value := range after {
-		if before[key] == value || said[key] {
+		if before[key] == value || reported[key] {
 			continue
 		}
 		// A new handler has other keys with their defaults. Where there was no file, containerd now

@@ -26,9 +26,9 @@ var planners = map[runtimes.Kind]func(engine.Files, engine.Place, engine.Want) (
 // plan returns the changes that give a running runtime the wanted configuration.
 func plan(t *testing.T, h *runtimes.Host, kind runtimes.Kind, want engine.Want) engine.Plan {
 	t.Helper()
-	said, err := h.Status(t.Context())
+	reported, err := h.Status(t.Context())
 	require.NoError(t, err)
-	place := engine.Place{Kind: engine.Containerd, Version: said.Version, Config: written[kind].path, DropIn: "/etc/containerd/conf.d/99-gpuready.toml"}
+	place := engine.Place{Kind: engine.Containerd, Version: reported.Version, Config: written[kind].path, DropIn: "/etc/containerd/conf.d/99-gpuready.toml"}
 	if kind == runtimes.Docker {
 		place.Kind, place.DropIn = engine.Docker, ""
 	}

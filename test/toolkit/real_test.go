@@ -82,14 +82,14 @@ func TestRealLibrariesReachAContainer(t *testing.T) {
 	require.Zero(t, exit, linked)
 	require.Equal(t, libraries+"/libcuda.so."+version+"\n", linked)
 
-	said, exit := run("/usr/bin/nvidia-smi")
-	t.Log(said)
+	reported, exit := run("/usr/bin/nvidia-smi")
+	t.Log(reported)
 	require.Equal(t, 9, exit, "it is 12 where libnvidia-ml is not found")
-	require.Contains(t, said, "couldn't communicate with the NVIDIA driver")
-	said, exit = run("/usr/bin/vectoradd")
-	t.Log(said)
+	require.Contains(t, reported, "couldn't communicate with the NVIDIA driver")
+	reported, exit = run("/usr/bin/vectoradd")
+	t.Log(reported)
 	require.NotZero(t, exit)
-	require.Contains(t, said, "CUDA_ERROR_NO_DEVICE")
+	require.Contains(t, reported, "CUDA_ERROR_NO_DEVICE")
 }
 
 // driverRootOf installs the files of packages in the node's driver root, and returns the driver's

@@ -16,9 +16,9 @@ func cudaSituations() []situation {
 		prepare: func(t *testing.T, n *node) { n.gpusim(t, "wrong", "--gpu", "1", "--every", "1000") },
 		breaks:  func(t *testing.T, n *node) { n.restart(t, validator) },
 		also: func(t *testing.T, n *node) {
-			said := n.Refused(t, "-n", e2e.Namespace, "exec", n.pod(validator).Name, "-c", "validator", "--", "gpu-validator", "run")
-			assert.Contains(t, said, "CUDASampleFailed")
-			assert.Contains(t, said, "exit code 12")
+			output := n.Refused(t, "-n", e2e.Namespace, "exec", n.pod(validator).Name, "-c", "validator", "--", "gpu-validator", "run")
+			assert.Contains(t, output, "CUDASampleFailed")
+			assert.Contains(t, output, "exit code 12")
 		},
 		mends: func(t *testing.T, n *node) { n.gpusim(t, "wrong", "--gpu", "1", "--every", "0") },
 	}}

@@ -42,11 +42,11 @@ func pluginSituations() []situation {
 }
 
 // another returns a situation in which another plugin responds to the kubelet.
-func another(name, reason string, answer func() (*v1beta1.ContainerAllocateResponse, error), words ...string) situation {
+func another(name, reason string, respond func() (*v1beta1.ContainerAllocateResponse, error), words ...string) situation {
 	var r *rival
 	return situation{
 		name: name, layer: readiness.Plugin, reason: reason, words: words,
-		prepare: func(t *testing.T, n *node) { r = n.startRival(t, n.gpus, answer) },
+		prepare: func(t *testing.T, n *node) { r = n.startRival(t, n.gpus, respond) },
 		breaks:  func(t *testing.T, n *node) { n.restart(t, validator) },
 		mends:   func(t *testing.T, n *node) { n.endRival(t, r) },
 	}

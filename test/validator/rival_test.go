@@ -21,7 +21,7 @@ import (
 type rival struct {
 	v1beta1.UnimplementedDevicePluginServer
 	devices []*v1beta1.Device
-	answer  func() (*v1beta1.ContainerAllocateResponse, error) // response to Allocate
+	respond func() (*v1beta1.ContainerAllocateResponse, error) // response to Allocate
 	server  *grpc.Server
 	ended   chan struct{}
 }
@@ -29,9 +29,9 @@ type rival struct {
 const rivalSocket = "rival.sock"
 
 // startRival starts a rival that offers that many of the node's GPUs instead of ours.
-func (n *node) startRival(t *testing.T, gpus int, answer func() (*v1beta1.ContainerAllocateResponse, error)) *rival {
+func (n *node) startRival(t *testing.T, gpus int, respond func() (*v1beta1.ContainerAllocateResponse, error)) *rival {
 	t.Helper()
-	r := &rival{answer: answer, server: grpc.NewServer(), ended: make(chan struct{})}
+	r := &rival{respond: respond, server: grpc.NewServer(), ended: make(chan struct{})}
 	for _, resource := range n.State(t, n.name, nodestate.DevicePlugin).DevicePlugin.Resources {
 		for _, d := range resource.Devices {
 			r.devices = append(r.devices, &v1beta1.Device{ID: d.ID, Health: v1beta1.Healthy})
@@ -85,7 +85,7 @@ func (r *rival) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer
 func (r *rival) Allocate(_ context.Context, request *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	response := &v1beta1.AllocateResponse{}
 	for range request.GetContainerRequests() {
-		one, err := r.answer()
+		one, err := r.respond()
 		if err != nil {
 			return nil, err
 		}

@@ -90,8 +90,8 @@ func (g *guest) start(t *testing.T, program []string) {
 
 func logFile(program string) string { return "/var/log/" + filepath.Base(program) + ".log" }
 
-// tellLogs logs the last lines of the node's programs if the test has failed.
-func (g *guest) tellLogs(t *testing.T) {
+// logOutput logs the last lines of the node's programs if the test has failed.
+func (g *guest) logOutput(t *testing.T) {
 	t.Helper()
 	if !t.Failed() {
 		return

@@ -37,8 +37,8 @@ func imageArchive(image string) string {
 	return filepath.Join(os.Getenv("GPUREADY_E2E"), "images", image+".tar")
 }
 
-// road follows one node from a bare kernel to a CUDA job, and measures the steps.
-type road struct {
+// nodeRun follows one node from a bare kernel to a CUDA job, and measures the steps.
+type nodeRun struct {
 	*e2e.Suite
 	guest *guest
 
@@ -54,7 +54,7 @@ func TestWholeNode(t *testing.T) {
 	for _, image := range []string{"toolkit", "device-plugin", "validator", "cuda-samples"} {
 		archives[image+".tar"] = imageArchive(image)
 	}
-	r := &road{Suite: e2e.Up(t, cluster.Config{Bare: true})}
+	r := &nodeRun{Suite: e2e.Up(t, cluster.Config{Bare: true})}
 	joins, err := r.Join(nodeName)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, joins.Network.Close()) })
@@ -62,7 +62,7 @@ func TestWholeNode(t *testing.T) {
 
 	r.begin()
 	r.guest = boot(t, k, joins, archives)
-	t.Cleanup(func() { r.guest.tellLogs(t) })
+	t.Cleanup(func() { r.guest.logOutput(t) })
 	r.done(t, "the disk is written and "+strings.TrimSpace(r.guest.MustRun(t.Context(), "uname", "-sr"))+" has booted")
 	r.startContainerd(t)
 	r.guest.importImages(t, archives)
@@ -89,13 +89,13 @@ func TestWholeNode(t *testing.T) {
 }
 
 // begin starts the measurement of steps.
-func (r *road) begin() {
+func (r *nodeRun) begin() {
 	r.began = time.Now()
 	r.last, r.steps = r.began, nil
 }
 
 // done ends a step.
-func (r *road) done(t *testing.T, what string) {
+func (r *nodeRun) done(t *testing.T, what string) {
 	t.Helper()
 	now := time.Now()
 	line := fmt.Sprintf("%6.1f s  +%5.1f s  %s", now.Sub(r.began).Seconds(), now.Sub(r.last).Seconds(), what)
@@ -105,7 +105,7 @@ func (r *road) done(t *testing.T, what string) {
 }
 
 // until waits for the end of a step.
-func (r *road) until(t *testing.T, what string, cond func() error) {
+func (r *nodeRun) until(t *testing.T, what string, cond func() error) {
 	t.Helper()
 	r.World.UntilWithin(t, patience, what, cond)
 	r.done(t, what)
@@ -119,7 +119,7 @@ metadata: {name: gpuready-validator, namespace: gpuready}
 data: {ALLOW_SIMULATED: "true"}
 `
 
-func (r *road) startContainerd(t *testing.T) {
+func (r *nodeRun) startContainerd(t *testing.T) {
 	t.Helper()
 	r.guest.setUp(t)
 	r.guest.noModules(t)
@@ -128,7 +128,7 @@ func (r *road) startContainerd(t *testing.T) {
 	r.done(t, "containerd answers")
 }
 
-func (r *road) startKubelet(t *testing.T) {
+func (r *nodeRun) startKubelet(t *testing.T) {
 	t.Helper()
 	r.guest.start(t, r.guest.Programs[1])
 	boot := r.guest.bootID(t)
@@ -141,7 +141,7 @@ func (r *road) startKubelet(t *testing.T) {
 }
 
 // travel runs the steps from a Ready node to a passed CUDA job.
-func (r *road) travel(t *testing.T) {
+func (r *nodeRun) travel(t *testing.T) {
 	t.Helper()
 	since := r.last
 	r.until(t, "the driver container has loaded the modules into that kernel", func() error {
@@ -170,9 +170,9 @@ func (r *road) travel(t *testing.T) {
 		}
 		return nil
 	})
-	said := r.Kubectl(t, "logs", "vectoradd")
-	t.Logf("kubectl logs vectoradd:\n%s", said)
-	require.Contains(t, said, "Test PASSED (SIMULATED)\n")
+	output := r.Kubectl(t, "logs", "vectoradd")
+	t.Logf("kubectl logs vectoradd:\n%s", output)
+	require.Contains(t, output, "Test PASSED (SIMULATED)\n")
 }
 
 // condition returns an error unless a condition of the node is true.
@@ -186,7 +186,7 @@ func condition(w *e2e.World, kind corev1.NodeConditionType) error {
 
 // podReady returns an error unless there is exactly one pod with a label, and all its containers run, are
 // ready, and started after a given time.
-func (r *road) podReady(label string, since time.Time) error {
+func (r *nodeRun) podReady(label string, since time.Time) error {
 	pods := r.World.Pods(e2e.Namespace, label)
 	if len(pods) != 1 {
 		return fmt.Errorf("there are %d pods with %s", len(pods), label)

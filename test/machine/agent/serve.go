@@ -42,16 +42,16 @@ func serve(line *os.File) error {
 			return fmt.Errorf("read a request: %w: %q", err, text)
 		}
 		go func() {
-			answer, err := s.answer(r)
-			answer.ID = r.ID
+			response, err := s.handle(r)
+			response.ID = r.ID
 			if err != nil {
-				answer.Error = err.Error()
+				response.Error = err.Error()
 				if errno, ok := errors.AsType[unix.Errno](err); ok {
-					answer.Errno = errno
-					answer.Error = strings.TrimSuffix(answer.Error, ": "+errno.Error()) // Response.Err adds it
+					response.Errno = errno
+					response.Error = strings.TrimSuffix(response.Error, ": "+errno.Error()) // Response.Err adds it
 				}
 			}
-			s.send(answer)
+			s.send(response)
 		}()
 	}
 }
@@ -68,20 +68,20 @@ func (s *server) send(r wire.Response) {
 	}
 }
 
-func (s *server) answer(r wire.Request) (answer wire.Response, err error) {
+func (s *server) handle(r wire.Request) (response wire.Response, err error) {
 	switch r.Op {
 	case wire.Start:
-		answer.Handle, answer.Pid, err = s.processes.start(*r.Command)
+		response.Handle, response.Pid, err = s.processes.start(*r.Command)
 	case wire.Wait:
-		answer, err = s.processes.wait(r.Handle, r.Timeout)
+		response, err = s.processes.wait(r.Handle, r.Timeout)
 	case wire.Signal:
 		err = s.processes.signal(r.Handle, unix.Signal(r.Signal), r.Group)
 	case wire.Open:
-		answer.Handle, err = s.open(r.Path, r.Flags)
+		response.Handle, err = s.open(r.Path, r.Flags)
 	case wire.Close:
 		err = s.close(r.Handle)
 	case wire.Read:
-		answer.Data, err = os.ReadFile(r.Path)
+		response.Data, err = os.ReadFile(r.Path)
 	case wire.Write:
 		err = os.WriteFile(r.Path, r.Data, os.FileMode(r.Mode))
 	case wire.Load:
@@ -99,7 +99,7 @@ func (s *server) answer(r wire.Request) (answer wire.Response, err error) {
 	default:
 		err = fmt.Errorf("unknown request %q", r.Op)
 	}
-	return answer, err
+	return response, err
 }
 
 func (s *server) open(path string, flags int) (int, error) {
