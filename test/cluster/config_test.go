@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestConfigIsRefusedWithWhatItMustBe(t *testing.T) {
+func TestConfigErrorsNameTheValidRange(t *testing.T) {
 	for name, test := range map[string]struct {
 		config Config
 		want   string

@@ -107,7 +107,7 @@ func TestGPUSamplesPass(t *testing.T) {
 	}
 }
 
-func TestAMeasurementSaysWhatFellShort(t *testing.T) {
+func TestAMeasurementReportsMissedGoals(t *testing.T) {
 	var s speeds
 	require.NoError(t, json.Unmarshal([]byte(`{"device":"NVIDIA X","cuda":"13.0","capability":"9.0","figures":[
 		{"name":"copy","value":9.5e11,"unit":"B/s","peak":1e12},{"name":"triad","value":9e11,"unit":"B/s"},

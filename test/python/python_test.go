@@ -102,7 +102,7 @@ func TestNumbaAndPyCUDARunTheirKernels(t *testing.T) {
 }
 
 // gpusim's log shows failures, with the opcode, the line and CUDA's name of the error.
-func TestTheLogNamesWhatPyCUDACouldNotRun(t *testing.T) {
+func TestTheLogNamesPyCUDAFailures(t *testing.T) {
 	m := newMachine(t)
 	path, err := filepath.Abs("scripts/pycuda_errors.py")
 	require.NoError(t, err)
@@ -119,7 +119,7 @@ func TestTheLogNamesWhatPyCUDACouldNotRun(t *testing.T) {
 //     test_caching, test_compiler, test_constmem, test_intrinsics, test_runtime;
 //   - test_ipc, whose memory between processes is not served, and test_managed_alloc, which
 //     writes to half of the GPU's memory, more than the host may have;
-//   - test_localmem, which writes 10 numbers to an array of one, and is told so;
+//   - test_localmem, which writes 10 numbers to an array of one, and gets an error;
 //   - test_sm and test_debug, which fail in Numba's compiler with these versions of Python and
 //     numpy, and test_nvvm_driver, which NUMBA_FORCE_CUDA_CC contradicts;
 //   - test_cooperative_groups, which skips all, without the library cudadevrt;

@@ -93,7 +93,7 @@ func TestDemoFailsWithStepReasonAndNextAction(t *testing.T) {
 	}
 }
 
-func TestDemoRefusesWhatItDoesNotKnow(t *testing.T) {
+func TestDemoRefusesUnknownOptions(t *testing.T) {
 	for _, args := range [][]string{{"--break", "everything"}, {"-o", "xml"}, {"extra"}, {"--no-such-flag"}} {
 		_, errs, exit := demo(t, args...)
 		require.Equal(t, 2, exit)

@@ -136,7 +136,7 @@ func TestPodsGetExactlyTheGPUsTheyAskFor(t *testing.T) {
 	require.Error(t, err)
 }
 
-func TestContainerWithoutPermissionIsToldSo(t *testing.T) {
+func TestContainerWithoutPermissionReportsIt(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
@@ -154,7 +154,7 @@ func TestContainerWithoutPermissionIsToldSo(t *testing.T) {
 	require.Contains(t, out, "permi", "it says that permission is what is missing")
 }
 
-func TestXIDTakesOneGPUAndThePodStillRuns(t *testing.T) {
+func TestXIDRemovesOneGPUAndThePodStillRuns(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
@@ -196,7 +196,7 @@ func TestMIGDevicesComputeInAContainer(t *testing.T) {
 	}
 }
 
-func TestValidatorProvesTheRoadAndTakesItBack(t *testing.T) {
+func TestValidatorProvesAllLayersAndRevokesTheProof(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}

@@ -135,15 +135,15 @@ func handlerRefuses(t *testing.T, kind runtimes.Kind, cdi bool) {
 	require.Equal(t, "/dev/nvidia0 missing\ndone\n", out)
 }
 
-func TestContainerd16HandlerSaysWhyItRefuses(t *testing.T) {
+func TestContainerd16HandlerReportsRefusals(t *testing.T) {
 	handlerRefuses(t, runtimes.Containerd16, false)
 }
 
-func TestContainerd2HandlerSaysWhyItRefuses(t *testing.T) {
+func TestContainerd2HandlerReportsRefusals(t *testing.T) {
 	handlerRefuses(t, runtimes.Containerd2, true)
 }
 
-func TestDockerHandlerSaysWhyItRefuses(t *testing.T) {
+func TestDockerHandlerReportsRefusals(t *testing.T) {
 	handlerRefuses(t, runtimes.Docker, true)
 }
 

@@ -85,12 +85,12 @@ const (
 )
 
 // The runtime's configuration does not mention GPUs.
-func TestContainerd2NRIGivesWorkloadsTheGPUsThatTheyName(t *testing.T) {
+func TestContainerd2NRIInjectsRequestedGPUs(t *testing.T) {
 	requireNRI(t, runtimes.Containerd2, "")
 }
 
 // An older runtime: NRI has to be enabled, and CDI is off.
-func TestContainerd17NRIGivesWorkloadsTheGPUsThatTheyName(t *testing.T) {
+func TestContainerd17NRIInjectsRequestedGPUs(t *testing.T) {
 	requireNRI(t, runtimes.Containerd17, "\n[plugins.\"io.containerd.nri.v1.nri\"]\n  disable = false\n")
 }
 

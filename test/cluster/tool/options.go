@@ -38,8 +38,8 @@ type options struct {
 var commands = []struct{ name, args, what string }{
 	{"up", "", "bring a cluster up and hold it until Ctrl-C"},
 	{"down", "", "end a cluster that another terminal holds"},
-	{"status", "", "which clusters are up, and how their nodes are"},
-	{"logs", "[COMPONENT]", "what a component printed; without one, which there are"},
+	{"status", "", "show running clusters and the state of their nodes"},
+	{"logs", "[COMPONENT]", "print a component's log; without one, list the components"},
 	{"build", "", "build the binaries ahead: etcd, Kubernetes, containerd, runc"},
 }
 
@@ -57,7 +57,7 @@ func parse(args []string) (options, error) {
 		f.StringVar(&o.name, "name", cluster.DefaultName, "`NAME` of the cluster; several can be up side by side")
 	}
 	if in("up") {
-		f.IntVar(&o.nodes, "nodes", 1, "how many nodes")
+		f.IntVar(&o.nodes, "nodes", 1, "number of nodes")
 		f.StringArrayVar(&o.images, "image", nil, "image `ARCHIVE` that every node gets; may be given again")
 		f.StringVar(&o.profile, "profile", "", "also install gpuready with a simulated driver of this `PROFILE`, as gpusim profiles lists them")
 		f.StringVar(&o.manifests, "manifests", "deployments/static", "folder `DIR` with what --profile installs")
@@ -71,7 +71,7 @@ func parse(args []string) (options, error) {
 		f.StringVarP(&o.output, "output", "o", "text", "text or json")
 	}
 	if in("logs") {
-		f.BoolVarP(&o.follow, "follow", "f", false, "show what is added until Ctrl-C")
+		f.BoolVarP(&o.follow, "follow", "f", false, "follow the log until Ctrl-C")
 	}
 	f.BoolVarP(&o.help, "help", "h", false, "show this help")
 	if err := f.Parse(args); err != nil {
@@ -139,13 +139,13 @@ Flags:
 %s
 Environment:
   GPUREADY_CLUSTERS   folder for the clusters' disks (now %s)
-  GPUREADY_CACHE      folder that binaries are kept in once they are built
+  GPUREADY_CACHE      cache folder for built binaries
 
 Exit codes:
-  0    it was done; up: the cluster was up, and was ended
+  0    success; up: the cluster was up, and was ended
   1    it failed: the component, its log file and the log's last lines are shown
   2    bad usage
   3    no such cluster is up
-  130  interrupted before it was done; nothing is left behind
+  130  interrupted before the end; nothing is left behind
 `, o.flags.FlagUsages(), folder.Base())
 }
