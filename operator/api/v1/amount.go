@@ -7,10 +7,10 @@ import (
 
 // ResourceRequirements holds the requests and limits of a container.
 type ResourceRequirements struct {
-	// What it may use at most, by resource.
+	// The maximum amounts, by resource.
 	// +kubebuilder:validation:MaxProperties=32
 	Limits map[corev1.ResourceName]Amount `json:"limits,omitempty"`
-	// What is kept for it, by resource; the limit where nothing is said.
+	// The requested amounts, by resource; the limit by default.
 	// +kubebuilder:validation:MaxProperties=32
 	Requests map[corev1.ResourceName]Amount `json:"requests,omitempty"`
 }

@@ -10,7 +10,7 @@ import (
 
 // OperatorSpec configures the operator itself.
 type OperatorSpec struct {
-	// The runtime of nodes whose own cannot be told. This operator reads each node's.
+	// The runtime of nodes that do not report theirs. This operator reads each node's.
 	// +kubebuilder:validation:Enum=docker;crio;containerd
 	// +kubebuilder:default=docker
 	DefaultRuntime string `json:"defaultRuntime,omitempty"`
@@ -28,7 +28,7 @@ type OperatorSpec struct {
 	// Annotations for all operands' objects.
 	// +kubebuilder:validation:MaxProperties=64
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// On OpenShift, build the driver with its Driver Toolkit. So it is unless this is false.
+	// On OpenShift, build the driver with its Driver Toolkit; true by default.
 	UseOpenShiftDriverToolkit *bool `json:"use_ocp_driver_toolkit,omitempty"`
 }
 
@@ -62,13 +62,13 @@ type DaemonsetsSpec struct {
 	// +kubebuilder:validation:Enum=RollingUpdate;OnDelete
 	// +kubebuilder:default=RollingUpdate
 	UpdateStrategy string `json:"updateStrategy,omitempty"`
-	// How many at a time.
+	// How many pods are replaced at a time.
 	RollingUpdate *RollingUpdateSpec `json:"rollingUpdate,omitempty"`
 }
 
 // RollingUpdateSpec limits how many pods of a DaemonSet are replaced at a time.
 type RollingUpdateSpec struct {
-	// A number of nodes ("1") or a percentage ("10%"); 1 where nothing is said.
+	// A number of nodes ("1") or a percentage ("10%"); 1 by default.
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 1 && self <= 9999999 : string(self).matches('^([1-9][0-9]{0,6}|[1-9][0-9]?%|100%)?$')",message="maxUnavailable is a number of nodes from 1 (1), or a percentage from 1% to 100% (10%)"
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
@@ -85,21 +85,21 @@ func (r *RollingUpdateSpec) Unavailable() intstr.IntOrString {
 
 // NodeSpec holds the settings of nodes as a whole.
 type NodeSpec struct {
-	// The taint that keeps pods away from a GPU node until it is proven.
+	// The taint that keeps pods off a GPU node until it is validated.
 	StartupTaint StartupTaintSpec `json:"startupTaint,omitempty"`
 }
 
 // StartupTaintSpec is a taint that a node group sets on new nodes, and that is removed once all
 // layers are proven.
 type StartupTaintSpec struct {
-	// Its key; it goes whatever its value and effect are. Where nothing is said:
+	// The taint's key; a taint with it is removed whatever its value and effect. By default:
 	// nvidia.com/gpu-not-ready and gpuready.io/not-ready.
 	// +kubebuilder:validation:MaxLength=316
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^(([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?)?$')",message="key is a taint's key: example.com/gpu-not-ready"
 	Key string `json:"key,omitempty"`
-	// Put it back, NoSchedule, when a layer is not proven any more.
+	// Put the taint back, with NoSchedule, when a validation fails later.
 	Manage *bool `json:"manage,omitempty"`
-	// How long a layer has to be refused before that: "1m".
+	// How long a validation must fail before that: "1m".
 	// +kubebuilder:default="1m"
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
@@ -124,21 +124,21 @@ type HostPath string
 
 // HostPathsSpec holds directories of the hosts.
 type HostPathsSpec struct {
-	// The host's root; "/" where nothing is said.
+	// The host's root directory; "/" by default.
 	RootFS HostPath `json:"rootFS,omitempty"`
-	// The driver's root; "/run/nvidia/driver" where nothing is said.
+	// The driver's root directory; "/run/nvidia/driver" by default.
 	DriverInstallDir HostPath `json:"driverInstallDir,omitempty"`
 }
 
 // CDIConfigSpec configures the use of the Container Device Interface.
 type CDIConfigSpec struct {
-	// Give GPUs to containers by CDI.
+	// Give containers their GPUs by CDI.
 	// +kubebuilder:default=true
 	Enabled *bool `json:"enabled,omitempty"`
-	// NVIDIA's operator does not use it any more.
+	// No longer used by NVIDIA's operator.
 	// +kubebuilder:default=false
 	Default *bool `json:"default,omitempty"`
-	// Give GPUs to node agents by NRI.
+	// Give node agents their GPUs by NRI.
 	// +kubebuilder:default=false
 	NRIPluginEnabled *bool `json:"nriPluginEnabled,omitempty"`
 }
@@ -148,7 +148,7 @@ func (c *CDIConfigSpec) IsEnabled() bool { return valueOr(c.Enabled, true) }
 
 // MIGSpec configures how GPUs that are split by MIG are advertised.
 type MIGSpec struct {
-	// none: MIG is not looked at; single: as nvidia.com/gpu; mixed: as nvidia.com/mig-1g.10gb and the like.
+	// none: MIG is ignored; single: MIG devices are nvidia.com/gpu; mixed: nvidia.com/mig-1g.10gb and the like.
 	// +kubebuilder:validation:Enum=none;single;mixed
 	Strategy string `json:"strategy,omitempty"`
 }

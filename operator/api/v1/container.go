@@ -30,10 +30,10 @@ type ImageSpec struct {
 	// +kubebuilder:validation:MaxLength=128
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-zA-Z0-9_][a-zA-Z0-9._-]*|sha256:[0-9a-f]{64})?$')",message="version is a tag, of letters, digits, -, _ and ., or a digest, sha256: and 64 hexadecimal digits"
 	Version string `json:"version,omitempty"`
-	// When the kubelet asks the registry; IfNotPresent where nothing is said.
+	// When the kubelet pulls the image; IfNotPresent by default.
 	// +kubebuilder:validation:Enum=Always;IfNotPresent;Never;""
 	ImagePullPolicy string `json:"imagePullPolicy,omitempty"`
-	// Names of Secrets, in the operands' namespace, to pull with.
+	// Names of pull Secrets in the operands' namespace.
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=253
 	// +kubebuilder:validation:items:XValidation:rule="self.matches(r'^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$')",message="a name has lower-case letters, digits, - and ."
@@ -80,13 +80,13 @@ func (i ImageSpec) PullPolicy() corev1.PullPolicy {
 type ContainerSpec struct {
 	ImageSpec `json:",inline"`
 
-	// What the container asks for and may use.
+	// The container's requests and limits.
 	Resources *ResourceRequirements `json:"resources,omitempty"`
-	// Arguments beside the operator's own.
+	// Arguments in addition to the operator's own.
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=4096
 	Args []string `json:"args,omitempty"`
-	// Environment variables beside the operator's own; these win.
+	// Environment variables in addition to the operator's own, which they override.
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=256
@@ -96,7 +96,7 @@ type ContainerSpec struct {
 // OperandSpec is an operand that is enabled by default. A type that embeds it may have another
 // default, and then has its own IsEnabled.
 type OperandSpec struct {
-	// Whether the operator deploys it; it does unless this is false.
+	// Whether the operator deploys it; true by default.
 	Enabled *bool `json:"enabled,omitempty"`
 
 	ContainerSpec `json:",inline"`
@@ -107,7 +107,7 @@ func (o OperandSpec) IsEnabled() bool { return valueOr(o.Enabled, true) }
 
 // OptionalSpec is an operand that is disabled by default.
 type OptionalSpec struct {
-	// Whether it is wanted; it is not unless this is true.
+	// Whether the operator deploys it; false by default.
 	Enabled *bool `json:"enabled,omitempty"`
 
 	ContainerSpec `json:",inline"`

@@ -6,7 +6,7 @@ import corev1 "k8s.io/api/core/v1"
 type DCGMSpec struct {
 	OperandSpec `json:",inline"`
 
-	// NVIDIA's operator does not use it any more: the host's port of DCGM.
+	// The host's port of DCGM. No longer used by NVIDIA's operator.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65535
 	HostPort int32 `json:"hostPort,omitempty"`
@@ -23,15 +23,15 @@ type DCGMExporterSpec struct {
 	// +kubebuilder:validation:MaxProperties=64
 	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() >= 1 && k.size() <= 317 && self[k].size() <= 63)",message="a label's key has at most 317 characters and its value at most 63"
 	PodLabels map[string]string `json:"podLabels,omitempty"`
-	// Which metrics it exports.
+	// The exported metrics.
 	MetricsConfig *DCGMExporterMetricsConfig `json:"config,omitempty"`
-	// The prometheus-operator's ServiceMonitor for it.
+	// Its ServiceMonitor for the prometheus-operator.
 	ServiceMonitor *DCGMExporterServiceMonitorConfig `json:"serviceMonitor,omitempty"`
-	// The Service in front of it.
+	// Its Service.
 	ServiceSpec *DCGMExporterServiceConfig `json:"service,omitempty"`
-	// It sees the host's processes.
+	// Use the host's PID namespace.
 	HostPID *bool `json:"hostPID,omitempty"`
-	// It listens on the host's network.
+	// Use the host's network.
 	HostNetwork *bool `json:"hostNetwork,omitempty"`
 	// Names of batch jobs as labels of metrics.
 	HPCJobMapping *DCGMExporterHPCJobMappingConfig `json:"hpcJobMapping,omitempty"`
@@ -47,10 +47,10 @@ type DCGMExporterMetricsConfig struct {
 
 // DCGMExporterHPCJobMappingConfig configures names of batch jobs as labels of metrics.
 type DCGMExporterHPCJobMappingConfig struct {
-	// Whether they are wanted; they are not unless this is true.
+	// Whether names of batch jobs are added; false by default.
 	Enabled *bool `json:"enabled,omitempty"`
-	// Where the workload manager keeps a file for each GPU; /var/lib/dcgm-exporter/job-mapping
-	// where nothing is said.
+	// Where the workload manager stores a file for each GPU; /var/lib/dcgm-exporter/job-mapping by
+	// default.
 	Directory HostPath `json:"directory,omitempty"`
 }
 
@@ -61,29 +61,29 @@ func (h *DCGMExporterHPCJobMappingConfig) IsEnabled() bool {
 
 // DCGMExporterServiceConfig configures the exporter's Service.
 type DCGMExporterServiceConfig struct {
-	// Who can reach it.
+	// The type of the Service.
 	// +kubebuilder:validation:Enum=ClusterIP;NodePort;LoadBalancer;""
 	Type corev1.ServiceType `json:"type,omitempty"`
-	// Whether it leads to the exporter of the same node (Local) or to any.
+	// Whether the Service routes to the exporter of the same node (Local) or to any (Cluster).
 	// +kubebuilder:validation:Enum=Cluster;Local
 	InternalTrafficPolicy *corev1.ServiceInternalTrafficPolicy `json:"internalTrafficPolicy,omitempty"`
 }
 
 // DCGMExporterServiceMonitorConfig configures the prometheus-operator's ServiceMonitor.
 type DCGMExporterServiceMonitorConfig struct {
-	// Whether one is wanted; none is unless this is true.
+	// Whether a ServiceMonitor is created; false by default.
 	Enabled *bool `json:"enabled,omitempty"`
-	// From one scrape to the next: "15s".
+	// The interval between scrapes: "15s".
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$`
 	Interval string `json:"interval,omitempty"`
-	// Labels of metrics win against those of the target.
+	// Whether labels of metrics override those of the target.
 	HonorLabels *bool `json:"honorLabels,omitempty"`
 	// Labels of the ServiceMonitor.
 	// +kubebuilder:validation:MaxProperties=64
 	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() >= 1 && k.size() <= 317 && self[k].size() <= 63)",message="a label's key has at most 317 characters and its value at most 63"
 	AdditionalLabels map[string]string `json:"additionalLabels,omitempty"`
-	// How labels of targets are rewritten.
+	// Rules that rewrite the labels of targets.
 	// +kubebuilder:validation:MaxItems=256
 	Relabelings []RelabelConfig `json:"relabelings,omitempty"`
 }
@@ -94,19 +94,19 @@ type RelabelConfig struct {
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:Pattern=`^[a-zA-Z_][a-zA-Z0-9_]*$`
 	SourceLabels []string `json:"sourceLabels,omitempty"`
-	// What they are joined with.
+	// The separator of the joined values.
 	Separator *string `json:"separator,omitempty"`
 	// The label that is written.
 	TargetLabel string `json:"targetLabel,omitempty"`
-	// What the joined values have to match.
+	// The expression that the joined values must match.
 	Regex string `json:"regex,omitempty"`
-	// For hashmod.
+	// The modulus for hashmod.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=9007199254740992
 	Modulus int64 `json:"modulus,omitempty"`
-	// What is written, with the groups of regex.
+	// The value that is written; it may refer to groups of regex.
 	Replacement *string `json:"replacement,omitempty"`
-	// What is done.
+	// The action.
 	// +kubebuilder:validation:Enum=replace;Replace;keep;Keep;drop;Drop;hashmod;HashMod;labelmap;LabelMap;labeldrop;LabelDrop;labelkeep;LabelKeep;lowercase;Lowercase;uppercase;Uppercase;keepequal;KeepEqual;dropequal;DropEqual
 	// +kubebuilder:default=replace
 	Action string `json:"action,omitempty"`

@@ -13,43 +13,43 @@ import "strings"
 type DriverSpec struct {
 	OperandSpec `json:",inline"`
 
-	// Load modules that were built for the node's kernel, from the image
-	// repository/image:version-kernel-ostag. They are built on the node unless this is true.
+	// Load modules that were prebuilt for the node's kernel, from the image
+	// repository/image:version-kernel-ostag. By default they are built on the node.
 	UsePrecompiled *bool `json:"usePrecompiled,omitempty"`
-	// What a pool of nodes gets for whose kernel there is no precompiled image. None: it
-	// keeps what it has. DriverToolkit: it builds, until there is one.
+	// What happens to a pool of nodes if there is no precompiled image for its kernel. None: it keeps
+	// its driver. DriverToolkit: it builds the driver until there is an image.
 	// +kubebuilder:validation:Enum=None;DriverToolkit
 	// +kubebuilder:default=None
 	PrecompiledFallback string `json:"precompiledFallback,omitempty"`
 	// A simulated driver, for clusters without GPUs.
 	Simulated *SimulatedSpec `json:"simulated,omitempty"`
 
-	// Which kernel modules are built.
+	// The type of the kernel modules.
 	// +kubebuilder:validation:Enum=auto;open;proprietary
 	// +kubebuilder:default=auto
 	KernelModuleType string `json:"kernelModuleType,omitempty"`
-	// NVIDIA's operator has kernelModuleType instead.
+	// Replaced by kernelModuleType in NVIDIA's operator.
 	UseOpenKernelModules *bool `json:"useOpenKernelModules,omitempty"`
 	// Leave drivers to NVIDIADriver resources.
 	UseNvidiaDriverCRD *bool `json:"useNvidiaDriverCRD,omitempty"`
 
 	// When the driver counts as started, which takes minutes when it is built.
 	StartupProbe *ContainerProbeSpec `json:"startupProbe,omitempty"`
-	// When the driver's container is started again.
+	// When the driver's container is restarted.
 	LivenessProbe *ContainerProbeSpec `json:"livenessProbe,omitempty"`
 	// When the driver's pod counts as ready.
 	ReadinessProbe *ContainerProbeSpec `json:"readinessProbe,omitempty"`
 
 	// GPUDirect RDMA.
 	GPUDirectRDMA *GPUDirectRDMASpec `json:"rdma,omitempty"`
-	// How a change of drivers goes from node to node.
+	// How a driver change rolls from node to node.
 	UpgradePolicy *DriverUpgradePolicySpec `json:"upgradePolicy,omitempty"`
 	// NVIDIA's driver manager, an init container.
 	Manager DriverManagerSpec `json:"manager,omitempty"`
 
 	// Package repositories for building.
 	RepoConfig *DriverRepoConfigSpec `json:"repoConfig,omitempty"`
-	// Certificate authorities for building, and for asking the registry for a precompiled image.
+	// Certificate authorities for building, and for looking up a precompiled image in the registry.
 	CertConfig *DriverCertConfigSpec `json:"certConfig,omitempty"`
 	// vGPU licences.
 	LicensingConfig *DriverLicensingConfigSpec `json:"licensingConfig,omitempty"`
@@ -57,9 +57,9 @@ type DriverSpec struct {
 	VirtualTopology *VirtualTopologyConfigSpec `json:"virtualTopology,omitempty"`
 	// Parameters of the kernel modules.
 	KernelModuleConfig *KernelModuleConfigSpec `json:"kernelModuleConfig,omitempty"`
-	// Where kernel modules are kept that were built from an image of gpuready's own.
+	// Where kernel modules are stored that were built from an image of gpuready's own.
 	Prebuild *PrebuildSpec `json:"prebuild,omitempty"`
-	// What signs kernel modules that are built from an image of gpuready's own.
+	// How kernel modules are signed that are built from an image of gpuready's own.
 	ModuleSigning *ModuleSigningSpec `json:"moduleSigning,omitempty"`
 	// Name of a Secret whose entries become environment variables of the driver.
 	// +kubebuilder:validation:MaxLength=253
@@ -83,24 +83,24 @@ func (d *DriverSpec) IsSimulated() bool { return d.Simulated != nil && d.Simulat
 //
 // +kubebuilder:validation:XValidation:rule="(has(self.repository) && self.repository.size() > 0) || ((!has(self.secret) || self.secret.size() == 0) && (!has(self.insecure) || !self.insecure))",message="prebuild.secret and prebuild.insecure are for prebuild.repository: set that, too"
 type PrebuildSpec struct {
-	// Registry and path, "registry.example.com/gpu/driver": modules are pushed there as images
-	// version-kernel-ostag, and nodes with that kernel pull them instead of building.
+	// Registry and path, "registry.example.com/gpu/driver". Built modules are pushed there as images
+	// version-kernel-ostag; nodes with that kernel pull them instead of building.
 	// +kubebuilder:validation:MaxLength=255
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^(([a-zA-Z0-9][a-zA-Z0-9.-]*|\\[[0-9a-fA-F:]+\\])(:[0-9]+)?/[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)?$')",message="prebuild.repository is a registry and a path, without a tag or digest: registry.example.com/gpu/driver"
 	Repository string `json:"repository,omitempty"`
-	// Name of a Secret of type kubernetes.io/dockerconfigjson, in the operands' namespace,
-	// whose credentials may push there.
+	// Name of a Secret of type kubernetes.io/dockerconfigjson, in the operands' namespace, with
+	// credentials to push there.
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Secret string `json:"secret,omitempty"`
-	// The registry is asked by plain HTTP.
+	// Use the registry by plain HTTP.
 	Insecure *bool `json:"insecure,omitempty"`
 }
 
 // ModuleSigningSpec configures how built kernel modules are signed.
 type ModuleSigningSpec struct {
-	// Name of a Secret of type kubernetes.io/tls, in the operands' namespace: the private key
-	// that signs, and its certificate, which the nodes' kernels have to trust.
+	// Name of a Secret of type kubernetes.io/tls, in the operands' namespace, with the signing key and
+	// its certificate, which the nodes' kernels must trust.
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Secret string `json:"secret,omitempty"`
@@ -143,7 +143,7 @@ func (d *DriverSpec) SigningSecret() string {
 type SimulatedSpec struct {
 	OptionalSpec `json:",inline"`
 
-	// The machine that every node becomes: "h100-sxm"; gpusim profiles lists them.
+	// The machine that every node simulates: "h100-sxm"; gpusim profiles lists them.
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9-]*[a-z0-9])?)?$')",message="profile is a simulated machine: h100-sxm"
 	Profile string `json:"profile,omitempty"`
@@ -155,19 +155,19 @@ type ContainerProbeSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=2147483647
 	InitialDelaySeconds int32 `json:"initialDelaySeconds,omitempty"`
-	// Seconds that a probe may take.
+	// The timeout of a probe in seconds.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=2147483647
 	TimeoutSeconds int32 `json:"timeoutSeconds,omitempty"`
-	// Seconds from one probe to the next.
+	// The interval between probes in seconds.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=2147483647
 	PeriodSeconds int32 `json:"periodSeconds,omitempty"`
-	// How many have to succeed in a row after one has failed.
+	// How many probes in a row must succeed after a failure.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=2147483647
 	SuccessThreshold int32 `json:"successThreshold,omitempty"`
-	// How many have to fail in a row after one has succeeded.
+	// How many probes in a row must fail after a success.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=2147483647
 	FailureThreshold int32 `json:"failureThreshold,omitempty"`
@@ -175,9 +175,9 @@ type ContainerProbeSpec struct {
 
 // GPUDirectRDMASpec configures GPUDirect RDMA, the nvidia-peermem module.
 type GPUDirectRDMASpec struct {
-	// Load nvidia-peermem; it is not loaded unless this is true.
+	// Load nvidia-peermem; false by default.
 	Enabled *bool `json:"enabled,omitempty"`
-	// The network driver (MOFED) is the host's own.
+	// Use the host's own network driver (MOFED).
 	UseHostMOFED *bool `json:"useHostMofed,omitempty"`
 }
 
@@ -188,7 +188,7 @@ func (r *GPUDirectRDMASpec) IsEnabled() bool { return r != nil && valueOr(r.Enab
 type DriverManagerSpec struct {
 	ImageSpec `json:",inline"`
 
-	// Environment variables beside the operator's own; these win.
+	// Environment variables in addition to the operator's own, which they override.
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=256
@@ -214,7 +214,7 @@ type DriverCertConfigSpec struct {
 
 // DriverLicensingConfigSpec configures vGPU licences.
 type DriverLicensingConfigSpec struct {
-	// Name of a ConfigMap; NVIDIA's operator has secretName instead.
+	// Name of a ConfigMap. Replaced by secretName in NVIDIA's operator.
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	ConfigMapName string `json:"configMapName,omitempty"`
@@ -222,7 +222,7 @@ type DriverLicensingConfigSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	SecretName string `json:"secretName,omitempty"`
-	// The licences are the NVIDIA License System's.
+	// Use the licences of the NVIDIA License System.
 	NLSEnabled *bool `json:"nlsEnabled,omitempty"`
 }
 

@@ -4,7 +4,7 @@ package v1
 type ToolkitSpec struct {
 	OperandSpec `json:",inline"`
 
-	// Where the toolkit's programs go on the host.
+	// The directory of the toolkit's programs on the host.
 	// +kubebuilder:default=/usr/local/nvidia
 	InstallDir HostPath `json:"installDir,omitempty"`
 }
@@ -23,7 +23,7 @@ type DevicePluginSpec struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.default) || self.default.size() == 0 || (has(self.name) && self.name.size() > 0)",message="config.default is a key of the ConfigMap: set config.name to that ConfigMap's name"
 type DevicePluginConfig struct {
-	// Name of a ConfigMap; a node's label nvidia.com/device-plugin.config names its key.
+	// Name of a ConfigMap. A node's label nvidia.com/device-plugin.config selects a key of it.
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
@@ -35,7 +35,7 @@ type DevicePluginConfig struct {
 
 // MPSConfig configures CUDA's Multi-Process Service.
 type MPSConfig struct {
-	// Where MPS keeps its pipes on the host.
+	// The directory of MPS's pipes on the host.
 	// +kubebuilder:default=/run/nvidia/mps
 	Root HostPath `json:"root,omitempty"`
 }
@@ -51,7 +51,7 @@ type MIGManagerSpec struct {
 
 	// Partitions that nodes choose from.
 	Config *MIGPartedConfigSpec `json:"config,omitempty"`
-	// What has to stop while GPUs are split.
+	// The clients that must stop while GPUs are split.
 	GPUClientsConfig *MIGGPUClientsConfigSpec `json:"gpuClientsConfig,omitempty"`
 }
 
@@ -80,25 +80,25 @@ type MIGGPUClientsConfigSpec struct {
 type ValidatorSpec struct {
 	ContainerSpec `json:",inline"`
 
-	// The proof of the device plugin.
+	// The validation of the device plugin.
 	Plugin ValidationSpec `json:"plugin,omitempty"`
-	// The proof of the toolkit.
+	// The validation of the toolkit.
 	Toolkit ValidationSpec `json:"toolkit,omitempty"`
-	// The proof of the driver.
+	// The validation of the driver.
 	Driver ValidationSpec `json:"driver,omitempty"`
-	// The proof of CUDA.
+	// The validation of CUDA.
 	CUDA ValidationSpec `json:"cuda,omitempty"`
-	// The proof of vfio-pci.
+	// The validation of vfio-pci.
 	VFIOPCI ValidationSpec `json:"vfioPCI,omitempty"`
-	// The proof of the vGPU host driver.
+	// The validation of the vGPU host driver.
 	VGPUManager ValidationSpec `json:"vgpuManager,omitempty"`
-	// The proof of vGPU devices.
+	// The validation of vGPU devices.
 	VGPUDevices ValidationSpec `json:"vgpuDevices,omitempty"`
 }
 
 // ValidationSpec configures one of the validator's proofs.
 type ValidationSpec struct {
-	// Environment variables of the proof.
+	// Environment variables of the validation.
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=256

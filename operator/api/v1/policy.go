@@ -30,22 +30,22 @@ type ClusterPolicyList struct {
 	Items []ClusterPolicy `json:"items"`
 }
 
-// ClusterPolicySpec is what is wanted. Every part may be left out.
+// ClusterPolicySpec is the desired state. Every part is optional.
 //
 // +kubebuilder:validation:XValidation:rule="!(has(self.driver) && has(self.driver.usePrecompiled) && self.driver.usePrecompiled && has(self.gds) && has(self.gds.enabled) && self.gds.enabled)",message="driver.usePrecompiled excludes gds.enabled: precompiled images have no module for GPUDirect Storage"
 // +kubebuilder:validation:XValidation:rule="!(has(self.driver) && has(self.driver.usePrecompiled) && self.driver.usePrecompiled && ((has(self.vgpuManager) && has(self.vgpuManager.enabled) && self.vgpuManager.enabled) || (has(self.sandboxWorkloads) && has(self.sandboxWorkloads.enabled) && self.sandboxWorkloads.enabled && has(self.sandboxWorkloads.defaultWorkload) && self.sandboxWorkloads.defaultWorkload == 'vm-vgpu')))",message="driver.usePrecompiled excludes vGPU: set vgpuManager.enabled to false and sandboxWorkloads.defaultWorkload to another than vm-vgpu, or usePrecompiled to false"
 type ClusterPolicySpec struct {
-	// What concerns the operator itself.
+	// Settings of the operator itself.
 	Operator OperatorSpec `json:"operator,omitempty"`
-	// What all DaemonSets have in common.
+	// Common settings of all DaemonSets.
 	Daemonsets DaemonsetsSpec `json:"daemonsets,omitempty"`
-	// What concerns nodes as a whole.
+	// Settings of nodes as a whole.
 	Node NodeSpec `json:"node,omitempty"`
 	// Directories of the hosts.
 	HostPaths HostPathsSpec `json:"hostPaths,omitempty"`
 	// How containers get GPUs by the Container Device Interface.
 	CDI CDIConfigSpec `json:"cdi,omitempty"`
-	// How GPUs that are split by MIG are offered.
+	// How GPUs that are split by MIG are advertised.
 	MIG MIGSpec `json:"mig,omitempty"`
 
 	// The NVIDIA driver.
@@ -56,22 +56,22 @@ type ClusterPolicySpec struct {
 	DevicePlugin DevicePluginSpec `json:"devicePlugin,omitempty"`
 	// The validator of driver, toolkit and device plugin.
 	Validator ValidatorSpec `json:"validator,omitempty"`
-	// The labels that say what a node's GPUs are.
+	// The labels that describe a node's GPUs.
 	GPUFeatureDiscovery GPUFeatureDiscoverySpec `json:"gfd,omitempty"`
-	// NVIDIA's DCGM, as a service on each node. It needs NVIDIA's image to be named.
+	// NVIDIA's DCGM, as a service on each node. It requires the name of NVIDIA's image.
 	DCGM DCGMSpec `json:"dcgm,omitempty"`
-	// NVIDIA's exporter of DCGM's metrics. It needs NVIDIA's image to be named.
+	// NVIDIA's exporter of DCGM's metrics. It requires the name of NVIDIA's image.
 	DCGMExporter DCGMExporterSpec `json:"dcgmExporter,omitempty"`
-	// NVIDIA's MIG manager. It needs NVIDIA's image to be named.
+	// NVIDIA's MIG manager. It requires the name of NVIDIA's image.
 	MIGManager MIGManagerSpec `json:"migManager,omitempty"`
 
-	// NVIDIA's exporter of how far a node is.
+	// NVIDIA's exporter of the nodes' progress.
 	NodeStatusExporter NodeStatusExporterSpec `json:"nodeStatusExporter,omitempty"`
 	// GPUDirect Storage.
 	GPUDirectStorage *GPUDirectStorageSpec `json:"gds,omitempty"`
 	// The GDRCopy kernel module.
 	GDRCopy *GDRCopySpec `json:"gdrcopy,omitempty"`
-	// Pod Security Policies, which Kubernetes does not have any more.
+	// Pod Security Policies, which Kubernetes has removed.
 	PSP PSPSpec `json:"psp,omitempty"`
 	// Pod Security Admission's labels of the operator's namespace.
 	PSA PSASpec `json:"psa,omitempty"`
@@ -81,14 +81,14 @@ type ClusterPolicySpec struct {
 	SandboxDevicePlugin SandboxDevicePluginSpec `json:"sandboxDevicePlugin,omitempty"`
 	// The device plugin for Kata's virtual machines.
 	KataSandboxDevicePlugin KataDevicePluginSpec `json:"kataSandboxDevicePlugin,omitempty"`
-	// What binds GPUs to vfio-pci.
+	// The operand that binds GPUs to vfio-pci.
 	VFIOManager VFIOManagerSpec `json:"vfioManager,omitempty"`
 	// The vGPU host driver.
 	VGPUManager VGPUManagerSpec `json:"vgpuManager,omitempty"`
-	// What makes vGPU devices.
+	// The operand that creates vGPU devices.
 	VGPUDeviceManager VGPUDeviceManagerSpec `json:"vgpuDeviceManager,omitempty"`
-	// What installs Kata runtime classes.
+	// The operand that installs Kata runtime classes.
 	KataManager KataManagerSpec `json:"kataManager,omitempty"`
-	// What switches the GPUs' confidential computing mode.
+	// The operand that switches the GPUs' confidential computing mode.
 	CCManager CCManagerSpec `json:"ccManager,omitempty"`
 }

@@ -17,7 +17,7 @@ type GDRCopySpec struct {
 
 // ModuleSpec is a kernel module besides the driver, disabled by default.
 type ModuleSpec struct {
-	// Whether it is wanted.
+	// Whether the operator deploys it.
 	Enabled *bool `json:"enabled,omitempty"`
 
 	ImageSpec `json:",inline"`
@@ -35,25 +35,25 @@ type ModuleSpec struct {
 
 // PSPSpec configures Pod Security Policies.
 type PSPSpec struct {
-	// Whether they are wanted.
+	// Whether they are used.
 	Enabled *bool `json:"enabled,omitempty"`
 }
 
 // PSASpec configures Pod Security Admission.
 type PSASpec struct {
-	// Whether the namespace is to get its labels.
+	// Whether the namespace gets its labels.
 	Enabled *bool `json:"enabled,omitempty"`
 }
 
 // SandboxWorkloadsSpec configures workloads in virtual machines.
 type SandboxWorkloadsSpec struct {
-	// Whether nodes can be given to virtual machines.
+	// Whether nodes may run virtual machines.
 	Enabled *bool `json:"enabled,omitempty"`
-	// What nodes without the label nvidia.com/gpu.workload.config are for.
+	// The use of nodes without the label nvidia.com/gpu.workload.config.
 	// +kubebuilder:validation:Enum=container;vm-passthrough;vm-vgpu
 	// +kubebuilder:default=container
 	DefaultWorkload string `json:"defaultWorkload,omitempty"`
-	// Whose virtual machines they are.
+	// The provider of the virtual machines.
 	// +kubebuilder:validation:Enum=kubevirt;kata
 	// +kubebuilder:default=kubevirt
 	Mode string `json:"mode,omitempty"`
@@ -110,16 +110,16 @@ type VGPUDevicesConfigSpec struct {
 type KataManagerSpec struct {
 	OptionalSpec `json:",inline"`
 
-	// What is installed.
+	// The installed runtime classes.
 	Config *KataConfig `json:"config,omitempty"`
 }
 
 // KataConfig lists Kata runtime classes.
 type KataConfig struct {
-	// Where images and kernels go on the host.
+	// The directory of images and kernels on the host.
 	// +kubebuilder:default=/opt/nvidia-gpu-operator/artifacts/runtimeclasses
 	ArtifactsDir HostPath `json:"artifactsDir,omitempty"`
-	// The classes.
+	// The runtime classes.
 	// +kubebuilder:validation:MaxItems=64
 	RuntimeClasses []KataRuntimeClass `json:"runtimeClasses,omitempty"`
 }
@@ -133,7 +133,7 @@ type KataRuntimeClass struct {
 	// Labels of the nodes that have it.
 	// +kubebuilder:validation:MaxProperties=64
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
-	// What it is made of.
+	// The contents of the runtime class.
 	Artifacts KataArtifacts `json:"artifacts"`
 }
 
@@ -142,7 +142,7 @@ type KataArtifacts struct {
 	// The OCI artifact's reference.
 	// +kubebuilder:validation:MaxLength=1024
 	URL string `json:"url"`
-	// Name of a Secret to pull it with.
+	// Name of a pull Secret.
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	PullSecret string `json:"pullSecret,omitempty"`

@@ -32,36 +32,36 @@ const (
 	MaxPrebuilt = 50
 )
 
-// ClusterPolicyStatus is what is.
+// ClusterPolicyStatus is the observed state.
 type ClusterPolicyStatus struct {
-	// The state in a word.
+	// The state in one word.
 	// +kubebuilder:validation:Enum=ready;notReady;ignored;disabled
 	State State `json:"state,omitempty"`
 	// The operands' namespace.
 	Namespace string `json:"namespace,omitempty"`
-	// The generation of the policy that this status is of.
+	// The generation of the policy that this status describes.
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// Ready, Progressing, Degraded, Unserved.
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// How many GPU nodes are how far.
+	// The number of GPU nodes by progress.
 	Nodes *NodesStatus `json:"nodes,omitempty"`
-	// Those that are not ready; the first 20.
+	// The first 20 nodes that are not ready.
 	// +kubebuilder:validation:MaxItems=20
 	NotReady []NodeStatus `json:"notReady,omitempty"`
-	// Groups of equal nodes and the driver that each gets; the first 100.
+	// The first 100 groups of equal nodes, with the driver that each gets.
 	// +kubebuilder:validation:MaxItems=100
 	Pools []PoolStatus `json:"pools,omitempty"`
-	// Kernel modules that Jobs have built before a node runs their kernel; the first 50.
+	// The first 50 kernel modules that Jobs have built before a node runs their kernel.
 	// +kubebuilder:validation:MaxItems=50
 	Prebuilt []PrebuiltStatus `json:"prebuilt,omitempty"`
-	// How far a change of drivers is.
+	// The progress of a driver change.
 	Upgrade *UpgradeStatus `json:"upgrade,omitempty"`
-	// Fields that are set, and that this operator keeps and does nothing about.
+	// Fields that are set but have no effect.
 	// +kubebuilder:validation:MaxItems=100
 	UnservedFields []string `json:"unservedFields,omitempty"`
-	// How long nodes took from their creation to each step.
+	// The time that nodes took from their creation to each step.
 	// +kubebuilder:validation:MaxItems=32
 	Provisioning []ProvisioningStatus `json:"provisioning,omitempty"`
 }
@@ -70,15 +70,15 @@ type ClusterPolicyStatus struct {
 // nodes that this operator does not serve. The nodes of total beyond ready, progressing and failed
 // have no trustworthy report.
 type NodesStatus struct {
-	// GPU nodes that this operator serves; with excluded, all that are known to have a GPU.
+	// GPU nodes that this operator serves. Together with excluded, these are all known GPU nodes.
 	Total int `json:"total"`
-	// Nodes of total on which all that the policy asks for is proven.
+	// Nodes of total on which everything that the policy requires is validated.
 	Ready int `json:"ready"`
-	// Nodes of total that are on their way: waiting helps.
+	// Nodes of total in progress: waiting helps.
 	Progressing int `json:"progressing"`
-	// Nodes of total on which somebody has to do something.
+	// Nodes of total on which somebody must act.
 	Failed int `json:"failed"`
-	// GPU nodes that are not in total: a label keeps all operands away, or NVIDIA's operator
+	// GPU nodes that are not in total: a label excludes them from all operands, or NVIDIA's operator
 	// runs and they were not handed over.
 	Excluded int `json:"excluded"`
 }
@@ -86,16 +86,16 @@ type NodesStatus struct {
 // NodeStatus is a node that is not ready.
 type NodeStatus struct {
 	Node string `json:"node"`
-	// Name of its pool.
+	// Name of the node's pool.
 	Pool string `json:"pool,omitempty"`
-	// The first state that is not proven: "driver", "toolkit-validation".
+	// The first state that is not reached: "driver", "toolkit-validation".
 	State string `json:"state,omitempty"`
-	// Why, in a word.
+	// The reason in one word.
 	Reason string `json:"reason,omitempty"`
-	// Why, and what to do.
+	// The reason, and what to do.
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
-	// Since when.
+	// When the node entered this state.
 	Since metav1.Time `json:"since,omitzero"`
 }
 
@@ -108,11 +108,11 @@ type PoolStatus struct {
 	Arch   string `json:"arch,omitempty"`
 	Nodes  int    `json:"nodes"`
 	Ready  int    `json:"ready"`
-	// How it gets its driver: "container", "driverToolkit", "precompiled", "simulated"; none: the host has one.
+	// How the pool gets its driver: "container", "driverToolkit", "precompiled", "simulated"; none if the host has one.
 	Variant   string `json:"variant,omitempty"`
 	DaemonSet string `json:"daemonSet,omitempty"`
 	Image     string `json:"image,omitempty"`
-	// Why it is not the driver that the policy asks for, in a word.
+	// Why it is not the driver that the policy requires, in one word.
 	Reason string `json:"reason,omitempty"`
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
@@ -129,21 +129,21 @@ const (
 	PrebuiltFailed   PrebuiltState = "Failed"
 )
 
-// PrebuiltStatus is the modules of a kernel that a Job builds, by kubectl gpu prebuild.
+// PrebuiltStatus is the modules of a kernel that a Job of kubectl gpu prebuild builds.
 type PrebuiltStatus struct {
 	Kernel string `json:"kernel"`
 	OSTag  string `json:"osTag"`
-	// Of the driver.
+	// Version of the driver.
 	Version string `json:"version,omitempty"`
-	// "open" or "proprietary".
+	// Kind of the modules: "open" or "proprietary".
 	Kind string `json:"kind,omitempty"`
-	// The image that has them.
+	// The image that contains the modules.
 	Image string `json:"image"`
-	// Building, Present (nodes with the kernel pull it), Missing (it was pushed, and the
-	// registry has it no more) or Failed.
+	// Building, Present (nodes with the kernel pull it), Missing (it was pushed, but the registry no
+	// longer has it) or Failed.
 	// +kubebuilder:validation:Enum=Building;Present;Missing;Failed
 	State PrebuiltState `json:"state"`
-	// Why, where it has failed or does not go on.
+	// Why it has failed or does not continue.
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
 	// Name of the Job.
@@ -157,7 +157,7 @@ type UpgradeStatus struct {
 	InProgress int `json:"inProgress"`
 	Pending    int `json:"pending"`
 	Failed     int `json:"failed"`
-	// What the nodes on their way wait for; the first 10, those first whose pods may not be evicted.
+	// What the first 10 nodes in progress wait for; nodes whose pods may not be evicted come first.
 	// +kubebuilder:validation:MaxItems=10
 	Waiting []UpgradeWait `json:"waiting,omitempty"`
 }
@@ -170,14 +170,14 @@ type UpgradeWait struct {
 	Message string `json:"message"`
 }
 
-// ProvisioningStatus is how long nodes took from their creation to a step: a histogram.
+// ProvisioningStatus is a histogram of the time that nodes took from their creation to a step.
 type ProvisioningStatus struct {
 	Step string `json:"step"`
-	// How many nodes.
+	// The number of nodes.
 	Count int64 `json:"count"`
-	// All of them together, in whole seconds.
+	// The sum of their times, in whole seconds.
 	SumSeconds int64 `json:"sumSeconds"`
-	// How many nodes, by bucket, not cumulated; the operator knows the bounds.
+	// The number of nodes in each bucket, not cumulative; the operator knows the bounds.
 	// +kubebuilder:validation:MaxItems=64
 	Buckets []int64 `json:"buckets,omitempty"`
 }

@@ -4,11 +4,11 @@ import "k8s.io/apimachinery/pkg/util/intstr"
 
 // DriverUpgradePolicySpec configures how a driver change rolls from node to node.
 type DriverUpgradePolicySpec struct {
-	// Replace drivers when their definition changes. Without it a node gets the new one
-	// when somebody deletes the driver's pod.
+	// Replace drivers when their definition changes. Otherwise a node gets the new driver when
+	// somebody deletes its driver pod.
 	// +kubebuilder:default=false
 	AutoUpgrade bool `json:"autoUpgrade,omitempty"`
-	// How many nodes at a time; 0: as many as maxUnavailable allows.
+	// How many nodes are upgraded at a time; 0: as many as maxUnavailable allows.
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100000
@@ -20,7 +20,7 @@ type DriverUpgradePolicySpec struct {
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 	// How pods with GPUs are evicted.
 	PodDeletion *PodDeletionSpec `json:"podDeletion,omitempty"`
-	// Which pods are waited for first.
+	// The pods to wait for first.
 	WaitForCompletion *WaitForCompletionSpec `json:"waitForCompletion,omitempty"`
 	// Whether and how all pods are evicted.
 	DrainSpec *DrainSpec `json:"drain,omitempty"`
@@ -37,11 +37,11 @@ func (u *DriverUpgradePolicySpec) Unavailable() intstr.IntOrString {
 
 // WaitForCompletionSpec selects the pods to wait for before a node is upgraded.
 type WaitForCompletionSpec struct {
-	// A label selector; "" is no pod at all.
+	// A label selector; "" selects no pod.
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^ *((! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\\))?)( *, *(! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\\))?))*)? *$')",message="podSelector is a label selector: app=train,tier in (a, b)"
 	PodSelector string `json:"podSelector,omitempty"`
-	// Seconds; 0: for ever.
+	// The timeout in seconds; 0: none.
 	// +kubebuilder:default=0
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=31536000
@@ -50,11 +50,11 @@ type WaitForCompletionSpec struct {
 
 // PodDeletionSpec configures how pods with GPUs are evicted.
 type PodDeletionSpec struct {
-	// A label selector of pods that are evicted beside those that asked for GPUs.
+	// A label selector of pods to evict in addition to those that requested GPUs.
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^ *((! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\\))?)( *, *(! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\\))?))*)? *$')",message="podSelector is a label selector: app=train,tier in (a, b)"
 	PodSelector string `json:"podSelector,omitempty"`
-	// Evict pods, too, that nothing will make again.
+	// Also evict pods that no controller recreates.
 	// +kubebuilder:default=false
 	Force bool `json:"force,omitempty"`
 	// Seconds until the upgrade of the node counts as failed; 0: never.
@@ -62,7 +62,7 @@ type PodDeletionSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=31536000
 	TimeoutSecond *int `json:"timeoutSeconds,omitempty"`
-	// Evict pods, too, that lose what they have in an emptyDir.
+	// Also evict pods that lose the data of an emptyDir.
 	// +kubebuilder:default=false
 	DeleteEmptyDir bool `json:"deleteEmptyDir,omitempty"`
 }
@@ -75,10 +75,10 @@ type DrainSpec struct {
 	// Evict all pods of the node.
 	// +kubebuilder:default=false
 	Enable bool `json:"enable,omitempty"`
-	// Evict pods, too, that nothing will make again.
+	// Also evict pods that no controller recreates.
 	// +kubebuilder:default=false
 	Force bool `json:"force,omitempty"`
-	// A label selector of those that are evicted; "" is all.
+	// A label selector of the pods to evict; "" selects all.
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^ *((! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\\))?)( *, *(! *([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?|([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?( *(==|=|!=) *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?| +(in|notin) +\\( *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?( *, *([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?)* *\\))?))*)? *$')",message="podSelector is a label selector: app=train,tier in (a, b)"
 	PodSelector string `json:"podSelector,omitempty"`
@@ -87,7 +87,7 @@ type DrainSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=31536000
 	TimeoutSecond *int `json:"timeoutSeconds,omitempty"`
-	// Evict pods, too, that lose what they have in an emptyDir.
+	// Also evict pods that lose the data of an emptyDir.
 	// +kubebuilder:default=false
 	DeleteEmptyDir bool `json:"deleteEmptyDir,omitempty"`
 }
