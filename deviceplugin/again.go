@@ -36,7 +36,7 @@ func (f *configWatcher) handoverData() ([]byte, error) {
 
 // readHandover reads the data of the previous program.
 func (o *options) readHandover() error {
-	word, err := handover.Word()
+	word, err := handover.Data()
 	if err != nil || word == nil {
 		return err
 	}

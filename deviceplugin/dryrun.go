@@ -93,7 +93,7 @@ func (o *options) computePlan(ctx context.Context) (would plan.Plan, snap gpu.Sn
 	if snap, err = opened.Source.Snapshot(ctx); err != nil {
 		return plan.Plan{}, gpu.Snapshot{}, err
 	}
-	return plan.Make(o.config, snap, health.New(gpu.Fault{}).See(snap, time.Now())), snap, nil
+	return plan.Compute(o.config, snap, health.New(gpu.Fault{}).ApplySnapshot(snap, time.Now())), snap, nil
 }
 
 func newDeviceList(p plan.Plan) deviceList {
@@ -110,7 +110,7 @@ func newDeviceList(p plan.Plan) deviceList {
 			})
 		}
 	}
-	for _, l := range p.Left {
+	for _, l := range p.LeftOut {
 		one := leftOutDevice{
 			ID: string(l.GPU), Index: strconv.Itoa(l.Index), Product: l.Product, Profile: l.MIG.Profile, PCI: string(l.PCI),
 			Reason: string(l.Reason), Message: l.Message,

@@ -114,7 +114,7 @@ func (o *options) readPolicy() error {
 	if err != nil {
 		return fmt.Errorf("environment variable %w", err)
 	}
-	o.policy = health.DefaultPolicy().With(health.Configured(o.config.Health)).With(changes)
+	o.policy = health.DefaultPolicy().With(health.ChangesFromConfig(o.config.Health)).With(changes)
 	for variable, value := range map[string]string{health.DisableVariable: disable, health.EnableVariable: enable} {
 		if value != "" {
 			o.nonDefaults = append(o.nonDefaults, fmt.Sprintf("%s=%s", variable, value))

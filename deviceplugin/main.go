@@ -21,7 +21,7 @@ import (
 
 func main() {
 	started := time.Now()
-	os.Exit(program.Signalled(func(ctx context.Context) int { return run(ctx, started, os.Args[1:], os.Stdout, os.Stderr) }))
+	os.Exit(program.RunWithSignals(func(ctx context.Context) int { return run(ctx, started, os.Args[1:], os.Stdout, os.Stderr) }))
 }
 
 func run(ctx context.Context, started time.Time, args []string, stdout, stderr io.Writer) int {

@@ -292,7 +292,7 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 		Settings:       o.settingsInForce(),
 		Follow:         o.watcher.watch,
 		Driver:         driver.Place{HostRoot: o.hostRoot},
-		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log, meters.NVML) },
+		Open:           func(place driver.Place) (plugin.Opened, error) { return o.open(place, log, meters.CountNVMLError) },
 		NFDDir:         o.nfdDir,
 		Given:          os.Getenv(injection.Variable),
 		Log:            log,
@@ -316,7 +316,7 @@ func (o *options) logger(stderr io.Writer) *slog.Logger {
 		handler = slog.NewJSONHandler(stderr, nil)
 	}
 	log := slog.New(handler).With("component", cmp.Or(o.component, "deviceplugin"))
-	inotify.LogTo(log)
+	inotify.SetLogger(log)
 	return log
 }
 
@@ -340,7 +340,7 @@ func (o *options) warn(log *slog.Logger) {
 // open opens NVML where the driver is now.
 func (o *options) open(place driver.Place, log *slog.Logger, failed func(code string)) (plugin.Opened, error) {
 	root, path, err := place.Find()
-	library := driver.Look(path)
+	library := driver.Stat(path)
 	if err != nil {
 		if place.Only {
 			return plugin.Opened{}, err
@@ -349,12 +349,12 @@ func (o *options) open(place driver.Place, log *slog.Logger, failed func(code st
 			root = "/" // NVML then searches the loader's path
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, Failed: failed, Outside: reading.Outside(o.hostRoot, root)})
+	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, OnFailure: failed, ReadOutside: reading.Outside(o.hostRoot, root)})
 	if err != nil {
 		return plugin.Opened{}, err
 	}
 	if source.Library() != path { // found by the loader, or newly installed
-		library = driver.Look(source.Library())
+		library = driver.Stat(source.Library())
 	}
 	return plugin.Opened{Source: source, Root: root, Library: library}, nil
 }

@@ -68,7 +68,7 @@ func readRegular(open func() (*os.File, error), path string) ([]byte, error) {
 		return nil, fmt.Errorf("%s: not a regular file (%s); replace it by the configuration", path, info.Mode().Type())
 	}
 	// If that is unknown, read the present content.
-	writing, _ := inotify.Writing(f.Fd())
+	writing, _ := inotify.OpenForWriting(f.Fd())
 	data, err := io.ReadAll(io.LimitReader(f, strict.MaxBytes+1))
 	switch {
 	case err != nil:

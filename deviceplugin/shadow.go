@@ -63,12 +63,12 @@ func (o *options) compareOnce(ctx context.Context, w io.Writer) (same bool, err 
 	if err != nil {
 		return false, err
 	}
-	theirs, err := o.kubelet().Ask(ctx)
+	theirs, err := o.kubelet().Query(ctx)
 	if err != nil {
 		return false, err
 	}
 	ours, now := shadow.Ours{Plan: would, Snapshot: snap}, time.Now()
-	report := shadow.NewReport(ours, theirs, new(shadow.History).Look(ours, theirs, now), now)
+	report := shadow.NewReport(ours, theirs, new(shadow.History).Compare(ours, theirs, now), now)
 	same = len(report.Differences) == 0
 	if o.output == "json" {
 		return same, report.JSON(w)
@@ -81,7 +81,7 @@ func (o *options) watchShadow(ctx context.Context, started time.Time, stderr io.
 	cfg := o.plugin(started, stderr)
 	cfg.Log.Info("shadow mode: nothing is registered, and no state written", "path", o.podResources, "every", o.shadowInterval.String())
 	reg := metrics.NewRegistry()
-	s := shadow.New(shadow.Config{Ask: o.kubelet().Ask, Every: o.shadowInterval, Log: cfg.Log}, reg)
+	s := shadow.New(shadow.Config{Ask: o.kubelet().Query, Every: o.shadowInterval, Log: cfg.Log}, reg)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.listen, reg, s.Ready) })
 	group.Go(func() error { return s.Watch(ctx) })
@@ -89,9 +89,9 @@ func (o *options) watchShadow(ctx context.Context, started time.Time, stderr io.
 		err := plugin.Watch(ctx, cfg, func(v plugin.View) {
 			switch {
 			case v.Read():
-				s.See(shadow.Ours{Plan: v.Plan, Snapshot: v.Snapshot})
+				s.SetOurs(shadow.Ours{Plan: v.Plan, Snapshot: v.Snapshot})
 			case v.Absent.Reason != "":
-				s.Absent(fmt.Errorf("%s: %s", v.Absent.Reason, v.Absent.Message), v.Absent.Reason == reasonNoGPU)
+				s.SetAbsent(fmt.Errorf("%s: %s", v.Absent.Reason, v.Absent.Message), v.Absent.Reason == reasonNoGPU)
 			}
 		})
 		if err == nil {

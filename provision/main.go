@@ -11,7 +11,7 @@ import (
 )
 
 func main() {
-	os.Exit(program.Signalled(func(ctx context.Context) int {
+	os.Exit(program.RunWithSignals(func(ctx context.Context) int {
 		return cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	}))
 }

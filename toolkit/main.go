@@ -19,7 +19,7 @@ import (
 )
 
 func main() {
-	os.Exit(program.Signalled(func(ctx context.Context) int { return start(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
+	os.Exit(program.RunWithSignals(func(ctx context.Context) int { return start(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
 }
 
 func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {

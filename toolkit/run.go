@@ -41,7 +41,7 @@ func (d driver) Find(root string) (string, error) { return nvml.FindLibrary(d.ho
 
 func (d driver) Open(root string) (gpu.Source, error) {
 	source, err := nvml.Open(nvml.Options{
-		HostRoot: d.hostRoot, DriverRoot: root, Log: d.log, Outside: reading.Outside(d.hostRoot, root),
+		HostRoot: d.hostRoot, DriverRoot: root, Log: d.log, ReadOutside: reading.Outside(d.hostRoot, root),
 		Slice: slice, ProbeInterval: probeEvery,
 	})
 	if errors.Is(err, nvml.ErrOtherLibrary) {
@@ -88,7 +88,7 @@ func (c command) withLock(do func(context.Context) error) func(context.Context) 
 		if err := do(ctx); err != nil || c.o.command != "restore" {
 			return err
 		}
-		return c.t.Leave(held)
+		return c.t.RemoveLock(held)
 	}
 }
 

@@ -39,7 +39,7 @@ func (c command) seal() (follow func(ctx context.Context) error) {
 		return none
 	}
 	again := func() {
-		if err := s.Again(); err != nil {
+		if err := s.Refresh(); err != nil {
 			warn(err)
 		}
 	}

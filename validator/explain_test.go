@@ -21,7 +21,7 @@ func TestExplainReadsTheNodesFiles(t *testing.T) {
 	require.Contains(t, out, "the validator's daemon has said nothing in this boot")
 
 	require.NoError(t, readiness.WriteNotReady(r.path(readiness.DefaultDir), readiness.Driver,
-		readiness.Refusal{Reason: "DriverNotLoaded", Message: "the module nvidia is not loaded", Action: "load it"}))
+		readiness.NotReady{Reason: "DriverNotLoaded", Message: "the module nvidia is not loaded", Action: "load it"}))
 	exit, out, said = r.run(r.args("explain")...)
 	require.Zero(t, exit, said)
 	require.Contains(t, out, "broken at driver: DriverNotLoaded")

@@ -291,7 +291,7 @@ func TestWaitsExitCodeIsTheLayersOrTheTimeouts(t *testing.T) {
 
 	dir := r.path(readiness.DefaultDir)
 	require.NoError(t, readiness.WriteReady(dir, readiness.Driver, readiness.Proof{}))
-	require.NoError(t, readiness.WriteNotReady(dir, readiness.CUDA, readiness.Refusal{Reason: "CUDASampleFailed", Message: "GPU 3 is wrong", Action: "replace it"}))
+	require.NoError(t, readiness.WriteNotReady(dir, readiness.CUDA, readiness.NotReady{Reason: "CUDASampleFailed", Message: "GPU 3 is wrong", Action: "replace it"}))
 	exit, _, said = r.run(wait...)
 	require.Equal(t, 12, exit)
 	require.Contains(t, said, "gpu-validator: cuda is not ready: CUDASampleFailed: GPU 3 is wrong; replace it (waited 100ms)\n")

@@ -31,7 +31,7 @@ func newGPU(d *driver.Device) (g *gpu, err error) {
 			g.close()
 		}
 	}()
-	module, err := d.Load(ptx)
+	module, err := d.LoadModule(ptx)
 	if err != nil {
 		return g, err
 	}

@@ -31,7 +31,7 @@ func measure(ctx context.Context, r *sample.Run, bytes uint64, pairs bool) error
 	if bytes, err = copySize(r, d, bytes); err != nil {
 		return err
 	}
-	r.Size("bytes", bytes)
+	r.Field("bytes", bytes)
 	plan := stopwatch.Plan{Tries: 5, Repeats: 10}
 	if r.Simulated() {
 		plan = stopwatch.Plan{Tries: 1, Repeats: 1, Cold: true}

@@ -86,7 +86,7 @@ func measure(ctx context.Context, r *sample.Run, wants func(string) bool) error 
 }
 
 func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) error {
-	module, err := d.Load(m.ptx)
+	module, err := d.LoadModule(m.ptx)
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (m rate) verify(got []uint32, want [lanes]uint32) error {
 		if v == want[i%lanes] {
 			continue
 		}
-		if wrong.Count++; wrong.Count <= sample.Named {
+		if wrong.Count++; wrong.Count <= sample.MaxListed {
 			wrong.Wrong = append(wrong.Wrong, sample.Wrong{Index: []int{i}, Pattern: m.name,
 				Want: fmt.Sprintf("0x%08x", want[i%lanes]), Got: fmt.Sprintf("0x%08x", v)})
 		}

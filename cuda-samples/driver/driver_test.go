@@ -120,7 +120,7 @@ func streams(t *testing.T, d *Device) {
 	require.NoError(t, end.Synchronize())
 	require.NoError(t, s.Synchronize())
 	require.True(t, slices.Equal(from.Bytes(), to.Bytes()))
-	took, err := end.Since(begin)
+	took, err := end.Elapsed(begin)
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, took.Nanoseconds(), int64(0))
 	require.EqualError(t, CopyAsync(b, a, n+1, s), "65537 bytes of memory of 65536")
@@ -182,7 +182,7 @@ const kernel = `.version 4.0
 `
 
 func kernels(t *testing.T, d *Device) {
-	m, err := d.Load(kernel)
+	m, err := d.LoadModule(kernel)
 	require.NoError(t, err)
 	k, err := m.Kernel("k")
 	require.NoError(t, err)
@@ -200,7 +200,7 @@ func kernels(t *testing.T, d *Device) {
 	_, err = m.Kernel("other")
 	require.EqualError(t, err, "cuModuleGetFunction other: error 500 (CUDA_ERROR_NOT_FOUND)")
 	require.NoError(t, m.Close())
-	_, err = d.Load(strings.Replace(kernel, "mov.u32", "frobnicate", 1))
+	_, err = d.LoadModule(strings.Replace(kernel, "mov.u32", "frobnicate", 1))
 	require.ErrorContains(t, err, "cuModuleLoadDataEx: error 218 (CUDA_ERROR_INVALID_PTX): ptxas application ptx input, line")
 	require.ErrorContains(t, err, "; the kernel cannot be compiled: this program or the driver is damaged")
 }

@@ -12,8 +12,8 @@ type Module struct {
 	handle uintptr
 }
 
-// Load compiles PTX for the device.
-func (d *Device) Load(ptx string) (*Module, error) {
+// LoadModule compiles PTX for the device.
+func (d *Device) LoadModule(ptx string) (*Module, error) {
 	const errorLog, errorLogSize = 5, 6 // CUjit_option
 	image := append([]byte(ptx), 0)
 	log := make([]byte, 8192)

@@ -60,9 +60,9 @@ func (e *Event) Synchronize() error {
 	return e.device.check("cuEventSynchronize", e.device.driver.eventSynchronize(e.handle))
 }
 
-// Since returns the device's time between two completed events, exact to about half a
+// Elapsed returns the device's time between two completed events, exact to about half a
 // microsecond.
-func (e *Event) Since(start *Event) (time.Duration, error) {
+func (e *Event) Elapsed(start *Event) (time.Duration, error) {
 	var milliseconds float32
 	err := e.device.check("cuEventElapsedTime", e.device.driver.eventElapsed(&milliseconds, start.handle, e.handle))
 	return time.Duration(float64(milliseconds) * float64(time.Millisecond)), err

@@ -61,16 +61,16 @@ func multiply(r *sample.Run, s size, only string) error {
 	if err != nil {
 		return err
 	}
-	r.Size("m", s.m)
-	r.Size("n", s.n)
-	r.Size("k", s.k)
-	r.Size("types", types)
+	r.Field("m", s.m)
+	r.Field("n", s.n)
+	r.Field("k", s.k)
+	r.Field("types", types)
 	r.Printf("[Product of %d x %d and %d x %d matrices]\n", s.m, s.k, s.k, s.n)
 
 	kernels := map[string]*driver.Kernel{}
 	for _, kind := range types {
 		code := map[string]string{fp32: ptx, bf16: ptxSM80}[kind]
-		module, err := d.Load(code)
+		module, err := d.LoadModule(code)
 		if err != nil {
 			return fmt.Errorf("%s: %w", kind, err)
 		}

@@ -75,7 +75,7 @@ func (b *bad) err(a *area) error {
 	}
 	wrong := &sample.WrongError{Of: "words", Count: len(b.words)}
 	for _, address := range slices.Sorted(maps.Keys(b.words)) {
-		if len(wrong.Wrong) == sample.Named {
+		if len(wrong.Wrong) == sample.MaxListed {
 			break
 		}
 		w := b.words[address]

@@ -146,7 +146,7 @@ func TestFirstBadWordsAreNamedAndAllCounted(t *testing.T) {
 	wrong := new(sample.WrongError)
 	require.ErrorAs(t, b.err(&area{size: 4096}), &wrong)
 	require.Equal(t, 100, wrong.Count)
-	require.Len(t, wrong.Wrong, sample.Named)
+	require.Len(t, wrong.Wrong, sample.MaxListed)
 	require.Equal(t, []int{1, 3}, wrong.Wrong[0].Bits)
 	require.False(t, b.full())
 }

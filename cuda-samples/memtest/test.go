@@ -32,7 +32,7 @@ type tester struct {
 // test runs all patterns, also after bad words were found, and reports the bad words.
 func test(ctx context.Context, r *sample.Run, d *driver.Device, o options) error {
 	t := &tester{r: r, d: d, kernels: map[string]*driver.Kernel{}, bad: newBad()}
-	module, err := d.Load(ptx)
+	module, err := d.LoadModule(ptx)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func test(ctx context.Context, r *sample.Run, d *driver.Device, o options) error
 	if o.host {
 		t.mirror = make([]uint32, t.chunks[0].Size/4)
 	}
-	r.Size("bytes", t.size)
+	r.Field("bytes", t.size)
 	r.Printf("Test of %d bytes of memory at %#x\n", t.size, t.chunks[0].Address)
 	r.Phase("allocate")
 	return t.run(ctx, planSteps(o))

@@ -33,11 +33,11 @@ func reduce(r *sample.Run, n int) (err error) {
 	case n == 0:
 		n = usualElements
 	}
-	r.Size("elements", n)
-	r.Size("sizes", sizes(n))
+	r.Field("elements", n)
+	r.Field("sizes", sizes(n))
 	r.Printf("[Reduction of up to %d elements]\n", n)
 	p := &reducer{r: r, d: d}
-	if p.module, err = d.Load(ptx); err != nil {
+	if p.module, err = d.LoadModule(ptx); err != nil {
 		return err
 	}
 	r.Phase("compile")

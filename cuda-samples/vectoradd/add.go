@@ -16,7 +16,7 @@ const threads = 256 // of a block, as in the classic sample
 // add runs the sample on one device. It prints the lines that people have grepped for
 // since the first CUDA toolkit.
 func add(r *sample.Run, n int) error {
-	r.Size("elements", n)
+	r.Field("elements", n)
 	r.Printf("[Vector addition of %d elements]\n", n)
 	d, err := r.Open()
 	if err != nil {
@@ -27,8 +27,8 @@ func add(r *sample.Run, n int) error {
 	if err != nil {
 		return err
 	}
-	r.Size("cudaVersion", cuda)
-	module, err := d.Load(ptx)
+	r.Field("cudaVersion", cuda)
+	module, err := d.LoadModule(ptx)
 	if err != nil {
 		return err
 	}

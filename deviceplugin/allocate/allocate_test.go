@@ -66,7 +66,7 @@ func host() allocate.Host {
 
 func resource(t testing.TB, c *config.Config, s gpu.Snapshot, name string) plan.Resource {
 	t.Helper()
-	p := plan.Make(c, s, health.New(gpu.Fault{}).See(s, time.Unix(0, 0)))
+	p := plan.Compute(c, s, health.New(gpu.Fault{}).ApplySnapshot(s, time.Unix(0, 0)))
 	for _, r := range p.Resources {
 		if r.Name == name {
 			return r
@@ -192,7 +192,7 @@ func TestResponseHasExactlyTheDevices(t *testing.T) {
 		c, _, err := config.Parse([]byte(text), "", config.Options{})
 		require.NoError(t, err)
 		s := node()
-		p := plan.Make(c, s, health.New(gpu.Fault{}).See(s, time.Unix(0, 0)))
+		p := plan.Compute(c, s, health.New(gpu.Fault{}).ApplySnapshot(s, time.Unix(0, 0)))
 		r := rapid.SampledFrom(p.Resources).Draw(t, "resource")
 		chosen := rapid.SliceOfNDistinct(rapid.IntRange(0, len(r.Devices)-1), 1, len(r.Devices), rapid.ID[int]).Draw(t, "chosen")
 		var ids []string

@@ -153,9 +153,9 @@ type Library struct {
 	info os.FileInfo
 }
 
-// Look returns the current identity of a library. Call it before opening NVML, so that
+// Stat returns the current identity of a library. Call it before opening NVML, so that
 // a replacement in between is noticed.
-func Look(path string) Library {
+func Stat(path string) Library {
 	info, err := os.Stat(path)
 	if err != nil {
 		info = nil
@@ -181,7 +181,7 @@ func Replaced(ctx context.Context, p Place, loaded Library) error {
 		if err != nil {
 			return false
 		}
-		now := Look(library)
+		now := Stat(library)
 		return now.info != nil && !loaded.sameFile(now)
 	})
 }

@@ -123,7 +123,7 @@ func TestReplaced(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			host := t.TempDir()
 			root := filepath.Join(host, "driver")
-			loaded := driver.Look(installLibrary(t, root, "1.0"))
+			loaded := driver.Stat(installLibrary(t, root, "1.0"))
 			done := make(chan error, 1)
 			go func() { done <- driver.Replaced(soon(t), driver.Place{HostRoot: host, Root: "/driver"}, loaded) }()
 			replace(t, root)
@@ -135,7 +135,7 @@ func TestReplaced(t *testing.T) {
 func TestMissingDriverIsNotReplaced(t *testing.T) {
 	host := t.TempDir()
 	root := filepath.Join(host, "driver")
-	loaded := driver.Look(installLibrary(t, root, "1.0"))
+	loaded := driver.Stat(installLibrary(t, root, "1.0"))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	require.NoError(t, os.RemoveAll(root))

@@ -93,9 +93,9 @@ func Keep(ln *net.UnixListener) (*os.File, error) {
 	return file, nil
 }
 
-// Word returns the previous program's data, or nil if there is none. Like Listeners, it
+// Data returns the previous program's data, or nil if there is none. Like Listeners, it
 // removes it from the environment.
-func Word() ([]byte, error) {
+func Data() ([]byte, error) {
 	value, ok := os.LookupEnv(dataVariable)
 	if !ok {
 		return nil, nil

@@ -62,11 +62,11 @@ func program(socket string) error {
 		_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // until a client is waiting
 		return handover.Exec("/proc/self/exe", files, []byte("the last word"))
 	}
-	word, err := handover.Word()
+	word, err := handover.Data()
 	if err != nil {
 		return err
 	}
-	if nothing, err := handover.Word(); nothing != nil || err != nil {
+	if nothing, err := handover.Data(); nothing != nil || err != nil {
 		return fmt.Errorf("found twice: %q, %w", nothing, err)
 	}
 	fmt.Printf("%s\n", word)
@@ -89,7 +89,7 @@ func program(socket string) error {
 func execRepeatedly(times string) error {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
-	word, err := handover.Word()
+	word, err := handover.Data()
 	if err != nil {
 		return err
 	}
@@ -175,7 +175,7 @@ func TestInvalidDescriptorIsAnError(t *testing.T) {
 	}
 	for _, value := range []string{"x", "2", "99999"} {
 		t.Setenv("GPUREADY_HANDOVER_FD", value)
-		_, err := handover.Word()
+		_, err := handover.Data()
 		require.ErrorContains(t, err, "do not set it by hand")
 	}
 }
@@ -184,7 +184,7 @@ func TestWithoutAPredecessorThereIsNoListener(t *testing.T) {
 	lns, err := handover.Listeners()
 	require.NoError(t, err)
 	require.Nil(t, lns)
-	word, err := handover.Word()
+	word, err := handover.Data()
 	require.NoError(t, err)
 	require.Nil(t, word)
 }

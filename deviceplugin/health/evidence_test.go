@@ -46,7 +46,7 @@ func (s *timeline) add(r record) {
 }
 
 func (s *timeline) applySnapshot(snap gpu.Snapshot) {
-	s.health = s.health.See(snap, s.now)
+	s.health = s.health.ApplySnapshot(snap, s.now)
 	s.add(record{snapshot: &snap})
 }
 
@@ -56,7 +56,7 @@ func (s *timeline) startWatching() {
 }
 
 func (s *timeline) stopWatching(unloaded bool) {
-	s.health = s.health.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, unloaded, s.now)
+	s.health = s.health.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, unloaded, s.now)
 	s.add(record{unwatched: true, reload: unloaded})
 }
 
@@ -66,7 +66,7 @@ func (s *timeline) restart(t *rapid.T) {
 	require.NoError(t, err)
 	read := nodestate.State{}
 	require.NoError(t, json.Unmarshal(text, &read))
-	s.health = health.Recall(read)
+	s.health = health.Restore(read)
 	s.stopWatching(false)
 }
 
@@ -82,7 +82,7 @@ func (s *timeline) step(t *rapid.T) {
 	case 2:
 		kind := rapid.SampledFrom([]gpu.EventKind{gpu.EventECC, gpu.EventLost, gpu.EventChanged}).Draw(t, "kind")
 		e := gputest.Event(kind, d.UUID, "said")
-		e.Seen = kind == gpu.EventLost && rapid.Bool().Draw(t, "met")
+		e.Observed = kind == gpu.EventLost && rapid.Bool().Draw(t, "met")
 		s.applyEvent(e)
 	case 3:
 		snap := divided.Clone()
@@ -117,12 +117,12 @@ func (s *timeline) step(t *rapid.T) {
 }
 
 func (s *timeline) applyEvent(e gpu.Event) {
-	s.health = s.health.Hear(e, s.now)
+	s.health = s.health.ApplyEvent(e, s.now)
 	s.add(record{event: &e})
 }
 
 func (s *timeline) applyProbe(p health.Probe) {
-	s.health = s.health.Probed(p, s.now)
+	s.health = s.health.ApplyProbe(p, s.now)
 	s.add(record{probe: &p})
 }
 
@@ -149,7 +149,7 @@ func (s *timeline) hasEvidence(i int, d gpu.Device, recovery gpu.Recovery) bool 
 			if proven && there && now.Fault.Reason == "" {
 				return true
 			}
-		case j >= i && r.event != nil && r.event.Seen && r.event.UUID == d.UUID:
+		case j >= i && r.event != nil && r.event.Observed && r.event.UUID == d.UUID:
 			proven = proven || recovery != gpu.RecoveryNever
 		case j > i && r.reload:
 			proven = true
@@ -238,21 +238,21 @@ func TestNewProcessBehavesLikeTheOldOne(t *testing.T) {
 			for _, r := range s.records[before:] {
 				switch {
 				case r.event != nil:
-					old.health = old.health.Hear(*r.event, r.at)
+					old.health = old.health.ApplyEvent(*r.event, r.at)
 				case r.snapshot != nil:
-					old.health = old.health.See(*r.snapshot, r.at)
+					old.health = old.health.ApplySnapshot(*r.snapshot, r.at)
 				case r.probe != nil:
-					old.health = old.health.Probed(*r.probe, r.at)
+					old.health = old.health.ApplyProbe(*r.probe, r.at)
 				case r.watching:
 					old.health = old.health.Watching(r.at)
 				case r.unwatched:
-					old.health = old.health.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, r.reload, r.at)
+					old.health = old.health.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, r.reload, r.at)
 				}
 			}
 			require.Equal(t, unhealthy(old.health, divided), unhealthy(s.health, divided))
 			require.Equal(t, old.health.Due(s.now), s.health.Due(s.now))
 			for _, id := range parts(divided.Devices[0]) {
-				require.Equal(t, old.health.LetGo(id), s.health.LetGo(id))
+				require.Equal(t, old.health.AwaitsReset(id), s.health.AwaitsReset(id))
 			}
 		}
 	})
@@ -286,26 +286,26 @@ func TestRecallReadsStateOfEarlierVersions(t *testing.T) {
 		"missing, from an event alone": {[]nodestate.Fault{{GPU: id, Reason: gpu.ReasonMissing, Since: now}}, map[int]gpu.Reason{1: gpu.ReasonMissing}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := health.Recall(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Faults: c.faults}})
+			h := health.Restore(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Faults: c.faults}})
 			got, _ := h.Verdict(id)
 			require.Equal(t, c.faults[0].Reason, got.Reason, "nothing is forgiven before a snapshot")
-			require.Equal(t, c.want, reasons(h.See(node, now)))
+			require.Equal(t, c.want, reasons(h.ApplySnapshot(node, now)))
 		})
 	}
 }
 
 func TestUnknownEvidenceNameNeedsADriverReload(t *testing.T) {
 	for needs, recovers := range map[string]bool{"": true, "reset": true, "quiet": true, "snapshot": true, "prayer": false} {
-		h := health.Recall(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Faults: []nodestate.Fault{
+		h := health.Restore(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Faults: []nodestate.Fault{
 			{GPU: gputest.GPU(1), Reason: gpu.ReasonXID, XID: 48, Since: now, Needs: needs, Evidence: "prayer"},
 		}}})
-		require.Equal(t, needs != "snapshot", len(reasons(h.See(node, now))) == 1, needs)
-		require.Equal(t, recovers, len(reasons(h.See(with(1, gpu.ReasonLost), now).See(node, now))) == 0, needs)
+		require.Equal(t, needs != "snapshot", len(reasons(h.ApplySnapshot(node, now))) == 1, needs)
+		require.Equal(t, recovers, len(reasons(h.ApplySnapshot(with(1, gpu.ReasonLost), now).ApplySnapshot(node, now))) == 0, needs)
 	}
 }
 
 func FuzzRecall(f *testing.F) {
-	h := watched(divided).Hear(instance(divided.Devices[0].UUID, 2, 0, 94), now).Hear(gputest.XID(divided.Devices[1].UUID, 48), now)
+	h := watched(divided).ApplyEvent(instance(divided.Devices[0].UUID, 2, 0, 94), now).ApplyEvent(gputest.XID(divided.Devices[1].UUID, 48), now)
 	text, err := json.Marshal(file(h))
 	require.NoError(f, err)
 	f.Add(text)
@@ -317,7 +317,7 @@ func FuzzRecall(f *testing.F) {
 		if json.Unmarshal(text, &read) != nil {
 			return
 		}
-		h := health.Recall(read)
+		h := health.Restore(read)
 		if read.DevicePlugin == nil {
 			return
 		}
@@ -326,7 +326,7 @@ func FuzzRecall(f *testing.F) {
 				t.Errorf("%+v became %+v", fault, v)
 			}
 		}
-		again := health.Recall(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Faults: h.Faults()}})
+		again := health.Restore(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Faults: h.Faults()}})
 		if len(again.Faults()) != len(h.Faults()) {
 			t.Errorf("%+v became %+v", h.Faults(), again.Faults())
 		}

@@ -105,11 +105,11 @@ func (s State) Verdict(id gpu.UUID) (gpu.Fault, time.Time) {
 	return gpu.Fault{}, time.Time{}
 }
 
-// LetGo reports whether the GPU, or the parent of the MIG device, waits for a reset or
+// AwaitsReset reports whether the GPU, or the parent of the MIG device, waits for a reset or
 // for a driver reload, so that a process must not keep it open. It is false where only
 // a part of the GPU waits, since the other parts are in use and watched. It is also
 // false once the GPU was out of service: it may be healthy and has to be read.
-func (s State) LetGo(id gpu.UUID) bool {
+func (s State) AwaitsReset(id gpu.UUID) bool {
 	g, _, known := s.find(id)
 	if !known {
 		return false

@@ -47,7 +47,7 @@ type marks = map[int]gpu.Reason
 // lostOnAccess is the loss of a GPU that the source noticed itself.
 func lostOnAccess(i int) gpu.Event {
 	e := event(gpu.EventLost, i)
-	e.Seen = true
+	e.Observed = true
 	return e
 }
 
@@ -59,10 +59,10 @@ func TestGPUBecomesUnhealthyAndRecovers(t *testing.T) {
 		want marks
 	}
 	see := func(s gpu.Snapshot) func(health.State) health.State {
-		return func(h health.State) health.State { return h.See(s, now) }
+		return func(h health.State) health.State { return h.ApplySnapshot(s, now) }
 	}
 	hear := func(e gpu.Event) func(health.State) health.State {
-		return func(h health.State) health.State { return h.Hear(e, now) }
+		return func(h health.State) health.State { return h.ApplyEvent(e, now) }
 	}
 	upgraded := node.Clone()
 	upgraded.Driver.Version = "600.1"
@@ -94,9 +94,11 @@ func TestGPUBecomesUnhealthyAndRecovers(t *testing.T) {
 		},
 		"an XID, and a module that was unloaded": {
 			{hear(gputest.XID(gputest.GPU(1), 48)), marks{1: gpu.ReasonXID}},
-			{func(h health.State) health.State { return h.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched}, true, now) },
+			{func(h health.State) health.State {
+				return h.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, true, now)
+			},
 				marks{0: gpu.ReasonUnwatched, 1: gpu.ReasonXID, 2: gpu.ReasonUnwatched, 3: gpu.ReasonUnwatched}},
-			{func(h health.State) health.State { return h.See(node, now).Watching(now) }, marks{}},
+			{func(h health.State) health.State { return h.ApplySnapshot(node, now).Watching(now) }, marks{}},
 		},
 		"an ECC error": {
 			{hear(event(gpu.EventECC, 0)), marks{0: gpu.ReasonECC}},
@@ -139,7 +141,7 @@ func TestGPUBecomesUnhealthyAndRecovers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := health.New(gpu.Fault{}).See(node, now)
+			h := health.New(gpu.Fault{}).ApplySnapshot(node, now)
 			require.Empty(t, reasons(h))
 			for i, s := range steps {
 				before := reasons(h)
@@ -153,10 +155,10 @@ func TestGPUBecomesUnhealthyAndRecovers(t *testing.T) {
 }
 
 func TestFirstFaultStays(t *testing.T) {
-	h := health.New(gpu.Fault{}).See(node, now).
-		Hear(gputest.XID(gputest.GPU(0), 79), now).
-		Hear(event(gpu.EventLost, 0), now.Add(time.Minute)).
-		See(with(0, gpu.ReasonLost), now.Add(time.Hour))
+	h := health.New(gpu.Fault{}).ApplySnapshot(node, now).
+		ApplyEvent(gputest.XID(gputest.GPU(0), 79), now).
+		ApplyEvent(event(gpu.EventLost, 0), now.Add(time.Minute)).
+		ApplySnapshot(with(0, gpu.ReasonLost), now.Add(time.Hour))
 	f, since := h.Verdict(gputest.GPU(0))
 	require.Equal(t, gpu.ReasonXID, f.Reason)
 	require.EqualValues(t, 79, f.XID)
@@ -168,33 +170,33 @@ func TestGPUWithoutUUIDIsIdentifiedByAddress(t *testing.T) {
 	s := node.Clone()
 	s.Devices[1].UUID = ""
 	s.Devices[1].Fault = gpu.Fault{Reason: gpu.ReasonLost, Message: "gone from the bus"}
-	h := health.New(gpu.Fault{}).See(node, now).See(s, now)
+	h := health.New(gpu.Fault{}).ApplySnapshot(node, now).ApplySnapshot(s, now)
 	require.Equal(t, marks{1: gpu.ReasonLost}, reasons(h))
 	require.Len(t, h.GPUs(), 4)
 }
 
 // A reopened source has forgotten which GPU was where.
 func TestGPUThatMayBeTheNamelessOneIsNotMissing(t *testing.T) {
-	h := watched(node).Hear(gputest.XID(gputest.GPU(1), 48), now)
+	h := watched(node).ApplyEvent(gputest.XID(gputest.GPU(1), 48), now)
 	s := node.Clone()
 	s.Devices[1] = gpu.Device{Index: 1, Fault: gpu.Fault{Reason: gpu.ReasonUnreadable}}
-	require.Equal(t, map[int]gpu.Reason{1: gpu.ReasonXID}, reasons(h.See(s, now).See(node, now)), "that is no reset")
+	require.Equal(t, map[int]gpu.Reason{1: gpu.ReasonXID}, reasons(h.ApplySnapshot(s, now).ApplySnapshot(node, now)), "that is no reset")
 }
 
 func TestDoubtAppliesToAGPUFirstKnownFromAnEvent(t *testing.T) {
 	doubt := gpu.Fault{Reason: health.ReasonForgotten}
 	for _, e := range []gpu.Event{gputest.XID(gputest.GPU(1), 94), event(gpu.EventUnwatched, 1)} {
-		h := health.New(doubt).Watching(now).Hear(e, now).See(node, now).Watched(gputest.GPU(1), now)
+		h := health.New(doubt).Watching(now).ApplyEvent(e, now).ApplySnapshot(node, now).Watched(gputest.GPU(1), now)
 		require.Equal(t, health.ReasonForgotten, reasons(probeDue(h, node, after(6), true))[1])
 	}
 }
 
 func TestDoubtAppliesToEveryGPU(t *testing.T) {
-	h := health.New(gpu.Fault{Reason: health.ReasonForgotten, Message: "remove the file"}).See(node, now)
+	h := health.New(gpu.Fault{Reason: health.ReasonForgotten, Message: "remove the file"}).ApplySnapshot(node, now)
 	require.Len(t, reasons(h), 4)
-	require.Len(t, reasons(h.See(node, now)), 4)
-	require.Len(t, reasons(health.Recall(file(h)).See(node, now)), 4, "also by the next process")
-	h = h.See(with(2, gpu.ReasonResetNeeded), now).See(node, now)
+	require.Len(t, reasons(h.ApplySnapshot(node, now)), 4)
+	require.Len(t, reasons(health.Restore(file(h)).ApplySnapshot(node, now)), 4, "also by the next process")
+	h = h.ApplySnapshot(with(2, gpu.ReasonResetNeeded), now).ApplySnapshot(node, now)
 	require.Len(t, reasons(h), 3)
 }
 
@@ -216,20 +218,20 @@ func file(h health.State) nodestate.State {
 
 func TestGPUStaysUnhealthyUntilThereIsEvidence(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		h := health.New(gpu.Fault{}).See(node, now).Hear(gputest.XID(gputest.GPU(2), 79), now)
+		h := health.New(gpu.Fault{}).ApplySnapshot(node, now).ApplyEvent(gputest.XID(gputest.GPU(2), 79), now)
 		for range rapid.IntRange(1, 20).Draw(t, "steps") {
 			i := rapid.SampledFrom([]int{0, 1, 3}).Draw(t, "other")
 			switch rapid.IntRange(0, 4).Draw(t, "step") {
 			case 0:
-				h = h.See(with(i, gpu.ReasonLost), now)
+				h = h.ApplySnapshot(with(i, gpu.ReasonLost), now)
 			case 1:
-				h = h.See(without(i), now)
+				h = h.ApplySnapshot(without(i), now)
 			case 2:
 				h = h.Watching(now).Watched(gputest.GPU(2), now)
 			case 3:
-				h = h.Hear(event(gpu.EventLost, i), now)
+				h = h.ApplyEvent(event(gpu.EventLost, i), now)
 			default:
-				h = health.Recall(file(h)).See(node, now)
+				h = health.Restore(file(h)).ApplySnapshot(node, now)
 			}
 			require.Equal(t, gpu.ReasonXID, reasons(h)[2])
 		}
@@ -239,17 +241,17 @@ func TestGPUStaysUnhealthyUntilThereIsEvidence(t *testing.T) {
 func TestFaultsOfOneGPUAffectNoOther(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		i := rapid.IntRange(0, 3).Draw(t, "gpu")
-		h := health.New(gpu.Fault{}).See(node, now)
+		h := health.New(gpu.Fault{}).ApplySnapshot(node, now)
 		for range rapid.IntRange(1, 10).Draw(t, "steps") {
 			switch rapid.IntRange(0, 3).Draw(t, "step") {
 			case 0:
-				h = h.Hear(gputest.XID(gputest.GPU(i), 79), now)
+				h = h.ApplyEvent(gputest.XID(gputest.GPU(i), 79), now)
 			case 1:
-				h = h.See(with(i, gpu.ReasonLost), now)
+				h = h.ApplySnapshot(with(i, gpu.ReasonLost), now)
 			case 2:
-				h = h.See(without(i), now)
+				h = h.ApplySnapshot(without(i), now)
 			default:
-				h = h.Hear(event(gpu.EventUnwatched, i), now)
+				h = h.ApplyEvent(event(gpu.EventUnwatched, i), now)
 			}
 			for j := range reasons(h) {
 				require.Equal(t, i, j)

@@ -38,10 +38,10 @@ func (s State) Faults() []nodestate.Fault {
 	return faults
 }
 
-// Recall returns the State that a state file of this boot describes. Its GPUs are known
+// Restore returns the State that a state file of this boot describes. Its GPUs are known
 // but not present, and their faults still hold. Whether a GPU can be watched is not
 // remembered but found out again. Gaps in the file are read to the GPU's disadvantage.
-func Recall(file nodestate.State) State {
+func Restore(file nodestate.State) State {
 	s := State{gpus: map[gpu.UUID]GPU{}}
 	if file.Driver != nil {
 		s.driver = file.Driver.Version

@@ -67,9 +67,9 @@ func TestXIDOfAMIGInstanceAffectsItsDevices(t *testing.T) {
 		"of another GPU's instance with that name": {instance(gpu1.UUID, 2, 0, 94), map[gpu.UUID]gpu.Reason{gpu1.UUID: gpu.ReasonXID, gpu1.MIG[1].UUID: gpu.ReasonXID}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := health.New(gpu.Fault{}).See(divided, now).Hear(c.event, now)
+			h := health.New(gpu.Fault{}).ApplySnapshot(divided, now).ApplyEvent(c.event, now)
 			require.Equal(t, c.want, unhealthy(h, divided))
-			again := health.Recall(file(h)).See(divided, now)
+			again := health.Restore(file(h)).ApplySnapshot(divided, now)
 			require.Equal(t, c.want, unhealthy(again, divided), "also in the next process")
 		})
 	}
@@ -81,14 +81,14 @@ func TestComputeInstancesShareTheFaultsOfTheirGPUInstance(t *testing.T) {
 	s.Devices[0].MIG[1].GPUInstance, s.Devices[0].MIG[1].ComputeInstance = 1, 1
 	mig := s.Devices[0].MIG
 	want := map[gpu.UUID]gpu.Reason{s.Devices[0].UUID: gpu.ReasonXID, mig[0].UUID: gpu.ReasonXID, mig[1].UUID: gpu.ReasonXID}
-	h := health.New(gpu.Fault{}).See(s, now)
+	h := health.New(gpu.Fault{}).ApplySnapshot(s, now)
 	for _, ci := range []int{-1, 0, 1} {
-		require.Equal(t, want, unhealthy(h.Hear(instance(s.Devices[0].UUID, 1, ci, 32), now), s))
+		require.Equal(t, want, unhealthy(h.ApplyEvent(instance(s.Devices[0].UUID, 1, ci, 32), now), s))
 	}
 	gi, ci := 1, 1
 	old := file(h)
 	old.DevicePlugin.Faults = []nodestate.Fault{{GPU: s.Devices[0].UUID, GPUInstance: &gi, ComputeInstance: &ci, Reason: gpu.ReasonXID, XID: 32, Since: now, Needs: "quiet"}}
-	require.Equal(t, want, unhealthy(health.Recall(old).See(s, now), s), "also what an earlier version had noted")
+	require.Equal(t, want, unhealthy(health.Restore(old).ApplySnapshot(s, now), s), "also what an earlier version had noted")
 }
 
 // The memory of a MIG GPU is the only source of its devices if it never comes back.
@@ -103,7 +103,7 @@ func TestRecallKeepsMIGDevicesWithoutAFault(t *testing.T) {
 		}})
 	}
 	state.DevicePlugin.Resources = []nodestate.Resource{list, list} // a device may be listed under two names
-	h := health.Recall(state).See(gpu.Snapshot{Driver: divided.Driver, Devices: divided.Devices[1:]}, now)
+	h := health.Restore(state).ApplySnapshot(gpu.Snapshot{Driver: divided.Driver, Devices: divided.Devices[1:]}, now)
 	known := h.GPUs()
 	require.Len(t, known, 2)
 	d := known[0].Device
@@ -116,7 +116,7 @@ func TestRecallKeepsMIGDevicesWithoutAFault(t *testing.T) {
 		f, _ := h.Verdict(m.UUID)
 		require.Equal(t, gpu.ReasonMissing, f.Reason)
 	}
-	require.Len(t, h.See(divided, now).GPUs()[0].Device.MIG, 4, "what the driver says counts")
+	require.Len(t, h.ApplySnapshot(divided, now).GPUs()[0].Device.MIG, 4, "what the driver says counts")
 }
 
 func TestMIGDevicesFollowTheirGPU(t *testing.T) {
@@ -124,32 +124,32 @@ func TestMIGDevicesFollowTheirGPU(t *testing.T) {
 		broken := divided.Clone()
 		broken.Devices[0].Fault = gpu.Fault{Reason: reason}
 		broken.Devices[0].MIGEnabled, broken.Devices[0].MIG = false, nil // an unreadable GPU lists none
-		h := health.New(gpu.Fault{}).See(divided, now).See(broken, now)
+		h := health.New(gpu.Fault{}).ApplySnapshot(divided, now).ApplySnapshot(broken, now)
 		want := map[gpu.UUID]gpu.Reason{}
 		for _, id := range parts(divided.Devices[0]) {
 			want[id] = reason
 		}
 		require.Equal(t, want, unhealthy(h, divided))
 		require.Len(t, h.GPUs()[0].Device.MIG, 4, "so that people see them")
-		require.Empty(t, unhealthy(h.See(divided, now), divided))
+		require.Empty(t, unhealthy(h.ApplySnapshot(divided, now), divided))
 	}
 	gone := divided.Clone()
 	gone.Devices = gone.Devices[1:]
-	require.Len(t, unhealthy(health.New(gpu.Fault{}).See(divided, now).See(gone, now), divided), 5)
+	require.Len(t, unhealthy(health.New(gpu.Fault{}).ApplySnapshot(divided, now).ApplySnapshot(gone, now), divided), 5)
 }
 
 func TestAResetHealsEveryInstance(t *testing.T) {
 	id := divided.Devices[0].UUID
 	out := divided.Clone()
 	out.Devices[0].Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded}
-	h := health.New(gpu.Fault{}).See(divided, now).
-		Hear(instance(id, 1, 0, 94), now).Hear(instance(id, 3, 0, 32), now.Add(time.Second))
+	h := health.New(gpu.Fault{}).ApplySnapshot(divided, now).
+		ApplyEvent(instance(id, 1, 0, 94), now).ApplyEvent(instance(id, 3, 0, 32), now.Add(time.Second))
 	require.Len(t, unhealthy(h, divided), 3)
 	f, since := h.Verdict(id)
 	require.EqualValues(t, 94, f.XID, "the GPU as a whole has the first fault of its parts")
 	require.Equal(t, now, since)
-	require.Len(t, unhealthy(h.See(divided, now), divided), 3)
-	require.Empty(t, unhealthy(h.See(out, now).See(divided, now), divided))
+	require.Len(t, unhealthy(h.ApplySnapshot(divided, now), divided), 3)
+	require.Empty(t, unhealthy(h.ApplySnapshot(out, now).ApplySnapshot(divided, now), divided))
 }
 
 // The broken hardware of an instance may be part of any other after a new division.
@@ -158,48 +158,48 @@ func TestFaultOutlivesItsInstance(t *testing.T) {
 	anew := divided.Clone()
 	anew.Devices[0] = gputest.WithMIG(anew.Devices[0], "3g.40gb")
 	anew.Devices[0].MIG[0].UUID = "MIG-11111111-0000-4000-8000-000000000000"
-	h := health.New(gpu.Fault{}).See(divided, now).Hear(instance(id, 2, 0, 94), now).See(anew, now)
+	h := health.New(gpu.Fault{}).ApplySnapshot(divided, now).ApplyEvent(instance(id, 2, 0, 94), now).ApplySnapshot(anew, now)
 	require.Len(t, unhealthy(h, anew), 2, "the GPU and its one MIG device")
-	require.Len(t, unhealthy(h.See(divided, now), divided), 2, "it is the same instance as before")
+	require.Len(t, unhealthy(h.ApplySnapshot(divided, now), divided), 2, "it is the same instance as before")
 	off := divided.Clone()
 	off.Devices[0].MIGEnabled, off.Devices[0].MIG = false, nil
-	require.Len(t, unhealthy(h.See(off, now), off), 1, "the GPU")
+	require.Len(t, unhealthy(h.ApplySnapshot(off, now), off), 1, "the GPU")
 }
 
 func TestUnknownDeviceIsNotHealthy(t *testing.T) {
-	h := health.New(gpu.Fault{}).See(divided, now)
+	h := health.New(gpu.Fault{}).ApplySnapshot(divided, now)
 	for _, id := range []gpu.UUID{"", "GPU-x", "MIG-x"} {
 		f, _ := h.Verdict(id)
 		require.Equal(t, gpu.ReasonMissing, f.Reason)
-		require.False(t, h.LetGo(id))
+		require.False(t, h.AwaitsReset(id))
 	}
 }
 
 func TestRememberedMIGDevicesAreNoGPUs(t *testing.T) {
 	mig := divided.Devices[0].MIG[0].UUID
-	h := health.Recall(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Resources: []nodestate.Resource{
+	h := health.Restore(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Resources: []nodestate.Resource{
 		{Name: "nvidia.com/mig-3g.40gb", Devices: []nodestate.Device{{ID: string(mig), GPU: mig, Health: nodestate.Healthy}}},
 	}}})
 	f, _ := h.Verdict(mig)
 	require.Equal(t, gpu.ReasonMissing, f.Reason, "until it is seen")
 	require.Empty(t, h.GPUs())
-	require.Len(t, h.See(divided, now).GPUs(), 2)
-	require.Empty(t, unhealthy(h.See(divided, now), divided))
+	require.Len(t, h.ApplySnapshot(divided, now).GPUs(), 2)
+	require.Empty(t, unhealthy(h.ApplySnapshot(divided, now), divided))
 }
 
 func TestFaultOfOneInstanceAffectsNoOther(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := divided.Devices[rapid.IntRange(0, 1).Draw(t, "gpu")]
 		m := d.MIG[rapid.IntRange(0, 3).Draw(t, "mig")]
-		h := health.New(gpu.Fault{}).See(divided, now)
+		h := health.New(gpu.Fault{}).ApplySnapshot(divided, now)
 		for range rapid.IntRange(1, 10).Draw(t, "steps") {
 			ci := rapid.SampledFrom([]int{-1, 0}).Draw(t, "compute instance")
-			h = h.Hear(instance(d.UUID, m.GPUInstance, ci, rapid.SampledFrom([]uint64{8, 32, 94}).Draw(t, "xid")), now)
+			h = h.ApplyEvent(instance(d.UUID, m.GPUInstance, ci, rapid.SampledFrom([]uint64{8, 32, 94}).Draw(t, "xid")), now)
 			switch rapid.IntRange(0, 2).Draw(t, "step") {
 			case 0:
-				h = h.See(divided, now)
+				h = h.ApplySnapshot(divided, now)
 			case 1:
-				h = health.Recall(file(h)).See(divided, now)
+				h = health.Restore(file(h)).ApplySnapshot(divided, now)
 			}
 			require.Equal(t, map[gpu.UUID]gpu.Reason{d.UUID: gpu.ReasonXID, m.UUID: gpu.ReasonXID}, unhealthy(h, divided))
 		}

@@ -8,8 +8,8 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// See applies a new snapshot.
-func (s State) See(snap gpu.Snapshot, now time.Time) State {
+// ApplySnapshot applies a new snapshot.
+func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 	s = s.clone()
 	if snap.Driver.Version != "" {
 		if s.driver != "" && snap.Driver.Version != s.driver {
@@ -69,9 +69,9 @@ func (g GPU) applyFault(fault gpu.Fault, now time.Time) GPU {
 	return g.resetQuiet(now)
 }
 
-// Hear applies an event. The caller should take a snapshot after an event that reports
+// ApplyEvent applies an event. The caller should take a snapshot after an event that reports
 // a change or a loss.
-func (s State) Hear(e gpu.Event, now time.Time) State {
+func (s State) ApplyEvent(e gpu.Event, now time.Time) State {
 	if !e.Time.IsZero() && e.Time.Before(now) {
 		now = e.Time
 	}
@@ -86,14 +86,14 @@ func (s State) Hear(e gpu.Event, now time.Time) State {
 	case gpu.EventLost:
 		fault := gpu.Fault{Reason: gpu.ReasonLost, Message: joinText("the driver cannot reach the GPU", e.Message)}
 		s = s.applyRule(Rule{gpu.ActionUnhealthy, gpu.RecoveryReset}, e.UUID, whole, fault, now)
-		if !e.Seen {
+		if !e.Observed {
 			return s
 		}
 		return s.update(e.UUID, now, func(g GPU) GPU { return g.addEvidence(reset) })
 	case gpu.EventUnwatched:
 		fault := gpu.Fault{Reason: gpu.ReasonUnwatched, Message: joinText("its health cannot be watched", e.Message)}
 		if e.UUID == "" {
-			return s.Blind(fault, false, now)
+			return s.SetUnwatchable(fault, false, now)
 		}
 		return s.update(e.UUID, now, func(g GPU) GPU {
 			if g.unwatched.Reason == "" {
@@ -141,9 +141,9 @@ func joinText(what, more string) string {
 	return fmt.Sprintf("%s: %s", what, more)
 }
 
-// Blind records that nothing can be watched any more. unloaded means that the driver is
+// SetUnwatchable records that nothing can be watched any more. unloaded means that the driver is
 // gone: it initialises every GPU when it comes back.
-func (s State) Blind(why gpu.Fault, unloaded bool, now time.Time) State {
+func (s State) SetUnwatchable(why gpu.Fault, unloaded bool, now time.Time) State {
 	if s.unwatchable.Reason == "" {
 		s.unwatchableSince = now
 	}
@@ -172,9 +172,9 @@ func (s State) Watching(now time.Time) State {
 	})
 }
 
-// Answering records that the driver responds again after an event reported it silent
+// SetResponding records that the driver responds again after an event reported it silent
 // for all GPUs. A GPU that could not be watched before still cannot.
-func (s State) Answering(now time.Time) State {
+func (s State) SetResponding(now time.Time) State {
 	if s.unwatchable.Reason == "" {
 		return s
 	}

@@ -97,8 +97,8 @@ func (p Policy) Quiet() time.Duration {
 	return DefaultQuiet
 }
 
-// Configured returns the changes that a validated configuration file asks for.
-func Configured(c config.Health) Changes {
+// ChangesFromConfig returns the changes that a validated configuration file asks for.
+func ChangesFromConfig(c config.Health) Changes {
 	var out Changes
 	for _, rule := range c.XIDs {
 		if out.XIDs == nil {

@@ -54,11 +54,11 @@ func TestChangesOverrideEarlierOnes(t *testing.T) {
 
 func TestPolicyDecidesTheEffectOfAnXID(t *testing.T) {
 	p := health.DefaultPolicy().With(health.Changes{XIDs: map[uint64]health.Rule{48: {Action: gpu.ActionIgnore}, 31: {Action: gpu.ActionUnhealthy}}})
-	h := health.New(gpu.Fault{}).WithPolicy(p).See(node, now).
-		Hear(gputest.XID(gputest.GPU(0), 48), now).
-		Hear(event(gpu.EventECC, 1), now).
-		Hear(gputest.XID(gputest.GPU(2), 31), now).
-		Hear(event(gpu.EventLost, 3), now)
+	h := health.New(gpu.Fault{}).WithPolicy(p).ApplySnapshot(node, now).
+		ApplyEvent(gputest.XID(gputest.GPU(0), 48), now).
+		ApplyEvent(event(gpu.EventECC, 1), now).
+		ApplyEvent(gputest.XID(gputest.GPU(2), 31), now).
+		ApplyEvent(event(gpu.EventLost, 3), now)
 	require.Equal(t, marks{2: gpu.ReasonXID, 3: gpu.ReasonLost}, reasons(h), "an ECC error goes with XID 48; a loss is no XID")
 	require.Len(t, reasons(h.WithPolicy(health.DefaultPolicy())), 2, "what is held stays, what was ignored is over")
 }
@@ -160,13 +160,13 @@ health:
   quietPeriod: 90s
 `), "config.yaml", config.Options{})
 	require.NoError(t, err)
-	p := health.DefaultPolicy().With(health.Configured(c.Health))
+	p := health.DefaultPolicy().With(health.ChangesFromConfig(c.Health))
 	require.Equal(t, health.Rule{Action: gpu.ActionUnhealthy, Recovery: gpu.RecoveryNever}, p.Rule(79))
 	require.Equal(t, gpu.ActionIgnore, p.Rule(94).Action)
 	require.Equal(t, health.Rule{Action: gpu.ActionUnhealthy, Recovery: gpu.RecoveryQuiet}, p.Rule(31))
 	require.Equal(t, gpu.ActionIgnore, p.Rule(1234).Action)
 	require.Equal(t, 90*time.Second, p.Quiet())
-	require.Equal(t, health.DefaultPolicy(), health.DefaultPolicy().With(health.Configured(config.Health{})))
+	require.Equal(t, health.DefaultPolicy(), health.DefaultPolicy().With(health.ChangesFromConfig(config.Health{})))
 
 	_, _, err = config.Parse([]byte("version: v1\nhealth: {quietPeriod: 5m, xids: [{xid: 48, action: reboot}]}"), "config.yaml", config.Options{})
 	require.ErrorContains(t, err, "health.xids[0].action", "what is not checked here is checked there")
@@ -182,7 +182,7 @@ func TestEveryConfiguredActionAndRecoveryIsKnown(t *testing.T) {
 			}
 			c, _, err := config.Parse([]byte(text+"}]}"), "config.yaml", config.Options{})
 			require.NoError(t, err)
-			rule := health.DefaultPolicy().With(health.Configured(c.Health)).Rule(48)
+			rule := health.DefaultPolicy().With(health.ChangesFromConfig(c.Health)).Rule(48)
 			require.Equal(t, action, rule.Action)
 			if action == gpu.ActionUnhealthy {
 				require.Equal(t, recovery, rule.Recovery)

@@ -17,9 +17,9 @@ type Probe struct {
 	Passed bool
 }
 
-// NextLook returns when to probe the next device that recovers by quiet. The time is
+// NextProbe returns when to probe the next device that recovers by quiet. The time is
 // never before now; ok is false if there is no such device.
-func (s State) NextLook(now time.Time) (at time.Time, ok bool) {
+func (s State) NextProbe(now time.Time) (at time.Time, ok bool) {
 	for _, w := range s.pendingProbes() {
 		due := w.due
 		if due.Before(now) {
@@ -44,10 +44,10 @@ func (s State) Due(now time.Time) []gpu.UUID {
 	return ids
 }
 
-// Probed applies the result of a probe. A failed probe restarts the quiet period. A
+// ApplyProbe applies the result of a probe. A failed probe restarts the quiet period. A
 // passed one makes the device healthy if the next snapshot shows no fault. A probe that
 // began before the device was Due proves nothing.
-func (s State) Probed(p Probe, now time.Time) State {
+func (s State) ApplyProbe(p Probe, now time.Time) State {
 	g, _, known := s.find(p.ID)
 	if !known {
 		return s

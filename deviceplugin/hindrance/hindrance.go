@@ -46,9 +46,9 @@ type Node struct {
 	Beside bool // another plugin serves, and MPS with it
 }
 
-// Recall restores what an earlier process of this boot knew. Faults keep their time
+// Restore restores what an earlier process of this boot knew. Faults keep their time
 // across a restart, and stay while the toolkit's state is missing.
-func Recall(info *nodestate.DevicePluginInfo) (known Known, last Naming) {
+func Restore(info *nodestate.DevicePluginInfo) (known Known, last Naming) {
 	known, last.earlier = Known{}, map[gpu.UUID]gpu.Fault{}
 	if info == nil {
 		return known, last
@@ -69,9 +69,9 @@ func Recall(info *nodestate.DevicePluginInfo) (known Known, last Naming) {
 	return known, last
 }
 
-// Mark marks the devices that could not be given to a container, since a waiting pod is
+// MarkDevices marks the devices that could not be given to a container, since a waiting pod is
 // better than a failed one. It returns the updated Known.
-func (k Known) Mark(resources []plan.Resource, n Node, at time.Time) Known {
+func (k Known) MarkDevices(resources []plan.Resource, n Node, at time.Time) Known {
 	now := Known{}
 	for _, r := range resources {
 		for i := range r.Devices {

@@ -31,12 +31,12 @@ type Naming struct {
 // unavailable returns why no container can get a device, or "".
 func (w Naming) unavailable() string { return cmp.Or(w.noCDI, w.noSpec) }
 
-// Trouble returns the problem that affects all devices, or "".
-func (w Naming) Trouble() string { return cmp.Or(w.unavailable(), w.doubt) }
+// Problem returns the problem that affects all devices, or "".
+func (w Naming) Problem() string { return cmp.Or(w.unavailable(), w.doubt) }
 
-// After merges w with the Naming before it. Missing information overrides nothing: a
+// MergeAfter merges w with the Naming before it. Missing information overrides nothing: a
 // runtime that had CDI off still has it off while it restarts.
-func (w Naming) After(last Naming) Naming {
+func (w Naming) MergeAfter(last Naming) Naming {
 	switch {
 	case w.unknown:
 		w.noSpec, w.noCDI, w.path, w.names, w.earlier = last.noSpec, last.noCDI, last.path, last.names, last.earlier
@@ -51,7 +51,7 @@ func (w Naming) SameNames(o Naming) bool { return maps.Equal(w.names, o.names) }
 
 // Text returns Trouble, or else the message that a device has no name.
 func (w Naming) Text() string {
-	if t := w.Trouble(); t != "" {
+	if t := w.Problem(); t != "" {
 		return t
 	}
 	return "the toolkit's CDI specification " + w.path + " does not name every device; see the log of gpu-toolkit"

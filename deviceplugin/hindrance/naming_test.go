@@ -17,7 +17,7 @@ func TestMissingStateDoesNotOverrideEarlierState(t *testing.T) {
 			Specs: []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/cdi.json", Devices: []string{device}}}, Runtime: r,
 		}}
 	}
-	apply := func(last Naming, s nodestate.State, err error) Naming { return NamingOf(s, err).After(last) }
+	apply := func(last Naming, s nodestate.State, err error) Naming { return NamingOf(s, err).MergeAfter(last) }
 	denied := apply(Naming{}, state(nodestate.Ready, "a", &nodestate.Runtime{Name: "containerd", CDI: &off, Message: "off"}), nil)
 	require.Equal(t, "off", denied.unavailable())
 
@@ -54,10 +54,10 @@ func FuzzNaming(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		before := Naming{noCDI: "off"}
 		s, err := nodestate.Parse(data)
-		now := NamingOf(s, err).After(before)
+		now := NamingOf(s, err).MergeAfter(before)
 		if err != nil {
 			require.Equal(t, "off", now.unavailable(), "what cannot be read takes nothing back")
 		}
-		require.Equal(t, now, NamingOf(s, err).After(now), "saying it twice says no more")
+		require.Equal(t, now, NamingOf(s, err).MergeAfter(now), "saying it twice says no more")
 	})
 }

@@ -138,7 +138,7 @@ func (j *Journal) logLeftOut(p plan.Plan) {
 			}
 		}
 	}
-	for _, l := range p.Left {
+	for _, l := range p.LeftOut {
 		line := fmt.Sprintf("%s %s %s %s", l.PCI, l.UUID(), l.Reason, l.Message)
 		_, said := j.leftOut[line]
 		if now[line] = l.UUID(); said {

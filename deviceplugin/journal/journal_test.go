@@ -142,7 +142,7 @@ func TestLogReflectsEveryDevice(t *testing.T) {
 func TestLeftOutDeviceIsLoggedOncePerReason(t *testing.T) {
 	b := newRecorder()
 	out := func(reason gpu.Reason) plan.Plan {
-		return plan.Plan{Left: []plan.Left{{GPU: "GPU-1", PCI: "0000:3b:00.0", Index: 1, Reason: reason, Message: "do this"}}}
+		return plan.Plan{LeftOut: []plan.LeftOut{{GPU: "GPU-1", PCI: "0000:3b:00.0", Index: 1, Reason: reason, Message: "do this"}}}
 	}
 	b.Plan(out(plan.ReasonNoMIGDevice))
 	b.Plan(out(plan.ReasonNoMIGDevice))
@@ -155,7 +155,7 @@ func TestLeftOutDeviceIsLoggedOncePerReason(t *testing.T) {
 
 func TestEndOfLeavingOutIsLogged(t *testing.T) {
 	b := newRecorder()
-	b.Plan(plan.Plan{Left: []plan.Left{{GPU: "GPU-1", Reason: plan.ReasonExcluded, Message: "do this"}}})
+	b.Plan(plan.Plan{LeftOut: []plan.LeftOut{{GPU: "GPU-1", Reason: plan.ReasonExcluded, Message: "do this"}}})
 	b.lines()
 	b.Plan(devices(2, nil))
 	require.Equal(t, []string{`level=INFO msg="device is no longer left out" gpu=GPU-1 resource=nvidia.com/gpu`}, b.lines())

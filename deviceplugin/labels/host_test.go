@@ -45,7 +45,7 @@ func TestMachineIsReadBelowTheRoot(t *testing.T) {
 	machine := func(text string) string {
 		n := node(t, text, s)
 		n.Host = readHost(t, dir, text, s)
-		l := labels.For(n)
+		l := labels.Compute(n)
 		valid(t, l)
 		return l["nvidia.com/gpu.machine"]
 	}

@@ -42,7 +42,7 @@ type Node struct {
 	Host     Host
 }
 
-// For returns the labels of a node, by their full names. Each is valid for Kubernetes.
+// Compute returns the labels of a node, by their full names. Each is valid for Kubernetes.
 // A node without GPUs has none. The same node always has the same labels, and health
 // changes none of them. However, a lost GPU does not count if this process has never
 // learned its product.
@@ -53,7 +53,7 @@ type Node struct {
 // A GPU in devices.exclude does not count, so that a display card does not give the
 // node its name. Of several products, the one with the most GPUs gives the labels, then
 // the first; the reference takes any.
-func For(n Node) map[string]string {
+func Compute(n Node) map[string]string {
 	l := labels{}
 	gpus := n.gpus()
 	if len(gpus) == 0 {

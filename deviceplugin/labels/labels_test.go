@@ -32,8 +32,8 @@ var now = time.Unix(1700000000, 0)
 func node(t require.TestingT, text string, s gpu.Snapshot) labels.Node {
 	c, _, err := config.Parse([]byte(text), "c.yaml", config.Options{})
 	require.NoError(t, err)
-	h := health.New(gpu.Fault{}).See(s, now)
-	n := labels.Node{Snapshot: s, Health: h, Config: c, Plan: plan.Make(c, s, h), Host: labels.Host{
+	h := health.New(gpu.Fault{}).ApplySnapshot(s, now)
+	n := labels.Node{Snapshot: s, Health: h, Config: c, Plan: plan.Compute(c, s, h), Host: labels.Host{
 		Machine: "DGX H100", Class: map[gpu.PCIAddress]uint32{},
 	}}
 	for _, d := range s.Devices {
@@ -47,7 +47,7 @@ func node(t require.TestingT, text string, s gpu.Snapshot) labels.Node {
 
 // labelsOf returns the labels of node.
 func labelsOf(t require.TestingT, text string, s gpu.Snapshot) map[string]string {
-	return labels.For(node(t, text, s))
+	return labels.Compute(node(t, text, s))
 }
 
 // divided is a node of A100 GPUs with the MIG devices of the layouts; nil: not in MIG
@@ -158,58 +158,58 @@ func compareGolden(t *testing.T, path, text string) {
 
 func TestHealthChangesNoLabel(t *testing.T) {
 	n := node(t, "version: v1", gputest.Node("h100-sxm", 8))
-	want := labels.For(n)
-	n.Health = n.Health.Watching(now).Hear(gputest.XID(gputest.GPU(3), 79), now)
-	n.Plan = plan.Make(n.Config, n.Snapshot, n.Health)
-	require.Equal(t, want, labels.For(n))
+	want := labels.Compute(n)
+	n.Health = n.Health.Watching(now).ApplyEvent(gputest.XID(gputest.GPU(3), 79), now)
+	n.Plan = plan.Compute(n.Config, n.Snapshot, n.Health)
+	require.Equal(t, want, labels.Compute(n))
 	n.Snapshot = n.Snapshot.Clone()
 	n.Snapshot.Devices[2].Fault = gpu.Fault{Reason: gpu.ReasonLost} // the rest is remembered
-	require.Equal(t, want, labels.For(n))
+	require.Equal(t, want, labels.Compute(n))
 	n.Snapshot.Devices = n.Snapshot.Devices[1:]
-	n.Health = n.Health.See(n.Snapshot, now)
-	n.Plan = plan.Make(n.Config, n.Snapshot, n.Health)
-	require.Equal(t, want, labels.For(n), "one that went missing is counted by the kubelet too")
+	n.Health = n.Health.ApplySnapshot(n.Snapshot, now)
+	n.Plan = plan.Compute(n.Config, n.Snapshot, n.Health)
+	require.Equal(t, want, labels.Compute(n), "one that went missing is counted by the kubelet too")
 	n.Snapshot.Devices[0].Product = ""
-	require.Equal(t, "7", labels.For(n)["nvidia.com/gpu.count"], "one that has no name")
+	require.Equal(t, "7", labels.Compute(n)["nvidia.com/gpu.count"], "one that has no name")
 }
 
 func TestTimestampIsTheStartAndOptional(t *testing.T) {
 	n := node(t, "version: v1", gputest.Node("t4", 1))
-	require.NotContains(t, labels.For(n), "nvidia.com/gfd.timestamp")
+	require.NotContains(t, labels.Compute(n), "nvidia.com/gfd.timestamp")
 	n.Host.Start = now
-	require.Equal(t, "1700000000", labels.For(n)["nvidia.com/gfd.timestamp"])
+	require.Equal(t, "1700000000", labels.Compute(n)["nvidia.com/gfd.timestamp"])
 	off := node(t, "flags: {gfd: {noTimestamp: true}}", n.Snapshot)
 	off.Host.Start = now
-	require.NotContains(t, labels.For(off), "nvidia.com/gfd.timestamp")
+	require.NotContains(t, labels.Compute(off), "nvidia.com/gfd.timestamp")
 }
 
 func TestCliqueIsCommonToAllGPUs(t *testing.T) {
 	n := node(t, "version: v1", gputest.Node("h100-sxm", 3))
 	f := gpu.Fabric{Cluster: [16]byte{0x7b, 0x96, 0x8a, 0x6d, 0xc8, 0xaa, 0x45, 0xe1, 0x9e, 7, 0xe1, 0xe5, 0x1b, 0xe9, 0x9c, 0x31}, Clique: 1}
 	n.Snapshot.Devices[0].Fabric, n.Snapshot.Devices[2].Fabric = f, f
-	require.Equal(t, "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1", labels.For(n)["nvidia.com/gpu.clique"])
+	require.Equal(t, "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1", labels.Compute(n)["nvidia.com/gpu.clique"])
 	f.Clique = 2
 	n.Snapshot.Devices[2].Fabric = f
-	require.NotContains(t, labels.For(n), "nvidia.com/gpu.clique", "two partitions")
+	require.NotContains(t, labels.Compute(n), "nvidia.com/gpu.clique", "two partitions")
 	n.Snapshot.Devices[0].Fabric, n.Snapshot.Devices[2].Fabric = gpu.Fabric{Clique: 3}, gpu.Fabric{}
-	require.NotContains(t, labels.For(n), "nvidia.com/gpu.clique", "no cluster")
+	require.NotContains(t, labels.Compute(n), "nvidia.com/gpu.clique", "no cluster")
 }
 
 func TestModeIsCommonToAllGPUs(t *testing.T) {
 	n := node(t, "version: v1", gputest.Node("t4", 2))
 	for want, classes := range map[string][]uint32{"compute": {0x030200, 0x030200}, "graphics": {0x030000, 0x030000}, "unknown": {0x030200, 0x030000}} {
 		n.Host.Class = map[gpu.PCIAddress]uint32{n.Snapshot.Devices[0].PCI: classes[0], n.Snapshot.Devices[1].PCI: classes[1]}
-		require.Equal(t, want, labels.For(n)["nvidia.com/gpu.mode"])
+		require.Equal(t, want, labels.Compute(n)["nvidia.com/gpu.mode"])
 	}
 	delete(n.Host.Class, n.Snapshot.Devices[1].PCI)
-	require.Equal(t, "unknown", labels.For(n)["nvidia.com/gpu.mode"])
+	require.Equal(t, "unknown", labels.Compute(n)["nvidia.com/gpu.mode"])
 }
 
 func TestUnknownAttributesAreLeftOut(t *testing.T) {
 	n := node(t, "flags: {migStrategy: mixed}", divided([]string{"1g.10gb"}))
 	n.Host = labels.Host{}
 	n.Snapshot.Devices[0].MIG[0].Attributes = gpu.Attributes{}
-	l := labels.For(n)
+	l := labels.Compute(n)
 	require.Equal(t, "1", l["nvidia.com/mig-1g.10gb.slices.gi"])
 	require.NotContains(t, l, "nvidia.com/mig-1g.10gb.multiprocessors")
 	require.Equal(t, "unknown", l["nvidia.com/gpu.machine"])

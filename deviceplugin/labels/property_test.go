@@ -35,9 +35,9 @@ func TestLabelsAreAlwaysValid(t *testing.T) {
 			rapid.SampledFrom([]string{"", "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}, {name: mig-1g.10gb, replicas: 2, rename: x}]}}", "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 4}]}}"}).Draw(t, "sharing")
 		n := node(t, c, s)
 		n.Host.Machine = text.Draw(t, "machine")
-		l := labels.For(n)
+		l := labels.Compute(n)
 		valid(t, l)
-		require.Equal(t, l, labels.For(n))
+		require.Equal(t, l, labels.Compute(n))
 		counts(t, n, l)
 	})
 }

@@ -34,7 +34,7 @@ func (p *Publisher) Publish(n Node, known bool) map[string]string {
 	if known {
 		n.Host = p.readHost(n.Config, n.Snapshot)
 		n.Host.Start = p.Started
-		p.Labels = For(n)
+		p.Labels = Compute(n)
 	}
 	if p.NFDDir == "" {
 		return p.Labels

@@ -83,49 +83,49 @@ func (m *Meters) Register(reg prometheus.Registerer) {
 	reg.MustRegister(&m.collector, m.watching, m.refused, m.registrations, m.allocations, m.allocationSeconds, m.preferenceSeconds, m.score, m.events, m.xids, m.nvml, m.reloads, m.firstList)
 }
 
-// Started records the time from the start of the process to the first list sent.
-func (m *Meters) Started(after time.Duration) { m.firstList.Set(after.Seconds()) }
+// SetFirstListTime records the time from the start of the process to the first list sent.
+func (m *Meters) SetFirstListTime(after time.Duration) { m.firstList.Set(after.Seconds()) }
 
-// Watching records whether the GPUs are watched.
-func (m *Meters) Watching(is bool) { m.watching.Set(number(is)) }
+// SetWatching records whether the GPUs are watched.
+func (m *Meters) SetWatching(is bool) { m.watching.Set(number(is)) }
 
-// Refused records whether the latest configuration is refused.
-func (m *Meters) Refused(is bool) { m.refused.Set(number(is)) }
+// SetConfigRefused records whether the latest configuration is refused.
+func (m *Meters) SetConfigRefused(is bool) { m.refused.Set(number(is)) }
 
-// Allocated records a container's allocation; err is a gRPC status.
-func (m *Meters) Allocated(resource string, took time.Duration, err error) {
+// ObserveAllocation records a container's allocation; err is a gRPC status.
+func (m *Meters) ObserveAllocation(resource string, took time.Duration, err error) {
 	m.allocations.WithLabelValues(resource, status.Code(err).String()).Inc()
 	m.allocationSeconds.WithLabelValues(resource).Observe(took.Seconds())
 }
 
-// Preferred records a choice of devices.
-func (m *Meters) Preferred(resource string, took time.Duration) {
+// ObservePreference records a choice of devices.
+func (m *Meters) ObservePreference(resource string, took time.Duration) {
 	m.preferenceSeconds.WithLabelValues(resource).Observe(took.Seconds())
 }
 
-// Score records how good a choice was; 1 is the best possible.
-func (m *Meters) Score(resource string, ratio float64) {
+// ObserveScore records how good a choice was; 1 is the best possible.
+func (m *Meters) ObserveScore(resource string, ratio float64) {
 	m.score.WithLabelValues(resource).Observe(ratio)
 }
 
-// Registration records an attempt to register; err is nil or a gRPC status.
-func (m *Meters) Registration(resource string, err error) {
+// CountRegistration records an attempt to register; err is nil or a gRPC status.
+func (m *Meters) CountRegistration(resource string, err error) {
 	m.registrations.WithLabelValues(resource, status.Code(err).String()).Inc()
 }
 
-// Event records an event of a GPU.
-func (m *Meters) Event(e gpu.Event) {
+// CountEvent records an event of a GPU.
+func (m *Meters) CountEvent(e gpu.Event) {
 	m.events.WithLabelValues(e.Kind.String()).Inc()
 	if e.Kind == gpu.EventXID {
 		m.xids.WithLabelValues(validUTF8(string(e.UUID)), strconv.FormatUint(e.XID, 10)).Inc()
 	}
 }
 
-// NVML records a failed call of NVML.
-func (m *Meters) NVML(code string) { m.nvml.WithLabelValues(code).Inc() }
+// CountNVMLError records a failed call of NVML.
+func (m *Meters) CountNVMLError(code string) { m.nvml.WithLabelValues(code).Inc() }
 
-// Reloaded records a new configuration, and the error if it was refused.
-func (m *Meters) Reloaded(refused error) {
+// CountReload records a new configuration, and the error if it was refused.
+func (m *Meters) CountReload(refused error) {
 	result := "ok"
 	if refused != nil {
 		result = "refused"

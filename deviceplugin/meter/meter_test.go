@@ -53,7 +53,7 @@ func TestCountersOfAlertsStartAtZero(t *testing.T) {
 		"config_refused 0", `config_reloads_total{result="ok"} 0`, `config_reloads_total{result="refused"} 0`,
 		"first_list_seconds 0", `nvml_errors_total{code="HUNG"} 0`, "watching 0",
 	}, scrape(t, reg))
-	m.State(nodestate.Waiting, "NoKubelet", map[string]bool{resource: false})
+	m.SetState(nodestate.Waiting, "NoKubelet", map[string]bool{resource: false})
 	require.Equal(t, []string{
 		`allocations_total{code="FailedPrecondition",resource="nvidia.com/gpu"} 0`,
 		`allocations_total{code="Internal",resource="nvidia.com/gpu"} 0`,
@@ -66,20 +66,20 @@ func TestCountersOfAlertsStartAtZero(t *testing.T) {
 // A label with invalid UTF-8 would end the program.
 func TestInvalidUTF8IsReplacedInLabels(t *testing.T) {
 	m, reg := registered()
-	m.Configured("abc", "a\xffb", nil)
-	m.Event(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-\xff", XID: 79})
+	m.SetConfig("abc", "a\xffb", nil)
+	m.CountEvent(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-\xff", XID: 79})
 	require.Equal(t, []string{"config_info{hash=\"abc\",name=\"a\uFFFDb\"} 1", "xids_total{gpu=\"GPU-\uFFFD\",xid=\"79\"} 1"}, scrape(t, reg, "config_info", "xids_total"))
 }
 
 func TestDevicesAreCountedByStateAndReason(t *testing.T) {
 	m, reg := registered()
 	bad := gpu.Fault{Reason: "XID", Message: "XID 79"}
-	m.Plan(plan.Plan{
+	m.SetPlan(plan.Plan{
 		Resources: []plan.Resource{{Name: resource, Devices: []plan.Device{
 			{ID: "GPU-a::0", GPU: "GPU-a", Replicas: 2}, {ID: "GPU-a::1", GPU: "GPU-a", Replica: 1, Replicas: 2},
 			{ID: "GPU-b::0", GPU: "GPU-b", Replicas: 2, Fault: bad}, {ID: "GPU-b::1", GPU: "GPU-b", Replica: 1, Replicas: 2, Fault: bad},
 		}}},
-		Left: []plan.Left{{Reason: plan.ReasonExcluded}, {Reason: plan.ReasonExcluded}},
+		LeftOut: []plan.LeftOut{{Reason: plan.ReasonExcluded}, {Reason: plan.ReasonExcluded}},
 	})
 	require.Equal(t, []string{
 		`device_healthy{device="GPU-a",reason="",resource="nvidia.com/gpu"} 1`,
@@ -88,14 +88,14 @@ func TestDevicesAreCountedByStateAndReason(t *testing.T) {
 		`devices{reason="XID",resource="nvidia.com/gpu",state="Unhealthy"} 2`,
 		`devices_left_out{reason="Excluded"} 2`,
 	}, scrape(t, reg, "device_healthy", "devices", "devices_left_out"))
-	m.Plan(plan.Plan{})
+	m.SetPlan(plan.Plan{})
 	require.Empty(t, scrape(t, reg, "device_healthy", "devices", "devices_left_out"), "what is no more is not shown")
 }
 
 func TestOnlyTheLastPhaseIsShown(t *testing.T) {
 	m, reg := registered()
-	m.State(nodestate.Waiting, "NoDriver", nil)
-	m.State(nodestate.Degraded, "UnhealthyDevices", map[string]bool{resource: true, "nvidia.com/mig-1g.10gb": false})
+	m.SetState(nodestate.Waiting, "NoDriver", nil)
+	m.SetState(nodestate.Degraded, "UnhealthyDevices", map[string]bool{resource: true, "nvidia.com/mig-1g.10gb": false})
 	require.Equal(t, []string{
 		`phase{phase="Degraded",reason="UnhealthyDevices"} 1`,
 		`registered{resource="nvidia.com/gpu"} 1`,
@@ -105,18 +105,18 @@ func TestOnlyTheLastPhaseIsShown(t *testing.T) {
 
 func TestEventsAreCounted(t *testing.T) {
 	m, reg := registered()
-	m.Allocated(resource, 90*time.Microsecond, nil)
-	m.Allocated(resource, 50*time.Millisecond, status.Error(codes.InvalidArgument, "unhealthy"))
-	m.Preferred(resource, time.Millisecond)
-	m.Score(resource, 1)
-	m.Registration(resource, nil)
-	m.Event(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-a", XID: 79})
-	m.Event(gpu.Event{Kind: gpu.EventLost, UUID: "GPU-a"})
-	m.NVML("GPU_IS_LOST")
-	m.Configured("abc", "", nil)
-	m.Configured("def", "team-a", []string{"flags.migStrategie"})
-	m.Reloaded(nil)
-	m.Reloaded(errors.New("no such key"))
+	m.ObserveAllocation(resource, 90*time.Microsecond, nil)
+	m.ObserveAllocation(resource, 50*time.Millisecond, status.Error(codes.InvalidArgument, "unhealthy"))
+	m.ObservePreference(resource, time.Millisecond)
+	m.ObserveScore(resource, 1)
+	m.CountRegistration(resource, nil)
+	m.CountEvent(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-a", XID: 79})
+	m.CountEvent(gpu.Event{Kind: gpu.EventLost, UUID: "GPU-a"})
+	m.CountNVMLError("GPU_IS_LOST")
+	m.SetConfig("abc", "", nil)
+	m.SetConfig("def", "team-a", []string{"flags.migStrategie"})
+	m.CountReload(nil)
+	m.CountReload(errors.New("no such key"))
 	require.Equal(t, []string{
 		`allocation_duration_seconds_bucket{resource="nvidia.com/gpu",le="1e-05"} 0`,
 		`allocation_duration_seconds_bucket{resource="nvidia.com/gpu",le="2.5e-05"} 0`,

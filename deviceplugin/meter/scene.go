@@ -45,9 +45,9 @@ func newCollector() collector {
 	}
 }
 
-// State sets the phase and the registered resources. The map must not be changed
+// SetState sets the phase and the registered resources. The map must not be changed
 // afterwards.
-func (m *Meters) State(phase nodestate.Phase, reason gpu.Reason, registered map[string]bool) {
+func (m *Meters) SetState(phase nodestate.Phase, reason gpu.Reason, registered map[string]bool) {
 	m.collector.set(func(now *snapshot) { now.phase, now.reason, now.registered = phase, reason, registered })
 	for resource := range registered {
 		for _, code := range allocateCodes {
@@ -59,13 +59,13 @@ func (m *Meters) State(phase nodestate.Phase, reason gpu.Reason, registered map[
 // allocateCodes are the gRPC codes of Allocate (package allocate).
 var allocateCodes = []codes.Code{codes.OK, codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition, codes.Internal}
 
-// Plan sets the devices reported to the kubelet, and those left out. The plan must not
+// SetPlan sets the devices reported to the kubelet, and those left out. The plan must not
 // be changed afterwards.
-func (m *Meters) Plan(p plan.Plan) { m.collector.set(func(now *snapshot) { now.plan = p }) }
+func (m *Meters) SetPlan(p plan.Plan) { m.collector.set(func(now *snapshot) { now.plan = p }) }
 
-// Configured sets the configuration in force, by the hash of its file and the name by
+// SetConfig sets the configuration in force, by the hash of its file and the name by
 // which it was chosen, and its ignored keys.
-func (m *Meters) Configured(hash, name string, ignored []string) {
+func (m *Meters) SetConfig(hash, name string, ignored []string) {
 	m.collector.set(func(now *snapshot) { now.config, now.ignored = &row{hash, name}, ignored })
 }
 
@@ -106,7 +106,7 @@ func (s *collector) Collect(to chan<- prometheus.Metric) {
 			}
 		}
 	}
-	for _, l := range now.plan.Left {
+	for _, l := range now.plan.LeftOut {
 		left[row{string(l.Reason)}]++
 	}
 	if now.config != nil {

@@ -80,7 +80,7 @@ type daemon struct {
 	refused   error                            // why the latest configuration was refused
 	absent    gpu.Fault                        // why there is no driver; zero: there is one
 	resources map[string]nodestate.MPSResource // by name
-	leftOut   []plan.Left                      // devices that MPS cannot share
+	leftOut   []plan.LeftOut                   // devices that MPS cannot share
 	ended     string                           // why it ends
 	writeErr  string
 }
@@ -326,8 +326,8 @@ func (d *daemon) watchDriver(ctx context.Context, o Opened, controls *controls) 
 			}
 			return err
 		}
-		d.health = d.health.See(snap, time.Now())
-		p := plan.Make(settings, snap, d.health)
+		d.health = d.health.ApplySnapshot(snap, time.Now())
+		p := plan.Compute(settings, snap, d.health)
 		d.applyPlan(p)
 		specs := Specs(settings, p, d.health)
 		controls.apply(o.Root, Root(settings), specs)

@@ -18,8 +18,8 @@ import (
 
 // applyPlan applies a plan and logs the devices that MPS cannot share.
 func (d *daemon) applyPlan(p plan.Plan) {
-	var left []plan.Left
-	for _, l := range p.Left {
+	var left []plan.LeftOut
+	for _, l := range p.LeftOut {
 		if l.Reason == plan.ReasonMPS {
 			left = append(left, l)
 		}

@@ -19,9 +19,9 @@ func specs(t require.TestingT, text string, snapshots ...gpu.Snapshot) []Spec {
 	require.NoError(t, err)
 	h := health.New(gpu.Fault{})
 	for _, s := range snapshots {
-		h = h.See(s, time.Unix(0, 0))
+		h = h.ApplySnapshot(s, time.Unix(0, 0))
 	}
-	return Specs(c, plan.Make(c, snapshots[len(snapshots)-1], h), h)
+	return Specs(c, plan.Compute(c, snapshots[len(snapshots)-1], h), h)
 }
 
 func TestReplicasShareMemoryAndThreadsEqually(t *testing.T) {
@@ -100,8 +100,8 @@ func TestLimitsNeverExceedTheGPU(t *testing.T) {
 		c := &config.Config{Sharing: config.Sharing{MPS: &config.Replicated{Resources: []config.ReplicatedResource{
 			{Name: config.GPU, Replicas: n, Devices: config.Replicable{All: true}},
 		}}}}
-		h := health.New(gpu.Fault{}).See(node, time.Unix(0, 0))
-		for _, s := range Specs(c, plan.Make(c, node, h), h) {
+		h := health.New(gpu.Fault{}).ApplySnapshot(node, time.Unix(0, 0))
+		for _, s := range Specs(c, plan.Compute(c, node, h), h) {
 			require.LessOrEqual(t, s.Percent*n, 100)
 			require.Positive(t, s.Percent)
 			require.Len(t, s.GPUs, len(node.Devices))

@@ -50,7 +50,7 @@ func TestCorpusMatchesTheReference(t *testing.T) {
 					require.Error(t, theirErr, "refused by ours alone")
 					continue
 				}
-				p := plan.Make(c, s, health.New(gpu.Fault{}).See(s, now))
+				p := plan.Compute(c, s, health.New(gpu.Fault{}).ApplySnapshot(s, now))
 				fmt.Fprintf(&golden, "  ours       %s\n", outcome(counts(p), nil))
 				for _, reason := range slices.Sorted(maps.Keys(reasons(p))) {
 					fmt.Fprintf(&golden, "  left out   %d: %s\n", reasons(p)[reason], reason)
@@ -58,7 +58,7 @@ func TestCorpusMatchesTheReference(t *testing.T) {
 				if theirErr == nil {
 					same = same && maps.Equal(theirs, counts(p))
 				} else {
-					require.NotEmpty(t, p.Left, "the reference ends with an error: ours must leave something out")
+					require.NotEmpty(t, p.LeftOut, "the reference ends with an error: ours must leave something out")
 				}
 			}
 			require.Equal(t, len(header(data, "differs")) == 0, same, "\n%s", golden.String())

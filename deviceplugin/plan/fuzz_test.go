@@ -53,8 +53,8 @@ func FuzzMake(f *testing.F) {
 			return
 		}
 		for _, node := range []gpu.Snapshot{divided, gputest.Node("h100-sxm", 2), {}} {
-			h := health.Recall(read).See(node, time.Unix(2, 0))
-			p := plan.Make(c, node, h)
+			h := health.Restore(read).ApplySnapshot(node, time.Unix(2, 0))
+			p := plan.Compute(c, node, h)
 			told := map[string]bool{}
 			for _, r := range p.Resources {
 				for _, d := range r.Devices {
@@ -64,7 +64,7 @@ func FuzzMake(f *testing.F) {
 					require.Equal(t, fault, d.Fault)
 				}
 			}
-			for _, l := range p.Left {
+			for _, l := range p.LeftOut {
 				if l.MIG.UUID == "" && l.GPU != "" {
 					require.False(t, told[string(l.GPU)], "%s is advertised and left out", l.GPU)
 				}

@@ -16,7 +16,7 @@ import (
 // Plan lists the devices that are advertised on a node, and those that are not.
 type Plan struct {
 	Resources []Resource // by name; each has at least one device
-	Left      []Left     // in the order of the GPUs
+	LeftOut   []LeftOut  // in the order of the GPUs
 }
 
 // Resource is a resource of the node with its devices, in the order of their
@@ -38,8 +38,8 @@ func (r Resource) Parts() iter.Seq[Device] {
 	}
 }
 
-// Left is a GPU or MIG device that is not advertised.
-type Left struct {
+// LeftOut is a GPU or MIG device that is not advertised.
+type LeftOut struct {
 	GPU     gpu.UUID // "" if the driver does not report it
 	PCI     gpu.PCIAddress
 	Index   int
@@ -50,7 +50,7 @@ type Left struct {
 }
 
 // UUID returns the UUID of the device, or "" if the driver does not report it.
-func (l Left) UUID() gpu.UUID {
+func (l LeftOut) UUID() gpu.UUID {
 	if l.MIG != (gpu.MIGDevice{}) {
 		return l.MIG.UUID
 	}
@@ -58,7 +58,7 @@ func (l Left) UUID() gpu.UUID {
 }
 
 // AsConfigured reports whether the configuration asks to leave the device out.
-func (l Left) AsConfigured() bool {
+func (l LeftOut) AsConfigured() bool {
 	return l.Reason == ReasonExcluded || l.Reason == ReasonNotIncluded
 }
 
@@ -88,21 +88,21 @@ func (p part) isMIG() bool { return p.mig != gpu.MIGDevice{} }
 // whether it is divided.
 func (p part) isReadable() bool { return p.present && p.gpu.Fault.Reason == "" }
 
-func (p part) leftOut(reason gpu.Reason, format string, args ...any) Left {
-	return Left{
+func (p part) leftOut(reason gpu.Reason, format string, args ...any) LeftOut {
+	return LeftOut{
 		GPU: p.gpu.UUID, PCI: p.gpu.PCI, Index: p.gpu.Index, Product: p.gpu.Product, MIG: p.mig,
 		Reason: reason, Message: fmt.Sprintf(format, args...),
 	}
 }
 
-// Make computes the plan: the GPUs of the snapshot and those that health remembers,
+// Compute computes the plan: the GPUs of the snapshot and those that health remembers,
 // named and shared as configured.
 //
 // The names are those of the reference (github.com/NVIDIA/k8s-device-plugin,
 // internal/rm/device_map.go, v0.20.0). Where the reference ends with an error for the
 // whole node because of one device that it cannot name, only that device is left out.
 // Unlike there, the keys resources, rename and devices of the file have an effect.
-func Make(c *config.Config, s gpu.Snapshot, h health.State) Plan {
+func Compute(c *config.Config, s gpu.Snapshot, h health.State) Plan {
 	var plan Plan
 	parts := plan.listParts(c, s, h)
 	parts = plan.filter(c.Devices, parts)
@@ -113,7 +113,7 @@ func Make(c *config.Config, s gpu.Snapshot, h health.State) Plan {
 	order := func(index int, id gpu.UUID, m gpu.MIGDevice) string {
 		return fmt.Sprintf("%8d %s %8d", index, id, m.Index)
 	}
-	slices.SortStableFunc(plan.Left, func(a, b Left) int {
+	slices.SortStableFunc(plan.LeftOut, func(a, b LeftOut) int {
 		return cmp.Compare(order(a.Index, a.GPU, a.MIG), order(b.Index, b.GPU, b.MIG))
 	})
 	return plan
@@ -127,16 +127,16 @@ func (p *Plan) listParts(c *config.Config, s gpu.Snapshot, h health.State) []par
 		d := whole.gpu
 		switch {
 		case d.UUID == "":
-			p.Left = append(p.Left, whole.leftOut(ReasonNoUUID, "the driver cannot say which GPU this is: %s; reset it, or replace it", d.Fault))
+			p.LeftOut = append(p.LeftOut, whole.leftOut(ReasonNoUUID, "the driver cannot say which GPU this is: %s; reset it, or replace it", d.Fault))
 		case !d.MIGEnabled || c.Flags.MIG() == config.MIGNone:
 			parts = append(parts, whole)
 		case len(d.MIG) == 0:
-			p.Left = append(p.Left, whole.leftOut(ReasonNoMIGDevice, "in MIG mode and not divided; create MIG devices on it, or turn MIG mode off"))
+			p.LeftOut = append(p.LeftOut, whole.leftOut(ReasonNoMIGDevice, "in MIG mode and not divided; create MIG devices on it, or turn MIG mode off"))
 		default:
 			for _, m := range d.MIG {
 				one := part{gpu: d, mig: m, present: whole.present}
 				if m.UUID == "" {
-					p.Left = append(p.Left, one.leftOut(ReasonNoUUID, "the driver cannot say which MIG device this is; create it again"))
+					p.LeftOut = append(p.LeftOut, one.leftOut(ReasonNoUUID, "the driver cannot say which MIG device this is; create it again"))
 					continue
 				}
 				parts = append(parts, one)
@@ -170,11 +170,11 @@ func gpus(s gpu.Snapshot, h health.State) []part {
 func (p *Plan) filter(d config.Devices, parts []part) []part {
 	return slices.DeleteFunc(parts, func(one part) bool {
 		if s := matchingSelector(d.Exclude, one); s != "" {
-			p.Left = append(p.Left, one.leftOut(ReasonExcluded, "devices.exclude has %q", s))
+			p.LeftOut = append(p.LeftOut, one.leftOut(ReasonExcluded, "devices.exclude has %q", s))
 			return true
 		}
 		if len(d.Include) > 0 && matchingSelector(d.Include, one) == "" {
-			p.Left = append(p.Left, one.leftOut(ReasonNotIncluded, "devices.include does not name it"))
+			p.LeftOut = append(p.LeftOut, one.leftOut(ReasonNotIncluded, "devices.include does not name it"))
 			return true
 		}
 		return false
@@ -213,13 +213,13 @@ func (p *Plan) requireUniform(parts []part) []part {
 		case len(divided) == 0:
 			return false
 		case len(whole) > 0:
-			p.Left = append(p.Left, one.leftOut(ReasonMIGPartly, "with the MIG strategy single all GPUs must be divided, or none: GPU %d is, GPU %d is not; "+
+			p.LeftOut = append(p.LeftOut, one.leftOut(ReasonMIGPartly, "with the MIG strategy single all GPUs must be divided, or none: GPU %d is, GPU %d is not; "+
 				"divide all alike, or write migStrategy: mixed", divided[0].gpu.Index, whole[0].gpu.Index))
 		case len(profiles) > 1 && one.isMIG():
-			p.Left = append(p.Left, one.leftOut(ReasonMIGDiffers, "with the MIG strategy single all MIG devices must have one profile, and there are %s; "+
+			p.LeftOut = append(p.LeftOut, one.leftOut(ReasonMIGDiffers, "with the MIG strategy single all MIG devices must have one profile, and there are %s; "+
 				"divide all GPUs alike, or write migStrategy: mixed", strings.Join(slices.Sorted(maps.Keys(profiles)), ", ")))
 		case !one.isMIG(): // the others are divided, and this one cannot be read
-			p.Left = append(p.Left, one.leftOut(gpu.ReasonUnreadable, "cannot be read, so it is not known whether it is divided"))
+			p.LeftOut = append(p.LeftOut, one.leftOut(gpu.ReasonUnreadable, "cannot be read, so it is not known whether it is divided"))
 		default:
 			return false
 		}
@@ -239,7 +239,7 @@ func (p *Plan) groupByName(c *config.Config, parts []part) []group {
 	for _, one := range parts {
 		name := resourceName(c, one)
 		if name == "" {
-			p.Left = append(p.Left, noResource(one))
+			p.LeftOut = append(p.LeftOut, noResource(one))
 			continue
 		}
 		i := slices.IndexFunc(groups, func(g group) bool { return g.name == name })
@@ -273,7 +273,7 @@ func resourceName(c *config.Config, one part) string {
 	return config.GPU
 }
 
-func noResource(one part) Left {
+func noResource(one part) LeftOut {
 	if one.isMIG() {
 		return one.leftOut(ReasonNoResource, "profile %s has no resource of its own, since it is unknown or a part of a GPU instance; name one in resources.mig", one.mig.Profile)
 	}

@@ -26,7 +26,7 @@ func configured(t require.TestingT, text string) *config.Config {
 
 // planOf returns the plan of a healthy node.
 func planOf(t require.TestingT, text string, s gpu.Snapshot) plan.Plan {
-	return plan.Make(configured(t, text), s, health.New(gpu.Fault{}).See(s, now))
+	return plan.Compute(configured(t, text), s, health.New(gpu.Fault{}).ApplySnapshot(s, now))
 }
 
 // counts returns the number of devices by resource name.
@@ -40,7 +40,7 @@ func counts(p plan.Plan) map[string]int {
 
 func reasons(p plan.Plan) map[gpu.Reason]int {
 	all := map[gpu.Reason]int{}
-	for _, l := range p.Left {
+	for _, l := range p.LeftOut {
 		all[l.Reason]++
 	}
 	return all
@@ -87,7 +87,7 @@ func TestMIGStrategyNamesTheDevices(t *testing.T) {
 	} {
 		p := planOf(t, "flags: {migStrategy: "+c.strategy+"}", c.node)
 		require.Equal(t, c.want, counts(p), c.strategy)
-		require.Equal(t, c.left, reasons(p), "%s: %+v", c.strategy, p.Left)
+		require.Equal(t, c.left, reasons(p), "%s: %+v", c.strategy, p.LeftOut)
 	}
 }
 
@@ -141,7 +141,7 @@ func TestDevicesUnsupportedByMPSAreLeftOut(t *testing.T) {
 	pascal.Devices[1].Compute = gpu.Compute{Major: 6, Minor: 1}
 	p := planOf(t, text, pascal)
 	require.Equal(t, map[string]int{"nvidia.com/gpu": 17}, counts(p))
-	require.Equal(t, gputest.GPU(1), p.Left[0].GPU)
+	require.Equal(t, gputest.GPU(1), p.LeftOut[0].GPU)
 }
 
 func TestTooLongListIsLeftOut(t *testing.T) {
@@ -172,7 +172,7 @@ func TestIncludeAndExcludeSelectDevices(t *testing.T) {
 		}
 		slices.Sort(got)
 		require.Equal(t, want, got, text)
-		require.Len(t, p.Left, 4-len(want))
+		require.Len(t, p.LeftOut, 4-len(want))
 	}
 	require.Equal(t, map[string]int{"nvidia.com/gpu": 1},
 		counts(planOf(t, "flags: {migStrategy: single}\ndevices: {exclude: ['0:0', 1, 2]}", node)), "what is excluded does not make a node unequal")
@@ -182,25 +182,25 @@ func TestLostGPUStaysListedAndAffectsNoOther(t *testing.T) {
 	for _, strategy := range []string{"single", "mixed"} {
 		c := configured(t, "flags: {migStrategy: "+strategy+"}")
 		s := divided([]string{"3g.40gb", "3g.40gb"}, []string{"3g.40gb", "3g.40gb"})
-		h := health.New(gpu.Fault{}).See(s, now)
-		before := plan.Make(c, s, h)
+		h := health.New(gpu.Fault{}).ApplySnapshot(s, now)
+		before := plan.Compute(c, s, h)
 		lost := s.Clone()
 		lost.Devices[0] = gpu.Device{UUID: gputest.GPU(0), NUMANode: -1, Fault: gpu.Fault{Reason: gpu.ReasonLost}}
-		after := plan.Make(c, lost, h.See(lost, now))
+		after := plan.Compute(c, lost, h.ApplySnapshot(lost, now))
 		require.Equal(t, counts(before), counts(after))
 		for _, d := range after.Resources[0].Devices {
 			require.Equal(t, d.GPU != gputest.GPU(0), d.Healthy())
 		}
 		// It was lost when first seen, so it is not known whether it is divided.
-		unseen := plan.Make(c, lost, health.New(gpu.Fault{}).See(lost, now))
+		unseen := plan.Compute(c, lost, health.New(gpu.Fault{}).ApplySnapshot(lost, now))
 		require.Equal(t, 2, len(unseen.Resources[len(unseen.Resources)-1].Devices), "%+v", unseen)
 	}
 }
 
 func TestPartsOfABrokenGPUAreUnhealthy(t *testing.T) {
 	s := divided([]string{"3g.40gb", "3g.40gb"}, []string{"3g.40gb"}, nil)
-	h := health.New(gpu.Fault{}).See(s, now).Watching(now).Hear(gputest.XID(gputest.GPU(0), 79), now)
-	p := plan.Make(configured(t, "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-3g.40gb, replicas: 5}]}}"), s, h)
+	h := health.New(gpu.Fault{}).ApplySnapshot(s, now).Watching(now).ApplyEvent(gputest.XID(gputest.GPU(0), 79), now)
+	p := plan.Compute(configured(t, "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-3g.40gb, replicas: 5}]}}"), s, h)
 	unhealthy := 0
 	for _, r := range p.Resources {
 		for _, d := range r.Devices {
@@ -217,15 +217,15 @@ func TestPartsOfABrokenGPUAreUnhealthy(t *testing.T) {
 
 func TestMissingGPUIsListedUnhealthy(t *testing.T) {
 	s := gputest.Node("h100-sxm", 4)
-	h := health.New(gpu.Fault{}).See(s, now)
+	h := health.New(gpu.Fault{}).ApplySnapshot(s, now)
 	s.Devices = s.Devices[1:]
-	p := plan.Make(configured(t, "version: v1"), s, h.See(s, now))
+	p := plan.Compute(configured(t, "version: v1"), s, h.ApplySnapshot(s, now))
 	require.Equal(t, map[string]int{"nvidia.com/gpu": 4}, counts(p))
 	require.Equal(t, gpu.ReasonMissing, p.Resources[0].Devices[0].Fault.Reason)
 	// A GPU known only from an earlier process, without its product.
-	remembered := health.New(gpu.Fault{}).Hear(gputest.XID(gputest.GPU(9), 79), now).See(s, now)
-	require.Equal(t, map[string]int{"nvidia.com/gpu": 4}, counts(plan.Make(configured(t, "version: v1"), s, remembered)))
-	p = plan.Make(configured(t, "resources: {gpus: [{pattern: '*H100*', name: h100}]}"), s, remembered)
+	remembered := health.New(gpu.Fault{}).ApplyEvent(gputest.XID(gputest.GPU(9), 79), now).ApplySnapshot(s, now)
+	require.Equal(t, map[string]int{"nvidia.com/gpu": 4}, counts(plan.Compute(configured(t, "version: v1"), s, remembered)))
+	p = plan.Compute(configured(t, "resources: {gpus: [{pattern: '*H100*', name: h100}]}"), s, remembered)
 	require.Equal(t, map[string]int{"nvidia.com/h100": 3}, counts(p))
 	require.Equal(t, map[gpu.Reason]int{plan.ReasonNoResource: 1}, reasons(p))
 }
@@ -236,7 +236,7 @@ func TestGPUWithoutUUIDIsLeftOut(t *testing.T) {
 	p := planOf(t, "version: v1", s)
 	require.Equal(t, map[string]int{"nvidia.com/gpu": 1}, counts(p))
 	require.Equal(t, map[gpu.Reason]int{plan.ReasonNoUUID: 1}, reasons(p))
-	require.Equal(t, s.Devices[1].PCI, p.Left[0].PCI)
+	require.Equal(t, s.Devices[1].PCI, p.LeftOut[0].PCI)
 }
 
 // node draws a node of any layout.
@@ -281,7 +281,7 @@ func TestEveryDeviceIsAdvertisedOnceOrLeftOut(t *testing.T) {
 				}
 			}
 		}
-		for _, l := range p.Left {
+		for _, l := range p.LeftOut {
 			require.NotEmpty(t, l.Reason)
 			require.NotEmpty(t, l.Message)
 			id := l.GPU
@@ -319,11 +319,11 @@ func TestResourcesMatchTheReference(t *testing.T) {
 		}
 		want, err := reference([]byte(text), s)
 		if err != nil {
-			require.NotEmpty(t, planOf(t, text, s).Left, "%v", err)
+			require.NotEmpty(t, planOf(t, text, s).LeftOut, "%v", err)
 			return
 		}
 		p := planOf(t, text, s)
 		require.Equal(t, want, counts(p))
-		require.Empty(t, p.Left)
+		require.Empty(t, p.LeftOut)
 	})
 }

@@ -15,9 +15,9 @@ import (
 func TestEachGPUIsOneDevice(t *testing.T) {
 	now := time.Unix(1, 0)
 	s := gputest.Node("h100-sxm", 8)
-	h := health.New(gpu.Fault{}).See(s, now).Hear(gputest.XID(gputest.GPU(6), 79), now)
+	h := health.New(gpu.Fault{}).ApplySnapshot(s, now).ApplyEvent(gputest.XID(gputest.GPU(6), 79), now)
 	s.Devices = s.Devices[1:]
-	devices := plan.Devices(h.See(s, now.Add(time.Hour)))
+	devices := plan.Devices(h.ApplySnapshot(s, now.Add(time.Hour)))
 	require.Len(t, devices, 8)
 	for i, d := range devices {
 		require.Equal(t, string(gputest.GPU(i)), d.ID)
@@ -31,5 +31,5 @@ func TestEachGPUIsOneDevice(t *testing.T) {
 func TestNamelessGPUIsNotADevice(t *testing.T) {
 	s := gputest.Node("t4", 2)
 	s.Devices[1].UUID = ""
-	require.Len(t, plan.Devices(health.New(gpu.Fault{}).See(s, time.Now())), 1)
+	require.Len(t, plan.Devices(health.New(gpu.Fault{}).ApplySnapshot(s, time.Now())), 1)
 }

@@ -32,7 +32,7 @@ func (p *Plan) addResources(sharing config.Sharing, groups []group, h health.Sta
 			}
 			r := replicated.Resources[i]
 			if why := mpsObstacle(strategy, r, one); why != "" {
-				p.Left = append(p.Left, one.leftOut(ReasonMPS, "%s", why))
+				p.LeftOut = append(p.LeftOut, one.leftOut(ReasonMPS, "%s", why))
 				continue
 			}
 			name := cmp.Or(r.Rename, r.Name)
@@ -61,7 +61,7 @@ func (p *Plan) dropTooLong(name string, list []Device) {
 		if d.Replica > 0 {
 			continue
 		}
-		p.Left = append(p.Left, Left{
+		p.LeftOut = append(p.LeftOut, LeftOut{
 			GPU: d.GPU, PCI: d.PCI, Index: d.Index, Product: d.Product, MIG: d.MIG, Reason: ReasonTooMany,
 			Message: fmt.Sprintf("%s would have %d devices, but the kubelet refuses a list of more than %d; write fewer replicas", name, len(list), config.MaxDevices),
 		})

@@ -181,7 +181,7 @@ func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 func (p *Plugin) nextProbe() <-chan time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at, waits := p.health.NextLook(time.Now())
+	at, waits := p.health.NextProbe(time.Now())
 	if !waits {
 		return nil
 	}
@@ -206,7 +206,7 @@ func (p *Plugin) applyFirstSnapshot(o Opened, snap gpu.Snapshot, watching bool) 
 			p.health = p.health.Watching(time.Now())
 		}
 	})
-	p.meters.Watching(watching)
+	p.meters.SetWatching(watching)
 	p.cfg.Log.Info("using the driver", "driver", snap.Driver.Version, "path", o.Root, "gpus", len(snap.Devices), "simulated", snap.Driver.Simulated)
 }
 
@@ -214,13 +214,13 @@ func (p *Plugin) applyFirstSnapshot(o Opened, snap gpu.Snapshot, watching bool) 
 func (p *Plugin) applyEvents(events []gpu.Event) {
 	p.update(func() {
 		for _, e := range events {
-			p.health = p.health.Hear(e, time.Now())
+			p.health = p.health.ApplyEvent(e, time.Now())
 		}
 	})
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range events {
-		p.meters.Event(e)
+		p.meters.CountEvent(e)
 		if e.Kind == gpu.EventXID && p.health.Policy().Rule(e.XID).Action == gpu.ActionIgnore {
 			p.journal.Ignored(e, time.Now())
 		}
@@ -236,7 +236,7 @@ func (p *Plugin) applySnapshot(o Opened, snap gpu.Snapshot, events, pending []gp
 		// The plugin may not run programs on a GPU. Its probe is that the GPU can be
 		// read completely and shows no fault.
 		for _, id := range p.health.Due(began) {
-			p.health = p.health.Probed(health.Probe{ID: id, Began: began, Passed: isHealthy(snap, pending, id)}, time.Now())
+			p.health = p.health.ApplyProbe(health.Probe{ID: id, Began: began, Passed: isHealthy(snap, pending, id)}, time.Now())
 		}
 		p.setSnapshot(o, snap)
 		told := map[gpu.UUID]bool{}
@@ -249,7 +249,7 @@ func (p *Plugin) applySnapshot(o Opened, snap gpu.Snapshot, events, pending []gp
 			}
 		}
 		if told[""] {
-			p.health = p.health.Answering(time.Now())
+			p.health = p.health.SetResponding(time.Now())
 		}
 		for _, d := range snap.Devices {
 			if told[d.UUID] && d.Fault.Reason == "" {
@@ -273,32 +273,32 @@ func isHealthy(snap gpu.Snapshot, pending []gpu.Event, id gpu.UUID) bool {
 // setSnapshot replaces the snapshot; it is for use within update.
 func (p *Plugin) setSnapshot(o Opened, snap gpu.Snapshot) {
 	p.snapshot, p.source, p.root = snap, o.Source, o.Root
-	p.health = p.health.See(snap, time.Now())
+	p.health = p.health.ApplySnapshot(snap, time.Now())
 	p.findDeviceNodes()
 }
 
 // releaseGPUs passes the GPUs that wait for a reset, and so must not be held open, to a
 // source that can release single GPUs. p.mu is held.
 func (p *Plugin) releaseGPUs() {
-	source, can := p.source.(interface{ LetGo(ids []gpu.UUID) })
+	source, can := p.source.(interface{ Release(ids []gpu.UUID) })
 	if !can {
 		return
 	}
 	var ids []gpu.UUID
 	for _, g := range p.health.GPUs() {
-		if g.Present && p.health.LetGo(g.Device.UUID) {
+		if g.Present && p.health.AwaitsReset(g.Device.UUID) {
 			ids = append(ids, g.Device.UUID)
 		}
 	}
-	source.LetGo(ids)
+	source.Release(ids)
 }
 
 // setUnwatchable records that the GPUs cannot be watched any more.
 func (p *Plugin) setUnwatchable(err error) {
-	p.meters.Watching(false)
+	p.meters.SetWatching(false)
 	p.cfg.Log.Error("the GPUs cannot be watched; none is allocated until they can be", "reason", string(gpu.ReasonUnwatched), "message", err.Error())
 	p.update(func() {
-		p.health = p.health.Blind(unwatched(err), p.unloaded(err), time.Now())
+		p.health = p.health.SetUnwatchable(unwatched(err), p.unloaded(err), time.Now())
 	})
 }
 
@@ -332,7 +332,7 @@ func (p *Plugin) reportAbsence(err error) {
 	p.cfg.Log.Info(now.message, "reason", string(now.reason))
 	p.update(func() {
 		p.absent = now
-		p.health = p.health.Blind(unwatched(err), p.unloaded(err), time.Now())
+		p.health = p.health.SetUnwatchable(unwatched(err), p.unloaded(err), time.Now())
 	})
 }
 

@@ -29,7 +29,7 @@ func (e *notInjectedError) Error() string { return string(reasonMissing) + ": " 
 func (p *Plugin) watchInjection(ctx context.Context) error {
 	dir := p.stateDir(nodestate.Toolkit)
 	if p.cfg.Given == injection.Expected {
-		if err := injection.Newer(ctx, dir, p.boot, p.cfg.Started); err != nil {
+		if err := injection.WaitNewer(ctx, dir, p.boot, p.cfg.Started); err != nil {
 			return err
 		}
 	}
@@ -94,7 +94,7 @@ func (p *Plugin) explainNotInjected(err error) error {
 		return err
 	}
 	const what = "this container was created without the GPUs' device nodes: "
-	e := &notInjectedError{why: what + injection.Missing(s, wordErr)}
+	e := &notInjectedError{why: what + injection.MissingReason(s, wordErr)}
 	switch {
 	case gives != nil && s.Time.After(p.cfg.Started):
 		e.ending = true

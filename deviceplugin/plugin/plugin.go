@@ -192,7 +192,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		cfg: cfg, boot: boot, meters: cfg.Meters, journal: journal.New(cfg.Log), dirty: make(chan struct{}, 1), resync: make(chan struct{}, 1), services: map[string]*service{},
 	}
 	p.labels = labels.Publisher{HostRoot: cfg.HostRoot, NFDDir: cfg.NFDDir, Started: cfg.Started, Log: cfg.Log}
-	p.firstList = sync.OnceFunc(func() { p.meters.Started(time.Since(cfg.Started)) })
+	p.firstList = sync.OnceFunc(func() { p.meters.SetFirstListTime(time.Since(cfg.Started)) })
 	if cfg.Given != "" {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
@@ -200,7 +200,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	p.readToolkit()
 
 	// has been seen.
-	p.health = p.health.Blind(gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "the driver has not been read yet"}, false, cfg.Started)
+	p.health = p.health.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "the driver has not been read yet"}, false, cfg.Started)
 	p.initSettings(cfg.Settings)
 	p.rebuildPlan()
 	return p, nil
@@ -219,8 +219,8 @@ func (p *Plugin) restore() {
 	file, err := nodestate.ReadBoot(dir, p.boot)
 	switch {
 	case err == nil:
-		p.health = health.Recall(file)
-		p.unallocatable, p.toolkitNaming = hindrance.Recall(file.DevicePlugin)
+		p.health = health.Restore(file)
+		p.unallocatable, p.toolkitNaming = hindrance.Restore(file.DevicePlugin)
 		if file.DevicePlugin != nil {
 			p.labels.Labels = file.DevicePlugin.Labels
 		}

@@ -49,14 +49,14 @@ func (p *Plugin) update(change func()) {
 	if p.snapshot.Driver.Version != "" {
 		p.updateServices(p.plan.Resources)
 	}
-	p.meters.Plan(p.plan)
+	p.meters.SetPlan(p.plan)
 	p.journal.Plan(p.plan)
 	p.storeState()
 }
 
 // rebuildPlan computes the plan. p.mu is held.
 func (p *Plugin) rebuildPlan() {
-	p.plan = plan.Make(p.settings, p.snapshot, p.health)
+	p.plan = plan.Compute(p.settings, p.snapshot, p.health)
 	p.applyNaming()
 	p.markUnallocatable(p.plan.Resources)
 }
@@ -100,8 +100,8 @@ func (p *Plugin) updateMetrics(s nodestate.State) {
 		service, known := p.services[r.Name]
 		registered[r.Name] = known && service.kubelet.Registered
 	}
-	p.meters.State(s.Phase, s.Reason, registered)
-	p.meters.Refused(p.refused != nil && !errors.Is(p.refused, ErrNotChosen))
+	p.meters.SetState(s.Phase, s.Reason, registered)
+	p.meters.SetConfigRefused(p.refused != nil && !errors.Is(p.refused, ErrNotChosen))
 }
 
 // enqueueState hands a state to the writer: a slow disk must not delay the kubelet.
@@ -198,8 +198,8 @@ func (p *Plugin) state() nodestate.State {
 		}
 		info.Resources = append(info.Resources, resource)
 	}
-	for _, l := range p.plan.Left {
-		info.Left = append(info.Left, nodestate.Left{GPU: l.UUID(), Reason: l.Reason, Message: l.Message})
+	for _, l := range p.plan.LeftOut {
+		info.Unallocatable = append(info.Unallocatable, nodestate.UnallocatableDevice{GPU: l.UUID(), Reason: l.Reason, Message: l.Message})
 	}
 	s := nodestate.State{Component: nodestate.DevicePlugin, BootID: p.boot, DevicePlugin: info}
 	if d := p.snapshot.Driver; d.Version != "" {
@@ -230,7 +230,7 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 		}
 	}
 	registered, waiting := p.registered()
-	left := slices.IndexFunc(p.plan.Left, func(l plan.Left) bool { return !l.AsConfigured() })
+	left := slices.IndexFunc(p.plan.LeftOut, func(l plan.LeftOut) bool { return !l.AsConfigured() })
 	switch {
 	case p.ended != nil:
 		return p.ended.phase, p.ended.reason, p.ended.message
@@ -245,11 +245,11 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 	case p.snapshot.Driver.Version == "":
 		return nodestate.Waiting, reasonStarting, "the driver has not been read yet"
 	case devices == 0 && left >= 0:
-		return nodestate.Failed, p.plan.Left[left].Reason, leftText(p.plan.Left[left])
-	case devices == 0 && len(p.plan.Left) > 0 && p.refused != nil: // the refused one may fix it
+		return nodestate.Failed, p.plan.LeftOut[left].Reason, leftText(p.plan.LeftOut[left])
+	case devices == 0 && len(p.plan.LeftOut) > 0 && p.refused != nil: // the refused one may fix it
 		why, message := p.refusal()
 		return nodestate.Degraded, why, message
-	case devices == 0 && len(p.plan.Left) > 0:
+	case devices == 0 && len(p.plan.LeftOut) > 0:
 		return nodestate.Ready, reasonNothing, "the configuration leaves every GPU of this node out"
 	case devices == 0:
 		return nodestate.Ready, reasonNoGPU, "the driver shows no GPU on this node"
@@ -264,17 +264,17 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 	case p.refused != nil:
 		why, message := p.refusal()
 		return nodestate.Degraded, why, message
-	case p.cdi.Trouble() != "" || hindered > 0:
+	case p.cdi.Problem() != "" || hindered > 0:
 		return nodestate.Degraded, hindrance.ReasonCDI, p.cdi.Text()
 	case healthy < devices:
 		return nodestate.Degraded, reasonUnhealthy, fmt.Sprintf("%d of %d devices are unhealthy", devices-healthy, devices)
 	case left >= 0:
-		return nodestate.Degraded, reasonLeftOut, leftText(p.plan.Left[left])
+		return nodestate.Degraded, reasonLeftOut, leftText(p.plan.LeftOut[left])
 	}
 	return nodestate.Ready, "", ""
 }
 
-func leftText(l plan.Left) string {
+func leftText(l plan.LeftOut) string {
 	name := fmt.Sprintf("GPU %d", l.Index)
 	if l.MIG != (gpu.MIGDevice{}) {
 		name = fmt.Sprintf("MIG device %d:%d", l.Index, l.MIG.Index)

@@ -83,7 +83,7 @@ func (s *service) setView(r plan.Resource, t *prefer.Topology) {
 		chooser: sync.OnceValue(func() *prefer.Chooser {
 			parts := make([]prefer.Device, 0, len(r.Devices))
 			for _, d := range r.Devices {
-				parts = append(parts, prefer.Device{ID: d.ID, GPU: d.GPU, Late: !d.Healthy()})
+				parts = append(parts, prefer.Device{ID: d.ID, GPU: d.GPU, LastResort: !d.Healthy()})
 			}
 			return prefer.New(t, parts, prefer.Options{Policy: policy(settings, r)})
 		}),
@@ -139,7 +139,7 @@ func (s *service) run(ctx context.Context) error {
 			Ready:      s.ready,
 			Idle:       s.empty.Load,
 			Report:     s.setKubelet,
-			Registered: func(err error) { p.meters.Registration(s.resource, err) },
+			Registered: func(err error) { p.meters.CountRegistration(s.resource, err) },
 		}, s.server, ln, func(ln *net.UnixListener) bool { return p.keepSocket(s, ln) })
 		if err != nil || ctx.Err() != nil {
 			return err
@@ -198,7 +198,7 @@ func (p *Plugin) keepSocket(s *service, ln *net.UnixListener) bool {
 func (s *service) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	began := time.Now()
 	resp, err := s.view.Load().allocate().Allocate(ids)
-	s.plugin.meters.Allocated(s.resource, time.Since(began), err)
+	s.plugin.meters.ObserveAllocation(s.resource, time.Since(began), err)
 	if err != nil {
 		s.plugin.journal.Refused(s.resource, status.Code(err).String(), status.Convert(err).Message(), time.Now())
 	}
@@ -211,12 +211,12 @@ func (s *service) Prefer(available, include []string, size int) ([]string, error
 	began := time.Now()
 	chooser := s.view.Load().chooser()
 	ids, err := chooser.Prefer(available, include, size)
-	s.plugin.meters.Preferred(s.resource, time.Since(began))
+	s.plugin.meters.ObservePreference(s.resource, time.Since(began))
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, fmt.Sprintf("prefer devices of %s: %v", s.resource, err))
 	}
 	if ratio, ok := chooser.Rate(ids); ok {
-		s.plugin.meters.Score(s.resource, ratio)
+		s.plugin.meters.ObserveScore(s.resource, ratio)
 	}
 	return ids, nil
 }

@@ -62,7 +62,7 @@ func (p *Plugin) configure(s Settings) error {
 		p.replace.Store(true)
 		return err
 	}
-	p.meters.Reloaded(nil)
+	p.meters.CountReload(nil)
 	p.reportSettings(s)
 	p.update(func() {
 		p.refused = nil
@@ -75,7 +75,7 @@ func (p *Plugin) configure(s Settings) error {
 }
 
 // reportSettings sets the metrics of the configuration in force.
-func (p *Plugin) reportSettings(s Settings) { p.meters.Configured(s.Hash, s.Name, ignored(s.Ignored)) }
+func (p *Plugin) reportSettings(s Settings) { p.meters.SetConfig(s.Hash, s.Name, ignored(s.Ignored)) }
 
 // ignored returns as many of the keys as metrics and the state file have room for. The
 // log has all of them.
@@ -104,7 +104,7 @@ func (p *Plugin) needsNewProcess(c *config.Config) error {
 // refuse records why a configuration is not put into force. The one in force stays.
 func (p *Plugin) refuse(err error) {
 	if !errors.Is(err, ErrNotChosen) {
-		p.meters.Reloaded(err)
+		p.meters.CountReload(err)
 	}
 	p.update(func() { p.refused = err })
 }

@@ -17,7 +17,7 @@ import (
 func (p *Plugin) watchToolkit(ctx context.Context) error {
 	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.Toolkit), p.boot, func(s nodestate.State, err error) {
 		p.mu.Lock()
-		now := hindrance.NamingOf(s, err).After(p.toolkitNaming)
+		now := hindrance.NamingOf(s, err).MergeAfter(p.toolkitNaming)
 		same, named := reflect.DeepEqual(now, p.toolkitNaming), now.SameNames(p.toolkitNaming)
 		p.mu.Unlock()
 		if !same {
@@ -35,23 +35,23 @@ func (p *Plugin) watchToolkit(ctx context.Context) error {
 // readToolkit reads the toolkit's current state, so that the first list does not offer
 // devices that the toolkit has denied.
 func (p *Plugin) readToolkit() {
-	p.toolkitNaming = hindrance.NamingOf(nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)).After(p.toolkitNaming)
+	p.toolkitNaming = hindrance.NamingOf(nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)).MergeAfter(p.toolkitNaming)
 }
 
 // applyNaming uses the toolkit's naming if devices are handed out by CDI names: the
 // NVIDIA container runtime needs none. p.mu is held.
 func (p *Plugin) applyNaming() {
-	before, now := p.cdi.Trouble(), p.toolkitNaming
+	before, now := p.cdi.Problem(), p.toolkitNaming
 	if !p.settings.Flags.Plugin.CDI() {
 		now = hindrance.Naming{}
 	}
 	p.cdi = now
 	switch {
-	case before == now.Trouble():
-	case now.Trouble() == "":
+	case before == now.Problem():
+	case now.Problem() == "":
 		p.cfg.Log.Info("the toolkit has published the devices' CDI names")
 	default:
-		p.cfg.Log.Warn("containers may not get the GPUs that they are allocated", "reason", string(hindrance.ReasonCDI), "message", now.Trouble())
+		p.cfg.Log.Warn("containers may not get the GPUs that they are allocated", "reason", string(hindrance.ReasonCDI), "message", now.Problem())
 	}
 }
 
@@ -73,7 +73,7 @@ func (p *Plugin) watchMPS(ctx context.Context) error {
 // held.
 func (p *Plugin) markUnallocatable(resources []plan.Resource) {
 	read := p.snapshot.Driver.Version != ""
-	now := p.unallocatable.Mark(resources, hindrance.Node{
+	now := p.unallocatable.MarkDevices(resources, hindrance.Node{
 		Config: p.settings, Host: p.host, Read: read, Names: p.cdi, MPS: p.mps, Beside: p.onView != nil,
 	}, time.Now())
 	// Before the first snapshot the list holds remembered devices, not present ones.

@@ -38,8 +38,8 @@ type Options struct {
 type Device struct {
 	ID  string
 	GPU gpu.UUID // the physical GPU behind it
-	// Late means that the device is chosen only as a last resort: it is unhealthy.
-	Late bool
+	// LastResort means that the device is chosen only as a last resort: it is unhealthy.
+	LastResort bool
 }
 
 // Chooser chooses devices of a resource. It is never changed and may be used
@@ -76,7 +76,7 @@ func New(t *Topology, devices []Device, o Options) *Chooser {
 		if !seen[d.ID] {
 			seen[d.ID] = true
 			_, known := t.index[d.GPU]
-			parts[d.GPU] = append(parts[d.GPU], device{id: d.ID, late: d.Late || !known})
+			parts[d.GPU] = append(parts[d.GPU], device{id: d.ID, late: d.LastResort || !known})
 		}
 	}
 	for id := range parts {

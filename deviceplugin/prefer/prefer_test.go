@@ -86,7 +86,7 @@ func TestUnhealthyDevicesAreChosenLast(t *testing.T) {
 		broken := s.Devices[rapid.IntRange(0, len(s.Devices)-1).Draw(t, "broken")].UUID
 		var sound []string
 		for i, d := range devices {
-			devices[i].Late = d.GPU == broken
+			devices[i].LastResort = d.GPU == broken
 			if d.GPU != broken {
 				sound = append(sound, d.ID)
 			}

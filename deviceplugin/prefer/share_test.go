@@ -158,7 +158,7 @@ func TestStrictAppliesToUnhealthyDevices(t *testing.T) {
 	s := gputest.Node("l40s", 4)
 	devices := parts(s, 2)
 	for i := range devices {
-		devices[i].Late = devices[i].GPU == gputest.GPU(1)
+		devices[i].LastResort = devices[i].GPU == gputest.GPU(1)
 	}
 	s.Devices = s.Devices[1:]
 	c := prefer.New(prefer.NewTopology(s), devices, prefer.Options{Strict: true})

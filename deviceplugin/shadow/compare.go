@@ -60,7 +60,7 @@ func (t table) names(id gpu.UUID, all map[string]bool) []string {
 type comparison struct {
 	ours, theirs table
 	names        map[string]bool // of resources
-	leftOut      map[gpu.UUID]plan.Left
+	leftOut      map[gpu.UUID]plan.LeftOut
 	holders      map[part][]string
 	maxSeen      map[part]int // the most IDs of each part that the kubelet has had
 	checkpoint   bool
@@ -70,13 +70,13 @@ type comparison struct {
 // compare lists the differences in what is advertised. maxSeen is the largest number of
 // healthy IDs of each part that the kubelet has had.
 func compare(o Ours, t Theirs, maxSeen map[part]int) []Difference {
-	c := comparison{ours: table{}, theirs: listTheirs(o, t), maxSeen: maxSeen, leftOut: map[gpu.UUID]plan.Left{}, holders: map[part][]string{}, checkpoint: t.Checkpoint}
+	c := comparison{ours: table{}, theirs: listTheirs(o, t), maxSeen: maxSeen, leftOut: map[gpu.UUID]plan.LeftOut{}, holders: map[part][]string{}, checkpoint: t.Checkpoint}
 	for _, r := range o.Plan.Resources {
 		for _, d := range r.Devices {
 			c.ours.add(r.Name, d.ID, func(l *entry) { l.device = d })
 		}
 	}
-	for _, l := range o.Plan.Left {
+	for _, l := range o.Plan.LeftOut {
 		id := l.GPU
 		if l.MIG.UUID != "" {
 			id = l.MIG.UUID

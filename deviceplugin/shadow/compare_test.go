@@ -24,11 +24,11 @@ const whole = "version: v1\n"
 func oursWith(t require.TestingT, text string, s gpu.Snapshot, events ...gpu.Event) Ours {
 	c, _, err := config.Parse([]byte(text), "c.yaml", config.Options{})
 	require.NoError(t, err)
-	h := health.New(gpu.Fault{}).See(s, now).Watching(now)
+	h := health.New(gpu.Fault{}).ApplySnapshot(s, now).Watching(now)
 	for _, e := range events {
-		h = h.Hear(e, now)
+		h = h.ApplyEvent(e, now)
 	}
-	return Ours{plan.Make(c, s, h), s}
+	return Ours{plan.Compute(c, s, h), s}
 }
 
 // kubeletOf returns what the kubelet would know from a plugin that behaves like ours.
@@ -200,8 +200,8 @@ func TestEqualPluginsDoNotDiffer(t *testing.T) {
 			theirs.Devices[name] = rapid.Permutation(theirs.Devices[name]).Draw(t, name)
 		}
 		var h History
-		require.Empty(t, h.Look(o, theirs, now))
-		require.Empty(t, h.Look(o, theirs, now))
+		require.Empty(t, h.Compare(o, theirs, now))
+		require.Empty(t, h.Compare(o, theirs, now))
 	})
 }
 

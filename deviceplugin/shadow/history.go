@@ -18,8 +18,8 @@ type History struct {
 	placements placements
 }
 
-// Look compares the current states.
-func (h *History) Look(o Ours, t Theirs, now time.Time) []Difference {
+// Compare compares the current states.
+func (h *History) Compare(o Ours, t Theirs, now time.Time) []Difference {
 	found := append(compare(o, t, h.maxSeen), h.placements.update(o, t, now)...)
 	first := map[Difference]time.Time{}
 	var all []Difference

@@ -16,30 +16,30 @@ func TestDeviceSeenBeforeCountsAsUnhealthy(t *testing.T) {
 	s := gputest.Node("h100-sxm", 2)
 	o, theirs := oursWith(t, whole, s), kubeletOf(oursWith(t, whole, s))
 	var h History
-	require.Empty(t, h.Look(o, theirs, now))
+	require.Empty(t, h.Compare(o, theirs, now))
 	less := Theirs{Devices: map[string][]Device{"nvidia.com/gpu": theirs.Devices["nvidia.com/gpu"][:1]}}
-	require.Equal(t, []string{"health nvidia.com/gpu 1: Healthy / Unhealthy"}, summaries(h.Look(o, less, now)))
-	require.Equal(t, []string{"resource nvidia.com/gpu: 2 devices / none"}, summaries(h.Look(o, Theirs{}, now)), "a plugin that is gone is one thing")
+	require.Equal(t, []string{"health nvidia.com/gpu 1: Healthy / Unhealthy"}, summaries(h.Compare(o, less, now)))
+	require.Equal(t, []string{"resource nvidia.com/gpu: 2 devices / none"}, summaries(h.Compare(o, Theirs{}, now)), "a plugin that is gone is one thing")
 }
 
 func TestMissingReplicasCountAsUnhealthy(t *testing.T) {
 	o := oursWith(t, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}", gputest.Node("h100-sxm", 1))
 	theirs := kubeletOf(o)
 	var h History
-	require.Empty(t, h.Look(o, theirs, now))
+	require.Empty(t, h.Compare(o, theirs, now))
 	theirs.Devices["nvidia.com/gpu"] = theirs.Devices["nvidia.com/gpu"][1:]
-	require.Equal(t, []string{"health nvidia.com/gpu 0: Healthy / 9 of 10 given away"}, summaries(h.Look(o, theirs, now)))
+	require.Equal(t, []string{"health nvidia.com/gpu 0: Healthy / 9 of 10 given away"}, summaries(h.Compare(o, theirs, now)))
 }
 
 func TestSettleIgnoresMomentaryDifferences(t *testing.T) {
 	s := gputest.Node("h100-sxm", 2)
 	o, theirs := oursWith(t, whole, s, gputest.XID(gputest.GPU(1), 79)), kubeletOf(oursWith(t, whole, s))
 	h := History{Settle: true}
-	require.Empty(t, h.Look(o, theirs, now))
-	first := h.Look(o, theirs, now.Add(time.Second))
+	require.Empty(t, h.Compare(o, theirs, now))
+	first := h.Compare(o, theirs, now.Add(time.Second))
 	require.Len(t, first, 1)
-	require.Empty(t, h.Look(o, kubeletOf(o), now.Add(2*time.Second)))
-	require.Empty(t, h.Look(o, theirs, now.Add(3*time.Second)), "and begins anew")
+	require.Empty(t, h.Compare(o, kubeletOf(o), now.Add(2*time.Second)))
+	require.Empty(t, h.Compare(o, theirs, now.Add(3*time.Second)), "and begins anew")
 
 	began, ended := Changes(nil, first)
 	require.Equal(t, first, began)
@@ -79,7 +79,7 @@ func TestDistantGPUsOfAContainerAreReported(t *testing.T) {
 	theirs := kubeletOf(o)
 	look := func(h *History, holdings ...Holding) []Difference {
 		theirs.Holdings = holdings
-		return h.Look(o, theirs, now)
+		return h.Compare(o, theirs, now)
 	}
 	t.Run("is told", func(t *testing.T) {
 		h := History{Settle: true}
@@ -131,7 +131,7 @@ func TestUnhealthyGPUIsNotPreferred(t *testing.T) {
 func TestUnlistedPartsAreForgotten(t *testing.T) {
 	var h History
 	for i := range 3 * maxParts {
-		h.Look(Ours{}, Theirs{Devices: map[string][]Device{"nvidia.com/mig-1g.10gb": {{ID: fmt.Sprint("MIG-", i)}}}}, now)
+		h.Compare(Ours{}, Theirs{Devices: map[string][]Device{"nvidia.com/mig-1g.10gb": {{ID: fmt.Sprint("MIG-", i)}}}}, now)
 		require.LessOrEqual(t, len(h.maxSeen), maxParts+1)
 	}
 }
@@ -141,5 +141,5 @@ func TestReplicasHaveNoPlacementDifference(t *testing.T) {
 	theirs := kubeletOf(o)
 	theirs.Holdings = []Holding{{"default", "a", "main", "nvidia.com/gpu", []string{string(gputest.GPU(0)) + "::0", string(gputest.GPU(5)) + "::0"}}}
 	var h History
-	require.Empty(t, h.Look(o, theirs, now))
+	require.Empty(t, h.Compare(o, theirs, now))
 }

@@ -37,10 +37,10 @@ type Kubelet struct {
 	Plugins      string // the folder of device plugins
 }
 
-// Ask queries the PodResources API, version 1, once. If the kubelet does not serve
+// Query queries the PodResources API, version 1, once. If the kubelet does not serve
 // GetAllocatableResources (before Kubernetes 1.28 its feature gate may be off), Ask
 // reads its checkpoint instead, which lists the healthy devices too.
-func (k Kubelet) Ask(ctx context.Context) (Theirs, error) {
+func (k Kubelet) Query(ctx context.Context) (Theirs, error) {
 	if info, err := os.Stat(k.PodResources); err != nil {
 		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %w; is its folder mounted, or is the socket elsewhere (--pod-resources-socket)?", err)
 	} else if info.Mode().Type() != fs.ModeSocket {

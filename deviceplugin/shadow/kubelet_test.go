@@ -73,18 +73,18 @@ func TestCheckpointReplacesMissingAllocatableResources(t *testing.T) {
 	dir := folder(t)
 	k := Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}
 	serve(t, k.PodResources, oldKubelet{})
-	_, err := k.Ask(soon(t))
+	_, err := k.Query(soon(t))
 	require.ErrorContains(t, err, "GetAllocatableResources")
 	require.ErrorContains(t, err, "kubelet_internal_checkpoint: no such file")
 	require.NoError(t, syscall.Mkfifo(filepath.Join(dir, checkpointName), 0o600))
-	_, err = k.Ask(soon(t))
+	_, err = k.Query(soon(t))
 	require.ErrorContains(t, err, "no regular file", "nobody writes into it, and nobody is waited for")
 	require.NoError(t, os.Remove(filepath.Join(dir, checkpointName)))
 
 	data, err := kubelettest.Checkpoint{Registered: map[string][]string{"nvidia.com/gpu": {"GPU-a", "GPU-b"}, "nvidia.com/gone": {}}}.Bytes()
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, checkpointName), data, 0o600))
-	theirs, err := k.Ask(soon(t))
+	theirs, err := k.Query(soon(t))
 	require.NoError(t, err)
 	require.True(t, theirs.Checkpoint)
 	require.Equal(t, map[string][]Device{"nvidia.com/gpu": {{ID: "GPU-a"}, {ID: "GPU-b"}}}, theirs.Devices)
@@ -97,10 +97,10 @@ func TestCheckpointReplacesMissingAllocatableResources(t *testing.T) {
 
 func TestMissingKubeletIsAnError(t *testing.T) {
 	dir := folder(t)
-	_, err := Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}.Ask(soon(t))
+	_, err := Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}.Query(soon(t))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "kubelet.sock"), nil, 0o600))
-	_, err = Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}.Ask(soon(t))
+	_, err = Kubelet{PodResources: filepath.Join(dir, "kubelet.sock"), Plugins: dir}.Query(soon(t))
 	require.ErrorContains(t, err, "is not a socket")
 }
 
@@ -147,7 +147,7 @@ func TestCheckpointWithManyPods(t *testing.T) {
 	data, err := kubelettest.Checkpoint{Registered: map[string][]string{"nvidia.com/gpu": {"GPU-a"}}}.Bytes()
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, checkpointName), data, 0o600))
-	theirs, err := k.Ask(soon(t))
+	theirs, err := k.Query(soon(t))
 	require.NoError(t, err)
 	require.True(t, theirs.Checkpoint)
 	require.Len(t, theirs.Holdings, 1)

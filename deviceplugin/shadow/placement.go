@@ -90,7 +90,7 @@ func comparePlacement(o Ours, h Holding, free []string, watched bool) (Differenc
 			return Difference{}, false
 		}
 		known[d.ID] = true
-		devices = append(devices, prefer.Device{ID: d.ID, GPU: d.GPU, Late: !d.Healthy()})
+		devices = append(devices, prefer.Device{ID: d.ID, GPU: d.GPU, LastResort: !d.Healthy()})
 	}
 	if slices.ContainsFunc(h.IDs, func(id string) bool { return !known[id] }) {
 		return Difference{}, false // reported as another difference

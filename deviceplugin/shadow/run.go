@@ -60,8 +60,8 @@ func New(cfg Config, reg prometheus.Registerer) *Shadow {
 	return s
 }
 
-// See sets what ours would advertise now.
-func (s *Shadow) See(o Ours) {
+// SetOurs sets what ours would advertise now.
+func (s *Shadow) SetOurs(o Ours) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ours == nil {
@@ -70,9 +70,9 @@ func (s *Shadow) See(o Ours) {
 	s.ours, s.absent = &o, nil
 }
 
-// Absent sets why there is no driver, and so nothing to compare. idle means that none
+// SetAbsent sets why there is no driver, and so nothing to compare. idle means that none
 // is needed: the node has no GPU.
-func (s *Shadow) Absent(why error, idle bool) {
+func (s *Shadow) SetAbsent(why error, idle bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ours == nil {
@@ -116,7 +116,7 @@ func (s *Shadow) Watch(ctx context.Context) error {
 		ours := s.recordQuery(err)
 		if err == nil {
 			looks++
-			found := history.Look(ours, theirs, time.Now())
+			found := history.Compare(ours, theirs, time.Now())
 			s.report(before, found)
 			before = found
 			if looks == 2 { // the first complete one

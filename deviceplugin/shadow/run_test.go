@@ -77,14 +77,14 @@ func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- s.Watch(ctx) }()
 
-	s.Absent(errors.New("waiting for a driver"), false)
+	s.SetAbsent(errors.New("waiting for a driver"), false)
 	require.EqualError(t, s.Ready(), "waiting for a driver")
-	s.Absent(errors.New("no GPU"), true)
+	s.SetAbsent(errors.New("no GPU"), true)
 	require.NoError(t, s.Ready())
 
 	node := gputest.Node("h100-sxm", 2)
 	sound, broken := oursWith(t, whole, node), oursWith(t, whole, node, gputest.XID(gputest.GPU(1), 79))
-	s.See(broken)
+	s.SetOurs(broken)
 	require.EqualError(t, s.Ready(), "the kubelet has not been queried yet")
 	for range 4 {
 		k.responses <- response{theirs: kubeletOf(sound)}
@@ -93,7 +93,7 @@ func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
 		k.responses <- response{err: errors.New("connection refused")}
 	}
 	k.responses <- response{theirs: kubeletOf(sound)}
-	s.See(sound)
+	s.SetOurs(sound)
 	k.responses <- response{theirs: kubeletOf(sound)}
 	k.responses <- response{theirs: kubeletOf(sound)} // the one before is through with
 	cancel()
@@ -122,7 +122,7 @@ func TestReportTableAndJSON(t *testing.T) {
 	o, theirs := oursWith(t, whole, node, gputest.XID(gputest.GPU(1), 79)), kubeletOf(oursWith(t, whole, node))
 	theirs.Holdings = []Holding{holding("a", 1), {"default", "b", "main", "example.com/nic", []string{"0", "1"}}}
 	var h History
-	report := NewReport(o, theirs, h.Look(o, theirs, now), now)
+	report := NewReport(o, theirs, h.Compare(o, theirs, now), now)
 
 	var out bytes.Buffer
 	require.NoError(t, report.Table(&out))

@@ -63,7 +63,7 @@ func (r *Request) name() string {
 
 // fail returns err as an Error with ReasonBuildFailed.
 func (r *Request) fail(err error) error {
-	return output.Refuse("build "+r.name(), err)
+	return output.BuildError("build "+r.name(), err)
 }
 
 // Compile compiles the wanted modules and returns a new folder below r.Work that holds only

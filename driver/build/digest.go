@@ -23,7 +23,7 @@ func Digest(ctx context.Context, r Request) (string, error) {
 	}
 	source := r.SourceDigest
 	if source == "" {
-		if source, err = folder.DigestOf(ctx, r.Source); err != nil {
+		if source, err = folder.DigestFolder(ctx, r.Source); err != nil {
 			return "", err
 		}
 	}

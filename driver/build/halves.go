@@ -64,12 +64,12 @@ func SignHalves(ctx context.Context, l link.Request, key sign.Key) (err error) {
 	if err != nil {
 		return err
 	}
-	return errors.Join(KeepSignatures(l.Halves, linked, key), os.RemoveAll(linked))
+	return errors.Join(StoreSignatures(l.Halves, linked, key), os.RemoveAll(linked))
 }
 
-// KeepSignatures signs the modules in a folder and stores the signatures with the halves from
+// StoreSignatures signs the modules in a folder and stores the signatures with the halves from
 // which they were linked. It runs no program.
-func KeepSignatures(halves, linked string, key sign.Key) error {
+func StoreSignatures(halves, linked string, key sign.Key) error {
 	all, err := link.Read(halves)
 	if err != nil {
 		return err

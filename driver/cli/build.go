@@ -60,14 +60,14 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	o.DurationVar(&r.Timeout, "timeout", time.Hour, "after which the build has failed")
 	o.Format(&o.logFormat)
 	o.addOutput(&format)
-	if err := errors.Join(o.Read(args), o.Lone(), checkOutput(format)); err != nil {
+	if err := errors.Join(o.Read(args), o.RefuseArgs(), checkOutput(format)); err != nil {
 		return err
 	}
 	if r.Source == "" || out == "" {
-		return program.Wrong("build needs --source and --out; see gpu-driver build --help")
+		return program.UsageErrorf("build needs --source and --out; see gpu-driver build --help")
 	}
 	if tools != "" && !r.Halves || linked != "" && tools == "" {
-		return program.Wrong("--tools goes with --halves, and --linked with --tools")
+		return program.UsageErrorf("--tools goes with --halves, and --linked with --tools")
 	}
 	if err := o.checkSources(); err != nil {
 		return err

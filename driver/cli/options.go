@@ -101,16 +101,16 @@ func (o *options) addSigning() {
 // checkSources rejects flags that contradict each other.
 func (o *options) checkSources() error {
 	if o.signKey != "" && o.signCertificate == "" {
-		return program.Wrong("--sign-key needs --sign-certificate, by which the kernel knows the key")
+		return program.UsageErrorf("--sign-key needs --sign-certificate, by which the kernel knows the key")
 	}
 	if o.repository == "" {
 		return nil
 	}
 	if err := image.CheckRepository(o.repository); err != nil {
-		return program.Wrong("--prebuild-repository: %w", err)
+		return program.UsageErrorf("--prebuild-repository: %w", err)
 	}
 	if _, err := drivertag.Tag(o.version, "6.1", o.osTag); err != nil {
-		return program.Wrong("--prebuild-repository needs --driver-version and --os-tag, of which the tags of its images are made: %w", err)
+		return program.UsageErrorf("--prebuild-repository needs --driver-version and --os-tag, of which the tags of its images are made: %w", err)
 	}
 	return nil
 }
@@ -128,16 +128,16 @@ func (o *options) addPlaces() {
 func (o *options) survey() (serve.Survey, func(), error) {
 	for flag, path := range map[string]string{"image-root": o.imageRoot, "kernel-modules": o.modules, "conf-dir": o.conf} {
 		if !filepath.IsAbs(path) {
-			return serve.Survey{}, nil, program.Wrong("--%s: %q is no absolute path", flag, path)
+			return serve.Survey{}, nil, program.UsageErrorf("--%s: %q is no absolute path", flag, path)
 		}
 	}
 	kind, err := kernel.ParseKind(o.kind)
 	if err != nil {
-		return serve.Survey{}, nil, program.Wrong("--kernel-module-type: %w", err)
+		return serve.Survey{}, nil, program.UsageErrorf("--kernel-module-type: %w", err)
 	}
 	if o.openOnly {
 		if kind == kernel.Proprietary {
-			return serve.Survey{}, nil, program.Wrong("--open-kernel-modules and --kernel-module-type proprietary contradict each other")
+			return serve.Survey{}, nil, program.UsageErrorf("--open-kernel-modules and --kernel-module-type proprietary contradict each other")
 		}
 		kind = kernel.OpenKind
 	}
@@ -163,7 +163,7 @@ func (o *options) survey() (serve.Survey, func(), error) {
 func (o *options) driver(stderr io.Writer) (*serve.Driver, func(), error) {
 	for flag, path := range map[string]string{"root": o.root, "state-dir": o.stateDir, "output-dir": o.outputDir} {
 		if !filepath.IsAbs(path) {
-			return nil, nil, program.Wrong("--%s: %q is no absolute path", flag, path)
+			return nil, nil, program.UsageErrorf("--%s: %q is no absolute path", flag, path)
 		}
 	}
 	if err := o.checkSources(); err != nil {
@@ -200,5 +200,5 @@ func refused(err error) error {
 	if !is {
 		return err
 	}
-	return program.End(exitRefused, fmt.Errorf("%s: %w", e.Reason, err))
+	return program.WithExitCode(exitRefused, fmt.Errorf("%s: %w", e.Reason, err))
 }

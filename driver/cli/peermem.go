@@ -26,7 +26,7 @@ func reloadPeermem(ctx context.Context, args []string, stdout, stderr io.Writer)
 	o.addText(&p.Work, "build-dir", "BUILD_DIR", "/var/tmp/gpu-driver", "folder in which modules are built")
 	o.addText(&p.NetworkReady, "network-ready", "NETWORK_READY_FILE", "/run/mellanox/drivers/.driver-ready", "file by which the container of the network's driver says that it is loaded")
 	o.addSwitch(&p.HostNetwork, "use-host-mofed", "USE_HOST_MOFED", "the network's driver is the host's own: it is loaded when the kernel has mlx5_core")
-	if err := errors.Join(o.Read(args), o.Lone()); err != nil {
+	if err := errors.Join(o.Read(args), o.RefuseArgs()); err != nil {
 		return err
 	}
 	var err error
@@ -58,13 +58,13 @@ Examples:
 
 func probePeermem(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o := newOptions("probe_nvidia_peermem", probePeermemUsage, stdout)
-	if err := errors.Join(o.Read(args), o.Lone()); err != nil {
+	if err := errors.Join(o.Read(args), o.RefuseArgs()); err != nil {
 		return err
 	}
 	p := serve.Peermem{Survey: serve.Survey{System: kernel.Host}}
 	err := p.CheckLoaded()
 	if _, is := errors.AsType[*kernel.Error](err); is {
-		err = program.End(exitNotReady, err)
+		err = program.WithExitCode(exitNotReady, err)
 	}
 	return err
 }

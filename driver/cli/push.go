@@ -40,11 +40,11 @@ func share(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	o.BoolVar(&programOnly, "program-only", false, "leave the sources out")
 	o.addImageRoot()
 	o.addSourceDir()
-	if err := errors.Join(o.Read(args), o.Lone()); err != nil {
+	if err := errors.Join(o.Read(args), o.RefuseArgs()); err != nil {
 		return err
 	}
 	if to == "" {
-		return program.Wrong("share needs --to; see gpu-driver share --help")
+		return program.UsageErrorf("share needs --to; see gpu-driver share --help")
 	}
 	from := ""
 	if !programOnly {
@@ -94,12 +94,12 @@ func push(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	o.addImageRoot()
 	o.addSourceDir()
 	o.addOutput(&format)
-	if err := errors.Join(o.Read(args), o.Lone(), checkOutput(format)); err != nil {
+	if err := errors.Join(o.Read(args), o.RefuseArgs(), checkOutput(format)); err != nil {
 		return err
 	}
 	for flag, value := range map[string]string{"modules": dir, "kernel": release, "base": o.image, "repository": o.repository} {
 		if value == "" {
-			return program.Wrong("push needs --%s; see gpu-driver push --help", flag)
+			return program.UsageErrorf("push needs --%s; see gpu-driver push --help", flag)
 		}
 	}
 	if err := o.checkSources(); err != nil {
@@ -201,7 +201,7 @@ func (o *options) describeModules(dir string, byKind map[kernel.Kind]kernel.File
 
 func (o *options) describeHalves(dir string, m *image.Modules) error {
 	if o.signKey != "" || o.signCertificate != "" {
-		return program.Wrong("%s has halves of modules, which are signed where they are built: gpu-driver build --halves --sign-key", dir)
+		return program.UsageErrorf("%s has halves of modules, which are signed where they are built: gpu-driver build --halves --sign-key", dir)
 	}
 	all, err := link.Read(dir)
 	if err != nil {
@@ -227,6 +227,6 @@ func (o *options) addSourcesDigest(ctx context.Context, m *image.Modules) error 
 	if !serve.IsSource(source) {
 		return nil
 	}
-	m.Sources, err = folder.DigestOf(ctx, source)
+	m.Sources, err = folder.DigestFolder(ctx, source)
 	return err
 }

@@ -60,14 +60,14 @@ func sideCar(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	o.addText(&o.shared, "toolkit-dir", "DRIVER_TOOLKIT_SHARED_DIR", toolkit.Dir, "folder that is shared with the driver container")
 	o.addText(&o.headers, "headers-root", "HEADERS_ROOT", "/", "folder below which the kernel's headers are installed")
 	o.Format(&o.logFormat)
-	if err := errors.Join(o.Read(args), o.Lone()); err != nil {
+	if err := errors.Join(o.Read(args), o.RefuseArgs()); err != nil {
 		return err
 	}
 	log, err := program.Log(stderr, "driver-toolkit", o.logFormat, "")
 	if err != nil {
 		return err
 	}
-	s := toolkit.SideCar{Dir: o.shared, Root: o.headers, Log: log}
+	s := toolkit.Builder{Dir: o.shared, Root: o.headers, Log: log}
 	return refused(s.Run(ctx))
 }
 
@@ -100,7 +100,7 @@ func unload(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 
 // withDriver parses the command line and runs f with the driver that it describes.
 func (o *options) withDriver(args []string, stderr io.Writer, f func(*serve.Driver) error) error {
-	if err := errors.Join(o.Read(args), o.Lone()); err != nil {
+	if err := errors.Join(o.Read(args), o.RefuseArgs()); err != nil {
 		return err
 	}
 	d, closeAll, err := o.driver(stderr)

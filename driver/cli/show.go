@@ -25,7 +25,7 @@ func (o *options) addOutput(to *string) {
 
 func checkOutput(format string) error {
 	if format != "table" && format != "json" {
-		return program.Wrong("--output %q: want table or json", format)
+		return program.UsageErrorf("--output %q: want table or json", format)
 	}
 	return nil
 }
@@ -79,7 +79,7 @@ func check(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o.addSurvey()
 	format := ""
 	o.addOutput(&format)
-	if err := errors.Join(o.Read(args), o.Lone(), checkOutput(format)); err != nil {
+	if err := errors.Join(o.Read(args), o.RefuseArgs(), checkOutput(format)); err != nil {
 		return err
 	}
 	p, err := o.plan()
@@ -119,7 +119,7 @@ func (o *options) plan() (plan, error) {
 	if err != nil {
 		return p, err
 	}
-	found, err := s.Take()
+	found, err := s.Snapshot()
 	for _, g := range found.GPUs {
 		p.GPUs = append(p.GPUs, fmt.Sprintf("%s 10de:%04x", g.Address, g.Device))
 	}
@@ -222,7 +222,7 @@ func status(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o.addState()
 	format := ""
 	o.addOutput(&format)
-	if err := errors.Join(o.Read(args), o.Lone(), checkOutput(format)); err != nil {
+	if err := errors.Join(o.Read(args), o.RefuseArgs(), checkOutput(format)); err != nil {
 		return err
 	}
 	s, err := o.state()
@@ -244,7 +244,7 @@ func status(_ context.Context, args []string, stdout, _ io.Writer) error {
 		}
 	}
 	if err == nil && s.Phase != nodestate.Ready {
-		err = program.End(exitNotReady, program.ErrSaid)
+		err = program.WithExitCode(exitNotReady, program.ErrReported)
 	}
 	return err
 }
@@ -259,13 +259,13 @@ Examples:
 func probe(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o := newOptions("probe", probeUsage, stdout)
 	o.addState()
-	if err := errors.Join(o.Read(args), o.Lone()); err != nil {
+	if err := errors.Join(o.Read(args), o.RefuseArgs()); err != nil {
 		return err
 	}
 	s, err := o.state()
 	quiet := s.Phase == nodestate.Waiting && s.Reason == kernel.ReasonNoDevice
 	if err == nil && s.Phase != nodestate.Ready && !quiet {
-		err = program.End(exitNotReady, fmt.Errorf("%s: %s: %s", s.Phase, s.Reason, s.Message))
+		err = program.WithExitCode(exitNotReady, fmt.Errorf("%s: %s: %s", s.Phase, s.Reason, s.Message))
 	}
 	return err
 }
@@ -274,7 +274,7 @@ func probe(_ context.Context, args []string, stdout, _ io.Writer) error {
 func (o *options) state() (nodestate.State, error) {
 	s, err := nodestate.Read(filepath.Join(o.stateDir, string(nodestate.Driver)))
 	if nodestate.IsAbsent(err) {
-		return s, program.End(exitNotReady, fmt.Errorf("no driver has published its state since this node was booted: %w", err))
+		return s, program.WithExitCode(exitNotReady, fmt.Errorf("no driver has published its state since this node was booted: %w", err))
 	}
 	return s, err
 }
@@ -295,7 +295,7 @@ func modinfo(_ context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	if o.NArg() == 0 {
-		return program.Wrong("modinfo of which file? Name one or more modules")
+		return program.UsageErrorf("modinfo of which file? Name one or more modules")
 	}
 	all := []kernel.Info{}
 	for _, file := range o.Args() {

@@ -35,8 +35,8 @@ type Devices struct {
 	failed []error
 }
 
-// Errors returns why GPUs could not be initialised, one error with a Reason for each.
-func (d *Devices) Errors() []error {
+// Failures returns why GPUs could not be initialised, one error with a Reason for each.
+func (d *Devices) Failures() []error {
 	if d == nil {
 		return nil
 	}

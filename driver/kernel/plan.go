@@ -168,9 +168,9 @@ func (s System) Apply(ctx context.Context, steps []Step, log *slog.Logger) error
 	return nil
 }
 
-// Own lists the driver's modules in the order in which they can be unloaded: each before the
+// DriverModules lists the driver's modules in the order in which they can be unloaded: each before the
 // modules that it uses.
-var Own = []string{"nvidia_peermem", "nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia_vgpu_vfio", "nvidia"}
+var DriverModules = []string{"nvidia_peermem", "nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia_vgpu_vfio", "nvidia"}
 
 // UnloadAll unloads the driver's loaded modules. It stops at a module that a process or another
 // module uses; modules before it stay unloaded.
@@ -179,7 +179,7 @@ func (s System) UnloadAll(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range Own {
+	for _, name := range DriverModules {
 		if _, is := loaded[name]; !is {
 			continue
 		}
@@ -202,14 +202,14 @@ func (s System) Busy() error {
 	if err != nil {
 		return err
 	}
-	for _, name := range Own {
+	for _, name := range DriverModules {
 		l, is := loaded[name]
 		if !is {
 			continue
 		}
 		var others []string
 		for _, holder := range l.Holders {
-			if !slices.Contains(Own, holder) {
+			if !slices.Contains(DriverModules, holder) {
 				others = append(others, holder)
 			}
 		}

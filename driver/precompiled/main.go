@@ -16,11 +16,11 @@ import (
 )
 
 func main() {
-	os.Exit(program.Signalled(func(ctx context.Context) int {
+	os.Exit(program.RunWithSignals(func(ctx context.Context) int {
 		return program.Program{
 			Name: "precompiled", Help: help,
 			Commands: []program.Command{
-				{Name: "image", Run: run(makeUsage, (*recipe.Settings).Make)},
+				{Name: "image", Run: run(makeUsage, (*recipe.Settings).Build)},
 				{Name: "push", Run: run(pushUsage, (*recipe.Settings).Push)},
 			},
 		}.Run(ctx, os.Args[1:], os.Stdout, os.Stderr)
@@ -31,7 +31,7 @@ func main() {
 func run(usage string, do func(*recipe.Settings, context.Context) ([]recipe.Image, error)) func(context.Context, []string, io.Writer, io.Writer) error {
 	return func(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		o := newOptions(usage, stdout)
-		if err := errors.Join(o.Read(args), o.Lone()); err != nil {
+		if err := errors.Join(o.Read(args), o.RefuseArgs()); err != nil {
 			return err
 		}
 		s, err := o.settings(stderr)

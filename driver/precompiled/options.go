@@ -138,10 +138,10 @@ func (o *options) settings(stderr io.Writer) (*recipe.Settings, error) {
 	s.Packages, s.Modules = strings.Fields(o.packages), strings.Fields(o.modules)
 	s.Registry.Insecure = o.insecure
 	if o.output != "table" && o.output != "json" {
-		return nil, program.Wrong("--output: %q is neither table nor json", o.output)
+		return nil, program.UsageErrorf("--output: %q is neither table nor json", o.output)
 	}
 	if err := s.Complete(); err != nil {
-		return nil, program.Wrong("%w", err)
+		return nil, program.UsageErrorf("%w", err)
 	}
 	return s, nil
 }

@@ -16,10 +16,10 @@ const furnished = "/dev/shm/gpu-driver"
 // shared lists the folders of the container that programs of the image need.
 var shared = []string{"/proc", "/sys", "/dev", "/run", "/drivers", "/etc/nvidia", "/etc/nvidia-imex"}
 
-// Furnish returns a root for the driver's daemons: the content of the image's folder dir, with
+// Prepare returns a root for the driver's daemons: the content of the image's folder dir, with
 // the container's /proc, /sys, /dev, /run and configuration. The root is private to this
 // container. Furnish creates nothing in dir, which is mounted on the node.
-func Furnish(dir string) (string, error) {
+func Prepare(dir string) (string, error) {
 	if err := os.MkdirAll(furnished, 0o755); err != nil {
 		return "", err
 	}

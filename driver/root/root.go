@@ -60,7 +60,7 @@ func Show(dir, at string) (propagates bool, err error) {
 	if err := bind(dir, at, 0); err != nil {
 		return false, err
 	}
-	p, _, err := mount.On(at)
+	p, _, err := mount.TopAt(at)
 	return p.Shared, err
 }
 
@@ -94,7 +94,7 @@ func Mounted(at string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	_, there, err := mount.On(at)
+	_, there, err := mount.TopAt(at)
 	return there, err
 }
 

@@ -68,7 +68,7 @@ func TestDaemonRootIsPrivate(t *testing.T) {
 	dir := image(t, "/run/image", "1")
 	require.NoError(t, os.Symlink("usr/lib", filepath.Join(dir, "lib")))
 	for range 2 { // a program that is started again
-		at, err := Furnish(dir)
+		at, err := Prepare(dir)
 		require.NoError(t, err)
 		require.FileExists(t, filepath.Join(at, "lib/libcuda.so.1"))
 		require.FileExists(t, filepath.Join(at, "proc/self/status"))

@@ -69,7 +69,7 @@ func (v Survey) PlanDaemons() (daemons.Plan, error) {
 
 // startDaemons starts the driver's daemons and waits until the required ones are ready.
 func (d *Driver) startDaemons(ctx context.Context) (*runningDaemons, error) {
-	furnished, err := root.Furnish(d.Image.Dir())
+	furnished, err := root.Prepare(d.Image.Dir())
 	if err != nil {
 		return nil, err
 	}

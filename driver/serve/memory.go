@@ -56,7 +56,7 @@ func (d *Driver) adopts(s Snapshot) bool {
 	if json.Unmarshal(data, &m) != nil || m.BootID != d.boot || m.Digest != s.Digest {
 		return false
 	}
-	for _, name := range kernel.Own {
+	for _, name := range kernel.DriverModules {
 		l, is := s.Loaded[name]
 		if is && !d.System.Describe(l).Same(s.Files[name].Info) {
 			return false

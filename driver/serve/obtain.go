@@ -55,7 +55,7 @@ var errNothing = errors.New("there are no sources of modules")
 // findModules surveys the node. If the image has no modules for its kernel, it links them, takes
 // them from the node's cache, pulls them from the registry, or builds them, in this order.
 func (d *Driver) findModules(ctx context.Context) (Snapshot, error) {
-	s, err := d.Take()
+	s, err := d.Snapshot()
 	if !errors.Is(err, errNoModules) {
 		return s, err
 	}
@@ -72,7 +72,7 @@ func (d *Driver) findModules(ctx context.Context) (Snapshot, error) {
 	if d.Built, err = host.Open(d.Sources.Work); err != nil {
 		return s, err
 	}
-	return d.Take()
+	return d.Snapshot()
 }
 
 // order describes the modules to obtain.
@@ -121,7 +121,7 @@ func (d *Driver) newOrder(ctx context.Context, s Snapshot) (order, error) {
 		}
 	}
 	if o.builds {
-		o.Sources, err = folder.DigestOf(ctx, o.source)
+		o.Sources, err = folder.DigestFolder(ctx, o.source)
 	}
 	return o, err
 }
@@ -352,7 +352,7 @@ func (d *Driver) buildHere(ctx context.Context, o order) (string, error) {
 // buildInToolkit compiles the modules in the Driver Toolkit's container and returns a folder
 // with them.
 func (d *Driver) buildInToolkit(ctx context.Context, o order) (string, error) {
-	m := toolkit.Main{
+	m := toolkit.Client{
 		Dir: d.Sources.Toolkit, Program: "/proc/self/exe", Source: o.source, Work: filepath.Dir(o.to), Log: d.Log,
 		Request:      toolkit.Request{Release: o.Kernel, Version: o.Version, Kind: o.Kind, Modules: o.Names, Sources: o.Sources},
 		ImageMissing: os.Getenv("RHCOS_IMAGE_MISSING") == "true", OSVersion: os.Getenv("RHCOS_VERSION"),

@@ -72,7 +72,7 @@ func (p *Peermem) Reload(ctx context.Context) error {
 
 // plan returns the steps that load nvidia-peermem.
 func (p *Peermem) plan() ([]kernel.Step, error) {
-	s, err := p.Take()
+	s, err := p.Snapshot()
 	if err != nil {
 		return nil, err
 	}

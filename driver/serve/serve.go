@@ -32,7 +32,7 @@ const (
 	ReasonFailed     gpu.Reason = "DriverFailed"     // something on the node failed, such as a full disk
 	ReasonStopped    gpu.Reason = "DriverStopped"    // it was unloaded
 	ReasonUnattended gpu.Reason = "DriverUnattended" // it is loaded, but its container has ended
-	ReasonTaken      gpu.Reason = "DriverTaken"      // somebody else removed modules or the driver root
+	ReasonRemoved    gpu.Reason = "DriverTaken"      // somebody else removed modules or the driver root
 )
 
 // Config configures the driver to install, and its places on the node.
@@ -185,7 +185,7 @@ func (d *Driver) install(ctx context.Context, withDaemons bool) (Snapshot, error
 		return s, err
 	}
 	defer func() { _ = devices.Close() }()
-	for _, err := range devices.Errors() {
+	for _, err := range devices.Failures() {
 		d.Log.Warn("a GPU does not work", "err", err)
 	}
 	if withDaemons {
@@ -307,7 +307,7 @@ func (d *Driver) watch(ctx context.Context, s Snapshot) error {
 			err = d.checkRoot()
 		case <-again.C:
 			if err = d.check(s); err != nil {
-				err = &kernel.Error{Reason: ReasonTaken, Message: err.Error(), Err: err}
+				err = &kernel.Error{Reason: ReasonRemoved, Message: err.Error(), Err: err}
 			}
 		case <-d.daemons.changes():
 			err = d.publishDaemons(s)
@@ -327,7 +327,7 @@ func (d *Driver) watch(ctx context.Context, s Snapshot) error {
 func (d *Driver) checkRoot() error {
 	there, err := root.Mounted(d.Root)
 	if err == nil && !there {
-		err = &kernel.Error{Reason: ReasonTaken, Message: d.Root + ": the driver root was unmounted; restart gpu-driver to mount it again"}
+		err = &kernel.Error{Reason: ReasonRemoved, Message: d.Root + ": the driver root was unmounted; restart gpu-driver to mount it again"}
 	}
 	return err
 }

@@ -66,8 +66,8 @@ func (v Survey) CheckGPU() error {
 	return ErrNoGPU
 }
 
-// Take surveys the node and the image.
-func (v Survey) Take() (Snapshot, error) {
+// Snapshot surveys the node and the image.
+func (v Survey) Snapshot() (Snapshot, error) {
 	s := Snapshot{Image: v.Image, GPUs: v.gpus()}
 	var err error
 	if s.Release, err = v.System.Release(); err != nil {

@@ -36,8 +36,8 @@ const maxStarts = 3
 // touch(1) creates the file, and then sets its time.
 const sameStart = time.Second
 
-// Main implements the driver container's side.
-type Main struct {
+// Client implements the driver container's side.
+type Client struct {
 	Dir     string // the shared folder
 	Program string // the file of this program, which the side-car is to run
 	Source  string // the folder with the sources of the modules
@@ -62,7 +62,7 @@ type Main struct {
 // requested the same, it keeps the side-car's build, finished or not; a failed build is tried
 // again. It also keeps an empty driver_toolkit_broken: NVIDIA's side-car writes it once, and
 // then sleeps.
-func (m *Main) Prepare(ctx context.Context) error {
+func (m *Client) Prepare(ctx context.Context) error {
 	if m.ImageMissing {
 		return broken(nil, "OpenShift has no Driver Toolkit image for RHCOS %s (RHCOS_IMAGE_MISSING): look at oc get imagestream/driver-toolkit -n openshift, and mirror the tag that is missing; or use a driver image with precompiled modules for this kernel",
 			m.OSVersion)
@@ -75,13 +75,13 @@ func (m *Main) Prepare(ctx context.Context) error {
 	return explainFull(m.Dir, m.prepare(ctx, root))
 }
 
-func (m *Main) prepare(ctx context.Context, root *os.Root) error {
+func (m *Client) prepare(ctx context.Context, root *os.Root) error {
 	var err error
 	if m.Request.Program, err = folder.SumFile(m.Program); err != nil {
 		return err
 	}
 	if m.Request.Sources == "" {
-		if m.Request.Sources, err = folder.DigestOf(ctx, m.Source); err != nil {
+		if m.Request.Sources, err = folder.DigestFolder(ctx, m.Source); err != nil {
 			return err
 		}
 	}
@@ -195,11 +195,11 @@ func copyFolderInto(ctx context.Context, root *os.Root, from, name string) error
 //
 // The error is ctx's, or a *kernel.Error: build.ReasonBuildFailed with the side-car's message,
 // or ReasonToolkitBroken.
-func (m *Main) Wait(ctx context.Context) (dir string, err error) {
+func (m *Client) Wait(ctx context.Context) (dir string, err error) {
 	if m.Log == nil {
 		m.Log = slog.New(slog.DiscardHandler)
 	}
-	w := &wait{Main: m, patience: m.Start}
+	w := &wait{Client: m, patience: m.Start}
 	if w.patience == 0 {
 		w.patience = defaultStart
 	}
@@ -216,7 +216,7 @@ func (m *Main) Wait(ctx context.Context) (dir string, err error) {
 }
 
 // discard removes the side-car's build.
-func (m *Main) discard() error {
+func (m *Client) discard() error {
 	root, err := os.OpenRoot(m.Dir)
 	if err != nil {
 		return err
@@ -226,7 +226,7 @@ func (m *Main) discard() error {
 
 // wait is the state of one call of Wait.
 type wait struct {
-	*Main
+	*Client
 	built *response
 	err   error
 

@@ -17,10 +17,10 @@ import (
 
 // delivered returns the driver container's side with delivered modules, which a hostile
 // side-car then changes.
-func delivered(t *testing.T) *Main {
+func delivered(t *testing.T) *Client {
 	t.Helper()
 	m := newMain(t)
-	stop := sideCar(t, &SideCar{Dir: m.Dir, Build: builds(t, new(atomic.Int32))})
+	stop := sideCar(t, &Builder{Dir: m.Dir, Build: builds(t, new(atomic.Int32))})
 	require.NoError(t, m.Prepare(t.Context()))
 	dir, err := m.Wait(t.Context())
 	require.NoError(t, err)
@@ -30,7 +30,7 @@ func delivered(t *testing.T) *Main {
 }
 
 // claim lists the module in a file in driver_built.
-func claim(t *testing.T, m *Main, file, path string) {
+func claim(t *testing.T, m *Client, file, path string) {
 	t.Helper()
 	a, _, err := readResponse(m.Dir, builtName, m.id)
 	require.NoError(t, err)
@@ -63,46 +63,52 @@ func TestHostileSideCarIsRefused(t *testing.T) {
 	secret := filepath.Join(outside, "nvidia.ko")
 	require.NoError(t, os.WriteFile(secret, module(t, "nvidia", version, release), 0o600))
 	for name, c := range map[string]struct {
-		spoil func(t *testing.T, m *Main, ko string)
+		spoil func(t *testing.T, m *Client, ko string)
 		want  string
 	}{
-		"LinkOut": {func(t *testing.T, m *Main, ko string) { replace(t, ko, link(secret)); claim(t, m, "nvidia.ko", secret) }, "no such file"},
-		"LinkUp": {func(t *testing.T, m *Main, ko string) {
+		"LinkOut": {func(t *testing.T, m *Client, ko string) {
+			replace(t, ko, link(secret))
+			claim(t, m, "nvidia.ko", secret)
+		}, "no such file"},
+		"LinkUp": {func(t *testing.T, m *Client, ko string) {
 			replace(t, ko, link("../../../../../../../.."+secret))
 			claim(t, m, "nvidia.ko", secret)
 		}, "no such file"},
-		"LinkOfFolder": {func(t *testing.T, m *Main, _ string) {
+		"LinkOfFolder": {func(t *testing.T, m *Client, _ string) {
 			replace(t, filepath.Join(m.Dir, modulesName), link(outside))
 			claim(t, m, "nvidia.ko", secret)
 		}, "no such file"},
-		"LinkOfAnswer": {func(t *testing.T, m *Main, _ string) { replace(t, filepath.Join(m.Dir, builtName), link(secret)) }, "breaks the protocol"},
-		"FIFO":         {func(t *testing.T, _ *Main, ko string) { replace(t, ko, fifo) }, "not a regular file"},
-		"FIFOAnswer":   {func(t *testing.T, m *Main, _ string) { replace(t, filepath.Join(m.Dir, builtName), fifo) }, "breaks the protocol"},
-		"HugeAnswer": {func(t *testing.T, m *Main, _ string) {
+		"LinkOfAnswer": {func(t *testing.T, m *Client, _ string) { replace(t, filepath.Join(m.Dir, builtName), link(secret)) }, "breaks the protocol"},
+		"FIFO":         {func(t *testing.T, _ *Client, ko string) { replace(t, ko, fifo) }, "not a regular file"},
+		"FIFOAnswer":   {func(t *testing.T, m *Client, _ string) { replace(t, filepath.Join(m.Dir, builtName), fifo) }, "breaks the protocol"},
+		"HugeAnswer": {func(t *testing.T, m *Client, _ string) {
 			require.NoError(t, os.Truncate(filepath.Join(m.Dir, builtName), 1<<40))
 		}, "breaks the protocol"},
-		"HugeModule": {func(t *testing.T, m *Main, ko string) { m.limit = 1 << 20; require.NoError(t, os.Truncate(ko, 1<<40)) }, "more than 1048576 bytes"},
-		"Changed":    {func(t *testing.T, _ *Main, ko string) { replace(t, ko, file([]byte("other"))) }, "has changed since"},
-		"Folder":     {func(t *testing.T, _ *Main, ko string) { replace(t, ko, folderAt) }, "not a regular file"},
-		"NoModule": {func(t *testing.T, m *Main, ko string) {
+		"HugeModule": {func(t *testing.T, m *Client, ko string) {
+			m.limit = 1 << 20
+			require.NoError(t, os.Truncate(ko, 1<<40))
+		}, "more than 1048576 bytes"},
+		"Changed": {func(t *testing.T, _ *Client, ko string) { replace(t, ko, file([]byte("other"))) }, "has changed since"},
+		"Folder":  {func(t *testing.T, _ *Client, ko string) { replace(t, ko, folderAt) }, "not a regular file"},
+		"NoModule": {func(t *testing.T, m *Client, ko string) {
 			replace(t, ko, file([]byte("#!/bin/sh\n")))
 			claim(t, m, "nvidia.ko", ko)
 		}, "not a kernel module"},
-		"OtherKernel": {func(t *testing.T, m *Main, ko string) {
+		"OtherKernel": {func(t *testing.T, m *Client, ko string) {
 			replace(t, ko, file(module(t, "nvidia", version, "6.1")))
 			claim(t, m, "nvidia.ko", ko)
 		}, "nvidia.ko is built for kernel 6.1, not for " + release},
-		"OtherVersion": {func(t *testing.T, m *Main, ko string) {
+		"OtherVersion": {func(t *testing.T, m *Client, ko string) {
 			replace(t, ko, file(module(t, "nvidia", "1", release)))
 			claim(t, m, "nvidia.ko", ko)
 		}, `nvidia.ko has version "1", not ` + version},
-		"OtherModule": {func(t *testing.T, m *Main, ko string) {
+		"OtherModule": {func(t *testing.T, m *Client, ko string) {
 			replace(t, ko, file(module(t, "rootkit", version, release)))
 			claim(t, m, "nvidia.ko", ko)
 		}, "nvidia.ko is the module rootkit"},
-		"Missing": {func(t *testing.T, _ *Main, ko string) { require.NoError(t, os.Remove(ko)) }, "no such file"},
-		"TooMany": {func(t *testing.T, m *Main, ko string) { claim(t, m, "../../x.ko", ko) }, "it reports 3 built modules instead of 2"},
-		"OtherReason": {func(t *testing.T, m *Main, _ string) {
+		"Missing": {func(t *testing.T, _ *Client, ko string) { require.NoError(t, os.Remove(ko)) }, "no such file"},
+		"TooMany": {func(t *testing.T, m *Client, ko string) { claim(t, m, "../../x.ko", ko) }, "it reports 3 built modules instead of 2"},
+		"OtherReason": {func(t *testing.T, m *Client, _ string) {
 			require.NoError(t, writeResponse(m.Dir, failedName, response{ID: m.id, Reason: "DriverStopped", Message: "x"}))
 		}, `has the unknown reason "DriverStopped"`},
 	} {
@@ -137,7 +143,7 @@ func TestNothingOutsideIsWrittenOrRemoved(t *testing.T) {
 	require.Len(t, entries, 1)
 	require.FileExists(t, filepath.Join(m.Dir, sourcesName, "nvidia/nv.c"))
 
-	sideCar(t, &SideCar{Dir: m.Dir, Build: builds(t, new(atomic.Int32))})
+	sideCar(t, &Builder{Dir: m.Dir, Build: builds(t, new(atomic.Int32))})
 	_, err = m.Wait(t.Context())
 	require.NoError(t, err)
 	entries, err = os.ReadDir(outside)
@@ -167,7 +173,7 @@ func TestModuleThatChangesMeanwhileIsOneOfThisKernelOrRefused(t *testing.T) {
 
 // changeMeanwhile replaces a module repeatedly while the driver container copies it, and checks
 // the copies.
-func changeMeanwhile(t *testing.T, m *Main, ko string, check func(dir string)) {
+func changeMeanwhile(t *testing.T, m *Client, ko string, check func(dir string)) {
 	t.Helper()
 	good := module(t, "nvidia", version, release)
 	bad := module(t, "nvidia", version, "6.1")
@@ -216,7 +222,7 @@ func changeMeanwhile(t *testing.T, m *Main, ko string, check func(dir string)) {
 
 // leftEmpty returns the driver container's side with modules of a side-car without digests,
 // such as NVIDIA's, and the path of one of them.
-func leftEmpty(t *testing.T) (m *Main, ko string) {
+func leftEmpty(t *testing.T) (m *Client, ko string) {
 	t.Helper()
 	m = newMain(t)
 	require.NoError(t, m.Prepare(t.Context()))
@@ -239,45 +245,48 @@ func TestHostileSideCarThatSaysNothingIsRefused(t *testing.T) {
 		require.NoError(t, os.WriteFile(at, module(t, "nvidia", version, release), 0o600))
 	}
 	for name, c := range map[string]struct {
-		spoil func(t *testing.T, m *Main, ko string)
+		spoil func(t *testing.T, m *Client, ko string)
 		want  string
 	}{
-		"LinkOfModules": {func(t *testing.T, m *Main, _ string) {
+		"LinkOfModules": {func(t *testing.T, m *Client, _ string) {
 			replace(t, filepath.Join(m.Dir, modulesName), link(outside))
 		}, "no such file"},
-		"LinkOfFolder": {func(t *testing.T, _ *Main, ko string) { replace(t, filepath.Dir(ko), link(outside)) }, "no such file"},
-		"LinkOut":      {func(t *testing.T, _ *Main, ko string) { replace(t, ko, link(secret)) }, "no such file"},
-		"LinkUp": {func(t *testing.T, _ *Main, ko string) {
+		"LinkOfFolder": {func(t *testing.T, _ *Client, ko string) { replace(t, filepath.Dir(ko), link(outside)) }, "no such file"},
+		"LinkOut":      {func(t *testing.T, _ *Client, ko string) { replace(t, ko, link(secret)) }, "no such file"},
+		"LinkUp": {func(t *testing.T, _ *Client, ko string) {
 			replace(t, ko, link("../../../../../../../../../.."+secret))
 		}, "no such file"},
-		"LinkOfAnswer": {func(t *testing.T, m *Main, _ string) { replace(t, filepath.Join(m.Dir, builtName), link("env")) }, "breaks the protocol"},
-		"LinkOfStart": {func(t *testing.T, m *Main, _ string) {
+		"LinkOfAnswer": {func(t *testing.T, m *Client, _ string) { replace(t, filepath.Join(m.Dir, builtName), link("env")) }, "breaks the protocol"},
+		"LinkOfStart": {func(t *testing.T, m *Client, _ string) {
 			require.NoError(t, os.Remove(filepath.Join(m.Dir, builtName)))
 			replace(t, filepath.Join(m.Dir, startedName), link("env"))
 		}, "breaks the protocol"},
-		"FIFO":       {func(t *testing.T, _ *Main, ko string) { replace(t, ko, fifo) }, "not a regular file"},
-		"FIFOFolder": {func(t *testing.T, m *Main, _ string) { replace(t, filepath.Join(m.Dir, modulesName), fifo) }, ""},
-		"FIFOInFront": {func(t *testing.T, m *Main, _ string) {
+		"FIFO":       {func(t *testing.T, _ *Client, ko string) { replace(t, ko, fifo) }, "not a regular file"},
+		"FIFOFolder": {func(t *testing.T, m *Client, _ string) { replace(t, filepath.Join(m.Dir, modulesName), fifo) }, ""},
+		"FIFOInFront": {func(t *testing.T, m *Client, _ string) {
 			require.NoError(t, fifo(filepath.Join(m.Dir, modulesName, "nvidia.ko")))
 		}, "not a regular file"},
-		"FIFOAnswer": {func(t *testing.T, m *Main, _ string) { replace(t, filepath.Join(m.Dir, builtName), fifo) }, "breaks the protocol"},
-		"HugeModule": {func(t *testing.T, m *Main, ko string) { m.limit = 1 << 20; require.NoError(t, os.Truncate(ko, 1<<40)) }, "more than 1048576 bytes"},
-		"Empty":      {func(t *testing.T, _ *Main, ko string) { replace(t, ko, file(nil)) }, "not a kernel module"},
-		"Folder":     {func(t *testing.T, _ *Main, ko string) { replace(t, ko, folderAt) }, "not a regular file"},
-		"NoModule":   {func(t *testing.T, _ *Main, ko string) { replace(t, ko, file([]byte("#!/bin/sh\n"))) }, "not a kernel module"},
-		"OtherKernel": {func(t *testing.T, _ *Main, ko string) {
+		"FIFOAnswer": {func(t *testing.T, m *Client, _ string) { replace(t, filepath.Join(m.Dir, builtName), fifo) }, "breaks the protocol"},
+		"HugeModule": {func(t *testing.T, m *Client, ko string) {
+			m.limit = 1 << 20
+			require.NoError(t, os.Truncate(ko, 1<<40))
+		}, "more than 1048576 bytes"},
+		"Empty":    {func(t *testing.T, _ *Client, ko string) { replace(t, ko, file(nil)) }, "not a kernel module"},
+		"Folder":   {func(t *testing.T, _ *Client, ko string) { replace(t, ko, folderAt) }, "not a regular file"},
+		"NoModule": {func(t *testing.T, _ *Client, ko string) { replace(t, ko, file([]byte("#!/bin/sh\n"))) }, "not a kernel module"},
+		"OtherKernel": {func(t *testing.T, _ *Client, ko string) {
 			replace(t, ko, file(module(t, "nvidia", version, "6.1")))
 		}, "nvidia.ko is built for kernel 6.1, not for " + release},
-		"OtherVersion": {func(t *testing.T, _ *Main, ko string) {
+		"OtherVersion": {func(t *testing.T, _ *Client, ko string) {
 			replace(t, ko, file(module(t, "nvidia", "1", release)))
 		}, `nvidia.ko has version "1", not ` + version},
-		"OtherKind": {func(t *testing.T, _ *Main, ko string) {
+		"OtherKind": {func(t *testing.T, _ *Client, ko string) {
 			replace(t, ko, file(module(t, "nvidia", version, release, "license=NVIDIA")))
 		}, "nvidia.ko is of the proprietary kind, not the open one"},
-		"OtherModule": {func(t *testing.T, _ *Main, ko string) {
+		"OtherModule": {func(t *testing.T, _ *Client, ko string) {
 			replace(t, ko, file(module(t, "rootkit", version, release)))
 		}, "nvidia.ko is the module rootkit"},
-		"Missing": {func(t *testing.T, _ *Main, ko string) { require.NoError(t, os.Remove(ko)) }, "no such file"},
+		"Missing": {func(t *testing.T, _ *Client, ko string) { require.NoError(t, os.Remove(ko)) }, "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, ko := leftEmpty(t)

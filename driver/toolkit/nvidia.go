@@ -47,7 +47,7 @@ var needed = []string{"i2c_core", "ipmi_msghandler", "ipmi_devintf", "video"}
 var machines = map[string]string{"amd64": "x86_64", "arm64": "aarch64"}
 
 // readNVIDIA returns the request of NVIDIA's driver container. Its Kind may be "auto".
-func (s *SideCar) readNVIDIA() (Request, error) {
+func (s *Builder) readNVIDIA() (Request, error) {
 	text, err := record.Read(filepath.Join(s.Dir, envName), maxNVIDIAEnv)
 	if err != nil {
 		return Request{}, err
@@ -82,7 +82,7 @@ func (s *SideCar) readNVIDIA() (Request, error) {
 }
 
 // findDriver returns the path of the installer that NVIDIA's container put into the folder.
-func (s *SideCar) findDriver(version string) (string, error) {
+func (s *Builder) findDriver(version string) (string, error) {
 	name := "NVIDIA-Linux-" + machines[runtime.GOARCH] + "-" + version + ".run"
 	at := filepath.Join(s.Dir, "drivers", name)
 	info, err := os.Lstat(at)
@@ -96,7 +96,7 @@ func (s *SideCar) findDriver(version string) (string, error) {
 }
 
 // buildUnpacked unpacks the driver and builds its modules.
-func (s *SideCar) buildUnpacked(ctx context.Context, r *request, builder func(context.Context, Request, string) (string, error)) (_ string, err error) {
+func (s *Builder) buildUnpacked(ctx context.Context, r *request, builder func(context.Context, Request, string) (string, error)) (_ string, err error) {
 	archive, err := s.findDriver(r.Version)
 	if err != nil {
 		return "", err
@@ -119,7 +119,7 @@ func (s *SideCar) buildUnpacked(ctx context.Context, r *request, builder func(co
 }
 
 // chooseKind replaces the requested kind by one for which the driver has sources.
-func (s *SideCar) chooseKind(r *request, dir string) error {
+func (s *Builder) chooseKind(r *request, dir string) error {
 	have := slices.DeleteFunc([]kernel.Kind{kernel.OpenKind, kernel.Proprietary}, func(k kernel.Kind) bool {
 		info, err := os.Stat(filepath.Join(dir, kindFolders[k]))
 		return err != nil || !info.IsDir()
@@ -141,7 +141,7 @@ func (s *SideCar) chooseKind(r *request, dir string) error {
 
 // publishTree publishes the modules as NVIDIA's driver container expects them: the shared
 // folder gets a whole /lib/modules/<release> for modprobe(8), and then driver_built.
-func (s *SideCar) publishTree(ctx context.Context, r *request, dir string) error {
+func (s *Builder) publishTree(ctx context.Context, r *request, dir string) error {
 	base, err := os.MkdirTemp(s.Work, "tree-")
 	if err != nil {
 		return err
@@ -177,7 +177,7 @@ func (s *SideCar) publishTree(ctx context.Context, r *request, dir string) error
 }
 
 // fillTree copies the modules, and the kernel modules that they need, to a folder.
-func (s *SideCar) fillTree(r *request, dir, tree string) (response, error) {
+func (s *Builder) fillTree(r *request, dir, tree string) (response, error) {
 	built := response{ID: r.id, Modules: map[string]string{}}
 	const video = "kernel/drivers/video" // nvidia-installer's folder
 	if err := os.MkdirAll(filepath.Join(tree, video), 0o755); err != nil {
@@ -208,7 +208,7 @@ func (s *SideCar) fillTree(r *request, dir, tree string) (response, error) {
 
 // copyKernel copies kernel modules with their dependencies, and the lists of built-in modules.
 // It skips modules that the kernel does not have.
-func (s *SideCar) copyKernel(release string, names []string, to string) error {
+func (s *Builder) copyKernel(release string, names []string, to string) error {
 	root, err := host.Open(s.Root)
 	if err != nil {
 		return err

@@ -254,9 +254,9 @@ func (m *nvidiaMain) run(t *testing.T) (string, error) {
 }
 
 // newSideCar returns our side for it.
-func (m *nvidiaMain) newSideCar(t *testing.T, times *atomic.Int32) *SideCar {
+func (m *nvidiaMain) newSideCar(t *testing.T, times *atomic.Int32) *Builder {
 	t.Helper()
-	return &SideCar{Dir: m.dir, Root: toolkitRoot(t), Work: t.TempDir(), System: kernel.System{Sys: t.TempDir(), Calls: running{}},
+	return &Builder{Dir: m.dir, Root: toolkitRoot(t), Work: t.TempDir(), System: kernel.System{Sys: t.TempDir(), Calls: running{}},
 		Build: func(ctx context.Context, r Request, source string) (string, error) {
 			if filepath.Base(source) != "kernel-open" || r.Kind != "open" {
 				return "", errors.New("of the wrong kind: " + source)
@@ -308,33 +308,33 @@ func TestDriverContainerOfNVIDIAGetsModules(t *testing.T) {
 func TestDriverContainerOfNVIDIAFallsBack(t *testing.T) {
 	archive := "drivers/NVIDIA-Linux-" + machine(t) + "-" + version + ".run"
 	for name, c := range map[string]struct {
-		spoil func(t *testing.T, m *nvidiaMain, s *SideCar)
+		spoil func(t *testing.T, m *nvidiaMain, s *Builder)
 		want  string
 	}{
-		"NoDriver": {func(t *testing.T, m *nvidiaMain, _ *SideCar) {
+		"NoDriver": {func(t *testing.T, m *nvidiaMain, _ *Builder) {
 			require.NoError(t, os.Remove(filepath.Join(m.image, archive)))
 		}, "has put no " + archive},
-		"Link": {func(t *testing.T, m *nvidiaMain, _ *SideCar) {
+		"Link": {func(t *testing.T, m *nvidiaMain, _ *Builder) {
 			at := filepath.Join(m.image, archive)
 			require.NoError(t, errors.Join(os.Remove(at), os.Symlink("/bin/true", at)))
 		}, "is not a regular file"},
-		"NoUnpacking": {func(t *testing.T, m *nvidiaMain, _ *SideCar) {
+		"NoUnpacking": {func(t *testing.T, m *nvidiaMain, _ *Builder) {
 			require.NoError(t, os.WriteFile(filepath.Join(m.image, archive), []byte("echo no room; exit 1\n"), 0o755))
 		}, "its last line: no room"},
-		"NoSources": {func(t *testing.T, m *nvidiaMain, _ *SideCar) {
+		"NoSources": {func(t *testing.T, m *nvidiaMain, _ *Builder) {
 			require.NoError(t, os.WriteFile(filepath.Join(m.image, archive), []byte("mkdir \"$3\"\n"), 0o755))
 		}, "has no kernel modules"},
-		"NoVersion": {func(_ *testing.T, m *nvidiaMain, _ *SideCar) { m.env = m.env[:1] }, "lacks the kernel, the driver version"},
-		"Hostile": {func(_ *testing.T, m *nvidiaMain, _ *SideCar) {
+		"NoVersion": {func(_ *testing.T, m *nvidiaMain, _ *Builder) { m.env = m.env[:1] }, "lacks the kernel, the driver version"},
+		"Hostile": {func(_ *testing.T, m *nvidiaMain, _ *Builder) {
 			m.env = append(m.env, "DRIVER_VERSION=../../x")
 		}, "DRIVER_VERSION has the invalid value"},
-		"VGPU": {func(_ *testing.T, m *nvidiaMain, _ *SideCar) { m.env[3] = "DRIVER_TYPE=vgpu" }, "vGPU driver"},
-		"BuildFails": {func(_ *testing.T, _ *nvidiaMain, s *SideCar) {
+		"VGPU": {func(_ *testing.T, m *nvidiaMain, _ *Builder) { m.env[3] = "DRIVER_TYPE=vgpu" }, "vGPU driver"},
+		"BuildFails": {func(_ *testing.T, _ *nvidiaMain, s *Builder) {
 			s.Build = func(context.Context, Request, string) (string, error) {
 				return "", &kernel.Error{Reason: build.ReasonBuildFailed, Message: "nvidia/nv.c:3: too few arguments"}
 			}
 		}, "nvidia/nv.c:3: too few arguments"},
-		"NoHeaders": {func(_ *testing.T, _ *nvidiaMain, s *SideCar) { s.Build = nil }, "no headers of kernel " + release},
+		"NoHeaders": {func(_ *testing.T, _ *nvidiaMain, s *Builder) { s.Build = nil }, "no headers of kernel " + release},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newNVIDIAMain(t)

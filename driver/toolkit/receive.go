@@ -17,7 +17,7 @@ import (
 )
 
 // receive copies the modules out of the side-car's reach and verifies the copies.
-func (m *Main) receive(ctx context.Context, built *response) (string, error) {
+func (m *Client) receive(ctx context.Context, built *response) (string, error) {
 	dir, err := os.MkdirTemp(m.Work, "modules-")
 	if err != nil {
 		return "", err
@@ -33,7 +33,7 @@ func (m *Main) receive(ctx context.Context, built *response) (string, error) {
 // folder with a module counts.
 var places = []string{"", "kernel/drivers/video", "extra", "updates", "updates/dkms"}
 
-func (m *Main) receiveInto(ctx context.Context, built *response, dir string) error {
+func (m *Client) receiveInto(ctx context.Context, built *response, dir string) error {
 	root, err := host.Open(m.Dir)
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func (m *Main) receiveInto(ctx context.Context, built *response, dir string) err
 
 // checkKind rejects a module nvidia of another kind than requested. The other modules do not
 // reveal their kind.
-func (m *Main) checkKind(dir string) error {
+func (m *Client) checkKind(dir string) error {
 	if m.Request.Kind == "" || !slices.Contains(m.Request.Modules, "nvidia") {
 		return nil
 	}
@@ -84,12 +84,12 @@ func (m *Main) checkKind(dir string) error {
 	return err
 }
 
-func (m *Main) refuse(err error) error {
+func (m *Client) refuse(err error) error {
 	return broken(err, "the Driver Toolkit's modules in %s: %v; look at the log of openshift-driver-toolkit-ctr", filepath.Join(m.Dir, modulesName), err)
 }
 
 // copyBuilt copies one module from the folder in which the side-car has left it.
-func (m *Main) copyBuilt(root *host.Root, built *response, file, to string) error {
+func (m *Client) copyBuilt(root *host.Root, built *response, file, to string) error {
 	if !built.Empty {
 		sum, there := built.Modules[file]
 		if !there {
@@ -108,7 +108,7 @@ func (m *Main) copyBuilt(root *host.Root, built *response, file, to string) erro
 
 // copyModule copies one module, whose digest has to be sum; "": any. It opens only a regular
 // file inside the shared folder, and bounds the copy.
-func (m *Main) copyModule(root *host.Root, at, to, sum string) error {
+func (m *Client) copyModule(root *host.Root, at, to, sum string) error {
 	in, err := root.OpenFile(path.Join("/", modulesName, at))
 	if err != nil {
 		return m.refuse(err)
@@ -122,7 +122,7 @@ func (m *Main) copyModule(root *host.Root, at, to, sum string) error {
 	if limit == 0 {
 		limit = maxModule
 	}
-	is, err := folder.Sum(out, io.LimitReader(in, limit+1))
+	is, err := folder.CopySum(out, io.LimitReader(in, limit+1))
 	info, statErr := out.Stat()
 	if err = errors.Join(err, statErr, out.Close()); err != nil {
 		return err

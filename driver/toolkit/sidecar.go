@@ -21,8 +21,8 @@ import (
 // defaultBeat is the default of SideCar.Beat.
 const defaultBeat = 20 * time.Second
 
-// SideCar implements the Driver Toolkit's container.
-type SideCar struct {
+// Builder implements the Driver Toolkit's container.
+type Builder struct {
 	Dir  string // the shared folder
 	Root string // where kernel headers are installed; "": /
 	Work string // folder for the build; "": the system's for temporary files
@@ -39,7 +39,7 @@ type SideCar struct {
 // Run serves requests until ctx ends, and then returns nil. It serves each request once. A
 // new request cancels the build of an older one. A failed request is built again when the
 // driver container has removed driver_failed.
-func (s *SideCar) Run(ctx context.Context) error {
+func (s *Builder) Run(ctx context.Context) error {
 	if s.Log == nil {
 		s.Log = slog.New(slog.DiscardHandler)
 	}
@@ -94,7 +94,7 @@ type request struct {
 }
 
 // pending returns the request that waits for a response; nil: there is none.
-func (s *SideCar) pending() (*request, error) {
+func (s *Builder) pending() (*request, error) {
 	current, err := s.readPrepared()
 	if current.id == "" || err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func (s *SideCar) pending() (*request, error) {
 	return r, err
 }
 
-func (s *SideCar) readRequest(current prepared) (*request, error) {
+func (s *Builder) readRequest(current prepared) (*request, error) {
 	for _, name := range []string{builtName, failedName} {
 		if _, answered, err := readResponse(s.Dir, name, current.id); answered || err != nil {
 			return nil, err
@@ -136,7 +136,7 @@ func (s *SideCar) readRequest(current prepared) (*request, error) {
 }
 
 // readPrepared reads dir_prepared.
-func (s *SideCar) readPrepared() (prepared, error) {
+func (s *Builder) readPrepared() (prepared, error) {
 	data, err := record.Read(filepath.Join(s.Dir, preparedName), maxResponse)
 	if errors.Is(err, fs.ErrNotExist) {
 		return prepared{}, nil
@@ -153,7 +153,7 @@ func (s *SideCar) readPrepared() (prepared, error) {
 }
 
 // serve serves the pending request, if there is one.
-func (s *SideCar) serve(ctx context.Context, changes <-chan struct{}) error {
+func (s *Builder) serve(ctx context.Context, changes <-chan struct{}) error {
 	r, err := s.pending()
 	if err != nil {
 		return s.rejectRequest(err)
@@ -186,7 +186,7 @@ var errReplaced = errors.New("the driver container has replaced the request")
 
 // build builds the modules and writes heartbeats meanwhile. It cancels the build when the
 // driver container replaces the request.
-func (s *SideCar) build(ctx context.Context, r *request, changes <-chan struct{}) (dir string, err error) {
+func (s *Builder) build(ctx context.Context, r *request, changes <-chan struct{}) (dir string, err error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan struct{})
@@ -213,7 +213,7 @@ func (s *SideCar) build(ctx context.Context, r *request, changes <-chan struct{}
 
 // writeBeat writes a heartbeat of the build. For NVIDIA's driver container it writes nothing:
 // after driver_build_started that does not read driver_toolkit_broken any more.
-func (s *SideCar) writeBeat(r *request, n int) {
+func (s *Builder) writeBeat(r *request, n int) {
 	if r.nvidia {
 		return
 	}
@@ -223,7 +223,7 @@ func (s *SideCar) writeBeat(r *request, n int) {
 }
 
 // buildModules builds the modules that a request names.
-func (s *SideCar) buildModules(ctx context.Context, r *request) (dir string, err error) {
+func (s *Builder) buildModules(ctx context.Context, r *request) (dir string, err error) {
 	builder := s.Build
 	if builder == nil {
 		builder = s.compile
@@ -236,7 +236,7 @@ func (s *SideCar) buildModules(ctx context.Context, r *request) (dir string, err
 
 // waitForChange waits until the build is done or the next heartbeat is due. It reports whether
 // the driver container has replaced the request before that.
-func (s *SideCar) waitForChange(r *request, done <-chan struct{}, beat <-chan time.Time, changes <-chan struct{}) bool {
+func (s *Builder) waitForChange(r *request, done <-chan struct{}, beat <-chan time.Time, changes <-chan struct{}) bool {
 	for {
 		select {
 		case <-done:
@@ -252,7 +252,7 @@ func (s *SideCar) waitForChange(r *request, done <-chan struct{}, beat <-chan ti
 }
 
 // compile is the default of SideCar.Build.
-func (s *SideCar) compile(ctx context.Context, r Request, source string) (string, error) {
+func (s *Builder) compile(ctx context.Context, r Request, source string) (string, error) {
 	root := s.Root
 	if root == "" {
 		root = "/"
@@ -271,7 +271,7 @@ func (s *SideCar) compile(ctx context.Context, r Request, source string) (string
 }
 
 // publish copies the modules to the shared folder and writes driver_built.
-func (s *SideCar) publish(r *request, dir string) error {
+func (s *Builder) publish(r *request, dir string) error {
 	root, err := os.OpenRoot(s.Dir)
 	if err != nil {
 		return err
@@ -300,7 +300,7 @@ func (s *SideCar) publish(r *request, dir string) error {
 }
 
 // fail writes driver_failed.
-func (s *SideCar) fail(r *request, err error) error {
+func (s *Builder) fail(r *request, err error) error {
 	err = explainFull(s.Dir, err)
 	a := response{ID: r.id, Reason: build.ReasonBuildFailed, Message: record.Clean(err.Error(), maxMessage)}
 	if e, ok := errors.AsType[*kernel.Error](err); ok && reasons[e.Reason] {
@@ -320,7 +320,7 @@ func (s *SideCar) fail(r *request, err error) error {
 }
 
 // rejectRequest reports an invalid request to the driver container.
-func (s *SideCar) rejectRequest(err error) error {
+func (s *Builder) rejectRequest(err error) error {
 	// Each write here triggers another read of the folder.
 	if _, statErr := os.Lstat(filepath.Join(s.Dir, brokenName)); statErr == nil {
 		return nil
@@ -335,6 +335,6 @@ func (s *SideCar) rejectRequest(err error) error {
 }
 
 // writeBroken writes driver_toolkit_broken.
-func (s *SideCar) writeBroken(message string) error {
+func (s *Builder) writeBroken(message string) error {
 	return record.Write(filepath.Join(s.Dir, brokenName), []byte(record.Clean(message, maxMessage/2)+"\n"))
 }

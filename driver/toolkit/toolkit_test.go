@@ -52,14 +52,14 @@ func module(t testing.TB, name, version, release string, fields ...string) []byt
 }
 
 // newMain returns the driver container's side with a shared folder.
-func newMain(t testing.TB) *Main {
+func newMain(t testing.TB) *Client {
 	t.Helper()
 	source := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(source, "nvidia"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(source, "nvidia/nv.c"), []byte("int x;\n"), 0o644))
 	program := filepath.Join(t.TempDir(), "gpu-driver")
 	require.NoError(t, os.WriteFile(program, []byte("the program"), 0o755))
-	return &Main{
+	return &Client{
 		Dir: t.TempDir(), Program: program, Source: source, Work: t.TempDir(),
 		Request: Request{Release: release, Version: version, Kind: "open", Modules: []string{"nvidia", "nvidia-uvm"}},
 		Start:   time.Minute, Silence: time.Minute,
@@ -82,7 +82,7 @@ func builds(t testing.TB, times *atomic.Int32) func(context.Context, Request, st
 }
 
 // sideCar runs the other side until the test ends.
-func sideCar(t testing.TB, s *SideCar) (stop func()) {
+func sideCar(t testing.TB, s *Builder) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -121,7 +121,7 @@ func empty(t testing.TB, dir string) {
 func TestModulesAreDelivered(t *testing.T) {
 	m := newMain(t)
 	var times atomic.Int32
-	stop := sideCar(t, &SideCar{Dir: m.Dir, Build: builds(t, &times)})
+	stop := sideCar(t, &Builder{Dir: m.Dir, Build: builds(t, &times)})
 	require.NoError(t, m.Prepare(t.Context()))
 	dir, err := m.Wait(t.Context())
 	require.NoError(t, err)
@@ -141,7 +141,7 @@ func TestModulesAreDelivered(t *testing.T) {
 	_, err = again.Wait(t.Context())
 	require.NoError(t, err)
 	stop()
-	sideCar(t, &SideCar{Dir: m.Dir, Build: builds(t, &times)})
+	sideCar(t, &Builder{Dir: m.Dir, Build: builds(t, &times)})
 	_, err = again.Wait(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 1, times.Load())
@@ -158,7 +158,7 @@ func TestModulesAreDelivered(t *testing.T) {
 func TestOtherContainersKnowThatTheirModulesAreBuilt(t *testing.T) {
 	m := newMain(t)
 	m.Request.Modules = append(m.Request.Modules, "nvidia-fs", "gdrdrv")
-	sideCar(t, &SideCar{Dir: m.Dir, Build: func(ctx context.Context, r Request, source string) (string, error) {
+	sideCar(t, &Builder{Dir: m.Dir, Build: func(ctx context.Context, r Request, source string) (string, error) {
 		dir, err := builds(t, new(atomic.Int32))(ctx, r, source)
 		return dir, errors.Join(err, os.WriteFile(filepath.Join(dir, "gdrdrv.ko"), module(t, "gdrdrv", "2.5", release), 0o644))
 	}})
@@ -172,7 +172,7 @@ func TestOtherContainersKnowThatTheirModulesAreBuilt(t *testing.T) {
 func TestFailedBuildEndsTheWaitAndIsTriedAgain(t *testing.T) {
 	m := newMain(t)
 	var times atomic.Int32
-	sideCar(t, &SideCar{Dir: m.Dir, Build: func(ctx context.Context, r Request, source string) (string, error) {
+	sideCar(t, &Builder{Dir: m.Dir, Build: func(ctx context.Context, r Request, source string) (string, error) {
 		if times.Load() == 0 {
 			times.Add(1)
 			return "", &kernel.Error{Reason: build.ReasonBuildFailed, Message: "nvidia/nv.c:3: too few arguments"}
@@ -191,7 +191,7 @@ func TestFailedBuildEndsTheWaitAndIsTriedAgain(t *testing.T) {
 func TestBuildForAnOldRequestIsEnded(t *testing.T) {
 	m := newMain(t)
 	began := make(chan string, 2)
-	sideCar(t, &SideCar{Dir: m.Dir, Beat: time.Millisecond, Build: func(ctx context.Context, r Request, source string) (string, error) {
+	sideCar(t, &Builder{Dir: m.Dir, Beat: time.Millisecond, Build: func(ctx context.Context, r Request, source string) (string, error) {
 		began <- r.Version
 		if r.Version == version {
 			<-ctx.Done()
@@ -211,7 +211,7 @@ func TestBuildForAnOldRequestIsEnded(t *testing.T) {
 func TestHeartbeatsExtendTheWait(t *testing.T) {
 	m := newMain(t)
 	m.Silence = 2 * time.Second // a busy disk takes a second to write a sign
-	sideCar(t, &SideCar{Dir: m.Dir, Beat: 5 * time.Millisecond, Build: func(ctx context.Context, r Request, source string) (string, error) {
+	sideCar(t, &Builder{Dir: m.Dir, Beat: 5 * time.Millisecond, Build: func(ctx context.Context, r Request, source string) (string, error) {
 		select {
 		case <-time.After(m.Silence + 500*time.Millisecond):
 		case <-ctx.Done():
@@ -265,7 +265,7 @@ func TestBrokenToolkitIsReported(t *testing.T) {
 
 	m.Request.Version = "590.10"
 	require.NoError(t, m.Prepare(t.Context()))
-	sideCar(t, &SideCar{Dir: m.Dir, Root: t.TempDir(), Work: t.TempDir()})
+	sideCar(t, &Builder{Dir: m.Dir, Root: t.TempDir(), Work: t.TempDir()})
 	_, err = m.Wait(t.Context())
 	refused(t, err, ReasonToolkitBroken, "its image has no headers of kernel "+release)
 }
@@ -282,7 +282,7 @@ func TestInvalidRequestIsRejected(t *testing.T) {
 			m := newMain(t)
 			require.NoError(t, m.Prepare(t.Context()))
 			require.NoError(t, spoil(m.Dir))
-			sideCar(t, &SideCar{Dir: m.Dir, Build: builds(t, new(atomic.Int32))})
+			sideCar(t, &Builder{Dir: m.Dir, Build: builds(t, new(atomic.Int32))})
 			_, err := m.Wait(t.Context())
 			refused(t, err, ReasonToolkitBroken, "the Driver Toolkit cannot build: ")
 		})
@@ -302,7 +302,7 @@ func TestFullSharedFolder(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(m.Source, "large.c")))
 	m.Request.Sources = ""
 	require.NoError(t, m.Prepare(t.Context()))
-	sideCar(t, &SideCar{Dir: m.Dir, Build: func(ctx context.Context, r Request, source string) (string, error) {
+	sideCar(t, &Builder{Dir: m.Dir, Build: func(ctx context.Context, r Request, source string) (string, error) {
 		dir, err := builds(t, new(atomic.Int32))(ctx, r, source)
 		return dir, errors.Join(err, os.WriteFile(filepath.Join(dir, "nvidia.ko"), large, 0o644))
 	}})

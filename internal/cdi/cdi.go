@@ -269,12 +269,12 @@ func Find(files []File, name string) (File, specs.Device, error) {
 // resolves, and every device node, mount and hook that it needs is on the host.
 // It returns ErrUnresolvable or ErrIncomplete, wrapped, with all that is missing.
 func Check(root *host.Root, files []File, name string) error {
-	return CheckSeen(root, files, name, func(string) bool { return true })
+	return CheckVisible(root, files, name, func(string) bool { return true })
 }
 
-// CheckSeen is like Check for a process that sees only a part of the host. It assumes
+// CheckVisible is like Check for a process that sees only a part of the host. It assumes
 // that paths for which seen returns false exist.
-func CheckSeen(root *host.Root, files []File, name string, seen func(hostPath string) bool) error {
+func CheckVisible(root *host.Root, files []File, name string, seen func(hostPath string) bool) error {
 	file, device, err := Find(files, name)
 	if err != nil {
 		return err

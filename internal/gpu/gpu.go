@@ -41,7 +41,7 @@ type Device struct {
 	MIGEnabled  bool
 	MIG         []MIGDevice // sorted by Index; empty unless MIGEnabled
 	Fabric      Fabric      // zero: it has joined none
-	Joining     Joining     // progress of joining the fabric
+	FabricState FabricState // progress of joining the fabric
 	Fault       Fault       // the fault found while reading; zero: none
 }
 
@@ -72,16 +72,16 @@ type Fabric struct {
 	Clique  uint32
 }
 
-// Joining is a GPU's progress in joining the fabric of its NVSwitches.
-type Joining int
+// FabricState is a GPU's progress in joining the fabric of its NVSwitches.
+type FabricState int
 
 // The states of Joining.
 const (
-	JoiningNone    Joining = iota // no fabric to join, or the driver does not report it
-	JoiningWaiting                // not begun: the fabric manager is not there yet
-	JoiningBegun                  // on its way
-	JoiningDone                   // it has joined Device.Fabric
-	JoiningFailed                 // it ended with an error
+	JoiningNone    FabricState = iota // no fabric to join, or the driver does not report it
+	JoiningWaiting                    // not begun: the fabric manager is not there yet
+	JoiningBegun                      // on its way
+	JoiningDone                       // it has joined Device.Fabric
+	JoiningFailed                     // it ended with an error
 )
 
 // Reason is one CamelCase word for why something is as it is. Reasons are
@@ -168,11 +168,11 @@ type Event struct {
 	// when it concerns the whole GPU.
 	GPUInstance, ComputeInstance int
 	XID                          uint64
-	// Seen, of EventLost, reports whether the source itself read the GPU and found it
+	// Observed, of EventLost, reports whether the source itself read the GPU and found it
 	// lost, as a Snapshot at that moment would. Otherwise the driver reported the loss.
-	Seen    bool
-	Message string
-	Time    time.Time
+	Observed bool
+	Message  string
+	Time     time.Time
 }
 
 // Source reads and watches a node's GPUs. It passes the suite gputest.Conformance.

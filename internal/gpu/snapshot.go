@@ -51,7 +51,7 @@ func (d Device) Equal(o Device) bool {
 	return d.Index == o.Index && d.UUID == o.UUID && d.Product == o.Product && d.PCI == o.PCI &&
 		d.Minor == o.Minor && d.MemoryBytes == o.MemoryBytes && d.NUMANode == o.NUMANode &&
 		d.Compute == o.Compute && d.MIGCapable == o.MIGCapable && d.MIGEnabled == o.MIGEnabled &&
-		d.Fault == o.Fault && d.Fabric == o.Fabric && d.Joining == o.Joining && slices.Equal(d.MIG, o.MIG)
+		d.Fault == o.Fault && d.Fabric == o.Fabric && d.FabricState == o.FabricState && slices.Equal(d.MIG, o.MIG)
 }
 
 // String returns the capability as CUDA writes it: "9.0".

@@ -37,9 +37,9 @@ func OwnerOf(info fs.FileInfo) Owner {
 	return Owner{}
 }
 
-// ReadWhole returns the content of a regular file of at most limit bytes, and the
+// ReadFileAttr returns the content of a regular file of at most limit bytes, and the
 // attributes to keep when it is rewritten.
-func (r *Root) ReadWhole(name string, limit int64) ([]byte, Attr, error) {
+func (r *Root) ReadFileAttr(name string, limit int64) ([]byte, Attr, error) {
 	f, err := r.OpenFile(name)
 	if err != nil {
 		return nil, Attr{}, err

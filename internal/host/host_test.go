@@ -120,7 +120,7 @@ func TestHoldPinsWithoutOpening(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, syscall.Mkfifo(dir+"/pipe", 0o600))
 	require.NoError(t, os.Symlink("/pipe", dir+"/link"))
-	f, err := open(t, dir).Hold("/link", 0, nil)
+	f, err := open(t, dir).OpenPath("/link", 0, nil)
 	require.NoError(t, err)
 	defer f.Close()
 	info, err := f.Stat()

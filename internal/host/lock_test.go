@@ -15,7 +15,7 @@ func TestALockIsHeldByOneAndItsEndIsSeen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), DriverLock)
 	first, err := TryLock(path)
 	require.NoError(t, err)
-	watcher, err := inotify.Whole()
+	watcher, err := inotify.NewWhole()
 	require.NoError(t, err)
 	defer watcher.Close()
 	require.NoError(t, watcher.Add(filepath.Dir(path)))

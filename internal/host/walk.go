@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hold follows name as Resolve does and returns a descriptor of its target, of any file
+// OpenPath follows name as Resolve does and returns a descriptor of its target, of any file
 // type, that can neither read nor write (O_PATH).
 //
 // With perm, Hold creates missing folders. With check, it enters or creates nothing before
 // check has accepted it: check gets descriptors of the root, of each folder and link on
 // the way and of the result, in this order.
-func (r *Root) Hold(name string, perm fs.FileMode, check func(fd int) error) (*os.File, error) {
+func (r *Root) OpenPath(name string, perm fs.FileMode, check func(fd int) error) (*os.File, error) {
 	w := walk{todo: split(name), perm: perm, check: check}
 	var held *os.File
 	err := fs.ErrInvalid

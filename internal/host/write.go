@@ -72,12 +72,12 @@ func (s spot) replace(make func(temp string) error) error {
 // file beside it, syncs and renames that. The directory must exist. A link at name is
 // replaced, not followed.
 func (r *Root) WriteAtomic(name string, data []byte, perm fs.FileMode) error {
-	return r.WriteWhole(name, data, Attr{Mode: perm.Perm()})
+	return r.WriteFileAttr(name, data, Attr{Mode: perm.Perm()})
 }
 
-// WriteWhole is like WriteAtomic, and sets all attributes of the file, not only its
+// WriteFileAttr is like WriteAtomic, and sets all attributes of the file, not only its
 // permissions.
-func (r *Root) WriteWhole(name string, data []byte, attr Attr) error {
+func (r *Root) WriteFileAttr(name string, data []byte, attr Attr) error {
 	return r.atSpot("write", name, func(s spot) error {
 		err := s.replace(func(temp string) error { return s.create(temp, data, attr) })
 		if err == nil {

@@ -43,7 +43,7 @@ func Wait(ctx context.Context, dir, boot string, progress func(string)) error {
 	ctx, done := context.WithCancel(ctx)
 	defer done()
 	err := nodestate.WatchBoot(ctx, dir, boot, func(s nodestate.State, err error) {
-		why := Missing(s, err)
+		why := MissingReason(s, err)
 		if why == "" {
 			working = true
 			done()
@@ -63,9 +63,9 @@ func Wait(ctx context.Context, dir, boot string, progress func(string)) error {
 	return err
 }
 
-// Missing describes what is missing before a container can get the GPUs, given the
+// MissingReason describes what is missing before a container can get the GPUs, given the
 // result of reading the toolkit's state; "" if nothing is.
-func Missing(s nodestate.State, err error) string {
+func MissingReason(s nodestate.State, err error) string {
 	switch {
 	case nodestate.IsAbsent(err):
 		return "the toolkit has said nothing in this boot; see that nvidia-container-toolkit-daemonset runs on this node"

@@ -7,11 +7,11 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Newer returns nil when the toolkit has written its state since the given time, and
+// WaitNewer returns nil when the toolkit has written its state since the given time, and
 // ctx.Err() when ctx ends first. It is for a container that got nothing, with the start
 // time of its process. An older state is no reason to create the container again: it
 // would get nothing again, in a loop.
-func Newer(ctx context.Context, dir, boot string, than time.Time) error {
+func WaitNewer(ctx context.Context, dir, boot string, than time.Time) error {
 	newer := false
 	var same time.Time // of the word that was heard already
 	ctx, done := context.WithCancel(ctx)

@@ -15,17 +15,17 @@ func TestOnlyAnotherWordOfTheToolkitIsNewer(t *testing.T) {
 	given := &nodestate.Injection{Working: true, Generation: "a"}
 	dir := filepath.Join(t.TempDir(), "toolkit")
 	toolkit(t, dir, given, "")
-	require.NoError(t, Newer(t.Context(), dir, boot, time.Now().Add(-time.Hour)))
+	require.NoError(t, WaitNewer(t.Context(), dir, boot, time.Now().Add(-time.Hour)))
 
 	for name, ahead := range map[string]time.Duration{"heard": 0, "heard before the clock was set back": time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			than := time.Now().Add(ahead)
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			defer cancel()
-			require.ErrorIs(t, Newer(ctx, dir, boot, than), context.DeadlineExceeded)
+			require.ErrorIs(t, WaitNewer(ctx, dir, boot, than), context.DeadlineExceeded)
 
 			ended := make(chan error, 1)
-			go func() { ended <- Newer(t.Context(), dir, boot, than) }()
+			go func() { ended <- WaitNewer(t.Context(), dir, boot, than) }()
 			for { // until it has looked: it follows what comes then
 				select {
 				case err := <-ended:

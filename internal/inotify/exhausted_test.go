@@ -46,20 +46,20 @@ func pollQuickly(t *testing.T) *logged {
 	every := pollInterval
 	pollInterval = 10 * time.Millisecond
 	log := &logged{}
-	LogTo(slog.New(slog.NewTextHandler(log, nil)))
-	t.Cleanup(func() { pollInterval = every; LogTo(nil) })
+	SetLogger(slog.New(slog.NewTextHandler(log, nil)))
+	t.Cleanup(func() { pollInterval = every; SetLogger(nil) })
 	return log
 }
 
 // await waits for an event of a kind.
-func await(t *testing.T, w *Watcher, what What) Event {
+func await(t *testing.T, w *Watcher, what EventKind) Event {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
 		e, err := w.Next(ctx)
 		require.NoError(t, err)
-		if e.What == what {
+		if e.Kind == what {
 			return e
 		}
 	}
@@ -91,12 +91,12 @@ func TestWatcherPollsUntilThereAreDescriptors(t *testing.T) {
 	for range 3 {
 		await(t, w, Missed)
 	}
-	require.ErrorIs(t, Trouble(), unix.EMFILE)
+	require.ErrorIs(t, PollingReason(), unix.EMFILE)
 	require.Equal(t, 1, log.count(nowPolling))
 	giveBack()
-	require.Eventually(t, func() bool { return Trouble() == nil }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return PollingReason() == nil }, time.Minute, time.Millisecond)
 	require.Equal(t, 1, log.count(nowByEvents))
-	require.Equal(t, Event{What: Changed, Dir: dir, Name: "file"}, awaitChange(t, w, dir))
+	require.Equal(t, Event{Kind: Changed, Dir: dir, Name: "file"}, awaitChange(t, w, dir))
 }
 
 // awaitChange writes a file in a directory until that is reported: a Missed still in the
@@ -140,7 +140,7 @@ func TestClosingAPollingWatcherLeavesNothing(t *testing.T) {
 	w, err := New()
 	require.NoError(t, err)
 	require.NoError(t, w.Close())
-	require.NoError(t, Trouble())
+	require.NoError(t, PollingReason())
 	require.Equal(t, 1, log.count(nowByEvents))
 }
 
@@ -176,14 +176,14 @@ func TestLimitsOfAUserNamespace(t *testing.T) {
 	require.NoError(t, w.Add(one))
 	await(t, w, Missed)
 	limit("max_inotify_instances", "10")
-	require.Eventually(t, func() bool { return Trouble() == nil }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return PollingReason() == nil }, time.Minute, time.Millisecond)
 
 	limit("max_inotify_watches", "1")
 	require.NoError(t, w.Add(two))
-	require.ErrorIs(t, Trouble(), unix.ENOSPC)
+	require.ErrorIs(t, PollingReason(), unix.ENOSPC)
 	await(t, w, Missed)
 	limit("max_inotify_watches", "10")
-	require.Eventually(t, func() bool { return Trouble() == nil }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return PollingReason() == nil }, time.Minute, time.Millisecond)
 	require.Equal(t, two, awaitChange(t, w, two).Dir)
 	require.Equal(t, 2, log.count(nowPolling))
 	require.Equal(t, 2, log.count(nowByEvents))

@@ -19,19 +19,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is the kind of an Event.
-type What int
+// EventKind is the kind of an Event.
+type EventKind int
 
 // The kinds of Event.
 const (
-	Changed What = iota + 1 // an entry of the directory was created, written to, renamed or removed
-	Gone                    // the directory itself was removed, renamed or unmounted: it is no longer watched
-	Missed                  // events were lost: anything may have changed
+	Changed EventKind = iota + 1 // an entry of the directory was created, written to, renamed or removed
+	Gone                         // the directory itself was removed, renamed or unmounted: it is no longer watched
+	Missed                       // events were lost: anything may have changed
 )
 
 // Event is one thing that happened in a directory.
 type Event struct {
-	What What
+	Kind EventKind
 	Dir  string // as given to Add; "" with Missed
 	Name string // of the entry; "" unless Changed
 }
@@ -65,9 +65,9 @@ type Watcher struct {
 // New makes a Watcher that watches nothing yet.
 func New() (*Watcher, error) { return newWatcher(false) }
 
-// Whole makes a Watcher for files that are written in place: it reports a file that is
+// NewWhole makes a Watcher for files that are written in place: it reports a file that is
 // being written only when its writer closes it.
-func Whole() (*Watcher, error) { return newWatcher(true) }
+func NewWhole() (*Watcher, error) { return newWatcher(true) }
 
 func newWatcher(whole bool) (*Watcher, error) {
 	w := &Watcher{whole: whole, dirs: map[string]int32{}, ready: make(chan struct{}, 1)}
@@ -166,7 +166,7 @@ func (w *Watcher) Next(ctx context.Context) (Event, error) {
 		case w.missed: // replaces the queue: a caller that reads everything again sees those changes too
 			w.missed, w.queue = false, nil
 			w.mu.Unlock()
-			return Event{What: Missed}, nil
+			return Event{Kind: Missed}, nil
 		case len(w.queue) > 0:
 			e := w.queue[0]
 			w.queue = w.queue[1:]
@@ -220,25 +220,25 @@ func beingWritten(path string) bool {
 		return false // report it: the reader will get the error
 	}
 	defer func() { _ = unix.Close(fd) }()
-	writing, known := Writing(uintptr(fd))
+	writing, known := OpenForWriting(uintptr(fd))
 	if !known {
 		return st.Size == 0
 	}
 	return writing
 }
 
-// Writing reports whether somebody has the file fd, which is open for reading, open for
+// OpenForWriting reports whether somebody has the file fd, which is open for reading, open for
 // writing. If not, nobody can open it for writing until fd is closed. known is false if
 // the file system has no leases (fcntl(2), F_SETLEASE), or for another user's file
 // without CAP_LEASE.
-func Writing(fd uintptr) (writing, known bool) {
+func OpenForWriting(fd uintptr) (writing, known bool) {
 	_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_RDLCK)
 	return errors.Is(err, unix.EAGAIN), err == nil || errors.Is(err, unix.EAGAIN)
 }
 
 func (w *Watcher) enqueue(e Event) {
 	w.mu.Lock()
-	if e.What == Missed || len(w.queue) == maxQueued {
+	if e.Kind == Missed || len(w.queue) == maxQueued {
 		w.missed = true
 	} else {
 		w.queue = append(w.queue, e)

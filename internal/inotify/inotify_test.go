@@ -109,7 +109,7 @@ func TestEveryChangeOfAnEntryIsReported(t *testing.T) {
 			w := watcher(t, dir)
 			require.NoError(t, do(filepath.Join(dir, "a")))
 			e := next(t, w)
-			require.Equal(t, Changed, e.What)
+			require.Equal(t, Changed, e.Kind)
 			require.Contains(t, e.Name, "a")
 		})
 	}
@@ -170,7 +170,7 @@ func TestFullQueueBecomesMissedAndOtherWatchersMissNothing(t *testing.T) {
 		require.NoError(t, os.Mkdir(filepath.Join(dir, fmt.Sprint(i)), 0o700))
 		require.Equal(t, Event{Changed, dir, fmt.Sprint(i)}, next(t, quick))
 	}
-	require.Equal(t, Event{What: Missed}, next(t, slow))
+	require.Equal(t, Event{Kind: Missed}, next(t, slow))
 	touch(t, dir, "a")
 	require.Equal(t, Event{Changed, dir, "a"}, next(t, slow))
 }
@@ -252,7 +252,7 @@ func FuzzEvents(f *testing.F) {
 
 func TestWholeReportsAFileWhenItsWriterCloses(t *testing.T) {
 	dir := t.TempDir()
-	w, err := Whole()
+	w, err := NewWhole()
 	require.NoError(t, err)
 	defer func() { require.NoError(t, w.Close()) }()
 	require.NoError(t, w.Add(dir))
@@ -266,11 +266,11 @@ func TestWholeReportsAFileWhenItsWriterCloses(t *testing.T) {
 	require.Equal(t, "a", next(t, other).Name, "written")
 	touch(t, t.TempDir(), "elsewhere")
 	require.NoError(t, os.Symlink("a", filepath.Join(dir, "link")))
-	require.Equal(t, Event{What: Changed, Dir: dir, Name: "link"}, next(t, w), "a is still being written")
+	require.Equal(t, Event{Kind: Changed, Dir: dir, Name: "link"}, next(t, w), "a is still being written")
 	require.NoError(t, f.Close())
-	require.Equal(t, Event{What: Changed, Dir: dir, Name: "a"}, next(t, w))
+	require.Equal(t, Event{Kind: Changed, Dir: dir, Name: "a"}, next(t, w))
 	require.NoError(t, os.Link(filepath.Join(dir, "a"), filepath.Join(dir, "b")))
-	require.Equal(t, Event{What: Changed, Dir: dir, Name: "b"}, next(t, w), "nobody writes it")
+	require.Equal(t, Event{Kind: Changed, Dir: dir, Name: "b"}, next(t, w), "nobody writes it")
 	require.NoError(t, os.Rename(filepath.Join(dir, "b"), filepath.Join(dir, "a")))
 	require.NoError(t, os.Remove(filepath.Join(dir, "a")))
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "c"), 0o755))
@@ -283,7 +283,7 @@ func TestWholeReportsAFileWhenItsWriterCloses(t *testing.T) {
 // Nobody closes such a file any more: no later event would report it.
 func TestWholeReportsAFileThatWasCompleteBeforeItsName(t *testing.T) {
 	dir, elsewhere := t.TempDir(), t.TempDir()
-	w, err := Whole()
+	w, err := NewWhole()
 	require.NoError(t, err)
 	defer func() { require.NoError(t, w.Close()) }()
 	require.NoError(t, w.Add(dir))
@@ -316,13 +316,13 @@ func TestWholeReportsAFileThatWasCompleteBeforeItsName(t *testing.T) {
 func TestWholeReportsAChangeOfMode(t *testing.T) {
 	dir := t.TempDir()
 	touch(t, dir, "a")
-	w, err := Whole()
+	w, err := NewWhole()
 	require.NoError(t, err)
 	defer func() { require.NoError(t, w.Close()) }()
 	require.NoError(t, w.Add(dir))
 	other := watcher(t, dir)
 	require.NoError(t, os.Chmod(filepath.Join(dir, "a"), 0o600))
-	require.Equal(t, Event{What: Changed, Dir: dir, Name: "a"}, next(t, w))
+	require.Equal(t, Event{Kind: Changed, Dir: dir, Name: "a"}, next(t, w))
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "c"), 0o755))
 	require.Equal(t, "c", next(t, other).Name, "the other Watcher does not report it")
 }

@@ -48,16 +48,16 @@ var trouble struct {
 	why error
 }
 
-// LogTo sets the log for when the process starts to poll, and when it returns to
+// SetLogger sets the log for when the process starts to poll, and when it returns to
 // events.
-func LogTo(log *slog.Logger) {
+func SetLogger(log *slog.Logger) {
 	trouble.Lock()
 	defer trouble.Unlock()
 	trouble.log = log
 }
 
-// Trouble returns why the process polls; nil: it watches by events.
-func Trouble() error {
+// PollingReason returns why the process polls; nil: it watches by events.
+func PollingReason() error {
 	trouble.Lock()
 	defer trouble.Unlock()
 	return trouble.why
@@ -178,7 +178,7 @@ func (s *instance) retry() bool {
 		}
 		if missed {
 			// Only after the watches stand: reading everything now catches earlier changes.
-			w.enqueue(Event{What: Missed})
+			w.enqueue(Event{Kind: Missed})
 		}
 	}
 	if exhausted != nil {
@@ -302,7 +302,7 @@ func (s *instance) dispatch(data []byte) {
 		data = data[end:]
 		if mask&unix.IN_Q_OVERFLOW != 0 {
 			for w := range s.users {
-				w.enqueue(Event{What: Missed})
+				w.enqueue(Event{Kind: Missed})
 			}
 			continue
 		}
@@ -313,10 +313,10 @@ func (s *instance) dispatch(data []byte) {
 					if !w.wants(mask, dir, string(name)) {
 						continue
 					}
-					w.enqueue(Event{What: Changed, Dir: dir, Name: string(name)})
+					w.enqueue(Event{Kind: Changed, Dir: dir, Name: string(name)})
 					continue
 				}
-				w.enqueue(Event{What: Gone, Dir: dir})
+				w.enqueue(Event{Kind: Gone, Dir: dir})
 				s.drop(w, dir, wd)
 			}
 		}

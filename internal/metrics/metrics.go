@@ -32,7 +32,7 @@ func NewRegistry() *prometheus.Registry {
 	byClock := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "gpuready_inotify_exhausted", Help: "1 while changes are looked for every few seconds, as the kernel gives no inotify instance, watch or file descriptor.",
 	}, func() float64 {
-		if inotify.Trouble() != nil {
+		if inotify.PollingReason() != nil {
 			return 1
 		}
 		return 0

@@ -52,7 +52,7 @@ func TestHostileClientsKeepNobodyOut(t *testing.T) {
 			attack := flood.Start(ctx, "127.0.0.3", addr, kind, clients)
 			defer attack.Wait()
 			defer cancel()
-			for answered := 0; answered < 9 || attack.Made() < clients; {
+			for answered := 0; answered < 9 || attack.Connections() < clients; {
 				path := []string{"/healthz", "/readyz", "/metrics"}[answered%3]
 				_, err := flood.Probe(ctx, addr, path)
 				require.NoError(t, ctx.Err(), "the last probe: %v", err)

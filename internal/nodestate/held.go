@@ -82,7 +82,7 @@ func (h *holder) open(path string) error {
 	if h.held != nil {
 		return nil
 	}
-	held, err := record.Held(path)
+	held, err := record.WatchHolder(path)
 	if err != nil {
 		return err
 	}

@@ -124,11 +124,11 @@ type Spec struct {
 
 // DevicePluginInfo describes the devices that the device plugin offers to the kubelet.
 type DevicePluginInfo struct {
-	KubeletSocket string     `json:"kubeletSocket"` // host path
-	Registered    bool       `json:"registered"`
-	Resources     []Resource `json:"resources,omitempty"`
-	Left          []Left     `json:"left,omitempty"`
-	Faults        []Fault    `json:"faults,omitempty"`
+	KubeletSocket string                `json:"kubeletSocket"` // host path
+	Registered    bool                  `json:"registered"`
+	Resources     []Resource            `json:"resources,omitempty"`
+	Unallocatable []UnallocatableDevice `json:"left,omitempty"`
+	Faults        []Fault               `json:"faults,omitempty"`
 	// Labels are the labels to set on the Node, by full name. They are features of
 	// GPUs and nothing else: see labels.go. nil: somebody else publishes them, or
 	// they are not known yet; the Node's labels are left alone.
@@ -174,8 +174,8 @@ type MPSResource struct {
 	Message  string           `json:"message,omitempty"` // why it is not ready
 }
 
-// Left is a GPU or MIG device that is not offered at all.
-type Left struct {
+// UnallocatableDevice is a GPU or MIG device that is not offered at all.
+type UnallocatableDevice struct {
 	GPU     gpu.UUID   `json:"gpu,omitempty"` // the GPU or MIG device; "": the driver cannot tell
 	Reason  gpu.Reason `json:"reason"`
 	Message string     `json:"message,omitempty"`

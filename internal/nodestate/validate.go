@@ -235,7 +235,7 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 			}
 		}
 	}
-	for i, l := range p.Left {
+	for i, l := range p.Unallocatable {
 		at := fmt.Sprintf("devicePlugin.left[%d]", i)
 		v.text(at+".gpu", string(l.GPU), 256)
 		v.reason(at+".reason", string(l.Reason))
@@ -368,9 +368,9 @@ func (s State) cleaned() State {
 		}
 		p.Resources[i].Devices = devices
 	}
-	p.Left = slices.Clone(p.Left)
-	for i := range p.Left {
-		p.Left[i].Message = record.Clean(p.Left[i].Message, maxMessage)
+	p.Unallocatable = slices.Clone(p.Unallocatable)
+	for i := range p.Unallocatable {
+		p.Unallocatable[i].Message = record.Clean(p.Unallocatable[i].Message, maxMessage)
 	}
 	p.Faults = slices.Clone(p.Faults)
 	for i := range p.Faults {

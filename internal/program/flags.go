@@ -51,15 +51,15 @@ func (f *Flags) Read(args []string) error {
 		err = config.Env(f.FlagSet, f.Env)
 	}
 	if err != nil {
-		return Wrong("%w; see %s --help", err, f.Name())
+		return UsageErrorf("%w; see %s --help", err, f.Name())
 	}
 	return nil
 }
 
-// Lone returns an error if there are arguments besides the flags.
-func (f *Flags) Lone() error {
+// RefuseArgs returns an error if there are arguments besides the flags.
+func (f *Flags) RefuseArgs() error {
 	if f.NArg() > 0 {
-		return Wrong("%s takes no arguments, not %q", f.Command(), strings.Join(f.Args(), " "))
+		return UsageErrorf("%s takes no arguments, not %q", f.Command(), strings.Join(f.Args(), " "))
 	}
 	return nil
 }
@@ -83,7 +83,7 @@ func Log(w io.Writer, component, format, level string) (*slog.Logger, error) {
 	if level != "" {
 		var l slog.Level
 		if err := l.UnmarshalText([]byte(level)); err != nil {
-			return nil, Wrong("--log-level %q: want debug, info, warn or error", level)
+			return nil, UsageErrorf("--log-level %q: want debug, info, warn or error", level)
 		}
 		o.Level = l
 	}
@@ -94,9 +94,9 @@ func Log(w io.Writer, component, format, level string) (*slog.Logger, error) {
 	case "json":
 		handler = slog.NewJSONHandler(w, &o)
 	default:
-		return nil, Wrong("--log-format %q: want text or json", format)
+		return nil, UsageErrorf("--log-format %q: want text or json", format)
 	}
 	log := slog.New(handler).With("component", component)
-	inotify.LogTo(log)
+	inotify.SetLogger(log)
 	return log, nil
 }

@@ -27,10 +27,10 @@ const (
 
 // Program is a program of several commands.
 type Program struct {
-	Name     string // prefix of errors on stderr and of the version
-	Help     string // the text for --help, exit codes included
-	Commands []Command
-	First    string // the default command; "": a command is required
+	Name           string // prefix of errors on stderr and of the version
+	Help           string // the text for --help, exit codes included
+	Commands       []Command
+	DefaultCommand string // the default command; "": a command is required
 	// Advise returns advice to append to an error's text, or "". It may be nil.
 	Advise func(text string) string
 }
@@ -42,8 +42,8 @@ type Command struct {
 	Hidden bool
 }
 
-// Signalled runs main with a context that ends on SIGINT or SIGTERM.
-func Signalled(main func(context.Context) int) int {
+// RunWithSignals runs main with a context that ends on SIGINT or SIGTERM.
+func RunWithSignals(main func(context.Context) int) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	return main(ctx)
@@ -56,7 +56,7 @@ func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Write
 	if err == nil || errors.Is(err, pflag.ErrHelp) {
 		return OK
 	}
-	if !errors.Is(err, ErrSaid) {
+	if !errors.Is(err, ErrReported) {
 		fmt.Fprintf(stderr, "%s: %s\n", p.Name, p.errorLine(err))
 	}
 	if c, is := errors.AsType[*coded](err); is {
@@ -89,16 +89,16 @@ func (p Program) dispatch(ctx context.Context, args []string, stdout, stderr io.
 		fmt.Fprint(stdout, p.Help)
 		return nil
 	}
-	if p.First != "" && (name == "" || strings.HasPrefix(name, "-")) {
-		name, args = p.First, append([]string{p.First}, args...)
+	if p.DefaultCommand != "" && (name == "" || strings.HasPrefix(name, "-")) {
+		name, args = p.DefaultCommand, append([]string{p.DefaultCommand}, args...)
 	}
 	if i := slices.IndexFunc(p.Commands, func(c Command) bool { return c.Name == name }); i >= 0 {
 		return p.Commands[i].Run(ctx, args[1:], stdout, stderr)
 	}
 	if len(args) == 0 {
-		return Wrong("no command; say %s", p.listCommands())
+		return UsageErrorf("no command; say %s", p.listCommands())
 	}
-	return Wrong("no command %q; say %s", name, p.listCommands())
+	return UsageErrorf("no command %q; say %s", name, p.listCommands())
 }
 
 // listCommands lists the commands that are not hidden.
@@ -121,13 +121,13 @@ type coded struct {
 func (c *coded) Error() string { return c.err.Error() }
 func (c *coded) Unwrap() error { return c.err }
 
-// ErrSaid ends a program that has already printed its error: End(code, ErrSaid).
-var ErrSaid = errors.New("the error was already reported")
+// ErrReported ends a program that has already printed its error: End(code, ErrSaid).
+var ErrReported = errors.New("the error was already reported")
 
-// End returns an error that ends the program with an exit code.
-func End(code int, err error) error { return &coded{code, err} }
+// WithExitCode returns an error that ends the program with an exit code.
+func WithExitCode(code int, err error) error { return &coded{code, err} }
 
-// Wrong returns an error that ends the program with Usage: the command line is invalid.
-func Wrong(format string, args ...any) error {
-	return End(Usage, fmt.Errorf(format, args...))
+// UsageErrorf returns an error that ends the program with Usage: the command line is invalid.
+func UsageErrorf(format string, args ...any) error {
+	return WithExitCode(Usage, fmt.Errorf(format, args...))
 }

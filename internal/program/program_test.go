@@ -18,7 +18,7 @@ import (
 // sample is a program with a command of each kind.
 func sample(first string) program.Program {
 	return program.Program{
-		Name: "gpu-sample", Help: "the help\n", First: first,
+		Name: "gpu-sample", Help: "the help\n", DefaultCommand: first,
 		Advise: func(text string) string {
 			if strings.Contains(text, "EOF") {
 				return "write it whole"
@@ -28,10 +28,10 @@ func sample(first string) program.Program {
 		Commands: []program.Command{
 			{Name: "greet", Run: greet},
 			{Name: "fail", Run: func(context.Context, []string, io.Writer, io.Writer) error {
-				return program.End(7, errors.Join(errors.New("one"), errors.New("two")))
+				return program.WithExitCode(7, errors.Join(errors.New("one"), errors.New("two")))
 			}},
 			{Name: "quiet", Run: func(context.Context, []string, io.Writer, io.Writer) error {
-				return program.End(3, program.ErrSaid)
+				return program.WithExitCode(3, program.ErrReported)
 			}},
 			{Name: "break", Run: func(context.Context, []string, io.Writer, io.Writer) error { return io.ErrUnexpectedEOF }},
 			{Name: "child", Hidden: true, Run: greet},
@@ -46,7 +46,7 @@ func greet(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	f.Env["whom"] = "WHOM"
 	f.Format(&format)
 	f.Level(&level)
-	if err := errors.Join(f.Read(args), f.Lone()); err != nil {
+	if err := errors.Join(f.Read(args), f.RefuseArgs()); err != nil {
 		return err
 	}
 	log, err := program.Log(stderr, "sample", format, level)
@@ -116,7 +116,7 @@ func TestAVariableCountsWhereTheFlagIsNotGiven(t *testing.T) {
 
 func TestASignalEndsTheContext(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
-		code := program.Signalled(func(ctx context.Context) int {
+		code := program.RunWithSignals(func(ctx context.Context) int {
 			require.NoError(t, syscall.Kill(syscall.Getpid(), s))
 			<-ctx.Done()
 			return 5

@@ -75,7 +75,7 @@ func (p Proof) encode(l Layer) ([]byte, error) {
 	return f.bytes()
 }
 
-func (r Refusal) encode(l Layer) ([]byte, error) {
+func (r NotReady) encode(l Layer) ([]byte, error) {
 	f := &file{}
 	f.head(l, r.BootID, r.Time)
 	f.add("REASON", string(r.Reason))
@@ -165,7 +165,7 @@ func decodeProof(v map[string]string, l Layer) (*Proof, error) {
 
 var reasonPattern = regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,63}$`)
 
-func decodeRefusal(v map[string]string, l Layer) (*Refusal, error) {
+func decodeRefusal(v map[string]string, l Layer) (*NotReady, error) {
 	t, err := decodeHead(v, l)
 	if err != nil {
 		return nil, err
@@ -173,7 +173,7 @@ func decodeRefusal(v map[string]string, l Layer) (*Refusal, error) {
 	if !reasonPattern.MatchString(v["REASON"]) {
 		return nil, fmt.Errorf("%w: REASON is not one CamelCase word", ErrInvalid)
 	}
-	return &Refusal{BootID: v["BOOT_ID"], Time: t, Reason: gpu.Reason(v["REASON"]), Message: v["MESSAGE"], Action: v["ACTION"]}, nil
+	return &NotReady{BootID: v["BOOT_ID"], Time: t, Reason: gpu.Reason(v["REASON"]), Message: v["MESSAGE"], Action: v["ACTION"]}, nil
 }
 
 var plain = regexp.MustCompile(`^[A-Za-z0-9_./:@%+,-]*$`)

@@ -68,8 +68,8 @@ type Proof struct {
 	Resources map[string]int // allocatable devices, by resource name
 }
 
-// Refusal describes why a layer is not ready.
-type Refusal struct {
+// NotReady describes why a layer is not ready.
+type NotReady struct {
 	BootID  string // of this boot where empty
 	Time    time.Time
 	Reason  gpu.Reason // one CamelCase word
@@ -80,7 +80,7 @@ type Refusal struct {
 // Status is the known status of a layer; exactly one field is set.
 type Status struct {
 	Proof   *Proof
-	Refusal *Refusal
+	Refusal *NotReady
 }
 
 // Errors that Read wraps, besides fs.ErrNotExist.
@@ -111,7 +111,7 @@ func WriteReady(dir string, l Layer, p Proof) error {
 
 // WriteNotReady removes the proof of a layer and records why it is not ready. The
 // proof is gone even if recording fails.
-func WriteNotReady(dir string, l Layer, r Refusal) error {
+func WriteNotReady(dir string, l Layer, r NotReady) error {
 	if err := record.Remove(readyPath(dir, l)); err != nil {
 		return err
 	}
@@ -187,13 +187,13 @@ func (e *NotReadyError) Error() string {
 	if r := e.Status.Refusal; r != nil {
 		return fmt.Sprintf("%s is not ready: %s: %s", e.Layer, r.Reason, r.Message)
 	}
-	return fmt.Sprintf("%s is not ready: %s", e.Layer, Unknown(e.Err))
+	return fmt.Sprintf("%s is not ready: %s", e.Layer, DescribeError(e.Err))
 }
 
 func (e *NotReadyError) Unwrap() error { return e.Cause }
 
-// Unknown describes an error of Read, for a layer of unknown status.
-func Unknown(err error) string {
+// DescribeError describes an error of Read, for a layer of unknown status.
+func DescribeError(err error) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "the validator has not said anything about it yet"

@@ -71,7 +71,7 @@ func TestALayerIsReadyOrNotAndNeverBoth(t *testing.T) {
 	_, err := Read(dir, CUDA, "")
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.NoError(t, WriteReady(dir, CUDA, Proof{GPUs: 1}))
-	require.NoError(t, WriteNotReady(dir, CUDA, Refusal{Reason: "WrongResult", Message: "GPU-a\nis wrong", Action: "replace it"}))
+	require.NoError(t, WriteNotReady(dir, CUDA, NotReady{Reason: "WrongResult", Message: "GPU-a\nis wrong", Action: "replace it"}))
 	require.NoFileExists(t, filepath.Join(dir, "cuda-ready"))
 	s, err := Read(dir, CUDA, "")
 	require.NoError(t, err)
@@ -84,7 +84,7 @@ func TestALayerIsReadyOrNotAndNeverBoth(t *testing.T) {
 	require.Equal(t, 1, s.Proof.GPUs)
 
 	// Somebody else puts a reason beside the proof: it counts.
-	data, err := Refusal{Reason: "Odd"}.encode(CUDA)
+	data, err := NotReady{Reason: "Odd"}.encode(CUDA)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(notReadyPath(dir, CUDA), data, 0o644))
 	s, err = Read(dir, CUDA, "")
@@ -100,7 +100,7 @@ func TestAReasonThatCannotBeWrittenStillTakesTheProofAway(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, WriteReady(dir, Driver, Proof{}))
 	require.NoError(t, os.Mkdir(notReadyPath(dir, Driver), 0o755))
-	require.Error(t, WriteNotReady(dir, Driver, Refusal{Reason: "X"}))
+	require.Error(t, WriteNotReady(dir, Driver, NotReady{Reason: "X"}))
 	require.NoFileExists(t, readyPath(dir, Driver))
 }
 
@@ -214,7 +214,7 @@ func TestWaitReturnsWhenAllLayersAreReady(t *testing.T) {
 			report := string(l)
 			switch {
 			case err != nil:
-				report += ": " + Unknown(err)
+				report += ": " + DescribeError(err)
 			case s.Proof != nil:
 				report += ": ready"
 			default:
@@ -230,7 +230,7 @@ func TestWaitReturnsWhenAllLayersAreReady(t *testing.T) {
 	require.Equal(t, "toolkit: the validator has not said anything about it yet", <-reports)
 	require.NoError(t, WriteReady(dir, Toolkit, Proof{BootID: otherBoot}))
 	require.Equal(t, "toolkit: what is known is from an earlier boot", <-reports)
-	require.NoError(t, WriteNotReady(dir, Driver, Refusal{Reason: "NoDriver", Message: "none"}))
+	require.NoError(t, WriteNotReady(dir, Driver, NotReady{Reason: "NoDriver", Message: "none"}))
 	require.Equal(t, "driver: NoDriver", <-reports)
 	require.NoError(t, WriteReady(dir, Toolkit, Proof{}))
 	for report := range reports {
@@ -258,7 +258,7 @@ func TestWatchFollowsALayerBothWays(t *testing.T) {
 		switch {
 		case s.Proof != nil && len(seen) == 0:
 			seen = append(seen, "ready")
-			require.NoError(t, WriteNotReady(dir, Driver, Refusal{Reason: "Gone"}))
+			require.NoError(t, WriteNotReady(dir, Driver, NotReady{Reason: "Gone"}))
 		case s.Refusal != nil:
 			seen = append(seen, string(s.Refusal.Reason))
 			require.NoError(t, WriteReady(dir, Driver, Proof{}))
@@ -283,7 +283,7 @@ func TestWaitEndsWithTheLayersReason(t *testing.T) {
 	require.EqualError(t, err, "driver is not ready: the validator has not said anything about it yet")
 
 	require.NoError(t, WriteReady(dir, Driver, Proof{}))
-	require.NoError(t, WriteNotReady(dir, Toolkit, Refusal{Reason: "SpecMissing", Message: "no spec names GPU-a"}))
+	require.NoError(t, WriteNotReady(dir, Toolkit, NotReady{Reason: "SpecMissing", Message: "no spec names GPU-a"}))
 	require.EqualError(t, Wait(ctx, dir, Layers(), "", nil), "toolkit is not ready: SpecMissing: no spec names GPU-a")
 	require.NoError(t, Wait(ctx, dir, []Layer{Driver}, "", nil), "what is ready needs no time")
 }

@@ -53,7 +53,7 @@ type cluster struct {
 
 func newCluster(t *testing.T) *cluster {
 	p := NewPlanner(scheme.Scheme)
-	require.NoError(t, p.Own(owner()))
+	require.NoError(t, p.SetOwner(owner()))
 	return &cluster{t, fake.NewClientBuilder().Build(), p}
 }
 
@@ -91,7 +91,7 @@ func TestObjectsAreAppliedOnlyWhenTheyDiffer(t *testing.T) {
 	require.Equal(t, map[string]string{"one": "missing", "two": "missing"}, w.reconcile(one, two))
 	require.Empty(t, w.reconcile(one, two), "nothing to do")
 	w.planner = NewPlanner(scheme.Scheme)
-	require.NoError(t, w.planner.Own(owner()))
+	require.NoError(t, w.planner.SetOwner(owner()))
 	require.Empty(t, w.reconcile(one, two), "nothing to do for a process that was started anew")
 
 	var have appsv1.DaemonSet
@@ -107,7 +107,7 @@ func TestObjectsAreAppliedOnlyWhenTheyDiffer(t *testing.T) {
 	require.Empty(t, w.reconcile(one))
 	other := owner()
 	other.UID = "u2"
-	require.NoError(t, w.planner.Own(other))
+	require.NoError(t, w.planner.SetOwner(other))
 	require.Equal(t, map[string]string{"one": "owner"}, w.reconcile(one), "the policy was made anew")
 }
 

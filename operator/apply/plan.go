@@ -40,11 +40,11 @@ func Selector() client.MatchingLabels {
 // Plan holds the changes to make.
 type Plan struct {
 	Apply []Change
-	Prune []Rest
+	Prune []Removal
 }
 
-// Rest is an object that is no longer wanted.
-type Rest struct {
+// Removal is an object that is no longer wanted.
+type Removal struct {
 	Key
 	Object client.Object
 }
@@ -81,8 +81,8 @@ func NewPlanner(scheme *runtime.Scheme) *Planner {
 	return &Planner{scheme: scheme, verified: map[Key]verified{}}
 }
 
-// Own sets the owner of the objects in later plans.
-func (p *Planner) Own(owner client.Object) error {
+// SetOwner sets the owner of the objects in later plans.
+func (p *Planner) SetOwner(owner client.Object) error {
 	kind, err := p.kind(owner)
 	if err != nil {
 		return err
@@ -131,10 +131,10 @@ func (p *Planner) Plan(wanted []Object, live []client.Object, keep func(client.O
 	for key, o := range have {
 		delete(p.verified, key)
 		if o.GetDeletionTimestamp() == nil && !keep(o) {
-			plan.Prune = append(plan.Prune, Rest{key, o})
+			plan.Prune = append(plan.Prune, Removal{key, o})
 		}
 	}
-	slices.SortFunc(plan.Prune, func(a, b Rest) int { return cmp.Compare(a.String(), b.String()) })
+	slices.SortFunc(plan.Prune, func(a, b Removal) int { return cmp.Compare(a.String(), b.String()) })
 	return plan, nil
 }
 

@@ -215,7 +215,7 @@ func (c Config) cleanNode(ctx context.Context, name string, taints []string) err
 		return err
 	}
 	n := fleet.Observe(&node)
-	plan := upgrade.Make(upgrade.Input{Nodes: []*fleet.Node{n}, Now: time.Now()})
+	plan := upgrade.NewPlan(upgrade.Input{Nodes: []*fleet.Node{n}, Now: time.Now()})
 	patch, _ := plan.Patch(n, n.RemovalPatch(false))
 	c.dropForeign(&node, patch.Labels, others)
 	if len(patch.Labels) == 0 && len(patch.Annotations) == 0 && patch.Unschedulable == nil {

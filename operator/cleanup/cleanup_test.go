@@ -154,7 +154,7 @@ func named(labels map[string]string) *corev1.Node {
 	}
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: "n1", UID: "u1", Labels: maps.Clone(labels),
-		Annotations: map[string]string{label.Features: strings.Join(short, ","), label.Wrote: strings.Join(wrote, ",")},
+		Annotations: map[string]string{label.Features: strings.Join(short, ","), label.OwnLabels: strings.Join(wrote, ",")},
 	}}
 }
 
@@ -175,7 +175,7 @@ func cleaned(ctx context.Context, t require.TestingT, c client.WithWatch, node *
 	var left corev1.Node
 	require.NoError(t, c.Get(ctx, client.ObjectKey{Name: node.Name}, &left))
 	require.NotContains(t, left.Annotations, label.Features)
-	require.NotContains(t, left.Annotations, label.Wrote)
+	require.NotContains(t, left.Annotations, label.OwnLabels)
 	require.NoError(t, c.Delete(ctx, &left))
 	return left.Labels, out.String()
 }
@@ -238,7 +238,7 @@ func TestLabelsWithAnotherOwnerStay(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name:        "n1",
 		Labels:      map[string]string{"nvidia.com/gpu.deploy.dcgm": "true", "nvidia.com/gpu.deploy.driver": "true"},
-		Annotations: map[string]string{label.Wrote: "deploy.dcgm,deploy.driver"},
+		Annotations: map[string]string{label.OwnLabels: "deploy.dcgm,deploy.driver"},
 		ManagedFields: []metav1.ManagedFieldsEntry{
 			entry("argocd", "", labels), entry(label.FieldManager, "", labels),
 			entry("node-problem-detector", "status", `{"f:status":{"f:conditions":{"k:{\"type\":\"GPUHealthy\"}":{".":{},"f:type":{}}}}}`),

@@ -50,7 +50,7 @@ func runCleanup(ctx context.Context, args []string, stdout, stderr io.Writer) er
 		return err
 	}
 	if o.cluster.Namespace == "" {
-		return program.Wrong("cleanup needs --namespace, the operator's own ($POD_NAMESPACE), or --operand-namespace")
+		return program.UsageErrorf("cleanup needs --namespace, the operator's own ($POD_NAMESPACE), or --operand-namespace")
 	}
 	c.Namespace = o.cluster.Namespace
 	if _, err := o.logger(stderr); err != nil {
@@ -71,7 +71,7 @@ func runCleanup(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	defer cancel()
 	if err := cleanup.Run(ctx, c); err != nil {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return program.End(exitTimeout, fmt.Errorf("%w: %w", context.Cause(ctx), err))
+			return program.WithExitCode(exitTimeout, fmt.Errorf("%w: %w", context.Cause(ctx), err))
 		}
 		return err
 	}

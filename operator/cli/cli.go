@@ -36,7 +36,7 @@ Usage:
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return program.Program{
-		Name: "gpu-operator", Help: usage + exitHelp, First: "run",
+		Name: "gpu-operator", Help: usage + exitHelp, DefaultCommand: "run",
 		Commands: []program.Command{
 			{Name: "run", Run: run},
 			{Name: "render", Run: render},

@@ -69,7 +69,7 @@ func (o *options) parse(args []string) error {
 	if err := o.flags.Read(args); err != nil {
 		return err
 	}
-	if err := o.flags.Lone(); err != nil {
+	if err := o.flags.RefuseArgs(); err != nil {
 		return err
 	}
 	if o.cluster.Namespace == "" {
@@ -84,10 +84,10 @@ func (o *options) restConfig() (*rest.Config, error) {
 	var err error
 	if o.kubeconfig == "" {
 		if c, err = rest.InClusterConfig(); err != nil {
-			return nil, program.Wrong("%w; outside of a cluster set --kubeconfig", err)
+			return nil, program.UsageErrorf("%w; outside of a cluster set --kubeconfig", err)
 		}
 	} else if c, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig); err != nil {
-		return nil, program.Wrong("--kubeconfig %s: %w", o.kubeconfig, err)
+		return nil, program.UsageErrorf("--kubeconfig %s: %w", o.kubeconfig, err)
 	}
 	// Decompressing watches, which API servers compress event by event, was 9 % of an event's
 	// cost (docs/decisions/0033-what-a-nodes-event-costs.md).

@@ -47,16 +47,16 @@ func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	if policyFile == "" {
-		return program.Wrong("render needs --policy, a file with a ClusterPolicy")
+		return program.UsageErrorf("render needs --policy, a file with a ClusterPolicy")
 	}
 	if o.cluster.Namespace == "" {
 		o.cluster.Namespace = "gpuready"
 	}
 	policy, nodes, err := readFiles(policyFile, nodesFile)
 	if err != nil {
-		return program.End(program.Usage, err)
+		return program.WithExitCode(program.Usage, err)
 	}
-	p, err := controller.Show(policy, nodes, o.cluster, own)
+	p, err := controller.NewPreview(policy, nodes, o.cluster, own)
 	if err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	if o.namespace == "" {
-		return program.Wrong("run needs --namespace, the operator's own ($POD_NAMESPACE)")
+		return program.UsageErrorf("run needs --namespace, the operator's own ($POD_NAMESPACE)")
 	}
 	log, err := o.logger(stderr)
 	if err != nil {
@@ -114,7 +114,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	registries, err := registry.New(registry.Options{Insecure: r.insecure, CADirs: r.registryCA, Agent: kube.UserAgent})
 	if err != nil {
-		return program.Wrong("--registry-ca: %w", err)
+		return program.UsageErrorf("--registry-ca: %w", err)
 	}
 	direct, err := client.NewWithWatch(kube, client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient()})
 	if err != nil {
@@ -134,10 +134,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return cache.New(kube, options)
 		},
 		Registry: func(changed func(string)) controller.Registry {
-			return registry.NewCache(controller.Ask(registries, direct, o.cluster.Namespace, m), changed)
+			return registry.NewCache(controller.NewLookup(registries, direct, o.cluster.Namespace, m), changed)
 		},
-		Roll: func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) controller.Roll {
-			return roll.New(roll.Options{Client: direct, Namespaces: []string{o.cluster.Namespace, o.namespace}, Remover: remover, Changed: changed, Tell: recordEvent})
+		Roll: func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) controller.Evictor {
+			return roll.New(roll.Options{Client: direct, Namespaces: []string{o.cluster.Namespace, o.namespace}, Remover: remover, Changed: changed, RecordEvent: recordEvent})
 		},
 	})
 	if err := mgr.Add(c); err != nil {
@@ -182,7 +182,7 @@ func newManager(kube *rest.Config, o *options, log *slog.Logger) (manager.Manage
 // pass its Gate.
 func newElector(kube *rest.Config, o *options, pod leader.Pod, m *meter.Metrics, log *slog.Logger) (*leader.Elector, error) {
 	if (pod.Name == "") != (pod.UID == "") {
-		return nil, program.Wrong("--pod-name %q and --pod-uid %q: set both, or neither", pod.Name, pod.UID)
+		return nil, program.UsageErrorf("--pod-name %q and --pod-uid %q: set both, or neither", pod.Name, pod.UID)
 	}
 	host, err := os.Hostname()
 	if err != nil {
@@ -198,6 +198,6 @@ func newElector(kube *rest.Config, o *options, pod leader.Pod, m *meter.Metrics,
 	}
 	return leader.New(leader.Options{
 		Client: direct, Namespace: o.namespace, Deployment: deployment, Pod: pod, Host: host + "_" + string(uuid.NewUUID()),
-		Report: func(s leader.Status) { m.Leads(s.Leads, s.StandsDownFor) }, Log: log,
+		Report: func(s leader.Status) { m.SetLeadership(s.Leads, s.StandsDownFor) }, Log: log,
 	}), nil
 }

@@ -39,7 +39,7 @@ func (c *census) replace(before, now *fleet.Node) (changed bool) {
 }
 
 func (c *census) add(n *fleet.Node) (changed bool) {
-	if n.Described {
+	if n.HasNFDLabels {
 		c.described++
 	}
 	if id := n.Labels[label.Driver]; id != "" {
@@ -62,7 +62,7 @@ func (c *census) add(n *fleet.Node) (changed bool) {
 }
 
 func (c *census) remove(n *fleet.Node) (changed bool) {
-	if n.Described {
+	if n.HasNFDLabels {
 		c.described--
 	}
 	if id := n.Labels[label.Driver]; id != "" {

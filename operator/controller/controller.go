@@ -57,7 +57,7 @@ type Config struct {
 	Cluster state.Cluster // OpenShift and HandOver are detected
 	// Roll returns the Roll that evicts pods. It calls changed when the watched pods have
 	// changed, and recordEvent to record an Event of a Node.
-	Roll func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) Roll
+	Roll func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) Evictor
 	// Registry returns the Registry. It calls changed when it has learned something new
 	// about an image. It receives pull secrets by name only.
 	Registry func(changed func(image string)) Registry
@@ -65,9 +65,9 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Roll evicts, deletes and watches pods as plans of driver upgrades require; roll.Roller
+// Evictor evicts, deletes and watches pods as plans of driver upgrades require; roll.Roller
 // implements it.
-type Roll interface {
+type Evictor interface {
 	// Pods returns the pods of the nodes that the last plan watches.
 	Pods() map[string][]*upgrade.Pod
 	// Remove starts evicting and deleting pods, and watches the pods that the plan names. It
@@ -85,7 +85,7 @@ type Controller struct {
 	writer   *writer
 	reviewer *reviewer
 	registry Registry
-	roll     Roll
+	roll     Evictor
 	toolkit  *toolkit
 	planner  *apply.Planner
 

@@ -60,7 +60,7 @@ func TestRestartedOperatorReachesTheSameState(t *testing.T) {
 			w.model.nvidiaOperators = other
 			require.Empty(t, w.settle())
 			require.Equal(t, before.Nodes, w.policy("policy").Status.Nodes)
-			require.Equal(t, upgrade.Make(w.fullInput()).Counts, w.plan.Counts)
+			require.Equal(t, upgrade.NewPlan(w.fullInput()).Counts, w.plan.Counts)
 		})
 	}
 }

@@ -144,7 +144,7 @@ func (m *model) updateNode(n *fleet.Node) {
 // validatedAgain reports whether the validator has renewed the condition that an upgrade
 // waits for.
 func validatedAgain(before, now *fleet.Node) bool {
-	return upgrade.State(now.Labels[label.UpgradeState]).InFlight() && !before.GPUReady.Said.Equal(now.GPUReady.Said)
+	return upgrade.State(now.Labels[label.UpgradeState]).InFlight() && !before.GPUReady.Renewed.Equal(now.GPUReady.Renewed)
 }
 
 // updateCensus replaces a Node in the census.

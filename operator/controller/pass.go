@@ -56,7 +56,7 @@ func (c *Controller) applyObjects(ctx context.Context, s *desired) error {
 		return s.err
 	}
 	if s.policy != nil {
-		if err := c.planner.Own(s.policy); err != nil {
+		if err := c.planner.SetOwner(s.policy); err != nil {
 			return err
 		}
 	}
@@ -200,9 +200,9 @@ func (c *Controller) planUpgrade(s *desired) *upgrade.Plan {
 		}
 	}
 	in.Settled = c.roster.settled
-	plan := upgrade.Make(in)
+	plan := upgrade.NewPlan(in)
 	c.roster.finishPlan(plan)
-	c.schedulePass(plan.Wake)
+	c.schedulePass(plan.NextPlan)
 	return plan
 }
 
@@ -257,14 +257,14 @@ func (c *Controller) labelNode(on *member, s *desired, plan *upgrade.Plan) {
 	if s.released {
 		other = on.node.RemovalPatch(on.hasValidator())
 	} else {
-		other = on.node.LabelPatch(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: on.hostDriver(), Speaks: on.hasValidator()})
+		other = on.node.LabelPatch(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: on.hostDriver(), HasValidator: on.hasValidator()})
 	}
 	patch, needed := plan.Patch(on.node, other)
 	switch {
 	case needed:
 		on.sent = &patch
 		c.writer.set(on.node.Name, on.sent)
-	case on.sent != nil || c.model.unwritten[on.node.Name] != nil && !plan.Waits(on.node.Name):
+	case on.sent != nil || c.model.unwritten[on.node.Name] != nil && !plan.IsUnwritten(on.node.Name):
 		on.sent = nil
 		c.writer.set(on.node.Name, nil)
 		delete(c.model.unwritten, on.node.Name)

@@ -18,9 +18,9 @@ type Preview struct {
 	Problems []state.Problem
 }
 
-// Show returns the Preview. If ours is true, driver images are assumed to be this product's
+// NewPreview returns the Preview. If ours is true, driver images are assumed to be this product's
 // driver containers.
-func Show(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, ours bool) (Preview, error) {
+func NewPreview(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, ours bool) (Preview, error) {
 	census := newCensus(cluster.HandOver)
 	for _, n := range nodes {
 		census.add(n)

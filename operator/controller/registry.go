@@ -19,24 +19,24 @@ import (
 // Registry knows which images exist and which are this product's; registry.Cache implements
 // it.
 type Registry interface {
-	// Look returns what is known of an image, without waiting.
-	Look(image string, a registry.Access) driver.Presence
+	// Lookup returns what is known of an image, without waiting.
+	Lookup(image string, a registry.Access) driver.Presence
 	// Prune forgets the images that were not looked up since the last Prune.
 	Prune()
 	// Run queries registries until ctx ends.
 	Run(ctx context.Context) error
 }
 
-// Ask returns a function that queries a registry for an image with the pull secrets and
+// NewLookup returns a function that queries a registry for an image with the pull secrets and
 // certificate authorities of a namespace. Access holds only their names; they are read when
 // needed.
-func Ask(r *registry.Client, from client.Reader, namespace string, m *meter.Metrics) func(context.Context, string, registry.Access) driver.Presence {
+func NewLookup(r *registry.Client, from client.Reader, namespace string, m *meter.Metrics) func(context.Context, string, registry.Access) driver.Presence {
 	return func(ctx context.Context, image string, a registry.Access) driver.Presence {
 		with := registry.Access{Insecure: a.Insecure}
 		for _, secret := range a.Secrets {
 			data, err := readSecret(ctx, from, client.ObjectKey{Namespace: namespace, Name: secret.Name})
 			if err != nil {
-				return driver.Presence{State: driver.Unknown, Why: right.Tell(err)}
+				return driver.Presence{State: driver.Unknown, Why: right.Explain(err)}
 			}
 			with.Secrets = append(with.Secrets, registry.Secret{Name: secret.Name, Data: data})
 		}
@@ -44,17 +44,17 @@ func Ask(r *registry.Client, from client.Reader, namespace string, m *meter.Metr
 		if a.Bundle.Name != "" {
 			with.Bundle, unread = readBundle(ctx, from, client.ObjectKey{Namespace: namespace, Name: a.Bundle.Name})
 		}
-		presence := r.Look(ctx, image, with)
+		presence := r.Lookup(ctx, image, with)
 		if unread != nil {
-			presence.Flaw = unread.Error()
+			presence.AccessProblem = unread.Error()
 		}
 		switch presence.State {
 		case driver.Present:
-			m.Answered(meter.Present)
+			m.CountLookup(meter.Present)
 		case driver.Absent:
-			m.Answered(meter.Absent)
+			m.CountLookup(meter.Absent)
 		default:
-			m.Answered(meter.Unknown)
+			m.CountLookup(meter.Unknown)
 		}
 		return presence
 	}

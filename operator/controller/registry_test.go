@@ -49,7 +49,7 @@ func TestRegistryLookupUsesThePolicysCertificates(t *testing.T) {
 	w := newWorld(t)
 	asks, err := registry.New(registry.Options{})
 	require.NoError(t, err)
-	w.query, w.notified = Ask(asks, w.Client, namespace, meter.New(prometheus.NewRegistry())), make(chan string, 10)
+	w.query, w.notified = NewLookup(asks, w.Client, namespace, meter.New(prometheus.NewRegistry())), make(chan string, 10)
 	w.start()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

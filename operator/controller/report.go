@@ -65,7 +65,7 @@ func (c *Controller) report(ctx context.Context) {
 	}
 	defer c.reportIgnored(ctx, s, now)
 	if s.policy == nil {
-		c.Metrics.Show(meter.Snapshot{})
+		c.Metrics.SetSnapshot(meter.Snapshot{})
 		*r = reportState{at: now}
 		c.model.touched = map[string]bool{}
 		return
@@ -76,7 +76,7 @@ func (c *Controller) report(ctx context.Context) {
 	}
 	r.at = now
 	changes := c.recountNodes(s, now)
-	sum := status.Sum(status.Input{
+	sum := status.Compute(status.Input{
 		Policy: s.policy, Now: now, Namespace: cmp.Or(s.elsewhere, c.Cluster.Namespace), Verdict: c.verdict(s), Operator: c.Operator.String(), Others: c.otherOperators(),
 		Described: c.model.census.described > 0, Tally: r.tally, Choices: s.choices, Unserved: s.unserved,
 		Upgrade: upgradeStatus(c.plan, c.blocked), UpgradeError: upgradeFailure(c.plan), Rolling: c.rollingDaemonSets(), Problems: append(s.renderProblems(), deferredUpgrades(c.plan)...), Err: errors.Join(c.passErr, c.model.unwrittenError()),
@@ -95,7 +95,7 @@ func (c *Controller) reportIgnored(ctx context.Context, s *desired, now time.Tim
 	_, ignored := c.model.inForce()
 	for _, p := range ignored {
 		if s.policy != nil {
-			c.writeStatus(ctx, p, status.Sum(status.Input{
+			c.writeStatus(ctx, p, status.Compute(status.Input{
 				Policy: p, Now: now, Namespace: c.Cluster.Namespace, Verdict: status.Ignored(s.policy.Name), Operator: c.Operator.String(), Others: c.otherOperators(),
 			}))
 		}
@@ -186,7 +186,7 @@ func (c *Controller) recountNode(name string, s *desired, now time.Time) (status
 	r := &c.lastReport
 	on := c.model.nodes[name]
 	if on == nil || !on.node.GPU {
-		if before := r.tally.Drop(name); before != nil {
+		if before := r.tally.Remove(name); before != nil {
 			r.provisioning.Forget(before.UID)
 		}
 		return status.Change{}, false
@@ -196,7 +196,7 @@ func (c *Controller) recountNode(name string, s *desired, now time.Time) (status
 		pods = append(pods, o.Pod)
 	}
 	n := status.Node{Node: on.node, Progress: progress.Of(on.node, pods, r.wanted)}
-	before := r.tally.Put(n)
+	before := r.tally.Add(n)
 	if before != nil && before.UID != n.UID {
 		r.provisioning.Forget(before.UID)
 		before = nil
@@ -326,5 +326,5 @@ func (c *Controller) publishMetrics(sum v1.ClusterPolicyStatus) {
 			snapshot.Problems[string(choice.Problem.Reason)]++
 		}
 	}
-	c.Metrics.Show(snapshot)
+	c.Metrics.SetSnapshot(snapshot)
 }

@@ -23,7 +23,7 @@ func (r *roster) startPlan(m *model) map[string]bool {
 		r.addBusy(name, m)
 	}
 	for name := range m.dirty {
-		r.settled = r.settled.Less(r.shares[name])
+		r.settled = r.settled.Sub(r.shares[name])
 		delete(r.shares, name)
 		r.addBusy(name, m)
 	}

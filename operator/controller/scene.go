@@ -75,7 +75,7 @@ func (c *Controller) evaluate() *desired {
 	if s.err = c.render(s, census.injectionModes()); s.err != nil {
 		return s
 	}
-	rolls, err := upgrade.Read(spec.Driver.UpgradePolicy)
+	rolls, err := upgrade.ParsePolicy(spec.Driver.UpgradePolicy)
 	if err != nil {
 		// A policy that cannot be read upgrades nothing.
 		s.problems = append(s.problems, state.Problem{State: road.Driver, Reason: reasonUpgradePolicy, Message: err.Error()})
@@ -96,8 +96,8 @@ func (c *Controller) choose(s *desired, example map[fleet.Pool]string) {
 		Toolkit:        func(rhcos string) (string, bool) { image, ok := m.toolkit[rhcos]; return image, ok },
 		ToolkitUnknown: m.toolkitError,
 		Registry: func(image string) driver.Presence {
-			presence := c.registry.Look(image, with)
-			flaw = max(flaw, presence.Flaw)
+			presence := c.registry.Lookup(image, with)
+			flaw = max(flaw, presence.AccessProblem)
 			return presence
 		},
 		Deployed: func(id, image string) (driver.Presence, bool) {
@@ -107,7 +107,7 @@ func (c *Controller) choose(s *desired, example map[fleet.Pool]string) {
 	}
 	s.choices = chooseAll(spec, example, facts)
 	pushed := c.accessPrebuilt(&spec.Driver)
-	s.prebuilt = m.prebuildStatus(func(image string) driver.Presence { return c.registry.Look(image, pushed) })
+	s.prebuilt = m.prebuildStatus(func(image string) driver.Presence { return c.registry.Lookup(image, pushed) })
 	c.registry.Prune()
 	// For other drivers the registry only tells whose image it is; that fails silently.
 	if flaw != "" && spec.Driver.Precompiled() {

@@ -111,7 +111,7 @@ func (t *toolkit) startWatch(ctx context.Context) error {
 func (t *toolkit) reportReadError(err error) {
 	t.inbox.enqueue(func(m *model) {
 		if m.toolkitError != "" {
-			m.toolkitError, m.clusterDirty = right.Tell(err), true
+			m.toolkitError, m.clusterDirty = right.Explain(err), true
 		}
 	})
 }

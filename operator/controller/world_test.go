@@ -105,7 +105,7 @@ func byOwnName(o client.Object) []string { return []string{o.GetName()} }
 // start starts a new Controller with an empty model.
 func (w *world) start() {
 	w.Controller = New(Config{
-		Client: w.Client, Events: w.events, Metrics: meter.New(prometheus.NewRegistry()), Roll: func(func(), func(*corev1.Node, upgrade.Event)) Roll { return w },
+		Client: w.Client, Events: w.events, Metrics: meter.New(prometheus.NewRegistry()), Roll: func(func(), func(*corev1.Node, upgrade.Event)) Evictor { return w },
 		Cluster: state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
 		Registry: func(changed func(string)) Registry {
 			if w.query != nil {
@@ -137,7 +137,7 @@ func (w *world) Start(context.Context) error { return nil }
 // images is a registry that has all images which are not built for one kernel.
 type images map[string]driver.Presence
 
-func (i images) Look(image string, _ registry.Access) driver.Presence {
+func (i images) Lookup(image string, _ registry.Access) driver.Presence {
 	if said, ok := i[image]; ok || strings.Contains(image, kernel) {
 		return said
 	}

@@ -172,7 +172,7 @@ func (w *writer) write(ctx context.Context, name string) {
 	w.done(name, patch, false)
 	why := "the Node cannot be written: " + record.Clean(describeError(err), maxRefusal)
 	w.inbox.enqueue(func(m *model) {
-		m.recordRefusal(name, err, upgrade.Refusal{Why: why, Since: since, Next: now.Add(upgrade.WriteAgain)}, func() {
+		m.recordRefusal(name, err, upgrade.Refusal{Why: why, Since: since, Next: now.Add(upgrade.WriteRetry)}, func() {
 			w.recordEvent(nodeRef(name, patch), upgrade.Event{Warning: true, Reason: upgrade.Reason, Message: why + "; other nodes' driver upgrades go first"})
 		})
 		m.completePatch(name, patch, "")
@@ -201,7 +201,7 @@ func describeError(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Sprintf("the API server has not answered within %s: see the admission webhooks that it calls for Nodes", apply.Timeout)
 	}
-	return right.Tell(err)
+	return right.Explain(err)
 }
 
 // maxRefusal bounds the reported text of a refusal, in bytes.

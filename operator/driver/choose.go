@@ -187,7 +187,7 @@ func (c *chooser) setOwner(choice *Choice) (known bool) {
 	if choice.Ours = as.Ours; as.Ours {
 		choice.Version = cmp.Or(Version(c.spec.Driver.Version), as.Version)
 	} else {
-		choice.Guessed = known && as.State != Present
+		choice.AssumedNVIDIA = known && as.State != Present
 	}
 	return known
 }

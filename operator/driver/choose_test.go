@@ -193,7 +193,7 @@ func TestOwnerOfADriverImage(t *testing.T) {
 			Deployed: c.deployed,
 		})
 		require.Equal(t, c.ours, choice.Ours, name)
-		require.Equal(t, c.guessed, choice.Guessed, name)
+		require.Equal(t, c.guessed, choice.AssumedNVIDIA, name)
 		require.Equal(t, c.waits, choice.Problem != nil, name)
 		require.Equal(t, c.asked, asked, name)
 	}

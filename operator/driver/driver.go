@@ -31,10 +31,10 @@ type Choice struct {
 	Selector map[string]string // Node labels that the DaemonSet requires, besides gpuready.io/driver
 	// Ours means that Image is a driver container of this product. Its contract differs from
 	// that of NVIDIA's.
-	Ours    bool     `json:",omitempty"`
-	Version string   `json:",omitempty"` // of the driver in an image that is ours; "" if unknown
-	Guessed bool     `json:",omitempty"` // assumed to be NVIDIA's, as the registry did not tell
-	Problem *Problem // why it is not the driver that the policy requires, or none at all
+	Ours          bool     `json:",omitempty"`
+	Version       string   `json:",omitempty"` // of the driver in an image that is ours; "" if unknown
+	AssumedNVIDIA bool     `json:",omitempty"` // assumed to be NVIDIA's, as the registry did not tell
+	Problem       *Problem // why it is not the driver that the policy requires, or none at all
 }
 
 // Problem describes why a pool does not get the driver that the policy requires.
@@ -82,11 +82,11 @@ type Facts struct {
 
 // Presence is the result of an image lookup in a registry.
 type Presence struct {
-	State   PresenceState
-	Ours    bool   // by a label of the image, it is a driver container of this product
-	Version string // of its driver, by the same label; "" if there is none
-	Why     string // if Unknown: the cause; if Absent: reasons to doubt it; if Present: why its labels are unknown
-	Flaw    string // credentials or certificates that could not be used for the lookup
+	State         PresenceState
+	Ours          bool   // by a label of the image, it is a driver container of this product
+	Version       string // of its driver, by the same label; "" if there is none
+	Why           string // if Unknown: the cause; if Absent: reasons to doubt it; if Present: why its labels are unknown
+	AccessProblem string // credentials or certificates that could not be used for the lookup
 }
 
 // PresenceState is the state of an image lookup.

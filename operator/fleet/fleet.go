@@ -22,24 +22,24 @@ import (
 // Node is a node of the cluster, reduced to what the operator acts on. It must not be changed
 // after it was made.
 type Node struct {
-	Name        string
-	UID         string
-	Version     string // resourceVersion that patches are based on
-	Created     time.Time
-	GPU         bool // NFD has found an NVIDIA GPU, or a person says so
-	Described   bool // NFD has labelled the node
-	Ready       bool // by the kubelet
-	Cordoned    bool
-	Pool        Pool
-	Injection   Injection
-	Kubelet     string            // version, "v1.29.3"
-	Runtime     string            // "containerd://2.0.1"
-	Taints      []corev1.Taint    // all
-	Labels      map[string]string // only those that the operator reads or writes
-	Annotations map[string]string // only those that the operator reads or writes
-	Heartbeat   time.Time         // of the kubelet's last report, by the node's clock
-	GPUReady    Condition         // by the validator
-	GPUHealthy  Condition
+	Name         string
+	UID          string
+	Version      string // resourceVersion that patches are based on
+	Created      time.Time
+	GPU          bool // NFD has found an NVIDIA GPU, or a person says so
+	HasNFDLabels bool // NFD has labelled the node
+	Ready        bool // by the kubelet
+	Cordoned     bool
+	Pool         Pool
+	Injection    Injection
+	Kubelet      string            // version, "v1.29.3"
+	Runtime      string            // "containerd://2.0.1"
+	Taints       []corev1.Taint    // all
+	Labels       map[string]string // only those that the operator reads or writes
+	Annotations  map[string]string // only those that the operator reads or writes
+	Heartbeat    time.Time         // of the kubelet's last report, by the node's clock
+	GPUReady     Condition         // by the validator
+	GPUHealthy   Condition
 }
 
 // Condition is a condition of a Node. The zero value means that the Node has none of that type.
@@ -48,7 +48,7 @@ type Condition struct {
 	Reason  string
 	Message string
 	Since   time.Time // of the status, by the node's clock
-	Said    time.Time // when it was last renewed, by the node's clock
+	Renewed time.Time // when it was last renewed, by the node's clock
 }
 
 // Pool identifies the nodes that can have the same driver: nodes with equal Pools form one
@@ -83,9 +83,9 @@ const (
 	Handler     Injection = "handler"     // agents are privileged, envvar and the runtime handler: everything older or unknown
 )
 
-// Away reports whether a person excludes all operands from the Node. It is false for a Node
+// Excluded reports whether a person excludes all operands from the Node. It is false for a Node
 // that was handed over to this operator: there the label excludes NVIDIA's operands.
-func (n *Node) Away() bool {
+func (n *Node) Excluded() bool {
 	return n.Labels[label.Operands] == "false" && !n.HandedOver()
 }
 
@@ -97,7 +97,7 @@ func (n *Node) HandedOver() bool {
 // Served reports whether the operator acts on the Node. handOver is true while NVIDIA's
 // operator runs in the cluster.
 func (n *Node) Served(handOver bool) bool {
-	return n.GPU && !n.Away() && (!handOver || n.HandedOver())
+	return n.GPU && !n.Excluded() && (!handOver || n.HandedOver())
 }
 
 // HostDriver reports whether the operator or a person has labelled the Node's host as having
@@ -114,7 +114,7 @@ func (n *Node) Equal(o *Node) bool {
 		return n == o
 	}
 	return n.Name == o.Name && n.UID == o.UID && n.Created.Equal(o.Created) &&
-		n.GPU == o.GPU && n.Described == o.Described && n.Ready == o.Ready && n.Cordoned == o.Cordoned &&
+		n.GPU == o.GPU && n.HasNFDLabels == o.HasNFDLabels && n.Ready == o.Ready && n.Cordoned == o.Cordoned &&
 		n.Pool == o.Pool && n.Injection == o.Injection && n.Kubelet == o.Kubelet && n.Runtime == o.Runtime &&
 		n.GPUReady.equal(o.GPUReady) && n.GPUHealthy.equal(o.GPUHealthy) &&
 		maps.Equal(n.Labels, o.Labels) && maps.Equal(n.Annotations, o.Annotations) && sameTaints(n.Taints, o.Taints)

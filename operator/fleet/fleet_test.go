@@ -69,7 +69,7 @@ func TestSourcesOfGPUPresence(t *testing.T) {
 		{"the operator, and NFD has been removed", map[string]string{label.Present: "true"}, "present", true},
 	} {
 		n := node(c.labels)
-		n.Annotations = map[string]string{label.Wrote: c.wrote}
+		n.Annotations = map[string]string{label.OwnLabels: c.wrote}
 		require.Equal(t, c.gpu, Observe(n).GPU, c.name)
 	}
 }

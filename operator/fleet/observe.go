@@ -41,7 +41,7 @@ func Observe(node *corev1.Node) *Node {
 			n.GPUHealthy = condition(c)
 		}
 	}
-	n.Described = n.Labels[label.Kernel] != "" || n.Labels[label.OSID] != ""
+	n.HasNFDLabels = n.Labels[label.Kernel] != "" || n.Labels[label.OSID] != ""
 	n.GPU = n.hasGPU()
 	n.Pool = poolOf(n.Labels, &info)
 	return n
@@ -58,7 +58,7 @@ func (n *Node) hasGPU() bool {
 	case n.detectedByNFD():
 		return true
 	case present == yes:
-		return !n.Described || !n.recorded().has(label.Present)
+		return !n.HasNFDLabels || !n.recorded().has(label.Present)
 	}
 	return false
 }
@@ -70,7 +70,7 @@ func (n *Node) detectedByNFD() bool {
 }
 
 func condition(c *corev1.NodeCondition) Condition {
-	return Condition{Status: c.Status, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time, Said: c.LastHeartbeatTime.Time}
+	return Condition{Status: c.Status, Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.Time, Renewed: c.LastHeartbeatTime.Time}
 }
 
 // poolOf prefers NFD's labels, so that a Node agrees with the labels that place pods on it, and
@@ -121,7 +121,7 @@ func readLabel(key string) bool {
 
 func readAnnotation(key string) bool {
 	switch key {
-	case label.Wrote, label.InitiallyCordoned, label.UpgradeSince, label.UpgradeWhy, label.UpgradeTarget, label.UpgradeCordoned, label.Features:
+	case label.OwnLabels, label.InitiallyCordoned, label.UpgradeSince, label.UpgradeReason, label.UpgradeTarget, label.UpgradeCordoned, label.Features:
 		return true
 	}
 	return false

@@ -100,7 +100,7 @@ func full(i int) *corev1.Node {
 	n := node(with(label.PCI3D, "true", label.Present, "true", label.Driver, "ubuntu22.04", label.Injection, "nri"))
 	n.Name = fmt.Sprintf("ip-10-0-%d-%d.eu-central-1.compute.internal", i/256, i%256)
 	n.CreationTimestamp = metav1.Now().Rfc3339Copy()
-	n.Annotations = map[string]string{label.Wrote: "present", "csi.volume.kubernetes.io/nodeid": `{"ebs.csi.aws.com":"i-0123456789abcdef0"}`}
+	n.Annotations = map[string]string{label.OwnLabels: "present", "csi.volume.kubernetes.io/nodeid": `{"ebs.csi.aws.com":"i-0123456789abcdef0"}`}
 	for _, operand := range []string{"driver", "container-toolkit", "device-plugin", "operator-validator", "gpu-feature-discovery", "dcgm", "dcgm-exporter"} {
 		n.Labels[label.Deploy+operand] = "true"
 	}
@@ -132,7 +132,7 @@ func FuzzNoNodePanics(f *testing.F) {
 		if n.Annotations == nil {
 			n.Annotations = map[string]string{}
 		}
-		n.Annotations[label.Wrote] = wrote
+		n.Annotations[label.OwnLabels] = wrote
 		stripped := n.DeepCopy()
 		Strip(stripped)
 		observed := Observe(stripped)

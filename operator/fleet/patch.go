@@ -18,11 +18,11 @@ const (
 // Placement is the desired placement on a Node. The Node's own state takes precedence: no GPU,
 // operands excluded, not handed over.
 type Placement struct {
-	HandOver   bool     // NVIDIA's operator runs: the labels below nvidia.com/ are its own
-	Operands   []string // enabled, as in nvidia.com/gpu.deploy.<operand>
-	Driver     string   // Choice.ID of the Node's driver; "": none
-	HostDriver bool     // the host has its own driver
-	Speaks     bool     // a validator still runs there and may write to the Node
+	HandOver     bool     // NVIDIA's operator runs: the labels below nvidia.com/ are its own
+	Operands     []string // enabled, as in nvidia.com/gpu.deploy.<operand>
+	Driver       string   // Choice.ID of the Node's driver; "": none
+	HostDriver   bool     // the host has its own driver
+	HasValidator bool     // a validator still runs there and may write to the Node
 }
 
 // Patch is a change of a Node's labels and annotations; nil values are removed.
@@ -56,7 +56,7 @@ func (p Patch) JSON() ([]byte, error) {
 // LabelPatch returns the change that brings the Node to the placement. Once applied, the next
 // one is empty.
 func (n *Node) LabelPatch(p Placement) Patch {
-	patch := n.patch(n.wantedLabels(p), p.Speaks && !n.Served(p.HandOver))
+	patch := n.patch(n.wantedLabels(p), p.HasValidator && !n.Served(p.HandOver))
 	var driver, injection string
 	if n.Served(p.HandOver) {
 		driver, injection = p.Driver, string(n.Injection)
@@ -104,7 +104,7 @@ func (n *Node) RemovalPatch(speaks bool) Patch {
 	}
 	n.removeFeatures(&patch)
 	n.setLabel(&patch, label.UpgradeState, "")
-	for _, key := range []string{label.UpgradeSince, label.UpgradeWhy, label.UpgradeTarget, label.UpgradeCordoned, label.InitiallyCordoned} {
+	for _, key := range []string{label.UpgradeSince, label.UpgradeReason, label.UpgradeTarget, label.UpgradeCordoned, label.InitiallyCordoned} {
 		if _, ok := n.Annotations[key]; ok {
 			patch.Annotations[key] = nil
 		}
@@ -141,18 +141,18 @@ func (n *Node) patch(wanted map[string]string, speaks bool) Patch {
 			n.setLabel(&patch, key, before)
 		}
 	}
-	if n.Away() {
+	if n.Excluded() {
 		n.clearOperands(&patch)
 	}
 	text := now.String()
-	has, is := n.Annotations[label.Wrote]
+	has, is := n.Annotations[label.OwnLabels]
 	switch {
 	case text != "" || speaks && n.written():
 		if !is || text != has {
-			patch.Annotations[label.Wrote] = &text
+			patch.Annotations[label.OwnLabels] = &text
 		}
 	case is:
-		patch.Annotations[label.Wrote] = nil
+		patch.Annotations[label.OwnLabels] = nil
 	}
 	return patch
 }
@@ -170,7 +170,7 @@ func (n *Node) clearOperands(patch *Patch) {
 
 // written reports whether the operator has written to the Node.
 func (n *Node) written() bool {
-	_, recorded := n.Annotations[label.Wrote]
+	_, recorded := n.Annotations[label.OwnLabels]
 	return recorded || n.Labels[label.Driver] != "" || n.Labels[label.Injection] != ""
 }
 
@@ -220,7 +220,7 @@ func (r record) has(key string) bool {
 // recorded reads the annotation. It skips names that the operator does not write, so that the
 // annotation can only cause the removal of the operator's labels.
 func (n *Node) recorded() record {
-	text := n.Annotations[label.Wrote]
+	text := n.Annotations[label.OwnLabels]
 	if text == "" {
 		return nil
 	}

@@ -34,7 +34,7 @@ func shown(p Patch) map[string]string {
 }
 
 func TestPatches(t *testing.T) {
-	const wrote = "+" + label.Wrote
+	const wrote = "+" + label.OwnLabels
 	plugin, dcgm := label.Deploy+"device-plugin", label.Deploy+"dcgm"
 	all := "deploy.device-plugin,deploy.driver,present"
 	served := map[string]string{label.Present: "true", deployDriver: "true", plugin: "true", label.Driver: "ubuntu22.04", label.Injection: "nri"}
@@ -74,7 +74,7 @@ func TestPatches(t *testing.T) {
 		{"a person keeps all away", and(label.Operands, "false", dcgm, "true"), all, placed("ubuntu22.04"), map[string]string{
 			"-" + deployDriver: "", "-" + plugin: "", "-" + dcgm: "", "-" + label.Driver: "", "-" + label.Injection: "", wrote: "present"}},
 		{"the GPU has gone", and(label.PCI3D, ""), all, placed("ubuntu22.04"), map[string]string{
-			"-" + label.Present: "", "-" + deployDriver: "", "-" + plugin: "", "-" + label.Driver: "", "-" + label.Injection: "", "-" + label.Wrote: ""}},
+			"-" + label.Present: "", "-" + deployDriver: "", "-" + plugin: "", "-" + label.Driver: "", "-" + label.Injection: "", "-" + label.OwnLabels: ""}},
 		{"a driver on the host", and(), all, Placement{Operands: []string{"driver", "device-plugin"}, Driver: "ubuntu22.04", HostDriver: true}, map[string]string{
 			"+" + deployDriver: label.PreInstalled, "+" + label.Driver: label.PreInstalled}},
 		{"and no longer", and(deployDriver, label.PreInstalled, label.Driver, label.PreInstalled), all, placed("ubuntu22.04"), map[string]string{
@@ -95,7 +95,7 @@ func TestPatches(t *testing.T) {
 	} {
 		n := node(c.labels)
 		if c.wrote != "" {
-			n.Annotations = map[string]string{label.Wrote: c.wrote}
+			n.Annotations = map[string]string{label.OwnLabels: c.wrote}
 		}
 		require.Equal(t, c.patch, shown(Observe(n).LabelPatch(c.want)), c.name)
 	}
@@ -122,14 +122,14 @@ func TestLateValidatorLabelsAreRemoved(t *testing.T) {
 	for name, letGo := range map[string]func(n *Node, speaks bool) Patch{
 		"there is no policy": (*Node).RemovalPatch,
 		"it has no GPU": func(n *Node, speaks bool) Patch {
-			return n.LabelPatch(Placement{Operands: []string{"driver"}, Speaks: speaks})
+			return n.LabelPatch(Placement{Operands: []string{"driver"}, HasValidator: speaks})
 		},
 	} {
 		n := node(with(label.PCI3D, "true"))
 		n = apply(n, Observe(n).LabelPatch(placed("a", "driver")))
 		delete(n.Labels, label.PCI3D)
 		n = apply(n, letGo(Observe(n), true))
-		require.Equal(t, map[string]string{label.Wrote: ""}, n.Annotations, name)
+		require.Equal(t, map[string]string{label.OwnLabels: ""}, n.Annotations, name)
 		before := maps.Clone(n.Labels)
 		for _, speaks := range []bool{true, false} {
 			n.Labels[label.GPUProduct] = "NVIDIA-L4"
@@ -162,17 +162,17 @@ func anyNode(t *rapid.T) *corev1.Node {
 		n.Labels[key] = rapid.SampledFrom(values).Draw(t, key)
 	}
 	names := rapid.SliceOfN(rapid.SampledFrom([]string{"present", "deploy.driver", "deploy.driver=true", "deploy.dcgm", "deploy.operands", "", "product", "deploy.x=y"}), 0, 4).Draw(t, "wrote")
-	n.Annotations = map[string]string{label.Wrote: strings.Join(names, ",")}
+	n.Annotations = map[string]string{label.OwnLabels: strings.Join(names, ",")}
 	return n
 }
 
 func anyPlacement(t *rapid.T) Placement {
 	return Placement{
-		HandOver:   rapid.Bool().Draw(t, "handOver"),
-		Operands:   rapid.SliceOfDistinct(rapid.SampledFrom([]string{"driver", "device-plugin", "dcgm"}), func(s string) string { return s }).Draw(t, "operands"),
-		Driver:     rapid.SampledFrom([]string{"", "ubuntu22.04"}).Draw(t, "driver"),
-		HostDriver: rapid.Bool().Draw(t, "hostDriver"),
-		Speaks:     rapid.Bool().Draw(t, "speaks"),
+		HandOver:     rapid.Bool().Draw(t, "handOver"),
+		Operands:     rapid.SliceOfDistinct(rapid.SampledFrom([]string{"driver", "device-plugin", "dcgm"}), func(s string) string { return s }).Draw(t, "operands"),
+		Driver:       rapid.SampledFrom([]string{"", "ubuntu22.04"}).Draw(t, "driver"),
+		HostDriver:   rapid.Bool().Draw(t, "hostDriver"),
+		HasValidator: rapid.Bool().Draw(t, "speaks"),
 	}
 }
 
@@ -191,7 +191,7 @@ func TestAPatchAppliedTwiceIsEmptyAndLeavesOthersLabels(t *testing.T) {
 				// Two words of others are changed: "true" where a person wants no operand at
 				// all, and "true" where the host has its own driver.
 				require.Equal(t, "true", has, key)
-				require.True(t, seen.Away() && value == nil || key == deployDriver && *value == label.PreInstalled, key)
+				require.True(t, seen.Excluded() && value == nil || key == deployDriver && *value == label.PreInstalled, key)
 			}
 		}
 		n = apply(n, first)
@@ -200,7 +200,7 @@ func TestAPatchAppliedTwiceIsEmptyAndLeavesOthersLabels(t *testing.T) {
 		require.Empty(t, shown(Observe(n).RemovalPatch(false)))
 		require.NotContains(t, n.Labels, label.Driver)
 		require.NotContains(t, n.Labels, label.Injection)
-		require.NotContains(t, n.Annotations, label.Wrote)
+		require.NotContains(t, n.Annotations, label.OwnLabels)
 	})
 }
 

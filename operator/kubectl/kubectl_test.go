@@ -184,7 +184,7 @@ func node(name string, ready corev1.ConditionStatus, reason, message string) *co
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: ago(time.Hour), Labels: map[string]string{
 			label.PCI3D: "true", label.OSID: "ubuntu", label.OSVersion: "22.04", label.Kernel: "5.15.0-105-generic", label.Present: "true",
 			label.GPUProduct: "NVIDIA-H200", "nvidia.com/gpu.count": "8", label.Driver: "5.15.0-105-generic-ubuntu22.04", label.UpgradeState: "upgrade-failed",
-		}, Annotations: map[string]string{label.UpgradeWhy: "the new driver has no image"}},
+		}, Annotations: map[string]string{label.UpgradeReason: "the new driver has no image"}},
 		Spec: corev1.NodeSpec{Unschedulable: true, Taints: []corev1.Taint{{Key: "node.kubernetes.io/unschedulable", Effect: "NoSchedule"}}},
 		Status: corev1.NodeStatus{
 			NodeInfo: corev1.NodeSystemInfo{Architecture: "amd64", KubeletVersion: "v1.34.0", ContainerRuntimeVersion: "containerd://2.1.0"},
@@ -233,18 +233,18 @@ func fixture() *api {
 func TestStatus(t *testing.T) {
 	for name, c := range map[string]struct {
 		policies []v1.ClusterPolicy
-		look     show.Look
+		look     show.Style
 	}{
-		"status.txt":         {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 160}},
-		"status-narrow.txt":  {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 40}},
-		"status-color.txt":   {[]v1.ClusterPolicy{*policy()}, show.Look{Width: 120, Color: true}},
-		"status-held-up.txt": {[]v1.ClusterPolicy{*heldUp()}, show.Look{Width: 120}},
-		"status-none.txt":    {nil, show.Look{Width: 80}},
+		"status.txt":         {[]v1.ClusterPolicy{*policy()}, show.Style{Width: 160}},
+		"status-narrow.txt":  {[]v1.ClusterPolicy{*policy()}, show.Style{Width: 40}},
+		"status-color.txt":   {[]v1.ClusterPolicy{*policy()}, show.Style{Width: 120, Color: true}},
+		"status-held-up.txt": {[]v1.ClusterPolicy{*heldUp()}, show.Style{Width: 120}},
+		"status-none.txt":    {nil, show.Style{Width: 80}},
 		"status-two.txt": {[]v1.ClusterPolicy{
 			{ObjectMeta: metav1.ObjectMeta{Name: "second", CreationTimestamp: ago(time.Hour)}, Status: v1.ClusterPolicyStatus{State: v1.Ignored, Conditions: []metav1.Condition{{Type: "Ready", Status: "False", Reason: "Ignored", Message: "ClusterPolicy first is older and in force; delete one of them", LastTransitionTime: ago(time.Hour)}}}},
 			{ObjectMeta: metav1.ObjectMeta{Name: "first", CreationTimestamp: ago(2 * time.Hour), Generation: 7}, Status: v1.ClusterPolicyStatus{State: v1.Ready, ObservedGeneration: 6, Nodes: &v1.NodesStatus{Total: 3, Ready: 3}}},
 			{ObjectMeta: metav1.ObjectMeta{Name: "third", CreationTimestamp: ago(time.Minute)}},
-		}, show.Look{Width: 80}},
+		}, show.Style{Width: 80}},
 	} {
 		var b bytes.Buffer
 		require.NoError(t, summary.Of(c.policies, now).Text(&b, c.look))
@@ -259,14 +259,14 @@ func TestExplain(t *testing.T) {
 		return n
 	}
 	broken := read(fixture(), "gpu-2")
-	text := func(n explain.Node, look show.Look) string {
+	text := func(n explain.Node, look show.Style) string {
 		var b bytes.Buffer
 		require.NoError(t, n.Text(&b, look))
 		return b.String()
 	}
-	golden(t, "explain.txt", text(broken, show.Look{Width: 100}))
-	golden(t, "explain-narrow.txt", text(broken, show.Look{Width: 40}))
-	golden(t, "explain-ready.txt", text(read(fixture(), "gpu-1"), show.Look{Width: 100}))
+	golden(t, "explain.txt", text(broken, show.Style{Width: 100}))
+	golden(t, "explain-narrow.txt", text(broken, show.Style{Width: 40}))
+	golden(t, "explain-ready.txt", text(read(fixture(), "gpu-1"), show.Style{Width: 100}))
 	var b bytes.Buffer
 	require.NoError(t, show.JSON(&b, broken))
 	golden(t, "explain.json", b.String())
@@ -275,11 +275,11 @@ func TestExplain(t *testing.T) {
 	upgrading := node("gpu-1", "True", "Ready", "8 of 8 GPUs ready, driver 580.95.05")
 	upgrading.Labels[label.UpgradeState], upgrading.Annotations = "pod-deletion-required", map[string]string{label.UpgradeSince: "2026-01-02T03:00:00Z"}
 	a.lists["/api/v1/nodes"], a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{upgrading}, []any{heldUp()}
-	golden(t, "explain-held-up.txt", text(read(a, "gpu-1"), show.Look{Width: 100}))
+	golden(t, "explain-held-up.txt", text(read(a, "gpu-1"), show.Style{Width: 100}))
 
 	a = fixture()
 	a.forbidden = "/pods"
-	golden(t, "explain-without-pods.txt", text(read(a, "gpu-2"), show.Look{Width: 100}))
+	golden(t, "explain-without-pods.txt", text(read(a, "gpu-2"), show.Style{Width: 100}))
 	a = fixture()
 	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = nil
 	require.Equal(t, explain.ReasonNoPolicy, read(a, "gpu-2").Reason)
@@ -298,7 +298,7 @@ func TestTimers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []any{int64(40), int64(90), int64(180), "15m", "10m"}, []any{a.Samples, a.HalfSeconds, a.P99Seconds, a.MaxNodeProvisionTime, a.ScaleDownUnneededTime})
 	var b bytes.Buffer
-	require.NoError(t, a.Text(&b, show.Look{Width: 100}))
+	require.NoError(t, a.Text(&b, show.Style{Width: 100}))
 	golden(t, "timers.txt", b.String())
 
 	p.Status.Provisioning[0].Buckets = []int64{12: 150, 14: 49, 15: 1}

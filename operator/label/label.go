@@ -54,15 +54,15 @@ const (
 
 // Annotations of Nodes.
 const (
-	// Wrote lists the labels below nvidia.com/gpu. that the operator wrote and may therefore
+	// OwnLabels lists the labels below nvidia.com/gpu. that the operator wrote and may therefore
 	// change and remove (package fleet).
-	Wrote = "gpuready.io/labels"
+	OwnLabels = "gpuready.io/labels"
 	// InitiallyCordoned is "true" if the Node was cordoned before its upgrade, and stays so.
 	InitiallyCordoned = "nvidia.com/gpu-driver-upgrade.node-initial-state.unschedulable"
 	// UpgradeSince is the time at which the Node entered its UpgradeState, RFC 3339; UpgradeWhy is
 	// the reason for a failure or deferral.
-	UpgradeSince = "gpuready.io/driver-upgrade.since"
-	UpgradeWhy   = "gpuready.io/driver-upgrade.why"
+	UpgradeSince  = "gpuready.io/driver-upgrade.since"
+	UpgradeReason = "gpuready.io/driver-upgrade.why"
 	// UpgradeTarget is the target of the Node's last upgrade, "<ID>@<digest>".
 	UpgradeTarget = "gpuready.io/driver-upgrade.target"
 	// UpgradeCordoned is "true" if the upgrade cordoned the Node.

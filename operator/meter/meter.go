@@ -94,9 +94,9 @@ func (m *Metrics) Reconciled(about string, began, ended time.Time, err error) {
 	m.last.WithLabelValues(about).Set(float64(ended.UnixMilli()) / 1000)
 }
 
-// Leads records whether this process leads and, if it stands down for an operator in another
+// SetLeadership records whether this process leads and, if it stands down for an operator in another
 // namespace, that namespace.
-func (m *Metrics) Leads(leads bool, standsDownFor string) {
+func (m *Metrics) SetLeadership(leads bool, standsDownFor string) {
 	m.leads.Set(0)
 	if leads {
 		m.leads.Set(1)
@@ -107,5 +107,5 @@ func (m *Metrics) Leads(leads bool, standsDownFor string) {
 	}
 }
 
-// Answered records the result of a registry lookup: Present, Absent or Unknown.
-func (m *Metrics) Answered(answer string) { m.registry.WithLabelValues(answer).Inc() }
+// CountLookup records the result of a registry lookup: Present, Absent or Unknown.
+func (m *Metrics) CountLookup(answer string) { m.registry.WithLabelValues(answer).Inc() }

@@ -25,7 +25,7 @@ func TestExposedMetrics(t *testing.T) {
 	m := New(reg)
 	m.Reconciled("nodes", began, began.Add(20*time.Millisecond), errors.New("x"))
 	m.Reconciled("policy", began, began.Add(2*time.Second), nil)
-	m.Answered(Absent)
+	m.CountLookup(Absent)
 	s := Snapshot{
 		Upgrade: map[string]int{"upgrade-failed": 1}, Conditions: map[string]bool{"Ready": true, "Degraded": false}, Problems: map[string]int{"PrecompiledImageMissing": 2},
 		Steps: Steps([]v1.ProvisioningStatus{{Step: "driver", Count: 3, SumSeconds: 40, Buckets: []int64{1, 0, 2}}}),
@@ -35,7 +35,7 @@ func TestExposedMetrics(t *testing.T) {
 	for i := range 2 {
 		s.Add(Place{pool, road.Driver, progress.Failed}, 1, began.Add(time.Duration(i)*time.Hour))
 	}
-	m.Show(s)
+	m.SetSnapshot(s)
 	require.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(`
 # HELP gpuready_operator_nodes GPU nodes by pool, the first state that they have not reached (done: all are), and status (waiting, failed, ready, excluded, unknown).
 # TYPE gpuready_operator_nodes gauge
@@ -69,7 +69,7 @@ func TestPoolsAreBounded(t *testing.T) {
 	for i := range 5000 {
 		s.Add(Place{fmt.Sprint(i % 500), "", progress.Ready}, 1, time.Time{})
 	}
-	m.Show(s)
+	m.SetSnapshot(s)
 	n, err := testutil.GatherAndCount(reg, "gpuready_operator_nodes")
 	require.NoError(t, err)
 	require.Equal(t, 51, n)

@@ -87,8 +87,8 @@ func (s Snapshot) mergePools() Snapshot {
 	return few
 }
 
-// Show replaces the exposed Snapshot.
-func (m *Metrics) Show(s Snapshot) {
+// SetSnapshot replaces the exposed Snapshot.
+func (m *Metrics) SetSnapshot(s Snapshot) {
 	s = s.mergePools()
 	m.snapshot.current.Store(&s)
 }

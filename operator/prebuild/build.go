@@ -72,7 +72,7 @@ func ObservePod(p *corev1.Pod) (o Pod, ok bool) {
 func podProblem(p *corev1.Pod) string {
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
-			reason, text := progress.LastWord(t.Message)
+			reason, text := progress.TerminationMessage(t.Message)
 			if text == "" {
 				text = fmt.Sprintf("it exited with %d without a message", t.ExitCode)
 			}

@@ -220,7 +220,7 @@ func crashProblem(c corev1.ContainerStatus) Problem {
 		return Problem{Stuck: true, Reason: ReasonCrashLoop, Message: "container " + c.Name + " ends again and again"}
 	}
 	text := fmt.Sprintf("container %s ended with %d", c.Name, t.ExitCode)
-	if reason, message := LastWord(t.Message); reason != "" {
+	if reason, message := TerminationMessage(t.Message); reason != "" {
 		return Problem{Stuck: true, Reason: reason, Message: text + ": " + message}
 	}
 	if why := cmp.Or(strings.TrimSpace(t.Message), t.Reason); why != "" && why != "Error" {
@@ -233,9 +233,9 @@ func crashProblem(c corev1.ContainerStatus) Problem {
 // most 63 characters in one word, and what happened.
 var driverMessage = regexp.MustCompile(`^gpu-driver: (?:([A-Z][A-Za-z]{1,62}): )?(.+)$`)
 
-// LastWord returns the last line of a container's termination message, which may be the end
+// TerminationMessage returns the last line of a container's termination message, which may be the end
 // of its log. reason is "" unless gpu-driver wrote one.
-func LastWord(message string) (reason, text string) {
+func TerminationMessage(message string) (reason, text string) {
 	message = strings.TrimSpace(message)
 	last := message[strings.LastIndexByte(message, '\n')+1:]
 	if m := driverMessage.FindStringSubmatch(last); m != nil {

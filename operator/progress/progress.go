@@ -61,13 +61,13 @@ type Progress struct {
 	Reason  string
 	Message string // at most 512 bytes, one line
 	Since   time.Time
-	// Beside are problems of states that nothing waits for or that are validated, but whose
+	// Others are problems of states that nothing waits for or that are validated, but whose
 	// pods do not start.
-	Beside []Trouble
+	Others []PodProblem
 }
 
-// Trouble is a state whose pod does not start.
-type Trouble struct {
+// PodProblem is a state whose pod does not start.
+type PodProblem struct {
 	State road.State
 	Pod   string // namespace/name
 	Problem
@@ -90,7 +90,7 @@ var proofs = map[road.State]road.State{
 // Of returns the progress of a GPU node. pods are the operands' pods on it.
 func Of(n *fleet.Node, pods []*Pod, w Wanted) Progress {
 	switch {
-	case n.Away():
+	case n.Excluded():
 		return Progress{Status: Excluded, Reason: ReasonExcluded, Message: "the label " + label.Operands + "=false keeps the operands away"}
 	case w.HandOver && !n.HandedOver():
 		return Progress{Status: Excluded, Reason: ReasonHandedOver, Message: "NVIDIA's operator serves this node; the label " + label.HandOver + "=" + label.Product + " hands it over"}
@@ -99,7 +99,7 @@ func Of(n *fleet.Node, pods []*Pod, w Wanted) Progress {
 	}
 	v := nodeView{node: n, pods: pods, verdict: readVerdict(n)}
 	p := v.evaluate(w.States)
-	p.Beside = v.beside(p, w.States)
+	p.Others = v.beside(p, w.States)
 	return p
 }
 
@@ -116,14 +116,14 @@ func (w verdict) trusted() bool { return w.distrust == "" }
 // readVerdict reads the condition GPUReady, whose message begins with the layer it is about.
 func readVerdict(n *fleet.Node) verdict {
 	w := verdict{Condition: n.GPUReady}
-	if w.Said.IsZero() {
-		w.Said = w.Since // it is not renewed
+	if w.Renewed.IsZero() {
+		w.Renewed = w.Since // it is not renewed
 	}
 	all := readiness.Layers()
 	switch {
 	case w.Status == "":
 		w.distrust = ReasonNotValidated
-	case n.Heartbeat.Sub(w.Said) >= Stale:
+	case n.Heartbeat.Sub(w.Renewed) >= Stale:
 		w.distrust = ReasonStale
 	case w.Status == corev1.ConditionTrue:
 		w.proven = len(all)

@@ -132,7 +132,7 @@ func node(change ...func(*fleet.Node)) *fleet.Node {
 
 func validated(status corev1.ConditionStatus, reason, message string) func(*fleet.Node) {
 	return func(n *fleet.Node) {
-		n.GPUReady = fleet.Condition{Status: status, Reason: reason, Message: message, Since: now.Add(-2 * time.Hour), Said: now.Add(-4 * time.Minute)}
+		n.GPUReady = fleet.Condition{Status: status, Reason: reason, Message: message, Since: now.Add(-2 * time.Hour), Renewed: now.Add(-4 * time.Minute)}
 	}
 }
 
@@ -175,8 +175,8 @@ func TestProgressOfANode(t *testing.T) {
 		"validator cannot start":               {node(unvalidated), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, road.DriverValidation, Failed, ReasonImagePull},
 		"validator says nothing":               {node(unvalidated), all, 2, road.DriverValidation, Unknown, ReasonNotValidated},
 		"validator is kept away":               {node(unvalidated, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, road.DriverValidation, Unknown, ReasonNotValidated},
-		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Said = n.Heartbeat.Add(-Stale) }), all, 2, road.DriverValidation, Unknown, ReasonStale},
-		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Said = n.Heartbeat.Add(-Stale) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, road.DriverValidation, Failed, ReasonCrashLoop},
+		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-Stale) }), all, 2, road.DriverValidation, Unknown, ReasonStale},
+		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-Stale) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, road.DriverValidation, Failed, ReasonCrashLoop},
 		"kubelet is not heard of":              {node(func(n *fleet.Node) { n.Ready = false }), all, 0, road.Prerequisites, Unknown, ReasonNodeNotReady},
 		"kept away":                            {node(labelled(label.Operands, "false")), nil, 0, "", Excluded, ReasonExcluded},
 		"a person keeps the driver away":       {node(unvalidated, labelled(label.Deploy+"driver", "false")), nil, 2, road.DriverValidation, Waiting, ReasonNoPod},
@@ -233,7 +233,7 @@ func TestTerminationMessageOfGPUDriver(t *testing.T) {
 		"Could not unload NVIDIA driver\nFailed: x":      {"", "Failed: x"},
 		"gpu-toolkit: Failed: x":                         {"", "gpu-toolkit: Failed: x"},
 	} {
-		reason, text := LastWord(message)
+		reason, text := TerminationMessage(message)
 		require.Equal(t, want, [2]string{reason, text}, message)
 	}
 }
@@ -289,11 +289,11 @@ func TestOtherFailuresAreReportedBeside(t *testing.T) {
 	w := Wanted{States: append(road.States(), road.DCGMExporter)}
 	p := Of(node(), pods, w)
 	require.Equal(t, Ready, p.Status, "a driver that is proven stays so until the validator says otherwise")
-	require.Len(t, p.Beside, 2)
-	require.Equal(t, road.DCGMExporter, p.Beside[0].State)
+	require.Len(t, p.Others, 2)
+	require.Equal(t, road.DCGMExporter, p.Others[0].State)
 	p = Of(node(unvalidated), pods, w)
 	require.Equal(t, []any{road.Driver, Failed}, []any{p.State, p.Status})
-	require.Len(t, p.Beside, 1)
+	require.Len(t, p.Others, 1)
 }
 
 // A node with a wrong clock is trusted like any other: its times are compared only with each
@@ -301,10 +301,10 @@ func TestOtherFailuresAreReportedBeside(t *testing.T) {
 func TestNodesClockMayBeWrong(t *testing.T) {
 	for _, ahead := range []time.Duration{-24 * time.Hour, -10 * time.Minute, 0, 10 * time.Minute, 24 * time.Hour} {
 		n := node(func(n *fleet.Node) {
-			n.Heartbeat, n.GPUReady.Said, n.GPUReady.Since = n.Heartbeat.Add(ahead), n.GPUReady.Said.Add(ahead), n.GPUReady.Since.Add(ahead)
+			n.Heartbeat, n.GPUReady.Renewed, n.GPUReady.Since = n.Heartbeat.Add(ahead), n.GPUReady.Renewed.Add(ahead), n.GPUReady.Since.Add(ahead)
 		})
 		require.Equal(t, Ready, Of(n, nil, Wanted{States: road.States()}).Status, ahead)
-		n.GPUReady.Said = n.Heartbeat.Add(-Stale)
+		n.GPUReady.Renewed = n.Heartbeat.Add(-Stale)
 		require.Equal(t, ReasonStale, Of(n, []*Pod{ObservePod(pod(driverApp)), ObservePod(pod(validatorApp))}, Wanted{States: road.States()}).Reason, ahead)
 	}
 }

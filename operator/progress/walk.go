@@ -147,7 +147,7 @@ func (l nodeView) validated(s road.State) (obstacle, bool) {
 		return not, false
 	}
 	if w.distrust == ReasonStale {
-		return obstacle{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not reported for more than %s: see the log of its pod", Stale.Round(time.Minute)), Since: w.Said.Add(Stale)}}, false
+		return obstacle{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not reported for more than %s: see the log of its pod", Stale.Round(time.Minute)), Since: w.Renewed.Add(Stale)}}, false
 	}
 	return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(road.DriverValidation).Created}}, false
 }
@@ -167,13 +167,13 @@ func (l nodeView) validatorRestarting() bool {
 }
 
 // beside returns the pods that do not start, apart from the one that the node waits for.
-func (l nodeView) beside(p Progress, wanted []road.State) (all []Trouble) {
+func (l nodeView) beside(p Progress, wanted []road.State) (all []PodProblem) {
 	for _, pod := range l.pods {
 		if !pod.Problem.Stuck || pod.State == p.State || pod.State == road.DriverValidation && !l.verdict.trusted() || !slices.Contains(wanted, pod.State) {
 			continue
 		}
-		all = append(all, Trouble{pod.State, pod.Namespace + "/" + pod.Name, pod.Problem})
+		all = append(all, PodProblem{pod.State, pod.Namespace + "/" + pod.Name, pod.Problem})
 	}
-	slices.SortFunc(all, func(a, b Trouble) int { return strings.Compare(a.Pod, b.Pod) })
+	slices.SortFunc(all, func(a, b PodProblem) int { return strings.Compare(a.Pod, b.Pod) })
 	return all
 }

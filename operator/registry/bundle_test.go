@@ -27,15 +27,15 @@ func TestFlawNamesConfigMapAndKeyAndKeepsTheOthers(t *testing.T) {
 		"cut off":                {map[string][]byte{"a.crt": append(bytes.Clone(ca), ca[:len(ca)/2]...)}, "key a.crt: 1 of 2 certificates are not PEM", true},
 		"several keys, one line": {map[string][]byte{"a": []byte("x"), "b": []byte("y")}, "key a: no certificate in PEM form, key b: no certificate in PEM form", false},
 	} {
-		got := client(t, Options{}).Look(t.Context(), host+"/"+tag, Access{Bundle: Bundle{Name: "ns/certs", Files: c.files}})
+		got := client(t, Options{}).Lookup(t.Context(), host+"/"+tag, Access{Bundle: Bundle{Name: "ns/certs", Files: c.files}})
 		if c.flaw == "" {
-			require.Empty(t, got.Flaw, name)
+			require.Empty(t, got.AccessProblem, name)
 		}
-		require.Contains(t, got.Flaw, c.flaw, name)
-		require.LessOrEqual(t, len(got.Flaw), maxWhy)
+		require.Contains(t, got.AccessProblem, c.flaw, name)
+		require.LessOrEqual(t, len(got.AccessProblem), maxWhy)
 		require.Equal(t, c.trusted, got.State == driver.Present, "%s: %+v", name, got)
 	}
-	require.Empty(t, client(t, Options{}).Look(t.Context(), "No Image", Access{}).Flaw)
+	require.Empty(t, client(t, Options{}).Lookup(t.Context(), "No Image", Access{}).AccessProblem)
 }
 
 func FuzzBundlesNeverPanic(f *testing.F) {

@@ -68,7 +68,7 @@ type entry struct {
 // final reports whether another query can give no further information.
 func (e *entry) final() bool {
 	p := e.presence
-	return p.State == driver.Present && p.Why == "" && p.Flaw == ""
+	return p.State == driver.Present && p.Why == "" && p.AccessProblem == ""
 }
 
 // NewCache returns a Cache that queries with ask (Client.Look). It calls changed, from a goroutine
@@ -77,9 +77,9 @@ func NewCache(query func(context.Context, string, Access) driver.Presence, chang
 	return &Cache{query: query, changed: changed, ready: make(chan struct{}, 1), images: map[key]*entry{}}
 }
 
-// Look returns what is known of an image: Unasked at first. If the contents of secrets or
+// Lookup returns what is known of an image: Unasked at first. If the contents of secrets or
 // authorities have changed, an image without a final result is queried again at once.
-func (c *Cache) Look(image string, a Access) driver.Presence {
+func (c *Cache) Lookup(image string, a Access) driver.Presence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k := keyOf(image, a)

@@ -96,9 +96,9 @@ func withCache(t *testing.T, test func(t *testing.T, f *fake, c *Cache)) {
 func TestMissingImageIsQueriedWithBackoff(t *testing.T) {
 	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		f.setState("a", driver.Absent)
-		require.Equal(t, driver.Unasked, c.Look("a", Access{}).State)
+		require.Equal(t, driver.Unasked, c.Lookup("a", Access{}).State)
 		synctest.Wait()
-		require.Equal(t, driver.Absent, c.Look("a", Access{}).State)
+		require.Equal(t, driver.Absent, c.Lookup("a", Access{}).State)
 		advance(25*time.Minute + time.Second)
 		asked, changes := f.takeCalls()
 		require.Equal(t, []time.Duration{
@@ -108,7 +108,7 @@ func TestMissingImageIsQueriedWithBackoff(t *testing.T) {
 		f.setState("a", driver.Present)
 		advance(10 * time.Minute)
 		synctest.Wait()
-		require.Equal(t, driver.Present, c.Look("a", Access{}).State)
+		require.Equal(t, driver.Present, c.Lookup("a", Access{}).State)
 		asked, changes = f.takeCalls()
 		require.Equal(t, []string{"a", "a"}, changes)
 		advance(48 * time.Hour)
@@ -121,14 +121,14 @@ func TestImageWithUnknownLabelsIsQueriedAgain(t *testing.T) {
 		f.mu.Lock()
 		f.results["a"] = driver.Presence{State: driver.Present, Why: "its labels cannot be read"}
 		f.mu.Unlock()
-		c.Look("a", Access{})
+		c.Lookup("a", Access{})
 		advance(firstWait + time.Second)
 		require.Equal(t, 2, f.queryCount())
 		f.mu.Lock()
 		f.results["a"] = driver.Presence{State: driver.Present, Ours: true}
 		f.mu.Unlock()
 		advance(2 * firstWait)
-		require.True(t, c.Look("a", Access{}).Ours)
+		require.True(t, c.Lookup("a", Access{}).Ours)
 		_, changes := f.takeCalls()
 		require.Equal(t, []string{"a", "a"}, changes)
 		advance(48 * time.Hour)
@@ -139,23 +139,23 @@ func TestImageWithUnknownLabelsIsQueriedAgain(t *testing.T) {
 func TestChangedSecretsAreTriedAtOnce(t *testing.T) {
 	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		f.setState("a", driver.Unknown)
-		c.Look("a", Access{})
+		c.Lookup("a", Access{})
 		synctest.Wait()
-		c.Look("a", Access{Secrets: []Secret{{Name: "s"}}})
+		c.Lookup("a", Access{Secrets: []Secret{{Name: "s"}}})
 		synctest.Wait()
 		require.Equal(t, 2, f.queryCount())
-		c.Look("a", Access{Secrets: []Secret{{Name: "s"}}})
+		c.Lookup("a", Access{Secrets: []Secret{{Name: "s"}}})
 		synctest.Wait()
 		require.Equal(t, 2, f.queryCount())
 		f.setDelay(time.Second)
-		c.Look("a", Access{Secrets: []Secret{{Name: "t"}}})
+		c.Lookup("a", Access{Secrets: []Secret{{Name: "t"}}})
 		synctest.Wait()
 		f.setState("a", driver.Present)
-		c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "1"}})
+		c.Lookup("a", Access{Bundle: Bundle{Name: "ca", Version: "1"}})
 		advance(3 * time.Second)
 		require.Equal(t, 4, f.queryCount(), "asked again: the answer was to the old question")
-		require.Equal(t, driver.Present, c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "1"}}).State)
-		c.Look("a", Access{Bundle: Bundle{Name: "ca", Version: "2"}})
+		require.Equal(t, driver.Present, c.Lookup("a", Access{Bundle: Bundle{Name: "ca", Version: "1"}}).State)
+		c.Lookup("a", Access{Bundle: Bundle{Name: "ca", Version: "2"}})
 		advance(3 * time.Second)
 		require.Equal(t, 4, f.queryCount(), "what is there is not asked for again")
 	})
@@ -165,16 +165,16 @@ func TestQueryWithAFlawIsRepeated(t *testing.T) {
 	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		one, two := Access{Bundle: Bundle{Name: "ca", Version: "1"}}, Access{Bundle: Bundle{Name: "ca", Version: "2"}}
 		f.mu.Lock()
-		f.results["a"] = driver.Presence{State: driver.Present, Flaw: "it has no keys"}
+		f.results["a"] = driver.Presence{State: driver.Present, AccessProblem: "it has no keys"}
 		f.mu.Unlock()
-		c.Look("a", one)
+		c.Lookup("a", one)
 		advance(firstWait + time.Second)
 		require.Equal(t, 2, f.queryCount())
-		require.Equal(t, "it has no keys", c.Look("a", one).Flaw)
+		require.Equal(t, "it has no keys", c.Lookup("a", one).AccessProblem)
 		f.setState("a", driver.Present)
-		c.Look("a", two)
+		c.Lookup("a", two)
 		synctest.Wait()
-		require.Equal(t, driver.Presence{State: driver.Present}, c.Look("a", two))
+		require.Equal(t, driver.Presence{State: driver.Present}, c.Lookup("a", two))
 		advance(time.Hour)
 		require.Equal(t, 3, f.queryCount())
 	})
@@ -183,17 +183,17 @@ func TestQueryWithAFlawIsRepeated(t *testing.T) {
 func TestUnusedImagesAreForgotten(t *testing.T) {
 	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		for i := range maxImages + 5 {
-			c.Look(fmt.Sprint(i), Access{})
+			c.Lookup(fmt.Sprint(i), Access{})
 			synctest.Wait()
 		}
 		require.Equal(t, maxImages, size(c))
-		require.Equal(t, driver.Unasked, c.Look("0", Access{}).State)
+		require.Equal(t, driver.Unasked, c.Lookup("0", Access{}).State)
 		f.setDelay(time.Second)
-		c.Look("100", Access{Secrets: []Secret{{Name: "s"}}})
+		c.Lookup("100", Access{Secrets: []Secret{{Name: "s"}}})
 		synctest.Wait()
 		_, before := f.takeCalls()
 		c.Prune()
-		c.Look("200", Access{})
+		c.Lookup("200", Access{})
 		c.Prune()
 		advance(10 * time.Second)
 		require.Equal(t, 1, size(c))
@@ -212,13 +212,13 @@ func TestResultsAreNotSharedBetweenAccesses(t *testing.T) {
 			return driver.Presence{State: driver.Absent}
 		}
 		for range 100 {
-			c.Look("a", pull)
-			c.Look("a", push)
+			c.Lookup("a", pull)
+			c.Lookup("a", push)
 			synctest.Wait()
 		}
 		require.Equal(t, 2, f.queryCount(), "one question does not start another anew")
-		require.Equal(t, driver.Absent, c.Look("a", pull).State)
-		require.Equal(t, driver.Present, c.Look("a", push).State)
+		require.Equal(t, driver.Absent, c.Lookup("a", pull).State)
+		require.Equal(t, driver.Present, c.Lookup("a", push).State)
 	})
 }
 
@@ -228,7 +228,7 @@ func TestChangedReasonIsReported(t *testing.T) {
 			f.mu.Lock()
 			f.results["a"] = driver.Presence{State: driver.Unknown, Why: why}
 			f.mu.Unlock()
-			c.Look("a", Access{})
+			c.Lookup("a", Access{})
 			advance(firstWait - time.Second)
 		}
 		advance(2 * time.Second)
@@ -244,23 +244,23 @@ func TestChangedNumbersAreNotReported(t *testing.T) {
 			port++
 			return driver.Presence{State: driver.Unknown, Why: fmt.Sprintf("read tcp 10.0.0.1:%d: connection reset", port)}
 		}
-		c.Look("a", Access{})
+		c.Lookup("a", Access{})
 		advance(time.Hour)
 		_, changes := f.takeCalls()
 		require.Equal(t, []string{"a"}, changes)
-		require.Equal(t, fmt.Sprintf("read tcp 10.0.0.1:%d: connection reset", f.queryCount()), c.Look("a", Access{}).Why, "the newest")
+		require.Equal(t, fmt.Sprintf("read tcp 10.0.0.1:%d: connection reset", f.queryCount()), c.Lookup("a", Access{}).Why, "the newest")
 	})
 }
 
 func TestRecheckedImageIsQueriedEveryTenMinutes(t *testing.T) {
 	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		f.setState("a", driver.Present)
-		c.Look("a", Access{Recheck: true})
+		c.Lookup("a", Access{Recheck: true})
 		advance(time.Hour + time.Second)
 		require.Equal(t, 7, f.queryCount())
 		f.setState("a", driver.Absent)
 		advance(lastWait)
-		require.Equal(t, driver.Absent, c.Look("a", Access{Recheck: true}).State)
+		require.Equal(t, driver.Absent, c.Lookup("a", Access{Recheck: true}).State)
 		_, changes := f.takeCalls()
 		require.Equal(t, []string{"a", "a"}, changes)
 	})
@@ -270,7 +270,7 @@ func TestFourQueriesAtATime(t *testing.T) {
 	withCache(t, func(t *testing.T, f *fake, c *Cache) {
 		f.setDelay(20 * time.Second)
 		for i := range 10 {
-			c.Look(fmt.Sprint(i), Access{})
+			c.Lookup(fmt.Sprint(i), Access{})
 		}
 		advance(time.Second)
 		require.Equal(t, maxParallel, f.queryCount())

@@ -76,7 +76,7 @@ func New(o Options) (*Client, error) {
 	}, nil
 }
 
-// Look looks up an image and its Label. It takes at most 20 seconds. If the labels cannot be
+// Lookup looks up an image and its Label. It takes at most 20 seconds. If the labels cannot be
 // read, the image is Present nevertheless, and Why has the reason. An image is Absent only if the
 // registry reports so by its protocol for accepted credentials. Everything else is Unknown, with
 // the reason in Why:
@@ -87,7 +87,7 @@ func New(o Options) (*Client, error) {
 //
 // If the image is Absent for a lookup without credentials, Why says so: the registry may just hide
 // it. Flaw lists invalid certificates of the Bundle.
-func (c *Client) Look(ctx context.Context, image string, a Access) driver.Presence {
+func (c *Client) Lookup(ctx context.Context, image string, a Access) driver.Presence {
 	ctx, cancel := context.WithTimeout(ctx, c.deadline)
 	defer cancel()
 	ref, err := c.parse(image, a.Insecure)
@@ -103,7 +103,7 @@ func (c *Client) Look(ctx context.Context, image string, a Access) driver.Presen
 	if unread != nil && presence.State != driver.Present {
 		presence.Why = formatWhy("%s; %v", presence.Why, unread)
 	}
-	presence.Flaw = formatWhy("%s", flaw)
+	presence.AccessProblem = formatWhy("%s", flaw)
 	return presence
 }
 

@@ -95,11 +95,11 @@ func TestPresentAndAbsentOverTLSWithACustomAuthority(t *testing.T) {
 		"nor by the host": {o: Options{Insecure: []string{"127.0.0.1"}}},
 	} {
 		c, a := client(t, c.o), c.a
-		require.Equal(t, driver.Presence{State: driver.Present}, c.Look(t.Context(), host+"/"+tag, a), name)
-		require.Equal(t, driver.Presence{State: driver.Absent, Why: "looked up without credentials"}, c.Look(t.Context(), host+"/"+tag+"x", a), name)
-		require.Equal(t, driver.Absent, c.Look(t.Context(), host+"/another/driver:1", a).State, name)
+		require.Equal(t, driver.Presence{State: driver.Present}, c.Lookup(t.Context(), host+"/"+tag, a), name)
+		require.Equal(t, driver.Presence{State: driver.Absent, Why: "looked up without credentials"}, c.Lookup(t.Context(), host+"/"+tag+"x", a), name)
+		require.Equal(t, driver.Absent, c.Lookup(t.Context(), host+"/another/driver:1", a).State, name)
 	}
-	got := client(t, Options{}).Look(t.Context(), host+"/"+tag, Access{})
+	got := client(t, Options{}).Lookup(t.Context(), host+"/"+tag, Access{})
 	require.Equal(t, driver.Unknown, got.State)
 	require.Contains(t, got.Why, "certificate")
 }
@@ -154,7 +154,7 @@ func TestLabelIdentifiesOurDriverContainers(t *testing.T) {
 		handler.ServeHTTP(w, r)
 	}))
 	c := client(t, trusting(t, ca))
-	look := func(image string) driver.Presence { return c.Look(t.Context(), host+"/"+image, Access{}) }
+	look := func(image string) driver.Presence { return c.Lookup(t.Context(), host+"/"+image, Access{}) }
 	require.Equal(t, driver.Presence{State: driver.Present, Ours: true, Version: "580.95.05"}, look("driver:ours"))
 	require.Equal(t, driver.Presence{State: driver.Present, Ours: true, Version: "580.95.05"}, look("driver:index"))
 	require.Equal(t, driver.Presence{State: driver.Present}, look("driver:theirs"))
@@ -185,7 +185,7 @@ func TestImageWithUnreadableLabelsIsPresent(t *testing.T) {
 		"a manifest that is none": refuse("/manifests/", http.StatusOK, strings.NewReader("[]")),
 	} {
 		host, ca := serve(t, handler)
-		got := client(t, trusting(t, ca)).Look(t.Context(), host+"/"+tag, Access{})
+		got := client(t, trusting(t, ca)).Lookup(t.Context(), host+"/"+tag, Access{})
 		require.Equal(t, driver.Present, got.State, "%s: %s", name, got.Why)
 		require.Contains(t, got.Why, "its labels cannot be read", name)
 		require.False(t, got.Ours)
@@ -212,8 +212,8 @@ func TestPlainHTTPOnlyForInsecureRegistries(t *testing.T) {
 	server := httptest.NewServer(newQuietRegistry(t))
 	defer server.Close()
 	host := strings.TrimPrefix(server.URL, "http://")
-	require.Equal(t, driver.Present, client(t, Options{Insecure: []string{host}}).Look(t.Context(), host+"/"+tag, Access{}).State)
-	got := client(t, Options{}).Look(t.Context(), host+"/"+tag, Access{})
+	require.Equal(t, driver.Present, client(t, Options{Insecure: []string{host}}).Lookup(t.Context(), host+"/"+tag, Access{}).State)
+	got := client(t, Options{}).Lookup(t.Context(), host+"/"+tag, Access{})
 	require.Equal(t, driver.Unknown, got.State)
 	require.Contains(t, got.Why, "HTTPS only")
 }
@@ -247,11 +247,11 @@ func TestPullSecrets(t *testing.T) {
 		"the more special is first": {secret("a", host, "puller", "guess"), secret("b", host+"/nvidia", "puller", "secret")},
 	} {
 		wrong.Store(0)
-		require.Equal(t, driver.Present, c.Look(t.Context(), host+"/"+tag, Access{Secrets: secrets}).State, name)
+		require.Equal(t, driver.Present, c.Lookup(t.Context(), host+"/"+tag, Access{Secrets: secrets}).State, name)
 		if name == "the more special is first" {
 			require.Zero(t, wrong.Load())
 		}
-		require.Equal(t, driver.Presence{State: driver.Absent}.State, c.Look(t.Context(), host+"/"+tag+"x", Access{Secrets: secrets}).State, name)
+		require.Equal(t, driver.Presence{State: driver.Absent}.State, c.Lookup(t.Context(), host+"/"+tag+"x", Access{Secrets: secrets}).State, name)
 	}
 	broken := Secret{Name: "broken", Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(`{"auths":{"a":{"auth":"hunter2"}}}`)}}
 	for name, c2 := range map[string]struct {
@@ -263,7 +263,7 @@ func TestPullSecrets(t *testing.T) {
 		"unreadable":     {[]Secret{broken}, "pull secret broken: an entry cannot be decoded"},
 		"of other types": {[]Secret{{Name: "tls"}}, "pull secret tls: it has neither"},
 	} {
-		got := c.Look(t.Context(), host+"/"+tag, Access{Secrets: c2.secrets})
+		got := c.Lookup(t.Context(), host+"/"+tag, Access{Secrets: c2.secrets})
 		require.Equal(t, driver.Unknown, got.State, name)
 		require.Contains(t, got.Why, c2.why, name)
 		require.NotContains(t, got.Why, "hunter2")
@@ -292,9 +292,9 @@ func TestTokens(t *testing.T) {
 	})
 	host, ca := serve(t, mux)
 	c := client(t, trusting(t, ca))
-	require.Equal(t, driver.Present, c.Look(t.Context(), host+"/"+tag, Access{Secrets: []Secret{secret("a", host, "puller", "secret")}}).State)
-	require.Equal(t, driver.Absent, c.Look(t.Context(), host+"/"+tag+"x", Access{Secrets: []Secret{secret("a", host, "puller", "secret")}}).State)
-	require.Equal(t, driver.Unknown, c.Look(t.Context(), host+"/"+tag, Access{}).State)
+	require.Equal(t, driver.Present, c.Lookup(t.Context(), host+"/"+tag, Access{Secrets: []Secret{secret("a", host, "puller", "secret")}}).State)
+	require.Equal(t, driver.Absent, c.Lookup(t.Context(), host+"/"+tag+"x", Access{Secrets: []Secret{secret("a", host, "puller", "secret")}}).State)
+	require.Equal(t, driver.Unknown, c.Lookup(t.Context(), host+"/"+tag, Access{}).State)
 }
 
 func TestTheProxyOfTheEnvironment(t *testing.T) {
@@ -308,12 +308,12 @@ func TestTheProxyOfTheEnvironment(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", proxy.URL)
 	t.Setenv("NO_PROXY", "inside.example.com")
 	c := client(t, trusting(t, ca))
-	require.Equal(t, driver.Present, c.Look(t.Context(), "example.com/"+tag, Access{}).State)
+	require.Equal(t, driver.Present, c.Lookup(t.Context(), "example.com/"+tag, Access{}).State)
 	require.Equal(t, "CONNECT example.com:443", asked.Load())
 	asked.Store("")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.Equal(t, driver.Unknown, c.Look(ctx, "inside.example.com/"+tag, Access{}).State)
+	require.Equal(t, driver.Unknown, c.Lookup(ctx, "inside.example.com/"+tag, Access{}).State)
 	require.Empty(t, asked.Load())
 }
 
@@ -385,7 +385,7 @@ func TestOtherServersResponsesAreUnknown(t *testing.T) {
 		}), driver.Unknown, "malformed"},
 	} {
 		host, ca := serve(t, c.handler)
-		got := client(t, trusting(t, ca)).Look(t.Context(), host+"/"+tag, Access{})
+		got := client(t, trusting(t, ca)).Lookup(t.Context(), host+"/"+tag, Access{})
 		require.Equal(t, c.state, got.State, "%s: %s", name, got.Why)
 		require.Contains(t, got.Why, c.why, name)
 	}
@@ -402,14 +402,14 @@ func TestSilentRegistryHitsTheDeadline(t *testing.T) {
 	defer close(release)
 	c := client(t, trusting(t, ca))
 	c.deadline = 50 * time.Millisecond
-	got := c.Look(t.Context(), host+"/"+tag, Access{})
+	got := c.Lookup(t.Context(), host+"/"+tag, Access{})
 	require.Equal(t, driver.Unknown, got.State)
 	require.Contains(t, got.Why, "deadline")
 }
 
 func TestInvalidReferencesAreUnknown(t *testing.T) {
 	c := client(t, Options{})
-	require.Contains(t, c.Look(t.Context(), "No Image", Access{}).Why, "is no image")
+	require.Contains(t, c.Lookup(t.Context(), "No Image", Access{}).Why, "is no image")
 	_, err := New(Options{CADirs: []string{"/does/not/exist"}})
 	require.ErrorContains(t, err, "/does/not/exist")
 }

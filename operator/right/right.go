@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Next tells what to do if a permission is missing.
-const Next = "install its roles again: helm upgrade, kubectl apply -f operator.yaml, or the OLM bundle (docs/operator.md)"
+// Remedy tells what to do if a permission is missing.
+const Remedy = "install its roles again: helm upgrade, kubectl apply -f operator.yaml, or the OLM bundle (docs/operator.md)"
 
 // denied matches the API server's text for a request that RBAC did not authorize. Refusals by
 // admission are Forbidden, too, but have another text.
@@ -47,11 +47,11 @@ func Message(missing []string) string {
 	if len(missing) > maxNamed {
 		more = fmt.Sprintf(" and %d more", len(missing)-maxNamed)
 	}
-	return fmt.Sprintf("the operator may not %s%s: %s", strings.Join(some, ", "), more, Next)
+	return fmt.Sprintf("the operator may not %s%s: %s", strings.Join(some, ", "), more, Remedy)
 }
 
-// Tell returns an error's text, or the missing permissions that it reports.
-func Tell(err error) string {
+// Explain returns an error's text, or the missing permissions that it reports.
+func Explain(err error) string {
 	if missing := Missing(err.Error()); len(missing) > 0 {
 		return Message(missing)
 	}
@@ -74,7 +74,7 @@ func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	})
 	if missing := Missing(text); len(missing) > 0 {
 		r = r.Clone()
-		r.AddAttrs(slog.String("missing", strings.Join(missing, ", ")), slog.String("next", Next))
+		r.AddAttrs(slog.String("missing", strings.Join(missing, ", ")), slog.String("next", Remedy))
 	}
 	return h.Handler.Handle(ctx, r)
 }

@@ -27,8 +27,8 @@ func TestMissingRightsAreNamedOnceEach(t *testing.T) {
 }
 
 func TestMessageNamesPermissionAndNextAction(t *testing.T) {
-	require.Equal(t, "the operator may not list nodes in the cluster: "+Next, Tell(errListed))
-	require.Equal(t, errQuota.Error(), Tell(errQuota))
+	require.Equal(t, "the operator may not list nodes in the cluster: "+Remedy, Explain(errListed))
+	require.Equal(t, errQuota.Error(), Explain(errQuota))
 }
 
 func TestLogRecordsOfLibrariesNameTheMissingPermission(t *testing.T) {

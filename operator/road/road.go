@@ -26,5 +26,5 @@ func States() []State {
 	return []State{Prerequisites, Driver, DriverValidation, Toolkit, ToolkitValidation, DevicePlugin, PluginValidation, FeatureLabels}
 }
 
-// Beside returns the states that nothing waits for.
-func Beside() []State { return []State{DCGM, DCGMExporter, MIGManager} }
+// Optional returns the states that nothing waits for.
+func Optional() []State { return []State{DCGM, DCGMExporter, MIGManager} }

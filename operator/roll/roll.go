@@ -64,8 +64,8 @@ type Options struct {
 	// Changed is called, concurrently, when a pod of a followed node or the Outcome has
 	// changed: it is time to plan again.
 	Changed func()
-	// Tell records an Event of the Node; it may be nil.
-	Tell func(*corev1.Node, upgrade.Event)
+	// RecordEvent records an Event of the Node; it may be nil.
+	RecordEvent func(*corev1.Node, upgrade.Event)
 	// Now is the clock; nil: time.Now.
 	Now func() time.Time
 }
@@ -164,13 +164,13 @@ func (r *Roller) Remove(p *upgrade.Plan, writing func(node string) bool) Outcome
 	o := Outcome{Blocked: map[string]string{}, Stuck: map[string]upgrade.Refusal{}}
 	for uid, one := range r.removals {
 		if !one.wanted {
-			r.drop(uid, one, p.Waits(one.Node))
+			r.drop(uid, one, p.IsUnwritten(one.Node))
 		}
 		if one.failure == "" {
 			continue
 		}
 		if one.driver && !one.last.Before(one.since.Add(upgrade.WriteDeadline)) {
-			o.Stuck[uid] = upgrade.Refusal{Why: one.failure, Since: one.since, Next: one.last.Add(upgrade.WriteAgain)}
+			o.Stuck[uid] = upgrade.Refusal{Why: one.failure, Since: one.since, Next: one.last.Add(upgrade.WriteRetry)}
 		}
 		if !one.wanted {
 			continue
@@ -263,8 +263,8 @@ func (r *Roller) send(ctx context.Context, uid string) {
 		changed, event = r.record(one, err)
 	}
 	r.mu.Unlock()
-	if event != nil && r.Tell != nil {
-		r.Tell(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: pod.Node, UID: types.UID(pod.NodeUID)}}, *event)
+	if event != nil && r.RecordEvent != nil {
+		r.RecordEvent(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: pod.Node, UID: types.UID(pod.NodeUID)}}, *event)
 	}
 	if changed {
 		r.Changed()
@@ -333,5 +333,5 @@ func reason(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Sprintf("the API server has not answered within %s: see the admission webhooks that it calls (kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations)", removeDeadline)
 	}
-	return right.Tell(err)
+	return right.Explain(err)
 }

@@ -127,7 +127,7 @@ func TestRefusedEvictionIsRetried(t *testing.T) {
 		}}
 		var told []string
 		changes := 0
-		r, end := start(Options{Remover: api, Changed: func() { changes++ }, Tell: func(n *corev1.Node, e upgrade.Event) { told = append(told, string(n.UID)+" "+e.Message) }})
+		r, end := start(Options{Remover: api, Changed: func() { changes++ }, RecordEvent: func(n *corev1.Node, e upgrade.Event) { told = append(told, string(n.UID)+" "+e.Message) }})
 		defer end()
 		plan := &upgrade.Plan{Evict: []upgrade.Removal{planned("p", "a")}}
 		began := time.Now()
@@ -242,7 +242,7 @@ func TestUnwantedRemovalIsNotRetried(t *testing.T) {
 				return nil
 			}
 		}}
-		r, end := start(Options{Remover: api, Tell: func(*corev1.Node, upgrade.Event) { t.Error("an Event") }})
+		r, end := start(Options{Remover: api, RecordEvent: func(*corev1.Node, upgrade.Event) { t.Error("an Event") }})
 		defer end()
 		began := time.Now()
 		plan := &upgrade.Plan{Evict: []upgrade.Removal{planned("p", "a")}}

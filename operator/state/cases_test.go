@@ -50,7 +50,7 @@ func withoutSidecar(c driver.Choice) driver.Choice { c.Sidecar = ""; return c }
 func withoutVersion(c driver.Choice) driver.Choice { c.Version = ""; return c }
 
 func guessed(c driver.Choice) driver.Choice {
-	c.Image, c.Guessed = "registry.example/driver:580.95.05-"+c.ID, true
+	c.Image, c.AssumedNVIDIA = "registry.example/driver:580.95.05-"+c.ID, true
 	return c
 }
 

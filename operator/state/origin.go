@@ -44,7 +44,7 @@ func (r *renderer) setOrigins(d *appsv1.DaemonSet, ctr *corev1.Container, c driv
 // reportIgnoredFields reports the fields that a driver container that is not ours ignores.
 func (r *renderer) reportIgnoredFields(c driver.Choice) {
 	why := c.Image + " is no driver container of gpuready (it has no label io.gpuready.driver)"
-	if c.Guessed {
+	if c.AssumedNVIDIA {
 		why = c.Image + " is run as NVIDIA's driver container, as its label io.gpuready.driver could not be looked up"
 	}
 	for field, set := range map[string]bool{

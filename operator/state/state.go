@@ -88,7 +88,7 @@ func Render(in Input) ([]Object, []Problem, error) {
 }
 
 // stateOrder returns the order in which the states' objects are applied.
-func stateOrder() []road.State { return append(road.States(), road.Beside()...) }
+func stateOrder() []road.State { return append(road.States(), road.Optional()...) }
 
 func compare(a, b Object) int {
 	if a.State != b.State {

@@ -41,7 +41,7 @@ func (t *Tally) counts() counts {
 		})
 	}
 	for _, n := range t.troubled {
-		for _, trouble := range n.Beside {
+		for _, trouble := range n.Others {
 			c.beside = append(c.beside, fmt.Sprintf("%s on %s (%s)", trouble.State, n.Name, trouble.Reason))
 		}
 	}

@@ -23,7 +23,7 @@ func TestAPIServerAcceptsAnyStatus(t *testing.T) {
 	for i := range 300 {
 		n := node(fmt.Sprintf("node-%d", i), progress.Failed, progress.ReasonStarting)
 		n.Message, n.Since, n.Pool.Kernel = long, time.Time{}, fmt.Sprint(i)
-		crowd.Tally.Put(n)
+		crowd.Tally.Add(n)
 		crowd.Choices = append(crowd.Choices, driver.Choice{Pool: n.Pool, Problem: &driver.Problem{Reason: driver.OSUnknown, Message: long}})
 		crowd.Unserved = append(crowd.Unserved, fmt.Sprint(i, long))
 		crowd.Rolling = append(crowd.Rolling, fmt.Sprint(i))
@@ -36,7 +36,7 @@ func TestAPIServerAcceptsAnyStatus(t *testing.T) {
 	ignored.Verdict = Ignored("older")
 	for name, in := range map[string]Input{"nothing": input(), "a crowd": crowd, "another operator": other, "another policy": ignored} {
 		p := in.Policy.DeepCopy()
-		p.APIVersion, p.Kind, p.Status = v1.GroupVersion().String(), v1.Kind, Sum(in)
+		p.APIVersion, p.Kind, p.Status = v1.GroupVersion().String(), v1.Kind, Compute(in)
 		require.NoError(t, s.Check(t.Context(), p), name)
 	}
 }

@@ -121,8 +121,8 @@ type Input struct {
 	Others   []string // Deployments of this product in other namespaces, which are on standby
 }
 
-// Sum returns the status for an input.
-func Sum(in Input) v1.ClusterPolicyStatus {
+// Compute returns the status for an input.
+func Compute(in Input) v1.ClusterPolicyStatus {
 	s := v1.ClusterPolicyStatus{Namespace: in.Namespace, ObservedGeneration: in.Policy.Generation, UnservedFields: unserved(in.Unserved), Upgrade: in.Upgrade, Provisioning: in.Provisioning}
 	var all []metav1.Condition
 	if in.Verdict != nil {

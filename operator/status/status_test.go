@@ -38,7 +38,7 @@ func node(name string, status progress.Status, reason string) Node {
 func tallyOf(nodes ...Node) *Tally {
 	t := NewTally()
 	for _, n := range nodes {
-		t.Put(n)
+		t.Add(n)
 	}
 	return t
 }
@@ -96,7 +96,7 @@ func TestConditions(t *testing.T) {
 		"NVIDIA's runs":     {with(func(in *Input) { in.Verdict = OtherOperator("Deployment gpu-operator/gpu-operator", "x=y") }, ready), "disabled: Ready=False OtherOperatorRuns, Progressing=False OtherOperatorRuns, Degraded=False OtherOperatorRuns"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := Sum(c.in)
+			s := Compute(c.in)
 			require.Equal(t, c.want, summary(s))
 			require.Equal(t, int64(3), s.ObservedGeneration)
 			for _, c := range s.Conditions {
@@ -106,8 +106,8 @@ func TestConditions(t *testing.T) {
 		})
 	}
 	exporter := ready
-	exporter.Beside = []progress.Trouble{{State: road.DCGMExporter, Problem: progress.Problem{Reason: progress.ReasonImagePull}}}
-	s := Sum(input(exporter))
+	exporter.Others = []progress.PodProblem{{State: road.DCGMExporter, Problem: progress.Problem{Reason: progress.ReasonImagePull}}}
+	s := Compute(input(exporter))
 	require.Equal(t, "ready: Ready=True AllNodesReady, Progressing=False Settled, Degraded=True OperandsFailed", summary(s))
 	require.Contains(t, meta.FindStatusCondition(s.Conditions, v1.ConditionDegraded).Message, "dcgm-exporter on a (ImagePullBackOff)")
 }
@@ -116,8 +116,8 @@ func TestMissingPermissionIsReportedWithItsRemedy(t *testing.T) {
 	in := input()
 	in.Err = errors.New(denied)
 	for _, kind := range []string{v1.ConditionReady, v1.ConditionDegraded} {
-		message := meta.FindStatusCondition(Sum(in).Conditions, kind).Message
-		require.Equal(t, "the operator may not patch daemonsets.apps in namespace n: "+right.Next, message)
+		message := meta.FindStatusCondition(Compute(in).Conditions, kind).Message
+		require.Equal(t, "the operator may not patch daemonsets.apps in namespace n: "+right.Remedy, message)
 	}
 }
 
@@ -125,7 +125,7 @@ func TestExactImageTagIsReported(t *testing.T) {
 	in := input(node("a", progress.Ready, "Ready"))
 	tag := "registry/driver:535-5.15.0-105-generic-ubuntu22.04"
 	in.Choices = []driver.Choice{{Pool: jammy, Variant: driver.Precompiled, Name: "nvidia-driver-daemonset-x", Image: tag, Problem: &driver.Problem{Reason: driver.PrecompiledImageMissing, Message: tag + " is missing"}}}
-	s := Sum(in)
+	s := Compute(in)
 	require.Contains(t, meta.FindStatusCondition(s.Conditions, v1.ConditionDegraded).Message, tag)
 	require.Equal(t, []v1.PoolStatus{{Name: "amd64/ubuntu22.04/5.15.0-105-generic", OS: jammy.OS, Kernel: jammy.Kernel, Arch: "amd64", Nodes: 1, Ready: 1, Variant: "precompiled", DaemonSet: "nvidia-driver-daemonset-x", Image: tag, Reason: "PrecompiledImageMissing", Message: tag + " is missing"}}, s.Pools)
 }
@@ -133,7 +133,7 @@ func TestExactImageTagIsReported(t *testing.T) {
 func TestUnservedFieldsAreReported(t *testing.T) {
 	in := input()
 	in.Unserved = []string{"spec.kataManager", "spec.gds"}
-	s := Sum(in)
+	s := Compute(in)
 	require.Equal(t, []string{"spec.gds", "spec.kataManager"}, s.UnservedFields)
 	c := meta.FindStatusCondition(s.Conditions, v1.ConditionUnserved)
 	require.Equal(t, metav1.ConditionTrue, c.Status)
@@ -144,22 +144,22 @@ func TestStatusIsDeterministic(t *testing.T) {
 	a, b := node("a", progress.Ready, "Ready"), node("b", progress.Failed, progress.ReasonCrashLoop)
 	in := input(a, b)
 	in.Choices = []driver.Choice{{Pool: core}, {Pool: jammy}}
-	before := Sum(in)
+	before := Compute(in)
 	in.Policy.Status, in.Now = before, now.Add(time.Hour)
 	in.Tally = tallyOf(b, a)
-	require.Equal(t, before, Sum(in))
+	require.Equal(t, before, Compute(in))
 	// Writing and reading it changes nothing.
 	data, err := json.Marshal(before)
 	require.NoError(t, err)
 	var read v1.ClusterPolicyStatus
 	require.NoError(t, json.Unmarshal(data, &read))
 	in.Policy.Status = read
-	again, err := json.Marshal(Sum(in))
+	again, err := json.Marshal(Compute(in))
 	require.NoError(t, err)
 	require.JSONEq(t, string(data), string(again))
 
 	in.Tally = tallyOf(a)
-	s := Sum(in)
+	s := Compute(in)
 	require.Equal(t, now.Add(time.Hour), meta.FindStatusCondition(s.Conditions, v1.ConditionReady).LastTransitionTime.UTC())
 	require.Equal(t, now, meta.FindStatusCondition(s.Conditions, v1.ConditionProgressing).LastTransitionTime.UTC(), "its status is the same")
 }
@@ -169,7 +169,7 @@ func TestBlockedNodesAreReportedFirst(t *testing.T) {
 	in := input(node("a", progress.Ready, "Ready"))
 	in.Upgrade = &v1.UpgradeStatus{Total: 3, InProgress: 3, Waiting: Waiting(waiting, map[string]string{"z": "pod team/trainer cannot be evicted: a budget"})}
 	require.Equal(t, []v1.UpgradeWait{{Node: "z", Message: "pod team/trainer cannot be evicted: a budget"}, {Node: "a", Message: "pod x/y to go"}, {Node: "b", Message: "the driver pod to be created"}}, in.Upgrade.Waiting)
-	c := meta.FindStatusCondition(Sum(in).Conditions, v1.ConditionProgressing)
+	c := meta.FindStatusCondition(Compute(in).Conditions, v1.ConditionProgressing)
 	require.Equal(t, "0 of 3 nodes have the new driver, 3 are on their way; z: pod team/trainer cannot be evicted: a budget; a: pod x/y to go; b: the driver pod to be created", c.Message)
 	require.Empty(t, Waiting(nil, nil))
 }
@@ -197,7 +197,7 @@ func TestStatusSizeIsBounded(t *testing.T) {
 		waits[n.Name] = n.Message
 	}
 	in.Upgrade = &v1.UpgradeStatus{InProgress: 5000, Waiting: Waiting(waits, nil)}
-	s := Sum(in)
+	s := Compute(in)
 	require.Len(t, s.Upgrade.Waiting, v1.MaxWaiting)
 	require.Len(t, s.NotReady, v1.MaxNotReady)
 	require.Len(t, s.Pools, v1.MaxPools)
@@ -211,7 +211,7 @@ func TestStatusSizeIsBounded(t *testing.T) {
 }
 
 func TestEvents(t *testing.T) {
-	conditions := func(nodes ...Node) []metav1.Condition { return Sum(input(nodes...)).Conditions }
+	conditions := func(nodes ...Node) []metav1.Condition { return Compute(input(nodes...)).Conditions }
 	// from returns the Events of nodes that have changed.
 	from := func(before, now []Node) (told []string) {
 		var changes []Change

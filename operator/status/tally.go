@@ -54,9 +54,9 @@ func NewTally() *Tally {
 // ranks is the order in which nodes that are not ready are reported.
 var ranks = map[progress.Status]int{progress.Failed: 0, progress.Unknown: 1, progress.Waiting: 2}
 
-// Put counts a node and returns its previous state, or nil if it was not counted.
-func (t *Tally) Put(n Node) (before *Node) {
-	before = t.Drop(n.Name)
+// Add counts a node and returns its previous state, or nil if it was not counted.
+func (t *Tally) Add(n Node) (before *Node) {
+	before = t.Remove(n.Name)
 	t.nodes[n.Name] = &n
 	g := t.groups[n.place()]
 	if g == nil {
@@ -72,7 +72,7 @@ func (t *Tally) Put(n Node) (before *Node) {
 			g.since.ReplaceOrInsert(&n)
 		}
 	}
-	if len(n.Beside) > 0 {
+	if len(n.Others) > 0 {
 		t.troubled[n.Name] = &n
 	}
 	if s := n.Labels[label.UpgradeState]; s != "" {
@@ -81,8 +81,8 @@ func (t *Tally) Put(n Node) (before *Node) {
 	return before
 }
 
-// Drop removes a node and returns it, or nil if it was not counted.
-func (t *Tally) Drop(name string) *Node {
+// Remove removes a node and returns it, or nil if it was not counted.
+func (t *Tally) Remove(name string) *Node {
 	n := t.nodes[name]
 	if n == nil {
 		return nil

@@ -24,7 +24,7 @@ func TestTallyEqualsARecount(t *testing.T) {
 			was := kept.nodes[name]
 			if rapid.IntRange(0, 3).Draw(t, "what") == 0 {
 				delete(nodes, name)
-				require.Same(t, was, kept.Drop(name))
+				require.Same(t, was, kept.Remove(name))
 				continue
 			}
 			n := node(name, rapid.SampledFrom([]progress.Status{progress.Ready, progress.Waiting, progress.Failed, progress.Unknown, progress.Excluded}).Draw(t, "status"), "x")
@@ -34,10 +34,10 @@ func TestTallyEqualsARecount(t *testing.T) {
 				n.Pool = core
 			}
 			if rapid.Bool().Draw(t, "beside") {
-				n.Beside = []progress.Trouble{{State: road.DCGM}}
+				n.Others = []progress.PodProblem{{State: road.DCGM}}
 			}
 			nodes[name] = n
-			require.Same(t, was, kept.Put(n))
+			require.Same(t, was, kept.Add(n))
 		}
 		anew := tallyOf(slices.Collect(maps.Values(nodes))...)
 		require.ElementsMatch(t, anew.Groups(), kept.Groups())

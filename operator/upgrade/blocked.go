@@ -13,7 +13,7 @@ import (
 // can cause it. Either a pod could not be evicted and the node yielded its turn, or the old
 // driver's pod was deleted and does not end.
 func (w *planner) blockedBy(n *node) *Refusal {
-	switch why := n.Annotations[label.UpgradeWhy]; {
+	switch why := n.Annotations[label.UpgradeReason]; {
 	case n.state == Required && why != "":
 		return &Refusal{Why: why, Since: n.since, Next: w.nextAttempt(n)}
 	case n.state == PodRestart && n.driver != nil && n.driver.Deleting && !n.driver.End.IsZero():
@@ -32,9 +32,9 @@ func (w *planner) blockedBy(n *node) *Refusal {
 // one; zero: not while the pods are the same.
 func (w *planner) nextAttempt(n *node) time.Time {
 	pods, known := w.Pods[n.Name]
-	next := n.since.Add(PodsAgain)
+	next := n.since.Add(PodsRetry)
 	if known {
-		next = n.since.Add(WriteAgain)
+		next = n.since.Add(WriteRetry)
 	}
 	for _, p := range pods {
 		switch {
@@ -42,7 +42,7 @@ func (w *planner) nextAttempt(n *node) time.Time {
 		case w.evictionForbidden(p):
 			return time.Time{} // it would not even be evicted
 		case !p.Created.After(n.since):
-			next = n.since.Add(PodsAgain) // it existed when the turn was yielded
+			next = n.since.Add(PodsRetry) // it existed when the turn was yielded
 		}
 	}
 	return next

@@ -40,7 +40,7 @@ func TestAPodInTheWayStopsNoOtherNode(t *testing.T) {
 			s := newOneNode(PodDeletion, 6*time.Minute)
 			s.pods(pod)
 			s.addPending()
-			p := Make(s.Input)
+			p := NewPlan(s.Input)
 			require.Empty(t, p.Failed)
 			require.Len(t, p.Blocked, 1)
 			require.Contains(t, p.Blocked[0].Why, "pod team/p")
@@ -53,7 +53,7 @@ func TestAPodInTheWayStopsNoOtherNode(t *testing.T) {
 			require.False(t, a.Cordoned, "its old driver serves it on")
 			require.Equal(t, string(Required), a.Labels[label.UpgradeState])
 			require.NotContains(t, a.Annotations, label.UpgradeCordoned)
-			p = Make(s.Input)
+			p = NewPlan(s.Input)
 			require.Equal(t, 1, p.Counts.Failed)
 			require.Contains(t, p.Waiting["a"], "pod team/p")
 			require.True(t, State(b.Labels[label.UpgradeState]).InFlight())
@@ -63,10 +63,10 @@ func TestAPodInTheWayStopsNoOtherNode(t *testing.T) {
 			b.Labels[label.UpgradeState], s.Drivers["b"].Digest = string(Done), "new"
 			b.Cordoned = false
 			clear(b.Annotations)
-			s.Now = s.Now.Add(WriteAgain)
-			require.Equal(t, []string{"a"}, continuing(s, Make(s.Input), 0))
+			s.Now = s.Now.Add(WriteRetry)
+			require.Equal(t, []string{"a"}, continuing(s, NewPlan(s.Input), 0))
 			require.True(t, a.Cordoned)
-			require.NotContains(t, a.Annotations, label.UpgradeWhy)
+			require.NotContains(t, a.Annotations, label.UpgradeReason)
 		})
 	}
 }
@@ -91,7 +91,7 @@ func continuing(s *oneNode, p *Plan, more int) (flying []string) {
 		}
 	}
 	if more == 0 {
-		return continuing(s, Make(s.Input), 1)
+		return continuing(s, NewPlan(s.Input), 1)
 	}
 	for _, n := range s.Nodes {
 		if State(n.Labels[label.UpgradeState]).InFlight() {
@@ -120,7 +120,7 @@ func TestRetryOfANodeWithABlockingPod(t *testing.T) {
 		"the pod has just gone":            {20 * time.Second, func(s *oneNode) { s.pods() }, false, 40 * time.Second},
 		"others have come":                 {ago, func(s *oneNode) { s.pods(pod(time.Minute)) }, true, 0},
 		"it is there":                      {ago, func(s *oneNode) { s.pods(old) }, false, 30 * time.Minute},
-		"it is there, and may go by now":   {PodsAgain, func(s *oneNode) { s.pods(old) }, true, 0},
+		"it is there, and may go by now":   {PodsRetry, func(s *oneNode) { s.pods(old) }, true, 0},
 		"a DaemonSet's is there":           {ago, func(s *oneNode) { s.pods(agent) }, false, 30 * time.Minute},
 		"one that is not to be evicted":    {5 * time.Hour, func(s *oneNode) { s.pods(bare) }, false, 0},
 		"one that a drain may evict":       {5 * time.Hour, func(s *oneNode) { s.pods(bare); s.Policy.Drain = &Eviction{Force: true} }, true, 0},
@@ -134,19 +134,19 @@ func TestRetryOfANodeWithABlockingPod(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newOneNode(Required, 0)
-			s.node.Annotations[label.UpgradeSince], s.node.Annotations[label.UpgradeWhy] = noon.Add(-c.ago).Format(time.RFC3339), "pod team/p did not go"
+			s.node.Annotations[label.UpgradeSince], s.node.Annotations[label.UpgradeReason] = noon.Add(-c.ago).Format(time.RFC3339), "pod team/p did not go"
 			s.pods()
 			c.given(s)
 			s.Nodes = append(s.Nodes, s.node)
 			s.Drivers = map[string]*Driver{"a": s.driver}
-			p := Make(s.Input)
+			p := NewPlan(s.Input)
 			begins := false
 			for _, q := range p.Patches {
 				begins = begins || q.Node == "a" && q.Begins()
 			}
 			require.Equal(t, c.again, begins, describe(p))
 			if !c.again && c.wake > 0 {
-				require.Equal(t, c.wake, p.Wake.Sub(noon))
+				require.Equal(t, c.wake, p.NextPlan.Sub(noon))
 			}
 			if !c.again {
 				require.Empty(t, p.Evict)
@@ -171,13 +171,13 @@ func TestNodesInFlightAreWatchedFirst(t *testing.T) {
 	s.node.Name = "z"
 	for _, name := range []string{"a", "b"} {
 		n := newOneNode(Required, 0).node
-		n.Name, n.Annotations[label.UpgradeWhy], n.Annotations[label.UpgradeSince] = name, "pod team/p did not go", noon.Format(time.RFC3339)
+		n.Name, n.Annotations[label.UpgradeReason], n.Annotations[label.UpgradeSince] = name, "pod team/p did not go", noon.Format(time.RFC3339)
 		s.Nodes = append(s.Nodes, n)
 	}
 	s.Nodes = append(s.Nodes, s.node)
 	s.Drivers = map[string]*Driver{"a": s.driver, "b": s.driver, "z": s.driver}
 	s.Pods = map[string][]*Pod{"b": {}}
-	require.Equal(t, []string{"z", "b", "a"}, Make(s.Input).Watch)
+	require.Equal(t, []string{"z", "b", "a"}, NewPlan(s.Input).Watch)
 }
 
 // A node that a person cordoned stays cordoned, and so does one whose old driver is unhealthy.
@@ -195,10 +195,10 @@ func TestOnlyServedNodesAreUncordoned(t *testing.T) {
 			s.pods(&Pod{Namespace: "team", Name: "bare", GPU: true})
 			c.given(s)
 			s.Nodes, s.Drivers = []*fleet.Node{s.node}, map[string]*Driver{"a": s.driver}
-			continuing(s, Make(s.Input), 0)
+			continuing(s, NewPlan(s.Input), 0)
 			require.Equal(t, c.want, s.node.Cordoned)
 			s.driver.Ready = true
-			continuing(s, Make(s.Input), 0)
+			continuing(s, NewPlan(s.Input), 0)
 			require.Equal(t, name == "cordoned by a person", s.node.Cordoned)
 			require.NotContains(t, s.node.Annotations, label.UpgradeCordoned)
 		})
@@ -216,13 +216,13 @@ func TestDriverPodThatDoesNotTerminate(t *testing.T) {
 		return s
 	}
 	s := ending(endTimeout - time.Second)
-	p := Make(s.Input)
+	p := NewPlan(s.Input)
 	require.Empty(t, p.Blocked)
-	require.Equal(t, noon.Add(time.Second), p.Wake)
+	require.Equal(t, noon.Add(time.Second), p.NextPlan)
 	require.NotContains(t, continuing(s, p, 0), "b")
 
 	s = ending(endTimeout)
-	p = Make(s.Input)
+	p = NewPlan(s.Input)
 	require.Equal(t, []Failure{{"a", "driver pod gpu/driver-a was deleted and is still there 5m0s after its grace period: see its finalizers, while pod team/p uses the GPUs", noon}}, p.Blocked)
 	require.Equal(t, 1, p.Counts.Failed)
 	require.Equal(t, []string{"a", "b"}, continuing(s, p, 0))
@@ -230,12 +230,12 @@ func TestDriverPodThatDoesNotTerminate(t *testing.T) {
 
 	s = ending(endTimeout)
 	s.Policy.MaxUnavailable = new(intstr.FromInt32(1))
-	require.Equal(t, []string{"a"}, continuing(s, Make(s.Input), 0), "a node that stays cordoned is unavailable")
+	require.Equal(t, []string{"a"}, continuing(s, NewPlan(s.Input), 0), "a node that stays cordoned is unavailable")
 
 	s = ending(endTimeout)
 	s.driver = nil
 	delete(s.Drivers, "a")
-	p = Make(s.Input)
+	p = NewPlan(s.Input)
 	require.Empty(t, p.Blocked, "it has ended: the node goes on")
 	require.Equal(t, "the driver pod to be created", p.Waiting["a"])
 }
@@ -253,7 +253,7 @@ func TestARetryCordonsNoMoreThanMaxUnavailable(t *testing.T) {
 		b.Annotations[label.UpgradeSince], b.Annotations[label.UpgradeCordoned] = noon.Format(time.RFC3339), "true"
 		s.Pods["b"] = []*Pod{{Namespace: "x", Name: "y", UID: "z", GPU: true, Controlled: true}}
 		s.Refused = map[string]Refusal{"a": {Why: "webhook", Since: noon.Add(-5 * time.Minute), Next: noon.Add(-time.Second)}}
-		continuing(s, Make(s.Input), 0)
+		continuing(s, NewPlan(s.Input), 0)
 		require.Equal(t, want, s.node.Cordoned, "maxUnavailable %d", limit)
 	}
 }
@@ -337,7 +337,7 @@ func TestBlockingPodsDelayNoOtherNode(t *testing.T) {
 			c.runOperator(1 << 20)
 			c.runOthers()
 		}
-		p := Make(c.input())
+		p := NewPlan(c.input())
 		require.Empty(t, p.Failed)
 		for name, m := range c.nodes {
 			switch {

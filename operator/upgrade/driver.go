@@ -121,7 +121,7 @@ func failureReason(c *corev1.ContainerStatus) string {
 	}
 	why := "container " + c.Name + " does not stay up"
 	if t := c.LastTerminationState.Terminated; t != nil {
-		if reason, message := progress.LastWord(t.Message); reason != "" {
+		if reason, message := progress.TerminationMessage(t.Message); reason != "" {
 			return why + ": " + reason + ": " + summarize(message, "")
 		}
 		why += ": " + summarize(t.Message, t.Reason)

@@ -37,7 +37,7 @@ func TestUpgradeCompletesDespiteDisturbances(t *testing.T) {
 				break
 			}
 		}
-		p := Make(c.input())
+		p := NewPlan(c.input())
 		require.Empty(t, c.unsettled(), "%+v\n%+v", c.policy, p)
 		require.Empty(t, p.Patches)
 		require.Empty(t, p.Assign)
@@ -62,9 +62,9 @@ func TestPlanIsDeterministicAndIdempotent(t *testing.T) {
 				c.runOperator(1 << 20)
 			}
 			in := c.input()
-			p := Make(in)
+			p := NewPlan(in)
 			slices.Reverse(in.Nodes)
-			require.Equal(t, p, Make(in))
+			require.Equal(t, p, NewPlan(in))
 		}
 		// Nothing else changes: after a few writes there is nothing to write.
 		c.held = true
@@ -131,7 +131,7 @@ func TestNodesThatCannotBeWrittenHoldUpNobody(t *testing.T) {
 			c.runOperator(1 << 20)
 			c.runOthers()
 		}
-		p := Make(c.input())
+		p := NewPlan(c.input())
 		told := map[string]bool{}
 		for _, f := range p.Unwritten {
 			told[f.Node] = true

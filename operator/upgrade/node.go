@@ -62,7 +62,7 @@ func (w *planner) advance(n *node, s State, e edit) {
 		w.plan.Counts.Failed++
 		why := e.why
 		if why == "" {
-			why = n.Annotations[label.UpgradeWhy]
+			why = n.Annotations[label.UpgradeReason]
 		}
 		e.why = why
 		w.plan.Failed = append(w.plan.Failed, Failure{n.Name, why, n.since})
@@ -128,8 +128,8 @@ func (w *planner) expired(n *node, timeout time.Duration) bool {
 
 // replanAt schedules a plan at a future time unless one is due earlier.
 func (w *planner) replanAt(at time.Time) {
-	if at.After(w.Now) && (w.plan.Wake.IsZero() || at.Before(w.plan.Wake)) {
-		w.plan.Wake = at
+	if at.After(w.Now) && (w.plan.NextPlan.IsZero() || at.Before(w.plan.NextPlan)) {
+		w.plan.NextPlan = at
 	}
 }
 
@@ -309,7 +309,7 @@ func (w *planner) validated(n *node) bool {
 		return false // the kubelet reports it with the pod's readiness, or before
 	case !c.Since.Before(started):
 		return true
-	case c.Said.Before(started):
+	case c.Renewed.Before(started):
 		return false // the next report of the validator is an event
 	}
 	return w.expired(n, proofSettleTime)

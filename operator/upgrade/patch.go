@@ -99,7 +99,7 @@ func (n *node) managedBefore() bool {
 	if n.assigned != "" {
 		return true
 	}
-	for _, key := range []string{label.Wrote, label.UpgradeTarget, label.UpgradeCordoned} {
+	for _, key := range []string{label.OwnLabels, label.UpgradeTarget, label.UpgradeCordoned} {
 		if _, ok := n.Annotations[key]; ok {
 			return true
 		}
@@ -114,7 +114,7 @@ func (w *planner) patch(n *node, e edit) {
 	}
 	labels := map[string]string{label.UpgradeState: string(e.state)}
 	annotations := map[string]string{
-		label.UpgradeSince: "", label.UpgradeWhy: "", label.UpgradeTarget: "",
+		label.UpgradeSince: "", label.UpgradeReason: "", label.UpgradeTarget: "",
 		label.InitiallyCordoned: "", label.UpgradeCordoned: "",
 	}
 	var unschedulable *bool
@@ -125,7 +125,7 @@ func (w *planner) patch(n *node, e edit) {
 			e.since = w.Now
 		}
 		annotations[label.UpgradeSince] = e.since.UTC().Format(time.RFC3339)
-		annotations[label.UpgradeWhy] = e.why
+		annotations[label.UpgradeReason] = e.why
 		annotations[label.UpgradeTarget] = n.upgradeTarget(e)
 		if e.state.InFlight() && !n.Cordoned {
 			unschedulable, cordoned = new(true), true
@@ -137,7 +137,7 @@ func (w *planner) patch(n *node, e edit) {
 		}
 	case e.state == Required:
 		if e.why != "" {
-			annotations[label.UpgradeSince], annotations[label.UpgradeWhy] = cmp.Or(e.since, w.Now).UTC().Format(time.RFC3339), e.why
+			annotations[label.UpgradeSince], annotations[label.UpgradeReason] = cmp.Or(e.since, w.Now).UTC().Format(time.RFC3339), e.why
 		}
 		switch {
 		case !cordoned:
@@ -235,7 +235,7 @@ func (n *node) hasNoUpgradeRecord() bool {
 		return false
 	}
 	for key := range n.Annotations {
-		if key != label.Wrote {
+		if key != label.OwnLabels {
 			return false
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// Make returns the plan for an input.
-func Make(in Input) *Plan {
+// NewPlan returns the plan for an input.
+func NewPlan(in Input) *Plan {
 	w := &planner{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}, Settled: map[string]Share{}}}
 	w.plan.Counts, w.unavailable = in.Settled.Counts, in.Settled.Unavailable
 	var n node // reused: nearly all of thousands of nodes need nothing
@@ -65,7 +65,7 @@ func (w *planner) checkpoint() checkpoint {
 func (w *planner) recordSettled(n *node, since checkpoint) {
 	now := w.checkpoint()
 	if now.patches == since.patches && now.assigned == since.assigned && now.begun == since.begun {
-		w.plan.Settled[n.Name] = now.share.Less(since.share)
+		w.plan.Settled[n.Name] = now.share.Sub(since.share)
 	}
 }
 

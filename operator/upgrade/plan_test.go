@@ -39,7 +39,7 @@ func newOneNode(state State, since time.Duration) *oneNode {
 		},
 		node: &fleet.Node{
 			Name: "a", UID: "1", Version: "7", Ready: true, Labels: map[string]string{label.Driver: "jammy"}, Annotations: map[string]string{},
-			GPUReady: fleet.Condition{Status: "True", Since: noon.Add(-time.Hour), Said: noon},
+			GPUReady: fleet.Condition{Status: "True", Since: noon.Add(-time.Hour), Renewed: noon},
 		},
 		driver: &Driver{Namespace: "gpu", Name: "driver-a", UID: "d", DaemonSet: "ds-jammy", Digest: "old", Ready: true, Started: noon.Add(-time.Hour)},
 	}
@@ -79,7 +79,7 @@ func (s *oneNode) plan() *Plan {
 	if s.driver != nil {
 		s.Drivers["a"] = s.driver
 	}
-	return Make(s.Input)
+	return NewPlan(s.Input)
 }
 
 // describe describes a plan in words.
@@ -119,8 +119,8 @@ func describe(p *Plan) string {
 			say("%s waits for %s", node, p.Waiting[node])
 		}
 	}
-	if !p.Wake.IsZero() {
-		say("wake in %s", p.Wake.Sub(noon))
+	if !p.NextPlan.IsZero() {
+		say("wake in %s", p.NextPlan.Sub(noon))
 	}
 	return strings.Join(words, "; ")
 }
@@ -317,19 +317,19 @@ func TestNextStepOfANode(t *testing.T) {
 		"it is proven":     {PodRestart, 0, func(s *oneNode) { s.upgraded(); s.proven(time.Second) }, "a: upgrade-done; a: unschedulable false"},
 		"nobody proves it": {PodRestart, 0, func(s *oneNode) { s.upgraded(); s.node.Labels[label.Deploy+"operator-validator"] = "false" }, "a: upgrade-done; a: unschedulable false"},
 		"the proof is old": {ValidationRequired, 4 * time.Second, func(s *oneNode) { s.upgraded() }, "a waits for the proof of the driver: it is older than the driver pod; wake in 6s"},
-		"nobody has said so since": {ValidationRequired, time.Minute, func(s *oneNode) { s.upgraded(); s.node.GPUReady.Said = noon.Add(-2 * time.Minute) },
+		"nobody has said so since": {ValidationRequired, time.Minute, func(s *oneNode) { s.upgraded(); s.node.GPUReady.Renewed = noon.Add(-2 * time.Minute) },
 			"a waits for the proof of the driver: it is older than the driver pod; wake in 9m0s"},
 		"the old proof holds": {ValidationRequired, 10 * time.Second, func(s *oneNode) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
 		"there is no proof":   {ValidationRequired, time.Minute, func(s *oneNode) { s.upgraded(); s.node.GPUReady = fleet.Condition{} }, "a waits for the proof of the driver: the Node has no condition GPUReady; is the validator there?; wake in 9m0s"},
 		"the node's clock is behind": {ValidationRequired, time.Minute, func(s *oneNode) {
 			s.upgraded()
 			s.driver.Started = s.driver.Started.Add(-8 * time.Minute)
-			s.node.GPUReady.Since, s.node.GPUReady.Said = s.driver.Started.Add(time.Second), s.driver.Started.Add(time.Second)
+			s.node.GPUReady.Since, s.node.GPUReady.Renewed = s.driver.Started.Add(time.Second), s.driver.Started.Add(time.Second)
 		}, "a: upgrade-done; a: unschedulable false"},
 		"the node's clock is ahead, and its proof is old": {ValidationRequired, time.Minute, func(s *oneNode) {
 			s.upgraded()
 			s.driver.Started = s.driver.Started.Add(8 * time.Minute)
-			s.node.GPUReady.Since, s.node.GPUReady.Said = s.driver.Started.Add(-time.Second), s.driver.Started.Add(-time.Second)
+			s.node.GPUReady.Since, s.node.GPUReady.Renewed = s.driver.Started.Add(-time.Second), s.driver.Started.Add(-time.Second)
 		}, "a waits for the proof of the driver: it is older than the driver pod; wake in 9m0s"},
 		"the kubelet has not said when the pod started": {ValidationRequired, time.Minute, func(s *oneNode) {
 			s.upgraded()
@@ -347,8 +347,8 @@ func TestNextStepOfANode(t *testing.T) {
 		}, "a: upgrade-done"},
 
 		// After a failure.
-		"it has failed": {Failed, time.Hour, func(s *oneNode) { s.failNewDriver(); s.node.Annotations[label.UpgradeWhy] = "so" }, "a failed: so"},
-		"it has failed for its pods, as an older operator says": {Failed, time.Minute, func(s *oneNode) { s.pods(gpu("p")); s.node.Annotations[label.UpgradeWhy] = "so" },
+		"it has failed": {Failed, time.Hour, func(s *oneNode) { s.failNewDriver(); s.node.Annotations[label.UpgradeReason] = "so" }, "a failed: so"},
+		"it has failed for its pods, as an older operator says": {Failed, time.Minute, func(s *oneNode) { s.pods(gpu("p")); s.node.Annotations[label.UpgradeReason] = "so" },
 			wantDeferred + "so; wake in 59m0s"},
 		"it recovers": {Failed, time.Hour, func(s *oneNode) { s.upgraded() }, "a: upgrade-done; a: unschedulable false"},
 		"another driver is asked for": {Failed, time.Hour, func(s *oneNode) { s.node.Annotations[label.UpgradeTarget] = "jammy@bad" },
@@ -424,7 +424,7 @@ func TestOrderOfUpgrades(t *testing.T) {
 				}
 			}
 			var begun []string
-			for _, p := range Make(s.Input).Patches {
+			for _, p := range NewPlan(s.Input).Patches {
 				if p.Labels[label.UpgradeState] != nil {
 					begun = append(begun, p.Node)
 				}
@@ -475,7 +475,7 @@ func TestUnwritableNode(t *testing.T) {
 			d := *s.driver
 			d.Digest, d.Name = "old", "driver-b"
 			s.Drivers = map[string]*Driver{"a": s.driver, "b": &d}
-			p := Make(s.Input)
+			p := NewPlan(s.Input)
 			got := describe(p)
 			got = strings.ReplaceAll(got, "; delete driver-b; b waits for driver pod driver-b to end", "")
 			got = strings.ReplaceAll(strings.ReplaceAll(got, "delete driver-b; ", ""), "; b waits for driver pod driver-b to end", "")
@@ -532,7 +532,7 @@ func TestLeavingNodesAreReleased(t *testing.T) {
 	clear(nvidias.Labels)
 	nvidias.Labels[label.UpgradeState] = string(DrainRequired)
 	s.Leaving = []*fleet.Node{s.node, nvidias}
-	p := Make(s.Input)
+	p := NewPlan(s.Input)
 	require.Equal(t, "a: ; a: unschedulable false", describe(p))
 	require.Zero(t, p.Counts)
 }
@@ -587,6 +587,6 @@ func BenchmarkSteady(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		Make(s.Input)
+		NewPlan(s.Input)
 	}
 }

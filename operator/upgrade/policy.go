@@ -45,9 +45,9 @@ func (p Policy) unavailable(total int) int {
 	return n
 }
 
-// Read parses a policy; nil leaves drivers as they are. The error names the field that
+// ParsePolicy parses a policy; nil leaves drivers as they are. The error names the field that
 // cannot be parsed.
-func Read(spec *v1.DriverUpgradePolicySpec) (Policy, error) {
+func ParsePolicy(spec *v1.DriverUpgradePolicySpec) (Policy, error) {
 	if spec == nil {
 		return Policy{}, nil
 	}

@@ -80,13 +80,13 @@ func (c *cluster) bumpVersion(m *machine) { m.Version = fmt.Sprint(c.next()) }
 
 func (c *cluster) setCondition(m *machine, status string) {
 	node := c.now.Add(m.skew)
-	m.GPUReady.Said = node
+	m.GPUReady.Renewed = node
 	if string(m.GPUReady.Status) == status {
 		return
 	}
-	m.GPUReady = fleet.Condition{Status: "False", Reason: "DriverMissing", Message: "driver: there is none", Since: node, Said: node}
+	m.GPUReady = fleet.Condition{Status: "False", Reason: "DriverMissing", Message: "driver: there is none", Since: node, Renewed: node}
 	if status == "True" {
-		m.GPUReady = fleet.Condition{Status: "True", Reason: "Ready", Since: node, Said: node}
+		m.GPUReady = fleet.Condition{Status: "True", Reason: "Ready", Since: node, Renewed: node}
 	}
 	c.bumpVersion(m)
 }
@@ -121,7 +121,7 @@ func (c *cluster) input() Input {
 			d := *m.driver
 			in.Drivers[name] = &d
 		}
-		if s := State(m.Labels[label.UpgradeState]); s.evicts() || s == PodRestart || s == Required && m.Annotations[label.UpgradeWhy] != "" {
+		if s := State(m.Labels[label.UpgradeState]); s.evicts() || s == PodRestart || s == Required && m.Annotations[label.UpgradeReason] != "" {
 			in.Pods[name] = []*Pod{}
 			for _, p := range m.pods {
 				q := *p
@@ -136,7 +136,7 @@ func (c *cluster) input() Input {
 // has settled.
 func (c *cluster) plan() *Plan {
 	in := c.input()
-	whole := Make(in)
+	whole := NewPlan(in)
 	few := in
 	few.Nodes, few.Settled = nil, Share{}
 	for _, n := range in.Nodes {
@@ -150,7 +150,7 @@ func (c *cluster) plan() *Plan {
 		delete(c.settled, n.Name)
 		few.Nodes = append(few.Nodes, n)
 	}
-	p := Make(few)
+	p := NewPlan(few)
 	for _, n := range few.Nodes {
 		if share, ok := p.Settled[n.Name]; ok {
 			c.settled[n.Name] = settled{n, in.Drivers[n.Name], in.Sets, in.Targets, in.Policy, share}
@@ -272,7 +272,7 @@ func (c *cluster) refuse(node string) bool {
 		r = Refusal{Why: node + " cannot be written", Since: c.now}
 	}
 	if c.now.Sub(r.Since) >= WriteDeadline {
-		r.Next = c.now.Add(WriteAgain)
+		r.Next = c.now.Add(WriteRetry)
 		delete(c.sent, node)
 	}
 	c.refused[node] = r

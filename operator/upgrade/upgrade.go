@@ -97,13 +97,13 @@ type Input struct {
 // harm. Planning again after it was carried out yields nothing new, except evictions that
 // were refused.
 type Plan struct {
-	Patches []Patch           // of Nodes, by name; at most one each, see Plan.Patch
-	Assign  map[string]string // new value of label.Driver by node, where it changes; "": remove it
-	Evict   []Removal         // through the Eviction API; a refusal (429) is retried later
-	Delete  []Removal         // driver pods
-	Watch   []string          // nodes whose pods the next plan must know, the most important first
-	Wake    time.Time         // when to plan again without a change: the next timeout; zero: never
-	Waiting map[string]string // what the nodes in flight wait for, one sentence
+	Patches  []Patch           // of Nodes, by name; at most one each, see Plan.Patch
+	Assign   map[string]string // new value of label.Driver by node, where it changes; "": remove it
+	Evict    []Removal         // through the Eviction API; a refusal (429) is retried later
+	Delete   []Removal         // driver pods
+	Watch    []string          // nodes whose pods the next plan must know, the most important first
+	NextPlan time.Time         // when to plan again without a change: the next timeout; zero: never
+	Waiting  map[string]string // what the nodes in flight wait for, one sentence
 	// Settled are nodes with nothing to do until they, their driver pod, the policy, the
 	// targets or the sets change. Until then plans may be made without them, so that
 	// thousands of nodes cost as little as a few.
@@ -140,12 +140,12 @@ type Refusal struct {
 // their place.
 const (
 	WriteDeadline = 2 * time.Minute
-	WriteAgain    = time.Minute
-	PodsAgain     = time.Hour
+	WriteRetry    = time.Minute
+	PodsRetry     = time.Hour
 )
 
-// Waits reports whether a node could not be written and waits for another turn.
-func (p *Plan) Waits(node string) bool {
+// IsUnwritten reports whether a node could not be written and waits for another turn.
+func (p *Plan) IsUnwritten(node string) bool {
 	return slices.ContainsFunc(p.Unwritten, func(f Failure) bool { return f.Node == node })
 }
 
@@ -181,8 +181,8 @@ type Share struct {
 // Add returns the sum of s and o.
 func (s Share) Add(o Share) Share { return s.combine(o, 1) }
 
-// Less returns s without o, which must be part of it.
-func (s Share) Less(o Share) Share { return s.combine(o, -1) }
+// Sub returns s without o, which must be part of it.
+func (s Share) Sub(o Share) Share { return s.combine(o, -1) }
 
 func (s Share) combine(o Share, sign int) Share {
 	s.Total += sign * o.Total

@@ -35,7 +35,7 @@ func (m *measureOptions) chooseTest() (measure.Test, error) {
 		{"--no-workload", m.noWorkload, "reset node-reboot"},
 	} {
 		if f.set && m.test != "" && !strings.Contains(" "+f.tests+" ", " "+m.test+" ") {
-			return nil, program.Wrong("%s is for --test %s", f.name, strings.ReplaceAll(f.tests, " ", " or "))
+			return nil, program.UsageErrorf("%s is for --test %s", f.name, strings.ReplaceAll(f.tests, " ", " or "))
 		}
 	}
 	switch m.test {
@@ -46,13 +46,13 @@ func (m *measureOptions) chooseTest() (measure.Test, error) {
 		return &measure.Scale{Provider: provider, FromZero: m.test == "scale-from-zero", Keep: m.keepNodes}, err
 	case "node-reboot":
 		if m.node == "" || m.reboot == "" {
-			return nil, program.Wrong("--test node-reboot needs --node and --reboot")
+			return nil, program.UsageErrorf("--test node-reboot needs --node and --reboot")
 		}
 		return &measure.Reboot{Node: m.node, Command: measure.Command(m.reboot)}, nil
 	case "":
-		return nil, program.Wrong("--test is missing: it must be reset, autoscale, scale-from-zero or node-reboot")
+		return nil, program.UsageErrorf("--test is missing: it must be reset, autoscale, scale-from-zero or node-reboot")
 	}
-	return nil, program.Wrong("--test %q: it must be reset, autoscale, scale-from-zero or node-reboot", m.test)
+	return nil, program.UsageErrorf("--test %q: it must be reset, autoscale, scale-from-zero or node-reboot", m.test)
 }
 
 func (m *measureOptions) chooseProvider() (measure.Provider, error) {
@@ -63,28 +63,28 @@ func (m *measureOptions) chooseProvider() (measure.Provider, error) {
 		}
 	}
 	if len(given) > 1 {
-		return nil, program.Wrong("--add-node, --machineset and --node-claim are three ways to add a node; give one")
+		return nil, program.UsageErrorf("--add-node, --machineset and --node-claim are three ways to add a node; give one")
 	}
 	switch {
 	case m.addNode != "" || m.removeNode != "":
 		if m.addNode == "" {
-			return nil, program.Wrong("--remove-node needs --add-node; an autoscaler removes its nodes itself")
+			return nil, program.UsageErrorf("--remove-node needs --add-node; an autoscaler removes its nodes itself")
 		}
 		return measure.Commands{AddNode: measure.Command(m.addNode), RemoveNode: measure.Command(m.removeNode)}, nil
 	case m.machineSet != "":
 		namespace, name, found := strings.Cut(m.machineSet, "/")
 		if !found || namespace == "" || name == "" {
-			return nil, program.Wrong("--machineset %q: want NAMESPACE/NAME", m.machineSet)
+			return nil, program.UsageErrorf("--machineset %q: want NAMESPACE/NAME", m.machineSet)
 		}
 		return &measure.MachineSet{Namespace: namespace, Name: name}, nil
 	case m.nodeClaim != "":
 		manifest := map[string]any{}
 		if err := readManifest(m.nodeClaim, &manifest); err != nil {
-			return nil, program.Wrong("--node-claim: %w", err)
+			return nil, program.UsageErrorf("--node-claim: %w", err)
 		}
 		claim, err := measure.NewNodeClaim(manifest)
 		if err != nil {
-			return nil, program.Wrong("--node-claim %s: %w", m.nodeClaim, err)
+			return nil, program.UsageErrorf("--node-claim %s: %w", m.nodeClaim, err)
 		}
 		return claim, nil
 	}
@@ -104,7 +104,7 @@ func (m *measureOptions) chooseWorkload() (measure.Workload, error) {
 	}
 	switch {
 	case m.noWorkload && m.workload != "":
-		return w, program.Wrong("--no-workload and --workload exclude each other")
+		return w, program.UsageErrorf("--no-workload and --workload exclude each other")
 	case m.noWorkload:
 		return w, nil
 	case m.workload == "":
@@ -113,10 +113,10 @@ func (m *measureOptions) chooseWorkload() (measure.Workload, error) {
 	}
 	w.Pod = &corev1.Pod{}
 	if err := readManifest(m.workload, w.Pod); err != nil {
-		return w, program.Wrong("--workload: %w", err)
+		return w, program.UsageErrorf("--workload: %w", err)
 	}
 	if w.Pod.Kind != "Pod" || len(w.Pod.Spec.Containers) == 0 {
-		return w, program.Wrong("--workload %s: want a Pod with a container, not kind %q", m.workload, w.Pod.Kind)
+		return w, program.UsageErrorf("--workload %s: want a Pod with a container, not kind %q", m.workload, w.Pod.Kind)
 	}
 	if m.namespace == "" {
 		m.namespace = w.Pod.Namespace

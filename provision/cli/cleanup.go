@@ -24,20 +24,20 @@ Examples:
 
 func runCleanup(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	f := program.NewFlags("gpu-provision cleanup", cleanupUsage, exitCodes, stdout)
-	var where cluster.Where
+	var where cluster.Options
 	dry := f.Bool("dry-run", false, "say what would be done, and do nothing")
 	file := f.String("policy-file", "", "create the ClusterPolicy in this file unless one with its name exists")
 	clusterFlags(f, &where)
 	if err := f.Read(args); err != nil {
 		return err
 	}
-	if err := f.Lone(); err != nil {
+	if err := f.RefuseArgs(); err != nil {
 		return err
 	}
 	var policy map[string]any
 	if *file != "" {
 		if err := readManifest(*file, &policy); err != nil {
-			return program.Wrong("--policy-file: %w", err)
+			return program.UsageErrorf("--policy-file: %w", err)
 		}
 	}
 	client, err := connect(where)

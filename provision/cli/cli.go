@@ -60,19 +60,19 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 // clusterFlags adds the flags that select the cluster.
-func clusterFlags(f *program.Flags, w *cluster.Where) {
+func clusterFlags(f *program.Flags, w *cluster.Options) {
 	f.StringVar(&w.Kubeconfig, "kubeconfig", "", "path of the kubeconfig (default: $KUBECONFIG, ~/.kube/config, in a pod its own)")
 	f.StringVar(&w.Context, "context", "", "which of its contexts (default: the current one)")
 	f.DurationVar(&w.Timeout, "request-timeout", 15*time.Second, "how long an answer of the API server is waited for")
 }
 
-func connect(w cluster.Where) (*cluster.Client, error) {
+func connect(w cluster.Options) (*cluster.Client, error) {
 	if w.Timeout <= 0 {
-		return nil, program.Wrong("--request-timeout is %v; it must be above 0", w.Timeout)
+		return nil, program.UsageErrorf("--request-timeout is %v; it must be above 0", w.Timeout)
 	}
 	c, err := cluster.New(w)
 	if err != nil {
-		return nil, program.Wrong("%w", err)
+		return nil, program.UsageErrorf("%w", err)
 	}
 	return c, nil
 }
@@ -80,7 +80,7 @@ func connect(w cluster.Where) (*cluster.Client, error) {
 // checkOutput rejects an output format that is not among known.
 func checkOutput(output string, known ...string) error {
 	if !slices.Contains(known, output) {
-		return program.Wrong("--output is %q; it must be one of %s", output, strings.Join(known, ", "))
+		return program.UsageErrorf("--output is %q; it must be one of %s", output, strings.Join(known, ", "))
 	}
 	return nil
 }

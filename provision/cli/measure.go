@@ -53,7 +53,7 @@ docs/provisioning.md lists the RBAC rules that it needs.
 
 // measureOptions holds the flags of measure.
 type measureOptions struct {
-	where                    cluster.Where
+	where                    cluster.Options
 	test, stack, notice      string
 	samples, drop, nodes     int
 	timeout                  time.Duration
@@ -110,7 +110,7 @@ func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	if err := f.Read(args); err != nil {
 		return err
 	}
-	if err := f.Lone(); err != nil {
+	if err := f.RefuseArgs(); err != nil {
 		return err
 	}
 	session, test, rep, err := m.newSession(stderr)
@@ -141,9 +141,9 @@ func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	complete := func(s report.Sample) bool { return s.Outcome == report.Complete }
 	switch {
 	case failed != nil:
-		return program.End(exitPartial, failed)
+		return program.WithExitCode(exitPartial, failed)
 	case !slices.ContainsFunc(rep.Samples[before:], complete):
-		return program.End(exitPartial, errors.New("no sample is complete; see the report for the reason"))
+		return program.WithExitCode(exitPartial, errors.New("no sample is complete; see the report for the reason"))
 	}
 	return nil
 }
@@ -173,12 +173,12 @@ func (m *measureOptions) newSession(stderr io.Writer) (*measure.Session, measure
 		return fail(err)
 	}
 	if min(m.samples, m.drop) < 0 || m.samples+m.drop < 1 || m.nodes < 1 || m.timeout <= 0 {
-		return fail(program.Wrong("--samples and --drop must not be negative nor both 0, --workloads must be at least 1 and --timeout above 0"))
+		return fail(program.UsageErrorf("--samples and --drop must not be negative nor both 0, --workloads must be at least 1 and --timeout above 0"))
 	}
 	selectors := step.DefaultSelectors()
 	for _, text := range m.selectors {
 		if err := selectors.Set(text); err != nil {
-			return fail(program.Wrong("--selector %w", err))
+			return fail(program.UsageErrorf("--selector %w", err))
 		}
 	}
 	test, err := m.chooseTest()
@@ -229,7 +229,7 @@ func (m *measureOptions) load() (*report.Report, error) {
 		return fresh, nil
 	}
 	if m.stack == "" {
-		return nil, program.Wrong("--append needs --stack, the stack of the samples in the file")
+		return nil, program.UsageErrorf("--append needs --stack, the stack of the samples in the file")
 	}
 	// Check now that the folder is writable: at the end it would be too late.
 	probe, err := os.CreateTemp(filepath.Dir(m.appendTo), ".gpu-provision-*")
@@ -246,7 +246,7 @@ func (m *measureOptions) load() (*report.Report, error) {
 	case err != nil:
 		return nil, err
 	case old.Test != m.test || old.Stack != m.stack:
-		return nil, program.Wrong("--append %s: it has samples of test %s with %s, which must not be mixed with these", m.appendTo, old.Test, old.Stack)
+		return nil, program.UsageErrorf("--append %s: it has samples of test %s with %s, which must not be mixed with these", m.appendTo, old.Test, old.Stack)
 	}
 	if len(old.Samples) > 0 {
 		m.drop = 0 // the first was dropped already
@@ -313,7 +313,7 @@ func compile(pattern string) (*regexp.Regexp, error) {
 	}
 	line, err := regexp.Compile(pattern)
 	if err != nil {
-		return nil, program.Wrong("--result: %w", err)
+		return nil, program.UsageErrorf("--result: %w", err)
 	}
 	return line, nil
 }

@@ -35,7 +35,7 @@ func runReport(_ context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	if n := f.NArg(); n != 1 && (n != 2 || *output != "html") {
-		return program.Wrong("report takes one file, or two with -o html, not %d", n)
+		return program.UsageErrorf("report takes one file, or two with -o html, not %d", n)
 	}
 	all, err := readReports(f.Args())
 	if err != nil {
@@ -86,7 +86,7 @@ func runCompare(_ context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	if f.NArg() != 2 {
-		return program.Wrong("compare takes two reports, not %d", f.NArg())
+		return program.UsageErrorf("compare takes two reports, not %d", f.NArg())
 	}
 	spans, err := parseSpans(*texts)
 	if err != nil {
@@ -108,7 +108,7 @@ func runCompare(_ context.Context, args []string, stdout, _ io.Writer) error {
 		err = report.CompareText(stdout, all[0], all[1], found)
 	}
 	if err == nil && len(found) == 0 {
-		err = program.End(exitNothing, program.ErrSaid)
+		err = program.WithExitCode(exitNothing, program.ErrReported)
 	}
 	return err
 }
@@ -122,7 +122,7 @@ func parseSpans(texts []string) ([]report.Span, error) {
 		from, to, found := strings.Cut(text, ":")
 		for _, id := range []string{from, to} {
 			if _, known := step.Find(step.ID(id)); !found || !known {
-				return nil, program.Wrong("--span %q: want FROM:TO of the steps that gpu-provision steps lists", text)
+				return nil, program.UsageErrorf("--span %q: want FROM:TO of the steps that gpu-provision steps lists", text)
 			}
 		}
 		spans = append(spans, report.Span{From: step.ID(from), To: step.ID(to)})
@@ -149,7 +149,7 @@ func runHistory(_ context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	if f.NArg() == 0 {
-		return program.Wrong("history takes at least one report")
+		return program.UsageErrorf("history takes at least one report")
 	}
 	names := f.Args()
 	all, err := readReports(names)
@@ -184,7 +184,7 @@ func runSteps(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if err := f.Read(args); err != nil {
 		return err
 	}
-	if err := f.Lone(); err != nil {
+	if err := f.RefuseArgs(); err != nil {
 		return err
 	}
 	t := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)

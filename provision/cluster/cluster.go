@@ -25,8 +25,8 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 )
 
-// Where names a cluster as kubectl does.
-type Where struct {
+// Options names a cluster as kubectl does.
+type Options struct {
 	Kubeconfig string
 	Context    string
 	Timeout    time.Duration // of one request
@@ -43,7 +43,7 @@ type Client struct {
 }
 
 // New finds the cluster as kubectl does. In a pod without a kubeconfig it is the pod's own.
-func New(w Where) (*Client, error) {
+func New(w Options) (*Client, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = w.Kubeconfig
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: w.Context})

@@ -37,8 +37,8 @@ type Options struct {
 type Test interface {
 	// Prepare brings the cluster into the state from which GPUs are requested.
 	Prepare(ctx context.Context, s *Session) error
-	// Ask requests GPUs. The sample begins with its first request.
-	Ask(ctx context.Context, s *Session) error
+	// Request requests GPUs. The sample begins with its first request.
+	Request(ctx context.Context, s *Session) error
 	// Nodes returns the nodes that are being measured so far.
 	Nodes(s *Session) []string
 	// Finish undoes Ask, so that the next sample can begin.
@@ -77,7 +77,7 @@ func Run(ctx context.Context, s *Session, test Test, rep *report.Report) (err er
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	observer, watching := errgroup.WithContext(watching)
 	observer.Go(func() error { return s.Observer.Run(watching) })
-	watch := observe.NewWatch(s.Clock)
+	watch := observe.NewJumpDetector(s.Clock)
 	began := s.Clock.Now()
 	defer func() {
 		s.summarize(rep, watch, s.Clock.Now()-began)
@@ -96,10 +96,10 @@ func Run(ctx context.Context, s *Session, test Test, rep *report.Report) (err er
 	}()
 	first := len(rep.Samples) + 1
 	for i := range s.Options.Drop + s.Options.Samples {
-		watch.Look()
+		watch.Check()
 		s.sample = first + i
 		sample, err := s.measure(ctx, test, watch)
-		sample.Dropped = i < s.Options.Drop
+		sample.WarmUp = i < s.Options.Drop
 		rep.Samples = append(rep.Samples, sample)
 		s.describe(rep) // before the node that came is removed
 		if err == nil {
@@ -156,7 +156,7 @@ func (s *Session) waitListed(ctx, watching context.Context) error {
 }
 
 // measure takes one sample, without what Finish takes back. Its error ends the run.
-func (s *Session) measure(ctx context.Context, test Test, watch *observe.Watch) (report.Sample, error) {
+func (s *Session) measure(ctx context.Context, test Test, watch *observe.JumpDetector) (report.Sample, error) {
 	sample := report.Sample{Number: s.sample, Timelines: []step.Timeline{}}
 	began := s.Clock.Now()
 	s.track(false)
@@ -174,7 +174,7 @@ func (s *Session) measure(ctx context.Context, test Test, watch *observe.Watch) 
 
 	sample.Began, s.asked = s.Clock.Wall(), s.Clock.Now()
 	s.Log.Info("asked for GPUs", "sample", s.sample)
-	err := test.Ask(ctx, s)
+	err := test.Request(ctx, s)
 	if err == nil {
 		err = s.waitComplete(ctx, watch, test)
 	}
@@ -224,7 +224,7 @@ func (s *Session) label() string { return fmt.Sprintf("%s-%d", s.Run, s.sample) 
 var errTimedOut = errors.New("timed out")
 
 // waitComplete observes changes until the sample is complete.
-func (s *Session) waitComplete(ctx context.Context, watch *observe.Watch, test Test) error {
+func (s *Session) waitComplete(ctx context.Context, watch *observe.JumpDetector, test Test) error {
 	limit := time.NewTimer(s.Options.Timeout)
 	defer limit.Stop()
 	look := time.NewTicker(time.Second)
@@ -240,7 +240,7 @@ func (s *Session) waitComplete(ctx context.Context, watch *observe.Watch, test T
 		case c := <-s.results:
 			s.observe(c)
 		case <-look.C:
-			watch.Look()
+			watch.Check()
 		case <-limit.C:
 			return errTimedOut
 		case <-ctx.Done():
@@ -274,15 +274,15 @@ func (s *Session) observe(c step.Change) {
 // complete reports whether the sample's nodes have reached all steps.
 func (s *Session) complete(test Test) bool {
 	nodes := test.Nodes(s)
-	if len(nodes) == 0 || !s.Observer.Whole() {
+	if len(nodes) == 0 || !s.Observer.Synced() {
 		return false
 	}
 	for _, n := range nodes {
-		if !s.tracker.Has(n, step.Allocatable) || s.Options.Validated && s.tracker.Validates(n) && !s.tracker.Has(n, step.Validated) {
+		if !s.tracker.HasReached(n, step.Allocatable) || s.Options.Validated && s.tracker.Validates(n) && !s.tracker.HasReached(n, step.Validated) {
 			return false
 		}
 	}
-	return s.tracker.Ended() >= s.Options.Workload.count(nodes)
+	return s.tracker.Results() >= s.Options.Workload.count(nodes)
 }
 
 // logSteps logs the steps that were reached since the last call.
@@ -350,8 +350,8 @@ func (s *Session) whereStuck(nodes []string) string {
 }
 
 // summarize records the parts of the report that all samples share.
-func (s *Session) summarize(rep *report.Report, watch *observe.Watch, lasted time.Duration) {
-	watch.Look()
+func (s *Session) summarize(rep *report.Report, watch *observe.JumpDetector, lasted time.Duration) {
+	watch.Check()
 	for _, j := range watch.Jumps() {
 		rep.Jumps = append(rep.Jumps, report.Jump{At: s.Clock.Wall().Add(j.At - s.Clock.Now()), By: round(j.By)})
 	}

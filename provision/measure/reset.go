@@ -125,8 +125,8 @@ func withoutServerFields(object map[string]any) map[string]any {
 	return object
 }
 
-// Ask applies the policy, and creates a workload on each node.
-func (r *Reset) Ask(ctx context.Context, s *Session) error {
+// Request applies the policy, and creates a workload on each node.
+func (r *Reset) Request(ctx context.Context, s *Session) error {
 	if err := s.Client.Create(ctx, policiesPath, r.policy, nil); err != nil {
 		return fmt.Errorf("create ClusterPolicy %s: %w", r.Name, err)
 	}

@@ -236,7 +236,7 @@ func TestCleanupWaitsForTerminatingPolicy(t *testing.T) {
 type passing struct{ server *server }
 
 func (passing) Prepare(context.Context, *Session) error { return nil }
-func (p passing) Ask(ctx context.Context, s *Session) error {
+func (p passing) Request(ctx context.Context, s *Session) error {
 	p.server.events <- "ADDED"
 	return s.wait(ctx, "wait for the node", func(all []step.Change) (bool, string) { return len(all) == 1, "it is not there" })
 }

@@ -43,7 +43,7 @@ func (*Scale) Reboots() bool { return false }
 // Nodes returns the nodes to which the workloads were scheduled. Before that it returns the
 // nodes that were added since the sample began.
 func (t *Scale) Nodes(s *Session) []string {
-	landed := s.tracker.Landed()
+	landed := s.tracker.ScheduledNodes()
 	if len(landed) > 0 {
 		return landed
 	}
@@ -71,8 +71,8 @@ func (t *Scale) Prepare(ctx context.Context, s *Session) error {
 	return nil
 }
 
-// Ask creates the workloads and adds a node by the provider.
-func (t *Scale) Ask(ctx context.Context, s *Session) error {
+// Request creates the workloads and adds a node by the provider.
+func (t *Scale) Request(ctx context.Context, s *Session) error {
 	if err := s.createWorkloads(ctx, nil); err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (t *Scale) addedNodes(s *Session, sample *report.Sample) []string {
 		case slices.Contains(t.gpus, line.Node) && sample.Outcome == report.Complete:
 			sample.Outcome, sample.Reason = report.Failed, "the workload found room on node "+line.Node+", which had GPUs before; let it ask for more GPUs than are free (--workload)"
 		case slices.Contains(t.gpus, line.Node):
-		case labelled || slices.Contains(s.tracker.Landed(), line.Node):
+		case labelled || slices.Contains(s.tracker.ScheduledNodes(), line.Node):
 			came = append(came, line.Node)
 		}
 	}
@@ -169,16 +169,16 @@ func (t *Reboot) Prepare(ctx context.Context, s *Session) error {
 	})
 }
 
-// Ask runs the command that restarts the node. It creates the workload when the node is
+// Request runs the command that restarts the node. It creates the workload when the node is
 // back: a pod created before might run on the node before it goes down.
-func (t *Reboot) Ask(ctx context.Context, s *Session) error {
+func (t *Reboot) Request(ctx context.Context, s *Session) error {
 	if err := t.Command.run(ctx, s, t.Node); err != nil {
 		return err
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, s.Options.Timeout, errTimedOut)
 	defer cancel()
 	err := s.wait(limited, "wait until node "+t.Node+" has restarted", func([]step.Change) (bool, string) {
-		return s.tracker.Has(t.Node, step.Registered), "its boot ID is the same"
+		return s.tracker.HasReached(t.Node, step.Registered), "its boot ID is the same"
 	})
 	if err != nil {
 		return err

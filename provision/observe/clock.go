@@ -30,22 +30,22 @@ type Jump struct {
 // jumpAbove bounds the drift of the time of day between two checks.
 const jumpAbove = 500 * time.Millisecond
 
-// Watch detects jumps of the time of day. Its methods may be called concurrently.
-type Watch struct {
+// JumpDetector detects jumps of the time of day. Its methods may be called concurrently.
+type JumpDetector struct {
 	clock  Clock
 	mu     sync.Mutex
 	offset time.Duration
 	jumps  []Jump
 }
 
-// NewWatch returns a Watch of a clock.
-func NewWatch(c Clock) *Watch { return &Watch{clock: c, offset: offset(c)} }
+// NewJumpDetector returns a Watch of a clock.
+func NewJumpDetector(c Clock) *JumpDetector { return &JumpDetector{clock: c, offset: offset(c)} }
 
 // offset returns how far the time of day is ahead of the clock that does not jump.
 func offset(c Clock) time.Duration { return time.Duration(c.Wall().UnixNano()) - c.Now() }
 
-// Look compares the two clocks and records a jump.
-func (w *Watch) Look() {
+// Check compares the two clocks and records a jump.
+func (w *JumpDetector) Check() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := offset(w.clock)
@@ -56,7 +56,7 @@ func (w *Watch) Look() {
 }
 
 // Jumps returns the detected jumps, oldest first.
-func (w *Watch) Jumps() []Jump {
+func (w *JumpDetector) Jumps() []Jump {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return append([]Jump(nil), w.jumps...)

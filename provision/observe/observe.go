@@ -131,8 +131,8 @@ func (o *Observer) Gaps() []Gap {
 	return gaps
 }
 
-// Whole reports whether all streams are being watched now.
-func (o *Observer) Whole() bool {
+// Synced reports whether all streams are being watched now.
+func (o *Observer) Synced() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.unlisted == 0

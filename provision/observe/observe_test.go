@@ -159,7 +159,7 @@ func TestChangesAreObserved(t *testing.T) {
 	o := watch(t, s)
 	require.Equal(t, "a", next(t, o).Node.Name)
 	<-o.Ready()
-	require.True(t, o.Whole())
+	require.True(t, o.Synced())
 	s.waitFor(t, func() bool { return len(s.watches) == 1 })
 	s.set("b", nil)
 	require.Equal(t, "b", next(t, o).Node.Name)
@@ -196,7 +196,7 @@ func TestChangesDuringAnOutageAreLate(t *testing.T) {
 	s.stopServing()
 	s.set("changes", map[string]string{"new": "true"})
 	s.remove("goes")
-	require.Eventually(t, func() bool { return !o.Whole() }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !o.Synced() }, 30*time.Second, time.Millisecond)
 	s.startServing()
 	seen := map[string]step.Change{}
 	for range 2 {
@@ -207,7 +207,7 @@ func TestChangesDuringAnOutageAreLate(t *testing.T) {
 	require.False(t, seen["changes"].Gone)
 	require.Positive(t, seen["goes"].Late)
 	require.True(t, seen["goes"].Gone)
-	require.Eventually(t, o.Whole, 30*time.Second, time.Millisecond)
+	require.Eventually(t, o.Synced, 30*time.Second, time.Millisecond)
 	require.NotEmpty(t, o.Gaps())
 }
 
@@ -232,14 +232,14 @@ func (c *clock) Wall() time.Time    { return c.wall }
 
 func TestJumpOfTheTimeOfDayIsDetected(t *testing.T) {
 	c := &clock{wall: time.Date(2026, 11, 25, 0, 0, 0, 0, time.UTC)}
-	w := observe.NewWatch(c)
+	w := observe.NewJumpDetector(c)
 	pass := func(d time.Duration) { c.now += d; c.wall = c.wall.Add(d) }
 	pass(time.Minute)
-	w.Look()
+	w.Check()
 	require.Empty(t, w.Jumps())
 	c.wall = c.wall.Add(-time.Hour)
 	pass(time.Second)
-	w.Look()
-	w.Look()
+	w.Check()
+	w.Check()
 	require.Equal(t, []observe.Jump{{At: time.Minute + time.Second, By: -time.Hour}}, w.Jumps())
 }

@@ -64,7 +64,7 @@ const (
 type Sample struct {
 	Number  int       `json:"number"` // from 1
 	Began   time.Time `json:"began"`
-	Dropped bool      `json:"dropped,omitempty"` // a warm-up, which is in no figure
+	WarmUp  bool      `json:"dropped,omitempty"` // a warm-up, which is in no figure
 	Outcome Outcome   `json:"outcome"`
 	Reason  string    `json:"reason,omitempty"` // why it is not complete
 	// PrepareSeconds is the time until nothing of the GPU stack was left.
@@ -88,7 +88,7 @@ type Jump struct {
 }
 
 // Counted reports whether the sample is included in the figures.
-func (s Sample) Counted() bool { return !s.Dropped && s.Outcome == Complete }
+func (s Sample) Counted() bool { return !s.WarmUp && s.Outcome == Complete }
 
 // Total returns the seconds until the last node of the sample was done.
 func (s Sample) Total() float64 {

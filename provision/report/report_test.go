@@ -24,7 +24,7 @@ var update = flag.Bool("update", false, "write golden files")
 // sample returns a Sample with a node that was Ready after ready, had GPUs after
 // allocatable and a result after result seconds.
 func sample(number int, ready, allocatable, result float64) Sample {
-	return Sample{Number: number, Outcome: Complete, Dropped: number == 1, Timelines: []step.Timeline{{Node: "n", Steps: []step.Reached{
+	return Sample{Number: number, Outcome: Complete, WarmUp: number == 1, Timelines: []step.Timeline{{Node: "n", Steps: []step.Reached{
 		{Step: step.Asked}, {Step: step.Registered, Before: true}, {Step: step.Ready, At: ready, Took: ready}, {Step: step.Allocatable, At: allocatable, Took: allocatable - ready},
 		{Step: step.Validated, At: result + 1, Took: result + 1 - allocatable}, {Step: step.FirstResult, At: result, Took: result - allocatable},
 	}}}}

@@ -79,7 +79,7 @@ func (r *Report) remarks(b *strings.Builder) {
 		switch {
 		case s.Outcome != Complete:
 			fmt.Fprintf(b, "Sample %d is not counted: %s: %s\n", s.Number, s.Outcome, s.Reason)
-		case s.Dropped:
+		case s.WarmUp:
 			fmt.Fprintf(b, "Sample %d is not counted, as it came first: %s s\n", s.Number, sec(s.Total()))
 		}
 		for _, g := range s.Gaps {
@@ -112,7 +112,7 @@ func (r *Report) CSV(w io.Writer) error {
 	for _, s := range r.Samples {
 		for _, t := range s.Timelines {
 			for _, reached := range t.Steps {
-				_ = c.Write([]string{plain(r.Stack), plain(r.Test), strconv.Itoa(s.Number), s.Began.UTC().Format("2006-01-02T15:04:05.000Z"), strconv.FormatBool(s.Dropped), string(s.Outcome),
+				_ = c.Write([]string{plain(r.Stack), plain(r.Test), strconv.Itoa(s.Number), s.Began.UTC().Format("2006-01-02T15:04:05.000Z"), strconv.FormatBool(s.WarmUp), string(s.Outcome),
 					t.Node, string(reached.Step), precise(reached.At), precise(reached.Took), precise(reached.Late), strconv.FormatBool(reached.Before)})
 			}
 		}
@@ -170,8 +170,8 @@ func CompareText(w io.Writer, a, b *Report, all []Comparison) error {
 	return err
 }
 
-// Past is one entry of a history.
-type Past struct {
+// HistoryEntry is one entry of a history.
+type HistoryEntry struct {
 	Report      string       `json:"report"` // its file
 	Began       time.Time    `json:"began"`
 	Stack       string       `json:"stack"`
@@ -183,10 +183,10 @@ type Past struct {
 }
 
 // History summarizes several reports.
-func History(names []string, reports []*Report) []Past {
-	all := make([]Past, len(reports))
+func History(names []string, reports []*Report) []HistoryEntry {
+	all := make([]HistoryEntry, len(reports))
 	for i, r := range reports {
-		all[i] = Past{names[i], r.Began, r.Stack, r.Test, r.Notice, r.Ended, r.Measure(Span{step.Asked, step.Allocatable}), r.Totals()}
+		all[i] = HistoryEntry{names[i], r.Began, r.Stack, r.Test, r.Notice, r.Ended, r.Measure(Span{step.Asked, step.Allocatable}), r.Totals()}
 	}
 	return all
 }

@@ -80,8 +80,8 @@ func (t *Tracker) Nodes() []string {
 	return names
 }
 
-// Has reports whether a node has reached a step.
-func (t *Tracker) Has(node string, id ID) bool {
+// HasReached reports whether a node has reached a step.
+func (t *Tracker) HasReached(node string, id ID) bool {
 	_, has := t.moments(node)[id]
 	return has
 }
@@ -97,8 +97,8 @@ func (t *Tracker) Validates(node string) bool {
 	return false
 }
 
-// Landed returns the nodes to which the sample's workloads were scheduled, sorted.
-func (t *Tracker) Landed() []string {
+// ScheduledNodes returns the nodes to which the sample's workloads were scheduled, sorted.
+func (t *Tracker) ScheduledNodes() []string {
 	on := map[string]bool{}
 	for _, p := range t.pods {
 		if p.operand == "" && p.node != "" {
@@ -108,8 +108,8 @@ func (t *Tracker) Landed() []string {
 	return slices.Sorted(maps.Keys(on))
 }
 
-// Ended returns how many of the sample's workloads have shown a result.
-func (t *Tracker) Ended() int {
+// Results returns how many of the sample's workloads have shown a result.
+func (t *Tracker) Results() int {
 	n := 0
 	for _, p := range t.pods {
 		if p.operand == "" && p.ended != nil {

@@ -96,7 +96,7 @@ func TestNVIDIAsStackReachesEachStep(t *testing.T) {
 	} {
 		require.InDelta(t, want, at(line, id), 1e-9, id)
 	}
-	require.Equal(t, 1, s.Ended())
+	require.Equal(t, 1, s.Results())
 	require.InDelta(t, 14, line.Total(), 1e-9, "a workload does not wait for the validator")
 	sum := 0.0
 	for _, r := range line.Steps {
@@ -138,7 +138,7 @@ func TestLeftoverConditionIsNotValidation(t *testing.T) {
 	s.node(someNode("b", 0, 0, corev1.ConditionTrue, condition))
 	s.Begin()
 	s.after(time.Second).node(someNode("b", 8, 8, corev1.ConditionTrue, condition))
-	require.False(t, s.Has("n", Validated))
+	require.False(t, s.HasReached("n", Validated))
 	proving := condition
 	proving.Status, proving.Reason, proving.Message = corev1.ConditionUnknown, "Proving", "cuda: vectorAdd runs"
 	s.after(2 * time.Second).node(someNode("b", 8, 8, corev1.ConditionTrue, proving))
@@ -157,7 +157,7 @@ func TestAfterARebootOnlyNewContainersCount(t *testing.T) {
 	s.pod(plugin)
 	s.Begin()
 	s.after(1 * time.Second).node(someNode("b1", 8, 8, corev1.ConditionTrue))
-	require.False(t, s.Has("n", Registered))
+	require.False(t, s.HasReached("n", Registered))
 	s.after(2 * time.Second).node(someNode("b2", 8, 0, corev1.ConditionTrue))
 	s.after(3 * time.Second).pod(plugin) // the kubelet has not said anything new of it
 	s.after(4 * time.Second).pod(somePod("p", "nvidia-device-plugin-daemonset", "p2", running, corev1.PodScheduled, corev1.PodReady))

@@ -11,10 +11,10 @@ import (
 // ErrHeld means that a process has the GPU open.
 var ErrHeld = errors.New("in use by another client")
 
-// Alone runs do while no process has the GPU open or can open it. The error wraps
+// WithExclusive runs do while no process has the GPU open or can open it. The error wraps
 // ErrHeld if a process has it open until ctx ends. The goroutine that waits for the
 // kernel may outlive that, until the file is closed or the process ends.
-func (f *File) Alone(ctx context.Context, gpu int, do func() error) error {
+func (f *File) WithExclusive(ctx context.Context, gpu int, do func() error) error {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: hold + int64(gpu), Len: 1}
 	free := lock
 	free.Type = unix.F_UNLCK

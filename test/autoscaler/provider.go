@@ -51,7 +51,7 @@ type Provider struct {
 	mu      sync.Mutex
 	made    int // number of machines ever requested; the last one has this number
 	states  map[string]*machineState
-	history History
+	history CallHistory
 }
 
 // machineState is the state of one machine, by its name.
@@ -67,8 +67,8 @@ const (
 	deleting = 3
 )
 
-// History records an autoscaler's calls to a provider.
-type History struct {
+// CallHistory records an autoscaler's calls to a provider.
+type CallHistory struct {
 	Loops     int // number of its control loops
 	Increases []Request
 	Deletes   []Request
@@ -97,7 +97,7 @@ func (p *Provider) Close() {
 }
 
 // History returns the calls so far.
-func (p *Provider) History() History {
+func (p *Provider) History() CallHistory {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	h := p.history

@@ -38,7 +38,7 @@ const patience = 5 * time.Minute
 // its own autoscaler.
 type suite struct {
 	*Cluster
-	world *e2e.World
+	world *e2e.ClusterState
 	bin   string
 }
 

@@ -66,7 +66,7 @@ func (b *bench) flooded(ctx context.Context, kind flood.Kind) (more []float64, p
 	defer attack.Wait()
 	defer cancel()
 	most := before
-	for len(probes) < 100 || attack.Made() < hostile {
+	for len(probes) < 100 || attack.Connections() < hostile {
 		now, err := own()
 		if err != nil {
 			return nil, nil, err

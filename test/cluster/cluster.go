@@ -151,7 +151,7 @@ func Up(ctx context.Context, config Config) (*Cluster, error) {
 	c := &Cluster{Name: config.Name, config: config, began: time.Now(), taken: map[int]bool{}}
 	if err := c.start(ctx); err != nil {
 		if c.folder != nil && (ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
-			err = c.folder.KeepLogs(err)
+			err = c.folder.PreserveLogs(err)
 		}
 		return nil, errors.Join(err, c.Down())
 	}

@@ -247,7 +247,7 @@ func killed(n *node) {
 			args = []string{"gpu-driver", "unload"}
 		}
 		// The agent kills it, by the machine's own clock: a request takes longer than the process.
-		r := n.Do(n.t.Context(), machine.Command{Args: args, Timeout: 1 + time.Duration(random.Int64N(int64(whole)))})
+		r := n.RunCommand(n.t.Context(), machine.Command{Args: args, Timeout: 1 + time.Duration(random.Int64N(int64(whole)))})
 		if r.TimedOut {
 			hit++
 		}

@@ -87,12 +87,12 @@ func TestToolkitTimes(t *testing.T) {
 	require.NoError(t, err)
 	var s ToolkitSamples
 	for range 20 {
-		m := toolkit.Main{
+		m := toolkit.Client{
 			Dir: t.TempDir(), Program: program, Source: request(t, k).Source, Work: t.TempDir(),
 			Request: toolkit.Request{Release: k.Release, Version: version, Kind: "open", Modules: []string{"nvidia", "nvidia-uvm", "nvidia-modeset"}},
 		}
 		begun := make(chan time.Time, 1)
-		side := toolkit.SideCar{Dir: m.Dir, Build: func(context.Context, toolkit.Request, string) (string, error) {
+		side := toolkit.Builder{Dir: m.Dir, Build: func(context.Context, toolkit.Request, string) (string, error) {
 			begun <- time.Now()
 			dir := t.TempDir()
 			for name, data := range stubs {

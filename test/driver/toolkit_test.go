@@ -27,12 +27,12 @@ func TestDriverToolkitCompiles(t *testing.T) {
 	program, err := os.Executable()
 	require.NoError(t, err)
 	source, _ := edited(t, request(t, k).Source, "Kbuild", "DRIVER_VERSION ?= 0.0.0", "DRIVER_VERSION ?= "+version)
-	m := toolkit.Main{
+	m := toolkit.Client{
 		Dir: t.TempDir(), Program: program, Source: source, Work: t.TempDir(),
 		Request: toolkit.Request{Release: k.Release, Version: version, Kind: "open", Modules: []string{"nvidia", "nvidia-uvm"}},
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	side := toolkit.SideCar{Dir: m.Dir, Root: k.Root(), Work: t.TempDir(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+	side := toolkit.Builder{Dir: m.Dir, Root: k.Root(), Work: t.TempDir(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	done := make(chan error, 1)
 	go func() { done <- side.Run(ctx) }()
 	defer func() {
@@ -75,7 +75,7 @@ func TestDriverToolkitCompilesForNVIDIA(t *testing.T) {
 	machine.SkipUnlessEnabled(t)
 	k := machine.FetchKernel(t, machine.Linux612)
 	source, _ := edited(t, request(t, k).Source, "Kbuild", "DRIVER_VERSION ?= 0.0.0", "DRIVER_VERSION ?= "+version)
-	side := toolkit.SideCar{
+	side := toolkit.Builder{
 		Dir: t.TempDir(), Root: k.Root(), Work: t.TempDir(), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 		System: kernel.System{Sys: t.TempDir(), Calls: kernelOf{release: k.Release}},
 	}

@@ -19,7 +19,7 @@ func aBrokenGPUIsTakenOutAndReported(t *testing.T, s *Suite) {
 	victim := o.held["tenant-0"][0]
 	s.Gpusim(t, node, "xid", "--gpu", victim, "--xid", "79")
 
-	s.World.Offers(t, 7, node)
+	s.World.WaitAllocatable(t, 7, node)
 	s.World.Until(t, "the pod's status shows its device as unhealthy", func() error {
 		for _, c := range s.World.Pod("default", "tenant-0").Status.ContainerStatuses {
 			for _, r := range c.AllocatedResourcesStatus {
@@ -60,7 +60,7 @@ func aBrokenGPUIsTakenOutAndReported(t *testing.T, s *Suite) {
 		return fmt.Errorf("%+v", state.DevicePlugin.Faults)
 	})
 	s.Gpusim(t, node, "restore", "--gpu", victim)
-	s.World.Offers(t, 8, node)
+	s.World.WaitAllocatable(t, 8, node)
 	s.World.Until(t, "the condition is as it was", func() error {
 		if c := s.World.Condition(node, "GPUReady"); c == nil || c.Status != corev1.ConditionTrue || strings.Contains(c.Message, victim) {
 			return fmt.Errorf("%+v", c)

@@ -77,8 +77,8 @@ func stays(path string) bool {
 // is offered.
 func aNodeWithoutAGPUStaysQuiet(t *testing.T, s *Suite) {
 	s.Apply(t, "gpuready.yaml")
-	s.World.Ready(t, Namespace, daemonsets[1:]...)
-	s.World.Offers(t, 0, "n1", "n2")
+	s.World.WaitDaemonSets(t, Namespace, daemonsets[1:]...)
+	s.World.WaitAllocatable(t, 0, "n1", "n2")
 	for _, node := range []string{"n1", "n2"} {
 		s.World.Until(t, "the condition says that there is no GPU", func() error {
 			if c := s.World.Condition(node, "GPUReady"); c == nil || c.Reason != "NoGPU" {
@@ -121,6 +121,6 @@ func whereNFDRunsOnlyGPUNodesHaveAgents(t *testing.T, s *Suite) {
 	s.Kubectl(t, "label", "node", node, gpu+"=true")
 	s.World.Until(t, "NFD's node with a GPU has one of each", pods(1))
 	s.Kubectl(t, "label", "node", node, here+"-", gpu+"-")
-	s.World.Ready(t, Namespace, daemonsets...)
-	s.World.Offers(t, 8, node)
+	s.World.WaitDaemonSets(t, Namespace, daemonsets...)
+	s.World.WaitAllocatable(t, 8, node)
 }

@@ -67,7 +67,7 @@ func (s *Suite) hostDriver(t *testing.T, name, node string) corev1.ContainerStat
 	}
 	_, err := s.World.Client.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{})
 	require.NoError(t, err)
-	for _, c := range s.World.Ends(t, "default", name).Status.ContainerStatuses {
+	for _, c := range s.World.WaitEnded(t, "default", name).Status.ContainerStatuses {
 		if c.State.Terminated != nil {
 			return *c.State.Terminated
 		}

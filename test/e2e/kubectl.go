@@ -31,8 +31,8 @@ func (s *Suite) Kubectl(t *testing.T, args ...string) string {
 	return out
 }
 
-// Refused runs a kubectl command that must be refused, and returns the reason.
-func (s *Suite) Refused(t *testing.T, args ...string) string {
+// RequireRefused runs a kubectl command that must be refused, and returns the reason.
+func (s *Suite) RequireRefused(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := s.kubectl(t, args...)
 	require.Errorf(t, err, "kubectl %s was not refused:\n%s", strings.Join(args, " "), out)
@@ -164,7 +164,7 @@ func (s *Suite) Run(t *testing.T, j Job) {
 func (s *Suite) Result(t *testing.T, j Job) (string, corev1.PodPhase) {
 	t.Helper()
 	s.Run(t, j)
-	pod := s.World.Ends(t, "default", j.Name)
+	pod := s.World.WaitEnded(t, "default", j.Name)
 	out, err := s.kubectl(t, "logs", j.Name)
 	require.NoErrorf(t, err, "%s is %s: %s: %s\n%s", j.Name, pod.Status.Phase, pod.Status.Reason, pod.Status.Message, out)
 	return out, pod.Status.Phase

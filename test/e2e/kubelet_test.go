@@ -41,15 +41,15 @@ func TestKubeletRestarts(t *testing.T) {
 	const node = "n1"
 	s := Up(t, cluster.Config{Nodes: 1})
 	s.Apply(t, "gpuready.yaml", "simulated-driver.yaml")
-	s.World.Ready(t, Namespace, daemonsets...)
-	s.World.Offers(t, 8, node)
+	s.World.WaitDaemonSets(t, Namespace, daemonsets...)
+	s.World.WaitAllocatable(t, 8, node)
 	o := occupy(t, s, node, 2)
 	log := s.follow(t, node)
 	start := time.Now()
 	var lives []life
 	for i := range restarts {
 		if !t.Run(fmt.Sprint(i+1), func(t *testing.T) { lives = append(lives, s.killUnder(t, o, log, i%newcomerEvery == 0)) }) {
-			s.TellLogs(t)
+			s.LogDiagnostics(t)
 			t.FailNow()
 		}
 	}
@@ -88,7 +88,7 @@ func (s *Suite) killUnder(t *testing.T, o *tenants, log *kubeletLog, newcomer bo
 	}
 	s.requireCheckpoint(t, o.node)
 	if newcomer {
-		pod := s.World.Ends(t, "default", j.Name)
+		pod := s.World.WaitEnded(t, "default", j.Name)
 		require.Equalf(t, corev1.PodSucceeded, pod.Status.Phase, "%s: %s", pod.Status.Reason, pod.Status.Message)
 	}
 	for _, job := range o.jobs {

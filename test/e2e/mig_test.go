@@ -27,7 +27,7 @@ func TestDevicePluginMIG(t *testing.T) {
 	s := Up(t, cluster.Config{Nodes: 1})
 	s.Apply(t, "gpuready.yaml", "simulated-driver.yaml")
 	s.SetPlugin(t, "MIG_STRATEGY=mixed")
-	s.World.Offers(t, 8, "n1")
+	s.World.WaitAllocatable(t, 8, "n1")
 	s.play(t,
 		scenario{"a divided GPU is resources of their own", aDividedGPUIsResourcesOfTheirOwn},
 		scenario{"a changed layout is served without a restart", aChangedLayoutIsServedWithoutRestart},
@@ -40,13 +40,13 @@ func TestDevicePluginMIG(t *testing.T) {
 func (s *Suite) SetPlugin(t *testing.T, variables ...string) {
 	t.Helper()
 	s.Kubectl(t, append([]string{"-n", Namespace, "set", "env", "daemonset/" + pluginDaemonSet}, variables...)...)
-	s.World.Ready(t, Namespace, pluginDaemonSet)
+	s.World.WaitDaemonSets(t, Namespace, pluginDaemonSet)
 }
 
 func aDividedGPUIsResourcesOfTheirOwn(t *testing.T, s *Suite) {
 	before := s.pluginContainer(t, "n1")
 	s.Gpusim(t, "n1", "mig", "--gpu", "0", "--layout", "1g.10gb,1g.10gb,3g.40gb")
-	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 2, middleMIG: 1})
+	s.World.WaitAllResources(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 2, middleMIG: 1})
 	given := map[string]bool{}
 	for _, name := range []string{"small-0", "small-1"} {
 		s.Run(t, Job{Name: name, GPUs: 1, Resource: smallMIG, Command: busy})
@@ -72,7 +72,7 @@ func aChangedLayoutIsServedWithoutRestart(t *testing.T, s *Suite) {
 	s.World.Until(t, "whole runs", func() error { return checkRunning(s.World.Pod("default", "whole")) })
 	before := s.pluginContainer(t, "n1")
 	s.Gpusim(t, "n1", "mig", "--gpu", "0", "--layout", "7g.80gb")
-	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 0, middleMIG: 0, wholeMIG: 1})
+	s.World.WaitAllResources(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 0, middleMIG: 0, wholeMIG: 1})
 	output, phase := s.Result(t, Job{Name: "all-of-it", GPUs: 1, Resource: wholeMIG})
 	require.Equal(t, corev1.PodSucceeded, phase, output)
 	require.Contains(t, output, "Test PASSED")
@@ -81,9 +81,9 @@ func aChangedLayoutIsServedWithoutRestart(t *testing.T, s *Suite) {
 	for _, layout := range []string{"3g.40gb,3g.40gb", "1g.10gb", "3g.40gb"} {
 		s.Gpusim(t, "n1", "mig", "--gpu", "0", "--layout", layout)
 	}
-	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 0, middleMIG: 1, wholeMIG: 0})
+	s.World.WaitAllResources(t, "n1", map[corev1.ResourceName]int64{GPU: 7, smallMIG: 0, middleMIG: 1, wholeMIG: 0})
 	s.Gpusim(t, "n1", "mig", "--gpu", "0", "--off")
-	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 8, middleMIG: 0, wholeMIG: 0})
+	s.World.WaitAllResources(t, "n1", map[corev1.ResourceName]int64{GPU: 8, middleMIG: 0, wholeMIG: 0})
 	require.NoError(t, checkRunning(s.World.Pod("default", "whole")))
 	require.Zero(t, s.World.Pod("default", "whole").Status.ContainerStatuses[0].RestartCount)
 	require.Equal(t, before, s.pluginContainer(t, "n1"))
@@ -97,7 +97,7 @@ func aChangedLayoutIsServedWithoutRestart(t *testing.T, s *Suite) {
 func withTheStrategySingleItsPartsAreGPUs(t *testing.T, s *Suite) {
 	s.Gpusim(t, "n1", "mig", "--gpu", "all", "--layout", "3g.40gb,3g.40gb")
 	s.SetPlugin(t, "MIG_STRATEGY=single")
-	s.World.Offers(t, 16, "n1")
+	s.World.WaitAllocatable(t, 16, "n1")
 	list, phase := s.Result(t, Job{Name: "part", GPUs: 1, Command: []string{"nvidia-smi", "-L"}})
 	require.Equal(t, corev1.PodSucceeded, phase, list)
 	require.Len(t, migParts(list), 1, list)

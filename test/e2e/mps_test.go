@@ -31,7 +31,7 @@ func TestDevicePluginMPS(t *testing.T) {
 	s := Up(t, cluster.Config{Nodes: 1})
 	s.Apply(t, "gpuready.yaml")
 	s.Simulate(t, "t4", 2)
-	s.World.Offers(t, 2, "n1")
+	s.World.WaitAllocatable(t, 2, "n1")
 	s.play(t,
 		scenario{"GPUs shared by MPS are twice as many", gpusSharedByMPSAreTwiceAsMany},
 		scenario{"pods on one GPU find its control daemon and share memory", podsFindTheControlDaemon},
@@ -49,8 +49,8 @@ func gpusSharedByMPSAreTwiceAsMany(t *testing.T, s *Suite) {
 	s.WriteConfigMap(t, map[string]string{"config.yaml": text})
 	s.Apply(t, "mps.yaml")
 	s.ConfigurePlugin(t, text)
-	s.World.Ready(t, Namespace, mpsDaemonSet)
-	s.World.Offers(t, 4, "n1")
+	s.World.WaitDaemonSets(t, Namespace, mpsDaemonSet)
+	s.World.WaitAllocatable(t, 4, "n1")
 	require.Equal(t, []string{"Exclusive_Process", "Exclusive_Process"}, s.computeModes(t, "n1"))
 }
 
@@ -115,7 +115,7 @@ func anEndedControlDaemonIsStartedAgain(t *testing.T, s *Suite) {
 		return nil
 	})
 	s.served(t)
-	s.World.Offers(t, 4, "n1")
+	s.World.WaitAllocatable(t, 4, "n1")
 	now, _ := process(t, s.mpsPod(t), control)
 	require.NotEqual(t, pid, now)
 	s.requireUntouched(t, before)
@@ -134,7 +134,7 @@ func aKilledMPSDaemonIsRestarted(t *testing.T, s *Suite) {
 		}
 		return nil
 	})
-	s.World.Offers(t, 4, "n1")
+	s.World.WaitAllocatable(t, 4, "n1")
 	require.FileExists(t, s.Node("n1").PathOnNode(mpsShm+"/of-0"))
 	require.Equal(t, 1, s.mounts(t, "n1", mpsShm))
 	s.requireFree(t, "n1", 1)
@@ -145,13 +145,13 @@ func withoutMPSDaemonNothingIsAllocated(t *testing.T, s *Suite) {
 	const label = "nvidia.com/gpu.deploy.mps-control-daemon"
 	before := s.pluginContainer(t, "n1")
 	s.Kubectl(t, "label", "node", "n1", label+"=false")
-	s.World.Offers(t, 0, "n1")
+	s.World.WaitAllocatable(t, 0, "n1")
 	st := s.State(t, "n1", nodestate.DevicePlugin)
 	require.EqualValues(t, "MPSNotReady", st.Reason, st.Message)
 	require.Equal(t, nodestate.Waiting, st.Phase)
 	require.Equal(t, []string{"Default", "Default"}, s.computeModes(t, "n1"))
 	s.Kubectl(t, "label", "node", "n1", label+"-")
-	s.World.Offers(t, 4, "n1")
+	s.World.WaitAllocatable(t, 4, "n1")
 	require.Equal(t, []string{"Exclusive_Process", "Exclusive_Process"}, s.computeModes(t, "n1"))
 	require.Equal(t, before, s.pluginContainer(t, "n1"))
 	s.requireFree(t, "n1", 1)
@@ -171,7 +171,7 @@ func gpusNoLongerSharedAreAsBefore(t *testing.T, s *Suite) {
 	require.NotNil(t, last.MPS, last)
 	require.Emptyf(t, last.MPS.Claimed, "%+v", last)
 	s.edit(t, map[string]string{"config.yaml": "version: v1"})
-	s.World.Offers(t, 2, "n1")
+	s.World.WaitAllocatable(t, 2, "n1")
 	s.requireFree(t, "n1", 2)
 }
 
@@ -199,7 +199,7 @@ func (s *Suite) served(t *testing.T) {
 // mpsPod returns the pod of mps-daemon.
 func (s *Suite) mpsPod(t *testing.T) *corev1.Pod {
 	t.Helper()
-	s.World.Ready(t, Namespace, mpsDaemonSet)
+	s.World.WaitDaemonSets(t, Namespace, mpsDaemonSet)
 	pods := s.World.Pods(Namespace, "app="+mpsDaemonSet)
 	require.Len(t, pods, 1)
 	return pods[0]

@@ -18,7 +18,7 @@ func TestDevicePluginNUMA(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 1, NUMA: true})
 	s.Apply(t, "gpuready-privileged.yaml", "simulated-driver.yaml")
-	s.World.Offers(t, 8, "n1")
+	s.World.WaitAllocatable(t, 8, "n1")
 	s.play(t,
 		scenario{"a fitting request comes from one NUMA node", aFittingRequestIsAligned},
 		scenario{"an unaligned request is refused", anUnalignedRequestIsRefused},

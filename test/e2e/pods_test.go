@@ -27,7 +27,7 @@ func aPodGetsExactlyTheGPUsItRequests(t *testing.T, s *Suite) {
 // theExamplesRun runs the examples that need no third-party image.
 func theExamplesRun(t *testing.T, s *Suite) {
 	s.Apply(t, "examples/vectoradd.yaml", "examples/two-gpus.yaml")
-	pod := s.World.Ends(t, "default", "vectoradd")
+	pod := s.World.WaitEnded(t, "default", "vectoradd")
 	require.Equal(t, corev1.PodSucceeded, pod.Status.Phase)
 	require.Contains(t, s.Kubectl(t, "logs", "vectoradd"), "Test PASSED")
 	s.Kubectl(t, "wait", "--for=condition=complete", "--timeout=120s", "job/two-gpus")

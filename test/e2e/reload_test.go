@@ -30,7 +30,7 @@ func sliced(replicas int) string {
 func anEditedConfigMapIsServed(t *testing.T, s *Suite) {
 	before := s.plugin(t, "n1")
 	s.edit(t, map[string]string{"config.yaml": sliced(3)})
-	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 6, devGPU: 0})
+	s.World.WaitAllResources(t, "n1", map[corev1.ResourceName]int64{GPU: 6, devGPU: 0})
 	s.requireFree(t, "n1", 2)
 	s.requireUntouched(t, before)
 }
@@ -46,9 +46,9 @@ func aBadConfigMapChangesNothing(t *testing.T, s *Suite) {
 		}
 		return nil
 	})
-	s.World.Offers(t, 6, "n1")
+	s.World.WaitAllocatable(t, 6, "n1")
 	s.edit(t, map[string]string{"config.yaml": sliced(2)})
-	s.World.Offers(t, 4, "n1")
+	s.World.WaitAllocatable(t, 4, "n1")
 	s.requireUntouched(t, before)
 }
 
@@ -58,10 +58,10 @@ func theNodesLabelChooses(t *testing.T, s *Suite) {
 	files := map[string]string{"default": "version: v1", "many": sliced(8)}
 	s.WriteConfigMap(t, files)
 	s.SetPlugin(t, "CONFIG_FILE-", "CONFIG_FILE_SRCDIR=/etc/gpuready")
-	s.World.Offers(t, 2, "n1")
+	s.World.WaitAllocatable(t, 2, "n1")
 	before := s.plugin(t, "n1")
 	s.Kubectl(t, "label", "node", "n1", label+"=many")
-	s.World.Offers(t, 16, "n1")
+	s.World.WaitAllocatable(t, 16, "n1")
 	s.Kubectl(t, "label", "node", "n1", label+"=few", "--overwrite")
 	s.World.Until(t, "the device plugin says that there is no such configuration", func() error {
 		if st := s.State(t, "n1", nodestate.DevicePlugin); st.Reason != "ConfigRefused" || !strings.Contains(st.Message, `"few"`) {
@@ -69,9 +69,9 @@ func theNodesLabelChooses(t *testing.T, s *Suite) {
 		}
 		return nil
 	})
-	s.World.Offers(t, 16, "n1")
+	s.World.WaitAllocatable(t, 16, "n1")
 	s.Kubectl(t, "label", "node", "n1", label+"-")
-	s.World.Offers(t, 2, "n1")
+	s.World.WaitAllocatable(t, 2, "n1")
 	s.requireUntouched(t, before)
 }
 

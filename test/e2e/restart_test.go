@@ -26,8 +26,8 @@ func TestRestarts(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 2})
 	s.Apply(t, "gpuready.yaml", "simulated-driver.yaml")
-	s.World.Ready(t, Namespace, daemonsets...)
-	s.World.Offers(t, 8, "n1", "n2")
+	s.World.WaitDaemonSets(t, Namespace, daemonsets...)
+	s.World.WaitAllocatable(t, 8, "n1", "n2")
 	s.play(t,
 		scenario{"running pods outlive the kubelet", runningPodsOutliveTheKubelet},
 		scenario{"running pods outlive the runtime", runningPodsOutliveTheRuntime},
@@ -49,7 +49,7 @@ func runningPodsOutliveTheKubelet(t *testing.T, s *Suite) {
 		}
 		return nil
 	})
-	s.World.Offers(t, 8, o.node)
+	s.World.WaitAllocatable(t, 8, o.node)
 	s.requireFree(t, o.node, 2)
 	s.requireNoMoreThan(t, o.node, 2)
 	o.requireUndisturbed(t)
@@ -67,10 +67,10 @@ func runningPodsOutliveTheRuntime(t *testing.T, s *Suite) {
 		}
 		return nil
 	})
-	s.World.Offers(t, 8, o.node)
+	s.World.WaitAllocatable(t, 8, o.node)
 	o.requireUndisturbed(t)
 	s.recreate(t, o.node, "nvidia-device-plugin-daemonset")
-	s.World.Offers(t, 8, o.node)
+	s.World.WaitAllocatable(t, 8, o.node)
 	o.requireUndisturbed(t)
 }
 
@@ -87,8 +87,8 @@ func aRebootedNodeIsReadyAgain(t *testing.T, s *Suite) {
 		}
 		return nil
 	})
-	s.World.Offers(t, 8, node)
-	s.World.Ready(t, Namespace, daemonsets...)
+	s.World.WaitAllocatable(t, 8, node)
+	s.World.WaitDaemonSets(t, Namespace, daemonsets...)
 	s.World.Until(t, "the startup taint is removed", func() error {
 		for _, taint := range s.World.Node(node).Spec.Taints {
 			if taint.Key == "nvidia.com/gpu-not-ready" {
@@ -113,8 +113,8 @@ func daemonSetsAreRecreatedInAnyOrder(t *testing.T, s *Suite) {
 	}
 	o.waitRunning(t)
 	s.Apply(t, "simulated-driver.yaml", "gpuready.yaml")
-	s.World.Ready(t, Namespace, daemonsets...)
-	s.World.Offers(t, 8, o.node, "n2")
+	s.World.WaitDaemonSets(t, Namespace, daemonsets...)
+	s.World.WaitAllocatable(t, 8, o.node, "n2")
 	o.requireDistinct(t)
 	s.requireFree(t, o.node, 2)
 	s.requireNoMoreThan(t, o.node, 2)
@@ -129,8 +129,8 @@ func aRollingUpdateDisturbsNobody(t *testing.T, s *Suite) {
 	} {
 		s.Kubectl(t, "-n", Namespace, "set", "image", "daemonset/"+ds, "*="+s.NextImage(image))
 	}
-	s.World.Ready(t, Namespace, daemonsets...)
-	s.World.Offers(t, 8, o.node, "n2")
+	s.World.WaitDaemonSets(t, Namespace, daemonsets...)
+	s.World.WaitAllocatable(t, 8, o.node, "n2")
 	o.requireUndisturbed(t)
 	s.requireFree(t, o.node, 2)
 	for _, ds := range daemonsets {
@@ -181,5 +181,5 @@ func (s *Suite) recreate(t *testing.T, node, daemonset string) {
 			return nil
 		})
 	}
-	s.World.Ready(t, Namespace, daemonset)
+	s.World.WaitDaemonSets(t, Namespace, daemonset)
 }

@@ -124,6 +124,6 @@ func anAgentWithoutInjectionReportsIt(t *testing.T, s *Suite) {
 		require.NotContains(t, output, other)
 	}
 	annotate("true")
-	s.World.Ready(t, Namespace, ds)
-	s.World.Offers(t, 8, "n1", "n2")
+	s.World.WaitDaemonSets(t, Namespace, ds)
+	s.World.WaitAllocatable(t, 8, "n1", "n2")
 }

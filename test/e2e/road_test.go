@@ -37,8 +37,8 @@ func TestRoad(t *testing.T) {
 
 func twoManifestsProvideGPUs(t *testing.T, s *Suite) {
 	s.Apply(t, "simulated-driver.yaml")
-	s.World.Ready(t, Namespace, daemonsets...)
-	s.World.Offers(t, 8, "n1", "n2")
+	s.World.WaitDaemonSets(t, Namespace, daemonsets...)
+	s.World.WaitAllocatable(t, 8, "n1", "n2")
 	for _, node := range []string{"n1", "n2"} {
 		s.World.Until(t, "the condition of "+node+" says that its GPUs are ready", func() error {
 			if c := s.World.Condition(node, "GPUReady"); c == nil || c.Status != corev1.ConditionTrue {

@@ -20,7 +20,7 @@ func TestRuntimeWithoutCDI(t *testing.T) {
 	s := Up(t, cluster.Config{Nodes: 1, WithoutCDI: true})
 	before := s.ReadFile(t, "n1", "/etc/containerd/config.toml")
 	s.Apply(t, "gpuready.yaml")
-	s.World.Ready(t, Namespace, daemonsets[1:]...)
+	s.World.WaitDaemonSets(t, Namespace, daemonsets[1:]...)
 	s.Apply(t, "simulated-driver.yaml")
 	s.World.Until(t, "the toolkit says what to change", func() error {
 		state := s.State(t, "n1", nodestate.Toolkit)
@@ -36,6 +36,6 @@ func TestRuntimeWithoutCDI(t *testing.T) {
 		}
 		return nil
 	})
-	s.World.Offers(t, 0, "n1")
+	s.World.WaitAllocatable(t, 0, "n1")
 	require.Equal(t, before, s.ReadFile(t, "n1", "/etc/containerd/config.toml"))
 }

@@ -28,7 +28,7 @@ sharing:
     - {name: nvidia.com/gpu, rename: nvidia.com/gpu.dev, replicas: 4, devices: [0]}
 `)
 	s.Simulate(t, "t4", 2)
-	s.World.OffersAll(t, "n1", map[corev1.ResourceName]int64{GPU: 1, devGPU: 4})
+	s.World.WaitAllResources(t, "n1", map[corev1.ResourceName]int64{GPU: 1, devGPU: 4})
 	s.play(t,
 		scenario{"two pods share a GPU and both compute", twoPodsShareAGPU},
 		scenario{"more than one part is refused with a reason", moreThanOnePartIsRefused},
@@ -62,7 +62,7 @@ func (s *Suite) ConfigurePlugin(t *testing.T, text string) {
 	s.Kubectl(t, "-n", Namespace, "patch", "daemonset", pluginDaemonSet, "-p", `{"spec":{"template":{"spec":{
 		"containers":[{"name":"device-plugin","env":[{"name":"CONFIG_FILE","value":"/etc/gpuready/config.yaml"}],"volumeMounts":[{"name":"config","mountPath":"/etc/gpuready","readOnly":true}]}],
 		"volumes":[{"name":"config","configMap":{"name":"`+configMap+`"}}]}}}}`)
-	s.World.Ready(t, Namespace, pluginDaemonSet)
+	s.World.WaitDaemonSets(t, Namespace, pluginDaemonSet)
 }
 
 // WriteConfigMap replaces the files of the device plugin's ConfigMap.

@@ -22,7 +22,7 @@ import (
 // Suite is a cluster with this tree's images, for the scenarios of one test.
 type Suite struct {
 	*cluster.Cluster
-	World       *World
+	World       *ClusterState
 	kubectlPath string
 }
 
@@ -98,15 +98,15 @@ func (s *Suite) play(t *testing.T, scenarios ...scenario) {
 	t.Helper()
 	for _, c := range scenarios {
 		if !t.Run(c.name, func(t *testing.T) { c.run(t, s) }) {
-			s.TellLogs(t)
+			s.LogDiagnostics(t)
 			t.FailNow()
 		}
 	}
 }
 
-// TellLogs prints the last lines of our agents' logs, including those before a restart, and the
+// LogDiagnostics prints the last lines of our agents' logs, including those before a restart, and the
 // state of all pods and nodes.
-func (s *Suite) TellLogs(t *testing.T) {
+func (s *Suite) LogDiagnostics(t *testing.T) {
 	t.Helper()
 	printLog := func(p *corev1.Pod, which ...string) {
 		args := append([]string{"-n", p.Namespace, "logs", p.Name, "--prefix", "--tail=25"}, which...)

@@ -56,7 +56,7 @@ type lap map[string]time.Time
 func (s *Suite) runRound(t *testing.T) []lap {
 	t.Helper()
 	s.Apply(t, "gpuready.yaml")
-	s.World.Ready(t, Namespace, daemonsets[1:]...)
+	s.World.WaitDaemonSets(t, Namespace, daemonsets[1:]...)
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
 	start := time.Now()
@@ -83,7 +83,7 @@ func (s *Suite) runRound(t *testing.T) []lap {
 	s.Kubectl(t, "-n", Namespace, "delete", "daemonset", "--cascade=foreground", "--timeout=120s", "-l", "app!=nvidia-driver-daemonset")
 	s.Kubectl(t, "-n", Namespace, "delete", "daemonset", "--cascade=foreground", "--timeout=120s", "--all")
 	for _, node := range s.Nodes { // or the next round would find GPUs of this one
-		s.World.Offers(t, 0, node.Name)
+		s.World.WaitAllocatable(t, 0, node.Name)
 	}
 	return laps
 }

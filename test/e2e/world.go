@@ -31,8 +31,8 @@ const GPU corev1.ResourceName = "nvidia.com/gpu"
 // timeline prints them, and nothing here asserts them.
 const patience = 3 * time.Minute
 
-// World is a cache of the API server's state, kept up to date by watches.
-type World struct {
+// ClusterState is a cache of the API server's state, kept up to date by watches.
+type ClusterState struct {
 	Client  kubernetes.Interface
 	Config  *rest.Config
 	factory informers.SharedInformerFactory
@@ -49,7 +49,7 @@ type Change struct {
 }
 
 // Watch watches nodes, pods and events until ctx ends.
-func Watch(ctx context.Context, kubeconfig string) (*World, error) {
+func Watch(ctx context.Context, kubeconfig string) (*ClusterState, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func Watch(ctx context.Context, kubeconfig string) (*World, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &World{Client: client, Config: config, factory: informers.NewSharedInformerFactory(client, 0), changed: make(chan struct{})}
+	w := &ClusterState{Client: client, Config: config, factory: informers.NewSharedInformerFactory(client, 0), changed: make(chan struct{})}
 	for _, informer := range []cache.SharedIndexInformer{
 		w.factory.Core().V1().Nodes().Informer(), w.factory.Core().V1().Pods().Informer(), w.factory.Core().V1().Events().Informer(),
 		w.factory.Apps().V1().DaemonSets().Informer(), w.factory.Batch().V1().Jobs().Informer(),
@@ -79,7 +79,7 @@ func Watch(ctx context.Context, kubeconfig string) (*World, error) {
 	return w, nil
 }
 
-func (w *World) record(object any) {
+func (w *ClusterState) record(object any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c := Change{At: time.Now()}
@@ -97,7 +97,7 @@ func (w *World) record(object any) {
 }
 
 // Since returns the changes of nodes and pods after a time.
-func (w *World) Since(start time.Time) []Change {
+func (w *ClusterState) Since(start time.Time) []Change {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	i, _ := slices.BinarySearchFunc(w.changes, start, func(c Change, t time.Time) int { return c.At.Compare(t) })
@@ -106,13 +106,13 @@ func (w *World) Since(start time.Time) []Change {
 
 // Until waits until cond returns no error; it is called again after each change. On a timeout
 // the failure shows its last error and the state of the pods.
-func (w *World) Until(t *testing.T, what string, cond func() error) {
+func (w *ClusterState) Until(t *testing.T, what string, cond func() error) {
 	t.Helper()
 	w.UntilWithin(t, patience, what, cond)
 }
 
 // UntilWithin is like Until, with another limit.
-func (w *World) UntilWithin(t *testing.T, within time.Duration, what string, cond func() error) {
+func (w *ClusterState) UntilWithin(t *testing.T, within time.Duration, what string, cond func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
@@ -121,7 +121,7 @@ func (w *World) UntilWithin(t *testing.T, within time.Duration, what string, con
 	}
 }
 
-func (w *World) until(ctx context.Context, cond func() error) error {
+func (w *ClusterState) until(ctx context.Context, cond func() error) error {
 	for {
 		w.mu.Lock()
 		changed := w.changed
@@ -139,14 +139,14 @@ func (w *World) until(ctx context.Context, cond func() error) error {
 }
 
 // Nodes returns all nodes, by name.
-func (w *World) Nodes() []*corev1.Node {
+func (w *ClusterState) Nodes() []*corev1.Node {
 	nodes, _ := w.factory.Core().V1().Nodes().Lister().List(labels.Everything())
 	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	return nodes
 }
 
 // Node returns a node, or an empty one if it does not exist.
-func (w *World) Node(name string) *corev1.Node {
+func (w *ClusterState) Node(name string) *corev1.Node {
 	node, err := w.factory.Core().V1().Nodes().Lister().Get(name)
 	if err != nil {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -155,7 +155,7 @@ func (w *World) Node(name string) *corev1.Node {
 }
 
 // Pods returns the pods of a namespace that have a label, "key=value"; "": all.
-func (w *World) Pods(namespace, label string) []*corev1.Pod {
+func (w *ClusterState) Pods(namespace, label string) []*corev1.Pod {
 	selector, err := labels.Parse(label)
 	if err != nil {
 		panic(err) // a mistake in the scenario
@@ -166,7 +166,7 @@ func (w *World) Pods(namespace, label string) []*corev1.Pod {
 }
 
 // Pod returns a pod, or nil if it does not exist.
-func (w *World) Pod(namespace, name string) *corev1.Pod {
+func (w *ClusterState) Pod(namespace, name string) *corev1.Pod {
 	pod, err := w.factory.Core().V1().Pods().Lister().Pods(namespace).Get(name)
 	if err != nil {
 		return nil
@@ -175,28 +175,28 @@ func (w *World) Pod(namespace, name string) *corev1.Pod {
 }
 
 // Events returns the events about an object, by its name.
-func (w *World) Events(kind, name string) []*corev1.Event {
+func (w *ClusterState) Events(kind, name string) []*corev1.Event {
 	all, _ := w.factory.Core().V1().Events().Lister().List(labels.Everything())
 	return slices.DeleteFunc(all, func(e *corev1.Event) bool { return e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != name })
 }
 
 // Allocatable returns the number of GPUs that a node offers.
-func (w *World) Allocatable(node string) int64 {
+func (w *ClusterState) Allocatable(node string) int64 {
 	q := w.Node(node).Status.Allocatable[GPU]
 	return q.Value()
 }
 
-// Offers waits until a node's allocatable GPUs reach that number. Only reports that its kubelet
+// WaitAllocatable waits until a node's allocatable GPUs reach that number. Only reports that its kubelet
 // sends from now on count.
-func (w *World) Offers(t *testing.T, gpus int64, nodes ...string) {
+func (w *ClusterState) WaitAllocatable(t *testing.T, gpus int64, nodes ...string) {
 	t.Helper()
 	for _, node := range nodes {
-		w.OffersAll(t, node, map[corev1.ResourceName]int64{GPU: gpus})
+		w.WaitAllResources(t, node, map[corev1.ResourceName]int64{GPU: gpus})
 	}
 }
 
-// OffersAll is like Offers, for several resources of one node.
-func (w *World) OffersAll(t *testing.T, node string, want map[corev1.ResourceName]int64) {
+// WaitAllResources is like Offers, for several resources of one node.
+func (w *ClusterState) WaitAllResources(t *testing.T, node string, want map[corev1.ResourceName]int64) {
 	t.Helper()
 	asked := time.Now()
 	w.Until(t, fmt.Sprintf("node %s has allocatable %v", node, want), func() error {
@@ -214,7 +214,7 @@ func (w *World) OffersAll(t *testing.T, node string, want map[corev1.ResourceNam
 }
 
 // Condition returns a node's condition, or nil if it has none of that type.
-func (w *World) Condition(node string, kind corev1.NodeConditionType) *corev1.NodeCondition {
+func (w *ClusterState) Condition(node string, kind corev1.NodeConditionType) *corev1.NodeCondition {
 	for _, c := range w.Node(node).Status.Conditions {
 		if c.Type == kind {
 			return &c
@@ -223,9 +223,9 @@ func (w *World) Condition(node string, kind corev1.NodeConditionType) *corev1.No
 	return nil
 }
 
-// Ready waits until every pod of a DaemonSet is current and ready, and no older one is left. It
+// WaitDaemonSets waits until every pod of a DaemonSet is current and ready, and no older one is left. It
 // reads the pods themselves, because the DaemonSet's status lags behind a deletion.
-func (w *World) Ready(t *testing.T, namespace string, daemonsets ...string) {
+func (w *ClusterState) WaitDaemonSets(t *testing.T, namespace string, daemonsets ...string) {
 	t.Helper()
 	for _, name := range daemonsets {
 		w.Until(t, "DaemonSet "+name+" is ready", func() error {
@@ -257,8 +257,8 @@ func ready(p *corev1.Pod) bool {
 	})
 }
 
-// Ends waits until a pod has ended, and returns it.
-func (w *World) Ends(t *testing.T, namespace, name string) *corev1.Pod {
+// WaitEnded waits until a pod has ended, and returns it.
+func (w *ClusterState) WaitEnded(t *testing.T, namespace, name string) *corev1.Pod {
 	t.Helper()
 	var pod *corev1.Pod
 	w.Until(t, "pod "+name+" has ended", func() error {
@@ -274,7 +274,7 @@ func (w *World) Ends(t *testing.T, namespace, name string) *corev1.Pod {
 }
 
 // Describe returns the state of all nodes and pods for a failure message, one line each.
-func (w *World) Describe() string {
+func (w *ClusterState) Describe() string {
 	var b strings.Builder
 	for _, n := range w.Nodes() {
 		fmt.Fprintf(&b, "node %s: capacity %v, allocatable %v", n.Name, n.Status.Capacity[GPU], n.Status.Allocatable[GPU])

@@ -68,8 +68,8 @@ func Start(ctx context.Context, from, addr string, kind Kind, n int) *Attack {
 // Wait waits until all clients have ended.
 func (a *Attack) Wait() { a.clients.Wait() }
 
-// Made returns the number of connections made so far.
-func (a *Attack) Made() int { return int(a.made.Load()) }
+// Connections returns the number of connections made so far.
+func (a *Attack) Connections() int { return int(a.made.Load()) }
 
 // Payloads, built once for all clients.
 const begin = "GET /metrics HTTP/1.1\r\nHost: x\r\n"

@@ -273,24 +273,24 @@ func (m *Machine) call(ctx context.Context, r wire.Request) (wire.Response, erro
 	return response, err
 }
 
-// Held is a file that the agent holds open.
-type Held struct {
+// OpenFile is a file that the agent holds open.
+type OpenFile struct {
 	m      *Machine
 	handle int
 }
 
 // Open holds a file open, a device for example, until Close.
-func (m *Machine) Open(ctx context.Context, path string) (*Held, error) {
+func (m *Machine) Open(ctx context.Context, path string) (*OpenFile, error) {
 	m.t.Helper()
 	response, err := m.call(ctx, wire.Request{Op: wire.Open, Path: path, Flags: syscall.O_RDWR})
 	if err != nil {
 		return nil, err
 	}
-	return &Held{m: m, handle: response.Handle}, nil
+	return &OpenFile{m: m, handle: response.Handle}, nil
 }
 
 // Close closes the file.
-func (h *Held) Close(ctx context.Context) error {
+func (h *OpenFile) Close(ctx context.Context) error {
 	h.m.t.Helper()
 	_, err := h.m.call(ctx, wire.Request{Op: wire.Close, Handle: h.handle})
 	return err

@@ -216,7 +216,7 @@ func TestPrograms(t *testing.T) {
 	}, Devices: []string{"edu"}})
 
 	t.Run("output, input, environment, exit status", func(t *testing.T) {
-		r := m.Do(ctx, Command{
+		r := m.RunCommand(ctx, Command{
 			Args: []string{"sh", "-c", "cat; echo $NAME; pwd; echo wrong >&2; exit 3"}, Dir: "/usr",
 			Env: []string{"NAME=value"}, Stdin: "input\n",
 		})
@@ -224,7 +224,7 @@ func TestPrograms(t *testing.T) {
 		require.Positive(t, r.Wall)
 	})
 	t.Run("a program that hangs is killed with its children", func(t *testing.T) {
-		r := m.Do(ctx, Command{Args: []string{"sh", "-c", "echo began; sleep 1000 & sleep 1001"}, Timeout: time.Second})
+		r := m.RunCommand(ctx, Command{Args: []string{"sh", "-c", "echo began; sleep 1000 & sleep 1001"}, Timeout: time.Second})
 		require.True(t, r.TimedOut)
 		require.Equal(t, "began\n", r.Stdout)
 		require.Equal(t, syscall.SIGKILL, r.Signal)
@@ -263,7 +263,7 @@ func TestPrograms(t *testing.T) {
 	})
 	t.Run("another root", func(t *testing.T) {
 		m.MustRun(ctx, "cp", "/bin/busybox", "/jail/bin/busybox")
-		require.Equal(t, "bin\n", m.Do(ctx, Command{Args: []string{"/bin/busybox", "ls", "/"}, Root: "/jail"}).Stdout)
+		require.Equal(t, "bin\n", m.RunCommand(ctx, Command{Args: []string{"/bin/busybox", "ls", "/"}, Root: "/jail"}).Stdout)
 	})
 	t.Run("more devices", func(t *testing.T) {
 		require.Contains(t, m.MustRun(ctx, "sh", "-c", "cat /sys/bus/pci/devices/*/device"), "0x11e8")

@@ -48,11 +48,11 @@ type Command struct {
 // Run runs a program and waits for its end. A program that cannot be started fails the test.
 func (m *Machine) Run(ctx context.Context, args ...string) Result {
 	m.t.Helper()
-	return m.Do(ctx, Command{Args: args})
+	return m.RunCommand(ctx, Command{Args: args})
 }
 
-// Do runs a program with more options than Run.
-func (m *Machine) Do(ctx context.Context, c Command) Result {
+// RunCommand runs a program with more options than Run.
+func (m *Machine) RunCommand(ctx context.Context, c Command) Result {
 	m.t.Helper()
 	p := m.Start(ctx, c)
 	timeout := c.Timeout

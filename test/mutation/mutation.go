@@ -31,16 +31,16 @@ var opposite = map[string]string{
 
 var instruction = regexp.MustCompile(`(?m)^\t(@!?%p\d+ )?([a-z][a-z0-9_.]*)(.*);$`)
 
-// Change is a kernel with one instruction replaced.
-type Change struct {
+// Mutant is a kernel with one instruction replaced.
+type Mutant struct {
 	What string // "line 47: add.s64 %rd23, %rd23, %rd9 is sub.s64"
 	PTX  string
 }
 
-// Changes returns a change for each instruction of some PTX.
-func Changes(t testing.TB, ptx string) []Change {
+// Mutants returns a change for each instruction of some PTX.
+func Mutants(t testing.TB, ptx string) []Mutant {
 	t.Helper()
-	var all []Change
+	var all []Mutant
 	for _, m := range instruction.FindAllStringSubmatchIndex(ptx, -1) {
 		opcode := ptx[m[4]:m[5]]
 		other, known := opposite[opcode]
@@ -52,7 +52,7 @@ func Changes(t testing.TB, ptx string) []Change {
 			from = m[0]
 		}
 		words := strings.Join(strings.Fields(ptx[m[0]:m[1]-1]), " ")
-		all = append(all, Change{
+		all = append(all, Mutant{
 			What: fmt.Sprintf("line %d: %s is %s", strings.Count(ptx[:m[0]], "\n")+1, words, other),
 			PTX:  ptx[:from] + other + ptx[m[5]:],
 		})
@@ -60,9 +60,9 @@ func Changes(t testing.TB, ptx string) []Change {
 	return all
 }
 
-// Driver loads a simulated driver into this process, where its soname can then be found. It ends kernels
+// LoadDriver loads a simulated driver into this process, where its soname can then be found. It ends kernels
 // that do not terminate.
-func Driver(t testing.TB, profile string) {
+func LoadDriver(t testing.TB, profile string) {
 	t.Helper()
 	libs, err := filepath.Glob(filepath.Join(built.DriverRoot(t, profile, "--gpus", "1"), "usr/lib/*/libcuda.so.1"))
 	if err != nil || len(libs) != 1 {

@@ -34,7 +34,7 @@ func TestNotebook(t *testing.T) {
 	}
 	s := e2e.Up(t, cluster.Config{Images: []string{archive}})
 	s.Apply(t, "gpuready.yaml", "simulated-driver.yaml")
-	s.World.Offers(t, 8, "n1")
+	s.World.WaitAllocatable(t, 8, "n1")
 	manifest, err := os.ReadFile("../../deployments/static/examples/notebook.yaml")
 	require.NoError(t, err)
 	require.Len(t, image.FindAll(manifest, -1), 1)

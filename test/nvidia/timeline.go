@@ -135,7 +135,7 @@ func (b *Built) Provision(ctx context.Context, c *cluster.Cluster, s Stack) ([]S
 }
 
 // driverStarted reports whether a container of a driver pod runs.
-func driverStarted(world *e2e.World, namespace string) bool {
+func driverStarted(world *e2e.ClusterState, namespace string) bool {
 	for _, p := range world.Pods(namespace, "app=nvidia-driver-daemonset") {
 		for _, s := range p.Status.ContainerStatuses {
 			if s.Name == "nvidia-driver-ctr" && s.State.Running != nil {

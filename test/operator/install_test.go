@@ -156,7 +156,7 @@ func (s *suite) deleted(t *testing.T, name string) {
 		}
 		return nil
 	})
-	s.World.Ready(t, namespace, name)
+	s.World.WaitDaemonSets(t, namespace, name)
 }
 
 // proof returns an error unless a pod with a GPU has passed for the validator that runs on

@@ -234,7 +234,7 @@ func (b *bench) reportsMissing(t *testing.T, r right, inStatus bool) error {
 		lack = r.verb + " " + resource + " in namespace " + ns
 	}
 	// A condition is short, so anything after the first part may be cut off.
-	action, _, _ := strings.Cut(missing.Next, ":")
+	action, _, _ := strings.Cut(missing.Remedy, ":")
 	text := b.printed()
 	if inStatus {
 		p, err := b.policy(t, policy)

@@ -34,7 +34,7 @@ func TestProvision(t *testing.T) {
 		{"Killed", (*suite).killed},
 	} {
 		if !t.Run(c.name, func(t *testing.T) { c.play(s, t) }) {
-			s.TellLogs(t)
+			s.LogDiagnostics(t)
 			t.FailNow()
 		}
 	}
@@ -47,7 +47,7 @@ func (s *suite) reset(t *testing.T) {
 	s.nothingLeft(t)
 	rep := r.report(t)
 	require.Len(t, rep.Samples, 3)
-	require.True(t, rep.Samples[0].Dropped)
+	require.True(t, rep.Samples[0].WarmUp)
 	require.Len(t, rep.Counted(), 2)
 	require.Contains(t, rep.Notice, "SIMULATED")
 	require.Contains(t, rep.Stack, "gpuready/device-plugin")

@@ -83,13 +83,13 @@ type engine interface {
 // the image with Probe and Vectoradd.
 func Start(t testing.TB, o Options) *Host {
 	t.Helper()
-	h := New(t, o)
+	h := Create(t, o)
 	require.NoError(t, h.Start(t.Context()))
 	return h
 }
 
-// New is like Start, but does not start the runtime.
-func New(t testing.TB, o Options) *Host {
+// Create is like Start, but does not start the runtime.
+func Create(t testing.TB, o Options) *Host {
 	t.Helper()
 	if !node.Inside() {
 		t.Fatal("runtimes: a host is made inside a node; see node.Enter")
@@ -254,8 +254,8 @@ func (h *Host) Restart(ctx context.Context, unit string) error {
 	return h.Start(ctx)
 }
 
-// Act calls Restart or Reload, for a stand-in for systemd; verb is "restart" or "reload".
-func (h *Host) Act(unit, verb string) error {
+// ActOnUnit calls Restart or Reload, for a stand-in for systemd; verb is "restart" or "reload".
+func (h *Host) ActOnUnit(unit, verb string) error {
 	if verb == "reload" && unit == h.Unit() {
 		return h.Reload()
 	}
@@ -284,15 +284,15 @@ func (h *Host) Run(ctx context.Context, s Spec) (output string, err error) {
 	return h.engine.run(ctx, s)
 }
 
-// Begin starts a container and leaves it running.
-func (h *Host) Begin(ctx context.Context, s Spec) error {
+// StartContainer starts a container and leaves it running.
+func (h *Host) StartContainer(ctx context.Context, s Spec) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return h.engine.begin(ctx, s)
 }
 
-// Keep starts a container in a pod and leaves it running until remove is called.
-func (h *Host) Keep(ctx context.Context, s Spec) (remove func(context.Context) error, err error) {
+// StartPod starts a container in a pod and leaves it running until remove is called.
+func (h *Host) StartPod(ctx context.Context, s Spec) (remove func(context.Context) error, err error) {
 	cri, ok := h.engine.(*containerd)
 	if !ok {
 		return nil, fmt.Errorf("%s has no pods", h.kind)

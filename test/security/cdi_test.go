@@ -40,7 +40,7 @@ func workloadsGetGPUsAlone(t *testing.T, n *node) {
 	n.WriteFile(t, n.name, specAt, vendorSpec)
 	allow := func(value string) {
 		n.Kubectl(t, "-n", e2e.Namespace, "set", "env", "daemonset/"+toolkit, "GPUREADY_NRI_WORKLOAD_NAMESPACES"+value)
-		n.World.Ready(t, e2e.Namespace, toolkit)
+		n.World.WaitDaemonSets(t, e2e.Namespace, toolkit)
 		n.World.Until(t, "the toolkit injects", func() error {
 			if s := n.State(t, n.name, nodestate.Toolkit); s.Toolkit == nil || s.Toolkit.Injection == nil || !s.Toolkit.Injection.Working {
 				return errors.New("it does not")
@@ -52,7 +52,7 @@ func workloadsGetGPUsAlone(t *testing.T, n *node) {
 	defer func() {
 		n.RemoveFile(t, n.name, specAt)
 		allow("-")
-		n.World.Offers(t, 8, n.name)
+		n.World.WaitAllocatable(t, 8, n.name)
 	}()
 
 	const list = "for d in /dev/*; do echo $d; done"

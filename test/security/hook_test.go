@@ -59,7 +59,7 @@ func hookWritesThroughAVolume(t *testing.T, n *node) {
 	case state.Terminated != nil && state.Terminated.Reason == "StartError":
 		require.Contains(t, state.Terminated.Message, "mount from the host")
 	default:
-		require.Equal(t, corev1.PodSucceeded, n.World.Ends(t, pod.Namespace, pod.Name).Status.Phase)
+		require.Equal(t, corev1.PodSucceeded, n.World.WaitEnded(t, pod.Namespace, pod.Name).Status.Phase)
 	}
 }
 

@@ -33,7 +33,7 @@ func metricsPortsAreFlooded(t *testing.T, n *node) {
 			before := agent(app)
 			out, phase := n.output(t, n.shellPod("flood-"+app, fmt.Sprintf(unfinished, before.Status.PodIP, port)))
 			require.Equal(t, corev1.PodSucceeded, phase, out)
-			n.World.Offers(t, 8, n.name)
+			n.World.WaitAllocatable(t, 8, n.name)
 			after := agent(app)
 			require.Equal(t, before.UID, after.UID)
 			require.Equal(t, before.Status.ContainerStatuses[0].RestartCount, after.Status.ContainerStatuses[0].RestartCount, "%+v", after.Status.ContainerStatuses[0])

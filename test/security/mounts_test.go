@@ -71,7 +71,7 @@ func agentsWriteNothingElse(t *testing.T, n *node) {
 	for _, app := range []string{"nvidia-device-plugin-daemonset", "nvidia-operator-validator"} {
 		n.recreate(t, app)
 	}
-	n.World.Offers(t, 8, n.name)
+	n.World.WaitAllocatable(t, 8, n.name)
 	n.tryWriting(t, "a driver that was there before", library)
 
 	mount(driverRoot+"/late", "library.so")
@@ -86,7 +86,7 @@ func agentsWriteNothingElse(t *testing.T, n *node) {
 	simulate := func(gpus string, offered int64) {
 		n.Kubectl(t, "-n", e2e.Namespace, "patch", "configmap", "gpuready-driver-simulator", "--type=merge", "-p", `{"data":{"GPUSIM_GPUS":`+gpus+`}}`)
 		n.Kubectl(t, "-n", e2e.Namespace, "rollout", "restart", "daemonset/nvidia-driver-daemonset")
-		n.World.Offers(t, offered, n.name)
+		n.World.WaitAllocatable(t, offered, n.name)
 	}
 	simulate(`"4"`, 4)
 	defer simulate("null", 8)
@@ -106,7 +106,7 @@ func (n *node) recreate(t *testing.T, app string) {
 			return nil
 		})
 	}
-	n.World.Ready(t, e2e.Namespace, app)
+	n.World.WaitDaemonSets(t, e2e.Namespace, app)
 }
 
 // inside returns the paths under which this process sees a path of each running container whose

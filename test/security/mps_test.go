@@ -56,9 +56,9 @@ data: {config.yaml: "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/
 		})
 		n.Kubectl(t, "-n", e2e.Namespace, "rollout", "undo", plugin)
 		n.Kubectl(t, "-n", e2e.Namespace, "delete", "configmap", "gpuready-device-plugin-config")
-		n.World.Offers(t, 8, n.name)
+		n.World.WaitAllocatable(t, 8, n.name)
 	}()
-	n.World.Offers(t, 16, n.name)
+	n.World.WaitAllocatable(t, 16, n.name)
 
 	neighbour := withGPUs(n.shellPod("mps-neighbour", "sleep 3600"), 1)
 	n.create(t, neighbour)

@@ -45,10 +45,10 @@ func TestSecurity(t *testing.T) {
 	s := e2e.Up(t, cluster.Config{Nodes: 1, Images: hostileImages(t)})
 	n := &node{Suite: s, name: "n1"}
 	s.Apply(t, "gpuready.yaml", "simulated-driver.yaml")
-	s.World.Offers(t, 8, n.name)
+	s.World.WaitAllocatable(t, 8, n.name)
 	for _, a := range attacks {
 		if !t.Run(a.name, func(t *testing.T) { a.run(t, n) }) {
-			s.TellLogs(t)
+			s.LogDiagnostics(t)
 		}
 	}
 }
@@ -165,14 +165,14 @@ func (n *node) starts(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 func (n *node) output(t *testing.T, pod *corev1.Pod) (string, corev1.PodPhase) {
 	t.Helper()
 	n.create(t, pod)
-	ended := n.World.Ends(t, pod.Namespace, pod.Name)
+	ended := n.World.WaitEnded(t, pod.Namespace, pod.Name)
 	out, err := n.TryKubectl(t, "-n", pod.Namespace, "logs", pod.Name)
 	require.NoErrorf(t, err, "%+v\n%s", ended.Status, out)
 	return out, ended.Status.Phase
 }
 
 func ordinaryPodGetsItsGPU(t *testing.T, n *node) {
-	n.World.Offers(t, 8, n.name)
+	n.World.WaitAllocatable(t, 8, n.name)
 	out, phase := n.Result(t, e2e.Job{Name: "ordinary", GPUs: 1, Command: []string{"vectoradd"}})
 	require.Equal(t, corev1.PodSucceeded, phase, out)
 	require.Contains(t, out, "Test PASSED")

@@ -85,7 +85,7 @@ func requireAudit(t *testing.T, kind runtimes.Kind, cdi bool) {
 	require.Equal(t, audit.Unaffected, f.Verdict, f.Reason)
 	require.Equal(t, "0", f.Value)
 	require.True(t, f.Default, f.Handler)
-	require.True(t, f.Looked, "the bundle and the mounts are seen")
+	require.True(t, f.Inspected, "the bundle and the mounts are seen")
 	require.Empty(t, f.Devices)
 	require.False(t, f.Privileged)
 	require.False(t, f.FromImage)
@@ -94,7 +94,7 @@ func requireAudit(t *testing.T, kind runtimes.Kind, cdi bool) {
 	f = audited(t, h, kind, runtimes.Spec{Env: []string{variable}, Handler: "nvidia"})
 	require.Equal(t, "nvidia", f.Handler)
 	require.Contains(t, f.Reason, "has none today", "runc by that name gives none")
-	f.Looked = false
+	f.Inspected = false
 	require.Equal(t, audit.Loses, audit.Judge(f.Container).Verdict)
 
 	if cdi {

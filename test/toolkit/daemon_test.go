@@ -97,7 +97,7 @@ type oneAtATime struct {
 func (o *oneAtATime) act(unit, verb string) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.h.Act(unit, verb)
+	return o.h.ActOnUnit(unit, verb)
 }
 
 func orderly(t *testing.T, h *runtimes.Host) *oneAtATime {

@@ -21,21 +21,21 @@ import (
 // systemd is a stand-in on the host's bus that really restarts the host's runtime.
 func systemd(t *testing.T, h *runtimes.Host) *doortest.Systemd {
 	t.Helper()
-	s, err := doortest.Start("/", map[string]string{h.Unit(): "active"}, h.Act)
+	s, err := doortest.Start("/", map[string]string{h.Unit(): "active"}, h.ActOnUnit)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
 
 // applyRestart makes the runtime load its configuration.
-func applyRestart(t *testing.T, kind engine.Kind, way distro.Restart, reload bool) (door.Passage, error) {
+func applyRestart(t *testing.T, kind engine.Kind, way distro.Restart, reload bool) (door.Result, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	root, err := host.Open(runtimes.Root)
 	require.NoError(t, err)
 	defer root.Close()
-	return door.Open(ctx, root, kind, way, reload)
+	return door.Apply(ctx, root, kind, way, reload)
 }
 
 // restarted applies a plan with a restart through systemd, then a configuration with which the
@@ -46,7 +46,7 @@ func restarted(t *testing.T, kind runtimes.Kind, engineKind engine.Kind, cdi boo
 	}
 	h := start(t, kind)
 	s := systemd(t, h)
-	way := distro.Restart{Door: distro.Systemd, Units: []string{h.Unit()}}
+	way := distro.Restart{Method: distro.Systemd, Units: []string{h.Unit()}}
 	write(t, plan(t, h, kind, engine.Want{CDI: cdi, Handlers: []engine.Handler{install(t, "{}")}}))
 	_, err := applyRestart(t, engineKind, way, false)
 	require.NoError(t, err)
@@ -89,7 +89,7 @@ func TestDockerReloadsAHandler(t *testing.T) {
 	planned := plan(t, h, runtimes.Docker, engine.Want{CDI: true, Handlers: []engine.Handler{install(t, "{}")}})
 	require.True(t, docker.Reloadable(planned.Edits))
 	write(t, planned)
-	passage, err := applyRestart(t, engine.Docker, distro.Restart{Door: distro.Reload, Units: []string{h.Unit()}}, true)
+	passage, err := applyRestart(t, engine.Docker, distro.Restart{Method: distro.Reload, Units: []string{h.Unit()}}, true)
 	require.NoError(t, err)
 	require.Positive(t, passage.PID, "there is no bus")
 	require.Eventually(t, func() bool {

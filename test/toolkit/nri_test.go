@@ -138,9 +138,9 @@ func requireNRI(t *testing.T, kind runtimes.Kind, more string) {
 	// Containers that start without a toolkit run without GPUs, and are reported afterwards.
 	stop()
 	gets(allowed, "1", neither)
-	remove, err := h.Keep(t.Context(), runtimes.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "wait"}})
+	remove, err := h.StartPod(t.Context(), runtimes.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "wait"}})
 	require.NoError(t, err)
-	elsewhere, err := h.Keep(t.Context(), runtimes.Spec{Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "wait"}})
+	elsewhere, err := h.StartPod(t.Context(), runtimes.Spec{Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "wait"}})
 	require.NoError(t, err)
 	daemon(t)
 	was := await(t, "the container that was missed is reported", func(i nodestate.Injection) bool { return i.Working && i.MissedCount > 0 })
@@ -148,7 +148,7 @@ func requireNRI(t *testing.T, kind runtimes.Kind, more string) {
 	require.Equal(t, 1, was.MissedCount)
 	gets(allowed, "1", another)
 
-	kept, err := h.Keep(t.Context(), runtimes.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "wait"}})
+	kept, err := h.StartPod(t.Context(), runtimes.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "wait"}})
 	require.NoError(t, err)
 	require.NoError(t, remove(t.Context()))
 	await(t, "it is gone", func(i nodestate.Injection) bool { return i.Working && i.MissedCount == 0 })

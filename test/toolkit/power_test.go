@@ -32,8 +32,8 @@ type imagined struct {
 	runs    []string // handlers
 }
 
-func (i *imagined) Ask(context.Context) (cri.Answer, error) {
-	return cri.Answer{Runtime: nodestate.Runtime{Name: "containerd", Version: i.version, Handlers: i.runs}, Default: "runc"}, nil
+func (i *imagined) Query(context.Context) (cri.RuntimeInfo, error) {
+	return cri.RuntimeInfo{Runtime: nodestate.Runtime{Name: "containerd", Version: i.version, Handlers: i.runs}, Default: "runc"}, nil
 }
 
 func (i *imagined) Plan(version string, want engine.Want) (engine.Plan, error) {
@@ -43,7 +43,7 @@ func (i *imagined) Plan(version string, want engine.Want) (engine.Plan, error) {
 	}, want)
 }
 
-func (i *imagined) May() (bool, string) { return true, "" }
+func (i *imagined) CanRestart() (bool, string) { return true, "" }
 
 func (i *imagined) Restart(context.Context, []engine.Edit) (string, error) {
 	i.read()
@@ -195,7 +195,7 @@ func outage(t *testing.T, kind runtimes.Kind, version string) {
 // accepted starts the real containerd with each state of its configuration.
 func accepted(t *testing.T, kind runtimes.Kind, states map[string]map[string]string) {
 	t.Helper()
-	h := runtimes.New(t, runtimes.Options{Kind: kind})
+	h := runtimes.Create(t, runtimes.Options{Kind: kind})
 	for _, name := range slices.Sorted(maps.Keys(states)) {
 		require.NoError(t, os.RemoveAll("/etc/containerd"))
 		for path, content := range states[name] {

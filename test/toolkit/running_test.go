@@ -31,7 +31,7 @@ import (
 func staying(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string) {
 	t.Helper()
 	s.Args = []string{runtimes.Probe, "wait", t.Name()}
-	require.NoError(t, h.Begin(t.Context(), s))
+	require.NoError(t, h.StartContainer(t.Context(), s))
 	return processOf(t, s)
 }
 
@@ -39,7 +39,7 @@ func staying(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string) {
 func kept(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string, remove func(context.Context) error) {
 	t.Helper()
 	s.Args = []string{runtimes.Probe, "wait", t.Name()}
-	remove, err := h.Keep(t.Context(), s)
+	remove, err := h.StartPod(t.Context(), s)
 	require.NoError(t, err)
 	return processOf(t, s), remove
 }
@@ -79,7 +79,7 @@ func losing(t *testing.T, h *runtimes.Host, path, from, to string) *doortest.Sys
 	restarts := 0
 	s, err := doortest.Start("/", map[string]string{h.Unit(): "active"}, func(unit, verb string) error {
 		if restarts++; restarts > 1 {
-			return h.Act(unit, verb)
+			return h.ActOnUnit(unit, verb)
 		}
 		data, err := os.ReadFile(path)
 		if err != nil {
@@ -91,7 +91,7 @@ func losing(t *testing.T, h *runtimes.Host, path, from, to string) *doortest.Sys
 		if err := os.WriteFile(path, bytes.ReplaceAll(data, []byte(from), []byte(to)), 0o644); err != nil {
 			return err
 		}
-		acted := h.Act(unit, verb)
+		acted := h.ActOnUnit(unit, verb)
 		for acted == nil && slices.Contains(status(t, h).Handlers, "runc-batch") {
 			time.Sleep(tick) // nothing waits for a reload
 		}

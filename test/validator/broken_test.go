@@ -31,7 +31,7 @@ func TestBrokenLayers(t *testing.T) {
 	var laps []lap
 	for _, c := range slices.Concat(driverSituations(), toolkitSituations(), cudaSituations(), pluginSituations(), clusterSituations(), []situation{handlerSituation()}) {
 		if !t.Run(c.name, func(t *testing.T) { laps = append(laps, c.play(t, n)) }) {
-			s.TellLogs(t)
+			s.LogDiagnostics(t)
 		}
 	}
 	fmt.Printf("\nSeconds from the break to the reason, and from the mend to all layers proven and the Node's condition True:\n%s\n", table(laps))

@@ -16,7 +16,7 @@ func cudaSituations() []situation {
 		prepare: func(t *testing.T, n *node) { n.gpusim(t, "wrong", "--gpu", "1", "--every", "1000") },
 		breaks:  func(t *testing.T, n *node) { n.restart(t, validator) },
 		also: func(t *testing.T, n *node) {
-			output := n.Refused(t, "-n", e2e.Namespace, "exec", n.pod(validator).Name, "-c", "validator", "--", "gpu-validator", "run")
+			output := n.RequireRefused(t, "-n", e2e.Namespace, "exec", n.pod(validator).Name, "-c", "validator", "--", "gpu-validator", "run")
 			assert.Contains(t, output, "CUDASampleFailed")
 			assert.Contains(t, output, "exit code 12")
 		},

@@ -48,7 +48,7 @@ func userSpace(t *testing.T, at string) {
 	gpu.Pci.Domain, gpu.Pci.Bus, gpu.Pci.Device, gpu.Pci.Function = address.Domain, address.Bus, address.Device, address.Function
 	gpu.NumaNode = -1 // the bus has none
 	dir := t.TempDir()
-	r := root.Root{Dir: dir, Command: "this test", Say: t.Logf}
+	r := root.Root{Dir: dir, Command: "this test", Logf: t.Logf}
 	require.NoError(t, r.Up(root.Spec{
 		State: s, Profile: profileName, Version: version, Arch: "amd64", Libraries: filepath.Dir(built.Path(t, "lib/libcuda.so")),
 	}))

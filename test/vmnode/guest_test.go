@@ -106,7 +106,7 @@ func (g *guest) logOutput(t *testing.T) {
 
 // ctr runs ctr, a client of containerd.
 func (g *guest) ctr(ctx context.Context, args ...string) machine.Result {
-	return g.Do(ctx, machine.Command{Args: append([]string{inside.Bin + "/ctr", "--namespace=k8s.io"}, args...), Timeout: patience})
+	return g.RunCommand(ctx, machine.Command{Args: append([]string{inside.Bin + "/ctr", "--namespace=k8s.io"}, args...), Timeout: patience})
 }
 
 // waitContainerd waits until containerd responds.

@@ -72,7 +72,7 @@ func TestWholeNode(t *testing.T) {
 	r.ApplyText(t, allowSimulated)
 	t.Cleanup(func() {
 		if t.Failed() {
-			r.TellLogs(t)
+			r.LogDiagnostics(t)
 		}
 	})
 	r.travel(t)
@@ -176,7 +176,7 @@ func (r *nodeRun) travel(t *testing.T) {
 }
 
 // condition returns an error unless a condition of the node is true.
-func condition(w *e2e.World, kind corev1.NodeConditionType) error {
+func condition(w *e2e.ClusterState, kind corev1.NodeConditionType) error {
 	c := w.Condition(nodeName, kind)
 	if c == nil || c.Status != corev1.ConditionTrue {
 		return fmt.Errorf("%+v", c)

@@ -40,13 +40,13 @@ type Container struct {
 	Default    bool   `json:"default,omitempty"` // the handler is the default for pods that name none
 	Reads      bool   `json:"reads"`             // the handler, or a hook, reads the variable
 
-	CDI    []string `json:"cdi,omitempty"`    // names of its CDI devices
-	Given  bool     `json:"given,omitempty"`  // the runtime itself added GPU nodes and their libraries, as it does for CDI
-	Listed []string `json:"listed,omitempty"` // GPUs that were requested by volume mounts
-	Flag   string   `json:"flag,omitempty"`   // Docker: the option that requested GPUs
+	CDI      []string `json:"cdi,omitempty"`    // names of its CDI devices
+	Injected bool     `json:"given,omitempty"`  // the runtime itself added GPU nodes and their libraries, as it does for CDI
+	Listed   []string `json:"listed,omitempty"` // GPUs that were requested by volume mounts
+	Flag     string   `json:"flag,omitempty"`   // Docker: the option that requested GPUs
 
-	Looked  bool     `json:"looked"`            // the container was inspected, and Devices is complete
-	Devices []string `json:"devices,omitempty"` // GPU device nodes in the container
+	Inspected bool     `json:"looked"`            // the container was inspected, and Devices is complete
+	Devices   []string `json:"devices,omitempty"` // GPU device nodes in the container
 }
 
 // Verdict is the fate of a container's GPUs at its next start.
@@ -64,7 +64,7 @@ type Finding struct {
 	Container
 	Verdict Verdict `json:"verdict"`
 	Reason  string  `json:"reason"`
-	Do      string  `json:"do,omitempty"` // the advice
+	Advice  string  `json:"do,omitempty"` // the advice
 }
 
 // uuids matches the values that a device plugin sets (its strategy "envvar").
@@ -77,29 +77,29 @@ func Judge(c Container) Finding {
 	switch {
 	case len(c.CDI) > 0:
 		f.Verdict, f.Reason = Keeps, "it was given the CDI device "+strings.Join(c.CDI, ", ")
-	case c.Given:
+	case c.Injected:
 		f.Verdict, f.Reason = Keeps, "the runtime itself gave it GPU nodes and libraries, as it does for CDI"
 	case c.Flag != "":
 		f.Verdict, f.Reason = Keeps, "its GPUs were requested with "+c.Flag
 	case len(c.Listed) > 0:
 		f.Verdict, f.Reason = Keeps, "its GPUs are listed by volume mounts: "+strings.Join(c.Listed, ", ")
-		f.Do = "leave accept-nvidia-visible-devices-as-volume-mounts on"
-	case !Asks(c.Value):
+		f.Advice = "leave accept-nvidia-visible-devices-as-volume-mounts on"
+	case !RequestsGPUs(c.Value):
 		f.Reason = "it does not request GPUs by its environment"
 	case !c.Reads:
 		f.Reason = "nothing reads " + Variable + "=" + c.Value + ": its handler is " + c.handler()
-	case c.Looked && len(c.Devices) == 0:
+	case c.Inspected && len(c.Devices) == 0:
 		f.Reason = request(c) + " and has none today"
 	case c.Privileged:
 		f.Verdict, f.Reason = Keeps, request(c)+"; it is privileged, and such requests are honoured"
 	default:
-		f.Verdict, f.Reason, f.Do = Loses, request(c)+" and is not privileged; nothing else gives it GPUs", advice(c)
+		f.Verdict, f.Reason, f.Advice = Loses, request(c)+" and is not privileged; nothing else gives it GPUs", advice(c)
 	}
 	return f
 }
 
-// Asks reports whether a value of the variable requests any GPU.
-func Asks(value string) bool { return !slices.Contains([]string{"", "void", "none"}, value) }
+// RequestsGPUs reports whether a value of the variable requests any GPU.
+func RequestsGPUs(value string) bool { return !slices.Contains([]string{"", "void", "none"}, value) }
 
 // request describes a container's request for GPUs.
 func request(c Container) string {
@@ -178,7 +178,7 @@ func Run(ctx context.Context, root *host.Root, at string, o Options) ([]Finding,
 	containers, err := collect(ctx, root, at, o.Timeout)
 	findings := []Finding{}
 	for _, c := range containers {
-		if f := Judge(c); o.All || f.Verdict != Unaffected || Asks(c.Value) || len(c.Devices) > 0 {
+		if f := Judge(c); o.All || f.Verdict != Unaffected || RequestsGPUs(c.Value) || len(c.Devices) > 0 {
 			findings = append(findings, f)
 		}
 	}

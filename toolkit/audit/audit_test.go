@@ -16,7 +16,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const uuid = "GPU-8f6f2bd9-1e26-44c8-8d19-6a1f8d4ad19c"
 
 func TestJudge(t *testing.T) {
-	plain := Container{Namespace: "a", Pod: "b", Name: "c", Value: "all", Handler: "nvidia", Reads: true, Looked: true, Devices: []string{"/dev/nvidia0"}}
+	plain := Container{Namespace: "a", Pod: "b", Name: "c", Value: "all", Handler: "nvidia", Reads: true, Inspected: true, Devices: []string{"/dev/nvidia0"}}
 	for _, c := range []struct {
 		name    string
 		change  func(*Container)
@@ -29,14 +29,14 @@ func TestJudge(t *testing.T) {
 		{name: "by the image's environment", change: func(c *Container) { c.FromImage = true }, want: Loses, reason: "only its image requests GPUs", action: "if it needs a GPU, request nvidia.com/gpu"},
 		{name: "by a plugin's environment", change: func(c *Container) { c.Value = uuid + "," + uuid }, want: Loses, reason: uuid, action: "device list strategy cdi-cri"},
 		{name: "by index", change: func(c *Container) { c.Value = "0,1" }, want: Loses, action: "request nvidia.com/gpu", without: "strategy"},
-		{name: "that could not be inspected", change: func(c *Container) { c.Looked, c.Devices = false, nil }, want: Loses},
-		{name: "its own nodes are not enough: the libraries come by the handler", change: func(c *Container) { c.Given = false }, want: Loses},
+		{name: "that could not be inspected", change: func(c *Container) { c.Inspected, c.Devices = false, nil }, want: Loses},
+		{name: "its own nodes are not enough: the libraries come by the handler", change: func(c *Container) { c.Injected = false }, want: Loses},
 		{name: "Docker", change: func(c *Container) { c.Namespace, c.Pod, c.Value = "", "", "1" }, want: Loses, action: "--device nvidia.com/gpu=1 or --gpus"},
 		{name: "Docker with several", change: func(c *Container) { c.Namespace, c.Pod, c.Value = "", "", "0,1" }, want: Loses, action: "--device nvidia.com/gpu=all"},
 
 		{name: "privileged", change: func(c *Container) { c.Privileged = true }, want: Keeps, reason: "privileged"},
 		{name: "a CDI device", change: func(c *Container) { c.CDI = []string{"k8s.gpuready.io/gpu=" + uuid} }, want: Keeps, reason: "k8s.gpuready.io/gpu=" + uuid},
-		{name: "a runtime that reports no names", change: func(c *Container) { c.Given = true }, want: Keeps, reason: "the runtime itself"},
+		{name: "a runtime that reports no names", change: func(c *Container) { c.Injected = true }, want: Keeps, reason: "the runtime itself"},
 		{name: "--gpus", change: func(c *Container) { c.Flag = "--gpus" }, want: Keeps, reason: "--gpus"},
 		{name: "volume mounts", change: func(c *Container) { c.Value, c.Listed = "/var/run/nvidia-container-devices", []string{uuid} }, want: Keeps, reason: uuid, action: "accept-nvidia-visible-devices-as-volume-mounts"},
 
@@ -54,10 +54,10 @@ func TestJudge(t *testing.T) {
 			f := Judge(container)
 			require.Equal(t, c.want, f.Verdict)
 			require.Contains(t, f.Reason, c.reason)
-			require.Contains(t, f.Do, c.action)
+			require.Contains(t, f.Advice, c.action)
 			require.Equal(t, container, f.Container)
 			if c.without != "" {
-				require.NotContains(t, f.Do, c.without)
+				require.NotContains(t, f.Advice, c.without)
 			}
 		})
 	}
@@ -70,11 +70,11 @@ func TestEveryVerdictHasAReason(t *testing.T) {
 		some := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b"}), 0, 2)
 		c := Container{
 			Value: rapid.SampledFrom([]string{"", "void", "none", "all", "0", uuid}).Draw(t, "value"), Namespace: rapid.SampledFrom([]string{"", "n"}).Draw(t, "namespace"),
-			Privileged: rapid.Bool().Draw(t, "privileged"), Reads: rapid.Bool().Draw(t, "reads"), Given: rapid.Bool().Draw(t, "given"), Looked: rapid.Bool().Draw(t, "looked"),
+			Privileged: rapid.Bool().Draw(t, "privileged"), Reads: rapid.Bool().Draw(t, "reads"), Injected: rapid.Bool().Draw(t, "given"), Inspected: rapid.Bool().Draw(t, "looked"),
 			CDI: some.Draw(t, "cdi"), Listed: some.Draw(t, "listed"), Devices: some.Draw(t, "devices"), Flag: rapid.SampledFrom([]string{"", "--gpus"}).Draw(t, "flag"),
 		}
 		f := Judge(c)
-		if f.Reason == "" || f.Verdict == Loses && (f.Do == "" || c.Privileged || !Asks(c.Value) || !c.Reads || len(c.CDI) > 0) {
+		if f.Reason == "" || f.Verdict == Loses && (f.Advice == "" || c.Privileged || !RequestsGPUs(c.Value) || !c.Reads || len(c.CDI) > 0) {
 			t.Fatal(f)
 		}
 	})
@@ -82,7 +82,7 @@ func TestEveryVerdictHasAReason(t *testing.T) {
 
 func TestPrintFindings(t *testing.T) {
 	findings := []Finding{
-		Judge(Container{Namespace: "ml", Pod: "train-0", Name: "main", ID: "1", Image: "cuda:12.5", Value: "all", FromImage: true, Handler: "nvidia", Default: true, Reads: true, Looked: true, Devices: []string{"/dev/nvidia0"}}),
+		Judge(Container{Namespace: "ml", Pod: "train-0", Name: "main", ID: "1", Image: "cuda:12.5", Value: "all", FromImage: true, Handler: "nvidia", Default: true, Reads: true, Inspected: true, Devices: []string{"/dev/nvidia0"}}),
 		Judge(Container{Namespace: "ml", Pod: "infer", Name: "main", ID: "2", Image: "triton", CDI: []string{"nvidia.com/gpu=0"}, Handler: "runc"}),
 	}
 	var table bytes.Buffer

@@ -99,12 +99,12 @@ func TestCollectOverCRI(t *testing.T) {
 	require.Len(t, byID, 9)
 	require.Equal(t, Container{
 		Namespace: "ml", Pod: "pod-c1", Name: "main", ID: "c1", Image: "cuda:12", Value: "all", Handler: "nvidia", Reads: true,
-		Looked: true, Devices: []string{"/dev/nvidia0", "/dev/nvidia1"},
+		Inspected: true, Devices: []string{"/dev/nvidia0", "/dev/nvidia1"},
 	}, byID["c1"].Container, "the last value counts, and what a handler made of it in the bundle does not")
 	for id, want := range map[string]Verdict{"c1": Loses, "c2": Keeps, "c3": Loses, "c4": Unaffected, "c5": Keeps, "c6": Keeps, "c7": Keeps, "c8": Keeps, "c9": Unaffected} {
 		require.Equal(t, want, byID[id].Verdict, "%s: %s", id, byID[id].Reason)
 	}
-	require.True(t, byID["c2"].Given)
+	require.True(t, byID["c2"].Injected)
 	require.True(t, byID["c3"].FromImage)
 	require.False(t, byID["c4"].FromImage)
 	require.True(t, byID["c4"].Default)
@@ -200,7 +200,7 @@ func TestCollectOverDockersAPI(t *testing.T) {
 		got[f.Where()] = f.Verdict
 	}
 	require.Equal(t, map[string]Verdict{"train": Loses, "flag": Keeps, "cdi": Keeps, "all": Keeps, "image": Unaffected}, got)
-	require.Equal(t, Container{Name: "train", ID: "d1", Image: "cuda", Value: "0", Handler: "gpu", Reads: true, Looked: true, Devices: []string{"/dev/nvidia0"}}, findings[0].Container)
+	require.Equal(t, Container{Name: "train", ID: "d1", Image: "cuda", Value: "0", Handler: "gpu", Reads: true, Inspected: true, Devices: []string{"/dev/nvidia0"}}, findings[0].Container)
 }
 
 func TestBadResponsesOfDockerAreErrors(t *testing.T) {

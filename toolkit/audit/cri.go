@@ -34,7 +34,7 @@ type criService struct {
 }
 
 func overCRI(ctx context.Context, root *host.Root, at string, limit time.Duration) (all []Container, err error) {
-	response, err := cri.AskWithin(ctx, root, at, limit)
+	response, err := cri.QueryWithin(ctx, root, at, limit)
 	if err != nil {
 		return nil, errors.New(response.Message)
 	}

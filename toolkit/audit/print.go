@@ -29,7 +29,7 @@ func Table(w io.Writer, findings []Finding) error {
 			continue
 		}
 		losing++
-		fmt.Fprintf(&b, "\n%s: %s.\n  %s.\n", f.Where(), f.Reason, f.Do)
+		fmt.Fprintf(&b, "\n%s: %s.\n  %s.\n", f.Where(), f.Reason, f.Advice)
 	}
 	fmt.Fprintf(&b, "\n%d of %d would lose their GPUs at their next start without %s.\n", losing, len(findings), Accept)
 	_, err := io.WriteString(w, b.String())
@@ -77,7 +77,7 @@ func nodes(f Finding) string {
 	switch {
 	case len(f.Devices) > 0:
 		return strings.Join(f.Devices, ",")
-	case f.Looked:
+	case f.Inspected:
 		return "none"
 	}
 	return "not known"

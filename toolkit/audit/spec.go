@@ -99,7 +99,7 @@ func parseInfo(text string, c *Container) (pid int, err error) {
 		return i.Pid, nil
 	}
 	c.Privileged = c.Privileged || i.Config.Linux.Security.Privileged
-	c.FromImage = Asks(c.Value)
+	c.FromImage = RequestsGPUs(c.Value)
 	for _, e := range i.Config.Envs {
 		if e.Key == Variable {
 			c.FromImage = false
@@ -123,7 +123,7 @@ func (c *Container) addSpec(s oci) {
 	c.Privileged = c.Privileged || slices.Contains(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
 	c.addAnnotations(s.Annotations)
 	c.addParts(s)
-	c.Given = len(c.Devices) > 0 && slices.ContainsFunc(s.Mounts, func(m mount) bool {
+	c.Injected = len(c.Devices) > 0 && slices.ContainsFunc(s.Mounts, func(m mount) bool {
 		return strings.HasPrefix(path.Base(m.Destination), "libcuda.so.") || strings.HasPrefix(path.Base(m.Destination), "libnvidia-ml.so.")
 	})
 }
@@ -195,17 +195,17 @@ func (c *Container) inspectDevices(root *host.Root, bundles []string, pid int) {
 		var s oci
 		if err == nil && json.Unmarshal(data, &s) == nil {
 			c.addParts(s)
-			c.Looked = true
+			c.Inspected = true
 			break
 		}
 	}
 	if pid <= 0 {
-		c.Looked = false
+		c.Inspected = false
 		return
 	}
 	data, err := root.ReadFile("/proc/"+strconv.Itoa(pid)+"/mountinfo", maxResponse)
 	if err != nil {
-		c.Looked = false
+		c.Inspected = false
 		return
 	}
 	for line := range strings.Lines(string(data)) {

@@ -67,7 +67,7 @@ func Made(changes []Change, err error) []Change {
 }
 
 func apply(root *host.Root, c Change) error {
-	now, _, err := See(root, c.Path)
+	now, _, err := Inspect(root, c.Path)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func apply(root *host.Root, c Change) error {
 	case c.Absent:
 		err = root.Remove(c.Path)
 	case c.File != nil:
-		return root.WriteWhole(c.Path, c.File.Data, host.Attr{Mode: c.File.Mode, Owner: c.File.Owner, Xattrs: c.File.Xattrs})
+		return root.WriteFileAttr(c.Path, c.File.Data, host.Attr{Mode: c.File.Mode, Owner: c.File.Owner, Xattrs: c.File.Xattrs})
 	case c.Node != nil: // a process that uses the old node has it open, so it is not harmed
 		err = root.Mknod(c.Path, c.Node.Mode, c.Node.Major, c.Node.Minor)
 	default:

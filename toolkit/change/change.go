@@ -95,7 +95,7 @@ func compare(root *host.Root, item Item) (Change, error) {
 		c.Item = *loaded
 	}
 	var err error
-	if c.Was, c.Before, err = See(root, c.Path); err != nil {
+	if c.Was, c.Before, err = Inspect(root, c.Path); err != nil {
 		return c, err
 	}
 	if odd := c.Before != "" && c.Was.kind() == ""; odd || c.Was.Node != nil && (item.File != nil || item.Link != "") {
@@ -135,9 +135,9 @@ func (c *Change) complete() {
 	c.File = &f
 }
 
-// See returns the state of a path and its description, "" if nothing is there. For anything
+// Inspect returns the state of a path and its description, "" if nothing is there. For anything
 // but a file, link or character device the Item is empty.
-func See(root *host.Root, name string) (Item, string, error) {
+func Inspect(root *host.Root, name string) (Item, string, error) {
 	item := Item{Path: name}
 	info, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -156,7 +156,7 @@ func See(root *host.Root, name string) (Item, string, error) {
 		item.Link, err = root.Readlink(name)
 		return item, "link to " + item.Link, err
 	case info.Mode().IsRegular():
-		data, attr, err := root.ReadWhole(name, maxFile)
+		data, attr, err := root.ReadFileAttr(name, maxFile)
 		item.File = &File{Data: data, Mode: attr.Mode, Owner: attr.Owner, Xattrs: attr.Xattrs}
 		return item, fmt.Sprintf("file, %#o, %d bytes", info.Mode().Perm(), info.Size()), err
 	case info.IsDir():

@@ -35,14 +35,14 @@ func (p *Problem) Unwrap() error { return p.Err }
 
 // Runtime is a container runtime of this host.
 type Runtime interface {
-	// Ask queries the runtime's own description. It returns an error if the runtime does
+	// Query queries the runtime's own description. It returns an error if the runtime does
 	// not respond.
-	Ask(ctx context.Context) (cri.Answer, error)
+	Query(ctx context.Context) (cri.RuntimeInfo, error)
 	// Plan returns the plan for the wanted abilities. Its error may be an *engine.Refusal.
 	Plan(version string, want engine.Want) (engine.Plan, error)
-	// May reports whether Restart is allowed. If not, it returns the reason and the manual
+	// CanRestart reports whether Restart is allowed. If not, it returns the reason and the manual
 	// steps.
-	May() (bool, string)
+	CanRestart() (bool, string)
 	// Restart makes the runtime load the edits, and returns when it has restarted. It
 	// returns a description of what was done.
 	Restart(ctx context.Context, edits []engine.Edit) (string, error)
@@ -66,10 +66,10 @@ type Journal interface {
 
 // note holds everything that is needed to finish a change, also in another process.
 type note struct {
-	Before cri.Answer    `json:"before"`
-	Want   engine.Want   `json:"want"`
-	Edits  []engine.Edit `json:"edits"`
-	Plan   string        `json:"plan"` // hash
+	Before cri.RuntimeInfo `json:"before"`
+	Want   engine.Want     `json:"want"`
+	Edits  []engine.Edit   `json:"edits"`
+	Plan   string          `json:"plan"` // hash
 }
 
 // refusal records a plan that must not be tried again.
@@ -90,13 +90,13 @@ type Configurer struct {
 	Same    func(a, b string) bool // reports whether two paths are the same directory
 	// Patience limits the time that a runtime may take to respond after a restart.
 	Patience time.Duration
-	// Tell is called after each step if it is not nil.
-	Tell func(step string, took time.Duration)
+	// Observe is called after each step if it is not nil.
+	Observe func(step string, took time.Duration)
 }
 
 // Outcome is the result of Plan or Apply.
 type Outcome struct {
-	Answer   cri.Answer      // the runtime's current description
+	Answer   cri.RuntimeInfo // the runtime's current description
 	Edits    []engine.Edit   // the edits made or planned
 	Changes  []change.Change // on the host
 	Restarts int
@@ -110,7 +110,7 @@ func (c *Configurer) Plan(ctx context.Context) (Outcome, error) {
 }
 
 func (c *Configurer) plan(ctx context.Context) (Outcome, engine.Want, error) {
-	info, err := c.Runtime.Ask(ctx)
+	info, err := c.Runtime.Query(ctx)
 	o := Outcome{Answer: info}
 	if err != nil {
 		return o, engine.Want{}, &Problem{cri.ReasonSilent, info.Message + "; its configuration is not touched while it does not report its abilities", err}
@@ -138,7 +138,7 @@ func (c *Configurer) Apply(ctx context.Context) (Outcome, error) {
 	if err != nil {
 		return o, err
 	}
-	lacks := Lacks(o.Answer, o.Answer, want, c.Same)
+	lacks := Missing(o.Answer, o.Answer, want, c.Same)
 	switch {
 	case len(o.Edits) == 0 && len(lacks) == 0:
 		return o, nil
@@ -171,7 +171,7 @@ func (c *Configurer) restartStale(ctx context.Context, o Outcome, want engine.Wa
 		}
 		return o, err
 	}
-	if may, why := c.Runtime.May(); !may {
+	if may, why := c.Runtime.CanRestart(); !may {
 		return o, &Problem{ReasonRestart, what + ": it has not been restarted since; " + why, nil}
 	}
 	info, rest, err := c.restart(ctx, &o, nil, o.Answer, want)
@@ -210,8 +210,8 @@ func (c *Configurer) resume(ctx context.Context) (o Outcome, done bool, err erro
 		return o, false, nil
 	}
 	o.Edits = n.Edits
-	info, err := c.Runtime.Ask(ctx)
-	if err == nil && len(Lacks(n.Before, info, n.Want, c.Same)) == 0 {
+	info, err := c.Runtime.Query(ctx)
+	if err == nil && len(Missing(n.Before, info, n.Want, c.Same)) == 0 {
 		o.Answer = info
 		return o, true, c.commit()
 	}
@@ -221,7 +221,7 @@ func (c *Configurer) resume(ctx context.Context) (o Outcome, done bool, err erro
 
 // finish restarts the runtime, whose files are written, and commits or undoes the change.
 func (c *Configurer) finish(ctx context.Context, o Outcome, n note) (Outcome, error) {
-	if may, why := c.Runtime.May(); !may {
+	if may, why := c.Runtime.CanRestart(); !may {
 		return o, &Problem{ReasonRestart, fmt.Sprintf("%s is configured (%s) and has to be restarted; %s", n.Before.Name, keys(n.Edits), why), nil}
 	}
 	info, lacks, err := c.restart(ctx, &o, n.Edits, n.Before, n.Want)
@@ -241,7 +241,7 @@ func (c *Configurer) finish(ctx context.Context, o Outcome, n note) (Outcome, er
 
 // restart restarts the runtime and queries it until it has the wanted abilities or times
 // out. It returns the abilities that are then missing.
-func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []engine.Edit, before cri.Answer, want engine.Want) (info cri.Answer, lacks []string, err error) {
+func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []engine.Edit, before cri.RuntimeInfo, want engine.Want) (info cri.RuntimeInfo, lacks []string, err error) {
 	o.Restarts++
 	var did string
 	err = c.step("restart", func() error {
@@ -258,11 +258,11 @@ func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []engine.Edi
 	err = c.step("verify", func() error {
 		var first time.Time // of the first response
 		for pause := firstPause; ; pause = min(2*pause, lastPause) {
-			if info, err = c.Runtime.Ask(within); err == nil {
+			if info, err = c.Runtime.Query(within); err == nil {
 				if first.IsZero() {
 					first = time.Now()
 				}
-				if lacks = Lacks(before, info, want, c.Same); len(lacks) == 0 || time.Since(first) > c.Patience/settleFraction {
+				if lacks = Missing(before, info, want, c.Same); len(lacks) == 0 || time.Since(first) > c.Patience/settleFraction {
 					return nil
 				}
 			}
@@ -323,8 +323,8 @@ func (c *Configurer) refuse(r refusal) error {
 func (c *Configurer) step(name string, do func() error) error {
 	start := time.Now()
 	err := do()
-	if c.Tell != nil {
-		c.Tell(name, time.Since(start))
+	if c.Observe != nil {
+		c.Observe(name, time.Since(start))
 	}
 	return err
 }

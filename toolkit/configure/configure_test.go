@@ -37,12 +37,12 @@ type node struct {
 	hangs    bool  // so is it after its time
 }
 
-func (n *node) Ask(context.Context) (cri.Answer, error) {
+func (n *node) Query(context.Context) (cri.RuntimeInfo, error) {
 	if n.silent || n.broken && n.runs.CDI {
-		return cri.Answer{Runtime: nodestate.Runtime{Message: "it does not answer"}}, errors.New("refused")
+		return cri.RuntimeInfo{Runtime: nodestate.Runtime{Message: "it does not answer"}}, errors.New("refused")
 	}
 	on := n.runs.CDI
-	a := cri.Answer{Runtime: nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &on, CDIDirs: []string{"/etc/cdi"}, Handlers: slices.Concat(n.base, n.gone)}, Default: "runc"}
+	a := cri.RuntimeInfo{Runtime: nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &on, CDIDirs: []string{"/etc/cdi"}, Handlers: slices.Concat(n.base, n.gone)}, Default: "runc"}
 	a.CDIDirs = append(a.CDIDirs, n.runs.CDIDirs...)
 	for _, h := range n.runs.Handlers {
 		a.Handlers = append(a.Handlers, h.Name)
@@ -83,7 +83,7 @@ func (n *node) Plan(_ string, want engine.Want) (engine.Plan, error) {
 	return p, nil
 }
 
-func (n *node) May() (bool, string) { return n.may, "restart containerd" }
+func (n *node) CanRestart() (bool, string) { return n.may, "restart containerd" }
 
 func (n *node) Restart(ctx context.Context, _ []engine.Edit) (string, error) {
 	if n.stopped != nil {
@@ -156,7 +156,7 @@ func TestMissingAbilitiesAreConfiguredAndVerified(t *testing.T) {
 	n := &node{may: true}
 	c := configurer(n, Wishes{CDI: true, Handler: handler, Default: true})
 	var steps []string
-	c.Tell = func(step string, _ time.Duration) { steps = append(steps, step) }
+	c.Observe = func(step string, _ time.Duration) { steps = append(steps, step) }
 	o, err := c.Apply(t.Context())
 	require.NoError(t, err)
 	require.Len(t, o.Edits, 3)

@@ -24,7 +24,7 @@ type Wishes struct {
 // Want returns the abilities to configure; ok reports whether there are any. A runtime
 // that already has all of them is left alone, since other files than ours may provide
 // them.
-func (w Wishes) Want(a cri.Answer, same func(a, b string) bool) (want engine.Want, ok bool) {
+func (w Wishes) Want(a cri.RuntimeInfo, same func(a, b string) bool) (want engine.Want, ok bool) {
 	dirs := len(a.CDIDirs) == 0 || slices.ContainsFunc(a.CDIDirs, func(d string) bool { return same(d, w.CDIDir) })
 	if w.CDI && (a.CDI != nil && !*a.CDI || !dirs) {
 		want.CDI, ok = true, true
@@ -42,9 +42,9 @@ func (w Wishes) Want(a cri.Answer, same func(a, b string) bool) (want engine.Wan
 	return want, ok
 }
 
-// Lacks describes the abilities that a runtime lacks after it was configured. It returns
+// Missing describes the abilities that a runtime lacks after it was configured. It returns
 // none if the runtime is as wanted.
-func Lacks(before, after cri.Answer, want engine.Want, same func(a, b string) bool) []string {
+func Missing(before, after cri.RuntimeInfo, want engine.Want, same func(a, b string) bool) []string {
 	var lacks []string
 	add := func(format string, args ...any) { lacks = append(lacks, fmt.Sprintf(format, args...)) }
 	for _, h := range before.Handlers {

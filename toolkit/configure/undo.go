@@ -27,7 +27,7 @@ func (c *Configurer) undo(ctx context.Context, o Outcome, n note, why string) (O
 // restartOld restarts the runtime with its old configuration, whose files are written.
 func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why string) (Outcome, error) {
 	message := fmt.Sprintf("%s did not take %s: %s; its old configuration is back", n.Before.Name, keys(n.Edits), why)
-	if may, what := c.Runtime.May(); !may {
+	if may, what := c.Runtime.CanRestart(); !may {
 		return o, &Problem{ReasonRestart, message + "; " + what, nil}
 	}
 	info, lacks, err := c.restart(ctx, &o, n.Edits, n.Before, engine.Want{})
@@ -56,9 +56,9 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 	return o, &Problem{ReasonRefused, message, err}
 }
 
-// Return restarts a runtime whose configuration was restored, and verifies that it has all
+// RestartRestored restarts a runtime whose configuration was restored, and verifies that it has all
 // handlers of before except our own. did describes what was done.
-func (c *Configurer) Return(ctx context.Context, before cri.Answer, own []string) (did string, err error) {
+func (c *Configurer) RestartRestored(ctx context.Context, before cri.RuntimeInfo, own []string) (did string, err error) {
 	before.Handlers = slices.DeleteFunc(slices.Clone(before.Handlers), func(h string) bool { return slices.Contains(own, h) })
 	if slices.Contains(own, before.Default) {
 		before.Default = ""

@@ -23,7 +23,7 @@ const (
 // Advise returns the problem of a runtime with CDI names whose specifications are in dir,
 // and exactly what to change. Both are empty if there is none. same reports whether two
 // paths are the same directory.
-func Advise(a Answer, dir string, same func(a, b string) bool) (gpu.Reason, string) {
+func Advise(a RuntimeInfo, dir string, same func(a, b string) bool) (gpu.Reason, string) {
 	dirs := a.CDIDirs
 	if !slices.ContainsFunc(dirs, func(d string) bool { return same(d, dir) }) {
 		dirs = append(slices.Clone(dirs), dir)
@@ -49,7 +49,7 @@ func Advise(a Answer, dir string, same func(a, b string) bool) (gpu.Reason, stri
 
 // AdviseNRI returns exactly what to change so that the runtime accepts plugins at the NRI
 // socket at.
-func AdviseNRI(a Answer, at string) string {
+func AdviseNRI(a RuntimeInfo, at string) string {
 	const otherwise = ", or use the manifests' privileged variant"
 	major, minor, known := release(a.Version)
 	switch {
@@ -67,16 +67,16 @@ func AdviseNRI(a Answer, at string) string {
 	return "no container runtime was found either; say with --runtime-socket and --nri-socket where its sockets are" + otherwise
 }
 
-func hasCDI(a Answer) bool {
+func hasCDI(a RuntimeInfo) bool {
 	major, minor, known := release(a.Version)
 	return a.Name != containerd || !known || major > 1 || major == 1 && minor >= 7
 }
 
 // nameVersion returns the runtime's name and version.
-func (a Answer) nameVersion() string { return strings.TrimSpace(a.Name + " " + a.Version) }
+func (a RuntimeInfo) nameVersion() string { return strings.TrimSpace(a.Name + " " + a.Version) }
 
 // place returns the table, and its file, of a runtime's settings for "cri" or "nri".
-func (a Answer) place(what string) string {
+func (a RuntimeInfo) place(what string) string {
 	if a.Name != containerd {
 		table := map[string]string{"cri": "crio.runtime", "nri": "crio.nri"}[what]
 		return "the table [" + table + "] of a file in /etc/crio/crio.conf.d"

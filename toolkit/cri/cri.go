@@ -48,8 +48,8 @@ const (
 	maxPath     = 4096
 )
 
-// Answer is a runtime's description of itself.
-type Answer struct {
+// RuntimeInfo is a runtime's description of itself.
+type RuntimeInfo struct {
 	nodestate.Runtime
 	Default string // the handler of pods that name none; "" if unknown
 }
@@ -64,20 +64,20 @@ func Find(root *host.Root, paths []string) string {
 	return ""
 }
 
-// Ask queries the runtime that listens on a socket of the host. With an error, the Answer
+// Query queries the runtime that listens on a socket of the host. With an error, the Answer
 // only has the socket, and a message with the reason and a remedy.
-func Ask(ctx context.Context, root *host.Root, at string) (Answer, error) {
-	return AskWithin(ctx, root, at, Timeout)
+func Query(ctx context.Context, root *host.Root, at string) (RuntimeInfo, error) {
+	return QueryWithin(ctx, root, at, Timeout)
 }
 
-// AskWithin is like Ask with another limit than Timeout.
-func AskWithin(ctx context.Context, root *host.Root, at string, limit time.Duration) (Answer, error) {
+// QueryWithin is like Ask with another limit than Timeout.
+func QueryWithin(ctx context.Context, root *host.Root, at string, limit time.Duration) (RuntimeInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	a, err := query(ctx, root, at)
 	a.Socket = at
 	if err != nil {
-		a = Answer{Runtime: nodestate.Runtime{Socket: at, Message: silence(at, limit, err)}}
+		a = RuntimeInfo{Runtime: nodestate.Runtime{Socket: at, Message: silence(at, limit, err)}}
 	}
 	return a, err
 }
@@ -91,7 +91,7 @@ func Dial(root *host.Root, at string, limit int) (*grpc.ClientConn, error) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return socket.Dial(ctx, root, at) }))
 }
 
-func query(ctx context.Context, root *host.Root, at string) (a Answer, err error) {
+func query(ctx context.Context, root *host.Root, at string) (a RuntimeInfo, err error) {
 	conn, err := Dial(root, at, maxResponse)
 	if err != nil {
 		return a, err
@@ -138,8 +138,8 @@ type config struct {
 	} `json:"crio"`
 }
 
-func parse(version *runtimeapi.VersionResponse, verbose *runtimeapi.StatusResponse) (Answer, error) {
-	a := Answer{Runtime: nodestate.Runtime{
+func parse(version *runtimeapi.VersionResponse, verbose *runtimeapi.StatusResponse) (RuntimeInfo, error) {
+	a := RuntimeInfo{Runtime: nodestate.Runtime{
 		Name:    record.Clean(version.GetRuntimeName(), maxName),
 		Version: record.Clean(version.GetRuntimeVersion(), maxName),
 	}}

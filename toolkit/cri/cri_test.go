@@ -36,7 +36,7 @@ func newHost(t *testing.T) *host.Root {
 	return root
 }
 
-func askOne(t *testing.T, conf critest.Config) (Answer, error) {
+func askOne(t *testing.T, conf critest.Config) (RuntimeInfo, error) {
 	t.Helper()
 	root := newHost(t)
 	require.Empty(t, Find(root, Sockets))
@@ -45,9 +45,9 @@ func askOne(t *testing.T, conf critest.Config) (Answer, error) {
 	defer func() { require.NoError(t, runtime.Stop()) }()
 	require.Equal(t, at, Find(root, Sockets))
 	if conf.Hangs {
-		return AskWithin(t.Context(), root, at, time.Second)
+		return QueryWithin(t.Context(), root, at, time.Second)
 	}
-	return AskWithin(t.Context(), root, at, time.Minute)
+	return QueryWithin(t.Context(), root, at, time.Minute)
 }
 
 func TestAskReturnsTheAbilities(t *testing.T) {
@@ -55,19 +55,19 @@ func TestAskReturnsTheAbilities(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		conf critest.Config
-		want Answer
+		want RuntimeInfo
 	}{
 		{"containerd 2", critest.Config{Name: "containerd", Version: "v2.2.1", CDI: &on, Dirs: dirs, Handlers: []string{"runc", "nvidia"}},
-			Answer{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &on, CDIDirs: dirs, Handlers: []string{"nvidia", "runc"}}, "runc"}},
+			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &on, CDIDirs: dirs, Handlers: []string{"nvidia", "runc"}}, "runc"}},
 		{"containerd 2 with CDI turned off", critest.Config{Name: "containerd", Version: "v2.2.1", CDI: &off},
-			Answer{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &off}, ""}},
+			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &off}, ""}},
 		{"containerd 2.4, which has no switch", critest.Config{Name: "containerd", Version: "v2.4.2", Dirs: dirs},
-			Answer{nodestate.Runtime{Name: "containerd", Version: "v2.4.2", CDI: &on, CDIDirs: dirs}, ""}},
+			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "v2.4.2", CDI: &on, CDIDirs: dirs}, ""}},
 		{"containerd 1.6, which has no CDI", critest.Config{Name: "containerd", Version: "1.6.20"},
-			Answer{nodestate.Runtime{Name: "containerd", Version: "1.6.20", CDI: &off}, ""}},
+			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "1.6.20", CDI: &off}, ""}},
 		{"CRI-O", critest.Config{Name: "cri-o", Version: "1.34.0", Dirs: dirs, Handlers: []string{"crun"}},
-			Answer{nodestate.Runtime{Name: "cri-o", Version: "1.34.0", CDIDirs: dirs, Handlers: []string{"crun"}}, "crun"}},
-		{"one that tells little", critest.Config{Name: "x", Config: "{}"}, Answer{nodestate.Runtime{Name: "x"}, ""}},
+			RuntimeInfo{nodestate.Runtime{Name: "cri-o", Version: "1.34.0", CDIDirs: dirs, Handlers: []string{"crun"}}, "crun"}},
+		{"one that tells little", critest.Config{Name: "x", Config: "{}"}, RuntimeInfo{nodestate.Runtime{Name: "x"}, ""}},
 	} {
 		got, err := askOne(t, c.conf)
 		require.NoError(t, err, c.name)
@@ -96,7 +96,7 @@ func TestUnusableResponsesAreErrorsWithARemedy(t *testing.T) {
 		require.Equal(t, nodestate.Runtime{Socket: at, Message: got.Message}, got.Runtime, c.name)
 	}
 	root := newHost(t)
-	got, err := Ask(t.Context(), root, at)
+	got, err := Query(t.Context(), root, at)
 	require.Error(t, err)
 	require.Contains(t, got.Message, "no such file")
 	// As left by a killed runtime, or by one that is no longer used.
@@ -105,13 +105,13 @@ func TestUnusableResponsesAreErrorsWithARemedy(t *testing.T) {
 	require.NoError(t, err)
 	ln.SetUnlinkOnClose(false)
 	require.NoError(t, ln.Close())
-	got, err = Ask(t.Context(), root, at)
+	got, err = Query(t.Context(), root, at)
 	require.Error(t, err)
 	require.Contains(t, got.Message, "connection refused")
 	require.Contains(t, got.Message, "say with --runtime-socket which runtime the kubelet uses")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = Ask(ctx, root, at)
+	_, err = Query(ctx, root, at)
 	require.Error(t, err)
 }
 
@@ -154,12 +154,12 @@ func critestConfig(dirs, runtimes []string) string {
 }
 
 func TestAdviceNamesFileTableAndKey(t *testing.T) {
-	answer := func(name, version, socket string, cdi *bool, dirs ...string) Answer {
-		return Answer{Runtime: nodestate.Runtime{Socket: socket, Name: name, Version: version, CDI: cdi, CDIDirs: dirs}}
+	answer := func(name, version, socket string, cdi *bool, dirs ...string) RuntimeInfo {
+		return RuntimeInfo{Runtime: nodestate.Runtime{Socket: socket, Name: name, Version: version, CDI: cdi, CDIDirs: dirs}}
 	}
 	const k3s = "/run/k3s/containerd/containerd.sock"
 	for _, c := range []struct {
-		answer Answer
+		answer RuntimeInfo
 		reason gpu.Reason
 		want   []string
 	}{
@@ -187,7 +187,7 @@ func TestAdviceNamesFileTableAndKey(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		answer Answer
+		answer RuntimeInfo
 		want   []string
 	}{
 		{answer("containerd", "v2.2.1", at, &on), []string{"take disable = true", `[plugins."io.containerd.nri.v1.nri"]`, "/etc/containerd/config.toml"}},
@@ -195,7 +195,7 @@ func TestAdviceNamesFileTableAndKey(t *testing.T) {
 		{answer("containerd", "1.6.20", at, &on), []string{"has no NRI"}},
 		{answer("cri-o", "1.27.0", "/run/crio/crio.sock", nil), []string{"enable_nri = true", "[crio.nri]"}},
 		{answer("", "", at, nil), []string{at, "turn NRI on"}},
-		{Answer{}, []string{"--runtime-socket"}},
+		{RuntimeInfo{}, []string{"--runtime-socket"}},
 	} {
 		text := AdviseNRI(c.answer, "/var/run/nri/nri.sock")
 		for _, w := range append(c.want, "privileged variant") {

@@ -26,9 +26,9 @@ const runtimeKnown = configChanged << 1
 
 // runtimeState is the known state of the container runtime. Nothing waits for it.
 type runtimeState struct {
-	queried bool       // the runtime was queried, or there is none
-	info    cri.Answer // without a socket if there is no runtime
-	reason  gpu.Reason // the problem that the message in info describes, "" if none
+	queried bool            // the runtime was queried, or there is none
+	info    cri.RuntimeInfo // without a socket if there is no runtime
+	reason  gpu.Reason      // the problem that the message in info describes, "" if none
 	nri     nri.Status
 	missed  []nri.Missed // containers that should have GPUs and have none
 
@@ -40,15 +40,15 @@ type runtimeState struct {
 // restarts.
 func (d *Daemon) queryRuntime(ctx context.Context) error {
 	var since time.Time // of the first query without a response, zero if there is none
-	return socket.Attend(ctx, d.Root, d.RuntimeSockets(), func(ctx context.Context, at string) error {
-		var info cri.Answer
+	return socket.Follow(ctx, d.Root, d.RuntimeSockets(), func(ctx context.Context, at string) error {
+		var info cri.RuntimeInfo
 		var reason gpu.Reason
 		var err error
 		if since.IsZero() {
 			since = time.Now()
 		}
 		if at != "" {
-			info, reason, err = d.AskRuntime(ctx, at)
+			info, reason, err = d.QueryRuntime(ctx, at)
 		}
 		switch {
 		case ctx.Err() != nil: // the runtime was replaced, or the daemon ends
@@ -240,7 +240,7 @@ func (d *Daemon) state() nodestate.State {
 		}
 		injection.Missed, injection.MissedCount = missed(o.missed, injection.Generation != "" && !o.unable())
 	}
-	return setup.With(d.own, runtime, reason, injection)
+	return setup.WithRuntimeState(d.own, runtime, reason, injection)
 }
 
 // injection returns the state of the injection, with the reason if it does not work.

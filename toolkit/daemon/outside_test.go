@@ -234,7 +234,7 @@ func TestApplyQueriesTheRuntimeToo(t *testing.T) {
 	_, w, err := tk.Once(t.Context(), false)
 	require.NoError(t, err)
 	was := m.conf.State(w, nil)
-	was = setup.With(was, nil, "", &nodestate.Injection{Working: true, Generation: "g"})
+	was = setup.WithRuntimeState(was, nil, "", &nodestate.Injection{Working: true, Generation: "g"})
 	require.NoError(t, tk.Publish(was))
 	s := tk.WithRuntime(t.Context(), m.conf.State(w, nil), nil)
 	require.Equal(t, nodestate.Degraded, s.Phase)

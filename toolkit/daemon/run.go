@@ -237,7 +237,7 @@ func (d *Daemon) reconcile(ctx context.Context, what watch.Meaning) error {
 		return nil
 	}
 	if what&filesChanged != 0 {
-		d.Forget()
+		d.InvalidateFiles()
 	}
 	changes, w, err := d.refresh(ctx, driverRoot, library, what)
 	if ctx.Err() != nil {
@@ -271,7 +271,7 @@ func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what w
 			if err != nil {
 				return nil, w, err
 			}
-			if changes, err = d.Do(control); err != nil {
+			if changes, err = d.ApplyItems(control); err != nil {
 				return changes, w, err
 			}
 		}
@@ -291,7 +291,7 @@ func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what w
 	if w, err = d.Want(d.source.snapshot); err != nil {
 		return changes, w, err
 	}
-	rest, err := d.Do(w.Items)
+	rest, err := d.ApplyItems(w.Items)
 	return append(changes, rest...), w, err
 }
 

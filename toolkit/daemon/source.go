@@ -21,7 +21,7 @@ type source struct {
 // closeResettable closes the GPUs that need a reset, since a driver does not reset one
 // that a process has open. Their last known devices stay specified.
 func (s *source) closeResettable() {
-	source, can := s.Source.(interface{ LetGo(ids []gpu.UUID) })
+	source, can := s.Source.(interface{ Release(ids []gpu.UUID) })
 	if !can {
 		return
 	}
@@ -31,7 +31,7 @@ func (s *source) closeResettable() {
 			ids = append(ids, d.UUID)
 		}
 	}
-	source.LetGo(ids)
+	source.Release(ids)
 }
 
 func (d *Daemon) open(ctx context.Context, driverRoot, library string) error {

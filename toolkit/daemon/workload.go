@@ -30,7 +30,7 @@ func (d *Daemon) prepareTable(state nodestate.State) {
 		return
 	}
 	if state.Phase == nodestate.Waiting { // specifications may be those of an earlier driver
-		d.table.Store(nri.Nothing("this node has no GPUs to give: " + string(state.Reason) + ": " + state.Message))
+		d.table.Store(nri.EmptyTable("this node has no GPUs to give: " + string(state.Reason) + ": " + state.Message))
 		return
 	}
 	files, err := cdi.Load(d.Root, cdiDirs(d.Config.CDIDir)...)
@@ -38,7 +38,7 @@ func (d *Daemon) prepareTable(state nodestate.State) {
 		return // keep the current table: the specifications cannot be read now
 	}
 	if err != nil {
-		d.table.Store(nri.Nothing("CDI specifications: " + err.Error()))
+		d.table.Store(nri.EmptyTable("CDI specifications: " + err.Error()))
 		return
 	}
 	d.table.Store(nri.NewTable(d.Root, files))

@@ -62,8 +62,8 @@ func (n node) first() (Profile, bool) {
 	switch {
 	case len(fitting) > 0:
 		p := n.newest(fitting)
-		if p.Why == "" {
-			p.Why = n.explain(p, fitting[1:])
+		if p.Reason == "" {
+			p.Reason = n.explain(p, fitting[1:])
 		}
 		return p, true
 	case n.found.Runtime == "":
@@ -71,7 +71,7 @@ func (n node) first() (Profile, bool) {
 	}
 	for _, p := range Profiles() { // at a socket that no profile knows
 		if len(p.Detect.OSRelease) == 0 && string(p.Engine) == p.Name && p.Engine == kinds[n.found.Runtime] {
-			p.Why = fmt.Sprintf("the runtime at %s reports the name %s; no known distribution has it there", n.found.Socket, n.found.Runtime)
+			p.Reason = fmt.Sprintf("the runtime at %s reports the name %s; no known distribution has it there", n.found.Socket, n.found.Runtime)
 			p.Sockets = []string{n.found.Socket}
 			return p, true
 		}
@@ -171,7 +171,7 @@ func (n node) newest(fitting []Profile) Profile {
 		if when.After(at) {
 			loser, best, at = best.Title, p, when
 		}
-		best.Why = fmt.Sprintf("%s is the newest configuration; %s has files here too", best.Config, loser)
+		best.Reason = fmt.Sprintf("%s is the newest configuration; %s has files here too", best.Config, loser)
 	}
 	return best
 }
@@ -218,7 +218,7 @@ func (n node) addSystem(p *Profile) {
 	for _, os := range Profiles() {
 		if len(os.Detect.OSRelease) > 0 && n.runs(os.Detect.OSRelease) {
 			p.InstallDir, p.ReadOnly = os.InstallDir, os.ReadOnly
-			p.Why += "; the read-only directories are those of " + os.Title
+			p.Reason += "; the read-only directories are those of " + os.Title
 			return
 		}
 	}
@@ -227,13 +227,13 @@ func (n node) addSystem(p *Profile) {
 // refine sets the path of the configuration, and whether drop-ins are read, from the
 // node's files.
 func (n node) refine(p *Profile) error {
-	if named := unitConfig(n.root, p.Restart.Units); named != "" && named != p.Config && len(p.Made) == 0 && p.Owner == "" {
+	if named := unitConfig(n.root, p.Restart.Units); named != "" && named != p.Config && len(p.Generated) == 0 && p.Owner == "" {
 		p.Config = named
-		p.Why += "; its unit names " + named
+		p.Reason += "; its unit names " + named
 	}
 	if p.Managed != "" && !n.managed(*p) {
 		p.Always, p.Owner = false, ""
-		p.Why += "; " + p.Config + " is maintained by hand, since its first line is not " + p.Managed
+		p.Reason += "; " + p.Config + " is maintained by hand, since its first line is not " + p.Managed
 	}
 	if p.Containerd1 == "" || p.Always {
 		return nil

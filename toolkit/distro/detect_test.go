@@ -78,7 +78,7 @@ func TestDetectFindsTheDistribution(t *testing.T) {
 		want                  string
 		config, dropIn        string
 		always                bool
-		door                  Door
+		door                  RestartMethod
 		units                 []string
 		installDir            string
 		readOnly              []string
@@ -123,16 +123,16 @@ func TestDetectFindsTheDistribution(t *testing.T) {
 		{name: "MicroK8s", socket: "/var/snap/microk8s/common/run/containerd.sock", files: tree{"/etc/os-release": ubuntu},
 			want: "microk8s", config: "/var/snap/microk8s/current/args/containerd-template.toml", door: Systemd, units: []string{"snap.microk8s.daemon-containerd.service"}},
 		{name: "Talos", socket: plainSocket, files: tree{"/etc/os-release": talos},
-			want: "talos", config: "/etc/cri/conf.d/cri.toml", dropIn: "/etc/cri/conf.d/20-customization.part", always: true, door: Nobody,
+			want: "talos", config: "/etc/cri/conf.d/cri.toml", dropIn: "/etc/cri/conf.d/20-customization.part", always: true, door: Manual,
 			installDir: "/opt/gpuready/toolkit", readOnly: []string{"/etc", "/usr"}, obstacle: "machine configuration"},
 		{name: "Bottlerocket", socket: plainSocket, files: tree{"/etc/os-release": bottlerocket},
-			want: "bottlerocket", config: "/etc/containerd/config.toml", door: Nobody,
+			want: "bottlerocket", config: "/etc/containerd/config.toml", door: Manual,
 			installDir: "/opt/gpuready/toolkit", readOnly: []string{"/etc", "/usr"}, obstacle: "apiclient"},
 		{name: "OpenShift", socket: crioSocket, files: tree{"/etc/os-release": rhcos, "/usr/local": "@../var/usrlocal", "/var/usrlocal/bin/x": ""},
 			want: "openshift", config: "/etc/crio/crio.conf", dropIn: "/etc/crio/crio.conf.d/99-gpuready.conf", always: true, door: Systemd, units: []string{"crio.service"},
 			installDir: "/usr/local/nvidia/toolkit", readOnly: []string{"/usr"}},
 		{name: "Flatcar", socket: plainSocket, files: tree{"/etc/os-release": flatcar, "/usr/lib/systemd/system/containerd.service": flatUnit},
-			want: "flatcar", config: "/usr/share/containerd/config.toml", door: Nobody,
+			want: "flatcar", config: "/usr/share/containerd/config.toml", door: Manual,
 			installDir: "/opt/gpuready/toolkit", readOnly: []string{"/usr"}, obstacle: "copy it to /etc/containerd/config.toml"},
 		{name: "Flatcar with a configuration of its own", socket: plainSocket, files: tree{"/etc/os-release": flatcar,
 			"/usr/lib/systemd/system/containerd.service": flatUnit, "/etc/systemd/system/containerd.service.d/10-use-custom-config.conf": flatOwn},
@@ -158,11 +158,11 @@ func TestDetectFindsTheDistribution(t *testing.T) {
 			require.Equal(t, c.want, p.Name)
 			require.Equal(t, []string{c.config, c.dropIn}, []string{p.Config, p.DropIn})
 			require.Equal(t, c.always, p.Always)
-			require.Equal(t, c.door, p.Restart.Door)
+			require.Equal(t, c.door, p.Restart.Method)
 			require.Equal(t, c.units, p.Restart.Units)
 			require.Equal(t, c.installDir, p.InstallDir)
 			require.Equal(t, c.readOnly, p.ReadOnly)
-			require.NotEmpty(t, p.Why)
+			require.NotEmpty(t, p.Reason)
 			require.NoError(t, p.check())
 			if c.obstacle == "" {
 				require.Empty(t, p.Obstacle(root))
@@ -196,7 +196,7 @@ func TestDetectPrefersTheNewerOfTwoDistributionsOnOneSocket(t *testing.T) {
 		p, err := Detect(root, k3sSocket)
 		require.NoError(t, err)
 		require.Equal(t, c.want, p.Name)
-		require.Contains(t, p.Why, c.why)
+		require.Contains(t, p.Reason, c.why)
 	}
 }
 

@@ -22,7 +22,7 @@ type Profile struct {
 	Title   string      `json:"title"` // for people: "k3s"
 	Engine  engine.Kind `json:"engine"`
 	Sources []string    `json:"sources"` // pages and files of the distribution that document the profile
-	Detect  Marks       `json:"detect"`
+	Detect  Detection   `json:"detect"`
 	Sockets []string    `json:"sockets"`       // of the runtime's CRI, in the order they are tried
 	API     string      `json:"api,omitempty"` // the socket of Docker's own API, which Docker has before any CRI
 	// Config is the file that the runtime reads, or the template that it is generated
@@ -33,8 +33,8 @@ type Profile struct {
 	Always bool `json:"always,omitempty"`
 	// Containerd1 is the drop-in for a containerd before 2.0, if it differs.
 	Containerd1 string `json:"containerd1,omitempty"`
-	// Made are files that are generated from Config, or for it. They are never written.
-	Made []string `json:"made,omitempty"`
+	// Generated are files that are generated from Config, or for it. They are never written.
+	Generated []string `json:"made,omitempty"`
 	// Managed is the first line of Config as long as Owner writes it, if it has one.
 	Managed    string  `json:"managed,omitempty"`
 	Owner      string  `json:"owner,omitempty"` // the program that writes Config, if any: "k3s writes it anew at each start"
@@ -45,35 +45,35 @@ type Profile struct {
 	Notes    string   `json:"notes,omitempty"` // for people: what is special, one sentence
 	Undo     string   `json:"undo,omitempty"`  // for people: what is left to do after the original bytes are restored
 
-	Why string `json:"-"` // why a node has this profile; set by Detect and Override
+	Reason string `json:"-"` // why a node has this profile; set by Detect and Override
 }
 
-// Marks are the signs of a distribution. All that are given have to match.
-type Marks struct {
+// Detection are the signs of a distribution. All that are given have to match.
+type Detection struct {
 	OSRelease map[string]string `json:"osRelease,omitempty"` // values of keys of /etc/os-release; "*" is any
 	Paths     []string          `json:"paths,omitempty"`     // one of them exists
 	Socket    string            `json:"socket,omitempty"`    // the runtime's
 	Config    string            `json:"config,omitempty"`    // the configuration that the runtime's unit names
 }
 
-// Door is the way in which a runtime loads a new configuration.
-type Door string
+// RestartMethod is the way in which a runtime loads a new configuration.
+type RestartMethod string
 
 // The values of Door.
 const (
-	Systemd Door = "systemd" // a unit is restarted over D-Bus
-	Reload  Door = "reload"  // the daemon reloads on SIGHUP; only Docker loads handlers this way
-	Nobody  Door = "none"    // restarting is not allowed: the message names the manual steps
+	Systemd RestartMethod = "systemd" // a unit is restarted over D-Bus
+	Reload  RestartMethod = "reload"  // the daemon reloads on SIGHUP; only Docker loads handlers this way
+	Manual  RestartMethod = "none"    // restarting is not allowed: the message names the manual steps
 )
 
 // Restart describes how the runtime is restarted.
 type Restart struct {
-	Door  Door     `json:"door"`
-	Units []string `json:"units,omitempty"` // the first active one is restarted: "k3s.service", "k3s-agent.service"
-	// Itself reports whether a watcher of the drop-ins restarts the runtime some
+	Method RestartMethod `json:"door"`
+	Units  []string      `json:"units,omitempty"` // the first active one is restarted: "k3s.service", "k3s-agent.service"
+	// Automatic reports whether a watcher of the drop-ins restarts the runtime some
 	// seconds after one changes (k0s). Restarting a unit too does no harm.
-	Itself  bool   `json:"itself,omitempty"`
-	Message string `json:"message,omitempty"` // with Nobody
+	Automatic bool   `json:"itself,omitempty"`
+	Message   string `json:"message,omitempty"` // with Nobody
 }
 
 //go:embed profiles.yaml
@@ -107,7 +107,7 @@ func decode(data []byte) ([]Profile, error) {
 func (p Profile) check() error {
 	paths := map[string]string{"config": p.Config}
 	for field, list := range map[string][]string{
-		"detect.paths": p.Detect.Paths, "sockets": p.Sockets, "readOnly": p.ReadOnly, "made": p.Made,
+		"detect.paths": p.Detect.Paths, "sockets": p.Sockets, "readOnly": p.ReadOnly, "made": p.Generated,
 		"detect.socket": {p.Detect.Socket}, "detect.config": {p.Detect.Config}, "api": {p.API},
 		"dropIn": {p.DropIn}, "containerd1": {p.Containerd1}, "installDir": {p.InstallDir},
 	} {
@@ -130,12 +130,12 @@ func (p Profile) check() error {
 	switch {
 	case p.Name == "" || p.Title == "" || len(p.Sources) == 0:
 		return fmt.Errorf("name, title and sources are required")
-	case p.Restart.Door == Nobody && p.Restart.Message == "":
+	case p.Restart.Method == Manual && p.Restart.Message == "":
 		return fmt.Errorf("restart.message: required with door none, to name the manual steps")
-	case p.Restart.Door != Nobody && len(p.Restart.Units) == 0:
+	case p.Restart.Method != Manual && len(p.Restart.Units) == 0:
 		return fmt.Errorf("restart.units: none")
-	case p.Restart.Door != Nobody && p.Restart.Door != Systemd && p.Restart.Door != Reload:
-		return fmt.Errorf("restart.door: %q is none", p.Restart.Door)
+	case p.Restart.Method != Manual && p.Restart.Method != Systemd && p.Restart.Method != Reload:
+		return fmt.Errorf("restart.door: %q is none", p.Restart.Method)
 	}
 	return nil
 }

@@ -118,9 +118,9 @@ func plain(kind engine.Kind, was Profile, by string) Profile {
 	for _, p := range profiles() {
 		if p.Name == string(kind) {
 			p.InstallDir, p.ReadOnly = was.InstallDir, was.ReadOnly
-			p.Why = fmt.Sprintf("%s is set", by)
+			p.Reason = fmt.Sprintf("%s is set", by)
 			if was.Name != "" {
-				p.Why += ", where " + was.Title + " was detected"
+				p.Reason += ", where " + was.Title + " was detected"
 			}
 			return p
 		}
@@ -139,14 +139,14 @@ func (p *Profile) setSocket(at string) {
 }
 
 func (p *Profile) setConfig(name string) {
-	if name == "" || name == p.Config || slices.Contains(p.Made, name) {
+	if name == "" || name == p.Config || slices.Contains(p.Generated, name) {
 		return // a file generated from the configuration has the same content, and is not written
 	}
-	p.Config, p.Made, p.Managed, p.Owner = name, nil, "", ""
+	p.Config, p.Generated, p.Managed, p.Owner = name, nil, "", ""
 	if p.Engine != engine.CRIO { // which reads its directory besides any file
 		p.Always = false
 	}
-	p.Why = strings.TrimPrefix(p.Why+"; the configuration is set to "+name, "; ")
+	p.Reason = strings.TrimPrefix(p.Reason+"; the configuration is set to "+name, "; ")
 }
 
 func (p *Profile) setDropIn(name string) {
@@ -155,7 +155,7 @@ func (p *Profile) setDropIn(name string) {
 	}
 	beside := path.Dir(name) == path.Dir(p.DropIn) && path.Ext(name) == path.Ext(p.DropIn)
 	p.DropIn, p.Containerd1, p.Always = name, "", p.Always && (beside || p.Engine == engine.CRIO && path.Dir(name) == path.Dir(p.DropIn))
-	p.Why = strings.TrimPrefix(p.Why+"; the drop-in is set to "+name, "; ")
+	p.Reason = strings.TrimPrefix(p.Reason+"; the drop-in is set to "+name, "; ")
 }
 
 func (p *Profile) setRestart(mode string) error {
@@ -165,20 +165,20 @@ func (p *Profile) setRestart(mode string) error {
 	case mode == "none":
 		what := strings.Join(p.Restart.Units, " or ")
 		message := "nothing is restarted, since " + variable + "none is set; restart " + what + " for the change to take effect"
-		if p.Restart.Door == Nobody {
+		if p.Restart.Method == Manual {
 			message = p.Restart.Message
 		}
-		p.Restart = Restart{Door: Nobody, Message: message, Itself: p.Restart.Itself}
+		p.Restart = Restart{Method: Manual, Message: message, Automatic: p.Restart.Automatic}
 	case mode != "systemd" && mode != "signal":
 		return fmt.Errorf("%s%q is unknown; use systemd, signal or none", variable, mode)
-	case p.Restart.Door == Nobody:
+	case p.Restart.Method == Manual:
 		return fmt.Errorf("%s%s is not possible on %s: %s", variable, mode, p.Title, p.Restart.Message)
 	case mode == "systemd":
-		p.Restart.Door = Systemd
+		p.Restart.Method = Systemd
 	case p.Engine != engine.Docker:
 		return fmt.Errorf("%ssignal is not possible with %s, which exits on SIGHUP or loads no handlers on it; use systemd or none, or leave it out", variable, p.Engine)
 	default:
-		p.Restart.Door = Reload
+		p.Restart.Method = Reload
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ func TestSettingsOverrideTheDetectedProfile(t *testing.T) {
 			change: func(p *Profile) { p.Config = "/etc/crio/own.conf" }},
 		{name: "another configuration has its own imports", profile: "k0s", settings: Settings{ContainerdConfig: "/etc/k0s/own.toml"},
 			change: func(p *Profile) {
-				p.Config, p.Made, p.Managed, p.Owner, p.Always = "/etc/k0s/own.toml", nil, "", "", false
+				p.Config, p.Generated, p.Managed, p.Owner, p.Always = "/etc/k0s/own.toml", nil, "", "", false
 			}},
 		{name: "k0s's own advice for the reference", profile: "k0s", settings: Settings{ContainerdConfig: "/run/k0s/containerd-cri.toml", DropIn: "/etc/k0s/containerd.d/nvidia.toml", ContainerdSocket: "/run/k0s/containerd.sock"},
 			change: func(p *Profile) { p.DropIn = "/etc/k0s/containerd.d/nvidia.toml" }},
@@ -38,10 +38,10 @@ func TestSettingsOverrideTheDetectedProfile(t *testing.T) {
 			change: func(p *Profile) { p.DropIn, p.Always = "/srv/nvidia.toml", false }},
 		{name: "a drop-in of another name in CRI-O's directory", profile: "crio", settings: Settings{DropIn: "/etc/crio/crio.conf.d/99-nvidia.toml"},
 			change: func(p *Profile) { p.DropIn = "/etc/crio/crio.conf.d/99-nvidia.toml" }},
-		{name: "Docker by systemd", profile: "docker", settings: Settings{RestartMode: "systemd"}, change: func(p *Profile) { p.Restart.Door = Systemd }},
+		{name: "Docker by systemd", profile: "docker", settings: Settings{RestartMode: "systemd"}, change: func(p *Profile) { p.Restart.Method = Systemd }},
 		{name: "Docker by signal", profile: "docker", settings: Settings{RestartMode: "signal"}},
 		{name: "by nobody", profile: "containerd", settings: Settings{RestartMode: "none"}, change: func(p *Profile) {
-			p.Restart = Restart{Door: Nobody, Message: "nothing is restarted, since RUNTIME_RESTART_MODE=none is set; restart containerd.service for the change to take effect"}
+			p.Restart = Restart{Method: Manual, Message: "nothing is restarted, since RUNTIME_RESTART_MODE=none is set; restart containerd.service for the change to take effect"}
 		}},
 		{name: "by nobody, where nobody may", profile: "talos", settings: Settings{RestartMode: "none"}},
 	} {
@@ -52,12 +52,12 @@ func TestSettingsOverrideTheDetectedProfile(t *testing.T) {
 			want := was
 			if c.want != "" {
 				want = byName(t, c.want)
-				require.Contains(t, got.Why, "is set, where "+was.Title+" was detected")
+				require.Contains(t, got.Reason, "is set, where "+was.Title+" was detected")
 			}
 			if c.change != nil {
 				c.change(&want)
 			}
-			got.Why = ""
+			got.Reason = ""
 			require.Equal(t, want, got)
 		})
 	}
@@ -93,7 +93,7 @@ func TestOverrideMakesAProfileIfNoneIsDetected(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, engine.CRIO, p.Engine)
 	require.Equal(t, []string{"/srv/crio.sock"}, p.Sockets)
-	require.Equal(t, "RUNTIME=crio is set", p.Why)
+	require.Equal(t, "RUNTIME=crio is set", p.Reason)
 	_, err = Override(Profile{}, Settings{Config: "/etc/own"})
 	require.ErrorContains(t, err, "name it with RUNTIME")
 }

@@ -34,7 +34,7 @@ Native CDI needs no change of a runtime's configuration where the runtime resolv
 		row("Docker's API at", code(p.API))
 		row("who writes the configuration", p.Owner)
 		row("drop-in", dropIns(p))
-		row("made of it, never written", codes(p.Made))
+		row("made of it, never written", codes(p.Generated))
 		row("cannot be written", codes(p.ReadOnly))
 		row("where a person is needed", p.Restart.Message)
 		row("undone by `restore`", p.Undo)
@@ -88,7 +88,7 @@ func programsIn(p Profile) string {
 
 func written(p Profile) string {
 	switch {
-	case p.Restart.Door == Nobody:
+	case p.Restart.Method == Manual:
 		return "nothing"
 	case p.DropIn == "":
 		return "that file, in place"
@@ -102,11 +102,11 @@ func written(p Profile) string {
 
 func restartedBy(p Profile) string {
 	switch {
-	case p.Restart.Itself:
+	case p.Restart.Automatic:
 		return p.Title + " itself"
-	case p.Restart.Door == Nobody:
+	case p.Restart.Method == Manual:
 		return "nobody"
-	case p.Restart.Door == Reload:
+	case p.Restart.Method == Reload:
 		return "SIGHUP to " + code(p.Restart.Units[0])
 	}
 	return "systemd: " + codes(p.Restart.Units)
@@ -120,7 +120,7 @@ func dropIns(p Profile) string {
 	return text
 }
 
-func known(d Marks) string {
+func known(d Detection) string {
 	var all []string
 	for key, value := range d.OSRelease {
 		if value == "*" {

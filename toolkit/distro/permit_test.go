@@ -51,7 +51,7 @@ func TestPermitAllowsOnlyPersistentChanges(t *testing.T) {
 			plan, err := containerd.Plan(root, p.Place(c.version), engine.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}, Handlers: []engine.Handler{{Name: "nvidia", Program: "/opt/gpu-oci-runtime"}}})
 			require.NoError(t, err)
 			require.NotEmpty(t, plan.Edits)
-			err = p.Permit(root, plan)
+			err = p.CheckPlan(root, plan)
 			if c.refused == "" {
 				require.NoError(t, err)
 				for _, edit := range plan.Edits {
@@ -65,8 +65,8 @@ func TestPermitAllowsOnlyPersistentChanges(t *testing.T) {
 			require.NotEmpty(t, refusal.Key)
 		})
 	}
-	require.NoError(t, byName(t, "k3s").Permit(tree{}.open(t), engine.Plan{}), "nothing changes")
+	require.NoError(t, byName(t, "k3s").CheckPlan(tree{}.open(t), engine.Plan{}), "nothing changes")
 	p := byName(t, "k0s")
-	err := p.Permit(tree{}.open(t), engine.Plan{Edits: []engine.Edit{{File: "/run/k0s/containerd-cri.toml", Key: "x"}}})
+	err := p.CheckPlan(tree{}.open(t), engine.Plan{Edits: []engine.Edit{{File: "/run/k0s/containerd-cri.toml", Key: "x"}}})
 	require.ErrorContains(t, err, "k0s generates it from /etc/k0s/containerd.toml, so that a change would be lost")
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-// Passage describes a restart or reload that was done.
-type Passage struct {
+// Result describes a restart or reload that was done.
+type Result struct {
 	Verb Verb
 	Unit string        // "docker.service"; "" if a signal was sent to dockerd
 	PID  int           // the host's process ID of dockerd if a signal was sent to it
@@ -32,22 +32,22 @@ const (
 	Reload  Verb = "reload"
 )
 
-func (p Passage) String() string {
+func (p Result) String() string {
 	if p.Unit == "" {
 		return fmt.Sprintf("dockerd (process %d) was told to reload its configuration", p.PID)
 	}
 	return fmt.Sprintf("%s: %s done in %s", p.Unit, p.Verb, p.Took.Round(time.Millisecond))
 }
 
-// Closed is the error of a runtime that must not be restarted here. Its message names the
+// NotAllowedError is the error of a runtime that must not be restarted here. Its message names the
 // manual steps.
-type Closed struct{ Message string }
+type NotAllowedError struct{ Message string }
 
-func (c *Closed) Error() string {
+func (c *NotAllowedError) Error() string {
 	return "the container runtime has to be restarted by hand: " + c.Message
 }
 
-// Open makes a runtime load its configuration. With reload set it reloads a runtime that
+// Apply makes a runtime load its configuration. With reload set it reloads a runtime that
 // supports it, and otherwise restarts it. It returns when systemd reports the end of the
 // job. After a reload, and for units that do not report when they are ready, the runtime
 // may not have loaded the configuration by then: query the runtime. All waiting ends with
@@ -55,25 +55,25 @@ func (c *Closed) Error() string {
 //
 // If no unit is active, Open restarts a failed one: it is meant to run, and may have failed
 // because of the configuration that was just restored. It does not start a stopped one.
-func Open(ctx context.Context, root *host.Root, kind engine.Kind, r distro.Restart, reload bool) (Passage, error) {
+func Apply(ctx context.Context, root *host.Root, kind engine.Kind, r distro.Restart, reload bool) (Result, error) {
 	verb := Restart
 	if reload && kind == engine.Docker {
 		verb = Reload
 	}
-	switch r.Door {
-	case distro.Nobody:
-		return Passage{}, &Closed{Message: r.Message}
+	switch r.Method {
+	case distro.Manual:
+		return Result{}, &NotAllowedError{Message: r.Message}
 	case distro.Systemd:
 		return runJob(ctx, root, r.Units, verb)
 	case distro.Reload:
 		if kind != engine.Docker {
-			return Passage{}, fmt.Errorf("%s cannot reload its configuration (SIGHUP ends containerd); set its restart mode to %q", kind, distro.Systemd)
+			return Result{}, fmt.Errorf("%s cannot reload its configuration (SIGHUP ends containerd); set its restart mode to %q", kind, distro.Systemd)
 		}
 		if verb != Reload {
-			return Passage{}, &Closed{Message: "the change requires a restart, but the restart mode is a reload; restart Docker: " + byHand(r.Units)}
+			return Result{}, &NotAllowedError{Message: "the change requires a restart, but the restart mode is a reload; restart Docker: " + byHand(r.Units)}
 		}
 	default:
-		return Passage{}, fmt.Errorf("unknown restart mode %q; use %q, %q or %q", r.Door, distro.Systemd, distro.Reload, distro.Nobody)
+		return Result{}, fmt.Errorf("unknown restart mode %q; use %q, %q or %q", r.Method, distro.Systemd, distro.Reload, distro.Manual)
 	}
 	passage, err := runJob(ctx, root, r.Units, Reload)
 	if err == nil || ctx.Err() != nil || !errors.Is(err, errNotThere) {
@@ -81,9 +81,9 @@ func Open(ctx context.Context, root *host.Root, kind engine.Kind, r distro.Resta
 	}
 	pid, second := hangUp(root)
 	if second != nil {
-		return Passage{}, fmt.Errorf("%w; and by a signal: %w", err, second)
+		return Result{}, fmt.Errorf("%w; and by a signal: %w", err, second)
 	}
-	return Passage{Verb: Reload, PID: pid}, nil
+	return Result{Verb: Reload, PID: pid}, nil
 }
 
 // errNotThere is wrapped if there is no bus, or none of the units runs.

@@ -19,7 +19,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine"
 )
 
-var reload = distro.Restart{Door: distro.Reload, Units: []string{"docker.service"}}
+var reload = distro.Restart{Method: distro.Reload, Units: []string{"docker.service"}}
 
 // process starts a process with the name, on a host whose /proc is mounted and whose PID
 // file names it. The process ends by the first signal.
@@ -62,14 +62,14 @@ func TestDockerdIsSignalledWithoutABus(t *testing.T) {
 		return
 	}
 	root, dockerd := process(t, "dockerd")
-	p, err := Open(t.Context(), root, engine.Docker, reload, true)
+	p, err := Apply(t.Context(), root, engine.Docker, reload, true)
 	require.NoError(t, err)
-	require.Equal(t, Passage{Verb: Reload, PID: dockerd.Process.Pid}, p)
+	require.Equal(t, Result{Verb: Reload, PID: dockerd.Process.Pid}, p)
 	require.Contains(t, p.String(), "was told to reload its configuration")
 	require.Equal(t, syscall.SIGHUP, endedBy(t, dockerd))
-	_, err = Open(t.Context(), root, engine.Docker, reload, true)
+	_, err = Apply(t.Context(), root, engine.Docker, reload, true)
 	require.ErrorContains(t, err, "which cannot be found: ")
-	_, err = Open(t.Context(), root, engine.Docker, distro.Restart{Door: distro.Systemd, Units: []string{"docker.service"}}, true)
+	_, err = Apply(t.Context(), root, engine.Docker, distro.Restart{Method: distro.Systemd, Units: []string{"docker.service"}}, true)
 	require.NotContains(t, err.Error(), "process", "systemd was asked for")
 }
 
@@ -78,13 +78,13 @@ func TestOnlyDockerdIsSignalled(t *testing.T) {
 		return
 	}
 	root, other := process(t, "containerd")
-	_, err := Open(t.Context(), root, engine.Docker, reload, true)
+	_, err := Apply(t.Context(), root, engine.Docker, reload, true)
 	require.ErrorContains(t, err, `of /run/docker.pid is "containerd" and not dockerd; no signal is sent`)
 	require.NoError(t, other.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, syscall.SIGTERM, endedBy(t, other), "and not SIGHUP, which would have come before")
 	for _, text := range []string{"", "-1", "0", "x"} {
 		require.NoError(t, os.WriteFile(root.Path(pidFile), []byte(text), 0o644))
-		_, err = Open(t.Context(), root, engine.Docker, reload, true)
+		_, err = Apply(t.Context(), root, engine.Docker, reload, true)
 		require.ErrorContains(t, err, "and not a process ID", text)
 	}
 }

@@ -13,27 +13,27 @@ import (
 )
 
 // runJob restarts or reloads the first unit that runs, through systemd.
-func runJob(ctx context.Context, root *host.Root, units []string, verb Verb) (Passage, error) {
+func runJob(ctx context.Context, root *host.Root, units []string, verb Verb) (Result, error) {
 	start := time.Now()
 	s, err := dial(ctx, root)
 	if err != nil {
-		return Passage{}, fmt.Errorf("%s of %s: %w", verb, strings.Join(units, " or "), err)
+		return Result{}, fmt.Errorf("%s of %s: %w", verb, strings.Join(units, " or "), err)
 	}
 	defer s.conn.Close()
 	u, err := s.choose(ctx, units)
 	if err != nil {
-		return Passage{}, fmt.Errorf("%s: %w", verb, err)
+		return Result{}, fmt.Errorf("%s: %w", verb, err)
 	}
 	if u.state == "failed" {
 		// Otherwise systemd refuses a unit that was started too often (systemd.unit(5), StartLimitBurst=).
 		if err := s.call(ctx, managerPath, managerIface+".ResetFailedUnit", u.name).Err; err != nil {
-			return Passage{}, fmt.Errorf("%s of %s, which has failed: %w", verb, u.name, err)
+			return Result{}, fmt.Errorf("%s of %s, which has failed: %w", verb, u.name, err)
 		}
 	}
 	if err := s.startJob(ctx, u, verb); err != nil {
-		return Passage{}, fmt.Errorf("%s of %s: %w; see journalctl -u %s -n 50", verb, u.name, err, u.name)
+		return Result{}, fmt.Errorf("%s of %s: %w; see journalctl -u %s -n 50", verb, u.name, err, u.name)
 	}
-	return Passage{Verb: verb, Unit: u.name, Took: time.Since(start)}, nil
+	return Result{Verb: verb, Unit: u.name, Took: time.Since(start)}, nil
 }
 
 // unit is a unit that systemd has loaded.

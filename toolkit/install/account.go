@@ -36,9 +36,9 @@ type Manifest struct {
 type Entry struct {
 	Path string `json:"path"`
 	State
-	// Also is the other possible state after a change that was begun and perhaps not
+	// Pending is the other possible state after a change that was begun and perhaps not
 	// made.
-	Also *State `json:"also,omitempty"`
+	Pending *State `json:"also,omitempty"`
 	// Original is the state that Restore restores. It is nil in manifests of version 1,
 	// where it is unknown and treated as absent.
 	Original *State `json:"original,omitempty"`
@@ -198,7 +198,7 @@ func (j Journal) check() error {
 
 func (e Entry) check() error {
 	err := errors.Join(checkPath(e.Path), e.State.check())
-	for _, s := range []*State{e.Also, e.Original, e.First} {
+	for _, s := range []*State{e.Pending, e.Original, e.First} {
 		if s != nil {
 			err = errors.Join(err, s.check())
 		}

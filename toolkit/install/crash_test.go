@@ -227,7 +227,7 @@ func finalState(t testing.TB, root *host.Root, boot string) []string {
 	require.Empty(t, m.Kept)
 	var entries []string
 	for _, e := range m.Entries {
-		require.Nil(t, e.Also)
+		require.Nil(t, e.Pending)
 		e.UID, e.GID = nil, nil
 		data, err := json.Marshal(e)
 		require.NoError(t, err)

@@ -93,7 +93,7 @@ func (s store) prepare(changes []change.Change) (plan, error) {
 		step := Step{Path: c.Path, Before: stateOf(c.Was), After: next.State, Entry: old}
 		p.after = p.after.with(c.Path, next.settled())
 		if !step.Before.same(next.original()) {
-			next.Also = &step.Before
+			next.Pending = &step.Before
 		}
 		p.before = p.before.with(c.Path, &next)
 		p.steps = append(p.steps, step)
@@ -118,7 +118,7 @@ func successor(old *Entry, c change.Change, keep map[string][]byte) Entry {
 		text = c.Was.File.Data
 	}
 	switch {
-	case old != nil && (old.same(was) || old.Also != nil && old.Also.same(was)):
+	case old != nil && (old.same(was) || old.Pending != nil && old.Pending.same(was)):
 		next.Original, next.First = old.Original, old.First
 	case old != nil && old.original().same(was): // others put it back themselves
 		next.Original, next.First = old.Original, old.First
@@ -162,7 +162,7 @@ func (e Entry) original() State {
 
 // settled returns the entry once the change is made, nil if nothing of ours remains.
 func (e Entry) settled() *Entry {
-	e.Also = nil
+	e.Pending = nil
 	if o := e.original(); e.First == nil && e.same(o) && (o.Absent || e.sameAttributes(o)) {
 		return nil
 	}

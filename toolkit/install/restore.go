@@ -125,7 +125,9 @@ func (s store) undo(m Manifest, only func(string) bool) (r Restored, items []cha
 	return r, items, rest, nil
 }
 
-func (e Entry) ours(now State) bool { return now.same(e.State) || e.Also != nil && now.same(*e.Also) }
+func (e Entry) ours(now State) bool {
+	return now.same(e.State) || e.Pending != nil && now.same(*e.Pending)
+}
 
 func keepFirst(kept []Kept, e Entry) []Kept {
 	if e.First == nil || e.First.SHA256 == "" || slices.Contains(kept, Kept{e.Path, e.First.SHA256}) {

@@ -107,7 +107,7 @@ func (s State) withAttributes(o State) State {
 
 // observe returns the current state of a path.
 func observe(root *host.Root, name string) (State, error) {
-	item, description, err := change.See(root, name)
+	item, description, err := change.Inspect(root, name)
 	if err != nil {
 		return State{}, err
 	}

@@ -62,7 +62,7 @@ func Sweep(root *host.Root, dir, bootID string) ([]string, error) {
 func (s store) resolve(m Manifest) error {
 	now := m
 	for _, e := range m.Entries {
-		if e.Also == nil || m.Journal != nil && m.Journal.touches(e.Path) {
+		if e.Pending == nil || m.Journal != nil && m.Journal.touches(e.Path) {
 			continue
 		}
 		state, err := observe(s.root, e.Path)
@@ -71,8 +71,8 @@ func (s store) resolve(m Manifest) error {
 		}
 		switch {
 		case state.same(e.State):
-		case state.same(*e.Also):
-			e.State = *e.Also
+		case state.same(*e.Pending):
+			e.State = *e.Pending
 		default:
 			continue // others have changed it too
 		}

@@ -40,15 +40,15 @@ type info struct {
 	CDISpecDirs    []string
 }
 
-// Ask queries the daemon that listens on a socket of the host, within cri.Timeout. With an
+// Query queries the daemon that listens on a socket of the host, within cri.Timeout. With an
 // error, the Answer only has the socket, and a message with the reason and a remedy.
-func Ask(ctx context.Context, root *host.Root, at string) (cri.Answer, error) {
+func Query(ctx context.Context, root *host.Root, at string) (cri.RuntimeInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, cri.Timeout)
 	defer cancel()
 	response, err := query(ctx, root, at)
 	if err != nil {
 		message := fmt.Sprintf("the Docker daemon at %s gives no usable answer (%s); check that it runs, or set --runtime-socket to its socket", at, record.Clean(err.Error(), 1024))
-		return cri.Answer{Runtime: nodestate.Runtime{Socket: at, Message: message}}, err
+		return cri.RuntimeInfo{Runtime: nodestate.Runtime{Socket: at, Message: message}}, err
 	}
 	a := convert(response)
 	a.Socket = at
@@ -85,9 +85,9 @@ func query(ctx context.Context, root *host.Root, at string) (found info, err err
 }
 
 // convert converts the daemon's response to an Answer.
-func convert(response info) cri.Answer {
+func convert(response info) cri.RuntimeInfo {
 	on := len(response.CDISpecDirs) > 0
-	a := cri.Answer{
+	a := cri.RuntimeInfo{
 		Runtime: nodestate.Runtime{Name: Name, Version: record.Clean(response.ServerVersion, maxName), CDI: &on},
 		Default: response.DefaultRuntime,
 	}

@@ -33,7 +33,7 @@ func respond(text string) http.HandlerFunc {
 
 func TestAskReturnsTheAbilities(t *testing.T) {
 	root := daemon(t, respond(`{"ServerVersion": "28.5.1", "DefaultRuntime": "runc", "Runtimes": {"runc": {"path": "runc"}, "nvidia": {"path": "/x"}}, "CDISpecDirs": ["/etc/cdi", "/var/run/cdi"]}`))
-	a, err := Ask(t.Context(), root, "/docker.sock")
+	a, err := Query(t.Context(), root, "/docker.sock")
 	require.NoError(t, err)
 	require.Equal(t, []string{"nvidia", "runc"}, a.Handlers)
 	require.Equal(t, "runc", a.Default)
@@ -45,7 +45,7 @@ func TestAskReturnsTheAbilities(t *testing.T) {
 
 func TestADaemonWithoutDirectoriesHasNoCDI(t *testing.T) {
 	for _, text := range []string{`{"ServerVersion": "27.0.1"}`, `{"CDISpecDirs": null}`, `{"CDISpecDirs": []}`} {
-		a, err := Ask(t.Context(), daemon(t, respond(text)), "/docker.sock")
+		a, err := Query(t.Context(), daemon(t, respond(text)), "/docker.sock")
 		require.NoError(t, err)
 		require.False(t, *a.CDI)
 	}
@@ -58,13 +58,13 @@ func TestUnusableResponsesAreErrorsWithARemedy(t *testing.T) {
 		"an error": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, err := Ask(t.Context(), daemon(t, answer), "/docker.sock")
+			a, err := Query(t.Context(), daemon(t, answer), "/docker.sock")
 			require.Error(t, err)
 			require.Contains(t, a.Message, "--runtime-socket")
 			require.Equal(t, "/docker.sock", a.Socket)
 		})
 	}
-	_, err := Ask(t.Context(), daemon(t, respond("{}")), "/other.sock")
+	_, err := Query(t.Context(), daemon(t, respond("{}")), "/other.sock")
 	require.Error(t, err)
 }
 

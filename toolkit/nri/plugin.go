@@ -78,7 +78,7 @@ type Plugin struct {
 // Run connects to the runtime, and reconnects after its restarts, until ctx ends. Then
 // it returns ctx.Err(). Any other error is the reason why the socket cannot be watched.
 func (p *Plugin) Run(ctx context.Context) error {
-	return socket.Attend(ctx, p.Root, []string{p.Socket}, func(ctx context.Context, at string) error {
+	return socket.Follow(ctx, p.Root, []string{p.Socket}, func(ctx context.Context, at string) error {
 		if at == "" {
 			p.report(Status{Absent: true, Message: "there is no NRI socket " + p.Socket})
 			return nil

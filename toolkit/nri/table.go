@@ -37,8 +37,8 @@ func NewTable(root *host.Root, files []cdi.File) *Table {
 	return t
 }
 
-// Nothing returns the table of a node that has no devices, with the reason.
-func Nothing(why string) *Table { return &Table{nothing: why} }
+// EmptyTable returns the table of a node that has no devices, with the reason.
+func EmptyTable(why string) *Table { return &Table{nothing: why} }
 
 // numbered returns the edits with the host's numbers in their device nodes. A node that
 // the host lacks has no type. Each node is looked up once.

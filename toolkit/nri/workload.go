@@ -44,7 +44,7 @@ func (w Workloads) request(pod *api.PodSandbox, container *api.Container) (reque
 	}
 	s := settings.Default()
 	s.AcceptNamed, s.AcceptPodAnnotations, s.AcceptVolumeMounts, s.AcceptEnvvar = true, true, true, w.AcceptEnvvar
-	return request.Of(spec, s)
+	return request.Parse(spec, s)
 }
 
 // Resolve returns the adjustment of a container that is about to be created in an
@@ -74,7 +74,7 @@ func (w Workloads) Resolve(table *Table, pod *api.PodSandbox, container *api.Con
 		return nil, asked, nil
 	}
 	if table == nil {
-		table = Nothing("the toolkit has not scanned this node yet; the container will be retried")
+		table = EmptyTable("the toolkit has not scanned this node yet; the container will be retried")
 	}
 	if table.nothing != "" {
 		return nil, asked, errors.New(table.nothing)

@@ -170,7 +170,7 @@ func TestWorkloadsWithUnmetRequestsDoNotStart(t *testing.T) {
 	for _, c := range []struct {
 		table *Table
 		want  string
-	}{{nil, "will be retried"}, {Nothing("no driver"), "no driver"}, {NewTable(root, nil), "check that the driver is loaded"}} {
+	}{{nil, "will be retried"}, {EmptyTable("no driver"), "no driver"}, {NewTable(root, nil), "check that the driver is loaded"}} {
 		_, _, err := Workloads{Namespaces: []string{"team"}}.Resolve(c.table, pod, container)
 		require.ErrorContains(t, err, c.want)
 	}

@@ -18,7 +18,7 @@ func prepare(call arguments.Call, s settings.Settings) error {
 	if err != nil {
 		return err
 	}
-	wanted, err := request.Of(config.Spec, s)
+	wanted, err := request.Parse(config.Spec, s)
 	if err != nil {
 		return err
 	}

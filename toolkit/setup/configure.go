@@ -41,12 +41,12 @@ func (t *Toolkit) Configurer(notify func(step string, took time.Duration)) *conf
 	return &configure.Configurer{
 		Wishes:  w,
 		Runtime: &target.Runtime{Root: t.Root, Settings: c.Runtime},
-		Journal: t.journal(), Same: t.same, Patience: patience, Tell: notify,
+		Journal: t.journal(), Same: t.same, Patience: patience, Observe: notify,
 	}
 }
 
 func (t *Toolkit) journal() target.Journal {
-	return target.Journal{Root: t.Root, Dir: t.Config.InstallDir, BootID: t.bootID, Account: &t.manifest}
+	return target.Journal{Root: t.Root, Dir: t.Config.InstallDir, BootID: t.bootID, Mutex: &t.manifest}
 }
 
 // same reports whether two paths of the host resolve to the same one.
@@ -133,8 +133,8 @@ func (t *Toolkit) Lock(ctx context.Context, wait bool, notify func(message strin
 	return held, nil
 }
 
-// Leave removes the lock, and its directory if that is empty.
-func (t *Toolkit) Leave(held *install.Held) error {
+// RemoveLock removes the lock, and its directory if that is empty.
+func (t *Toolkit) RemoveLock(held *install.Held) error {
 	err := held.Remove()
 	for _, dir := range []string{path.Join(t.Config.StateDir, string(nodestate.Toolkit)), t.Config.StateDir} {
 		_ = t.Root.Remove(dir) // not empty: others use it

@@ -25,10 +25,10 @@ func (t *Toolkit) Status(ctx context.Context) (report.Status, error) {
 		return s, err
 	}
 	if at := cri.Find(t.Root, t.RuntimeSockets()); at != "" {
-		info, _, _ := t.AskRuntime(ctx, at) // its message describes an error
+		info, _, _ := t.QueryRuntime(ctx, at) // its message describes an error
 		s.Runtime = &report.Runtime{Runtime: info.Runtime, Default: info.Default}
 		if p, err := target.Profile(t.Root, t.Config.Runtime, info); err == nil {
-			s.Runtime.Profile, s.Runtime.Why, s.Runtime.Config, s.Runtime.DropIn, s.Runtime.Writer = p.Name, p.Why, p.Config, p.DropIn, p.Owner
+			s.Runtime.Profile, s.Runtime.Why, s.Runtime.Config, s.Runtime.DropIn, s.Runtime.Writer = p.Name, p.Reason, p.Config, p.DropIn, p.Owner
 		}
 	}
 	return s, t.addFiles(&s)
@@ -101,7 +101,7 @@ func (t *Toolkit) resolve(w Wanted) (names int, err error) {
 
 func (t *Toolkit) verifyRuntime(ctx context.Context) []report.Check {
 	r := &target.Runtime{Root: t.Root, Settings: t.Config.Runtime}
-	info, err := r.Ask(ctx)
+	info, err := r.Query(ctx)
 	if err != nil {
 		return []report.Check{{Name: "runtime", Message: info.Message}}
 	}

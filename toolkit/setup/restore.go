@@ -25,7 +25,7 @@ import (
 // removed.
 func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, notify func(string)) (install.Restored, error) {
 	r := &target.Runtime{Root: t.Root, Settings: t.Config.Runtime}
-	before, askErr := r.Ask(ctx)
+	before, askErr := r.Query(ctx)
 	if hangs(askErr) {
 		if _, _, changed, err := t.restoreConfig(before, true); err != nil || changed {
 			return install.Restored{}, errors.Join(err, fmt.Errorf("%s; nothing was restored, because it uses the files that would be removed: stop or start it, then try again", before.Message))
@@ -37,7 +37,7 @@ func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, notify func(stri
 	}
 	may, what := false, "restart it"
 	if t.Config.Configure {
-		may, what = r.May()
+		may, what = r.CanRestart()
 	}
 	switch {
 	case askErr != nil:
@@ -46,7 +46,7 @@ func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, notify func(stri
 		restored.Left = append(restored.Left, fmt.Sprintf("%s still runs with our configuration: %s", before.Name, what))
 	default:
 		c := &configure.Configurer{Runtime: r, Same: t.same, Patience: patience}
-		did, err := c.Return(ctx, before, own)
+		did, err := c.RestartRestored(ctx, before, own)
 		if did != "" {
 			notify(did)
 		}
@@ -65,7 +65,7 @@ func hangs(err error) bool {
 // restoreConfig restores the runtime's own configuration. changed reports whether that
 // differs from the current one, or did at the start of an unfinished restore. own are the
 // runtime's handlers that were ours then.
-func (t *Toolkit) restoreConfig(before cri.Answer, dry bool) (restored install.Restored, own []string, changed bool, err error) {
+func (t *Toolkit) restoreConfig(before cri.RuntimeInfo, dry bool) (restored install.Restored, own []string, changed bool, err error) {
 	known, changed, err := t.journal().Restoring()
 	if err != nil {
 		return restored, nil, changed, err
@@ -107,7 +107,7 @@ func (t *Toolkit) ownHandlers(all []string, undo []change.Change) (own []string,
 			continue
 		}
 		for _, c := range undo {
-			now, _, err := change.See(t.Root, c.Path)
+			now, _, err := change.Inspect(t.Root, c.Path)
 			if err != nil {
 				return nil, err
 			}

@@ -18,11 +18,11 @@ func (t *Toolkit) RuntimeSockets() []string {
 	return sockets
 }
 
-// AskRuntime queries the runtime at a socket. The result's message describes a problem that
+// QueryRuntime queries the runtime at a socket. The result's message describes a problem that
 // affects GPUs, with a remedy, and reason is its reason. Both are also set if the runtime
 // does not respond, with an error.
-func (t *Toolkit) AskRuntime(ctx context.Context, at string) (cri.Answer, gpu.Reason, error) {
-	info, err := target.AskAt(ctx, t.Root, at, t.Config.Runtime)
+func (t *Toolkit) QueryRuntime(ctx context.Context, at string) (cri.RuntimeInfo, gpu.Reason, error) {
+	info, err := target.QueryAt(ctx, t.Root, at, t.Config.Runtime)
 	if err != nil {
 		return info, cri.ReasonSilent, err
 	}
@@ -38,7 +38,7 @@ func (t *Toolkit) WithRuntime(ctx context.Context, s nodestate.State, configErr 
 	var runtime *nodestate.Runtime
 	var reason gpu.Reason
 	if at := cri.Find(t.Root, t.RuntimeSockets()); at != "" {
-		info, why, _ := t.AskRuntime(ctx, at) // its message describes an error
+		info, why, _ := t.QueryRuntime(ctx, at) // its message describes an error
 		runtime, reason = &info.Runtime, why
 		if problem, message := t.Config.ProblemOf(configErr); problem != "" {
 			reason, runtime.Message = problem, message
@@ -48,5 +48,5 @@ func (t *Toolkit) WithRuntime(ctx context.Context, s nodestate.State, configErr 
 	if was, err := t.Published(); err == nil && was.Toolkit != nil {
 		injection = was.Toolkit.Injection
 	}
-	return With(s, runtime, reason, injection)
+	return WithRuntimeState(s, runtime, reason, injection)
 }

@@ -135,8 +135,8 @@ func (t *Toolkit) Control() ([]change.Item, error) {
 	return node.Items(t.Root, devRoot, control, nil), nil
 }
 
-// Forget makes the next Want find the driver's files again.
-func (t *Toolkit) Forget() { t.cache = driverCache{} }
+// InvalidateFiles makes the next Want find the driver's files again.
+func (t *Toolkit) InvalidateFiles() { t.cache = driverCache{} }
 
 // nodes returns all existing and wanted device nodes, those of them that the toolkit
 // creates, and the minor numbers of MIG's capabilities.
@@ -191,7 +191,7 @@ func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 	if err != nil {
 		return w, err
 	}
-	around, err := spec.Look(t.Root, driverRoot, devRoot, s)
+	around, err := spec.FindPeripherals(t.Root, driverRoot, devRoot, s)
 	if err != nil {
 		return w, err
 	}
@@ -308,8 +308,8 @@ func (t *Toolkit) Apply(changes []change.Change) error {
 	return install.Apply(t.Root, t.Config.InstallDir, t.bootID, changes)
 }
 
-// Do plans and applies the items. It returns the changes made, also with an error.
-func (t *Toolkit) Do(items []change.Item) ([]change.Change, error) {
+// ApplyItems plans and applies the items. It returns the changes made, also with an error.
+func (t *Toolkit) ApplyItems(items []change.Item) ([]change.Change, error) {
 	changes, err := t.Plan(items)
 	if err != nil {
 		return nil, err

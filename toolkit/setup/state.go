@@ -68,10 +68,10 @@ func (c Config) State(w Wanted, err error) nodestate.State {
 	return s
 }
 
-// With adds to a state the description of the container runtime, nil if unknown, the reason
+// WithRuntimeState adds to a state the description of the container runtime, nil if unknown, the reason
 // of its problem, and the state of the injection. The problem only matters if there are
 // specifications and nothing else failed.
-func With(s nodestate.State, r *nodestate.Runtime, reason gpu.Reason, i *nodestate.Injection) nodestate.State {
+func WithRuntimeState(s nodestate.State, r *nodestate.Runtime, reason gpu.Reason, i *nodestate.Injection) nodestate.State {
 	if r == nil && i == nil {
 		return s
 	}

@@ -29,14 +29,14 @@ const (
 	lastRetry  = 10 * time.Second
 )
 
-// Attend finds the first of the paths at which there is a socket and calls attend with it,
+// Follow finds the first of the paths at which there is a socket and calls attend with it,
 // or with "" if there is none. It calls attend again whenever the socket changes, also if it
 // is replaced at the same path, and then ends the context of the previous call.
 //
 // If attend returns an error, the call is repeated: soon if it ran for long, otherwise after
 // a pause that grows up to ten seconds. If it returns nil, it is not repeated. Calls do not
 // overlap. Attend ends with ctx and returns its error, or an error of watching the socket.
-func Attend(ctx context.Context, root *host.Root, paths []string, attend func(ctx context.Context, path string) error) error {
+func Follow(ctx context.Context, root *host.Root, paths []string, attend func(ctx context.Context, path string) error) error {
 	watcher, err := watch.New(root)
 	if err != nil {
 		return err

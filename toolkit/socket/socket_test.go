@@ -40,7 +40,7 @@ func attend(t *testing.T, root *host.Root, paths []string, each func(context.Con
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- Attend(ctx, root, paths, each) }()
+	go func() { ended <- Follow(ctx, root, paths, each) }()
 	t.Cleanup(func() {
 		cancel()
 		require.ErrorIs(t, <-ended, context.Canceled)

@@ -19,8 +19,8 @@ type Node struct {
 	Host string // on the host
 }
 
-// Around holds the devices that GPUs work with: graphics nodes, storage, network.
-type Around struct {
+// Peripherals holds the devices that GPUs work with: graphics nodes, storage, network.
+type Peripherals struct {
 	DRM    map[gpu.PCIAddress][]Node // for graphics, of each GPU
 	Nodes  map[string][]Node         // by their kind
 	Mounts map[string][]Mount        // by their kind
@@ -49,10 +49,10 @@ func Places() []string {
 	return places
 }
 
-// Look finds the devices that GPUs work with, below the dev root or else in the host's
+// FindPeripherals finds the devices that GPUs work with, below the dev root or else in the host's
 // own /dev, where the kernel creates the nodes of other drivers.
-func Look(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) (Around, error) {
-	a := Around{DRM: map[gpu.PCIAddress][]Node{}, Nodes: map[string][]Node{}, Mounts: map[string][]Mount{}}
+func FindPeripherals(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) (Peripherals, error) {
+	a := Peripherals{DRM: map[gpu.PCIAddress][]Node{}, Nodes: map[string][]Node{}, Mounts: map[string][]Mount{}}
 	for _, p := range peripherals {
 		for _, pattern := range p.patterns {
 			nodes, err := devices(root, devRoot, path.Dir(pattern), path.Base(pattern))
@@ -120,7 +120,7 @@ func storage(root *host.Root, driverRoot string) []Mount {
 
 // findDRM finds the graphics nodes of each GPU by its address, as the kernel lists them in
 // /sys. A simulated driver has its own /sys below its root.
-func (a Around) findDRM(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) error {
+func (a Peripherals) findDRM(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) error {
 	all, err := devices(root, devRoot, "/dev/dri", "*")
 	if err != nil || len(all) == 0 {
 		return err
@@ -150,7 +150,7 @@ func (a Around) findDRM(root *host.Root, driverRoot, devRoot string, s gpu.Snaps
 
 // links returns the links by which programs find a GPU's nodes by its address, as udev
 // creates them.
-func (a Around) links(address gpu.PCIAddress) []string {
+func (a Peripherals) links(address gpu.PCIAddress) []string {
 	var links []string
 	for _, n := range a.DRM[address] {
 		name := path.Base(n.Path)

@@ -19,7 +19,7 @@ import (
 // Input is the complete input of Build.
 type Input struct {
 	Files      Files
-	Around     Around
+	Around     Peripherals
 	Snapshot   gpu.Snapshot
 	Nodes      []node.Node // existing nodes, and those that are about to be created
 	Caps       node.Caps   // minor numbers of MIG's capabilities

@@ -26,10 +26,10 @@ const noteKey = "configure"
 
 // Journal implements configure.Journal with the manifest of package install.
 type Journal struct {
-	Root    *host.Root
-	Dir     string // the directory of the manifest
-	BootID  string
-	Account *sync.Mutex // held while the manifest is read and written
+	Root   *host.Root
+	Dir    string // the directory of the manifest
+	BootID string
+	Mutex  *sync.Mutex // held while the manifest is read and written
 }
 
 // Plan compares the items with the host.
@@ -39,8 +39,8 @@ func (j Journal) Plan(items []change.Item) ([]change.Change, error) {
 
 // Begin makes the changes, or none of them.
 func (j Journal) Begin(changes []change.Change, note []byte) error {
-	j.Account.Lock()
-	defer j.Account.Unlock()
+	j.Mutex.Lock()
+	defer j.Mutex.Unlock()
 	tx, err := install.Begin(j.Root, j.Dir, j.BootID, changes, map[string]string{noteKey: string(note)})
 	if err != nil {
 		return err
@@ -54,8 +54,8 @@ func (j Journal) Begin(changes []change.Change, note []byte) error {
 // Pending returns the note of an unfinished transaction. It rolls back a partially written
 // one, as if that had not been begun.
 func (j Journal) Pending() (note []byte, pending bool, err error) {
-	j.Account.Lock()
-	defer j.Account.Unlock()
+	j.Mutex.Lock()
+	defer j.Mutex.Unlock()
 	tx, err := install.Pending(j.Root, j.Dir, j.BootID)
 	if err != nil || tx == nil {
 		return nil, false, err
@@ -79,8 +79,8 @@ func (j Journal) Commit() error {
 func (j Journal) Undo() error { return j.end(undo) }
 
 func (j Journal) end(how func(*install.Tx) error) error {
-	j.Account.Lock()
-	defer j.Account.Unlock()
+	j.Mutex.Lock()
+	defer j.Mutex.Unlock()
 	tx, err := install.Pending(j.Root, j.Dir, j.BootID)
 	if err != nil || tx == nil {
 		return err
@@ -139,7 +139,7 @@ func (j Journal) write(name string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	j.Account.Lock()
-	defer j.Account.Unlock()
+	j.Mutex.Lock()
+	defer j.Mutex.Unlock()
 	return install.Apply(j.Root, j.Dir, j.BootID, changes)
 }

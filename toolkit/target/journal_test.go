@@ -22,7 +22,7 @@ func journal(t *testing.T) (Journal, string) {
 	root, err := host.Open(dir)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, root.Close()) })
-	return Journal{Root: root, Dir: "/usr/local/nvidia/toolkit", BootID: "0f0e0d0c-0b0a-4909-8807-060504030201", Account: &sync.Mutex{}}, filepath.Join(dir, config)
+	return Journal{Root: root, Dir: "/usr/local/nvidia/toolkit", BootID: "0f0e0d0c-0b0a-4909-8807-060504030201", Mutex: &sync.Mutex{}}, filepath.Join(dir, config)
 }
 
 func begin(t *testing.T, j Journal, data string) {

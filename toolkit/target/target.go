@@ -25,7 +25,7 @@ type Runtime struct {
 	Root     *host.Root
 	Settings distro.Settings // overrides of the detected runtime
 
-	info cri.Answer // the last response
+	info cri.RuntimeInfo // the last response
 }
 
 // Sockets returns the possible sockets of the runtime, in the order they are tried.
@@ -47,8 +47,8 @@ func Sockets(s distro.Settings) ([]string, error) {
 	return p.Sockets, err
 }
 
-// Ask queries the runtime over its own socket.
-func (r *Runtime) Ask(ctx context.Context) (cri.Answer, error) {
+// Query queries the runtime over its own socket.
+func (r *Runtime) Query(ctx context.Context) (cri.RuntimeInfo, error) {
 	info, err := r.query(ctx)
 	if err == nil {
 		r.info = info
@@ -56,7 +56,7 @@ func (r *Runtime) Ask(ctx context.Context) (cri.Answer, error) {
 	return info, err
 }
 
-func (r *Runtime) query(ctx context.Context) (info cri.Answer, err error) {
+func (r *Runtime) query(ctx context.Context) (info cri.RuntimeInfo, err error) {
 	sockets, err := Sockets(r.Settings)
 	if err != nil {
 		info.Message = err.Error()
@@ -67,21 +67,21 @@ func (r *Runtime) query(ctx context.Context) (info cri.Answer, err error) {
 		info.Message = fmt.Sprintf("no container runtime listens at %v; start it, or say with --runtime-socket where it listens", sockets)
 		return info, errors.New("no socket")
 	}
-	return AskAt(ctx, r.Root, at, r.Settings)
+	return QueryAt(ctx, r.Root, at, r.Settings)
 }
 
-// AskAt queries the runtime at a socket, by its own API.
-func AskAt(ctx context.Context, root *host.Root, at string, s distro.Settings) (cri.Answer, error) {
+// QueryAt queries the runtime at a socket, by its own API.
+func QueryAt(ctx context.Context, root *host.Root, at string, s distro.Settings) (cri.RuntimeInfo, error) {
 	if kind, _, err := s.Kind(); err == nil && kind == engine.Docker {
-		return moby.Ask(ctx, root, at)
+		return moby.Query(ctx, root, at)
 	}
-	return cri.Ask(ctx, root, at)
+	return cri.Query(ctx, root, at)
 }
 
 func (r *Runtime) profile() (distro.Profile, error) { return Profile(r.Root, r.Settings, r.info) }
 
 // Profile returns the profile of a runtime on the host, given its response.
-func Profile(root *host.Root, s distro.Settings, info cri.Answer) (distro.Profile, error) {
+func Profile(root *host.Root, s distro.Settings, info cri.RuntimeInfo) (distro.Profile, error) {
 	p, err := distro.Found{Socket: info.Socket, Runtime: info.Name}.Detect(root)
 	if err != nil && s.Empty() {
 		return p, err
@@ -105,7 +105,7 @@ func (r *Runtime) Plan(version string, want engine.Want) (engine.Plan, error) {
 	}
 	plan, err := planner(r.Root, place, want)
 	if err == nil {
-		err = p.Permit(r.Root, plan)
+		err = p.CheckPlan(r.Root, plan)
 	}
 	return plan, err
 }
@@ -114,14 +114,14 @@ var planners = map[engine.Kind]func(engine.Files, engine.Place, engine.Want) (en
 	engine.Containerd: containerd.Plan, engine.CRIO: crio.Plan, engine.Docker: docker.Plan,
 }
 
-// May reports whether the runtime may be restarted from here. If not, it returns the manual
+// CanRestart reports whether the runtime may be restarted from here. If not, it returns the manual
 // steps.
-func (r *Runtime) May() (bool, string) {
+func (r *Runtime) CanRestart() (bool, string) {
 	p, err := r.profile()
 	switch {
 	case err != nil:
 		return false, err.Error()
-	case p.Restart.Door != distro.Nobody:
+	case p.Restart.Method != distro.Manual:
 		return true, ""
 	case p.Restart.Message != "":
 		return false, p.Restart.Message
@@ -138,12 +138,12 @@ func (r *Runtime) Restart(ctx context.Context, edits []engine.Edit) (string, err
 		return "", err
 	}
 	reload := p.Engine == engine.Docker && len(edits) > 0 && docker.Reloadable(edits)
-	passage, err := door.Open(ctx, r.Root, p.Engine, p.Restart, reload)
+	passage, err := door.Apply(ctx, r.Root, p.Engine, p.Restart, reload)
 	return passage.String(), err
 }
 
 // Files returns the configuration files of a runtime, given its response.
-func Files(root *host.Root, s distro.Settings, info cri.Answer) []string {
+func Files(root *host.Root, s distro.Settings, info cri.RuntimeInfo) []string {
 	p, err := Profile(root, s, info)
 	if err != nil {
 		return nil

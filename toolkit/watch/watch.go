@@ -122,14 +122,14 @@ func (w *Watcher) Next(ctx context.Context) (Meaning, error) {
 }
 
 func (w *Watcher) meaning(e inotify.Event) Meaning {
-	if e.What == inotify.Missed {
+	if e.Kind == inotify.Missed {
 		return Everything
 	}
 	var means Meaning
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range w.watched[e.Dir] {
-		if ok, _ := path.Match(r.pattern, e.Name); ok || e.What == inotify.Gone {
+		if ok, _ := path.Match(r.pattern, e.Name); ok || e.Kind == inotify.Gone {
 			means |= r.means
 		}
 	}

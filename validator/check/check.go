@@ -46,8 +46,8 @@ type Status struct {
 	Allocatable map[string]int64
 }
 
-// Told returns the status, as far as it is known.
-func (n Node) Told() Status {
+// KnownStatus returns the status, as far as it is known.
+func (n Node) KnownStatus() Status {
 	if n.Status == nil {
 		return Status{}
 	}
@@ -59,11 +59,11 @@ func (n Node) State(c nodestate.Component) (nodestate.State, error) {
 	return nodestate.ReadBoot(n.StatePath(c), n.BootID)
 }
 
-// Sees reports whether a host path names the same file for this process. A container
+// Visible reports whether a host path names the same file for this process. A container
 // with injected GPUs has its own root, with few of the host's folders in it. Of a driver
 // container's root it has the root file system and /dev, but none of the mounts elsewhere
 // in it, such as sockets and firmware.
-func (n Node) Sees(hostPath string) bool {
+func (n Node) Visible(hostPath string) bool {
 	if n.Injection == "" || n.Root.Dir() != "/" {
 		return true
 	}
@@ -168,14 +168,14 @@ const (
 	Absent Kind = "absent"  // no GPU on this node: nothing to prove
 	// Pending: the proof is not finished, and its end triggers a check. An earlier
 	// proof holds until then.
-	Pending  Kind = "pending"
-	NotAsked Kind = "not asked for" // an optional layer
+	Pending   Kind = "pending"
+	NotWanted Kind = "not asked for" // an optional layer
 )
 
 // Reasons that several steps share.
 const (
 	ReasonNotRun      gpu.Reason = "NotRun"
-	ReasonNotAsked    gpu.Reason = "NotAsked"
+	ReasonNotWanted   gpu.Reason = "NotAsked"
 	ReasonNoGPU       gpu.Reason = "NoGPU"
 	ReasonInterrupted gpu.Reason = "Interrupted"
 	// ReasonInjection: this container was created without the GPUs.
@@ -186,10 +186,10 @@ const (
 type Outcome struct {
 	Layer   readiness.Layer
 	Kind    Kind
-	Proof   *readiness.Proof   // with Passed
-	Refusal *readiness.Refusal // with all others
-	Notes   []string           // oddities that are no failure
-	Again   bool               // with Passed: less was proven than could be; try again later
+	Proof   *readiness.Proof    // with Passed
+	Refusal *readiness.NotReady // with all others
+	Notes   []string            // oddities that are no failure
+	Retry   bool                // with Passed: less was proven than could be; try again later
 	// Allocatable counts the devices that the kubelet can allocate to pods, by resource. Layer
 	// plugin sets it once all accounts agree, even while a pod is still proving it.
 	Allocatable map[string]int
@@ -212,14 +212,14 @@ func Pass(p readiness.Proof, notes ...string) Outcome {
 // Fail returns the Outcome of a failed layer: a reason of one CamelCase word, what is
 // wrong, and what to do next.
 func Fail(reason gpu.Reason, message, action string) Outcome {
-	return Outcome{Kind: Failed, Refusal: &readiness.Refusal{
+	return Outcome{Kind: Failed, Refusal: &readiness.NotReady{
 		Reason: reason, Message: record.Clean(message, maxText), Action: record.Clean(action, maxText),
 	}}
 }
 
 // NoGPU returns the Outcome of a node without a GPU.
 func NoGPU(message string) Outcome {
-	return Outcome{Kind: Absent, Refusal: &readiness.Refusal{
+	return Outcome{Kind: Absent, Refusal: &readiness.NotReady{
 		Reason: ReasonNoGPU, Message: message, Action: "nothing, unless this node should have a GPU",
 	}}
 }

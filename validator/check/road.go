@@ -9,9 +9,9 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// Road is the sequence of steps. The others build on the driver's; each is run only if
+// Pipeline is the sequence of steps. The others build on the driver's; each is run only if
 // its Basis passed.
-type Road struct {
+type Pipeline struct {
 	Driver func(context.Context, Node) (Driver, Outcome)
 	Steps  []Step
 	// Begin, when not nil, is called before the check of each layer.
@@ -41,7 +41,7 @@ const (
 
 // Run checks the layers, nil for all of them. The driver is always among them, since the
 // others build on it.
-func (r Road) Run(ctx context.Context, node Node, layers []readiness.Layer) []Outcome {
+func (r Pipeline) Run(ctx context.Context, node Node, layers []readiness.Layer) []Outcome {
 	var driver Driver
 	out := []Outcome{r.runTimed(ctx, readiness.Driver, func() (o Outcome) {
 		driver, o = r.Driver(ctx, node)
@@ -73,7 +73,7 @@ func (r Road) Run(ctx context.Context, node Node, layers []readiness.Layer) []Ou
 	return out
 }
 
-func (r Road) runTimed(ctx context.Context, l readiness.Layer, check func() Outcome) Outcome {
+func (r Pipeline) runTimed(ctx context.Context, l readiness.Layer, check func() Outcome) Outcome {
 	if r.Begin != nil {
 		r.Begin(l)
 	}
@@ -90,7 +90,7 @@ func (r Road) runTimed(ctx context.Context, l readiness.Layer, check func() Outc
 	return o
 }
 
-func (r Road) callEnd(o Outcome) {
+func (r Pipeline) callEnd(o Outcome) {
 	if r.End != nil {
 		r.End(o)
 	}
@@ -110,7 +110,7 @@ func (o Outcome) notRunAfter(l readiness.Layer) Outcome {
 	if o.Kind == Absent {
 		return Outcome{Layer: l, Kind: Absent, Refusal: o.Refusal}
 	}
-	return Outcome{Layer: l, Kind: NotRun, Refusal: &readiness.Refusal{
+	return Outcome{Layer: l, Kind: NotRun, Refusal: &readiness.NotReady{
 		Reason:  ReasonNotRun,
 		Message: fmt.Sprintf("not run: %s is not ready (%s)", o.Layer, o.Refusal.Reason),
 		Action:  fmt.Sprintf("see %s", o.Layer),
@@ -119,7 +119,7 @@ func (o Outcome) notRunAfter(l readiness.Layer) Outcome {
 
 // notAsked returns the Outcome of an optional layer that is not wanted.
 func notAsked(l readiness.Layer) Outcome {
-	return Outcome{Layer: l, Kind: NotAsked, Refusal: &readiness.Refusal{
-		Reason: ReasonNotAsked, Message: "not asked for", Action: "to have it checked, say --optional " + string(l),
+	return Outcome{Layer: l, Kind: NotWanted, Refusal: &readiness.NotReady{
+		Reason: ReasonNotWanted, Message: "not asked for", Action: "to have it checked, say --optional " + string(l),
 	}}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // roadWhere returns a road with these outcomes, and the list of the layers checked.
-func roadWhere(outcomes map[readiness.Layer]Outcome) (Road, *[]readiness.Layer) {
+func roadWhere(outcomes map[readiness.Layer]Outcome) (Pipeline, *[]readiness.Layer) {
 	var began []readiness.Layer
 	of := func(l readiness.Layer) Outcome {
 		if o, ok := outcomes[l]; ok {
@@ -21,7 +21,7 @@ func roadWhere(outcomes map[readiness.Layer]Outcome) (Road, *[]readiness.Layer) 
 		}
 		return Pass(readiness.Proof{Summary: string(l)})
 	}
-	r := Road{
+	r := Pipeline{
 		Driver: func(context.Context, Node) (Driver, Outcome) {
 			return Driver{LibDir: "/lib"}, of(readiness.Driver)
 		},
@@ -59,7 +59,7 @@ func TestALayerIsCheckedOnlyAfterThoseBeforeItPassed(t *testing.T) {
 }
 
 func TestWithoutAGPUNothingFails(t *testing.T) {
-	r, _ := roadWhere(map[readiness.Layer]Outcome{readiness.Driver: {Kind: Absent, Refusal: &readiness.Refusal{Reason: ReasonNoGPU}}})
+	r, _ := roadWhere(map[readiness.Layer]Outcome{readiness.Driver: {Kind: Absent, Refusal: &readiness.NotReady{Reason: ReasonNoGPU}}})
 	require.Equal(t, []Kind{Absent, Absent, Absent, Absent}, kinds(r.Run(t.Context(), Node{}, nil)))
 }
 
@@ -116,22 +116,22 @@ func TestAContainerSeesOnlyWhatIsMountedIntoIt(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, root.Close()) })
 	n := Node{Root: root, DriverRoot: "/run/nvidia/driver", StateDir: "/run/nvidia/gpuready"}
-	require.True(t, n.Sees("/usr/local/bin/gpu-cdi-hook"), "a process of the host")
+	require.True(t, n.Visible("/usr/local/bin/gpu-cdi-hook"), "a process of the host")
 	n.Injection = "expected"
-	require.True(t, n.Sees("/run/nvidia/driver/usr/lib/libcuda.so.1"))
-	require.True(t, n.Sees("/run/nvidia/driver/dev/nvidia0"))
+	require.True(t, n.Visible("/run/nvidia/driver/usr/lib/libcuda.so.1"))
+	require.True(t, n.Visible("/run/nvidia/driver/dev/nvidia0"))
 	for _, mounted := range []string{"run/nvidia-persistenced/socket", "lib/firmware/nvidia/gsp.bin", "usr/lib/firmware/nvidia/gsp.bin", "proc/driver/nvidia/version"} {
-		require.Falsef(t, n.Sees("/run/nvidia/driver/"+mounted), "%s: the driver's container may have it on another file system", mounted)
+		require.Falsef(t, n.Visible("/run/nvidia/driver/"+mounted), "%s: the driver's container may have it on another file system", mounted)
 	}
-	require.False(t, n.Sees("/run/nvidia/driver-of-another"))
-	require.False(t, n.Sees("/usr/local/bin/gpu-cdi-hook"))
+	require.False(t, n.Visible("/run/nvidia/driver-of-another"))
+	require.False(t, n.Visible("/usr/local/bin/gpu-cdi-hook"))
 	n.DriverRoot = "/"
-	require.False(t, n.Sees("/usr/lib/libcuda.so.1"), "its own root is not the host's")
+	require.False(t, n.Visible("/usr/lib/libcuda.so.1"), "its own root is not the host's")
 	elsewhere, err := host.Open(t.TempDir())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, elsewhere.Close()) })
 	n.Root = elsewhere
-	require.True(t, n.Sees("/usr/lib/libcuda.so.1"), "the host's root is mounted")
+	require.True(t, n.Visible("/usr/lib/libcuda.so.1"), "the host's root is mounted")
 }
 
 func TestOptionalStepsNeitherBlockNorAreBlocked(t *testing.T) {
@@ -142,14 +142,14 @@ func TestOptionalStepsNeitherBlockNorAreBlocked(t *testing.T) {
 		{Layer: readiness.GDS, Check: bad, Basis: OnDriver}, {Layer: readiness.MOFED, Check: pass, Basis: OnHost}, {Layer: readiness.VGPU, Basis: OnHost},
 	}, r.Steps...)
 	out := r.Run(t.Context(), Node{}, nil)
-	require.Equal(t, []Kind{Passed, Failed, Passed, NotAsked, Failed, NotRun, NotRun}, kinds(out))
+	require.Equal(t, []Kind{Passed, Failed, Passed, NotWanted, Failed, NotRun, NotRun}, kinds(out))
 	require.Equal(t, "not asked for", out[3].Refusal.Message)
 	require.NotContains(t, *began, readiness.VGPU, "nobody looks")
 
 	r.Driver = func(context.Context, Node) (Driver, Outcome) { return Driver{}, Fail("NVMLFailed", "m", "a") }
 	out = r.Run(t.Context(), Node{}, nil)
-	require.Equal(t, []Kind{Failed, NotRun, Passed, NotAsked, NotRun, NotRun, NotRun}, kinds(out))
+	require.Equal(t, []Kind{Failed, NotRun, Passed, NotWanted, NotRun, NotRun, NotRun}, kinds(out))
 
 	r.Driver = func(context.Context, Node) (Driver, Outcome) { return Driver{}, NoGPU("none") }
-	require.Equal(t, []Kind{Absent, Absent, Passed, NotAsked, Absent, Absent, Absent}, kinds(r.Run(t.Context(), Node{}, nil)))
+	require.Equal(t, []Kind{Absent, Absent, Passed, NotWanted, Absent, Absent, Absent}, kinds(r.Run(t.Context(), Node{}, nil)))
 }

@@ -22,8 +22,8 @@ type Status struct {
 // NewStatus returns an empty Status.
 func NewStatus() *Status { return &Status{updates: make(chan struct{}, 1)} }
 
-// News returns a channel that receives whenever the status has changed.
-func (s *Status) News() <-chan struct{} { return s.updates }
+// Updates returns a channel that receives whenever the status has changed.
+func (s *Status) Updates() <-chan struct{} { return s.updates }
 
 // Last returns the last status.
 func (s *Status) Last() check.Status {
@@ -32,8 +32,8 @@ func (s *Status) Last() check.Status {
 	return s.last
 }
 
-// Take stores a Node's status, as Config.Status.
-func (s *Status) Take(node corev1.NodeStatus) {
+// Set stores a Node's status, as Config.Status.
+func (s *Status) Set(node corev1.NodeStatus) {
 	now := check.Status{Kubelet: node.NodeInfo.KubeletVersion, Allocatable: map[string]int64{}}
 	for name, quantity := range node.Allocatable {
 		if strings.Contains(string(name), "/") {

@@ -25,7 +25,7 @@ func TestTheGaugesOfTheReferenceAreReadFromTheFiles(t *testing.T) {
 	}
 	proof := readiness.Proof{BootID: "b", Driver: &nodestate.DriverInfo{Root: "/"}, Resources: map[string]int{"nvidia.com/gpu": 7}}
 	require.NoError(t, readiness.WriteReady(dir, readiness.Driver, proof))
-	require.NoError(t, readiness.WriteNotReady(dir, readiness.Toolkit, readiness.Refusal{BootID: "b", Reason: "ToolkitSilent"}))
+	require.NoError(t, readiness.WriteNotReady(dir, readiness.Toolkit, readiness.NotReady{BootID: "b", Reason: "ToolkitSilent"}))
 	require.EqualValues(t, 1, read("b", "driver_ready"))
 	require.EqualValues(t, 0, read("b", "toolkit_ready"))
 	require.EqualValues(t, -1, read("b", "device_plugin_devices_total"))

@@ -103,19 +103,19 @@ func (c *componentFlags) check(api cluster) error {
 	_, known := componentsOf[c.name]
 	switch {
 	case c.name == "cc-manager":
-		return program.Wrong("the component cc-manager is not proven here: the confidential computing manager says by itself, in the Node's label nvidia.com/cc.ready.state, whether it is ready")
+		return program.UsageErrorf("the component cc-manager is not proven here: the confidential computing manager says by itself, in the Node's label nvidia.com/cc.ready.state, whether it is ready")
 	case !known && c.name != componentMetrics:
-		return program.Wrong("no component %q; there are %s", c.name, strings.Join(componentNames(), ", "))
+		return program.UsageErrorf("no component %q; there are %s", c.name, strings.Join(componentNames(), ", "))
 	case c.skipValidation:
-		return program.Wrong("--skip-validation: nothing is written that was not proven; leave the component out")
+		return program.UsageErrorf("--skip-validation: nothing is written that was not proven; leave the component out")
 	case c.skipInit:
-		return program.Wrong("--driver-validation-skip-gpu-init: a driver that is not asked for its GPUs is not proven; for GPUs of virtual machines there is the component vfio-pci")
+		return program.UsageErrorf("--driver-validation-skip-gpu-init: a driver that is not asked for its GPUs is not proven; for GPUs of virtual machines there is the component vfio-pci")
 	case c.name == componentMetrics && c.port == 0:
-		return program.Wrong("the component metrics needs --metrics-port")
+		return program.UsageErrorf("the component metrics needs --metrics-port")
 	case c.name == string(readiness.Plugin) && c.workload && (api.node == "" || api.namespace == "" || api.image == ""):
-		return program.Wrong("the component plugin runs a pod: it needs NODE_NAME, OPERATOR_NAMESPACE and VALIDATOR_IMAGE, or WITH_WORKLOAD=false")
+		return program.UsageErrorf("the component plugin runs a pod: it needs NODE_NAME, OPERATOR_NAMESPACE and VALIDATOR_IMAGE, or WITH_WORKLOAD=false")
 	case c.timeout < 0 || c.port < 0 || c.port > 65535:
-		return program.Wrong("--timeout and --metrics-port: out of range")
+		return program.UsageErrorf("--timeout and --metrics-port: out of range")
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func component(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	case err != nil:
 		return err
 	case len(rest) > 0:
-		return program.Wrong("component takes no arguments; did you mean --component %s?", rest[0])
+		return program.UsageErrorf("component takes no arguments; did you mean --component %s?", rest[0])
 	}
 	if api.namespace == "" {
 		api.namespace = os.Getenv("POD_NAMESPACE")
@@ -223,7 +223,7 @@ func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster
 		of := api.workload(client, node)
 		of.Keep = false // no later process would replace the pod
 		runner := workload.New(of, log, metrics.NewRegistry())
-		r, s.news = newRoad(runner, nil), runner.News()
+		r, s.news = newRoad(runner, nil), runner.Updates()
 		group.Go(func() error { return unlessCanceled(runner.Run(ctx)) })
 	}
 	r.Steps = slices.DeleteFunc(r.Steps, func(step check.Step) bool { return step.Layer != of.layer })

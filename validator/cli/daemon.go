@@ -97,15 +97,15 @@ func (c *cluster) addFlags(o *options) {
 func (c *cluster) check() error {
 	switch {
 	case c.image != "" && c.node != "" && c.namespace == "":
-		return program.Wrong("--workload-image needs --namespace, in which the pod is to run")
+		return program.UsageErrorf("--workload-image needs --namespace, in which the pod is to run")
 	case !slices.Contains([]corev1.PullPolicy{corev1.PullIfNotPresent, corev1.PullAlways, corev1.PullNever}, corev1.PullPolicy(c.pullPolicy)):
-		return program.Wrong("--workload-image-pull-policy %q: want IfNotPresent, Always or Never", c.pullPolicy)
+		return program.UsageErrorf("--workload-image-pull-policy %q: want IfNotPresent, Always or Never", c.pullPolicy)
 	case c.timeout <= 0:
-		return program.Wrong("--workload-timeout must be positive")
+		return program.UsageErrorf("--workload-timeout must be positive")
 	case c.taint.Settle < 0:
-		return program.Wrong("--startup-taint-settle must not be negative")
+		return program.UsageErrorf("--startup-taint-settle must not be negative")
 	case c.taint.Manage && len(c.taint.Keys) == 0:
-		return program.Wrong("--startup-taint-manage needs --startup-taint, the key of the taint")
+		return program.UsageErrorf("--startup-taint-manage needs --startup-taint, the key of the taint")
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return err
 	}
 	if len(rest) > 0 {
-		return program.Wrong("daemon takes no arguments, not %q", rest[0])
+		return program.UsageErrorf("daemon takes no arguments, not %q", rest[0])
 	}
 	if err := c.check(); err != nil {
 		return err
@@ -144,16 +144,16 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	registry := metrics.NewRegistry()
 	status := choice.NewStatus()
 	node.Status = status.Last
-	config := daemon.Config{Node: node, NodeNews: status.News(), OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry)}
+	config := daemon.Config{Node: node, NodeChanged: status.Updates(), OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry)}
 	parts, err := c.parts(node, status, log, registry)
 	if err != nil {
 		return err
 	}
 	defer parts.close()
-	config.Tell, config.News, config.Road = parts.publish, parts.news, newRoad(parts.workload, o.asked)
-	config.Witness = parts.witness
+	config.Publish, config.WorkloadDone, config.Road = parts.publish, parts.news, newRoad(parts.workload, o.asked)
+	config.DriverPod = parts.witness
 	d := daemon.New(config)
-	parts.watchNode(d.Choose)
+	parts.watchNode(d.SetNodeLabels)
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, listen, registry, d.Ready) })
@@ -205,7 +205,7 @@ type parts struct {
 	publish   func(voice.Facts)
 	settled   func(context.Context) error
 	workload  plugin.Workload
-	witness   daemon.Witness
+	witness   daemon.DriverPod
 	news      <-chan struct{}
 	run       []func(context.Context) error
 	watchNode func(deliver func(map[string]string) error) // starts to deliver the Node's choices
@@ -233,22 +233,22 @@ func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger
 		Client: client, Node: c.node, BootID: node.BootID, Dir: node.StatePath(nodestate.Validator), Taint: c.taint, Allocatable: c.allocatable,
 		Log: log, Metrics: voice.NewMetrics(registry),
 	})
-	p.publish, p.settled, p.run = v.Say, v.Settled, append(p.run, v.Run)
+	p.publish, p.settled, p.run = v.Publish, v.Flush, append(p.run, v.Run)
 	p.watchNode = func(deliver func(map[string]string) error) {
-		p.run = append(p.run, choice.New(choice.Config{Client: client, Node: c.node, Deliver: deliver, Status: status.Take, Log: log}, registry).Run)
+		p.run = append(p.run, choice.New(choice.Config{Client: client, Node: c.node, Deliver: deliver, Status: status.Set, Log: log}, registry).Run)
 	}
 	if c.image == "" {
 		return p, nil
 	}
 	of := c.workload(client, node)
 	w := workload.New(of, log, registry)
-	p.workload, p.news, p.run = w, w.News(), append(p.run, w.Run)
+	p.workload, p.news, p.run = w, w.Updates(), append(p.run, w.Run)
 	switch {
 	case !of.Keep:
 	case node.Injection == "":
 		log.Info("no pod nvidia-driver-validation is run: the toolkit (NRI) did not inject the GPUs into this container; no layer depends on it")
 	default:
-		shown := workload.NewWitness(of, log, registry)
+		shown := workload.NewDriverPod(of, log, registry)
 		p.witness, p.run = shown, append(p.run, shown.Run)
 	}
 	return p, nil
@@ -262,16 +262,16 @@ func (c *cluster) workload(client *kube.Client, node check.Node) workload.Config
 		PullPolicy: corev1.PullPolicy(c.pullPolicy), PullSecrets: c.pullSecrets, RuntimeClass: c.runtimeClass,
 		OwnerName: c.podName, OwnerUID: c.podUID, Keep: c.pods && c.podName != "" && c.podUID != "",
 		Allocated: func(ctx context.Context, pod string) ([]string, error) {
-			kubelet, err := plugin.AskKubelet(ctx, node.Root.Path(node.PodResources))
+			kubelet, err := plugin.ReadKubelet(ctx, node.Root.Path(node.PodResources))
 			return kubelet.Held(pod), err
 		},
-		Injects: func() workload.Injects { return nodeRuntime(node) },
+		NodeRuntime: func() workload.NodeRuntime { return nodeRuntime(node) },
 	}
 }
 
 // nodeRuntime returns what gives containers their devices, according to kubelet and toolkit.
-func nodeRuntime(node check.Node) workload.Injects {
-	known := workload.Injects{Kubelet: node.Told().Kubelet}
+func nodeRuntime(node check.Node) workload.NodeRuntime {
+	known := workload.NodeRuntime{Kubelet: node.KnownStatus().Kubelet}
 	if s, err := node.State(nodestate.Toolkit); err == nil && s.Toolkit != nil {
 		known.Runtime = s.Toolkit.Runtime
 	}
@@ -281,13 +281,13 @@ func nodeRuntime(node check.Node) workload.Injects {
 // runSample runs the hidden command of the validation pods.
 func runSample(ctx context.Context, units []string, stdout, stderr io.Writer) error {
 	code, err := inside.Job{
-		Sample: findSample("vectoradd"), Units: units, Words: inside.TerminationLog, Dev: inside.Dev, Stdout: stdout, Stderr: stderr,
+		Sample: findSample("vectoradd"), Units: units, MessagePath: inside.TerminationLog, Dev: inside.Dev, Stdout: stdout, Stderr: stderr,
 	}.Run(ctx)
 	switch {
 	case err != nil:
 		return err
 	case code != 0:
-		return program.End(code, fmt.Errorf("vectoradd ended with %d", code))
+		return program.WithExitCode(code, fmt.Errorf("vectoradd ended with %d", code))
 	}
 	return nil
 }

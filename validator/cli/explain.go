@@ -47,13 +47,13 @@ func explainRoad(ctx context.Context, args []string, stdout, _ io.Writer) error 
 	case err != nil:
 		return err
 	case len(rest) > 0:
-		return program.Wrong("explain takes no arguments; did you mean --node %s?", rest[0])
+		return program.UsageErrorf("explain takes no arguments; did you mean --node %s?", rest[0])
 	case format != "text" && format != "json":
-		return program.Wrong("--output %q: want text or json", format)
+		return program.UsageErrorf("--output %q: want text or json", format)
 	case node == "" && (kubeconfig != "" || contextName != ""):
-		return program.Wrong("--kubeconfig and --context need --node, the name of the Node")
+		return program.UsageErrorf("--kubeconfig and --context need --node, the name of the Node")
 	case timeout <= 0:
-		return program.Wrong("--timeout must be positive")
+		return program.UsageErrorf("--timeout must be positive")
 	}
 	var r explain.Road
 	if node == "" {
@@ -67,7 +67,7 @@ func explainRoad(ctx context.Context, args []string, stdout, _ io.Writer) error 
 	if format == "json" {
 		return r.JSON(stdout)
 	}
-	return r.Text(stdout, explain.Look{Width: width(stdout), Color: isTerminal(stdout)})
+	return r.Text(stdout, explain.Style{Width: width(stdout), Color: isTerminal(stdout)})
 }
 
 func (o *options) explainNode() (explain.Road, error) {
@@ -89,7 +89,7 @@ func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout 
 	defer cancel()
 	config, err := kube.Kubeconfig(kubeconfig, name)
 	if err != nil {
-		return explain.Road{}, program.Wrong("%w", err)
+		return explain.Road{}, program.UsageErrorf("%w", err)
 	}
 	client, err := kube.New(config)
 	if err != nil {

@@ -39,11 +39,11 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	if len(rest) > 0 {
-		return program.Wrong("host-driver takes no arguments, not %q", rest[0])
+		return program.UsageErrorf("host-driver takes no arguments, not %q", rest[0])
 	}
 	root, err := host.Open(o.hostRoot)
 	if err != nil {
-		return program.Wrong("--host-root %s: %w", o.hostRoot, err)
+		return program.UsageErrorf("--host-root %s: %w", o.hostRoot, err)
 	}
 	defer func() { _ = root.Close() }()
 	kernel := root
@@ -54,7 +54,7 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 		}
 		defer func() { _ = kernel.Close() }()
 	}
-	found, err := hostdriver.Look(root, kernel)
+	found, err := hostdriver.Inspect(root, kernel)
 	if err != nil {
 		return errors.Join(err, writeMessage(messagePath, err.Error()))
 	}
@@ -66,7 +66,7 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if err := writeMessage(messagePath, found.String()); err != nil {
 		return err
 	}
-	return program.End(exitHostDriver, program.ErrSaid)
+	return program.WithExitCode(exitHostDriver, program.ErrReported)
 }
 
 // writeMessage writes a container's termination message if its file exists, which the kubelet

@@ -87,16 +87,16 @@ func (o *options) parse(args []string) ([]string, error) {
 	}
 	for _, name := range []string{"host-root", "driver-root", "dev-root", "state-dir", "output-dir", "cdi-output-dir", "pod-resources-socket"} {
 		if f := o.flags.Lookup(name); f != nil && f.Value.String() != "" && !filepath.IsAbs(f.Value.String()) {
-			return nil, program.Wrong("--%s %q: want an absolute path", name, f.Value.String())
+			return nil, program.UsageErrorf("--%s %q: want an absolute path", name, f.Value.String())
 		}
 	}
 	if o.cudaParallel < 0 || o.cudaTimeout < 0 {
-		return nil, program.Wrong("--cuda-parallel and --cuda-timeout must not be negative")
+		return nil, program.UsageErrorf("--cuda-parallel and --cuda-timeout must not be negative")
 	}
 	for _, name := range o.optional {
 		l, err := readiness.ParseOptional(name)
 		if err != nil {
-			return nil, program.Wrong("--optional: %w", err)
+			return nil, program.UsageErrorf("--optional: %w", err)
 		}
 		o.asked = append(o.asked, l)
 	}
@@ -119,7 +119,7 @@ const settle = 3 * time.Second
 func (o *options) node() (check.Node, error) {
 	root, err := host.Open(o.hostRoot)
 	if err != nil {
-		return check.Node{}, program.Wrong("--host-root %s: %w", o.hostRoot, err)
+		return check.Node{}, program.UsageErrorf("--host-root %s: %w", o.hostRoot, err)
 	}
 	boot, err := nodestate.BootIDAt(o.hostRoot)
 	if err != nil {

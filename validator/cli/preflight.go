@@ -71,11 +71,11 @@ func (p *preflightOptions) addFlags(o *options) {
 func (p *preflightOptions) verify() error {
 	switch {
 	case !slices.Contains(show.Formats(), p.format):
-		return program.Wrong("--output %q: want text, json or junit", p.format)
+		return program.UsageErrorf("--output %q: want text, json or junit", p.format)
 	case p.timeout < 2*time.Second:
-		return program.Wrong("--timeout %v: want 2s or more", p.timeout)
+		return program.UsageErrorf("--timeout %v: want 2s or more", p.timeout)
 	case p.results != "" && !filepath.IsAbs(p.results):
-		return program.Wrong("--results-dir %q: want an absolute path", p.results)
+		return program.UsageErrorf("--results-dir %q: want an absolute path", p.results)
 	}
 	return nil
 }
@@ -90,14 +90,14 @@ func runPreflight(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return err
 	}
 	if len(rest) > 0 {
-		return program.Wrong("preflight takes no arguments, have %q", rest[0])
+		return program.UsageErrorf("preflight takes no arguments, have %q", rest[0])
 	}
 	if err := p.verify(); err != nil {
 		return err
 	}
 	table, err := threshold.Load(p.thresholds)
 	if err != nil {
-		return program.End(program.Usage, err)
+		return program.WithExitCode(program.Usage, err)
 	}
 	node, err := o.node()
 	if err != nil {
@@ -129,7 +129,7 @@ func driverError(rep report.Report) error {
 	if f == nil {
 		return nil
 	}
-	return program.End(exitCode(*f), fmt.Errorf("%s: %s: %s; %s", f.Layer, f.Refusal.Reason, f.Refusal.Message, f.Refusal.Action))
+	return program.WithExitCode(exitCode(*f), fmt.Errorf("%s: %s: %s; %s", f.Layer, f.Refusal.Reason, f.Refusal.Message, f.Refusal.Action))
 }
 
 // report compares the result with earlier ones, stores it, and shows it. It is shown even if
@@ -178,5 +178,5 @@ func verdictError(r result.Result) error {
 	if g != nil {
 		name = g.Name()
 	}
-	return program.End(preflightCodes[r.Verdict], fmt.Errorf("preflight: %s is %s: %s: %s; %s", name, f.Verdict, f.Reason, f.Message, f.Action))
+	return program.WithExitCode(preflightCodes[r.Verdict], fmt.Errorf("preflight: %s is %s: %s: %s; %s", name, f.Verdict, f.Reason, f.Message, f.Action))
 }

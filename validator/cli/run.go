@@ -44,10 +44,10 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	if len(rest) > 0 {
-		return program.Wrong("run takes no arguments; did you mean --layers %s?", rest[0])
+		return program.UsageErrorf("run takes no arguments; did you mean --layers %s?", rest[0])
 	}
 	if !slices.Contains(report.Formats(), format) {
-		return program.Wrong("--output %q: want text, json or junit", format)
+		return program.UsageErrorf("--output %q: want text, json or junit", format)
 	}
 	layers, err := parseLayers(names)
 	if err != nil {
@@ -77,7 +77,7 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return fmt.Errorf("write the report: %w", err)
 	}
 	if failed := rep.Failed(); failed != nil {
-		return program.End(exitCode(*failed), fmt.Errorf("%s: %s: %s; %s", failed.Layer, failed.Refusal.Reason, failed.Refusal.Message, failed.Refusal.Action))
+		return program.WithExitCode(exitCode(*failed), fmt.Errorf("%s: %s: %s; %s", failed.Layer, failed.Refusal.Reason, failed.Refusal.Message, failed.Refusal.Action))
 	}
 	return nil
 }
@@ -94,7 +94,7 @@ func parseLayers(names []string) ([]readiness.Layer, error) {
 	for _, name := range names {
 		l, err := readiness.ParseLayer(name)
 		if err != nil {
-			return nil, program.Wrong("%w", err)
+			return nil, program.UsageErrorf("%w", err)
 		}
 		layers = append(layers, l)
 	}

@@ -25,7 +25,7 @@ type standin struct {
 	*componentFlags
 	layerOf
 	node check.Node
-	road check.Road
+	road check.Pipeline
 	dir  string
 	news <-chan struct{} // receives when the pod has ended; nil: none is run
 	out  *lines
@@ -132,18 +132,18 @@ func (s *standin) writeNotReady(o check.Outcome) error {
 }
 
 func (s *standin) failureError(o check.Outcome) error {
-	return program.End(s.exitCode(o), fmt.Errorf("%s: %s: %s; %s", s.name, o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action))
+	return program.WithExitCode(s.exitCode(o), fmt.Errorf("%s: %s: %s; %s", s.name, o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action))
 }
 
 // endError returns the error for the end of ctx, by timeout or signal.
 func (s *standin) endError(ctx context.Context, last *check.Outcome) error {
 	switch {
 	case errors.Is(context.Cause(ctx), context.Canceled):
-		return program.End(program.Failed, fmt.Errorf("interrupted: %s is not proven", s.name))
+		return program.WithExitCode(program.Failed, fmt.Errorf("interrupted: %s is not proven", s.name))
 	case last == nil:
-		return program.End(exitTimeout, fmt.Errorf("%s: %w, and nothing is known of it yet", s.name, context.Cause(ctx)))
+		return program.WithExitCode(exitTimeout, fmt.Errorf("%s: %w, and nothing is known of it yet", s.name, context.Cause(ctx)))
 	}
-	return program.End(s.exitCode(*last), fmt.Errorf("%s: %w: %s: %s; %s", s.name, context.Cause(ctx), last.Refusal.Reason, last.Refusal.Message, last.Refusal.Action))
+	return program.WithExitCode(s.exitCode(*last), fmt.Errorf("%s: %w: %s: %s; %s", s.name, context.Cause(ctx), last.Refusal.Reason, last.Refusal.Message, last.Refusal.Action))
 }
 
 func (s *standin) exitCode(o check.Outcome) int {

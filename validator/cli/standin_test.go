@@ -31,7 +31,7 @@ func standFor(t *testing.T, name string, o check.Outcome) *standin {
 	of := componentsOf[name]
 	return &standin{componentFlags: &componentFlags{name: name, workload: true}, layerOf: of, dir: t.TempDir(), out: &lines{w: io.Discard},
 		node: check.Node{Root: root, BootID: "b", StateDir: "/states", PodResources: "/socket"},
-		road: check.Road{
+		road: check.Pipeline{
 			Driver: func(context.Context, check.Node) (check.Driver, check.Outcome) {
 				return check.Driver{}, check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "1"}})
 			},

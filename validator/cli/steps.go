@@ -33,8 +33,8 @@ var optional = []check.Step{
 
 // newRoad returns the road with the optional steps that are wanted. workload is nil where no
 // pod is to be run.
-func newRoad(workload plugin.Workload, asked []readiness.Layer) check.Road {
-	r := check.Road{
+func newRoad(workload plugin.Workload, asked []readiness.Layer) check.Pipeline {
+	r := check.Pipeline{
 		Driver: func(ctx context.Context, n check.Node) (check.Driver, check.Outcome) {
 			return driver.Check(ctx, n, probe.Read)
 		},
@@ -42,7 +42,7 @@ func newRoad(workload plugin.Workload, asked []readiness.Layer) check.Road {
 			{Layer: readiness.Toolkit, Check: injection.Check},
 			{Layer: readiness.CUDA, Check: cuda.Check},
 			{Layer: readiness.Plugin, Check: func(ctx context.Context, n check.Node, d check.Driver) check.Outcome {
-				return plugin.Check(ctx, n, d, plugin.AskKubelet, workload)
+				return plugin.Check(ctx, n, d, plugin.ReadKubelet, workload)
 			}},
 		},
 	}
@@ -56,7 +56,7 @@ func newRoad(workload plugin.Workload, asked []readiness.Layer) check.Road {
 
 // withUnwanted adds the optional steps that are not wanted to a road, so that a report lists all
 // steps.
-func withUnwanted(r check.Road) check.Road {
+func withUnwanted(r check.Pipeline) check.Pipeline {
 	for _, s := range optional {
 		if !slices.ContainsFunc(r.Steps, func(has check.Step) bool { return has.Layer == s.Layer }) {
 			s.Check = nil

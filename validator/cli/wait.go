@@ -60,7 +60,7 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	if len(layers) == 0 && !inject {
-		return program.Wrong("wait for what? Name one or more of driver, toolkit, cuda, plugin, injection")
+		return program.UsageErrorf("wait for what? Name one or more of driver, toolkit, cuda, plugin, injection")
 	}
 	node, err := o.node()
 	if err != nil {
@@ -87,11 +87,11 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case !errors.As(err, &notReady):
 		return err
 	case errors.Is(err, context.Canceled):
-		return program.End(program.Failed, fmt.Errorf("interrupted: %w", notReady))
+		return program.WithExitCode(program.Failed, fmt.Errorf("interrupted: %w", notReady))
 	case notReady.Status.Refusal != nil:
-		return program.End(layerCodes[notReady.Layer], fmt.Errorf("%w; %s (waited %v)", notReady, notReady.Status.Refusal.Action, timeout))
+		return program.WithExitCode(layerCodes[notReady.Layer], fmt.Errorf("%w; %s (waited %v)", notReady, notReady.Status.Refusal.Action, timeout))
 	}
-	return program.End(exitTimeout, fmt.Errorf("%w; see that gpu-validator daemon runs on this node (waited %v)", notReady, timeout))
+	return program.WithExitCode(exitTimeout, fmt.Errorf("%w; see that gpu-validator daemon runs on this node (waited %v)", notReady, timeout))
 }
 
 // waitForInjection waits for the injection, and ends with the toolkit's exit code if it fails.
@@ -116,12 +116,12 @@ func waitForInjection(ctx context.Context, node check.Node, timeout time.Duratio
 		out.print("a container that is created now is given the GPUs")
 		return nil
 	case errors.Is(err, context.Canceled):
-		return program.End(program.Failed, fmt.Errorf("interrupted: injection: %w", err))
+		return program.WithExitCode(program.Failed, fmt.Errorf("interrupted: injection: %w", err))
 	case errors.Is(err, context.DeadlineExceeded):
 		if _, unknown := node.State(nodestate.Toolkit); nodestate.IsAbsent(unknown) {
-			return program.End(exitTimeout, fmt.Errorf("injection: %w (waited %v)", err, timeout))
+			return program.WithExitCode(exitTimeout, fmt.Errorf("injection: %w (waited %v)", err, timeout))
 		}
-		return program.End(exitToolkit, fmt.Errorf("injection: %w; see the log of gpu-toolkit (waited %v)", err, timeout))
+		return program.WithExitCode(exitToolkit, fmt.Errorf("injection: %w; see the log of gpu-toolkit (waited %v)", err, timeout))
 	}
 	return err
 }
@@ -182,7 +182,7 @@ func waitForLayers(ctx context.Context, node check.Node, o *options, layers []re
 	err := readiness.Wait(ctx, node.Root.Path(o.outputDir), layers, node.BootID, func(l readiness.Layer, s readiness.Status, err error) {
 		switch {
 		case err != nil:
-			out.print("waiting for %s: %s", l, readiness.Unknown(err))
+			out.print("waiting for %s: %s", l, readiness.DescribeError(err))
 		case s.Proof != nil:
 			out.print("%s is ready: %s%s", l, s.Proof.Summary, simulatedSuffix(s.Proof))
 		default:

@@ -19,23 +19,23 @@ import (
 
 // Config configures a Daemon.
 type Config struct {
-	Node      check.Node
-	Road      check.Road
-	OutputDir string // of the proofs, as this process sees it
-	Log       *slog.Logger
-	Metrics   *Metrics
-	Tell      func(voice.Facts) // called whenever the facts change; nil: not called
-	News      <-chan struct{}   // receives when a validation pod has ended; nil: none is run
-	NodeNews  <-chan struct{}   // receives when the API server's Node has changed; nil: the Node is not watched
-	Witness   Witness           // nil: not wanted
+	Node         check.Node
+	Road         check.Pipeline
+	OutputDir    string // of the proofs, as this process sees it
+	Log          *slog.Logger
+	Metrics      *Metrics
+	Publish      func(voice.Facts) // called whenever the facts change; nil: not called
+	WorkloadDone <-chan struct{}   // receives when a validation pod has ended; nil: none is run
+	NodeChanged  <-chan struct{}   // receives when the API server's Node has changed; nil: the Node is not watched
+	DriverPod    DriverPod         // nil: not wanted
 }
 
-// Witness shows people, by a pod of its own, that the proof of layer cuda holds.
-type Witness interface {
+// DriverPod shows people, by a pod of its own, that the proof of layer cuda holds.
+type DriverPod interface {
 	Proven(check.Driver) // layer cuda is proven
 	Withdraw()           // layer cuda is no longer proven
 	Result() *check.Outcome
-	News() <-chan struct{} // receives when the result has changed
+	Updates() <-chan struct{} // receives when the result has changed
 }
 
 // Daemon is the one writer of the proofs and of the validator's own state.
@@ -106,7 +106,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		})
 	})
 	group.Go(func() error { return d.loop(ctx, changed) })
-	if d.Witness != nil {
+	if d.DriverPod != nil {
 		group.Go(func() error { return d.watchWitness(ctx) })
 	}
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
@@ -121,8 +121,8 @@ func (d *Daemon) loop(ctx context.Context, changed <-chan struct{}) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
-		case <-d.News:
-		case <-d.NodeNews:
+		case <-d.WorkloadDone:
+		case <-d.NodeChanged:
 		case <-d.backoff.timer():
 		}
 		outcomes := d.Road.Run(ctx, d.Node, nil)

@@ -73,7 +73,7 @@ func newBench(t *testing.T) *bench {
 	root, err := host.Open(b.dir)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, root.Close()) })
-	road := check.Road{Driver: func(context.Context, check.Node) (check.Driver, check.Outcome) {
+	road := check.Pipeline{Driver: func(context.Context, check.Node) (check.Driver, check.Outcome) {
 		o := b.outcome(readiness.Driver)
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -301,7 +301,7 @@ func TestReadinessMetricsAndStateNameTheFailure(t *testing.T) {
 	require.Equal(t, gpu.Reason("CUDASampleFailed"), s.Reason)
 	require.Equal(t, "cuda: GPU 0 is wrong; replace it", s.Message)
 
-	b.set(readiness.Driver, check.Outcome{Kind: check.Absent, Refusal: &readiness.Refusal{Reason: check.ReasonNoGPU, Message: "none"}})
+	b.set(readiness.Driver, check.Outcome{Kind: check.Absent, Refusal: &readiness.NotReady{Reason: check.ReasonNoGPU, Message: "none"}})
 	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
 	require.NoError(t, b.d.Ready(), "nothing to prove")
 	require.Nil(t, b.d.backoff.timer(), "and nothing to try again")
@@ -428,7 +428,7 @@ func (t *recorder) count() int {
 func TestFactsArePublishedWithComponentStates(t *testing.T) {
 	b := newBench(t)
 	var published recorder
-	b.d.Tell = published.record
+	b.d.Publish = published.record
 	xid := nodestate.State{Component: nodestate.DevicePlugin, BootID: boot, Phase: nodestate.Degraded}
 	require.NoError(t, nodestate.Write(filepath.Join(b.dir, "states/deviceplugin"), xid))
 	b.set(readiness.Toolkit, check.Fail("ToolkitSilent", "nothing said", ""))
@@ -451,7 +451,7 @@ func TestFactsArePublishedWithComponentStates(t *testing.T) {
 func TestComponentStatesArePublishedBeforeTheCheck(t *testing.T) {
 	b := newBench(t)
 	var published recorder
-	b.d.Tell = published.record
+	b.d.Publish = published.record
 	b.start()
 	b.until(readiness.Plugin, proven)
 	hold := make(chan struct{})
@@ -469,7 +469,7 @@ func TestComponentStatesArePublishedBeforeTheCheck(t *testing.T) {
 func TestARestartDoesNotPublishEmptyFacts(t *testing.T) {
 	b := newBench(t)
 	var published recorder
-	b.d.Tell = published.record
+	b.d.Publish = published.record
 	stop := b.start()
 	b.until(readiness.Plugin, proven)
 	stop()
@@ -478,7 +478,7 @@ func TestARestartDoesNotPublishEmptyFacts(t *testing.T) {
 	again := newBench(t)
 	again.d.proofs.dir = b.out
 	var then recorder
-	again.d.Tell = then.record
+	again.d.Publish = then.record
 	stop = again.start()
 	require.Eventually(t, func() bool { return then.count() > 0 }, time.Minute, time.Millisecond)
 	stop()
@@ -500,7 +500,7 @@ func TestEachProofIsWrittenBeforeTheNextLayerIsChecked(t *testing.T) {
 }
 
 func pending() check.Outcome {
-	return check.Outcome{Kind: check.Pending, Refusal: &readiness.Refusal{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
+	return check.Outcome{Kind: check.Pending, Refusal: &readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
 }
 
 func TestAProofHoldsWhileAnotherIsPending(t *testing.T) {
@@ -527,7 +527,7 @@ func TestAProofHoldsWhileAnotherIsPending(t *testing.T) {
 func TestNewsTriggersTheCheckOfAPendingProof(t *testing.T) {
 	b := newBench(t)
 	news := make(chan struct{})
-	b.d.News = news
+	b.d.WorkloadDone = news
 	b.set(readiness.Plugin, pending())
 	b.start()
 	b.until(readiness.Plugin, because("WorkloadRunning"))
@@ -539,7 +539,7 @@ func TestNewsTriggersTheCheckOfAPendingProof(t *testing.T) {
 func TestAPartialProofIsRetriedLater(t *testing.T) {
 	b := newBench(t)
 	o := check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}}, "no GPU is free")
-	o.Again = true
+	o.Retry = true
 	b.set(readiness.Plugin, o)
 	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
 	require.NoError(t, b.d.Ready())
@@ -549,7 +549,7 @@ func TestAPartialProofIsRetriedLater(t *testing.T) {
 func TestRetireWritesTheReasonAsTheLastState(t *testing.T) {
 	b := newBench(t)
 	var published recorder
-	b.d.Tell = published.record
+	b.d.Publish = published.record
 	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
 	b.d.Retire("InjectionOutdated", "it was given the GPUs of an earlier state")
 	state := func() nodestate.State {
@@ -561,7 +561,7 @@ func TestRetireWritesTheReasonAsTheLastState(t *testing.T) {
 	b.until(readiness.Plugin, proven)
 
 	b = newBench(t)
-	b.d.Tell = published.record
+	b.d.Publish = published.record
 	b.d.Retire(check.ReasonInjection, "it was created without the GPUs")
 	require.Equal(t, check.ReasonInjection, state().Reason)
 	b.until(readiness.Driver, because(check.ReasonInjection))

@@ -18,8 +18,8 @@ func (d *Daemon) recordEarly(o check.Outcome) {
 	d.writing.Lock()
 	defer d.writing.Unlock()
 	_ = d.write(d.proofs.effective(o))
-	if d.Witness != nil && o.Layer == readiness.CUDA && o.Kind != check.Passed {
-		d.Witness.Withdraw()
+	if d.DriverPod != nil && o.Layer == readiness.CUDA && o.Kind != check.Passed {
+		d.DriverPod.Withdraw()
 	}
 }
 
@@ -36,7 +36,7 @@ func (d *Daemon) record(found []check.Outcome) {
 	for _, o := range found {
 		d.Metrics.observe(o)
 		pending = pending || o.Kind == check.Pending
-		if o.Kind == check.Failed || o.Again {
+		if o.Kind == check.Failed || o.Retry {
 			failing = append(failing, failureKey(o))
 		}
 		o = d.proofs.effective(o)
@@ -128,7 +128,7 @@ func (d *Daemon) Retire(reason gpu.Reason, message string) {
 	if d.retired {
 		return
 	}
-	r := readiness.Refusal{BootID: d.Node.BootID, Reason: reason, Message: message, Action: "nothing: the kubelet creates the container anew"}
+	r := readiness.NotReady{BootID: d.Node.BootID, Reason: reason, Message: message, Action: "nothing: the kubelet creates the container anew"}
 	if reason == check.ReasonInjection {
 		// Nothing can be proven in this container. The reason must show in the
 		// cluster even if the process ends this way again and again.

@@ -51,8 +51,8 @@ func (d *Daemon) cacheGPUs(run func(context.Context, check.Node) (check.Driver, 
 func (d *Daemon) notifyWitness(run func(context.Context, check.Node, check.Driver) check.Outcome) func(context.Context, check.Node, check.Driver) check.Outcome {
 	return func(ctx context.Context, node check.Node, driver check.Driver) check.Outcome {
 		o := run(ctx, node, driver)
-		if d.Witness != nil && o.Kind == check.Passed {
-			d.Witness.Proven(driver)
+		if d.DriverPod != nil && o.Kind == check.Passed {
+			d.DriverPod.Proven(driver)
 		}
 		return o
 	}

@@ -34,10 +34,10 @@ func (d *Daemon) setState(s nodestate.State) error {
 	return nil
 }
 
-// Choose publishes the Node's choice by labels to components that cannot read the Node.
+// SetNodeLabels publishes the Node's choice by labels to components that cannot read the Node.
 // It waits for no proof and may be called from any goroutine. After an error it must be
 // called again.
-func (d *Daemon) Choose(labels map[string]string) error {
+func (d *Daemon) SetNodeLabels(labels map[string]string) error {
 	d.writing.Lock()
 	defer d.writing.Unlock()
 	before := d.state.Validator

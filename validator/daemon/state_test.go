@@ -35,7 +35,7 @@ func outcomes(last check.Outcome) []check.Outcome {
 func TestEveryStateHasTheNodesChoice(t *testing.T) {
 	b := newBench(t)
 	choice := map[string]string{nodestate.ConfigLabel: "shared"}
-	require.NoError(t, b.d.Choose(choice), "before any proof")
+	require.NoError(t, b.d.SetNodeLabels(choice), "before any proof")
 	s := b.state()
 	require.Equal(t, choice, s.Validator.NodeLabels)
 	require.Equal(t, nodestate.Waiting, s.Phase)
@@ -50,13 +50,13 @@ func TestEveryStateHasTheNodesChoice(t *testing.T) {
 	}
 	require.Equal(t, nodestate.Failed, b.state().Phase)
 
-	require.NoError(t, b.d.Choose(map[string]string{}))
+	require.NoError(t, b.d.SetNodeLabels(map[string]string{}))
 	s = b.state()
 	require.NotNil(t, s.Validator.NodeLabels, "the Node was read, and chooses nothing")
 	require.Empty(t, s.Validator.NodeLabels)
 	require.Equal(t, nodestate.Failed, s.Phase)
 
-	require.NoError(t, b.d.Choose(choice))
+	require.NoError(t, b.d.SetNodeLabels(choice))
 	b.d.Retire("InjectionOutdated", "the driver is another")
 	s = b.state()
 	require.Equal(t, choice, s.Validator.NodeLabels)
@@ -68,7 +68,7 @@ func TestTheNextProcessKeepsTheNodesChoice(t *testing.T) {
 	require.NoError(t, b.d.writeState(outcomes(check.Pass(readiness.Proof{}))))
 	require.Nil(t, b.state().Validator, "the Node was not read")
 	choice := map[string]string{nodestate.ConfigLabel: "shared"}
-	require.NoError(t, b.d.Choose(choice))
+	require.NoError(t, b.d.SetNodeLabels(choice))
 	b.again()
 	require.NoError(t, b.d.writeState(outcomes(check.Pass(readiness.Proof{}))))
 	require.Equal(t, choice, b.state().Validator.NodeLabels)
@@ -88,8 +88,8 @@ func TestAnUnwritableChoiceIsAnErrorUntilWritten(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Dir(dir), 0o755))
 	require.NoError(t, os.WriteFile(dir, nil, 0o600)) // no folder
 	choice := map[string]string{nodestate.ConfigLabel: "shared"}
-	require.Error(t, b.d.Choose(choice))
+	require.Error(t, b.d.SetNodeLabels(choice))
 	require.NoError(t, os.Remove(dir))
-	require.NoError(t, b.d.Choose(choice))
+	require.NoError(t, b.d.SetNodeLabels(choice))
 	require.Equal(t, choice, b.state().Validator.NodeLabels)
 }

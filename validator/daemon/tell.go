@@ -22,7 +22,7 @@ func (d *Daemon) watchWitness(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-d.Witness.News():
+		case <-d.DriverPod.Updates():
 			d.republish()
 		}
 	}
@@ -30,7 +30,7 @@ func (d *Daemon) watchWitness(ctx context.Context) error {
 
 // publish publishes the facts. The caller holds d.writing.
 func (d *Daemon) publish() {
-	if d.Tell == nil || d.retired {
+	if d.Publish == nil || d.retired {
 		return
 	}
 	f := voice.Facts{Outcomes: d.outcomes, States: map[nodestate.Component]nodestate.State{}, Names: d.gpus.names, Faults: d.gpus.faults}
@@ -39,8 +39,8 @@ func (d *Daemon) publish() {
 			f.States[c] = s
 		}
 	}
-	if d.Witness != nil {
-		f.Witness = d.Witness.Result()
+	if d.DriverPod != nil {
+		f.DriverPod = d.DriverPod.Result()
 	}
-	d.Tell(f)
+	d.Publish(f)
 }

@@ -26,9 +26,9 @@ func (w *witness) record(what string) {
 	w.calls = append(w.calls, what)
 }
 
-func (w *witness) Proven(check.Driver)   { w.record("proven") }
-func (w *witness) Withdraw()             { w.record("withdrawn") }
-func (w *witness) News() <-chan struct{} { return w.news }
+func (w *witness) Proven(check.Driver)      { w.record("proven") }
+func (w *witness) Withdraw()                { w.record("withdrawn") }
+func (w *witness) Updates() <-chan struct{} { return w.news }
 
 func (w *witness) Result() *check.Outcome {
 	w.mu.Lock()
@@ -47,7 +47,7 @@ func (w *witness) takeCalls() []string {
 func TestOnlyLayerCUDANotifiesTheWitness(t *testing.T) {
 	b := newBench(t)
 	w := &witness{}
-	b.d.Witness = w
+	b.d.DriverPod = w
 	run := func() []string {
 		b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
 		return w.takeCalls()
@@ -64,9 +64,9 @@ func TestOnlyLayerCUDANotifiesTheWitness(t *testing.T) {
 func TestTheWitnessesResultIsPublished(t *testing.T) {
 	b := newBench(t)
 	w := &witness{news: make(chan struct{})}
-	b.d.Witness = w
+	b.d.DriverPod = w
 	var published recorder
-	b.d.Tell = published.record
+	b.d.Publish = published.record
 	b.start()
 	b.until(readiness.Plugin, proven)
 	failed := check.Fail("WorkloadFailed", "it did not pass", "see its log")
@@ -74,6 +74,6 @@ func TestTheWitnessesResultIsPublished(t *testing.T) {
 	w.result = &failed
 	w.mu.Unlock()
 	w.news <- struct{}{}
-	require.Eventually(t, func() bool { return published.last().Witness == &failed }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return published.last().DriverPod == &failed }, time.Minute, time.Millisecond)
 	require.Eventually(t, func() bool { return b.d.Ready() == nil }, time.Minute, time.Millisecond, "no layer depends on it")
 }

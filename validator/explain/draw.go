@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// Look configures the drawing.
-type Look struct {
+// Style configures the drawing.
+type Style struct {
 	Width int  // columns; text is wrapped there
 	Color bool // ANSI colours
 }
@@ -27,14 +27,14 @@ var (
 const narrowest = 24
 
 type pen struct {
-	Look
+	Style
 	strings.Builder
 	now time.Time
 }
 
 // Text draws the road, and below it the facts about each stretch.
-func (r Road) Text(w io.Writer, look Look) error {
-	p := &pen{Look: look, now: r.Time}
+func (r Road) Text(w io.Writer, look Style) error {
+	p := &pen{Style: look, now: r.Time}
 	title := r.Node
 	if r.GPUs != "" {
 		title += " · " + r.GPUs

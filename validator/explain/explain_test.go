@@ -53,7 +53,7 @@ func show(t *testing.T, name string, r Road) {
 	t.Helper()
 	asPublished(t, r)
 	var wide bytes.Buffer
-	require.NoError(t, r.Text(&wide, Look{Width: 100}))
+	require.NoError(t, r.Text(&wide, Style{Width: 100}))
 	golden(t, name+".txt", wide.Bytes())
 }
 
@@ -62,9 +62,9 @@ func showAll(t *testing.T, name string, r Road) {
 	t.Helper()
 	show(t, name, r)
 	var narrow, colored, data bytes.Buffer
-	require.NoError(t, r.Text(&narrow, Look{Width: 46}))
+	require.NoError(t, r.Text(&narrow, Style{Width: 46}))
 	golden(t, name+"-narrow.txt", narrow.Bytes())
-	require.NoError(t, r.Text(&colored, Look{Width: 80, Color: true}))
+	require.NoError(t, r.Text(&colored, Style{Width: 80, Color: true}))
 	golden(t, name+"-color.txt", colored.Bytes())
 	require.NoError(t, r.JSON(&data))
 	golden(t, name+".json", data.Bytes())
@@ -93,7 +93,7 @@ func (s *site) proven(l readiness.Layer, ago time.Duration, summary string) {
 		Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05"}}))
 }
 
-func (s *site) refused(l readiness.Layer, ago time.Duration, r readiness.Refusal) {
+func (s *site) refused(l readiness.Layer, ago time.Duration, r readiness.NotReady) {
 	s.t.Helper()
 	r.BootID, r.Time = boot, now.Add(-ago)
 	require.NoError(s.t, readiness.WriteNotReady(s.dir, l, r))
@@ -101,7 +101,7 @@ func (s *site) refused(l readiness.Layer, ago time.Duration, r readiness.Refusal
 
 func (s *site) notRun(l readiness.Layer) {
 	s.t.Helper()
-	s.refused(l, time.Minute, readiness.Refusal{Reason: check.ReasonNotRun, Message: "not run"})
+	s.refused(l, time.Minute, readiness.NotReady{Reason: check.ReasonNotRun, Message: "not run"})
 }
 
 func (s *site) writeState(c nodestate.Component, state nodestate.State) {
@@ -149,7 +149,7 @@ func TestTheRoadEndsWhereALayerIsRefused(t *testing.T) {
 	s := newSite(t)
 	s.proven(readiness.Driver, time.Hour, "2 × NVIDIA H200, driver 580.95.05, CUDA 13.0")
 	s.proven(readiness.Toolkit, time.Hour, "2 CDI names of kind k8s.gpuready.io/gpu resolve")
-	s.refused(readiness.CUDA, 3*time.Minute, readiness.Refusal{Reason: "CUDASampleFailed",
+	s.refused(readiness.CUDA, 3*time.Minute, readiness.NotReady{Reason: "CUDASampleFailed",
 		Message: "GPU 1 (" + gpu1 + ", 0000:11:00.0): vectoradd: element 7 of 50000 is 3.5, not 3.25", Action: "drain the node and run gpu-validator preflight; a GPU that computes wrongly has to be replaced"})
 	s.notRun(readiness.Plugin)
 	s.writeState(nodestate.Toolkit, nodestate.State{Phase: nodestate.Degraded, Reason: "SpecsIncomplete", Message: "one spec could not be written"})
@@ -181,7 +181,7 @@ func TestTheRoadNamesTheCauseOfTheWait(t *testing.T) {
 		}, "waiting at driver: what is known is from an earlier boot"},
 		"no GPU": {func(s *site) {
 			for _, l := range readiness.Layers() {
-				s.refused(l, time.Minute, readiness.Refusal{Reason: check.ReasonNoGPU, Message: "the PCI bus has no NVIDIA GPU"})
+				s.refused(l, time.Minute, readiness.NotReady{Reason: check.ReasonNoGPU, Message: "the PCI bus has no NVIDIA GPU"})
 			}
 		}, "no GPU: the PCI bus has no NVIDIA GPU"},
 		"a pod is on its way": {func(s *site) {
@@ -189,14 +189,14 @@ func TestTheRoadNamesTheCauseOfTheWait(t *testing.T) {
 				s.proven(l, time.Hour, "works")
 			}
 			s.writeState(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
-			s.refused(readiness.Plugin, time.Second, readiness.Refusal{Reason: "WorkloadRunning", Message: "a pod that requests nvidia.com/gpu is on its way", Action: "wait"})
+			s.refused(readiness.Plugin, time.Second, readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod that requests nvidia.com/gpu is on its way", Action: "wait"})
 		}, "waiting at pod: a pod that requests nvidia.com/gpu is on its way"},
 		"the pod failed": {func(s *site) {
 			for _, l := range readiness.Layers()[:3] {
 				s.proven(l, time.Hour, "works")
 			}
 			s.writeState(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
-			s.refused(readiness.Plugin, time.Second, readiness.Refusal{Reason: "WorkloadNotStarted", Message: "ErrImagePull", Action: "see the image"})
+			s.refused(readiness.Plugin, time.Second, readiness.NotReady{Reason: "WorkloadNotStarted", Message: "ErrImagePull", Action: "see the image"})
 		}, "broken at pod: WorkloadNotStarted"},
 		"beside the road": {func(s *site) {
 			for _, l := range readiness.Layers() {
@@ -204,7 +204,7 @@ func TestTheRoadNamesTheCauseOfTheWait(t *testing.T) {
 			}
 			s.writeState(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
 			s.proven(readiness.GDRCopy, time.Hour, "works")
-			s.refused(readiness.GDS, time.Minute, readiness.Refusal{Reason: "GDSNotLoaded", Message: "no nvidia_fs", Action: "load it"})
+			s.refused(readiness.GDS, time.Minute, readiness.NotReady{Reason: "GDSNotLoaded", Message: "no nvidia_fs", Action: "load it"})
 		}, "broken beside the road, at gds: GDSNotLoaded"},
 		"a proof that is none": {func(s *site) {
 			require.NoError(t, os.MkdirAll(s.dir, 0o755))
@@ -214,14 +214,14 @@ func TestTheRoadNamesTheCauseOfTheWait(t *testing.T) {
 			s.writeState(nodestate.Driver, nodestate.State{Phase: nodestate.Waiting, Reason: "Building", Message: "compiling the modules"})
 		}, "waiting at driver: no driver is loaded: compiling the modules"},
 		"the driver cannot be built": {func(s *site) {
-			s.refused(readiness.Driver, time.Minute, readiness.Refusal{Reason: "KernelModuleNotLoaded", Message: "no module nvidia", Action: "load it"})
+			s.refused(readiness.Driver, time.Minute, readiness.NotReady{Reason: "KernelModuleNotLoaded", Message: "no module nvidia", Action: "load it"})
 			s.writeState(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "BuildFailed", Message: "nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later"})
 		}, "broken at driver: BuildFailed"},
 		"the driver fails before the validator runs": {func(s *site) {
 			s.writeState(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "SignatureRejected", Message: "nvidia.ko is not signed; enrol the certificate"})
 		}, "broken at driver: SignatureRejected"},
 		"the driver does not work": {func(s *site) {
-			s.refused(readiness.Driver, time.Minute, readiness.Refusal{Reason: "NoUsableGPU", Message: "the driver works and finds no GPU", Action: "look at dmesg"})
+			s.refused(readiness.Driver, time.Minute, readiness.NotReady{Reason: "NoUsableGPU", Message: "the driver works and finds no GPU", Action: "look at dmesg"})
 			s.writeState(nodestate.Driver, nodestate.State{Phase: nodestate.Failed, Reason: "DeviceInitFailed", Message: "RmInitAdapter failed"})
 		}, "broken at driver: NoUsableGPU"},
 	} {
@@ -239,10 +239,10 @@ func TestTheRoadNamesTheCauseOfTheWait(t *testing.T) {
 
 func TestNoLineIsWiderThanTheTerminal(t *testing.T) {
 	s := newSite(t)
-	s.refused(readiness.Driver, time.Hour, readiness.Refusal{Reason: "DriverVersionMismatch", Message: strings.Repeat("a word and another ", 30), Action: strings.Repeat("do this ", 40)})
+	s.refused(readiness.Driver, time.Hour, readiness.NotReady{Reason: "DriverVersionMismatch", Message: strings.Repeat("a word and another ", 30), Action: strings.Repeat("do this ", 40)})
 	for width := 24; width < 130; width++ {
 		var b bytes.Buffer
-		require.NoError(t, s.road().Text(&b, Look{Width: width}))
+		require.NoError(t, s.road().Text(&b, Style{Width: width}))
 		for line := range strings.Lines(b.String()) {
 			text := strings.TrimSuffix(line, "\n")
 			if strings.Contains(text, " ") && !strings.Contains(text, "DriverVersionMismatch") {

@@ -51,7 +51,7 @@ func FromNode(node check.Node, proofs, name string, now time.Time) Road {
 // proofStretch returns the stretch of a layer by the validator's proof or refusal.
 func (r *Road) proofStretch(name string, status readiness.Status, err error) Stretch {
 	if err != nil {
-		s := Stretch{Name: name, State: Waiting, Message: readiness.Unknown(err)}
+		s := Stretch{Name: name, State: Waiting, Message: readiness.DescribeError(err)}
 		if errors.Is(err, readiness.ErrInvalid) {
 			s.State, s.Reason, s.Action = Broken, "ProofInvalid", "restart gpu-validator, which writes the file anew"
 		}
@@ -82,7 +82,7 @@ func (r *Road) addState(l readiness.Layer, c nodestate.Component, state nodestat
 	s := r.stretch(string(l))
 	reason, why, none := readiness.DriverSays(state, err)
 	switch {
-	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && driver.Nothing(gpu.Reason(s.Reason), state)):
+	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && driver.NoDriver(gpu.Reason(s.Reason), state)):
 		if state.Phase == nodestate.Failed {
 			s.State = Broken
 		}
@@ -138,7 +138,7 @@ func (r *Road) addOffer(node check.Node) {
 		}
 		offers = append(offers, fmt.Sprintf("%s: %d of %d healthy", resource.Name, healthy, all))
 	}
-	for _, left := range info.Left {
+	for _, left := range info.Unallocatable {
 		s.Notes = append(s.Notes, fmt.Sprintf("not offered: %s: %s", left.GPU, first(left.Message, string(left.Reason))))
 	}
 	s.Message = strings.Join(offers, ", ")

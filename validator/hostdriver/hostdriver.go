@@ -51,8 +51,8 @@ func (f Found) String() string {
 	return "the host has no driver of its own: " + f.Why
 }
 
-// Look inspects a host with its root file system at root, and its /proc and /sys at kernel.
-func Look(root, kernel *host.Root) (Found, error) {
+// Inspect inspects a host with its root file system at root, and its /proc and /sys at kernel.
+func Inspect(root, kernel *host.Root) (Found, error) {
 	loaded, version, err := loadedModule(kernel)
 	if err != nil {
 		return Found{}, err

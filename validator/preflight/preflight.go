@@ -64,7 +64,7 @@ func Run(ctx context.Context, o Options) (result.Result, check.Outcome) {
 		b.start = start.Add(late)
 		r.Notes = append(r.Notes, fmt.Sprintf("NVML took %.1f s to begin, for which the samples were given more time: see that nvidia-persistenced runs", (late+readTime).Seconds()))
 	}
-	seen := judge.Seen{Snapshot: snapshot}
+	seen := judge.Observations{Snapshot: snapshot}
 	seen.Runs = b.run(ctx)
 	o.Progress("judging")
 	seen.Readings, seen.Events, seen.Unheard = w.stopAndRead()
@@ -191,7 +191,7 @@ func (b bench) remeasureLinks(ctx context.Context, p phase, units []check.Unit, 
 			continue
 		}
 		if again := b.runSample(ctx, p.samples[0], smaller, []gpu.UUID{u.UUID}, end); again.Outcome == sample.Passed {
-			judge.TakeHostLink(&all[i][0].Answer, again.Answer)
+			judge.MergeHostLink(&all[i][0].Answer, again.Answer)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func watchNVML(ctx context.Context, node check.Node) *nvmlWatch {
 	var once sync.Once
 	go func() {
 		defer close(w.ended)
-		err := probe.Watch(ctx, node, endTimeout, func(t probe.Told) {
+		err := probe.Watch(ctx, node, endTimeout, func(t probe.Message) {
 			w.record(t)
 			if t.Ready {
 				once.Do(func() { close(ready) })
@@ -59,7 +59,7 @@ func watchNVML(ctx context.Context, node check.Node) *nvmlWatch {
 	return w
 }
 
-func (w *nvmlWatch) record(t probe.Told) {
+func (w *nvmlWatch) record(t probe.Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {

@@ -28,8 +28,8 @@ const WatchCommand = "nvml-watch"
 // readInterval is the time between two readings of the watching child.
 const readInterval = 250 * time.Millisecond
 
-// Told is a message of the watching child, with one of these fields set.
-type Told struct {
+// Message is a message of the watching child, with one of these fields set.
+type Message struct {
 	Conditions map[gpu.UUID]gpu.Condition `json:"conditions,omitempty"` // a reading
 	Errors     map[gpu.UUID]string        `json:"errors,omitempty"`     // of GPUs that could not be read in it
 	Event      *gpu.Event                 `json:"event,omitempty"`
@@ -40,7 +40,7 @@ type Told struct {
 // Watch runs a child that reads the GPUs' condition again and again and receives events,
 // until ctx ends; it then reads once more. handle is called for each message, one at a time.
 // Watch returns once the child has ended, or endTimeout after the end of ctx.
-func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, handle func(Told)) error {
+func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, handle func(Message)) error {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	cmd := exec.CommandContext(life, "/proc/self/exe", WatchCommand, node.Root.Dir(), node.DriverRoot)
@@ -79,11 +79,11 @@ func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, handl
 }
 
 // readMessages reads the child's messages, one per line.
-func readMessages(from io.Reader, handle func(Told)) error {
+func readMessages(from io.Reader, handle func(Message)) error {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, maxOutput)
 	for lines.Scan() {
-		var t Told
+		var t Message
 		if err := json.Unmarshal(lines.Bytes(), &t); err != nil {
 			return fmt.Errorf("the process that watches NVML printed %q: %w", record.Clean(lines.Text(), 200), err)
 		}
@@ -119,7 +119,7 @@ type watcher struct {
 	out *json.Encoder
 }
 
-func (w *watcher) send(t Told) {
+func (w *watcher) send(t Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_ = w.out.Encode(t) // a parent that no longer reads kills this process
@@ -131,9 +131,9 @@ func (w *watcher) run(ctx context.Context, stdin io.Reader) error {
 	defer func() { stop(); group.Wait() }()
 	w.read(ctx)
 	group.Go(func() {
-		err := w.source.Watch(ctx, func() { w.send(Told{Ready: true}) }, func(e gpu.Event) { w.send(Told{Event: &e}) })
+		err := w.source.Watch(ctx, func() { w.send(Message{Ready: true}) }, func(e gpu.Event) { w.send(Message{Event: &e}) })
 		if ctx.Err() == nil && err != nil {
-			w.send(Told{Unheard: err.Error(), Ready: true})
+			w.send(Message{Unheard: err.Error(), Ready: true})
 		}
 	})
 	over := make(chan struct{})
@@ -159,7 +159,7 @@ func (w *watcher) run(ctx context.Context, stdin io.Reader) error {
 // read reads the condition of all GPUs concurrently, so that each GPU is read even if one
 // hangs.
 func (w *watcher) read(ctx context.Context) {
-	t := Told{Conditions: map[gpu.UUID]gpu.Condition{}, Errors: map[gpu.UUID]string{}}
+	t := Message{Conditions: map[gpu.UUID]gpu.Condition{}, Errors: map[gpu.UUID]string{}}
 	var mu sync.Mutex
 	var group sync.WaitGroup
 	for _, d := range w.devices {

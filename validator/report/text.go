@@ -10,8 +10,8 @@ import (
 
 // Words and colours (ANSI) of each kind of outcome.
 var (
-	words  = map[check.Kind]string{check.Passed: "ok", check.Failed: "FAILED", check.NotRun: "not run", check.Absent: "no GPU", check.NotAsked: "skipped"}
-	colors = map[check.Kind]string{check.Passed: "32", check.Failed: "31;1", check.NotRun: "2", check.Absent: "2", check.NotAsked: "2"}
+	words  = map[check.Kind]string{check.Passed: "ok", check.Failed: "FAILED", check.NotRun: "not run", check.Absent: "no GPU", check.NotWanted: "skipped"}
+	colors = map[check.Kind]string{check.Passed: "32", check.Failed: "31;1", check.NotRun: "2", check.Absent: "2", check.NotWanted: "2"}
 )
 
 // writeText writes one line for each layer, and below it notes and the action.
@@ -25,7 +25,7 @@ func (r Report) writeText(w io.Writer, color bool) error {
 	var b strings.Builder
 	var skipped []string
 	for i, o := range r.Outcomes {
-		if o.Kind == check.NotAsked {
+		if o.Kind == check.NotWanted {
 			skipped = append(skipped, string(o.Layer))
 			continue
 		}
@@ -45,7 +45,7 @@ func (r Report) writeText(w io.Writer, color bool) error {
 		}
 	}
 	if len(skipped) > 0 {
-		fmt.Fprintf(&b, "%s not asked for: %s\n", paint(colors[check.NotAsked], fmt.Sprintf("%-8s", words[check.NotAsked])), strings.Join(skipped, ", "))
+		fmt.Fprintf(&b, "%s not asked for: %s\n", paint(colors[check.NotWanted], fmt.Sprintf("%-8s", words[check.NotWanted])), strings.Join(skipped, ", "))
 	}
 	code := colors[check.Passed]
 	if r.Failed() != nil {

@@ -183,12 +183,12 @@ func outcome(code int) Outcome {
 }
 
 func anyNames(devices []gpu.UUID, id string) bool {
-	return slices.ContainsFunc(devices, func(d gpu.UUID) bool { return Names(d, id) })
+	return slices.ContainsFunc(devices, func(d gpu.UUID) bool { return SameDevice(d, id) })
 }
 
-// Names reports whether CUDA's id names the device d of the driver. Drivers before R470
+// SameDevice reports whether CUDA's id names the device d of the driver. Drivers before R470
 // name MIG devices differently than CUDA does.
-func Names(d gpu.UUID, id string) bool {
+func SameDevice(d gpu.UUID, id string) bool {
 	return string(d) == id || strings.HasPrefix(string(d), "MIG-GPU-")
 }
 

@@ -26,7 +26,7 @@ func (f Facts) allocatable() map[string]int {
 // status has none yet. The kubelet writes the same with its next status, up to ten seconds
 // later, and until then no pod would be scheduled. A value in the status is never changed:
 // from then on it is the kubelet's.
-func (v *Voice) writeAllocatable(ctx context.Context, want map[string]int) error {
+func (v *Publisher) writeAllocatable(ctx context.Context, want map[string]int) error {
 	if len(want) == 0 {
 		v.reported = nil
 		return nil

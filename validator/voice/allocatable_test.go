@@ -85,7 +85,7 @@ func TestARefusedAllocatableDelaysNothing(t *testing.T) {
 		}
 		return nil
 	})
-	s.voice.Say(offering(8))
+	s.voice.Publish(offering(8))
 	s.until(func() bool { return s.server.Condition(node, ConditionType) != nil })
 	require.Equal(t, [2]int64{0, 0}, s.reported(), "it was refused, and the condition did not wait for it")
 	s.until(func() bool { return s.reported() == [2]int64{8, 8} })

@@ -39,9 +39,9 @@ type Facts struct {
 	States   map[nodestate.Component]nodestate.State // of the components that wrote one in this boot
 	Names    map[gpu.UUID]string                     // the names of GPUs and MIG devices for people
 	Faults   map[gpu.UUID]gpu.Fault                  // the GPUs' faults reported by the driver
-	// Witness is the result of the pod that shows people that the driver works; nil: not
+	// DriverPod is the result of the pod that shows people that the driver works; nil: not
 	// known. It leads to Events, and affects no condition.
-	Witness *check.Outcome
+	DriverPod *check.Outcome
 }
 
 // Condition is the wanted condition of the Node.
@@ -122,7 +122,7 @@ func (f Facts) refusalText(o check.Outcome) string {
 // no trace of a driver. The refusal of layer driver would only say that it is missing.
 func (f Facts) noDriver(o check.Outcome) (Condition, bool) {
 	s, reported := f.States[nodestate.Driver]
-	if !reported || o.Layer != readiness.Driver || !driver.Nothing(o.Refusal.Reason, s) {
+	if !reported || o.Layer != readiness.Driver || !driver.NoDriver(o.Refusal.Reason, s) {
 		return Condition{}, false
 	}
 	reason, message, ok := readiness.DriverSays(s, nil)

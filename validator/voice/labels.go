@@ -33,7 +33,7 @@ func (f Facts) labels() map[string]string {
 }
 
 // writeLabels sets the Node's labels to the wanted ones.
-func (v *Voice) writeLabels(ctx context.Context, want map[string]string) error {
+func (v *Publisher) writeLabels(ctx context.Context, want map[string]string) error {
 	node, err := v.Client.Node(ctx, v.Node)
 	if err != nil {
 		return fmt.Errorf("read Node %s: %w", v.Node, err)

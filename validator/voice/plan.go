@@ -94,7 +94,7 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 			over[configSubject] = event{kind: corev1.EventTypeNormal, reason: ReasonAccepted, message: "the device plugin's configuration is in force"}
 		}
 	}
-	if w := f.Witness; w != nil {
+	if w := f.DriverPod; w != nil {
 		switch w.Kind {
 		case check.Failed:
 			wrong[witnessSubject] = problem{string(w.Refusal.Reason), fmt.Sprintf("%s; %s; no layer depends on it", w.Refusal.Message, w.Refusal.Action), time.Time{}}

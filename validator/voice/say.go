@@ -28,7 +28,7 @@ type nodeUpdate struct {
 }
 
 // writeNode writes the Node's conditions, and then its taints.
-func (v *Voice) writeNode(ctx context.Context, want nodeUpdate) error {
+func (v *Publisher) writeNode(ctx context.Context, want nodeUpdate) error {
 	node, err := v.Client.Node(ctx, v.Node)
 	if err != nil {
 		return fmt.Errorf("read Node %s: %w", v.Node, err)
@@ -49,7 +49,7 @@ func (v *Voice) writeNode(ctx context.Context, want nodeUpdate) error {
 	return nil
 }
 
-func (v *Voice) log(kind corev1.NodeConditionType, was, is Condition) {
+func (v *Publisher) log(kind corev1.NodeConditionType, was, is Condition) {
 	if is.Status != was.Status || is.Reason != was.Reason {
 		v.Log.Info("set the condition", "condition", string(kind), "status", string(is.Status), "reason", is.Reason, "message", is.Message)
 	}
@@ -57,7 +57,7 @@ func (v *Voice) log(kind corev1.NodeConditionType, was, is Condition) {
 
 // conditionPatch returns a patch that merges the conditions by their type, so that other
 // conditions stay. Without a transition it leaves out the transition time, which so stays.
-func (v *Voice) conditionPatch(node *corev1.Node, want nodeUpdate) ([]byte, error) {
+func (v *Publisher) conditionPatch(node *corev1.Node, want nodeUpdate) ([]byte, error) {
 	now := v.Now().UTC().Format(time.RFC3339)
 	patch := func(kind corev1.NodeConditionType, want Condition) map[string]any {
 		c := map[string]any{
@@ -77,7 +77,7 @@ func (v *Voice) conditionPatch(node *corev1.Node, want nodeUpdate) ([]byte, erro
 // writeEvent creates the Event, or increments the count of an earlier one about the same.
 // One with the same time was written by an earlier process that ended before it could
 // update the memory.
-func (v *Voice) writeEvent(ctx context.Context, e event) error {
+func (v *Publisher) writeEvent(ctx context.Context, e event) error {
 	made := v.buildEvent(e)
 	err := v.Client.CreateEvent(ctx, made)
 	if err == nil || !apierrors.IsAlreadyExists(err) {
@@ -108,7 +108,7 @@ func wrapEventError(e event, err error) error {
 // buildEvent builds the Event. Its name is derived from the Node and the subject, so that a
 // repetition is counted and not listed again. UID and Node are as the kubelet writes them,
 // since kubectl describe node selects by them.
-func (v *Voice) buildEvent(e event) *corev1.Event {
+func (v *Publisher) buildEvent(e event) *corev1.Event {
 	about := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s\n%s", v.Node, e.about, e.kind, e.reason))
 	const longest = 200 // of 253, to leave room for the hash
 	node := strings.TrimRight(v.Node[:min(len(v.Node), longest)], ".-")

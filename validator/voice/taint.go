@@ -31,7 +31,7 @@ const (
 // wantedTaint returns the wanted state by the facts, and the time when it changes without
 // other facts. The taint comes back if a layer is refused now, and some layer has been
 // refused since Settle ago. A restart is over before that, and a pending proof is waited for.
-func (v *Voice) wantedTaint(f Facts, now time.Time) (w taintState, later time.Time) {
+func (v *Publisher) wantedTaint(f Facts, now time.Time) (w taintState, later time.Time) {
 	if f.usable() {
 		v.unusableSince = time.Time{}
 		return taintAbsent, later
@@ -50,7 +50,7 @@ func (v *Voice) wantedTaint(f Facts, now time.Time) (w taintState, later time.Ti
 }
 
 // applyTaint applies the wanted state.
-func (v *Voice) applyTaint(ctx context.Context, node *corev1.Node, w taintState) error {
+func (v *Publisher) applyTaint(ctx context.Context, node *corev1.Node, w taintState) error {
 	taints := node.Spec.Taints
 	own := func(t corev1.Taint) bool { return slices.Contains(v.Taint.Keys, t.Key) }
 	there := slices.ContainsFunc(taints, own)
@@ -68,7 +68,7 @@ func (v *Voice) applyTaint(ctx context.Context, node *corev1.Node, w taintState)
 
 // setTaints replaces the Node's taints if they are still the ones read, so that no other
 // change is lost.
-func (v *Voice) setTaints(ctx context.Context, node *corev1.Node, taints []corev1.Taint, what string) error {
+func (v *Publisher) setTaints(ctx context.Context, node *corev1.Node, taints []corev1.Taint, what string) error {
 	const path = "/spec/taints"
 	type op struct {
 		Op    string `json:"op"`

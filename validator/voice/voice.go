@@ -70,8 +70,8 @@ type Config struct {
 	Slow  time.Duration // 0: slowAnswer
 }
 
-// Voice publishes a node's facts. Say may be called from any goroutine.
-type Voice struct {
+// Publisher publishes a node's facts. Say may be called from any goroutine.
+type Publisher struct {
 	Config
 	retries map[topic]*retryState
 
@@ -115,7 +115,7 @@ type retryState struct {
 
 // New returns a Voice. If the memory of an earlier process cannot be read, New logs that
 // and starts with an empty one.
-func New(c Config) *Voice {
+func New(c Config) *Publisher {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
@@ -123,7 +123,7 @@ func New(c Config) *Voice {
 		c.After = time.After
 	}
 	c.Slow = cmp.Or(c.Slow, slowAnswer)
-	v := &Voice{
+	v := &Publisher{
 		Config: c, observed: map[subject]observation{}, refused: map[subject]bool{}, tokens: eventBurst, tokensAt: c.Now(), change: make(chan struct{}),
 		retries: map[topic]*retryState{topicCount: {}, topicNode: {}, topicLabels: {}, topicEvents: {}},
 	}
@@ -131,8 +131,8 @@ func New(c Config) *Voice {
 	return v
 }
 
-// Say sets the facts to publish. They replace facts that were not published yet.
-func (v *Voice) Say(f Facts) {
+// Publish sets the facts to publish. They replace facts that were not published yet.
+func (v *Publisher) Publish(f Facts) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.facts = &f
@@ -140,13 +140,13 @@ func (v *Voice) Say(f Facts) {
 	v.signalChange()
 }
 
-func (v *Voice) signalChange() {
+func (v *Publisher) signalChange() {
 	close(v.change)
 	v.change = make(chan struct{})
 }
 
-// Settled returns when all facts set so far have been published, or when ctx ends.
-func (v *Voice) Settled(ctx context.Context) error {
+// Flush returns when all facts set so far have been published, or when ctx ends.
+func (v *Publisher) Flush(ctx context.Context) error {
 	v.mu.Lock()
 	want := v.generation
 	v.mu.Unlock()
@@ -166,7 +166,7 @@ func (v *Voice) Settled(ctx context.Context) error {
 }
 
 // Run publishes the facts until ctx ends.
-func (v *Voice) Run(ctx context.Context) error {
+func (v *Publisher) Run(ctx context.Context) error {
 	for {
 		v.mu.Lock()
 		facts, generation, change := v.facts, v.generation, v.change
@@ -198,7 +198,7 @@ func (v *Voice) Run(ctx context.Context) error {
 }
 
 // markSettled records that the facts up to this count are published.
-func (v *Voice) markSettled(generation int) {
+func (v *Publisher) markSettled(generation int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.settled < generation {
@@ -209,7 +209,7 @@ func (v *Voice) markSettled(generation int) {
 
 // step makes one request, if one is due; then there may be more. Otherwise it returns the
 // time of the next step, and reports whether all is published.
-func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, next time.Time) {
+func (v *Publisher) step(ctx context.Context, f Facts) (more, quiet bool, next time.Time) {
 	now := v.Now()
 	wakeBy := func(t time.Time) {
 		if next.IsZero() || t.Before(next) {
@@ -293,7 +293,7 @@ func (v *Voice) step(ctx context.Context, f Facts) (more, quiet bool, next time.
 
 // nextEvent returns the oldest event that was not refused; when all were, they are tried
 // again. So a refused event delays no other.
-func (v *Voice) nextEvent(events []event) event {
+func (v *Publisher) nextEvent(events []event) event {
 	for _, e := range events {
 		if !v.refused[e.about] && len(v.refused) < maxSubjects {
 			return e
@@ -304,7 +304,7 @@ func (v *Voice) nextEvent(events []event) event {
 }
 
 // nextToken returns when the next Event may be written.
-func (v *Voice) nextToken(now time.Time) time.Time {
+func (v *Publisher) nextToken(now time.Time) time.Time {
 	v.tokens = min(eventBurst, v.tokens+float64(now.Sub(v.tokensAt))/float64(eventEvery))
 	v.tokensAt = now
 	if v.tokens >= 1 {
@@ -314,7 +314,7 @@ func (v *Voice) nextToken(now time.Time) time.Time {
 }
 
 // attempt makes a request, and logs a warning if the API server does not answer for long.
-func (v *Voice) attempt(ctx context.Context, t topic, ask func() error) {
+func (v *Publisher) attempt(ctx context.Context, t topic, ask func() error) {
 	if v.retries[t].failing == nil {
 		late := time.AfterFunc(v.Slow, func() {
 			v.Log.Warn("the API server has not answered yet; the proofs on the node do not depend on it", "what", string(t), "after", v.Slow)
@@ -326,7 +326,7 @@ func (v *Voice) attempt(ctx context.Context, t topic, ask func() error) {
 
 // recordResult sets the back-off of a topic, and logs the first failure and the first success
 // after one.
-func (v *Voice) recordResult(ctx context.Context, t topic, err error) {
+func (v *Publisher) recordResult(ctx context.Context, t topic, err error) {
 	m := v.retries[t]
 	v.Metrics.observe(t, err)
 	if ctx.Err() != nil {
@@ -353,7 +353,7 @@ func (v *Voice) recordResult(ctx context.Context, t topic, err error) {
 }
 
 // readMemory reads the memory of an earlier process of this boot.
-func (v *Voice) readMemory() memory {
+func (v *Publisher) readMemory() memory {
 	fresh := memory{BootID: v.BootID, Reported: map[subject]reportedProblem{}}
 	data, err := record.Read(v.memoryPath(), maxMemory)
 	if err != nil {
@@ -374,7 +374,7 @@ func (v *Voice) readMemory() memory {
 }
 
 // writeMemory writes the memory.
-func (v *Voice) writeMemory() {
+func (v *Publisher) writeMemory() {
 	data, err := json.Marshal(v.memory)
 	if err == nil {
 		err = record.Write(v.memoryPath(), append(data, '\n'))
@@ -385,4 +385,4 @@ func (v *Voice) writeMemory() {
 	v.unwritten = err != nil
 }
 
-func (v *Voice) memoryPath() string { return filepath.Join(v.Dir, FileName) }
+func (v *Publisher) memoryPath() string { return filepath.Join(v.Dir, FileName) }

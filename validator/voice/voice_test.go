@@ -102,7 +102,7 @@ type stage struct {
 	taint  Taint
 	log    io.Writer
 	slow   time.Duration
-	voice  *Voice
+	voice  *Publisher
 	stop   func()
 }
 
@@ -143,12 +143,12 @@ func (s *stage) settled() {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	require.NoError(s.t, s.voice.Settled(ctx), s.server.Requests())
+	require.NoError(s.t, s.voice.Flush(ctx), s.server.Requests())
 }
 
 func (s *stage) publish(f Facts) {
 	s.t.Helper()
-	s.voice.Say(f)
+	s.voice.Publish(f)
 	s.settled()
 }
 
@@ -229,7 +229,7 @@ func (f Facts) refused(l readiness.Layer, reason gpu.Reason) Facts {
 			f.Outcomes[i].Layer = l
 			after = true
 		case after:
-			f.Outcomes[i] = check.Outcome{Layer: o.Layer, Kind: check.NotRun, Refusal: &readiness.Refusal{Reason: check.ReasonNotRun}}
+			f.Outcomes[i] = check.Outcome{Layer: o.Layer, Kind: check.NotRun, Refusal: &readiness.NotReady{Reason: check.ReasonNotRun}}
 		}
 	}
 	return f
@@ -238,14 +238,14 @@ func (f Facts) refused(l readiness.Layer, reason gpu.Reason) Facts {
 func noGPU() Facts {
 	var f Facts
 	for _, l := range readiness.Layers() {
-		f.Outcomes = append(f.Outcomes, check.Outcome{Layer: l, Kind: check.Absent, Refusal: &readiness.Refusal{Reason: check.ReasonNoGPU, Message: "no GPU"}})
+		f.Outcomes = append(f.Outcomes, check.Outcome{Layer: l, Kind: check.Absent, Refusal: &readiness.NotReady{Reason: check.ReasonNoGPU, Message: "no GPU"}})
 	}
 	return f
 }
 
 func TestTheConditionSumsUpTheFacts(t *testing.T) {
 	pending := facts()
-	pending.Outcomes[3] = check.Outcome{Layer: readiness.Plugin, Kind: check.Pending, Refusal: &readiness.Refusal{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
+	pending.Outcomes[3] = check.Outcome{Layer: readiness.Plugin, Kind: check.Pending, Refusal: &readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
 	simulated := facts()
 	simulated.Outcomes[0].Proof.Driver.Simulated = true
 	building := facts().refused(readiness.Driver, "DriverLibraryMissing")
@@ -375,7 +375,7 @@ func TestAConcurrentlyAddedTaintIsNotLost(t *testing.T) {
 		}
 		return nil
 	})
-	s.voice.Say(facts())
+	s.voice.Publish(facts())
 	s.until(func() bool {
 		left := s.server.Node(node, nil).Spec.Taints
 		return len(left) == 1 && left[0].Key == "theirs"
@@ -516,7 +516,7 @@ func TestEventsAreRateLimited(t *testing.T) {
 			nodestate.Device{ID: id, GPU: gpu.UUID(id), Health: nodestate.Unhealthy, Reason: gpu.ReasonXID, Since: s.clock.Now()})
 	}
 	f.States[nodestate.DevicePlugin] = state
-	s.voice.Say(f)
+	s.voice.Publish(f)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	require.NoError(t, s.server.Wait(ctx, func() bool { return len(s.server.Events()) == eventBurst }))
@@ -540,8 +540,8 @@ func TestAFailingAPIServerIsRetriedWithTheLatestFacts(t *testing.T) {
 				}
 				return nil
 			})
-			s.voice.Say(facts().refused(readiness.Driver, "NVMLFailed"))
-			s.voice.Say(facts().broken(2, gpu.ReasonECC, "uncorrectable", s.clock.Now()))
+			s.voice.Publish(facts().refused(readiness.Driver, "NVMLFailed"))
+			s.voice.Publish(facts().broken(2, gpu.ReasonECC, "uncorrectable", s.clock.Now()))
 			s.until(func() bool { return s.server.Condition(node, ConditionType) != nil && len(s.server.Events()) == 1 })
 			require.Equal(t, "Degraded", s.condition().Reason, "what was not said in time never is")
 		})
@@ -562,7 +562,7 @@ func TestARefusedEventDelaysNoOther(t *testing.T) {
 		return nil
 	})
 	now := s.clock.Now()
-	s.voice.Say(facts().broken(0, gpu.ReasonXID, "XID 48", now.Add(-time.Minute)).broken(1, gpu.ReasonECC, "uncorrectable", now).broken(2, gpu.ReasonXID, "XID 79", now))
+	s.voice.Publish(facts().broken(0, gpu.ReasonXID, "XID 48", now.Add(-time.Minute)).broken(1, gpu.ReasonECC, "uncorrectable", now).broken(2, gpu.ReasonXID, "XID 79", now))
 	s.until(func() bool { return len(s.server.Events()) == 2 })
 	s.server.Fail(nil)
 	s.until(func() bool { return len(s.server.Events()) == 3 })
@@ -572,8 +572,8 @@ func TestVoiceReconnectsToARestartedServer(t *testing.T) {
 	s := newStage(t)
 	s.publish(facts())
 	s.server.Stop()
-	s.voice.Say(facts().refused(readiness.Driver, "NVMLFailed"))
-	s.voice.Say(facts().broken(0, gpu.ReasonXID, "XID 48", s.clock.Now()))
+	s.voice.Publish(facts().refused(readiness.Driver, "NVMLFailed"))
+	s.voice.Publish(facts().broken(0, gpu.ReasonXID, "XID 48", s.clock.Now()))
 	for range 20 {
 		s.clock.advance(time.Second)
 	}
@@ -599,7 +599,7 @@ func TestRetriesBackOff(t *testing.T) {
 func TestAHangingServerDoesNotDelayTheEnd(t *testing.T) {
 	s := newStage(t)
 	s.server.Fail(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Hang: true} })
-	s.voice.Say(facts())
+	s.voice.Publish(facts())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	require.NoError(t, s.server.Wait(ctx, func() bool { return len(s.server.Requests()) > 0 }))
@@ -629,10 +629,10 @@ func TestTheLastStateWins(t *testing.T) {
 					last.broken(i, gpu.ReasonXID, "XID 48", began)
 				}
 			}
-			s.voice.Say(last)
+			s.voice.Publish(last)
 			if rapid.Bool().Draw(rt, "restart") {
 				s.start()
-				s.voice.Say(last)
+				s.voice.Publish(last)
 			}
 		}
 		want := last.condition()
@@ -640,7 +640,7 @@ func TestTheLastStateWins(t *testing.T) {
 			c := s.server.Condition(node, ConditionType)
 			return c != nil && c.Reason == want.Reason && c.Message == want.Message
 		})
-		s.until(func() bool { return s.voice.Settled(canceled()) == nil })
+		s.until(func() bool { return s.voice.Flush(canceled()) == nil })
 		s.stop()
 		wrong, _ := last.problems()
 		for about := range wrong {
@@ -687,7 +687,7 @@ func TestASilentAPIServerIsLoggedBeforeTheTimeout(t *testing.T) {
 	s.log, s.slow = write, time.Millisecond
 	s.server.Fail(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Hang: true} })
 	s.start()
-	s.voice.Say(Facts{})
+	s.voice.Publish(Facts{})
 	line, err := bufio.NewReader(read).ReadString('\n')
 	require.NoError(t, err)
 	require.Contains(t, line, "the API server has not answered yet")

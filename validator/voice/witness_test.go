@@ -12,7 +12,7 @@ import (
 // witnessed returns the facts of a healthy node with a result of the driver's pod.
 func witnessed(o *check.Outcome) Facts {
 	f := facts()
-	f.Witness = o
+	f.DriverPod = o
 	return f
 }
 

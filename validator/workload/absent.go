@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/validator/workload/inside"
 )
 
-// Injects describes the programs that give a container its devices.
-type Injects struct {
+// NodeRuntime describes the programs that give a container its devices.
+type NodeRuntime struct {
 	Kubelet string             // its version, "v1.31.2"; "" not known
 	Runtime *nodestate.Runtime // as reported by the toolkit; nil: not reported
 }
@@ -29,9 +29,9 @@ func (t *attempt) absentGPU(why string) error {
 		message = fmt.Sprintf("a pod was allocated %s (PodResources API) and found no GPU in its container", strings.Join(t.devices, ", "))
 	}
 	cause, action := "", "see that the runtime resolves CDI names and that the kubelet's feature gate DevicePluginCDIDevices is on"
-	var known Injects
-	if t.Injects != nil {
-		known = t.Injects()
+	var known NodeRuntime
+	if t.NodeRuntime != nil {
+		known = t.NodeRuntime()
 	}
 	switch r := known.Runtime; {
 	case r != nil && r.CDI != nil && !*r.CDI:
@@ -43,7 +43,7 @@ func (t *attempt) absentGPU(why string) error {
 }
 
 // dropsCDI reports whether the kubelet drops CDI names.
-func (i Injects) dropsCDI() bool {
+func (i NodeRuntime) dropsCDI() bool {
 	v, err := version.ParseGeneric(i.Kubelet)
 	return err == nil && v.LessThan(firstCDI)
 }
@@ -51,6 +51,6 @@ func (i Injects) dropsCDI() bool {
 // hadNoGPU reports whether the sample's container had no GPU, according to its
 // termination message.
 func hadNoGPU(message string) bool {
-	var a inside.Answer
+	var a inside.Result
 	return json.Unmarshal([]byte(message), &a) == nil && a.Devices != nil && *a.Devices == 0
 }

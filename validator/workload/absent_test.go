@@ -16,16 +16,16 @@ func TestAnAllocatedButAbsentGPUIsNamed(t *testing.T) {
 	off, on := false, true
 	for _, c := range []struct {
 		name         string
-		known        Injects
+		known        NodeRuntime
 		says, advice string
 	}{
-		{"an old kubelet", Injects{Kubelet: "v1.27.16+k3s1", Runtime: &nodestate.Runtime{CDI: &on}}, "the kubelet v1.27.16+k3s1 drops the CDI names of device plugins", "use Kubernetes 1.29 or newer, or hand GPUs out by --device-list-strategy=cdi-annotations"},
-		{"a runtime with CDI off", Injects{Kubelet: "v1.31.2", Runtime: &nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &off}}, "the runtime containerd 1.7.24 has CDI off", "turn CDI on in the runtime's configuration and restart it, or hand GPUs out by --device-list-strategy=volume-mounts"},
-		{"nobody knows why", Injects{}, "found no GPU in its container: cuInit: 100", "DevicePluginCDIDevices"},
+		{"an old kubelet", NodeRuntime{Kubelet: "v1.27.16+k3s1", Runtime: &nodestate.Runtime{CDI: &on}}, "the kubelet v1.27.16+k3s1 drops the CDI names of device plugins", "use Kubernetes 1.29 or newer, or hand GPUs out by --device-list-strategy=cdi-annotations"},
+		{"a runtime with CDI off", NodeRuntime{Kubelet: "v1.31.2", Runtime: &nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &off}}, "the runtime containerd 1.7.24 has CDI off", "turn CDI on in the runtime's configuration and restart it, or hand GPUs out by --device-list-strategy=volume-mounts"},
+		{"nobody knows why", NodeRuntime{}, "found no GPU in its container: cuInit: 100", "DevicePluginCDIDevices"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStage(t, time.Minute)
-			s.runner.Injects = func() Injects { return c.known }
+			s.runner.NodeRuntime = func() NodeRuntime { return c.known }
 			s.runner.Allocated = func(_ context.Context, pod string) ([]string, error) {
 				require.Equal(t, key, pod)
 				return []string{string(gputest.GPU(1))}, nil

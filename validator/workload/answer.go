@@ -26,8 +26,8 @@ func (t *attempt) verifyPassed(message string) error {
 	return nil
 }
 
-func verifyAnswer(message string, driver check.Driver, verify func(inside.Answer, check.Driver) error) error {
-	var a inside.Answer
+func verifyAnswer(message string, driver check.Driver, verify func(inside.Result, check.Driver) error) error {
+	var a inside.Result
 	if err := json.Unmarshal([]byte(message), &a); err != nil || a.Passed == nil {
 		return fmt.Errorf("the sample succeeded without an answer: %q", record.Clean(message, 200))
 	}
@@ -41,13 +41,13 @@ func verifyAnswer(message string, driver check.Driver, verify func(inside.Answer
 }
 
 // ranOnOne verifies that the sample ran on one of this node's GPUs or MIG devices.
-func ranOnOne(a inside.Answer, driver check.Driver) error {
+func ranOnOne(a inside.Result, driver check.Driver) error {
 	for _, g := range driver.GPUs {
 		if g.UUID == a.UUID {
 			return nil
 		}
 		for _, m := range g.MIG {
-			if sample.Names(m.UUID, string(a.UUID)) {
+			if sample.SameDevice(m.UUID, string(a.UUID)) {
 				return nil
 			}
 		}
@@ -56,7 +56,7 @@ func ranOnOne(a inside.Answer, driver check.Driver) error {
 }
 
 // ranOnAll verifies that the sample ran on each unit that the pod was started with.
-func ranOnAll(a inside.Answer, driver check.Driver) error {
+func ranOnAll(a inside.Result, driver check.Driver) error {
 	if want := len(driver.Units()); a.Ran != want {
 		return fmt.Errorf("the sample ran on %d of %d GPUs", a.Ran, want)
 	}
@@ -65,7 +65,7 @@ func ranOnAll(a inside.Answer, driver check.Driver) error {
 
 // errorText returns the error in a termination message, otherwise the last line of the message.
 func errorText(message string) string {
-	var a inside.Answer
+	var a inside.Result
 	if json.Unmarshal([]byte(message), &a) == nil && a.Error != "" {
 		return record.Clean(a.Error, 1000)
 	}

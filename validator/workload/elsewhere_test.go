@@ -48,7 +48,7 @@ func TestAPodEndedByOthersIsNoRefusal(t *testing.T) {
 			s.prove(offered)
 			o := s.waitForNews()
 			require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
-			require.True(t, o.Again)
+			require.True(t, o.Retry)
 			require.Contains(t, o.Notes[0], c.says)
 		})
 	}
@@ -66,7 +66,7 @@ func TestAnotherPodOfTheNameProvesNothing(t *testing.T) {
 		ended(corev1.PodSucceeded, 0, good(0))(p)
 	})
 	o := s.waitForNews()
-	require.True(t, o.Again)
+	require.True(t, o.Retry)
 	require.Contains(t, o.Notes[0], "deleted by somebody else")
 }
 

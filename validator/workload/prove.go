@@ -40,8 +40,8 @@ type Config struct {
 	// Allocated asks the kubelet for the devices allocated to a pod, "namespace/name";
 	// nil: not asked.
 	Allocated func(ctx context.Context, pod string) ([]string, error)
-	// Injects returns the known facts about kubelet and runtime; nil: none are known.
-	Injects func() Injects
+	// NodeRuntime returns the known facts about kubelet and runtime; nil: none are known.
+	NodeRuntime func() NodeRuntime
 
 	role Role
 }

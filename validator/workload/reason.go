@@ -38,12 +38,12 @@ const (
 )
 
 // refused is the error of a pod that shows that the layer is not ready.
-type refused struct{ readiness.Refusal }
+type refused struct{ readiness.NotReady }
 
 func (r *refused) Error() string { return r.Message }
 
 func refuse(reason gpu.Reason, message, action string) error {
-	return &refused{readiness.Refusal{Reason: reason, Message: record.Clean(message, 2048), Action: action}}
+	return &refused{readiness.NotReady{Reason: reason, Message: record.Clean(message, 2048), Action: action}}
 }
 
 // unproven is the error of a pod that proves nothing, with a reason of the second kind.

@@ -20,9 +20,9 @@ const (
 	witnessLast  = 5 * time.Minute
 )
 
-// Witness runs the driver's pod once layer cuda is proven, for people to read. No layer
+// DriverPod runs the driver's pod once layer cuda is proven, for people to read. No layer
 // waits for it or is refused because of it. Its methods may be called concurrently.
-type Witness struct {
+type DriverPod struct {
 	Config
 	log     *slog.Logger
 	runs    *prometheus.CounterVec
@@ -37,10 +37,10 @@ type Witness struct {
 	result  *check.Outcome
 }
 
-// NewWitness returns a Witness that runs nothing until Run.
-func NewWitness(c Config, log *slog.Logger, reg prometheus.Registerer) *Witness {
+// NewDriverPod returns a Witness that runs nothing until Run.
+func NewDriverPod(c Config, log *slog.Logger, reg prometheus.Registerer) *DriverPod {
 	c.role = Driver
-	w := &Witness{Config: c, log: log, trigger: make(chan struct{}, 1), updates: make(chan struct{}, 1), wait: witnessRetry,
+	w := &DriverPod{Config: c, log: log, trigger: make(chan struct{}, 1), updates: make(chan struct{}, 1), wait: witnessRetry,
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_driver_validation_runs_total",
 			Help: "Pods nvidia-driver-validation that were run, by outcome; unknown: the API server, or others on the node, were in the way."}, []string{"outcome"}),
 	}
@@ -50,7 +50,7 @@ func NewWitness(c Config, log *slog.Logger, reg prometheus.Registerer) *Witness 
 
 // Proven reports that layer cuda is proven on this driver. It does nothing if the same
 // Subject is shown already, or being shown.
-func (w *Witness) Proven(driver check.Driver) {
+func (w *DriverPod) Proven(driver check.Driver) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	subject := driver.Subject()
@@ -64,13 +64,13 @@ func (w *Witness) Proven(driver check.Driver) {
 
 // Withdraw reports that layer cuda is no longer proven. The result of a running pod is
 // dropped, and the next proof is shown anew.
-func (w *Witness) Withdraw() {
+func (w *DriverPod) Withdraw() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.reset()
 }
 
-func (w *Witness) reset() {
+func (w *DriverPod) reset() {
 	if w.cancel != nil {
 		w.cancel()
 	}
@@ -79,17 +79,17 @@ func (w *Witness) reset() {
 
 // Result returns the last result of the pod: passed, failed, or pending where others were
 // in the way; nil: it has not run, or is running.
-func (w *Witness) Result() *check.Outcome {
+func (w *DriverPod) Result() *check.Outcome {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.result
 }
 
-// News returns a channel that receives when there is another result.
-func (w *Witness) News() <-chan struct{} { return w.updates }
+// Updates returns a channel that receives when there is another result.
+func (w *DriverPod) Updates() <-chan struct{} { return w.updates }
 
 // Run removes the unfinished pod of an earlier process, and runs pods until ctx ends.
-func (w *Witness) Run(ctx context.Context) error {
+func (w *DriverPod) Run(ctx context.Context) error {
 	w.removeLeftover(ctx, w.log)
 	var last string
 	var retry <-chan time.Time
@@ -118,7 +118,7 @@ func (w *Witness) Run(ctx context.Context) error {
 
 // runPod runs the pod that is wanted now, if any, and stores the result if it is still
 // wanted then.
-func (w *Witness) runPod(ctx context.Context) (subject string, passed bool) {
+func (w *DriverPod) runPod(ctx context.Context) (subject string, passed bool) {
 	run, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w.mu.Lock()
@@ -144,15 +144,15 @@ func (w *Witness) runPod(ctx context.Context) (subject string, passed bool) {
 }
 
 // setResult stores a result and logs it if it differs from the one before.
-func (w *Witness) setResult(took time.Duration, err error) {
+func (w *DriverPod) setResult(took time.Duration, err error) {
 	before := w.result
 	now := check.Outcome{Kind: check.Passed}
 	log := w.log.With("pod", w.Namespace+"/"+w.podName())
 	if bad, is := errors.AsType[*refused](err); is {
-		now = check.Outcome{Kind: check.Failed, Refusal: &readiness.Refusal{Reason: bad.Reason, Message: bad.Message, Action: bad.Action}}
+		now = check.Outcome{Kind: check.Failed, Refusal: &readiness.NotReady{Reason: bad.Reason, Message: bad.Message, Action: bad.Action}}
 	} else if err != nil {
 		u := asUnproven(err)
-		now = check.Outcome{Kind: check.Pending, Refusal: &readiness.Refusal{Reason: u.reason, Message: err.Error(), Action: u.action}}
+		now = check.Outcome{Kind: check.Pending, Refusal: &readiness.NotReady{Reason: u.reason, Message: err.Error(), Action: u.action}}
 	}
 	w.result = &now
 	switch {

@@ -20,9 +20,9 @@ import (
 const driverKey = "gpuready/nvidia-driver-validation-n1"
 
 // witness starts a Witness in the cluster of a stage.
-func (s *stage) witness() *Witness {
+func (s *stage) witness() *DriverPod {
 	s.t.Helper()
-	w := NewWitness(s.runner.Config, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	w := NewDriverPod(s.runner.Config, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	w.wait = time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -39,10 +39,10 @@ func (s *stage) until(cond func() bool) {
 	require.NoError(s.t, s.server.Wait(ctx, cond))
 }
 
-func await(t *testing.T, w *Witness) check.Outcome {
+func await(t *testing.T, w *DriverPod) check.Outcome {
 	t.Helper()
 	select {
-	case <-w.News():
+	case <-w.Updates():
 	case <-time.After(time.Minute):
 		require.Fail(t, "no pod came to an end")
 	}
@@ -55,7 +55,7 @@ func ranOn(n int) string { return fmt.Sprintf(`{"passed":true,"simulated":false,
 
 func TestTheDriversPodGetsAllGPUsAndRequestsNone(t *testing.T) {
 	s := newStage(t, 90*time.Second)
-	w := NewWitness(s.runner.Config, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	w := NewDriverPod(s.runner.Config, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	p := w.buildPod(job{driver: s.driver})
 	require.Equal(t, "nvidia-driver-validation-n1", p.Name)
 	require.Equal(t, "nvidia-driver-validation", p.Labels["app"])

@@ -62,8 +62,8 @@ func New(c Config, log *slog.Logger, reg prometheus.Registerer) *Runner {
 	return r
 }
 
-// News returns a channel that receives whenever a pod has ended.
-func (r *Runner) News() <-chan struct{} { return r.updates }
+// Updates returns a channel that receives whenever a pod has ended.
+func (r *Runner) Updates() <-chan struct{} { return r.updates }
 
 // Run removes the unfinished pod of an earlier process, and runs pods until ctx ends.
 func (r *Runner) Run(ctx context.Context) error {
@@ -160,7 +160,7 @@ func (r *Runner) Prove(driver check.Driver, accounts check.Outcome, free string)
 	if known {
 		return r.last.outcome(accounts)
 	}
-	return check.Outcome{Kind: check.Pending, Refusal: &readiness.Refusal{
+	return check.Outcome{Kind: check.Pending, Refusal: &readiness.NotReady{
 		Reason:  ReasonRunning,
 		Message: fmt.Sprintf("a pod that requests a GPU is on its way (%s/%s)", r.Namespace, r.podName()),
 		Action:  "wait for it",
@@ -171,7 +171,7 @@ func (r *Runner) Prove(driver check.Driver, accounts check.Outcome, free string)
 func allTaken(accounts check.Outcome) check.Outcome {
 	accounts.Notes = append(accounts.Notes, unprovenNote(newUnproven(ReasonAllTaken, errors.New("every device is allocated to others; the accounts of driver, device plugin and kubelet agree"),
 		"nothing: a node that is busy is not broken")))
-	accounts.Again = true
+	accounts.Retry = true
 	return accounts
 }
 
@@ -181,6 +181,6 @@ func (x result) outcome(accounts check.Outcome) check.Outcome {
 		return check.Fail(bad.Reason, bad.Message, bad.Action)
 	}
 	accounts.Notes = append(accounts.Notes, unprovenNote(x.err))
-	accounts.Again = true
+	accounts.Retry = true
 	return accounts
 }

@@ -76,7 +76,7 @@ func (s *stage) prove(free string) check.Outcome { return s.runner.Prove(s.drive
 func (s *stage) waitForNews() check.Outcome {
 	s.t.Helper()
 	select {
-	case <-s.runner.News():
+	case <-s.runner.Updates():
 	case <-time.After(time.Minute):
 		require.Fail(s.t, "no pod came to an end", "%q", s.server.Requests())
 	}
@@ -289,7 +289,7 @@ func TestWhereNoGPUIsFreeTheAccountsAreTheProof(t *testing.T) {
 	s := newStage(t, overdue)
 	o := s.prove("")
 	require.Equal(t, check.Passed, o.Kind)
-	require.True(t, o.Again)
+	require.True(t, o.Retry)
 	require.Contains(t, o.Notes[0], "AllAllocated: every device is allocated to others")
 
 	// Another pod was faster than ours.
@@ -298,7 +298,7 @@ func TestWhereNoGPUIsFreeTheAccountsAreTheProof(t *testing.T) {
 	})
 	s.run()
 	s.prove(offered)
-	<-s.runner.News()
+	<-s.runner.Updates()
 	require.Equal(t, check.Passed, s.prove("").Kind)
 }
 
@@ -316,13 +316,13 @@ func TestAPIServerFailuresAreNoRefusals(t *testing.T) {
 			s.prove(offered)
 			o := s.waitForNews()
 			require.Equal(t, check.Passed, o.Kind)
-			require.True(t, o.Again, "tried again later")
+			require.True(t, o.Retry, "tried again later")
 			require.Contains(t, o.Notes[0], fault.Message)
 			require.Contains(t, o.Notes[0], map[string]string{"forbidden": ": WorkloadForbidden: ", "internal": ": APIServerUnreachable: "}[name])
 			s.server.Fail(nil)
 			s.server.OnPod(ended(corev1.PodSucceeded, 0, good(0)))
 			require.Equal(t, check.Passed, s.prove(offered).Kind)
-			require.False(t, s.waitForNews().Again)
+			require.False(t, s.waitForNews().Retry)
 		})
 	}
 	s := newStage(t, time.Minute)

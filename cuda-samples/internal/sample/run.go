@@ -93,8 +93,8 @@ func (r *Run) progress() (float64, string) {
 	return r.share, r.what
 }
 
-// Size adds a field of the sample's own to the report: "elements", 50000.
-func (r *Run) Size(name string, value any) { r.update(func(p *Report) { p.own[name] = value }) }
+// Field adds a field of the sample's own to the report: "elements", 50000.
+func (r *Run) Field(name string, value any) { r.update(func(p *Report) { p.own[name] = value }) }
 
 // Note prints a line about skipped work, with the reason, and adds it to the report.
 func (r *Run) Note(format string, args ...any) {

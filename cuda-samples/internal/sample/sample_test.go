@@ -58,8 +58,8 @@ func TestReportHoldsTheSamplesFields(t *testing.T) {
 		stdout, stderr, exit := start(t, []string{flag}, func(_ context.Context, r *Run) error {
 			r.Printf("for people\n")
 			r.Phase("work")
-			r.Size("elements", 7)
-			r.Size("sides", []int{1, 2})
+			r.Field("elements", 7)
+			r.Field("sides", []int{1, 2})
 			r.Figure("copy", 3e12, "B/s", 4e12)
 			r.Peer(Peer{From: "GPU-a", To: "GPU-b", Access: true, Value: 5, Unit: "B/s"})
 			r.Note("bf16 is left out")
@@ -77,7 +77,7 @@ func TestReportHoldsTheSamplesFields(t *testing.T) {
 		require.Equal(t, []Figure{{"copy", 3e12, "B/s", 4e12}}, r.Figures)
 		require.Equal(t, []Peer{{"GPU-a", "GPU-b", true, 5, "B/s"}}, r.Peers)
 		require.Equal(t, []string{"bf16 is left out"}, r.Notes)
-		require.Len(t, r.Wrong, Named, "the first ones are named")
+		require.Len(t, r.Wrong, MaxListed, "the first ones are named")
 		require.Equal(t, 20, r.WrongCount)
 		require.Equal(t, 1, r.Runs)
 		var own struct {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Named bounds the wrong results that a report lists. It counts all.
-const Named = 16
+// MaxListed bounds the wrong results that a report lists. It counts all.
+const MaxListed = 16
 
 // WrongError is the error for wrong results of a GPU.
 type WrongError struct {
@@ -32,7 +32,7 @@ type Elements struct {
 
 // Add adds a wrong element at an index: i, or row and column.
 func (w *Elements) Add(want, got any, index ...int) {
-	if w.e.Count++; w.e.Count > Named {
+	if w.e.Count++; w.e.Count > MaxListed {
 		return
 	}
 	w.e.Wrong = append(w.e.Wrong, Wrong{Index: index, Want: fmt.Sprint(want), Got: fmt.Sprint(got)})

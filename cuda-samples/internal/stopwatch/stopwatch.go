@@ -79,7 +79,7 @@ func (w *Watch) once(repeats int, work, check func() error) (time.Duration, erro
 	if err := w.end.Synchronize(); err != nil {
 		return 0, err
 	}
-	took, err := w.end.Since(w.start)
+	took, err := w.end.Elapsed(w.start)
 	if err != nil {
 		return 0, err
 	}

@@ -54,7 +54,7 @@ func store(ctx context.Context, from, to string) error {
 		}
 		rel, err := filepath.Rel(files, path)
 		if err == nil {
-			sums[rel], err = folder.Sum(io.Discard, f)
+			sums[rel], err = folder.CopySum(io.Discard, f)
 		}
 		return errors.Join(err, f.Close())
 	})
@@ -135,7 +135,7 @@ func restoreFile(root *os.Root, name, to, sum string) error {
 	if err != nil {
 		return err
 	}
-	is, err := folder.Sum(out, in)
+	is, err := folder.CopySum(out, in)
 	if err = errors.Join(err, out.Close()); errors.Is(err, unix.EIO) {
 		return fmt.Errorf("%s: %w: %w", name, errDamaged, err)
 	}

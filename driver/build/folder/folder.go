@@ -79,8 +79,8 @@ func CopyFile(from, to string) (err error) {
 	return errors.Join(err, out.Close())
 }
 
-// Sum copies from r to w and returns the SHA-256 of the data, in hexadecimal.
-func Sum(w io.Writer, r io.Reader) (string, error) {
+// CopySum copies from r to w and returns the SHA-256 of the data, in hexadecimal.
+func CopySum(w io.Writer, r io.Reader) (string, error) {
 	h := sha256.New()
 	if _, err := io.Copy(io.MultiWriter(h, w), r); err != nil {
 		return "", err
@@ -94,7 +94,7 @@ func SumFile(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	sum, err := Sum(io.Discard, f)
+	sum, err := CopySum(io.Discard, f)
 	return sum, errors.Join(err, f.Close())
 }
 
@@ -130,8 +130,8 @@ func (d Digest) AddFiles(paths ...string) error {
 // String returns the digest so far, in hexadecimal.
 func (d Digest) String() string { return hex.EncodeToString(d.hash.Sum(nil)) }
 
-// DigestOf returns a digest of the names and contents of all files of a folder.
-func DigestOf(ctx context.Context, dir string) (string, error) {
+// DigestFolder returns a digest of the names and contents of all files of a folder.
+func DigestFolder(ctx context.Context, dir string) (string, error) {
 	d := NewDigest("folder")
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err == nil {

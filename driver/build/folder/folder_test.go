@@ -32,10 +32,10 @@ func TestCopyPreservesPermissionsAndLinksAndSetsOneTime(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "nv.c", target)
 
-	one, err := DigestOf(t.Context(), from)
+	one, err := DigestFolder(t.Context(), from)
 	require.NoError(t, err)
 	require.NoError(t, os.Rename(filepath.Join(from, "nvidia/link.c"), filepath.Join(from, "nvidia/other.c")))
-	two, err := DigestOf(t.Context(), from)
+	two, err := DigestFolder(t.Context(), from)
 	require.NoError(t, err)
 	require.NotEqual(t, one, two)
 }
@@ -44,7 +44,7 @@ func TestPipesAreNotCopied(t *testing.T) {
 	from := t.TempDir()
 	require.NoError(t, syscall.Mkfifo(filepath.Join(from, "pipe"), 0o644))
 	require.ErrorIs(t, Copy(t.Context(), from, filepath.Join(t.TempDir(), "to"), false), errIrregular)
-	_, err := DigestOf(t.Context(), from)
+	_, err := DigestFolder(t.Context(), from)
 	require.ErrorIs(t, err, errIrregular)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

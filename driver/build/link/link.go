@@ -89,7 +89,7 @@ func Link(ctx context.Context, r Request) (dir string, err error) {
 			err = context.Cause(ctx)
 			return
 		}
-		err = output.Refuse(fmt.Sprintf("link the modules of driver %s for kernel %s", r.Version, r.Release), err)
+		err = output.BuildError(fmt.Sprintf("link the modules of driver %s for kernel %s", r.Version, r.Release), err)
 	}()
 	work, err := os.MkdirTemp(r.Work, "link-")
 	if err != nil {

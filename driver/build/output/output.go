@@ -88,10 +88,10 @@ func (o *Output) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// End parses a last line without newline. It attributes any failure to a full disk, if there
+// Finish parses a last line without newline. It attributes any failure to a full disk, if there
 // was one: some of the kernel's programs then fail without a message, and a truncated file
 // causes any error.
-func (o *Output) End() {
+func (o *Output) Finish() {
 	if len(o.line) > 0 {
 		o.read(string(o.line))
 		o.line = nil

@@ -19,7 +19,7 @@ func parse(t testing.TB, text string) *Output {
 	o := New("/build/source", slog.New(slog.DiscardHandler))
 	_, err := o.Write([]byte(text))
 	require.NoError(t, err)
-	o.End()
+	o.Finish()
 	return o
 }
 
@@ -168,7 +168,7 @@ func FuzzOutput(f *testing.F) {
 			_, _ = o.Write(rest[:n])
 			rest = rest[n:]
 		}
-		o.End()
+		o.Finish()
 		require.Equal(t, whole.Failure, o.Failure)
 		if whole.Failure != nil {
 			require.LessOrEqual(t, len(whole.Failure.Error()), maxPath+maxReason+300)

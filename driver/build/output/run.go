@@ -24,9 +24,9 @@ const maxMessage = 1024
 // afterKill bounds the wait for output after a program and its children were killed.
 const afterKill = 10 * time.Second
 
-// Refuse returns err as a *kernel.Error with ReasonBuildFailed, with a hint if there is one.
+// BuildError returns err as a *kernel.Error with ReasonBuildFailed, with a hint if there is one.
 // It returns a *kernel.Error unchanged.
-func Refuse(doing string, err error) error {
+func BuildError(doing string, err error) error {
 	if _, already := errors.AsType[*kernel.Error](err); already {
 		return err
 	}
@@ -62,7 +62,7 @@ func (o *Output) Run(ctx context.Context, env []string, program string, args ...
 	if err != nil && cmd.Process != nil {
 		waitForGroup(cmd.Process.Pid)
 	}
-	o.End()
+	o.Finish()
 	switch {
 	case err == nil:
 		return nil

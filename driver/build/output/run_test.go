@@ -56,12 +56,12 @@ func TestEnvironmentIsExplicit(t *testing.T) {
 }
 
 func TestRefuseAddsTheHint(t *testing.T) {
-	err := Refuse("build it", &os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC})
+	err := BuildError("build it", &os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC})
 	e, ok := errors.AsType[*kernel.Error](err)
 	require.True(t, ok)
 	require.Equal(t, ReasonBuildFailed, e.Reason)
 	require.EqualError(t, err, "build it: write /x: no space left on device; the disk under the work folder is full: NVIDIA's modules take 1 GiB there")
 	require.ErrorIs(t, err, unix.ENOSPC)
-	require.Same(t, e, Refuse("again", e))
-	require.LessOrEqual(t, len(Refuse("x", errors.New(strings.Repeat("long ", 1000))).Error()), maxMessage)
+	require.Same(t, e, BuildError("again", e))
+	require.LessOrEqual(t, len(BuildError("x", errors.New(strings.Repeat("long ", 1000))).Error()), maxMessage)
 }

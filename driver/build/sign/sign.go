@@ -41,14 +41,14 @@ type Key struct {
 func LoadKey(keyFile, certificateFile string) (Key, error) {
 	key, err := loadPrivate(keyFile)
 	if err != nil {
-		return Key{}, output.Refuse("key that signs modules: "+keyFile, err)
+		return Key{}, output.BuildError("key that signs modules: "+keyFile, err)
 	}
 	certificate, err := loadCertificate(certificateFile)
 	if err == nil && !key.PublicKey.Equal(certificate.PublicKey) {
 		err = fmt.Errorf("it is not the certificate of the key in %s", keyFile)
 	}
 	if err != nil {
-		return Key{}, output.Refuse("certificate of the key that signs modules: "+certificateFile, err)
+		return Key{}, output.BuildError("certificate of the key that signs modules: "+certificateFile, err)
 	}
 	return Key{key, certificate}, nil
 }
@@ -107,7 +107,7 @@ func readFile(path string) ([]byte, error) {
 // file is unchanged.
 func (k Key) Sign(path string, hash crypto.Hash) error {
 	if err := k.sign(path, hash); err != nil {
-		return output.Refuse("sign "+path, err)
+		return output.BuildError("sign "+path, err)
 	}
 	return nil
 }
@@ -141,7 +141,7 @@ func (k Key) Signature(path string, hash crypto.Hash) ([]byte, error) {
 		module, err = k.end(module, hash)
 	}
 	if err != nil {
-		return nil, output.Refuse("sign "+path, err)
+		return nil, output.BuildError("sign "+path, err)
 	}
 	return module, nil
 }

@@ -16,7 +16,7 @@ import (
 func LoadCertificate(path string) (*x509.Certificate, error) {
 	c, err := loadCertificate(path)
 	if err != nil {
-		return nil, output.Refuse("certificate of the key that signs modules: "+path, err)
+		return nil, output.BuildError("certificate of the key that signs modules: "+path, err)
 	}
 	return c, nil
 }

@@ -39,8 +39,8 @@ type Image struct {
 	LayerSize int64 `json:"layerSize,omitempty"`
 }
 
-// Make builds the images of all kernels and replaces s.Folder by them.
-func (s *Settings) Make(ctx context.Context) (made []Image, err error) {
+// Build builds the images of all kernels and replaces s.Folder by them.
+func (s *Settings) Build(ctx context.Context) (made []Image, err error) {
 	if err := os.MkdirAll(s.Out, 0o755); err != nil {
 		return nil, err
 	}
@@ -233,7 +233,7 @@ func copyObject(sources *os.Root, o link.Object, at string) error {
 	if err != nil {
 		return err
 	}
-	sum, err := folder.Sum(out, in)
+	sum, err := folder.CopySum(out, in)
 	if err = errors.Join(err, out.Close()); err == nil && sum != o.SHA256 {
 		err = fmt.Errorf("%s is not the object from which the modules were linked", record.Clean(o.Common, 200))
 	}
@@ -257,7 +257,7 @@ func (s *Settings) check(d driver, all []compiled) error {
 		}
 		key, err := sign.LoadKey(s.SignKey, s.SignCertificate)
 		if err == nil {
-			err = build.KeepSignatures(halves, c.linked, key)
+			err = build.StoreSignatures(halves, c.linked, key)
 		}
 		if err != nil {
 			return err

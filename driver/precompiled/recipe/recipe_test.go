@@ -218,11 +218,11 @@ func TestOneRunAtATime(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(s.Out, "work/kernel-0"), 0o755))
 	unlock, err := s.lock()
 	require.NoError(t, err)
-	_, err = s.Make(t.Context())
+	_, err = s.Build(t.Context())
 	require.ErrorContains(t, err, "another run builds images in "+s.Out)
 	require.DirExists(t, filepath.Join(s.Out, "work/kernel-0"))
 	unlock()
-	_, err = s.Make(t.Context())
+	_, err = s.Build(t.Context())
 	require.ErrorContains(t, err, "BASE_IMAGE: ")
 	require.NoDirExists(t, filepath.Join(s.Out, "work"))
 }

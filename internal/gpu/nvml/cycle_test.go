@@ -14,7 +14,7 @@ import (
 
 // newReleasing returns a driver of three GPUs, the first of which may be released.
 func newReleasing(t *testing.T, o Options) (*fake, *Source) {
-	o.Outside = func(ctx context.Context, _ int) (gpu.Device, error) {
+	o.ReadOutside = func(ctx context.Context, _ int) (gpu.Device, error) {
 		<-ctx.Done()
 		return gpu.Device{}, ctx.Err()
 	}
@@ -36,7 +36,7 @@ func TestEventsOfANeighbourDelayAReleaseOnlyForAWhile(t *testing.T) {
 	f, s := newReleasing(t, Options{ProbeInterval: 10 * time.Millisecond})
 	s.quiet = 100 * time.Millisecond
 	w := start(t, s)
-	s.LetGo([]gpu.UUID{gputest.GPU(0)})
+	s.Release([]gpu.UUID{gputest.GPU(0)})
 	began := time.Now()
 	for f.count(&f.shutdowns)() == 0 {
 		require.Less(t, time.Since(began), patience)
@@ -58,7 +58,7 @@ func TestHangingCallLeavesNeighboursWatchedAndPreventsShutdown(t *testing.T) {
 	w.until(t, gpu.EventChanged, gputest.GPU(2))
 	time.Sleep(2 * s.limit)
 	sets := len(f.sets)
-	s.LetGo([]gpu.UUID{gputest.GPU(0)})
+	s.Release([]gpu.UUID{gputest.GPU(0)})
 	for range 20 { // probes
 		f.send(gputest.GPU(1), nvml.EventTypeXidCriticalError, 48, none, none)
 		w.until(t, gpu.EventXID, gputest.GPU(1))
@@ -75,12 +75,12 @@ func TestGPUReportedLostIsProbedAtOnce(t *testing.T) {
 	f.gpus[0].support |= nvml.EventTypeGpuUnavailableError
 	w := start(t, s)
 	f.send(gputest.GPU(0), nvml.EventTypeGpuUnavailableError, 0, none, none)
-	require.False(t, w.until(t, gpu.EventLost, gputest.GPU(0)).Seen, "it is the driver's word")
+	require.False(t, w.until(t, gpu.EventLost, gputest.GPU(0)).Observed, "it is the driver's word")
 
 	f.locked(func() { f.find(gputest.GPU(0)).calls = nvml.ERROR_GPU_IS_LOST })
 	f.send(gputest.GPU(0), nvml.EventTypeGpuUnavailableError, 0, none, none)
 	for seen := false; !seen; { // the driver reports it too
-		seen = w.until(t, gpu.EventLost, gputest.GPU(0)).Seen
+		seen = w.until(t, gpu.EventLost, gputest.GPU(0)).Observed
 	}
 }
 
@@ -104,7 +104,7 @@ func TestReleaseDoesNotWaitForTheProbe(t *testing.T) {
 	f, s := newReleasing(t, Options{ProbeInterval: time.Hour})
 	s.quiet, s.hurried = 0, time.Millisecond
 	w := start(t, s)
-	s.LetGo([]gpu.UUID{gputest.GPU(0)})
+	s.Release([]gpu.UUID{gputest.GPU(0)})
 	w.until(t, gpu.EventGap, "")
 	require.Equal(t, 1, f.count(&f.shutdowns)())
 }

@@ -52,13 +52,13 @@ func (s *Source) readFabric(device nvml.Device, d *gpu.Device) {
 	}
 	switch {
 	case info.State == nvml.GPU_FABRIC_STATE_NOT_STARTED:
-		d.Joining = gpu.JoiningWaiting
+		d.FabricState = gpu.JoiningWaiting
 	case info.State == nvml.GPU_FABRIC_STATE_IN_PROGRESS:
-		d.Joining = gpu.JoiningBegun
+		d.FabricState = gpu.JoiningBegun
 	case info.State == nvml.GPU_FABRIC_STATE_COMPLETED && nvml.Return(info.Status) != nvml.SUCCESS:
-		d.Joining = gpu.JoiningFailed
+		d.FabricState = gpu.JoiningFailed
 	case info.State == nvml.GPU_FABRIC_STATE_COMPLETED:
-		d.Joining, d.Fabric = gpu.JoiningDone, gpu.Fabric{Cluster: info.ClusterUuid, Clique: info.CliqueId}
+		d.FabricState, d.Fabric = gpu.JoiningDone, gpu.Fabric{Cluster: info.ClusterUuid, Clique: info.CliqueId}
 	}
 }
 

@@ -45,14 +45,14 @@ type Options struct {
 	// early, so Watch, and Close after it, end up to one slice late. While a GPU is to
 	// be released, a slice is at most 200 ms. 0 is 200 ms.
 	Slice time.Duration
-	// Outside reads GPUs that this process has released; nil: see LetGo.
-	Outside Outside
+	// ReadOutside reads GPUs that this process has released; nil: see Release.
+	ReadOutside OutsideReader
 
-	// Failed is called for each call of NVML that failed or did not return, with its
+	// OnFailure is called for each call of NVML that failed or did not return, with its
 	// code in nvml.h without "NVML_ERROR_" (GPU_IS_LOST), or HUNG. Normal results
 	// (not supported, no event yet) are not failures. It is called from several
 	// goroutines and must not block. It may be nil.
-	Failed func(code string)
+	OnFailure func(code string)
 }
 
 // Source is a gpu.Source that uses NVML.
@@ -68,7 +68,7 @@ type Source struct {
 	hurried   time.Duration // maximum of probe while a GPU is to be released, or is released
 	quiet     time.Duration // time without an event before NVML is shut down to release a GPU
 
-	outside      Outside
+	outside      OutsideReader
 	outsideEvery time.Duration
 
 	*calls
@@ -150,7 +150,7 @@ func Open(o Options) (*Source, error) {
 func newSource(lib nvml.Interface, o Options) *Source {
 	s := &Source{
 		lib: lib, log: o.Log, probe: o.ProbeInterval, slice: o.Slice, hurried: 10 * time.Second, hurry: make(chan struct{}, 1), quiet: 10 * time.Second,
-		outside: o.Outside, outsideEvery: outsideEvery,
+		outside: o.ReadOutside, outsideEvery: outsideEvery,
 		memory: memory{devices: map[gpu.UUID]reading{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}},
 	}
 	if s.log == nil {
@@ -166,7 +166,7 @@ func newSource(lib nvml.Interface, o Options) *Source {
 	if limit <= 0 {
 		limit = 20 * time.Second
 	}
-	s.calls = newCalls(limit, o.Failed)
+	s.calls = newCalls(limit, o.OnFailure)
 	return s
 }
 

@@ -261,7 +261,7 @@ func TestLanes(t *testing.T) {
 }
 
 func TestFabricStates(t *testing.T) {
-	for want, info := range map[gpu.Joining]nvml.GpuFabricInfo{
+	for want, info := range map[gpu.FabricState]nvml.GpuFabricInfo{
 		gpu.JoiningNone:    {State: nvml.GPU_FABRIC_STATE_NOT_SUPPORTED},
 		gpu.JoiningWaiting: {State: nvml.GPU_FABRIC_STATE_NOT_STARTED},
 		gpu.JoiningBegun:   {State: nvml.GPU_FABRIC_STATE_IN_PROGRESS},
@@ -272,7 +272,7 @@ func TestFabricStates(t *testing.T) {
 		f.gpus[0].fabric = info
 		got, err := s.Snapshot(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, want, got.Devices[0].Joining)
+		require.Equal(t, want, got.Devices[0].FabricState)
 		require.Equal(t, want == gpu.JoiningDone, got.Devices[0].Fabric.Clique == 7)
 	}
 }

@@ -291,7 +291,7 @@ func (w *watch) probeAll() error {
 func (w *watch) report(kind gpu.EventKind, id gpu.UUID, message string) {
 	w.pending = append(w.pending, gpu.Event{
 		Kind: kind, UUID: id, GPUInstance: -1, ComputeInstance: -1, Message: message, Time: time.Now(),
-		Seen: kind == gpu.EventLost,
+		Observed: kind == gpu.EventLost,
 	})
 }
 

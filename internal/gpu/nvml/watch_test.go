@@ -133,7 +133,7 @@ func TestEachFailureIsCountedByItsCode(t *testing.T) {
 		defer mu.Unlock()
 		codes[code]++
 	}
-	f, s := newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour, CallTimeout: 50 * time.Millisecond, Failed: failed})
+	f, s := newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour, CallTimeout: 50 * time.Millisecond, OnFailure: failed})
 	_, err := s.Snapshot(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, codes, "what is not supported is no failure")
@@ -152,7 +152,7 @@ func TestEachFailureIsCountedByItsCode(t *testing.T) {
 	require.ErrorContains(t, err, "has not answered")
 	require.Equal(t, map[string]int{"GPU_IS_LOST": 1, "4711": 1, "HUNG": 1}, codes)
 
-	f, s = newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour, Failed: failed})
+	f, s = newFake(t, gputest.Node("t4", 2), Options{ProbeInterval: time.Hour, OnFailure: failed})
 	clear(codes)
 	w := start(t, s)
 	f.locked(func() { f.waitFailures = -1; f.wakeWaiters() })

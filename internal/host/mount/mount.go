@@ -106,9 +106,9 @@ func Top(path string) (Point, error) {
 	return Point{}, fmt.Errorf("%s: its mount is not in /proc/self/mountinfo", path)
 }
 
-// On returns the topmost mount at a path, and whether there is one.
+// TopAt returns the topmost mount at a path, and whether there is one.
 // Unlike Top it needs no recent kernel. The path is one that Resolve returned.
-func On(path string) (p Point, there bool, err error) {
+func TopAt(path string) (p Point, there bool, err error) {
 	all, err := layers(path)
 	if len(all) > 0 {
 		p, there = all[len(all)-1], true

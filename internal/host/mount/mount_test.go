@@ -60,11 +60,11 @@ func TestAFileSystemAppearsWholeAndGoesLayerByLayer(t *testing.T) {
 		require.NoError(t, f.Close())
 	}
 	require.NoFileExists(t, filepath.Join(at, "one"), "covered")
-	top, there, err := On(at)
+	top, there, err := TopAt(at)
 	require.NoError(t, err)
 	require.True(t, there)
 	require.Equal(t, "gpusim", top.Source)
-	_, there, err = On(filepath.Join(at, "two"))
+	_, there, err = TopAt(filepath.Join(at, "two"))
 	require.NoError(t, err)
 	require.False(t, there)
 	ours, err = kind.Is(at)

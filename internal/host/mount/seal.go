@@ -58,7 +58,7 @@ func NewSeal(dir string, except ...string) (*Seal, error) {
 	for _, e := range here {
 		s.known[e.id] = true
 	}
-	return s, s.Again()
+	return s, s.Refresh()
 }
 
 // needed reports whether dir is a read-only mount in a namespace other than the host's.
@@ -131,9 +131,9 @@ func (s *Seal) holder(here []entry, folder string) (entry, bool) {
 	return top(here, path.Dir(folder))
 }
 
-// Again makes mounts read-only that the host has added since. The error names mounts that
+// Refresh makes mounts read-only that the host has added since. The error names mounts that
 // cannot be changed; the others are changed all the same.
-func (s *Seal) Again() error {
+func (s *Seal) Refresh() error {
 	here, err := entries("/proc/self/mountinfo", s.dir)
 	if err != nil {
 		return err

@@ -121,7 +121,7 @@ func container(t *testing.T) {
 	_, err = bufio.NewReader(os.Stdin).ReadString('\n')
 	require.NoError(t, err)
 	require.DirExists(t, hostDir+"/run/volume")
-	require.NoError(t, seal.Again())
+	require.NoError(t, seal.Refresh())
 	refused("/run/volume", "/run/data", "/run/driver", "/run/driver/proc/sys/kernel")
 	allowed("/run/own", "/dev", "/run/driver/dev")
 	fmt.Println("sealed again")

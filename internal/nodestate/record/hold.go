@@ -31,10 +31,10 @@ func Hold(path string) (io.Closer, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Held opens a path that a process holds. Reading the result ends with EOF when no
+// WatchHolder opens a path that a process holds. Reading the result ends with EOF when no
 // process holds the path any more. The error wraps ErrUnheld if nobody holds it
 // now. Held writes nothing and needs only read permission.
-func Held(path string) (io.ReadCloser, error) {
+func WatchHolder(path string) (io.ReadCloser, error) {
 	fd, err := openFIFO(path, unix.O_RDONLY)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrUnheld, path, err)

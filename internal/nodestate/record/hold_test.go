@@ -12,14 +12,14 @@ import (
 
 func TestHeldReaderEndsWithItsHolder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state", "alive")
-	_, err := Held(path)
+	_, err := WatchHolder(path)
 	require.ErrorIs(t, err, ErrUnheld)
 
 	one, err := Hold(path)
 	require.NoError(t, err)
 	other, err := Hold(path) // a second program that starts while the first one ends
 	require.NoError(t, err)
-	held, err := Held(path)
+	held, err := WatchHolder(path)
 	require.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() { _, err := io.Copy(io.Discard, held); ended <- err }()
@@ -32,12 +32,12 @@ func TestHeldReaderEndsWithItsHolder(t *testing.T) {
 	require.NoError(t, other.Close())
 	require.NoError(t, <-ended)
 	require.NoError(t, held.Close())
-	_, err = Held(path)
+	_, err = WatchHolder(path)
 	require.ErrorIs(t, err, ErrUnheld)
 
 	again, err := Hold(path)
 	require.NoError(t, err)
-	held, err = Held(path)
+	held, err = WatchHolder(path)
 	require.NoError(t, err)
 	go func() { _, err := io.Copy(io.Discard, held); ended <- err }()
 	require.NoError(t, held.Close())
@@ -54,7 +54,7 @@ func TestChildDoesNotInheritTheHold(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	require.NoError(t, mine.Close())
-	_, err = Held(path)
+	_, err = WatchHolder(path)
 	require.ErrorIs(t, err, ErrUnheld)
 	require.NoError(t, in.Close())
 	require.NoError(t, cmd.Wait())
@@ -69,7 +69,7 @@ func TestHoldRefusesAnythingButAFIFO(t *testing.T) {
 	require.NoError(t, os.Symlink("alive", at("link")))
 	require.NoError(t, os.WriteFile(at("file"), []byte("x"), 0o644))
 	for _, name := range []string{"link", "file"} {
-		_, err := Held(at(name))
+		_, err := WatchHolder(at(name))
 		require.ErrorIs(t, err, ErrUnheld, name)
 		_, err = Hold(at(name))
 		require.ErrorContains(t, err, "hold "+at(name), name)

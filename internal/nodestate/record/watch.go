@@ -28,7 +28,7 @@ func Watch(ctx context.Context, paths []string, changed func()) error {
 // WatchWhole is like Watch for files that may be written in place, as people do: it
 // reports a file that is being written only when its writer closes it.
 func WatchWhole(ctx context.Context, paths []string, changed func()) error {
-	return watchBy(ctx, paths, changed, inotify.Whole)
+	return watchBy(ctx, paths, changed, inotify.NewWhole)
 }
 
 func watchBy(ctx context.Context, paths []string, changed func(), watcher func() (*inotify.Watcher, error)) error {
@@ -111,7 +111,7 @@ func (w *watch) follow(ctx context.Context, changed func()) error {
 		}
 		path := filepath.Join(event.Dir, event.Name)
 		switch {
-		case event.What != inotify.Changed, w.missing[path]:
+		case event.Kind != inotify.Changed, w.missing[path]:
 			return nil
 		case w.isTarget(path):
 			changed()

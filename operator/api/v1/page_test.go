@@ -61,9 +61,9 @@ func containers() []string { return jsonNames(reflect.TypeFor[v1.ContainerSpec](
 func fieldsPage(s *schematest.Schema) string {
 	var b strings.Builder
 	spec, types := s.Structural.Properties["spec"], reflect.TypeFor[v1.ClusterPolicySpec]()
-	kept := v1.KeptFields()
+	kept := v1.IgnoredFields()
 	for _, name := range jsonNames(types) {
-		if slices.ContainsFunc(kept, func(k v1.Kept) bool { return k.Field == name }) {
+		if slices.ContainsFunc(kept, func(k v1.IgnoredField) bool { return k.Field == name }) {
 			continue
 		}
 		part := spec.Properties[name]
@@ -100,7 +100,7 @@ func rows(b *strings.Builder, s *schema.Structural, t reflect.Type, path, below 
 		property := s.Properties[name]
 		full, short := path+"."+name, below+name
 		switch {
-		case slices.ContainsFunc(v1.KeptFields(), func(k v1.Kept) bool { return k.Field == full }):
+		case slices.ContainsFunc(v1.IgnoredFields(), func(k v1.IgnoredField) bool { return k.Field == full }):
 		case isContainer && slices.Contains(containers(), name):
 			shared = append(shared, "`"+short+"`")
 		case len(property.Properties) > 0:

@@ -47,7 +47,7 @@ func effects(t *testing.T, p *v1.ClusterPolicy) string {
 	require.NoError(t, err)
 	text, err := json.Marshal(objects)
 	require.NoError(t, err)
-	roll, err := upgrade.Read(p.Spec.Driver.UpgradePolicy)
+	roll, err := upgrade.ParsePolicy(p.Spec.Driver.UpgradePolicy)
 	require.NoError(t, err)
 	return fmt.Sprintf("%s\n%v\n%+v %v\n%v", text, in.Drivers, roll, roll.Drain, progress.States(&p.Spec))
 }
@@ -56,7 +56,7 @@ func effects(t *testing.T, p *v1.ClusterPolicy) string {
 func TestAnyUpgradePolicyCanBeRead(t *testing.T) {
 	s := load(t)
 	rapid.Check(t, func(t *rapid.T) {
-		_, err := upgrade.Read(s.Random(t).Spec.Driver.UpgradePolicy)
+		_, err := upgrade.ParsePolicy(s.Random(t).Spec.Driver.UpgradePolicy)
 		require.NoError(t, err)
 	})
 }

@@ -9,9 +9,9 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// Kept is a field of NVIDIA's schema that is accepted so that policies written for NVIDIA's
+// IgnoredField is a field of NVIDIA's schema that is accepted so that policies written for NVIDIA's
 // operator keep working, but that has no effect.
-type Kept struct {
+type IgnoredField struct {
 	// Field is its path in spec, "driver.manager"; it includes all fields below it.
 	Field string
 	// When lists the paths of switches: unless all of them are true, the field requests nothing.
@@ -22,13 +22,13 @@ type Kept struct {
 	Why string
 }
 
-// KeptFields returns all fields without an effect.
-func KeptFields() []Kept {
+// IgnoredFields returns all fields without an effect.
+func IgnoredFields() []IgnoredField {
 	const sandbox, notServed = "sandboxWorkloads.enabled", "not served"
-	enabled := func(field, why string, more ...string) Kept {
-		return Kept{Field: field, When: append([]string{field + ".enabled"}, more...), Why: why}
+	enabled := func(field, why string, more ...string) IgnoredField {
+		return IgnoredField{Field: field, When: append([]string{field + ".enabled"}, more...), Why: why}
 	}
-	kept := []Kept{
+	kept := []IgnoredField{
 		{Field: "operator.defaultRuntime", Default: "docker", Why: "each node's runtime is read from the node"},
 		{Field: "operator.initContainer", Why: "no init container needs CUDA"},
 		{Field: "cdi.default", Why: "NVIDIA's operator does not use it any more"},
@@ -46,13 +46,13 @@ func KeptFields() []Kept {
 		enabled("sandboxWorkloads", notServed),
 	}
 	for _, image := range []string{"repository", "image", "version", "imagePullPolicy", "imagePullSecrets", "resources", "args", "env"} {
-		kept = append(kept, Kept{Field: "gfd." + image, Why: "the validator writes the labels; there is no other container"})
+		kept = append(kept, IgnoredField{Field: "gfd." + image, Why: "the validator writes the labels; there is no other container"})
 	}
 	for _, operand := range []string{"sandboxDevicePlugin", "kataSandboxDevicePlugin", "vfioManager", "vgpuManager", "vgpuDeviceManager", "kataManager", "ccManager"} {
 		kept = append(kept, enabled(operand, notServed, sandbox))
 	}
 	for _, proof := range []string{"vfioPCI", "vgpuManager", "vgpuDevices"} {
-		kept = append(kept, Kept{Field: "validator." + proof, When: []string{sandbox}, Why: notServed})
+		kept = append(kept, IgnoredField{Field: "validator." + proof, When: []string{sandbox}, Why: notServed})
 	}
 	return kept
 }
@@ -78,7 +78,7 @@ func Unserved(spec *ClusterPolicySpec) []string {
 		return nil
 	}
 	var fields []string
-	for _, k := range KeptFields() {
+	for _, k := range IgnoredFields() {
 		off := func(path string) bool { return at(object, path) != true }
 		value := at(object, k.Field)
 		if isSet(value) && (k.Default == "" || value != k.Default) && !slices.ContainsFunc(k.When, off) {

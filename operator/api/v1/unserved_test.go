@@ -12,9 +12,9 @@ import (
 )
 
 func TestEveryFieldIsServedOrKept(t *testing.T) {
-	served, kept := schematest.Served(), v1.KeptFields()
+	served, kept := schematest.Served(), v1.IgnoredFields()
 	isKept := func(path string) bool {
-		return slices.ContainsFunc(kept, func(k v1.Kept) bool {
+		return slices.ContainsFunc(kept, func(k v1.IgnoredField) bool {
 			return path == k.Field || strings.HasPrefix(path, k.Field+".")
 		})
 	}

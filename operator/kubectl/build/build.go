@@ -274,7 +274,7 @@ func pushedDigest(ctx context.Context, c *cluster.Client, namespace string, pods
 }
 
 // Text writes the result for people.
-func (r Result) Text(w io.Writer, _ show.Look) error {
+func (r Result) Text(w io.Writer, _ show.Style) error {
 	if r.State != v1.PrebuiltPresent {
 		_, err := fmt.Fprintf(w, "Job %s/%s builds %s; kubectl gpu status shows its result\n", r.Namespace, r.Job, r.Image)
 		return err

@@ -56,7 +56,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // command holds the flags that the commands share.
 type command struct {
 	flags     *program.Flags
-	where     cluster.Where
+	where     cluster.Options
 	namespace string
 	output    string
 }
@@ -83,13 +83,13 @@ func (c *command) parse(args []string, want ...string) error {
 		return err
 	}
 	if c.flags.NArg() != len(want) {
-		return program.Wrong("%s takes %d arguments (%s), not %d; see %s --help", c.flags.Command(), len(want), strings.Join(want, " "), c.flags.NArg(), c.flags.Name())
+		return program.UsageErrorf("%s takes %d arguments (%s), not %d; see %s --help", c.flags.Command(), len(want), strings.Join(want, " "), c.flags.NArg(), c.flags.Name())
 	}
 	if c.where.Timeout <= 0 {
-		return program.Wrong("--request-timeout is %v; it must be above 0", c.where.Timeout)
+		return program.UsageErrorf("--request-timeout is %v; it must be above 0", c.where.Timeout)
 	}
 	if f := c.flags.ShorthandLookup("o"); f != nil && c.output != "text" && c.output != "json" {
-		return program.Wrong("--output is %q; say text or json", c.output)
+		return program.UsageErrorf("--output is %q; say text or json", c.output)
 	}
 	return nil
 }
@@ -97,15 +97,15 @@ func (c *command) parse(args []string, want ...string) error {
 func (c *command) client() (*cluster.Client, error) {
 	client, err := cluster.New(c.where)
 	if err != nil {
-		return nil, program.Wrong("%w", err)
+		return nil, program.UsageErrorf("%w", err)
 	}
 	return client, nil
 }
 
 // write writes the result, for people or for programs.
-func (c *command) write(stdout io.Writer, found any, text func(io.Writer, show.Look) error) error {
+func (c *command) write(stdout io.Writer, found any, text func(io.Writer, show.Style) error) error {
 	if c.output == "json" {
 		return show.JSON(stdout, found)
 	}
-	return text(stdout, show.LookOf(stdout))
+	return text(stdout, show.StyleFor(stdout))
 }

@@ -97,7 +97,7 @@ func computeTimers(ctx context.Context, args []string, stdout, _ io.Writer) erro
 		return err
 	}
 	if *machine < 0 || *least < 1 {
-		return program.Wrong("--machine must not be below 0, nor --min-samples below 1")
+		return program.UsageErrorf("--machine must not be below 0, nor --min-samples below 1")
 	}
 	client, err := c.client()
 	if err != nil {
@@ -110,11 +110,11 @@ func computeTimers(ctx context.Context, args []string, stdout, _ io.Writer) erro
 	}
 	policy := explain.InForce(policies)
 	if policy == nil {
-		return program.End(exitNothing, errors.New("there is no ClusterPolicy, so no node was measured"))
+		return program.WithExitCode(exitNothing, errors.New("there is no ClusterPolicy, so no node was measured"))
 	}
 	a, err := timers.Compute(*policy, *machine, *least)
 	if err != nil {
-		return program.End(exitNothing, err)
+		return program.WithExitCode(exitNothing, err)
 	}
 	return c.write(stdout, a, a.Text)
 }
@@ -145,7 +145,7 @@ func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 		return err
 	}
 	if b.LogLines < 1 || b.LogBytes < 1 || b.LogNodes < 0 || *timeout <= 0 {
-		return program.Wrong("--log-lines, --log-bytes, --log-nodes and --timeout must be above 0")
+		return program.UsageErrorf("--log-lines, --log-bytes, --log-nodes and --timeout must be above 0")
 	}
 	client, err := c.client()
 	if err != nil {
@@ -163,7 +163,7 @@ func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 	}
 	fmt.Fprintln(stdout, *to)
 	if len(unread) > 0 {
-		return program.End(exitPartly, fmt.Errorf("%d things could not be read; errors.txt in the archive names them", len(unread)))
+		return program.WithExitCode(exitPartly, fmt.Errorf("%d things could not be read; errors.txt in the archive names them", len(unread)))
 	}
 	return nil
 }

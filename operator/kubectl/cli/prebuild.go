@@ -50,13 +50,13 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 	}
 	switch {
 	case r.Kernel == "" || r.Toolkit == "":
-		return program.Wrong("prebuild needs --kernel and --toolkit-image; see kubectl gpu prebuild --help")
+		return program.UsageErrorf("prebuild needs --kernel and --toolkit-image; see kubectl gpu prebuild --help")
 	case r.Kind != "" && !slices.Contains(prebuild.Kinds(), r.Kind):
-		return program.Wrong("--kind is %q; say open or proprietary", r.Kind)
+		return program.UsageErrorf("--kind is %q; say open or proprietary", r.Kind)
 	case r.Arch != "" && !slices.Contains(prebuild.Arches(), r.Arch):
-		return program.Wrong("--arch is %q; say amd64 or arm64", r.Arch)
+		return program.UsageErrorf("--arch is %q; say amd64 or arm64", r.Arch)
 	case *timeout <= 0:
-		return program.Wrong("--timeout must be above 0")
+		return program.UsageErrorf("--timeout must be above 0")
 	}
 	client, err := c.client()
 	if err != nil {
@@ -82,7 +82,7 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 		return err
 	}
 	if *dry {
-		return c.write(stdout, job, func(w io.Writer, _ show.Look) error {
+		return c.write(stdout, job, func(w io.Writer, _ show.Style) error {
 			text, err := yaml.Marshal(job)
 			if err == nil {
 				_, err = w.Write(text)
@@ -103,9 +103,9 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 	result, err := build.Wait(ctx, client, job, stderr)
 	switch {
 	case errors.Is(err, build.ErrFailed) && c.output == "json":
-		return errors.Join(program.End(exitFailed, err), show.JSON(stdout, result))
+		return errors.Join(program.WithExitCode(exitFailed, err), show.JSON(stdout, result))
 	case errors.Is(err, build.ErrFailed):
-		return program.End(exitFailed, err)
+		return program.WithExitCode(exitFailed, err)
 	case err != nil:
 		return err
 	}

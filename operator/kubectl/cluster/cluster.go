@@ -37,8 +37,8 @@ const (
 // ErrTooMany means that a list was truncated at maxObjects.
 var ErrTooMany = errors.New("there are more, which are left out")
 
-// Where selects the cluster, as kubectl's flags do.
-type Where struct {
+// Options selects the cluster, as kubectl's flags do.
+type Options struct {
 	Kubeconfig string
 	Context    string
 	Timeout    time.Duration // of a request
@@ -54,7 +54,7 @@ type Client struct {
 }
 
 // New finds the cluster as kubectl does.
-func New(w Where) (*Client, error) {
+func New(w Options) (*Client, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = w.Kubeconfig
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: w.Context})

@@ -16,8 +16,8 @@ var statusColors = map[progress.Status]string{
 var statusSigns = map[progress.Status]string{progress.Waiting: "○", progress.Unknown: "?", progress.Failed: "✗"}
 
 // Text writes the node for people.
-func (n Node) Text(w io.Writer, look show.Look) error {
-	p := &show.Pen{Look: look}
+func (n Node) Text(w io.Writer, look show.Style) error {
+	p := &show.Pen{Style: look}
 	title := n.Node
 	if n.GPUs != "" {
 		title += " · " + n.GPUs

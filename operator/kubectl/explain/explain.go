@@ -170,7 +170,7 @@ func (n *Node) readLabels(object *corev1.Node, observed *fleet.Node, policy *v1.
 		n.Driver.Variant, n.Driver.DaemonSet, n.Driver.Image, n.Driver.Reason, n.Driver.Message = p.Variant, p.DaemonSet, p.Image, p.Reason, p.Message
 	}
 	if s := object.Labels[label.UpgradeState]; s != "" {
-		n.Upgrade = &Upgrade{s, object.Annotations[label.UpgradeSince], record.Clean(object.Annotations[label.UpgradeWhy], 512), upgradeWait(policy.Status.Upgrade, n.Node)}
+		n.Upgrade = &Upgrade{s, object.Annotations[label.UpgradeSince], record.Clean(object.Annotations[label.UpgradeReason], 512), upgradeWait(policy.Status.Upgrade, n.Node)}
 	}
 }
 
@@ -235,7 +235,7 @@ func (n *Node) evaluate(observed *fleet.Node, pods []*progress.Pod, policy *v1.C
 			n.Road = append(n.Road, Step{s, slices.Contains(p.Steps, s)})
 		}
 	}
-	for _, t := range p.Beside {
+	for _, t := range p.Others {
 		n.Notes = append(n.Notes, fmt.Sprintf("%s: pod %s: %s: %s", t.State, t.Pod, t.Reason, t.Message))
 	}
 }

@@ -23,36 +23,36 @@ const (
 	Bold   = "1"
 )
 
-// Look configures the output.
-type Look struct {
+// Style configures the output.
+type Style struct {
 	Width int // columns
 	Color bool
 }
 
-// LookOf returns the Look for w: on a terminal its width, and colours unless $NO_COLOR is set.
-func LookOf(w io.Writer) Look {
+// StyleFor returns the Look for w: on a terminal its width, and colours unless $NO_COLOR is set.
+func StyleFor(w io.Writer) Style {
 	const usual = 100
 	if f, is := w.(*os.File); is && term.IsTerminal(int(f.Fd())) {
 		columns, _, err := term.GetSize(int(f.Fd()))
 		if err != nil || columns <= 0 {
 			columns = usual
 		}
-		return Look{columns, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+		return Style{columns, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
 	}
 	if columns, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && columns > 0 {
-		return Look{Width: columns}
+		return Style{Width: columns}
 	}
-	return Look{Width: usual}
+	return Style{Width: usual}
 }
 
 // Pen collects formatted text.
 type Pen struct {
-	Look
+	Style
 	strings.Builder
 }
 
 // Paint colours text.
-func (l Look) Paint(color, text string) string {
+func (l Style) Paint(color, text string) string {
 	if !l.Color || color == "" || text == "" {
 		return text
 	}

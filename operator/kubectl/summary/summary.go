@@ -47,8 +47,8 @@ func Of(policies []v1.ClusterPolicy, now time.Time) Summary {
 var stateColors = map[v1.State]string{v1.Ready: show.Green, v1.NotReady: show.Red, v1.Ignored: show.Dim, v1.Disabled: show.Yellow}
 
 // Text writes the summary for people.
-func (s Summary) Text(w io.Writer, look show.Look) error {
-	p := &show.Pen{Look: look}
+func (s Summary) Text(w io.Writer, look show.Style) error {
+	p := &show.Pen{Style: look}
 	if len(s.Policies) == 0 {
 		p.Line("", 0, "There is no ClusterPolicy: no node is served. Apply one; docs/operator.md has examples.")
 	}

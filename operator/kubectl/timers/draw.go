@@ -9,8 +9,8 @@ import (
 )
 
 // Text writes the advice for people.
-func (a Advice) Text(w io.Writer, look show.Look) error {
-	p := &show.Pen{Look: look}
+func (a Advice) Text(w io.Writer, look show.Style) error {
+	p := &show.Pen{Style: look}
 	seconds := func(n int64) time.Duration { return time.Duration(n) * time.Second }
 	p.Line("", 0, fmt.Sprintf("From %d nodes of ClusterPolicy %s, from the creation of the Node to %s: half within %v, 99 of 100 within %v.",
 		a.Samples, a.Policy, a.Step, seconds(a.HalfSeconds), seconds(a.P99Seconds)))

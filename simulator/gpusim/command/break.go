@@ -146,7 +146,7 @@ func (c *call) reset(patience time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	err = f.Alone(ctx, index, func() error {
+	err = f.WithExclusive(ctx, index, func() error {
 		return f.Update(func(s *state.State) error {
 			fault.Restore(s, index)
 			return nil

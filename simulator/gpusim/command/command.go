@@ -173,7 +173,7 @@ func (c *call) outputFlag() {
 
 // driver returns the root that --root names.
 func (c *call) driver() *root.Root {
-	return &root.Root{Dir: *c.root, Command: c.line, Say: func(format string, a ...any) {
+	return &root.Root{Dir: *c.root, Command: c.line, Logf: func(format string, a ...any) {
 		fmt.Fprintf(c.err, "gpusim: "+format+"\n", a...)
 	}}
 }

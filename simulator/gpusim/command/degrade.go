@@ -67,7 +67,7 @@ side; how many does not. 0 ends it.`,
 			bit := c.flags.Uint32("bit", 22, "bit of the upper 32 of the result, 0 to 31: 31 is the sign, 22 the highest of a single's fraction")
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
-					return nil, fault.Wrong(s, gpu, *every, *bit)
+					return nil, fault.Miscompute(s, gpu, *every, *bit)
 				})
 			}
 		},

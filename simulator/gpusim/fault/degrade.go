@@ -123,9 +123,9 @@ func switchEnd(g *state.GPU, l uint32, up bool) {
 	g.Link[l].Active = 0
 }
 
-// Wrong makes libcuda invert a bit in every n-th floating-point result on the GPU, where
+// Miscompute makes libcuda invert a bit in every n-th floating-point result on the GPU, where
 // n is every; 0 ends it. The bit is counted in the upper 32 bits of the result.
-func Wrong(s *state.State, index int, every uint64, bit uint32) error {
+func Miscompute(s *state.State, index int, every uint64, bit uint32) error {
 	if bit > 31 {
 		return fmt.Errorf("bit: %d is not 0 to 31", bit)
 	}

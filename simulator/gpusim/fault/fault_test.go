@@ -197,7 +197,7 @@ func TestRestoreUndoesAnySequenceOfFaults(t *testing.T) {
 			"memory": func(t *rapid.T) {
 				require.NoError(t, Memory(s, 0, rapid.SampledFrom(Kinds()).Draw(t, "kind"), 64, 3))
 			},
-			"wrong": func(t *rapid.T) { require.NoError(t, Wrong(s, 0, 7, 3)) },
+			"wrong": func(t *rapid.T) { require.NoError(t, Miscompute(s, 0, 7, 3)) },
 			"degrade": func(t *rapid.T) {
 				gen, width := uint32(2), uint32(4)
 				require.NoError(t, Degrade(s, 0, Degradation{

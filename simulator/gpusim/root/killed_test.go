@@ -152,7 +152,7 @@ func TestFaultsWaitForAChangeToEnd(t *testing.T) {
 	go func() { upDone <- busy.Up(s) }()
 	<-halfway
 	waiting := make(chan string, 1)
-	r.Say = func(format string, a ...any) { waiting <- fmt.Sprintf(format, a...) }
+	r.Logf = func(format string, a ...any) { waiting <- fmt.Sprintf(format, a...) }
 	opened := make(chan error, 1)
 	go func() {
 		f, err := r.Open()

@@ -37,7 +37,7 @@ var FileSystem = mount.Kind{Source: "gpusim", Mode: "755", Attributes: unix.MOUN
 type Root struct {
 	Dir     string
 	Command string                        // for the one who has to wait for this one
-	Say     func(format string, a ...any) // what people should know, a line at a time
+	Logf    func(format string, a ...any) // what people should know, a line at a time
 	Unseen  bool                          // Dir is a new file system that nobody else sees
 	step    func(what string) error       // called before each step; tests interrupt there
 }
@@ -55,7 +55,7 @@ type Spec struct {
 // Up creates the driver root, changes it into another one, or repairs it.
 func (r *Root) Up(s Spec) error {
 	if !r.Unseen {
-		if err := r.Refuse(s.Force); err != nil {
+		if err := r.CheckSafe(s.Force); err != nil {
 			return err
 		}
 	}
@@ -76,7 +76,7 @@ func (r *Root) lockRoot() (*lock, error) {
 		if err := r.begin(); err != nil {
 			return nil, err
 		}
-		lock, err := acquire(filepath.Join(r.Dir, lockPath), r.Command, r.Say)
+		lock, err := acquire(filepath.Join(r.Dir, lockPath), r.Command, r.Logf)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // a gpusim down has just ended
 		}
@@ -115,8 +115,8 @@ func (r *Root) up(s Spec, libs []tree.Entry) error {
 	return c.apply()
 }
 
-// Refuse keeps gpusim away from real drivers and, unless forced, from "/".
-func (r *Root) Refuse(force bool) error {
+// CheckSafe keeps gpusim away from real drivers and, unless forced, from "/".
+func (r *Root) CheckSafe(force bool) error {
 	real, err := filepath.EvalSymlinks(r.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -156,7 +156,7 @@ func (r *Root) majors(s *state.State) (plan.Majors, error) {
 	m := plan.Majors{GPU: 195}
 	if taken[m.GPU] {
 		m.GPU = next()
-		r.Say("major number 195 belongs to a real driver here; the simulated GPUs get %d", m.GPU)
+		r.Logf("major number 195 belongs to a real driver here; the simulated GPUs get %d", m.GPU)
 	}
 	m.UVM, m.Caps, m.NVSwitch = next(), next(), next()
 	s.MajorGpu, s.MajorUvm, s.MajorCaps = m.GPU, m.UVM, m.Caps
@@ -194,7 +194,7 @@ func (r *Root) plain() (bool, error) {
 	case err == nil:
 		return false, os.Remove(probe)
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
-		r.Say("device nodes cannot be made here (%v): plain files stand in for them, which are enough for programs, but not for containers", err)
+		r.Logf("device nodes cannot be made here (%v): plain files stand in for them, which are enough for programs, but not for containers", err)
 		return true, nil
 	}
 	return false, fmt.Errorf("mknod in %s: %w", r.Dir, err)
@@ -207,10 +207,10 @@ func (r *Root) warnMount() {
 		return
 	}
 	if st.Flags&unix.ST_NOEXEC != 0 {
-		r.Say("%s is on a file system mounted noexec: programs cannot load the libraries from there", r.Dir)
+		r.Logf("%s is on a file system mounted noexec: programs cannot load the libraries from there", r.Dir)
 	}
 	if st.Flags&unix.ST_NODEV != 0 {
-		r.Say("%s is on a file system mounted nodev: programs cannot open the device nodes there", r.Dir)
+		r.Logf("%s is on a file system mounted nodev: programs cannot open the device nodes there", r.Dir)
 	}
 }
 
@@ -220,7 +220,7 @@ func (r *Root) Down() (bool, error) {
 	if r.missing() != "" {
 		return false, r.tidy()
 	}
-	lock, err := acquire(filepath.Join(r.Dir, lockPath), r.Command, r.Say)
+	lock, err := acquire(filepath.Join(r.Dir, lockPath), r.Command, r.Logf)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil // another gpusim down has just ended
 	}
@@ -250,7 +250,7 @@ func (r *Root) down() error {
 			return err
 		}
 		if !gone {
-			r.Say("%s is no longer what gpusim made; it stays", path)
+			r.Logf("%s is no longer what gpusim made; it stays", path)
 		}
 	}
 	tree.RemoveEmpty(r.Dir, slices.DeleteFunc(slices.Clone(m.Dirs), func(d string) bool { return slices.Contains(ownDirs, d) }), nil)
@@ -293,7 +293,7 @@ func (r *Root) Manifest() (*Manifest, error) {
 	if !errors.Is(err, errUnfinished) {
 		return m, err
 	}
-	lock, err := acquire(filepath.Join(r.Dir, lockPath), r.Command, r.Say)
+	lock, err := acquire(filepath.Join(r.Dir, lockPath), r.Command, r.Logf)
 	if err == nil {
 		err = lock.release()
 	}
@@ -357,7 +357,7 @@ func (r *Root) withLock(do func() error) error {
 	if _, err := r.manifest(); errors.Is(err, ErrNone) {
 		return err
 	}
-	lock, err := acquire(filepath.Join(r.Dir, lockPath), r.Command, r.Say)
+	lock, err := acquire(filepath.Join(r.Dir, lockPath), r.Command, r.Logf)
 	if errors.Is(err, fs.ErrNotExist) {
 		_, err = r.manifest() // a gpusim down has just ended; it says so
 	}

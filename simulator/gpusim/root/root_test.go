@@ -78,7 +78,7 @@ func spec(t testing.TB, name string, o profile.Options) Spec {
 }
 
 func newRoot(t testing.TB, dir string) *Root {
-	return &Root{Dir: dir, Command: "test", Say: t.Logf}
+	return &Root{Dir: dir, Command: "test", Logf: t.Logf}
 }
 
 // listing lists all below dir, one line each, without what differs between machines.

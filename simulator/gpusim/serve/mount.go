@@ -14,7 +14,7 @@ import (
 
 // at returns the driver root mounted at dir.
 func (d *driver) at(dir string) *root.Root {
-	return &root.Root{Dir: dir, Command: d.Command, Say: func(format string, a ...any) { d.Log.Info(fmt.Sprintf(format, a...)) }}
+	return &root.Root{Dir: dir, Command: d.Command, Logf: func(format string, a ...any) { d.Log.Info(fmt.Sprintf(format, a...)) }}
 }
 
 // resume resumes the driver that an earlier process left, if it is of the same machine.
@@ -96,7 +96,7 @@ func (d *driver) explain(err error, dir string) error {
 // predecessor opens the driver root that will be covered; nil if there is none. It
 // refuses to cover anything else.
 func (d *driver) predecessor() (*os.File, error) {
-	if err := d.at(d.Root).Refuse(false); err != nil {
+	if err := d.at(d.Root).CheckSafe(false); err != nil {
 		return nil, err
 	}
 	ours, err := root.FileSystem.Is(d.Root)

@@ -53,8 +53,8 @@ func Open(kubeconfig string) (*Client, error) {
 	return New(server, authority, client)
 }
 
-// Reach requests a path, and returns an error unless the response is 200 OK.
-func (c *Client) Reach(ctx context.Context, path string) error {
+// Check requests a path, and returns an error unless the response is 200 OK.
+func (c *Client) Check(ctx context.Context, path string) error {
 	body, err := c.get(ctx, path)
 	if err != nil {
 		return err

@@ -51,8 +51,8 @@ type Dir map[string]string
 // in one folder that holds no other programs.
 func (d Dir) Path(name string) string { return d[name] }
 
-// Search returns a value for PATH that includes every binary.
-func (d Dir) Search() string {
+// SearchPath returns a value for PATH that includes every binary.
+func (d Dir) SearchPath() string {
 	folders := map[string]bool{}
 	for _, path := range d {
 		folders[filepath.Dir(path)] = true

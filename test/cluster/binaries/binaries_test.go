@@ -152,7 +152,7 @@ func TestCachedBinariesAreNotRebuilt(t *testing.T) {
 	data, err := os.ReadFile(first.Path("pear"))
 	require.NoError(t, err)
 	require.Equal(t, "whole example.com/fruit/cmd/pear\n", string(data))
-	require.Len(t, filepath.SplitList(first.Search()), 2)
+	require.Len(t, filepath.SplitList(first.SearchPath()), 2)
 	require.Regexp(t, `^building fruit v1.2.3, tree v2.0.1: .*, then they are kept in .*/cache/binaries
 apple v1.2.3: building, .*
 apple v1.2.3: built in 0s, 0 MB

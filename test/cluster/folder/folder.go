@@ -31,8 +31,8 @@ func Base() string {
 	return "/var/lib/gpuready-clusters"
 }
 
-// Of returns the path of a cluster's folder, which may not exist.
-func Of(cluster string) string { return filepath.Join(Base(), cluster) }
+// PathOf returns the path of a cluster's folder, which may not exist.
+func PathOf(cluster string) string { return filepath.Join(Base(), cluster) }
 
 var validName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 
@@ -110,9 +110,9 @@ func (f *Folder) Group(node string) string { return groupName(f.Cluster, node) }
 
 func groupName(cluster, node string) string { return "gpuready-" + cluster + "-" + node }
 
-// KeepLogs moves the logs of a cluster that failed to start to another place, and makes the
+// PreserveLogs moves the logs of a cluster that failed to start to another place, and makes the
 // error name them there. They are kept until the next failure of a cluster of that name.
-func (f *Folder) KeepLogs(err error) error {
+func (f *Folder) PreserveLogs(err error) error {
 	from, to := filepath.Join(f.Path, logs), filepath.Join(os.TempDir(), "gpuready-cluster-"+f.Cluster+"-log")
 	if os.RemoveAll(to) != nil || os.Rename(from, to) != nil && os.CopyFS(to, os.DirFS(from)) != nil {
 		return err

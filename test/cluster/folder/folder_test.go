@@ -21,7 +21,7 @@ func TestNamesAreHeldByOneClusterAtATime(t *testing.T) {
 	b, err := Claim("b", nil)
 	require.NoError(t, err, "another name is free")
 	require.DirExists(t, a.Path, "and leaves the first alone")
-	held, err := Held(Of("a"))
+	held, err := Locked(PathOf("a"))
 	require.NoError(t, err)
 	require.True(t, held)
 
@@ -42,7 +42,7 @@ func TestLeftoversOfAKilledClusterAreRemovedByTheNext(t *testing.T) {
 	require.NoError(t, os.MkdirAll(dead.Disk("n1"), 0o755))
 	require.NoError(t, dead.lock.Close()) // as the kernel does it
 
-	held, err := Held(dead.Path)
+	held, err := Locked(dead.Path)
 	require.NoError(t, err)
 	require.False(t, held)
 	next, err := Claim("next", hierarchies)
@@ -59,7 +59,7 @@ func TestLogsOfAClusterThatFailedAreKept(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(f.Log("etcd"), []byte("one\n"), 0o600))
 	cause := &os.PathError{Op: "start", Path: f.Log("etcd"), Err: unix.ENOEXEC}
-	err = f.KeepLogs(cause)
+	err = f.PreserveLogs(cause)
 	require.NoError(t, f.Release())
 	require.ErrorIs(t, err, cause)
 	kept := filepath.Join(os.TempDir(), "gpuready-cluster-a-log", "etcd.log")

@@ -55,8 +55,8 @@ func tryLock(dir string, flags int) (lock *os.File, held bool, err error) {
 	return nil, false, fmt.Errorf("lock %s: %w", dir, err)
 }
 
-// Held reports whether a process holds the folder at a path.
-func Held(path string) (bool, error) {
+// Locked reports whether a process holds the folder at a path.
+func Locked(path string) (bool, error) {
 	lock, held, err := tryLock(path, 0)
 	if err != nil || held {
 		return held, err
@@ -68,7 +68,7 @@ func Held(path string) (bool, error) {
 func WaitReleased(path string, patience time.Duration) error {
 	deadline := time.Now().Add(patience)
 	for {
-		held, err := Held(path)
+		held, err := Locked(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}

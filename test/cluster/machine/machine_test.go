@@ -26,12 +26,12 @@ func silent(t *testing.T, printed string) *Machine {
 
 func TestAProgramThatEndedIsExplainedByItsLog(t *testing.T) {
 	m := silent(t, "one\ntwo\n")
-	require.NoError(t, m.Check("kubelet"))
+	require.NoError(t, m.CheckRunning("kubelet"))
 	m.record(inside.Event{Program: "kubelet", Kind: inside.Started})
 	m.record(inside.Event{Program: "kubelet", Kind: inside.Exited, Message: "exit status 1"})
-	err := m.Check("kubelet")
+	err := m.CheckRunning("kubelet")
 	require.ErrorContains(t, err, "kubelet on n1: it ended: exit status 1; the last of "+m.Log("kubelet")+":\n  one\n  two")
-	require.ErrorContains(t, silent(t, "").Explain("kubelet", err), "it printed nothing")
+	require.ErrorContains(t, silent(t, "").WithLog("kubelet", err), "it printed nothing")
 }
 
 func TestWaitersGetTheMachinesError(t *testing.T) {

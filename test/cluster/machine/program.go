@@ -81,7 +81,7 @@ func (m *Machine) Start(ctx context.Context, program string, ready bool) error {
 	if err := m.request(program, 0); err != nil {
 		return err
 	}
-	return m.Explain(program, m.await(ctx, program, func() (bool, error) {
+	return m.WithLog(program, m.await(ctx, program, func() (bool, error) {
 		h := m.programs[program]
 		if h.exits > 0 && h.readies == 0 {
 			return false, fmt.Errorf("it ended: %s", h.exit)
@@ -99,21 +99,21 @@ func (m *Machine) Restart(ctx context.Context, program string, signal syscall.Si
 	if err := m.request(program, signal); err != nil {
 		return err
 	}
-	return m.Explain(program, m.await(ctx, program+" again", func() (bool, error) {
+	return m.WithLog(program, m.await(ctx, program+" again", func() (bool, error) {
 		h := m.programs[program]
 		return h.starts > before.starts && h.readies > before.readies, nil
 	}))
 }
 
-// Replace is like Restart, for a program that does not report when it is ready.
-func (m *Machine) Replace(ctx context.Context, program string, signal syscall.Signal) error {
+// RestartWithoutNotify is like Restart, for a program that does not report when it is ready.
+func (m *Machine) RestartWithoutNotify(ctx context.Context, program string, signal syscall.Signal) error {
 	m.mu.Lock()
 	before := m.programs[program]
 	m.mu.Unlock()
 	if err := m.request(program, signal); err != nil {
 		return err
 	}
-	return m.Explain(program, m.await(ctx, program+" again", func() (bool, error) {
+	return m.WithLog(program, m.await(ctx, program+" again", func() (bool, error) {
 		return m.programs[program].starts > before.starts, nil
 	}))
 }
@@ -132,18 +132,18 @@ func (m *Machine) WaitCrashing(ctx context.Context, program string) error {
 		return false, nil
 	})
 	if ctx.Err() == nil {
-		return m.Explain(program, err)
+		return m.WithLog(program, err)
 	}
 	return nil //nolint:nilerr // the caller has stopped waiting
 }
 
-// Check returns an error if a program has ended.
-func (m *Machine) Check(program string) error {
+// CheckRunning returns an error if a program has ended.
+func (m *Machine) CheckRunning(program string) error {
 	m.mu.Lock()
 	h := m.programs[program]
 	m.mu.Unlock()
 	if h.exits > 0 && h.exits >= h.starts { // and was not started again
-		return m.Explain(program, fmt.Errorf("it ended: %s", h.exit))
+		return m.WithLog(program, fmt.Errorf("it ended: %s", h.exit))
 	}
 	return nil
 }
@@ -158,8 +158,8 @@ func (m *Machine) Log(program string) string {
 	return ""
 }
 
-// Explain adds to an error the end of a program's output, and its file.
-func (m *Machine) Explain(program string, err error) error {
+// WithLog adds to an error the end of a program's output, and its file.
+func (m *Machine) WithLog(program string, err error) error {
 	if err == nil {
 		return nil
 	}

@@ -45,7 +45,7 @@ func WaitReady(ctx context.Context, client *api.Client, nodes ...*Node) error {
 		if reason == "" {
 			reason = "the API server has not heard of this boot of it"
 		}
-		errs = append(errs, n.machine.Explain(kubelet, errors.New(reason)))
+		errs = append(errs, n.machine.WithLog(kubelet, errors.New(reason)))
 	}
 	return errors.Join(errs...)
 }

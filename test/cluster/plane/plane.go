@@ -121,17 +121,17 @@ func (p *Plane) poll(ctx context.Context, program, path string) error {
 	again := time.NewTicker(30 * time.Millisecond)
 	defer again.Stop()
 	for {
-		err := p.API.Reach(ctx, path)
+		err := p.API.Check(ctx, path)
 		if err == nil {
 			return nil
 		}
-		if err := p.machine.Check(program); err != nil {
+		if err := p.machine.CheckRunning(program); err != nil {
 			return err
 		}
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			return p.machine.Explain(program, fmt.Errorf("waiting for it: %w (%w)", context.Cause(ctx), err))
+			return p.machine.WithLog(program, fmt.Errorf("waiting for it: %w (%w)", context.Cause(ctx), err))
 		}
 	}
 }
@@ -165,7 +165,7 @@ func await(ctx context.Context, done <-chan struct{}) error {
 
 // RestartAPIServer kills the API server and returns when it serves again.
 func (p *Plane) RestartAPIServer(ctx context.Context) error {
-	if err := p.machine.Replace(ctx, apiserver, syscall.SIGKILL); err != nil {
+	if err := p.machine.RestartWithoutNotify(ctx, apiserver, syscall.SIGKILL); err != nil {
 		return err
 	}
 	return p.poll(ctx, apiserver, "/readyz")

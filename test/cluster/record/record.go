@@ -58,14 +58,14 @@ var ErrNotUp = errors.New("no such cluster is up")
 // Find reads the record of a cluster that a process holds. While the cluster starts, only Name
 // and Dir are set.
 func Find(name string) (Record, error) {
-	r := Record{Name: name, Dir: folder.Of(name)}
+	r := Record{Name: name, Dir: folder.PathOf(name)}
 	if folder.CheckName(name) != nil {
 		return r, fmt.Errorf("cluster name %q: %w", name, ErrNotUp)
 	}
 	if _, err := os.Stat(r.Dir); err != nil {
 		return r, fmt.Errorf("%s: %w; bring it up with `cluster up --name %s`", name, ErrNotUp, name)
 	}
-	held, err := folder.Held(r.Dir)
+	held, err := folder.Locked(r.Dir)
 	if err != nil {
 		return r, err
 	}

@@ -41,7 +41,7 @@ func TestClustersAreFoundByOthers(t *testing.T) {
 
 func TestAClusterThatWasKilledIsNotUp(t *testing.T) {
 	t.Setenv("GPUREADY_CLUSTERS", t.TempDir())
-	dead := folder.Of("dead")
+	dead := folder.PathOf("dead")
 	require.NoError(t, os.MkdirAll(dead, 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dead, "lock"), nil, 0o600)) // which nobody holds
 	_, err := Find("dead")

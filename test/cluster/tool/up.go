@@ -19,7 +19,7 @@ func build(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for folder := range strings.SplitSeq(dir.Search(), string(filepath.ListSeparator)) {
+	for folder := range strings.SplitSeq(dir.SearchPath(), string(filepath.ListSeparator)) {
 		fmt.Println(folder)
 	}
 	return nil

@@ -49,7 +49,7 @@ func main() {
 		}
 	}
 	kernel.Host = kernel.System{Proc: folder + "/proc", Sys: folder + "/sys", Calls: simulated{}}
-	os.Exit(program.Signalled(func(ctx context.Context) int {
+	os.Exit(program.RunWithSignals(func(ctx context.Context) int {
 		return cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	}))
 }

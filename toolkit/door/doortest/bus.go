@@ -91,8 +91,8 @@ func (s *Systemd) serve(address string) error {
 	return nil
 }
 
-// Leave removes systemd from the bus, as if it had died; the bus stays.
-func (s *Systemd) Leave() error {
+// Disconnect removes systemd from the bus, as if it had died; the bus stays.
+func (s *Systemd) Disconnect() error {
 	s.mu.Lock()
 	end := s.ends[len(s.ends)-1]
 	s.ends = s.ends[:len(s.ends)-1]

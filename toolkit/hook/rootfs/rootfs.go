@@ -67,7 +67,7 @@ func notHost(root *host.Root) error {
 func (r *Root) OpenFile(name string) (*os.File, error) { return r.openFile(name, nil) }
 
 func (r *Root) openFile(name string, check func(fd int) error) (*os.File, error) {
-	held, err := r.Hold(name, 0, check)
+	held, err := r.OpenPath(name, 0, check)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (r *Root) OpenOwnFile(name string) (*os.File, error) { return r.openFile(na
 // ResolveOwn is like Resolve, but only resolves a path on the container's own mounts that is
 // only reached through them.
 func (r *Root) ResolveOwn(name string) (string, error) {
-	held, err := r.Hold(name, 0, r.mounts.own)
+	held, err := r.OpenPath(name, 0, r.mounts.own)
 	if err != nil {
 		return "", err
 	}
@@ -152,7 +152,7 @@ func (r *Root) MkdirAll(name string, perm fs.FileMode) error {
 	if info, err := r.Stat(name); err == nil && info.IsDir() {
 		return nil
 	}
-	dir, err := r.Hold(name, perm, r.mounts.own)
+	dir, err := r.OpenPath(name, perm, r.mounts.own)
 	if err != nil {
 		return wrap("mkdir", name, err)
 	}
@@ -217,7 +217,7 @@ func (r *Root) inParent(op, name string, do func(dir int, base string) error) er
 	if clean == "/" {
 		return wrap(op, name, fs.ErrInvalid)
 	}
-	dir, err := r.Hold(path.Dir(clean), 0, r.mounts.own)
+	dir, err := r.OpenPath(path.Dir(clean), 0, r.mounts.own)
 	if err != nil {
 		return wrap(op, name, err)
 	}
@@ -246,7 +246,7 @@ func replace(dir int, base string, create func(temp string) error) error {
 // Chmod sets the mode of the directory or regular file that name leads to. It changes exactly
 // the checked file, even if the path leads elsewhere by then.
 func (r *Root) Chmod(name string, mode fs.FileMode) error {
-	f, err := r.Hold(name, 0, r.mounts.own)
+	f, err := r.OpenPath(name, 0, r.mounts.own)
 	if err != nil {
 		return wrap("chmod", name, err)
 	}
@@ -269,7 +269,7 @@ func (r *Root) Chmod(name string, mode fs.FileMode) error {
 // only be visible in this container, so a file on a mount that propagates new mounts
 // (MS_SHARED) is refused.
 func (r *Root) HoldMountPoint(name string) (*os.File, error) {
-	f, err := r.Hold(name, 0, nil)
+	f, err := r.OpenPath(name, 0, nil)
 	if err != nil {
 		return nil, err
 	}

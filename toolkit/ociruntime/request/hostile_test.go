@@ -51,7 +51,7 @@ func TestAnnotationsOfAPodAreNoRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			annotations := map[string]string{wanted: "nvidia.com/gpu=all"}
 			maps.Copy(annotations, c.runtime)
-			got, err := Of(container(nil, annotations), settings.Default())
+			got, err := Parse(container(nil, annotations), settings.Default())
 			require.NoError(t, err)
 			require.True(t, got.Empty())
 			require.Contains(t, strings.Join(got.Warnings, ""), c.want)
@@ -61,7 +61,7 @@ func TestAnnotationsOfAPodAreNoRequest(t *testing.T) {
 }
 
 func TestOnlyTheKubeletsAnnotationIsARequest(t *testing.T) {
-	got, err := Of(container(nil, map[string]string{
+	got, err := Parse(container(nil, map[string]string{
 		"cdi.k8s.io/nvidia-device-plugin_1": "k8s.gpuready.io/gpu=GPU-a", "cdi.k8s.io/mine": "k8s.gpuready.io/gpu=GPU-b",
 		"io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.Annotations": `{"cdi.k8s.io/nvidia-device-plugin_1":"k8s.gpuready.io/gpu=GPU-a"}`,
 	}), settings.Default())
@@ -79,20 +79,20 @@ var spellingsOfAll = []string{
 func TestEverySpellingOfAllIsTreatedAsAll(t *testing.T) {
 	for _, s := range []settings.Settings{settings.Default(), byNamespace()} {
 		for _, spelling := range spellingsOfAll {
-			got, err := Of(container([]string{"NVIDIA_VISIBLE_DEVICES=" + spelling, "NVIDIA_IMEX_CHANNELS=all"}, nil), s)
+			got, err := Parse(container([]string{"NVIDIA_VISIBLE_DEVICES=" + spelling, "NVIDIA_IMEX_CHANNELS=all"}, nil), s)
 			require.NoError(t, err, "images say so, and start")
 			require.True(t, got.Empty(), spelling)
 			require.Contains(t, strings.Join(got.Warnings, ""), "not honoured", spelling)
 		}
 		for _, mixed := range []string{"0,all", "all,0", "nvidia.com/gpu=all,nvidia.com/gpu=0", "GPU-a,ALL", "none,0,all"} {
-			got, err := Of(container([]string{"NVIDIA_VISIBLE_DEVICES=" + mixed}, nil), s)
+			got, err := Parse(container([]string{"NVIDIA_VISIBLE_DEVICES=" + mixed}, nil), s)
 			require.ErrorContains(t, err, "unprivileged containers may not", mixed)
 			require.True(t, got.Empty())
 		}
 	}
-	_, err := Of(container([]string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=0,ALL"}, nil), byNamespace())
+	_, err := Parse(container([]string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=0,ALL"}, nil), byNamespace())
 	require.Error(t, err)
-	got, err := Of(container([]string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=3"}, nil), byNamespace())
+	got, err := Parse(container([]string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=3"}, nil), byNamespace())
 	require.NoError(t, err)
 	require.Equal(t, Request{Devices: []string{"0"}, OneEach: true, Channels: []string{"3"}, Capabilities: got.Capabilities}, got)
 }
@@ -109,21 +109,21 @@ func TestOtherKindsCannotBeRequested(t *testing.T) {
 	for _, name := range otherKinds {
 		for _, s := range []settings.Settings{accepting, byNamespace()} {
 			for _, list := range []string{name, "0," + name} {
-				_, err := Of(container([]string{"NVIDIA_VISIBLE_DEVICES=" + list}, nil), s)
+				_, err := Parse(container([]string{"NVIDIA_VISIBLE_DEVICES=" + list}, nil), s)
 				require.Error(t, err, list)
 			}
 			spec := container(nil, nil)
 			spec.Mounts = []oci.Mount{{Source: "/dev/null", Destination: devicesDir + "cdi/x/" + name}}
-			_, err := Of(spec, s)
+			_, err := Parse(spec, s)
 			require.Error(t, err, name)
 		}
 		// Names that other runtimes or vendors resolve are ignored.
-		got, err := Of(container(nil, map[string]string{"cdi.k8s.io/x": name + ",nvidia.com/gpu=0"}), byNamespace())
+		got, err := Parse(container(nil, map[string]string{"cdi.k8s.io/x": name + ",nvidia.com/gpu=0"}), byNamespace())
 		require.NoError(t, err)
 		require.Equal(t, []string{"nvidia.com/gpu=0"}, got.Devices, name)
 		require.Len(t, got.Warnings, 1, name)
 	}
-	_, err := Of(container([]string{"NVIDIA_VISIBLE_DEVICES=vendor.example/agent=root"}, nil), byNamespace())
+	_, err := Parse(container([]string{"NVIDIA_VISIBLE_DEVICES=vendor.example/agent=root"}, nil), byNamespace())
 	require.ErrorIs(t, err, ErrKind)
 }
 
@@ -131,22 +131,22 @@ func TestCapabilitiesInAUserNamespaceAreNoPrivilege(t *testing.T) {
 	spec := container([]string{"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_NVSWITCH=enabled"}, nil)
 	spec.Process.Capabilities = &oci.LinuxCapabilities{Bounding: []string{"CAP_SYS_ADMIN"}}
 	spec.Linux = &oci.Linux{Namespaces: []oci.LinuxNamespace{{Type: oci.PIDNamespace}}}
-	got, err := Of(spec, settings.Default())
+	got, err := Parse(spec, settings.Default())
 	require.NoError(t, err)
 	require.Equal(t, []string{"all"}, got.Devices)
 	require.True(t, got.MIGConfig)
 	require.Equal(t, []string{"nvswitch"}, got.Features)
 
 	spec.Linux.Namespaces = append(spec.Linux.Namespaces, oci.LinuxNamespace{Type: oci.UserNamespace})
-	got, err = Of(spec, settings.Default())
+	got, err = Parse(spec, settings.Default())
 	require.NoError(t, err)
 	require.True(t, got.Empty())
 	s := settings.Default()
 	s.AcceptEnvvar = true
-	_, err = Of(spec, s)
+	_, err = Parse(spec, s)
 	require.ErrorContains(t, err, "NVIDIA_MIG_CONFIG_DEVICES=all: only privileged")
 	spec.Process.Env = []string{"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_NVSWITCH=enabled"}
-	got, err = Of(spec, s)
+	got, err = Parse(spec, s)
 	require.NoError(t, err)
 	require.Empty(t, got.Features)
 	require.Contains(t, got.Warnings[0], "NVIDIA_NVSWITCH=enabled is not honoured")
@@ -169,7 +169,7 @@ func TestErrorsAndWarningsAreShort(t *testing.T) {
 					container(nil, map[string]string{"cdi.k8s.io/x": long, "io.kubernetes.cri-o.Annotations": long}),
 					{Mounts: []oci.Mount{{Source: "/dev/null", Destination: devicesDir + long}, {Source: "/dev/null", Destination: devicesDir + "cdi/" + long}}},
 				} {
-					got, err := Of(spec, s)
+					got, err := Parse(spec, s)
 					short(t, err, got.Warnings)
 					short(t, Check(got.Requirements, "580.95.05"), nil)
 				}
@@ -209,7 +209,7 @@ func TestAContainerAsksForNothingButWhatItMay(t *testing.T) {
 			"cdi.k8s.io/pods": annotation, "cdi.k8s.io/plugin": "k8s.gpuready.io/gpu=GPU-granted", "io.kubernetes.cri-o.Annotations": string(own),
 		})
 
-		got, err := Of(spec, settings.Default())
+		got, err := Parse(spec, settings.Default())
 		short(t, err, got.Warnings)
 		require.NoError(t, err, "the kubelet's word counts before the image's")
 		require.Equal(t, []string{"k8s.gpuready.io/gpu=GPU-granted"}, got.Devices)
@@ -217,12 +217,12 @@ func TestAContainerAsksForNothingButWhatItMay(t *testing.T) {
 		require.Empty(t, got.Features)
 
 		spec.Annotations = map[string]string{"cdi.k8s.io/pods": annotation, "io.kubernetes.cri.container-type": "container"}
-		got, err = Of(spec, settings.Default())
+		got, err = Parse(spec, settings.Default())
 		short(t, err, got.Warnings)
 		require.True(t, got.Empty(), "neither image nor pod is believed")
 
 		spec.Annotations = nil
-		got, err = Of(spec, byNamespace())
+		got, err = Parse(spec, byNamespace())
 		short(t, err, got.Warnings)
 		for _, name := range got.Devices {
 			require.True(t, slices.ContainsFunc(words(visible), func(word string) bool { return word == name }), "%q is none of %q", name, visible)
@@ -244,7 +244,7 @@ func FuzzAnnotation(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key, value, own string) {
 		// CRI-O overwrites the pod's annotation with its own.
 		annotations := map[string]string{key: value, "io.kubernetes.cri-o.Annotations": own}
-		got, err := Of(container(nil, annotations), settings.Default())
+		got, err := Parse(container(nil, annotations), settings.Default())
 		short(t, err, got.Warnings)
 		var kubelets map[string]string
 		if json.Unmarshal([]byte(own), &kubelets) != nil {
@@ -272,7 +272,7 @@ func TestAnImageAddsNothingToTheGPUsOfItsContainer(t *testing.T) {
 		"cdi.k8s.io/p": "k8s.gpuready.io/gpu=GPU-a", crioType: "container", crioOwn: `{"cdi.k8s.io/p":"k8s.gpuready.io/gpu=GPU-a"}`,
 	})
 	for _, spec := range []*oci.Spec{mounted, annotated} {
-		got, err := Of(spec, s)
+		got, err := Parse(spec, s)
 		require.NoError(t, err)
 		require.Len(t, got.Devices, 1)
 		require.Empty(t, got.Features)
@@ -283,7 +283,7 @@ func TestAnImageAddsNothingToTheGPUsOfItsContainer(t *testing.T) {
 func TestImagesCannotRequestAllOfAKind(t *testing.T) {
 	for _, kind := range Kinds() {
 		for _, all := range []string{"all", "ALL", "All"} {
-			got, err := Of(container([]string{"NVIDIA_VISIBLE_DEVICES=" + kind + "=" + all}, nil), byNamespace())
+			got, err := Parse(container([]string{"NVIDIA_VISIBLE_DEVICES=" + kind + "=" + all}, nil), byNamespace())
 			require.NoError(t, err)
 			require.True(t, got.Empty(), kind)
 			require.Len(t, got.Warnings, 1)

@@ -62,9 +62,9 @@ const (
 // maxNames limits the length of a list: 16 GPUs have 112 MIG devices.
 const maxNames = 1024
 
-// Of returns a container's request. It only names devices of Kinds. Errors and warnings
+// Parse returns a container's request. It only names devices of Kinds. Errors and warnings
 // have a bounded length, whatever the container requests.
-func Of(spec *oci.Spec, s settings.Settings) (Request, error) {
+func Parse(spec *oci.Spec, s settings.Settings) (Request, error) {
 	r, err := of(spec, s)
 	return r, Brief(err)
 }

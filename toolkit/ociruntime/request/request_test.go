@@ -35,7 +35,7 @@ func (a testRequest) of() (Request, error) {
 	}
 	s := settings.Default()
 	s.AcceptEnvvar, s.AcceptVolumeMounts = a.envvar, a.volumes
-	return Of(spec, s)
+	return Parse(spec, s)
 }
 
 func TestOf(t *testing.T) {
@@ -193,7 +193,7 @@ func FuzzRequest(f *testing.F) {
 			Process: &oci.Process{Env: []string{"NVIDIA_VISIBLE_DEVICES=" + visible, "NVIDIA_DRIVER_CAPABILITIES=" + capabilities, "NVIDIA_REQUIRE_X=" + require}},
 			Mounts:  []oci.Mount{{Source: "/dev/null", Destination: mount}},
 		}
-		r, err := Of(spec, settings.Settings{AcceptEnvvar: true, AcceptVolumeMounts: true})
+		r, err := Parse(spec, settings.Settings{AcceptEnvvar: true, AcceptVolumeMounts: true})
 		short(t, err, r.Warnings)
 		if err := checkNames(r.Devices); err != nil {
 			t.Fatal(err)
@@ -202,7 +202,7 @@ func FuzzRequest(f *testing.F) {
 			short(t, Check(r.Requirements, "580.95.05"), nil)
 			short(t, Check(r.Requirements, require), nil)
 		}
-		if r, _ := Of(spec, settings.Settings{}); !r.Empty() {
+		if r, _ := Parse(spec, settings.Settings{}); !r.Empty() {
 			t.Fatalf("an image gives itself %+v", r)
 		}
 	})

@@ -11,7 +11,7 @@ import (
 
 // judgeHealth judges the state that a GPU reported before, during and after the samples. all
 // are the node's devices.
-func judgeHealth(g *result.GPU, s Seen, all []result.GPU) {
+func judgeHealth(g *result.GPU, s Observations, all []result.GPU) {
 	device, _ := s.Snapshot.Device(g.UUID)
 	if f := device.Fault; f != (gpu.Fault{}) {
 		addFinding(g, result.Unhealthy, f.Reason, f.Message, "look for Xid lines in dmesg; reset the GPU, or have it replaced where that does not mend it")
@@ -150,7 +150,7 @@ func judgeLink(g *result.GPU, readings []Reading, own []gpu.Condition) {
 
 // judgeNVLinks compares the links that are up with those of the node's equal GPUs: NVML does not
 // report how many a board connects.
-func judgeNVLinks(g *result.GPU, c gpu.Condition, s Seen, all []result.GPU) {
+func judgeNVLinks(g *result.GPU, c gpu.Condition, s Observations, all []result.GPU) {
 	most := 0
 	for _, other := range all {
 		if other.Product == g.Product && other.Parent == "" && len(s.Readings) > 0 {

@@ -32,8 +32,8 @@ const (
 	ReasonNothingRuns gpu.Reason = "NoMIGDevices"
 )
 
-// Seen holds the observations of a preflight.
-type Seen struct {
+// Observations holds the observations of a preflight.
+type Observations struct {
 	Snapshot gpu.Snapshot
 	Readings []Reading // in the order of time, the first before the samples, the last after them
 	Events   []gpu.Event
@@ -57,7 +57,7 @@ type Run struct {
 }
 
 // Judge adds findings, figures and verdicts to a result that lists the devices.
-func Judge(r *result.Result, s Seen, t threshold.Table) {
+func Judge(r *result.Result, s Observations, t threshold.Table) {
 	for i := range r.GPUs {
 		g := &r.GPUs[i]
 		if g.Parent == "" {

@@ -22,8 +22,8 @@ func table(t require.TestingT) threshold.Table {
 
 // node returns a healthy node of a profile, read once before, four times during and once
 // after the samples.
-func node(profile string, n int) (Seen, result.Result) {
-	s := Seen{Snapshot: gputest.Node(profile, n)}
+func node(profile string, n int) (Observations, result.Result) {
+	s := Observations{Snapshot: gputest.Node(profile, n)}
 	r := result.Result{Node: "n1"}
 	for _, d := range s.Snapshot.Devices {
 		r.GPUs = append(r.GPUs, result.GPU{Index: fmt.Sprint(d.Index), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Compute: d.Compute.String()})
@@ -49,7 +49,7 @@ func node(profile string, n int) (Seen, result.Result) {
 }
 
 // change changes the condition of GPU 1, from a reading on.
-func (s Seen) change(from int, do func(c *gpu.Condition)) {
+func (s Observations) change(from int, do func(c *gpu.Condition)) {
 	for _, reading := range s.Readings[from:] {
 		c := reading.Conditions[gputest.GPU(1)]
 		do(&c)
@@ -67,54 +67,58 @@ func reasons(list []result.Finding) []gpu.Reason {
 
 func TestTheGPUsConditionIsJudged(t *testing.T) {
 	for name, c := range map[string]struct {
-		do    func(s *Seen)
+		do    func(s *Observations)
 		want  []gpu.Reason
 		says  string
 		notes []string
 	}{
-		"healthy": {do: func(*Seen) {}},
-		"ECC errors before the run": {func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.ECC.Volatile, c.ECC.Aggregate = 2, 9 }) },
+		"healthy": {do: func(*Observations) {}},
+		"ECC errors before the run": {func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.ECC.Volatile, c.ECC.Aggregate = 2, 9 }) },
 			[]gpu.Reason{gpu.ReasonECC}, "2 uncorrectable memory errors since the driver was loaded", nil},
-		"ECC errors during the run": {func(s *Seen) { s.change(3, func(c *gpu.Condition) { c.ECC.Volatile = 1 }) },
+		"ECC errors during the run": {func(s *Observations) { s.change(3, func(c *gpu.Condition) { c.ECC.Volatile = 1 }) },
 			[]gpu.Reason{gpu.ReasonECC}, "1 of them during the run", nil},
-		"ECC errors in its life": {do: func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.ECC.Aggregate = 9 }) },
+		"ECC errors in its life": {do: func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.ECC.Aggregate = 9 }) },
 			notes: []string{"9 uncorrectable memory errors in its life, none since the driver was loaded"}},
-		"a row waits": {func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.Rows.Pending = true }) },
+		"a row waits": {func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.Rows.Pending = true }) },
 			[]gpu.Reason{gpu.ReasonResetNeeded}, "wait to be remapped", nil},
-		"no row is left": {func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.Rows.Failed = true }) },
+		"no row is left": {func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.Rows.Failed = true }) },
 			[]gpu.Reason{gpu.ReasonRowRemap}, "failed", nil},
-		"rows were remapped": {do: func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.Rows.Uncorrected = 3 }) },
+		"rows were remapped": {do: func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.Rows.Uncorrected = 3 }) },
 			notes: []string{"3 rows of memory were remapped after uncorrectable errors"}},
-		"held down for a moment": {func(s *Seen) {
+		"held down for a moment": {func(s *Observations) {
 			s.change(2, func(c *gpu.Condition) { c.Throttle = []gpu.Throttle{gpu.ThrottleHeat, gpu.ThrottleHardware} })
 			s.change(3, func(c *gpu.Condition) { c.Throttle = nil })
 		}, []gpu.Reason{ReasonThrottled}, "HWThermalSlowdown, HWSlowdown", nil},
-		"held down by the power limit": {do: func(s *Seen) {
+		"held down by the power limit": {do: func(s *Observations) {
 			s.change(2, func(c *gpu.Condition) { c.Throttle = []gpu.Throttle{gpu.ThrottlePowerCap} })
 		}, notes: []string{"the clocks were held down: SWPowerCap"}},
-		"half of the lanes": {func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.PCIe.Width = 8 }) },
+		"half of the lanes": {func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.PCIe.Width = 8 }) },
 			[]gpu.Reason{ReasonPCIe}, "×8, and GPU and slot can ×16", nil},
-		"an old generation": {func(s *Seen) { s.change(0, func(c *gpu.Condition) { c.PCIe.Generation = 3 }) },
+		"an old generation": {func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.PCIe.Generation = 3 }) },
 			[]gpu.Reason{ReasonPCIe}, "generation 3 under load, and GPU and slot can 5", nil},
-		"too few readings to tell": {do: func(s *Seen) {
+		"too few readings to tell": {do: func(s *Observations) {
 			s.change(0, func(c *gpu.Condition) { c.PCIe.Generation = 3 })
 			s.Readings[1].Loaded, s.Readings[2].Loaded = false, false
 		}},
-		"NVLinks down": {func(s *Seen) {
+		"NVLinks down": {func(s *Observations) {
 			s.change(0, func(c *gpu.Condition) { c.NVLinks = gpu.NVLinks{Up: []int{0, 3}, Down: []int{1, 2}} })
 		},
 			[]gpu.Reason{ReasonNVLink}, "2 of 4 NVLinks are up; down: 1, 2", nil},
-		"an XID that is the GPU's": {func(s *Seen) {
+		"an XID that is the GPU's": {func(s *Observations) {
 			s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 79}, {Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 79}}
 		},
 			[]gpu.Reason{gpu.ReasonXID}, "XID 79", nil},
-		"an XID that is a program's": {do: func(s *Seen) { s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 13}} },
+		"an XID that is a program's": {do: func(s *Observations) { s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 13}} },
 			notes: []string{gpu.XIDText(13) + " was reported during the run"}},
-		"an XID that nobody knows": {func(s *Seen) { s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 9999}} },
+		"an XID that nobody knows": {func(s *Observations) { s.Events = []gpu.Event{{Kind: gpu.EventXID, UUID: gputest.GPU(1), XID: 9999}} },
 			[]gpu.Reason{gpu.ReasonXID}, "XID 9999", nil},
-		"lost":                {func(s *Seen) { s.Events = []gpu.Event{{Kind: gpu.EventLost, UUID: gputest.GPU(1), Message: "fell"}} }, []gpu.Reason{gpu.ReasonLost}, "fell", nil},
-		"a fault from before": {func(s *Seen) { s.Snapshot.Devices[1].Fault = gpu.Fault{Reason: gpu.ReasonLost, Message: "lost"} }, []gpu.Reason{gpu.ReasonLost}, "lost", nil},
-		"does not answer": {func(s *Seen) { s.Readings[4].Errors[gputest.GPU(1)] = "nvmlX: unknown error" },
+		"lost": {func(s *Observations) {
+			s.Events = []gpu.Event{{Kind: gpu.EventLost, UUID: gputest.GPU(1), Message: "fell"}}
+		}, []gpu.Reason{gpu.ReasonLost}, "fell", nil},
+		"a fault from before": {func(s *Observations) {
+			s.Snapshot.Devices[1].Fault = gpu.Fault{Reason: gpu.ReasonLost, Message: "lost"}
+		}, []gpu.Reason{gpu.ReasonLost}, "lost", nil},
+		"does not answer": {func(s *Observations) { s.Readings[4].Errors[gputest.GPU(1)] = "nvmlX: unknown error" },
 			[]gpu.Reason{ReasonNotRead}, "nvmlX", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -177,7 +181,7 @@ func TestASlowHostLinkIsMeasuredAlone(t *testing.T) {
 	require.True(t, HostLinkMissed(g, figures(4.5e12, 55e9, 30e9), table(t)))
 	require.False(t, HostLinkMissed(result.GPU{}, figures(4.5e12, 55e9, 30e9), table(t)), "nobody knows the limit")
 	a := sample.Answer{Figures: figures(4.5e12, 55e9, 30e9)}
-	TakeHostLink(&a, sample.Answer{Figures: figures(4.6e12, 54e9, 56e9)})
+	MergeHostLink(&a, sample.Answer{Figures: figures(4.6e12, 54e9, 56e9)})
 	require.Equal(t, figures(4.5e12, 55e9, 56e9), a.Figures)
 	require.Equal(t, []string{"deviceToHost: measured alone; 30.0 GB/s while all GPUs used their links"}, a.Notes)
 }
@@ -229,7 +233,7 @@ func TestTheSamplesOutcomeIsAVerdict(t *testing.T) {
 }
 
 // ways returns a run of bandwidth between all GPUs, with the speeds of speed.
-func ways(s Seen, speed func(from, to int) float64) Run {
+func ways(s Observations, speed func(from, to int) float64) Run {
 	run := passed("bandwidth", "")
 	for i, a := range s.Snapshot.Devices {
 		for k, b := range s.Snapshot.Devices {

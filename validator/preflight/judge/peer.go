@@ -12,7 +12,7 @@ import (
 )
 
 // judgePeers judges the paths between GPUs.
-func judgePeers(r *result.Result, run Run, s Seen, t threshold.Table) {
+func judgePeers(r *result.Result, run Run, s Observations, t threshold.Table) {
 	if run.Outcome != sample.Passed {
 		if run.Outcome != sample.Impossible {
 			v, reason := result.Unhealthy, ReasonSample

@@ -13,7 +13,7 @@ import (
 const maxFigures = 32
 
 // judgeFigures judges the figures that the samples measured on a device.
-func judgeFigures(g *result.GPU, s Seen, t threshold.Table, simulated bool) {
+func judgeFigures(g *result.GPU, s Observations, t threshold.Table, simulated bool) {
 	for _, run := range s.Runs {
 		if run.Device != g.UUID || run.Outcome != sample.Passed || run.Answer.Simulated != simulated {
 			continue
@@ -68,9 +68,9 @@ func HostLinkMissed(g result.GPU, figures []sample.Figure, t threshold.Table) bo
 	return false
 }
 
-// TakeHostLink copies better figures of the link to the host from a run of the device alone,
+// MergeHostLink copies better figures of the link to the host from a run of the device alone,
 // and notes the figures measured with all devices at once.
-func TakeHostLink(a *sample.Answer, alone sample.Answer) {
+func MergeHostLink(a *sample.Answer, alone sample.Answer) {
 	for i, f := range a.Figures {
 		for _, own := range alone.Figures {
 			if own.Name == f.Name && (f.Name == threshold.HostToDevice || f.Name == threshold.DeviceToHost) && own.Value > f.Value {

@@ -25,10 +25,10 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 // preflight returns the result of a preflight of h100-sxm machines, 4 GPUs each, the last
 // divided by MIG, modified by change.
-func preflight(t *testing.T, simulated bool, change func(s *judge.Seen, r *result.Result)) result.Result {
+func preflight(t *testing.T, simulated bool, change func(s *judge.Observations, r *result.Result)) result.Result {
 	node := gputest.Node("h100-sxm", 5)
 	node.Devices[4] = gputest.WithMIG(node.Devices[4], "3g.40gb", "1g.10gb")
-	s := judge.Seen{Snapshot: node, Readings: []judge.Reading{{Conditions: map[gpu.UUID]gpu.Condition{}}}}
+	s := judge.Observations{Snapshot: node, Readings: []judge.Reading{{Conditions: map[gpu.UUID]gpu.Condition{}}}}
 	r := result.Result{
 		Schema: result.Schema, Simulated: simulated, Node: "node-1", Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0",
 		Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 8.4,
@@ -96,7 +96,7 @@ func preflight(t *testing.T, simulated bool, change func(s *judge.Seen, r *resul
 }
 
 // sick adds observations for every kind of finding.
-func sick(s *judge.Seen, r *result.Result) {
+func sick(s *judge.Observations, r *result.Result) {
 	last := s.Readings[0].Conditions
 	c := last[gputest.GPU(0)]
 	c.Throttle = []gpu.Throttle{gpu.ThrottlePowerCap, gpu.ThrottleHeat}
@@ -125,7 +125,7 @@ func sick(s *judge.Seen, r *result.Result) {
 }
 
 // hostile adds markup and escape sequences to all texts of other programs.
-func hostile(s *judge.Seen, r *result.Result) {
+func hostile(s *judge.Observations, r *result.Result) {
 	const text = "<script>alert(1)</script>\" onload=\"x\x1b[2J\n&amp;"
 	r.Node, r.Driver, r.CUDA, r.Version = text, text, text, text
 	r.Notes = []string{text}
@@ -150,7 +150,7 @@ func TestGolden(t *testing.T) {
 		"passed":    preflight(t, false, nil),
 		"sick":      preflight(t, false, sick),
 		"simulated": preflight(t, true, nil),
-		"past": preflight(t, false, func(s *judge.Seen, _ *result.Result) {
+		"past": preflight(t, false, func(s *judge.Observations, _ *result.Result) {
 			s.Runs = s.Runs[:4]
 		}),
 	} {

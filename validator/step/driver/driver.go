@@ -39,11 +39,11 @@ const (
 	ReasonSimulatedRefused gpu.Reason = "SimulatedDriverRefused"
 )
 
-// Nothing reports whether a refusal of this layer only means that there is no driver, so that
+// NoDriver reports whether a refusal of this layer only means that there is no driver, so that
 // state s of the driver's container explains why. If there is a driver that was not injected
 // into this container, a driver's container that has ended explains nothing: the driver may
 // be another, for example the host's.
-func Nothing(reason gpu.Reason, s nodestate.State) bool {
+func NoDriver(reason gpu.Reason, s nodestate.State) bool {
 	switch reason {
 	case ReasonLibraryMissing, ReasonModuleMissing:
 		return true

@@ -71,7 +71,7 @@ func checkNodes(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 // containers by these links, and running containers lose the devices without one. That is no
 // reason to refuse a node, but must be known in advance.
 func (h hardware) linkNotes(d check.Driver) []string {
-	if d.Info.Simulated || !h.node.Sees("/dev/char") { // a simulated driver's nodes lead nowhere in any case
+	if d.Info.Simulated || !h.node.Visible("/dev/char") { // a simulated driver's nodes lead nowhere in any case
 		return nil
 	}
 	var missing []string

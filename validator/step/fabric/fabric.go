@@ -28,7 +28,7 @@ func Check(_ context.Context, node check.Node, driver check.Driver) check.Outcom
 	var waiting, broken []string
 	joined := 0
 	for _, g := range driver.GPUs {
-		switch g.Joining {
+		switch g.FabricState {
 		case gpu.JoiningNone:
 		case gpu.JoiningDone:
 			joined++

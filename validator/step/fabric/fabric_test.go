@@ -13,8 +13,8 @@ import (
 
 func TestGPUsHaveJoinedTheirFabric(t *testing.T) {
 	m, driver := kerneltest.New(t), kerneltest.Driver()
-	look := func(a, b gpu.Joining) check.Outcome {
-		driver.GPUs[0].Joining, driver.GPUs[1].Joining = a, b
+	look := func(a, b gpu.FabricState) check.Outcome {
+		driver.GPUs[0].FabricState, driver.GPUs[1].FabricState = a, b
 		return Check(t.Context(), m.Node, driver)
 	}
 	kerneltest.Proven(t, look(gpu.JoiningNone, gpu.JoiningNone), "no GPU here has a fabric to join")

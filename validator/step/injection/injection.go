@@ -65,7 +65,7 @@ func Check(_ context.Context, node check.Node, driver check.Driver) check.Outcom
 		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: units,
 		Summary: fmt.Sprintf("%d CDI names of kind %s resolve", units, cdi.KindGPU),
 	}, notes...)
-	o.Again = again
+	o.Retry = again
 	return o
 }
 
@@ -86,7 +86,7 @@ func checkNames(node check.Node, driver check.Driver, _ nodestate.State, files [
 	units := driver.Units()
 	var unresolved, incomplete []string
 	for _, u := range units {
-		switch err := cdi.CheckSeen(node.Root, files, cdi.GPUName(u.UUID), node.Sees); {
+		switch err := cdi.CheckVisible(node.Root, files, cdi.GPUName(u.UUID), node.Visible); {
 		case errors.Is(err, cdi.ErrUnresolvable):
 			unresolved = append(unresolved, err.Error())
 		case err != nil:

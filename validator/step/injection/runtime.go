@@ -52,7 +52,7 @@ func checkHandlers(node check.Node, _ check.Driver, state nodestate.State, _ []c
 		return refuse(ReasonHandler, fmt.Sprintf("the container runtime %s has no handler %q, which the toolkit is to give it; it has %s", r.Name, wanted, strings.Join(r.Handlers, ", ")),
 			"gpu-toolkit configures it (--nvidia-runtime-name): its log says what keeps it from that, gpu-toolkit plan what to write by hand; then restart the runtime")
 	}
-	known := node.Told().Handlers
+	known := node.KnownStatus().Handlers
 	if len(known) == 0 { // kubelets before 1.31 and runtimes before containerd 2.0 tell none
 		return finding{}
 	}

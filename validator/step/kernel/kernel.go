@@ -117,7 +117,7 @@ func (v View) Device(name, driver string) string {
 	if !registered {
 		return "/proc/devices does not list " + driver
 	}
-	if !v.node.Sees("/dev/" + name) {
+	if !v.node.Visible("/dev/" + name) {
 		return ""
 	}
 	for _, root := range slices.Compact([]string{v.node.DevRoot, "/"}) {

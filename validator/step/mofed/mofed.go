@@ -36,7 +36,7 @@ func Check(_ context.Context, node check.Node, _ check.Driver) check.Outcome {
 	if len(cards) == 0 {
 		return check.Pass(readiness.Proof{HostRoot: node.Root.Dir(), Summary: "no Mellanox device on the PCI bus: nothing to drive"})
 	}
-	if node.Sees(ready) && k.Exists(container) && !k.Exists(ready) {
+	if node.Visible(ready) && k.Exists(container) && !k.Exists(ready) {
 		return check.Fail(ReasonContainer, "the containerised driver has not finished: there is no "+ready, "see the log of the MOFED driver's pod on this node (nvidia-network-operator)")
 	}
 	if missing := k.Missing("mlx5_core", "ib_core", "mlx5_ib"); len(missing) > 0 {

@@ -19,12 +19,12 @@ const requestTimeout = 10 * time.Second
 // maxAnswer bounds the kubelet's answer: 1,000 pods and 10,000 devices need 2 MiB.
 const maxAnswer = 16 << 20
 
-// AskKubelet reads the kubelet's devices over the PodResources API, version 1.
-func AskKubelet(ctx context.Context, socket string) (Kubelet, error) {
+// ReadKubelet reads the kubelet's devices over the PodResources API, version 1.
+func ReadKubelet(ctx context.Context, socket string) (Account, error) {
 	if info, err := os.Stat(socket); err != nil {
-		return Kubelet{}, err
+		return Account{}, err
 	} else if info.Mode().Type() != fs.ModeSocket {
-		return Kubelet{}, fmt.Errorf("%s is no socket", socket)
+		return Account{}, fmt.Errorf("%s is no socket", socket)
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -32,23 +32,23 @@ func AskKubelet(ctx context.Context, socket string) (Kubelet, error) {
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
 	if err != nil {
-		return Kubelet{}, err
+		return Account{}, err
 	}
 	defer func() { _ = conn.Close() }()
 	client := podresources.NewPodResourcesListerClient(conn)
 	allocatable, err := client.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
 	if err != nil {
-		return Kubelet{}, fmt.Errorf("GetAllocatableResources: %w", err)
+		return Account{}, fmt.Errorf("GetAllocatableResources: %w", err)
 	}
 	pods, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
 	if err != nil {
-		return Kubelet{}, fmt.Errorf("list of pods: %w", err)
+		return Account{}, fmt.Errorf("list of pods: %w", err)
 	}
 	return collect(allocatable, pods), nil
 }
 
-func collect(allocatable *podresources.AllocatableResourcesResponse, pods *podresources.ListPodResourcesResponse) Kubelet {
-	k := Kubelet{Allocatable: map[string]map[string]bool{}, Allocated: map[string]map[string]string{}}
+func collect(allocatable *podresources.AllocatableResourcesResponse, pods *podresources.ListPodResourcesResponse) Account {
+	k := Account{Allocatable: map[string]map[string]bool{}, Allocated: map[string]map[string]string{}}
 	for _, d := range allocatable.GetDevices() {
 		ids := k.Allocatable[d.GetResourceName()]
 		if ids == nil {

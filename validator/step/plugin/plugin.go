@@ -30,14 +30,14 @@ const (
 	ReasonDiffers       gpu.Reason = "AllocatableDiffers"
 )
 
-// Kubelet is the kubelet's account of the node's devices.
-type Kubelet struct {
+// Account is the kubelet's account of the node's devices.
+type Account struct {
 	Allocatable map[string]map[string]bool   // device IDs by resource
 	Allocated   map[string]map[string]string // the pod ("namespace/name") that holds a device, by resource and device ID
 }
 
-// Ask reads the kubelet's account from its PodResources socket, a path of this process.
-type Ask func(ctx context.Context, socket string) (Kubelet, error)
+// ReadAccount reads the kubelet's account from its PodResources socket, a path of this process.
+type ReadAccount func(ctx context.Context, socket string) (Account, error)
 
 // Workload runs a pod to prove that a pod can use a GPU.
 type Workload interface {
@@ -50,7 +50,7 @@ type Workload interface {
 
 // Check proves the layer: the accounts agree and, where workload is not nil, a
 // pod that requested a GPU ran.
-func Check(ctx context.Context, node check.Node, driver check.Driver, ask Ask, workload Workload) check.Outcome {
+func Check(ctx context.Context, node check.Node, driver check.Driver, ask ReadAccount, workload Workload) check.Outcome {
 	accounts, free := compareAccounts(ctx, node, driver, ask)
 	switch {
 	case accounts.Kind != check.Passed:
@@ -68,7 +68,7 @@ func Check(ctx context.Context, node check.Node, driver check.Driver, ask Ask, w
 
 // compareAccounts is the first half of Check; free is a resource of which a pod could be
 // allocated one now.
-func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, ask Ask) (o check.Outcome, free string) {
+func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, ask ReadAccount) (o check.Outcome, free string) {
 	state, err := node.State(nodestate.DevicePlugin)
 	if failed := notRegistered(state, err); failed != nil {
 		return *failed, ""
@@ -112,7 +112,7 @@ func countDevices(devices int) string {
 // Free returns the first resource, by name, of which a pod could be allocated one now, ""
 // if there is none. It counts as the scheduler does: a device that broke while a pod holds
 // it is no longer allocatable, but still counts as requested.
-func (k Kubelet) Free(resources map[string]int) string {
+func (k Account) Free(resources map[string]int) string {
 	for _, name := range slices.Sorted(maps.Keys(resources)) {
 		if len(k.Allocatable[name]) > len(k.Allocated[name]) {
 			return name
@@ -122,7 +122,7 @@ func (k Kubelet) Free(resources map[string]int) string {
 }
 
 // Held returns the sorted devices that a pod, "namespace/name", holds.
-func (k Kubelet) Held(pod string) []string {
+func (k Account) Held(pod string) []string {
 	var ids []string
 	for _, held := range k.Allocated {
 		for id, by := range held {
@@ -139,7 +139,7 @@ func (k Kubelet) Held(pod string) []string {
 // driver's.
 type accounts struct {
 	plugin      nodestate.DevicePluginInfo
-	kubelet     Kubelet
+	kubelet     Account
 	differences []string
 	short       int // the number of differences that are missing devices
 	notes       []string
@@ -148,7 +148,7 @@ type accounts struct {
 // waitForAgreement compares the accounts until they agree, for up to node.Settle. The plugin reports a
 // change to the kubelet and then writes its state, and no event shows when the kubelet has
 // applied the change.
-func waitForAgreement(ctx context.Context, node check.Node, driver check.Driver, plugin nodestate.DevicePluginInfo, ask Ask) (accounts, error) {
+func waitForAgreement(ctx context.Context, node check.Node, driver check.Driver, plugin nodestate.DevicePluginInfo, ask ReadAccount) (accounts, error) {
 	const first = 50 * time.Millisecond
 	enough := time.Now().Add(node.Settle)
 	for wait := first; ; wait *= 2 {
@@ -197,7 +197,7 @@ func notRegistered(s nodestate.State, err error) *check.Outcome {
 
 // compare returns the differences of the three accounts, the number of them that are missing
 // devices, and notes about oddities on which the accounts agree.
-func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kubelet) (differences []string, short int, notes []string) {
+func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Account) (differences []string, short int, notes []string) {
 	devices := driverDevices(driver)
 	offered := map[gpu.UUID]bool{}
 	for _, r := range plugin.Resources {
@@ -234,7 +234,7 @@ func compare(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Kub
 		}
 	}
 	left := map[gpu.UUID]bool{}
-	for _, l := range plugin.Left {
+	for _, l := range plugin.Unallocatable {
 		left[l.GPU] = true
 		notes = append(notes, fmt.Sprintf("%s is not advertised: %s: %s", l.GPU, l.Reason, l.Message))
 	}
@@ -280,7 +280,7 @@ func missingFrom(a, b map[string]bool) []string {
 	return out
 }
 
-func summary(resources map[string]int, kubelet Kubelet) string {
+func summary(resources map[string]int, kubelet Account) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(resources)) {
 		parts = append(parts, fmt.Sprintf("%s: %d allocatable, %d allocated", name, resources[name], len(kubelet.Allocated[name])))

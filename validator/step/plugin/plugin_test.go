@@ -32,7 +32,7 @@ type node struct {
 	check.Node
 	driver  check.Driver
 	state   nodestate.State
-	kubelet Kubelet
+	kubelet Account
 	err     error
 }
 
@@ -44,7 +44,7 @@ func newNode(t *testing.T) *node {
 	n := &node{
 		Node:   check.Node{Root: root, BootID: boot, StateDir: "/states", PodResources: "/pods/kubelet.sock"},
 		driver: check.Driver{Info: nodestate.DriverInfo{Root: "/", Version: "580.95.05"}, GPUs: gputest.Node("t4", 3).Devices},
-		kubelet: Kubelet{
+		kubelet: Account{
 			Allocatable: map[string]map[string]bool{resource: {}, "example.com/other": {"x": true}},
 			Allocated:   map[string]map[string]string{resource: {id(0): "default/job"}},
 		},
@@ -76,7 +76,7 @@ func (n *node) check(t *testing.T) check.Outcome {
 	if n.state.Component != "" {
 		require.NoError(t, nodestate.Write(n.StatePath(nodestate.DevicePlugin), n.state))
 	}
-	return Check(t.Context(), n.Node, n.driver, func(_ context.Context, socket string) (Kubelet, error) {
+	return Check(t.Context(), n.Node, n.driver, func(_ context.Context, socket string) (Account, error) {
 		require.Equal(t, n.Root.Path("/pods/kubelet.sock"), socket)
 		return n.kubelet, n.err
 	}, nil)
@@ -127,7 +127,7 @@ func TestAnUnadvertisedGPUWithAReasonIsANote(t *testing.T) {
 	short := n.check(t)
 	require.Equal(t, ReasonShort, short.Refusal.Reason)
 	require.Nil(t, short.Allocatable, "the accounts do not agree")
-	n.state.DevicePlugin.Left = []nodestate.Left{{GPU: gputest.GPU(2), Reason: "Excluded", Message: "devices.exclude names it"}}
+	n.state.DevicePlugin.Unallocatable = []nodestate.UnallocatableDevice{{GPU: gputest.GPU(2), Reason: "Excluded", Message: "devices.exclude names it"}}
 	o := n.check(t)
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
 	require.Equal(t, []string{id(2) + " is not advertised: Excluded: devices.exclude names it"}, o.Notes)
@@ -185,7 +185,7 @@ func TestEachDifferenceIsNamed(t *testing.T) {
 				d := &n.state.DevicePlugin.Resources[0].Devices[i]
 				d.Health, d.Reason = nodestate.Unhealthy, gpu.ReasonUnwatched
 			}
-			n.kubelet = Kubelet{}
+			n.kubelet = Account{}
 		}, ReasonNone, "is held back: Unwatched"},
 	}
 	for _, c := range cases {
@@ -215,17 +215,17 @@ func TestTheKubeletIsReadOverItsSocket(t *testing.T) {
 	k, err := kubelettest.Start(kubelettest.Config{Dir: filepath.Join(dir, "d"), PodResourcesDir: filepath.Join(dir, "p")})
 	require.NoError(t, err)
 	defer k.Stop()
-	got, err := AskKubelet(t.Context(), filepath.Join(dir, "p", "kubelet.sock"))
+	got, err := ReadKubelet(t.Context(), filepath.Join(dir, "p", "kubelet.sock"))
 	require.NoError(t, err)
 	require.Empty(t, got.Allocatable)
 }
 
 func TestASocketWithoutServerIsAnError(t *testing.T) {
 	dir := t.TempDir()
-	_, err := AskKubelet(t.Context(), filepath.Join(dir, "none"))
+	_, err := ReadKubelet(t.Context(), filepath.Join(dir, "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o644))
-	_, err = AskKubelet(t.Context(), filepath.Join(dir, "file"))
+	_, err = ReadKubelet(t.Context(), filepath.Join(dir, "file"))
 	require.ErrorContains(t, err, "is no socket")
 
 	// The socket of a killed kubelet is left behind.
@@ -233,7 +233,7 @@ func TestASocketWithoutServerIsAnError(t *testing.T) {
 	require.NoError(t, err)
 	dead.SetUnlinkOnClose(false)
 	require.NoError(t, dead.Close())
-	_, err = AskKubelet(t.Context(), filepath.Join(dir, "dead"))
+	_, err = ReadKubelet(t.Context(), filepath.Join(dir, "dead"))
 	require.ErrorContains(t, err, "refused")
 }
 
@@ -244,7 +244,7 @@ func TestALaggingKubeletIsWaitedFor(t *testing.T) {
 	first.Health, first.Reason = nodestate.Unhealthy, gpu.ReasonXID
 	require.NoError(t, nodestate.Write(n.StatePath(nodestate.DevicePlugin), n.state))
 	asked := 0
-	o := Check(t.Context(), n.Node, n.driver, func(context.Context, string) (Kubelet, error) {
+	o := Check(t.Context(), n.Node, n.driver, func(context.Context, string) (Account, error) {
 		if asked++; asked == 3 {
 			delete(n.kubelet.Allocatable[resource], id(0))
 		}

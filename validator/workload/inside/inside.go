@@ -42,7 +42,7 @@ var report = []string{"--report", "/proc/self/fd/3"}
 type Job struct {
 	Sample         string   // the program, "" where there is none
 	Units          []string // the arguments of Subcommand
-	Words          string   // the file for the answer
+	MessagePath    string   // the file for the answer
 	Dev            string   // the folder of the container's devices
 	Stdout, Stderr io.Writer
 }
@@ -58,7 +58,7 @@ func (j Job) Run(ctx context.Context) (int, error) {
 		all.count(devices(j.Dev), err.Error())
 	}
 	if all.answered() {
-		if err := all.write(j.Words); err != nil {
+		if err := all.write(j.MessagePath); err != nil {
 			return 1, err
 		}
 	}
@@ -66,11 +66,11 @@ func (j Job) Run(ctx context.Context) (int, error) {
 }
 
 // runAll runs the sample on all units and returns their combined answer.
-func (j Job) runAll(ctx context.Context) (Answer, int, error) {
+func (j Job) runAll(ctx context.Context) (Result, int, error) {
 	if len(j.Units) == 0 {
 		return j.runOn(ctx, "")
 	}
-	all, failed := Answer{Passed: new(bool)}, 0
+	all, failed := Result{Passed: new(bool)}, 0
 	var bad []string
 	for i, unit := range j.Units {
 		id, name, _ := strings.Cut(unit, "=")
@@ -92,7 +92,7 @@ func (j Job) runAll(ctx context.Context) (Answer, int, error) {
 }
 
 // runOn runs the sample once, on a unit, "" for the first device.
-func (j Job) runOn(ctx context.Context, unit string) (a Answer, code int, err error) {
+func (j Job) runOn(ctx context.Context, unit string) (a Result, code int, err error) {
 	read, write, err := os.Pipe()
 	if err != nil {
 		return a, 1, err
@@ -115,7 +115,7 @@ func (j Job) runOn(ctx context.Context, unit string) (a Answer, code int, err er
 	output, _ := io.ReadAll(io.LimitReader(read, maxReport)) // a truncated report does not parse
 	err = cmd.Wait()
 	if json.Unmarshal(output, &a) != nil || a.Passed == nil {
-		a = Answer{}
+		a = Result{}
 	}
 	if a.Passed == nil || !*a.Passed {
 		a.count(devices(j.Dev), Last(errorOutput.String()))
@@ -126,9 +126,9 @@ func (j Job) runOn(ctx context.Context, unit string) (a Answer, code int, err er
 	return a, 1, err // killed by a signal
 }
 
-// Answer is the used part of the sample's report, and the termination message for the
+// Result is the used part of the sample's report, and the termination message for the
 // kubelet.
-type Answer struct {
+type Result struct {
 	Passed    *bool    `json:"passed"`
 	Simulated bool     `json:"simulated"`
 	Error     string   `json:"error,omitempty"`
@@ -139,10 +139,10 @@ type Answer struct {
 	Devices *int `json:"devices,omitempty"`
 }
 
-func (a *Answer) answered() bool { return a.Passed != nil }
+func (a *Result) answered() bool { return a.Passed != nil }
 
 // failure returns why the sample did not pass on a unit, by its answer and exit; "": it passed.
-func (a *Answer) failure(unit string, code int, err error) string {
+func (a *Result) failure(unit string, code int, err error) string {
 	switch {
 	case err != nil:
 		return err.Error()
@@ -150,7 +150,7 @@ func (a *Answer) failure(unit string, code int, err error) string {
 		return "the sample gave no answer"
 	case !*a.Passed:
 		return a.Error
-	case !sample.Names(gpu.UUID(unit), string(a.UUID)):
+	case !sample.SameDevice(gpu.UUID(unit), string(a.UUID)):
 		return fmt.Sprintf("the sample ran on %q", a.UUID)
 	case code != 0:
 		return fmt.Sprintf("the sample passed and ended with %d", code)
@@ -160,7 +160,7 @@ func (a *Answer) failure(unit string, code int, err error) string {
 
 // count adds the number of GPUs in the container. No GPU at all is an answer even if the
 // sample gave none; otherwise its last lines explain more.
-func (a *Answer) count(devices int, complaint string) {
+func (a *Result) count(devices int, complaint string) {
 	if !a.answered() {
 		if devices > 0 {
 			return
@@ -171,7 +171,7 @@ func (a *Answer) count(devices int, complaint string) {
 }
 
 // write writes the answer to the file that the kubelet reads.
-func (a *Answer) write(path string) error {
+func (a *Result) write(path string) error {
 	short := *a
 	short.Error = record.Clean(a.Error, maxWords/2)
 	data, err := json.Marshal(short)

@@ -15,9 +15,9 @@ import (
 func job(t *testing.T, script string, dev ...string) (j Job, stdout, stderr *bytes.Buffer) {
 	t.Helper()
 	dir := t.TempDir()
-	j = Job{Sample: filepath.Join(dir, "vectoradd"), Words: filepath.Join(dir, "termination-log"), Dev: filepath.Join(dir, "dev")}
+	j = Job{Sample: filepath.Join(dir, "vectoradd"), MessagePath: filepath.Join(dir, "termination-log"), Dev: filepath.Join(dir, "dev")}
 	built.Script(t, j.Sample, script)
-	require.NoError(t, os.WriteFile(j.Words, nil, 0o666))
+	require.NoError(t, os.WriteFile(j.MessagePath, nil, 0o666))
 	require.NoError(t, os.Mkdir(j.Dev, 0o755))
 	for _, name := range dev {
 		require.NoError(t, os.WriteFile(filepath.Join(j.Dev, name), nil, 0o600))
@@ -29,7 +29,7 @@ func job(t *testing.T, script string, dev ...string) (j Job, stdout, stderr *byt
 
 func readAnswer(t *testing.T, j Job) string {
 	t.Helper()
-	data, err := os.ReadFile(j.Words)
+	data, err := os.ReadFile(j.MessagePath)
 	require.NoError(t, err)
 	return string(data)
 }

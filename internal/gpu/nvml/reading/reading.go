@@ -42,7 +42,7 @@ var errHangs = errors.New("the process that reads the GPU was killed but hangs i
 // Outside returns a function that reads a GPU in a separate process, this program's
 // Command. One process runs at a time for each GPU. So at most one hanging process, and
 // the goroutine that waits for it, is left for each GPU.
-func Outside(hostRoot, driverRoot string) nvml.Outside {
+func Outside(hostRoot, driverRoot string) nvml.OutsideReader {
 	var mu sync.Mutex
 	busy := map[int]bool{}
 	return func(ctx context.Context, index int) (gpu.Device, error) {

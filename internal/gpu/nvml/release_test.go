@@ -50,7 +50,7 @@ func TestReleasedGPUCanBeResetAndIsOpenedAgainAfterwards(t *testing.T) {
 	w.until(t, gpu.EventChanged, id(1))
 	needs := fault(1)
 	require.Equal(t, gpu.ReasonResetNeeded, needs.Reason)
-	s.LetGo([]gpu.UUID{id(1)})
+	s.Release([]gpu.UUID{id(1)})
 	sim("reset", 1, "--wait", "30s") // fails the test if it is refused
 	require.Equal(t, 1, <-asked)
 	require.Equal(t, needs, fault(1), "as it was last read, since it is not read")
@@ -67,13 +67,13 @@ func TestReleasedGPUCanBeResetAndIsOpenedAgainAfterwards(t *testing.T) {
 	w.until(t, gpu.EventXID, id(1))
 
 	// A GPU without a fault in the driver does not count as recovered for that.
-	s.LetGo([]gpu.UUID{id(2), "GPU-of-another-node"})
+	s.Release([]gpu.UUID{id(2), "GPU-of-another-node"})
 	sim("reset", 2, "--wait", "30s")
 	for range 3 {
 		require.Equal(t, 2, <-asked)
 	}
 	require.Equal(t, gpu.Fault{Reason: gpu.ReasonUnwatched, Message: letGoMessage}, fault(2))
-	s.LetGo(nil)
+	s.Release(nil)
 	require.Zero(t, fault(2))
 	w.until(t, gpu.EventChanged, id(2))
 }
@@ -99,7 +99,7 @@ func TestReleasedGPUsAreReadOneAfterTheOther(t *testing.T) {
 	for _, d := range first.Devices[1:] {
 		ids = append(ids, d.UUID)
 	}
-	s.LetGo(ids)
+	s.Release(ids)
 	<-asked // perhaps before all were released
 	seen := map[int]bool{}
 	for range 6 {
@@ -114,7 +114,7 @@ func TestNothingIsReleasedWithoutOutside(t *testing.T) {
 	start(t, s)
 	_, err := s.Snapshot(t.Context())
 	require.NoError(t, err)
-	s.LetGo([]gpu.UUID{gputest.Node("t4", 2).Devices[0].UUID})
+	s.Release([]gpu.UUID{gputest.Node("t4", 2).Devices[0].UUID})
 	require.False(t, hasGPUToRelease(s))
 	f.mu.Lock()
 	defer f.mu.Unlock()

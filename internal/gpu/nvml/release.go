@@ -16,9 +16,9 @@ import (
 // NVML down, initialises it again, and requests handles of the other GPUs only.
 // Another process, which ends at once, finds out whether the GPU was reset since.
 
-// Outside reads one GPU in another process, which has the GPU open only for that
+// OutsideReader reads one GPU in another process, which has the GPU open only for that
 // time. It returns soon after ctx ends, even if that process hangs.
-type Outside func(ctx context.Context, index int) (gpu.Device, error)
+type OutsideReader func(ctx context.Context, index int) (gpu.Device, error)
 
 // outsideEvery is the interval at which a released GPU is read from outside. Each
 // read blocks a reset while it lasts: seconds, without persistence mode.
@@ -27,11 +27,11 @@ const outsideEvery = 30 * time.Second
 // letGoMessage is the fault message of a released GPU that has no fault of its own.
 const letGoMessage = "it is not held open, so that it can be reset, and so not watched"
 
-// LetGo sets the GPUs that Watch is to release; it keeps all others open. Watch
+// Release sets the GPUs that Watch is to release; it keeps all others open. Watch
 // releases them once there was no event for a while, or after the longest wait for
 // that. Snapshot returns them as last read. Without Options.Outside, Watch releases
 // only GPUs that were lost.
-func (s *Source) LetGo(ids []gpu.UUID) {
+func (s *Source) Release(ids []gpu.UUID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	wanted := map[gpu.UUID]bool{}
@@ -162,7 +162,7 @@ func (w *watch) handleOutside(g outsideReading) error {
 		w.memory.out[g.id] = g.device.Fault
 	case g.device.UUID != g.id, was.Message != letGoMessage:
 		delete(w.memory.out, g.id)
-		delete(w.memory.letGo, g.id) // until the next LetGo, by a caller who knows of this
+		delete(w.memory.letGo, g.id) // until the next Release, by a caller who knows of this
 	}
 	w.mu.Unlock()
 	return w.probeAll()
