@@ -61,8 +61,8 @@ func await(t *testing.T, what string, is func(nodestate.Injection) bool) nodesta
 
 func working(i nodestate.Injection) bool { return i.Working }
 
-// restart restarts the runtime and waits until the toolkit is its plugin again.
-func restart(t *testing.T, h *runtimes.Host) nodestate.Injection {
+// restartRuntime restarts it and waits until the toolkit is its plugin again.
+func restartRuntime(t *testing.T, h *runtimes.Host) nodestate.Injection {
 	t.Helper()
 	require.NoError(t, h.Stop(t.Context()))
 	await(t, "the runtime is gone", func(i nodestate.Injection) bool { return !i.Working })
@@ -132,7 +132,7 @@ func requireNRI(t *testing.T, kind runtimes.Kind, more string) {
 		require.Equal(t, another, out, "the kubelet has decided")
 	}
 
-	restart(t, h)
+	restartRuntime(t, h)
 	gets(allowed, "1", another)
 
 	// Containers that start without a toolkit run without GPUs, and are reported afterwards.
@@ -152,7 +152,7 @@ func requireNRI(t *testing.T, kind runtimes.Kind, more string) {
 	require.NoError(t, err)
 	require.NoError(t, remove(t.Context()))
 	await(t, "it is gone", func(i nodestate.Injection) bool { return i.Working && i.MissedCount == 0 })
-	require.Empty(t, restart(t, h).Missed, "the one that was given its GPU")
+	require.Empty(t, restartRuntime(t, h).Missed, "the one that was given its GPU")
 	require.NoError(t, kept(t.Context()))
 	require.NoError(t, elsewhere(t.Context()))
 }
