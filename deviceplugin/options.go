@@ -17,11 +17,11 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
-	"github.com/gpuready/gpuready/deviceplugin/meter"
+	"github.com/gpuready/gpuready/deviceplugin/metrics"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	strict "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
-	"github.com/gpuready/gpuready/internal/gpu/nvml/reading"
+	"github.com/gpuready/gpuready/internal/gpu/nvml/gpureader"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/inotify"
 )
@@ -282,7 +282,7 @@ func (o *options) plugin(started time.Time, stderr io.Writer) plugin.Config {
 	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.configFile, "settings", strings.Join(o.nonDefaults, ", "),
 		"socket", o.kubeletSocket, "pid", os.Getpid())
 	o.warn(log)
-	meters := meter.New()
+	meters := metrics.New()
 	return plugin.Config{
 		HostRoot:       o.hostRoot,
 		StateDir:       o.stateDir,
@@ -349,7 +349,7 @@ func (o *options) open(place driver.Place, log *slog.Logger, failed func(code st
 			root = "/" // NVML then searches the loader's path
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, OnFailure: failed, ReadOutside: reading.Outside(o.hostRoot, root)})
+	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, OnFailure: failed, ReadOutside: gpureader.Outside(o.hostRoot, root)})
 	if err != nil {
 		return plugin.Opened{}, err
 	}

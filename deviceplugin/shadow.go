@@ -10,10 +10,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gpuready/gpuready/deviceplugin/compare"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
-	"github.com/gpuready/gpuready/deviceplugin/shadow"
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/metricsserver"
 )
 
 // reasonNoGPU is the reason on a node without a GPU, which has nothing to compare.
@@ -47,8 +47,8 @@ func (o *options) runShadow(ctx context.Context, started time.Time, stdout, stde
 }
 
 // kubelet returns how to query the kubelet.
-func (o *options) kubelet() shadow.Kubelet {
-	return shadow.Kubelet{
+func (o *options) kubelet() compare.Kubelet {
+	return compare.Kubelet{
 		PodResources: filepath.Join("/", o.hostRoot, o.podResources),
 		Plugins:      filepath.Join("/", o.hostRoot, filepath.Dir(o.kubeletSocket)),
 	}
@@ -67,8 +67,8 @@ func (o *options) compareOnce(ctx context.Context, w io.Writer) (same bool, err 
 	if err != nil {
 		return false, err
 	}
-	ours, now := shadow.Ours{Plan: would, Snapshot: snap}, time.Now()
-	report := shadow.NewReport(ours, theirs, new(shadow.History).Compare(ours, theirs, now), now)
+	ours, now := compare.Ours{Plan: would, Snapshot: snap}, time.Now()
+	report := compare.NewReport(ours, theirs, new(compare.History).Compare(ours, theirs, now), now)
 	same = len(report.Differences) == 0
 	if o.output == "json" {
 		return same, report.JSON(w)
@@ -80,16 +80,16 @@ func (o *options) compareOnce(ctx context.Context, w io.Writer) (same bool, err 
 func (o *options) watchShadow(ctx context.Context, started time.Time, stderr io.Writer) error {
 	cfg := o.plugin(started, stderr)
 	cfg.Log.Info("shadow mode: nothing is registered, and no state written", "path", o.podResources, "every", o.shadowInterval.String())
-	reg := metrics.NewRegistry()
-	s := shadow.New(shadow.Config{Ask: o.kubelet().Query, Every: o.shadowInterval, Log: cfg.Log}, reg)
+	reg := metricsserver.NewRegistry()
+	s := compare.New(compare.Config{Ask: o.kubelet().Query, Every: o.shadowInterval, Log: cfg.Log}, reg)
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return metrics.Serve(ctx, o.listen, reg, s.Ready) })
+	group.Go(func() error { return metricsserver.Serve(ctx, o.listen, reg, s.Ready) })
 	group.Go(func() error { return s.Watch(ctx) })
 	group.Go(func() error {
 		err := plugin.Watch(ctx, cfg, func(v plugin.View) {
 			switch {
 			case v.Read():
-				s.SetOurs(shadow.Ours{Plan: v.Plan, Snapshot: v.Snapshot})
+				s.SetOurs(compare.Ours{Plan: v.Plan, Snapshot: v.Snapshot})
 			case v.Absent.Reason != "":
 				s.SetAbsent(fmt.Errorf("%s: %s", v.Absent.Reason, v.Absent.Message), v.Absent.Reason == reasonNoGPU)
 			}

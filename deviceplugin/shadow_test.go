@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/gpuready/gpuready/deviceplugin/shadow"
+	"github.com/gpuready/gpuready/deviceplugin/compare"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/test/built"
 )
@@ -46,7 +46,7 @@ func (m *machine) shadowArgs(more ...string) []string {
 }
 
 // compared returns the report and exit code of shadow --once.
-func (m *machine) compared(args ...string) (report shadow.Report, code int) {
+func (m *machine) compared(args ...string) (report compare.Report, code int) {
 	m.Helper()
 	cmd := exec.CommandContext(soon(m), built.Path(m, "gpu-device-plugin"), m.shadowArgs(append(args, "--once", "-o", "json")...)...)
 	cmd.Env = built.Environ()
@@ -72,7 +72,7 @@ func TestShadowOnceReportsDifferences(t *testing.T) {
 	_, before := m.withRival()
 	report, code := m.compared()
 	require.Zero(t, code, "%+v", report.Differences)
-	require.Equal(t, []shadow.Resource{{Name: resource, Ours: 8, Healthy: 8, Theirs: 8}}, report.Resources)
+	require.Equal(t, []compare.Resource{{Name: resource, Ours: 8, Healthy: 8, Theirs: 8}}, report.Resources)
 
 	_, err := m.kubelet.Admit(soon(t), pod("job", 2))
 	require.NoError(t, err)
@@ -80,7 +80,7 @@ func TestShadowOnceReportsDifferences(t *testing.T) {
 	report, code = m.compared("--mig-strategy", "mixed")
 	require.Equal(t, exitDiffers, code)
 	require.Len(t, report.Differences, 1, "%+v", report.Differences)
-	require.Equal(t, shadow.KindHealth, report.Differences[0].Kind)
+	require.Equal(t, compare.KindHealth, report.Differences[0].Kind)
 	require.EqualValues(t, before.Devices[5].GetID(), report.Differences[0].Device)
 	require.Equal(t, 2, report.Resources[0].Given)
 

@@ -14,9 +14,9 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
-	"github.com/gpuready/gpuready/internal/gpu/nvml/reading"
+	"github.com/gpuready/gpuready/internal/gpu/nvml/gpureader"
 	"github.com/gpuready/gpuready/internal/inotify"
-	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/toolkit/daemon"
 	"github.com/gpuready/gpuready/toolkit/install"
@@ -41,7 +41,7 @@ func (d driver) Find(root string) (string, error) { return nvml.FindLibrary(d.ho
 
 func (d driver) Open(root string) (gpu.Source, error) {
 	source, err := nvml.Open(nvml.Options{
-		HostRoot: d.hostRoot, DriverRoot: root, Log: d.log, ReadOutside: reading.Outside(d.hostRoot, root),
+		HostRoot: d.hostRoot, DriverRoot: root, Log: d.log, ReadOutside: gpureader.Outside(d.hostRoot, root),
 		Slice: slice, ProbeInterval: probeEvery,
 	})
 	if errors.Is(err, nvml.ErrOtherLibrary) {
@@ -118,10 +118,10 @@ func (c command) lock(ctx context.Context) (*install.Held, error) {
 
 func (c command) serve(ctx context.Context) error {
 	seal := c.seal() // before anything is written
-	reg := metrics.NewRegistry()
+	reg := metricsserver.NewRegistry()
 	d := daemon.New(c.t, c.log, daemon.NewMetrics(reg))
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return metrics.Serve(ctx, c.o.listen, reg, d.Ready) })
+	group.Go(func() error { return metricsserver.Serve(ctx, c.o.listen, reg, d.Ready) })
 	group.Go(func() error { return c.withLock(d.Run)(ctx) })
 	group.Go(func() error { return seal(ctx) })
 	return group.Wait()

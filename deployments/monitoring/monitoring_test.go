@@ -14,16 +14,16 @@ import (
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuready/gpuready/deviceplugin/meter"
+	"github.com/gpuready/gpuready/deviceplugin/compare"
+	"github.com/gpuready/gpuready/deviceplugin/metrics"
 	"github.com/gpuready/gpuready/deviceplugin/mps"
-	"github.com/gpuready/gpuready/deviceplugin/shadow"
-	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	operator "github.com/gpuready/gpuready/operator/meter"
+	operator "github.com/gpuready/gpuready/operator/metrics"
 	toolkit "github.com/gpuready/gpuready/toolkit/daemon"
-	"github.com/gpuready/gpuready/validator/choice"
 	validator "github.com/gpuready/gpuready/validator/daemon"
-	"github.com/gpuready/gpuready/validator/voice"
+	"github.com/gpuready/gpuready/validator/nodelabels"
+	"github.com/gpuready/gpuready/validator/nodestatus"
 	"github.com/gpuready/gpuready/validator/workload"
 )
 
@@ -62,17 +62,17 @@ func (s metricLabels) MustRegister(collectors ...prometheus.Collector) {
 
 func allMetrics(t *testing.T) metricLabels {
 	s := metricLabels{"up": nil}
-	meter.New().Register(s)
+	metrics.New().Register(s)
 	mps.NewMetrics(s)
 	toolkit.NewMetrics(s)
 	validator.NewMetrics(s)
-	voice.NewMetrics(s)
-	choice.New(choice.Config{}, s)
+	nodestatus.NewMetrics(s)
+	nodelabels.New(nodelabels.Config{}, s)
 	workload.New(workload.Config{}, slog.New(slog.DiscardHandler), s)
 	workload.NewDriverPod(workload.Config{}, slog.New(slog.DiscardHandler), s)
-	shadow.New(shadow.Config{}, s)
+	compare.New(compare.Config{}, s)
 	operator.New(s)
-	own, err := metrics.NewRegistry().Gather()
+	own, err := metricsserver.NewRegistry().Gather()
 	require.NoError(t, err)
 	for _, f := range own {
 		var labels []string
@@ -195,7 +195,7 @@ type metadata struct {
 // does not export from its start: there is no increase from no series to 1.
 func missingAtStart(t *testing.T, expr string) (missing []string) {
 	reg := prometheus.NewRegistry()
-	m := meter.New()
+	m := metrics.New()
 	m.Register(reg)
 	m.SetState(nodestate.Ready, "", map[string]bool{"nvidia.com/gpu": true})
 	toolkit.NewMetrics(reg)

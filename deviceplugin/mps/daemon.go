@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
-	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
@@ -91,7 +91,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	reg := metrics.NewRegistry()
+	reg := metricsserver.NewRegistry()
 	d := &daemon{
 		cfg: cfg, boot: boot, meter: NewMetrics(reg), dirty: make(chan struct{}, 1), resync: make(chan struct{}, 1), settings: cfg.Settings, resources: map[string]nodestate.MPSResource{}, health: health.New(gpu.Fault{}),
 		absent: gpu.Fault{Reason: reasonStarting, Message: "the driver has not been read yet"},
@@ -101,7 +101,7 @@ func Run(ctx context.Context, cfg Config) error {
 	d.write()
 	defer d.releaseHold()
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return metrics.Serve(ctx, cfg.Listen, reg, d.Ready) })
+	group.Go(func() error { return metricsserver.Serve(ctx, cfg.Listen, reg, d.Ready) })
 	group.Go(func() error { return d.watchSettings(ctx) })
 	group.Go(func() error { return d.watchGPUs(ctx) })
 	group.Go(func() error { return d.writeStates(ctx) })

@@ -22,16 +22,16 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
-	"github.com/gpuready/gpuready/deviceplugin/hindrance"
 	"github.com/gpuready/gpuready/deviceplugin/journal"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/labels"
-	"github.com/gpuready/gpuready/deviceplugin/meter"
+	"github.com/gpuready/gpuready/deviceplugin/metrics"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
+	"github.com/gpuready/gpuready/deviceplugin/unallocatable"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/injection"
-	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
@@ -57,7 +57,7 @@ type Config struct {
 	Open    func(driver.Place) (Opened, error)
 	Given   string // value of injection.Variable; "": the container does not get its GPUs by injection
 	Log     *slog.Logger
-	Meters  *meter.Meters                // nil: its own
+	Meters  *metrics.Meters              // nil: its own
 	NFDDir  string                       // Node Feature Discovery's folder of feature files; "": the labels go into the state
 	Started time.Time                    // of the process
 	Sockets map[string]*net.UnixListener // handed over by the previous program, by Endpoint
@@ -70,7 +70,7 @@ var ErrReplaced = errors.New("the driver's library was replaced")
 // Plugin is a running device plugin.
 type Plugin struct {
 	cfg          Config
-	meters       *meter.Meters
+	meters       *metrics.Meters
 	firstList    func()
 	boot         string
 	replace      atomic.Bool    // another program will follow in this process
@@ -95,10 +95,10 @@ type Plugin struct {
 	plan          plan.Plan        // what is advertised, health included
 	absent        *absence
 	ended         *ending
-	toolkitNaming hindrance.Naming // CDI names according to the toolkit
-	cdi           hindrance.Naming // the same, if the settings need CDI names
-	mps           hindrance.Served // served by the MPS control daemons
-	unallocatable hindrance.Known  // devices that could not be given to a container
+	toolkitNaming unallocatable.Naming // CDI names according to the toolkit
+	cdi           unallocatable.Naming // the same, if the settings need CDI names
+	mps           unallocatable.Served // served by the MPS control daemons
+	unallocatable unallocatable.Known  // devices that could not be given to a container
 	journal       *journal.Journal
 	missing       string          // configured device nodes that do not exist
 	pendingState  nodestate.State // to be written to the state file
@@ -132,14 +132,14 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	reg := metrics.NewRegistry()
+	reg := metricsserver.NewRegistry()
 	p.meters.Register(reg)
 
 	group, ctx := errgroup.WithContext(ctx)
 	// update starts services; only members of the group call it.
 	p.startService = func(s *service) { group.Go(func() error { return s.run(ctx) }) }
 	p.adoptSockets(cfg.Sockets)
-	group.Go(func() error { return metrics.Serve(ctx, cfg.Listen, reg, p.Ready) })
+	group.Go(func() error { return metricsserver.Serve(ctx, cfg.Listen, reg, p.Ready) })
 	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
 	group.Go(func() error { return p.watchToolkit(ctx) })
@@ -186,7 +186,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		return nil, err
 	}
 	if cfg.Meters == nil {
-		cfg.Meters = meter.New()
+		cfg.Meters = metrics.New()
 	}
 	p := &Plugin{
 		cfg: cfg, boot: boot, meters: cfg.Meters, journal: journal.New(cfg.Log), dirty: make(chan struct{}, 1), resync: make(chan struct{}, 1), services: map[string]*service{},
@@ -220,7 +220,7 @@ func (p *Plugin) restore() {
 	switch {
 	case err == nil:
 		p.health = health.Restore(file)
-		p.unallocatable, p.toolkitNaming = hindrance.Restore(file.DevicePlugin)
+		p.unallocatable, p.toolkitNaming = unallocatable.Restore(file.DevicePlugin)
 		if file.DevicePlugin != nil {
 			p.labels.Labels = file.DevicePlugin.Labels
 		}

@@ -9,9 +9,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpuready/gpuready/deviceplugin/hindrance"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/deviceplugin/unallocatable"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -221,9 +221,9 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 			switch {
 			case d.Healthy():
 				healthy++
-			case d.Fault.Reason == hindrance.ReasonCDI:
+			case d.Fault.Reason == unallocatable.ReasonCDI:
 				hindered++
-			case d.Fault.Reason == hindrance.ReasonMPS:
+			case d.Fault.Reason == unallocatable.ReasonMPS:
 				byMPS++
 				unserved = d.Fault
 			}
@@ -256,16 +256,16 @@ func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
 	case !registered:
 		return nodestate.Waiting, reasonNoKubelet, "waiting for " + waiting
 	case healthy == 0 && hindered == devices:
-		return nodestate.Failed, hindrance.ReasonCDI, p.cdi.Text()
+		return nodestate.Failed, unallocatable.ReasonCDI, p.cdi.Text()
 	case healthy == 0 && byMPS == devices:
-		return nodestate.Waiting, hindrance.ReasonMPS, unserved.Message
+		return nodestate.Waiting, unallocatable.ReasonMPS, unserved.Message
 	case healthy == 0:
 		return nodestate.Failed, reasonNoHealthy, fmt.Sprintf("none of %d devices is healthy", devices)
 	case p.refused != nil:
 		why, message := p.refusal()
 		return nodestate.Degraded, why, message
 	case p.cdi.Problem() != "" || hindered > 0:
-		return nodestate.Degraded, hindrance.ReasonCDI, p.cdi.Text()
+		return nodestate.Degraded, unallocatable.ReasonCDI, p.cdi.Text()
 	case healthy < devices:
 		return nodestate.Degraded, reasonUnhealthy, fmt.Sprintf("%d of %d devices are unhealthy", devices-healthy, devices)
 	case left >= 0:

@@ -5,8 +5,8 @@ import (
 	"reflect"
 	"time"
 
-	"github.com/gpuready/gpuready/deviceplugin/hindrance"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/deviceplugin/unallocatable"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
@@ -17,7 +17,7 @@ import (
 func (p *Plugin) watchToolkit(ctx context.Context) error {
 	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.Toolkit), p.boot, func(s nodestate.State, err error) {
 		p.mu.Lock()
-		now := hindrance.NamingOf(s, err).MergeAfter(p.toolkitNaming)
+		now := unallocatable.NamingOf(s, err).MergeAfter(p.toolkitNaming)
 		same, named := reflect.DeepEqual(now, p.toolkitNaming), now.SameNames(p.toolkitNaming)
 		p.mu.Unlock()
 		if !same {
@@ -35,7 +35,7 @@ func (p *Plugin) watchToolkit(ctx context.Context) error {
 // readToolkit reads the toolkit's current state, so that the first list does not offer
 // devices that the toolkit has denied.
 func (p *Plugin) readToolkit() {
-	p.toolkitNaming = hindrance.NamingOf(nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)).MergeAfter(p.toolkitNaming)
+	p.toolkitNaming = unallocatable.NamingOf(nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)).MergeAfter(p.toolkitNaming)
 }
 
 // applyNaming uses the toolkit's naming if devices are handed out by CDI names: the
@@ -43,7 +43,7 @@ func (p *Plugin) readToolkit() {
 func (p *Plugin) applyNaming() {
 	before, now := p.cdi.Problem(), p.toolkitNaming
 	if !p.settings.Flags.Plugin.CDI() {
-		now = hindrance.Naming{}
+		now = unallocatable.Naming{}
 	}
 	p.cdi = now
 	switch {
@@ -51,7 +51,7 @@ func (p *Plugin) applyNaming() {
 	case now.Problem() == "":
 		p.cfg.Log.Info("the toolkit has published the devices' CDI names")
 	default:
-		p.cfg.Log.Warn("containers may not get the GPUs that they are allocated", "reason", string(hindrance.ReasonCDI), "message", now.Problem())
+		p.cfg.Log.Warn("containers may not get the GPUs that they are allocated", "reason", string(unallocatable.ReasonCDI), "message", now.Problem())
 	}
 }
 
@@ -59,7 +59,7 @@ func (p *Plugin) applyNaming() {
 // by MPS, since the settings may change.
 func (p *Plugin) watchMPS(ctx context.Context) error {
 	return nodestate.WatchHeld(ctx, p.stateDir(nodestate.MPS), p.boot, func(s nodestate.State, err error) {
-		now := hindrance.ServedOf(s, err)
+		now := unallocatable.ServedOf(s, err)
 		p.mu.Lock()
 		same := reflect.DeepEqual(now, p.mps)
 		p.mu.Unlock()
@@ -73,7 +73,7 @@ func (p *Plugin) watchMPS(ctx context.Context) error {
 // held.
 func (p *Plugin) markUnallocatable(resources []plan.Resource) {
 	read := p.snapshot.Driver.Version != ""
-	now := p.unallocatable.MarkDevices(resources, hindrance.Node{
+	now := p.unallocatable.MarkDevices(resources, unallocatable.Node{
 		Config: p.settings, Host: p.host, Read: read, Names: p.cdi, MPS: p.mps, Beside: p.onView != nil,
 	}, time.Now())
 	// Before the first snapshot the list holds remembered devices, not present ones.

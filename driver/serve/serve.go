@@ -22,7 +22,7 @@ import (
 	"github.com/gpuready/gpuready/driver/root"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
@@ -69,10 +69,10 @@ func New(c Config) (*Driver, error) {
 // Run installs the driver and keeps it until ctx ends. It then unloads the driver, or leaves
 // it if it is in use, and returns nil.
 func (d *Driver) Run(ctx context.Context) error {
-	registry := metrics.NewRegistry()
+	registry := metricsserver.NewRegistry()
 	d.register(registry)
 	group, inner := errgroup.WithContext(ctx)
-	group.Go(func() error { return metrics.Serve(inner, d.Listen, registry, d.Ready) })
+	group.Go(func() error { return metricsserver.Serve(inner, d.Listen, registry, d.Ready) })
 	group.Go(func() error { return d.withLock(inner, d.runLocked) })
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err

@@ -6,7 +6,7 @@ import (
 	"io"
 
 	"github.com/gpuready/gpuready/internal/program"
-	"github.com/gpuready/gpuready/operator/right"
+	"github.com/gpuready/gpuready/operator/rbac"
 )
 
 // exitTimeout is an exit code of this program, besides those of every program.
@@ -44,8 +44,8 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			{Name: "crds", Run: upgradeCRDs},
 		},
 		Advise: func(text string) string {
-			if missing := right.Missing(text); len(missing) > 0 {
-				return right.Message(missing)
+			if missing := rbac.Missing(text); len(missing) > 0 {
+				return rbac.Message(missing)
 			}
 			return ""
 		},

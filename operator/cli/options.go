@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
-	"github.com/gpuready/gpuready/operator/right"
+	"github.com/gpuready/gpuready/operator/rbac"
 	"github.com/gpuready/gpuready/operator/state"
 )
 
@@ -102,7 +102,7 @@ func (o *options) logger(stderr io.Writer) (*slog.Logger, error) {
 	if err != nil {
 		return nil, err
 	}
-	log := slog.New(right.Handler(plain.Handler()))
+	log := slog.New(rbac.Handler(plain.Handler()))
 	libraries := logr.FromSlogHandler(log.Handler())
 	klog.SetLogger(libraries)
 	ctrllog.SetLogger(libraries)

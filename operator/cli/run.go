@@ -20,16 +20,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/operator/controller"
+	"github.com/gpuready/gpuready/operator/evict"
 	"github.com/gpuready/gpuready/operator/leader"
-	"github.com/gpuready/gpuready/operator/meter"
+	"github.com/gpuready/gpuready/operator/metrics"
 	"github.com/gpuready/gpuready/operator/registry"
-	"github.com/gpuready/gpuready/operator/roll"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -97,8 +97,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(200)
 	}
-	reg := metrics.NewRegistry()
-	m := meter.New(reg)
+	reg := metricsserver.NewRegistry()
+	m := metrics.New(reg)
 	kube.Wrap(m.Transport)
 	log.Info("started", "version", version.String(), "namespace", o.cluster.Namespace)
 	elector, err := newElector(kube, o, r.pod, m, log)
@@ -120,7 +120,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	remover, err := roll.NewRequests(kube, mgr.GetHTTPClient())
+	remover, err := evict.NewRequests(kube, mgr.GetHTTPClient())
 	if err != nil {
 		return err
 	}
@@ -137,14 +137,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return registry.NewCache(controller.NewLookup(registries, direct, o.cluster.Namespace, m), changed)
 		},
 		Roll: func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) controller.Evictor {
-			return roll.New(roll.Options{Client: direct, Namespaces: []string{o.cluster.Namespace, o.namespace}, Remover: remover, Changed: changed, RecordEvent: recordEvent})
+			return evict.New(evict.Options{Client: direct, Namespaces: []string{o.cluster.Namespace, o.namespace}, Remover: remover, Changed: changed, RecordEvent: recordEvent})
 		},
 	})
 	if err := mgr.Add(c); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return metrics.Serve(ctx, r.listen, reg, c.Ready) })
+	group.Go(func() error { return metricsserver.Serve(ctx, r.listen, reg, c.Ready) })
 	work := func(ctx context.Context) error {
 		if err := mgr.Start(ctx); err != nil || ctx.Err() != nil {
 			return err
@@ -173,14 +173,14 @@ func newManager(kube *rest.Config, o *options, log *slog.Logger) (manager.Manage
 	return manager.New(kube, manager.Options{
 		Scheme: scheme, Logger: logr.FromSlogHandler(log.Handler()),
 		Cache:   controller.Caches(o.cluster.Namespace),
-		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
+		Metrics: ctrlmetrics.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
 		GracefulShutdownTimeout: &end,
 	})
 }
 
 // newElector returns the Elector that decides whether this operator acts. Its own requests do not
 // pass its Gate.
-func newElector(kube *rest.Config, o *options, pod leader.Pod, m *meter.Metrics, log *slog.Logger) (*leader.Elector, error) {
+func newElector(kube *rest.Config, o *options, pod leader.Pod, m *metrics.Metrics, log *slog.Logger) (*leader.Elector, error) {
 	if (pod.Name == "") != (pod.UID == "") {
 		return nil, program.UsageErrorf("--pod-name %q and --pod-uid %q: set both, or neither", pod.Name, pod.UID)
 	}

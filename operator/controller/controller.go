@@ -24,9 +24,9 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/operator/apply"
+	"github.com/gpuready/gpuready/operator/evict"
 	"github.com/gpuready/gpuready/operator/leader"
-	"github.com/gpuready/gpuready/operator/meter"
-	"github.com/gpuready/gpuready/operator/roll"
+	"github.com/gpuready/gpuready/operator/metrics"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -49,7 +49,7 @@ type Config struct {
 	// ImageStreams. The cache calls failed when it may not list or watch them.
 	Streams func(failed func(error)) (cache.Cache, error)
 	Events  events.EventRecorder
-	Metrics *meter.Metrics
+	Metrics *metrics.Metrics
 	// Operator is this operator's Deployment.
 	Operator types.NamespacedName
 	// Elected operators yield to a ready operator whose operands serve the policy.
@@ -72,7 +72,7 @@ type Evictor interface {
 	Pods() map[string][]*upgrade.Pod
 	// Remove starts evicting and deleting pods, and watches the pods that the plan names. It
 	// returns at once. It does nothing on a node for which writing reports true.
-	Remove(plan *upgrade.Plan, writing func(node string) bool) roll.Outcome
+	Remove(plan *upgrade.Plan, writing func(node string) bool) evict.Outcome
 	// Start runs until ctx ends.
 	Start(ctx context.Context) error
 }

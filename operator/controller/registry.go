@@ -11,9 +11,9 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/driver"
-	"github.com/gpuready/gpuready/operator/meter"
+	"github.com/gpuready/gpuready/operator/metrics"
+	"github.com/gpuready/gpuready/operator/rbac"
 	"github.com/gpuready/gpuready/operator/registry"
-	"github.com/gpuready/gpuready/operator/right"
 )
 
 // Registry knows which images exist and which are this product's; registry.Cache implements
@@ -30,13 +30,13 @@ type Registry interface {
 // NewLookup returns a function that queries a registry for an image with the pull secrets and
 // certificate authorities of a namespace. Access holds only their names; they are read when
 // needed.
-func NewLookup(r *registry.Client, from client.Reader, namespace string, m *meter.Metrics) func(context.Context, string, registry.Access) driver.Presence {
+func NewLookup(r *registry.Client, from client.Reader, namespace string, m *metrics.Metrics) func(context.Context, string, registry.Access) driver.Presence {
 	return func(ctx context.Context, image string, a registry.Access) driver.Presence {
 		with := registry.Access{Insecure: a.Insecure}
 		for _, secret := range a.Secrets {
 			data, err := readSecret(ctx, from, client.ObjectKey{Namespace: namespace, Name: secret.Name})
 			if err != nil {
-				return driver.Presence{State: driver.Unknown, Why: right.Explain(err)}
+				return driver.Presence{State: driver.Unknown, Why: rbac.Explain(err)}
 			}
 			with.Secrets = append(with.Secrets, registry.Secret{Name: secret.Name, Data: data})
 		}
@@ -50,11 +50,11 @@ func NewLookup(r *registry.Client, from client.Reader, namespace string, m *mete
 		}
 		switch presence.State {
 		case driver.Present:
-			m.CountLookup(meter.Present)
+			m.CountLookup(metrics.Present)
 		case driver.Absent:
-			m.CountLookup(meter.Absent)
+			m.CountLookup(metrics.Absent)
 		default:
-			m.CountLookup(meter.Unknown)
+			m.CountLookup(metrics.Unknown)
 		}
 		return presence
 	}

@@ -21,7 +21,7 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/meter"
+	"github.com/gpuready/gpuready/operator/metrics"
 	"github.com/gpuready/gpuready/operator/registry"
 )
 
@@ -49,7 +49,7 @@ func TestRegistryLookupUsesThePolicysCertificates(t *testing.T) {
 	w := newWorld(t)
 	asks, err := registry.New(registry.Options{})
 	require.NoError(t, err)
-	w.query, w.notified = NewLookup(asks, w.Client, namespace, meter.New(prometheus.NewRegistry())), make(chan string, 10)
+	w.query, w.notified = NewLookup(asks, w.Client, namespace, metrics.New(prometheus.NewRegistry())), make(chan string, 10)
 	w.start()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

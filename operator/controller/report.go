@@ -22,7 +22,7 @@ import (
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/meter"
+	"github.com/gpuready/gpuready/operator/metrics"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/status"
@@ -65,7 +65,7 @@ func (c *Controller) report(ctx context.Context) {
 	}
 	defer c.reportIgnored(ctx, s, now)
 	if s.policy == nil {
-		c.Metrics.SetSnapshot(meter.Snapshot{})
+		c.Metrics.SetSnapshot(metrics.Snapshot{})
 		*r = reportState{at: now}
 		c.model.touched = map[string]bool{}
 		return
@@ -314,9 +314,9 @@ func statusPatch(p *v1.ClusterPolicy, sum v1.ClusterPolicyStatus) (client.Patch,
 // publishMetrics updates the Prometheus metrics.
 func (c *Controller) publishMetrics(sum v1.ClusterPolicyStatus) {
 	r := &c.lastReport
-	snapshot := meter.Snapshot{Upgrade: maps.Clone(r.tally.Upgrades()), Conditions: map[string]bool{}, Problems: map[string]int{}, Steps: meter.Steps(r.provisioning.Status())}
+	snapshot := metrics.Snapshot{Upgrade: maps.Clone(r.tally.Upgrades()), Conditions: map[string]bool{}, Problems: map[string]int{}, Steps: metrics.Steps(r.provisioning.Status())}
 	for _, g := range r.tally.Groups() {
-		snapshot.Add(meter.Place{Pool: g.Pool.String(), State: g.State, Status: g.Status}, g.Nodes, g.Since)
+		snapshot.Add(metrics.Place{Pool: g.Pool.String(), State: g.State, Status: g.Status}, g.Nodes, g.Since)
 	}
 	for _, kind := range []string{v1.ConditionReady, v1.ConditionProgressing, v1.ConditionDegraded, v1.ConditionUnserved, v1.ConditionContested} {
 		snapshot.Conditions[kind] = meta.IsStatusConditionTrue(sum.Conditions, kind)

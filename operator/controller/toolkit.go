@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
-	"github.com/gpuready/gpuready/operator/right"
+	"github.com/gpuready/gpuready/operator/rbac"
 )
 
 // toolkit watches OpenShift's Driver Toolkit, ImageStream openshift/driver-toolkit, while
@@ -111,7 +111,7 @@ func (t *toolkit) startWatch(ctx context.Context) error {
 func (t *toolkit) reportReadError(err error) {
 	t.inbox.enqueue(func(m *model) {
 		if m.toolkitError != "" {
-			m.toolkitError, m.clusterDirty = right.Explain(err), true
+			m.toolkitError, m.clusterDirty = rbac.Explain(err), true
 		}
 	})
 }

@@ -26,12 +26,12 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/operator/evict"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/meter"
+	"github.com/gpuready/gpuready/operator/metrics"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/registry"
-	"github.com/gpuready/gpuready/operator/roll"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -105,7 +105,7 @@ func byOwnName(o client.Object) []string { return []string{o.GetName()} }
 // start starts a new Controller with an empty model.
 func (w *world) start() {
 	w.Controller = New(Config{
-		Client: w.Client, Events: w.events, Metrics: meter.New(prometheus.NewRegistry()), Roll: func(func(), func(*corev1.Node, upgrade.Event)) Evictor { return w },
+		Client: w.Client, Events: w.events, Metrics: metrics.New(prometheus.NewRegistry()), Roll: func(func(), func(*corev1.Node, upgrade.Event)) Evictor { return w },
 		Cluster: state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
 		Registry: func(changed func(string)) Registry {
 			if w.query != nil {
@@ -126,11 +126,11 @@ func (w *world) start() {
 
 // Pods, Remove and Start implement Roll.
 func (w *world) Pods() map[string][]*upgrade.Pod { return w.onNodes }
-func (w *world) Remove(p *upgrade.Plan, _ func(string) bool) roll.Outcome {
+func (w *world) Remove(p *upgrade.Plan, _ func(string) bool) evict.Outcome {
 	for _, r := range append(p.Evict, p.Delete...) {
 		w.removed = append(w.removed, r.Name)
 	}
-	return roll.Outcome{Blocked: w.blocked}
+	return evict.Outcome{Blocked: w.blocked}
 }
 func (w *world) Start(context.Context) error { return nil }
 

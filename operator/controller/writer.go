@@ -19,11 +19,11 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/right"
+	"github.com/gpuready/gpuready/operator/rbac"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// patchWorkers bounds how many Nodes are patched at a time. It equals operator/roll's limit
+// patchWorkers bounds how many Nodes are patched at a time. It equals operator/evict's limit
 // of concurrent requests: 127 patches that hang in a webhook delay no other. A failed patch
 // is retried after firstRetry, then with back-off up to lastRetry.
 const (
@@ -201,7 +201,7 @@ func describeError(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Sprintf("the API server has not answered within %s: see the admission webhooks that it calls for Nodes", apply.Timeout)
 	}
-	return right.Explain(err)
+	return rbac.Explain(err)
 }
 
 // maxRefusal bounds the reported text of a refusal, in bytes.

@@ -31,7 +31,7 @@ import (
 	"github.com/gpuready/gpuready/operator/kubectl/cli"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/kubectl/explain"
-	"github.com/gpuready/gpuready/operator/kubectl/show"
+	"github.com/gpuready/gpuready/operator/kubectl/output"
 	"github.com/gpuready/gpuready/operator/kubectl/summary"
 	"github.com/gpuready/gpuready/operator/kubectl/timers"
 	"github.com/gpuready/gpuready/operator/label"
@@ -233,18 +233,18 @@ func fixture() *api {
 func TestStatus(t *testing.T) {
 	for name, c := range map[string]struct {
 		policies []v1.ClusterPolicy
-		look     show.Style
+		look     output.Style
 	}{
-		"status.txt":         {[]v1.ClusterPolicy{*policy()}, show.Style{Width: 160}},
-		"status-narrow.txt":  {[]v1.ClusterPolicy{*policy()}, show.Style{Width: 40}},
-		"status-color.txt":   {[]v1.ClusterPolicy{*policy()}, show.Style{Width: 120, Color: true}},
-		"status-held-up.txt": {[]v1.ClusterPolicy{*heldUp()}, show.Style{Width: 120}},
-		"status-none.txt":    {nil, show.Style{Width: 80}},
+		"status.txt":         {[]v1.ClusterPolicy{*policy()}, output.Style{Width: 160}},
+		"status-narrow.txt":  {[]v1.ClusterPolicy{*policy()}, output.Style{Width: 40}},
+		"status-color.txt":   {[]v1.ClusterPolicy{*policy()}, output.Style{Width: 120, Color: true}},
+		"status-held-up.txt": {[]v1.ClusterPolicy{*heldUp()}, output.Style{Width: 120}},
+		"status-none.txt":    {nil, output.Style{Width: 80}},
 		"status-two.txt": {[]v1.ClusterPolicy{
 			{ObjectMeta: metav1.ObjectMeta{Name: "second", CreationTimestamp: ago(time.Hour)}, Status: v1.ClusterPolicyStatus{State: v1.Ignored, Conditions: []metav1.Condition{{Type: "Ready", Status: "False", Reason: "Ignored", Message: "ClusterPolicy first is older and in force; delete one of them", LastTransitionTime: ago(time.Hour)}}}},
 			{ObjectMeta: metav1.ObjectMeta{Name: "first", CreationTimestamp: ago(2 * time.Hour), Generation: 7}, Status: v1.ClusterPolicyStatus{State: v1.Ready, ObservedGeneration: 6, Nodes: &v1.NodesStatus{Total: 3, Ready: 3}}},
 			{ObjectMeta: metav1.ObjectMeta{Name: "third", CreationTimestamp: ago(time.Minute)}},
-		}, show.Style{Width: 80}},
+		}, output.Style{Width: 80}},
 	} {
 		var b bytes.Buffer
 		require.NoError(t, summary.Of(c.policies, now).Text(&b, c.look))
@@ -259,27 +259,27 @@ func TestExplain(t *testing.T) {
 		return n
 	}
 	broken := read(fixture(), "gpu-2")
-	text := func(n explain.Node, look show.Style) string {
+	text := func(n explain.Node, look output.Style) string {
 		var b bytes.Buffer
 		require.NoError(t, n.Text(&b, look))
 		return b.String()
 	}
-	golden(t, "explain.txt", text(broken, show.Style{Width: 100}))
-	golden(t, "explain-narrow.txt", text(broken, show.Style{Width: 40}))
-	golden(t, "explain-ready.txt", text(read(fixture(), "gpu-1"), show.Style{Width: 100}))
+	golden(t, "explain.txt", text(broken, output.Style{Width: 100}))
+	golden(t, "explain-narrow.txt", text(broken, output.Style{Width: 40}))
+	golden(t, "explain-ready.txt", text(read(fixture(), "gpu-1"), output.Style{Width: 100}))
 	var b bytes.Buffer
-	require.NoError(t, show.JSON(&b, broken))
+	require.NoError(t, output.JSON(&b, broken))
 	golden(t, "explain.json", b.String())
 
 	a := fixture()
 	upgrading := node("gpu-1", "True", "Ready", "8 of 8 GPUs ready, driver 580.95.05")
 	upgrading.Labels[label.UpgradeState], upgrading.Annotations = "pod-deletion-required", map[string]string{label.UpgradeSince: "2026-01-02T03:00:00Z"}
 	a.lists["/api/v1/nodes"], a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{upgrading}, []any{heldUp()}
-	golden(t, "explain-held-up.txt", text(read(a, "gpu-1"), show.Style{Width: 100}))
+	golden(t, "explain-held-up.txt", text(read(a, "gpu-1"), output.Style{Width: 100}))
 
 	a = fixture()
 	a.forbidden = "/pods"
-	golden(t, "explain-without-pods.txt", text(read(a, "gpu-2"), show.Style{Width: 100}))
+	golden(t, "explain-without-pods.txt", text(read(a, "gpu-2"), output.Style{Width: 100}))
 	a = fixture()
 	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = nil
 	require.Equal(t, explain.ReasonNoPolicy, read(a, "gpu-2").Reason)
@@ -298,7 +298,7 @@ func TestTimers(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []any{int64(40), int64(90), int64(180), "15m", "10m"}, []any{a.Samples, a.HalfSeconds, a.P99Seconds, a.MaxNodeProvisionTime, a.ScaleDownUnneededTime})
 	var b bytes.Buffer
-	require.NoError(t, a.Text(&b, show.Style{Width: 100}))
+	require.NoError(t, a.Text(&b, output.Style{Width: 100}))
 	golden(t, "timers.txt", b.String())
 
 	p.Status.Provisioning[0].Buckets = []int64{12: 150, 14: 49, 15: 1}

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/road"
+	"github.com/gpuready/gpuready/operator/stage"
 )
 
 // nodeView holds a node, its pods and the validator's verdict.
@@ -23,22 +23,22 @@ type nodeView struct {
 }
 
 // operands are the names of states' operands in the labels that place them.
-var operands = map[road.State]string{
-	road.Driver: "driver", road.Toolkit: "container-toolkit", road.DriverValidation: "operator-validator",
-	road.DevicePlugin: "device-plugin", road.FeatureLabels: "gpu-feature-discovery",
-	road.DCGM: "dcgm", road.DCGMExporter: "dcgm-exporter", road.MIGManager: "mig-manager",
+var operands = map[stage.State]string{
+	stage.Driver: "driver", stage.Toolkit: "container-toolkit", stage.DriverValidation: "operator-validator",
+	stage.DevicePlugin: "device-plugin", stage.FeatureLabels: "gpu-feature-discovery",
+	stage.DCGM: "dcgm", stage.DCGMExporter: "dcgm-exporter", stage.MIGManager: "mig-manager",
 }
 
 // excluded reports whether a state's pods are not placed on the node: a person excludes them,
 // or the host has a driver.
-func (l nodeView) excluded(s road.State) bool {
-	return l.node.Labels[label.Deploy+operands[s]] == "false" || s == road.Driver && l.node.HostDriver()
+func (l nodeView) excluded(s stage.State) bool {
+	return l.node.Labels[label.Deploy+operands[s]] == "false" || s == stage.Driver && l.node.HostDriver()
 }
 
 // evaluate goes through the states until one is not reached.
-func (l nodeView) evaluate(wanted []road.State) Progress {
+func (l nodeView) evaluate(wanted []stage.State) Progress {
 	var p Progress
-	for _, s := range road.States() {
+	for _, s := range stage.States() {
 		if !slices.Contains(wanted, s) {
 			continue
 		}
@@ -59,20 +59,20 @@ type obstacle struct {
 	Problem
 }
 
-func (l nodeView) reached(s road.State) (obstacle, bool) {
+func (l nodeView) reached(s stage.State) (obstacle, bool) {
 	switch s {
-	case road.Prerequisites:
+	case stage.Prerequisites:
 		return obstacle{}, true
-	case road.Driver, road.Toolkit, road.DevicePlugin:
+	case stage.Driver, stage.Toolkit, stage.DevicePlugin:
 		if l.excluded(s) || l.verdict.trusted() && l.verdict.confirms(proofs[s]) {
 			return obstacle{}, true
 		}
 		w, done := l.podReady(s)
-		if s == road.Driver && !done {
+		if s == stage.Driver && !done {
 			w = l.withDriverReason(w)
 		}
 		return w, done
-	case road.FeatureLabels:
+	case stage.FeatureLabels:
 		if l.excluded(s) || l.node.Labels[label.GPUProduct] != "" {
 			return obstacle{}, true
 		}
@@ -86,7 +86,7 @@ func (l nodeView) reached(s road.State) (obstacle, bool) {
 }
 
 // pod returns a state's pod on the node, preferring one that is not being deleted.
-func (l nodeView) pod(s road.State) *Pod {
+func (l nodeView) pod(s stage.State) *Pod {
 	var found *Pod
 	for _, p := range l.pods {
 		if p.State == s && (found == nil || found.Deleting && !p.Deleting) {
@@ -96,7 +96,7 @@ func (l nodeView) pod(s road.State) *Pod {
 	return found
 }
 
-func (l nodeView) podReady(s road.State) (obstacle, bool) {
+func (l nodeView) podReady(s stage.State) (obstacle, bool) {
 	p := l.pod(s)
 	switch {
 	case p == nil:
@@ -117,7 +117,7 @@ func (l nodeView) podReady(s road.State) (obstacle, bool) {
 // containers: with another's, the validator's text is about an earlier container.
 func (l nodeView) withDriverReason(pod obstacle) obstacle {
 	message, is := strings.CutPrefix(l.verdict.Message, string(readiness.Driver)+": "+readiness.NoDriver)
-	p := l.pod(road.Driver)
+	p := l.pod(stage.Driver)
 	if !is || !l.verdict.trusted() || pod.Reason != ReasonNotReady || !p.Ours {
 		return pod
 	}
@@ -126,7 +126,7 @@ func (l nodeView) withDriverReason(pod obstacle) obstacle {
 }
 
 // validated returns what the validator reports about a state.
-func (l nodeView) validated(s road.State) (obstacle, bool) {
+func (l nodeView) validated(s stage.State) (obstacle, bool) {
 	w := l.verdict
 	switch {
 	case w.trusted() && w.confirms(s):
@@ -139,17 +139,17 @@ func (l nodeView) validated(s road.State) (obstacle, bool) {
 		return obstacle{status, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
 	case w.trusted():
 		return obstacle{Waiting, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
-	case l.excluded(road.DriverValidation):
-		return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + label.Deploy + operands[road.DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
+	case l.excluded(stage.DriverValidation):
+		return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + label.Deploy + operands[stage.DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
 	}
 	// There is no verdict, perhaps because the validator's pod does not start.
-	if not, ready := l.podReady(road.DriverValidation); !ready {
+	if not, ready := l.podReady(stage.DriverValidation); !ready {
 		return not, false
 	}
 	if w.distrust == ReasonStale {
 		return obstacle{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not reported for more than %s: see the log of its pod", Stale.Round(time.Minute)), Since: w.Renewed.Add(Stale)}}, false
 	}
-	return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(road.DriverValidation).Created}}, false
+	return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(stage.DriverValidation).Created}}, false
 }
 
 // injectionMissing is the validator's reason when it ends in a container that was created
@@ -159,17 +159,17 @@ const injectionMissing = "InjectionMissing"
 // validatorRestarting reports whether the validator has ended so that the kubelet creates its
 // container again with the GPUs that exist now. A container that ends so repeatedly has failed.
 func (l nodeView) validatorRestarting() bool {
-	if l.verdict.Reason != injectionMissing || !strings.HasPrefix(l.verdict.Message, string(readiness.Driver)+": ") || l.excluded(road.DriverValidation) {
+	if l.verdict.Reason != injectionMissing || !strings.HasPrefix(l.verdict.Message, string(readiness.Driver)+": ") || l.excluded(stage.DriverValidation) {
 		return false
 	}
-	p := l.pod(road.DriverValidation)
+	p := l.pod(stage.DriverValidation)
 	return p == nil || !p.Problem.Stuck
 }
 
 // beside returns the pods that do not start, apart from the one that the node waits for.
-func (l nodeView) beside(p Progress, wanted []road.State) (all []PodProblem) {
+func (l nodeView) beside(p Progress, wanted []stage.State) (all []PodProblem) {
 	for _, pod := range l.pods {
-		if !pod.Problem.Stuck || pod.State == p.State || pod.State == road.DriverValidation && !l.verdict.trusted() || !slices.Contains(wanted, pod.State) {
+		if !pod.Problem.Stuck || pod.State == p.State || pod.State == stage.DriverValidation && !l.verdict.trusted() || !slices.Contains(wanted, pod.State) {
 			continue
 		}
 		all = append(all, PodProblem{pod.State, pod.Namespace + "/" + pod.Name, pod.Problem})

@@ -2,23 +2,23 @@ package progress
 
 import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/road"
+	"github.com/gpuready/gpuready/operator/stage"
 )
 
 // States returns the states that a policy requires. Driver and toolkit are validated even if
 // the policy does not install them, as somebody else may have.
-func States(spec *v1.ClusterPolicySpec) []road.State {
-	all := []road.State{road.Prerequisites}
-	add := func(is bool, names ...road.State) {
+func States(spec *v1.ClusterPolicySpec) []stage.State {
+	all := []stage.State{stage.Prerequisites}
+	add := func(is bool, names ...stage.State) {
 		if is {
 			all = append(all, names...)
 		}
 	}
-	add(spec.Driver.IsEnabled(), road.Driver)
-	add(true, road.DriverValidation)
-	add(spec.Toolkit.IsEnabled(), road.Toolkit)
-	add(true, road.ToolkitValidation)
-	add(spec.DevicePlugin.IsEnabled(), road.DevicePlugin, road.PluginValidation)
-	add(spec.GPUFeatureDiscovery.IsEnabled(), road.FeatureLabels)
-	return append(all, road.DCGM, road.DCGMExporter, road.MIGManager)
+	add(spec.Driver.IsEnabled(), stage.Driver)
+	add(true, stage.DriverValidation)
+	add(spec.Toolkit.IsEnabled(), stage.Toolkit)
+	add(true, stage.ToolkitValidation)
+	add(spec.DevicePlugin.IsEnabled(), stage.DevicePlugin, stage.PluginValidation)
+	add(spec.GPUFeatureDiscovery.IsEnabled(), stage.FeatureLabels)
+	return append(all, stage.DCGM, stage.DCGMExporter, stage.MIGManager)
 }

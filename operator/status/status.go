@@ -20,7 +20,7 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/right"
+	"github.com/gpuready/gpuready/operator/rbac"
 )
 
 // Reasons of the conditions, besides those of a pool's driver.
@@ -212,8 +212,8 @@ func (in Input) progressingCondition(c counts) metav1.Condition {
 
 // errorReason returns why the last pass failed: the missing rights, if any were missing.
 func (in Input) errorReason() (reason, message string) {
-	if missing := right.Missing(in.Err.Error()); len(missing) > 0 {
-		return ReasonRights, right.Message(missing)
+	if missing := rbac.Missing(in.Err.Error()); len(missing) > 0 {
+		return ReasonRights, rbac.Message(missing)
 	}
 	return ReasonReconcile, in.Err.Error()
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/right"
-	"github.com/gpuready/gpuready/operator/road"
+	"github.com/gpuready/gpuready/operator/rbac"
+	"github.com/gpuready/gpuready/operator/stage"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -30,7 +30,7 @@ var (
 func node(name string, status progress.Status, reason string) Node {
 	p := progress.Progress{Status: status, Reason: reason, Message: "because", Since: now.Add(-time.Minute)}
 	if status != progress.Ready {
-		p.State = road.Driver
+		p.State = stage.Driver
 	}
 	return Node{&fleet.Node{Name: name, UID: name, Pool: jammy, Created: now.Add(-time.Hour)}, p}
 }
@@ -106,7 +106,7 @@ func TestConditions(t *testing.T) {
 		})
 	}
 	exporter := ready
-	exporter.Others = []progress.PodProblem{{State: road.DCGMExporter, Problem: progress.Problem{Reason: progress.ReasonImagePull}}}
+	exporter.Others = []progress.PodProblem{{State: stage.DCGMExporter, Problem: progress.Problem{Reason: progress.ReasonImagePull}}}
 	s := Compute(input(exporter))
 	require.Equal(t, "ready: Ready=True AllNodesReady, Progressing=False Settled, Degraded=True OperandsFailed", summary(s))
 	require.Contains(t, meta.FindStatusCondition(s.Conditions, v1.ConditionDegraded).Message, "dcgm-exporter on a (ImagePullBackOff)")
@@ -117,7 +117,7 @@ func TestMissingPermissionIsReportedWithItsRemedy(t *testing.T) {
 	in.Err = errors.New(denied)
 	for _, kind := range []string{v1.ConditionReady, v1.ConditionDegraded} {
 		message := meta.FindStatusCondition(Compute(in).Conditions, kind).Message
-		require.Equal(t, "the operator may not patch daemonsets.apps in namespace n: "+right.Remedy, message)
+		require.Equal(t, "the operator may not patch daemonsets.apps in namespace n: "+rbac.Remedy, message)
 	}
 }
 
@@ -233,7 +233,7 @@ func TestEvents(t *testing.T) {
 	require.Empty(t, Events(conditions(fails...), conditions(fails...), nil), "an operator that was started again repeats nothing")
 	require.Equal(t, []string{"AllNodesReady", "NothingFailed", "a GPUNodeReady"}, from(fails, ready))
 	wrong := one(progress.Failed, "WrongResult")
-	wrong[0].State = road.PluginValidation
+	wrong[0].State = stage.PluginValidation
 	require.Equal(t, []string{"NodesFailed"}, from(starts, wrong), "what the validator found it tells itself")
 	require.Equal(t, []string{"NodesFailed", "a BuildFailed"}, from(starts, one(progress.Failed, "BuildFailed")), "the driver's container has ended")
 
@@ -249,7 +249,7 @@ func TestProvisioning(t *testing.T) {
 	policy := now.Add(-time.Minute)
 	at := func(name string, created time.Time, steps int) Node {
 		n := node(name, progress.Waiting, "x")
-		n.Created, n.Steps = created, road.States()[:steps]
+		n.Created, n.Steps = created, stage.States()[:steps]
 		return n
 	}
 	p := NewProvisioning(nil)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/road"
+	"github.com/gpuready/gpuready/operator/stage"
 )
 
 // An incrementally updated tally equals a new count of all nodes.
@@ -34,7 +34,7 @@ func TestTallyEqualsARecount(t *testing.T) {
 				n.Pool = core
 			}
 			if rapid.Bool().Draw(t, "beside") {
-				n.Others = []progress.PodProblem{{State: road.DCGM}}
+				n.Others = []progress.PodProblem{{State: stage.DCGM}}
 			}
 			nodes[name] = n
 			require.Same(t, was, kept.Add(n))

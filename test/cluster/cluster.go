@@ -35,13 +35,13 @@ import (
 
 	"github.com/gpuready/gpuready/test/cluster/binaries"
 	"github.com/gpuready/gpuready/test/cluster/cgroup"
+	"github.com/gpuready/gpuready/test/cluster/controlplane"
 	"github.com/gpuready/gpuready/test/cluster/folder"
 	"github.com/gpuready/gpuready/test/cluster/image"
 	"github.com/gpuready/gpuready/test/cluster/inside"
 	"github.com/gpuready/gpuready/test/cluster/limit"
 	"github.com/gpuready/gpuready/test/cluster/network"
 	"github.com/gpuready/gpuready/test/cluster/node"
-	"github.com/gpuready/gpuready/test/cluster/plane"
 	"github.com/gpuready/gpuready/test/cluster/record"
 )
 
@@ -84,11 +84,11 @@ type Cluster struct {
 	config  Config
 	began   time.Time
 	folder  *folder.Folder
-	limits  *limit.Raised // nil: not raised
-	plane   *plane.Plane  // nil: never created
-	nodes   node.Config   // the common settings of its nodes
-	mu      sync.Mutex    // guards Nodes, taken and the record
-	taken   map[int]bool  // the numbers of nodes and guests
+	limits  *limit.Raised       // nil: not raised
+	plane   *controlplane.Plane // nil: never created
+	nodes   node.Config         // the common settings of its nodes
+	mu      sync.Mutex          // guards Nodes, taken and the record
+	taken   map[int]bool        // the numbers of nodes and guests
 	down    sync.Once
 	downErr error
 }
@@ -185,10 +185,10 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.plane, err = plane.New(c.folder); err != nil {
+	if c.plane, err = controlplane.New(c.folder); err != nil {
 		return err
 	}
-	c.plane.Options = plane.Options{Controllers: config.Controllers, Admission: config.Admission, Audit: config.Audit}
+	c.plane.Options = controlplane.Options{Controllers: config.Controllers, Admission: config.Admission, Audit: config.Audit}
 	c.nodes = node.Config{
 		Folder: c.folder, Hierarchies: hierarchies, Plane: c.plane, Images: append([]string{pause}, config.Images...),
 		WithoutCDI: config.WithoutCDI, NUMA: config.NUMA, Status: config.NodeStatus, Restart: config.Restart, Done: c.done,

@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	missing "github.com/gpuready/gpuready/operator/right"
+	missing "github.com/gpuready/gpuready/operator/rbac"
 	"github.com/gpuready/gpuready/test/cluster"
 )
 

@@ -12,30 +12,30 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/test/runtimes"
 	"github.com/gpuready/gpuready/toolkit/distro"
-	"github.com/gpuready/gpuready/toolkit/door"
-	"github.com/gpuready/gpuready/toolkit/door/doortest"
 	"github.com/gpuready/gpuready/toolkit/engine"
 	"github.com/gpuready/gpuready/toolkit/engine/docker"
+	"github.com/gpuready/gpuready/toolkit/restart"
+	"github.com/gpuready/gpuready/toolkit/restart/restarttest"
 )
 
 // systemd is a stand-in on the host's bus that really restarts the host's runtime.
-func systemd(t *testing.T, h *runtimes.Host) *doortest.Systemd {
+func systemd(t *testing.T, h *runtimes.Host) *restarttest.Systemd {
 	t.Helper()
-	s, err := doortest.Start("/", map[string]string{h.Unit(): "active"}, h.ActOnUnit)
+	s, err := restarttest.Start("/", map[string]string{h.Unit(): "active"}, h.ActOnUnit)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
 
 // applyRestart makes the runtime load its configuration.
-func applyRestart(t *testing.T, kind engine.Kind, way distro.Restart, reload bool) (door.Result, error) {
+func applyRestart(t *testing.T, kind engine.Kind, way distro.Restart, reload bool) (restart.Result, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	root, err := host.Open(runtimes.Root)
 	require.NoError(t, err)
 	defer root.Close()
-	return door.Apply(ctx, root, kind, way, reload)
+	return restart.Apply(ctx, root, kind, way, reload)
 }
 
 // restarted applies a plan with a restart through systemd, then a configuration with which the

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/cri"
 	"github.com/gpuready/gpuready/toolkit/cri/critest"
 	"github.com/gpuready/gpuready/toolkit/distro"
-	"github.com/gpuready/gpuready/toolkit/door/doortest"
+	"github.com/gpuready/gpuready/toolkit/restart/restarttest"
 )
 
 const (
@@ -26,7 +26,7 @@ const (
 // containerd is a runtime with a configuration that systemd can restart.
 type containerd struct {
 	m       *machine
-	systemd *doortest.Systemd
+	systemd *restarttest.Systemd
 	takes   bool // CDI is on if the configuration turns it on
 
 	mu      sync.Mutex
@@ -41,7 +41,7 @@ func (m *machine) containerd(takes bool) *containerd {
 	require.NoError(m.t, os.WriteFile(m.dir+configFile, []byte(byHand), 0o644))
 	c := &containerd{m: m, takes: takes}
 	var err error
-	c.systemd, err = doortest.Start(m.dir, map[string]string{"containerd.service": "active"}, func(string, string) error { return c.start() })
+	c.systemd, err = restarttest.Start(m.dir, map[string]string{"containerd.service": "active"}, func(string, string) error { return c.start() })
 	require.NoError(m.t, err)
 	m.t.Cleanup(func() { require.NoError(m.t, c.systemd.Close()) })
 	m.t.Cleanup(func() { require.NoError(m.t, c.runtime.Stop()) })

@@ -11,12 +11,12 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/toolkit/cri"
 	"github.com/gpuready/gpuready/toolkit/distro"
-	"github.com/gpuready/gpuready/toolkit/door"
+	"github.com/gpuready/gpuready/toolkit/dockerapi"
 	"github.com/gpuready/gpuready/toolkit/engine"
 	"github.com/gpuready/gpuready/toolkit/engine/containerd"
 	"github.com/gpuready/gpuready/toolkit/engine/crio"
 	"github.com/gpuready/gpuready/toolkit/engine/docker"
-	"github.com/gpuready/gpuready/toolkit/moby"
+	"github.com/gpuready/gpuready/toolkit/restart"
 )
 
 // Runtime is the container runtime of a host. It implements configure.Runtime. Its methods
@@ -73,7 +73,7 @@ func (r *Runtime) query(ctx context.Context) (info cri.RuntimeInfo, err error) {
 // QueryAt queries the runtime at a socket, by its own API.
 func QueryAt(ctx context.Context, root *host.Root, at string, s distro.Settings) (cri.RuntimeInfo, error) {
 	if kind, _, err := s.Kind(); err == nil && kind == engine.Docker {
-		return moby.Query(ctx, root, at)
+		return dockerapi.Query(ctx, root, at)
 	}
 	return cri.Query(ctx, root, at)
 }
@@ -138,7 +138,7 @@ func (r *Runtime) Restart(ctx context.Context, edits []engine.Edit) (string, err
 		return "", err
 	}
 	reload := p.Engine == engine.Docker && len(edits) > 0 && docker.Reloadable(edits)
-	passage, err := door.Apply(ctx, r.Root, p.Engine, p.Restart, reload)
+	passage, err := restart.Apply(ctx, r.Root, p.Engine, p.Restart, reload)
 	return passage.String(), err
 }
 

@@ -7,18 +7,18 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
 // barriers serves the gauges of the reference's node status exporter, for its dashboards.
 // They are read from the files at each request; a file from another boot counts as 0.
 func barriers(ctx context.Context, port int, dir, boot, node string) error {
-	return metrics.Serve(ctx, fmt.Sprintf(":%d", port), gauges(dir, boot, node), func() error { return nil })
+	return metricsserver.Serve(ctx, fmt.Sprintf(":%d", port), gauges(dir, boot, node), func() error { return nil })
 }
 
 func gauges(dir, boot, node string) *prometheus.Registry {
-	registry := metrics.NewRegistry()
+	registry := metricsserver.NewRegistry()
 	gauge := func(name, help string, value func() float64) {
 		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "gpu_operator_node_" + name, Help: help, ConstLabels: prometheus.Labels{"node": node}}, value))

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/probe"
-	"github.com/gpuready/gpuready/validator/workload/inside"
+	"github.com/gpuready/gpuready/validator/workload/podsample"
 )
 
 // Exit codes beside those common to all programs. They are listed in --help and are a
@@ -105,7 +105,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			{Name: "preflight", Run: runPreflight},
 			{Name: probe.WatchCommand, Run: watchChild, Hidden: true},
 			{Name: probe.Command, Run: readChild, Hidden: true},
-			{Name: inside.Subcommand, Run: runSample, Hidden: true},
+			{Name: podsample.Subcommand, Run: runSample, Hidden: true},
 		},
 	}.Run(ctx, args, stdout, stderr)
 }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
@@ -222,7 +222,7 @@ func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster
 		defer client.Close()
 		of := api.workload(client, node)
 		of.Keep = false // no later process would replace the pod
-		runner := workload.New(of, log, metrics.NewRegistry())
+		runner := workload.New(of, log, metricsserver.NewRegistry())
 		r, s.news = newRoad(runner, nil), runner.Updates()
 		group.Go(func() error { return unlessCanceled(runner.Run(ctx)) })
 	}

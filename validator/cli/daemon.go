@@ -16,18 +16,18 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/injection"
-	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/choice"
 	"github.com/gpuready/gpuready/validator/daemon"
 	"github.com/gpuready/gpuready/validator/kube"
+	"github.com/gpuready/gpuready/validator/nodelabels"
+	"github.com/gpuready/gpuready/validator/nodestatus"
 	"github.com/gpuready/gpuready/validator/step/plugin"
-	"github.com/gpuready/gpuready/validator/voice"
 	"github.com/gpuready/gpuready/validator/workload"
-	"github.com/gpuready/gpuready/validator/workload/inside"
+	"github.com/gpuready/gpuready/validator/workload/podsample"
 )
 
 const daemonUsage = `Check the layers whenever what they depend on changes, and keep the proofs,
@@ -60,7 +60,7 @@ type cluster struct {
 	pullPolicy, runtimeClass         string
 	pullSecrets                      []string
 	pods                             bool
-	taint                            voice.Taint
+	taint                            nodestatus.Taint
 	allocatable                      bool
 	timeout                          time.Duration
 }
@@ -141,8 +141,8 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	defer func() { _ = node.Root.Close() }()
 	log.Info("started", "version", version.String(), "path", o.outputDir)
 
-	registry := metrics.NewRegistry()
-	status := choice.NewStatus()
+	registry := metricsserver.NewRegistry()
+	status := nodelabels.NewStatus()
 	node.Status = status.Last
 	config := daemon.Config{Node: node, NodeChanged: status.Updates(), OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry)}
 	parts, err := c.parts(node, status, log, registry)
@@ -156,7 +156,7 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	parts.watchNode(d.SetNodeLabels)
 
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return metrics.Serve(ctx, listen, registry, d.Ready) })
+	group.Go(func() error { return metricsserver.Serve(ctx, listen, registry, d.Ready) })
 	group.Go(func() error { return d.Run(ctx) })
 	group.Go(func() error { return watchOutdated(ctx, node, d, parts) })
 	for _, run := range parts.run {
@@ -202,7 +202,7 @@ func unlessCanceled(err error) error {
 
 // parts holds the parts of the daemon that use the API server.
 type parts struct {
-	publish   func(voice.Facts)
+	publish   func(nodestatus.Facts)
 	settled   func(context.Context) error
 	workload  plugin.Workload
 	witness   daemon.DriverPod
@@ -214,7 +214,7 @@ type parts struct {
 
 // parts builds them. It logs once if the API server cannot be used, which affects no proof
 // on the node.
-func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger, registry *prometheus.Registry) (*parts, error) {
+func (c *cluster) parts(node check.Node, status *nodelabels.Status, log *slog.Logger, registry *prometheus.Registry) (*parts, error) {
 	p := &parts{close: func() {}, watchNode: func(func(map[string]string) error) {}}
 	if c.node == "" {
 		return p, nil
@@ -229,13 +229,13 @@ func (c *cluster) parts(node check.Node, status *choice.Status, log *slog.Logger
 		return p, fmt.Errorf("the API server: %w", err)
 	}
 	p.close = client.Close
-	v := voice.New(voice.Config{
+	v := nodestatus.New(nodestatus.Config{
 		Client: client, Node: c.node, BootID: node.BootID, Dir: node.StatePath(nodestate.Validator), Taint: c.taint, Allocatable: c.allocatable,
-		Log: log, Metrics: voice.NewMetrics(registry),
+		Log: log, Metrics: nodestatus.NewMetrics(registry),
 	})
 	p.publish, p.settled, p.run = v.Publish, v.Flush, append(p.run, v.Run)
 	p.watchNode = func(deliver func(map[string]string) error) {
-		p.run = append(p.run, choice.New(choice.Config{Client: client, Node: c.node, Deliver: deliver, Status: status.Set, Log: log}, registry).Run)
+		p.run = append(p.run, nodelabels.New(nodelabels.Config{Client: client, Node: c.node, Deliver: deliver, Status: status.Set, Log: log}, registry).Run)
 	}
 	if c.image == "" {
 		return p, nil
@@ -280,8 +280,8 @@ func nodeRuntime(node check.Node) workload.NodeRuntime {
 
 // runSample runs the hidden command of the validation pods.
 func runSample(ctx context.Context, units []string, stdout, stderr io.Writer) error {
-	code, err := inside.Job{
-		Sample: findSample("vectoradd"), Units: units, MessagePath: inside.TerminationLog, Dev: inside.Dev, Stdout: stdout, Stderr: stderr,
+	code, err := podsample.Job{
+		Sample: findSample("vectoradd"), Units: units, MessagePath: podsample.TerminationLog, Dev: podsample.Dev, Stdout: stdout, Stderr: stderr,
 	}.Run(ctx)
 	switch {
 	case err != nil:

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/validator/hostdriver"
-	"github.com/gpuready/gpuready/validator/workload/inside"
+	"github.com/gpuready/gpuready/validator/workload/podsample"
 )
 
 const hostDriverUsage = `Report whether the host has an NVIDIA driver of its own, for the init container of a
@@ -31,7 +31,7 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o := command("host-driver", hostDriverUsage, stdout)
 	var messagePath string
 	o.flags.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
-	o.flags.StringVar(&messagePath, "termination-log", inside.TerminationLog, "the container's termination message file, written if it exists")
+	o.flags.StringVar(&messagePath, "termination-log", podsample.TerminationLog, "the container's termination message file, written if it exists")
 	o.bindEnv("host-root", "HOST_ROOT")
 	o.bindEnv("termination-log", "TERMINATION_LOG")
 	rest, err := o.parse(args)

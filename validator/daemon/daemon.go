@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/voice"
+	"github.com/gpuready/gpuready/validator/nodestatus"
 )
 
 // Config configures a Daemon.
@@ -24,10 +24,10 @@ type Config struct {
 	OutputDir    string // of the proofs, as this process sees it
 	Log          *slog.Logger
 	Metrics      *Metrics
-	Publish      func(voice.Facts) // called whenever the facts change; nil: not called
-	WorkloadDone <-chan struct{}   // receives when a validation pod has ended; nil: none is run
-	NodeChanged  <-chan struct{}   // receives when the API server's Node has changed; nil: the Node is not watched
-	DriverPod    DriverPod         // nil: not wanted
+	Publish      func(nodestatus.Facts) // called whenever the facts change; nil: not called
+	WorkloadDone <-chan struct{}        // receives when a validation pod has ended; nil: none is run
+	NodeChanged  <-chan struct{}        // receives when the API server's Node has changed; nil: the Node is not watched
+	DriverPod    DriverPod              // nil: not wanted
 }
 
 // DriverPod shows people, by a pod of its own, that the proof of layer cuda holds.

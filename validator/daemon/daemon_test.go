@@ -23,7 +23,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/voice"
+	"github.com/gpuready/gpuready/validator/nodestatus"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -401,20 +401,20 @@ func TestACancelledWatchReturnsCanceled(t *testing.T) {
 // recorder collects the published facts.
 type recorder struct {
 	mu    sync.Mutex
-	facts []voice.Facts
+	facts []nodestatus.Facts
 }
 
-func (t *recorder) record(f voice.Facts) {
+func (t *recorder) record(f nodestatus.Facts) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.facts = append(t.facts, f)
 }
 
-func (t *recorder) last() voice.Facts {
+func (t *recorder) last() nodestatus.Facts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.facts) == 0 {
-		return voice.Facts{}
+		return nodestatus.Facts{}
 	}
 	return t.facts[len(t.facts)-1]
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/kube"
-	"github.com/gpuready/gpuready/validator/voice"
+	"github.com/gpuready/gpuready/validator/nodestatus"
 )
 
 // Bounds of texts from other programs, and of the Events shown.
@@ -98,9 +98,9 @@ func (r *Road) addReadiness(node *corev1.Node) {
 		r.stretch(string(l))
 	}
 	begin := r.stretch(string(readiness.Driver))
-	c := condition(node, voice.ConditionType)
+	c := condition(node, nodestatus.ConditionType)
 	if c == nil {
-		begin.Message = "the Node has no condition " + string(voice.ConditionType)
+		begin.Message = "the Node has no condition " + string(nodestatus.ConditionType)
 		begin.Action = "see that the validator runs on this node (DaemonSet nvidia-operator-validator)"
 		return
 	}
@@ -113,7 +113,7 @@ func (r *Road) addReadiness(node *corev1.Node) {
 		return
 	}
 	if last := c.LastHeartbeatTime.Time; r.Time.Sub(last) > staleAge {
-		r.Notes = append(r.Notes, fmt.Sprintf("the condition %s was said %s ago and may not hold any more: see the validator's pod", voice.ConditionType, ago(r.Time.Sub(last))))
+		r.Notes = append(r.Notes, fmt.Sprintf("the condition %s was said %s ago and may not hold any more: see the validator's pod", nodestatus.ConditionType, ago(r.Time.Sub(last))))
 	}
 	at, rest, _ := strings.Cut(message, ": ")
 	found := slices.IndexFunc(r.Stretches, func(s Stretch) bool { return s.Name == at })
@@ -134,7 +134,7 @@ func (r *Road) addReadiness(node *corev1.Node) {
 	if found == len(r.Stretches) {
 		last := r.stretch(string(readiness.Plugin))
 		last.Since, last.Message = c.LastTransitionTime.Time, message
-		if c.Reason == voice.ReasonDegraded {
+		if c.Reason == nodestatus.ReasonDegraded {
 			last.Message = ""
 			last.Notes = append(last.Notes, message)
 		}
@@ -166,11 +166,11 @@ func cutLast(s, sep string) (before, after string, found bool) {
 
 // addHealth adds the broken GPUs to the driver's stretch.
 func (r *Road) addHealth(node *corev1.Node) {
-	c := condition(node, voice.HealthType)
+	c := condition(node, nodestatus.HealthType)
 	if c == nil || c.Status == corev1.ConditionTrue {
 		return
 	}
-	text := clean(fmt.Sprintf("%s is %s: %s: %s", voice.HealthType, c.Status, c.Reason, c.Message))
+	text := clean(fmt.Sprintf("%s is %s: %s: %s", nodestatus.HealthType, c.Status, c.Reason, c.Message))
 	s := r.stretch(string(readiness.Driver))
 	if c.Status == corev1.ConditionFalse {
 		s.Notes = append(s.Notes, text)
@@ -279,7 +279,7 @@ func podProblem(p corev1.Pod) string {
 // addEvents adds the latest Events that the validator wrote.
 func (r *Road) addEvents(events []corev1.Event) {
 	for _, e := range events {
-		if e.Source.Component == voice.Component {
+		if e.Source.Component == nodestatus.Component {
 			r.Events = append(r.Events, Event{e.LastTimestamp.UTC(), e.Type, e.Reason, clean(e.Message), e.Count})
 		}
 	}

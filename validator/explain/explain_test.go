@@ -24,7 +24,7 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/kube"
 	"github.com/gpuready/gpuready/validator/kube/kubetest"
-	"github.com/gpuready/gpuready/validator/voice"
+	"github.com/gpuready/gpuready/validator/nodestatus"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -267,8 +267,8 @@ func cluster(t *testing.T, change func(*corev1.Node)) (*kubetest.Server, *kube.C
 		n.Labels = map[string]string{"nvidia.com/gpu.count": "2", "nvidia.com/gpu.product": "NVIDIA-H200"}
 		n.Status.Capacity, n.Status.Allocatable = quantity("2"), quantity("1")
 		n.Status.Conditions = append(n.Status.Conditions,
-			said(voice.ConditionType, "True", "Ready", "2 of 2 GPUs ready, driver 580.95.05"),
-			said(voice.HealthType, "True", "Healthy", "nothing is wrong with 2 GPUs"))
+			said(nodestatus.ConditionType, "True", "Ready", "2 of 2 GPUs ready, driver 580.95.05"),
+			said(nodestatus.HealthType, "True", "Healthy", "nothing is wrong with 2 GPUs"))
 		change(n)
 	})
 	for _, a := range agents {
@@ -304,11 +304,11 @@ func TestTheRoadFromTheCluster(t *testing.T) {
 	}{
 		"all is well": {want: "ok: pods can use the GPUs of this node"},
 		"one GPU is broken": {change: func(n *corev1.Node) {
-			set(n, voice.ConditionType, "True", "Degraded", "1 of 2 GPUs ready, driver 580.95.05; GPU 1 ("+gpu1+", 0000:11:00.0): XID 79")
-			set(n, voice.HealthType, "False", "XID", "GPU 1 ("+gpu1+", 0000:11:00.0): XID 79")
+			set(n, nodestatus.ConditionType, "True", "Degraded", "1 of 2 GPUs ready, driver 580.95.05; GPU 1 ("+gpu1+", 0000:11:00.0): XID 79")
+			set(n, nodestatus.HealthType, "False", "XID", "GPU 1 ("+gpu1+", 0000:11:00.0): XID 79")
 		}, after: func(s *kubetest.Server) { addEvents(t, s) }, want: "ok: pods can use the GPUs of this node; see what is marked !"},
 		"the toolkit is silent": {change: func(n *corev1.Node) {
-			set(n, voice.ConditionType, "False", "ToolkitSilent", "toolkit: the toolkit has not said anything in this boot; start gpu-toolkit on this node")
+			set(n, nodestatus.ConditionType, "False", "ToolkitSilent", "toolkit: the toolkit has not said anything in this boot; start gpu-toolkit on this node")
 			n.Spec.Taints = []corev1.Taint{{Key: "nvidia.com/gpu-not-ready", Effect: "NoSchedule"}}
 			n.Spec.Unschedulable = true
 		}, after: func(s *kubetest.Server) {
@@ -320,15 +320,17 @@ func TestTheRoadFromTheCluster(t *testing.T) {
 			})
 		}, want: "broken at toolkit: ToolkitSilent"},
 		"the pod cannot start": {change: func(n *corev1.Node) {
-			set(n, voice.ConditionType, "False", "WorkloadNotStarted", "plugin: validator: ErrImagePull; see that the image can be pulled")
+			set(n, nodestatus.ConditionType, "False", "WorkloadNotStarted", "plugin: validator: ErrImagePull; see that the image can be pulled")
 		}, want: "broken at pod: WorkloadNotStarted"},
 		"a proof is on its way": {change: func(n *corev1.Node) {
-			set(n, voice.ConditionType, "Unknown", "Proving", "plugin: a pod that requests nvidia.com/gpu is on its way")
+			set(n, nodestatus.ConditionType, "Unknown", "Proving", "plugin: a pod that requests nvidia.com/gpu is on its way")
 		}, want: "waiting at plugin: a pod that requests nvidia.com/gpu is on its way"},
 		"what was asked for beside the road": {change: func(n *corev1.Node) {
-			set(n, voice.ConditionType, "False", "GDSNotLoaded", "gds: no nvidia_fs; load it")
+			set(n, nodestatus.ConditionType, "False", "GDSNotLoaded", "gds: no nvidia_fs; load it")
 		}, want: "broken beside the road, at gds: GDSNotLoaded"},
-		"no GPU in it": {change: func(n *corev1.Node) { set(n, voice.ConditionType, "False", "NoGPU", "the PCI bus has no NVIDIA GPU") }, want: "no GPU: the PCI bus has no NVIDIA GPU"},
+		"no GPU in it": {change: func(n *corev1.Node) {
+			set(n, nodestatus.ConditionType, "False", "NoGPU", "the PCI bus has no NVIDIA GPU")
+		}, want: "no GPU: the PCI bus has no NVIDIA GPU"},
 		"nobody speaks": {change: func(n *corev1.Node) { n.Status.Conditions = n.Status.Conditions[:1] },
 			after: func(s *kubetest.Server) { s.Remove("gpuready/nvidia-operator-validator-x") },
 			want:  "waiting at driver: the Node has no condition GPUReady"},
@@ -359,7 +361,7 @@ func addEvents(t *testing.T, s *kubetest.Server) {
 	client, err := kube.New(s.Config())
 	require.NoError(t, err)
 	defer client.Close()
-	for _, from := range []string{voice.Component, "kubelet"} {
+	for _, from := range []string{nodestatus.Component, "kubelet"} {
 		require.NoError(t, client.CreateEvent(t.Context(), &corev1.Event{
 			ObjectMeta: metav1.ObjectMeta{Namespace: kube.EventNamespace, Name: "n1." + from}, Type: "Warning", Reason: "XID", Count: 2,
 			InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: "n1"}, Source: corev1.EventSource{Component: from},

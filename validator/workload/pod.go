@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuready/gpuready/internal/injection"
-	"github.com/gpuready/gpuready/validator/workload/inside"
+	"github.com/gpuready/gpuready/validator/workload/podsample"
 )
 
 // A Role is the purpose of a validation pod. It is the pod's label and, with the Node's
@@ -121,7 +121,7 @@ func (c Config) restrictedPod(timeout time.Duration) *corev1.Pod {
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []corev1.Container{{
-				Name: container, Image: c.Image, ImagePullPolicy: cmp.Or(c.PullPolicy, corev1.PullIfNotPresent), Command: []string{program, inside.Subcommand},
+				Name: container, Image: c.Image, ImagePullPolicy: cmp.Or(c.PullPolicy, corev1.PullIfNotPresent), Command: []string{program, podsample.Subcommand},
 				// Its own message, or else its last lines.
 				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 				SecurityContext: &corev1.SecurityContext{

@@ -19,7 +19,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
-	"github.com/gpuready/gpuready/operator/kubectl/show"
+	"github.com/gpuready/gpuready/operator/kubectl/output"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/prebuild"
 )
@@ -274,7 +274,7 @@ func pushedDigest(ctx context.Context, c *cluster.Client, namespace string, pods
 }
 
 // Text writes the result for people.
-func (r Result) Text(w io.Writer, _ show.Style) error {
+func (r Result) Text(w io.Writer, _ output.Style) error {
 	if r.State != v1.PrebuiltPresent {
 		_, err := fmt.Fprintf(w, "Job %s/%s builds %s; kubectl gpu status shows its result\n", r.Namespace, r.Job, r.Image)
 		return err

@@ -9,7 +9,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
-	"github.com/gpuready/gpuready/operator/kubectl/show"
+	"github.com/gpuready/gpuready/operator/kubectl/output"
 )
 
 // Exit codes besides those of every program; they are listed in --help and are a contract.
@@ -103,9 +103,9 @@ func (c *command) client() (*cluster.Client, error) {
 }
 
 // write writes the result, for people or for programs.
-func (c *command) write(stdout io.Writer, found any, text func(io.Writer, show.Style) error) error {
+func (c *command) write(stdout io.Writer, found any, text func(io.Writer, output.Style) error) error {
 	if c.output == "json" {
-		return show.JSON(stdout, found)
+		return output.JSON(stdout, found)
 	}
-	return text(stdout, show.StyleFor(stdout))
+	return text(stdout, output.StyleFor(stdout))
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/kubectl/build"
 	"github.com/gpuready/gpuready/operator/kubectl/explain"
-	"github.com/gpuready/gpuready/operator/kubectl/show"
+	"github.com/gpuready/gpuready/operator/kubectl/output"
 	"github.com/gpuready/gpuready/operator/prebuild"
 )
 
@@ -82,7 +82,7 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 		return err
 	}
 	if *dry {
-		return c.write(stdout, job, func(w io.Writer, _ show.Style) error {
+		return c.write(stdout, job, func(w io.Writer, _ output.Style) error {
 			text, err := yaml.Marshal(job)
 			if err == nil {
 				_, err = w.Write(text)
@@ -103,7 +103,7 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 	result, err := build.Wait(ctx, client, job, stderr)
 	switch {
 	case errors.Is(err, build.ErrFailed) && c.output == "json":
-		return errors.Join(program.WithExitCode(exitFailed, err), show.JSON(stdout, result))
+		return errors.Join(program.WithExitCode(exitFailed, err), output.JSON(stdout, result))
 	case errors.Is(err, build.ErrFailed):
 		return program.WithExitCode(exitFailed, err)
 	case err != nil:

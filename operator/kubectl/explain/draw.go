@@ -5,31 +5,31 @@ import (
 	"io"
 	"strings"
 
-	"github.com/gpuready/gpuready/operator/kubectl/show"
+	"github.com/gpuready/gpuready/operator/kubectl/output"
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
 var statusColors = map[progress.Status]string{
-	progress.Ready: show.Green, progress.Waiting: show.Yellow, progress.Unknown: show.Yellow, progress.Failed: show.Red, progress.Excluded: show.Dim,
+	progress.Ready: output.Green, progress.Waiting: output.Yellow, progress.Unknown: output.Yellow, progress.Failed: output.Red, progress.Excluded: output.Dim,
 }
 
 var statusSigns = map[progress.Status]string{progress.Waiting: "○", progress.Unknown: "?", progress.Failed: "✗"}
 
 // Text writes the node for people.
-func (n Node) Text(w io.Writer, look show.Style) error {
-	p := &show.Pen{Style: look}
+func (n Node) Text(w io.Writer, look output.Style) error {
+	p := &output.Pen{Style: look}
 	title := n.Node
 	if n.GPUs != "" {
 		title += " · " + n.GPUs
 	}
-	p.Line(show.Bold, 0, title)
-	p.Line(show.Dim, 0, n.Pool)
+	p.Line(output.Bold, 0, title)
+	p.Line(output.Dim, 0, n.Pool)
 	p.WriteString("\n")
 	n.drawRoad(p)
 	n.drawDriver(p)
 	n.drawPods(p)
 	for _, note := range n.Notes {
-		p.Line(show.Yellow, 0, "! "+note)
+		p.Line(output.Yellow, 0, "! "+note)
 	}
 	n.drawEvents(p)
 	p.WriteString("\n")
@@ -50,27 +50,27 @@ func (n Node) Result() string {
 	if n.State != "" {
 		text += " at " + string(n.State)
 	}
-	if ago := show.Since(n.Since, n.Time); ago != "" {
+	if ago := output.Since(n.Since, n.Time); ago != "" {
 		text += " for " + ago
 	}
 	return fmt.Sprintf("%s: %s: %s", text, n.Reason, n.Message)
 }
 
-func (n Node) drawRoad(p *show.Pen) {
+func (n Node) drawRoad(p *output.Pen) {
 	for _, s := range n.Road {
 		switch {
 		case s.Reached:
-			p.Line("", 0, p.Paint(show.Green, "●")+" "+string(s.State))
+			p.Line("", 0, p.Paint(output.Green, "●")+" "+string(s.State))
 		case s.State == n.State:
 			p.Line("", 0, p.Paint(statusColors[n.Status], statusSigns[n.Status])+" "+string(s.State))
 			p.Line("", 4, n.Reason+": "+n.Message)
 		default:
-			p.Line(show.Dim, 0, "· "+string(s.State))
+			p.Line(output.Dim, 0, "· "+string(s.State))
 		}
 	}
 }
 
-func (n Node) drawDriver(p *show.Pen) {
+func (n Node) drawDriver(p *output.Pen) {
 	p.WriteString("\n")
 	d := n.Driver
 	switch {
@@ -87,7 +87,7 @@ func (n Node) drawDriver(p *show.Pen) {
 		p.Line("", 0, "Driver: none is chosen")
 	}
 	if d.Reason != "" {
-		p.Line(show.Yellow, 2, d.Reason+": "+d.Message)
+		p.Line(output.Yellow, 2, d.Reason+": "+d.Message)
 	}
 	if n.Upgrade != nil {
 		text := "Driver upgrade: " + n.Upgrade.State
@@ -103,25 +103,25 @@ func (n Node) drawDriver(p *show.Pen) {
 		p.Line("", 0, text)
 	}
 	if n.Cordoned {
-		p.Line(show.Yellow, 0, "The node is cordoned: no pod comes until kubectl uncordon "+n.Node)
+		p.Line(output.Yellow, 0, "The node is cordoned: no pod comes until kubectl uncordon "+n.Node)
 	}
 	if len(n.Taints) > 0 {
 		p.Line("", 0, "Taints: "+strings.Join(n.Taints, ", "))
 	}
 }
 
-func (n Node) drawPods(p *show.Pen) {
+func (n Node) drawPods(p *output.Pen) {
 	if len(n.Pods) == 0 {
 		return
 	}
 	p.WriteString("\n")
-	var rows []show.Row
+	var rows []output.Row
 	for _, pod := range n.Pods {
-		r := show.Row{Cells: []show.Cell{{Text: pod.Name}, {Text: "ready", Color: show.Green}, {Text: show.Since(pod.Since, n.Time)}}, Below: pod.Message}
+		r := output.Row{Cells: []output.Cell{{Text: pod.Name}, {Text: "ready", Color: output.Green}, {Text: output.Since(pod.Since, n.Time)}}, Below: pod.Message}
 		if !pod.Ready {
-			r.Cells[1] = show.Cell{Text: pod.Reason, Color: show.Yellow}
+			r.Cells[1] = output.Cell{Text: pod.Reason, Color: output.Yellow}
 			if pod.Reason == "Succeeded" {
-				r.Cells[1] = show.Cell{Text: "completed", Color: show.Green}
+				r.Cells[1] = output.Cell{Text: "completed", Color: output.Green}
 			}
 		}
 		rows = append(rows, r)
@@ -129,18 +129,18 @@ func (n Node) drawPods(p *show.Pen) {
 	p.Table([]string{"POD", "STATUS", "FOR"}, rows)
 }
 
-func (n Node) drawEvents(p *show.Pen) {
+func (n Node) drawEvents(p *output.Pen) {
 	if len(n.Events) == 0 {
 		return
 	}
 	p.WriteString("\n")
-	var rows []show.Row
+	var rows []output.Row
 	for _, e := range n.Events {
 		color := ""
 		if e.Type == "Warning" {
-			color = show.Yellow
+			color = output.Yellow
 		}
-		rows = append(rows, show.Row{Cells: []show.Cell{{Text: show.Since(e.Time, n.Time) + " ago"}, {Text: e.Reason, Color: color}, {Text: fmt.Sprint(max(e.Count, 1))}}, Below: e.Message})
+		rows = append(rows, output.Row{Cells: []output.Cell{{Text: output.Since(e.Time, n.Time) + " ago"}, {Text: e.Reason, Color: color}, {Text: fmt.Sprint(max(e.Count, 1))}}, Below: e.Message})
 	}
 	p.Table([]string{"EVENT", "REASON", "TIMES"}, rows)
 }

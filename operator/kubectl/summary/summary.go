@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/kubectl/show"
+	"github.com/gpuready/gpuready/operator/kubectl/output"
 )
 
 // Policy is a ClusterPolicy with its status.
@@ -44,11 +44,11 @@ func Of(policies []v1.ClusterPolicy, now time.Time) Summary {
 	return s
 }
 
-var stateColors = map[v1.State]string{v1.Ready: show.Green, v1.NotReady: show.Red, v1.Ignored: show.Dim, v1.Disabled: show.Yellow}
+var stateColors = map[v1.State]string{v1.Ready: output.Green, v1.NotReady: output.Red, v1.Ignored: output.Dim, v1.Disabled: output.Yellow}
 
 // Text writes the summary for people.
-func (s Summary) Text(w io.Writer, look show.Style) error {
-	p := &show.Pen{Style: look}
+func (s Summary) Text(w io.Writer, look output.Style) error {
+	p := &output.Pen{Style: look}
 	if len(s.Policies) == 0 {
 		p.Line("", 0, "There is no ClusterPolicy: no node is served. Apply one; docs/operator.md has examples.")
 	}
@@ -62,11 +62,11 @@ func (s Summary) Text(w io.Writer, look show.Style) error {
 	return err
 }
 
-func (policy Policy) draw(p *show.Pen, now time.Time) {
+func (policy Policy) draw(p *output.Pen, now time.Time) {
 	st := policy.Status
 	title := "ClusterPolicy " + policy.Name + ": "
 	if st.State == "" {
-		p.Line(show.Yellow, 0, title+"has no status yet; see that the operator runs")
+		p.Line(output.Yellow, 0, title+"has no status yet; see that the operator runs")
 		return
 	}
 	title += string(st.State)
@@ -75,7 +75,7 @@ func (policy Policy) draw(p *show.Pen, now time.Time) {
 	}
 	p.Line(stateColors[st.State], 0, title)
 	if !policy.Current {
-		p.Line(show.Yellow, 2, "! the policy has changed, and this status is of an earlier version")
+		p.Line(output.Yellow, 2, "! the policy has changed, and this status is of an earlier version")
 	}
 	conditions(p, st.Conditions, now)
 	pools(p, st.Pools)
@@ -84,18 +84,18 @@ func (policy Policy) draw(p *show.Pen, now time.Time) {
 	notReady(p, st, now)
 }
 
-func conditions(p *show.Pen, all []metav1.Condition, now time.Time) {
-	var rows []show.Row
+func conditions(p *output.Pen, all []metav1.Condition, now time.Time) {
+	var rows []output.Row
 	for _, c := range all {
 		good := metav1.ConditionFalse
 		if c.Type == v1.ConditionReady {
 			good = metav1.ConditionTrue
 		}
-		r := show.Row{Cells: []show.Cell{{Text: c.Type}, {Text: string(c.Status), Color: show.Yellow}, {Text: c.Reason}, {Text: show.Since(c.LastTransitionTime.Time, now)}}, Below: c.Message}
+		r := output.Row{Cells: []output.Cell{{Text: c.Type}, {Text: string(c.Status), Color: output.Yellow}, {Text: c.Reason}, {Text: output.Since(c.LastTransitionTime.Time, now)}}, Below: c.Message}
 		if c.Status == good {
-			r.Cells[1].Color, r.Below = show.Green, ""
+			r.Cells[1].Color, r.Below = output.Green, ""
 		} else if c.Type == v1.ConditionDegraded || c.Type == v1.ConditionReady {
-			r.Cells[1].Color = show.Red
+			r.Cells[1].Color = output.Red
 		}
 		rows = append(rows, r)
 	}
@@ -105,71 +105,71 @@ func conditions(p *show.Pen, all []metav1.Condition, now time.Time) {
 	p.Table([]string{"CONDITION", "STATUS", "REASON", "FOR"}, rows)
 }
 
-func pools(p *show.Pen, all []v1.PoolStatus) {
+func pools(p *output.Pen, all []v1.PoolStatus) {
 	if len(all) == 0 {
 		return
 	}
 	p.WriteString("\n")
-	var rows []show.Row
+	var rows []output.Row
 	for _, pool := range all {
 		driver := pool.Variant
 		if driver == "" {
 			driver = "the host's"
 		}
-		color := show.Green
+		color := output.Green
 		if pool.Ready < pool.Nodes {
-			color = show.Yellow
+			color = output.Yellow
 		}
-		r := show.Row{Cells: []show.Cell{{Text: pool.Name}, {Text: fmt.Sprintf("%d/%d", pool.Ready, pool.Nodes), Color: color}, {Text: driver}, {Text: pool.Image}}}
+		r := output.Row{Cells: []output.Cell{{Text: pool.Name}, {Text: fmt.Sprintf("%d/%d", pool.Ready, pool.Nodes), Color: color}, {Text: driver}, {Text: pool.Image}}}
 		if pool.Reason != "" {
-			r.Below, r.Color = pool.Reason+": "+pool.Message, show.Yellow
+			r.Below, r.Color = pool.Reason+": "+pool.Message, output.Yellow
 		}
 		rows = append(rows, r)
 	}
 	p.Table([]string{"POOL", "READY", "DRIVER", "IMAGE"}, rows)
 }
 
-func prebuilt(p *show.Pen, all []v1.PrebuiltStatus) {
+func prebuilt(p *output.Pen, all []v1.PrebuiltStatus) {
 	if len(all) == 0 {
 		return
 	}
 	p.WriteString("\n")
-	var rows []show.Row
+	var rows []output.Row
 	for _, b := range all {
-		color := map[v1.PrebuiltState]string{v1.PrebuiltPresent: show.Green, v1.PrebuiltBuilding: show.Yellow}[b.State]
+		color := map[v1.PrebuiltState]string{v1.PrebuiltPresent: output.Green, v1.PrebuiltBuilding: output.Yellow}[b.State]
 		if color == "" {
-			color = show.Red
+			color = output.Red
 		}
-		rows = append(rows, show.Row{Cells: []show.Cell{{Text: b.Kernel}, {Text: b.OSTag}, {Text: b.Version + " " + b.Kind}, {Text: string(b.State), Color: color}, {Text: b.Image}}, Below: b.Message, Color: color})
+		rows = append(rows, output.Row{Cells: []output.Cell{{Text: b.Kernel}, {Text: b.OSTag}, {Text: b.Version + " " + b.Kind}, {Text: string(b.State), Color: color}, {Text: b.Image}}, Below: b.Message, Color: color})
 	}
 	p.Table([]string{"KERNEL TO COME", "OS", "MODULES", "STATE", "IMAGE"}, rows)
 }
 
-func upgrade(p *show.Pen, u *v1.UpgradeStatus) {
+func upgrade(p *output.Pen, u *v1.UpgradeStatus) {
 	if u == nil || u.InProgress+u.Pending+u.Failed == 0 {
 		return
 	}
 	p.WriteString("\n")
 	p.Line("", 0, fmt.Sprintf("Driver upgrade: %d of %d nodes done, %d on their way, %d to come, %d failed", u.Done, u.Total, u.InProgress, u.Pending, u.Failed))
 	for _, w := range u.Waiting {
-		p.Line(show.Yellow, 2, w.Node+": "+w.Message)
+		p.Line(output.Yellow, 2, w.Node+": "+w.Message)
 	}
 }
 
-func notReady(p *show.Pen, st v1.ClusterPolicyStatus, now time.Time) {
+func notReady(p *output.Pen, st v1.ClusterPolicyStatus, now time.Time) {
 	if len(st.NotReady) == 0 {
 		return
 	}
 	p.WriteString("\n")
-	var rows []show.Row
+	var rows []output.Row
 	for _, n := range st.NotReady {
-		rows = append(rows, show.Row{Cells: []show.Cell{{Text: n.Node}, {Text: n.State}, {Text: n.Reason, Color: show.Yellow}, {Text: show.Since(n.Since.Time, now)}}, Below: n.Message})
+		rows = append(rows, output.Row{Cells: []output.Cell{{Text: n.Node}, {Text: n.State}, {Text: n.Reason, Color: output.Yellow}, {Text: output.Since(n.Since.Time, now)}}, Below: n.Message})
 	}
 	p.Table([]string{"NODE", "STATE", "REASON", "FOR"}, rows)
 	if n := st.Nodes; n != nil && n.Total-n.Ready > len(st.NotReady) {
 		more := n.Total - n.Ready - len(st.NotReady)
-		p.Line(show.Dim, 0, fmt.Sprintf("and %d more; kubectl get nodes -l nvidia.com/gpu.present=true", more))
+		p.Line(output.Dim, 0, fmt.Sprintf("and %d more; kubectl get nodes -l nvidia.com/gpu.present=true", more))
 	}
 	p.WriteString("\n")
-	p.Line(show.Dim, 0, "For details of a node: kubectl gpu explain NODE")
+	p.Line(output.Dim, 0, "For details of a node: kubectl gpu explain NODE")
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/host/mount"
-	"github.com/gpuready/gpuready/internal/metrics"
+	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/simulator/gpusim/root"
@@ -85,10 +85,10 @@ func Run(ctx context.Context, c Config) (err error) {
 		Root: d.Root, Version: c.Spec.Version, Simulated: true,
 		CUDAVersion: fmt.Sprintf("%d.%d", c.Spec.State.CudaVersion/1000, c.Spec.State.CudaVersion%1000/10),
 	}
-	registry := metrics.NewRegistry()
+	registry := metricsserver.NewRegistry()
 	d.register(registry)
 	group, inner := errgroup.WithContext(ctx)
-	group.Go(func() error { return metrics.Serve(inner, d.Listen, registry, d.ready) })
+	group.Go(func() error { return metricsserver.Serve(inner, d.Listen, registry, d.ready) })
 	group.Go(func() error { return d.serve(inner) })
 	err = group.Wait()
 	if err == nil || errors.Is(err, context.Canceled) && ctx.Err() != nil {

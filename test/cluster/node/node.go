@@ -16,12 +16,12 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/test/cluster/cgroup"
+	"github.com/gpuready/gpuready/test/cluster/controlplane"
 	"github.com/gpuready/gpuready/test/cluster/folder"
 	"github.com/gpuready/gpuready/test/cluster/inside"
 	"github.com/gpuready/gpuready/test/cluster/machine"
 	"github.com/gpuready/gpuready/test/cluster/network"
 	"github.com/gpuready/gpuready/test/cluster/pki"
-	"github.com/gpuready/gpuready/test/cluster/plane"
 )
 
 // Programs of a node.
@@ -34,7 +34,7 @@ const (
 type Config struct {
 	Folder      *folder.Folder // with its programs collected
 	Hierarchies []cgroup.Hierarchy
-	Plane       *plane.Plane
+	Plane       *controlplane.Plane
 	Images      []string          // archives that each node has before Boot returns
 	WithoutCDI  bool              // containerd finds no CDI specs
 	NUMA        bool              // two made-up NUMA nodes, topology manager policy single-numa-node

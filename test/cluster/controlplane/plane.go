@@ -1,0 +1,194 @@
+// Package controlplane runs the control plane of a cluster: etcd, kube-apiserver, kube-scheduler and
+// kube-controller-manager in a separate machine, the certificate authority, and the bridge to
+// which nodes are connected.
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/test/cluster/api"
+	"github.com/gpuready/gpuready/test/cluster/folder"
+	"github.com/gpuready/gpuready/test/cluster/inside"
+	"github.com/gpuready/gpuready/test/cluster/machine"
+	"github.com/gpuready/gpuready/test/cluster/network"
+	"github.com/gpuready/gpuready/test/cluster/pki"
+)
+
+// hostname is the host name of the control plane.
+const hostname = "control-plane"
+
+// Plane is one cluster's control plane. Nodes may be created before it is started, and boot while
+// it starts.
+type Plane struct {
+	Authority *pki.Authority // of all certificates in the cluster
+	Options                  // set before Start
+
+	// Set when Start has returned; the client already when Serving has.
+	Server     string      // URL of the API server, valid on this machine outside the namespaces
+	Kubeconfig string      // an administrator's file, valid in the same place
+	API        *api.Client // the same administrator's
+
+	folder  *folder.Folder
+	machine *machine.Machine // nil: never started
+	bridged chan struct{}    // closed when nodes can be attached
+	serving chan struct{}    // closed when the API server is ready
+}
+
+// Options configure the control plane's programs.
+type Options struct {
+	Controllers string   // of the controller manager; "": all
+	Admission   []string // additional admission plugins of the API server
+	Audit       string   // group whose requests the API server logs; "": none
+}
+
+// New creates the control plane of the cluster in that folder.
+func New(f *folder.Folder) (*Plane, error) {
+	authority, err := pki.New("gpuready-" + f.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	return &Plane{Authority: authority, folder: f, bridged: make(chan struct{}), serving: make(chan struct{})}, nil
+}
+
+// Start starts the control plane and returns when pods can be created. path returns the path of a
+// program, and done is called after each step. After a failure End must be called to end what
+// runs.
+func (p *Plane) Start(ctx context.Context, path func(program string) string, done func(what string)) error {
+	// A listener keeps its network namespace, here the one outside; the control plane accepts on it.
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("a port for the API server: %w", err)
+	}
+	defer listener.Close()
+	if err := p.writeAdmin("https://" + listener.Addr().String()); err != nil {
+		return err
+	}
+	if err := p.writeKeys(); err != nil {
+		return err
+	}
+	file, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	spec := inside.Spec{Hostname: hostname, Target: network.PlaneIP + ":443", Programs: programs(p.folder, p.Options, path)}
+	if p.machine, err = machine.Start(p.folder, spec, file); err != nil {
+		return err
+	}
+	if err := network.MakeBridge(p.machine.PID()); err != nil {
+		return err
+	}
+	close(p.bridged)
+	if err := p.machine.WaitBooted(ctx); err != nil {
+		return err
+	}
+	if err := p.machine.Start(ctx, etcd, true); err != nil {
+		return err
+	}
+	done(etcd)
+	if err := p.machine.Start(ctx, apiserver, false); err != nil {
+		return err
+	}
+	if err := p.poll(ctx, apiserver, "/readyz"); err != nil {
+		return err
+	}
+	close(p.serving)
+	done(apiserver)
+	g, both := errgroup.WithContext(ctx)
+	for _, name := range []string{scheduler, controllerManager} {
+		g.Go(func() error { return p.machine.Start(both, name, false) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	// Pods are refused until the controller manager has created their namespace's account.
+	err = p.poll(ctx, controllerManager, "/api/v1/namespaces/default/serviceaccounts/default")
+	done("service accounts")
+	return err
+}
+
+// poll requests a path of the API server until it succeeds. program is the one that makes it
+// succeed.
+func (p *Plane) poll(ctx context.Context, program, path string) error {
+	again := time.NewTicker(30 * time.Millisecond)
+	defer again.Stop()
+	for {
+		err := p.API.Check(ctx, path)
+		if err == nil {
+			return nil
+		}
+		if err := p.machine.CheckRunning(program); err != nil {
+			return err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return p.machine.WithLog(program, fmt.Errorf("waiting for it: %w (%w)", context.Cause(ctx), err))
+		}
+	}
+}
+
+// Attach connects a node, by its number and its first process, to the bridge as soon as that
+// exists.
+func (p *Plane) Attach(ctx context.Context, number, process int) error {
+	if err := await(ctx, p.bridged); err != nil {
+		return err
+	}
+	return network.Attach(p.machine.PID(), process, number)
+}
+
+// AttachGuest connects a virtual machine as the node of a number, and returns the tap device for
+// its network card.
+func (p *Plane) AttachGuest(number int) (*os.File, error) {
+	return network.AttachGuest(p.machine.PID(), number)
+}
+
+// Serving waits until the API server is ready.
+func (p *Plane) Serving(ctx context.Context) error { return await(ctx, p.serving) }
+
+func await(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// RestartAPIServer kills the API server and returns when it serves again.
+func (p *Plane) RestartAPIServer(ctx context.Context) error {
+	if err := p.machine.RestartWithoutNotify(ctx, apiserver, syscall.SIGKILL); err != nil {
+		return err
+	}
+	return p.poll(ctx, apiserver, "/readyz")
+}
+
+// Listen returns a listener in the control plane's network. Nodes and pods reach it at
+// network.PlaneIP.
+func (p *Plane) Listen(ctx context.Context, port int) (net.Listener, error) {
+	var l net.Listener
+	err := network.Within(p.machine.PID(), func() error {
+		var err error
+		l, err = (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(network.PlaneIP, strconv.Itoa(port)))
+		return err
+	})
+	return l, err
+}
+
+// Ended is closed when the started control plane has ended.
+func (p *Plane) Ended() <-chan struct{} { return p.machine.Ended() }
+
+// End ends the control plane; it may never have been started.
+func (p *Plane) End() {
+	if p.machine != nil {
+		p.machine.End()
+	}
+}

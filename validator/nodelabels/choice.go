@@ -1,0 +1,174 @@
+// Package nodelabels reads the choices in a Node's labels for components without a token: today
+// the device plugin's configuration. It also reads the Node's status about kubelet and
+// runtime.
+//
+// The Node is read once and then watched. While the API server is away the last choice
+// stands.
+package nodelabels
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/validator/kube"
+)
+
+// The back-off after a failure: firstRetry, then twice as long each time, up to lastRetry;
+// half of it is random. It is half as long as that of package voice, since a configuration
+// waits for it.
+const (
+	firstRetry = 500 * time.Millisecond
+	lastRetry  = 30 * time.Second
+)
+
+// Names lists the labels that are read.
+var Names = []string{nodestate.ConfigLabel}
+
+// Config configures a Reader.
+type Config struct {
+	Client  *kube.Client
+	Node    string                        // its name
+	Deliver func(map[string]string) error // called with the labels, never nil, whenever they may have changed
+	Status  func(corev1.NodeStatus)       // called with the Node's status whenever it is read; nil: not called
+	Log     *slog.Logger
+
+	// For tests; nil: that of package time.
+	After func(time.Duration) <-chan time.Time
+}
+
+// Reader reads the labels.
+type Reader struct {
+	Config
+	failing prometheus.Gauge
+	last    error // of the last try, nil when it worked
+}
+
+// New returns a Reader and registers its metric.
+func New(c Config, reg prometheus.Registerer) *Reader {
+	if c.After == nil {
+		c.After = time.After
+	}
+	r := &Reader{Config: c, failing: prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_node_watch_failing",
+		Help: "1 while the labels of the Node cannot be read."})}
+	reg.MustRegister(r.failing)
+	return r
+}
+
+// Run reads until ctx ends.
+func (r *Reader) Run(ctx context.Context) error {
+	var delay time.Duration
+	for {
+		began, err := r.read(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if began {
+			delay = 0
+		}
+		if err == nil {
+			continue // the API server ends a watch from time to time
+		}
+		r.recordFailure(err)
+		delay = min(max(firstRetry, 2*delay), lastRetry)
+		wait := delay/2 + rand.N(delay/2+1)
+		if seconds, asked := apierrors.SuggestsClientDelay(err); asked {
+			wait = max(wait, min(time.Duration(seconds)*time.Second, lastRetry))
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.After(wait):
+		}
+	}
+}
+
+// errEnded is the error of a watch that ended at once, before its first event. It leads to
+// a back-off, since the next watch might end at once, too.
+var errEnded = errors.New("the API server ends the watch at once")
+
+// read reads the Node and watches it until the watch ends. began reports whether the watch
+// delivered an event or lasted for a while.
+func (r *Reader) read(ctx context.Context) (began bool, err error) {
+	node, err := r.Client.Node(ctx, r.Node)
+	if err != nil {
+		return false, fmt.Errorf("read Node %s: %w", r.Node, err)
+	}
+	if err := r.deliver(node); err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, kube.WatchTimeout)
+	defer cancel()
+	started := time.Now()
+	w, err := r.Client.WatchNode(ctx, node)
+	if err != nil {
+		return false, fmt.Errorf("watch Node %s: %w", r.Node, err)
+	}
+	defer w.Stop()
+	r.recordSuccess()
+	for e := range w.ResultChan() {
+		switch e.Type {
+		case watch.Added, watch.Modified:
+			node, is := e.Object.(*corev1.Node)
+			if !is {
+				return began, fmt.Errorf("watch Node %s: a %T", r.Node, e.Object)
+			}
+			if err := r.deliver(node); err != nil {
+				return began, err
+			}
+			began = true
+		case watch.Deleted:
+			// The last choice stands until there is a Node again.
+			return began, fmt.Errorf("watch Node %s: it was deleted", r.Node)
+		case watch.Error:
+			return began, fmt.Errorf("watch Node %s: %w", r.Node, apierrors.FromObject(e.Object))
+		}
+	}
+	if !began && time.Since(started) < firstRetry {
+		return false, fmt.Errorf("watch Node %s: %w", r.Node, errEnded)
+	}
+	return true, nil
+}
+
+// deliver delivers the Node's status and the labels in Names.
+func (r *Reader) deliver(node *corev1.Node) error {
+	if r.Status != nil {
+		r.Status(node.Status)
+	}
+	labels := map[string]string{}
+	for _, name := range Names {
+		if value, has := node.Labels[name]; has {
+			labels[name] = value
+		}
+	}
+	if err := r.Deliver(labels); err != nil {
+		return fmt.Errorf("write the choice of Node %s: %w", r.Node, err)
+	}
+	return nil
+}
+
+// recordFailure records a failure. It logs the first one and each of another kind.
+func (r *Reader) recordFailure(err error) {
+	r.failing.Set(1)
+	if r.last == nil || apierrors.ReasonForError(r.last) != apierrors.ReasonForError(err) {
+		r.Log.Warn("cannot read the labels of this Node; the last known choice stays in force", "message", err.Error(), "action", kube.Advice(err))
+	}
+	r.last = err
+}
+
+func (r *Reader) recordSuccess() {
+	r.failing.Set(0)
+	if r.last != nil {
+		r.Log.Info("reading the labels of this Node works again")
+	}
+	r.last = nil
+}

@@ -1,0 +1,60 @@
+package nodelabels
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// Status holds the facts about kubelet and runtime from a Node's status. Its methods may be
+// called concurrently.
+type Status struct {
+	mu      sync.Mutex
+	last    check.Status
+	updates chan struct{}
+}
+
+// NewStatus returns an empty Status.
+func NewStatus() *Status { return &Status{updates: make(chan struct{}, 1)} }
+
+// Updates returns a channel that receives whenever the status has changed.
+func (s *Status) Updates() <-chan struct{} { return s.updates }
+
+// Last returns the last status.
+func (s *Status) Last() check.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
+// Set stores a Node's status, as Config.Status.
+func (s *Status) Set(node corev1.NodeStatus) {
+	now := check.Status{Kubelet: node.NodeInfo.KubeletVersion, Allocatable: map[string]int64{}}
+	for name, quantity := range node.Allocatable {
+		if strings.Contains(string(name), "/") {
+			now.Allocatable[string(name)] = quantity.Value()
+		}
+	}
+	for _, h := range node.RuntimeHandlers {
+		if h.Name != "" { // the default has no name
+			now.Handlers = append(now.Handlers, h.Name)
+		}
+	}
+	slices.Sort(now.Handlers)
+	s.mu.Lock()
+	same := now.Kubelet == s.last.Kubelet && slices.Equal(now.Handlers, s.last.Handlers) && maps.Equal(now.Allocatable, s.last.Allocatable)
+	s.last = now
+	s.mu.Unlock()
+	if same {
+		return
+	}
+	select {
+	case s.updates <- struct{}{}:
+	default: // a change is queued already
+	}
+}

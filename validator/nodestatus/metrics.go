@@ -1,0 +1,33 @@
+package nodestatus
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Metrics are the metrics of the requests to the API server.
+type Metrics struct {
+	failing *prometheus.GaugeVec
+	tries   *prometheus.CounterVec
+}
+
+// NewMetrics returns Metrics registered with reg.
+func NewMetrics(reg prometheus.Registerer) *Metrics {
+	m := &Metrics{
+		failing: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_voice_failing",
+			Help: "1 while writes to the API server fail."}, []string{"what"}),
+		tries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_voice_said_total",
+			Help: "Writes to the API server, by outcome."}, []string{"what", "outcome"}),
+	}
+	reg.MustRegister(m.failing, m.tries)
+	for _, t := range []topic{topicCount, topicNode, topicLabels, topicEvents} {
+		m.failing.WithLabelValues(string(t)).Set(0)
+	}
+	return m
+}
+
+func (m *Metrics) observe(t topic, err error) {
+	outcome, failing := "ok", 0.0
+	if err != nil {
+		outcome, failing = "error", 1
+	}
+	m.tries.WithLabelValues(string(t), outcome).Inc()
+	m.failing.WithLabelValues(string(t)).Set(failing)
+}

@@ -1,0 +1,191 @@
+// Package podsample runs in the validation pods. It runs the sample vectoradd, whose output
+// is the pod's log, and leaves an answer for the creator of the pod.
+package podsample
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/validator/sample"
+)
+
+// Subcommand is the hidden subcommand of gpu-validator that runs in the pods. Its
+// arguments are the units to run the sample on, "GPU-…=GPU 0 (GPU-…, 0000:10:00.0)";
+// none: the first CUDA device.
+const Subcommand = "run-sample"
+
+// TerminationLog is the file from which the kubelet reads a container's termination
+// message, up to 4096 bytes.
+const (
+	TerminationLog = Dev + "/termination-log"
+	Dev            = "/dev"
+	maxWords       = 4096
+)
+
+const maxReport = 1 << 20
+
+// The sample writes its report to file descriptor 3, a pipe; its output stays in the log.
+var report = []string{"--report", "/proc/self/fd/3"}
+
+// Job describes the run of the sample in the pod.
+type Job struct {
+	Sample         string   // the program, "" where there is none
+	Units          []string // the arguments of Subcommand
+	MessagePath    string   // the file for the answer
+	Dev            string   // the folder of the container's devices
+	Stdout, Stderr io.Writer
+}
+
+// Run runs the sample on one unit after the other, also after a failure, and writes the
+// answer. It returns the exit code of the first that failed, else 0.
+func (j Job) Run(ctx context.Context) (int, error) {
+	if j.Sample == "" {
+		return 1, errors.New("the sample vectoradd is neither beside gpu-validator nor in PATH: the image is not a validator's")
+	}
+	all, code, err := j.runAll(ctx)
+	if err != nil && !all.answered() {
+		all.count(devices(j.Dev), err.Error())
+	}
+	if all.answered() {
+		if err := all.write(j.MessagePath); err != nil {
+			return 1, err
+		}
+	}
+	return code, err
+}
+
+// runAll runs the sample on all units and returns their combined answer.
+func (j Job) runAll(ctx context.Context) (Result, int, error) {
+	if len(j.Units) == 0 {
+		return j.runOn(ctx, "")
+	}
+	all, failed := Result{Passed: new(bool)}, 0
+	var bad []string
+	for i, unit := range j.Units {
+		id, name, _ := strings.Cut(unit, "=")
+		if i > 0 {
+			fmt.Fprintln(j.Stdout)
+		}
+		fmt.Fprintln(j.Stdout, name)
+		a, code, err := j.runOn(ctx, id)
+		all.Simulated = all.Simulated || a.Simulated
+		if why := a.failure(id, code, err); why != "" {
+			failed = cmp.Or(failed, code, 1)
+			bad, all.Devices = append(bad, name+": "+why), cmp.Or(all.Devices, a.Devices)
+			continue
+		}
+		all.Ran++
+	}
+	*all.Passed, all.Error = len(bad) == 0, strings.Join(bad, "; ")
+	return all, failed, nil
+}
+
+// runOn runs the sample once, on a unit, "" for the first device.
+func (j Job) runOn(ctx context.Context, unit string) (a Result, code int, err error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return a, 1, err
+	}
+	defer func() { _ = read.Close() }()
+	cmd := exec.CommandContext(ctx, j.Sample, report...)
+	cmd.Env = append(os.Environ(), "CUDA_CACHE_DISABLE=1")
+	if unit != "" {
+		cmd.Env = append(cmd.Env, "CUDA_VISIBLE_DEVICES="+unit)
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.ExtraFiles = []*os.File{write}
+	var errorOutput bytes.Buffer
+	cmd.Stdout, cmd.Stderr = j.Stdout, io.MultiWriter(&errorOutput, j.Stderr)
+	err = cmd.Start()
+	_ = write.Close()
+	if err != nil {
+		return a, 1, err
+	}
+	output, _ := io.ReadAll(io.LimitReader(read, maxReport)) // a truncated report does not parse
+	err = cmd.Wait()
+	if json.Unmarshal(output, &a) != nil || a.Passed == nil {
+		a = Result{}
+	}
+	if a.Passed == nil || !*a.Passed {
+		a.count(devices(j.Dev), Last(errorOutput.String()))
+	}
+	if code := cmd.ProcessState.ExitCode(); code >= 0 {
+		return a, code, nil
+	}
+	return a, 1, err // killed by a signal
+}
+
+// Result is the used part of the sample's report, and the termination message for the
+// kubelet.
+type Result struct {
+	Passed    *bool    `json:"passed"`
+	Simulated bool     `json:"simulated"`
+	Error     string   `json:"error,omitempty"`
+	UUID      gpu.UUID `json:"uuid,omitempty"`
+	// Ran counts the units on which the sample passed, where units were named.
+	Ran int `json:"ran,omitempty"`
+	// Devices counts the GPUs' device nodes in the container, where the sample failed.
+	Devices *int `json:"devices,omitempty"`
+}
+
+func (a *Result) answered() bool { return a.Passed != nil }
+
+// failure returns why the sample did not pass on a unit, by its answer and exit; "": it passed.
+func (a *Result) failure(unit string, code int, err error) string {
+	switch {
+	case err != nil:
+		return err.Error()
+	case !a.answered():
+		return "the sample gave no answer"
+	case !*a.Passed:
+		return a.Error
+	case !sample.SameDevice(gpu.UUID(unit), string(a.UUID)):
+		return fmt.Sprintf("the sample ran on %q", a.UUID)
+	case code != 0:
+		return fmt.Sprintf("the sample passed and ended with %d", code)
+	}
+	return ""
+}
+
+// count adds the number of GPUs in the container. No GPU at all is an answer even if the
+// sample gave none; otherwise its last lines explain more.
+func (a *Result) count(devices int, complaint string) {
+	if !a.answered() {
+		if devices > 0 {
+			return
+		}
+		a.Passed, a.Error = new(bool), complaint
+	}
+	a.Devices = &devices
+}
+
+// write writes the answer to the file that the kubelet reads.
+func (a *Result) write(path string) error {
+	short := *a
+	short.Error = record.Clean(a.Error, maxWords/2)
+	data, err := json.Marshal(short)
+	if err == nil {
+		err = os.WriteFile(path, data, 0o644) // no rename: the kubelet's file is mounted there
+	}
+	if err != nil {
+		return fmt.Errorf("write the termination message: %w", err)
+	}
+	return nil
+}
+
+// Last returns the last line of a text.
+func Last(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return record.Clean(lines[len(lines)-1], 1000)
+}
