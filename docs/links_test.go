@@ -52,7 +52,7 @@ func prose(text string) string {
 	return strings.Join(kept, "")
 }
 
-// anchors are what the headings of a page can be linked by, as GitHub makes them.
+// anchors returns the anchors that GitHub makes of a page's headings.
 func anchors(text string) map[string]bool {
 	all := map[string]bool{}
 	for _, m := range heading.FindAllStringSubmatch(prose(text), -1) {

@@ -101,7 +101,7 @@ func reasonsOf(f *ast.File) map[string]bool {
 
 var camel = regexp.MustCompile(`^[A-Z][A-Za-z]+$`)
 
-// deviceReasons are those of the device plugin and of the vocabulary of GPUs.
+// deviceReasons returns the reasons of the device plugin and of package gpu.
 func deviceReasons(t *testing.T) map[string]bool {
 	all := map[string]bool{}
 	for _, folder := range []string{"../deviceplugin", "../internal/gpu", "../internal/injection"} {

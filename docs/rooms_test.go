@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// section is what a page has below a heading, up to the next one.
+// section returns the text of a page from a heading to the next one.
 func section(t *testing.T, page, heading string) string {
 	t.Helper()
 	_, rest, found := strings.Cut(page, "\n"+heading+"\n")
@@ -20,7 +20,7 @@ func section(t *testing.T, page, heading string) string {
 	return text
 }
 
-// folders are those in a folder, without what only tests read.
+// folders lists the folders in a folder, without what only tests read.
 func folders(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

@@ -42,7 +42,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Dir is where the shared folder is mounted in both containers.
+// Dir is the mount point of the shared folder in both containers.
 const Dir = "/mnt/shared-nvidia-driver-toolkit"
 
 // ReasonToolkitBroken is the reason of a kernel.Error where the side-car cannot build.

@@ -28,7 +28,7 @@ type follower struct {
 	*Observer
 	stream
 	known map[types.UID]object // existing objects
-	// broken is when the stream was last known to be complete; 0 while it is complete.
+	// broken is the time at which the stream was last complete; 0 while it is complete.
 	broken   time.Duration
 	received time.Duration // when the watch last delivered something
 }

@@ -276,16 +276,44 @@ static void make_node(const char *path, const char *name)
 		chmod(path, 0666); /* whatever the umask */
 }
 
+/*
+ * same_node reports whether /dev and the folder own have the same node, and also if own
+ * lacks it.
+ */
+static int same_node(const char *own, const char *name)
+{
+	char path[PATH_MAX + 64];
+	struct stat ours, other;
+	snprintf(path, sizeof path, "%s/%s", own, name);
+	if (stat(path, &ours) != 0)
+		return 1;
+	snprintf(path, sizeof path, "/dev/%s", name);
+	if (stat(path, &other) != 0)
+		return 0;
+	if (S_ISCHR(ours.st_mode) && S_ISCHR(other.st_mode))
+		return ours.st_rdev == other.st_rdev;
+	return ours.st_dev == other.st_dev && ours.st_ino == other.st_ino;
+}
+
+/*
+ * serves_dev reports whether the nodes of /dev are this simulated driver's. Nodes of
+ * another driver, or left by one, are not: they differ, or are not all there.
+ */
+static int serves_dev(const char *own)
+{
+	struct stat st;
+	return lstat("/dev/nvidiactl", &st) == 0 && same_node(own, "nvidiactl") && same_node(own, "nvidia-uvm");
+}
+
 int gpusim_node(const void *addr, const char *name)
 {
 	char own[PATH_MAX], path[PATH_MAX + 64];
-	struct stat st;
 	int has_own = gpusim_own_dev(addr, own, sizeof own);
 	int capability = strncmp(name, "nvidia-caps/", strlen("nvidia-caps/")) == 0;
 	snprintf(path, sizeof path, "/dev/%s", name);
 	make_node(path, name);
 	int mode = capability ? O_RDONLY : O_RDWR; /* a capability has nothing to write */
-	if (lstat("/dev/nvidiactl", &st) == 0 || !has_own) {
+	if (!has_own || serves_dev(own)) {
 		snprintf(path, sizeof path, "/dev/%s", name);
 		int err = try_node(path, mode);
 		if (err != ENOENT || !capability || !has_own)

@@ -43,8 +43,9 @@ void gpusim_read_gpu(const struct gpusim_file *file, unsigned index, struct gpus
  * gpusim_node opens the device node name ("nvidiactl", "nvidia0",
  * "nvidia-caps/nvidia-cap12") as a driver would, closes it again, and returns 0
  * if it may be used ("no such device" counts as may), else the errno: ENOENT,
- * EPERM, EACCES. It looks in /dev; only if that has no nvidiactl at all, in the
- * dev folder of the root that the library containing addr lies in. A MIG
+ * EPERM, EACCES. It opens the node in /dev, unless the root that the library
+ * containing addr lies in has a dev folder with other nodes: then /dev is
+ * another driver's, or has what one left, and the node is that folder's. A MIG
  * capability that /dev lacks is looked for there, too: a real driver's user
  * libraries make those nodes when they first need them.
  */

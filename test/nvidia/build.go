@@ -17,11 +17,11 @@ const (
 	repository      = "gpuready.test/nvidia"
 	operatorVersion = "v24.3.0" // the release that the operator's commit became
 	driverManager   = "v0.6.8"
-	// DriverVersion is what NVIDIA's chart installs by default.
+	// DriverVersion is the version that NVIDIA's chart installs by default.
 	DriverVersion = "550.54.15"
 )
 
-// Built is what is installed: NVIDIA's stack, and ours.
+// Built holds the programs and images of both stacks, NVIDIA's and ours.
 type Built struct {
 	Base   []string // archives that every cluster's nodes need: NFD, and a user's job
 	Stacks []string // archives of both stacks, which nodes need beside that or pull from a Registry
@@ -197,7 +197,7 @@ func (b *Built) pluginImage(built binaries.Dir) (image.Image, error) {
 	}, err
 }
 
-// driverRoot is what stands in for their driver container and driver manager.
+// driverRoot builds the image that stands in for their driver container and driver manager.
 func (b *Built) driverRoot() (*root, error) {
 	r, err := newRoot()
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuready/gpuready/test/cluster/inside"
 )
 
-// comparison is what TestCompare measures: make provision-compare sets it by environment
+// comparison configures TestCompare: make provision-compare sets it by environment
 // variables.
 type comparison struct {
 	samples     int             // GPUREADY_COMPARE: of each stack, beside the first, which does not count
@@ -35,7 +35,7 @@ type comparison struct {
 // partial is gpu-provision's exit code where a sample is not complete.
 const partial = 3
 
-// resets is how many of a stack are measured before it is removed and the next has its turn.
+// resets is the number of resets of one stack before the next stack is installed.
 const resets = 3
 
 func readComparison(t *testing.T) comparison {
@@ -246,7 +246,7 @@ func (s *suite) measure(t *testing.T, c *contender, with comparison, first bool,
 	require.NoError(t, c.Remove(ctx, s.cluster))
 }
 
-// handlerFiles are where a toolkit has containerd's handler: its configuration and the runtime.
+// handlerFiles lists the files of a toolkit's containerd handler: its configuration and the runtime.
 var handlerFiles = []string{containerdConfig, "/etc/containerd/conf.d", "/usr/local/nvidia"}
 
 // keepHandler copies the handler of the toolkit that runs into a folder.

@@ -77,7 +77,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// piece is how much is written at a time: small beside what a second takes.
+// piece is the number of bytes of one write: small beside a second's.
 const piece = 256 << 10
 
 func (c *conn) Write(p []byte) (written int, err error) {

@@ -40,7 +40,7 @@ func (b *Built) Prepare(ctx context.Context, c *cluster.Cluster) error {
 	return err
 }
 
-// gpuAddress is where a node's GPU is plugged.
+// gpuAddress is the PCI address of a node's GPU.
 const gpuAddress = "0000:65:00.0"
 
 // Plug puts a GPU on a node's PCI bus.
@@ -85,7 +85,7 @@ func (b *Built) nfdImage(built binaries.Dir) (image.Image, error) {
 	return image.Image{Name: nfdRepository + ":" + b.nfd.Version, Files: files}, nil
 }
 
-// osTag is how driver images name the operating system of the nodes, which is this
+// osTag names the nodes' operating system in tags of driver images; it is this
 // machine's: "debian12".
 func osTag() (string, error) {
 	content, err := os.ReadFile("/etc/os-release")

@@ -36,7 +36,7 @@ type Stack interface {
 	// Name is "nvidia" or "gpuready".
 	Name() string
 
-	// Namespace is where the operator and its operands run.
+	// Namespace is the namespace of the operator and its operands.
 	Namespace() string
 
 	// Install installs the operator and returns when it is ready. There is no policy yet, so
@@ -52,21 +52,21 @@ type Stack interface {
 	Remove(ctx context.Context, c *cluster.Cluster) error
 }
 
-// Settings are what both stacks have in common. Zero values are defaults.
+// Settings apply to both stacks. Zero values are defaults.
 type Settings struct {
-	// DriverTakes is how long the driver container takes until the modules are loaded. The
+	// DriverTakes is the time from the driver container's start to loaded modules. The
 	// default, 5 s, is that of a precompiled driver; one that is compiled takes a minute.
 	DriverTakes time.Duration
 
-	// Profile is what gpusim simulates, h100-sxm by default.
+	// Profile is the machine that gpusim simulates, h100-sxm by default.
 	Profile string
 
-	// Registry is where images are pulled from. By default the nodes have them already, and
+	// Registry serves the images. By default the nodes have them already, and
 	// no registry answers.
 	Registry *Registry
 }
 
-// repository is where NVIDIA's images are.
+// repository is the registry path of NVIDIA's images.
 func (s Settings) repository() string {
 	if s.Registry == nil {
 		return repository

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 // sets it.
 const variable = "GPUREADY_E2E_NVIDIA"
 
-// patience is how long a stack may take: NVIDIA's driver probe alone begins after a minute.
+// patience limits the wait for a stack: NVIDIA's driver probe alone begins after a minute.
 const patience = 10 * time.Minute
 
 // Each stack brings a bare node to a CUDA job, one after the other. The node has all images

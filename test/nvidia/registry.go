@@ -148,7 +148,7 @@ func (r *Registry) Warm(ctx context.Context, n *cluster.Node) error {
 	return nil
 }
 
-// pulled is how many bytes of layers are pulled of an image.
+// pulled returns the number of bytes of layers that were pulled of an image.
 func pulled(image v1.Image) (size int64, err error) {
 	layers, err := image.Layers()
 	if err != nil {

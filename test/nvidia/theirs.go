@@ -69,7 +69,7 @@ func (s *theirs) Policy(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("their chart renders no ClusterPolicy")
 }
 
-// others is what the chart renders beside the policy. Those of its manifests that name no
+// others holds the manifests of the chart without the policy. Manifests that name no
 // namespace mean the release's.
 func (s *theirs) others(ctx context.Context) (string, error) {
 	manifests, err := s.render(ctx)

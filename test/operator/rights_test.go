@@ -25,7 +25,7 @@ type step struct {
 	reportedIn place
 }
 
-// place is where a missing right is reported.
+// place names the object on which a missing right is reported.
 type place int
 
 const (

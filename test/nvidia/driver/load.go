@@ -23,7 +23,7 @@ const (
 	nodeDevices = "/proc/1/root/run/cluster/devices"
 )
 
-// modules are those of the driver, as /proc/modules has them.
+// modules lists the driver's modules, named as in /proc/modules.
 const modules = `nvidia_modeset 1302528 0 - Live 0x0000000000000000 (OE)
 nvidia_uvm 1540096 0 - Live 0x0000000000000000 (OE)
 nvidia 54018048 2 nvidia_uvm,nvidia_modeset, Live 0x0000000000000000 (OE)
