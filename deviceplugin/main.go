@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/handover"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
-	"github.com/gpuready/gpuready/internal/gpu/nvml/gpureader"
+	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
 )
@@ -33,8 +33,8 @@ func run(ctx context.Context, started time.Time, args []string, stdout, stderr i
 			return mpsDaemon(ctx, args[1:], stderr)
 		case "mps-uninstall":
 			return mpsUninstall(args[1:], stdout, stderr)
-		case gpureader.Command:
-			if err := gpureader.Print(ctx, args[1:], stdout); err != nil {
+		case nvml.ReaderCommand:
+			if err := nvml.PrintDevice(ctx, args[1:], stdout); err != nil {
 				return fail(stderr, exitFailed, err)
 			}
 			return 0

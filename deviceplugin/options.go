@@ -21,7 +21,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	strict "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
-	"github.com/gpuready/gpuready/internal/gpu/nvml/gpureader"
+
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/inotify"
 )
@@ -349,7 +349,7 @@ func (o *options) open(place driver.Place, log *slog.Logger, failed func(code st
 			root = "/" // NVML then searches the loader's path
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, OnFailure: failed, ReadOutside: gpureader.Outside(o.hostRoot, root)})
+	source, err := nvml.Open(nvml.Options{HostRoot: o.hostRoot, DriverRoot: root, Log: log, OnFailure: failed, ReadOutside: nvml.NewOutsideReader(o.hostRoot, root)})
 	if err != nil {
 		return plugin.Opened{}, err
 	}

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/gpuready/gpuready/internal/gpu/nvml/gpureader"
+	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/toolkit/daemon"
@@ -23,8 +23,8 @@ func main() {
 }
 
 func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	if len(args) > 0 && args[0] == gpureader.Command {
-		if err := gpureader.Print(ctx, args[1:], stdout); err != nil {
+	if len(args) > 0 && args[0] == nvml.ReaderCommand {
+		if err := nvml.PrintDevice(ctx, args[1:], stdout); err != nil {
 			fmt.Fprintln(stderr, "gpu-toolkit:", err)
 			return program.Failed
 		}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
-	"github.com/gpuready/gpuready/internal/gpu/nvml/gpureader"
+
 	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/program"
@@ -41,7 +41,7 @@ func (d driver) Find(root string) (string, error) { return nvml.FindLibrary(d.ho
 
 func (d driver) Open(root string) (gpu.Source, error) {
 	source, err := nvml.Open(nvml.Options{
-		HostRoot: d.hostRoot, DriverRoot: root, Log: d.log, ReadOutside: gpureader.Outside(d.hostRoot, root),
+		HostRoot: d.hostRoot, DriverRoot: root, Log: d.log, ReadOutside: nvml.NewOutsideReader(d.hostRoot, root),
 		Slice: slice, ProbeInterval: probeEvery,
 	})
 	if errors.Is(err, nvml.ErrOtherLibrary) {

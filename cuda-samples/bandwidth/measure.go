@@ -7,7 +7,6 @@ import (
 
 	"github.com/gpuready/gpuready/cuda-samples/driver"
 	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
-	"github.com/gpuready/gpuready/cuda-samples/internal/stopwatch"
 )
 
 // factor is the scalar of the triad.
@@ -18,8 +17,8 @@ type meter struct {
 	*gpu
 	ctx   context.Context
 	r     *sample.Run
-	watch *stopwatch.Watch
-	plan  stopwatch.Plan
+	watch *sample.Watch
+	plan  sample.Plan
 	n     uint64 // bytes of a copy, a multiple of 64
 }
 
@@ -32,9 +31,9 @@ func measure(ctx context.Context, r *sample.Run, bytes uint64, pairs bool) error
 		return err
 	}
 	r.Field("bytes", bytes)
-	plan := stopwatch.Plan{Tries: 5, Repeats: 10}
+	plan := sample.Plan{Tries: 5, Repeats: 10}
 	if r.Simulated() {
-		plan = stopwatch.Plan{Tries: 1, Repeats: 1, Cold: true}
+		plan = sample.Plan{Tries: 1, Repeats: 1, Cold: true}
 	}
 	if err := measureOne(ctx, r, d, bytes, plan); err != nil || !pairs {
 		return err
@@ -58,13 +57,13 @@ func copySize(r *sample.Run, d *driver.Device, asked uint64) (uint64, error) {
 	return asked / 256 * 256, nil // a quarter of it is a multiple of 64, too
 }
 
-func measureOne(ctx context.Context, r *sample.Run, d *driver.Device, bytes uint64, plan stopwatch.Plan) error {
+func measureOne(ctx context.Context, r *sample.Run, d *driver.Device, bytes uint64, plan sample.Plan) error {
 	g, err := newGPU(d)
 	if err != nil {
 		return err
 	}
 	defer g.close()
-	watch, err := stopwatch.New(d)
+	watch, err := sample.New(d)
 	if err != nil {
 		return err
 	}

@@ -9,19 +9,18 @@ import (
 
 	"github.com/gpuready/gpuready/cuda-samples/driver"
 	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
-	"github.com/gpuready/gpuready/cuda-samples/internal/stopwatch"
 )
 
 // peer is one GPU of a pair, with its buffer and stream.
 type peer struct {
 	*gpu
 	from, to *driver.Memory
-	watch    *stopwatch.Watch
+	watch    *sample.Watch
 }
 
 // measurePairs measures each pair of visible GPUs, each way. own is already in use, and
 // is current again when measurePairs returns.
-func measurePairs(ctx context.Context, r *sample.Run, own *driver.Device, n uint64, plan stopwatch.Plan) (err error) {
+func measurePairs(ctx context.Context, r *sample.Run, own *driver.Device, n uint64, plan sample.Plan) (err error) {
 	devices, err := r.Driver.Devices()
 	if err != nil || len(devices) < 2 {
 		return err
@@ -75,7 +74,7 @@ func newPeer(d *driver.Device, n uint64, seed uint32) (*peer, error) {
 			return p, err
 		}
 	}
-	if p.watch, err = stopwatch.New(d); err != nil {
+	if p.watch, err = sample.New(d); err != nil {
 		return p, err
 	}
 	if err := p.fill(p.from, n, 100+seed); err != nil {
@@ -96,7 +95,7 @@ func (p *peer) free() {
 }
 
 // measurePair measures one direction: the source's copy engine sends.
-func measurePair(ctx context.Context, from, to *peer, n uint64, seed uint32, plan stopwatch.Plan) (sample.Peer, error) {
+func measurePair(ctx context.Context, from, to *peer, n uint64, seed uint32, plan sample.Plan) (sample.Peer, error) {
 	result := sample.Peer{From: from.UUID, To: to.UUID, Unit: "B/s"}
 	if err := to.MakeCurrent(); err != nil {
 		return result, err

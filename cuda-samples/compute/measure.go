@@ -7,7 +7,6 @@ import (
 
 	"github.com/gpuready/gpuready/cuda-samples/driver"
 	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
-	"github.com/gpuready/gpuready/cuda-samples/internal/stopwatch"
 )
 
 var (
@@ -108,7 +107,7 @@ func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) erro
 	}
 	// After a fault every call returns the fault's error, which is reported already.
 	defer func() { _ = out.Free() }()
-	watch, err := stopwatch.New(d)
+	watch, err := sample.New(d)
 	if err != nil {
 		return err
 	}
@@ -118,9 +117,9 @@ func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) erro
 	arguments := append(append([]any{out}, m.arguments...), int32(m.steps))
 	got := make([]uint32, blocks*threads)
 	// 0.1 to 0.2 s: long enough for the clock of an idle GPU to rise.
-	plan := stopwatch.Plan{Tries: 50, Repeats: 1}
+	plan := sample.Plan{Tries: 50, Repeats: 1}
 	if r.Simulated() {
-		plan = stopwatch.Plan{Tries: 1, Repeats: 1, Cold: true}
+		plan = sample.Plan{Tries: 1, Repeats: 1, Cold: true}
 	}
 	best, err := watch.Best(ctx, plan, func() error { return kernel.Launch(shape, arguments...) }, func() error {
 		if err := driver.Read(got, out, 0); err != nil {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/tree"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -26,17 +25,17 @@ type change struct {
 func (c *change) apply() error {
 	during := *c.will
 	during.Phase = phaseChanging
-	during.Entries = tree.Union(c.was.Entries, c.will.Entries)
+	during.Entries = Union(c.was.Entries, c.will.Entries)
 	during.Parents = c.was.Parents
-	during.Dirs = slices.Concat(c.was.Dirs, tree.MissingDirs(c.Dir, c.will.Entries))
+	during.Dirs = slices.Concat(c.was.Dirs, MissingDirs(c.Dir, c.will.Entries))
 	slices.Sort(during.Dirs) // parents come before what is in them
 	during.Dirs = slices.Compact(during.Dirs)
 	c.will.Dirs, c.will.Parents = during.Dirs, during.Parents
 	if err := c.do("manifest", func() error { return during.write(c.Dir) }); err != nil {
 		return err
 	}
-	for _, d := range tree.MissingDirs(c.Dir, c.will.Entries) {
-		if err := c.do("mkdir "+d, func() error { return tree.Mkdir(filepath.Join(c.Dir, d)) }); err != nil {
+	for _, d := range MissingDirs(c.Dir, c.will.Entries) {
+		if err := c.do("mkdir "+d, func() error { return Mkdir(filepath.Join(c.Dir, d)) }); err != nil {
 			return err
 		}
 	}
@@ -60,8 +59,8 @@ func (c *change) do(what string, f func() error) error {
 }
 
 // create creates one entry.
-func (c *change) create(e tree.Entry) error {
-	if e.Kind == tree.State {
+func (c *change) create(e Entry) error {
+	if e.Kind == State {
 		return c.putState(filepath.Join(c.Dir, e.Path))
 	}
 	return e.Put(c.Dir)
@@ -96,7 +95,7 @@ func (c *change) removeOld() error {
 			continue
 		}
 		err := c.do("remove "+e.Path, func() error {
-			if e.Kind == tree.State {
+			if e.Kind == State {
 				// Processes that use the old library now get a version mismatch.
 				if err := outdate(filepath.Join(c.Dir, e.Path), version); err != nil {
 					return err
@@ -109,7 +108,7 @@ func (c *change) removeOld() error {
 			return err
 		}
 	}
-	c.will.Dirs = tree.RemoveEmpty(c.Dir, c.will.Dirs, c.will.Entries)
+	c.will.Dirs = RemoveEmpty(c.Dir, c.will.Dirs, c.will.Entries)
 	return nil
 }
 
@@ -126,7 +125,7 @@ func outdate(path, version string) error {
 }
 
 // foreign finds planned paths occupied by something that gpusim did not make.
-func foreign(root string, was *Manifest, plan []tree.Entry) error {
+func foreign(root string, was *Manifest, plan []Entry) error {
 	mine := map[string]bool{}
 	for _, e := range was.Entries {
 		mine[e.Path] = true
@@ -134,7 +133,7 @@ func foreign(root string, was *Manifest, plan []tree.Entry) error {
 	var found []string
 	for _, e := range plan {
 		info, err := os.Lstat(filepath.Join(root, e.Path))
-		if err != nil || mine[e.Path] || (e.Kind == tree.Dir && info.IsDir()) {
+		if err != nil || mine[e.Path] || (e.Kind == Dir && info.IsDir()) {
 			continue
 		}
 		found = append(found, e.Path)

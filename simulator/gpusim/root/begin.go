@@ -8,9 +8,6 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuready/gpuready/simulator/gpusim/plan"
-	"github.com/gpuready/gpuready/simulator/gpusim/tree"
 )
 
 // A root begins and ends with one rename: its manifest exists from the first folder to
@@ -29,11 +26,11 @@ func (r *Root) begin() error {
 			if r.missing() != top {
 				return nil
 			}
-			temp := tree.Temporary(top)
+			temp := Temporary(top)
 			if err := os.RemoveAll(temp); err != nil {
 				return err
 			}
-			below, err := filepath.Rel(top, filepath.Join(r.Dir, plan.OwnDir))
+			below, err := filepath.Rel(top, filepath.Join(r.Dir, OwnDir))
 			if err != nil {
 				return err
 			}
@@ -57,8 +54,8 @@ func (r *Root) begin() error {
 // none.
 func (r *Root) missing() string {
 	top := ""
-	for d := filepath.Join(r.Dir, plan.OwnDir); ; d = filepath.Dir(d) {
-		if tree.Exists(d) || d == filepath.Dir(d) {
+	for d := filepath.Join(r.Dir, OwnDir); ; d = filepath.Dir(d) {
+		if Exists(d) || d == filepath.Dir(d) {
 			return top
 		}
 		top = d
@@ -80,12 +77,12 @@ func (r *Root) initialManifest(top string) *Manifest {
 }
 
 // ownDirs lists the folders that contain a manifest, from the root down.
-var ownDirs = []string{".", "var", "var/lib", plan.OwnDir}
+var ownDirs = []string{".", "var", "var/lib", OwnDir}
 
 // end removes the lock, the manifest, and the folders around it that gpusim made, if
 // nothing else is in them.
 func (r *Root) end(m *Manifest) error {
-	top, parents := filepath.Join(r.Dir, plan.OwnDir), m.Parents
+	top, parents := filepath.Join(r.Dir, OwnDir), m.Parents
 	for d := filepath.Dir(top); d != filepath.Dir(d); d = filepath.Dir(d) {
 		made := false
 		if below, err := filepath.Rel(r.Dir, d); err == nil && filepath.IsLocal(below) {
@@ -99,7 +96,7 @@ func (r *Root) end(m *Manifest) error {
 		top = d
 	}
 	return locked(filepath.Dir(top), func() error {
-		temp := tree.Temporary(top)
+		temp := Temporary(top)
 		if err := errors.Join(os.RemoveAll(temp), os.Rename(top, temp)); err != nil {
 			return err
 		}
@@ -113,7 +110,7 @@ func (r *Root) tidy() error {
 	if top == "" {
 		return nil
 	}
-	err := locked(filepath.Dir(top), func() error { return os.RemoveAll(tree.Temporary(top)) })
+	err := locked(filepath.Dir(top), func() error { return os.RemoveAll(Temporary(top)) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

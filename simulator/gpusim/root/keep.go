@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/plan"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -39,7 +38,7 @@ func (r *Root) Holds(s Spec) (bool, error) {
 // interrupted change, restores removed files, and installs the libraries of s. The state
 // stays in its file, and the processes that use it go on.
 func (r *Root) Refresh(s Spec) error {
-	libs, err := plan.Libraries(s.Libraries, s.Arch, s.Version)
+	libs, err := Libraries(s.Libraries, s.Arch, s.Version)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/plan"
 	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
 )
@@ -69,7 +68,7 @@ func TestKilledUpIsRepaired(t *testing.T) {
 // usable fails if there is a libnvidia-ml.so.1 that a program could not use.
 func usable(t *testing.T, dir string) {
 	t.Helper()
-	lib := filepath.Join(dir, plan.LibDir("amd64"))
+	lib := filepath.Join(dir, LibDir("amd64"))
 	real, err := filepath.EvalSymlinks(filepath.Join(lib, "libnvidia-ml.so.1"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return

@@ -5,15 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-
-	"github.com/gpuready/gpuready/simulator/gpusim/plan"
-	"github.com/gpuready/gpuready/simulator/gpusim/tree"
 )
 
 // Paths below the root.
 const (
-	manifestPath = plan.OwnDir + "/manifest.json"
-	lockPath     = plan.OwnDir + "/lock"
+	manifestPath = OwnDir + "/manifest.json"
+	lockPath     = OwnDir + "/lock"
 )
 
 // Phases of a root.
@@ -25,17 +22,17 @@ const (
 // Manifest lists what gpusim made in a root. During a change it lists both the old and
 // the new entries.
 type Manifest struct {
-	Layout  int          `json:"layout"` // 1
-	Phase   string       `json:"phase"`
-	Profile string       `json:"profile"`
-	Machine string       `json:"machine"` // what Up was asked for, a hash
-	Version string       `json:"version"` // of the libraries
-	Arch    string       `json:"arch"`
-	Majors  plan.Majors  `json:"majors"`
-	Plain   bool         `json:"plain,omitempty"`
-	Parents int          `json:"parents,omitempty"` // folders above the root that were not there before
-	Dirs    []string     `json:"dirs"`              // those that were not there before, parents first
-	Entries []tree.Entry `json:"entries"`
+	Layout  int      `json:"layout"` // 1
+	Phase   string   `json:"phase"`
+	Profile string   `json:"profile"`
+	Machine string   `json:"machine"` // what Up was asked for, a hash
+	Version string   `json:"version"` // of the libraries
+	Arch    string   `json:"arch"`
+	Majors  Majors   `json:"majors"`
+	Plain   bool     `json:"plain,omitempty"`
+	Parents int      `json:"parents,omitempty"` // folders above the root that were not there before
+	Dirs    []string `json:"dirs"`              // those that were not there before, parents first
+	Entries []Entry  `json:"entries"`
 }
 
 // maxManifest bounds the size of a manifest; a real one has a tenth of it.
@@ -85,7 +82,7 @@ func (m *Manifest) adopt(root string) {
 			continue
 		}
 		for _, mode := range madeModes {
-			e := tree.Entry{Path: dir + "/" + found.Name(), Kind: tree.Node, Mode: mode, Major: m.Majors.Caps, Minor: minor, Plain: m.Plain}
+			e := Entry{Path: dir + "/" + found.Name(), Kind: Node, Mode: mode, Major: m.Majors.Caps, Minor: minor, Plain: m.Plain}
 			if !listed[e.Path] && e.Is(root) {
 				m.Entries = append(m.Entries, e)
 			}
@@ -116,7 +113,7 @@ func parseManifest(data []byte) (*Manifest, error) {
 	return &m, nil
 }
 
-func (m *Manifest) write(root string) error { return m.writeIn(filepath.Join(root, plan.OwnDir)) }
+func (m *Manifest) write(root string) error { return m.writeIn(filepath.Join(root, OwnDir)) }
 
 func (m *Manifest) writeIn(dir string) error {
 	data, err := json.MarshalIndent(m, "", " ")
@@ -124,7 +121,7 @@ func (m *Manifest) writeIn(dir string) error {
 		return err
 	}
 	path := filepath.Join(dir, filepath.Base(manifestPath))
-	temp := tree.Temporary(path)
+	temp := Temporary(path)
 	if err := os.WriteFile(temp, append(data, '\n'), 0o644); err != nil {
 		return err
 	}

@@ -21,8 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/host/mount"
-	"github.com/gpuready/gpuready/simulator/gpusim/plan"
-	"github.com/gpuready/gpuready/simulator/gpusim/tree"
+
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -59,7 +58,7 @@ func (r *Root) Up(s Spec) error {
 			return err
 		}
 	}
-	libs, err := plan.Libraries(s.Libraries, s.Arch, s.Version)
+	libs, err := Libraries(s.Libraries, s.Arch, s.Version)
 	if err != nil {
 		return err
 	}
@@ -84,7 +83,7 @@ func (r *Root) lockRoot() (*lock, error) {
 	}
 }
 
-func (r *Root) up(s Spec, libs []tree.Entry) error {
+func (r *Root) up(s Spec, libs []Entry) error {
 	was, err := readManifest(r.Dir)
 	if err != nil {
 		return err
@@ -98,7 +97,7 @@ func (r *Root) up(s Spec, libs []tree.Entry) error {
 	if err != nil {
 		return err
 	}
-	wanted := plan.Machine{State: s.State, Version: s.Version, Arch: s.Arch, Majors: majors, Plain: plain, Libraries: libs}
+	wanted := Machine{State: s.State, Version: s.Version, Arch: s.Arch, Majors: majors, Plain: plain, Libraries: libs}
 	entries := wanted.Entries()
 	if err := foreign(r.Dir, was, entries); err != nil {
 		return err
@@ -139,10 +138,10 @@ func (r *Root) CheckSafe(force bool) error {
 
 // majors chooses major numbers that no driver of this machine has, so that opening a
 // simulated node fails with "no such device" and never reaches a real device.
-func (r *Root) majors(s *state.State) (plan.Majors, error) {
+func (r *Root) majors(s *state.State) (Majors, error) {
 	devices, err := os.ReadFile("/proc/devices")
 	if err != nil {
-		return plan.Majors{}, err
+		return Majors{}, err
 	}
 	taken := takenMajors(devices)
 	free := uint32(511) // the highest that the kernel gives to character devices
@@ -153,7 +152,7 @@ func (r *Root) majors(s *state.State) (plan.Majors, error) {
 		free--
 		return free + 1
 	}
-	m := plan.Majors{GPU: 195}
+	m := Majors{GPU: 195}
 	if taken[m.GPU] {
 		m.GPU = next()
 		r.Logf("major number 195 belongs to a real driver here; the simulated GPUs get %d", m.GPU)
@@ -184,7 +183,7 @@ func takenMajors(devices []byte) map[uint32]bool {
 
 // plain reports whether only plain files can stand in for device nodes here.
 func (r *Root) plain() (bool, error) {
-	probe := filepath.Join(r.Dir, plan.OwnDir, ".new-probe")
+	probe := filepath.Join(r.Dir, OwnDir, ".new-probe")
 	if err := os.Remove(probe); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
@@ -240,7 +239,7 @@ func (r *Root) down() error {
 			return err
 		}
 		path := filepath.Join(r.Dir, e.Path)
-		if e.Kind == tree.State {
+		if e.Kind == State {
 			if err := unload(path); err != nil {
 				return err
 			}
@@ -253,7 +252,7 @@ func (r *Root) down() error {
 			r.Logf("%s is no longer what gpusim made; it stays", path)
 		}
 	}
-	tree.RemoveEmpty(r.Dir, slices.DeleteFunc(slices.Clone(m.Dirs), func(d string) bool { return slices.Contains(ownDirs, d) }), nil)
+	RemoveEmpty(r.Dir, slices.DeleteFunc(slices.Clone(m.Dirs), func(d string) bool { return slices.Contains(ownDirs, d) }), nil)
 	if err := r.interrupted("end"); err != nil {
 		return err
 	}
@@ -329,7 +328,7 @@ func (r *Root) Open() (*state.File, error) {
 }
 
 func (r *Root) statePath(m *Manifest) string {
-	return filepath.Join(r.Dir, plan.StatePath(m.Arch, m.Version))
+	return filepath.Join(r.Dir, StatePath(m.Arch, m.Version))
 }
 
 // Log opens the file to which programs on the driver write the reasons of failed calls.
@@ -337,7 +336,7 @@ func (r *Root) Log() (*os.File, error) {
 	if _, err := r.Manifest(); err != nil {
 		return nil, err
 	}
-	return os.Open(filepath.Join(r.Dir, plan.LogPath))
+	return os.Open(filepath.Join(r.Dir, LogPath))
 }
 
 // Change changes the state, and the files and device nodes that follow from it. New ones
@@ -368,7 +367,7 @@ func (r *Root) withLock(do func() error) error {
 }
 
 // alter changes the existing state, and everything that follows from it.
-func (r *Root) alter(was *Manifest, libs []tree.Entry, by func(*state.State) error) error {
+func (r *Root) alter(was *Manifest, libs []Entry, by func(*state.State) error) error {
 	f, err := state.Open(r.statePath(was))
 	if err != nil {
 		return err
@@ -382,7 +381,7 @@ func (r *Root) alter(was *Manifest, libs []tree.Entry, by func(*state.State) err
 		return err
 	}
 	will := *was
-	machine := plan.Machine{State: &s, Version: was.Version, Arch: was.Arch, Majors: was.Majors, Plain: was.Plain, Libraries: libs}
+	machine := Machine{State: &s, Version: was.Version, Arch: was.Arch, Majors: was.Majors, Plain: was.Plain, Libraries: libs}
 	will.Entries = machine.Entries()
 	if err := foreign(r.Dir, was, will.Entries); err != nil {
 		return err
@@ -392,8 +391,8 @@ func (r *Root) alter(was *Manifest, libs []tree.Entry, by func(*state.State) err
 }
 
 // libraries returns the entries whose content came from the library folder.
-func (m *Manifest) libraries() []tree.Entry {
-	return slices.DeleteFunc(slices.Clone(m.Entries), func(e tree.Entry) bool { return !e.Library })
+func (m *Manifest) libraries() []Entry {
+	return slices.DeleteFunc(slices.Clone(m.Entries), func(e Entry) bool { return !e.Library })
 }
 
 // Default is the usual driver root of a containerised driver.

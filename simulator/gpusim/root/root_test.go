@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/simulator/gpusim/mig"
-	"github.com/gpuready/gpuready/simulator/gpusim/tree"
+
 	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
 )
@@ -380,7 +380,7 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-func paths(entries []tree.Entry) []string {
+func paths(entries []Entry) []string {
 	var paths []string
 	for _, e := range entries {
 		paths = append(paths, e.Path)

@@ -1,5 +1,4 @@
-// Package stopwatch times work on a device by the device's own clock.
-package stopwatch
+package sample
 
 import (
 	"context"

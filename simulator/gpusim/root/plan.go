@@ -1,6 +1,7 @@
-// Package plan computes the content of a driver root of the simulated driver, as a pure
+package root
+
+// This file computes the content of a driver root of the simulated driver, as a pure
 // function of the state.
-package plan
 
 import (
 	"fmt"
@@ -8,16 +9,15 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/tree"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-func text(name, format string, a ...any) tree.Entry {
-	return tree.NewFile(name, 0o444, fmt.Appendf(nil, format, a...))
+func text(name, format string, a ...any) Entry {
+	return NewFile(name, 0o444, fmt.Appendf(nil, format, a...))
 }
 
-func link(name, target string) tree.Entry {
-	return tree.Entry{Path: name, Kind: tree.Link, Target: target}
+func link(name, target string) Entry {
+	return Entry{Path: name, Kind: Link, Target: target}
 }
 
 // Majors are the major numbers of the device nodes.
@@ -35,7 +35,7 @@ type Machine struct {
 	Arch      string // as Go calls it
 	Majors    Majors
 	Plain     bool // device nodes cannot be made: plain files stand in
-	Libraries []tree.Entry
+	Libraries []Entry
 }
 
 // LibDir returns the library directory of distributions for the architecture.
@@ -61,12 +61,12 @@ const LogPath = OwnDir + "/log"
 
 // Entries lists the content of the root, in the order in which it is created. The last
 // entry is libnvidia-ml.so.1: a program that waits for it finds all the rest.
-func (m Machine) Entries() []tree.Entry {
+func (m Machine) Entries() []Entry {
 	lib := LibDir(m.Arch)
 	plan := slices.Concat(m.proc(), m.capabilities(), m.sys(), m.nodes(), m.Libraries)
 	return append(plan,
-		tree.Entry{Path: LogPath, Kind: tree.Log, Mode: 0o666},
-		tree.Entry{Path: StatePath(m.Arch, m.Version), Kind: tree.State},
+		Entry{Path: LogPath, Kind: Log, Mode: 0o666},
+		Entry{Path: StatePath(m.Arch, m.Version), Kind: State},
 		link(OwnDir+"/state", "../../../"+StatePath(m.Arch, m.Version)),
 		link(lib+"/libcuda.so.1", "libcuda.so."+m.Version),
 		link(lib+"/libcuda.so", "libcuda.so.1"),
@@ -76,11 +76,11 @@ func (m Machine) Entries() []tree.Entry {
 
 // nodes returns the device nodes in /dev. Their minors are the driver's own: 255 for
 // control, 254 for mode setting (nv.h of the open kernel modules).
-func (m Machine) nodes() []tree.Entry {
-	node := func(name string, mode, major, minor uint32) tree.Entry {
-		return tree.Entry{Path: "dev/" + name, Kind: tree.Node, Mode: mode, Major: major, Minor: minor, Plain: m.Plain}
+func (m Machine) nodes() []Entry {
+	node := func(name string, mode, major, minor uint32) Entry {
+		return Entry{Path: "dev/" + name, Kind: Node, Mode: mode, Major: major, Minor: minor, Plain: m.Plain}
 	}
-	nodes := []tree.Entry{
+	nodes := []Entry{
 		node("nvidiactl", 0o666, m.Majors.GPU, 255),
 		node("nvidia-modeset", 0o666, m.Majors.GPU, 254),
 		node("nvidia-uvm", 0o666, m.Majors.UVM, 0),

@@ -1,4 +1,4 @@
-package plan
+package root
 
 import (
 	"os"
@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/simulator/gpusim/mig"
-	"github.com/gpuready/gpuready/simulator/gpusim/tree"
+
 	"github.com/gpuready/gpuready/simulator/profile"
 )
 
@@ -30,7 +30,7 @@ func machine(t *testing.T, name string) Machine {
 	return Machine{State: s, Version: "1.2.3", Arch: "arm64", Majors: Majors{GPU: 195, UVM: 511, Caps: 510, NVSwitch: 509}}
 }
 
-func find(t *testing.T, entries []tree.Entry, path string) tree.Entry {
+func find(t *testing.T, entries []Entry, path string) Entry {
 	t.Helper()
 	for _, e := range entries {
 		if e.Path == path {
@@ -38,7 +38,7 @@ func find(t *testing.T, entries []tree.Entry, path string) tree.Entry {
 		}
 	}
 	t.Fatalf("%s is not in the plan", path)
-	return tree.Entry{}
+	return Entry{}
 }
 
 func TestNVMLComesLastAndTheStateBeforeIt(t *testing.T) {
@@ -52,7 +52,7 @@ func TestNVMLComesLastAndTheStateBeforeIt(t *testing.T) {
 			require.False(t, seen[e.Path], "%s is planned twice", e.Path)
 			seen[e.Path] = true
 		}
-		require.Equal(t, tree.State, find(t, entries, "usr/lib/aarch64-linux-gnu/libnvidia-gpusim.so.1.2.3").Kind)
+		require.Equal(t, State, find(t, entries, "usr/lib/aarch64-linux-gnu/libnvidia-gpusim.so.1.2.3").Kind)
 	}
 }
 

@@ -1,6 +1,7 @@
-// Package tree atomically creates and removes single files, links and device nodes. It
+package root
+
+// This file atomically creates and removes single files, links and device nodes. It
 // removes only what it created.
-package tree
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package gpureader
+package nvml
 
 import (
 	"context"
@@ -13,7 +13,7 @@ func TestAProcessThatDoesNotAnswerIsKilled(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sleep", "600")
-	_, err := run(ctx, cmd)
+	_, err := runReader(ctx, cmd)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NotNil(t, cmd.ProcessState, "it was waited for")
 }

@@ -1,10 +1,9 @@
-package plan
+package root
 
 import (
 	"fmt"
 	"strings"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/tree"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -51,7 +50,7 @@ func (m Machine) caps() []capability {
 
 // capabilities returns the files in /proc that describe capabilities, in the driver's
 // formats: one with all minor numbers, and one for each present capability.
-func (m Machine) capabilities() []tree.Entry {
+func (m Machine) capabilities() []Entry {
 	var minors strings.Builder
 	minors.WriteString("config 1\nmonitor 2\n")
 	for _, g := range m.State.GPUs() {
@@ -62,7 +61,7 @@ func (m Machine) capabilities() []tree.Entry {
 			}
 		}
 	}
-	entries := []tree.Entry{tree.NewFile("proc/driver/nvidia-caps/mig-minors", 0o444, []byte(minors.String()))}
+	entries := []Entry{NewFile("proc/driver/nvidia-caps/mig-minors", 0o444, []byte(minors.String()))}
 	for _, c := range m.caps() {
 		entries = append(entries, text("proc/driver/nvidia/capabilities/"+c.path,
 			"DeviceFileMinor: %d\nDeviceFileMode: %d\nDeviceFileModify: 1\n", c.minor, c.mode))
@@ -71,10 +70,10 @@ func (m Machine) capabilities() []tree.Entry {
 }
 
 // proc returns the stand-ins for the driver's files in /proc.
-func (m Machine) proc() []tree.Entry {
+func (m Machine) proc() []Entry {
 	module := state.Text(m.State.ModuleVersion[:])
 	platform := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[m.Arch]
-	entries := []tree.Entry{
+	entries := []Entry{
 		text("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  SIMULATED by gpusim: there is no GPU\nGCC version:  none\n", platform, module),
 		text("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"),
 		text("proc/devices", "%s", m.devices()),
@@ -107,15 +106,15 @@ const (
 )
 
 // sys returns the PCI devices as the kernel lists them in /sys.
-func (m Machine) sys() []tree.Entry {
+func (m Machine) sys() []Entry {
 	const drivers = "sys/bus/pci/drivers/nvidia"
-	entries := []tree.Entry{{Path: drivers, Kind: tree.Dir, Mode: 0o755}}
+	entries := []Entry{{Path: drivers, Kind: Dir, Mode: 0o755}}
 	for _, g := range m.State.GPUs() {
 		entries = append(entries, pciDevice(g.Pci, classGPU, int(g.NumaNode), "nvidia")...)
 	}
 	switches := m.switches()
 	if len(switches) > 0 {
-		entries = append(entries, tree.Entry{Path: "sys/bus/pci/drivers/nvidia-nvswitch", Kind: tree.Dir, Mode: 0o755})
+		entries = append(entries, Entry{Path: "sys/bus/pci/drivers/nvidia-nvswitch", Kind: Dir, Mode: 0o755})
 	}
 	for _, s := range switches {
 		entries = append(entries, pciDevice(s, classSwitch, -1, "nvidia-nvswitch")...)
@@ -123,13 +122,13 @@ func (m Machine) sys() []tree.Entry {
 	return entries
 }
 
-func pciDevice(p state.PCI, class uint32, numa int, driver string) []tree.Entry {
+func pciDevice(p state.PCI, class uint32, numa int, driver string) []Entry {
 	dir := "sys/bus/pci/devices/" + p.Address() + "/"
 	vendor, device := p.DeviceId&0xffff, p.DeviceId>>16
 	if p.DeviceId == 0 {
 		vendor = 0x10de
 	}
-	return []tree.Entry{
+	return []Entry{
 		text(dir+"vendor", "0x%04x\n", vendor),
 		text(dir+"device", "0x%04x\n", device),
 		text(dir+"subsystem_vendor", "0x%04x\n", p.SubsystemId&0xffff),
@@ -138,7 +137,7 @@ func pciDevice(p state.PCI, class uint32, numa int, driver string) []tree.Entry 
 		text(dir+"revision", "0xa1\n"),
 		text(dir+"numa_node", "%d\n", numa),
 		text(dir+"resource", "%s", strings.Repeat("0x0000000000000000 0x0000000000000000 0x0000000000000000\n", 13)),
-		tree.NewFile(dir+"config", 0o644, configSpace(vendor, device, class, p.SubsystemId)),
+		NewFile(dir+"config", 0o644, configSpace(vendor, device, class, p.SubsystemId)),
 		link(dir+"driver", "../../drivers/"+driver),
 	}
 }

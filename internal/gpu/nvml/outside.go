@@ -1,7 +1,8 @@
-// Package gpureader reads a GPU in a separate process, which ends at once. A process
-// that must not keep a GPU open, so that it can be reset, uses it to find out whether
-// the reset has happened.
-package gpureader
+package nvml
+
+// This file reads a GPU in a separate process, which ends at once. A process that must
+// not keep a GPU open, so that it can be reset, uses it to find out whether the reset
+// has happened.
 
 import (
 	"bytes"
@@ -21,28 +22,27 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Command is the hidden subcommand of a program that reads one GPU and ends. It passes
+// ReaderCommand is the hidden subcommand of a program that reads one GPU and ends. It passes
 // its arguments to Print.
-const Command = "gpu-reading"
+const ReaderCommand = "gpu-reading"
 
-// timeout is generous: without persistence mode a driver initialises a GPU
+// readTimeout is generous: without persistence mode a driver initialises a GPU
 // when it is opened, which takes seconds.
-const timeout = time.Minute
+const readTimeout = time.Minute
 
-// grace is the time for a killed process to end. One that hangs in the driver does not
+// killGrace is the time for a killed process to end. One that hangs in the driver does not
 // end before the driver returns.
-const grace = 2 * time.Second
+const killGrace = 2 * time.Second
 
 var errHangs = errors.New("the process that reads the GPU was killed but hangs in the driver; look for NVRM lines in the kernel log")
 
-// Outside returns a function that reads a GPU in a separate process, this program's
+// NewOutsideReader returns a function that reads a GPU in a separate process, this program's
 // Command. One process runs at a time for each GPU. So at most one hanging process, and
 // the goroutine that waits for it, is left for each GPU.
-func Outside(hostRoot, driverRoot string) nvml.OutsideReader {
+func NewOutsideReader(hostRoot, driverRoot string) OutsideReader {
 	var mu sync.Mutex
 	busy := map[int]bool{}
 	return func(ctx context.Context, index int) (gpu.Device, error) {
@@ -53,7 +53,7 @@ func Outside(hostRoot, driverRoot string) nvml.OutsideReader {
 		if was {
 			return gpu.Device{}, errHangs
 		}
-		ctx, cancel := context.WithTimeout(ctx, timeout)
+		ctx, cancel := context.WithTimeout(ctx, readTimeout)
 		type result struct {
 			device gpu.Device
 			err    error
@@ -62,7 +62,7 @@ func Outside(hostRoot, driverRoot string) nvml.OutsideReader {
 		go func() {
 			defer cancel()
 			// Not the path of the binary, which an upgrade may have replaced.
-			d, err := run(ctx, exec.CommandContext(ctx, "/proc/self/exe", Command, hostRoot, driverRoot, strconv.Itoa(index)))
+			d, err := runReader(ctx, exec.CommandContext(ctx, "/proc/self/exe", ReaderCommand, hostRoot, driverRoot, strconv.Itoa(index)))
 			mu.Lock()
 			delete(busy, index)
 			mu.Unlock()
@@ -73,7 +73,7 @@ func Outside(hostRoot, driverRoot string) nvml.OutsideReader {
 			return r.device, r.err
 		case <-ctx.Done():
 		}
-		late := time.NewTimer(grace)
+		late := time.NewTimer(killGrace)
 		defer late.Stop()
 		select {
 		case r := <-results:
@@ -84,8 +84,8 @@ func Outside(hostRoot, driverRoot string) nvml.OutsideReader {
 	}
 }
 
-// run runs the process that reads a GPU and waits for its end.
-func run(ctx context.Context, cmd *exec.Cmd) (d gpu.Device, err error) {
+// runReader runs the process that reads a GPU and waits for its end.
+func runReader(ctx context.Context, cmd *exec.Cmd) (d gpu.Device, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second
 	var stdout, stderr bytes.Buffer
@@ -99,17 +99,17 @@ func run(ctx context.Context, cmd *exec.Cmd) (d gpu.Device, err error) {
 	return d, nil
 }
 
-// Print implements the subcommand: it reads a GPU and writes it to out. args are the
+// PrintDevice implements the subcommand: it reads a GPU and writes it to out. args are the
 // host root, the driver root and the index.
-func Print(ctx context.Context, args []string, out io.Writer) error {
-	d, err := read(ctx, args)
+func PrintDevice(ctx context.Context, args []string, out io.Writer) error {
+	d, err := readDevice(ctx, args)
 	if err != nil {
 		return err
 	}
 	return json.NewEncoder(out).Encode(d)
 }
 
-func read(ctx context.Context, args []string) (d gpu.Device, err error) {
+func readDevice(ctx context.Context, args []string) (d gpu.Device, err error) {
 	if len(args) != 3 || !filepath.IsAbs(args[0]) || !filepath.IsAbs(args[1]) {
 		return d, errors.New("want the host root and the driver root, both absolute, and the index of a GPU")
 	}
@@ -117,7 +117,7 @@ func read(ctx context.Context, args []string) (d gpu.Device, err error) {
 	if err != nil || index < 0 {
 		return d, fmt.Errorf("%q is no index of a GPU", args[2])
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: args[0], DriverRoot: args[1], Log: slog.New(slog.DiscardHandler)})
+	source, err := Open(Options{HostRoot: args[0], DriverRoot: args[1], Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return d, err
 	}
