@@ -170,14 +170,14 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 		exit int
 		want string
 	}{
-		{"fly", 2, `gpusim: there is no command "fly"; gpusim --help lists them`},
-		{"up", 2, "gpusim up: --profile is missing; gpusim profiles lists them; see gpusim up --help"},
+		{"fly", 2, `gpusim: no command "fly"; say profiles, up,`},
+		{"up", 2, "gpusim: up: --profile is missing; gpusim profiles lists them"},
 		{"up --profile h100", 1, `no profile is named "h100"; there are a100-80gb, b200, dgx-2,`},
 		{"up --profile t4 --gpus 9", 1, "profile t4 has 1 to 8 GPUs, not 9"},
 		{"up --profile t4 --driver-version ../x", 2, `--driver-version: "../x" is no driver version`},
 		{"up --profile t4 --lib-dir /nowhere", 1, "build it with make, or name its folder with --lib-dir"},
 		{"up --profile /nowhere/x.yaml", 1, "/nowhere/x.yaml: no such file"},
-		{"up --profile t4 more", 2, `"more" is one argument too many`},
+		{"up --profile t4 more", 2, `up takes no arguments, not "more"`},
 		{"up --profile t4 --root /", 1, "/ is where a real driver belongs"},
 		{"status --root " + none, 1, "no simulated driver; run gpusim up --root " + none},
 		{"status --root " + root + " -o xml", 2, `--output: "xml" is neither text nor json`},

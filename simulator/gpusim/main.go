@@ -3,11 +3,15 @@
 package main
 
 import (
+	"context"
 	"os"
 
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/simulator/gpusim/command"
 )
 
 func main() {
-	os.Exit(command.Run(os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(program.RunWithSignals(func(ctx context.Context) int {
+		return command.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}))
 }

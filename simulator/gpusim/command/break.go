@@ -24,9 +24,9 @@ and make the driver ask to drain and reset the GPU.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			corrected := c.flags.Uint64("corrected", 0, "single bit errors to add")
-			uncorrected := c.flags.Uint64("uncorrected", 0, "double bit errors to add")
-			location := c.flags.String("location", "dram", "one of "+strings.Join(fault.Locations(), ", "))
+			corrected := c.Uint64("corrected", 0, "single bit errors to add")
+			uncorrected := c.Uint64("uncorrected", 0, "double bit errors to add")
+			location := c.String("location", "dram", "one of "+strings.Join(fault.Locations(), ", "))
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
 					return fault.ECC(s, gpu, *location, *corrected, *uncorrected)
@@ -51,7 +51,7 @@ one that does.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			kind := c.flags.String("kind", "pending", "one of "+strings.Join(fault.Remaps(), ", "))
+			kind := c.String("kind", "pending", "one of "+strings.Join(fault.Remaps(), ", "))
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
 					return fault.Remap(s, gpu, *kind)
@@ -77,11 +77,11 @@ With --xid the driver also reports XID 79, that it has fallen off the bus.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			how := c.flags.String("how", "calls", "one of "+strings.Join(fault.Ways(), ", "))
-			report := c.flags.Bool("xid", true, "report XID 79 (default true for calls and events, else false)")
-			c.flags.Lookup("xid").DefValue = "false" // the text says it: it depends on --how
+			how := c.String("how", "calls", "one of "+strings.Join(fault.Ways(), ", "))
+			report := c.Bool("xid", true, "report XID 79 (default true for calls and events, else false)")
+			c.Lookup("xid").DefValue = "false" // the text says it: it depends on --how
 			return func() error {
-				if !c.flags.Changed("xid") {
+				if !c.Changed("xid") {
 					*report = *how == "calls" || *how == "events"
 				}
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
@@ -127,7 +127,7 @@ last nvmlShutdown. With --wait it waits for that.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			patience := c.flags.Duration("wait", 0, "how long to wait for processes that have it open")
+			patience := c.Duration("wait", 0, "how long to wait for processes that have it open")
 			return func() error { return c.reset(*patience) }
 		},
 	}
@@ -144,7 +144,7 @@ func (c *call) reset(patience time.Duration) error {
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(c.ctx, patience)
 	defer cancel()
 	err = f.WithExclusive(ctx, index, func() error {
 		return f.Update(func(s *state.State) error {
@@ -179,9 +179,9 @@ where there is room; a module's variables take room, too.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			kind := c.flags.String("kind", "flip", "one of "+strings.Join(fault.Kinds(), ", "))
-			offset := c.flags.Uint64("offset", 0, "bytes into the GPU's memory or each allocation, a multiple of 4")
-			bit := c.flags.Uint32("bit", 0, "bit within the word, 0 to 31")
+			kind := c.String("kind", "flip", "one of "+strings.Join(fault.Kinds(), ", "))
+			offset := c.Uint64("offset", 0, "bytes into the GPU's memory or each allocation, a multiple of 4")
+			bit := c.Uint32("bit", 0, "bit within the word, 0 to 31")
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
 					return nil, fault.Memory(s, gpu, *kind, *offset, *bit)

@@ -2,29 +2,23 @@
 package command
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/spf13/pflag"
-
-	"github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/simulator/gpusim/root"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// Exit codes.
-const (
-	exitFailed = 1
-	exitUsage  = 2
-	exitHeld   = 3 // of serve: another driver is running there; of reset: the GPU is open
-)
+// exitHeld is an exit code of this program, besides those of every program: of serve,
+// another driver is running there; of reset, the GPU is open.
+const exitHeld = 3
 
 // command is one command of gpusim.
 type command struct {
@@ -45,8 +39,8 @@ func commands() []command {
 
 // call is one run of a command.
 type call struct {
-	flags  *pflag.FlagSet
-	env    map[string]string // names of the environment variables of flags
+	*program.Flags
+	ctx    context.Context // it ends on SIGINT and SIGTERM
 	out    io.Writer
 	err    io.Writer
 	line   string // the command line, for the one who waits for it
@@ -55,100 +49,51 @@ type call struct {
 	output *string
 }
 
-// usageError is an error in the command line.
-type usageError struct{ error }
+var usagef = program.UsageErrorf
 
-func usagef(format string, a ...any) error { return usageError{fmt.Errorf(format, a...)} }
-
-// Run runs gpusim with the given arguments and returns its exit code.
-func Run(args []string, out, err io.Writer) int {
-	switch {
-	case len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help":
-		usage(out)
-		if len(args) == 0 {
-			return exitUsage
-		}
-		return 0
-	case args[0] == "--version":
-		fmt.Fprintln(out, "gpusim", version.String())
-		return 0
-	}
-	all := commands()
-	i := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })
-	if i < 0 {
-		fmt.Fprintf(err, "gpusim: there is no command %q; gpusim --help lists them\n", args[0])
-		return exitUsage
-	}
-	return all[i].run(args, out, err)
-}
-
-func (cmd command) run(args []string, out, errOut io.Writer) int {
-	c := &call{
-		flags: pflag.NewFlagSet("gpusim "+cmd.name, pflag.ContinueOnError),
-		env:   map[string]string{}, out: out, err: errOut, line: "gpusim " + strings.Join(args, " "),
-	}
-	c.flags.SortFlags = false
-	c.flags.SetOutput(errOut)
-	c.flags.Usage = func() {} // a mistake gets one line, not a page
-	run := cmd.begin(c)
-	config.Describe(c.flags, c.env)
-	err := c.flags.Parse(args[1:])
-	if errors.Is(err, pflag.ErrHelp) {
-		cmd.help(c)
-		return 0
-	}
-	if err == nil {
-		err = config.Env(c.flags, c.env)
-	}
-	if err == nil && c.flags.NArg() > 0 {
-		err = fmt.Errorf("%q is one argument too many", c.flags.Arg(0))
-	}
-	if err != nil {
-		err = usageError{err}
-	} else {
-		err = run()
-	}
-	var mistake usageError
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &mistake):
-		fmt.Fprintf(errOut, "gpusim %s: %v; see gpusim %s --help\n", cmd.name, err, cmd.name)
-		return exitUsage
-	}
-	fmt.Fprintf(errOut, "gpusim %s: %v\n", cmd.name, oneLine(err))
-	if errors.Is(err, host.ErrHeld) || errors.Is(err, state.ErrHeld) {
-		return exitHeld
-	}
-	return exitFailed
-}
-
-// oneLine joins the lines of errors that were joined.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
-
-func usage(out io.Writer) {
-	fmt.Fprint(out, "gpusim makes, breaks and mends a simulated NVIDIA driver with no GPU under it.\n\nCommands:\n")
+// Main runs the command line and returns the exit code.
+func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	p := program.Program{Name: "gpusim"}
+	var list strings.Builder
 	for _, c := range commands() {
-		fmt.Fprintf(out, "  %-9s %s\n", c.name, c.summary)
+		fmt.Fprintf(&list, "  %-9s %s\n", c.name, c.summary)
+		p.Commands = append(p.Commands, program.Command{Name: c.name, Run: c.run})
 	}
-	fmt.Fprint(out, `
+	p.Help = "gpusim makes, breaks and mends a simulated NVIDIA driver with no GPU under it.\n\nCommands:\n" + list.String() + `
 Example:
   gpusim up --root /tmp/driver --profile h100-sxm
   gpusim xid --root /tmp/driver --gpu 3 --xid 79
   gpusim down --root /tmp/driver
 
 gpusim COMMAND --help tells more. gpusim --version prints the version.
-`)
+`
+	return p.Run(ctx, args, stdout, stderr)
 }
 
-func (cmd command) help(c *call) {
-	fmt.Fprintf(c.out, "gpusim %s: %s\n\n%s\n\nFlags:\n%s", cmd.name, cmd.summary, strings.TrimSpace(cmd.text), c.flags.FlagUsages())
-	fmt.Fprintf(c.out, "\nExamples:\n%s\n", indent(cmd.example))
+func (cmd command) run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	exits := cmd.exits
 	if exits == "" {
 		exits = "0  done\n1  failed; the reason is on standard error\n2  wrong use of the command line"
 	}
-	fmt.Fprintf(c.out, "\nExit codes:\n%s\n", indent(exits))
+	c := &call{ctx: ctx, out: stdout, err: stderr, line: strings.Join(append([]string{"gpusim", cmd.name}, args...), " ")}
+	c.Flags = program.NewFlags("gpusim "+cmd.name,
+		fmt.Sprintf("gpusim %s: %s\n\n%s\n\nExamples:\n%s\n", cmd.name, cmd.summary, strings.TrimSpace(cmd.text), indent(cmd.example)),
+		"\nExit codes:\n"+indent(exits)+"\n", stdout)
+	run := cmd.begin(c)
+	if err := c.Read(args); err != nil {
+		return err
+	}
+	if err := c.RefuseArgs(); err != nil {
+		return err
+	}
+	err := run()
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, host.ErrHeld) || errors.Is(err, state.ErrHeld):
+		err = program.WithExitCode(exitHeld, err)
+	}
+	return fmt.Errorf("%s: %w", cmd.name, err)
 }
 
 func indent(text string) string {
@@ -157,18 +102,18 @@ func indent(text string) string {
 
 // rootFlag declares --root.
 func (c *call) rootFlag() {
-	c.root = c.flags.String("root", root.Default, "the driver root, the folder of the simulated driver")
-	c.env["root"] = "GPUSIM_ROOT"
+	c.root = c.String("root", root.Default, "the driver root, the folder of the simulated driver")
+	c.Env["root"] = "GPUSIM_ROOT"
 }
 
 // gpuFlag declares --gpu.
 func (c *call) gpuFlag() {
-	c.gpu = c.flags.String("gpu", "", "the GPU: its number in gpusim status, or its UUID")
+	c.gpu = c.String("gpu", "", "the GPU: its number in gpusim status, or its UUID")
 }
 
 // outputFlag declares -o.
 func (c *call) outputFlag() {
-	c.output = c.flags.StringP("output", "o", "text", "text or json")
+	c.output = c.StringP("output", "o", "text", "text or json")
 }
 
 // driver returns the root that --root names.

@@ -21,10 +21,10 @@ ones sleep. CUDA is not slowed down.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			var p price
-			c.flags.DurationVar(&p.init, "init", 0, "duration of nvmlInit")
-			c.flags.DurationVar(&p.call, "call", 0, "duration of every other call")
+			c.DurationVar(&p.init, "init", 0, "duration of nvmlInit")
+			c.DurationVar(&p.call, "call", 0, "duration of every other call")
 			for _, name := range []string{"init", "call"} {
-				c.flags.Lookup(name).DefValue = "0" // no default: what is not given stays as it is
+				c.Lookup(name).DefValue = "0" // no default: what is not given stays as it is
 			}
 			return func() error { return c.cost(p) }
 		},
@@ -32,7 +32,7 @@ ones sleep. CUDA is not slowed down.`,
 }
 
 func (c *call) cost(p price) error {
-	first, each := c.flags.Changed("init"), c.flags.Changed("call")
+	first, each := c.Changed("init"), c.Changed("call")
 	if !first && !each {
 		return usagef("give --init or --call")
 	}

@@ -19,10 +19,10 @@ No clock, link or copy of the simulator becomes slower: it is what NVML tells.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			gen := c.flags.Uint32("pcie-gen", 0, "generation that the PCIe link has fallen to; 0: none")
-			width := c.flags.Uint32("pcie-width", 0, "lanes that the PCIe link has fallen to; 0: none")
-			throttle := c.flags.StringSlice("throttle", nil, "why the clocks are reduced: none, or some of "+strings.Join(fault.Throttles(), ", "))
-			links := c.flags.StringSlice("links-down", nil, "NVLinks that are down: none, or their numbers")
+			gen := c.Uint32("pcie-gen", 0, "generation that the PCIe link has fallen to; 0: none")
+			width := c.Uint32("pcie-width", 0, "lanes that the PCIe link has fallen to; 0: none")
+			throttle := c.StringSlice("throttle", nil, "why the clocks are reduced: none, or some of "+strings.Join(fault.Throttles(), ", "))
+			links := c.StringSlice("links-down", nil, "NVLinks that are down: none, or their numbers")
 			return func() error {
 				var d fault.Degradation
 				given := false
@@ -33,7 +33,7 @@ No clock, link or copy of the simulator becomes slower: it is what NVML tells.`,
 					{"pcie-gen", func() { d.PCIeGen = gen }}, {"pcie-width", func() { d.PCIeWidth = width }},
 					{"throttle", func() { d.Throttle = throttle }}, {"links-down", func() { d.LinksDown = links }},
 				} {
-					if c.flags.Changed(f.name) {
+					if c.Changed(f.name) {
 						f.take()
 						given = true
 					}
@@ -63,8 +63,8 @@ side; how many does not. 0 ends it.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			every := c.flags.Uint64("every", 1000, "one in this many results is wrong; 0: none")
-			bit := c.flags.Uint32("bit", 22, "bit of the upper 32 of the result, 0 to 31: 31 is the sign, 22 the highest of a single's fraction")
+			every := c.Uint64("every", 1000, "one in this many results is wrong; 0: none")
+			bit := c.Uint32("bit", 22, "bit of the upper 32 of the result, 0 to 31: 31 is the sign, 22 the highest of a single's fraction")
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
 					return nil, fault.Miscompute(s, gpu, *every, *bit)

@@ -22,8 +22,8 @@ none ends it. A process that has initialised NVML already goes on, but for event
 		example: "gpusim fail --init no-permission\ngpusim fail --init 999 --events unknown\ngpusim fail --init none --events none",
 		begin: func(c *call) func() error {
 			c.rootFlag()
-			first := c.flags.String("init", "", "error of nvmlInit")
-			events := c.flags.String("events", "", "error of calls about events")
+			first := c.String("init", "", "error of nvmlInit")
+			events := c.String("events", "", "error of calls about events")
 			return func() error { return c.fail(*first, *events) }
 		},
 	}

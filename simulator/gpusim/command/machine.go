@@ -27,13 +27,13 @@ type machine struct {
 // machineFlags declares the flags of a machine.
 func (c *call) machineFlags() *machine {
 	m := &machine{}
-	c.flags.StringVar(&m.profile, "profile", "", "a machine that gpusim profiles lists, or a file (with a / or ending in .yaml)")
-	c.flags.IntVar(&m.options.GPUs, "gpus", 0, "number of GPUs; 0: as in the profile")
-	c.flags.StringVar(&m.options.DriverVersion, "driver-version", "", "version of the libraries (default the profile's, "+profile.DefaultDriver+")")
-	c.flags.StringVar(&m.options.ModuleVersion, "module-version", "", "version of the kernel module, if it differs from the libraries'")
-	c.flags.StringVar(&m.options.Seed, "seed", "", "other UUIDs and serial numbers for another seed: for several nodes with one profile")
-	c.flags.StringVar(&m.libraries, "lib-dir", "", "folder with the built libraries (default lib beside this program, or ../lib/gpusim)")
-	c.env["profile"], c.env["lib-dir"] = "GPUSIM_PROFILE", "GPUSIM_LIB_DIR"
+	c.StringVar(&m.profile, "profile", "", "a machine that gpusim profiles lists, or a file (with a / or ending in .yaml)")
+	c.IntVar(&m.options.GPUs, "gpus", 0, "number of GPUs; 0: as in the profile")
+	c.StringVar(&m.options.DriverVersion, "driver-version", "", "version of the libraries (default the profile's, "+profile.DefaultDriver+")")
+	c.StringVar(&m.options.ModuleVersion, "module-version", "", "version of the kernel module, if it differs from the libraries'")
+	c.StringVar(&m.options.Seed, "seed", "", "other UUIDs and serial numbers for another seed: for several nodes with one profile")
+	c.StringVar(&m.libraries, "lib-dir", "", "folder with the built libraries (default lib beside this program, or ../lib/gpusim)")
+	c.Env["profile"], c.Env["lib-dir"] = "GPUSIM_PROFILE", "GPUSIM_LIB_DIR"
 	return m
 }
 

@@ -26,10 +26,10 @@ gpusim mig --gpu all --off`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			c.flags.Lookup("gpu").Usage += ", or all that can do MIG"
-			layout := c.flags.String("layout", "", "the instances, such as 1g.10gb,2g.20gb")
-			on := c.flags.Bool("on", false, "MIG on, without instances")
-			off := c.flags.Bool("off", false, "MIG off")
+			c.Lookup("gpu").Usage += ", or all that can do MIG"
+			layout := c.String("layout", "", "the instances, such as 1g.10gb,2g.20gb")
+			on := c.Bool("on", false, "MIG on, without instances")
+			off := c.Bool("off", false, "MIG off")
 			return func() error { return c.partition(*layout, *on, *off) }
 		},
 	}
@@ -49,7 +49,7 @@ func (c *call) partition(layout string, on, off bool) error {
 	if layout != "" {
 		var err error
 		if instances, err = mig.Parse(layout); err != nil {
-			return usageError{err}
+			return usagef("%w", err)
 		}
 	}
 	return c.driver().Change(func(s *state.State) error {

@@ -20,10 +20,10 @@ a profile that gpusim up --profile FILE makes the same machine from. UUIDs and
 serial numbers of the GPUs are in it. It changes nothing on the machine.`,
 		example: "gpusim record --out node.yaml\ngpusim record --driver-root /run/nvidia/driver --out - | less",
 		begin: func(c *call) func() error {
-			driver := c.flags.String("driver-root", "/", "where the driver is installed")
-			out := c.flags.String("out", "", "file to write; - for standard output")
-			name := c.flags.String("name", "recorded", "name of the profile")
-			c.env["driver-root"] = "NVIDIA_DRIVER_ROOT"
+			driver := c.String("driver-root", "/", "where the driver is installed")
+			out := c.String("out", "", "file to write; - for standard output")
+			name := c.String("name", "recorded", "name of the profile")
+			c.Env["driver-root"] = "NVIDIA_DRIVER_ROOT"
 			return func() error { return c.record(*driver, *out, *name) }
 		},
 	}

@@ -1,11 +1,8 @@
 package command
 
 import (
-	"context"
 	"maps"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
@@ -46,15 +43,15 @@ kubectl exec -n gpuready POD -- gpusim xid --gpu 3 --xid 79   # a fault on its n
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			m := c.machineFlags()
-			c.flags.StringVar(&m.layouts, "mig", "", "MIG from the start: [GPU=]LAYOUT;…, without GPU= of all that can do it (gpusim mig --help)")
+			c.StringVar(&m.layouts, "mig", "", "MIG from the start: [GPU=]LAYOUT;…, without GPU= of all that can do it (gpusim mig --help)")
 			var o serve.Config
-			c.flags.StringVar(&o.Size, "size", "64m", "maximum size of the driver root, in tmpfs syntax; it needs about 4m")
-			c.flags.DurationVar(&o.BootDelay, "boot-delay", 0, "delay before a new driver appears, to imitate a slow one")
-			c.flags.StringVar(&o.StateDir, "state-dir", "/run/nvidia/gpuready", "folder of the components' states")
-			c.flags.StringVar(&o.OutputDir, "output-dir", readiness.DefaultDir, "folder of .driver-ctr-ready")
-			c.flags.StringVar(&o.Listen, "listen", ":9405", "address of /healthz, /readyz and /metrics; empty: none")
-			format := c.flags.String("log-format", "text", "text or json")
-			maps.Copy(c.env, map[string]string{
+			c.StringVar(&o.Size, "size", "64m", "maximum size of the driver root, in tmpfs syntax; it needs about 4m")
+			c.DurationVar(&o.BootDelay, "boot-delay", 0, "delay before a new driver appears, to imitate a slow one")
+			c.StringVar(&o.StateDir, "state-dir", "/run/nvidia/gpuready", "folder of the components' states")
+			c.StringVar(&o.OutputDir, "output-dir", readiness.DefaultDir, "folder of .driver-ctr-ready")
+			c.StringVar(&o.Listen, "listen", ":9405", "address of /healthz, /readyz and /metrics; empty: none")
+			format := c.String("log-format", "text", "text or json")
+			maps.Copy(c.Env, map[string]string{
 				"gpus": "GPUSIM_GPUS", "driver-version": "GPUSIM_DRIVER_VERSION", "module-version": "GPUSIM_MODULE_VERSION",
 				"seed": "NODE_NAME", "mig": "GPUSIM_MIG", "size": "GPUSIM_SIZE", "boot-delay": "GPUSIM_BOOT_DELAY",
 				"state-dir": "GPUREADY_STATE_DIR", "output-dir": "OUTPUT_DIR", "listen": "LISTEN_ADDRESS", "log-format": "LOG_FORMAT",
@@ -81,7 +78,5 @@ func (c *call) serve(m *machine, o serve.Config, format string) error {
 		return err
 	}
 	o.Root, o.Command = filepath.Clean(*c.root), c.line
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
-	return serve.Run(ctx, o)
+	return serve.Run(c.ctx, o)
 }

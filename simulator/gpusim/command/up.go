@@ -33,9 +33,9 @@ gpusim up --root /tmp/driver --profile h100-sxm --nvml-init-cost 200ms --nvml-ca
 			c.rootFlag()
 			m := c.machineFlags()
 			var p price
-			c.flags.DurationVar(&p.init, "nvml-init-cost", 0, "duration of nvmlInit, as of a real driver: 200ms (gpusim cost changes it later)")
-			c.flags.DurationVar(&p.call, "nvml-call-cost", 0, "what every other call of NVML takes: 10us")
-			force := c.flags.Bool("force", false, "also where --root is /")
+			c.DurationVar(&p.init, "nvml-init-cost", 0, "duration of nvmlInit, as of a real driver: 200ms (gpusim cost changes it later)")
+			c.DurationVar(&p.call, "nvml-call-cost", 0, "what every other call of NVML takes: 10us")
+			force := c.Bool("force", false, "also where --root is /")
 			return func() error { return c.up(m, p, *force) }
 		},
 	}

@@ -17,11 +17,11 @@ event is raised, too. --gi and --ci confine the XID to a MIG instance.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			number := c.flags.Uint64("xid", 0, "the XID")
-			gi := c.flags.Uint32("gi", state.None, "ID of the GPU instance")
-			ci := c.flags.Uint32("ci", state.None, "ID of the compute instance in it")
+			number := c.Uint64("xid", 0, "the XID")
+			gi := c.Uint32("gi", state.None, "ID of the GPU instance")
+			ci := c.Uint32("ci", state.None, "ID of the compute instance in it")
 			for _, name := range []string{"gi", "ci"} {
-				c.flags.Lookup(name).DefValue = "none"
+				c.Lookup(name).DefValue = "none"
 			}
 			return func() error {
 				if *number == 0 {
