@@ -100,7 +100,7 @@ th:first-child, td:first-child, td.left, th.left { text-align: left; } .dot { di
 {{range $r.Rows}}<tr><td><span class="dot {{group .Step}}"></span>{{title .Step}}{{late .Late}}</td><td>{{sec .At.P50}}</td><td>{{sec .At.P95}}</td><td>{{sec .At.Max}}</td><td>{{sec .Took.P50}}</td><td>{{sec .Took.P95}}</td><td>{{sec .Took.Max}}</td><td>{{if aside .Step}}–{{else}}{{share .Share}}{{end}}</td></tr>
 {{end}}</table></div>
 {{range $r.Samples}}{{if ne .Outcome "complete"}}<p>Sample {{.Number}} is not counted: {{.Outcome}}: {{.Reason}}</p>
-{{else if .Dropped}}<p class="faint">Sample {{.Number}} is not counted, as it came first: {{sec .Total}} s</p>
+{{else if .WarmUp}}<p class="faint">Sample {{.Number}} is not counted, as it came first: {{sec .Total}} s</p>
 {{end}}{{$n := .Number}}{{range .Gaps}}<p>Sample {{$n}}: the API server was away from {{sec .From}} s to {{sec .To}} s.</p>
 {{end}}{{end}}{{range $r.Jumps}}<p>The time of day was set by {{sec .By}} s; no figure depends on it.</p>
 {{end}}{{range $operand, $images := $r.Images}}<p class="faint">{{$operand}}: {{range $images}}<code>{{.}}</code> {{end}}</p>
