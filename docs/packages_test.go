@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// section returns the text of a page from a heading to the next one.
+// section returns the text of a page below a heading, up to the next one.
 func section(t *testing.T, page, heading string) string {
 	t.Helper()
 	_, rest, found := strings.Cut(page, "\n"+heading+"\n")
@@ -20,7 +20,7 @@ func section(t *testing.T, page, heading string) string {
 	return text
 }
 
-// folders lists the folders in a folder, without what only tests read.
+// folders returns the folders in dir, without testdata.
 func folders(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -35,30 +35,30 @@ func folders(t *testing.T, dir string) []string {
 	return found
 }
 
-var room = regexp.MustCompile("`([a-z][a-z0-9]*)[`/]")
+var folderName = regexp.MustCompile("`([a-z][a-z0-9]*)[`/]")
 
-func TestTheRoomsOfEachComponentAreThoseThatExist(t *testing.T) {
+func TestArchitectureNamesTheFoldersOfEachComponent(t *testing.T) {
 	page := read(t, "architecture.md")
 	for _, c := range []struct {
 		dir, heading string
 	}{
-		{"driver", "### The driver's rooms"},
-		{"deviceplugin", "### The device plugin's rooms"},
-		{"toolkit", "### The toolkit's rooms"},
-		{"operator", "### The operator's rooms"},
-		{"provision", "### The provision rooms"},
+		{"driver", "### The driver's packages"},
+		{"deviceplugin", "### The device plugin's packages"},
+		{"toolkit", "### The toolkit's packages"},
+		{"operator", "### The operator's packages"},
+		{"provision", "### The provision packages"},
 	} {
 		t.Run(c.dir, func(t *testing.T) {
 			var named []string
-			for _, m := range room.FindAllStringSubmatch(section(t, page, c.heading), -1) {
+			for _, m := range folderName.FindAllStringSubmatch(section(t, page, c.heading), -1) {
 				named = append(named, m[1])
 			}
 			have := folders(t, filepath.Join("..", c.dir))
 			for _, dir := range have {
-				require.Contains(t, named, dir, "%s/%s is not told of in docs/architecture.md", c.dir, dir)
+				require.Contains(t, named, dir, "docs/architecture.md does not name %s/%s", c.dir, dir)
 			}
 			for _, name := range named {
-				require.True(t, slices.Contains(have, name), "docs/architecture.md tells of %s/%s, which is not there", c.dir, name)
+				require.True(t, slices.Contains(have, name), "docs/architecture.md names %s/%s, which does not exist", c.dir, name)
 			}
 		})
 	}
