@@ -1,5 +1,5 @@
-// Package docs has the tests that keep the documentation true; what a page says of
-// one package is tested there too.
+// Package docs tests the documentation against the code. Tests of a single page may also
+// be in the package that the page describes.
 package docs
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pages are the paths of all pages, from here.
+// pages returns the paths of all pages, relative to this folder.
 func pages(t *testing.T) []string {
 	t.Helper()
 	all := []string{"../README.md"}
@@ -41,7 +41,7 @@ var (
 	unslug  = regexp.MustCompile(`[^\p{L}\p{N}\- _]`)
 )
 
-// prose is a page without its examples.
+// prose returns a page without its examples.
 func prose(text string) string {
 	var kept []string
 	for line := range strings.Lines(fenced.ReplaceAllString(text, "")) {
@@ -52,7 +52,7 @@ func prose(text string) string {
 	return strings.Join(kept, "")
 }
 
-// anchors returns the anchors that GitHub makes of a page's headings.
+// anchors returns the link anchors of a page's headings, as GitHub generates them.
 func anchors(text string) map[string]bool {
 	all := map[string]bool{}
 	for _, m := range heading.FindAllStringSubmatch(prose(text), -1) {
@@ -91,7 +91,7 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 			}
 		}
 	}
-	require.Greater(t, checked, 50, "links are looked for")
+	require.Greater(t, checked, 50, "the pages have links")
 }
 
 func TestAnchorsAreThoseOfGitHub(t *testing.T) {
@@ -101,7 +101,7 @@ func TestAnchorsAreThoseOfGitHub(t *testing.T) {
 	}, anchors("# Why is this GPU not allocatable?\n## 4. Switch one node, then the others\n### The node's voice\n## A `gpusim serve`\n## A [gpusim serve](x.md)\n\n    # no heading\n"))
 }
 
-// Pages name a decision by its number, and that of another is worse than none.
+// A link to a decision must have the number of its file.
 func TestDecisionsAreCalledByTheirNumbers(t *testing.T) {
 	files, err := filepath.Glob("decisions/*.md")
 	require.NoError(t, err)

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// sources calls visit for each Go file of the product below a folder, tests left out.
+// sources calls visit for each Go file below a folder, except tests.
 func sources(t *testing.T, folder string, visit func(path string, f *ast.File)) {
 	t.Helper()
 	require.NoError(t, filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
@@ -31,7 +31,7 @@ func sources(t *testing.T, folder string, visit func(path string, f *ast.File)) 
 	}))
 }
 
-// literal is the value of a string literal.
+// literal returns the value of a string literal.
 func literal(e ast.Expr) (string, bool) {
 	l, is := e.(*ast.BasicLit)
 	if !is || l.Kind != token.STRING {
@@ -41,7 +41,7 @@ func literal(e ast.Expr) (string, bool) {
 	return s, err == nil
 }
 
-// isReason says that a type is gpu.Reason.
+// isReason reports whether a type is gpu.Reason.
 func isReason(e ast.Expr) bool {
 	switch e := e.(type) {
 	case *ast.Ident:
@@ -52,8 +52,8 @@ func isReason(e ast.Expr) bool {
 	return false
 }
 
-// reasonsOf are all reasons that a file can give: constants of the type, fields and
-// what functions of that type return, and words of the log.
+// reasonsOf returns all reasons in a file: constants of the type Reason, values of fields
+// named Reason, results of functions that return a Reason, and log attributes.
 func reasonsOf(f *ast.File) map[string]bool {
 	all := map[string]bool{}
 	add := func(e ast.Expr) {
@@ -101,7 +101,7 @@ func reasonsOf(f *ast.File) map[string]bool {
 
 var camel = regexp.MustCompile(`^[A-Z][A-Za-z]+$`)
 
-// deviceReasons returns the reasons of the device plugin and of package gpu.
+// deviceReasons returns the reasons of the device plugin and of internal/gpu.
 func deviceReasons(t *testing.T) map[string]bool {
 	all := map[string]bool{}
 	for _, folder := range []string{"../deviceplugin", "../internal/gpu", "../internal/injection"} {
@@ -112,8 +112,8 @@ func deviceReasons(t *testing.T) map[string]bool {
 
 var code = regexp.MustCompile("`([^`]+)`")
 
-// documented are the reasons that a page's section "Reasons" names, in the first column
-// of its table if that is all that counts.
+// documented returns the reasons in a page's section "Reasons"; with first, only those in
+// the first column of its tables.
 func documented(t *testing.T, page string, first bool) map[string]bool {
 	t.Helper()
 	_, text, found := strings.Cut(read(t, page), "\n## Reasons\n")
@@ -149,7 +149,7 @@ func agree(t *testing.T, page string, reasons, written map[string]bool) {
 
 func TestEveryReasonOfTheDevicePluginIsDocumented(t *testing.T) {
 	reasons := deviceReasons(t)
-	require.Greater(t, len(reasons), 40, "reasons are looked for")
+	require.Greater(t, len(reasons), 40, "the code has reasons")
 	agree(t, "device-plugin.md", reasons, documented(t, "device-plugin.md", false))
 }
 
@@ -158,19 +158,19 @@ func TestEveryReasonOfTheToolkitIsDocumented(t *testing.T) {
 	for _, folder := range []string{"../toolkit/setup", "../toolkit/configure", "../toolkit/cri", "../toolkit/daemon"} {
 		sources(t, folder, func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
 	}
-	require.Greater(t, len(reasons), 15, "reasons are looked for")
+	require.Greater(t, len(reasons), 15, "the code has reasons")
 	agree(t, "toolkit.md", reasons, documented(t, "toolkit.md", true))
 }
 
 func TestEveryReasonOfTheDriverIsDocumented(t *testing.T) {
 	reasons := map[string]bool{}
 	sources(t, "../driver", func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
-	require.Greater(t, len(reasons), 10, "reasons are looked for")
+	require.Greater(t, len(reasons), 10, "the code has reasons")
 	agree(t, "driver.md", reasons, documented(t, "driver.md", true))
 }
 
-// A reason of the validator has a row of three columns: the reason, what it means, and what
-// to do next. Those that it hands on of others are on their pages.
+// A reason of the validator has a row of three columns: the reason, its meaning, and the
+// next action. Reasons of other components are on their own pages.
 func TestEveryReasonOfTheValidatorIsDocumented(t *testing.T) {
 	reasons, preflight := map[string]bool{}, map[string]bool{}
 	sources(t, "../validator", func(path string, f *ast.File) {
@@ -180,8 +180,8 @@ func TestEveryReasonOfTheValidatorIsDocumented(t *testing.T) {
 			maps.Copy(reasons, reasonsOf(f))
 		}
 	})
-	require.Greater(t, len(reasons), 60, "reasons are looked for")
-	require.Greater(t, len(preflight), 8, "reasons are looked for")
+	require.Greater(t, len(reasons), 60, "the code has reasons")
+	require.Greater(t, len(preflight), 8, "the code has reasons")
 	agree(t, "validator.md", reasons, documented(t, "validator.md", true))
 	for reason := range preflight {
 		require.True(t, documented(t, "preflight.md", false)[reason] || reasons[reason], "%s: a reason without a line in preflight.md", reason)
@@ -198,7 +198,7 @@ func TestEveryReasonOfTheValidatorIsDocumented(t *testing.T) {
 	}
 }
 
-// named are the constants that are called reasons, whatever their type.
+// named returns the values of constants whose names start with Reason, of any type.
 func named(f *ast.File) map[string]bool {
 	all := map[string]bool{}
 	ast.Inspect(f, func(n ast.Node) bool {
@@ -216,15 +216,15 @@ func named(f *ast.File) map[string]bool {
 	return all
 }
 
-// A reason of the operator, and of kubectl gpu, has a row of three columns, as the
-// validator's have.
+// A reason of the operator, and of kubectl gpu, has a row of three columns, like the
+// validator's.
 func TestEveryReasonOfTheOperatorIsDocumented(t *testing.T) {
 	reasons := map[string]bool{}
 	sources(t, "../operator", func(_ string, f *ast.File) {
 		maps.Copy(reasons, reasonsOf(f))
 		maps.Copy(reasons, named(f))
 	})
-	require.Greater(t, len(reasons), 50, "reasons are looked for")
+	require.Greater(t, len(reasons), 50, "the code has reasons")
 	agree(t, "operator-troubleshooting.md", reasons, documented(t, "operator-troubleshooting.md", true))
 	_, text, _ := strings.Cut(read(t, "operator-troubleshooting.md"), "\n## Reasons\n")
 	for line := range strings.Lines(text) {
@@ -239,7 +239,7 @@ func TestEveryReasonOfTheOperatorIsDocumented(t *testing.T) {
 
 var metric = regexp.MustCompile(`^gpuready_[a-z_]+$`)
 
-// Metrics that a registry in another package's test does not show are found by their names.
+// Metrics are found by their names in the code, because no registry has all of them.
 func TestEveryMetricIsDocumented(t *testing.T) {
 	written := map[string]bool{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `(gpuready_[a-z_]+)` \\|").FindAllStringSubmatch(read(t, "monitoring.md"), -1) {
@@ -265,7 +265,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 		}
 	}
 	for name := range written {
-		// Some names are put together of the component's and their own.
+		// Some names are composed of the component's prefix and their own.
 		own := strings.TrimPrefix(strings.TrimPrefix(name, "gpuready_deviceplugin_"), "gpuready_operator_")
 		require.True(t, words[name] || words[own], "%s: a line in monitoring.md, and no such metric in the code", name)
 	}
