@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/validator/preflight/result"
+	"github.com/gpuready/gpuready/validator/preflight/judge"
 )
 
 // preflight is the built gpu-validator in a folder beside samples of the test's own.
@@ -65,11 +65,11 @@ func (p *preflight) preflight(args ...string) (exit int, stdout, stderr string) 
 	return cmd.ProcessState.ExitCode(), string(out), said.String()
 }
 
-func (p *preflight) result(want int, args ...string) result.Result {
+func (p *preflight) result(want int, args ...string) judge.Result {
 	p.t.Helper()
 	exit, out, said := p.preflight(append(args, "-o", "json")...)
 	require.Equal(p.t, want, exit, out+said)
-	var r result.Result
+	var r judge.Result
 	require.NoError(p.t, json.Unmarshal([]byte(out), &r))
 	return r
 }
@@ -250,7 +250,7 @@ func TestAPreflightRefusesInvalidFlags(t *testing.T) {
 }
 
 // gpusOf returns the GPUs as named by a preflight.
-func (p *preflight) gpusOf() []result.GPU {
+func (p *preflight) gpusOf() []judge.GPU {
 	p.t.Helper()
 	return p.result(0, "--results-dir", "").GPUs
 }

@@ -16,16 +16,13 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/preflight"
-	"github.com/gpuready/gpuready/validator/preflight/history"
-	"github.com/gpuready/gpuready/validator/preflight/result"
-	"github.com/gpuready/gpuready/validator/preflight/show"
-	"github.com/gpuready/gpuready/validator/preflight/threshold"
+	"github.com/gpuready/gpuready/validator/preflight/judge"
 	"github.com/gpuready/gpuready/validator/report"
 )
 
 // Exit codes of preflight, by the worst verdict.
-var preflightCodes = map[result.Verdict]int{
-	result.OK: program.OK, result.Unhealthy: 40, result.Wrong: 41, result.Slow: 42, result.NotRun: 43,
+var preflightCodes = map[judge.Verdict]int{
+	judge.OK: program.OK, judge.Unhealthy: 40, judge.Wrong: 41, judge.Slow: 42, judge.NotRun: 43,
 }
 
 const preflightUsage = `Check within seconds whether every GPU of this node is healthy, correct, and as fast
@@ -70,7 +67,7 @@ func (p *preflightOptions) addFlags(o *options) {
 
 func (p *preflightOptions) verify() error {
 	switch {
-	case !slices.Contains(show.Formats(), p.format):
+	case !slices.Contains(report.Formats(), p.format):
 		return program.UsageErrorf("--output %q: want text, json or junit", p.format)
 	case p.timeout < 2*time.Second:
 		return program.UsageErrorf("--timeout %v: want 2s or more", p.timeout)
@@ -95,7 +92,7 @@ func runPreflight(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if err := p.verify(); err != nil {
 		return err
 	}
-	table, err := threshold.Load(p.thresholds)
+	table, err := judge.LoadThresholds(p.thresholds)
 	if err != nil {
 		return program.WithExitCode(program.Usage, err)
 	}
@@ -134,31 +131,31 @@ func driverError(rep report.Report) error {
 
 // report compares the result with earlier ones, stores it, and shows it. It is shown even if
 // it cannot be stored.
-func (p *preflightOptions) report(r result.Result, node check.Node, stdout, stderr io.Writer) error {
+func (p *preflightOptions) report(r judge.Result, node check.Node, stdout, stderr io.Writer) error {
 	if p.results != "" {
 		dir := node.Root.Path(p.results)
-		past, err := history.Read(dir)
+		past, err := judge.ReadHistory(dir)
 		if err == nil {
-			history.Compare(&r, past)
-			err = history.Write(dir, r)
+			judge.CompareHistory(&r, past)
+			err = judge.WriteHistory(dir, r)
 		}
 		if err != nil {
 			fmt.Fprintf(stderr, "gpu-validator: preflight: %v; name a folder that can be written to with --results-dir\n", err)
 		}
 	}
-	if err := show.Write(stdout, r, p.format, isTerminal(stdout)); err != nil {
+	if err := report.WritePreflight(stdout, r, p.format, isTerminal(stdout)); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	return errors.Join(verdictError(r), p.page(r))
 }
 
 // page writes the HTML report of --html, if the flag is set.
-func (p *preflightOptions) page(r result.Result) error {
+func (p *preflightOptions) page(r judge.Result) error {
 	if p.html == "" {
 		return nil
 	}
 	var page bytes.Buffer
-	err := show.HTML(&page, r)
+	err := report.WritePreflightHTML(&page, r)
 	if err == nil {
 		err = record.Write(p.html, page.Bytes())
 	}
@@ -169,7 +166,7 @@ func (p *preflightOptions) page(r result.Result) error {
 }
 
 // verdictError returns an error with the worst finding, nil if all is well.
-func verdictError(r result.Result) error {
+func verdictError(r judge.Result) error {
 	g, f := r.Worst()
 	if f == nil {
 		return nil

@@ -15,9 +15,6 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/preflight/judge"
-	"github.com/gpuready/gpuready/validator/preflight/result"
-	"github.com/gpuready/gpuready/validator/preflight/slot"
-	"github.com/gpuready/gpuready/validator/preflight/threshold"
 	"github.com/gpuready/gpuready/validator/probe"
 	"github.com/gpuready/gpuready/validator/sample"
 	"github.com/gpuready/gpuready/validator/step/driver"
@@ -28,7 +25,7 @@ type Options struct {
 	Node     check.Node
 	Host     string // the node's name, for the report
 	Version  string
-	Table    threshold.Table
+	Table    judge.Thresholds
 	Find     func(sample string) string // the path of a sample; "" where there is none
 	Timeout  time.Duration              // of the whole preflight
 	Progress func(phase string)
@@ -42,7 +39,7 @@ const readTime = 2 * time.Second
 
 // Run runs a preflight. If the driver is not proven, or the node has no GPU, the result is
 // empty and the outcome holds the reason.
-func Run(ctx context.Context, o Options) (result.Result, check.Outcome) {
+func Run(ctx context.Context, o Options) (judge.Result, check.Outcome) {
 	start := time.Now()
 	var snapshot gpu.Snapshot
 	o.Progress("reading the driver")
@@ -53,7 +50,7 @@ func Run(ctx context.Context, o Options) (result.Result, check.Outcome) {
 		return r, err
 	})
 	if outcome.Kind != check.Passed {
-		return result.Result{}, outcome
+		return judge.Result{}, outcome
 	}
 	r := o.newResult(d)
 	r.Time, r.Notes = start.UTC(), outcome.Notes
@@ -76,23 +73,23 @@ func Run(ctx context.Context, o Options) (result.Result, check.Outcome) {
 
 // hasFinding reports whether a note of the driver's check is about a GPU with a finding, which
 // is more precise.
-func hasFinding(r result.Result, note string) bool {
-	return slices.ContainsFunc(r.GPUs, func(g result.GPU) bool {
+func hasFinding(r judge.Result, note string) bool {
+	return slices.ContainsFunc(r.GPUs, func(g judge.GPU) bool {
 		return len(g.Findings) > 0 && strings.HasPrefix(note, fmt.Sprintf("GPU %s (%s", g.Index, g.UUID))
 	})
 }
 
 // newResult returns a result that lists all devices, without findings.
-func (o Options) newResult(d check.Driver) result.Result {
-	r := result.Result{
-		Schema: result.Schema, Node: o.Host, Version: o.Version,
+func (o Options) newResult(d check.Driver) judge.Result {
+	r := judge.Result{
+		Schema: judge.ResultSchema, Node: o.Host, Version: o.Version,
 		Simulated: d.Info.Simulated, Driver: d.Info.Version, CUDA: d.Info.CUDAVersion,
 	}
-	slots := slot.Read(o.Node.Root)
+	slots := readSlots(o.Node.Root)
 	for _, g := range d.GPUs {
-		one := result.GPU{
+		one := judge.GPU{
 			Index: fmt.Sprint(g.Index), UUID: g.UUID, Product: g.Product, PCI: g.PCI,
-			Slot: slots.Of(g.PCI), Compute: g.Compute.String(),
+			Slot: slots.find(g.PCI), Compute: g.Compute.String(),
 		}
 		r.GPUs = append(r.GPUs, one)
 		for _, m := range g.MIG {
@@ -130,8 +127,8 @@ func nearCPUs(root *host.Root, units []check.Unit) map[gpu.UUID][]int {
 // run runs the phases one after the other, each on all devices at once, so that only equal
 // load disturbs a measurement. A device without a result delays the others for no longer
 // than the phase's share of the time, and is left out of the next phases.
-func (b bench) run(ctx context.Context) []judge.Run {
-	var runs []judge.Run
+func (b bench) run(ctx context.Context) []judge.SampleRun {
+	var runs []judge.SampleRun
 	units := b.driver.Units()
 	hung, wrong := map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
 	b.watch.setLoaded(true)
@@ -144,7 +141,7 @@ func (b bench) run(ctx context.Context) []judge.Run {
 			continue
 		}
 		var group sync.WaitGroup
-		all := make([][]judge.Run, len(units))
+		all := make([][]judge.SampleRun, len(units))
 		for i, u := range units {
 			if !hung[u.UUID] {
 				group.Go(func() { all[i] = b.runPhase(ctx, p, u, end) })
@@ -166,10 +163,10 @@ func (b bench) run(ctx context.Context) []judge.Run {
 }
 
 // runPhase runs the samples of a phase on one device, until one gives no result.
-func (b bench) runPhase(ctx context.Context, p phase, u check.Unit, end time.Time) []judge.Run {
-	var runs []judge.Run
+func (b bench) runPhase(ctx context.Context, p phase, u check.Unit, end time.Time) []judge.SampleRun {
+	var runs []judge.SampleRun
 	for _, name := range p.samples {
-		r := judge.Run{Sample: name, Device: u.UUID, Result: b.runSample(ctx, name, p.args, []gpu.UUID{u.UUID}, end)}
+		r := judge.SampleRun{Sample: name, Device: u.UUID, Result: b.runSample(ctx, name, p.args, []gpu.UUID{u.UUID}, end)}
 		runs = append(runs, r)
 		if r.Outcome == sample.NoResult {
 			break
@@ -181,12 +178,12 @@ func (b bench) runPhase(ctx context.Context, p phase, u check.Unit, end time.Tim
 // remeasureLinks measures GPUs whose link to the host missed its limit once more, one after the
 // other. Links may share a switch, or the host's memory may be slower than all links
 // together, which is no GPU's fault.
-func (b bench) remeasureLinks(ctx context.Context, p phase, units []check.Unit, all [][]judge.Run, end time.Time) {
+func (b bench) remeasureLinks(ctx context.Context, p phase, units []check.Unit, all [][]judge.SampleRun, end time.Time) {
 	for i, u := range units {
 		if len(units) == 1 || len(all[i]) != 1 || all[i][0].Outcome != sample.Passed || b.driver.Info.Simulated {
 			continue
 		}
-		g := result.GPU{UUID: u.UUID, Product: u.GPU.Product, Compute: u.GPU.Compute.String(), Condition: b.watch.lastCondition(u.GPU.UUID)}
+		g := judge.GPU{UUID: u.UUID, Product: u.GPU.Product, Compute: u.GPU.Compute.String(), Condition: b.watch.lastCondition(u.GPU.UUID)}
 		if u.UUID.IsMIG() || !judge.HostLinkMissed(g, all[i][0].Answer.Figures, b.o.Table) {
 			continue
 		}
@@ -198,7 +195,7 @@ func (b bench) remeasureLinks(ctx context.Context, p phase, units []check.Unit, 
 
 // peers runs a sample once on all GPUs that can have peers. MIG devices have none, and a
 // GPU that failed before would make the others look slow.
-func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map[gpu.UUID]bool, end time.Time) []judge.Run {
+func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map[gpu.UUID]bool, end time.Time) []judge.SampleRun {
 	var ids []gpu.UUID
 	for _, u := range units {
 		if !u.UUID.IsMIG() && !wrong[u.UUID] {
@@ -208,9 +205,9 @@ func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map
 	if len(ids) < 2 {
 		return nil
 	}
-	var runs []judge.Run
+	var runs []judge.SampleRun
 	for _, name := range p.samples {
-		runs = append(runs, judge.Run{Sample: name, Result: b.runSample(ctx, name, p.args, ids, end)})
+		runs = append(runs, judge.SampleRun{Sample: name, Result: b.runSample(ctx, name, p.args, ids, end)})
 	}
 	return runs
 }

@@ -57,16 +57,16 @@ type finding struct {
 	Text    string `xml:",chardata"`
 }
 
-// Suite is a run in terms of JUnit XML.
-type Suite struct {
+// junitSuite is a run in terms of JUnit XML.
+type junitSuite struct {
 	Name, Node string
 	Time       time.Time
 	Properties [][2]string // name and value
-	Cases      []Case
+	Cases      []junitCase
 }
 
-// Case is one check. It passed, unless Failure or Skipped holds why not.
-type Case struct {
+// junitCase is one check. It passed, unless Failure or Skipped holds why not.
+type junitCase struct {
 	Name, Class      string
 	Elapsed          time.Duration
 	Failure, Skipped string
@@ -75,9 +75,9 @@ type Case struct {
 }
 
 func (r Report) writeJUnit(w io.Writer) error {
-	s := Suite{Name: "gpu-validator", Node: r.Node, Time: r.Time, Properties: [][2]string{{"result", r.Result()}, {"version", r.Version}}}
+	s := junitSuite{Name: "gpu-validator", Node: r.Node, Time: r.Time, Properties: [][2]string{{"result", r.Result()}, {"version", r.Version}}}
 	for _, o := range r.Outcomes {
-		c := Case{Name: string(o.Layer), Class: s.Name, Elapsed: o.Elapsed, Out: strings.Join(o.Notes, "\n")}
+		c := junitCase{Name: string(o.Layer), Class: s.Name, Elapsed: o.Elapsed, Out: strings.Join(o.Notes, "\n")}
 		switch o.Kind {
 		case check.Passed:
 			c.Out = strings.TrimSpace(o.Proof.Summary + "\n" + c.Out)
@@ -88,11 +88,11 @@ func (r Report) writeJUnit(w io.Writer) error {
 		}
 		s.Cases = append(s.Cases, c)
 	}
-	return s.WriteJUnit(w)
+	return s.writeXML(w)
 }
 
-// WriteJUnit writes the suite.
-func (s Suite) WriteJUnit(w io.Writer) error {
+// writeXML writes the suite.
+func (s junitSuite) writeXML(w io.Writer) error {
 	out := suite{Name: s.Name, Hostname: s.Node, Timestamp: s.Time.UTC().Format("2006-01-02T15:04:05")}
 	for _, p := range s.Properties {
 		out.Properties = append(out.Properties, property{p[0], p[1]})

@@ -1,4 +1,5 @@
-// Package report formats outcomes: as text, as JSON, and as JUnit XML for a CI system.
+// Package report formats the results of run and preflight: as text for a terminal, as JSON,
+// as JUnit XML for a CI system, and that of a preflight also as an HTML page.
 package report
 
 import (
@@ -21,7 +22,7 @@ type Report struct {
 	Outcomes []check.Outcome
 }
 
-// Formats returns the formats of Write.
+// Formats returns the formats of Write and WritePreflight.
 func Formats() []string { return []string{"text", "json", "junit"} }
 
 // Write writes the report. color is for text on a terminal.
@@ -68,16 +69,16 @@ func (r Report) Failed() *check.Outcome {
 	return nil
 }
 
-type document struct {
-	Result    string    `json:"result"`
-	Simulated bool      `json:"simulated"`
-	Node      string    `json:"node"`
-	Version   string    `json:"version"`
-	Time      time.Time `json:"time"`
-	Layers    []layer   `json:"layers"`
+type runJSON struct {
+	Result    string      `json:"result"`
+	Simulated bool        `json:"simulated"`
+	Node      string      `json:"node"`
+	Version   string      `json:"version"`
+	Time      time.Time   `json:"time"`
+	Layers    []layerJSON `json:"layers"`
 }
 
-type layer struct {
+type layerJSON struct {
 	Layer     readiness.Layer      `json:"layer"`
 	Outcome   check.Kind           `json:"outcome"`
 	Seconds   float64              `json:"seconds"`
@@ -93,9 +94,9 @@ type layer struct {
 }
 
 func (r Report) writeJSON(w io.Writer) error {
-	d := document{Result: r.Result(), Node: r.Node, Version: r.Version, Time: r.Time.UTC()}
+	d := runJSON{Result: r.Result(), Node: r.Node, Version: r.Version, Time: r.Time.UTC()}
 	for _, o := range r.Outcomes {
-		l := layer{Layer: o.Layer, Outcome: o.Kind, Seconds: seconds(o.Elapsed), Notes: o.Notes}
+		l := layerJSON{Layer: o.Layer, Outcome: o.Kind, Seconds: seconds(o.Elapsed), Notes: o.Notes}
 		if p := o.Proof; p != nil {
 			l.Summary, l.GPUs, l.PerGPU, l.Resources = p.Summary, p.GPUs, p.Seconds, p.Resources
 			if p.Driver != nil {
@@ -108,10 +109,14 @@ func (r Report) writeJSON(w io.Writer) error {
 		d.Simulated = d.Simulated || o.Simulated()
 		d.Layers = append(d.Layers, l)
 	}
+	return encodeJSON(w, d)
+}
+
+func encodeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	return e.Encode(d)
+	return e.Encode(v)
 }
 
 // seconds rounds to milliseconds: finer figures mean nothing here.

@@ -145,7 +145,7 @@ func TestAnyReportCanBeParsed(t *testing.T) {
 
 		b.Reset()
 		require.NoError(t, r.Write(&b, "json", false))
-		var d document
+		var d runJSON
 		decoder := json.NewDecoder(&b)
 		decoder.DisallowUnknownFields()
 		require.NoError(t, decoder.Decode(&d))

@@ -10,18 +10,13 @@ import (
 
 // Words and colours (ANSI) of each kind of outcome.
 var (
-	words  = map[check.Kind]string{check.Passed: "ok", check.Failed: "FAILED", check.NotRun: "not run", check.Absent: "no GPU", check.NotWanted: "skipped"}
-	colors = map[check.Kind]string{check.Passed: "32", check.Failed: "31;1", check.NotRun: "2", check.Absent: "2", check.NotWanted: "2"}
+	kindWords  = map[check.Kind]string{check.Passed: "ok", check.Failed: "FAILED", check.NotRun: "not run", check.Absent: "no GPU", check.NotWanted: "skipped"}
+	kindColors = map[check.Kind]string{check.Passed: "32", check.Failed: "31;1", check.NotRun: "2", check.Absent: "2", check.NotWanted: "2"}
 )
 
 // writeText writes one line for each layer, and below it notes and the action.
 func (r Report) writeText(w io.Writer, color bool) error {
-	paint := func(code, s string) string {
-		if !color {
-			return s
-		}
-		return "\x1b[" + code + "m" + s + "\x1b[0m"
-	}
+	paint := func(code, s string) string { return paint(color, code, s) }
 	var b strings.Builder
 	var skipped []string
 	for i, o := range r.Outcomes {
@@ -36,7 +31,7 @@ func (r Report) writeText(w io.Writer, color bool) error {
 		if o.Kind == check.NotRun || o.Kind == check.Absent {
 			took = ""
 		}
-		fmt.Fprintf(&b, "%s %-8s %8s  %s\n", paint(colors[o.Kind], fmt.Sprintf("%-8s", words[o.Kind])), o.Layer, took, headline(o))
+		fmt.Fprintf(&b, "%s %-8s %8s  %s\n", paint(kindColors[o.Kind], fmt.Sprintf("%-8s", kindWords[o.Kind])), o.Layer, took, headline(o))
 		for _, n := range o.Notes {
 			fmt.Fprintf(&b, "%28s%s %s\n", "", paint("33", "!"), n)
 		}
@@ -45,15 +40,23 @@ func (r Report) writeText(w io.Writer, color bool) error {
 		}
 	}
 	if len(skipped) > 0 {
-		fmt.Fprintf(&b, "%s not asked for: %s\n", paint(colors[check.NotWanted], fmt.Sprintf("%-8s", words[check.NotWanted])), strings.Join(skipped, ", "))
+		fmt.Fprintf(&b, "%s not asked for: %s\n", paint(kindColors[check.NotWanted], fmt.Sprintf("%-8s", kindWords[check.NotWanted])), strings.Join(skipped, ", "))
 	}
-	code := colors[check.Passed]
+	code := kindColors[check.Passed]
 	if r.Failed() != nil {
-		code = colors[check.Failed]
+		code = kindColors[check.Failed]
 	}
 	fmt.Fprintf(&b, "gpu-validator: %s\n", paint(code, r.lastLine()))
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// paint colours text, where color is set.
+func paint(color bool, code, s string) string {
+	if !color {
+		return s
+	}
+	return "\x1b[" + code + "m" + s + "\x1b[0m"
 }
 
 func headline(o check.Outcome) string {

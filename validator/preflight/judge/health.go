@@ -6,24 +6,23 @@ import (
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/validator/preflight/result"
 )
 
 // judgeHealth judges the state that a GPU reported before, during and after the samples. all
 // are the node's devices.
-func judgeHealth(g *result.GPU, s Observations, all []result.GPU) {
+func judgeHealth(g *GPU, s Observations, all []GPU) {
 	device, _ := s.Snapshot.Device(g.UUID)
 	if f := device.Fault; f != (gpu.Fault{}) {
-		addFinding(g, result.Unhealthy, f.Reason, f.Message, "look for Xid lines in dmesg; reset the GPU, or have it replaced where that does not mend it")
+		addFinding(g, Unhealthy, f.Reason, f.Message, "look for Xid lines in dmesg; reset the GPU, or have it replaced where that does not mend it")
 	}
 	if device.MIGEnabled && len(device.MIG) == 0 {
-		addFinding(g, result.NotRun, ReasonNothingRuns, "it is in MIG mode and has no MIG devices, so nothing can run on it", "create MIG devices, or turn MIG mode off")
+		addFinding(g, NotRun, ReasonNothingRuns, "it is in MIG mode and has no MIG devices, so nothing can run on it", "create MIG devices, or turn MIG mode off")
 	}
 	judgeEvents(g, s.Events)
 	var own []gpu.Condition
 	for _, r := range s.Readings {
 		if why := r.Errors[g.UUID]; why != "" && device.Fault == (gpu.Fault{}) {
-			addFinding(g, result.Unhealthy, ReasonNotRead, why, "look for NVRM and Xid lines in dmesg; a GPU that does not answer needs a reset")
+			addFinding(g, Unhealthy, ReasonNotRead, why, "look for NVRM and Xid lines in dmesg; a GPU that does not answer needs a reset")
 			break
 		}
 		if c, has := r.Conditions[g.UUID]; has {
@@ -44,7 +43,7 @@ func judgeHealth(g *result.GPU, s Observations, all []result.GPU) {
 }
 
 // judgeEvents adds the errors that the driver reported during the preflight.
-func judgeEvents(g *result.GPU, events []gpu.Event) {
+func judgeEvents(g *GPU, events []gpu.Event) {
 	var reported []string
 	for _, e := range events {
 		if e.UUID != g.UUID && e.UUID != "" {
@@ -62,11 +61,11 @@ func judgeEvents(g *result.GPU, events []gpu.Event) {
 				g.Notes = append(g.Notes, gpu.XIDText(e.XID)+" was reported during the run")
 				continue
 			}
-			addFinding(g, result.Unhealthy, gpu.ReasonXID, gpu.XIDText(e.XID)+" was reported during the run", action)
+			addFinding(g, Unhealthy, gpu.ReasonXID, gpu.XIDText(e.XID)+" was reported during the run", action)
 		case gpu.EventECC:
-			addFinding(g, result.Unhealthy, gpu.ReasonECC, "an uncorrectable memory error was reported during the run", action)
+			addFinding(g, Unhealthy, gpu.ReasonECC, "an uncorrectable memory error was reported during the run", action)
 		case gpu.EventLost:
-			addFinding(g, result.Unhealthy, gpu.ReasonLost, e.Message, action)
+			addFinding(g, Unhealthy, gpu.ReasonLost, e.Message, action)
 		case gpu.EventUnwatched:
 			g.Notes = append(g.Notes, "XIDs were not watched: "+e.Message)
 		}
@@ -74,7 +73,7 @@ func judgeEvents(g *result.GPU, events []gpu.Event) {
 }
 
 // judgeMemory judges memory errors. An earlier error that was repaired is no fault.
-func judgeMemory(g *result.GPU, first, last gpu.Condition, fault gpu.Fault) {
+func judgeMemory(g *GPU, first, last gpu.Condition, fault gpu.Fault) {
 	e := last.ECC
 	const reset = "end the programs on the GPU, then reset it (nvidia-smi --gpu-reset); if it comes again, have the GPU replaced"
 	switch {
@@ -83,22 +82,22 @@ func judgeMemory(g *result.GPU, first, last gpu.Condition, fault gpu.Fault) {
 		if now := e.Volatile - min(first.ECC.Volatile, e.Volatile); now > 0 {
 			message += fmt.Sprintf(", %d of them during the run", now)
 		}
-		addFinding(g, result.Unhealthy, gpu.ReasonECC, message, reset)
+		addFinding(g, Unhealthy, gpu.ReasonECC, message, reset)
 	case e.On && e.Aggregate > 0:
 		g.Notes = append(g.Notes, fmt.Sprintf("%d uncorrectable memory errors in its life, none since the driver was loaded", e.Aggregate))
 	}
 	switch {
 	case last.Rows.Failed && fault.Reason != gpu.ReasonRowRemap:
-		addFinding(g, result.Unhealthy, gpu.ReasonRowRemap, "remapping a row of faulty memory failed", "have the GPU replaced")
+		addFinding(g, Unhealthy, gpu.ReasonRowRemap, "remapping a row of faulty memory failed", "have the GPU replaced")
 	case last.Rows.Pending && fault.Reason != gpu.ReasonResetNeeded:
-		addFinding(g, result.Unhealthy, gpu.ReasonResetNeeded, "rows of faulty memory wait to be remapped", reset)
+		addFinding(g, Unhealthy, gpu.ReasonResetNeeded, "rows of faulty memory wait to be remapped", reset)
 	case last.Rows.Uncorrected > 0:
 		g.Notes = append(g.Notes, fmt.Sprintf("%d rows of memory were remapped after uncorrectable errors", last.Rows.Uncorrected))
 	}
 }
 
 // judgeThrottle judges the reasons for throttled clocks in all readings.
-func judgeThrottle(g *result.GPU, readings []Reading) {
+func judgeThrottle(g *GPU, readings []Reading) {
 	var bad, harmless []string
 	for _, r := range readings {
 		for _, t := range r.Conditions[g.UUID].Throttle {
@@ -112,7 +111,7 @@ func judgeThrottle(g *result.GPU, readings []Reading) {
 		}
 	}
 	if len(bad) > 0 {
-		addFinding(g, result.Unhealthy, ReasonThrottled, "the clocks are held down: "+strings.Join(bad, ", "),
+		addFinding(g, Unhealthy, ReasonThrottled, "the clocks are held down: "+strings.Join(bad, ", "),
 			"look at temperature, airflow and power supply of this slot: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i "+string(g.UUID))
 	}
 	if len(harmless) > 0 {
@@ -126,7 +125,7 @@ const minLoadedReadings = 3
 
 // judgeLink judges the PCIe link: the width in all readings, the generation only under load,
 // since an idle GPU lowers it to save power.
-func judgeLink(g *result.GPU, readings []Reading, own []gpu.Condition) {
+func judgeLink(g *GPU, readings []Reading, own []gpu.Condition) {
 	width, highest, loaded := own[0].PCIe, 0, 0
 	for _, c := range own {
 		if c.PCIe.Width > 0 && c.PCIe.Width < width.Width {
@@ -141,16 +140,16 @@ func judgeLink(g *result.GPU, readings []Reading, own []gpu.Condition) {
 	}
 	const action = "seat the GPU anew, look at riser and cable, and compare lspci -vv (LnkSta, LnkCap) with its neighbours"
 	if width.Width > 0 && width.Width < width.MaxWidth {
-		addFinding(g, result.Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is ×%d, and GPU and slot can ×%d", width.Width, width.MaxWidth), action)
+		addFinding(g, Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is ×%d, and GPU and slot can ×%d", width.Width, width.MaxWidth), action)
 	}
 	if can := own[0].PCIe.MaxGeneration; loaded >= minLoadedReadings && highest > 0 && highest < can {
-		addFinding(g, result.Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is of generation %d under load, and GPU and slot can %d", highest, can), action)
+		addFinding(g, Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is of generation %d under load, and GPU and slot can %d", highest, can), action)
 	}
 }
 
 // judgeNVLinks compares the links that are up with those of the node's equal GPUs: NVML does not
 // report how many a board connects.
-func judgeNVLinks(g *result.GPU, c gpu.Condition, s Observations, all []result.GPU) {
+func judgeNVLinks(g *GPU, c gpu.Condition, s Observations, all []GPU) {
 	most := 0
 	for _, other := range all {
 		if other.Product == g.Product && other.Parent == "" && len(s.Readings) > 0 {
@@ -161,7 +160,7 @@ func judgeNVLinks(g *result.GPU, c gpu.Condition, s Observations, all []result.G
 	up := len(c.NVLinks.Up)
 	switch {
 	case up < most:
-		addFinding(g, result.Unhealthy, ReasonNVLink, fmt.Sprintf("%d of %d NVLinks are up; down: %s", up, most, numbers(c.NVLinks.Down)),
+		addFinding(g, Unhealthy, ReasonNVLink, fmt.Sprintf("%d of %d NVLinks are up; down: %s", up, most, numbers(c.NVLinks.Down)),
 			"see nvidia-smi nvlink -s -i "+string(g.UUID)+" and the fabric manager's log; reset the GPU; if it stays so, look at bridge or baseboard")
 	case up == 0 && len(c.NVLinks.Down) > 0:
 		g.Notes = append(g.Notes, "no NVLink is up, as on its equals here: there is no bridge, or nothing at the other end")

@@ -1,5 +1,6 @@
-// Package judge derives the findings of a preflight, with pure functions, from readings,
-// answers and thresholds.
+// Package judge derives the result of a preflight, with pure functions, from readings of
+// NVML, answers of the samples, and thresholds, and compares it with earlier results of the
+// node.
 package judge
 
 import (
@@ -10,8 +11,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/validator/preflight/result"
-	"github.com/gpuready/gpuready/validator/preflight/threshold"
 	"github.com/gpuready/gpuready/validator/sample"
 )
 
@@ -37,8 +36,8 @@ type Observations struct {
 	Snapshot gpu.Snapshot
 	Readings []Reading // in the order of time, the first before the samples, the last after them
 	Events   []gpu.Event
-	Runs     []Run  // in the order in which they were started
-	Unheard  string // why events were not received; "" if they were
+	Runs     []SampleRun // in the order in which they were started
+	Unheard  string      // why events were not received; "" if they were
 }
 
 // Reading is the condition of all GPUs at one moment.
@@ -48,16 +47,16 @@ type Reading struct {
 	Errors     map[gpu.UUID]string // of the GPUs that could not be read
 }
 
-// Run is the result of a sample on a GPU or MIG device; Device is "" if it ran on all of
+// SampleRun is the result of a sample on a GPU or MIG device; Device is "" if it ran on all of
 // them.
-type Run struct {
+type SampleRun struct {
 	Sample string
 	Device gpu.UUID
 	sample.Result
 }
 
 // Judge adds findings, figures and verdicts to a result that lists the devices.
-func Judge(r *result.Result, s Observations, t threshold.Table) {
+func Judge(r *Result, s Observations, t Thresholds) {
 	for i := range r.GPUs {
 		g := &r.GPUs[i]
 		if g.Parent == "" {
@@ -86,36 +85,36 @@ func Judge(r *result.Result, s Observations, t threshold.Table) {
 }
 
 // addFinding adds a finding to a device.
-func addFinding(g *result.GPU, v result.Verdict, reason gpu.Reason, message, action string) {
-	g.Findings = append(g.Findings, result.Finding{Verdict: v, Reason: reason, Message: record.Clean(message, 2000), Action: action})
+func addFinding(g *GPU, v Verdict, reason gpu.Reason, message, action string) {
+	g.Findings = append(g.Findings, Finding{Verdict: v, Reason: reason, Message: record.Clean(message, 2000), Action: action})
 }
 
 // judgeRun records how a sample ended on a device.
-func judgeRun(g *result.GPU, run Run, simulated bool) {
-	out := result.Run{Sample: run.Sample, Seconds: run.Elapsed.Round(time.Millisecond).Seconds(), Message: run.Message, Verdict: result.OK}
-	bad := func(v result.Verdict, reason gpu.Reason, message, action string) {
+func judgeRun(g *GPU, run SampleRun, simulated bool) {
+	out := Run{Sample: run.Sample, Seconds: run.Elapsed.Round(time.Millisecond).Seconds(), Message: run.Message, Verdict: OK}
+	bad := func(v Verdict, reason gpu.Reason, message, action string) {
 		out.Verdict, out.Message = v, message
 		addFinding(g, v, reason, run.Sample+": "+message, action)
 		g.Findings[len(g.Findings)-1].Sample = run.Sample
 	}
 	switch {
 	case run.Outcome == sample.Passed && run.Answer.Simulated != simulated:
-		bad(result.Unhealthy, ReasonSample, fmt.Sprintf("libcuda and libnvidia-ml are of different drivers: simulated is %t for one, %t for the other", run.Answer.Simulated, simulated),
+		bad(Unhealthy, ReasonSample, fmt.Sprintf("libcuda and libnvidia-ml are of different drivers: simulated is %t for one, %t for the other", run.Answer.Simulated, simulated),
 			"install all user libraries of one driver version")
 	case run.Outcome == sample.Passed:
 		g.Notes = append(g.Notes, sampleNotes(run)...)
 	case run.Outcome == sample.Impossible:
 		g.Notes = append(g.Notes, run.Sample+": "+run.Message)
 	case run.Outcome == sample.Wrong && run.Sample == "memtest":
-		bad(result.Wrong, ReasonMemory, badMemory(run), "take the GPU out of service; look for Xid lines in dmesg; if a reset does not mend it, have it replaced")
+		bad(Wrong, ReasonMemory, badMemory(run), "take the GPU out of service; look for Xid lines in dmesg; if a reset does not mend it, have it replaced")
 	case run.Outcome == sample.Wrong:
-		bad(result.Wrong, ReasonWrong, withoutAdvice(run.Message), "take the GPU out of service; repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
+		bad(Wrong, ReasonWrong, withoutAdvice(run.Message), "take the GPU out of service; repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
 	case run.Outcome == sample.NoResult:
-		bad(result.NotRun, ReasonNoResult, withoutAdvice(run.Message), "give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
+		bad(NotRun, ReasonNoResult, withoutAdvice(run.Message), "give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
 	case run.Outcome == sample.Missing: // reported once, for the node
-		out.Verdict = result.NotRun
+		out.Verdict = NotRun
 	default:
-		bad(result.Unhealthy, ReasonSample, run.Message, "repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
+		bad(Unhealthy, ReasonSample, run.Message, "repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
 	}
 	g.Runs = append(g.Runs, out)
 }
@@ -129,17 +128,17 @@ func withoutAdvice(message string) string {
 }
 
 // addMissingSample adds a finding for a missing sample, once.
-func addMissingSample(r *result.Result, run Run) {
-	if slices.ContainsFunc(r.Findings, func(f result.Finding) bool { return f.Reason == ReasonNoSample && f.Sample == run.Sample }) {
+func addMissingSample(r *Result, run SampleRun) {
+	if slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Reason == ReasonNoSample && f.Sample == run.Sample }) {
 		return
 	}
-	r.Findings = append(r.Findings, result.Finding{
-		Verdict: result.NotRun, Reason: ReasonNoSample, Sample: run.Sample, Message: run.Message,
+	r.Findings = append(r.Findings, Finding{
+		Verdict: NotRun, Reason: ReasonNoSample, Sample: run.Sample, Message: run.Message,
 		Action: "install it there: the validator's image has all samples",
 	})
 }
 
-func sampleNotes(run Run) []string {
+func sampleNotes(run SampleRun) []string {
 	var list []string
 	for _, n := range run.Answer.Notes {
 		list = append(list, run.Sample+": "+record.Clean(n, 500))
@@ -148,7 +147,7 @@ func sampleNotes(run Run) []string {
 }
 
 // badMemory names the first bad words of a memory test.
-func badMemory(run Run) string {
+func badMemory(run SampleRun) string {
 	var words []string
 	for _, w := range run.Answer.Wrong {
 		if len(words) == 3 {

@@ -9,24 +9,22 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
-	"github.com/gpuready/gpuready/validator/preflight/result"
-	"github.com/gpuready/gpuready/validator/preflight/threshold"
 	"github.com/gpuready/gpuready/validator/sample"
 )
 
-func table(t require.TestingT) threshold.Table {
-	all, err := threshold.Embedded()
+func table(t require.TestingT) Thresholds {
+	all, err := EmbeddedThresholds()
 	require.NoError(t, err)
 	return all
 }
 
 // node returns a healthy node of a profile, read once before, four times during and once
 // after the samples.
-func node(profile string, n int) (Observations, result.Result) {
+func node(profile string, n int) (Observations, Result) {
 	s := Observations{Snapshot: gputest.Node(profile, n)}
-	r := result.Result{Node: "n1"}
+	r := Result{Node: "n1"}
 	for _, d := range s.Snapshot.Devices {
-		r.GPUs = append(r.GPUs, result.GPU{Index: fmt.Sprint(d.Index), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Compute: d.Compute.String()})
+		r.GPUs = append(r.GPUs, GPU{Index: fmt.Sprint(d.Index), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Compute: d.Compute.String()})
 	}
 	for i := range 6 {
 		reading := Reading{Loaded: i > 0 && i < 5, Conditions: map[gpu.UUID]gpu.Condition{}, Errors: map[gpu.UUID]string{}}
@@ -57,7 +55,7 @@ func (s Observations) change(from int, do func(c *gpu.Condition)) {
 	}
 }
 
-func reasons(list []result.Finding) []gpu.Reason {
+func reasons(list []Finding) []gpu.Reason {
 	var all []gpu.Reason
 	for _, f := range list {
 		all = append(all, f.Reason)
@@ -129,19 +127,19 @@ func TestTheGPUsConditionIsJudged(t *testing.T) {
 			require.Equal(t, c.notes, r.GPUs[1].Notes)
 			if len(c.want) > 0 {
 				require.Contains(t, r.GPUs[1].Findings[0].Message, c.says)
-				require.Equal(t, result.Unhealthy, r.Verdict)
+				require.Equal(t, Unhealthy, r.Verdict)
 			}
 			for _, i := range []int{0, 2, 3} {
-				require.Equal(t, result.OK, r.GPUs[i].Verdict, "its neighbours are not blamed")
+				require.Equal(t, OK, r.GPUs[i].Verdict, "its neighbours are not blamed")
 				require.Empty(t, r.GPUs[i].Notes)
 			}
 		})
 	}
 }
 
-func passed(name string, id gpu.UUID, figures ...sample.Figure) Run {
+func passed(name string, id gpu.UUID, figures ...sample.Figure) SampleRun {
 	yes := true
-	return Run{Sample: name, Device: id, Result: sample.Result{Outcome: sample.Passed, Answer: sample.Answer{Passed: &yes, UUID: string(id), Figures: figures}}}
+	return SampleRun{Sample: name, Device: id, Result: sample.Result{Outcome: sample.Passed, Answer: sample.Answer{Passed: &yes, UUID: string(id), Figures: figures}}}
 }
 
 func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
@@ -162,7 +160,7 @@ func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
 		}
 	}
 	Judge(&r, s, table(t))
-	require.Equal(t, result.Slow, r.Verdict)
+	require.Equal(t, Slow, r.Verdict)
 	require.Empty(t, r.GPUs[0].Findings)
 	require.Equal(t, []gpu.Reason{ReasonSlow}, reasons(r.GPUs[1].Findings))
 	require.Equal(t, "copy: measured 3000 GB/s, expected 3350 GB/s (driver attributes), limit 3015 GB/s", r.GPUs[1].Findings[0].Message)
@@ -173,13 +171,13 @@ func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
 }
 
 func TestASlowHostLinkIsMeasuredAlone(t *testing.T) {
-	g := result.GPU{Product: "NVIDIA H200", Compute: "9.0", Condition: &gpu.Condition{PCIe: gpu.PCIe{MaxGeneration: 5, MaxWidth: 16}}}
+	g := GPU{Product: "NVIDIA H200", Compute: "9.0", Condition: &gpu.Condition{PCIe: gpu.PCIe{MaxGeneration: 5, MaxWidth: 16}}}
 	figures := func(copied, host, device float64) []sample.Figure {
 		return []sample.Figure{{Name: "copy", Unit: "B/s", Value: copied, Peak: 4.8e12}, {Name: "hostToDevice", Unit: "B/s", Value: host}, {Name: "deviceToHost", Unit: "B/s", Value: device}}
 	}
 	require.False(t, HostLinkMissed(g, figures(1e12, 55e9, 55e9), table(t)), "copy is not the link")
 	require.True(t, HostLinkMissed(g, figures(4.5e12, 55e9, 30e9), table(t)))
-	require.False(t, HostLinkMissed(result.GPU{}, figures(4.5e12, 55e9, 30e9), table(t)), "nobody knows the limit")
+	require.False(t, HostLinkMissed(GPU{}, figures(4.5e12, 55e9, 30e9), table(t)), "nobody knows the limit")
 	a := sample.Answer{Figures: figures(4.5e12, 55e9, 30e9)}
 	MergeHostLink(&a, sample.Answer{Figures: figures(4.6e12, 54e9, 56e9)})
 	require.Equal(t, figures(4.5e12, 55e9, 56e9), a.Figures)
@@ -189,10 +187,10 @@ func TestASlowHostLinkIsMeasuredAlone(t *testing.T) {
 func TestAnUnknownProductIsShownAndNotJudged(t *testing.T) {
 	s, r := node("h100-sxm", 1)
 	r.GPUs[0].Product = "NVIDIA Future"
-	s.Runs = []Run{passed("compute", gputest.GPU(0), sample.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1})}
+	s.Runs = []SampleRun{passed("compute", gputest.GPU(0), sample.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1})}
 	Judge(&r, s, table(t))
-	require.Equal(t, result.OK, r.Verdict)
-	require.Equal(t, result.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1, Verdict: result.OK}, r.GPUs[0].Figures[0])
+	require.Equal(t, OK, r.Verdict)
+	require.Equal(t, Figure{Name: "fp32", Unit: "FLOP/s", Value: 1, Verdict: OK}, r.GPUs[0].Figures[0])
 	require.Contains(t, r.GPUs[0].Notes[0], `"NVIDIA Future" is not in the table of thresholds`)
 }
 
@@ -201,12 +199,12 @@ func TestASimulatedDriverHasNoSpeeds(t *testing.T) {
 	r.Simulated = true
 	run := passed("compute", gputest.GPU(0), sample.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1e12, Peak: 6e13})
 	run.Answer.Simulated = true
-	s.Runs = []Run{run}
+	s.Runs = []SampleRun{run}
 	Judge(&r, s, table(t))
-	require.Equal(t, []result.Figure{{Name: "fp32", Unit: "FLOP/s"}}, r.GPUs[0].Figures)
+	require.Equal(t, []Figure{{Name: "fp32", Unit: "FLOP/s"}}, r.GPUs[0].Figures)
 	require.Equal(t, "PASSED (SIMULATED)", r.Word())
 
-	r.GPUs[0] = result.GPU{UUID: gputest.GPU(0)}
+	r.GPUs[0] = GPU{UUID: gputest.GPU(0)}
 	s.Runs[0].Answer.Simulated = false
 	Judge(&r, s, table(t))
 	require.Contains(t, r.GPUs[0].Findings[0].Message, "of different drivers")
@@ -214,26 +212,26 @@ func TestASimulatedDriverHasNoSpeeds(t *testing.T) {
 }
 
 func TestTheSamplesOutcomeIsAVerdict(t *testing.T) {
-	for outcome, want := range map[sample.Outcome]result.Verdict{
-		sample.Failed: result.Unhealthy, sample.Wrong: result.Wrong, sample.NoResult: result.NotRun, sample.Impossible: result.OK,
+	for outcome, want := range map[sample.Outcome]Verdict{
+		sample.Failed: Unhealthy, sample.Wrong: Wrong, sample.NoResult: NotRun, sample.Impossible: OK,
 	} {
 		s, r := node("h100-sxm", 2)
-		s.Runs = []Run{{Sample: "gemm", Device: gputest.GPU(1), Result: sample.Result{Outcome: outcome, Message: "why"}}, passed("gemm", gputest.GPU(0))}
+		s.Runs = []SampleRun{{Sample: "gemm", Device: gputest.GPU(1), Result: sample.Result{Outcome: outcome, Message: "why"}}, passed("gemm", gputest.GPU(0))}
 		Judge(&r, s, table(t))
 		require.Equal(t, want, r.GPUs[1].Verdict, outcome)
-		require.Equal(t, result.OK, r.GPUs[0].Verdict, outcome)
+		require.Equal(t, OK, r.GPUs[0].Verdict, outcome)
 	}
 	s, r := node("h100-sxm", 2)
 	for i := range 2 {
-		s.Runs = append(s.Runs, Run{Sample: "gemm", Device: gputest.GPU(i), Result: sample.Result{Outcome: sample.Missing, Message: "not here"}})
+		s.Runs = append(s.Runs, SampleRun{Sample: "gemm", Device: gputest.GPU(i), Result: sample.Result{Outcome: sample.Missing, Message: "not here"}})
 	}
 	Judge(&r, s, table(t))
 	require.Equal(t, []gpu.Reason{ReasonNoSample}, reasons(r.Findings), "said once")
-	require.Equal(t, result.NotRun, r.Verdict)
+	require.Equal(t, NotRun, r.Verdict)
 }
 
 // ways returns a run of bandwidth between all GPUs, with the speeds of speed.
-func ways(s Observations, speed func(from, to int) float64) Run {
+func ways(s Observations, speed func(from, to int) float64) SampleRun {
 	run := passed("bandwidth", "")
 	for i, a := range s.Snapshot.Devices {
 		for k, b := range s.Snapshot.Devices {
@@ -250,7 +248,7 @@ func TestTheCommonGPUOfSlowPathsIsNamed(t *testing.T) {
 		n := rapid.IntRange(3, 8).Draw(t, "GPUs")
 		sick := rapid.IntRange(0, n-1).Draw(t, "sick")
 		s, r := node("h100-sxm", n)
-		s.Runs = []Run{ways(s, func(from, to int) float64 {
+		s.Runs = []SampleRun{ways(s, func(from, to int) float64 {
 			if from == sick || to == sick {
 				return 100e9
 			}
@@ -258,14 +256,14 @@ func TestTheCommonGPUOfSlowPathsIsNamed(t *testing.T) {
 		})}
 		Judge(&r, s, table(t))
 		for i, g := range r.GPUs {
-			require.Equal(t, i == sick, g.Verdict == result.Slow, "GPU %d", i)
+			require.Equal(t, i == sick, g.Verdict == Slow, "GPU %d", i)
 		}
 	})
 }
 
 func TestASingleSlowPathNamesBothEnds(t *testing.T) {
 	s, r := node("h100-sxm", 4)
-	s.Runs = []Run{ways(s, func(from, to int) float64 {
+	s.Runs = []SampleRun{ways(s, func(from, to int) float64 {
 		if from == 1 && to == 2 {
 			return 100e9
 		}
@@ -280,8 +278,8 @@ func TestASingleSlowPathNamesBothEnds(t *testing.T) {
 
 func TestPCIePathsAreNotJudged(t *testing.T) {
 	s, r := node("l40s", 2)
-	s.Runs = []Run{ways(s, func(int, int) float64 { return 1 })}
+	s.Runs = []SampleRun{ways(s, func(int, int) float64 { return 1 })}
 	Judge(&r, s, table(t))
-	require.Equal(t, result.OK, r.Verdict)
+	require.Equal(t, OK, r.Verdict)
 	require.Equal(t, s.Snapshot.Links[0].Kind.String(), r.Peers[0].Link)
 }

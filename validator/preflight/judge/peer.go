@@ -6,29 +6,27 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/validator/preflight/result"
-	"github.com/gpuready/gpuready/validator/preflight/threshold"
 	"github.com/gpuready/gpuready/validator/sample"
 )
 
 // judgePeers judges the paths between GPUs.
-func judgePeers(r *result.Result, run Run, s Observations, t threshold.Table) {
+func judgePeers(r *Result, run SampleRun, s Observations, t Thresholds) {
 	if run.Outcome != sample.Passed {
 		if run.Outcome != sample.Impossible {
-			v, reason := result.Unhealthy, ReasonSample
+			v, reason := Unhealthy, ReasonSample
 			switch run.Outcome {
 			case sample.NoResult:
-				v, reason = result.NotRun, ReasonNoResult
+				v, reason = NotRun, ReasonNoResult
 			case sample.Wrong:
-				v, reason = result.Wrong, ReasonWrong
+				v, reason = Wrong, ReasonWrong
 			}
-			r.Findings = append(r.Findings, result.Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(withoutAdvice(run.Message), 1000),
+			r.Findings = append(r.Findings, Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(withoutAdvice(run.Message), 1000),
 				Action: "repeat by hand: " + run.Sample + "; where there are switches, see the fabric manager's log"})
 		}
 		return
 	}
-	known := func(id gpu.UUID) (*result.GPU, bool) {
-		i := slices.IndexFunc(r.GPUs, func(g result.GPU) bool { return g.UUID == id })
+	known := func(id gpu.UUID) (*GPU, bool) {
+		i := slices.IndexFunc(r.GPUs, func(g GPU) bool { return g.UUID == id })
 		if i < 0 {
 			return nil, false
 		}
@@ -45,8 +43,8 @@ func judgePeers(r *result.Result, run Run, s Observations, t threshold.Table) {
 
 // judgePeer judges one path. Only NVLink is judged: the speed of PCIe between two GPUs depends on
 // the machine.
-func judgePeer(from *result.GPU, p sample.Peer, snapshot gpu.Snapshot, t threshold.Table, simulated bool) result.Peer {
-	out := result.Peer{From: p.From, To: p.To, Access: p.Access, Unit: record.Clean(p.Unit, 10)}
+func judgePeer(from *GPU, p sample.Peer, snapshot gpu.Snapshot, t Thresholds, simulated bool) Peer {
+	out := Peer{From: p.From, To: p.To, Access: p.Access, Unit: record.Clean(p.Unit, 10)}
 	i := slices.IndexFunc(snapshot.Links, func(l gpu.Link) bool {
 		return l.A == p.From && l.B == p.To || l.A == p.To && l.B == p.From
 	})
@@ -60,12 +58,12 @@ func judgePeer(from *result.GPU, p sample.Peer, snapshot gpu.Snapshot, t thresho
 	if simulated || p.Value <= 0 {
 		return out
 	}
-	out.Value, out.Verdict = p.Value, result.OK
+	out.Value, out.Verdict = p.Value, OK
 	product, _ := t.Product(from.Product)
 	out.Expected = float64(lanes) * product.NVLinkRate * 1e9
-	out.Limit = out.Expected * t.Share(threshold.Peer, product, from.Compute)
+	out.Limit = out.Expected * t.Share(figurePeer, product, from.Compute)
 	if p.Value < out.Limit {
-		out.Verdict = result.Slow
+		out.Verdict = Slow
 	}
 	return out
 }
@@ -73,10 +71,10 @@ func judgePeer(from *result.GPU, p sample.Peer, snapshot gpu.Snapshot, t thresho
 // blame names the GPUs that slow paths have in common: first the one with most slow paths,
 // then the one with most of the rest, and so on. For a single slow path both ends are named,
 // since either may be at fault.
-func blame(r *result.Result, known func(gpu.UUID) (*result.GPU, bool)) {
-	var slow []result.Peer
+func blame(r *Result, known func(gpu.UUID) (*GPU, bool)) {
+	var slow []Peer
 	for _, p := range r.Peers {
-		if p.Verdict == result.Slow {
+		if p.Verdict == Slow {
 			slow = append(slow, p)
 		}
 	}
@@ -99,15 +97,15 @@ func blame(r *result.Result, known func(gpu.UUID) (*result.GPU, bool)) {
 				addSlowPaths(g, slow, known)
 			}
 		}
-		slow = slices.DeleteFunc(slow, func(p result.Peer) bool {
+		slow = slices.DeleteFunc(slow, func(p Peer) bool {
 			return slices.Contains(named, p.From) || slices.Contains(named, p.To)
 		})
 	}
 }
 
 // addSlowPaths adds the finding about the slow paths of one GPU.
-func addSlowPaths(g *result.GPU, slow []result.Peer, known func(gpu.UUID) (*result.GPU, bool)) {
-	var worst *result.Peer
+func addSlowPaths(g *GPU, slow []Peer, known func(gpu.UUID) (*GPU, bool)) {
+	var worst *Peer
 	var paths int
 	for i, p := range slow {
 		if p.From != g.UUID && p.To != g.UUID {
@@ -133,8 +131,8 @@ func addSlowPaths(g *result.GPU, slow []result.Peer, known func(gpu.UUID) (*resu
 	if paths > 1 {
 		count = fmt.Sprintf("%d ways to or from other GPUs are slow, the slowest", paths)
 	}
-	g.Findings = append(g.Findings, result.Finding{
-		Verdict: result.Slow, Reason: ReasonSlowPeer, Figure: threshold.Peer,
+	g.Findings = append(g.Findings, Finding{
+		Verdict: Slow, Reason: ReasonSlowPeer, Figure: figurePeer,
 		Message: fmt.Sprintf("%s %s %s (%s): measured %s, expected %s, limit %s", count, direction, index, worst.Link,
 			Speed(worst.Value, worst.Unit), Speed(worst.Expected, worst.Unit), Speed(worst.Limit, worst.Unit)),
 		Action: "see nvidia-smi nvlink -s and -e (errors of links) on both ends, and the fabric manager's log",

@@ -4,8 +4,6 @@ import (
 	"fmt"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/validator/preflight/result"
-	"github.com/gpuready/gpuready/validator/preflight/threshold"
 	"github.com/gpuready/gpuready/validator/sample"
 )
 
@@ -13,7 +11,7 @@ import (
 const maxFigures = 32
 
 // judgeFigures judges the figures that the samples measured on a device.
-func judgeFigures(g *result.GPU, s Observations, t threshold.Table, simulated bool) {
+func judgeFigures(g *GPU, s Observations, t Thresholds, simulated bool) {
 	for _, run := range s.Runs {
 		if run.Device != g.UUID || run.Outcome != sample.Passed || run.Answer.Simulated != simulated {
 			continue
@@ -29,12 +27,12 @@ func judgeFigures(g *result.GPU, s Observations, t threshold.Table, simulated bo
 
 // judgeFigure judges one figure. No datasheet describes a MIG device, so its figures are only
 // compared with those of its equals.
-func judgeFigure(g *result.GPU, f sample.Figure, t threshold.Table, simulated bool) result.Figure {
-	out := result.Figure{Name: record.Clean(f.Name, 40), Unit: record.Clean(f.Unit, 10)}
+func judgeFigure(g *GPU, f sample.Figure, t Thresholds, simulated bool) Figure {
+	out := Figure{Name: record.Clean(f.Name, 40), Unit: record.Clean(f.Unit, 10)}
 	if simulated || f.Value <= 0 {
 		return out
 	}
-	out.Value, out.Verdict = f.Value, result.OK
+	out.Value, out.Verdict = f.Value, OK
 	if g.Parent != "" {
 		return out
 	}
@@ -42,11 +40,11 @@ func judgeFigure(g *result.GPU, f sample.Figure, t threshold.Table, simulated bo
 	product, _ := t.Product(g.Product)
 	out.Limit = out.Expected * t.Share(f.Name, product, g.Compute)
 	if f.Value < out.Limit {
-		out.Verdict = result.Slow
-		g.Findings = append(g.Findings, result.Finding{
-			Verdict: result.Slow, Reason: ReasonSlow, Figure: f.Name,
+		out.Verdict = Slow
+		g.Findings = append(g.Findings, Finding{
+			Verdict: Slow, Reason: ReasonSlow, Figure: f.Name,
 			Message: fmt.Sprintf("%s: measured %s, expected %s (%s), limit %s", out.Name, Speed(f.Value, out.Unit), Speed(out.Expected, out.Unit), out.Source, Speed(out.Limit, out.Unit)),
-			Action:  action(f.Name),
+			Action:  speedAction(f.Name),
 		})
 	}
 	return out
@@ -54,10 +52,10 @@ func judgeFigure(g *result.GPU, f sample.Figure, t threshold.Table, simulated bo
 
 // HostLinkMissed reports whether a device like g missed the limit of its link to the host.
 // Several GPUs that use their links at once may share one.
-func HostLinkMissed(g result.GPU, figures []sample.Figure, t threshold.Table) bool {
+func HostLinkMissed(g GPU, figures []sample.Figure, t Thresholds) bool {
 	product, _ := t.Product(g.Product)
 	for _, f := range figures {
-		if f.Name != threshold.HostToDevice && f.Name != threshold.DeviceToHost || f.Value <= 0 {
+		if f.Name != figureHostToDevice && f.Name != figureDeviceToHost || f.Value <= 0 {
 			continue
 		}
 		value, _ := expected(&g, f, t)
@@ -73,7 +71,7 @@ func HostLinkMissed(g result.GPU, figures []sample.Figure, t threshold.Table) bo
 func MergeHostLink(a *sample.Answer, alone sample.Answer) {
 	for i, f := range a.Figures {
 		for _, own := range alone.Figures {
-			if own.Name == f.Name && (f.Name == threshold.HostToDevice || f.Name == threshold.DeviceToHost) && own.Value > f.Value {
+			if own.Name == f.Name && (f.Name == figureHostToDevice || f.Name == figureDeviceToHost) && own.Value > f.Value {
 				a.Figures[i].Value = own.Value
 				a.Notes = append(a.Notes, fmt.Sprintf("%s: measured alone; %s while all GPUs used their links", f.Name, Speed(f.Value, f.Unit)))
 			}
@@ -81,29 +79,29 @@ func MergeHostLink(a *sample.Answer, alone sample.Answer) {
 	}
 }
 
-func action(name string) string {
+func speedAction(name string) string {
 	switch name {
-	case threshold.HostToDevice, threshold.DeviceToHost:
+	case figureHostToDevice, figureDeviceToHost:
 		return "compare generation and width of the PCIe link with the neighbours (nvidia-smi -q), see that IOMMU, ACS and the NUMA node of the memory are as there; run again on an idle node"
-	case threshold.FP32, threshold.BF16:
+	case figureFP32, figureBF16:
 		return "look at clocks, temperature and power limit (nvidia-smi -q -d CLOCK,PERFORMANCE,POWER); see that nothing else runs on the GPU, and run again"
 	}
 	return "see that nothing else runs on the GPU (nvidia-smi), and run again; if it stays so, take the GPU out of service"
 }
 
 // expected returns the expected value of a figure, and its source; 0 if it is not known.
-func expected(g *result.GPU, f sample.Figure, t threshold.Table) (value float64, source string) {
+func expected(g *GPU, f sample.Figure, t Thresholds) (value float64, source string) {
 	product, _ := t.Product(g.Product)
 	switch f.Name {
-	case threshold.HostToDevice, threshold.DeviceToHost:
+	case figureHostToDevice, figureDeviceToHost:
 		if g.Condition == nil {
 			return 0, ""
 		}
 		p := g.Condition.PCIe
-		return threshold.PCIe(p.MaxGeneration, p.MaxWidth), fmt.Sprintf("PCIe generation %d ×%d", p.MaxGeneration, p.MaxWidth)
-	case threshold.FP32:
+		return pcieRate(p.MaxGeneration, p.MaxWidth), fmt.Sprintf("PCIe generation %d ×%d", p.MaxGeneration, p.MaxWidth)
+	case figureFP32:
 		value = product.FP32 * 1e12
-	case threshold.BF16:
+	case figureBF16:
 		value = product.BF16 * 1e12
 	}
 	if value > 0 {
@@ -119,11 +117,11 @@ func expected(g *result.GPU, f sample.Figure, t threshold.Table) (value float64,
 const minEqual = 3
 
 // findOutliers adds findings for figures far below the median of equal devices.
-func findOutliers(r *result.Result, below float64) {
+func findOutliers(r *Result, below float64) {
 	type kind struct{ product, profile, figure string }
 	groups := map[kind][]float64{}
-	kindOf := func(g result.GPU, f result.Figure) kind { return kind{g.Product, g.Profile, f.Name} }
-	each := func(do func(g *result.GPU, f *result.Figure)) {
+	kindOf := func(g GPU, f Figure) kind { return kind{g.Product, g.Profile, f.Name} }
+	each := func(do func(g *GPU, f *Figure)) {
 		for i := range r.GPUs {
 			for k := range r.GPUs[i].Figures {
 				if r.GPUs[i].Figures[k].Value > 0 {
@@ -132,10 +130,10 @@ func findOutliers(r *result.Result, below float64) {
 			}
 		}
 	}
-	each(func(g *result.GPU, f *result.Figure) {
+	each(func(g *GPU, f *Figure) {
 		groups[kindOf(*g, *f)] = append(groups[kindOf(*g, *f)], f.Value)
 	})
-	each(func(g *result.GPU, f *result.Figure) {
+	each(func(g *GPU, f *Figure) {
 		group := groups[kindOf(*g, *f)]
 		if len(group) < minEqual {
 			return
@@ -144,14 +142,14 @@ func findOutliers(r *result.Result, below float64) {
 		if below == 0 || f.Value > f.Median*(1-below) {
 			return
 		}
-		if f.Verdict == result.Slow {
+		if f.Verdict == Slow {
 			return // there is a finding already
 		}
-		f.Verdict = result.Slow
-		g.Findings = append(g.Findings, result.Finding{
-			Verdict: result.Slow, Reason: ReasonOutlier, Figure: f.Name,
+		f.Verdict = Slow
+		g.Findings = append(g.Findings, Finding{
+			Verdict: Slow, Reason: ReasonOutlier, Figure: f.Name,
 			Message: fmt.Sprintf("%s: measured %s, %.0f %% below the median of its equals here, %s", f.Name, Speed(f.Value, f.Unit), 100*(1-f.Value/f.Median), Speed(f.Median, f.Unit)),
-			Action:  action(f.Name),
+			Action:  speedAction(f.Name),
 		})
 	})
 }

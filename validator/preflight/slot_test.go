@@ -1,4 +1,4 @@
-package slot
+package preflight
 
 import (
 	"os"
@@ -36,17 +36,17 @@ func TestTheSlotOfAGPU(t *testing.T) {
 	root, err := host.Open(dir)
 	require.NoError(t, err)
 	defer root.Close()
-	m := Read(root)
-	require.Equal(t, "3 (PCIe Slot 3)", m.Of("0000:3b:00.0"))
-	require.Equal(t, "7", m.Of("0000:60:00.0"), "a switch is in the slot, the GPU behind it")
-	require.Equal(t, "OAM [2J 1", m.Of("0001:81:01.0"))
-	require.Empty(t, m.Of("0000:01:00.0"))
+	m := readSlots(root)
+	require.Equal(t, "3 (PCIe Slot 3)", m.find("0000:3b:00.0"))
+	require.Equal(t, "7", m.find("0000:60:00.0"), "a switch is in the slot, the GPU behind it")
+	require.Equal(t, "OAM [2J 1", m.find("0001:81:01.0"))
+	require.Empty(t, m.find("0000:01:00.0"))
 }
 
 func FuzzDesignation(f *testing.F) {
 	f.Add(structure(0, 0x3b, 0, "PCIe Slot 3"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if _, name := designation(data); len(name) > maxText {
+		if _, name := parseSlotRecord(data); len(name) > maxSlotName {
 			t.Errorf("a name of %d bytes", len(name))
 		}
 	})

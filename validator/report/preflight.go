@@ -1,9 +1,7 @@
-// Package show formats the result of a preflight: as text for a terminal, as JSON, as JUnit
-// XML for a CI system, and as an HTML page.
-package show
+package report
 
 import (
-	"encoding/json"
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -11,53 +9,41 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/validator/preflight/judge"
-	"github.com/gpuready/gpuready/validator/preflight/result"
 )
 
-// Formats returns the formats of Write.
-func Formats() []string { return []string{"text", "json", "junit"} }
-
-// Write writes the result. color is for text on a terminal.
-func Write(w io.Writer, r result.Result, format string, color bool) error {
+// WritePreflight writes the result. color is for text on a terminal.
+func WritePreflight(w io.Writer, r judge.Result, format string, color bool) error {
 	switch format {
 	case "text":
-		return text(w, r, color)
+		return writePreflightText(w, r, color)
 	case "json":
-		e := json.NewEncoder(w)
-		e.SetEscapeHTML(false)
-		e.SetIndent("", "  ")
-		return e.Encode(r)
+		return encodeJSON(w, r)
 	case "junit":
-		return junit(w, r)
+		return writePreflightJUnit(w, r)
 	}
 	return fmt.Errorf("no format %q; there are %s", format, strings.Join(Formats(), ", "))
 }
 
-// simulated replaces every speed where there is no GPU.
-const simulated = "n/a (simulated)"
+// simulatedText replaces every speed where there is no GPU.
+const simulatedText = "n/a (simulated)"
 
 // Colours (ANSI) of the verdicts.
-var colors = map[result.Verdict]string{
-	result.OK: "32", result.NotRun: "33", result.Slow: "33;1", result.Wrong: "31;1", result.Unhealthy: "31;1",
+var verdictColors = map[judge.Verdict]string{
+	judge.OK: "32", judge.NotRun: "33", judge.Slow: "33;1", judge.Wrong: "31;1", judge.Unhealthy: "31;1",
 }
 
-type page struct {
+type textPage struct {
 	strings.Builder
 	color bool
 }
 
-func (p *page) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+func (p *textPage) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
 
-func (p *page) paint(code, s string) string {
-	if !p.color {
-		return s
-	}
-	return "\x1b[" + code + "m" + s + "\x1b[0m"
-}
+func (p *textPage) paint(code, s string) string { return paint(p.color, code, s) }
 
-func text(w io.Writer, r result.Result, color bool) error {
-	p := &page{color: color}
-	p.line("%s: %s, driver %s, CUDA %s, %.1f s", clean(r.Node), products(r), clean(r.Driver), clean(r.CUDA), r.Seconds)
+func writePreflightText(w io.Writer, r judge.Result, color bool) error {
+	p := &textPage{color: color}
+	p.line("%s: %s, driver %s, CUDA %s, %.1f s", clean(r.Node), countProducts(r), clean(r.Driver), clean(r.CUDA), r.Seconds)
 	p.line("")
 	p.devices(r)
 	p.bars(r)
@@ -71,20 +57,20 @@ func text(w io.Writer, r result.Result, color bool) error {
 		}
 		last += string(f.Reason)
 	}
-	p.line("gpu-validator: preflight %s", p.paint(colors[r.Verdict], last))
+	p.line("gpu-validator: preflight %s", p.paint(verdictColors[r.Verdict], last))
 	_, err := io.WriteString(w, p.String())
 	return err
 }
 
 // devices writes a table of the node's devices.
-func (p *page) devices(r result.Result) {
+func (p *textPage) devices(r judge.Result) {
 	rows := [][]string{{"", "PCI", "SLOT", "HEALTH", "RIGHT", "SPEED", "UUID"}}
 	for _, g := range r.GPUs {
 		health, right, speed := aspects(r, g)
 		if g.Parent != "" {
 			health = ""
 		}
-		rows = append(rows, []string{label(g), clean(string(g.PCI)), or(clean(g.Slot), "-"), health, right, speed, clean(string(g.UUID))})
+		rows = append(rows, []string{deviceLabel(g), clean(string(g.PCI)), cmp.Or(clean(g.Slot), "-"), health, right, speed, clean(string(g.UUID))})
 	}
 	width := make([]int, len(rows[0]))
 	for _, row := range rows {
@@ -97,7 +83,7 @@ func (p *page) devices(r result.Result) {
 		for i, cell := range row {
 			padded := pad(cell, width[i]) + "  "
 			if n > 0 && i >= 3 && i <= 5 {
-				padded = p.paint(shade(cell), padded)
+				padded = p.paint(aspectColor(cell), padded)
 			}
 			line.WriteString(padded)
 		}
@@ -106,17 +92,17 @@ func (p *page) devices(r result.Result) {
 	p.line("")
 }
 
-func shade(word string) string {
+func aspectColor(word string) string {
 	switch word {
-	case "", "-", "ok", simulated, "not judged":
+	case "", "-", "ok", simulatedText, "not judged":
 		return "0"
 	}
-	return colors[result.Verdict(word)]
+	return verdictColors[judge.Verdict(word)]
 }
 
 // aspects returns one word each for a device's health, correctness and speed.
-func aspects(r result.Result, g result.GPU) (health, right, speed string) {
-	worst := [3]result.Verdict{result.OK, result.OK, result.OK}
+func aspects(r judge.Result, g judge.GPU) (health, right, speed string) {
+	worst := [3]judge.Verdict{judge.OK, judge.OK, judge.OK}
 	for _, f := range g.Findings {
 		i := 0
 		switch {
@@ -125,24 +111,24 @@ func aspects(r result.Result, g result.GPU) (health, right, speed string) {
 		case f.Sample != "":
 			i = 1
 		}
-		worst[i] = result.Worse(worst[i], f.Verdict)
+		worst[i] = judge.Worse(worst[i], f.Verdict)
 	}
 	for _, run := range g.Runs {
-		worst[1] = result.Worse(worst[1], run.Verdict)
+		worst[1] = judge.Worse(worst[1], run.Verdict)
 	}
 	health, right, speed = string(worst[0]), string(worst[1]), string(worst[2])
-	if r.Simulated && worst[0] == result.OK {
-		health = simulated
+	if r.Simulated && worst[0] == judge.OK {
+		health = simulatedText
 	}
-	if len(g.Runs) == 0 && worst[1] == result.OK {
+	if len(g.Runs) == 0 && worst[1] == judge.OK {
 		right = "-"
 	}
-	if worst[2] == result.OK {
-		switch judged := judged(g); {
+	if worst[2] == judge.OK {
+		switch judged := isJudged(g); {
 		case len(g.Figures) == 0:
 			speed = "-"
 		case r.Simulated:
-			speed = simulated
+			speed = simulatedText
 		case !judged:
 			speed = "not judged"
 		}
@@ -150,7 +136,7 @@ func aspects(r result.Result, g result.GPU) (health, right, speed string) {
 	return health, right, speed
 }
 
-func judged(g result.GPU) bool {
+func isJudged(g judge.GPU) bool {
 	for _, f := range g.Figures {
 		if f.Limit > 0 || f.Median > 0 {
 			return true
@@ -162,10 +148,10 @@ func judged(g result.GPU) bool {
 const barWidth = 30
 
 // bars shows each figure of all devices, with the limit marked.
-func (p *page) bars(r result.Result) {
+func (p *textPage) bars(r judge.Result) {
 	for _, c := range charts(r) {
 		if r.Simulated {
-			p.line("%s: %s", c.name, simulated)
+			p.line("%s: %s", c.name, simulatedText)
 			continue
 		}
 		p.line("%s, %s", c.name, c.unit)
@@ -182,10 +168,10 @@ func (p *page) bars(r result.Result) {
 				limit = ", limit " + judge.Number(f.Limit/c.scale)
 			}
 			word := ""
-			if f.Verdict == result.Slow {
-				word = "  " + p.paint(colors[result.Slow], "slow")
+			if f.Verdict == judge.Slow {
+				word = "  " + p.paint(verdictColors[judge.Slow], "slow")
 			}
-			line := fmt.Sprintf("  %s %s %7s  %s%s%s%s", pad(row.label, c.width), bar(f, c.most), value, share, limit, formatHistory(f, c.scale), word)
+			line := fmt.Sprintf("  %s %s %7s  %s%s%s%s", pad(row.label, c.width), drawBar(f, c.most), value, share, limit, formatHistory(f, c.scale), word)
 			p.line("%s", strings.TrimRight(line, " "))
 		}
 	}
@@ -195,15 +181,15 @@ func (p *page) bars(r result.Result) {
 }
 
 // formatHistory formats the figures of earlier runs on the same GPU.
-func formatHistory(f result.Figure, scale float64) string {
+func formatHistory(f judge.Figure, scale float64) string {
 	if f.Last == 0 || f.Value == 0 {
 		return ""
 	}
 	return fmt.Sprintf(", %+.1f %% since the last run, best %s", 100*(f.Value/f.Last-1), judge.Number(f.Best/scale))
 }
 
-// bar draws a figure; the limit is a line across it, or beyond its end.
-func bar(f result.Figure, most float64) string {
+// drawBar draws a figure; the limit is a line across it, or beyond its end.
+func drawBar(f judge.Figure, most float64) string {
 	cells := make([]rune, barWidth)
 	filled := int(f.Value/most*barWidth + 0.5)
 	for i := range cells {
@@ -220,13 +206,13 @@ func bar(f result.Figure, most float64) string {
 }
 
 // matrix writes a table of the paths from GPU to GPU.
-func (p *page) matrix(r result.Result) {
-	m := peers(r)
+func (p *textPage) matrix(r judge.Result) {
+	m := newPeerMatrix(r)
 	if len(m.gpus) == 0 {
 		return
 	}
 	if r.Simulated {
-		p.line("from GPU to GPU: %s", simulated)
+		p.line("from GPU to GPU: %s", simulatedText)
 		p.line("")
 		return
 	}
@@ -244,8 +230,8 @@ func (p *page) matrix(r result.Result) {
 				cell = judge.Number(path.Value / 1e9)
 			}
 			cell = fmt.Sprintf("%7s", cell)
-			if path != nil && path.Verdict == result.Slow {
-				cell = p.paint(colors[result.Slow], cell)
+			if path != nil && path.Verdict == judge.Slow {
+				cell = p.paint(verdictColors[judge.Slow], cell)
 			}
 			p.WriteString(cell)
 		}
@@ -254,10 +240,10 @@ func (p *page) matrix(r result.Result) {
 	p.line("")
 }
 
-func (p *page) findings(r result.Result) {
-	write := func(name string, list []result.Finding, notes []string) {
+func (p *textPage) findings(r judge.Result) {
+	write := func(name string, list []judge.Finding, notes []string) {
 		for _, f := range list {
-			p.line("%s %s: %s: %s", p.paint(colors[f.Verdict], strings.ToUpper(string(f.Verdict))), name, f.Reason, clean(f.Message))
+			p.line("%s %s: %s: %s", p.paint(verdictColors[f.Verdict], strings.ToUpper(string(f.Verdict))), name, f.Reason, clean(f.Message))
 			p.line("    %s %s", p.paint("36", "→"), clean(f.Action))
 		}
 		for _, n := range notes {
@@ -272,13 +258,6 @@ func (p *page) findings(r result.Result) {
 
 // clean makes text of drivers and earlier results fit for a terminal.
 func clean(s string) string { return record.Clean(s, 2048) }
-
-func or(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
-}
 
 func pad(s string, width int) string {
 	return s + strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s)))

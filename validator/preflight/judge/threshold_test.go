@@ -1,4 +1,4 @@
-package threshold
+package judge
 
 import (
 	"os"
@@ -9,7 +9,7 @@ import (
 )
 
 func TestTheEmbeddedTable(t *testing.T) {
-	table, err := Embedded()
+	table, err := EmbeddedThresholds()
 	require.NoError(t, err)
 	seen := map[string]bool{}
 	for _, p := range table.Products {
@@ -31,14 +31,14 @@ func TestTheEmbeddedTable(t *testing.T) {
 		capability string
 		want       float64
 	}{
-		{Copy, h100, "9.0", 0.9},
-		{HostToDevice, h100, "9.0", 0.85},
-		{FP32, h100, "9.0", 0.85},
-		{BF16, h100, "9.0", 0.55},
-		{BF16, h100, "8.0", 0.75},
-		{BF16, h100, "10.0", 0},
-		{FP32, l4, "8.9", 0},
-		{Triad, h100, "9.0", 0},
+		{figureCopy, h100, "9.0", 0.9},
+		{figureHostToDevice, h100, "9.0", 0.85},
+		{figureFP32, h100, "9.0", 0.85},
+		{figureBF16, h100, "9.0", 0.55},
+		{figureBF16, h100, "8.0", 0.75},
+		{figureBF16, h100, "10.0", 0},
+		{figureFP32, l4, "8.9", 0},
+		{figureTriad, h100, "9.0", 0},
 	} {
 		require.Equal(t, c.want, table.Share(c.figure, c.product, c.capability), "%+v", c)
 	}
@@ -48,16 +48,16 @@ func TestTheEmbeddedTable(t *testing.T) {
 func TestAFileOverridesTheTable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mine.yaml")
 	require.NoError(t, os.WriteFile(path, []byte("outlier: 0.05\nlimits: {fp32: {any: 0.5}}\nproducts:\n- {names: [NVIDIA L4], fp32: 30, limits: {fp32: 0.6}}\n"), 0o644))
-	table, err := Load(path)
+	table, err := LoadThresholds(path)
 	require.NoError(t, err)
 	l4, _ := table.Product("NVIDIA L4")
-	require.Equal(t, 0.6, table.Share(FP32, l4, "8.9"))
+	require.Equal(t, 0.6, table.Share(figureFP32, l4, "8.9"))
 	h200, ok := table.Product("NVIDIA H200")
 	require.True(t, ok)
-	require.Equal(t, 0.5, table.Share(FP32, h200, "9.0"))
-	require.Equal(t, 0.9, table.Share(Copy, h200, "9.0"))
+	require.Equal(t, 0.5, table.Share(figureFP32, h200, "9.0"))
+	require.Equal(t, 0.9, table.Share(figureCopy, h200, "9.0"))
 	require.Equal(t, 0.05, table.BelowMedian())
-	_, err = Load(path + "x")
+	_, err = LoadThresholds(path + "x")
 	require.ErrorContains(t, err, "the thresholds: open")
 }
 
@@ -75,28 +75,28 @@ func TestErrorsNameTheField(t *testing.T) {
 		"products: [{names: [X], nvlinks: twelve}]":       "f: products",
 		"products: [{names: [X], nvlinks: 1, nvlink: 2}]": "f: products[0].nvlink: unknown key",
 	} {
-		_, err := parse([]byte(text), "f")
+		_, err := parseThresholds([]byte(text), "f")
 		require.ErrorContains(t, err, want, text)
 	}
 }
 
 func TestPCIeRates(t *testing.T) {
-	require.InDelta(t, 4e9, PCIe(1, 16), 1)
-	require.InDelta(t, 15.75e9, PCIe(3, 16), 0.01e9)
-	require.InDelta(t, 31.51e9, PCIe(4, 16), 0.01e9)
-	require.InDelta(t, 63.02e9, PCIe(5, 16), 0.01e9)
-	require.InDelta(t, 121e9, PCIe(6, 16), 0.01e9)
-	require.Zero(t, PCIe(0, 16))
-	require.Zero(t, PCIe(7, 16))
-	require.Zero(t, PCIe(5, 0))
+	require.InDelta(t, 4e9, pcieRate(1, 16), 1)
+	require.InDelta(t, 15.75e9, pcieRate(3, 16), 0.01e9)
+	require.InDelta(t, 31.51e9, pcieRate(4, 16), 0.01e9)
+	require.InDelta(t, 63.02e9, pcieRate(5, 16), 0.01e9)
+	require.InDelta(t, 121e9, pcieRate(6, 16), 0.01e9)
+	require.Zero(t, pcieRate(0, 16))
+	require.Zero(t, pcieRate(7, 16))
+	require.Zero(t, pcieRate(5, 0))
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add(embedded)
+	f.Add(embeddedYAML)
 	f.Add([]byte("products: [{names: [X], limits: {copy: 2}}]"))
 	f.Fuzz(func(_ *testing.T, data []byte) {
-		if t, err := parse(data, "f"); err == nil {
-			t.Share(FP32, Product{}, "9.0")
+		if t, err := parseThresholds(data, "f"); err == nil {
+			t.Share(figureFP32, Product{}, "9.0")
 		}
 	})
 }

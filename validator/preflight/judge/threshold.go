@@ -1,6 +1,4 @@
-// Package threshold holds the expected figures of GPUs, and the share of them that is good
-// enough. The table is embedded, thresholds.yaml; a file of the same form can override it.
-package threshold
+package judge
 
 import (
 	_ "embed"
@@ -17,24 +15,27 @@ import (
 )
 
 //go:embed thresholds.yaml
-var embedded []byte
+var embeddedYAML []byte
 
 // The figures that have limits.
 const (
-	Copy         = "copy"
-	Triad        = "triad"
-	HostToDevice = "hostToDevice"
-	DeviceToHost = "deviceToHost"
-	FP32         = "fp32"
-	BF16         = "bf16"
-	Peer         = "peer"
+	figureCopy         = "copy"
+	figureTriad        = "triad"
+	figureHostToDevice = "hostToDevice"
+	figureDeviceToHost = "deviceToHost"
+	figureFP32         = "fp32"
+	figureBF16         = "bf16"
+	figurePeer         = "peer"
 )
 
-// Figures returns the names of all figures.
-func Figures() []string { return []string{Copy, Triad, HostToDevice, DeviceToHost, FP32, BF16, Peer} }
+// figureNames returns the names of all figures.
+func figureNames() []string {
+	return []string{figureCopy, figureTriad, figureHostToDevice, figureDeviceToHost, figureFP32, figureBF16, figurePeer}
+}
 
-// Table holds the expected figures of all products.
-type Table struct {
+// Thresholds holds the expected figures of GPUs, and the share of them that is good enough.
+// The table is embedded, thresholds.yaml; a file of the same form can override it.
+type Thresholds struct {
 	// Limits holds the share of the expected value below which a figure is slow, by
 	// figure and compute capability ("9.0", or "any").
 	Limits   map[string]map[string]float64 `json:"limits,omitempty"`
@@ -54,44 +55,46 @@ type Product struct {
 
 const anyCapability = "any"
 
-// Embedded returns the table that comes with the program.
-func Embedded() (Table, error) { return parse(embedded, "thresholds.yaml") }
+// EmbeddedThresholds returns the table that comes with the program.
+func EmbeddedThresholds() (Thresholds, error) {
+	return parseThresholds(embeddedYAML, "thresholds.yaml")
+}
 
-// Load returns the embedded table, overridden by the file at path.
-func Load(path string) (Table, error) {
-	base, err := Embedded()
+// LoadThresholds returns the embedded table, overridden by the file at path.
+func LoadThresholds(path string) (Thresholds, error) {
+	base, err := EmbeddedThresholds()
 	if err != nil || path == "" {
 		return base, err
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return Table{}, fmt.Errorf("the thresholds: %w", err)
+		return Thresholds{}, fmt.Errorf("the thresholds: %w", err)
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, config.MaxBytes+1))
 	if err != nil {
-		return Table{}, fmt.Errorf("the thresholds: %w", err)
+		return Thresholds{}, fmt.Errorf("the thresholds: %w", err)
 	}
-	over, err := parse(data, path)
+	over, err := parseThresholds(data, path)
 	if err != nil {
-		return Table{}, err
+		return Thresholds{}, err
 	}
 	return base.overriddenBy(over), nil
 }
 
-func parse(data []byte, source string) (Table, error) {
-	var t Table
+func parseThresholds(data []byte, source string) (Thresholds, error) {
+	var t Thresholds
 	if err := config.Strict(data, &t, source); err != nil {
-		return Table{}, err
+		return Thresholds{}, err
 	}
 	if err := t.verify(source); err != nil {
-		return Table{}, err
+		return Thresholds{}, err
 	}
 	return t, nil
 }
 
 // overriddenBy returns the table overridden by another.
-func (t Table) overriddenBy(over Table) Table {
+func (t Thresholds) overriddenBy(over Thresholds) Thresholds {
 	t.Limits = maps.Clone(t.Limits)
 	maps.Copy(t.Limits, over.Limits)
 	if over.Outlier != nil {
@@ -103,7 +106,7 @@ func (t Table) overriddenBy(over Table) Table {
 
 // Product finds a product by NVML's name for it. A simulated GPU is found by the name of
 // the product that it imitates.
-func (t Table) Product(name string) (Product, bool) {
+func (t Thresholds) Product(name string) (Product, bool) {
 	name = strings.TrimPrefix(name, "SIMULATED ")
 	for _, p := range t.Products {
 		if slices.Contains(p.Names, name) {
@@ -114,7 +117,7 @@ func (t Table) Product(name string) (Product, bool) {
 }
 
 // Share returns the least good share of the expected value, 0 if there is no limit.
-func (t Table) Share(figure string, p Product, capability string) float64 {
+func (t Thresholds) Share(figure string, p Product, capability string) float64 {
 	if own, has := p.Limits[figure]; has {
 		return own
 	}
@@ -126,17 +129,17 @@ func (t Table) Share(figure string, p Product, capability string) float64 {
 }
 
 // BelowMedian returns the share below the median from which on a figure is an outlier.
-func (t Table) BelowMedian() float64 {
+func (t Thresholds) BelowMedian() float64 {
 	if t.Outlier == nil {
 		return 0
 	}
 	return *t.Outlier
 }
 
-var capability = regexp.MustCompile(`^[1-9][0-9]?\.[0-9]$`)
+var capabilityPattern = regexp.MustCompile(`^[1-9][0-9]?\.[0-9]$`)
 
 // verify finds errors that the schema does not cover.
-func (t Table) verify(source string) error {
+func (t Thresholds) verify(source string) error {
 	wrong := func(path, format string, args ...any) error {
 		return &config.Error{Source: source, Path: path, Err: fmt.Errorf(format, args...)}
 	}
@@ -146,7 +149,7 @@ func (t Table) verify(source string) error {
 		}
 		for key, share := range limits {
 			at := "limits." + figure + "." + key
-			if key != anyCapability && !capability.MatchString(key) {
+			if key != anyCapability && !capabilityPattern.MatchString(key) {
 				return wrong(at, "want a compute capability such as %q, in quotes, or any", "9.0")
 			}
 			if share < 0 || share > 1 {
@@ -187,8 +190,29 @@ func (p Product) verify() *config.Error {
 }
 
 func knownFigure(name string) error {
-	if slices.Contains(Figures(), name) {
+	if slices.Contains(figureNames(), name) {
 		return nil
 	}
-	return errors.New("no such figure" + config.Suggest(name, Figures()))
+	return errors.New("no such figure" + config.Suggest(name, figureNames()))
+}
+
+// laneRates is the rate of one PCIe lane in one direction, in bytes per second, by generation:
+// transfers per second × encoding efficiency / 8 bits (PCI Express Base Specification,
+// revision 6.0). Packet headers are not subtracted.
+var laneRates = []float64{
+	1: 2.5e9 * 8 / 10 / 8,
+	2: 5e9 * 8 / 10 / 8,
+	3: 8e9 * 128 / 130 / 8,
+	4: 16e9 * 128 / 130 / 8,
+	5: 32e9 * 128 / 130 / 8,
+	6: 64e9 * 242 / 256 / 8,
+}
+
+// pcieRate returns the rate of a link in one direction, in bytes per second; 0 if the generation
+// or the width is not known.
+func pcieRate(generation, width int) float64 {
+	if generation <= 0 || generation >= len(laneRates) || width <= 0 {
+		return 0
+	}
+	return laneRates[generation] * float64(width)
 }

@@ -1,6 +1,7 @@
-package show
+package report
 
 import (
+	"cmp"
 	"fmt"
 	"html"
 	"io"
@@ -8,18 +9,17 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/validator/preflight/judge"
-	"github.com/gpuready/gpuready/validator/preflight/result"
 )
 
 // safe is text that is already HTML.
 type safe string
 
-// document builds a page. It does not use html/template, which would keep the linker from
+// htmlPage builds a page. It does not use html/template, which would keep the linker from
 // removing unused code, in a program that is always resident.
-type document struct{ strings.Builder }
+type htmlPage struct{ strings.Builder }
 
 // add writes HTML; all arguments except numbers and safe text are escaped.
-func (d *document) add(format string, args ...any) {
+func (d *htmlPage) add(format string, args ...any) {
 	for i, a := range args {
 		switch a := a.(type) {
 		case int, float64:
@@ -32,7 +32,7 @@ func (d *document) add(format string, args ...any) {
 	fmt.Fprintf(d, format+"\n", args...)
 }
 
-const style = `
+const pageStyle = `
 :root { color-scheme: light dark; --paper: #fff; --ink: #1d2430; --faint: #667085; --line: #d5dae1; --bar: #3b7dd8; --ok: #1a7f4b; --warn: #9a5b00; --bad: #c3273a; --panel: #f6f7f9 }
 @media (prefers-color-scheme: dark) { :root { --paper: #14181f; --ink: #e6e9ee; --faint: #98a2b3; --line: #333b47; --bar: #5c9bef; --ok: #52c78a; --warn: #e2a33c; --bad: #ff7280; --panel: #1c222b } }
 body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem }
@@ -45,9 +45,9 @@ table { border-collapse: collapse; width: 100% } th { text-align: left; color: v
 svg { display: block; max-width: 100% } svg text { fill: var(--ink); font: 12px system-ui, sans-serif } svg .soft { fill: var(--faint) } .back { fill: var(--line); fill-opacity: .45 } .fill { fill: var(--bar) } .slow { fill: var(--bad) } .limit { stroke: var(--ink); stroke-dasharray: 3 2; stroke-width: 1.5 } .edge { fill: none; stroke: var(--line) }
 `
 
-// HTML writes the result as one page that needs no network and no script.
-func HTML(w io.Writer, r result.Result) error {
-	d := &document{}
+// WritePreflightHTML writes the result as one page that needs no network and no script.
+func WritePreflightHTML(w io.Writer, r judge.Result) error {
+	d := &htmlPage{}
 	d.add(`<!doctype html>
 <html lang="en">
 <head>
@@ -57,9 +57,9 @@ func HTML(w io.Writer, r result.Result) error {
 <title>Preflight of %s: %s</title>
 <style>%s</style>
 </head>
-<body>`, r.Node, r.Word(), safe(style))
+<body>`, r.Node, r.Word(), safe(pageStyle))
 	d.add(`<h1>Preflight of %s</h1>`, r.Node)
-	d.add(`<p><span class="verdict %s">%s</span> %s</p>`, cssClass(r.Verdict), r.Word(), products(r))
+	d.add(`<p><span class="verdict %s">%s</span> %s</p>`, cssClass(r.Verdict), r.Word(), countProducts(r))
 	d.add(`<p class="faint">%s, %s s, driver %s, CUDA %s, gpu-validator %s</p>`, r.Time.UTC().Format(time.RFC3339), fmt.Sprintf("%.1f", r.Seconds), r.Driver, r.CUDA, r.Version)
 	if r.Simulated {
 		d.add(`<p><b>There is no GPU under this driver.</b> What is right here is arithmetic and plumbing; nothing says how healthy or how fast a GPU is.</p>`)
@@ -75,18 +75,18 @@ func HTML(w io.Writer, r result.Result) error {
 }
 
 // cssClass returns the CSS class of a verdict.
-func cssClass(v result.Verdict) safe {
+func cssClass(v judge.Verdict) safe {
 	switch v {
-	case result.OK:
+	case judge.OK:
 		return "ok"
-	case result.Wrong, result.Unhealthy:
+	case judge.Wrong, judge.Unhealthy:
 		return "bad"
 	}
 	return "warn"
 }
 
-func (d *document) findings(r result.Result) {
-	write := func(name string, list []result.Finding) {
+func (d *htmlPage) findings(r judge.Result) {
+	write := func(name string, list []judge.Finding) {
 		for _, f := range list {
 			d.add(`<div class="finding %s"><p><b>%s</b> is <b class="%s">%s</b>: %s <span class="faint">(%s)</span></p><p>→ %s</p></div>`,
 				cssClass(f.Verdict), name, cssClass(f.Verdict), f.Verdict, f.Message, f.Reason, f.Action)
@@ -98,7 +98,7 @@ func (d *document) findings(r result.Result) {
 	write(r.Node, r.Findings)
 }
 
-func (d *document) devices(r result.Result) {
+func (d *htmlPage) devices(r judge.Result) {
 	d.add(`<h2>Devices</h2>
 <div class="wide"><table>
 <tr><th></th><th>Product</th><th>PCI address</th><th>Slot</th><th>Health</th><th>Right</th><th>Speed</th><th>UUID</th></tr>`)
@@ -108,7 +108,7 @@ func (d *document) devices(r result.Result) {
 			health = ""
 		}
 		d.add(`<tr><td>%s</td><td>%s</td><td class="mono">%s</td><td>%s</td>%s%s%s<td class="mono">%s</td></tr>`,
-			strings.TrimSpace(label(g)), g.Product, g.PCI, or(g.Slot, "–"), verdictCell(health), verdictCell(right), verdictCell(speed), g.UUID)
+			strings.TrimSpace(deviceLabel(g)), g.Product, g.PCI, cmp.Or(g.Slot, "–"), verdictCell(health), verdictCell(right), verdictCell(speed), g.UUID)
 	}
 	d.add(`</table></div>`)
 }
@@ -116,14 +116,14 @@ func (d *document) devices(r result.Result) {
 // verdictCell returns a cell with a verdict, or with its replacement.
 func verdictCell(s string) safe {
 	c := safe("faint")
-	switch v := result.Verdict(s); v {
-	case result.OK, result.NotRun, result.Slow, result.Wrong, result.Unhealthy:
+	switch v := judge.Verdict(s); v {
+	case judge.OK, judge.NotRun, judge.Slow, judge.Wrong, judge.Unhealthy:
 		c = cssClass(v)
 	}
 	return safe(fmt.Sprintf(`<td class="%s">%s</td>`, c, html.EscapeString(s)))
 }
 
-func (d *document) notes(r result.Result) {
+func (d *htmlPage) notes(r judge.Result) {
 	var list []string
 	for _, g := range r.GPUs {
 		for _, n := range g.Notes {
@@ -143,7 +143,7 @@ func (d *document) notes(r result.Result) {
 }
 
 // describeFigure returns a full description of a figure.
-func describeFigure(f result.Figure) string {
+func describeFigure(f judge.Figure) string {
 	if f.Value == 0 {
 		return "not measured"
 	}

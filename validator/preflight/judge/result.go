@@ -1,6 +1,4 @@
-// Package result defines the result of a preflight, which is shown, stored, and compared
-// with earlier ones.
-package result
+package judge
 
 import (
 	"slices"
@@ -9,8 +7,8 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Schema is the version of the JSON. A reader accepts this version and none newer.
-const Schema = 1
+// ResultSchema is the version of the JSON. A reader accepts this version and none newer.
+const ResultSchema = 1
 
 // Verdict is the outcome for a GPU or a MIG device, or for the node.
 type Verdict string
@@ -24,11 +22,11 @@ const (
 	Unhealthy Verdict = "unhealthy" // it, or its driver, reports a fault
 )
 
-var order = []Verdict{OK, NotRun, Slow, Wrong, Unhealthy}
+var verdictOrder = []Verdict{OK, NotRun, Slow, Wrong, Unhealthy}
 
 // Worse returns the worse of two verdicts.
 func Worse(a, b Verdict) Verdict {
-	if slices.Index(order, a) >= slices.Index(order, b) {
+	if slices.Index(verdictOrder, a) >= slices.Index(verdictOrder, b) {
 		return a
 	}
 	return b
@@ -153,7 +151,7 @@ func (r Result) Worst() (*GPU, *Finding) {
 	var of *GPU
 	consider := func(g *GPU, list []Finding) {
 		for i := range list {
-			if worst == nil || slices.Index(order, list[i].Verdict) > slices.Index(order, worst.Verdict) {
+			if worst == nil || slices.Index(verdictOrder, list[i].Verdict) > slices.Index(verdictOrder, worst.Verdict) {
 				of, worst = g, &list[i]
 			}
 		}

@@ -1,5 +1,4 @@
-// Package history stores the results of preflights, to compare a node with its own past.
-package history
+package judge
 
 import (
 	"encoding/json"
@@ -14,54 +13,52 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/validator/preflight/judge"
-	"github.com/gpuready/gpuready/validator/preflight/result"
 )
 
-// Keep is the number of results kept, the newest ones.
-const Keep = 50
+// keptResults is the number of results kept, the newest ones.
+const keptResults = 50
 
-// maxBytes bounds one result: that of 16 GPUs with 7 MIG devices each has 300 kB.
-const maxBytes = 4 << 20
+// maxResultBytes bounds one result: that of 16 GPUs with 7 MIG devices each has 300 kB.
+const maxResultBytes = 4 << 20
 
-// stamp is the layout of a result's file name, its time; such names sort by time.
-const stamp = "20060102T150405.000Z"
+// historyStamp is the layout of a result's file name, its time; such names sort by time.
+const historyStamp = "20060102T150405.000Z"
 
-// Read returns the results in dir, the oldest first. It skips files that are no result of a
+// ReadHistory returns the results in dir, the oldest first. It skips files that are no result of a
 // known version. A missing folder holds none.
-func Read(dir string) ([]result.Result, error) {
-	names, err := list(dir)
+func ReadHistory(dir string) ([]Result, error) {
+	names, err := listResults(dir)
 	if err != nil {
 		return nil, err
 	}
-	var all []result.Result
+	var all []Result
 	for _, name := range names {
-		data, err := record.Read(filepath.Join(dir, name), maxBytes)
+		data, err := record.Read(filepath.Join(dir, name), maxResultBytes)
 		if err != nil {
 			continue // removed by another run meanwhile, or no result
 		}
-		var r result.Result
-		if json.Unmarshal(data, &r) == nil && r.Schema == result.Schema {
+		var r Result
+		if json.Unmarshal(data, &r) == nil && r.Schema == ResultSchema {
 			all = append(all, r)
 		}
 	}
 	return all, nil
 }
 
-// Write stores a result and removes the oldest ones beyond Keep.
-func Write(dir string, r result.Result) error {
+// WriteHistory stores a result and removes the oldest ones beyond Keep.
+func WriteHistory(dir string, r Result) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := record.Write(filepath.Join(dir, r.Time.UTC().Format(stamp)+".json"), append(data, '\n')); err != nil {
+	if err := record.Write(filepath.Join(dir, r.Time.UTC().Format(historyStamp)+".json"), append(data, '\n')); err != nil {
 		return fmt.Errorf("keeping the result: %w", err)
 	}
-	names, err := list(dir)
+	names, err := listResults(dir)
 	if err != nil {
 		return err
 	}
-	for _, name := range names[:max(0, len(names)-Keep)] {
+	for _, name := range names[:max(0, len(names)-keptResults)] {
 		if err := record.Remove(filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("removing an old result: %w", err)
 		}
@@ -69,8 +66,8 @@ func Write(dir string, r result.Result) error {
 	return nil
 }
 
-// list returns the names of results, in the order of their times.
-func list(dir string) ([]string, error) {
+// listResults returns the names of results, in the order of their times.
+func listResults(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -81,7 +78,7 @@ func list(dir string) ([]string, error) {
 	var names []string
 	for _, e := range entries {
 		if at, is := strings.CutSuffix(e.Name(), ".json"); is && e.Type().IsRegular() {
-			if _, err := time.Parse(stamp, at); err == nil {
+			if _, err := time.Parse(historyStamp, at); err == nil {
 				names = append(names, e.Name())
 			}
 		}
@@ -90,29 +87,29 @@ func list(dir string) ([]string, error) {
 	return names, nil
 }
 
-// less is the share below its best from which on a GPU's figure is noted.
-const less = 0.05
+// notedLoss is the share below its best from which on a GPU's figure is noted.
+const notedLoss = 0.05
 
-// Compare adds notes to a result about changes since earlier ones of the same node, the
+// CompareHistory adds notes to a result about changes since earlier ones of the same node, the
 // oldest first: figures by GPU, and GPUs that were added, removed or exchanged. Results of a
 // simulated driver are not compared with those of a real one.
-func Compare(r *result.Result, past []result.Result) {
-	past = slices.DeleteFunc(slices.Clone(past), func(p result.Result) bool { return p.Simulated != r.Simulated })
+func CompareHistory(r *Result, past []Result) {
+	past = slices.DeleteFunc(slices.Clone(past), func(p Result) bool { return p.Simulated != r.Simulated })
 	if len(past) == 0 {
 		return
 	}
 	for i := range r.GPUs {
 		g := &r.GPUs[i]
 		for k := range g.Figures {
-			compare(g, &g.Figures[k], past)
+			compareFigure(g, &g.Figures[k], past)
 		}
 	}
 	noteExchanged(r, past[len(past)-1])
 }
 
-func compare(g *result.GPU, f *result.Figure, past []result.Result) {
+func compareFigure(g *GPU, f *Figure, past []Result) {
 	for _, p := range past {
-		i := slices.IndexFunc(p.GPUs, func(o result.GPU) bool { return o.UUID == g.UUID })
+		i := slices.IndexFunc(p.GPUs, func(o GPU) bool { return o.UUID == g.UUID })
 		if i < 0 {
 			continue
 		}
@@ -120,16 +117,16 @@ func compare(g *result.GPU, f *result.Figure, past []result.Result) {
 			f.Last, f.Best = was.Value, max(f.Best, was.Value)
 		}
 	}
-	if f.Value > 0 && f.Value < f.Best*(1-less) {
+	if f.Value > 0 && f.Value < f.Best*(1-notedLoss) {
 		g.Notes = append(g.Notes, fmt.Sprintf("%s: %s is %.0f %% below its best of %d earlier runs, %s",
-			f.Name, judge.Speed(f.Value, f.Unit), 100*(1-f.Value/f.Best), len(past), judge.Speed(f.Best, f.Unit)))
+			f.Name, Speed(f.Value, f.Unit), 100*(1-f.Value/f.Best), len(past), Speed(f.Best, f.Unit)))
 	}
 }
 
 // noteExchanged adds notes about GPUs that differ from those of the run before.
-func noteExchanged(r *result.Result, last result.Result) {
-	at := map[gpu.PCIAddress]result.GPU{}
-	by := map[gpu.UUID]result.GPU{}
+func noteExchanged(r *Result, last Result) {
+	at := map[gpu.PCIAddress]GPU{}
+	by := map[gpu.UUID]GPU{}
 	for _, g := range wholeGPUs(r.GPUs) {
 		at[g.PCI], by[g.UUID] = g, g
 	}
@@ -158,6 +155,6 @@ func noteExchanged(r *result.Result, last result.Result) {
 }
 
 // wholeGPUs returns the GPUs without MIG devices.
-func wholeGPUs(gpus []result.GPU) []result.GPU {
-	return slices.DeleteFunc(slices.Clone(gpus), func(g result.GPU) bool { return g.Parent != "" })
+func wholeGPUs(gpus []GPU) []GPU {
+	return slices.DeleteFunc(slices.Clone(gpus), func(g GPU) bool { return g.Parent != "" })
 }

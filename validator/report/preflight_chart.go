@@ -1,12 +1,13 @@
-package show
+package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/validator/preflight/result"
+	"github.com/gpuready/gpuready/validator/preflight/judge"
 )
 
 // chart is one figure of all devices.
@@ -15,16 +16,16 @@ type chart struct {
 	scale      float64 // of unit
 	most       float64 // the longest that a bar can be
 	width      int     // of the labels
-	rows       []bars
+	rows       []chartRow
 }
 
-type bars struct {
+type chartRow struct {
 	label  string
-	figure result.Figure
+	figure judge.Figure
 }
 
 // charts returns a chart of each figure of a result, in the order of measurement.
-func charts(r result.Result) []chart {
+func charts(r judge.Result) []chart {
 	var all []chart
 	for _, g := range r.GPUs {
 		for _, f := range g.Figures {
@@ -34,7 +35,7 @@ func charts(r result.Result) []chart {
 				all = append(all, newChart(f))
 			}
 			c := &all[i]
-			row := bars{label(g), f}
+			row := chartRow{deviceLabel(g), f}
 			c.rows = append(c.rows, row)
 			c.width = max(c.width, len([]rune(row.label)))
 			c.most = max(c.most, f.Value, f.Expected, f.Limit)
@@ -48,7 +49,7 @@ func charts(r result.Result) []chart {
 	return all
 }
 
-func newChart(f result.Figure) chart {
+func newChart(f judge.Figure) chart {
 	c := chart{name: clean(f.Name), unit: clean(f.Unit), scale: 1}
 	switch f.Unit {
 	case "B/s":
@@ -59,33 +60,33 @@ func newChart(f result.Figure) chart {
 	return c
 }
 
-// label returns the short name of a device in a table.
-func label(g result.GPU) string {
+// deviceLabel returns the short name of a device in a table.
+func deviceLabel(g judge.GPU) string {
 	if g.Parent != "" {
 		return "  MIG " + clean(g.Index) + " " + clean(g.Profile)
 	}
 	return "GPU " + clean(g.Index)
 }
 
-// matrix holds the paths between the GPUs that have any.
-type matrix struct {
-	gpus  []result.GPU
-	paths [][]*result.Peer // by row (from) and column (to); nil: none was tried
+// peerMatrix holds the paths between the GPUs that have any.
+type peerMatrix struct {
+	gpus  []judge.GPU
+	paths [][]*judge.Peer // by row (from) and column (to); nil: none was tried
 	most  float64
 }
 
-func peers(r result.Result) matrix {
-	var m matrix
+func newPeerMatrix(r judge.Result) peerMatrix {
+	var m peerMatrix
 	place := map[gpu.UUID]int{}
 	for _, g := range r.GPUs {
-		if slices.ContainsFunc(r.Peers, func(p result.Peer) bool { return p.From == g.UUID || p.To == g.UUID }) {
+		if slices.ContainsFunc(r.Peers, func(p judge.Peer) bool { return p.From == g.UUID || p.To == g.UUID }) {
 			place[g.UUID] = len(m.gpus)
 			m.gpus = append(m.gpus, g)
 		}
 	}
-	m.paths = make([][]*result.Peer, len(m.gpus))
+	m.paths = make([][]*judge.Peer, len(m.gpus))
 	for i := range m.paths {
-		m.paths[i] = make([]*result.Peer, len(m.gpus))
+		m.paths[i] = make([]*judge.Peer, len(m.gpus))
 	}
 	for i, p := range r.Peers {
 		from, isFrom := place[p.From]
@@ -98,15 +99,15 @@ func peers(r result.Result) matrix {
 	return m
 }
 
-// products counts the GPUs by product: "8 × NVIDIA H200".
-func products(r result.Result) string {
+// countProducts counts the GPUs by product: "8 × NVIDIA H200".
+func countProducts(r judge.Result) string {
 	var order []string
 	count := map[string]int{}
 	for _, g := range r.GPUs {
 		if g.Parent != "" {
 			continue
 		}
-		name := or(clean(g.Product), "GPU")
+		name := cmp.Or(clean(g.Product), "GPU")
 		if count[name] == 0 {
 			order = append(order, name)
 		}

@@ -1,10 +1,10 @@
-package show
+package report
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/gpuready/gpuready/validator/preflight/judge"
-	"github.com/gpuready/gpuready/validator/preflight/result"
 )
 
 // Sizes of the drawings, in pixels.
@@ -18,10 +18,10 @@ const (
 )
 
 // bars draws each figure: a bar a device, with a line at its limit.
-func (d *document) bars(r result.Result) {
+func (d *htmlPage) bars(r judge.Result) {
 	for _, c := range charts(r) {
 		if r.Simulated {
-			d.add(`<h2>%s</h2><p class="faint">%s</p>`, c.name, simulated)
+			d.add(`<h2>%s</h2><p class="faint">%s</p>`, c.name, simulatedText)
 			continue
 		}
 		d.add(`<h2>%s <span class="faint">%s</span></h2>`, c.name, c.unit)
@@ -34,11 +34,11 @@ func (d *document) bars(r result.Result) {
 	}
 }
 
-func (d *document) bar(row bars, c chart, y int) {
+func (d *htmlPage) bar(row chartRow, c chart, y int) {
 	f := row.figure
 	length := func(v float64) float64 { return v / c.most * barLength }
 	shade := safe("fill")
-	if f.Verdict == result.Slow {
+	if f.Verdict == judge.Slow {
 		shade = "slow"
 	}
 	d.add(`<g><title>%s: %s</title>`, row.label, describeFigure(f))
@@ -62,21 +62,21 @@ func (d *document) bar(row bars, c chart, y int) {
 	if f.Value > 0 && f.Last > 0 {
 		tail += fmt.Sprintf(" · %+.1f %% since the last run", 100*(f.Value/f.Last-1))
 	}
-	if f.Verdict == result.Slow {
+	if f.Verdict == judge.Slow {
 		tail += " · slow"
 	}
 	d.add(`<text x="%d" y="%d">%s</text></g>`, labelWidth+barLength+8, y+16, tail)
 }
 
 // heat draws the paths from GPU to GPU: the faster, the fuller the colour.
-func (d *document) heat(r result.Result) {
-	m := peers(r)
+func (d *htmlPage) heat(r judge.Result) {
+	m := newPeerMatrix(r)
 	if len(m.gpus) == 0 {
 		return
 	}
 	d.add(`<h2>From GPU (row) to GPU (column) <span class="faint">GB/s</span></h2>`)
 	if r.Simulated {
-		d.add(`<p class="faint">%s</p>`, simulated)
+		d.add(`<p class="faint">%s</p>`, simulatedText)
 		return
 	}
 	n := len(m.gpus)
@@ -92,7 +92,7 @@ func (d *document) heat(r result.Result) {
 	d.add(`</svg></div>`)
 }
 
-func (d *document) cell(path *result.Peer, m matrix, row, column int) {
+func (d *htmlPage) cell(path *judge.Peer, m peerMatrix, row, column int) {
 	x, y := (column+1)*cellWidth, (row+1)*cellHeight
 	if path == nil || path.Value == 0 {
 		d.add(`<rect class="edge" x="%d" y="%d" width="%d" height="%d"/>`, x+1, y+1, cellWidth-2, cellHeight-2)
@@ -100,15 +100,15 @@ func (d *document) cell(path *result.Peer, m matrix, row, column int) {
 	}
 	// Keep the number on the colour readable.
 	shade, opacity := safe("fill"), 0.08+0.52*path.Value/m.most
-	if path.Verdict == result.Slow {
+	if path.Verdict == judge.Slow {
 		shade, opacity = "slow", 0.6
 	}
-	f := result.Figure{Unit: path.Unit, Value: path.Value, Expected: path.Expected, Limit: path.Limit, Source: or(path.Link, "link")}
+	f := judge.Figure{Unit: path.Unit, Value: path.Value, Expected: path.Expected, Limit: path.Limit, Source: cmp.Or(path.Link, "link")}
 	direct := ""
 	if !path.Access {
 		direct = ", through the host's memory"
 	}
-	d.add(`<g><title>GPU %s to GPU %s, %s: %s%s</title>`, m.gpus[row].Index, m.gpus[column].Index, or(path.Link, "link unknown"), describeFigure(f), direct)
+	d.add(`<g><title>GPU %s to GPU %s, %s: %s%s</title>`, m.gpus[row].Index, m.gpus[column].Index, cmp.Or(path.Link, "link unknown"), describeFigure(f), direct)
 	d.add(`<rect class="%s" fill-opacity="%.2f" x="%d" y="%d" width="%d" height="%d"/>`, shade, opacity, x+1, y+1, cellWidth-2, cellHeight-2)
 	d.add(`<text x="%d" y="%d" text-anchor="middle">%s</text></g>`, x+cellWidth/2, y+21, judge.Number(path.Value/1e9))
 }

@@ -1,4 +1,4 @@
-package show
+package report
 
 import (
 	"fmt"
@@ -7,28 +7,26 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/validator/preflight/judge"
-	"github.com/gpuready/gpuready/validator/preflight/result"
-	"github.com/gpuready/gpuready/validator/report"
 )
 
-// junit writes a class for each device, with a case for its health, each sample and each
+// writePreflightJUnit writes a class for each device, with a case for its health, each sample and each
 // figure.
-func junit(w io.Writer, r result.Result) error {
-	s := report.Suite{Name: "gpu-validator preflight", Node: r.Node, Time: r.Time, Properties: [][2]string{
+func writePreflightJUnit(w io.Writer, r judge.Result) error {
+	s := junitSuite{Name: "gpu-validator preflight", Node: r.Node, Time: r.Time, Properties: [][2]string{
 		{"result", r.Word()}, {"version", r.Version}, {"driver", r.Driver},
 	}}
 	for _, g := range r.GPUs {
-		s.Cases = append(s.Cases, cases(g, r.Simulated)...)
+		s.Cases = append(s.Cases, deviceCases(g, r.Simulated)...)
 	}
-	node := report.Case{Name: "node", Class: clean(r.Node), Out: strings.Join(r.Notes, "\n")}
+	node := junitCase{Name: "node", Class: clean(r.Node), Out: strings.Join(r.Notes, "\n")}
 	s.Cases = append(s.Cases, withFailure(node, r.Findings))
-	return s.WriteJUnit(w)
+	return s.writeXML(w)
 }
 
-func cases(g result.GPU, sim bool) []report.Case {
+func deviceCases(g judge.GPU, sim bool) []junitCase {
 	class := clean(g.Name())
-	of := func(sample, figure string) []result.Finding {
-		var list []result.Finding
+	of := func(sample, figure string) []judge.Finding {
+		var list []judge.Finding
 		for _, f := range g.Findings {
 			if f.Sample == sample && f.Figure == figure {
 				list = append(list, f)
@@ -36,16 +34,16 @@ func cases(g result.GPU, sim bool) []report.Case {
 		}
 		return list
 	}
-	all := []report.Case{withFailure(report.Case{Name: "health", Class: class, Out: strings.Join(g.Notes, "\n")}, of("", ""))}
+	all := []junitCase{withFailure(junitCase{Name: "health", Class: class, Out: strings.Join(g.Notes, "\n")}, of("", ""))}
 	for _, run := range g.Runs {
-		c := report.Case{Name: clean(run.Sample), Class: class, Elapsed: time.Duration(run.Seconds * float64(time.Second))}
+		c := junitCase{Name: clean(run.Sample), Class: class, Elapsed: time.Duration(run.Seconds * float64(time.Second))}
 		all = append(all, withFailure(c, of(run.Sample, "")))
 	}
 	for _, f := range g.Figures {
-		c := report.Case{Name: clean(f.Name), Class: class}
+		c := junitCase{Name: clean(f.Name), Class: class}
 		switch {
 		case sim:
-			c.Skipped = simulated
+			c.Skipped = simulatedText
 		case f.Value == 0:
 			c.Skipped = "not measured"
 		default:
@@ -60,13 +58,13 @@ func cases(g result.GPU, sim bool) []report.Case {
 		all = append(all, withFailure(c, of("", f.Name)))
 	}
 	if list := of("", "peer"); len(list) > 0 {
-		all = append(all, withFailure(report.Case{Name: "peer", Class: class}, list))
+		all = append(all, withFailure(junitCase{Name: "peer", Class: class}, list))
 	}
 	return all
 }
 
 // withFailure turns findings into a failure: the first reason, all messages.
-func withFailure(c report.Case, list []result.Finding) report.Case {
+func withFailure(c junitCase, list []judge.Finding) junitCase {
 	var messages, actions []string
 	for _, f := range list {
 		messages, actions = append(messages, f.Message), append(actions, f.Action)

@@ -1,5 +1,4 @@
-// Package slot finds the slot of a GPU in the machine, for the person with the screwdriver.
-package slot
+package preflight
 
 import (
 	"encoding/binary"
@@ -13,52 +12,52 @@ import (
 
 // Folders of sysfs.
 const (
-	devices = "/sys/bus/pci/devices"
-	slots   = "/sys/bus/pci/slots"        // Documentation/ABI/testing/sysfs-bus-pci
-	dmi     = "/sys/firmware/dmi/entries" // Documentation/ABI/testing/sysfs-firmware-dmi-entries
+	pciDevices = "/sys/bus/pci/devices"
+	pciSlots   = "/sys/bus/pci/slots"        // Documentation/ABI/testing/sysfs-bus-pci
+	dmiEntries = "/sys/firmware/dmi/entries" // Documentation/ABI/testing/sysfs-firmware-dmi-entries
 )
 
 // Bounds of the files read, against odd firmware.
 const (
-	maxFile = 4096
-	maxText = 64
+	maxSlotFile = 4096
+	maxSlotName = 64
 )
 
-// Map names the slots of a machine by their addresses, without function: "0000:3b:00".
-type Map struct {
+// slotNames names the slots of a machine by their addresses, without function: "0000:3b:00".
+type slotNames struct {
 	root  *host.Root
 	slots map[string]string // the kernel's names
 	board map[string]string // the names printed on the board, according to the firmware; only root may read them
 }
 
-// Read reads the names of the slots. Those that cannot be read are left out.
-func Read(root *host.Root) Map {
-	m := Map{root: root, slots: map[string]string{}, board: map[string]string{}}
-	names, _ := root.Names(slots)
+// readSlots reads the names of the slots. Those that cannot be read are left out.
+func readSlots(root *host.Root) slotNames {
+	m := slotNames{root: root, slots: map[string]string{}, board: map[string]string{}}
+	names, _ := root.Names(pciSlots)
 	for _, name := range names {
-		if data, err := root.ReadFile(path.Join(slots, name, "address"), maxFile); err == nil {
-			m.slots[strings.ToLower(strings.TrimSpace(string(data)))] = clean(name)
+		if data, err := root.ReadFile(path.Join(pciSlots, name, "address"), maxSlotFile); err == nil {
+			m.slots[strings.ToLower(strings.TrimSpace(string(data)))] = cleanSlotName(name)
 		}
 	}
-	entries, _ := root.Names(dmi)
+	entries, _ := root.Names(dmiEntries)
 	for _, entry := range entries {
 		if !strings.HasPrefix(entry, "9-") {
 			continue
 		}
-		data, err := root.ReadFile(path.Join(dmi, entry, "raw"), maxFile)
+		data, err := root.ReadFile(path.Join(dmiEntries, entry, "raw"), maxSlotFile)
 		if err != nil {
 			continue
 		}
-		if at, name := designation(data); name != "" {
+		if at, name := parseSlotRecord(data); name != "" {
 			m.board[at] = name
 		}
 	}
 	return m
 }
 
-// Of returns the slot of the GPU at the address, or of the nearest bridge above it that has
+// find returns the slot of the GPU at the address, or of the nearest bridge above it that has
 // one: `3 (PCIe Slot 3)`; "" if none is known.
-func (m Map) Of(address gpu.PCIAddress) string {
+func (m slotNames) find(address gpu.PCIAddress) string {
 	for _, at := range m.above(address) {
 		name, board := m.slots[at], m.board[at]
 		switch {
@@ -73,10 +72,10 @@ func (m Map) Of(address gpu.PCIAddress) string {
 
 // above returns the slot addresses of the device and of the bridges above it, the nearest
 // first.
-func (m Map) above(address gpu.PCIAddress) []string {
+func (m slotNames) above(address gpu.PCIAddress) []string {
 	own, _, _ := strings.Cut(string(address), ".")
 	list := []string{own}
-	link, err := m.root.Readlink(path.Join(devices, string(address)))
+	link, err := m.root.Readlink(path.Join(pciDevices, string(address)))
 	if err != nil {
 		return list
 	}
@@ -91,9 +90,9 @@ func (m Map) above(address gpu.PCIAddress) []string {
 	return list
 }
 
-// designation parses a System Slots structure of the firmware (DMTF DSP0134, type 9): the
+// parseSlotRecord parses a System Slots structure of the firmware (DMTF DSP0134, type 9): the
 // name at 04h, segment at 0Dh, bus at 0Fh, device and function at 10h.
-func designation(data []byte) (at, name string) {
+func parseSlotRecord(data []byte) (at, name string) {
 	const end = 0x11
 	if len(data) < end || data[0] != 9 || int(data[1]) < end || int(data[1]) > len(data) {
 		return "", ""
@@ -104,15 +103,15 @@ func designation(data []byte) (at, name string) {
 	}
 	texts := strings.Split(string(data[data[1]:]), "\x00")
 	if n := int(data[4]); n >= 1 && n <= len(texts) {
-		name = clean(texts[n-1])
+		name = cleanSlotName(texts[n-1])
 	}
-	return hex(segment, bus, device>>3), name
+	return formatSlotAddress(segment, bus, device>>3), name
 }
 
-func hex(segment uint16, bus, device byte) string {
+func formatSlotAddress(segment uint16, bus, device byte) string {
 	const digits = "0123456789abcdef"
 	two := func(b byte) string { return string([]byte{digits[b>>4], digits[b&15]}) }
 	return two(byte(segment>>8)) + two(byte(segment)) + ":" + two(bus) + ":" + two(device)
 }
 
-func clean(s string) string { return strings.TrimSpace(record.Clean(s, maxText)) }
+func cleanSlotName(s string) string { return strings.TrimSpace(record.Clean(s, maxSlotName)) }

@@ -1,10 +1,9 @@
-package show
+package report
 
 import (
 	"bytes"
 	"encoding/json"
 	"encoding/xml"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,26 +15,22 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/validator/preflight/judge"
-	"github.com/gpuready/gpuready/validator/preflight/result"
-	"github.com/gpuready/gpuready/validator/preflight/threshold"
 	"github.com/gpuready/gpuready/validator/sample"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
-
 // preflight returns the result of a preflight of h100-sxm machines, 4 GPUs each, the last
 // divided by MIG, modified by change.
-func preflight(t *testing.T, simulated bool, change func(s *judge.Observations, r *result.Result)) result.Result {
+func preflight(t *testing.T, simulated bool, change func(s *judge.Observations, r *judge.Result)) judge.Result {
 	node := gputest.Node("h100-sxm", 5)
 	node.Devices[4] = gputest.WithMIG(node.Devices[4], "3g.40gb", "1g.10gb")
 	s := judge.Observations{Snapshot: node, Readings: []judge.Reading{{Conditions: map[gpu.UUID]gpu.Condition{}}}}
-	r := result.Result{
-		Schema: result.Schema, Simulated: simulated, Node: "node-1", Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0",
+	r := judge.Result{
+		Schema: judge.ResultSchema, Simulated: simulated, Node: "node-1", Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0",
 		Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 8.4,
 	}
 	passed := true
 	for i, d := range node.Devices {
-		g := result.GPU{Index: string(rune('0' + i)), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Slot: string(rune('1' + i)), Compute: d.Compute.String()}
+		g := judge.GPU{Index: string(rune('0' + i)), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Slot: string(rune('1' + i)), Compute: d.Compute.String()}
 		r.GPUs = append(r.GPUs, g)
 		c := gpu.Condition{PCIe: gpu.PCIe{Generation: 5, MaxGeneration: 5, Width: 16, MaxWidth: 16}}
 		c.NVLinks.Up = []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}
@@ -61,7 +56,7 @@ func preflight(t *testing.T, simulated bool, change func(s *judge.Observations, 
 				return sample.Figure{Name: name, Unit: unit, Value: value, Peak: peak}
 			}
 			run := func(name string, figures ...sample.Figure) {
-				s.Runs = append(s.Runs, judge.Run{Sample: name, Device: id, Result: sample.Result{
+				s.Runs = append(s.Runs, judge.SampleRun{Sample: name, Device: id, Result: sample.Result{
 					Outcome: sample.Passed, Elapsed: 300 * time.Millisecond,
 					Answer: sample.Answer{Passed: &passed, Simulated: simulated, UUID: string(id), Figures: figures},
 				}})
@@ -85,18 +80,18 @@ func preflight(t *testing.T, simulated bool, change func(s *judge.Observations, 
 			}
 		}
 	}
-	s.Runs = append(s.Runs, judge.Run{Sample: "bandwidth", Result: sample.Result{Outcome: sample.Passed, Answer: answer}})
+	s.Runs = append(s.Runs, judge.SampleRun{Sample: "bandwidth", Result: sample.Result{Outcome: sample.Passed, Answer: answer}})
 	if change != nil {
 		change(&s, &r)
 	}
-	table, err := threshold.Embedded()
+	table, err := judge.EmbeddedThresholds()
 	require.NoError(t, err)
 	judge.Judge(&r, s, table)
 	return r
 }
 
 // sick adds observations for every kind of finding.
-func sick(s *judge.Observations, r *result.Result) {
+func sick(s *judge.Observations, r *judge.Result) {
 	last := s.Readings[0].Conditions
 	c := last[gputest.GPU(0)]
 	c.Throttle = []gpu.Throttle{gpu.ThrottlePowerCap, gpu.ThrottleHeat}
@@ -125,7 +120,7 @@ func sick(s *judge.Observations, r *result.Result) {
 }
 
 // hostile adds markup and escape sequences to all texts of other programs.
-func hostile(s *judge.Observations, r *result.Result) {
+func hostile(s *judge.Observations, r *judge.Result) {
 	const text = "<script>alert(1)</script>\" onload=\"x\x1b[2J\n&amp;"
 	r.Node, r.Driver, r.CUDA, r.Version = text, text, text, text
 	r.Notes = []string{text}
@@ -146,11 +141,11 @@ func hostile(s *judge.Observations, r *result.Result) {
 }
 
 func TestGolden(t *testing.T) {
-	for name, r := range map[string]result.Result{
+	for name, r := range map[string]judge.Result{
 		"passed":    preflight(t, false, nil),
 		"sick":      preflight(t, false, sick),
 		"simulated": preflight(t, true, nil),
-		"past": preflight(t, false, func(s *judge.Observations, _ *result.Result) {
+		"past": preflight(t, false, func(s *judge.Observations, _ *judge.Result) {
 			s.Runs = s.Runs[:4]
 		}),
 	} {
@@ -161,18 +156,18 @@ func TestGolden(t *testing.T) {
 			}
 		}
 		for format, write := range map[string]func(*bytes.Buffer) error{
-			"text":  func(b *bytes.Buffer) error { return Write(b, r, "text", false) },
-			"color": func(b *bytes.Buffer) error { return Write(b, r, "text", true) },
-			"json":  func(b *bytes.Buffer) error { return Write(b, r, "json", false) },
-			"junit": func(b *bytes.Buffer) error { return Write(b, r, "junit", false) },
-			"html":  func(b *bytes.Buffer) error { return HTML(b, r) },
+			"text":  func(b *bytes.Buffer) error { return WritePreflight(b, r, "text", false) },
+			"color": func(b *bytes.Buffer) error { return WritePreflight(b, r, "text", true) },
+			"json":  func(b *bytes.Buffer) error { return WritePreflight(b, r, "json", false) },
+			"junit": func(b *bytes.Buffer) error { return WritePreflight(b, r, "junit", false) },
+			"html":  func(b *bytes.Buffer) error { return WritePreflightHTML(b, r) },
 		} {
 			t.Run(name+"."+format, func(t *testing.T) {
 				var b bytes.Buffer
 				require.NoError(t, write(&b))
-				path := filepath.Join("testdata", name+"."+format)
+				path := filepath.Join("testdata/preflight", name+"."+format)
 				if *update {
-					require.NoError(t, os.MkdirAll("testdata", 0o755))
+					require.NoError(t, os.MkdirAll("testdata/preflight", 0o755))
 					require.NoError(t, os.WriteFile(path, b.Bytes(), 0o644))
 				}
 				want, err := os.ReadFile(path)
@@ -185,36 +180,36 @@ func TestGolden(t *testing.T) {
 
 func TestTheSickOneIsNamed(t *testing.T) {
 	r := preflight(t, false, sick)
-	require.Equal(t, result.Unhealthy, r.Verdict)
-	verdicts := []result.Verdict{}
+	require.Equal(t, judge.Unhealthy, r.Verdict)
+	verdicts := []judge.Verdict{}
 	for _, g := range r.GPUs {
 		verdicts = append(verdicts, g.Verdict)
 	}
-	require.Equal(t, []result.Verdict{result.Unhealthy, result.Unhealthy, result.Wrong, result.Slow, result.OK, result.OK, result.OK}, verdicts)
+	require.Equal(t, []judge.Verdict{judge.Unhealthy, judge.Unhealthy, judge.Wrong, judge.Slow, judge.OK, judge.OK, judge.OK}, verdicts)
 }
 
 func TestHostileTextStaysText(t *testing.T) {
 	r := preflight(t, false, hostile)
 	var page, lines bytes.Buffer
-	require.NoError(t, HTML(&page, r))
+	require.NoError(t, WritePreflightHTML(&page, r))
 	require.NotContains(t, page.String(), "<script")
 	require.NotContains(t, page.String(), `onload="`)
 	require.NotContains(t, page.String(), "\x1b")
 	wellFormed(t, strings.NewReplacer("<!doctype html>", "", `<meta charset="utf-8">`, "", `initial-scale=1">`, `initial-scale=1"/>`, `'unsafe-inline'">`, `'unsafe-inline'"/>`).Replace(page.String()))
-	require.NoError(t, Write(&lines, r, "text", false))
+	require.NoError(t, WritePreflight(&lines, r, "text", false))
 	require.NotContains(t, lines.String(), "\x1b")
 	lines.Reset()
-	require.NoError(t, Write(&lines, r, "junit", false))
+	require.NoError(t, WritePreflight(&lines, r, "junit", false))
 	wellFormed(t, lines.String())
 	lines.Reset()
-	require.NoError(t, Write(&lines, r, "json", false))
+	require.NoError(t, WritePreflight(&lines, r, "json", false))
 	require.True(t, json.Valid(lines.Bytes()))
-	require.ErrorContains(t, Write(&lines, r, "yaml", false), "text, json, junit")
+	require.ErrorContains(t, WritePreflight(&lines, r, "yaml", false), "text, json, junit")
 }
 
 func TestThePageLoadsNothing(t *testing.T) {
 	var page bytes.Buffer
-	require.NoError(t, HTML(&page, preflight(t, false, sick)))
+	require.NoError(t, WritePreflightHTML(&page, preflight(t, false, sick)))
 	for _, word := range []string{"http://", "https://", "url(", "@import", "src=", "href=", "<script"} {
 		require.NotContains(t, page.String(), word)
 	}
