@@ -22,7 +22,7 @@ import (
 	operator "github.com/gpuready/gpuready/operator/metrics"
 	toolkit "github.com/gpuready/gpuready/toolkit/daemon"
 	validator "github.com/gpuready/gpuready/validator/daemon"
-	"github.com/gpuready/gpuready/validator/nodelabels"
+	"github.com/gpuready/gpuready/validator/kube"
 	"github.com/gpuready/gpuready/validator/nodestatus"
 	"github.com/gpuready/gpuready/validator/workload"
 )
@@ -67,7 +67,7 @@ func allMetrics(t *testing.T) metricLabels {
 	toolkit.NewMetrics(s)
 	validator.NewMetrics(s)
 	nodestatus.NewMetrics(s)
-	nodelabels.New(nodelabels.Config{}, s)
+	kube.NewNodeReader(kube.NodeReaderConfig{}, s)
 	workload.New(workload.Config{}, slog.New(slog.DiscardHandler), s)
 	workload.NewDriverPod(workload.Config{}, slog.New(slog.DiscardHandler), s)
 	compare.New(compare.Config{}, s)

@@ -27,7 +27,6 @@ import (
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/test/built"
 	validation "github.com/gpuready/gpuready/validator/workload"
-	"github.com/gpuready/gpuready/validator/workload/podsample"
 )
 
 // document is a document of a manifest.
@@ -408,7 +407,7 @@ func TestPoliciesMatchTheValidatorsPods(t *testing.T) {
 			require.Contains(t, text, fmt.Sprintf("variables.node.size() > %d && variables.name.matches('^nvidia-(driver|device-plugin)-validation-[0-9a-f]{32}$')", validation.LongestNode), d.file)
 		case "gpuready-validator-pod-fields":
 			require.Contains(t, text, "== '"+validation.PriorityClass+"'", d.file)
-			require.Contains(t, text, "command[1] == '"+podsample.Subcommand+"'", d.file)
+			require.Contains(t, text, "command[1] == '"+validation.PodCommand+"'", d.file)
 			require.Contains(t, text, "env[0].name == '"+injection.Variable+"'", d.file)
 		}
 	}

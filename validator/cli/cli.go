@@ -10,7 +10,7 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/probe"
-	"github.com/gpuready/gpuready/validator/workload/podsample"
+	"github.com/gpuready/gpuready/validator/workload"
 )
 
 // Exit codes beside those common to all programs. They are listed in --help and are a
@@ -98,14 +98,14 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		Commands: []program.Command{
 			{Name: "run", Run: runOnce},
 			{Name: "wait", Run: wait},
-			{Name: "explain", Run: explainRoad},
+			{Name: "explain", Run: runExplain},
 			{Name: "component", Run: component},
 			{Name: "daemon", Run: runDaemon},
 			{Name: "host-driver", Run: hostDriver},
 			{Name: "preflight", Run: runPreflight},
 			{Name: probe.WatchCommand, Run: watchChild, Hidden: true},
 			{Name: probe.Command, Run: readChild, Hidden: true},
-			{Name: podsample.Subcommand, Run: runSample, Hidden: true},
+			{Name: workload.PodCommand, Run: runSample, Hidden: true},
 		},
 	}.Run(ctx, args, stdout, stderr)
 }

@@ -23,11 +23,9 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/daemon"
 	"github.com/gpuready/gpuready/validator/kube"
-	"github.com/gpuready/gpuready/validator/nodelabels"
 	"github.com/gpuready/gpuready/validator/nodestatus"
 	"github.com/gpuready/gpuready/validator/step/plugin"
 	"github.com/gpuready/gpuready/validator/workload"
-	"github.com/gpuready/gpuready/validator/workload/podsample"
 )
 
 const daemonUsage = `Check the layers whenever what they depend on changes, and keep the proofs,
@@ -142,7 +140,7 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	log.Info("started", "version", version.String(), "path", o.outputDir)
 
 	registry := metricsserver.NewRegistry()
-	status := nodelabels.NewStatus()
+	status := kube.NewNodeStatus()
 	node.Status = status.Last
 	config := daemon.Config{Node: node, NodeChanged: status.Updates(), OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry)}
 	parts, err := c.parts(node, status, log, registry)
@@ -214,7 +212,7 @@ type parts struct {
 
 // parts builds them. It logs once if the API server cannot be used, which affects no proof
 // on the node.
-func (c *cluster) parts(node check.Node, status *nodelabels.Status, log *slog.Logger, registry *prometheus.Registry) (*parts, error) {
+func (c *cluster) parts(node check.Node, status *kube.NodeStatus, log *slog.Logger, registry *prometheus.Registry) (*parts, error) {
 	p := &parts{close: func() {}, watchNode: func(func(map[string]string) error) {}}
 	if c.node == "" {
 		return p, nil
@@ -235,7 +233,7 @@ func (c *cluster) parts(node check.Node, status *nodelabels.Status, log *slog.Lo
 	})
 	p.publish, p.settled, p.run = v.Publish, v.Flush, append(p.run, v.Run)
 	p.watchNode = func(deliver func(map[string]string) error) {
-		p.run = append(p.run, nodelabels.New(nodelabels.Config{Client: client, Node: c.node, Deliver: deliver, Status: status.Set, Log: log}, registry).Run)
+		p.run = append(p.run, kube.NewNodeReader(kube.NodeReaderConfig{Client: client, Node: c.node, Deliver: deliver, Status: status.Set, Log: log}, registry).Run)
 	}
 	if c.image == "" {
 		return p, nil
@@ -280,8 +278,8 @@ func nodeRuntime(node check.Node) workload.NodeRuntime {
 
 // runSample runs the hidden command of the validation pods.
 func runSample(ctx context.Context, units []string, stdout, stderr io.Writer) error {
-	code, err := podsample.Job{
-		Sample: findSample("vectoradd"), Units: units, MessagePath: podsample.TerminationLog, Dev: podsample.Dev, Stdout: stdout, Stderr: stderr,
+	code, err := workload.PodJob{
+		Sample: findSample("vectoradd"), Units: units, MessagePath: workload.TerminationLog, Dev: workload.DevDir, Stdout: stdout, Stderr: stderr,
 	}.Run(ctx)
 	switch {
 	case err != nil:

@@ -29,7 +29,7 @@ Examples:
   gpu-validator explain -o json | jq .result
 `
 
-func explainRoad(ctx context.Context, args []string, stdout, _ io.Writer) error {
+func runExplain(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	o := command("explain", explainUsage, stdout)
 	var node, kubeconfig, contextName, format string
 	var timeout time.Duration

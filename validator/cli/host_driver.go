@@ -10,8 +10,8 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/program"
-	"github.com/gpuready/gpuready/validator/hostdriver"
-	"github.com/gpuready/gpuready/validator/workload/podsample"
+	"github.com/gpuready/gpuready/validator/probe"
+	"github.com/gpuready/gpuready/validator/workload"
 )
 
 const hostDriverUsage = `Report whether the host has an NVIDIA driver of its own, for the init container of a
@@ -31,7 +31,7 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o := command("host-driver", hostDriverUsage, stdout)
 	var messagePath string
 	o.flags.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
-	o.flags.StringVar(&messagePath, "termination-log", podsample.TerminationLog, "the container's termination message file, written if it exists")
+	o.flags.StringVar(&messagePath, "termination-log", workload.TerminationLog, "the container's termination message file, written if it exists")
 	o.bindEnv("host-root", "HOST_ROOT")
 	o.bindEnv("termination-log", "TERMINATION_LOG")
 	rest, err := o.parse(args)
@@ -48,13 +48,13 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	defer func() { _ = root.Close() }()
 	kernel := root
 	// Use this process's /proc and /sys if the host's root is mounted without its mounts.
-	if !hostdriver.Kernel(root) {
+	if !probe.HasProc(root) {
 		if kernel, err = host.Open("/"); err != nil {
 			return err
 		}
 		defer func() { _ = kernel.Close() }()
 	}
-	found, err := hostdriver.Inspect(root, kernel)
+	found, err := probe.InspectHost(root, kernel)
 	if err != nil {
 		return errors.Join(err, writeMessage(messagePath, err.Error()))
 	}

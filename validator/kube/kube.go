@@ -5,6 +5,9 @@
 // and informers would cost 40 MB of memory on each node. Every request has a
 // deadline and is tried once; trying again is for the caller, who may by then
 // have something newer to say.
+//
+// A NodeReader follows the Node: its labels choose something for components without a token,
+// and its status describes kubelet and runtime.
 package kube
 
 import (
@@ -42,9 +45,9 @@ const EventNamespace = metav1.NamespaceDefault
 // minute.
 const requestTimeout = 15 * time.Second
 
-// WatchTimeout bounds a watch of the Node, which is then restarted: a dead connection
+// watchTimeout bounds a watch of the Node, which is then restarted: a dead connection
 // gives no error.
-const WatchTimeout = 10 * time.Minute
+const watchTimeout = 10 * time.Minute
 
 // Client makes the requests. Its methods may be called concurrently.
 type Client struct {
@@ -126,7 +129,7 @@ func (c *Client) Node(ctx context.Context, name string) (*corev1.Node, error) {
 // WatchNode watches a Node from the resource version of n on. The caller stops the watch;
 // it also ends with ctx, and by itself from time to time.
 func (c *Client) WatchNode(ctx context.Context, n *corev1.Node) (watch.Interface, error) {
-	seconds := int64(WatchTimeout / time.Second)
+	seconds := int64(watchTimeout / time.Second)
 	return c.watch(ctx, c.rest.Get().Resource("nodes").VersionedParams(&metav1.ListOptions{
 		Watch: true, ResourceVersion: n.ResourceVersion, TimeoutSeconds: &seconds,
 		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, n.Name).String(),

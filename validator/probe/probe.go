@@ -1,4 +1,5 @@
-// Package probe reads NVML in a separate process.
+// Package probe finds out about a node's driver: by NVML, which it reads in a separate
+// process, and by the host's files, whether the host has a driver of its own.
 //
 // A process can load only one libnvidia-ml in its life. A library of another driver version
 // can lack a symbol, which ends the process. A call into a driver whose GPU hangs does not

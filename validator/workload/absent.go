@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/validator/workload/podsample"
 )
 
 // NodeRuntime describes the programs that give a container its devices.
@@ -51,6 +50,6 @@ func (i NodeRuntime) dropsCDI() bool {
 // hadNoGPU reports whether the sample's container had no GPU, according to its
 // termination message.
 func hadNoGPU(message string) bool {
-	var a podsample.Result
+	var a podAnswer
 	return json.Unmarshal([]byte(message), &a) == nil && a.Devices != nil && *a.Devices == 0
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/sample"
-	"github.com/gpuready/gpuready/validator/workload/podsample"
 )
 
 // verifyPassed verifies the termination message of a pod that succeeded. Exit code 0 alone
@@ -26,8 +25,8 @@ func (t *attempt) verifyPassed(message string) error {
 	return nil
 }
 
-func verifyAnswer(message string, driver check.Driver, verify func(podsample.Result, check.Driver) error) error {
-	var a podsample.Result
+func verifyAnswer(message string, driver check.Driver, verify func(podAnswer, check.Driver) error) error {
+	var a podAnswer
 	if err := json.Unmarshal([]byte(message), &a); err != nil || a.Passed == nil {
 		return fmt.Errorf("the sample succeeded without an answer: %q", record.Clean(message, 200))
 	}
@@ -41,7 +40,7 @@ func verifyAnswer(message string, driver check.Driver, verify func(podsample.Res
 }
 
 // ranOnOne verifies that the sample ran on one of this node's GPUs or MIG devices.
-func ranOnOne(a podsample.Result, driver check.Driver) error {
+func ranOnOne(a podAnswer, driver check.Driver) error {
 	for _, g := range driver.GPUs {
 		if g.UUID == a.UUID {
 			return nil
@@ -56,7 +55,7 @@ func ranOnOne(a podsample.Result, driver check.Driver) error {
 }
 
 // ranOnAll verifies that the sample ran on each unit that the pod was started with.
-func ranOnAll(a podsample.Result, driver check.Driver) error {
+func ranOnAll(a podAnswer, driver check.Driver) error {
 	if want := len(driver.Units()); a.Ran != want {
 		return fmt.Errorf("the sample ran on %d of %d GPUs", a.Ran, want)
 	}
@@ -65,12 +64,12 @@ func ranOnAll(a podsample.Result, driver check.Driver) error {
 
 // errorText returns the error in a termination message, otherwise the last line of the message.
 func errorText(message string) string {
-	var a podsample.Result
+	var a podAnswer
 	if json.Unmarshal([]byte(message), &a) == nil && a.Error != "" {
 		return record.Clean(a.Error, 1000)
 	}
 	if strings.TrimSpace(message) == "" {
 		return ""
 	}
-	return podsample.Last(message)
+	return lastLine(message)
 }

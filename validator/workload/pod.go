@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuready/gpuready/internal/injection"
-	"github.com/gpuready/gpuready/validator/workload/podsample"
 )
 
 // A Role is the purpose of a validation pod. It is the pod's label and, with the Node's
@@ -42,7 +41,7 @@ const (
 	LabelBoot = "gpuready.io/boot"
 	// PriorityClass lets any pod that waits for a GPU preempt them.
 	PriorityClass = "gpuready-validator-workload"
-	container     = "vectoradd"
+	containerName = "vectoradd"
 	program       = "/usr/bin/gpu-validator" // in the image, beside the sample
 
 	nobody = 65534
@@ -121,7 +120,7 @@ func (c Config) restrictedPod(timeout time.Duration) *corev1.Pod {
 				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []corev1.Container{{
-				Name: container, Image: c.Image, ImagePullPolicy: cmp.Or(c.PullPolicy, corev1.PullIfNotPresent), Command: []string{program, podsample.Subcommand},
+				Name: containerName, Image: c.Image, ImagePullPolicy: cmp.Or(c.PullPolicy, corev1.PullIfNotPresent), Command: []string{program, PodCommand},
 				// Its own message, or else its last lines.
 				TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 				SecurityContext: &corev1.SecurityContext{

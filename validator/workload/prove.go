@@ -2,7 +2,7 @@
 // next one is run.
 //
 // The device plugin's pod (Runner) does the same as a user's pod: it requests a GPU, is
-// scheduled to this node, is allocated one, and runs vectorAdd. The driver's pod (Witness)
+// scheduled to this node, is allocated one, and runs vectorAdd. The driver's pod (DriverPod)
 // gets all GPUs, as our agents do, and runs vectorAdd on each; nothing waits for it.
 package workload
 

@@ -37,7 +37,7 @@ type DriverPod struct {
 	result  *check.Outcome
 }
 
-// NewDriverPod returns a Witness that runs nothing until Run.
+// NewDriverPod returns a DriverPod that runs nothing until Run.
 func NewDriverPod(c Config, log *slog.Logger, reg prometheus.Registerer) *DriverPod {
 	c.role = Driver
 	w := &DriverPod{Config: c, log: log, trigger: make(chan struct{}, 1), updates: make(chan struct{}, 1), wait: witnessRetry,

@@ -1,4 +1,4 @@
-package hostdriver
+package probe
 
 import (
 	"encoding/binary"
@@ -102,7 +102,7 @@ func TestWhetherTheHostHasADriver(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root := c.host.build(t)
-			found, err := Inspect(root, root)
+			found, err := InspectHost(root, root)
 			require.NoError(t, err)
 			require.Contains(t, found.String(), c.line)
 			require.Equal(t, c.line[:4] == "Host", found.Is(), found.String())
@@ -112,10 +112,10 @@ func TestWhetherTheHostHasADriver(t *testing.T) {
 
 func TestUnreadableFilesAreErrors(t *testing.T) {
 	root := tree{"etc/hostname": "n1"}.build(t)
-	_, err := Inspect(root, root)
+	_, err := InspectHost(root, root)
 	require.ErrorContains(t, err, "cannot read the loaded kernel modules")
 	require.ErrorContains(t, err, "--host-root")
 	root = merge(tree{"proc/modules": "x 1 0 - Live 0x0\n"}, libs("", "580.95.05")).build(t)
-	_, err = Inspect(root, root)
+	_, err = InspectHost(root, root)
 	require.ErrorContains(t, err, "cannot read the version of the running kernel")
 }

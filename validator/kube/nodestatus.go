@@ -1,4 +1,4 @@
-package nodelabels
+package kube
 
 import (
 	"maps"
@@ -11,29 +11,29 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Status holds the facts about kubelet and runtime from a Node's status. Its methods may be
+// NodeStatus holds the facts about kubelet and runtime from a Node's status. Its methods may be
 // called concurrently.
-type Status struct {
+type NodeStatus struct {
 	mu      sync.Mutex
 	last    check.Status
 	updates chan struct{}
 }
 
-// NewStatus returns an empty Status.
-func NewStatus() *Status { return &Status{updates: make(chan struct{}, 1)} }
+// NewNodeStatus returns an empty NodeStatus.
+func NewNodeStatus() *NodeStatus { return &NodeStatus{updates: make(chan struct{}, 1)} }
 
 // Updates returns a channel that receives whenever the status has changed.
-func (s *Status) Updates() <-chan struct{} { return s.updates }
+func (s *NodeStatus) Updates() <-chan struct{} { return s.updates }
 
 // Last returns the last status.
-func (s *Status) Last() check.Status {
+func (s *NodeStatus) Last() check.Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
 }
 
-// Set stores a Node's status, as Config.Status.
-func (s *Status) Set(node corev1.NodeStatus) {
+// Set stores a Node's status, as NodeReaderConfig.Status.
+func (s *NodeStatus) Set(node corev1.NodeStatus) {
 	now := check.Status{Kubelet: node.NodeInfo.KubeletVersion, Allocatable: map[string]int64{}}
 	for name, quantity := range node.Allocatable {
 		if strings.Contains(string(name), "/") {

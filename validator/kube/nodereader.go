@@ -1,10 +1,4 @@
-// Package nodelabels reads the choices in a Node's labels for components without a token: today
-// the device plugin's configuration. It also reads the Node's status about kubelet and
-// runtime.
-//
-// The Node is read once and then watched. While the API server is away the last choice
-// stands.
-package nodelabels
+package kube
 
 import (
 	"context"
@@ -20,23 +14,22 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/validator/kube"
 )
 
 // The back-off after a failure: firstRetry, then twice as long each time, up to lastRetry;
-// half of it is random. It is half as long as that of package voice, since a configuration
+// half of it is random. It is half as long as that of package nodestatus, since a configuration
 // waits for it.
 const (
 	firstRetry = 500 * time.Millisecond
 	lastRetry  = 30 * time.Second
 )
 
-// Names lists the labels that are read.
-var Names = []string{nodestate.ConfigLabel}
+// nodeLabelNames lists the labels that are read.
+var nodeLabelNames = []string{nodestate.ConfigLabel}
 
-// Config configures a Reader.
-type Config struct {
-	Client  *kube.Client
+// NodeReaderConfig configures a NodeReader.
+type NodeReaderConfig struct {
+	Client  *Client
 	Node    string                        // its name
 	Deliver func(map[string]string) error // called with the labels, never nil, whenever they may have changed
 	Status  func(corev1.NodeStatus)       // called with the Node's status whenever it is read; nil: not called
@@ -46,26 +39,30 @@ type Config struct {
 	After func(time.Duration) <-chan time.Time
 }
 
-// Reader reads the labels.
-type Reader struct {
-	Config
+// NodeReader reads the choices in a Node's labels for components without a token: today the
+// device plugin's configuration. It also reads the Node's status about kubelet and runtime.
+//
+// The Node is read once and then watched. While the API server is away the last choice
+// stands.
+type NodeReader struct {
+	NodeReaderConfig
 	failing prometheus.Gauge
 	last    error // of the last try, nil when it worked
 }
 
-// New returns a Reader and registers its metric.
-func New(c Config, reg prometheus.Registerer) *Reader {
+// NewNodeReader returns a NodeReader and registers its metric.
+func NewNodeReader(c NodeReaderConfig, reg prometheus.Registerer) *NodeReader {
 	if c.After == nil {
 		c.After = time.After
 	}
-	r := &Reader{Config: c, failing: prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_node_watch_failing",
+	r := &NodeReader{NodeReaderConfig: c, failing: prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_node_watch_failing",
 		Help: "1 while the labels of the Node cannot be read."})}
 	reg.MustRegister(r.failing)
 	return r
 }
 
 // Run reads until ctx ends.
-func (r *Reader) Run(ctx context.Context) error {
+func (r *NodeReader) Run(ctx context.Context) error {
 	var delay time.Duration
 	for {
 		began, err := r.read(ctx)
@@ -92,13 +89,13 @@ func (r *Reader) Run(ctx context.Context) error {
 	}
 }
 
-// errEnded is the error of a watch that ended at once, before its first event. It leads to
+// errWatchEnded is the error of a watch that ended at once, before its first event. It leads to
 // a back-off, since the next watch might end at once, too.
-var errEnded = errors.New("the API server ends the watch at once")
+var errWatchEnded = errors.New("the API server ends the watch at once")
 
 // read reads the Node and watches it until the watch ends. began reports whether the watch
 // delivered an event or lasted for a while.
-func (r *Reader) read(ctx context.Context) (began bool, err error) {
+func (r *NodeReader) read(ctx context.Context) (began bool, err error) {
 	node, err := r.Client.Node(ctx, r.Node)
 	if err != nil {
 		return false, fmt.Errorf("read Node %s: %w", r.Node, err)
@@ -106,7 +103,7 @@ func (r *Reader) read(ctx context.Context) (began bool, err error) {
 	if err := r.deliver(node); err != nil {
 		return false, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, kube.WatchTimeout)
+	ctx, cancel := context.WithTimeout(ctx, watchTimeout)
 	defer cancel()
 	started := time.Now()
 	w, err := r.Client.WatchNode(ctx, node)
@@ -134,18 +131,18 @@ func (r *Reader) read(ctx context.Context) (began bool, err error) {
 		}
 	}
 	if !began && time.Since(started) < firstRetry {
-		return false, fmt.Errorf("watch Node %s: %w", r.Node, errEnded)
+		return false, fmt.Errorf("watch Node %s: %w", r.Node, errWatchEnded)
 	}
 	return true, nil
 }
 
 // deliver delivers the Node's status and the labels in Names.
-func (r *Reader) deliver(node *corev1.Node) error {
+func (r *NodeReader) deliver(node *corev1.Node) error {
 	if r.Status != nil {
 		r.Status(node.Status)
 	}
 	labels := map[string]string{}
-	for _, name := range Names {
+	for _, name := range nodeLabelNames {
 		if value, has := node.Labels[name]; has {
 			labels[name] = value
 		}
@@ -157,15 +154,15 @@ func (r *Reader) deliver(node *corev1.Node) error {
 }
 
 // recordFailure records a failure. It logs the first one and each of another kind.
-func (r *Reader) recordFailure(err error) {
+func (r *NodeReader) recordFailure(err error) {
 	r.failing.Set(1)
 	if r.last == nil || apierrors.ReasonForError(r.last) != apierrors.ReasonForError(err) {
-		r.Log.Warn("cannot read the labels of this Node; the last known choice stays in force", "message", err.Error(), "action", kube.Advice(err))
+		r.Log.Warn("cannot read the labels of this Node; the last known choice stays in force", "message", err.Error(), "action", Advice(err))
 	}
 	r.last = err
 }
 
-func (r *Reader) recordSuccess() {
+func (r *NodeReader) recordSuccess() {
 	r.failing.Set(0)
 	if r.last != nil {
 		r.Log.Info("reading the labels of this Node works again")

@@ -1,12 +1,4 @@
-// Package hostdriver finds out whether a node's host has an NVIDIA driver of its own, which
-// no driver container may touch. It only reads files: it needs no GPU, no device node and
-// no other privilege.
-//
-// A driver container's kernel module stays loaded after the container has ended, so a
-// module alone proves nothing about the host. It counts together with its libraries, on the
-// host and not in the container's root. A driver that is installed but not yet loaded, for
-// example during boot, counts by its libraries and a module for this kernel.
-package hostdriver
+package probe
 
 import (
 	"errors"
@@ -33,54 +25,61 @@ const (
 // driverRoots returns the driver roots of a host: that of distributions, and that of GKE.
 func driverRoots() []string { return []string{"/", "/home/kubernetes/bin/nvidia"} }
 
-// Found describes the host's driver.
-type Found struct {
+// HostDriver describes the host's driver.
+type HostDriver struct {
 	Version string // of the host's driver, "" where it has none
 	Root    string // its root, on the host
 	Why     string // the deciding fact, for people
 }
 
 // Is reports whether the host has a driver of its own.
-func (f Found) Is() bool { return f.Version != "" }
+func (f HostDriver) Is() bool { return f.Version != "" }
 
 // String returns the line that other programs parse.
-func (f Found) String() string {
+func (f HostDriver) String() string {
 	if f.Is() {
 		return fmt.Sprintf("HostDriver: %s at %s", f.Version, f.Root)
 	}
 	return "the host has no driver of its own: " + f.Why
 }
 
-// Inspect inspects a host with its root file system at root, and its /proc and /sys at kernel.
-func Inspect(root, kernel *host.Root) (Found, error) {
+// InspectHost finds out whether a host has an NVIDIA driver of its own, which no driver
+// container may touch. The host's root file system is at root, its /proc and /sys at kernel.
+// It only reads files: it needs no GPU, no device node and no other privilege.
+//
+// A driver container's kernel module stays loaded after the container has ended, so a
+// module alone proves nothing about the host. It counts together with its libraries, on the
+// host and not in the container's root. A driver that is installed but not yet loaded, for
+// example during boot, counts by its libraries and a module for this kernel.
+func InspectHost(root, kernel *host.Root) (HostDriver, error) {
 	loaded, version, err := loadedModule(kernel)
 	if err != nil {
-		return Found{}, err
+		return HostDriver{}, err
 	}
 	its, contained := findContainer(root)
 	found, own, err := findLibraries(root, contained)
 	switch {
 	case err != nil:
-		return Found{}, err
+		return HostDriver{}, err
 	case !found && loaded:
-		return Found{Why: fmt.Sprintf("the kernel module nvidia, version %s, is loaded and no library of it is on the host: a driver container loaded it", orUnknown(version))}, nil
+		return HostDriver{Why: fmt.Sprintf("the kernel module nvidia, version %s, is loaded and no library of it is on the host: a driver container loaded it", orUnknownVersion(version))}, nil
 	case !found:
-		return Found{Why: "there is no libnvidia-ml on it, and no kernel module nvidia is loaded"}, nil
+		return HostDriver{Why: "there is no libnvidia-ml on it, and no kernel module nvidia is loaded"}, nil
 	case loaded && contained && (mayMatch(its, version) || !mayMatch(own.Version, version)):
-		return Found{Why: fmt.Sprintf("the kernel module nvidia, version %s, is that of the driver container that shows its root at %s", orUnknown(version), check.ContainerRoot)}, nil
+		return HostDriver{Why: fmt.Sprintf("the kernel module nvidia, version %s, is that of the driver container that shows its root at %s", orUnknownVersion(version), check.ContainerRoot)}, nil
 	case loaded && mayMatch(own.Version, version):
 		return own.withVersion(version, "its kernel module is loaded and its libraries are there"), nil
 	}
 	there, release, err := moduleInstalled(root, kernel)
 	switch {
 	case err != nil:
-		return Found{}, err
+		return HostDriver{}, err
 	case there && loaded:
 		return own.withVersion(version, "its kernel module is loaded, and its libraries are of another version: an upgrade that was not finished"), nil
 	case there:
 		return own.withVersion("", "it is installed for kernel "+release+" and not loaded yet"), nil
 	}
-	return Found{Why: fmt.Sprintf("there are libraries of version %s below %s, and no kernel module nvidia for kernel %s", orUnknown(own.Version), own.Root, release)}, nil
+	return HostDriver{Why: fmt.Sprintf("there are libraries of version %s below %s, and no kernel module nvidia for kernel %s", orUnknownVersion(own.Version), own.Root, release)}, nil
 }
 
 // mayMatch reports whether libraries and module may belong together; "" is an unknown version.
@@ -88,23 +87,23 @@ func mayMatch(library, module string) bool { return library == "" || module == "
 
 // withVersion returns the host's driver with the version of the loaded module, or else of its
 // libraries.
-func (f Found) withVersion(module, why string) Found {
+func (f HostDriver) withVersion(module, why string) HostDriver {
 	if module != "" {
 		f.Version = module
 	}
-	f.Version, f.Why = orUnknown(f.Version), why
+	f.Version, f.Why = orUnknownVersion(f.Version), why
 	return f
 }
 
-func orUnknown(version string) string {
+func orUnknownVersion(version string) string {
 	if version == "" {
 		return "unknown"
 	}
 	return version
 }
 
-// Kernel reports whether a root has the kernel's /proc.
-func Kernel(root *host.Root) bool {
+// HasProc reports whether a root has the kernel's /proc.
+func HasProc(root *host.Root) bool {
 	_, err := root.Stat("/proc/version")
 	return err == nil
 }
@@ -113,7 +112,7 @@ func Kernel(root *host.Root) bool {
 // the module shows none.
 func loadedModule(kernel *host.Root) (loaded bool, version string, err error) {
 	data, err := kernel.ReadFile("/proc/modules", maxModules)
-	if errors.Is(err, fs.ErrNotExist) && Kernel(kernel) {
+	if errors.Is(err, fs.ErrNotExist) && HasProc(kernel) {
 		return false, "", nil // a kernel without modules
 	}
 	if err != nil {
@@ -134,7 +133,7 @@ func loadedModule(kernel *host.Root) (loaded bool, version string, err error) {
 
 var versionPattern = regexp.MustCompile(`\.so\.(\d{2,4}(?:\.\d{1,4}){1,3})$`)
 
-func versionOf(library string) string {
+func libraryVersion(library string) string {
 	if m := versionPattern.FindStringSubmatch(library); m != nil {
 		return m[1]
 	}
@@ -142,7 +141,7 @@ func versionOf(library string) string {
 }
 
 // findLibraries finds a driver's libraries on the host, except for those of a driver container.
-func findLibraries(root *host.Root, contained bool) (is bool, f Found, err error) {
+func findLibraries(root *host.Root, contained bool) (is bool, f HostDriver, err error) {
 	for _, dir := range driverRoots() {
 		library, err := nvml.FindLibrary(root.Dir(), dir)
 		if errors.Is(err, gpu.ErrNoDriver) {
@@ -154,7 +153,7 @@ func findLibraries(root *host.Root, contained bool) (is bool, f Found, err error
 		if at, ok := root.Host(library); ok && contained && strings.HasPrefix(at, check.ContainerRoot+"/") {
 			continue // a link of the host leads into the container
 		}
-		return true, Found{Version: versionOf(library), Root: dir}, nil
+		return true, HostDriver{Version: libraryVersion(library), Root: dir}, nil
 	}
 	return false, f, nil
 }
@@ -171,7 +170,7 @@ func findContainer(root *host.Root) (version string, is bool) {
 		return "", false
 	}
 	its, err := root.Stat(check.ContainerRoot)
-	return versionOf(library), err == nil && !os.SameFile(own, its)
+	return libraryVersion(library), err == nil && !os.SameFile(own, its)
 }
 
 var moduleFile = regexp.MustCompile(`(?m)^(?:\S*/)?nvidia\.ko(?:\.\w+)?:`)

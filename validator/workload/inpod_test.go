@@ -1,4 +1,4 @@
-package podsample
+package workload
 
 import (
 	"bytes"
@@ -11,11 +11,11 @@ import (
 	"github.com/gpuready/gpuready/test/built"
 )
 
-// job returns a Job with a script in place of vectoradd, in a container with these devices.
-func job(t *testing.T, script string, dev ...string) (j Job, stdout, stderr *bytes.Buffer) {
+// podJob returns a Job with a script in place of vectoradd, in a container with these devices.
+func podJob(t *testing.T, script string, dev ...string) (j PodJob, stdout, stderr *bytes.Buffer) {
 	t.Helper()
 	dir := t.TempDir()
-	j = Job{Sample: filepath.Join(dir, "vectoradd"), MessagePath: filepath.Join(dir, "termination-log"), Dev: filepath.Join(dir, "dev")}
+	j = PodJob{Sample: filepath.Join(dir, "vectoradd"), MessagePath: filepath.Join(dir, "termination-log"), Dev: filepath.Join(dir, "dev")}
 	built.Script(t, j.Sample, script)
 	require.NoError(t, os.WriteFile(j.MessagePath, nil, 0o666))
 	require.NoError(t, os.Mkdir(j.Dev, 0o755))
@@ -27,7 +27,7 @@ func job(t *testing.T, script string, dev ...string) (j Job, stdout, stderr *byt
 	return j, stdout, stderr
 }
 
-func readAnswer(t *testing.T, j Job) string {
+func readAnswer(t *testing.T, j PodJob) string {
 	t.Helper()
 	data, err := os.ReadFile(j.MessagePath)
 	require.NoError(t, err)
@@ -49,30 +49,30 @@ func TestTheSamplesAnswerIsTheTerminationMessage(t *testing.T) {
 		{"no answer and no GPU", `echo one >&2; echo oops >&2; exit 1`, nil, 1, `{"passed":false,"simulated":false,"error":"oops","devices":0}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			j, _, _ := job(t, c.script, c.dev...)
+			j, _, _ := podJob(t, c.script, c.dev...)
 			code, err := j.Run(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, c.code, code)
 			require.Equal(t, c.left, readAnswer(t, j))
 		})
 	}
-	_, err := Job{}.Run(t.Context())
+	_, err := PodJob{}.Run(t.Context())
 	require.ErrorContains(t, err, "neither beside gpu-validator nor in PATH")
-	j, _, _ := job(t, "kill -9 $$", "nvidia0")
+	j, _, _ := podJob(t, "kill -9 $$", "nvidia0")
 	code, err := j.Run(t.Context())
 	require.Equal(t, 1, code)
 	require.ErrorContains(t, err, "killed")
 }
 
 func TestTheSamplesOutputIsThePodsLog(t *testing.T) {
-	j, stdout, stderr := job(t, `echo "Test PASSED"; echo warned >&2; echo '{"passed":true,"uuid":"GPU-1"}' >"$2"`)
+	j, stdout, stderr := podJob(t, `echo "Test PASSED"; echo warned >&2; echo '{"passed":true,"uuid":"GPU-1"}' >"$2"`)
 	_, err := j.Run(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, "Test PASSED\n", stdout.String())
 	require.Equal(t, "warned\n", stderr.String())
 }
 
-const perUnit = `case $CUDA_VISIBLE_DEVICES in
+const samplePerUnit = `case $CUDA_VISIBLE_DEVICES in
 GPU-bad) echo "Test FAILED"; echo '{"passed":false,"error":"element 7"}' >"$2"; exit 3 ;;
 GPU-dead) kill -9 $$ ;;
 GPU-liar) echo '{"passed":true,"uuid":"GPU-a"}' >"$2"; exit 0 ;;
@@ -80,7 +80,7 @@ GPU-liar) echo '{"passed":true,"uuid":"GPU-a"}' >"$2"; exit 0 ;;
 esac`
 
 func TestTheSampleRunsOnEachNamedUnit(t *testing.T) {
-	j, stdout, _ := job(t, perUnit, "nvidia0", "nvidia1")
+	j, stdout, _ := podJob(t, samplePerUnit, "nvidia0", "nvidia1")
 	j.Units = []string{"GPU-a=GPU 0 (GPU-a, 0000:10:00.0)", "GPU-b=GPU 1 (GPU-b, 0000:11:00.0)"}
 	code, err := j.Run(t.Context())
 	require.NoError(t, err)
@@ -90,7 +90,7 @@ func TestTheSampleRunsOnEachNamedUnit(t *testing.T) {
 }
 
 func TestAFailedUnitIsNamedAndOthersAreTried(t *testing.T) {
-	j, stdout, _ := job(t, perUnit, "nvidia0")
+	j, stdout, _ := podJob(t, samplePerUnit, "nvidia0")
 	j.Units = []string{"GPU-bad=GPU 0", "GPU-dead=GPU 1", "GPU-liar=GPU 2", "GPU-b=GPU 3"}
 	code, err := j.Run(t.Context())
 	require.NoError(t, err)

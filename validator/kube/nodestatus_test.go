@@ -1,4 +1,4 @@
-package nodelabels
+package kube
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ import (
 )
 
 func TestNewsSignalsOnlyAChangedStatus(t *testing.T) {
-	s := NewStatus()
+	s := NewNodeStatus()
 	told := corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.31.2"}, RuntimeHandlers: []corev1.NodeRuntimeHandler{{Name: "runc"}, {}, {Name: "nvidia"}}}
 	require.Equal(t, check.Status{}, s.Last())
 	s.Set(told)

@@ -1,6 +1,4 @@
-// Package podsample runs in the validation pods. It runs the sample vectoradd, whose output
-// is the pod's log, and leaves an answer for the creator of the pod.
-package podsample
+package workload
 
 import (
 	"bytes"
@@ -12,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -20,26 +19,27 @@ import (
 	"github.com/gpuready/gpuready/validator/sample"
 )
 
-// Subcommand is the hidden subcommand of gpu-validator that runs in the pods. Its
+// PodCommand is the hidden subcommand of gpu-validator that runs in the pods. Its
 // arguments are the units to run the sample on, "GPU-…=GPU 0 (GPU-…, 0000:10:00.0)";
 // none: the first CUDA device.
-const Subcommand = "run-sample"
+const PodCommand = "run-sample"
 
 // TerminationLog is the file from which the kubelet reads a container's termination
 // message, up to 4096 bytes.
 const (
-	TerminationLog = Dev + "/termination-log"
-	Dev            = "/dev"
-	maxWords       = 4096
+	TerminationLog = DevDir + "/termination-log"
+	DevDir         = "/dev"
+	maxPodMessage  = 4096
 )
 
 const maxReport = 1 << 20
 
 // The sample writes its report to file descriptor 3, a pipe; its output stays in the log.
-var report = []string{"--report", "/proc/self/fd/3"}
+var reportFlags = []string{"--report", "/proc/self/fd/3"}
 
-// Job describes the run of the sample in the pod.
-type Job struct {
+// PodJob runs in the validation pods. It runs the sample vectoradd, whose output is the
+// pod's log, and leaves an answer for the creator of the pod.
+type PodJob struct {
 	Sample         string   // the program, "" where there is none
 	Units          []string // the arguments of Subcommand
 	MessagePath    string   // the file for the answer
@@ -49,13 +49,13 @@ type Job struct {
 
 // Run runs the sample on one unit after the other, also after a failure, and writes the
 // answer. It returns the exit code of the first that failed, else 0.
-func (j Job) Run(ctx context.Context) (int, error) {
+func (j PodJob) Run(ctx context.Context) (int, error) {
 	if j.Sample == "" {
 		return 1, errors.New("the sample vectoradd is neither beside gpu-validator nor in PATH: the image is not a validator's")
 	}
 	all, code, err := j.runAll(ctx)
 	if err != nil && !all.answered() {
-		all.count(devices(j.Dev), err.Error())
+		all.count(countDeviceNodes(j.Dev), err.Error())
 	}
 	if all.answered() {
 		if err := all.write(j.MessagePath); err != nil {
@@ -66,11 +66,11 @@ func (j Job) Run(ctx context.Context) (int, error) {
 }
 
 // runAll runs the sample on all units and returns their combined answer.
-func (j Job) runAll(ctx context.Context) (Result, int, error) {
+func (j PodJob) runAll(ctx context.Context) (podAnswer, int, error) {
 	if len(j.Units) == 0 {
 		return j.runOn(ctx, "")
 	}
-	all, failed := Result{Passed: new(bool)}, 0
+	all, failed := podAnswer{Passed: new(bool)}, 0
 	var bad []string
 	for i, unit := range j.Units {
 		id, name, _ := strings.Cut(unit, "=")
@@ -92,13 +92,13 @@ func (j Job) runAll(ctx context.Context) (Result, int, error) {
 }
 
 // runOn runs the sample once, on a unit, "" for the first device.
-func (j Job) runOn(ctx context.Context, unit string) (a Result, code int, err error) {
+func (j PodJob) runOn(ctx context.Context, unit string) (a podAnswer, code int, err error) {
 	read, write, err := os.Pipe()
 	if err != nil {
 		return a, 1, err
 	}
 	defer func() { _ = read.Close() }()
-	cmd := exec.CommandContext(ctx, j.Sample, report...)
+	cmd := exec.CommandContext(ctx, j.Sample, reportFlags...)
 	cmd.Env = append(os.Environ(), "CUDA_CACHE_DISABLE=1")
 	if unit != "" {
 		cmd.Env = append(cmd.Env, "CUDA_VISIBLE_DEVICES="+unit)
@@ -115,10 +115,10 @@ func (j Job) runOn(ctx context.Context, unit string) (a Result, code int, err er
 	output, _ := io.ReadAll(io.LimitReader(read, maxReport)) // a truncated report does not parse
 	err = cmd.Wait()
 	if json.Unmarshal(output, &a) != nil || a.Passed == nil {
-		a = Result{}
+		a = podAnswer{}
 	}
 	if a.Passed == nil || !*a.Passed {
-		a.count(devices(j.Dev), Last(errorOutput.String()))
+		a.count(countDeviceNodes(j.Dev), lastLine(errorOutput.String()))
 	}
 	if code := cmd.ProcessState.ExitCode(); code >= 0 {
 		return a, code, nil
@@ -126,9 +126,9 @@ func (j Job) runOn(ctx context.Context, unit string) (a Result, code int, err er
 	return a, 1, err // killed by a signal
 }
 
-// Result is the used part of the sample's report, and the termination message for the
+// podAnswer is the used part of the sample's report, and the termination message for the
 // kubelet.
-type Result struct {
+type podAnswer struct {
 	Passed    *bool    `json:"passed"`
 	Simulated bool     `json:"simulated"`
 	Error     string   `json:"error,omitempty"`
@@ -139,10 +139,10 @@ type Result struct {
 	Devices *int `json:"devices,omitempty"`
 }
 
-func (a *Result) answered() bool { return a.Passed != nil }
+func (a *podAnswer) answered() bool { return a.Passed != nil }
 
 // failure returns why the sample did not pass on a unit, by its answer and exit; "": it passed.
-func (a *Result) failure(unit string, code int, err error) string {
+func (a *podAnswer) failure(unit string, code int, err error) string {
 	switch {
 	case err != nil:
 		return err.Error()
@@ -160,7 +160,7 @@ func (a *Result) failure(unit string, code int, err error) string {
 
 // count adds the number of GPUs in the container. No GPU at all is an answer even if the
 // sample gave none; otherwise its last lines explain more.
-func (a *Result) count(devices int, complaint string) {
+func (a *podAnswer) count(devices int, complaint string) {
 	if !a.answered() {
 		if devices > 0 {
 			return
@@ -171,9 +171,9 @@ func (a *Result) count(devices int, complaint string) {
 }
 
 // write writes the answer to the file that the kubelet reads.
-func (a *Result) write(path string) error {
+func (a *podAnswer) write(path string) error {
 	short := *a
-	short.Error = record.Clean(a.Error, maxWords/2)
+	short.Error = record.Clean(a.Error, maxPodMessage/2)
 	data, err := json.Marshal(short)
 	if err == nil {
 		err = os.WriteFile(path, data, 0o644) // no rename: the kubelet's file is mounted there
@@ -184,8 +184,25 @@ func (a *Result) write(path string) error {
 	return nil
 }
 
-// Last returns the last line of a text.
-func Last(text string) string {
+// lastLine returns the last line of a text.
+func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return record.Clean(lines[len(lines)-1], 1000)
+}
+
+var deviceNode = regexp.MustCompile(`^(nvidia[0-9]+|dxg)$`)
+
+// countDeviceNodes counts the GPUs' device nodes in dev, a container's /dev.
+func countDeviceNodes(dev string) int {
+	entries, err := os.ReadDir(dev)
+	if err != nil {
+		return 0
+	}
+	n := 0
+	for _, e := range entries {
+		if deviceNode.MatchString(e.Name()) {
+			n++
+		}
+	}
+	return n
 }

@@ -1,4 +1,4 @@
-package nodelabels
+package kube
 
 import (
 	"context"
@@ -14,21 +14,17 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/validator/kube"
 	"github.com/gpuready/gpuready/validator/kube/kubetest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // desk is a Reader with its API server, and the labels that it delivered.
 type desk struct {
 	t      *testing.T
 	server *kubetest.Server
-	reader *Reader
+	reader *NodeReader
 	reg    *prometheus.Registry
 	fail   atomic.Bool        // deliver fails
 	waits  chan time.Duration // the reader's back-off, which ends when it is received
@@ -42,9 +38,9 @@ type desk struct {
 func newDesk(t *testing.T) *desk {
 	t.Helper()
 	d := &desk{t: t, reg: prometheus.NewRegistry(), server: kubetest.Start("n1"), delivered: make(chan struct{}), waits: make(chan time.Duration)}
-	client, err := kube.New(d.server.Config())
+	client, err := New(d.server.Config())
 	require.NoError(t, err)
-	d.reader = New(Config{Client: client, Node: "n1", Deliver: d.deliver, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), After: d.after}, d.reg)
+	d.reader = NewNodeReader(NodeReaderConfig{Client: client, Node: "n1", Deliver: d.deliver, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), After: d.after}, d.reg)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- d.reader.Run(ctx) }()
