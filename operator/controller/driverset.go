@@ -58,7 +58,7 @@ func daemonSet(o client.Object) *appsv1.DaemonSet {
 }
 
 // noDriverReasons are the validator's reasons for a node that has no driver at all
-// (validator/step/driver).
+// (validator/step).
 var noDriverReasons = []string{"DriverLibraryMissing", "KernelModuleNotLoaded"}
 
 // driverMissing reports whether the validator finds no driver on the Node.

@@ -20,7 +20,8 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/kube"
-	"github.com/gpuready/gpuready/validator/step/vgpu"
+	"github.com/gpuready/gpuready/validator/probe"
+	"github.com/gpuready/gpuready/validator/step"
 	"github.com/gpuready/gpuready/validator/workload"
 )
 
@@ -50,7 +51,7 @@ var componentsOf = map[string]layerOf{
 	"nvidia-peermem": {layer: readiness.Peermem}, "nvidia-fs": {layer: readiness.GDS}, "gdrcopy": {layer: readiness.GDRCopy},
 	"mofed": {layer: readiness.MOFED}, "vfio-pci": {layer: readiness.VFIO}, "vgpu-devices": {layer: readiness.VGPU},
 	// The component that creates the devices waits for the manager.
-	"vgpu-manager": {layer: readiness.VGPU, enough: vgpu.ReasonDevices},
+	"vgpu-manager": {layer: readiness.VGPU, enough: step.ReasonVGPUDevices},
 }
 
 const componentMetrics = "metrics"
@@ -205,7 +206,7 @@ func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster
 	defer func() { _ = node.Root.Close() }()
 	of := componentsOf[c.name]
 	s := &standin{componentFlags: c, layerOf: of, node: node, dir: o.outputDir, out: &lines{w: stderr}}
-	r := newRoad(nil, []readiness.Layer{of.layer})
+	r := step.NewPipeline(probe.Read, nil, []readiness.Layer{of.layer})
 	group, ctx := errgroup.WithContext(ctx)
 	ctx, stop := context.WithCancel(ctx)
 	if of.layer == readiness.Plugin && c.workload {
@@ -223,10 +224,10 @@ func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster
 		of := api.workload(client, node)
 		of.Keep = false // no later process would replace the pod
 		runner := workload.New(of, log, metricsserver.NewRegistry())
-		r, s.news = newRoad(runner, nil), runner.Updates()
+		r, s.news = step.NewPipeline(probe.Read, runner, nil), runner.Updates()
 		group.Go(func() error { return unlessCanceled(runner.Run(ctx)) })
 	}
-	r.Steps = slices.DeleteFunc(r.Steps, func(step check.Step) bool { return step.Layer != of.layer })
+	r.Steps = slices.DeleteFunc(r.Steps, func(s check.Step) bool { return s.Layer != of.layer })
 	for i := range r.Steps {
 		// The layer is checked alone, so it builds on the driver only.
 		if r.Steps[i].Basis == check.OnAll {

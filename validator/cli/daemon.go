@@ -24,7 +24,8 @@ import (
 	"github.com/gpuready/gpuready/validator/daemon"
 	"github.com/gpuready/gpuready/validator/kube"
 	"github.com/gpuready/gpuready/validator/nodestatus"
-	"github.com/gpuready/gpuready/validator/step/plugin"
+	"github.com/gpuready/gpuready/validator/probe"
+	"github.com/gpuready/gpuready/validator/step"
 	"github.com/gpuready/gpuready/validator/workload"
 )
 
@@ -148,7 +149,7 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return err
 	}
 	defer parts.close()
-	config.Publish, config.WorkloadDone, config.Road = parts.publish, parts.news, newRoad(parts.workload, o.asked)
+	config.Publish, config.WorkloadDone, config.Road = parts.publish, parts.news, step.NewPipeline(probe.Read, parts.workload, o.asked)
 	config.DriverPod = parts.witness
 	d := daemon.New(config)
 	parts.watchNode(d.SetNodeLabels)
@@ -202,7 +203,7 @@ func unlessCanceled(err error) error {
 type parts struct {
 	publish   func(nodestatus.Facts)
 	settled   func(context.Context) error
-	workload  plugin.Workload
+	workload  step.Workload
 	witness   daemon.DriverPod
 	news      <-chan struct{}
 	run       []func(context.Context) error
@@ -260,7 +261,7 @@ func (c *cluster) workload(client *kube.Client, node check.Node) workload.Config
 		PullPolicy: corev1.PullPolicy(c.pullPolicy), PullSecrets: c.pullSecrets, RuntimeClass: c.runtimeClass,
 		OwnerName: c.podName, OwnerUID: c.podUID, Keep: c.pods && c.podName != "" && c.podUID != "",
 		Allocated: func(ctx context.Context, pod string) ([]string, error) {
-			kubelet, err := plugin.ReadKubelet(ctx, node.Root.Path(node.PodResources))
+			kubelet, err := step.ReadKubelet(ctx, node.Root.Path(node.PodResources))
 			return kubelet.Held(pod), err
 		},
 		NodeRuntime: func() workload.NodeRuntime { return nodeRuntime(node) },

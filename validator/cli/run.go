@@ -14,7 +14,9 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/probe"
 	"github.com/gpuready/gpuready/validator/report"
+	"github.com/gpuready/gpuready/validator/step"
 )
 
 const runUsage = `Check the layers of this node once, report, and exit with the code of the first
@@ -65,7 +67,7 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("%v are over", timeout))
 	defer cancel()
 
-	r := withUnwanted(newRoad(nil, asked))
+	r := step.WithUnwanted(step.NewPipeline(probe.Read, nil, asked))
 	r.Begin = func(l readiness.Layer) { fmt.Fprintf(stderr, "gpu-validator: checking %s\n", l) }
 	host, err := nodeName()
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/step/vgpu"
+	"github.com/gpuready/gpuready/validator/step"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -40,7 +40,7 @@ func standFor(t *testing.T, name string, o check.Outcome) *standin {
 }
 
 func TestTheManagerIsEnoughForTheDeviceCreator(t *testing.T) {
-	missing := check.Fail(vgpu.ReasonDevices, "there is no vGPU", "make one")
+	missing := check.Fail(step.ReasonVGPUDevices, "there is no vGPU", "make one")
 	s := standFor(t, "vgpu-manager", missing)
 	require.NoError(t, s.run(t.Context()))
 	require.FileExists(t, filepath.Join(s.dir, "vgpu-manager-ready"))
@@ -48,7 +48,7 @@ func TestTheManagerIsEnoughForTheDeviceCreator(t *testing.T) {
 	s = standFor(t, "vgpu-devices", missing)
 	require.ErrorContains(t, s.run(t.Context()), "vgpu-devices: VGPUDevicesMissing: there is no vGPU; make one")
 	require.FileExists(t, filepath.Join(s.dir, "vgpu-devices-notready"))
-	s = standFor(t, "vgpu-manager", check.Fail(vgpu.ReasonManager, "it is not loaded", "load it"))
+	s = standFor(t, "vgpu-manager", check.Fail(step.ReasonVGPUManager, "it is not loaded", "load it"))
 	require.ErrorContains(t, s.run(t.Context()), "VGPUManagerNotLoaded")
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/step/driver"
+	"github.com/gpuready/gpuready/validator/step"
 	reasons "github.com/gpuready/gpuready/validator/workload"
 )
 
@@ -82,7 +82,7 @@ func (r *Road) addState(l readiness.Layer, c nodestate.Component, state nodestat
 	s := r.stretch(string(l))
 	reason, why, none := readiness.DriverSays(state, err)
 	switch {
-	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && driver.NoDriver(gpu.Reason(s.Reason), state)):
+	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && step.NoDriver(gpu.Reason(s.Reason), state)):
 		if state.Phase == nodestate.Failed {
 			s.State = Broken
 		}

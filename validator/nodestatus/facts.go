@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/step/driver"
+	"github.com/gpuready/gpuready/validator/step"
 )
 
 // ConditionType is the type of the Node's condition about its readiness.
@@ -122,7 +122,7 @@ func (f Facts) refusalText(o check.Outcome) string {
 // no trace of a driver. The refusal of layer driver would only say that it is missing.
 func (f Facts) noDriver(o check.Outcome) (Condition, bool) {
 	s, reported := f.States[nodestate.Driver]
-	if !reported || o.Layer != readiness.Driver || !driver.NoDriver(o.Refusal.Reason, s) {
+	if !reported || o.Layer != readiness.Driver || !step.NoDriver(o.Refusal.Reason, s) {
 		return Condition{}, false
 	}
 	reason, message, ok := readiness.DriverSays(s, nil)

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/validator/preflight/judge"
 	"github.com/gpuready/gpuready/validator/probe"
 	"github.com/gpuready/gpuready/validator/sample"
-	"github.com/gpuready/gpuready/validator/step/driver"
+	"github.com/gpuready/gpuready/validator/step"
 )
 
 // Options configure a preflight.
@@ -43,7 +43,7 @@ func Run(ctx context.Context, o Options) (judge.Result, check.Outcome) {
 	start := time.Now()
 	var snapshot gpu.Snapshot
 	o.Progress("reading the driver")
-	d, outcome := driver.Check(ctx, o.Node, func(ctx context.Context, n check.Node) (check.Reading, error) {
+	d, outcome := step.CheckDriver(ctx, o.Node, func(ctx context.Context, n check.Node) (check.Reading, error) {
 		o.Node = n // with the driver root that was found
 		r, err := probe.Read(ctx, n)
 		snapshot = r.Snapshot

@@ -61,7 +61,7 @@ type childError struct {
 func (e *childError) Error() string { return e.text }
 func (e *childError) Unwrap() error { return e.sentinel }
 
-// Read is a driver.Read that runs the child.
+// Read is a driver.ReadNVML that runs the child.
 func Read(ctx context.Context, node check.Node) (check.Reading, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -1,0 +1,98 @@
+package step
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/sample"
+)
+
+// Reasons of this layer.
+const (
+	reasonSampleMissing gpu.Reason = "SampleMissing"
+	reasonSampleFailed  gpu.Reason = "CUDASampleFailed"
+	reasonSampleTimeout gpu.Reason = "CUDASampleTimeout"
+	reasonNoMIGDevices  gpu.Reason = "NoMIGDevices"
+)
+
+// checkCUDA checks layer cuda: every GPU and MIG device computes. It runs the vectorAdd sample,
+// a separate program, on each of them, even if one fails.
+func checkCUDA(ctx context.Context, node check.Node, driver check.Driver) check.Outcome {
+	if node.VectorAdd == "" {
+		return check.Fail(reasonSampleMissing, "the sample vectoradd is neither beside gpu-validator nor in PATH",
+			"install it there, or name it with --vectoradd")
+	}
+	units := driver.Units()
+	if len(units) == 0 {
+		return check.Fail(reasonNoMIGDevices, "every GPU is in MIG mode and none has MIG devices", "create MIG devices, or turn MIG mode off")
+	}
+	results := make([]sample.Result, len(units))
+	var group errgroup.Group
+	group.SetLimit(max(1, node.CUDAConcurrency))
+	for i, u := range units {
+		group.Go(func() error {
+			results[i] = runVectorAdd(ctx, node, driver, u)
+			return nil
+		})
+	}
+	// Errors are in the results, not in the group, so that all GPUs are tried.
+	_ = group.Wait()
+	return judgeSamples(node, driver, units, results)
+}
+
+func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, results []sample.Result) check.Outcome {
+	proof := readiness.Proof{
+		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot,
+		GPUs: len(units), Seconds: map[gpu.UUID]float64{},
+	}
+	var bad []string
+	reason := reasonSampleFailed
+	for i, r := range results {
+		if r.Outcome != sample.Passed {
+			bad = append(bad, units[i].Name+": "+r.Message)
+			if r.Outcome == sample.NoResult && len(bad) == 1 {
+				reason = reasonSampleTimeout
+			}
+			continue
+		}
+		proof.Seconds[units[i].UUID] = r.Elapsed.Seconds()
+	}
+	if len(bad) > 0 {
+		message := "vectorAdd: " + strings.Join(bad, "; ")
+		if len(units) > 1 {
+			message = fmt.Sprintf("vectorAdd failed on %d of %d GPUs: %s", len(bad), len(units), strings.Join(bad, "; "))
+		}
+		return check.Fail(reason, message, sampleAction(results))
+	}
+	slowest := slices.MaxFunc(results, func(a, b sample.Result) int { return int(a.Elapsed - b.Elapsed) })
+	proof.Summary = fmt.Sprintf("vectorAdd on %d of %d GPUs, slowest %.2f s", len(units), len(units), slowest.Elapsed.Seconds())
+	return check.Pass(proof)
+}
+
+func sampleAction(results []sample.Result) string {
+	for _, r := range results {
+		if r.Outcome == sample.NoResult {
+			return "a GPU that hangs needs a reset; look for Xid lines in dmesg; give more time with --cuda-timeout"
+		}
+	}
+	return "repeat it by hand, CUDA_VISIBLE_DEVICES=<uuid> vectoradd; if it stays so, take the GPU out of service"
+}
+
+// runVectorAdd runs vectorAdd on one GPU or MIG device.
+func runVectorAdd(ctx context.Context, node check.Node, driver check.Driver, u check.Unit) sample.Result {
+	r := sample.Run(ctx, sample.Job{
+		Name: "vectoradd", Path: node.VectorAdd, Devices: []gpu.UUID{u.UUID}, LibDir: driver.LibDir, Timeout: node.CUDATimeout,
+	})
+	if r.Outcome == sample.Passed && r.Answer.Simulated != driver.Info.Simulated {
+		r.Outcome = sample.Failed
+		r.Message = fmt.Sprintf("libcuda and libnvidia-ml are of different drivers: simulated is %t for one, %t for the other", r.Answer.Simulated, driver.Info.Simulated)
+	}
+	return r
+}

@@ -1,0 +1,67 @@
+package step
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// Reasons of this layer.
+const (
+	reasonFabricWaiting gpu.Reason = "FabricNotJoined"
+	reasonFabricFailed  gpu.Reason = "FabricFailed"
+)
+
+// nvswitchClass is the PCI class of NVSwitches: PCI Code and ID Assignment Specification,
+// "other bridge device".
+const nvswitchClass = "0680"
+
+// checkFabric checks layer fabric: GPUs behind NVSwitches have joined their fabric, according
+// to NVML. The fabric manager, or the subnet manager of a bigger machine, has registered them.
+func checkFabric(_ context.Context, node check.Node, driver check.Driver) check.Outcome {
+	var waiting, broken []string
+	joined := 0
+	for _, g := range driver.GPUs {
+		switch g.FabricState {
+		case gpu.JoiningNone:
+		case gpu.JoiningDone:
+			joined++
+		case gpu.JoiningFailed:
+			broken = append(broken, check.Name(g))
+		default:
+			waiting = append(waiting, check.Name(g))
+		}
+	}
+	switch {
+	case len(broken) > 0:
+		return check.Fail(reasonFabricFailed, "the fabric did not let in "+strings.Join(broken, "; "),
+			"see the log of the fabric manager (journalctl -u nvidia-fabricmanager, or its container) and nvidia-smi -q, section Fabric; then reset the GPUs or reboot")
+	case len(waiting) > 0:
+		return check.Fail(reasonFabricWaiting, "not joined to the fabric: "+strings.Join(waiting, "; "),
+			"start the fabric manager of the driver's version (systemctl start nvidia-fabricmanager, or its container); CUDA does not initialise before")
+	}
+	proof := readiness.Proof{Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: joined}
+	if joined > 0 {
+		proof.Summary = fmt.Sprintf("%d of %d GPUs have joined the fabric", joined, len(driver.GPUs))
+		return check.Pass(proof)
+	}
+	if n := countSwitches(openKernel(node)); n > 0 {
+		proof.Summary = fmt.Sprintf("%d NVSwitches; of the fabric the driver says nothing for these GPUs", n)
+		return check.Pass(proof, "GPUs before Hopper do not report whether they have joined; layer cuda proves that they compute")
+	}
+	proof.Summary = "no GPU here has a fabric to join"
+	return check.Pass(proof)
+}
+
+func countSwitches(k kernelView) (n int) {
+	for _, d := range k.PCI(vendorNVIDIA) {
+		if strings.HasPrefix(d.Class, nvswitchClass) {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,77 @@
+package step
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// requestTimeout bounds a request. The kubelet answers in milliseconds; a socket without a server
+// refuses at once, and the client reconnects until it is served.
+const requestTimeout = 10 * time.Second
+
+// maxAnswer bounds the kubelet's answer: 1,000 pods and 10,000 devices need 2 MiB.
+const maxAnswer = 16 << 20
+
+// ReadKubelet reads the kubelet's devices over the PodResources API, version 1.
+func ReadKubelet(ctx context.Context, socket string) (Account, error) {
+	if info, err := os.Stat(socket); err != nil {
+		return Account{}, err
+	} else if info.Mode().Type() != fs.ModeSocket {
+		return Account{}, fmt.Errorf("%s is no socket", socket)
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	if err != nil {
+		return Account{}, err
+	}
+	defer func() { _ = conn.Close() }()
+	client := podresources.NewPodResourcesListerClient(conn)
+	allocatable, err := client.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+	if err != nil {
+		return Account{}, fmt.Errorf("GetAllocatableResources: %w", err)
+	}
+	pods, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		return Account{}, fmt.Errorf("list of pods: %w", err)
+	}
+	return collectAccount(allocatable, pods), nil
+}
+
+func collectAccount(allocatable *podresources.AllocatableResourcesResponse, pods *podresources.ListPodResourcesResponse) Account {
+	k := Account{Allocatable: map[string]map[string]bool{}, Allocated: map[string]map[string]string{}}
+	for _, d := range allocatable.GetDevices() {
+		ids := k.Allocatable[d.GetResourceName()]
+		if ids == nil {
+			ids = map[string]bool{}
+			k.Allocatable[d.GetResourceName()] = ids
+		}
+		for _, id := range d.GetDeviceIds() {
+			ids[id] = true
+		}
+	}
+	for _, p := range pods.GetPodResources() {
+		for _, c := range p.GetContainers() {
+			for _, d := range c.GetDevices() {
+				held := k.Allocated[d.GetResourceName()]
+				if held == nil {
+					held = map[string]string{}
+					k.Allocated[d.GetResourceName()] = held
+				}
+				for _, id := range d.GetDeviceIds() {
+					held[id] = p.GetNamespace() + "/" + p.GetName()
+				}
+			}
+		}
+	}
+	return k
+}
