@@ -21,6 +21,7 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/kube"
 	"github.com/gpuready/gpuready/validator/probe"
+	"github.com/gpuready/gpuready/validator/proof"
 	"github.com/gpuready/gpuready/validator/step"
 	"github.com/gpuready/gpuready/validator/workload"
 )
@@ -155,7 +156,7 @@ func component(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		o.driverRoot = c.installDir
 	}
 	if c.cleanup {
-		if err := cleanup(o.outputDir); err != nil {
+		if err := proof.NewWriter(o.outputDir, "").RemoveAll(); err != nil {
 			return err
 		}
 	}
@@ -175,20 +176,7 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// cleanup removes the files of all components, by the reference's names and ours.
-func cleanup(dir string) error {
-	names := componentNames()
-	for _, l := range slices.Concat(readiness.Layers(), readiness.Optional()) {
-		names = append(names, string(l))
-	}
-	var wrong []error
-	for _, name := range names {
-		wrong = append(wrong, readiness.Clear(dir, readiness.Layer(name)))
-	}
-	return errors.Join(wrong...)
-}
-
-// proveLayer builds the road for the component and runs it.
+// proveLayer builds the pipeline for the component and runs it.
 func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster, stderr io.Writer) error {
 	timeout := c.timeout
 	if timeout == 0 && !c.wait {
@@ -205,7 +193,7 @@ func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster
 	}
 	defer func() { _ = node.Root.Close() }()
 	of := componentsOf[c.name]
-	s := &standin{componentFlags: c, layerOf: of, node: node, dir: o.outputDir, out: &lines{w: stderr}}
+	s := &standin{componentFlags: c, layerOf: of, node: node, proofs: proof.NewWriter(o.outputDir, node.BootID), out: &lines{w: stderr}}
 	r := step.NewPipeline(probe.Read, nil, []readiness.Layer{of.layer})
 	group, ctx := errgroup.WithContext(ctx)
 	ctx, stop := context.WithCancel(ctx)
@@ -234,7 +222,7 @@ func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster
 			r.Steps[i].Basis = check.OnDriver
 		}
 	}
-	s.road = r
+	s.pipeline = r
 	group.Go(func() error {
 		defer stop()
 		return s.run(ctx)

@@ -149,8 +149,8 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return err
 	}
 	defer parts.close()
-	config.Publish, config.WorkloadDone, config.Road = parts.publish, parts.news, step.NewPipeline(probe.Read, parts.workload, o.asked)
-	config.DriverPod = parts.witness
+	config.Publish, config.WorkloadDone, config.Pipeline = parts.publish, parts.news, step.NewPipeline(probe.Read, parts.workload, o.asked)
+	config.DriverPod = parts.driverPod
 	d := daemon.New(config)
 	parts.watchNode(d.SetNodeLabels)
 
@@ -204,7 +204,7 @@ type parts struct {
 	publish   func(nodestatus.Facts)
 	settled   func(context.Context) error
 	workload  step.Workload
-	witness   daemon.DriverPod
+	driverPod daemon.DriverPod
 	news      <-chan struct{}
 	run       []func(context.Context) error
 	watchNode func(deliver func(map[string]string) error) // starts to deliver the Node's choices
@@ -248,7 +248,7 @@ func (c *cluster) parts(node check.Node, status *kube.NodeStatus, log *slog.Logg
 		log.Info("no pod nvidia-driver-validation is run: the toolkit (NRI) did not inject the GPUs into this container; no layer depends on it")
 	default:
 		shown := workload.NewDriverPod(of, log, registry)
-		p.witness, p.run = shown, append(p.run, shown.Run)
+		p.driverPod, p.run = shown, append(p.run, shown.Run)
 	}
 	return p, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/daemon"
+	"github.com/gpuready/gpuready/validator/proof"
 )
 
 // The delays before the next check without an event: some causes have no event.
@@ -24,16 +25,16 @@ const (
 type standin struct {
 	*componentFlags
 	layerOf
-	node check.Node
-	road check.Pipeline
-	dir  string
-	news <-chan struct{} // receives when the pod has ended; nil: none is run
-	out  *lines
+	node     check.Node
+	pipeline check.Pipeline
+	proofs   *proof.Writer
+	news     <-chan struct{} // receives when the pod has ended; nil: none is run
+	out      *lines
 }
 
 // run checks until the layer is proven or, without --with-wait, once.
 func (s *standin) run(ctx context.Context) error {
-	if err := readiness.Clear(s.dir, readiness.Layer(s.name)); err != nil {
+	if err := s.proofs.Remove(readiness.Layer(s.name)); err != nil {
 		return err // an earlier proof does not count
 	}
 	group, watching := errgroup.WithContext(ctx)
@@ -77,7 +78,7 @@ func (s *standin) loop(ctx context.Context, changed <-chan struct{}) error {
 			return nil
 		}
 		last = &o
-		if err := s.writeNotReady(o); err != nil {
+		if err := s.proofs.Write(readiness.Layer(s.name), o); err != nil {
 			return err
 		}
 		if o.Kind != check.Pending && !s.wait {
@@ -95,9 +96,9 @@ func (s *standin) loop(ctx context.Context, changed <-chan struct{}) error {
 	}
 }
 
-// checkLayer runs the road and returns the outcome for the component.
+// checkLayer runs the pipeline and returns the outcome for the component.
 func (s *standin) checkLayer(ctx context.Context) check.Outcome {
-	r := s.road
+	r := s.pipeline
 	if s.layer == readiness.CUDA && !s.workload {
 		r.Steps = nil // without a workload only the driver is to be proven
 	}
@@ -116,19 +117,11 @@ func (s *standin) checkLayer(ctx context.Context) check.Outcome {
 }
 
 func (s *standin) writeReady(o check.Outcome) error {
-	p := *o.Proof
-	p.BootID = s.node.BootID
-	if err := readiness.WriteReady(s.dir, readiness.Layer(s.name), p); err != nil {
+	if err := s.proofs.Write(readiness.Layer(s.name), o); err != nil {
 		return err
 	}
-	s.out.print("%s is ready: %s%s", s.name, p.Summary, simulatedSuffix(&p))
+	s.out.print("%s is ready: %s%s", s.name, o.Proof.Summary, simulatedSuffix(o.Proof))
 	return nil
-}
-
-func (s *standin) writeNotReady(o check.Outcome) error {
-	r := *o.Refusal
-	r.BootID = s.node.BootID
-	return readiness.WriteNotReady(s.dir, readiness.Layer(s.name), r)
 }
 
 func (s *standin) failureError(o check.Outcome) error {

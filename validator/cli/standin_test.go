@@ -17,47 +17,57 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/proof"
 	"github.com/gpuready/gpuready/validator/step"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // standFor returns a stand-in for a component whose layer has this outcome.
-func standFor(t *testing.T, name string, o check.Outcome) *standin {
+func standFor(t *testing.T, name string, o check.Outcome) (s *standin, dir string) {
 	t.Helper()
 	root, err := host.Open(t.TempDir())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, root.Close()) })
 	of := componentsOf[name]
-	return &standin{componentFlags: &componentFlags{name: name, workload: true}, layerOf: of, dir: t.TempDir(), out: &lines{w: io.Discard},
+	dir = t.TempDir()
+	return &standin{componentFlags: &componentFlags{name: name, workload: true}, layerOf: of, proofs: proof.NewWriter(dir, "b"), out: &lines{w: io.Discard},
 		node: check.Node{Root: root, BootID: "b", StateDir: "/states", PodResources: "/socket"},
-		road: check.Pipeline{
+		pipeline: check.Pipeline{
 			Driver: func(context.Context, check.Node) (check.Driver, check.Outcome) {
 				return check.Driver{}, check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "1"}})
 			},
 			Steps: []check.Step{{Layer: of.layer, Basis: check.OnHost, Check: func(context.Context, check.Node, check.Driver) check.Outcome { return o }}},
-		}}
+		}}, dir
+}
+
+func TestEveryComponentHasAFileForItsProof(t *testing.T) {
+	w := proof.NewWriter(t.TempDir(), "b")
+	for name, of := range componentsOf {
+		require.NoError(t, w.Write(readiness.Layer(name), check.NoGPU("none")))
+		require.NoError(t, w.Write(of.layer, check.NoGPU("none")))
+	}
 }
 
 func TestTheManagerIsEnoughForTheDeviceCreator(t *testing.T) {
 	missing := check.Fail(step.ReasonVGPUDevices, "there is no vGPU", "make one")
-	s := standFor(t, "vgpu-manager", missing)
+	s, dir := standFor(t, "vgpu-manager", missing)
 	require.NoError(t, s.run(t.Context()))
-	require.FileExists(t, filepath.Join(s.dir, "vgpu-manager-ready"))
+	require.FileExists(t, filepath.Join(dir, "vgpu-manager-ready"))
 
-	s = standFor(t, "vgpu-devices", missing)
+	s, dir = standFor(t, "vgpu-devices", missing)
 	require.ErrorContains(t, s.run(t.Context()), "vgpu-devices: VGPUDevicesMissing: there is no vGPU; make one")
-	require.FileExists(t, filepath.Join(s.dir, "vgpu-devices-notready"))
-	s = standFor(t, "vgpu-manager", check.Fail(step.ReasonVGPUManager, "it is not loaded", "load it"))
+	require.FileExists(t, filepath.Join(dir, "vgpu-devices-notready"))
+	s, dir = standFor(t, "vgpu-manager", check.Fail(step.ReasonVGPUManager, "it is not loaded", "load it"))
 	require.ErrorContains(t, s.run(t.Context()), "VGPUManagerNotLoaded")
 }
 
 func TestTheStandInReportsWhyItEnded(t *testing.T) {
-	s := standFor(t, "mofed", check.NoGPU("none"))
+	s, dir := standFor(t, "mofed", check.NoGPU("none"))
 	require.NoError(t, s.run(t.Context()), "nothing to prove")
-	require.NoFileExists(t, filepath.Join(s.dir, "mofed-ready"))
+	require.NoFileExists(t, filepath.Join(dir, "mofed-ready"))
 
-	s = standFor(t, "mofed", check.Fail("MOFEDNotLoaded", "it is not loaded", "load it"))
+	s, dir = standFor(t, "mofed", check.Fail("MOFEDNotLoaded", "it is not loaded", "load it"))
 	s.wait = true
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

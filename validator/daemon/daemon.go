@@ -15,12 +15,13 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/nodestatus"
+	"github.com/gpuready/gpuready/validator/proof"
 )
 
 // Config configures a Daemon.
 type Config struct {
 	Node         check.Node
-	Road         check.Pipeline
+	Pipeline     check.Pipeline
 	OutputDir    string // of the proofs, as this process sees it
 	Log          *slog.Logger
 	Metrics      *Metrics
@@ -38,10 +39,10 @@ type DriverPod interface {
 	Updates() <-chan struct{} // receives when the result has changed
 }
 
-// Daemon is the one writer of the proofs and of the validator's own state.
+// Daemon keeps the proofs and the validator's own state current.
 type Daemon struct {
 	Config
-	proofs     ledger
+	proofs     *proof.Writer
 	backoff    backoff
 	gpus       gpuCache
 	outcomes   []check.Outcome // of the last check of all layers; nil: the state of an earlier process stands
@@ -58,15 +59,15 @@ var errStarting = errors.New("the layers have not been checked yet")
 
 // New returns a Daemon that has not started.
 func New(c Config) *Daemon {
-	d := &Daemon{Config: c, proofs: newLedger(c.OutputDir, c.Node.BootID, c.Log), backoff: backoff{wait: firstRetry},
+	d := &Daemon{Config: c, proofs: proof.NewWriter(c.OutputDir, c.Node.BootID), backoff: backoff{wait: firstRetry},
 		gpus: gpuCache{names: map[gpu.UUID]string{}}, ready: errStarting}
 	d.state, d.stateDirty = d.readState(), true
-	d.Road.Driver = d.cacheGPUs(c.Road.Driver)
-	d.Road.End = d.recordEarly
-	d.Road.Steps = append([]check.Step(nil), c.Road.Steps...)
-	for i, s := range d.Road.Steps {
+	d.Pipeline.Driver = d.cacheGPUs(c.Pipeline.Driver)
+	d.Pipeline.End = d.recordEarly
+	d.Pipeline.Steps = append([]check.Step(nil), c.Pipeline.Steps...)
+	for i, s := range d.Pipeline.Steps {
 		if s.Layer == readiness.CUDA {
-			d.Road.Steps[i].Check = d.notifyWitness(cacheProof(s.Check))
+			d.Pipeline.Steps[i].Check = d.notifyDriverPod(cacheProof(s.Check))
 		}
 	}
 	return d
@@ -89,7 +90,7 @@ func (d *Daemon) setReady(err error) {
 // Run checks the layers until ctx ends. It then leaves the proofs in place: they
 // stay true without the daemon.
 func (d *Daemon) Run(ctx context.Context) error {
-	if !d.proofs.clearStale(d.Road.Steps) {
+	if !d.proofs.RemoveStale(d.Pipeline.Steps, d.Log) {
 		d.outcomes = []check.Outcome{} // otherwise the proofs of this boot stand until the first check
 	}
 	group, ctx := errgroup.WithContext(ctx)
@@ -107,7 +108,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return d.loop(ctx, changed) })
 	if d.DriverPod != nil {
-		group.Go(func() error { return d.watchWitness(ctx) })
+		group.Go(func() error { return d.watchDriverPod(ctx) })
 	}
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
@@ -125,7 +126,7 @@ func (d *Daemon) loop(ctx context.Context, changed <-chan struct{}) error {
 		case <-d.NodeChanged:
 		case <-d.backoff.timer():
 		}
-		outcomes := d.Road.Run(ctx, d.Node, nil)
+		outcomes := d.Pipeline.Run(ctx, d.Node, nil)
 		if ctx.Err() != nil {
 			return ctx.Err() // the outcomes of an interrupted check mean nothing
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/nodestatus"
+	"github.com/gpuready/gpuready/validator/proof"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -73,18 +74,18 @@ func newBench(t *testing.T) *bench {
 	root, err := host.Open(b.dir)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, root.Close()) })
-	road := check.Pipeline{Driver: func(context.Context, check.Node) (check.Driver, check.Outcome) {
+	pipeline := check.Pipeline{Driver: func(context.Context, check.Node) (check.Driver, check.Outcome) {
 		o := b.outcome(readiness.Driver)
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return check.Driver{GPUs: gputest.Node("t4", b.gpus).Devices}, o
 	}}
 	for _, l := range readiness.Layers()[1:] {
-		road.Steps = append(road.Steps, check.Step{Layer: l, Check: func(context.Context, check.Node, check.Driver) check.Outcome { return b.outcome(l) }})
+		pipeline.Steps = append(pipeline.Steps, check.Step{Layer: l, Check: func(context.Context, check.Node, check.Driver) check.Outcome { return b.outcome(l) }})
 	}
 	b.d = New(Config{
-		Node: check.Node{Root: root, BootID: boot, StateDir: "/states", CDIDirs: []string{"/cdi"}, PodResources: "/pods/kubelet.sock"},
-		Road: road, OutputDir: b.out, Log: slog.New(slog.NewTextHandler(b.log, nil)), Metrics: NewMetrics(b.reg),
+		Node:     check.Node{Root: root, BootID: boot, StateDir: "/states", CDIDirs: []string{"/cdi"}, PodResources: "/pods/kubelet.sock"},
+		Pipeline: pipeline, OutputDir: b.out, Log: slog.New(slog.NewTextHandler(b.log, nil)), Metrics: NewMetrics(b.reg),
 	})
 	return b
 }
@@ -250,7 +251,7 @@ func TestProofsOfAnEarlierBootAreRemoved(t *testing.T) {
 	require.NoError(t, readiness.WriteReady(b.out, readiness.Driver, readiness.Proof{BootID: "11111111-0000-4000-8000-000000000000"}))
 	require.NoError(t, os.WriteFile(filepath.Join(b.out, "cuda-ready"), []byte("$(reboot)"), 0o644))
 	require.NoError(t, readiness.WriteReady(b.out, readiness.Plugin, readiness.Proof{BootID: boot}))
-	b.d.proofs.clearStale(b.d.Road.Steps)
+	b.d.proofs.RemoveStale(b.d.Pipeline.Steps, b.d.Log)
 	for _, l := range []readiness.Layer{readiness.Driver, readiness.CUDA} {
 		_, err := readiness.Read(b.out, l, boot)
 		require.ErrorIs(t, err, fs.ErrNotExist)
@@ -262,7 +263,7 @@ func TestProofsOfAnEarlierBootAreRemoved(t *testing.T) {
 func TestGPUsInUseAreNotLoadedAgainWithoutCause(t *testing.T) {
 	b := newBench(t)
 	run := func() []check.Outcome {
-		out := b.d.Road.Run(t.Context(), b.d.Node, nil)
+		out := b.d.Pipeline.Run(t.Context(), b.d.Node, nil)
 		b.d.record(out)
 		return out
 	}
@@ -289,7 +290,7 @@ func TestReadinessMetricsAndStateNameTheFailure(t *testing.T) {
 	b := newBench(t)
 	require.ErrorIs(t, b.d.Ready(), errStarting)
 	b.set(readiness.CUDA, check.Fail("CUDASampleFailed", "GPU 0 is wrong", "replace it"))
-	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
+	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 	require.EqualError(t, b.d.Ready(), "cuda: CUDASampleFailed: GPU 0 is wrong")
 	shown := b.metrics()
 	require.Equal(t, 1.0, shown["gpuready_layer_ready toolkit"])
@@ -302,7 +303,7 @@ func TestReadinessMetricsAndStateNameTheFailure(t *testing.T) {
 	require.Equal(t, "cuda: GPU 0 is wrong; replace it", s.Message)
 
 	b.set(readiness.Driver, check.Outcome{Kind: check.Absent, Refusal: &readiness.NotReady{Reason: check.ReasonNoGPU, Message: "none"}})
-	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
+	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 	require.NoError(t, b.d.Ready(), "nothing to prove")
 	require.Nil(t, b.d.backoff.timer(), "and nothing to try again")
 	require.NotContains(t, b.metrics(), "gpuready_layer_not_ready_reason cuda CUDASampleFailed")
@@ -316,7 +317,7 @@ func TestOneLineIsLoggedForEachChange(t *testing.T) {
 	b := newBench(t)
 	b.set(readiness.Toolkit, check.Fail("SpecMissing", "no spec", "write it"))
 	for range 5 {
-		b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
+		b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 	}
 	require.Equal(t, 4, strings.Count(b.log.String(), "\n"), b.log.String())
 	require.Contains(t, b.log.String(), `msg="not ready" layer=toolkit`)
@@ -325,7 +326,7 @@ func TestOneLineIsLoggedForEachChange(t *testing.T) {
 
 func TestRetriesSlowDownUntilSomethingChanges(t *testing.T) {
 	b := newBench(t)
-	run := func() { b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil)) }
+	run := func() { b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil)) }
 	b.set(readiness.CUDA, check.Fail("CUDASampleFailed", "GPU 0 is wrong", ""))
 	run()
 	require.Equal(t, firstRetry, b.d.backoff.wait)
@@ -358,7 +359,7 @@ func TestAnUnwritableProofIsReported(t *testing.T) {
 		}
 	}
 	t.Cleanup(unmount)
-	run := func() { b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil)) }
+	run := func() { b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil)) }
 	run()
 	run()
 	require.ErrorContains(t, b.d.Ready(), "read-only file system; mount "+b.out+" writable")
@@ -432,7 +433,7 @@ func TestFactsArePublishedWithComponentStates(t *testing.T) {
 	xid := nodestate.State{Component: nodestate.DevicePlugin, BootID: boot, Phase: nodestate.Degraded}
 	require.NoError(t, nodestate.Write(filepath.Join(b.dir, "states/deviceplugin"), xid))
 	b.set(readiness.Toolkit, check.Fail("ToolkitSilent", "nothing said", ""))
-	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
+	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 	f := published.last()
 	require.Len(t, f.Outcomes, 4)
 	require.Equal(t, gpu.Reason("ToolkitSilent"), f.Outcomes[1].Refusal.Reason)
@@ -444,7 +445,7 @@ func TestFactsArePublishedWithComponentStates(t *testing.T) {
 	b.mu.Lock()
 	b.gpus = 0
 	b.mu.Unlock()
-	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
+	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 	require.Contains(t, published.last().Names, gputest.GPU(0))
 }
 
@@ -476,7 +477,7 @@ func TestARestartDoesNotPublishEmptyFacts(t *testing.T) {
 	require.Empty(t, published.facts[0].Outcomes, "of this boot nothing was known")
 
 	again := newBench(t)
-	again.d.proofs.dir = b.out
+	again.d.proofs = proof.NewWriter(b.out, boot)
 	var then recorder
 	again.d.Publish = then.record
 	stop = again.start()
@@ -505,7 +506,7 @@ func pending() check.Outcome {
 
 func TestAProofHoldsWhileAnotherIsPending(t *testing.T) {
 	b := newBench(t)
-	run := func() { b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil)) }
+	run := func() { b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil)) }
 	b.set(readiness.Plugin, pending())
 	run()
 	require.EqualError(t, b.d.Ready(), "plugin: WorkloadRunning: a pod is on its way")
@@ -541,7 +542,7 @@ func TestAPartialProofIsRetriedLater(t *testing.T) {
 	o := check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}}, "no GPU is free")
 	o.Retry = true
 	b.set(readiness.Plugin, o)
-	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
+	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 	require.NoError(t, b.d.Ready())
 	require.NotNil(t, b.d.backoff.timer())
 }
@@ -550,7 +551,7 @@ func TestRetireWritesTheReasonAsTheLastState(t *testing.T) {
 	b := newBench(t)
 	var published recorder
 	b.d.Publish = published.record
-	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
+	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 	b.d.Retire("InjectionOutdated", "it was given the GPUs of an earlier state")
 	state := func() nodestate.State {
 		s, err := nodestate.ReadBoot(filepath.Join(b.dir, "states/validator"), boot)
@@ -566,6 +567,6 @@ func TestRetireWritesTheReasonAsTheLastState(t *testing.T) {
 	require.Equal(t, check.ReasonInjection, state().Reason)
 	b.until(readiness.Driver, because(check.ReasonInjection))
 	require.Equal(t, check.ReasonInjection, published.last().Outcomes[0].Refusal.Reason)
-	b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
+	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 	require.Equal(t, check.ReasonInjection, state().Reason, "nothing is said after it")
 }

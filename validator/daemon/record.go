@@ -17,7 +17,7 @@ import (
 func (d *Daemon) recordEarly(o check.Outcome) {
 	d.writing.Lock()
 	defer d.writing.Unlock()
-	_ = d.write(d.proofs.effective(o))
+	_ = d.write(d.proofs.Effective(o))
 	if d.DriverPod != nil && o.Layer == readiness.CUDA && o.Kind != check.Passed {
 		d.DriverPod.Withdraw()
 	}
@@ -39,7 +39,7 @@ func (d *Daemon) record(found []check.Outcome) {
 		if o.Kind == check.Failed || o.Retry {
 			failing = append(failing, failureKey(o))
 		}
-		o = d.proofs.effective(o)
+		o = d.proofs.Effective(o)
 		outcomes = append(outcomes, o)
 		if err := d.write(o); err != nil {
 			unwritten = append(unwritten, err.Error())
@@ -68,7 +68,7 @@ func (d *Daemon) write(o check.Outcome) error {
 	if d.retired {
 		return nil
 	}
-	news, err := d.proofs.write(o)
+	news, err := d.proofs.Update(o)
 	if news {
 		d.logOutcome(o)
 	}
@@ -128,12 +128,12 @@ func (d *Daemon) Retire(reason gpu.Reason, message string) {
 	if d.retired {
 		return
 	}
-	r := readiness.NotReady{BootID: d.Node.BootID, Reason: reason, Message: message, Action: "nothing: the kubelet creates the container anew"}
+	r := readiness.NotReady{Reason: reason, Message: message, Action: "nothing: the kubelet creates the container anew"}
 	if reason == check.ReasonInjection {
 		// Nothing can be proven in this container. The reason must show in the
 		// cluster even if the process ends this way again and again.
 		d.outcomes = []check.Outcome{{Layer: readiness.Driver, Kind: check.Failed, Refusal: &r}}
-		if err := readiness.WriteNotReady(d.proofs.dir, readiness.Driver, r); err != nil {
+		if err := d.proofs.Write(readiness.Driver, d.outcomes[0]); err != nil {
 			d.Log.Error("cannot write why this process ends", "message", err.Error())
 		}
 		d.publish()

@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// witness records the calls of its methods.
-type witness struct {
+// fakeDriverPod records the calls of its methods.
+type fakeDriverPod struct {
 	news chan struct{}
 
 	mu     sync.Mutex
@@ -20,23 +20,23 @@ type witness struct {
 	result *check.Outcome
 }
 
-func (w *witness) record(what string) {
+func (w *fakeDriverPod) record(what string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.calls = append(w.calls, what)
 }
 
-func (w *witness) Proven(check.Driver)      { w.record("proven") }
-func (w *witness) Withdraw()                { w.record("withdrawn") }
-func (w *witness) Updates() <-chan struct{} { return w.news }
+func (w *fakeDriverPod) Proven(check.Driver)      { w.record("proven") }
+func (w *fakeDriverPod) Withdraw()                { w.record("withdrawn") }
+func (w *fakeDriverPod) Updates() <-chan struct{} { return w.news }
 
-func (w *witness) Result() *check.Outcome {
+func (w *fakeDriverPod) Result() *check.Outcome {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.result
 }
 
-func (w *witness) takeCalls() []string {
+func (w *fakeDriverPod) takeCalls() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	all := w.calls
@@ -44,12 +44,12 @@ func (w *witness) takeCalls() []string {
 	return all
 }
 
-func TestOnlyLayerCUDANotifiesTheWitness(t *testing.T) {
+func TestOnlyLayerCUDANotifiesTheDriverPod(t *testing.T) {
 	b := newBench(t)
-	w := &witness{}
+	w := &fakeDriverPod{}
 	b.d.DriverPod = w
 	run := func() []string {
-		b.d.record(b.d.Road.Run(t.Context(), b.d.Node, nil))
+		b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 		return w.takeCalls()
 	}
 	require.Equal(t, []string{"proven"}, run())
@@ -61,9 +61,9 @@ func TestOnlyLayerCUDANotifiesTheWitness(t *testing.T) {
 	require.Equal(t, []string{"withdrawn"}, run(), "a driver that is gone is proven no more")
 }
 
-func TestTheWitnessesResultIsPublished(t *testing.T) {
+func TestTheDriverPodsResultIsPublished(t *testing.T) {
 	b := newBench(t)
-	w := &witness{news: make(chan struct{})}
+	w := &fakeDriverPod{news: make(chan struct{})}
 	b.d.DriverPod = w
 	var published recorder
 	b.d.Publish = published.record

@@ -47,8 +47,8 @@ func (d *Daemon) cacheGPUs(run func(context.Context, check.Node) (check.Driver, 
 	}
 }
 
-// notifyWitness wraps the check of layer cuda to notify the witness each time it passes.
-func (d *Daemon) notifyWitness(run func(context.Context, check.Node, check.Driver) check.Outcome) func(context.Context, check.Node, check.Driver) check.Outcome {
+// notifyDriverPod wraps the check of layer cuda to notify the driver's pod each time it passes.
+func (d *Daemon) notifyDriverPod(run func(context.Context, check.Node, check.Driver) check.Outcome) func(context.Context, check.Node, check.Driver) check.Outcome {
 	return func(ctx context.Context, node check.Node, driver check.Driver) check.Outcome {
 		o := run(ctx, node, driver)
 		if d.DriverPod != nil && o.Kind == check.Passed {

@@ -16,8 +16,8 @@ func (d *Daemon) republish() {
 	}
 }
 
-// watchWitness publishes each new result of the witness without checking a layer.
-func (d *Daemon) watchWitness(ctx context.Context) error {
+// watchDriverPod publishes each new result of the driver's pod without checking a layer.
+func (d *Daemon) watchDriverPod(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():

@@ -1,0 +1,156 @@
+// Package proof writes the proofs: the files that say whether a layer is proven. Nothing else
+// writes or removes them, neither in the daemon nor where the validator stands in for
+// NVIDIA's. Everybody may read them, by package readiness.
+package proof
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"slices"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// file is the pair of files that report on one name; at most one of the two exists.
+type file struct {
+	name            readiness.Layer
+	ready, notReady string
+}
+
+// files lists all of them: those of the layers, and of the components of NVIDIA's validator,
+// of which some have the names of layers.
+var files = []file{
+	{readiness.Driver, "driver-ready", "driver-notready"},
+	{readiness.Toolkit, "toolkit-ready", "toolkit-notready"},
+	{readiness.CUDA, "cuda-ready", "cuda-notready"},
+	{readiness.Plugin, "plugin-ready", "plugin-notready"},
+
+	{readiness.Peermem, "peermem-ready", "peermem-notready"},
+	{readiness.GDS, "gds-ready", "gds-notready"},
+	{readiness.GDRCopy, "gdrcopy-ready", "gdrcopy-notready"},
+	{readiness.MOFED, "mofed-ready", "mofed-notready"},
+	{readiness.Fabric, "fabric-ready", "fabric-notready"},
+	{readiness.VFIO, "vfio-ready", "vfio-notready"},
+	{readiness.VGPU, "vgpu-ready", "vgpu-notready"},
+
+	{"nvidia-peermem", "nvidia-peermem-ready", "nvidia-peermem-notready"},
+	{"nvidia-fs", "nvidia-fs-ready", "nvidia-fs-notready"},
+	{"vfio-pci", "vfio-pci-ready", "vfio-pci-notready"},
+	{"vgpu-devices", "vgpu-devices-ready", "vgpu-devices-notready"},
+	{"vgpu-manager", "vgpu-manager-ready", "vgpu-manager-notready"},
+	{"metrics", "metrics-ready", "metrics-notready"}, // removed only: nothing is proven of it
+}
+
+// Writer writes the proofs of a folder, and remembers what it wrote. Its methods must not be
+// called concurrently.
+type Writer struct {
+	dir, bootID string
+	written     map[readiness.Layer]string        // signatures
+	last        map[readiness.Layer]check.Outcome // the outcomes written
+}
+
+// NewWriter returns a Writer for a folder, a path of this process, and a boot.
+func NewWriter(dir, bootID string) *Writer {
+	return &Writer{dir, bootID, map[readiness.Layer]string{}, map[readiness.Layer]check.Outcome{}}
+}
+
+// Write writes the proof of a name, or why it is not proven. It removes the other of its two
+// files.
+func (w *Writer) Write(name readiness.Layer, o check.Outcome) error {
+	if !slices.ContainsFunc(files, func(f file) bool { return f.name == name }) {
+		return fmt.Errorf("%s has no files for a proof", name)
+	}
+	if o.Proof != nil {
+		p := *o.Proof
+		p.BootID = w.bootID
+		return readiness.WriteReady(w.dir, name, p)
+	}
+	r := *o.Refusal
+	r.BootID = w.bootID
+	return readiness.WriteNotReady(w.dir, name, r)
+}
+
+// Remove removes the files of a name.
+func (w *Writer) Remove(name readiness.Layer) error { return readiness.Clear(w.dir, name) }
+
+// RemoveAll removes the files of all names. Other files in the folder stay.
+func (w *Writer) RemoveAll() error {
+	var wrong []error
+	for _, f := range files {
+		wrong = append(wrong, w.Remove(f.name))
+	}
+	return errors.Join(wrong...)
+}
+
+// RemoveStale removes the proofs of earlier boots, files that are no proof, and the proofs
+// of optional layers that are not among the steps. It reports whether proofs of this boot
+// remain.
+func (w *Writer) RemoveStale(steps []check.Step, log *slog.Logger) (some bool) {
+	remove := func(layer readiness.Layer) {
+		if err := w.Remove(layer); err != nil {
+			log.Error("cannot remove a stale proof", "layer", layer, "message", err.Error())
+		}
+	}
+	for _, layer := range readiness.Layers() {
+		_, err := readiness.Read(w.dir, layer, w.bootID)
+		some = some || err == nil
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		log.Info("removed a stale proof", "layer", layer, "message", err.Error())
+		remove(layer)
+	}
+	for _, layer := range readiness.Optional() {
+		if !slices.ContainsFunc(steps, func(s check.Step) bool { return s.Layer == layer }) {
+			remove(layer) // it is no longer wanted
+		}
+	}
+	return some
+}
+
+// Effective returns the outcome in force: an earlier proof holds while a new one is
+// pending.
+func (w *Writer) Effective(o check.Outcome) check.Outcome {
+	if before := w.last[o.Layer]; o.Kind == check.Pending && before.Kind == check.Passed {
+		return before
+	}
+	return o
+}
+
+// Update writes the outcome of a layer unless the same is written already, and reports
+// whether it differs from the last.
+func (w *Writer) Update(o check.Outcome) (news bool, err error) {
+	now := signature(o)
+	news = w.written[o.Layer] != now
+	if !news && w.isWritten(o) {
+		return false, nil
+	}
+	if err := w.Write(o.Layer, o); err != nil {
+		delete(w.written, o.Layer)
+		return false, err
+	}
+	w.written[o.Layer], w.last[o.Layer] = now, o
+	return news, nil
+}
+
+// isWritten reports whether the file written for an outcome is still there.
+func (w *Writer) isWritten(o check.Outcome) bool {
+	s, err := readiness.Read(w.dir, o.Layer, w.bootID)
+	return err == nil && (s.Proof != nil) == (o.Proof != nil)
+}
+
+// signature returns a text that is equal for equal outcomes: time and duration are left out.
+func signature(o check.Outcome) string {
+	if p := o.Proof; p != nil {
+		driver := nodestate.DriverInfo{}
+		if p.Driver != nil { // an optional layer has none
+			driver = *p.Driver
+		}
+		return fmt.Sprintf("ready %+v %s %s %d %v %q %q", driver, p.HostRoot, p.DevRoot, p.GPUs, p.Resources, p.Summary, o.Notes)
+	}
+	return fmt.Sprintf("not ready %s %q %q", o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action)
+}
