@@ -1,7 +1,7 @@
 // Package check defines the vocabulary of the validator: a node, its driver, and the
 // outcome of the check of a layer.
 //
-// The steps (validator/step/…) each check one layer; Road runs them in order.
+// The steps (validator/step) each check one layer; Pipeline runs them in order.
 package check
 
 import (

@@ -55,7 +55,7 @@ func runExplain(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	case timeout <= 0:
 		return program.UsageErrorf("--timeout must be positive")
 	}
-	var r explain.Road
+	var r explain.Report
 	if node == "" {
 		r, err = o.explainNode()
 	} else {
@@ -70,30 +70,30 @@ func runExplain(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return r.Text(stdout, explain.Style{Width: width(stdout), Color: isTerminal(stdout)})
 }
 
-func (o *options) explainNode() (explain.Road, error) {
+func (o *options) explainNode() (explain.Report, error) {
 	n, err := o.node()
 	if err != nil {
-		return explain.Road{}, err
+		return explain.Report{}, err
 	}
 	defer func() { _ = n.Root.Close() }()
 	name, err := nodeName()
 	if err != nil {
-		return explain.Road{}, err
+		return explain.Report{}, err
 	}
 	return explain.FromNode(n, n.Root.Path(o.outputDir), name, time.Now()), nil
 }
 
-func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout time.Duration) (explain.Road, error) {
+func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout time.Duration) (explain.Report, error) {
 	late := fmt.Errorf("the cluster has not answered within %v", timeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, late)
 	defer cancel()
 	config, err := kube.Kubeconfig(kubeconfig, name)
 	if err != nil {
-		return explain.Road{}, program.UsageErrorf("%w", err)
+		return explain.Report{}, program.UsageErrorf("%w", err)
 	}
 	client, err := kube.New(config)
 	if err != nil {
-		return explain.Road{}, err
+		return explain.Report{}, err
 	}
 	defer client.Close()
 	r, err := explain.FromCluster(ctx, client, node, time.Now())

@@ -29,7 +29,7 @@ const staleAge = 15 * time.Minute
 // PartOf is the label of all parts of the product.
 var PartOf = map[string]string{"app.kubernetes.io/part-of": "gpuready"}
 
-// agents lists the DaemonSets behind the stretches. The driver's may be missing: then the
+// agents lists the DaemonSets behind the stages. The driver's may be missing: then the
 // driver is the host's own.
 var agents = []struct {
 	name, app string
@@ -43,15 +43,15 @@ var agents = []struct {
 
 // FromCluster reads a Node, its pods and its Events from the API server. Lists that cannot
 // be read are left out, with a note.
-func FromCluster(ctx context.Context, client *kube.Client, name string, now time.Time) (Road, error) {
+func FromCluster(ctx context.Context, client *kube.Client, name string, now time.Time) (Report, error) {
 	node, err := client.Node(ctx, name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return Road{}, fmt.Errorf("read Node %s: %w; see kubectl get nodes", name, err)
+		return Report{}, fmt.Errorf("read Node %s: %w; see kubectl get nodes", name, err)
 	case err != nil:
-		return Road{}, fmt.Errorf("read Node %s: %w", name, err)
+		return Report{}, fmt.Errorf("read Node %s: %w", name, err)
 	}
-	r := Road{Node: name, Source: "cluster", Time: now.UTC(), GPUs: gpus(node)}
+	r := Report{Node: name, Source: "cluster", Time: now.UTC(), GPUs: gpus(node)}
 	r.Simulated = strings.HasPrefix(node.Labels["nvidia.com/gpu.product"], "SIMULATED")
 	r.addReadiness(node)
 	r.addHealth(node)
@@ -93,11 +93,11 @@ func gpus(node *corev1.Node) string {
 
 // addReadiness evaluates the condition that sums the layers up. Its message begins with the layer
 // that it is about.
-func (r *Road) addReadiness(node *corev1.Node) {
+func (r *Report) addReadiness(node *corev1.Node) {
 	for _, l := range readiness.Layers() {
-		r.stretch(string(l))
+		r.stage(string(l))
 	}
-	begin := r.stretch(string(readiness.Driver))
+	begin := r.stage(string(readiness.Driver))
 	c := condition(node, nodestatus.ConditionType)
 	if c == nil {
 		begin.Message = "the Node has no condition " + string(nodestatus.ConditionType)
@@ -106,8 +106,8 @@ func (r *Road) addReadiness(node *corev1.Node) {
 	}
 	message := clean(c.Message)
 	if c.Reason == string(check.ReasonNoGPU) {
-		for i := range r.Stretches {
-			r.Stretches[i].State = Absent
+		for i := range r.Stages {
+			r.Stages[i].State = Absent
 		}
 		begin.Message = message
 		return
@@ -116,23 +116,23 @@ func (r *Road) addReadiness(node *corev1.Node) {
 		r.Notes = append(r.Notes, fmt.Sprintf("the condition %s was said %s ago and may not hold any more: see the validator's pod", nodestatus.ConditionType, ago(r.Time.Sub(last))))
 	}
 	at, rest, _ := strings.Cut(message, ": ")
-	found := slices.IndexFunc(r.Stretches, func(s Stretch) bool { return s.Name == at })
+	found := slices.IndexFunc(r.Stages, func(s Stage) bool { return s.Name == at })
 	if l, err := readiness.ParseOptional(at); err == nil {
-		r.Beside = []Stretch{refusal(string(l), c, rest)}
-		found = len(r.Stretches)
+		r.Beside = []Stage{refusal(string(l), c, rest)}
+		found = len(r.Stages)
 		message = "the layers of the road are proven"
 	}
 	switch {
 	case c.Status == corev1.ConditionTrue:
-		found = len(r.Stretches)
+		found = len(r.Stages)
 	case found < 0: // a condition that is not about a layer is about all of them
 		found, rest = 0, message
 	}
-	for i := range r.Stretches[:found] {
-		r.Stretches[i].State = OK
+	for i := range r.Stages[:found] {
+		r.Stages[i].State = OK
 	}
-	if found == len(r.Stretches) {
-		last := r.stretch(string(readiness.Plugin))
+	if found == len(r.Stages) {
+		last := r.stage(string(readiness.Plugin))
 		last.Since, last.Message = c.LastTransitionTime.Time, message
 		if c.Reason == nodestatus.ReasonDegraded {
 			last.Message = ""
@@ -140,12 +140,12 @@ func (r *Road) addReadiness(node *corev1.Node) {
 		}
 		return
 	}
-	r.Stretches[found] = refusal(r.Stretches[found].Name, c, rest)
+	r.Stages[found] = refusal(r.Stages[found].Name, c, rest)
 }
 
-// refusal returns a stretch described by the condition.
-func refusal(name string, c *corev1.NodeCondition, message string) Stretch {
-	s := Stretch{Name: name, State: Broken, Since: c.LastTransitionTime.Time, Reason: c.Reason, Message: message}
+// refusal returns a stage described by the condition.
+func refusal(name string, c *corev1.NodeCondition, message string) Stage {
+	s := Stage{Name: name, State: Broken, Since: c.LastTransitionTime.Time, Reason: c.Reason, Message: message}
 	if c.Status == corev1.ConditionUnknown {
 		s.State = Waiting
 		return s
@@ -164,23 +164,23 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s[:i], s[i+len(sep):], true
 }
 
-// addHealth adds the broken GPUs to the driver's stretch.
-func (r *Road) addHealth(node *corev1.Node) {
+// addHealth adds the broken GPUs to the driver's stage.
+func (r *Report) addHealth(node *corev1.Node) {
 	c := condition(node, nodestatus.HealthType)
 	if c == nil || c.Status == corev1.ConditionTrue {
 		return
 	}
 	text := clean(fmt.Sprintf("%s is %s: %s: %s", nodestatus.HealthType, c.Status, c.Reason, c.Message))
-	s := r.stretch(string(readiness.Driver))
+	s := r.stage(string(readiness.Driver))
 	if c.Status == corev1.ConditionFalse {
 		s.Notes = append(s.Notes, text)
 	}
 }
 
-// addKubelet sets the kubelet's stretch by the Node's allocatable resources.
-func (r *Road) addKubelet(node *corev1.Node) {
-	s := r.stretch(kubelet)
-	if r.stretch(string(readiness.Driver)).State == Absent {
+// addKubelet sets the kubelet's stage by the Node's allocatable resources.
+func (r *Report) addKubelet(node *corev1.Node) {
+	s := r.stage(kubelet)
+	if r.stage(string(readiness.Driver)).State == Absent {
 		s.State = Absent
 		return
 	}
@@ -206,10 +206,10 @@ func (r *Road) addKubelet(node *corev1.Node) {
 }
 
 // addTaints adds what keeps pods off a Node with free GPUs.
-func (r *Road) addTaints(node *corev1.Node) {
-	s := r.stretch(pod)
-	if s.State == Absent && r.stretch(string(readiness.Plugin)).State == OK {
-		*s = Stretch{Name: pod, State: OK, Message: "pods can be given what is allocatable"}
+func (r *Report) addTaints(node *corev1.Node) {
+	s := r.stage(pod)
+	if s.State == Absent && r.stage(string(readiness.Plugin)).State == OK {
+		*s = Stage{Name: pod, State: OK, Message: "pods can be given what is allocatable"}
 	}
 	if node.Spec.Unschedulable {
 		s.Notes = append(s.Notes, "the Node is cordoned: no pod comes until kubectl uncordon "+node.Name)
@@ -221,9 +221,9 @@ func (r *Road) addTaints(node *corev1.Node) {
 	}
 }
 
-// addAgents adds the problems of the pods behind the stretches.
-func (r *Road) addAgents(pods []corev1.Pod) {
-	if r.Stretches[0].State == Absent {
+// addAgents adds the problems of the pods behind the stages.
+func (r *Report) addAgents(pods []corev1.Pod) {
+	if r.Stages[0].State == Absent {
 		return
 	}
 	for _, a := range agents {
@@ -232,7 +232,7 @@ func (r *Road) addAgents(pods []corev1.Pod) {
 				r.Notes = append(r.Notes, clean(text))
 				return
 			}
-			s := r.stretch(a.name)
+			s := r.stage(a.name)
 			s.Notes = append(s.Notes, clean(text))
 		}
 		found := false
@@ -277,7 +277,7 @@ func podProblem(p corev1.Pod) string {
 }
 
 // addEvents adds the latest Events that the validator wrote.
-func (r *Road) addEvents(events []corev1.Event) {
+func (r *Report) addEvents(events []corev1.Event) {
 	for _, e := range events {
 		if e.Source.Component == nodestatus.Component {
 			r.Events = append(r.Events, Event{e.LastTimestamp.UTC(), e.Type, e.Reason, clean(e.Message), e.Count})

@@ -1,4 +1,4 @@
-// Package explain shows a person how far the road from driver to pod goes on a node: where
+// Package explain shows a person how far a node is on the way from driver to pod: where
 // it ends, why, and what to do. It reads the files of the node's components (FromNode), or
 // the Node in the cluster (FromCluster). It proves nothing, changes nothing, and uses no GPU.
 package explain
@@ -12,25 +12,25 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// State is the state of one stretch of the road.
+// State is the state of one stage between driver and pod.
 type State string
 
 // The states.
 const (
 	OK      State = "ok"
-	Waiting State = "waiting" // for a stretch before it, or for a pending proof
+	Waiting State = "waiting" // for a stage before it, or for a pending proof
 	Broken  State = "broken"
 	Absent  State = "none" // there is no GPU, or the check is not wanted
 )
 
-// The stretches above the layers.
+// The stages above the layers.
 const (
 	kubelet = "kubelet" // the resources it offers
 	pod     = "pod"     // the GPU in a pod
 )
 
-// Stretch is a part of the road.
-type Stretch struct {
+// Stage is a part of the way from driver to pod.
+type Stage struct {
 	Name    string    `json:"name"`
 	State   State     `json:"state"`
 	Since   time.Time `json:"since,omitzero"`
@@ -49,28 +49,28 @@ type Event struct {
 	Count   int32     `json:"count,omitempty"`
 }
 
-// Road holds all stretches of a node at one moment.
-type Road struct {
+// Report describes all stages of a node at one moment.
+type Report struct {
 	Node      string    `json:"node"`
 	Source    string    `json:"source"` // "node" or "cluster"
 	Time      time.Time `json:"time"`
 	GPUs      string    `json:"gpus,omitempty"` // "8 × NVIDIA H200"
 	Simulated bool      `json:"simulated"`
 	Result    string    `json:"result"` // one line: where it ends, and why
-	Stretches []Stretch `json:"road"`
-	Beside    []Stretch `json:"beside,omitempty"` // the optional layers that are wanted
+	Stages    []Stage   `json:"road"`
+	Beside    []Stage   `json:"beside,omitempty"` // the optional layers that are wanted
 	Notes     []string  `json:"notes,omitempty"`
 	Events    []Event   `json:"events,omitempty"` // oldest first
 }
 
-// stretch returns the stretch of that name, and adds it if it is missing.
-func (r *Road) stretch(name string) *Stretch {
-	i := slices.IndexFunc(r.Stretches, func(s Stretch) bool { return s.Name == name })
+// stage returns the stage of that name, and adds it if it is missing.
+func (r *Report) stage(name string) *Stage {
+	i := slices.IndexFunc(r.Stages, func(s Stage) bool { return s.Name == name })
 	if i < 0 {
-		i = len(r.Stretches)
-		r.Stretches = append(r.Stretches, Stretch{Name: name, State: Waiting})
+		i = len(r.Stages)
+		r.Stages = append(r.Stages, Stage{Name: name, State: Waiting})
 	}
-	return &r.Stretches[i]
+	return &r.Stages[i]
 }
 
 // workload is the prefix of the reasons about the pod that proves the plugin layer. All
@@ -80,47 +80,47 @@ const workload = "Workload"
 // podProof is the start of the part of a proof's summary about that pod.
 const podProof = "; vectorAdd passed in a pod"
 
-// splitPod moves the pod's part of the plugin layer into a stretch of its own.
-func (r *Road) splitPod() {
-	plugin, last := r.stretch(string(readiness.Plugin)), r.stretch(pod)
+// splitPod moves the pod's part of the plugin layer into a stage of its own.
+func (r *Report) splitPod() {
+	plugin, last := r.stage(string(readiness.Plugin)), r.stage(pod)
 	switch {
 	case plugin.State == Absent:
 		last.State = Absent
 	case plugin.State == OK:
 		accounts, proof, tried := strings.Cut(plugin.Message, podProof)
 		if !tried {
-			*last = Stretch{Name: pod, State: Absent, Message: "no pod was run to prove it (the daemon's --workload-image)"}
+			*last = Stage{Name: pod, State: Absent, Message: "no pod was run to prove it (the daemon's --workload-image)"}
 			return
 		}
 		plugin.Message = accounts
-		*last = Stretch{Name: pod, State: OK, Since: plugin.Since, Message: strings.TrimPrefix(podProof, "; ") + proof}
+		*last = Stage{Name: pod, State: OK, Since: plugin.Since, Message: strings.TrimPrefix(podProof, "; ") + proof}
 	case strings.HasPrefix(plugin.Reason, workload):
 		*last = *plugin
 		last.Name = pod
-		*plugin = Stretch{Name: plugin.Name, State: OK, Notes: plugin.Notes, Message: "the accounts of driver, device plugin and kubelet agree"}
+		*plugin = Stage{Name: plugin.Name, State: OK, Notes: plugin.Notes, Message: "the accounts of driver, device plugin and kubelet agree"}
 		last.Notes = nil
 	}
 }
 
-func broken(s Stretch) bool { return s.State == Broken }
+func broken(s Stage) bool { return s.State == Broken }
 
-// finish sets the result, in one line, and marks the stretches after the end as waiting.
-func (r *Road) finish() {
-	var end *Stretch
-	for i := range r.Stretches {
-		s := &r.Stretches[i]
+// finish sets the result, in one line, and marks the stages after the end as waiting.
+func (r *Report) finish() {
+	var end *Stage
+	for i := range r.Stages {
+		s := &r.Stages[i]
 		switch {
 		case end == nil && (s.State == Broken || s.State == Waiting):
 			end = s
 		case end != nil && s.State != Absent && s.State != Broken:
 			if s.State == OK || s.Message == "" || s.Message == end.Message {
-				*s = Stretch{Name: s.Name, State: Waiting, Message: "waits for " + end.Name, Notes: s.Notes}
+				*s = Stage{Name: s.Name, State: Waiting, Message: "waits for " + end.Name, Notes: s.Notes}
 			}
 		}
 	}
 	switch {
-	case r.Stretches[0].State == Absent:
-		r.Result = "no GPU: " + r.Stretches[0].Message
+	case r.Stages[0].State == Absent:
+		r.Result = "no GPU: " + r.Stages[0].Message
 	case end == nil && slices.ContainsFunc(r.Beside, broken):
 		s := r.Beside[slices.IndexFunc(r.Beside, broken)]
 		r.Result = fmt.Sprintf("broken beside the road, at %s: %s", s.Name, s.Reason)
@@ -129,7 +129,7 @@ func (r *Road) finish() {
 		if r.Simulated {
 			r.Result = "ok (SIMULATED): pods can use the simulated GPUs of this node"
 		}
-		if slices.ContainsFunc(r.Stretches, func(s Stretch) bool { return len(s.Notes) > 0 }) {
+		if slices.ContainsFunc(r.Stages, func(s Stage) bool { return len(s.Notes) > 0 }) {
 			r.Result += "; see what is marked !"
 		}
 	case end.State == Broken:

@@ -49,7 +49,7 @@ func golden(t *testing.T, name string, have []byte) {
 }
 
 // show compares the text with a golden file.
-func show(t *testing.T, name string, r Road) {
+func show(t *testing.T, name string, r Report) {
 	t.Helper()
 	asPublished(t, r)
 	var wide bytes.Buffer
@@ -58,7 +58,7 @@ func show(t *testing.T, name string, r Road) {
 }
 
 // showAll also compares the text on a narrow terminal, the text in colours, and the JSON.
-func showAll(t *testing.T, name string, r Road) {
+func showAll(t *testing.T, name string, r Report) {
 	t.Helper()
 	show(t, name, r)
 	var narrow, colored, data bytes.Buffer
@@ -110,11 +110,11 @@ func (s *site) writeState(c nodestate.Component, state nodestate.State) {
 	require.NoError(s.t, nodestate.Write(s.node.StatePath(c), state))
 }
 
-func (s *site) road() Road {
+func (s *site) report() Report {
 	r := FromNode(s.node, s.dir, "n1", now)
-	for i := range r.Stretches { // Write sets Since to the present time
-		if r.Stretches[i].Name == kubelet && !r.Stretches[i].Since.IsZero() {
-			r.Stretches[i].Since = now.Add(-3 * time.Hour)
+	for i := range r.Stages { // Write sets Since to the present time
+		if r.Stages[i].Name == kubelet && !r.Stages[i].Since.IsZero() {
+			r.Stages[i].Since = now.Add(-3 * time.Hour)
 		}
 	}
 	return r
@@ -140,7 +140,7 @@ func TestTheRoadOfANodeThatWorks(t *testing.T) {
 	s.proven(readiness.Plugin, 5*time.Minute, "nvidia.com/gpu: 2 allocatable; vectorAdd passed in a pod, 2.1 s from request to result")
 	s.writeState(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy},
 		nodestate.Device{ID: gpu1, GPU: gpu1, Health: nodestate.Unhealthy, Reason: "XID", Message: "XID 79 (the GPU no longer answers on PCIe)", Since: now.Add(-time.Hour)}))
-	r := s.road()
+	r := s.report()
 	require.Equal(t, "ok: pods can use the GPUs of this node; see what is marked !", r.Result)
 	showAll(t, "works", r)
 }
@@ -153,7 +153,7 @@ func TestTheRoadEndsWhereALayerIsRefused(t *testing.T) {
 		Message: "GPU 1 (" + gpu1 + ", 0000:11:00.0): vectoradd: element 7 of 50000 is 3.5, not 3.25", Action: "drain the node and run gpu-validator preflight; a GPU that computes wrongly has to be replaced"})
 	s.notRun(readiness.Plugin)
 	s.writeState(nodestate.Toolkit, nodestate.State{Phase: nodestate.Degraded, Reason: "SpecsIncomplete", Message: "one spec could not be written"})
-	showAll(t, "refused", s.road())
+	showAll(t, "refused", s.report())
 	page, err := os.ReadFile("../../docs/validator.md")
 	require.NoError(t, err)
 	picture, err := os.ReadFile("testdata/refused.txt")
@@ -228,9 +228,9 @@ func TestTheRoadNamesTheCauseOfTheWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)
 			c.prepare(s)
-			r := s.road()
+			r := s.report()
 			require.Equal(t, c.want, r.Result)
-			if r.Stretches[0].Reason != "ProofInvalid" { // its message names a path that differs each time
+			if r.Stages[0].Reason != "ProofInvalid" { // its message names a path that differs each time
 				show(t, strings.ReplaceAll(name, " ", "-"), r)
 			}
 		})
@@ -242,7 +242,7 @@ func TestNoLineIsWiderThanTheTerminal(t *testing.T) {
 	s.refused(readiness.Driver, time.Hour, readiness.NotReady{Reason: "DriverVersionMismatch", Message: strings.Repeat("a word and another ", 30), Action: strings.Repeat("do this ", 40)})
 	for width := 24; width < 130; width++ {
 		var b bytes.Buffer
-		require.NoError(t, s.road().Text(&b, Style{Width: width}))
+		require.NoError(t, s.report().Text(&b, Style{Width: width}))
 		for line := range strings.Lines(b.String()) {
 			text := strings.TrimSuffix(line, "\n")
 			if strings.Contains(text, " ") && !strings.Contains(text, "DriverVersionMismatch") {

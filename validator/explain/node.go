@@ -22,13 +22,13 @@ var components = map[readiness.Layer]nodestate.Component{
 
 // FromNode reads the proofs in a folder and the states of the components. It needs no
 // other privilege than to read them.
-func FromNode(node check.Node, proofs, name string, now time.Time) Road {
-	r := Road{Node: name, Source: "node", Time: now.UTC()}
+func FromNode(node check.Node, proofs, name string, now time.Time) Report {
+	r := Report{Node: name, Source: "node", Time: now.UTC()}
 	silent := true
 	for _, l := range readiness.Layers() {
 		status, err := readiness.Read(proofs, l, node.BootID)
 		silent = silent && err != nil
-		*r.stretch(string(l)) = r.proofStretch(string(l), status, err)
+		*r.stage(string(l)) = r.proofStage(string(l), status, err)
 		if c, has := components[l]; has {
 			state, err := node.State(c)
 			r.addState(l, c, state, err)
@@ -38,7 +38,7 @@ func FromNode(node check.Node, proofs, name string, now time.Time) Road {
 	r.splitPod()
 	for _, l := range readiness.Optional() {
 		if status, err := readiness.Read(proofs, l, node.BootID); err == nil {
-			r.Beside = append(r.Beside, r.proofStretch(string(l), status, nil))
+			r.Beside = append(r.Beside, r.proofStage(string(l), status, nil))
 		}
 	}
 	if silent {
@@ -48,10 +48,10 @@ func FromNode(node check.Node, proofs, name string, now time.Time) Road {
 	return r
 }
 
-// proofStretch returns the stretch of a layer by the validator's proof or refusal.
-func (r *Road) proofStretch(name string, status readiness.Status, err error) Stretch {
+// proofStage returns the stage of a layer by the validator's proof or refusal.
+func (r *Report) proofStage(name string, status readiness.Status, err error) Stage {
 	if err != nil {
-		s := Stretch{Name: name, State: Waiting, Message: readiness.DescribeError(err)}
+		s := Stage{Name: name, State: Waiting, Message: readiness.DescribeError(err)}
 		if errors.Is(err, readiness.ErrInvalid) {
 			s.State, s.Reason, s.Action = Broken, "ProofInvalid", "restart gpu-validator, which writes the file anew"
 		}
@@ -62,15 +62,15 @@ func (r *Road) proofStretch(name string, status readiness.Status, err error) Str
 		if name == string(readiness.Driver) {
 			r.GPUs = p.Summary
 		}
-		return Stretch{Name: name, State: OK, Since: p.Time, Message: p.Summary}
+		return Stage{Name: name, State: OK, Since: p.Time, Message: p.Summary}
 	}
 	f := status.Refusal
-	s := Stretch{Name: name, State: Broken, Since: f.Time, Reason: string(f.Reason), Message: f.Message, Action: f.Action}
+	s := Stage{Name: name, State: Broken, Since: f.Time, Reason: string(f.Reason), Message: f.Message, Action: f.Action}
 	switch f.Reason {
 	case check.ReasonNoGPU:
 		s.State, s.Action = Absent, ""
 	case check.ReasonNotRun:
-		s = Stretch{Name: name, State: Waiting}
+		s = Stage{Name: name, State: Waiting}
 	case reasons.ReasonRunning:
 		s.State = Waiting
 	}
@@ -78,8 +78,8 @@ func (r *Road) proofStretch(name string, status readiness.Status, err error) Str
 }
 
 // addState adds the state of a component, unless it is Ready.
-func (r *Road) addState(l readiness.Layer, c nodestate.Component, state nodestate.State, err error) {
-	s := r.stretch(string(l))
+func (r *Report) addState(l readiness.Layer, c nodestate.Component, state nodestate.State, err error) {
+	s := r.stage(string(l))
 	reason, why, none := readiness.DriverSays(state, err)
 	switch {
 	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && step.NoDriver(gpu.Reason(s.Reason), state)):
@@ -108,12 +108,12 @@ func splitAction(text string) (message, action string) {
 	return text, ""
 }
 
-// addOffer sets the kubelet's stretch by the devices that the plugin registered, and adds those
+// addOffer sets the kubelet's stage by the devices that the plugin registered, and adds those
 // that it withholds.
-func (r *Road) addOffer(node check.Node) {
-	s := r.stretch(kubelet)
+func (r *Report) addOffer(node check.Node) {
+	s := r.stage(kubelet)
 	state, err := node.State(nodestate.DevicePlugin)
-	if r.stretch(string(readiness.Driver)).State == Absent {
+	if r.stage(string(readiness.Driver)).State == Absent {
 		s.State = Absent
 		return
 	}

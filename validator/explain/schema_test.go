@@ -13,7 +13,7 @@ import (
 )
 
 // asPublished validates the JSON by its schema.
-func asPublished(t *testing.T, r Road) {
+func asPublished(t *testing.T, r Report) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/explain.schema.json")
 	require.NoError(t, err)

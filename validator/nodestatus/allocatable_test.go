@@ -62,7 +62,7 @@ func TestAllocatableDevicesAreWrittenAtOnce(t *testing.T) {
 	}
 }
 
-// Once the kubelet has written the number, the voice leaves it, even when it writes the
+// Once the kubelet has written the number, the Publisher leaves it, even when it writes the
 // conditions again.
 func TestTheKubeletsAllocatableIsNotChanged(t *testing.T) {
 	s := newStage(t)
@@ -85,7 +85,7 @@ func TestARefusedAllocatableDelaysNothing(t *testing.T) {
 		}
 		return nil
 	})
-	s.voice.Publish(offering(8))
+	s.publisher.Publish(offering(8))
 	s.until(func() bool { return s.server.Condition(node, ConditionType) != nil })
 	require.Equal(t, [2]int64{0, 0}, s.reported(), "it was refused, and the condition did not wait for it")
 	s.until(func() bool { return s.reported() == [2]int64{8, 8} })

@@ -33,7 +33,7 @@ const (
 const reasonRefused gpu.Reason = "ConfigRefused"
 
 // Facts holds the known facts about the node at one moment. It is not changed once it was
-// passed to Say.
+// passed to Publish.
 type Facts struct {
 	Outcomes []check.Outcome                         // of the layers in their order; none: not checked yet in this boot
 	States   map[nodestate.Component]nodestate.State // of the components that wrote one in this boot

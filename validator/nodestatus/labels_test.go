@@ -114,7 +114,7 @@ func TestRefusedLabelsDelayNothing(t *testing.T) {
 		}
 		return nil
 	})
-	s.voice.Publish(labelled(t4("4")).broken(0, "XID", "XID 79", s.clock.Now()))
+	s.publisher.Publish(labelled(t4("4")).broken(0, "XID", "XID 79", s.clock.Now()))
 	s.until(func() bool { return len(s.server.Events()) == 1 })
 	require.Equal(t, "Degraded", s.condition().Reason)
 	require.Empty(t, s.labels())

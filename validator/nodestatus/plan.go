@@ -34,8 +34,8 @@ type subject string
 // configSubject is the configuration of the device plugin.
 const configSubject subject = "configuration"
 
-// witnessSubject is the pod that shows people that the driver works.
-const witnessSubject subject = "pod nvidia-driver-validation"
+// driverPodSubject is the pod that shows people that the driver works.
+const driverPodSubject subject = "pod nvidia-driver-validation"
 
 func deviceSubject(d device) subject         { return subject("device " + string(d.id)) }
 func layerSubject(l readiness.Layer) subject { return subject("layer " + string(l)) }
@@ -43,7 +43,7 @@ func layerSubject(l readiness.Layer) subject { return subject("layer " + string(
 func (s subject) isLayer() bool { return strings.HasPrefix(string(s), "layer ") }
 
 // isTransient reports whether a problem may soon end by itself.
-func (s subject) isTransient() bool { return s.isLayer() || s == witnessSubject }
+func (s subject) isTransient() bool { return s.isLayer() || s == driverPodSubject }
 
 // problem is the present problem of a subject.
 type problem struct {
@@ -97,9 +97,9 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 	if w := f.DriverPod; w != nil {
 		switch w.Kind {
 		case check.Failed:
-			wrong[witnessSubject] = problem{string(w.Refusal.Reason), fmt.Sprintf("%s; %s; no layer depends on it", w.Refusal.Message, w.Refusal.Action), time.Time{}}
+			wrong[driverPodSubject] = problem{string(w.Refusal.Reason), fmt.Sprintf("%s; %s; no layer depends on it", w.Refusal.Message, w.Refusal.Action), time.Time{}}
 		case check.Passed:
-			over[witnessSubject] = event{kind: corev1.EventTypeNormal, reason: ReasonProven, message: "vectorAdd passed on every GPU in the pod nvidia-driver-validation"}
+			over[driverPodSubject] = event{kind: corev1.EventTypeNormal, reason: ReasonProven, message: "vectorAdd passed on every GPU in the pod nvidia-driver-validation"}
 		}
 	}
 	for _, o := range f.Outcomes {

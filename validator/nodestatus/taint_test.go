@@ -21,7 +21,7 @@ func (s *stage) taints() (keys []string) {
 	return keys
 }
 
-// manage restarts with a voice that puts the taint back.
+// manage restarts with a Publisher that puts the taint back.
 func (s *stage) manage(keys ...string) {
 	s.t.Helper()
 	s.taint = Taint{Keys: keys, Manage: true, Settle: time.Minute}

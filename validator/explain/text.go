@@ -32,8 +32,8 @@ type pen struct {
 	now time.Time
 }
 
-// Text draws the road, and below it the facts about each stretch.
-func (r Road) Text(w io.Writer, look Style) error {
+// Text draws the stages, and below it the facts about each stage.
+func (r Report) Text(w io.Writer, look Style) error {
 	p := &pen{Style: look, now: r.Time}
 	title := r.Node
 	if r.GPUs != "" {
@@ -46,14 +46,14 @@ func (r Road) Text(w io.Writer, look Style) error {
 	p.wrap("1", title)
 	p.wrap("2", asked+", "+r.Time.Format(time.RFC3339))
 	p.WriteString("\n")
-	if p.picture(r.Stretches) {
+	if p.picture(r.Stages) {
 		p.WriteString("\n")
 	}
-	for i, s := range r.Stretches {
-		p.stretch(s, i == len(r.Stretches)-1)
+	for i, s := range r.Stages {
+		p.stage(s, i == len(r.Stages)-1)
 	}
 	for _, s := range r.Beside {
-		p.stretch(s, true)
+		p.stage(s, true)
 	}
 	for _, n := range r.Notes {
 		p.note("! ", "33", n)
@@ -71,39 +71,39 @@ func (r Road) Text(w io.Writer, look Style) error {
 	return err
 }
 
-// JSON writes the road for programs.
-func (r Road) JSON(w io.Writer) error {
+// JSON writes the report for programs.
+func (r Report) JSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	return e.Encode(r)
 }
 
-// state returns the state of the road as a whole. Layers that are not wanted are left out.
-func (r Road) state() State {
-	for _, s := range slices.Concat(r.Stretches, r.Beside) {
-		if s.State != OK && (s.State != Absent || r.Stretches[0].State == Absent) {
+// state returns the state of the node as a whole. Layers that are not wanted are left out.
+func (r Report) state() State {
+	for _, s := range slices.Concat(r.Stages, r.Beside) {
+		if s.State != OK && (s.State != Absent || r.Stages[0].State == Absent) {
 			return s.State
 		}
 	}
 	return OK
 }
 
-// picture draws the stretches as boxes side by side. It reports false, and draws nothing, if
+// picture draws the stages as boxes side by side. It reports false, and draws nothing, if
 // they do not fit.
-func (p *pen) picture(all []Stretch) bool {
+func (p *pen) picture(all []Stage) bool {
 	var top, middle, bottom strings.Builder
 	width := 0
 	for i, s := range all {
 		inner := max(utf8.RuneCountInString(s.Name), len(words[Waiting])) + 2
 		paint := func(text string) string { return p.paint(colors[s.State], text) }
 		if i > 0 {
-			road, color := "─▶", colors[OK]
+			arrow, color := "─▶", colors[OK]
 			if all[i-1].State != OK {
-				road, color = "╌▷", colors[Absent]
+				arrow, color = "╌▷", colors[Absent]
 			}
 			top.WriteString("  ")
-			middle.WriteString(p.paint(color, road))
+			middle.WriteString(p.paint(color, arrow))
 			bottom.WriteString("  ")
 			width += 2
 		}
@@ -124,7 +124,7 @@ func center(text string, width int, fill string) string {
 	return strings.Repeat(fill, rest/2) + text + strings.Repeat(fill, rest-rest/2)
 }
 
-func (p *pen) stretch(s Stretch, last bool) {
+func (p *pen) stage(s Stage, last bool) {
 	head := fmt.Sprintf("%s %-8s %s", signs[s.State], s.Name, words[s.State])
 	if !s.Since.IsZero() {
 		head += " for " + ago(p.now.Sub(s.Since))

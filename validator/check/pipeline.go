@@ -21,7 +21,7 @@ type Pipeline struct {
 	End func(Outcome)
 }
 
-// Step checks one layer above the driver, or beside the road.
+// Step checks one layer above the driver, or an optional layer.
 type Step struct {
 	Layer readiness.Layer
 	// Check is nil where the layer is not wanted; its outcome is then NotAsked.
@@ -34,21 +34,21 @@ type Basis int
 
 // The values of Basis. Only a step that builds on all blocks the steps after it.
 const (
-	OnAll    Basis = iota // all steps of the road before it
+	OnAll    Basis = iota // all steps of the pipeline before it
 	OnDriver              // the driver alone
 	OnHost                // nothing: Driver is its zero value where that was not proven
 )
 
 // Run checks the layers, nil for all of them. The driver is always among them, since the
 // others build on it.
-func (r Pipeline) Run(ctx context.Context, node Node, layers []readiness.Layer) []Outcome {
+func (p Pipeline) Run(ctx context.Context, node Node, layers []readiness.Layer) []Outcome {
 	var driver Driver
-	out := []Outcome{r.runTimed(ctx, readiness.Driver, func() (o Outcome) {
-		driver, o = r.Driver(ctx, node)
+	out := []Outcome{p.runTimed(ctx, readiness.Driver, func() (o Outcome) {
+		driver, o = p.Driver(ctx, node)
 		return o
 	})}
 	blocked := blocks(out[0])
-	for _, s := range r.Steps {
+	for _, s := range p.Steps {
 		if layers != nil && !slices.Contains(layers, s.Layer) {
 			continue
 		}
@@ -59,11 +59,11 @@ func (r Pipeline) Run(ctx context.Context, node Node, layers []readiness.Layer) 
 		case stopped != nil:
 			o := stopped.notRunAfter(s.Layer)
 			if !stopped.interrupted() {
-				r.callEnd(o)
+				p.callEnd(o)
 			}
 			out = append(out, o)
 		default:
-			o := r.runTimed(ctx, s.Layer, func() Outcome { return s.Check(ctx, node, driver) })
+			o := p.runTimed(ctx, s.Layer, func() Outcome { return s.Check(ctx, node, driver) })
 			out = append(out, o)
 			if s.Basis == OnAll {
 				blocked = blocks(o)
@@ -73,9 +73,9 @@ func (r Pipeline) Run(ctx context.Context, node Node, layers []readiness.Layer) 
 	return out
 }
 
-func (r Pipeline) runTimed(ctx context.Context, l readiness.Layer, check func() Outcome) Outcome {
-	if r.Begin != nil {
-		r.Begin(l)
+func (p Pipeline) runTimed(ctx context.Context, l readiness.Layer, check func() Outcome) Outcome {
+	if p.Begin != nil {
+		p.Begin(l)
 	}
 	start := time.Now()
 	o := check()
@@ -85,14 +85,14 @@ func (r Pipeline) runTimed(ctx context.Context, l readiness.Layer, check func() 
 	}
 	o.Layer, o.Elapsed = l, time.Since(start)
 	if !o.interrupted() {
-		r.callEnd(o)
+		p.callEnd(o)
 	}
 	return o
 }
 
-func (r Pipeline) callEnd(o Outcome) {
-	if r.End != nil {
-		r.End(o)
+func (p Pipeline) callEnd(o Outcome) {
+	if p.End != nil {
+		p.End(o)
 	}
 }
 

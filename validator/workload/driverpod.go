@@ -13,11 +13,11 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// A driver's pod that did not pass is run again after witnessRetry, then after twice as
-// long each time, up to witnessLast.
+// A driver's pod that did not pass is run again after driverPodFirstRetry, then after twice as
+// long each time, up to driverPodLastRetry.
 const (
-	witnessRetry = 5 * time.Second
-	witnessLast  = 5 * time.Minute
+	driverPodFirstRetry = 5 * time.Second
+	driverPodLastRetry  = 5 * time.Minute
 )
 
 // DriverPod runs the driver's pod once layer cuda is proven, for people to read. No layer
@@ -40,7 +40,7 @@ type DriverPod struct {
 // NewDriverPod returns a DriverPod that runs nothing until Run.
 func NewDriverPod(c Config, log *slog.Logger, reg prometheus.Registerer) *DriverPod {
 	c.role = Driver
-	w := &DriverPod{Config: c, log: log, trigger: make(chan struct{}, 1), updates: make(chan struct{}, 1), wait: witnessRetry,
+	w := &DriverPod{Config: c, log: log, trigger: make(chan struct{}, 1), updates: make(chan struct{}, 1), wait: driverPodFirstRetry,
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_driver_validation_runs_total",
 			Help: "Pods nvidia-driver-validation that were run, by outcome; unknown: the API server, or others on the node, were in the way."}, []string{"outcome"}),
 	}
@@ -111,7 +111,7 @@ func (w *DriverPod) Run(ctx context.Context) error {
 		}
 		if subject != "" && !passed {
 			retry = time.After(delay)
-			delay = min(2*delay, witnessLast)
+			delay = min(2*delay, driverPodLastRetry)
 		}
 	}
 }

@@ -52,7 +52,7 @@ const FileName = "said.json"
 
 const maxMemory = 1 << 20
 
-// Config configures a Voice.
+// Config configures a Publisher.
 type Config struct {
 	Client *kube.Client
 	Node   string // its name
@@ -70,7 +70,7 @@ type Config struct {
 	Slow  time.Duration // 0: slowAnswer
 }
 
-// Publisher publishes a node's facts. Say may be called from any goroutine.
+// Publisher publishes a node's facts. Publish may be called from any goroutine.
 type Publisher struct {
 	Config
 	retries map[topic]*retryState
@@ -113,7 +113,7 @@ type retryState struct {
 	until   time.Time
 }
 
-// New returns a Voice. If the memory of an earlier process cannot be read, New logs that
+// New returns a Publisher. If the memory of an earlier process cannot be read, New logs that
 // and starts with an empty one.
 func New(c Config) *Publisher {
 	if c.Now == nil {

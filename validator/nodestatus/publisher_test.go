@@ -93,17 +93,17 @@ func (c *clock) next() {
 	}
 }
 
-// stage is a voice with an API server and a clock.
+// stage is a Publisher with an API server and a clock.
 type stage struct {
-	t      testing.TB
-	server *kubetest.Server
-	clock  *clock
-	dir    string
-	taint  Taint
-	log    io.Writer
-	slow   time.Duration
-	voice  *Publisher
-	stop   func()
+	t         testing.TB
+	server    *kubetest.Server
+	clock     *clock
+	dir       string
+	taint     Taint
+	log       io.Writer
+	slow      time.Duration
+	publisher *Publisher
+	stop      func()
 }
 
 func newStage(t testing.TB) *stage {
@@ -115,7 +115,7 @@ func newStage(t testing.TB) *stage {
 	return s
 }
 
-// start starts the voice of a new process, and stops the one before.
+// start starts the Publisher of a new process, and stops the one before.
 func (s *stage) start() {
 	s.t.Helper()
 	if s.stop != nil {
@@ -123,13 +123,13 @@ func (s *stage) start() {
 	}
 	client, err := kube.New(s.server.Config())
 	require.NoError(s.t, err)
-	s.voice = New(Config{
+	s.publisher = New(Config{
 		Client: client, Node: node, BootID: boot, Dir: s.dir, Taint: s.taint, Allocatable: true, Log: slog.New(slog.NewTextHandler(s.log, nil)),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Now: s.clock.Now, After: s.clock.After, Slow: s.slow,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- s.voice.Run(ctx) }()
+	go func() { ended <- s.publisher.Run(ctx) }()
 	s.stop = sync.OnceFunc(func() {
 		cancel()
 		require.ErrorIs(s.t, <-ended, context.Canceled)
@@ -143,12 +143,12 @@ func (s *stage) settled() {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	require.NoError(s.t, s.voice.Flush(ctx), s.server.Requests())
+	require.NoError(s.t, s.publisher.Flush(ctx), s.server.Requests())
 }
 
 func (s *stage) publish(f Facts) {
 	s.t.Helper()
-	s.voice.Publish(f)
+	s.publisher.Publish(f)
 	s.settled()
 }
 
@@ -375,7 +375,7 @@ func TestAConcurrentlyAddedTaintIsNotLost(t *testing.T) {
 		}
 		return nil
 	})
-	s.voice.Publish(facts())
+	s.publisher.Publish(facts())
 	s.until(func() bool {
 		left := s.server.Node(node, nil).Spec.Taints
 		return len(left) == 1 && left[0].Key == "theirs"
@@ -458,7 +458,7 @@ func TestAMissingOrOldMemoryIsEmpty(t *testing.T) {
 	for _, text := range []string{`{"bootID":"x","said":{"device GPU-1":{}}}`, `{"bootID":"` + boot + `","said":null}`, `no JSON`} {
 		require.NoError(t, os.WriteFile(filepath.Join(s.dir, FileName), []byte(text), 0o644))
 		s.start()
-		require.Empty(t, s.voice.memory.Reported)
+		require.Empty(t, s.publisher.memory.Reported)
 		s.publish(facts().broken(0, gpu.ReasonXID, "XID 48", s.clock.Now()))
 		s.clock.advance(time.Minute)
 	}
@@ -503,7 +503,7 @@ func TestAnUnknownProblemIsNotOver(t *testing.T) {
 	p.Resources[0].Devices = p.Resources[0].Devices[1:]
 	s.publish(gone)
 	require.Len(t, s.events(), 1, "a device that is no more did not recover")
-	require.Empty(t, s.voice.memory.Reported)
+	require.Empty(t, s.publisher.memory.Reported)
 }
 
 func TestEventsAreRateLimited(t *testing.T) {
@@ -516,7 +516,7 @@ func TestEventsAreRateLimited(t *testing.T) {
 			nodestate.Device{ID: id, GPU: gpu.UUID(id), Health: nodestate.Unhealthy, Reason: gpu.ReasonXID, Since: s.clock.Now()})
 	}
 	f.States[nodestate.DevicePlugin] = state
-	s.voice.Publish(f)
+	s.publisher.Publish(f)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	require.NoError(t, s.server.Wait(ctx, func() bool { return len(s.server.Events()) == eventBurst }))
@@ -540,8 +540,8 @@ func TestAFailingAPIServerIsRetriedWithTheLatestFacts(t *testing.T) {
 				}
 				return nil
 			})
-			s.voice.Publish(facts().refused(readiness.Driver, "NVMLFailed"))
-			s.voice.Publish(facts().broken(2, gpu.ReasonECC, "uncorrectable", s.clock.Now()))
+			s.publisher.Publish(facts().refused(readiness.Driver, "NVMLFailed"))
+			s.publisher.Publish(facts().broken(2, gpu.ReasonECC, "uncorrectable", s.clock.Now()))
 			s.until(func() bool { return s.server.Condition(node, ConditionType) != nil && len(s.server.Events()) == 1 })
 			require.Equal(t, "Degraded", s.condition().Reason, "what was not said in time never is")
 		})
@@ -550,7 +550,7 @@ func TestAFailingAPIServerIsRetriedWithTheLatestFacts(t *testing.T) {
 
 func TestARefusedEventDelaysNoOther(t *testing.T) {
 	s := newStage(t)
-	first := s.voice.buildEvent(event{about: subject("device " + string(gputest.GPU(0))), kind: corev1.EventTypeWarning, reason: string(gpu.ReasonXID)}).Name
+	first := s.publisher.buildEvent(event{about: subject("device " + string(gputest.GPU(0))), kind: corev1.EventTypeWarning, reason: string(gpu.ReasonXID)}).Name
 	s.server.Fail(func(r *http.Request) *kubetest.Fault {
 		if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/events") {
 			body, _ := io.ReadAll(r.Body)
@@ -562,18 +562,18 @@ func TestARefusedEventDelaysNoOther(t *testing.T) {
 		return nil
 	})
 	now := s.clock.Now()
-	s.voice.Publish(facts().broken(0, gpu.ReasonXID, "XID 48", now.Add(-time.Minute)).broken(1, gpu.ReasonECC, "uncorrectable", now).broken(2, gpu.ReasonXID, "XID 79", now))
+	s.publisher.Publish(facts().broken(0, gpu.ReasonXID, "XID 48", now.Add(-time.Minute)).broken(1, gpu.ReasonECC, "uncorrectable", now).broken(2, gpu.ReasonXID, "XID 79", now))
 	s.until(func() bool { return len(s.server.Events()) == 2 })
 	s.server.Fail(nil)
 	s.until(func() bool { return len(s.server.Events()) == 3 })
 }
 
-func TestVoiceReconnectsToARestartedServer(t *testing.T) {
+func TestThePublisherReconnectsToARestartedServer(t *testing.T) {
 	s := newStage(t)
 	s.publish(facts())
 	s.server.Stop()
-	s.voice.Publish(facts().refused(readiness.Driver, "NVMLFailed"))
-	s.voice.Publish(facts().broken(0, gpu.ReasonXID, "XID 48", s.clock.Now()))
+	s.publisher.Publish(facts().refused(readiness.Driver, "NVMLFailed"))
+	s.publisher.Publish(facts().broken(0, gpu.ReasonXID, "XID 48", s.clock.Now()))
 	for range 20 {
 		s.clock.advance(time.Second)
 	}
@@ -599,7 +599,7 @@ func TestRetriesBackOff(t *testing.T) {
 func TestAHangingServerDoesNotDelayTheEnd(t *testing.T) {
 	s := newStage(t)
 	s.server.Fail(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Hang: true} })
-	s.voice.Publish(facts())
+	s.publisher.Publish(facts())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	require.NoError(t, s.server.Wait(ctx, func() bool { return len(s.server.Requests()) > 0 }))
@@ -629,10 +629,10 @@ func TestTheLastStateWins(t *testing.T) {
 					last.broken(i, gpu.ReasonXID, "XID 48", began)
 				}
 			}
-			s.voice.Publish(last)
+			s.publisher.Publish(last)
 			if rapid.Bool().Draw(rt, "restart") {
 				s.start()
-				s.voice.Publish(last)
+				s.publisher.Publish(last)
 			}
 		}
 		want := last.condition()
@@ -640,13 +640,13 @@ func TestTheLastStateWins(t *testing.T) {
 			c := s.server.Condition(node, ConditionType)
 			return c != nil && c.Reason == want.Reason && c.Message == want.Message
 		})
-		s.until(func() bool { return s.voice.Flush(canceled()) == nil })
+		s.until(func() bool { return s.publisher.Flush(canceled()) == nil })
 		s.stop()
 		wrong, _ := last.problems()
 		for about := range wrong {
-			require.Contains(t, s.voice.memory.Reported, about)
+			require.Contains(t, s.publisher.memory.Reported, about)
 		}
-		require.Len(t, s.voice.memory.Reported, len(wrong))
+		require.Len(t, s.publisher.memory.Reported, len(wrong))
 	})
 }
 
@@ -687,7 +687,7 @@ func TestASilentAPIServerIsLoggedBeforeTheTimeout(t *testing.T) {
 	s.log, s.slow = write, time.Millisecond
 	s.server.Fail(func(*http.Request) *kubetest.Fault { return &kubetest.Fault{Hang: true} })
 	s.start()
-	s.voice.Publish(Facts{})
+	s.publisher.Publish(Facts{})
 	line, err := bufio.NewReader(read).ReadString('\n')
 	require.NoError(t, err)
 	require.Contains(t, line, "the API server has not answered yet")

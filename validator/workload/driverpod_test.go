@@ -19,8 +19,8 @@ import (
 
 const driverKey = "gpuready/nvidia-driver-validation-n1"
 
-// witness starts a Witness in the cluster of a stage.
-func (s *stage) witness() *DriverPod {
+// driverPod starts a DriverPod in the cluster of a stage.
+func (s *stage) driverPod() *DriverPod {
 	s.t.Helper()
 	w := NewDriverPod(s.runner.Config, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	w.wait = time.Millisecond
@@ -76,7 +76,7 @@ func TestTheDriversPodGetsAllGPUsAndRequestsNone(t *testing.T) {
 func TestTheDriversPodRunsOncePerProof(t *testing.T) {
 	s := newStage(t, time.Minute)
 	s.server.OnPod(ended(corev1.PodSucceeded, 0, ranOn(2)))
-	w := s.witness()
+	w := s.driverPod()
 	require.Nil(t, w.Result())
 	w.Proven(s.driver)
 	require.Equal(t, check.Passed, await(t, w).Kind)
@@ -100,7 +100,7 @@ func TestTheDriversPodRunsOncePerProof(t *testing.T) {
 
 func TestWithdrawCancelsARunningPod(t *testing.T) {
 	s := newStage(t, time.Minute)
-	w := s.witness()
+	w := s.driverPod()
 	w.Proven(s.driver)
 	s.until(func() bool { return s.server.Pod(driverKey) != nil })
 	w.Withdraw()
@@ -125,7 +125,7 @@ func TestTheDriversPodsResultIsReported(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := newStage(t, time.Minute)
 			s.server.OnPod(c.pod)
-			w := s.witness()
+			w := s.driverPod()
 			w.Proven(s.driver)
 			o := await(t, w)
 			require.Equal(t, c.kind, o.Kind)
@@ -145,7 +145,7 @@ func TestAFailedDriversPodIsRetried(t *testing.T) {
 		}
 		return nil
 	})
-	w := s.witness()
+	w := s.driverPod()
 	w.Proven(s.driver)
 	o := await(t, w)
 	require.Equal(t, check.Pending, o.Kind)

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// roadWhere returns a road with these outcomes, and the list of the layers checked.
-func roadWhere(outcomes map[readiness.Layer]Outcome) (Pipeline, *[]readiness.Layer) {
+// pipelineWhere returns a pipeline with these outcomes, and the list of the layers checked.
+func pipelineWhere(outcomes map[readiness.Layer]Outcome) (Pipeline, *[]readiness.Layer) {
 	var began []readiness.Layer
 	of := func(l readiness.Layer) Outcome {
 		if o, ok := outcomes[l]; ok {
@@ -46,11 +46,11 @@ func kinds(outcomes []Outcome) (out []Kind) {
 }
 
 func TestALayerIsCheckedOnlyAfterThoseBeforeItPassed(t *testing.T) {
-	r, began := roadWhere(nil)
+	r, began := pipelineWhere(nil)
 	require.Equal(t, []Kind{Passed, Passed, Passed, Passed}, kinds(r.Run(t.Context(), Node{}, nil)))
 	require.Equal(t, readiness.Layers(), *began)
 
-	r, began = roadWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
+	r, began = pipelineWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
 	out := r.Run(t.Context(), Node{}, nil)
 	require.Equal(t, []Kind{Passed, Failed, NotRun, NotRun}, kinds(out))
 	require.Equal(t, readiness.Layers()[:2], *began)
@@ -59,12 +59,12 @@ func TestALayerIsCheckedOnlyAfterThoseBeforeItPassed(t *testing.T) {
 }
 
 func TestWithoutAGPUNothingFails(t *testing.T) {
-	r, _ := roadWhere(map[readiness.Layer]Outcome{readiness.Driver: {Kind: Absent, Refusal: &readiness.NotReady{Reason: ReasonNoGPU}}})
+	r, _ := pipelineWhere(map[readiness.Layer]Outcome{readiness.Driver: {Kind: Absent, Refusal: &readiness.NotReady{Reason: ReasonNoGPU}}})
 	require.Equal(t, []Kind{Absent, Absent, Absent, Absent}, kinds(r.Run(t.Context(), Node{}, nil)))
 }
 
 func TestOnlyWantedLayersAreChecked(t *testing.T) {
-	r, began := roadWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
+	r, began := pipelineWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
 	out := r.Run(t.Context(), Node{}, []readiness.Layer{readiness.CUDA})
 	require.Equal(t, []Kind{Passed, Passed}, kinds(out))
 	require.Equal(t, []readiness.Layer{readiness.Driver, readiness.CUDA}, *began)
@@ -73,7 +73,7 @@ func TestOnlyWantedLayersAreChecked(t *testing.T) {
 func TestAnInterruptedCheckIsNoFailure(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	r, _ := roadWhere(map[readiness.Layer]Outcome{readiness.Driver: Fail("NVMLFailed", "killed", "")})
+	r, _ := pipelineWhere(map[readiness.Layer]Outcome{readiness.Driver: Fail("NVMLFailed", "killed", "")})
 	out := r.Run(ctx, Node{}, nil)
 	require.Equal(t, ReasonInterrupted, out[0].Refusal.Reason)
 }
@@ -90,7 +90,7 @@ func TestUnitsAreGPUsAndMIGDevices(t *testing.T) {
 }
 
 func TestEndIsCalledAsSoonAsAnOutcomeIsKnown(t *testing.T) {
-	r, began := roadWhere(map[readiness.Layer]Outcome{readiness.CUDA: Fail("CUDASampleFailed", "m", "a")})
+	r, began := pipelineWhere(map[readiness.Layer]Outcome{readiness.CUDA: Fail("CUDASampleFailed", "m", "a")})
 	var told []string
 	r.End = func(o Outcome) {
 		told = append(told, string(o.Layer)+" "+string(o.Kind)+" before "+string((*began)[len(*began)-1])+" ended")
@@ -106,7 +106,7 @@ func TestEndIsCalledAsSoonAsAnOutcomeIsKnown(t *testing.T) {
 	told = nil
 	r.Run(ctx, Node{}, []readiness.Layer{readiness.CUDA})
 	require.Equal(t, []string{"driver passed before driver ended"}, told, "what was cut off says nothing")
-	r, began = roadWhere(map[readiness.Layer]Outcome{readiness.Driver: Fail("NVMLFailed", "killed", "")})
+	r, began = pipelineWhere(map[readiness.Layer]Outcome{readiness.Driver: Fail("NVMLFailed", "killed", "")})
 	r.End = func(o Outcome) { t.Error(o.Layer) }
 	r.Run(ctx, Node{}, nil)
 }
@@ -135,7 +135,7 @@ func TestAContainerSeesOnlyWhatIsMountedIntoIt(t *testing.T) {
 }
 
 func TestOptionalStepsNeitherBlockNorAreBlocked(t *testing.T) {
-	r, began := roadWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
+	r, began := pipelineWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
 	pass := func(context.Context, Node, Driver) Outcome { return Pass(readiness.Proof{}) }
 	bad := func(context.Context, Node, Driver) Outcome { return Fail("GDSModuleNotLoaded", "m", "a") }
 	r.Steps = append([]Step{
