@@ -7,11 +7,10 @@ import (
 	"os"
 
 	"github.com/gpuready/gpuready/internal/program"
-	"github.com/gpuready/gpuready/validator/cli"
 )
 
 func main() {
 	os.Exit(program.RunWithSignals(func(ctx context.Context) int {
-		return cli.Main(ctx, cli.Args(os.Args), os.Stdout, os.Stderr)
+		return runCommand(ctx, commandArgs(os.Args), os.Stdout, os.Stderr)
 	}))
 }

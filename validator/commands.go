@@ -1,5 +1,4 @@
-// Package cli is the command line of gpu-validator.
-package cli
+package main
 
 import (
 	"context"
@@ -75,8 +74,8 @@ Usage:
 // flags and environment.
 const standIn = "nvidia-validator"
 
-// Args returns the arguments for Main from those of a process, argv[0] included.
-func Args(argv []string) []string {
+// commandArgs returns the arguments for runCommand from those of a process, argv[0] included.
+func commandArgs(argv []string) []string {
 	if len(argv) > 0 && filepath.Base(argv[0]) == standIn {
 		return append([]string{"component"}, argv[1:]...)
 	}
@@ -91,8 +90,8 @@ func nodeName() (string, error) {
 	return os.Hostname()
 }
 
-// Main runs the command line and returns the exit code.
-func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// runCommand runs the command line and returns the exit code.
+func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return program.Program{
 		Name: "gpu-validator", Help: usage + exitHelp,
 		Commands: []program.Command{

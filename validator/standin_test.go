@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"context"
@@ -76,7 +76,7 @@ func TestTheStandInReportsWhyItEnded(t *testing.T) {
 
 // The tables of the page and of --help list every exit code.
 func TestEveryExitCodeIsDocumented(t *testing.T) {
-	data, err := os.ReadFile("../../docs/validator.md")
+	data, err := os.ReadFile("../docs/validator.md")
 	require.NoError(t, err)
 	_, page, found := strings.Cut(string(data), "\n## Exit codes\n")
 	require.True(t, found)
@@ -97,8 +97,8 @@ func TestEveryExitCodeIsDocumented(t *testing.T) {
 }
 
 func TestTheNameOfTheReferenceIsACommand(t *testing.T) {
-	require.Equal(t, []string{"component", "-c", "driver"}, Args([]string{"/usr/bin/nvidia-validator", "-c", "driver"}))
-	require.Equal(t, []string{"run"}, Args([]string{"/usr/bin/gpu-validator", "run"}))
-	require.Empty(t, Args([]string{"gpu-validator"}))
-	require.Empty(t, Args(nil))
+	require.Equal(t, []string{"component", "-c", "driver"}, commandArgs([]string{"/usr/bin/nvidia-validator", "-c", "driver"}))
+	require.Equal(t, []string{"run"}, commandArgs([]string{"/usr/bin/gpu-validator", "run"}))
+	require.Empty(t, commandArgs([]string{"gpu-validator"}))
+	require.Empty(t, commandArgs(nil))
 }
