@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -26,8 +27,8 @@ const (
 // staleAge is the age at which a condition, which is written every five minutes, no longer counts.
 const staleAge = 15 * time.Minute
 
-// PartOf is the label of all parts of the product.
-var PartOf = map[string]string{"app.kubernetes.io/part-of": "gpuready"}
+// partOf is the label of all parts of the product.
+var partOf = map[string]string{"app.kubernetes.io/part-of": "gpuready"}
 
 // agents lists the DaemonSets behind the stages. The driver's may be missing: then the
 // driver is the host's own.
@@ -58,7 +59,7 @@ func FromCluster(ctx context.Context, client *kube.Client, name string, now time
 	r.addKubelet(node)
 	r.splitPod()
 	r.addTaints(node)
-	if pods, err := client.NodePods(ctx, name, PartOf); err != nil {
+	if pods, err := client.NodePods(ctx, name, partOf); err != nil {
 		r.Notes = append(r.Notes, "the agents' pods cannot be listed: "+clean(err.Error()))
 	} else {
 		r.addAgents(pods)
@@ -150,18 +151,16 @@ func refusal(name string, c *corev1.NodeCondition, message string) Stage {
 		s.State = Waiting
 		return s
 	}
-	if what, action, has := cutLast(message, "; "); has {
-		s.Message, s.Action = what, action
-	}
+	s.Message, s.Action = splitAction(message)
 	return s
 }
 
-func cutLast(s, sep string) (before, after string, found bool) {
-	i := strings.LastIndex(s, sep)
-	if i < 0 {
-		return s, "", false
+// splitAction splits a text that ends with an action.
+func splitAction(text string) (message, action string) {
+	if i := strings.LastIndex(text, "; "); i >= 0 {
+		return text[:i], text[i+2:]
 	}
-	return s[:i], s[i+len(sep):], true
+	return text, ""
 }
 
 // addHealth adds the broken GPUs to the driver's stage.
@@ -187,7 +186,7 @@ func (r *Report) addKubelet(node *corev1.Node) {
 	if c := condition(node, corev1.NodeReady); c == nil || c.Status != corev1.ConditionTrue {
 		s.State, s.Reason, s.Message, s.Action = Broken, "NodeNotReady", "the Node is not Ready", "see the kubelet's log on the node"
 		if c != nil {
-			s.Since, s.Message = c.LastTransitionTime.Time, clean(first(c.Message, s.Message))
+			s.Since, s.Message = c.LastTransitionTime.Time, clean(cmp.Or(c.Message, s.Message))
 		}
 		return
 	}

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -100,14 +101,6 @@ func (r *Report) addState(l readiness.Layer, c nodestate.Component, state nodest
 	}
 }
 
-// splitAction splits a component's message, which ends with an action.
-func splitAction(text string) (message, action string) {
-	if i := strings.LastIndex(text, "; "); i >= 0 {
-		return text[:i], text[i+2:]
-	}
-	return text, ""
-}
-
 // addOffer sets the kubelet's stage by the devices that the plugin registered, and adds those
 // that it withholds.
 func (r *Report) addOffer(node check.Node) {
@@ -139,7 +132,7 @@ func (r *Report) addOffer(node check.Node) {
 		offers = append(offers, fmt.Sprintf("%s: %d of %d healthy", resource.Name, healthy, all))
 	}
 	for _, left := range info.Unallocatable {
-		s.Notes = append(s.Notes, fmt.Sprintf("not offered: %s: %s", left.GPU, first(left.Message, string(left.Reason))))
+		s.Notes = append(s.Notes, fmt.Sprintf("not offered: %s: %s", left.GPU, cmp.Or(left.Message, string(left.Reason))))
 	}
 	s.Message = strings.Join(offers, ", ")
 	if info.Registered {
@@ -150,18 +143,9 @@ func (r *Report) addOffer(node check.Node) {
 }
 
 func withheldText(d nodestate.Device) string {
-	text := fmt.Sprintf("held back: %s: %s", d.GPU, first(d.Message, string(d.Reason)))
+	text := fmt.Sprintf("held back: %s: %s", d.GPU, cmp.Or(d.Message, string(d.Reason)))
 	if !d.Since.IsZero() {
 		text += ", since " + d.Since.UTC().Format(time.RFC3339)
 	}
 	return text
-}
-
-func first(texts ...string) string {
-	for _, t := range texts {
-		if t != "" {
-			return t
-		}
-	}
-	return ""
 }

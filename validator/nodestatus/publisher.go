@@ -212,48 +212,21 @@ func (v *Publisher) markSettled(generation int) {
 func (v *Publisher) step(ctx context.Context, f Facts) (more, quiet bool, next time.Time) {
 	now := v.Now()
 	wakeBy := func(t time.Time) {
-		if next.IsZero() || t.Before(next) {
+		if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 			next = t
 		}
 	}
 	quiet = true
 
-	if want := f.allocatable(); v.Allocatable && !maps.Equal(want, v.reported) {
-		if until := v.retries[topicCount].until; until.After(now) {
+	for _, r := range v.requests(f, now) {
+		switch until := v.retries[r.topic].until; {
+		case !r.due:
+			wakeBy(r.next)
+		case until.After(now):
 			quiet = false
 			wakeBy(until)
-		} else {
-			v.attempt(ctx, topicCount, func() error { return v.writeAllocatable(ctx, want) })
-			return true, false, next
-		}
-	}
-
-	due := v.writtenAt.Add(heartbeat)
-	taint, taintLater := v.wantedTaint(f, now)
-	if !taintLater.IsZero() {
-		wakeBy(taintLater)
-	}
-	if want := (nodeUpdate{f.condition(), f.health(), taint}); want != v.written || !now.Before(due) {
-		if until := v.retries[topicNode].until; until.After(now) {
-			quiet = false
-			wakeBy(until)
-		} else {
-			v.attempt(ctx, topicNode, func() error { return v.writeNode(ctx, want) })
-			return true, false, next
-		}
-	} else {
-		wakeBy(due)
-	}
-
-	due = v.labelledAt.Add(heartbeat)
-	if want := f.labels(); want != nil {
-		if until := v.retries[topicLabels].until; v.labelled != nil && maps.Equal(want, v.labelled) && now.Before(due) {
-			wakeBy(due)
-		} else if until.After(now) {
-			quiet = false
-			wakeBy(until)
-		} else {
-			v.attempt(ctx, topicLabels, func() error { return v.writeLabels(ctx, want) })
+		default:
+			v.attempt(ctx, r.topic, func() error { return r.write(ctx) })
 			return true, false, next
 		}
 	}
@@ -262,9 +235,7 @@ func (v *Publisher) step(ctx context.Context, f Facts) (more, quiet bool, next t
 		v.writeMemory()
 	}
 	events, later := f.planEvents(v.memory, v.observed, now)
-	if !later.IsZero() {
-		wakeBy(later)
-	}
+	wakeBy(later)
 	if len(events) == 0 {
 		return false, quiet, next
 	}
@@ -289,6 +260,38 @@ func (v *Publisher) step(ctx context.Context, f Facts) (more, quiet bool, next t
 		return nil
 	})
 	return true, false, next
+}
+
+// request is a write that is not an Event.
+type request struct {
+	topic topic
+	due   bool
+	next  time.Time // when it is due without other facts, unless it is due now; zero: never
+	write func(context.Context) error
+}
+
+// requests returns the wanted requests, in their order. Pods wait for the devices, so these
+// come first.
+func (v *Publisher) requests(f Facts, now time.Time) []request {
+	devices := f.allocatable()
+	all := []request{{
+		topic: topicCount, due: v.Allocatable && !maps.Equal(devices, v.reported),
+		write: func(ctx context.Context) error { return v.writeAllocatable(ctx, devices) },
+	}}
+	taint, taintChange := v.wantedTaint(f, now)
+	node := nodeUpdate{f.condition(), f.health(), taint}
+	next := v.writtenAt.Add(heartbeat)
+	due := node != v.written || !now.Before(next)
+	if !taintChange.IsZero() && taintChange.Before(next) {
+		next = taintChange
+	}
+	all = append(all, request{topicNode, due, next, func(ctx context.Context) error { return v.writeNode(ctx, node) }})
+	if labels := f.labels(); labels != nil {
+		next := v.labelledAt.Add(heartbeat)
+		due := v.labelled == nil || !maps.Equal(labels, v.labelled) || !now.Before(next)
+		all = append(all, request{topicLabels, due, next, func(ctx context.Context) error { return v.writeLabels(ctx, labels) }})
+	}
+	return all
 }
 
 // nextEvent returns the oldest event that was not refused; when all were, they are tried

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,11 +63,11 @@ func InspectHost(root, kernel *host.Root) (HostDriver, error) {
 	case err != nil:
 		return HostDriver{}, err
 	case !found && loaded:
-		return HostDriver{Why: fmt.Sprintf("the kernel module nvidia, version %s, is loaded and no library of it is on the host: a driver container loaded it", orUnknownVersion(version))}, nil
+		return HostDriver{Why: fmt.Sprintf("the kernel module nvidia, version %s, is loaded and no library of it is on the host: a driver container loaded it", cmp.Or(version, "unknown"))}, nil
 	case !found:
 		return HostDriver{Why: "there is no libnvidia-ml on it, and no kernel module nvidia is loaded"}, nil
 	case loaded && contained && (mayMatch(its, version) || !mayMatch(own.Version, version)):
-		return HostDriver{Why: fmt.Sprintf("the kernel module nvidia, version %s, is that of the driver container that shows its root at %s", orUnknownVersion(version), check.ContainerRoot)}, nil
+		return HostDriver{Why: fmt.Sprintf("the kernel module nvidia, version %s, is that of the driver container that shows its root at %s", cmp.Or(version, "unknown"), check.ContainerRoot)}, nil
 	case loaded && mayMatch(own.Version, version):
 		return own.withVersion(version, "its kernel module is loaded and its libraries are there"), nil
 	}
@@ -79,7 +80,7 @@ func InspectHost(root, kernel *host.Root) (HostDriver, error) {
 	case there:
 		return own.withVersion("", "it is installed for kernel "+release+" and not loaded yet"), nil
 	}
-	return HostDriver{Why: fmt.Sprintf("there are libraries of version %s below %s, and no kernel module nvidia for kernel %s", orUnknownVersion(own.Version), own.Root, release)}, nil
+	return HostDriver{Why: fmt.Sprintf("there are libraries of version %s below %s, and no kernel module nvidia for kernel %s", cmp.Or(own.Version, "unknown"), own.Root, release)}, nil
 }
 
 // mayMatch reports whether libraries and module may belong together; "" is an unknown version.
@@ -88,18 +89,8 @@ func mayMatch(library, module string) bool { return library == "" || module == "
 // withVersion returns the host's driver with the version of the loaded module, or else of its
 // libraries.
 func (f HostDriver) withVersion(module, why string) HostDriver {
-	if module != "" {
-		f.Version = module
-	}
-	f.Version, f.Why = orUnknownVersion(f.Version), why
+	f.Version, f.Why = cmp.Or(module, f.Version, "unknown"), why
 	return f
-}
-
-func orUnknownVersion(version string) string {
-	if version == "" {
-		return "unknown"
-	}
-	return version
 }
 
 // HasProc reports whether a root has the kernel's /proc.

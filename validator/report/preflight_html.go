@@ -142,11 +142,8 @@ func (d *htmlPage) notes(r judge.Result) {
 	d.add(`</ul>`)
 }
 
-// describeFigure returns a full description of a figure.
-func describeFigure(f judge.Figure) string {
-	if f.Value == 0 {
-		return "not measured"
-	}
+// describeMeasured describes a measured figure and its limit.
+func describeMeasured(f judge.Figure) string {
 	s := "measured " + judge.Speed(f.Value, f.Unit)
 	if f.Expected > 0 {
 		s += fmt.Sprintf(", expected %s (%s)", judge.Speed(f.Expected, f.Unit), f.Source)
@@ -154,6 +151,15 @@ func describeFigure(f judge.Figure) string {
 	if f.Limit > 0 {
 		s += ", limit " + judge.Speed(f.Limit, f.Unit)
 	}
+	return s
+}
+
+// describeFigure returns a full description of a figure.
+func describeFigure(f judge.Figure) string {
+	if f.Value == 0 {
+		return "not measured"
+	}
+	s := describeMeasured(f)
 	if f.Median > 0 {
 		s += ", median here " + judge.Speed(f.Median, f.Unit)
 	}

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -47,13 +46,7 @@ func deviceCases(g judge.GPU, sim bool) []junitCase {
 		case f.Value == 0:
 			c.Skipped = "not measured"
 		default:
-			c.Out = fmt.Sprintf("measured %s", judge.Speed(f.Value, f.Unit))
-			if f.Expected > 0 {
-				c.Out += fmt.Sprintf(", expected %s (%s)", judge.Speed(f.Expected, f.Unit), f.Source)
-			}
-			if f.Limit > 0 {
-				c.Out += fmt.Sprintf(", limit %s", judge.Speed(f.Limit, f.Unit))
-			}
+			c.Out = describeMeasured(f)
 		}
 		all = append(all, withFailure(c, of("", f.Name)))
 	}

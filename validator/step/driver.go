@@ -1,6 +1,7 @@
 package step
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -180,7 +181,7 @@ func checkVersions(h hardware, d check.Driver, r check.Reading) *check.Outcome {
 
 func versionMismatch(library, module string) check.Outcome {
 	return check.Fail(reasonVersionMismatch,
-		fmt.Sprintf("the driver's libraries are of version %s, the kernel module is %s", orUnknown(library), orUnknown(module)),
+		fmt.Sprintf("the driver's libraries are of version %s, the kernel module is %s", cmp.Or(library, "unknown"), cmp.Or(module, "unknown")),
 		"finish the upgrade: reload the kernel modules (no process may use a GPU then) or reboot")
 }
 
@@ -306,13 +307,6 @@ func countOf(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
-}
-
-func orUnknown(s string) string {
-	if s == "" {
-		return "unknown"
-	}
-	return s
 }
 
 // versionSuffix returns the version in the name of a library: libcuda.so.580.95.05.

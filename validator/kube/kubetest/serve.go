@@ -281,7 +281,7 @@ func applyPatch[T any](r *http.Request, old *T, patch []byte) (*T, error) {
 	case "application/strategic-merge-patch+json":
 		data, err = strategicpatch.StrategicMergePatch(data, patch, old)
 	case "application/merge-patch+json":
-		data, err = mergePatch(data, patch)
+		data, err = jsonpatch.MergePatch(data, patch)
 	case "application/json-patch+json":
 		data, err = jsonPatch(data, patch)
 	default:
@@ -292,36 +292,6 @@ func applyPatch[T any](r *http.Request, old *T, patch []byte) (*T, error) {
 	}
 	next := new(T)
 	return next, json.Unmarshal(data, next)
-}
-
-// mergePatch applies a patch by RFC 7386: null removes, objects are merged, all else is
-// replaced.
-func mergePatch(document, patch []byte) ([]byte, error) {
-	var root, change map[string]any
-	if err := errors.Join(json.Unmarshal(document, &root), json.Unmarshal(patch, &change)); err != nil {
-		return nil, err
-	}
-	merge(root, change)
-	return json.Marshal(root)
-}
-
-func merge(into, change map[string]any) {
-	for key, value := range change {
-		inner, object := value.(map[string]any)
-		switch {
-		case value == nil:
-			delete(into, key)
-		case object:
-			old, is := into[key].(map[string]any)
-			if !is {
-				old = map[string]any{}
-			}
-			merge(old, inner)
-			into[key] = old
-		default:
-			into[key] = value
-		}
-	}
 }
 
 // jsonPatch applies a patch by RFC 6902, with the code of the API server.
