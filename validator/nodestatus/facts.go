@@ -1,6 +1,7 @@
 package nodestatus
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -170,14 +171,7 @@ type device struct {
 	since   time.Time
 }
 
-func (d device) cause() string {
-	if d.message == "" {
-		return d.reason
-	}
-	return d.message
-}
-
-func (d device) text() string { return d.name + ": " + d.cause() }
+func (d device) text() string { return d.name + ": " + cmp.Or(d.message, d.reason) }
 
 // devices returns each device once, even if it is offered several times, in the plugin's
 // order.
@@ -191,19 +185,11 @@ func (f Facts) devices() []device {
 		for _, d := range r.Devices {
 			i := slices.IndexFunc(out, func(o device) bool { return o.id == d.GPU })
 			if i < 0 {
-				name := f.Names[d.GPU]
-				if name == "" {
-					name = string(d.GPU)
-				}
 				i = len(out)
-				out = append(out, device{id: d.GPU, name: name, healthy: true})
+				out = append(out, device{id: d.GPU, name: cmp.Or(f.Names[d.GPU], string(d.GPU)), healthy: true})
 			}
 			if d.Health == nodestate.Unhealthy && out[i].healthy {
-				reason := string(d.Reason)
-				if reason == "" {
-					reason = "Unhealthy"
-				}
-				out[i] = device{id: d.GPU, name: out[i].name, reason: reason, message: d.Message, since: d.Since}
+				out[i] = device{id: d.GPU, name: out[i].name, reason: cmp.Or(string(d.Reason), "Unhealthy"), message: d.Message, since: d.Since}
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package nodestatus
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -70,10 +71,7 @@ func (f Facts) badDevices() (reasons, texts []string) {
 		if named[id] {
 			continue
 		}
-		name := f.Names[id]
-		if name == "" {
-			name = string(id)
-		}
+		name := cmp.Or(f.Names[id], string(id))
 		reasons, texts = append(reasons, string(f.Faults[id].Reason)), append(texts, name+": "+f.Faults[id].String())
 	}
 	return reasons, texts

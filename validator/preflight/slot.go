@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"encoding/binary"
+	"fmt"
 	"path"
 	"strings"
 
@@ -105,13 +106,7 @@ func parseSlotRecord(data []byte) (at, name string) {
 	if n := int(data[4]); n >= 1 && n <= len(texts) {
 		name = cleanSlotName(texts[n-1])
 	}
-	return formatSlotAddress(segment, bus, device>>3), name
-}
-
-func formatSlotAddress(segment uint16, bus, device byte) string {
-	const digits = "0123456789abcdef"
-	two := func(b byte) string { return string([]byte{digits[b>>4], digits[b&15]}) }
-	return two(byte(segment>>8)) + two(byte(segment)) + ":" + two(bus) + ":" + two(device)
+	return fmt.Sprintf("%04x:%02x:%02x", segment, bus, device>>3), name
 }
 
 func cleanSlotName(s string) string { return strings.TrimSpace(record.Clean(s, maxSlotName)) }

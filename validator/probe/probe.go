@@ -61,23 +61,47 @@ type childError struct {
 func (e *childError) Error() string { return e.text }
 func (e *childError) Unwrap() error { return e.sentinel }
 
-// Read is a driver.ReadNVML that runs the child.
+// newChild returns a child process, which is killed when this one ends, and its stderr.
+func newChild(ctx context.Context, command string, node check.Node) (*exec.Cmd, *bytes.Buffer) {
+	// Not the path of the binary, which an upgrade may have replaced.
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", command, node.Root.Dir(), node.DriverRoot)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.WaitDelay = grace
+	stderr := &bytes.Buffer{}
+	cmd.Stderr = &limited{stderr, maxOutput}
+	return cmd, stderr
+}
+
+func lastLine(stderr *bytes.Buffer) string {
+	lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+	return record.Clean(lines[len(lines)-1], 1000)
+}
+
+// openNVML opens NVML in a child. args are the host root and the driver root.
+func openNVML(args []string) (*nvml.Source, error) {
+	return nvml.Open(nvml.Options{HostRoot: args[0], DriverRoot: args[1], Log: slog.New(slog.DiscardHandler)})
+}
+
+func checkArgs(args []string) error {
+	if len(args) != 2 || !filepath.IsAbs(args[0]) || !filepath.IsAbs(args[1]) {
+		return errors.New("want the host root and the driver root, both absolute")
+	}
+	return nil
+}
+
+// Read is a step.ReadNVML that runs the child.
 func Read(ctx context.Context, node check.Node) (check.Reading, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	// Not the path of the binary, which an upgrade may have replaced.
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", Command, node.Root.Dir(), node.DriverRoot)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = grace
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &limited{&stdout, maxOutput}, &limited{&stderr, maxOutput}
+	cmd, stderr := newChild(ctx, Command, node)
+	var stdout bytes.Buffer
+	cmd.Stdout = &limited{&stdout, maxOutput}
 	err := cmd.Run()
 	if ctx.Err() != nil {
 		return check.Reading{}, fmt.Errorf("NVML did not answer within %v: a GPU or its driver hangs", timeout)
 	}
 	if err != nil {
-		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
-		return check.Reading{}, fmt.Errorf("the process that asked NVML ended with %w: %s", err, record.Clean(lines[len(lines)-1], 1000))
+		return check.Reading{}, fmt.Errorf("the process that asked NVML ended with %w: %s", err, lastLine(stderr))
 	}
 	return decode(stdout.Bytes())
 }
@@ -95,11 +119,11 @@ func decode(data []byte) (check.Reading, error) {
 
 // Child runs the subcommand: args are the host root and the driver root.
 func Child(ctx context.Context, args []string, stdout io.Writer) error {
-	if len(args) != 2 || !filepath.IsAbs(args[0]) || !filepath.IsAbs(args[1]) {
-		return errors.New("want the host root and the driver root, both absolute")
+	if err := checkArgs(args); err != nil {
+		return err
 	}
 	m := message{}
-	source, err := nvml.Open(nvml.Options{HostRoot: args[0], DriverRoot: args[1], Log: slog.New(slog.DiscardHandler)})
+	source, err := openNVML(args)
 	if err == nil {
 		m.Snapshot, err = source.Snapshot(ctx)
 		m.Library = source.Library()

@@ -2,18 +2,12 @@ package probe
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -43,11 +37,7 @@ type Message struct {
 func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, handle func(Message)) error {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	cmd := exec.CommandContext(life, "/proc/self/exe", WatchCommand, node.Root.Dir(), node.DriverRoot)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = grace
-	var stderr bytes.Buffer
-	cmd.Stderr = &limited{&stderr, 64 << 10}
+	cmd, stderr := newChild(life, WatchCommand, node)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -72,8 +62,7 @@ func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, handl
 		end()
 	}
 	if waited := cmd.Wait(); waited != nil {
-		lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
-		return fmt.Errorf("the process that watches NVML ended with %w: %s", waited, record.Clean(lines[len(lines)-1], 1000))
+		return fmt.Errorf("the process that watches NVML ended with %w: %s", waited, lastLine(stderr))
 	}
 	return err
 }
@@ -95,10 +84,10 @@ func readMessages(from io.Reader, handle func(Message)) error {
 // WatchChild runs the subcommand: args are the host root and the driver root. It ends when
 // stdin ends.
 func WatchChild(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer) (err error) {
-	if len(args) != 2 || !filepath.IsAbs(args[0]) || !filepath.IsAbs(args[1]) {
-		return errors.New("want the host root and the driver root, both absolute")
+	if err := checkArgs(args); err != nil {
+		return err
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: args[0], DriverRoot: args[1], Log: slog.New(slog.DiscardHandler)})
+	source, err := openNVML(args)
 	if err != nil {
 		return err
 	}

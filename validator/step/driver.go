@@ -290,11 +290,7 @@ func describeGPUs(gpus []gpu.Device) string {
 		if good[product] < all[product] {
 			n = fmt.Sprintf("%d of %d", good[product], all[product])
 		}
-		name := product
-		if name == "" {
-			name = "GPU"
-		}
-		parts = append(parts, n+" × "+name)
+		parts = append(parts, n+" × "+cmp.Or(product, "GPU"))
 	}
 	return strings.Join(parts, ", ")
 }

@@ -1,6 +1,7 @@
 package step
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -182,11 +183,7 @@ func pluginNotRegistered(s nodestate.State, err error) *check.Outcome {
 	case err != nil:
 		o = check.Fail(reasonPluginStateInvalid, err.Error(), "restart gpu-device-plugin, which writes the file anew")
 	case s.DevicePlugin == nil || !s.DevicePlugin.Registered:
-		reason := s.Reason
-		if reason == "" {
-			reason = reasonPluginNotRegistered
-		}
-		o = check.Fail(reason, fmt.Sprintf("the device plugin is not registered with the kubelet; it says %s: %s", s.Phase, s.Message),
+		o = check.Fail(cmp.Or(s.Reason, reasonPluginNotRegistered), fmt.Sprintf("the device plugin is not registered with the kubelet; it says %s: %s", s.Phase, s.Message),
 			"see the log of gpu-device-plugin and that the kubelet runs")
 	default:
 		return nil

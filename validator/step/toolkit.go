@@ -1,6 +1,7 @@
 package step
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,11 +119,7 @@ func toolkitNotReady(s nodestate.State, err error) *check.Outcome {
 	case err != nil:
 		o = check.Fail(reasonToolkitStateInvalid, err.Error(), "restart gpu-toolkit, which writes the file anew")
 	case s.Phase != nodestate.Ready && s.Phase != nodestate.Degraded:
-		reason := s.Reason
-		if reason == "" {
-			reason = reasonToolkitNotReady
-		}
-		o = check.Fail(reason, fmt.Sprintf("the toolkit says %s: %s", s.Phase, s.Message), "see the log of gpu-toolkit")
+		o = check.Fail(cmp.Or(s.Reason, reasonToolkitNotReady), fmt.Sprintf("the toolkit says %s: %s", s.Phase, s.Message), "see the log of gpu-toolkit")
 	default:
 		return nil
 	}
