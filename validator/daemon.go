@@ -228,11 +228,11 @@ func (c *cluster) parts(node check.Node, status *kube.NodeStatus, log *slog.Logg
 		return p, fmt.Errorf("the API server: %w", err)
 	}
 	p.close = client.Close
-	v := nodestatus.New(nodestatus.Config{
+	publisher := nodestatus.New(nodestatus.Config{
 		Client: client, Node: c.node, BootID: node.BootID, Dir: node.StatePath(nodestate.Validator), Taint: c.taint, Allocatable: c.allocatable,
 		Log: log, Metrics: nodestatus.NewMetrics(registry),
 	})
-	p.publish, p.settled, p.run = v.Publish, v.Flush, append(p.run, v.Run)
+	p.publish, p.settled, p.run = publisher.Publish, publisher.Flush, append(p.run, publisher.Run)
 	p.watchNode = func(deliver func(map[string]string) error) {
 		p.run = append(p.run, kube.NewNodeReader(kube.NodeReaderConfig{Client: client, Node: c.node, Deliver: deliver, Status: status.Set, Log: log}, registry).Run)
 	}

@@ -26,14 +26,14 @@ func (f Facts) allocatable() map[string]int {
 // status has none yet. The kubelet writes the same with its next status, up to ten seconds
 // later, and until then no pod would be scheduled. A value in the status is never changed:
 // from then on it is the kubelet's.
-func (v *Publisher) writeAllocatable(ctx context.Context, want map[string]int) error {
+func (p *Publisher) writeAllocatable(ctx context.Context, want map[string]int) error {
 	if len(want) == 0 {
-		v.reported = nil
+		p.reported = nil
 		return nil
 	}
-	node, err := v.Client.Node(ctx, v.Node)
+	node, err := p.Client.Node(ctx, p.Node)
 	if err != nil {
-		return fmt.Errorf("read Node %s: %w", v.Node, err)
+		return fmt.Errorf("read Node %s: %w", p.Node, err)
 	}
 	capacity, allocatable := map[string]string{}, map[string]string{}
 	for name, devices := range want {
@@ -50,11 +50,11 @@ func (v *Publisher) writeAllocatable(ctx context.Context, want map[string]int) e
 		if err != nil {
 			return err
 		}
-		if err := v.Client.PatchNodeStatus(ctx, v.Node, patch); err != nil {
-			return fmt.Errorf("set allocatable of Node %s (the kubelet does so within ten seconds): %w", v.Node, err)
+		if err := p.Client.PatchNodeStatus(ctx, p.Node, patch); err != nil {
+			return fmt.Errorf("set allocatable of Node %s (the kubelet does so within ten seconds): %w", p.Node, err)
 		}
-		v.Log.Info("wrote the allocatable devices into the Node's status, ahead of the kubelet", "resources", fmt.Sprint(want))
+		p.Log.Info("wrote the allocatable devices into the Node's status, ahead of the kubelet", "resources", fmt.Sprint(want))
 	}
-	v.reported = want
+	p.reported = want
 	return nil
 }

@@ -33,22 +33,22 @@ func (f Facts) labels() map[string]string {
 }
 
 // writeLabels sets the Node's labels to the wanted ones.
-func (v *Publisher) writeLabels(ctx context.Context, want map[string]string) error {
-	node, err := v.Client.Node(ctx, v.Node)
+func (p *Publisher) writeLabels(ctx context.Context, want map[string]string) error {
+	node, err := p.Client.Node(ctx, p.Node)
 	if err != nil {
-		return fmt.Errorf("read Node %s: %w", v.Node, err)
+		return fmt.Errorf("read Node %s: %w", p.Node, err)
 	}
 	if change := labelChange(node, want); change != nil {
 		patch, err := json.Marshal(map[string]any{"metadata": change})
 		if err != nil {
 			return err
 		}
-		if err := v.Client.MergeNode(ctx, v.Node, patch); err != nil {
-			return fmt.Errorf("label Node %s: %w", v.Node, err)
+		if err := p.Client.MergeNode(ctx, p.Node, patch); err != nil {
+			return fmt.Errorf("label Node %s: %w", p.Node, err)
 		}
-		v.Log.Info("labelled the Node", "labels", len(want), "product", want[labelPrefix+"gpu.product"])
+		p.Log.Info("labelled the Node", "labels", len(want), "product", want[labelPrefix+"gpu.product"])
 	}
-	v.labelled, v.labelledAt = want, v.Now()
+	p.labelled, p.labelledAt = want, p.Now()
 	return nil
 }
 

@@ -123,37 +123,37 @@ func New(c Config) *Publisher {
 		c.After = time.After
 	}
 	c.Slow = cmp.Or(c.Slow, slowAnswer)
-	v := &Publisher{
+	p := &Publisher{
 		Config: c, observed: map[subject]observation{}, refused: map[subject]bool{}, tokens: eventBurst, tokensAt: c.Now(), change: make(chan struct{}),
 		retries: map[topic]*retryState{topicCount: {}, topicNode: {}, topicLabels: {}, topicEvents: {}},
 	}
-	v.memory = v.readMemory()
-	return v
+	p.memory = p.readMemory()
+	return p
 }
 
 // Publish sets the facts to publish. They replace facts that were not published yet.
-func (v *Publisher) Publish(f Facts) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.facts = &f
-	v.generation++
-	v.signalChange()
+func (p *Publisher) Publish(f Facts) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.facts = &f
+	p.generation++
+	p.signalChange()
 }
 
-func (v *Publisher) signalChange() {
-	close(v.change)
-	v.change = make(chan struct{})
+func (p *Publisher) signalChange() {
+	close(p.change)
+	p.change = make(chan struct{})
 }
 
 // Flush returns when all facts set so far have been published, or when ctx ends.
-func (v *Publisher) Flush(ctx context.Context) error {
-	v.mu.Lock()
-	want := v.generation
-	v.mu.Unlock()
+func (p *Publisher) Flush(ctx context.Context) error {
+	p.mu.Lock()
+	want := p.generation
+	p.mu.Unlock()
 	for {
-		v.mu.Lock()
-		settled, change := v.settled, v.change
-		v.mu.Unlock()
+		p.mu.Lock()
+		settled, change := p.settled, p.change
+		p.mu.Unlock()
 		if settled >= want {
 			return nil
 		}
@@ -166,27 +166,27 @@ func (v *Publisher) Flush(ctx context.Context) error {
 }
 
 // Run publishes the facts until ctx ends.
-func (v *Publisher) Run(ctx context.Context) error {
+func (p *Publisher) Run(ctx context.Context) error {
 	for {
-		v.mu.Lock()
-		facts, generation, change := v.facts, v.generation, v.change
-		v.mu.Unlock()
+		p.mu.Lock()
+		facts, generation, change := p.facts, p.generation, p.change
+		p.mu.Unlock()
 		var next time.Time
 		if facts != nil {
 			var more, quiet bool
-			more, quiet, next = v.step(ctx, *facts)
+			more, quiet, next = p.step(ctx, *facts)
 			switch {
 			case ctx.Err() != nil:
 				return ctx.Err()
 			case more:
 				continue // with the latest facts
 			case quiet:
-				v.markSettled(generation)
+				p.markSettled(generation)
 			}
 		}
 		var timer <-chan time.Time
 		if !next.IsZero() {
-			timer = v.After(next.Sub(v.Now()))
+			timer = p.After(next.Sub(p.Now()))
 		}
 		select {
 		case <-ctx.Done():
@@ -198,19 +198,19 @@ func (v *Publisher) Run(ctx context.Context) error {
 }
 
 // markSettled records that the facts up to this count are published.
-func (v *Publisher) markSettled(generation int) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.settled < generation {
-		v.settled = generation
-		v.signalChange()
+func (p *Publisher) markSettled(generation int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.settled < generation {
+		p.settled = generation
+		p.signalChange()
 	}
 }
 
 // step makes one request, if one is due; then there may be more. Otherwise it returns the
 // time of the next step, and reports whether all is published.
-func (v *Publisher) step(ctx context.Context, f Facts) (more, quiet bool, next time.Time) {
-	now := v.Now()
+func (p *Publisher) step(ctx context.Context, f Facts) (more, quiet bool, next time.Time) {
+	now := p.Now()
 	wakeBy := func(t time.Time) {
 		if !t.IsZero() && (next.IsZero() || t.Before(next)) {
 			next = t
@@ -218,45 +218,45 @@ func (v *Publisher) step(ctx context.Context, f Facts) (more, quiet bool, next t
 	}
 	quiet = true
 
-	for _, r := range v.requests(f, now) {
-		switch until := v.retries[r.topic].until; {
+	for _, r := range p.requests(f, now) {
+		switch until := p.retries[r.topic].until; {
 		case !r.due:
 			wakeBy(r.next)
 		case until.After(now):
 			quiet = false
 			wakeBy(until)
 		default:
-			v.attempt(ctx, r.topic, func() error { return r.write(ctx) })
+			p.attempt(ctx, r.topic, func() error { return r.write(ctx) })
 			return true, false, next
 		}
 	}
 
-	if f.updateMemory(&v.memory, v.observed, now) {
-		v.writeMemory()
+	if f.updateMemory(&p.memory, p.observed, now) {
+		p.writeMemory()
 	}
-	events, later := f.planEvents(v.memory, v.observed, now)
+	events, later := f.planEvents(p.memory, p.observed, now)
 	wakeBy(later)
 	if len(events) == 0 {
 		return false, quiet, next
 	}
-	if until := v.retries[topicEvents].until; until.After(now) {
+	if until := p.retries[topicEvents].until; until.After(now) {
 		wakeBy(until)
 		return false, false, next
 	}
-	if at := v.nextToken(now); at.After(now) {
+	if at := p.nextToken(now); at.After(now) {
 		wakeBy(at)
 		return false, false, next
 	}
-	e := v.nextEvent(events)
-	v.attempt(ctx, topicEvents, func() error {
-		err := v.writeEvent(ctx, e)
+	e := p.nextEvent(events)
+	p.attempt(ctx, topicEvents, func() error {
+		err := p.writeEvent(ctx, e)
 		if err != nil {
-			v.refused[e.about] = true
+			p.refused[e.about] = true
 			return err
 		}
-		v.tokens--
-		e.update(&v.memory)
-		v.writeMemory()
+		p.tokens--
+		e.update(&p.memory)
+		p.writeMemory()
 		return nil
 	})
 	return true, false, next
@@ -272,78 +272,78 @@ type request struct {
 
 // requests returns the wanted requests, in their order. Pods wait for the devices, so these
 // come first.
-func (v *Publisher) requests(f Facts, now time.Time) []request {
+func (p *Publisher) requests(f Facts, now time.Time) []request {
 	devices := f.allocatable()
 	all := []request{{
-		topic: topicCount, due: v.Allocatable && !maps.Equal(devices, v.reported),
-		write: func(ctx context.Context) error { return v.writeAllocatable(ctx, devices) },
+		topic: topicCount, due: p.Allocatable && !maps.Equal(devices, p.reported),
+		write: func(ctx context.Context) error { return p.writeAllocatable(ctx, devices) },
 	}}
-	taint, taintChange := v.wantedTaint(f, now)
+	taint, taintChange := p.wantedTaint(f, now)
 	node := nodeUpdate{f.condition(), f.health(), taint}
-	next := v.writtenAt.Add(heartbeat)
-	due := node != v.written || !now.Before(next)
+	next := p.writtenAt.Add(heartbeat)
+	due := node != p.written || !now.Before(next)
 	if !taintChange.IsZero() && taintChange.Before(next) {
 		next = taintChange
 	}
-	all = append(all, request{topicNode, due, next, func(ctx context.Context) error { return v.writeNode(ctx, node) }})
+	all = append(all, request{topicNode, due, next, func(ctx context.Context) error { return p.writeNode(ctx, node) }})
 	if labels := f.labels(); labels != nil {
-		next := v.labelledAt.Add(heartbeat)
-		due := v.labelled == nil || !maps.Equal(labels, v.labelled) || !now.Before(next)
-		all = append(all, request{topicLabels, due, next, func(ctx context.Context) error { return v.writeLabels(ctx, labels) }})
+		next := p.labelledAt.Add(heartbeat)
+		due := p.labelled == nil || !maps.Equal(labels, p.labelled) || !now.Before(next)
+		all = append(all, request{topicLabels, due, next, func(ctx context.Context) error { return p.writeLabels(ctx, labels) }})
 	}
 	return all
 }
 
 // nextEvent returns the oldest event that was not refused; when all were, they are tried
 // again. So a refused event delays no other.
-func (v *Publisher) nextEvent(events []event) event {
+func (p *Publisher) nextEvent(events []event) event {
 	for _, e := range events {
-		if !v.refused[e.about] && len(v.refused) < maxSubjects {
+		if !p.refused[e.about] && len(p.refused) < maxSubjects {
 			return e
 		}
 	}
-	clear(v.refused)
+	clear(p.refused)
 	return events[0]
 }
 
 // nextToken returns when the next Event may be written.
-func (v *Publisher) nextToken(now time.Time) time.Time {
-	v.tokens = min(eventBurst, v.tokens+float64(now.Sub(v.tokensAt))/float64(eventEvery))
-	v.tokensAt = now
-	if v.tokens >= 1 {
+func (p *Publisher) nextToken(now time.Time) time.Time {
+	p.tokens = min(eventBurst, p.tokens+float64(now.Sub(p.tokensAt))/float64(eventEvery))
+	p.tokensAt = now
+	if p.tokens >= 1 {
 		return now
 	}
-	return now.Add(time.Duration((1 - v.tokens) * float64(eventEvery)))
+	return now.Add(time.Duration((1 - p.tokens) * float64(eventEvery)))
 }
 
 // attempt makes a request, and logs a warning if the API server does not answer for long.
-func (v *Publisher) attempt(ctx context.Context, t topic, ask func() error) {
-	if v.retries[t].failing == nil {
-		late := time.AfterFunc(v.Slow, func() {
-			v.Log.Warn("the API server has not answered yet; the proofs on the node do not depend on it", "what", string(t), "after", v.Slow)
+func (p *Publisher) attempt(ctx context.Context, t topic, ask func() error) {
+	if p.retries[t].failing == nil {
+		late := time.AfterFunc(p.Slow, func() {
+			p.Log.Warn("the API server has not answered yet; the proofs on the node do not depend on it", "what", string(t), "after", p.Slow)
 		})
 		defer late.Stop()
 	}
-	v.recordResult(ctx, t, ask())
+	p.recordResult(ctx, t, ask())
 }
 
 // recordResult sets the back-off of a topic, and logs the first failure and the first success
 // after one.
-func (v *Publisher) recordResult(ctx context.Context, t topic, err error) {
-	m := v.retries[t]
-	v.Metrics.observe(t, err)
+func (p *Publisher) recordResult(ctx context.Context, t topic, err error) {
+	m := p.retries[t]
+	p.Metrics.observe(t, err)
 	if ctx.Err() != nil {
 		return // interrupted by our own end
 	}
 	if err == nil {
 		if m.failing != nil {
-			v.Log.Info("writes to the API server succeed again", "what", string(t))
+			p.Log.Info("writes to the API server succeed again", "what", string(t))
 		}
 		*m = retryState{}
 		return
 	}
 	if m.failing == nil || apierrors.ReasonForError(m.failing) != apierrors.ReasonForError(err) {
-		v.Log.Warn("a write to the API server failed; the proofs on the node do not depend on it",
+		p.Log.Warn("a write to the API server failed; the proofs on the node do not depend on it",
 			"what", string(t), "message", err.Error(), "action", kube.Advice(err))
 	}
 	m.failing = err
@@ -352,22 +352,22 @@ func (v *Publisher) recordResult(ctx context.Context, t topic, err error) {
 	if seconds, asked := apierrors.SuggestsClientDelay(err); asked {
 		wait = max(wait, min(time.Duration(seconds)*time.Second, lastRetry))
 	}
-	m.until = v.Now().Add(wait)
+	m.until = p.Now().Add(wait)
 }
 
 // readMemory reads the memory of an earlier process of this boot.
-func (v *Publisher) readMemory() memory {
-	fresh := memory{BootID: v.BootID, Reported: map[subject]reportedProblem{}}
-	data, err := record.Read(v.memoryPath(), maxMemory)
+func (p *Publisher) readMemory() memory {
+	fresh := memory{BootID: p.BootID, Reported: map[subject]reportedProblem{}}
+	data, err := record.Read(p.memoryPath(), maxMemory)
 	if err != nil {
 		return fresh
 	}
 	var m memory
 	if err := json.Unmarshal(data, &m); err != nil || len(m.Reported) > maxSubjects {
-		v.Log.Warn("cannot read the record of earlier Events: Events may be repeated", "path", v.memoryPath(), "message", fmt.Sprint(err))
+		p.Log.Warn("cannot read the record of earlier Events: Events may be repeated", "path", p.memoryPath(), "message", fmt.Sprint(err))
 		return fresh
 	}
-	if m.BootID != v.BootID {
+	if m.BootID != p.BootID {
 		return fresh
 	}
 	if m.Reported == nil {
@@ -377,15 +377,15 @@ func (v *Publisher) readMemory() memory {
 }
 
 // writeMemory writes the memory.
-func (v *Publisher) writeMemory() {
-	data, err := json.Marshal(v.memory)
+func (p *Publisher) writeMemory() {
+	data, err := json.Marshal(p.memory)
 	if err == nil {
-		err = record.Write(v.memoryPath(), append(data, '\n'))
+		err = record.Write(p.memoryPath(), append(data, '\n'))
 	}
-	if err != nil && !v.unwritten {
-		v.Log.Warn("cannot write the record of Events: they may be repeated after a restart", "message", err.Error())
+	if err != nil && !p.unwritten {
+		p.Log.Warn("cannot write the record of Events: they may be repeated after a restart", "message", err.Error())
 	}
-	v.unwritten = err != nil
+	p.unwritten = err != nil
 }
 
-func (v *Publisher) memoryPath() string { return filepath.Join(v.Dir, FileName) }
+func (p *Publisher) memoryPath() string { return filepath.Join(p.Dir, FileName) }

@@ -31,44 +31,44 @@ const (
 // wantedTaint returns the wanted state by the facts, and the time when it changes without
 // other facts. The taint comes back if a layer is refused now, and some layer has been
 // refused since Settle ago. A restart is over before that, and a pending proof is waited for.
-func (v *Publisher) wantedTaint(f Facts, now time.Time) (w taintState, later time.Time) {
+func (p *Publisher) wantedTaint(f Facts, now time.Time) (w taintState, later time.Time) {
 	if f.usable() {
-		v.unusableSince = time.Time{}
+		p.unusableSince = time.Time{}
 		return taintAbsent, later
 	}
 	refused := slices.ContainsFunc(f.Outcomes, func(o check.Outcome) bool { return o.Kind == check.Failed })
-	if !v.Taint.Manage || !refused {
+	if !p.Taint.Manage || !refused {
 		return taintKeep, later
 	}
-	if v.unusableSince.IsZero() {
-		v.unusableSince = now
+	if p.unusableSince.IsZero() {
+		p.unusableSince = now
 	}
-	if due := v.unusableSince.Add(v.Taint.Settle); due.After(now) {
+	if due := p.unusableSince.Add(p.Taint.Settle); due.After(now) {
 		return taintKeep, due
 	}
 	return taintPresent, later
 }
 
 // applyTaint applies the wanted state.
-func (v *Publisher) applyTaint(ctx context.Context, node *corev1.Node, w taintState) error {
+func (p *Publisher) applyTaint(ctx context.Context, node *corev1.Node, w taintState) error {
 	taints := node.Spec.Taints
-	own := func(t corev1.Taint) bool { return slices.Contains(v.Taint.Keys, t.Key) }
+	own := func(t corev1.Taint) bool { return slices.Contains(p.Taint.Keys, t.Key) }
 	there := slices.ContainsFunc(taints, own)
 	switch {
-	case len(v.Taint.Keys) == 0:
+	case len(p.Taint.Keys) == 0:
 		return nil
 	case w == taintAbsent && there:
-		return v.setTaints(ctx, node, slices.DeleteFunc(slices.Clone(taints), own), "removed the startup taint")
+		return p.setTaints(ctx, node, slices.DeleteFunc(slices.Clone(taints), own), "removed the startup taint")
 	case w == taintPresent && !there:
-		back := corev1.Taint{Key: v.Taint.Keys[0], Effect: corev1.TaintEffectNoSchedule}
-		return v.setTaints(ctx, node, append(slices.Clone(taints), back), "put the startup taint back")
+		back := corev1.Taint{Key: p.Taint.Keys[0], Effect: corev1.TaintEffectNoSchedule}
+		return p.setTaints(ctx, node, append(slices.Clone(taints), back), "put the startup taint back")
 	}
 	return nil
 }
 
 // setTaints replaces the Node's taints if they are still the ones read, so that no other
 // change is lost.
-func (v *Publisher) setTaints(ctx context.Context, node *corev1.Node, taints []corev1.Taint, what string) error {
+func (p *Publisher) setTaints(ctx context.Context, node *corev1.Node, taints []corev1.Taint, what string) error {
 	const path = "/spec/taints"
 	type op struct {
 		Op    string `json:"op"`
@@ -89,9 +89,9 @@ func (v *Publisher) setTaints(ctx context.Context, node *corev1.Node, taints []c
 	if err != nil {
 		return err
 	}
-	if err := v.Client.PatchNode(ctx, v.Node, patch); err != nil {
-		return fmt.Errorf("%s of Node %s: %w", v.Taint.Keys[0], v.Node, err)
+	if err := p.Client.PatchNode(ctx, p.Node, patch); err != nil {
+		return fmt.Errorf("%s of Node %s: %w", p.Taint.Keys[0], p.Node, err)
 	}
-	v.Log.Info(what, "taint", v.Taint.Keys[0])
+	p.Log.Info(what, "taint", p.Taint.Keys[0])
 	return nil
 }
