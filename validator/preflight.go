@@ -115,18 +115,9 @@ func runPreflight(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if outcome.Kind != check.Passed {
 		outcome.Layer = readiness.Driver
 		rep := report.Report{Node: host, Version: version.String(), Time: time.Now(), Outcomes: []check.Outcome{outcome}}
-		return errors.Join(rep.Write(stdout, p.format, isTerminal(stdout)), driverError(rep))
+		return errors.Join(rep.Write(stdout, p.format, isTerminal(stdout)), failureError(rep))
 	}
 	return p.report(r, node, stdout, stderr)
-}
-
-// driverError returns the error of a failed driver check; nil where there is no GPU.
-func driverError(rep report.Report) error {
-	f := rep.Failed()
-	if f == nil {
-		return nil
-	}
-	return program.WithExitCode(exitCode(*f), fmt.Errorf("%s: %s: %s; %s", f.Layer, f.Refusal.Reason, f.Refusal.Message, f.Refusal.Action))
 }
 
 // report compares the result with earlier ones, stores it, and shows it. It is shown even if

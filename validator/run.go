@@ -78,10 +78,16 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err := rep.Write(stdout, format, isTerminal(stdout)); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
-	if failed := rep.Failed(); failed != nil {
-		return program.WithExitCode(exitCode(*failed), fmt.Errorf("%s: %s: %s; %s", failed.Layer, failed.Refusal.Reason, failed.Refusal.Message, failed.Refusal.Action))
+	return failureError(rep)
+}
+
+// failureError returns the error of the first layer that failed; nil if none did.
+func failureError(rep report.Report) error {
+	f := rep.Failed()
+	if f == nil {
+		return nil
 	}
-	return nil
+	return program.WithExitCode(exitCode(*f), fmt.Errorf("%s: %s: %s; %s", f.Layer, f.Refusal.Reason, f.Refusal.Message, f.Refusal.Action))
 }
 
 func exitCode(o check.Outcome) int {

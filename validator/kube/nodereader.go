@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,9 +15,8 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// The back-off after a failure: firstRetry, then twice as long each time, up to lastRetry;
-// half of it is random. It is half as long as that of package nodestatus, since a configuration
-// waits for it.
+// The bounds of the back-off. It is half as long as that of package nodestatus, since a
+// configuration waits for it.
 const (
 	firstRetry = 500 * time.Millisecond
 	lastRetry  = 30 * time.Second
@@ -63,28 +61,23 @@ func NewNodeReader(c NodeReaderConfig, reg prometheus.Registerer) *NodeReader {
 
 // Run reads until ctx ends.
 func (r *NodeReader) Run(ctx context.Context) error {
-	var delay time.Duration
+	backoff := Backoff{First: firstRetry, Last: lastRetry}
 	for {
 		began, err := r.read(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if began {
-			delay = 0
+			backoff.Reset()
 		}
 		if err == nil {
 			continue // the API server ends a watch from time to time
 		}
 		r.recordFailure(err)
-		delay = min(max(firstRetry, 2*delay), lastRetry)
-		wait := delay/2 + rand.N(delay/2+1)
-		if seconds, asked := apierrors.SuggestsClientDelay(err); asked {
-			wait = max(wait, min(time.Duration(seconds)*time.Second, lastRetry))
-		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-r.After(wait):
+		case <-r.After(backoff.Next(err)):
 		}
 	}
 }

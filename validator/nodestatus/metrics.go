@@ -17,7 +17,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help: "Writes to the API server, by outcome."}, []string{"what", "outcome"}),
 	}
 	reg.MustRegister(m.failing, m.tries)
-	for _, t := range []topic{topicCount, topicNode, topicLabels, topicEvents} {
+	for _, t := range topics {
 		m.failing.WithLabelValues(string(t)).Set(0)
 	}
 	return m

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"path/filepath"
 	"sync"
 	"time"
@@ -30,8 +29,7 @@ import (
 // since the Node may have been deleted and created anew.
 const heartbeat = 5 * time.Minute
 
-// The back-off after a failure: firstRetry, then twice as long each time, up to lastRetry.
-// Half of it is random, so that the nodes of a cluster do not retry all at once.
+// The bounds of the back-off of a topic.
 const (
 	firstRetry = time.Second
 	lastRetry  = time.Minute
@@ -106,10 +104,12 @@ const (
 	topicEvents topic = "events"
 )
 
+var topics = []topic{topicCount, topicNode, topicLabels, topicEvents}
+
 // retryState is the back-off of a topic.
 type retryState struct {
 	failing error
-	delay   time.Duration
+	backoff kube.Backoff
 	until   time.Time
 }
 
@@ -125,7 +125,10 @@ func New(c Config) *Publisher {
 	c.Slow = cmp.Or(c.Slow, slowAnswer)
 	p := &Publisher{
 		Config: c, observed: map[subject]observation{}, refused: map[subject]bool{}, tokens: eventBurst, tokensAt: c.Now(), change: make(chan struct{}),
-		retries: map[topic]*retryState{topicCount: {}, topicNode: {}, topicLabels: {}, topicEvents: {}},
+		retries: map[topic]*retryState{},
+	}
+	for _, t := range topics {
+		p.retries[t] = &retryState{backoff: kube.Backoff{First: firstRetry, Last: lastRetry}}
 	}
 	p.memory = p.readMemory()
 	return p
@@ -339,7 +342,8 @@ func (p *Publisher) recordResult(ctx context.Context, t topic, err error) {
 		if m.failing != nil {
 			p.Log.Info("writes to the API server succeed again", "what", string(t))
 		}
-		*m = retryState{}
+		m.failing, m.until = nil, time.Time{}
+		m.backoff.Reset()
 		return
 	}
 	if m.failing == nil || apierrors.ReasonForError(m.failing) != apierrors.ReasonForError(err) {
@@ -347,12 +351,7 @@ func (p *Publisher) recordResult(ctx context.Context, t topic, err error) {
 			"what", string(t), "message", err.Error(), "action", kube.Advice(err))
 	}
 	m.failing = err
-	m.delay = min(max(firstRetry, 2*m.delay), lastRetry)
-	wait := m.delay/2 + rand.N(m.delay/2+1)
-	if seconds, asked := apierrors.SuggestsClientDelay(err); asked {
-		wait = max(wait, min(time.Duration(seconds)*time.Second, lastRetry))
-	}
-	m.until = p.Now().Add(wait)
+	m.until = p.Now().Add(m.backoff.Next(err))
 }
 
 // readMemory reads the memory of an earlier process of this boot.
