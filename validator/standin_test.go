@@ -58,7 +58,7 @@ func TestTheManagerIsEnoughForTheDeviceCreator(t *testing.T) {
 	s, dir = standFor(t, "vgpu-devices", missing)
 	require.ErrorContains(t, s.run(t.Context()), "vgpu-devices: VGPUDevicesMissing: there is no vGPU; make one")
 	require.FileExists(t, filepath.Join(dir, "vgpu-devices-notready"))
-	s, dir = standFor(t, "vgpu-manager", check.Fail(step.ReasonVGPUManager, "it is not loaded", "load it"))
+	s, _ = standFor(t, "vgpu-manager", check.Fail(step.ReasonVGPUManager, "it is not loaded", "load it"))
 	require.ErrorContains(t, s.run(t.Context()), "VGPUManagerNotLoaded")
 }
 
@@ -67,7 +67,7 @@ func TestTheStandInReportsWhyItEnded(t *testing.T) {
 	require.NoError(t, s.run(t.Context()), "nothing to prove")
 	require.NoFileExists(t, filepath.Join(dir, "mofed-ready"))
 
-	s, dir = standFor(t, "mofed", check.Fail("MOFEDNotLoaded", "it is not loaded", "load it"))
+	s, _ = standFor(t, "mofed", check.Fail("MOFEDNotLoaded", "it is not loaded", "load it"))
 	s.wait = true
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -164,7 +164,7 @@ func TestEachFaultIsNamed(t *testing.T) {
 		{"wrong major", func(m *driverMachine) { m.Device("nvidia-uvm", 511, 0) }, reasonDeviceNodeWrong, "511:0, the driver expects 510:0"},
 		{"a file for a node", func(m *driverMachine) { m.remove("dev/nvidia0"); m.File("dev/nvidia0", "") }, reasonDeviceNodeWrong, "no character device"},
 		{"simulated", func(m *driverMachine) {
-			m.Node.AllowSimulated = false
+			m.AllowSimulated = false
 			m.source.Update(func(s *gpu.Snapshot) { s.Driver.Simulated = true })
 		}, reasonSimulatedRefused, "nothing can be vouched for"},
 	}
@@ -244,17 +244,17 @@ func TestAModuleHiddenFromASimulatedGPUsContainerIsNoFailure(t *testing.T) {
 
 func TestALateContainerDriverRootIsFound(t *testing.T) {
 	m := newDriverMachine(t, 1)
-	require.Equal(t, "/", m.Node.FindDriverRoot().DriverRoot)
+	require.Equal(t, "/", m.FindDriverRoot().DriverRoot)
 	inside := filepath.Join(m.Root.Dir(), check.ContainerRoot)
 	require.NoError(t, os.MkdirAll(filepath.Join(inside, "dev"), 0o755))
 	require.NoError(t, os.Rename(m.path("usr"), filepath.Join(inside, "usr")))
-	found := m.Node.FindDriverRoot()
+	found := m.FindDriverRoot()
 	require.Equal(t, check.ContainerRoot, found.DriverRoot)
 	require.Equal(t, "/", found.DevRoot)
 	require.NoError(t, os.WriteFile(filepath.Join(inside, "dev/nvidiactl"), nil, 0o644))
-	require.Equal(t, check.ContainerRoot, m.Node.FindDriverRoot().DevRoot)
-	m.Node.DriverRoot, m.Node.DevRoot = "/opt/driver", "/opt"
-	found = m.Node.FindDriverRoot()
+	require.Equal(t, check.ContainerRoot, m.FindDriverRoot().DevRoot)
+	m.DriverRoot, m.DevRoot = "/opt/driver", "/opt"
+	found = m.FindDriverRoot()
 	require.Equal(t, "/opt/driver", found.DriverRoot, "what was asked for is not second-guessed")
 	require.Equal(t, "/opt", found.DevRoot)
 }
@@ -288,7 +288,7 @@ func FuzzProcFiles(f *testing.F) {
 func TestMissingInjectionIsTheOnlyFinding(t *testing.T) {
 	toolkit := func(m *driverMachine, s nodestate.State) {
 		s.Component, s.BootID = nodestate.Toolkit, "00000000-0000-4000-8000-000000000000"
-		require.NoError(m.t, nodestate.Write(m.Node.StatePath(nodestate.Toolkit), s))
+		require.NoError(m.t, nodestate.Write(m.StatePath(nodestate.Toolkit), s))
 	}
 	inject := func(i nodestate.Injection) *nodestate.ToolkitInfo { return &nodestate.ToolkitInfo{Injection: &i} }
 	for _, c := range []struct {
@@ -318,8 +318,8 @@ func TestMissingInjectionIsTheOnlyFinding(t *testing.T) {
 			m.remove(libDir)
 			m.remove("proc/driver/nvidia/version")
 			m.source.Fail(gpu.ErrNoDriver)
-			s := nodestate.State{Component: nodestate.Driver, BootID: m.Node.BootID, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{Root: "/run/nvidia/driver", Version: version}}
-			require.NoError(m.t, nodestate.Write(m.Node.StatePath(nodestate.Driver), s))
+			s := nodestate.State{Component: nodestate.Driver, BootID: m.BootID, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{Root: "/run/nvidia/driver", Version: version}}
+			require.NoError(m.t, nodestate.Write(m.StatePath(nodestate.Driver), s))
 		}, "the toolkit has said nothing in this boot"},
 		{"injection broken", func(m *driverMachine) {
 			toolkit(m, nodestate.State{Phase: nodestate.Ready, Toolkit: inject(nodestate.Injection{Message: "NRI is off in containerd"})})
@@ -327,7 +327,7 @@ func TestMissingInjectionIsTheOnlyFinding(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newDriverMachine(t, 1)
-			m.Node.Injection, m.Node.StateDir, m.Node.BootID = "expected", "/states", "00000000-0000-4000-8000-000000000000"
+			m.Injection, m.StateDir, m.BootID = "expected", "/states", "00000000-0000-4000-8000-000000000000"
 			c.prepare(m)
 			_, o := m.check()
 			require.Equal(t, check.Failed, o.Kind)
@@ -340,7 +340,7 @@ func TestMissingInjectionIsTheOnlyFinding(t *testing.T) {
 
 func TestAContainerWithoutInjectionIsQuietWhereThereIsNoGPU(t *testing.T) {
 	m := newDriverMachine(t, 0)
-	m.Node.Injection = "expected"
+	m.Injection = "expected"
 	m.remove(libDir)
 	m.remove("proc/driver/nvidia/version")
 	m.source.Fail(gpu.ErrNoDriver)
