@@ -1,4 +1,4 @@
-// Package proof writes the proofs: the files that say whether a layer is proven. Nothing else
+// Package proof writes the proofs: the files that report whether a layer is proven. Nothing else
 // writes or removes them, neither in the daemon nor where the validator stands in for
 // NVIDIA's. Everybody may read them, by package readiness.
 package proof

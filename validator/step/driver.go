@@ -145,7 +145,7 @@ func (h hardware) nvmlFailure(err error) check.Outcome {
 			fmt.Sprintf("%s is there, but the nvidia kernel module is not loaded: %v", h.library, err),
 			"load it with modprobe nvidia; if that fails, dmesg says why (Secure Boot, built for another kernel)")
 	case errors.Is(err, gpu.ErrVersionMismatch):
-		return versionMismatch(h.libraryVersion(), h.module)
+		return *versionMismatch(h.libraryVersion(), h.module)
 	case errors.Is(err, gpu.ErrNoPermission):
 		return check.Fail(reasonNoPermission, err.Error(),
 			"give this container the GPUs (management.gpuready.io/gpu=all by CDI, or the nvidia runtime handler); device nodes by hostPath alone are refused by the device cgroup")
@@ -172,15 +172,14 @@ func checkVersions(h hardware, d check.Driver, r check.Reading) *check.Outcome {
 	}
 	for _, version := range []string{versionSuffix(r.Library), d.Info.Version} {
 		if version != "" && version != h.module {
-			o := versionMismatch(version, h.module)
-			return &o
+			return versionMismatch(version, h.module)
 		}
 	}
 	return nil
 }
 
-func versionMismatch(library, module string) check.Outcome {
-	return check.Fail(reasonVersionMismatch,
+func versionMismatch(library, module string) *check.Outcome {
+	return failed(reasonVersionMismatch,
 		fmt.Sprintf("the driver's libraries are of version %s, the kernel module is %s", cmp.Or(library, "unknown"), cmp.Or(module, "unknown")),
 		"finish the upgrade: reload the kernel modules (no process may use a GPU then) or reboot")
 }

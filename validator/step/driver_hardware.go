@@ -11,8 +11,6 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-const maxDriverFile = 64 << 10
-
 var versionPattern = regexp.MustCompile(`^\d{2,4}(\.\d{1,4}){1,3}$`)
 
 // hardware is the hardware and driver according to the host's files, without NVML.
@@ -35,13 +33,9 @@ func readHardware(node check.Node) hardware {
 			break
 		}
 	}
-	for _, root := range roots {
-		if data, err := node.Root.ReadFile(path.Join(root, "proc/driver/nvidia/version"), maxDriverFile); err == nil {
-			h.module = moduleVersion(string(data))
-			break
-		}
-	}
-	h.majors = openKernel(node).Majors(func(name string) bool { return strings.HasPrefix(name, "nvidia") })
+	k := openKernel(node)
+	h.module = moduleVersion(k.Read("/proc/driver/nvidia/version"))
+	h.majors = k.Majors(func(name string) bool { return strings.HasPrefix(name, "nvidia") })
 	if library, err := nvml.FindLibrary(node.Root.Dir(), node.DriverRoot); err == nil {
 		h.library = h.onHost(library)
 	}

@@ -176,19 +176,16 @@ func waitForAgreement(ctx context.Context, node check.Node, driver check.Driver,
 
 // pluginNotRegistered returns the failure shown by the device plugin's state; nil if it is registered.
 func pluginNotRegistered(s nodestate.State, err error) *check.Outcome {
-	var o check.Outcome
 	switch {
 	case nodestate.IsAbsent(err):
-		o = check.Fail(reasonPluginSilent, "the device plugin has not said anything in this boot", "start gpu-device-plugin on this node (DaemonSet nvidia-device-plugin-daemonset)")
+		return failed(reasonPluginSilent, "the device plugin has not said anything in this boot", "start gpu-device-plugin on this node (DaemonSet nvidia-device-plugin-daemonset)")
 	case err != nil:
-		o = check.Fail(reasonPluginStateInvalid, err.Error(), "restart gpu-device-plugin, which writes the file anew")
+		return failed(reasonPluginStateInvalid, err.Error(), "restart gpu-device-plugin, which writes the file anew")
 	case s.DevicePlugin == nil || !s.DevicePlugin.Registered:
-		o = check.Fail(cmp.Or(s.Reason, reasonPluginNotRegistered), fmt.Sprintf("the device plugin is not registered with the kubelet; it says %s: %s", s.Phase, s.Message),
+		return failed(cmp.Or(s.Reason, reasonPluginNotRegistered), fmt.Sprintf("the device plugin is not registered with the kubelet; it says %s: %s", s.Phase, s.Message),
 			"see the log of gpu-device-plugin and that the kubelet runs")
-	default:
-		return nil
 	}
-	return &o
+	return nil
 }
 
 // compareDevices returns the differences of the three accounts, the number of them that are missing

@@ -77,8 +77,7 @@ type finding struct {
 }
 
 func refuse(reason gpu.Reason, message, action string) finding {
-	o := check.Fail(reason, message, action)
-	return finding{failed: &o}
+	return finding{failed: failed(reason, message, action)}
 }
 
 // checkNames checks that each GPU and MIG device has a CDI name that resolves to existing files.
@@ -112,18 +111,15 @@ func toolkitRuntime(s nodestate.State) *nodestate.Runtime {
 
 // toolkitNotReady returns the failure shown by the toolkit's state; nil if it is ready.
 func toolkitNotReady(s nodestate.State, err error) *check.Outcome {
-	var o check.Outcome
 	switch {
 	case nodestate.IsAbsent(err):
-		o = check.Fail(reasonToolkitSilent, "the toolkit has not said anything in this boot", "start gpu-toolkit on this node (DaemonSet nvidia-container-toolkit-daemonset)")
+		return failed(reasonToolkitSilent, "the toolkit has not said anything in this boot", "start gpu-toolkit on this node (DaemonSet nvidia-container-toolkit-daemonset)")
 	case err != nil:
-		o = check.Fail(reasonToolkitStateInvalid, err.Error(), "restart gpu-toolkit, which writes the file anew")
+		return failed(reasonToolkitStateInvalid, err.Error(), "restart gpu-toolkit, which writes the file anew")
 	case s.Phase != nodestate.Ready && s.Phase != nodestate.Degraded:
-		o = check.Fail(cmp.Or(s.Reason, reasonToolkitNotReady), fmt.Sprintf("the toolkit says %s: %s", s.Phase, s.Message), "see the log of gpu-toolkit")
-	default:
-		return nil
+		return failed(cmp.Or(s.Reason, reasonToolkitNotReady), fmt.Sprintf("the toolkit says %s: %s", s.Phase, s.Message), "see the log of gpu-toolkit")
 	}
-	return &o
+	return nil
 }
 
 // firstOf returns the first of several findings, and their number.
