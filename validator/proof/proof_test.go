@@ -1,7 +1,10 @@
 package proof
 
 import (
+	"io/fs"
 	"os"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -38,4 +41,23 @@ func TestEachNameHasOneOfItsTwoFiles(t *testing.T) {
 	require.ErrorContains(t, w.Write("theirs", check.Fail("Some", "wrong", "do")), "theirs has no files for a proof")
 	require.NoError(t, w.RemoveAll())
 	require.Equal(t, []string{"theirs"}, in(t, dir))
+}
+
+var writes = regexp.MustCompile(`readiness\.(WriteReady|WriteNotReady|Clear)\b`)
+
+func TestNothingElseWritesProofs(t *testing.T) {
+	found := 0
+	validator := os.DirFS("..")
+	require.NoError(t, fs.WalkDir(validator, ".", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := fs.ReadFile(validator, path)
+		if writes.Match(text) {
+			found++
+			require.Equal(t, "proof/proof.go", path)
+		}
+		return err
+	}))
+	require.Equal(t, 1, found)
 }
