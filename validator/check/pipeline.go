@@ -12,7 +12,7 @@ import (
 // Pipeline is the sequence of steps. The others build on the driver's; each is run only if
 // its Basis passed.
 type Pipeline struct {
-	Driver func(context.Context, Node) (Driver, Outcome)
+	Driver DriverCheck
 	Steps  []Step
 	// Begin, when not nil, is called before the check of each layer.
 	Begin func(readiness.Layer)
@@ -21,11 +21,17 @@ type Pipeline struct {
 	End func(Outcome)
 }
 
+// DriverCheck checks layer driver and returns the proven driver.
+type DriverCheck func(context.Context, Node) (Driver, Outcome)
+
+// LayerCheck checks another layer. Driver is the proven one.
+type LayerCheck func(context.Context, Node, Driver) Outcome
+
 // Step checks one layer above the driver, or an optional layer.
 type Step struct {
 	Layer readiness.Layer
 	// Check is nil where the layer is not wanted; its outcome is then NotAsked.
-	Check func(context.Context, Node, Driver) Outcome
+	Check LayerCheck
 	Basis Basis
 }
 

@@ -37,7 +37,7 @@ func (s gpuCache) merge(gpus []gpu.Device) gpuCache {
 }
 
 // cacheGPUs wraps the driver's check to cache its facts about GPUs.
-func (d *Daemon) cacheGPUs(run func(context.Context, check.Node) (check.Driver, check.Outcome)) func(context.Context, check.Node) (check.Driver, check.Outcome) {
+func (d *Daemon) cacheGPUs(run check.DriverCheck) check.DriverCheck {
 	return func(ctx context.Context, node check.Node) (check.Driver, check.Outcome) {
 		driver, o := run(ctx, node)
 		d.writing.Lock()
@@ -48,7 +48,7 @@ func (d *Daemon) cacheGPUs(run func(context.Context, check.Node) (check.Driver, 
 }
 
 // notifyDriverPod wraps the check of layer cuda to notify the driver's pod each time it passes.
-func (d *Daemon) notifyDriverPod(run func(context.Context, check.Node, check.Driver) check.Outcome) func(context.Context, check.Node, check.Driver) check.Outcome {
+func (d *Daemon) notifyDriverPod(run check.LayerCheck) check.LayerCheck {
 	return func(ctx context.Context, node check.Node, driver check.Driver) check.Outcome {
 		o := run(ctx, node, driver)
 		if d.DriverPod != nil && o.Kind == check.Passed {
@@ -60,7 +60,7 @@ func (d *Daemon) notifyDriverPod(run func(context.Context, check.Node, check.Dri
 
 // cacheProof caches the proof of the CUDA step for the same driver files and GPUs. Without
 // it each change of a state file would put load on GPUs that pods use.
-func cacheProof(run func(context.Context, check.Node, check.Driver) check.Outcome) func(context.Context, check.Node, check.Driver) check.Outcome {
+func cacheProof(run check.LayerCheck) check.LayerCheck {
 	var proven string
 	var last check.Outcome
 	return func(ctx context.Context, node check.Node, driver check.Driver) check.Outcome {
