@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuready/gpuready/toolkit/hook/bundle"
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
@@ -36,7 +35,7 @@ func (v values) last(name string) string {
 // container is the container that a hook changes.
 type container struct {
 	*rootfs.Root
-	bundle.Bundle
+	bundle
 	values values
 	found  any // the result of needed
 	warn   func(format string, a ...any)
@@ -56,7 +55,7 @@ func (h hook) run(v values, o *opener, warn func(string, ...any)) error {
 		return nil
 	}
 	var err error
-	if c.Root, c.Bundle, err = o.open(v.last(stateFlag)); err != nil {
+	if c.Root, c.bundle, err = o.open(v.last(stateFlag)); err != nil {
 		return err
 	}
 	return h.do(c)

@@ -9,9 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpuready/gpuready/toolkit/hook/compat"
 	"github.com/gpuready/gpuready/toolkit/hook/ldso"
-	"github.com/gpuready/gpuready/toolkit/hook/params"
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
@@ -28,7 +26,7 @@ func hooks() []hook {
 		flags: []flag{
 			{"--host-driver-version", "VERSION", "the driver's version; without it and the next nothing is done"},
 			{"--host-cuda-version", "VERSION", "the driver's CUDA version; then the CUDA version of the image's libcuda decides instead of its driver version"},
-			{"--cuda-compat-container-root", "PATH", "directory of the libraries in the image; default " + compat.Dir},
+			{"--cuda-compat-container-root", "PATH", "directory of the libraries in the image; default " + compatDir},
 		},
 		needed: compatNeeded,
 		do:     enableCompat,
@@ -42,7 +40,7 @@ func hooks() []hook {
 		do: updateLDCache,
 	}, {
 		name:   "disable-device-node-modification",
-		about:  "Shows the container " + params.Path + " with ModifyDeviceFiles off.",
+		about:  "Shows the container " + paramsPath + " with ModifyDeviceFiles off.",
 		needed: paramsNeeded,
 		do:     showParams,
 	}, {
@@ -110,8 +108,8 @@ func updateLDCache(c container) error {
 }
 
 func compatNeeded(v values) (any, error) {
-	h := compat.Host{Driver: v.last("--host-driver-version"), CUDA: v.last("--host-cuda-version")}
-	if h == (compat.Host{}) {
+	h := hostCUDA{Driver: v.last("--host-driver-version"), CUDA: v.last("--host-cuda-version")}
+	if h == (hostCUDA{}) {
 		return nil, nil
 	}
 	return h, nil
@@ -120,9 +118,9 @@ func compatNeeded(v values) (any, error) {
 func enableCompat(c container) error {
 	dir := c.values.last("--cuda-compat-container-root")
 	if dir == "" {
-		dir = compat.Dir
+		dir = compatDir
 	}
-	dir, why, err := compat.Choose(c.Root, dir, c.found.(compat.Host))
+	dir, why, err := chooseCompat(c.Root, dir, c.found.(hostCUDA))
 	if err != nil {
 		return err
 	}
@@ -143,7 +141,7 @@ func enableCompat(c container) error {
 }
 
 func paramsNeeded(values) (any, error) {
-	text, err := params.Wanted(params.Path)
+	text, err := wantedParams(paramsPath)
 	if err != nil || text == nil {
 		return nil, err
 	}
@@ -151,9 +149,9 @@ func paramsNeeded(values) (any, error) {
 }
 
 func showParams(c container) error {
-	err := params.Show(c.Root, c.found.([]byte))
-	if errors.Is(err, params.ErrKernel) || errors.Is(err, rootfs.ErrHost) {
-		c.warn("%s is left as it is: %v", params.Path, err)
+	err := mountParams(c.Root, c.found.([]byte))
+	if errors.Is(err, errKernel) || errors.Is(err, rootfs.ErrHost) {
+		c.warn("%s is left as it is: %v", paramsPath, err)
 		return nil
 	}
 	return err

@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 
-	"github.com/gpuready/gpuready/toolkit/hook/bundle"
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
@@ -13,11 +12,11 @@ import (
 type opener struct {
 	stdin  io.Reader
 	root   *rootfs.Root
-	bundle bundle.Bundle
+	bundle bundle
 }
 
 // open opens the container by its state, from standard input or a file.
-func (o *opener) open(file string) (*rootfs.Root, bundle.Bundle, error) {
+func (o *opener) open(file string) (*rootfs.Root, bundle, error) {
 	if o.root != nil {
 		return o.root, o.bundle, nil
 	}
@@ -25,12 +24,12 @@ func (o *opener) open(file string) (*rootfs.Root, bundle.Bundle, error) {
 	if file != "" && file != "-" {
 		f, err := os.Open(file)
 		if err != nil {
-			return nil, bundle.Bundle{}, fmt.Errorf("container's state: %w", err)
+			return nil, bundle{}, fmt.Errorf("container's state: %w", err)
 		}
 		defer f.Close()
 		state = f
 	}
-	b, err := bundle.Read(state)
+	b, err := readBundle(state)
 	if err != nil {
 		return nil, b, err
 	}

@@ -1,6 +1,7 @@
-// Package params shows a container the driver's parameters with ModifyDeviceFiles off, so
+package main
+
+// This file shows a container the driver's parameters with ModifyDeviceFiles off, so
 // that NVIDIA's user libraries do not try to create device nodes of other GPUs.
-package params
 
 import (
 	"bytes"
@@ -17,17 +18,17 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// Path is the file of the driver's parameters, on the host and in a container.
-const Path = "/proc/driver/nvidia/params"
+// paramsPath is the file of the driver's parameters, on the host and in a container.
+const paramsPath = "/proc/driver/nvidia/params"
 
-const maxSize = 64 << 10 // a driver's has 1 KiB
+const maxParams = 64 << 10 // a driver's has 1 KiB
 
-// ErrKernel is returned, wrapped, by a kernel too old to mount without a path.
-var ErrKernel = errors.New("this kernel is too old (Linux 5.2 or newer is needed)")
+// errKernel is returned, wrapped, by a kernel too old to mount without a path.
+var errKernel = errors.New("this kernel is too old (Linux 5.2 or newer is needed)")
 
-// Wanted returns the text for a container: that of the host's file with ModifyDeviceFiles
+// wantedParams returns the text for a container: that of the host's file with ModifyDeviceFiles
 // off. It returns nil if there is no driver or it is already off.
-func Wanted(file string) ([]byte, error) {
+func wantedParams(file string) ([]byte, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -36,12 +37,12 @@ func Wanted(file string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	data, err := io.ReadAll(io.LimitReader(f, maxParams+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(data) > maxSize {
-		return nil, fmt.Errorf("%s: more than %d bytes", file, maxSize)
+	if len(data) > maxParams {
+		return nil, fmt.Errorf("%s: more than %d bytes", file, maxParams)
 	}
 	return switchOff(data), nil
 }
@@ -63,14 +64,14 @@ func switchOff(data []byte) []byte {
 	return out.Bytes()
 }
 
-// Show mounts text at Path in the container. It writes the text to a file of a tmpfs that
+// mountParams mounts text at Path in the container. It writes the text to a file of a tmpfs that
 // nobody else sees, makes that read-only, and mounts the file on the very file that was
 // checked. No step follows a link or leaves anything in the image.
-func Show(root *rootfs.Root, text []byte) error {
-	if now, err := root.ReadFile(Path, maxSize); err == nil && bytes.Equal(now, text) {
+func mountParams(root *rootfs.Root, text []byte) error {
+	if now, err := root.ReadFile(paramsPath, maxParams); err == nil && bytes.Equal(now, text) {
 		return nil // an earlier hook did it
 	}
-	target, err := root.HoldMountPoint(Path)
+	target, err := root.HoldMountPoint(paramsPath)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // the container has no such file
 	}
@@ -85,7 +86,7 @@ func Show(root *rootfs.Root, text []byte) error {
 	defer unix.Close(source) //nolint:errcheck // only a handle
 	err = unix.MoveMount(source, "", int(target.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 	if err != nil {
-		return fmt.Errorf("mount on %s: %w", Path, err)
+		return fmt.Errorf("mount on %s: %w", paramsPath, err)
 	}
 	return nil
 }
@@ -155,7 +156,7 @@ func inMountNamespace(do func() error) error {
 func tmpfs() (fd int, err error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if errors.Is(err, unix.ENOSYS) {
-		return -1, ErrKernel
+		return -1, errKernel
 	}
 	if err != nil {
 		return -1, err

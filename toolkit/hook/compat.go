@@ -1,8 +1,9 @@
-// Package compat decides whether an image's own CUDA user libraries take precedence over
+package main
+
+// This file decides whether an image's own CUDA user libraries take precedence over
 // the driver's (CUDA forward compatibility). Images built with a newer CUDA than the host's
 // driver supports contain libcuda of a newer driver, which works with older kernel modules.
 // NVIDIA's "CUDA Compatibility" lists these.
-package compat
 
 import (
 	"cmp"
@@ -17,30 +18,30 @@ import (
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
-// Dir is the directory of the libraries of the package cuda-compat.
-const Dir = "/usr/local/cuda/compat"
+// compatDir is the directory of the libraries of the package cuda-compat.
+const compatDir = "/usr/local/cuda/compat"
 
 const (
-	prefix   = "libcuda.so."
-	maxNames = 4096 // in the directory; the package has about ten
+	compatPrefix   = "libcuda.so."
+	maxCompatNames = 4096 // in the directory; the package has about ten
 
-	maxListed = 16 // driver versions in a message
+	maxCompatListed = 16 // driver versions in a message
 )
 
-// Host holds the versions of the host's driver, "" if unknown.
-type Host struct {
+// hostCUDA holds the versions of the host's driver, "" if unknown.
+type hostCUDA struct {
 	Driver string // "570.86.15"
 	CUDA   string // "12.8"
 }
 
-// Choose returns the directory of the image's libraries if they take precedence over the
+// chooseCompat returns the directory of the image's libraries if they take precedence over the
 // driver's, and otherwise "". If the image has such libraries, why is the reason.
 //
 // Without Host.CUDA the image's driver must have a higher major version than the host's. If
 // its libcuda lists the supported major versions, the host's must be among them. With
 // Host.CUDA, as on Tegra, where driver versions are meaningless, its libcuda must state a
 // higher CUDA version.
-func Choose(root *rootfs.Root, dir string, h Host) (chosen, why string, err error) {
+func chooseCompat(root *rootfs.Root, dir string, h hostCUDA) (chosen, why string, err error) {
 	if h.Driver == "" && h.CUDA == "" {
 		return "", "", nil
 	}
@@ -50,15 +51,15 @@ func Choose(root *rootfs.Root, dir string, h Host) (chosen, why string, err erro
 	}
 	real, err := root.Resolve(dir)
 	if err != nil {
-		return "", reason(dir, err), nil
+		return "", compatReason(dir, err), nil
 	}
-	file, why := find(root, real)
+	file, why := findCompat(root, real)
 	if file == "" {
 		return "", why, nil
 	}
 	note, err := readNote(root, file)
 	if err != nil {
-		return "", reason(file, err), nil
+		return "", compatReason(file, err), nil
 	}
 	if h.CUDA != "" {
 		if note == nil || compareVersions(note.CUDA, h.CUDA) <= 0 {
@@ -66,10 +67,10 @@ func Choose(root *rootfs.Root, dir string, h Host) (chosen, why string, err erro
 		}
 		return real, "", nil
 	}
-	theirs, err := parseMajor(strings.TrimPrefix(path.Base(file), prefix))
+	theirs, err := parseMajor(strings.TrimPrefix(path.Base(file), compatPrefix))
 	switch {
 	case err != nil:
-		return "", reason(file, err), nil
+		return "", compatReason(file, err), nil
 	case theirs <= major:
 		return "", "", nil
 	case note != nil && len(note.Driver) > 0 && !slices.Contains(note.Driver, major):
@@ -78,16 +79,16 @@ func Choose(root *rootfs.Root, dir string, h Host) (chosen, why string, err erro
 	return real, "", nil
 }
 
-// find returns the only file libcuda.so.<version> in the directory.
-func find(root *rootfs.Root, dir string) (file, why string) {
-	entries, err := root.ReadDirAtMost(dir, maxNames)
+// findCompat returns the only file libcuda.so.<version> in the directory.
+func findCompat(root *rootfs.Root, dir string) (file, why string) {
+	entries, err := root.ReadDirAtMost(dir, maxCompatNames)
 	if err != nil {
-		return "", reason(dir, err)
+		return "", compatReason(dir, err)
 	}
 	var found []string
 	for _, e := range entries {
 		// libcuda.so.1 is a link to it.
-		version, ok := strings.CutPrefix(e.Name(), prefix)
+		version, ok := strings.CutPrefix(e.Name(), compatPrefix)
 		if ok && e.Type().IsRegular() && strings.Contains(version, ".") {
 			found = append(found, path.Join(dir, e.Name()))
 		}
@@ -101,8 +102,8 @@ func find(root *rootfs.Root, dir string) (file, why string) {
 	return "", fmt.Sprintf("%s has %d libraries libcuda.so.<version>, so none is used", dir, len(found))
 }
 
-// reason describes an error, "" if the file does not exist.
-func reason(name string, err error) string {
+// compatReason describes an error, "" if the file does not exist.
+func compatReason(name string, err error) string {
 	if errors.Is(err, fs.ErrNotExist) {
 		return ""
 	}
@@ -147,7 +148,7 @@ func list(numbers []int) string {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		if i == maxListed {
+		if i == maxCompatListed {
 			b.WriteString("…")
 			break
 		}

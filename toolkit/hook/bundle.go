@@ -1,6 +1,7 @@
-// Package bundle reads a container's root file system and mounts from the state that an
+package main
+
+// This file reads a container's root file system and mounts from the state that an
 // OCI runtime writes to a hook's standard input.
-package bundle
 
 import (
 	"encoding/json"
@@ -19,22 +20,22 @@ const (
 	maxConfig = 32 << 20
 )
 
-// Bundle is a container that is being created.
-type Bundle struct {
+// bundle is a container that is being created.
+type bundle struct {
 	Root   string   // directory of the root file system; never "/"
 	Mounts []string // destinations, absolute and clean
 }
 
-// Read reads the container's state (OCI runtime specification, "State") and the
+// readBundle reads the container's state (OCI runtime specification, "State") and the
 // config.json of the bundle that it names.
-func Read(state io.Reader) (Bundle, error) {
+func readBundle(state io.Reader) (bundle, error) {
 	dir, err := parseState(state)
 	if err != nil {
-		return Bundle{}, err
+		return bundle{}, err
 	}
 	b, err := readConfig(dir)
 	if err != nil {
-		return Bundle{}, fmt.Errorf("container's configuration %s: %w", path.Join(dir, "config.json"), err)
+		return bundle{}, fmt.Errorf("container's configuration %s: %w", path.Join(dir, "config.json"), err)
 	}
 	return b, nil
 }
@@ -62,22 +63,22 @@ func parseState(r io.Reader) (dir string, err error) {
 }
 
 // readConfig reads a regular file, and nothing that could block.
-func readConfig(dir string) (Bundle, error) {
+func readConfig(dir string) (bundle, error) {
 	f, err := os.OpenFile(path.Join(dir, "config.json"), os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		if p, ok := errors.AsType[*os.PathError](err); ok {
 			err = p.Err
 		}
-		return Bundle{}, err
+		return bundle{}, err
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return Bundle{}, errors.Join(errors.New("not a regular file"), err)
+		return bundle{}, errors.Join(errors.New("not a regular file"), err)
 	}
 	return parseConfig(f, dir)
 }
 
-func parseConfig(r io.Reader, dir string) (Bundle, error) {
+func parseConfig(r io.Reader, dir string) (bundle, error) {
 	var config struct {
 		Root *struct {
 			Path string `json:"path"`
@@ -88,23 +89,23 @@ func parseConfig(r io.Reader, dir string) (Bundle, error) {
 	}
 	data, err := io.ReadAll(io.LimitReader(r, maxConfig+1))
 	if err != nil {
-		return Bundle{}, err
+		return bundle{}, err
 	}
 	if len(data) > maxConfig {
-		return Bundle{}, fmt.Errorf("more than %d bytes", maxConfig)
+		return bundle{}, fmt.Errorf("more than %d bytes", maxConfig)
 	}
 	if err := json.Unmarshal(data, &config); err != nil {
-		return Bundle{}, err
+		return bundle{}, err
 	}
 	if config.Root == nil || config.Root.Path == "" {
-		return Bundle{}, errors.New("root.path is missing")
+		return bundle{}, errors.New("root.path is missing")
 	}
-	b := Bundle{Root: path.Clean(config.Root.Path)}
+	b := bundle{Root: path.Clean(config.Root.Path)}
 	if !path.IsAbs(b.Root) {
 		b.Root = path.Join(dir, b.Root)
 	}
 	if b.Root == "/" || strings.ContainsRune(b.Root, 0) {
-		return Bundle{}, fmt.Errorf("root.path %q cannot be a container's", clip(config.Root.Path))
+		return bundle{}, fmt.Errorf("root.path %q cannot be a container's", clip(config.Root.Path))
 	}
 	for _, m := range config.Mounts {
 		b.Mounts = append(b.Mounts, path.Clean("/"+m.Destination))

@@ -1,4 +1,4 @@
-package bundle
+package main
 
 import (
 	"fmt"
@@ -18,9 +18,9 @@ func TestReadFindsTheRootAndTheMounts(t *testing.T) {
 		"mounts":[{"destination":"/usr/lib/libcuda.so.1","source":"/x","options":["ro","rbind"]},{"destination":"dev/../tmp","type":"tmpfs"},{"destination":"/v/","type":"bind"}],"hooks":{}}`
 	require.NoError(t, os.WriteFile(dir+"/config.json", []byte(config), 0o644))
 	for _, key := range []string{"bundle", "bundlePath"} {
-		b, err := Read(strings.NewReader(fmt.Sprintf(`{"id":"x","pid":1,%q:%q}`, key, dir)))
+		b, err := readBundle(strings.NewReader(fmt.Sprintf(`{"id":"x","pid":1,%q:%q}`, key, dir)))
 		require.NoError(t, err)
-		require.Equal(t, Bundle{Root: filepath.Join(dir, "rootfs"), Mounts: []string{"/usr/lib/libcuda.so.1", "/tmp", "/v"}}, b)
+		require.Equal(t, bundle{Root: filepath.Join(dir, "rootfs"), Mounts: []string{"/usr/lib/libcuda.so.1", "/tmp", "/v"}}, b)
 	}
 }
 
@@ -43,7 +43,7 @@ func TestReadErrors(t *testing.T) {
 		{"endless state", `{"bundle":"/` + strings.Repeat("x", maxState) + `"}`, `{}`, "more than"},
 	} {
 		config(c.config)
-		_, err := Read(strings.NewReader(c.state))
+		_, err := readBundle(strings.NewReader(c.state))
 		require.ErrorContains(t, err, c.want, c.name)
 	}
 }
@@ -55,11 +55,11 @@ func TestReadWaitsForNothing(t *testing.T) {
 	defer w.Close()
 	go func() { _, _ = fmt.Fprintf(w, `{"bundle":%q}`, dir) }()
 	require.NoError(t, syscall.Mkfifo(dir+"/config.json", 0o644))
-	_, err := Read(r)
+	_, err := readBundle(r)
 	require.ErrorContains(t, err, dir+"/config.json: not a regular file")
 	require.NoError(t, os.Remove(dir+"/config.json"))
 	require.NoError(t, os.Symlink("/dev/zero", dir+"/config.json"))
-	_, err = Read(strings.NewReader(fmt.Sprintf(`{"bundle":%q}`, dir)))
+	_, err = readBundle(strings.NewReader(fmt.Sprintf(`{"bundle":%q}`, dir)))
 	require.ErrorContains(t, err, "not a regular file")
 }
 

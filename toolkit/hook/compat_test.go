@@ -1,4 +1,4 @@
-package compat
+package main
 
 import (
 	"bytes"
@@ -40,43 +40,43 @@ func TestChoose(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string // below /usr/local/cuda/compat
 		dir   string
-		host  Host
+		host  hostCUDA
 		want  string
 		why   string
 		err   string
 	}{
-		"newer":                       {files: map[string]string{"libcuda.so.575.57.08": plain}, host: Host{Driver: "570.86.15"}, want: Dir},
-		"newer, and says so":          {files: map[string]string{"libcuda.so.575.57.08": noted}, host: Host{Driver: "570.86.15"}, want: Dir},
-		"same major":                  {files: map[string]string{"libcuda.so.575.57.08": noted}, host: Host{Driver: "575.10.1"}},
-		"older":                       {files: map[string]string{"libcuda.so.575.57.08": noted}, host: Host{Driver: "580.95.05"}},
-		"not on this driver":          {files: map[string]string{"libcuda.so.575.57.08": noted}, host: Host{Driver: "470.1"}, why: "works on drivers 535, 550, 560, 565, 570, 575 and not on 470.1"},
+		"newer":                       {files: map[string]string{"libcuda.so.575.57.08": plain}, host: hostCUDA{Driver: "570.86.15"}, want: compatDir},
+		"newer, and says so":          {files: map[string]string{"libcuda.so.575.57.08": noted}, host: hostCUDA{Driver: "570.86.15"}, want: compatDir},
+		"same major":                  {files: map[string]string{"libcuda.so.575.57.08": noted}, host: hostCUDA{Driver: "575.10.1"}},
+		"older":                       {files: map[string]string{"libcuda.so.575.57.08": noted}, host: hostCUDA{Driver: "580.95.05"}},
+		"not on this driver":          {files: map[string]string{"libcuda.so.575.57.08": noted}, host: hostCUDA{Driver: "470.1"}, why: "works on drivers 535, 550, 560, 565, 570, 575 and not on 470.1"},
 		"nothing known of the host":   {files: map[string]string{"libcuda.so.575.57.08": noted}},
-		"driver is no version":        {host: Host{Driver: "*.*"}, err: "570.86.15"},
-		"not there":                   {host: Host{Driver: "570.1"}},
-		"empty":                       {files: map[string]string{}, host: Host{Driver: "570.1"}},
-		"two of them":                 {files: map[string]string{"libcuda.so.575.57.08": plain, "libcuda.so.580.1.1": plain}, host: Host{Driver: "570.1"}, why: "2 libraries"},
-		"only a name without version": {files: map[string]string{"libcuda.so.1": plain}, host: Host{Driver: "470.1"}},
-		"version is no number":        {files: map[string]string{"libcuda.so.x.y": plain}, host: Host{Driver: "470.1"}, why: "not a driver version"},
-		"higher CUDA":                 {files: map[string]string{"libcuda.so.1.1": noted}, host: Host{CUDA: "12.8", Driver: "540.3"}, want: Dir},
-		"same CUDA":                   {files: map[string]string{"libcuda.so.1.1": noted}, host: Host{CUDA: "12.9"}},
-		"lower CUDA":                  {files: map[string]string{"libcuda.so.1.1": noted}, host: Host{CUDA: "12.10"}},
-		"CUDA not said":               {files: map[string]string{"libcuda.so.1.1": plain}, host: Host{CUDA: "12.8"}},
-		"another folder":              {files: map[string]string{"../compat_orin/libcuda.so.1.1": noted}, dir: "/usr/local/cuda/compat_orin", host: Host{CUDA: "12.8"}, want: "/usr/local/cuda/compat_orin"},
+		"driver is no version":        {host: hostCUDA{Driver: "*.*"}, err: "570.86.15"},
+		"not there":                   {host: hostCUDA{Driver: "570.1"}},
+		"empty":                       {files: map[string]string{}, host: hostCUDA{Driver: "570.1"}},
+		"two of them":                 {files: map[string]string{"libcuda.so.575.57.08": plain, "libcuda.so.580.1.1": plain}, host: hostCUDA{Driver: "570.1"}, why: "2 libraries"},
+		"only a name without version": {files: map[string]string{"libcuda.so.1": plain}, host: hostCUDA{Driver: "470.1"}},
+		"version is no number":        {files: map[string]string{"libcuda.so.x.y": plain}, host: hostCUDA{Driver: "470.1"}, why: "not a driver version"},
+		"higher CUDA":                 {files: map[string]string{"libcuda.so.1.1": noted}, host: hostCUDA{CUDA: "12.8", Driver: "540.3"}, want: compatDir},
+		"same CUDA":                   {files: map[string]string{"libcuda.so.1.1": noted}, host: hostCUDA{CUDA: "12.9"}},
+		"lower CUDA":                  {files: map[string]string{"libcuda.so.1.1": noted}, host: hostCUDA{CUDA: "12.10"}},
+		"CUDA not said":               {files: map[string]string{"libcuda.so.1.1": plain}, host: hostCUDA{CUDA: "12.8"}},
+		"another folder":              {files: map[string]string{"../compat_orin/libcuda.so.1.1": noted}, dir: "/usr/local/cuda/compat_orin", host: hostCUDA{CUDA: "12.8"}, want: "/usr/local/cuda/compat_orin"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			for file, from := range c.files {
-				file = filepath.Join(dir, Dir, file)
+				file = filepath.Join(dir, compatDir, file)
 				require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o755))
 				data, err := os.ReadFile(from)
 				require.NoError(t, err)
 				require.NoError(t, os.WriteFile(file, data, 0o755))
 			}
 			if c.files != nil {
-				require.NoError(t, os.MkdirAll(dir+Dir, 0o755))
+				require.NoError(t, os.MkdirAll(dir+compatDir, 0o755))
 			}
 			if c.dir == "" {
-				c.dir = Dir
+				c.dir = compatDir
 			}
 			got, why, err := choose(t, dir, c.dir, c.host)
 			if c.err != "" {
@@ -93,12 +93,12 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-func choose(t *testing.T, root, dir string, h Host) (string, string, error) {
+func choose(t *testing.T, root, dir string, h hostCUDA) (string, string, error) {
 	t.Helper()
 	r, err := rootfs.Open(root)
 	require.NoError(t, err)
 	defer r.Close()
-	return Choose(r, dir, h)
+	return chooseCompat(r, dir, h)
 }
 
 // None of these is used, and none blocks or stops the container.
@@ -125,9 +125,9 @@ func TestHostileLibrariesAreNotUsed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			require.NoError(t, os.MkdirAll(dir+Dir, 0o755))
-			hostile(t, dir+Dir+"/libcuda.so.999.1")
-			got, _, err := choose(t, dir, Dir, Host{Driver: "570.1"})
+			require.NoError(t, os.MkdirAll(dir+compatDir, 0o755))
+			hostile(t, dir+compatDir+"/libcuda.so.999.1")
+			got, _, err := choose(t, dir, compatDir, hostCUDA{Driver: "570.1"})
 			require.NoError(t, err)
 			require.Empty(t, got)
 		})
