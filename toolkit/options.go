@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/nri"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 	"github.com/gpuready/gpuready/toolkit/setup"
 	"github.com/gpuready/gpuready/toolkit/target"
 )
@@ -76,7 +76,7 @@ type options struct {
 func (o *options) usage() string { return header + o.flags.FlagUsages() + footer }
 
 func parse(args []string) (*options, error) {
-	o := &options{flags: pflag.NewFlagSet("gpu-toolkit", pflag.ContinueOnError), config: setup.Config{Shim: settings.Default()}}
+	o := &options{flags: pflag.NewFlagSet("gpu-toolkit", pflag.ContinueOnError), config: setup.Config{Shim: request.DefaultSettings()}}
 	f := o.flags
 	f.SortFlags = false
 	f.StringVar(&o.config.HostRoot, "host-root", "/", "where the host's file system is seen")

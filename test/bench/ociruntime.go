@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/test/cluster/binaries"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
 // handlerGoal limits what gpu-oci-runtime may add to a container's start.
@@ -170,7 +170,7 @@ func (c *container) handler(dir, runtime string) error {
 	if err := os.MkdirAll(filepath.Join(dir, "cdi"), 0o755); err != nil {
 		return err
 	}
-	s := settings.Default()
+	s := request.DefaultSettings()
 	s.Runtimes, s.SpecDirs, s.AcceptEnvvar = []string{runtime}, []string{filepath.Join(dir, "cdi")}, true
 	text, err := s.Encode()
 	if err != nil {
@@ -181,7 +181,7 @@ func (c *container) handler(dir, runtime string) error {
 		return err
 	}
 	return errors.Join(
-		os.WriteFile(filepath.Join(dir, settings.FileName), text, 0o644),
+		os.WriteFile(filepath.Join(dir, request.SettingsFile), text, 0o644),
 		os.WriteFile(filepath.Join(dir, "gpu-oci-runtime"), program, 0o755),
 	)
 }

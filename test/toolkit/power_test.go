@@ -21,7 +21,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/engine/containerd"
 	account "github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/install/crashtest"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -74,7 +74,7 @@ func openMachine(t *testing.T, dir, version string) machine {
 	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755)) // written often, never run
 	tk, err := setup.New(setup.Config{
 		HostRoot: dir, DriverRoot: "/", DevRoot: "/", CDIDir: "/var/run/cdi", InstallDir: "/usr/local/nvidia/toolkit",
-		StateDir: "/run/nvidia/gpuready", Configure: true, Handler: "nvidia", Shim: settings.Default(), ShimProgram: program,
+		StateDir: "/run/nvidia/gpuready", Configure: true, Handler: "nvidia", Shim: request.DefaultSettings(), ShimProgram: program,
 	}, nil)
 	require.NoError(t, err)
 	held, err := tk.Lock(t.Context(), false, nil)

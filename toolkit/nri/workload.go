@@ -16,7 +16,6 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/inject"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
 // Workloads is the policy for containers that request GPUs.
@@ -42,7 +41,7 @@ func (w Workloads) request(pod *api.PodSandbox, container *api.Container) (reque
 	for _, m := range container.GetMounts() {
 		spec.Mounts = append(spec.Mounts, oci.Mount{Source: m.GetSource(), Destination: m.GetDestination()})
 	}
-	s := settings.Default()
+	s := request.DefaultSettings()
 	s.AcceptNamed, s.AcceptPodAnnotations, s.AcceptVolumeMounts, s.AcceptEnvvar = true, true, true, w.AcceptEnvvar
 	return request.Parse(spec, s)
 }

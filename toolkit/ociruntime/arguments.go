@@ -1,7 +1,8 @@
-// Package arguments parses the command line of an OCI runtime, as far as needed to find
+package main
+
+// This file parses the command line of an OCI runtime, as far as needed to find
 // the container that is created. It knows the flags of runc, crun and youki. Each may be
 // written "--flag value" or "--flag=value".
-package arguments
 
 import (
 	"path/filepath"
@@ -9,8 +10,8 @@ import (
 	"strings"
 )
 
-// Call is one call of a runtime. Paths are relative to the working directory.
-type Call struct {
+// call is one call of a runtime. Paths are relative to the working directory.
+type call struct {
 	Command   string // "create"; "" if there is none
 	Config    string // the configuration of the created container; "" for other commands
 	Log       string // the file for errors, "" for none
@@ -18,7 +19,7 @@ type Call struct {
 }
 
 // Creates reports whether the call creates a container.
-func (c Call) Creates() bool { return c.Config != "" }
+func (c call) Creates() bool { return c.Config != "" }
 
 // Flags that take a value: runc's main.go, create.go and run.go; crun's src/crun.c,
 // src/create.c and src/run.c; youki's crates/liboci-cli.
@@ -30,9 +31,9 @@ var (
 	switches = []string{"debug", "systemd-cgroup", "s", "version", "v", "V", "help", "h"}
 )
 
-// Parse reads the arguments after the program's name.
-func Parse(args []string) Call {
-	var call Call
+// parseCall reads the arguments after the program's name.
+func parseCall(args []string) call {
+	var call call
 	p := parser{rest: args, takes: global}
 	p.each(func(name, value string) bool {
 		switch name {

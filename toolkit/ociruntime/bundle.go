@@ -1,7 +1,8 @@
-// Package bundle reads and changes the configuration of a container that is being
+package main
+
+// This file reads and changes the configuration of a container that is being
 // created: config.json of its OCI bundle. Unchanged parts keep their text, including
 // unknown keys of a later version of the specification.
-package bundle
 
 import (
 	"bytes"
@@ -22,8 +23,8 @@ import (
 // seccomp profile.
 const maxBytes = 16 << 20
 
-// Config is a container's configuration.
-type Config struct {
+// containerConfig is a container's configuration.
+type containerConfig struct {
 	// Spec holds only the known parts, to be read and edited: process.env, .user and
 	// .capabilities; mounts; hooks; annotations; and of linux devices, namespaces,
 	// resources.devices, netDevices and intelRdt.
@@ -39,8 +40,8 @@ type parts struct {
 	top, process, user, hooks, linux, resources *object
 }
 
-// Read reads a configuration. Its error names the file.
-func Read(path string) (*Config, error) {
+// readConfig reads a configuration. Its error names the file.
+func readConfig(path string) (*containerConfig, error) {
 	data, info, err := read(path)
 	if err != nil {
 		return nil, fmt.Errorf("container's configuration: %w", err)
@@ -84,8 +85,8 @@ func read(path string) ([]byte, os.FileInfo, error) {
 	return b.Bytes(), info, nil
 }
 
-func decode(data []byte) (*Config, error) {
-	c := &Config{Spec: &oci.Spec{}}
+func decode(data []byte) (*containerConfig, error) {
+	c := &containerConfig{Spec: &oci.Spec{}}
 	if len(bytes.TrimSpace(data)) == 0 {
 		return nil, errors.New("is empty")
 	}
@@ -126,7 +127,7 @@ func decode(data []byte) (*Config, error) {
 }
 
 // split parses the objects.
-func (c *Config) split(data []byte) (err error) {
+func (c *containerConfig) split(data []byte) (err error) {
 	if c.top, err = parseObject(data, "process", "mounts", "hooks", "annotations", "linux"); err != nil {
 		return err
 	}
@@ -150,7 +151,7 @@ func (c *Config) split(data []byte) (err error) {
 	return nil
 }
 
-func (c *Config) decodeProcess() error {
+func (c *containerConfig) decodeProcess() error {
 	p := &oci.Process{}
 	c.Spec.Process = p
 	return errors.Join(
@@ -160,7 +161,7 @@ func (c *Config) decodeProcess() error {
 	)
 }
 
-func (c *Config) decodeLinux() error {
+func (c *containerConfig) decodeLinux() error {
 	l := &oci.Linux{}
 	c.Spec.Linux = l
 	err := errors.Join(
@@ -185,7 +186,7 @@ func unmarshal(raw json.RawMessage, into any) error {
 
 // Write atomically replaces the file with the edited configuration. It does nothing if
 // nothing has changed.
-func (c *Config) Write() error {
+func (c *containerConfig) Write() error {
 	changed, err := c.merge()
 	if err != nil {
 		return fmt.Errorf("container's configuration %s: %w", c.path, err)
@@ -204,7 +205,7 @@ func (c *Config) Write() error {
 }
 
 // replace replaces the file without syncing it: a container does not survive a reboot.
-func (c *Config) replace(data []byte) error {
+func (c *containerConfig) replace(data []byte) error {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails, as crypto/rand says
 	temp := filepath.Join(filepath.Dir(c.path), ".config.json."+hex.EncodeToString(random[:])+".tmp")

@@ -1,4 +1,4 @@
-package bundle
+package main
 
 import (
 	"encoding/json"
@@ -30,7 +30,7 @@ func write(t *testing.T, content string) string {
 
 func TestUnknownKeysAreKept(t *testing.T) {
 	path := write(t, sample)
-	c, err := Read(path)
+	c, err := readConfig(path)
 	require.NoError(t, err)
 	require.Equal(t, []string{"CAP_SYS_ADMIN"}, c.Spec.Process.Capabilities.Bounding)
 	require.Equal(t, map[string]string{"a": "1", "A": "2"}, c.Spec.Annotations)
@@ -66,7 +66,7 @@ func TestUnchangedConfigurationIsNotWritten(t *testing.T) {
 		path := write(t, content)
 		before, err := os.Stat(path)
 		require.NoError(t, err)
-		c, err := Read(path)
+		c, err := readConfig(path)
 		require.NoError(t, err, content)
 		require.NoError(t, c.Write())
 		after, err := os.Stat(path)
@@ -92,7 +92,7 @@ func TestHostileBundlesAreOneClearError(t *testing.T) {
 		"{\x00}":                                              "invalid character",
 	} {
 		path := write(t, content)
-		_, err := Read(path)
+		_, err := readConfig(path)
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, path)
 		require.NotContains(t, err.Error(), "\n")
@@ -100,22 +100,22 @@ func TestHostileBundlesAreOneClearError(t *testing.T) {
 	path := write(t, sample)
 	link := filepath.Join(t.TempDir(), "config.json")
 	require.NoError(t, os.Symlink(path, link))
-	_, err := Read(link)
+	_, err := readConfig(link)
 	require.ErrorContains(t, err, link+" is a symbolic link")
 	require.NoError(t, os.Truncate(path, maxBytes+1))
-	_, err = Read(path)
+	_, err = readConfig(path)
 	require.ErrorContains(t, err, "more than")
 	require.NoError(t, os.Remove(path))
-	_, err = Read(path)
+	_, err = readConfig(path)
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.NoError(t, syscall.Mkfifo(path, 0o600))
-	_, err = Read(path)
+	_, err = readConfig(path)
 	require.ErrorContains(t, err, "no regular file")
 }
 
 func TestFailedWriteLeavesTheFileUnchanged(t *testing.T) {
 	path := write(t, sample)
-	c, err := Read(path)
+	c, err := readConfig(path)
 	require.NoError(t, err)
 	c.Spec.Process.Env = nil
 	c.path = filepath.Join(filepath.Dir(path), "gone", "config.json")

@@ -1,5 +1,6 @@
-// Package lowlevel finds the low-level OCI runtime: runc, crun or youki.
-package lowlevel
+package main
+
+// This file finds the low-level OCI runtime: runc, crun or youki.
 
 import (
 	"fmt"
@@ -8,17 +9,17 @@ import (
 	"strings"
 )
 
-// Dirs are the directories to search after PATH, since the environment may be minimal. The
+// runtimeDirs are the directories to search after PATH, since the environment may be minimal. The
 // last ones are those of k3s, RKE2 and k0s.
-var Dirs = []string{
+var runtimeDirs = []string{
 	"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin",
 	"/var/lib/rancher/k3s/data/current/bin", "/var/lib/rancher/rke2/bin", "/var/lib/k0s/bin",
 }
 
-// Find returns the path of the first of the runtimes that exists. Each is an absolute path,
+// findRuntime returns the path of the first of the runtimes that exists. Each is an absolute path,
 // or a name that is looked up in pathList, in the form of PATH, and in dirs. Find never
 // returns the program self, under any name.
-func Find(runtimes []string, pathList string, dirs []string, self os.FileInfo) (string, error) {
+func findRuntime(runtimes []string, pathList string, dirs []string, self os.FileInfo) (string, error) {
 	search := append(filepath.SplitList(pathList), dirs...)
 	for _, r := range runtimes {
 		candidates := []string{r}

@@ -1,4 +1,4 @@
-package lowlevel
+package main
 
 import (
 	"os"
@@ -26,7 +26,7 @@ func TestFind(t *testing.T) {
 	require.NoError(t, err)
 
 	find := func(pathList string, dirs []string, runtimes ...string) string {
-		got, err := Find(runtimes, pathList, dirs, info)
+		got, err := findRuntime(runtimes, pathList, dirs, info)
 		if err != nil {
 			return err.Error()
 		}

@@ -12,24 +12,21 @@ import (
 	"runtime/debug"
 	"syscall"
 
-	"github.com/gpuready/gpuready/toolkit/ociruntime/arguments"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/lowlevel"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
 func main() {
 	// The process lives for milliseconds; only a hostile bundle needs garbage collection.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(256 << 20)
-	call := arguments.Parse(os.Args[1:])
+	call := parseCall(os.Args[1:])
 	err := run(os.Args, call)
 	report(call, "error", err.Error())
 	os.Exit(1) // as runtimes do
 }
 
 // run executes the low-level runtime in place of this process. It only returns on error.
-func run(args []string, call arguments.Call) error {
+func run(args []string, call call) error {
 	if filepath.Base(args[0]) == request.HookName {
 		return errors.New("docker run --gpus needs this runtime as well: add --runtime=nvidia, or make it Docker's default-runtime")
 	}
@@ -37,7 +34,7 @@ func run(args []string, call arguments.Call) error {
 	if err != nil {
 		return err
 	}
-	s, err := settings.Read(self)
+	s, err := request.ReadSettings(self)
 	if call.Creates() {
 		if err == nil {
 			err = prepare(call, s)
@@ -50,7 +47,7 @@ func run(args []string, call arguments.Call) error {
 	if err != nil {
 		return err
 	}
-	program, err := lowlevel.Find(s.Runtimes, os.Getenv("PATH"), lowlevel.Dirs, info)
+	program, err := findRuntime(s.Runtimes, os.Getenv("PATH"), runtimeDirs, info)
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
 // install is an installation of the program in a directory of its own, with a low-level
@@ -23,7 +23,7 @@ type install struct {
 	t              *testing.T
 	dir            string
 	program        string
-	settings       settings.Settings
+	settings       request.Settings
 	args, bundle   string // received by the low-level runtime
 	cdi            string
 	stdout, stderr bytes.Buffer
@@ -40,7 +40,7 @@ exit 7
 func newInstall(t *testing.T) *install {
 	t.Helper()
 	dir := t.TempDir()
-	i := &install{t: t, dir: dir, program: dir + "/gpu-oci-runtime", args: dir + "/args", bundle: dir + "/bundle", cdi: dir + "/cdi", settings: settings.Default()}
+	i := &install{t: t, dir: dir, program: dir + "/gpu-oci-runtime", args: dir + "/args", bundle: dir + "/bundle", cdi: dir + "/cdi", settings: request.DefaultSettings()}
 	built.Copy(t, i.program, "gpu-oci-runtime")
 	require.NoError(t, built.WriteProgram(dir+"/runc", []byte(standIn), 0o755))
 	for _, d := range []string{i.bundle, i.cdi} {
@@ -67,7 +67,7 @@ devices:
 func (i *install) set() {
 	data, err := i.settings.Encode()
 	require.NoError(i.t, err)
-	require.NoError(i.t, os.WriteFile(i.dir+"/"+settings.FileName, data, 0o644))
+	require.NoError(i.t, os.WriteFile(i.dir+"/"+request.SettingsFile, data, 0o644))
 }
 
 func (i *install) config(content string) {
@@ -197,7 +197,7 @@ func TestBrokenSettingsStopOnlyNewContainers(t *testing.T) {
 	i := newInstall(t)
 	broken, err := json.Marshal(map[string]any{"runtimes": []string{i.dir + "/runc"}, "acept": true})
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(i.dir+"/"+settings.FileName, broken, 0o644))
+	require.NoError(t, os.WriteFile(i.dir+"/"+request.SettingsFile, broken, 0o644))
 	for _, command := range []string{"delete", "kill", "state", "start"} {
 		_, ran := i.call(command, "ID")
 		require.True(t, ran, command+i.stderr.String())
@@ -205,7 +205,7 @@ func TestBrokenSettingsStopOnlyNewContainers(t *testing.T) {
 	exit, ran := i.call("create", "ID")
 	require.False(t, ran)
 	require.Equal(t, 1, exit)
-	require.Contains(t, i.stderr.String(), settings.FileName+`: unknown field "acept"`)
+	require.Contains(t, i.stderr.String(), request.SettingsFile+`: unknown field "acept"`)
 }
 
 func TestMissingRuntimeIsReported(t *testing.T) {

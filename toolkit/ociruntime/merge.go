@@ -1,4 +1,4 @@
-package bundle
+package main
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ func hookLists(h *oci.Hooks) [][]oci.Hook {
 }
 
 // merge writes the edits of Spec back into the document.
-func (c *Config) merge() (changed bool, err error) {
+func (c *containerConfig) merge() (changed bool, err error) {
 	m := &merger{}
 	if p := c.Spec.Process; p != nil {
 		list(m, c.process, "env", p.Env)

@@ -5,16 +5,13 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/arguments"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/bundle"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/inject"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
 // prepare adds the requested devices to the container's configuration.
-func prepare(call arguments.Call, s settings.Settings) error {
-	config, err := bundle.Read(call.Config)
+func prepare(call call, s request.Settings) error {
+	config, err := readConfig(call.Config)
 	if err != nil {
 		return err
 	}

@@ -9,13 +9,12 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/arguments"
 )
 
 // report reports a message to the caller. containerd and CRI-O read the reason of a failure
 // from the log that they named, in runc's format; people and Podman read it from standard
 // error. A warning only goes to one of them.
-func report(call arguments.Call, level, message string) {
+func report(call call, level, message string) {
 	message = "gpu-oci-runtime: " + record.Clean(strings.ReplaceAll(message, "\n", "; "), maxMessage)
 	logged := call.Log != "" && appendTo(call.Log, line(call.LogFormat, level, message)) == nil
 	if level == "error" || !logged {

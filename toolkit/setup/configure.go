@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/engine"
 	"github.com/gpuready/gpuready/toolkit/install"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 	"github.com/gpuready/gpuready/toolkit/target"
 )
 
@@ -72,7 +72,7 @@ func (t *Toolkit) HandlerItems() ([]change.Item, error) {
 		return nil, err
 	}
 	return []change.Item{
-		{Path: path.Join(t.Config.InstallDir, settings.FileName), File: &change.File{Data: data, Mode: 0o644}},
+		{Path: path.Join(t.Config.InstallDir, request.SettingsFile), File: &change.File{Data: data, Mode: 0o644}},
 		{Path: path.Join(t.Config.InstallDir, ShimName), File: &change.File{From: t.Config.ShimProgram, Mode: 0o755}},
 	}, nil
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/distro"
 	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/node"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
 
@@ -49,7 +49,7 @@ type Config struct {
 	CDI            bool            // it shall resolve CDI names
 	Handler        string          // name of our handler in it; "" if it needs none
 	HandlerDefault bool            // our handler shall be the default
-	Shim           settings.Settings
+	Shim           request.Settings
 	ShimProgram    string // gpu-oci-runtime, in this process's file system
 }
 

@@ -11,13 +11,13 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/capability"
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
+	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
 // filter returns the edits for containers with the capabilities.
-func filter(e specs.ContainerEdits, by capability.Set) specs.ContainerEdits {
-	if by == capability.All {
+func filter(e specs.ContainerEdits, by request.Capabilities) specs.ContainerEdits {
+	if by == request.AllCapabilities {
 		return e
 	}
 	e.DeviceNodes = slices.DeleteFunc(slices.Clone(e.DeviceNodes), func(n *specs.DeviceNode) bool { return !by.Gives(n.Path) })
@@ -34,7 +34,7 @@ func filter(e specs.ContainerEdits, by capability.Set) specs.ContainerEdits {
 
 // filterLinks removes the links to files that the capabilities exclude. It returns nil if
 // none remains. Other hooks are unchanged.
-func filterLinks(h *specs.Hook, by capability.Set) *specs.Hook {
+func filterLinks(h *specs.Hook, by request.Capabilities) *specs.Hook {
 	if len(h.Args) < 2 {
 		return h
 	}
@@ -58,7 +58,7 @@ func filterLinks(h *specs.Hook, by capability.Set) *specs.Hook {
 
 // filterArgs does the same with the arguments of create-symlinks. It returns nil if no link
 // remains.
-func filterArgs(all []string, by capability.Set) []string {
+func filterArgs(all []string, by request.Capabilities) []string {
 	args := slices.Clone(all[:1])
 	for i := 1; i < len(all); i++ {
 		arg := all[i]

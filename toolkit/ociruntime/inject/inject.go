@@ -14,7 +14,6 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuready/gpuready/internal/cdi"
-	"github.com/gpuready/gpuready/toolkit/capability"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
@@ -106,7 +105,7 @@ func oneLine(err error) error {
 // plan collects the resolved devices.
 type plan struct {
 	source   Source
-	allowed  capability.Set
+	allowed  request.Capabilities
 	parts    []part
 	warnings []string
 	read     map[string][]cdi.File
@@ -118,7 +117,7 @@ type part struct {
 	file    cdi.File
 	devices []specs.ContainerEdits
 	// by filters the edits. A CDI name selects all of its edits.
-	by capability.Set
+	by request.Capabilities
 	// bare omits the device nodes that all devices of the file share.
 	bare bool
 	// only omits everything except the devices.
@@ -126,7 +125,7 @@ type part struct {
 }
 
 // addNamed adds a device that a container named.
-func (p *plan) addNamed(f cdi.File, by capability.Set, name string, d specs.Device) error {
+func (p *plan) addNamed(f cdi.File, by request.Capabilities, name string, d specs.Device) error {
 	if n := countGPUs(d.ContainerEdits); p.oneEach && n > 1 {
 		return fmt.Errorf("%s stands for %d GPUs on this node, and the container may only name each by itself", name, n)
 	}
@@ -153,7 +152,7 @@ func IsGPU(p string) bool {
 	return ok && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-func (p *plan) add(f cdi.File, by capability.Set, devices ...specs.ContainerEdits) {
+func (p *plan) add(f cdi.File, by request.Capabilities, devices ...specs.ContainerEdits) {
 	for i := range p.parts {
 		if old := &p.parts[i]; old.file.Path == f.Path && !old.only {
 			old.devices = append(old.devices, devices...)
@@ -212,7 +211,7 @@ func (p *plan) device(name string) error {
 
 // addAll adds all devices of our own kind, which has no "all". It reports whether there
 // are any.
-func (p *plan) addAll(files []cdi.File, by capability.Set) bool {
+func (p *plan) addAll(files []cdi.File, by request.Capabilities) bool {
 	found := false
 	for _, f := range files {
 		if f.Kind != cdi.KindGPU || f.Spec == nil {
@@ -271,14 +270,14 @@ func (p *plan) qualified(name string) error {
 			}
 		}
 		if len(existing) > 0 && !slices.Contains(existing, device) {
-			if name == cdi.KindGPU+"="+cdi.All && p.addAll(files, capability.All) {
+			if name == cdi.KindGPU+"="+cdi.All && p.addAll(files, request.AllCapabilities) {
 				return nil
 			}
 			return fmt.Errorf("there is no %s on this node; of this kind there are %s", name, listed(existing))
 		}
 		return err
 	}
-	return p.addNamed(f, capability.All, name, d)
+	return p.addNamed(f, request.AllCapabilities, name, d)
 }
 
 // driver resolves only the driver's files.
@@ -312,7 +311,7 @@ func (p *plan) capability(base, variable string) error {
 	}
 	for _, n := range d.ContainerEdits.DeviceNodes {
 		if path.Base(n.Path) == base {
-			p.parts = append(p.parts, part{file: f, only: true, devices: []specs.ContainerEdits{{DeviceNodes: []*specs.DeviceNode{n}}}, by: capability.All})
+			p.parts = append(p.parts, part{file: f, only: true, devices: []specs.ContainerEdits{{DeviceNodes: []*specs.DeviceNode{n}}}, by: request.AllCapabilities})
 			return nil
 		}
 	}
@@ -337,7 +336,7 @@ func (p *plan) driverVersion() string {
 // edits returns all edits, those that the devices of a file share first.
 func (p *plan) edits() []specs.ContainerEdits {
 	var list []specs.ContainerEdits
-	add := func(e specs.ContainerEdits, by capability.Set) { list = append(list, filter(e, by)) }
+	add := func(e specs.ContainerEdits, by request.Capabilities) { list = append(list, filter(e, by)) }
 	for _, part := range p.parts {
 		common := part.file.Spec.ContainerEdits
 		if part.bare {

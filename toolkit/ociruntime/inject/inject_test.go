@@ -12,7 +12,6 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuready/gpuready/internal/cdi"
-	"github.com/gpuready/gpuready/toolkit/capability"
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
@@ -65,7 +64,7 @@ func source(files []cdi.File) Source {
 }
 
 func asking(names ...string) request.Request {
-	return request.Request{Devices: names, Capabilities: capability.Default}
+	return request.Request{Devices: names, Capabilities: request.DefaultCapabilities}
 }
 
 func nodes(spec *oci.Spec) (list []string) {
@@ -106,9 +105,9 @@ func TestNamesAreResolved(t *testing.T) {
 		"all, our kind":     {nodeSpecs(), asking("k8s.gpuready.io/gpu=all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c", "/dev/nvidia-modeset"}},
 		"all, ambiguous":    {ambiguous, asking("all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c"}},
 		"CDI name":          {nodeSpecs(), asking("k8s.gpuready.io/gpu=GPU-b"), []string{"/dev/GPU-b", "/dev/nvidia-modeset"}},
-		"MIG configuration": {nodeSpecs(), request.Request{Devices: []string{"0"}, Capabilities: capability.Default, MIGConfig: true}, []string{"/dev/0", "/dev/nvidia-caps/nvidia-cap1"}},
-		"feature":           {nodeSpecs(), request.Request{Devices: []string{"0"}, Capabilities: capability.Default, Features: []string{"gds"}}, []string{"/dev/0", "/dev/all"}},
-		"channel":           {nodeSpecs(), request.Request{Devices: []string{"GPU-a"}, Capabilities: capability.Default, Channels: []string{"1"}}, []string{"/dev/1", "/dev/GPU-a"}},
+		"MIG configuration": {nodeSpecs(), request.Request{Devices: []string{"0"}, Capabilities: request.DefaultCapabilities, MIGConfig: true}, []string{"/dev/0", "/dev/nvidia-caps/nvidia-cap1"}},
+		"feature":           {nodeSpecs(), request.Request{Devices: []string{"0"}, Capabilities: request.DefaultCapabilities, Features: []string{"gds"}}, []string{"/dev/0", "/dev/all"}},
+		"channel":           {nodeSpecs(), request.Request{Devices: []string{"GPU-a"}, Capabilities: request.DefaultCapabilities, Channels: []string{"1"}}, []string{"/dev/1", "/dev/GPU-a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := &oci.Spec{}
@@ -126,16 +125,16 @@ func TestNamesAreResolved(t *testing.T) {
 func TestCapabilitiesFilter(t *testing.T) {
 	const lib = "lib/x86_64-linux-gnu/"
 	for _, c := range []struct {
-		set     capability.Set
+		set     request.Capabilities
 		mounts  []string
 		modeset bool
 		hooks   int
 	}{
-		{capability.Default, []string{"bin/nvidia-smi", lib + "libcuda.so.570.1", lib + "libnvidia-ml.so.570.1"}, false, 2},
-		{capability.Utility, []string{"bin/nvidia-smi", lib + "libnvidia-ml.so.570.1"}, false, 1},
-		{capability.Graphics, []string{lib + "libEGL_nvidia.so.570.1"}, true, 2},
-		{capability.Video | capability.Compute, []string{lib + "libcuda.so.570.1", lib + "libnvidia-encode.so.570.1"}, false, 2},
-		{capability.All, []string{"bin/nvidia-smi", lib + "libEGL_nvidia.so.570.1", lib + "libcuda.so.570.1", lib + "libnvidia-encode.so.570.1", lib + "libnvidia-ml.so.570.1"}, true, 2},
+		{request.DefaultCapabilities, []string{"bin/nvidia-smi", lib + "libcuda.so.570.1", lib + "libnvidia-ml.so.570.1"}, false, 2},
+		{request.Utility, []string{"bin/nvidia-smi", lib + "libnvidia-ml.so.570.1"}, false, 1},
+		{request.Graphics, []string{lib + "libEGL_nvidia.so.570.1"}, true, 2},
+		{request.Video | request.Compute, []string{lib + "libcuda.so.570.1", lib + "libnvidia-encode.so.570.1"}, false, 2},
+		{request.AllCapabilities, []string{"bin/nvidia-smi", lib + "libEGL_nvidia.so.570.1", lib + "libcuda.so.570.1", lib + "libnvidia-encode.so.570.1", lib + "libnvidia-ml.so.570.1"}, true, 2},
 	} {
 		spec := &oci.Spec{}
 		_, err := Into(spec, request.Request{Devices: []string{"0"}, Capabilities: c.set}, source(nodeSpecs()))
@@ -155,15 +154,15 @@ func TestCapabilitiesFilterHooksOfOneProcess(t *testing.T) {
 	links := []string{"create-symlinks", "--link", "x::" + lib + "libcuda.so", "--link=y::" + lib + "libEGL_nvidia.so.0"}
 	cache := []string{"update-ldcache", "--folder", lib}
 	for _, c := range []struct {
-		set  capability.Set
+		set  request.Capabilities
 		args []string
 		want []string
 	}{
-		{capability.Default, joined.Args(links, cache), joined.Args([]string{"create-symlinks", "--link", "x::" + lib + "libcuda.so"}, cache)},
-		{capability.Graphics, joined.Args(links, cache), joined.Args([]string{"create-symlinks", "--link", "y::" + lib + "libEGL_nvidia.so.0"}, cache)},
-		{capability.Utility, joined.Args(links, cache), cache},
-		{capability.Utility, links, nil},
-		{capability.Utility, []string{"all", "of", "another"}, []string{"all", "of", "another"}},
+		{request.DefaultCapabilities, joined.Args(links, cache), joined.Args([]string{"create-symlinks", "--link", "x::" + lib + "libcuda.so"}, cache)},
+		{request.Graphics, joined.Args(links, cache), joined.Args([]string{"create-symlinks", "--link", "y::" + lib + "libEGL_nvidia.so.0"}, cache)},
+		{request.Utility, joined.Args(links, cache), cache},
+		{request.Utility, links, nil},
+		{request.Utility, []string{"all", "of", "another"}, []string{"all", "of", "another"}},
 	} {
 		got := filterLinks(&specs.Hook{Args: append([]string{"hook"}, c.args...)}, c.set)
 		if c.want == nil {
@@ -176,7 +175,7 @@ func TestCapabilitiesFilterHooksOfOneProcess(t *testing.T) {
 
 func TestDriverWithoutADevice(t *testing.T) {
 	spec := &oci.Spec{}
-	_, err := Into(spec, request.Request{DriverOnly: true, Capabilities: capability.Default}, source(nodeSpecs()))
+	_, err := Into(spec, request.Request{DriverOnly: true, Capabilities: request.DefaultCapabilities}, source(nodeSpecs()))
 	require.NoError(t, err)
 	require.Empty(t, nodes(spec))
 	require.Len(t, spec.Mounts, 3)

@@ -1,6 +1,7 @@
-// Package capability parses NVIDIA_DRIVER_CAPABILITIES and maps the capabilities to files
+package request
+
+// This file parses NVIDIA_DRIVER_CAPABILITIES and maps the capabilities to files
 // and device nodes of a driver.
-package capability
 
 import (
 	"fmt"
@@ -10,67 +11,67 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Set is a set of capabilities.
-type Set uint8
+// Capabilities is a set of capabilities.
+type Capabilities uint8
 
 // The capabilities. None marks files that a container always gets.
 const (
-	Compute  Set = 1 << iota // CUDA and OpenCL
-	Compat32                 // 32-bit libraries, in addition to the library's own capability
-	Graphics                 // OpenGL, EGL, Vulkan, OptiX
-	Utility                  // nvidia-smi and NVML
-	Video                    // encoding and decoding
-	Display                  // X11
-	NGX                      // DLSS and the like
+	Compute  Capabilities = 1 << iota // CUDA and OpenCL
+	Compat32                          // 32-bit libraries, in addition to the library's own capability
+	Graphics                          // OpenGL, EGL, Vulkan, OptiX
+	Utility                           // nvidia-smi and NVML
+	Video                             // encoding and decoding
+	Display                           // X11
+	NGX                               // DLSS and the like
 
-	None Set = 0
-	All      = Compute | Compat32 | Graphics | Utility | Video | Display | NGX
-	// Default is the set of a container that names no capability.
-	Default = Utility | Compute
+	NoCapability    Capabilities = 0
+	AllCapabilities              = Compute | Compat32 | Graphics | Utility | Video | Display | NGX
+	// DefaultCapabilities is the set of a container that names no capability.
+	DefaultCapabilities = Utility | Compute
 )
 
-var names = []struct {
+var capabilityNames = []struct {
 	name string
-	set  Set
+	set  Capabilities
 }{
 	{"compute", Compute}, {"compat32", Compat32}, {"graphics", Graphics}, {"utility", Utility},
-	{"video", Video}, {"display", Display}, {"ngx", NGX}, {"all", All},
+	{"video", Video}, {"display", Display}, {"ngx", NGX}, {"all", AllCapabilities},
 }
 
-// Parse parses a value of NVIDIA_DRIVER_CAPABILITIES: comma-separated capabilities in any
+// ParseCapabilities parses a value of NVIDIA_DRIVER_CAPABILITIES: comma-separated capabilities in any
 // order. A value that names none is Default.
-func Parse(value string) (Set, error) {
-	set := None
+func ParseCapabilities(value string) (Capabilities, error) {
+	set := NoCapability
 	for word := range strings.SplitSeq(value, ",") {
 		if word = strings.TrimSpace(word); word == "" {
 			continue
 		}
-		one, ok := find(word)
+		one, ok := findCapability(word)
 		if !ok {
-			return None, fmt.Errorf("%q is no driver capability; there are compute, compat32, graphics, utility, video, display, ngx and all", record.Clean(word, 100))
+			return NoCapability, fmt.Errorf("%q is no driver capability; there are compute, compat32, graphics, utility, video, display, ngx and all", record.Clean(word, 100))
 		}
 		set |= one
 	}
-	if set == None {
-		return Default, nil
+	if set == NoCapability {
+		return DefaultCapabilities, nil
 	}
 	return set, nil
 }
 
-func find(word string) (Set, bool) {
-	for _, n := range names {
+func findCapability(word string) (Capabilities, bool) {
+	for _, n := range capabilityNames {
 		if n.name == word {
 			return n.set, true
 		}
 	}
-	return None, false
+	return NoCapability, false
 }
 
 // String returns the set in the format of Parse.
-func (s Set) String() string {
+func (s Capabilities) String() string {
 	var words []string
-	for _, n := range names {
-		if n.set != All && s&n.set != 0 {
+	for _, n := range capabilityNames {
+		if n.set != AllCapabilities && s&n.set != 0 {
 			words = append(words, n.name)
 		}
 	}
@@ -79,9 +80,9 @@ func (s Set) String() string {
 
 // Gives reports whether a container with the capabilities gets the driver's file or device
 // node at a path.
-func (s Set) Gives(p string) bool {
-	of := Of(p)
-	if of == None {
+func (s Capabilities) Gives(p string) bool {
+	of := CapabilitiesOf(p)
+	if of == NoCapability {
 		return true
 	}
 	if of&Compat32 != 0 && s&Compat32 == 0 {
@@ -90,11 +91,11 @@ func (s Set) Gives(p string) bool {
 	return s&of&^Compat32 != 0
 }
 
-// Of returns the capabilities of a driver's file or device node. Any one of them is enough,
+// CapabilitiesOf returns the capabilities of a driver's file or device node. Any one of them is enough,
 // but Compat32, if included, is required. None means that every container gets it. An
 // unknown library counts as Compute, which is part of Default: a new driver's libcuda may
 // need it.
-func Of(p string) Set {
+func CapabilitiesOf(p string) Capabilities {
 	base := path.Base(p)
 	switch {
 	case strings.HasPrefix(p, "/dev/"):
@@ -120,18 +121,18 @@ func is32(p string) bool {
 	return false
 }
 
-func ofNode(p, base string) Set {
+func ofNode(p, base string) Capabilities {
 	if base == "nvidia-modeset" || strings.HasPrefix(p, "/dev/dri/") {
 		return Graphics | Display
 	}
-	return None
+	return NoCapability
 }
 
 // libraries lists the capabilities of libraries, from github.com/NVIDIA/libnvidia-container,
 // src/nvc_info.c, and, for newer drivers, the list of installed components in the driver's
 // README.
 var libraries = []struct {
-	set      Set
+	set      Capabilities
 	prefixes []string
 }{
 	{Utility, []string{"libnvidia-ml", "libnvidia-cfg", "libnvidia-nscq", "libnvsdm"}},
@@ -146,7 +147,7 @@ var libraries = []struct {
 	}},
 }
 
-func ofLibrary(base string) Set {
+func ofLibrary(base string) Capabilities {
 	for _, l := range libraries {
 		for _, prefix := range l.prefixes {
 			if strings.HasPrefix(base, prefix) {
@@ -159,7 +160,7 @@ func ofLibrary(base string) Set {
 
 // ofFile returns the capabilities of other files: programs, sockets, data. Every container
 // gets the firmware.
-func ofFile(p, base string) Set {
+func ofFile(p, base string) Capabilities {
 	switch base {
 	case "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager":
 		return Utility
@@ -173,5 +174,5 @@ func ofFile(p, base string) Set {
 			return Graphics | Display
 		}
 	}
-	return None
+	return NoCapability
 }

@@ -1,4 +1,4 @@
-package capability
+package request
 
 import (
 	"strings"
@@ -8,21 +8,21 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	for value, want := range map[string]Set{
-		"":                   Default,
-		" , ":                Default,
+	for value, want := range map[string]Capabilities{
+		"":                   DefaultCapabilities,
+		" , ":                DefaultCapabilities,
 		"utility":            Utility,
 		"video,compute":      Video | Compute,
 		"compute, utility ,": Compute | Utility,
-		"all":                All,
-		"all,compute":        All,
-		"compat32,graphics,display,ngx,video,utility,compute": All,
+		"all":                AllCapabilities,
+		"all,compute":        AllCapabilities,
+		"compat32,graphics,display,ngx,video,utility,compute": AllCapabilities,
 	} {
-		got, err := Parse(value)
+		got, err := ParseCapabilities(value)
 		require.NoError(t, err, value)
 		require.Equal(t, want, got, value)
 	}
-	_, err := Parse("compute,grafics")
+	_, err := ParseCapabilities("compute,grafics")
 	require.EqualError(t, err, `"grafics" is no driver capability; there are compute, compat32, graphics, utility, video, display, ngx and all`)
 }
 
@@ -56,13 +56,13 @@ func TestEachCapabilityIncludesItsOwnFiles(t *testing.T) {
 		{"/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin", "compute,graphics,utility,video,display,ngx"},
 		{"/run/nvidia-persistenced/socket", "compute,graphics,utility,video,display,ngx"},
 	} {
-		for _, n := range names[:len(names)-1] {
+		for _, n := range capabilityNames[:len(capabilityNames)-1] {
 			if n.set == Compat32 {
 				continue
 			}
 			require.Equal(t, strings.Contains(","+c.to+",", ","+n.name+","), n.set.Gives(c.path), "%s by %s", c.path, n.name)
 		}
-		require.True(t, All.Gives(c.path), c.path)
+		require.True(t, AllCapabilities.Gives(c.path), c.path)
 	}
 	for _, p := range []string{"/usr/lib/i386-linux-gnu/libcuda.so.1", "/usr/lib32/libcuda.so.1"} {
 		require.False(t, Compute.Gives(p), p)
@@ -75,12 +75,12 @@ func FuzzParse(f *testing.F) {
 	f.Add("compute,utility")
 	f.Add("all,,none")
 	f.Fuzz(func(t *testing.T, value string) {
-		set, err := Parse(value)
+		set, err := ParseCapabilities(value)
 		if err != nil {
 			return
 		}
-		again, err := Parse(set.String())
-		if err != nil || again != set || set == None {
+		again, err := ParseCapabilities(set.String())
+		if err != nil || again != set || set == NoCapability {
 			t.Fatalf("%q: %v, again %v: %v", value, set, again, err)
 		}
 	})

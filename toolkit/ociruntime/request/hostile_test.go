@@ -11,8 +11,6 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
-
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
 // container returns a configuration with environment variables and annotations.
@@ -21,8 +19,8 @@ func container(env []string, annotations map[string]string) *oci.Spec {
 }
 
 // byNamespace returns the settings for an allowed namespace, as in package nri.
-func byNamespace() settings.Settings {
-	s := settings.Default()
+func byNamespace() Settings {
+	s := DefaultSettings()
 	s.AcceptNamed, s.AcceptPodAnnotations, s.AcceptVolumeMounts = true, true, true
 	return s
 }
@@ -51,7 +49,7 @@ func TestAnnotationsOfAPodAreNoRequest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			annotations := map[string]string{wanted: "nvidia.com/gpu=all"}
 			maps.Copy(annotations, c.runtime)
-			got, err := Parse(container(nil, annotations), settings.Default())
+			got, err := Parse(container(nil, annotations), DefaultSettings())
 			require.NoError(t, err)
 			require.True(t, got.Empty())
 			require.Contains(t, strings.Join(got.Warnings, ""), c.want)
@@ -64,7 +62,7 @@ func TestOnlyTheKubeletsAnnotationIsARequest(t *testing.T) {
 	got, err := Parse(container(nil, map[string]string{
 		"cdi.k8s.io/nvidia-device-plugin_1": "k8s.gpuready.io/gpu=GPU-a", "cdi.k8s.io/mine": "k8s.gpuready.io/gpu=GPU-b",
 		"io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.Annotations": `{"cdi.k8s.io/nvidia-device-plugin_1":"k8s.gpuready.io/gpu=GPU-a"}`,
-	}), settings.Default())
+	}), DefaultSettings())
 	require.NoError(t, err)
 	require.Equal(t, []string{"k8s.gpuready.io/gpu=GPU-a"}, got.Devices)
 	require.Len(t, got.Warnings, 1)
@@ -77,7 +75,7 @@ var spellingsOfAll = []string{
 }
 
 func TestEverySpellingOfAllIsTreatedAsAll(t *testing.T) {
-	for _, s := range []settings.Settings{settings.Default(), byNamespace()} {
+	for _, s := range []Settings{DefaultSettings(), byNamespace()} {
 		for _, spelling := range spellingsOfAll {
 			got, err := Parse(container([]string{"NVIDIA_VISIBLE_DEVICES=" + spelling, "NVIDIA_IMEX_CHANNELS=all"}, nil), s)
 			require.NoError(t, err, "images say so, and start")
@@ -104,10 +102,10 @@ var otherKinds = []string{
 }
 
 func TestOtherKindsCannotBeRequested(t *testing.T) {
-	accepting := settings.Default()
+	accepting := DefaultSettings()
 	accepting.AcceptEnvvar, accepting.AcceptVolumeMounts = true, true
 	for _, name := range otherKinds {
-		for _, s := range []settings.Settings{accepting, byNamespace()} {
+		for _, s := range []Settings{accepting, byNamespace()} {
 			for _, list := range []string{name, "0," + name} {
 				_, err := Parse(container([]string{"NVIDIA_VISIBLE_DEVICES=" + list}, nil), s)
 				require.Error(t, err, list)
@@ -131,17 +129,17 @@ func TestCapabilitiesInAUserNamespaceAreNoPrivilege(t *testing.T) {
 	spec := container([]string{"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_NVSWITCH=enabled"}, nil)
 	spec.Process.Capabilities = &oci.LinuxCapabilities{Bounding: []string{"CAP_SYS_ADMIN"}}
 	spec.Linux = &oci.Linux{Namespaces: []oci.LinuxNamespace{{Type: oci.PIDNamespace}}}
-	got, err := Parse(spec, settings.Default())
+	got, err := Parse(spec, DefaultSettings())
 	require.NoError(t, err)
 	require.Equal(t, []string{"all"}, got.Devices)
 	require.True(t, got.MIGConfig)
 	require.Equal(t, []string{"nvswitch"}, got.Features)
 
 	spec.Linux.Namespaces = append(spec.Linux.Namespaces, oci.LinuxNamespace{Type: oci.UserNamespace})
-	got, err = Parse(spec, settings.Default())
+	got, err = Parse(spec, DefaultSettings())
 	require.NoError(t, err)
 	require.True(t, got.Empty())
-	s := settings.Default()
+	s := DefaultSettings()
 	s.AcceptEnvvar = true
 	_, err = Parse(spec, s)
 	require.ErrorContains(t, err, "NVIDIA_MIG_CONFIG_DEVICES=all: only privileged")
@@ -153,12 +151,12 @@ func TestCapabilitiesInAUserNamespaceAreNoPrivilege(t *testing.T) {
 }
 
 func TestErrorsAndWarningsAreShort(t *testing.T) {
-	accepting := settings.Default()
+	accepting := DefaultSettings()
 	accepting.AcceptEnvvar, accepting.AcceptVolumeMounts = true, true
 	for _, unit := range []string{"x", "0,", "x.y/z=1,", "nvidia.com/gpu=é,", "\n", "\x1b[2J", "%s", "cuda>=x ", "none,"} {
 		for _, n := range []int{5 << 10, 16 << 10} {
 			long := strings.Repeat(unit, n/len(unit))
-			for _, s := range []settings.Settings{settings.Default(), accepting, byNamespace()} {
+			for _, s := range []Settings{DefaultSettings(), accepting, byNamespace()} {
 				for _, spec := range []*oci.Spec{
 					container([]string{"NVIDIA_VISIBLE_DEVICES=" + long, "NVIDIA_IMEX_CHANNELS=" + long}, nil),
 					container([]string{"NVIDIA_IMEX_CHANNELS=" + long}, nil),
@@ -209,7 +207,7 @@ func TestAContainerAsksForNothingButWhatItMay(t *testing.T) {
 			"cdi.k8s.io/pods": annotation, "cdi.k8s.io/plugin": "k8s.gpuready.io/gpu=GPU-granted", "io.kubernetes.cri-o.Annotations": string(own),
 		})
 
-		got, err := Parse(spec, settings.Default())
+		got, err := Parse(spec, DefaultSettings())
 		short(t, err, got.Warnings)
 		require.NoError(t, err, "the kubelet's word counts before the image's")
 		require.Equal(t, []string{"k8s.gpuready.io/gpu=GPU-granted"}, got.Devices)
@@ -217,7 +215,7 @@ func TestAContainerAsksForNothingButWhatItMay(t *testing.T) {
 		require.Empty(t, got.Features)
 
 		spec.Annotations = map[string]string{"cdi.k8s.io/pods": annotation, "io.kubernetes.cri.container-type": "container"}
-		got, err = Parse(spec, settings.Default())
+		got, err = Parse(spec, DefaultSettings())
 		short(t, err, got.Warnings)
 		require.True(t, got.Empty(), "neither image nor pod is believed")
 
@@ -244,7 +242,7 @@ func FuzzAnnotation(f *testing.F) {
 	f.Fuzz(func(t *testing.T, key, value, own string) {
 		// CRI-O overwrites the pod's annotation with its own.
 		annotations := map[string]string{key: value, "io.kubernetes.cri-o.Annotations": own}
-		got, err := Parse(container(nil, annotations), settings.Default())
+		got, err := Parse(container(nil, annotations), DefaultSettings())
 		short(t, err, got.Warnings)
 		var kubelets map[string]string
 		if json.Unmarshal([]byte(own), &kubelets) != nil {
@@ -264,7 +262,7 @@ func FuzzAnnotation(f *testing.F) {
 // nothing by them.
 func TestAnImageAddsNothingToTheGPUsOfItsContainer(t *testing.T) {
 	image := []string{"NVIDIA_MOFED=enabled", "NVIDIA_GDS=enabled", "NVIDIA_GDRCOPY=enabled", "NVIDIA_NVSWITCH=enabled"}
-	s := settings.Default()
+	s := DefaultSettings()
 	s.AcceptVolumeMounts = true
 	mounted := container(append(image, "NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices"), nil)
 	mounted.Mounts = []oci.Mount{{Source: "/dev/null", Destination: devicesDir + "GPU-a"}}

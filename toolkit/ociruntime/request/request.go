@@ -17,8 +17,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/toolkit/capability"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
 // Request is an accepted request.
@@ -30,7 +28,7 @@ type Request struct {
 	OneEach bool
 	// DriverOnly requests the driver's files without a device.
 	DriverOnly   bool
-	Capabilities capability.Set
+	Capabilities Capabilities
 	MIGConfig    bool     // the container may create and remove all MIG devices
 	MIGMonitor   bool     // the container may monitor all MIG devices
 	Channels     []string // numbers of IMEX channels
@@ -64,12 +62,12 @@ const maxNames = 1024
 
 // Parse returns a container's request. It only names devices of Kinds. Errors and warnings
 // have a bounded length, whatever the container requests.
-func Parse(spec *oci.Spec, s settings.Settings) (Request, error) {
+func Parse(spec *oci.Spec, s Settings) (Request, error) {
 	r, err := of(spec, s)
 	return r, Brief(err)
 }
 
-func of(spec *oci.Spec, s settings.Settings) (Request, error) {
+func of(spec *oci.Spec, s Settings) (Request, error) {
 	a := reader{spec: spec, settings: s, env: environment(spec)}
 	if err := a.readDevices(); err != nil {
 		return Request{}, err
@@ -77,7 +75,7 @@ func of(spec *oci.Spec, s settings.Settings) (Request, error) {
 	if a.Empty() {
 		return a.Request, nil
 	}
-	set, err := capability.Parse(a.env[capabilities])
+	set, err := ParseCapabilities(a.env[capabilities])
 	if err != nil {
 		return Request{}, fmt.Errorf("%s: %w", assignment(capabilities, a.env[capabilities]), err)
 	}
@@ -94,7 +92,7 @@ func of(spec *oci.Spec, s settings.Settings) (Request, error) {
 type reader struct {
 	Request
 	spec     *oci.Spec
-	settings settings.Settings
+	settings Settings
 	env      map[string]string
 }
 

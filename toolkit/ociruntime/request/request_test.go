@@ -6,9 +6,6 @@ import (
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
-
-	"github.com/gpuready/gpuready/toolkit/capability"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/settings"
 )
 
 // testRequest describes the request of a container.
@@ -33,7 +30,7 @@ func (a testRequest) of() (Request, error) {
 	if a.hook != "" {
 		spec.Hooks = &oci.Hooks{Prestart: []oci.Hook{{Path: a.hook}}} //nolint:staticcheck // as Docker does
 	}
-	s := settings.Default()
+	s := DefaultSettings()
 	s.AcceptEnvvar, s.AcceptVolumeMounts = a.envvar, a.volumes
 	return Parse(spec, s)
 }
@@ -58,7 +55,7 @@ func TestOf(t *testing.T) {
 		"CDI name":             {testRequest{env: "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0", envvar: true}, Request{Devices: []string{"nvidia.com/gpu=0"}}},
 		"the last one holds":   {testRequest{env: "NVIDIA_VISIBLE_DEVICES=all NVIDIA_VISIBLE_DEVICES=1", envvar: true}, Request{Devices: []string{"1"}}},
 		"privileged":           {testRequest{env: "NVIDIA_VISIBLE_DEVICES=all", privileged: true}, Request{Devices: []string{"all"}}},
-		"capabilities":         {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_DRIVER_CAPABILITIES=video", envvar: true}, Request{Devices: []string{"0"}, Capabilities: capability.Video}},
+		"capabilities":         {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_DRIVER_CAPABILITIES=video", envvar: true}, Request{Devices: []string{"0"}, Capabilities: Video}},
 		"mount":                {testRequest{mounts: []string{dir + "GPU-a", dir + "GPU-a/"}, volumes: true}, Request{Devices: []string{"GPU-a"}}},
 		"mount, /run":          {testRequest{mounts: []string{"/run/nvidia-container-devices/GPU-a"}, volumes: true}, Request{Devices: []string{"GPU-a"}}},
 		"mount of a CDI name":  {testRequest{mounts: []string{dir + "cdi/nvidia.com/gpu/0", dir + "cdi/nvidia.com/gpu=1"}, volumes: true}, Request{Devices: []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1"}}},
@@ -85,7 +82,7 @@ func TestOf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !c.want.Empty() && c.want.Capabilities == 0 {
-				c.want.Capabilities = capability.Default
+				c.want.Capabilities = DefaultCapabilities
 			}
 			got, err := c.of()
 			require.NoError(t, err)
@@ -193,7 +190,7 @@ func FuzzRequest(f *testing.F) {
 			Process: &oci.Process{Env: []string{"NVIDIA_VISIBLE_DEVICES=" + visible, "NVIDIA_DRIVER_CAPABILITIES=" + capabilities, "NVIDIA_REQUIRE_X=" + require}},
 			Mounts:  []oci.Mount{{Source: "/dev/null", Destination: mount}},
 		}
-		r, err := Parse(spec, settings.Settings{AcceptEnvvar: true, AcceptVolumeMounts: true})
+		r, err := Parse(spec, Settings{AcceptEnvvar: true, AcceptVolumeMounts: true})
 		short(t, err, r.Warnings)
 		if err := checkNames(r.Devices); err != nil {
 			t.Fatal(err)
@@ -202,7 +199,7 @@ func FuzzRequest(f *testing.F) {
 			short(t, Check(r.Requirements, "580.95.05"), nil)
 			short(t, Check(r.Requirements, require), nil)
 		}
-		if r, _ := Parse(spec, settings.Settings{}); !r.Empty() {
+		if r, _ := Parse(spec, Settings{}); !r.Empty() {
 			t.Fatalf("an image gives itself %+v", r)
 		}
 	})

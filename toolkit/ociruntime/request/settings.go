@@ -1,6 +1,7 @@
-// Package settings defines the settings of gpu-oci-runtime: one JSON file next to the
+package request
+
+// This file defines the settings of gpu-oci-runtime: one JSON file next to the
 // program, which gpu-toolkit or a person writes.
-package settings
 
 import (
 	"bytes"
@@ -17,8 +18,8 @@ import (
 	"syscall"
 )
 
-// FileName is the name of the file, in the directory of the program.
-const FileName = "gpu-oci-runtime.json"
+// SettingsFile is the name of the file, in the directory of the program.
+const SettingsFile = "gpu-oci-runtime.json"
 
 const maxBytes = 64 << 10
 
@@ -48,8 +49,8 @@ type Settings struct {
 	SpecDirs []string `json:"spec-dirs"`
 }
 
-// Default returns the default settings.
-func Default() Settings {
+// DefaultSettings returns the default settings.
+func DefaultSettings() Settings {
 	return Settings{
 		Runtimes:           []string{"runc", "crun", "youki"},
 		AnnotationPrefixes: []string{"cdi.k8s.io/"},
@@ -69,11 +70,11 @@ func (s Settings) Encode() ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// Decode parses the file's content. Missing keys are as in Default. With an error it
+// DecodeSettings parses the file's content. Missing keys are as in Default. With an error it
 // returns Default, but with the file's runtimes if these can still be read, because only
 // the runtime that created a container can stop it.
-func Decode(data []byte) (Settings, error) {
-	s := Default()
+func DecodeSettings(data []byte) (Settings, error) {
+	s := DefaultSettings()
 	err := strict(data, &s)
 	if err == nil {
 		err = s.check()
@@ -81,7 +82,7 @@ func Decode(data []byte) (Settings, error) {
 	if err == nil {
 		return s, nil
 	}
-	salvaged := Default()
+	salvaged := DefaultSettings()
 	var only struct {
 		Runtimes []string `json:"runtimes"`
 	}
@@ -144,18 +145,18 @@ func (s Settings) checkRuntimes() error {
 	return nil
 }
 
-// Read reads the file next to the program. It returns Default if there is none. With an
+// ReadSettings reads the file next to the program. It returns Default if there is none. With an
 // error it returns the same settings as Decode.
-func Read(program string) (Settings, error) {
-	name := filepath.Join(filepath.Dir(program), FileName)
+func ReadSettings(program string) (Settings, error) {
+	name := filepath.Join(filepath.Dir(program), SettingsFile)
 	data, err := read(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Default(), nil
+		return DefaultSettings(), nil
 	}
 	if err != nil {
-		return Default(), err
+		return DefaultSettings(), err
 	}
-	s, err := Decode(data)
+	s, err := DecodeSettings(data)
 	if err != nil {
 		return s, fmt.Errorf("settings %s: %w", name, err)
 	}

@@ -1,4 +1,4 @@
-package settings
+package request
 
 import (
 	"os"
@@ -8,12 +8,12 @@ import (
 )
 
 func TestEncodeAndDecodeRoundTrip(t *testing.T) {
-	s := Default()
+	s := DefaultSettings()
 	s.Runtimes = []string{"/usr/bin/crun"}
 	s.AcceptEnvvar = true
 	data, err := s.Encode()
 	require.NoError(t, err)
-	back, err := Decode(data)
+	back, err := DecodeSettings(data)
 	require.NoError(t, err)
 	require.Equal(t, s, back)
 	s.Runtimes = nil
@@ -22,9 +22,9 @@ func TestEncodeAndDecodeRoundTrip(t *testing.T) {
 }
 
 func TestDecode(t *testing.T) {
-	s, err := Decode([]byte(`{}`))
+	s, err := DecodeSettings([]byte(`{}`))
 	require.NoError(t, err)
-	require.Equal(t, Default(), s)
+	require.Equal(t, DefaultSettings(), s)
 	require.False(t, s.AcceptEnvvar)
 	require.False(t, s.AcceptVolumeMounts)
 	for content, want := range map[string]string{
@@ -40,9 +40,9 @@ func TestDecode(t *testing.T) {
 		`[]`:                           "cannot unmarshal array",
 		`{"spec-dirs":"/etc/cdi"}`:     "cannot unmarshal string",
 	} {
-		s, err := Decode([]byte(content))
+		s, err := DecodeSettings([]byte(content))
 		require.ErrorContains(t, err, want, content)
-		require.Equal(t, Default(), s, content)
+		require.Equal(t, DefaultSettings(), s, content)
 	}
 }
 
@@ -52,7 +52,7 @@ func TestBrokenSettingsStillNameTheRuntime(t *testing.T) {
 		`{"runtimes":["/opt/crun"],"spec-dirs":"x"}`,
 		`{"runtimes":["/opt/crun"],"spec-dirs":[]}`,
 	} {
-		s, err := Decode([]byte(content))
+		s, err := DecodeSettings([]byte(content))
 		require.Error(t, err)
 		require.Equal(t, []string{"/opt/crun"}, s.Runtimes, content)
 		require.False(t, s.AcceptEnvvar)
@@ -61,21 +61,21 @@ func TestBrokenSettingsStillNameTheRuntime(t *testing.T) {
 
 func TestReadBesideTheProgram(t *testing.T) {
 	dir := t.TempDir()
-	s, err := Read(dir + "/gpu-oci-runtime")
+	s, err := ReadSettings(dir + "/gpu-oci-runtime")
 	require.NoError(t, err)
-	require.Equal(t, Default(), s)
-	require.NoError(t, os.WriteFile(dir+"/"+FileName, []byte(`{"x":1}`), 0o644))
-	_, err = Read(dir + "/gpu-oci-runtime")
-	require.ErrorContains(t, err, dir+"/"+FileName)
-	require.NoError(t, os.WriteFile(dir+"/"+FileName, make([]byte, maxBytes+1), 0o644))
-	_, err = Read(dir + "/gpu-oci-runtime")
+	require.Equal(t, DefaultSettings(), s)
+	require.NoError(t, os.WriteFile(dir+"/"+SettingsFile, []byte(`{"x":1}`), 0o644))
+	_, err = ReadSettings(dir + "/gpu-oci-runtime")
+	require.ErrorContains(t, err, dir+"/"+SettingsFile)
+	require.NoError(t, os.WriteFile(dir+"/"+SettingsFile, make([]byte, maxBytes+1), 0o644))
+	_, err = ReadSettings(dir + "/gpu-oci-runtime")
 	require.ErrorContains(t, err, "more than")
 }
 
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"runtimes":["runc"]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		s, err := Decode(data)
+		s, err := DecodeSettings(data)
 		if s.check() != nil {
 			t.Fatalf("%q: %+v", data, s)
 		}
