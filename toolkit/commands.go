@@ -13,8 +13,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/audit"
 	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/cri"
 	"github.com/gpuready/gpuready/toolkit/report"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -164,7 +164,7 @@ func (c command) status(ctx context.Context) error {
 }
 
 func (c command) audit(ctx context.Context) error {
-	at := cri.Find(c.t.Root, c.t.RuntimeSockets())
+	at := probe.Find(c.t.Root, c.t.RuntimeSockets())
 	if at == "" {
 		return fmt.Errorf("no container runtime listens at %v; say with --runtime-socket where it does", c.t.RuntimeSockets())
 	}

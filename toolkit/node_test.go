@@ -12,19 +12,19 @@ import (
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/test/built"
 	"github.com/gpuready/gpuready/test/node"
-	"github.com/gpuready/gpuready/toolkit/nri/nritest"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 func TestMain(m *testing.M) {
-	if nritest.Entered() {
+	if runtimetest.EnteredNRI() {
 		return
 	}
 	m.Run()
 }
 
-// probe is the program in containers: it prints which device nodes exist and can be opened,
+// probeProgram is the program in containers: it prints which device nodes exist and can be opened,
 // and which libraries can be loaded by name.
-const probe = `
+const probeProgram = `
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -90,7 +90,7 @@ func TestContainerGetsOnlyTheRequestedDevices(t *testing.T) {
 	toolkit(t, "apply")
 	gpus := uuids(t)
 	require.Len(t, gpus, 8)
-	program := compile(t, probe)
+	program := compile(t, probeProgram)
 	run := func(devices ...string) string {
 		out, exit, err := node.RunContainer(t.Context(), node.Container{
 			Args: []string{"/probe", "libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}, CDIDevices: devices,
@@ -125,7 +125,7 @@ func TestHooksDoNotInheritTheContainersEnvironment(t *testing.T) {
 	_, exit, err := node.RunContainer(t.Context(), node.Container{
 		Args: []string{"/probe", "libcuda.so.1"}, CDIDevices: uuids(t),
 		Env:   []string{"EVIL=1", "LD_PRELOAD=/evil.so"},
-		Files: map[string]string{"/probe": compile(t, probe)},
+		Files: map[string]string{"/probe": compile(t, probeProgram)},
 	})
 	require.NoError(t, err)
 	require.Zero(t, exit)

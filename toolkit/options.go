@@ -15,11 +15,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/nri"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 	"github.com/gpuready/gpuready/toolkit/setup"
-	"github.com/gpuready/gpuready/toolkit/target"
 )
 
 const header = `Make containers on this node able to use its GPUs.
@@ -224,7 +224,7 @@ func (o *options) completeRuntime() error {
 	case o.output != "table" && o.output != "json":
 		return fmt.Errorf("--output=%s: it is table or json", o.output)
 	}
-	_, err = target.Sockets(*r)
+	_, err = configure.Sockets(*r)
 	return err
 }
 

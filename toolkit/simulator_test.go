@@ -26,8 +26,7 @@ import (
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/toolkit/cri/critest"
-	"github.com/gpuready/gpuready/toolkit/nri/nritest"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 const patience = 60 * time.Second
@@ -200,7 +199,7 @@ func TestGPUThatNeedsAResetCanBeReset(t *testing.T) {
 func TestRunInjectsTheGPUsIntoAgents(t *testing.T) {
 	s := simulate(t, "t4")
 	off := false
-	cri, err := critest.Start(s.dir+"/run/other/cri.sock", critest.Config{Name: "containerd", Version: "1.7.24", CDI: &off, Dirs: []string{"/var/run/cdi"}})
+	cri, err := runtimetest.StartCRI(s.dir+"/run/other/cri.sock", runtimetest.CRIConfig{Name: "containerd", Version: "1.7.24", CDI: &off, Dirs: []string{"/var/run/cdi"}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, cri.Stop()) }()
 	flags := []string{"--runtime-socket", "/run/other/cri.sock"}
@@ -210,7 +209,7 @@ func TestRunInjectsTheGPUsIntoAgents(t *testing.T) {
 	state := s.await(t, "degraded", func(s nodestate.State) bool { return s.Phase == nodestate.Degraded })
 	require.Nil(t, state.Toolkit.Injection, "only run is a plugin of the runtime")
 
-	runtime, err := nritest.Start("containerd", "v2.2.1", s.dir+"/run/plugins/nri.sock")
+	runtime, err := runtimetest.StartNRI("containerd", "v2.2.1", s.dir+"/run/plugins/nri.sock")
 	require.NoError(t, err)
 	defer func() { require.NoError(t, runtime.Kill()) }()
 	built.Start(t, "gpu-toolkit", append(s.flags("run"), "--listen=", "--nri-socket=/run/plugins/nri.sock"), "POD_NAMESPACE=ours")
@@ -229,7 +228,7 @@ func TestRunInjectsTheGPUsIntoAgents(t *testing.T) {
 // The layout of a GPU does not matter to agents that only monitor it.
 func TestAMIGLayoutChangesHalfOfTheGeneration(t *testing.T) {
 	s := simulate(t, "a100-80gb")
-	runtime, err := nritest.Start("containerd", "v2.2.1", s.dir+"/run/plugins/nri.sock")
+	runtime, err := runtimetest.StartNRI("containerd", "v2.2.1", s.dir+"/run/plugins/nri.sock")
 	require.NoError(t, err)
 	defer func() { require.NoError(t, runtime.Kill()) }()
 	built.Start(t, "gpu-toolkit", append(s.flags("run"), "--listen=", "--nri-socket=/run/plugins/nri.sock"), "POD_NAMESPACE=ours")

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/test/runtimes"
 	"github.com/gpuready/gpuready/toolkit/audit"
-	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
 // named are configurations in which a handler called nvidia is runc: the audit uses the name.
@@ -50,7 +50,7 @@ func audited(t *testing.T, h *runtimes.Host, kind runtimes.Kind, s runtimes.Spec
 	defer root.Close()
 	at, options := "/run/containerd/containerd.sock", audit.Options{All: true, Timeout: time.Minute}
 	if kind == runtimes.Docker {
-		at, options.Runtime = "/run/docker.sock", engine.Docker
+		at, options.Runtime = "/run/docker.sock", runtime.Docker
 	}
 	for {
 		findings, err := audit.Run(ctx, root, at, options)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/test/runtimes"
-	"github.com/gpuready/gpuready/toolkit/restart/restarttest"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 // The time that asynchronous changes may take, and the interval of a test's polls.
@@ -89,7 +89,7 @@ func published(t *testing.T) nodestate.State {
 // oneAtATime is the host's systemd, which executes one job at a time. Others restart a runtime
 // through it.
 type oneAtATime struct {
-	*restarttest.Systemd
+	*runtimetest.Systemd
 	mu sync.Mutex
 	h  *runtimes.Host
 }
@@ -103,7 +103,7 @@ func (o *oneAtATime) act(unit, verb string) error {
 func orderly(t *testing.T, h *runtimes.Host) *oneAtATime {
 	t.Helper()
 	o := &oneAtATime{h: h}
-	s, err := restarttest.Start("/", map[string]string{h.Unit(): "active"}, o.act)
+	s, err := runtimetest.StartSystemd("/", map[string]string{h.Unit(): "active"}, o.act)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	o.Systemd = s

@@ -11,24 +11,24 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/test/runtimes"
-	"github.com/gpuready/gpuready/toolkit/distro"
-	"github.com/gpuready/gpuready/toolkit/engine"
-	"github.com/gpuready/gpuready/toolkit/engine/docker"
-	"github.com/gpuready/gpuready/toolkit/restart"
-	"github.com/gpuready/gpuready/toolkit/restart/restarttest"
+	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/distro"
+	"github.com/gpuready/gpuready/toolkit/runtime/docker"
+	"github.com/gpuready/gpuready/toolkit/runtime/restart"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 // systemd is a stand-in on the host's bus that really restarts the host's runtime.
-func systemd(t *testing.T, h *runtimes.Host) *restarttest.Systemd {
+func systemd(t *testing.T, h *runtimes.Host) *runtimetest.Systemd {
 	t.Helper()
-	s, err := restarttest.Start("/", map[string]string{h.Unit(): "active"}, h.ActOnUnit)
+	s, err := runtimetest.StartSystemd("/", map[string]string{h.Unit(): "active"}, h.ActOnUnit)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s
 }
 
 // applyRestart makes the runtime load its configuration.
-func applyRestart(t *testing.T, kind engine.Kind, way distro.Restart, reload bool) (restart.Result, error) {
+func applyRestart(t *testing.T, kind runtime.Kind, way distro.Restart, reload bool) (restart.Result, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -40,14 +40,14 @@ func applyRestart(t *testing.T, kind engine.Kind, way distro.Restart, reload boo
 
 // restarted applies a plan with a restart through systemd, then a configuration with which the
 // runtime does not start. systemd must report that, and the previous configuration must work again.
-func restarted(t *testing.T, kind runtimes.Kind, engineKind engine.Kind, cdi bool, broken string) {
+func restarted(t *testing.T, kind runtimes.Kind, engineKind runtime.Kind, cdi bool, broken string) {
 	if !enter(t) {
 		return
 	}
 	h := start(t, kind)
 	s := systemd(t, h)
 	way := distro.Restart{Method: distro.Systemd, Units: []string{h.Unit()}}
-	write(t, plan(t, h, kind, engine.Want{CDI: cdi, Handlers: []engine.Handler{install(t, "{}")}}))
+	write(t, plan(t, h, kind, runtime.Want{CDI: cdi, Handlers: []runtime.Handler{install(t, "{}")}}))
 	_, err := applyRestart(t, engineKind, way, false)
 	require.NoError(t, err)
 	require.Contains(t, status(t, h).Handlers, "nvidia")
@@ -69,15 +69,15 @@ func restarted(t *testing.T, kind runtimes.Kind, engineKind engine.Kind, cdi boo
 }
 
 func TestContainerd16ComesBackThroughSystemd(t *testing.T) {
-	restarted(t, runtimes.Containerd16, engine.Containerd, false, "version = 2\n[plugins\n")
+	restarted(t, runtimes.Containerd16, runtime.Containerd, false, "version = 2\n[plugins\n")
 }
 
 func TestContainerd2ComesBackThroughSystemd(t *testing.T) {
-	restarted(t, runtimes.Containerd2, engine.Containerd, true, "version = 99\n")
+	restarted(t, runtimes.Containerd2, runtime.Containerd, true, "version = 99\n")
 }
 
 func TestDockerComesBackThroughSystemd(t *testing.T) {
-	restarted(t, runtimes.Docker, engine.Docker, true, `{"no-such-key": 1}`)
+	restarted(t, runtimes.Docker, runtime.Docker, true, `{"no-such-key": 1}`)
 }
 
 // Docker needs no restart for a handler.
@@ -86,10 +86,10 @@ func TestDockerReloadsAHandler(t *testing.T) {
 		return
 	}
 	h := start(t, runtimes.Docker)
-	planned := plan(t, h, runtimes.Docker, engine.Want{CDI: true, Handlers: []engine.Handler{install(t, "{}")}})
+	planned := plan(t, h, runtimes.Docker, runtime.Want{CDI: true, Handlers: []runtime.Handler{install(t, "{}")}})
 	require.True(t, docker.Reloadable(planned.Edits))
 	write(t, planned)
-	passage, err := applyRestart(t, engine.Docker, distro.Restart{Method: distro.Reload, Units: []string{h.Unit()}}, true)
+	passage, err := applyRestart(t, runtime.Docker, distro.Restart{Method: distro.Reload, Units: []string{h.Unit()}}, true)
 	require.NoError(t, err)
 	require.Positive(t, passage.PID, "there is no bus")
 	require.Eventually(t, func() bool {

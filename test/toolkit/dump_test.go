@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/test/runtimes"
-	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
 // needed holds the settings that containers need on a machine that is itself a container, in
@@ -118,7 +118,7 @@ func takes(t *testing.T, kind runtimes.Kind, cdi bool, all []arrangement) {
 	}
 	h := start(t, kind) // so that it has its images
 	gpuToolkit(t, "apply")
-	want := engine.Want{CDI: cdi, Handlers: []engine.Handler{install(t, `{"accept-nvidia-visible-devices-envvar-when-unprivileged": true}`)}}
+	want := runtime.Want{CDI: cdi, Handlers: []runtime.Handler{install(t, `{"accept-nvidia-visible-devices-envvar-when-unprivileged": true}`)}}
 	for _, a := range all {
 		t.Run(a.name, func(t *testing.T) {
 			arrange(t, h, a)
@@ -210,7 +210,7 @@ func flat(t *testing.T, text string) map[string]string {
 }
 
 // agrees compares the changes in a plan with those that containerd reports.
-func agrees(t *testing.T, p engine.Plan, before, after map[string]string) {
+func agrees(t *testing.T, p runtime.Plan, before, after map[string]string) {
 	t.Helper()
 	reported := map[string]bool{}
 	for _, edit := range p.Edits {

@@ -10,13 +10,13 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/test/built"
 	"github.com/gpuready/gpuready/test/runtimes"
-	"github.com/gpuready/gpuready/toolkit/engine"
-	"github.com/gpuready/gpuready/toolkit/engine/containerd"
-	"github.com/gpuready/gpuready/toolkit/engine/docker"
+	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/containerd"
+	"github.com/gpuready/gpuready/toolkit/runtime/docker"
 )
 
 // planners are the planning functions of the runtimes that have a configuration.
-var planners = map[runtimes.Kind]func(engine.Files, engine.Place, engine.Want) (engine.Plan, error){
+var planners = map[runtimes.Kind]func(runtime.Files, runtime.Place, runtime.Want) (runtime.Plan, error){
 	runtimes.Containerd16: containerd.Plan,
 	runtimes.Containerd17: containerd.Plan,
 	runtimes.Containerd2:  containerd.Plan,
@@ -24,13 +24,13 @@ var planners = map[runtimes.Kind]func(engine.Files, engine.Place, engine.Want) (
 }
 
 // plan returns the changes that give a running runtime the wanted configuration.
-func plan(t *testing.T, h *runtimes.Host, kind runtimes.Kind, want engine.Want) engine.Plan {
+func plan(t *testing.T, h *runtimes.Host, kind runtimes.Kind, want runtime.Want) runtime.Plan {
 	t.Helper()
 	reported, err := h.Status(t.Context())
 	require.NoError(t, err)
-	place := engine.Place{Kind: engine.Containerd, Version: reported.Version, Config: written[kind].path, DropIn: "/etc/containerd/conf.d/99-gpuready.toml"}
+	place := runtime.Place{Kind: runtime.Containerd, Version: reported.Version, Config: written[kind].path, DropIn: "/etc/containerd/conf.d/99-gpuready.toml"}
 	if kind == runtimes.Docker {
-		place.Kind, place.DropIn = engine.Docker, ""
+		place.Kind, place.DropIn = runtime.Docker, ""
 	}
 	root, err := host.Open(runtimes.Root)
 	require.NoError(t, err)
@@ -41,7 +41,7 @@ func plan(t *testing.T, h *runtimes.Host, kind runtimes.Kind, want engine.Want) 
 }
 
 // write writes a plan's files to the host.
-func write(t *testing.T, p engine.Plan) {
+func write(t *testing.T, p runtime.Plan) {
 	t.Helper()
 	for _, item := range p.Items {
 		require.NotNil(t, item.File, item.Path)
@@ -52,13 +52,13 @@ func write(t *testing.T, p engine.Plan) {
 }
 
 // install installs the handler where gpu-toolkit does, with settings.
-func install(t *testing.T, settings string) engine.Handler {
+func install(t *testing.T, settings string) runtime.Handler {
 	t.Helper()
 	const dir = "/usr/local/nvidia/toolkit"
 	require.NoError(t, os.MkdirAll(dir, 0o755))
 	built.Copy(t, filepath.Join(dir, "gpu-oci-runtime"), "gpu-oci-runtime")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "gpu-oci-runtime.json"), []byte(settings), 0o644))
-	return engine.Handler{Name: "nvidia", Program: dir + "/gpu-oci-runtime"}
+	return runtime.Handler{Name: "nvidia", Program: dir + "/gpu-oci-runtime"}
 }
 
 // handlerAdded applies a plan for the handler nvidia to a configuration written by hand. The runtime
@@ -72,7 +72,7 @@ func handlerAdded(t *testing.T, kind runtimes.Kind, cdi bool) {
 	gpuToolkit(t, "apply")
 	before, err := h.Status(t.Context())
 	require.NoError(t, err)
-	want := engine.Want{CDI: cdi, Handlers: []engine.Handler{install(t, `{"accept-nvidia-visible-devices-envvar-when-unprivileged": true}`)}}
+	want := runtime.Want{CDI: cdi, Handlers: []runtime.Handler{install(t, `{"accept-nvidia-visible-devices-envvar-when-unprivileged": true}`)}}
 	planned := plan(t, h, kind, want)
 	require.NotEmpty(t, planned.Edits)
 	write(t, planned)
@@ -125,7 +125,7 @@ func handlerRefuses(t *testing.T, kind runtimes.Kind, cdi bool) {
 	}
 	h := start(t, kind)
 	gpuToolkit(t, "apply")
-	write(t, plan(t, h, kind, engine.Want{CDI: cdi, Handlers: []engine.Handler{install(t, "{}")}}))
+	write(t, plan(t, h, kind, runtime.Want{CDI: cdi, Handlers: []runtime.Handler{install(t, "{}")}}))
 	require.NoError(t, h.Restart(t.Context(), h.Unit()))
 	_, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe}})
 	require.ErrorContains(t, err, "accept-nvidia-visible-devices-envvar-when-unprivileged")

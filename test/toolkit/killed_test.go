@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/test/runtimes"
-	"github.com/gpuready/gpuready/toolkit/restart/restarttest"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 // long selects every sample instead of a few.
@@ -21,7 +21,7 @@ var long = os.Getenv("GPUREADY_LONG") != ""
 // victim is a host on which gpu-toolkit is killed.
 type victim struct {
 	h       *runtimes.Host
-	s       *restarttest.Systemd
+	s       *runtimetest.Systemd
 	kind    runtimes.Kind
 	before  map[string]file // of the configuration
 	applied map[string]file

@@ -16,12 +16,12 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/test/runtimes"
-	"github.com/gpuready/gpuready/toolkit/cri"
-	"github.com/gpuready/gpuready/toolkit/engine"
-	"github.com/gpuready/gpuready/toolkit/engine/containerd"
 	account "github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/install/crashtest"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
+	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/containerd"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -32,20 +32,20 @@ type imagined struct {
 	runs    []string // handlers
 }
 
-func (i *imagined) Query(context.Context) (cri.RuntimeInfo, error) {
-	return cri.RuntimeInfo{Runtime: nodestate.Runtime{Name: "containerd", Version: i.version, Handlers: i.runs}, Default: "runc"}, nil
+func (i *imagined) Query(context.Context) (probe.RuntimeInfo, error) {
+	return probe.RuntimeInfo{Runtime: nodestate.Runtime{Name: "containerd", Version: i.version, Handlers: i.runs}, Default: "runc"}, nil
 }
 
-func (i *imagined) Plan(version string, want engine.Want) (engine.Plan, error) {
-	return containerd.Plan(i.root, engine.Place{
-		Kind: engine.Containerd, Version: version,
+func (i *imagined) Plan(version string, want runtime.Want) (runtime.Plan, error) {
+	return containerd.Plan(i.root, runtime.Place{
+		Kind: runtime.Containerd, Version: version,
 		Config: "/etc/containerd/config.toml", DropIn: "/etc/containerd/conf.d/99-gpuready.toml",
 	}, want)
 }
 
 func (i *imagined) CanRestart() (bool, string) { return true, "" }
 
-func (i *imagined) Restart(context.Context, []engine.Edit) (string, error) {
+func (i *imagined) Restart(context.Context, []runtime.Edit) (string, error) {
 	i.read()
 	return "restarted", nil
 }
@@ -54,7 +54,7 @@ func (i *imagined) Restart(context.Context, []engine.Edit) (string, error) {
 func (i *imagined) read() {
 	i.runs = []string{"runc", "runc-batch"}
 	for _, name := range []string{"/etc/containerd/config.toml", "/etc/containerd/conf.d/99-gpuready.toml"} {
-		if data, err := i.root.ReadFile(name, engine.MaxFile); err == nil && bytes.Contains(data, []byte("nvidia")) {
+		if data, err := i.root.ReadFile(name, runtime.MaxFile); err == nil && bytes.Contains(data, []byte("nvidia")) {
 			i.runs = append(i.runs, "nvidia")
 			return
 		}

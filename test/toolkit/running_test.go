@@ -24,7 +24,7 @@ import (
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/test/runtimes"
-	"github.com/gpuready/gpuready/toolkit/restart/restarttest"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 // staying starts a container that keeps running, and returns its process.
@@ -74,10 +74,10 @@ func born(t *testing.T, pid string) string {
 
 // losing is a systemd whose first restart starts the runtime with the new configuration, but without
 // a third party's handler.
-func losing(t *testing.T, h *runtimes.Host, path, from, to string) *restarttest.Systemd {
+func losing(t *testing.T, h *runtimes.Host, path, from, to string) *runtimetest.Systemd {
 	t.Helper()
 	restarts := 0
-	s, err := restarttest.Start("/", map[string]string{h.Unit(): "active"}, func(unit, verb string) error {
+	s, err := runtimetest.StartSystemd("/", map[string]string{h.Unit(): "active"}, func(unit, verb string) error {
 		if restarts++; restarts > 1 {
 			return h.ActOnUnit(unit, verb)
 		}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/pattern"
-	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
 // Variable is the environment variable by which a container requests GPUs.
@@ -145,7 +145,7 @@ func device(value string) string {
 // Options are the options of an audit.
 type Options struct {
 	// Runtime selects Docker's API if it is engine.Docker, and CRI otherwise.
-	Runtime engine.Kind
+	Runtime runtime.Kind
 	// All includes containers that neither request GPUs nor have any.
 	All bool
 	// Timeout limits one call; 0 means DefaultTimeout.
@@ -172,7 +172,7 @@ func Run(ctx context.Context, root *host.Root, at string, o Options) ([]Finding,
 		o.Timeout = DefaultTimeout
 	}
 	collect := overCRI
-	if o.Runtime == engine.Docker {
+	if o.Runtime == runtime.Docker {
 		collect = overDocker
 	}
 	containers, err := collect(ctx, root, at, o.Timeout)

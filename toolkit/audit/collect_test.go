@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/cri/critest"
-	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 const (
@@ -49,12 +49,12 @@ func newHost(t *testing.T, files map[string]string) *host.Root {
 	return root
 }
 
-func serveCRI(t *testing.T, root *host.Root, conf critest.Config) {
+func serveCRI(t *testing.T, root *host.Root, conf runtimetest.CRIConfig) {
 	t.Helper()
 	if conf.Name == "" {
 		conf.Name, conf.Version = "containerd", "v2.1.4"
 	}
-	runtime, err := critest.Start(root.Path(at), conf)
+	runtime, err := runtimetest.StartCRI(root.Path(at), conf)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, runtime.Stop()) })
 }
@@ -75,10 +75,10 @@ func TestCollectOverCRI(t *testing.T) {
 		tasks + "c1/config.json": `{"process":{"env":["NVIDIA_VISIBLE_DEVICES=void"]},"linux":{"devices":[{"path":"/dev/nvidia1"}]},"hooks":{"prestart":[{"path":"/usr/bin/nvidia-container-runtime-hook"}]}}`,
 		"/proc/4711/mountinfo":   "1 0 0:1 / / rw - overlay overlay rw\n2 1 0:2 /nvidia0 /dev/nvidia0 rw,nosuid - devtmpfs udev rw\n3 1 0:2 /nvidiactl /dev/nvidiactl rw - devtmpfs udev rw\nshort\n",
 	})
-	pod := func(id, info string) critest.Container {
-		return critest.Container{ID: id, Name: "main", Namespace: "ml", Pod: "pod-" + id, Image: "cuda:12", Handler: "nvidia", Info: info}
+	pod := func(id, info string) runtimetest.CRIContainer {
+		return runtimetest.CRIContainer{ID: id, Name: "main", Namespace: "ml", Pod: "pod-" + id, Image: "cuda:12", Handler: "nvidia", Info: info}
 	}
-	containers := []critest.Container{
+	containers := []runtimetest.CRIContainer{
 		pod("c1", containerdInfo), pod("c2", crioInfo), pod("c3", env("all", false)), pod("c4", env("all", true)),
 		pod("c5", `{"config":{"CDI_devices":[{"name":"k8s.gpuready.io/gpu=`+uuid+`"},{"name":"vendor.com/net=eth0"}]},"runtimeSpec":{}}`),
 		pod("c6", `{"config":{"annotations":{"cdi.k8s.io/x":"nvidia.com/gpu=0,nvidia.com/gpu=1"},"linux":{"security_context":{"privileged":true}}},"runtimeSpec":{}}`),
@@ -88,7 +88,7 @@ func TestCollectOverCRI(t *testing.T) {
 	}
 	containers[3].Handler = ""
 	containers[9].Gone = true
-	serveCRI(t, root, critest.Config{Handlers: []string{"runc", "nvidia"}, Containers: containers})
+	serveCRI(t, root, runtimetest.CRIConfig{Handlers: []string{"runc", "nvidia"}, Containers: containers})
 
 	findings, err := Run(t.Context(), root, at, Options{All: true, Timeout: time.Minute})
 	require.NoError(t, err)
@@ -120,7 +120,7 @@ func TestCollectOverCRI(t *testing.T) {
 
 func TestOneUnreadableContainerDoesNotHideTheOthers(t *testing.T) {
 	root := newHost(t, nil)
-	serveCRI(t, root, critest.Config{Containers: []critest.Container{
+	serveCRI(t, root, runtimetest.CRIConfig{Containers: []runtimetest.CRIContainer{
 		{ID: "../../etc", Name: "a", Namespace: "n", Pod: "p", Handler: "nvidia", Info: `{"pid":"many"}`},
 		{ID: "b", Name: "b\x1b[2J\nkeeps", Namespace: "n", Pod: "p", Handler: "nvidia", Info: env("all", true)},
 	}})
@@ -135,7 +135,7 @@ func TestOneUnreadableContainerDoesNotHideTheOthers(t *testing.T) {
 
 func TestRunTimesOutOnASilentRuntime(t *testing.T) {
 	root := newHost(t, nil)
-	serveCRI(t, root, critest.Config{Hangs: true})
+	serveCRI(t, root, runtimetest.CRIConfig{Hangs: true})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := Run(ctx, root, at, Options{})
@@ -193,7 +193,7 @@ func TestCollectOverDockersAPI(t *testing.T) {
 		"GET /containers/d4/json": `{"Name":"/all","Config":{"Image":"cuda","Env":["NVIDIA_VISIBLE_DEVICES=all"]},"HostConfig":{"Runtime":"nvidia","CapAdd":["CAP_SYS_ADMIN"]}}`,
 		"GET /containers/d5/json": `{"Name":"/image","Config":{"Image":"cuda","Env":["NVIDIA_VISIBLE_DEVICES=all"]},"HostConfig":{"Runtime":"runc"}}`,
 	})
-	findings, err := Run(t.Context(), root, dockerAt, Options{Runtime: engine.Docker, Timeout: time.Minute})
+	findings, err := Run(t.Context(), root, dockerAt, Options{Runtime: runtime.Docker, Timeout: time.Minute})
 	require.NoError(t, err)
 	got := map[string]Verdict{}
 	for _, f := range findings {
@@ -213,9 +213,9 @@ func TestBadResponsesOfDockerAreErrors(t *testing.T) {
 		if answer == "hangs" {
 			limit = 50 * time.Millisecond
 		}
-		_, err := Run(t.Context(), root, dockerAt, Options{Runtime: engine.Docker, Timeout: limit})
+		_, err := Run(t.Context(), root, dockerAt, Options{Runtime: runtime.Docker, Timeout: limit})
 		require.ErrorContains(t, err, want)
 	}
-	_, err := Run(t.Context(), newHost(t, nil), dockerAt, Options{Runtime: engine.Docker})
+	_, err := Run(t.Context(), newHost(t, nil), dockerAt, Options{Runtime: runtime.Docker})
 	require.ErrorContains(t, err, "set DOCKER_SOCKET")
 }

@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/toolkit/socket"
+	"github.com/gpuready/gpuready/toolkit/watch"
 )
 
 // errGone means that a container has ended since it was listed.
@@ -68,7 +68,7 @@ type inspection struct {
 }
 
 func overDocker(ctx context.Context, root *host.Root, at string, limit time.Duration) ([]Container, error) {
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return socket.Dial(ctx, root, at) }}
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return watch.Dial(ctx, root, at) }}
 	defer transport.CloseIdleConnections()
 	d := &dockerAPI{root: root, at: at, limit: limit, client: &http.Client{Transport: transport}}
 	if err := d.get(ctx, "/info", &d.info); err != nil {

@@ -12,8 +12,8 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/toolkit/change"
-	"github.com/gpuready/gpuready/toolkit/cri"
-	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 // Reasons in the toolkit's state; part of the contract.
@@ -37,15 +37,15 @@ func (p *Problem) Unwrap() error { return p.Err }
 type Runtime interface {
 	// Query queries the runtime's own description. It returns an error if the runtime does
 	// not respond.
-	Query(ctx context.Context) (cri.RuntimeInfo, error)
+	Query(ctx context.Context) (probe.RuntimeInfo, error)
 	// Plan returns the plan for the wanted abilities. Its error may be an *engine.Refusal.
-	Plan(version string, want engine.Want) (engine.Plan, error)
+	Plan(version string, want runtime.Want) (runtime.Plan, error)
 	// CanRestart reports whether Restart is allowed. If not, it returns the reason and the manual
 	// steps.
 	CanRestart() (bool, string)
 	// Restart makes the runtime load the edits, and returns when it has restarted. It
 	// returns a description of what was done.
-	Restart(ctx context.Context, edits []engine.Edit) (string, error)
+	Restart(ctx context.Context, edits []runtime.Edit) (string, error)
 }
 
 // Journal makes changes that can be undone whatever happens.
@@ -66,10 +66,10 @@ type Journal interface {
 
 // note holds everything that is needed to finish a change, also in another process.
 type note struct {
-	Before cri.RuntimeInfo `json:"before"`
-	Want   engine.Want     `json:"want"`
-	Edits  []engine.Edit   `json:"edits"`
-	Plan   string          `json:"plan"` // hash
+	Before probe.RuntimeInfo `json:"before"`
+	Want   runtime.Want      `json:"want"`
+	Edits  []runtime.Edit    `json:"edits"`
+	Plan   string            `json:"plan"` // hash
 }
 
 // refusal records a plan that must not be tried again.
@@ -96,9 +96,9 @@ type Configurer struct {
 
 // Outcome is the result of Plan or Apply.
 type Outcome struct {
-	Answer   cri.RuntimeInfo // the runtime's current description
-	Edits    []engine.Edit   // the edits made or planned
-	Changes  []change.Change // on the host
+	Answer   probe.RuntimeInfo // the runtime's current description
+	Edits    []runtime.Edit    // the edits made or planned
+	Changes  []change.Change   // on the host
 	Restarts int
 	Undone   bool // all of it was undone
 }
@@ -109,11 +109,11 @@ func (c *Configurer) Plan(ctx context.Context) (Outcome, error) {
 	return o, err
 }
 
-func (c *Configurer) plan(ctx context.Context) (Outcome, engine.Want, error) {
+func (c *Configurer) plan(ctx context.Context) (Outcome, runtime.Want, error) {
 	info, err := c.Runtime.Query(ctx)
 	o := Outcome{Answer: info}
 	if err != nil {
-		return o, engine.Want{}, &Problem{cri.ReasonSilent, info.Message + "; its configuration is not touched while it does not report its abilities", err}
+		return o, runtime.Want{}, &Problem{probe.ReasonSilent, info.Message + "; its configuration is not touched while it does not report its abilities", err}
 	}
 	want, ok := c.Wishes.Want(info, c.Same)
 	if !ok {
@@ -163,7 +163,7 @@ func (c *Configurer) Apply(ctx context.Context) (Outcome, error) {
 }
 
 // restartStale restarts a runtime whose configuration is as wanted, but not in effect.
-func (c *Configurer) restartStale(ctx context.Context, o Outcome, want engine.Want, lacks []string) (Outcome, error) {
+func (c *Configurer) restartStale(ctx context.Context, o Outcome, want runtime.Want, lacks []string) (Outcome, error) {
 	what := o.Answer.Name + " at " + o.Answer.Socket + " is configured as wanted, but " + strings.Join(lacks, ", ")
 	if was, err := c.refused(); err != nil || was.Plan == hash(nil, want) && was.Version == o.Answer.Version {
 		if err == nil {
@@ -241,7 +241,7 @@ func (c *Configurer) finish(ctx context.Context, o Outcome, n note) (Outcome, er
 
 // restart restarts the runtime and queries it until it has the wanted abilities or times
 // out. It returns the abilities that are then missing.
-func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []engine.Edit, before cri.RuntimeInfo, want engine.Want) (info cri.RuntimeInfo, lacks []string, err error) {
+func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []runtime.Edit, before probe.RuntimeInfo, want runtime.Want) (info probe.RuntimeInfo, lacks []string, err error) {
 	o.Restarts++
 	var did string
 	err = c.step("restart", func() error {
@@ -330,10 +330,10 @@ func (c *Configurer) step(name string, do func() error) error {
 }
 
 // hash returns a string that identifies a plan.
-func hash(edits []engine.Edit, want engine.Want) string {
+func hash(edits []runtime.Edit, want runtime.Want) string {
 	data, err := json.Marshal(struct {
-		Edits []engine.Edit
-		Want  engine.Want
+		Edits []runtime.Edit
+		Want  runtime.Want
 	}{edits, want})
 	if err != nil {
 		panic(err) // strings only

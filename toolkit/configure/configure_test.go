@@ -12,16 +12,16 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/change"
-	"github.com/gpuready/gpuready/toolkit/cri"
-	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 // node is a runtime and its configuration, in the form of the wanted abilities.
 type node struct {
-	file    engine.Want // as written
-	runs    engine.Want // as in effect
-	base    []string    // handlers that it always has
-	kept    *engine.Want
+	file    runtime.Want // as written
+	runs    runtime.Want // as in effect
+	base    []string     // handlers that it always has
+	kept    *runtime.Want
 	pending []byte
 	refused []byte
 
@@ -37,12 +37,12 @@ type node struct {
 	hangs    bool  // so is it after its time
 }
 
-func (n *node) Query(context.Context) (cri.RuntimeInfo, error) {
+func (n *node) Query(context.Context) (probe.RuntimeInfo, error) {
 	if n.silent || n.broken && n.runs.CDI {
-		return cri.RuntimeInfo{Runtime: nodestate.Runtime{Message: "it does not answer"}}, errors.New("refused")
+		return probe.RuntimeInfo{Runtime: nodestate.Runtime{Message: "it does not answer"}}, errors.New("refused")
 	}
 	on := n.runs.CDI
-	a := cri.RuntimeInfo{Runtime: nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &on, CDIDirs: []string{"/etc/cdi"}, Handlers: slices.Concat(n.base, n.gone)}, Default: "runc"}
+	a := probe.RuntimeInfo{Runtime: nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &on, CDIDirs: []string{"/etc/cdi"}, Handlers: slices.Concat(n.base, n.gone)}, Default: "runc"}
 	a.CDIDirs = append(a.CDIDirs, n.runs.CDIDirs...)
 	for _, h := range n.runs.Handlers {
 		a.Handlers = append(a.Handlers, h.Name)
@@ -56,14 +56,14 @@ func (n *node) Query(context.Context) (cri.RuntimeInfo, error) {
 	return a, nil
 }
 
-func (n *node) Plan(_ string, want engine.Want) (engine.Plan, error) {
+func (n *node) Plan(_ string, want runtime.Want) (runtime.Plan, error) {
 	if n.refusal != nil {
-		return engine.Plan{}, n.refusal
+		return runtime.Plan{}, n.refusal
 	}
-	var p engine.Plan
+	var p runtime.Plan
 	edit := func(is bool, key string) {
 		if !is {
-			p.Edits = append(p.Edits, engine.Edit{File: "/etc/containerd/config.toml", Key: key, After: "true"})
+			p.Edits = append(p.Edits, runtime.Edit{File: "/etc/containerd/config.toml", Key: key, After: "true"})
 		}
 	}
 	edit(!want.CDI || n.file.CDI, "enable_cdi")
@@ -85,7 +85,7 @@ func (n *node) Plan(_ string, want engine.Want) (engine.Plan, error) {
 
 func (n *node) CanRestart() (bool, string) { return n.may, "restart containerd" }
 
-func (n *node) Restart(ctx context.Context, _ []engine.Edit) (string, error) {
+func (n *node) Restart(ctx context.Context, _ []runtime.Edit) (string, error) {
 	if n.stopped != nil {
 		return "", n.stopped
 	}
@@ -106,7 +106,7 @@ func (n *node) write(data []byte) {
 		n.file.CDI, n.file.CDIDirs = true, []string{"/var/run/cdi"}
 	}
 	if bytes.ContainsRune(data, 'h') {
-		n.file.Handlers = []engine.Handler{{Name: "nvidia"}}
+		n.file.Handlers = []runtime.Handler{{Name: "nvidia"}}
 	}
 	if bytes.ContainsRune(data, 'd') {
 		n.file.Default = "nvidia"
@@ -141,15 +141,15 @@ func configurer(n *node, w Wishes) *Configurer {
 	return &Configurer{Wishes: w, Runtime: n, Journal: journal{n}, Same: func(a, b string) bool { return a == b }, Patience: 100 * time.Millisecond}
 }
 
-var handler = engine.Handler{Name: "nvidia", Program: "/usr/local/nvidia/toolkit/gpu-oci-runtime"}
+var handler = runtime.Handler{Name: "nvidia", Program: "/usr/local/nvidia/toolkit/gpu-oci-runtime"}
 
 func TestRuntimeWithAllAbilitiesIsLeftAlone(t *testing.T) {
-	n := &node{may: true, runs: engine.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
+	n := &node{may: true, runs: runtime.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
 	o, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, o.Edits)
 	require.Zero(t, n.restarts)
-	require.Equal(t, engine.Want{}, n.file, "its files do not matter")
+	require.Equal(t, runtime.Want{}, n.file, "its files do not matter")
 }
 
 func TestMissingAbilitiesAreConfiguredAndVerified(t *testing.T) {
@@ -185,7 +185,7 @@ func TestRejectedConfigurationIsUndone(t *testing.T) {
 			require.Contains(t, problem.Message, "enable_cdi = true", "the key that was the trouble")
 			require.Contains(t, problem.Message, "its old configuration is back")
 			require.True(t, o.Undone)
-			require.Equal(t, engine.Want{}, n.file)
+			require.Equal(t, runtime.Want{}, n.file)
 			require.Nil(t, n.pending)
 			require.Equal(t, 2, n.restarts)
 
@@ -207,13 +207,13 @@ func TestSilentRuntimeIsNotConfigured(t *testing.T) {
 	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
 	problem, is := errors.AsType[*Problem](err)
 	require.True(t, is)
-	require.Equal(t, cri.ReasonSilent, problem.Reason)
-	require.Equal(t, engine.Want{}, n.file)
+	require.Equal(t, probe.ReasonSilent, problem.Reason)
+	require.Equal(t, runtime.Want{}, n.file)
 	require.Zero(t, n.restarts)
 }
 
 func TestRefusedPlanIsReported(t *testing.T) {
-	n := &node{may: true, refusal: &engine.Refusal{File: "/etc/containerd/config.toml", Line: 3, Column: 7, Message: "expected a table"}}
+	n := &node{may: true, refusal: &runtime.Refusal{File: "/etc/containerd/config.toml", Line: 3, Column: 7, Message: "expected a table"}}
 	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
 	problem, is := errors.AsType[*Problem](err)
 	require.True(t, is)
@@ -258,22 +258,22 @@ func TestNextProcessFinishesAChange(t *testing.T) {
 }
 
 func TestChangeWithAnUnreadableNoteIsUndone(t *testing.T) {
-	before := engine.Want{}
-	n := &node{may: true, file: engine.Want{CDI: true}, kept: &before, pending: []byte("{")}
+	before := runtime.Want{}
+	n := &node{may: true, file: runtime.Want{CDI: true}, kept: &before, pending: []byte("{")}
 	c := configurer(n, Wishes{})
 	_, err := c.Apply(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, engine.Want{}, n.file)
+	require.Equal(t, runtime.Want{}, n.file)
 }
 
 func TestRuntimeWithAStaleConfigurationIsRestarted(t *testing.T) {
-	n := &node{may: true, file: engine.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
+	n := &node{may: true, file: runtime.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
 	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
 	require.NoError(t, err)
 	require.True(t, n.runs.CDI)
 	require.Equal(t, 1, n.restarts)
 
-	n = &node{may: true, deaf: true, file: engine.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
+	n = &node{may: true, deaf: true, file: runtime.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
 	c := configurer(n, Wishes{CDI: true})
 	for range 2 {
 		_, err = c.Apply(t.Context())
@@ -300,7 +300,7 @@ func TestNextProcessFinishesAnUndo(t *testing.T) {
 	c.Journal = stopping{journal{n}, func() { cancel(); n.stopped = context.Canceled }}
 	_, err := c.Apply(ctx)
 	require.ErrorIs(t, err, context.Canceled)
-	require.Equal(t, engine.Want{}, n.file)
+	require.Equal(t, runtime.Want{}, n.file)
 	require.True(t, n.runs.CDI, "it runs with what it does not take")
 
 	n.stopped = nil
@@ -334,5 +334,5 @@ func TestEndlessRestartTimesOut(t *testing.T) {
 	require.True(t, is, "%v", err)
 	require.Equal(t, ReasonRefused, problem.Reason)
 	require.Contains(t, problem.Message, context.DeadlineExceeded.Error())
-	require.Equal(t, engine.Want{}, n.file, "its old configuration is back")
+	require.Equal(t, runtime.Want{}, n.file, "its old configuration is back")
 }

@@ -9,22 +9,22 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuready/gpuready/toolkit/cri"
-	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 // Wishes are the abilities that the operator wants.
 type Wishes struct {
-	CDI     bool           // the runtime resolves CDI names
-	CDIDir  string         // from this directory
-	Handler engine.Handler // the wanted handler, without a name if there is none
-	Default bool           // the handler is the default for pods that name none
+	CDI     bool            // the runtime resolves CDI names
+	CDIDir  string          // from this directory
+	Handler runtime.Handler // the wanted handler, without a name if there is none
+	Default bool            // the handler is the default for pods that name none
 }
 
 // Want returns the abilities to configure; ok reports whether there are any. A runtime
 // that already has all of them is left alone, since other files than ours may provide
 // them.
-func (w Wishes) Want(a cri.RuntimeInfo, same func(a, b string) bool) (want engine.Want, ok bool) {
+func (w Wishes) Want(a probe.RuntimeInfo, same func(a, b string) bool) (want runtime.Want, ok bool) {
 	dirs := len(a.CDIDirs) == 0 || slices.ContainsFunc(a.CDIDirs, func(d string) bool { return same(d, w.CDIDir) })
 	if w.CDI && (a.CDI != nil && !*a.CDI || !dirs) {
 		want.CDI, ok = true, true
@@ -34,7 +34,7 @@ func (w Wishes) Want(a cri.RuntimeInfo, same func(a, b string) bool) (want engin
 	}
 	if w.Handler.Name != "" {
 		// A handler of that name need not be ours, so the plan checks that.
-		want.Handlers, ok = []engine.Handler{w.Handler}, true
+		want.Handlers, ok = []runtime.Handler{w.Handler}, true
 		if w.Default {
 			want.Default = w.Handler.Name
 		}
@@ -44,7 +44,7 @@ func (w Wishes) Want(a cri.RuntimeInfo, same func(a, b string) bool) (want engin
 
 // Missing describes the abilities that a runtime lacks after it was configured. It returns
 // none if the runtime is as wanted.
-func Missing(before, after cri.RuntimeInfo, want engine.Want, same func(a, b string) bool) []string {
+func Missing(before, after probe.RuntimeInfo, want runtime.Want, same func(a, b string) bool) []string {
 	var lacks []string
 	add := func(format string, args ...any) { lacks = append(lacks, fmt.Sprintf(format, args...)) }
 	for _, h := range before.Handlers {
@@ -75,7 +75,7 @@ func Missing(before, after cri.RuntimeInfo, want engine.Want, same func(a, b str
 }
 
 // keys lists the edits for a message.
-func keys(edits []engine.Edit) string {
+func keys(edits []runtime.Edit) string {
 	var all []string
 	for _, e := range edits {
 		all = append(all, e.String())

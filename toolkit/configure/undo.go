@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuready/gpuready/toolkit/cri"
-	"github.com/gpuready/gpuready/toolkit/engine"
+	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 // undo restores the runtime's old configuration.
@@ -30,7 +30,7 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 	if may, what := c.Runtime.CanRestart(); !may {
 		return o, &Problem{ReasonRestart, message + "; " + what, nil}
 	}
-	info, lacks, err := c.restart(ctx, &o, n.Edits, n.Before, engine.Want{})
+	info, lacks, err := c.restart(ctx, &o, n.Edits, n.Before, runtime.Want{})
 	if ctx.Err() != nil {
 		return o, ctx.Err() // the next process finishes it
 	}
@@ -58,13 +58,13 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 
 // RestartRestored restarts a runtime whose configuration was restored, and verifies that it has all
 // handlers of before except our own. did describes what was done.
-func (c *Configurer) RestartRestored(ctx context.Context, before cri.RuntimeInfo, own []string) (did string, err error) {
+func (c *Configurer) RestartRestored(ctx context.Context, before probe.RuntimeInfo, own []string) (did string, err error) {
 	before.Handlers = slices.DeleteFunc(slices.Clone(before.Handlers), func(h string) bool { return slices.Contains(own, h) })
 	if slices.Contains(own, before.Default) {
 		before.Default = ""
 	}
 	var o Outcome
-	_, lacks, err := c.restart(ctx, &o, nil, before, engine.Want{})
+	_, lacks, err := c.restart(ctx, &o, nil, before, runtime.Want{})
 	if err == nil && len(lacks) > 0 {
 		err = fmt.Errorf("%s has its own configuration back, but with that %s; see its log", before.Name, strings.Join(lacks, ", "))
 	}

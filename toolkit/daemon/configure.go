@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/target"
 )
 
 // Another program that keeps overwriting the runtime's configuration is not fought
@@ -87,5 +86,5 @@ func (d *Daemon) configFiles() []string {
 	d.mu.Lock()
 	info := d.runtime.info
 	d.mu.Unlock()
-	return target.Files(d.Root, d.Config.Runtime, info)
+	return configure.Files(d.Root, d.Config.Runtime, info)
 }

@@ -12,10 +12,9 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/cri"
-	"github.com/gpuready/gpuready/toolkit/cri/critest"
-	"github.com/gpuready/gpuready/toolkit/distro"
-	"github.com/gpuready/gpuready/toolkit/restart/restarttest"
+	"github.com/gpuready/gpuready/toolkit/runtime/distro"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 const (
@@ -26,11 +25,11 @@ const (
 // containerd is a runtime with a configuration that systemd can restart.
 type containerd struct {
 	m       *machine
-	systemd *restarttest.Systemd
+	systemd *runtimetest.Systemd
 	takes   bool // CDI is on if the configuration turns it on
 
 	mu      sync.Mutex
-	runtime *critest.Runtime
+	runtime *runtimetest.CRI
 }
 
 func (m *machine) containerd(takes bool) *containerd {
@@ -41,7 +40,7 @@ func (m *machine) containerd(takes bool) *containerd {
 	require.NoError(m.t, os.WriteFile(m.dir+configFile, []byte(byHand), 0o644))
 	c := &containerd{m: m, takes: takes}
 	var err error
-	c.systemd, err = restarttest.Start(m.dir, map[string]string{"containerd.service": "active"}, func(string, string) error { return c.start() })
+	c.systemd, err = runtimetest.StartSystemd(m.dir, map[string]string{"containerd.service": "active"}, func(string, string) error { return c.start() })
 	require.NoError(m.t, err)
 	m.t.Cleanup(func() { require.NoError(m.t, c.systemd.Close()) })
 	m.t.Cleanup(func() { require.NoError(m.t, c.runtime.Stop()) })
@@ -63,7 +62,7 @@ func (c *containerd) start() error {
 		return err
 	}
 	on := c.takes && strings.Contains(string(data), "enable_cdi = true")
-	c.runtime, err = critest.Start(c.m.dir+"/run/containerd/containerd.sock", critest.Config{
+	c.runtime, err = runtimetest.StartCRI(c.m.dir+"/run/containerd/containerd.sock", runtimetest.CRIConfig{
 		Name: "containerd", Version: "1.7.24", CDI: &on, Dirs: []string{"/etc/cdi", "/var/run/cdi"}, Handlers: []string{"runc"},
 	})
 	return err
@@ -134,7 +133,7 @@ func TestRuntimeIsNotConfiguredUnlessAllowed(t *testing.T) {
 	c := m.containerd(true)
 	m.conf.Configure = false
 	_, _ = m.run()
-	s := m.await("degraded", func(s nodestate.State) bool { return s.Reason == cri.ReasonDisabled })
+	s := m.await("degraded", func(s nodestate.State) bool { return s.Reason == probe.ReasonDisabled })
 	require.Contains(t, s.Message, "set enable_cdi = true")
 	require.Equal(t, byHand, c.file())
 	require.Empty(t, c.systemd.Calls())

@@ -23,12 +23,12 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/nri"
-	"github.com/gpuready/gpuready/toolkit/nri/nritest"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
 func TestMain(m *testing.M) {
-	if nritest.Entered() {
+	if runtimetest.EnteredNRI() {
 		return
 	}
 	goleak.VerifyTestMain(m)

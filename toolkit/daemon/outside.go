@@ -10,11 +10,11 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/cri"
 	"github.com/gpuready/gpuready/toolkit/node"
 	"github.com/gpuready/gpuready/toolkit/nri"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 	"github.com/gpuready/gpuready/toolkit/setup"
-	"github.com/gpuready/gpuready/toolkit/socket"
+	"github.com/gpuready/gpuready/toolkit/watch"
 )
 
 // maxSpec limits the size of the management specification, as package cdi does.
@@ -26,9 +26,9 @@ const runtimeKnown = configChanged << 1
 
 // runtimeState is the known state of the container runtime. Nothing waits for it.
 type runtimeState struct {
-	queried bool            // the runtime was queried, or there is none
-	info    cri.RuntimeInfo // without a socket if there is no runtime
-	reason  gpu.Reason      // the problem that the message in info describes, "" if none
+	queried bool              // the runtime was queried, or there is none
+	info    probe.RuntimeInfo // without a socket if there is no runtime
+	reason  gpu.Reason        // the problem that the message in info describes, "" if none
 	nri     nri.Status
 	missed  []nri.Missed // containers that should have GPUs and have none
 
@@ -40,8 +40,8 @@ type runtimeState struct {
 // restarts.
 func (d *Daemon) queryRuntime(ctx context.Context) error {
 	var since time.Time // of the first query without a response, zero if there is none
-	return socket.Follow(ctx, d.Root, d.RuntimeSockets(), func(ctx context.Context, at string) error {
-		var info cri.RuntimeInfo
+	return watch.Follow(ctx, d.Root, d.RuntimeSockets(), func(ctx context.Context, at string) error {
+		var info probe.RuntimeInfo
 		var reason gpu.Reason
 		var err error
 		if since.IsZero() {
@@ -56,7 +56,7 @@ func (d *Daemon) queryRuntime(ctx context.Context) error {
 			return ctx.Err()
 		case err == nil:
 			since = time.Time{}
-		case time.Since(since) < cri.Timeout: // it is being started
+		case time.Since(since) < probe.Timeout: // it is being started
 			return err
 		}
 		d.metrics.runtime(info.Name, info.CDI)
@@ -247,7 +247,7 @@ func (d *Daemon) state() nodestate.State {
 func (o runtimeState) injection(at string) *nodestate.Injection {
 	switch {
 	case !o.nri.Connected && o.nri.Absent && o.queried:
-		return &nodestate.Injection{Message: o.nri.Message + ": " + cri.AdviseNRI(o.info, at)}
+		return &nodestate.Injection{Message: o.nri.Message + ": " + probe.AdviseNRI(o.info, at)}
 	case !o.nri.Connected && o.nri.Message == "":
 		return &nodestate.Injection{Message: "the container runtime has not registered the toolkit at " + at + " yet"}
 	case !o.nri.Connected:
@@ -260,7 +260,7 @@ func (o runtimeState) injection(at string) *nodestate.Injection {
 // without their GPUs, or not at all, so agents get none either: then they offer none to
 // pods.
 func (o runtimeState) unable() bool {
-	return o.reason == cri.ReasonDisabled || o.reason == cri.ReasonDirectory
+	return o.reason == probe.ReasonDisabled || o.reason == probe.ReasonDirectory
 }
 
 // logRuntime logs changes of the container runtime.

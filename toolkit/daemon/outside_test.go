@@ -14,10 +14,9 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/cri"
-	"github.com/gpuready/gpuready/toolkit/cri/critest"
 	"github.com/gpuready/gpuready/toolkit/nri"
-	"github.com/gpuready/gpuready/toolkit/nri/nritest"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -26,28 +25,28 @@ const ours = "gpuready"
 var on, off = true, false
 
 // containerd2 is the runtime with its defaults.
-var containerd2 = critest.Config{Name: "containerd", Version: "v2.2.1", CDI: &on, Dirs: []string{"/etc/cdi", "/var/run/cdi"}, Handlers: []string{"runc"}}
+var containerd2 = runtimetest.CRIConfig{Name: "containerd", Version: "v2.2.1", CDI: &on, Dirs: []string{"/etc/cdi", "/var/run/cdi"}, Handlers: []string{"runc"}}
 
 // cri starts the machine's container runtime, and replaces an earlier one.
-func (m *machine) cri(conf critest.Config) *critest.Runtime {
+func (m *machine) cri(conf runtimetest.CRIConfig) *runtimetest.CRI {
 	m.t.Helper()
-	runtime, err := critest.Start(m.dir+"/run/containerd/containerd.sock", conf)
+	runtime, err := runtimetest.StartCRI(m.dir+"/run/containerd/containerd.sock", conf)
 	require.NoError(m.t, err)
 	m.t.Cleanup(func() { require.NoError(m.t, runtime.Stop()) })
 	return runtime
 }
 
 // nri starts the part of the runtime that accepts plugins.
-func (m *machine) nri() *nritest.Runtime {
+func (m *machine) nri() *runtimetest.NRI {
 	m.t.Helper()
-	runtime, err := nritest.Start("containerd", "v2.2.1", m.dir+"/run/nri/nri.sock")
+	runtime, err := runtimetest.StartNRI("containerd", "v2.2.1", m.dir+"/run/nri/nri.sock")
 	require.NoError(m.t, err)
 	m.t.Cleanup(func() { require.NoError(m.t, runtime.Kill()) })
 	return runtime
 }
 
 // given returns the generation that a new agent receives, or "".
-func given(t *testing.T, runtime *nritest.Runtime) string {
+func given(t *testing.T, runtime *runtimetest.NRI) string {
 	t.Helper()
 	adjust, err := runtime.Create(
 		&api.PodSandbox{Id: "p", Name: "agent", Namespace: ours, Annotations: map[string]string{injection.Annotation: "true"}},
@@ -166,7 +165,7 @@ func TestRuntimeWithoutCDIIsReportedWithARemedy(t *testing.T) {
 	m.nri()
 	_, log := m.run()
 	s := m.await("degraded", phase(nodestate.Degraded))
-	require.Equal(t, cri.ReasonDisabled, s.Reason)
+	require.Equal(t, probe.ReasonDisabled, s.Reason)
 	require.Contains(t, s.Message, "enable_cdi = true")
 	require.Equal(t, s.Message, s.Toolkit.Runtime.Message)
 	require.Len(t, s.Toolkit.Specs, 3, "specifications are written all the same")
@@ -182,12 +181,12 @@ func TestRuntimeWithoutCDIIsReportedWithARemedy(t *testing.T) {
 func TestSilentRuntimeDelaysNothing(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
-	runtime := m.cri(critest.Config{Hangs: true})
+	runtime := m.cri(runtimetest.CRIConfig{Hangs: true})
 	m.run()
 	s := m.await("specs", func(s nodestate.State) bool { return len(devices(s, cdi.KindGPU)) == 1 })
 	require.Nil(t, s.Toolkit.Injection, "without a namespace nobody is given anything")
 	s = m.await("degraded", phase(nodestate.Degraded))
-	require.Equal(t, cri.ReasonSilent, s.Reason)
+	require.Equal(t, probe.ReasonSilent, s.Reason)
 	require.Contains(t, s.Message, "/run/containerd/containerd.sock does not answer")
 	require.NoError(t, runtime.Stop())
 	m.cri(containerd2)
@@ -198,7 +197,7 @@ func TestNodeWithoutNRIReportsHowToEnableIt(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.conf.Namespace = ours
 	m.install("", 1)
-	runtime := m.cri(critest.Config{Name: "containerd", Version: "1.7.24", CDI: &on, Dirs: []string{"/var/run/cdi"}})
+	runtime := m.cri(runtimetest.CRIConfig{Name: "containerd", Version: "1.7.24", CDI: &on, Dirs: []string{"/var/run/cdi"}})
 	m.run()
 	s := m.await("a message", func(s nodestate.State) bool { return strings.Contains(injected(s).Message, "set disable = false") })
 	require.Equal(t, nodestate.Ready, s.Phase)
@@ -238,7 +237,7 @@ func TestApplyQueriesTheRuntimeToo(t *testing.T) {
 	require.NoError(t, tk.Publish(was))
 	s := tk.WithRuntime(t.Context(), m.conf.State(w, nil), nil)
 	require.Equal(t, nodestate.Degraded, s.Phase)
-	require.Equal(t, cri.ReasonDisabled, s.Reason)
+	require.Equal(t, probe.ReasonDisabled, s.Reason)
 	require.Contains(t, s.Message, "enable_cdi = true")
 	require.Equal(t, "g", injected(s).Generation)
 }

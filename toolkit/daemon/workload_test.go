@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/nri"
-	"github.com/gpuready/gpuready/toolkit/nri/nritest"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 // requesting returns a container of an allowed namespace that requests GPUs.
@@ -69,7 +69,7 @@ func TestMissedContainersAreInTheState(t *testing.T) {
 		pod, container := requesting(i, "0")
 		there.Pods, there.Containers = append(there.Pods, pod), append(there.Containers, container)
 	}
-	runtime, err := nritest.Start("containerd", "v2.2.1", m.dir+"/run/nri/nri.sock", there)
+	runtime, err := runtimetest.StartNRI("containerd", "v2.2.1", m.dir+"/run/nri/nri.sock", there)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, runtime.Kill()) })
 	_, log := m.run()

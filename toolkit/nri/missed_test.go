@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/nri/nritest"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 // reports are the reports of a plugin besides its status.
@@ -84,7 +84,7 @@ func TestMissedContainersAreReportedUntilTheyEnd(t *testing.T) {
 	root := newHost(t)
 	offer := &atomic.Pointer[Offer]{}
 	n := runPlugin(t, root, offer, newTable(t, root))
-	runtime, err := nritest.Start("containerd", "v2.2.1", root.Path("/run/nri/nri.sock"), existing())
+	runtime, err := runtimetest.StartNRI("containerd", "v2.2.1", root.Path("/run/nri/nri.sock"), existing())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, runtime.Kill()) })
 	require.Equal(t, []string{"gpuready/plugin-x/plugin", "team/job/broken", "team/job/main"}, n.names())
@@ -112,7 +112,7 @@ func TestMissedContainersAreReportedUntilTheyEnd(t *testing.T) {
 
 	require.NoError(t, runtime.Kill())
 	until(n.reported, func(s Status) bool { return !s.Connected })
-	runtime, err = nritest.Start("containerd", "v2.2.1", root.Path("/run/nri/nri.sock"))
+	runtime, err = runtimetest.StartNRI("containerd", "v2.2.1", root.Path("/run/nri/nri.sock"))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, runtime.Kill()) })
 	require.Empty(t, n.names(), "reported anew after each connection")

@@ -20,11 +20,11 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/toolkit/node"
-	"github.com/gpuready/gpuready/toolkit/nri/nritest"
+	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 func TestMain(m *testing.M) {
-	if nritest.Entered() {
+	if runtimetest.EnteredNRI() {
 		return
 	}
 	goleak.VerifyTestMain(m)
@@ -241,9 +241,9 @@ func plugin(t *testing.T, root *host.Root, offer *atomic.Pointer[Offer]) (<-chan
 	return reported, injected
 }
 
-func start(t *testing.T, root *host.Root, version string) *nritest.Runtime {
+func start(t *testing.T, root *host.Root, version string) *runtimetest.NRI {
 	t.Helper()
-	runtime, err := nritest.Start("containerd", version, root.Path("/run/nri/nri.sock"))
+	runtime, err := runtimetest.StartNRI("containerd", version, root.Path("/run/nri/nri.sock"))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, runtime.Kill()) })
 	return runtime

@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/toolkit/socket"
+	"github.com/gpuready/gpuready/toolkit/watch"
 )
 
 // The plugin's name, and its position among others (00 to 99). It is late, so that its
@@ -78,7 +78,7 @@ type Plugin struct {
 // Run connects to the runtime, and reconnects after its restarts, until ctx ends. Then
 // it returns ctx.Err(). Any other error is the reason why the socket cannot be watched.
 func (p *Plugin) Run(ctx context.Context) error {
-	return socket.Follow(ctx, p.Root, []string{p.Socket}, func(ctx context.Context, at string) error {
+	return watch.Follow(ctx, p.Root, []string{p.Socket}, func(ctx context.Context, at string) error {
 		if at == "" {
 			p.report(Status{Absent: true, Message: "there is no NRI socket " + p.Socket})
 			return nil
@@ -126,7 +126,7 @@ func (s *session) configured() (runtime string, byName bool) {
 // waits for a runtime that was killed between registering and configuring the plugin.
 // Also, it reports a connection before the runtime calls it for containers.
 func (p *Plugin) serve(ctx context.Context, at string) error {
-	trunk, err := socket.Dial(ctx, p.Root, at)
+	trunk, err := watch.Dial(ctx, p.Root, at)
 	if err != nil {
 		return err
 	}

@@ -11,10 +11,9 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/engine"
 	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
-	"github.com/gpuready/gpuready/toolkit/target"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
 // ShimName is the file name of the handler's program in the install directory.
@@ -36,17 +35,17 @@ func (t *Toolkit) Configurer(notify func(step string, took time.Duration)) *conf
 	}
 	w := configure.Wishes{CDI: c.CDI, CDIDir: c.CDIDir, Default: c.HandlerDefault}
 	if c.Handler != "" {
-		w.Handler = engine.Handler{Name: c.Handler, Program: path.Join(c.InstallDir, ShimName)}
+		w.Handler = runtime.Handler{Name: c.Handler, Program: path.Join(c.InstallDir, ShimName)}
 	}
 	return &configure.Configurer{
 		Wishes:  w,
-		Runtime: &target.Runtime{Root: t.Root, Settings: c.Runtime},
+		Runtime: &configure.HostRuntime{Root: t.Root, Settings: c.Runtime},
 		Journal: t.journal(), Same: t.same, Patience: patience, Observe: notify,
 	}
 }
 
-func (t *Toolkit) journal() target.Journal {
-	return target.Journal{Root: t.Root, Dir: t.Config.InstallDir, BootID: t.bootID, Mutex: &t.manifest}
+func (t *Toolkit) journal() configure.HostJournal {
+	return configure.HostJournal{Root: t.Root, Dir: t.Config.InstallDir, BootID: t.bootID, Mutex: &t.manifest}
 }
 
 // same reports whether two paths of the host resolve to the same one.

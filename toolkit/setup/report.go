@@ -10,10 +10,10 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/cri"
+	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/report"
-	"github.com/gpuready/gpuready/toolkit/target"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 // Status returns the status of the host. It changes nothing.
@@ -24,10 +24,10 @@ func (t *Toolkit) Status(ctx context.Context) (report.Status, error) {
 	} else if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, nodestate.ErrStale) {
 		return s, err
 	}
-	if at := cri.Find(t.Root, t.RuntimeSockets()); at != "" {
+	if at := probe.Find(t.Root, t.RuntimeSockets()); at != "" {
 		info, _, _ := t.QueryRuntime(ctx, at) // its message describes an error
 		s.Runtime = &report.Runtime{Runtime: info.Runtime, Default: info.Default}
-		if p, err := target.Profile(t.Root, t.Config.Runtime, info); err == nil {
+		if p, err := configure.Profile(t.Root, t.Config.Runtime, info); err == nil {
 			s.Runtime.Profile, s.Runtime.Why, s.Runtime.Config, s.Runtime.DropIn, s.Runtime.Writer = p.Name, p.Reason, p.Config, p.DropIn, p.Owner
 		}
 	}
@@ -100,14 +100,14 @@ func (t *Toolkit) resolve(w Wanted) (names int, err error) {
 }
 
 func (t *Toolkit) verifyRuntime(ctx context.Context) []report.Check {
-	r := &target.Runtime{Root: t.Root, Settings: t.Config.Runtime}
+	r := &configure.HostRuntime{Root: t.Root, Settings: t.Config.Runtime}
 	info, err := r.Query(ctx)
 	if err != nil {
 		return []report.Check{{Name: "runtime", Message: info.Message}}
 	}
 	checks := []report.Check{{Name: "runtime", OK: true, Message: fmt.Sprintf("%s %s at %s", info.Name, info.Version, info.Socket)}}
 	if t.Config.CDI {
-		_, message := cri.Advise(info, t.Config.CDIDir, t.same)
+		_, message := probe.Advise(info, t.Config.CDIDir, t.same)
 		c := report.Check{Name: "CDI", OK: message == "", Message: message}
 		if c.OK {
 			c.Message = "on"

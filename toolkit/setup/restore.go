@@ -14,9 +14,8 @@ import (
 
 	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/cri"
 	"github.com/gpuready/gpuready/toolkit/install"
-	"github.com/gpuready/gpuready/toolkit/target"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 // RestoreRuntime restores the container runtime's own configuration, and restarts the
@@ -24,7 +23,7 @@ import (
 // next call finishes it, so that the runtime does not keep a handler whose program is
 // removed.
 func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, notify func(string)) (install.Restored, error) {
-	r := &target.Runtime{Root: t.Root, Settings: t.Config.Runtime}
+	r := &configure.HostRuntime{Root: t.Root, Settings: t.Config.Runtime}
 	before, askErr := r.Query(ctx)
 	if hangs(askErr) {
 		if _, _, changed, err := t.restoreConfig(before, true); err != nil || changed {
@@ -65,7 +64,7 @@ func hangs(err error) bool {
 // restoreConfig restores the runtime's own configuration. changed reports whether that
 // differs from the current one, or did at the start of an unfinished restore. own are the
 // runtime's handlers that were ours then.
-func (t *Toolkit) restoreConfig(before cri.RuntimeInfo, dry bool) (restored install.Restored, own []string, changed bool, err error) {
+func (t *Toolkit) restoreConfig(before probe.RuntimeInfo, dry bool) (restored install.Restored, own []string, changed bool, err error) {
 	known, changed, err := t.journal().Restoring()
 	if err != nil {
 		return restored, nil, changed, err

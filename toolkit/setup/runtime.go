@@ -5,13 +5,13 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/cri"
-	"github.com/gpuready/gpuready/toolkit/target"
+	"github.com/gpuready/gpuready/toolkit/configure"
+	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 // RuntimeSockets returns the possible sockets of the container runtime.
 func (t *Toolkit) RuntimeSockets() []string {
-	sockets, err := target.Sockets(t.Config.Runtime)
+	sockets, err := configure.Sockets(t.Config.Runtime)
 	if err != nil {
 		return nil // contradictory settings, which the command line refuses
 	}
@@ -21,13 +21,13 @@ func (t *Toolkit) RuntimeSockets() []string {
 // QueryRuntime queries the runtime at a socket. The result's message describes a problem that
 // affects GPUs, with a remedy, and reason is its reason. Both are also set if the runtime
 // does not respond, with an error.
-func (t *Toolkit) QueryRuntime(ctx context.Context, at string) (cri.RuntimeInfo, gpu.Reason, error) {
-	info, err := target.QueryAt(ctx, t.Root, at, t.Config.Runtime)
+func (t *Toolkit) QueryRuntime(ctx context.Context, at string) (probe.RuntimeInfo, gpu.Reason, error) {
+	info, err := configure.QueryAt(ctx, t.Root, at, t.Config.Runtime)
 	if err != nil {
-		return info, cri.ReasonSilent, err
+		return info, probe.ReasonSilent, err
 	}
 	var reason gpu.Reason
-	reason, info.Message = cri.Advise(info, t.Config.CDIDir, t.same)
+	reason, info.Message = probe.Advise(info, t.Config.CDIDir, t.same)
 	return info, reason, nil
 }
 
@@ -37,7 +37,7 @@ func (t *Toolkit) QueryRuntime(ctx context.Context, at string) (cri.RuntimeInfo,
 func (t *Toolkit) WithRuntime(ctx context.Context, s nodestate.State, configErr error) nodestate.State {
 	var runtime *nodestate.Runtime
 	var reason gpu.Reason
-	if at := cri.Find(t.Root, t.RuntimeSockets()); at != "" {
+	if at := probe.Find(t.Root, t.RuntimeSockets()); at != "" {
 		info, why, _ := t.QueryRuntime(ctx, at) // its message describes an error
 		runtime, reason = &info.Runtime, why
 		if problem, message := t.Config.ProblemOf(configErr); problem != "" {

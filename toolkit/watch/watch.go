@@ -1,4 +1,5 @@
-// Package watch watches directories of the host, including those that do not exist yet.
+// Package watch watches the host: directories, including those that do not exist yet, and
+// services that listen on a socket.
 package watch
 
 import (

@@ -1,0 +1,182 @@
+package containerd
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/tomledit"
+)
+
+// file is a configuration file that containerd reads.
+type file struct {
+	path    string
+	doc     *tomledit.Doc
+	version int // 0 if the file names none
+}
+
+// config is the configuration that containerd derives from all its files.
+type config struct {
+	release release
+	files   []file // in the order in which they apply, the main one first
+	version int    // the one that applies to the merged tables
+	cri     map[string]any
+	ours    map[string]any // the CRI table with our drop-in, if cri is without it
+	covered bool           // the drop-in is imported, whether or not it exists
+}
+
+// maxFiles limits the number of files that are imported, directly or indirectly.
+const maxFiles = 256
+
+// loader reads files. The contents in overlay replace those on the host.
+type loader struct {
+	files   runtime.Files
+	place   runtime.Place
+	release release
+	overlay map[string][]byte
+	skip    string // a file that is not read
+}
+
+func (l loader) read(name string) ([]byte, error) {
+	if data, ok := l.overlay[name]; ok {
+		return data, nil
+	}
+	return l.files.ReadFile(name, runtime.MaxFile)
+}
+
+func parse(name string, data []byte) (file, error) {
+	doc, err := tomledit.Parse(data)
+	if err != nil {
+		return file{}, refusal(name, err, "it is left as it is; correct it")
+	}
+	f := file{path: name, doc: doc}
+	switch v := doc.Root()["version"].(type) {
+	case nil:
+	case int64:
+		f.version = int(v)
+	default:
+		return file{}, f.refuse("this is no number; correct it", "version")
+	}
+	return f, nil
+}
+
+// refusal converts an editor's error to a refusal.
+func refusal(name string, err error, advice string) error {
+	if at, ok := errors.AsType[*tomledit.Error](err); ok {
+		return &runtime.Refusal{File: name, Line: at.Line, Column: at.Column, Message: at.Message + "; " + advice}
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
+
+func (f file) refuse(message string, key ...string) error {
+	line, column := f.doc.Position(key...)
+	return &runtime.Refusal{File: f.path, Line: line, Column: column, Key: tomledit.Key(key...), Message: message}
+}
+
+// load merges the given main file and the files it imports, breadth first as
+// containerd does.
+func (l loader) load(main file) (*config, error) {
+	c := &config{release: l.release}
+	loaded := map[string]bool{}
+	pending := []string{main.path}
+	for len(pending) > 0 || l.place.Always && !c.covered {
+		if len(pending) == 0 {
+			c.covered = true
+			more, err := l.files.Glob(path.Dir(l.place.DropIn), "*.toml")
+			if err != nil {
+				return nil, err
+			}
+			pending = l.withOverlay(more, l.place.DropIn)
+			continue
+		}
+		name := pending[0]
+		pending = pending[1:]
+		if loaded[name] || name == l.skip && name != main.path {
+			continue
+		}
+		loaded[name] = true
+		f := main
+		if name != main.path {
+			data, err := l.read(name)
+			if errors.Is(err, fs.ErrNotExist) && name == l.place.DropIn {
+				continue
+			}
+			if err != nil {
+				return nil, fmt.Errorf("read what %s imports: %w", main.path, err)
+			}
+			if f, err = parse(name, data); err != nil {
+				return nil, err
+			}
+		}
+		if f.version > l.release.maxVersion() && l.release.known() {
+			return nil, f.refuse(fmt.Sprintf("containerd %s does not read version %d; correct it", l.place.Version, f.version), "version")
+		}
+		if c.files = append(c.files, f); len(c.files) > maxFiles {
+			return nil, &runtime.Refusal{File: main.path, Key: "imports", Message: fmt.Sprintf("more than %d files are imported", maxFiles)}
+		}
+		imports, err := l.imports(f, c)
+		if err != nil {
+			return nil, err
+		}
+		pending = append(pending, imports...)
+	}
+	return c, c.merge()
+}
+
+// withOverlay adds name to the found files if the plan is about to create it.
+func (l loader) withOverlay(found []string, name string) []string {
+	if _, ok := l.overlay[name]; ok && !slices.Contains(found, name) {
+		found = append(slices.Clone(found), name)
+		slices.Sort(found)
+	}
+	return found
+}
+
+func (l loader) imports(f file, c *config) ([]string, error) {
+	value, ok := f.doc.Get("imports")
+	if !ok {
+		return nil, nil
+	}
+	list, ok := stringList(value)
+	if !ok {
+		return nil, f.refuse("this is no list of strings; correct it", "imports")
+	}
+	var out []string
+	for _, name := range list {
+		glob := strings.Contains(name, "*")
+		name = path.Clean(name)
+		switch {
+		case path.IsAbs(name):
+		case glob && l.release.known() && !l.release.AtLeast(1, 7):
+			name = path.Join("/", name) // 1.6: from the daemon's directory, the root for a service
+		default:
+			name = path.Join(path.Dir(f.path), name)
+		}
+		if !glob {
+			c.covered = c.covered || name == l.place.DropIn
+			out = append(out, name)
+			continue
+		}
+		dir, base := path.Split(name)
+		dir = path.Clean(dir)
+		if strings.ContainsAny(dir, `*?[\`) {
+			return nil, f.refuse("a pattern in the directory of "+name+" is not followed here; name the directory", "imports")
+		}
+		found, err := l.files.Glob(dir, base)
+		if err != nil {
+			return nil, f.refuse(name+" cannot be looked up: "+err.Error(), "imports")
+		}
+		if path.Dir(l.place.DropIn) == dir {
+			if ours, _ := path.Match(base, path.Base(l.place.DropIn)); ours {
+				c.covered = true
+				found = l.withOverlay(found, l.place.DropIn)
+			}
+		}
+		out = append(out, found...)
+	}
+	return out, nil
+}

@@ -1,0 +1,240 @@
+// Package crio plans changes to CRI-O's configuration. It writes a drop-in of ours,
+// which CRI-O always reads. A key in a later drop-in, such as the reference toolkit's
+// 99-nvidia.conf, is changed there instead.
+//
+// CDI is always on from CRI-O 1.24 on; only its directories can be configured. The
+// rules for merging files are in pkg/config/config.go of CRI-O, UpdateFromPath.
+package crio
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/tomledit"
+)
+
+// header is the first line of our drop-in.
+const header = "# Written by gpuready, which will overwrite changes.\n"
+
+// plan is a plan under construction.
+type plan struct {
+	files   runtime.Files
+	place   runtime.Place
+	want    runtime.Want
+	base    *config // without our drop-in
+	written []file
+}
+
+// Plan returns the files that the host needs for the wanted abilities. It returns an
+// *engine.Refusal for a configuration that it does not fully understand, or that
+// cannot have those abilities. Without a place for a drop-in it edits the main file.
+func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, error) {
+	r, err := parseRelease(p)
+	if err != nil {
+		return runtime.Plan{}, err
+	}
+	all, err := readAll(files, p)
+	if err != nil {
+		return runtime.Plan{}, err
+	}
+	now, err := merge(r, all)
+	if err != nil {
+		return runtime.Plan{}, err
+	}
+	base, err := merge(r, slices.DeleteFunc(slices.Clone(all), func(f file) bool { return f.path == p.DropIn }))
+	if err != nil {
+		return runtime.Plan{}, err
+	}
+	base.ours = now.entries
+	todo := &plan{files: files, place: p, want: w, base: base}
+	return todo.build(now)
+}
+
+func (p *plan) build(now *config) (runtime.Plan, error) {
+	if err := p.base.checkDefault(p.place, p.want); err != nil {
+		return runtime.Plan{}, err
+	}
+	needs, err := p.base.missing(p.want)
+	if err != nil {
+		return runtime.Plan{}, err
+	}
+	if err := p.write(needs); err != nil {
+		return runtime.Plan{}, err
+	}
+	after, err := p.verify(needs)
+	if err != nil {
+		return runtime.Plan{}, err
+	}
+	out := runtime.Plan{Edits: p.edits(now, after)}
+	out.Items, err = p.items(now)
+	return out, err
+}
+
+// write sets the keys in the files that have to hold them.
+func (p *plan) write(needs []need) error {
+	for _, n := range needs {
+		f, found := p.targetFile(n)
+		leaves := n.leaves
+		if found {
+			leaves = n.change
+			for _, name := range overrides {
+				if value, ok := f.doc.Get(append(key(n.key...), name)...); ok && value != false {
+					return f.refuse("by this another program runs than runtime_path; take it out", append(key(n.key...), name)...)
+				}
+			}
+		}
+		for _, leaf := range leaves {
+			doc, err := f.doc.Set(leaf.Value, key(leaf.Path...)...)
+			if err != nil {
+				return &runtime.Refusal{File: f.path, Message: err.Error()}
+			}
+			f.doc = doc
+		}
+		p.written = append(slices.DeleteFunc(p.written, func(w file) bool { return w.path == f.path }), f)
+	}
+	return nil
+}
+
+// targetFile returns the file to write a key to and reports whether that file already
+// has it. This is the last file with the key if it is read after the drop-in, and the
+// drop-in otherwise.
+func (p *plan) targetFile(n need) (file, bool) {
+	target := p.place.DropIn
+	if target == "" {
+		target = p.place.Config
+	}
+	f, found := file{path: target}, false
+	for _, other := range p.base.files {
+		if other.path == target && f.doc == nil {
+			f = other
+		}
+		if other.has(n.key...) && (p.place.DropIn == "" || p.isLate(other)) {
+			f, found = other, true
+		}
+	}
+	for _, w := range p.written {
+		if w.path == f.path {
+			return w, found
+		}
+	}
+	if f.doc == nil {
+		f, _ = parse(target, []byte(header)) // a comment, which is always valid
+	}
+	return f, found
+}
+
+// isLate reports whether a file is read after the drop-in.
+func (p *plan) isLate(f file) bool {
+	return f.path != p.place.Config && slices.Compare(strings.Split(f.path, "/"), strings.Split(p.place.DropIn, "/")) > 0
+}
+
+// verify returns the effective configuration of the planned files, and refuses the
+// plan if a wanted setting is missing or another one changes.
+func (p *plan) verify(needs []need) (*config, error) {
+	files := slices.Clone(p.base.files)
+	for _, w := range p.written {
+		at := slices.IndexFunc(files, func(f file) bool { return f.path == w.path })
+		if at >= 0 {
+			files[at] = w
+			continue
+		}
+		if at = slices.IndexFunc(files, p.isLate); at < 0 || w.path == p.place.Config {
+			at = len(files)
+		}
+		files = slices.Insert(files, at, w)
+	}
+	after, err := merge(p.base.release, files)
+	if err != nil {
+		return nil, err
+	}
+	rest, err := after.missing(p.want)
+	if err != nil {
+		return nil, err
+	}
+	if len(rest) > 0 {
+		return nil, &runtime.Refusal{File: p.place.Config, Key: tomledit.Key(key(rest[0].key...)...), Message: "this cannot be had beside what the files say; set it by hand"}
+	}
+	for _, old := range p.base.leaves() {
+		changed := func(n need) bool {
+			return len(n.key) <= len(old.Path) && slices.Equal(n.key, old.Path[:len(n.key)])
+		}
+		if value, ok := after.get(old.Path); !slices.ContainsFunc(needs, changed) && (!ok || !tomledit.Equal(value, old.Value)) {
+			return nil, p.base.refuse("this would change together with what is wanted; nothing is written", old.Path...)
+		}
+	}
+	return after, nil
+}
+
+// edits returns the differences between the effective values now and after.
+func (p *plan) edits(now, after *config) []runtime.Edit {
+	var edits []runtime.Edit
+	for _, leaf := range after.leaves() {
+		before, ok := now.get(leaf.Path)
+		if ok && tomledit.Equal(before, leaf.Value) {
+			continue
+		}
+		e := runtime.Edit{File: p.fileOf(leaf.Path), Key: tomledit.Key(key(leaf.Path...)...), After: text(leaf.Value)}
+		if ok {
+			e.Before = text(before)
+		}
+		edits = append(edits, e)
+	}
+	for _, leaf := range now.leaves() {
+		if _, ok := after.get(leaf.Path); !ok {
+			edits = append(edits, runtime.Edit{File: p.fileOf(leaf.Path), Key: tomledit.Key(key(leaf.Path...)...), Before: text(leaf.Value)})
+		}
+	}
+	return edits
+}
+
+func (p *plan) fileOf(parts []string) string {
+	for _, f := range p.written {
+		if f.has(parts...) {
+			return f.path
+		}
+	}
+	return p.place.DropIn
+}
+
+func text(value any) string {
+	if s, err := tomledit.Format(value); err == nil {
+		return s
+	}
+	return fmt.Sprint(value)
+}
+
+// items returns the written files and those that already contain the wanted keys. A
+// drop-in that is no longer needed is removed.
+func (p *plan) items(now *config) ([]change.Item, error) {
+	files := slices.Clone(p.written)
+	is := func(name string) func(file) bool { return func(f file) bool { return f.path == name } }
+	for _, f := range p.base.files {
+		if !slices.ContainsFunc(files, is(f.path)) && p.contributes(f) {
+			files = append(files, f)
+		}
+	}
+	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.path, b.path) })
+	var items []change.Item
+	for _, f := range files {
+		item, err := runtime.Write(p.files, f.path, f.doc.Bytes())
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, item)
+	}
+	ours := is(p.place.DropIn)
+	if slices.ContainsFunc(now.files, ours) && !slices.ContainsFunc(p.written, ours) {
+		items = append(items, change.Item{Path: p.place.DropIn, Absent: true})
+	}
+	return items, nil
+}
+
+func (p *plan) contributes(f file) bool {
+	if p.want.CDI && f.has("cdi_spec_dirs") || p.want.Default != "" && f.has("default_runtime") {
+		return true
+	}
+	return slices.ContainsFunc(p.want.Handlers, func(h runtime.Handler) bool { return f.has("runtimes", h.Name) })
+}

@@ -1,0 +1,155 @@
+package distro
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Page renders docs/toolkit-distributions.md: the changes on each distribution and how
+// to undo them.
+func Page() string {
+	var b strings.Builder
+	b.WriteString(`# Distributions
+
+What ` + "`gpu-toolkit`" + ` knows of how distributions arrange their container runtime. It looks which one a node is, most specific first, and says so; each part can be said otherwise ([below](#saying-otherwise)).
+This page is made of toolkit/runtime/distro/profiles.yaml by ` + "`go test ./toolkit/runtime/distro -update`" + `.
+
+Native CDI needs no change of a runtime's configuration where the runtime resolves CDI names already (containerd 2, CRI-O, Docker 28.2): then nothing below is touched but the directory of programs.
+
+| distribution | configuration | what is written | restarted by | programs |
+|---|---|---|---|---|
+`)
+	for _, p := range profiles() {
+		fmt.Fprintf(&b, "| [%s](#%s) | %s | %s | %s | %s |\n", p.Title, slug(p.Title), code(p.Config), written(p), restartedBy(p), code(programsIn(p)))
+	}
+	for _, p := range profiles() {
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", p.Title, p.Notes)
+		row := func(name, value string) {
+			if value != "" {
+				fmt.Fprintf(&b, "- %s: %s\n", name, value)
+			}
+		}
+		row("known by", known(p.Detect))
+		row("CRI at", codes(p.Sockets))
+		row("Docker's API at", code(p.API))
+		row("who writes the configuration", p.Owner)
+		row("drop-in", dropIns(p))
+		row("made of it, never written", codes(p.Generated))
+		row("cannot be written", codes(p.ReadOnly))
+		row("where a person is needed", p.Restart.Message)
+		row("undone by `restore`", p.Undo)
+		row("from", links(p.Sources))
+	}
+	b.WriteString(`
+## Saying otherwise
+
+The variables are those of the reference installer; all paths are the host's. One for a runtime counts more than the general one beside it. Settings for different runtimes at once are refused, with both their names.
+
+| variable | what it says |
+|---|---|
+| ` + "`RUNTIME`" + ` | ` + "`containerd`, `docker` or `crio`" + `; unset: what is detected |
+| ` + "`CONTAINERD_CONFIG`, `DOCKER_CONFIG`, `CRIO_CONFIG`, `RUNTIME_CONFIG`" + ` | the configuration |
+| ` + "`CONTAINERD_SOCKET`, `DOCKER_SOCKET`, `CRIO_SOCKET`, `RUNTIME_SOCKET`" + ` | the socket |
+| ` + "`RUNTIME_DROP_IN_CONFIG`" + ` | the drop-in |
+| ` + "`RUNTIME_RESTART_MODE`" + ` | ` + "`systemd`, `signal` (Docker only: containerd ends on SIGHUP) or `none`" + ` |
+`)
+	return b.String()
+}
+
+func code(s string) string {
+	if s == "" {
+		return ""
+	}
+	return "`" + s + "`"
+}
+
+func codes(list []string) string {
+	quoted := make([]string, len(list))
+	for i, s := range list {
+		quoted[i] = code(s)
+	}
+	return strings.Join(quoted, ", ")
+}
+
+func links(list []string) string {
+	quoted := make([]string, len(list))
+	for i, s := range list {
+		quoted[i] = "<" + s + ">"
+	}
+	return strings.Join(quoted, ", ")
+}
+
+func programsIn(p Profile) string {
+	if p.InstallDir == "" {
+		return "/usr/local/nvidia/toolkit"
+	}
+	return p.InstallDir
+}
+
+func written(p Profile) string {
+	switch {
+	case p.Restart.Method == Manual:
+		return "nothing"
+	case p.DropIn == "":
+		return "that file, in place"
+	case p.Always:
+		return code(p.DropIn)
+	case p.Owner != "":
+		return code(p.DropIn) + ", if the configuration imports it"
+	}
+	return code(p.DropIn) + " if the configuration imports it, else that file, in place"
+}
+
+func restartedBy(p Profile) string {
+	switch {
+	case p.Restart.Automatic:
+		return p.Title + " itself"
+	case p.Restart.Method == Manual:
+		return "nobody"
+	case p.Restart.Method == Reload:
+		return "SIGHUP to " + code(p.Restart.Units[0])
+	}
+	return "systemd: " + codes(p.Restart.Units)
+}
+
+func dropIns(p Profile) string {
+	text := code(p.DropIn)
+	if p.Containerd1 != "" {
+		text += ", with containerd 1 " + code(p.Containerd1)
+	}
+	return text
+}
+
+func known(d Detection) string {
+	var all []string
+	for key, value := range d.OSRelease {
+		if value == "*" {
+			all = append(all, code(key)+" in /etc/os-release")
+			continue
+		}
+		all = append(all, code(key+"="+value)+" in /etc/os-release")
+	}
+	if d.Socket != "" {
+		all = append(all, "the socket "+code(d.Socket))
+	}
+	if len(d.Paths) > 0 {
+		all = append(all, "the directory "+codes(d.Paths))
+	}
+	if d.Config != "" {
+		all = append(all, "a unit that names "+code(d.Config))
+	}
+	return strings.Join(all, ", ")
+}
+
+// slug returns a heading's link anchor, as GitHub makes it.
+func slug(title string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == ' ':
+			return '-'
+		case r == '-' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9':
+			return r
+		}
+		return -1
+	}, strings.ToLower(title))
+}

@@ -1,0 +1,188 @@
+// Package probe queries the abilities of the node's container runtime over its own socket.
+// The socket reports the running daemon's configuration, which may differ from its file.
+package probe
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"path"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/watch"
+)
+
+// Sockets are the sockets of runtimes. Containerd's default comes last: if there is another
+// one too, it belongs to Docker's containerd, which no kubelet uses.
+var Sockets = []string{
+	"/run/k3s/containerd/containerd.sock", // k3s, RKE2
+	"/run/k0s/containerd.sock",
+	"/var/snap/microk8s/common/run/containerd.sock",
+	"/run/crio/crio.sock",
+	"/run/containerd/containerd.sock",
+}
+
+// Timeout limits the time that Ask waits for a response.
+const Timeout = 2 * time.Second
+
+// Limits on a runtime's response. A verbose status of containerd has about 10 KiB.
+const (
+	maxResponse = 1 << 20
+	maxNames    = 64
+	maxName     = 256
+	maxPath     = 4096
+)
+
+// RuntimeInfo is a runtime's description of itself.
+type RuntimeInfo struct {
+	nodestate.Runtime
+	Default string // the handler of pods that name none; "" if unknown
+}
+
+// Find returns the first of the paths at which there is a socket, "" if there is none.
+func Find(root *host.Root, paths []string) string {
+	for _, p := range paths {
+		if info, err := root.Stat(p); err == nil && info.Mode()&fs.ModeSocket != 0 {
+			return p
+		}
+	}
+	return ""
+}
+
+// Query queries the runtime that listens on a socket of the host. With an error, the Answer
+// only has the socket, and a message with the reason and a remedy.
+func Query(ctx context.Context, root *host.Root, at string) (RuntimeInfo, error) {
+	return QueryWithin(ctx, root, at, Timeout)
+}
+
+// QueryWithin is like Ask with another limit than Timeout.
+func QueryWithin(ctx context.Context, root *host.Root, at string, limit time.Duration) (RuntimeInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	a, err := queryCRI(ctx, root, at)
+	a.Socket = at
+	if err != nil {
+		a = RuntimeInfo{Runtime: nodestate.Runtime{Socket: at, Message: silence(at, limit, err)}}
+	}
+	return a, err
+}
+
+// Dial returns a connection to the runtime that listens on a socket of the host. Responses
+// are limited to limit bytes. It connects at its first use. Each call needs a deadline.
+func Dial(root *host.Root, at string, limit int) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+path.Base(at),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(limit)),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return watch.Dial(ctx, root, at) }))
+}
+
+func queryCRI(ctx context.Context, root *host.Root, at string) (a RuntimeInfo, err error) {
+	conn, err := Dial(root, at, maxResponse)
+	if err != nil {
+		return a, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	client := runtimeapi.NewRuntimeServiceClient(conn)
+	version, err := client.Version(ctx, &runtimeapi.VersionRequest{})
+	if err != nil {
+		return a, err
+	}
+	verbose, err := client.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
+	if err != nil {
+		return a, err
+	}
+	return parseCRI(version, verbose)
+}
+
+// silence describes why a runtime does not respond, with a remedy.
+func silence(at string, limit time.Duration, err error) string {
+	why := record.Clean(status.Convert(err).Message(), 1024)
+	switch status.Code(err) {
+	case codes.Unimplemented:
+		return "the container runtime at " + at + " does not serve CRI (" + why + `); take "cri" out of disabled_plugins in its configuration and restart it, or say with --runtime-socket which runtime the kubelet uses`
+	case codes.Unavailable:
+		return "the container runtime at " + at + " is not reached (" + why + "); check that it runs, or say with --runtime-socket which runtime the kubelet uses"
+	case codes.DeadlineExceeded:
+		return fmt.Sprintf("the container runtime at %s does not answer within %v; see its log", at, limit)
+	}
+	return "the container runtime at " + at + " gives no usable answer: " + why
+}
+
+// config is the part of a runtime's reported configuration that is used: containerd reports
+// that of its CRI plugin, CRI-O its own below "crio".
+type config struct {
+	EnableCDI   *bool    `json:"enableCDI"`
+	CDISpecDirs []string `json:"cdiSpecDirs"`
+	Containerd  struct {
+		Default  string                     `json:"defaultRuntimeName"`
+		Runtimes map[string]json.RawMessage `json:"runtimes"`
+	} `json:"containerd"`
+	CRIO struct {
+		CDISpecDirs []string
+		Default     string `json:"DefaultRuntime"`
+	} `json:"crio"`
+}
+
+func parseCRI(version *runtimeapi.VersionResponse, verbose *runtimeapi.StatusResponse) (RuntimeInfo, error) {
+	a := RuntimeInfo{Runtime: nodestate.Runtime{
+		Name:    record.Clean(version.GetRuntimeName(), maxName),
+		Version: record.Clean(version.GetRuntimeVersion(), maxName),
+	}}
+	if a.Name == "" {
+		return a, errors.New("it does not report its name")
+	}
+	var c config
+	if text := verbose.GetInfo()["config"]; text != "" {
+		if err := json.Unmarshal([]byte(text), &c); err != nil {
+			return a, fmt.Errorf("its reported configuration: %w", err)
+		}
+	}
+	a.CDI = resolves(a.Name, a.Version, c.EnableCDI)
+	for _, d := range slices.Concat(c.CDISpecDirs, c.CRIO.CDISpecDirs) {
+		if path.IsAbs(d) && plain(d, maxPath) && len(a.CDIDirs) < maxNames {
+			a.CDIDirs = append(a.CDIDirs, d)
+		}
+	}
+	names := slices.Collect(maps.Keys(c.Containerd.Runtimes))
+	for _, h := range verbose.GetRuntimeHandlers() {
+		names = append(names, h.GetName())
+	}
+	slices.Sort(names)
+	for _, n := range slices.Compact(names) { // the one without a name stands for the default
+		if n != "" && plain(n, maxName) && len(a.Handlers) < maxNames {
+			a.Handlers = append(a.Handlers, n)
+		}
+	}
+	if a.Default = c.Containerd.Default + c.CRIO.Default; !plain(a.Default, maxName) {
+		a.Default = ""
+	}
+	return a, nil
+}
+
+func plain(s string, limit int) bool { return s == record.Clean(s, limit) }
+
+// resolves reports whether the runtime resolves CDI names, nil if unknown. Containerd has a
+// switch for it from 1.7 to 2.3, and always does so since.
+func resolves(name, version string, enabled *bool) *bool {
+	release, known := runtime.ParseRelease(version)
+	if name != containerd || enabled != nil || !known {
+		return enabled
+	}
+	always := release.AtLeast(2, 0)
+	return &always
+}
