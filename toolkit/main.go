@@ -5,52 +5,12 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"os"
-	"strings"
-	"syscall"
 
-	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/program"
-	"github.com/gpuready/gpuready/internal/version"
-	"github.com/gpuready/gpuready/toolkit/daemon"
+	"github.com/gpuready/gpuready/toolkit/cli"
 )
 
 func main() {
-	os.Exit(program.RunWithSignals(func(ctx context.Context) int { return start(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
-}
-
-func start(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	if len(args) > 0 && args[0] == nvml.ReaderCommand {
-		if err := nvml.PrintDevice(ctx, args[1:], stdout); err != nil {
-			fmt.Fprintln(stderr, "gpu-toolkit:", err)
-			return program.Failed
-		}
-		return 0
-	}
-	o, err := parse(args)
-	switch {
-	case err != nil:
-		fmt.Fprintf(stderr, "gpu-toolkit: %v; see gpu-toolkit --help\n", err)
-		return program.Usage
-	case o.help:
-		fmt.Fprint(stdout, o.usage())
-		return 0
-	case o.version:
-		fmt.Fprintln(stdout, "gpu-toolkit", version.String())
-		return 0
-	}
-	err = run(ctx, o, stdout, stderr)
-	if errors.Is(err, daemon.ErrReplaced) {
-		// Replace only the program's image, and keep the process ID and container.
-		err = fmt.Errorf("restart: %w", syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
-	}
-	if err != nil {
-		_, message := o.config.Explain(err)
-		fmt.Fprintln(stderr, "gpu-toolkit:", strings.ReplaceAll(message, "\n", "; "))
-		return program.Failed
-	}
-	return 0
+	os.Exit(program.RunWithSignals(func(ctx context.Context) int { return cli.Run(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
 }

@@ -33,7 +33,7 @@ func (d *Daemon) prepareTable(state nodestate.State) {
 		d.table.Store(nri.EmptyTable("this node has no GPUs to give: " + string(state.Reason) + ": " + state.Message))
 		return
 	}
-	files, err := cdi.Load(d.Root, cdiDirs(d.Config.CDIDir)...)
+	files, err := cdi.Load(d.Root, d.CDIDirs()...)
 	if inotify.Exhausted(err) && d.table.Load() != nil {
 		return // keep the current table: the specifications cannot be read now
 	}
@@ -42,15 +42,6 @@ func (d *Daemon) prepareTable(state nodestate.State) {
 		return
 	}
 	d.table.Store(nri.NewTable(d.Root, files))
-}
-
-// cdiDirs returns the directories of specifications, in rising order of precedence.
-func cdiDirs(ours string) []string {
-	dirs := []string{cdi.StaticDir, cdi.DynamicDir}
-	if ours != cdi.StaticDir && ours != cdi.DynamicDir {
-		dirs = append(dirs, ours)
-	}
-	return dirs
 }
 
 // maxLogged limits the number of a container's devices that are logged.

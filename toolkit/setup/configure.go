@@ -40,7 +40,7 @@ func (t *Toolkit) Configurer(notify func(step string, took time.Duration)) *conf
 	return &configure.Configurer{
 		Wishes:  w,
 		Runtime: &configure.HostRuntime{Root: t.Root, Settings: c.Runtime},
-		Journal: t.journal(), Same: t.same, Patience: patience, Observe: notify,
+		Journal: t.journal(), Same: t.SamePath, Patience: patience, Observe: notify,
 	}
 }
 
@@ -48,8 +48,8 @@ func (t *Toolkit) journal() configure.HostJournal {
 	return configure.HostJournal{Root: t.Root, Dir: t.Config.InstallDir, BootID: t.bootID, Mutex: &t.manifest}
 }
 
-// same reports whether two paths of the host resolve to the same one.
-func (t *Toolkit) same(a, b string) bool {
+// SamePath reports whether two paths of the host resolve to the same one.
+func (t *Toolkit) SamePath(a, b string) bool {
 	x, errX := t.Root.Resolve(a)
 	y, errY := t.Root.Resolve(b)
 	return errX == nil && errY == nil && x == y
@@ -65,7 +65,7 @@ func (t *Toolkit) HandlerItems() ([]change.Item, error) {
 		return nil, fmt.Errorf("%w: %w", ErrShim, err)
 	}
 	shim := t.Config.Shim
-	shim.SpecDirs = t.cdiDirs()
+	shim.SpecDirs = t.CDIDirs()
 	data, err := shim.Encode()
 	if err != nil {
 		return nil, err

@@ -44,7 +44,7 @@ func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, notify func(stri
 	case !may:
 		restored.Left = append(restored.Left, fmt.Sprintf("%s still runs with our configuration: %s", before.Name, what))
 	default:
-		c := &configure.Configurer{Runtime: r, Same: t.same, Patience: patience}
+		c := &configure.Configurer{Runtime: r, Same: t.SamePath, Patience: patience}
 		did, err := c.RestartRestored(ctx, before, own)
 		if did != "" {
 			notify(did)
@@ -132,7 +132,7 @@ func countNames(f *change.File, handler string) int {
 // and not to the toolkit itself.
 func (t *Toolkit) isConfig(p string) bool {
 	driverRoot, devRoot := t.Roots()
-	ours := append(t.cdiDirs(), t.Config.InstallDir, "/dev", path.Join(driverRoot, "dev"), path.Join(devRoot, "dev"))
+	ours := append(t.CDIDirs(), t.Config.InstallDir, "/dev", path.Join(driverRoot, "dev"), path.Join(devRoot, "dev"))
 	return !slices.ContainsFunc(ours, func(dir string) bool {
 		real, err := t.Root.Resolve(dir)
 		return strings.HasPrefix(p, dir+"/") || err == nil && strings.HasPrefix(p, real+"/")

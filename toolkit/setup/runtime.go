@@ -27,7 +27,7 @@ func (t *Toolkit) QueryRuntime(ctx context.Context, at string) (probe.RuntimeInf
 		return info, probe.ReasonSilent, err
 	}
 	var reason gpu.Reason
-	reason, info.Message = probe.Advise(info, t.Config.CDIDir, t.same)
+	reason, info.Message = probe.Advise(info, t.Config.CDIDir, t.SamePath)
 	return info, reason, nil
 }
 

@@ -241,7 +241,7 @@ func (t *Toolkit) removeStale(w *Wanted) error {
 }
 
 func (t *Toolkit) addSpecs(w *Wanted, out spec.Output) error {
-	files, err := cdi.Load(t.Root, t.cdiDirs()...)
+	files, err := cdi.Load(t.Root, t.CDIDirs()...)
 	if err != nil {
 		return err
 	}
@@ -269,7 +269,7 @@ func (t *Toolkit) addSpecs(w *Wanted, out spec.Output) error {
 		}
 		w.Specs = append(w.Specs, file)
 		if spec.Own(kind) && w.Conflict == "" {
-			w.Conflict = spec.Conflict(files, kind, p, slices.Index(t.cdiDirs(), t.Config.CDIDir), file.Devices)
+			w.Conflict = spec.Conflict(files, kind, p, slices.Index(t.CDIDirs(), t.Config.CDIDir), file.Devices)
 		}
 	}
 	return nil
@@ -280,9 +280,9 @@ func (t *Toolkit) SpecPath(kind string) string {
 	return path.Join(t.Config.CDIDir, spec.FileName(kind))
 }
 
-// cdiDirs returns the directories in which others may define our kinds: those that runtimes
+// CDIDirs returns the directories in which others may define our kinds: those that runtimes
 // read, and the one that we write.
-func (t *Toolkit) cdiDirs() []string {
+func (t *Toolkit) CDIDirs() []string {
 	dirs := []string{cdi.StaticDir, cdi.DynamicDir}
 	ours, err := t.Root.Resolve(t.Config.CDIDir)
 	for _, d := range dirs {
@@ -316,6 +316,11 @@ func (t *Toolkit) ApplyItems(items []change.Item) ([]change.Change, error) {
 	}
 	err = t.Apply(changes)
 	return change.Made(changes, err), err
+}
+
+// Inspect reports everything that the toolkit has put on the host.
+func (t *Toolkit) Inspect() (install.Inspected, error) {
+	return install.Inspect(t.Root, t.Config.InstallDir, t.bootID)
 }
 
 // Uninstall removes everything that the toolkit made, its state included. It returns the

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"os"
@@ -115,7 +115,7 @@ func TestUnreadVariablesAreReported(t *testing.T) {
 // span in each.
 func tableOf(t *testing.T, heading string) map[string][]string {
 	t.Helper()
-	docs, err := os.ReadFile("../docs/toolkit.md")
+	docs, err := os.ReadFile("../../docs/toolkit.md")
 	require.NoError(t, err)
 	_, text, found := strings.Cut(string(docs), "\n"+heading+"\n")
 	require.True(t, found, heading)

@@ -1,6 +1,4 @@
-// Package report formats the status of a host for gpu-toolkit: the installed files with their
-// owners, and the checks whether all of it is in effect.
-package report
+package cli
 
 import (
 	"encoding/json"
@@ -12,24 +10,24 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Check is one condition for containers to get their GPUs.
-type Check struct {
+// check is one condition for containers to get their GPUs.
+type check struct {
 	Name    string `json:"name"`
 	OK      bool   `json:"ok"`
 	Message string `json:"message"` // the result, or the problem with a remedy
 }
 
-// Status is the status of a host.
-type Status struct {
+// hostStatus is the status of a host.
+type hostStatus struct {
 	Toolkit *nodestate.State `json:"toolkit,omitempty"` // published last in this boot, nil if none was
-	Runtime *Runtime         `json:"runtime,omitempty"` // nil if none is found
-	Files   []File           `json:"files"`
+	Runtime *runtimeStatus   `json:"runtime,omitempty"` // nil if none is found
+	Files   []fileStatus     `json:"files"`
 	// Unfinished is a change of the runtime's configuration that is under way.
 	Unfinished string `json:"unfinished,omitempty"`
 }
 
-// Runtime is the container runtime's own description, and its profile on this host.
-type Runtime struct {
+// runtimeStatus is the container runtime's own description, and its profile on this host.
+type runtimeStatus struct {
 	nodestate.Runtime
 	Default string `json:"defaultHandler,omitempty"`
 	Profile string `json:"profile,omitempty"`
@@ -39,8 +37,8 @@ type Runtime struct {
 	Writer  string `json:"writer,omitempty"` // the program that writes Config, if any
 }
 
-// File is a path of the host that the toolkit has made or changed.
-type File struct {
+// fileStatus is a path of the host that the toolkit has made or changed.
+type fileStatus struct {
 	Path  string `json:"path"`
 	What  string `json:"what"`  // "file", "link", "device node"
 	Owner string `json:"owner"` // "gpuready", or whether others have changed it since
@@ -48,25 +46,25 @@ type File struct {
 	Original bool `json:"original"`
 }
 
-// WriteJSON writes anything as JSON for programs.
-func WriteJSON(w io.Writer, what any) error {
+// writeJSON writes anything as JSON for programs.
+func writeJSON(w io.Writer, what any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(what)
 }
 
-// WriteChecks writes checks for people.
-func WriteChecks(w io.Writer, checks []Check) error {
+// writeChecks writes checks for people.
+func writeChecks(w io.Writer, checks []check) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "CHECK\tOK\tWHAT")
 	for _, c := range checks {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", c.Name, yes(c.OK), c.Message)
+		fmt.Fprintf(t, "%s\t%s\t%s\n", c.Name, yesNo(c.OK), c.Message)
 	}
 	return t.Flush()
 }
 
-// WriteStatus writes a status for people.
-func WriteStatus(w io.Writer, s Status) error {
+// writeStatus writes a status for people.
+func writeStatus(w io.Writer, s hostStatus) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(name, value string) {
 		if value != "" {
@@ -86,7 +84,7 @@ func WriteStatus(w io.Writer, s Status) error {
 				line("CDI", fmt.Sprintf("%s: %d devices in %s", spec.Kind, len(spec.Devices), spec.Path))
 			}
 			if i.Injection != nil {
-				line("agents", injection(*i.Injection))
+				line("agents", describeInjection(*i.Injection))
 			}
 		}
 	}
@@ -95,7 +93,7 @@ func WriteStatus(w io.Writer, s Status) error {
 	} else {
 		line("runtime", strings.TrimSpace(r.Name+" "+r.Version)+" at "+r.Socket)
 		line("", r.Message)
-		line("CDI names", cdi(r.Runtime))
+		line("CDI names", describeCDI(r.Runtime))
 		line("handlers", strings.Join(r.Handlers, ", "))
 		line("default", r.Default)
 		line("arranged as", strings.TrimSuffix(r.Profile+", "+r.Why, ", "))
@@ -113,26 +111,26 @@ func WriteStatus(w io.Writer, s Status) error {
 	}
 	fmt.Fprintln(t, "\nPATH\tWHAT\tOWNER\tORIGINAL KEPT")
 	for _, f := range s.Files {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", f.Path, f.What, f.Owner, yes(f.Original))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", f.Path, f.What, f.Owner, yesNo(f.Original))
 	}
 	return t.Flush()
 }
 
-func yes(is bool) string {
+func yesNo(is bool) string {
 	if is {
 		return "yes"
 	}
 	return "no"
 }
 
-func injection(i nodestate.Injection) string {
+func describeInjection(i nodestate.Injection) string {
 	if i.Working {
 		return "are given the GPUs by NRI"
 	}
 	return "are not given the GPUs: " + i.Message
 }
 
-func cdi(r nodestate.Runtime) string {
+func describeCDI(r nodestate.Runtime) string {
 	switch {
 	case r.CDI == nil:
 		return "it does not say"

@@ -1,4 +1,4 @@
-package report
+package cli
 
 import (
 	"strings"
@@ -20,7 +20,7 @@ func squeeze(s string) string {
 
 func TestWriteStatus(t *testing.T) {
 	off := false
-	s := Status{
+	s := hostStatus{
 		Toolkit: &nodestate.State{
 			Phase: nodestate.Degraded, Reason: "CDIDisabled", Message: "set enable_cdi = true",
 			Driver: &nodestate.DriverInfo{Root: "/run/nvidia/driver", Version: "580.95.05"},
@@ -29,15 +29,15 @@ func TestWriteStatus(t *testing.T) {
 				Injection: &nodestate.Injection{Message: "there is no NRI"},
 			},
 		},
-		Runtime: &Runtime{
+		Runtime: &runtimeStatus{
 			Runtime: nodestate.Runtime{Name: "containerd", Version: "1.7.24", Socket: "/run/containerd/containerd.sock", CDI: &off, Handlers: []string{"nvidia", "runc"}},
 			Default: "runc", Profile: "k3s", Why: "it listens at k3s's socket", Config: "/etc/containerd/config.toml", Writer: "k3s writes it anew",
 		},
-		Files:      []File{{Path: "/etc/containerd/config.toml", What: "file", Owner: "gpuready", Original: true}},
+		Files:      []fileStatus{{Path: "/etc/containerd/config.toml", What: "file", Owner: "gpuready", Original: true}},
 		Unfinished: "since noon",
 	}
 	var b strings.Builder
-	require.NoError(t, WriteStatus(&b, s))
+	require.NoError(t, writeStatus(&b, s))
 	require.Equal(t, `toolkit Degraded CDIDisabled
 set enable_cdi = true
 driver 580.95.05 below /run/nvidia/driver
@@ -58,23 +58,23 @@ PATH WHAT OWNER ORIGINAL KEPT
 
 func TestStatusOfAnEmptyHost(t *testing.T) {
 	var b strings.Builder
-	require.NoError(t, WriteStatus(&b, Status{}))
+	require.NoError(t, writeStatus(&b, hostStatus{}))
 	require.Equal(t, "toolkit has left no state in this boot\nruntime none is found\n\nnothing is installed", squeeze(b.String()))
 }
 
 func TestCDIDescription(t *testing.T) {
 	on := true
-	require.Equal(t, "it does not say", cdi(nodestate.Runtime{}))
-	require.Equal(t, "on", cdi(nodestate.Runtime{CDI: &on}))
-	require.Equal(t, "on, from /etc/cdi, /var/run/cdi", cdi(nodestate.Runtime{CDI: &on, CDIDirs: []string{"/etc/cdi", "/var/run/cdi"}}))
+	require.Equal(t, "it does not say", describeCDI(nodestate.Runtime{}))
+	require.Equal(t, "on", describeCDI(nodestate.Runtime{CDI: &on}))
+	require.Equal(t, "on, from /etc/cdi, /var/run/cdi", describeCDI(nodestate.Runtime{CDI: &on, CDIDirs: []string{"/etc/cdi", "/var/run/cdi"}}))
 }
 
 func TestWriteChecks(t *testing.T) {
-	checks := []Check{{Name: "driver", OK: true, Message: "580"}, {Name: "CDI", Message: "off"}}
+	checks := []check{{Name: "driver", OK: true, Message: "580"}, {Name: "CDI", Message: "off"}}
 	var b strings.Builder
-	require.NoError(t, WriteChecks(&b, checks))
+	require.NoError(t, writeChecks(&b, checks))
 	require.Equal(t, "CHECK OK WHAT\ndriver yes 580\nCDI no off", squeeze(b.String()))
 	b.Reset()
-	require.NoError(t, WriteJSON(&b, checks))
+	require.NoError(t, writeJSON(&b, checks))
 	require.JSONEq(t, `[{"name":"driver","ok":true,"message":"580"},{"name":"CDI","ok":false,"message":"off"}]`, b.String())
 }

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	"github.com/gpuready/gpuready/toolkit/audit"
 	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/report"
 	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
@@ -134,10 +133,10 @@ func union(first, second []change.Change) []change.Change {
 }
 
 func (c command) verify(ctx context.Context) error {
-	checks := c.t.Verify(ctx)
-	write := report.WriteChecks
+	checks := checkHost(ctx, c.t)
+	write := writeChecks
 	if c.o.output == "json" {
-		write = func(w io.Writer, checks []report.Check) error { return report.WriteJSON(w, checks) }
+		write = func(w io.Writer, checks []check) error { return writeJSON(w, checks) }
 	}
 	err := write(c.stdout, checks)
 	wrong := 0
@@ -153,14 +152,14 @@ func (c command) verify(ctx context.Context) error {
 }
 
 func (c command) status(ctx context.Context) error {
-	s, err := c.t.Status(ctx)
+	s, err := readStatus(ctx, c.t)
 	if err != nil {
 		return err
 	}
 	if c.o.output == "json" {
-		return report.WriteJSON(c.stdout, s)
+		return writeJSON(c.stdout, s)
 	}
-	return report.WriteStatus(c.stdout, s)
+	return writeStatus(c.stdout, s)
 }
 
 func (c command) audit(ctx context.Context) error {
