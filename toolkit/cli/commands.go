@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/audit"
-	"github.com/gpuready/gpuready/toolkit/change"
 	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 	"github.com/gpuready/gpuready/toolkit/setup"
@@ -40,7 +40,7 @@ func (c command) step(name string, took time.Duration) {
 func (c command) plan(ctx context.Context) error {
 	changes, w, err := c.t.Once(ctx, true)
 	o, configErr := c.t.ConfigureRuntime(ctx, c.t.Configurer(c.step), true)
-	printed := change.Print(c.stdout, append(changes, o.Changes...))
+	printed := apply.Print(c.stdout, append(changes, o.Changes...))
 	printReasons(c.stdout, o)
 	if configErr != nil {
 		return errors.Join(err, printed, c.explain(configErr))
@@ -104,7 +104,7 @@ func (c command) restore(ctx context.Context) error {
 	first, err := c.t.RestoreRuntime(ctx, c.o.dryRun, func(did string) { fmt.Fprintln(c.stderr, "gpu-toolkit:", did) })
 	rest, left := first.Changes, first.Left
 	if err == nil {
-		var more []change.Change
+		var more []apply.Change
 		more, left, err = c.t.Uninstall(c.o.dryRun)
 		left = slices.Compact(append(first.Left, left...))
 		rest = union(first.Changes, more)
@@ -113,7 +113,7 @@ func (c command) restore(ctx context.Context) error {
 		fmt.Fprintln(c.stderr, "gpu-toolkit: left:", l)
 	}
 	if c.o.dryRun && err == nil {
-		return change.Print(c.stdout, rest)
+		return apply.Print(c.stdout, rest)
 	}
 	for _, one := range rest {
 		fmt.Fprintln(c.stdout, one.Verb+"d", one.Path)
@@ -123,9 +123,9 @@ func (c command) restore(ctx context.Context) error {
 
 // union appends the changes of paths that the first list lacks. In a dry run both lists
 // contain the same ones.
-func union(first, second []change.Change) []change.Change {
+func union(first, second []apply.Change) []apply.Change {
 	for _, c := range second {
-		if !slices.ContainsFunc(first, func(f change.Change) bool { return f.Path == c.Path }) {
+		if !slices.ContainsFunc(first, func(f apply.Change) bool { return f.Path == c.Path }) {
 			first = append(first, c)
 		}
 	}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/nri"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 	"github.com/gpuready/gpuready/toolkit/setup"
@@ -167,7 +166,7 @@ func (o *options) complete() error {
 	for flag, program := range map[string]struct {
 		at   *string
 		name string
-	}{"hook-program": {&o.config.HookProgram, install.HookName}, "oci-runtime-program": {&o.config.ShimProgram, setup.ShimName}} {
+	}{"hook-program": {&o.config.HookProgram, setup.HookName}, "oci-runtime-program": {&o.config.ShimProgram, setup.ShimName}} {
 		if *program.at != "" {
 			continue
 		}

@@ -18,8 +18,8 @@ import (
 	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/program"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/daemon"
-	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -97,7 +97,7 @@ func (c command) withLock(do func(context.Context) error) func(context.Context) 
 const lockRetry = 5 * time.Second
 
 // lock locks the host. The command run waits for the holder, and for room for the file.
-func (c command) lock(ctx context.Context) (*install.Held, error) {
+func (c command) lock(ctx context.Context) (*apply.Held, error) {
 	waits, logged := c.o.command == "run", false
 	for {
 		held, err := c.t.Lock(ctx, waits, func(message string) { c.log.Info("waiting", "message", message) })

@@ -34,7 +34,7 @@ func readStatus(ctx context.Context, t *setup.Toolkit) (hostStatus, error) {
 }
 
 func addFiles(t *setup.Toolkit, s *hostStatus) error {
-	found, err := t.Inspect()
+	found, err := t.Store.Inspect()
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
@@ -48,22 +48,6 @@ type Runtime interface {
 	Restart(ctx context.Context, edits []runtime.Edit) (string, error)
 }
 
-// Journal makes changes that can be undone whatever happens.
-type Journal interface {
-	// Plan compares the items with the host.
-	Plan(items []change.Item) ([]change.Change, error)
-	// Begin saves the originals and makes the changes. note is kept with them until the
-	// end.
-	Begin(changes []change.Change, note []byte) error
-	// Pending returns the note of changes that were neither committed nor undone.
-	Pending() (note []byte, pending bool, err error)
-	Commit() error
-	Undo() error
-	// Refused returns the note of the last Refuse, nil if there is none.
-	Refused() ([]byte, error)
-	Refuse(note []byte) error
-}
-
 // note holds everything that is needed to finish a change, also in another process.
 type note struct {
 	Before probe.RuntimeInfo `json:"before"`
@@ -86,7 +70,7 @@ type refusal struct {
 type Configurer struct {
 	Wishes  Wishes
 	Runtime Runtime
-	Journal Journal
+	Store   *apply.Store
 	Same    func(a, b string) bool // reports whether two paths are the same directory
 	// Patience limits the time that a runtime may take to respond after a restart.
 	Patience time.Duration
@@ -98,7 +82,7 @@ type Configurer struct {
 type Outcome struct {
 	Answer   probe.RuntimeInfo // the runtime's current description
 	Edits    []runtime.Edit    // the edits made or planned
-	Changes  []change.Change   // on the host
+	Changes  []apply.Change    // on the host
 	Restarts int
 	Undone   bool // all of it was undone
 }
@@ -124,7 +108,7 @@ func (c *Configurer) plan(ctx context.Context) (Outcome, runtime.Want, error) {
 		return o, want, &Problem{ReasonConfig, err.Error(), err}
 	}
 	if o.Edits = plan.Edits; len(plan.Edits) > 0 {
-		o.Changes, err = c.Journal.Plan(plan.Items)
+		o.Changes, err = c.Store.Plan(plan.Items)
 	}
 	return o, want, err
 }
@@ -156,7 +140,7 @@ func (c *Configurer) Apply(ctx context.Context) (Outcome, error) {
 	if err != nil {
 		return o, err
 	}
-	if err := c.step("write", func() error { return c.Journal.Begin(o.Changes, data) }); err != nil {
+	if err := c.step("write", func() error { return c.Store.Begin(o.Changes, data) }); err != nil {
 		return o, err
 	}
 	return c.finish(ctx, o, n)
@@ -188,7 +172,7 @@ func (c *Configurer) restartStale(ctx context.Context, o Outcome, want runtime.W
 
 // resume finishes the change of an earlier process.
 func (c *Configurer) resume(ctx context.Context) (o Outcome, done bool, err error) {
-	data, pending, err := c.Journal.Pending()
+	data, pending, err := c.Store.Pending()
 	if err != nil {
 		return o, false, err
 	}
@@ -204,7 +188,7 @@ func (c *Configurer) resume(ctx context.Context) (o Outcome, done bool, err erro
 	var n note
 	if err := json.Unmarshal(data, &n); err != nil || n.Plan == "" {
 		// The purpose of the change is unknown, so restore the original.
-		if err := c.Journal.Undo(); err != nil {
+		if err := c.Store.Undo(); err != nil {
 			return o, true, err
 		}
 		return o, false, nil
@@ -295,14 +279,14 @@ const restartFactor = 3
 const settleFraction = 10
 
 func (c *Configurer) commit() error {
-	if err := c.Journal.Commit(); err != nil {
+	if err := c.Store.Commit(); err != nil {
 		return err
 	}
-	return c.Journal.Refuse(nil)
+	return c.Store.Refuse(nil)
 }
 
 func (c *Configurer) refused() (r refusal, err error) {
-	data, err := c.Journal.Refused()
+	data, err := c.Store.Refused()
 	if err != nil || data == nil {
 		return r, err
 	}
@@ -317,7 +301,7 @@ func (c *Configurer) refuse(r refusal) error {
 	if err != nil {
 		return err
 	}
-	return c.Journal.Refuse(data)
+	return c.Store.Refuse(data)
 }
 
 func (c *Configurer) step(name string, do func() error) error {

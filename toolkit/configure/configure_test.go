@@ -4,26 +4,29 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
-// node is a runtime and its configuration, in the form of the wanted abilities.
+const configFile = "/etc/containerd/config.toml"
+
+// node is a runtime and its configuration file, which has a letter for each ability.
 type node struct {
-	file    runtime.Want // as written
+	store   *apply.Store
+	written string       // the file at first: c for CDI, h for the handler, d for the default
 	runs    runtime.Want // as in effect
 	base    []string     // handlers that it always has
-	kept    *runtime.Want
-	pending []byte
-	refused []byte
 
 	restarts int
 	may      bool
@@ -63,23 +66,24 @@ func (n *node) Plan(_ string, want runtime.Want) (runtime.Plan, error) {
 	var p runtime.Plan
 	edit := func(is bool, key string) {
 		if !is {
-			p.Edits = append(p.Edits, runtime.Edit{File: "/etc/containerd/config.toml", Key: key, After: "true"})
+			p.Edits = append(p.Edits, runtime.Edit{File: configFile, Key: key, After: "true"})
 		}
 	}
-	edit(!want.CDI || n.file.CDI, "enable_cdi")
-	edit(len(want.Handlers) == 0 || len(n.file.Handlers) > 0, "runtimes.nvidia")
-	edit(want.Default == "" || n.file.Default == want.Default, "default_runtime_name")
+	edit(!want.CDI || n.file().CDI, "enable_cdi")
+	edit(len(want.Handlers) == 0 || len(n.file().Handlers) > 0, "runtimes.nvidia")
+	edit(want.Default == "" || n.file().Default == want.Default, "default_runtime_name")
 	data := []byte{}
-	if want.CDI {
+	was := n.file()
+	if want.CDI || was.CDI {
 		data = append(data, 'c')
 	}
-	if len(want.Handlers) > 0 {
+	if len(want.Handlers) > 0 || len(was.Handlers) > 0 {
 		data = append(data, 'h')
 	}
-	if want.Default != "" {
+	if want.Default != "" || was.Default != "" {
 		data = append(data, 'd')
 	}
-	p.Items = []change.Item{{Path: "/etc/containerd/config.toml", File: &change.File{Data: data}}}
+	p.Items = []apply.Item{{Path: configFile, File: &apply.File{Data: data}}}
 	return p, nil
 }
 
@@ -96,65 +100,73 @@ func (n *node) Restart(ctx context.Context, _ []runtime.Edit) (string, error) {
 	n.restarts++
 	n.gone = nil
 	if !n.deaf {
-		n.runs = n.file
+		n.runs = n.file()
 	}
 	return "containerd.service was restarted", nil
 }
 
-func (n *node) write(data []byte) {
+// file returns the abilities in the configuration file.
+func (n *node) file() (want runtime.Want) {
+	data, err := n.store.Root.ReadFile(configFile, 100)
+	if err != nil {
+		panic(err)
+	}
 	if bytes.ContainsRune(data, 'c') {
-		n.file.CDI, n.file.CDIDirs = true, []string{"/var/run/cdi"}
+		want.CDI, want.CDIDirs = true, []string{"/var/run/cdi"}
 	}
 	if bytes.ContainsRune(data, 'h') {
-		n.file.Handlers = []runtime.Handler{{Name: "nvidia"}}
+		want.Handlers = []runtime.Handler{{Name: "nvidia"}}
 	}
 	if bytes.ContainsRune(data, 'd') {
-		n.file.Default = "nvidia"
+		want.Default = "nvidia"
 	}
+	return want
 }
 
-// journal implements Journal and keeps the original.
-type journal struct{ *node }
-
-func (j journal) Plan(items []change.Item) ([]change.Change, error) {
-	return []change.Change{{Item: items[0], Verb: "replace"}}, nil
+// pending reports whether a change of the file is unfinished.
+func (n *node) pending(t *testing.T) bool {
+	t.Helper()
+	_, pending, err := n.store.Pending()
+	require.NoError(t, err)
+	return pending
 }
 
-func (j journal) Begin(changes []change.Change, note []byte) error {
-	before := j.file
-	j.kept, j.pending = &before, note
-	j.write(changes[0].File.Data)
-	return nil
-}
-
-func (j journal) Pending() ([]byte, bool, error) { return j.pending, j.pending != nil, nil }
-func (j journal) Commit() error                  { j.kept, j.pending = nil, nil; return nil }
-func (j journal) Undo() error                    { j.file, j.kept, j.pending = *j.kept, nil, nil; return nil }
-func (j journal) Refused() ([]byte, error)       { return j.refused, nil }
-func (j journal) Refuse(data []byte) error       { j.refused = data; return nil }
-
-func configurer(n *node, w Wishes) *Configurer {
+// configurer returns the configurer of a new process on the node.
+func configurer(t *testing.T, n *node, w Wishes) *Configurer {
+	t.Helper()
+	dir := t.TempDir()
+	if n.store != nil {
+		dir = n.store.Root.Dir()
+	}
+	root, err := host.Open(dir)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, root.Close()) })
+	if n.store == nil {
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, filepath.Dir(configFile)), 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, configFile), []byte(n.written), 0o644))
+	}
+	n.store = &apply.Store{Root: root, Dir: "/usr/local/nvidia/toolkit", BootID: "boot"}
 	if n.base == nil {
 		n.base = []string{"runc", "kata"}
 	}
 	w.CDIDir = "/var/run/cdi"
-	return &Configurer{Wishes: w, Runtime: n, Journal: journal{n}, Same: func(a, b string) bool { return a == b }, Patience: 100 * time.Millisecond}
+	return &Configurer{Wishes: w, Runtime: n, Store: n.store, Same: func(a, b string) bool { return a == b }, Patience: 100 * time.Millisecond}
 }
 
 var handler = runtime.Handler{Name: "nvidia", Program: "/usr/local/nvidia/toolkit/gpu-oci-runtime"}
 
 func TestRuntimeWithAllAbilitiesIsLeftAlone(t *testing.T) {
 	n := &node{may: true, runs: runtime.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
-	o, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	o, err := configurer(t, n, Wishes{CDI: true}).Apply(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, o.Edits)
 	require.Zero(t, n.restarts)
-	require.Equal(t, runtime.Want{}, n.file, "its files do not matter")
+	require.Equal(t, runtime.Want{}, n.file(), "its files do not matter")
 }
 
 func TestMissingAbilitiesAreConfiguredAndVerified(t *testing.T) {
 	n := &node{may: true}
-	c := configurer(n, Wishes{CDI: true, Handler: handler, Default: true})
+	c := configurer(t, n, Wishes{CDI: true, Handler: handler, Default: true})
 	var steps []string
 	c.Observe = func(step string, _ time.Duration) { steps = append(steps, step) }
 	o, err := c.Apply(t.Context())
@@ -162,7 +174,7 @@ func TestMissingAbilitiesAreConfiguredAndVerified(t *testing.T) {
 	require.Len(t, o.Edits, 3)
 	require.Equal(t, []string{"kata", "nvidia", "runc"}, slices.Sorted(slices.Values(o.Answer.Handlers)))
 	require.Equal(t, []string{"write", "restart", "verify"}, steps)
-	require.Nil(t, n.pending)
+	require.False(t, n.pending(t))
 
 	o, err = c.Apply(t.Context())
 	require.NoError(t, err)
@@ -177,7 +189,7 @@ func TestRejectedConfigurationIsUndone(t *testing.T) {
 		"loses somebody's handler": {may: true, loses: "kata"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := configurer(n, Wishes{CDI: true})
+			c := configurer(t, n, Wishes{CDI: true})
 			o, err := c.Apply(t.Context())
 			problem, is := errors.AsType[*Problem](err)
 			require.True(t, is, "%v", err)
@@ -185,8 +197,8 @@ func TestRejectedConfigurationIsUndone(t *testing.T) {
 			require.Contains(t, problem.Message, "enable_cdi = true", "the key that was the trouble")
 			require.Contains(t, problem.Message, "its old configuration is back")
 			require.True(t, o.Undone)
-			require.Equal(t, runtime.Want{}, n.file)
-			require.Nil(t, n.pending)
+			require.Equal(t, runtime.Want{}, n.file())
+			require.False(t, n.pending(t))
 			require.Equal(t, 2, n.restarts)
 
 			_, err = c.Apply(t.Context())
@@ -197,24 +209,26 @@ func TestRejectedConfigurationIsUndone(t *testing.T) {
 			n.broken, n.deaf, n.loses = false, false, ""
 			_, err = c.Apply(t.Context())
 			require.NoError(t, err, "another plan is tried")
-			require.Nil(t, n.refused)
+			refused, err := n.store.Refused()
+			require.NoError(t, err)
+			require.Nil(t, refused)
 		})
 	}
 }
 
 func TestSilentRuntimeIsNotConfigured(t *testing.T) {
 	n := &node{may: true, silent: true}
-	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	_, err := configurer(t, n, Wishes{CDI: true}).Apply(t.Context())
 	problem, is := errors.AsType[*Problem](err)
 	require.True(t, is)
 	require.Equal(t, probe.ReasonSilent, problem.Reason)
-	require.Equal(t, runtime.Want{}, n.file)
+	require.Equal(t, runtime.Want{}, n.file())
 	require.Zero(t, n.restarts)
 }
 
 func TestRefusedPlanIsReported(t *testing.T) {
-	n := &node{may: true, refusal: &runtime.Refusal{File: "/etc/containerd/config.toml", Line: 3, Column: 7, Message: "expected a table"}}
-	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	n := &node{may: true, refusal: &runtime.Refusal{File: configFile, Line: 3, Column: 7, Message: "expected a table"}}
+	_, err := configurer(t, n, Wishes{CDI: true}).Apply(t.Context())
 	problem, is := errors.AsType[*Problem](err)
 	require.True(t, is)
 	require.Equal(t, ReasonConfig, problem.Reason)
@@ -223,58 +237,60 @@ func TestRefusedPlanIsReported(t *testing.T) {
 
 func TestManualRestartIsRequestedIfNotAllowed(t *testing.T) {
 	n := &node{}
-	c := configurer(n, Wishes{CDI: true})
+	c := configurer(t, n, Wishes{CDI: true})
 	_, err := c.Apply(t.Context())
 	problem, is := errors.AsType[*Problem](err)
 	require.True(t, is)
 	require.Equal(t, ReasonRestart, problem.Reason)
-	require.True(t, n.file.CDI)
-	require.NotNil(t, n.pending)
+	require.True(t, n.file().CDI)
+	require.True(t, n.pending(t))
 
-	n.runs = n.file // it was restarted by hand
+	n.runs = n.file() // it was restarted by hand
 	o, err := c.Apply(t.Context())
 	require.NoError(t, err)
 	require.True(t, *o.Answer.CDI)
-	require.Nil(t, n.pending)
+	require.False(t, n.pending(t))
 	require.Zero(t, n.restarts)
 }
 
 func TestNextProcessFinishesAChange(t *testing.T) {
 	n := &node{may: true, stopped: context.Canceled}
-	c := configurer(n, Wishes{CDI: true})
+	c := configurer(t, n, Wishes{CDI: true})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := c.Apply(ctx)
 	require.ErrorIs(t, err, context.Canceled)
-	require.NotNil(t, n.pending)
-	require.True(t, n.file.CDI)
+	require.True(t, n.pending(t))
+	require.True(t, n.file().CDI)
 
 	n.stopped = nil
-	_, err = configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	_, err = configurer(t, n, Wishes{CDI: true}).Apply(t.Context())
 	require.NoError(t, err)
 	require.True(t, n.runs.CDI)
-	require.Nil(t, n.pending)
+	require.False(t, n.pending(t))
 	require.Equal(t, 1, n.restarts)
 }
 
 func TestChangeWithAnUnreadableNoteIsUndone(t *testing.T) {
-	before := runtime.Want{}
-	n := &node{may: true, file: runtime.Want{CDI: true}, kept: &before, pending: []byte("{")}
-	c := configurer(n, Wishes{})
-	_, err := c.Apply(t.Context())
+	n := &node{may: true}
+	c := configurer(t, n, Wishes{})
+	changes, err := n.store.Plan([]apply.Item{{Path: configFile, File: &apply.File{Data: []byte("c")}}})
 	require.NoError(t, err)
-	require.Equal(t, runtime.Want{}, n.file)
+	require.NoError(t, n.store.Begin(changes, []byte("{")))
+	_, err = c.Apply(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, runtime.Want{}, n.file())
 }
 
 func TestRuntimeWithAStaleConfigurationIsRestarted(t *testing.T) {
-	n := &node{may: true, file: runtime.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
-	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	n := &node{may: true, written: "c"}
+	_, err := configurer(t, n, Wishes{CDI: true}).Apply(t.Context())
 	require.NoError(t, err)
 	require.True(t, n.runs.CDI)
 	require.Equal(t, 1, n.restarts)
 
-	n = &node{may: true, deaf: true, file: runtime.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
-	c := configurer(n, Wishes{CDI: true})
+	n = &node{may: true, deaf: true, written: "c"}
+	c := configurer(t, n, Wishes{CDI: true})
 	for range 2 {
 		_, err = c.Apply(t.Context())
 		require.ErrorContains(t, err, "--runtime-config")
@@ -282,41 +298,35 @@ func TestRuntimeWithAStaleConfigurationIsRestarted(t *testing.T) {
 	require.Equal(t, 1, n.restarts)
 }
 
-// stopping is a context that ends when the runtime gets its old configuration.
-type stopping struct {
-	journal
-	stop func()
-}
-
-func (j stopping) Undo() error {
-	j.stop()
-	return j.journal.Undo()
-}
-
 func TestNextProcessFinishesAnUndo(t *testing.T) {
 	n := &node{may: true, loses: "kata"}
-	c := configurer(n, Wishes{CDI: true})
+	c := configurer(t, n, Wishes{CDI: true})
 	ctx, cancel := context.WithCancel(t.Context())
-	c.Journal = stopping{journal{n}, func() { cancel(); n.stopped = context.Canceled }}
+	c.Observe = func(step string, _ time.Duration) {
+		if step == "undo" {
+			cancel()
+			n.stopped = context.Canceled
+		}
+	}
 	_, err := c.Apply(ctx)
 	require.ErrorIs(t, err, context.Canceled)
-	require.Equal(t, runtime.Want{}, n.file)
+	require.Equal(t, runtime.Want{}, n.file())
 	require.True(t, n.runs.CDI, "it runs with what it does not take")
 
 	n.stopped = nil
-	o, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	o, err := configurer(t, n, Wishes{CDI: true}).Apply(t.Context())
 	require.ErrorContains(t, err, `no handler "kata" any more; its old configuration is back`)
 	require.True(t, o.Undone)
 	require.False(t, n.runs.CDI)
 	require.Equal(t, 2, n.restarts)
-	_, err = configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	_, err = configurer(t, n, Wishes{CDI: true}).Apply(t.Context())
 	require.ErrorContains(t, err, "not tried again")
 	require.Equal(t, 2, n.restarts)
 }
 
 func TestChangesOfOthersDoNotCauseARefusal(t *testing.T) {
 	n := &node{may: true, base: []string{"runc"}}
-	c := configurer(n, Wishes{CDI: true})
+	c := configurer(t, n, Wishes{CDI: true})
 	n.gone = []string{"kata"} // removed from the files by another program, without a restart
 	_, err := c.Apply(t.Context())
 	require.ErrorContains(t, err, "not our change")
@@ -329,10 +339,10 @@ func TestChangesOfOthersDoNotCauseARefusal(t *testing.T) {
 
 func TestEndlessRestartTimesOut(t *testing.T) {
 	n := &node{may: true, hangs: true}
-	_, err := configurer(n, Wishes{CDI: true}).Apply(t.Context())
+	_, err := configurer(t, n, Wishes{CDI: true}).Apply(t.Context())
 	problem, is := errors.AsType[*Problem](err)
 	require.True(t, is, "%v", err)
 	require.Equal(t, ReasonRefused, problem.Reason)
 	require.Contains(t, problem.Message, context.DeadlineExceeded.Error())
-	require.Equal(t, runtime.Want{}, n.file, "its old configuration is back")
+	require.Equal(t, runtime.Want{}, n.file(), "its old configuration is back")
 }

@@ -18,7 +18,7 @@ func (c *Configurer) undo(ctx context.Context, o Outcome, n note, why string) (O
 		return o, err
 	}
 	o.Undone = true
-	if err := c.step("undo", c.Journal.Undo); err != nil {
+	if err := c.step("undo", c.Store.Undo); err != nil {
 		return o, fmt.Errorf("%s did not take its new configuration (%s), and the old one cannot be put back: %w; gpu-toolkit restore tries it again", n.Before.Name, why, err)
 	}
 	return c.restartOld(ctx, o, n, why)
@@ -45,7 +45,7 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 	}
 	if err == nil && len(lacks) > 0 && missing == why {
 		// Another program had changed the configuration before, without a restart.
-		if err := c.Journal.Refuse(nil); err != nil {
+		if err := c.Store.Refuse(nil); err != nil {
 			return o, err
 		}
 		return o, &Problem{ReasonRefused, message + ": that is not our change; apply again if it is intended", nil}

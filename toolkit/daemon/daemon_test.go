@@ -21,7 +21,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/setup"
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
@@ -211,7 +211,7 @@ func TestNodeWithoutAGPUGetsNoSpecification(t *testing.T) {
 	s := m.conf.State(w, nil)
 	require.Equal(t, nodestate.Ready, s.Phase)
 	require.Equal(t, setup.ReasonNoGPU, s.Reason)
-	require.False(t, slices.ContainsFunc(changes, func(c change.Change) bool { return strings.HasSuffix(c.Path, ".yaml") }))
+	require.False(t, slices.ContainsFunc(changes, func(c apply.Change) bool { return strings.HasSuffix(c.Path, ".yaml") }))
 }
 
 func TestReadOnlyAndFullDirectoriesGiveOneMessage(t *testing.T) {
@@ -261,8 +261,8 @@ func TestApplyMakesThePlannedChangesOnce(t *testing.T) {
 	done, _, err := m.toolkit().Once(t.Context(), false)
 	require.NoError(t, err)
 	var want, got strings.Builder
-	require.NoError(t, change.Print(&want, sorted(planned)))
-	require.NoError(t, change.Print(&got, sorted(done)))
+	require.NoError(t, apply.Print(&want, sorted(planned)))
+	require.NoError(t, apply.Print(&got, sorted(done)))
 	require.Equal(t, want.String(), got.String())
 	require.Contains(t, want.String(), "+kind: k8s.gpuready.io/gpu")
 
@@ -273,8 +273,8 @@ func TestApplyMakesThePlannedChangesOnce(t *testing.T) {
 	require.Equal(t, after, m.snapshot())
 }
 
-func sorted(changes []change.Change) []change.Change {
-	slices.SortFunc(changes, func(a, b change.Change) int { return strings.Compare(a.Path, b.Path) })
+func sorted(changes []apply.Change) []apply.Change {
+	slices.SortFunc(changes, func(a, b apply.Change) int { return strings.Compare(a.Path, b.Path) })
 	return changes
 }
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/setup"
 	"github.com/gpuready/gpuready/toolkit/watch"
@@ -104,7 +104,7 @@ func (m *Metrics) configured(o configure.Outcome, err error) {
 	m.restarts.Add(float64(o.Restarts))
 }
 
-func (m *Metrics) observe(what watch.Meaning, changes []change.Change, w setup.Wanted, err error, took time.Duration) {
+func (m *Metrics) observe(what watch.Meaning, changes []apply.Change, w setup.Wanted, err error, took time.Duration) {
 	outcome := "unchanged"
 	if len(changes) > 0 {
 		outcome = "changed"

@@ -23,7 +23,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/nri"
 	"github.com/gpuready/gpuready/toolkit/setup"
 	"github.com/gpuready/gpuready/toolkit/spec"
@@ -264,14 +264,14 @@ func (d *Daemon) reconcile(ctx context.Context, what watch.Meaning) error {
 	return nil
 }
 
-func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what watch.Meaning) (changes []change.Change, w setup.Wanted, err error) {
+func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what watch.Meaning) (changes []apply.Change, w setup.Wanted, err error) {
 	if d.source == nil {
 		if library != "" { // without a driver there are no nodes to create
 			control, err := d.Control()
 			if err != nil {
 				return nil, w, err
 			}
-			if changes, err = d.ApplyItems(control); err != nil {
+			if changes, err = d.Store.ApplyItems(control); err != nil {
 				return changes, w, err
 			}
 		}
@@ -291,7 +291,7 @@ func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what w
 	if w, err = d.Want(d.source.snapshot); err != nil {
 		return changes, w, err
 	}
-	rest, err := d.ApplyItems(w.Items)
+	rest, err := d.Store.ApplyItems(w.Items)
 	return append(changes, rest...), w, err
 }
 
@@ -335,7 +335,7 @@ func (d *Daemon) replaced(library string) bool {
 }
 
 // logChanges logs each change in one line.
-func (d *Daemon) logChanges(changes []change.Change, w setup.Wanted, took time.Duration) {
+func (d *Daemon) logChanges(changes []apply.Change, w setup.Wanted, took time.Duration) {
 	for _, c := range changes {
 		d.log.Info(c.Verb+"d", "path", c.Path, "duration", took.Round(time.Millisecond))
 	}

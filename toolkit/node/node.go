@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 )
 
 // Minor numbers that the driver's sources fix.
@@ -230,14 +230,14 @@ func GPUs(majors Majors, devices []gpu.Device) []Node {
 // Items returns the items for the nodes. Missing nodes of control are created, and every node
 // of all gets a link below /dev/char if none leads to the device yet. A node with other
 // numbers than the kernel's is replaced, since it leads nowhere.
-func Items(root *host.Root, devRoot string, control, all []Node) []change.Item {
-	var items []change.Item
+func Items(root *host.Root, devRoot string, control, all []Node) []apply.Item {
+	var items []apply.Item
 	seen := map[string]bool{}
 	for _, n := range control {
 		seen[n.Path] = true
-		items = append(items, change.Item{
+		items = append(items, apply.Item{
 			Path: path.Join(devRoot, n.Path),
-			Node: &change.Node{Major: n.Major, Minor: n.Minor, Mode: 0o666}, // as created by nvidia-modprobe
+			Node: &apply.Node{Major: n.Major, Minor: n.Minor, Mode: 0o666}, // as created by nvidia-modprobe
 		})
 	}
 	nodes := slices.Clone(control)
@@ -259,19 +259,19 @@ func Items(root *host.Root, devRoot string, control, all []Node) []change.Item {
 		if path.Clean("/"+devRoot) != "/" {
 			target = path.Join(devRoot, n.Path)
 		}
-		items = append(items, change.Item{Path: link, Link: target})
+		items = append(items, apply.Item{Path: link, Link: target})
 	}
 	return items
 }
 
 // Stale returns items that remove the links below /dev/char that no longer lead to the device
 // of their name: it is gone, or its driver was reloaded and has other numbers.
-func Stale(root *host.Root, links []string) []change.Item {
-	var items []change.Item
+func Stale(root *host.Root, links []string) []apply.Item {
+	var items []apply.Item
 	for _, link := range links {
 		var n Node
 		if _, err := fmt.Sscanf(path.Base(link), "%d:%d", &n.Major, &n.Minor); err == nil && !leads(root, link, n) {
-			items = append(items, change.Item{Path: link, Absent: true})
+			items = append(items, apply.Item{Path: link, Absent: true})
 		}
 	}
 	return items

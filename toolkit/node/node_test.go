@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 )
 
 const devices = `Character devices:
@@ -85,21 +85,21 @@ func TestNodesAndLinksAreCreatedOnce(t *testing.T) {
 			require.NoError(t, err)
 			defer root.Close()
 			control := Control(parseMajors(devices), nil, nil)
-			plan := func() []change.Change {
+			plan := func() []apply.Change {
 				all, err := Find(root, devRoot)
 				require.NoError(t, err)
-				changes, err := change.Plan(root, Items(root, devRoot, control, all))
+				changes, err := apply.Plan(root, Items(root, devRoot, control, all))
 				require.NoError(t, err)
 				return changes
 			}
-			err = change.Apply(root, plan())
+			err = apply.Write(root, plan())
 			if errors.Is(err, fs.ErrPermission) {
 				t.Skip("mknod is not permitted")
 			}
 			require.NoError(t, err)
 			require.NoError(t, root.Mknod(devRoot+"/dev/nvidia3", 0o666, 195, 3)) // by the driver
 			require.NoError(t, os.WriteFile(dir+devRoot+"/dev/nvidia4", nil, 0o644))
-			require.NoError(t, change.Apply(root, plan()))
+			require.NoError(t, apply.Write(root, plan()))
 			require.Empty(t, plan())
 			for link, want := range map[string]string{"195:3": "nvidia3", "195:255": "nvidiactl", "511:1": "nvidia-uvm-tools"} {
 				real, err := root.Resolve("/dev/char/" + link)
@@ -116,7 +116,7 @@ func TestNodesAndLinksAreCreatedOnce(t *testing.T) {
 			require.Empty(t, plan())
 			// The uvm driver was reloaded and got another number.
 			control = Control(Majors{"nvidia": 195, "nvidia-uvm": 510}, nil, nil)
-			require.NoError(t, change.Apply(root, plan()))
+			require.NoError(t, apply.Write(root, plan()))
 			all, err := Find(root, devRoot)
 			require.NoError(t, err)
 			require.Contains(t, all, Node{"/dev/nvidia-uvm", 510, 0})

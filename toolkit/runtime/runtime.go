@@ -7,7 +7,7 @@ package runtime
 import (
 	"fmt"
 
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 )
 
 // Kind is a kind of container runtime, named after its configuration format.
@@ -50,8 +50,8 @@ type Handler struct {
 // Plan lists the files that give a runtime the wanted abilities.
 type Plan struct {
 	// Items are all required files, including those that are already correct, so
-	// that change.Plan can detect that nothing has to change.
-	Items []change.Item
+	// that apply.Plan can detect that nothing has to change.
+	Items []apply.Item
 	// Edits are the keys whose effective value changes. If there are none, the
 	// runtime already has the wanted abilities and must not be restarted, whatever
 	// its files look like.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 )
 
 // MaxFile limits the size of a configuration file, in bytes. Real ones have a few
@@ -15,8 +15,8 @@ const MaxFile = 4 << 20
 // Write returns the item that writes data to a file of the host. If files can stat
 // and resolve names, as a *host.Root can, an existing file keeps its mode, and the
 // item names the target of a symbolic link. A new file is 0644.
-func Write(files Files, name string, data []byte) (change.Item, error) {
-	item := change.Item{Path: name, File: &change.File{Data: data, Mode: 0o644}}
+func Write(files Files, name string, data []byte) (apply.Item, error) {
+	item := apply.Item{Path: name, File: &apply.File{Data: data, Mode: 0o644}}
 	if links, ok := files.(interface{ Resolve(string) (string, error) }); ok {
 		real, err := links.Resolve(name)
 		if err != nil {

@@ -9,9 +9,8 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 )
@@ -40,12 +39,8 @@ func (t *Toolkit) Configurer(notify func(step string, took time.Duration)) *conf
 	return &configure.Configurer{
 		Wishes:  w,
 		Runtime: &configure.HostRuntime{Root: t.Root, Settings: c.Runtime},
-		Journal: t.journal(), Same: t.SamePath, Patience: patience, Observe: notify,
+		Store:   t.Store, Same: t.SamePath, Patience: patience, Observe: notify,
 	}
-}
-
-func (t *Toolkit) journal() configure.HostJournal {
-	return configure.HostJournal{Root: t.Root, Dir: t.Config.InstallDir, BootID: t.bootID, Mutex: &t.manifest}
 }
 
 // SamePath reports whether two paths of the host resolve to the same one.
@@ -57,7 +52,7 @@ func (t *Toolkit) SamePath(a, b string) bool {
 
 // HandlerItems returns the items of the handler if one is wanted. They have to exist before
 // a runtime names the handler.
-func (t *Toolkit) HandlerItems() ([]change.Item, error) {
+func (t *Toolkit) HandlerItems() ([]apply.Item, error) {
 	if t.Config.Handler == "" {
 		return nil, nil
 	}
@@ -70,9 +65,9 @@ func (t *Toolkit) HandlerItems() ([]change.Item, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []change.Item{
-		{Path: path.Join(t.Config.InstallDir, request.SettingsFile), File: &change.File{Data: data, Mode: 0o644}},
-		{Path: path.Join(t.Config.InstallDir, ShimName), File: &change.File{From: t.Config.ShimProgram, Mode: 0o755}},
+	return []apply.Item{
+		{Path: path.Join(t.Config.InstallDir, request.SettingsFile), File: &apply.File{Data: data, Mode: 0o644}},
+		{Path: path.Join(t.Config.InstallDir, ShimName), File: &apply.File{From: t.Config.ShimProgram, Mode: 0o755}},
 	}, nil
 }
 
@@ -86,14 +81,14 @@ func (t *Toolkit) ConfigureRuntime(ctx context.Context, c *configure.Configurer,
 	if err != nil {
 		return o, err
 	}
-	changes, err := t.Plan(items)
+	changes, err := t.Store.Plan(items)
 	if err != nil {
 		return o, err
 	}
 	if dry {
 		o, err = c.Plan(ctx)
 	} else {
-		if err := t.Apply(changes); err != nil {
+		if err := t.Store.Apply(changes); err != nil {
 			return o, err
 		}
 		o, err = c.Apply(ctx)
@@ -116,24 +111,24 @@ func (c Config) ProblemOf(err error) (gpu.Reason, string) {
 
 // Lock makes this process the only one that changes the host, and removes the partial files
 // of a killed one. With wait it waits for another process, and calls notify with its name.
-func (t *Toolkit) Lock(ctx context.Context, wait bool, notify func(message string)) (*install.Held, error) {
+func (t *Toolkit) Lock(ctx context.Context, wait bool, notify func(message string)) (*apply.Held, error) {
 	dir := path.Join(t.Config.StateDir, string(nodestate.Toolkit))
-	held, err := install.Lock(ctx, t.Root, dir, false)
-	if wait && errors.Is(err, install.ErrLocked) {
+	held, err := apply.Lock(ctx, t.Root, dir, false)
+	if wait && errors.Is(err, apply.ErrLocked) {
 		notify(err.Error())
-		held, err = install.Lock(ctx, t.Root, dir, true)
+		held, err = apply.Lock(ctx, t.Root, dir, true)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if _, err := install.Sweep(t.Root, t.Config.InstallDir, t.bootID); err != nil {
+	if _, err := t.Store.Sweep(); err != nil {
 		return nil, errors.Join(err, held.Unlock())
 	}
 	return held, nil
 }
 
 // RemoveLock removes the lock, and its directory if that is empty.
-func (t *Toolkit) RemoveLock(held *install.Held) error {
+func (t *Toolkit) RemoveLock(held *apply.Held) error {
 	err := held.Remove()
 	for _, dir := range []string{path.Join(t.Config.StateDir, string(nodestate.Toolkit)), t.Config.StateDir} {
 		_ = t.Root.Remove(dir) // not empty: others use it

@@ -12,9 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/install"
 	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
@@ -22,12 +21,12 @@ import (
 // runtime if that is allowed; otherwise Left names the manual steps. If it is killed, the
 // next call finishes it, so that the runtime does not keep a handler whose program is
 // removed.
-func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, notify func(string)) (install.Restored, error) {
+func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, notify func(string)) (apply.Restored, error) {
 	r := &configure.HostRuntime{Root: t.Root, Settings: t.Config.Runtime}
 	before, askErr := r.Query(ctx)
 	if hangs(askErr) {
 		if _, _, changed, err := t.restoreConfig(before, true); err != nil || changed {
-			return install.Restored{}, errors.Join(err, fmt.Errorf("%s; nothing was restored, because it uses the files that would be removed: stop or start it, then try again", before.Message))
+			return apply.Restored{}, errors.Join(err, fmt.Errorf("%s; nothing was restored, because it uses the files that would be removed: stop or start it, then try again", before.Message))
 		}
 	}
 	restored, own, changed, err := t.restoreConfig(before, dry)
@@ -53,7 +52,7 @@ func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, notify func(stri
 			return restored, err
 		}
 	}
-	return restored, t.journal().EndRestoring()
+	return restored, t.Store.EndRestoring()
 }
 
 // hangs reports whether the error means that a runtime exists but does not respond.
@@ -64,8 +63,8 @@ func hangs(err error) bool {
 // restoreConfig restores the runtime's own configuration. changed reports whether that
 // differs from the current one, or did at the start of an unfinished restore. own are the
 // runtime's handlers that were ours then.
-func (t *Toolkit) restoreConfig(before probe.RuntimeInfo, dry bool) (restored install.Restored, own []string, changed bool, err error) {
-	known, changed, err := t.journal().Restoring()
+func (t *Toolkit) restoreConfig(before probe.RuntimeInfo, dry bool) (restored apply.Restored, own []string, changed bool, err error) {
+	known, changed, err := t.Store.Restoring()
 	if err != nil {
 		return restored, nil, changed, err
 	}
@@ -78,7 +77,7 @@ func (t *Toolkit) restoreConfig(before probe.RuntimeInfo, dry bool) (restored in
 	own = append(own, known...)
 	if len(restored.Changes) > 0 && !changed {
 		changed = true
-		if err := t.journal().BeginRestoring(own); err != nil {
+		if err := t.Store.BeginRestoring(own); err != nil {
 			return restored, own, changed, err
 		}
 	}
@@ -90,23 +89,21 @@ func (t *Toolkit) restoreConfig(before probe.RuntimeInfo, dry bool) (restored in
 }
 
 // restoreFiles restores the files of the runtime's own configuration.
-func (t *Toolkit) restoreFiles(dry bool) (install.Restored, error) {
-	t.manifest.Lock()
-	defer t.manifest.Unlock()
-	return install.Restore(t.Root, t.Config.InstallDir, t.bootID, install.RestoreOptions{DryRun: dry, Only: t.isConfig})
+func (t *Toolkit) restoreFiles(dry bool) (apply.Restored, error) {
+	return t.Store.Restore(apply.RestoreOptions{DryRun: dry, Only: t.isConfig})
 }
 
 // ownHandlers returns the handlers that a runtime has by our changes of its configuration,
 // even if their names are no longer configured: the restored files name them less often
 // than the current ones.
-func (t *Toolkit) ownHandlers(all []string, undo []change.Change) (own []string, err error) {
+func (t *Toolkit) ownHandlers(all []string, undo []apply.Change) (own []string, err error) {
 	for _, h := range all {
 		if h == t.Config.Handler {
 			own = append(own, h)
 			continue
 		}
 		for _, c := range undo {
-			now, _, err := change.Inspect(t.Root, c.Path)
+			now, _, err := apply.ReadItem(t.Root, c.Path)
 			if err != nil {
 				return nil, err
 			}
@@ -121,7 +118,7 @@ func (t *Toolkit) ownHandlers(all []string, undo []change.Change) (own []string,
 
 // countNames counts the occurrences of a handler's name in a configuration: as a table of
 // TOML, or a string of TOML or JSON.
-func countNames(f *change.File, handler string) int {
+func countNames(f *apply.File, handler string) int {
 	if f == nil {
 		return 0
 	}

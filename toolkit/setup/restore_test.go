@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 )
 
 const (
@@ -27,9 +27,9 @@ func configured(t *testing.T) (toolkit *Toolkit, dir string) {
 	t.Cleanup(func() { require.NoError(t, root.Close()) })
 	c := config
 	c.DriverRoot, c.DevRoot = "/", "/"
-	toolkit = &Toolkit{Config: c, Root: root, bootID: "0f0e0d0c-0b0a-4909-8807-060504030201"}
-	j := toolkit.journal()
-	changes, err := j.Plan([]change.Item{{Path: "/etc/containerd/config.toml", File: &change.File{Data: []byte(theirConfig + ourHandler), Mode: 0o600}}})
+	toolkit = &Toolkit{Config: c, Root: root, Store: &apply.Store{Root: root, Dir: c.InstallDir, BootID: "0f0e0d0c-0b0a-4909-8807-060504030201"}}
+	j := toolkit.Store
+	changes, err := j.Plan([]apply.Item{{Path: "/etc/containerd/config.toml", File: &apply.File{Data: []byte(theirConfig + ourHandler), Mode: 0o600}}})
 	require.NoError(t, err)
 	require.NoError(t, j.Begin(changes, nil))
 	require.NoError(t, j.Commit())
@@ -40,8 +40,8 @@ func configured(t *testing.T) (toolkit *Toolkit, dir string) {
 // configuration also if the change was unfinished.
 func TestRestoreOfAnUnfinishedChangeRestartsTheRuntime(t *testing.T) {
 	toolkit, dir := configured(t)
-	j := toolkit.journal()
-	changes, err := j.Plan([]change.Item{{Path: "/etc/containerd/conf.d/x.toml", File: &change.File{Data: []byte("# ours\n"), Mode: 0o600}}})
+	j := toolkit.Store
+	changes, err := j.Plan([]apply.Item{{Path: "/etc/containerd/conf.d/x.toml", File: &apply.File{Data: []byte("# ours\n"), Mode: 0o600}}})
 	require.NoError(t, err)
 	_, _, err = toolkit.Uninstall(false)
 	require.NoError(t, err)
@@ -70,7 +70,7 @@ func TestOwnHandlersAreFoundWithoutTheirNames(t *testing.T) {
 
 func TestRestoreRemovesAllOurFiles(t *testing.T) {
 	toolkit, dir := configured(t)
-	require.NoError(t, toolkit.journal().Refuse([]byte("{}")))
+	require.NoError(t, toolkit.Store.Refuse([]byte("{}")))
 	require.FileExists(t, dir+"/usr/local/nvidia/toolkit/refused.json")
 	_, left, err := toolkit.Uninstall(false)
 	require.NoError(t, err)

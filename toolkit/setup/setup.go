@@ -10,15 +10,13 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"sync"
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/change"
-	"github.com/gpuready/gpuready/toolkit/install"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/node"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 	"github.com/gpuready/gpuready/toolkit/runtime/distro"
@@ -27,6 +25,9 @@ import (
 
 // ContainerRoot is the path at which driver containers mount their root.
 const ContainerRoot = "/run/nvidia/driver"
+
+// HookName is the file name of the hook in the install directory.
+const HookName = "gpu-cdi-hook"
 
 // Config is the configuration of a Toolkit. All paths except HostRoot, HookProgram and
 // ShimProgram are the host's.
@@ -66,9 +67,8 @@ type Toolkit struct {
 	Config Config
 	Driver Driver
 	Root   *host.Root
+	Store  *apply.Store // the account of all changes
 
-	bootID   string
-	manifest sync.Mutex  // held while the manifest is read and written
 	cache    driverCache // the driver's files found last
 	stateDir string      // the state's directory in this process's file system, once resolved
 }
@@ -90,7 +90,8 @@ func New(cfg Config, driver Driver) (*Toolkit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Toolkit{Config: cfg, Driver: driver, Root: root, bootID: bootID}, nil
+	store := &apply.Store{Root: root, Dir: cfg.InstallDir, BootID: bootID}
+	return &Toolkit{Config: cfg, Driver: driver, Root: root, Store: store}, nil
 }
 
 // Close closes the host's file system.
@@ -115,7 +116,7 @@ func (t *Toolkit) Roots() (driverRoot, devRoot string) {
 
 // Wanted is the wanted state of the host, with related information.
 type Wanted struct {
-	Items    []change.Item
+	Items    []apply.Item
 	Specs    []nodestate.Spec
 	Driver   nodestate.DriverInfo
 	Warnings []string // the devices that were left out, and why
@@ -126,7 +127,7 @@ type Wanted struct {
 
 // Control returns the items that NVML needs: the control nodes. Without a driver in the
 // kernel there are none.
-func (t *Toolkit) Control() ([]change.Item, error) {
+func (t *Toolkit) Control() ([]apply.Item, error) {
 	driverRoot, devRoot := t.Roots()
 	_, control, _, err := t.nodes(driverRoot, devRoot, gpu.Snapshot{})
 	if err != nil {
@@ -198,7 +199,7 @@ func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 	if err := checkProgram(t.Config.HookProgram); err != nil {
 		return w, fmt.Errorf("%w: %w", ErrHook, err)
 	}
-	hook := install.Hook(t.Config.InstallDir, t.Config.HookProgram)
+	hook := apply.Item{Path: path.Join(t.Config.InstallDir, HookName), File: &apply.File{From: t.Config.HookProgram, Mode: 0o755}}
 	out := spec.Build(spec.Input{Files: t.cache.files, Around: around, Snapshot: s, Nodes: all, Caps: caps, DriverRoot: driverRoot, DevRoot: devRoot, Hook: hook.Path})
 	w.Warnings = out.Warnings
 	// Specifications come last: a name must not resolve before its files exist.
@@ -225,13 +226,13 @@ func checkProgram(name string) error {
 
 // removeStale adds the removal of our links whose device is gone.
 func (t *Toolkit) removeStale(w *Wanted) error {
-	manifest, err := install.Read(t.Root, t.Config.InstallDir, t.bootID)
+	manifest, err := t.Store.Manifest()
 	if err != nil {
 		return err
 	}
 	var links []string
 	for _, e := range manifest.Entries {
-		wanted := slices.ContainsFunc(w.Items, func(i change.Item) bool { return i.Path == e.Path })
+		wanted := slices.ContainsFunc(w.Items, func(i apply.Item) bool { return i.Path == e.Path })
 		if path.Dir(e.Path) == "/dev/char" && !wanted {
 			links = append(links, e.Path)
 		}
@@ -255,14 +256,14 @@ func (t *Toolkit) addSpecs(w *Wanted, out spec.Output) error {
 			}
 		}
 		if wanted == nil {
-			w.Items = append(w.Items, change.Item{Path: p, Absent: true})
+			w.Items = append(w.Items, apply.Item{Path: p, Absent: true})
 			continue
 		}
 		data, err := cdi.Encode(*wanted)
 		if err != nil {
 			return err
 		}
-		w.Items = append(w.Items, change.Item{Path: p, File: &change.File{Data: data, Mode: 0o644}})
+		w.Items = append(w.Items, apply.Item{Path: p, File: &apply.File{Data: data, Mode: 0o644}})
 		file := nodestate.Spec{Kind: kind, Path: p}
 		for _, d := range wanted.Devices {
 			file.Devices = append(file.Devices, d.Name)
@@ -296,45 +297,18 @@ func (t *Toolkit) CDIDirs() []string {
 	return dirs
 }
 
-// Plan compares the items with the host.
-func (t *Toolkit) Plan(items []change.Item) ([]change.Change, error) {
-	return change.Plan(t.Root, items)
-}
-
-// Apply makes the changes and records them in the manifest.
-func (t *Toolkit) Apply(changes []change.Change) error {
-	t.manifest.Lock()
-	defer t.manifest.Unlock()
-	return install.Apply(t.Root, t.Config.InstallDir, t.bootID, changes)
-}
-
-// ApplyItems plans and applies the items. It returns the changes made, also with an error.
-func (t *Toolkit) ApplyItems(items []change.Item) ([]change.Change, error) {
-	changes, err := t.Plan(items)
-	if err != nil {
-		return nil, err
-	}
-	err = t.Apply(changes)
-	return change.Made(changes, err), err
-}
-
-// Inspect reports everything that the toolkit has put on the host.
-func (t *Toolkit) Inspect() (install.Inspected, error) {
-	return install.Inspect(t.Root, t.Config.InstallDir, t.bootID)
-}
-
 // Uninstall removes everything that the toolkit made, its state included. It returns the
 // changes, and the paths that it left because others changed them. With dry set it removes
 // nothing.
-func (t *Toolkit) Uninstall(dry bool) (changes []change.Change, left []string, err error) {
-	restored, err := install.Restore(t.Root, t.Config.InstallDir, t.bootID, install.RestoreOptions{DryRun: dry})
+func (t *Toolkit) Uninstall(dry bool) (changes []apply.Change, left []string, err error) {
+	restored, err := t.Store.Restore(apply.RestoreOptions{DryRun: dry})
 	if err != nil {
 		return nil, nil, err
 	}
 	state := path.Join(t.Config.StateDir, string(nodestate.Toolkit))
-	gone, err := t.Plan([]change.Item{{Path: path.Join(state, nodestate.FileName), Absent: true}})
+	gone, err := t.Store.Plan([]apply.Item{{Path: path.Join(state, nodestate.FileName), Absent: true}})
 	if err == nil && !dry {
-		err = change.Apply(t.Root, gone)
+		err = apply.Write(t.Root, gone)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -348,7 +322,7 @@ func (t *Toolkit) Published() (nodestate.State, error) {
 	if err != nil {
 		return nodestate.State{}, err
 	}
-	return nodestate.ReadBoot(filepath.Clean(t.Root.Path(real)), t.bootID)
+	return nodestate.ReadBoot(filepath.Clean(t.Root.Path(real)), t.Store.BootID)
 }
 
 // Publish publishes the state for others. It must not be called concurrently.
@@ -360,22 +334,22 @@ func (t *Toolkit) Publish(s nodestate.State) error {
 	case t.stateDir == "" || !inotify.Exhausted(err):
 		return err
 	}
-	s.Component, s.BootID = nodestate.Toolkit, t.bootID
+	s.Component, s.BootID = nodestate.Toolkit, t.Store.BootID
 	return nodestate.Write(t.stateDir, s)
 }
 
 // Once scans the host, plans and, unless dry is set, applies the changes. It serves the
 // commands apply and plan. It returns the changes, also those made before an error.
-func (t *Toolkit) Once(ctx context.Context, dry bool) (changes []change.Change, w Wanted, err error) {
+func (t *Toolkit) Once(ctx context.Context, dry bool) (changes []apply.Change, w Wanted, err error) {
 	control, err := t.Control()
 	if err != nil {
 		return nil, w, err
 	}
-	changes, err = t.Plan(control)
-	if err == nil && !dry {
-		err = t.Apply(changes)
-		changes = change.Made(changes, err)
+	act := t.Store.ApplyItems
+	if dry {
+		act = t.Store.Plan
 	}
+	changes, err = act(control)
 	if err != nil {
 		return changes, w, err
 	}
@@ -392,13 +366,9 @@ func (t *Toolkit) Once(ctx context.Context, dry bool) (changes []change.Change, 
 	if w, err = t.Want(snapshot); err != nil {
 		return changes, w, err
 	}
-	rest, err := t.Plan(w.Items)
-	if err != nil {
-		return changes, w, err
-	}
-	if dry {
+	rest, err := act(w.Items)
+	if dry && err == nil {
 		return rest, w, nil // the control nodes are among them
 	}
-	err = t.Apply(rest)
-	return append(changes, change.Made(rest, err)...), w, err
+	return append(changes, rest...), w, err
 }

@@ -11,8 +11,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/toolkit/change"
-	"github.com/gpuready/gpuready/toolkit/install"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
 
@@ -49,7 +48,7 @@ func (c Config) State(w Wanted, err error) nodestate.State {
 		s.Reason, s.Message = c.Explain(err)
 		return s
 	}
-	s.Toolkit = &nodestate.ToolkitInfo{Specs: w.Specs, Hook: path.Join(c.InstallDir, install.HookName), Handler: c.Handler}
+	s.Toolkit = &nodestate.ToolkitInfo{Specs: w.Specs, Hook: path.Join(c.InstallDir, HookName), Handler: c.Handler}
 	s.Phase = nodestate.Ready
 	switch {
 	case w.Conflict != "":
@@ -95,7 +94,7 @@ func WithRuntimeState(s nodestate.State, r *nodestate.Runtime, reason gpu.Reason
 // Explain returns the reason of an error, and a sentence with the error and a remedy.
 func (c Config) Explain(err error) (gpu.Reason, string) {
 	next := func(reason gpu.Reason, action string) (gpu.Reason, string) {
-		if _, refused := errors.AsType[*change.Refused](err); refused || action == "" {
+		if _, refused := errors.AsType[*apply.Refused](err); refused || action == "" {
 			return reason, err.Error()
 		}
 		return reason, err.Error() + "; " + action

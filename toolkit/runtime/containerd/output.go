@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/tomledit"
 )
@@ -58,7 +58,7 @@ func text(value any) string {
 }
 
 // items returns the written files and those that already contain the wanted keys.
-func (p *plan) items() ([]change.Item, error) {
+func (p *plan) items() ([]apply.Item, error) {
 	files := slices.Clone(p.written)
 	for _, f := range p.base.files {
 		samePath := func(w file) bool { return w.path == f.path }
@@ -68,7 +68,7 @@ func (p *plan) items() ([]change.Item, error) {
 		}
 	}
 	slices.SortStableFunc(files, func(a, b file) int { return strings.Compare(a.path, b.path) })
-	var items []change.Item
+	var items []apply.Item
 	for _, f := range files {
 		item, err := runtime.Write(p.files, f.path, f.doc.Bytes())
 		if err != nil {
@@ -78,7 +78,7 @@ func (p *plan) items() ([]change.Item, error) {
 	}
 	if p.skip != "" {
 		if _, err := p.files.ReadFile(p.skip, runtime.MaxFile); err == nil {
-			items = append(items, change.Item{Path: p.skip, Absent: true})
+			items = append(items, apply.Item{Path: p.skip, Absent: true})
 		}
 	}
 	return items, nil

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/tomledit"
 )
@@ -208,7 +208,7 @@ func text(value any) string {
 
 // items returns the written files and those that already contain the wanted keys. A
 // drop-in that is no longer needed is removed.
-func (p *plan) items(now *config) ([]change.Item, error) {
+func (p *plan) items(now *config) ([]apply.Item, error) {
 	files := slices.Clone(p.written)
 	is := func(name string) func(file) bool { return func(f file) bool { return f.path == name } }
 	for _, f := range p.base.files {
@@ -217,7 +217,7 @@ func (p *plan) items(now *config) ([]change.Item, error) {
 		}
 	}
 	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.path, b.path) })
-	var items []change.Item
+	var items []apply.Item
 	for _, f := range files {
 		item, err := runtime.Write(p.files, f.path, f.doc.Bytes())
 		if err != nil {
@@ -227,7 +227,7 @@ func (p *plan) items(now *config) ([]change.Item, error) {
 	}
 	ours := is(p.place.DropIn)
 	if slices.ContainsFunc(now.files, ours) && !slices.ContainsFunc(p.written, ours) {
-		items = append(items, change.Item{Path: p.place.DropIn, Absent: true})
+		items = append(items, apply.Item{Path: p.place.DropIn, Absent: true})
 	}
 	return items, nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
-// CheckPlan returns an *engine.Refusal if a plan must not be applied here: it would write
+// CheckPlan returns an *runtime.Refusal if a plan must not be applied here: it would write
 // to a read-only place, or to a file that a program rewrites, and be lost at the next
 // start.
 func (p Profile) CheckPlan(root *host.Root, plan runtime.Plan) error {

@@ -21,7 +21,7 @@ import (
 
 	"github.com/tailscale/hujson"
 
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
@@ -70,8 +70,8 @@ func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, e
 	if len(pl.edits) > 0 {
 		data = doc.bytes()
 	}
-	file := &change.File{Data: data, Mode: mode(files, p.Config)}
-	return runtime.Plan{Items: []change.Item{{Path: p.Config, File: file}}, Edits: pl.edits}, nil
+	file := &apply.File{Data: data, Mode: mode(files, p.Config)}
+	return runtime.Plan{Items: []apply.Item{{Path: p.Config, File: file}}, Edits: pl.edits}, nil
 }
 
 // Reloadable reports whether a reload (SIGHUP) applies all of the edits, so that

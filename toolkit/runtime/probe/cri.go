@@ -37,7 +37,7 @@ var Sockets = []string{
 	"/run/containerd/containerd.sock",
 }
 
-// Timeout limits the time that Ask waits for a response.
+// Timeout limits the time that Query waits for a response.
 const Timeout = 2 * time.Second
 
 // Limits on a runtime's response. A verbose status of containerd has about 10 KiB.
@@ -64,13 +64,13 @@ func Find(root *host.Root, paths []string) string {
 	return ""
 }
 
-// Query queries the runtime that listens on a socket of the host. With an error, the Answer
+// Query queries the runtime that listens on a socket of the host. With an error, the result
 // only has the socket, and a message with the reason and a remedy.
 func Query(ctx context.Context, root *host.Root, at string) (RuntimeInfo, error) {
 	return QueryWithin(ctx, root, at, Timeout)
 }
 
-// QueryWithin is like Ask with another limit than Timeout.
+// QueryWithin is like Query with another limit than Timeout.
 func QueryWithin(ctx context.Context, root *host.Root, at string, limit time.Duration) (RuntimeInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

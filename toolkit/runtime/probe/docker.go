@@ -31,7 +31,7 @@ type dockerInfo struct {
 }
 
 // QueryDocker queries the daemon that listens on a socket of the host, within cri.Timeout. With an
-// error, the Answer only has the socket, and a message with the reason and a remedy.
+// error, the result only has the socket, and a message with the reason and a remedy.
 func QueryDocker(ctx context.Context, root *host.Root, at string) (RuntimeInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -74,7 +74,7 @@ func queryDocker(ctx context.Context, root *host.Root, at string) (found dockerI
 	return found, json.Unmarshal(data, &found)
 }
 
-// convertDocker converts the daemon's response to an Answer.
+// convertDocker converts the daemon's response.
 func convertDocker(response dockerInfo) RuntimeInfo {
 	on := len(response.CDISpecDirs) > 0
 	a := RuntimeInfo{

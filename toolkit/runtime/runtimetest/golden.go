@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/change"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
@@ -144,11 +144,11 @@ func (c Case) checkAgain(t *testing.T, plan Planner, root *host.Root, made runti
 	again, err := plan(root, c.Place, c.Want)
 	require.NoError(t, err)
 	require.Empty(t, again.Edits)
-	changes, err := change.Plan(root, again.Items)
+	changes, err := apply.Plan(root, again.Items)
 	require.NoError(t, err)
 	require.Empty(t, changes)
 	for _, item := range made.Items {
-		has := func(i change.Item) bool { return i.Path == item.Path }
+		has := func(i apply.Item) bool { return i.Path == item.Path }
 		require.True(t, item.Absent || slices.ContainsFunc(again.Items, has), "%s is not wanted any more", item.Path)
 	}
 }
@@ -173,9 +173,9 @@ func (c Case) compare(t *testing.T, got string, update bool) {
 // ApplyPlan applies a plan's changes to the host.
 func ApplyPlan(t *testing.T, root *host.Root, made runtime.Plan) {
 	t.Helper()
-	changes, err := change.Plan(root, made.Items)
+	changes, err := apply.Plan(root, made.Items)
 	require.NoError(t, err)
-	require.NoError(t, change.Apply(root, changes))
+	require.NoError(t, apply.Write(root, changes))
 }
 
 // Tree returns the content of all files of a host and the targets of its links.
@@ -198,10 +198,10 @@ func Tree(t *testing.T, root *host.Root) map[string]string {
 	return tree
 }
 
-// Mem implements engine.Files in memory, for fuzzing.
+// Mem implements runtime.Files in memory, for fuzzing.
 type Mem map[string]string
 
-// ReadFile implements engine.Files.
+// ReadFile implements runtime.Files.
 func (m Mem) ReadFile(name string, _ int64) ([]byte, error) {
 	if data, ok := m[name]; ok {
 		return []byte(data), nil
@@ -209,7 +209,7 @@ func (m Mem) ReadFile(name string, _ int64) ([]byte, error) {
 	return nil, &os.PathError{Op: "open", Path: name, Err: os.ErrNotExist}
 }
 
-// Glob implements engine.Files.
+// Glob implements runtime.Files.
 func (m Mem) Glob(dir, pattern string) ([]string, error) {
 	var found []string
 	for _, name := range slices.Sorted(maps.Keys(m)) {

@@ -1,4 +1,4 @@
-package install_test
+package apply_test
 
 import (
 	"encoding/json"
@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/change"
-	"github.com/gpuready/gpuready/toolkit/install"
-	"github.com/gpuready/gpuready/toolkit/install/crashtest"
+	"github.com/gpuready/gpuready/toolkit/apply"
+	"github.com/gpuready/gpuready/toolkit/apply/crashtest"
 )
 
 const (
-	dir  = "/usr/local/nvidia/toolkit"
-	conf = "/etc/containerd/config.toml"
-	hand = "# by hand\nversion = 2\n"
-	one  = hand + "[nvidia]\n"
-	two  = hand + "[nvidia]\nruntime = \"gpu\"\n"
+	dir      = "/usr/local/nvidia/toolkit"
+	hookName = "gpu-cdi-hook"
+	conf     = "/etc/containerd/config.toml"
+	hand     = "# by hand\nversion = 2\n"
+	one      = hand + "[nvidia]\n"
+	two      = hand + "[nvidia]\nruntime = \"gpu\"\n"
 )
 
 // long selects every sample instead of a few.
@@ -61,86 +61,68 @@ func node(t testing.TB, at string) {
 	}
 }
 
-func items(config string) (quiet, restarting []change.Item) {
-	return []change.Item{
-			{Path: dir + "/" + install.HookName, File: &change.File{Data: []byte("\x7fELF " + config), Mode: 0o755}},
-			{Path: "/var/run/cdi/gpu.yaml", File: &change.File{Data: []byte("spec of " + config), Mode: 0o644}},
+func items(config string) (quiet, restarting []apply.Item) {
+	return []apply.Item{
+			{Path: dir + "/" + hookName, File: &apply.File{Data: []byte("\x7fELF " + config), Mode: 0o755}},
+			{Path: "/var/run/cdi/gpu.yaml", File: &apply.File{Data: []byte("spec of " + config), Mode: 0o644}},
 			{Path: "/dev/char/195:0", Link: "../nvidia0"},
-		}, []change.Item{
-			{Path: conf, Follow: true, File: &change.File{Data: []byte(config)}},
-			{Path: "/etc/containerd/conf.d/99.toml", File: &change.File{Data: []byte("drop-in for " + config), Mode: 0o600}},
+		}, []apply.Item{
+			{Path: conf, Follow: true, File: &apply.File{Data: []byte(config)}},
+			{Path: "/etc/containerd/conf.d/99.toml", File: &apply.File{Data: []byte("drop-in for " + config), Mode: 0o600}},
 			{Path: "/opt/stale.conf", Absent: true},
 		}
 }
 
 // start does what gpu-toolkit does at its start.
 func start(root *host.Root, boot, config string) error {
-	if _, err := install.Sweep(root, dir, boot); err != nil {
+	s := storeOf(root, boot)
+	if _, err := s.Sweep(); err != nil {
 		return err
 	}
-	tx, err := install.Pending(root, dir, boot)
+	_, pending, err := s.Pending()
+	if err == nil && pending {
+		err = s.Commit()
+	}
 	if err != nil {
 		return err
-	}
-	if tx != nil {
-		written, err := tx.Written()
-		if err != nil {
-			return err
-		}
-		if written {
-			err = tx.Commit()
-		} else {
-			_, err = tx.Rollback()
-		}
-		if err != nil {
-			return err
-		}
 	}
 	quiet, restarting := items(config)
-	changes, err := change.Plan(root, quiet)
-	if err == nil {
-		err = install.Apply(root, dir, boot, changes)
+	if _, err := s.ApplyItems(quiet); err != nil {
+		return err
 	}
+	changes, err := s.Plan(restarting)
 	if err != nil {
 		return err
 	}
-	if changes, err = change.Plan(root, restarting); err != nil {
+	if err := s.Begin(changes, []byte("containerd.service")); err != nil {
 		return err
 	}
-	if tx, err = install.Begin(root, dir, boot, changes, map[string]string{"restart": "containerd.service"}); err != nil {
-		return err
-	}
-	if err := tx.Write(); err != nil {
-		return err
-	}
-	if err := tx.Advance("restarted", nil); err != nil {
-		return err
-	}
-	return tx.Commit()
+	return s.Commit()
 }
 
 func restore(root *host.Root, boot string) error {
-	r, err := install.Restore(root, dir, boot, install.RestoreOptions{})
+	r, err := storeOf(root, boot).Restore(apply.RestoreOptions{})
 	if err == nil && len(r.Left) > 0 {
 		err = fmt.Errorf("left: %v", r.Left)
 	}
 	return err
 }
 
-func rollback(root *host.Root, boot string) error {
+func undo(root *host.Root, boot string) error {
+	s := storeOf(root, boot)
 	_, restarting := items(two)
-	changes, err := change.Plan(root, restarting)
+	changes, err := s.Plan(restarting)
 	if err != nil {
 		return err
 	}
-	tx, err := install.Begin(root, dir, boot, changes, nil)
-	if err == nil {
-		err = tx.Write()
+	if err := s.Begin(changes, nil); err != nil {
+		return err
 	}
-	if err == nil {
-		_, err = tx.Rollback()
-	}
-	return err
+	return s.Undo()
+}
+
+func storeOf(root *host.Root, boot string) *apply.Store {
+	return &apply.Store{Root: root, Dir: dir, BootID: boot}
 }
 
 func open(t testing.TB, at string) *host.Root {
@@ -221,7 +203,7 @@ func (e expected) checkRecovery(t testing.TB, write func(at string), boot string
 func finalState(t testing.TB, root *host.Root, boot string) []string {
 	t.Helper()
 	lines := slices.DeleteFunc(tree(t, root.Dir()), func(l string) bool { return strings.Contains(l, "/manifest.json ") })
-	m, err := install.Read(root, dir, boot)
+	m, err := storeOf(root, boot).Manifest()
 	require.NoError(t, err)
 	require.Nil(t, m.Journal)
 	require.Empty(t, m.Kept)
@@ -246,7 +228,7 @@ var histories = map[string]struct {
 	"first apply":  {nil, func(r *host.Root, boot string) error { return start(r, boot, two) }},
 	"second apply": {func(r *host.Root) error { return start(r, "boot", one) }, func(r *host.Root, boot string) error { return start(r, boot, two) }},
 	"restore":      {func(r *host.Root) error { return start(r, "boot", two) }, restore},
-	"rollback":     {func(r *host.Root) error { return start(r, "boot", one) }, rollback},
+	"rollback":     {func(r *host.Root) error { return start(r, "boot", one) }, undo},
 }
 
 func TestRecoveryAfterAPowerLossAtEachStep(t *testing.T) {

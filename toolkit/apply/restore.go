@@ -1,12 +1,9 @@
-package install
+package apply
 
 import (
 	"fmt"
 	"slices"
 	"strings"
-
-	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/change"
 )
 
 // RestoreOptions limit what Restore does.
@@ -17,7 +14,7 @@ type RestoreOptions struct {
 
 // Restored is the result of Restore.
 type Restored struct {
-	Changes []change.Change
+	Changes []Change
 	Left    []string // descriptions of the paths that are not restored, with the reason
 }
 
@@ -26,8 +23,9 @@ type Restored struct {
 // and reported. An unfinished transaction is undone first. Restore can be repeated, also
 // after a kill at any point, and then does the rest. If an original is damaged, it
 // returns an error and does nothing.
-func Restore(root *host.Root, dir, bootID string, o RestoreOptions) (Restored, error) {
-	s := store{root, dir, bootID}
+func (s *Store) Restore(o RestoreOptions) (Restored, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if !o.DryRun {
 		if err := s.cleanUp(o.Only == nil); err != nil {
 			return Restored{}, err
@@ -41,17 +39,17 @@ func Restore(root *host.Root, dir, bootID string, o RestoreOptions) (Restored, e
 	if err != nil {
 		return Restored{}, err
 	}
-	if r.Changes, err = change.Plan(root, items); err != nil {
+	if r.Changes, err = Plan(s.Root, items); err != nil {
 		return r, err
 	}
 	if !o.DryRun {
-		if err := change.Apply(root, r.Changes); err != nil {
-			r.Changes = change.Made(r.Changes, err)
+		if err := Write(s.Root, r.Changes); err != nil {
+			r.Changes = Made(r.Changes, err)
 			return r, err
 		}
 	}
 	if len(rest.Entries)+len(rest.Kept) == 0 {
-		manifest, err := change.Plan(root, []change.Item{{Path: ManifestPath(dir), Absent: true}})
+		manifest, err := Plan(s.Root, []Item{{Path: manifestPath(s.Dir), Absent: true}})
 		if err != nil {
 			return r, err
 		}
@@ -65,27 +63,27 @@ func Restore(root *host.Root, dir, bootID string, o RestoreOptions) (Restored, e
 
 // cleanUp removes the remains of a killed instance. It rolls back an unfinished
 // transaction, except if all is restored, which undoes it as well.
-func (s store) cleanUp(all bool) error {
-	if _, err := Sweep(s.root, s.dir, s.bootID); err != nil || all {
+func (s *Store) cleanUp(all bool) error {
+	if _, err := s.sweep(); err != nil || all {
 		return err
 	}
-	tx, err := Pending(s.root, s.dir, s.bootID)
-	if err != nil || tx == nil {
+	t, err := s.pending()
+	if err != nil || t == nil {
 		return err
 	}
-	_, err = tx.Rollback() // Restore reports what is left
+	_, err = t.rollback() // Restore reports what is left
 	return err
 }
 
 // undo returns the items that restore the originals, and the remaining manifest.
-func (s store) undo(m Manifest, only func(string) bool) (r Restored, items []change.Item, rest Manifest, err error) {
+func (s *Store) undo(m Manifest, only func(string) bool) (r Restored, items []Item, rest Manifest, err error) {
 	rest = m
 	rest.Journal = nil
 	for _, e := range slices.Backward(m.Entries) {
 		if only != nil && !only(e.Path) {
 			continue
 		}
-		now, err := observe(s.root, e.Path)
+		now, err := observe(s.Root, e.Path)
 		if err != nil {
 			return r, nil, m, err
 		}
@@ -114,12 +112,12 @@ func (s store) undo(m Manifest, only func(string) bool) (r Restored, items []cha
 		rest.Kept = keepFirst(rest.Kept, e)
 	}
 	rest.Kept = slices.DeleteFunc(slices.Clone(rest.Kept), func(k Kept) bool {
-		_, err := s.root.Lstat(OriginalPath(s.dir, k.SHA256))
+		_, err := s.Root.Lstat(originalPath(s.Dir, k.SHA256))
 		return err != nil
 	})
 	for _, k := range rest.Kept {
 		if only == nil || only(k.Path) {
-			r.Left = append(r.Left, fmt.Sprintf("%s: others edited it between our changes, and it is as they left it; its original is kept in %s: remove that when nobody needs it", k.Path, OriginalPath(s.dir, k.SHA256)))
+			r.Left = append(r.Left, fmt.Sprintf("%s: others edited it between our changes, and it is as they left it; its original is kept in %s: remove that when nobody needs it", k.Path, originalPath(s.Dir, k.SHA256)))
 		}
 	}
 	return r, items, rest, nil
@@ -137,7 +135,7 @@ func keepFirst(kept []Kept, e Entry) []Kept {
 }
 
 // describeChange describes a file that others changed after us.
-func (s store) describeChange(e Entry, now State) string {
+func (s *Store) describeChange(e Entry, now State) string {
 	var b strings.Builder
 	b.WriteString(e.Path)
 	if now.Absent {
@@ -149,17 +147,17 @@ func (s store) describeChange(e Entry, now State) string {
 		fmt.Fprintf(&b, "; ours in it: %q", found)
 	}
 	if o := e.original(); o.SHA256 != "" {
-		fmt.Fprintf(&b, "; what it was before is kept in %s (mode %#o): put it right by hand and run this again", OriginalPath(s.dir, o.SHA256), uint32(o.Mode))
+		fmt.Fprintf(&b, "; what it was before is kept in %s (mode %#o): put it right by hand and run this again", originalPath(s.Dir, o.SHA256), uint32(o.Mode))
 	}
 	return b.String()
 }
 
 // addedIn returns the lines that we added and that a file still has.
-func (s store) addedIn(e Entry, now State) []string {
+func (s *Store) addedIn(e Entry, now State) []string {
 	if now.SHA256 == "" || len(e.Added) == 0 {
 		return nil
 	}
-	data, err := s.root.ReadFile(e.Path, maxOriginal)
+	data, err := s.Root.ReadFile(e.Path, maxOriginal)
 	if err != nil {
 		return nil
 	}
@@ -173,8 +171,8 @@ func (s store) addedIn(e Entry, now State) []string {
 }
 
 // saveRest writes the remaining manifest, or removes it if it is empty.
-func (s store) saveRest(m, rest Manifest) error {
-	real, err := s.root.Resolve(s.dir)
+func (s *Store) saveRest(m, rest Manifest) error {
+	real, err := s.Root.Resolve(s.Dir)
 	if err != nil {
 		return err
 	}
@@ -191,13 +189,13 @@ func (s store) saveRest(m, rest Manifest) error {
 	}
 	empty := len(rest.Entries) == 0 && len(rest.Kept) == 0
 	if removed := slices.DeleteFunc(slices.Clone(others), used); len(removed) > 0 {
-		left, err := removeDirs(s.root, removed)
+		left, err := removeDirs(s.Root, removed)
 		if err != nil {
 			return err
 		}
 		others = slices.DeleteFunc(others, func(d string) bool { return slices.Contains(removed, d) && !slices.Contains(left, d) })
 	}
-	if _, err := s.root.Lstat(ManifestPath(s.dir)); err != nil && empty {
+	if _, err := s.Root.Lstat(manifestPath(s.Dir)); err != nil && empty {
 		return s.removeUnused(rest)
 	}
 	rest.Dirs = slices.Concat(own, others)

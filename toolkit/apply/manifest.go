@@ -1,4 +1,4 @@
-package install
+package apply
 
 import (
 	"bytes"
@@ -12,8 +12,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/gpuready/gpuready/internal/host"
 )
 
 const (
@@ -74,14 +72,13 @@ type Step struct {
 	Entry  *Entry `json:"entry,omitempty"` // the entry before the change, nil if there was none
 }
 
-// ManifestPath returns the path of the manifest.
-func ManifestPath(dir string) string { return path.Join(dir, manifestName) }
+// manifestPath returns the path of the manifest.
+func manifestPath(dir string) string { return path.Join(dir, manifestName) }
 
-// Read returns the manifest, an empty one if there is none. It omits entries of another
-// boot on file systems that are recreated at every boot.
-func Read(root *host.Root, dir, bootID string) (Manifest, error) {
-	empty := Manifest{Version: manifestV, BootID: bootID}
-	data, err := root.ReadFile(ManifestPath(dir), maxManifest)
+// read reads the manifest, see Manifest.
+func (s *Store) read() (Manifest, error) {
+	empty := Manifest{Version: manifestV, BootID: s.BootID}
+	data, err := s.Root.ReadFile(manifestPath(s.Dir), maxManifest)
 	if errors.Is(err, fs.ErrNotExist) {
 		return empty, nil
 	}
@@ -90,11 +87,11 @@ func Read(root *host.Root, dir, bootID string) (Manifest, error) {
 	}
 	m, err := decode(data)
 	if err != nil {
-		return empty, fmt.Errorf("%s is not a manifest that this program can read: %w; remove the files that it names by hand, then the manifest itself", ManifestPath(dir), err)
+		return empty, fmt.Errorf("%s is not a manifest that this program can read: %w; remove the files that it names by hand, then the manifest itself", manifestPath(s.Dir), err)
 	}
 	m.Version = manifestV
-	if m.BootID != bootID {
-		m.dropVolatile(bootID)
+	if m.BootID != s.BootID {
+		m.dropVolatile(s.BootID)
 	}
 	return m, nil
 }

@@ -1,4 +1,4 @@
-package change
+package apply
 
 import (
 	"bytes"
@@ -69,7 +69,7 @@ func converge(t *testing.T, root *host.Root, items []Item, want int) []Change {
 	changes, err := Plan(root, items)
 	require.NoError(t, err)
 	require.Len(t, changes, want)
-	require.NoError(t, Apply(root, changes))
+	require.NoError(t, Write(root, changes))
 	return changes
 }
 

@@ -1,7 +1,4 @@
-// Package change brings a host to a wanted state, which is data. It computes the required
-// changes from the host's files, can print them byte for byte, and applies them. Correct
-// files are not touched, not even their time stamps.
-package change
+package apply
 
 import (
 	"bytes"
@@ -37,7 +34,7 @@ type File struct {
 
 	// Without is the content to restore later, for a file that others have edited after
 	// we wrote it: their version without our parts. If it is nil, their version is kept.
-	// Only package install reads it.
+	// Only a store reads it.
 	Without []byte
 }
 
@@ -55,8 +52,8 @@ type Change struct {
 	Was    Item   // the current state; applying it undoes the change
 }
 
-// ErrChanged is returned, wrapped, by Apply if the path has changed since the plan was made.
-var ErrChanged = errors.New("it was changed meanwhile; run again")
+// errChanged is returned, wrapped, by Apply if the path has changed since the plan was made.
+var errChanged = errors.New("it was changed meanwhile; run again")
 
 // maxFile limits the size of a file, in bytes. The largest is gpu-oci-runtime, 4 MB.
 const maxFile = 64 << 20
@@ -95,7 +92,7 @@ func compare(root *host.Root, item Item) (Change, error) {
 		c.Item = *loaded
 	}
 	var err error
-	if c.Was, c.Before, err = Inspect(root, c.Path); err != nil {
+	if c.Was, c.Before, err = ReadItem(root, c.Path); err != nil {
 		return c, err
 	}
 	if odd := c.Before != "" && c.Was.kind() == ""; odd || c.Was.Node != nil && (item.File != nil || item.Link != "") {
@@ -135,9 +132,9 @@ func (c *Change) complete() {
 	c.File = &f
 }
 
-// Inspect returns the state of a path and its description, "" if nothing is there. For anything
+// ReadItem returns the state of a path and its description, "" if nothing is there. For anything
 // but a file, link or character device the Item is empty.
-func Inspect(root *host.Root, name string) (Item, string, error) {
+func ReadItem(root *host.Root, name string) (Item, string, error) {
 	item := Item{Path: name}
 	info, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {

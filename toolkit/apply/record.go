@@ -1,78 +1,25 @@
-// Package install records what the toolkit puts on the host in a manifest. Restore
-// undoes exactly that, and nothing that others made or changed since.
-//
-// The manifest is a file next to the hook. Next to it lies every file that was replaced
-// or removed, under its hash: the original. Both are synced to the disk before the host
-// is changed. So after a kill or a power loss there may be an entry without a file, but
-// never a file without an entry, and never a change that cannot be undone.
-//
-// A change is one call of Apply, or a transaction: Begin, then Write, Advance and Commit
-// or Rollback. A transaction is for changes to more than files, as when a container
-// runtime has to be restarted and gets its old configuration back if that fails. The
-// next start finds an unfinished transaction with Pending.
-//
-// Restore restores the version from before our first change. If others edit a file after
-// we wrote it:
-//   - and we write it again: Restore restores their version, without our parts if the
-//     caller provides that (change.File.Without). The file from before the first change
-//     is kept, and Restore reports its path.
-//   - and Restore is called: the file stays as they left it. Restore reports which of
-//     its lines are ours, and the path of the original. The manifest keeps the entry, so
-//     that a later Apply does not treat our lines as theirs.
-package install
+package apply
 
 import (
 	"errors"
-	"path"
 	"slices"
 	"strings"
 	"syscall"
 	"unicode/utf8"
-
-	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/change"
 )
 
-// HookName is the file name of the hook in the install directory.
-const HookName = "gpu-cdi-hook"
-
-// Hook returns the item for the hook on the host. program is its path in this process.
-func Hook(dir, program string) change.Item {
-	return change.Item{Path: path.Join(dir, HookName), File: &change.File{From: program, Mode: 0o755}}
+// planned is the effect of changes on the manifest.
+type planned struct {
+	before Manifest          // while the changes are made
+	after  Manifest          // once they are made
+	keep   map[string][]byte // originals by SHA-256
+	dirs   []string          // the directories that they make
+	steps  []Step
 }
 
-// Apply makes the changes and records them. If interrupted, plan and apply again.
-// Without changes nothing is read or written.
-func Apply(root *host.Root, dir, bootID string, changes []change.Change) error {
-	if len(changes) == 0 {
-		return nil
-	}
-	s := store{root, dir, bootID}
-	p, err := s.prepare(changes)
-	if err != nil {
-		return err
-	}
-	if err := s.record(p.before, p.keep); err != nil {
-		return err
-	}
-	if err := change.Apply(root, changes); err != nil {
-		return err
-	}
-	return s.save(p.after)
-}
-
-// plan is the effect of changes on the manifest.
-type plan struct {
-	changes []change.Change
-	before  Manifest          // while the changes are made
-	after   Manifest          // once they are made
-	keep    map[string][]byte // originals by SHA-256
-	dirs    []string          // the directories that they make
-	steps   []Step
-}
-
-func (s store) prepare(changes []change.Change) (plan, error) {
-	p := plan{changes: changes, keep: map[string][]byte{}}
+// prepare computes the effect of changes on the manifest.
+func (s *Store) prepare(changes []Change) (planned, error) {
+	p := planned{keep: map[string][]byte{}}
 	if err := s.create(); err != nil {
 		return p, err
 	}
@@ -80,7 +27,7 @@ func (s store) prepare(changes []change.Change) (plan, error) {
 	if err != nil {
 		return p, err
 	}
-	if p.dirs, err = change.Dirs(s.root, changes); err != nil {
+	if p.dirs, err = missingDirs(s.Root, changes); err != nil {
 		return p, err
 	}
 	p.before, p.after = m.withDirs(p.dirs), m.withDirs(p.dirs)
@@ -102,7 +49,7 @@ func (s store) prepare(changes []change.Change) (plan, error) {
 }
 
 // record writes the planned state, and the originals of all that it replaces, to the disk.
-func (s store) record(before Manifest, keep map[string][]byte) error {
+func (s *Store) record(before Manifest, keep map[string][]byte) error {
 	if err := s.writeOriginals(keep); err != nil {
 		return err
 	}
@@ -110,7 +57,7 @@ func (s store) record(before Manifest, keep map[string][]byte) error {
 }
 
 // successor returns the entry of a path after a change. It adds the original to keep.
-func successor(old *Entry, c change.Change, keep map[string][]byte) Entry {
+func successor(old *Entry, c Change, keep map[string][]byte) Entry {
 	was := stateOf(c.Was)
 	next := Entry{Path: c.Path, State: stateOf(c.Item)}
 	var text []byte

@@ -1,11 +1,9 @@
-package install
+package apply
 
 import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/gpuready/gpuready/internal/host"
 )
 
 // Inspected is the manifest compared with the host.
@@ -24,15 +22,14 @@ type InspectedFile struct {
 }
 
 // Inspect reports everything that the toolkit has put on the host. It changes nothing.
-func Inspect(root *host.Root, dir, bootID string) (Inspected, error) {
-	s := store{root, dir, bootID}
-	m, err := s.read()
+func (s *Store) Inspect() (Inspected, error) {
+	m, err := s.Manifest()
 	if err != nil {
 		return Inspected{}, err
 	}
 	var found Inspected
 	for _, e := range m.Entries {
-		now, err := observe(root, e.Path)
+		now, err := observe(s.Root, e.Path)
 		if err != nil {
 			return found, err
 		}

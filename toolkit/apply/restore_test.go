@@ -1,4 +1,4 @@
-package install
+package apply
 
 import (
 	"io/fs"
@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/change"
 )
 
 const (
@@ -51,20 +50,20 @@ func describe(t *testing.T, file string) string {
 	return strings.Join([]string{info.Mode().String(), string(rune('0' + st.Uid%10)), string(rune('0' + st.Gid%10)), string(note[:max(n, 0)]), string(data)}, "|")
 }
 
-func config(data string) []change.Item {
-	return []change.Item{{Path: conf, Follow: true, File: &change.File{Data: []byte(data)}}}
+func config(data string) []Item {
+	return []Item{{Path: conf, Follow: true, File: &File{Data: []byte(data)}}}
 }
 
-func planned(t *testing.T, root *host.Root, items []change.Item) []change.Change {
+func changesFor(t *testing.T, root *host.Root, items []Item) []Change {
 	t.Helper()
-	changes, err := change.Plan(root, items)
+	changes, err := Plan(root, items)
 	require.NoError(t, err)
 	return changes
 }
 
 func read(t *testing.T, root *host.Root) Manifest {
 	t.Helper()
-	m, err := Read(root, dir, "boot")
+	m, err := storeOf(root, "boot").Manifest()
 	require.NoError(t, err)
 	return m
 }
@@ -73,13 +72,13 @@ func TestOriginalIsRestoredByteForByte(t *testing.T) {
 	at, root := machine(t)
 	before, tree0 := describe(t, at+conf), tree(t, at)
 	for _, data := range []string{edited, edited + "more\n", edited} {
-		apply(t, root, "boot", config(data))
+		applyItems(t, root, "boot", config(data))
 		require.Equal(t, strings.TrimSuffix(before, original)+data, describe(t, at+conf), "mode, owner and attributes are kept")
 	}
 	kept, err := os.ReadDir(at + dir + "/originals")
 	require.NoError(t, err)
 	require.Len(t, kept, 1, "only the first")
-	require.Equal(t, OriginalPath(dir, hash([]byte(original))), dir+"/originals/"+kept[0].Name())
+	require.Equal(t, originalPath(dir, hash([]byte(original))), dir+"/originals/"+kept[0].Name())
 	require.Equal(t, []string{"[nvidia]", `runtime = "gpu"`}, read(t, root).entry(conf).Added)
 	require.Empty(t, uninstall(t, root, "another boot"))
 	require.Equal(t, before, describe(t, at+conf))
@@ -91,7 +90,7 @@ func TestConfigurationBehindALinkIsEditedWhereItIs(t *testing.T) {
 	real := "/etc/containerd/real.toml"
 	require.NoError(t, os.Rename(at+conf, at+real))
 	require.NoError(t, os.Symlink("real.toml", at+conf))
-	apply(t, root, "boot", config(edited))
+	applyItems(t, root, "boot", config(edited))
 	target, err := os.Readlink(at + conf)
 	require.NoError(t, err)
 	require.Equal(t, "real.toml", target)
@@ -104,7 +103,7 @@ func TestRemovedFilesAndReplacedLinksAreRestored(t *testing.T) {
 	at, root := machine(t)
 	require.NoError(t, os.Symlink("there", at+"/etc/link"))
 	before := describe(t, at+conf)
-	apply(t, root, "boot", []change.Item{{Path: conf, Absent: true}, {Path: "/etc/link", Link: "elsewhere"}})
+	applyItems(t, root, "boot", []Item{{Path: conf, Absent: true}, {Path: "/etc/link", Link: "elsewhere"}})
 	_, err := os.Lstat(at + conf)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.Empty(t, uninstall(t, root, "boot"))
@@ -119,7 +118,7 @@ func TestRestoreOfAModeChange(t *testing.T) {
 	before := describe(t, at+conf)
 	items := config(original)
 	items[0].File.Mode = 0o600
-	apply(t, root, "boot", items)
+	applyItems(t, root, "boot", items)
 	require.NotEqual(t, before, describe(t, at+conf))
 	require.Empty(t, uninstall(t, root, "boot"))
 	require.Equal(t, before, describe(t, at+conf))
@@ -128,7 +127,7 @@ func TestRestoreOfAModeChange(t *testing.T) {
 // Others gave a group access to the file after us; Restore keeps that.
 func TestModeThatOthersChangedIsKept(t *testing.T) {
 	at, root := machine(t)
-	apply(t, root, "boot", config(edited))
+	applyItems(t, root, "boot", config(edited))
 	require.NoError(t, os.Chmod(at+conf, 0o604))
 	require.Empty(t, uninstall(t, root, "boot"))
 	require.True(t, strings.HasPrefix(describe(t, at+conf), "-rw----r--|"))
@@ -137,16 +136,16 @@ func TestModeThatOthersChangedIsKept(t *testing.T) {
 
 func TestRestoreNeverOverwritesWhatOthersChangedSince(t *testing.T) {
 	at, root := machine(t)
-	apply(t, root, "boot", append(config(edited), wanted()...))
+	applyItems(t, root, "boot", append(config(edited), wanted()...))
 	theirs := "# new\n" + strings.Replace(edited, "version = 2", "version = 3", 1)
 	require.NoError(t, os.WriteFile(at+conf, []byte(theirs), 0o600))
-	kept := OriginalPath(dir, hash([]byte(original)))
+	kept := originalPath(dir, hash([]byte(original)))
 	for range 2 { // it reports so every time
 		left := uninstall(t, root, "boot")
 		require.Equal(t, []string{conf + ` was changed by others since; ours in it: ["[nvidia]" "runtime = \"gpu\""]; what it was before is kept in ` + kept + " (mode 0640): put it right by hand and run this again"}, left)
 		require.Contains(t, describe(t, at+conf), theirs)
 		require.Contains(t, describe(t, at+kept), original)
-		_, err := os.Lstat(at + dir + "/" + HookName)
+		_, err := os.Lstat(at + dir + "/" + hookName)
 		require.ErrorIs(t, err, fs.ErrNotExist, "all else is gone")
 	}
 	require.NoError(t, os.WriteFile(at+conf, []byte(original), 0o600))
@@ -159,7 +158,7 @@ func TestVersionOfOthersBetweenOurChangesIsRestored(t *testing.T) {
 	for name, without := range map[string]string{"as they left it": "", "without ours": "# theirs\n"} {
 		t.Run(name, func(t *testing.T) {
 			at, root := machine(t)
-			apply(t, root, "boot", config(edited))
+			applyItems(t, root, "boot", config(edited))
 			theirs := "# theirs\n[nvidia]\n"
 			require.NoError(t, os.WriteFile(at+conf, []byte(theirs), 0o600))
 			items := config(theirs + "runtime = \"gpu\"\n")
@@ -167,8 +166,8 @@ func TestVersionOfOthersBetweenOurChangesIsRestored(t *testing.T) {
 			if without != "" {
 				items[0].File.Without, want = []byte(without), without
 			}
-			apply(t, root, "boot", items)
-			first := OriginalPath(dir, hash([]byte(original)))
+			applyItems(t, root, "boot", items)
+			first := originalPath(dir, hash([]byte(original)))
 			for range 2 {
 				left := uninstall(t, root, "boot")
 				require.Len(t, left, 1)
@@ -186,17 +185,17 @@ func TestVersionOfOthersBetweenOurChangesIsRestored(t *testing.T) {
 
 func TestDamagedOriginalIsRefusedByName(t *testing.T) {
 	at, root := machine(t)
-	apply(t, root, "boot", append(wanted(), config(edited)...))
-	kept := OriginalPath(dir, hash([]byte(original)))
+	applyItems(t, root, "boot", append(wanted(), config(edited)...))
+	kept := originalPath(dir, hash([]byte(original)))
 	for _, spoil := range []func() error{
 		func() error { return os.WriteFile(at+kept, []byte("spoilt"), 0o600) },
 		func() error { return os.Remove(at + kept) },
 	} {
 		require.NoError(t, spoil())
-		_, err := Sweep(root, dir, "boot") // it also removes an empty directory
+		_, err := storeOf(root, "boot").Sweep() // it also removes an empty directory
 		require.NoError(t, err)
 		before := tree(t, at)
-		_, err = Restore(root, dir, "boot", RestoreOptions{})
+		_, err = storeOf(root, "boot").Restore(RestoreOptions{})
 		require.ErrorContains(t, err, kept)
 		require.ErrorContains(t, err, conf)
 		require.Equal(t, before, tree(t, at), "nothing else is done")
@@ -206,14 +205,14 @@ func TestDamagedOriginalIsRefusedByName(t *testing.T) {
 
 func TestRestoreOfSelectedPaths(t *testing.T) {
 	at, root := machine(t)
-	apply(t, root, "boot", append(config(edited), wanted()...))
-	r, err := Restore(root, dir, "boot", RestoreOptions{Only: func(p string) bool { return p == conf }})
+	applyItems(t, root, "boot", append(config(edited), wanted()...))
+	r, err := storeOf(root, "boot").Restore(RestoreOptions{Only: func(p string) bool { return p == conf }})
 	require.NoError(t, err)
 	require.Empty(t, r.Left)
 	require.Len(t, r.Changes, 1)
 	require.True(t, strings.HasSuffix(describe(t, at+conf), "|"+original))
 	require.Len(t, read(t, root).Entries, len(wanted()))
-	require.FileExists(t, at+dir+"/"+HookName)
+	require.FileExists(t, at+dir+"/"+hookName)
 	require.Empty(t, uninstall(t, root, "boot"))
 }
 
@@ -221,8 +220,8 @@ func TestManifestsOfVersionOneAreRead(t *testing.T) {
 	at, root := machine(t)
 	require.NoError(t, os.MkdirAll(at+dir, 0o755))
 	require.NoError(t, os.WriteFile(at+"/etc/ours", []byte("x"), 0o644))
-	require.NoError(t, os.WriteFile(at+ManifestPath(dir), []byte(`{"version":1,"bootID":"boot","entries":[{"path":"/etc/ours","sha256":"`+hash([]byte("x"))+`"}],"dirs":["`+dir+`"]}`), 0o644))
-	apply(t, root, "boot", config(edited))
+	require.NoError(t, os.WriteFile(at+manifestPath(dir), []byte(`{"version":1,"bootID":"boot","entries":[{"path":"/etc/ours","sha256":"`+hash([]byte("x"))+`"}],"dirs":["`+dir+`"]}`), 0o644))
+	applyItems(t, root, "boot", config(edited))
 	require.Empty(t, uninstall(t, root, "boot"))
 	for _, gone := range []string{"/etc/ours", dir} {
 		_, err := os.Lstat(at + gone)
@@ -261,12 +260,12 @@ func TestHostileManifestsAreRefused(t *testing.T) {
 	}
 	at, root := machine(t)
 	require.NoError(t, os.MkdirAll(at+dir, 0o755))
-	f, err := os.Create(at + ManifestPath(dir))
+	f, err := os.Create(at + manifestPath(dir))
 	require.NoError(t, err)
 	require.NoError(t, f.Truncate(maxManifest+1))
 	require.NoError(t, f.Close())
-	_, err = Restore(root, dir, "boot", RestoreOptions{})
-	require.ErrorContains(t, err, ManifestPath(dir), "huge")
+	_, err = storeOf(root, "boot").Restore(RestoreOptions{})
+	require.ErrorContains(t, err, manifestPath(dir), "huge")
 }
 
 func FuzzManifest(f *testing.F) {
@@ -277,11 +276,11 @@ func FuzzManifest(f *testing.F) {
 		return at, root
 	}()
 	require.NoError(f, os.MkdirAll(at+dir, 0o755))
-	changes, err := change.Plan(root, []change.Item{{Path: "/x/y", Link: "z"}, {Path: "/f", File: &change.File{Data: []byte("f")}}})
+	changes, err := Plan(root, []Item{{Path: "/x/y", Link: "z"}, {Path: "/f", File: &File{Data: []byte("f")}}})
 	require.NoError(f, err)
-	_, err = Begin(root, dir, "boot", changes, map[string]string{"restart": "x"})
+	_, err = storeOf(root, "boot").begin(changes, []byte("x"))
 	require.NoError(f, err)
-	seed, err := os.ReadFile(at + ManifestPath(dir))
+	seed, err := os.ReadFile(at + manifestPath(dir))
 	require.NoError(f, err)
 	f.Add(seed)
 	f.Add([]byte(`{"version":1,"entries":[{"path":"/a","sha256":"x"}]}`))
@@ -296,7 +295,7 @@ func FuzzManifest(f *testing.F) {
 			}
 		}
 		for sum := range m.originals() {
-			if filepath.Base(OriginalPath(dir, sum)) != sum || len(sum) != 64 {
+			if filepath.Base(originalPath(dir, sum)) != sum || len(sum) != 64 {
 				t.Fatal(sum)
 			}
 		}

@@ -1,4 +1,4 @@
-package change
+package apply
 
 import (
 	"errors"
@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Dirs lists the directories that Apply will make, outermost first.
-func Dirs(root *host.Root, changes []Change) ([]string, error) {
+// missingDirs lists the directories that Apply will make, outermost first.
+func missingDirs(root *host.Root, changes []Change) ([]string, error) {
 	var dirs []string
 	for _, c := range changes {
 		if c.Verb == "remove" {
@@ -34,25 +34,25 @@ func Dirs(root *host.Root, changes []Change) ([]string, error) {
 	return dirs, nil
 }
 
-// Apply makes the changes in order. Each is atomic, and synced to the disk before the next
+// Write makes the changes in order. Each is atomic, and synced to the disk before the next
 // begins. Apply stops at the first error; Made returns the changes made until then.
-func Apply(root *host.Root, changes []Change) error {
+func Write(root *host.Root, changes []Change) error {
 	for i, c := range changes {
-		if err := apply(root, c); err != nil {
-			return &incomplete{made: changes[:i], err: Explain(root, c.Path, err)}
+		if err := writeChange(root, c); err != nil {
+			return &incompleteError{made: changes[:i], err: explain(root, c.Path, err)}
 		}
 	}
 	return nil
 }
 
-// incomplete is the error of a change, with the changes made before.
-type incomplete struct {
+// incompleteError is the error of a change, with the changes made before.
+type incompleteError struct {
 	made []Change
 	err  error
 }
 
-func (e *incomplete) Error() string { return e.err.Error() }
-func (e *incomplete) Unwrap() error { return e.err }
+func (e *incompleteError) Error() string { return e.err.Error() }
+func (e *incompleteError) Unwrap() error { return e.err }
 
 // Made returns the changes that were made, given the error of Apply, possibly wrapped. Any
 // other error means that none was made.
@@ -60,14 +60,14 @@ func Made(changes []Change, err error) []Change {
 	if err == nil {
 		return changes
 	}
-	if stopped, ok := errors.AsType[*incomplete](err); ok {
+	if stopped, ok := errors.AsType[*incompleteError](err); ok {
 		return stopped.made
 	}
 	return nil
 }
 
-func apply(root *host.Root, c Change) error {
-	now, _, err := Inspect(root, c.Path)
+func writeChange(root *host.Root, c Change) error {
+	now, _, err := ReadItem(root, c.Path)
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func apply(root *host.Root, c Change) error {
 		return nil // another program has made it meanwhile
 	}
 	if !c.Was.Same(now) && c.Node == nil {
-		return &fs.PathError{Op: c.Verb, Path: c.Path, Err: ErrChanged}
+		return &fs.PathError{Op: c.Verb, Path: c.Path, Err: errChanged}
 	}
 	if !c.Absent {
 		if err := mkdirs(root, path.Dir(c.Path)); err != nil {
@@ -118,8 +118,8 @@ type Refused struct {
 func (r *Refused) Error() string { return r.Err.Error() + "; nothing was left half-written; " + r.Next }
 func (r *Refused) Unwrap() error { return r.Err }
 
-// Explain wraps an error of writing at a path in a Refused if a person can fix it.
-func Explain(root *host.Root, name string, err error) error {
+// explain wraps an error of writing at a path in a Refused if a person can fix it.
+func explain(root *host.Root, name string, err error) error {
 	_, refused := errors.AsType[*Refused](err)
 	switch {
 	case err == nil || refused:

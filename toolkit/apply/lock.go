@@ -1,4 +1,4 @@
-package install
+package apply
 
 import (
 	"context"
@@ -16,7 +16,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/inotify"
-	"github.com/gpuready/gpuready/toolkit/change"
 )
 
 // ErrLocked is returned, wrapped, by Lock if another instance has locked the host.
@@ -58,7 +57,7 @@ func Lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, e
 func lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, error) {
 	f, err := openLock(root, dir)
 	if err != nil {
-		return nil, fmt.Errorf("lock: %w", change.Explain(root, path.Join(dir, lockName), err))
+		return nil, fmt.Errorf("lock: %w", explain(root, path.Join(dir, lockName), err))
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -75,7 +74,7 @@ func lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, e
 	}
 	// The holder's name is optional: a full disk has no room for it.
 	if err := writeHolder(f); err != nil && !inotify.Exhausted(err) {
-		return nil, errors.Join(fmt.Errorf("lock: %w", change.Explain(root, path.Join(dir, lockName), err)), f.Close())
+		return nil, errors.Join(fmt.Errorf("lock: %w", explain(root, path.Join(dir, lockName), err)), f.Close())
 	}
 	return &Held{f, root, dir}, nil
 }

@@ -1,24 +1,27 @@
-package install
+package apply
 
 import (
 	"path"
 	"reflect"
 	"slices"
-
-	"github.com/gpuready/gpuready/internal/host"
 )
 
 // Sweep removes the remains of a killed instance, except for a transaction: partially
 // written files and unused originals. It also records in the manifest which of the
 // changes under way were made. Call it at the start, with the lock held. It returns the
 // unfinished files that it removed.
-func Sweep(root *host.Root, dir, bootID string) ([]string, error) {
-	s := store{root, dir, bootID}
+func (s *Store) Sweep() ([]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sweep()
+}
+
+func (s *Store) sweep() ([]string, error) {
 	m, err := s.read()
 	if err != nil {
 		return nil, err
 	}
-	names := []string{ManifestPath(dir)}
+	names := []string{manifestPath(s.Dir)}
 	for _, e := range m.Entries {
 		names = append(names, e.Path)
 	}
@@ -27,24 +30,24 @@ func Sweep(root *host.Root, dir, bootID string) ([]string, error) {
 			names = append(names, step.Path)
 		}
 	}
-	real, err := root.Resolve(dir)
+	real, err := s.Root.Resolve(s.Dir)
 	if err != nil {
 		return nil, err
 	}
 	for p := real; p != "/"; p = path.Dir(p) {
 		names = append(names, p)
 	}
-	if kept, err := root.ReadDir(s.originals()); err == nil {
+	if kept, err := s.Root.ReadDir(s.originals()); err == nil {
 		for _, e := range kept {
 			if len(e.Name()) > 65 && isHash(e.Name()[1:65]) {
-				names = append(names, OriginalPath(dir, e.Name()[1:65]))
+				names = append(names, originalPath(s.Dir, e.Name()[1:65]))
 			}
 		}
 	}
 	slices.Sort(names)
 	var removed []string
 	for _, name := range slices.Compact(names) {
-		left, err := root.Leftovers(name)
+		left, err := s.Root.Leftovers(name)
 		if err != nil && !isNotDir(err) {
 			return removed, err
 		}
@@ -59,13 +62,13 @@ func Sweep(root *host.Root, dir, bootID string) ([]string, error) {
 }
 
 // resolve records which of the changes under way were made.
-func (s store) resolve(m Manifest) error {
+func (s *Store) resolve(m Manifest) error {
 	now := m
 	for _, e := range m.Entries {
 		if e.Pending == nil || m.Journal != nil && m.Journal.touches(e.Path) {
 			continue
 		}
-		state, err := observe(s.root, e.Path)
+		state, err := observe(s.Root, e.Path)
 		if err != nil {
 			return err
 		}

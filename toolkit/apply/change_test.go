@@ -1,4 +1,4 @@
-package change
+package apply
 
 import (
 	"errors"
@@ -39,17 +39,17 @@ func TestCorrectFilesAreNotTouched(t *testing.T) {
 	changes, err := Plan(root, items)
 	require.NoError(t, err)
 	require.Equal(t, "create /run/cdi/a.yaml (file, 0644, 14 bytes)\n    +one\n    +two\n    +three\ncreate /run/link (link to cdi/a.yaml)\n", show(t, changes))
-	dirs, err := Dirs(root, changes)
+	dirs, err := missingDirs(root, changes)
 	require.NoError(t, err)
 	require.Equal(t, []string{"/run", "/run/cdi"}, dirs)
-	require.NoError(t, Apply(root, changes))
+	require.NoError(t, Write(root, changes))
 	before, err := os.Stat(dir + "/run/cdi/a.yaml")
 	require.NoError(t, err)
 
 	changes, err = Plan(root, items)
 	require.NoError(t, err)
 	require.Equal(t, "nothing to change\n", show(t, changes))
-	require.NoError(t, Apply(root, changes))
+	require.NoError(t, Write(root, changes))
 	after, err := os.Stat(dir + "/run/cdi/a.yaml")
 	require.NoError(t, err)
 	require.True(t, os.SameFile(before, after))
@@ -60,7 +60,7 @@ func TestCorrectFilesAreNotTouched(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "replace /run/cdi/a.yaml (file, 0644, 12 bytes); there is now: file, 0644, 14 bytes\n"+
 		"    @@ line 2 @@\n    -two\n    +2\nremove /run/link; there is now: link to cdi/a.yaml\n", show(t, changes))
-	require.NoError(t, Apply(root, changes))
+	require.NoError(t, Write(root, changes))
 	_, err = os.Lstat(dir + "/run/link")
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
@@ -86,7 +86,7 @@ func TestDeviceNodes(t *testing.T) {
 	want := []Item{{Path: "/dev/nvidiactl", Node: &Node{Major: 195, Minor: 255, Mode: 0o666}}}
 	changes, err := Plan(root, want)
 	require.NoError(t, err)
-	if err = Apply(root, changes); errors.Is(err, fs.ErrPermission) {
+	if err = Write(root, changes); errors.Is(err, fs.ErrPermission) {
 		t.Skip("mknod is not permitted")
 	}
 	require.NoError(t, err)
@@ -97,7 +97,7 @@ func TestDeviceNodes(t *testing.T) {
 	changes, err = Plan(root, want)
 	require.NoError(t, err)
 	require.Equal(t, "replace /dev/nvidiactl (device node 195:254, 0666); there is now: device node 195:255\n", show(t, changes))
-	require.NoError(t, Apply(root, changes))
+	require.NoError(t, Write(root, changes))
 }
 
 func TestMadeReturnsTheChangesBeforeTheFailure(t *testing.T) {
@@ -107,7 +107,7 @@ func TestMadeReturnsTheChangesBeforeTheFailure(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, changes, 3)
 	require.NoError(t, root.WriteAtomic("/b", nil, 0o644)) // created since the plan was made
-	err = Apply(root, changes)
+	err = Write(root, changes)
 	require.Error(t, err)
 	made := Made(changes, fmt.Errorf("wrapped: %w", err))
 	require.Len(t, made, 1)

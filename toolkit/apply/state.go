@@ -1,4 +1,4 @@
-package install
+package apply
 
 import (
 	"bytes"
@@ -10,7 +10,6 @@ import (
 	"strconv"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/change"
 )
 
 // State is a past, present or future state of a path, without a file's bytes. Exactly
@@ -67,7 +66,7 @@ func hash(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func stateOf(i change.Item) State {
+func stateOf(i Item) State {
 	switch {
 	case i.File != nil:
 		s := State{SHA256: hash(i.File.Data), Mode: modeOf(i.File.Mode), Xattrs: i.File.Xattrs}
@@ -107,7 +106,7 @@ func (s State) withAttributes(o State) State {
 
 // observe returns the current state of a path.
 func observe(root *host.Root, name string) (State, error) {
-	item, description, err := change.Inspect(root, name)
+	item, description, err := ReadItem(root, name)
 	if err != nil {
 		return State{}, err
 	}

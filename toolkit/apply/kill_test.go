@@ -1,4 +1,4 @@
-package install_test
+package apply_test
 
 import (
 	"bufio"
@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/install"
+	"github.com/gpuready/gpuready/toolkit/apply"
 )
 
 const (
@@ -34,14 +34,14 @@ func TestMain(m *testing.M) {
 func loop(at string) int {
 	root, err := host.Open(at)
 	if err == nil {
-		_, err = install.Lock(context.Background(), root, "/run/lock", false)
+		_, err = apply.Lock(context.Background(), root, "/run/lock", false)
 	}
 	println("ready")
 	for err == nil {
 		for _, do := range []func() error{
 			func() error { return start(root, "boot", one) },
 			func() error { return start(root, "boot", two) },
-			func() error { return rollback(root, "boot") },
+			func() error { return undo(root, "boot") },
 			func() error { return restore(root, "boot") },
 		} {
 			if err == nil {
@@ -84,7 +84,7 @@ func TestRecoveryAfterAKillAtAnyMoment(t *testing.T) {
 		require.Empty(t, rest, "it failed before it was killed")
 		e.checkRecovery(t, func(copied string) {
 			duplicate(t, at, copied)
-			if tx, err := install.Pending(open(t, copied), dir, "boot"); err == nil && tx != nil {
+			if m, err := storeOf(open(t, copied), "boot").Manifest(); err == nil && m.Journal != nil {
 				unfinished++
 			}
 		}, "boot")

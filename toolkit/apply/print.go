@@ -1,4 +1,4 @@
-package change
+package apply
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package install
+package apply
 
 import (
 	"io/fs"
@@ -10,35 +10,39 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/change"
 )
 
-const dir = "/usr/local/nvidia/toolkit"
+const (
+	dir      = "/usr/local/nvidia/toolkit"
+	hookName = "gpu-cdi-hook"
+)
 
-func wanted() []change.Item {
-	return []change.Item{
-		{Path: dir + "/" + HookName, File: &change.File{Data: []byte("\x7fELF"), Mode: 0o755}},
-		{Path: "/var/run/cdi/a.yaml", File: &change.File{Data: []byte("a"), Mode: 0o644}},
+func storeOf(root *host.Root, boot string) *Store { return &Store{Root: root, Dir: dir, BootID: boot} }
+
+func wanted() []Item {
+	return []Item{
+		{Path: dir + "/" + hookName, File: &File{Data: []byte("\x7fELF"), Mode: 0o755}},
+		{Path: "/var/run/cdi/a.yaml", File: &File{Data: []byte("a"), Mode: 0o644}},
 		{Path: "/dev/char/195:0", Link: "../nvidia0"},
 	}
 }
 
-func apply(t *testing.T, root *host.Root, boot string, items []change.Item) {
+func applyItems(t *testing.T, root *host.Root, boot string, items []Item) {
 	t.Helper()
-	changes, err := change.Plan(root, items)
+	changes, err := Plan(root, items)
 	require.NoError(t, err)
-	require.NoError(t, Apply(root, dir, boot, changes))
+	require.NoError(t, storeOf(root, boot).Apply(changes))
 }
 
 func uninstall(t *testing.T, root *host.Root, boot string) []string {
 	t.Helper()
-	dry, err := Restore(root, dir, boot, RestoreOptions{DryRun: true})
+	dry, err := storeOf(root, boot).Restore(RestoreOptions{DryRun: true})
 	require.NoError(t, err)
-	r, err := Restore(root, dir, boot, RestoreOptions{})
+	r, err := storeOf(root, boot).Restore(RestoreOptions{})
 	require.NoError(t, err)
 	var before, after strings.Builder
-	require.NoError(t, change.Print(&before, dry.Changes))
-	require.NoError(t, change.Print(&after, r.Changes))
+	require.NoError(t, Print(&before, dry.Changes))
+	require.NoError(t, Print(&after, r.Changes))
 	require.Equal(t, before.String(), after.String())
 	require.Equal(t, dry.Left, r.Left)
 	return r.Left
@@ -72,11 +76,11 @@ func hostTree(t *testing.T) (string, *host.Root) {
 func TestUninstallLeavesTheHostAsItWas(t *testing.T) {
 	at, root := hostTree(t)
 	before := tree(t, at)
-	apply(t, root, "boot", wanted())
+	applyItems(t, root, "boot", wanted())
 	require.NotEqual(t, before, tree(t, at))
 	items := wanted()
 	items[1].File.Data = []byte("b")
-	apply(t, root, "boot", items)
+	applyItems(t, root, "boot", items)
 	require.Empty(t, uninstall(t, root, "boot"))
 	require.Equal(t, before, tree(t, at))
 	require.Empty(t, uninstall(t, root, "boot"), "twice is fine")
@@ -86,7 +90,7 @@ func TestFilesThatOthersChangedOrMadeAreKept(t *testing.T) {
 	at, root := hostTree(t)
 	require.NoError(t, os.MkdirAll(at+"/dev/char", 0o755))
 	require.NoError(t, os.Symlink("../nvidia0", at+"/dev/char/195:0")) // there before
-	apply(t, root, "boot", wanted())
+	applyItems(t, root, "boot", wanted())
 	require.NoError(t, os.WriteFile(at+"/run/cdi/a.yaml", []byte("edited"), 0o644))
 	require.NoError(t, os.WriteFile(at+"/usr/local/nvidia/toolkit/other", nil, 0o644))
 	require.Equal(t, []string{"/var/run/cdi/a.yaml was changed by others since"}, uninstall(t, root, "boot"))
@@ -94,14 +98,14 @@ func TestFilesThatOthersChangedOrMadeAreKept(t *testing.T) {
 		_, err := os.Lstat(at + p)
 		require.NoError(t, err)
 	}
-	_, err := os.Lstat(at + dir + "/" + HookName)
+	_, err := os.Lstat(at + dir + "/" + hookName)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
 // After a reboot /dev and /run are new: the driver made what is there now.
 func TestVolatileEntriesOfAnotherBootAreDropped(t *testing.T) {
 	at, root := hostTree(t)
-	apply(t, root, "boot one", wanted())
+	applyItems(t, root, "boot one", wanted())
 	require.Empty(t, uninstall(t, root, "boot two"))
 	_, err := os.Lstat(at + "/dev/char/195:0")
 	require.NoError(t, err)
@@ -113,11 +117,11 @@ func TestVolatileEntriesOfAnotherBootAreDropped(t *testing.T) {
 func TestEveryFileHasAnEntryAtAnyTime(t *testing.T) {
 	at, root := hostTree(t)
 	before := tree(t, at)
-	changes, err := change.Plan(root, wanted())
+	changes, err := Plan(root, wanted())
 	require.NoError(t, err)
 	// A directory in the way makes the last step fail, as a kill would.
 	require.NoError(t, os.MkdirAll(at+"/dev/char/195:0/x", 0o755))
-	require.Error(t, Apply(root, dir, "boot", changes))
+	require.Error(t, storeOf(root, "boot").Apply(changes))
 	require.NoError(t, os.RemoveAll(at+"/dev/char"))
 	require.Empty(t, uninstall(t, root, "boot"))
 	require.Equal(t, before, tree(t, at))
@@ -126,10 +130,10 @@ func TestEveryFileHasAnEntryAtAnyTime(t *testing.T) {
 func TestUnknownManifestIsNotOverwritten(t *testing.T) {
 	at, root := hostTree(t)
 	require.NoError(t, os.MkdirAll(at+dir, 0o755))
-	require.NoError(t, os.WriteFile(at+ManifestPath(dir), []byte(`{"version":9}`), 0o644))
-	changes, err := change.Plan(root, wanted())
+	require.NoError(t, os.WriteFile(at+manifestPath(dir), []byte(`{"version":9}`), 0o644))
+	changes, err := Plan(root, wanted())
 	require.NoError(t, err)
-	require.ErrorContains(t, Apply(root, dir, "boot", changes), "manifest.json")
+	require.ErrorContains(t, storeOf(root, "boot").Apply(changes), "manifest.json")
 	_, err = os.Lstat(at + "/run/cdi")
 	require.ErrorIs(t, err, fs.ErrNotExist, "nothing else is done either")
 }

@@ -1,4 +1,4 @@
-package change
+package apply
 
 import (
 	"bytes"
@@ -58,11 +58,11 @@ func holds(root *host.Root, name string, f File) (bool, error) {
 	if err != nil || currentInfo.Size() != wantedInfo.Size() || f.Mode != 0 && f.Mode != currentInfo.Mode()&host.AttrMode {
 		return false, nil
 	}
-	return equal(current, wanted)
+	return equalBytes(current, wanted)
 }
 
-// equal compares the remaining bytes of two readers.
-func equal(current, wanted io.Reader) (bool, error) {
+// equalBytes compares the remaining bytes of two readers.
+func equalBytes(current, wanted io.Reader) (bool, error) {
 	buffers := make([]byte, 2*chunk)
 	a, b := buffers[:chunk], buffers[chunk:]
 	for {

@@ -1,4 +1,4 @@
-package install_test
+package apply_test
 
 import (
 	"fmt"
@@ -9,8 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/change"
-	"github.com/gpuready/gpuready/toolkit/install"
+	"github.com/gpuready/gpuready/toolkit/apply"
 )
 
 // After any sequence of changes, in a transaction or not, committed or rolled back,
@@ -31,43 +30,37 @@ func TestRestoreUndoesAnyHistory(t *testing.T) {
 		require.NoError(rt, err)
 		defer root.Close()
 		before := tree(t, at)
-		item := rapid.Custom(func(rt *rapid.T) change.Item {
-			item := change.Item{Path: rapid.SampledFrom(paths).Draw(rt, "path")}
+		item := rapid.Custom(func(rt *rapid.T) apply.Item {
+			item := apply.Item{Path: rapid.SampledFrom(paths).Draw(rt, "path")}
 			switch rapid.IntRange(0, 3).Draw(rt, "kind") {
 			case 0:
 				item.Absent = true
 			case 1:
 				item.Link = rapid.SampledFrom([]string{"a", "b", "/nowhere"}).Draw(rt, "link")
 			default:
-				item.File = &change.File{
+				item.File = &apply.File{
 					Data: []byte(rapid.SampledFrom([]string{"", "a", "b", "c"}).Draw(rt, "data")),
 					Mode: rapid.SampledFrom([]os.FileMode{0, 0o600, 0o604}).Draw(rt, "mode"),
 				}
 			}
 			return item
 		})
-		wants := rapid.SliceOfNDistinct(item, 0, 4, func(i change.Item) string { return i.Path })
+		wants := rapid.SliceOfNDistinct(item, 0, 4, func(i apply.Item) string { return i.Path })
 		for step := range rapid.IntRange(1, 6).Draw(rt, "steps") {
-			changes, err := change.Plan(root, wants.Draw(rt, fmt.Sprint(step)))
+			changes, err := apply.Plan(root, wants.Draw(rt, fmt.Sprint(step)))
 			require.NoError(rt, err)
 			if rapid.Bool().Draw(rt, "simple") {
-				require.NoError(rt, install.Apply(root, dir, "boot", changes))
+				require.NoError(rt, storeOf(root, "boot").Apply(changes))
 				continue
 			}
 			now := tree(t, at)
-			tx, err := install.Begin(root, dir, "boot", changes, nil)
-			require.NoError(rt, err)
-			end := rapid.IntRange(0, 2).Draw(rt, "end")
-			if end > 0 {
-				require.NoError(rt, tx.Write())
-			}
-			if end == 2 {
-				require.NoError(rt, tx.Commit())
+			s := storeOf(root, "boot")
+			require.NoError(rt, s.Begin(changes, nil))
+			if rapid.Bool().Draw(rt, "commit") {
+				require.NoError(rt, s.Commit())
 				continue
 			}
-			left, err := tx.Rollback()
-			require.NoError(rt, err)
-			require.Empty(rt, left)
+			require.NoError(rt, s.Undo())
 			if len(changes) > 0 && step > 0 && contains(now, dir) {
 				require.Equal(rt, now, tree(t, at), "as before the transaction")
 			}
