@@ -6,6 +6,9 @@ package runtime
 
 import (
 	"fmt"
+	"path"
+	"slices"
+	"strings"
 
 	"github.com/gpuready/gpuready/toolkit/apply"
 )
@@ -103,4 +106,32 @@ func (r *Refusal) Error() string {
 		at += ": " + r.Key
 	}
 	return at + ": " + r.Message
+}
+
+// DefaultCDIDirs are the directories of CDI specifications that all runtimes search unless
+// they are configured otherwise (DefaultSpecDirs of
+// tags.cncf.io/container-device-interface/pkg/cdi).
+var DefaultCDIDirs = []string{"/etc/cdi", "/var/run/cdi"}
+
+// MissingDirs returns the wanted directories that are not among those searched.
+func MissingDirs(have, want []string) (missing []string) {
+	for _, dir := range want {
+		if !slices.ContainsFunc(slices.Concat(have, missing), func(d string) bool { return SameDir(d, dir) }) {
+			missing = append(missing, dir)
+		}
+	}
+	return missing
+}
+
+// SameDir reports whether two paths name the same directory. /var/run is a link to /run
+// wherever systemd runs, and in the Filesystem Hierarchy Standard 3.0, 5.13.
+func SameDir(a, b string) bool {
+	clean := func(s string) string {
+		s = path.Clean(s)
+		if rest, ok := strings.CutPrefix(s, "/var/run/"); ok {
+			return "/run/" + rest
+		}
+		return s
+	}
+	return clean(a) == clean(b)
 }

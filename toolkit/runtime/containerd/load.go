@@ -14,8 +14,7 @@ import (
 
 // file is a configuration file that containerd reads.
 type file struct {
-	path    string
-	doc     *tomledit.Doc
+	tomledit.File
 	version int // 0 if the file names none
 }
 
@@ -49,32 +48,19 @@ func (l loader) read(name string) ([]byte, error) {
 }
 
 func parse(name string, data []byte) (file, error) {
-	doc, err := tomledit.Parse(data)
+	parsed, err := tomledit.ParseFile(name, data)
 	if err != nil {
-		return file{}, refusal(name, err, "it is left as it is; correct it")
+		return file{}, err
 	}
-	f := file{path: name, doc: doc}
-	switch v := doc.Root()["version"].(type) {
+	f := file{File: parsed}
+	switch v := f.Doc.Root()["version"].(type) {
 	case nil:
 	case int64:
 		f.version = int(v)
 	default:
-		return file{}, f.refuse("this is no number; correct it", "version")
+		return file{}, f.Refuse("this is no number; correct it", "version")
 	}
 	return f, nil
-}
-
-// refusal converts an editor's error to a refusal.
-func refusal(name string, err error, advice string) error {
-	if at, ok := errors.AsType[*tomledit.Error](err); ok {
-		return &runtime.Refusal{File: name, Line: at.Line, Column: at.Column, Message: at.Message + "; " + advice}
-	}
-	return fmt.Errorf("%s: %w", name, err)
-}
-
-func (f file) refuse(message string, key ...string) error {
-	line, column := f.doc.Position(key...)
-	return &runtime.Refusal{File: f.path, Line: line, Column: column, Key: tomledit.Key(key...), Message: message}
 }
 
 // load merges the given main file and the files it imports, breadth first as
@@ -82,7 +68,7 @@ func (f file) refuse(message string, key ...string) error {
 func (l loader) load(main file) (*config, error) {
 	c := &config{release: l.release}
 	loaded := map[string]bool{}
-	pending := []string{main.path}
+	pending := []string{main.Path}
 	for len(pending) > 0 || l.place.Always && !c.covered {
 		if len(pending) == 0 {
 			c.covered = true
@@ -95,28 +81,28 @@ func (l loader) load(main file) (*config, error) {
 		}
 		name := pending[0]
 		pending = pending[1:]
-		if loaded[name] || name == l.skip && name != main.path {
+		if loaded[name] || name == l.skip && name != main.Path {
 			continue
 		}
 		loaded[name] = true
 		f := main
-		if name != main.path {
+		if name != main.Path {
 			data, err := l.read(name)
 			if errors.Is(err, fs.ErrNotExist) && name == l.place.DropIn {
 				continue
 			}
 			if err != nil {
-				return nil, fmt.Errorf("read what %s imports: %w", main.path, err)
+				return nil, fmt.Errorf("read what %s imports: %w", main.Path, err)
 			}
 			if f, err = parse(name, data); err != nil {
 				return nil, err
 			}
 		}
 		if f.version > l.release.maxVersion() && l.release.known() {
-			return nil, f.refuse(fmt.Sprintf("containerd %s does not read version %d; correct it", l.place.Version, f.version), "version")
+			return nil, f.Refuse(fmt.Sprintf("containerd %s does not read version %d; correct it", l.place.Version, f.version), "version")
 		}
 		if c.files = append(c.files, f); len(c.files) > maxFiles {
-			return nil, &runtime.Refusal{File: main.path, Key: "imports", Message: fmt.Sprintf("more than %d files are imported", maxFiles)}
+			return nil, &runtime.Refusal{File: main.Path, Key: "imports", Message: fmt.Sprintf("more than %d files are imported", maxFiles)}
 		}
 		imports, err := l.imports(f, c)
 		if err != nil {
@@ -137,13 +123,13 @@ func (l loader) withOverlay(found []string, name string) []string {
 }
 
 func (l loader) imports(f file, c *config) ([]string, error) {
-	value, ok := f.doc.Get("imports")
+	value, ok := f.Doc.Get("imports")
 	if !ok {
 		return nil, nil
 	}
-	list, ok := stringList(value)
+	list, ok := tomledit.Strings(value)
 	if !ok {
-		return nil, f.refuse("this is no list of strings; correct it", "imports")
+		return nil, f.Refuse("this is no list of strings; correct it", "imports")
 	}
 	var out []string
 	for _, name := range list {
@@ -154,7 +140,7 @@ func (l loader) imports(f file, c *config) ([]string, error) {
 		case glob && l.release.known() && !l.release.AtLeast(1, 7):
 			name = path.Join("/", name) // 1.6: from the daemon's directory, the root for a service
 		default:
-			name = path.Join(path.Dir(f.path), name)
+			name = path.Join(path.Dir(f.Path), name)
 		}
 		if !glob {
 			c.covered = c.covered || name == l.place.DropIn
@@ -164,11 +150,11 @@ func (l loader) imports(f file, c *config) ([]string, error) {
 		dir, base := path.Split(name)
 		dir = path.Clean(dir)
 		if strings.ContainsAny(dir, `*?[\`) {
-			return nil, f.refuse("a pattern in the directory of "+name+" is not followed here; name the directory", "imports")
+			return nil, f.Refuse("a pattern in the directory of "+name+" is not followed here; name the directory", "imports")
 		}
 		found, err := l.files.Glob(dir, base)
 		if err != nil {
-			return nil, f.refuse(name+" cannot be looked up: "+err.Error(), "imports")
+			return nil, f.Refuse(name+" cannot be looked up: "+err.Error(), "imports")
 		}
 		if path.Dir(l.place.DropIn) == dir {
 			if ours, _ := path.Match(base, path.Base(l.place.DropIn)); ours {

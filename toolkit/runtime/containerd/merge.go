@@ -46,18 +46,18 @@ func (c *config) merge() error {
 
 // plugins returns a file's table of plugins. It refuses a value that is not a table.
 func (f file) plugins() (map[string]any, error) {
-	value, ok := f.doc.Get("plugins")
+	value, ok := f.Doc.Get("plugins")
 	if !ok {
 		return nil, nil
 	}
 	plugins, ok := value.(map[string]any)
 	if !ok {
-		return nil, f.refuse("this is no table; correct it", "plugins")
+		return nil, f.Refuse("this is no table; correct it", "plugins")
 	}
 	for _, name := range []string{criV1, criV2, criV3} {
 		if table, ok := plugins[name]; ok {
 			if _, ok := table.(map[string]any); !ok {
-				return nil, f.refuse("this is no table; correct it", "plugins", name)
+				return nil, f.Refuse("this is no table; correct it", "plugins", name)
 			}
 		}
 	}
@@ -116,14 +116,4 @@ func override(to, from map[string]any) map[string]any {
 		out[key] = value
 	}
 	return out
-}
-
-func stringList(value any) ([]string, bool) {
-	list, ok := value.([]any)
-	out := make([]string, len(list))
-	for i, item := range list {
-		s, isString := item.(string)
-		out[i], ok = s, ok && isString
-	}
-	return out, ok
 }

@@ -103,7 +103,7 @@ func compare(t *testing.T, r release, binary, dir string, place runtime.Place, w
 	require.NoError(t, err)
 	dumped, _ := doc.Get("version")
 	table, _ := doc.Get("plugins", criTable(int(dumped.(int64))))
-	have := &config{release: r, files: []file{{path: "dump", doc: doc}}, cri: table.(map[string]any)}
+	have := &config{release: r, files: []file{{File: tomledit.File{Path: "dump", Doc: doc}}}, cri: table.(map[string]any)}
 	rest, err := have.missing(want)
 	require.NoError(t, err)
 	require.Empty(t, rest, "containerd does not have what is wanted:\n%s", out)

@@ -1,80 +1,39 @@
 package containerd
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/tomledit"
 )
 
-// edits returns the differences between the effective values now and after.
-func (p *plan) edits(now, after *config) []runtime.Edit {
-	var edits []runtime.Edit
-	for _, s := range tomledit.Leaves(after.cri) {
-		before, ok := now.get(s.Path...)
-		if ok && tomledit.Equal(before, s.Value) {
-			continue
-		}
-		e := p.edit(s)
-		e.After = text(s.Value)
-		if ok {
-			e.Before = text(before)
-		}
-		edits = append(edits, e)
-	}
-	for _, s := range tomledit.Leaves(now.cri) {
-		if _, ok := after.get(s.Path...); !ok {
-			e := p.edit(s)
-			e.Before = text(s.Value)
-			edits = append(edits, e)
-		}
-	}
-	return edits
-}
-
-func (p *plan) edit(s set) runtime.Edit {
+// locate returns the file that a key of the CRI table is written to, and its path there.
+func (p *plan) locate(key []string) (string, []string) {
 	for _, f := range p.written {
-		if at := p.key(f, s); holds(f, at) {
-			return runtime.Edit{File: f.path, Key: tomledit.Key(at...)}
+		if at := p.key(f, set{Path: key}); f.Has(at...) {
+			return f.Path, at
 		}
 	}
-	return runtime.Edit{File: p.place.DropIn, Key: tomledit.Key(p.key(p.main, s)...)}
-}
-
-// holds reports whether the file sets the key.
-func holds(f file, key []string) bool {
-	_, ok := f.doc.Get(key...)
-	return ok
-}
-
-func text(value any) string {
-	if s, err := tomledit.Format(value); err == nil {
-		return s
-	}
-	return fmt.Sprint(value)
+	return p.place.DropIn, p.key(p.main, set{Path: key})
 }
 
 // items returns the written files and those that already contain the wanted keys.
 func (p *plan) items() ([]apply.Item, error) {
-	files := slices.Clone(p.written)
+	var files []tomledit.File
+	for _, f := range p.written {
+		files = append(files, f.File)
+	}
 	for _, f := range p.base.files {
-		samePath := func(w file) bool { return w.path == f.path }
-		generated := f.path == p.main.path && (p.template || !p.exists)
+		samePath := func(w tomledit.File) bool { return w.Path == f.Path }
+		generated := f.Path == p.main.Path && (p.template || !p.exists)
 		if !generated && !slices.ContainsFunc(files, samePath) && p.contributes(f) {
-			files = append(files, f)
+			files = append(files, f.File)
 		}
 	}
-	slices.SortStableFunc(files, func(a, b file) int { return strings.Compare(a.path, b.path) })
-	var items []apply.Item
-	for _, f := range files {
-		item, err := runtime.Write(p.files, f.path, f.doc.Bytes())
-		if err != nil {
-			return nil, err
-		}
-		items = append(items, item)
+	items, err := tomledit.Items(p.files, files)
+	if err != nil {
+		return nil, err
 	}
 	if p.skip != "" {
 		if _, err := p.files.ReadFile(p.skip, runtime.MaxFile); err == nil {
@@ -96,5 +55,5 @@ func (p *plan) contributes(f file) bool {
 	if p.want.Default != "" {
 		keys = append(keys, []string{"containerd", "default_runtime_name"})
 	}
-	return slices.ContainsFunc(keys, func(key []string) bool { return holds(f, p.key(f, set{Path: key})) })
+	return slices.ContainsFunc(keys, func(key []string) bool { return f.Has(p.key(f, set{Path: key})...) })
 }

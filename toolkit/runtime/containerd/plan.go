@@ -34,7 +34,7 @@ type plan struct {
 }
 
 // Plan returns the files that the host needs for the wanted abilities. It returns an
-// *engine.Refusal for a configuration that it does not fully understand, or that
+// *runtime.Refusal for a configuration that it does not fully understand, or that
 // cannot have those abilities. A symbolic link is kept: its target is written.
 func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, error) {
 	r, err := parseRelease(p)
@@ -102,9 +102,9 @@ func (p *plan) inferRelease() error {
 	case v == 3:
 		p.release = release{runtime.Release{Major: 2, Minor: 0}}
 	case v <= 1 && !bare(p.main):
-		return p.main.refuse("which containerd reads this is not known, and they differ in what they make of a file of version 1; say its version", "version")
+		return p.main.Refuse("which containerd reads this is not known, and they differ in what they make of a file of version 1; say its version", "version")
 	case p.want.CDI:
-		return p.main.refuse("which containerd reads this is not known, and 1.6 has no CDI; say its version", "version")
+		return p.main.Refuse("which containerd reads this is not known, and 1.6 has no CDI; say its version", "version")
 	}
 	return nil
 }
@@ -113,7 +113,7 @@ func (p *plan) inferRelease() error {
 // setting its version changes nothing else.
 func bare(f file) bool {
 	for _, key := range []string{"plugins", "disabled_plugins", "required_plugins"} {
-		if _, ok := f.doc.Get(key); ok {
+		if _, ok := f.Doc.Get(key); ok {
 			return false
 		}
 	}
@@ -143,7 +143,7 @@ func (p *plan) build() (runtime.Plan, error) {
 	if err != nil {
 		return runtime.Plan{}, err
 	}
-	out := runtime.Plan{Edits: p.edits(now, after)}
+	out := runtime.Plan{Edits: tomledit.Diff(now.cri, after.cri, p.locate)}
 	out.Items, err = p.items()
 	return out, err
 }
@@ -151,27 +151,27 @@ func (p *plan) build() (runtime.Plan, error) {
 // check refuses configurations in which no key can give the wanted abilities.
 func (p *plan) check(c *config) error {
 	for _, f := range c.files {
-		value, _ := f.doc.Get("disabled_plugins")
-		list, ok := stringList(value)
+		value, _ := f.Doc.Get("disabled_plugins")
+		list, ok := tomledit.Strings(value)
 		if value != nil && !ok {
-			return f.refuse("this is no list of strings; correct it", "disabled_plugins")
+			return f.Refuse("this is no list of strings; correct it", "disabled_plugins")
 		}
 		for _, name := range []string{criV1, criV2, criV3} {
 			if slices.Contains(list, name) {
-				return f.refuse(fmt.Sprintf("the CRI plugin is disabled (%q), so Kubernetes cannot use this containerd; take it out of the list if it is to", name), "disabled_plugins")
+				return f.Refuse(fmt.Sprintf("the CRI plugin is disabled (%q), so Kubernetes cannot use this containerd; take it out of the list if it is to", name), "disabled_plugins")
 			}
 		}
 	}
 	if p.want.CDI && p.release.known() && !p.release.hasCDI() {
 		return &runtime.Refusal{File: p.place.Config, Key: "enable_cdi", Message: "containerd " + p.place.Version + " has no CDI; upgrade it to 1.7 or later, or ask for a handler only"}
 	}
-	if p.place.Version == "" && slices.ContainsFunc(c.files[1:], func(f file) bool { return f.path != p.place.DropIn && hasCRI(f) }) {
-		return p.main.refuse("what it imports configures the CRI plugin, which versions of containerd merge differently; say its version", "imports")
+	if p.place.Version == "" && slices.ContainsFunc(c.files[1:], func(f file) bool { return f.Path != p.place.DropIn && hasCRI(f) }) {
+		return p.main.Refuse("what it imports configures the CRI plugin, which versions of containerd merge differently; say its version", "imports")
 	}
 	if p.release.mergesByKey() && !p.release.convertsEachFile() {
 		for _, f := range c.files {
-			if _, ok := f.doc.Get("plugins", criV1); ok && f.version <= 1 && c.version >= 3 {
-				return f.refuse("containerd 2.0 to 2.2 does not read this table of a file of version 1; run containerd config migrate", "plugins", criV1)
+			if _, ok := f.Doc.Get("plugins", criV1); ok && f.version <= 1 && c.version >= 3 {
+				return f.Refuse("containerd 2.0 to 2.2 does not read this table of a file of version 1; run containerd config migrate", "plugins", criV1)
 			}
 		}
 	}
@@ -190,12 +190,12 @@ func (p *plan) checkDefault(c *config) error {
 	if _, ok := runtimes[name]; ok || name == "runc" && (len(runtimes) == 0 || c.release.keepsRunc()) {
 		return nil
 	}
-	return &runtime.Refusal{File: p.main.path, Key: "default_runtime_name", Message: fmt.Sprintf("there is no handler %q that could be the default", name)}
+	return &runtime.Refusal{File: p.main.Path, Key: "default_runtime_name", Message: fmt.Sprintf("there is no handler %q that could be the default", name)}
 }
 
 func hasCRI(f file) bool {
 	return slices.ContainsFunc([]string{criV1, criV2, criV3}, func(name string) bool {
-		_, ok := f.doc.Get("plugins", name)
+		_, ok := f.Doc.Get("plugins", name)
 		return ok
 	})
 }
@@ -206,8 +206,8 @@ func (p *plan) verify(sets []set) (*config, error) {
 	p.overlay = map[string][]byte{}
 	main := p.main
 	for _, f := range p.written {
-		p.overlay[f.path] = f.doc.Bytes()
-		if f.path == main.path {
+		p.overlay[f.Path] = f.Doc.Bytes()
+		if f.Path == main.Path {
 			main = f
 		}
 	}

@@ -2,9 +2,7 @@ package containerd
 
 import (
 	"maps"
-	"path"
 	"slices"
-	"strings"
 
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/tomledit"
@@ -14,9 +12,6 @@ import (
 type set = tomledit.Leaf
 
 const runcV2 = "io.containerd.runc.v2"
-
-// builtinDirs is the value of cdi_spec_dirs if no file sets it.
-var builtinDirs = []string{"/etc/cdi", "/var/run/cdi"}
 
 // missing returns the keys that have to be set for the wanted abilities, in the order
 // in which people would write them.
@@ -70,35 +65,16 @@ func (c *config) missingCDI(w runtime.Want) ([]set, error) {
 	case ok && !on || !ok && !c.release.cdiDefault():
 		sets = append(sets, set{Path: []string{"enable_cdi"}, Value: true})
 	}
-	dirs := slices.Clone(builtinDirs)
+	dirs := runtime.DefaultCDIDirs // if no file sets it
 	if value, ok := c.get("cdi_spec_dirs"); ok {
-		if dirs, ok = stringList(value); !ok {
+		if dirs, ok = tomledit.Strings(value); !ok {
 			return nil, c.refuse("this is no list of strings; correct it", "cdi_spec_dirs")
 		}
 	}
-	have := len(dirs)
-	for _, dir := range w.CDIDirs {
-		if !slices.ContainsFunc(dirs, func(d string) bool { return sameDir(d, dir) }) {
-			dirs = append(dirs, dir)
-		}
-	}
-	if len(dirs) > have {
-		sets = append(sets, set{Path: []string{"cdi_spec_dirs"}, Value: dirs})
+	if missing := runtime.MissingDirs(dirs, w.CDIDirs); len(missing) > 0 {
+		sets = append(sets, set{Path: []string{"cdi_spec_dirs"}, Value: slices.Concat(dirs, missing)})
 	}
 	return sets, nil
-}
-
-// sameDir reports whether two paths name the same directory, given that /var/run is a
-// link to /run.
-func sameDir(a, b string) bool {
-	clean := func(s string) string {
-		s = path.Clean(s)
-		if rest, ok := strings.CutPrefix(s, "/var/run/"); ok {
-			return "/run/" + rest
-		}
-		return s
-	}
-	return clean(a) == clean(b)
 }
 
 func (c *config) missingHandler(h runtime.Handler, runtimes map[string]any, fallback string) ([]set, error) {
@@ -197,19 +173,7 @@ func withoutIdentity(handler, options map[string]any) map[string]any {
 	return model
 }
 
-func (c *config) get(key ...string) (any, bool) {
-	var at any = c.cri
-	for _, k := range key {
-		table, ok := at.(map[string]any)
-		if !ok {
-			return nil, false
-		}
-		if at, ok = table[k]; !ok {
-			return nil, false
-		}
-	}
-	return at, true
-}
+func (c *config) get(key ...string) (any, bool) { return tomledit.Lookup(c.cri, key...) }
 
 // table returns the table at a key, nil if there is none. It refuses the key if a
 // value on the path is not a table.
@@ -242,9 +206,9 @@ func (c *config) text(key ...string) (string, error) {
 // refuse names the last file that has the key of the CRI table.
 func (c *config) refuse(message string, key ...string) error {
 	if f, at, ok := c.find(key); ok {
-		return f.refuse(message, at...)
+		return f.Refuse(message, at...)
 	}
-	return &runtime.Refusal{File: c.files[0].path, Message: message}
+	return &runtime.Refusal{File: c.files[0].Path, Message: message}
 }
 
 // find returns the last file that sets a key of the CRI table, and the key's path in
@@ -253,7 +217,7 @@ func (c *config) find(key []string) (file, []string, bool) {
 	for _, f := range slices.Backward(c.files) {
 		for _, name := range []string{criV3, criV2, criV1} {
 			at := append([]string{"plugins", name}, key...)
-			if _, ok := f.doc.Get(at...); ok {
+			if _, ok := f.Doc.Get(at...); ok {
 				return f, at, true
 			}
 		}

@@ -23,11 +23,11 @@ func (p *plan) readBase(now *config) (err error) {
 	}
 	free := bare(p.main) && (p.release.mergesByKey() || now.version <= 1 && !slices.ContainsFunc(now.files, func(f file) bool { return !bare(f) }))
 	if free {
-		doc, err := p.main.doc.Set(int64(p.release.newVersion()), "version")
+		doc, err := p.main.Doc.Set(int64(p.release.newVersion()), "version")
 		if err != nil {
-			return refusal(p.main.path, err, "correct it")
+			return tomledit.Refuse(p.main.Path, err, "correct it")
 		}
-		p.main.doc, p.main.version = doc, p.release.newVersion()
+		p.main.Doc, p.main.version = doc, p.release.newVersion()
 	}
 	p.base, err = p.load(p.main)
 	return err
@@ -48,16 +48,16 @@ func (p *plan) write(sets []set) error {
 	var ours []set
 	for _, s := range sets {
 		f := p.targetFile(s)
-		if p.useDrop && !late[f.path] {
+		if p.useDrop && !late[f.Path] {
 			ours = append(ours, s)
 			continue
 		}
-		doc, err := f.doc.Set(s.Value, p.key(f, s)...)
+		doc, err := f.Doc.Set(s.Value, p.key(f, s)...)
 		if err != nil {
-			return refusal(f.path, err, "it is left as it is")
+			return tomledit.Refuse(f.Path, err, "it is left as it is")
 		}
-		f.doc = doc
-		p.written = append(slices.DeleteFunc(p.written, func(w file) bool { return w.path == f.path }), f)
+		f.Doc = doc
+		p.written = append(slices.DeleteFunc(p.written, func(w file) bool { return w.Path == f.Path }), f)
 	}
 	if len(ours) == 0 {
 		return nil
@@ -80,8 +80,8 @@ func (p *plan) lateFiles() (map[string]bool, error) {
 	late := map[string]bool{}
 	after := false
 	for _, f := range c.files {
-		late[f.path] = after
-		after = after || f.path == p.place.DropIn
+		late[f.Path] = after
+		after = after || f.Path == p.place.DropIn
 	}
 	return late, nil
 }
@@ -98,8 +98,8 @@ func (p *plan) writeDropIn(sets []set) error {
 		return err
 	}
 	for _, s := range sets {
-		if f.doc, err = f.doc.Set(s.Value, p.key(f, s)...); err != nil {
-			return refusal(f.path, err, "it is not written")
+		if f.Doc, err = f.Doc.Set(s.Value, p.key(f, s)...); err != nil {
+			return tomledit.Refuse(f.Path, err, "it is not written")
 		}
 	}
 	p.written = append(p.written, f)
@@ -143,12 +143,12 @@ func (p *plan) targetFile(s set) file {
 		if !p.release.mergesByKey() {
 			at = at[:2]
 		}
-		if _, ok := f.doc.Get(at...); ok {
+		if _, ok := f.Doc.Get(at...); ok {
 			found = f
 		}
 	}
 	for _, f := range p.written {
-		if f.path == found.path {
+		if f.Path == found.Path {
 			return f
 		}
 	}

@@ -14,47 +14,33 @@ import (
 )
 
 // file is a configuration file that CRI-O reads.
-type file struct {
-	path string
-	doc  *tomledit.Doc
-}
+type file struct{ tomledit.File }
 
 // table is the path of the only table that is read here.
 var table = []string{"crio", "runtime"}
 
 func parse(name string, data []byte) (file, error) {
-	doc, err := tomledit.Parse(data)
-	if at, ok := errors.AsType[*tomledit.Error](err); ok {
-		return file{}, &runtime.Refusal{File: name, Line: at.Line, Column: at.Column, Message: at.Message + "; it is left as it is; correct it"}
-	}
-	return file{path: name, doc: doc}, err
+	f, err := tomledit.ParseFile(name, data)
+	return file{f}, err
 }
 
 // key returns the full path of a key of the table.
 func key(parts ...string) []string { return append(slices.Clone(table), parts...) }
 
-func (f file) has(parts ...string) bool {
-	_, ok := f.doc.Get(key(parts...)...)
-	return ok
-}
-
-func (f file) refuse(message string, parts ...string) error {
-	line, column := f.doc.Position(parts...)
-	return &runtime.Refusal{File: f.path, Line: line, Column: column, Key: tomledit.Key(parts...), Message: message}
-}
+func (f file) has(parts ...string) bool { return f.Has(key(parts...)...) }
 
 // tableAt returns the table at a path, nil if there is none. It refuses any other value.
 func (f file) tableAt(parts ...string) (map[string]any, error) {
 	for n := range parts {
-		value, ok := f.doc.Get(parts[:n+1]...)
+		value, ok := f.Doc.Get(parts[:n+1]...)
 		if !ok {
 			return nil, nil
 		}
 		if _, ok := value.(map[string]any); !ok {
-			return nil, f.refuse("this is no table; correct it", parts[:n+1]...)
+			return nil, f.Refuse("this is no table; correct it", parts[:n+1]...)
 		}
 	}
-	value, _ := f.doc.Get(parts...)
+	value, _ := f.Doc.Get(parts...)
 	return value.(map[string]any), nil
 }
 
@@ -106,69 +92,51 @@ func addDir(all *[]file, files runtime.Files, dir string, depth int) error {
 type config struct {
 	release release
 	files   []file
-	runtime map[string]any            // the keys of the table except runtimes
-	entries map[string]map[string]any // its handlers
-	ours    map[string]map[string]any // the handlers with our drop-in, if entries is without it
+	table   map[string]any // the keys of the table
+	ours    map[string]any // the table with our drop-in, if table is without it
 }
 
 // merge merges files as CRI-O's UpdateFromDropInFile does: keys replace keys, and a
 // list or a handler is replaced as a whole.
 func merge(r release, files []file) (*config, error) {
-	c := &config{release: r, files: files, runtime: map[string]any{}, entries: map[string]map[string]any{}}
+	handlers := map[string]any{}
+	c := &config{release: r, files: files, table: map[string]any{}}
 	for _, f := range files {
-		runtime, err := f.tableAt(table...)
+		values, err := f.tableAt(table...)
 		if err != nil {
 			return nil, err
 		}
-		for name, value := range runtime {
-			if name != "runtimes" {
-				c.runtime[name] = value
-			}
-		}
+		maps.Copy(c.table, values)
 		runtimes, err := f.tableAt(key("runtimes")...)
 		if err != nil {
 			return nil, err
 		}
 		for name := range runtimes {
-			if c.entries[name], err = f.tableAt(key("runtimes", name)...); err != nil {
+			if handlers[name], err = f.tableAt(key("runtimes", name)...); err != nil {
 				return nil, err
 			}
 		}
 	}
+	c.table["runtimes"] = handlers
 	return c, nil
 }
 
-// leaves returns all values with their keys below the table.
-func (c *config) leaves() []tomledit.Leaf {
-	all := tomledit.Leaves(c.runtime)
-	for _, name := range slices.Sorted(maps.Keys(c.entries)) {
-		all = append(all, tomledit.Leaves(c.entries[name], "runtimes", name)...)
-	}
-	return all
-}
+func (c *config) get(parts []string) (any, bool) { return tomledit.Lookup(c.table, parts...) }
 
-func (c *config) get(parts []string) (any, bool) {
-	var at any = c.runtime
-	if len(parts) > 2 && parts[0] == "runtimes" {
-		at, parts = c.entries[parts[1]], parts[2:]
-	}
-	for _, part := range parts {
-		inner, ok := at.(map[string]any)
-		if !ok {
-			return nil, false
-		}
-		if at, ok = inner[part]; !ok {
-			return nil, false
-		}
-	}
-	return at, true
+// handler returns the settings of a handler, nil if there is none.
+func (c *config) handler(name string) map[string]any { return handlerIn(c.table, name) }
+
+func handlerIn(table map[string]any, name string) map[string]any {
+	value, _ := tomledit.Lookup(table, "runtimes", name)
+	handler, _ := value.(map[string]any)
+	return handler
 }
 
 // refuse names the last file that has the key.
 func (c *config) refuse(message string, parts ...string) error {
 	for _, f := range slices.Backward(c.files) {
 		if f.has(parts...) {
-			return f.refuse(message, key(parts...)...)
+			return f.Refuse(message, key(parts...)...)
 		}
 	}
 	return fmt.Errorf("%s: %s", tomledit.Key(key(parts...)...), message)

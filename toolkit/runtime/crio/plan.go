@@ -7,7 +7,6 @@
 package crio
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -29,7 +28,7 @@ type plan struct {
 }
 
 // Plan returns the files that the host needs for the wanted abilities. It returns an
-// *engine.Refusal for a configuration that it does not fully understand, or that
+// *runtime.Refusal for a configuration that it does not fully understand, or that
 // cannot have those abilities. Without a place for a drop-in it edits the main file.
 func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, error) {
 	r, err := parseRelease(p)
@@ -44,11 +43,11 @@ func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, e
 	if err != nil {
 		return runtime.Plan{}, err
 	}
-	base, err := merge(r, slices.DeleteFunc(slices.Clone(all), func(f file) bool { return f.path == p.DropIn }))
+	base, err := merge(r, slices.DeleteFunc(slices.Clone(all), func(f file) bool { return f.Path == p.DropIn }))
 	if err != nil {
 		return runtime.Plan{}, err
 	}
-	base.ours = now.entries
+	base.ours = now.table
 	todo := &plan{files: files, place: p, want: w, base: base}
 	return todo.build(now)
 }
@@ -68,7 +67,7 @@ func (p *plan) build(now *config) (runtime.Plan, error) {
 	if err != nil {
 		return runtime.Plan{}, err
 	}
-	out := runtime.Plan{Edits: p.edits(now, after)}
+	out := runtime.Plan{Edits: tomledit.Diff(now.table, after.table, p.locate)}
 	out.Items, err = p.items(now)
 	return out, err
 }
@@ -81,19 +80,19 @@ func (p *plan) write(needs []need) error {
 		if found {
 			leaves = n.change
 			for _, name := range overrides {
-				if value, ok := f.doc.Get(append(key(n.key...), name)...); ok && value != false {
-					return f.refuse("by this another program runs than runtime_path; take it out", append(key(n.key...), name)...)
+				if value, ok := f.Doc.Get(append(key(n.key...), name)...); ok && value != false {
+					return f.Refuse("by this another program runs than runtime_path; take it out", append(key(n.key...), name)...)
 				}
 			}
 		}
 		for _, leaf := range leaves {
-			doc, err := f.doc.Set(leaf.Value, key(leaf.Path...)...)
+			doc, err := f.Doc.Set(leaf.Value, key(leaf.Path...)...)
 			if err != nil {
-				return &runtime.Refusal{File: f.path, Message: err.Error()}
+				return &runtime.Refusal{File: f.Path, Message: err.Error()}
 			}
-			f.doc = doc
+			f.Doc = doc
 		}
-		p.written = append(slices.DeleteFunc(p.written, func(w file) bool { return w.path == f.path }), f)
+		p.written = append(slices.DeleteFunc(p.written, func(w file) bool { return w.Path == f.Path }), f)
 	}
 	return nil
 }
@@ -106,9 +105,9 @@ func (p *plan) targetFile(n need) (file, bool) {
 	if target == "" {
 		target = p.place.Config
 	}
-	f, found := file{path: target}, false
+	f, found := file{tomledit.File{Path: target}}, false
 	for _, other := range p.base.files {
-		if other.path == target && f.doc == nil {
+		if other.Path == target && f.Doc == nil {
 			f = other
 		}
 		if other.has(n.key...) && (p.place.DropIn == "" || p.isLate(other)) {
@@ -116,11 +115,11 @@ func (p *plan) targetFile(n need) (file, bool) {
 		}
 	}
 	for _, w := range p.written {
-		if w.path == f.path {
+		if w.Path == f.Path {
 			return w, found
 		}
 	}
-	if f.doc == nil {
+	if f.Doc == nil {
 		f, _ = parse(target, []byte(header)) // a comment, which is always valid
 	}
 	return f, found
@@ -128,7 +127,7 @@ func (p *plan) targetFile(n need) (file, bool) {
 
 // isLate reports whether a file is read after the drop-in.
 func (p *plan) isLate(f file) bool {
-	return f.path != p.place.Config && slices.Compare(strings.Split(f.path, "/"), strings.Split(p.place.DropIn, "/")) > 0
+	return f.Path != p.place.Config && slices.Compare(strings.Split(f.Path, "/"), strings.Split(p.place.DropIn, "/")) > 0
 }
 
 // verify returns the effective configuration of the planned files, and refuses the
@@ -136,12 +135,12 @@ func (p *plan) isLate(f file) bool {
 func (p *plan) verify(needs []need) (*config, error) {
 	files := slices.Clone(p.base.files)
 	for _, w := range p.written {
-		at := slices.IndexFunc(files, func(f file) bool { return f.path == w.path })
+		at := slices.IndexFunc(files, func(f file) bool { return f.Path == w.Path })
 		if at >= 0 {
 			files[at] = w
 			continue
 		}
-		if at = slices.IndexFunc(files, p.isLate); at < 0 || w.path == p.place.Config {
+		if at = slices.IndexFunc(files, p.isLate); at < 0 || w.Path == p.place.Config {
 			at = len(files)
 		}
 		files = slices.Insert(files, at, w)
@@ -157,7 +156,7 @@ func (p *plan) verify(needs []need) (*config, error) {
 	if len(rest) > 0 {
 		return nil, &runtime.Refusal{File: p.place.Config, Key: tomledit.Key(key(rest[0].key...)...), Message: "this cannot be had beside what the files say; set it by hand"}
 	}
-	for _, old := range p.base.leaves() {
+	for _, old := range tomledit.Leaves(p.base.table) {
 		changed := func(n need) bool {
 			return len(n.key) <= len(old.Path) && slices.Equal(n.key, old.Path[:len(n.key)])
 		}
@@ -168,62 +167,32 @@ func (p *plan) verify(needs []need) (*config, error) {
 	return after, nil
 }
 
-// edits returns the differences between the effective values now and after.
-func (p *plan) edits(now, after *config) []runtime.Edit {
-	var edits []runtime.Edit
-	for _, leaf := range after.leaves() {
-		before, ok := now.get(leaf.Path)
-		if ok && tomledit.Equal(before, leaf.Value) {
-			continue
-		}
-		e := runtime.Edit{File: p.fileOf(leaf.Path), Key: tomledit.Key(key(leaf.Path...)...), After: text(leaf.Value)}
-		if ok {
-			e.Before = text(before)
-		}
-		edits = append(edits, e)
-	}
-	for _, leaf := range now.leaves() {
-		if _, ok := after.get(leaf.Path); !ok {
-			edits = append(edits, runtime.Edit{File: p.fileOf(leaf.Path), Key: tomledit.Key(key(leaf.Path...)...), Before: text(leaf.Value)})
-		}
-	}
-	return edits
-}
-
-func (p *plan) fileOf(parts []string) string {
+// locate returns the file that a key is written to, and its full path.
+func (p *plan) locate(parts []string) (string, []string) {
 	for _, f := range p.written {
 		if f.has(parts...) {
-			return f.path
+			return f.Path, key(parts...)
 		}
 	}
-	return p.place.DropIn
-}
-
-func text(value any) string {
-	if s, err := tomledit.Format(value); err == nil {
-		return s
-	}
-	return fmt.Sprint(value)
+	return p.place.DropIn, key(parts...)
 }
 
 // items returns the written files and those that already contain the wanted keys. A
 // drop-in that is no longer needed is removed.
 func (p *plan) items(now *config) ([]apply.Item, error) {
-	files := slices.Clone(p.written)
-	is := func(name string) func(file) bool { return func(f file) bool { return f.path == name } }
+	var files []tomledit.File
+	for _, f := range p.written {
+		files = append(files, f.File)
+	}
+	is := func(name string) func(file) bool { return func(f file) bool { return f.Path == name } }
 	for _, f := range p.base.files {
-		if !slices.ContainsFunc(files, is(f.path)) && p.contributes(f) {
-			files = append(files, f)
+		if !slices.ContainsFunc(p.written, is(f.Path)) && p.contributes(f) {
+			files = append(files, f.File)
 		}
 	}
-	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.path, b.path) })
-	var items []apply.Item
-	for _, f := range files {
-		item, err := runtime.Write(p.files, f.path, f.doc.Bytes())
-		if err != nil {
-			return nil, err
-		}
-		items = append(items, item)
+	items, err := tomledit.Items(p.files, files)
+	if err != nil {
+		return nil, err
 	}
 	ours := is(p.place.DropIn)
 	if slices.ContainsFunc(now.files, ours) && !slices.ContainsFunc(p.written, ours) {

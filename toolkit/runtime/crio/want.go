@@ -3,9 +3,7 @@ package crio
 import (
 	"fmt"
 	"maps"
-	"path"
 	"slices"
-	"strings"
 
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/tomledit"
@@ -54,8 +52,6 @@ func one(value any, parts ...string) need {
 	return need{key: parts, leaves: leaves, change: leaves}
 }
 
-var builtinDirs = []string{"/etc/cdi", "/var/run/cdi"}
-
 func (c *config) missing(w runtime.Want) ([]need, error) {
 	var needs []need
 	if w.CDI {
@@ -63,14 +59,8 @@ func (c *config) missing(w runtime.Want) ([]need, error) {
 		if err != nil {
 			return nil, err
 		}
-		have := len(dirs)
-		for _, dir := range w.CDIDirs {
-			if !slices.ContainsFunc(dirs, func(d string) bool { return sameDir(d, dir) }) {
-				dirs = append(dirs, dir)
-			}
-		}
-		if len(dirs) > have {
-			needs = append(needs, one(dirs, "cdi_spec_dirs"))
+		if missing := runtime.MissingDirs(dirs, w.CDIDirs); len(missing) > 0 {
+			needs = append(needs, one(slices.Concat(dirs, missing), "cdi_spec_dirs"))
 		}
 	}
 	fallback, err := c.text("default_runtime")
@@ -93,33 +83,15 @@ func (c *config) missing(w runtime.Want) ([]need, error) {
 }
 
 func (c *config) dirs() ([]string, error) {
-	value, ok := c.runtime["cdi_spec_dirs"]
+	value, ok := c.table["cdi_spec_dirs"]
 	if !ok {
-		return slices.Clone(builtinDirs), nil
+		return runtime.DefaultCDIDirs, nil
 	}
-	list, ok := value.([]any)
-	var dirs []string
-	for _, item := range list {
-		dir, isText := item.(string)
-		dirs, ok = append(dirs, dir), ok && isText
-	}
+	dirs, ok := tomledit.Strings(value)
 	if !ok {
 		return nil, c.refuse("this is no list of strings; correct it", "cdi_spec_dirs")
 	}
 	return dirs, nil
-}
-
-// sameDir reports whether two paths name the same directory, given that /var/run is a
-// link to /run.
-func sameDir(a, b string) bool {
-	clean := func(s string) string {
-		s = path.Clean(s)
-		if rest, ok := strings.CutPrefix(s, "/var/run/"); ok {
-			return "/run/" + rest
-		}
-		return s
-	}
-	return clean(a) == clean(b)
 }
 
 // overrides are keys of a handler that make CRI-O run another program than runtime_path.
@@ -127,7 +99,7 @@ var overrides = []string{"platform_runtime_paths", "inherit_default_runtime"}
 
 func (c *config) missingHandler(h runtime.Handler, fallback string) (need, error) {
 	n := need{key: []string{"runtimes", h.Name}}
-	entry := maps.Clone(c.entries[h.Name])
+	entry := maps.Clone(c.handler(h.Name))
 	if entry == nil {
 		var err error
 		if entry, err = c.model(fallback); err != nil {
@@ -150,7 +122,7 @@ func (c *config) missingHandler(h runtime.Handler, fallback string) (need, error
 	if program != h.Program || overridden {
 		set("runtime_path", h.Program)
 	}
-	if kind != "oci" && (kind != "" || c.entries[h.Name] == nil) {
+	if kind != "oci" && (kind != "" || c.handler(h.Name) == nil) {
 		set("runtime_type", "oci")
 	}
 	for _, name := range overrides {
@@ -167,12 +139,12 @@ func (c *config) model(fallback string) (map[string]any, error) {
 	if fallback == "" {
 		fallback = c.release.builtin()
 	}
-	if fallback == "" && (c.entries["crun"] == nil) != (c.entries["runc"] == nil) {
-		if fallback = "crun"; c.entries[fallback] == nil {
+	if fallback == "" && (c.handler("crun") == nil) != (c.handler("runc") == nil) {
+		if fallback = "crun"; c.handler(fallback) == nil {
 			fallback = "runc"
 		}
 	}
-	if entry := c.ours[fallback]; c.entries[fallback] == nil && entry != nil {
+	if entry := handlerIn(c.ours, fallback); c.handler(fallback) == nil && entry != nil {
 		// The default is already ours, set by a file that is read after our drop-in.
 		// It was made from the default of that time, so it stays.
 		return withoutIdentity(entry), nil
@@ -184,7 +156,7 @@ func (c *config) model(fallback string) (map[string]any, error) {
 	if kind != "" && kind != "oci" {
 		return map[string]any{}, nil // a virtual machine's settings are not a process'
 	}
-	return withoutIdentity(c.entries[fallback]), nil
+	return withoutIdentity(c.handler(fallback)), nil
 }
 
 // withoutIdentity returns a handler's settings without those that identify it.
@@ -199,7 +171,7 @@ func withoutIdentity(entry map[string]any) map[string]any {
 
 func (c *config) checkDefault(p runtime.Place, w runtime.Want) error {
 	name := w.Default
-	if name == "" || name == c.release.builtin() || c.entries[name] != nil ||
+	if name == "" || name == c.release.builtin() || c.handler(name) != nil ||
 		slices.ContainsFunc(w.Handlers, func(h runtime.Handler) bool { return h.Name == name }) {
 		return nil
 	}

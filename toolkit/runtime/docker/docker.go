@@ -38,15 +38,11 @@ const (
 	specDirs       = "cdi-spec-dirs"
 )
 
-// defaultDirs are the directories that dockerd searches for CDI specifications by
-// default (DefaultSpecDirs of tags.cncf.io/container-device-interface/pkg/cdi).
-var defaultDirs = []string{"/etc/cdi", "/var/run/cdi"}
-
 // builtinRuntimes are the runtimes that are built into dockerd.
 var builtinRuntimes = []string{"runc", "io.containerd.runc.v2"}
 
 // Plan returns the daemon.json that gives dockerd the wanted abilities. Errors are an
-// *engine.Refusal or the reason why the file cannot be read.
+// *runtime.Refusal or the reason why the file cannot be read.
 func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, error) {
 	data, err := files.ReadFile(p.Config, maxFile)
 	absent := errors.Is(err, fs.ErrNotExist)
@@ -222,7 +218,7 @@ func (p *planner) enableCDI() error {
 // addDirs adds the directories to those that dockerd searches for CDI specifications.
 // A list in the file replaces Docker's own. An empty list, or [""], turns CDI off.
 func (p *planner) addDirs(want []string) error {
-	have, before := defaultDirs, ""
+	have, before := runtime.DefaultCDIDirs, ""
 	m := p.doc.find(specDirs)
 	if m != nil {
 		var err error
@@ -234,18 +230,14 @@ func (p *planner) addDirs(want []string) error {
 	var missing []string
 	nothing := m != nil && (len(have) == 0 || len(have) == 1 && have[0] == "")
 	if nothing {
-		have, missing = nil, slices.Clone(defaultDirs)
+		have, missing = nil, slices.Clone(runtime.DefaultCDIDirs)
 	}
-	for _, d := range want {
-		if !slices.ContainsFunc(slices.Concat(have, missing), func(h string) bool { return sameDir(h, d) }) {
-			missing = append(missing, d)
-		}
-	}
+	missing = append(missing, runtime.MissingDirs(slices.Concat(have, missing), want)...)
 	if len(missing) == 0 {
 		return nil
 	}
 	if m == nil && cdiSupport(p.place.Version) == unknown {
-		return p.doc.whole(specDirs + ": Docker before 25.0 does not start with this key, and this one's version is not known; say which it is, or write specifications to " + strings.Join(defaultDirs, " or "))
+		return p.doc.whole(specDirs + ": Docker before 25.0 does not start with this key, and this one's version is not known; say which it is, or write specifications to " + strings.Join(runtime.DefaultCDIDirs, " or "))
 	}
 	after := list(slices.Concat(have, missing))
 	p.recordEdit(specDirs, before, after)
@@ -271,19 +263,6 @@ func (p *planner) list(v hujson.Value) ([]string, error) {
 		all = append(all, text(e))
 	}
 	return all, nil
-}
-
-// sameDir reports whether two paths name the same directory. /var/run is a link to /run
-// wherever systemd runs, and in the Filesystem Hierarchy Standard 3.0, 5.13.
-func sameDir(a, b string) bool {
-	run := func(p string) string {
-		p = path.Clean(p)
-		if rest, ok := strings.CutPrefix(p, "/var/run/"); ok {
-			return "/run/" + rest
-		}
-		return p
-	}
-	return run(a) == run(b)
 }
 
 func (p *planner) set(key, before, after string, at ...string) {

@@ -91,19 +91,7 @@ func (d *Doc) Bytes() []byte { return d.data }
 func (d *Doc) Root() map[string]any { return d.root }
 
 // Get returns the decoded value of a key. It finds no keys below an array.
-func (d *Doc) Get(path ...string) (any, bool) {
-	var at any = d.root
-	for _, key := range path {
-		table, ok := at.(map[string]any)
-		if !ok {
-			return nil, false
-		}
-		if at, ok = table[key]; !ok {
-			return nil, false
-		}
-	}
-	return at, true
-}
+func (d *Doc) Get(path ...string) (any, bool) { return Lookup(d.root, path...) }
 
 // Position returns the start of a key or table, or of its nearest ancestor.
 func (d *Doc) Position(path ...string) (line, column int) {
