@@ -123,7 +123,7 @@ func MissingDirs(have, want []string) (missing []string) {
 	return missing
 }
 
-// SameDir reports whether two paths name the same directory. /var/run is a link to /run
+// SameDir reports whether two paths name the same directory, or socket. /var/run is a link to /run
 // wherever systemd runs, and in the Filesystem Hierarchy Standard 3.0, 5.13.
 func SameDir(a, b string) bool {
 	clean := func(s string) string {

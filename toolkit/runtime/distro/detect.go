@@ -149,13 +149,7 @@ func (n node) exists(name string) bool {
 func (n node) samePath(a, b string) bool {
 	x, errX := n.root.Resolve(a)
 	y, errY := n.root.Resolve(b)
-	trim := func(s string) string {
-		if rest, is := strings.CutPrefix(path.Clean(s), "/var/run/"); is {
-			return "/run/" + rest
-		}
-		return path.Clean(s)
-	}
-	return errX == nil && errY == nil && x == y || trim(a) == trim(b)
+	return errX == nil && errY == nil && x == y || runtime.SameDir(a, b)
 }
 
 // newest chooses among distributions that use the same socket. The files that a

@@ -78,11 +78,11 @@ func TestPlaceDependsOnTheVersion(t *testing.T) {
 func TestPageMatchesTheProfiles(t *testing.T) {
 	const page = "../../../docs/toolkit-distributions.md"
 	if *update {
-		require.NoError(t, os.WriteFile(page, []byte(Page()), 0o644))
+		require.NoError(t, os.WriteFile(page, []byte(renderPage()), 0o644))
 	}
 	have, err := os.ReadFile(page)
 	require.NoError(t, err)
-	require.Equal(t, string(have), Page(), "run go test ./toolkit/runtime/distro -update")
+	require.Equal(t, string(have), renderPage(), "run go test ./toolkit/runtime/distro -update")
 }
 
 func byName(t *testing.T, name string) Profile {

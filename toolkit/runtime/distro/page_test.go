@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// Page renders docs/toolkit-distributions.md: the changes on each distribution and how
+// renderPage renders docs/toolkit-distributions.md: the changes on each distribution and how
 // to undo them.
-func Page() string {
+func renderPage() string {
 	var b strings.Builder
 	b.WriteString(`# Distributions
 
