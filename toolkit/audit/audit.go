@@ -144,7 +144,7 @@ func device(value string) string {
 
 // Options are the options of an audit.
 type Options struct {
-	// Runtime selects Docker's API if it is engine.Docker, and CRI otherwise.
+	// Runtime selects Docker's API if it is runtime.Docker, and CRI otherwise.
 	Runtime runtime.Kind
 	// All includes containers that neither request GPUs nor have any.
 	All bool

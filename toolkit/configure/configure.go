@@ -38,7 +38,7 @@ type Runtime interface {
 	// Query queries the runtime's own description. It returns an error if the runtime does
 	// not respond.
 	Query(ctx context.Context) (probe.RuntimeInfo, error)
-	// Plan returns the plan for the wanted abilities. Its error may be an *engine.Refusal.
+	// Plan returns the plan for the wanted abilities. Its error may be an *runtime.Refusal.
 	Plan(version string, want runtime.Want) (runtime.Plan, error)
 	// CanRestart reports whether Restart is allowed. If not, it returns the reason and the manual
 	// steps.

@@ -22,7 +22,7 @@ func StartSystemd(root string, units map[string]string, act Act) (*Systemd, erro
 	}
 	if err != nil {
 		_ = s.Close()
-		return nil, fmt.Errorf("doortest: %w", err)
+		return nil, fmt.Errorf("runtimetest: %w", err)
 	}
 	return s, nil
 }

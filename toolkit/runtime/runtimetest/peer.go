@@ -15,17 +15,17 @@ import (
 	"github.com/godbus/dbus/v5"
 )
 
-// StartPrivateSystemd is like Start for a host without a message bus: systemd serves its own
+// StartPrivateSystemd is like StartSystemd for a host without a message bus: systemd serves its own
 // socket, /run/systemd/private, without Hello and match rules.
 func StartPrivateSystemd(root string, units map[string]string, act Act) (*Systemd, error) {
 	s := newSystemd(act, units)
 	dir := filepath.Join(root, "run/systemd")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("doortest: %w", err)
+		return nil, fmt.Errorf("runtimetest: %w", err)
 	}
 	listener, err := net.Listen("unix", filepath.Join(dir, "private")) //nolint:noctx // Close ends it
 	if err != nil {
-		return nil, fmt.Errorf("doortest: %w", err)
+		return nil, fmt.Errorf("runtimetest: %w", err)
 	}
 	l := &private{systemd: s, listener: listener, conns: map[net.Conn]bool{}}
 	l.running.Go(l.accept)

@@ -53,7 +53,7 @@ func (c *NotAllowedError) Error() string {
 // may not have loaded the configuration by then: query the runtime. All waiting ends with
 // ctx, which needs a deadline; systemd's job then continues.
 //
-// If no unit is active, Open restarts a failed one: it is meant to run, and may have failed
+// If no unit is active, Apply restarts a failed one: it is meant to run, and may have failed
 // because of the configuration that was just restored. It does not start a stopped one.
 func Apply(ctx context.Context, root *host.Root, kind runtime.Kind, r distro.Restart, reload bool) (Result, error) {
 	verb := Restart
