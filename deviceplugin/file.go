@@ -78,7 +78,7 @@ func (o *options) readData(data []byte, flags *pflag.FlagSet) (err error) {
 	if o.file, o.ignored, err = config.Parse(data, o.configFile, config.Options{UnknownKeys: unknown}); err != nil {
 		return err
 	}
-	given := o.file.Given()
+	given := o.file.FlagValues()
 	for _, flag := range slices.Sorted(maps.Keys(inFile)) {
 		value, there := given[inFile[flag]]
 		if !there || flags.Changed(flag) {

@@ -111,7 +111,7 @@ func (s *standin) checkLayer(ctx context.Context) check.Outcome {
 		o = outcomes[0] // the cause
 	}
 	if o.Kind == check.Failed && o.Refusal.Reason == s.enough {
-		return check.Pass(readiness.Proof{HostRoot: s.node.Root.Dir(), Summary: "loaded; " + o.Refusal.Message})
+		return check.NewPass(readiness.Proof{HostRoot: s.node.Root.Dir(), Summary: "loaded; " + o.Refusal.Message})
 	}
 	return o
 }

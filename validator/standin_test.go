@@ -35,7 +35,7 @@ func standFor(t *testing.T, name string, o check.Outcome) (s *standin, dir strin
 		node: check.Node{Root: root, BootID: "b", StateDir: "/states", PodResources: "/socket"},
 		pipeline: check.Pipeline{
 			Driver: func(context.Context, check.Node) (check.Driver, check.Outcome) {
-				return check.Driver{}, check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "1"}})
+				return check.Driver{}, check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "1"}})
 			},
 			Steps: []check.Step{{Layer: of.layer, Basis: check.OnHost, Check: func(context.Context, check.Node, check.Driver) check.Outcome { return o }}},
 		}}, dir

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Given returns the settings of the file that also have a flag: the path of each field,
+// FlagValues returns the settings of the file that also have a flag: the path of each field,
 // and its value in the form that the flag accepts.
-func (c *Config) Given() map[string]string {
+func (c *Config) FlagValues() map[string]string {
 	values := map[string]string{}
 	collect(values, "flags", reflect.ValueOf(c.Flags))
 	collect(values, "imex", reflect.ValueOf(c.Imex))

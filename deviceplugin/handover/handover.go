@@ -83,9 +83,9 @@ func listener(fd int) (*net.UnixListener, error) {
 	return unixListener, nil
 }
 
-// Keep returns the socket of ln as a file that Exec can pass on, also after ln
+// DupSocket returns the socket of ln as a file that Exec can pass on, also after ln
 // has been closed.
-func Keep(ln *net.UnixListener) (*os.File, error) {
+func DupSocket(ln *net.UnixListener) (*os.File, error) {
 	file, err := ln.File()
 	if err != nil {
 		return nil, fmt.Errorf("keep %s open: %w", ln.Addr(), err)

@@ -53,7 +53,7 @@ func program(socket string) error {
 				return err
 			}
 			ln.SetUnlinkOnClose(false)
-			if files[name], err = handover.Keep(ln); err != nil {
+			if files[name], err = handover.DupSocket(ln); err != nil {
 				return err
 			}
 			_ = ln.Close()

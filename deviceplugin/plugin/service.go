@@ -180,7 +180,7 @@ func (p *Plugin) keepSocket(s *service, ln *net.UnixListener) bool {
 	if !p.replace.Load() || s.empty.Load() {
 		return false
 	}
-	file, err := handover.Keep(ln)
+	file, err := handover.DupSocket(ln)
 	if err != nil {
 		p.cfg.Log.Error("the socket cannot be kept; the next program will create its own", "resource", s.resource, "message", err.Error())
 		return false

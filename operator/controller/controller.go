@@ -234,7 +234,7 @@ func (c *Controller) runDue(ctx context.Context) {
 		c.nextFullPass, c.model.clusterDirty = time.Time{}, true
 	}
 	if c.needsPass() {
-		c.pass(ctx)
+		c.runPass(ctx)
 	}
 	if due := c.reportDue(); !due.IsZero() && !due.After(c.runStarted) {
 		c.report(ctx)

@@ -14,10 +14,10 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// pass brings the cluster closer to the desired state. It evaluates cluster-wide inputs only
+// runPass brings the cluster closer to the desired state. It evaluates cluster-wide inputs only
 // if they have changed, and only those nodes that have changed or have work in progress.
 // Failures are kept in c.err and retried.
-func (c *Controller) pass(ctx context.Context) {
+func (c *Controller) runPass(ctx context.Context) {
 	c.unreportedSince = earlier(c.unreportedSince, c.runStarted)
 	if c.model.clusterDirty {
 		began := c.Now()

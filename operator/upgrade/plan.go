@@ -92,7 +92,7 @@ func (w *planner) observeNode(n *fleet.Node, o *node) {
 	if o.assigned != label.PreInstalled && deploy != label.PreInstalled && deploy != "false" {
 		o.target = target
 	}
-	if !o.state.known() {
+	if !o.state.isKnown() {
 		o.state = Unknown
 	}
 	if o.state.InFlight() || o.state == Failed || o.state == Required {
@@ -123,7 +123,7 @@ func (w *planner) targetOf(p fleet.Pool) Target {
 	return w.target
 }
 
-func (s State) known() bool {
+func (s State) isKnown() bool {
 	return s.InFlight() || s == Required || s == Done || s == Failed
 }
 

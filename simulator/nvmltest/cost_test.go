@@ -19,16 +19,16 @@ import (
 // be paid is looked for in the quickest of some tries.
 const price = 20 * time.Millisecond
 
-func took(do func()) time.Duration {
+func measure(do func()) time.Duration {
 	began := time.Now()
 	do()
 	return time.Since(began)
 }
 
 func quickest(do func()) time.Duration {
-	least := took(do)
+	least := measure(do)
 	for range 9 {
-		least = min(least, took(do))
+		least = min(least, measure(do))
 	}
 	return least
 }
@@ -41,10 +41,10 @@ func TestInitTakesTheConfiguredTimeOnce(t *testing.T) {
 	alone(t, "t4", func(m machine) { m.change(t, costs(price, 0)) }, func(t *testing.T, m machine, lib nvml.Interface) {
 		start := func() { require.Equal(t, nvml.SUCCESS, lib.Init()) }
 		stop := func() { require.Equal(t, nvml.SUCCESS, lib.Shutdown()) }
-		require.GreaterOrEqual(t, took(start), price)
+		require.GreaterOrEqual(t, measure(start), price)
 		require.Less(t, quickest(func() { start(); stop() }), price, "NVML was initialised already")
 		stop()
-		require.GreaterOrEqual(t, took(start), price, "a new beginning costs anew")
+		require.GreaterOrEqual(t, measure(start), price, "a new beginning costs anew")
 		stop()
 
 		m.change(t, func(s *state.State) { s.InitError, s.CallCostNs = uint32(nvml.ERROR_IRQ_ISSUE), uint64(price) })
@@ -72,14 +72,14 @@ func TestEveryCallTakesTheConfiguredTime(t *testing.T) {
 			"events":           func() { _, _ = set.Wait(0) },
 			"driver's version": func() { _, _ = lib.SystemGetDriverVersion() },
 		} {
-			require.GreaterOrEqual(t, took(call), price, name)
+			require.GreaterOrEqual(t, measure(call), price, name)
 		}
 
 		m.change(t, costs(0, 0))
 		free("the price has gone", func() { _, _ = device.GetUUID() })
 		m.change(t, costs(0, price))
-		require.GreaterOrEqual(t, took(func() { _, _ = device.GetUUID() }), price, "it is back")
-		require.GreaterOrEqual(t, took(func() { _ = lib.Shutdown() }), price)
+		require.GreaterOrEqual(t, measure(func() { _, _ = device.GetUUID() }), price, "it is back")
+		require.GreaterOrEqual(t, measure(func() { _ = lib.Shutdown() }), price)
 	})
 }
 

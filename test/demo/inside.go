@@ -24,5 +24,5 @@ func inside(ctx context.Context, o options) int {
 	if err != nil {
 		return s.failed(err)
 	}
-	return s.passed(r.result())
+	return s.countPassed(r.result())
 }

@@ -96,8 +96,8 @@ func (s *screen) timeline(total float64) {
 	}
 }
 
-// passed shows the end of a successful run and returns the exit code.
-func (s *screen) passed(r result) int {
+// countPassed shows the end of a successful run and returns the exit code.
+func (s *screen) countPassed(r result) int {
 	r.Steps, r.Seconds = s.steps, time.Since(s.began).Seconds()
 	s.timeline(r.Seconds)
 	s.printf(true, "\nthe CUDA job's own output\n%s\n", indent(r.Output))

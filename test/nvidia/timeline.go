@@ -85,7 +85,7 @@ func (b *Built) Provision(ctx context.Context, c *cluster.Cluster, s Stack) ([]S
 		},
 		DriverStarts: func() (bool, error) { return driverStarted(world, s.Namespace()), nil },
 		Allocatable:  func() (bool, error) { return world.Allocatable(node.Name) > 0, nil },
-		JobPassed:    func() (bool, error) { return passed(world.Pod(jobNamespace, jobName)) },
+		JobPassed:    func() (bool, error) { return hasPassed(world.Pod(jobNamespace, jobName)) },
 	}
 	for name, path := range files {
 		waiting[name] = func() (bool, error) { return exists(node.PathOnNode(path)), nil }
@@ -146,7 +146,7 @@ func driverStarted(world *e2e.ClusterState, namespace string) bool {
 	return false
 }
 
-func passed(pod *corev1.Pod) (bool, error) {
+func hasPassed(pod *corev1.Pod) (bool, error) {
 	if pod == nil {
 		return false, nil
 	}

@@ -34,14 +34,14 @@ func TestBundle(t *testing.T) {
 	require.Contains(t, proposed, "driver")
 	for _, dry := range []string{" --dry-run=server", ""} {
 		out := s.Shell(t, dir, "kubectl apply --validate=strict -f clusterpolicy.json -o json"+dry)
-		kept(t, proposed, specOf(t, out), "spec")
+		requireKept(t, proposed, specOf(t, out), "spec")
 	}
 	require.Equal(t, "clusterpolicy.nvidia.com/gpu-cluster-policy unchanged\n", s.Shell(t, dir, "kubectl apply -f clusterpolicy.json"))
 }
 
-// kept checks that each field still has the proposed value. Defaults from the schema may be
+// requireKept checks that each field still has the proposed value. Defaults from the schema may be
 // added.
-func kept(t *testing.T, proposed, applied any, path string) {
+func requireKept(t *testing.T, proposed, applied any, path string) {
 	t.Helper()
 	fields, ok := proposed.(map[string]any)
 	if !ok {
@@ -52,7 +52,7 @@ func kept(t *testing.T, proposed, applied any, path string) {
 	require.True(t, ok, path)
 	for field, value := range fields {
 		require.Contains(t, has, field, path)
-		kept(t, value, has[field], path+"."+field)
+		requireKept(t, value, has[field], path+"."+field)
 	}
 }
 

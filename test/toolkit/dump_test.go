@@ -110,9 +110,9 @@ var since2 = []arrangement{
 	{name: "drop-ins that nothing imports", files: map[string]string{dropIns + "other.toml": "version = 3\n[debug]\nlevel = 'debug'\n"}},
 }
 
-// takes applies a plan for each arrangement. What containerd reports about itself must change as the
+// requireTaken applies a plan for each arrangement. What containerd reports about itself must change as the
 // plan describes, and in no other way.
-func takes(t *testing.T, kind runtimes.Kind, cdi bool, all []arrangement) {
+func requireTaken(t *testing.T, kind runtimes.Kind, cdi bool, all []arrangement) {
 	if !enter(t) {
 		return
 	}
@@ -238,13 +238,13 @@ func agrees(t *testing.T, p runtime.Plan, before, after map[string]string) {
 }
 
 func TestContainerd16AppliesThePlan(t *testing.T) {
-	takes(t, runtimes.Containerd16, false, append(arrangements, version1))
+	requireTaken(t, runtimes.Containerd16, false, append(arrangements, version1))
 }
 
 func TestContainerd17AppliesThePlan(t *testing.T) {
-	takes(t, runtimes.Containerd17, true, append(arrangements, version1))
+	requireTaken(t, runtimes.Containerd17, true, append(arrangements, version1))
 }
 
 func TestContainerd2AppliesThePlan(t *testing.T) {
-	takes(t, runtimes.Containerd2, true, append(arrangements, since2...))
+	requireTaken(t, runtimes.Containerd2, true, append(arrangements, since2...))
 }

@@ -72,8 +72,8 @@ func (v *victim) starts(t *testing.T) {
 	require.Subset(t, status(t, v.h).Handlers, v.bare.Handlers)
 }
 
-// took returns how long a command takes after the other one.
-func (v *victim) took(t *testing.T, command string) time.Duration {
+// timeCommand returns how long a command takes after the other one.
+func (v *victim) timeCommand(t *testing.T, command string) time.Duration {
 	t.Helper()
 	start := time.Now()
 	gpuToolkit(t, configuring(v.kind, command)...)
@@ -95,9 +95,9 @@ func killed(t *testing.T, kind runtimes.Kind, short, all int) {
 	h := start(t, kind)
 	v := &victim{h: h, s: systemd(t, h), kind: kind, bare: status(t, h)}
 	v.before = v.configFiles(t)
-	took := map[string]time.Duration{"apply": v.took(t, "apply")}
+	took := map[string]time.Duration{"apply": v.timeCommand(t, "apply")}
 	v.applied = v.configFiles(t)
-	took["restore"] = v.took(t, "restore")
+	took["restore"] = v.timeCommand(t, "restore")
 	v.bringTo(t, "restore")
 	t.Logf("apply takes %v, restore %v", took["apply"], took["restore"])
 

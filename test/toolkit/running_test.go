@@ -35,8 +35,8 @@ func staying(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string) {
 	return processOf(t, s)
 }
 
-// kept starts a container that runs until it is removed, and returns its process.
-func kept(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string, remove func(context.Context) error) {
+// startHolder starts a container that runs until it is removed, and returns its process.
+func startHolder(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string, remove func(context.Context) error) {
 	t.Helper()
 	s.Args = []string{runtimes.Probe, "wait", t.Name()}
 	remove, err := h.StartPod(t.Context(), s)
@@ -193,7 +193,7 @@ func TestAGPUStaysWhenDeviceRulesAreRewritten(t *testing.T) {
 		"by CDI":     {CDI: []string{"nvidia.com/gpu=0"}},
 		"by handler": {Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}},
 	} {
-		pid, remove := kept(t, h, s)
+		pid, remove := startHolder(t, h, s)
 		group := deviceGroup(t, pid)
 		gpu := filepath.Join("/proc", pid, "root/dev/nvidia0")
 		require.NotErrorIs(t, openIn(t, group, gpu), unix.EPERM, name)

@@ -45,8 +45,8 @@ func (m *machine) nri() *runtimetest.NRI {
 	return runtime
 }
 
-// given returns the generation that a new agent receives, or "".
-func given(t *testing.T, runtime *runtimetest.NRI) string {
+// generationOf returns the generation that a new agent receives, or "".
+func generationOf(t *testing.T, runtime *runtimetest.NRI) string {
 	t.Helper()
 	adjust, err := runtime.Create(
 		&api.PodSandbox{Id: "p", Name: "agent", Namespace: ours, Annotations: map[string]string{injection.Annotation: "true"}},
@@ -69,7 +69,7 @@ func injected(s nodestate.State) nodestate.Injection {
 
 func working(s nodestate.State) bool { return injected(s).Working }
 
-func known(s nodestate.State) bool { return s.Toolkit != nil && s.Toolkit.Runtime != nil }
+func hasRuntime(s nodestate.State) bool { return s.Toolkit != nil && s.Toolkit.Runtime != nil }
 
 func TestAgentsReceiveTheGPUsOnceThereAreSome(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
@@ -77,12 +77,12 @@ func TestAgentsReceiveTheGPUsOnceThereAreSome(t *testing.T) {
 	m.cri(containerd2)
 	runtime := m.nri()
 	_, log := m.run()
-	s := m.await("working without a driver", func(s nodestate.State) bool { return working(s) && known(s) })
+	s := m.await("working without a driver", func(s nodestate.State) bool { return working(s) && hasRuntime(s) })
 	require.Equal(t, nodestate.Waiting, s.Phase)
 	require.Empty(t, injected(s).Generation)
 	require.Equal(t, "v2.2.1", s.Toolkit.Runtime.Version)
 	require.True(t, *s.Toolkit.Runtime.CDI)
-	require.Empty(t, given(t, runtime))
+	require.Empty(t, generationOf(t, runtime))
 
 	m.install("", 1)
 	generation := func() string {
@@ -98,11 +98,11 @@ func TestAgentsReceiveTheGPUsOnceThereAreSome(t *testing.T) {
 	s = m.await("a generation", func(s nodestate.State) bool { return injected(s).Generation != "" })
 	first := injected(s).Generation
 	require.Equal(t, generation(), first)
-	require.Equal(t, first, given(t, runtime))
+	require.Equal(t, first, generationOf(t, runtime))
 
 	m.source.Update(func(s *gpu.Snapshot) { s.Devices = nil }) // the specification is removed
 	m.await("nothing to give", func(s nodestate.State) bool { return injected(s).Generation == "" && s.Phase == nodestate.Ready })
-	require.Empty(t, given(t, runtime))
+	require.Empty(t, generationOf(t, runtime))
 	m.source.Update(func(s *gpu.Snapshot) { *s = gputest.Node("t4", 1) })
 	m.await("the first generation", func(s nodestate.State) bool { return injected(s).Generation == first })
 	require.Contains(t, log.String(), "agents are given the GPUs")
@@ -115,7 +115,7 @@ func TestAgentsReceiveTheGPUsOnceThereAreSome(t *testing.T) {
 		require.NotEmpty(t, injected(s).Message)
 		runtime = m.nri()
 		m.await("the runtime is back", working)
-		require.Equal(t, first, given(t, runtime))
+		require.Equal(t, first, generationOf(t, runtime))
 	}
 }
 
@@ -149,10 +149,10 @@ func TestWithoutADriverAnOldSpecIsNotOffered(t *testing.T) {
 	s := m.await("working", working)
 	require.Equal(t, nodestate.Waiting, s.Phase)
 	require.Empty(t, injected(s).Generation)
-	require.Empty(t, given(t, runtime))
+	require.Empty(t, generationOf(t, runtime))
 	m.library("", "libnvidia-ml")
 	s = m.await("a generation", func(s nodestate.State) bool { return injected(s).Generation != "" })
-	require.Equal(t, injected(s).Generation, given(t, runtime))
+	require.Equal(t, injected(s).Generation, generationOf(t, runtime))
 }
 
 func TestRuntimeWithoutCDIIsReportedWithARemedy(t *testing.T) {
@@ -216,7 +216,7 @@ func TestNodeWithoutAGPULogsNoRuntimeProblems(t *testing.T) {
 	m.cri(conf)
 	m.nri()
 	m.run()
-	s := m.await("working", func(s nodestate.State) bool { return working(s) && known(s) })
+	s := m.await("working", func(s nodestate.State) bool { return working(s) && hasRuntime(s) })
 	require.Equal(t, setup.ReasonNoGPU, s.Reason)
 	require.Contains(t, s.Toolkit.Runtime.Message, "not from /var/run/cdi")
 }

@@ -33,7 +33,7 @@ func TestWorkloadsReceiveSpecifiedDevices(t *testing.T) {
 	m.cri(containerd2)
 	runtime := m.nri()
 	_, log := m.run()
-	m.await("working without a driver", func(s nodestate.State) bool { return working(s) && known(s) })
+	m.await("working without a driver", func(s nodestate.State) bool { return working(s) && hasRuntime(s) })
 	_, err := runtime.Create(requesting(0, "1"))
 	require.ErrorContains(t, err, "NoDriver")
 
@@ -73,7 +73,7 @@ func TestMissedContainersAreInTheState(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, runtime.Kill()) })
 	_, log := m.run()
-	s := m.await("they are reported", func(s nodestate.State) bool { return injected(s).MissedCount > 0 && known(s) })
+	s := m.await("they are reported", func(s nodestate.State) bool { return injected(s).MissedCount > 0 && hasRuntime(s) })
 	require.Equal(t, nodestate.MaxMissed+2, injected(s).MissedCount)
 	require.Len(t, injected(s).Missed, nodestate.MaxMissed)
 	require.Equal(t, "team/job00/main", injected(s).Missed[0])

@@ -199,9 +199,9 @@ type Outcome struct {
 // maxText bounds a message: it may hold the findings of several GPUs.
 const maxText = 4096
 
-// Pass returns the Outcome of a proven layer. Text from other programs is cleaned for a
+// NewPass returns the Outcome of a proven layer. Text from other programs is cleaned for a
 // terminal.
-func Pass(p readiness.Proof, notes ...string) Outcome {
+func NewPass(p readiness.Proof, notes ...string) Outcome {
 	p.Summary = record.Clean(p.Summary, maxText)
 	for i := range notes {
 		notes[i] = record.Clean(notes[i], maxText)

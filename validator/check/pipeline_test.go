@@ -19,7 +19,7 @@ func pipelineWhere(outcomes map[readiness.Layer]Outcome) (Pipeline, *[]readiness
 		if o, ok := outcomes[l]; ok {
 			return o
 		}
-		return Pass(readiness.Proof{Summary: string(l)})
+		return NewPass(readiness.Proof{Summary: string(l)})
 	}
 	r := Pipeline{
 		Driver: func(context.Context, Node) (Driver, Outcome) {
@@ -136,7 +136,7 @@ func TestAContainerSeesOnlyWhatIsMountedIntoIt(t *testing.T) {
 
 func TestOptionalStepsNeitherBlockNorAreBlocked(t *testing.T) {
 	r, began := pipelineWhere(map[readiness.Layer]Outcome{readiness.Toolkit: Fail("SpecMissing", "m", "a")})
-	pass := func(context.Context, Node, Driver) Outcome { return Pass(readiness.Proof{}) }
+	pass := func(context.Context, Node, Driver) Outcome { return NewPass(readiness.Proof{}) }
 	bad := func(context.Context, Node, Driver) Outcome { return Fail("GDSModuleNotLoaded", "m", "a") }
 	r.Steps = append([]Step{
 		{Layer: readiness.GDS, Check: bad, Basis: OnDriver}, {Layer: readiness.MOFED, Check: pass, Basis: OnHost}, {Layer: readiness.VGPU, Basis: OnHost},

@@ -106,7 +106,7 @@ func (b *bench) outcome(l readiness.Layer) check.Outcome {
 	if o, ok := b.outcomes[l]; ok {
 		return o
 	}
-	return check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05"}, GPUs: b.gpus, Summary: string(l)})
+	return check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05"}, GPUs: b.gpus, Summary: string(l)})
 }
 
 func (b *bench) set(l readiness.Layer, o check.Outcome) {
@@ -209,7 +209,7 @@ func TestProofsFollowTheirInputs(t *testing.T) {
 		"run/nvidia/driver/usr/lib64/libnvidia-ml.so.580.95.05", "run/nvidia/driver/dev/nvidia0",
 		"usr/lib/x86_64-linux-gnu/libcuda.so.1", "dev/nvidiactl",
 	} {
-		b.set(readiness.Toolkit, check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/"}}))
+		b.set(readiness.Toolkit, check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/"}}))
 		b.touch(name)
 		b.until(readiness.Plugin, proven)
 		b.set(readiness.Toolkit, check.Fail("SpecMissing", name, "see toolkit"))
@@ -340,7 +340,7 @@ func TestRetriesSlowDownUntilSomethingChanges(t *testing.T) {
 	b.set(readiness.CUDA, check.Fail("CUDASampleTimeout", "GPU 1 is wrong", ""))
 	run()
 	require.Equal(t, firstRetry, b.d.backoff.wait)
-	b.set(readiness.CUDA, check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}}))
+	b.set(readiness.CUDA, check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{}}))
 	run()
 	require.Nil(t, b.d.backoff.timer())
 }
@@ -379,7 +379,7 @@ func TestAMountedDriverRootIsNoticed(t *testing.T) {
 	require.NoError(t, os.MkdirAll(target, 0o755))
 	source := filepath.Join(b.dir, "source")
 	require.NoError(t, os.MkdirAll(filepath.Join(source, "usr/lib64"), 0o755))
-	b.set(readiness.Driver, check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: check.ContainerRoot}}))
+	b.set(readiness.Driver, check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: check.ContainerRoot}}))
 	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 		t.Skipf("mounting needs root: %v", err)
 	}
@@ -512,7 +512,7 @@ func TestAProofHoldsWhileAnotherIsPending(t *testing.T) {
 	require.EqualError(t, b.d.Ready(), "plugin: WorkloadRunning: a pod is on its way")
 	require.Nil(t, b.d.backoff.timer(), "whoever brings the proof will tell")
 	b.until(readiness.Plugin, because("WorkloadRunning"))
-	b.set(readiness.Plugin, check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}}))
+	b.set(readiness.Plugin, check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{}}))
 	run()
 	b.set(readiness.Plugin, pending())
 	run()
@@ -532,14 +532,14 @@ func TestNewsTriggersTheCheckOfAPendingProof(t *testing.T) {
 	b.set(readiness.Plugin, pending())
 	b.start()
 	b.until(readiness.Plugin, because("WorkloadRunning"))
-	b.set(readiness.Plugin, check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}}))
+	b.set(readiness.Plugin, check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{}}))
 	news <- struct{}{}
 	b.until(readiness.Plugin, proven)
 }
 
 func TestAPartialProofIsRetriedLater(t *testing.T) {
 	b := newBench(t)
-	o := check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}}, "no GPU is free")
+	o := check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{}}, "no GPU is free")
 	o.Retry = true
 	b.set(readiness.Plugin, o)
 	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))

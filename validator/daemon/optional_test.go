@@ -16,7 +16,7 @@ func TestOptionalLayersHaveFilesOnlyWhereWanted(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, readiness.WriteReady(b.out, readiness.GDS, readiness.Proof{BootID: boot, Summary: "asked for yesterday"}))
 	b.d.Pipeline.Steps = append(b.d.Pipeline.Steps, check.Step{Layer: readiness.MOFED, Basis: check.OnHost, Check: func(context.Context, check.Node, check.Driver) check.Outcome {
-		return check.Pass(readiness.Proof{Summary: "RDMA devices mlx5_0"}) // with no driver under it
+		return check.NewPass(readiness.Proof{Summary: "RDMA devices mlx5_0"}) // with no driver under it
 	}}, check.Step{Layer: readiness.Peermem, Basis: check.OnDriver, Check: func(context.Context, check.Node, check.Driver) check.Outcome {
 		return check.Fail("PeermemModuleNotLoaded", "not loaded: nvidia_peermem", "modprobe nvidia-peermem")
 	}})

@@ -29,7 +29,7 @@ func (b *bench) again() {
 }
 
 func outcomes(last check.Outcome) []check.Outcome {
-	return []check.Outcome{check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05"}}), last}
+	return []check.Outcome{check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05"}}), last}
 }
 
 func TestEveryStateHasTheNodesChoice(t *testing.T) {
@@ -41,7 +41,7 @@ func TestEveryStateHasTheNodesChoice(t *testing.T) {
 	require.Equal(t, nodestate.Waiting, s.Phase)
 
 	for _, last := range []check.Outcome{
-		check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05"}}),
+		check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05"}}),
 		check.Fail("Broken", "it is", "mend it"),
 	} {
 		last.Layer = readiness.Toolkit
@@ -65,12 +65,12 @@ func TestEveryStateHasTheNodesChoice(t *testing.T) {
 
 func TestTheNextProcessKeepsTheNodesChoice(t *testing.T) {
 	b := newBench(t)
-	require.NoError(t, b.d.writeState(outcomes(check.Pass(readiness.Proof{}))))
+	require.NoError(t, b.d.writeState(outcomes(check.NewPass(readiness.Proof{}))))
 	require.Nil(t, b.state().Validator, "the Node was not read")
 	choice := map[string]string{nodestate.ConfigLabel: "shared"}
 	require.NoError(t, b.d.SetNodeLabels(choice))
 	b.again()
-	require.NoError(t, b.d.writeState(outcomes(check.Pass(readiness.Proof{}))))
+	require.NoError(t, b.d.writeState(outcomes(check.NewPass(readiness.Proof{}))))
 	require.Equal(t, choice, b.state().Validator.NodeLabels)
 
 	// A state of another boot does not count.
@@ -78,7 +78,7 @@ func TestTheNextProcessKeepsTheNodesChoice(t *testing.T) {
 	s.BootID = "11111111-0000-4000-8000-000000000000"
 	require.NoError(t, nodestate.Write(b.d.Node.StatePath(nodestate.Validator), s))
 	b.again()
-	require.NoError(t, b.d.writeState(outcomes(check.Pass(readiness.Proof{}))))
+	require.NoError(t, b.d.writeState(outcomes(check.NewPass(readiness.Proof{}))))
 	require.Nil(t, b.state().Validator)
 }
 

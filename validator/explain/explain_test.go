@@ -267,8 +267,8 @@ func cluster(t *testing.T, change func(*corev1.Node)) (*kubetest.Server, *kube.C
 		n.Labels = map[string]string{"nvidia.com/gpu.count": "2", "nvidia.com/gpu.product": "NVIDIA-H200"}
 		n.Status.Capacity, n.Status.Allocatable = quantity("2"), quantity("1")
 		n.Status.Conditions = append(n.Status.Conditions,
-			said(nodestatus.ConditionType, "True", "Ready", "2 of 2 GPUs ready, driver 580.95.05"),
-			said(nodestatus.HealthType, "True", "Healthy", "nothing is wrong with 2 GPUs"))
+			newCondition(nodestatus.ConditionType, "True", "Ready", "2 of 2 GPUs ready, driver 580.95.05"),
+			newCondition(nodestatus.HealthType, "True", "Healthy", "nothing is wrong with 2 GPUs"))
 		change(n)
 	})
 	for _, a := range agents {
@@ -280,7 +280,7 @@ func cluster(t *testing.T, change func(*corev1.Node)) (*kubetest.Server, *kube.C
 	return server, client
 }
 
-func said(kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string) corev1.NodeCondition {
+func newCondition(kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string) corev1.NodeCondition {
 	return corev1.NodeCondition{Type: kind, Status: status, Reason: reason, Message: message,
 		LastTransitionTime: metav1.NewTime(now.Add(-10 * time.Minute)), LastHeartbeatTime: metav1.NewTime(now.Add(-time.Minute))}
 }
@@ -293,7 +293,7 @@ func agent(app string) *corev1.Pod {
 }
 
 func set(n *corev1.Node, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string) {
-	*condition(n, kind) = said(kind, status, reason, message)
+	*condition(n, kind) = newCondition(kind, status, reason, message)
 }
 
 func TestTheRoadFromTheCluster(t *testing.T) {

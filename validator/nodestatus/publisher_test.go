@@ -187,7 +187,7 @@ func (s *stage) events() []string {
 func facts() Facts {
 	f := Facts{Names: check.Names(gputest.Node("t4", 3).Devices), States: map[nodestate.Component]nodestate.State{}}
 	for _, l := range readiness.Layers() {
-		f.Outcomes = append(f.Outcomes, passed(l))
+		f.Outcomes = append(f.Outcomes, passedOutcome(l))
 	}
 	state := nodestate.State{Phase: nodestate.Ready, DevicePlugin: &nodestate.DevicePluginInfo{Registered: true, Resources: []nodestate.Resource{{Name: "nvidia.com/gpu"}}}}
 	for i := range 3 {
@@ -198,8 +198,8 @@ func facts() Facts {
 	return f
 }
 
-func passed(l readiness.Layer) check.Outcome {
-	o := check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05"}, Summary: string(l) + " works"})
+func passedOutcome(l readiness.Layer) check.Outcome {
+	o := check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05"}, Summary: string(l) + " works"})
 	o.Layer = l
 	return o
 }

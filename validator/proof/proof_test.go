@@ -27,7 +27,7 @@ func TestEachNameHasOneOfItsTwoFiles(t *testing.T) {
 	dir := t.TempDir()
 	w := NewWriter(dir, "b")
 	for _, f := range files {
-		require.NoError(t, w.Write(f.name, check.Pass(readiness.Proof{Summary: "proven"})))
+		require.NoError(t, w.Write(f.name, check.NewPass(readiness.Proof{Summary: "proven"})))
 		require.Equal(t, []string{f.ready}, in(t, dir))
 		require.NoError(t, w.Write(f.name, check.Fail("Some", "wrong", "do")))
 		require.Equal(t, []string{f.notReady}, in(t, dir))

@@ -23,8 +23,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-func passed(l readiness.Layer, summary string, simulated bool) check.Outcome {
-	o := check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05", Simulated: simulated}, GPUs: 2, Summary: summary})
+func passedOutcome(l readiness.Layer, summary string, simulated bool) check.Outcome {
+	o := check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05", Simulated: simulated}, GPUs: 2, Summary: summary})
 	o.Layer, o.Elapsed = l, 123*time.Millisecond
 	return o
 }
@@ -36,10 +36,10 @@ func report(outcomes ...check.Outcome) Report {
 func reports() map[string]Report {
 	good := func(simulated bool) []check.Outcome {
 		out := []check.Outcome{
-			passed(readiness.Driver, "2 × NVIDIA H200, driver 580.95.05, CUDA 13.0", simulated),
-			passed(readiness.Toolkit, "2 CDI names of kind k8s.gpuready.io/gpu resolve", simulated),
-			passed(readiness.CUDA, "vectorAdd on 2 of 2 GPUs, slowest 0.03 s", simulated),
-			passed(readiness.Plugin, "nvidia.com/gpu: 2 allocatable, 0 allocated", simulated),
+			passedOutcome(readiness.Driver, "2 × NVIDIA H200, driver 580.95.05, CUDA 13.0", simulated),
+			passedOutcome(readiness.Toolkit, "2 CDI names of kind k8s.gpuready.io/gpu resolve", simulated),
+			passedOutcome(readiness.CUDA, "vectorAdd on 2 of 2 GPUs, slowest 0.03 s", simulated),
+			passedOutcome(readiness.Plugin, "nvidia.com/gpu: 2 allocatable, 0 allocated", simulated),
 		}
 		out[2].Proof.Seconds = map[gpu.UUID]float64{"GPU-a": 0.03, "GPU-b": 0.025}
 		out[3].Proof.Resources = map[string]int{"nvidia.com/gpu": 2}
@@ -61,7 +61,7 @@ func reports() map[string]Report {
 	for _, l := range readiness.Optional() {
 		o := check.Outcome{Layer: l, Kind: check.NotWanted, Refusal: &readiness.NotReady{Reason: check.ReasonNotWanted, Message: "not asked for", Action: "to have it checked, say --optional " + string(l)}}
 		if l == readiness.GDS {
-			o = passed(l, "nvidia_fs is loaded and has its devices, version 2.26.6", false)
+			o = passedOutcome(l, "nvidia_fs is loaded and has its devices, version 2.26.6", false)
 		}
 		asked = append(asked, o)
 	}
@@ -117,7 +117,7 @@ func TestAnyReportCanBeParsed(t *testing.T) {
 			o := check.Fail("Some", rapid.String().Draw(t, "message"), rapid.String().Draw(t, "action"))
 			o.Kind = rapid.SampledFrom([]check.Kind{check.Failed, check.NotRun, check.Absent}).Draw(t, "kind")
 			if rapid.Bool().Draw(t, "passes") {
-				o = check.Pass(readiness.Proof{Summary: rapid.String().Draw(t, "summary")}, rapid.String().Draw(t, "note"))
+				o = check.NewPass(readiness.Proof{Summary: rapid.String().Draw(t, "summary")}, rapid.String().Draw(t, "note"))
 			}
 			o.Layer, o.Elapsed = l, time.Duration(rapid.Int64Range(0, 1e12).Draw(t, "elapsed"))
 			outcomes = append(outcomes, o)
@@ -156,8 +156,8 @@ func TestAnyReportCanBeParsed(t *testing.T) {
 func TestANodeWhoseGPUsAreForVirtualMachinesHasPassed(t *testing.T) {
 	none := check.NoGPU("nothing to prove")
 	none.Layer = readiness.Driver
-	vfio := check.Pass(readiness.Proof{GPUs: 2, Summary: "2 of 2 GPUs are bound to vfio-pci"})
-	mofed := check.Pass(readiness.Proof{Summary: "nothing to drive"})
+	vfio := check.NewPass(readiness.Proof{GPUs: 2, Summary: "2 of 2 GPUs are bound to vfio-pci"})
+	mofed := check.NewPass(readiness.Proof{Summary: "nothing to drive"})
 	require.Equal(t, "PASSED", report(none, vfio).Result())
 	require.Equal(t, "NO GPU", report(none, mofed).Result())
 }

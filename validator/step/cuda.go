@@ -73,7 +73,7 @@ func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, resu
 	}
 	slowest := slices.MaxFunc(results, func(a, b sample.Result) int { return int(a.Elapsed - b.Elapsed) })
 	proof.Summary = fmt.Sprintf("vectorAdd on %d of %d GPUs, slowest %.2f s", len(units), len(units), slowest.Elapsed.Seconds())
-	return check.Pass(proof)
+	return check.NewPass(proof)
 }
 
 func sampleAction(results []sample.Result) string {

@@ -88,7 +88,7 @@ func CheckDriver(ctx context.Context, node check.Node, read ReadNVML) (check.Dri
 		Driver: &d.Info, HostRoot: node.Root.Dir(), DevRoot: d.DevRoot, GPUs: len(d.Units()),
 		Summary: fmt.Sprintf("%s, driver %s, CUDA %s", describeGPUs(d.GPUs), d.Info.Version, d.Info.CUDAVersion),
 	}
-	return d, check.Pass(proof, h.notes(d)...)
+	return d, check.NewPass(proof, h.notes(d)...)
 }
 
 // injectionMissing refuses the layer if this container waits for the injection of the GPUs on a node

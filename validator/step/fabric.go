@@ -47,14 +47,14 @@ func checkFabric(_ context.Context, node check.Node, driver check.Driver) check.
 	proof := readiness.Proof{Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: joined}
 	if joined > 0 {
 		proof.Summary = fmt.Sprintf("%d of %d GPUs have joined the fabric", joined, len(driver.GPUs))
-		return check.Pass(proof)
+		return check.NewPass(proof)
 	}
 	if n := countSwitches(openKernel(node)); n > 0 {
 		proof.Summary = fmt.Sprintf("%d NVSwitches; of the fabric the driver says nothing for these GPUs", n)
-		return check.Pass(proof, "GPUs before Hopper do not report whether they have joined; layer cuda proves that they compute")
+		return check.NewPass(proof, "GPUs before Hopper do not report whether they have joined; layer cuda proves that they compute")
 	}
 	proof.Summary = "no GPU here has a fabric to join"
-	return check.Pass(proof)
+	return check.NewPass(proof)
 }
 
 func countSwitches(k kernelView) (n int) {

@@ -56,7 +56,7 @@ func (m deviceModule) check(_ context.Context, node check.Node, driver check.Dri
 	if wrong := k.Device(m.node, m.driver); wrong != "" {
 		return check.Fail(m.noDevice, m.module+" is loaded, but "+wrong, m.remake)
 	}
-	return check.Pass(moduleProof(node, driver, m.summary+k.Version(m.module)))
+	return check.NewPass(moduleProof(node, driver, m.summary+k.Version(m.module)))
 }
 
 // checkPeermem checks that network cards can reach GPUs' memory by the module nvidia-peermem
@@ -67,7 +67,7 @@ func checkPeermem(_ context.Context, node check.Node, driver check.Driver) check
 		return check.Fail(reasonPeermemModule, "not loaded: "+strings.Join(missing, ", "),
 			"load the network cards' driver first (ib_core), then modprobe nvidia-peermem; where applications use DMA-BUF (open kernel modules, Linux 5.12 and newer) it is not needed: do not ask for it")
 	}
-	return check.Pass(moduleProof(node, driver, "nvidia_peermem is loaded, "+k.Version("nvidia_peermem")))
+	return check.NewPass(moduleProof(node, driver, "nvidia_peermem is loaded, "+k.Version("nvidia_peermem")))
 }
 
 func moduleProof(node check.Node, driver check.Driver, summary string) readiness.Proof {

@@ -32,7 +32,7 @@ func checkMOFED(_ context.Context, node check.Node, _ check.Driver) check.Outcom
 	k := openKernel(node)
 	cards := k.PCI(vendorMellanox)
 	if len(cards) == 0 {
-		return check.Pass(readiness.Proof{HostRoot: node.Root.Dir(), Summary: "no Mellanox device on the PCI bus: nothing to drive"})
+		return check.NewPass(readiness.Proof{HostRoot: node.Root.Dir(), Summary: "no Mellanox device on the PCI bus: nothing to drive"})
 	}
 	if node.Visible(mofedReady) && k.Exists(mofedRoot) && !k.Exists(mofedReady) {
 		return check.Fail(reasonMOFEDContainer, "the containerised driver has not finished: there is no "+mofedReady, "see the log of the MOFED driver's pod on this node (nvidia-network-operator)")
@@ -52,7 +52,7 @@ func checkMOFED(_ context.Context, node check.Node, _ check.Driver) check.Outcom
 			notes = append(notes, d+" has no active port: see cable and subnet manager (ibstat "+d+")")
 		}
 	}
-	return check.Pass(readiness.Proof{HostRoot: node.Root.Dir(), Summary: "RDMA devices " + strings.Join(found, ", ")}, notes...)
+	return check.NewPass(readiness.Proof{HostRoot: node.Root.Dir(), Summary: "RDMA devices " + strings.Join(found, ", ")}, notes...)
 }
 
 func hasActivePort(k kernelView, device string) bool {

@@ -94,7 +94,7 @@ func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, 
 	if total == 0 {
 		return check.Fail(reasonNothingAllocatable, "no GPU can be allocated: "+strings.Join(a.notes, "; "), "see why each GPU is held back"), ""
 	}
-	o = check.Pass(readiness.Proof{
+	o = check.NewPass(readiness.Proof{
 		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: total, Resources: resources,
 		Summary: summarizeResources(resources, a.kubelet),
 	}, a.notes...)

@@ -61,7 +61,7 @@ func checkToolkit(_ context.Context, node check.Node, driver check.Driver) check
 		notes, again = append(notes, f.notes...), again || f.again
 	}
 	units := len(driver.Units())
-	o := check.Pass(readiness.Proof{
+	o := check.NewPass(readiness.Proof{
 		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: units,
 		Summary: fmt.Sprintf("%d CDI names of kind %s resolve", units, cdi.KindGPU),
 	}, notes...)

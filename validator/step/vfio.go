@@ -46,5 +46,5 @@ func checkVFIO(_ context.Context, node check.Node, _ check.Driver) check.Outcome
 		return check.Fail(reasonNotBoundToVFIO, fmt.Sprintf("%d of %d GPUs are not set aside: %s", len(other), len(gpus), strings.Join(other, "; ")),
 			"unbind each from its driver, and bind it: echo vfio-pci > /sys/bus/pci/devices/<address>/driver_override; echo <address> > /sys/bus/pci/drivers_probe")
 	}
-	return check.Pass(readiness.Proof{HostRoot: node.Root.Dir(), GPUs: len(gpus), Summary: fmt.Sprintf("%d of %d GPUs are bound to vfio-pci", len(gpus), len(gpus))})
+	return check.NewPass(readiness.Proof{HostRoot: node.Root.Dir(), GPUs: len(gpus), Summary: fmt.Sprintf("%d of %d GPUs are bound to vfio-pci", len(gpus), len(gpus))})
 }

@@ -46,6 +46,6 @@ func checkVGPU(_ context.Context, node check.Node, _ check.Driver) check.Outcome
 		return check.Fail(ReasonVGPUDevices, "the vGPU manager is loaded, but there is no vGPU: no mediated device, and no virtual function with a type",
 			"see the log of the vGPU device manager; where GPUs need SR-IOV, enable it first with sriov-manage -e ALL")
 	}
-	return check.Pass(readiness.Proof{HostRoot: node.Root.Dir(), GPUs: len(k.GPUs()),
+	return check.NewPass(readiness.Proof{HostRoot: node.Root.Dir(), GPUs: len(k.GPUs()),
 		Summary: fmt.Sprintf("%d vGPU devices: %d mediated, %d virtual functions", mediated+functions, mediated, functions)})
 }

@@ -67,7 +67,7 @@ func (s *stage) run() {
 }
 
 func accounts() check.Outcome {
-	return check.Pass(readiness.Proof{Driver: &nodestate.DriverInfo{}, Resources: map[string]int{offered: 2}, Summary: "2 allocatable"})
+	return check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{}, Resources: map[string]int{offered: 2}, Summary: "2 allocatable"})
 }
 
 func (s *stage) prove(free string) check.Outcome { return s.runner.Prove(s.driver, accounts(), free) }

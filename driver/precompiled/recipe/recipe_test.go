@@ -17,8 +17,8 @@ import (
 	"github.com/gpuready/gpuready/driver/build/link"
 )
 
-// known returns settings that are complete on a machine of either architecture.
-func known(os string, change func(*Settings)) *Settings {
+// knownSettings returns settings that are complete on a machine of either architecture.
+func knownSettings(os string, change func(*Settings)) *Settings {
 	s := &Settings{OS: os, DriverVersion: "580.95.05", Source: "driver.run", Kernels: []string{"6.1.0-50-amd64"}, ContainerTool: "podman", ImageRegistry: "registry.example.com/gpu", ImageName: "driver"}
 	if change != nil {
 		change(s)
@@ -44,7 +44,7 @@ func TestTagOfTheOperatingSystem(t *testing.T) {
 		{"rhcos4", openshift("4.19.2", "9.6"), "rhel9.6"},
 		{"sles15", func(s *Settings) { s.OSTag = "sles15.6" }, "sles15.6"},
 	} {
-		s := known(c.os, c.change)
+		s := knownSettings(c.os, c.change)
 		require.NoError(t, s.Complete())
 		require.Equal(t, c.want, s.OSTag)
 	}
@@ -79,7 +79,7 @@ func TestInvalidVariableIsReported(t *testing.T) {
 		`DRIVER_TOOLKIT_IMAGE is not set`:                         func(s *Settings) { s.OS, s.OSTag = "rhcos4", "rhcos4.12" },
 		`OS_TAG is not set`:                                       func(s *Settings) { s.OS = "rhel9" },
 	} {
-		require.ErrorContains(t, known("debian12", change).Complete(), want)
+		require.ErrorContains(t, knownSettings("debian12", change).Complete(), want)
 	}
 	err := (&Settings{OS: "rhcos4", ContainerTool: "podman"}).Complete()
 	for _, name := range []string{"DRIVER_VERSION", "DRIVER_SHA256", "DRIVER_TOOLKIT_IMAGE", "KERNEL_VERSION", "OS_TAG"} {
@@ -98,7 +98,7 @@ func TestInstallerIsDownloadedOnceAndVerified(t *testing.T) {
 		fmt.Fprint(w, "the installer")
 	}))
 	defer server.Close()
-	s := known("debian12", func(s *Settings) {
+	s := knownSettings("debian12", func(s *Settings) {
 		s.Source, s.SHA256, s.Out = server.URL+"/driver.run", fmt.Sprintf("%x", sha256.Sum256([]byte("the installer"))), t.TempDir()
 	})
 	require.NoError(t, s.Complete())
@@ -156,7 +156,7 @@ func TestSourcesOfPackages(t *testing.T) {
 		if name == "NVIDIA's" {
 			write(dir, ".manifest", []byte("NVIDIA\n580.95.05\n"))
 		}
-		s := known("debian12", func(s *Settings) { s.Source = dir })
+		s := knownSettings("debian12", func(s *Settings) { s.Source = dir })
 		require.NoError(t, s.Complete())
 		d, err := s.findDriver(t.Context(), s.Kernels, t.TempDir())
 		require.NoError(t, err, name)
@@ -166,7 +166,7 @@ func TestSourcesOfPackages(t *testing.T) {
 		_, err = s.findDriver(t.Context(), s.Kernels, t.TempDir())
 		require.ErrorContains(t, err, "has no sources of "+s.Kind+" modules", name)
 	}
-	s := known("debian12", func(s *Settings) { s.Source = t.TempDir() })
+	s := knownSettings("debian12", func(s *Settings) { s.Source = t.TempDir() })
 	require.NoError(t, s.Complete())
 	_, err = s.findDriver(t.Context(), s.Kernels, t.TempDir())
 	require.ErrorContains(t, err, "has neither .manifest, as NVIDIA's installer unpacks it, nor usr/src/nvidia*")
@@ -174,7 +174,7 @@ func TestSourcesOfPackages(t *testing.T) {
 
 // The C library of the base lies beside the programs of a driver.
 func TestCLibraryIsCopiedFromTheBase(t *testing.T) {
-	s := known("debian12", nil)
+	s := knownSettings("debian12", nil)
 	require.NoError(t, s.Complete())
 	base, to := t.TempDir(), t.TempDir()
 	triplet := s.TargetArch + "-linux-gnu"
@@ -213,7 +213,7 @@ func TestEachOperatingSystemHasAFolder(t *testing.T) {
 
 // Two runs do not write to the same folder, and leftovers of a killed run are removed.
 func TestOneRunAtATime(t *testing.T) {
-	s := known("debian12", func(s *Settings) { s.Out, s.BaseImage = t.TempDir(), filepath.Join(t.TempDir(), "none.tar") })
+	s := knownSettings("debian12", func(s *Settings) { s.Out, s.BaseImage = t.TempDir(), filepath.Join(t.TempDir(), "none.tar") })
 	require.NoError(t, s.Complete())
 	require.NoError(t, os.MkdirAll(filepath.Join(s.Out, "work/kernel-0"), 0o755))
 	unlock, err := s.lock()

@@ -41,13 +41,13 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := take(ctx, o); err != nil {
+	if err := takePicture(ctx, o); err != nil {
 		fmt.Fprintln(os.Stderr, "picture:", err)
 		os.Exit(1)
 	}
 }
 
-func take(ctx context.Context, o options) (err error) {
+func takePicture(ctx context.Context, o options) (err error) {
 	cache, err := binaries.DefaultCache()
 	if err != nil {
 		return err

@@ -45,7 +45,7 @@ func run(name string, args []string) error {
 	}
 	switch name {
 	case "nvidia-smi":
-		return ask(args)
+		return askDriver(args)
 	case "modprobe":
 		return nil
 	}
@@ -75,8 +75,8 @@ func serve(ctx context.Context) error {
 	return unload()
 }
 
-// ask runs the driver's own nvidia-smi in the driver root.
-func ask(args []string) error {
+// askDriver runs the driver's own nvidia-smi in the driver root.
+func askDriver(args []string) error {
 	if _, err := os.Stat(built + "/usr/bin/nvidia-smi"); err != nil {
 		return errors.New("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver: it is not loaded yet")
 	}

@@ -20,8 +20,8 @@ func filter(e specs.ContainerEdits, by request.Capabilities) specs.ContainerEdit
 	if by == request.AllCapabilities {
 		return e
 	}
-	e.DeviceNodes = slices.DeleteFunc(slices.Clone(e.DeviceNodes), func(n *specs.DeviceNode) bool { return !by.Gives(n.Path) })
-	e.Mounts = slices.DeleteFunc(slices.Clone(e.Mounts), func(m *specs.Mount) bool { return !by.Gives(m.ContainerPath) })
+	e.DeviceNodes = slices.DeleteFunc(slices.Clone(e.DeviceNodes), func(n *specs.DeviceNode) bool { return !by.Covers(n.Path) })
+	e.Mounts = slices.DeleteFunc(slices.Clone(e.Mounts), func(m *specs.Mount) bool { return !by.Covers(m.ContainerPath) })
 	var hooks []*specs.Hook
 	for _, h := range e.Hooks {
 		if h = filterLinks(h, by); h != nil {
@@ -72,7 +72,7 @@ func filterArgs(all []string, by request.Capabilities) []string {
 			args = append(args, arg)
 			continue
 		}
-		if _, link, ok := strings.Cut(value, "::"); !ok || by.Gives(link) {
+		if _, link, ok := strings.Cut(value, "::"); !ok || by.Covers(link) {
 			args = append(args, "--link", value)
 		}
 	}

@@ -78,9 +78,9 @@ func (s Capabilities) String() string {
 	return strings.Join(words, ",")
 }
 
-// Gives reports whether a container with the capabilities gets the driver's file or device
+// Covers reports whether a container with the capabilities gets the driver's file or device
 // node at a path.
-func (s Capabilities) Gives(p string) bool {
+func (s Capabilities) Covers(p string) bool {
 	of := CapabilitiesOf(p)
 	if of == NoCapability {
 		return true

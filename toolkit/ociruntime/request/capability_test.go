@@ -60,14 +60,14 @@ func TestEachCapabilityIncludesItsOwnFiles(t *testing.T) {
 			if n.set == Compat32 {
 				continue
 			}
-			require.Equal(t, strings.Contains(","+c.to+",", ","+n.name+","), n.set.Gives(c.path), "%s by %s", c.path, n.name)
+			require.Equal(t, strings.Contains(","+c.to+",", ","+n.name+","), n.set.Covers(c.path), "%s by %s", c.path, n.name)
 		}
-		require.True(t, AllCapabilities.Gives(c.path), c.path)
+		require.True(t, AllCapabilities.Covers(c.path), c.path)
 	}
 	for _, p := range []string{"/usr/lib/i386-linux-gnu/libcuda.so.1", "/usr/lib32/libcuda.so.1"} {
-		require.False(t, Compute.Gives(p), p)
-		require.False(t, Compat32.Gives(p), p)
-		require.True(t, (Compute | Compat32).Gives(p), p)
+		require.False(t, Compute.Covers(p), p)
+		require.False(t, Compat32.Covers(p), p)
+		require.True(t, (Compute | Compat32).Covers(p), p)
 	}
 }
 

@@ -98,7 +98,7 @@ func (l loader) load(main file) (*config, error) {
 				return nil, err
 			}
 		}
-		if f.version > l.release.maxVersion() && l.release.known() {
+		if f.version > l.release.maxVersion() && l.release.isKnown() {
 			return nil, f.Refuse(fmt.Sprintf("containerd %s does not read version %d; correct it", l.place.Version, f.version), "version")
 		}
 		if c.files = append(c.files, f); len(c.files) > maxFiles {
@@ -137,7 +137,7 @@ func (l loader) imports(f file, c *config) ([]string, error) {
 		name = path.Clean(name)
 		switch {
 		case path.IsAbs(name):
-		case glob && l.release.known() && !l.release.AtLeast(1, 7):
+		case glob && l.release.isKnown() && !l.release.AtLeast(1, 7):
 			name = path.Join("/", name) // 1.6: from the daemon's directory, the root for a service
 		default:
 			name = path.Join(path.Dir(f.Path), name)

@@ -93,7 +93,7 @@ func templateVersion(name string, data []byte) int {
 // inferRelease derives the oldest possible release, if it is not known, from the
 // version of the configuration: 3 is read by 2.0 and later, 4 by 2.3 and later.
 func (p *plan) inferRelease() error {
-	if p.release.known() {
+	if p.release.isKnown() {
 		return nil
 	}
 	switch v := p.main.version; {
@@ -162,7 +162,7 @@ func (p *plan) check(c *config) error {
 			}
 		}
 	}
-	if p.want.CDI && p.release.known() && !p.release.hasCDI() {
+	if p.want.CDI && p.release.isKnown() && !p.release.hasCDI() {
 		return &runtime.Refusal{File: p.place.Config, Key: "enable_cdi", Message: "containerd " + p.place.Version + " has no CDI; upgrade it to 1.7 or later, or ask for a handler only"}
 	}
 	if p.place.Version == "" && slices.ContainsFunc(c.files[1:], func(f file) bool { return f.Path != p.place.DropIn && hasCRI(f) }) {

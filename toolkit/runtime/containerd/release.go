@@ -26,7 +26,7 @@ func parseRelease(p runtime.Place) (release, error) {
 	return r, nil
 }
 
-func (r release) known() bool { return r.Major > 0 }
+func (r release) isKnown() bool { return r.Major > 0 }
 
 // mergesByKey reports whether tables of several files are merged key by key. Until
 // 1.7, a file's table of a plugin replaces that of earlier files as a whole.

@@ -116,7 +116,7 @@ func (p *plan) refuseTemplate(sets []set) error {
 		keys = append(keys, tomledit.Key(p.key(p.main, s)...)+" = "+text)
 	}
 	why := "containerd before 2.0 would take a drop-in's table of the CRI plugin in place of the whole one"
-	if p.release.mergesByKey() || !p.release.known() {
+	if p.release.mergesByKey() || !p.release.isKnown() {
 		why = "no drop-in is known to be read beside it"
 	}
 	return &runtime.Refusal{File: p.place.Config, Message: "this is a template, which is not edited, and " + why + "; add to it by hand: " + strings.Join(keys, "; ")}

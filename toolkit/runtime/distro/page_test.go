@@ -29,7 +29,7 @@ Native CDI needs no change of a runtime's configuration where the runtime resolv
 				fmt.Fprintf(&b, "- %s: %s\n", name, value)
 			}
 		}
-		row("known by", known(p.Detect))
+		row("known by", describeDetection(p.Detect))
 		row("CRI at", codes(p.Sockets))
 		row("Docker's API at", code(p.API))
 		row("who writes the configuration", p.Owner)
@@ -120,7 +120,7 @@ func dropIns(p Profile) string {
 	return text
 }
 
-func known(d Detection) string {
+func describeDetection(d Detection) string {
 	var all []string
 	for key, value := range d.OSRelease {
 		if value == "*" {

@@ -137,7 +137,7 @@ func TestTheGPUsConditionIsJudged(t *testing.T) {
 	}
 }
 
-func passed(name string, id gpu.UUID, figures ...sample.Figure) SampleRun {
+func passedRun(name string, id gpu.UUID, figures ...sample.Figure) SampleRun {
 	yes := true
 	return SampleRun{Sample: name, Device: id, Result: sample.Result{Outcome: sample.Passed, Answer: sample.Answer{Passed: &yes, UUID: string(id), Figures: figures}}}
 }
@@ -156,7 +156,7 @@ func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
 			if name == "copy" || name == "triad" {
 				f.Peak = 3.35e12
 			}
-			s.Runs = append(s.Runs, passed("bandwidth", gputest.GPU(i), f))
+			s.Runs = append(s.Runs, passedRun("bandwidth", gputest.GPU(i), f))
 		}
 	}
 	Judge(&r, s, table(t))
@@ -187,7 +187,7 @@ func TestASlowHostLinkIsMeasuredAlone(t *testing.T) {
 func TestAnUnknownProductIsShownAndNotJudged(t *testing.T) {
 	s, r := node("h100-sxm", 1)
 	r.GPUs[0].Product = "NVIDIA Future"
-	s.Runs = []SampleRun{passed("compute", gputest.GPU(0), sample.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1})}
+	s.Runs = []SampleRun{passedRun("compute", gputest.GPU(0), sample.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1})}
 	Judge(&r, s, table(t))
 	require.Equal(t, OK, r.Verdict)
 	require.Equal(t, Figure{Name: "fp32", Unit: "FLOP/s", Value: 1, Verdict: OK}, r.GPUs[0].Figures[0])
@@ -197,7 +197,7 @@ func TestAnUnknownProductIsShownAndNotJudged(t *testing.T) {
 func TestASimulatedDriverHasNoSpeeds(t *testing.T) {
 	s, r := node("h100-sxm", 1)
 	r.Simulated = true
-	run := passed("compute", gputest.GPU(0), sample.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1e12, Peak: 6e13})
+	run := passedRun("compute", gputest.GPU(0), sample.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1e12, Peak: 6e13})
 	run.Answer.Simulated = true
 	s.Runs = []SampleRun{run}
 	Judge(&r, s, table(t))
@@ -216,7 +216,7 @@ func TestTheSamplesOutcomeIsAVerdict(t *testing.T) {
 		sample.Failed: Unhealthy, sample.Wrong: Wrong, sample.NoResult: NotRun, sample.Impossible: OK,
 	} {
 		s, r := node("h100-sxm", 2)
-		s.Runs = []SampleRun{{Sample: "gemm", Device: gputest.GPU(1), Result: sample.Result{Outcome: outcome, Message: "why"}}, passed("gemm", gputest.GPU(0))}
+		s.Runs = []SampleRun{{Sample: "gemm", Device: gputest.GPU(1), Result: sample.Result{Outcome: outcome, Message: "why"}}, passedRun("gemm", gputest.GPU(0))}
 		Judge(&r, s, table(t))
 		require.Equal(t, want, r.GPUs[1].Verdict, outcome)
 		require.Equal(t, OK, r.GPUs[0].Verdict, outcome)
@@ -232,7 +232,7 @@ func TestTheSamplesOutcomeIsAVerdict(t *testing.T) {
 
 // ways returns a run of bandwidth between all GPUs, with the speeds of speed.
 func ways(s Observations, speed func(from, to int) float64) SampleRun {
-	run := passed("bandwidth", "")
+	run := passedRun("bandwidth", "")
 	for i, a := range s.Snapshot.Devices {
 		for k, b := range s.Snapshot.Devices {
 			if i != k {

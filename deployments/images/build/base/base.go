@@ -75,9 +75,9 @@ type Entry struct {
 	Data     []byte
 }
 
-// Keep reports whether a package's file goes into the base, and returns its path there:
+// PathInBase reports whether a package's file goes into the base, and returns its path there:
 // /lib and the like are links to /usr/lib, as on every current system.
-func Keep(name string) (string, bool) {
+func PathInBase(name string) (string, bool) {
 	name = path.Clean("/" + name)
 	for _, dir := range []string{"/lib/", "/lib64/"} {
 		if strings.HasPrefix(name, dir) {
@@ -138,7 +138,7 @@ func Select(files io.Reader) ([]Entry, error) {
 		if err != nil {
 			return nil, err
 		}
-		name, ok := Keep(h.Name)
+		name, ok := PathInBase(h.Name)
 		if !ok || h.Typeflag != tar.TypeReg && h.Typeflag != tar.TypeSymlink {
 			continue
 		}
