@@ -91,24 +91,27 @@ check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lin
 	$(GO) mod tidy -diff
 	cd .ci/schema && $(GO) vet ./... && $(GO) run . ../../deployments/static ../../operator/state/testdata && $(GO) test ./...
 	cd .ci/helm && $(GO) vet ./... && $(GO) test ./...
-	cd .ci/olm && $(GO) vet ./... && $(GO) run . validate
+	cd .ci/olm && $(GO) vet ./... && $(GO) test ./... && $(GO) run . generate && $(GO) run . validate
 	cd .ci/promql && $(GO) vet ./... && $(GO) run . ../../deployments/monitoring && $(GO) test .
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
 
-GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm deployments/olm operator/api/v1/zz_generated.deepcopy.go deployments/crds/nvidia.com_clusterpolicies.yaml
+GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go
 
 .PHONY: generate
 generate: packages-generate ## regenerate what is generated and checked in
-	$(GO) generate ./operator/api/... # the chart's schema is made of it
-	$(GO) generate ./...
+	$(GO) generate ./operator/api/... ./deployments/helm # the definition of policies, in bin/crds, and the chart's constants
 	cd .ci/helm && $(GO) run . static
-	cd .ci/olm && $(GO) run . generate
+	$(GO) generate ./...
 	CLANG=$(CLANG) cuda-samples/generate.sh
 
 .PHONY: chart
 chart: packages-build ## put the Helm chart together, complete, in bin/charts/
 	cd .ci/helm && $(GO) run . package
+
+.PHONY: bundle
+bundle: packages-build ## make the bundle for the Operator Lifecycle Manager, in bin/bundle/
+	cd .ci/olm && $(GO) run . generate
 
 .PHONY: clean
 clean: ## remove what was built

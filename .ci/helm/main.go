@@ -1,6 +1,9 @@
 // Helm generates files from the chart with helm's own code.
 //
-// go run . static     writes deployments/static/operator.yaml and its example policies
+// go run . static     writes deployments/static/operator.yaml and its example policies; it
+//
+//	takes the CustomResourceDefinition from bin/crds, where controller-gen writes it
+//
 // go run . package    writes bin/charts/gpuready-<version>.tgz, complete
 //
 // Run it in .ci/helm. Exit code 2 means that a command failed.
@@ -16,7 +19,6 @@ import (
 	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
 
 	"github.com/gpuready/gpuready/.ci/helm/chart"
-	"github.com/gpuready/gpuready/.ci/helm/static"
 )
 
 const root = "../.."
@@ -35,18 +37,27 @@ func run(ctx context.Context, args []string) error {
 	if len(args) != 1 {
 		return fmt.Errorf("usage: go run . static|package")
 	}
-	dir := filepath.Join(root, "deployments/helm/gpuready")
+	dir, manifests := filepath.Join(root, "deployments/helm/gpuready"), filepath.Join(root, "deployments/static")
 	switch args[0] {
 	case "static":
-		return static.Write(ctx, dir, filepath.Join(root, "deployments/static"))
+		crd, err := os.ReadFile(filepath.Join(root, "bin/crds/nvidia.com_clusterpolicies.yaml"))
+		if err != nil {
+			return fmt.Errorf("%w: run make generate", err)
+		}
+		return writeStatic(ctx, dir, crd, manifests)
 	case "package":
-		return pack(ctx, dir, filepath.Join(root, "bin/charts"))
+		crd, err := chart.Definition(filepath.Join(manifests, "operator.yaml"))
+		if err != nil {
+			return err
+		}
+		return pack(ctx, dir, crd, filepath.Join(root, "bin/charts"))
 	}
 	return fmt.Errorf("%q is neither static nor package", args[0])
 }
 
-func pack(ctx context.Context, from, to string) error {
-	c, err := chart.Load(ctx, from)
+// pack writes the chart's archive into a folder.
+func pack(ctx context.Context, from string, crd []byte, to string) error {
+	c, err := chart.Load(ctx, from, crd)
 	if err != nil {
 		return err
 	}

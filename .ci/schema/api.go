@@ -29,7 +29,7 @@ func loadAPI(ctx context.Context) (api, error) {
 	if err != nil {
 		return api{}, err
 	}
-	definitions, err := manifest.Files("../../deployments/crds", filepath.Join(nfd, "deployment/base/nfd-crds/nfd-api-crds.yaml"))
+	definitions, err := manifest.Files("../../deployments/static/operator.yaml", filepath.Join(nfd, "deployment/base/nfd-crds/nfd-api-crds.yaml"))
 	if err != nil {
 		return api{}, err
 	}

@@ -1,6 +1,6 @@
 // Schema checks manifests against their API: the OpenAPI files in the source of
 // Kubernetes, in the version that test/cluster runs, and the definitions of
-// deployments/crds and Node Feature Discovery. Run it in .ci/schema.
+// deployments/static/operator.yaml and Node Feature Discovery. Run it in .ci/schema.
 //
 // go run . ../../deployments/static
 //

@@ -1,10 +1,14 @@
-// Package helm has the chart, gpuready/, and generates parts of it: the schema of its
-// values, the README's table, and the constants of its templates.
+// Package helm has the chart, gpuready/, and generates parts of it: the README's table, and
+// the constants of its templates. .ci/helm packages it, with the CustomResourceDefinition and
+// the schema of its values.
 package helm
 
 import (
 	"embed"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"sigs.k8s.io/yaml"
 )
@@ -36,3 +40,16 @@ func Rights() ([]Right, error) {
 	}
 	return all, nil
 }
+
+// constants returns _generated.tpl: definitions by name.
+func constants(all map[string]string) string {
+	var b strings.Builder
+	b.WriteString("{{- /* Made by `make generate`: what other parts of the product define. */}}\n")
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		fmt.Fprintf(&b, "\n{{- define %q -}}\n%s\n{{- end }}\n", name, all[name])
+	}
+	return b.String()
+}
+
+// celList returns a list of strings in CEL syntax.
+func celList(texts []string) string { return "['" + strings.Join(texts, "', '") + "']" }

@@ -1,6 +1,8 @@
 package static
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/deployments/helm"
+	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 )
 
 const operatorNamespace = "nvidia-gpu-operator"
@@ -96,4 +99,19 @@ func TestOperatorManifestHasTheSameRights(t *testing.T) {
 	}
 	require.NotEmpty(t, static)
 	require.Equal(t, static, of("operator.yaml"))
+}
+
+func TestExamplesArePolicies(t *testing.T) {
+	schema, err := schematest.Load()
+	require.NoError(t, err)
+	files, err := filepath.Glob("examples/clusterpolicy*.yaml")
+	require.NoError(t, err)
+	require.Len(t, files, 3)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		policy, err := schema.Admit(t.Context(), text)
+		require.NoError(t, err, file)
+		require.Equal(t, "gpu-cluster-policy", policy.Name, file)
+	}
 }

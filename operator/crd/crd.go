@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuready/gpuready/deployments/crds"
+	"github.com/gpuready/gpuready/deployments"
 	"github.com/gpuready/gpuready/operator/label"
 )
 
@@ -50,7 +50,7 @@ func Upgrade(ctx context.Context, c client.Client) error {
 // definition returns the definition of this version.
 func definition() (*unstructured.Unstructured, error) {
 	want := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal(crds.ClusterPolicies(), &want.Object); err != nil {
+	if err := yaml.Unmarshal(deployments.ClusterPolicyCRD(), &want.Object); err != nil {
 		return nil, fmt.Errorf("the program's own CustomResourceDefinition: %w", err)
 	}
 	unstructured.RemoveNestedField(want.Object, "metadata", "creationTimestamp")

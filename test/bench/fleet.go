@@ -17,6 +17,7 @@ import (
 	restclient "k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/gpuready/gpuready/deployments"
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
@@ -54,15 +55,12 @@ spec:
 `
 
 func newFleet(ctx context.Context, c *cluster.Cluster, kubectl string) (*fleet, error) {
-	for _, args := range [][]string{
-		{"apply", "-f", "deployments/crds/nvidia.com_clusterpolicies.yaml"},
-		{"apply", "-f", "-"}, // refused until the definition is served
-	} {
+	for _, manifest := range []string{string(deployments.ClusterPolicyCRD()), fleetPolicy} { // the policy is refused until the definition is served
 		if err := retry(ctx, func() error {
-			cmd := exec.CommandContext(ctx, kubectl, append([]string{"--kubeconfig", c.Kubeconfig}, args...)...)
-			cmd.Stdin = strings.NewReader(fleetPolicy)
+			cmd := exec.CommandContext(ctx, kubectl, "--kubeconfig", c.Kubeconfig, "apply", "-f", "-")
+			cmd.Stdin = strings.NewReader(manifest)
 			if out, err := cmd.CombinedOutput(); err != nil {
-				return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
+				return fmt.Errorf("kubectl apply: %w: %s", err, out)
 			}
 			return nil
 		}); err != nil {

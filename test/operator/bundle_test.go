@@ -13,8 +13,8 @@ import (
 	"github.com/gpuready/gpuready/test/cluster"
 )
 
-// bundle is the folder from which the Operator Lifecycle Manager installs.
-const bundle = "../../deployments/olm/manifests/"
+// bundle returns the folder from which the Operator Lifecycle Manager installs.
+func bundle() string { return program("bundle/manifests") }
 
 // TestBundle applies the policy that the bundle proposes, with the commands of the
 // reference's documentation, and checks that the API server stores it unchanged.
@@ -22,7 +22,7 @@ func TestBundle(t *testing.T) {
 	t.Parallel()
 	s := up(t, cluster.Config{Bare: true})
 	s.Kubectl(t, "create", "namespace", namespace)
-	s.Kubectl(t, "create", "-f", program("olm/clusterserviceversions.json"), "-f", bundle+"nvidia.com_clusterpolicies.yaml")
+	s.Kubectl(t, "create", "-f", program("olm/clusterserviceversions.json"), "-f", filepath.Join(bundle(), "nvidia.com_clusterpolicies.yaml"))
 	s.served(t, "crd/clusterserviceversions.operators.coreos.com", "crd/clusterpolicies.nvidia.com")
 	dir := t.TempDir()
 	name := s.serviceVersion(t, dir)
@@ -60,7 +60,7 @@ func requireKept(t *testing.T, proposed, applied any, path string) {
 // lifecycle manager does.
 func (s *suite) serviceVersion(t *testing.T, dir string) (name string) {
 	t.Helper()
-	text, err := os.ReadFile(bundle + "gpuready.clusterserviceversion.yaml")
+	text, err := os.ReadFile(filepath.Join(bundle(), "gpuready.clusterserviceversion.yaml"))
 	require.NoError(t, err)
 	var csv unstructured.Unstructured
 	require.NoError(t, yaml.Unmarshal(text, &csv.Object))

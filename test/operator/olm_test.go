@@ -102,7 +102,7 @@ func (s *suite) installOLM(t *testing.T) {
 func (s *suite) serveCatalog(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	out, err := exec.CommandContext(t.Context(), lifecycle(t, "opm"), "render", filepath.Dir(filepath.Clean(bundle)), "-o", "yaml").Output()
+	out, err := exec.CommandContext(t.Context(), lifecycle(t, "opm"), "render", program("bundle"), "-o", "yaml").Output()
 	require.NoError(t, err)
 	const channel = "schema: olm.package\nname: gpuready\ndefaultChannel: stable\n---\nschema: olm.channel\npackage: gpuready\nname: stable\nentries: [{ name: " + serviceVersion + " }]\n"
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "catalog.yaml"), append(out, "---\n"+channel...), 0o644))

@@ -8,7 +8,7 @@
 KILLS ?= 8
 
 .PHONY: e2e-operator e2e-operator-kills e2e-operator-rights e2e-operator-olm
-e2e-operator: packages-machine e2e-images chart $(BIN)/standin $(BIN)/simkernel $(BIN)/tools/helm $(BIN)/olm/clusterserviceversions.json ## install the operator on a real cluster, and see nodes get their drivers, upgrades, failures and the end
+e2e-operator: packages-machine e2e-images chart bundle $(BIN)/standin $(BIN)/simkernel $(BIN)/tools/helm $(BIN)/olm/clusterserviceversions.json ## install the operator on a real cluster, and see nodes get their drivers, upgrades, failures and the end
 	@began=$$(date +%s); GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_E2E_KILLS='$(KILLS)' $(GO) test $(TAGS) -count=1 -v -timeout 30m -parallel 2 $(E2E_ARGS) ./test/operator && \
 	echo "e2e-operator: passed in $$(($$(date +%s) - began)) s"
 
@@ -18,7 +18,7 @@ e2e-operator-kills: ## kill the operator 50 times during upgrades
 e2e-operator-rights: packages-cluster chart $(BIN)/gpu-operator $(BIN)/tools/helm ## take away each right of the operator, one at a time
 	@GPUREADY_E2E='$(CURDIR)/$(BIN)' $(GO) test $(TAGS) -count=1 -v -run TestRights ./test/operator
 
-e2e-operator-olm: e2e-images $(BIN)/gpu-operator ## subscribe to the bundle in a catalog of the real Operator Lifecycle Manager
+e2e-operator-olm: e2e-images bundle $(BIN)/gpu-operator ## subscribe to the bundle in a catalog of the real Operator Lifecycle Manager
 	@GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_E2E_OLM=1 $(GO) test $(TAGS) -count=1 -v -timeout 30m -run TestOLM ./test/operator
 
 $(BIN)/simkernel: $(GO_SOURCES)

@@ -12,10 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
-)
 
-// definition is the path of the CRD in the chart.
-const definition = "../../deployments/helm/gpuready/crds/nvidia.com_clusterpolicies.yaml"
+	"github.com/gpuready/gpuready/deployments"
+)
 
 // release installs, upgrades, rolls back and uninstalls the release on a one-node cluster.
 // The operator and its operands have different namespaces, and a foreign CRD exists.
@@ -37,10 +36,8 @@ var property = []string{"status", "properties", "upgrade", "properties", "waitin
 // path.
 func olderDefinition(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(definition)
-	require.NoError(t, err)
 	var crd unstructured.Unstructured
-	require.NoError(t, yaml.Unmarshal(text, &crd.Object))
+	require.NoError(t, yaml.Unmarshal(deployments.ClusterPolicyCRD(), &crd.Object))
 	schema := schemaOf(t, &crd)
 	_, has, err := unstructured.NestedMap(schema, property...)
 	require.NoError(t, err)

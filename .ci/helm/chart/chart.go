@@ -2,6 +2,7 @@
 package chart
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -38,9 +39,27 @@ type Release struct {
 	Kube      string   // version of Kubernetes; "": the newest known to helm
 }
 
-// Load reads the chart in a folder, and adds that of Node Feature Discovery to it.
-func Load(ctx context.Context, dir string) (*chart.Chart, error) {
-	c, err := loader.LoadDir(dir)
+// crdFile is the CustomResourceDefinition in the chart.
+const crdFile = "crds/nvidia.com_clusterpolicies.yaml"
+
+// Load reads the chart in a folder, and adds what the repository does not have there: the
+// CustomResourceDefinition, the schema of the values, and the chart of Node Feature Discovery.
+func Load(ctx context.Context, dir string, crd []byte) (*chart.Chart, error) {
+	files, err := readTree(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		if f.Name == "values.yaml" {
+			schema, err := valuesSchema(crd, f.Data)
+			if err != nil {
+				return nil, fmt.Errorf("values.schema.json: %w", err)
+			}
+			files = append(files, &archive.BufferedFile{Name: "values.schema.json", Data: schema}, &archive.BufferedFile{Name: crdFile, Data: crd})
+			break
+		}
+	}
+	c, err := loader.LoadFiles(files)
 	if err != nil {
 		return nil, err
 	}
@@ -59,6 +78,21 @@ func Load(ctx context.Context, dir string) (*chart.Chart, error) {
 	return c, nil
 }
 
+// Definition returns the CustomResourceDefinition in the manifest that users apply,
+// deployments/static/operator.yaml.
+func Definition(manifest string) ([]byte, error) {
+	text, err := os.ReadFile(manifest)
+	if err != nil {
+		return nil, err
+	}
+	for document := range bytes.SplitSeq(text, []byte("\n---\n")) {
+		if bytes.Contains(document, []byte("\nkind: CustomResourceDefinition\n")) {
+			return append(document, '\n'), nil
+		}
+	}
+	return nil, fmt.Errorf("%s has no CustomResourceDefinition: run make generate", manifest)
+}
+
 // dependency loads the chart in a Go module.
 func dependency(ctx context.Context, module string) (*chart.Chart, error) {
 	out, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", module).Output()
@@ -69,11 +103,15 @@ func dependency(ctx context.Context, module string) (*chart.Chart, error) {
 	if m.Sum != sum {
 		return nil, fmt.Errorf("%s has the sum %s, not %s; is it another version? Then put its sum here", module, m.Sum, sum)
 	}
-	return loadTree(filepath.Join(m.Dir, "deployment/helm/node-feature-discovery"))
+	files, err := readTree(filepath.Join(m.Dir, "deployment/helm/node-feature-discovery"))
+	if err != nil {
+		return nil, err
+	}
+	return loader.LoadFiles(files)
 }
 
-// loadTree loads a folder without the templates of its documentation.
-func loadTree(dir string) (*chart.Chart, error) {
+// readTree returns the files of a folder without the templates of its documentation.
+func readTree(dir string) ([]*archive.BufferedFile, error) {
 	var files []*archive.BufferedFile
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || filepath.Ext(path) == ".gotmpl" {
@@ -84,10 +122,7 @@ func loadTree(dir string) (*chart.Chart, error) {
 		files = append(files, &archive.BufferedFile{Name: filepath.ToSlash(name), Data: data})
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return loader.LoadFiles(files)
+	return files, err
 }
 
 // Render returns what would be installed: the templates' output by file, hooks included.

@@ -8,10 +8,22 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	chart "helm.sh/helm/v4/pkg/chart/v2"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"sigs.k8s.io/yaml"
 )
 
 const dir = "../../../deployments/helm/gpuready"
+
+// load loads the chart as it is packaged.
+func load(t *testing.T) *chart.Chart {
+	t.Helper()
+	crd, err := Definition("../../../deployments/static/operator.yaml")
+	require.NoError(t, err)
+	c, err := Load(t.Context(), dir, crd)
+	require.NoError(t, err)
+	return c
+}
 
 type object = map[string]any
 
@@ -19,13 +31,11 @@ type object = map[string]any
 func render(t *testing.T, r Release, values string) []object {
 	t.Helper()
 	require.NoError(t, yaml.Unmarshal([]byte(values), &r.Values))
-	c, err := Load(t.Context(), dir)
-	require.NoError(t, err)
 	r.Namespace = "somewhere"
 	if r.Kube == "" {
 		r.Kube = "v1.34.0" // helm takes an old one in tests
 	}
-	files, err := Render(c, r)
+	files, err := Render(load(t), r)
 	require.NoError(t, err)
 	var all []object
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -213,9 +223,7 @@ func TestUnknownValuesAreRefused(t *testing.T) {
 		{"nonsense": 1}, {"driver": object{"nonsense": true}}, {"operator": object{"replica": 1}}, {"driver": object{"usePrecompiled": "yes"}},
 		{"operands": object{"namespace": "Not A Name"}}, {"mig": object{"strategy": "some"}}, {"driver": object{"upgradePolicy": object{"drain": object{"enabled": true}}}},
 	} {
-		c, err := Load(t.Context(), dir)
-		require.NoError(t, err)
-		_, err = Render(c, Release{Namespace: "somewhere", Values: values})
+		_, err := Render(load(t), Release{Namespace: "somewhere", Values: values})
 		require.ErrorContains(t, err, "values don't meet the specifications", "%v", values)
 	}
 }
@@ -256,4 +264,15 @@ func TestPodsOtherThanAgentsAreRestricted(t *testing.T) {
 		}
 	}
 	require.Equal(t, 3, found, "the operator and two hooks")
+}
+
+// The folder in the repository has no CustomResourceDefinition.
+func TestIncompleteChartInstallsNothing(t *testing.T) {
+	c, err := loader.LoadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, c.CRDObjects())
+	for _, values := range []object{nil, {"clusterPolicy": object{"create": false}, "crds": object{"upgrade": false}}} {
+		_, err = Render(c, Release{Namespace: "somewhere", Values: values})
+		require.ErrorContains(t, err, "run make chart")
+	}
 }

@@ -40,7 +40,7 @@ func Write(root, dir string) error {
 	return nil
 }
 
-// makeFiles returns the bundle's files by name, below deployments/olm; root is deployments.
+// makeFiles returns the bundle's files by name; root is deployments.
 func makeFiles(root string) (map[string][]byte, error) {
 	documents, err := read(filepath.Join(root, "static/operator.yaml"))
 	if err != nil {
@@ -70,7 +70,7 @@ func makeFiles(root string) (map[string][]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
-		all[path] = append([]byte("# Made of deployments/helm/gpuready by `make generate`.\n"), text...)
+		all[path] = append([]byte("# Made of deployments/static/operator.yaml by `make bundle`.\n"), text...)
 	}
 	return all, nil
 }
@@ -132,7 +132,7 @@ func annotations() map[string]string {
 // containerfile returns the Containerfile of the bundle's image.
 func containerfile() []byte {
 	var b strings.Builder
-	b.WriteString("# The bundle's image; made by `make generate`. Build it in this folder.\nFROM scratch\n")
+	b.WriteString("# The bundle's image; made by `make bundle`. Build it in this folder.\nFROM scratch\n")
 	text, _ := yaml.Marshal(annotations()) // strings always encode
 	for line := range strings.Lines(string(text)) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")

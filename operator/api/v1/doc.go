@@ -7,7 +7,7 @@
 // +groupName=nvidia.com
 package v1
 
-//go:generate go tool -modfile=../../../.ci/crd/go.mod controller-gen object crd:allowDangerousTypes=false,crdVersions=v1 paths=. output:object:dir=. output:crd:dir=../../../deployments/crds
+//go:generate go tool -modfile=../../../.ci/crd/go.mod controller-gen object crd:allowDangerousTypes=false,crdVersions=v1 paths=. output:object:dir=. output:crd:dir=../../../bin/crds
 //go:generate go test -tags grpcnotrace -run ^TestThePageListsTheFields$ . -update
 
 import (

@@ -8,10 +8,6 @@
 ^nvidia\.com/((gpu|cuda|gfd|mig-[A-Za-z0-9._-]+)\.[A-Za-z0-9._-]*[A-Za-z0-9]|mig\.capable|mig\.strategy|mps\.capable)$
 {{- end }}
 
-{{- define "gpuready.specKeys" -}}
-["ccManager","cdi","daemonsets","dcgm","dcgmExporter","devicePlugin","driver","gdrcopy","gds","gfd","hostPaths","kataManager","kataSandboxDevicePlugin","mig","migManager","node","nodeStatusExporter","psa","psp","sandboxDevicePlugin","sandboxWorkloads","toolkit","validator","vfioManager","vgpuDeviceManager","vgpuManager"]
-{{- end }}
-
 {{- define "gpuready.startup" -}}
 ['nvidia.com/gpu-not-ready', 'gpuready.io/not-ready', 'startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready']
 {{- end }}

@@ -3,7 +3,7 @@
 {{- $root := . }}
 {{- $spec := dict }}
 {{- range $key := include "gpuready.specKeys" . | fromJsonArray }}
-{{- if hasKey $root.Values $key }}
+{{- if and (ne $key "operator") (hasKey $root.Values $key) }}
 {{- $_ := set $spec $key (deepCopy (index $root.Values $key)) }}
 {{- end }}
 {{- end }}
@@ -51,4 +51,15 @@
 {{- include "gpuready.component" (list $root .) }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{- /* The fields of a policy's spec, as in its CustomResourceDefinition. */}}
+{{- define "gpuready.specKeys" -}}
+{{- $versions := (include "gpuready.definition" . | fromYaml).spec.versions }}
+{{- (index $versions 0).schema.openAPIV3Schema.properties.spec.properties | keys | sortAlpha | toJson }}
+{{- end }}
+
+{{- /* The CustomResourceDefinition. The chart's folder in the repository lacks it. */}}
+{{- define "gpuready.definition" -}}
+{{- .Files.Get "crds/nvidia.com_clusterpolicies.yaml" | required "the chart has no CustomResourceDefinition: run make chart, and install bin/charts/gpuready-*.tgz" }}
 {{- end }}

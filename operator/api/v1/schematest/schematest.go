@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/gpuready/gpuready/deployments/crds"
+	"github.com/gpuready/gpuready/deployments"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -38,7 +38,7 @@ type Schema struct {
 // defaults.
 func Load() (*Schema, error) {
 	var outer apiextensionsv1.CustomResourceDefinition
-	if err := yaml.UnmarshalStrict(crds.ClusterPolicies(), &outer); err != nil {
+	if err := yaml.UnmarshalStrict(deployments.ClusterPolicyCRD(), &outer); err != nil {
 		return nil, err
 	}
 	apiextensionsv1.SetDefaults_CustomResourceDefinition(&outer)

@@ -1,12 +1,9 @@
-package helm
+package chart
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
-	"slices"
-	"strings"
 
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"sigs.k8s.io/yaml"
@@ -24,7 +21,7 @@ var chartValues = []string{"global", "platform", "nfd", "crds", "operands", "clu
 var overrides = map[string]schema{
 	// Other charts have their own values there.
 	"global":                      {"type": "object", "additionalProperties": true},
-	"global.imagePullSecrets":     {"type": "array", "items": object(schema{"name": schema{"type": "string"}}, "name")},
+	"global.imagePullSecrets":     {"type": "array", "items": objectSchema(schema{"name": schema{"type": "string"}}, "name")},
 	"node-feature-discovery":      {"type": "object", "additionalProperties": true},
 	"operands.namespace":          {"type": "string", "pattern": "^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$"},
 	"clusterPolicy.name":          {"type": "string", "pattern": "^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"},
@@ -51,7 +48,7 @@ func texts() schema {
 	return schema{"type": "object", "additionalProperties": schema{"type": "string"}}
 }
 
-func object(properties schema, required ...string) schema {
+func objectSchema(properties schema, required ...string) schema {
 	s := schema{"type": "object", "properties": properties, "additionalProperties": false}
 	if len(required) > 0 {
 		s["required"] = required
@@ -59,8 +56,8 @@ func object(properties schema, required ...string) schema {
 	return s
 }
 
-// Policy returns the schema of a ClusterPolicy's spec from its CustomResourceDefinition.
-func Policy(crd []byte) (*apiextensions.JSONSchemaProps, error) {
+// policySpec returns the schema of a ClusterPolicy's spec from its CustomResourceDefinition.
+func policySpec(crd []byte) (*apiextensions.JSONSchemaProps, error) {
 	var definition apiextensions.CustomResourceDefinition
 	if err := yaml.UnmarshalStrict(crd, &definition); err != nil {
 		return nil, err
@@ -74,17 +71,13 @@ func Policy(crd []byte) (*apiextensions.JSONSchemaProps, error) {
 	return nil, fmt.Errorf("CustomResourceDefinition %s: no version is stored", definition.Name)
 }
 
-// SpecKeys returns the fields of a policy's spec that values of the same name fill,
-// except operator, as a JSON list.
-func SpecKeys(spec *apiextensions.JSONSchemaProps) string {
-	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(spec.Properties)), func(k string) bool { return k == "operator" })
-	text, _ := json.Marshal(keys) // a list of strings always encodes
-	return string(text)
-}
-
-// ValuesSchema returns values.schema.json. Values that the policy has by the same name
+// valuesSchema returns values.schema.json. Values that the policy has by the same name
 // have the policy's schema; the others have one derived from values.yaml.
-func ValuesSchema(spec *apiextensions.JSONSchemaProps, values []byte) ([]byte, error) {
+func valuesSchema(crd, values []byte) ([]byte, error) {
+	spec, err := policySpec(crd)
+	if err != nil {
+		return nil, err
+	}
 	var given map[string]any
 	if err := yaml.UnmarshalStrict(values, &given); err != nil {
 		return nil, err
@@ -109,7 +102,7 @@ func ValuesSchema(spec *apiextensions.JSONSchemaProps, values []byte) ([]byte, e
 	// The name in the reference's chart.
 	upgrade := at(properties, "driver", "upgradePolicy")
 	upgrade["gpuPodDeletion"] = upgrade["podDeletion"]
-	all := object(properties)
+	all := objectSchema(properties)
 	all["$schema"] = "http://json-schema.org/draft-07/schema#"
 	all["title"] = "Values of the chart gpuready"
 	text, err := json.MarshalIndent(all, "", " ")
@@ -135,7 +128,7 @@ func infer(path string, value any) schema {
 		for name, one := range v {
 			properties[name] = infer(path+"."+name, one)
 		}
-		return object(properties)
+		return objectSchema(properties)
 	case []any:
 		return schema{"type": "array"}
 	case bool:
@@ -189,24 +182,4 @@ func translate(p *apiextensions.JSONSchemaProps) schema {
 		s["additionalProperties"] = open
 	}
 	return s
-}
-
-// Constants returns _generated.tpl: definitions by name.
-func Constants(all map[string]string) string {
-	var b strings.Builder
-	b.WriteString("{{- /* Made by `make generate`: what other parts of the product define. */}}\n")
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		fmt.Fprintf(&b, "\n{{- define %q -}}\n%s\n{{- end }}\n", name, all[name])
-	}
-	return b.String()
-}
-
-// List returns a list of strings in CEL syntax.
-func List(texts []string) string { return "['" + strings.Join(texts, "', '") + "']" }
-
-// Owned returns the CustomResourceDefinition with the label that marks it as installed
-// by us: definitions installed by others are left alone.
-func Owned(crd []byte) []byte {
-	return bytes.Replace(crd, []byte("\n  name: clusterpolicies.nvidia.com\n"),
-		[]byte("\n  labels:\n    app.kubernetes.io/part-of: gpuready\n  name: clusterpolicies.nvidia.com\n"), 1)
 }

@@ -1,5 +1,4 @@
-// Package static renders those manifests of deployments/static that the chart has, too.
-package static
+package main
 
 import (
 	"context"
@@ -9,11 +8,13 @@ import (
 	"regexp"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/gpuready/gpuready/.ci/helm/chart"
 )
 
-// Namespace is the namespace of the static manifest.
-const Namespace = "nvidia-gpu-operator"
+// staticNamespace is the namespace of the static manifests.
+const staticNamespace = "nvidia-gpu-operator"
 
 // parts are the chart's files for the operator's manifest, in the order in which they
 // are applied.
@@ -40,17 +41,18 @@ var examples = []example{
 // released matches the labels of a Helm release.
 var released = regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/(name|instance|version|managed-by): .*\n`)
 
-// Write renders the chart in a folder, and writes the manifests into another.
-func Write(ctx context.Context, from, to string) error {
-	files, err := render(ctx, from, map[string]any{"migManager": map[string]any{"enabled": true}})
+// writeStatic renders those manifests of deployments/static that the chart has, too, from the
+// chart in a folder into another.
+func writeStatic(ctx context.Context, from string, crd []byte, to string) error {
+	files, err := render(ctx, from, crd, map[string]any{"migManager": map[string]any{"enabled": true}})
 	if err != nil {
 		return err
 	}
-	crd, err := os.ReadFile(filepath.Join(from, "crds/nvidia.com_clusterpolicies.yaml"))
+	definition, err := own(crd)
 	if err != nil {
 		return err
 	}
-	all := []string{namespace, strings.TrimPrefix(string(crd), "---\n")}
+	all := []string{namespace, definition}
 	for _, part := range parts {
 		text, is := files["gpuready/templates/"+part]
 		if !is {
@@ -58,30 +60,49 @@ func Write(ctx context.Context, from, to string) error {
 		}
 		all = append(all, text)
 	}
-	if err := write(filepath.Join(to, "operator.yaml"), about, all...); err != nil {
+	if err := writeManifest(filepath.Join(to, "operator.yaml"), about, all...); err != nil {
 		return err
 	}
-	if err := write(filepath.Join(to, "mig-manager.yaml"), aboutMIG, files["gpuready/templates/agents/mig-manager.yaml"]); err != nil {
+	if err := writeManifest(filepath.Join(to, "mig-manager.yaml"), aboutMIG, files["gpuready/templates/agents/mig-manager.yaml"]); err != nil {
 		return err
 	}
 	rule := files["gpuready/templates/nodefeaturerule.yaml"]
-	if err := write(filepath.Join(to, "node-feature-rule.yaml"), "# See docs/openshift.md.\n", rule); err != nil {
+	if err := writeManifest(filepath.Join(to, "node-feature-rule.yaml"), "# See docs/openshift.md.\n", rule); err != nil {
 		return err
 	}
 	for _, e := range examples {
-		files, err := render(ctx, from, e.values)
+		files, err := render(ctx, from, crd, e.values)
 		if err != nil {
 			return fmt.Errorf("%s: %w", e.name, err)
 		}
-		if err := write(filepath.Join(to, "examples", e.name), "# "+e.about+"\n", files["gpuready/templates/clusterpolicy.yaml"]); err != nil {
+		if err := writeManifest(filepath.Join(to, "examples", e.name), "# "+e.about+"\n", files["gpuready/templates/clusterpolicy.yaml"]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func render(ctx context.Context, dir string, values map[string]any) (map[string]string, error) {
-	c, err := chart.Load(ctx, dir)
+// own returns the CustomResourceDefinition with the label that marks it as installed by us:
+// definitions installed by others are left alone. Long lines stay whole, so that a message
+// can be searched for.
+func own(crd []byte) (string, error) {
+	var document yaml.Node
+	if err := yaml.Unmarshal(crd, &document); err != nil {
+		return "", fmt.Errorf("CustomResourceDefinition: %w", err)
+	}
+	var b strings.Builder
+	encoder := yaml.NewEncoder(&b)
+	encoder.SetIndent(2)
+	encoder.CompactSeqIndent()
+	if err := encoder.Encode(&document); err != nil {
+		return "", fmt.Errorf("CustomResourceDefinition: %w", err)
+	}
+	const name = "\n  name: clusterpolicies.nvidia.com\n"
+	return strings.Replace(b.String(), name, "\n  labels:\n    app.kubernetes.io/part-of: gpuready"+name, 1), nil
+}
+
+func render(ctx context.Context, dir string, crd []byte, values map[string]any) (map[string]string, error) {
+	c, err := chart.Load(ctx, dir, crd)
 	if err != nil {
 		return nil, err
 	}
@@ -89,11 +110,11 @@ func render(ctx context.Context, dir string, values map[string]any) (map[string]
 		values = map[string]any{}
 	}
 	values["nfd"] = map[string]any{"enabled": false}
-	return chart.Render(c, chart.Release{Namespace: Namespace, Values: values, Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}})
+	return chart.Render(c, chart.Release{Namespace: staticNamespace, Values: values, Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}})
 }
 
-// write writes documents into a file, separated by "---" lines.
-func write(path, about string, documents ...string) error {
+// writeManifest writes documents into a file, separated by "---" lines.
+func writeManifest(path, about string, documents ...string) error {
 	var b strings.Builder
 	b.WriteString(about + "#\n# Made of deployments/helm/gpuready by `make generate`.\n")
 	for _, text := range documents {
@@ -119,7 +140,7 @@ const aboutMIG = `# The rights of NVIDIA's MIG manager, on its own node. Apply i
 const namespace = `apiVersion: v1
 kind: Namespace
 metadata:
-  name: ` + Namespace + `
+  name: ` + staticNamespace + `
   labels:
     app.kubernetes.io/part-of: gpuready
     # The agents mount folders of the host, and the toolkit is privileged.

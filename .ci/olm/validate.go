@@ -1,5 +1,4 @@
-// Package verdict runs the Operator Framework's validators on a bundle.
-package verdict
+package main
 
 import (
 	"fmt"
@@ -9,35 +8,38 @@ import (
 	interfaces "github.com/operator-framework/api/pkg/validation/interfaces"
 )
 
-// validators are all validators except those that pull the images, and those that take
-// an API group for another's.
+// validators are the Operator Framework's validators, without those that pull the images and
+// those that take an API group for another's.
 var validators = interfaces.Validators{
 	validation.ClusterServiceVersionValidator, validation.CustomResourceDefinitionValidator, validation.BundleValidator,
 	validation.OperatorHubV2Validator, validation.StandardCapabilitiesValidator, validation.StandardCategoriesValidator,
 	validation.ObjectValidator, validation.GoodPracticesValidator,
 }
 
-// Verdict is their result, one line for each finding.
-type Verdict struct {
-	Bundle   string // its name
-	Wrong    []string
-	Doubtful []string // their warnings
-}
-
-// On validates the bundle in a folder.
-func On(dir string) (Verdict, error) {
+// validate prints the findings in the bundle in a folder, warnings last. It returns errWrong if
+// there are errors.
+func validate(dir string) error {
 	bundle, err := manifests.GetBundleFromDir(dir)
 	if err != nil {
-		return Verdict{}, err
+		return err
 	}
-	v := Verdict{Bundle: bundle.Name}
+	wrong := false
+	var warnings []string
 	for _, result := range validators.Validate(bundle.ObjectsToValidate()...) {
 		for _, e := range result.Errors {
-			v.Wrong = append(v.Wrong, fmt.Sprintf("%s: %v", result.Name, e))
+			fmt.Printf("%s: %v\n", result.Name, e)
+			wrong = true
 		}
 		for _, w := range result.Warnings {
-			v.Doubtful = append(v.Doubtful, fmt.Sprintf("%s: warning: %v", result.Name, w))
+			warnings = append(warnings, fmt.Sprintf("%s: warning: %v", result.Name, w))
 		}
 	}
-	return v, nil
+	for _, line := range warnings {
+		fmt.Println(line)
+	}
+	if wrong {
+		return errWrong
+	}
+	fmt.Printf("olm: the bundle %s is valid\n", bundle.Name)
+	return nil
 }

@@ -1,0 +1,22 @@
+// Package deployments embeds the definition of ClusterPolicy from the manifest that users
+// apply, so that the repository has it once.
+package deployments
+
+import (
+	"bytes"
+	_ "embed"
+)
+
+//go:embed static/operator.yaml
+var operator []byte
+
+// ClusterPolicyCRD returns the CustomResourceDefinition clusterpolicies.nvidia.com, in YAML.
+// `make generate` writes it, from the types of operator/api/v1.
+func ClusterPolicyCRD() []byte {
+	for document := range bytes.SplitSeq(operator, []byte("\n---\n")) {
+		if bytes.Contains(document, []byte("\nkind: CustomResourceDefinition\n")) {
+			return document
+		}
+	}
+	return nil
+}
