@@ -89,7 +89,8 @@ check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lin
 	git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
 	.ci/vulnerabilities.sh $(BIN)/tools/govulncheck
 	$(GO) mod tidy -diff
-	cd .ci/schema && $(GO) vet ./... && $(GO) run . ../../deployments/static ../../operator/state/testdata && $(GO) test ./...
+	@$(MAKE) --no-print-directory operands
+	cd .ci/schema && $(GO) vet ./... && $(GO) run . ../../deployments/static ../../bin/operands && $(GO) test ./...
 	cd .ci/helm && $(GO) vet ./... && $(GO) test ./...
 	cd .ci/olm && $(GO) vet ./... && $(GO) test ./... && $(GO) run . generate && $(GO) run . validate
 	cd .ci/promql && $(GO) vet ./... && $(GO) run . ../../deployments/monitoring && $(GO) test .
@@ -112,6 +113,11 @@ chart: packages-build ## put the Helm chart together, complete, in bin/charts/
 .PHONY: bundle
 bundle: packages-build ## make the bundle for the Operator Lifecycle Manager, in bin/bundle/
 	cd .ci/olm && $(GO) run . generate
+
+.PHONY: operands
+operands: packages-build ## render what the operator deploys, for each case of its golden files, in bin/operands/
+	@rm -rf bin/operands && mkdir -p bin/operands
+	$(GO) test $(TAGS) -count=1 -run '^TestRenderMatchesGoldenFiles$$' ./operator/state -args -rendered='$(CURDIR)/bin/operands'
 
 .PHONY: clean
 clean: ## remove what was built

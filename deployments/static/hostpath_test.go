@@ -3,6 +3,7 @@ package static
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -45,8 +46,8 @@ var worldWritable = []string{"/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/ru
 // TestManifestsWriteToListedHostPathsOnly walks every manifest that is installed by hand,
 // and every one that the operator has rendered for its tests.
 func TestManifestsWriteToListedHostPathsOnly(t *testing.T) {
-	var files []string
-	for _, pattern := range []string{"*.yaml", "examples/*.yaml", "../../operator/state/testdata/*.yaml"} {
+	files := operands(t)
+	for _, pattern := range []string{"*.yaml", "examples/*.yaml"} {
 		found, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		require.NotEmpty(t, found, pattern)
@@ -69,6 +70,20 @@ func TestManifestsWriteToListedHostPathsOnly(t *testing.T) {
 			require.True(t, used[container+p], "no manifest lets %s write to %s any more: take it from the list", container, p)
 		}
 	}
+}
+
+// operands returns files with what the operator renders in all cases of its golden files,
+// which hold differences.
+func operands(t *testing.T) []string {
+	t.Helper()
+	dir := t.TempDir()
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-tags=grpcnotrace", "-count=1", "-run=^TestRenderMatchesGoldenFiles$",
+		"github.com/gpuready/gpuready/operator/state", "-args", "-rendered="+dir).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	return files
 }
 
 func checkHostPaths(t *testing.T, file string, pod corev1.PodSpec, used map[string]bool) {

@@ -66,10 +66,7 @@ var hostFolders = map[string][]string{
 // reason.
 func TestHostFoldersAreThoseOfTheList(t *testing.T) {
 	all := workloads(t)
-	rendered, err := filepath.Glob("../../operator/state/testdata/*.yaml")
-	require.NoError(t, err)
-	require.NotEmpty(t, rendered)
-	for _, file := range rendered {
+	for _, file := range operands(t) {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		for part := range strings.SplitSeq(string(text), "\n---\n") {

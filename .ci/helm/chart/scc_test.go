@@ -129,12 +129,13 @@ func convert(t *testing.T, from, to any) {
 	require.NoError(t, yaml.Unmarshal(text, to))
 }
 
-// OpenShift admits every pod that the operator may create, according to the golden
-// files of all its variants, under the constraints of its ServiceAccount.
+// OpenShift admits every pod that the operator may create, in all cases of its golden
+// files, under the constraints of its ServiceAccount. `make operands` renders them.
 func TestOpenShiftAdmitsEveryOperand(t *testing.T) {
 	now, older := sccs(t, ""), sccs(t, "platform: {olderNodes: true}")
-	files, err := filepath.Glob("../../../operator/state/testdata/*.yaml")
+	files, err := filepath.Glob("../../../bin/operands/*.yaml")
 	require.NoError(t, err)
+	require.NotEmpty(t, files, "run make operands")
 	seen := map[string]int{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
