@@ -56,7 +56,7 @@ C_HEADERS  := $(wildcard simulator/*/*.h)
 
 .PHONY: help
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
 
 .PHONY: build
 build: packages-build $(ALL) ## build all programs and the simulator's libraries into bin/
@@ -93,11 +93,12 @@ check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lin
 	cd .ci/schema && $(GO) vet ./... && $(GO) run . ../../deployments/static ../../bin/operands && $(GO) test ./...
 	cd .ci/helm && $(GO) vet ./... && $(GO) test ./...
 	cd .ci/olm && $(GO) vet ./... && $(GO) test ./... && $(GO) run . generate && $(GO) run . validate
+	cd .ci/licences && $(GO) vet ./... && $(GO) test ./...
 	cd .ci/promql && $(GO) vet ./... && $(GO) run . ../../deployments/monitoring && $(GO) test .
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
 
-GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go
+GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go THIRD_PARTY.md
 
 .PHONY: generate
 generate: packages-generate ## regenerate what is generated and checked in
@@ -105,6 +106,11 @@ generate: packages-generate ## regenerate what is generated and checked in
 	cd .ci/helm && $(GO) run . static
 	$(GO) generate ./...
 	CLANG=$(CLANG) cuda-samples/generate.sh
+	@$(MAKE) --no-print-directory third-party
+
+.PHONY: third-party
+third-party: packages-build ## list the linked modules and their licences in THIRD_PARTY.md; fails if one is not permitted
+	cd .ci/licences && $(GO) run . ../.. $(foreach name,$(CGO_PROGRAMS) $(STATIC_PROGRAMS),./$(dir_$(name)))
 
 .PHONY: chart
 chart: packages-build ## put the Helm chart together, complete, in bin/charts/
