@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 
 	"github.com/gpuready/gpuready/.ci/schema/kubernetes"
-	"github.com/gpuready/gpuready/.ci/schema/manifest"
 	"github.com/gpuready/gpuready/.ci/schema/openapi"
 )
 
@@ -29,9 +28,9 @@ func loadAPI(ctx context.Context) (api, error) {
 	if err != nil {
 		return api{}, err
 	}
-	definitions, err := manifest.Files("../../deployments/static/operator.yaml", filepath.Join(nfd, "deployment/base/nfd-crds/nfd-api-crds.yaml"))
+	definitions, err := findManifests("../../deployments/static/operator.yaml", filepath.Join(nfd, "deployment/base/nfd-crds/nfd-api-crds.yaml"))
 	if err != nil {
 		return api{}, err
 	}
-	return api{schemas, version}, manifest.Define(schemas, definitions)
+	return api{schemas, version}, define(schemas, definitions)
 }

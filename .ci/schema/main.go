@@ -15,8 +15,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-
-	"github.com/gpuready/gpuready/.ci/schema/manifest"
 )
 
 // errWrong means that the manifests have errors, which were printed.
@@ -39,7 +37,7 @@ func run(ctx context.Context, paths []string) error {
 	if len(paths) == 0 {
 		return fmt.Errorf("usage: go run . FILE|FOLDER...")
 	}
-	files, err := manifest.Files(paths...)
+	files, err := findManifests(paths...)
 	if err != nil {
 		return err
 	}
@@ -47,16 +45,16 @@ func run(ctx context.Context, paths []string) error {
 	if err != nil {
 		return err
 	}
-	result, err := manifest.Check(api.schemas, files)
+	found, err := checkManifests(api.schemas, files)
 	if err != nil {
 		return err
 	}
-	for _, w := range result.Wrong {
+	for _, w := range found.wrong {
 		fmt.Println(w)
 	}
-	if len(result.Wrong) > 0 {
+	if len(found.wrong) > 0 {
 		return errWrong
 	}
-	fmt.Printf("schema: %d documents in %d files agree with Kubernetes %s\n", result.Documents, len(files), api.version)
+	fmt.Printf("schema: %d documents in %d files agree with Kubernetes %s\n", found.documents, len(files), api.version)
 	return nil
 }

@@ -1,4 +1,4 @@
-package manifest
+package main
 
 import (
 	"os"
@@ -10,9 +10,9 @@ import (
 	"github.com/gpuready/gpuready/.ci/schema/openapi"
 )
 
-// api has one kind, and definition adds another.
+// podAPI has one kind, and definition adds another.
 const (
-	api = `{"components": {"schemas": {"pod": {"type": "object",
+	podAPI = `{"components": {"schemas": {"pod": {"type": "object",
 		"x-kubernetes-group-version-kind": [{"group": "", "version": "v1", "kind": "Pod"}],
 		"properties": {"apiVersion": {"type": "string"}, "kind": {"type": "string"}}}}}}`
 	definition = `
@@ -41,23 +41,23 @@ func folder(t *testing.T, files map[string]string) string {
 
 func schemas(t *testing.T) *openapi.Schemas {
 	t.Helper()
-	s, err := openapi.Load(folder(t, map[string]string{"api.json": api}))
+	s, err := openapi.Load(folder(t, map[string]string{"api.json": podAPI}))
 	require.NoError(t, err)
 	return s
 }
 
 func TestFiles(t *testing.T) {
 	dir := folder(t, map[string]string{"b.yaml": "", "a/c.yaml": "", "readme.md": ""})
-	files, err := Files(dir)
+	files, err := findManifests(dir)
 	require.NoError(t, err)
 	require.Equal(t, []string{filepath.Join(dir, "a/c.yaml"), filepath.Join(dir, "b.yaml")}, files)
-	files, err = Files(filepath.Join(dir, "b.yaml"))
+	files, err = findManifests(filepath.Join(dir, "b.yaml"))
 	require.NoError(t, err)
 	require.Len(t, files, 1)
 
-	_, err = Files(folder(t, map[string]string{"readme.md": ""}))
+	_, err = findManifests(folder(t, map[string]string{"readme.md": ""}))
 	require.ErrorContains(t, err, "no .yaml files at")
-	_, err = Files(filepath.Join(dir, "nothing"))
+	_, err = findManifests(filepath.Join(dir, "nothing"))
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
@@ -67,27 +67,27 @@ func TestErrorsHaveFileAndLine(t *testing.T) {
 		"bad.yaml":  "apiVersion: v1\nkind: Pod\ncolour: red\n",
 	})
 	bad := filepath.Join(dir, "bad.yaml")
-	r, err := Check(schemas(t), []string{bad, filepath.Join(dir, "good.yaml")})
+	r, err := checkManifests(schemas(t), []string{bad, filepath.Join(dir, "good.yaml")})
 	require.NoError(t, err)
-	require.Equal(t, 3, r.Documents)
-	require.Len(t, r.Wrong, 1)
-	require.Contains(t, r.Wrong[0], bad+":3: ")
+	require.Equal(t, 3, r.documents)
+	require.Len(t, r.wrong, 1)
+	require.Contains(t, r.wrong[0], bad+":3: ")
 
-	_, err = Check(schemas(t), []string{filepath.Join(dir, "nothing.yaml")})
+	_, err = checkManifests(schemas(t), []string{filepath.Join(dir, "nothing.yaml")})
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
 func TestDefineAddsAKind(t *testing.T) {
 	dir := folder(t, map[string]string{"crd.yaml": definition, "kite.yaml": "apiVersion: example.com/v1\nkind: Kite\ncolour: red\n"})
 	s, kite := schemas(t), []string{filepath.Join(dir, "kite.yaml")}
-	r, err := Check(s, kite)
+	r, err := checkManifests(s, kite)
 	require.NoError(t, err)
-	require.Len(t, r.Wrong, 1)
-	require.NoError(t, Define(s, []string{filepath.Join(dir, "crd.yaml")}))
-	r, err = Check(s, kite)
+	require.Len(t, r.wrong, 1)
+	require.NoError(t, define(s, []string{filepath.Join(dir, "crd.yaml")}))
+	r, err = checkManifests(s, kite)
 	require.NoError(t, err)
-	require.Empty(t, r.Wrong)
+	require.Empty(t, r.wrong)
 
-	err = Define(s, []string{filepath.Join(folder(t, map[string]string{"list.yaml": "- a\n"}), "list.yaml")})
+	err = define(s, []string{filepath.Join(folder(t, map[string]string{"list.yaml": "- a\n"}), "list.yaml")})
 	require.ErrorContains(t, err, "list.yaml: ")
 }

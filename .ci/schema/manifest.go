@@ -1,5 +1,4 @@
-// Package manifest finds manifests and checks them against the schemas of an API.
-package manifest
+package main
 
 import (
 	"fmt"
@@ -12,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/.ci/schema/openapi"
 )
 
-// Files returns the .yaml files at and below the paths.
-func Files(paths ...string) ([]string, error) {
+// findManifests returns the .yaml files at and below the paths.
+func findManifests(paths ...string) ([]string, error) {
 	var files []string
 	for _, path := range paths {
 		err := filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
@@ -33,8 +32,8 @@ func Files(paths ...string) ([]string, error) {
 	return files, nil
 }
 
-// Define adds the kinds of the CustomResourceDefinitions in files.
-func Define(schemas *openapi.Schemas, files []string) error {
+// define adds the kinds of the CustomResourceDefinitions in files.
+func define(schemas *openapi.Schemas, files []string) error {
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if err != nil {
@@ -47,24 +46,24 @@ func Define(schemas *openapi.Schemas, files []string) error {
 	return nil
 }
 
-// Result is the result of a check.
-type Result struct {
-	Documents int      // number checked
-	Wrong     []string // errors with file and line
+// result is the result of a check.
+type result struct {
+	documents int      // number checked
+	wrong     []string // errors with file and line
 }
 
-// Check checks the documents of files.
-func Check(schemas *openapi.Schemas, files []string) (Result, error) {
-	var r Result
+// checkManifests checks the documents of files.
+func checkManifests(schemas *openapi.Schemas, files []string) (result, error) {
+	var r result
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if err != nil {
-			return Result{}, err
+			return result{}, err
 		}
 		documents, wrong := schemas.Check(data)
-		r.Documents += documents
+		r.documents += documents
 		for _, w := range wrong {
-			r.Wrong = append(r.Wrong, fmt.Sprintf("%s:%d: %s", file, w.Line, w.Text))
+			r.wrong = append(r.wrong, fmt.Sprintf("%s:%d: %s", file, w.Line, w.Text))
 		}
 	}
 	return r, nil
