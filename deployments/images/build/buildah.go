@@ -93,14 +93,14 @@ func (b *buildah) build(ctx context.Context, containerfile string, p plan) (stri
 // archive builds an image from its own context and returns the path of its archive.
 func (b *buildah) archive(ctx context.Context, name, reference, containerfile string, files map[string][]byte, args ...string) (string, error) {
 	dir := filepath.Join(b.dir, name)
-	recipe := dir + ".Containerfile"
-	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(recipe, []byte(containerfile), 0o644), writeContext(dir, files)); err != nil {
+	file := dir + ".Containerfile"
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(file, []byte(containerfile), 0o644), writeContext(dir, files)); err != nil {
 		return "", err
 	}
 	defer os.RemoveAll(dir)
 	args = append([]string{
 		"build", "--quiet", "--isolation", "chroot", "--pull-never", "--identity-label=false", "--format", "oci",
-		"--os", "linux", "--arch", b.arch, "--timestamp", strconv.FormatInt(b.epoch, 10), "--tag", reference, "--file", recipe,
+		"--os", "linux", "--arch", b.arch, "--timestamp", strconv.FormatInt(b.epoch, 10), "--tag", reference, "--file", file,
 	}, args...)
 	if _, err := b.run(ctx, append(args, dir)...); err != nil {
 		return "", err

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpuready/gpuready/deployments/images/build/recipe"
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 	"github.com/gpuready/gpuready/deployments/images/build/sbom"
 )
@@ -38,7 +37,7 @@ type inputs struct {
 	Name, Version, Revision, Repository, Arch string
 
 	Containerfile string
-	Recipe        recipe.Recipe
+	Recipe        recipe
 	Base          baseImage
 	Files         map[string][]byte // by their name in COPY
 	At            time.Time
@@ -66,7 +65,7 @@ const registryClient = "operator"
 func makePlan(in inputs) (plan, error) {
 	p := plan{Name: in.Name, Reference: in.Repository + "/" + in.Name + ":" + in.Version, Files: map[string][]byte{}}
 	files, ours := map[string]rootfs.File{}, []string{}
-	document := recipe.File{}
+	document := copied{}
 	for _, f := range in.Recipe.Files {
 		if f.Source == sbomSource(in.Name) {
 			document = f
@@ -121,7 +120,7 @@ func key(values ...any) (string, error) {
 }
 
 // compare returns how an image differs from the plan.
-func (p plan) compare(have rootfs.Image, r recipe.Recipe) error {
+func (p plan) compare(have rootfs.Image, r recipe) error {
 	var problems []error
 	for _, line := range rootfs.Difference(have.Tree, p.Tree) {
 		problems = append(problems, errors.New(line))

@@ -14,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/deployments/images/build/recipe"
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 	"github.com/gpuready/gpuready/deployments/images/build/sbom"
 )
@@ -44,11 +43,11 @@ var wanted = map[string]struct {
 	"validator": {"0:0", append([]string{"/usr/bin/gpu-validator"}, samples...)},
 }
 
-func containerfile(t testing.TB, name string) (string, recipe.Recipe) {
+func containerfile(t testing.TB, name string) (string, recipe) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", name, "Containerfile"))
 	require.NoError(t, err)
-	r, err := recipe.Parse(string(text)) // which refuses RUN
+	r, err := parseRecipe(string(text)) // which refuses RUN
 	require.NoError(t, err, name)
 	return string(text), r
 }

@@ -17,7 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpuready/gpuready/deployments/images/build/recipe"
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 )
 
@@ -165,7 +164,7 @@ func (j *job) readInputs(ctx context.Context, name string, bases map[string]base
 		return in, err
 	}
 	in.Containerfile = string(text)
-	if in.Recipe, err = recipe.Parse(in.Containerfile); err != nil {
+	if in.Recipe, err = parseRecipe(in.Containerfile); err != nil {
 		return in, fmt.Errorf("%s: %w", file, err)
 	}
 	for _, f := range in.Recipe.Files {

@@ -1,8 +1,4 @@
-// Package recipe parses Containerfiles of this project's images: a base, labels, files
-// from the build's context, and the program to run. It refuses every other instruction,
-// above all RUN. So an image contains only what was built and checked outside, and
-// nothing depends on the network or the clock.
-package recipe
+package main
 
 import (
 	"encoding/json"
@@ -14,26 +10,29 @@ import (
 	"strings"
 )
 
-// Recipe is a parsed Containerfile.
-type Recipe struct {
+// recipe is a parsed Containerfile of this project's images: a base, labels, files from the
+// build's context, and the program to run. Every other instruction is refused, above all RUN.
+// So an image contains only what was built and checked outside, and nothing depends on the
+// network or the clock.
+type recipe struct {
 	Base       string            // the default of ARG BASE
 	Args       []string          // names, including BASE
 	Labels     map[string]string // values as written, with variables
-	Files      []File
+	Files      []copied
 	User       string   // "uid:gid"
 	Entrypoint []string // the program and its first arguments
 }
 
-// File is one file that COPY puts into the image.
-type File struct {
+// copied is one file that COPY puts into the image.
+type copied struct {
 	Source string // in the context: "lib/libcuda.so"
 	Path   string // in the image, absolute
 	Mode   fs.FileMode
 }
 
-// Parse parses a Containerfile. Its errors begin with the number of the line.
-func Parse(text string) (Recipe, error) {
-	r := Recipe{Labels: map[string]string{}}
+// parseRecipe parses a Containerfile. Its errors begin with the number of the line.
+func parseRecipe(text string) (recipe, error) {
+	r := recipe{Labels: map[string]string{}}
 	from := false
 	for _, line := range instructions(text) {
 		name, rest, _ := strings.Cut(line.text, " ")
@@ -56,7 +55,7 @@ func Parse(text string) (Recipe, error) {
 		case "LABEL":
 			err = parseLabels(rest, r.Labels)
 		case "COPY":
-			var files []File
+			var files []copied
 			files, err = parseCopy(rest)
 			r.Files = append(r.Files, files...)
 		case "USER":
@@ -67,16 +66,16 @@ func Parse(text string) (Recipe, error) {
 			err = fmt.Errorf("%s is not among ARG, FROM, LABEL, COPY, USER, ENTRYPOINT; what an image holds is built before it and copied in", name)
 		}
 		if err != nil {
-			return Recipe{}, fmt.Errorf("line %d: %w", line.number, err)
+			return recipe{}, fmt.Errorf("line %d: %w", line.number, err)
 		}
 	}
 	switch {
 	case !from || r.Base == "":
-		return Recipe{}, fmt.Errorf("line 1: ARG BASE=… and FROM ${BASE} are required")
+		return recipe{}, fmt.Errorf("line 1: ARG BASE=… and FROM ${BASE} are required")
 	case len(r.Entrypoint) == 0:
-		return Recipe{}, fmt.Errorf("line 1: an ENTRYPOINT is required")
+		return recipe{}, fmt.Errorf("line 1: an ENTRYPOINT is required")
 	case r.User == "":
-		return Recipe{}, fmt.Errorf("line 1: a USER is required, be it 0:0")
+		return recipe{}, fmt.Errorf("line 1: a USER is required, be it 0:0")
 	}
 	return r, nil
 }
@@ -124,7 +123,7 @@ func parseLabels(text string, into map[string]string) error {
 }
 
 // parseCopy parses `--chmod=0755 source… destination`.
-func parseCopy(text string) ([]File, error) {
+func parseCopy(text string) ([]copied, error) {
 	words := strings.Fields(text)
 	octal, ok := strings.CutPrefix(text, "--chmod=")
 	if !ok || len(words) < 3 {
@@ -139,12 +138,12 @@ func parseCopy(text string) ([]File, error) {
 	if !path.IsAbs(to) || len(sources) > 1 && !strings.HasSuffix(to, "/") {
 		return nil, fmt.Errorf("COPY %s: an absolute destination is required, with a slash at its end for several files", text)
 	}
-	var files []File
+	var files []copied
 	for _, source := range sources {
 		if path.IsAbs(source) || !fs.ValidPath(source) || strings.ContainsAny(source, "*?[$") {
 			return nil, fmt.Errorf("COPY %s: the name of one file below the context is required", source)
 		}
-		f := File{Source: source, Path: to, Mode: fs.FileMode(mode)}
+		f := copied{Source: source, Path: to, Mode: fs.FileMode(mode)}
 		if strings.HasSuffix(to, "/") {
 			f.Path = path.Join(to, path.Base(source))
 		}

@@ -1,4 +1,4 @@
-package recipe
+package main
 
 import (
 	"io/fs"
@@ -22,14 +22,14 @@ USER 65532:65532
 ENTRYPOINT ["/usr/bin/one", "--flag=a,b"]
 `
 
-func TestParse(t *testing.T) {
-	r, err := Parse(good)
+func TestParseRecipe(t *testing.T) {
+	r, err := parseRecipe(good)
 	require.NoError(t, err)
-	require.Equal(t, Recipe{
+	require.Equal(t, recipe{
 		Base:   "registry.example/base@sha256:0",
 		Args:   []string{"BASE", "VERSION"},
 		Labels: map[string]string{"title": `a "b" c`, "version": "${VERSION}"},
-		Files: []File{
+		Files: []copied{
 			{"one", "/usr/bin/one", 0o755}, {"lib/two.so", "/usr/bin/two.so", 0o755},
 			{"images/x.spdx.json", "/usr/share/sbom/x.spdx.json", 0o644},
 		},
@@ -62,7 +62,7 @@ func TestUnsupportedInstructionsAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			text := strings.Replace(good, c.old, c.new, 1)
 			require.NotEqual(t, good, text)
-			_, err := Parse(text)
+			_, err := parseRecipe(text)
 			require.ErrorContains(t, err, c.want)
 			require.Regexp(t, `^line \d+: `, err)
 		})
@@ -73,7 +73,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(good)
 	f.Add("ARG BASE=\\\n\nFROM")
 	f.Fuzz(func(t *testing.T, text string) {
-		r, err := Parse(text)
+		r, err := parseRecipe(text)
 		if err != nil {
 			return
 		}
