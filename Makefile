@@ -68,7 +68,7 @@ test: packages-build packages-containers ## run every test, component tests of t
 
 .PHONY: demo
 demo: packages-build packages-containers ## watch a GPU travel from the driver to a CUDA job
-	@$(MAKE) --no-print-directory -j2 build $(BIN)/demo
+	@$(MAKE) --no-print-directory -j2 $(addprefix $(BIN)/,$(CGO_PROGRAMS) gpu-cdi-hook gpu-oci-runtime vectoradd $(SIMULATOR) demo)
 	@$(BIN)/demo $(DEMO_ARGS)
 
 .PHONY: bench
