@@ -206,7 +206,7 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 		{"cost --root " + root + " --call 1m", 2, "--call: 1m0s is not 0 to 10s"},
 		{"cost --root " + root + " --init 200", 2, "missing unit in duration"},
 		{"cost --root " + none + " --init 1s", 1, "no simulated driver"},
-		{"serve", 2, "gpusim serve: --profile is missing; gpusim profiles lists them"},
+		{"serve", 2, "gpusim: serve: --profile is missing; gpusim profiles lists them"},
 		{"serve --profile t4 --root driver", 2, `--root: "driver" is no absolute path`},
 		{"serve --profile t4 --mig 1g.10gb", 2, `--mig: "1g.10gb": of the 1 GPUs none is meant that can do MIG`},
 		{"serve --profile a100-80gb --mig 9=1g.10gb", 2, `--mig: "9=1g.10gb": of the 8 GPUs none is meant`},
