@@ -120,7 +120,13 @@ var steps = []step{
 			}
 			return err
 		},
-		undo:       func(t *testing.T, b *bench) { b.remove(t, otherOperator(0)) },
+		// Without the right, the operator made way and deleted its DaemonSets. The next step
+		// needs the new ones.
+		undo: func(t *testing.T, b *bench) {
+			b.remove(t, otherOperator(0))
+			b.change(t, `{"operator":{"labels":{"example.com/change":"%d"}}}`, b.next())
+			b.waitNoError(t, "the operator serves the policy again", func() error { return b.observed(t) })
+		},
 		reportedIn: inLog,
 	},
 	{
