@@ -7,7 +7,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Recovery by quiet needs the caller's help: at NextLook it probes each device
+// Recovery by quiet needs the caller's help: at NextProbe it probes each device
 // that is Due, reports the result with Probed, and takes a new snapshot.
 
 // Probe is the result of testing a device.

@@ -14,7 +14,7 @@ import (
 // after returns a time that many minutes after now.
 func after(minutes float64) time.Time { return now.Add(time.Duration(minutes * float64(time.Minute))) }
 
-// probeDue does what the caller does at NextLook: probe the due devices and take a
+// probeDue does what the caller does at NextProbe: probe the due devices and take a
 // snapshot.
 func probeDue(h health.State, s gpu.Snapshot, at time.Time, passed bool) health.State {
 	for _, id := range h.Due(at) {

@@ -20,14 +20,14 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// This file lets SideCar work for NVIDIA's driver container, which differs from Main:
+// This file lets Builder work for NVIDIA's driver container, which differs from Client:
 //
 //   - It puts the driver itself into the folder, drivers/NVIDIA-Linux-<arch>-<version>.run,
 //     and its whole environment into env. Neither names the modules, nor the kernel.
 //   - It copies modules/ into its own /lib/modules/<release> and runs modprobe there. The
 //     folder has to hold the kernel's modules that the driver needs, too, and depmod's files.
 //   - It waits for driver_build_started, or falls back on a build of its own if there is a
-//     driver_toolkit_broken; then it waits for driver_built for ever. So SideCar writes both
+//     driver_toolkit_broken; then it waits for driver_built for ever. So Builder writes both
 //     files at the end of a successful build.
 
 // The variables that are read of NVIDIA's env, besides DRIVER_VERSION and KERNEL_MODULE_TYPE.

@@ -121,7 +121,7 @@ type coded struct {
 func (c *coded) Error() string { return c.err.Error() }
 func (c *coded) Unwrap() error { return c.err }
 
-// ErrReported ends a program that has already printed its error: End(code, ErrSaid).
+// ErrReported ends a program that has already printed its error: WithExitCode(code, ErrReported).
 var ErrReported = errors.New("the error was already reported")
 
 // WithExitCode returns an error that ends the program with an exit code.

@@ -59,7 +59,7 @@ const (
 	OwnLabels = "gpuready.io/labels"
 	// InitiallyCordoned is "true" if the Node was cordoned before its upgrade, and stays so.
 	InitiallyCordoned = "nvidia.com/gpu-driver-upgrade.node-initial-state.unschedulable"
-	// UpgradeSince is the time at which the Node entered its UpgradeState, RFC 3339; UpgradeWhy is
+	// UpgradeSince is the time at which the Node entered its UpgradeState, RFC 3339; UpgradeReason is
 	// the reason for a failure or deferral.
 	UpgradeSince  = "gpuready.io/driver-upgrade.since"
 	UpgradeReason = "gpuready.io/driver-upgrade.why"

@@ -27,7 +27,7 @@ func TestUpgradeCompletesDespiteDisturbances(t *testing.T) {
 			}
 		}
 		c.clearDisturbances()
-		const most = 800 // an hour and a half: longer than PodsAgain
+		const most = 800 // an hour and a half: longer than PodsRetry
 		for range most {
 			c.runOthers()
 			wrote := c.runOperator(1 << 20)

@@ -28,7 +28,7 @@ type State string
 // The states, as the reference spells them.
 const (
 	Unknown            State = ""
-	Required           State = "upgrade-required"       // outdated, waits for its turn; with label.UpgradeWhy: deferred after an earlier turn
+	Required           State = "upgrade-required"       // outdated, waits for its turn; with label.UpgradeReason: deferred after an earlier turn
 	CordonRequired     State = "cordon-required"        // read but never written: a state of the reference
 	WaitForJobs        State = "wait-for-jobs-required" // cordoned; waits for pods of waitForCompletion
 	PodDeletion        State = "pod-deletion-required"  // pods that use GPUs are evicted
@@ -135,7 +135,7 @@ type Refusal struct {
 }
 
 // WriteDeadline bounds how long a write of a node's upgrade may fail before the upgrade yields
-// its turn, and WriteAgain is the pause before the next attempt. PodsAgain is the pause after
+// its turn, and WriteRetry is the pause before the next attempt. PodsRetry is the pause after
 // a pod was evicted in vain and is still there: each attempt costs the node's other pods
 // their place.
 const (

@@ -41,7 +41,7 @@ type Test interface {
 	Request(ctx context.Context, s *Session) error
 	// Nodes returns the nodes that are being measured so far.
 	Nodes(s *Session) []string
-	// Finish undoes Ask, so that the next sample can begin.
+	// Finish undoes Request, so that the next sample can begin.
 	Finish(ctx context.Context, s *Session, sample *report.Sample) error
 	// Restore restores the state of the cluster before the run, whatever happened.
 	Restore(ctx context.Context, s *Session) error

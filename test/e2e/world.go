@@ -195,7 +195,7 @@ func (w *ClusterState) WaitAllocatable(t *testing.T, gpus int64, nodes ...string
 	}
 }
 
-// WaitAllResources is like Offers, for several resources of one node.
+// WaitAllResources is like WaitAllocatable, for several resources of one node.
 func (w *ClusterState) WaitAllResources(t *testing.T, node string, want map[corev1.ResourceName]int64) {
 	t.Helper()
 	asked := time.Now()

@@ -21,7 +21,7 @@ func TestEveryFieldIsServedOrKept(t *testing.T) {
 	fields := load(t).Fields()
 	for _, path := range fields {
 		require.True(t, slices.Contains(served, path) != isKept(path),
-			"spec.%s: say in schematest.Served that it is served, or in v1.KeptFields that it is not, and not both", path)
+			"spec.%s: say in schematest.Served that it is served, or in v1.IgnoredFields that it is not, and not both", path)
 	}
 	for _, path := range served {
 		require.Contains(t, fields, path, "served")
