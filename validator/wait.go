@@ -133,7 +133,7 @@ func (e *noDriverError) Error() string { return e.why }
 
 // driverGrace is the time that a driver's container may wait, for example for its modules to be
 // built, before the wait ends without a driver: a validator that was created without the
-// GPUs has to be created anew.
+// GPUs has to be created again.
 const driverGrace = 30 * time.Second
 
 // watchDriver calls stop with a noDriverError when the driver's container has failed, or has

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
@@ -345,4 +347,20 @@ func BenchmarkUp(b *testing.B) {
 		ok(b, "down", "--root", root)
 		b.StartTimer()
 	}
+}
+
+func TestASignalEndsAWaitForTheLock(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "driver")
+	ok(t, "up", "--root", root, "--profile", "t4")
+	holder, err := os.Open(filepath.Join(root, "var/lib/gpusim/lock"))
+	require.NoError(t, err)
+	defer holder.Close()
+	require.NoError(t, syscall.Flock(int(holder.Fd()), syscall.LOCK_EX))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	p := built.Start(t, "gpusim", []string{"up", "--root", root, "--profile", "t4"})
+	require.NoError(t, p.WaitOutput(ctx, "waiting for"))
+	require.NoError(t, p.Signal(os.Interrupt))
+	_, err = p.Wait(ctx)
+	require.NoError(t, err)
 }

@@ -6,12 +6,11 @@ import (
 	"context"
 	"os"
 
-	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/simulator/gpusim/command"
 )
 
 func main() {
-	os.Exit(program.RunWithSignals(func(ctx context.Context) int {
-		return command.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	}))
+	// Only serve handles signals. They end any other command at once, also one that waits for
+	// the lock of a root.
+	os.Exit(command.Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }

@@ -40,7 +40,7 @@ func commands() []command {
 // call is one run of a command.
 type call struct {
 	*program.Flags
-	ctx    context.Context // it ends on SIGINT and SIGTERM
+	ctx    context.Context
 	out    io.Writer
 	err    io.Writer
 	line   string // the command line, for the one who waits for it

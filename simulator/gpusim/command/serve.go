@@ -2,7 +2,9 @@ package command
 
 import (
 	"maps"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
@@ -78,5 +80,7 @@ func (c *call) serve(m *machine, o serve.Config, format string) error {
 		return err
 	}
 	o.Root, o.Command = filepath.Clean(*c.root), c.line
-	return serve.Run(c.ctx, o)
+	ctx, stop := signal.NotifyContext(c.ctx, syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	return serve.Run(ctx, o)
 }
