@@ -15,7 +15,9 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// file is the pair of files that report on one name; at most one of the two exists.
+// file is the pair of files that report on one name; at most one of the two exists. Package
+// readiness makes these names; they stand here so that a search finds them, and a test
+// compares them.
 type file struct {
 	name            readiness.Layer
 	ready, notReady string
