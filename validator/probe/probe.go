@@ -61,14 +61,15 @@ type childError struct {
 func (e *childError) Error() string { return e.text }
 func (e *childError) Unwrap() error { return e.sentinel }
 
-// newChild returns a child process, which is killed when this one ends, and its stderr.
-func newChild(ctx context.Context, command string, node check.Node) (*exec.Cmd, *bytes.Buffer) {
+// newChild returns a child process, which is killed when this one ends, and its stderr, of
+// which at most so many bytes are kept.
+func newChild(ctx context.Context, command string, node check.Node, stderrBytes int) (*exec.Cmd, *bytes.Buffer) {
 	// Not the path of the binary, which an upgrade may have replaced.
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", command, node.Root.Dir(), node.DriverRoot)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = grace
 	stderr := &bytes.Buffer{}
-	cmd.Stderr = &limited{stderr, maxOutput}
+	cmd.Stderr = &limited{stderr, stderrBytes}
 	return cmd, stderr
 }
 
@@ -93,7 +94,7 @@ func checkArgs(args []string) error {
 func Read(ctx context.Context, node check.Node) (check.Reading, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	cmd, stderr := newChild(ctx, Command, node)
+	cmd, stderr := newChild(ctx, Command, node, maxOutput)
 	var stdout bytes.Buffer
 	cmd.Stdout = &limited{&stdout, maxOutput}
 	err := cmd.Run()

@@ -31,13 +31,16 @@ type Message struct {
 	Ready      bool                       `json:"ready,omitempty"`   // after the first reading: events are received from now on
 }
 
+// maxWatchErrors bounds the stderr that is kept of a child that runs for weeks.
+const maxWatchErrors = 64 << 10
+
 // Watch runs a child that reads the GPUs' condition again and again and receives events,
 // until ctx ends; it then reads once more. handle is called for each message, one at a time.
 // Watch returns once the child has ended, or endTimeout after the end of ctx.
 func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, handle func(Message)) error {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	cmd, stderr := newChild(life, WatchCommand, node)
+	cmd, stderr := newChild(life, WatchCommand, node, maxWatchErrors)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return err
