@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/internal/kubelettest"
-	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/lab/built"
 )
 
 // BenchmarkStartToFirstList measures the built plugin from exec until the kubelet has

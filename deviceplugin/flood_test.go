@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/flood"
+	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/fault"
 )
 
 // freeAddress returns an unused address of this machine.
@@ -53,12 +53,12 @@ func TestHostileClientsCostLittleMemory(t *testing.T) {
 	m.wait(8)
 	before := resident(t, m.process)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	attack := flood.Start(ctx, "127.0.0.3", addr, flood.Unfinished, connections)
+	attack := fault.Start(ctx, "127.0.0.3", addr, fault.Unfinished, connections)
 	defer attack.Wait()
 	defer cancel()
 	for answered := 0; answered < 10 || attack.Connections() < connections; {
 		require.Less(t, resident(t, m.process)-before, bound, "bytes, for %d connections", attack.Connections())
-		_, err := flood.Probe(ctx, addr, "/readyz")
+		_, err := fault.Probe(ctx, addr, "/readyz")
 		require.NoError(t, ctx.Err(), "the last probe: %v", err)
 		if err == nil { // one may come too late on a busy machine; the kubelet probes again
 			answered++

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/mps"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/lab/built"
 )
 
 const mpsShared = "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/lab/built"
 )
 
 // configured starts the plugin with a configuration file.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/compare"
 	"github.com/gpuready/gpuready/internal/kubelettest"
-	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/lab/built"
 )
 
 // withPods is withKubelet with the PodResources API in /pods.

@@ -24,7 +24,7 @@ func loadAPI(ctx context.Context) (api, error) {
 	if err != nil {
 		return api{}, err
 	}
-	nfd, _, err := kubernetes.Module(ctx, "test/cluster/binaries/nfd", "sigs.k8s.io/node-feature-discovery")
+	nfd, _, err := kubernetes.Module(ctx, "test/lab/binaries/nfd", "sigs.k8s.io/node-feature-discovery")
 	if err != nil {
 		return api{}, err
 	}

@@ -1,5 +1,5 @@
 // Schema checks manifests against their API: the OpenAPI files in the source of
-// Kubernetes, in the version that test/cluster runs, and the definitions of
+// Kubernetes, in the version that test/lab/cluster runs, and the definitions of
 // deployments/static/operator.yaml and Node Feature Discovery. Run it in .ci/schema.
 //
 // go run . ../../deployments/static

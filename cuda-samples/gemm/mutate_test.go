@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/mutation"
+	"github.com/gpuready/gpuready/test/lab/fault"
 )
 
 // equivalent holds changes that do not change the results, each with the reason.
@@ -20,7 +20,7 @@ var equivalent = regexp.MustCompile(`` +
 
 // Every instruction of the kernels is changed, one at a time: the sample must not pass.
 func TestChangedKernelsAreDetected(t *testing.T) {
-	mutation.LoadDriver(t, "h100-sxm")
+	fault.LoadDriver(t, "h100-sxm")
 	for only, code := range map[string]*string{fp32: &ptx, bf16: &ptxSM80} {
 		original := *code
 		try := func(changed string) (int, string) {
@@ -37,7 +37,7 @@ func TestChangedKernelsAreDetected(t *testing.T) {
 		}
 		exit, log := try(original)
 		require.Zero(t, exit, log)
-		for _, c := range mutation.Mutants(t, original) {
+		for _, c := range fault.Mutants(t, original) {
 			if exit, _ := try(c.PTX); exit == 0 && !equivalent.MatchString(c.What) {
 				t.Errorf("%s: %s, and the sample passes", only, c.What)
 			}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/mutation"
+	"github.com/gpuready/gpuready/test/lab/fault"
 )
 
 // equivalent holds changes that do not change the results, each with the reason.
@@ -20,7 +20,7 @@ var equivalent = regexp.MustCompile(`` +
 
 // Every instruction of the kernels is changed, one at a time: the sample must not pass.
 func TestChangedKernelsAreDetected(t *testing.T) {
-	mutation.LoadDriver(t, "h100-sxm")
+	fault.LoadDriver(t, "h100-sxm")
 	original := ptx
 	t.Cleanup(func() { ptx = original })
 	try := func(changed string) (int, string) {
@@ -33,7 +33,7 @@ func TestChangedKernelsAreDetected(t *testing.T) {
 	exit, log := try(original)
 	require.Zero(t, exit, log)
 	var survived []string
-	for _, c := range mutation.Mutants(t, original) {
+	for _, c := range fault.Mutants(t, original) {
 		if exit, _ := try(c.PTX); exit == 0 && !equivalent.MatchString(c.What) {
 			survived = append(survived, c.What)
 		}

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
-	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/lab/built"
 )
 
 func TestSizesAroundBlocksAndGrids(t *testing.T) {

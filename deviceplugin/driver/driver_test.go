@@ -17,7 +17,7 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

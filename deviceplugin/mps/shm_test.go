@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/host/mount"
-	"github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // container is a host at /run/host with a daemons' folder that is a mount, shared with

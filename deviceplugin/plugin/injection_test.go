@@ -25,7 +25,7 @@ import (
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	private "github.com/gpuready/gpuready/test/node"
+	private "github.com/gpuready/gpuready/test/lab/node"
 )
 
 // toolkit writes the toolkit's state with its injection.

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/host/mount"
-	"github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // image creates a folder of an image with a driver's user space.

@@ -22,7 +22,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/flood"
+	"github.com/gpuready/gpuready/test/lab/fault"
 )
 
 // start serves until the test ends and returns the address.
@@ -43,18 +43,18 @@ func start(t *testing.T, reg *prometheus.Registry, ready func() error) string {
 func always() error { return nil }
 
 func TestHostileClientsKeepNobodyOut(t *testing.T) {
-	for _, kind := range flood.Kinds() {
+	for _, kind := range fault.Kinds() {
 		t.Run(string(kind), func(t *testing.T) {
 			addr := start(t, NewRegistry(), always)
 			before := runtime.NumGoroutine()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			const clients = maxConns + 100
-			attack := flood.Start(ctx, "127.0.0.3", addr, kind, clients)
+			attack := fault.Start(ctx, "127.0.0.3", addr, kind, clients)
 			defer attack.Wait()
 			defer cancel()
 			for answered := 0; answered < 9 || attack.Connections() < clients; {
 				path := []string{"/healthz", "/readyz", "/metrics"}[answered%3]
-				_, err := flood.Probe(ctx, addr, path)
+				_, err := fault.Probe(ctx, addr, path)
 				require.NoError(t, ctx.Err(), "the last probe: %v", err)
 				if err == nil { // one may come too late on a busy machine
 					answered++
@@ -204,12 +204,12 @@ func TestAnswersThatNobodyReadsTakeLittleOfTheKernel(t *testing.T) {
 	}
 	addr := start(t, reg, always)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	attack := flood.Start(ctx, "127.0.0.3", addr, flood.Unread, maxConns)
+	attack := fault.Start(ctx, "127.0.0.3", addr, fault.Unread, maxConns)
 	defer attack.Wait()
 	defer cancel()
 	require.Eventually(t, func() bool { return unsent(t, addr) > 1<<20 }, 30*time.Second, 10*time.Millisecond, "the clients do not read")
 	for range 20 {
-		_, err := flood.Probe(ctx, addr, "/readyz")
+		_, err := fault.Probe(ctx, addr, "/readyz")
 		require.NoError(t, err)
 		require.LessOrEqual(t, unsent(t, addr), int64(maxConns*4*sendBuffer))
 	}

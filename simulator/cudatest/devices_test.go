@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/lab/built"
 )
 
 // listing returns the devices visible to a process: "GPU-… SIMULATED NVIDIA H100 80GB HBM3" by ordinal.

@@ -18,7 +18,7 @@ import (
 
 	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
-	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/lab/built"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")

@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/simulator/gpusim/mig"
 	"github.com/gpuready/gpuready/simulator/state"
-	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/lab/built"
 )
 
 // update rewrites the golden files: NVMLTEST_UPDATE=1 go test ./simulator/nvmltest -run SMI

@@ -1,12 +1,4 @@
-// Package autoscaler runs the Kubernetes Cluster Autoscaler against a cluster of package cluster:
-// the real program, and a provider that adds and removes nodes of that cluster. It shows the
-// purpose of a startup taint. `make e2e-autoscaler` runs the scenarios, and `make autoscaler`
-// starts such a cluster for other programs.
-//
-// The autoscaler runs outside the cluster, with an administrator's kubeconfig, and calls the
-// Provider over its external gRPC interface. The Provider has one group of GPU nodes, initially
-// empty.
-package autoscaler
+package main
 
 import (
 	"context"

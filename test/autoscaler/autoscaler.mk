@@ -14,4 +14,4 @@ e2e-autoscaler: packages-cluster images ## let the real Cluster Autoscaler add a
 
 $(BIN)/autoscaler: $(GO_SOURCES) $(STAMP)
 	@echo '  build $@'
-	$(Q)CGO_ENABLED=0 $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./test/autoscaler/tool
+	$(Q)CGO_ENABLED=0 $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./test/autoscaler

@@ -1,4 +1,4 @@
-package autoscaler
+package main
 
 // message turns a struct with protobuf tags into a message; google.golang.org/protobuf derives its
 // descriptor from the tags.

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/gpuready/gpuready/deployments"
-	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 const fleetNamespace = "nvidia-gpu-operator"

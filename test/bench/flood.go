@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/gpuready/gpuready/test/flood"
+	"github.com/gpuready/gpuready/test/lab/fault"
 )
 
 // hostile is the number of connections opened to the metrics port.
@@ -17,7 +17,7 @@ const hostile = 4000
 // flood measures the cost of hostile connections to the metrics port for the device plugin, and
 // how long a probe then waits.
 func (b *bench) flood(ctx context.Context) error {
-	for _, kind := range []flood.Kind{flood.Unfinished, flood.Unread} {
+	for _, kind := range []fault.Kind{fault.Unfinished, fault.Unread} {
 		more, probes, err := b.flooded(ctx, kind)
 		if err != nil {
 			return err
@@ -28,7 +28,7 @@ func (b *bench) flood(ctx context.Context) error {
 	return nil
 }
 
-func (b *bench) flooded(ctx context.Context, kind flood.Kind) (more []float64, probes []time.Duration, err error) {
+func (b *bench) flooded(ctx context.Context, kind fault.Kind) (more []float64, probes []time.Duration, err error) {
 	n, err := b.newNode(ctx, "h100-sxm", 8)
 	if err != nil {
 		return nil, nil, err
@@ -62,7 +62,7 @@ func (b *bench) flooded(ctx context.Context, kind flood.Kind) (more []float64, p
 		return nil, nil, err
 	}
 	attacking, cancel := context.WithCancel(ctx)
-	attack := flood.Start(attacking, "127.0.0.3", n.listen, kind, hostile)
+	attack := fault.Start(attacking, "127.0.0.3", n.listen, kind, hostile)
 	defer attack.Wait()
 	defer cancel()
 	most := before
@@ -72,7 +72,7 @@ func (b *bench) flooded(ctx context.Context, kind flood.Kind) (more []float64, p
 			return nil, nil, err
 		}
 		most = max(most, now)
-		took, err := flood.Probe(ctx, n.listen, "/healthz")
+		took, err := fault.Probe(ctx, n.listen, "/healthz")
 		if err != nil {
 			return nil, nil, p.failed(err)
 		}

@@ -15,7 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuready/gpuready/internal/cdi"
-	"github.com/gpuready/gpuready/test/cluster/binaries"
+	"github.com/gpuready/gpuready/test/lab/binaries"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 

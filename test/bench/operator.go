@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpuready/gpuready/test/cluster"
-	"github.com/gpuready/gpuready/test/cluster/binaries"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // The number of nodes, and the goals.

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // inside sets up the node and runs all steps.

@@ -1,6 +1,6 @@
 // Command demo shows a GPU going through all components on one machine: driver → toolkit → device
 // plugin → kubelet → container → CUDA job. The programs are the real ones with the paths of
-// production, on a private node (test/node). The kubelet is the in-process one, and the container
+// production, on a private node (test/lab/node). The kubelet is the in-process one, and the container
 // runtime is runc.
 package main
 
@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // Exit codes; 2 is bad usage.

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // resource is the resource that the pod requests.

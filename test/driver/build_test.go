@@ -19,12 +19,12 @@ import (
 	"github.com/gpuready/gpuready/driver/build/output"
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // request returns a request to compile the stub modules for a kernel.
-func request(t testing.TB, k *machine.Kernel) build.Request {
+func request(t testing.TB, k *vm.Kernel) build.Request {
 	t.Helper()
 	h, err := build.FindHeaders(k.Root(), k.Release)
 	require.NoError(t, err)
@@ -56,11 +56,11 @@ func edit(t testing.TB, path, from, to string) int {
 }
 
 // read returns the files of a folder by name.
-func read(t testing.TB, dir string) machine.Modules {
+func read(t testing.TB, dir string) vm.Modules {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	m := machine.Modules{}
+	m := vm.Modules{}
 	for _, e := range entries {
 		m[e.Name()], err = os.ReadFile(filepath.Join(dir, e.Name()))
 		require.NoError(t, err)
@@ -77,11 +77,11 @@ func empty(t testing.TB, dir string) {
 }
 
 func TestModulesAreCompiled(t *testing.T) {
-	for _, series := range machine.AllSeries {
+	for _, series := range vm.AllSeries {
 		t.Run(string(series), func(t *testing.T) {
 			t.Parallel()
-			k := machine.FetchKernel(t, series)
-			var all []machine.Modules
+			k := vm.FetchKernel(t, series)
+			var all []vm.Modules
 			var digests []string
 			for range 2 {
 				r := request(t, k)
@@ -107,8 +107,8 @@ func TestModulesAreCompiled(t *testing.T) {
 }
 
 func TestCompilerErrorsAreNamed(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux61)
+	vm.SkipUnlessEnabled(t)
+	k := vm.FetchKernel(t, vm.Linux61)
 	refuse := func(t *testing.T, r build.Request) *output.Failure {
 		t.Helper()
 		_, err := build.Compile(t.Context(), r)
@@ -198,8 +198,8 @@ func TestCompilerErrorsAreNamed(t *testing.T) {
 
 // TestCompilingIsInterrupted checks that an interrupted build leaves neither a file nor a process.
 func TestCompilingIsInterrupted(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux61)
+	vm.SkipUnlessEnabled(t)
+	k := vm.FetchKernel(t, vm.Linux61)
 	for _, after := range []time.Duration{0, 50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
 		r := request(t, k)
 		ctx, cancel := context.WithTimeout(t.Context(), after)
@@ -232,12 +232,12 @@ func mentioning(t testing.TB, text string) []string {
 // laid out as in Debian's nvidia-open-kernel-source. The second build runs no test of the kernel, and
 // linking its halves gives the modules of the first build.
 func TestNVIDIASourcesAreCompiled(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
+	vm.SkipUnlessEnabled(t)
 	source := os.Getenv("GPUREADY_NVIDIA_SOURCE")
 	if source == "" {
 		t.Skip("GPUREADY_NVIDIA_SOURCE names no folder with the sources of NVIDIA's modules")
 	}
-	k := machine.FetchKernel(t, machine.Linux61)
+	k := vm.FetchKernel(t, vm.Linux61)
 	r := request(t, k)
 	r.Source, r.Version, r.Variables, r.Conftest = source, "", nil, cache.Cache{Dir: t.TempDir()}
 	dir, err := build.Compile(t.Context(), r)

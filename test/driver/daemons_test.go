@@ -12,19 +12,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
-// buildHelper builds a helper program of these tests: fakedaemon stands in for the driver's daemons.
-func buildHelper(t testing.TB, name string) machine.File {
+// buildStandin builds the program that stands in for the driver's daemons and for a registry.
+func buildStandin(t testing.TB) vm.File {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	build := exec.Command("go", "build", "-trimpath", "-o", path, "./test/driver/"+name)
+	path := filepath.Join(t.TempDir(), "standin")
+	build := exec.Command("go", "build", "-tags=grpcnotrace", "-trimpath", "-ldflags=-s -w", "-o", path, "./test/lab/standin")
 	build.Dir, build.Env = built.Root(), append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, string(out))
-	return machine.Program(path)
+	return vm.Program(path)
 }
 
 // setPCI replaces the devices on the machine's PCI bus, by class and device ID.
@@ -42,13 +42,13 @@ func (n *node) setPCI(devices ...[2]string) {
 }
 
 func TestDaemons(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux61)
-	fake := buildHelper(t, "fakedaemon")
-	n := boot(t, machine.Config{Kernel: k, Files: machine.Merge(
+	vm.SkipUnlessEnabled(t)
+	k := vm.FetchKernel(t, vm.Linux61)
+	fake := buildStandin(t)
+	n := boot(t, vm.Config{Kernel: k, Files: vm.Merge(
 		k.ModuleTree(t, []string{"ecc"}, nil),
-		image("/driver", k.Release, machine.BuildStubs(t, k, version)),
-		machine.Files{
+		image("/driver", k.Release, vm.BuildStubs(t, k, version)),
+		vm.Files{
 			"/driver/usr/bin/nvidia-persistenced":                 fake,
 			"/driver/usr/bin/nv-fabricmanager":                    fake,
 			"/driver/usr/share/nvidia/nvswitch/fabricmanager.cfg": {Data: []byte("LOG_LEVEL=4\nDAEMONIZE=1\nFABRIC_MODE=0\nLOG_USE_SYSLOG=1\n")},
@@ -59,7 +59,7 @@ func TestDaemons(t *testing.T) {
 	check := n.MustRun(t.Context(), "gpu-driver", "check")
 	require.Contains(t, check, "driver   "+version+", open modules: the image has no other")
 	require.Contains(t, check, "nv-fabricmanager (required): configures 1 NVSwitch; CUDA does not start before")
-	p := n.Start(t.Context(), machine.Command{Args: []string{"gpu-driver", "run", "--listen="}, Env: []string{"NVFM_CONFIG_LOG_LEVEL=5"}})
+	p := n.Start(t.Context(), vm.Command{Args: []string{"gpu-driver", "run", "--listen="}, Env: []string{"NVFM_CONFIG_LOG_LEVEL=5"}})
 	n.until(p, "msg=ready")
 	require.Len(t, n.modules(), 3)
 	for _, name := range []string{"nvidia-persistenced", "nv-fabricmanager"} {
@@ -96,7 +96,7 @@ func TestDaemons(t *testing.T) {
 	require.Empty(t, strings.TrimSpace(n.Run(t.Context(), "pidof", "nv-fabricmanager", "nvidia-persistenced").Stdout))
 
 	require.NoError(t, n.WriteFile(t.Context(), "/driver/usr/share/fail", "", 0o644))
-	p = n.Start(t.Context(), machine.Command{Args: []string{"gpu-driver", "run", "--listen="}})
+	p = n.Start(t.Context(), vm.Command{Args: []string{"gpu-driver", "run", "--listen="}})
 	r := p.Wait(t.Context(), gone)
 	require.Equal(t, 3, r.Code, "%s", r)
 	require.Contains(t, r.Stderr, "DeviceInitFailed: nv-fabricmanager is not ready: exit status 1, started again 0 times; it said: fabric manager: NVSwitch 0 does not answer (a stand-in)")

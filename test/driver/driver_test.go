@@ -12,25 +12,25 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 func TestDriver(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	kernels := map[machine.Series]*machine.Kernel{}
-	for _, series := range machine.AllSeries {
-		kernels[series] = machine.FetchKernel(t, series)
+	vm.SkipUnlessEnabled(t)
+	kernels := map[vm.Series]*vm.Kernel{}
+	for _, series := range vm.AllSeries {
+		kernels[series] = vm.FetchKernel(t, series)
 	}
-	for i, series := range machine.AllSeries {
-		k, other := kernels[series], kernels[machine.AllSeries[1-i]]
+	for i, series := range vm.AllSeries {
+		k, other := kernels[series], kernels[vm.AllSeries[1-i]]
 		t.Run("Linux-"+k.Release, func(t *testing.T) {
 			t.Parallel()
-			stubs := machine.BuildStubs(t, k, version)
-			n := boot(t, machine.Config{Kernel: k, Files: machine.Merge(
+			stubs := vm.BuildStubs(t, k, version)
+			n := boot(t, vm.Config{Kernel: k, Files: vm.Merge(
 				k.ModuleTree(t, []string{"ecc"}, nil),
 				image("/driver", k.Release, stubs),
-				image("/newer", k.Release, machine.BuildStubs(t, k, "590.10")),
-				image("/other", k.Release, machine.BuildStubs(t, other, version)), // in the wrong folder
+				image("/newer", k.Release, vm.BuildStubs(t, k, "590.10")),
+				image("/other", k.Release, vm.BuildStubs(t, other, version)), // in the wrong folder
 			)})
 			for _, c := range []struct {
 				name string
@@ -221,7 +221,7 @@ func failures(n *node) {
 }
 
 func withoutAGPU(n *node) {
-	p := n.Start(n.t.Context(), machine.Command{Args: []string{"gpu-driver", "run", "--listen="}})
+	p := n.Start(n.t.Context(), vm.Command{Args: []string{"gpu-driver", "run", "--listen="}})
 	n.until(p, "there is no NVIDIA GPU on this node's PCI bus")
 	s := n.state()
 	require.Equal(n.t, nodestate.Waiting, s.Phase)
@@ -247,7 +247,7 @@ func killed(n *node) {
 			args = []string{"gpu-driver", "unload"}
 		}
 		// The agent kills it, by the machine's own clock: a request takes longer than the process.
-		r := n.RunCommand(n.t.Context(), machine.Command{Args: args, Timeout: 1 + time.Duration(random.Int64N(int64(whole)))})
+		r := n.RunCommand(n.t.Context(), vm.Command{Args: args, Timeout: 1 + time.Duration(random.Int64N(int64(whole)))})
 		if r.TimedOut {
 			hit++
 		}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpuready/gpuready/driver/build"
 	"github.com/gpuready/gpuready/driver/build/link"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // inHalves returns the sources of a stub nvidia.ko in two halves, laid out as NVIDIA's: one half is
@@ -55,10 +55,10 @@ $(obj)/nvidia/nv-kernel.o: $(src)/nvidia/nv-kernel.o_binary FORCE
 // TestHalvesAreLinkedAsKbuildDoes checks that a module linked from its two halves equals, byte for
 // byte, the one that Kbuild links, and that the kernel loads it.
 func TestHalvesAreLinkedAsKbuildDoes(t *testing.T) {
-	for _, series := range machine.AllSeries {
+	for _, series := range vm.AllSeries {
 		t.Run(string(series), func(t *testing.T) {
 			t.Parallel()
-			k := machine.FetchKernel(t, series)
+			k := vm.FetchKernel(t, series)
 			r := request(t, k)
 			r.Source = inHalves(t, r.Source)
 			r.Modules = append(r.Modules, "nvidia-modeset")
@@ -82,7 +82,7 @@ func TestHalvesAreLinkedAsKbuildDoes(t *testing.T) {
 			require.NoError(t, os.RemoveAll(linked))
 			empty(t, l.Work)
 
-			n := boot(t, machine.Config{Kernel: k, Files: machine.Merge(k.ModuleTree(t, []string{"ecc"}, nil), image("/driver", k.Release, modules))})
+			n := boot(t, vm.Config{Kernel: k, Files: vm.Merge(k.ModuleTree(t, []string{"ecc"}, nil), image("/driver", k.Release, modules))})
 			n.loads()
 			require.Contains(t, n.MustRun(t.Context(), "dmesg"), "NVRM: SIMULATED core 42")
 			n.unloads()

@@ -6,23 +6,23 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // TestHookHidesThatDeviceFilesAreCreated runs the hook of containers with a GPU on common kernels with
 // the driver's module loaded. Only then does the file that it hides exist.
 func TestHookHidesThatDeviceFilesAreCreated(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	for _, series := range machine.AllSeries {
-		k := machine.FetchKernel(t, series)
+	vm.SkipUnlessEnabled(t)
+	for _, series := range vm.AllSeries {
+		k := vm.FetchKernel(t, series)
 		t.Run("Linux-"+k.Release, func(t *testing.T) {
 			t.Parallel()
-			m := machine.Boot(t, machine.Config{Kernel: k, Files: machine.Merge(
+			m := vm.Boot(t, vm.Config{Kernel: k, Files: vm.Merge(
 				k.ModuleTree(t, []string{"ecc"}, nil),
-				machine.BuildStubs(t, k, version).Below("/modules"),
-				machine.Files{
-					"/usr/bin/gpu-cdi-hook": machine.Program(built.Path(t, "gpu-cdi-hook")),
+				vm.BuildStubs(t, k, version).Below("/modules"),
+				vm.Files{
+					"/usr/bin/gpu-cdi-hook": vm.Program(built.Path(t, "gpu-cdi-hook")),
 					"/bundle/config.json":   {Data: []byte(`{"ociVersion":"1.0.2","root":{"path":"rootfs"}}`)},
 					"/bundle/rootfs/proc":   {Mode: fs.ModeDir | 0o755},
 				},

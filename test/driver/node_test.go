@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 const (
@@ -25,14 +25,14 @@ const (
 )
 
 // image returns the folder /driver of a driver's image: user space, and modules for a kernel.
-func image(at, release string, modules machine.Modules) machine.Files {
+func image(at, release string, modules vm.Modules) vm.Files {
 	files := modules.Below(filepath.Join(at, "lib/modules", release))
 	for name, text := range map[string]string{
 		"usr/lib/x86_64-linux-gnu/libcuda.so." + version:    "the library",
 		"lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": "the firmware",
 		"usr/src/README": "sources",
 	} {
-		files[filepath.Join(at, name)] = machine.File{Data: []byte(text)}
+		files[filepath.Join(at, name)] = vm.File{Data: []byte(text)}
 	}
 	return files
 }
@@ -40,22 +40,22 @@ func image(at, release string, modules machine.Modules) machine.Files {
 // node is a machine with gpu-driver, a driver's image in /driver, and the kernel's own
 // modules that the driver needs.
 type node struct {
-	*machine.Machine
+	*vm.Machine
 	t testing.TB
 }
 
-func boot(t testing.TB, c machine.Config) *node {
+func boot(t testing.TB, c vm.Config) *node {
 	t.Helper()
-	machine.SkipUnlessEnabled(t)
-	c.Files = machine.Merge(c.Files, machine.Files{"/usr/bin/gpu-driver": machine.Program(built.Path(t, "gpu-driver"))})
-	return &node{machine.Boot(t, c), t}
+	vm.SkipUnlessEnabled(t)
+	c.Files = vm.Merge(c.Files, vm.Files{"/usr/bin/gpu-driver": vm.Program(built.Path(t, "gpu-driver"))})
+	return &node{vm.Boot(t, c), t}
 }
 
 // as returns the node for a subtest.
 func (n *node) as(t testing.TB) *node { return &node{n.Machine, t} }
 
 // driver runs gpu-driver with the common flags of the tests.
-func (n *node) driver(command string, args ...string) machine.Result {
+func (n *node) driver(command string, args ...string) vm.Result {
 	n.t.Helper()
 	return n.Run(n.t.Context(), append([]string{"gpu-driver", command}, args...)...)
 }
@@ -63,10 +63,10 @@ func (n *node) driver(command string, args ...string) machine.Result {
 // withoutGPU adds flags for commands that read the PCI bus.
 func withoutGPU(args ...string) []string { return append([]string{"--without-gpu"}, args...) }
 
-func (n *node) load(args ...string) machine.Result { return n.driver("load", withoutGPU(args...)...) }
+func (n *node) load(args ...string) vm.Result { return n.driver("load", withoutGPU(args...)...) }
 
 // loads runs load, which must succeed.
-func (n *node) loads(args ...string) machine.Result {
+func (n *node) loads(args ...string) vm.Result {
 	n.t.Helper()
 	r := n.load(args...)
 	require.Zero(n.t, r.Code, "%s\n%s", r, n.Run(n.t.Context(), "sh", "-c", "dmesg | tail -20"))
@@ -128,20 +128,20 @@ func (n *node) loadedTimes() int {
 }
 
 // run starts gpu-driver run and waits until it is ready.
-func (n *node) run(args ...string) *machine.Process {
+func (n *node) run(args ...string) *vm.Process {
 	n.t.Helper()
 	p := n.start(args...)
 	n.until(p, "msg=ready")
 	return p
 }
 
-func (n *node) start(args ...string) *machine.Process {
+func (n *node) start(args ...string) *vm.Process {
 	n.t.Helper()
-	return n.Start(n.t.Context(), machine.Command{Args: append([]string{"gpu-driver", "run", "--listen=", "--without-gpu"}, args...)})
+	return n.Start(n.t.Context(), vm.Command{Args: append([]string{"gpu-driver", "run", "--listen=", "--without-gpu"}, args...)})
 }
 
 // until waits until a process has printed a text.
-func (n *node) until(p *machine.Process, text string) {
+func (n *node) until(p *vm.Process, text string) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), gone)
 	defer cancel()
@@ -155,7 +155,7 @@ func (n *node) until(p *machine.Process, text string) {
 }
 
 // ends sends SIGTERM, after which a process must end with 0.
-func (n *node) ends(p *machine.Process) machine.Result {
+func (n *node) ends(p *vm.Process) vm.Result {
 	n.t.Helper()
 	require.NoError(n.t, p.Signal(n.t.Context(), syscall.SIGTERM))
 	r := p.Wait(n.t.Context(), gone)
@@ -164,10 +164,10 @@ func (n *node) ends(p *machine.Process) machine.Result {
 }
 
 // user starts a process that has the control device open.
-func (n *node) user() *machine.Process {
+func (n *node) user() *vm.Process {
 	n.t.Helper()
 	n.MustRun(n.t.Context(), "sh", "-c", "[ -c /dev/nvidiactl ] || mknod /dev/nvidiactl c 195 255")
-	p := n.Start(n.t.Context(), machine.Command{Args: []string{"sh", "-c", "exec sleep 100000 3</dev/nvidiactl"}})
+	p := n.Start(n.t.Context(), vm.Command{Args: []string{"sh", "-c", "exec sleep 100000 3</dev/nvidiactl"}})
 	for held := false; !held; {
 		_, exited := p.Output(n.t.Context())
 		require.False(n.t, exited)
@@ -176,7 +176,7 @@ func (n *node) user() *machine.Process {
 	return p
 }
 
-func (n *node) kill(p *machine.Process) {
+func (n *node) kill(p *vm.Process) {
 	n.t.Helper()
 	require.NoError(n.t, p.Signal(n.t.Context(), syscall.SIGKILL))
 	p.Wait(n.t.Context(), gone)

@@ -12,14 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/driver/toolkit"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // TestModulesAreBuiltWhereTheImageHasNone uses a stand-in for make that copies modules compiled
 // before. TestModulesAreCompiled covers compiling.
 func TestModulesAreBuiltWhereTheImageHasNone(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux61)
+	vm.SkipUnlessEnabled(t)
+	k := vm.FetchKernel(t, vm.Linux61)
 	n := newBuildNode(t, k)
 	built := []string{"--sources", "/sources", "--build-cache", "/var/lib/cache", "--build-dir", "/var/lib/work"}
 	calls := func() int { return strings.Count(n.Run(t.Context(), "cat", "/calls").Stdout, "called") }
@@ -48,12 +48,12 @@ const keptHere = "modules are taken from those that this node keeps"
 // TestABuildIsPulledByTheNextNode simulates two nodes on one machine, which differ in the files they
 // keep. The second one has neither make nor headers.
 func TestABuildIsPulledByTheNextNode(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux61)
-	n := newBuildNode(t, k, machine.Files{"/usr/bin/registry": buildHelper(t, "registry")})
+	vm.SkipUnlessEnabled(t)
+	k := vm.FetchKernel(t, vm.Linux61)
+	n := newBuildNode(t, k, vm.Files{"/usr/bin/registry": buildStandin(t)})
 	ctx := t.Context()
 	n.MustRun(ctx, "ip", "link", "set", "lo", "up")
-	serving := n.Start(ctx, machine.Command{Args: []string{"registry"}})
+	serving := n.Start(ctx, vm.Command{Args: []string{"registry"}})
 	n.until(serving, "serving")
 
 	const repository = "127.0.0.1:5000/driver"
@@ -96,16 +96,16 @@ func TestABuildIsPulledByTheNextNode(t *testing.T) {
 
 // newBuildNode boots a machine whose image has modules for another kernel. It has the kernel's headers
 // and stand-ins for the compiler and make.
-func newBuildNode(t testing.TB, k *machine.Kernel, more ...machine.Files) *node {
+func newBuildNode(t testing.TB, k *vm.Kernel, more ...vm.Files) *node {
 	t.Helper()
 	headers := "/usr/src/linux-headers-" + k.Release
-	text := func(s string) machine.File { return machine.File{Data: []byte(s)} }
-	script := func(s string) machine.File { return machine.File{Data: []byte("#!/bin/sh\n" + s), Mode: 0o755} }
-	return boot(t, machine.Config{Kernel: k, Files: machine.Merge(append(more,
+	text := func(s string) vm.File { return vm.File{Data: []byte(s)} }
+	script := func(s string) vm.File { return vm.File{Data: []byte("#!/bin/sh\n" + s), Mode: 0o755} }
+	return boot(t, vm.Config{Kernel: k, Files: vm.Merge(append(more,
 		k.ModuleTree(t, []string{"ecc"}, nil),
-		image("/driver", "5.14.0-other", machine.BuildStubs(t, k, version)),
-		machine.BuildStubs(t, k, version).Below("/made"),
-		machine.Files{
+		image("/driver", "5.14.0-other", vm.BuildStubs(t, k, version)),
+		vm.BuildStubs(t, k, version).Below("/made"),
+		vm.Files{
 			"/sources/kernel-open/Kbuild":               text("obj-m += nvidia.o\n"),
 			headers + "/Makefile":                       text("# a kernel's\n"),
 			headers + "/.config":                        text("CONFIG_CC_VERSION_TEXT=\"gcc-12 (a stand-in)\"\n"),
@@ -125,14 +125,14 @@ cp /made/*.ko "$to"
 // TestTheDriverToolkitBuildsForTheDriverContainer runs both containers of the pod, with the commands of
 // NVIDIA's images, on one machine.
 func TestTheDriverToolkitBuildsForTheDriverContainer(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux61)
+	vm.SkipUnlessEnabled(t)
+	k := vm.FetchKernel(t, vm.Linux61)
 	n := newBuildNode(t, k)
 	ctx := t.Context()
 	n.MustRun(ctx, "mkdir", "-p", toolkit.Dir)
 	env := []string{"DRIVER_SOURCES=/sources", "BUILD_DIR=/var/lib/work", "DRIVER_VERSION=" + version}
-	start := func() *machine.Process {
-		return n.Start(ctx, machine.Command{Args: []string{"gpu-driver", "nv-ctr-run-with-dtk", "--listen=", "--without-gpu"}, Env: env})
+	start := func() *vm.Process {
+		return n.Start(ctx, vm.Command{Args: []string{"gpu-driver", "nv-ctr-run-with-dtk", "--listen=", "--without-gpu"}, Env: env})
 	}
 	p := start()
 	for n.Run(ctx, "test", "-e", toolkit.Dir+"/dir_prepared").Code != 0 {
@@ -140,7 +140,7 @@ func TestTheDriverToolkitBuildsForTheDriverContainer(t *testing.T) {
 		require.False(t, exited, "%s", r)
 	}
 	require.EqualValues(t, "DriverStarting", n.state().Reason)
-	side := n.Start(ctx, machine.Command{Args: []string{toolkit.Dir + "/ocp_dtk_entrypoint", "dtk-build-driver"}})
+	side := n.Start(ctx, vm.Command{Args: []string{toolkit.Dir + "/ocp_dtk_entrypoint", "dtk-build-driver"}})
 	n.until(p, "msg=ready")
 	require.Len(t, n.modules(), 3)
 	n.MustRun(ctx, "test", "-e", toolkit.Dir+"/driver_built")

@@ -24,10 +24,10 @@ import (
 
 	"github.com/gpuready/gpuready/driver/precompiled/runfile"
 	"github.com/gpuready/gpuready/internal/drivertag"
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/cluster/binaries"
-	"github.com/gpuready/gpuready/test/debian"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/built"
+
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // installer writes a SIMULATED driver in the format of NVIDIA's installer: a script, and an archive
@@ -73,11 +73,11 @@ LICENSE 0444 DOCUMENTATION NVIDIA_GLX-1.0/ MODULE:installer
 }
 
 // builderImage gives buildah an image with Debian's compiler and the headers of kernels.
-func builderImage(t *testing.T, kernels []*machine.Kernel) string {
+func builderImage(t *testing.T, kernels []*vm.Kernel) string {
 	t.Helper()
 	cache, err := binaries.DefaultCache()
 	require.NoError(t, err)
-	compiler, err := debian.EnsureCompiler(t.Context(), cache, t.Output())
+	compiler, err := binaries.EnsureCompiler(t.Context(), cache, t.Output())
 	require.NoError(t, err)
 	extra := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(extra, "tmp"), 0o755))
@@ -105,11 +105,11 @@ func builderImage(t *testing.T, kernels []*machine.Kernel) string {
 // TestPrecompiledImages runs make image image-push, as in the docs, for two kernels. Done twice it gives
 // the same images, which share all but a small layer. A machine links and loads its kernel's modules.
 func TestPrecompiledImages(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	var kernels []*machine.Kernel
+	vm.SkipUnlessEnabled(t)
+	var kernels []*vm.Kernel
 	var releases []string
-	for _, series := range machine.AllSeries {
-		k := machine.FetchKernel(t, series)
+	for _, series := range vm.AllSeries {
+		k := vm.FetchKernel(t, series)
 		kernels, releases = append(kernels, k), append(releases, k.Release)
 	}
 	source := inHalves(t, request(t, kernels[0]).Source)
@@ -163,7 +163,7 @@ func TestPrecompiledImages(t *testing.T) {
 	k := kernels[0]
 	files, err := unpacked(t, first[k.Release])
 	require.NoError(t, err)
-	n := boot(t, machine.Config{Kernel: k, Memory: 1024, Files: machine.Merge(k.ModuleTree(t, []string{"ecc"}, nil), files)})
+	n := boot(t, vm.Config{Kernel: k, Memory: 1024, Files: vm.Merge(k.ModuleTree(t, []string{"ecc"}, nil), files)})
 	r := n.loads()
 	require.Contains(t, r.Stderr, "modules are linked")
 	require.Contains(t, n.MustRun(t.Context(), "dmesg"), "NVRM: SIMULATED core 42")
@@ -179,20 +179,20 @@ func digest(t *testing.T, i v1.Image) string {
 }
 
 // unpacked returns an image's files for a machine, without those that every machine has.
-func unpacked(t *testing.T, i v1.Image) (machine.Files, error) {
+func unpacked(t *testing.T, i v1.Image) (vm.Files, error) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "image")
 	files := mutate.Extract(i)
 	if err := runfile.UntarStream(t.Context(), files, dir, runfile.AnyLinks); err != nil {
 		return nil, err
 	}
-	all := machine.Files{}
+	all := vm.Files{}
 	for _, at := range []string{"driver", "usr/lib/gpu-driver"} {
-		f, err := machine.Folder(filepath.Join(dir, at), "/"+at)
+		f, err := vm.Folder(filepath.Join(dir, at), "/"+at)
 		if err != nil {
 			return nil, err
 		}
-		all = machine.Merge(all, f)
+		all = vm.Merge(all, f)
 	}
 	return all, nil
 }

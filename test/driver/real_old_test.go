@@ -8,23 +8,23 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/debian"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // TestRealDriverThatIsTooOld builds drivers for kernels whose pci_resize_resource() has an additional
 // argument. The message names the driver to use, and that one is built.
 func TestRealDriverThatIsTooOld(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
+	vm.SkipUnlessEnabled(t)
 	skipUnlessReal(t)
-	old := fetchSource(t, debian.NVIDIAOpenSources, "nvidia-open-kernel")
-	take := fetchSource(t, debian.NVIDIASources, "nvidia-kernel")
+	old := fetchSource(t, binaries.NVIDIAOpenSources, "nvidia-open-kernel")
+	take := fetchSource(t, binaries.NVIDIASources, "nvidia-kernel")
 	if supportsResize(t, old) {
 		t.Skipf("Debian's open modules are of %s by now, which knows these kernels", old.version)
 	}
 	require.True(t, supportsResize(t, take), "driver %s", take.version)
 	tried := 0
-	for _, s := range []debian.Set{ // what these packages resolve to at present
+	for _, s := range []binaries.DebianSet{ // what these packages resolve to at present
 		{Release: "bookworm", Security: true, Packages: []string{"linux-headers-cloud-amd64"}, Follow: "linux-"},
 		{Release: "bookworm", Security: true, Packages: []string{"linux-headers-6.12-cloud-amd64"}, Follow: "linux-"},
 		{Release: "bookworm-backports", Packages: []string{"linux-headers-cloud-amd64"}, Follow: "linux-"},

@@ -10,47 +10,47 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/driver/build/link"
-	"github.com/gpuready/gpuready/test/debian"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // TestRealModulesAreLinkedAndSigned links NVIDIA's own modules from their halves, on a machine with
 // Secure Boot and without headers or a compiler. They were signed where they were built.
 func TestRealModulesAreLinkedAndSigned(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
+	vm.SkipUnlessEnabled(t)
 	skipUnlessReal(t)
-	k := machine.FetchKernel(t, machine.Linux61)
-	src := fetchSource(t, debian.NVIDIASources, "nvidia-kernel")
+	k := vm.FetchKernel(t, vm.Linux61)
+	src := fetchSource(t, binaries.NVIDIASources, "nvidia-kernel")
 	whole := src.modules(t, k)
 
-	dir, printed, err := src.build(t, k.Root(), k.Release, "--halves", "--sign-key", snakeoilFile(t), "--sign-certificate", machine.Snakeoil.Certificate)
+	dir, printed, err := src.build(t, k.Root(), k.Release, "--halves", "--sign-key", snakeoilFile(t), "--sign-certificate", vm.Snakeoil.Certificate)
 	require.NoError(t, err, printed)
 	t.Log(lastLine(printed))
 	halves := filepath.Join(dir, "halves/proprietary")
 	require.FileExists(t, filepath.Join(halves, link.FileName))
 
 	// The linked modules equal Kbuild's, with the signature of the kernel's program.
-	signed := k.Sign(t, whole, machine.Snakeoil)
+	signed := k.Sign(t, whole, vm.Snakeoil)
 	linked, err := link.Link(t.Context(), link.Request{
 		Halves: halves, Common: filepath.Join(src.top, src.dir), Release: k.Release, Version: src.version, Work: t.TempDir(),
 	})
 	require.NoError(t, err)
 	requireSame(t, signed, read(t, linked))
 
-	files := machine.Merge(
+	files := vm.Merge(
 		k.ModuleTree(t, []string{"ecc"}, nil), linker(t),
 		image("/driver", k.Release, nil), image("/unsigned", k.Release, whole),
-		machine.Files{"/driver/usr/src/README": {Data: []byte("objects alone")}},
+		vm.Files{"/driver/usr/src/README": {Data: []byte("objects alone")}},
 	)
 	for _, name := range []string{"nvidia/nv-kernel.o_binary", "nvidia-modeset/nv-modeset-kernel.o_binary"} {
-		files[filepath.Join("/driver/usr/src/nvidia-"+src.version, "kernel", name)] = machine.File{Source: filepath.Join(src.top, src.dir, name)}
+		files[filepath.Join("/driver/usr/src/nvidia-"+src.version, "kernel", name)] = vm.File{Source: filepath.Join(src.top, src.dir, name)}
 	}
-	below, err := machine.Folder(halves, "/driver/lib/modules/"+k.Release+"/halves/proprietary")
+	below, err := vm.Folder(halves, "/driver/lib/modules/"+k.Release+"/halves/proprietary")
 	require.NoError(t, err)
 	pci, argument := standin(t, k)
-	n := boot(t, machine.Config{
+	n := boot(t, vm.Config{
 		Kernel: k, SecureBoot: true, Memory: realMemory, Args: []string{argument},
-		Files: machine.Merge(files, below, k.Sign(t, pci, machine.Snakeoil).Below("/")),
+		Files: vm.Merge(files, below, k.Sign(t, pci, vm.Snakeoil).Below("/")),
 	})
 	ctx := t.Context()
 	require.NoError(t, n.LoadModule(ctx, "/gpusim-pci.ko", ""))
@@ -77,7 +77,7 @@ func TestRealModulesAreLinkedAndSigned(t *testing.T) {
 }
 
 // requireSame compares modules, which are too large to be printed.
-func requireSame(t testing.TB, want, have machine.Modules) {
+func requireSame(t testing.TB, want, have vm.Modules) {
 	t.Helper()
 	require.Len(t, have, len(want))
 	for name, data := range want {

@@ -10,10 +10,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/cluster/binaries"
-	"github.com/gpuready/gpuready/test/debian"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/built"
+
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // skipUnlessReal skips a test that fetches NVIDIA's packages, which we may not distribute, unless the
@@ -26,11 +26,11 @@ func skipUnlessReal(t testing.TB) {
 }
 
 // fetch returns the folder with unpacked packages of Debian, and the cache that holds it.
-func fetch(t testing.TB, s debian.Set) (root, cache string) {
+func fetch(t testing.TB, s binaries.DebianSet) (root, cache string) {
 	t.Helper()
 	cache, err := binaries.DefaultCache()
 	require.NoError(t, err)
-	root, err = debian.Ensure(t.Context(), cache, s, os.Stderr)
+	root, err = binaries.EnsureDebian(t.Context(), cache, s, os.Stderr)
 	require.NoError(t, err)
 	return root, cache
 }
@@ -44,7 +44,7 @@ type source struct {
 }
 
 // fetchSource unpacks the sources in a package of Debian: "nvidia-kernel".
-func fetchSource(t testing.TB, s debian.Set, name string) source {
+func fetchSource(t testing.TB, s binaries.DebianSet, name string) source {
 	t.Helper()
 	root, cache := fetch(t, s)
 	src := source{top: t.TempDir(), dir: "modules/" + name, cache: cache}
@@ -72,7 +72,7 @@ func (s source) build(t testing.TB, headers, release string, args ...string) (di
 }
 
 // modules returns the modules for a kernel, as Kbuild links them.
-func (s source) modules(t testing.TB, k *machine.Kernel) machine.Modules {
+func (s source) modules(t testing.TB, k *vm.Kernel) vm.Modules {
 	t.Helper()
 	dir, printed, err := s.build(t, k.Root(), k.Release)
 	require.NoError(t, err, printed)
@@ -84,14 +84,14 @@ func (s source) modules(t testing.TB, k *machine.Kernel) machine.Modules {
 
 // standin returns the module that shows NVIDIA's modules a PCI bus with a nonexistent device, and the
 // kernel argument that it needs.
-func standin(t testing.TB, k *machine.Kernel) (m machine.Modules, argument string) {
+func standin(t testing.TB, k *vm.Kernel) (m vm.Modules, argument string) {
 	t.Helper()
 	dir := t.TempDir()
 	require.NoError(t, os.CopyFS(dir, os.DirFS(filepath.Join(built.Root(), "simulator/pci"))))
 	require.NoError(t, k.Make(t.Context(), dir, "modules"))
 	data, err := os.ReadFile(filepath.Join(dir, "gpusim-pci.ko"))
 	require.NoError(t, err)
-	return machine.Modules{"gpusim-pci.ko": data}, "memmap=128M$0x60000000"
+	return vm.Modules{"gpusim-pci.ko": data}, "memmap=128M$0x60000000"
 }
 
 // realMemory is the memory of a machine that loads NVIDIA's modules, in MiB.
@@ -100,14 +100,14 @@ const realMemory = 3072
 // TestRealModules has gpu-driver load NVIDIA's own modules, on a machine without a GPU and on one whose
 // PCI bus shows the numbers of one. Nothing that they report about a GPU is real.
 func TestRealModules(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
+	vm.SkipUnlessEnabled(t)
 	skipUnlessReal(t)
-	k := machine.FetchKernel(t, machine.Linux61)
-	modules := fetchSource(t, debian.NVIDIASources, "nvidia-kernel").modules(t, k)
+	k := vm.FetchKernel(t, vm.Linux61)
+	modules := fetchSource(t, binaries.NVIDIASources, "nvidia-kernel").modules(t, k)
 	pci, argument := standin(t, k)
-	n := boot(t, machine.Config{
+	n := boot(t, vm.Config{
 		Kernel: k, Memory: realMemory, Args: []string{argument},
-		Files: machine.Merge(k.ModuleTree(t, []string{"ecc"}, nil), image("/driver", k.Release, modules), persistenced(t), pci.Below("/")),
+		Files: vm.Merge(k.ModuleTree(t, []string{"ecc"}, nil), image("/driver", k.Release, modules), persistenced(t), pci.Below("/")),
 	})
 	ctx := t.Context()
 	info := n.MustRun(ctx, "gpu-driver", "modinfo", "/driver/lib/modules/"+k.Release+"/nvidia.ko")
@@ -144,10 +144,10 @@ const standinAddress = "0001:00:00.0"
 
 // persistenced returns Debian's nvidia-persistenced and its libraries in an image's folder, laid out as
 // by NVIDIA's installer.
-func persistenced(t testing.TB) machine.Files {
+func persistenced(t testing.TB) vm.Files {
 	t.Helper()
-	root, _ := fetch(t, debian.NVIDIADaemons)
-	files := machine.Files{"/driver/var/run": {Link: "/run"}, "/driver/etc/passwd": {Data: []byte("root:x:0:0:root:/root:/bin/sh\n")}}
+	root, _ := fetch(t, binaries.NVIDIADaemons)
+	files := vm.Files{"/driver/var/run": {Link: "/run"}, "/driver/etc/passwd": {Data: []byte("root:x:0:0:root:/root:/bin/sh\n")}}
 	for _, dir := range []string{"lib/x86_64-linux-gnu", "lib64", "usr/lib/x86_64-linux-gnu", "usr/bin"} {
 		entries, err := os.ReadDir(filepath.Join(root, dir))
 		require.NoError(t, err)
@@ -167,13 +167,13 @@ func persistenced(t testing.TB) machine.Files {
 }
 
 // fileOf returns a file outside, or a link, as a file of a machine.
-func fileOf(t testing.TB, path string) machine.File {
+func fileOf(t testing.TB, path string) vm.File {
 	t.Helper()
 	target, err := os.Readlink(path)
 	if err != nil {
-		return machine.Program(path)
+		return vm.Program(path)
 	}
-	return machine.File{Link: target}
+	return vm.File{Link: target}
 }
 
 // reportsPersistenced has gpu-driver run start NVIDIA's own nvidia-persistenced where it must fail.
@@ -183,7 +183,7 @@ func fileOf(t testing.TB, path string) machine.File {
 func reportsPersistenced(n *node) {
 	ctx := n.t.Context()
 	n.MustRun(ctx, "sh", "-c", "echo "+standinAddress+" >/sys/bus/pci/drivers/nvidia/unbind")
-	p := n.Start(ctx, machine.Command{Args: []string{"gpu-driver", "run", "--listen="}})
+	p := n.Start(ctx, vm.Command{Args: []string{"gpu-driver", "run", "--listen="}})
 	n.until(p, "driver daemon ended")
 	n.until(p, "msg=ready")
 	r, _ := p.Output(ctx)
@@ -210,18 +210,18 @@ func reportsPersistenced(n *node) {
 }
 
 // linker returns the machine's own linker with the libraries that it needs.
-func linker(t testing.TB) machine.Files {
+func linker(t testing.TB) vm.Files {
 	t.Helper()
 	const ld = "/usr/bin/ld"
 	real, err := filepath.EvalSymlinks(ld)
 	require.NoError(t, err)
-	files := machine.Files{ld: machine.Program(real)}
+	files := vm.Files{ld: vm.Program(real)}
 	out, err := exec.CommandContext(t.Context(), "ldd", ld).Output()
 	require.NoError(t, err)
 	for line := range strings.Lines(string(out)) { // "libz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x…)", "/lib64/ld-linux-x86-64.so.2 (0x…)"
 		for word := range strings.FieldsSeq(line) {
 			if strings.HasPrefix(word, "/") {
-				files[word] = machine.Program(word)
+				files[word] = vm.Program(word)
 			}
 		}
 	}

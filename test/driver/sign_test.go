@@ -10,15 +10,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/driver/build/sign"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // snakeoilFile returns the key file that machines with Secure Boot trust, without its passphrase.
 func snakeoilFile(t testing.TB) string {
 	t.Helper()
 	plain := filepath.Join(t.TempDir(), "key.pem")
-	out, err := exec.CommandContext(t.Context(), "openssl", "rsa", "-in", machine.Snakeoil.Private,
-		"-passin", "pass:"+machine.Snakeoil.Passphrase, "-out", plain).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "openssl", "rsa", "-in", vm.Snakeoil.Private,
+		"-passin", "pass:"+vm.Snakeoil.Passphrase, "-out", plain).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return plain
 }
@@ -26,7 +26,7 @@ func snakeoilFile(t testing.TB) string {
 // snakeoilKey returns that key.
 func snakeoilKey(t testing.TB) sign.Key {
 	t.Helper()
-	key, err := sign.LoadKey(snakeoilFile(t), machine.Snakeoil.Certificate)
+	key, err := sign.LoadKey(snakeoilFile(t), vm.Snakeoil.Certificate)
 	require.NoError(t, err)
 	return key
 }
@@ -34,9 +34,9 @@ func snakeoilKey(t testing.TB) sign.Key {
 // TestSecureBootTrustsOurSignatures checks that a machine with Secure Boot loads modules that we signed.
 // The signatures equal, byte for byte, those of the kernel's own program.
 func TestSecureBootTrustsOurSignatures(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux61)
-	stubs := machine.BuildStubs(t, k, version)
+	vm.SkipUnlessEnabled(t)
+	k := vm.FetchKernel(t, vm.Linux61)
+	stubs := vm.BuildStubs(t, k, version)
 	key := snakeoilKey(t)
 	dir := t.TempDir()
 	for name, data := range stubs {
@@ -45,9 +45,9 @@ func TestSecureBootTrustsOurSignatures(t *testing.T) {
 		require.NoError(t, key.Sign(path, crypto.SHA256))
 	}
 	signed := read(t, dir)
-	require.Equal(t, k.Sign(t, stubs, machine.Snakeoil), signed)
+	require.Equal(t, k.Sign(t, stubs, vm.Snakeoil), signed)
 
-	n := boot(t, machine.Config{Kernel: k, SecureBoot: true, Files: machine.Merge(k.ModuleTree(t, []string{"ecc"}, nil), image("/driver", k.Release, signed))})
+	n := boot(t, vm.Config{Kernel: k, SecureBoot: true, Files: vm.Merge(k.ModuleTree(t, []string{"ecc"}, nil), image("/driver", k.Release, signed))})
 	require.Contains(t, n.driver("check", withoutGPU()...).Stdout, "Secure Boot is on")
 	n.loads()
 	require.Len(t, n.modules(), 3)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/driver/toolkit"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // Samples are the measurements of TestTimes, for make bench.
@@ -31,11 +31,11 @@ func TestTimes(t *testing.T) {
 	if file == "" {
 		t.Skip("make bench measures")
 	}
-	k := machine.FetchKernel(t, machine.Linux612)
-	stubs := machine.BuildStubs(t, k, version)
-	n := boot(t, machine.Config{Kernel: k, Files: machine.Merge(k.ModuleTree(t, []string{"ecc"}, nil), image("/driver", k.Release, stubs))})
+	k := vm.FetchKernel(t, vm.Linux612)
+	stubs := vm.BuildStubs(t, k, version)
+	n := boot(t, vm.Config{Kernel: k, Files: vm.Merge(k.ModuleTree(t, []string{"ecc"}, nil), image("/driver", k.Release, stubs))})
 	var s Samples
-	wall := func(r machine.Result) time.Duration {
+	wall := func(r vm.Result) time.Duration {
 		require.Zero(t, r.Code, "%s", r)
 		return r.Wall
 	}
@@ -81,8 +81,8 @@ func TestToolkitTimes(t *testing.T) {
 	if file == "" {
 		t.Skip("make bench measures")
 	}
-	k := machine.FetchKernel(t, machine.Linux612)
-	stubs := machine.BuildStubs(t, k, version)
+	k := vm.FetchKernel(t, vm.Linux612)
+	stubs := vm.BuildStubs(t, k, version)
 	program, err := os.Executable()
 	require.NoError(t, err)
 	var s ToolkitSamples

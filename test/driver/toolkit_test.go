@@ -16,14 +16,14 @@ import (
 	"github.com/gpuready/gpuready/driver/build"
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/driver/toolkit"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // TestDriverToolkitCompiles compiles for a real kernel on the Driver Toolkit's side. The modules, or the
 // compiler's error, must reach the other side.
 func TestDriverToolkitCompiles(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux612)
+	vm.SkipUnlessEnabled(t)
+	k := vm.FetchKernel(t, vm.Linux612)
 	program, err := os.Executable()
 	require.NoError(t, err)
 	source, _ := edited(t, request(t, k).Source, "Kbuild", "DRIVER_VERSION ?= 0.0.0", "DRIVER_VERSION ?= "+version)
@@ -72,8 +72,8 @@ func (k kernelOf) Uname(u *unix.Utsname) error {
 // TestDriverToolkitCompilesForNVIDIA stands in for NVIDIA's driver container with a shell that handles
 // the shared folder. It must get modules for a real kernel that modprobe finds.
 func TestDriverToolkitCompilesForNVIDIA(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux612)
+	vm.SkipUnlessEnabled(t)
+	k := vm.FetchKernel(t, vm.Linux612)
 	source, _ := edited(t, request(t, k).Source, "Kbuild", "DRIVER_VERSION ?= 0.0.0", "DRIVER_VERSION ?= "+version)
 	side := toolkit.Builder{
 		Dir: t.TempDir(), Root: k.Root(), Work: t.TempDir(), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),

@@ -5,22 +5,22 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 func TestSignatures(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux61)
-	stubs := machine.BuildStubs(t, k, version)
-	files := machine.Merge(
+	vm.SkipUnlessEnabled(t)
+	k := vm.FetchKernel(t, vm.Linux61)
+	stubs := vm.BuildStubs(t, k, version)
+	files := vm.Merge(
 		k.ModuleTree(t, []string{"ecc"}, nil),
-		image("/driver", k.Release, k.Sign(t, stubs, machine.Snakeoil)),
+		image("/driver", k.Release, k.Sign(t, stubs, vm.Snakeoil)),
 		image("/unsigned", k.Release, stubs),
-		image("/unknown", k.Release, k.Sign(t, stubs, machine.NewKey(t))),
+		image("/unknown", k.Release, k.Sign(t, stubs, vm.NewKey(t))),
 	)
 	t.Run("SecureBoot", func(t *testing.T) {
 		t.Parallel()
-		n := boot(t, machine.Config{Kernel: k, Files: files, SecureBoot: true})
+		n := boot(t, vm.Config{Kernel: k, Files: files, SecureBoot: true})
 		check := n.driver("check", withoutGPU("--image-root", "/unknown")...)
 		t.Log(check)
 		require.Contains(t, check.Stdout, "Secure Boot is on")
@@ -42,14 +42,14 @@ func TestSignatures(t *testing.T) {
 	})
 	t.Run("Enforced", func(t *testing.T) {
 		t.Parallel()
-		n := boot(t, machine.Config{Kernel: k, Files: files, Args: []string{"module.sig_enforce=1"}})
+		n := boot(t, vm.Config{Kernel: k, Files: files, Args: []string{"module.sig_enforce=1"}})
 		n.refuses("SignatureRejected", "module.sig_enforce is on) and it is not signed", "--image-root", "/unsigned")
 		n.refuses("SignatureRejected", "trusts no such key", "--image-root", "/unknown")
 		require.Empty(t, n.modules())
 	})
 	t.Run("Lockdown", func(t *testing.T) {
 		t.Parallel()
-		n := boot(t, machine.Config{Kernel: k, Files: files, Args: []string{"lockdown=integrity"}})
+		n := boot(t, vm.Config{Kernel: k, Files: files, Args: []string{"lockdown=integrity"}})
 		n.refuses("LockedDown", "the kernel is locked down (integrity)) and it is not signed", "--image-root", "/unsigned")
 		require.Empty(t, n.modules())
 	})

@@ -21,7 +21,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpuready/gpuready/internal/kubelettest"
-	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // newcomerEvery is the number of restarts per new pod, which is created just before the kubelet

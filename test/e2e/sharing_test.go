@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // TestDevicePluginSharing shares a node's two GPUs among several pods, with a configuration

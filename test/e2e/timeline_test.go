@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
-	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // TestTimeline measures how long a node takes from a ready driver to GPUs that pods can request,

@@ -1,10 +1,10 @@
-package notebook
+package main
 
 import (
 	"os"
 	"testing"
 
-	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 func TestMain(m *testing.M) {

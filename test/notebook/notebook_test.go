@@ -1,6 +1,4 @@
-// Package notebook tests deployments/static/examples/notebook.yaml: a person opens the notebook in a browser,
-// enters the token and runs it on a simulated GPU. `make e2e-notebook` runs it.
-package notebook
+package main
 
 import (
 	"bufio"
@@ -16,10 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/browser"
-	"github.com/gpuready/gpuready/test/cluster"
-	"github.com/gpuready/gpuready/test/cluster/binaries"
 	"github.com/gpuready/gpuready/test/e2e"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 var (
@@ -82,7 +79,7 @@ func runNotebook(t *testing.T, address, token, picture string) {
 	cache, err := binaries.DefaultCache()
 	require.NoError(t, err)
 	var log bytes.Buffer
-	b, err := browser.Start(t.Context(), cache, &log)
+	b, err := StartBrowser(t.Context(), cache, &log)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, b.Close())

@@ -7,8 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/gpuready/gpuready/test/cluster/binaries"
-	"github.com/gpuready/gpuready/test/cluster/image"
+	"github.com/gpuready/gpuready/test/lab/binaries"
 )
 
 // Names and versions of NVIDIA's images. The folder is no registry's: nodes have the images
@@ -66,7 +65,7 @@ func Build(ctx context.Context, bin string, out io.Writer) (*Built, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	for _, make := range []func(binaries.Dir) (image.Image, error){b.operatorImage, b.validatorImage, b.toolkitImage, b.pluginImage, b.driverImage, b.managerImage} {
+	for _, make := range []func(binaries.Dir) (binaries.Image, error){b.operatorImage, b.validatorImage, b.toolkitImage, b.pluginImage, b.driverImage, b.managerImage} {
 		i, err := make(theirs)
 		if err != nil {
 			return nil, fmt.Errorf("make NVIDIA's images: %w", err)
@@ -75,7 +74,7 @@ func Build(ctx context.Context, bin string, out io.Writer) (*Built, error) {
 			return nil, err
 		}
 	}
-	for _, make := range []func(binaries.Dir) (image.Image, error){b.nfdImage, b.jobImage} {
+	for _, make := range []func(binaries.Dir) (binaries.Image, error){b.nfdImage, b.jobImage} {
 		i, err := make(features)
 		if err != nil {
 			return nil, err
@@ -95,20 +94,20 @@ func Build(ctx context.Context, bin string, out io.Writer) (*Built, error) {
 }
 
 // write writes the archive of an image and adds it to a list.
-func write(archives *[]string, dir string, i image.Image) error {
+func write(archives *[]string, dir string, i binaries.Image) error {
 	archive := filepath.Join(dir, filepath.Base(i.Name)+".tar")
 	*archives = append(*archives, archive)
-	return image.Write(archive, i)
+	return binaries.WriteImage(archive, i)
 }
 
 // tagged is the full name of one of NVIDIA's images.
 func tagged(component, version string) string { return repository + "/" + component + ":" + version }
 
 // operatorImage is their docker/Dockerfile: the program, and what it applies.
-func (b *Built) operatorImage(built binaries.Dir) (image.Image, error) {
+func (b *Built) operatorImage(built binaries.Dir) (binaries.Image, error) {
 	r, err := newRoot()
 	if err != nil {
-		return image.Image{}, err
+		return binaries.Image{}, err
 	}
 	const opt = "/opt/gpu-operator"
 	err = first(
@@ -117,7 +116,7 @@ func (b *Built) operatorImage(built binaries.Dir) (image.Image, error) {
 		r.addFolder(opt+"/manifests", filepath.Join(b.operator.Dir, "manifests")),
 		r.addFolder(opt, filepath.Join(b.operator.Dir, "deployments/gpu-operator/crds")),
 	)
-	return image.Image{
+	return binaries.Image{
 		Name: tagged("gpu-operator", operatorVersion), Files: r.files, Links: r.links, User: "1000",
 		Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}, Entrypoint: []string{"/usr/bin/gpu-operator"},
 	}, err
@@ -125,10 +124,10 @@ func (b *Built) operatorImage(built binaries.Dir) (image.Image, error) {
 
 // validatorImage is their validator/Dockerfile. The vectorAdd of their CUDA samples cannot
 // be had; ours stands in.
-func (b *Built) validatorImage(built binaries.Dir) (image.Image, error) {
+func (b *Built) validatorImage(built binaries.Dir) (binaries.Image, error) {
 	r, err := newRoot()
 	if err != nil {
-		return image.Image{}, err
+		return binaries.Image{}, err
 	}
 	const manifests = "/var/nvidia/manifests/"
 	err = first(
@@ -139,7 +138,7 @@ func (b *Built) validatorImage(built binaries.Dir) (image.Image, error) {
 		r.addLibrary("libdl.so.2"), // libnvidia-ml and libcuda, which are injected, want it
 		r.addLibrary("libm.so.6"),
 	)
-	return image.Image{
+	return binaries.Image{
 		Name: tagged("gpu-operator-validator", operatorVersion), Files: r.files, Links: r.links, Entrypoint: []string{"/bin/bash"},
 		Env: []string{"NVIDIA_DISABLE_REQUIRE=true", "NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_DRIVER_CAPABILITIES=utility,compute"},
 	}, err
@@ -148,10 +147,10 @@ func (b *Built) validatorImage(built binaries.Dir) (image.Image, error) {
 // toolkitImage is their deployments/container/Dockerfile. libnvidia-container and its
 // nvidia-container-cli, which are C, cannot be had; the installer copies empty ones, and
 // the runtime's default mode (jit-cdi) uses neither.
-func (b *Built) toolkitImage(built binaries.Dir) (image.Image, error) {
+func (b *Built) toolkitImage(built binaries.Dir) (binaries.Image, error) {
 	r, err := newRoot()
 	if err != nil {
-		return image.Image{}, err
+		return binaries.Image{}, err
 	}
 	const artifacts = "/artifacts/deb/usr/bin/"
 	err = first(
@@ -168,7 +167,7 @@ func (b *Built) toolkitImage(built binaries.Dir) (image.Image, error) {
 	for _, library := range []string{"libnvidia-container.so.1", "libnvidia-container-go.so.1"} {
 		r.files["/artifacts/deb/usr/lib/x86_64-linux-gnu/"+library] = []byte{}
 	}
-	return image.Image{
+	return binaries.Image{
 		Name: tagged("container-toolkit", b.toolkit.Version), Files: r.files, Links: r.links, Entrypoint: []string{"/work/nvidia-ctk-installer"},
 		Env: []string{
 			"PATH=/work:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -179,10 +178,10 @@ func (b *Built) toolkitImage(built binaries.Dir) (image.Image, error) {
 
 // pluginImage is their deployments/container/Dockerfile: plugin, feature discovery and
 // configuration manager.
-func (b *Built) pluginImage(built binaries.Dir) (image.Image, error) {
+func (b *Built) pluginImage(built binaries.Dir) (binaries.Image, error) {
 	r, err := newRoot()
 	if err != nil {
-		return image.Image{}, err
+		return binaries.Image{}, err
 	}
 	err = first(
 		r.addProgram("/usr/bin/nvidia-device-plugin", built.Path("nvidia-device-plugin")),
@@ -191,7 +190,7 @@ func (b *Built) pluginImage(built binaries.Dir) (image.Image, error) {
 		r.addLibrary("libdl.so.2"), // as for the validator
 		r.addLibrary("libm.so.6"),
 	)
-	return image.Image{
+	return binaries.Image{
 		Name: tagged("k8s-device-plugin", b.plugin.Version), Files: r.files, Links: r.links, Entrypoint: []string{"nvidia-device-plugin"},
 		Env: []string{"NVIDIA_DISABLE_REQUIRE=true", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"},
 	}, err
@@ -218,35 +217,35 @@ func (b *Built) driverRoot() (*root, error) {
 	return r, err
 }
 
-func (b *Built) driverImage(binaries.Dir) (image.Image, error) {
+func (b *Built) driverImage(binaries.Dir) (binaries.Image, error) {
 	r, err := b.driverRoot()
 	if err != nil {
-		return image.Image{}, err
+		return binaries.Image{}, err
 	}
 	tag, err := osTag()
-	return image.Image{Name: tagged("driver", DriverVersion+"-"+tag), Files: r.files, Links: r.links, Entrypoint: []string{"nvidia-driver", "init"}}, err
+	return binaries.Image{Name: tagged("driver", DriverVersion+"-"+tag), Files: r.files, Links: r.links, Entrypoint: []string{"nvidia-driver", "init"}}, err
 }
 
-func (b *Built) managerImage(binaries.Dir) (image.Image, error) {
+func (b *Built) managerImage(binaries.Dir) (binaries.Image, error) {
 	r, err := b.driverRoot()
 	if err != nil {
-		return image.Image{}, err
+		return binaries.Image{}, err
 	}
-	return image.Image{Name: tagged("k8s-driver-manager", driverManager), Files: r.files, Links: r.links, Entrypoint: []string{"driver-manager"}}, nil
+	return binaries.Image{Name: tagged("k8s-driver-manager", driverManager), Files: r.files, Links: r.links, Entrypoint: []string{"driver-manager"}}, nil
 }
 
 // jobImage is a user's, who has nothing to do with either stack.
-func (b *Built) jobImage(binaries.Dir) (image.Image, error) {
+func (b *Built) jobImage(binaries.Dir) (binaries.Image, error) {
 	r, err := newRoot()
 	if err != nil {
-		return image.Image{}, err
+		return binaries.Image{}, err
 	}
 	err = first(
 		r.addProgram("/usr/bin/vectoradd", filepath.Join(b.bin, "vectoradd")),
 		r.addLibrary("libdl.so.2"),
 		r.addLibrary("libm.so.6"),
 	)
-	return image.Image{Name: jobImage, Files: r.files, Links: r.links, Entrypoint: []string{"/usr/bin/vectoradd"}}, err
+	return binaries.Image{Name: jobImage, Files: r.files, Links: r.links, Entrypoint: []string{"/usr/bin/vectoradd"}}, err
 }
 
 // first is the first of some errors.

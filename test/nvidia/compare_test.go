@@ -16,8 +16,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/cluster"
-	"github.com/gpuready/gpuready/test/cluster/inside"
+	"github.com/gpuready/gpuready/test/lab/cluster"
+	"github.com/gpuready/gpuready/test/lab/namespace"
 )
 
 // comparison configures TestCompare: make provision-compare sets it by environment
@@ -217,7 +217,7 @@ func (s *suite) measure(t *testing.T, c *contender, with comparison, first bool,
 		args = append(args, "--test", "reset")
 	} else {
 		// The GPU is made elsewhere and moved to the bus, where it appears whole.
-		bus, device := node.PathOnNode(inside.PCI), filepath.Join(t.TempDir(), gpuAddress)
+		bus, device := node.PathOnNode(namespace.PCI), filepath.Join(t.TempDir(), gpuAddress)
 		require.NoError(t, writeGPU(device))
 		args = append(args, "--test", "scale-from-zero", "--keep-nodes",
 			"--add-node", fmt.Sprintf("cp -r %s %s/.new && mv %s/.new %s/%s", device, bus, bus, bus, gpuAddress))

@@ -30,7 +30,7 @@ func load(archive, dir string) (string, v1.Image, error) {
 	return loadLayout(archive, dir)
 }
 
-// loadLayout is load for an archive in the OCI layout, of package image.
+// loadLayout is load for an archive in the OCI layout, of package binaries.
 func loadLayout(archive, dir string) (string, v1.Image, error) {
 	unpacked := filepath.Join(dir, filepath.Base(archive)+".unpacked")
 	if err := unpack(archive, unpacked); err != nil {

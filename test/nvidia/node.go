@@ -11,24 +11,24 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/gpuready/gpuready/test/cluster"
-	"github.com/gpuready/gpuready/test/cluster/binaries"
-	"github.com/gpuready/gpuready/test/cluster/image"
-	"github.com/gpuready/gpuready/test/cluster/inside"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/cluster"
+
+	"github.com/gpuready/gpuready/test/lab/namespace"
 )
 
 // Prepare gives each node a PCI bus of its own, with no GPU yet, and installs Node Feature
 // Discovery, the real one, which both stacks need.
 func (b *Built) Prepare(ctx context.Context, c *cluster.Cluster) error {
 	for _, n := range c.Nodes {
-		if err := os.MkdirAll(n.PathOnNode(inside.PCI), 0o755); err != nil {
+		if err := os.MkdirAll(n.PathOnNode(namespace.PCI), 0o755); err != nil {
 			return err
 		}
 		if err := save(n, containerdConfig); err != nil {
 			return err
 		}
 		// From the next boot on the node does it itself.
-		if _, err := n.Exec(ctx, "mount", "--bind", inside.PCI, "/sys/bus/pci/devices"); err != nil {
+		if _, err := n.Exec(ctx, "mount", "--bind", namespace.PCI, "/sys/bus/pci/devices"); err != nil {
 			return err
 		}
 	}
@@ -45,7 +45,7 @@ const gpuAddress = "0000:65:00.0"
 
 // Plug puts a GPU on a node's PCI bus.
 func Plug(n *cluster.Node) error {
-	at := n.PathOnNode(filepath.Join(inside.PCI, gpuAddress))
+	at := n.PathOnNode(filepath.Join(namespace.PCI, gpuAddress))
 	dir := at + ".new"
 	if err := writeGPU(dir); err != nil {
 		return err
@@ -58,7 +58,7 @@ func writeGPU(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	for name, value := range inside.GPU() {
+	for name, value := range namespace.GPUFunction() {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(value), 0o644); err != nil {
 			return err
 		}
@@ -68,21 +68,21 @@ func writeGPU(dir string) error {
 
 // Unplug takes it away.
 func Unplug(n *cluster.Node) error {
-	return os.RemoveAll(n.PathOnNode(filepath.Join(inside.PCI, gpuAddress)))
+	return os.RemoveAll(n.PathOnNode(filepath.Join(namespace.PCI, gpuAddress)))
 }
 
 const nfdRepository = "docker.io/gpuready/node-feature-discovery"
 
-func (b *Built) nfdImage(built binaries.Dir) (image.Image, error) {
+func (b *Built) nfdImage(built binaries.Dir) (binaries.Image, error) {
 	files := map[string][]byte{}
 	for _, name := range []string{"nfd-master", "nfd-worker"} {
 		content, err := os.ReadFile(built.Path(name))
 		if err != nil {
-			return image.Image{}, err
+			return binaries.Image{}, err
 		}
 		files["/usr/bin/"+name] = content
 	}
-	return image.Image{Name: nfdRepository + ":" + b.nfd.Version, Files: files}, nil
+	return binaries.Image{Name: nfdRepository + ":" + b.nfd.Version, Files: files}, nil
 }
 
 // osTag names the nodes' operating system in tags of driver images; it is this

@@ -1,4 +1,4 @@
-// Package nvidia installs NVIDIA's own GPU operator stack and ours on a cluster of test/cluster,
+// Package nvidia installs NVIDIA's own GPU operator stack and ours on a cluster of test/lab/cluster,
 // one after the other and with the same simulated driver, so that the two can be measured side
 // by side:
 //
@@ -28,7 +28,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // Stack is a GPU operator with its operands, as its Helm chart installs it.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 func TestMain(m *testing.M) {

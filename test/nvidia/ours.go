@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // ours is this tree's stack.

@@ -20,8 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
-	"github.com/gpuready/gpuready/test/cluster"
-	"github.com/gpuready/gpuready/test/cluster/network"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // Registry has the images of both stacks, for the nodes of one cluster.
@@ -72,7 +71,7 @@ func (b *Built) Serve(ctx context.Context, c *cluster.Cluster, link Link, pad Pa
 		return nil, err
 	}
 	r := &Registry{
-		Host: fmt.Sprintf("%s:%d", network.PlaneIP, port), dir: dir, served: make(chan struct{}),
+		Host: fmt.Sprintf("%s:%d", cluster.PlaneIP, port), dir: dir, served: make(chan struct{}),
 		handler: registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, 0)), registry.WithBlobHandler(blobs(dir))),
 	}
 	if err := r.fill(ctx, b.Stacks, pad); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/test/cluster/image"
 	"github.com/gpuready/gpuready/test/e2e"
+	"github.com/gpuready/gpuready/test/lab/binaries"
 )
 
 // theirs imitates NVIDIA's operator as far as ours can detect it: a Deployment of that name
@@ -55,7 +55,7 @@ var theirLabels = []string{"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu.deplo
 // besideTheirs installs NVIDIA's operator, hands a node over to it, and uninstalls it.
 func (s *suite) besideTheirs(t *testing.T) {
 	s.besideTenants(t)
-	s.ApplyText(t, fmt.Sprintf(theirs, image.PauseName))
+	s.ApplyText(t, fmt.Sprintf(theirs, binaries.PauseName))
 	s.Kubectl(t, "-n", "gpu-operator", "rollout", "status", "deployment/gpu-operator", "--timeout=60s")
 	s.until(t, "the policy says that NVIDIA's runs, and what to do", func() error {
 		return s.condition(t, policy, "Ready", "False", "OtherOperatorRuns", "Deployment gpu-operator/gpu-operator", "gpuready.io/operator=gpuready")
@@ -126,7 +126,7 @@ spec:
 
 // besideTenants has a tenant create a Deployment with the name of NVIDIA's operator.
 func (s *suite) besideTenants(t *testing.T) {
-	s.ApplyText(t, fmt.Sprintf(tenants, image.PauseName))
+	s.ApplyText(t, fmt.Sprintf(tenants, binaries.PauseName))
 	s.Kubectl(t, "-n", "team-a", "rollout", "status", "deployment/gpu-operator", "--timeout=60s")
 	require.NoError(t, s.condition(t, policy, "Ready", "True", ""))
 	s.proven(t)

@@ -23,10 +23,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuready/gpuready/internal/drivertag"
-	"github.com/gpuready/gpuready/test/cluster"
-	"github.com/gpuready/gpuready/test/cluster/binaries"
-	"github.com/gpuready/gpuready/test/debian"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/cluster"
+
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // Versions of gpuready's own driver with SIMULATED modules: Debian's compiler builds them
@@ -45,7 +45,7 @@ var osTags = map[string]string{rhcos412: "rhcos4.12", rhcos418: "rhcos4.18"}
 // built is a cluster whose nodes report Debian's kernels and OpenShift.
 type built struct {
 	variants
-	kernels map[string]*machine.Kernel // by the version of RHCOS that has it
+	kernels map[string]*vm.Kernel // by the version of RHCOS that has it
 }
 
 // TestOwnDriver builds kernel modules in the Driver Toolkit, once for each kernel, and loads
@@ -54,9 +54,9 @@ func TestOwnDriver(t *testing.T) {
 	t.Parallel()
 	cache, err := binaries.DefaultCache()
 	require.NoError(t, err)
-	kernels := map[string]*machine.Kernel{}
-	for version, series := range map[string]machine.Series{rhcos412: machine.Linux61, rhcos418: machine.Linux612} {
-		kernels[version], err = machine.EnsureKernel(t.Context(), cache, series, t.Output())
+	kernels := map[string]*vm.Kernel{}
+	for version, series := range map[string]vm.Series{rhcos412: vm.Linux61, rhcos418: vm.Linux612} {
+		kernels[version], err = vm.EnsureKernel(t.Context(), cache, series, t.Output())
 		require.NoError(t, err)
 	}
 	s := up(t, cluster.Config{Nodes: 2})
@@ -83,7 +83,7 @@ func (b *built) prepare(t *testing.T, cache string) {
 	b.Kubectl(t, "apply", "-f", "testdata/openshift.yaml")
 	b.served(t, "crd/imagestreams.image.openshift.io", "crd/securitycontextconstraints.security.openshift.io")
 	b.ApplyText(t, givesUsers)
-	compiler, err := debian.EnsureCompiler(t.Context(), cache, t.Output())
+	compiler, err := binaries.EnsureCompiler(t.Context(), cache, t.Output())
 	require.NoError(t, err)
 	extra := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(extra, "tmp"), 0o755))

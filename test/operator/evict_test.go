@@ -23,8 +23,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpuready/gpuready/test/cluster/network"
-	"github.com/gpuready/gpuready/test/cluster/pki"
+	"github.com/gpuready/gpuready/test/lab/api"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // jobs is the number of pods with a GPU on the node.
@@ -62,9 +62,9 @@ func (b *bench) slow(t *testing.T) *webhook {
 	l, err := b.Listen(t.Context(), webhookPort)
 	require.NoError(t, err)
 	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: w, ReadHeaderTimeout: time.Minute}}
-	authority, err := pki.New("webhook")
+	authority, err := api.NewAuthority("webhook")
 	require.NoError(t, err)
-	pair, err := authority.Issue(pki.Subject{Name: "webhook", Hosts: []string{network.PlaneIP}})
+	pair, err := authority.Issue(api.Subject{Name: "webhook", Hosts: []string{cluster.PlaneIP}})
 	require.NoError(t, err)
 	certificate, err := tls.X509KeyPair(pair.Cert, pair.Key)
 	require.NoError(t, err)
@@ -75,7 +75,7 @@ func (b *bench) slow(t *testing.T) *webhook {
 	config := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: named("", "slow")}
 	config.Webhooks = []admissionregistrationv1.ValidatingWebhook{{
 		Name:         "slow.example.com",
-		ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: new("https://" + net.JoinHostPort(network.PlaneIP, fmt.Sprint(webhookPort)) + "/"), CABundle: authority.PEM},
+		ClientConfig: admissionregistrationv1.WebhookClientConfig{URL: new("https://" + net.JoinHostPort(cluster.PlaneIP, fmt.Sprint(webhookPort)) + "/"), CABundle: authority.PEM},
 		Rules: []admissionregistrationv1.RuleWithOperations{{
 			Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
 			Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"}},

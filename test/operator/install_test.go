@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpuready/gpuready/test/cluster"
 	"github.com/gpuready/gpuready/test/e2e"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // chart returns the path of the chart that make chart builds.

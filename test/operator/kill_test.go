@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpuready/gpuready/test/cluster/node"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // killed runs upgrades one after the other and kills the operator at random moments, until
@@ -81,7 +81,7 @@ func (s *suite) killOperator(t *testing.T) time.Duration {
 // kill kills an operator's process without a graceful shutdown, and deletes its pod.
 func (s *suite) kill(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
-	i := slices.IndexFunc(s.Nodes, func(n *node.Node) bool { return n.Name == pod.Spec.NodeName })
+	i := slices.IndexFunc(s.Nodes, func(n *cluster.Node) bool { return n.Name == pod.Spec.NodeName })
 	require.GreaterOrEqual(t, i, 0, "the node %q of %s", pod.Spec.NodeName, pod.Name)
 	out, err := s.Nodes[i].Exec(t.Context(), "sh", "-c", `for p in $(pgrep -x gpu-operator); do grep -qaz "^POD_UID=$1$" "/proc/$p/environ" && kill -KILL "$p" && exit; done; exit 1`, "sh", string(pod.UID))
 	require.NoErrorf(t, err, "%s runs on %s: %s", pod.Name, pod.Spec.NodeName, out)

@@ -11,8 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/cluster/binaries"
-	"github.com/gpuready/gpuready/test/cluster/image"
+	"github.com/gpuready/gpuready/test/lab/binaries"
 )
 
 const (
@@ -61,9 +60,9 @@ func (s *suite) installNFD(t *testing.T) {
 		files["/usr/bin/"+name], err = os.ReadFile(built.Path(name))
 		require.NoError(t, err)
 	}
-	module := downloaded(t, "../cluster/binaries/nfd", nfd)
+	module := downloaded(t, "../lab/binaries/nfd", nfd)
 	archive := filepath.Join(t.TempDir(), "nfd.tar")
-	require.NoError(t, image.Write(archive, image.Image{Name: nfdImage + ":" + module.Version, Files: files}))
+	require.NoError(t, binaries.WriteImage(archive, binaries.Image{Name: nfdImage + ":" + module.Version, Files: files}))
 	for _, n := range s.Nodes {
 		require.NoError(t, n.Import(ctx, archive))
 	}

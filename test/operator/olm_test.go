@@ -14,8 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/cluster"
-	"github.com/gpuready/gpuready/test/cluster/binaries"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 const (
@@ -88,7 +88,7 @@ spec: { channel: stable, name: gpuready, source: gpuready, sourceNamespace: nvid
 // installOLM runs the Operator Lifecycle Manager against the cluster, from outside.
 func (s *suite) installOLM(t *testing.T) {
 	t.Helper()
-	module := downloaded(t, "../cluster/binaries/olm", olm)
+	module := downloaded(t, "../lab/binaries/olm", olm)
 	s.Kubectl(t, "create", "namespace", "olm")
 	s.Kubectl(t, "apply", "--server-side", "-f", filepath.Join(module.Dir, "deploy/chart/crds"))
 	s.served(t, "crd/clusterserviceversions.operators.coreos.com", "crd/operatorgroups.operators.coreos.com", "crd/subscriptions.operators.coreos.com",

@@ -21,7 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/cluster/network"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 const registryPort = 5000
@@ -39,7 +39,7 @@ func (s *suite) startRegistry(t *testing.T) *hub {
 	t.Helper()
 	l, err := s.Listen(t.Context(), registryPort)
 	require.NoError(t, err)
-	h := &hub{Host: fmt.Sprintf("%s:%d", network.PlaneIP, registryPort), image: standin(t),
+	h := &hub{Host: fmt.Sprintf("%s:%d", cluster.PlaneIP, registryPort), image: standin(t),
 		handler: registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, 0)))}
 	server := &http.Server{Handler: h.handler}
 	served := make(chan struct{})

@@ -26,7 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	missing "github.com/gpuready/gpuready/operator/rbac"
-	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // bench is a control plane without nodes. The operator runs beside it as a process of this

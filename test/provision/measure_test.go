@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpuready/gpuready/provision/report"
 	"github.com/gpuready/gpuready/provision/step"
-	"github.com/gpuready/gpuready/test/cluster"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // TestProvision measures a cluster, and checks failing measurements.

@@ -21,8 +21,8 @@ import (
 
 	"github.com/gpuready/gpuready/provision/report"
 	"github.com/gpuready/gpuready/provision/step"
-	"github.com/gpuready/gpuready/test/cluster"
 	"github.com/gpuready/gpuready/test/e2e"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // patience limits every wait.

@@ -16,9 +16,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/cluster/binaries"
-	"github.com/gpuready/gpuready/test/debian"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/built"
 )
 
 // machine is Python with its packages, and the driver root that it uses.
@@ -37,7 +36,7 @@ func newMachine(t *testing.T) *machine {
 	}
 	cache, err := binaries.DefaultCache()
 	require.NoError(t, err)
-	packages, err := debian.Ensure(t.Context(), cache, debian.PythonCUDA, os.Stderr)
+	packages, err := binaries.EnsureDebian(t.Context(), cache, binaries.PythonCUDA, os.Stderr)
 	require.NoError(t, err)
 	m := &machine{python: filepath.Join(packages, "usr/bin/python3.11"), driver: built.DriverRoot(t, "h100-sxm", "--gpus", "2")}
 	lib := filepath.Join(packages, "usr/lib/x86_64-linux-gnu")

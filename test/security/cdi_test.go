@@ -10,15 +10,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/cluster/image"
 	"github.com/gpuready/gpuready/test/e2e"
+	"github.com/gpuready/gpuready/test/lab/binaries"
 )
 
 // greedyImage is an image that requests another vendor's device in addition to a GPU.
 const greedyImage = "docker.io/library/greedy:v1"
 
-func greedy() image.Image {
-	return image.Image{Name: greedyImage, Env: []string{"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=0,vendor.example/agent=root", "NVIDIA_NVSWITCH=enabled"}}
+func greedy() binaries.Image {
+	return binaries.Image{Name: greedyImage, Env: []string{"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=0,vendor.example/agent=root", "NVIDIA_NVSWITCH=enabled"}}
 }
 
 // vendorSpec is the CDI specification of another vendor's agent.

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/test/cluster/image"
-	testnode "github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	testnode "github.com/gpuready/gpuready/test/lab/node"
 )
 
 // hidingImage has links that place a volume on /etc, and one that another volume then hides, so that
@@ -22,7 +22,7 @@ func buildHidingImage(t *testing.T) string {
 	require.NoError(t, err)
 	data, err := os.ReadFile(loader)
 	require.NoError(t, err)
-	return buildImage(t, image.Image{
+	return buildImage(t, binaries.Image{
 		Name:  hidingImage,
 		Files: map[string][]byte{loader: data, "/etc/none": nil, "/d/none": nil},
 		Links: map[string]string{"/d/l": "/", "/a/b/c": "/d"},

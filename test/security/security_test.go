@@ -16,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuready/gpuready/test/cluster"
-	"github.com/gpuready/gpuready/test/cluster/image"
 	"github.com/gpuready/gpuready/test/e2e"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // patience limits every wait. The expected times are seconds.
@@ -63,14 +63,14 @@ func hostileImages(t *testing.T) []string {
 		return nil
 	}
 	return []string{
-		buildImage(t, image.Image{Name: toolboxImage}),
+		buildImage(t, binaries.Image{Name: toolboxImage}),
 		buildImage(t, greedy()),
 		buildHidingImage(t),
 	}
 }
 
 // buildImage adds busybox to an image, writes its archive and returns the file.
-func buildImage(t *testing.T, i image.Image) string {
+func buildImage(t *testing.T, i binaries.Image) string {
 	t.Helper()
 	busybox, err := os.ReadFile("/bin/busybox")
 	require.NoError(t, err, "install busybox-static")
@@ -85,7 +85,7 @@ func buildImage(t *testing.T, i image.Image) string {
 		i.Env = []string{"PATH=/bin"}
 	}
 	file := filepath.Join(t.TempDir(), "image.tar")
-	require.NoError(t, image.Write(file, i))
+	require.NoError(t, binaries.WriteImage(file, i))
 	return file
 }
 

@@ -27,8 +27,8 @@ import (
 	"sigs.k8s.io/randfill"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuready/gpuready/test/cluster"
 	"github.com/gpuready/gpuready/test/e2e"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // operatorNamespace is the namespace that mig-manager.yaml installs into.

@@ -10,17 +10,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/node"
 	"github.com/gpuready/gpuready/toolkit/audit"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
 // named are configurations in which a handler called nvidia is runc: the audit uses the name.
-var named = map[runtimes.Kind]func(config string) string{
-	runtimes.Containerd16: append2("io.containerd.grpc.v1.cri"),
-	runtimes.Containerd17: append2("io.containerd.grpc.v1.cri"),
-	runtimes.Containerd2:  append2("io.containerd.cri.v1.runtime"),
-	runtimes.Docker: func(config string) string {
+var named = map[node.Kind]func(config string) string{
+	node.Containerd16: append2("io.containerd.grpc.v1.cri"),
+	node.Containerd17: append2("io.containerd.grpc.v1.cri"),
+	node.Containerd2:  append2("io.containerd.cri.v1.runtime"),
+	node.Docker: func(config string) string {
 		return strings.Replace(config, `"runtimes": {`, `"runtimes": {"nvidia": {"path": "/usr/local/bin/runc"},`, 1)
 	},
 }
@@ -32,9 +32,9 @@ func append2(plugin string) func(string) string {
 }
 
 // audited returns the audit's finding about one container that runs meanwhile.
-func audited(t *testing.T, h *runtimes.Host, kind runtimes.Kind, s runtimes.Spec) audit.Finding {
+func audited(t *testing.T, h *node.Host, kind node.Kind, s node.Spec) audit.Finding {
 	t.Helper()
-	s.Args = []string{runtimes.Probe, "wait"}
+	s.Args = []string{node.Probe, "wait"}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -45,11 +45,11 @@ func audited(t *testing.T, h *runtimes.Host, kind runtimes.Kind, s runtimes.Spec
 		cancel()
 		require.Error(t, <-ended)
 	}()
-	root, err := host.Open(runtimes.Root)
+	root, err := host.Open(node.HostRoot)
 	require.NoError(t, err)
 	defer root.Close()
 	at, options := "/run/containerd/containerd.sock", audit.Options{All: true, Timeout: time.Minute}
-	if kind == runtimes.Docker {
+	if kind == node.Docker {
 		at, options.Runtime = "/run/docker.sock", runtime.Docker
 	}
 	for {
@@ -69,7 +69,7 @@ func audited(t *testing.T, h *runtimes.Host, kind runtimes.Kind, s runtimes.Spec
 }
 
 // requireAudit audits containers of a real runtime.
-func requireAudit(t *testing.T, kind runtimes.Kind, cdi bool) {
+func requireAudit(t *testing.T, kind node.Kind, cdi bool) {
 	if !enter(t) {
 		return
 	}
@@ -77,11 +77,11 @@ func requireAudit(t *testing.T, kind runtimes.Kind, cdi bool) {
 	for path, data := range config {
 		config[path] = []byte(named[kind](string(data)))
 	}
-	h := runtimes.Start(t, runtimes.Options{Kind: kind, Config: config, GPUs: "h100-sxm"})
+	h := node.StartHost(t, node.HostOptions{Kind: kind, Config: config, GPUs: "h100-sxm"})
 	gpuToolkit(t, "apply")
 	const variable = "NVIDIA_VISIBLE_DEVICES=0"
 
-	f := audited(t, h, kind, runtimes.Spec{Env: []string{variable}})
+	f := audited(t, h, kind, node.Spec{Env: []string{variable}})
 	require.Equal(t, audit.Unaffected, f.Verdict, f.Reason)
 	require.Equal(t, "0", f.Value)
 	require.True(t, f.Default, f.Handler)
@@ -91,20 +91,20 @@ func requireAudit(t *testing.T, kind runtimes.Kind, cdi bool) {
 	require.False(t, f.FromImage)
 	require.Contains(t, f.Image, "gpuready/test:1")
 
-	f = audited(t, h, kind, runtimes.Spec{Env: []string{variable}, Handler: "nvidia"})
+	f = audited(t, h, kind, node.Spec{Env: []string{variable}, Handler: "nvidia"})
 	require.Equal(t, "nvidia", f.Handler)
 	require.Contains(t, f.Reason, "has none today", "runc by that name gives none")
 	f.Inspected = false
 	require.Equal(t, audit.Loses, audit.Judge(f.Container).Verdict)
 
 	if cdi {
-		f = audited(t, h, kind, runtimes.Spec{CDI: []string{"nvidia.com/gpu=1"}})
+		f = audited(t, h, kind, node.Spec{CDI: []string{"nvidia.com/gpu=1"}})
 		require.Equal(t, audit.Keeps, f.Verdict, f.Reason)
 		require.Equal(t, []string{"/dev/nvidia1"}, f.Devices)
 	}
 }
 
-func TestAnAuditOfContainerd16(t *testing.T) { requireAudit(t, runtimes.Containerd16, false) }
-func TestAnAuditOfContainerd17(t *testing.T) { requireAudit(t, runtimes.Containerd17, true) }
-func TestAnAuditOfContainerd2(t *testing.T)  { requireAudit(t, runtimes.Containerd2, true) }
-func TestAnAuditOfDocker(t *testing.T)       { requireAudit(t, runtimes.Docker, true) }
+func TestAnAuditOfContainerd16(t *testing.T) { requireAudit(t, node.Containerd16, false) }
+func TestAnAuditOfContainerd17(t *testing.T) { requireAudit(t, node.Containerd17, true) }
+func TestAnAuditOfContainerd2(t *testing.T)  { requireAudit(t, node.Containerd2, true) }
+func TestAnAuditOfDocker(t *testing.T)       { requireAudit(t, node.Docker, true) }

@@ -7,12 +7,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // configured starts a runtime with a kind of configuration files that has broken nodes, and runs
 // gpu-toolkit's whole cycle on it.
-func configured(t *testing.T, kind runtimes.Kind, config func(t *testing.T) map[string]string, handlers []string, more ...string) {
+func configured(t *testing.T, kind node.Kind, config func(t *testing.T) map[string]string, handlers []string, more ...string) {
 	t.Helper()
 	if !enter(t) {
 		return
@@ -25,15 +25,15 @@ func configured(t *testing.T, kind runtimes.Kind, config func(t *testing.T) map[
 
 // containerd 1.6 uses a plugin's table from only the last file that has one.
 func TestContainerd16LosesNoHandlerToADropIn(t *testing.T) {
-	configured(t, runtimes.Containerd16, func(t *testing.T) map[string]string {
-		return map[string]string{written[runtimes.Containerd16].path: hand(t, runtimes.Containerd16, "imports = [ ]", `imports = ["/etc/containerd/conf.d/*.toml"]`)}
+	configured(t, node.Containerd16, func(t *testing.T) map[string]string {
+		return map[string]string{written[node.Containerd16].path: hand(t, node.Containerd16, "imports = [ ]", `imports = ["/etc/containerd/conf.d/*.toml"]`)}
 	}, []string{"runc", "runc-batch"})
 }
 
 func TestContainerd16KeepsAForeignDropIn(t *testing.T) {
-	configured(t, runtimes.Containerd16, func(t *testing.T) map[string]string {
+	configured(t, node.Containerd16, func(t *testing.T) map[string]string {
 		return map[string]string{
-			written[runtimes.Containerd16].path: hand(t, runtimes.Containerd16, "imports = [ ]", `imports = ["/etc/containerd/conf.d/*.toml"]`),
+			written[node.Containerd16].path: hand(t, node.Containerd16, "imports = [ ]", `imports = ["/etc/containerd/conf.d/*.toml"]`),
 			"/etc/containerd/conf.d/50-farm.toml": `version = 2
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "gpuready.test/pause:1"
@@ -51,14 +51,14 @@ func TestContainerd16KeepsAForeignDropIn(t *testing.T) {
 }
 
 func TestContainerd16WithConfigurationVersion1(t *testing.T) {
-	configured(t, runtimes.Containerd16, func(*testing.T) map[string]string {
-		return map[string]string{written[runtimes.Containerd16].path: versionOne}
+	configured(t, node.Containerd16, func(*testing.T) map[string]string {
+		return map[string]string{written[node.Containerd16].path: versionOne}
 	}, []string{"runc", "old"})
 }
 
 func TestContainerd2WithConfigurationVersion1(t *testing.T) {
-	configured(t, runtimes.Containerd2, func(*testing.T) map[string]string {
-		return map[string]string{written[runtimes.Containerd2].path: versionOne}
+	configured(t, node.Containerd2, func(*testing.T) map[string]string {
+		return map[string]string{written[node.Containerd2].path: versionOne}
 	}, []string{"runc", "old"})
 }
 
@@ -79,9 +79,9 @@ const versionOne = `# of 2018
 
 // Files after an upgrade of containerd, with one of the new version beside the old.
 func TestContainerd2WithFilesOfTwoVersions(t *testing.T) {
-	configured(t, runtimes.Containerd2, func(*testing.T) map[string]string {
+	configured(t, node.Containerd2, func(*testing.T) map[string]string {
 		return map[string]string{
-			written[runtimes.Containerd2].path: `version = 2
+			written[node.Containerd2].path: `version = 2
 imports = ["/etc/containerd/conf.d/*.toml"]
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "gpuready.test/pause:1"
@@ -104,7 +104,7 @@ func TestContainerd2WithoutAConfiguration(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Containerd2
+	kind := node.Containerd2
 	h := startWith(t, kind, nil)
 	systemd(t, h)
 	gpuToolkit(t, configuring(kind, "apply")...)
@@ -119,7 +119,7 @@ func TestContainerd2DroppedImportsAreRestored(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Containerd2
+	kind := node.Containerd2
 	h := start(t, kind)
 	systemd(t, h)
 	was := status(t, h)
@@ -145,7 +145,7 @@ func TestAnEditBetweenPlanAndApplyStays(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Containerd2
+	kind := node.Containerd2
 	h := start(t, kind)
 	systemd(t, h)
 	gpuToolkit(t, configuring(kind, "plan")...)
@@ -167,7 +167,7 @@ func TestCDIIsEnabledInDocker(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Docker
+	kind := node.Docker
 	h := startWith(t, kind, map[string]string{written[kind].path: hand(t, kind, `{"buildkit":true`, `{"buildkit":true, "cdi":false`)})
 	s := systemd(t, h)
 	require.False(t, status(t, h).CDI)
@@ -175,7 +175,7 @@ func TestCDIIsEnabledInDocker(t *testing.T) {
 	gpuToolkit(t, configuring(kind, "apply")...)
 	require.Equal(t, []string{"restart docker.service"}, s.Calls())
 	require.True(t, status(t, h).CDI)
-	out, err := h.Run(t.Context(), runtimes.Spec{CDI: []string{"nvidia.com/gpu=1"}, Args: []string{runtimes.Probe, "/dev/nvidia1"}})
+	out, err := h.Run(t.Context(), node.Spec{CDI: []string{"nvidia.com/gpu=1"}, Args: []string{node.Probe, "/dev/nvidia1"}})
 	require.NoError(t, err)
 	require.Equal(t, "/dev/nvidia1 there\ndone\n", out)
 	gpuToolkit(t, configuring(kind, "restore")...)

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/node"
 	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
@@ -91,7 +91,7 @@ func published(t *testing.T) nodestate.State {
 type oneAtATime struct {
 	*runtimetest.Systemd
 	mu sync.Mutex
-	h  *runtimes.Host
+	h  *node.Host
 }
 
 func (o *oneAtATime) act(unit, verb string) error {
@@ -100,7 +100,7 @@ func (o *oneAtATime) act(unit, verb string) error {
 	return o.h.ActOnUnit(unit, verb)
 }
 
-func orderly(t *testing.T, h *runtimes.Host) *oneAtATime {
+func orderly(t *testing.T, h *node.Host) *oneAtATime {
 	t.Helper()
 	o := &oneAtATime{h: h}
 	s, err := runtimetest.StartSystemd("/", map[string]string{h.Unit(): "active"}, o.act)
@@ -116,7 +116,7 @@ func TestTheDaemonEnablesCDIAndGivesUp(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Containerd17
+	kind := node.Containerd17
 	off := hand(t, kind, "enable_cdi = true", "enable_cdi = false")
 	h := startWith(t, kind, map[string]string{written[kind].path: off})
 	s := orderly(t, h)
@@ -144,7 +144,7 @@ func TestTheDaemonEnablesCDIAndGivesUp(t *testing.T) {
 		require.Len(t, s.Calls(), i+1)
 		require.True(t, status(t, h).CDI)
 	}
-	out, err := h.Run(t.Context(), runtimes.Spec{CDI: []string{"nvidia.com/gpu=1"}, Args: []string{runtimes.Probe, "/dev/nvidia1"}})
+	out, err := h.Run(t.Context(), node.Spec{CDI: []string{"nvidia.com/gpu=1"}, Args: []string{node.Probe, "/dev/nvidia1"}})
 	require.NoError(t, err)
 	require.Equal(t, "/dev/nvidia1 there\ndone\n", out)
 
@@ -171,7 +171,7 @@ func TestAnIdleDaemonChangesNothing(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Containerd2
+	kind := node.Containerd2
 	h := start(t, kind)
 	s := orderly(t, h)
 	gpuToolkit(t, configuring(kind, "apply")...)
@@ -198,7 +198,7 @@ func TestTheSecondDaemonWaitsForTheFirst(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Containerd2
+	kind := node.Containerd2
 	h := start(t, kind)
 	s := orderly(t, h)
 	first := run(t, configuring(kind, "run")[1:]...)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/node"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/distro"
 	"github.com/gpuready/gpuready/toolkit/runtime/docker"
@@ -19,7 +19,7 @@ import (
 )
 
 // systemd is a stand-in on the host's bus that really restarts the host's runtime.
-func systemd(t *testing.T, h *runtimes.Host) *runtimetest.Systemd {
+func systemd(t *testing.T, h *node.Host) *runtimetest.Systemd {
 	t.Helper()
 	s, err := runtimetest.StartSystemd("/", map[string]string{h.Unit(): "active"}, h.ActOnUnit)
 	require.NoError(t, err)
@@ -32,7 +32,7 @@ func applyRestart(t *testing.T, kind runtime.Kind, way distro.Restart, reload bo
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	root, err := host.Open(runtimes.Root)
+	root, err := host.Open(node.HostRoot)
 	require.NoError(t, err)
 	defer root.Close()
 	return restart.Apply(ctx, root, kind, way, reload)
@@ -40,7 +40,7 @@ func applyRestart(t *testing.T, kind runtime.Kind, way distro.Restart, reload bo
 
 // restarted applies a plan with a restart through systemd, then a configuration with which the
 // runtime does not start. systemd must report that, and the previous configuration must work again.
-func restarted(t *testing.T, kind runtimes.Kind, engineKind runtime.Kind, cdi bool, broken string) {
+func restarted(t *testing.T, kind node.Kind, engineKind runtime.Kind, cdi bool, broken string) {
 	if !enter(t) {
 		return
 	}
@@ -69,15 +69,15 @@ func restarted(t *testing.T, kind runtimes.Kind, engineKind runtime.Kind, cdi bo
 }
 
 func TestContainerd16ComesBackThroughSystemd(t *testing.T) {
-	restarted(t, runtimes.Containerd16, runtime.Containerd, false, "version = 2\n[plugins\n")
+	restarted(t, node.Containerd16, runtime.Containerd, false, "version = 2\n[plugins\n")
 }
 
 func TestContainerd2ComesBackThroughSystemd(t *testing.T) {
-	restarted(t, runtimes.Containerd2, runtime.Containerd, true, "version = 99\n")
+	restarted(t, node.Containerd2, runtime.Containerd, true, "version = 99\n")
 }
 
 func TestDockerComesBackThroughSystemd(t *testing.T) {
-	restarted(t, runtimes.Docker, runtime.Docker, true, `{"no-such-key": 1}`)
+	restarted(t, node.Docker, runtime.Docker, true, `{"no-such-key": 1}`)
 }
 
 // Docker needs no restart for a handler.
@@ -85,8 +85,8 @@ func TestDockerReloadsAHandler(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	h := start(t, runtimes.Docker)
-	planned := plan(t, h, runtimes.Docker, runtime.Want{CDI: true, Handlers: []runtime.Handler{install(t, "{}")}})
+	h := start(t, node.Docker)
+	planned := plan(t, h, node.Docker, runtime.Want{CDI: true, Handlers: []runtime.Handler{install(t, "{}")}})
 	require.True(t, docker.Reloadable(planned.Edits))
 	write(t, planned)
 	passage, err := applyRestart(t, runtime.Docker, distro.Restart{Method: distro.Reload, Units: []string{h.Unit()}}, true)
@@ -96,7 +96,7 @@ func TestDockerReloadsAHandler(t *testing.T) {
 		reported, err := h.Status(t.Context())
 		return err == nil && slices.Contains(reported.Handlers, "nvidia")
 	}, time.Minute, 10*time.Millisecond)
-	out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Args: []string{runtimes.Probe, "/dev/nvidia0"}})
+	out, err := h.Run(t.Context(), node.Spec{Handler: "nvidia", Args: []string{node.Probe, "/dev/nvidia0"}})
 	require.NoError(t, err)
 	require.Equal(t, "/dev/nvidia0 missing\ndone\n", out)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/node"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
@@ -112,7 +112,7 @@ var since2 = []arrangement{
 
 // requireTaken applies a plan for each arrangement. What containerd reports about itself must change as the
 // plan describes, and in no other way.
-func requireTaken(t *testing.T, kind runtimes.Kind, cdi bool, all []arrangement) {
+func requireTaken(t *testing.T, kind node.Kind, cdi bool, all []arrangement) {
 	if !enter(t) {
 		return
 	}
@@ -135,7 +135,7 @@ func requireTaken(t *testing.T, kind runtimes.Kind, cdi bool, all []arrangement)
 			agrees(t, planned, before, after)
 			if a.runs {
 				ordinary(t, h)
-				out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "/dev/nvidia0", "/dev/nvidia1"}})
+				out, err := h.Run(t.Context(), node.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{node.Probe, "/dev/nvidia0", "/dev/nvidia1"}})
 				require.NoError(t, err)
 				require.Equal(t, "/dev/nvidia0 missing\n/dev/nvidia1 there\ndone\n", out)
 			}
@@ -144,7 +144,7 @@ func requireTaken(t *testing.T, kind runtimes.Kind, cdi bool, all []arrangement)
 }
 
 // arrange restarts containerd with other files.
-func arrange(t *testing.T, h *runtimes.Host, a arrangement) {
+func arrange(t *testing.T, h *node.Host, a arrangement) {
 	t.Helper()
 	require.NoError(t, h.Stop(t.Context()))
 	require.NoError(t, os.RemoveAll("/etc/containerd"))
@@ -155,7 +155,7 @@ func arrange(t *testing.T, h *runtimes.Host, a arrangement) {
 	require.NoError(t, h.Start(t.Context()))
 }
 
-func status(t *testing.T, h *runtimes.Host) runtimes.Status {
+func status(t *testing.T, h *node.Host) node.RuntimeStatus {
 	t.Helper()
 	reported, err := h.Status(t.Context())
 	require.NoError(t, err)
@@ -164,7 +164,7 @@ func status(t *testing.T, h *runtimes.Host) runtimes.Status {
 
 // dump returns containerd's effective configuration, as key: value, with this version's name for the
 // CRI plugin.
-func dump(t *testing.T, h *runtimes.Host) map[string]string {
+func dump(t *testing.T, h *node.Host) map[string]string {
 	t.Helper()
 	what := "dump"
 	if _, err := os.Stat(mainFile); err != nil { // 1.6 and 1.7 dump nothing then
@@ -238,13 +238,13 @@ func agrees(t *testing.T, p runtime.Plan, before, after map[string]string) {
 }
 
 func TestContainerd16AppliesThePlan(t *testing.T) {
-	requireTaken(t, runtimes.Containerd16, false, append(arrangements, version1))
+	requireTaken(t, node.Containerd16, false, append(arrangements, version1))
 }
 
 func TestContainerd17AppliesThePlan(t *testing.T) {
-	requireTaken(t, runtimes.Containerd17, true, append(arrangements, version1))
+	requireTaken(t, node.Containerd17, true, append(arrangements, version1))
 }
 
 func TestContainerd2AppliesThePlan(t *testing.T) {
-	requireTaken(t, runtimes.Containerd2, true, append(arrangements, since2...))
+	requireTaken(t, node.Containerd2, true, append(arrangements, since2...))
 }

@@ -12,17 +12,17 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // configuring returns the arguments of a command that may configure a runtime.
-func configuring(kind runtimes.Kind, command string, more ...string) []string {
+func configuring(kind node.Kind, command string, more ...string) []string {
 	args := []string{command, "--runtime-restart-mode", "systemd", "--nvidia-runtime-name", "nvidia", "--accept-nvidia-visible-devices-envvar-when-unprivileged"}
 	switch kind {
-	case runtimes.Docker:
+	case node.Docker:
 		args = append(args, "--runtime", "docker")
-	case runtimes.Containerd16:
+	case node.Containerd16:
 		args = append(args, "--cdi-enabled=false")
 	}
 	return append(args, more...)
@@ -31,7 +31,7 @@ func configuring(kind runtimes.Kind, command string, more ...string) []string {
 // program returns a command that runs gpu-toolkit against the host.
 func program(ctx context.Context, t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	return exec.CommandContext(ctx, built.Path(t, "gpu-toolkit"), append(slices.Clone(args), "--host-root", runtimes.Root)...)
+	return exec.CommandContext(ctx, built.Path(t, "gpu-toolkit"), append(slices.Clone(args), "--host-root", node.HostRoot)...)
 }
 
 // fails runs gpu-toolkit, which must fail, and returns its output.
@@ -45,17 +45,17 @@ func fails(t *testing.T, args ...string) string {
 }
 
 // startWith starts a host with configuration files, by path.
-func startWith(t *testing.T, kind runtimes.Kind, config map[string]string) *runtimes.Host {
+func startWith(t *testing.T, kind node.Kind, config map[string]string) *node.Host {
 	t.Helper()
-	o := runtimes.Options{Kind: kind, Config: map[string][]byte{}, GPUs: "h100-sxm"}
+	o := node.HostOptions{Kind: kind, Config: map[string][]byte{}, GPUs: "h100-sxm"}
 	for path, content := range config {
 		o.Config[path] = []byte(content)
 	}
-	return runtimes.Start(t, o)
+	return node.StartHost(t, o)
 }
 
 // hand returns a configuration written by hand, with replacements: old, new.
-func hand(t *testing.T, kind runtimes.Kind, oldNew ...string) string {
+func hand(t *testing.T, kind node.Kind, oldNew ...string) string {
 	t.Helper()
 	text := string(byHand(t, kind)[written[kind].path])
 	for i := 0; i < len(oldNew); i += 2 {
@@ -66,7 +66,7 @@ func hand(t *testing.T, kind runtimes.Kind, oldNew ...string) string {
 
 // cycle applies to a host and restores it: the handler is added to everything that was there, then
 // the original bytes are back.
-func cycle(t *testing.T, h *runtimes.Host, kind runtimes.Kind, more ...string) {
+func cycle(t *testing.T, h *node.Host, kind node.Kind, more ...string) {
 	t.Helper()
 	dir := filepath.Dir(written[kind].path)
 	before, was := contents(t, dir), status(t, h)
@@ -84,7 +84,7 @@ func cycle(t *testing.T, h *runtimes.Host, kind runtimes.Kind, more ...string) {
 
 // refused gives a running runtime a configuration that cannot be changed. The place and the reason
 // must be reported, and nothing changed or restarted.
-func refused(t *testing.T, kind runtimes.Kind, wrong map[string]struct{ config, says string }) {
+func refused(t *testing.T, kind node.Kind, wrong map[string]struct{ config, says string }) {
 	t.Helper()
 	if !enter(t) {
 		return
@@ -111,7 +111,7 @@ func refused(t *testing.T, kind runtimes.Kind, wrong map[string]struct{ config, 
 
 func TestUnchangeableContainerd2IsLeftUnchanged(t *testing.T) {
 	const table = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\n"
-	refused(t, runtimes.Containerd2, map[string]struct{ config, says string }{
+	refused(t, node.Containerd2, map[string]struct{ config, says string }{
 		"no TOML":            {"version = 3\n[plugins\n", `/etc/containerd/config\.toml:2:\d+: `},
 		"a key twice":        {"version = 3\nroot = '/a'\nroot = '/b'\n", `/etc/containerd/config\.toml:3:\d+: `},
 		"bytes of no text":   {"version = 3\nroot = '\xff'\n", `/etc/containerd/config\.toml:2:\d+: `},
@@ -123,14 +123,14 @@ func TestUnchangeableContainerd2IsLeftUnchanged(t *testing.T) {
 
 func TestUnchangeableContainerd16IsLeftUnchanged(t *testing.T) {
 	const table = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd]\n"
-	refused(t, runtimes.Containerd16, map[string]struct{ config, says string }{
+	refused(t, node.Containerd16, map[string]struct{ config, says string }{
 		"runtimes as a list": {table + "  runtimes = []\n", `/etc/containerd/config\.toml:3:\d+: .*runtimes`},
 		"a later version":    {"version = 3\n", `/etc/containerd/config\.toml:1:\d+: .*version 3`},
 	})
 }
 
 func TestUnchangeableDockerIsLeftUnchanged(t *testing.T) {
-	refused(t, runtimes.Docker, map[string]struct{ config, says string }{
+	refused(t, node.Docker, map[string]struct{ config, says string }{
 		"no JSON":            {"{\n  \"debug\": false,,\n}\n", `/etc/docker/daemon\.json:2:\d+: `},
 		"cut off":            {"{\"runtimes\": {", `/etc/docker/daemon\.json:1:\d+: `},
 		"runtimes as a list": {"{\n  \"runtimes\": []\n}\n", `/etc/docker/daemon\.json:2:\d+: .*runtimes`},
@@ -143,9 +143,9 @@ func TestAnIrregularFileIsLeftUnchanged(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	h := start(t, runtimes.Containerd2)
+	h := start(t, node.Containerd2)
 	s := systemd(t, h)
-	path := written[runtimes.Containerd2].path
+	path := written[node.Containerd2].path
 	for _, put := range []func() error{
 		func() error { return os.Mkdir(path, 0o755) },
 		func() error { return unix.Mkfifo(path, 0o644) },
@@ -154,7 +154,7 @@ func TestAnIrregularFileIsLeftUnchanged(t *testing.T) {
 		require.NoError(t, os.RemoveAll(path))
 		require.NoError(t, put())
 		exact := files(t, filepath.Dir(path))
-		require.Contains(t, fails(t, configuring(runtimes.Containerd2, "apply")...), path)
+		require.Contains(t, fails(t, configuring(node.Containerd2, "apply")...), path)
 		require.Equal(t, exact, files(t, filepath.Dir(path)))
 	}
 	require.Empty(t, s.Calls())
@@ -183,13 +183,13 @@ func TestAFailedWriteLeavesNoPartialChange(t *testing.T) {
 		return
 	}
 	const dir = "/etc/containerd"
-	kind := runtimes.Containerd2
+	kind := node.Containerd2
 	h := start(t, kind)
 	s := systemd(t, h)
 	was, data := status(t, h), byHand(t, kind)[written[kind].path]
 
 	require.NoError(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
-	require.NoError(t, unix.Mount("", runtimes.Root+dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	require.NoError(t, unix.Mount("", node.HostRoot+dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	exact := files(t, dir)
 	require.Contains(t, fails(t, configuring(kind, "apply")...), "read-only file system")
 	require.Equal(t, exact, files(t, dir))
@@ -213,7 +213,7 @@ func TestAnUnresponsiveRuntimeIsLeftUnchanged(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Containerd2
+	kind := node.Containerd2
 	h := start(t, kind)
 	s := systemd(t, h)
 	const dir = "/etc/containerd"
@@ -230,7 +230,7 @@ func TestAnUnresponsiveRuntimeIsLeftUnchanged(t *testing.T) {
 	ordinary(t, h)
 	h.Kill()
 	untouched("is not reached")
-	require.NoError(t, os.Remove(runtimes.Socket))
+	require.NoError(t, os.Remove(node.ContainerdSocket))
 	untouched("no container runtime listens at")
 	require.NoError(t, h.Start(t.Context()))
 	cycle(t, h, kind)
@@ -241,7 +241,7 @@ func TestRestoreWaitsForAnUnresponsiveRuntime(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Containerd2
+	kind := node.Containerd2
 	h := start(t, kind)
 	s := systemd(t, h)
 	gpuToolkit(t, configuring(kind, "apply")...)
@@ -263,13 +263,13 @@ func TestAProgramOnThePathIsIgnored(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	h := start(t, runtimes.Containerd2)
+	h := start(t, node.Containerd2)
 	systemd(t, h)
 	const ran = "/run/somebody-asked"
 	fake := t.TempDir()
 	built.Script(t, filepath.Join(fake, "containerd"), "touch "+ran+"\necho containerd github.com/containerd/containerd v1.6.20 0")
 	t.Setenv("PATH", fake+":"+os.Getenv("PATH"))
-	cycle(t, h, runtimes.Containerd2)
+	cycle(t, h, node.Containerd2)
 	require.NoFileExists(t, ran)
 }
 
@@ -278,7 +278,7 @@ func TestRestoreNeedsNoHandlerName(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Containerd2
+	kind := node.Containerd2
 	h := start(t, kind)
 	s := systemd(t, h)
 	was := status(t, h)

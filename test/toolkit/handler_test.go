@@ -8,31 +8,31 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/node"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/containerd"
 	"github.com/gpuready/gpuready/toolkit/runtime/docker"
 )
 
 // planners are the planning functions of the runtimes that have a configuration.
-var planners = map[runtimes.Kind]func(runtime.Files, runtime.Place, runtime.Want) (runtime.Plan, error){
-	runtimes.Containerd16: containerd.Plan,
-	runtimes.Containerd17: containerd.Plan,
-	runtimes.Containerd2:  containerd.Plan,
-	runtimes.Docker:       docker.Plan,
+var planners = map[node.Kind]func(runtime.Files, runtime.Place, runtime.Want) (runtime.Plan, error){
+	node.Containerd16: containerd.Plan,
+	node.Containerd17: containerd.Plan,
+	node.Containerd2:  containerd.Plan,
+	node.Docker:       docker.Plan,
 }
 
 // plan returns the changes that give a running runtime the wanted configuration.
-func plan(t *testing.T, h *runtimes.Host, kind runtimes.Kind, want runtime.Want) runtime.Plan {
+func plan(t *testing.T, h *node.Host, kind node.Kind, want runtime.Want) runtime.Plan {
 	t.Helper()
 	reported, err := h.Status(t.Context())
 	require.NoError(t, err)
 	place := runtime.Place{Kind: runtime.Containerd, Version: reported.Version, Config: written[kind].path, DropIn: "/etc/containerd/conf.d/99-gpuready.toml"}
-	if kind == runtimes.Docker {
+	if kind == node.Docker {
 		place.Kind, place.DropIn = runtime.Docker, ""
 	}
-	root, err := host.Open(runtimes.Root)
+	root, err := host.Open(node.HostRoot)
 	require.NoError(t, err)
 	defer root.Close()
 	planned, err := planners[kind](root, place, want)
@@ -45,7 +45,7 @@ func write(t *testing.T, p runtime.Plan) {
 	t.Helper()
 	for _, item := range p.Items {
 		require.NotNil(t, item.File, item.Path)
-		at := filepath.Join(runtimes.Root, item.Path)
+		at := filepath.Join(node.HostRoot, item.Path)
 		require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
 		require.NoError(t, os.WriteFile(at, item.File.Data, item.File.Mode))
 	}
@@ -64,7 +64,7 @@ func install(t *testing.T, settings string) runtime.Handler {
 // handlerAdded applies a plan for the handler nvidia to a configuration written by hand. The runtime
 // must have it beside its other handlers, and use all of them. cdi reports whether the runtime can
 // also resolve CDI names.
-func handlerAdded(t *testing.T, kind runtimes.Kind, cdi bool) {
+func handlerAdded(t *testing.T, kind node.Kind, cdi bool) {
 	if !enter(t) {
 		return
 	}
@@ -86,16 +86,16 @@ func handlerAdded(t *testing.T, kind runtimes.Kind, cdi bool) {
 	require.Empty(t, plan(t, h, kind, want).Edits, "it is done once")
 
 	ordinary(t, h)
-	batch, err := h.Run(t.Context(), runtimes.Spec{Handler: "runc-batch", Args: []string{runtimes.Probe}})
+	batch, err := h.Run(t.Context(), node.Spec{Handler: "runc-batch", Args: []string{node.Probe}})
 	require.NoError(t, err)
 	require.Equal(t, "done\n", batch)
 	requireHandlerGPUs(t, h, "nvidia")
 }
 
 // requireHandlerGPUs requests GPUs from the handler through the environment.
-func requireHandlerGPUs(t *testing.T, h *runtimes.Host, handler string) {
+func requireHandlerGPUs(t *testing.T, h *node.Host, handler string) {
 	t.Helper()
-	probe := []string{runtimes.Probe, "/dev/nvidia0", "/dev/nvidia1"}
+	probe := []string{node.Probe, "/dev/nvidia0", "/dev/nvidia1"}
 	for _, c := range []struct {
 		visible string
 		want    string
@@ -104,22 +104,22 @@ func requireHandlerGPUs(t *testing.T, h *runtimes.Host, handler string) {
 		{"all", "/dev/nvidia0 there\n/dev/nvidia1 there\ndone\n"},
 		{"none", "/dev/nvidia0 missing\n/dev/nvidia1 missing\ndone\n"},
 	} {
-		out, err := h.Run(t.Context(), runtimes.Spec{Handler: handler, Env: []string{"NVIDIA_VISIBLE_DEVICES=" + c.visible}, Args: probe})
+		out, err := h.Run(t.Context(), node.Spec{Handler: handler, Env: []string{"NVIDIA_VISIBLE_DEVICES=" + c.visible}, Args: probe})
 		require.NoError(t, err, c.visible)
 		require.Equal(t, c.want, out, c.visible)
 	}
-	out, err := h.Run(t.Context(), runtimes.Spec{Handler: handler, Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{runtimes.Vectoradd}})
+	out, err := h.Run(t.Context(), node.Spec{Handler: handler, Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{node.Vectoradd}})
 	require.NoError(t, err)
 	require.Contains(t, out, "Test PASSED")
 	require.Contains(t, out, "(SIMULATED)")
-	out, err = h.Run(t.Context(), runtimes.Spec{Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, Args: probe})
+	out, err = h.Run(t.Context(), node.Spec{Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, Args: probe})
 	require.NoError(t, err)
 	require.Equal(t, "/dev/nvidia0 missing\n/dev/nvidia1 missing\ndone\n", out, "another handler gives nothing")
 }
 
 // handlerRefuses starts a container that requests a GPU without permission. It must not start, and
 // the reason must be where people look for it.
-func handlerRefuses(t *testing.T, kind runtimes.Kind, cdi bool) {
+func handlerRefuses(t *testing.T, kind node.Kind, cdi bool) {
 	if !enter(t) {
 		return
 	}
@@ -127,40 +127,40 @@ func handlerRefuses(t *testing.T, kind runtimes.Kind, cdi bool) {
 	gpuToolkit(t, "apply")
 	write(t, plan(t, h, kind, runtime.Want{CDI: cdi, Handlers: []runtime.Handler{install(t, "{}")}}))
 	require.NoError(t, h.Restart(t.Context(), h.Unit()))
-	_, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe}})
+	_, err := h.Run(t.Context(), node.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{node.Probe}})
 	require.ErrorContains(t, err, "accept-nvidia-visible-devices-envvar-when-unprivileged")
 	// Images of CUDA programs set this themselves.
-	out, err := h.Run(t.Context(), runtimes.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, Args: []string{runtimes.Probe, "/dev/nvidia0"}})
+	out, err := h.Run(t.Context(), node.Spec{Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, Args: []string{node.Probe, "/dev/nvidia0"}})
 	require.NoError(t, err)
 	require.Equal(t, "/dev/nvidia0 missing\ndone\n", out)
 }
 
 func TestContainerd16HandlerReportsRefusals(t *testing.T) {
-	handlerRefuses(t, runtimes.Containerd16, false)
+	handlerRefuses(t, node.Containerd16, false)
 }
 
 func TestContainerd2HandlerReportsRefusals(t *testing.T) {
-	handlerRefuses(t, runtimes.Containerd2, true)
+	handlerRefuses(t, node.Containerd2, true)
 }
 
 func TestDockerHandlerReportsRefusals(t *testing.T) {
-	handlerRefuses(t, runtimes.Docker, true)
+	handlerRefuses(t, node.Docker, true)
 }
 
 func TestContainerd16HasAHandlerAdded(t *testing.T) {
-	handlerAdded(t, runtimes.Containerd16, false)
+	handlerAdded(t, node.Containerd16, false)
 }
 
 func TestContainerd17HasAHandlerAdded(t *testing.T) {
-	handlerAdded(t, runtimes.Containerd17, true)
+	handlerAdded(t, node.Containerd17, true)
 }
 
 func TestContainerd2HasAHandlerAdded(t *testing.T) {
-	handlerAdded(t, runtimes.Containerd2, true)
+	handlerAdded(t, node.Containerd2, true)
 }
 
 func TestDockerHasAHandlerAdded(t *testing.T) {
-	handlerAdded(t, runtimes.Docker, true)
+	handlerAdded(t, node.Docker, true)
 }
 
 // Podman needs no configuration: it gets the runtime's path.
@@ -168,7 +168,7 @@ func TestPodmanUsesTheHandlerByItsPath(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	h := start(t, runtimes.Podman)
+	h := start(t, node.Podman)
 	gpuToolkit(t, "apply")
 	requireHandlerGPUs(t, h, install(t, `{"accept-nvidia-visible-devices-envvar-when-unprivileged": true}`).Program)
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/node"
 	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
@@ -20,12 +20,12 @@ var long = os.Getenv("GPUREADY_LONG") != ""
 
 // victim is a host on which gpu-toolkit is killed.
 type victim struct {
-	h       *runtimes.Host
+	h       *node.Host
 	s       *runtimetest.Systemd
-	kind    runtimes.Kind
+	kind    node.Kind
 	before  map[string]file // of the configuration
 	applied map[string]file
-	bare    runtimes.Status
+	bare    node.RuntimeStatus
 }
 
 // configFiles returns the runtime's files without their times.
@@ -83,7 +83,7 @@ func (v *victim) timeCommand(t *testing.T, command string) time.Duration {
 // killed kills apply and restore at moments spread over their run. After each kill the runtime must
 // start with the files on the disk, and the next apply and the next restore must reach their usual
 // final states.
-func killed(t *testing.T, kind runtimes.Kind, short, all int) {
+func killed(t *testing.T, kind node.Kind, short, all int) {
 	t.Helper()
 	if !enter(t) {
 		return
@@ -135,9 +135,9 @@ func killed(t *testing.T, kind runtimes.Kind, short, all int) {
 }
 
 func TestContainerd2SurvivesAKillAtAnyMoment(t *testing.T) {
-	killed(t, runtimes.Containerd2, 12, 120)
+	killed(t, node.Containerd2, 12, 120)
 }
 
 func TestContainerd16SurvivesAKillAtAnyMoment(t *testing.T) {
-	killed(t, runtimes.Containerd16, 8, 100)
+	killed(t, node.Containerd16, 8, 100)
 }

@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // variable names the folder that `make build` filled; without it nothing runs here.
@@ -17,5 +17,5 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
-	os.Exit(runtimes.Main(m, bin != ""))
+	os.Exit(node.Main(m, bin != ""))
 }

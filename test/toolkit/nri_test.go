@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // allowed is a namespace whose workloads may request GPUs.
@@ -22,7 +22,7 @@ const allowed = "team"
 func daemon(t *testing.T) (stop func()) {
 	t.Helper()
 	var out bytes.Buffer
-	cmd := exec.Command(built.Path(t, "gpu-toolkit"), "run", "--host-root", runtimes.Root, "--listen", "", "--nri-workload-namespaces", allowed) //nolint:noctx // stop ends it
+	cmd := exec.Command(built.Path(t, "gpu-toolkit"), "run", "--host-root", node.HostRoot, "--listen", "", "--nri-workload-namespaces", allowed) //nolint:noctx // stop ends it
 	cmd.Stdout, cmd.Stderr = &out, &out
 	require.NoError(t, cmd.Start())
 	running := true
@@ -62,7 +62,7 @@ func await(t *testing.T, what string, is func(nodestate.Injection) bool) nodesta
 func working(i nodestate.Injection) bool { return i.Working }
 
 // restartRuntime restarts it and waits until the toolkit is its plugin again.
-func restartRuntime(t *testing.T, h *runtimes.Host) nodestate.Injection {
+func restartRuntime(t *testing.T, h *node.Host) nodestate.Injection {
 	t.Helper()
 	require.NoError(t, h.Stop(t.Context()))
 	await(t, "the runtime is gone", func(i nodestate.Injection) bool { return !i.Working })
@@ -71,11 +71,11 @@ func restartRuntime(t *testing.T, h *runtimes.Host) nodestate.Injection {
 }
 
 // visibleIn runs a container that requests GPUs by its environment, and returns what it sees.
-func visibleIn(t *testing.T, h *runtimes.Host, namespace, visible string) (string, error) {
+func visibleIn(t *testing.T, h *node.Host, namespace, visible string) (string, error) {
 	t.Helper()
-	return h.Run(t.Context(), runtimes.Spec{
+	return h.Run(t.Context(), node.Spec{
 		Namespace: namespace, Env: []string{"NVIDIA_VISIBLE_DEVICES=" + visible},
-		Args: []string{runtimes.Probe, "/dev/nvidia0", "/dev/nvidia1"},
+		Args: []string{node.Probe, "/dev/nvidia0", "/dev/nvidia1"},
 	})
 }
 
@@ -86,15 +86,15 @@ const (
 
 // The runtime's configuration does not mention GPUs.
 func TestContainerd2NRIInjectsRequestedGPUs(t *testing.T) {
-	requireNRI(t, runtimes.Containerd2, "")
+	requireNRI(t, node.Containerd2, "")
 }
 
 // An older runtime: NRI has to be enabled, and CDI is off.
 func TestContainerd17NRIInjectsRequestedGPUs(t *testing.T) {
-	requireNRI(t, runtimes.Containerd17, "\n[plugins.\"io.containerd.nri.v1.nri\"]\n  disable = false\n")
+	requireNRI(t, node.Containerd17, "\n[plugins.\"io.containerd.nri.v1.nri\"]\n  disable = false\n")
 }
 
-func requireNRI(t *testing.T, kind runtimes.Kind, more string) {
+func requireNRI(t *testing.T, kind node.Kind, more string) {
 	if !enter(t) {
 		return
 	}
@@ -112,21 +112,21 @@ func requireNRI(t *testing.T, kind runtimes.Kind, more string) {
 	gets("default", "1", neither)
 	gets(allowed, "all", neither)
 	gets(allowed, "nvidia.com/gpu=1", another)
-	out, err := h.Run(t.Context(), runtimes.Spec{
+	out, err := h.Run(t.Context(), node.Spec{
 		Namespace: allowed, Annotations: map[string]string{"cdi.k8s.io/gpus": "nvidia.com/gpu=1"},
-		Args: []string{runtimes.Probe, "/dev/nvidia0", "/dev/nvidia1"},
+		Args: []string{node.Probe, "/dev/nvidia0", "/dev/nvidia1"},
 	})
 	require.NoError(t, err)
 	require.Equal(t, another, out)
 	_, err = visibleIn(t, h, allowed, "42")
 	require.ErrorContains(t, err, `there is no GPU "42" on this node; there are 0, 1,`)
-	out, err = h.Run(t.Context(), runtimes.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{runtimes.Vectoradd}})
+	out, err = h.Run(t.Context(), node.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{node.Vectoradd}})
 	require.NoError(t, err)
 	require.Contains(t, out, "Test PASSED")
-	if kind == runtimes.Containerd2 {
-		out, err = h.Run(t.Context(), runtimes.Spec{
+	if kind == node.Containerd2 {
+		out, err = h.Run(t.Context(), node.Spec{
 			Namespace: allowed, CDI: []string{"nvidia.com/gpu=1"}, Env: []string{"NVIDIA_VISIBLE_DEVICES=0"},
-			Args: []string{runtimes.Probe, "/dev/nvidia0", "/dev/nvidia1"},
+			Args: []string{node.Probe, "/dev/nvidia0", "/dev/nvidia1"},
 		})
 		require.NoError(t, err)
 		require.Equal(t, another, out, "the kubelet has decided")
@@ -138,9 +138,9 @@ func requireNRI(t *testing.T, kind runtimes.Kind, more string) {
 	// Containers that start without a toolkit run without GPUs, and are reported afterwards.
 	stop()
 	gets(allowed, "1", neither)
-	remove, err := h.StartPod(t.Context(), runtimes.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "wait"}})
+	remove, err := h.StartPod(t.Context(), node.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{node.Probe, "wait"}})
 	require.NoError(t, err)
-	elsewhere, err := h.StartPod(t.Context(), runtimes.Spec{Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "wait"}})
+	elsewhere, err := h.StartPod(t.Context(), node.Spec{Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{node.Probe, "wait"}})
 	require.NoError(t, err)
 	daemon(t)
 	was := await(t, "the container that was missed is reported", func(i nodestate.Injection) bool { return i.Working && i.MissedCount > 0 })
@@ -148,7 +148,7 @@ func requireNRI(t *testing.T, kind runtimes.Kind, more string) {
 	require.Equal(t, 1, was.MissedCount)
 	gets(allowed, "1", another)
 
-	kept, err := h.StartPod(t.Context(), runtimes.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "wait"}})
+	kept, err := h.StartPod(t.Context(), node.Spec{Namespace: allowed, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{node.Probe, "wait"}})
 	require.NoError(t, err)
 	require.NoError(t, remove(t.Context()))
 	await(t, "it is gone", func(i nodestate.Injection) bool { return i.Working && i.MissedCount == 0 })
@@ -162,11 +162,11 @@ func TestContainerd2RequiresThePluginForAnnotatedPods(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Containerd2
+	kind := node.Containerd2
 	h := startWith(t, kind, map[string]string{written[kind].path: hand(t, kind) + "\n[plugins.'io.containerd.nri.v1.nri'.default_validator]\n  enable = true\n"})
-	careful := runtimes.Spec{
+	careful := node.Spec{
 		Namespace: allowed, Annotations: map[string]string{"required-plugins.noderesource.dev": `["gpuready"]`},
-		Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{runtimes.Probe, "/dev/nvidia0", "/dev/nvidia1"},
+		Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: []string{node.Probe, "/dev/nvidia0", "/dev/nvidia1"},
 	}
 	_, err := h.Run(t.Context(), careful)
 	require.ErrorContains(t, err, "gpuready")

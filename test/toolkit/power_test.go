@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/node"
 	account "github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/apply/crashtest"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
@@ -129,7 +129,7 @@ func config(t *testing.T, dir string) map[string]string {
 // outage simulates a power failure at each step of an apply and of a restore. The real containerd
 // must start with each distinct resulting configuration, and keep all earlier handlers. From each
 // tree, an apply and a restore must reach their usual final states.
-func outage(t *testing.T, kind runtimes.Kind, version string) {
+func outage(t *testing.T, kind node.Kind, version string) {
 	t.Helper()
 	if !enter(t) {
 		return
@@ -193,9 +193,9 @@ func outage(t *testing.T, kind runtimes.Kind, version string) {
 }
 
 // accepted starts the real containerd with each state of its configuration.
-func accepted(t *testing.T, kind runtimes.Kind, states map[string]map[string]string) {
+func accepted(t *testing.T, kind node.Kind, states map[string]map[string]string) {
 	t.Helper()
-	h := runtimes.Create(t, runtimes.Options{Kind: kind})
+	h := node.CreateHost(t, node.HostOptions{Kind: kind})
 	for _, name := range slices.Sorted(maps.Keys(states)) {
 		require.NoError(t, os.RemoveAll("/etc/containerd"))
 		for path, content := range states[name] {
@@ -211,9 +211,9 @@ func accepted(t *testing.T, kind runtimes.Kind, states map[string]map[string]str
 }
 
 func TestContainerd2SurvivesAPowerLoss(t *testing.T) {
-	outage(t, runtimes.Containerd2, "2.4.2")
+	outage(t, node.Containerd2, "2.4.2")
 }
 
 func TestContainerd16SurvivesAPowerLoss(t *testing.T) {
-	outage(t, runtimes.Containerd16, "1.6.20")
+	outage(t, node.Containerd16, "1.6.20")
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/cluster/binaries"
-	"github.com/gpuready/gpuready/test/debian"
-	"github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/lab/binaries"
+	"github.com/gpuready/gpuready/test/lab/built"
+
+	"github.com/gpuready/gpuready/test/lab/node"
 	devices "github.com/gpuready/gpuready/toolkit/node"
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
@@ -33,7 +33,7 @@ func TestRealLibrariesReachAContainer(t *testing.T) {
 	}
 	cache, err := binaries.DefaultCache()
 	require.NoError(t, err)
-	packages, err := debian.Ensure(t.Context(), cache, debian.NVIDIADriver, os.Stderr) // a node has no network
+	packages, err := binaries.EnsureDebian(t.Context(), cache, binaries.NVIDIADriver, os.Stderr) // a node has no network
 	require.NoError(t, err)
 	if !node.Enter(t) {
 		return

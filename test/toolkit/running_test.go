@@ -23,28 +23,28 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/node"
 	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
 // staying starts a container that keeps running, and returns its process.
-func staying(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string) {
+func staying(t *testing.T, h *node.Host, s node.Spec) (pid string) {
 	t.Helper()
-	s.Args = []string{runtimes.Probe, "wait", t.Name()}
+	s.Args = []string{node.Probe, "wait", t.Name()}
 	require.NoError(t, h.StartContainer(t.Context(), s))
 	return processOf(t, s)
 }
 
 // startHolder starts a container that runs until it is removed, and returns its process.
-func startHolder(t *testing.T, h *runtimes.Host, s runtimes.Spec) (pid string, remove func(context.Context) error) {
+func startHolder(t *testing.T, h *node.Host, s node.Spec) (pid string, remove func(context.Context) error) {
 	t.Helper()
-	s.Args = []string{runtimes.Probe, "wait", t.Name()}
+	s.Args = []string{node.Probe, "wait", t.Name()}
 	remove, err := h.StartPod(t.Context(), s)
 	require.NoError(t, err)
 	return processOf(t, s), remove
 }
 
-func processOf(t *testing.T, s runtimes.Spec) (pid string) {
+func processOf(t *testing.T, s node.Spec) (pid string) {
 	t.Helper()
 	want := strings.Join(s.Args, "\x00") + "\x00"
 	require.Eventually(t, func() bool {
@@ -74,7 +74,7 @@ func born(t *testing.T, pid string) string {
 
 // losing is a systemd whose first restart starts the runtime with the new configuration, but without
 // a third party's handler.
-func losing(t *testing.T, h *runtimes.Host, path, from, to string) *runtimetest.Systemd {
+func losing(t *testing.T, h *node.Host, path, from, to string) *runtimetest.Systemd {
 	t.Helper()
 	restarts := 0
 	s, err := runtimetest.StartSystemd("/", map[string]string{h.Unit(): "active"}, func(unit, verb string) error {
@@ -107,7 +107,7 @@ func losing(t *testing.T, h *runtimes.Host, path, from, to string) *runtimetest.
 
 // keepsRunning checks that a running container is unaffected by a rollback, an apply and a restore,
 // although the runtime is restarted each time.
-func keepsRunning(t *testing.T, kind runtimes.Kind, restarts int, from, to string) {
+func keepsRunning(t *testing.T, kind node.Kind, restarts int, from, to string) {
 	t.Helper()
 	if !enter(t) {
 		return
@@ -115,7 +115,7 @@ func keepsRunning(t *testing.T, kind runtimes.Kind, restarts int, from, to strin
 	h := start(t, kind)
 	dir := filepath.Dir(written[kind].path)
 	before, was := contents(t, dir), status(t, h)
-	pid := staying(t, h, runtimes.Spec{})
+	pid := staying(t, h, node.Spec{})
 	since := born(t, pid)
 	require.NotEmpty(t, since)
 
@@ -142,15 +142,15 @@ func keepsRunning(t *testing.T, kind runtimes.Kind, restarts int, from, to strin
 }
 
 func TestContainerd2KeepsContainersThroughARollback(t *testing.T) {
-	keepsRunning(t, runtimes.Containerd2, 4, "runtimes.'runc-batch'", "runtimes.batch")
+	keepsRunning(t, node.Containerd2, 4, "runtimes.'runc-batch'", "runtimes.batch")
 }
 
 func TestContainerd16KeepsContainersThroughARollback(t *testing.T) {
-	keepsRunning(t, runtimes.Containerd16, 4, `runtimes."runc-batch"`, "runtimes.batch")
+	keepsRunning(t, node.Containerd16, 4, `runtimes."runc-batch"`, "runtimes.batch")
 }
 
 func TestDockerKeepsContainersThroughARollback(t *testing.T) {
-	keepsRunning(t, runtimes.Docker, 4, `"runc-batch"`, `"batch"`)
+	keepsRunning(t, node.Docker, 4, `"runc-batch"`, `"batch"`)
 }
 
 // systemctl daemon-reload makes systemd rewrite the device rules of its units. It knows the devices of
@@ -162,7 +162,7 @@ func TestEachInjectedDeviceHasItsLink(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	start(t, runtimes.Containerd2)
+	start(t, node.Containerd2)
 	gpuToolkit(t, "apply")
 	nodes := specDevices(t)
 	require.Greater(t, len(nodes), 4)
@@ -185,11 +185,11 @@ func TestAGPUStaysWhenDeviceRulesAreRewritten(t *testing.T) {
 	if !enter(t) {
 		return
 	}
-	kind := runtimes.Containerd2
+	kind := node.Containerd2
 	h := start(t, kind)
 	systemd(t, h)
 	gpuToolkit(t, configuring(kind, "apply", "--accept-nvidia-visible-devices-envvar-when-unprivileged")...)
-	for name, s := range map[string]runtimes.Spec{
+	for name, s := range map[string]node.Spec{
 		"by CDI":     {CDI: []string{"nvidia.com/gpu=0"}},
 		"by handler": {Handler: "nvidia", Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}},
 	} {

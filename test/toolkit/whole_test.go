@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // file holds all properties of a file.
@@ -62,7 +62,7 @@ func contents(t *testing.T, dirs ...string) map[string]file {
 }
 
 // whole runs all commands: plan, apply, verify, both again, restore.
-func whole(t *testing.T, kind runtimes.Kind, args ...string) {
+func whole(t *testing.T, kind node.Kind, args ...string) {
 	if !enter(t) {
 		return
 	}
@@ -105,13 +105,13 @@ func whole(t *testing.T, kind runtimes.Kind, args ...string) {
 }
 
 func TestContainerd16IsConfiguredAndRestored(t *testing.T) {
-	whole(t, runtimes.Containerd16, "--cdi-enabled=false")
+	whole(t, node.Containerd16, "--cdi-enabled=false")
 }
 
-func TestContainerd17IsConfiguredAndRestored(t *testing.T) { whole(t, runtimes.Containerd17) }
+func TestContainerd17IsConfiguredAndRestored(t *testing.T) { whole(t, node.Containerd17) }
 
-func TestContainerd2IsConfiguredAndRestored(t *testing.T) { whole(t, runtimes.Containerd2) }
+func TestContainerd2IsConfiguredAndRestored(t *testing.T) { whole(t, node.Containerd2) }
 
 func TestDockerIsConfiguredAndRestored(t *testing.T) {
-	whole(t, runtimes.Docker, "--runtime", "docker")
+	whole(t, node.Docker, "--runtime", "docker")
 }

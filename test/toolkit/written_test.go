@@ -6,12 +6,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/runtimes"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // writtenByHand starts a runtime with a configuration full of comments, registries, other runtimes and
 // odd spacing. It checks what the runtime reports, and runs a container before and after a restart.
-func writtenByHand(t *testing.T, kind runtimes.Kind, version string, cdi bool) {
+func writtenByHand(t *testing.T, kind node.Kind, version string, cdi bool) {
 	if !enter(t) {
 		return
 	}
@@ -25,7 +25,7 @@ func writtenByHand(t *testing.T, kind runtimes.Kind, version string, cdi bool) {
 		require.Contains(t, reported.Handlers, "runc-batch")
 		require.Equal(t, cdi, reported.CDI)
 		ordinary(t, h)
-		out, err := h.Run(t.Context(), runtimes.Spec{Handler: "runc-batch", Args: []string{runtimes.Probe}})
+		out, err := h.Run(t.Context(), node.Spec{Handler: "runc-batch", Args: []string{node.Probe}})
 		require.NoError(t, err)
 		require.Equal(t, "done\n", out)
 		require.NoError(t, h.Restart(t.Context(), h.Unit()))
@@ -33,17 +33,17 @@ func writtenByHand(t *testing.T, kind runtimes.Kind, version string, cdi bool) {
 }
 
 func TestContainerd16ReadsAHandWrittenConfig(t *testing.T) {
-	writtenByHand(t, runtimes.Containerd16, "1.6.20", false)
+	writtenByHand(t, node.Containerd16, "1.6.20", false)
 }
 
 func TestContainerd17ReadsAHandWrittenConfig(t *testing.T) {
-	writtenByHand(t, runtimes.Containerd17, "1.7.24", true)
+	writtenByHand(t, node.Containerd17, "1.7.24", true)
 }
 
 func TestContainerd2ReadsAHandWrittenConfig(t *testing.T) {
-	writtenByHand(t, runtimes.Containerd2, "2.", true)
+	writtenByHand(t, node.Containerd2, "2.", true)
 }
 
 func TestDockerReadsAHandWrittenConfig(t *testing.T) {
-	writtenByHand(t, runtimes.Docker, "29.0.0-moby-v2", true)
+	writtenByHand(t, node.Docker, "29.0.0-moby-v2", true)
 }

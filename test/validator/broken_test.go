@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/cluster"
 	"github.com/gpuready/gpuready/test/e2e"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // TestBrokenLayers breaks a node with 4 simulated GPUs in one way after the other.

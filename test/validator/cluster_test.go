@@ -19,8 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuready/gpuready/internal/readiness"
-	"github.com/gpuready/gpuready/test/cluster/network"
 	"github.com/gpuready/gpuready/test/e2e"
+	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
 // clusterSituations are faults outside the node's GPUs, and in our own image.
@@ -243,7 +243,7 @@ func (n *node) cut(t *testing.T, off bool) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	require.NoError(t, err)
 	defer handle.Close()
-	nowhere := &netlink.Route{Dst: &net.IPNet{IP: net.ParseIP(network.ServiceIP).To4(), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_BLACKHOLE}
+	nowhere := &netlink.Route{Dst: &net.IPNet{IP: net.ParseIP(cluster.ServiceIP).To4(), Mask: net.CIDRMask(32, 32)}, Type: unix.RTN_BLACKHOLE}
 	if off {
 		require.NoError(t, handle.RouteAdd(nowhere))
 		return

@@ -20,8 +20,8 @@ import (
 	"github.com/gpuready/gpuready/simulator/gpusim/root"
 	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // version is the version of the driver's modules and user space.
@@ -57,13 +57,13 @@ func userSpace(t *testing.T, at string) {
 
 // driverImage writes the archive of a driver's image: gpuready/driver, and a layer with the folder
 // /driver that holds modules for a kernel.
-func driverImage(t *testing.T, k *machine.Kernel, archive string) {
+func driverImage(t *testing.T, k *vm.Kernel, archive string) {
 	t.Helper()
 	dir := t.TempDir()
 	userSpace(t, filepath.Join(dir, "driver"))
 	modules := filepath.Join(dir, "driver/lib/modules", k.Release)
 	require.NoError(t, os.MkdirAll(modules, 0o755))
-	for file, data := range machine.BuildStubs(t, k, version) {
+	for file, data := range vm.BuildStubs(t, k, version) {
 		require.NoError(t, os.WriteFile(filepath.Join(modules, file), data, 0o644))
 	}
 	firmware := filepath.Join(dir, "driver/lib/firmware/nvidia", version, "gsp_ga10x.bin")
@@ -118,7 +118,7 @@ func layer(t *testing.T, dir string) gcr.Layer {
 }
 
 // pciModule builds simulator/pci for a kernel.
-func pciModule(t *testing.T, k *machine.Kernel) []byte {
+func pciModule(t *testing.T, k *vm.Kernel) []byte {
 	t.Helper()
 	dir := t.TempDir()
 	require.NoError(t, os.CopyFS(dir, os.DirFS(filepath.Join(built.Root(), "simulator/pci"))))

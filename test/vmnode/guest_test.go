@@ -11,9 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/cluster"
-	"github.com/gpuready/gpuready/test/cluster/inside"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/cluster"
+	"github.com/gpuready/gpuready/test/lab/namespace"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 const (
@@ -31,14 +31,14 @@ var needed = []string{"overlay", "veth", "bridge", "br_netfilter", "virtio_net",
 
 // guest is a virtual machine that is a node.
 type guest struct {
-	*machine.Machine
+	*vm.Machine
 	*cluster.Guest
 }
 
 // boot boots a machine with a node's files on its disk, including the archives of images.
-func boot(t *testing.T, k *machine.Kernel, g *cluster.Guest, archives map[string]string) *guest {
+func boot(t *testing.T, k *vm.Kernel, g *cluster.Guest, archives map[string]string) *guest {
 	t.Helper()
-	files := machine.Files{
+	files := vm.Files{
 		"/etc/hostname":                 {Data: []byte(g.Name + "\n")},
 		"/etc/hosts":                    {Data: fmt.Appendf(nil, "127.0.0.1 localhost\n%s %s\n", g.IP, g.Name)},
 		"/etc/resolv.conf":              {Data: []byte("# There is no DNS.\n")},
@@ -48,17 +48,17 @@ func boot(t *testing.T, k *machine.Kernel, g *cluster.Guest, archives map[string
 		"/usr/lib/gpusim/gpusim-pci.ko": {Data: pciModule(t, k)},
 	}
 	for at, text := range g.Files {
-		files[at] = machine.File{Data: []byte(text), Mode: 0o600}
+		files[at] = vm.File{Data: []byte(text), Mode: 0o600}
 	}
 	for at, outside := range g.Binaries {
-		files[at] = machine.Program(outside)
+		files[at] = vm.Program(outside)
 	}
 	for name, archive := range archives {
-		files["/images/"+name] = machine.File{Source: archive}
+		files["/images/"+name] = vm.File{Source: archive}
 	}
-	return &guest{machine.Boot(t, machine.Config{
+	return &guest{vm.Boot(t, vm.Config{
 		Kernel: k, Memory: memory, CPUs: cpus, Disk: disk, Network: g.Network, Args: []string{reserved},
-		Files: machine.Merge(files, k.ModuleTree(t, needed, nil)),
+		Files: vm.Merge(files, k.ModuleTree(t, needed, nil)),
 	}), g}
 }
 
@@ -82,9 +82,9 @@ func (g *guest) setUp(t *testing.T) {
 func (g *guest) start(t *testing.T, program []string) {
 	t.Helper()
 	line := fmt.Sprintf("exec %s >>%s 2>&1", strings.Join(program, " "), logFile(program[0]))
-	g.Start(t.Context(), machine.Command{
+	g.Start(t.Context(), vm.Command{
 		Args: []string{"sh", "-c", line},
-		Env:  []string{"PATH=" + inside.Bin + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+		Env:  []string{"PATH=" + namespace.Bin + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 	})
 }
 
@@ -105,8 +105,8 @@ func (g *guest) logOutput(t *testing.T) {
 }
 
 // ctr runs ctr, a client of containerd.
-func (g *guest) ctr(ctx context.Context, args ...string) machine.Result {
-	return g.RunCommand(ctx, machine.Command{Args: append([]string{inside.Bin + "/ctr", "--namespace=k8s.io"}, args...), Timeout: patience})
+func (g *guest) ctr(ctx context.Context, args ...string) vm.Result {
+	return g.RunCommand(ctx, vm.Command{Args: append([]string{namespace.Bin + "/ctr", "--namespace=k8s.io"}, args...), Timeout: patience})
 }
 
 // waitContainerd waits until containerd responds.

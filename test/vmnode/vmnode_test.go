@@ -18,9 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/test/cluster"
 	"github.com/gpuready/gpuready/test/e2e"
-	"github.com/gpuready/gpuready/test/machine"
+	"github.com/gpuready/gpuready/test/lab/cluster"
+	"github.com/gpuready/gpuready/test/lab/vm"
 )
 
 // patience limits each step; the actual time is printed. A kubelet takes half a minute to start on an
@@ -47,8 +47,8 @@ type nodeRun struct {
 }
 
 func TestWholeNode(t *testing.T) {
-	machine.SkipUnlessEnabled(t)
-	k := machine.FetchKernel(t, machine.Linux612)
+	vm.SkipUnlessEnabled(t)
+	k := vm.FetchKernel(t, vm.Linux612)
 	archives := map[string]string{"driver.tar": filepath.Join(t.TempDir(), "driver.tar")}
 	driverImage(t, k, archives["driver.tar"])
 	for _, image := range []string{"toolkit", "device-plugin", "validator", "cuda-samples"} {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 const immutableFlag = 0x10 // FS_IMMUTABLE_FL in linux/fs.h

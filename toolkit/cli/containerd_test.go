@@ -25,8 +25,8 @@ import (
 
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/test/built"
-	"github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // agentProbe is the program in pods: it checks what an agent with the GPUs has, or keeps a

@@ -13,7 +13,7 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/lab/built"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
-	"github.com/gpuready/gpuready/test/node"
+	"github.com/gpuready/gpuready/test/lab/node"
 )
 
 // TestAgentsCannotWriteToADriversRoot makes the mounts of agents as a runtime does. The

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/test/built"
+	"github.com/gpuready/gpuready/test/lab/built"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -14,7 +14,7 @@ import (
 // Source returns the folder of the source of the test cluster's Kubernetes, and its
 // version. It downloads the source if it is missing.
 func Source(ctx context.Context) (dir, version string, err error) {
-	return Module(ctx, "test/cluster/binaries/kubernetes", "k8s.io/kubernetes")
+	return Module(ctx, "test/lab/binaries/kubernetes", "k8s.io/kubernetes")
 }
 
 // Module returns the folder and version of a module that the module in a folder of the

@@ -13,8 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/test/cluster/binaries"
-	"github.com/gpuready/gpuready/test/debian"
+	"github.com/gpuready/gpuready/test/lab/binaries"
 )
 
 func TestFailureNamesTheFirstDriverThatKnowsTheKernel(t *testing.T) {
@@ -114,7 +113,7 @@ func TestRealChangelogHasTheTable(t *testing.T) {
 	}
 	cache, err := binaries.DefaultCache()
 	require.NoError(t, err)
-	root, err := debian.Ensure(t.Context(), cache, debian.NVIDIASources, os.Stderr)
+	root, err := binaries.EnsureDebian(t.Context(), cache, binaries.NVIDIASources, os.Stderr)
 	require.NoError(t, err)
 	f, err := os.Open(filepath.Join(root, "usr/share/doc/nvidia-kernel-source/changelog.Debian.gz"))
 	require.NoError(t, err)

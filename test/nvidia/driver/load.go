@@ -147,7 +147,7 @@ func withoutDriver(text string) string {
 func edit(name string, change func(string) string) error {
 	text, err := os.ReadFile(name)
 	if err != nil {
-		return fmt.Errorf("%w; this container needs hostPID, and a node of test/cluster", err)
+		return fmt.Errorf("%w; this container needs hostPID, and a node of test/lab/cluster", err)
 	}
 	will := change(string(text))
 	if will == string(text) {

@@ -1,0 +1,135 @@
+// Package built provides tests with the programs and libraries that the Makefile builds, and runs
+// them.
+package built
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+var (
+	mu   sync.Mutex
+	made = map[string]error{} // the error of building it, or nil
+)
+
+// Path returns the absolute path of a file that `make build` creates, by its name below bin:
+// "gpusim", "lib/libcuda.so". If GPUREADY_BIN names a folder, as in `make test`, the file there is
+// used unchanged. Otherwise it is built in bin/race, with the race detector.
+func Path(t testing.TB, name string) string {
+	t.Helper()
+	if dir := os.Getenv("GPUREADY_BIN"); dir != "" {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err != nil {
+			t.Fatalf("built: %v; GPUREADY_BIN must name a folder that `make build` filled", err)
+		}
+		return path
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	path := filepath.Join(Root(), "bin/race", name)
+	err, tried := made[name]
+	if !tried {
+		err = build("bin/race/" + name)
+		made[name] = err
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Root is the top of the source tree.
+func Root() string {
+	_, file, _, _ := runtime.Caller(0)
+	if !filepath.IsAbs(file) { // -trimpath: tests run in their package's folder
+		dir, err := os.Getwd()
+		for err == nil && dir != "/" {
+			if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+				return dir
+			}
+			dir = filepath.Dir(dir)
+		}
+	}
+	return filepath.Join(filepath.Dir(file), "../../..")
+}
+
+// build runs make under a lock shared by the test processes of several packages.
+func build(target string) error {
+	if err := os.MkdirAll(filepath.Join(Root(), "bin"), 0o755); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(filepath.Join(Root(), "bin/.lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	cmd := exec.Command("make", "-s", "--no-print-directory", "BIN=bin/race", "RACE=1", target)
+	cmd.Dir = Root()
+	cmd.Env = environ("MAKEFLAGS", "MAKELEVEL", "BIN")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("make %s: %w\n%s", target, err, out)
+	}
+	return nil
+}
+
+// Environ returns this process's environment, changed so that programs with the race detector end
+// at once instead of after a second.
+func Environ() []string {
+	if os.Getenv("GORACE") != "" {
+		return os.Environ()
+	}
+	return append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+}
+
+// environ returns the environment without the named variables.
+func environ(without ...string) []string {
+	var env []string
+next:
+	for _, kv := range os.Environ() {
+		for _, name := range without {
+			if strings.HasPrefix(kv, name+"=") {
+				continue next
+			}
+		}
+		env = append(env, kv)
+	}
+	return env
+}
+
+// DriverRoot creates a simulated driver root with `gpusim up` in a temporary folder and removes it
+// at the end of the test.
+func DriverRoot(t testing.TB, profile string, args ...string) string {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "driver")
+	Gpusim(t, append([]string{"up", "--root", root, "--profile", profile}, args...)...)
+	t.Cleanup(func() { Gpusim(t, "down", "--root", root) })
+	return root
+}
+
+// Gpusim runs gpusim, which must succeed, and returns its output.
+func Gpusim(t testing.TB, args ...string) string {
+	t.Helper()
+	path := Path(t, "gpusim")
+	for _, lib := range []string{"libnvidia-ml.so", "libcuda.so", "nvidia-smi", "nvidia-cuda-mps-control"} {
+		Path(t, "lib/"+lib)
+	}
+	cmd := exec.Command(path, args...)
+	cmd.Env = Environ()
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("gpusim %s: %v\n%s%s", strings.Join(args, " "), err, out, stderr.String())
+	}
+	return string(out)
+}

@@ -1,0 +1,16 @@
+# A real control plane and nodes on this machine; see docs/cluster.md.
+#
+#	make cluster                                             one node, until Ctrl-C
+#	make cluster CLUSTER_ARGS='--nodes 2 --profile dgx-2'    with gpuready and simulated GPUs
+#	bin/cluster --help                                       all that it can do
+CLUSTER_ARGS ?=
+
+.PHONY: cluster
+cluster: packages-build packages-cluster images ## bring up a real cluster with this tree's images, until Ctrl-C
+	@$(MAKE) --no-print-directory $(BIN)/cluster
+	@$(BIN)/cluster up $(foreach name,$(IMAGE_NAMES),--image '$(IMAGE_DIR)/$(name).tar') $(CLUSTER_ARGS)
+
+# Static: it is also the first process of a node, and a hook in its containers.
+$(BIN)/cluster: $(GO_SOURCES) $(STAMP)
+	@echo '  build $@'
+	$(Q)CGO_ENABLED=0 $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./test/lab/cluster/tool

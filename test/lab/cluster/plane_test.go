@@ -1,0 +1,48 @@
+package cluster
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/lab/folder"
+)
+
+func TestControlPlanesArguments(t *testing.T) {
+	var b strings.Builder
+	for _, p := range planePrograms(&folder.Folder{Path: "/clusters/test"}, planeOptions{Admission: []string{"OwnerReferencesPermissionEnforcement"}, Audit: "system:serviceaccounts"}, func(name string) string { return "/bin/" + name }) {
+		b.WriteString(p.Path + " > " + p.Log + "\n")
+		for _, arg := range p.Args {
+			b.WriteString("  " + arg + "\n")
+		}
+	}
+	file := filepath.Join("testdata", "plane.txt")
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(b.String()), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, string(want), b.String(), "if this is right: go test -update")
+}
+
+func TestControlPlanesKeysAreInTheFolder(t *testing.T) {
+	t.Setenv("GPUREADY_CLUSTERS", t.TempDir())
+	f, err := folder.Claim("a", nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Release()) }()
+	p, err := newPlane(f)
+	require.NoError(t, err)
+	require.NoError(t, p.writeKeys())
+	for _, program := range planePrograms(f, p.planeOptions, func(name string) string { return name }) {
+		for _, arg := range program.Args {
+			if name, value, _ := strings.Cut(arg, "="); strings.HasSuffix(name, "-file") || strings.HasSuffix(name, "kubeconfig") {
+				require.FileExists(t, value, "%s %s", program.Name, name)
+			}
+		}
+	}
+	require.NoError(t, p.writeAdmin("https://127.0.0.1:1"))
+	require.FileExists(t, p.Kubeconfig)
+}
