@@ -1,4 +1,4 @@
-package cleanup
+package cli
 
 import (
 	"bytes"
@@ -67,8 +67,8 @@ func names(t *testing.T, c client.Client) (all []string) {
 func TestCleanupRemovesExactlyWhatTheOperatorWrote(t *testing.T) {
 	c := cluster(t, map[string]string{label.PartOf: label.Product})
 	var out bytes.Buffer
-	config := Config{Client: c, Namespace: "gpuready", Out: &out}
-	require.NoError(t, Run(t.Context(), config))
+	config := cleanup{client: c, namespace: "gpuready", out: &out}
+	require.NoError(t, config.run(t.Context()))
 	require.Equal(t, []string{"theirs"}, names(t, c))
 	var node corev1.Node
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &node))
@@ -81,17 +81,17 @@ func TestCleanupRemovesExactlyWhatTheOperatorWrote(t *testing.T) {
 	require.Empty(t, policies.Items)
 	require.Contains(t, out.String(), "delete *v1.DaemonSet ours")
 	out.Reset()
-	require.NoError(t, Run(t.Context(), config))
+	require.NoError(t, config.run(t.Context()))
 	require.Empty(t, out.String(), "the second time there is nothing to do")
 }
 
 func TestForeignPolicyStaysWithItsObjects(t *testing.T) {
 	c := cluster(t, nil)
 	var out bytes.Buffer
-	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out}))
+	require.NoError(t, cleanup{client: c, namespace: "gpuready", out: &out}.run(t.Context()))
 	require.Contains(t, out.String(), "ClusterPolicy policy has another owner")
 	require.Len(t, names(t, c), 2)
-	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out, Force: true}))
+	require.NoError(t, cleanup{client: c, namespace: "gpuready", out: &out, force: true}.run(t.Context()))
 	require.Equal(t, []string{"theirs"}, names(t, c))
 }
 
@@ -113,7 +113,7 @@ func TestNodesAreCleanedAfterTheirValidatorsEnd(t *testing.T) {
 	})
 	require.NoError(t, c.Create(t.Context(), validator()))
 	var out bytes.Buffer
-	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out}))
+	require.NoError(t, cleanup{client: c, namespace: "gpuready", out: &out}.run(t.Context()))
 	require.True(t, said)
 	var node corev1.Node
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &node))
@@ -126,7 +126,7 @@ func TestWaitForAValidatorThatNeverEndsIsBounded(t *testing.T) {
 		require.NoError(t, c.Create(t.Context(), validator()))
 		var out bytes.Buffer
 		began := time.Now()
-		require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out}))
+		require.NoError(t, cleanup{client: c, namespace: "gpuready", out: &out}.run(t.Context()))
 		require.Equal(t, endTimeout, time.Since(began))
 		require.Contains(t, out.String(), "1 are still there, validator-n1 among them")
 		require.Contains(t, out.String(), "patch node n1")
@@ -140,7 +140,7 @@ func validator() *corev1.Pod {
 func TestDryRunChangesNothing(t *testing.T) {
 	c := cluster(t, map[string]string{label.PartOf: label.Product})
 	var out bytes.Buffer
-	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: &out, DryRun: true}))
+	require.NoError(t, cleanup{client: c, namespace: "gpuready", out: &out, dryRun: true}.run(t.Context()))
 	require.Len(t, names(t, c), 2)
 	require.Contains(t, out.String(), "(dry run) patch node n1")
 }
@@ -171,7 +171,7 @@ func recording(t *testing.T) client.WithWatch {
 func cleaned(ctx context.Context, t require.TestingT, c client.WithWatch, node *corev1.Node, manager string) (map[string]string, string) {
 	require.NoError(t, c.Create(ctx, node, client.FieldOwner(manager)))
 	var out bytes.Buffer
-	require.NoError(t, Run(ctx, Config{Client: c, Namespace: "gpuready", Out: &out}))
+	require.NoError(t, cleanup{client: c, namespace: "gpuready", out: &out}.run(ctx))
 	var left corev1.Node
 	require.NoError(t, c.Get(ctx, client.ObjectKey{Name: node.Name}, &left))
 	require.NotContains(t, left.Annotations, label.Features)
@@ -222,7 +222,7 @@ func TestTaintOfAPersonStays(t *testing.T) {
 	}
 	node.Spec.Taints = append(theirs, corev1.Taint{Key: "nvidia.com/gpu-not-ready", Effect: "NoSchedule"})
 	require.NoError(t, c.Update(t.Context(), &node))
-	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: io.Discard}))
+	require.NoError(t, cleanup{client: c, namespace: "gpuready", out: io.Discard}.run(t.Context()))
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &node))
 	require.Equal(t, theirs, node.Spec.Taints)
 }
@@ -247,7 +247,7 @@ func TestLabelsWithAnotherOwnerStay(t *testing.T) {
 	scheme, err := controller.Scheme()
 	require.NoError(t, err)
 	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&corev1.Node{}).WithReturnManagedFields().WithObjects(node).Build()
-	require.NoError(t, Run(t.Context(), Config{Client: c, Namespace: "gpuready", Out: io.Discard}))
+	require.NoError(t, cleanup{client: c, namespace: "gpuready", out: io.Discard}.run(t.Context()))
 	var after corev1.Node
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &after))
 	require.Equal(t, map[string]string{"nvidia.com/gpu.deploy.dcgm": "true"}, after.Labels)

@@ -1,4 +1,4 @@
-package crd
+package cli
 
 import (
 	"testing"
@@ -36,18 +36,18 @@ func versions(t *testing.T, c client.Client) []any {
 func TestOwnDefinitionIsUpgraded(t *testing.T) {
 	c := newClient(t, map[string]string{label.PartOf: label.Product})
 	require.Empty(t, versions(t, c))
-	require.NoError(t, Upgrade(t.Context(), c))
+	require.NoError(t, upgradeDefinition(t.Context(), c))
 	require.Len(t, versions(t, c), 1)
-	require.NoError(t, Upgrade(t.Context(), c), "again")
+	require.NoError(t, upgradeDefinition(t.Context(), c), "again")
 }
 
 func TestForeignDefinitionIsLeftAlone(t *testing.T) {
 	c := newClient(t, nil)
-	require.ErrorContains(t, Upgrade(t.Context(), c), "is not gpuready's")
+	require.ErrorContains(t, upgradeDefinition(t.Context(), c), "is not gpuready's")
 	require.Empty(t, versions(t, c))
 }
 
 func TestMissingDefinitionIsNotCreated(t *testing.T) {
 	c := fake.NewClientBuilder().WithScheme(runtime.NewScheme()).Build()
-	require.ErrorContains(t, Upgrade(t.Context(), c), "is not there")
+	require.ErrorContains(t, upgradeDefinition(t.Context(), c), "is not there")
 }
