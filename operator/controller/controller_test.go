@@ -27,7 +27,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/status"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -232,7 +232,7 @@ func TestStatusNamesWhatAnUpgradeWaitsFor(t *testing.T) {
 	policy.Spec.Driver.UpgradePolicy = &v1.DriverUpgradePolicySpec{AutoUpgrade: true}
 	w.create(gpuNode("n1", label.Driver, "simulated"), policy, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "old", Namespace: namespace, UID: "old", Labels: map[string]string{
-			"app": label.DriverApp, label.PartOf: label.Product, label.State: string(stage.Driver), label.DriverDigest: "another",
+			"app": label.DriverApp, label.PartOf: label.Product, label.State: string(progress.Driver), label.DriverDigest: "another",
 		}},
 		Spec: corev1.PodSpec{NodeName: "n1"},
 	})
@@ -325,7 +325,7 @@ func TestControlLoopDoesNotBlockOnWrites(t *testing.T) {
 func (w *world) outdatedNode(name string) {
 	w.create(gpuNode(name, label.Driver, "simulated"), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "old-" + name, Namespace: namespace, UID: types.UID("old-" + name), Labels: map[string]string{
-			"app": label.DriverApp, label.PartOf: label.Product, label.State: string(stage.Driver), label.DriverDigest: "another",
+			"app": label.DriverApp, label.PartOf: label.Product, label.State: string(progress.Driver), label.DriverDigest: "another",
 		}},
 		Spec: corev1.PodSpec{NodeName: name},
 	})

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -30,7 +30,7 @@ func driverOf(o client.Object) (id, digest string) {
 func (m *model) sets() map[string]upgrade.Set {
 	all := map[string]upgrade.Set{}
 	for _, o := range m.objects {
-		if o.GetLabels()[label.State] != string(stage.Driver) {
+		if o.GetLabels()[label.State] != string(progress.Driver) {
 			continue
 		}
 		if d := daemonSet(o); d != nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/prebuild"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/stage"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -367,7 +366,7 @@ func (on *member) hostDriver() bool {
 // hasValidator reports whether a validator, which may write to the Node, runs there.
 func (on *member) hasValidator() bool {
 	for _, o := range on.pods {
-		if o.State == stage.DriverValidation {
+		if o.State == progress.DriverValidation {
 			return true
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/stage"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -27,9 +26,9 @@ type desired struct {
 	wanted   []apply.Object
 	problems []state.Problem
 	prebuilt []v1.PrebuiltStatus
-	unserved []string      // fields of the policy
-	states   []stage.State // that the policy requires
-	err      error         // why the desired state is unknown
+	unserved []string         // fields of the policy
+	states   []progress.State // that the policy requires
+	err      error            // why the desired state is unknown
 	// elsewhere is the namespace in which another operator's operands serve the policy.
 	// No objects are created beside them.
 	elsewhere string
@@ -78,7 +77,7 @@ func (c *Controller) evaluate() *desired {
 	rolls, err := upgrade.ParsePolicy(spec.Driver.UpgradePolicy)
 	if err != nil {
 		// A policy that cannot be read upgrades nothing.
-		s.problems = append(s.problems, state.Problem{State: stage.Driver, Reason: reasonUpgradePolicy, Message: err.Error()})
+		s.problems = append(s.problems, state.Problem{State: progress.Driver, Reason: reasonUpgradePolicy, Message: err.Error()})
 	} else {
 		s.rolls = rolls
 	}
@@ -111,7 +110,7 @@ func (c *Controller) choose(s *desired, example map[fleet.Pool]string) {
 	c.registry.Prune()
 	// For other drivers the registry only tells whose image it is; that fails silently.
 	if flaw != "" && spec.Driver.Precompiled() {
-		s.problems = append(s.problems, state.Problem{State: stage.Driver, Reason: reasonCertificates, Message: "spec.driver.certConfig.name: " + flaw})
+		s.problems = append(s.problems, state.Problem{State: progress.Driver, Reason: reasonCertificates, Message: "spec.driver.certConfig.name: " + flaw})
 	}
 	sidecars := map[string]bool{}
 	for id, set := range s.sets {
@@ -139,7 +138,7 @@ func (c *Controller) render(s *desired, injections []fleet.Injection) error {
 	digests := map[string]string{}
 	for _, o := range c.rendered.objects {
 		s.wanted = append(s.wanted, apply.Object{Object: o.Object, Digest: o.Digest})
-		if o.State == stage.Driver {
+		if o.State == progress.Driver {
 			id, digest := driverOf(o.Object)
 			digests[id] = digest
 		}
@@ -169,7 +168,7 @@ func (c *Controller) configMapKeys(spec *v1.DriverSpec) map[string][]string {
 // wanted: drivers that nodes still have.
 func (s *desired) driversInUse(served map[string]int) func(client.Object) bool {
 	return func(o client.Object) bool {
-		if s.policy == nil || o.GetLabels()[label.State] != string(stage.Driver) {
+		if s.policy == nil || o.GetLabels()[label.State] != string(progress.Driver) {
 			return false
 		}
 		id, _ := driverOf(o)

@@ -26,7 +26,6 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/prebuild"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/stage"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -221,7 +220,7 @@ func updatePod(m *model, p *corev1.Pod) {
 		return
 	}
 	o := &operand{Pod: progress.ObservePod(p)}
-	if o.State == stage.Driver {
+	if o.State == progress.Driver {
 		o.driver = upgrade.ObserveDriver(p)
 	}
 	m.updatePod(o)

@@ -15,7 +15,6 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/stage"
 )
 
 var began = time.Unix(1000, 0)
@@ -33,7 +32,7 @@ func TestExposedMetrics(t *testing.T) {
 	const pool = "amd64/ubuntu22.04"
 	s.Add(Place{pool, "", progress.Ready}, 1, time.Time{})
 	for i := range 2 {
-		s.Add(Place{pool, stage.Driver, progress.Failed}, 1, began.Add(time.Duration(i)*time.Hour))
+		s.Add(Place{pool, progress.Driver, progress.Failed}, 1, began.Add(time.Duration(i)*time.Hour))
 	}
 	m.SetSnapshot(s)
 	require.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(`

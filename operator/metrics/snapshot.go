@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/stage"
 )
 
 // maxPools bounds the pools with series of their own; the others share one.
@@ -33,7 +32,7 @@ type Snapshot struct {
 // reached all), and by status.
 type Place struct {
 	Pool   string
-	State  stage.State
+	State  progress.State
 	Status progress.Status
 }
 

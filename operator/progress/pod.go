@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
 )
 
 // maxText bounds texts of other programs, in bytes.
@@ -40,7 +39,7 @@ type Pod struct {
 	Namespace, Name string
 	Node            string // where it runs or will run
 	App             string // the label app
-	State           stage.State
+	State           State
 	Digest          string // label.DriverDigest
 	Created         time.Time
 	Deleting        bool
@@ -59,15 +58,15 @@ type Problem struct {
 }
 
 // apps maps the label app of pods to the state that they belong to.
-var apps = map[string]stage.State{
-	label.DriverApp:                      stage.Driver,
-	"nvidia-container-toolkit-daemonset": stage.Toolkit,
-	"nvidia-device-plugin-daemonset":     stage.DevicePlugin,
-	"nvidia-operator-validator":          stage.DriverValidation,
-	"gpu-feature-discovery":              stage.FeatureLabels,
-	"nvidia-dcgm":                        stage.DCGM,
-	"nvidia-dcgm-exporter":               stage.DCGMExporter,
-	"nvidia-mig-manager":                 stage.MIGManager,
+var apps = map[string]State{
+	label.DriverApp:                      Driver,
+	"nvidia-container-toolkit-daemonset": Toolkit,
+	"nvidia-device-plugin-daemonset":     DevicePlugin,
+	"nvidia-operator-validator":          DriverValidation,
+	"gpu-feature-discovery":              FeatureLabels,
+	"nvidia-dcgm":                        DCGM,
+	"nvidia-dcgm-exporter":               DCGMExporter,
+	"nvidia-mig-manager":                 MIGManager,
 }
 
 // ObservePod reduces an operand's pod.
@@ -76,7 +75,7 @@ func ObservePod(p *corev1.Pod) *Pod {
 		Namespace: p.Namespace, Name: p.Name, Node: nodeOf(p), App: p.Labels["app"], Digest: p.Labels[label.DriverDigest],
 		Created: p.CreationTimestamp.Time, Deleting: p.DeletionTimestamp != nil,
 	}
-	o.State = cmp.Or(apps[o.App], stage.State(p.Labels[label.State]))
+	o.State = cmp.Or(apps[o.App], State(p.Labels[label.State]))
 	o.Ours = p.Labels[label.DriverContainer] == label.Product
 	o.HostDriver, _ = HostDriver(p)
 	ready := condition(p, corev1.PodReady)

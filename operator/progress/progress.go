@@ -16,7 +16,6 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
 )
 
 // Status summarizes the state of a node.
@@ -49,14 +48,14 @@ const (
 
 // Wanted is the goal that a node's progress is measured against.
 type Wanted struct {
-	States   []stage.State // that the policy requires
-	HandOver bool          // only nodes that were handed over are served
+	States   []State // that the policy requires
+	HandOver bool    // only nodes that were handed over are served
 }
 
 // Progress describes how far a node is.
 type Progress struct {
-	Steps   []stage.State // reached, in order
-	State   stage.State   // the first that is not reached; "" if there is none
+	Steps   []State // reached, in order
+	State   State   // the first that is not reached; "" if there is none
 	Status  Status
 	Reason  string
 	Message string // at most 512 bytes, one line
@@ -68,23 +67,23 @@ type Progress struct {
 
 // PodProblem is a state whose pod does not start.
 type PodProblem struct {
-	State stage.State
+	State State
 	Pod   string // namespace/name
 	Problem
 }
 
 // layers are the validator's layers that confirm a state.
-var layers = map[stage.State][]readiness.Layer{
-	stage.DriverValidation:  {readiness.Driver},
-	stage.ToolkitValidation: {readiness.Toolkit},
-	stage.PluginValidation:  {readiness.CUDA, readiness.Plugin},
+var layers = map[State][]readiness.Layer{
+	DriverValidation:  {readiness.Driver},
+	ToolkitValidation: {readiness.Toolkit},
+	PluginValidation:  {readiness.CUDA, readiness.Plugin},
 }
 
 // proofs map states with pods to the states that validate them.
-var proofs = map[stage.State]stage.State{
-	stage.Driver:       stage.DriverValidation,
-	stage.Toolkit:      stage.ToolkitValidation,
-	stage.DevicePlugin: stage.PluginValidation,
+var proofs = map[State]State{
+	Driver:       DriverValidation,
+	Toolkit:      ToolkitValidation,
+	DevicePlugin: PluginValidation,
 }
 
 // Of returns the progress of a GPU node. pods are the operands' pods on it.
@@ -95,7 +94,7 @@ func Of(n *fleet.Node, pods []*Pod, w Wanted) Progress {
 	case w.HandOver && !n.HandedOver():
 		return Progress{Status: Excluded, Reason: ReasonHandedOver, Message: "NVIDIA's operator serves this node; the label " + label.HandOver + "=" + label.Product + " hands it over"}
 	case !n.Ready:
-		return Progress{State: stage.Prerequisites, Status: Unknown, Reason: ReasonNodeNotReady, Message: "the Node is not Ready: its reports cannot be trusted"}
+		return Progress{State: Prerequisites, Status: Unknown, Reason: ReasonNodeNotReady, Message: "the Node is not Ready: its reports cannot be trusted"}
 	}
 	v := nodeView{node: n, pods: pods, verdict: readVerdict(n)}
 	p := v.evaluate(w.States)
@@ -138,7 +137,7 @@ func readVerdict(n *fleet.Node) verdict {
 }
 
 // confirms reports whether the validator has proven a state.
-func (w verdict) confirms(s stage.State) bool {
+func (w verdict) confirms(s State) bool {
 	all := readiness.Layers()
 	for _, l := range layers[s] {
 		if slices.Index(all, l) >= w.proven {
@@ -150,5 +149,5 @@ func (w verdict) confirms(s stage.State) bool {
 
 // Pod reports whether the node waits for a pod, rather than for the validator.
 func (p Progress) Pod() bool {
-	return p.State == stage.Driver || slices.Contains([]string{ReasonImagePull, ReasonCrashLoop, ReasonCannotStart, ReasonUnschedulable, ReasonNotAdmitted}, p.Reason)
+	return p.State == Driver || slices.Contains([]string{ReasonImagePull, ReasonCrashLoop, ReasonCannotStart, ReasonUnschedulable, ReasonNotAdmitted}, p.Reason)
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -106,7 +105,7 @@ func TestReasonWhyAPodIsNotReady(t *testing.T) {
 			p := pod(driverApp, c.change)
 			whole := ObservePod(p)
 			require.Equal(t, "n1", whole.Node)
-			require.Equal(t, stage.Driver, whole.State)
+			require.Equal(t, Driver, whole.State)
 			require.False(t, whole.Ready)
 			require.Equal(t, Problem{c.stuck, c.reason, c.message, whole.Problem.Since}, whole.Problem)
 			require.False(t, whole.Problem.Since.IsZero())
@@ -152,46 +151,46 @@ func TestProgressOfANode(t *testing.T) {
 		node   *fleet.Node
 		pods   []*corev1.Pod
 		steps  int // of the road
-		state  stage.State
+		state  State
 		status Status
 		reason string
 	}{
 		"all is proven":                        {node(), all, 8, "", Ready, "Ready"},
 		"proven, and a pod is replaced":        {node(), []*corev1.Pod{pod(driverApp, starting)}, 8, "", Ready, "Ready"},
-		"no labels of the GPUs yet":            {node(without(label.GPUProduct)), all, 7, stage.FeatureLabels, Waiting, ReasonNoLabels},
-		"just labelled":                        {node(unvalidated), nil, 1, stage.Driver, Waiting, ReasonNoPod},
-		"driver starts":                        {node(unvalidated), []*corev1.Pod{pod(driverApp, starting), pod(validatorApp)}, 1, stage.Driver, Waiting, ReasonStarting},
-		"driver has no image":                  {node(validated("False", "KernelModuleNotLoaded", "driver: none; load it")), []*corev1.Pod{pod(driverApp, broken), pod(validatorApp)}, 1, stage.Driver, Failed, ReasonImagePull},
-		"driver on the host":                   {node(unvalidated, labelled(label.Deploy+"driver", label.PreInstalled)), []*corev1.Pod{pod(validatorApp, starting)}, 2, stage.DriverValidation, Waiting, ReasonStarting},
-		"driver is not proven":                 {node(validated("False", "KernelModuleNotLoaded", "driver: none; load it")), all, 2, stage.DriverValidation, Failed, "KernelModuleNotLoaded"},
-		"driver is being proven":               {node(validated("Unknown", "Proving", "driver: is being looked at")), all, 2, stage.DriverValidation, Waiting, "Proving"},
-		"toolkit has no pod":                   {node(validated("False", "NoInjection", "toolkit: none; wait")), []*corev1.Pod{pod(driverApp)}, 3, stage.Toolkit, Waiting, ReasonNoPod},
-		"toolkit fails":                        {node(validated("False", "NoInjection", "toolkit: none; wait")), all, 4, stage.ToolkitValidation, Failed, "NoInjection"},
-		"cuda fails":                           {node(validated("False", "WrongResult", "cuda: 2+2=5; replace it")), all, 6, stage.PluginValidation, Failed, "WrongResult"},
-		"plugin starts":                        {node(validated("False", "PluginMissing", "plugin: none; wait")), []*corev1.Pod{pod(pluginApp, starting)}, 5, stage.DevicePlugin, Waiting, ReasonStarting},
-		"a layer beside the road fails":        {node(validated("False", "PeermemMissing", "peermem: none; load it")), all, 6, stage.PluginValidation, Failed, "PeermemMissing"},
-		"nothing is known in this boot":        {node(validated("Unknown", "Proving", "nothing has been proven yet since the node was started")), all, 2, stage.DriverValidation, Waiting, "Proving"},
-		"NFD sees a GPU, the validator none":   {node(validated("False", "NoGPU", "the PCI bus has none")), all, 2, stage.DriverValidation, Failed, "NoGPU"},
-		"validator cannot start":               {node(unvalidated), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, stage.DriverValidation, Failed, ReasonImagePull},
-		"validator says nothing":               {node(unvalidated), all, 2, stage.DriverValidation, Unknown, ReasonNotValidated},
-		"validator is kept away":               {node(unvalidated, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, stage.DriverValidation, Unknown, ReasonNotValidated},
-		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-Stale) }), all, 2, stage.DriverValidation, Unknown, ReasonStale},
-		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-Stale) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, stage.DriverValidation, Failed, ReasonCrashLoop},
-		"kubelet is not heard of":              {node(func(n *fleet.Node) { n.Ready = false }), all, 0, stage.Prerequisites, Unknown, ReasonNodeNotReady},
+		"no labels of the GPUs yet":            {node(without(label.GPUProduct)), all, 7, FeatureLabels, Waiting, ReasonNoLabels},
+		"just labelled":                        {node(unvalidated), nil, 1, Driver, Waiting, ReasonNoPod},
+		"driver starts":                        {node(unvalidated), []*corev1.Pod{pod(driverApp, starting), pod(validatorApp)}, 1, Driver, Waiting, ReasonStarting},
+		"driver has no image":                  {node(validated("False", "KernelModuleNotLoaded", "driver: none; load it")), []*corev1.Pod{pod(driverApp, broken), pod(validatorApp)}, 1, Driver, Failed, ReasonImagePull},
+		"driver on the host":                   {node(unvalidated, labelled(label.Deploy+"driver", label.PreInstalled)), []*corev1.Pod{pod(validatorApp, starting)}, 2, DriverValidation, Waiting, ReasonStarting},
+		"driver is not proven":                 {node(validated("False", "KernelModuleNotLoaded", "driver: none; load it")), all, 2, DriverValidation, Failed, "KernelModuleNotLoaded"},
+		"driver is being proven":               {node(validated("Unknown", "Proving", "driver: is being looked at")), all, 2, DriverValidation, Waiting, "Proving"},
+		"toolkit has no pod":                   {node(validated("False", "NoInjection", "toolkit: none; wait")), []*corev1.Pod{pod(driverApp)}, 3, Toolkit, Waiting, ReasonNoPod},
+		"toolkit fails":                        {node(validated("False", "NoInjection", "toolkit: none; wait")), all, 4, ToolkitValidation, Failed, "NoInjection"},
+		"cuda fails":                           {node(validated("False", "WrongResult", "cuda: 2+2=5; replace it")), all, 6, PluginValidation, Failed, "WrongResult"},
+		"plugin starts":                        {node(validated("False", "PluginMissing", "plugin: none; wait")), []*corev1.Pod{pod(pluginApp, starting)}, 5, DevicePlugin, Waiting, ReasonStarting},
+		"a layer beside the road fails":        {node(validated("False", "PeermemMissing", "peermem: none; load it")), all, 6, PluginValidation, Failed, "PeermemMissing"},
+		"nothing is known in this boot":        {node(validated("Unknown", "Proving", "nothing has been proven yet since the node was started")), all, 2, DriverValidation, Waiting, "Proving"},
+		"NFD sees a GPU, the validator none":   {node(validated("False", "NoGPU", "the PCI bus has none")), all, 2, DriverValidation, Failed, "NoGPU"},
+		"validator cannot start":               {node(unvalidated), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, DriverValidation, Failed, ReasonImagePull},
+		"validator says nothing":               {node(unvalidated), all, 2, DriverValidation, Unknown, ReasonNotValidated},
+		"validator is kept away":               {node(unvalidated, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, DriverValidation, Unknown, ReasonNotValidated},
+		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-Stale) }), all, 2, DriverValidation, Unknown, ReasonStale},
+		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-Stale) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, DriverValidation, Failed, ReasonCrashLoop},
+		"kubelet is not heard of":              {node(func(n *fleet.Node) { n.Ready = false }), all, 0, Prerequisites, Unknown, ReasonNodeNotReady},
 		"kept away":                            {node(labelled(label.Operands, "false")), nil, 0, "", Excluded, ReasonExcluded},
-		"a person keeps the driver away":       {node(unvalidated, labelled(label.Deploy+"driver", "false")), nil, 2, stage.DriverValidation, Waiting, ReasonNoPod},
+		"a person keeps the driver away":       {node(unvalidated, labelled(label.Deploy+"driver", "false")), nil, 2, DriverValidation, Waiting, ReasonNoPod},
 		"an old driver pod goes, the new one has no image": {node(validated("False", "X", "driver: x; y")), []*corev1.Pod{
 			pod(driverApp, func(p *corev1.Pod) { p.Name, p.DeletionTimestamp = "old", &metav1.Time{Time: now} }), pod(driverApp, broken),
-		}, 1, stage.Driver, Failed, ReasonImagePull},
+		}, 1, Driver, Failed, ReasonImagePull},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var pods []*Pod
 			for _, p := range c.pods {
 				pods = append(pods, ObservePod(p))
 			}
-			p := Of(c.node, pods, Wanted{States: stage.States()})
+			p := Of(c.node, pods, Wanted{States: Sequence()})
 			require.Equal(t, []any{c.state, c.status, c.reason}, []any{p.State, p.Status, p.Reason}, p.Message)
-			require.Equal(t, append([]stage.State{}, stage.States()[:c.steps]...), append([]stage.State{}, p.Steps...))
+			require.Equal(t, append([]State{}, Sequence()[:c.steps]...), append([]State{}, p.Steps...))
 			require.NotEmpty(t, p.Message)
 		})
 	}
@@ -217,8 +216,8 @@ func TestDriverContainersReasonIsReported(t *testing.T) {
 		if name != "it was there before" {
 			c.pod.Labels[label.DriverContainer] = label.Product
 		}
-		p := Of(c.node, []*Pod{ObservePod(c.pod), ObservePod(pod(validatorApp))}, Wanted{States: stage.States()})
-		require.Equal(t, []any{stage.Driver, c.status, c.reason}, []any{p.State, p.Status, p.Reason}, name)
+		p := Of(c.node, []*Pod{ObservePod(c.pod), ObservePod(pod(validatorApp))}, Wanted{States: Sequence()})
+		require.Equal(t, []any{Driver, c.status, c.reason}, []any{p.State, p.Status, p.Reason}, name)
 		require.Equal(t, strings.ReplaceAll(c.message, "gpus/", ObservePod(c.pod).Namespace+"/"), p.Message, name)
 		require.Equal(t, c.status == Failed, p.Status == Failed && p.Pod(), name)
 	}
@@ -257,28 +256,28 @@ func TestRestartingValidatorHasNotFailed(t *testing.T) {
 		"kept away after it said": {func(n *fleet.Node) { without(n); labelled(label.Deploy+"operator-validator", "false")(n) }, unready(running), Failed},
 	} {
 		pods := []*Pod{ObservePod(pod(driverApp)), ObservePod(pod(toolkitApp)), ObservePod(pod(pluginApp)), ObservePod(pod(validatorApp, c.validator))}
-		at := stage.DriverValidation
+		at := DriverValidation
 		if strings.HasPrefix(node(c.node).GPUReady.Message, "cuda: ") {
-			at = stage.PluginValidation
+			at = PluginValidation
 		}
-		p := Of(node(c.node), pods, Wanted{States: stage.States()})
+		p := Of(node(c.node), pods, Wanted{States: Sequence()})
 		require.Equal(t, at, p.State, name)
 		require.Equal(t, c.status, p.Status, name)
 		require.Equal(t, node(c.node).GPUReady.Reason, p.Reason, name)
 	}
-	none := Of(node(without), []*Pod{ObservePod(pod(driverApp))}, Wanted{States: stage.States()})
+	none := Of(node(without), []*Pod{ObservePod(pod(driverApp))}, Wanted{States: Sequence()})
 	require.Equal(t, Waiting, none.Status, "the next pod comes")
 }
 
 func TestUnwantedStatesAreNotAwaited(t *testing.T) {
-	w := Wanted{States: []stage.State{stage.Prerequisites, stage.DriverValidation, stage.Toolkit, stage.ToolkitValidation, stage.DevicePlugin, stage.PluginValidation}}
+	w := Wanted{States: []State{Prerequisites, DriverValidation, Toolkit, ToolkitValidation, DevicePlugin, PluginValidation}}
 	p := Of(node(unvalidated), []*Pod{ObservePod(pod(validatorApp))}, w)
-	require.Equal(t, stage.DriverValidation, p.State, "the host has a driver")
+	require.Equal(t, DriverValidation, p.State, "the host has a driver")
 	require.Equal(t, Ready, Of(node(without(label.GPUProduct)), nil, w).Status)
 }
 
 func TestNodeThatWasNotHandedOverIsExcluded(t *testing.T) {
-	w := Wanted{States: stage.States(), HandOver: true}
+	w := Wanted{States: Sequence(), HandOver: true}
 	require.Equal(t, ReasonHandedOver, Of(node(), nil, w).Reason)
 	require.Equal(t, Ready, Of(node(labelled(label.HandOver, label.Product)), nil, w).Status)
 }
@@ -286,13 +285,13 @@ func TestNodeThatWasNotHandedOverIsExcluded(t *testing.T) {
 func TestOtherFailuresAreReportedBeside(t *testing.T) {
 	broken := unready(waits("ImagePullBackOff", "gone"))
 	pods := []*Pod{ObservePod(pod("nvidia-dcgm-exporter", broken)), ObservePod(pod(driverApp, broken))}
-	w := Wanted{States: append(stage.States(), stage.DCGMExporter)}
+	w := Wanted{States: append(Sequence(), DCGMExporter)}
 	p := Of(node(), pods, w)
 	require.Equal(t, Ready, p.Status, "a driver that is proven stays so until the validator says otherwise")
 	require.Len(t, p.Others, 2)
-	require.Equal(t, stage.DCGMExporter, p.Others[0].State)
+	require.Equal(t, DCGMExporter, p.Others[0].State)
 	p = Of(node(unvalidated), pods, w)
-	require.Equal(t, []any{stage.Driver, Failed}, []any{p.State, p.Status})
+	require.Equal(t, []any{Driver, Failed}, []any{p.State, p.Status})
 	require.Len(t, p.Others, 1)
 }
 
@@ -303,8 +302,8 @@ func TestNodesClockMayBeWrong(t *testing.T) {
 		n := node(func(n *fleet.Node) {
 			n.Heartbeat, n.GPUReady.Renewed, n.GPUReady.Since = n.Heartbeat.Add(ahead), n.GPUReady.Renewed.Add(ahead), n.GPUReady.Since.Add(ahead)
 		})
-		require.Equal(t, Ready, Of(n, nil, Wanted{States: stage.States()}).Status, ahead)
+		require.Equal(t, Ready, Of(n, nil, Wanted{States: Sequence()}).Status, ahead)
 		n.GPUReady.Renewed = n.Heartbeat.Add(-Stale)
-		require.Equal(t, ReasonStale, Of(n, []*Pod{ObservePod(pod(driverApp)), ObservePod(pod(validatorApp))}, Wanted{States: stage.States()}).Reason, ahead)
+		require.Equal(t, ReasonStale, Of(n, []*Pod{ObservePod(pod(driverApp)), ObservePod(pod(validatorApp))}, Wanted{States: Sequence()}).Reason, ahead)
 	}
 }

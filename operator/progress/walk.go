@@ -12,7 +12,6 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
 )
 
 // nodeView holds a node, its pods and the validator's verdict.
@@ -23,22 +22,22 @@ type nodeView struct {
 }
 
 // operands are the names of states' operands in the labels that place them.
-var operands = map[stage.State]string{
-	stage.Driver: "driver", stage.Toolkit: "container-toolkit", stage.DriverValidation: "operator-validator",
-	stage.DevicePlugin: "device-plugin", stage.FeatureLabels: "gpu-feature-discovery",
-	stage.DCGM: "dcgm", stage.DCGMExporter: "dcgm-exporter", stage.MIGManager: "mig-manager",
+var operands = map[State]string{
+	Driver: "driver", Toolkit: "container-toolkit", DriverValidation: "operator-validator",
+	DevicePlugin: "device-plugin", FeatureLabels: "gpu-feature-discovery",
+	DCGM: "dcgm", DCGMExporter: "dcgm-exporter", MIGManager: "mig-manager",
 }
 
 // excluded reports whether a state's pods are not placed on the node: a person excludes them,
 // or the host has a driver.
-func (l nodeView) excluded(s stage.State) bool {
-	return l.node.Labels[label.Deploy+operands[s]] == "false" || s == stage.Driver && l.node.HostDriver()
+func (l nodeView) excluded(s State) bool {
+	return l.node.Labels[label.Deploy+operands[s]] == "false" || s == Driver && l.node.HostDriver()
 }
 
 // evaluate goes through the states until one is not reached.
-func (l nodeView) evaluate(wanted []stage.State) Progress {
+func (l nodeView) evaluate(wanted []State) Progress {
 	var p Progress
-	for _, s := range stage.States() {
+	for _, s := range Sequence() {
 		if !slices.Contains(wanted, s) {
 			continue
 		}
@@ -59,20 +58,20 @@ type obstacle struct {
 	Problem
 }
 
-func (l nodeView) reached(s stage.State) (obstacle, bool) {
+func (l nodeView) reached(s State) (obstacle, bool) {
 	switch s {
-	case stage.Prerequisites:
+	case Prerequisites:
 		return obstacle{}, true
-	case stage.Driver, stage.Toolkit, stage.DevicePlugin:
+	case Driver, Toolkit, DevicePlugin:
 		if l.excluded(s) || l.verdict.trusted() && l.verdict.confirms(proofs[s]) {
 			return obstacle{}, true
 		}
 		w, done := l.podReady(s)
-		if s == stage.Driver && !done {
+		if s == Driver && !done {
 			w = l.withDriverReason(w)
 		}
 		return w, done
-	case stage.FeatureLabels:
+	case FeatureLabels:
 		if l.excluded(s) || l.node.Labels[label.GPUProduct] != "" {
 			return obstacle{}, true
 		}
@@ -86,7 +85,7 @@ func (l nodeView) reached(s stage.State) (obstacle, bool) {
 }
 
 // pod returns a state's pod on the node, preferring one that is not being deleted.
-func (l nodeView) pod(s stage.State) *Pod {
+func (l nodeView) pod(s State) *Pod {
 	var found *Pod
 	for _, p := range l.pods {
 		if p.State == s && (found == nil || found.Deleting && !p.Deleting) {
@@ -96,7 +95,7 @@ func (l nodeView) pod(s stage.State) *Pod {
 	return found
 }
 
-func (l nodeView) podReady(s stage.State) (obstacle, bool) {
+func (l nodeView) podReady(s State) (obstacle, bool) {
 	p := l.pod(s)
 	switch {
 	case p == nil:
@@ -117,7 +116,7 @@ func (l nodeView) podReady(s stage.State) (obstacle, bool) {
 // containers: with another's, the validator's text is about an earlier container.
 func (l nodeView) withDriverReason(pod obstacle) obstacle {
 	message, is := strings.CutPrefix(l.verdict.Message, string(readiness.Driver)+": "+readiness.NoDriver)
-	p := l.pod(stage.Driver)
+	p := l.pod(Driver)
 	if !is || !l.verdict.trusted() || pod.Reason != ReasonNotReady || !p.Ours {
 		return pod
 	}
@@ -126,7 +125,7 @@ func (l nodeView) withDriverReason(pod obstacle) obstacle {
 }
 
 // validated returns what the validator reports about a state.
-func (l nodeView) validated(s stage.State) (obstacle, bool) {
+func (l nodeView) validated(s State) (obstacle, bool) {
 	w := l.verdict
 	switch {
 	case w.trusted() && w.confirms(s):
@@ -139,17 +138,17 @@ func (l nodeView) validated(s stage.State) (obstacle, bool) {
 		return obstacle{status, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
 	case w.trusted():
 		return obstacle{Waiting, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
-	case l.excluded(stage.DriverValidation):
-		return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + label.Deploy + operands[stage.DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
+	case l.excluded(DriverValidation):
+		return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + label.Deploy + operands[DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
 	}
 	// There is no verdict, perhaps because the validator's pod does not start.
-	if not, ready := l.podReady(stage.DriverValidation); !ready {
+	if not, ready := l.podReady(DriverValidation); !ready {
 		return not, false
 	}
 	if w.distrust == ReasonStale {
 		return obstacle{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not reported for more than %s: see the log of its pod", Stale.Round(time.Minute)), Since: w.Renewed.Add(Stale)}}, false
 	}
-	return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(stage.DriverValidation).Created}}, false
+	return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(DriverValidation).Created}}, false
 }
 
 // injectionMissing is the validator's reason when it ends in a container that was created
@@ -159,17 +158,17 @@ const injectionMissing = "InjectionMissing"
 // validatorRestarting reports whether the validator has ended so that the kubelet creates its
 // container again with the GPUs that exist now. A container that ends so repeatedly has failed.
 func (l nodeView) validatorRestarting() bool {
-	if l.verdict.Reason != injectionMissing || !strings.HasPrefix(l.verdict.Message, string(readiness.Driver)+": ") || l.excluded(stage.DriverValidation) {
+	if l.verdict.Reason != injectionMissing || !strings.HasPrefix(l.verdict.Message, string(readiness.Driver)+": ") || l.excluded(DriverValidation) {
 		return false
 	}
-	p := l.pod(stage.DriverValidation)
+	p := l.pod(DriverValidation)
 	return p == nil || !p.Problem.Stuck
 }
 
 // beside returns the pods that do not start, apart from the one that the node waits for.
-func (l nodeView) beside(p Progress, wanted []stage.State) (all []PodProblem) {
+func (l nodeView) beside(p Progress, wanted []State) (all []PodProblem) {
 	for _, pod := range l.pods {
-		if !pod.Problem.Stuck || pod.State == p.State || pod.State == stage.DriverValidation && !l.verdict.trusted() || !slices.Contains(wanted, pod.State) {
+		if !pod.Problem.Stuck || pod.State == p.State || pod.State == DriverValidation && !l.verdict.trusted() || !slices.Contains(wanted, pod.State) {
 			continue
 		}
 		all = append(all, PodProblem{pod.State, pod.Namespace + "/" + pod.Name, pod.Problem})

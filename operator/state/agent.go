@@ -16,7 +16,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // Names of operands in the labels nvidia.com/gpu.deploy.<operand>.
@@ -56,7 +56,7 @@ func (r *renderer) prerequisites() error {
 	if !r.spec.Toolkit.IsEnabled() || !slices.ContainsFunc(r.injections, r.hasHandler) {
 		return nil
 	}
-	return r.add(stage.Prerequisites, &nodev1.RuntimeClass{
+	return r.add(progress.Prerequisites, &nodev1.RuntimeClass{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"},
 		ObjectMeta: metav1.ObjectMeta{Name: r.runtimeClass()},
 		Handler:    r.runtimeClass(),
@@ -68,7 +68,7 @@ func (r *renderer) toolkits() error {
 	if !spec.IsEnabled() {
 		return nil
 	}
-	image := r.ownImage(stage.Toolkit, "toolkit", agents.Toolkit, spec.ImageSpec)
+	image := r.ownImage(progress.Toolkit, "toolkit", agents.Toolkit, spec.ImageSpec)
 	for _, i := range r.injections {
 		runtime := i != fleet.NRI || r.hasHandler(i)
 		d, err := r.newAgent(agents.Toolkit, image, i, runtime)
@@ -101,7 +101,7 @@ func (r *renderer) toolkits() error {
 		if runtime {
 			mountConfigs(d, c)
 		}
-		if err := r.finish(stage.Toolkit, d, operandToolkit, i, spec.ImageSpec); err != nil {
+		if err := r.finish(progress.Toolkit, d, operandToolkit, i, spec.ImageSpec); err != nil {
 			return err
 		}
 	}
@@ -145,7 +145,7 @@ func (r *renderer) setHostPaths(d *appsv1.DaemonSet, c *corev1.Container) {
 }
 
 // finish sets the DaemonSet's placement and common fields, and adds it to the objects.
-func (r *renderer) finish(s stage.State, d *appsv1.DaemonSet, operand string, i fleet.Injection, images ...v1.ImageSpec) error {
+func (r *renderer) finish(s progress.State, d *appsv1.DaemonSet, operand string, i fleet.Injection, images ...v1.ImageSpec) error {
 	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(images...)
 	init := d.Spec.Template.Spec.InitContainers
 	for n := range init {

@@ -11,7 +11,7 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // ConfigMaps returns the names of the ConfigMaps in the operands' namespace whose keys Render
@@ -71,7 +71,7 @@ func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c drive
 			}
 		}
 		if repositories == "" && repoConfig(spec)+certConfig(spec) != "" {
-			r.problem(stage.Driver, OSUnknown, fmt.Sprintf("the directories of package repositories and certificates of %q are unknown: the driver of these nodes is not deployed. "+
+			r.problem(progress.Driver, OSUnknown, fmt.Sprintf("the directories of package repositories and certificates of %q are unknown: the driver of these nodes is not deployed. "+
 				"Remove spec.driver.repoConfig and certConfig, or give the image these files", c.Pool.OS))
 			return false
 		}
@@ -95,7 +95,7 @@ func (r *renderer) mountFiles(pod *corev1.PodSpec, c *corev1.Container, field, n
 	}
 	keys, ok := r.in.Keys[name]
 	if !ok {
-		r.problem(stage.Driver, ConfigMapMissing, fmt.Sprintf("spec.%s names ConfigMap %s/%s, which does not exist: drivers are left as they are. Create it",
+		r.problem(progress.Driver, ConfigMapMissing, fmt.Sprintf("spec.%s names ConfigMap %s/%s, which does not exist: drivers are left as they are. Create it",
 			field, r.in.Cluster.Namespace, name))
 		return false
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 //go:embed parts
@@ -85,13 +85,13 @@ func (r *renderer) driver(c driver.Choice) error {
 	selector[label.Driver] = c.ID
 	r.setPlacement(d, operandDriver, selector)
 	avoidOtherDrivers(pod)
-	r.applyCommon(stage.Driver, d)
+	r.applyCommon(progress.Driver, d)
 	digest, err := driverDigest(d)
 	if err != nil {
 		return err
 	}
 	d.Spec.Template.Labels[label.DriverDigest] = digest
-	return r.add(stage.Driver, d)
+	return r.add(progress.Driver, d)
 }
 
 // driverDigest returns the digest of the fields that define a driver. It excludes where its pods

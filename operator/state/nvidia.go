@@ -12,13 +12,13 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // nvidiaOperand is an operand with NVIDIA's image. It is deployed as NVIDIA's operator deploys
 // it, except for how it gets its GPUs.
 type nvidiaOperand struct {
-	state     stage.State
+	state     progress.State
 	field     string
 	template  string
 	container string
@@ -27,9 +27,9 @@ type nvidiaOperand struct {
 
 func (r *renderer) nvidiaOperands() []nvidiaOperand {
 	return []nvidiaOperand{
-		{stage.DCGM, "dcgm", "dcgm", "nvidia-dcgm-ctr", r.spec.DCGM.OperandSpec},
-		{stage.DCGMExporter, "dcgmExporter", "dcgm-exporter", "nvidia-dcgm-exporter", r.spec.DCGMExporter.OperandSpec},
-		{stage.MIGManager, "migManager", "mig-manager", "nvidia-mig-manager", r.spec.MIGManager.OperandSpec},
+		{progress.DCGM, "dcgm", "dcgm", "nvidia-dcgm-ctr", r.spec.DCGM.OperandSpec},
+		{progress.DCGMExporter, "dcgmExporter", "dcgm-exporter", "nvidia-dcgm-exporter", r.spec.DCGMExporter.OperandSpec},
+		{progress.MIGManager, "migManager", "mig-manager", "nvidia-mig-manager", r.spec.MIGManager.OperandSpec},
 	}
 }
 
@@ -85,9 +85,9 @@ func (r *renderer) addNVIDIA(n nvidiaOperand, image string, i fleet.Injection) e
 	}
 	c := container(d, n.container)
 	switch n.state {
-	case stage.DCGMExporter:
+	case progress.DCGMExporter:
 		r.configureExporter(d, c)
-	case stage.MIGManager:
+	case progress.MIGManager:
 		r.configureMIGManager(d, c)
 	}
 	r.overlay(n.field, c, n.spec.ContainerSpec)
@@ -157,12 +157,12 @@ const (
 func (r *renderer) addService(n nvidiaOperand) error {
 	service := &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}}
 	switch n.state {
-	case stage.DCGM:
+	case progress.DCGM:
 		local := corev1.ServiceInternalTrafficPolicyLocal
 		service.ObjectMeta = r.objectMeta("nvidia-dcgm", "nvidia-dcgm")
 		service.Spec.InternalTrafficPolicy = &local
 		service.Spec.Ports = []corev1.ServicePort{port("dcgm", dcgmPort)}
-	case stage.DCGMExporter:
+	case progress.DCGMExporter:
 		service.ObjectMeta = r.objectMeta("nvidia-dcgm-exporter", "nvidia-dcgm-exporter")
 		service.Annotations = map[string]string{"prometheus.io/scrape": "true", "prometheus.io/port": fmt.Sprint(exporterPort)}
 		service.Spec.Ports = []corev1.ServicePort{port("gpu-metrics", exporterPort)}

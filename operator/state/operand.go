@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpuready/gpuready/deployments/agents"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // nvidiaImages are the names of NVIDIA's images for operands that are ours here. Their entry
@@ -18,7 +18,7 @@ import (
 var nvidiaImages = []string{"container-toolkit", "k8s-device-plugin", "gpu-feature-discovery", "gpu-operator-validator", "gpu-operator"}
 
 // ownImage returns the image of one of our agents.
-func (r *renderer) ownImage(s stage.State, field string, a agents.Agent, spec v1.ImageSpec) string {
+func (r *renderer) ownImage(s progress.State, field string, a agents.Agent, spec v1.ImageSpec) string {
 	byDefault := v1.ImageSpec{Repository: r.in.Cluster.ImageRepository, Image: a.Image, Version: r.in.Cluster.ImageVersion}
 	ref := spec.Ref(byDefault)
 	name, _, _ := strings.Cut(path.Base(spec.Image), "@")
@@ -34,7 +34,7 @@ func (r *renderer) ownImage(s stage.State, field string, a agents.Agent, spec v1
 
 // foreignImage returns the image of an operand that is not ours. If the policy names none, it
 // returns "" and adds a problem.
-func (r *renderer) foreignImage(s stage.State, field string, spec v1.ImageSpec) string {
+func (r *renderer) foreignImage(s progress.State, field string, spec v1.ImageSpec) string {
 	ref := spec.Ref(v1.ImageSpec{})
 	if ref == "" || spec.Repository == "" && ref == spec.Image && !strings.ContainsAny(ref, "/:@") {
 		r.problem(s, ImageMissing, fmt.Sprintf("spec.%s is enabled and names no image: set its repository, image and version, or enabled: false", field))

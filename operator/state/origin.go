@@ -9,7 +9,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/prebuild"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // setOrigins configures, for our driver container, the source of modules that its image does
@@ -30,7 +30,7 @@ func (r *renderer) setOrigins(d *appsv1.DaemonSet, ctr *corev1.Container, c driv
 	case c.Variant == driver.Precompiled:
 		repository = prebuild.Origin{} // its image has the modules: nothing is pulled or pushed
 	case spec.PrebuildRepository() != "" && c.Version == "":
-		r.problem(stage.Driver, VersionUnknown, fmt.Sprintf("spec.driver.prebuild.repository: the driver's version, with which tags begin there, is in neither spec.driver.version (as 580.95.05) nor label io.gpuready.driver of %s: "+
+		r.problem(progress.Driver, VersionUnknown, fmt.Sprintf("spec.driver.prebuild.repository: the driver's version, with which tags begin there, is in neither spec.driver.version (as 580.95.05) nor label io.gpuready.driver of %s: "+
 			"nothing is pulled or pushed. Set one of the two", c.Image))
 		repository = prebuild.Origin{}
 	}
@@ -51,7 +51,7 @@ func (r *renderer) reportIgnoredFields(c driver.Choice) {
 		"prebuild.repository": r.spec.Driver.PrebuildRepository() != "", "moduleSigning.secret": r.spec.Driver.SigningSecret() != "",
 	} {
 		if set {
-			r.problem(stage.Driver, FieldPassedOver, fmt.Sprintf("spec.driver.%s is ignored: %s. Remove the field, or name an image that is made from gpuready/driver", field, why))
+			r.problem(progress.Driver, FieldPassedOver, fmt.Sprintf("spec.driver.%s is ignored: %s. Remove the field, or name an image that is made from gpuready/driver", field, why))
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 const (
@@ -21,7 +21,7 @@ func (r *renderer) plugins() error {
 	if !spec.IsEnabled() {
 		return nil
 	}
-	image := r.ownImage(stage.DevicePlugin, "devicePlugin", agents.DevicePlugin, spec.ImageSpec)
+	image := r.ownImage(progress.DevicePlugin, "devicePlugin", agents.DevicePlugin, spec.ImageSpec)
 	for _, i := range r.injections {
 		d, err := r.newAgent(agents.DevicePlugin, image, i, false)
 		if err != nil {
@@ -35,7 +35,7 @@ func (r *renderer) plugins() error {
 		r.pluginConfig(d, c)
 		r.setHostPaths(d, c)
 		r.overlay("devicePlugin", c, spec.ContainerSpec)
-		if err := r.finish(stage.DevicePlugin, d, operandPlugin, i, spec.ImageSpec); err != nil {
+		if err := r.finish(progress.DevicePlugin, d, operandPlugin, i, spec.ImageSpec); err != nil {
 			return err
 		}
 	}
@@ -99,9 +99,9 @@ func (r *renderer) mps(image string) error {
 	setEnv(c, r.env("devicePlugin", spec.Env)...)
 	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec)
 	r.setPlacement(d, operandPlugin, map[string]string{label.MPSCapable: "true"})
-	r.applyCommon(stage.DevicePlugin, d)
+	r.applyCommon(progress.DevicePlugin, d)
 	r.setUpdateStrategy(d)
-	return r.add(stage.DevicePlugin, d)
+	return r.add(progress.DevicePlugin, d)
 }
 
 // dropVolume removes a volume and its mount.

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuready/gpuready/deployments/agents"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // decode decodes a DaemonSet; unknown fields are an error.
@@ -40,7 +40,7 @@ func container(d *appsv1.DaemonSet, name string) *corev1.Container {
 }
 
 // applyCommon applies the policy's fields for all DaemonSets.
-func (r *renderer) applyCommon(s stage.State, d *appsv1.DaemonSet) {
+func (r *renderer) applyCommon(s progress.State, d *appsv1.DaemonSet) {
 	spec, pod := r.spec.Daemonsets, &d.Spec.Template
 	labels := r.labels("daemonsets.labels", spec.Labels)
 	maps.Copy(labels, pod.Labels) // ours win: selectors use them

@@ -22,7 +22,7 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 var injections = []fleet.Injection{fleet.NRI, fleet.CDI, fleet.Annotations, fleet.Handler}
@@ -78,7 +78,7 @@ func TestDigestChangesOnlyWithTheContent(t *testing.T) {
 		for _, o := range objects {
 			by[o.Object.GetName()] = o.Digest
 			require.Equal(t, o.Digest, o.Object.GetAnnotations()["gpuready.io/digest"])
-			if d, ok := o.Object.(*appsv1.DaemonSet); ok && o.State == stage.Driver {
+			if d, ok := o.Object.(*appsv1.DaemonSet); ok && o.State == progress.Driver {
 				by["driver"] = d.Spec.Template.Labels["gpuready.io/driver-digest"]
 			}
 		}
@@ -149,7 +149,7 @@ func TestOurDriverIsReloadedWhenItsConfigurationChanges(t *testing.T) {
 	digest := func(spec string, c driver.Choice) string {
 		objects, _ := render(t, Input{Policy: policy(t, spec), Cluster: cluster, Drivers: []driver.Choice{c}, Keys: map[string][]string{"modules": {"nvidia.conf"}}})
 		for _, o := range objects {
-			if o.State == stage.Driver {
+			if o.State == progress.Driver {
 				env := o.Object.(*appsv1.DaemonSet).Spec.Template.Spec.Containers[0].Env
 				i := slices.IndexFunc(env, func(e corev1.EnvVar) bool { return e.Name == "DRIVER_CONFIG_DIGEST" })
 				require.GreaterOrEqual(t, i, 0)
@@ -189,7 +189,7 @@ func TestDisabledOperandsAreNotRendered(t *testing.T) {
 	objects, problems := render(t, Input{Policy: policy(t, off), Cluster: cluster, Drivers: []driver.Choice{ubuntu()}, Injections: injections})
 	require.Empty(t, problems)
 	for _, o := range objects {
-		require.Equal(t, stage.DriverValidation, o.State, o.Object.GetName())
+		require.Equal(t, progress.DriverValidation, o.State, o.Object.GetName())
 	}
 	require.Len(t, objects, len(injections))
 }
@@ -272,7 +272,7 @@ func TestControlCharactersAreLeftOut(t *testing.T) {
 	require.Len(t, problems, 1)
 	require.Equal(t, ValueInvalid, problems[0].Reason)
 	for _, o := range objects {
-		if o.State == stage.Toolkit {
+		if o.State == progress.Toolkit {
 			require.Contains(t, container(o.Object.(*appsv1.DaemonSet), "toolkit").Env, corev1.EnvVar{Name: "A", Value: "bcd\ne"})
 		}
 	}

@@ -12,14 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // The functions below check what the schema cannot express and Kubernetes would refuse: one
 // such value would keep a whole DaemonSet out of the cluster. Each is left out and reported.
 
 func (r *renderer) reportInvalid(field, value, instead string) {
-	r.problem(stage.Prerequisites, ValueInvalid, fmt.Sprintf("spec.%s: %s is not valid in Kubernetes, and %s", field, value, instead))
+	r.problem(progress.Prerequisites, ValueInvalid, fmt.Sprintf("spec.%s: %s is not valid in Kubernetes, and %s", field, value, instead))
 }
 
 // sanitize copies the specification without the characters that an API server refuses in
@@ -39,7 +39,7 @@ func (r *renderer) sanitize(spec *v1.ClusterPolicySpec) error {
 	if len(clean) == len(text) {
 		return nil
 	}
-	r.problem(stage.Prerequisites, ValueInvalid, "a value in spec has control characters, which no object can have: they are left out")
+	r.problem(progress.Prerequisites, ValueInvalid, "a value in spec has control characters, which no object can have: they are left out")
 	r.spec = &v1.ClusterPolicySpec{}
 	return json.Unmarshal(clean, r.spec)
 }

@@ -10,12 +10,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // add labels an object with the operator and the state, sets its digest, and appends it to the
 // objects.
-func (r *renderer) add(s stage.State, o client.Object) error {
+func (r *renderer) add(s progress.State, o client.Object) error {
 	operator := r.spec.Operator
 	labels, annotations := map[string]string{}, map[string]string{}
 	maps.Copy(labels, r.labels("operator.labels", operator.Labels))

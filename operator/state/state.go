@@ -1,4 +1,4 @@
-// Package state renders the objects that belong in the cluster. Each state (operator/stage has
+// Package state renders the objects that belong in the cluster. Each state (operator/progress has
 // their names and order) is a pure function from the policy and the pools to objects.
 package state
 
@@ -12,7 +12,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // Input holds everything that the objects depend on.
@@ -38,7 +38,7 @@ type Cluster struct {
 
 // Object is an object that belongs in the cluster.
 type Object struct {
-	State  stage.State
+	State  progress.State
 	Object client.Object
 	Digest string // of the applied content: hexadecimal SHA-256, as in the annotation gpuready.io/digest
 }
@@ -46,7 +46,7 @@ type Object struct {
 // Problem is a part of the policy that could not be carried out as specified. Message names
 // the field and the next action.
 type Problem struct {
-	State   stage.State
+	State   progress.State
 	Reason  Reason
 	Message string
 }
@@ -88,7 +88,7 @@ func Render(in Input) ([]Object, []Problem, error) {
 }
 
 // stateOrder returns the order in which the states' objects are applied.
-func stateOrder() []stage.State { return append(stage.States(), stage.Optional()...) }
+func stateOrder() []progress.State { return append(progress.Sequence(), progress.Optional()...) }
 
 func compare(a, b Object) int {
 	if a.State != b.State {
@@ -114,6 +114,6 @@ func newRenderer(in Input) (*renderer, error) {
 	return r, r.sanitize(&in.Policy.Spec)
 }
 
-func (r *renderer) problem(s stage.State, reason Reason, message string) {
+func (r *renderer) problem(s progress.State, reason Reason, message string) {
 	r.problems = append(r.problems, Problem{s, reason, message})
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/gpuready/gpuready/deployments/agents"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/stage"
+	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // validators adds the validators to the first state that they prove; they prove later ones, too.
@@ -29,7 +29,7 @@ func (r *renderer) validators() error {
 			setEnv(c, r.env("validator", proof.Env)...)
 		}
 		r.overlay("validator", c, spec.ContainerSpec)
-		if err := r.finish(stage.DriverValidation, d, operandValidator, i, spec.ImageSpec); err != nil {
+		if err := r.finish(progress.DriverValidation, d, operandValidator, i, spec.ImageSpec); err != nil {
 			return err
 		}
 	}
@@ -37,7 +37,7 @@ func (r *renderer) validators() error {
 }
 
 func (r *renderer) validatorImage() string {
-	return r.ownImage(stage.DriverValidation, "validator", agents.Validator, r.spec.Validator.ImageSpec)
+	return r.ownImage(progress.DriverValidation, "validator", agents.Validator, r.spec.Validator.ImageSpec)
 }
 
 // setValidation sets the validator's settings that follow from the rest of the policy.

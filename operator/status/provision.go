@@ -6,7 +6,6 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/stage"
 )
 
 // maxUnseenAge is the age up to which a node is measured when it is first seen. An older node
@@ -24,7 +23,7 @@ type Provisioning struct {
 // NewProvisioning returns a Provisioning that continues the counts of a status.
 func NewProvisioning(before []v1.ProvisioningStatus) *Provisioning {
 	p := &Provisioning{reached: map[string]int{}}
-	for _, s := range stage.States() {
+	for _, s := range progress.Sequence() {
 		step := v1.ProvisioningStatus{Step: string(s), Buckets: make([]int64, len(v1.ProvisioningBounds())+1)}
 		i := slices.IndexFunc(before, func(b v1.ProvisioningStatus) bool { return b.Step == string(s) })
 		if i >= 0 && len(before[i].Buckets) == len(step.Buckets) {
@@ -57,11 +56,11 @@ func (p *Provisioning) Forget(uid string) { delete(p.reached, uid) }
 
 // completedSteps returns how many states a node has passed. A state that is not wanted counts
 // with the next one that is.
-func completedSteps(reached []stage.State) int {
+func completedSteps(reached []progress.State) int {
 	if len(reached) == 0 {
 		return 0
 	}
-	return slices.Index(stage.States(), reached[len(reached)-1]) + 1
+	return slices.Index(progress.Sequence(), reached[len(reached)-1]) + 1
 }
 
 func (p *Provisioning) count(step int, took time.Duration) {

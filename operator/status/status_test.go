@@ -17,7 +17,6 @@ import (
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/rbac"
-	"github.com/gpuready/gpuready/operator/stage"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -30,7 +29,7 @@ var (
 func node(name string, status progress.Status, reason string) Node {
 	p := progress.Progress{Status: status, Reason: reason, Message: "because", Since: now.Add(-time.Minute)}
 	if status != progress.Ready {
-		p.State = stage.Driver
+		p.State = progress.Driver
 	}
 	return Node{&fleet.Node{Name: name, UID: name, Pool: jammy, Created: now.Add(-time.Hour)}, p}
 }
@@ -106,7 +105,7 @@ func TestConditions(t *testing.T) {
 		})
 	}
 	exporter := ready
-	exporter.Others = []progress.PodProblem{{State: stage.DCGMExporter, Problem: progress.Problem{Reason: progress.ReasonImagePull}}}
+	exporter.Others = []progress.PodProblem{{State: progress.DCGMExporter, Problem: progress.Problem{Reason: progress.ReasonImagePull}}}
 	s := Compute(input(exporter))
 	require.Equal(t, "ready: Ready=True AllNodesReady, Progressing=False Settled, Degraded=True OperandsFailed", summary(s))
 	require.Contains(t, meta.FindStatusCondition(s.Conditions, v1.ConditionDegraded).Message, "dcgm-exporter on a (ImagePullBackOff)")
@@ -233,7 +232,7 @@ func TestEvents(t *testing.T) {
 	require.Empty(t, Events(conditions(fails...), conditions(fails...), nil), "an operator that was started again repeats nothing")
 	require.Equal(t, []string{"AllNodesReady", "NothingFailed", "a GPUNodeReady"}, from(fails, ready))
 	wrong := one(progress.Failed, "WrongResult")
-	wrong[0].State = stage.PluginValidation
+	wrong[0].State = progress.PluginValidation
 	require.Equal(t, []string{"NodesFailed"}, from(starts, wrong), "what the validator found it tells itself")
 	require.Equal(t, []string{"NodesFailed", "a BuildFailed"}, from(starts, one(progress.Failed, "BuildFailed")), "the driver's container has ended")
 
@@ -249,7 +248,7 @@ func TestProvisioning(t *testing.T) {
 	policy := now.Add(-time.Minute)
 	at := func(name string, created time.Time, steps int) Node {
 		n := node(name, progress.Waiting, "x")
-		n.Created, n.Steps = created, stage.States()[:steps]
+		n.Created, n.Steps = created, progress.Sequence()[:steps]
 		return n
 	}
 	p := NewProvisioning(nil)

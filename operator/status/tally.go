@@ -11,7 +11,6 @@ import (
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/stage"
 )
 
 // Tally counts GPU nodes by progress. It is updated incrementally, so that a node's change
@@ -28,7 +27,7 @@ type Tally struct {
 // reached all), and by status.
 type Place struct {
 	Pool   fleet.Pool
-	State  stage.State
+	State  progress.State
 	Status progress.Status
 }
 

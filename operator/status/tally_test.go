@@ -12,7 +12,6 @@ import (
 
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/stage"
 )
 
 // An incrementally updated tally equals a new count of all nodes.
@@ -34,7 +33,7 @@ func TestTallyEqualsARecount(t *testing.T) {
 				n.Pool = core
 			}
 			if rapid.Bool().Draw(t, "beside") {
-				n.Others = []progress.PodProblem{{State: stage.DCGM}}
+				n.Others = []progress.PodProblem{{State: progress.DCGM}}
 			}
 			nodes[name] = n
 			require.Same(t, was, kept.Add(n))

@@ -18,7 +18,6 @@ import (
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/stage"
 )
 
 // maxEvents is the number of the latest Events to show.
@@ -32,7 +31,7 @@ type Node struct {
 	GPUs     string          `json:"gpus,omitempty"`   // "8 × NVIDIA H200"
 	Pool     string          `json:"pool"`
 	Status   progress.Status `json:"status"`
-	State    stage.State     `json:"state,omitempty"` // the first that is not reached
+	State    progress.State  `json:"state,omitempty"` // the first that is not reached
 	Reason   string          `json:"reason,omitempty"`
 	Message  string          `json:"message,omitempty"`
 	Since    time.Time       `json:"since,omitzero"`
@@ -49,8 +48,8 @@ type Node struct {
 
 // Step is a state of the road.
 type Step struct {
-	State   stage.State `json:"state"`
-	Reached bool        `json:"reached"`
+	State   progress.State `json:"state"`
+	Reached bool           `json:"reached"`
 }
 
 // Driver describes the node's driver.
@@ -230,7 +229,7 @@ func (n *Node) evaluate(observed *fleet.Node, pods []*progress.Pod, policy *v1.C
 	if !p.Since.IsZero() {
 		n.Since = p.Since.UTC()
 	}
-	for _, s := range stage.States() {
+	for _, s := range progress.Sequence() {
 		if slices.Contains(progress.States(&policy.Spec), s) {
 			n.Road = append(n.Road, Step{s, slices.Contains(p.Steps, s)})
 		}
