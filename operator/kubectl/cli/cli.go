@@ -1,4 +1,4 @@
-// Package cli implements the command line of kubectl-gpu.
+// Package cli implements the command line of kubectl-gpu: its commands, and what they print.
 package cli
 
 import (
@@ -9,7 +9,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
-	"github.com/gpuready/gpuready/operator/kubectl/output"
 )
 
 // Exit codes besides those of every program; they are listed in --help and are a contract.
@@ -103,9 +102,9 @@ func (c *command) client() (*cluster.Client, error) {
 }
 
 // write writes the result, for people or for programs.
-func (c *command) write(stdout io.Writer, found any, text func(io.Writer, output.Style) error) error {
+func (c *command) write(stdout io.Writer, found any, text func(io.Writer, style) error) error {
 	if c.output == "json" {
-		return output.JSON(stdout, found)
+		return writeJSON(stdout, found)
 	}
-	return text(stdout, output.StyleFor(stdout))
+	return text(stdout, newStyle(stdout))
 }

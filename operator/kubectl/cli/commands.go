@@ -10,10 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/program"
-	"github.com/gpuready/gpuready/operator/kubectl/explain"
-	"github.com/gpuready/gpuready/operator/kubectl/gather"
-	"github.com/gpuready/gpuready/operator/kubectl/summary"
-	"github.com/gpuready/gpuready/operator/kubectl/timers"
+	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 )
 
 const statusUsage = `Show the ClusterPolicies: state, conditions, pools with their drivers, and the
@@ -39,8 +36,8 @@ func status(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("read ClusterPolicies: %w", err)
 	}
-	s := summary.Of(policies, time.Now())
-	return c.write(stdout, s, s.Text)
+	s := summarize(policies, time.Now())
+	return c.write(stdout, s, s.text)
 }
 
 const explainUsage = `Show how far a node is on its way to usable GPUs, state by state: since when, what holds
@@ -67,11 +64,11 @@ func explainNode(ctx context.Context, args []string, stdout, _ io.Writer) error 
 		return err
 	}
 	defer client.Close()
-	n, err := explain.Read(ctx, client, c.flags.Arg(0), c.namespace, time.Now())
+	n, err := client.Explain(ctx, c.flags.Arg(0), c.namespace, time.Now())
 	if err != nil {
 		return err
 	}
-	return c.write(stdout, n, n.Text)
+	return c.write(stdout, n, explanation(n).text)
 }
 
 const timersUsage = `Compute settings of the Cluster Autoscaler from the time that this cluster's GPU nodes
@@ -108,15 +105,15 @@ func computeTimers(ctx context.Context, args []string, stdout, _ io.Writer) erro
 	if err != nil {
 		return fmt.Errorf("read ClusterPolicies: %w", err)
 	}
-	policy := explain.InForce(policies)
+	policy := cluster.InForce(policies)
 	if policy == nil {
 		return program.WithExitCode(exitNothing, errors.New("there is no ClusterPolicy, so no node was measured"))
 	}
-	a, err := timers.Compute(*policy, *machine, *least)
+	a, err := computeAdvice(*policy, *machine, *least)
 	if err != nil {
 		return program.WithExitCode(exitNothing, err)
 	}
-	return c.write(stdout, a, a.Text)
+	return c.write(stdout, a, a.text)
 }
 
 const gatherUsage = `Collect what support needs in one archive: ClusterPolicies, GPU nodes (labels,
@@ -136,7 +133,7 @@ func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 	c.namespaceFlag()
 	now := time.Now()
 	to := c.flags.String("to", "", "the archive (default: gpuready-must-gather-TIME.tar.gz here)")
-	var b gather.Bounds
+	var b cluster.GatherBounds
 	c.flags.IntVar(&b.LogLines, "log-lines", 5000, "limit for each container, from the end of its log")
 	c.flags.IntVar(&b.LogBytes, "log-bytes", 1<<20, "limit for each container, from the end of its log")
 	c.flags.IntVar(&b.LogNodes, "log-nodes", 20, "number of nodes whose logs are read; nodes that are not ready come first")
@@ -157,7 +154,7 @@ func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("not done within %v (--timeout)", *timeout))
 	defer cancel()
-	unread, err := writeArchive(ctx, *to, gather.Config{Client: client, Namespace: c.namespace, Bounds: b, Now: now, Progress: stderr})
+	unread, err := writeArchive(ctx, *to, cluster.GatherConfig{Client: client, Namespace: c.namespace, Bounds: b, Now: now, Progress: stderr})
 	if err != nil {
 		return err
 	}
@@ -170,7 +167,7 @@ func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 
 // writeArchive writes a temporary file beside the path and renames it, so that the archive is
 // complete. Only its owner may read it.
-func writeArchive(ctx context.Context, to string, c gather.Config) (unread []string, err error) {
+func writeArchive(ctx context.Context, to string, c cluster.GatherConfig) (unread []string, err error) {
 	f, err := os.CreateTemp(filepath.Dir(to), filepath.Base(to)+".*")
 	if err != nil {
 		return nil, err
@@ -180,7 +177,7 @@ func writeArchive(ctx context.Context, to string, c gather.Config) (unread []str
 			_ = os.Remove(f.Name())
 		}
 	}()
-	unread, err = gather.Write(ctx, f, c)
+	unread, err = cluster.Gather(ctx, f, c)
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
 	}

@@ -1,5 +1,6 @@
-// Package cluster makes kubectl-gpu's requests to the Kubernetes API. Except for CreateJob they
-// only read. Each request has a deadline and is tried once.
+// Package cluster reads a cluster for kubectl-gpu: single objects, how far a node is on its way to
+// usable GPUs, and everything that support needs. Except for CreateJob its requests only read. Each
+// request has a deadline and is tried once.
 package cluster
 
 import (

@@ -1,4 +1,4 @@
-package main_test
+package cli
 
 import (
 	"archive/tar"
@@ -28,12 +28,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/kubectl/cli"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
-	"github.com/gpuready/gpuready/operator/kubectl/explain"
-	"github.com/gpuready/gpuready/operator/kubectl/output"
-	"github.com/gpuready/gpuready/operator/kubectl/summary"
-	"github.com/gpuready/gpuready/operator/kubectl/timers"
 	"github.com/gpuready/gpuready/operator/label"
 )
 
@@ -233,86 +228,86 @@ func fixture() *api {
 func TestStatus(t *testing.T) {
 	for name, c := range map[string]struct {
 		policies []v1.ClusterPolicy
-		look     output.Style
+		look     style
 	}{
-		"status.txt":         {[]v1.ClusterPolicy{*policy()}, output.Style{Width: 160}},
-		"status-narrow.txt":  {[]v1.ClusterPolicy{*policy()}, output.Style{Width: 40}},
-		"status-color.txt":   {[]v1.ClusterPolicy{*policy()}, output.Style{Width: 120, Color: true}},
-		"status-held-up.txt": {[]v1.ClusterPolicy{*heldUp()}, output.Style{Width: 120}},
-		"status-none.txt":    {nil, output.Style{Width: 80}},
+		"status.txt":         {[]v1.ClusterPolicy{*policy()}, style{Width: 160}},
+		"status-narrow.txt":  {[]v1.ClusterPolicy{*policy()}, style{Width: 40}},
+		"status-color.txt":   {[]v1.ClusterPolicy{*policy()}, style{Width: 120, Color: true}},
+		"status-held-up.txt": {[]v1.ClusterPolicy{*heldUp()}, style{Width: 120}},
+		"status-none.txt":    {nil, style{Width: 80}},
 		"status-two.txt": {[]v1.ClusterPolicy{
 			{ObjectMeta: metav1.ObjectMeta{Name: "second", CreationTimestamp: ago(time.Hour)}, Status: v1.ClusterPolicyStatus{State: v1.Ignored, Conditions: []metav1.Condition{{Type: "Ready", Status: "False", Reason: "Ignored", Message: "ClusterPolicy first is older and in force; delete one of them", LastTransitionTime: ago(time.Hour)}}}},
 			{ObjectMeta: metav1.ObjectMeta{Name: "first", CreationTimestamp: ago(2 * time.Hour), Generation: 7}, Status: v1.ClusterPolicyStatus{State: v1.Ready, ObservedGeneration: 6, Nodes: &v1.NodesStatus{Total: 3, Ready: 3}}},
 			{ObjectMeta: metav1.ObjectMeta{Name: "third", CreationTimestamp: ago(time.Minute)}},
-		}, output.Style{Width: 80}},
+		}, style{Width: 80}},
 	} {
 		var b bytes.Buffer
-		require.NoError(t, summary.Of(c.policies, now).Text(&b, c.look))
+		require.NoError(t, summarize(c.policies, now).text(&b, c.look))
 		golden(t, name, b.String())
 	}
 }
 
 func TestExplain(t *testing.T) {
-	read := func(a *api, name string) explain.Node {
-		n, err := explain.Read(t.Context(), serve(t, a), name, "", now)
+	read := func(a *api, name string) cluster.Explanation {
+		n, err := serve(t, a).Explain(t.Context(), name, "", now)
 		require.NoError(t, err)
 		return n
 	}
 	broken := read(fixture(), "gpu-2")
-	text := func(n explain.Node, look output.Style) string {
+	text := func(n cluster.Explanation, look style) string {
 		var b bytes.Buffer
-		require.NoError(t, n.Text(&b, look))
+		require.NoError(t, explanation(n).text(&b, look))
 		return b.String()
 	}
-	golden(t, "explain.txt", text(broken, output.Style{Width: 100}))
-	golden(t, "explain-narrow.txt", text(broken, output.Style{Width: 40}))
-	golden(t, "explain-ready.txt", text(read(fixture(), "gpu-1"), output.Style{Width: 100}))
+	golden(t, "explain.txt", text(broken, style{Width: 100}))
+	golden(t, "explain-narrow.txt", text(broken, style{Width: 40}))
+	golden(t, "explain-ready.txt", text(read(fixture(), "gpu-1"), style{Width: 100}))
 	var b bytes.Buffer
-	require.NoError(t, output.JSON(&b, broken))
+	require.NoError(t, writeJSON(&b, broken))
 	golden(t, "explain.json", b.String())
 
 	a := fixture()
 	upgrading := node("gpu-1", "True", "Ready", "8 of 8 GPUs ready, driver 580.95.05")
 	upgrading.Labels[label.UpgradeState], upgrading.Annotations = "pod-deletion-required", map[string]string{label.UpgradeSince: "2026-01-02T03:00:00Z"}
 	a.lists["/api/v1/nodes"], a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{upgrading}, []any{heldUp()}
-	golden(t, "explain-held-up.txt", text(read(a, "gpu-1"), output.Style{Width: 100}))
+	golden(t, "explain-held-up.txt", text(read(a, "gpu-1"), style{Width: 100}))
 
 	a = fixture()
 	a.forbidden = "/pods"
-	golden(t, "explain-without-pods.txt", text(read(a, "gpu-2"), output.Style{Width: 100}))
+	golden(t, "explain-without-pods.txt", text(read(a, "gpu-2"), style{Width: 100}))
 	a = fixture()
 	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = nil
-	require.Equal(t, explain.ReasonNoPolicy, read(a, "gpu-2").Reason)
+	require.Equal(t, cluster.ReasonNoPolicy, read(a, "gpu-2").Reason)
 	plain := node("cpu", "", "", "")
 	plain.Labels = nil
 	a.lists["/api/v1/nodes"] = []any{plain}
 	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{policy()}
-	require.Equal(t, explain.ReasonNoGPU, read(a, "cpu").Reason)
-	_, err := explain.Read(t.Context(), serve(t, fixture()), "nobody", "", now)
+	require.Equal(t, cluster.ReasonNoGPU, read(a, "cpu").Reason)
+	_, err := serve(t, fixture()).Explain(t.Context(), "nobody", "", now)
 	require.ErrorContains(t, err, "see kubectl get nodes")
 }
 
 func TestTimers(t *testing.T) {
 	p := *policy()
-	a, err := timers.Compute(p, 4*time.Minute, 20)
+	a, err := computeAdvice(p, 4*time.Minute, 20)
 	require.NoError(t, err)
 	require.Equal(t, []any{int64(40), int64(90), int64(180), "15m", "10m"}, []any{a.Samples, a.HalfSeconds, a.P99Seconds, a.MaxNodeProvisionTime, a.ScaleDownUnneededTime})
 	var b bytes.Buffer
-	require.NoError(t, a.Text(&b, output.Style{Width: 100}))
+	require.NoError(t, a.text(&b, style{Width: 100}))
 	golden(t, "timers.txt", b.String())
 
 	p.Status.Provisioning[0].Buckets = []int64{12: 150, 14: 49, 15: 1}
-	a, err = timers.Compute(p, 5*time.Minute, 20)
+	a, err = computeAdvice(p, 5*time.Minute, 20)
 	require.NoError(t, err)
 	require.Equal(t, []any{int64(200), int64(420), int64(900), "30m", "23m"}, []any{a.Samples, a.HalfSeconds, a.P99Seconds, a.MaxNodeProvisionTime, a.ScaleDownUnneededTime})
-	_, err = timers.Compute(p, 0, 201)
-	require.ErrorIs(t, err, timers.ErrTooFew)
+	_, err = computeAdvice(p, 0, 201)
+	require.ErrorIs(t, err, errTooFew)
 	p.Status.Provisioning[0].Buckets = []int64{16: 90, 17: 10}
-	_, err = timers.Compute(p, 0, 20)
-	require.ErrorIs(t, err, timers.ErrTooSlow)
+	_, err = computeAdvice(p, 0, 20)
+	require.ErrorIs(t, err, errTooSlow)
 	p.Status.Provisioning = nil
-	_, err = timers.Compute(p, 0, 1)
-	require.ErrorIs(t, err, timers.ErrTooFew)
+	_, err = computeAdvice(p, 0, 1)
+	require.ErrorIs(t, err, errTooFew)
 }
 
 // run runs the command line against an API server.
@@ -323,7 +318,7 @@ func run(t *testing.T, a *api, args ...string) (code int, stdout, stderr string)
 	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Config","current-context":"c",
 		"clusters":[{"name":"c","cluster":{"server":%q}}],"contexts":[{"name":"c","context":{"cluster":"c"}}]}`, s.URL), 0o600))
 	var out, errs bytes.Buffer
-	code = cli.Main(t.Context(), append(args, "--kubeconfig", file), &out, &errs)
+	code = Main(t.Context(), append(args, "--kubeconfig", file), &out, &errs)
 	return code, out.String(), errs.String()
 }
 
@@ -362,7 +357,7 @@ func TestCommandLine(t *testing.T) {
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "read ClusterPolicies: Forbidden")
 	var out bytes.Buffer
-	require.Equal(t, 0, cli.Main(t.Context(), []string{"--help"}, &out, io.Discard))
+	require.Equal(t, 0, Main(t.Context(), []string{"--help"}, &out, io.Discard))
 	golden(t, "help.txt", out.String())
 }
 

@@ -1,10 +1,9 @@
-// Package timers computes settings of the Cluster Autoscaler from the time that this cluster's
-// GPU nodes take. It is pure.
-package timers
+package cli
 
 import (
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
@@ -24,13 +23,13 @@ const (
 
 // Reasons why no advice is computed.
 var (
-	ErrTooFew  = errors.New("too few nodes were measured")
-	ErrTooSlow = errors.New("nodes take longer than is measured")
+	errTooFew  = errors.New("too few nodes were measured")
+	errTooSlow = errors.New("nodes take longer than is measured")
 )
 
-// Advice holds settings for the Cluster Autoscaler. Its times are whole minutes, as some clouds
+// advice holds settings for the Cluster Autoscaler. Its times are whole minutes, as some clouds
 // accept no others.
-type Advice struct {
+type advice struct {
 	Policy  string `json:"policy"`
 	Step    string `json:"step"`    // end of the measurement
 	Samples int64  `json:"samples"` // measured nodes
@@ -50,11 +49,11 @@ type Advice struct {
 // finalSteps are the steps after which GPUs can be used; the first that was measured counts.
 var finalSteps = []string{"feature-labels", "plugin-validation"}
 
-// Compute computes the advice. machine is the time from the request for a machine until its Node
+// computeAdvice computes the advice. machine is the time from the request for a machine until its Node
 // object exists, which the histogram does not include. least is the minimum number of measured
 // nodes.
-func Compute(p v1.ClusterPolicy, machine time.Duration, least int64) (Advice, error) {
-	a := Advice{Policy: p.Name, MachineSeconds: int64(machine.Seconds())}
+func computeAdvice(p v1.ClusterPolicy, machine time.Duration, least int64) (advice, error) {
+	a := advice{Policy: p.Name, MachineSeconds: int64(machine.Seconds())}
 	var h v1.ProvisioningStatus
 	for _, step := range finalSteps {
 		for _, s := range p.Status.Provisioning {
@@ -68,13 +67,13 @@ func Compute(p v1.ClusterPolicy, machine time.Duration, least int64) (Advice, er
 	}
 	a.Step = h.Step
 	if a.Samples < max(least, 1) {
-		return a, fmt.Errorf("%w: %d were measured from their creation to usable GPUs, and %d are needed; only nodes that are created while the operator runs count", ErrTooFew, a.Samples, least)
+		return a, fmt.Errorf("%w: %d were measured from their creation to usable GPUs, and %d are needed; only nodes that are created while the operator runs count", errTooFew, a.Samples, least)
 	}
 	half, _ := bound(h.Buckets, a.Samples, 0.5)
 	slow, known := bound(h.Buckets, a.Samples, quantile)
 	if !known {
 		bounds := v1.ProvisioningBounds()
-		return a, fmt.Errorf("%w: of %d nodes more than one in a hundred took longer than %v; see which step is slow (gpuready_operator_provisioning_seconds)", ErrTooSlow, a.Samples, bounds[len(bounds)-1])
+		return a, fmt.Errorf("%w: of %d nodes more than one in a hundred took longer than %v; see which step is slow (gpuready_operator_provisioning_seconds)", errTooSlow, a.Samples, bounds[len(bounds)-1])
 	}
 	a.HalfSeconds, a.P99Seconds = int64(half.Seconds()), int64(slow.Seconds())
 	provision := minutes(time.Duration(float64(machine+slow) * margin))
@@ -105,3 +104,30 @@ func minutes(d time.Duration) time.Duration {
 }
 
 func formatMinutes(d time.Duration) string { return fmt.Sprintf("%dm", int(d.Minutes())) }
+
+// text writes the advice for people.
+func (a advice) text(w io.Writer, look style) error {
+	p := &pen{style: look}
+	seconds := func(n int64) time.Duration { return time.Duration(n) * time.Second }
+	p.line("", 0, fmt.Sprintf("From %d nodes of ClusterPolicy %s, from the creation of the Node to %s: half within %v, 99 of 100 within %v.",
+		a.Samples, a.Policy, a.Step, seconds(a.HalfSeconds), seconds(a.P99Seconds)))
+	if a.FromFewerThanOneHundred {
+		p.line(yellow, 0, "These are fewer than 100, so that the second is the slowest of them; ask again when there are more.")
+	}
+	if a.MachineSeconds == 0 {
+		p.line(yellow, 0, "The time before a machine's Node exists is unknown and not included: set it with --machine.")
+	}
+	p.WriteString("\n")
+	note := func(is bool) string {
+		if is {
+			return "the default, which is long enough"
+		}
+		return ""
+	}
+	p.table([]string{"CLUSTER AUTOSCALER", "OPENSHIFT", "TIME"}, []row{
+		{Cells: []cell{{Text: "--max-node-provision-time"}, {Text: "spec.maxNodeProvisionTime"}, {Text: a.MaxNodeProvisionTime, Color: bold}}, Below: note(a.ProvisionTimeIsDefault), Color: dim},
+		{Cells: []cell{{Text: "--scale-down-unneeded-time"}, {Text: "spec.scaleDown.unneededTime"}, {Text: a.ScaleDownUnneededTime, Color: bold}}, Below: note(a.ScaleDownTimeIsDefault), Color: dim},
+	})
+	_, err := io.WriteString(w, p.String())
+	return err
+}

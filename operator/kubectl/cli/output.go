@@ -1,5 +1,4 @@
-// Package output writes tables and text for people, with the colours and width of their terminal.
-package output
+package cli
 
 import (
 	"encoding/json"
@@ -16,56 +15,56 @@ import (
 
 // Colours.
 const (
-	Green  = "32"
-	Yellow = "33"
-	Red    = "31;1"
-	Dim    = "2"
-	Bold   = "1"
+	green  = "32"
+	yellow = "33"
+	red    = "31;1"
+	dim    = "2"
+	bold   = "1"
 )
 
-// Style configures the output.
-type Style struct {
+// style configures what people see: tables and text, with the colours and width of their terminal.
+type style struct {
 	Width int // columns
 	Color bool
 }
 
-// StyleFor returns the Look for w: on a terminal its width, and colours unless $NO_COLOR is set.
-func StyleFor(w io.Writer) Style {
+// newStyle returns the style for w: on a terminal its width, and colours unless $NO_COLOR is set.
+func newStyle(w io.Writer) style {
 	const usual = 100
 	if f, is := w.(*os.File); is && term.IsTerminal(int(f.Fd())) {
 		columns, _, err := term.GetSize(int(f.Fd()))
 		if err != nil || columns <= 0 {
 			columns = usual
 		}
-		return Style{columns, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+		return style{columns, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
 	}
 	if columns, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && columns > 0 {
-		return Style{Width: columns}
+		return style{Width: columns}
 	}
-	return Style{Width: usual}
+	return style{Width: usual}
 }
 
-// Pen collects formatted text.
-type Pen struct {
-	Style
+// pen collects formatted text.
+type pen struct {
+	style
 	strings.Builder
 }
 
-// Paint colours text.
-func (l Style) Paint(color, text string) string {
+// paint colours text.
+func (l style) paint(color, text string) string {
 	if !l.Color || color == "" || text == "" {
 		return text
 	}
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// Line writes a line, wrapped and indented.
-func (p *Pen) Line(color string, indent int, text string) {
+// line writes a line, wrapped and indented.
+func (p *pen) line(color string, indent int, text string) {
 	for i, line := range wrap(text, max(p.Width-indent, narrowest)) {
 		if i > 0 {
 			p.WriteString("\n")
 		}
-		p.WriteString(strings.Repeat(" ", indent) + p.Paint(color, line))
+		p.WriteString(strings.Repeat(" ", indent) + p.paint(color, line))
 	}
 	p.WriteString("\n")
 }
@@ -88,22 +87,22 @@ func wrap(text string, width int) (lines []string) {
 	return append(lines, line)
 }
 
-// Cell is a cell of a table.
-type Cell struct {
+// cell is a cell of a table.
+type cell struct {
 	Text  string
 	Color string
 }
 
-// Row is a row of a table, with a text below it in full width.
-type Row struct {
-	Cells []Cell
+// row is a row of a table, with a text below it in full width.
+type row struct {
+	Cells []cell
 	Below string
 	Color string // of Below
 }
 
-// Table writes rows under a head. If the terminal is too narrow for the columns, it writes each
+// table writes rows under a head. If the terminal is too narrow for the columns, it writes each
 // row as lines of "head: cell".
-func (p *Pen) Table(head []string, rows []Row) {
+func (p *pen) table(head []string, rows []row) {
 	if len(rows) == 0 {
 		return
 	}
@@ -124,29 +123,29 @@ func (p *Pen) Table(head []string, rows []Row) {
 		p.stack(head, rows)
 		return
 	}
-	cells := make([]Cell, len(head))
+	cells := make([]cell, len(head))
 	for i, h := range head {
-		cells[i] = Cell{h, Dim}
+		cells[i] = cell{h, dim}
 	}
-	p.row(cells, widths)
+	p.tableRow(cells, widths)
 	for _, r := range rows {
-		p.row(r.Cells, widths)
+		p.tableRow(r.Cells, widths)
 		if r.Below != "" {
-			p.Line(r.Color, 2, r.Below)
+			p.line(r.Color, 2, r.Below)
 		}
 	}
 }
 
-func (p *Pen) row(cells []Cell, widths []int) {
+func (p *pen) tableRow(cells []cell, widths []int) {
 	var line strings.Builder
 	for i, c := range cells {
-		line.WriteString(p.Paint(c.Color, c.Text))
+		line.WriteString(p.paint(c.Color, c.Text))
 		line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c.Text)+2))
 	}
 	p.WriteString(strings.TrimRight(line.String(), " ") + "\n")
 }
 
-func (p *Pen) stack(head []string, rows []Row) {
+func (p *pen) stack(head []string, rows []row) {
 	for _, r := range rows {
 		for i, c := range r.Cells {
 			indent := 2
@@ -154,17 +153,17 @@ func (p *Pen) stack(head []string, rows []Row) {
 				indent = 0
 			}
 			if c.Text != "" {
-				p.Line(c.Color, indent, strings.ToLower(head[i])+": "+c.Text)
+				p.line(c.Color, indent, strings.ToLower(head[i])+": "+c.Text)
 			}
 		}
 		if r.Below != "" {
-			p.Line(r.Color, 2, r.Below)
+			p.line(r.Color, 2, r.Below)
 		}
 	}
 }
 
-// Ago formats a duration as briefly as kubectl does.
-func Ago(d time.Duration) string {
+// formatAge formats a duration as briefly as kubectl does.
+func formatAge(d time.Duration) string {
 	switch d = max(d, 0); {
 	case d < 2*time.Minute:
 		return fmt.Sprintf("%ds", int(d.Seconds()))
@@ -176,16 +175,16 @@ func Ago(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// Since formats the time since t, or returns "" if t is zero.
-func Since(t, now time.Time) string {
+// formatSince formats the time since t, or returns "" if t is zero.
+func formatSince(t, now time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return Ago(now.Sub(t))
+	return formatAge(now.Sub(t))
 }
 
-// JSON writes v as JSON.
-func JSON(w io.Writer, v any) error {
+// writeJSON writes v as JSON.
+func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")

@@ -1,7 +1,4 @@
-// Package gather collects the information needed to find out why GPUs cannot be used, in one
-// archive. It reads no Secret, and blanks what looks like a secret in anything it reads. What the
-// user may not read is left out and listed.
-package gather
+package cluster
 
 import (
 	"archive/tar"
@@ -22,42 +19,41 @@ import (
 
 	"github.com/gpuready/gpuready/internal/version"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/kubectl/cluster"
-	"github.com/gpuready/gpuready/operator/kubectl/explain"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
-// Bounds limit what is collected.
-type Bounds struct {
+// GatherBounds limit what is collected.
+type GatherBounds struct {
 	LogLines int // of a container
 	LogBytes int // of a container
 	LogNodes int // nodes whose pods' logs are read; those that are not ready come first
 }
 
-// Config configures what to collect.
-type Config struct {
-	Client    *cluster.Client
+// GatherConfig configures what to collect.
+type GatherConfig struct {
+	Client    *Client
 	Namespace string // of the operands; "": that of the policy
-	Bounds    Bounds
+	Bounds    GatherBounds
 	Now       time.Time
 	Progress  io.Writer // receives one line for each step
 }
 
 // gatherer writes the archive.
 type gatherer struct {
-	Config
+	GatherConfig
 	tar        *tar.Writer
 	root       string
 	failed     []string // what could not be read
 	archiveErr error    // from writing the archive
 }
 
-// Write writes a .tar.gz archive to w. It returns what could not be read; an error means that
-// the archive is incomplete.
-func Write(ctx context.Context, w io.Writer, c Config) (unread []string, err error) {
+// Gather writes a .tar.gz archive to w with the information needed to find out why GPUs cannot be
+// used. It reads no Secret, and blanks what looks like a secret in anything it reads. It returns
+// what could not be read; an error means that the archive is incomplete.
+func Gather(ctx context.Context, w io.Writer, c GatherConfig) (unread []string, err error) {
 	zip := gzip.NewWriter(w)
-	g := &gatherer{Config: c, tar: tar.NewWriter(zip), root: "gpuready-must-gather-" + c.Now.UTC().Format("20060102-150405")}
+	g := &gatherer{GatherConfig: c, tar: tar.NewWriter(zip), root: "gpuready-must-gather-" + c.Now.UTC().Format("20060102-150405")}
 	g.collect(ctx)
 	g.addFile("errors.txt", []byte(strings.Join(append(g.failed, ""), "\n")))
 	return g.failed, errors.Join(g.archiveErr, ctx.Err(), g.tar.Close(), zip.Close())
@@ -113,7 +109,7 @@ func (g *gatherer) collect(ctx context.Context) {
 	g.versions(ctx)
 	policies := read(g, "ClusterPolicies", "clusterpolicies.json", func() ([]v1.ClusterPolicy, error) { return c.Policies(ctx) }, func(p *v1.ClusterPolicy) { cleanMeta(&p.ObjectMeta) })
 	namespace := g.Namespace
-	if p := explain.InForce(policies); p != nil {
+	if p := InForce(policies); p != nil {
 		namespace = cmp.Or(namespace, p.Status.Namespace)
 	}
 	namespace = cmp.Or(namespace, c.Namespace, corev1.NamespaceDefault)

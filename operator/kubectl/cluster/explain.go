@@ -1,6 +1,6 @@
 // Package explain determines how far a node is on its way to usable GPUs, from the same facts and
 // by the same rules as the operator.
-package explain
+package cluster
 
 import (
 	"context"
@@ -15,7 +15,6 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
-	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
 )
@@ -23,8 +22,8 @@ import (
 // maxEvents is the number of the latest Events to show.
 const maxEvents = 10
 
-// Node describes a node.
-type Node struct {
+// Explanation tells how far a node is on its way to usable GPUs, and what holds it up.
+type Explanation struct {
 	Node     string          `json:"node"`
 	Time     time.Time       `json:"time"`
 	Policy   string          `json:"policy,omitempty"` // in force
@@ -90,17 +89,18 @@ type Event struct {
 	Count   int32     `json:"count,omitempty"`
 }
 
-// Read reads a node from the cluster. namespace is the operands' namespace; "" means that of the
-// policy. A note names what the user may not read, apart from the Node.
-func Read(ctx context.Context, c *cluster.Client, name, namespace string, now time.Time) (Node, error) {
+// Explain reads a node and determines its progress from the same facts and by the same rules as the
+// operator. namespace is the operands' namespace; "" means that of the policy. A note names what
+// the user may not read, apart from the Node.
+func (c *Client) Explain(ctx context.Context, name, namespace string, now time.Time) (Explanation, error) {
 	object, err := c.Node(ctx, name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return Node{}, fmt.Errorf("read Node %s: %w; see kubectl get nodes", name, err)
+		return Explanation{}, fmt.Errorf("read Node %s: %w; see kubectl get nodes", name, err)
 	case err != nil:
-		return Node{}, fmt.Errorf("read Node %s: %w", name, err)
+		return Explanation{}, fmt.Errorf("read Node %s: %w", name, err)
 	}
-	n := Node{Node: name, Time: now.UTC(), Pods: []Pod{}, Events: []Event{}}
+	n := Explanation{Node: name, Time: now.UTC(), Pods: []Pod{}, Events: []Event{}}
 	observed := fleet.Observe(object)
 	policies, err := c.Policies(ctx)
 	if err != nil {
@@ -128,7 +128,7 @@ func Read(ctx context.Context, c *cluster.Client, name, namespace string, now ti
 	return n, nil
 }
 
-func (n *Node) addNote(what string, err error) {
+func (n *Explanation) addNote(what string, err error) {
 	n.Notes = append(n.Notes, record.Clean(fmt.Sprintf("%s cannot be read: %v", what, err), 512))
 }
 
@@ -155,7 +155,7 @@ func InForce(policies []v1.ClusterPolicy) *v1.ClusterPolicy {
 	return &oldest
 }
 
-func (n *Node) readLabels(object *corev1.Node, observed *fleet.Node, policy *v1.ClusterPolicy) {
+func (n *Explanation) readLabels(object *corev1.Node, observed *fleet.Node, policy *v1.ClusterPolicy) {
 	if product := object.Labels[label.GPUProduct]; product != "" {
 		n.GPUs = strings.TrimPrefix(object.Labels["nvidia.com/gpu.count"]+" × ", " × ") + product
 	}
@@ -187,7 +187,7 @@ func upgradeWait(all *v1.UpgradeStatus, node string) string {
 }
 
 // readPods reads the pods on the node and those that are still to be scheduled to it.
-func (n *Node) readPods(ctx context.Context, c *cluster.Client, namespace string) (all []*progress.Pod, err error) {
+func (n *Explanation) readPods(ctx context.Context, c *Client, namespace string) (all []*progress.Pod, err error) {
 	for _, fields := range []string{"spec.nodeName=" + n.Node, "spec.nodeName=,status.phase=Pending"} {
 		found, err := c.Pods(ctx, namespace, fields, "")
 		if err != nil {
@@ -204,7 +204,7 @@ func (n *Node) readPods(ctx context.Context, c *cluster.Client, namespace string
 	return all, nil
 }
 
-func (n *Node) addPod(p *progress.Pod, phase corev1.PodPhase) {
+func (n *Explanation) addPod(p *progress.Pod, phase corev1.PodPhase) {
 	pod := Pod{Name: p.Namespace + "/" + p.Name, State: string(p.State), Ready: p.Ready}
 	switch {
 	case phase == corev1.PodSucceeded: // one that validates stays, with its log
@@ -216,7 +216,7 @@ func (n *Node) addPod(p *progress.Pod, phase corev1.PodPhase) {
 }
 
 // evaluate determines the node's progress as the operator does.
-func (n *Node) evaluate(observed *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy) {
+func (n *Explanation) evaluate(observed *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy) {
 	handOver := policy.Status.State == v1.Disabled || observed.HandedOver()
 	p := progress.Of(observed, pods, progress.Wanted{States: progress.States(&policy.Spec), HandOver: handOver})
 	switch {
@@ -263,7 +263,7 @@ func action(p progress.Progress) string {
 	return "kubectl gpu must-gather, and look for the reason in docs/validator.md and docs/driver.md"
 }
 
-func (n *Node) addEvents(events []corev1.Event) {
+func (n *Explanation) addEvents(events []corev1.Event) {
 	for _, e := range events {
 		last := e.LastTimestamp.Time
 		if last.IsZero() {

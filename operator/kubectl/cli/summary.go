@@ -1,0 +1,173 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+)
+
+// policySummary is a ClusterPolicy with its status.
+type policySummary struct {
+	Name    string    `json:"name"`
+	Created time.Time `json:"created"`
+	// Current reports whether the status is that of the policy's latest generation.
+	Current bool                   `json:"current"`
+	Status  v1.ClusterPolicyStatus `json:"status"`
+}
+
+// summary holds all policies at one moment.
+type summary struct {
+	Time     time.Time `json:"time"`
+	Policies []policySummary  `json:"policies"` // oldest first: the first is in force
+}
+
+// summarize returns the Summary of policies.
+func summarize(policies []v1.ClusterPolicy, now time.Time) summary {
+	s := summary{Time: now.UTC(), Policies: []policySummary{}}
+	for _, p := range policies {
+		s.Policies = append(s.Policies, policySummary{p.Name, p.CreationTimestamp.UTC(), p.Status.ObservedGeneration == p.Generation, p.Status})
+	}
+	slices.SortFunc(s.Policies, func(a, b policySummary) int {
+		if c := a.Created.Compare(b.Created); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return s
+}
+
+var stateColors = map[v1.State]string{v1.Ready: green, v1.NotReady: red, v1.Ignored: dim, v1.Disabled: yellow}
+
+// text writes the summary for people.
+func (s summary) text(w io.Writer, look style) error {
+	p := &pen{style: look}
+	if len(s.Policies) == 0 {
+		p.line("", 0, "There is no ClusterPolicy: no node is served. Apply one; docs/operator.md has examples.")
+	}
+	for i, policy := range s.Policies {
+		if i > 0 {
+			p.WriteString("\n")
+		}
+		policy.draw(p, s.Time)
+	}
+	_, err := io.WriteString(w, p.String())
+	return err
+}
+
+func (policy policySummary) draw(p *pen, now time.Time) {
+	st := policy.Status
+	title := "ClusterPolicy " + policy.Name + ": "
+	if st.State == "" {
+		p.line(yellow, 0, title+"has no status yet; see that the operator runs")
+		return
+	}
+	title += string(st.State)
+	if n := st.Nodes; n != nil {
+		title += fmt.Sprintf(", %d of %d GPU nodes ready", n.Ready, n.Total)
+	}
+	p.line(stateColors[st.State], 0, title)
+	if !policy.Current {
+		p.line(yellow, 2, "! the policy has changed, and this status is of an earlier version")
+	}
+	drawConditions(p, st.Conditions, now)
+	drawPools(p, st.Pools)
+	drawPrebuilt(p, st.Prebuilt)
+	drawUpgrade(p, st.Upgrade)
+	drawNotReady(p, st, now)
+}
+
+func drawConditions(p *pen, all []metav1.Condition, now time.Time) {
+	var rows []row
+	for _, c := range all {
+		good := metav1.ConditionFalse
+		if c.Type == v1.ConditionReady {
+			good = metav1.ConditionTrue
+		}
+		r := row{Cells: []cell{{Text: c.Type}, {Text: string(c.Status), Color: yellow}, {Text: c.Reason}, {Text: formatSince(c.LastTransitionTime.Time, now)}}, Below: c.Message}
+		if c.Status == good {
+			r.Cells[1].Color, r.Below = green, ""
+		} else if c.Type == v1.ConditionDegraded || c.Type == v1.ConditionReady {
+			r.Cells[1].Color = red
+		}
+		rows = append(rows, r)
+	}
+	if len(rows) > 0 {
+		p.WriteString("\n")
+	}
+	p.table([]string{"CONDITION", "STATUS", "REASON", "FOR"}, rows)
+}
+
+func drawPools(p *pen, all []v1.PoolStatus) {
+	if len(all) == 0 {
+		return
+	}
+	p.WriteString("\n")
+	var rows []row
+	for _, pool := range all {
+		driver := pool.Variant
+		if driver == "" {
+			driver = "the host's"
+		}
+		color := green
+		if pool.Ready < pool.Nodes {
+			color = yellow
+		}
+		r := row{Cells: []cell{{Text: pool.Name}, {Text: fmt.Sprintf("%d/%d", pool.Ready, pool.Nodes), Color: color}, {Text: driver}, {Text: pool.Image}}}
+		if pool.Reason != "" {
+			r.Below, r.Color = pool.Reason+": "+pool.Message, yellow
+		}
+		rows = append(rows, r)
+	}
+	p.table([]string{"POOL", "READY", "DRIVER", "IMAGE"}, rows)
+}
+
+func drawPrebuilt(p *pen, all []v1.PrebuiltStatus) {
+	if len(all) == 0 {
+		return
+	}
+	p.WriteString("\n")
+	var rows []row
+	for _, b := range all {
+		color := map[v1.PrebuiltState]string{v1.PrebuiltPresent: green, v1.PrebuiltBuilding: yellow}[b.State]
+		if color == "" {
+			color = red
+		}
+		rows = append(rows, row{Cells: []cell{{Text: b.Kernel}, {Text: b.OSTag}, {Text: b.Version + " " + b.Kind}, {Text: string(b.State), Color: color}, {Text: b.Image}}, Below: b.Message, Color: color})
+	}
+	p.table([]string{"KERNEL TO COME", "OS", "MODULES", "STATE", "IMAGE"}, rows)
+}
+
+func drawUpgrade(p *pen, u *v1.UpgradeStatus) {
+	if u == nil || u.InProgress+u.Pending+u.Failed == 0 {
+		return
+	}
+	p.WriteString("\n")
+	p.line("", 0, fmt.Sprintf("Driver upgrade: %d of %d nodes done, %d on their way, %d to come, %d failed", u.Done, u.Total, u.InProgress, u.Pending, u.Failed))
+	for _, w := range u.Waiting {
+		p.line(yellow, 2, w.Node+": "+w.Message)
+	}
+}
+
+func drawNotReady(p *pen, st v1.ClusterPolicyStatus, now time.Time) {
+	if len(st.NotReady) == 0 {
+		return
+	}
+	p.WriteString("\n")
+	var rows []row
+	for _, n := range st.NotReady {
+		rows = append(rows, row{Cells: []cell{{Text: n.Node}, {Text: n.State}, {Text: n.Reason, Color: yellow}, {Text: formatSince(n.Since.Time, now)}}, Below: n.Message})
+	}
+	p.table([]string{"NODE", "STATE", "REASON", "FOR"}, rows)
+	if n := st.Nodes; n != nil && n.Total-n.Ready > len(st.NotReady) {
+		more := n.Total - n.Ready - len(st.NotReady)
+		p.line(dim, 0, fmt.Sprintf("and %d more; kubectl get nodes -l nvidia.com/gpu.present=true", more))
+	}
+	p.WriteString("\n")
+	p.line(dim, 0, "For details of a node: kubectl gpu explain NODE")
+}
