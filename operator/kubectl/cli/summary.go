@@ -23,8 +23,8 @@ type policySummary struct {
 
 // summary holds all policies at one moment.
 type summary struct {
-	Time     time.Time `json:"time"`
-	Policies []policySummary  `json:"policies"` // oldest first: the first is in force
+	Time     time.Time       `json:"time"`
+	Policies []policySummary `json:"policies"` // oldest first: the first is in force
 }
 
 // summarize returns the Summary of policies.
