@@ -192,7 +192,7 @@ func newElector(kube *rest.Config, o *options, pod leader.Pod, m *metrics.Metric
 	if err != nil {
 		return nil, err
 	}
-	direct, err := client.NewWithWatch(rest.CopyConfig(kube), client.Options{Scheme: scheme})
+	direct, err := client.New(rest.CopyConfig(kube), client.Options{Scheme: scheme})
 	if err != nil {
 		return nil, err
 	}

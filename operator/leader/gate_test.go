@@ -20,8 +20,10 @@ type server struct {
 
 func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
 	s.requests = append(s.requests, r.Method)
-	if pause(r.Context(), s.takes); r.Context().Err() != nil {
+	select {
+	case <-r.Context().Done():
 		return nil, context.Cause(r.Context())
+	case <-time.After(s.takes):
 	}
 	return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader("done"))}, nil
 }
@@ -95,7 +97,10 @@ func TestWriteIsCancelledWhenTheLeaseIsNotRenewed(t *testing.T) {
 		renew()
 		go func() {
 			for renewing.Err() == nil {
-				pause(renewing, retryPeriod)
+				select {
+				case <-renewing.Done():
+				case <-time.After(retryPeriod):
+				}
 				renew()
 			}
 		}()

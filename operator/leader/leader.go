@@ -1,10 +1,9 @@
-// Package leader elects the gpu-operator that acts on a cluster.
+// Package leader elects the gpu-operator that acts on a cluster, by client-go's election on one
+// Lease in kube-system, whatever namespaces operators are installed in. It adds what client-go
+// leaves to its caller:
 //
-// It uses client-go's election on one Lease in kube-system, whatever namespaces operators are
-// installed in. This package adds what client-go leaves to its caller:
-//
-//   - The leader watches the Lease, and stops when it is deleted or held by another.
 //   - A Gate refuses writes unless this process certainly holds the Lease.
+//   - A leader whose Lease was deleted or taken by another ends, and never takes it again.
 //   - The Lease belongs to an installation: its replicas take precedence, and other
 //     installations stand down while it is installed.
 //
@@ -78,9 +77,9 @@ type Status struct {
 
 // Options configure an Elector.
 type Options struct {
-	Client     client.WithWatch // of Scheme, without a cache and without the Gate
-	Namespace  string           // in which this operator is installed
-	Deployment string           // as which it is installed
+	Client     client.Client // of Scheme, without a cache and without the Gate
+	Namespace  string        // in which this operator is installed
+	Deployment string        // as which it is installed
 	Pod        Pod
 	Host       string       // a unique name, for processes outside of pods
 	Report     func(Status) // called when the Status changes; nil: not called
@@ -118,121 +117,59 @@ func New(o Options) *Elector {
 	return &Elector{Options: o, Gate: &Gate{remaining: l.remaining}, lock: l}
 }
 
-// Run waits until this process leads, and then calls lead. As soon as the Lease is lost, it
-// cancels lead's context and returns an error. It gives up the Lease after lead has returned,
-// if ctx has ended or lead returns a YieldTo. The process should exit after it has lost or
-// yielded the Lease.
+// Run waits until this process leads, and then calls lead. When the Lease is lost, it cancels
+// lead's context and returns an error. It gives up the Lease after lead has returned, if ctx has
+// ended or lead returns a YieldTo. The process should exit after it has lost or yielded the
+// Lease.
 func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) error {
-	for ctx.Err() == nil {
-		t, err := e.campaign(ctx)
-		if err != nil {
-			return err
-		}
-		if t != nil {
-			return e.serve(ctx, t, lead)
-		}
-	}
-	return nil
-}
-
-// election is one run of client-go's elector.
-type election struct {
-	elected chan struct{}
-	ended   chan struct{}
-	stop    context.CancelFunc
-}
-
-// stopAndWait stops the elector, which gives up the Lease if it holds it, and waits for it.
-func (t *election) stopAndWait() {
-	t.stop()
-	<-t.ended
-}
-
-// startElection starts client-go's elector. Only stopAndWait ends it, not ctx: the Lease is given
-// up when everything else has stopped.
-func (e *Elector) startElection(ctx context.Context) (*election, error) {
-	t := &election{elected: make(chan struct{}), ended: make(chan struct{})}
+	elected, ended := make(chan struct{}), make(chan struct{})
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: e.lock, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod, ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(context.Context) { close(t.elected) },
+			OnStartedLeading: func(context.Context) { close(elected) },
 			OnStoppedLeading: func() {},
 		},
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	// The lock logs each problem once, where client-go would log it at every attempt.
-	ctx, t.stop = context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.Discard()))
-	go func() {
-		defer close(t.ended)
-		elector.Run(ctx)
-	}()
-	return t, nil
-}
-
-// campaign tries to take the Lease until a change makes a new attempt worthwhile. It returns nil
-// if this process was not elected.
-func (e *Elector) campaign(ctx context.Context) (*election, error) {
-	lease := e.lock.peek(ctx)
-	t, err := e.startElection(ctx)
-	if err != nil {
-		return nil, err
-	}
-	watching, stop := context.WithCancel(ctx)
-	freed := make(chan struct{})
-	go func() {
-		defer close(freed)
-		e.lock.awaitFree(watching, lease)
-	}()
-	defer func() { stop(); <-freed }()
-	select {
-	case <-t.elected:
-		return t, nil
-	case err := <-e.lock.lost: // an earlier campaign took it and could not give it up
-		t.stopAndWait()
-		return nil, fmt.Errorf("%w: this operator stops", err)
-	case <-freed:
-	case <-ctx.Done():
-	}
-	t.stopAndWait()
-	return nil, nil
-}
-
-// serve calls lead while this process holds the Lease.
-func (e *Elector) serve(ctx context.Context, t *election, lead func(context.Context) error) error {
+	// The end of the election gives up the Lease. It therefore does not end with ctx, but when
+	// everything else has stopped. The lock logs each problem once, where client-go would log it
+	// at every attempt.
+	election, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.Discard()))
+	defer stop()
 	leading, lose := context.WithCancelCause(ctx)
-	var watchers sync.WaitGroup
-	lost := func(err error) {
-		e.Gate.close()
-		lose(err)
-	}
-	watchers.Go(func() {
-		if err := e.lock.watchHeld(leading); err != nil {
-			lost(err)
-		}
-	})
-	watchers.Go(func() {
+	defer lose(nil)
+	var running sync.WaitGroup
+	running.Go(func() { defer close(ended); elector.Run(election) })
+	running.Go(func() {
+		var why error
 		select {
-		case err := <-e.lock.lost:
-			lost(err)
-		case <-t.ended:
-			lost(fmt.Errorf("the Lease %s could not be renewed for %v", e.lock.Describe(), renewDeadline))
+		case why = <-e.lock.lost:
+		case <-ended:
+			why = fmt.Errorf("the Lease %s could not be renewed for %v", e.lock.Describe(), renewDeadline)
 		case <-leading.Done():
+			return
 		}
+		e.Gate.close()
+		lose(fmt.Errorf("%w: this operator stops", why))
 	})
-	err := e.lead(leading, lead)
+	select {
+	case <-elected:
+		err = e.lead(leading, lead)
+	case <-leading.Done():
+	}
 	e.Gate.close()
-	cause := context.Cause(leading)
+	lost := context.Cause(leading)
 	lose(nil)
 	if to, yields := errors.AsType[*YieldTo](err); yields {
 		e.lock.yieldTo(to.Namespace)
 	}
-	t.stopAndWait()
-	watchers.Wait()
+	stop()
+	running.Wait()
 	e.lock.report(Status{})
-	if cause != nil && ctx.Err() == nil {
-		return errors.Join(fmt.Errorf("%w: this operator stops", cause), err)
+	if lost != nil && ctx.Err() == nil {
+		return errors.Join(lost, err)
 	}
 	return err
 }
@@ -241,8 +178,10 @@ func (e *Elector) serve(ctx context.Context, t *election, lead func(context.Cont
 func (e *Elector) lead(ctx context.Context, lead func(context.Context) error) error {
 	if e.lock.isAmbiguous() {
 		e.Log.Info("took a Lease that does not show that the leader before has ended; waiting until it has", "wait", takeoverDelay)
-		if !pause(ctx, takeoverDelay) {
+		select {
+		case <-ctx.Done():
 			return nil
+		case <-time.After(takeoverDelay):
 		}
 		e.lock.clearAmbiguous()
 	}
@@ -250,16 +189,4 @@ func (e *Elector) lead(ctx context.Context, lead func(context.Context) error) er
 	e.Log.Info("leading", "lease", e.lock.Describe(), "identity", e.lock.Identity())
 	e.lock.report(Status{Leads: true})
 	return lead(ctx)
-}
-
-// pause waits for d and reports whether it passed before ctx ended.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }

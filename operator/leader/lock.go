@@ -44,7 +44,8 @@ const releasedSeconds = 1
 
 var errStandDown = errors.New("another installation serves this cluster")
 
-// lock implements resourcelock.Interface, which client-go's elector calls from one goroutine. A
+// lock implements resourcelock.Interface, which client-go's elector calls from one goroutine.
+// client-go's own LeaseLock cannot serve: it shows neither the labels nor the owner of a Lease. A
 // lock never takes the Lease twice: a Lease that is gone or has another holder is lost.
 type lock struct {
 	Options
@@ -54,6 +55,7 @@ type lock struct {
 	// Only the elector's goroutine uses these.
 	lease   *coordinationv1.Lease // as last read or written; nil if there is none
 	problem string                // last one that was logged
+	leader  string                // last other leader that was logged
 	history history
 
 	mu        sync.Mutex
@@ -62,7 +64,6 @@ type lock struct {
 	ambiguous bool      // an earlier leader may still act
 	successor string    // namespace of the installation to give up the Lease to; "": any
 	status    Status
-	leader    string // last other leader that was reported
 }
 
 var _ resourcelock.Interface = (*lock)(nil)
@@ -115,7 +116,7 @@ func (l *lock) yieldTo(namespace string) {
 	l.successor = namespace
 }
 
-// held returns the UID of the Lease that this process holds, or "".
+// held returns the UID of the Lease that this process has taken and not given up, or "".
 func (l *lock) held() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,17 +125,26 @@ func (l *lock) held() string {
 
 // Get implements resourcelock.Interface.
 func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	lease, err := l.read(ctx)
-	if uid := l.held(); uid != "" && (err == nil || apierrors.IsNotFound(err)) {
-		if lost := l.checkHeld(uid, lease); lost != nil {
-			return nil, nil, l.recordLoss(lost)
+	lease := &coordinationv1.Lease{}
+	err := l.request(ctx, func(ctx context.Context) error {
+		return l.Client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: Name}, lease)
+	})
+	if apierrors.IsNotFound(err) {
+		lease = nil
+	} else if err != nil {
+		return nil, nil, l.logProblem(err)
+	}
+	if l.lease = lease; l.held() != "" {
+		if lost := l.checkHeld(l.held(), lease); lost != nil {
+			select {
+			case l.lost <- lost:
+			default: // it is known
+			}
+			return nil, nil, lost
 		}
 	}
-	if l.lease = lease; apierrors.IsNotFound(err) {
+	if lease == nil {
 		return nil, nil, err // Create follows
-	}
-	if err != nil {
-		return nil, nil, l.logProblem(err)
 	}
 	l.history.add(lease, time.Now())
 	record := resourcelock.LeaseSpecToLeaderElectionRecord(&lease.Spec)
@@ -149,30 +159,26 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	return record, raw, l.logProblem(err)
 }
 
-// checkTurn returns an error if this process may not take a free or expired Lease. It reports
-// who leads.
+// checkTurn returns errStandDown while the Lease belongs to another installation that exists, so
+// that a pod that is replaced hands nothing over. It reports who leads.
 func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectionRecord) error {
-	other := l.lease.Labels[labelNamespace]
-	if other == l.Namespace {
-		other = ""
-	}
 	if record.HolderIdentity == l.Identity() {
 		return nil
 	}
-	age := time.Since(l.history.since)
-	if record.HolderIdentity != "" && age < time.Duration(record.LeaseDurationSeconds)*time.Second {
+	other, claimed := l.lease.Labels[labelNamespace], false
+	if other == l.Namespace {
+		other = ""
+	}
+	if other != "" && time.Since(l.history.used) < claimTimeout {
+		var err error
+		if _, claimed, err = l.installed(ctx, other, l.lease.Labels[labelDeployment]); err != nil {
+			return err
+		}
+	}
+	if claimed || record.HolderIdentity != "" {
 		l.reportOther(other, record.HolderIdentity)
-		return nil // client-go waits until it expires
 	}
-	if other == "" || time.Since(l.history.used) >= claimTimeout {
-		return nil
-	}
-	_, there, err := l.installed(ctx, other, l.lease.Labels[labelDeployment])
-	if err != nil {
-		return err
-	}
-	if there {
-		l.reportOther(other, "")
+	if claimed {
 		return errStandDown
 	}
 	return nil
@@ -181,10 +187,8 @@ func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectio
 // reportOther reports that another operator leads, and logs changes of it.
 func (l *lock) reportOther(other, holder string) {
 	holder = truncate(holder)
-	l.mu.Lock()
 	known := l.leader == other+" "+holder
 	l.leader = other + " " + holder
-	l.mu.Unlock()
 	l.report(Status{StandsDownFor: other})
 	switch {
 	case known:
@@ -209,9 +213,6 @@ func (l *lock) report(s Status) {
 
 // Create implements resourcelock.Interface.
 func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	if l.held() != "" {
-		return l.recordLoss(fmt.Errorf("the Lease %s was deleted", l.Describe()))
-	}
 	owner := &metav1.PartialObjectMetadata{}
 	owner.SetGroupVersionKind(definitionKind)
 	if err := l.request(ctx, func(ctx context.Context) error {
@@ -240,7 +241,7 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	case record.HolderIdentity == "":
 		return l.release(ctx, lease, record, update)
 	case l.held() != "":
-		return l.renew(ctx, lease, record, update)
+		return l.write(ctx, lease, record, false, update)
 	}
 	return l.acquire(ctx, lease, record, !l.provesEnd(lease), update)
 }
@@ -283,16 +284,6 @@ func (l *lock) release(ctx context.Context, lease *coordinationv1.Lease, record 
 	return nil
 }
 
-func (l *lock) renew(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, update func(context.Context) error) error {
-	sent := time.Now()
-	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
-	if err := l.request(ctx, update); err != nil {
-		return l.logProblem(err)
-	}
-	l.setHeld(lease, sent, false)
-	return l.logProblem(nil)
-}
-
 // acquire writes this operator and its installation to the Lease.
 func (l *lock) acquire(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, ambiguous bool, write func(context.Context) error) error {
 	deployment := ""
@@ -304,6 +295,11 @@ func (l *lock) acquire(ctx context.Context, lease *coordinationv1.Lease, record 
 	}
 	setInstallation(lease, l.Namespace, deployment)
 	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, annotationProcess, l.process)
+	return l.write(ctx, lease, record, ambiguous, write)
+}
+
+// write writes the Lease with this process as its holder.
+func (l *lock) write(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, ambiguous bool, write func(context.Context) error) error {
 	sent := time.Now()
 	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
 	if err := l.request(ctx, write); err != nil {
@@ -328,18 +324,15 @@ func (l *lock) setHeld(lease *coordinationv1.Lease, sent time.Time, ambiguous bo
 		l.uid, l.proven, l.ambiguous = "", time.Time{}, false
 		return
 	}
-	l.ambiguous = l.ambiguous || ambiguous
-	l.uid, l.proven = string(lease.UID), sent
+	l.uid, l.proven, l.ambiguous = string(lease.UID), sent, l.ambiguous || ambiguous
 }
 
-// checkHeld returns an error if this process no longer holds the Lease; lease is nil if there is
-// none.
+// checkHeld returns an error if this process no longer holds the Lease with a UID; lease is nil if
+// there is none.
 func (l *lock) checkHeld(uid string, lease *coordinationv1.Lease) error {
 	switch {
-	case lease == nil:
+	case lease == nil || string(lease.UID) != uid:
 		return fmt.Errorf("the Lease %s was deleted", l.Describe())
-	case string(lease.UID) != uid:
-		return fmt.Errorf("the Lease %s was deleted and recreated by %q", l.Describe(), truncate(holderOf(lease)))
 	case holderOf(lease) != l.Identity():
 		return fmt.Errorf("the Lease %s was taken by %q", l.Describe(), truncate(holderOf(lease)))
 	case lease.Annotations[annotationProcess] != l.process:
@@ -348,22 +341,13 @@ func (l *lock) checkHeld(uid string, lease *coordinationv1.Lease) error {
 	return nil
 }
 
-// recordLoss records that the Lease is lost, and returns the reason.
-func (l *lock) recordLoss(err error) error {
-	select {
-	case l.lost <- err:
-	default:
-	}
-	return err
-}
-
 // installed returns the UID of the operator's Deployment in a namespace, and reports whether it
 // runs. If uid is set, a Deployment with another one does not count: a new owner of the namespace
 // may have created it.
 func (l *lock) installed(ctx context.Context, namespace, uid string) (string, bool, error) {
 	var list appsv1.DeploymentList
 	if err := l.request(ctx, func(ctx context.Context) error {
-		return l.Client.List(ctx, &list, client.InNamespace(namespace), byName(l.Deployment))
+		return l.Client.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{"metadata.name": l.Deployment})
 	}); err != nil {
 		return "", false, fmt.Errorf("list Deployment %s/%s: %w", namespace, l.Deployment, err)
 	}
@@ -378,17 +362,6 @@ func (l *lock) installed(ctx context.Context, namespace, uid string) (string, bo
 // runs reports whether a Deployment is this product's and scaled to have pods.
 func runs(d *appsv1.Deployment) bool {
 	return d.Labels[label.PartOf] == label.Product && d.DeletionTimestamp == nil && (d.Spec.Replicas == nil || *d.Spec.Replicas > 0)
-}
-
-func (l *lock) read(ctx context.Context) (*coordinationv1.Lease, error) {
-	lease := &coordinationv1.Lease{}
-	err := l.request(ctx, func(ctx context.Context) error {
-		return l.Client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: Name}, lease)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return lease, nil
 }
 
 // request sends a request with a timeout.

@@ -99,7 +99,7 @@ func TestDaemons(t *testing.T) {
 	p = n.Start(t.Context(), vm.Command{Args: []string{"gpu-driver", "run", "--listen="}})
 	r := p.Wait(t.Context(), gone)
 	require.Equal(t, 3, r.Code, "%s", r)
-	require.Contains(t, r.Stderr, "DeviceInitFailed: nv-fabricmanager is not ready: exit status 1, started again 0 times; it said: fabric manager: NVSwitch 0 does not answer (a stand-in)")
+	require.Contains(t, r.Stderr, "DeviceInitFailed: nv-fabricmanager is not ready: exit status 1, started again 0 times; it said: stand-in: fabric manager: NVSwitch 0 does not answer (a stand-in)")
 	t.Log(lastLine(r.Stderr))
 }
 

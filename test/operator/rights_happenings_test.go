@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -71,19 +70,6 @@ func (b *bench) works() error {
 		return errors.New("it does not say that it works")
 	}
 	return nil
-}
-
-// setLeader makes who the holder of the operator's Lease; "" releases it.
-func (b *bench) setLeader(t *testing.T, who string) {
-	t.Helper()
-	lease := object[coordinationv1.Lease](t, b, "kube-system", "gpu-operator.gpuready.io")
-	require.NotNil(t, lease, "the Lease")
-	if who == "" && *lease.Spec.HolderIdentity != "another" {
-		return
-	}
-	now := metav1.NowMicro()
-	lease.Spec.HolderIdentity, lease.Spec.LeaseDurationSeconds, lease.Spec.RenewTime = &who, new(int32(3600)), &now
-	require.NoError(t, b.Update(t.Context(), lease))
 }
 
 // next returns a new number each time.

@@ -14,8 +14,6 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
-const watchLeases = "lease: watch leases.coordination.k8s.io"
-
 // steps are all actions of the operator and of the chart's Jobs, in an order in which they can
 // run: each restores the state that it found.
 var steps = []step{
@@ -43,25 +41,6 @@ var steps = []step{
 			b.operate(t, "KUBE_FEATURE_WatchListClient=false")
 		},
 		done:       func(_ *testing.T, b *bench) error { return b.works() },
-		reportedIn: inLog,
-	},
-	{
-		name:  "it starts where another works, which gives up",
-		needs: []string{watchLeases},
-		happens: func(t *testing.T, b *bench) {
-			b.stop()
-			b.setLeader(t, "another")
-			b.operate(t)
-		},
-		done: func(t *testing.T, b *bench) error {
-			if !b.trail.used[watchLeases] {
-				return errors.Join(b.trail.follow(), errors.New("it does not wait for the other's end"))
-			}
-			if b.works() != nil {
-				b.setLeader(t, "")
-			}
-			return b.works()
-		},
 		reportedIn: inLog,
 	},
 	{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,42 +16,39 @@ var daemonDirs = map[string]string{"nvidia-persistenced": "/var/run/nvidia-persi
 
 // runDaemon stands in for a daemon of NVIDIA's driver that forks and leaves a PID file. If the file
 // /usr/share/fail exists, it ends with an error instead.
-func runDaemon(name string) {
+func runDaemon(name string) error {
 	pidFile := filepath.Join(daemonDirs[name], name+".pid")
 	if os.Getenv("FAKEDAEMON") != "" {
-		serveDaemon(pidFile)
-		return
+		return serveDaemon(pidFile)
 	}
 	if _, err := os.Stat("/usr/share/fail"); err == nil {
-		fmt.Println("fabric manager: NVSwitch 0 does not answer (a stand-in)")
-		os.Exit(1)
+		return errors.New("fabric manager: NVSwitch 0 does not answer (a stand-in)")
 	}
 	child := exec.Command("/proc/self/exe")
 	child.Args = os.Args
 	child.Env = append(os.Environ(), "FAKEDAEMON=1")
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := child.Start(); err != nil {
-		fmt.Println(err)
-		os.Exit(1)
+		return err
 	}
 	for {
 		if data, err := os.ReadFile(pidFile); err == nil && string(data) == fmt.Sprint(child.Process.Pid) {
-			return
+			return nil
 		}
 		time.Sleep(time.Millisecond)
 	}
 }
 
 // serveDaemon is the body of the daemon.
-func serveDaemon(pidFile string) {
+func serveDaemon(pidFile string) error {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGTERM)
 	if err := os.MkdirAll(filepath.Dir(pidFile), 0o755); err != nil {
-		panic(err)
+		return err
 	}
 	if err := os.WriteFile(pidFile, fmt.Append(nil, os.Getpid()), 0o644); err != nil {
-		panic(err)
+		return err
 	}
 	<-ended
-	_ = os.Remove(pidFile)
+	return os.Remove(pidFile)
 }

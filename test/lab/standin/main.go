@@ -30,12 +30,10 @@ const shared = "/mnt/shared-nvidia-driver-toolkit"
 
 func main() {
 	name := filepath.Base(os.Args[0])
-	if daemonDirs[name] != "" {
-		runDaemon(name)
-		return
-	}
 	var err error
 	switch name {
+	case "nvidia-persistenced", "nv-fabricmanager":
+		err = runDaemon(name)
 	case "bash": // which busybox calls otherwise
 		fmt.Fprintln(os.Stderr, "stand-in:", syscall.Exec("/usr/bin/busybox", append([]string{"sh"}, os.Args[1:]...), os.Environ()))
 		os.Exit(127)
