@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/gpuready/gpuready/deviceplugin/plugin"
+	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/test/lab/built"
 )
@@ -42,7 +42,7 @@ func BenchmarkKubeletRestart(b *testing.B) {
 func BenchmarkAllocate(b *testing.B) {
 	m := newMachine(b).up().withKubelet().start()
 	r := m.wait(8)
-	conn, err := grpc.NewClient("unix:"+m.path("/dp/"+plugin.Endpoint(resource)), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+m.path("/dp/"+kubelet.Endpoint(resource)), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(b, err)
 	defer func() { _ = conn.Close() }()
 	client := v1beta1.NewDevicePluginClient(conn)

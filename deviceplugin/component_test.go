@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/test/lab/built"
 )
 
@@ -225,7 +226,7 @@ func TestTruncatedStateMakesAllGPUsUnhealthy(t *testing.T) {
 
 func TestKubeletTimeoutEndsThePlugin(t *testing.T) {
 	m := newMachine(t).up().start("--kubelet-timeout", "200ms")
-	require.Equal(t, exitFailed, m.exit())
+	require.Equal(t, program.Failed, m.exit())
 	require.Contains(t, m.process.Output(), "waiting for the kubelet's folder "+m.path("/dp"))
 	require.Contains(t, lastLine(m.process), "gpu-device-plugin: no kubelet registered us within 200ms")
 	require.Contains(t, lastLine(m.process), "--kubelet-socket")
@@ -236,7 +237,7 @@ func TestReplacedKubeletFolderEndsThePlugin(t *testing.T) {
 	m.wait(8)
 	m.kubelet.Stop()
 	require.NoError(t, os.Rename(m.path("/dp"), m.path("/old")))
-	require.Equal(t, exitFailed, m.exit())
+	require.Equal(t, program.Failed, m.exit())
 	require.Contains(t, lastLine(m.process), "plugin folder was replaced: "+m.path("/dp"))
 }
 
@@ -265,7 +266,7 @@ func TestBadUsageExitsWithTwo(t *testing.T) {
 			}
 			m := &machine{TB: t, host: m.host}
 			m.start(args...)
-			require.Equal(t, exitUsage, m.exit())
+			require.Equal(t, program.Usage, m.exit())
 			require.Contains(t, lastLine(m.process), c.want)
 			require.NoDirExists(t, m.path("/state"))
 		})
@@ -280,7 +281,7 @@ func TestInvalidLibraryEndsThePlugin(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(lib, "libnvidia-ml.so.1"), data, 0o755))
 	m.start()
-	require.Equal(t, exitFailed, m.exit())
+	require.Equal(t, program.Failed, m.exit())
 	require.Contains(t, lastLine(m.process), "gpu-device-plugin: use the driver: ")
 	require.Contains(t, lastLine(m.process), "libnvidia-ml.so.1 is too old or is no NVML")
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
@@ -321,7 +322,7 @@ func TestPermissionErrorNamesTheDeviceNodes(t *testing.T) {
 	cmd.Stdout, cmd.Stderr = &output, &output
 	var exit *exec.ExitError
 	require.True(t, errors.As(cmd.Run(), &exit), output.String())
-	require.Equal(t, exitFailed, exit.ExitCode(), output.String())
+	require.Equal(t, program.Failed, exit.ExitCode(), output.String())
 	lines := strings.Split(strings.TrimSpace(output.String()), "\n")
 	require.Contains(t, lines[len(lines)-1], "no permission to use the NVIDIA device nodes")
 	require.Contains(t, lines[len(lines)-1], "/dev/nvidiactl")

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/test/lab/built"
 	"github.com/gpuready/gpuready/test/lab/node"
 )
@@ -181,7 +182,7 @@ func TestContainerIsCreatedAgainWhenTheInjectionChanges(t *testing.T) {
 		return
 	}
 	c := newCluster(t)
-	require.Contains(t, c.start("", "wait", "--timeout", "10ms").ends(exitFailed), "the toolkit has said nothing in this boot")
+	require.Contains(t, c.start("", "wait", "--timeout", "10ms").ends(program.Failed), "the toolkit has said nothing in this boot")
 	wait := c.start("", "wait")
 	c.writeToolkitState(nodestate.State{Phase: nodestate.Waiting, Reason: injection.ReasonNoGPU}, "")
 	wait.ends(0)
@@ -213,7 +214,7 @@ func TestContainerIsCreatedAgainWhenTheInjectionChanges(t *testing.T) {
 	c.kubelet.Stop()
 	require.Eventually(t, func() bool { return os.RemoveAll(kubeletDir) == nil }, time.Minute, time.Millisecond)
 	require.NoError(t, os.Mkdir(kubeletDir, 0o750))
-	require.Contains(t, main.ends(exitFailed), "plugin folder was replaced: "+kubeletDir)
+	require.Contains(t, main.ends(program.Failed), "plugin folder was replaced: "+kubeletDir)
 }
 
 // Two changes in quick succession once removed all GPUs from the node, because of the
@@ -259,7 +260,7 @@ func TestContainerWithoutInjectionReportsIt(t *testing.T) {
 	c.inject("a", driverDir)
 	for range 2 { // the toolkit's earlier state must not end it again
 		again := c.start(injection.Expected)
-		require.Contains(t, again.ends(exitFailed), "gpu-device-plugin: InjectionMissing: this container was created without the GPUs' device nodes: ")
+		require.Contains(t, again.ends(program.Failed), "gpu-device-plugin: InjectionMissing: this container was created without the GPUs' device nodes: ")
 		require.NotContains(t, again.output, "ermission")
 		boot, err := nodestate.ReadBoot(pluginDir, c.boot)
 		require.NoError(t, err)

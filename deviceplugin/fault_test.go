@@ -18,6 +18,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/test/lab/built"
 )
 
@@ -106,7 +107,7 @@ func TestRecreatedFolderEndsThePlugin(t *testing.T) {
 	require.NoError(t, os.Rename(m.path("/dp"), m.path("/old")))
 	require.NoError(t, os.Mkdir(m.path("/dp"), 0o750))
 	require.NoError(t, os.RemoveAll(m.path("/old")))
-	require.Equal(t, exitFailed, m.exit())
+	require.Equal(t, program.Failed, m.exit())
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
 	require.EqualValues(t, "KubeletFolderReplaced", s.Reason)
 	require.NotEmpty(t, s.DevicePlugin.Faults, "what is known of the GPUs' health outlives it")

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -316,4 +317,50 @@ func TestRefusedConfigurationIsReportedIfNothingIsServed(t *testing.T) {
 	m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready && s.Reason == "NothingAdvertised" })
 	writeFile(t, path, "devices: {includes: []}\n")
 	require.Contains(t, m.refused(), "devices.includes")
+}
+
+func sliced(replicas int) string {
+	return fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n", replicas)
+}
+
+func writeFile(t testing.TB, path, text string) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+// renamedOver replaces a file as editors and package managers do.
+func renamedOver(t testing.TB, path, text string) {
+	t.Helper()
+	writeFile(t, path+".new", text)
+	require.NoError(t, os.Rename(path+".new", path))
+}
+
+// mounted is a mounted ConfigMap: each file is a link through ..data, which is replaced
+// as a whole (k8s.io/kubernetes, pkg/volume/util/atomic_writer.go).
+func mounted(t testing.TB, dir string, generation int, files map[string]string) {
+	t.Helper()
+	now := "..generation-" + strconv.Itoa(generation)
+	for name, text := range files {
+		writeFile(t, filepath.Join(dir, now, name), text)
+	}
+	before, _ := os.Readlink(filepath.Join(dir, "..data"))
+	require.NoError(t, os.Symlink(now, filepath.Join(dir, "..data_tmp")))
+	require.NoError(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+	for name := range files {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+			require.NoError(t, os.Symlink("..data/"+name, filepath.Join(dir, name)))
+		}
+	}
+	if before != "" {
+		require.NoError(t, os.RemoveAll(filepath.Join(dir, before)))
+	}
+}
+
+// choose writes the validator's state with the node's labels.
+func choose(t testing.TB, host, boot string, labels map[string]string) {
+	t.Helper()
+	require.NoError(t, nodestate.Write(filepath.Join(host, "state", "validator"), nodestate.State{
+		Component: nodestate.Validator, BootID: boot, Phase: nodestate.Ready, Validator: &nodestate.ValidatorInfo{NodeLabels: labels},
+	}))
 }

@@ -12,8 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpuready/gpuready/deviceplugin/cli"
 	"github.com/gpuready/gpuready/deviceplugin/compare"
 	"github.com/gpuready/gpuready/internal/kubelettest"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/test/lab/built"
 )
 
@@ -30,9 +32,9 @@ func (m *machine) withPods() *machine {
 // gpus returns the GPUs as another plugin would list them.
 func (m *machine) gpus() []*v1beta1.Device {
 	m.Helper()
-	out, err := exec.CommandContext(soon(m), built.Path(m, "gpu-device-plugin"), m.args("--dry-run", "-o", "json")...).Output()
+	out, err := exec.CommandContext(soon(m), built.Path(m, "gpu-device-plugin"), append([]string{"devices"}, m.args("-o", "json")...)...).Output()
 	require.NoError(m, err)
-	var all deviceList
+	var all cli.DeviceList
 	require.NoError(m, json.Unmarshal(out, &all))
 	var devices []*v1beta1.Device
 	for _, d := range all.Devices {
@@ -54,7 +56,7 @@ func (m *machine) compared(args ...string) (report compare.Report, code int) {
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	_ = cmd.Run() // only the exit code matters
 	code = cmd.ProcessState.ExitCode()
-	if code != exitFailed {
+	if code != program.Failed {
 		require.NoError(m, json.Unmarshal(stdout.Bytes(), &report), stderr.String())
 	}
 	return report, code
@@ -78,7 +80,7 @@ func TestShadowOnceReportsDifferences(t *testing.T) {
 	require.NoError(t, err)
 	m.sim("lose", "--gpu", "5", "--how", "calls")
 	report, code = m.compared("--mig-strategy", "mixed")
-	require.Equal(t, exitDiffers, code)
+	require.Equal(t, 3, code)
 	require.Len(t, report.Differences, 1, "%+v", report.Differences)
 	require.Equal(t, compare.KindHealth, report.Differences[0].Kind)
 	require.EqualValues(t, before.Devices[5].GetID(), report.Differences[0].Device)
@@ -86,7 +88,7 @@ func TestShadowOnceReportsDifferences(t *testing.T) {
 
 	m.kubelet.Stop()
 	_, code = m.compared()
-	require.Equal(t, exitFailed, code)
+	require.Equal(t, program.Failed, code)
 	require.NoDirExists(t, m.path("/state"))
 }
 

@@ -15,8 +15,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/deviceplugin/compare"
-	"github.com/gpuready/gpuready/deviceplugin/metrics"
 	"github.com/gpuready/gpuready/deviceplugin/mps"
+	deviceplugin "github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	operator "github.com/gpuready/gpuready/operator/metrics"
@@ -62,7 +62,7 @@ func (s metricLabels) MustRegister(collectors ...prometheus.Collector) {
 
 func allMetrics(t *testing.T) metricLabels {
 	s := metricLabels{"up": nil}
-	metrics.New().Register(s)
+	deviceplugin.NewMetrics().Register(s)
 	mps.NewMetrics(s)
 	toolkit.NewMetrics(s)
 	validator.NewMetrics(s)
@@ -195,7 +195,7 @@ type metadata struct {
 // does not export from its start: there is no increase from no series to 1.
 func missingAtStart(t *testing.T, expr string) (missing []string) {
 	reg := prometheus.NewRegistry()
-	m := metrics.New()
+	m := deviceplugin.NewMetrics()
 	m.Register(reg)
 	m.SetState(nodestate.Ready, "", map[string]bool{"nvidia.com/gpu": true})
 	toolkit.NewMetrics(reg)

@@ -1,5 +1,6 @@
 // Package allocate builds the response for a container to which the kubelet has
-// allocated devices. It is pure: the caller passes in the state of the node as a Host.
+// allocated devices, and finds out which devices could not be given to one. It is pure except
+// for FindHost, which finds the node's device nodes: the caller passes in what is known.
 //
 // The device list strategies of the configuration, one or several, determine how a
 // container gets its devices:

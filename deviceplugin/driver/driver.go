@@ -88,8 +88,12 @@ func (p Place) mountableRoots() []string {
 }
 
 // watch calls check at once, at each change of the watched files, and every
-// moduleInterval, from one goroutine, until check reports done or ctx ends.
+// moduleInterval, from one goroutine, until check reports done or ctx ends. It sets up the
+// watch only after the first check, which usually succeeds, and then checks again.
 func (p Place) watch(ctx context.Context, also []string, check func() (done bool)) error {
+	if check() {
+		return nil
+	}
 	changed := make(chan struct{}, 1)
 	group, ctx := errgroup.WithContext(ctx)
 	ctx, cancel := context.WithCancel(ctx)
@@ -99,9 +103,9 @@ func (p Place) watch(ctx context.Context, also []string, check func() (done bool
 	})
 	tick := time.NewTicker(moduleInterval)
 	defer tick.Stop()
-	for !check() {
+	for done := false; !done; done = check() {
 		select {
-		case <-changed:
+		case <-changed: // also as soon as the watch is set up
 		case <-tick.C:
 		case <-ctx.Done():
 			return group.Wait()

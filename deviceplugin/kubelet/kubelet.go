@@ -1,8 +1,8 @@
-// Package kubelet keeps a device plugin registered. It watches the folder of the
-// kubelet's socket, creates the plugin's own socket in it, registers with the kubelet,
+// Package kubelet is the side of a device plugin that faces the kubelet: Server serves one
+// resource, and Run keeps it registered. Run watches the folder of the kubelet's socket, creates the plugin's own socket in it, registers with the kubelet,
 // and registers again whenever the kubelet is replaced.
 //
-// It compares states rather than counting events: whenever anything may have changed,
+// Run compares states rather than counting events: whenever anything may have changed,
 // it compares the sockets with those it registered with. It notices a restarted kubelet
 // (another socket file), a removed socket of our own, and a kubelet that hung up
 // without going away. However many of these happen at once, one registration follows.
@@ -26,17 +26,6 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Plugin is the service that is kept registered, that of package server.
-type Plugin interface {
-	// Serve serves on a listener until that is closed.
-	Serve(net.Listener) error
-	// Streams returns how many streams the kubelet has open, how many it ever
-	// opened, and a channel that is closed when that may have changed.
-	Streams() (open, ever int, changed <-chan struct{})
-	// HangUp ends all streams and waits until the kubelet has closed its connections.
-	HangUp(context.Context)
-}
-
 // Status is the state of the registration.
 type Status struct {
 	Registered bool
@@ -48,7 +37,6 @@ type Config struct {
 	Socket   string // of the kubelet, as this process sees it
 	Endpoint string // name of the plugin's own socket, beside it
 	Resource string
-	Options  *v1beta1.DevicePluginOptions
 	Log      *slog.Logger
 	// Timeout bounds the wait for the first registration; 0 means no limit.
 	Timeout time.Duration
@@ -59,7 +47,7 @@ type Config struct {
 	Ready <-chan struct{}
 	// Idle reports whether the resource has no device any more. Then it is not registered
 	// again, and once the last stream has ended, Run returns nil. A change of Idle must
-	// signal the streams channel of Plugin. nil: never idle.
+	// signal the streams channel of Server. nil: never idle.
 	Idle func() bool
 	// Report is called at each change of Status, from one goroutine.
 	Report func(Status)
@@ -98,7 +86,7 @@ const exhaustedRetry = 5 * time.Second
 // registrar is the state of a Run.
 type registrar struct {
 	Config
-	plugin Plugin
+	server *Server
 	own    string // path of the plugin's socket
 	dir    identity
 	ln     *net.UnixListener
@@ -124,9 +112,9 @@ type registrar struct {
 // keep with the open listener; keep reports whether the socket stays for the next
 // program. If not, the socket is removed. One plugin may have several Runs, each with
 // its own resource and endpoint.
-func Run(ctx context.Context, cfg Config, plugin Plugin, ln *net.UnixListener, keep func(*net.UnixListener) bool) error {
+func Run(ctx context.Context, cfg Config, server *Server, ln *net.UnixListener, keep func(*net.UnixListener) bool) error {
 	f := &registrar{
-		Config: cfg, plugin: plugin, ln: ln, failed: make(chan error, 1), retry: firstRetry,
+		Config: cfg, server: server, ln: ln, failed: make(chan error, 1), retry: firstRetry,
 		own: filepath.Join(filepath.Dir(cfg.Socket), cfg.Endpoint),
 	}
 	for _, path := range []string{cfg.Socket, f.own} {
@@ -150,7 +138,6 @@ func Run(ctx context.Context, cfg Config, plugin Plugin, ln *net.UnixListener, k
 	})
 	err := f.loop(ctx, changed)
 	cancel(nil)
-	watching.Wait()
 	if f.ln != nil {
 		stays := keep(f.ln)
 		_ = f.ln.Close()
@@ -159,6 +146,7 @@ func Run(ctx context.Context, cfg Config, plugin Plugin, ln *net.UnixListener, k
 		}
 	}
 	f.served.Wait()
+	watching.Wait()
 	return err
 }
 
@@ -170,7 +158,7 @@ func (f *registrar) loop(ctx context.Context, changed <-chan struct{}) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		open, ever, streams := f.plugin.Streams()
+		open, ever, streams := f.server.Streams()
 		if f.idle() && open == 0 {
 			return nil
 		}
@@ -302,7 +290,7 @@ func (f *registrar) ensureSocket() error {
 func (f *registrar) serve() {
 	ln := f.ln
 	f.served.Go(func() {
-		if err := f.plugin.Serve(ln); err != nil {
+		if err := f.server.Serve(ln); err != nil {
 			select {
 			case f.failed <- err:
 			default:
@@ -346,10 +334,10 @@ func (f *registrar) register(ctx context.Context, kubelet identity) error {
 		f.report(Status{Waiting: "the kubelet at " + f.Socket + " to accept a registration"})
 	}
 	hangUp, cancel := context.WithTimeout(ctx, hangUpLimit)
-	f.plugin.HangUp(hangUp)
+	f.server.HangUp(hangUp)
 	cancel()
 	start := time.Now()
-	_, ever, _ := f.plugin.Streams()
+	_, ever, _ := f.server.Streams()
 	err := f.tryRegister(ctx, kubelet)
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // it is over
@@ -398,7 +386,7 @@ func (f *registrar) tryRegister(ctx context.Context, kubelet identity) error {
 		return errReplaced
 	}
 	return register(ctx, conn, &v1beta1.RegisterRequest{
-		Version: v1beta1.Version, Endpoint: f.Endpoint, ResourceName: f.Resource, Options: f.Options,
+		Version: v1beta1.Version, Endpoint: f.Endpoint, ResourceName: f.Resource, Options: options(),
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 )
 
@@ -24,6 +25,25 @@ func CheckPath(path string) error {
 		return fmt.Errorf("the path %s has %d bytes and a unix socket can have %d; give the kubelet's socket by a shorter path", path, len(path), maxSocketPath)
 	}
 	return nil
+}
+
+const resourcePrefix = "nvidia.com/"
+
+// Endpoint returns the name of a resource's socket beside the kubelet's, which is that
+// of the reference: "nvidia-gpu.sock", "nvidia-mig-1g.10gb.sock". Two plugins that
+// serve the same resource thus notice each other.
+func Endpoint(resource string) string {
+	return "nvidia-" + strings.TrimPrefix(resource, resourcePrefix) + ".sock"
+}
+
+// ResourceOf is the inverse of Endpoint; it returns "" for any other name.
+func ResourceOf(endpoint string) string {
+	name, is := strings.CutPrefix(endpoint, "nvidia-")
+	name, also := strings.CutSuffix(name, ".sock")
+	if !is || !also || name == "" {
+		return ""
+	}
+	return resourcePrefix + name
 }
 
 // identity distinguishes a file from a later one at the same path. Inode numbers are

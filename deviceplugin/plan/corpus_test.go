@@ -146,5 +146,5 @@ func compareGolden(t *testing.T, path, text string) {
 	}
 	want, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.Equal(t, string(want), text, "go test -run TestTheCorpus -update writes it anew")
+	require.Equal(t, string(want), text, "go test -update writes it anew")
 }

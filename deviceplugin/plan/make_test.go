@@ -54,17 +54,6 @@ func deviceIDs(r plan.Resource) []string {
 	return ids
 }
 
-// divided is a node with the MIG devices of the layouts; nil: not in MIG mode.
-func divided(layouts ...[]string) gpu.Snapshot {
-	s := gputest.Node("a100-80gb", len(layouts))
-	for i, layout := range layouts {
-		if layout != nil {
-			s.Devices[i] = gputest.WithMIG(s.Devices[i], layout...)
-		}
-	}
-	return s
-}
-
 func TestMIGStrategyNamesTheDevices(t *testing.T) {
 	equal := divided([]string{"3g.40gb", "3g.40gb"}, []string{"3g.40gb"})
 	unequal := divided([]string{"3g.40gb", "1g.10gb+me", "1g.10gb"}, nil)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/driver"
-	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -90,7 +89,7 @@ func (p *Plugin) openFailed(ctx context.Context, err error) error {
 	if _, notInjected := errors.AsType[*notInjectedError](err); !notInjected {
 		err = fmt.Errorf("use the driver: %w", err)
 	}
-	p.recordEnd(ending{nodestate.Failed, reason(err), err.Error()})
+	p.record(pluginEnds(ending{nodestate.Failed, reason(err), err.Error()}))
 	return err
 }
 
@@ -126,6 +125,7 @@ func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 	}()
 	if o.Library.Path != "" {
 		running.Go(func() {
+			p.afterStart(ctx)
 			place := p.cfg.Driver
 			if o.Root == driver.Containerised {
 				place.Root = o.Root // a library elsewhere belongs to another driver or is a copy
@@ -138,8 +138,12 @@ func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 			}
 		})
 	}
-	// Read the first snapshot while the watch is being set up. Nothing is published
-	// before both are ready.
+	// The watch begins with the GPUs of the first snapshot. Nothing is published before
+	// both are ready.
+	snap, err := o.Source.Snapshot(ctx)
+	if err != nil {
+		return preferCause(ctx, err)
+	}
 	q := newQueue()
 	ready := make(chan struct{})
 	running.Go(func() {
@@ -148,14 +152,10 @@ func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 			cancel(fmt.Errorf("watch the GPUs: %w", err))
 		}
 	})
-	snap, err := o.Source.Snapshot(ctx)
-	if err != nil {
-		return preferCause(ctx, err)
-	}
 	select {
 	case <-ready:
 	case <-ctx.Done():
-		p.applyFirstSnapshot(o, snap, false) // list the GPUs, but as unhealthy
+		p.applyFirstSnapshot(o, snap, false)
 		return context.Cause(ctx)
 	}
 	p.applyFirstSnapshot(o, snap, true)
@@ -165,14 +165,13 @@ func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 			return context.Cause(ctx)
 		}
 		p.applyEvents(events)
-		p.flushLists(ctx)
 		// An event may have changed the GPU, and only a snapshot confirms a loss.
 		began := time.Now()
 		snap, err := o.Source.Snapshot(ctx)
 		if err != nil {
 			return preferCause(ctx, err)
 		}
-		p.applySnapshot(o, snap, events, q.pending(), began)
+		p.update(snapshotRead(snap, o.Root, events, q.pending(), began))
 	}
 }
 
@@ -181,7 +180,7 @@ func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 func (p *Plugin) nextProbe() <-chan time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at, waits := p.health.NextProbe(time.Now())
+	at, waits := p.state.health.NextProbe(time.Now())
 	if !waits {
 		return nil
 	}
@@ -198,83 +197,30 @@ func preferCause(ctx context.Context, err error) error {
 }
 
 // applyFirstSnapshot applies a source's first snapshot.
-func (p *Plugin) applyFirstSnapshot(o Opened, snap gpu.Snapshot, watching bool) {
-	p.update(func() {
-		p.absent = nil
-		p.setSnapshot(o, snap)
-		if watching {
-			p.health = p.health.Watching(time.Now())
-		}
-	})
-	p.meters.SetWatching(watching)
+func (p *Plugin) applyFirstSnapshot(o Opened, snap gpu.Snapshot, watched bool) {
+	p.setSource(o.Source)
+	p.update(driverFound(snap, o.Root, watched))
+	p.meters.SetWatching(watched)
 	p.cfg.Log.Info("using the driver", "driver", snap.Driver.Version, "path", o.Root, "gpus", len(snap.Devices), "simulated", snap.Driver.Simulated)
+}
+
+func (p *Plugin) setSource(source gpu.Source) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.source = source
 }
 
 // applyEvents applies events before anything slow is done.
 func (p *Plugin) applyEvents(events []gpu.Event) {
-	p.update(func() {
-		for _, e := range events {
-			p.health = p.health.ApplyEvent(e, time.Now())
-		}
-	})
+	p.update(eventsSeen(events))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range events {
 		p.meters.CountEvent(e)
-		if e.Kind == gpu.EventXID && p.health.Policy().Rule(e.XID).Action == gpu.ActionIgnore {
+		if e.Kind == gpu.EventXID && p.state.health.Policy().Rule(e.XID).Action == gpu.ActionIgnore {
 			p.journal.Ignored(e, time.Now())
 		}
 	}
-}
-
-// applySnapshot applies a later snapshot. An unwatched GPU for which an event reported
-// a change is watched again, unless the source has reported otherwise since. Events
-// that came while the snapshot was read are pending: they are not applied yet, but a
-// probe takes them into account.
-func (p *Plugin) applySnapshot(o Opened, snap gpu.Snapshot, events, pending []gpu.Event, began time.Time) {
-	p.update(func() {
-		// The plugin may not run programs on a GPU. Its probe is that the GPU can be
-		// read completely and shows no fault.
-		for _, id := range p.health.Due(began) {
-			p.health = p.health.ApplyProbe(health.Probe{ID: id, Began: began, Passed: isHealthy(snap, pending, id)}, time.Now())
-		}
-		p.setSnapshot(o, snap)
-		told := map[gpu.UUID]bool{}
-		for _, e := range events {
-			switch e.Kind {
-			case gpu.EventChanged:
-				told[e.UUID] = true
-			case gpu.EventUnwatched:
-				delete(told, e.UUID)
-			}
-		}
-		if told[""] {
-			p.health = p.health.SetResponding(time.Now())
-		}
-		for _, d := range snap.Devices {
-			if told[d.UUID] && d.Fault.Reason == "" {
-				p.health = p.health.Watched(d.UUID, time.Now())
-			}
-		}
-	})
-}
-
-// isHealthy reports whether the GPU, or the parent of the MIG device, has no fault.
-func isHealthy(snap gpu.Snapshot, pending []gpu.Event, id gpu.UUID) bool {
-	return slices.ContainsFunc(snap.Devices, func(d gpu.Device) bool {
-		return d.Fault.Reason == "" &&
-			(d.UUID == id || slices.ContainsFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.UUID == id })) &&
-			!slices.ContainsFunc(pending, func(e gpu.Event) bool {
-				return e.Kind != gpu.EventChanged && (e.UUID == d.UUID || e.UUID == "")
-			})
-	})
-}
-
-// setSnapshot replaces the snapshot; it is for use within update.
-func (p *Plugin) setSnapshot(o Opened, snap gpu.Snapshot) {
-	p.snapshot, p.source, p.root = snap, o.Source, o.Root
-	p.health = p.health.ApplySnapshot(snap, time.Now())
-	p.findDeviceNodes()
 }
 
 // releaseGPUs passes the GPUs that wait for a reset, and so must not be held open, to a
@@ -285,8 +231,8 @@ func (p *Plugin) releaseGPUs() {
 		return
 	}
 	var ids []gpu.UUID
-	for _, g := range p.health.GPUs() {
-		if g.Present && p.health.AwaitsReset(g.Device.UUID) {
+	for _, g := range p.state.health.GPUs() {
+		if g.Present && p.state.health.AwaitsReset(g.Device.UUID) {
 			ids = append(ids, g.Device.UUID)
 		}
 	}
@@ -297,9 +243,7 @@ func (p *Plugin) releaseGPUs() {
 func (p *Plugin) setUnwatchable(err error) {
 	p.meters.SetWatching(false)
 	p.cfg.Log.Error("the GPUs cannot be watched; none is allocated until they can be", "reason", string(gpu.ReasonUnwatched), "message", err.Error())
-	p.update(func() {
-		p.health = p.health.SetUnwatchable(unwatched(err), p.unloaded(err), time.Now())
-	})
+	p.update(watchFailed(err, p.unloaded(err)))
 }
 
 // unloaded reports whether the kernel module is gone, and not only access to it.
@@ -307,12 +251,9 @@ func (p *Plugin) unloaded(err error) bool {
 	return errors.Is(err, gpu.ErrNoDriver) && !driver.Loaded(p.cfg.HostRoot)
 }
 
-func unwatched(err error) gpu.Fault {
-	return gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "its health cannot be watched: " + err.Error()}
-}
-
 // reportAbsence reports why there is no driver, once for each reason.
 func (p *Plugin) reportAbsence(err error) {
+	p.endStart()
 	now := &absence{reason: reason(err), message: "waiting for a driver: " + err.Error()}
 	if missing, notInjected := errors.AsType[*notInjectedError](err); notInjected {
 		if missing.ending {
@@ -324,16 +265,13 @@ func (p *Plugin) reportAbsence(err error) {
 		now = &absence{reason: reasonNoGPU, message: "no NVIDIA GPU on this node; idle until a driver shows one: " + err.Error(), idle: true}
 	}
 	p.mu.Lock()
-	same := p.absent != nil && *p.absent == *now
+	same := p.state.absent != nil && *p.state.absent == *now
 	p.mu.Unlock()
 	if same {
 		return
 	}
 	p.cfg.Log.Info(now.message, "reason", string(now.reason))
-	p.update(func() {
-		p.absent = now
-		p.health = p.health.SetUnwatchable(unwatched(err), p.unloaded(err), time.Now())
-	})
+	p.update(driverAbsent(*now, err, p.unloaded(err)))
 }
 
 // queue buffers events between a source, which must not wait, and the plugin.

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/deviceplugin/driver"
-	"github.com/gpuready/gpuready/deviceplugin/labels"
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
@@ -47,7 +46,7 @@ func TestStateHasTheLabels(t *testing.T) {
 func TestFeatureFileReplacesTheLabelsInTheState(t *testing.T) {
 	n := newNode(t, gputest.Node("t4", 2)).withKubelet()
 	n.cfg.NFDDir = "/nfd/features.d"
-	path := filepath.Join(n.host, n.cfg.NFDDir, labels.FileName)
+	path := filepath.Join(n.host, n.cfg.NFDDir, plugin.FeatureFile)
 	n.start()
 	s := n.state(func(s nodestate.State) bool { return s.DevicePlugin.Registered })
 	require.Nil(t, s.DevicePlugin.Labels)

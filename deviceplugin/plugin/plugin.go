@@ -1,7 +1,8 @@
-// Package plugin joins the parts of the device plugin. It watches GPUs (gpus.go); each
-// change produces a new state of health, from which package plan derives the lists of
-// devices. publish.go publishes them to the kubelet, with one service for each resource
-// (service.go), and to the state file, the log and the metrics.
+// Package plugin joins the parts of the device plugin. All that it knows is one pure state
+// (state.go): each fact, from the GPUs (gpus.go), the settings (settings.go), the toolkit and the
+// MPS daemons (toolkit.go) or the kubelet, produces the next one, with the plan that follows
+// from it. publish.go publishes the differences to the kubelet, with one service for each
+// resource (service.go), and to the state file, the log and the metrics.
 package plugin
 
 import (
@@ -22,13 +23,8 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
-	"github.com/gpuready/gpuready/deviceplugin/journal"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
-	"github.com/gpuready/gpuready/deviceplugin/labels"
-	"github.com/gpuready/gpuready/deviceplugin/metrics"
-	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
-	"github.com/gpuready/gpuready/deviceplugin/unallocatable"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/metricsserver"
@@ -57,7 +53,7 @@ type Config struct {
 	Open    func(driver.Place) (Opened, error)
 	Given   string // value of injection.Variable; "": the container does not get its GPUs by injection
 	Log     *slog.Logger
-	Meters  *metrics.Meters              // nil: its own
+	Meters  *Metrics                     // nil: its own
 	NFDDir  string                       // Node Feature Discovery's folder of feature files; "": the labels go into the state
 	Started time.Time                    // of the process
 	Sockets map[string]*net.UnixListener // handed over by the previous program, by Endpoint
@@ -70,9 +66,10 @@ var ErrReplaced = errors.New("the driver's library was replaced")
 // Plugin is a running device plugin.
 type Plugin struct {
 	cfg          Config
-	meters       *metrics.Meters
-	firstList    func()
-	boot         string
+	meters       *Metrics
+	firstList    func()         // called after each list sent
+	listed       chan struct{}  // closed after the first list, or when there will be none soon
+	endStart     func()         // closes listed
 	replace      atomic.Bool    // another program will follow in this process
 	kubeletFound atomic.Bool    // a kubelet has registered one of the resources
 	startService func(*service) // runs a service
@@ -80,48 +77,20 @@ type Plugin struct {
 	resync       chan struct{}  // capacity 1: the toolkit names other devices than before, so read the GPUs
 	onView       func(View)     // replaces all publishing; nil: publish
 
-	mu            sync.Mutex
-	settings      *config.Config      // in force; replaced, never changed
-	refused       error               // why the latest configuration was refused; nil: it was not
-	ignored       []string            // unknown keys of the settings' file
-	services      map[string]*service // by resource
-	keptSockets   map[string]*os.File // sockets for the next program
-	health        health.State
-	snapshot      gpu.Snapshot
-	topology      *prefer.Topology // of the snapshot
-	source        gpu.Source       // of the snapshot; nil before there was one
-	root          string           // of the driver
-	host          allocate.Host    // device nodes besides those of GPUs
-	plan          plan.Plan        // what is advertised, health included
-	absent        *absence
-	ended         *ending
-	toolkitNaming unallocatable.Naming // CDI names according to the toolkit
-	cdi           unallocatable.Naming // the same, if the settings need CDI names
-	mps           unallocatable.Served // served by the MPS control daemons
-	unallocatable unallocatable.Known  // devices that could not be given to a container
-	journal       *journal.Journal
-	missing       string          // configured device nodes that do not exist
-	pendingState  nodestate.State // to be written to the state file
+	mu          sync.Mutex
+	state       state
+	services    map[string]*service // by resource
+	keptSockets map[string]*os.File // sockets for the next program
+	source      gpu.Source          // of the snapshot; nil before there was one
+	journal     *journal
+	missing     string          // configured device nodes that do not exist
+	pending     nodestate.State // to be written to the state file
 
 	// Used only by writeStates and flush.
-	dirty    chan struct{} // signals a new pendingState
+	dirty    chan struct{} // signals a new pending
 	written  nodestate.State
 	writeErr string
-	labels   labels.Publisher // used by flush
-}
-
-// absence describes why there is no driver.
-type absence struct {
-	reason  gpu.Reason
-	message string
-	idle    bool // the machine has no GPU and needs no driver
-}
-
-// ending describes why the plugin ends. Later changes are not reported.
-type ending struct {
-	phase   nodestate.Phase
-	reason  gpu.Reason
-	message string
+	labels   labelPublisher // used by flush
 }
 
 // Run runs the plugin until ctx ends or this container must be created again, and then
@@ -151,7 +120,7 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	case errors.Is(err, context.Canceled), errors.Is(err, injection.ErrOutdated):
 		err = nil
 	case err != nil && !errors.Is(err, ErrReplaced) && !errors.Is(err, kubelet.ErrTakenOver): // the other plugin reports its own state
-		p.recordEnd(ending{nodestate.Failed, failureReason(err), err.Error()})
+		p.record(pluginEnds(ending{nodestate.Failed, failureReason(err), err.Error()}))
 	}
 	p.flush()
 	return p.keptSockets, err
@@ -163,7 +132,7 @@ func (p *Plugin) adoptSockets(sockets map[string]*net.UnixListener) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for endpoint, ln := range sockets {
-		resource := resourceOf(endpoint)
+		resource := kubelet.ResourceOf(endpoint)
 		if resource == "" {
 			p.cfg.Log.Warn("closed a handed-over socket that belongs to no resource", "path", endpoint)
 			_ = ln.Close()
@@ -171,9 +140,9 @@ func (p *Plugin) adoptSockets(sockets map[string]*net.UnixListener) {
 		}
 		s := p.newService(resource, ln)
 		p.services[resource] = s
-		for _, r := range p.plan.Resources {
+		for _, r := range p.state.plan.Resources {
 			if r.Name == resource {
-				s.setView(r, p.currentTopology())
+				s.setView(r)
 			}
 		}
 		p.startService(s)
@@ -186,24 +155,44 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		return nil, err
 	}
 	if cfg.Meters == nil {
-		cfg.Meters = metrics.New()
+		cfg.Meters = NewMetrics()
 	}
 	p := &Plugin{
-		cfg: cfg, boot: boot, meters: cfg.Meters, journal: journal.New(cfg.Log), dirty: make(chan struct{}, 1), resync: make(chan struct{}, 1), services: map[string]*service{},
+		cfg: cfg, meters: cfg.Meters, journal: newJournal(cfg.Log), dirty: make(chan struct{}, 1), resync: make(chan struct{}, 1), services: map[string]*service{}, configuredCh: make(chan struct{}),
 	}
-	p.labels = labels.Publisher{HostRoot: cfg.HostRoot, NFDDir: cfg.NFDDir, Started: cfg.Started, Log: cfg.Log}
-	p.firstList = sync.OnceFunc(func() { p.meters.SetFirstListTime(time.Since(cfg.Started)) })
+	p.labels = labelPublisher{HostRoot: cfg.HostRoot, NFDDir: cfg.NFDDir, Started: cfg.Started, Log: cfg.Log}
+	p.listed = make(chan struct{})
+	p.endStart = sync.OnceFunc(func() { close(p.listed) })
+	p.firstList = sync.OnceFunc(func() {
+		p.meters.SetFirstListTime(time.Since(cfg.Started))
+		p.endStart()
+	})
 	if cfg.Given != "" {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
+	p.state = state{boot: boot, socket: cfg.KubeletSocket, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
 	p.restore()
 	p.readToolkit()
-
-	// has been seen.
-	p.health = p.health.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "the driver has not been read yet"}, false, cfg.Started)
-	p.initSettings(cfg.Settings)
-	p.rebuildPlan()
+	p.state.health = p.state.health.WithPolicy(cfg.Settings.Health)
+	// No GPU is healthy before the driver has been read.
+	p.state.health = p.state.health.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "the driver has not been read yet"}, false, cfg.Started)
+	p.applyNext(p.firstSettings(cfg.Settings))
 	return p, nil
+}
+
+// startLimit bounds how long the start delays work: there may be no kubelet, and a driver may
+// take seconds to initialise its GPUs.
+const startLimit = 250 * time.Millisecond
+
+// afterStart waits until the kubelet has the first list, or will not have it soon. What the
+// list does not need begins after that: to set up the watches of a node's driver takes
+// hundreds of system calls.
+func (p *Plugin) afterStart(ctx context.Context) {
+	select {
+	case <-p.listed:
+	case <-ctx.Done():
+	case <-time.After(time.Until(p.cfg.Started.Add(startLimit))):
+	}
 }
 
 // stateDir is the folder of a component's state.
@@ -216,21 +205,21 @@ func (p *Plugin) stateDir(of nodestate.Component) string {
 func (p *Plugin) restore() {
 	dir := p.stateDir(nodestate.DevicePlugin)
 	path := filepath.Join(dir, nodestate.FileName)
-	file, err := nodestate.ReadBoot(dir, p.boot)
+	file, err := nodestate.ReadBoot(dir, p.state.boot)
 	switch {
 	case err == nil:
-		p.health = health.Restore(file)
-		p.unallocatable, p.toolkitNaming = unallocatable.Restore(file.DevicePlugin)
+		p.state.health = health.Restore(file)
+		p.state.unallocatable, p.state.toolkitNaming = allocate.RestoreKnown(file.DevicePlugin)
 		if file.DevicePlugin != nil {
 			p.labels.Labels = file.DevicePlugin.Labels
 		}
 		if file.Driver != nil {
-			p.root = file.Driver.Root
+			p.state.root = file.Driver.Root
 		}
 	case nodestate.IsAbsent(err):
-		p.health = health.New(gpu.Fault{})
+		p.state.health = health.New(gpu.Fault{})
 	default:
-		p.health = health.New(gpu.Fault{
+		p.state.health = health.New(gpu.Fault{
 			Reason: health.ReasonForgotten,
 			Message: fmt.Sprintf("the record of its health in this boot is lost; check the GPUs, remove %s and restart the plugin",
 				filepath.Join("/", p.cfg.StateDir, string(nodestate.DevicePlugin), nodestate.FileName)),
@@ -246,17 +235,17 @@ func (p *Plugin) Ready() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case !p.configured() && p.refused != nil:
-		why, message := p.refusal()
+	case !p.state.configured && p.state.refused != nil:
+		why, message := p.state.refusal()
 		return fmt.Errorf("%s: %s", why, message)
-	case p.absent != nil && p.absent.idle:
+	case p.state.absent != nil && p.state.absent.idle:
 		return nil
-	case p.absent != nil:
-		return fmt.Errorf("%s: %s", p.absent.reason, p.absent.message)
-	case len(p.plan.Resources) == 0 && p.snapshot.Driver.Version != "":
+	case p.state.absent != nil:
+		return fmt.Errorf("%s: %s", p.state.absent.reason, p.state.absent.message)
+	case len(p.state.plan.Resources) == 0 && p.state.snapshot.Driver.Version != "":
 		return nil
 	}
-	if all, waiting := p.registered(); !all {
+	if all, waiting := p.state.registered(); !all {
 		return errors.New("waiting for " + waiting)
 	}
 	return nil

@@ -228,13 +228,13 @@ func TestEightGPUsAreAdvertisedWithTheirNUMANodes(t *testing.T) {
 		require.Equal(t, string(snap.Devices[i].UUID), d.GetID())
 		require.Equal(t, int64(snap.Devices[i].NUMANode), d.GetTopology().GetNodes()[0].GetID())
 	}
-	require.Equal(t, plugin.Endpoint(config.GPU), r.Endpoint)
+	require.Equal(t, kubelet.Endpoint(config.GPU), r.Endpoint)
 	s := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
 	require.Equal(t, socket, s.DevicePlugin.KubeletSocket)
 	require.Equal(t, snap.Driver.Version, s.Driver.Version)
 	require.Len(t, s.DevicePlugin.Resources[0].Devices, 8)
 	n.stop()
-	require.NoFileExists(t, filepath.Join(n.host, "dp", plugin.Endpoint(config.GPU)))
+	require.NoFileExists(t, filepath.Join(n.host, "dp", kubelet.Endpoint(config.GPU)))
 	r, err := n.kubelet.Wait(soon(t), config.GPU, func(r kubelettest.Resource) bool { return r.Gone })
 	require.NoError(t, err)
 	require.Equal(t, 8, r.Capacity)
@@ -445,7 +445,7 @@ func TestKubeletThatAcceptsLateIsServed(t *testing.T) {
 func TestRemovedSocketIsCreatedAgain(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet().start()
 	n.wait(8)
-	require.NoError(t, os.Remove(filepath.Join(n.host, "dp", plugin.Endpoint(config.GPU))))
+	require.NoError(t, os.Remove(filepath.Join(n.host, "dp", kubelet.Endpoint(config.GPU))))
 	r, err := n.kubelet.Wait(soon(t), config.GPU, func(r kubelettest.Resource) bool {
 		return r.Registered == 2 && r.Allocatable == 8
 	})

@@ -3,15 +3,11 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
 	"reflect"
-	"slices"
 	"time"
 
+	"github.com/gpuready/gpuready/deviceplugin/allocate"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
-	"github.com/gpuready/gpuready/deviceplugin/plan"
-	"github.com/gpuready/gpuready/deviceplugin/unallocatable"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -32,43 +28,53 @@ const (
 	reasonFailed   gpu.Reason = "PluginFailed"
 )
 
-// update applies a change and publishes the result, to the kubelet first, since a
-// broken GPU may be about to be allocated.
-func (p *Plugin) update(change func()) {
+// update applies a fact and publishes what follows, to the kubelet first, since a broken GPU
+// may be about to be allocated.
+func (p *Plugin) update(f fact) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	change()
+	p.applyNext(f)
 	p.releaseGPUs()
-	p.rebuildPlan()
 	if p.onView != nil {
 		p.reportView()
-		p.journal.Plan(p.plan)
+		p.journal.Plan(p.state.plan)
 		return
 	}
-	// Before the first snapshot, remembered devices are not sent as a list.
-	if p.snapshot.Driver.Version != "" {
-		p.updateServices(p.plan.Resources)
+	if p.state.read() {
+		p.updateServices(p.state.plan.Resources)
+		p.flushLists()
 	}
-	p.meters.SetPlan(p.plan)
-	p.journal.Plan(p.plan)
+	p.meters.SetPlan(p.state.plan)
+	p.journal.Plan(p.state.plan)
 	p.storeState()
 }
 
-// rebuildPlan computes the plan. p.mu is held.
-func (p *Plugin) rebuildPlan() {
-	p.plan = plan.Compute(p.settings, p.snapshot, p.health)
-	p.applyNaming()
-	p.markUnallocatable(p.plan.Resources)
-}
-
-// recordEnd records why the plugin ends. The first reason counts.
-func (p *Plugin) recordEnd(why ending) {
+// record applies a fact that changes no device, and publishes the state alone.
+func (p *Plugin) record(f fact) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ended == nil {
-		p.ended = &why
-	}
+	p.applyNext(f)
 	p.storeState()
+}
+
+// applyNext makes the state after a fact the current one, with the device nodes that belong to
+// it. p.mu is held.
+func (p *Plugin) applyNext(f fact) {
+	before := p.state
+	p.state = before.Next(f, time.Now())
+	if p.state.read() && p.state.inputs != before.inputs {
+		p.state = p.state.Next(deviceNodesFound(p.findDeviceNodes()), time.Now())
+	}
+	switch now := p.state.cdi.Problem(); {
+	case now == before.cdi.Problem():
+	case now == "":
+		p.cfg.Log.Info("the toolkit has published the devices' CDI names")
+	default:
+		p.cfg.Log.Warn("containers may not get the GPUs that they are allocated", "reason", string(allocate.ReasonCDI), "message", now)
+	}
+	if p.state.configured && !before.configured {
+		close(p.configuredCh)
+	}
 }
 
 // failureReason returns the reason why the plugin cannot continue.
@@ -85,9 +91,9 @@ func failureReason(err error) gpu.Reason {
 // storeState publishes the state for other programs and for the next process. p.mu is
 // held.
 func (p *Plugin) storeState() {
-	s := p.state()
+	s := p.state.file()
 	p.updateMetrics(s)
-	if len(p.plan.Resources) == 0 && p.health.Doubt().Reason != "" {
+	if len(p.state.plan.Resources) == 0 && p.state.health.Doubt().Reason != "" {
 		return // keep the unreadable file: it alone records the doubt
 	}
 	p.enqueueState(s)
@@ -96,18 +102,17 @@ func (p *Plugin) storeState() {
 // updateMetrics sets the metrics of a state.
 func (p *Plugin) updateMetrics(s nodestate.State) {
 	registered := map[string]bool{}
-	for _, r := range p.plan.Resources {
-		service, known := p.services[r.Name]
-		registered[r.Name] = known && service.kubelet.Registered
+	for _, r := range p.state.plan.Resources {
+		registered[r.Name] = p.state.kubelets[r.Name].Registered
 	}
 	p.meters.SetState(s.Phase, s.Reason, registered)
-	p.meters.SetConfigRefused(p.refused != nil && !errors.Is(p.refused, ErrNotChosen))
+	p.meters.SetConfigRefused(p.state.refused != nil && !errors.Is(p.state.refused, ErrNotChosen))
 }
 
 // enqueueState hands a state to the writer: a slow disk must not delay the kubelet.
 // p.mu is held.
 func (p *Plugin) enqueueState(s nodestate.State) {
-	p.pendingState = s
+	p.pending = s
 	select {
 	case p.dirty <- struct{}{}:
 	default:
@@ -120,6 +125,7 @@ const writeRetry = 10 * time.Second
 
 // writeStates writes the latest state whenever there is a new one.
 func (p *Plugin) writeStates(ctx context.Context) error {
+	p.afterStart(ctx)
 	for {
 		var again <-chan time.Time
 		if p.writeErr != "" {
@@ -131,21 +137,18 @@ func (p *Plugin) writeStates(ctx context.Context) error {
 		case <-again:
 			p.flush()
 		case <-p.dirty:
-			p.flushLists(ctx)
 			p.flush()
 		}
 	}
 }
 
 // flushLists waits until the lists were sent to the kubelet, but no longer than that
-// usually takes. The remaining work is less urgent.
-func (p *Plugin) flushLists(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Millisecond)
+// usually takes. The remaining work is less urgent: metrics, the log, the state, and the next
+// reading of the GPUs. p.mu is held, which no call of the kubelet needs.
+func (p *Plugin) flushLists() {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
 	defer cancel()
-	p.mu.Lock()
-	services := slices.Collect(maps.Values(p.services))
-	p.mu.Unlock()
-	for _, s := range services {
+	for _, s := range p.services {
 		s.server.Flush(ctx)
 	}
 }
@@ -154,13 +157,13 @@ func (p *Plugin) flushLists(ctx context.Context) {
 // time.
 func (p *Plugin) flush() {
 	p.mu.Lock()
-	s := p.pendingState
+	s, labels := p.pending, p.state.labelInput
 	p.mu.Unlock()
 	if s.DevicePlugin == nil {
 		return // no state yet
 	}
 	info := *s.DevicePlugin
-	info.Labels = p.labels.Publish(p.labelNode())
+	info.Labels = p.labels.Publish(labels())
 	s.DevicePlugin = &info
 	if reflect.DeepEqual(s, p.written) {
 		return
@@ -175,109 +178,4 @@ func (p *Plugin) flush() {
 		return
 	}
 	p.written, p.writeErr = s, ""
-}
-
-// state returns the current state.
-func (p *Plugin) state() nodestate.State {
-	registered, _ := p.registered()
-	info := &nodestate.DevicePluginInfo{KubeletSocket: p.cfg.KubeletSocket, Registered: registered, Faults: p.health.Faults(), IgnoredKeys: p.ignored}
-	for _, r := range p.plan.Resources {
-		resource := nodestate.Resource{Name: r.Name}
-		for d := range r.Parts() {
-			one := nodestate.Device{ID: string(d.UUID()), GPU: d.UUID(), Replicas: d.Replicas, Health: nodestate.Healthy}
-			if d.NUMANode >= 0 {
-				one.NUMANode = &d.NUMANode
-			}
-			if m := d.MIG; m.UUID != "" {
-				one.MIG = &nodestate.MIG{Parent: d.GPU, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance}
-			}
-			if !d.Healthy() {
-				one.Health, one.Reason, one.Message, one.Since = nodestate.Unhealthy, d.Fault.Reason, d.Fault.Message, d.Since.UTC()
-			}
-			resource.Devices = append(resource.Devices, one)
-		}
-		info.Resources = append(info.Resources, resource)
-	}
-	for _, l := range p.plan.LeftOut {
-		info.Unallocatable = append(info.Unallocatable, nodestate.UnallocatableDevice{GPU: l.UUID(), Reason: l.Reason, Message: l.Message})
-	}
-	s := nodestate.State{Component: nodestate.DevicePlugin, BootID: p.boot, DevicePlugin: info}
-	if d := p.snapshot.Driver; d.Version != "" {
-		s.Driver = &nodestate.DriverInfo{Root: p.root, Version: d.Version, CUDAVersion: d.CUDAVersion, Simulated: d.Simulated}
-	} else if v := p.health.DriverVersion(); v != "" {
-		s.Driver = &nodestate.DriverInfo{Root: p.root, Version: v}
-	}
-	s.Phase, s.Reason, s.Message = p.phase()
-	return s
-}
-
-// phase summarises the state. The worst problem comes first.
-func (p *Plugin) phase() (nodestate.Phase, gpu.Reason, string) {
-	devices, healthy, hindered, unserved := 0, 0, 0, gpu.Fault{}
-	byMPS := 0
-	for _, r := range p.plan.Resources {
-		for _, d := range r.Devices {
-			devices++
-			switch {
-			case d.Healthy():
-				healthy++
-			case d.Fault.Reason == unallocatable.ReasonCDI:
-				hindered++
-			case d.Fault.Reason == unallocatable.ReasonMPS:
-				byMPS++
-				unserved = d.Fault
-			}
-		}
-	}
-	registered, waiting := p.registered()
-	left := slices.IndexFunc(p.plan.LeftOut, func(l plan.LeftOut) bool { return !l.AsConfigured() })
-	switch {
-	case p.ended != nil:
-		return p.ended.phase, p.ended.reason, p.ended.message
-	case p.refused != nil && !p.configured():
-		why, message := p.refusal()
-		if why == reasonUnchosen {
-			return nodestate.Waiting, why, message
-		}
-		return nodestate.Failed, why, message
-	case p.absent != nil:
-		return nodestate.Waiting, p.absent.reason, p.absent.message
-	case p.snapshot.Driver.Version == "":
-		return nodestate.Waiting, reasonStarting, "the driver has not been read yet"
-	case devices == 0 && left >= 0:
-		return nodestate.Failed, p.plan.LeftOut[left].Reason, leftText(p.plan.LeftOut[left])
-	case devices == 0 && len(p.plan.LeftOut) > 0 && p.refused != nil: // the refused one may fix it
-		why, message := p.refusal()
-		return nodestate.Degraded, why, message
-	case devices == 0 && len(p.plan.LeftOut) > 0:
-		return nodestate.Ready, reasonNothing, "the configuration leaves every GPU of this node out"
-	case devices == 0:
-		return nodestate.Ready, reasonNoGPU, "the driver shows no GPU on this node"
-	case !registered:
-		return nodestate.Waiting, reasonNoKubelet, "waiting for " + waiting
-	case healthy == 0 && hindered == devices:
-		return nodestate.Failed, unallocatable.ReasonCDI, p.cdi.Text()
-	case healthy == 0 && byMPS == devices:
-		return nodestate.Waiting, unallocatable.ReasonMPS, unserved.Message
-	case healthy == 0:
-		return nodestate.Failed, reasonNoHealthy, fmt.Sprintf("none of %d devices is healthy", devices)
-	case p.refused != nil:
-		why, message := p.refusal()
-		return nodestate.Degraded, why, message
-	case p.cdi.Problem() != "" || hindered > 0:
-		return nodestate.Degraded, unallocatable.ReasonCDI, p.cdi.Text()
-	case healthy < devices:
-		return nodestate.Degraded, reasonUnhealthy, fmt.Sprintf("%d of %d devices are unhealthy", devices-healthy, devices)
-	case left >= 0:
-		return nodestate.Degraded, reasonLeftOut, leftText(p.plan.LeftOut[left])
-	}
-	return nodestate.Ready, "", ""
-}
-
-func leftText(l plan.LeftOut) string {
-	name := fmt.Sprintf("GPU %d", l.Index)
-	if l.MIG != (gpu.MIGDevice{}) {
-		name = fmt.Sprintf("MIG device %d:%d", l.Index, l.MIG.Index)
-	}
-	return fmt.Sprintf("%s is left out: %s: %s", name, l.Reason, l.Message)
 }

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
-	"github.com/gpuready/gpuready/deviceplugin/plugin"
+	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/kubelettest"
@@ -51,8 +51,8 @@ func divided(layout ...string) gpu.Snapshot {
 }
 
 func TestEndpointMatchesTheReference(t *testing.T) {
-	require.Equal(t, "nvidia-gpu.sock", plugin.Endpoint("nvidia.com/gpu"))
-	require.Equal(t, "nvidia-mig-1g.10gb.sock", plugin.Endpoint(small))
+	require.Equal(t, "nvidia-gpu.sock", kubelet.Endpoint("nvidia.com/gpu"))
+	require.Equal(t, "nvidia-mig-1g.10gb.sock", kubelet.Endpoint(small))
 }
 
 func TestErrorInOneMIGInstanceAffectsNoOther(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,31 +16,10 @@ import (
 
 	"github.com/gpuready/gpuready/deviceplugin/allocate"
 	"github.com/gpuready/gpuready/deviceplugin/config"
-	"github.com/gpuready/gpuready/deviceplugin/handover"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
-	"github.com/gpuready/gpuready/deviceplugin/server"
 )
-
-const prefix = "nvidia.com/"
-
-// Endpoint returns the name of a resource's socket beside the kubelet's, which is that
-// of the reference: "nvidia-gpu.sock", "nvidia-mig-1g.10gb.sock". Two plugins that
-// serve the same resource thus notice each other.
-func Endpoint(resource string) string {
-	return "nvidia-" + strings.TrimPrefix(resource, prefix) + ".sock"
-}
-
-// resourceOf is the inverse of Endpoint; it returns "" for any other name.
-func resourceOf(endpoint string) string {
-	name, is := strings.CutPrefix(endpoint, "nvidia-")
-	name, also := strings.CutSuffix(name, ".sock")
-	if !is || !also || name == "" {
-		return ""
-	}
-	return prefix + name
-}
 
 // service serves one resource with its own server, socket and registration, so that no
 // resource disturbs another.
@@ -51,14 +29,13 @@ func resourceOf(endpoint string) string {
 type service struct {
 	plugin   *Plugin
 	resource string
-	server   *server.Server
+	server   *kubelet.Server
 	ln       *net.UnixListener // handed over by the previous program; nil: none
 	ready    chan struct{}     // closed when there is a list
 	listed   sync.Once
 	empty    atomic.Bool          // the list has no device
 	view     atomic.Pointer[view] // data for responses to the kubelet
 
-	kubelet kubelet.Status // Plugin.mu is its lock
 }
 
 // view is never changed, only replaced. Its parts are built at the kubelet's first
@@ -69,15 +46,15 @@ type view struct {
 }
 
 func (p *Plugin) newService(resource string, ln *net.UnixListener) *service {
-	s := &service{plugin: p, resource: resource, ln: ln, ready: make(chan struct{}), kubelet: kubelet.Status{Waiting: "the kubelet"}}
-	s.server = server.New(s, p.firstList)
-	s.setView(plan.Resource{Name: resource}, p.currentTopology())
+	s := &service{plugin: p, resource: resource, ln: ln, ready: make(chan struct{})}
+	s.server = kubelet.NewServer(s, p.firstList)
+	s.setView(plan.Resource{Name: resource})
 	return s
 }
 
-// setView replaces the view by that of the devices to advertise now.
-func (s *service) setView(r plan.Resource, t *prefer.Topology) {
-	settings, host := s.plugin.settings, s.plugin.host
+// setView replaces the view by that of the devices to advertise now. Plugin.mu is held.
+func (s *service) setView(r plan.Resource) {
+	settings, host, topology := s.plugin.state.settings, s.plugin.state.host, s.plugin.state.topology
 	s.view.Store(&view{
 		allocate: sync.OnceValue(func() *allocate.Resource { return allocate.New(settings, host, r) }),
 		chooser: sync.OnceValue(func() *prefer.Chooser {
@@ -85,7 +62,7 @@ func (s *service) setView(r plan.Resource, t *prefer.Topology) {
 			for _, d := range r.Devices {
 				parts = append(parts, prefer.Device{ID: d.ID, GPU: d.GPU, LastResort: !d.Healthy()})
 			}
-			return prefer.New(t, parts, prefer.Options{Policy: policy(settings, r)})
+			return prefer.New(topology, parts, prefer.Options{Policy: policy(settings, r)})
 		}),
 	})
 }
@@ -107,9 +84,9 @@ func policy(c *config.Config, r plan.Resource) prefer.Policy {
 
 // setDevices sends the devices to the kubelet.
 func (s *service) setDevices(devices []plan.Device) {
-	list := make([]server.Device, 0, len(devices))
+	list := make([]kubelet.Device, 0, len(devices))
 	for _, d := range devices {
-		one := server.Device{ID: d.ID, Healthy: d.Healthy()}
+		one := kubelet.Device{ID: d.ID, Healthy: d.Healthy()}
 		if d.NUMANode >= 0 {
 			one.NUMANodes = []int64{int64(d.NUMANode)}
 		}
@@ -130,9 +107,8 @@ func (s *service) run(ctx context.Context) error {
 		s.ln = nil
 		err := kubelet.Run(ctx, kubelet.Config{
 			Socket:     filepath.Join("/", p.cfg.HostRoot, p.cfg.KubeletSocket),
-			Endpoint:   Endpoint(s.resource),
+			Endpoint:   kubelet.Endpoint(s.resource),
 			Resource:   s.resource,
-			Options:    server.Options(),
 			Log:        p.cfg.Log,
 			Timeout:    p.cfg.KubeletTimeout,
 			Known:      p.kubeletFound.Load,
@@ -160,19 +136,16 @@ func (p *Plugin) retire(s *service) bool {
 		return false
 	}
 	delete(p.services, s.resource)
+	p.applyNext(resourceRetired(s.resource))
 	return true
 }
 
 // setKubelet stores the state of the registration.
 func (s *service) setKubelet(status kubelet.Status) {
-	p := s.plugin
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s.kubelet = status
 	if status.Registered {
-		p.kubeletFound.Store(true) // a resource that comes later has no timeout of its own
+		s.plugin.kubeletFound.Store(true) // a resource that comes later has no timeout of its own
 	}
-	p.storeState()
+	s.plugin.record(kubeletReached(s.resource, status))
 }
 
 // keepSocket keeps a socket if another program will follow, and reports whether it did.
@@ -180,7 +153,7 @@ func (p *Plugin) keepSocket(s *service, ln *net.UnixListener) bool {
 	if !p.replace.Load() || s.empty.Load() {
 		return false
 	}
-	file, err := handover.DupSocket(ln)
+	file, err := ln.File()
 	if err != nil {
 		p.cfg.Log.Error("the socket cannot be kept; the next program will create its own", "resource", s.resource, "message", err.Error())
 		return false
@@ -190,7 +163,7 @@ func (p *Plugin) keepSocket(s *service, ln *net.UnixListener) bool {
 	if p.keptSockets == nil {
 		p.keptSockets = map[string]*os.File{}
 	}
-	p.keptSockets[Endpoint(s.resource)] = file
+	p.keptSockets[kubelet.Endpoint(s.resource)] = file
 	return true
 }
 
@@ -224,7 +197,6 @@ func (s *service) Prefer(available, include []string, size int) ([]string, error
 // updateServices passes the devices to advertise to the services and starts new
 // services. p.mu is held.
 func (p *Plugin) updateServices(resources []plan.Resource) {
-	topology := p.currentTopology()
 	there := map[string]bool{}
 	for _, r := range resources {
 		there[r.Name] = true
@@ -234,39 +206,13 @@ func (p *Plugin) updateServices(resources []plan.Resource) {
 			p.services[r.Name] = s
 			p.startService(s)
 		}
-		s.setView(r, topology)
+		s.setView(r)
 		s.setDevices(r.Devices)
 	}
 	for name, s := range p.services {
 		if !there[name] {
-			s.setView(plan.Resource{Name: name}, topology)
+			s.setView(plan.Resource{Name: name})
 			s.setDevices(nil)
 		}
 	}
-}
-
-// currentTopology returns how near the GPUs are to each other. An unchanged topology is
-// kept, with its cache. p.mu is held.
-func (p *Plugin) currentTopology() *prefer.Topology {
-	if now := prefer.NewTopology(p.snapshot); p.topology == nil || !now.Equal(p.topology) {
-		p.topology = now
-	}
-	return p.topology
-}
-
-// registered reports whether every resource is registered with the kubelet, and if not,
-// what is waited for. p.mu is held.
-func (p *Plugin) registered() (all bool, waiting string) {
-	waiting = "the kubelet"
-	for _, r := range p.plan.Resources {
-		s, known := p.services[r.Name]
-		switch {
-		case !known:
-			return false, waiting
-		case !s.kubelet.Registered:
-			return false, s.kubelet.Waiting
-		}
-		all = true
-	}
-	return all, waiting
 }

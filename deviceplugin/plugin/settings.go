@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/gpuready/gpuready/deviceplugin/allocate"
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
-	"github.com/gpuready/gpuready/deviceplugin/nodes"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
@@ -64,13 +64,7 @@ func (p *Plugin) configure(s Settings) error {
 	}
 	p.meters.CountReload(nil)
 	p.reportSettings(s)
-	p.update(func() {
-		p.refused = nil
-		p.settings, p.ignored = s.Config, ignored(s.Ignored)
-		p.health = p.health.WithPolicy(s.Health)
-		p.findDeviceNodes()
-		p.markConfigured()
-	})
+	p.update(configInForce(s))
 	return nil
 }
 
@@ -95,7 +89,7 @@ func ignored(keys []string) []string {
 func (p *Plugin) needsNewProcess(c *config.Config) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if was, now := driverRoot(p.settings), driverRoot(c); p.configured() && was != now {
+	if was, now := driverRoot(p.state.settings), driverRoot(c); p.state.configured && was != now {
 		return fmt.Errorf("%w: flags.nvidiaDriverRoot was %q and is %q", ErrReplaced, was, now)
 	}
 	return nil
@@ -106,16 +100,7 @@ func (p *Plugin) refuse(err error) {
 	if !errors.Is(err, ErrNotChosen) {
 		p.meters.CountReload(err)
 	}
-	p.update(func() { p.refused = err })
-}
-
-// refusal returns why no other configuration is in force, for phase.
-func (p *Plugin) refusal() (gpu.Reason, string) {
-	if errors.Is(p.refused, ErrNotChosen) {
-		return reasonUnchosen, p.refused.Error()
-	}
-	// The error has one line for each mistake; this is one sentence.
-	return reasonRefused, strings.ReplaceAll(p.refused.Error(), "\n", "; ")
+	p.update(configRefused(err))
 }
 
 // driverPlace returns where the driver may be. It waits for the first settings.
@@ -128,27 +113,10 @@ func (p *Plugin) driverPlace(ctx context.Context) (driver.Place, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	place := p.cfg.Driver
-	if root := driverRoot(p.settings); root != "" {
+	if root := driverRoot(p.state.settings); root != "" {
 		place.Root = root
 	}
 	return place, nil
-}
-
-// markConfigured records that settings are in force. p.mu is held.
-func (p *Plugin) markConfigured() {
-	if !p.configured() {
-		close(p.configuredCh)
-	}
-}
-
-// configured reports whether settings are in force.
-func (p *Plugin) configured() bool {
-	select {
-	case <-p.configuredCh:
-		return true
-	default:
-		return false
-	}
 }
 
 // failOnInitError reports whether to end rather than wait when the driver is present
@@ -156,23 +124,20 @@ func (p *Plugin) configured() bool {
 func (p *Plugin) failOnInitError() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	fail := p.settings.Flags.FailOnInitError
+	fail := p.state.settings.Flags.FailOnInitError
 	return fail == nil || *fail
 }
 
 // findDeviceNodes finds the device nodes that the settings ask for. p.mu is held.
-func (p *Plugin) findDeviceNodes() {
-	if p.snapshot.Driver.Version == "" {
-		return
-	}
-	var missing []string
-	p.host, missing = nodes.Find(nodes.Place{HostRoot: p.cfg.HostRoot, DriverRoot: p.root}, p.settings, p.snapshot)
+func (p *Plugin) findDeviceNodes() allocate.Host {
+	found, missing := allocate.FindHost(allocate.Place{HostRoot: p.cfg.HostRoot, DriverRoot: p.state.root}, p.state.settings, p.state.snapshot)
 	if now := strings.Join(missing, "; "); now != p.missing {
 		p.missing = now
 		if now != "" {
-			p.cfg.Log.Warn("containers do not get all that is configured", "reason", "DeviceNodesMissing", "path", p.host.DevRoot, "message", now)
+			p.cfg.Log.Warn("containers do not get all that is configured", "reason", "DeviceNodesMissing", "path", found.DevRoot, "message", now)
 		}
 	}
+	return found
 }
 
 func driverRoot(c *config.Config) string {
@@ -182,19 +147,15 @@ func driverRoot(c *config.Config) string {
 	return ""
 }
 
-// initSettings sets the initial settings, or records that they are still to come.
-func (p *Plugin) initSettings(s Settings) {
-	p.settings, p.ignored, p.configuredCh = s.Config, ignored(s.Ignored), make(chan struct{})
+// firstSettings is the fact of the settings at the start, or that they are still to come.
+func (p *Plugin) firstSettings(s Settings) fact {
 	switch {
 	case s.Config != nil:
-		p.markConfigured()
 		p.reportSettings(s)
 	case p.cfg.Follow == nil:
-		p.settings = &config.Config{}
-		p.markConfigured()
+		s.Config = &config.Config{}
 	default:
-		p.settings = &config.Config{}
-		p.refused = fmt.Errorf("%w: %s", ErrNotChosen, waitingToChoose)
+		return configRefused(fmt.Errorf("%w: %s", ErrNotChosen, waitingToChoose))
 	}
-	p.health = p.health.WithPolicy(s.Health)
+	return configInForce(s)
 }

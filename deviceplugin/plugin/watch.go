@@ -31,7 +31,7 @@ func Watch(ctx context.Context, cfg Config, seen func(View)) error {
 	if err != nil {
 		return err
 	}
-	p.onView = seen
+	p.onView, p.state.beside = seen, true
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
@@ -46,12 +46,12 @@ func Watch(ctx context.Context, cfg Config, seen func(View)) error {
 
 // reportView passes the current View to onView. p.mu is held.
 func (p *Plugin) reportView() {
-	v := View{Plan: p.plan, Snapshot: p.snapshot}
+	v := View{Plan: p.state.plan, Snapshot: p.state.snapshot}
 	switch {
-	case p.refused != nil && !p.configured():
-		v.Absent.Reason, v.Absent.Message = p.refusal()
-	case p.absent != nil:
-		v.Absent = gpu.Fault{Reason: p.absent.reason, Message: p.absent.message}
+	case p.state.refused != nil && !p.state.configured:
+		v.Absent.Reason, v.Absent.Message = p.state.refusal()
+	case p.state.absent != nil:
+		v.Absent = gpu.Fault{Reason: p.state.absent.reason, Message: p.state.absent.message}
 	}
 	p.onView(v)
 }

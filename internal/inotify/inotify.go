@@ -188,7 +188,8 @@ func (w *Watcher) Next(ctx context.Context) (Event, error) {
 // Close ends the Watcher. Calling it twice is fine.
 func (w *Watcher) Close() error {
 	w.fail(ErrClosed)
-	return leave(w)
+	leave(w)
+	return nil
 }
 
 // wants reports whether this Watcher reports an event of the kernel.

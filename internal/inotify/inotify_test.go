@@ -44,6 +44,9 @@ func touch(t *testing.T, dir, name string) {
 // instances counts the inotify instances that this process has open.
 func instances(t *testing.T) int {
 	t.Helper()
+	process.Lock()
+	process.closing.Wait()
+	process.Unlock()
 	fds, err := filepath.Glob("/proc/self/fd/*")
 	require.NoError(t, err)
 	n := 0

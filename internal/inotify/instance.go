@@ -39,6 +39,7 @@ var pollInterval = 5 * time.Second
 var process struct {
 	sync.Mutex
 	*instance
+	closing sync.WaitGroup // the instance before, which the kernel has not given up yet
 }
 
 // trouble holds why the process's instance cannot watch by events. It outlives the instance.
@@ -84,6 +85,7 @@ func join(w *Watcher) (*instance, error) {
 	defer process.Unlock()
 	s := process.instance
 	if s == nil || s.failed() {
+		process.closing.Wait() // a user has few instances (fs.inotify.max_user_instances)
 		var err error
 		if s, err = open(); err != nil {
 			return nil, err
@@ -206,7 +208,7 @@ func (s *instance) register(w *Watcher, dir string, wd int32) {
 }
 
 // leave ends a Watcher's use, and the instance with its last user.
-func leave(w *Watcher) error {
+func leave(w *Watcher) {
 	process.Lock()
 	defer process.Unlock()
 	s := w.shared
@@ -221,21 +223,23 @@ func leave(w *Watcher) error {
 	file, polled := s.file, s.why != nil
 	s.mu.Unlock()
 	if !last {
-		return nil
+		return
 	}
 	if process.instance == s {
 		process.instance = nil
 	}
 	close(s.end)
-	var err error
-	if file != nil {
-		err = file.Close()
-	}
-	s.running.Wait()
+	// The kernel closes an instance only after a grace period in which no other process
+	// handles an event (fsnotify_destroy_group): 15 to 200 ms, for which nobody needs to wait.
+	process.closing.Go(func() {
+		if file != nil {
+			_ = file.Close()
+		}
+		s.running.Wait()
+	})
 	if polled {
 		setTrouble(nil) // nobody watches any more
 	}
-	return err
 }
 
 // drop ends a Watcher's use of a directory. s.mu is held.

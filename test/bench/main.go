@@ -69,6 +69,7 @@ type part struct {
 func (b *bench) parts() []part {
 	return []part{
 		{"start", b.start},
+		{"host-driver", b.hostDriver},
 		{"allocate", b.allocate},
 		{"preferred", b.preferred},
 		{"xid", b.xids},

@@ -39,6 +39,7 @@ type node struct {
 	program string // that of the device plugin
 	kubelet *kubelettest.Kubelet
 	driver  *state.File
+	onHost  bool // the driver is in the host's own /, which is dir, and not in a root of its own
 	lives   int
 	plugin  *process // the last one, which may have ended
 
@@ -47,8 +48,11 @@ type node struct {
 	listening atomic.Pointer[time.Time]
 }
 
-func (b *bench) newNode(ctx context.Context, profile string, gpus int) (_ *node, err error) {
-	n := &node{bench: b, program: b.program(pluginProgram)}
+func (b *bench) newNode(ctx context.Context, profile string, gpus int) (*node, error) {
+	return b.makeNode(ctx, &node{bench: b, program: b.program(pluginProgram)}, profile, gpus)
+}
+
+func (b *bench) makeNode(ctx context.Context, n *node, profile string, gpus int) (_ *node, err error) {
 	if n.dir, err = os.MkdirTemp(b.tmp, "n"); err != nil {
 		return nil, err
 	}
@@ -84,7 +88,21 @@ func (n *node) close() {
 	_ = n.gpusim(context.Background(), "down") // its folder is removed in any case
 }
 
-func (n *node) root() string { return filepath.Join(n.dir, "driver") }
+// root returns the driver's root.
+func (n *node) root() string {
+	if n.onHost {
+		return n.dir
+	}
+	return filepath.Join(n.dir, "driver")
+}
+
+// places returns the flags for the kubelet's socket, the driver and the states.
+func (n *node) places(dir string) []string {
+	if n.onHost {
+		return []string{"--host-root", n.dir, "--kubelet-socket", "/dp/kubelet.sock", "--state-dir", "/" + filepath.Base(dir) + "/state"}
+	}
+	return []string{"--kubelet-socket", n.kubelet.Socket(), "--driver-root", n.root(), "--state-dir", filepath.Join(dir, "state")}
+}
 
 func (n *node) gpusim(ctx context.Context, command string, args ...string) error {
 	cmd := exec.CommandContext(ctx, n.bench.program("gpusim"), append([]string{command, "--root", n.root()}, args...)...)
@@ -145,7 +163,10 @@ func (n *node) startPlugin(ctx context.Context, devices int, config string) (*pr
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err
 	}
-	args := []string{"--kubelet-socket", n.kubelet.Socket(), "--driver-root", n.root(), "--state-dir", filepath.Join(dir, "state"), "--listen=" + n.listen}
+	args := append(n.places(dir), "--listen="+n.listen)
+	if n.onHost {
+		args = append(args, "--device-list-strategy", "envvar")
+	}
 	if config != "" {
 		file := filepath.Join(dir, "config.yaml")
 		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {

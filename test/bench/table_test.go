@@ -39,5 +39,5 @@ func TestSizesOfAProcessAreRead(t *testing.T) {
 }
 
 func TestAnUnknownPartIsNamed(t *testing.T) {
-	require.ErrorContains(t, (&bench{}).run(t.Context(), []string{"lunch"}), `--part "lunch": there are start, allocate, preferred,`)
+	require.ErrorContains(t, (&bench{}).run(t.Context(), []string{"lunch"}), `--part "lunch": there are start, host-driver, allocate, preferred,`)
 }

@@ -69,7 +69,7 @@ func (r *pipeline) run(ctx context.Context) error {
 		{"node agents", "start the agents and a kubelet", "run make build", func(ctx context.Context) (string, error) { return r.startAgents(ctx, fail, real) }},
 		{"driver", "bring up the driver", "a real driver: nvidia-smi must work; a simulated one: bin/gpusim up --help", func(ctx context.Context) (string, error) { return r.driver(ctx, real) }},
 		{"toolkit", "write CDI specs", "bin/gpu-toolkit plan shows what it would write", r.toolkit},
-		{"device plugin", "advertise GPUs to the kubelet", "bin/gpu-device-plugin --dry-run shows what it would advertise", r.devicePlugin},
+		{"device plugin", "advertise GPUs to the kubelet", "bin/gpu-device-plugin devices shows what it would advertise", r.devicePlugin},
 		{"validator", "prove driver, toolkit, CUDA and plugin", "bin/gpu-validator run names the layer", r.validator},
 		{"pod", "run vectoradd in a pod that asks for one GPU", "bin/vectoradd --help lists what its exit codes mean", r.pod},
 	}

@@ -68,7 +68,7 @@ func TestGPUVectorAdd(t *testing.T) {
 
 func TestGPUDevicePluginSeesEveryGPU(t *testing.T) {
 	snap := machine(t)
-	out := run(t, "gpu-device-plugin", "--dry-run", "-o", "json")
+	out := run(t, "gpu-device-plugin", "devices", "-o", "json")
 	for _, d := range snap.Devices {
 		require.Contains(t, out, string(d.UUID))
 	}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 )
@@ -12,11 +13,12 @@ import (
 // memory holds the earlier readings of a Source, so that a GPU which no longer answers
 // keeps its UUID.
 type memory struct {
-	devices   map[gpu.UUID]reading // as last read without an error
-	order     []gpu.UUID           // by index, of the last read
-	snapshot  []gpu.Device         // of the last Snapshot; nil if there was none since a probe
-	ancestors map[[2]gpu.PCIAddress]gpu.LinkKind
-	numa      map[gpu.PCIAddress]int
+	devices    map[gpu.UUID]reading // as last read without an error
+	order      []gpu.UUID           // by index, of the last read
+	snapshot   []gpu.Device         // of the last Snapshot; nil if there was none since a probe
+	snapshotAt time.Time
+	ancestors  map[[2]gpu.PCIAddress]gpu.LinkKind
+	numa       map[gpu.PCIAddress]int
 
 	letGo map[gpu.UUID]bool      // the GPUs to release
 	out   map[gpu.UUID]gpu.Fault // the released GPUs with their faults
@@ -115,7 +117,7 @@ func (s *Source) findUUIDs(all []reading, errs []error) {
 func (s *Source) keepSnapshot(list []gpu.Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.memory.snapshot = list
+	s.memory.snapshot, s.memory.snapshotAt = list, time.Now()
 }
 
 // takeLastSnapshot returns the devices of the last Snapshot, once.
@@ -125,6 +127,18 @@ func (s *Source) takeLastSnapshot() []gpu.Device {
 	list := s.memory.snapshot
 	s.memory.snapshot = nil
 	return list
+}
+
+// takeRecentSnapshot returns the devices of a Snapshot that was just made, once; nil if there
+// was none.
+func (s *Source) takeRecentSnapshot() []gpu.Device {
+	s.mu.Lock()
+	recent := time.Since(s.memory.snapshotAt) < recent
+	s.mu.Unlock()
+	if !recent {
+		return nil
+	}
+	return s.takeLastSnapshot()
 }
 
 func clone(r reading) reading {

@@ -3,6 +3,7 @@ package nvml
 import (
 	"errors"
 	"math/bits"
+	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -76,7 +77,9 @@ func (p places) numa(address gpu.PCIAddress) int {
 	if p.sys == nil {
 		return -1
 	}
-	data, err := p.sys.ReadFile("/sys/bus/pci/devices/"+string(address)+"/numa_node", 4096)
+	// Every link in sysfs leads to another place in it, so the kernel may follow them: to
+	// resolve them part by part takes 20 system calls a GPU.
+	data, err := os.ReadFile(p.sys.Path("/sys/bus/pci/devices/" + string(address) + "/numa_node"))
 	if err != nil {
 		return -1
 	}

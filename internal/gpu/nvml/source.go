@@ -29,6 +29,7 @@ import (
 type Options struct {
 	HostRoot   string // where the host's file system is mounted; "" is "/"
 	DriverRoot string // host path below which to find the library; "" is "/"
+	Library    string // path that FindLibrary returned; "": Open finds the library
 	Log        *slog.Logger
 
 	// CallTimeout is the time after which the GPU of an NVML call counts as hanging.
@@ -109,14 +110,17 @@ var optional = []string{
 	"nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth",
 }
 
-// Open finds libnvidia-ml, loads it into the process and initialises it. It searches
-// as FindLibrary does, then in the loader's directories. Its error wraps
+// Open finds libnvidia-ml, loads it into the process and initialises it. Without
+// Options.Library it searches as FindLibrary does, then in the loader's directories. Its error wraps
 // gpu.ErrNoDriver when there is no library or no kernel module,
 // gpu.ErrNoPermission, gpu.ErrVersionMismatch, or ErrOtherLibrary.
 func Open(o Options) (*Source, error) {
-	path, err := findAnywhere(o.HostRoot, o.DriverRoot)
-	if err != nil {
-		return nil, err
+	path := o.Library
+	if path == "" {
+		var err error
+		if path, err = findAnywhere(o.HostRoot, o.DriverRoot); err != nil {
+			return nil, err
+		}
 	}
 	if err := checkLoadable(path); err != nil {
 		return nil, err
@@ -138,6 +142,7 @@ func Open(o Options) (*Source, error) {
 	}
 	s := newSource(nvml.New(nvml.WithLibraryPath(path)), o)
 	s.library, s.has, s.simulated = path, has, library.Lookup("gpusim_simulated") == nil
+	var err error
 	if s.places, err = openPlaces(o, s.simulated); err != nil {
 		return nil, err
 	}

@@ -80,7 +80,15 @@ type watch struct {
 
 const maxStrikes = 3
 
+// recent is the age up to which a Snapshot replaces the first probe of Watch: to read every
+// GPU twice would take milliseconds of the time to the first device list. Changes since the
+// Snapshot are found by the next probe, like those since the first one.
+const recent = time.Second
+
 func (w *watch) begin() error {
+	if w.seen = w.takeRecentSnapshot(); w.seen != nil {
+		return w.renew()
+	}
 	_, all, err := w.read(w.ctx)
 	if err != nil {
 		return err

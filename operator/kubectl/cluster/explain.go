@@ -1,5 +1,3 @@
-// Package explain determines how far a node is on its way to usable GPUs, from the same facts and
-// by the same rules as the operator.
 package cluster
 
 import (

@@ -1,0 +1,121 @@
+// Package cli has the commands of gpu-device-plugin, one file for each.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/plugin"
+	"github.com/gpuready/gpuready/deviceplugin/settings"
+	"github.com/gpuready/gpuready/internal/gpu/nvml"
+	"github.com/gpuready/gpuready/internal/program"
+	"github.com/gpuready/gpuready/internal/version"
+)
+
+const name = "gpu-device-plugin"
+
+// exitDiffers is the exit code of shadow --once when there are differences.
+const exitDiffers = 3
+
+// Main runs the command that the arguments name, run if they name none, and returns the
+// exit code. started is the time at which the process started.
+func Main(ctx context.Context, started time.Time, args []string, stdout, stderr io.Writer) int {
+	c := &commands{started: started, stdout: stdout, stderr: stderr}
+	command := func(name string, run func(ctx context.Context, args []string) error) program.Command {
+		return program.Command{Name: name, Run: func(ctx context.Context, args []string, _, _ io.Writer) error { return run(ctx, args) }}
+	}
+	hidden := func(name string, run func(ctx context.Context, args []string) error) program.Command {
+		one := command(name, run)
+		one.Hidden = true
+		return one
+	}
+	p := program.Program{
+		Name:           name,
+		DefaultCommand: "run",
+		Commands: []program.Command{
+			command("run", c.run),
+			command("devices", c.devices),
+			command("check-config", c.checkConfig),
+			command("shadow", c.shadow),
+			command("mps-daemon", c.mpsDaemon),
+			command("wait", c.wait),
+			hidden("mps-uninstall", c.mpsUninstall),
+			hidden(nvml.ReaderCommand, func(ctx context.Context, args []string) error { return nvml.PrintDevice(ctx, args, stdout) }),
+		},
+	}
+	if len(args) > 0 && slices.Contains([]string{"--help", "-h", "help"}, args[0]) {
+		p.Help = settings.Usage(runHelp)
+	}
+	return p.Run(ctx, args, stdout, stderr)
+}
+
+// commands are the commands of one process.
+type commands struct {
+	started        time.Time
+	stdout, stderr io.Writer
+}
+
+// fail prints an error, which may have several lines, and returns the one that ends the
+// program with the exit code.
+func (c *commands) fail(code int, err error) error {
+	fmt.Fprintf(c.stderr, "%s: %v\n", name, err)
+	return program.WithExitCode(code, program.ErrReported)
+}
+
+// parse reads the settings of a command. done reports that there is nothing left to do: the
+// help or the version was printed, or err ends the program.
+func (c *commands) parse(mode settings.Mode, help string, args []string) (o *settings.Options, done bool, err error) {
+	previous, err := handedOverData()
+	if err == nil {
+		o, err = settings.Parse(settings.Command{Mode: mode, Help: help, Previous: previous}, args, c.stdout)
+	}
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		return nil, true, nil
+	case err != nil:
+		return nil, true, c.fail(program.Usage, err)
+	case o.Version:
+		fmt.Fprintln(c.stdout, name, version.String())
+		return nil, true, nil
+	}
+	return o, false, nil
+}
+
+// log returns the logger of a component, whose format the settings have checked.
+func (c *commands) log(o *settings.Options, component string) *slog.Logger {
+	log, err := program.Log(c.stderr, component, o.LogFormat, "")
+	if err != nil {
+		panic(err)
+	}
+	return log
+}
+
+// openDriver opens NVML where the driver is now.
+func openDriver(place driver.Place, log *slog.Logger, failed func(code string)) (plugin.Opened, error) {
+	root, path, err := place.Find()
+	library := driver.Stat(path)
+	if err != nil {
+		if place.Only {
+			return plugin.Opened{}, err
+		}
+		if place.Root == "" {
+			root = "/" // NVML then searches the loader's path
+		}
+	}
+	source, err := nvml.Open(nvml.Options{HostRoot: place.HostRoot, DriverRoot: root, Library: path, Log: log, OnFailure: failed, ReadOutside: nvml.NewOutsideReader(place.HostRoot, root)})
+	if err != nil {
+		return plugin.Opened{}, err
+	}
+	if source.Library() != path { // found by the loader, or newly installed
+		library = driver.Stat(source.Library())
+	}
+	return plugin.Opened{Source: source, Root: root, Library: library}, nil
+}

@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+
+	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/plugin"
+	"github.com/gpuready/gpuready/deviceplugin/settings"
+	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/program"
+)
+
+const runHelp = `gpu-device-plugin advertises this node's NVIDIA GPUs and MIG devices to the
+kubelet, as nvidia.com/gpu or as configured, and allocates them to containers.
+
+Usage:
+  gpu-device-plugin [run] [flags]
+  gpu-device-plugin devices [flags]     print what would be advertised, and why a GPU is left out
+  gpu-device-plugin check-config FILE   check a configuration file (see check-config --help)
+  gpu-device-plugin shadow [flags]      run beside another device plugin, and report differences
+  gpu-device-plugin mps-daemon [flags]  run the MPS control daemons of shared GPUs (see mps-daemon --help)
+  gpu-device-plugin wait [flags]        wait until containers get the GPUs (see wait --help)
+
+Examples:
+  gpu-device-plugin
+  gpu-device-plugin devices                  # what would be advertised
+  gpu-device-plugin devices --mig-strategy mixed -o json
+  gpu-device-plugin devices --config-file new.yaml
+  gpu-device-plugin shadow --once            # what would change on this node
+  gpu-device-plugin --driver-root /opt/driver --listen=
+  gpu-device-plugin --config-file /etc/gpuready/device-plugin.yaml
+  gpu-device-plugin --config-file old.yaml --unknown-keys=warn   # warn about unknown keys, and serve
+  gpu-device-plugin --config-dir /etc/gpuready/configs           # the node's label chooses a file
+  gpu-device-plugin devices --config-dir configs --config mixed
+
+Flags (command line before environment before configuration file):
+%s
+The configuration file is watched: a new one is checked and applied without a restart,
+on SIGHUP too. If it is refused, the previous one stays in force.
+
+Exit codes:
+  0  ended on SIGTERM or SIGINT, or so that its container is created again with the
+     current GPUs, or devices, --help, --version; shadow --once: no differences
+  1  failed; the last line on stderr says why and what to do
+  2  bad flag, environment variable or configuration file
+  3  shadow --once: there are differences
+`
+
+// run serves the kubelet, or does what --dry-run and --shadow ask for.
+func (c *commands) run(ctx context.Context, args []string) error {
+	return c.inMode(ctx, settings.Serve, args)
+}
+
+// inMode parses the settings and does what their mode says.
+func (c *commands) inMode(ctx context.Context, mode settings.Mode, args []string) error {
+	o, done, err := c.parse(mode, runHelp, args)
+	if done {
+		return err
+	}
+	switch o.Mode {
+	case settings.Devices:
+		return c.printDevices(ctx, o)
+	case settings.Shadow:
+		return c.compare(ctx, o)
+	}
+	return c.serve(ctx, o)
+}
+
+// serve serves the kubelet until ctx ends.
+func (c *commands) serve(ctx context.Context, o *settings.Options) error {
+	cfg, watcher := c.pluginConfig(o)
+	var err error
+	if cfg.Sockets, err = listeners(); err != nil {
+		return c.fail(program.Failed, err)
+	}
+	sockets, err := plugin.Run(ctx, cfg)
+	if errors.Is(err, plugin.ErrReplaced) && ctx.Err() == nil {
+		err = reexec(watcher, sockets)
+	}
+	if err != nil {
+		return c.fail(program.Failed, err)
+	}
+	return nil
+}
+
+// pluginConfig returns the inputs of a plugin with the settings, and the watcher that it
+// follows.
+func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.Watcher) {
+	log := c.log(o, "deviceplugin")
+	watcher := settings.NewWatcher(o, log)
+	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.ConfigFile, "settings", strings.Join(o.NonDefaults, ", "),
+		"socket", o.KubeletSocket, "pid", os.Getpid())
+	o.Warn(log)
+	meters := plugin.NewMetrics()
+	return plugin.Config{
+		HostRoot:       o.HostRoot,
+		StateDir:       o.StateDir,
+		KubeletSocket:  o.KubeletSocket,
+		KubeletTimeout: o.KubeletTimeout,
+		Listen:         o.Listen,
+		Settings:       inForce(o),
+		Follow: func(ctx context.Context, deliver func(plugin.Settings, error)) error {
+			return watcher.Watch(ctx, func(o *settings.Options, err error) {
+				if err != nil {
+					deliver(plugin.Settings{}, err)
+					return
+				}
+				deliver(inForce(o), nil)
+			})
+		},
+		Driver:  driver.Place{HostRoot: o.HostRoot},
+		Open:    func(place driver.Place) (plugin.Opened, error) { return openDriver(place, log, meters.CountNVMLError) },
+		NFDDir:  o.NFDDir,
+		Given:   os.Getenv(injection.Variable),
+		Log:     log,
+		Meters:  meters,
+		Started: c.started,
+	}, watcher
+}
+
+// inForce returns the plugin's settings. They are empty while the configuration is not
+// chosen.
+func inForce(o *settings.Options) plugin.Settings {
+	return plugin.Settings{Config: o.Config, Health: o.Policy, Name: o.Name, Hash: o.Hash, Ignored: o.IgnoredKeys()}
+}
+
+// reexec executes this program again with the sockets and the configuration in force,
+// even if its file was replaced meanwhile. It returns only on failure.
+func reexec(w *settings.Watcher, sockets map[string]*os.File) error {
+	data, err := w.HandoverData()
+	if err != nil {
+		return err
+	}
+	return execAgain("/proc/self/exe", sockets, data)
+}

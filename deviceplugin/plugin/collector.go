@@ -1,0 +1,139 @@
+package plugin
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+
+	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// collector holds the current state. Its metrics are computed at each scrape, so that
+// they belong to one moment and cost nothing in between.
+type collector struct {
+	phase, health, devices, leftOut, registered, config, ignored *prometheus.Desc
+
+	mu  sync.Mutex
+	now scrapeData
+}
+
+// scrapeData holds the values of one scrape. Whole fields are replaced; what they hold never changes.
+type scrapeData struct {
+	phase      nodestate.Phase
+	reason     gpu.Reason
+	registered map[string]bool // by resource
+	plan       plan.Plan
+	config     *labelRow // nil: none yet
+	ignored    []string
+}
+
+func newCollector() collector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(prometheus.BuildFQName(namespace, subsystem, name), help, labels, nil)
+	}
+	return collector{
+		phase:      desc("phase", "1 for the phase that the plugin is in, with its reason; as in its state file.", "phase", "reason"),
+		health:     desc("device_healthy", "1 for a device that may be allocated, 0 for one that may not, with the reason.", "resource", "device", "reason"),
+		devices:    desc("devices", "Devices reported to the kubelet, each replica counted, by state (Healthy or Unhealthy) and reason.", "resource", "state", "reason"),
+		leftOut:    desc("devices_left_out", "GPUs and MIG devices not reported to the kubelet, by reason.", "reason"),
+		registered: desc("registered", "1 while this plugin has registered the resource with the kubelet, 0 while it has not.", "resource"),
+		config:     desc("config_info", "1, with the hash of the configuration in force and the name by which it was chosen.", "hash", "name"),
+		ignored:    desc("config_ignored_key", "1 for each unknown key of the configuration file, which was skipped.", "key"),
+	}
+}
+
+// SetState sets the phase and the registered resources. The map must not be changed
+// afterwards.
+func (m *Metrics) SetState(phase nodestate.Phase, reason gpu.Reason, registered map[string]bool) {
+	m.collector.set(func(now *scrapeData) { now.phase, now.reason, now.registered = phase, reason, registered })
+	for resource := range registered {
+		for _, code := range allocateCodes {
+			m.allocations.WithLabelValues(resource, code.String())
+		}
+	}
+}
+
+// allocateCodes are the gRPC codes of Allocate (package allocate).
+var allocateCodes = []codes.Code{codes.OK, codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition, codes.Internal}
+
+// SetPlan sets the devices reported to the kubelet, and those left out. The plan must not
+// be changed afterwards.
+func (m *Metrics) SetPlan(p plan.Plan) { m.collector.set(func(now *scrapeData) { now.plan = p }) }
+
+// SetConfig sets the configuration in force, by the hash of its file and the name by
+// which it was chosen, and its ignored keys.
+func (m *Metrics) SetConfig(hash, name string, ignored []string) {
+	m.collector.set(func(now *scrapeData) { now.config, now.ignored = &labelRow{hash, name}, ignored })
+}
+
+func (s *collector) set(change func(*scrapeData)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.now)
+}
+
+// Describe implements prometheus.Collector.
+func (s *collector) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{s.phase, s.health, s.devices, s.leftOut, s.registered, s.config, s.ignored} {
+		to <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (s *collector) Collect(to chan<- prometheus.Metric) {
+	s.mu.Lock()
+	now := s.now
+	s.mu.Unlock()
+	phase, health, devices, left, registered, config, ignored := labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}
+	if now.phase != "" {
+		phase[labelRow{string(now.phase), string(now.reason)}] = 1
+	}
+	for name, is := range now.registered {
+		registered[labelRow{name}] = number(is)
+	}
+	for _, r := range now.plan.Resources {
+		for _, d := range r.Devices {
+			state, reason := nodestate.Unhealthy, string(d.Fault.Reason)
+			if d.Healthy() {
+				state = nodestate.Healthy
+			}
+			devices[labelRow{r.Name, string(state), reason}]++
+			if d.Replica == 0 { // one series for each GPU and MIG device, however often it is shared
+				health[labelRow{r.Name, string(d.UUID()), reason}] = number(d.Healthy())
+			}
+		}
+	}
+	for _, l := range now.plan.LeftOut {
+		left[labelRow{string(l.Reason)}]++
+	}
+	if now.config != nil {
+		config[*now.config] = 1
+	}
+	for _, key := range now.ignored {
+		ignored[labelRow{key}] = 1
+	}
+	phase.send(to, s.phase, 2)
+	health.send(to, s.health, 3)
+	devices.send(to, s.devices, 3)
+	left.send(to, s.leftOut, 1)
+	registered.send(to, s.registered, 1)
+	config.send(to, s.config, 2)
+	ignored.send(to, s.ignored, 1)
+}
+
+// labelRow holds the values of up to three labels.
+type labelRow [3]string
+
+type labelTable map[labelRow]float64
+
+func (t labelTable) send(to chan<- prometheus.Metric, d *prometheus.Desc, labels int) {
+	for r, value := range t {
+		for i := range labels {
+			r[i] = validUTF8(r[i])
+		}
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, r[:labels]...)
+	}
+}

@@ -1,0 +1,60 @@
+package plugin
+
+import (
+	"maps"
+	"sync"
+	"time"
+)
+
+// repeatInterval is the time during which an event is not logged again: a faulty
+// program can cause hundreds of XIDs in a second, and a ReplicaSet creates a new pod
+// for each that is refused.
+const repeatInterval = time.Minute
+
+// maxKeys is the number of different events that are logged in one interval, and
+// remembered.
+const maxKeys = 64
+
+// repeatFilter allows one event of a key per interval. Its methods may be called
+// concurrently.
+type repeatFilter[K comparable] struct {
+	mu     sync.Mutex
+	logged map[K]occurrence
+	lost   int // events that were neither logged nor remembered
+}
+
+type occurrence struct {
+	at   time.Time // last logged
+	more int       // since
+}
+
+// allow reports whether to log an event, and returns the number of similar events since
+// the last one logged.
+func (r *repeatFilter[K]) allow(key K, now time.Time) (more int, is bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last, known := r.logged[key]
+	if known && now.Sub(last.at) < repeatInterval {
+		r.logged[key] = occurrence{last.at, last.more + 1}
+		return 0, false
+	}
+	if !known && len(r.logged) >= maxKeys {
+		maps.DeleteFunc(r.logged, func(_ K, old occurrence) bool {
+			gone := now.Sub(old.at) >= repeatInterval
+			if gone {
+				r.lost += old.more
+			}
+			return gone
+		})
+		if len(r.logged) >= maxKeys {
+			r.lost++
+			return 0, false
+		}
+	}
+	if r.logged == nil {
+		r.logged = map[K]occurrence{}
+	}
+	r.logged[key] = occurrence{at: now}
+	more, r.lost = last.more+r.lost, 0
+	return more, true
+}

@@ -1,0 +1,169 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/driver"
+	"github.com/gpuready/gpuready/deviceplugin/health"
+	strict "github.com/gpuready/gpuready/internal/config"
+)
+
+// inFile maps each flag to its path in the configuration file.
+var inFile = map[string]string{
+	"mig-strategy":                     "flags.migStrategy",
+	"fail-on-init-error":               "flags.failOnInitError",
+	"mps-root":                         "flags.mpsRoot",
+	"driver-root":                      "flags.nvidiaDriverRoot",
+	"dev-root":                         "flags.nvidiaDevRoot",
+	"gdrcopy-enabled":                  "flags.gdrcopyEnabled",
+	"gds-enabled":                      "flags.gdsEnabled",
+	"mofed-enabled":                    "flags.mofedEnabled",
+	"device-discovery-strategy":        "flags.deviceDiscoveryStrategy",
+	"pass-device-specs":                "flags.plugin.passDeviceSpecs",
+	"device-list-strategy":             "flags.plugin.deviceListStrategy",
+	"device-id-strategy":               "flags.plugin.deviceIDStrategy",
+	"cdi-annotation-prefix":            "flags.plugin.cdiAnnotationPrefix",
+	"nvidia-cdi-hook-path":             "flags.plugin.nvidiaCTKPath",
+	"driver-root-ctr-path":             "flags.plugin.containerDriverRoot",
+	"shared-devices-allocation-policy": "flags.plugin.sharedDevicesAllocationPolicy",
+	"imex-channel-ids":                 "imex.channelIDs",
+	"imex-required":                    "imex.required",
+}
+
+// settingFlags defines the flags that the configuration file has too.
+func (o *Options) settingFlags(f *pflag.FlagSet) {
+	s, p := &o.settings, &o.settings.Plugin
+	text := func(field **string, name, value, usage string) {
+		*field = f.String(name, value, usage)
+	}
+	toggle := func(field **bool, name string, value bool, usage string) {
+		*field = f.Bool(name, value, usage)
+	}
+	text(&s.NvidiaDriverRoot, "driver-root", "", "host `path` of the driver's root (default: "+driver.Containerised+" where it holds a driver, else /)")
+	text(&s.NvidiaDevRoot, "dev-root", "", "host `path` below which the device nodes for containers are (default: the driver's root if it has them, else /)")
+	toggle(&s.FailOnInitError, "fail-on-init-error", true, "end, rather than wait, when the driver is there and does not work")
+	text(&s.MigStrategy, "mig-strategy", "none", "how to advertise MIG devices: none, single or mixed")
+	text(&s.DeviceDiscoveryStrategy, "device-discovery-strategy", "auto", "how to find GPUs: auto or nvml, which are the same")
+	f.StringSliceVar((*[]string)(&p.DeviceListStrategy), "device-list-strategy", []string{"cdi-cri"}, "how containers get devices: cdi-cri, cdi-annotations, envvar, volume-mounts")
+	text(&p.DeviceIDStrategy, "device-id-strategy", "uuid", "what names a device to the NVIDIA container runtime: uuid or index")
+	toggle(&p.PassDeviceSpecs, "pass-device-specs", false, "pass device nodes besides")
+	text(&p.SharedDevicesAllocationPolicy, "shared-devices-allocation-policy", "distributed", "which replicas and MIG devices to prefer: distributed over the GPUs, or packed onto few")
+	text(&p.CDIAnnotationPrefix, "cdi-annotation-prefix", "cdi.k8s.io/", "prefix of the annotations of cdi-annotations")
+	f.StringSliceVar(&o.cdiFeatureFlags, "cdi-feature-flags", nil, "not supported: the toolkit writes the CDI specs")
+	text(&p.NvidiaCTKPath, "nvidia-cdi-hook-path", "/usr/bin/nvidia-ctk", "accepted for the reference's sake: the toolkit writes the CDI specs")
+	text(&p.ContainerDriverRoot, "driver-root-ctr-path", "/driver-root", "accepted for the reference's sake: the driver is found below --host-root")
+	text(&s.MpsRoot, "mps-root", "/run/nvidia/mps", "host `path` of the MPS control daemon's files")
+	toggle(&s.GDRCopyEnabled, "gdrcopy-enabled", false, "give containers GDRCopy")
+	toggle(&s.GDSEnabled, "gds-enabled", false, "give containers GPUDirect Storage")
+	toggle(&s.MOFEDEnabled, "mofed-enabled", false, "give containers Mellanox OFED")
+	f.IntSliceVar(&o.imex.ChannelIDs, "imex-channel-ids", nil, "IMEX channels to give to containers: none, or 0")
+	o.imex.Required = f.Bool("imex-required", false, "allocate no GPU if an IMEX channel is missing")
+}
+
+// readData decodes a configuration file and sets those flags that neither the command
+// line nor the environment has set.
+func (o *Options) readData(data []byte, flags *pflag.FlagSet) (err error) {
+	unknown := config.Refuse
+	if o.unknownKeys == "warn" {
+		unknown = config.Warn
+	}
+	if o.file, o.Ignored, err = config.Parse(data, o.ConfigFile, config.Options{UnknownKeys: unknown}); err != nil {
+		return err
+	}
+	given := o.file.FlagValues()
+	for _, flag := range slices.Sorted(maps.Keys(inFile)) {
+		value, there := given[inFile[flag]]
+		if !there || flags.Changed(flag) {
+			continue
+		}
+		if value == "" && flags.Lookup(flag).DefValue == "[]" {
+			continue // an empty list is the default
+		}
+		if err := flags.Set(flag, value); err != nil {
+			return &strict.Error{Source: o.ConfigFile, Path: inFile[flag], Err: err}
+		}
+		o.origin[flag] = o.ConfigFile
+	}
+	return nil
+}
+
+// mergeConfig returns the configuration in force: the file overlaid with the flags,
+// whose values come from the command line, the environment, the file and the defaults.
+// Its errors name each setting by its origin.
+func (o *Options) mergeConfig() (*config.Config, error) {
+	c := o.file.With(o.settings, o.imex)
+	if err := errors.Join(o.attributeErrors(c.Check())...); err != nil {
+		return nil, err
+	}
+	return c, errors.Join(o.attributeErrors(notServed(c))...)
+}
+
+// readPolicy derives the policy for XIDs from the file and the reference's two
+// variables, which override it.
+func (o *Options) readPolicy() error {
+	disable, enable := os.Getenv(health.DisableVariable), os.Getenv(health.EnableVariable)
+	changes, err := health.ParseDisable(disable, enable)
+	if err != nil {
+		return fmt.Errorf("environment variable %w", err)
+	}
+	o.Policy = health.DefaultPolicy().With(health.ChangesFromConfig(o.Config.Health)).With(changes)
+	for variable, value := range map[string]string{health.DisableVariable: disable, health.EnableVariable: enable} {
+		if value != "" {
+			o.NonDefaults = append(o.NonDefaults, fmt.Sprintf("%s=%s", variable, value))
+		}
+	}
+	slices.Sort(o.NonDefaults)
+	return nil
+}
+
+// attributeErrors replaces the fields in errors by the name under which they were set:
+// a flag, a variable, or a path in the file.
+func (o *Options) attributeErrors(err error) []error {
+	var all []error
+	for _, err := range SplitErrors(err) {
+		if field, is := errors.AsType[*strict.Error](err); is {
+			renamed := *field
+			err = &renamed
+			renamed.Source = o.ConfigFile
+			for flag, path := range inFile {
+				within, _, _ := strings.Cut(field.Path, "[")
+				if origin := o.origin[flag]; path == within && origin != o.ConfigFile {
+					renamed.Source, renamed.Path = "", origin
+				}
+			}
+		}
+		all = append(all, err)
+	}
+	return all
+}
+
+// SplitErrors undoes errors.Join.
+func SplitErrors(err error) []error {
+	if joined, is := err.(interface{ Unwrap() []error }); is {
+		return joined.Unwrap()
+	}
+	if err == nil {
+		return nil
+	}
+	return []error{err}
+}
+
+// listSettings lists the settings that differ from the defaults, each with its origin,
+// for the log.
+func (o *Options) listSettings(flags *pflag.FlagSet) []string {
+	var all []string
+	flags.VisitAll(func(f *pflag.Flag) {
+		if origin := o.origin[f.Name]; origin != "" {
+			all = append(all, fmt.Sprintf("%s=%s (%s)", f.Name, strings.Trim(f.Value.String(), "[]"), origin))
+		}
+	})
+	return all
+}

@@ -1,0 +1,141 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/deviceplugin/config"
+	strict "github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// Strategies for choosing a configuration that neither the node's label nor a flag
+// names. Words and meaning are those of the reference's config-manager
+// (cmd/config-manager/main.go).
+const (
+	fallbackNamed  = "named"  // the one named default
+	fallbackSingle = "single" // the only one
+	fallbackEmpty  = "empty"  // none: flags, environment and defaults
+	fallbackName   = "default"
+)
+
+// configSet is a folder of configurations, of which the node's label chooses one.
+type configSet struct {
+	dir      string
+	name     string // chosen on the command line, overriding the label
+	standard string // for a node without the label
+	fallback []string
+	label    string
+}
+
+func (n *configSet) flags(f *pflag.FlagSet) {
+	f.StringVar(&n.dir, "config-dir", "", "`folder` of configuration files, of which the node's label chooses one by its name")
+	f.StringVar(&n.name, "config", "", "with --config-dir: use the file of this `name`, whatever the node's label")
+	f.StringVar(&n.standard, "default-config", "", "with --config-dir: the file for a node without the label")
+	f.StringSliceVar(&n.fallback, "fallback-strategies", []string{fallbackNamed, fallbackSingle},
+		"with --config-dir, without label and --default-config, the first that applies: named (the file default), single (the only file), empty (no file)")
+	f.StringVar(&n.label, "node-label", nodestate.ConfigLabel, "the label that chooses; only the default is supported")
+}
+
+func (n *configSet) check(file string) error {
+	for _, strategy := range n.fallback {
+		if !slices.Contains([]string{fallbackNamed, fallbackSingle, fallbackEmpty}, strategy) {
+			return fmt.Errorf("--fallback-strategies: %q is not known, only named, single and empty", strategy)
+		}
+	}
+	switch {
+	case n.label != nodestate.ConfigLabel:
+		return fmt.Errorf("--node-label: %q is not supported, only %s", n.label, nodestate.ConfigLabel)
+	case n.dir != "" && file != "":
+		return errors.New("--config-dir and --config-file exclude each other; remove one of the flags")
+	case n.dir == "" && n.name != "":
+		return errors.New("--config names a file in --config-dir; add that, or use --config-file")
+	}
+	return nil
+}
+
+// choose returns the name of the configuration for a node with that label, or "" for
+// the empty one. It only ever returns a name in the list, so that a label cannot lead
+// elsewhere.
+func (n *configSet) choose(label string, there []string) (string, error) {
+	for _, asked := range []struct{ name, by string }{
+		{n.name, "--config"}, {label, "the node's label " + nodestate.ConfigLabel}, {n.standard, "--default-config"},
+	} {
+		switch {
+		case asked.name == "":
+		case slices.Contains(there, asked.name):
+			return asked.name, nil
+		default:
+			return "", fmt.Errorf("%s: no configuration is called %q, as %s has it; %s%s", n.dir, asked.name, asked.by, available(there), strict.Suggest(asked.name, there))
+		}
+	}
+	for _, strategy := range n.fallback {
+		switch {
+		case strategy == fallbackNamed && slices.Contains(there, fallbackName):
+			return fallbackName, nil
+		case strategy == fallbackSingle && len(there) == 1:
+			return there[0], nil
+		case strategy == fallbackEmpty:
+			return "", nil
+		}
+	}
+	return "", fmt.Errorf("%s: the node has no label %s, and --default-config and --fallback-strategies (%s) name no configuration; %s",
+		n.dir, nodestate.ConfigLabel, strings.Join(n.fallback, ","), available(there))
+}
+
+func available(there []string) string {
+	if len(there) == 0 {
+		return "the folder has none"
+	}
+	return "there are " + strings.Join(there, ", ")
+}
+
+// ListConfigs returns the names of the configurations in a folder. Like the reference it skips folders and
+// the internal entries of a mounted ConfigMap (..data).
+func ListConfigs(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("list the configurations: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if !e.IsDir() && !strings.HasPrefix(e.Name(), "..") {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// ReadConfig reads a configuration of a folder, and nothing outside of the folder, not even through a
+// link.
+func ReadConfig(dir, name string) ([]byte, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration: %w", err)
+	}
+	defer func() { _ = root.Close() }()
+	return readRegular(func() (*os.File, error) { return root.OpenFile(name, openFlags, 0) }, filepath.Join(dir, name))
+}
+
+// Resolve returns the options with the configuration that they name, or that the node
+// chooses now.
+func (o *Options) Resolve() (*Options, error) {
+	if o.Config != nil {
+		return o, nil
+	}
+	found, err := o.withLabels(o.labels())
+	if errors.Is(err, config.ErrNotChosen) {
+		there, listErr := ListConfigs(o.configs.dir)
+		if listErr != nil {
+			return nil, listErr
+		}
+		return nil, fmt.Errorf("no configuration of %s is chosen for this node yet; name one with --config: %s", o.configs.dir, available(there))
+	}
+	return found, err
+}
