@@ -25,6 +25,7 @@ import (
 )
 
 func TestEightGPUsAreAdvertisedWithTheirNUMANodes(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	r := m.wait(8)
 	require.Len(t, r.Devices, 8)
@@ -36,6 +37,7 @@ func TestEightGPUsAreAdvertisedWithTheirNUMANodes(t *testing.T) {
 }
 
 func TestPodGetsAsManyCDIDevicesAsRequested(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	seen := map[string]bool{}
@@ -57,6 +59,7 @@ func TestPodGetsAsManyCDIDevicesAsRequested(t *testing.T) {
 }
 
 func TestXIDMarksOneGPUOnly(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	// An application's own error. (After 109 the simulated driver also asks for a
@@ -75,6 +78,7 @@ func TestXIDMarksOneGPUOnly(t *testing.T) {
 }
 
 func TestUncorrectableECCErrorMarksOneGPU(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	m.sim("ecc", "--gpu", "6", "--corrected", "40")
@@ -83,6 +87,7 @@ func TestUncorrectableECCErrorMarksOneGPU(t *testing.T) {
 }
 
 func TestLostGPUIsMarkedAndRecovers(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"calls", "handle", "gone", "unknown", "events"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
@@ -107,6 +112,7 @@ func TestLostGPUIsMarkedAndRecovers(t *testing.T) {
 }
 
 func TestGPULostBeforeTheStartAffectsNoOther(t *testing.T) {
+	t.Parallel()
 	for how, listed := range map[string]int{"calls": 8, "gone": 7} {
 		t.Run(how, func(t *testing.T) {
 			m := newMachine(t).up()
@@ -118,6 +124,7 @@ func TestGPULostBeforeTheStartAffectsNoOther(t *testing.T) {
 }
 
 func TestRestartedKubeletIsServedByTheSameProcess(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	before := m.wait(8)
 	job, err := m.kubelet.Admit(soon(t), pod("job", 2))
@@ -135,6 +142,7 @@ func TestRestartedKubeletIsServedByTheSameProcess(t *testing.T) {
 }
 
 func TestLateDriverIsPickedUp(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).withKubelet().start()
 	m.waitForOutput("is not there yet")
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason != "Starting" })
@@ -145,6 +153,7 @@ func TestLateDriverIsPickedUp(t *testing.T) {
 }
 
 func TestPluginWaitsForTheLibraryInTheDriverRoot(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).withKubelet()
 	require.NoError(t, os.MkdirAll(m.path("/driver/usr/lib/x86_64-linux-gnu"), 0o755))
 	m.start()
@@ -155,6 +164,7 @@ func TestPluginWaitsForTheLibraryInTheDriverRoot(t *testing.T) {
 }
 
 func TestUpgradedDriverIsServedByTheSameProcess(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	before := m.wait(8)
 	job, err := m.kubelet.Admit(soon(t), pod("job", 2))
@@ -181,6 +191,7 @@ func TestUpgradedDriverIsServedByTheSameProcess(t *testing.T) {
 }
 
 func TestHealthOutlivesThePluginButNotTheBoot(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	m.boot(1)
 	m.start()
@@ -203,6 +214,7 @@ func TestHealthOutlivesThePluginButNotTheBoot(t *testing.T) {
 }
 
 func TestTruncatedStateMakesAllGPUsUnhealthy(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
@@ -225,6 +237,7 @@ func TestTruncatedStateMakesAllGPUsUnhealthy(t *testing.T) {
 }
 
 func TestKubeletTimeoutEndsThePlugin(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().start("--kubelet-timeout", "200ms")
 	require.Equal(t, program.Failed, m.exit())
 	require.Contains(t, m.process.Output(), "waiting for the kubelet's folder "+m.path("/dp"))
@@ -233,6 +246,7 @@ func TestKubeletTimeoutEndsThePlugin(t *testing.T) {
 }
 
 func TestReplacedKubeletFolderEndsThePlugin(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	m.kubelet.Stop()
@@ -242,6 +256,7 @@ func TestReplacedKubeletFolderEndsThePlugin(t *testing.T) {
 }
 
 func TestBadUsageExitsWithTwo(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	for name, c := range map[string]struct {
 		file string
@@ -274,6 +289,7 @@ func TestBadUsageExitsWithTwo(t *testing.T) {
 }
 
 func TestInvalidLibraryEndsThePlugin(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).withKubelet()
 	lib := m.path("/driver/usr/lib/x86_64-linux-gnu")
 	require.NoError(t, os.MkdirAll(lib, 0o755))
@@ -289,6 +305,7 @@ func TestInvalidLibraryEndsThePlugin(t *testing.T) {
 }
 
 func TestPluginWaitsForADriverUpgrade(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--module-version", "570.1.1").withKubelet().start()
 	m.waitForOutput("finish the driver upgrade")
 	s := m.state(func(s nodestate.State) bool { return s.Reason == "DriverVersionMismatch" })
@@ -298,6 +315,7 @@ func TestPluginWaitsForADriverUpgrade(t *testing.T) {
 }
 
 func TestPermissionErrorNamesTheDeviceNodes(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to become somebody else")
 	}
@@ -331,6 +349,7 @@ func TestPermissionErrorNamesTheDeviceNodes(t *testing.T) {
 }
 
 func TestDryRunPrintsWhatWouldBeAdvertised(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up()
 	m.sim("lose", "--gpu", "1", "--how", "calls")
 	run := func(args ...string) string {
@@ -347,6 +366,7 @@ func TestDryRunPrintsWhatWouldBeAdvertised(t *testing.T) {
 }
 
 func TestDeviceListOutlivesAStoppedKubelet(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	m.kubelet.Stop()
@@ -365,6 +385,7 @@ func lastLine(p *built.Process) string {
 }
 
 func TestReadinessAndMetricsAreServed(t *testing.T) {
+	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	address := ln.Addr().String()

@@ -178,6 +178,7 @@ func (c *cluster) gpus(allocatable int) {
 }
 
 func TestContainerIsCreatedAgainWhenTheInjectionChanges(t *testing.T) {
+	t.Parallel()
 	if !node.Enter(t) {
 		return
 	}
@@ -220,6 +221,7 @@ func TestContainerIsCreatedAgainWhenTheInjectionChanges(t *testing.T) {
 // Two changes in quick succession once removed all GPUs from the node, because of the
 // kubelet's back-off before it creates a container again.
 func TestContainerFollowsAMIGLayoutWithoutARestart(t *testing.T) {
+	t.Parallel()
 	if !node.Enter(t) {
 		return
 	}
@@ -252,6 +254,7 @@ func TestContainerFollowsAMIGLayoutWithoutARestart(t *testing.T) {
 }
 
 func TestContainerWithoutInjectionReportsIt(t *testing.T) {
+	t.Parallel()
 	if !node.Enter(t) {
 		return
 	}
@@ -273,6 +276,7 @@ func TestContainerWithoutInjectionReportsIt(t *testing.T) {
 }
 
 func TestContainerFindsTheInjectedHostDriver(t *testing.T) {
+	t.Parallel()
 	if !node.Enter(t) {
 		return
 	}
@@ -289,6 +293,7 @@ func TestContainerFindsTheInjectedHostDriver(t *testing.T) {
 }
 
 func TestContainerServesTheOldDriverUntilTheNextContainer(t *testing.T) {
+	t.Parallel()
 	if !node.Enter(t) {
 		return
 	}
@@ -320,6 +325,7 @@ func TestContainerServesTheOldDriverUntilTheNextContainer(t *testing.T) {
 // A driver container shows its root by a mount, which appears and disappears with it.
 // The pod's mount of the folder below is older.
 func TestContainerFollowsTheMountOfTheDriverRoot(t *testing.T) {
+	t.Parallel()
 	if !node.Enter(t) {
 		return
 	}

@@ -44,6 +44,7 @@ func (m *machine) requireStable(allocatable int, while time.Duration) {
 }
 
 func TestFailingEventWaitCausesNoStorm(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	before := m.wait(8)
 	lines := strings.Count(m.process.Output(), "\n")
@@ -61,6 +62,7 @@ func TestFailingEventWaitCausesNoStorm(t *testing.T) {
 }
 
 func TestRemovedSocketIsCreatedAndRegisteredOnce(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	for i := range 3 {
@@ -74,6 +76,7 @@ func TestRemovedSocketIsCreatedAndRegisteredOnce(t *testing.T) {
 }
 
 func TestDeadConnectionCausesOneRegistration(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	for i := range 3 {
@@ -86,6 +89,7 @@ func TestDeadConnectionCausesOneRegistration(t *testing.T) {
 
 // Its folder appears late, too. The first list has all changes until then.
 func TestLateKubeletGetsTheCurrentHealth(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().start()
 	m.waitForOutput("waiting for the kubelet's folder " + m.path("/dp"))
 	m.sim("xid", "--gpu", "6", "--xid", "48")
@@ -98,6 +102,7 @@ func TestLateKubeletGetsTheCurrentHealth(t *testing.T) {
 }
 
 func TestRecreatedFolderEndsThePlugin(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	m.sim("xid", "--gpu", "3", "--xid", "999")
@@ -117,6 +122,7 @@ func TestRecreatedFolderEndsThePlugin(t *testing.T) {
 }
 
 func TestReplicasOfABrokenGPUAreUnhealthy(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").withKubelet()
 	m.configured("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 10}]}}\n")
 	m.wait(20)
@@ -130,6 +136,7 @@ func TestReplicasOfABrokenGPUAreUnhealthy(t *testing.T) {
 }
 
 func TestMIGDevicesFollowTheirGPU(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").withKubelet()
 	m.mig("0", "1g.10gb,1g.10gb,1g.10gb").mig("1", "1g.10gb,1g.10gb")
 	m.configured("flags: {migStrategy: mixed}\nhealth: {quietPeriod: 1s}\n")
@@ -152,6 +159,7 @@ func TestMIGDevicesFollowTheirGPU(t *testing.T) {
 }
 
 func TestHealthCheckVariablesOfTheReference(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	m.process = built.Start(m, "gpu-device-plugin", m.args(), "DP_DISABLE_HEALTHCHECKS=all", "DP_ENABLE_HEALTHCHECKS=999")
 	m.wait(8)
@@ -162,6 +170,7 @@ func TestHealthCheckVariablesOfTheReference(t *testing.T) {
 }
 
 func TestEveryStreamGetsEveryChange(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	path := m.path("/dp/nvidia-gpu.sock")
@@ -196,6 +205,7 @@ func TestEveryStreamGetsEveryChange(t *testing.T) {
 // A GPU that repeats a program's error is unhealthy until the quiet period after the
 // last one is over.
 func TestQuietGPUIsAllocatableAgain(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	m.configured("health: {quietPeriod: 1s}\n")
 	m.wait(8)

@@ -13,6 +13,7 @@ import (
 )
 
 func TestLabelsDescribeTheGPUs(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	m.sim("mig", "--gpu", "0", "--layout", "3g.40gb,1g.10gb")
 	m.start("--mig-strategy", "mixed")
@@ -46,6 +47,7 @@ func TestLabelsDescribeTheGPUs(t *testing.T) {
 }
 
 func TestPendingRowRemapWaitsForAReset(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		profile, what string
 		gpus          int

@@ -142,6 +142,7 @@ func child(t *testing.T, p *built.Process) int {
 }
 
 func TestGPUsSharedByMPSNeedTheirDaemon(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	m.wait(0)
 	s := m.state(func(s nodestate.State) bool { return s.Reason == "MPSNotReady" })
@@ -185,6 +186,7 @@ func TestGPUsSharedByMPSNeedTheirDaemon(t *testing.T) {
 }
 
 func TestEachResourceHasItsOwnControlDaemon(t *testing.T) {
+	t.Parallel()
 	const text = `
 sharing:
   mps:
@@ -208,6 +210,7 @@ sharing:
 }
 
 func TestGPUUnusableForMPSDoesNotAffectOthers(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "3").mig("2", "1g.10gb")
 	m.smi("-i", "0", "-c", "PROHIBITED")
 	m.withKubelet().configured(mpsShared, "--mps-root", "/mps")
@@ -233,6 +236,7 @@ func TestGPUUnusableForMPSDoesNotAffectOthers(t *testing.T) {
 }
 
 func TestMIGDevicesAreNotSharedByMPS(t *testing.T) {
+	t.Parallel()
 	const text = "flags: {migStrategy: single}\n" + mpsShared
 	m := newMachine(t).up("--gpus", "1").mig("0", "1g.10gb,1g.10gb").withKubelet().configured(text, "--mps-root", "/mps")
 	m.mpsDaemon(text)
@@ -244,6 +248,7 @@ func TestMIGDevicesAreNotSharedByMPS(t *testing.T) {
 }
 
 func TestMPSDaemonWithoutWorkIsReady(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "1")
 	m.mpsDaemon("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}")
 	s := m.mps(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
@@ -252,6 +257,7 @@ func TestMPSDaemonWithoutWorkIsReady(t *testing.T) {
 }
 
 func TestNewConfigurationRestartsControlDaemons(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	daemon := m.mpsDaemon(mpsShared)
 	m.wait(8)

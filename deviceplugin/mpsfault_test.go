@@ -33,6 +33,7 @@ func (m *machine) unserved(text string) nodestate.State {
 }
 
 func TestStateOfAKilledMPSDaemonIsVoid(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	daemon := m.mpsDaemon(mpsShared)
 	m.wait(8)
@@ -57,6 +58,7 @@ func TestStateOfAKilledMPSDaemonIsVoid(t *testing.T) {
 }
 
 func TestDevicesWaitForACommonConfiguration(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").withKubelet().configured(mpsShared)
 	m.write("mps.yaml", mpsShared)
 	m.mpsDaemon(mpsShared)
@@ -76,6 +78,7 @@ func TestDevicesWaitForACommonConfiguration(t *testing.T) {
 }
 
 func TestNVMLErrorsDoNotEndMPS(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "3").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	daemon := m.mpsDaemon(mpsShared)
 	m.wait(12)
@@ -96,6 +99,7 @@ func TestNVMLErrorsDoNotEndMPS(t *testing.T) {
 }
 
 func TestDisabledMPSLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "1")
 	m.mpsDaemon(mpsShared)
 	m.mps(serving(1, 1))
@@ -108,6 +112,7 @@ func TestDisabledMPSLeavesNothingBehind(t *testing.T) {
 }
 
 func TestNextProcessRestoresComputeModesOfAKilledMPSDaemon(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "3")
 	daemon := m.mpsDaemon(mpsShared)
 	s := m.mps(serving(1, 3))
@@ -135,6 +140,7 @@ func TestNextProcessRestoresComputeModesOfAKilledMPSDaemon(t *testing.T) {
 }
 
 func TestMPSDaemonNeedsSharedMemoryVisibleToTheHost(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "1")
 	m.shareMPS()
 	require.NoError(t, unix.Mount("", m.path("/mps"), "", unix.MS_PRIVATE, ""))
@@ -147,6 +153,7 @@ func TestMPSDaemonNeedsSharedMemoryVisibleToTheHost(t *testing.T) {
 }
 
 func TestMPSRootMayBeALinkOnTheHost(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "1")
 	require.NoError(t, os.Mkdir(m.path("/var"), 0o755))
 	require.NoError(t, os.Symlink("/mps", m.path("/var/mps"))) // the host's
@@ -208,6 +215,7 @@ func tree(t *testing.T, dir string) []string {
 
 // A client may be root. It can do anything here except change the host's files.
 func TestAClientOfMPSConnectsAndChangesNothingOnTheHost(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "1").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	m.mpsDaemon(mpsShared)
 	m.wait(4)
@@ -257,6 +265,7 @@ func TestAClientOfMPSConnectsAndChangesNothingOnTheHost(t *testing.T) {
 
 // A lock needs no write permission.
 func TestAClientThatHoldsTheLockDoesNotKeepTheNextDaemonFromStarting(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "1").withKubelet().configured(mpsShared, "--mps-root", "/mps")
 	daemon := m.mpsDaemon(mpsShared)
 	m.wait(4)

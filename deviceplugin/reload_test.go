@@ -32,6 +32,7 @@ func (m *machine) ready() nodestate.State {
 }
 
 func TestNewConfigurationNeedsNoRestart(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	writeFile(t, path, "version: v1\n")
@@ -56,6 +57,7 @@ func TestNewConfigurationNeedsNoRestart(t *testing.T) {
 
 // Ignored keys are reported in the log, in a metric and in the state.
 func TestIgnoredKeysAreReportedEverywhere(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	writeFile(t, path, "version: v1\nflags: {migStrategi: none}\n")
@@ -85,6 +87,7 @@ func TestIgnoredKeysAreReportedEverywhere(t *testing.T) {
 }
 
 func TestUnchangedResourcesAreNotDisturbed(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	m.sim("mig", "--gpu", "0", "--layout", "1g.10gb,3g.40gb")
 	path := filepath.Join(m.host, "c.yaml")
@@ -103,6 +106,7 @@ func TestUnchangedResourcesAreNotDisturbed(t *testing.T) {
 }
 
 func TestInvalidConfigurationLeavesTheOldOneInForce(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	writeFile(t, path, sliced(2))
@@ -120,6 +124,7 @@ func TestInvalidConfigurationLeavesTheOldOneInForce(t *testing.T) {
 }
 
 func TestMountedConfigMapIsFollowed(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "config")
 	mounted(t, dir, 1, map[string]string{"c.yaml": sliced(2)})
@@ -134,6 +139,7 @@ func TestMountedConfigMapIsFollowed(t *testing.T) {
 }
 
 func TestManyEditsEndWithTheLast(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	writeFile(t, path, sliced(2))
@@ -153,6 +159,7 @@ func TestManyEditsEndWithTheLast(t *testing.T) {
 }
 
 func TestNewXIDPolicyAppliesToFutureEvents(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	writeFile(t, path, "version: v1\n")
@@ -167,6 +174,7 @@ func TestNewXIDPolicyAppliesToFutureEvents(t *testing.T) {
 }
 
 func TestNewDriverRootKeepsTheSockets(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	writeFile(t, path, "flags: {nvidiaDriverRoot: /driver}\n")
@@ -185,6 +193,7 @@ func TestNewDriverRootKeepsTheSockets(t *testing.T) {
 }
 
 func TestNothingIsServedBeforeAChoice(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "configs")
 	mounted(t, dir, 1, map[string]string{"default": "version: v1\n", "sliced": sliced(2)})
@@ -212,6 +221,7 @@ func TestNothingIsServedBeforeAChoice(t *testing.T) {
 }
 
 func TestInvalidFirstChoiceIsReported(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "configs")
 	writeFile(t, filepath.Join(dir, "a"), "version: v1\n")
@@ -235,6 +245,7 @@ func (m *machine) upgraded(version string) nodestate.State {
 }
 
 func TestInvalidFileDoesNotEndThePluginDuringADriverUpgrade(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	writeFile(t, path, sliced(2))
@@ -261,6 +272,7 @@ func TestInvalidFileDoesNotEndThePluginDuringADriverUpgrade(t *testing.T) {
 }
 
 func TestChoiceOutlivesADriverUpgrade(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "configs")
 	mounted(t, dir, 1, map[string]string{"sliced": sliced(2)})
@@ -282,6 +294,7 @@ func TestChoiceOutlivesADriverUpgrade(t *testing.T) {
 }
 
 func TestHangupNeverEndsThePlugin(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	writeFile(t, path, sliced(2))
@@ -310,6 +323,7 @@ func TestHangupNeverEndsThePlugin(t *testing.T) {
 }
 
 func TestRefusedConfigurationIsReportedIfNothingIsServed(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	path := filepath.Join(m.host, "c.yaml")
 	writeFile(t, path, "devices: {include: [GPU-00000000-0000-0000-0000-000000000000]}\n")

@@ -59,6 +59,7 @@ const (
 )
 
 func TestMIGDevicesAreResourcesOfTheirOwn(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().mig("0", "1g.10gb,1g.10gb,3g.40gb").withKubelet().start("--mig-strategy", "mixed")
 	m.wait(7)
 	m.waitForDevices(small, 2)
@@ -79,6 +80,7 @@ func TestMIGDevicesAreResourcesOfTheirOwn(t *testing.T) {
 }
 
 func TestStrategySingleAdvertisesMIGDevicesAsGPUs(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").mig("all", "1g.10gb,1g.10gb,1g.10gb").withKubelet().start("--mig-strategy", "single")
 	r := m.wait(6)
 	for _, id := range ids(r) {
@@ -95,6 +97,7 @@ func TestStrategySingleAdvertisesMIGDevicesAsGPUs(t *testing.T) {
 }
 
 func TestChangedMIGLayoutChangesResources(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").withKubelet().start("--mig-strategy", "mixed")
 	before := m.wait(2)
 	m.mig("0", "3g.40gb,3g.40gb")
@@ -127,6 +130,7 @@ func TestChangedMIGLayoutChangesResources(t *testing.T) {
 }
 
 func TestDriverUpgradeHandsOverEverySocket(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().mig("0", "1g.10gb").withKubelet().configured(`
 flags: {migStrategy: mixed}
 sharing: {timeSlicing: {resources: [{name: gpu, rename: gpu.dev, replicas: 2, devices: [6, 7]}]}}
@@ -152,6 +156,7 @@ sharing: {timeSlicing: {resources: [{name: gpu, rename: gpu.dev, replicas: 2, de
 }
 
 func TestTimeSlicingAdvertisesEachGPUSeveralTimes(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "4").withKubelet().configured("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}")
 	r := m.wait(16)
 	require.Equal(t, []int64{0, 0, 0, 0}, nodes(r)[:4], "a part is where its GPU is")
@@ -178,6 +183,7 @@ func TestTimeSlicingAdvertisesEachGPUSeveralTimes(t *testing.T) {
 }
 
 func TestSharedGPUsCanBeRenamed(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "4").withKubelet().configured(`
 sharing:
   timeSlicing:
@@ -203,6 +209,7 @@ sharing:
 }
 
 func TestGPUsAreNamedAndLeftOutAsConfigured(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "4").withKubelet().configured(`
 resources: {gpus: [{pattern: "*H100*", name: h100}]}
 devices: {exclude: ["1"]}
@@ -218,6 +225,7 @@ devices: {exclude: ["1"]}
 }
 
 func TestNodeWithAllGPUsExcludedIsReady(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").withKubelet().configured(`devices: {exclude: ["*"]}`)
 	m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready && s.Reason == "NothingAdvertised" })
 	m.none(resource)
@@ -225,6 +233,7 @@ func TestNodeWithAllGPUsExcludedIsReady(t *testing.T) {
 }
 
 func TestEnvvarStrategySetsTheVariable(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "4").withKubelet().start("--device-list-strategy", "envvar", "--device-id-strategy", "index", "--pass-device-specs")
 	r := m.wait(4)
 	require.False(t, strings.Contains(r.Devices[0].GetID(), ":"), "the kubelet's IDs are UUIDs all the same")
@@ -244,6 +253,7 @@ func TestEnvvarStrategySetsTheVariable(t *testing.T) {
 }
 
 func TestMIGDeviceHasItsCapabilities(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").mig("1", "1g.10gb,3g.40gb").withKubelet().
 		start("--device-list-strategy", "volume-mounts", "--pass-device-specs", "--mig-strategy", "mixed")
 	r := m.waitForDevices(large, 1)
@@ -263,6 +273,7 @@ func TestMIGDeviceHasItsCapabilities(t *testing.T) {
 
 // Only devices that the toolkit's specification names are healthy.
 func TestDeviceWithoutACDINameIsUnhealthy(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").withKubelet().start()
 	r := m.wait(2)
 	says := func(devices ...string) {
@@ -295,6 +306,7 @@ func TestDeviceWithoutACDINameIsUnhealthy(t *testing.T) {
 }
 
 func TestMissingRequiredIMEXChannelIsReported(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").withKubelet().start("--imex-channel-ids", "0", "--imex-required")
 	m.wait(0)
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
@@ -307,6 +319,7 @@ func TestMissingRequiredIMEXChannelIsReported(t *testing.T) {
 }
 
 func TestDevicesPrintsAdvertisedAndLeftOut(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "3").mig("0", "1g.10gb,3g.40gb")
 	path := m.path("/config.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(`
@@ -334,6 +347,7 @@ sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas:
 
 // It must not vanish silently for the kubelet or a pod's owner.
 func TestMissingMIGGPUIsListedByTheNextProcess(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up("--gpus", "2").withKubelet()
 	m.mig("0", "3g.40gb,3g.40gb")
 	m.configured("flags: {migStrategy: mixed}\n")

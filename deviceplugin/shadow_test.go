@@ -70,6 +70,7 @@ func (m *machine) withRival() (*rival, kubelettest.Resource) {
 }
 
 func TestShadowOnceReportsDifferences(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withPods()
 	_, before := m.withRival()
 	report, code := m.compared()
@@ -93,6 +94,7 @@ func TestShadowOnceReportsDifferences(t *testing.T) {
 }
 
 func TestShadowHasNoSideEffects(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withPods()
 	r, before := m.withRival()
 	m.process = built.Start(t, "gpu-device-plugin", m.shadowArgs("--shadow-interval", "50ms"))
@@ -118,6 +120,7 @@ func TestShadowHasNoSideEffects(t *testing.T) {
 }
 
 func TestShadowWaitsForDriverAndKubelet(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.process = built.Start(t, "gpu-device-plugin", m.shadowArgs("--shadow-interval", "50ms"))
 	m.waitForOutput("reason=NoGPU")
@@ -131,6 +134,7 @@ func TestShadowWaitsForDriverAndKubelet(t *testing.T) {
 }
 
 func TestShadowReportsDistantGPUs(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withPods()
 	r, before := m.withRival()
 	m.process = built.Start(t, "gpu-device-plugin", m.shadowArgs("--shadow-interval", "50ms"))
@@ -150,6 +154,7 @@ func TestShadowReportsDistantGPUs(t *testing.T) {
 // The migration and the way back keep the names of the resource and the devices, so the
 // kubelet keeps its allocations without another request.
 func TestPodsKeepTheirGPUsOverTheSwitchAndBack(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t).up().withPods()
 	r, before := m.withRival()
 	devices := slices.Clone(r.devices)

@@ -17,6 +17,7 @@ import (
 // What the first list does not need comes after it. The limit of files is 1.3 times what NVIDIA's
 // device plugin 0.19.3 opens in the same place: 83, for 8 GPUs and with the driver in /.
 func TestStartRegistersBeforeItWatchesAnything(t *testing.T) {
+	t.Parallel()
 	strace, err := exec.LookPath("strace")
 	if err != nil {
 		t.Skip("there is no strace on this machine")

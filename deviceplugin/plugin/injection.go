@@ -29,11 +29,11 @@ func (e *notInjectedError) Error() string { return string(reasonMissing) + ": " 
 func (p *Plugin) watchInjection(ctx context.Context) error {
 	dir := p.stateDir(nodestate.Toolkit)
 	if p.cfg.Given == injection.Expected {
-		if err := injection.WaitNewer(ctx, dir, p.state.boot, p.cfg.Started); err != nil {
+		if err := injection.WaitNewer(ctx, dir, p.boot, p.cfg.Started); err != nil {
 			return err
 		}
 	}
-	err := injection.Watch(ctx, dir, p.state.boot, p.cfg.Given, injection.Base)
+	err := injection.Watch(ctx, dir, p.boot, p.cfg.Given, injection.Base)
 	if errors.Is(err, injection.ErrOutdated) {
 		p.cfg.Log.Info("ending, so that the container is created again with the current GPUs", "reason", string(reasonOutdated), "message", err.Error())
 		p.record(pluginEnds(ending{nodestate.Waiting, reasonOutdated, err.Error()}))
@@ -44,7 +44,7 @@ func (p *Plugin) watchInjection(ctx context.Context) error {
 // toolkitState returns the toolkit's current state and its injection, or nil if it
 // injects nothing.
 func (p *Plugin) toolkitState() (s nodestate.State, gives *nodestate.Injection, err error) {
-	s, err = nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.state.boot)
+	s, err = nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)
 	if err != nil || s.Toolkit == nil || s.Toolkit.Injection == nil {
 		return s, nil, err
 	}

@@ -66,6 +66,7 @@ var ErrReplaced = errors.New("the driver's library was replaced")
 // Plugin is a running device plugin.
 type Plugin struct {
 	cfg          Config
+	boot         string // ID of the host's boot
 	meters       *Metrics
 	firstList    func()         // called after each list sent
 	listed       chan struct{}  // closed after the first list, or when there will be none soon
@@ -158,7 +159,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		cfg.Meters = NewMetrics()
 	}
 	p := &Plugin{
-		cfg: cfg, meters: cfg.Meters, journal: newJournal(cfg.Log), dirty: make(chan struct{}, 1), resync: make(chan struct{}, 1), services: map[string]*service{}, configuredCh: make(chan struct{}),
+		cfg: cfg, boot: boot, meters: cfg.Meters, journal: newJournal(cfg.Log), dirty: make(chan struct{}, 1), resync: make(chan struct{}, 1), services: map[string]*service{}, configuredCh: make(chan struct{}),
 	}
 	p.labels = labelPublisher{HostRoot: cfg.HostRoot, NFDDir: cfg.NFDDir, Started: cfg.Started, Log: cfg.Log}
 	p.listed = make(chan struct{})
@@ -170,7 +171,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	if cfg.Given != "" {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
-	p.state = state{boot: boot, socket: cfg.KubeletSocket, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
+	p.state = state{socket: cfg.KubeletSocket, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
 	p.restore()
 	p.readToolkit()
 	p.state.health = p.state.health.WithPolicy(cfg.Settings.Health)
@@ -205,7 +206,7 @@ func (p *Plugin) stateDir(of nodestate.Component) string {
 func (p *Plugin) restore() {
 	dir := p.stateDir(nodestate.DevicePlugin)
 	path := filepath.Join(dir, nodestate.FileName)
-	file, err := nodestate.ReadBoot(dir, p.state.boot)
+	file, err := nodestate.ReadBoot(dir, p.boot)
 	switch {
 	case err == nil:
 		p.state.health = health.Restore(file)

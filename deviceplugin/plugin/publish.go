@@ -91,7 +91,7 @@ func failureReason(err error) gpu.Reason {
 // storeState publishes the state for other programs and for the next process. p.mu is
 // held.
 func (p *Plugin) storeState() {
-	s := p.state.file()
+	s := p.state.file(p.boot)
 	p.updateMetrics(s)
 	if len(p.state.plan.Resources) == 0 && p.state.health.Doubt().Reason != "" {
 		return // keep the unreadable file: it alone records the doubt

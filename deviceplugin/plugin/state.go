@@ -21,7 +21,6 @@ import (
 // state is all that the plugin knows of its node. It is pure: Next returns the state after a
 // fact, and nothing that a state refers to is ever changed.
 type state struct {
-	boot   string
 	socket string // of the kubelet, on the host
 	beside bool   // another plugin serves the node
 
@@ -270,7 +269,7 @@ func (s state) registered() (all bool, waiting string) {
 }
 
 // file returns the content of the state file.
-func (s state) file() nodestate.State {
+func (s state) file(boot string) nodestate.State {
 	registered, _ := s.registered()
 	info := &nodestate.DevicePluginInfo{KubeletSocket: s.socket, Registered: registered, Faults: s.health.Faults(), IgnoredKeys: s.ignored}
 	for _, r := range s.plan.Resources {
@@ -293,7 +292,7 @@ func (s state) file() nodestate.State {
 	for _, l := range s.plan.LeftOut {
 		info.Unallocatable = append(info.Unallocatable, nodestate.UnallocatableDevice{GPU: l.UUID(), Reason: l.Reason, Message: l.Message})
 	}
-	file := nodestate.State{Component: nodestate.DevicePlugin, BootID: s.boot, DevicePlugin: info}
+	file := nodestate.State{Component: nodestate.DevicePlugin, BootID: boot, DevicePlugin: info}
 	if d := s.snapshot.Driver; d.Version != "" {
 		file.Driver = &nodestate.DriverInfo{Root: s.root, Version: d.Version, CUDAVersion: d.CUDAVersion, Simulated: d.Simulated}
 	} else if v := s.health.DriverVersion(); v != "" {

@@ -19,7 +19,7 @@ import (
 // A node's life needs neither a driver nor a kubelet to be played.
 func TestStateFollowsFromFacts(t *testing.T) {
 	at := time.Unix(1, 0)
-	s := state{boot: "b", settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{})}
+	s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{})}
 	phase := func(want nodestate.Phase, why gpu.Reason) {
 		t.Helper()
 		phase, reason, message := s.phase()

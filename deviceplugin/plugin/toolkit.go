@@ -15,7 +15,7 @@ import (
 // for which some drivers send no event.
 func (p *Plugin) watchToolkit(ctx context.Context) error {
 	p.afterStart(ctx) // readToolkit has read the present state
-	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.Toolkit), p.state.boot, func(s nodestate.State, err error) {
+	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.Toolkit), p.boot, func(s nodestate.State, err error) {
 		p.mu.Lock()
 		now := allocate.NamingOf(s, err).MergeAfter(p.state.toolkitNaming)
 		same, named := reflect.DeepEqual(now, p.state.toolkitNaming), now.SameNames(p.state.toolkitNaming)
@@ -35,7 +35,7 @@ func (p *Plugin) watchToolkit(ctx context.Context) error {
 // readToolkit reads the toolkit's current state, so that the first list does not offer
 // devices that the toolkit has denied.
 func (p *Plugin) readToolkit() {
-	p.state.toolkitNaming = allocate.NamingOf(nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.state.boot)).MergeAfter(p.state.toolkitNaming)
+	p.state.toolkitNaming = allocate.NamingOf(nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)).MergeAfter(p.state.toolkitNaming)
 }
 
 // watchMPS follows the state of the MPS control daemons, even while nothing is shared
@@ -44,7 +44,7 @@ func (p *Plugin) watchMPS(ctx context.Context) error {
 	if !p.mayShareByMPS() {
 		p.afterStart(ctx)
 	}
-	return nodestate.WatchHeld(ctx, p.stateDir(nodestate.MPS), p.state.boot, func(s nodestate.State, err error) {
+	return nodestate.WatchHeld(ctx, p.stateDir(nodestate.MPS), p.boot, func(s nodestate.State, err error) {
 		now := allocate.ServedOf(s, err)
 		p.mu.Lock()
 		same := reflect.DeepEqual(now, p.state.mps)
