@@ -96,7 +96,7 @@ type Plugin struct {
 
 // Run runs the plugin until ctx ends or this container must be created again, and then
 // returns nil. With an ErrReplaced error it also returns the plugin's sockets, for
-// handover.Exec.
+// the program that takes over.
 func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	p, err := newPlugin(cfg)
 	if err != nil {

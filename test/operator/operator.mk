@@ -5,7 +5,7 @@
 #	make e2e-operator-kills KILLS=50                   the operator killed 50 times during an upgrade
 #	make e2e-operator-rights                           only its rights, revoked one at a time
 #	make e2e-operator-olm                              the bundle, by the Operator Lifecycle Manager
-KILLS ?= 8
+KILLS ?= 4
 
 .PHONY: e2e-operator e2e-operator-kills e2e-operator-rights e2e-operator-olm
 e2e-operator: packages-machine e2e-images chart bundle $(BIN)/standin $(BIN)/simkernel $(BIN)/tools/helm $(BIN)/olm/clusterserviceversions.json ## install the operator on a real cluster, and see nodes get their drivers, upgrades, failures and the end
@@ -16,7 +16,7 @@ e2e-operator-kills: ## kill the operator 50 times during upgrades
 	@$(MAKE) --no-print-directory e2e-operator KILLS=50 E2E_ARGS='-run TestUpgrade'
 
 e2e-operator-rights: packages-cluster chart $(BIN)/gpu-operator $(BIN)/tools/helm ## take away each right of the operator, one at a time
-	@GPUREADY_E2E='$(CURDIR)/$(BIN)' $(GO) test $(TAGS) -count=1 -v -run TestRights ./test/operator
+	@GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_E2E_RIGHTS=all $(GO) test $(TAGS) -count=1 -v -run TestRights ./test/operator
 
 e2e-operator-olm: e2e-images bundle $(BIN)/gpu-operator ## subscribe to the bundle in a catalog of the real Operator Lifecycle Manager
 	@GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_E2E_OLM=1 $(GO) test $(TAGS) -count=1 -v -timeout 30m -run TestOLM ./test/operator

@@ -42,6 +42,7 @@ var steps = []step{
 		},
 		done:       func(_ *testing.T, b *bench) error { return b.works() },
 		reportedIn: inLog,
+		slow:       true,
 	},
 	{
 		name:    "a node comes",
