@@ -127,15 +127,15 @@ func (s *instance) init() error {
 func (s *instance) startPolling(why error) {
 	if s.why == nil {
 		setTrouble(why)
-		s.running.Go(s.poll)
+		tick := time.NewTicker(pollInterval)
+		s.running.Go(func() { s.poll(tick) })
 	}
 	s.why = why
 }
 
 // poll reports every few seconds that changes may have been missed, and tries to watch
 // the unwatched directories, until all are watched or the instance ends.
-func (s *instance) poll() {
-	tick := time.NewTicker(pollInterval)
+func (s *instance) poll(tick *time.Ticker) {
 	defer tick.Stop()
 	for {
 		select {
