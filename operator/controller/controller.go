@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -31,11 +32,20 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// PassEvery is the minimum time between two passes while changes keep arriving;
-// ReportEvery is the minimum time between two status reports.
+// A pass is followed by a rest of restFactor times its duration, within these bounds. So in a
+// small cluster a change hardly ever waits, and in one of thousands of nodes there is one pass a
+// second while changes keep arriving (docs/decisions/0033-what-a-nodes-event-costs.md).
 const (
-	PassEvery   = 100 * time.Millisecond
-	ReportEvery = time.Second
+	restFactor = 100
+	minRest    = 100 * time.Millisecond
+	maxRest    = time.Second
+)
+
+// reportDelay is the time from a pass to its report, which shows the immediate consequences,
+// too. reportEvery is the minimum time between two reports.
+const (
+	reportDelay = 100 * time.Millisecond
+	reportEvery = time.Second
 )
 
 // eventAction is the action of all Events.
@@ -91,32 +101,35 @@ type Controller struct {
 
 	leading, synced atomic.Bool
 
-	rendered        rendering
-	desired         *desired     // of the last full pass
-	lastInputs      sharedInputs // with which all nodes were last evaluated
-	roster          roster
-	plan            *upgrade.Plan // of the last pass; nil if it made none
-	lastReport      reportState
-	unreportedSince time.Time                  // when the oldest unreported change arrived; zero if there is none
-	requests        map[string]*request        // by name
-	inFlight        int                        // requests that have been sent
-	spawn           func(func())               // runs a request beside the control goroutine
-	running         sync.WaitGroup             // requests
-	blocked         map[string]string          // why pods were not removed, by node
-	stuck           map[string]upgrade.Refusal // driver pods that cannot be deleted, by UID
-	applyErr        error                      // what could not be applied to the cluster
-	passErr         error                      // of the last pass
-	nextFullPass    time.Time                  // deadline of a full pass without a change; zero: never
-	runStarted      time.Time                  // when runDue was last called
+	// Of the last pass:
+	desired *desired
+	survey  survey
+	plan    *upgrade.Plan              // nil if it made none
+	blocked map[string]string          // why pods were not removed, by node
+	stuck   map[string]upgrade.Refusal // driver pods that cannot be deleted, by UID
+	passErr error
+
+	rested     time.Time // no pass starts before
+	nextPass   time.Time // deadline of a pass without a change; zero: never
+	unreported time.Time // start of the first pass since the last report; zero: there was none
+	lastReport reportState
+
+	requests map[string]*request // by name
+	backoff  workqueue.TypedRateLimiter[string]
+	inFlight int            // requests that have been sent
+	spawn    func(func())   // runs a request beside the control goroutine
+	running  sync.WaitGroup // requests
+	rendered rendering
 }
 
 // New returns a Controller.
 func New(config Config) *Controller {
-	c := &Controller{Config: config, inbox: newInbox(), model: newModel(config.Cluster.Namespace), roster: newRoster(), requests: map[string]*request{}}
+	c := &Controller{Config: config, inbox: newInbox(), model: newModel(config.Cluster.Namespace), rested: config.Now(), requests: map[string]*request{},
+		backoff: workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)}
 	c.writer = newWriter(config.Client, c.inbox, c.recordNodeEvent, config.Now, config.Log)
 	c.reviewer = newReviewer(config.Client, c.inbox, config.Operator, config.Log)
 	c.spawn = c.running.Go
-	changed := func() { c.inbox.enqueue(func(m *model) { m.clusterDirty = true }) }
+	changed := func() { c.inbox.enqueue(func(m *model) { m.changed = true }) }
 	c.registry = config.Registry(func(string) { changed() })
 	c.roll = config.Roll(changed, c.recordNodeEvent)
 	c.toolkit = newToolkit(config.Streams, c.inbox, config.Log)
@@ -199,18 +212,17 @@ func (c *Controller) drainInbox() {
 	for _, update := range c.inbox.drain() {
 		update(c.model)
 	}
-	if len(c.model.touched) > 0 {
-		c.unreportedSince = earlier(c.unreportedSince, c.Now())
-	}
 }
 
 // nextDue returns when the next pass or report is due; zero means after the next update.
-func (c *Controller) nextDue() time.Time {
-	at := earlier(c.nextFullPass, c.reportDue())
-	if c.needsPass() {
-		at = earlier(at, c.runStarted.Add(PassEvery))
+func (c *Controller) nextDue() time.Time { return earlier(c.passDue(), c.reportDue()) }
+
+// passDue returns when a pass is due; zero means never.
+func (c *Controller) passDue() time.Time {
+	if c.model.changed || !c.nextPass.IsZero() && c.nextPass.Before(c.rested) {
+		return c.rested
 	}
-	return at
+	return c.nextPass
 }
 
 // earlier returns the earlier of two times; the zero time means never.
@@ -221,29 +233,23 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// needsPass reports whether a change requires a pass. Changed nodes alone do not while the
-// desired state is unknown.
-func (c *Controller) needsPass() bool {
-	return c.model.clusterDirty || len(c.model.dirty) > 0 && c.desired.err == nil
-}
-
 // runDue runs the pass and the report that are due.
 func (c *Controller) runDue(ctx context.Context) {
-	c.runStarted = c.Now()
-	if !c.nextFullPass.IsZero() && !c.nextFullPass.After(c.runStarted) {
-		c.nextFullPass, c.model.clusterDirty = time.Time{}, true
+	now := c.Now()
+	due := func(at time.Time) bool { return !at.IsZero() && !at.After(now) }
+	if due(c.passDue()) {
+		c.runPass(ctx, now)
+		end := c.Now()
+		c.rested = end.Add(min(max(restFactor*end.Sub(now), minRest), maxRest))
 	}
-	if c.needsPass() {
-		c.runPass(ctx)
-	}
-	if due := c.reportDue(); !due.IsZero() && !due.After(c.runStarted) {
-		c.report(ctx)
+	if due(c.reportDue()) {
+		c.report(ctx, now)
 	}
 }
 
-// schedulePass schedules a full pass at a time unless one is due earlier. The zero time
-// schedules nothing.
-func (c *Controller) schedulePass(at time.Time) { c.nextFullPass = earlier(c.nextFullPass, at) }
+// schedulePass schedules a pass at a time unless one is due earlier. The zero time schedules
+// nothing.
+func (c *Controller) schedulePass(at time.Time) { c.nextPass = earlier(c.nextPass, at) }
 
 // recordNodeEvent records an upgrade's step as an Event of the Node.
 func (c *Controller) recordNodeEvent(node *corev1.Node, e upgrade.Event) {

@@ -149,7 +149,7 @@ func TestRefusedWriteIsRetriedAfterItsBackoff(t *testing.T) {
 	first := len(w.writes)
 	require.NotZero(t, first)
 	w.drainInbox()
-	require.False(t, w.nextFullPass.IsZero())
+	require.False(t, w.nextPass.IsZero())
 	w.runDue(t.Context())
 	require.Len(t, w.writes, first, "not yet")
 	w.refuse = nil
@@ -301,12 +301,12 @@ func TestControlLoopDoesNotBlockOnWrites(t *testing.T) {
 	require.LessOrEqual(t, len(waiting), maxInFlight)
 	w.writePatches()
 	require.Equal(t, []string{"patch n1"}, w.writes, "the node is labelled while its objects are on their way")
-	w.now = w.now.Add(ReportEvery)
+	w.now = w.now.Add(reportEvery)
 	w.runDue(t.Context())
 	objects := len(waiting)
 	for range 3 { // passes and reports
 		w.markChanged()
-		w.now = w.now.Add(ReportEvery)
+		w.now = w.now.Add(reportEvery)
 		w.runDue(t.Context())
 	}
 	require.Len(t, waiting, objects, "each is sent once")
@@ -402,7 +402,7 @@ func TestBlockedNodeLetsOtherNodesUpgradeFirst(t *testing.T) {
 	require.Contains(t, degraded.Message, "node n1: pod team/bbb")
 	require.Equal(t, 1, w.policy("policy").Status.Upgrade.Failed)
 	w.onNodes["n1"] = nil
-	w.model.clusterDirty = true
+	w.model.changed = true
 	for range 20 {
 		w.advance()
 	}
@@ -476,6 +476,6 @@ func (w *world) advance() {
 			w.writer.queue.Add(name) // its back-off is over
 		}
 		w.writePatches()
-		w.now = w.now.Add(PassEvery)
+		w.now = w.now.Add(minRest)
 	}
 }

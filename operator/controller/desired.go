@@ -20,46 +20,32 @@ import (
 
 // desired is the state that the policy requires of the cluster.
 type desired struct {
-	sharedInputs
 	policy   *v1.ClusterPolicy // nil if none is in force
-	choices  []driver.Choice
-	wanted   []apply.Object
-	problems []state.Problem
-	prebuilt []v1.PrebuiltStatus
-	unserved []string         // fields of the policy
-	states   []progress.State // that the policy requires
-	err      error            // why the desired state is unknown
+	released bool              // there is no policy: nodes are released
+	handOver bool              // NVIDIA's operator runs: only nodes that were handed over are served
 	// elsewhere is the namespace in which another operator's operands serve the policy.
 	// No objects are created beside them.
 	elsewhere string
-}
+	err       error // why the rest is unknown
 
-// sharedInputs are the cluster-wide inputs; a change re-evaluates every node.
-type sharedInputs struct {
-	released bool     // there is no policy: nodes are released
-	handOver bool     // NVIDIA's operator runs
-	operands []string // enabled, as in nvidia.com/gpu.deploy.<operand>
-	rolls    upgrade.Policy
-	targets  map[fleet.Pool]upgrade.Target
-	sets     map[string]upgrade.Set // that exist
-	classes  map[string]bool        // RuntimeClasses; true if they give containers GPUs
-}
-
-// rendering caches the last rendered objects and their inputs.
-type rendering struct {
-	input    state.Input
-	version  string // of the policy's specification
-	objects  []state.Object
+	operands []string         // enabled, as in nvidia.com/gpu.deploy.<operand>
+	states   []progress.State // that a node has to reach
+	unserved []string         // fields of the policy
+	prebuilt []v1.PrebuiltStatus
 	problems []state.Problem
+
+	choices []driver.Choice               // the driver of each pool
+	wanted  []apply.Object                // objects
+	targets map[fleet.Pool]upgrade.Target // the driver that upgrades lead to
+	sets    map[string]upgrade.Set        // DaemonSets of drivers that exist, by ID
+	rolls   upgrade.Policy
 }
 
-// evaluate computes the desired state from the model.
+// evaluate computes the desired state from the model and the survey.
 func (c *Controller) evaluate() *desired {
 	m := c.model
-	m.clusterDirty = false
-	s := &desired{sharedInputs: sharedInputs{handOver: len(m.nvidiaOperators) > 0, sets: m.sets(), classes: maps.Clone(m.classes)}}
+	s := &desired{handOver: m.handOver(), sets: m.sets()}
 	s.policy, _ = m.inForce()
-	census := m.censusFor(s.handOver)
 	if s.policy == nil {
 		s.released = true
 		return s
@@ -70,8 +56,8 @@ func (c *Controller) evaluate() *desired {
 	}
 	spec := &s.policy.Spec
 	s.operands, s.states, s.unserved = enabled(spec), progress.States(spec), s.policy.Unserved()
-	c.choose(s, census.exampleNodes())
-	if s.err = c.render(s, census.injectionModes()); s.err != nil {
+	c.choose(s)
+	if s.err = c.render(s); s.err != nil {
 		return s
 	}
 	rolls, err := upgrade.ParsePolicy(spec.Driver.UpgradePolicy)
@@ -85,7 +71,7 @@ func (c *Controller) evaluate() *desired {
 }
 
 // choose chooses each pool's driver, and looks up images in the registry where needed.
-func (c *Controller) choose(s *desired, example map[fleet.Pool]string) {
+func (c *Controller) choose(s *desired) {
 	m, spec := c.model, &s.policy.Spec
 	var flaw string
 	with := c.access(&spec.Driver)
@@ -104,7 +90,7 @@ func (c *Controller) choose(s *desired, example map[fleet.Pool]string) {
 			return driver.Presence{Ours: set.Ours, Version: set.Version}, there && set.Image == image
 		},
 	}
-	s.choices = chooseAll(spec, example, facts)
+	s.choices = chooseAll(spec, c.survey.examples, facts)
 	pushed := c.accessPrebuilt(&spec.Driver)
 	s.prebuilt = m.prebuildStatus(func(image string) driver.Presence { return c.registry.Lookup(image, pushed) })
 	c.registry.Prune()
@@ -119,37 +105,54 @@ func (c *Controller) choose(s *desired, example map[fleet.Pool]string) {
 	driver.Try(s.choices, sidecars)
 }
 
-// render renders the objects if their inputs have changed.
-func (c *Controller) render(s *desired, injections []fleet.Injection) error {
+// rendering caches the last rendered objects and their inputs.
+type rendering struct {
+	input    state.Input
+	version  string // of the policy's specification
+	objects  []apply.Object
+	digests  map[string]string // of the drivers' pods, by the driver's ID
+	problems []state.Problem
+	err      error
+}
+
+// render sets the wanted objects and the drivers that upgrades lead to. It renders the objects
+// only if their inputs have changed.
+func (c *Controller) render(s *desired) error {
 	cluster := c.Cluster
 	cluster.OpenShift, cluster.HandOver = c.model.openShift, s.handOver
-	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: injections, Keys: c.configMapKeys(&s.policy.Spec.Driver)}
+	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: c.survey.injections, Keys: c.configMapKeys(&s.policy.Spec.Driver)}
 	version := fmt.Sprint(s.policy.UID, "/", s.policy.Generation)
 	if r := &c.rendered; r.version != version || !reflect.DeepEqual(r.input, input) {
-		with := input
-		with.Policy = s.policy
-		objects, problems, err := state.Render(with)
-		if err != nil {
-			return fmt.Errorf("render the objects of ClusterPolicy %s: %w", s.policy.Name, err)
-		}
-		c.rendered = rendering{input, version, objects, problems}
+		*r = newRendering(input, s.policy)
+		r.version = version
 	}
-	s.problems = append(s.problems, c.rendered.problems...)
-	digests := map[string]string{}
-	for _, o := range c.rendered.objects {
-		s.wanted = append(s.wanted, apply.Object{Object: o.Object, Digest: o.Digest})
-		if o.State == progress.Driver {
-			id, digest := driverOf(o.Object)
-			digests[id] = digest
-		}
+	r := c.rendered
+	if r.err != nil {
+		return fmt.Errorf("render the objects of ClusterPolicy %s: %w", s.policy.Name, r.err)
 	}
+	s.wanted, s.problems = r.objects, append(s.problems, r.problems...)
 	s.targets = map[fleet.Pool]upgrade.Target{}
 	for _, choice := range s.choices {
-		target := upgrade.Target{ID: choice.ID, Name: choice.Name, Digest: digests[choice.ID]}
+		target := upgrade.Target{ID: choice.ID, Name: choice.Name, Digest: r.digests[choice.ID]}
 		target.Keep = choice.Problem != nil && choice.Problem.Keep || choice.ID != "" && target.Digest == ""
 		s.targets[choice.Pool] = target
 	}
 	return nil
+}
+
+func newRendering(input state.Input, policy *v1.ClusterPolicy) rendering {
+	r := rendering{input: input, digests: map[string]string{}}
+	input.Policy = policy
+	var objects []state.Object
+	objects, r.problems, r.err = state.Render(input)
+	for _, o := range objects {
+		r.objects = append(r.objects, apply.Object{Object: o.Object, Digest: o.Digest})
+		if o.State == progress.Driver {
+			id, digest := driverOf(o.Object)
+			r.digests[id] = digest
+		}
+	}
+	return r
 }
 
 // configMapKeys returns the keys of the ConfigMaps that the driver's spec names.
@@ -166,13 +169,13 @@ func (c *Controller) configMapKeys(spec *v1.DriverSpec) map[string][]string {
 
 // driversInUse returns a predicate for objects that are retained although they are no longer
 // wanted: drivers that nodes still have.
-func (s *desired) driversInUse(served map[string]int) func(client.Object) bool {
+func (s *desired) driversInUse(served map[string]bool) func(client.Object) bool {
 	return func(o client.Object) bool {
 		if s.policy == nil || o.GetLabels()[label.State] != string(progress.Driver) {
 			return false
 		}
 		id, _ := driverOf(o)
-		return served[id] > 0 || slices.ContainsFunc(s.choices, func(c driver.Choice) bool { return c.ID == id })
+		return served[id] || slices.ContainsFunc(s.choices, func(c driver.Choice) bool { return c.ID == id })
 	}
 }
 

@@ -34,13 +34,13 @@ func newToolkit(open func(func(error)) (cache.Cache, error), in *inbox, log *slo
 
 func (t *toolkit) onServed(m *model, _ *metav1.PartialObjectMetadata) {
 	if !m.openShift {
-		m.openShift, m.toolkitError, m.clusterDirty = true, "it is being read", true
+		m.openShift, m.toolkitError, m.changed = true, "it is being read", true
 		t.queue.Add(true)
 	}
 }
 
 func (t *toolkit) onUnserved(m *model, _ *metav1.PartialObjectMetadata) {
-	m.openShift, m.toolkit, m.clusterDirty = false, map[string]string{}, true
+	m.openShift, m.toolkit, m.changed = false, map[string]string{}, true
 	t.queue.Add(false)
 }
 
@@ -81,12 +81,12 @@ func (t *toolkit) startWatch(ctx context.Context) error {
 	update := func(o any) {
 		if u, is := o.(*unstructured.Unstructured); is {
 			images := tags(u)
-			t.inbox.enqueue(func(m *model) { m.toolkit, m.clusterDirty = images, true })
+			t.inbox.enqueue(func(m *model) { m.toolkit, m.changed = images, true })
 		}
 	}
 	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc: update, UpdateFunc: func(_, o any) { update(o) },
-		DeleteFunc: func(any) { t.inbox.enqueue(func(m *model) { m.toolkit, m.clusterDirty = map[string]string{}, true }) },
+		DeleteFunc: func(any) { t.inbox.enqueue(func(m *model) { m.toolkit, m.changed = map[string]string{}, true }) },
 	}); err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (t *toolkit) startWatch(ctx context.Context) error {
 	})
 	running.Go(func() {
 		if streams.WaitForCacheSync(ctx) {
-			t.inbox.enqueue(func(m *model) { m.toolkitError, m.clusterDirty = "", true })
+			t.inbox.enqueue(func(m *model) { m.toolkitError, m.changed = "", true })
 		}
 	})
 	t.stop = func() { cancel(); running.Wait() }
@@ -111,7 +111,7 @@ func (t *toolkit) startWatch(ctx context.Context) error {
 func (t *toolkit) reportReadError(err error) {
 	t.inbox.enqueue(func(m *model) {
 		if m.toolkitError != "" {
-			m.toolkitError, m.clusterDirty = rbac.Explain(err), true
+			m.toolkitError, m.changed = rbac.Explain(err), true
 		}
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"time"
 
 	"github.com/gpuready/gpuready/operator/apply"
@@ -14,24 +13,17 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// runPass brings the cluster closer to the desired state. It evaluates cluster-wide inputs only
-// if they have changed, and only those nodes that have changed or have work in progress.
-// Failures are kept in c.err and retried.
-func (c *Controller) runPass(ctx context.Context) {
-	c.unreportedSince = earlier(c.unreportedSince, c.runStarted)
-	if c.model.clusterDirty {
-		began := c.Now()
-		c.desired = c.evaluate()
-		c.applyErr = c.applyObjects(ctx, c.desired)
-		c.Metrics.Reconciled("policy", began, c.Now(), c.applyErr)
-		if c.desired.err == nil && !reflect.DeepEqual(c.lastInputs, c.desired.sharedInputs) {
-			c.lastInputs = c.desired.sharedInputs
-			for name := range c.model.nodes {
-				c.model.dirty[name] = true
-			}
-		}
-	}
-	if c.passErr = c.applyErr; c.desired.err != nil {
+// runPass brings the cluster closer to the desired state, which it computes from the whole
+// model. It starts requests and waits for none. Failures are kept in c.passErr and retried.
+func (c *Controller) runPass(ctx context.Context, now time.Time) {
+	c.model.changed, c.nextPass = false, time.Time{}
+	c.unreported = earlier(c.unreported, now)
+	members := c.model.members()
+	c.survey = surveyNodes(nodesOf(members), c.model.handOver())
+	c.desired = c.evaluate()
+	err := c.applyObjects(ctx, c.desired)
+	c.Metrics.Reconciled("policy", now, c.Now(), err)
+	if c.passErr = err; c.desired.err != nil {
 		if c.plan != nil {
 			// Nothing is removed from nodes while the desired state is unknown.
 			c.removePods(&upgrade.Plan{Watch: c.plan.Watch}) //nolint:errcheck // of removals that are no longer wanted
@@ -40,13 +32,15 @@ func (c *Controller) runPass(ctx context.Context) {
 		return
 	}
 	began := c.Now()
-	c.plan = c.planUpgrade(c.desired)
-	c.labelNodes(c.desired, c.plan)
+	c.plan = c.planUpgrade(c.desired, members)
+	for _, on := range members {
+		c.labelNode(on, c.desired, c.plan, now)
+	}
 	c.Metrics.Reconciled("nodes", began, c.Now(), nil)
 	began = c.Now()
-	err := c.removePods(c.plan)
+	err = c.removePods(c.plan)
 	c.Metrics.Reconciled("upgrade", began, c.Now(), err)
-	c.passErr = errors.Join(c.applyErr, err)
+	c.passErr = errors.Join(c.passErr, err)
 }
 
 // applyObjects starts the requests that apply and prune objects. It returns the failures so
@@ -61,7 +55,7 @@ func (c *Controller) applyObjects(ctx context.Context, s *desired) error {
 		}
 	}
 	wanted, problems := c.withoutForeign(s.wanted)
-	plan, err := c.planner.Plan(wanted, c.model.ownedObjects(), s.driversInUse(c.model.census.drivers))
+	plan, err := c.planner.Plan(wanted, c.model.ownedObjects(), s.driversInUse(c.survey.drivers))
 	if err != nil {
 		return err
 	}
@@ -100,110 +94,77 @@ func (c *Controller) withoutForeign(wanted []apply.Object) (free []apply.Object,
 	return free, problems
 }
 
-// request is a request to the API server that runs beside the control goroutine. At most one
-// request of each name runs at a time.
-type request struct {
-	running    bool
-	rerun      bool   // it was requested again while it was running
-	onDone     func() // called with the response or failure; may be nil
-	err        error
-	backoff    time.Duration
-	retryAfter time.Time // it is not repeated before
-}
-
-// maxInFlight bounds how many requests about objects run at a time.
-const maxInFlight = 16
-
-// request starts a request unless one of its name is running or in back-off, and returns the
-// last error of that name. The control goroutine calls done after send has succeeded. Urgent
-// requests are not subject to maxInFlight.
-func (c *Controller) request(name string, urgent bool, send func() (done func(), err error)) error {
-	r := c.requests[name]
-	if r == nil {
-		r = &request{}
-		c.requests[name] = r
-	}
-	switch now := c.Now(); {
-	case r.running:
-		r.rerun = true
-		return r.err
-	case now.Before(r.retryAfter):
-		c.schedulePass(r.retryAfter)
-		return r.err
-	case c.inFlight >= maxInFlight && !urgent:
-		return r.err // a pass follows when one of them ends
-	}
-	r.running, r.rerun, r.onDone = true, false, nil
-	c.inFlight++
-	c.spawn(func() {
-		done, err := send()
-		c.inbox.enqueue(func(m *model) {
-			c.inFlight--
-			m.clusterDirty = m.clusterDirty || c.inFlight == maxInFlight-1
-			c.finishRequest(name, r, done, err)
-		})
-	})
-	return r.err
-}
-
-// finishRequest records the result of a request.
-func (c *Controller) finishRequest(name string, r *request, done func(), err error) {
-	r.running = false
-	if r.onDone != nil {
-		r.onDone()
-	}
-	switch before := r.err; {
-	case err == nil:
-		delete(c.requests, name)
-		done()
-		if r.rerun || before != nil {
-			c.model.clusterDirty = true
-		}
-		return
-	case before == nil:
-		c.Log.Error("request failed; retrying", "object", name, "error", err)
-		c.model.clusterDirty = true
-	case before.Error() != err.Error():
-		c.model.clusterDirty = true
-	}
-	r.err, r.backoff = err, max(firstRetry, min(2*r.backoff, lastRetry))
-	r.retryAfter = c.Now().Add(r.backoff)
-	c.schedulePass(r.retryAfter)
-}
-
 // planUpgrade plans driver upgrades; without a policy, it releases the nodes.
-func (c *Controller) planUpgrade(s *desired) *upgrade.Plan {
+func (c *Controller) planUpgrade(s *desired, members []*member) *upgrade.Plan {
 	m := c.model
 	in := upgrade.Input{
 		Policy: s.rolls, Targets: s.targets, Sets: s.sets, Serves: driver.Serves, Now: c.Now(),
-		Drivers: map[string]*upgrade.Driver{}, Pods: c.roll.Pods(), Writing: map[string]bool{},
-		Refused: map[string]upgrade.Refusal{}, Classes: s.classes,
+		Nodes: make([]*fleet.Node, 0, len(members)), Drivers: make(map[string]*upgrade.Driver, len(members)),
+		Pods: c.roll.Pods(), Writing: map[string]bool{}, Refused: maps.Clone(m.refused), Classes: m.classes,
 	}
-	for name := range c.roster.startPlan(m) {
-		on := m.nodes[name]
-		if on.sent != nil && on.sent.Version == on.node.Version {
-			in.Writing[name] = on.sent.Begins()
+	for _, on := range members {
+		n := on.node
+		if on.writing() {
+			in.Writing[n.Name] = on.sent.Begins()
 		}
-		if r, refused := m.refused[name]; refused {
-			in.Refused[name] = r
-		}
-		if s.released || !on.node.Served(s.handOver) {
-			in.Leaving = append(in.Leaving, on.node)
+		if s.released || !n.Served(s.handOver) {
+			in.Leaving = append(in.Leaving, n)
 			continue
 		}
-		in.Nodes = append(in.Nodes, on.node)
-		if d := on.driver(); d != nil {
-			in.Drivers[name] = d
+		in.Nodes = append(in.Nodes, n)
+		if d := driverAmong(m.podsOn[n.Name]); d != nil {
+			in.Drivers[n.Name] = d
 			if r, stuck := c.stuck[d.UID]; stuck && !d.Deleting {
-				in.Refused[name] = r
+				in.Refused[n.Name] = r
 			}
 		}
 	}
-	in.Settled = c.roster.settled
 	plan := upgrade.NewPlan(in)
-	c.roster.finishPlan(plan)
 	c.schedulePass(plan.NextPlan)
 	return plan
+}
+
+// labelNode queues a patch of a Node if its labels differ from the desired ones.
+func (c *Controller) labelNode(on *member, s *desired, plan *upgrade.Plan, now time.Time) {
+	m, name := c.model, on.node.Name
+	if on.writing() {
+		return // its response is an event
+	}
+	if r := m.refused[name]; r.Next.After(now) {
+		c.schedulePass(r.Next)
+		return
+	}
+	var other fleet.Patch
+	if pods := m.podsOn[name]; s.released {
+		other = on.node.RemovalPatch(hasValidator(pods))
+	} else {
+		other = on.place(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: hasHostDriver(on.node, pods), HasValidator: hasValidator(pods)})
+	}
+	patch, needed := plan.Patch(on.node, other)
+	switch {
+	case needed:
+		on.sent = &patch
+		c.writer.set(name, on.sent)
+	case on.sent != nil || m.unwritten[name] != nil && !plan.IsUnwritten(name):
+		on.sent = nil
+		c.writer.set(name, nil)
+		delete(m.unwritten, name)
+		delete(m.refused, name)
+	}
+}
+
+// place returns the change that brings the Node to a placement. It remembers one that needs no
+// change: comparing the labels of thousands of nodes is most of the work of a pass.
+func (on *member) place(p fleet.Placement) fleet.Patch {
+	if on.placed != nil && on.placed.Equal(p) {
+		return fleet.Patch{}
+	}
+	patch := on.node.LabelPatch(p)
+	if patch.Empty() {
+		placed := p
+		on.placed = &placed
+	}
+	return patch
 }
 
 // removePods starts removing and watching pods as planned. Nodes with a pending patch are
@@ -214,60 +175,8 @@ func (c *Controller) removePods(plan *upgrade.Plan) error {
 		return on == nil || on.sent != nil
 	})
 	if !maps.Equal(c.stuck, outcome.Stuck) {
-		c.model.clusterDirty = true // plan again with it
+		c.model.changed = true // plan again with it
 	}
 	c.blocked, c.stuck = outcome.Blocked, outcome.Stuck
 	return outcome.Err
-}
-
-// labelNodes patches the Nodes that have changed or have planned changes, where their
-// labels differ from the desired ones.
-func (c *Controller) labelNodes(s *desired, plan *upgrade.Plan) {
-	for i := range plan.Patches {
-		c.model.dirty[plan.Patches[i].Node] = true
-	}
-	for name := range plan.Assign {
-		c.model.dirty[name] = true
-	}
-	for name := range c.model.deferred {
-		if !c.model.refused[name].Next.After(c.runStarted) {
-			delete(c.model.deferred, name)
-			c.model.dirty[name] = true
-		}
-	}
-	for name := range c.model.dirty {
-		if on := c.model.nodes[name]; on != nil {
-			c.labelNode(on, s, plan)
-		}
-	}
-	c.model.dirty = map[string]bool{}
-}
-
-// labelNode queues a patch of one Node if its labels differ from the desired ones.
-func (c *Controller) labelNode(on *member, s *desired, plan *upgrade.Plan) {
-	if on.sent != nil && on.sent.Version == on.node.Version {
-		return // its response is an event
-	}
-	if r := c.model.refused[on.node.Name]; r.Next.After(c.runStarted) {
-		c.model.deferred[on.node.Name] = true
-		c.schedulePass(r.Next)
-		return
-	}
-	var other fleet.Patch
-	if s.released {
-		other = on.node.RemovalPatch(on.hasValidator())
-	} else {
-		other = on.node.LabelPatch(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: on.hostDriver(), HasValidator: on.hasValidator()})
-	}
-	patch, needed := plan.Patch(on.node, other)
-	switch {
-	case needed:
-		on.sent = &patch
-		c.writer.set(on.node.Name, on.sent)
-	case on.sent != nil || c.model.unwritten[on.node.Name] != nil && !plan.IsUnwritten(on.node.Name):
-		on.sent = nil
-		c.writer.set(on.node.Name, nil)
-		delete(c.model.unwritten, on.node.Name)
-		delete(c.model.refused, on.node.Name)
-	}
 }

@@ -21,23 +21,20 @@ type Preview struct {
 // NewPreview returns the Preview. If ours is true, driver images are assumed to be this product's
 // driver containers.
 func NewPreview(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, ours bool) (Preview, error) {
-	census := newCensus(cluster.HandOver)
-	for _, n := range nodes {
-		census.add(n)
-	}
+	survey := surveyNodes(slices.Values(nodes), cluster.HandOver)
 	facts := driver.Facts{
 		OpenShift: cluster.OpenShift,
 		Images:    v1.ImageSpec{Repository: cluster.ImageRepository, Version: cluster.ImageVersion},
 		Toolkit:   func(rhcos string) (string, bool) { return "driver-toolkit:" + rhcos, true },
 		Registry:  func(string) driver.Presence { return driver.Presence{State: driver.Present, Ours: ours} },
 	}
-	p := Preview{Choices: chooseAll(&policy.Spec, census.exampleNodes(), facts)}
+	p := Preview{Choices: chooseAll(&policy.Spec, survey.examples, facts)}
 	keys := map[string][]string{}
 	for _, name := range state.ConfigMaps(&policy.Spec.Driver) {
 		keys[name] = nil
 	}
 	var err error
-	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: census.injectionModes(), Keys: keys})
+	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: survey.injections, Keys: keys})
 	return p, err
 }
 

@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"reflect"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,24 +27,21 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// reportState is the last report and the inputs it was made from.
+// reportState is the last report and what the next one continues.
 type reportState struct {
 	at           time.Time // of the report; zero: never
 	policy       string    // its UID
 	conditions   []metav1.Condition
-	tally        *status.Tally
-	wanted       progress.Wanted
 	provisioning *status.Provisioning
 }
 
-// reportDue returns when a report is due; zero means never. It waits PassEvery, so that a
-// change is reported with its immediate consequences, and ReportEvery between two reports.
+// reportDue returns when a report is due; zero means never.
 func (c *Controller) reportDue() time.Time {
-	if c.unreportedSince.IsZero() {
+	if c.unreported.IsZero() {
 		return time.Time{}
 	}
-	at := c.unreportedSince.Add(PassEvery)
-	if soonest := c.lastReport.at.Add(ReportEvery); at.Before(soonest) {
+	at := c.unreported.Add(reportDelay)
+	if soonest := c.lastReport.at.Add(reportEvery); at.Before(soonest) {
 		return soonest
 	}
 	return at
@@ -54,9 +49,9 @@ func (c *Controller) reportDue() time.Time {
 
 // report writes what has changed since the last report to the policies' status, Events and
 // metrics.
-func (c *Controller) report(ctx context.Context) {
-	r, s, now := &c.lastReport, c.desired, c.runStarted
-	c.unreportedSince = time.Time{}
+func (c *Controller) report(ctx context.Context, now time.Time) {
+	r, s := &c.lastReport, c.desired
+	c.unreported = time.Time{}
 	if s.policy != nil {
 		// Its status may have changed since. Its spec has not, or a pass would follow.
 		if have := c.model.policies[s.policy.Name]; have != nil && have.UID == s.policy.UID && have.Generation == s.policy.Generation {
@@ -67,18 +62,19 @@ func (c *Controller) report(ctx context.Context) {
 	if s.policy == nil {
 		c.Metrics.SetSnapshot(metrics.Snapshot{})
 		*r = reportState{at: now}
-		c.model.touched = map[string]bool{}
 		return
 	}
 	if r.policy != string(s.policy.UID) {
-		*r = reportState{policy: string(s.policy.UID), conditions: s.policy.Status.Conditions, tally: status.NewTally(), provisioning: status.NewProvisioning(s.policy.Status.Provisioning)}
-		c.model.touchAll()
+		*r = reportState{policy: string(s.policy.UID), conditions: s.policy.Status.Conditions, provisioning: status.NewProvisioning(s.policy.Status.Provisioning)}
+		c.forgetReported()
 	}
 	r.at = now
-	changes := c.recountNodes(s, now)
+	nodes, changes := c.observeProgress(s)
+	r.provisioning.Observe(nodes, s.policy.CreationTimestamp.Time, now)
+	tally := status.Count(nodes)
 	sum := status.Compute(status.Input{
 		Policy: s.policy, Now: now, Namespace: cmp.Or(s.elsewhere, c.Cluster.Namespace), Verdict: c.verdict(s), Operator: c.Operator.String(), Others: c.otherOperators(),
-		Described: c.model.census.described > 0, Tally: r.tally, Choices: s.choices, Unserved: s.unserved,
+		Described: c.survey.described, Tally: tally, Choices: s.choices, Unserved: s.unserved,
 		Upgrade: upgradeStatus(c.plan, c.blocked), UpgradeError: upgradeFailure(c.plan), Rolling: c.rollingDaemonSets(), Problems: append(s.renderProblems(), deferredUpgrades(c.plan)...), Err: errors.Join(c.passErr, c.model.unwrittenError()),
 		Prebuilt: s.prebuilt, Provisioning: r.provisioning.Status(),
 	})
@@ -86,7 +82,7 @@ func (c *Controller) report(ctx context.Context) {
 		c.recordEvent(s.policy, e)
 	}
 	r.conditions = sum.Conditions
-	c.publishMetrics(sum)
+	c.publishMetrics(tally, sum)
 	c.writeStatus(ctx, s.policy, sum)
 }
 
@@ -144,7 +140,7 @@ func (c *Controller) verdict(s *desired) *status.Verdict {
 	if s.elsewhere != "" {
 		return status.OperandsElsewhere(s.elsewhere)
 	}
-	if !s.handOver || c.model.census.served > 0 {
+	if !s.handOver || c.survey.served > 0 {
 		return nil
 	}
 	var running string
@@ -164,48 +160,36 @@ func (c *Controller) otherOperators() (all []string) {
 	return all
 }
 
-// recountNodes updates the tally with the touched GPU nodes, or with all of them if the
-// inputs of the count have changed. It returns what has changed.
-func (c *Controller) recountNodes(s *desired, now time.Time) (changes []status.Change) {
-	r, touched := &c.lastReport, c.model.touched
-	if wanted := (progress.Wanted{States: s.states, HandOver: s.handOver}); !reflect.DeepEqual(wanted, r.wanted) {
-		r.wanted = wanted
-		c.model.touchAll()
-	}
-	for name := range touched {
-		if change, is := c.recountNode(name, s, now); is {
-			changes = append(changes, change)
+// observeProgress returns the GPU nodes, and what has changed since the last report.
+func (c *Controller) observeProgress(s *desired) (nodes []status.Node, changes []status.Change) {
+	wanted := progress.Wanted{States: s.states, HandOver: s.handOver}
+	nodes = make([]status.Node, 0, len(c.model.nodes))
+	var pods []*progress.Pod
+	for _, on := range c.model.members() {
+		name, before := on.node.Name, on.reported
+		on.reported = nil
+		if !on.node.GPU {
+			continue
+		}
+		pods = pods[:0]
+		for _, o := range c.model.podsOn[name] {
+			pods = append(pods, o.Pod)
+		}
+		nodes = append(nodes, status.Node{Node: on.node, Progress: progress.Of(on.node, pods, wanted)})
+		now := &nodes[len(nodes)-1]
+		on.reported = now
+		if before != nil && before.UID == now.UID && (before.Status != now.Status || before.State != now.State || before.Reason != now.Reason) {
+			changes = append(changes, status.Change{Node: name, Before: before.Progress, Now: now.Progress})
 		}
 	}
-	c.model.touched = map[string]bool{}
-	return changes
+	return nodes, changes
 }
 
-// recountNode updates the tally with one node and returns what has changed.
-func (c *Controller) recountNode(name string, s *desired, now time.Time) (status.Change, bool) {
-	r := &c.lastReport
-	on := c.model.nodes[name]
-	if on == nil || !on.node.GPU {
-		if before := r.tally.Remove(name); before != nil {
-			r.provisioning.Forget(before.UID)
-		}
-		return status.Change{}, false
+// forgetReported makes the next report the first one.
+func (c *Controller) forgetReported() {
+	for _, on := range c.model.nodes {
+		on.reported = nil
 	}
-	pods := make([]*progress.Pod, 0, len(on.pods))
-	for _, o := range on.pods {
-		pods = append(pods, o.Pod)
-	}
-	n := status.Node{Node: on.node, Progress: progress.Of(on.node, pods, r.wanted)}
-	before := r.tally.Add(n)
-	if before != nil && before.UID != n.UID {
-		r.provisioning.Forget(before.UID)
-		before = nil
-	}
-	r.provisioning.Observe(n, s.policy.CreationTimestamp.Time, now)
-	if before == nil {
-		return status.Change{}, false
-	}
-	return status.Change{Node: name, Before: before.Progress, Now: n.Progress}, true
 }
 
 // upgradeStatus returns the progress of the driver upgrade. blocked holds the refused
@@ -293,7 +277,7 @@ func (c *Controller) writeStatus(ctx context.Context, p *v1.ClusterPolicy, sum v
 		r.onDone = func() {
 			delete(c.model.pendingStatus, p.Name)
 			if have := c.model.policies[p.Name]; have != nil && have.UID != p.UID {
-				c.model.clusterDirty = true // the status went to another policy of that name
+				c.model.changed = true // the status went to another policy of that name
 			}
 		}
 	}
@@ -312,10 +296,9 @@ func statusPatch(p *v1.ClusterPolicy, sum v1.ClusterPolicyStatus) (client.Patch,
 }
 
 // publishMetrics updates the Prometheus metrics.
-func (c *Controller) publishMetrics(sum v1.ClusterPolicyStatus) {
-	r := &c.lastReport
-	snapshot := metrics.Snapshot{Upgrade: maps.Clone(r.tally.Upgrades()), Conditions: map[string]bool{}, Problems: map[string]int{}, Steps: metrics.Steps(r.provisioning.Status())}
-	for _, g := range r.tally.Groups() {
+func (c *Controller) publishMetrics(tally status.Tally, sum v1.ClusterPolicyStatus) {
+	snapshot := metrics.Snapshot{Upgrade: tally.Upgrades, Conditions: map[string]bool{}, Problems: map[string]int{}, Steps: metrics.Steps(c.lastReport.provisioning.Status())}
+	for _, g := range tally.Groups {
 		snapshot.Add(metrics.Place{Pool: g.Pool.String(), State: g.State, Status: g.Status}, g.Nodes, g.Since)
 	}
 	for _, kind := range []string{v1.ConditionReady, v1.ConditionProgressing, v1.ConditionDegraded, v1.ConditionUnserved, v1.ConditionContested} {

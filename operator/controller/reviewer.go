@@ -201,7 +201,7 @@ func (m *model) setOperator(key types.NamespacedName, kind operatorKind) {
 	if m.nvidiaOperators[key] == (kind == nvidias) && known == (kind >= sibling) && ready == (kind == standby) {
 		return
 	}
-	m.clusterDirty = true
+	m.changed = true
 	delete(m.nvidiaOperators, key)
 	delete(m.siblings, key)
 	switch kind {

@@ -97,11 +97,11 @@ func TestADeploymentIsNVIDIAsOperatorIfItMayWriteNodesAndRuns(t *testing.T) {
 			r, m := newTestReviewer(t, may)
 			r.classify(t.Context(), c.is)
 			require.Equal(t, c.other, len(r.others(m)) > 0)
-			require.Equal(t, c.other || c.is.Labels != nil, m.clusterDirty && (len(m.nvidiaOperators)+len(m.siblings) > 0))
-			m.clusterDirty = false
+			require.Equal(t, c.other || c.is.Labels != nil, m.changed && (len(m.nvidiaOperators)+len(m.siblings) > 0))
+			m.changed = false
 			r.classify(t.Context(), c.is)
 			r.others(m)
-			require.False(t, m.clusterDirty, "nothing is new")
+			require.False(t, m.changed, "nothing is new")
 			r.setKind(c.is, none)
 			require.Empty(t, r.others(m))
 			require.Empty(t, m.siblings)
@@ -118,11 +118,11 @@ func TestAnOperatorOfThisProductIsReadyWhileItHasAPod(t *testing.T) {
 	}{{nil, 0, false}, {nil, 1, true}, {new(int32(0)), 1, false}, {new(int32(1)), 1, true}} {
 		d := deployment("elsewhere", "gpu-operator", c.replicas, 1, map[string]string{label.PartOf: label.Product})
 		d.Status.AvailableReplicas = c.pods
-		m.clusterDirty = false
+		m.changed = false
 		r.classify(t.Context(), d)
 		r.others(m)
 		require.Equal(t, map[types.NamespacedName]bool{objectKey(d): c.ready}, m.siblings)
-		require.True(t, m.clusterDirty)
+		require.True(t, m.changed)
 	}
 }
 

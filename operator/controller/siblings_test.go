@@ -82,7 +82,7 @@ func TestNothingIsMadeBesideAnotherOperatorsOperands(t *testing.T) {
 		require.Equal(t, yields, w.yield() != nil)
 	}
 	w.model.setOperator(theirs, standby)
-	w.now = w.now.Add(PassEvery)
+	w.now = w.now.Add(minRest)
 	require.Equal(t, &leader.YieldTo{Namespace: "elsewhere"}, w.run(t.Context()))
 	w.Operator.Namespace = "elsewhere" // with operands in a namespace of their own
 	require.NoError(t, w.yield(), "nobody yields to himself")

@@ -185,7 +185,7 @@ func updatePolicy(m *model, p *v1.ClusterPolicy) {
 		return
 	}
 	if have := m.policies[p.Name]; have == nil || have.UID != p.UID || have.Generation != p.Generation || !have.DeletionTimestamp.Equal(p.DeletionTimestamp) || !m.statusPending(p) {
-		m.clusterDirty = true
+		m.changed = true
 	}
 	m.policies[p.Name] = p
 }
@@ -199,7 +199,7 @@ func (m *model) statusPending(p *v1.ClusterPolicy) bool {
 
 func removePolicy(m *model, p *v1.ClusterPolicy) {
 	delete(m.policies, p.Name)
-	m.clusterDirty = true
+	m.changed = true
 }
 
 func updateNode(m *model, n *corev1.Node) { m.updateNode(fleet.Observe(n)) }
@@ -233,7 +233,7 @@ func removePod(m *model, p *corev1.Pod) {
 	}
 	if _, is := m.builders[objectKey(p)]; is {
 		delete(m.builders, objectKey(p))
-		m.clusterDirty = true
+		m.changed = true
 		return
 	}
 	m.removePod(objectKey(p))
@@ -241,20 +241,20 @@ func removePod(m *model, p *corev1.Pod) {
 
 func updateJob(m *model, j *batchv1.Job) {
 	if b, is := prebuild.Observe(j); is && m.builds[j.Name] != b {
-		m.builds[j.Name], m.clusterDirty = b, true
+		m.builds[j.Name], m.changed = b, true
 	}
 }
 
 func removeJob(m *model, j *batchv1.Job) {
 	delete(m.builds, j.Name)
-	m.clusterDirty = true
+	m.changed = true
 }
 
-func updateConfigMap(m *model, o *corev1.ConfigMap) { m.configMaps[o.Name], m.clusterDirty = o, true }
+func updateConfigMap(m *model, o *corev1.ConfigMap) { m.configMaps[o.Name], m.changed = o, true }
 
 func removeConfigMap(m *model, o *corev1.ConfigMap) {
 	delete(m.configMaps, o.Name)
-	m.clusterDirty = true
+	m.changed = true
 }
 
 func updateClass(m *model, o *nodev1.RuntimeClass) {

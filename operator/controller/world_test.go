@@ -48,6 +48,7 @@ type world struct {
 	client.Client
 	*Controller
 	now      time.Time
+	tick     time.Duration    // by which now advances each time that it is read
 	writes   []string         // "patch Node n1"
 	refuse   error            // of every write
 	locked   map[string]error // of writes of a Node
@@ -116,7 +117,10 @@ func (w *world) start() {
 			}
 			return images(w.images)
 		},
-		Now: func() time.Time { return w.now },
+		Now: func() time.Time {
+			w.now = w.now.Add(w.tick)
+			return w.now
+		},
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	w.spawn = func(request func()) { request() }
@@ -228,7 +232,7 @@ func (w *world) syncModel() {
 }
 
 // markChanged requests a full pass, as a registry's response does.
-func (w *world) markChanged() { w.model.clusterDirty = true }
+func (w *world) markChanged() { w.model.changed = true }
 
 // runDue drains the inbox first.
 func (w *world) runDue(ctx context.Context) {
@@ -241,11 +245,11 @@ func (w *world) settle() []string {
 	w.writes = nil
 	for range 10 {
 		before := len(w.writes)
-		w.now = w.now.Add(ReportEvery)
+		w.now = w.now.Add(reportEvery)
 		w.syncModel()
 		w.runDue(w.Context())
 		w.writePatches()
-		w.now = w.now.Add(PassEvery)
+		w.now = w.now.Add(minRest)
 		w.runDue(w.Context())
 		if len(w.writes) == before {
 			return w.writes
@@ -280,7 +284,10 @@ func (w *world) node(name string) *corev1.Node {
 func (w *world) change(name string, edit func(*corev1.Node)) {
 	n := w.node(name)
 	edit(n)
+	status := n.Status
 	require.NoError(w, w.Update(w.Context(), n))
+	n.Status = status
+	require.NoError(w, w.Status().Update(w.Context(), n))
 }
 
 func (w *world) sets() (names []string) {

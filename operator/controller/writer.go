@@ -184,7 +184,7 @@ func (w *writer) reportError(name string, err error) {
 	w.log.Error("cannot label a Node; retrying", "node", name, "error", err)
 	w.inbox.enqueue(func(m *model) {
 		if m.nodes[name] != nil {
-			m.unwritten[name], m.touched[name] = err, true
+			m.unwritten[name], m.changed = err, true
 		}
 	})
 }

@@ -25,6 +25,11 @@ type Placement struct {
 	HasValidator bool     // a validator still runs there and may write to the Node
 }
 
+// Equal reports whether p and o are the same placement.
+func (p Placement) Equal(o Placement) bool {
+	return p.HandOver == o.HandOver && p.Driver == o.Driver && p.HostDriver == o.HostDriver && p.HasValidator == o.HasValidator && slices.Equal(p.Operands, o.Operands)
+}
+
 // Patch is a change of a Node's labels and annotations; nil values are removed.
 type Patch struct {
 	Labels      map[string]*string

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"maps"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -220,4 +221,20 @@ func TestRemovalRestoresThePreviousLabels(t *testing.T) {
 		n = apply(n, Observe(n).RemovalPatch(false))
 		require.Equal(t, before, n.Labels)
 	})
+}
+
+func TestPlacementsAreEqualIfEachFieldIs(t *testing.T) {
+	require.True(t, Placement{Operands: []string{"a"}}.Equal(Placement{Operands: []string{"a"}}))
+	for i := range reflect.TypeFor[Placement]().NumField() {
+		var other Placement
+		switch f := reflect.ValueOf(&other).Elem().Field(i); f.Kind() {
+		case reflect.Bool:
+			f.SetBool(true)
+		case reflect.String:
+			f.SetString("a")
+		default:
+			f.Set(reflect.ValueOf([]string{"a"}))
+		}
+		require.False(t, Placement{}.Equal(other), "%+v", other)
+	}
 }

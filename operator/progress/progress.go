@@ -30,10 +30,24 @@ const (
 	Unknown  Status = "unknown"  // there is no trustworthy report
 )
 
-// Stale bounds the lag of the validator's condition behind the kubelet's; beyond it, the
+// staleAfter bounds the lag of the validator's condition behind the kubelet's; beyond it, the
 // condition no longer counts. Both are renewed every five minutes, by the node's clock, which is compared with no
 // other.
-const Stale = 15 * time.Minute
+const staleAfter = 15 * time.Minute
+
+// Stale reports whether the validator's condition on a node lags too far behind the kubelet's
+// to count.
+func Stale(n *fleet.Node) bool {
+	return n.GPUReady.Status != "" && n.Heartbeat.Sub(renewed(n.GPUReady)) >= staleAfter
+}
+
+// renewed returns when a condition was last renewed, or else since when it has its status.
+func renewed(c fleet.Condition) time.Time {
+	if c.Renewed.IsZero() {
+		return c.Since
+	}
+	return c.Renewed
+}
 
 // Reasons of a node's progress, besides those of its pods and of the validator.
 const (
@@ -48,13 +62,13 @@ const (
 
 // Wanted is the goal that a node's progress is measured against.
 type Wanted struct {
-	States   []State // that the policy requires
+	States   []State // that the policy requires, in their order
 	HandOver bool    // only nodes that were handed over are served
 }
 
 // Progress describes how far a node is.
 type Progress struct {
-	Steps   []State // reached, in order
+	Steps   []State // reached, in order; shared, not to be changed
 	State   State   // the first that is not reached; "" if there is none
 	Status  Status
 	Reason  string
@@ -78,6 +92,13 @@ var layers = map[State][]readiness.Layer{
 	ToolkitValidation: {readiness.Toolkit},
 	PluginValidation:  {readiness.CUDA, readiness.Plugin},
 }
+
+// layerOrder is the order in which the validator proves its layers, and optionalLayers are those
+// that nothing waits for.
+var (
+	layerOrder     = readiness.Layers()
+	optionalLayers = readiness.Optional()
+)
 
 // proofs map states with pods to the states that validate them.
 var proofs = map[State]State{
@@ -115,22 +136,19 @@ func (w verdict) trusted() bool { return w.distrust == "" }
 // readVerdict reads the condition GPUReady, whose message begins with the layer it is about.
 func readVerdict(n *fleet.Node) verdict {
 	w := verdict{Condition: n.GPUReady}
-	if w.Renewed.IsZero() {
-		w.Renewed = w.Since // it is not renewed
-	}
-	all := readiness.Layers()
+	w.Renewed = renewed(n.GPUReady)
 	switch {
 	case w.Status == "":
 		w.distrust = ReasonNotValidated
-	case n.Heartbeat.Sub(w.Renewed) >= Stale:
+	case Stale(n):
 		w.distrust = ReasonStale
 	case w.Status == corev1.ConditionTrue:
-		w.proven = len(all)
+		w.proven = len(layerOrder)
 	default:
 		at, _, _ := strings.Cut(w.Message, ": ")
-		w.proven = max(0, slices.Index(all, readiness.Layer(at)))
-		if _, err := readiness.ParseOptional(at); err == nil {
-			w.proven = len(all) - 1 // all layers are proven, but not an optional one
+		w.proven = max(0, slices.Index(layerOrder, readiness.Layer(at)))
+		if slices.Contains(optionalLayers, readiness.Layer(at)) {
+			w.proven = len(layerOrder) - 1 // all layers are proven, but not an optional one
 		}
 	}
 	return w
@@ -138,9 +156,8 @@ func readVerdict(n *fleet.Node) verdict {
 
 // confirms reports whether the validator has proven a state.
 func (w verdict) confirms(s State) bool {
-	all := readiness.Layers()
 	for _, l := range layers[s] {
-		if slices.Index(all, l) >= w.proven {
+		if slices.Index(layerOrder, l) >= w.proven {
 			return false
 		}
 	}

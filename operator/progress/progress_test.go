@@ -174,8 +174,8 @@ func TestProgressOfANode(t *testing.T) {
 		"validator cannot start":               {node(unvalidated), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, DriverValidation, Failed, ReasonImagePull},
 		"validator says nothing":               {node(unvalidated), all, 2, DriverValidation, Unknown, ReasonNotValidated},
 		"validator is kept away":               {node(unvalidated, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, DriverValidation, Unknown, ReasonNotValidated},
-		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-Stale) }), all, 2, DriverValidation, Unknown, ReasonStale},
-		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-Stale) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, DriverValidation, Failed, ReasonCrashLoop},
+		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-staleAfter) }), all, 2, DriverValidation, Unknown, ReasonStale},
+		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-staleAfter) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, DriverValidation, Failed, ReasonCrashLoop},
 		"kubelet is not heard of":              {node(func(n *fleet.Node) { n.Ready = false }), all, 0, Prerequisites, Unknown, ReasonNodeNotReady},
 		"kept away":                            {node(labelled(label.Operands, "false")), nil, 0, "", Excluded, ReasonExcluded},
 		"a person keeps the driver away":       {node(unvalidated, labelled(label.Deploy+"driver", "false")), nil, 2, DriverValidation, Waiting, ReasonNoPod},
@@ -303,7 +303,7 @@ func TestNodesClockMayBeWrong(t *testing.T) {
 			n.Heartbeat, n.GPUReady.Renewed, n.GPUReady.Since = n.Heartbeat.Add(ahead), n.GPUReady.Renewed.Add(ahead), n.GPUReady.Since.Add(ahead)
 		})
 		require.Equal(t, Ready, Of(n, nil, Wanted{States: Sequence()}).Status, ahead)
-		n.GPUReady.Renewed = n.Heartbeat.Add(-Stale)
+		n.GPUReady.Renewed = n.Heartbeat.Add(-staleAfter)
 		require.Equal(t, ReasonStale, Of(n, []*Pod{ObservePod(pod(driverApp)), ObservePod(pod(validatorApp))}, Wanted{States: Sequence()}).Reason, ahead)
 	}
 }

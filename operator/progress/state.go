@@ -31,7 +31,9 @@ func Sequence() []State {
 // Optional returns the states that nothing waits for.
 func Optional() []State { return []State{DCGM, DCGMExporter, MIGManager} }
 
-// States returns the states that a policy requires. Driver and toolkit are validated even if
+func (s State) optional() bool { return s == DCGM || s == DCGMExporter || s == MIGManager }
+
+// States returns the states that a policy requires, in their order. Driver and toolkit are validated even if
 // the policy does not install them, as somebody else may have.
 func States(spec *v1.ClusterPolicySpec) []State {
 	all := []State{Prerequisites}

@@ -21,32 +21,32 @@ type nodeView struct {
 	verdict verdict
 }
 
-// operands are the names of states' operands in the labels that place them.
-var operands = map[State]string{
-	Driver: "driver", Toolkit: "container-toolkit", DriverValidation: "operator-validator",
-	DevicePlugin: "device-plugin", FeatureLabels: "gpu-feature-discovery",
-	DCGM: "dcgm", DCGMExporter: "dcgm-exporter", MIGManager: "mig-manager",
+// placements are the labels that place states' operands.
+var placements = map[State]string{
+	Driver: label.Deploy + "driver", Toolkit: label.Deploy + "container-toolkit", DriverValidation: label.Deploy + "operator-validator",
+	DevicePlugin: label.Deploy + "device-plugin", FeatureLabels: label.Deploy + "gpu-feature-discovery",
+	DCGM: label.Deploy + "dcgm", DCGMExporter: label.Deploy + "dcgm-exporter", MIGManager: label.Deploy + "mig-manager",
 }
 
 // excluded reports whether a state's pods are not placed on the node: a person excludes them,
 // or the host has a driver.
 func (l nodeView) excluded(s State) bool {
-	return l.node.Labels[label.Deploy+operands[s]] == "false" || s == Driver && l.node.HostDriver()
+	return l.node.Labels[placements[s]] == "false" || s == Driver && l.node.HostDriver()
 }
 
 // evaluate goes through the states until one is not reached.
 func (l nodeView) evaluate(wanted []State) Progress {
 	var p Progress
-	for _, s := range Sequence() {
-		if !slices.Contains(wanted, s) {
-			continue
+	for i, s := range wanted {
+		if s.optional() {
+			break
 		}
 		if why, done := l.reached(s); !done {
 			p.State, p.Status, p.Reason, p.Since = s, why.status, why.Reason, why.Since
 			p.Message = record.Clean(why.Message, maxText)
 			return p
 		}
-		p.Steps = append(p.Steps, s)
+		p.Steps = wanted[:i+1]
 	}
 	p.Status, p.Reason, p.Message, p.Since = Ready, l.node.GPUReady.Reason, record.Clean(l.node.GPUReady.Message, maxText), l.node.GPUReady.Since
 	return p
@@ -63,7 +63,7 @@ func (l nodeView) reached(s State) (obstacle, bool) {
 	case Prerequisites:
 		return obstacle{}, true
 	case Driver, Toolkit, DevicePlugin:
-		if l.excluded(s) || l.verdict.trusted() && l.verdict.confirms(proofs[s]) {
+		if l.verdict.trusted() && l.verdict.confirms(proofs[s]) || l.excluded(s) {
 			return obstacle{}, true
 		}
 		w, done := l.podReady(s)
@@ -72,7 +72,7 @@ func (l nodeView) reached(s State) (obstacle, bool) {
 		}
 		return w, done
 	case FeatureLabels:
-		if l.excluded(s) || l.node.Labels[label.GPUProduct] != "" {
+		if l.node.Labels[label.GPUProduct] != "" || l.excluded(s) {
 			return obstacle{}, true
 		}
 		if pod := l.pod(s); pod != nil && !pod.Ready {
@@ -139,14 +139,14 @@ func (l nodeView) validated(s State) (obstacle, bool) {
 	case w.trusted():
 		return obstacle{Waiting, Problem{Reason: w.Reason, Message: w.Message, Since: w.Since}}, false
 	case l.excluded(DriverValidation):
-		return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + label.Deploy + operands[DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
+		return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the label " + placements[DriverValidation] + "=false keeps the validator away: nothing is proven"}}, false
 	}
 	// There is no verdict, perhaps because the validator's pod does not start.
 	if not, ready := l.podReady(DriverValidation); !ready {
 		return not, false
 	}
 	if w.distrust == ReasonStale {
-		return obstacle{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not reported for more than %s: see the log of its pod", Stale.Round(time.Minute)), Since: w.Renewed.Add(Stale)}}, false
+		return obstacle{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not reported for more than %s: see the log of its pod", staleAfter.Round(time.Minute)), Since: w.Renewed.Add(staleAfter)}}, false
 	}
 	return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(DriverValidation).Created}}, false
 }

@@ -25,15 +25,11 @@ type counts struct {
 	beside  []string // failing states and their nodes
 }
 
-func (t *Tally) counts() counts {
-	c := counts{pools: map[fleet.Pool]*v1.PoolStatus{}}
-	for at, g := range t.groups {
-		c.add(at, g.count)
+func (t Tally) counts() counts {
+	c := counts{pools: map[fleet.Pool]*v1.PoolStatus{}, rows: t.notReady}
+	for _, g := range t.Groups {
+		c.add(g.Place, g.Nodes)
 	}
-	t.notReady.Ascend(func(n *Node) bool {
-		c.rows = append(c.rows, n)
-		return len(c.rows) < v1.MaxNotReady
-	})
 	for _, n := range c.rows {
 		c.list = append(c.list, v1.NodeStatus{
 			Node: n.Name, Pool: n.Pool.String(), State: string(n.State), Reason: n.Reason,

@@ -34,25 +34,27 @@ func NewProvisioning(before []v1.ProvisioningStatus) *Provisioning {
 	return p
 }
 
-// Observe records the progress of a node. since is when the policy was created: older nodes
-// had to wait for it and are not measured.
-func (p *Provisioning) Observe(n Node, since, now time.Time) {
-	before, seen := p.reached[n.UID]
-	if !seen && (n.Created.Before(since) || now.Sub(n.Created) > maxUnseenAge) {
-		before, seen = -1, true
-	}
-	far := before
-	if before >= 0 && n.Status != progress.Excluded {
-		far = max(before, completedSteps(n.Steps))
-		for i := before; seen && i < far; i++ {
-			p.count(i, now.Sub(n.Created))
+// Observe records the progress of all nodes, and stops measuring those that are missing. since
+// is when the policy was created: older nodes had to wait for it and are not measured.
+func (p *Provisioning) Observe(nodes []Node, since, now time.Time) {
+	reached := make(map[string]int, len(nodes))
+	for i := range nodes {
+		n := &nodes[i]
+		before, seen := p.reached[n.UID]
+		if !seen && (n.Created.Before(since) || now.Sub(n.Created) > maxUnseenAge) {
+			before, seen = -1, true
 		}
+		far := before
+		if before >= 0 && n.Status != progress.Excluded {
+			far = max(before, completedSteps(n.Steps))
+			for i := before; seen && i < far; i++ {
+				p.count(i, now.Sub(n.Created))
+			}
+		}
+		reached[n.UID] = far
 	}
-	p.reached[n.UID] = far
+	p.reached = reached
 }
-
-// Forget stops measuring a node.
-func (p *Provisioning) Forget(uid string) { delete(p.reached, uid) }
 
 // completedSteps returns how many states a node has passed. A state that is not wanted counts
 // with the next one that is.

@@ -20,14 +20,16 @@ func TestAPIServerAcceptsAnyStatus(t *testing.T) {
 	require.NoError(t, err)
 	long := strings.Repeat("é\n\"", 20000)
 	crowd := input()
+	var nodes []Node
 	for i := range 300 {
 		n := node(fmt.Sprintf("node-%d", i), progress.Failed, progress.ReasonStarting)
 		n.Message, n.Since, n.Pool.Kernel = long, time.Time{}, fmt.Sprint(i)
-		crowd.Tally.Add(n)
+		nodes = append(nodes, n)
 		crowd.Choices = append(crowd.Choices, driver.Choice{Pool: n.Pool, Problem: &driver.Problem{Reason: driver.OSUnknown, Message: long}})
 		crowd.Unserved = append(crowd.Unserved, fmt.Sprint(i, long))
 		crowd.Rolling = append(crowd.Rolling, fmt.Sprint(i))
 	}
+	crowd.Tally = Count(nodes)
 	crowd.Err, crowd.UpgradeError = errors.New(long), long
 	crowd.Upgrade = &v1.UpgradeStatus{Total: 300, Failed: 300}
 	other := input()

@@ -105,7 +105,7 @@ type Input struct {
 	Verdict   *Verdict // nil: the policy is in force
 
 	Described bool // NFD has labelled a node of the cluster
-	Tally     *Tally
+	Tally     Tally
 	Choices   []driver.Choice
 	Problems  []Problem // of the policy, for all pools
 	Unserved  []string  // fields that are stored but have no effect

@@ -34,16 +34,8 @@ func node(name string, status progress.Status, reason string) Node {
 	return Node{&fleet.Node{Name: name, UID: name, Pool: jammy, Created: now.Add(-time.Hour)}, p}
 }
 
-func tallyOf(nodes ...Node) *Tally {
-	t := NewTally()
-	for _, n := range nodes {
-		t.Add(n)
-	}
-	return t
-}
-
 func input(nodes ...Node) Input {
-	return Input{Policy: &v1.ClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 3}}, Now: now, Namespace: "gpus", Described: true, Tally: tallyOf(nodes...)}
+	return Input{Policy: &v1.ClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 3}}, Now: now, Namespace: "gpus", Described: true, Tally: Count(nodes)}
 }
 
 // summary formats the state and the conditions as "type=status reason".
@@ -145,7 +137,7 @@ func TestStatusIsDeterministic(t *testing.T) {
 	in.Choices = []driver.Choice{{Pool: core}, {Pool: jammy}}
 	before := Compute(in)
 	in.Policy.Status, in.Now = before, now.Add(time.Hour)
-	in.Tally = tallyOf(b, a)
+	in.Tally = Count([]Node{b, a})
 	require.Equal(t, before, Compute(in))
 	// Writing and reading it changes nothing.
 	data, err := json.Marshal(before)
@@ -157,7 +149,7 @@ func TestStatusIsDeterministic(t *testing.T) {
 	require.NoError(t, err)
 	require.JSONEq(t, string(data), string(again))
 
-	in.Tally = tallyOf(a)
+	in.Tally = Count([]Node{a})
 	s := Compute(in)
 	require.Equal(t, now.Add(time.Hour), meta.FindStatusCondition(s.Conditions, v1.ConditionReady).LastTransitionTime.UTC())
 	require.Equal(t, now, meta.FindStatusCondition(s.Conditions, v1.ConditionProgressing).LastTransitionTime.UTC(), "its status is the same")
@@ -254,14 +246,11 @@ func TestProvisioning(t *testing.T) {
 	p := NewProvisioning(nil)
 	old := now.Add(-time.Hour)
 	observe := func(after time.Duration, nodes ...Node) {
-		for _, n := range nodes {
-			p.Observe(n, policy, now.Add(after))
-		}
+		p.Observe(nodes, policy, now.Add(after))
 	}
 	observe(time.Second, at("new", now, 0), at("old", old, 0), at("half", now, 3))
 	observe(12*time.Second, at("new", now, 2), at("old", old, 8), at("half", now, 4))
 	observe(20*time.Second, at("new", now, 0), at("old", old, 0))
-	p.Forget("half")
 	observe(40*time.Second, at("new", now, 8), at("old", old, 8))
 	got := map[string]int64{}
 	for _, s := range p.Status() {
@@ -270,7 +259,16 @@ func TestProvisioning(t *testing.T) {
 	require.Equal(t, map[string]int64{"prerequisites": 1012, "driver": 1012, "driver-validation": 1040, "toolkit": 2052, "toolkit-validation": 1040, "device-plugin": 1040, "plugin-validation": 1040, "feature-labels": 1040}, got)
 
 	again := NewProvisioning(p.Status())
-	again.Observe(at("new", now, 8), policy, now.Add(50*time.Second))
+	again.Observe([]Node{at("new", now, 8)}, policy, now.Add(50*time.Second))
 	require.Equal(t, p.Status(), again.Status(), "a restart counts nothing twice")
 	require.Equal(t, int64(1), p.Status()[0].Buckets[2], "10 s to 15 s")
+}
+
+func TestAGroupWaitsSinceItsFirstNode(t *testing.T) {
+	a, b, ready := node("a", progress.Waiting, "x"), node("b", progress.Waiting, "x"), node("c", progress.Ready, "Ready")
+	b.Since = a.Since.Add(-time.Minute)
+	require.ElementsMatch(t, []Group{
+		{Place: Place{jammy, progress.Driver, progress.Waiting}, Nodes: 2, Since: b.Since},
+		{Place: Place{jammy, "", progress.Ready}, Nodes: 1},
+	}, Count([]Node{a, b, ready}).Groups)
 }

@@ -2,25 +2,23 @@ package status
 
 import (
 	"cmp"
-	"iter"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/google/btree"
-
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
-// Tally counts GPU nodes by progress. It is updated incrementally, so that a node's change
-// costs the same among thousands of nodes as among a few.
+// Tally counts GPU nodes by progress.
 type Tally struct {
-	nodes    map[string]*Node
-	groups   map[Place]*group
-	notReady *btree.BTreeG[*Node] // in the order in which they are reported
-	troubled map[string]*Node     // nodes with failing pods that they do not wait for
-	upgrades map[string]int       // by the state of the driver's upgrade
+	Groups   []Group
+	Upgrades map[string]int // nodes in each state of the driver's upgrade
+
+	notReady []*Node // the first ones, in the order in which they are reported
+	troubled []*Node // nodes with failing pods that they do not wait for
 }
 
 // Place groups nodes by pool, by the first state that they have not reached ("" if they have
@@ -31,88 +29,6 @@ type Place struct {
 	Status progress.Status
 }
 
-// group holds the nodes at one place.
-type group struct {
-	count int
-	since *btree.BTreeG[*Node] // waiting nodes, the longest waiting first
-}
-
-// btreeDegree is the degree of the trees of nodes.
-const btreeDegree = 16
-
-// NewTally returns an empty Tally.
-func NewTally() *Tally {
-	return &Tally{
-		nodes: map[string]*Node{}, groups: map[Place]*group{}, troubled: map[string]*Node{}, upgrades: map[string]int{},
-		notReady: btree.NewG(btreeDegree, func(a, b *Node) bool {
-			return cmp.Or(ranks[a.Status]-ranks[b.Status], strings.Compare(a.Name, b.Name)) < 0
-		}),
-	}
-}
-
-// ranks is the order in which nodes that are not ready are reported.
-var ranks = map[progress.Status]int{progress.Failed: 0, progress.Unknown: 1, progress.Waiting: 2}
-
-// Add counts a node and returns its previous state, or nil if it was not counted.
-func (t *Tally) Add(n Node) (before *Node) {
-	before = t.Remove(n.Name)
-	t.nodes[n.Name] = &n
-	g := t.groups[n.place()]
-	if g == nil {
-		g = &group{since: btree.NewG(btreeDegree, func(a, b *Node) bool {
-			return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.Name, b.Name)) < 0
-		})}
-		t.groups[n.place()] = g
-	}
-	g.count++
-	if _, late := ranks[n.Status]; late {
-		t.notReady.ReplaceOrInsert(&n)
-		if !n.Since.IsZero() {
-			g.since.ReplaceOrInsert(&n)
-		}
-	}
-	if len(n.Others) > 0 {
-		t.troubled[n.Name] = &n
-	}
-	if s := n.Labels[label.UpgradeState]; s != "" {
-		t.upgrades[s]++
-	}
-	return before
-}
-
-// Remove removes a node and returns it, or nil if it was not counted.
-func (t *Tally) Remove(name string) *Node {
-	n := t.nodes[name]
-	if n == nil {
-		return nil
-	}
-	delete(t.nodes, name)
-	delete(t.troubled, name)
-	t.notReady.Delete(n)
-	g := t.groups[n.place()]
-	g.since.Delete(n)
-	if g.count--; g.count == 0 {
-		delete(t.groups, n.place())
-	}
-	if s := n.Labels[label.UpgradeState]; s != "" {
-		if t.upgrades[s]--; t.upgrades[s] == 0 {
-			delete(t.upgrades, s)
-		}
-	}
-	return n
-}
-
-// Nodes returns all counted nodes.
-func (t *Tally) Nodes() iter.Seq[*Node] {
-	return func(yield func(*Node) bool) {
-		for _, n := range t.nodes {
-			if !yield(n) {
-				return
-			}
-		}
-	}
-}
-
 // Group is the number of nodes at one place, and since when the longest waiting of them waits;
 // zero if none waits.
 type Group struct {
@@ -121,19 +37,46 @@ type Group struct {
 	Since time.Time
 }
 
-// Groups returns the places that have nodes.
-func (t *Tally) Groups() (all []Group) {
-	for at, g := range t.groups {
-		one := Group{Place: at, Nodes: g.count}
-		if first, is := g.since.Min(); is {
-			one.Since = first.Since
+// Count returns the Tally of nodes.
+func Count(nodes []Node) Tally {
+	t := Tally{Upgrades: map[string]int{}}
+	index := map[Place]int{} // in t.Groups
+	for i := range nodes {
+		n := &nodes[i]
+		at := Place{n.Pool, n.State, n.Status}
+		g, ok := index[at]
+		if !ok {
+			g = len(t.Groups)
+			index[at] = g
+			t.Groups = append(t.Groups, Group{Place: at})
 		}
-		all = append(all, one)
+		t.Groups[g].Nodes++
+		if _, late := ranks[n.Status]; late {
+			t.addNotReady(n)
+			if since := &t.Groups[g].Since; !n.Since.IsZero() && (since.IsZero() || n.Since.Before(*since)) {
+				*since = n.Since
+			}
+		}
+		if len(n.Others) > 0 {
+			t.troubled = append(t.troubled, n)
+		}
+		if s := n.Labels[label.UpgradeState]; s != "" {
+			t.Upgrades[s]++
+		}
 	}
-	return all
+	return t
 }
 
-// Upgrades returns the number of nodes in each state of the driver's upgrade.
-func (t *Tally) Upgrades() map[string]int { return t.upgrades }
+// ranks is the order in which nodes that are not ready are reported.
+var ranks = map[progress.Status]int{progress.Failed: 0, progress.Unknown: 1, progress.Waiting: 2}
 
-func (n *Node) place() Place { return Place{n.Pool, n.State, n.Status} }
+// addNotReady adds a node to the list of the first ones unless it is full of earlier ones.
+func (t *Tally) addNotReady(n *Node) {
+	order := func(a, b *Node) int { return cmp.Or(ranks[a.Status]-ranks[b.Status], strings.Compare(a.Name, b.Name)) }
+	if len(t.notReady) == v1.MaxNotReady && order(n, t.notReady[v1.MaxNotReady-1]) > 0 {
+		return
+	}
+	i, _ := slices.BinarySearchFunc(t.notReady, n, order)
+	t.notReady = slices.Insert(t.notReady, i, n)
+	t.notReady = t.notReady[:min(len(t.notReady), v1.MaxNotReady)]
+}

@@ -235,7 +235,7 @@ func (n *node) hasNoUpgradeRecord() bool {
 		return false
 	}
 	for key := range n.Annotations {
-		if key != label.OwnLabels {
+		if key != label.OwnLabels && key != label.Features {
 			return false
 		}
 	}

@@ -12,22 +12,16 @@ import (
 
 // NewPlan returns the plan for an input.
 func NewPlan(in Input) *Plan {
-	w := &planner{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}, Settled: map[string]Share{}}}
-	w.plan.Counts, w.unavailable = in.Settled.Counts, in.Settled.Unavailable
+	w := &planner{Input: in, plan: &Plan{Assign: map[string]string{}, Waiting: map[string]string{}}}
 	var n node // reused: nearly all of thousands of nodes need nothing
 	for _, observed := range in.Nodes {
 		w.observeNode(observed, &n)
-		before := w.checkpoint()
-		if !w.planNode(&n) {
-			w.recordSettled(&n, before)
-		}
+		w.planNode(&n)
 	}
 	for _, observed := range in.Leaving {
 		w.observeNode(observed, &n)
 		n.target, n.outdated = Target{}, false
-		before := w.checkpoint()
 		w.release(&n)
-		w.recordSettled(&n, before)
 	}
 	w.retry()
 	w.start()
@@ -48,25 +42,6 @@ type planner struct {
 	pool      fleet.Pool // of the last lookup of a target
 	target    Target
 	hasTarget bool
-}
-
-// checkpoint records the extent of a plan, to find out whether a node has added to it.
-type checkpoint struct {
-	share                    Share
-	patches, assigned, begun int
-}
-
-func (w *planner) checkpoint() checkpoint {
-	return checkpoint{Share{w.plan.Counts, w.unavailable}, len(w.plan.Patches), len(w.plan.Assign), w.begun}
-}
-
-// recordSettled marks a node as settled if nothing has been planned for it since a
-// checkpoint and its upgrade has not begun.
-func (w *planner) recordSettled(n *node, since checkpoint) {
-	now := w.checkpoint()
-	if now.patches == since.patches && now.assigned == since.assigned && now.begun == since.begun {
-		w.plan.Settled[n.Name] = now.share.Sub(since.share)
-	}
 }
 
 // node is a node of the cluster with its target, driver pod and upgrade state.

@@ -8,9 +8,9 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// planNode plans for a node whose upgrade has begun, or need not begin. It reports whether
-// the node waits for its turn instead.
-func (w *planner) planNode(n *node) (waits bool) {
+// planNode plans for a node whose upgrade has begun, or need not begin. A node that waits for
+// its turn is kept for retry or start.
+func (w *planner) planNode(n *node) {
 	counts := &w.plan.Counts
 	if n.target.managed() {
 		counts.Total++
@@ -38,12 +38,11 @@ func (w *planner) planNode(n *node) (waits bool) {
 	case n.refusal != nil && n.state.InFlight() && !released:
 		later := *n
 		w.refused = append(w.refused, &later)
-		return true
 	case w.assignableAtOnce(n):
 		// No driver runs there that would have to be removed.
 		if n.state.InFlight() || n.state == Failed {
 			w.resume(n, PodRestart)
-			return false
+			return
 		}
 		w.assign(n, n.target.ID)
 		counts.Done++
@@ -51,25 +50,22 @@ func (w *planner) planNode(n *node) (waits bool) {
 		counts.Pending++
 		w.watchIdle = append(w.watchIdle, n.Name)
 		w.setWaiting(n, "its pods to be known")
-		return true
 	case w.leftBehind(n) && !slices.ContainsFunc(w.Pods[n.Name], w.holdsDriver):
 		w.assign(n, n.target.ID)
 		counts.Done++
 	default:
-		return w.planLoadedNode(n, released, skip)
+		w.planLoadedNode(n, released, skip)
 	}
-	return false
 }
 
 // planLoadedNode plans for a node on which a driver may be loaded.
-func (w *planner) planLoadedNode(n *node, released, skip bool) (waits bool) {
+func (w *planner) planLoadedNode(n *node, released, skip bool) {
 	counts := &w.plan.Counts
 	switch {
 	case released && w.leftBehind(n):
 		counts.Pending++
 		w.watchIdle = append(w.watchIdle, n.Name) // when its pods are gone, the driver is assigned
 		w.setWaiting(n, "pods that use GPUs to go; upgrades are not automatic")
-		return true
 	case released:
 		if n.outdated {
 			counts.Pending++
@@ -86,14 +82,12 @@ func (w *planner) planLoadedNode(n *node, released, skip bool) (waits bool) {
 		counts.Pending++
 		later := *n
 		w.pending = append(w.pending, &later)
-		return true
 	default:
 		counts.Done++
 		if n.state != Done && n.driver.available() && n.proven() {
 			w.patch(n, edit{state: Done})
 		}
 	}
-	return false
 }
 
 // assignableAtOnce reports whether the node gets another DaemonSet without an upgrade: it is

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"time"
 
@@ -32,7 +31,6 @@ type cluster struct {
 	sent    map[string]Patch // pending writes
 	refused map[string]Refusal
 	slow    bool // writes are delayed
-	settled map[string]settled
 }
 
 // machine is a node and what runs on it.
@@ -132,49 +130,10 @@ func (c *cluster) input() Input {
 	return in
 }
 
-// plan makes a plan, and checks that it is the same without the nodes that an earlier plan
-// has settled.
-func (c *cluster) plan() *Plan {
-	in := c.input()
-	whole := NewPlan(in)
-	few := in
-	few.Nodes, few.Settled = nil, Share{}
-	for _, n := range in.Nodes {
-		was, ok := c.settled[n.Name]
-		d := in.Drivers[n.Name]
-		_, writing := in.Writing[n.Name]
-		if ok && was.node.Equal(n) && !writing && reflect.DeepEqual(was.driver, d) && reflect.DeepEqual(was.sets, in.Sets) && reflect.DeepEqual(was.targets, in.Targets) && reflect.DeepEqual(was.policy, in.Policy) {
-			few.Settled = few.Settled.Add(was.share)
-			continue
-		}
-		delete(c.settled, n.Name)
-		few.Nodes = append(few.Nodes, n)
-	}
-	p := NewPlan(few)
-	for _, n := range few.Nodes {
-		if share, ok := p.Settled[n.Name]; ok {
-			c.settled[n.Name] = settled{n, in.Drivers[n.Name], in.Sets, in.Targets, in.Policy, share}
-		}
-	}
-	whole.Settled, p.Settled = nil, nil
-	require.Equal(c.t, whole, p, "nodes that were left out")
-	return whole
-}
-
-// settled is a settled node and all that its share depends on.
-type settled struct {
-	node    *fleet.Node
-	driver  *Driver
-	sets    map[string]Set
-	targets map[fleet.Pool]Target
-	policy  Policy
-	share   Share
-}
-
 // runOperator makes a plan and carries it out, or only the first part of it.
 func (c *cluster) runOperator(upTo int) (wrote bool) {
 	c.apply()
-	p := c.plan()
+	p := NewPlan(c.input())
 	for name, id := range p.Assign {
 		if upTo--; upTo < 0 {
 			return true
@@ -419,7 +378,7 @@ func newCluster(t *rapid.T) *cluster {
 		limit = intstr.FromString(rapid.SampledFrom([]string{"1%", "25%", "50%", "100%"}).Draw(t, "maxUnavailablePercent"))
 	}
 	c := &cluster{
-		t: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), nodes: map[string]*machine{}, sent: map[string]Patch{}, refused: map[string]Refusal{}, sets: map[string]Set{}, settled: map[string]settled{}, version: 1,
+		t: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), nodes: map[string]*machine{}, sent: map[string]Patch{}, refused: map[string]Refusal{}, sets: map[string]Set{}, version: 1,
 		policy: Policy{
 			Auto: true, MaxParallel: rapid.IntRange(0, 3).Draw(t, "maxParallel"), MaxUnavailable: &limit,
 			Deletion: Eviction{Force: rapid.Bool().Draw(t, "force"), Timeout: 5 * time.Minute},

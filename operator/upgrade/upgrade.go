@@ -66,9 +66,6 @@ type Target struct {
 type Input struct {
 	Policy Policy
 	Nodes  []*fleet.Node // GPU nodes of this operator, in any order
-	// Settled is the sum of Plan.Settled for the nodes that are left out of Nodes because
-	// there is nothing to do for them.
-	Settled Share
 	// Leaving are nodes that do not or no longer belong to this operator: what an upgrade
 	// left there is undone.
 	Leaving []*fleet.Node
@@ -104,11 +101,7 @@ type Plan struct {
 	Watch    []string          // nodes whose pods the next plan must know, the most important first
 	NextPlan time.Time         // when to plan again without a change: the next timeout; zero: never
 	Waiting  map[string]string // what the nodes in flight wait for, one sentence
-	// Settled are nodes with nothing to do until they, their driver pod, the policy, the
-	// targets or the sets change. Until then plans may be made without them, so that
-	// thousands of nodes cost as little as a few.
-	Settled map[string]Share
-	Failed  []Failure // by node; while there is one, no other node starts
+	Failed   []Failure         // by node; while there is one, no other node starts
 	// Unwritten are nodes of Input.Refused that wait for another turn. They count as failed,
 	// but do not stop other nodes from starting. Blocked are the same for nodes on which a
 	// pod blocks the upgrade, which is no evidence against the driver either.
@@ -170,29 +163,6 @@ type Failure struct {
 	Node  string
 	Why   string
 	Since time.Time
-}
-
-// Share is the contribution of one or more settled nodes to a plan's counts.
-type Share struct {
-	Counts
-	Unavailable int // cordoned or not ready
-}
-
-// Add returns the sum of s and o.
-func (s Share) Add(o Share) Share { return s.combine(o, 1) }
-
-// Sub returns s without o, which must be part of it.
-func (s Share) Sub(o Share) Share { return s.combine(o, -1) }
-
-func (s Share) combine(o Share, sign int) Share {
-	s.Total += sign * o.Total
-	s.Done += sign * o.Done
-	s.InProgress += sign * o.InProgress
-	s.Pending += sign * o.Pending
-	s.Skipped += sign * o.Skipped
-	s.Failed += sign * o.Failed
-	s.Unavailable += sign * o.Unavailable
-	return s
 }
 
 // Counts counts the nodes that have a target.

@@ -3,10 +3,9 @@ package controller
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -14,21 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/upgrade"
+	"github.com/gpuready/gpuready/operator/progress"
 )
-
-func TestOnlyChangedNodesAreEvaluated(t *testing.T) {
-	w := newWorld(t)
-	w.create(gpuNode("n1"), gpuNode("n2"), gpuNode("n3"), simulated("policy"))
-	w.settle()
-	require.Empty(t, w.roster.busy)
-	w.change("n2", func(n *corev1.Node) { n.Labels[label.PCI] = "false" })
-	w.syncModel()
-	scene := w.desired
-	w.runDue(t.Context())
-	require.Equal(t, []string{"n2"}, slices.Collect(maps.Keys(w.plan.Settled)))
-	require.Same(t, scene, w.desired, "what concerns all of them is as it was")
-}
 
 func TestUnchangedNodeCausesNoPass(t *testing.T) {
 	w := newWorld(t)
@@ -54,26 +40,15 @@ func TestRestartedOperatorReachesTheSameState(t *testing.T) {
 				}
 				w.settle()
 			}
-			before := w.policy("policy").Status
+			before, counts := w.policy("policy").Status, w.plan.Counts
 			other := w.model.nvidiaOperators
 			w.start()
 			w.model.nvidiaOperators = other
 			require.Empty(t, w.settle())
 			require.Equal(t, before.Nodes, w.policy("policy").Status.Nodes)
-			require.Equal(t, upgrade.NewPlan(w.fullInput()).Counts, w.plan.Counts)
+			require.Equal(t, counts, w.plan.Counts)
 		})
 	}
-}
-
-// fullInput returns the input of a plan that evaluates every node.
-func (w *world) fullInput() upgrade.Input {
-	in := upgrade.Input{Policy: w.desired.rolls, Targets: w.desired.targets, Sets: w.desired.sets, Drivers: map[string]*upgrade.Driver{}, Now: w.now}
-	for _, on := range w.model.nodes {
-		if on.node.Served(w.desired.handOver) {
-			in.Nodes = append(in.Nodes, on.node)
-		}
-	}
-	return in
 }
 
 // mutate changes one of a few nodes at random, or all of them.
@@ -133,19 +108,19 @@ func TestChangeIsReportedOnceWithItsConsequences(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
 	w.settle()
-	w.writes, w.now = nil, w.now.Add(ReportEvery)
+	w.writes, w.now = nil, w.now.Add(reportEvery)
 	w.change("n1", func(n *corev1.Node) { n.Labels[label.PCI] = "false" })
 	w.syncModel()
 	w.runDue(t.Context())
 	w.writePatches()
 	require.Equal(t, []string{"patch n1"}, w.writes)
-	require.Equal(t, w.now.Add(PassEvery), w.nextDue())
-	w.now = w.now.Add(PassEvery)
+	require.Equal(t, w.now.Add(minRest), w.nextDue())
+	w.now = w.now.Add(minRest)
 	w.syncModel()
 	w.runDue(t.Context())
 	require.Equal(t, []string{"patch n1", "status policy"}, w.writes)
 	plan := w.plan
-	w.now = w.now.Add(ReportEvery)
+	w.now = w.now.Add(reportEvery)
 	w.syncModel() // the status, which is its own
 	w.runDue(t.Context())
 	require.Len(t, w.writes, 2)
@@ -157,13 +132,61 @@ func TestFailedRenderIsNotRetriedByTimer(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
 	w.settle()
-	w.desired.err = errors.New("no")
+	w.rendered.err = errors.New("no")
 	w.change("n2", func(n *corev1.Node) { n.Spec.Unschedulable = true })
 	for range 3 {
 		w.syncModel()
-		w.now = w.now.Add(ReportEvery)
+		w.now = w.now.Add(reportEvery)
 		w.runDue(t.Context())
 	}
-	require.NotEmpty(t, w.model.dirty)
+	require.ErrorContains(t, w.desired.err, "no")
 	require.True(t, w.nextDue().IsZero(), "until there is news")
+}
+
+// A pass takes one per cent of the time while changes keep arriving, and at least one begins
+// in each second.
+func TestPassesRestInProportionToTheirDuration(t *testing.T) {
+	var rests []time.Duration
+	for _, tick := range []time.Duration{0, time.Millisecond, time.Second} {
+		w := newWorld(t)
+		w.create(gpuNode("n1"), simulated("policy"))
+		w.settle()
+		w.now = w.now.Add(time.Minute)
+		w.tick = tick // several of them are a pass
+		change := func() { w.change("n1", func(n *corev1.Node) { n.Spec.Unschedulable = !n.Spec.Unschedulable }) }
+		change()
+		w.syncModel()
+		w.runDue(t.Context())
+		plan := w.plan
+		rests = append(rests, w.rested.Sub(w.now))
+		change()
+		w.syncModel()
+		require.False(t, w.nextDue().After(w.rested))
+		w.now = w.rested.Add(-2*tick - 1)
+		w.runDue(t.Context())
+		require.Same(t, plan, w.plan, "it is gathered")
+		w.now = w.rested
+		w.runDue(t.Context())
+		require.NotSame(t, plan, w.plan)
+	}
+	require.Equal(t, minRest, rests[0])
+	require.True(t, minRest < rests[1] && rests[1] < maxRest, rests[1])
+	require.Equal(t, maxRest, rests[2])
+}
+
+// The validator's silence is noticed although nothing else changes.
+func TestSilentValidatorIsReported(t *testing.T) {
+	w := newWorld(t)
+	n := gpuNode("n1")
+	n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(w.now)
+	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "GPUReady", Status: corev1.ConditionFalse, Message: "toolkit: no", LastHeartbeatTime: metav1.NewTime(w.now), LastTransitionTime: metav1.NewTime(w.now)})
+	w.create(n, simulated("policy"))
+	w.settle()
+	require.Equal(t, string(progress.Toolkit), w.policy("policy").Status.NotReady[0].State)
+	for range 3 {
+		w.now = w.now.Add(5 * time.Minute)
+		w.change("n1", func(n *corev1.Node) { n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(w.now) })
+		w.settle()
+	}
+	require.Equal(t, string(progress.Driver), w.policy("policy").Status.NotReady[0].State, "its proof of the driver does not count any more")
 }
