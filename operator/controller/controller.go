@@ -1,10 +1,14 @@
-// Package controller connects the operator to the cluster. Watches put their events into an
-// inbox. One goroutine owns the model of the cluster and never waits for the API server,
-// whose responses arrive in the inbox, too. After a change, pure packages compute what
-// follows: each pool's driver, the objects to apply and every node's progress. The
-// controller then applies the differences. Passes are triggered by changes, by the back-off
-// of failed requests and by deadlines, never by a resync period. All state is in the
-// cluster, so that a restarted process continues where the last one stopped.
+// Package controller connects the operator to the cluster.
+//
+// Watches put their events into an inbox, and one goroutine applies them to its model of the
+// cluster. When something has changed, it makes a pass. Pure packages compute from the whole
+// model what follows: each pool's driver, the objects to apply, the upgrade plan, the labels of
+// each node. The pass starts the requests that make the difference, and a report follows it. The
+// goroutine never waits for the API server, whose responses arrive in the inbox, too.
+//
+// Passes are triggered by changes, by the back-off of failed requests and by deadlines, never by
+// a resync period. All state is in the cluster, so that a restarted process continues where the
+// last one stopped.
 package controller
 
 import (
@@ -26,26 +30,9 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/evict"
-	"github.com/gpuready/gpuready/operator/leader"
 	"github.com/gpuready/gpuready/operator/metrics"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
-)
-
-// A pass is followed by a rest of restFactor times its duration, within these bounds. So in a
-// small cluster a change hardly ever waits, and in one of thousands of nodes there is one pass a
-// second while changes keep arriving (docs/decisions/0033-what-a-nodes-event-costs.md).
-const (
-	restFactor = 100
-	minRest    = 100 * time.Millisecond
-	maxRest    = time.Second
-)
-
-// reportDelay is the time from a pass to its report, which shows the immediate consequences,
-// too. reportEvery is the minimum time between two reports.
-const (
-	reportDelay = 100 * time.Millisecond
-	reportEvery = time.Second
 )
 
 // eventAction is the action of all Events.
@@ -169,87 +156,6 @@ func (c *Controller) Start(ctx context.Context) error {
 	}
 	return err
 }
-
-// run calls runDue whenever a pass or a report is due.
-func (c *Controller) run(ctx context.Context) error {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-c.inbox.ready:
-		case <-timer.C:
-		}
-		c.drainInbox()
-		next := c.nextDue()
-		if !next.IsZero() && !next.After(c.Now()) {
-			c.runDue(ctx)
-			if err := c.yield(); err != nil {
-				return err
-			}
-			next = c.nextDue()
-		}
-		timer.Stop()
-		if !next.IsZero() {
-			timer.Reset(max(0, next.Sub(c.Now())))
-		}
-	}
-}
-
-// yield returns a leader.YieldTo if another operator is ready and its operands serve the
-// policy: that operator can manage them, and this one cannot.
-func (c *Controller) yield() error {
-	to := c.desired.elsewhere
-	if c.Elected && to != "" && to != c.Operator.Namespace && c.model.siblings[types.NamespacedName{Namespace: to, Name: c.Operator.Name}] {
-		return &leader.YieldTo{Namespace: to}
-	}
-	return nil
-}
-
-// drainInbox applies all queued updates to the model.
-func (c *Controller) drainInbox() {
-	for _, update := range c.inbox.drain() {
-		update(c.model)
-	}
-}
-
-// nextDue returns when the next pass or report is due; zero means after the next update.
-func (c *Controller) nextDue() time.Time { return earlier(c.passDue(), c.reportDue()) }
-
-// passDue returns when a pass is due; zero means never.
-func (c *Controller) passDue() time.Time {
-	if c.model.changed || !c.nextPass.IsZero() && c.nextPass.Before(c.rested) {
-		return c.rested
-	}
-	return c.nextPass
-}
-
-// earlier returns the earlier of two times; the zero time means never.
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
-}
-
-// runDue runs the pass and the report that are due.
-func (c *Controller) runDue(ctx context.Context) {
-	now := c.Now()
-	due := func(at time.Time) bool { return !at.IsZero() && !at.After(now) }
-	if due(c.passDue()) {
-		c.runPass(ctx, now)
-		end := c.Now()
-		c.rested = end.Add(min(max(restFactor*end.Sub(now), minRest), maxRest))
-	}
-	if due(c.reportDue()) {
-		c.report(ctx, now)
-	}
-}
-
-// schedulePass schedules a pass at a time unless one is due earlier. The zero time schedules
-// nothing.
-func (c *Controller) schedulePass(at time.Time) { c.nextPass = earlier(c.nextPass, at) }
 
 // recordNodeEvent records an upgrade's step as an Event of the Node.
 func (c *Controller) recordNodeEvent(node *corev1.Node, e upgrade.Event) {

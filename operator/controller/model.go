@@ -2,7 +2,6 @@ package controller
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,7 +10,6 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
-	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/prebuild"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -90,51 +88,4 @@ func (m *model) inForce() (policy *v1.ClusterPolicy, ignored []*v1.ClusterPolicy
 		return nil, nil
 	}
 	return all[0], all[1:]
-}
-
-// handOver reports whether NVIDIA's operator runs, so that nodes are handed over one by one.
-func (m *model) handOver() bool { return len(m.nvidiaOperators) > 0 }
-
-// updateElsewhere records whether an operand's pod exists in another namespace. Only the
-// namespace that serves a policy matters: anybody can create such pods elsewhere.
-func (m *model) updateElsewhere(key types.NamespacedName, exists bool) {
-	pods := m.elsewhere[key.Namespace]
-	if pods[key] == exists {
-		return
-	}
-	if pods == nil {
-		pods = map[types.NamespacedName]bool{}
-		m.elsewhere[key.Namespace] = pods
-	}
-	pods[key] = true
-	if !exists {
-		delete(pods, key)
-	}
-	if len(pods) == 0 {
-		delete(m.elsewhere, key.Namespace)
-	}
-	for _, p := range m.policies {
-		m.changed = m.changed || p.Status.Namespace == key.Namespace
-	}
-}
-
-// servedElsewhere returns the namespace in which operands that another operator made for a
-// policy still run; "" where there are none.
-func (m *model) servedElsewhere(p *v1.ClusterPolicy) string {
-	if ns := p.Status.Namespace; ns != m.namespace && len(m.elsewhere[ns]) > 0 {
-		return ns
-	}
-	return ""
-}
-
-// updateBuilder records a pod of a Job that builds modules.
-func (m *model) updateBuilder(key types.NamespacedName, b prebuild.Pod) {
-	if m.builders[key] != b {
-		m.builders[key], m.changed = b, true
-	}
-}
-
-// prebuildStatus returns the results of the Jobs that build modules.
-func (m *model) prebuildStatus(lookup func(image string) driver.Presence) []v1.PrebuiltStatus {
-	return prebuild.Report(slices.Collect(maps.Values(m.builds)), slices.Collect(maps.Values(m.builders)), lookup)
 }

@@ -5,9 +5,12 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
@@ -119,6 +122,17 @@ func driverAmong(pods []*operand) (found *upgrade.Driver) {
 func hasHostDriver(n *fleet.Node, pods []*operand) bool {
 	found := slices.ContainsFunc(pods, func(o *operand) bool { return o.HostDriver != "" })
 	return found || n.HostDriver() && !driverMissing(n)
+}
+
+// noDriverReasons are the validator's reasons for a node that has no driver at all
+// (validator/step).
+var noDriverReasons = []string{"DriverLibraryMissing", "KernelModuleNotLoaded"}
+
+// driverMissing reports whether the validator finds no driver on the Node.
+func driverMissing(n *fleet.Node) bool {
+	condition := n.GPUReady
+	message, about := strings.CutPrefix(condition.Message, string(readiness.Driver)+": ")
+	return condition.Status == corev1.ConditionFalse && about && (slices.Contains(noDriverReasons, condition.Reason) || strings.HasPrefix(message, readiness.NoDriver))
 }
 
 // hasValidator reports whether a validator, which may write to the Node, is among its pods.

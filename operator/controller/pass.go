@@ -20,7 +20,7 @@ func (c *Controller) runPass(ctx context.Context, now time.Time) {
 	c.unreported = earlier(c.unreported, now)
 	members := c.model.members()
 	c.survey = surveyNodes(nodesOf(members), c.model.handOver())
-	c.desired = c.evaluate()
+	c.desired = c.computeDesired()
 	err := c.applyObjects(ctx, c.desired)
 	c.Metrics.Reconciled("policy", now, c.Now(), err)
 	if c.passErr = err; c.desired.err != nil {
@@ -54,7 +54,7 @@ func (c *Controller) applyObjects(ctx context.Context, s *desired) error {
 			return err
 		}
 	}
-	wanted, problems := c.withoutForeign(s.wanted)
+	wanted, problems := c.withoutForeign(s.objects)
 	plan, err := c.planner.Plan(wanted, c.model.ownedObjects(), s.driversInUse(c.survey.drivers))
 	if err != nil {
 		return err
@@ -98,7 +98,7 @@ func (c *Controller) withoutForeign(wanted []apply.Object) (free []apply.Object,
 func (c *Controller) planUpgrade(s *desired, members []*member) *upgrade.Plan {
 	m := c.model
 	in := upgrade.Input{
-		Policy: s.rolls, Targets: s.targets, Sets: s.sets, Serves: driver.Serves, Now: c.Now(),
+		Policy: s.upgrades, Targets: s.targets, Sets: s.driverSets, Serves: driver.Serves, Now: c.Now(),
 		Nodes: make([]*fleet.Node, 0, len(members)), Drivers: make(map[string]*upgrade.Driver, len(members)),
 		Pods: c.roll.Pods(), Writing: map[string]bool{}, Refused: maps.Clone(m.refused), Classes: m.classes,
 	}
@@ -107,7 +107,7 @@ func (c *Controller) planUpgrade(s *desired, members []*member) *upgrade.Plan {
 		if on.writing() {
 			in.Writing[n.Name] = on.sent.Begins()
 		}
-		if s.released || !n.Served(s.handOver) {
+		if s.policy == nil || !n.Served(s.handOver) {
 			in.Leaving = append(in.Leaving, n)
 			continue
 		}
@@ -135,7 +135,7 @@ func (c *Controller) labelNode(on *member, s *desired, plan *upgrade.Plan, now t
 		return
 	}
 	var other fleet.Patch
-	if pods := m.podsOn[name]; s.released {
+	if pods := m.podsOn[name]; s.policy == nil {
 		other = on.node.RemovalPatch(hasValidator(pods))
 	} else {
 		other = on.place(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: hasHostDriver(on.node, pods), HasValidator: hasValidator(pods)})

@@ -2,7 +2,6 @@ package controller
 
 import (
 	"slices"
-	"strings"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
@@ -36,13 +35,4 @@ func NewPreview(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Clu
 	var err error
 	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: survey.injections, Keys: keys})
 	return p, err
-}
-
-func chooseAll(spec *v1.ClusterPolicySpec, example map[fleet.Pool]string, facts driver.Facts) []driver.Choice {
-	var choices []driver.Choice
-	for pool, node := range example {
-		choices = append(choices, driver.Choose(spec, pool, node, facts))
-	}
-	slices.SortFunc(choices, func(a, b driver.Choice) int { return strings.Compare(a.Pool.String(), b.Pool.String()) })
-	return choices
 }

@@ -27,6 +27,13 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
+// reportDelay is the time from a pass to its report, which shows the immediate consequences,
+// too. reportEvery is the minimum time between two reports.
+const (
+	reportDelay = 100 * time.Millisecond
+	reportEvery = time.Second
+)
+
 // reportState is the last report and what the next one continues.
 type reportState struct {
 	at           time.Time // of the report; zero: never

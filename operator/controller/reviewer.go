@@ -185,33 +185,6 @@ func available(d *appsv1.Deployment) bool {
 	return d.DeletionTimestamp == nil && (d.Spec.Replicas == nil || *d.Spec.Replicas > 0) && d.Status.AvailableReplicas > 0
 }
 
-// operatorKind is the kind of a Deployment that has an operator's name.
-type operatorKind int
-
-const (
-	none    operatorKind = iota // no operator, or deleted
-	nvidias                     // NVIDIA's operator
-	sibling                     // one of this product, this one included
-	standby                     // a sibling with a ready pod
-)
-
-// setOperator records the kind of a Deployment.
-func (m *model) setOperator(key types.NamespacedName, kind operatorKind) {
-	ready, known := m.siblings[key]
-	if m.nvidiaOperators[key] == (kind == nvidias) && known == (kind >= sibling) && ready == (kind == standby) {
-		return
-	}
-	m.changed = true
-	delete(m.nvidiaOperators, key)
-	delete(m.siblings, key)
-	switch kind {
-	case nvidias:
-		m.nvidiaOperators[key] = true
-	case sibling, standby:
-		m.siblings[key] = kind == standby
-	}
-}
-
 // stripDeployment keeps only the fields that a reviewer reads.
 func stripDeployment(d *appsv1.Deployment) {
 	d.ManagedFields, d.Annotations, d.Status.Conditions = nil, nil, nil

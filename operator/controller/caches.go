@@ -1,0 +1,100 @@
+package controller
+
+import (
+	"context"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/progress"
+)
+
+// Scheme returns the kinds that the operator reads and writes.
+func Scheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{authorizationv1.AddToScheme, corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, nodev1.AddToScheme, metav1.AddMetaToScheme, v1.AddToScheme} {
+		if err := add(s); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Caches returns what the operator watches and how each object is stripped. namespace is
+// that of the operands.
+func Caches(namespace string) cache.Options {
+	ownNamespace := map[string]cache.Config{namespace: {}}
+	noCopies := true // the model never changes the objects it receives
+	return cache.Options{
+		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.Node{}: {Transform: transform(fleet.Strip), UnsafeDisableDeepCopy: &noCopies},
+			&corev1.Pod{}: {
+				// In all namespaces, for the operands of another operator (model.elsewhere).
+				Transform: transform(progress.Strip), UnsafeDisableDeepCopy: &noCopies,
+				Label: labels.SelectorFromSet(labels.Set{label.PartOf: label.Product}),
+			},
+			&corev1.ConfigMap{}:     {Namespaces: ownNamespace, Transform: transform(stripConfigMap)},
+			&appsv1.DaemonSet{}:     {Namespaces: ownNamespace},
+			&batchv1.Job{}:          {Namespaces: ownNamespace, Label: labels.SelectorFromSet(labels.Set{label.Prebuild: "true"}), Transform: transform(stripJob)},
+			&corev1.Service{}:       {Namespaces: ownNamespace},
+			&nodev1.RuntimeClass{}:  {},
+			&appsv1.Deployment{}:    {Field: fields.OneTermEqualSelector("metadata.name", operatorName), Transform: transform(stripDeployment)},
+			partial(apiServiceKind): {Field: fields.OneTermEqualSelector("metadata.name", imageStreamService)},
+		},
+	}
+}
+
+// Streams returns the caches to open while the cluster has ImageStreams. They call failed
+// when a list or watch is refused.
+func Streams(failed func(error)) cache.Options {
+	refused := func(ctx context.Context, r *toolscache.Reflector, err error) {
+		failed(err)
+		toolscache.DefaultWatchErrorHandler(ctx, r, err)
+	}
+	return cache.Options{DefaultWatchErrorHandler: refused, ByObject: map[client.Object]cache.ByObject{
+		untyped(imageStreamKind): {
+			Namespaces: map[string]cache.Config{toolkitNamespace: {}}, Field: fields.OneTermEqualSelector("metadata.name", toolkitStream),
+			Transform: stripImageStream,
+		},
+	}}
+}
+
+func transform[T any](strip func(*T)) toolscache.TransformFunc {
+	return func(in any) (any, error) {
+		if o, is := in.(*T); is {
+			strip(o)
+		}
+		return in, nil
+	}
+}
+
+// stripJob keeps only the fields that package prebuild reads.
+func stripJob(j *batchv1.Job) {
+	j.Spec = batchv1.JobSpec{}
+	j.Status = batchv1.JobStatus{Conditions: j.Status.Conditions}
+}
+
+// stripConfigMap keeps only the names of the keys.
+func stripConfigMap(m *corev1.ConfigMap) {
+	m.ManagedFields, m.Annotations, m.Labels = nil, nil, nil
+	for key := range m.Data {
+		m.Data[key] = ""
+	}
+	for key := range m.BinaryData {
+		m.BinaryData[key] = nil
+	}
+}
