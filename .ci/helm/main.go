@@ -17,8 +17,6 @@ import (
 	"path/filepath"
 
 	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
-
-	"github.com/gpuready/gpuready/.ci/helm/chart"
 )
 
 const root = "../.."
@@ -46,7 +44,7 @@ func run(ctx context.Context, args []string) error {
 		}
 		return writeStatic(ctx, dir, crd, manifests)
 	case "package":
-		crd, err := chart.Definition(filepath.Join(manifests, "operator.yaml"))
+		crd, err := readDefinition(filepath.Join(manifests, "operator.yaml"))
 		if err != nil {
 			return err
 		}
@@ -57,7 +55,7 @@ func run(ctx context.Context, args []string) error {
 
 // pack writes the chart's archive into a folder.
 func pack(ctx context.Context, from string, crd []byte, to string) error {
-	c, err := chart.Load(ctx, from, crd)
+	c, err := loadChart(ctx, from, crd)
 	if err != nil {
 		return err
 	}

@@ -9,8 +9,6 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-
-	"github.com/gpuready/gpuready/.ci/helm/chart"
 )
 
 // staticNamespace is the namespace of the static manifests.
@@ -44,7 +42,7 @@ var released = regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/(name|instance|ver
 // writeStatic renders those manifests of deployments/static that the chart has, too, from the
 // chart in a folder into another.
 func writeStatic(ctx context.Context, from string, crd []byte, to string) error {
-	files, err := render(ctx, from, crd, map[string]any{"migManager": map[string]any{"enabled": true}})
+	files, err := renderStatic(ctx, from, crd, map[string]any{"migManager": map[string]any{"enabled": true}})
 	if err != nil {
 		return err
 	}
@@ -71,7 +69,7 @@ func writeStatic(ctx context.Context, from string, crd []byte, to string) error 
 		return err
 	}
 	for _, e := range examples {
-		files, err := render(ctx, from, crd, e.values)
+		files, err := renderStatic(ctx, from, crd, e.values)
 		if err != nil {
 			return fmt.Errorf("%s: %w", e.name, err)
 		}
@@ -101,8 +99,8 @@ func own(crd []byte) (string, error) {
 	return strings.Replace(b.String(), name, "\n  labels:\n    app.kubernetes.io/part-of: gpuready"+name, 1), nil
 }
 
-func render(ctx context.Context, dir string, crd []byte, values map[string]any) (map[string]string, error) {
-	c, err := chart.Load(ctx, dir, crd)
+func renderStatic(ctx context.Context, dir string, crd []byte, values map[string]any) (map[string]string, error) {
+	c, err := loadChart(ctx, dir, crd)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +108,7 @@ func render(ctx context.Context, dir string, crd []byte, values map[string]any) 
 		values = map[string]any{}
 	}
 	values["nfd"] = map[string]any{"enabled": false}
-	return chart.Render(c, chart.Release{Namespace: staticNamespace, Values: values, Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}})
+	return renderChart(c, release{Namespace: staticNamespace, Values: values, Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}})
 }
 
 // writeManifest writes documents into a file, separated by "---" lines.

@@ -18,8 +18,6 @@ import (
 	"path/filepath"
 
 	"github.com/operator-framework/api/crds"
-
-	"github.com/gpuready/gpuready/.ci/olm/bundle"
 )
 
 const root = "../.."
@@ -44,7 +42,7 @@ func run(args []string) error {
 	dir := filepath.Join(root, "bin/bundle")
 	switch args[0] {
 	case "generate":
-		return bundle.Write(filepath.Join(root, "deployments"), dir)
+		return write(filepath.Join(root, "deployments"), dir)
 	case "validate":
 		return validate(dir)
 	case "definition":

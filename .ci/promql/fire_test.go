@@ -1,4 +1,4 @@
-package main
+package promql
 
 import (
 	"os"
@@ -19,7 +19,7 @@ type alert struct {
 
 // operatorAlerts returns the alerts of the operator's group.
 func operatorAlerts(t *testing.T) map[string]alert {
-	data, err := os.ReadFile("../../deployments/monitoring/rules.yaml")
+	data, err := os.ReadFile(monitoring + "/rules.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

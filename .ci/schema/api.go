@@ -4,7 +4,6 @@ import (
 	"context"
 	"path/filepath"
 
-	"github.com/gpuready/gpuready/.ci/schema/kubernetes"
 	"github.com/gpuready/gpuready/.ci/schema/openapi"
 )
 
@@ -16,7 +15,7 @@ type api struct {
 
 // loadAPI reads the kinds of Kubernetes, ours and those of Node Feature Discovery.
 func loadAPI(ctx context.Context) (api, error) {
-	source, version, err := kubernetes.Source(ctx)
+	source, version, err := openapi.Source(ctx)
 	if err != nil {
 		return api{}, err
 	}
@@ -24,7 +23,7 @@ func loadAPI(ctx context.Context) (api, error) {
 	if err != nil {
 		return api{}, err
 	}
-	nfd, _, err := kubernetes.Module(ctx, "test/lab/binaries/nfd", "sigs.k8s.io/node-feature-discovery")
+	nfd, _, err := openapi.Module(ctx, "test/lab/binaries/nfd", "sigs.k8s.io/node-feature-discovery")
 	if err != nil {
 		return api{}, err
 	}

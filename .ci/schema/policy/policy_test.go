@@ -36,7 +36,7 @@ import (
 	"k8s.io/apiserver/pkg/cel/openapi/resolver"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 
-	"github.com/gpuready/gpuready/.ci/schema/kubernetes"
+	"github.com/gpuready/gpuready/.ci/schema/openapi"
 )
 
 const (
@@ -268,7 +268,7 @@ func (j jsonResolver) ResolveSchema(gvk schema.GroupVersionKind) (*spec.Schema, 
 
 func loadCore(t *testing.T) jsonResolver {
 	t.Helper()
-	dir, _, err := kubernetes.Source(t.Context())
+	dir, _, err := openapi.Source(t.Context())
 	require.NoError(t, err)
 	all := jsonResolver{}
 	for _, name := range []string{"api__v1", "apis__apps__v1"} {

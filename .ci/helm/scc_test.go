@@ -1,4 +1,4 @@
-package chart
+package main
 
 import (
 	"fmt"
@@ -107,7 +107,7 @@ func (s scc) security(name string, pod, c security) (why []string) {
 func sccs(t *testing.T, values string) map[string]scc {
 	t.Helper()
 	found := map[string]scc{}
-	for _, o := range render(t, Release{Versions: []string{openshift}}, values) {
+	for _, o := range render(t, release{Versions: []string{openshift}}, values) {
 		if o["kind"] != "SecurityContextConstraints" {
 			continue
 		}
@@ -133,7 +133,7 @@ func convert(t *testing.T, from, to any) {
 // files, under the constraints of its ServiceAccount. `make operands` renders them.
 func TestOpenShiftAdmitsEveryOperand(t *testing.T) {
 	now, older := sccs(t, ""), sccs(t, "platform: {olderNodes: true}")
-	files, err := filepath.Glob("../../../bin/operands/*.yaml")
+	files, err := filepath.Glob("../../bin/operands/*.yaml")
 	require.NoError(t, err)
 	require.NotEmpty(t, files, "run make operands")
 	seen := map[string]int{}

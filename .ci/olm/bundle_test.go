@@ -1,4 +1,4 @@
-package bundle
+package main
 
 import (
 	"encoding/json"
@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const deployments = "../../../deployments"
+const deployments = "../../deployments"
 
 // manifest returns one of the bundle's manifests.
 func manifest(t *testing.T, name string) object {

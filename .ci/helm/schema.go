@@ -1,4 +1,4 @@
-package chart
+package main
 
 import (
 	"encoding/json"

@@ -1,5 +1,4 @@
-// Package kubernetes finds the source of the Kubernetes that the test cluster runs.
-package kubernetes
+package openapi
 
 import (
 	"context"

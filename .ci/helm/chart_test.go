@@ -1,4 +1,4 @@
-package chart
+package main
 
 import (
 	"maps"
@@ -13,14 +13,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-const dir = "../../../deployments/helm/gpuready"
+const dir = "../../deployments/helm/gpuready"
 
 // load loads the chart as it is packaged.
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
-	crd, err := Definition("../../../deployments/static/operator.yaml")
+	crd, err := readDefinition("../../deployments/static/operator.yaml")
 	require.NoError(t, err)
-	c, err := Load(t.Context(), dir, crd)
+	c, err := loadChart(t.Context(), dir, crd)
 	require.NoError(t, err)
 	return c
 }
@@ -28,14 +28,14 @@ func load(t *testing.T) *chart.Chart {
 type object = map[string]any
 
 // render returns the objects of the chart with values, in YAML.
-func render(t *testing.T, r Release, values string) []object {
+func render(t *testing.T, r release, values string) []object {
 	t.Helper()
 	require.NoError(t, yaml.Unmarshal([]byte(values), &r.Values))
 	r.Namespace = "somewhere"
 	if r.Kube == "" {
 		r.Kube = "v1.34.0" // helm takes an old one in tests
 	}
-	files, err := Render(load(t), r)
+	files, err := renderChart(load(t), r)
 	require.NoError(t, err)
 	var all []object
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -64,32 +64,32 @@ func has(all []object, kind string) (names []string) {
 const openshift = "security.openshift.io/v1"
 
 func TestInstalledObjectsDependOnTheCluster(t *testing.T) {
-	plain := render(t, Release{}, "")
+	plain := render(t, release{}, "")
 	require.Empty(t, has(plain, "SecurityContextConstraints"))
 	require.Len(t, has(plain, "ValidatingAdmissionPolicy"), 4)
-	require.Len(t, has(render(t, Release{}, "migManager: {enabled: true}"), "ValidatingAdmissionPolicy"), 6)
+	require.Len(t, has(render(t, release{}, "migManager: {enabled: true}"), "ValidatingAdmissionPolicy"), 6)
 	require.Equal(t, []string{"gpu-cluster-policy"}, has(plain, "ClusterPolicy"))
 	require.Equal(t, []string{"gpuready-rhcos-version"}, has(plain, "NodeFeatureRule"))
 	require.Empty(t, has(plain, "Namespace"))
 
-	there := render(t, Release{Versions: []string{openshift}}, "")
+	there := render(t, release{Versions: []string{openshift}}, "")
 	require.Len(t, has(there, "SecurityContextConstraints"), 9)
-	require.Empty(t, has(render(t, Release{Kube: "v1.27.0"}, ""), "ValidatingAdmissionPolicy"), "they are of 1.30")
+	require.Empty(t, has(render(t, release{Kube: "v1.27.0"}, ""), "ValidatingAdmissionPolicy"), "they are of 1.30")
 }
 
 func TestNodeFeatureDiscoveryIsOptional(t *testing.T) {
 	workers := func(all []object) bool {
 		return slices.ContainsFunc(has(all, "DaemonSet"), func(name string) bool { return strings.Contains(name, "node-feature-discovery") })
 	}
-	require.True(t, workers(render(t, Release{}, "")))
-	without := render(t, Release{}, "nfd: {enabled: false}")
+	require.True(t, workers(render(t, release{}, "")))
+	without := render(t, release{}, "nfd: {enabled: false}")
 	require.False(t, workers(without))
 	require.Empty(t, has(without, "NodeFeatureRule"), "nobody knows the kind")
-	require.NotEmpty(t, has(render(t, Release{Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}}, "nfd: {enabled: false}"), "NodeFeatureRule"))
+	require.NotEmpty(t, has(render(t, release{Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}}, "nfd: {enabled: false}"), "NodeFeatureRule"))
 }
 
 func TestOperandsHaveTheirOwnNamespace(t *testing.T) {
-	all := render(t, Release{}, "operands: {namespace: gpu-operands}\nnfd: {enabled: false}")
+	all := render(t, release{}, "operands: {namespace: gpu-operands}\nnfd: {enabled: false}")
 	require.Equal(t, []string{"gpu-operands"}, has(all, "Namespace"))
 	text, err := yaml.Marshal(all)
 	require.NoError(t, err)
@@ -176,7 +176,7 @@ func TestTokenRightsAreListed(t *testing.T) {
 		"": {"gpu-validator": validator},
 		"migManager: {enabled: true, repository: a, image: b, version: c}": {"gpu-validator": validator, "gpu-mig-manager": mig},
 	} {
-		given := rights(t, render(t, Release{Versions: []string{openshift}}, values+"\nnfd: {enabled: false}"))
+		given := rights(t, render(t, release{Versions: []string{openshift}}, values+"\nnfd: {enabled: false}"))
 		for account, all := range given {
 			for _, right := range all {
 				require.NotRegexp(t, `\*|^(bind|escalate|impersonate|approve|sign) |^(list|watch) secrets|serviceaccounts|rolebindings|roles\.|/(exec|attach|portforward|proxy|ephemeralcontainers)`, right, account)
@@ -192,7 +192,7 @@ func TestTokenRightsAreListed(t *testing.T) {
 }
 
 func TestEveryImageComesFromTheRegistry(t *testing.T) {
-	all := render(t, Release{Versions: []string{openshift}}, `
+	all := render(t, release{Versions: []string{openshift}}, `
 global: {registry: registry.example.com/mirror, imagePullSecrets: [{name: mirror}]}
 node-feature-discovery: {image: {repository: registry.example.com/mirror/nfd}}
 operator: {initContainer: {repository: nvcr.io/nvidia, image: cuda, version: "12"}}
@@ -223,7 +223,7 @@ func TestUnknownValuesAreRefused(t *testing.T) {
 		{"nonsense": 1}, {"driver": object{"nonsense": true}}, {"operator": object{"replica": 1}}, {"driver": object{"usePrecompiled": "yes"}},
 		{"operands": object{"namespace": "Not A Name"}}, {"mig": object{"strategy": "some"}}, {"driver": object{"upgradePolicy": object{"drain": object{"enabled": true}}}},
 	} {
-		_, err := Render(load(t), Release{Namespace: "somewhere", Values: values})
+		_, err := renderChart(load(t), release{Namespace: "somewhere", Values: values})
 		require.ErrorContains(t, err, "values don't meet the specifications", "%v", values)
 	}
 }
@@ -231,7 +231,7 @@ func TestUnknownValuesAreRefused(t *testing.T) {
 // It checks the profile of the Pod Security Standards, for operator and hooks.
 func TestPodsOtherThanAgentsAreRestricted(t *testing.T) {
 	found := 0
-	for _, o := range render(t, Release{}, "nfd: {enabled: false}\ntrustedCA: {configMapName: ca}") {
+	for _, o := range render(t, release{}, "nfd: {enabled: false}\ntrustedCA: {configMapName: ca}") {
 		if o["kind"] != "Deployment" && o["kind"] != "Job" {
 			continue
 		}
@@ -272,7 +272,7 @@ func TestIncompleteChartInstallsNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, c.CRDObjects())
 	for _, values := range []object{nil, {"clusterPolicy": object{"create": false}, "crds": object{"upgrade": false}}} {
-		_, err = Render(c, Release{Namespace: "somewhere", Values: values})
+		_, err = renderChart(c, release{Namespace: "somewhere", Values: values})
 		require.ErrorContains(t, err, "run make chart")
 	}
 }

@@ -1,4 +1,4 @@
-package bundle
+package main
 
 // descriptor describes a field for a console's form.
 type descriptor struct{ path, name, about, control string }

@@ -1,7 +1,7 @@
-// Package bundle generates the bundle for the Operator Lifecycle Manager: a
-// ClusterServiceVersion with the operator's Deployment, rights and example policy. They
-// come from the static manifests, which are rendered from the chart.
-package bundle
+// The files of the bundle: a ClusterServiceVersion with the operator's Deployment, rights and
+// example policy. They come from the static manifests, which are rendered from the chart.
+
+package main
 
 import (
 	"bytes"
@@ -22,9 +22,9 @@ const (
 	version = "0.1.0"
 )
 
-// Write writes the bundle's files to a folder; root is deployments.
-func Write(root, dir string) error {
-	files, err := makeFiles(root)
+// write writes the bundle's files to a folder.
+func write(deployments, dir string) error {
+	files, err := makeFiles(deployments)
 	if err != nil {
 		return err
 	}
@@ -40,17 +40,17 @@ func Write(root, dir string) error {
 	return nil
 }
 
-// makeFiles returns the bundle's files by name; root is deployments.
-func makeFiles(root string) (map[string][]byte, error) {
-	documents, err := read(filepath.Join(root, "static/operator.yaml"))
+// makeFiles returns the bundle's files by name.
+func makeFiles(deployments string) (map[string][]byte, error) {
+	documents, err := read(filepath.Join(deployments, "static/operator.yaml"))
 	if err != nil {
 		return nil, err
 	}
-	examples, err := read(filepath.Join(root, "static/examples/clusterpolicy.yaml"))
+	examples, err := read(filepath.Join(deployments, "static/examples/clusterpolicy.yaml"))
 	if err != nil {
 		return nil, err
 	}
-	rights, err := readRights(filepath.Join(root, "helm/gpuready/files/rights.yaml"))
+	rights, err := readRights(filepath.Join(deployments, "helm/gpuready/files/rights.yaml"))
 	if err != nil {
 		return nil, err
 	}

@@ -1,5 +1,6 @@
-// Package chart renders the chart gpuready as helm does, without a cluster.
-package chart
+// The chart gpuready, rendered as helm does without a cluster.
+
+package main
 
 import (
 	"bytes"
@@ -23,16 +24,16 @@ import (
 	"helm.sh/helm/v4/pkg/engine"
 )
 
-// Annotation is the annotation of Chart.yaml with the source of its dependency: a Go
+// dependencySource is the annotation of Chart.yaml with the source of its dependency: a Go
 // module at a version, which the module mirror has even if the chart's own repository
 // cannot be reached.
-const Annotation = "gpuready.io/node-feature-discovery"
+const sourceAnnotation = "gpuready.io/node-feature-discovery"
 
 // sum is the module's hash, as in go.sum.
 const sum = "h1:9CYm16vjSIbNO5Z1Y67rcrfy51YWmy3+6wjiWzJbrC4="
 
-// Release holds the parameters for rendering a chart.
-type Release struct {
+// release holds the parameters for rendering a chart.
+type release struct {
 	Namespace string
 	Values    map[string]any
 	Versions  []string // further APIs of the cluster, such as "security.openshift.io/v1"
@@ -42,9 +43,9 @@ type Release struct {
 // crdFile is the CustomResourceDefinition in the chart.
 const crdFile = "crds/nvidia.com_clusterpolicies.yaml"
 
-// Load reads the chart in a folder, and adds what the repository does not have there: the
+// loadChart reads the chart in a folder, and adds what the repository does not have there: the
 // CustomResourceDefinition, the schema of the values, and the chart of Node Feature Discovery.
-func Load(ctx context.Context, dir string, crd []byte) (*chart.Chart, error) {
+func loadChart(ctx context.Context, dir string, crd []byte) (*chart.Chart, error) {
 	files, err := readTree(dir)
 	if err != nil {
 		return nil, err
@@ -66,21 +67,21 @@ func Load(ctx context.Context, dir string, crd []byte) (*chart.Chart, error) {
 	if len(c.Dependencies()) > 0 {
 		return c, nil
 	}
-	nfd, err := dependency(ctx, c.Metadata.Annotations[Annotation])
+	nfd, err := dependency(ctx, c.Metadata.Annotations[sourceAnnotation])
 	if err != nil {
 		return nil, err
 	}
 	want := c.Metadata.Dependencies[0]
 	if nfd.Metadata.Version != want.Version {
-		return nil, fmt.Errorf("Chart.yaml: the dependency %s is wanted in version %s, %s has %s", want.Name, want.Version, c.Metadata.Annotations[Annotation], nfd.Metadata.Version)
+		return nil, fmt.Errorf("Chart.yaml: the dependency %s is wanted in version %s, %s has %s", want.Name, want.Version, c.Metadata.Annotations[sourceAnnotation], nfd.Metadata.Version)
 	}
 	c.AddDependency(nfd)
 	return c, nil
 }
 
-// Definition returns the CustomResourceDefinition in the manifest that users apply,
+// readDefinition returns the CustomResourceDefinition in the manifest that users apply,
 // deployments/static/operator.yaml.
-func Definition(manifest string) ([]byte, error) {
+func readDefinition(manifest string) ([]byte, error) {
 	text, err := os.ReadFile(manifest)
 	if err != nil {
 		return nil, err
@@ -125,8 +126,8 @@ func readTree(dir string) ([]*archive.BufferedFile, error) {
 	return files, err
 }
 
-// Render returns what would be installed: the templates' output by file, hooks included.
-func Render(c *chart.Chart, r Release) (map[string]string, error) {
+// renderChart returns what would be installed: the templates' output by file, hooks included.
+func renderChart(c *chart.Chart, r release) (map[string]string, error) {
 	if r.Values == nil {
 		r.Values = map[string]any{}
 	}
