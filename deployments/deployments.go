@@ -1,5 +1,6 @@
 // Package deployments embeds the definition of ClusterPolicy from the manifest that users
-// apply, so that the repository has it once.
+// apply, so that the repository has it once. It also renders what is generated below this
+// folder: the static manifests, parts of the chart, and the dashboard.
 package deployments
 
 import (
@@ -9,6 +10,11 @@ import (
 
 //go:embed static/operator.yaml
 var operator []byte
+
+// The chart's parts come first, because the static manifests embed them.
+//
+//go:generate go test -tags grpcnotrace -run ^TestChartIsCurrent$ . -update
+//go:generate go test -tags grpcnotrace -run ^TestManifestsAreCurrent$|^TestDashboardIsCurrent$ . -update
 
 // ClusterPolicyCRD returns the CustomResourceDefinition clusterpolicies.nvidia.com, in YAML.
 // `make generate` writes it, from the types of operator/api/v1.

@@ -1,8 +1,9 @@
+// Package monitoring tests the files with which Prometheus and Grafana monitor gpuready:
+// podmonitor.yaml, rules.yaml and dashboard.json.
 package monitoring
 
 import (
 	"encoding/json"
-	"flag"
 	"log/slog"
 	"os"
 	"regexp"
@@ -26,19 +27,6 @@ import (
 	"github.com/gpuready/gpuready/validator/nodestatus"
 	"github.com/gpuready/gpuready/validator/workload"
 )
-
-var update = flag.Bool("update", false, "write the dashboard anew")
-
-func TestDashboardIsCurrent(t *testing.T) {
-	want, err := Dashboard()
-	require.NoError(t, err)
-	if *update {
-		require.NoError(t, os.WriteFile("dashboard.json", want, 0o644))
-	}
-	have, err := os.ReadFile("dashboard.json")
-	require.NoError(t, err)
-	require.Equal(t, string(want), string(have), "run make generate")
-}
 
 // metricLabels are the labels of every metric of the programs, by name.
 type metricLabels map[string][]string

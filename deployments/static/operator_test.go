@@ -12,7 +12,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuready/gpuready/deployments/helm"
+	"github.com/gpuready/gpuready/deployments"
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 )
 
@@ -29,7 +29,7 @@ func flat(where, group string, resources, names, verbs []string) (all []string) 
 }
 
 func TestOperatorRightsAreDocumented(t *testing.T) {
-	rights, err := helm.Rights()
+	rights, err := deployments.Rights()
 	require.NoError(t, err)
 	namespaces := map[string]string{"cluster": "", "lease": "kube-system", "operands": operatorNamespace, "default": "default"}
 	var want, given []string

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/deployments/helm"
+	"github.com/gpuready/gpuready/deployments"
 )
 
 // right is one verb on one resource, of the chart's files/rights.yaml.
@@ -35,7 +35,7 @@ func (r right) String() string {
 // chartRights returns all rights that the chart grants.
 func chartRights(t *testing.T) (all []right) {
 	t.Helper()
-	rights, err := helm.Rights()
+	rights, err := deployments.Rights()
 	require.NoError(t, err)
 	for _, r := range rights {
 		for _, verb := range slices.Sorted(maps.Keys(r.Verbs)) {

@@ -1,45 +1,11 @@
-package helm
+package deployments
 
 import (
 	"bytes"
-	"flag"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/gpuready/gpuready/deployments/agents"
-	"github.com/gpuready/gpuready/internal/nodestate"
 )
-
-var update = flag.Bool("update", false, "write what is generated anew")
-
-func read(t *testing.T, path string) []byte {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	require.NoError(t, err)
-	return data
-}
-
-func TestGeneratedFilesAreCurrent(t *testing.T) {
-	table, err := Table(read(t, "gpuready/values.yaml"))
-	require.NoError(t, err)
-	readme, err := Readme(string(read(t, "gpuready/README.md")), table)
-	require.NoError(t, err)
-	for path, want := range map[string]string{
-		"gpuready/README.md": readme,
-		"gpuready/templates/_generated.tpl": constants(map[string]string{
-			"gpuready.feature": nodestate.FeaturePattern,
-			"gpuready.choices": celList(nodestate.ChoicePrefixes),
-			"gpuready.startup": celList(agents.StartupKeys()),
-		}),
-	} {
-		if *update {
-			require.NoError(t, os.WriteFile(path, []byte(want), 0o644))
-		}
-		require.True(t, want == string(read(t, path)), "%s: run make generate", path)
-	}
-}
 
 func TestEachRightIsGivenForAReason(t *testing.T) {
 	all, err := Rights()

@@ -1,4 +1,6 @@
-package helm
+// The table of values in the chart's README.
+
+package deployments
 
 import (
 	"bytes"
@@ -16,9 +18,9 @@ type value struct {
 	path, initial, about string
 }
 
-// Table returns the values of values.yaml in Markdown: each with a comment that begins
+// valueTable returns the values of values.yaml in Markdown: each with a comment that begins
 // with "-- ". A value without such a comment is an error.
-func Table(values []byte) (string, error) {
+func valueTable(values []byte) (string, error) {
 	var document yaml.Node
 	if err := yaml.NewDecoder(bytes.NewReader(values)).Decode(&document); err != nil {
 		return "", err
@@ -77,8 +79,8 @@ const (
 	tableEnd   = "<!-- /values -->\n"
 )
 
-// Readme returns the README with the table of values in its place.
-func Readme(readme, table string) (string, error) {
+// fillReadme returns the README with the table of values in its place.
+func fillReadme(readme, table string) (string, error) {
 	head, rest, is := strings.Cut(readme, tableBegin)
 	_, tail, also := strings.Cut(rest, tableEnd)
 	if !is || !also {

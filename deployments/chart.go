@@ -1,7 +1,7 @@
-// Package helm has the chart, gpuready/, and generates parts of it: the README's table, and
-// the constants of its templates. .ci/helm packages it, with the CustomResourceDefinition and
-// the schema of its values.
-package helm
+// The parts of the chart that Go code reads or generates. .ci/helm packages the chart, with the
+// CustomResourceDefinition and the schema of its values.
+
+package deployments
 
 import (
 	"embed"
@@ -13,19 +13,17 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-//go:generate go test -tags grpcnotrace -run ^TestGeneratedFilesAreCurrent$ . -update
-
-// Templates are the chart's templates that other manifests use, too.
+// chartTemplates holds the chart's templates that the static manifests use, too.
 //
-//go:embed gpuready/templates/agents gpuready/templates/_generated.tpl
-var Templates embed.FS
+//go:embed helm/gpuready/templates/agents helm/gpuready/templates/_generated.tpl
+var chartTemplates embed.FS
 
-//go:embed gpuready/files/rights.yaml
+//go:embed helm/gpuready/files/rights.yaml
 var rights []byte
 
 // Right is a right of the operator, or of one of the chart's Jobs, to some resources.
 type Right struct {
-	Where     string            `json:"where"` // as in gpuready/files/rights.yaml
+	Where     string            `json:"where"` // as in helm/gpuready/files/rights.yaml
 	Group     string            `json:"group"`
 	Resources []string          `json:"resources"`
 	Names     []string          `json:"names"` // none: all
@@ -36,7 +34,7 @@ type Right struct {
 func Rights() ([]Right, error) {
 	var all []Right
 	if err := yaml.UnmarshalStrict(rights, &all); err != nil {
-		return nil, fmt.Errorf("gpuready/files/rights.yaml: %w", err)
+		return nil, fmt.Errorf("helm/gpuready/files/rights.yaml: %w", err)
 	}
 	return all, nil
 }

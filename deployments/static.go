@@ -1,9 +1,8 @@
-// Package static renders the manifests beside it.
-//
-// gpuready.yaml, gpuready-privileged.yaml and the like have most of their content in
-// common, so they are generated from parts/ and checked in: what a user applies is a
-// plain file. `make generate` renders them again.
-package static
+// The static manifests: gpuready.yaml, gpuready-privileged.yaml and the like have most of their
+// content in common, so they are generated from static/parts and checked in. What a user
+// applies is a plain file.
+
+package deployments
 
 import (
 	"bytes"
@@ -13,18 +12,15 @@ import (
 	"text/template"
 
 	"github.com/gpuready/gpuready/deployments/agents"
-	"github.com/gpuready/gpuready/deployments/helm"
 )
 
-//go:generate go test -tags grpcnotrace -run ^TestManifestsAreCurrent$ . -update
+// version is the version of the images.
+const version = "v0.1.0"
 
-// Version is the version of the images.
-const Version = "v0.1.0"
-
-//go:embed parts
+//go:embed static/parts
 var parts embed.FS
 
-// manifest is a file generated from parts.
+// manifest describes a file generated from parts.
 type manifest struct {
 	name       string
 	about      string
@@ -96,9 +92,9 @@ func (m manifest) Agent(name string) (string, error) {
 	for _, a := range agents.All() {
 		if a.Name == name {
 			yaml, err := agents.Render(a, agents.Data{
-				Namespace: "gpuready", Image: "gpuready/" + a.Image + ":" + Version,
+				Namespace: "gpuready", Image: "gpuready/" + a.Image + ":" + version,
 				Privileged: m.privileged, Runtime: m.runtime,
-				Validator: "gpuready/" + agents.Validator.Image + ":" + Version, Parameters: "gpuready-driver-parameters",
+				Validator: "gpuready/" + agents.Validator.Image + ":" + version, Parameters: "gpuready-driver-parameters",
 			})
 			return strings.TrimSuffix(string(yaml), "\n"), err
 		}
@@ -114,15 +110,15 @@ func templates() (*template.Template, error) {
 		err := all.ExecuteTemplate(&b, name, data)
 		return b.String(), err
 	}
-	if _, err := all.Funcs(template.FuncMap{"include": include}).ParseFS(parts, "parts/*.tmpl"); err != nil {
+	if _, err := all.Funcs(template.FuncMap{"include": include}).ParseFS(parts, "static/parts/*.tmpl"); err != nil {
 		return nil, err
 	}
-	chart := "gpuready/templates/"
-	return all.ParseFS(helm.Templates, chart+"_generated.tpl", chart+"agents/rights.yaml", chart+"agents/policy.yaml")
+	chart := "helm/gpuready/templates/"
+	return all.ParseFS(chartTemplates, chart+"_generated.tpl", chart+"agents/rights.yaml", chart+"agents/policy.yaml")
 }
 
-// Render returns the manifests by file name.
-func Render() (map[string]string, error) {
+// renderManifests returns the static manifests by file name.
+func renderManifests() (map[string]string, error) {
 	all, err := templates()
 	if err != nil {
 		return nil, err

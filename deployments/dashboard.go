@@ -1,0 +1,156 @@
+// The dashboard for Grafana, monitoring/dashboard.json.
+
+package deployments
+
+import "encoding/json"
+
+// panel is one panel. A table shows the labels of its series and their value.
+type panel struct {
+	title, about string
+	kind         string // stat, timeseries or table
+	unit         string // Grafana's; "": a number
+	width        int    // of 24
+	exprs        []string
+	legend       string // of a series: "{{node}}"
+}
+
+type section struct {
+	title  string
+	panels []panel
+}
+
+const height = 7 // of a panel
+
+const (
+	plugin     = "gpuready_deviceplugin_"
+	reconciler = "gpuready_operator_"
+)
+
+// of restricts a metric of the device plugin to the chosen nodes.
+func of(name string) string { return plugin + name + `{node=~"$node"}` }
+
+func quantile(q, name string) string {
+	return "histogram_quantile(" + q + ", sum by (le, resource) (rate(" + of(name+"_bucket") + "[$__rate_interval])))"
+}
+
+// sections returns the rows of the dashboard.
+func sections() []section {
+	return []section{
+		{"Devices", []panel{
+			{"Healthy", "Devices that can be allocated to containers, each replica counted.", "stat", "", 4, []string{`sum(` + plugin + `devices{node=~"$node",state="Healthy"})`}, ""},
+			{"Unhealthy", "Devices that are not allocated until they recover.", "stat", "", 4, []string{`sum(` + plugin + `devices{node=~"$node",state="Unhealthy"}) or vector(0)`}, ""},
+			{"Left out", "GPUs and MIG devices that are not advertised.", "stat", "", 4, []string{"sum by (reason) (" + of("devices_left_out") + ")"}, "{{reason}}"},
+			{"Phase of the plugin", "Ready, Waiting, Degraded or Failed, with the reason.", "table", "", 12, []string{of("phase") + " == 1"}, ""},
+			{"Unhealthy devices", "", "table", "", 12, []string{of("device_healthy") + " == 0"}, ""},
+			{"Devices by state", "", "timeseries", "", 12, []string{"sum by (resource, state, reason) (" + of("devices") + ")"}, "{{resource}} {{state}} {{reason}}"},
+		}},
+		{"Errors", []panel{
+			{"XIDs", "All XIDs, whatever their effect on the GPU's health.", "timeseries", "", 8, []string{"sum by (node, gpu, xid) (increase(" + of("xids_total") + "[$__rate_interval]))"}, "{{node}} {{gpu}} XID {{xid}}"},
+			{"NVML errors", "HUNG is a call that did not return.", "timeseries", "", 8, []string{"sum by (node, code) (increase(" + of("nvml_errors_total") + "[$__rate_interval]))"}, "{{node}} {{code}}"},
+			{"Events heard", "0 on a node with GPUs: their health cannot be watched.", "timeseries", "", 8, []string{of("watching")}, "{{node}}"},
+		}},
+		{"Allocation", []panel{
+			{"Containers", "By the response to the kubelet.", "timeseries", "", 6, []string{"sum by (resource, code) (increase(" + of("allocations_total") + "[$__rate_interval]))"}, "{{resource}} {{code}}"},
+			{"Allocate, p99", "", "timeseries", "s", 6, []string{quantile("0.99", "allocation_duration_seconds")}, "{{resource}}"},
+			{"Preferred allocation, p99", "", "timeseries", "s", 6, []string{quantile("0.99", "preferred_allocation_duration_seconds")}, "{{resource}}"},
+			{"Score of preferred allocations", "1: as near to each other as GPUs of an empty node can be.", "timeseries", "percentunit", 6, []string{
+				"sum by (resource) (rate(" + of("preferred_allocation_score_ratio_sum") + "[$__rate_interval])) / sum by (resource) (rate(" + of("preferred_allocation_score_ratio_count") + "[$__rate_interval]))",
+			}, "{{resource}}"},
+		}},
+		{"Kubelet and configuration", []panel{
+			{"Registered", "", "timeseries", "", 6, []string{of("registered")}, "{{node}} {{resource}}"},
+			{"Registrations", "", "timeseries", "", 6, []string{"sum by (node, code) (increase(" + of("registrations_total") + "[$__rate_interval]))"}, "{{node}} {{code}}"},
+			{"Configurations", "Nodes that should be alike have one hash.", "table", "", 6, []string{of("config_info")}, ""},
+			{"Reloads", "", "timeseries", "", 6, []string{"sum by (node, result) (increase(" + of("config_reloads_total") + "[$__rate_interval]))"}, "{{node}} {{result}}"},
+		}},
+		{"Toolkit and validator", []panel{
+			{"Layers not proven", "", "table", "", 12, []string{`gpuready_layer_not_ready_reason{node=~"$node"} == 1`}, ""},
+			{"Runtime resolves CDI names", "", "timeseries", "", 6, []string{`gpuready_toolkit_runtime_cdi{node=~"$node"}`}, "{{node}} {{runtime}}"},
+			{"Runtime configuration", "undone: the runtime did not accept it and has its old one back.", "timeseries", "", 6, []string{`sum by (node, outcome) (increase(gpuready_toolkit_runtime_applies_total{node=~"$node",outcome!="unchanged"}[$__rate_interval]))`}, "{{node}} {{outcome}}"},
+			{"Runtime restarts by the toolkit", "", "timeseries", "", 6, []string{`sum by (node) (increase(gpuready_toolkit_runtime_restarts_total{node=~"$node"}[$__rate_interval]))`}, "{{node}}"},
+			{"Repairs", "Changes by others that the toolkit reverted.", "timeseries", "", 6, []string{`sum by (node) (increase(gpuready_toolkit_repairs_total{node=~"$node"}[$__rate_interval]))`}, "{{node}}"},
+			{"Age of the CDI specifications", "Since the toolkit's process wrote one; no value if it had nothing to write.", "timeseries", "s", 6, []string{`time() - (gpuready_toolkit_cdi_written_timestamp_seconds{node=~"$node"} > 0)`}, "{{node}}"},
+			{"Runtime not configured", "By reason; RuntimeRestart needs a manual restart.", "table", "", 6, []string{`gpuready_toolkit_runtime_problem{node=~"$node"} == 1`}, ""},
+			{"API server does not listen", "", "timeseries", "", 6, []string{`gpuready_voice_failing{node=~"$node"}`}, "{{node}} {{what}}"},
+		}},
+		{"Operator", []panel{
+			{"Nodes by state", "The first state that they have not reached; done: all are reached.", "timeseries", "", 8, []string{"sum by (state, status) (" + reconciler + "nodes)"}, "{{state}} {{status}}"},
+			{"Nodes by pool", "", "table", "", 8, []string{reconciler + "nodes"}, ""},
+			{"Waiting for", "How long the first of the nodes there has waited.", "timeseries", "s", 8, []string{"time() - " + reconciler + "nodes_since_timestamp_seconds"}, "{{pool}} {{state}} {{status}}"},
+			{"Policy", "1 where the condition is True.", "timeseries", "", 6, []string{reconciler + "policy_condition"}, "{{type}}"},
+			{"Pools without the driver asked for", "", "table", "", 6, []string{reconciler + "driver_problem_pools"}, ""},
+			{"Driver upgrade", "Nodes by state.", "timeseries", "", 6, []string{reconciler + "upgrade_nodes"}, "{{state}}"},
+			{"From a node's creation to each step, p99", "Nodes that came while the operator ran.", "timeseries", "s", 6, []string{"histogram_quantile(0.99, sum by (le, step) (" + reconciler + "provisioning_seconds_bucket))"}, "{{step}}"},
+			{"Passes", "", "timeseries", "", 6, []string{"sum by (about, outcome) (increase(" + reconciler + "reconciles_total[$__rate_interval]))"}, "{{about}} {{outcome}}"},
+			{"A pass, p99", "", "timeseries", "s", 6, []string{"histogram_quantile(0.99, sum by (le, about) (rate(" + reconciler + "reconcile_seconds_bucket[$__rate_interval])))"}, "{{about}}"},
+			{"Writes to the API server", "None while nothing changes.", "timeseries", "", 6, []string{"sum by (verb, resource, outcome) (increase(" + reconciler + "api_writes_total[$__rate_interval]))"}, "{{verb}} {{resource}} {{outcome}}"},
+			{"Answers of registries", "", "timeseries", "", 6, []string{"sum by (answer) (increase(" + reconciler + "registry_answers_total[$__rate_interval]))"}, "{{answer}}"},
+		}},
+		{"Processes", []panel{
+			{"Memory", "", "timeseries", "bytes", 8, []string{`process_resident_memory_bytes{node=~"$node"} * on (namespace, pod, container) group_left () gpuready_build_info`}, "{{node}} {{container}}"},
+			{"CPU", "", "timeseries", "percentunit", 8, []string{`rate(process_cpu_seconds_total{node=~"$node"}[$__rate_interval]) * on (namespace, pod, container) group_left () gpuready_build_info`}, "{{node}} {{container}}"},
+			{"Versions", "", "table", "", 8, []string{`count by (container, version) (gpuready_build_info{node=~"$node"})`}, ""},
+		}},
+	}
+}
+
+type object = map[string]any
+
+var source = object{"type": "prometheus", "uid": "${source}"}
+
+// renderDashboard returns dashboard.json.
+func renderDashboard() ([]byte, error) {
+	var panels []object
+	y, id := 0, 0
+	for _, s := range sections() {
+		id++
+		panels = append(panels, object{"id": id, "type": "row", "title": s.title, "collapsed": false, "panels": []object{}, "gridPos": object{"x": 0, "y": y, "w": 24, "h": 1}})
+		y++
+		x := 0
+		for _, p := range s.panels {
+			id++
+			if x+p.width > 24 {
+				x, y = 0, y+height
+			}
+			panels = append(panels, p.render(id, x, y))
+			x += p.width
+		}
+		y += height
+	}
+	data, err := json.MarshalIndent(object{
+		"uid": "gpuready", "title": "gpuready", "tags": []string{"gpu", "kubernetes"}, "schemaVersion": 39, "version": 1, "editable": true,
+		"time": object{"from": "now-6h", "to": "now"}, "refresh": "30s", "panels": panels,
+		"templating": object{"list": []object{
+			{"name": "source", "label": "Data source", "type": "datasource", "query": "prometheus"},
+			{
+				"name": "node", "label": "Node", "type": "query", "datasource": source, "refresh": 2, "sort": 1, "multi": true, "includeAll": true, "allValue": ".*",
+				"query": object{"query": "label_values(" + plugin + "phase, node)", "refId": "node"}, "current": object{"text": "All", "value": "$__all"},
+			},
+		}},
+	}, "", "  ")
+	return append(data, '\n'), err
+}
+
+func (p panel) render(id, x, y int) object {
+	var targets []object
+	for i, expr := range p.exprs {
+		target := object{"refId": string(rune('A' + i)), "datasource": source, "expr": expr, "legendFormat": p.legend}
+		if p.kind != "timeseries" {
+			target["instant"] = true
+		}
+		if p.kind == "table" {
+			target["format"] = "table"
+		}
+		targets = append(targets, target)
+	}
+	o := object{
+		"id": id, "type": p.kind, "title": p.title, "description": p.about, "datasource": source, "targets": targets,
+		"gridPos": object{"x": x, "y": y, "w": p.width, "h": height}, "fieldConfig": object{"defaults": object{"unit": p.unit}, "overrides": []object{}},
+	}
+	if p.kind == "table" { // columns of no interest
+		o["transformations"] = []object{{"id": "organize", "options": object{"excludeByName": object{
+			"Time": true, "Value": true, "__name__": true, "container": true, "endpoint": true, "instance": true, "job": true, "namespace": true, "pod": true,
+		}}}}
+	}
+	return o
+}
