@@ -14,7 +14,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpuready/gpuready/deployments/images/build/base"
+	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 )
 
 // buildah runs buildah with a temporary storage, which is removed at the end: it does
@@ -135,7 +135,7 @@ func (j *job) baseImage(ctx context.Context, reference string) (baseImage, error
 	if err != nil {
 		return baseImage{}, err
 	}
-	apt := base.Apt{Dir: filepath.Join(j.cache, "packages-"+j.arch), Arch: j.arch, Native: j.arch == native}
+	apt := rootfs.Apt{Dir: filepath.Join(j.cache, "packages-"+j.arch), Arch: j.arch, Native: j.arch == native}
 	packages, err := j.packages(ctx, apt)
 	if err != nil {
 		return baseImage{}, err
@@ -155,7 +155,7 @@ func (j *job) baseImage(ctx context.Context, reference string) (baseImage, error
 			return "", err
 		}
 		var content bytes.Buffer
-		if err := base.Write(&content, entries, j.at()); err != nil {
+		if err := rootfs.WriteBase(&content, entries, j.at()); err != nil {
 			return "", err
 		}
 		return j.buildah.archive(ctx, "base", localBase, string(containerfile), map[string][]byte{"base.tar": content.Bytes()})
@@ -164,8 +164,8 @@ func (j *job) baseImage(ctx context.Context, reference string) (baseImage, error
 
 // packages plans and fetches the base's packages. If apt's lists are missing or
 // outdated, it updates them once.
-func (j *job) packages(ctx context.Context, apt base.Apt) ([]base.Package, error) {
-	try := func() ([]base.Package, error) {
+func (j *job) packages(ctx context.Context, apt rootfs.Apt) ([]rootfs.Package, error) {
+	try := func() ([]rootfs.Package, error) {
 		packages, err := apt.Plan(ctx)
 		if err != nil {
 			return nil, err

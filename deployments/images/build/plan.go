@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
-	"github.com/gpuready/gpuready/deployments/images/build/sbom"
 )
 
 const megabyte = 1_000_000
@@ -79,8 +78,8 @@ func makePlan(in inputs) (plan, error) {
 		files[f.Path], p.Files[f.Source] = file, data
 		ours = append(ours, f.Path)
 	}
-	if document.Path != sbom.Path(in.Name) {
-		return plan{}, fmt.Errorf("its Containerfile does not copy %s to %s; add that line", sbomSource(in.Name), sbom.Path(in.Name))
+	if document.Path != rootfs.SBOMPath(in.Name) {
+		return plan{}, fmt.Errorf("its Containerfile does not copy %s to %s; add that line", sbomSource(in.Name), rootfs.SBOMPath(in.Name))
 	}
 	p.Tree = in.Base.Image.Tree.With(files)
 	var problems []error
@@ -97,7 +96,7 @@ func makePlan(in inputs) (plan, error) {
 		return plan{}, errors.Join(problems...)
 	}
 	var err error
-	p.SBOM, err = sbom.Write(sbom.Image{Name: in.Name, Version: in.Version, Revision: in.Revision, Arch: in.Arch, Tree: p.Tree, At: in.At})
+	p.SBOM, err = rootfs.SBOM(rootfs.Description{Name: in.Name, Version: in.Version, Revision: in.Revision, Arch: in.Arch, Tree: p.Tree, At: in.At})
 	if err != nil {
 		return plan{}, fmt.Errorf("write its SBOM: %w", err)
 	}

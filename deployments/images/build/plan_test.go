@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
-	"github.com/gpuready/gpuready/deployments/images/build/sbom"
 )
 
 // samples are the CUDA jobs; the validator's image has them, too.
@@ -78,7 +77,7 @@ func TestContainerfilesDescribeTheImages(t *testing.T) {
 			var files []string
 			for _, f := range r.Files {
 				if f.Source == sbomSource(name) {
-					require.Equal(t, sbom.Path(name), f.Path)
+					require.Equal(t, rootfs.SBOMPath(name), f.Path)
 					continue
 				}
 				files = append(files, f.Path)

@@ -1,9 +1,9 @@
-// Package rootfs inspects container images: which files an image has, and whether its
-// programs would start in it.
+// Package rootfs assembles, inspects and describes the file systems of container images.
 //
 // A Tree is the file system of a container. It is read from an image's archive (Read)
 // and extended by files to be added (With). Check looks for files that must not be in
-// an image of this project.
+// an image of this project, and for programs that would not start in it. WriteBase writes
+// the base, which Apt's packages provide. SBOM lists the content.
 package rootfs
 
 import (

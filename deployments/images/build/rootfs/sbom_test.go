@@ -1,4 +1,4 @@
-package sbom
+package rootfs
 
 import (
 	"bytes"
@@ -11,15 +11,13 @@ import (
 
 	"github.com/spdx/tools-golang/json"
 	"github.com/stretchr/testify/require"
-
-	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 )
 
 var update = flag.Bool("update", false, "write the golden file anew")
 
-func image(t testing.TB) Image {
+func image(t testing.TB) Description {
 	t.Helper()
-	tree := rootfs.Tree{"/usr/share/doc/libgcc-s1": {Mode: fs.ModeSymlink | 0o777, Link: "gcc-12-base"}}
+	tree := Tree{"/usr/share/doc/libgcc-s1": {Mode: fs.ModeSymlink | 0o777, Link: "gcc-12-base"}}
 	for name, content := range map[string]string{
 		"/usr/lib/os-release":                      "ID=debian\nVERSION_ID=\"12\"\n",
 		"/var/lib/dpkg/status.d/libgcc-s1":         "Package: libgcc-s1\nSource: gcc-12 (12.2.0-14)\nVersion: 12.2.0-14+deb12u1\nArchitecture: amd64\nMaintainer: Debian GCC Maintainers <gcc@example.org>\nHomepage: http://gcc.gnu.org/\nDescription: GCC support library\n Longer: text\n",
@@ -28,9 +26,9 @@ func image(t testing.TB) Image {
 		"/usr/bin/a_program":                       "program",
 		"/usr/bin/other":                           "other",
 	} {
-		f, err := rootfs.Regular(name, 0o644, []byte(content))
+		f, err := Regular(name, 0o644, []byte(content))
 		require.NoError(t, err)
-		tree = tree.With(map[string]rootfs.File{name: f})
+		tree = tree.With(map[string]File{name: f})
 	}
 	for name, deps := range map[string][]*debug.Module{
 		"/usr/bin/a_program": {
@@ -40,14 +38,14 @@ func image(t testing.TB) Image {
 		"/usr/bin/other": {{Path: "k8s.io/api", Version: "v0.37.2", Sum: "h1:abc="}},
 	} {
 		f := tree[name]
-		f.Object = &rootfs.Object{Go: &debug.BuildInfo{GoVersion: "go1.26.8", Path: "github.com/gpuready/gpuready/x", Deps: deps}}
+		f.Object = &Object{Go: &debug.BuildInfo{GoVersion: "go1.26.8", Path: "github.com/gpuready/gpuready/x", Deps: deps}}
 		tree[name] = f
 	}
-	return Image{Name: "toolkit", Version: "v0.1.0", Revision: "0123abc", Arch: "amd64", Tree: tree, At: time.Unix(0, 0)}
+	return Description{Name: "toolkit", Version: "v0.1.0", Revision: "0123abc", Arch: "amd64", Tree: tree, At: time.Unix(0, 0)}
 }
 
 func TestDocument(t *testing.T) {
-	got, err := Write(image(t))
+	got, err := SBOM(image(t))
 	require.NoError(t, err)
 	const path = "testdata/toolkit.spdx.json"
 	if *update {
@@ -60,9 +58,9 @@ func TestDocument(t *testing.T) {
 }
 
 func TestEqualContentGivesEqualDocuments(t *testing.T) {
-	one, err := Write(image(t))
+	one, err := SBOM(image(t))
 	require.NoError(t, err)
-	two, err := Write(image(t))
+	two, err := SBOM(image(t))
 	require.NoError(t, err)
 	require.Equal(t, one, two)
 
@@ -70,7 +68,7 @@ func TestEqualContentGivesEqualDocuments(t *testing.T) {
 	f := other.Tree["/usr/bin/other"]
 	f.SHA256 = "0"
 	other.Tree["/usr/bin/other"] = f
-	three, err := Write(other)
+	three, err := SBOM(other)
 	require.NoError(t, err)
 	a, err := json.Read(bytes.NewReader(one))
 	require.NoError(t, err)
@@ -80,7 +78,7 @@ func TestEqualContentGivesEqualDocuments(t *testing.T) {
 }
 
 func TestRelationshipsReferToExistingElements(t *testing.T) {
-	data, err := Write(image(t))
+	data, err := SBOM(image(t))
 	require.NoError(t, err)
 	d, err := json.Read(bytes.NewReader(data))
 	require.NoError(t, err)

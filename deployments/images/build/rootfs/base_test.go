@@ -1,4 +1,4 @@
-package base
+package rootfs
 
 import (
 	"archive/tar"
@@ -20,8 +20,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 )
 
 func TestKeep(t *testing.T) {
@@ -71,7 +69,7 @@ func TestGoFindsTheBundledAuthorities(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Len(t, entries, 2)
-	require.Equal(t, rootfs.Bundle, entries[1].Path)
+	require.Equal(t, Bundle, entries[1].Path)
 	file := filepath.Join(t.TempDir(), "bundle")
 	require.NoError(t, os.WriteFile(file, entries[1].Data, 0o644))
 	t.Setenv("SSL_CERT_FILE", file)
@@ -120,9 +118,9 @@ func listing(t *testing.T, data []byte) []string {
 func TestArchiveDependsOnItsEntriesAlone(t *testing.T) {
 	entries := append(Skeleton("amd64"), Status("libc6", []byte("Package: libc6\n")))
 	var one, two bytes.Buffer
-	require.NoError(t, Write(&one, entries, time.Unix(7, 0)))
+	require.NoError(t, WriteBase(&one, entries, time.Unix(7, 0)))
 	slices.Reverse(entries)
-	require.NoError(t, Write(&two, entries, time.Unix(7, 0)))
+	require.NoError(t, WriteBase(&two, entries, time.Unix(7, 0)))
 	require.Equal(t, one.Bytes(), two.Bytes())
 	require.Equal(t, []string{
 		"Lrwxrwxrwx bin -> usr/bin", "drwxr-xr-x dev/", "drwxr-xr-x etc/", "-rw-r--r-- etc/group", "-rw-r--r-- etc/ld.so.conf",
@@ -136,9 +134,9 @@ func TestArchiveDependsOnItsEntriesAlone(t *testing.T) {
 
 func TestWriteRefusesDuplicatesAndLinkedFolders(t *testing.T) {
 	file := Entry{Path: "/etc/x", Mode: 0o644}
-	require.ErrorContains(t, Write(io.Discard, []Entry{file, file}, time.Time{}), "/etc/x comes from two packages")
+	require.ErrorContains(t, WriteBase(io.Discard, []Entry{file, file}, time.Time{}), "/etc/x comes from two packages")
 	link := Entry{Path: "/etc", Mode: fs.ModeSymlink | 0o777, Link: "usr"}
-	require.ErrorContains(t, Write(io.Discard, []Entry{file, link}, time.Time{}), "which is not a directory")
+	require.ErrorContains(t, WriteBase(io.Discard, []Entry{file, link}, time.Time{}), "which is not a directory")
 }
 
 func TestParseURIs(t *testing.T) {

@@ -1,13 +1,13 @@
-// Package base assembles the base file system of images without a registry. It takes
-// glibc's loader and libraries, and the few files that programs expect around them,
-// from packages of the builder's own distribution. Its glibc is therefore never older
+// The base file system of images, assembled without a registry. It takes glibc's loader
+// and libraries, and the few files that programs expect around them, from packages of the builder's own distribution. Its glibc is therefore never older
 // than the one that programs were linked with.
 //
 // There is no package manager, no shell and no cache of the loader's. A runtime's CDI
 // hook creates /etc/ld.so.cache for the injected files. Without a cache the loader
 // searches the folders of glibc and the multiarch ones, which is where a driver's
 // libraries are.
-package base
+
+package rootfs
 
 import (
 	"archive/tar"
@@ -21,8 +21,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 )
 
 // Wanted lists the packages. Apt.Plan adds the package with the licence to which
@@ -40,11 +38,11 @@ var libraries = []string{
 // authorityDir is the folder of the package's certificates.
 const authorityDir = "/usr/share/ca-certificates/mozilla/"
 
-// Bundled replaces the package's certificates by rootfs.Bundle: Debian's package has
+// Bundled replaces the package's certificates by the file Bundle: Debian's package has
 // one file for each authority, and its update-ca-certificates, which does not run here,
 // combines them.
 func Bundled(entries []Entry) ([]Entry, error) {
-	bundle := Entry{Path: rootfs.Bundle, Mode: 0o644}
+	bundle := Entry{Path: Bundle, Mode: 0o644}
 	var rest, parts []Entry
 	for _, e := range entries {
 		if strings.HasPrefix(e.Path, authorityDir) {
@@ -155,12 +153,12 @@ func Select(files io.Reader) ([]Entry, error) {
 // Status returns the file in which an image without a package manager records an
 // installed package; scanners know it. control is the package's own description.
 func Status(name string, control []byte) Entry {
-	return Entry{Path: path.Join(rootfs.StatusFolder, name), Mode: 0o644, Data: control}
+	return Entry{Path: path.Join(StatusFolder, name), Mode: 0o644, Data: control}
 }
 
-// Write writes a tar archive that depends on the entries alone: sorted, with the
+// WriteBase writes a tar archive that depends on the entries alone: sorted, with the
 // directories that they need, all with the same time.
-func Write(w io.Writer, entries []Entry, at time.Time) error {
+func WriteBase(w io.Writer, entries []Entry, at time.Time) error {
 	all := map[string]Entry{}
 	for _, e := range entries {
 		if _, twice := all[e.Path]; twice {

@@ -1,8 +1,8 @@
-// Package sbom describes the content of an image as an SPDX 2.3 document: the programs
-// and their Go modules according to their build information, the packages of the base
-// according to its metadata, and every file with its hashes. The result depends on
-// nothing else, least of all the clock.
-package sbom
+// The SBOM of an image, an SPDX 2.3 document: the programs and their Go modules according to
+// their build information, the packages of the base according to its metadata, and every
+// file with its hashes. The result depends on nothing else, least of all the clock.
+
+package rootfs
 
 import (
 	"bytes"
@@ -20,17 +20,16 @@ import (
 	"github.com/spdx/tools-golang/spdx"
 	"github.com/spdx/tools-golang/spdx/v2/common"
 	"github.com/spdx/tools-golang/utils"
-
-	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
 )
 
-// Image is the image to describe. Tree is its whole content except the document itself.
-type Image struct {
+// Description holds what the SBOM of an image says about it. Tree is its whole content
+// except the document itself.
+type Description struct {
 	Name     string // "device-plugin"
 	Version  string // "v0.1.0"
 	Revision string // the commit that the programs were built from
 	Arch     string // "amd64"
-	Tree     rootfs.Tree
+	Tree     Tree
 	At       time.Time // the image's creation time
 }
 
@@ -41,8 +40,8 @@ const (
 	container = "Image"
 )
 
-// Write returns the document, as JSON.
-func Write(image Image) ([]byte, error) {
+// SBOM returns the document, as JSON.
+func SBOM(image Description) ([]byte, error) {
 	d := &draft{
 		Document: &spdx.Document{
 			SPDXVersion:    spdx.Version,
@@ -97,7 +96,7 @@ func (d *draft) relate(a common.ElementID, relation string, b common.ElementID) 
 }
 
 // image describes the image itself and its files.
-func (d *draft) image(image Image) error {
+func (d *draft) image(image Description) error {
 	all := sha256.New()
 	for _, name := range image.Tree.Paths() {
 		f := image.Tree[name]
@@ -117,7 +116,7 @@ func (d *draft) image(image Image) error {
 	if err != nil {
 		return err
 	}
-	code.ExcludedFiles = []string{"." + Path(image.Name)}
+	code.ExcludedFiles = []string{"." + SBOMPath(image.Name)}
 	d.add(document, common.TypeRelationshipDescribe, &spdx.Package{
 		PackageName: "gpuready/" + image.Name, PackageSPDXIdentifier: container, PackageVersion: image.Version,
 		PackageSupplier: &common.Supplier{SupplierType: "Organization", Supplier: "gpuready"}, PackageHomePage: source,
@@ -131,15 +130,15 @@ func (d *draft) image(image Image) error {
 	return nil
 }
 
-// Path returns the path of the document in the image.
-func Path(name string) string { return "/usr/share/sbom/" + name + ".spdx.json" }
+// SBOMPath returns the path of the document in the image.
+func SBOMPath(name string) string { return "/usr/share/sbom/" + name + ".spdx.json" }
 
 // debian describes the packages in the base's metadata.
-func (d *draft) debian(image Image) {
+func (d *draft) debian(image Description) {
 	release := fields(image.Tree["/usr/lib/os-release"].Text, "=")
 	distribution := strings.Trim(cmp.Or(release["ID"], "debian"), `"`)
 	for _, name := range image.Tree.Paths() {
-		if f := image.Tree[name]; path.Dir(name) == rootfs.StatusFolder && f.Text != nil {
+		if f := image.Tree[name]; path.Dir(name) == StatusFolder && f.Text != nil {
 			control := fields(f.Text, ": ")
 			p := &spdx.Package{
 				PackageName: control["Package"], PackageSPDXIdentifier: identifier("Package-deb", control["Package"]),
@@ -163,7 +162,7 @@ func (d *draft) debian(image Image) {
 }
 
 // program describes a Go program and its modules.
-func (d *draft) program(image Image, name string, info *debug.BuildInfo) {
+func (d *draft) program(image Description, name string, info *debug.BuildInfo) {
 	id := identifier("Program", name)
 	d.add(container, common.TypeRelationshipContains, &spdx.Package{
 		PackageName: path.Base(name), PackageSPDXIdentifier: id, PackageVersion: image.Revision, PackageFileName: "." + name,
