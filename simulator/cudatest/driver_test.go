@@ -2,11 +2,10 @@
 // as programs use it. simulator/cuda itself is C and cannot hold Go files.
 package cudatest
 
-//go:generate go run ./stubs -o ../cuda/stubs.c testdata/libcuda1-535.txt testdata/libcuda-13.txt
+//go:generate go test -tags grpcnotrace -run ^TestStubsAreCurrent$ . -update
 
 import (
 	"bytes"
-
 	"fmt"
 	"path/filepath"
 	"runtime"

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var update = flag.Bool("update", false, "write the table in docs/simulator.md")
+var update = flag.Bool("update", false, "write cuda/stubs.c and the table in docs/simulator.md")
 
 // form is a line of testdata/isa.txt: an instruction with its modifiers, or a directive.
 type form struct {

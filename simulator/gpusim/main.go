@@ -5,12 +5,10 @@ package main
 import (
 	"context"
 	"os"
-
-	"github.com/gpuready/gpuready/simulator/gpusim/command"
 )
 
 func main() {
 	// Only serve handles signals. They end any other command at once, also one that waits for
 	// the lock of a root.
-	os.Exit(command.Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }

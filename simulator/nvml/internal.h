@@ -16,7 +16,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* A line that begins with API, or with GET_U32 and its kin, is a real body to nvmlgen. */
+/* A line that begins with API, or with GET_U32 and its kin, is a real body to nvmltest's generator. */
 #define API __attribute__((visibility("default")))
 
 #define NONE 0xffffffffu /* no GPU or compute instance */

@@ -31,8 +31,7 @@ func exported(t *testing.T) []string {
 	return names
 }
 
-// declared returns the functions of go-nvml's nvml.h, found in another way than
-// nvmlgen does.
+// declared returns the functions of go-nvml's nvml.h, which go.mod names.
 func declared(t *testing.T) []string {
 	t.Helper()
 	module, err := build.Import("github.com/NVIDIA/go-nvml/pkg/nvml", ".", build.FindOnly)

@@ -1,5 +1,6 @@
-// Package command is gpusim's command line, one file for each command.
-package command
+// The command line, one file for each command.
+
+package main
 
 import (
 	"context"
@@ -51,8 +52,8 @@ type call struct {
 
 var usagef = program.UsageErrorf
 
-// Main runs the command line and returns the exit code.
-func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// run runs the command line and returns the exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	p := program.Program{Name: "gpusim"}
 	var list strings.Builder
 	for _, c := range commands() {
