@@ -19,9 +19,9 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/daemon"
 	"github.com/gpuready/gpuready/validator/kube"
 	"github.com/gpuready/gpuready/validator/probe"
-	"github.com/gpuready/gpuready/validator/proof"
 	"github.com/gpuready/gpuready/validator/step"
 	"github.com/gpuready/gpuready/validator/workload"
 )
@@ -156,7 +156,7 @@ func component(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		o.driverRoot = c.installDir
 	}
 	if c.cleanup {
-		if err := proof.NewWriter(o.outputDir, "").RemoveAll(); err != nil {
+		if err := daemon.NewProofWriter(o.outputDir, "").RemoveAll(); err != nil {
 			return err
 		}
 	}
@@ -193,7 +193,7 @@ func (c *componentFlags) proveLayer(ctx context.Context, o *options, api cluster
 	}
 	defer func() { _ = node.Root.Close() }()
 	of := componentsOf[c.name]
-	s := &standin{componentFlags: c, layerOf: of, node: node, proofs: proof.NewWriter(o.outputDir, node.BootID), out: &lines{w: stderr}}
+	s := &standin{componentFlags: c, layerOf: of, node: node, proofs: daemon.NewProofWriter(o.outputDir, node.BootID), out: &lines{w: stderr}}
 	r := step.NewPipeline(probe.Read, nil, []readiness.Layer{of.layer})
 	group, ctx := errgroup.WithContext(ctx)
 	ctx, stop := context.WithCancel(ctx)

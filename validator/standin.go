@@ -12,7 +12,6 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/daemon"
-	"github.com/gpuready/gpuready/validator/proof"
 )
 
 // The delays before the next check without an event: some causes have no event.
@@ -27,7 +26,7 @@ type standin struct {
 	layerOf
 	node     check.Node
 	pipeline check.Pipeline
-	proofs   *proof.Writer
+	proofs   *daemon.ProofWriter
 	news     <-chan struct{} // receives when the pod has ended; nil: none is run
 	out      *lines
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/proof"
+	"github.com/gpuready/gpuready/validator/daemon"
 	"github.com/gpuready/gpuready/validator/step"
 )
 
@@ -31,7 +31,7 @@ func standFor(t *testing.T, name string, o check.Outcome) (s *standin, dir strin
 	t.Cleanup(func() { require.NoError(t, root.Close()) })
 	of := componentsOf[name]
 	dir = t.TempDir()
-	return &standin{componentFlags: &componentFlags{name: name, workload: true}, layerOf: of, proofs: proof.NewWriter(dir, "b"), out: &lines{w: io.Discard},
+	return &standin{componentFlags: &componentFlags{name: name, workload: true}, layerOf: of, proofs: daemon.NewProofWriter(dir, "b"), out: &lines{w: io.Discard},
 		node: check.Node{Root: root, BootID: "b", StateDir: "/states", PodResources: "/socket"},
 		pipeline: check.Pipeline{
 			Driver: func(context.Context, check.Node) (check.Driver, check.Outcome) {
@@ -42,7 +42,7 @@ func standFor(t *testing.T, name string, o check.Outcome) (s *standin, dir strin
 }
 
 func TestEveryComponentHasAFileForItsProof(t *testing.T) {
-	w := proof.NewWriter(t.TempDir(), "b")
+	w := daemon.NewProofWriter(t.TempDir(), "b")
 	for name, of := range componentsOf {
 		require.NoError(t, w.Write(readiness.Layer(name), check.NoGPU("none")))
 		require.NoError(t, w.Write(of.layer, check.NoGPU("none")))

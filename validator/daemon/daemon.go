@@ -15,7 +15,6 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/nodestatus"
-	"github.com/gpuready/gpuready/validator/proof"
 )
 
 // Config configures a Daemon.
@@ -42,7 +41,7 @@ type DriverPod interface {
 // Daemon keeps the proofs and the validator's own state current.
 type Daemon struct {
 	Config
-	proofs     *proof.Writer
+	proofs     *ProofWriter
 	backoff    backoff
 	gpus       gpuCache
 	outcomes   []check.Outcome // of the last check of all layers; nil: the state of an earlier process stands
@@ -59,7 +58,7 @@ var errStarting = errors.New("the layers have not been checked yet")
 
 // New returns a Daemon that has not started.
 func New(c Config) *Daemon {
-	d := &Daemon{Config: c, proofs: proof.NewWriter(c.OutputDir, c.Node.BootID), backoff: backoff{wait: firstRetry},
+	d := &Daemon{Config: c, proofs: NewProofWriter(c.OutputDir, c.Node.BootID), backoff: backoff{wait: firstRetry},
 		gpus: gpuCache{names: map[gpu.UUID]string{}}, ready: errStarting}
 	d.state, d.stateDirty = d.readState(), true
 	d.Pipeline.Driver = d.cacheGPUs(c.Pipeline.Driver)

@@ -24,7 +24,6 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/nodestatus"
-	"github.com/gpuready/gpuready/validator/proof"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -477,7 +476,7 @@ func TestARestartDoesNotPublishEmptyFacts(t *testing.T) {
 	require.Empty(t, published.facts[0].Outcomes, "of this boot nothing was known")
 
 	again := newBench(t)
-	again.d.proofs = proof.NewWriter(b.out, boot)
+	again.d.proofs = NewProofWriter(b.out, boot)
 	var then recorder
 	again.d.Publish = then.record
 	stop = again.start()

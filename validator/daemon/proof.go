@@ -1,7 +1,8 @@
-// Package proof writes the proofs: the files that report whether a layer is proven. Nothing else
+// The proofs: the files that report whether a layer is proven. Nothing else
 // writes or removes them, neither in the daemon nor where the validator stands in for
 // NVIDIA's. Everybody may read them, by package readiness.
-package proof
+
+package daemon
 
 import (
 	"errors"
@@ -15,17 +16,17 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// file is the pair of files that report on one name; at most one of the two exists. Package
+// proofFiles is the pair of files that report on one name; at most one of the two exists. Package
 // readiness makes these names; they stand here so that a search finds them, and a test
 // compares them.
-type file struct {
+type proofFiles struct {
 	name            readiness.Layer
 	ready, notReady string
 }
 
-// files lists all of them: those of the layers, and of the components of NVIDIA's validator,
+// allProofs lists all of them: those of the layers, and of the components of NVIDIA's validator,
 // of which some have the names of layers.
-var files = []file{
+var allProofs = []proofFiles{
 	{readiness.Driver, "driver-ready", "driver-notready"},
 	{readiness.Toolkit, "toolkit-ready", "toolkit-notready"},
 	{readiness.CUDA, "cuda-ready", "cuda-notready"},
@@ -47,23 +48,23 @@ var files = []file{
 	{"metrics", "metrics-ready", "metrics-notready"}, // removed only: nothing is proven of it
 }
 
-// Writer writes the proofs of a folder, and remembers what it wrote. Its methods must not be
+// ProofWriter writes the proofs of a folder, and remembers what it wrote. Its methods must not be
 // called concurrently.
-type Writer struct {
+type ProofWriter struct {
 	dir, bootID string
 	written     map[readiness.Layer]string        // signatures
 	last        map[readiness.Layer]check.Outcome // the outcomes written
 }
 
-// NewWriter returns a Writer for a folder, a path of this process, and a boot.
-func NewWriter(dir, bootID string) *Writer {
-	return &Writer{dir, bootID, map[readiness.Layer]string{}, map[readiness.Layer]check.Outcome{}}
+// NewProofWriter returns a ProofWriter for a folder, a path of this process, and a boot.
+func NewProofWriter(dir, bootID string) *ProofWriter {
+	return &ProofWriter{dir, bootID, map[readiness.Layer]string{}, map[readiness.Layer]check.Outcome{}}
 }
 
 // Write writes the proof of a name, or why it is not proven. It removes the other of its two
 // files.
-func (w *Writer) Write(name readiness.Layer, o check.Outcome) error {
-	if !slices.ContainsFunc(files, func(f file) bool { return f.name == name }) {
+func (w *ProofWriter) Write(name readiness.Layer, o check.Outcome) error {
+	if !slices.ContainsFunc(allProofs, func(f proofFiles) bool { return f.name == name }) {
 		return fmt.Errorf("%s has no files for a proof", name)
 	}
 	if o.Proof != nil {
@@ -77,12 +78,12 @@ func (w *Writer) Write(name readiness.Layer, o check.Outcome) error {
 }
 
 // Remove removes the files of a name.
-func (w *Writer) Remove(name readiness.Layer) error { return readiness.Clear(w.dir, name) }
+func (w *ProofWriter) Remove(name readiness.Layer) error { return readiness.Clear(w.dir, name) }
 
 // RemoveAll removes the files of all names. Other files in the folder stay.
-func (w *Writer) RemoveAll() error {
+func (w *ProofWriter) RemoveAll() error {
 	var wrong []error
-	for _, f := range files {
+	for _, f := range allProofs {
 		wrong = append(wrong, w.Remove(f.name))
 	}
 	return errors.Join(wrong...)
@@ -91,7 +92,7 @@ func (w *Writer) RemoveAll() error {
 // RemoveStale removes the proofs of earlier boots, files that are no proof, and the proofs
 // of optional layers that are not among the steps. It reports whether proofs of this boot
 // remain.
-func (w *Writer) RemoveStale(steps []check.Step, log *slog.Logger) (some bool) {
+func (w *ProofWriter) RemoveStale(steps []check.Step, log *slog.Logger) (some bool) {
 	remove := func(layer readiness.Layer) {
 		if err := w.Remove(layer); err != nil {
 			log.Error("cannot remove a stale proof", "layer", layer, "message", err.Error())
@@ -116,7 +117,7 @@ func (w *Writer) RemoveStale(steps []check.Step, log *slog.Logger) (some bool) {
 
 // Effective returns the outcome in force: an earlier proof holds while a new one is
 // pending.
-func (w *Writer) Effective(o check.Outcome) check.Outcome {
+func (w *ProofWriter) Effective(o check.Outcome) check.Outcome {
 	if before := w.last[o.Layer]; o.Kind == check.Pending && before.Kind == check.Passed {
 		return before
 	}
@@ -125,7 +126,7 @@ func (w *Writer) Effective(o check.Outcome) check.Outcome {
 
 // Update writes the outcome of a layer unless the same is written already, and reports
 // whether it differs from the last.
-func (w *Writer) Update(o check.Outcome) (news bool, err error) {
+func (w *ProofWriter) Update(o check.Outcome) (news bool, err error) {
 	now := signature(o)
 	news = w.written[o.Layer] != now
 	if !news && w.isWritten(o) {
@@ -140,7 +141,7 @@ func (w *Writer) Update(o check.Outcome) (news bool, err error) {
 }
 
 // isWritten reports whether the file written for an outcome is still there.
-func (w *Writer) isWritten(o check.Outcome) bool {
+func (w *ProofWriter) isWritten(o check.Outcome) bool {
 	s, err := readiness.Read(w.dir, o.Layer, w.bootID)
 	return err == nil && (s.Proof != nil) == (o.Proof != nil)
 }

@@ -1,4 +1,4 @@
-package proof
+package daemon
 
 import (
 	"io/fs"
@@ -25,8 +25,8 @@ func in(t *testing.T, dir string) (names []string) {
 
 func TestEachNameHasOneOfItsTwoFiles(t *testing.T) {
 	dir := t.TempDir()
-	w := NewWriter(dir, "b")
-	for _, f := range files {
+	w := NewProofWriter(dir, "b")
+	for _, f := range allProofs {
 		require.NoError(t, w.Write(f.name, check.NewPass(readiness.Proof{Summary: "proven"})))
 		require.Equal(t, []string{f.ready}, in(t, dir))
 		require.NoError(t, w.Write(f.name, check.Fail("Some", "wrong", "do")))
@@ -55,7 +55,7 @@ func TestNothingElseWritesProofs(t *testing.T) {
 		text, err := fs.ReadFile(validator, path)
 		if writes.Match(text) {
 			found++
-			require.Equal(t, "proof/proof.go", path)
+			require.Equal(t, "daemon/proof.go", path)
 		}
 		return err
 	}))
