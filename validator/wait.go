@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -139,22 +140,33 @@ const driverGrace = 30 * time.Second
 // watchDriver calls stop with a noDriverError when the driver's container has failed, or has
 // waited for longer than driverGrace. It runs until ctx ends.
 func watchDriver(ctx context.Context, node check.Node, stop context.CancelCauseFunc) {
-	var late *time.Timer
-	_ = nodestate.WatchBoot(ctx, node.StatePath(nodestate.Driver), node.BootID, func(s nodestate.State, err error) {
-		reason, message, ok := readiness.DriverSays(s, err)
-		why := &noDriverError{fmt.Sprintf("%s: %s", reason, message)}
-		switch {
-		case !ok && late != nil:
-			late.Stop()
-			late = nil
-		case ok && s.Phase == nodestate.Failed:
-			stop(why)
-		case ok && late == nil:
-			late = time.AfterFunc(driverGrace, func() { stop(why) })
+	w := driverWatch{stop: stop}
+	_ = nodestate.WatchBoot(ctx, node.StatePath(nodestate.Driver), node.BootID, w.observe)
+	w.observe(nodestate.State{}, ctx.Err())
+}
+
+// driverWatch follows the states of the driver's container for watchDriver.
+type driverWatch struct {
+	stop context.CancelCauseFunc
+	why  atomic.Pointer[noDriverError] // the latest reason
+	late *time.Timer                   // runs while there is a reason
+}
+
+func (w *driverWatch) observe(s nodestate.State, err error) {
+	reason, message, ok := readiness.DriverSays(s, err)
+	if !ok {
+		if w.late != nil {
+			w.late.Stop()
+			w.late = nil
 		}
-	})
-	if late != nil {
-		late.Stop()
+		return
+	}
+	w.why.Store(&noDriverError{fmt.Sprintf("%s: %s", reason, message)})
+	switch {
+	case s.Phase == nodestate.Failed:
+		w.stop(w.why.Load())
+	case w.late == nil:
+		w.late = time.AfterFunc(driverGrace, func() { w.stop(w.why.Load()) })
 	}
 }
 

@@ -90,7 +90,7 @@ const standIn = "/bin/true"
 
 // rest is longer than the kernel takes to remove the namespaces of the previous container. In a
 // container started meanwhile, runc itself takes 3 to 5 ms longer if anything precedes it, even a
-// sleep of 3 ms: decision 25.
+// sleep of 3 ms: decision 29.
 const rest = 50 * time.Millisecond
 
 // start is one way to start the container.

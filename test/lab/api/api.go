@@ -3,7 +3,7 @@
 // program that runs as a hook in each container.
 //
 // A cluster has one authority, which signs all certificates. Keys are P-256 and new for each cluster.
-// They are valid longer than any cluster runs.
+// Certificates are valid for 30 days, after which the cluster has to be created again.
 package api
 
 import (

@@ -126,11 +126,13 @@ const minLoadedReadings = 3
 // judgeLink judges the PCIe link: the width in all readings, the generation only under load,
 // since an idle GPU lowers it to save power.
 func judgeLink(g *GPU, readings []Reading, own []gpu.Condition) {
-	width, highest, loaded := own[0].PCIe, 0, 0
-	for _, c := range own {
-		if c.PCIe.Width > 0 && c.PCIe.Width < width.Width {
-			width = c.PCIe
+	var narrowest gpu.PCIe
+	can, highest, loaded := 0, 0, 0
+	for _, c := range own { // NVML may fail to read a width or a generation: 0
+		if w := c.PCIe.Width; w > 0 && (narrowest.Width == 0 || w < narrowest.Width) {
+			narrowest = c.PCIe
 		}
+		can = max(can, c.PCIe.MaxGeneration)
 	}
 	for _, r := range readings {
 		if c, has := r.Conditions[g.UUID]; has && r.Loaded {
@@ -139,10 +141,10 @@ func judgeLink(g *GPU, readings []Reading, own []gpu.Condition) {
 		}
 	}
 	const action = "seat the GPU anew, look at riser and cable, and compare lspci -vv (LnkSta, LnkCap) with its neighbours"
-	if width.Width > 0 && width.Width < width.MaxWidth {
-		addFinding(g, Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is ×%d, and GPU and slot can ×%d", width.Width, width.MaxWidth), action)
+	if narrowest.Width < narrowest.MaxWidth {
+		addFinding(g, Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is ×%d, and GPU and slot can ×%d", narrowest.Width, narrowest.MaxWidth), action)
 	}
-	if can := own[0].PCIe.MaxGeneration; loaded >= minLoadedReadings && highest > 0 && highest < can {
+	if loaded >= minLoadedReadings && highest > 0 && highest < can {
 		addFinding(g, Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is of generation %d under load, and GPU and slot can %d", highest, can), action)
 	}
 }

@@ -92,6 +92,10 @@ func TestTheGPUsConditionIsJudged(t *testing.T) {
 		}, notes: []string{"the clocks were held down: SWPowerCap"}},
 		"half of the lanes": {func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.PCIe.Width = 8 }) },
 			[]gpu.Reason{ReasonPCIe}, "×8, and GPU and slot can ×16", nil},
+		"half of the lanes, and the first reading has no width": {func(s *Observations) {
+			s.change(0, func(c *gpu.Condition) { c.PCIe.Width = 8 })
+			s.Readings[0].Conditions[gputest.GPU(1)] = gpu.Condition{}
+		}, []gpu.Reason{ReasonPCIe}, "×8, and GPU and slot can ×16", nil},
 		"an old generation": {func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.PCIe.Generation = 3 }) },
 			[]gpu.Reason{ReasonPCIe}, "generation 3 under load, and GPU and slot can 5", nil},
 		"too few readings to tell": {do: func(s *Observations) {
