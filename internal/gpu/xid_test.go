@@ -70,7 +70,7 @@ func TestIgnoredXIDsAreThoseOfTheReferenceAndNotices(t *testing.T) {
 // An advice is a word of NVIDIA's catalogue, and ours is never weaker than it.
 func TestDefaultsHeedTheCatalogue(t *testing.T) {
 	for _, x := range gpu.XIDs() {
-		require.Equal(t, x.Advice != "" || strings.Contains(x.Note, "asks for nothing"), x.Source&gpu.SourceCatalog != 0, "XID %d", x.First)
+		require.Equal(t, x.Advice != "" || strings.Contains(x.Note, "no action"), x.Source&gpu.SourceCatalog != 0, "XID %d", x.First)
 		switch x.Advice {
 		case "IGNORE", "XID_154", "WORKFLOW_XID_45", "RESTART_APP":
 		case "RESET_GPU":
@@ -104,20 +104,29 @@ func xidPage() string {
 
 <!-- Made of internal/gpu/xidtable.go by "make generate". -->
 
-An XID is the number under which the NVIDIA driver reports an error of a GPU, in the kernel log and, where it is critical, as an event of NVML. This is what the device plugin makes
-of each, unless its configuration says otherwise (` + "`health:`" + `, or the reference's ` + "`DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS`" + `).
+To look up an XID, take the number after the GPU's address in the kernel log, and find its row below:
 
-**Class**: *application*, a program can cause it, and ending the program ends it; *notice*, the GPU works on; *reset*, the GPU has to be reset; *fatal*, a reset is not enough: it
-takes a reboot, another driver, or hands on the machine.
+    dmesg | grep 'NVRM: Xid'
 
-**Default**: *ignore*, it is logged and counted and the GPU stays as it is; *unhealthy*, the GPU is given to nobody until it has recovered.
+An XID is the number under which the NVIDIA driver reports an error of a GPU. The driver writes it to the kernel log, and reports critical ones as events of NVML. The table shows how the device plugin reacts to each. Its configuration can change that: ` + "`health:`" + `, or the reference's ` + "`DP_DISABLE_HEALTHCHECKS`" + ` and ` + "`DP_ENABLE_HEALTHCHECKS`" + `.
 
-**Recovery**, where the GPU is unhealthy for it: *quiet*, a while without another one (5 minutes by default) and then a probe that passes, or a reset; *reset*, the GPU was seen out of
-service and then with nothing wrong; *never*, nothing but a driver that is loaded anew, or a reboot. For an XID that is ignored this is what would hold if it were not.
+An XID that is not listed makes the whole GPU unhealthy until a reset. So does an uncorrectable ECC error that the driver reports without an XID; it is treated as XID 48.
 
-**MIG**: *instance*, where the driver names a GPU instance with the XID, only the MIG devices of that instance are unhealthy, all of its compute instances, since they share its memory and engines; *GPU*, all of them are.
+| column | value | meaning |
+|---|---|---|
+| class | *application* | a program can cause it; the error ends with the program |
+| | *notice* | the GPU continues to work |
+| | *reset* | the GPU has to be reset |
+| | *fatal* | a reset does not help: reboot, change the driver or repair the machine |
+| default | *ignore* | the XID is logged and counted; the GPU stays healthy |
+| | *unhealthy* | the GPU is not allocated until it has recovered |
+| recovery | *quiet* | for a while (5 minutes by default) no further error occurs, and then a probe passes; or the GPU is reset |
+| | *reset* | the GPU was out of service, and afterwards has no error |
+| | *never* | only a newly loaded driver or a reboot helps |
+| MIG | *instance* | if the driver names a GPU instance with the XID, only its MIG devices become unhealthy: its compute instances share memory and engines |
+| | *GPU* | all MIG devices of the GPU become unhealthy |
 
-An XID that is not listed makes the whole GPU unhealthy until a reset. So does an uncorrectable ECC error that the driver reports without an XID: it is treated as XID 48.
+For an ignored XID, the column *recovery* applies if the configuration makes the XID unhealthy.
 
 | XID | meaning | class | default | recovery | MIG | NVIDIA's catalogue | source |
 |---|---|---|---|---|---|---|---|
@@ -143,12 +152,12 @@ An XID that is not listed makes the whole GPU unhealthy until a reset. So does a
 	b.WriteString(`
 Sources:
 
-- **C** NVIDIA's catalogue for Ampere and newer, <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>, as of October 2025; its word for what to do at once is in the column beside.
-- **L** NVIDIA's list for older GPUs, <https://docs.nvidia.com/deploy/xid-errors/>.
-- **M** NVIDIA's description of how GPUs since Ampere deal with memory errors, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>.
-- **R** the reference device plugin, which ignores these six and takes a GPU out of service after every other one until the plugin is restarted: ` + "`internal/rm/health.go`" + ` of <https://github.com/NVIDIA/k8s-device-plugin>.
-- **G** GPUd, ` + "`components/accelerator/nvidia/xid`" + ` of <https://github.com/leptonai/gpud>, which takes it for critical.
-- That NVML names the MIG instance with an XID is said in ` + "`nvml.h`, at `nvmlEventData_t`" + `.
+- **C** is NVIDIA's catalogue for Ampere and newer, <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>, as of October 2025. The column *NVIDIA's catalogue* has its immediate action.
+- **L** is NVIDIA's list for older GPUs, <https://docs.nvidia.com/deploy/xid-errors/>.
+- **M** is NVIDIA's description of memory errors on GPUs since Ampere, <https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/>.
+- **R** is the reference device plugin, ` + "`internal/rm/health.go`" + ` of <https://github.com/NVIDIA/k8s-device-plugin>. It ignores these six XIDs. After any other one it does not allocate the GPU until the plugin is restarted.
+- **G** is GPUd, ` + "`components/accelerator/nvidia/xid`" + ` of <https://github.com/leptonai/gpud>, which treats the XID as critical.
+- ` + "`nvml.h`" + ` documents at ` + "`nvmlEventData_t`" + ` that NVML names the MIG instance of an XID.
 `)
 	return b.String()
 }

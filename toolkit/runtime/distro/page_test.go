@@ -11,12 +11,16 @@ func renderPage() string {
 	var b strings.Builder
 	b.WriteString(`# Distributions
 
-What ` + "`gpu-toolkit`" + ` knows of how distributions arrange their container runtime. It looks which one a node is, most specific first, and says so; each part can be said otherwise ([below](#saying-otherwise)).
-This page is made of toolkit/runtime/distro/profiles.yaml by ` + "`go test ./toolkit/runtime/distro -update`" + `.
+To see which distribution ` + "`gpu-toolkit`" + ` detects on a node, and what it would write there:
 
-Native CDI needs no change of a runtime's configuration where the runtime resolves CDI names already (containerd 2, CRI-O, Docker 28.2): then nothing below is touched but the directory of programs.
+    gpu-toolkit plan
 
-| distribution | configuration | what is written | restarted by | programs |
+This page lists, for each distribution, the files of its container runtime, what the toolkit writes, and how to undo that. The toolkit checks the distributions in this order, and takes the most specific match. You can [override each setting](#overriding).
+The page is made of toolkit/runtime/distro/profiles.yaml by ` + "`go test ./toolkit/runtime/distro -update`" + `.
+
+containerd 2, CRI-O and Docker 28.2 resolve CDI names without a change of their configuration. With native CDI the toolkit then installs only its programs, and writes nothing else of what is listed here.
+
+| distribution | configuration | written | restarted by | folder of programs |
 |---|---|---|---|---|
 `)
 	for _, p := range profiles() {
@@ -29,25 +33,25 @@ Native CDI needs no change of a runtime's configuration where the runtime resolv
 				fmt.Fprintf(&b, "- %s: %s\n", name, value)
 			}
 		}
-		row("known by", describeDetection(p.Detect))
-		row("CRI at", codes(p.Sockets))
-		row("Docker's API at", code(p.API))
-		row("who writes the configuration", p.Owner)
+		row("detected by", describeDetection(p.Detect))
+		row("CRI socket", codes(p.Sockets))
+		row("socket of Docker's API", code(p.API))
+		row("other writer of the configuration", p.Owner)
 		row("drop-in", dropIns(p))
-		row("made of it, never written", codes(p.Generated))
-		row("cannot be written", codes(p.ReadOnly))
-		row("where a person is needed", p.Restart.Message)
-		row("undone by `restore`", p.Undo)
-		row("from", links(p.Sources))
+		row("generated from it, never written", codes(p.Generated))
+		row("read-only", codes(p.ReadOnly))
+		row("manual step", p.Restart.Message)
+		row("`restore`", p.Undo)
+		row("sources", links(p.Sources))
 	}
 	b.WriteString(`
-## Saying otherwise
+## Overriding
 
-The variables are those of the reference installer; all paths are the host's. One for a runtime counts more than the general one beside it. Settings for different runtimes at once are refused, with both their names.
+These are the variables of the reference installer. All paths are the host's. A variable of one runtime wins over the general one in its row. Settings of different runtimes at the same time are an error that names both.
 
-| variable | what it says |
+| variable | value |
 |---|---|
-| ` + "`RUNTIME`" + ` | ` + "`containerd`, `docker` or `crio`" + `; unset: what is detected |
+| ` + "`RUNTIME`" + ` | ` + "`containerd`, `docker` or `crio`" + `; unset: the detected one |
 | ` + "`CONTAINERD_CONFIG`, `DOCKER_CONFIG`, `CRIO_CONFIG`, `RUNTIME_CONFIG`" + ` | the configuration |
 | ` + "`CONTAINERD_SOCKET`, `DOCKER_SOCKET`, `CRIO_SOCKET`, `RUNTIME_SOCKET`" + ` | the socket |
 | ` + "`RUNTIME_DROP_IN_CONFIG`" + ` | the drop-in |
