@@ -2,7 +2,9 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/spf13/pflag"
 )
@@ -12,7 +14,7 @@ import (
 // variable counts as not set, since manifests cannot leave one out. Call it
 // after flags.Parse; flags.Changed is then true for what either has set.
 func Env(flags *pflag.FlagSet, names map[string]string) error {
-	for _, name := range sortedKeys(names) {
+	for _, name := range slices.Sorted(maps.Keys(names)) {
 		flag := flags.Lookup(name)
 		if flag == nil {
 			return fmt.Errorf("environment variable %s: there is no flag --%s", names[name], name)

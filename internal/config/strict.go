@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -187,13 +186,4 @@ func kind(t reflect.Type) string {
 		return "keys with values"
 	}
 	return "a " + t.Kind().String()
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for key := range m {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -42,7 +44,7 @@ func unknownKeys(m map[string]any, t reflect.Type, path string) []*Error {
 		return nil // a wrong type, which the decoder reports
 	}
 	var found []*Error
-	for _, key := range sortedKeys(m) {
+	for _, key := range slices.Sorted(maps.Keys(m)) {
 		at := key
 		if path != "" {
 			at = path + "." + key
@@ -52,7 +54,7 @@ func unknownKeys(m map[string]any, t reflect.Type, path string) []*Error {
 		case fields == nil:
 			next = t.Elem()
 		case !known:
-			found = append(found, &Error{Path: at, Err: errors.New("unknown key" + Suggest(key, sortedKeys(fields)))})
+			found = append(found, &Error{Path: at, Err: errors.New("unknown key" + Suggest(key, slices.Sorted(maps.Keys(fields))))})
 			delete(m, key)
 			continue
 		}
@@ -72,7 +74,7 @@ func elsewhere(t reflect.Type, key, path string, depth int) []string {
 	}
 	var places []string
 	fields := fieldsOf(t)
-	for _, name := range sortedKeys(fields) {
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		at := strings.TrimPrefix(path+"."+name, ".")
 		if name == key {
 			places = append(places, at)

@@ -2,6 +2,7 @@ package gputest
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -52,12 +53,7 @@ var profiles = map[string]profile{
 
 // Profiles lists the names that Node knows, sorted.
 func Profiles() []string {
-	names := make([]string, 0, len(profiles))
-	for name := range profiles {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(profiles))
 }
 
 // Node returns the snapshot of a healthy node with n GPUs (n ≤ 0: as many as

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -93,17 +94,10 @@ func Environ() []string {
 
 // environ returns the environment without the named variables.
 func environ(without ...string) []string {
-	var env []string
-next:
-	for _, kv := range os.Environ() {
-		for _, name := range without {
-			if strings.HasPrefix(kv, name+"=") {
-				continue next
-			}
-		}
-		env = append(env, kv)
-	}
-	return env
+	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return slices.Contains(without, name)
+	})
 }
 
 // DriverRoot creates a simulated driver root with `gpusim up` in a temporary folder and removes it

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -152,10 +153,5 @@ func (r *Record) Log(name string) (string, error) {
 	if file, ok := logs[strings.ReplaceAll(name, "/", "-")]; ok {
 		return file, nil
 	}
-	var names []string
-	for name := range logs {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return "", fmt.Errorf("%s has no log %q; there are %s", r.Name, name, strings.Join(names, ", "))
+	return "", fmt.Errorf("%s has no log %q; there are %s", r.Name, name, strings.Join(slices.Sorted(maps.Keys(logs)), ", "))
 }

@@ -323,6 +323,3 @@ func (h *Host) Output(ctx context.Context, name string, args ...string) ([]byte,
 	}
 	return out, err
 }
-
-// Log returns the daemon's output so far.
-func (h *Host) Log() string { return h.daemon.log() }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -123,17 +124,10 @@ func (k *Kernel) Make(ctx context.Context, dir string, args ...string) error {
 
 // environ returns the environment without the named variables.
 func environ(without ...string) []string {
-	var env []string
-next:
-	for _, kv := range os.Environ() {
-		for _, name := range without {
-			if strings.HasPrefix(kv, name+"=") {
-				continue next
-			}
-		}
-		env = append(env, kv)
-	}
-	return env
+	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return slices.Contains(without, name)
+	})
 }
 
 // program runs a program of this machine's and returns what it prints.

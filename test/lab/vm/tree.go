@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // ModuleTree returns /lib/modules of a machine: the named modules of the kernel ("ecc") and their
@@ -106,22 +108,12 @@ func (k *Kernel) dependencies(ctx context.Context) (map[string][]string, error) 
 			return nil, err
 		}
 		data = []byte(printed)
-		err = replace(at, data)
+		err = record.Write(at, data) // others may read it meanwhile
 	}
 	if err != nil {
 		return nil, err
 	}
 	return parseDependencies(string(data)), nil
-}
-
-// replace writes a file that others may read meanwhile.
-func replace(at string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(at), ".new-")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	return errors.Join(err, f.Close(), os.Rename(f.Name(), at))
 }
 
 // parseDependencies parses depmod's output: the lines of modules.dep, "kernel/a.ko: kernel/b.ko",

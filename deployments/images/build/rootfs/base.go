@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -175,13 +176,8 @@ func WriteBase(w io.Writer, entries []Entry, at time.Time) error {
 			}
 		}
 	}
-	paths := make([]string, 0, len(all))
-	for name := range all {
-		paths = append(paths, name)
-	}
-	slices.Sort(paths)
 	out := tar.NewWriter(w)
-	for _, name := range paths {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if err := add(out, all[name], at); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"text/tabwriter"
@@ -86,12 +87,7 @@ func logs(ctx context.Context, o options) error {
 		if err != nil {
 			return err
 		}
-		var names []string
-		for name := range files {
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		for _, name := range names {
+		for _, name := range slices.Sorted(maps.Keys(files)) {
 			fmt.Printf("%-24s %s\n", name, files[name])
 		}
 		return nil
