@@ -214,7 +214,7 @@ func (j *job) build(ctx context.Context, p plan, in inputs) (result, error) {
 	r := result{
 		Name: p.Name, Reference: p.Reference, Goal: goals[p.Name], Built: true, Arch: j.arch,
 		Archive: filepath.Join(j.out, p.Name+".tar"), SBOM: filepath.Join(j.out, p.Name+".spdx.json"),
-		BaseBytes: in.Base.Image.Size(),
+		BaseBytes: in.Base.Image.Bytes,
 	}
 	if err := j.buildah.load(ctx, in.Base.Archive); err != nil {
 		return r, err
@@ -231,7 +231,7 @@ func (j *job) build(ctx context.Context, p plan, in inputs) (result, error) {
 	if err := p.compare(image, in.Recipe); err != nil {
 		return r, fmt.Errorf("the image built by buildah differs from its SBOM: %w", err)
 	}
-	r.ID, r.Bytes = image.ID, image.Size()
+	r.ID, r.Bytes = image.ID, image.Bytes
 	sum, err := hash(archive)
 	if err != nil {
 		return r, err
@@ -251,12 +251,7 @@ func (j *job) build(ctx context.Context, p plan, in inputs) (result, error) {
 }
 
 func readArchive(name string) (rootfs.Image, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return rootfs.Image{}, err
-	}
-	defer f.Close()
-	image, err := rootfs.Read(f)
+	image, err := rootfs.Read(func() (io.ReadCloser, error) { return os.Open(name) })
 	if err != nil {
 		return rootfs.Image{}, fmt.Errorf("%s: %w", name, err)
 	}
