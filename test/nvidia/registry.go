@@ -1,13 +1,12 @@
 package nvidia
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path"
 	"path/filepath"
@@ -70,10 +69,7 @@ func (b *Built) Serve(ctx context.Context, c *cluster.Cluster, link Link, pad Pa
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	r := &Registry{
-		Host: fmt.Sprintf("%s:%d", cluster.PlaneIP, port), dir: dir, served: make(chan struct{}),
-		handler: registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, 0)), registry.WithBlobHandler(blobs(dir))),
-	}
+	r := newRegistry(fmt.Sprintf("%s:%d", cluster.PlaneIP, port), dir)
 	if err := r.fill(ctx, b.Stacks, pad); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -94,6 +90,11 @@ func (b *Built) Serve(ctx context.Context, c *cluster.Cluster, link Link, pad Pa
 		}
 	}
 	return r, nil
+}
+
+func newRegistry(host, dir string) *Registry {
+	handler := registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, 0)), registry.WithBlobHandler(newBlobs(dir)))
+	return &Registry{Host: host, dir: dir, served: make(chan struct{}), handler: handler}
 }
 
 // Close ends the registry and removes what it had.
@@ -223,22 +224,13 @@ func remove(ctx context.Context, n *cluster.Node, command, names []string) error
 // RoundTrip lets this process, which is in another network, speak to the registry, and
 // past the link.
 func (r *Registry) RoundTrip(request *http.Request) (*http.Response, error) {
-	w := &answer{header: http.Header{}, status: http.StatusOK}
 	request.RequestURI = request.URL.RequestURI()
 	if request.Body == nil {
 		request.Body = http.NoBody
 	}
+	w := httptest.NewRecorder()
 	r.handler.ServeHTTP(w, request)
-	return &http.Response{StatusCode: w.status, Header: w.header, Body: io.NopCloser(&w.body), Request: request, ContentLength: int64(w.body.Len())}, nil
+	response := w.Result()
+	response.Request = request
+	return response, nil
 }
-
-// answer is an http.ResponseWriter into memory.
-type answer struct {
-	header http.Header
-	status int
-	body   bytes.Buffer
-}
-
-func (a *answer) Header() http.Header         { return a.header }
-func (a *answer) WriteHeader(status int)      { a.status = status }
-func (a *answer) Write(p []byte) (int, error) { return a.body.Write(p) }
