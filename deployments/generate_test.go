@@ -1,7 +1,6 @@
 package deployments
 
 import (
-	"flag"
 	"os"
 	"testing"
 
@@ -9,18 +8,8 @@ import (
 
 	"github.com/gpuready/gpuready/deployments/agents"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the generated files anew")
-
-// requireCurrent compares a generated file with what is checked in.
-func requireCurrent(t *testing.T, path, want string) {
-	t.Helper()
-	if *update {
-		require.NoError(t, os.WriteFile(path, []byte(want), 0o644))
-	}
-	require.True(t, want == read(t, path), "%s: run make generate", path)
-}
 
 func read(t *testing.T, path string) string {
 	t.Helper()
@@ -34,8 +23,8 @@ func TestChartIsCurrent(t *testing.T) {
 	require.NoError(t, err)
 	readme, err := fillReadme(read(t, "helm/gpuready/README.md"), table)
 	require.NoError(t, err)
-	requireCurrent(t, "helm/gpuready/README.md", readme)
-	requireCurrent(t, "helm/gpuready/templates/_generated.tpl", constants(map[string]string{
+	golden.Require(t, "helm/gpuready/README.md", readme)
+	golden.Require(t, "helm/gpuready/templates/_generated.tpl", constants(map[string]string{
 		"gpuready.feature": nodestate.FeaturePattern,
 		"gpuready.choices": celList(nodestate.ChoicePrefixes),
 		"gpuready.startup": celList(agents.StartupKeys()),
@@ -46,12 +35,12 @@ func TestManifestsAreCurrent(t *testing.T) {
 	files, err := renderManifests()
 	require.NoError(t, err)
 	for name, want := range files {
-		requireCurrent(t, "static/"+name, want)
+		golden.Require(t, "static/"+name, want)
 	}
 }
 
 func TestDashboardIsCurrent(t *testing.T) {
 	want, err := renderDashboard()
 	require.NoError(t, err)
-	requireCurrent(t, "monitoring/dashboard.json", string(want))
+	golden.Require(t, "monitoring/dashboard.json", want)
 }

@@ -1,9 +1,7 @@
 package gpu_test
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -11,20 +9,11 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
-var update = flag.Bool("update", false, "write docs/xids.md anew")
-
-const page = "../../docs/xids.md"
-
 func TestThePageOfXIDsIsMadeOfTheTable(t *testing.T) {
-	want := xidPage()
-	if *update {
-		require.NoError(t, os.WriteFile(page, []byte(want), 0o644))
-	}
-	got, err := os.ReadFile(page)
-	require.NoError(t, err)
-	require.Equal(t, want, string(got), "docs/xids.md is made of internal/gpu/xidtable.go: go generate ./internal/gpu")
+	golden.Require(t, "../../docs/xids.md", xidPage())
 }
 
 func TestTheTableIsInOrderAndWhole(t *testing.T) {

@@ -2,7 +2,6 @@ package cudatest
 
 import (
 	"cmp"
-	"flag"
 	"fmt"
 	"os"
 	"regexp"
@@ -10,9 +9,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-)
 
-var update = flag.Bool("update", false, "write cuda/stubs.c and the table in docs/simulator.md")
+	"github.com/gpuready/gpuready/test/lab/golden"
+)
 
 // form is a line of testdata/isa.txt: an instruction with its modifiers, or a directive.
 type form struct {
@@ -262,9 +261,5 @@ func TestTheTableIsInTheDocumentation(t *testing.T) {
 	_, after, ok := strings.Cut(rest, tableEnd)
 	require.True(t, ok)
 	want := before + tableBegin + table(readISA(t)) + "\n" + tableEnd + after
-	if *update {
-		require.NoError(t, os.WriteFile(tablePage, []byte(want), 0o644))
-		return
-	}
-	require.Equal(t, want, string(page), "run go test ./simulator/cudatest -run TheTable -update")
+	golden.Require(t, tablePage, want)
 }

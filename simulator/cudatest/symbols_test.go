@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
 // exported are the functions and variables of a shared library.
@@ -66,13 +67,7 @@ func TestStubsAreCurrent(t *testing.T) {
 	for _, name := range realNames(t) {
 		fmt.Fprintf(&b, "STUB(%s);\n", name)
 	}
-	const path = "../cuda/stubs.c"
-	if *update {
-		require.NoError(t, os.WriteFile(path, []byte(b.String()), 0o644))
-	}
-	have, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, b.String(), string(have), "run: go generate ./simulator/cudatest")
+	golden.Require(t, "../cuda/stubs.c", b.String())
 }
 
 func TestEveryNameOfTheRealDriverIsThere(t *testing.T) {

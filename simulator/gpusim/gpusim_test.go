@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,9 +18,8 @@ import (
 	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
 	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // environment is the environment of the programs under test. Those with the race detector
 // would otherwise sleep for a second before they end.
@@ -61,36 +59,30 @@ func read(t testing.TB, root string) *state.State {
 }
 
 // golden compares with a file, in which ROOT stands for root, unless that is empty.
-func golden(t *testing.T, name, root, got string) {
+// requireGolden compares output with a file in testdata. root is written there as ROOT.
+func requireGolden(t *testing.T, name, root, got string) {
 	t.Helper()
 	if root != "" {
 		got = strings.ReplaceAll(got, root, "ROOT")
 	}
-	path := filepath.Join("testdata", name)
-	if *update {
-		require.NoError(t, os.MkdirAll("testdata", 0o755))
-		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, string(want), got, "run go test -update if this is what it should be")
+	golden.Require(t, filepath.Join("testdata", name), got)
 }
 
 func TestHelpOfEveryCommandHasExamplesAndExitCodes(t *testing.T) {
 	all := ok(t, "--help")
-	golden(t, "help.txt", "", all)
+	requireGolden(t, "help.txt", "", all)
 	for _, name := range []string{"profiles", "up", "serve", "status", "xid", "ecc", "remap", "lose", "restore", "reset", "mig", "memfault", "wrong", "degrade", "fail", "cost", "record", "down"} {
 		help := ok(t, name, "--help")
 		require.Contains(t, all, "\n  "+name)
 		require.Contains(t, help, "Examples:\n  gpusim "+name)
 		require.Contains(t, help, "Exit codes:")
-		golden(t, "help-"+name+".txt", "", help)
+		requireGolden(t, "help-"+name+".txt", "", help)
 	}
 	require.Contains(t, ok(t, "--version"), "gpusim ")
 }
 
 func TestProfilesAreListed(t *testing.T) {
-	golden(t, "profiles.txt", "", ok(t, "profiles"))
+	requireGolden(t, "profiles.txt", "", ok(t, "profiles"))
 	var listed []struct {
 		Name          string
 		GPUs, MaxGPUs int
@@ -116,15 +108,15 @@ func TestDriverIsCreatedBrokenRepairedAndRemoved(t *testing.T) {
 	ok(t, "wrong", "--root", root, "--gpu", "7", "--every", "50")
 	ok(t, "degrade", "--root", root, "--gpu", "0", "--pcie-gen", "3", "--pcie-width", "8", "--throttle", "hw-thermal,sw-power-cap", "--links-down", "2,5")
 	ok(t, "cost", "--root", root, "--init", "200ms", "--call", "10us")
-	golden(t, "status.txt", root, ok(t, "status", "--root", root))
-	golden(t, "status.json", root, ok(t, "status", "--root", root, "-o", "json"))
+	requireGolden(t, "status.txt", root, ok(t, "status", "--root", root))
+	requireGolden(t, "status.json", root, ok(t, "status", "--root", root, "-o", "json"))
 	for _, gpu := range []string{"0", "1", "2", "3", "5", "6", "7"} {
 		ok(t, "restore", "--root", root, "--gpu", gpu)
 	}
 	ok(t, "mig", "--root", root, "--gpu", "all", "--off")
 	ok(t, "fail", "--root", root, "--init", "none", "--events", "none")
 	ok(t, "cost", "--root", root, "--init", "0", "--call", "0")
-	golden(t, "status-restored.txt", root, ok(t, "status", "--root", root))
+	requireGolden(t, "status-restored.txt", root, ok(t, "status", "--root", root))
 	ok(t, "down", "--root", root)
 	require.NoDirExists(t, root)
 	require.Contains(t, ok(t, "down", "--root", root), "there is no simulated driver")

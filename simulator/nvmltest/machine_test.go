@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -149,7 +150,8 @@ func (m machine) run(t *testing.T) {
 	for part := range strings.SplitSeq(t.Name(), "/") {
 		pattern = append(pattern, "^"+regexp.QuoteMeta(part)+"$")
 	}
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.v", "-test.count=1", "-test.run="+strings.Join(pattern, "/"))
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.v", "-test.count=1", "-test.run="+strings.Join(pattern, "/"),
+		"-update="+flag.Lookup("update").Value.String())
 	// The race detector would have every child sleep for a second before it ends.
 	cmd.Env = append(os.Environ(), child+"="+t.Name()+"|"+m.root, "GORACE=atexit_sleep_ms=0")
 	if os.Geteuid() == 0 {

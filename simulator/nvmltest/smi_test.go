@@ -15,10 +15,8 @@ import (
 	"github.com/gpuready/gpuready/simulator/gpusim/mig"
 	"github.com/gpuready/gpuready/simulator/state"
 	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-// update rewrites the golden files: NVMLTEST_UPDATE=1 go test ./simulator/nvmltest -run SMI
-var update = os.Getenv("NVMLTEST_UPDATE") != ""
 
 // install puts nvidia-smi where a driver has it.
 func install(t *testing.T) func(machine) {
@@ -42,16 +40,10 @@ func (m machine) runSMI(t *testing.T, args ...string) (string, int) {
 
 var date = regexp.MustCompile(`(?m)^\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}$`)
 
-func golden(t *testing.T, name, got string) {
+// requireGolden compares output of nvidia-smi with a file in testdata.
+func requireGolden(t *testing.T, name, got string) {
 	t.Helper()
-	got = date.ReplaceAllString(got, "DATE")
-	path := filepath.Join("testdata", name+".golden")
-	if update {
-		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, string(want), got)
+	golden.Require(t, filepath.Join("testdata", name+".golden"), date.ReplaceAllString(got, "DATE"))
 }
 
 func partitioned(t *testing.T) func(machine) {
@@ -85,7 +77,7 @@ func TestNvidiaSMIListsWhatNVMLSays(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				out, exit := m.runSMI(t, args...)
 				require.Zero(t, exit, out)
-				golden(t, "smi-"+name, out)
+				requireGolden(t, "smi-"+name, out)
 			})
 		}
 	})

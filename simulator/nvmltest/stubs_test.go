@@ -1,6 +1,6 @@
 package nvmltest
 
-//go:generate env NVMLTEST_UPDATE=1 go test -tags grpcnotrace -run ^TestStubsAreCurrent$ .
+//go:generate go test -tags grpcnotrace -run ^TestStubsAreCurrent$ . -update
 
 import (
 	"fmt"
@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
 const stubsHeader = `/*
@@ -61,14 +63,7 @@ func renderStubs(t *testing.T, declared []string, dir string) string {
 }
 
 func TestStubsAreCurrent(t *testing.T) {
-	const path = "../nvml/stubs.c"
-	want := renderStubs(t, declared(t), "../nvml")
-	if update {
-		require.NoError(t, os.WriteFile(path, []byte(want), 0o644))
-	}
-	have, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, want, string(have), "run: go generate ./simulator/nvmltest")
+	golden.Require(t, "../nvml/stubs.c", renderStubs(t, declared(t), "../nvml"))
 }
 
 func TestDeclaredButUndefinedFunctionsGetAStub(t *testing.T) {

@@ -1,31 +1,16 @@
 package profile
 
 import (
-	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/simulator/state"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		require.NoError(t, os.MkdirAll("testdata", 0o755))
-		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, string(want), got, "run go test -update if this is what it should be")
-}
 
 func build(t testing.TB, name string, o Options) *state.State {
 	t.Helper()
@@ -68,10 +53,10 @@ func describe(s *state.State) string {
 
 func TestEveryProfileBuildsTheMachineThatItDescribes(t *testing.T) {
 	for _, name := range Names() {
-		t.Run(name, func(t *testing.T) { golden(t, name+".txt", describe(build(t, name, Options{}))) })
+		t.Run(name, func(t *testing.T) { golden.Require(t, "testdata/"+name+".txt", describe(build(t, name, Options{}))) })
 	}
-	golden(t, "a100-80gb-4.txt", describe(build(t, "a100-80gb", Options{GPUs: 4})))
-	golden(t, "a100-80gb-1.txt", describe(build(t, "a100-80gb", Options{GPUs: 1})))
+	golden.Require(t, "testdata/a100-80gb-4.txt", describe(build(t, "a100-80gb", Options{GPUs: 4})))
+	golden.Require(t, "testdata/a100-80gb-1.txt", describe(build(t, "a100-80gb", Options{GPUs: 1})))
 }
 
 func TestEveryNumberOfGPUsIsAWholeMachine(t *testing.T) {

@@ -3,7 +3,6 @@ package explain
 import (
 	"bytes"
 	"context"
-	"flag"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -21,13 +20,12 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/test/lab/golden"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/kube"
 	"github.com/gpuready/gpuready/validator/kube/kubetest"
 	"github.com/gpuready/gpuready/validator/nodestatus"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -35,26 +33,13 @@ const boot = "00000000-0000-4000-8000-000000000000"
 
 var now = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// golden compares with a file in testdata.
-func golden(t *testing.T, name string, have []byte) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		require.NoError(t, os.MkdirAll("testdata", 0o755))
-		require.NoError(t, os.WriteFile(path, have, 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, string(want), string(have))
-}
-
 // show compares the text with a golden file.
 func show(t *testing.T, name string, r Report) {
 	t.Helper()
 	asPublished(t, r)
 	var wide bytes.Buffer
 	require.NoError(t, r.Text(&wide, Style{Width: 100}))
-	golden(t, name+".txt", wide.Bytes())
+	golden.Require(t, "testdata/"+name+".txt", wide.Bytes())
 }
 
 // showAll also compares the text on a narrow terminal, the text in colours, and the JSON.
@@ -63,11 +48,11 @@ func showAll(t *testing.T, name string, r Report) {
 	show(t, name, r)
 	var narrow, colored, data bytes.Buffer
 	require.NoError(t, r.Text(&narrow, Style{Width: 46}))
-	golden(t, name+"-narrow.txt", narrow.Bytes())
+	golden.Require(t, "testdata/"+name+"-narrow.txt", narrow.Bytes())
 	require.NoError(t, r.Text(&colored, Style{Width: 80, Color: true}))
-	golden(t, name+"-color.txt", colored.Bytes())
+	golden.Require(t, "testdata/"+name+"-color.txt", colored.Bytes())
 	require.NoError(t, r.JSON(&data))
-	golden(t, name+".json", data.Bytes())
+	golden.Require(t, "testdata/"+name+".json", data.Bytes())
 }
 
 // site is a node's folders.

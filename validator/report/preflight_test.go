@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"encoding/xml"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/test/lab/golden"
 	"github.com/gpuready/gpuready/validator/preflight/judge"
 	"github.com/gpuready/gpuready/validator/sample"
 )
@@ -171,14 +171,7 @@ func TestGolden(t *testing.T) {
 					b.Reset()
 					b.WriteString(condensed)
 				}
-				path := filepath.Join("testdata/preflight", name+"."+format)
-				if *update {
-					require.NoError(t, os.MkdirAll("testdata/preflight", 0o755))
-					require.NoError(t, os.WriteFile(path, b.Bytes(), 0o644))
-				}
-				want, err := os.ReadFile(path)
-				require.NoError(t, err)
-				require.Equal(t, string(want), b.String())
+				golden.Require(t, filepath.Join("testdata/preflight", name+"."+format), b.String())
 			})
 		}
 	}

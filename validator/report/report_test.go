@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
-	"flag"
-	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -18,10 +16,9 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/test/lab/golden"
 	"github.com/gpuready/gpuready/validator/check"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func passedOutcome(l readiness.Layer, summary string, simulated bool) check.Outcome {
 	o := check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05", Simulated: simulated}, GPUs: 2, Summary: summary})
@@ -81,14 +78,7 @@ func TestReportsMatchTheGoldenFiles(t *testing.T) {
 				} else {
 					require.NoError(t, r.Write(&b, format, false))
 				}
-				golden := filepath.Join("testdata", name+"."+format)
-				if *update {
-					require.NoError(t, os.MkdirAll("testdata", 0o755))
-					require.NoError(t, os.WriteFile(golden, b.Bytes(), 0o644))
-				}
-				want, err := os.ReadFile(golden)
-				require.NoError(t, err)
-				require.Equal(t, string(want), b.String())
+				golden.Require(t, filepath.Join("testdata", name+"."+format), b.String())
 			})
 		}
 	}

@@ -1,8 +1,6 @@
 package workload
 
 import (
-	"flag"
-	"os"
 	"testing"
 	"time"
 
@@ -10,10 +8,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/test/lab/golden"
 	"github.com/gpuready/gpuready/validator/check"
 )
-
-var update = flag.Bool("update", false, "write the pods in testdata anew")
 
 // TestPods compares the pods with testdata. The tests of the admission policies read these
 // files, too: each field of a pod has to be named in
@@ -26,12 +23,6 @@ func TestPods(t *testing.T) {
 		}
 		made, err := yaml.Marshal(c.buildPod(job{resource: offered, driver: check.Driver{GPUs: gputest.Node("t4", 2).Devices}}))
 		require.NoError(t, err)
-		file := "testdata/" + string(role) + ".yaml"
-		if *update {
-			require.NoError(t, os.WriteFile(file, made, 0o644))
-		}
-		want, err := os.ReadFile(file)
-		require.NoError(t, err, "write it with -update")
-		require.Equal(t, string(want), string(made))
+		golden.Require(t, "testdata/"+string(role)+".yaml", made)
 	}
 }

@@ -2,7 +2,6 @@ package root
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -18,12 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/simulator/gpusim/mig"
+	"github.com/gpuready/gpuready/test/lab/golden"
 
 	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // stand compiles, once, tiny libraries that are not a driver but look like the
 // simulator's from outside.
@@ -128,18 +126,6 @@ func canMknod(t testing.TB) bool {
 	return err == nil
 }
 
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		require.NoError(t, os.MkdirAll("testdata", 0o755))
-		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, string(want), got, "run go test -update if this is what it should be")
-}
-
 func layout(t testing.TB, text string) []mig.Instance {
 	t.Helper()
 	l, err := mig.Parse(text)
@@ -160,7 +146,7 @@ func TestUpMakesADriverRootAndDownRemovesIt(t *testing.T) {
 	r := newRoot(t, dir)
 	require.NoError(t, r.Up(spec(t, "h100-sxm", profile.Options{GPUs: 2})))
 	partition(t, r, 1, "3g.40gb:1c+2c,1g.10gb")
-	golden(t, "h100-sxm-2-mig.txt", listing(t, dir))
+	golden.Require(t, "testdata/h100-sxm-2-mig.txt", listing(t, dir))
 	for _, name := range []string{
 		"proc/driver/nvidia/version", "proc/driver/nvidia/gpus/0000:1b:00.0/information",
 		"proc/driver/nvidia/capabilities/gpu1/mig/gi1/ci1/access", "sys/bus/pci/devices/0000:1b:00.0/vendor",
@@ -168,7 +154,7 @@ func TestUpMakesADriverRootAndDownRemovesIt(t *testing.T) {
 	} {
 		data, err := os.ReadFile(filepath.Join(dir, name))
 		require.NoError(t, err)
-		golden(t, strings.NewReplacer("/", "-", ":", "").Replace(name)+".txt", string(data))
+		golden.Require(t, "testdata/"+strings.NewReplacer("/", "-", ":", "").Replace(name)+".txt", string(data))
 	}
 	there, err := r.Down()
 	require.NoError(t, err)

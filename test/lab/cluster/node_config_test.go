@@ -2,32 +2,18 @@ package cluster
 
 import (
 	"encoding/json"
-	"flag"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, string(want), got, "if this is right: go test -update")
-}
 
 func TestKubeletConfig(t *testing.T) {
 	got := kubeletConfig(nodeConfig{Status: 2 * time.Second})
-	golden(t, "kubelet.yaml", got)
+	golden.Require(t, "testdata/kubelet.yaml", got)
 	var generic map[string]any
 	require.NoError(t, yaml.UnmarshalStrict([]byte(got), &generic))
 
@@ -37,8 +23,8 @@ func TestKubeletConfig(t *testing.T) {
 }
 
 func TestAGuestSharesNothingWithOtherNodes(t *testing.T) {
-	golden(t, "guest-kubelet.yaml", kubeletConfig(nodeConfig{Status: 2 * time.Second, guest: true}))
-	golden(t, "guest-containerd.toml", containerdConfig(nodeConfig{guest: true}))
+	golden.Require(t, "testdata/guest-kubelet.yaml", kubeletConfig(nodeConfig{Status: 2 * time.Second, guest: true}))
+	golden.Require(t, "testdata/guest-containerd.toml", containerdConfig(nodeConfig{guest: true}))
 }
 
 func TestContainerdConfig(t *testing.T) {
@@ -54,7 +40,7 @@ func TestNetworkConfigIsJSON(t *testing.T) {
 func TestHookIsAddedToContainerdsDefault(t *testing.T) {
 	got, err := addHook([]byte(`{"ociVersion":"1.2.1","process":{"cwd":"/","rlimits":[{"type":"RLIMIT_NOFILE"}]},"mounts":[]}`))
 	require.NoError(t, err)
-	golden(t, "base.json", got+"\n")
+	golden.Require(t, "testdata/base.json", got+"\n")
 	_, err = addHook([]byte(`x`))
 	require.ErrorContains(t, err, "default OCI spec")
 }

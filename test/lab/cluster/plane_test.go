@@ -1,14 +1,13 @@
 package cluster
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/test/lab/folder"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
 func TestControlPlanesArguments(t *testing.T) {
@@ -19,13 +18,7 @@ func TestControlPlanesArguments(t *testing.T) {
 			b.WriteString("  " + arg + "\n")
 		}
 	}
-	file := filepath.Join("testdata", "plane.txt")
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(b.String()), 0o644))
-	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, string(want), b.String(), "if this is right: go test -update")
+	golden.Require(t, "testdata/plane.txt", b.String())
 }
 
 func TestControlPlanesKeysAreInTheFolder(t *testing.T) {

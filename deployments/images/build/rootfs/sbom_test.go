@@ -2,18 +2,16 @@ package rootfs
 
 import (
 	"bytes"
-	"flag"
 	"io/fs"
-	"os"
 	"runtime/debug"
 	"testing"
 	"time"
 
 	"github.com/spdx/tools-golang/json"
 	"github.com/stretchr/testify/require"
-)
 
-var update = flag.Bool("update", false, "write the golden file anew")
+	"github.com/gpuready/gpuready/test/lab/golden"
+)
 
 func image(t testing.TB) Description {
 	t.Helper()
@@ -47,14 +45,7 @@ func image(t testing.TB) Description {
 func TestDocument(t *testing.T) {
 	got, err := SBOM(image(t))
 	require.NoError(t, err)
-	const path = "testdata/toolkit.spdx.json"
-	if *update {
-		require.NoError(t, os.MkdirAll("testdata", 0o755))
-		require.NoError(t, os.WriteFile(path, got, 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, string(want), string(got), "run go test -update if this is what it should be")
+	golden.Require(t, "testdata/toolkit.spdx.json", got)
 }
 
 func TestEqualContentGivesEqualDocuments(t *testing.T) {

@@ -3,9 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -14,20 +11,8 @@ import (
 
 	"github.com/gpuready/gpuready/test/lab/cluster"
 	"github.com/gpuready/gpuready/test/lab/folder"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		require.NoError(t, os.WriteFile(file, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, string(want), got, "if this is right: go test -update")
-}
 
 func TestCommandLines(t *testing.T) {
 	for line, want := range map[string]string{
@@ -69,7 +54,7 @@ func TestHelp(t *testing.T) {
 		help(&b, o)
 		b.WriteString("----\n")
 	}
-	golden(t, "help.txt", b.String())
+	golden.Require(t, "testdata/help.txt", b.String())
 }
 
 func TestProfileIsInsertedIntoTheManifest(t *testing.T) {
@@ -98,7 +83,7 @@ func TestStatusIsReadable(t *testing.T) {
 		}},
 		{Name: "b"},
 	}, now))
-	golden(t, "status.txt", b.String())
+	golden.Require(t, "testdata/status.txt", b.String())
 }
 
 func TestExitCodesDistinguishErrors(t *testing.T) {
