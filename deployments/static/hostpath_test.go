@@ -72,18 +72,37 @@ func TestManifestsWriteToListedHostPathsOnly(t *testing.T) {
 	}
 }
 
+var rendered string // the folder of the files of operands
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if rendered != "" {
+		_ = os.RemoveAll(rendered)
+	}
+	os.Exit(code)
+}
+
 // operands returns files with what the operator renders in all cases of its golden files,
 // which hold differences.
 func operands(t *testing.T) []string {
 	t.Helper()
-	dir := t.TempDir()
-	out, err := exec.CommandContext(t.Context(), "go", "test", "-tags=grpcnotrace", "-count=1", "-run=^TestRenderMatchesGoldenFiles$",
-		"github.com/gpuready/gpuready/operator/state", "-args", "-rendered="+dir).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if rendered == "" {
+		renderOperands(t)
+	}
+	files, err := filepath.Glob(filepath.Join(rendered, "*.yaml"))
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
 	return files
+}
+
+func renderOperands(t *testing.T) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "operands")
+	require.NoError(t, err)
+	rendered = dir
+	out, err := exec.CommandContext(t.Context(), "go", "test", "-tags=grpcnotrace", "-count=1", "-run=^TestRenderMatchesGoldenFiles$",
+		"github.com/gpuready/gpuready/operator/state", "-args", "-rendered="+dir).CombinedOutput()
+	require.NoError(t, err, "%s", out)
 }
 
 func checkHostPaths(t *testing.T, file string, pod corev1.PodSpec, used map[string]bool) {
