@@ -25,7 +25,7 @@ import (
 func (s *suite) killed(t *testing.T) {
 	kills, err := strconv.Atoi(os.Getenv("GPUREADY_E2E_KILLS"))
 	if err != nil {
-		kills = 8
+		kills = 4
 	}
 	const byHand, most = "n3", 2
 	random := rand.New(rand.NewPCG(7, 11))
