@@ -88,6 +88,16 @@ type Files interface {
 	Glob(dir, pattern string) ([]string, error)
 }
 
+// MaxFile limits the size of a configuration file, in bytes. Real ones have a few
+// kilobytes, or a few hundred for k3s with many registries.
+const MaxFile = 4 << 20
+
+// ConfigItem returns the item that writes a configuration file. An existing file keeps its
+// attributes, and a symbolic link stays: its target is written.
+func ConfigItem(name string, data []byte) apply.Item {
+	return apply.Item{Path: name, Follow: true, File: &apply.File{Data: data}}
+}
+
 // Refusal is the reason why a configuration is not touched: it cannot be read, or
 // the change would break something. Nothing is "fixed".
 type Refusal struct {

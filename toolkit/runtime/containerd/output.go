@@ -19,7 +19,7 @@ func (p *plan) locate(key []string) (string, []string) {
 }
 
 // items returns the written files and those that already contain the wanted keys.
-func (p *plan) items() ([]apply.Item, error) {
+func (p *plan) items() []apply.Item {
 	var files []tomledit.File
 	for _, f := range p.written {
 		files = append(files, f.File)
@@ -31,16 +31,13 @@ func (p *plan) items() ([]apply.Item, error) {
 			files = append(files, f.File)
 		}
 	}
-	items, err := tomledit.Items(p.files, files)
-	if err != nil {
-		return nil, err
-	}
+	items := tomledit.Items(files)
 	if p.skip != "" {
 		if _, err := p.files.ReadFile(p.skip, runtime.MaxFile); err == nil {
 			items = append(items, apply.Item{Path: p.skip, Absent: true})
 		}
 	}
-	return items, nil
+	return items
 }
 
 // contributes reports whether a file sets one of the wanted keys.

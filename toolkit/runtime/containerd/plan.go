@@ -143,9 +143,7 @@ func (p *plan) build() (runtime.Plan, error) {
 	if err != nil {
 		return runtime.Plan{}, err
 	}
-	out := runtime.Plan{Edits: tomledit.Diff(now.cri, after.cri, p.locate)}
-	out.Items, err = p.items()
-	return out, err
+	return runtime.Plan{Items: p.items(), Edits: tomledit.Diff(now.cri, after.cri, p.locate)}, nil
 }
 
 // check refuses configurations in which no key can give the wanted abilities.

@@ -20,7 +20,6 @@ const header = "# Written by gpuready, which will overwrite changes.\n"
 
 // plan is a plan under construction.
 type plan struct {
-	files   runtime.Files
 	place   runtime.Place
 	want    runtime.Want
 	base    *config // without our drop-in
@@ -48,7 +47,7 @@ func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, e
 		return runtime.Plan{}, err
 	}
 	base.ours = now.table
-	todo := &plan{files: files, place: p, want: w, base: base}
+	todo := &plan{place: p, want: w, base: base}
 	return todo.build(now)
 }
 
@@ -67,9 +66,7 @@ func (p *plan) build(now *config) (runtime.Plan, error) {
 	if err != nil {
 		return runtime.Plan{}, err
 	}
-	out := runtime.Plan{Edits: tomledit.Diff(now.table, after.table, p.locate)}
-	out.Items, err = p.items(now)
-	return out, err
+	return runtime.Plan{Items: p.items(now), Edits: tomledit.Diff(now.table, after.table, p.locate)}, nil
 }
 
 // write sets the keys in the files that have to hold them.
@@ -179,7 +176,7 @@ func (p *plan) locate(parts []string) (string, []string) {
 
 // items returns the written files and those that already contain the wanted keys. A
 // drop-in that is no longer needed is removed.
-func (p *plan) items(now *config) ([]apply.Item, error) {
+func (p *plan) items(now *config) []apply.Item {
 	var files []tomledit.File
 	for _, f := range p.written {
 		files = append(files, f.File)
@@ -190,15 +187,12 @@ func (p *plan) items(now *config) ([]apply.Item, error) {
 			files = append(files, f.File)
 		}
 	}
-	items, err := tomledit.Items(p.files, files)
-	if err != nil {
-		return nil, err
-	}
+	items := tomledit.Items(files)
 	ours := is(p.place.DropIn)
 	if slices.ContainsFunc(now.files, ours) && !slices.ContainsFunc(p.written, ours) {
 		items = append(items, apply.Item{Path: p.place.DropIn, Absent: true})
 	}
-	return items, nil
+	return items
 }
 
 func (p *plan) contributes(f file) bool {

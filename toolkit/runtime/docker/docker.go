@@ -66,8 +66,7 @@ func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, e
 	if len(pl.edits) > 0 {
 		data = doc.bytes()
 	}
-	file := &apply.File{Data: data, Mode: mode(files, p.Config)}
-	return runtime.Plan{Items: []apply.Item{{Path: p.Config, File: file}}, Edits: pl.edits}, nil
+	return runtime.Plan{Items: []apply.Item{runtime.ConfigItem(p.Config, data)}, Edits: pl.edits}, nil
 }
 
 // Reloadable reports whether a reload (SIGHUP) applies all of the edits, so that
@@ -79,19 +78,6 @@ func Reloadable(edits []runtime.Edit) bool {
 	return !slices.ContainsFunc(edits, func(e runtime.Edit) bool {
 		return e.After == "" || e.Key != defaultRuntime && !strings.HasPrefix(e.Key, runtimes+".")
 	})
-}
-
-// mode returns the file's permissions, which matter because it can hold a proxy's
-// password. A new file is readable by all.
-func mode(files runtime.Files, name string) fs.FileMode {
-	if s, ok := files.(interface {
-		Stat(name string) (fs.FileInfo, error)
-	}); ok {
-		if info, err := s.Stat(name); err == nil {
-			return info.Mode().Perm()
-		}
-	}
-	return 0o644
 }
 
 // planner changes a document key by key and records the edits.

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
@@ -181,25 +183,53 @@ func TestNoFileIsCreatedWithoutEdits(t *testing.T) {
 	p, err = Plan(texts{}, runtime.Place{Config: config, Version: "28.3.0"}, handler)
 	require.NoError(t, err)
 	require.Equal(t, "{\n  \"runtimes\": {\n    \"nvidia\": {\n      \"path\": \"/usr/local/nvidia/toolkit/gpu-oci-runtime\"\n    }\n  }\n}\n", string(p.Items[0].File.Data))
-	require.Equal(t, fs.FileMode(0o644), p.Items[0].File.Mode)
 }
 
-func TestPermissionsAreKept(t *testing.T) {
-	dir := t.TempDir()
-	root, err := host.Open(dir)
+// The permissions matter because the file can hold a proxy's password.
+func TestLinksAndPermissionsAreKept(t *testing.T) {
+	for name, link := range map[string]string{"file": "", "link": "real.json", "absolute link": "/real.json", "dangling link": "new.json"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			root, err := host.Open(dir)
+			require.NoError(t, err)
+			defer root.Close()
+			written, mode := "daemon.json", fs.FileMode(0o600)
+			if link != "" {
+				written = path.Base(link)
+				require.NoError(t, os.Symlink(link, filepath.Join(dir, "daemon.json")))
+			}
+			if link == "new.json" {
+				mode = 0o644
+			} else {
+				require.NoError(t, os.WriteFile(filepath.Join(dir, written), []byte("{}"), mode))
+			}
+			p, err := Plan(root, runtime.Place{Config: "/daemon.json"}, handler)
+			require.NoError(t, err)
+			changes, err := apply.Plan(root, p.Items)
+			require.NoError(t, err)
+			require.NoError(t, apply.Write(root, changes))
+			info, err := os.Lstat(filepath.Join(dir, written))
+			require.NoError(t, err)
+			require.Equal(t, mode, info.Mode())
+			if link != "" {
+				target, err := os.Readlink(filepath.Join(dir, "daemon.json"))
+				require.NoError(t, err)
+				require.Equal(t, link, target)
+			}
+			p, err = Plan(root, runtime.Place{Config: "/daemon.json"}, handler)
+			require.NoError(t, err)
+			require.Empty(t, p.Edits)
+		})
+	}
+}
+
+func TestDirectoryInPlaceOfTheFileIsAnError(t *testing.T) {
+	root, err := host.Open(t.TempDir())
 	require.NoError(t, err)
 	defer root.Close()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "daemon.json"), []byte("{}"), 0o600))
-	p, err := Plan(rooted{root}, runtime.Place{Config: "/daemon.json"}, handler)
-	require.NoError(t, err)
-	require.Equal(t, fs.FileMode(0o600), p.Items[0].File.Mode)
-	_, err = Plan(rooted{root}, runtime.Place{Config: "/"}, handler)
+	_, err = Plan(root, runtime.Place{Config: "/"}, handler)
 	require.ErrorContains(t, err, "the configuration of Docker cannot be read: open /: not a regular file")
 }
-
-type rooted struct{ *host.Root }
-
-func (rooted) Glob(string, string) ([]string, error) { return nil, nil }
 
 func TestOnlyRuntimesAreReloadable(t *testing.T) {
 	edits := func(want runtime.Want) []runtime.Edit {

@@ -46,18 +46,14 @@ func Refuse(name string, err error, advice string) error {
 }
 
 // Items returns the items that write the files, in the order of their paths.
-func Items(host runtime.Files, files []File) ([]apply.Item, error) {
+func Items(files []File) []apply.Item {
 	files = slices.Clone(files)
 	slices.SortStableFunc(files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
 	var items []apply.Item
 	for _, f := range files {
-		item, err := runtime.Write(host, f.Path, f.Doc.Bytes())
-		if err != nil {
-			return nil, err
-		}
-		items = append(items, item)
+		items = append(items, runtime.ConfigItem(f.Path, f.Doc.Bytes()))
 	}
-	return items, nil
+	return items
 }
 
 // Diff returns the edits between two effective configurations. locate returns the file and
