@@ -14,7 +14,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/inject"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
@@ -78,7 +77,7 @@ func (w Workloads) Resolve(table *Table, pod *api.PodSandbox, container *api.Con
 	if table.nothing != "" {
 		return nil, asked, errors.New(table.nothing)
 	}
-	edits, warnings, err := inject.Edits(asked, func(...string) ([]cdi.File, error) { return table.files, nil })
+	edits, warnings, err := asked.Edits(func(...string) ([]cdi.File, error) { return table.files, nil })
 	if err != nil {
 		return nil, asked, err
 	}
@@ -109,7 +108,7 @@ func namesGPUs(container *api.Container) bool {
 
 // equipped reports whether a container has a GPU.
 func equipped(container *api.Container) bool {
-	return namesGPUs(container) || slices.ContainsFunc(container.GetLinux().GetDevices(), func(d *api.LinuxDevice) bool { return inject.IsGPU(d.GetPath()) })
+	return namesGPUs(container) || slices.ContainsFunc(container.GetLinux().GetDevices(), func(d *api.LinuxDevice) bool { return request.IsGPU(d.GetPath()) })
 }
 
 // control are the device nodes that every container with a GPU has. They give no access

@@ -5,7 +5,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/inject"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
@@ -22,7 +21,7 @@ func prepare(call call, s request.Settings) error {
 	if wanted.Empty() && !wanted.RemoveHook && len(wanted.Warnings) == 0 {
 		return nil
 	}
-	missing, err := inject.Into(config.Spec, wanted, func(kinds ...string) ([]cdi.File, error) {
+	missing, err := wanted.Fulfill(config.Spec, func(kinds ...string) ([]cdi.File, error) {
 		root, err := host.Open("/")
 		if err != nil {
 			return nil, err

@@ -65,8 +65,8 @@ const HookName = "nvidia-container-runtime-hook"
 // dockerGPUs reports whether the container was started with docker run --gpus: it has the
 // hook, which no image can add. Docker sets the variables after those of the image.
 func dockerGPUs(spec *oci.Spec) bool {
-	return spec.Hooks != nil && slices.ContainsFunc(spec.Hooks.Prestart, IsDockerHook) //nolint:staticcheck // it is one
+	return spec.Hooks != nil && slices.ContainsFunc(spec.Hooks.Prestart, isDockerHook) //nolint:staticcheck // it is one
 }
 
-// IsDockerHook reports whether a hook is Docker's for --gpus.
-func IsDockerHook(h oci.Hook) bool { return path.Base(h.Path) == HookName }
+// isDockerHook reports whether a hook is Docker's for --gpus.
+func isDockerHook(h oci.Hook) bool { return path.Base(h.Path) == HookName }

@@ -14,46 +14,46 @@ import (
 // Capabilities is a set of capabilities.
 type Capabilities uint8
 
-// The capabilities. None marks files that a container always gets.
+// The capabilities. noCapability marks files that a container always gets.
 const (
-	Compute  Capabilities = 1 << iota // CUDA and OpenCL
-	Compat32                          // 32-bit libraries, in addition to the library's own capability
-	Graphics                          // OpenGL, EGL, Vulkan, OptiX
-	Utility                           // nvidia-smi and NVML
-	Video                             // encoding and decoding
-	Display                           // X11
-	NGX                               // DLSS and the like
+	compute  Capabilities = 1 << iota // CUDA and OpenCL
+	compat32                          // 32-bit libraries, in addition to the library's own capability
+	graphics                          // OpenGL, EGL, Vulkan, OptiX
+	utility                           // nvidia-smi and NVML
+	video                             // encoding and decoding
+	display                           // X11
+	ngx                               // DLSS and the like
 
-	NoCapability    Capabilities = 0
-	AllCapabilities              = Compute | Compat32 | Graphics | Utility | Video | Display | NGX
-	// DefaultCapabilities is the set of a container that names no capability.
-	DefaultCapabilities = Utility | Compute
+	noCapability    Capabilities = 0
+	allCapabilities              = compute | compat32 | graphics | utility | video | display | ngx
+	// defaultCapabilities is the set of a container that names no capability.
+	defaultCapabilities = utility | compute
 )
 
 var capabilityNames = []struct {
 	name string
 	set  Capabilities
 }{
-	{"compute", Compute}, {"compat32", Compat32}, {"graphics", Graphics}, {"utility", Utility},
-	{"video", Video}, {"display", Display}, {"ngx", NGX}, {"all", AllCapabilities},
+	{"compute", compute}, {"compat32", compat32}, {"graphics", graphics}, {"utility", utility},
+	{"video", video}, {"display", display}, {"ngx", ngx}, {"all", allCapabilities},
 }
 
-// ParseCapabilities parses a value of NVIDIA_DRIVER_CAPABILITIES: comma-separated capabilities in any
-// order. A value that names none is Default.
-func ParseCapabilities(value string) (Capabilities, error) {
-	set := NoCapability
+// parseCapabilities parses a value of NVIDIA_DRIVER_CAPABILITIES: comma-separated capabilities in any
+// order. A value that names none is defaultCapabilities.
+func parseCapabilities(value string) (Capabilities, error) {
+	set := noCapability
 	for word := range strings.SplitSeq(value, ",") {
 		if word = strings.TrimSpace(word); word == "" {
 			continue
 		}
 		one, ok := findCapability(word)
 		if !ok {
-			return NoCapability, fmt.Errorf("%q is no driver capability; there are compute, compat32, graphics, utility, video, display, ngx and all", record.Clean(word, 100))
+			return noCapability, fmt.Errorf("%q is no driver capability; there are compute, compat32, graphics, utility, video, display, ngx and all", record.Clean(word, 100))
 		}
 		set |= one
 	}
-	if set == NoCapability {
-		return DefaultCapabilities, nil
+	if set == noCapability {
+		return defaultCapabilities, nil
 	}
 	return set, nil
 }
@@ -64,38 +64,38 @@ func findCapability(word string) (Capabilities, bool) {
 			return n.set, true
 		}
 	}
-	return NoCapability, false
+	return noCapability, false
 }
 
-// String returns the set in the format of Parse.
+// String returns the set in the format of parseCapabilities.
 func (s Capabilities) String() string {
 	var words []string
 	for _, n := range capabilityNames {
-		if n.set != AllCapabilities && s&n.set != 0 {
+		if n.set != allCapabilities && s&n.set != 0 {
 			words = append(words, n.name)
 		}
 	}
 	return strings.Join(words, ",")
 }
 
-// Covers reports whether a container with the capabilities gets the driver's file or device
+// covers reports whether a container with the capabilities gets the driver's file or device
 // node at a path.
-func (s Capabilities) Covers(p string) bool {
-	of := CapabilitiesOf(p)
-	if of == NoCapability {
+func (s Capabilities) covers(p string) bool {
+	of := capabilitiesOf(p)
+	if of == noCapability {
 		return true
 	}
-	if of&Compat32 != 0 && s&Compat32 == 0 {
+	if of&compat32 != 0 && s&compat32 == 0 {
 		return false
 	}
-	return s&of&^Compat32 != 0
+	return s&of&^compat32 != 0
 }
 
-// CapabilitiesOf returns the capabilities of a driver's file or device node. Any one of them is enough,
-// but Compat32, if included, is required. None means that every container gets it. An
-// unknown library counts as Compute, which is part of Default: a new driver's libcuda may
+// capabilitiesOf returns the capabilities of a driver's file or device node. Any one of them is enough,
+// but compat32, if included, is required. noCapability means that every container gets it. An
+// unknown library counts as compute, which is part of the default: a new driver's libcuda may
 // need it.
-func CapabilitiesOf(p string) Capabilities {
+func capabilitiesOf(p string) Capabilities {
 	base := path.Base(p)
 	switch {
 	case strings.HasPrefix(p, "/dev/"):
@@ -103,11 +103,11 @@ func CapabilitiesOf(p string) Capabilities {
 	case strings.HasPrefix(base, "lib") && strings.Contains(base, ".so"):
 		set := ofLibrary(base)
 		if is32(p) {
-			set |= Compat32
+			set |= compat32
 		}
 		return set
 	case strings.Contains(base, ".so"): // modules of the X server and of GBM
-		return Graphics | Display
+		return graphics | display
 	}
 	return ofFile(p, base)
 }
@@ -123,9 +123,9 @@ func is32(p string) bool {
 
 func ofNode(p, base string) Capabilities {
 	if base == "nvidia-modeset" || strings.HasPrefix(p, "/dev/dri/") {
-		return Graphics | Display
+		return graphics | display
 	}
-	return NoCapability
+	return noCapability
 }
 
 // libraries lists the capabilities of libraries, from github.com/NVIDIA/libnvidia-container,
@@ -135,12 +135,12 @@ var libraries = []struct {
 	set      Capabilities
 	prefixes []string
 }{
-	{Utility, []string{"libnvidia-ml", "libnvidia-cfg", "libnvidia-nscq", "libnvsdm"}},
-	{Video, []string{"libnvcuvid", "libnvidia-encode", "libnvidia-opticalflow", "libvdpau_nvidia", "libnvidia-vksc"}},
-	{NGX, []string{"libnvidia-ngx"}},
+	{utility, []string{"libnvidia-ml", "libnvidia-cfg", "libnvidia-nscq", "libnvsdm"}},
+	{video, []string{"libnvcuvid", "libnvidia-encode", "libnvidia-opticalflow", "libvdpau_nvidia", "libnvidia-vksc"}},
+	{ngx, []string{"libnvidia-ngx"}},
 	// Compiler and allocator serve CUDA and graphics alike.
-	{Compute | Graphics, []string{"libnvidia-gpucomp", "libnvidia-allocator"}},
-	{Graphics | Display, []string{
+	{compute | graphics, []string{"libnvidia-gpucomp", "libnvidia-allocator"}},
+	{graphics | display, []string{
 		"libGL", "libEGL", "libOpenGL", "libnvidia-egl", "libnvidia-gl", "libnvidia-tls", "libnvidia-fbc", "libnvidia-ifr",
 		"libnvidia-rtcore", "libnvoptix", "libnvidia-cbl", "libnvidia-vulkan", "libnvidia-present", "libnvidia-wayland", "libnvidia-api", "libnvidia-gtk",
 		"libnvidia-wfb", "libvulkan",
@@ -155,7 +155,7 @@ func ofLibrary(base string) Capabilities {
 			}
 		}
 	}
-	return Compute
+	return compute
 }
 
 // ofFile returns the capabilities of other files: programs, sockets, data. Every container
@@ -163,16 +163,16 @@ func ofLibrary(base string) Capabilities {
 func ofFile(p, base string) Capabilities {
 	switch base {
 	case "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager":
-		return Utility
+		return utility
 	case "nvidia-cuda-mps-control", "nvidia-cuda-mps-server":
-		return Compute
+		return compute
 	case "nvoptix.bin":
-		return Graphics
+		return graphics
 	}
 	for _, dir := range []string{"/vulkan/", "/vulkansc/", "/glvnd/", "/egl/", "/X11/", "/drirc.d/"} {
 		if strings.Contains(p, dir) {
-			return Graphics | Display
+			return graphics | display
 		}
 	}
-	return NoCapability
+	return noCapability
 }

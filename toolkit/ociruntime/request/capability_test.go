@@ -9,20 +9,20 @@ import (
 
 func TestParse(t *testing.T) {
 	for value, want := range map[string]Capabilities{
-		"":                   DefaultCapabilities,
-		" , ":                DefaultCapabilities,
-		"utility":            Utility,
-		"video,compute":      Video | Compute,
-		"compute, utility ,": Compute | Utility,
-		"all":                AllCapabilities,
-		"all,compute":        AllCapabilities,
-		"compat32,graphics,display,ngx,video,utility,compute": AllCapabilities,
+		"":                   defaultCapabilities,
+		" , ":                defaultCapabilities,
+		"utility":            utility,
+		"video,compute":      video | compute,
+		"compute, utility ,": compute | utility,
+		"all":                allCapabilities,
+		"all,compute":        allCapabilities,
+		"compat32,graphics,display,ngx,video,utility,compute": allCapabilities,
 	} {
-		got, err := ParseCapabilities(value)
+		got, err := parseCapabilities(value)
 		require.NoError(t, err, value)
 		require.Equal(t, want, got, value)
 	}
-	_, err := ParseCapabilities("compute,grafics")
+	_, err := parseCapabilities("compute,grafics")
 	require.EqualError(t, err, `"grafics" is no driver capability; there are compute, compat32, graphics, utility, video, display, ngx and all`)
 }
 
@@ -57,17 +57,17 @@ func TestEachCapabilityIncludesItsOwnFiles(t *testing.T) {
 		{"/run/nvidia-persistenced/socket", "compute,graphics,utility,video,display,ngx"},
 	} {
 		for _, n := range capabilityNames[:len(capabilityNames)-1] {
-			if n.set == Compat32 {
+			if n.set == compat32 {
 				continue
 			}
-			require.Equal(t, strings.Contains(","+c.to+",", ","+n.name+","), n.set.Covers(c.path), "%s by %s", c.path, n.name)
+			require.Equal(t, strings.Contains(","+c.to+",", ","+n.name+","), n.set.covers(c.path), "%s by %s", c.path, n.name)
 		}
-		require.True(t, AllCapabilities.Covers(c.path), c.path)
+		require.True(t, allCapabilities.covers(c.path), c.path)
 	}
 	for _, p := range []string{"/usr/lib/i386-linux-gnu/libcuda.so.1", "/usr/lib32/libcuda.so.1"} {
-		require.False(t, Compute.Covers(p), p)
-		require.False(t, Compat32.Covers(p), p)
-		require.True(t, (Compute | Compat32).Covers(p), p)
+		require.False(t, compute.covers(p), p)
+		require.False(t, compat32.covers(p), p)
+		require.True(t, (compute | compat32).covers(p), p)
 	}
 }
 
@@ -75,12 +75,12 @@ func FuzzParse(f *testing.F) {
 	f.Add("compute,utility")
 	f.Add("all,,none")
 	f.Fuzz(func(t *testing.T, value string) {
-		set, err := ParseCapabilities(value)
+		set, err := parseCapabilities(value)
 		if err != nil {
 			return
 		}
-		again, err := ParseCapabilities(set.String())
-		if err != nil || again != set || set == NoCapability {
+		again, err := parseCapabilities(set.String())
+		if err != nil || again != set || set == noCapability {
 			t.Fatalf("%q: %v, again %v: %v", value, set, again, err)
 		}
 	})

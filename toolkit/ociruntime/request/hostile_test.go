@@ -169,7 +169,7 @@ func TestErrorsAndWarningsAreShort(t *testing.T) {
 				} {
 					got, err := Parse(spec, s)
 					short(t, err, got.Warnings)
-					short(t, Check(got.Requirements, "580.95.05"), nil)
+					short(t, check(got.Requirements, "580.95.05"), nil)
 				}
 			}
 		}
@@ -227,7 +227,7 @@ func TestAContainerAsksForNothingButWhatItMay(t *testing.T) {
 			require.NotContains(t, strings.ToLower(name), "gpu=all")
 			require.NotEqual(t, "all", strings.ToLower(name))
 			kind, _, qualified := strings.Cut(name, "=")
-			require.True(t, !qualified || slices.Contains(Kinds(), kind), name)
+			require.True(t, !qualified || slices.Contains(kinds(), kind), name)
 		}
 		require.True(t, got.OneEach || got.Empty())
 		require.NotContains(t, got.Channels, "all")
@@ -279,7 +279,7 @@ func TestAnImageAddsNothingToTheGPUsOfItsContainer(t *testing.T) {
 }
 
 func TestImagesCannotRequestAllOfAKind(t *testing.T) {
-	for _, kind := range Kinds() {
+	for _, kind := range kinds() {
 		for _, all := range []string{"all", "ALL", "All"} {
 			got, err := Parse(container([]string{"NVIDIA_VISIBLE_DEVICES=" + kind + "=" + all}, nil), byNamespace())
 			require.NoError(t, err)

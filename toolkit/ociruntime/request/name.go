@@ -13,10 +13,10 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Kinds returns the kinds of devices that a request may name. The runtime above adds
+// kinds returns the kinds of devices that a request may name. The runtime above adds
 // devices of other vendors. Management devices are only for node agents, and NVSwitches
 // for privileged containers that set NVIDIA_NVSWITCH.
-func Kinds() []string {
+func kinds() []string {
 	return []string{cdi.KindNVIDIA, cdi.KindGPU, cdi.KindGDS, cdi.KindMOFED, cdi.KindGDRCopy, cdi.KindIMEX}
 }
 
@@ -51,13 +51,13 @@ func normalize(name string) string {
 	return kind + "=" + device
 }
 
-// isAll reports whether a normalized name stands for all devices of one of Kinds.
+// isAll reports whether a normalized name stands for all devices of one of kinds.
 func isAll(name string) bool {
 	kind, device, qualified := strings.Cut(name, "=")
 	if !qualified {
 		return name == cdi.All
 	}
-	return device == cdi.All && slices.Contains(Kinds(), kind)
+	return device == cdi.All && slices.Contains(kinds(), kind)
 }
 
 // named reports whether each of the normalized names stands for one device.
@@ -69,7 +69,7 @@ func named(names []string) bool {
 func unnamed(name string) bool { return isAll(name) || name == none }
 
 // checkName returns an error unless a request may contain the name: a GPU without a kind,
-// or a device of one of Kinds.
+// or a device of one of kinds.
 func checkName(name string) error {
 	if len(name) > maxName {
 		return fmt.Errorf("%s has %d bytes, more than the %d that a device name may have", quote(name), len(name), maxName)
@@ -78,8 +78,8 @@ func checkName(name string) error {
 	if !qualified {
 		kind, device = cdi.KindNVIDIA, name
 	}
-	if !slices.Contains(Kinds(), kind) {
-		return fmt.Errorf("%s: %w; name a GPU, or a device of %s", quote(name), ErrKind, strings.Join(Kinds(), ", "))
+	if !slices.Contains(kinds(), kind) {
+		return fmt.Errorf("%s: %w; name a GPU, or a device of %s", quote(name), ErrKind, strings.Join(kinds(), ", "))
 	}
 	if err := parser.ValidateDeviceName(device); err != nil {
 		return fmt.Errorf("%s is not a valid device name: %s", quote(name), record.Clean(err.Error(), maxQuoted))

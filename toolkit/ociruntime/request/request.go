@@ -1,5 +1,7 @@
-// Package request determines which GPUs a container requests, and whether it may. It does
-// not know which GPUs exist; see package inject.
+// Package request determines which GPUs a container requests, and whether it may (Parse).
+// Then it resolves the names in the CDI specifications of the node, filters what they add
+// by the container's driver capabilities, and edits the container's configuration
+// (Request.Fulfill, Request.Edits).
 //
 // A container requests GPUs by annotations (CDI names), mounts of /dev/null (a device
 // plugin's) or environment variables, in this order of precedence. An image can set its
@@ -22,7 +24,7 @@ import (
 // Request is an accepted request.
 type Request struct {
 	// Devices are the requested names of GPUs: "all", an index "0", a GPU and its MIG
-	// device "0:1", a UUID, or a CDI name "nvidia.com/gpu=0" of one of Kinds.
+	// device "0:1", a UUID, or a CDI name "nvidia.com/gpu=0" of one of kinds.
 	Devices []string
 	// OneEach forbids names that stand for several GPUs.
 	OneEach bool
@@ -33,7 +35,7 @@ type Request struct {
 	MIGMonitor   bool     // the container may monitor all MIG devices
 	Channels     []string // numbers of IMEX channels
 	Features     []string // "gds", "mofed", "gdrcopy", "nvswitch"
-	Requirements []string // conditions that the driver has to meet, see Check
+	Requirements []string // conditions that the driver has to meet, see check
 	// RemoveHook reports whether the bundle has Docker's hook for --gpus, whose work is
 	// done here.
 	RemoveHook bool
@@ -60,7 +62,7 @@ const (
 // maxNames limits the length of a list: 16 GPUs have 112 MIG devices.
 const maxNames = 1024
 
-// Parse returns a container's request. It only names devices of Kinds. Errors and warnings
+// Parse returns a container's request. It only names devices of kinds. Errors and warnings
 // have a bounded length, whatever the container requests.
 func Parse(spec *oci.Spec, s Settings) (Request, error) {
 	r, err := of(spec, s)
@@ -75,7 +77,7 @@ func of(spec *oci.Spec, s Settings) (Request, error) {
 	if a.Empty() {
 		return a.Request, nil
 	}
-	set, err := ParseCapabilities(a.env[capabilities])
+	set, err := parseCapabilities(a.env[capabilities])
 	if err != nil {
 		return Request{}, fmt.Errorf("%s: %w", assignment(capabilities, a.env[capabilities]), err)
 	}

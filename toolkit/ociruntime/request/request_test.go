@@ -55,7 +55,7 @@ func TestOf(t *testing.T) {
 		"CDI name":             {testRequest{env: "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0", envvar: true}, Request{Devices: []string{"nvidia.com/gpu=0"}}},
 		"the last one holds":   {testRequest{env: "NVIDIA_VISIBLE_DEVICES=all NVIDIA_VISIBLE_DEVICES=1", envvar: true}, Request{Devices: []string{"1"}}},
 		"privileged":           {testRequest{env: "NVIDIA_VISIBLE_DEVICES=all", privileged: true}, Request{Devices: []string{"all"}}},
-		"capabilities":         {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_DRIVER_CAPABILITIES=video", envvar: true}, Request{Devices: []string{"0"}, Capabilities: Video}},
+		"capabilities":         {testRequest{env: "NVIDIA_VISIBLE_DEVICES=0 NVIDIA_DRIVER_CAPABILITIES=video", envvar: true}, Request{Devices: []string{"0"}, Capabilities: video}},
 		"mount":                {testRequest{mounts: []string{dir + "GPU-a", dir + "GPU-a/"}, volumes: true}, Request{Devices: []string{"GPU-a"}}},
 		"mount, /run":          {testRequest{mounts: []string{"/run/nvidia-container-devices/GPU-a"}, volumes: true}, Request{Devices: []string{"GPU-a"}}},
 		"mount of a CDI name":  {testRequest{mounts: []string{dir + "cdi/nvidia.com/gpu/0", dir + "cdi/nvidia.com/gpu=1"}, volumes: true}, Request{Devices: []string{"nvidia.com/gpu=0", "nvidia.com/gpu=1"}}},
@@ -82,7 +82,7 @@ func TestOf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !c.want.Empty() && c.want.Capabilities == 0 {
-				c.want.Capabilities = DefaultCapabilities
+				c.want.Capabilities = defaultCapabilities
 			}
 			got, err := c.of()
 			require.NoError(t, err)
@@ -170,7 +170,7 @@ func TestCheck(t *testing.T) {
 		{"cuda!12", "550.1", "has no operator"},
 		{"cuda>=new", "550.1", `"new" is no version`},
 	} {
-		err := Check([]string{c.requirement}, c.driver)
+		err := check([]string{c.requirement}, c.driver)
 		if c.want == "" {
 			require.NoError(t, err, c)
 		} else {
@@ -196,8 +196,8 @@ func FuzzRequest(f *testing.F) {
 			t.Fatal(err)
 		}
 		if err == nil {
-			short(t, Check(r.Requirements, "580.95.05"), nil)
-			short(t, Check(r.Requirements, require), nil)
+			short(t, check(r.Requirements, "580.95.05"), nil)
+			short(t, check(r.Requirements, require), nil)
 		}
 		if r, _ := Parse(spec, Settings{}); !r.Empty() {
 			t.Fatalf("an image gives itself %+v", r)

@@ -29,11 +29,11 @@ var branches = []struct{ driver, cuda string }{
 	{"575", "12.9"}, {"580", "13.0"}, {"590", "13.1"},
 }
 
-// Check returns an error if the driver does not meet the requirements: conditions such as
+// check returns an error if the driver does not meet the requirements: conditions such as
 // "cuda>=12.4". A comma means and, a space means or. Unknown properties are not a reason to
 // refuse: the GPU's brand or architecture, and the CUDA version of a driver newer than this
 // program. version is the driver's, "" if unknown.
-func Check(requirements []string, version string) error {
+func check(requirements []string, version string) error {
 	var errs []error
 	for i, r := range requirements {
 		if len(errs) == maxErrors {
@@ -50,9 +50,6 @@ func Check(requirements []string, version string) error {
 	}
 	return Brief(errors.Join(errs...))
 }
-
-// maxErrors limits the number of unmet requirements in an error.
-const maxErrors = 4
 
 func describeDriver(version string) string {
 	text := "driver " + version

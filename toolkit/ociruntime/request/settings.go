@@ -70,10 +70,10 @@ func (s Settings) Encode() ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// DecodeSettings parses the file's content. Missing keys are as in Default. With an error it
-// returns Default, but with the file's runtimes if these can still be read, because only
+// decodeSettings parses the file's content. Missing keys have the default. With an error it
+// returns DefaultSettings, but with the file's runtimes if these can still be read, because only
 // the runtime that created a container can stop it.
-func DecodeSettings(data []byte) (Settings, error) {
+func decodeSettings(data []byte) (Settings, error) {
 	s := DefaultSettings()
 	err := strict(data, &s)
 	if err == nil {
@@ -145,8 +145,8 @@ func (s Settings) checkRuntimes() error {
 	return nil
 }
 
-// ReadSettings reads the file next to the program. It returns Default if there is none. With an
-// error it returns the same settings as Decode.
+// ReadSettings reads the file next to the program. It returns DefaultSettings if there is none. With an
+// error it returns the same settings as decodeSettings.
 func ReadSettings(program string) (Settings, error) {
 	name := filepath.Join(filepath.Dir(program), SettingsFile)
 	data, err := read(name)
@@ -156,7 +156,7 @@ func ReadSettings(program string) (Settings, error) {
 	if err != nil {
 		return DefaultSettings(), err
 	}
-	s, err := DecodeSettings(data)
+	s, err := decodeSettings(data)
 	if err != nil {
 		return s, fmt.Errorf("settings %s: %w", name, err)
 	}

@@ -13,7 +13,7 @@ func TestEncodeAndDecodeRoundTrip(t *testing.T) {
 	s.AcceptEnvvar = true
 	data, err := s.Encode()
 	require.NoError(t, err)
-	back, err := DecodeSettings(data)
+	back, err := decodeSettings(data)
 	require.NoError(t, err)
 	require.Equal(t, s, back)
 	s.Runtimes = nil
@@ -22,7 +22,7 @@ func TestEncodeAndDecodeRoundTrip(t *testing.T) {
 }
 
 func TestDecode(t *testing.T) {
-	s, err := DecodeSettings([]byte(`{}`))
+	s, err := decodeSettings([]byte(`{}`))
 	require.NoError(t, err)
 	require.Equal(t, DefaultSettings(), s)
 	require.False(t, s.AcceptEnvvar)
@@ -40,7 +40,7 @@ func TestDecode(t *testing.T) {
 		`[]`:                           "cannot unmarshal array",
 		`{"spec-dirs":"/etc/cdi"}`:     "cannot unmarshal string",
 	} {
-		s, err := DecodeSettings([]byte(content))
+		s, err := decodeSettings([]byte(content))
 		require.ErrorContains(t, err, want, content)
 		require.Equal(t, DefaultSettings(), s, content)
 	}
@@ -52,7 +52,7 @@ func TestBrokenSettingsStillNameTheRuntime(t *testing.T) {
 		`{"runtimes":["/opt/crun"],"spec-dirs":"x"}`,
 		`{"runtimes":["/opt/crun"],"spec-dirs":[]}`,
 	} {
-		s, err := DecodeSettings([]byte(content))
+		s, err := decodeSettings([]byte(content))
 		require.Error(t, err)
 		require.Equal(t, []string{"/opt/crun"}, s.Runtimes, content)
 		require.False(t, s.AcceptEnvvar)
@@ -75,7 +75,7 @@ func TestReadBesideTheProgram(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"runtimes":["runc"]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		s, err := DecodeSettings(data)
+		s, err := decodeSettings(data)
 		if s.check() != nil {
 			t.Fatalf("%q: %+v", data, s)
 		}

@@ -1,4 +1,4 @@
-package inject
+package request
 
 import (
 	"fmt"
@@ -12,16 +12,15 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
 // filter returns the edits for containers with the capabilities.
-func filter(e specs.ContainerEdits, by request.Capabilities) specs.ContainerEdits {
-	if by == request.AllCapabilities {
+func filter(e specs.ContainerEdits, by Capabilities) specs.ContainerEdits {
+	if by == allCapabilities {
 		return e
 	}
-	e.DeviceNodes = slices.DeleteFunc(slices.Clone(e.DeviceNodes), func(n *specs.DeviceNode) bool { return !by.Covers(n.Path) })
-	e.Mounts = slices.DeleteFunc(slices.Clone(e.Mounts), func(m *specs.Mount) bool { return !by.Covers(m.ContainerPath) })
+	e.DeviceNodes = slices.DeleteFunc(slices.Clone(e.DeviceNodes), func(n *specs.DeviceNode) bool { return !by.covers(n.Path) })
+	e.Mounts = slices.DeleteFunc(slices.Clone(e.Mounts), func(m *specs.Mount) bool { return !by.covers(m.ContainerPath) })
 	var hooks []*specs.Hook
 	for _, h := range e.Hooks {
 		if h = filterLinks(h, by); h != nil {
@@ -34,7 +33,7 @@ func filter(e specs.ContainerEdits, by request.Capabilities) specs.ContainerEdit
 
 // filterLinks removes the links to files that the capabilities exclude. It returns nil if
 // none remains. Other hooks are unchanged.
-func filterLinks(h *specs.Hook, by request.Capabilities) *specs.Hook {
+func filterLinks(h *specs.Hook, by Capabilities) *specs.Hook {
 	if len(h.Args) < 2 {
 		return h
 	}
@@ -58,7 +57,7 @@ func filterLinks(h *specs.Hook, by request.Capabilities) *specs.Hook {
 
 // filterArgs does the same with the arguments of create-symlinks. It returns nil if no link
 // remains.
-func filterArgs(all []string, by request.Capabilities) []string {
+func filterArgs(all []string, by Capabilities) []string {
 	args := slices.Clone(all[:1])
 	for i := 1; i < len(all); i++ {
 		arg := all[i]
@@ -72,7 +71,7 @@ func filterArgs(all []string, by request.Capabilities) []string {
 			args = append(args, arg)
 			continue
 		}
-		if _, link, ok := strings.Cut(value, "::"); !ok || by.Covers(link) {
+		if _, link, ok := strings.Cut(value, "::"); !ok || by.covers(link) {
 			args = append(args, "--link", value)
 		}
 	}
@@ -82,8 +81,8 @@ func filterArgs(all []string, by request.Capabilities) []string {
 	return args
 }
 
-// apply applies the edits that the configuration does not have yet.
-func apply(spec *oci.Spec, edits []specs.ContainerEdits) error {
+// applyEdits applies the edits that the configuration does not have yet.
+func applyEdits(spec *oci.Spec, edits []specs.ContainerEdits) error {
 	for i := range edits {
 		removePresent(spec, &edits[i])
 		if err := (&cdilib.ContainerEdits{ContainerEdits: &edits[i]}).Apply(spec); err != nil {

@@ -1,4 +1,4 @@
-package inject
+package request
 
 import (
 	"encoding/json"
@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
 // file returns a specification in which each device has the node
@@ -63,8 +62,8 @@ func source(files []cdi.File) Source {
 	}
 }
 
-func asking(names ...string) request.Request {
-	return request.Request{Devices: names, Capabilities: request.DefaultCapabilities}
+func asking(names ...string) Request {
+	return Request{Devices: names, Capabilities: defaultCapabilities}
 }
 
 func nodes(spec *oci.Spec) (list []string) {
@@ -91,7 +90,7 @@ func TestNamesAreResolved(t *testing.T) {
 	ambiguous := append(nodeSpecs(), file("/other.yaml", cdi.KindNVIDIA, "0", "GPU-a", "all"))
 	for name, c := range map[string]struct {
 		files []cdi.File
-		r     request.Request
+		r     Request
 		want  []string // besides /dev/nvidiactl
 	}{
 		"index":             {nodeSpecs(), asking("1"), []string{"/dev/1"}},
@@ -105,13 +104,13 @@ func TestNamesAreResolved(t *testing.T) {
 		"all, our kind":     {nodeSpecs(), asking("k8s.gpuready.io/gpu=all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c", "/dev/nvidia-modeset"}},
 		"all, ambiguous":    {ambiguous, asking("all"), []string{"/dev/GPU-a", "/dev/GPU-b", "/dev/MIG-c"}},
 		"CDI name":          {nodeSpecs(), asking("k8s.gpuready.io/gpu=GPU-b"), []string{"/dev/GPU-b", "/dev/nvidia-modeset"}},
-		"MIG configuration": {nodeSpecs(), request.Request{Devices: []string{"0"}, Capabilities: request.DefaultCapabilities, MIGConfig: true}, []string{"/dev/0", "/dev/nvidia-caps/nvidia-cap1"}},
-		"feature":           {nodeSpecs(), request.Request{Devices: []string{"0"}, Capabilities: request.DefaultCapabilities, Features: []string{"gds"}}, []string{"/dev/0", "/dev/all"}},
-		"channel":           {nodeSpecs(), request.Request{Devices: []string{"GPU-a"}, Capabilities: request.DefaultCapabilities, Channels: []string{"1"}}, []string{"/dev/1", "/dev/GPU-a"}},
+		"MIG configuration": {nodeSpecs(), Request{Devices: []string{"0"}, Capabilities: defaultCapabilities, MIGConfig: true}, []string{"/dev/0", "/dev/nvidia-caps/nvidia-cap1"}},
+		"feature":           {nodeSpecs(), Request{Devices: []string{"0"}, Capabilities: defaultCapabilities, Features: []string{"gds"}}, []string{"/dev/0", "/dev/all"}},
+		"channel":           {nodeSpecs(), Request{Devices: []string{"GPU-a"}, Capabilities: defaultCapabilities, Channels: []string{"1"}}, []string{"/dev/1", "/dev/GPU-a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := &oci.Spec{}
-			warnings, err := Into(spec, c.r, source(c.files))
+			warnings, err := c.r.Fulfill(spec, source(c.files))
 			require.NoError(t, err)
 			require.Empty(t, warnings)
 			want := append([]string{"/dev/nvidiactl"}, c.want...)
@@ -125,26 +124,26 @@ func TestNamesAreResolved(t *testing.T) {
 func TestCapabilitiesFilter(t *testing.T) {
 	const lib = "lib/x86_64-linux-gnu/"
 	for _, c := range []struct {
-		set     request.Capabilities
+		set     Capabilities
 		mounts  []string
 		modeset bool
 		hooks   int
 	}{
-		{request.DefaultCapabilities, []string{"bin/nvidia-smi", lib + "libcuda.so.570.1", lib + "libnvidia-ml.so.570.1"}, false, 2},
-		{request.Utility, []string{"bin/nvidia-smi", lib + "libnvidia-ml.so.570.1"}, false, 1},
-		{request.Graphics, []string{lib + "libEGL_nvidia.so.570.1"}, true, 2},
-		{request.Video | request.Compute, []string{lib + "libcuda.so.570.1", lib + "libnvidia-encode.so.570.1"}, false, 2},
-		{request.AllCapabilities, []string{"bin/nvidia-smi", lib + "libEGL_nvidia.so.570.1", lib + "libcuda.so.570.1", lib + "libnvidia-encode.so.570.1", lib + "libnvidia-ml.so.570.1"}, true, 2},
+		{defaultCapabilities, []string{"bin/nvidia-smi", lib + "libcuda.so.570.1", lib + "libnvidia-ml.so.570.1"}, false, 2},
+		{utility, []string{"bin/nvidia-smi", lib + "libnvidia-ml.so.570.1"}, false, 1},
+		{graphics, []string{lib + "libEGL_nvidia.so.570.1"}, true, 2},
+		{video | compute, []string{lib + "libcuda.so.570.1", lib + "libnvidia-encode.so.570.1"}, false, 2},
+		{allCapabilities, []string{"bin/nvidia-smi", lib + "libEGL_nvidia.so.570.1", lib + "libcuda.so.570.1", lib + "libnvidia-encode.so.570.1", lib + "libnvidia-ml.so.570.1"}, true, 2},
 	} {
 		spec := &oci.Spec{}
-		_, err := Into(spec, request.Request{Devices: []string{"0"}, Capabilities: c.set}, source(nodeSpecs()))
+		_, err := Request{Devices: []string{"0"}, Capabilities: c.set}.Fulfill(spec, source(nodeSpecs()))
 		require.NoError(t, err)
 		require.Equal(t, c.mounts, mounts(spec), c.set)
 		require.Equal(t, c.modeset, slices.Contains(nodes(spec), "/dev/nvidia-modeset"), c.set)
 		require.Len(t, spec.Hooks.CreateContainer, c.hooks, c.set)
 	}
 	spec := &oci.Spec{}
-	_, err := Into(spec, asking("0"), source(nodeSpecs()))
+	_, err := asking("0").Fulfill(spec, source(nodeSpecs()))
 	require.NoError(t, err)
 	require.Equal(t, []string{"hook", "create-symlinks", "--link", "x::/usr/lib/x86_64-linux-gnu/libcuda.so"}, spec.Hooks.CreateContainer[0].Args)
 }
@@ -154,15 +153,15 @@ func TestCapabilitiesFilterHooksOfOneProcess(t *testing.T) {
 	links := []string{"create-symlinks", "--link", "x::" + lib + "libcuda.so", "--link=y::" + lib + "libEGL_nvidia.so.0"}
 	cache := []string{"update-ldcache", "--folder", lib}
 	for _, c := range []struct {
-		set  request.Capabilities
+		set  Capabilities
 		args []string
 		want []string
 	}{
-		{request.DefaultCapabilities, joined.Args(links, cache), joined.Args([]string{"create-symlinks", "--link", "x::" + lib + "libcuda.so"}, cache)},
-		{request.Graphics, joined.Args(links, cache), joined.Args([]string{"create-symlinks", "--link", "y::" + lib + "libEGL_nvidia.so.0"}, cache)},
-		{request.Utility, joined.Args(links, cache), cache},
-		{request.Utility, links, nil},
-		{request.Utility, []string{"all", "of", "another"}, []string{"all", "of", "another"}},
+		{defaultCapabilities, joined.Args(links, cache), joined.Args([]string{"create-symlinks", "--link", "x::" + lib + "libcuda.so"}, cache)},
+		{graphics, joined.Args(links, cache), joined.Args([]string{"create-symlinks", "--link", "y::" + lib + "libEGL_nvidia.so.0"}, cache)},
+		{utility, joined.Args(links, cache), cache},
+		{utility, links, nil},
+		{utility, []string{"all", "of", "another"}, []string{"all", "of", "another"}},
 	} {
 		got := filterLinks(&specs.Hook{Args: append([]string{"hook"}, c.args...)}, c.set)
 		if c.want == nil {
@@ -175,7 +174,7 @@ func TestCapabilitiesFilterHooksOfOneProcess(t *testing.T) {
 
 func TestDriverWithoutADevice(t *testing.T) {
 	spec := &oci.Spec{}
-	_, err := Into(spec, request.Request{DriverOnly: true, Capabilities: request.DefaultCapabilities}, source(nodeSpecs()))
+	_, err := Request{DriverOnly: true, Capabilities: defaultCapabilities}.Fulfill(spec, source(nodeSpecs()))
 	require.NoError(t, err)
 	require.Empty(t, nodes(spec))
 	require.Len(t, spec.Mounts, 3)
@@ -184,11 +183,11 @@ func TestDriverWithoutADevice(t *testing.T) {
 func TestExistingEditsAreNotRepeated(t *testing.T) {
 	for _, names := range [][]string{{"nvidia.com/gpu=0", "nvidia.com/gpu=all"}, {"0", "1"}, {"k8s.gpuready.io/gpu=GPU-a", "nvidia.com/gpu=0"}} {
 		spec := &oci.Spec{Process: &oci.Process{Env: []string{"A=b"}}}
-		_, err := Into(spec, asking(names...), source(nodeSpecs()))
+		_, err := asking(names...).Fulfill(spec, source(nodeSpecs()))
 		require.NoError(t, err)
 		once, err := json.Marshal(spec)
 		require.NoError(t, err)
-		_, err = Into(spec, asking(names...), source(nodeSpecs()))
+		_, err = asking(names...).Fulfill(spec, source(nodeSpecs()))
 		require.NoError(t, err)
 		twice, err := json.Marshal(spec)
 		require.NoError(t, err)
@@ -203,7 +202,7 @@ func TestFilesAreAddedToExistingNodes(t *testing.T) {
 		Devices:   []oci.LinuxDevice{{Path: "/dev/0", Type: "c", Major: 1, Minor: 3}, {Path: "/dev/nvidiactl", Type: "c", Major: 9, Minor: 9}},
 		Resources: &oci.LinuxResources{Devices: []oci.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}},
 	}}
-	_, err := Into(spec, asking("0"), source(nodeSpecs()))
+	_, err := asking("0").Fulfill(spec, source(nodeSpecs()))
 	require.NoError(t, err)
 	require.Equal(t, []string{"/dev/0", "/dev/nvidiactl"}, nodes(spec))
 	for _, d := range spec.Linux.Devices {
@@ -213,14 +212,14 @@ func TestFilesAreAddedToExistingNodes(t *testing.T) {
 }
 
 func TestDockersHookIsRemoved(t *testing.T) {
-	spec := &oci.Spec{Hooks: &oci.Hooks{Prestart: []oci.Hook{{Path: "/a"}, {Path: "/usr/bin/" + request.HookName}}}} //nolint:staticcheck // as Docker does
-	_, err := Into(spec, request.Request{RemoveHook: true}, source(nil))
+	spec := &oci.Spec{Hooks: &oci.Hooks{Prestart: []oci.Hook{{Path: "/a"}, {Path: "/usr/bin/" + HookName}}}} //nolint:staticcheck // as Docker does
+	_, err := Request{RemoveHook: true}.Fulfill(spec, source(nil))
 	require.NoError(t, err)
 	require.Equal(t, []oci.Hook{{Path: "/a"}}, spec.Hooks.Prestart) //nolint:staticcheck // as Docker does
 }
 
 func TestErrorsNameTheExistingDevices(t *testing.T) {
-	with := func(change func(*request.Request)) request.Request {
+	with := func(change func(*Request)) Request {
 		r := asking("0")
 		change(&r)
 		return r
@@ -228,7 +227,7 @@ func TestErrorsNameTheExistingDevices(t *testing.T) {
 	ambiguous := append(nodeSpecs(), file("/other.yaml", cdi.KindNVIDIA, "0"))
 	for _, c := range []struct {
 		files []cdi.File
-		r     request.Request
+		r     Request
 		want  string
 	}{
 		{nodeSpecs(), asking("7"), `there is no GPU "7" on this node; there are 0, 0:1, 1, GPU-a, GPU-b, MIG-c, all`},
@@ -237,23 +236,23 @@ func TestErrorsNameTheExistingDevices(t *testing.T) {
 		{nodeSpecs(), asking("nvidia.com/gpu=9"), "there is no nvidia.com/gpu=9 on this node; of this kind there are 0, 1"},
 		{nodeSpecs(), asking("x.y/z=9"), "no specification of kind x.y/z"},
 		{nodeSpecs(), asking("7", "8"), `no GPU "7" on this node; there are 0, 0:1, 1, GPU-a, GPU-b, MIG-c, all; there is no GPU "8"`},
-		{nil, request.Request{DriverOnly: true}, "the driver's files are not known"},
-		{nodeSpecs(), with(func(r *request.Request) { r.MIGMonitor = true }), "NVIDIA_MIG_MONITOR_DEVICES: this node has no /dev/nvidia-caps/nvidia-cap2"},
-		{nodeSpecs()[:2], with(func(r *request.Request) { r.MIGConfig = true }), "NVIDIA_MIG_CONFIG_DEVICES"},
-		{nodeSpecs(), with(func(r *request.Request) { r.Channels = []string{"7"} }), "no nvidia.com/imex-channel=7 on this node; of this kind there are 0, 1"},
-		{nodeSpecs(), with(func(r *request.Request) { r.Requirements = []string{"cuda>=13.0"} }), "requires cuda>=13.0, and this node has driver 570.1 with CUDA 12.8"},
+		{nil, Request{DriverOnly: true}, "the driver's files are not known"},
+		{nodeSpecs(), with(func(r *Request) { r.MIGMonitor = true }), "NVIDIA_MIG_MONITOR_DEVICES: this node has no /dev/nvidia-caps/nvidia-cap2"},
+		{nodeSpecs()[:2], with(func(r *Request) { r.MIGConfig = true }), "NVIDIA_MIG_CONFIG_DEVICES"},
+		{nodeSpecs(), with(func(r *Request) { r.Channels = []string{"7"} }), "no nvidia.com/imex-channel=7 on this node; of this kind there are 0, 1"},
+		{nodeSpecs(), with(func(r *Request) { r.Requirements = []string{"cuda>=13.0"} }), "requires cuda>=13.0, and this node has driver 570.1 with CUDA 12.8"},
 	} {
 		spec := &oci.Spec{}
-		_, err := Into(spec, c.r, source(c.files))
+		_, err := c.r.Fulfill(spec, source(c.files))
 		require.ErrorContains(t, err, c.want)
 		require.NotContains(t, err.Error(), "\n")
 		require.Equal(t, &oci.Spec{}, spec, "nothing is done by half")
 	}
-	warnings, err := Into(&oci.Spec{}, with(func(r *request.Request) { r.Features = []string{"mofed"} }), source(nodeSpecs()))
+	warnings, err := with(func(r *Request) { r.Features = []string{"mofed"} }).Fulfill(&oci.Spec{}, source(nodeSpecs()))
 	require.NoError(t, err)
 	require.Len(t, warnings, 1)
 	require.Contains(t, warnings[0], "NVIDIA_MOFED=enabled")
-	_, err = Into(&oci.Spec{}, asking("0"), func(...string) ([]cdi.File, error) { return nil, errors.New("denied") })
+	_, err = asking("0").Fulfill(&oci.Spec{}, func(...string) ([]cdi.File, error) { return nil, errors.New("denied") })
 	require.ErrorContains(t, err, "denied")
 }
 
@@ -263,10 +262,10 @@ func TestOneEachRefusesNamesOfSeveralGPUs(t *testing.T) {
 	several.Spec.Devices[1].ContainerEdits.DeviceNodes = []*specs.DeviceNode{{Path: "/dev/nvidia0", HostPath: "/dev/null"}, {Path: "/dev/nvidia1", HostPath: "/dev/null"}}
 	for _, name := range []string{"team", "nvidia.com/gpu=team"} {
 		r := asking("0", name)
-		_, _, err := Edits(r, source([]cdi.File{several}))
+		_, _, err := r.Edits(source([]cdi.File{several}))
 		require.NoError(t, err)
 		r.OneEach = true
-		_, _, err = Edits(r, source([]cdi.File{several}))
+		_, _, err = r.Edits(source([]cdi.File{several}))
 		require.ErrorContains(t, err, name+" stands for 2 GPUs")
 	}
 }
@@ -278,7 +277,7 @@ func TestDeviceRulesHaveThePermissionsOfTheNode(t *testing.T) {
 		f.Spec.Devices[0].ContainerEdits.DeviceNodes[0].Permissions = permissions
 		for _, name := range []string{"0", "nvidia.com/gpu=0"} {
 			spec := &oci.Spec{}
-			_, err := Into(spec, asking(name), source([]cdi.File{f}))
+			_, err := asking(name).Fulfill(spec, source([]cdi.File{f}))
 			require.NoError(t, err)
 			require.Len(t, spec.Linux.Resources.Devices, 1)
 			require.Equal(t, want, spec.Linux.Resources.Devices[0].Access, permissions)
@@ -291,9 +290,9 @@ func TestErrorsAreShortForManyUnknownNames(t *testing.T) {
 	for i := range 1000 {
 		names, many = append(names, fmt.Sprint("GPU-", i)), append(many, fmt.Sprint("MIG-of-a-long-name-", i))
 	}
-	for _, r := range []request.Request{asking(names...), {Devices: names, Requirements: names}, {Devices: many, Channels: names, Requirements: slices.Repeat([]string{"cuda>=99"}, 1000)}} {
+	for _, r := range []Request{asking(names...), {Devices: names, Requirements: names}, {Devices: many, Channels: names, Requirements: slices.Repeat([]string{"cuda>=99"}, 1000)}} {
 		for _, files := range [][]cdi.File{nil, nodeSpecs(), {file("/n.yaml", cdi.KindNVIDIA, many...)}} {
-			if _, _, err := Edits(r, source(files)); err != nil {
+			if _, _, err := r.Edits(source(files)); err != nil {
 				require.LessOrEqual(t, len(err.Error()), 1000)
 			}
 		}
@@ -302,7 +301,7 @@ func TestErrorsAreShortForManyUnknownNames(t *testing.T) {
 
 func TestOnlyRequestedKindsAreRead(t *testing.T) {
 	var read []string
-	_, err := Into(&oci.Spec{}, asking("GPU-a", "0"), func(kinds ...string) ([]cdi.File, error) {
+	_, err := asking("GPU-a", "0").Fulfill(&oci.Spec{}, func(kinds ...string) ([]cdi.File, error) {
 		read = append(read, kinds...)
 		return source(nodeSpecs())(kinds...)
 	})

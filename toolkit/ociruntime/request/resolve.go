@@ -1,7 +1,4 @@
-// Package inject adds the requested devices to a container: it resolves names in the CDI
-// specifications of the node, filters them by the container's driver capabilities, and
-// edits the container's configuration.
-package inject
+package request
 
 import (
 	"errors"
@@ -14,24 +11,23 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuready/gpuready/internal/cdi"
-	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 )
 
 // Source reads the specifications that can define one of the kinds.
 type Source func(kinds ...string) ([]cdi.File, error)
 
-// Into edits the configuration. It does not add again what the container already has,
-// because the runtime above resolved the same names. The warnings name optional requests
-// that the node cannot meet.
-func Into(spec *oci.Spec, r request.Request, read Source) (warnings []string, err error) {
+// Fulfill adds the requested devices to the container's configuration. It does not add
+// again what the container already has, because the runtime above resolved the same
+// names. The warnings name optional requests that the node cannot meet.
+func (r Request) Fulfill(spec *oci.Spec, read Source) (warnings []string, err error) {
 	if r.RemoveHook {
-		spec.Hooks.Prestart = slices.DeleteFunc(spec.Hooks.Prestart, request.IsDockerHook) //nolint:staticcheck // the hook is of this kind
+		spec.Hooks.Prestart = slices.DeleteFunc(spec.Hooks.Prestart, isDockerHook) //nolint:staticcheck // the hook is of this kind
 	}
-	edits, warnings, err := Edits(r, read)
+	edits, warnings, err := r.Edits(read)
 	if err != nil {
 		return nil, err
 	}
-	if err := apply(spec, edits); err != nil {
+	if err := applyEdits(spec, edits); err != nil {
 		return nil, err
 	}
 	return warnings, nil
@@ -40,22 +36,22 @@ func Into(spec *oci.Spec, r request.Request, read Source) (warnings []string, er
 // Edits returns the edits for a container, in the order of their application. The same
 // thing may occur more than once. The result shares memory with the specifications and
 // must not be changed. The error has a bounded length.
-func Edits(r request.Request, read Source) (edits []specs.ContainerEdits, warnings []string, err error) {
+func (r Request) Edits(read Source) (edits []specs.ContainerEdits, warnings []string, err error) {
 	if r.Empty() {
 		return nil, nil, nil
 	}
 	p := &plan{source: read, allowed: r.Capabilities, oneEach: r.OneEach}
 	if err := p.resolve(r); err != nil {
-		return nil, nil, request.Brief(err)
+		return nil, nil, Brief(err)
 	}
-	if err := request.Check(r.Requirements, p.driverVersion()); err != nil {
+	if err := check(r.Requirements, p.driverVersion()); err != nil {
 		return nil, nil, err
 	}
 	return p.edits(), p.warnings, nil
 }
 
 // resolve resolves the whole request.
-func (p *plan) resolve(r request.Request) error {
+func (p *plan) resolve(r Request) error {
 	var errs []error
 	for i, name := range r.Devices {
 		err := p.device(name)
@@ -81,7 +77,7 @@ func (p *plan) resolve(r request.Request) error {
 	}
 	for _, feature := range r.Features {
 		if err := p.qualified("nvidia.com/" + feature + "=all"); err != nil {
-			p.warnings = append(p.warnings, fmt.Sprintf("NVIDIA_%s=enabled: %v", strings.ToUpper(feature), request.Brief(err)))
+			p.warnings = append(p.warnings, fmt.Sprintf("NVIDIA_%s=enabled: %v", strings.ToUpper(feature), Brief(err)))
 		}
 	}
 	return oneLine(errors.Join(errs...))
@@ -105,7 +101,7 @@ func oneLine(err error) error {
 // plan collects the resolved devices.
 type plan struct {
 	source   Source
-	allowed  request.Capabilities
+	allowed  Capabilities
 	parts    []part
 	warnings []string
 	read     map[string][]cdi.File
@@ -117,7 +113,7 @@ type part struct {
 	file    cdi.File
 	devices []specs.ContainerEdits
 	// by filters the edits. A CDI name selects all of its edits.
-	by request.Capabilities
+	by Capabilities
 	// bare omits the device nodes that all devices of the file share.
 	bare bool
 	// only omits everything except the devices.
@@ -125,7 +121,7 @@ type part struct {
 }
 
 // addNamed adds a device that a container named.
-func (p *plan) addNamed(f cdi.File, by request.Capabilities, name string, d specs.Device) error {
+func (p *plan) addNamed(f cdi.File, by Capabilities, name string, d specs.Device) error {
 	if n := countGPUs(d.ContainerEdits); p.oneEach && n > 1 {
 		return fmt.Errorf("%s stands for %d GPUs on this node, and the container may only name each by itself", name, n)
 	}
@@ -152,7 +148,7 @@ func IsGPU(p string) bool {
 	return ok && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-func (p *plan) add(f cdi.File, by request.Capabilities, devices ...specs.ContainerEdits) {
+func (p *plan) add(f cdi.File, by Capabilities, devices ...specs.ContainerEdits) {
 	for i := range p.parts {
 		if old := &p.parts[i]; old.file.Path == f.Path && !old.only {
 			old.devices = append(old.devices, devices...)
@@ -211,7 +207,7 @@ func (p *plan) device(name string) error {
 
 // addAll adds all devices of our own kind, which has no "all". It reports whether there
 // are any.
-func (p *plan) addAll(files []cdi.File, by request.Capabilities) bool {
+func (p *plan) addAll(files []cdi.File, by Capabilities) bool {
 	found := false
 	for _, f := range files {
 		if f.Kind != cdi.KindGPU || f.Spec == nil {
@@ -227,7 +223,7 @@ func (p *plan) addAll(files []cdi.File, by request.Capabilities) bool {
 
 // Limits on the names and other errors that an error lists.
 const (
-	maxNames  = 20 // 8 GPUs by index and UUID, and all
+	maxListed = 20 // 8 GPUs by index and UUID, and all
 	maxErrors = 4
 )
 
@@ -248,13 +244,13 @@ func (p *plan) names() []string {
 // listed formats names for an error.
 func listed(names []string) string {
 	more := ""
-	if len(names) > maxNames {
-		names, more = names[:maxNames], fmt.Sprintf(", and %d more", len(names)-maxNames)
+	if len(names) > maxListed {
+		names, more = names[:maxListed], fmt.Sprintf(", and %d more", len(names)-maxListed)
 	}
 	return strings.Join(names, ", ") + more
 }
 
-// qualified resolves a CDI name of one of request.Kinds, or of a feature.
+// qualified resolves a CDI name of one of kinds, or of a feature.
 func (p *plan) qualified(name string) error {
 	kind, device, _ := strings.Cut(name, "=")
 	files, err := p.files(kind)
@@ -270,14 +266,14 @@ func (p *plan) qualified(name string) error {
 			}
 		}
 		if len(existing) > 0 && !slices.Contains(existing, device) {
-			if name == cdi.KindGPU+"="+cdi.All && p.addAll(files, request.AllCapabilities) {
+			if name == cdi.KindGPU+"="+cdi.All && p.addAll(files, allCapabilities) {
 				return nil
 			}
 			return fmt.Errorf("there is no %s on this node; of this kind there are %s", name, listed(existing))
 		}
 		return err
 	}
-	return p.addNamed(f, request.AllCapabilities, name, d)
+	return p.addNamed(f, allCapabilities, name, d)
 }
 
 // driver resolves only the driver's files.
@@ -311,7 +307,7 @@ func (p *plan) capability(base, variable string) error {
 	}
 	for _, n := range d.ContainerEdits.DeviceNodes {
 		if path.Base(n.Path) == base {
-			p.parts = append(p.parts, part{file: f, only: true, devices: []specs.ContainerEdits{{DeviceNodes: []*specs.DeviceNode{n}}}, by: request.AllCapabilities})
+			p.parts = append(p.parts, part{file: f, only: true, devices: []specs.ContainerEdits{{DeviceNodes: []*specs.DeviceNode{n}}}, by: allCapabilities})
 			return nil
 		}
 	}
@@ -336,7 +332,7 @@ func (p *plan) driverVersion() string {
 // edits returns all edits, those that the devices of a file share first.
 func (p *plan) edits() []specs.ContainerEdits {
 	var list []specs.ContainerEdits
-	add := func(e specs.ContainerEdits, by request.Capabilities) { list = append(list, filter(e, by)) }
+	add := func(e specs.ContainerEdits, by Capabilities) { list = append(list, filter(e, by)) }
 	for _, part := range p.parts {
 		common := part.file.Spec.ContainerEdits
 		if part.bare {
