@@ -2,7 +2,6 @@ package apply
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"strings"
@@ -42,14 +41,14 @@ func TestCorrectFilesAreNotTouched(t *testing.T) {
 	dirs, err := missingDirs(root, changes)
 	require.NoError(t, err)
 	require.Equal(t, []string{"/run", "/run/cdi"}, dirs)
-	require.NoError(t, Write(root, changes))
+	mustWrite(t, root, changes)
 	before, err := os.Stat(dir + "/run/cdi/a.yaml")
 	require.NoError(t, err)
 
 	changes, err = Plan(root, items)
 	require.NoError(t, err)
 	require.Equal(t, "nothing to change\n", show(t, changes))
-	require.NoError(t, Write(root, changes))
+	mustWrite(t, root, changes)
 	after, err := os.Stat(dir + "/run/cdi/a.yaml")
 	require.NoError(t, err)
 	require.True(t, os.SameFile(before, after))
@@ -60,7 +59,7 @@ func TestCorrectFilesAreNotTouched(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "replace /run/cdi/a.yaml (file, 0644, 12 bytes); there is now: file, 0644, 14 bytes\n"+
 		"    @@ line 2 @@\n    -two\n    +2\nremove /run/link; there is now: link to cdi/a.yaml\n", show(t, changes))
-	require.NoError(t, Write(root, changes))
+	mustWrite(t, root, changes)
 	_, err = os.Lstat(dir + "/run/link")
 	require.ErrorIs(t, err, fs.ErrNotExist)
 }
@@ -86,7 +85,7 @@ func TestDeviceNodes(t *testing.T) {
 	want := []Item{{Path: "/dev/nvidiactl", Node: &Node{Major: 195, Minor: 255, Mode: 0o666}}}
 	changes, err := Plan(root, want)
 	require.NoError(t, err)
-	if err = Write(root, changes); errors.Is(err, fs.ErrPermission) {
+	if _, err = Write(root, changes); errors.Is(err, fs.ErrPermission) {
 		t.Skip("mknod is not permitted")
 	}
 	require.NoError(t, err)
@@ -97,21 +96,25 @@ func TestDeviceNodes(t *testing.T) {
 	changes, err = Plan(root, want)
 	require.NoError(t, err)
 	require.Equal(t, "replace /dev/nvidiactl (device node 195:254, 0666); there is now: device node 195:255\n", show(t, changes))
-	require.NoError(t, Write(root, changes))
+	mustWrite(t, root, changes)
 }
 
-func TestMadeReturnsTheChangesBeforeTheFailure(t *testing.T) {
+func TestWriteReturnsTheChangesBeforeTheFailure(t *testing.T) {
 	_, root := open(t)
 	file := func(path string) Item { return Item{Path: path, File: &File{Data: []byte("x"), Mode: 0o644}} }
 	changes, err := Plan(root, []Item{file("/a"), file("/b/c"), file("/d")})
 	require.NoError(t, err)
 	require.Len(t, changes, 3)
 	require.NoError(t, root.WriteAtomic("/b", nil, 0o644)) // created since the plan was made
-	err = Write(root, changes)
+	made, err := Write(root, changes)
 	require.Error(t, err)
-	made := Made(changes, fmt.Errorf("wrapped: %w", err))
 	require.Len(t, made, 1)
 	require.Equal(t, "/a", made[0].Path)
-	require.Equal(t, changes, Made(changes, nil))
-	require.Empty(t, Made(changes, errors.New("before any was made")))
+}
+
+func mustWrite(t *testing.T, root *host.Root, changes []Change) {
+	t.Helper()
+	made, err := Write(root, changes)
+	require.NoError(t, err)
+	require.Equal(t, changes, made)
 }

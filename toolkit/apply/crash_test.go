@@ -87,7 +87,7 @@ func start(root *host.Root, boot, config string) error {
 		return err
 	}
 	quiet, restarting := items(config)
-	if _, err := s.ApplyItems(quiet); err != nil {
+	if _, err := s.Apply(quiet); err != nil {
 		return err
 	}
 	changes, err := s.Plan(restarting)

@@ -69,7 +69,7 @@ func converge(t *testing.T, root *host.Root, items []Item, want int) []Change {
 	changes, err := Plan(root, items)
 	require.NoError(t, err)
 	require.Len(t, changes, want)
-	require.NoError(t, Write(root, changes))
+	mustWrite(t, root, changes)
 	return changes
 }
 

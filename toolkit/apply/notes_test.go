@@ -70,34 +70,20 @@ func TestChangesOfOthersAreNotOverwritten(t *testing.T) {
 	require.NoError(t, err, "it is said once")
 }
 
-func TestRefusalIsKeptUntilItIsRemoved(t *testing.T) {
-	s, _ := newStore(t)
-	note, err := s.Refused()
-	require.NoError(t, err)
-	require.Nil(t, note)
-	require.NoError(t, s.Refuse([]byte("{}")))
-	note, err = s.Refused()
-	require.NoError(t, err)
-	require.Equal(t, "{}", string(note))
-	require.NoError(t, s.Refuse(nil))
-	require.NoError(t, s.Refuse(nil))
-	note, err = s.Refused()
-	require.NoError(t, err)
-	require.Nil(t, note)
-}
-
-func TestUnfinishedRestoreIsRecorded(t *testing.T) {
+func TestNoteIsKeptUntilItIsRemoved(t *testing.T) {
 	s, _ := newStore(t)
 	for range 2 {
-		_, begun, err := s.Restoring()
+		note, err := s.Note("refused.json")
 		require.NoError(t, err)
-		require.False(t, begun)
-		require.NoError(t, s.BeginRestoring([]string{"nvidia", "gpu"}))
-		own, begun, err := s.Restoring()
+		require.Nil(t, note)
+		require.NoError(t, s.SetNote("refused.json", []byte("{}")))
+		note, err = s.Note("refused.json")
 		require.NoError(t, err)
-		require.True(t, begun)
-		require.Equal(t, []string{"nvidia", "gpu"}, own)
-		require.NoError(t, s.EndRestoring())
-		require.NoError(t, s.EndRestoring())
+		require.Equal(t, "{}", string(note))
+		other, err := s.Note("restoring")
+		require.NoError(t, err)
+		require.Nil(t, other)
+		require.NoError(t, s.SetNote("refused.json", nil))
+		require.NoError(t, s.SetNote("refused.json", nil))
 	}
 }

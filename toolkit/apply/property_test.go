@@ -47,10 +47,13 @@ func TestRestoreUndoesAnyHistory(t *testing.T) {
 		})
 		wants := rapid.SliceOfNDistinct(item, 0, 4, func(i apply.Item) string { return i.Path })
 		for step := range rapid.IntRange(1, 6).Draw(rt, "steps") {
-			changes, err := apply.Plan(root, wants.Draw(rt, fmt.Sprint(step)))
+			items := wants.Draw(rt, fmt.Sprint(step))
+			changes, err := apply.Plan(root, items)
 			require.NoError(rt, err)
 			if rapid.Bool().Draw(rt, "simple") {
-				require.NoError(rt, storeOf(root, "boot").Apply(changes))
+				made, err := storeOf(root, "boot").Apply(items)
+				require.NoError(rt, err)
+				require.Len(rt, made, len(changes))
 				continue
 			}
 			now := tree(t, at)

@@ -29,9 +29,8 @@ func wanted() []Item {
 
 func applyItems(t *testing.T, root *host.Root, boot string, items []Item) {
 	t.Helper()
-	changes, err := Plan(root, items)
+	_, err := storeOf(root, boot).Apply(items)
 	require.NoError(t, err)
-	require.NoError(t, storeOf(root, boot).Apply(changes))
 }
 
 func uninstall(t *testing.T, root *host.Root, boot string) []string {
@@ -121,7 +120,8 @@ func TestEveryFileHasAnEntryAtAnyTime(t *testing.T) {
 	require.NoError(t, err)
 	// A directory in the way makes the last step fail, as a kill would.
 	require.NoError(t, os.MkdirAll(at+"/dev/char/195:0/x", 0o755))
-	require.Error(t, storeOf(root, "boot").Apply(changes))
+	_, err = storeOf(root, "boot").apply(changes)
+	require.Error(t, err)
 	require.NoError(t, os.RemoveAll(at+"/dev/char"))
 	require.Empty(t, uninstall(t, root, "boot"))
 	require.Equal(t, before, tree(t, at))
@@ -131,9 +131,8 @@ func TestUnknownManifestIsNotOverwritten(t *testing.T) {
 	at, root := hostTree(t)
 	require.NoError(t, os.MkdirAll(at+dir, 0o755))
 	require.NoError(t, os.WriteFile(at+manifestPath(dir), []byte(`{"version":9}`), 0o644))
-	changes, err := Plan(root, wanted())
-	require.NoError(t, err)
-	require.ErrorContains(t, storeOf(root, "boot").Apply(changes), "manifest.json")
+	_, err := storeOf(root, "boot").Apply(wanted())
+	require.ErrorContains(t, err, "manifest.json")
 	_, err = os.Lstat(at + "/run/cdi")
 	require.ErrorIs(t, err, fs.ErrNotExist, "nothing else is done either")
 }

@@ -60,7 +60,7 @@ func TestRefusalsNameThePathAndTheRemedy(t *testing.T) {
 			root := c.root(t)
 			changes, err := Plan(root, []Item{{Path: "/etc/conf", File: &File{Data: make([]byte, 1<<20)}}})
 			require.NoError(t, err)
-			err = Write(root, changes)
+			_, err = Write(root, changes)
 			require.ErrorIs(t, err, c.is)
 			require.ErrorContains(t, err, " /etc/conf: ")
 			require.ErrorContains(t, err, "nothing was left half-written; ")

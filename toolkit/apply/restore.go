@@ -43,8 +43,7 @@ func (s *Store) Restore(o RestoreOptions) (Restored, error) {
 		return r, err
 	}
 	if !o.DryRun {
-		if err := Write(s.Root, r.Changes); err != nil {
-			r.Changes = Made(r.Changes, err)
+		if r.Changes, err = Write(s.Root, r.Changes); err != nil {
 			return r, err
 		}
 	}

@@ -53,39 +53,30 @@ type Store struct {
 // Plan compares the items with the host.
 func (s *Store) Plan(items []Item) ([]Change, error) { return Plan(s.Root, items) }
 
-// Apply makes the changes and records them. If interrupted, plan and apply again.
-// Without changes nothing is read or written.
-func (s *Store) Apply(changes []Change) error {
+// Apply changes the host to the wanted state, and records the changes. It returns those that
+// it made, also with an error. If interrupted, apply again. Without changes it writes nothing.
+func (s *Store) Apply(items []Item) (made []Change, err error) {
+	changes, err := s.Plan(items)
+	if err != nil || len(changes) == 0 {
+		return nil, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.apply(changes)
 }
 
-func (s *Store) apply(changes []Change) error {
-	if len(changes) == 0 {
-		return nil
-	}
+func (s *Store) apply(changes []Change) (made []Change, err error) {
 	p, err := s.prepare(changes)
-	if err != nil {
-		return err
-	}
-	if err := s.record(p.before, p.keep); err != nil {
-		return err
-	}
-	if err := Write(s.Root, changes); err != nil {
-		return err
-	}
-	return s.save(p.after)
-}
-
-// ApplyItems plans and applies the items. It returns the changes made, also with an error.
-func (s *Store) ApplyItems(items []Item) ([]Change, error) {
-	changes, err := s.Plan(items)
 	if err != nil {
 		return nil, err
 	}
-	err = s.Apply(changes)
-	return Made(changes, err), err
+	if err := s.record(p.before, p.keep); err != nil {
+		return nil, err
+	}
+	if made, err = Write(s.Root, changes); err != nil {
+		return made, err
+	}
+	return made, s.save(p.after)
 }
 
 // Manifest returns the manifest, an empty one if there is none. It omits entries of another
@@ -94,6 +85,29 @@ func (s *Store) Manifest() (Manifest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.read()
+}
+
+// maxNote limits the size of a note, in bytes.
+const maxNote = 1 << 20
+
+// Note returns a note of SetNote, nil if there is none.
+func (s *Store) Note(name string) ([]byte, error) {
+	data, err := s.Root.ReadFile(path.Join(s.Dir, name), maxNote)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return data, err
+}
+
+// SetNote keeps a note of the caller in a file next to the manifest, which Restore removes
+// like any other. If note is nil, SetNote removes it.
+func (s *Store) SetNote(name string, note []byte) error {
+	item := Item{Path: path.Join(s.Dir, name), Absent: note == nil}
+	if note != nil {
+		item.File = &File{Data: note, Mode: 0o644}
+	}
+	_, err := s.Apply([]Item{item})
+	return err
 }
 
 func (s *Store) originals() string { return path.Join(s.Dir, "originals") }
@@ -107,7 +121,8 @@ func (s *Store) write(name string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	return Write(s.Root, changes)
+	_, err = Write(s.Root, changes)
+	return err
 }
 
 // save writes the manifest and removes the originals that it does not need.

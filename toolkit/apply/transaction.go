@@ -129,7 +129,7 @@ func (t *transaction) written() (bool, error) {
 
 // write makes the changes passed to begin. After an error, roll back.
 func (t *transaction) write(changes []Change) error {
-	if err := Write(t.Root, changes); err != nil {
+	if _, err := Write(t.Root, changes); err != nil {
 		return err
 	}
 	return t.update(func(m *Manifest) {
@@ -189,7 +189,7 @@ func (t *transaction) rollback() (left []string, err error) {
 	}
 	changes, err := Plan(t.Root, items)
 	if err == nil {
-		err = Write(t.Root, changes)
+		_, err = Write(t.Root, changes)
 	}
 	if err != nil {
 		return left, err

@@ -34,36 +34,15 @@ func missingDirs(root *host.Root, changes []Change) ([]string, error) {
 	return dirs, nil
 }
 
-// Write makes the changes in order. Each is atomic, and synced to the disk before the next
-// begins. Apply stops at the first error; Made returns the changes made until then.
-func Write(root *host.Root, changes []Change) error {
+// Write makes the changes in order, without a record. Each is atomic, and synced to the disk
+// before the next begins. Write stops at the first error, and returns the changes made.
+func Write(root *host.Root, changes []Change) (made []Change, err error) {
 	for i, c := range changes {
 		if err := writeChange(root, c); err != nil {
-			return &incompleteError{made: changes[:i], err: explain(root, c.Path, err)}
+			return changes[:i], explain(root, c.Path, err)
 		}
 	}
-	return nil
-}
-
-// incompleteError is the error of a change, with the changes made before.
-type incompleteError struct {
-	made []Change
-	err  error
-}
-
-func (e *incompleteError) Error() string { return e.err.Error() }
-func (e *incompleteError) Unwrap() error { return e.err }
-
-// Made returns the changes that were made, given the error of Apply, possibly wrapped. Any
-// other error means that none was made.
-func Made(changes []Change, err error) []Change {
-	if err == nil {
-		return changes
-	}
-	if stopped, ok := errors.AsType[*incompleteError](err); ok {
-		return stopped.made
-	}
-	return nil
+	return changes, nil
 }
 
 func writeChange(root *host.Root, c Change) error {

@@ -56,6 +56,9 @@ type note struct {
 	Plan   string            `json:"plan"` // hash
 }
 
+// refusedNote is the name of the store's note with a refusal.
+const refusedNote = "refused.json"
+
 // refusal records a plan that must not be tried again.
 type refusal struct {
 	Plan    string `json:"plan"`
@@ -223,6 +226,52 @@ func (c *Configurer) finish(ctx context.Context, o Outcome, n note) (Outcome, er
 	return c.undo(ctx, o, n, why)
 }
 
+// undo restores the runtime's old configuration.
+func (c *Configurer) undo(ctx context.Context, o Outcome, n note, why string) (Outcome, error) {
+	// This comes first, so that after a kill the next process knows that the runtime has
+	// not loaded the old configuration yet.
+	if err := c.refuse(refusal{Plan: n.Plan, Version: n.Before.Version, Undoing: &n, Why: why}); err != nil {
+		return o, err
+	}
+	o.Undone = true
+	if err := c.step("undo", c.Store.Undo); err != nil {
+		return o, fmt.Errorf("%s did not take its new configuration (%s), and the old one cannot be put back: %w; gpu-toolkit restore tries it again", n.Before.Name, why, err)
+	}
+	return c.restartOld(ctx, o, n, why)
+}
+
+// restartOld restarts the runtime with its old configuration, whose files are written.
+func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why string) (Outcome, error) {
+	message := fmt.Sprintf("%s did not take %s: %s; its old configuration is back", n.Before.Name, keys(n.Edits), why)
+	if may, what := c.Runtime.CanRestart(); !may {
+		return o, &Problem{ReasonRestart, message + "; " + what, nil}
+	}
+	info, lacks, err := c.restart(ctx, &o, n.Edits, n.Before, runtime.Want{})
+	if ctx.Err() != nil {
+		return o, ctx.Err() // the next process finishes it
+	}
+	missing := strings.Join(lacks, ", ")
+	switch {
+	case err != nil:
+		message += ", but with that it does not come back either: " + err.Error()
+	case len(lacks) > 0:
+		message += ", but with that " + missing
+	default:
+		o.Answer = info
+	}
+	if err == nil && len(lacks) > 0 && missing == why {
+		// Another program had changed the configuration before, without a restart.
+		if err := c.Store.SetNote(refusedNote, nil); err != nil {
+			return o, err
+		}
+		return o, &Problem{ReasonRefused, message + ": that is not our change; apply again if it is intended", nil}
+	}
+	if err := c.refuse(refusal{Plan: n.Plan, Version: n.Before.Version, Message: message}); err != nil {
+		return o, err
+	}
+	return o, &Problem{ReasonRefused, message, err}
+}
+
 // restart restarts the runtime and queries it until it has the wanted abilities or times
 // out. It returns the abilities that are then missing.
 func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []runtime.Edit, before probe.RuntimeInfo, want runtime.Want) (info probe.RuntimeInfo, lacks []string, err error) {
@@ -282,11 +331,11 @@ func (c *Configurer) commit() error {
 	if err := c.Store.Commit(); err != nil {
 		return err
 	}
-	return c.Store.Refuse(nil)
+	return c.Store.SetNote(refusedNote, nil)
 }
 
 func (c *Configurer) refused() (r refusal, err error) {
-	data, err := c.Store.Refused()
+	data, err := c.Store.Note(refusedNote)
 	if err != nil || data == nil {
 		return r, err
 	}
@@ -301,7 +350,7 @@ func (c *Configurer) refuse(r refusal) error {
 	if err != nil {
 		return err
 	}
-	return c.Store.Refuse(data)
+	return c.Store.SetNote(refusedNote, data)
 }
 
 func (c *Configurer) step(name string, do func() error) error {

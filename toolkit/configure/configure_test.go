@@ -209,7 +209,7 @@ func TestRejectedConfigurationIsUndone(t *testing.T) {
 			n.broken, n.deaf, n.loses = false, false, ""
 			_, err = c.Apply(t.Context())
 			require.NoError(t, err, "another plan is tried")
-			refused, err := n.store.Refused()
+			refused, err := n.store.Note(refusedNote)
 			require.NoError(t, err)
 			require.Nil(t, refused)
 		})

@@ -271,7 +271,7 @@ func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what w
 			if err != nil {
 				return nil, w, err
 			}
-			if changes, err = d.Store.ApplyItems(control); err != nil {
+			if changes, err = d.Store.Apply(control); err != nil {
 				return changes, w, err
 			}
 		}
@@ -291,7 +291,7 @@ func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what w
 	if w, err = d.Want(d.source.snapshot); err != nil {
 		return changes, w, err
 	}
-	rest, err := d.Store.ApplyItems(w.Items)
+	rest, err := d.Store.Apply(w.Items)
 	return append(changes, rest...), w, err
 }
 

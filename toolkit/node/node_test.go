@@ -92,14 +92,15 @@ func TestNodesAndLinksAreCreatedOnce(t *testing.T) {
 				require.NoError(t, err)
 				return changes
 			}
-			err = apply.Write(root, plan())
+			_, err = apply.Write(root, plan())
 			if errors.Is(err, fs.ErrPermission) {
 				t.Skip("mknod is not permitted")
 			}
 			require.NoError(t, err)
 			require.NoError(t, root.Mknod(devRoot+"/dev/nvidia3", 0o666, 195, 3)) // by the driver
 			require.NoError(t, os.WriteFile(dir+devRoot+"/dev/nvidia4", nil, 0o644))
-			require.NoError(t, apply.Write(root, plan()))
+			_, err = apply.Write(root, plan())
+			require.NoError(t, err)
 			require.Empty(t, plan())
 			for link, want := range map[string]string{"195:3": "nvidia3", "195:255": "nvidiactl", "511:1": "nvidia-uvm-tools"} {
 				real, err := root.Resolve("/dev/char/" + link)
@@ -116,7 +117,8 @@ func TestNodesAndLinksAreCreatedOnce(t *testing.T) {
 			require.Empty(t, plan())
 			// The uvm driver was reloaded and got another number.
 			control = Control(Majors{"nvidia": 195, "nvidia-uvm": 510}, nil, nil)
-			require.NoError(t, apply.Write(root, plan()))
+			_, err = apply.Write(root, plan())
+			require.NoError(t, err)
 			all, err := Find(root, devRoot)
 			require.NoError(t, err)
 			require.Contains(t, all, Node{"/dev/nvidia-uvm", 510, 0})

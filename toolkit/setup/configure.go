@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -28,10 +30,14 @@ const patience = time.Minute
 // Configurer returns the configurer of this host's container runtime, nil if configuring it
 // is not allowed. notify is called after each step.
 func (t *Toolkit) Configurer(notify func(step string, took time.Duration)) *configure.Configurer {
-	c := t.Config
-	if !c.Configure {
+	if !t.Config.Configure {
 		return nil
 	}
+	return t.configurer(notify)
+}
+
+func (t *Toolkit) configurer(notify func(step string, took time.Duration)) *configure.Configurer {
+	c := t.Config
 	w := configure.Wishes{CDI: c.CDI, CDIDir: c.CDIDir, Default: c.HandlerDefault}
 	if c.Handler != "" {
 		w.Handler = runtime.Handler{Name: c.Handler, Program: path.Join(c.InstallDir, ShimName)}
@@ -81,20 +87,35 @@ func (t *Toolkit) ConfigureRuntime(ctx context.Context, c *configure.Configurer,
 	if err != nil {
 		return o, err
 	}
-	changes, err := t.Store.Plan(items)
+	files, runtime := t.Store.Apply, c.Apply
+	if dry {
+		files, runtime = t.Store.Plan, c.Plan
+	}
+	changes, err := files(items)
 	if err != nil {
 		return o, err
 	}
-	if dry {
-		o, err = c.Plan(ctx)
-	} else {
-		if err := t.Store.Apply(changes); err != nil {
-			return o, err
-		}
-		o, err = c.Apply(ctx)
-	}
+	o, err = runtime(ctx)
 	o.Changes = append(changes, o.Changes...)
 	return o, err
+}
+
+// RestoreRuntime restores the container runtime's own configuration, see
+// configure.Configurer.Restore.
+func (t *Toolkit) RestoreRuntime(ctx context.Context, dry bool, notify func(did string)) (apply.Restored, error) {
+	o := configure.RestoreOptions{DryRun: dry, MayRestart: t.Config.Configure, IsConfig: t.isConfig, Notify: notify}
+	return t.configurer(nil).Restore(ctx, o)
+}
+
+// isConfig reports whether a path of the manifest belongs to the runtime's configuration,
+// and not to the toolkit itself.
+func (t *Toolkit) isConfig(p string) bool {
+	driverRoot, devRoot := t.Roots()
+	ours := append(t.CDIDirs(), t.Config.InstallDir, "/dev", path.Join(driverRoot, "dev"), path.Join(devRoot, "dev"))
+	return !slices.ContainsFunc(ours, func(dir string) bool {
+		real, err := t.Root.Resolve(dir)
+		return strings.HasPrefix(p, dir+"/") || err == nil && strings.HasPrefix(p, real+"/")
+	})
 }
 
 // ProblemOf returns the reason and the message of an error of configuring the runtime,

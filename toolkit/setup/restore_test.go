@@ -53,24 +53,9 @@ func TestRestoreOfAnUnfinishedChangeRestartsTheRuntime(t *testing.T) {
 	require.Contains(t, restored.Left[0], "the container runtime does not respond, so it was not restarted")
 }
 
-// A restore is not configured with the handler's name: a runtime without our handler is in
-// its original state.
-func TestOwnHandlersAreFoundWithoutTheirNames(t *testing.T) {
-	toolkit, _ := configured(t)
-	undo, err := toolkit.restoreFiles(true)
-	require.NoError(t, err)
-	own, err := toolkit.ownHandlers([]string{"runc", "gpu", "nvidia"}, undo.Changes)
-	require.NoError(t, err)
-	require.Equal(t, []string{"gpu"}, own)
-	toolkit.Config.Handler = "nvidia"
-	own, err = toolkit.ownHandlers([]string{"runc", "gpu", "nvidia"}, undo.Changes)
-	require.NoError(t, err)
-	require.Equal(t, []string{"gpu", "nvidia"}, own)
-}
-
 func TestRestoreRemovesAllOurFiles(t *testing.T) {
 	toolkit, dir := configured(t)
-	require.NoError(t, toolkit.Store.Refuse([]byte("{}")))
+	require.NoError(t, toolkit.Store.SetNote("refused.json", []byte("{}")))
 	require.FileExists(t, dir+"/usr/local/nvidia/toolkit/refused.json")
 	_, left, err := toolkit.Uninstall(false)
 	require.NoError(t, err)

@@ -308,7 +308,7 @@ func (t *Toolkit) Uninstall(dry bool) (changes []apply.Change, left []string, er
 	state := path.Join(t.Config.StateDir, string(nodestate.Toolkit))
 	gone, err := t.Store.Plan([]apply.Item{{Path: path.Join(state, nodestate.FileName), Absent: true}})
 	if err == nil && !dry {
-		err = apply.Write(t.Root, gone)
+		_, err = apply.Write(t.Root, gone)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -345,7 +345,7 @@ func (t *Toolkit) Once(ctx context.Context, dry bool) (changes []apply.Change, w
 	if err != nil {
 		return nil, w, err
 	}
-	act := t.Store.ApplyItems
+	act := t.Store.Apply
 	if dry {
 		act = t.Store.Plan
 	}

@@ -175,7 +175,8 @@ func ApplyPlan(t *testing.T, root *host.Root, made runtime.Plan) {
 	t.Helper()
 	changes, err := apply.Plan(root, made.Items)
 	require.NoError(t, err)
-	require.NoError(t, apply.Write(root, changes))
+	_, err = apply.Write(root, changes)
+	require.NoError(t, err)
 }
 
 // Tree returns the content of all files of a host and the targets of its links.
