@@ -176,9 +176,9 @@ func (c command) audit(ctx context.Context) error {
 		return err
 	}
 	if c.o.output == "json" {
-		err = audit.JSON(c.stdout, findings)
+		err = writeJSON(c.stdout, map[string][]audit.Finding{"findings": findings})
 	} else {
-		err = audit.Table(c.stdout, findings)
+		err = writeFindings(c.stdout, findings)
 	}
 	lose := 0
 	for _, f := range findings {

@@ -1,12 +1,14 @@
 package cli
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/audit"
 )
 
 // squeeze replaces runs of spaces with one.
@@ -77,4 +79,25 @@ func TestWriteChecks(t *testing.T) {
 	b.Reset()
 	require.NoError(t, writeJSON(&b, checks))
 	require.JSONEq(t, `[{"name":"driver","ok":true,"message":"580"},{"name":"CDI","ok":false,"message":"off"}]`, b.String())
+}
+
+func TestPrintFindings(t *testing.T) {
+	findings := []audit.Finding{
+		audit.Judge(audit.Container{Namespace: "ml", Pod: "train-0", Name: "main", ID: "1", Image: "cuda:12.5", Value: "all", FromImage: true, Handler: "nvidia", Default: true, Reads: true, Inspected: true, Devices: []string{"/dev/nvidia0"}}),
+		audit.Judge(audit.Container{Namespace: "ml", Pod: "infer", Name: "main", ID: "2", Image: "triton", CDI: []string{"nvidia.com/gpu=0"}, Handler: "runc"}),
+	}
+	var table bytes.Buffer
+	require.NoError(t, writeFindings(&table, findings))
+	require.Equal(t, `VERDICT  CONTAINER        IMAGE      NVIDIA_VISIBLE_DEVICES  PRIVILEGED  HANDLER           GPU NODES
+loses    ml/train-0/main  cuda:12.5  all (image)             no          nvidia (default)  /dev/nvidia0
+keeps    ml/infer/main    triton     -                       no          runc              not known
+
+ml/train-0/main: only its image requests GPUs, by NVIDIA_VISIBLE_DEVICES=all and is not privileged; nothing else gives it GPUs.
+  if it needs a GPU, request nvidia.com/gpu in the container's limits; or turn accept-nvidia-visible-devices-envvar-when-unprivileged on for all.
+
+1 of 2 would lose their GPUs at their next start without accept-nvidia-visible-devices-envvar-when-unprivileged.
+`, table.String())
+	table.Reset()
+	require.NoError(t, writeFindings(&table, nil))
+	require.Equal(t, "No running container asks for GPUs or has any.\n", table.String())
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/toolkit/node"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
 // Offer holds the edits that agents receive. It is immutable.
@@ -196,8 +197,7 @@ func expects(namespace string, pod *api.PodSandbox, container *api.Container) bo
 // resolvesNames reports whether a runtime resolves the CDI names that plugins add.
 // Others silently ignore them, so only runtimes known to resolve them get names:
 // containerd does from 2.1 on, CRI-O 1.34 does not yet.
-func resolvesNames(runtime, version string) bool {
-	var major, minor int
-	n, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d", &major, &minor)
-	return runtime == "containerd" && n == 2 && (major > 2 || major == 2 && minor >= 1)
+func resolvesNames(name, version string) bool {
+	r, known := runtime.ParseRelease(version)
+	return name == string(runtime.Containerd) && known && r.AtLeast(2, 1)
 }

@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"fmt"
 	"regexp"
 	"strconv"
 )
@@ -22,6 +23,22 @@ func ParseRelease(version string) (Release, bool) {
 	r.Major, _ = strconv.Atoi(m[1]) // four digits at most
 	r.Minor, _ = strconv.Atoi(m[2])
 	return r, true
+}
+
+// Release returns the release of the runtime with the given name, the zero value if its
+// version is unknown. It refuses a version that is none, or older than the oldest release.
+func (p Place) Release(name string, oldest Release) (Release, error) {
+	if p.Version == "" {
+		return Release{}, nil
+	}
+	r, ok := ParseRelease(p.Version)
+	switch {
+	case !ok:
+		return r, &Refusal{File: p.Config, Message: fmt.Sprintf("%s says that it is version %q, which is no version; nothing is changed without knowing it", name, p.Version)}
+	case !r.AtLeast(oldest.Major, oldest.Minor):
+		return r, &Refusal{File: p.Config, Message: fmt.Sprintf("%s %s is older than %d.%d; upgrade it", name, p.Version, oldest.Major, oldest.Minor)}
+	}
+	return r, nil
 }
 
 // AtLeast reports whether r is the given release or a later one.

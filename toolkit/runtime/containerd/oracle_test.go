@@ -35,9 +35,9 @@ func binaries(t *testing.T) map[release]string {
 		require.NoError(t, err, at)
 		m := regexp.MustCompile(`\sv?(\d+\.\d+\.\d+\S*)`).FindSubmatch(out)
 		require.NotNil(t, m, "%s", out)
-		r, err := parseRelease(runtime.Place{Version: string(m[1])})
-		require.NoError(t, err)
-		found[r] = at
+		r, known := runtime.ParseRelease(string(m[1]))
+		require.True(t, known)
+		found[release{r}] = at
 	}
 	return found
 }

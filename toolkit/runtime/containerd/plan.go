@@ -37,11 +37,11 @@ type plan struct {
 // *runtime.Refusal for a configuration that it does not fully understand, or that
 // cannot have those abilities. A symbolic link is kept: its target is written.
 func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, error) {
-	r, err := parseRelease(p)
+	r, err := p.Release("containerd", runtime.Release{Major: 1, Minor: 6})
 	if err != nil {
 		return runtime.Plan{}, err
 	}
-	todo := &plan{loader: loader{files: files, place: p, release: r}, want: w}
+	todo := &plan{loader: loader{files: files, place: p, release: release{r}}, want: w}
 	if err := todo.readMain(); err != nil {
 		return runtime.Plan{}, err
 	}

@@ -1,30 +1,11 @@
 package containerd
 
-import (
-	"fmt"
-
-	"github.com/gpuready/gpuready/toolkit/runtime"
-)
+import "github.com/gpuready/gpuready/toolkit/runtime"
 
 // release gives the rules by which a version of containerd reads its files. Sources:
 // services/server/config/config.go of 1.6.20 and 1.7.24,
 // cmd/containerd/server/config/config.go of 2.0.0, 2.2.0, 2.3.5 and 2.4.2.
 type release struct{ runtime.Release }
-
-func parseRelease(p runtime.Place) (release, error) {
-	if p.Version == "" {
-		return release{}, nil
-	}
-	read, ok := runtime.ParseRelease(p.Version)
-	if !ok {
-		return release{}, &runtime.Refusal{File: p.Config, Message: fmt.Sprintf("containerd says that it is version %q, which is no version; nothing is changed without knowing it", p.Version)}
-	}
-	r := release{read}
-	if !r.AtLeast(1, 6) {
-		return release{}, &runtime.Refusal{File: p.Config, Message: "containerd " + p.Version + " is older than 1.6; upgrade it"}
-	}
-	return r, nil
-}
 
 func (r release) isKnown() bool { return r.Major > 0 }
 

@@ -30,10 +30,11 @@ type plan struct {
 // *runtime.Refusal for a configuration that it does not fully understand, or that
 // cannot have those abilities. Without a place for a drop-in it edits the main file.
 func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, error) {
-	r, err := parseRelease(p)
+	known, err := p.Release("CRI-O", runtime.Release{Major: 1, Minor: 24})
 	if err != nil {
 		return runtime.Plan{}, err
 	}
+	r := release{known}
 	all, err := readAll(files, p)
 	if err != nil {
 		return runtime.Plan{}, err

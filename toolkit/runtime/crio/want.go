@@ -13,21 +13,6 @@ import (
 // one.
 type release struct{ runtime.Release }
 
-func parseRelease(p runtime.Place) (release, error) {
-	if p.Version == "" {
-		return release{}, nil
-	}
-	read, ok := runtime.ParseRelease(p.Version)
-	if !ok {
-		return release{}, &runtime.Refusal{File: p.Config, Message: fmt.Sprintf("CRI-O says that it is version %q, which is no version; nothing is changed without knowing it", p.Version)}
-	}
-	r := release{read}
-	if !r.AtLeast(1, 24) {
-		return r, &runtime.Refusal{File: p.Config, Message: "CRI-O " + p.Version + " is older than 1.24; upgrade it"}
-	}
-	return r, nil
-}
-
 // builtin returns the handler that exists, and is the default, if no file names one:
 // crun since 1.31, runc before. It returns "" if the release is unknown.
 func (r release) builtin() string {

@@ -15,7 +15,6 @@ import (
 	"io/fs"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -273,23 +272,17 @@ const (
 	onDefault         // on by default
 )
 
-// cdiSupport parses a version such as "28.2.1", "27.5.1+dfsg1" or "v25.0.3". Docker
-// counts by years since 17.03, and before that by 1.x. Anything else is a custom build.
-func cdiSupport(s string) support {
-	majorText, rest, _ := strings.Cut(strings.TrimPrefix(s, "v"), ".")
-	major, err1 := strconv.Atoi(majorText)
-	other := func(r rune) bool { return r < '0' || r > '9' }
-	minorText := rest
-	if end := strings.IndexFunc(rest, other); end >= 0 {
-		minorText = rest[:end]
-	}
-	minor, err2 := strconv.Atoi(minorText)
+// cdiSupport returns the support of a version such as "28.2.1", "27.5.1+dfsg1" or
+// "v25.0.3". Docker counts by years since 17.03, and before that by 1.x. Anything else is a
+// custom build.
+func cdiSupport(version string) support {
+	r, ok := runtime.ParseRelease(version)
 	switch {
-	case err1 != nil || err2 != nil || major < 1 || major > 1 && major < 17:
+	case !ok || r.Major < 1 || r.Major > 1 && r.Major < 17:
 		return unknown
-	case major < 25:
+	case !r.AtLeast(25, 0):
 		return none
-	case major < 28 || major == 28 && minor < 2:
+	case !r.AtLeast(28, 2):
 		return flagged
 	}
 	return onDefault
