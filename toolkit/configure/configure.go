@@ -1,3 +1,11 @@
+// Package configure configures a container runtime so that it can give GPUs to containers.
+// Apply queries the runtime for its abilities, plans the edit of its files (package
+// runtime/containerd, runtime/crio or runtime/docker), writes them, restarts the runtime in
+// its distribution's way, and verifies the result by another query. A runtime that does not
+// restart as wanted gets its old configuration back. Restore does that later, on request.
+//
+// The files are written as a transaction of apply.Store, which holds the originals: Begin,
+// then Commit or Undo. Its note lets the next process finish a change after a kill.
 package configure
 
 import (

@@ -1,7 +1,3 @@
-// Package configure configures a container runtime so that it can give GPUs to containers.
-// It queries the runtime for its abilities, writes the missing settings with the least
-// change, restarts it in its distribution's way, and verifies the result by another query.
-// A runtime that does not restart as wanted gets its old configuration back.
 package configure
 
 import (

@@ -1,10 +1,12 @@
 package containerd
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -165,4 +167,97 @@ func (l loader) imports(f file, c *config) ([]string, error) {
 		out = append(out, found...)
 	}
 	return out, nil
+}
+
+// readMain reads the main file. If there is none, or only a template, it uses the
+// content that applies in its place.
+func (p *plan) readMain() error {
+	name := p.place.Config
+	data, err := p.files.ReadFile(name, runtime.MaxFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	p.exists = err == nil
+	if path.Ext(name) == ".tmpl" && (!p.exists || bytes.Contains(data, []byte("{{"))) {
+		p.template = true
+		version := templateVersion(name, data)
+		name = path.Join(path.Dir(name), "config.toml") // what k3s and RKE2 make of it
+		if data, err = p.files.ReadFile(name, runtime.MaxFile); errors.Is(err, fs.ErrNotExist) {
+			data, err = fmt.Appendf(nil, "version = %d\n", version), nil
+		}
+		if err != nil {
+			return err
+		}
+	} else if !p.exists {
+		data = fmt.Appendf(nil, "version = %d\n", p.release.newVersion())
+	}
+	p.main, err = parse(name, data)
+	return err
+}
+
+var versionPattern = regexp.MustCompile(`(?m)^\s*version\s*=\s*([1-9])\s*(#.*)?$`)
+
+// templateVersion returns the version of the file that a template generates.
+func templateVersion(name string, data []byte) int {
+	if m := versionPattern.FindSubmatch(data); m != nil {
+		return int(m[1][0] - '0')
+	}
+	if strings.Contains(path.Base(name), "-v3") {
+		return 3
+	}
+	return 2
+}
+
+// inferRelease derives the oldest possible release, if it is not known, from the
+// version of the configuration: 3 is read by 2.0 and later, 4 by 2.3 and later.
+func (p *plan) inferRelease() error {
+	if p.release.isKnown() {
+		return nil
+	}
+	switch v := p.main.version; {
+	case v >= 4:
+		p.release = release{runtime.Release{Major: 2, Minor: 3}}
+	case v == 3:
+		p.release = release{runtime.Release{Major: 2, Minor: 0}}
+	case v <= 1 && !bare(p.main):
+		return p.main.Refuse("which containerd reads this is not known, and they differ in what they make of a file of version 1; say its version", "version")
+	case p.want.CDI:
+		return p.main.Refuse("which containerd reads this is not known, and 1.6 has no CDI; say its version", "version")
+	}
+	return nil
+}
+
+// bare reports whether a file has neither a version nor names of plugins, so that
+// setting its version changes nothing else.
+func bare(f file) bool {
+	for _, key := range []string{"plugins", "disabled_plugins", "required_plugins"} {
+		if _, ok := f.Doc.Get(key); ok {
+			return false
+		}
+	}
+	return f.version == 0
+}
+
+// readBase reads the configuration without our drop-in. It sets the main file's
+// version if nothing else depends on that.
+func (p *plan) readBase(now *config) (err error) {
+	if p.useDrop {
+		p.skip = p.place.DropIn
+		p.base, err = p.load(p.main)
+		p.skip = ""
+		if err == nil {
+			p.base.ours = now.cri
+		}
+		return err
+	}
+	free := bare(p.main) && (p.release.mergesByKey() || now.version <= 1 && !slices.ContainsFunc(now.files, func(f file) bool { return !bare(f) }))
+	if free {
+		doc, err := p.main.Doc.Set(int64(p.release.newVersion()), "version")
+		if err != nil {
+			return tomledit.Refuse(p.main.Path, err, "correct it")
+		}
+		p.main.Doc, p.main.version = doc, p.release.newVersion()
+	}
+	p.base, err = p.load(p.main)
+	return err
 }

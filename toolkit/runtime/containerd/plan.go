@@ -8,15 +8,11 @@
 package containerd
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"io/fs"
-	"path"
-	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/tomledit"
 )
@@ -51,75 +47,7 @@ func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, e
 	return todo.build()
 }
 
-// readMain reads the main file. If there is none, or only a template, it uses the
-// content that applies in its place.
-func (p *plan) readMain() error {
-	name := p.place.Config
-	data, err := p.files.ReadFile(name, runtime.MaxFile)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	p.exists = err == nil
-	if path.Ext(name) == ".tmpl" && (!p.exists || bytes.Contains(data, []byte("{{"))) {
-		p.template = true
-		version := templateVersion(name, data)
-		name = path.Join(path.Dir(name), "config.toml") // what k3s and RKE2 make of it
-		if data, err = p.files.ReadFile(name, runtime.MaxFile); errors.Is(err, fs.ErrNotExist) {
-			data, err = fmt.Appendf(nil, "version = %d\n", version), nil
-		}
-		if err != nil {
-			return err
-		}
-	} else if !p.exists {
-		data = fmt.Appendf(nil, "version = %d\n", p.release.newVersion())
-	}
-	p.main, err = parse(name, data)
-	return err
-}
-
-var versionPattern = regexp.MustCompile(`(?m)^\s*version\s*=\s*([1-9])\s*(#.*)?$`)
-
-// templateVersion returns the version of the file that a template generates.
-func templateVersion(name string, data []byte) int {
-	if m := versionPattern.FindSubmatch(data); m != nil {
-		return int(m[1][0] - '0')
-	}
-	if strings.Contains(path.Base(name), "-v3") {
-		return 3
-	}
-	return 2
-}
-
-// inferRelease derives the oldest possible release, if it is not known, from the
-// version of the configuration: 3 is read by 2.0 and later, 4 by 2.3 and later.
-func (p *plan) inferRelease() error {
-	if p.release.isKnown() {
-		return nil
-	}
-	switch v := p.main.version; {
-	case v >= 4:
-		p.release = release{runtime.Release{Major: 2, Minor: 3}}
-	case v == 3:
-		p.release = release{runtime.Release{Major: 2, Minor: 0}}
-	case v <= 1 && !bare(p.main):
-		return p.main.Refuse("which containerd reads this is not known, and they differ in what they make of a file of version 1; say its version", "version")
-	case p.want.CDI:
-		return p.main.Refuse("which containerd reads this is not known, and 1.6 has no CDI; say its version", "version")
-	}
-	return nil
-}
-
-// bare reports whether a file has neither a version nor names of plugins, so that
-// setting its version changes nothing else.
-func bare(f file) bool {
-	for _, key := range []string{"plugins", "disabled_plugins", "required_plugins"} {
-		if _, ok := f.Doc.Get(key); ok {
-			return false
-		}
-	}
-	return f.version == 0
-}
-
+// build reads the configuration, sets the missing keys, reads the result, and compares both.
 func (p *plan) build() (runtime.Plan, error) {
 	now, err := p.load(p.main)
 	if err != nil {
@@ -198,6 +126,128 @@ func hasCRI(f file) bool {
 	})
 }
 
+// write sets the keys in the files that have to hold them.
+func (p *plan) write(sets []set) error {
+	if len(sets) == 0 {
+		return nil
+	}
+	if p.template && !p.useDrop {
+		return p.refuseTemplate(sets)
+	}
+	late, err := p.lateFiles()
+	if err != nil {
+		return err
+	}
+	var ours []set
+	for _, s := range sets {
+		f := p.targetFile(s)
+		if p.useDrop && !late[f.Path] {
+			ours = append(ours, s)
+			continue
+		}
+		doc, err := f.Doc.Set(s.Value, p.key(f, s)...)
+		if err != nil {
+			return tomledit.Refuse(f.Path, err, "it is left as it is")
+		}
+		f.Doc = doc
+		p.written = append(slices.DeleteFunc(p.written, func(w file) bool { return w.Path == f.Path }), f)
+	}
+	if len(ours) == 0 {
+		return nil
+	}
+	return p.writeDropIn(ours)
+}
+
+// lateFiles returns the files that are read after the drop-in. A key in one of them,
+// such as the reference toolkit's 99-nvidia.toml, has to change there.
+func (p *plan) lateFiles() (map[string]bool, error) {
+	if !p.useDrop {
+		return nil, nil
+	}
+	p.overlay = map[string][]byte{p.place.DropIn: nil}
+	c, err := p.load(p.main)
+	p.overlay = nil
+	if err != nil {
+		return nil, err
+	}
+	late := map[string]bool{}
+	after := false
+	for _, f := range c.files {
+		late[f.Path] = after
+		after = after || f.Path == p.place.DropIn
+	}
+	return late, nil
+}
+
+func (p *plan) writeDropIn(sets []set) error {
+	version := p.base.version
+	if p.release.convertsEachFile() {
+		if version = p.main.version; version <= 1 {
+			version = p.release.newVersion()
+		}
+	}
+	f, err := parse(p.place.DropIn, fmt.Appendf(nil, "# Written by gpuready, which will overwrite changes.\nversion = %d\n", version))
+	if err != nil {
+		return err
+	}
+	for _, s := range sets {
+		if f.Doc, err = f.Doc.Set(s.Value, p.key(f, s)...); err != nil {
+			return tomledit.Refuse(f.Path, err, "it is not written")
+		}
+	}
+	p.written = append(p.written, f)
+	return nil
+}
+
+func (p *plan) refuseTemplate(sets []set) error {
+	var keys []string
+	for _, s := range sets {
+		text, err := tomledit.Format(s.Value)
+		if err != nil {
+			return err
+		}
+		keys = append(keys, tomledit.Key(p.key(p.main, s)...)+" = "+text)
+	}
+	why := "containerd before 2.0 would take a drop-in's table of the CRI plugin in place of the whole one"
+	if p.release.mergesByKey() || !p.release.isKnown() {
+		why = "no drop-in is known to be read beside it"
+	}
+	return &runtime.Refusal{File: p.place.Config, Message: "this is a template, which is not edited, and " + why + "; add to it by hand: " + strings.Join(keys, "; ")}
+}
+
+// key returns the path of a key of the CRI table in a file.
+func (p *plan) key(f file, s set) []string {
+	version := p.base.version
+	switch {
+	case p.release.convertsEachFile():
+		version = f.version
+	case !p.release.mergesByKey():
+		version = min(version, 2)
+	}
+	return append([]string{"plugins", criTable(version)}, s.Path...)
+}
+
+// targetFile returns the file in which a key takes effect: the last that has it, or,
+// if tables are replaced as a whole, the last that has the table.
+func (p *plan) targetFile(s set) file {
+	found := p.main
+	for _, f := range p.base.files {
+		at := p.key(f, s)
+		if !p.release.mergesByKey() {
+			at = at[:2]
+		}
+		if _, ok := f.Doc.Get(at...); ok {
+			found = f
+		}
+	}
+	for _, f := range p.written {
+		if f.Path == found.Path {
+			return f
+		}
+	}
+	return found
+}
+
 // verify returns the effective configuration of the planned files, and refuses the
 // plan if a wanted setting is missing or another one changes.
 func (p *plan) verify(sets []set) (*config, error) {
@@ -232,4 +282,51 @@ func (p *plan) verify(sets []set) (*config, error) {
 		}
 	}
 	return after, nil
+}
+
+// locate returns the file that a key of the CRI table is written to, and its path there.
+func (p *plan) locate(key []string) (string, []string) {
+	for _, f := range p.written {
+		if at := p.key(f, set{Path: key}); f.Has(at...) {
+			return f.Path, at
+		}
+	}
+	return p.place.DropIn, p.key(p.main, set{Path: key})
+}
+
+// items returns the written files and those that already contain the wanted keys.
+func (p *plan) items() []apply.Item {
+	var files []tomledit.File
+	for _, f := range p.written {
+		files = append(files, f.File)
+	}
+	for _, f := range p.base.files {
+		samePath := func(w tomledit.File) bool { return w.Path == f.Path }
+		generated := f.Path == p.main.Path && (p.template || !p.exists)
+		if !generated && !slices.ContainsFunc(files, samePath) && p.contributes(f) {
+			files = append(files, f.File)
+		}
+	}
+	items := tomledit.Items(files)
+	if p.skip != "" {
+		if _, err := p.files.ReadFile(p.skip, runtime.MaxFile); err == nil {
+			items = append(items, apply.Item{Path: p.skip, Absent: true})
+		}
+	}
+	return items
+}
+
+// contributes reports whether a file sets one of the wanted keys.
+func (p *plan) contributes(f file) bool {
+	var keys [][]string
+	if p.want.CDI {
+		keys = append(keys, []string{"enable_cdi"}, []string{"cdi_spec_dirs"})
+	}
+	for _, h := range p.want.Handlers {
+		keys = append(keys, []string{"containerd", "runtimes", h.Name})
+	}
+	if p.want.Default != "" {
+		keys = append(keys, []string{"containerd", "default_runtime_name"})
+	}
+	return slices.ContainsFunc(keys, func(key []string) bool { return f.Has(p.key(f, set{Path: key})...) })
 }
