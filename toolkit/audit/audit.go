@@ -84,7 +84,7 @@ func Judge(c Container) Finding {
 	case len(c.Listed) > 0:
 		f.Verdict, f.Reason = Keeps, "its GPUs are listed by volume mounts: "+strings.Join(c.Listed, ", ")
 		f.Advice = "leave accept-nvidia-visible-devices-as-volume-mounts on"
-	case !RequestsGPUs(c.Value):
+	case !requestsGPUs(c.Value):
 		f.Reason = "it does not request GPUs by its environment"
 	case !c.Reads:
 		f.Reason = "nothing reads " + Variable + "=" + c.Value + ": its handler is " + c.handler()
@@ -98,8 +98,8 @@ func Judge(c Container) Finding {
 	return f
 }
 
-// RequestsGPUs reports whether a value of the variable requests any GPU.
-func RequestsGPUs(value string) bool { return !slices.Contains([]string{"", "void", "none"}, value) }
+// requestsGPUs reports whether a value of the variable requests any GPU.
+func requestsGPUs(value string) bool { return !slices.Contains([]string{"", "void", "none"}, value) }
 
 // request describes a container's request for GPUs.
 func request(c Container) string {
@@ -148,13 +148,13 @@ type Options struct {
 	Runtime runtime.Kind
 	// All includes containers that neither request GPUs nor have any.
 	All bool
-	// Timeout limits one call; 0 means DefaultTimeout.
+	// Timeout limits one call; 0 means defaultTimeout.
 	Timeout time.Duration
 }
 
-// DefaultTimeout limits one call to the runtime. To list a hundred containers takes
+// defaultTimeout limits one call to the runtime. To list a hundred containers takes
 // containerd a few milliseconds.
-const DefaultTimeout = 10 * time.Second
+const defaultTimeout = 10 * time.Second
 
 // Limits on responses of a runtime. A container's verbose status has about 20 KiB.
 const (
@@ -169,7 +169,7 @@ const (
 // findings cover the others. Nothing is changed.
 func Run(ctx context.Context, root *host.Root, at string, o Options) ([]Finding, error) {
 	if o.Timeout == 0 {
-		o.Timeout = DefaultTimeout
+		o.Timeout = defaultTimeout
 	}
 	collect := overCRI
 	if o.Runtime == runtime.Docker {
@@ -178,7 +178,7 @@ func Run(ctx context.Context, root *host.Root, at string, o Options) ([]Finding,
 	containers, err := collect(ctx, root, at, o.Timeout)
 	findings := []Finding{}
 	for _, c := range containers {
-		if f := Judge(c); o.All || f.Verdict != Unaffected || RequestsGPUs(c.Value) || len(c.Devices) > 0 {
+		if f := Judge(c); o.All || f.Verdict != Unaffected || requestsGPUs(c.Value) || len(c.Devices) > 0 {
 			findings = append(findings, f)
 		}
 	}

@@ -72,7 +72,7 @@ func TestEveryVerdictHasAReason(t *testing.T) {
 			CDI: some.Draw(t, "cdi"), Listed: some.Draw(t, "listed"), Devices: some.Draw(t, "devices"), Flag: rapid.SampledFrom([]string{"", "--gpus"}).Draw(t, "flag"),
 		}
 		f := Judge(c)
-		if f.Reason == "" || f.Verdict == Loses && (f.Advice == "" || c.Privileged || !RequestsGPUs(c.Value) || !c.Reads || len(c.CDI) > 0) {
+		if f.Reason == "" || f.Verdict == Loses && (f.Advice == "" || c.Privileged || !requestsGPUs(c.Value) || !c.Reads || len(c.CDI) > 0) {
 			t.Fatal(f)
 		}
 	})

@@ -99,7 +99,7 @@ func parseInfo(text string, c *Container) (pid int, err error) {
 		return i.Pid, nil
 	}
 	c.Privileged = c.Privileged || i.Config.Linux.Security.Privileged
-	c.FromImage = RequestsGPUs(c.Value)
+	c.FromImage = requestsGPUs(c.Value)
 	for _, e := range i.Config.Envs {
 		if e.Key == Variable {
 			c.FromImage = false

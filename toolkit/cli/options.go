@@ -182,20 +182,18 @@ func (o *options) complete() error {
 // completeRuntime completes the options of the container runtime.
 func (o *options) completeRuntime() error {
 	r := &o.config.Runtime
+	for name, p := range map[string]string{"--runtime-socket": r.Socket, "--runtime-config": r.Config, "--runtime-drop-in-config": r.DropIn} {
+		if err := checkHostPath(name, p); err != nil {
+			return err
+		}
+	}
 	for name, to := range map[string]*string{
 		"CONTAINERD_CONFIG": &r.ContainerdConfig, "CONTAINERD_SOCKET": &r.ContainerdSocket,
 		"DOCKER_CONFIG": &r.DockerConfig, "DOCKER_SOCKET": &r.DockerSocket,
 		"CRIO_CONFIG": &r.CRIOConfig, "CRIO_SOCKET": &r.CRIOSocket,
 	} {
 		*to = os.Getenv(name)
-	}
-	for name, p := range map[string]string{
-		"--runtime-socket": r.Socket, "--runtime-config": r.Config, "--runtime-drop-in-config": r.DropIn,
-		"CONTAINERD_CONFIG": r.ContainerdConfig, "CONTAINERD_SOCKET": r.ContainerdSocket,
-		"DOCKER_CONFIG": r.DockerConfig, "DOCKER_SOCKET": r.DockerSocket,
-		"CRIO_CONFIG": r.CRIOConfig, "CRIO_SOCKET": r.CRIOSocket,
-	} {
-		if err := checkHostPath(name, p); err != nil {
+		if err := checkHostPath(name, *to); err != nil {
 			return err
 		}
 	}

@@ -133,7 +133,7 @@ func (c *Configurer) Apply(ctx context.Context) (Outcome, error) {
 	if err != nil {
 		return o, err
 	}
-	lacks := Missing(o.Answer, o.Answer, want, c.Same)
+	lacks := missing(o.Answer, o.Answer, want, c.Same)
 	switch {
 	case len(o.Edits) == 0 && len(lacks) == 0:
 		return o, nil
@@ -206,7 +206,7 @@ func (c *Configurer) resume(ctx context.Context) (o Outcome, done bool, err erro
 	}
 	o.Edits = n.Edits
 	info, err := c.Runtime.Query(ctx)
-	if err == nil && len(Missing(n.Before, info, n.Want, c.Same)) == 0 {
+	if err == nil && len(missing(n.Before, info, n.Want, c.Same)) == 0 {
 		o.Answer = info
 		return o, true, c.commit()
 	}
@@ -258,16 +258,16 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 	if ctx.Err() != nil {
 		return o, ctx.Err() // the next process finishes it
 	}
-	missing := strings.Join(lacks, ", ")
+	lacking := strings.Join(lacks, ", ")
 	switch {
 	case err != nil:
 		message += ", but with that it does not come back either: " + err.Error()
 	case len(lacks) > 0:
-		message += ", but with that " + missing
+		message += ", but with that " + lacking
 	default:
 		o.Answer = info
 	}
-	if err == nil && len(lacks) > 0 && missing == why {
+	if err == nil && len(lacks) > 0 && lacking == why {
 		// Another program had changed the configuration before, without a restart.
 		if err := c.Store.SetNote(refusedNote, nil); err != nil {
 			return o, err
@@ -281,7 +281,7 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 }
 
 // restart restarts the runtime and queries it until it has the wanted abilities or times
-// out. It returns the abilities that are then missing.
+// out. It returns the abilities that are then lacking.
 func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []runtime.Edit, before probe.RuntimeInfo, want runtime.Want) (info probe.RuntimeInfo, lacks []string, err error) {
 	o.Restarts++
 	var did string
@@ -303,7 +303,7 @@ func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []runtime.Ed
 				if first.IsZero() {
 					first = time.Now()
 				}
-				if lacks = Missing(before, info, want, c.Same); len(lacks) == 0 || time.Since(first) > c.Patience/settleFraction {
+				if lacks = missing(before, info, want, c.Same); len(lacks) == 0 || time.Since(first) > c.Patience/settleFraction {
 					return nil
 				}
 			}

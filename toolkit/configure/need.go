@@ -38,9 +38,9 @@ func (w Wishes) Want(a probe.RuntimeInfo, same func(a, b string) bool) (want run
 	return want, ok
 }
 
-// Missing describes the abilities that a runtime lacks after it was configured. It returns
+// missing describes the abilities that a runtime lacks after it was configured. It returns
 // none if the runtime is as wanted.
-func Missing(before, after probe.RuntimeInfo, want runtime.Want, same func(a, b string) bool) []string {
+func missing(before, after probe.RuntimeInfo, want runtime.Want, same func(a, b string) bool) []string {
 	var lacks []string
 	add := func(format string, args ...any) { lacks = append(lacks, fmt.Sprintf(format, args...)) }
 	for _, h := range before.Handlers {

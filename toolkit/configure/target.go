@@ -79,7 +79,7 @@ func (r *HostRuntime) profile() (distro.Profile, error) { return Profile(r.Root,
 
 // Profile returns the profile of a runtime on the host, given its response.
 func Profile(root *host.Root, s distro.Settings, info probe.RuntimeInfo) (distro.Profile, error) {
-	p, err := distro.Found{Socket: info.Socket, Runtime: info.Name}.Detect(root)
+	p, err := distro.Detect(root, info.Socket, info.Name)
 	if err != nil && s.Empty() {
 		return p, err
 	}

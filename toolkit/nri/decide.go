@@ -164,11 +164,11 @@ func hook(h *specs.Hook) (*api.Hooks, error) {
 	return nil, fmt.Errorf("NRI does not support hooks of type %q", h.HookName)
 }
 
-// Decide returns the adjustment of a container that is about to be created in a pod. In
+// decide returns the adjustment of a container that is about to be created in a pod. In
 // nearly all cases there is none and it returns nil. namespace is our own. byName
 // reports whether the runtime resolves the CDI names that plugins add. If offer is nil,
 // the container keeps its variable unchanged, and so learns that it lacks the GPUs.
-func Decide(namespace string, offer *Offer, byName bool, pod *api.PodSandbox, container *api.Container) *api.ContainerAdjustment {
+func decide(namespace string, offer *Offer, byName bool, pod *api.PodSandbox, container *api.Container) *api.ContainerAdjustment {
 	if offer == nil || !expects(namespace, pod, container) {
 		return nil
 	}

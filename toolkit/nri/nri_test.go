@@ -94,16 +94,16 @@ func TestOnlyOurExpectingAgentsReceiveTheGPUs(t *testing.T) {
 	} {
 		pod, container := agent()
 		change(pod, container)
-		require.Nil(t, Decide("gpuready", offer, true, pod, container), name)
+		require.Nil(t, decide("gpuready", offer, true, pod, container), name)
 	}
 	pod, container := agent()
-	require.Nil(t, Decide("gpuready", nil, true, pod, container), "there is nothing to give")
-	require.Nil(t, Decide("", offer, true, &api.PodSandbox{Annotations: pod.Annotations}, container), "we have no namespace")
-	require.Nil(t, Decide("gpuready", offer, true, nil, nil))
+	require.Nil(t, decide("gpuready", nil, true, pod, container), "there is nothing to give")
+	require.Nil(t, decide("", offer, true, &api.PodSandbox{Annotations: pod.Annotations}, container), "we have no namespace")
+	require.Nil(t, decide("gpuready", offer, true, nil, nil))
 	require.True(t, proto.Equal(&api.ContainerAdjustment{
 		Env:        []*api.KeyValue{{Key: injection.Variable, Value: "g"}},
 		CDIDevices: []*api.CDIDevice{{Name: injection.Device}},
-	}, Decide("gpuready", offer, true, pod, container)))
+	}, decide("gpuready", offer, true, pod, container)))
 }
 
 // CRI-O and containerd before 2.1 ignore CDI names that plugins add.
@@ -120,7 +120,7 @@ func TestRuntimesThatDoNotResolveNamesReceiveTheEdits(t *testing.T) {
 		}},
 	}
 	for range 2 { // a response does not affect the next one
-		require.True(t, proto.Equal(want, Decide("gpuready", offer, false, pod, container)))
+		require.True(t, proto.Equal(want, decide("gpuready", offer, false, pod, container)))
 	}
 	for version, byName := range map[string]bool{"v2.1.0": true, "2.4.2": true, "v3.0.0": true, "v2.0.7": false, "v1.7.29": false, "": false, "unknown": false} {
 		require.Equal(t, byName, resolvesNames("containerd", version), version)

@@ -263,7 +263,7 @@ func (s *session) methods() map[string]ttrpc.Method {
 func (s *session) create(pod *api.PodSandbox, container *api.Container) (*api.ContainerAdjustment, error) {
 	offer := s.Offer()
 	_, byName := s.configured()
-	if adjust := Decide(s.Namespace, offer, byName, pod, container); adjust != nil {
+	if adjust := decide(s.Namespace, offer, byName, pod, container); adjust != nil {
 		s.missed.add(pod, container, nil)
 		select {
 		case s.injected <- Injected{pod.GetName(), container.GetName(), offer.Generation}:

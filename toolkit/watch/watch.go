@@ -20,9 +20,6 @@ import (
 // Meaning is the meaning of a change, as bits defined by the watcher's owner.
 type Meaning uint
 
-// Everything means that changes were missed.
-const Everything = ^Meaning(0)
-
 // Target is a directory of the host with a pattern for the names to watch. If it does not
 // exist, the watcher waits for its missing parents.
 type Target struct {
@@ -124,7 +121,7 @@ func (w *Watcher) Next(ctx context.Context) (Meaning, error) {
 
 func (w *Watcher) meaning(e inotify.Event) Meaning {
 	if e.Kind == inotify.Missed {
-		return Everything
+		return ^Meaning(0) // anything may have changed
 	}
 	var means Meaning
 	w.mu.Lock()

@@ -19,29 +19,16 @@ import (
 // maxFile limits the size of any file of the host that is read here.
 const maxFile = 1 << 20
 
-// Profiles returns all profiles, most specific first.
-func Profiles() []Profile { return slices.Clone(profiles()) }
-
-// Found holds the facts already known about the node's runtime.
-type Found struct {
-	Socket  string // the host path that the kubelet uses; "" if unknown
-	Runtime string // the name it reports over CRI, "containerd", "cri-o", "docker"; "" if unknown
-}
-
-// Detect detects a node's profile from the files below the host's root and the socket
-// at which a runtime was found, "" if none was. If several match, it returns the most
-// specific one and mentions that in Why.
-func Detect(root *host.Root, socket string) (Profile, error) {
-	return Found{Socket: socket}.Detect(root)
-}
-
-// Detect is like the function Detect, but uses all known facts.
-func (f Found) Detect(root *host.Root) (Profile, error) {
+// Detect detects a node's profile from the files below the host's root, the socket that
+// the kubelet uses, and the name that its runtime reports over CRI: "containerd", "cri-o" or
+// "docker". Either may be "", which is unknown. If several profiles match, Detect returns
+// the most specific one and mentions that in Reason.
+func Detect(root *host.Root, socket, name string) (Profile, error) {
 	release, err := osRelease(root)
 	if err != nil {
 		return Profile{}, err
 	}
-	n := node{root: root, release: release, found: f}
+	n := node{root: root, release: release, socket: socket, runtime: name}
 	p, ok := n.first()
 	if !ok {
 		return Profile{}, n.unknown()
@@ -54,11 +41,12 @@ func (f Found) Detect(root *host.Root) (Profile, error) {
 type node struct {
 	root    *host.Root
 	release map[string]string
-	found   Found
+	socket  string
+	runtime string
 }
 
 func (n node) first() (Profile, bool) {
-	fitting := slices.DeleteFunc(Profiles(), func(p Profile) bool { return !n.fits(p) })
+	fitting := slices.DeleteFunc(slices.Clone(profiles()), func(p Profile) bool { return !n.fits(p) })
 	switch {
 	case len(fitting) > 0:
 		p := n.newest(fitting)
@@ -66,13 +54,13 @@ func (n node) first() (Profile, bool) {
 			p.Reason = n.explain(p, fitting[1:])
 		}
 		return p, true
-	case n.found.Runtime == "":
+	case n.runtime == "":
 		return Profile{}, false
 	}
-	for _, p := range Profiles() { // at a socket that no profile knows
-		if len(p.Detect.OSRelease) == 0 && string(p.Engine) == p.Name && p.Engine == kinds[n.found.Runtime] {
-			p.Reason = fmt.Sprintf("the runtime at %s reports the name %s; no known distribution has it there", n.found.Socket, n.found.Runtime)
-			p.Sockets = []string{n.found.Socket}
+	for _, p := range profiles() { // at a socket that no profile knows
+		if len(p.Detect.OSRelease) == 0 && string(p.Engine) == p.Name && p.Engine == kinds[n.runtime] {
+			p.Reason = fmt.Sprintf("the runtime at %s reports the name %s; no known distribution has it there", n.socket, n.runtime)
+			p.Sockets = []string{n.socket}
 			return p, true
 		}
 	}
@@ -85,7 +73,7 @@ var kinds = map[string]runtime.Kind{"containerd": runtime.Containerd, "cri-o": r
 // fits reports whether the node matches a profile.
 func (n node) fits(p Profile) bool {
 	d := p.Detect
-	switch kind, known := kinds[n.found.Runtime]; {
+	switch kind, known := kinds[n.runtime]; {
 	case known && kind != p.Engine, !n.runs(d.OSRelease):
 		return false
 	case len(d.Paths) > 0 && !slices.ContainsFunc(d.Paths, n.exists):
@@ -93,7 +81,7 @@ func (n node) fits(p Profile) bool {
 	case d.Config != "" && unitConfig(n.root, p.Restart.Units) != d.Config:
 		return false
 	}
-	return n.listens(p) && (n.found.Runtime != "" || !n.withoutCRI(p))
+	return n.listens(p) && (n.runtime != "" || !n.withoutCRI(p))
 }
 
 // runs reports whether os-release has these values.
@@ -113,12 +101,12 @@ func (n node) listens(p Profile) bool {
 	if p.Detect.Socket == "" {
 		return true
 	}
-	if n.found.Socket != "" && p.API == "" {
-		return n.samePath(n.found.Socket, p.Detect.Socket)
+	if n.socket != "" && p.API == "" {
+		return n.samePath(n.socket, p.Detect.Socket)
 	}
 	return slices.ContainsFunc(append([]string{p.Detect.Socket}, p.Sockets...), func(at string) bool {
 		info, err := n.root.Stat(at)
-		return n.found.Socket != "" && n.samePath(n.found.Socket, at) || err == nil && info.Mode()&fs.ModeSocket != 0
+		return n.socket != "" && n.samePath(n.socket, at) || err == nil && info.Mode()&fs.ModeSocket != 0
 	})
 }
 
@@ -185,8 +173,8 @@ func (n node) explain(p Profile, others []Profile) string {
 	}
 	if p.Detect.Socket != "" {
 		at := p.Detect.Socket
-		if n.found.Socket != "" {
-			at = n.found.Socket
+		if n.socket != "" {
+			at = n.socket
 		}
 		why = append(why, "the runtime's socket is "+at)
 	}
@@ -209,7 +197,7 @@ func (n node) addSystem(p *Profile) {
 	if p.InstallDir != "" || len(p.ReadOnly) > 0 {
 		return
 	}
-	for _, os := range Profiles() {
+	for _, os := range profiles() {
 		if len(os.Detect.OSRelease) > 0 && n.runs(os.Detect.OSRelease) {
 			p.InstallDir, p.ReadOnly = os.InstallDir, os.ReadOnly
 			p.Reason += "; the read-only directories are those of " + os.Title
@@ -278,8 +266,8 @@ func (n node) imports(name string) ([]string, error) {
 
 // unknown returns the error for a node that matches no profile, with a remedy.
 func (n node) unknown() error {
-	if n.found.Socket == "" {
+	if n.socket == "" {
 		return errors.New("no container runtime is found: containerd, CRI-O and Docker have no socket in the usual places; start one, or name it with RUNTIME and RUNTIME_SOCKET")
 	}
-	return fmt.Errorf("no known distribution has a container runtime at %s; name it with RUNTIME (containerd, docker, crio), and its configuration with RUNTIME_CONFIG", n.found.Socket)
+	return fmt.Errorf("no known distribution has a container runtime at %s; name it with RUNTIME (containerd, docker, crio), and its configuration with RUNTIME_CONFIG", n.socket)
 }

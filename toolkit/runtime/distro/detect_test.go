@@ -153,7 +153,7 @@ func TestDetectFindsTheDistribution(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root := c.files.open(t)
-			p, err := Found{Socket: c.socket, Runtime: c.runtime}.Detect(root)
+			p, err := Detect(root, c.socket, c.runtime)
 			require.NoError(t, err)
 			require.Equal(t, c.want, p.Name)
 			require.Equal(t, []string{c.config, c.dropIn}, []string{p.Config, p.DropIn})
@@ -193,7 +193,7 @@ func TestDetectPrefersTheNewerOfTwoDistributionsOnOneSocket(t *testing.T) {
 			}
 			require.NoError(t, os.Chtimes(root.Path(dir+"config.toml"), at, at))
 		}
-		p, err := Detect(root, k3sSocket)
+		p, err := Detect(root, k3sSocket, "")
 		require.NoError(t, err)
 		require.Equal(t, c.want, p.Name)
 		require.Contains(t, p.Reason, c.why)
@@ -201,11 +201,11 @@ func TestDetectPrefersTheNewerOfTwoDistributionsOnOneSocket(t *testing.T) {
 }
 
 func TestUnknownRuntimesAreRefusedWithARemedy(t *testing.T) {
-	_, err := Detect(tree{"/etc/os-release": debian}.open(t), "")
+	_, err := Detect(tree{"/etc/os-release": debian}.open(t), "", "")
 	require.ErrorContains(t, err, "name it with RUNTIME and RUNTIME_SOCKET")
-	_, err = Detect(tree{}.open(t), "/srv/own.sock")
+	_, err = Detect(tree{}.open(t), "/srv/own.sock", "")
 	require.ErrorContains(t, err, "/srv/own.sock; name it with RUNTIME")
-	_, err = Detect(tree{k3sDir + "config.toml": "imports = [\n"}.open(t), k3sSocket)
+	_, err = Detect(tree{k3sDir + "config.toml": "imports = [\n"}.open(t), k3sSocket, "")
 	refusal, is := errors.AsType[*runtime.Refusal](err)
 	require.True(t, is)
 	require.Equal(t, k3sDir+"config.toml", refusal.File)

@@ -87,7 +87,7 @@ func TestPageMatchesTheProfiles(t *testing.T) {
 
 func byName(t *testing.T, name string) Profile {
 	t.Helper()
-	for _, p := range Profiles() {
+	for _, p := range profiles() {
 		if p.Name == name {
 			return p
 		}

@@ -46,7 +46,7 @@ func TestPermitAllowsOnlyPersistentChanges(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root := c.files.open(t)
-			p, err := Detect(root, c.socket)
+			p, err := Detect(root, c.socket, "")
 			require.NoError(t, err)
 			plan, err := containerd.Plan(root, p.Place(c.version), runtime.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}, Handlers: []runtime.Handler{{Name: "nvidia", Program: "/opt/gpu-oci-runtime"}}})
 			require.NoError(t, err)
