@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/tomledit"
 )
 
 // Planner is the signature of the functions under test.
@@ -223,4 +224,27 @@ func (m Mem) Glob(dir, pattern string) ([]string, error) {
 		}
 	}
 	return found, nil
+}
+
+// Check plans, and then plans again with the files of the first plan: the second plan changes
+// nothing. A plan that is refused is valid, too.
+func (m Mem) Check(t *testing.T, plan Planner, place runtime.Place, want runtime.Want) {
+	t.Helper()
+	made, err := plan(m, place, want)
+	if err != nil {
+		return
+	}
+	after := maps.Clone(m)
+	for _, item := range made.Items {
+		_, err := tomledit.Parse(item.File.Data)
+		require.NoError(t, err)
+		after[item.Path] = string(item.File.Data)
+	}
+	again, err := plan(after, place, want)
+	require.NoError(t, err)
+	require.Empty(t, again.Edits)
+	for _, item := range again.Items {
+		require.False(t, item.Absent)
+		require.Equal(t, after[item.Path], string(item.File.Data))
+	}
 }
