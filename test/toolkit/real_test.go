@@ -118,7 +118,7 @@ func writeSpecs(t *testing.T, version, uuid string, in spec.Input) {
 	for _, n := range []devices.Node{{Path: "/dev/nvidiactl", Major: 195, Minor: 255}, {Path: "/dev/nvidia0", Major: 195}, {Path: "/dev/nvidia-uvm", Major: 511}} {
 		_ = os.Remove(n.Path) // NVIDIA's libraries create some when they are called
 		require.NoError(t, unix.Mknod(n.Path, unix.S_IFCHR|0o666, int(unix.Mkdev(n.Major, n.Minor))))
-		in.Nodes = append(in.Nodes, n)
+		in.Nodes.All = append(in.Nodes.All, n)
 	}
 	root, err := host.Open("/")
 	require.NoError(t, err)

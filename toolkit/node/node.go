@@ -39,17 +39,68 @@ type Node struct {
 	Major, Minor uint32
 }
 
-// Majors maps the names of character drivers ("nvidia-uvm") to their numbers, as listed in
+// Nodes are the device nodes below a dev root.
+type Nodes struct {
+	All    []Node // Wanted, and the others that exist
+	Wanted []Node // those that the toolkit creates if they are missing
+	Caps   Caps
+}
+
+// Scan finds the existing device nodes and determines the wanted ones, for the GPUs of a
+// snapshot and the drivers in the kernel. Without these it wants none.
+func Scan(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) (Nodes, error) {
+	majors, err := readMajors(root, driverRoot)
+	if err != nil {
+		return Nodes{}, err
+	}
+	caps, err := ReadCaps(root, driverRoot)
+	if err != nil {
+		return Nodes{}, err
+	}
+	existing, err := Find(root, devRoot)
+	if err != nil {
+		return Nodes{}, err
+	}
+	names := []string{"config", monitor}
+	for _, d := range s.Devices {
+		for _, m := range d.MIG {
+			names = append(names, Instance(d.Minor, m.GPUInstance), Compute(d.Minor, m.GPUInstance, m.ComputeInstance))
+		}
+	}
+	slices.Sort(names)
+	wanted := control(majors, caps, slices.Compact(names))
+	makes, err := makesGPUs(root, driverRoot)
+	if err != nil {
+		return Nodes{}, err
+	}
+	if makes {
+		wanted = append(wanted, gpus(majors, s.Devices)...)
+	}
+	return Nodes{All: union(wanted, existing), Wanted: wanted, Caps: caps}, nil
+}
+
+// union returns the wanted nodes, then the existing ones at other paths.
+func union(wanted, existing []Node) []Node {
+	all := slices.Clone(wanted)
+	for _, n := range existing {
+		if !slices.ContainsFunc(wanted, func(w Node) bool { return w.Path == n.Path }) {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// majors maps the names of character drivers ("nvidia-uvm") to their numbers, as listed in
 // /proc/devices.
-type Majors map[string]uint32
+type majors map[string]uint32
 
 // Caps maps the names of MIG's capabilities ("gpu0/gi1/access", "config") to their minor
 // numbers, as listed in /proc/driver/nvidia-caps/mig-minors.
 type Caps map[string]uint32
 
-// ReadMajors reads /proc/devices of the driver root if it has one (a driver container, the
+// readMajors reads /proc/devices of the driver root if it has one (a driver container, the
 // simulator), otherwise of the host.
-func ReadMajors(root *host.Root, driverRoot string) (Majors, error) {
+func readMajors(root *host.Root, driverRoot string) (majors, error) {
 	data, err := readProc(root, driverRoot, "/proc/devices")
 	return parseMajors(data), err
 }
@@ -61,10 +112,10 @@ func ReadCaps(root *host.Root, driverRoot string) (Caps, error) {
 	return parseCaps(data), err
 }
 
-// MakesGPUs reports whether the toolkit creates the nodes of GPUs, accessible to everyone, as
+// makesGPUs reports whether the toolkit creates the nodes of GPUs, accessible to everyone, as
 // with the driver's default parameters. If these set other permissions or an owner, or forbid
 // it, the administrator manages the nodes.
-func MakesGPUs(root *host.Root, driverRoot string) (bool, error) {
+func makesGPUs(root *host.Root, driverRoot string) (bool, error) {
 	data, err := readProc(root, driverRoot, "/proc/driver/nvidia/params")
 	defaults := map[string]string{"ModifyDeviceFiles": "1", "DeviceFileMode": "438", "DeviceFileUID": "0", "DeviceFileGID": "0"} // 0666
 	for line := range strings.Lines(data) {
@@ -88,8 +139,8 @@ func readProc(root *host.Root, driverRoot, name string) (string, error) {
 	return string(data), err
 }
 
-func parseMajors(s string) Majors {
-	majors := Majors{}
+func parseMajors(s string) majors {
+	found := majors{}
 	for lines := bufio.NewScanner(strings.NewReader(s)); lines.Scan(); {
 		line := lines.Text()
 		if line == "Block devices:" {
@@ -100,11 +151,11 @@ func parseMajors(s string) Majors {
 			continue
 		}
 		n, err := strconv.ParseUint(fields[0], 10, 12) // the kernel's majors have 12 bits
-		if _, there := majors[fields[1]]; err == nil && !there {
-			majors[fields[1]] = uint32(n)
+		if _, there := found[fields[1]]; err == nil && !there {
+			found[fields[1]] = uint32(n)
 		}
 	}
-	return majors
+	return found
 }
 
 func parseCaps(s string) Caps {
@@ -182,13 +233,13 @@ func Find(root *host.Root, devRoot string) ([]Node, error) {
 	return nodes, nil
 }
 
-// Control returns the wanted control nodes and capabilities for which the kernel has drivers.
+// control returns the wanted control nodes and capabilities for which the kernel has drivers.
 // caps names the wanted capabilities.
-func Control(majors Majors, minors Caps, caps []string) []Node {
+func control(drivers majors, minors Caps, caps []string) []Node {
 	var nodes []Node
-	add := func(name string, minor uint32, drivers ...string) {
-		for _, d := range drivers {
-			if major, ok := majors[d]; ok {
+	add := func(name string, minor uint32, names ...string) {
+		for _, d := range names {
+			if major, ok := drivers[d]; ok {
 				nodes = append(nodes, Node{name, major, minor})
 				return
 			}
@@ -206,14 +257,14 @@ func Control(majors Majors, minors Caps, caps []string) []Node {
 	return nodes
 }
 
-// GPUs returns the nodes of GPUs. The driver's libraries create missing ones in the /dev of
+// gpus returns the nodes of GPUs. The driver's libraries create missing ones in the /dev of
 // the calling process, which in a container is not the host's. So a node whose driver is
 // installed by a container would have none. A GPU that could not be read is skipped, because
 // its minor number is unknown.
-func GPUs(majors Majors, devices []gpu.Device) []Node {
+func gpus(drivers majors, devices []gpu.Device) []Node {
 	var nodes []Node
 	for _, name := range frontends {
-		major, ok := majors[name]
+		major, ok := drivers[name]
 		if !ok {
 			continue
 		}
@@ -227,27 +278,19 @@ func GPUs(majors Majors, devices []gpu.Device) []Node {
 	return nodes
 }
 
-// Items returns the items for the nodes. Missing nodes of control are created, and every node
-// of all gets a link below /dev/char if none leads to the device yet. A node with other
+// Items returns the items for the nodes. Missing ones that are wanted are created, and every
+// node gets a link below /dev/char if none leads to the device yet. A node with other
 // numbers than the kernel's is replaced, since it leads nowhere.
-func Items(root *host.Root, devRoot string, control, all []Node) []apply.Item {
+func (n Nodes) Items(root *host.Root, devRoot string) []apply.Item {
 	var items []apply.Item
-	seen := map[string]bool{}
-	for _, n := range control {
-		seen[n.Path] = true
+	for _, w := range n.Wanted {
 		items = append(items, apply.Item{
-			Path: path.Join(devRoot, n.Path),
-			Node: &apply.Node{Major: n.Major, Minor: n.Minor, Mode: 0o666}, // as created by nvidia-modprobe
+			Path: path.Join(devRoot, w.Path),
+			Node: &apply.Node{Major: w.Major, Minor: w.Minor, Mode: 0o666}, // as created by nvidia-modprobe
 		})
 	}
-	nodes := slices.Clone(control)
-	for _, n := range all {
-		if !seen[n.Path] {
-			nodes = append(nodes, n)
-		}
-	}
 	linked := map[string]bool{}
-	for _, n := range nodes {
+	for _, n := range n.All {
 		link := fmt.Sprintf("/dev/char/%d:%d", n.Major, n.Minor)
 		if linked[link] || leads(root, link, n) {
 			continue

@@ -32,8 +32,8 @@ Block devices:
 `
 
 func TestControlNodesRequireADriver(t *testing.T) {
-	majors := parseMajors(devices)
-	require.Equal(t, Majors{"mem": 1, "nvidia": 195, "nvidia-modeset": 195, "nvidiactl": 195, "nvidia-caps": 234, "nvidia-uvm": 511}, majors)
+	drivers := parseMajors(devices)
+	require.Equal(t, majors{"mem": 1, "nvidia": 195, "nvidia-modeset": 195, "nvidiactl": 195, "nvidia-caps": 234, "nvidia-uvm": 511}, drivers)
 	caps := parseCaps("config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\nbad\nworse x\n")
 	require.Equal(t, "/dev/nvidia-caps/nvidia-cap2", caps.Monitor())
 	require.Equal(t, map[string]bool{"/dev/nvidia-caps/nvidia-cap12": true, "/dev/nvidia-caps/nvidia-cap13": true}, caps.Instances())
@@ -42,17 +42,17 @@ func TestControlNodesRequireADriver(t *testing.T) {
 	require.Equal(t, []Node{
 		{"/dev/nvidiactl", 195, 255}, {"/dev/nvidia-modeset", 195, 254}, {"/dev/nvidia-uvm", 511, 0}, {"/dev/nvidia-uvm-tools", 511, 1},
 		{"/dev/nvidia-caps/nvidia-cap1", 234, 1}, {"/dev/nvidia-caps/nvidia-cap13", 234, 13},
-	}, Control(majors, caps, []string{"config", Compute(0, 1, 0), Instance(7, 7)}))
-	require.Empty(t, Control(Majors{"mem": 1}, caps, []string{"config"}))
-	require.Equal(t, []Node{{"/dev/nvidiactl", 195, 255}, {"/dev/nvidia-modeset", 195, 254}}, Control(Majors{"nvidia-frontend": 195}, nil, nil))
+	}, control(drivers, caps, []string{"config", Compute(0, 1, 0), Instance(7, 7)}))
+	require.Empty(t, control(majors{"mem": 1}, caps, []string{"config"}))
+	require.Equal(t, []Node{{"/dev/nvidiactl", 195, 255}, {"/dev/nvidia-modeset", 195, 254}}, control(majors{"nvidia-frontend": 195}, nil, nil))
 }
 
 func TestNodesOfGPUsRequireAKnownMinorNumber(t *testing.T) {
-	gpus := []gpu.Device{{UUID: "GPU-a", Minor: 2}, {UUID: "GPU-b", Fault: gpu.Fault{Reason: gpu.ReasonUnreadable}}, {Minor: 3}, {UUID: "GPU-c"}}
+	devices := []gpu.Device{{UUID: "GPU-a", Minor: 2}, {UUID: "GPU-b", Fault: gpu.Fault{Reason: gpu.ReasonUnreadable}}, {Minor: 3}, {UUID: "GPU-c"}}
 	want := []Node{{"/dev/nvidia2", 195, 2}, {"/dev/nvidia0", 195, 0}}
-	require.Equal(t, want, GPUs(Majors{"nvidia": 195, "nvidia-uvm": 511}, gpus))
-	require.Equal(t, want, GPUs(Majors{"nvidia-frontend": 195}, gpus))
-	require.Empty(t, GPUs(Majors{"nvidia-uvm": 511}, gpus))
+	require.Equal(t, want, gpus(majors{"nvidia": 195, "nvidia-uvm": 511}, devices))
+	require.Equal(t, want, gpus(majors{"nvidia-frontend": 195}, devices))
+	require.Empty(t, gpus(majors{"nvidia-uvm": 511}, devices))
 }
 
 func TestMakesGPUsDependsOnTheDriversParameters(t *testing.T) {
@@ -70,7 +70,7 @@ func TestMakesGPUsDependsOnTheDriversParameters(t *testing.T) {
 		}
 		root, err := host.Open(dir)
 		require.NoError(t, err)
-		makes, err := MakesGPUs(root, "/run/nvidia/driver")
+		makes, err := makesGPUs(root, "/run/nvidia/driver")
 		require.NoError(t, err)
 		require.Equal(t, want, makes, text)
 		require.NoError(t, root.Close())
@@ -84,11 +84,12 @@ func TestNodesAndLinksAreCreatedOnce(t *testing.T) {
 			root, err := host.Open(dir)
 			require.NoError(t, err)
 			defer root.Close()
-			control := Control(parseMajors(devices), nil, nil)
+			wanted := control(parseMajors(devices), nil, nil)
 			plan := func() []apply.Change {
-				all, err := Find(root, devRoot)
+				existing, err := Find(root, devRoot)
 				require.NoError(t, err)
-				changes, err := apply.Plan(root, Items(root, devRoot, control, all))
+				nodes := Nodes{All: union(wanted, existing), Wanted: wanted}
+				changes, err := apply.Plan(root, nodes.Items(root, devRoot))
 				require.NoError(t, err)
 				return changes
 			}
@@ -116,7 +117,7 @@ func TestNodesAndLinksAreCreatedOnce(t *testing.T) {
 			require.NoError(t, os.Symlink("/dev/char/../.."+path.Join(devRoot, "/dev/nvidia3"), dir+"/dev/char/195:3"))
 			require.Empty(t, plan())
 			// The uvm driver was reloaded and got another number.
-			control = Control(Majors{"nvidia": 195, "nvidia-uvm": 510}, nil, nil)
+			wanted = control(majors{"nvidia": 195, "nvidia-uvm": 510}, nil, nil)
 			_, err = apply.Write(root, plan())
 			require.NoError(t, err)
 			all, err := Find(root, devRoot)
@@ -131,15 +132,15 @@ func TestProcOfTheDriverRootIsPreferred(t *testing.T) {
 	root, err := host.Open(dir)
 	require.NoError(t, err)
 	defer root.Close()
-	majors, err := ReadMajors(root, "/driver")
+	found, err := readMajors(root, "/driver")
 	require.NoError(t, err)
-	require.Empty(t, majors)
+	require.Empty(t, found)
 	for i, p := range []string{"/proc", "/driver/proc"} {
 		require.NoError(t, os.MkdirAll(dir+p, 0o755))
 		require.NoError(t, os.WriteFile(dir+p+"/devices", fmt.Appendf(nil, "%d nvidia-uvm\n", 500+i), 0o644))
-		majors, err := ReadMajors(root, "/driver")
+		found, err := readMajors(root, "/driver")
 		require.NoError(t, err)
-		require.EqualValues(t, 500+i, majors["nvidia-uvm"])
+		require.EqualValues(t, 500+i, found["nvidia-uvm"])
 	}
 	caps, err := ReadCaps(root, "/driver")
 	require.NoError(t, err)

@@ -129,53 +129,16 @@ type Wanted struct {
 // kernel there are none.
 func (t *Toolkit) Control() ([]apply.Item, error) {
 	driverRoot, devRoot := t.Roots()
-	_, control, _, err := t.nodes(driverRoot, devRoot, gpu.Snapshot{})
+	nodes, err := node.Scan(t.Root, driverRoot, devRoot, gpu.Snapshot{})
 	if err != nil {
 		return nil, err
 	}
-	return node.Items(t.Root, devRoot, control, nil), nil
+	nodes.All = nodes.Wanted
+	return nodes.Items(t.Root, devRoot), nil
 }
 
 // InvalidateFiles makes the next Want find the driver's files again.
 func (t *Toolkit) InvalidateFiles() { t.cache = driverCache{} }
-
-// nodes returns all existing and wanted device nodes, those of them that the toolkit
-// creates, and the minor numbers of MIG's capabilities.
-func (t *Toolkit) nodes(driverRoot, devRoot string, s gpu.Snapshot) (all, control []node.Node, caps node.Caps, err error) {
-	majors, err := node.ReadMajors(t.Root, driverRoot)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	if caps, err = node.ReadCaps(t.Root, driverRoot); err != nil {
-		return nil, nil, nil, err
-	}
-	existing, err := node.Find(t.Root, devRoot)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	names := []string{"config", "monitor"}
-	for _, d := range s.Devices {
-		for _, m := range d.MIG {
-			names = append(names, node.Instance(d.Minor, m.GPUInstance), node.Compute(d.Minor, m.GPUInstance, m.ComputeInstance))
-		}
-	}
-	slices.Sort(names)
-	control = node.Control(majors, caps, slices.Compact(names))
-	makes, err := node.MakesGPUs(t.Root, driverRoot)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	if makes {
-		control = append(control, node.GPUs(majors, s.Devices)...)
-	}
-	all = slices.Clone(control)
-	for _, n := range existing {
-		if !slices.ContainsFunc(control, func(c node.Node) bool { return c.Path == n.Path }) {
-			all = append(all, n)
-		}
-	}
-	return all, control, caps, nil
-}
 
 // Want returns the wanted state of the host for the GPUs of a snapshot.
 func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
@@ -188,7 +151,7 @@ func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 		}
 		t.cache = driverCache{driverRoot, s.Driver.Version, files}
 	}
-	all, control, caps, err := t.nodes(driverRoot, devRoot, s)
+	nodes, err := node.Scan(t.Root, driverRoot, devRoot, s)
 	if err != nil {
 		return w, err
 	}
@@ -200,10 +163,10 @@ func (t *Toolkit) Want(s gpu.Snapshot) (Wanted, error) {
 		return w, fmt.Errorf("%w: %w", ErrHook, err)
 	}
 	hook := apply.Item{Path: path.Join(t.Config.InstallDir, HookName), File: &apply.File{From: t.Config.HookProgram, Mode: 0o755}}
-	out := spec.Build(spec.Input{Files: t.cache.files, Around: around, Snapshot: s, Nodes: all, Caps: caps, DriverRoot: driverRoot, DevRoot: devRoot, Hook: hook.Path})
+	out := spec.Build(spec.Input{Files: t.cache.files, Around: around, Snapshot: s, Nodes: nodes, DriverRoot: driverRoot, DevRoot: devRoot, Hook: hook.Path})
 	w.Warnings = out.Warnings
 	// Specifications come last: a name must not resolve before its files exist.
-	w.Items = append(node.Items(t.Root, devRoot, control, all), hook)
+	w.Items = append(nodes.Items(t.Root, devRoot), hook)
 	if err := t.removeStale(&w); err != nil {
 		return w, err
 	}

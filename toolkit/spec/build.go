@@ -21,11 +21,10 @@ type Input struct {
 	Files      Files
 	Around     Peripherals
 	Snapshot   gpu.Snapshot
-	Nodes      []node.Node // existing nodes, and those that are about to be created
-	Caps       node.Caps   // minor numbers of MIG's capabilities
-	DriverRoot string      // host path of the root of the driver's files
-	DevRoot    string      // host path of the root of /dev/nvidia*
-	Hook       string      // host path of gpu-cdi-hook
+	Nodes      node.Nodes
+	DriverRoot string // host path of the root of the driver's files
+	DevRoot    string // host path of the root of /dev/nvidia*
+	Hook       string // host path of gpu-cdi-hook
 }
 
 // Output holds the specifications. Without a usable GPU there are none.
@@ -67,7 +66,7 @@ func Own(kind string) bool { return kind == cdi.KindGPU || kind == cdi.KindManag
 // Build builds the specification of every kind.
 func Build(in Input) Output {
 	b := builder{Input: in, exists: map[string]bool{}}
-	for _, n := range in.Nodes {
+	for _, n := range in.Nodes.All {
 		b.exists[n.Path] = true
 	}
 	var byUUID, byIndex []specs.Device

@@ -52,7 +52,7 @@ func (b *builder) shared(minor int) bool {
 
 func (b *builder) mig(d gpu.Device, m gpu.MIGDevice) (nodes []string, missing string) {
 	for _, name := range []string{node.Instance(d.Minor, m.GPUInstance), node.Compute(d.Minor, m.GPUInstance, m.ComputeInstance)} {
-		minor, ok := b.Caps[name]
+		minor, ok := b.Nodes.Caps[name]
 		if !ok {
 			return nil, "the driver lists no capability " + name + " in /proc/driver/nvidia-caps/mig-minors"
 		}
@@ -83,7 +83,7 @@ var managed = regexp.MustCompile(`^/dev/(nvidia[0-9]+|nvidiactl|nvidia-uvm|nvidi
 
 func (b *builder) management() []string {
 	var nodes []string
-	for _, n := range b.Nodes {
+	for _, n := range b.Nodes.All {
 		if managed.MatchString(n.Path) {
 			nodes = append(nodes, n.Path)
 		}

@@ -35,8 +35,8 @@ func TestAgentsCannotWriteToADriversRoot(t *testing.T) {
 	tmpfs(root+"/dev", "log")
 
 	s := gputest.Node("t4", 1)
-	all, caps := nodes(s)
-	out := Build(Input{Snapshot: s, Nodes: all, Caps: caps, DriverRoot: root, DevRoot: root, Hook: "/hook"})
+	all := nodes(s)
+	out := Build(Input{Snapshot: s, Nodes: all, DriverRoot: root, DevRoot: root, Hook: "/hook"})
 	given := out.Spec(cdi.KindManagement).Devices[0].ContainerEdits.Mounts
 	require.Len(t, given, 2)
 	const agent, before = "/run/agent", "/run/agent-of-before"

@@ -57,7 +57,7 @@ func driver(t *testing.T, dir, driverRoot string) *host.Root {
 }
 
 // nodes returns the nodes that a driver creates for a snapshot, and MIG's minor numbers.
-func nodes(s gpu.Snapshot) ([]node.Node, node.Caps) {
+func nodes(s gpu.Snapshot) node.Nodes {
 	caps := node.Caps{"config": 1, "monitor": 2}
 	all := []node.Node{{Path: "/dev/nvidiactl", Major: 195, Minor: 255}, {Path: "/dev/nvidia-uvm", Major: 511}, {Path: "/dev/nvidia-uvm-tools", Major: 511, Minor: 1}, {Path: "/dev/nvidia-modeset", Major: 195, Minor: 254}, {Path: "/dev/nvidia-nvswitch0", Major: 240}}
 	for _, d := range s.Devices {
@@ -71,7 +71,7 @@ func nodes(s gpu.Snapshot) ([]node.Node, node.Caps) {
 	for _, n := range caps {
 		all = append(all, node.Node{Path: node.CapPath(n), Major: 234, Minor: n})
 	}
-	return all, caps
+	return node.Nodes{All: all, Caps: caps}
 }
 
 func encode(t *testing.T, out Output) []byte {
@@ -108,8 +108,8 @@ func TestGolden(t *testing.T) {
 			files, err := Find(root, c.driverRoot, version)
 			require.NoError(t, err)
 			s := gputest.Node(c.profile, c.gpus)
-			all, caps := nodes(s)
-			out := Build(Input{Files: files, Snapshot: s, Nodes: all, Caps: caps, DriverRoot: c.driverRoot, DevRoot: c.devRoot, Hook: "/usr/local/nvidia/toolkit/gpu-cdi-hook"})
+			all := nodes(s)
+			out := Build(Input{Files: files, Snapshot: s, Nodes: all, DriverRoot: c.driverRoot, DevRoot: c.devRoot, Hook: "/usr/local/nvidia/toolkit/gpu-cdi-hook"})
 			require.Empty(t, out.Warnings)
 			got := encode(t, out)
 			if !c.whole {
@@ -144,8 +144,8 @@ func paths(e specs.ContainerEdits) []string {
 
 func TestEachGPUHasItsOwnNodeAndNoOther(t *testing.T) {
 	s := gputest.Node("a100-80gb", 8)
-	all, caps := nodes(s)
-	out := Build(Input{Snapshot: s, Nodes: all, Caps: caps, Hook: "/hook"})
+	all := nodes(s)
+	out := Build(Input{Snapshot: s, Nodes: all, Hook: "/hook"})
 	for i := range 8 {
 		want := []string{fmt.Sprintf("/dev/nvidia%d", i)}
 		require.Equal(t, want, device(t, out, cdi.KindGPU, string(gputest.GPU(i))))
@@ -159,16 +159,16 @@ func TestEachGPUHasItsOwnNodeAndNoOther(t *testing.T) {
 
 func TestUnusableDevicesAreLeftOutWithAWarning(t *testing.T) {
 	s := gputest.Node("a100-mig", 2)
-	all, caps := nodes(s)
-	delete(caps, node.Instance(0, s.Devices[0].MIG[1].GPUInstance))
+	all := nodes(s)
+	delete(all.Caps, node.Instance(0, s.Devices[0].MIG[1].GPUInstance))
 	var kept []node.Node
-	gone := node.CapPath(caps[node.Compute(0, s.Devices[0].MIG[2].GPUInstance, 0)])
-	for _, n := range all {
+	gone := node.CapPath(all.Caps[node.Compute(0, s.Devices[0].MIG[2].GPUInstance, 0)])
+	for _, n := range all.All {
 		if n.Path != "/dev/nvidia1" && n.Path != gone {
 			kept = append(kept, n)
 		}
 	}
-	out := Build(Input{Snapshot: s, Nodes: kept, Caps: caps, DevRoot: "/run/nvidia/driver", Hook: "/hook"})
+	out := Build(Input{Snapshot: s, Nodes: node.Nodes{All: kept, Caps: all.Caps}, DevRoot: "/run/nvidia/driver", Hook: "/hook"})
 	require.Len(t, out.Warnings, 3)
 	require.Contains(t, out.Warnings[0], "no capability gpu0/gi2/access")
 	require.Contains(t, out.Warnings[1], "/run/nvidia/driver"+gone)
@@ -180,18 +180,18 @@ func TestUnusableDevicesAreLeftOutWithAWarning(t *testing.T) {
 
 	require.Empty(t, Build(Input{Nodes: all}).Specs, "without a GPU there is nothing to specify")
 	s.Devices[0].MIG[0].UUID = "MIG-GPU-x/1/0"
-	out = Build(Input{Snapshot: s, Nodes: all, Caps: caps})
+	out = Build(Input{Snapshot: s, Nodes: all})
 	require.Contains(t, strings.Join(out.Warnings, "\n"), "MIG-GPU-x/1/0")
 }
 
 func TestBrokenGPUNeverGetsAnothersNode(t *testing.T) {
 	s := gputest.Node("a100-80gb", 3)
-	all, caps := nodes(s)
+	all := nodes(s)
 	s.Devices[2].Fault = gpu.Fault{Reason: gpu.ReasonLost, Message: "fell off the bus"}
-	out := Build(Input{Snapshot: s, Nodes: all, Caps: caps})
+	out := Build(Input{Snapshot: s, Nodes: all})
 	require.Equal(t, []string{"/dev/nvidia2"}, device(t, out, cdi.KindGPU, string(gputest.GPU(2))), "it keeps the node that it is known to have")
 	s.Devices[2].Minor = 0 // not readable any more
-	out = Build(Input{Snapshot: s, Nodes: all, Caps: caps})
+	out = Build(Input{Snapshot: s, Nodes: all})
 	require.Nil(t, device(t, out, cdi.KindGPU, string(gputest.GPU(2))))
 	require.Equal(t, []string{"/dev/nvidia0"}, device(t, out, cdi.KindGPU, string(gputest.GPU(0))))
 	require.Contains(t, out.Warnings[0], "fell off the bus")
@@ -203,8 +203,8 @@ func TestEveryHookHasAnEnvironmentAndIsOneThatWeHave(t *testing.T) {
 	files, err := Find(root, "/", version)
 	require.NoError(t, err)
 	s := gputest.Node("t4", 1)
-	all, caps := nodes(s)
-	out := Build(Input{Files: files, Snapshot: s, Nodes: all, Caps: caps, Hook: "/opt/gpu-cdi-hook"})
+	all := nodes(s)
+	out := Build(Input{Files: files, Snapshot: s, Nodes: all, Hook: "/opt/gpu-cdi-hook"})
 	require.NotEmpty(t, out.Specs)
 	for _, s := range out.Specs {
 		var names []string
@@ -297,9 +297,9 @@ func TestHarmfulCopiesOfOurFileAreReported(t *testing.T) {
 
 func TestDuplicateNamesAreWrittenOnce(t *testing.T) {
 	s := gputest.Node("t4", 2)
-	all, caps := nodes(s)
+	all := nodes(s)
 	s.Devices[1].Index = 0
-	out := Build(Input{Snapshot: s, Nodes: all, Caps: caps, Hook: "/hook"})
+	out := Build(Input{Snapshot: s, Nodes: all, Hook: "/hook"})
 	require.Equal(t, []string{`device "0" is left out: the driver gives the name to two`}, out.Warnings)
 	for _, spec := range out.Specs {
 		_, err := cdi.Encode(spec)
@@ -368,8 +368,8 @@ func TestDriverRootIsMountedNonRecursively(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		driverRoot, devRoot := roots.Draw(t, "driver root"), roots.Draw(t, "dev root")
 		s := gputest.Node("t4", 1)
-		all, caps := nodes(s)
-		out := Build(Input{Snapshot: s, Nodes: all, Caps: caps, DriverRoot: driverRoot, DevRoot: devRoot, Hook: "/hook"})
+		all := nodes(s)
+		out := Build(Input{Snapshot: s, Nodes: all, DriverRoot: driverRoot, DevRoot: devRoot, Hook: "/hook"})
 		for _, kind := range out.Specs {
 			for _, d := range kind.Devices {
 				for _, m := range d.ContainerEdits.Mounts {
