@@ -35,7 +35,7 @@ func (s *Store) Restore(o RestoreOptions) (Restored, error) {
 	if err != nil {
 		return Restored{}, err
 	}
-	r, items, rest, err := s.undo(m, o.Only)
+	r, items, rest, err := s.planRestore(m, o.Only)
 	if err != nil {
 		return Restored{}, err
 	}
@@ -66,16 +66,16 @@ func (s *Store) cleanUp(all bool) error {
 	if _, err := s.sweep(); err != nil || all {
 		return err
 	}
-	t, err := s.pending()
-	if err != nil || t == nil {
+	m, err := s.read()
+	if err != nil || m.Journal == nil {
 		return err
 	}
-	_, err = t.rollback() // Restore reports what is left
+	_, err = s.rollback(m) // Restore reports what is left
 	return err
 }
 
-// undo returns the items that restore the originals, and the remaining manifest.
-func (s *Store) undo(m Manifest, only func(string) bool) (r Restored, items []Item, rest Manifest, err error) {
+// planRestore returns the items that restore the originals, and the remaining manifest.
+func (s *Store) planRestore(m Manifest, only func(string) bool) (r Restored, items []Item, rest Manifest, err error) {
 	rest = m
 	rest.Journal = nil
 	for _, e := range slices.Backward(m.Entries) {

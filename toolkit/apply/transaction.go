@@ -24,16 +24,46 @@ const noteKey = "configure"
 // Commit, also by another process: Pending finds the note, which is the caller's. Without
 // changes nothing is written, and there is no transaction.
 func (s *Store) Begin(changes []Change, note []byte) error {
+	if len(changes) == 0 {
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t, err := s.begin(changes, note)
-	if err != nil || t == nil {
+	m, err := s.begin(changes, note)
+	if err != nil {
 		return err
 	}
-	if err := t.write(changes); err != nil {
-		return errors.Join(err, t.undo())
+	if _, err = Write(s.Root, changes); err == nil {
+		m.Journal.Stage = stageWritten
+		err = s.save(m)
+	}
+	if err != nil {
+		return errors.Join(err, s.undo(m))
 	}
 	return nil
+}
+
+// begin writes the planned changes, their note and everything needed to undo them to the
+// disk. It returns the manifest.
+func (s *Store) begin(changes []Change, note []byte) (Manifest, error) {
+	p, err := s.prepare(changes)
+	if err != nil {
+		return p.before, err
+	}
+	m := p.before
+	if m.Journal != nil {
+		return m, m.Journal.pending()
+	}
+	for _, c := range changes {
+		if c.Was.File != nil {
+			p.keep[hash(c.Was.File.Data)] = c.Was.File.Data
+		}
+	}
+	m.Journal = &Journal{
+		BootID: s.BootID, Since: time.Now().UTC().Truncate(time.Second), Stage: stageBegun,
+		Data: map[string]string{noteKey: string(note)}, Steps: p.steps, Dirs: p.dirs,
+	}
+	return m, s.record(m, p.keep)
 }
 
 // Pending returns the note of the unfinished transaction. It rolls back one that is only
@@ -41,85 +71,42 @@ func (s *Store) Begin(changes []Change, note []byte) error {
 func (s *Store) Pending() (note []byte, pending bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t, err := s.pending()
-	if err != nil || t == nil {
+	m, err := s.read()
+	if err != nil || m.Journal == nil {
 		return nil, false, err
 	}
-	complete, err := t.written()
+	complete, err := s.written(*m.Journal)
 	if err != nil {
 		return nil, false, err
 	}
 	if !complete {
-		return nil, false, t.undo()
+		return nil, false, s.undo(m)
 	}
-	return []byte(t.Data[noteKey]), true, nil
+	return []byte(m.Journal.Data[noteKey]), true, nil
 }
 
 // Commit ends the transaction, if there is one, and keeps its changes.
-func (s *Store) Commit() error { return s.end((*transaction).commit) }
+func (s *Store) Commit() error { return s.end(s.commit) }
 
 // Undo ends the transaction, if there is one, and rolls back its changes. It returns an error
 // if others changed some of the files meanwhile, which stay as they are.
-func (s *Store) Undo() error { return s.end((*transaction).undo) }
+func (s *Store) Undo() error { return s.end(s.undo) }
 
-func (s *Store) end(how func(*transaction) error) error {
+// end calls how with the manifest if that has a transaction.
+func (s *Store) end(how func(Manifest) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t, err := s.pending()
-	if err != nil || t == nil {
-		return err
-	}
-	return how(t)
-}
-
-// transaction is an unfinished transaction of a store.
-type transaction struct {
-	Journal
-	*Store
-}
-
-// begin writes the planned changes, their note and everything needed to undo them to the
-// disk. It returns nil if there are no changes.
-func (s *Store) begin(changes []Change, note []byte) (*transaction, error) {
-	if len(changes) == 0 {
-		return nil, nil
-	}
-	p, err := s.prepare(changes)
-	if err != nil {
-		return nil, err
-	}
-	if p.before.Journal != nil {
-		return nil, p.before.Journal.pending()
-	}
-	for _, c := range changes {
-		if c.Was.File != nil {
-			p.keep[hash(c.Was.File.Data)] = c.Was.File.Data
-		}
-	}
-	j := Journal{
-		BootID: s.BootID, Since: time.Now().UTC().Truncate(time.Second), Stage: stageBegun,
-		Data: map[string]string{noteKey: string(note)}, Steps: p.steps, Dirs: p.dirs,
-	}
-	p.before.Journal = &j
-	if err := s.record(p.before, p.keep); err != nil {
-		return nil, err
-	}
-	return &transaction{j, s}, nil
-}
-
-// pending returns the unfinished transaction, nil if there is none.
-func (s *Store) pending() (*transaction, error) {
 	m, err := s.read()
 	if err != nil || m.Journal == nil {
-		return nil, err
+		return err
 	}
-	return &transaction{*m.Journal, s}, nil
+	return how(m)
 }
 
-// written reports whether all changes of the transaction are made.
-func (t *transaction) written() (bool, error) {
-	for _, step := range t.Steps {
-		now, err := observe(t.Root, step.Path)
+// written reports whether all changes of a transaction are made.
+func (s *Store) written(j Journal) (bool, error) {
+	for _, step := range j.Steps {
+		now, err := observe(s.Root, step.Path)
 		if err != nil || !now.same(step.After) {
 			return false, err
 		}
@@ -127,32 +114,20 @@ func (t *transaction) written() (bool, error) {
 	return true, nil
 }
 
-// write makes the changes passed to begin. After an error, roll back.
-func (t *transaction) write(changes []Change) error {
-	if _, err := Write(t.Root, changes); err != nil {
-		return err
-	}
-	return t.update(func(m *Manifest) {
-		t.Stage = stageWritten
-		m.Journal = &t.Journal
-	})
-}
-
 // commit ends the transaction and keeps its changes.
-func (t *transaction) commit() error {
-	return t.update(func(m *Manifest) {
-		for _, step := range t.Steps {
-			if e := m.entry(step.Path); e != nil {
-				*m = m.with(step.Path, e.settled())
-			}
+func (s *Store) commit(m Manifest) error {
+	for _, step := range m.Journal.Steps {
+		if e := m.entry(step.Path); e != nil {
+			m = m.with(step.Path, e.settled())
 		}
-		m.Journal = nil
-	})
+	}
+	m.Journal = nil
+	return s.save(m)
 }
 
 // undo rolls back, and returns an error if something is left.
-func (t *transaction) undo() error {
-	left, err := t.rollback()
+func (s *Store) undo(m Manifest) error {
+	left, err := s.rollback(m)
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("not everything was restored: %s", strings.Join(left, "; "))
 	}
@@ -162,59 +137,42 @@ func (t *transaction) undo() error {
 // rollback ends the transaction and undoes its changes. It returns descriptions of the
 // paths that are left because others changed them meanwhile. It can be repeated after an
 // error or a kill.
-func (t *transaction) rollback() (left []string, err error) {
-	if len(t.Steps) == 0 {
-		return nil, t.update(func(m *Manifest) { m.Journal = nil })
-	}
+func (s *Store) rollback(m Manifest) (left []string, err error) {
+	j := *m.Journal
+	m.Journal = nil
 	var items []Item
-	undone := map[string]*Entry{}
-	for _, step := range slices.Backward(t.Steps) {
-		now, err := observe(t.Root, step.Path)
+	for _, step := range slices.Backward(j.Steps) {
+		now, err := observe(s.Root, step.Path)
 		if err != nil {
 			return nil, err
 		}
 		switch {
 		case now.same(step.After):
-			item, err := t.item(step.Path, step.Before)
+			item, err := s.item(step.Path, step.Before)
 			if err != nil {
 				return nil, err
 			}
 			items = append(items, item)
-			undone[step.Path] = step.Entry
 		case now.same(step.Before):
-			undone[step.Path] = step.Entry
 		default:
 			left = append(left, step.Path+" was changed by others since, and stays as it is")
+			continue
 		}
+		m = m.with(step.Path, step.Entry)
 	}
-	changes, err := Plan(t.Root, items)
+	changes, err := Plan(s.Root, items)
 	if err == nil {
-		_, err = Write(t.Root, changes)
+		_, err = Write(s.Root, changes)
 	}
 	if err != nil {
 		return left, err
 	}
-	still, err := removeDirs(t.Root, t.Dirs)
+	still, err := removeDirs(s.Root, j.Dirs)
 	if err != nil {
 		return left, err
 	}
-	return left, t.update(func(m *Manifest) {
-		for p, e := range undone {
-			*m = m.with(p, e)
-		}
-		m.Dirs = slices.DeleteFunc(m.Dirs, func(d string) bool { return slices.Contains(t.Dirs, d) && !slices.Contains(still, d) })
-		m.Journal = nil
-	})
-}
-
-// update changes the manifest of an unfinished transaction.
-func (t *transaction) update(edit func(*Manifest)) error {
-	m, err := t.read()
-	if err != nil || m.Journal == nil {
-		return err
-	}
-	edit(&m)
-	return t.save(m)
+	m.Dirs = slices.DeleteFunc(slices.Clone(m.Dirs), func(d string) bool { return slices.Contains(j.Dirs, d) && !slices.Contains(still, d) })
+	return left, s.save(m)
 }
 
 func (j Journal) touches(p string) bool {

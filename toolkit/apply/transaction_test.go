@@ -52,10 +52,9 @@ func TestRollbackUndoesExactlyOneTransaction(t *testing.T) {
 		Item{Path: wanted()[1].Path, Absent: true})
 	require.NoError(t, storeOf(root, "boot").Begin(changesFor(t, root, items), nil))
 	require.Contains(t, describe(t, at+conf), "more")
-	found, err := storeOf(root, "boot").pending()
-	require.NoError(t, err)
+	found := read(t, root)
 	for range 2 {
-		left, err := found.rollback()
+		left, err := storeOf(root, "boot").rollback(found)
 		require.NoError(t, err)
 		require.Empty(t, left)
 		require.Equal(t, before, describe(t, at+conf))
