@@ -1,5 +1,7 @@
-// Package setup prepares a host so that containers can use GPUs: it scans the host, plans
-// and applies changes, and reports the result.
+// Package setup prepares a host so that containers can use GPUs. In one pass (Toolkit.Once)
+// it reads the GPUs, computes the wanted files, nodes and CDI specifications of the host
+// (Toolkit.Want, with spec.Build), and writes those that differ (apply.Store.Apply). It also
+// reports the result, and connects package configure with the host.
 package setup
 
 import (
