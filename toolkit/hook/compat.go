@@ -37,10 +37,10 @@ type hostCUDA struct {
 // chooseCompat returns the directory of the image's libraries if they take precedence over the
 // driver's, and otherwise "". If the image has such libraries, why is the reason.
 //
-// Without Host.CUDA the image's driver must have a higher major version than the host's. If
-// its libcuda lists the supported major versions, the host's must be among them. With
-// Host.CUDA, as on Tegra, where driver versions are meaningless, its libcuda must state a
-// higher CUDA version.
+// Without the host's CUDA version, the image's driver must have a higher major version than
+// the host's. If its libcuda lists the supported major versions, the host's must be among
+// them. With the host's CUDA version, as on Tegra, where driver versions are meaningless,
+// the image's libcuda must state a higher CUDA version.
 func chooseCompat(root *rootfs.Root, dir string, h hostCUDA) (chosen, why string, err error) {
 	if h.Driver == "" && h.CUDA == "" {
 		return "", "", nil

@@ -64,7 +64,7 @@ func switchOff(data []byte) []byte {
 	return out.Bytes()
 }
 
-// mountParams mounts text at Path in the container. It writes the text to a file of a tmpfs that
+// mountParams mounts text at paramsPath in the container. It writes the text to a file of a tmpfs that
 // nobody else sees, makes that read-only, and mounts the file on the very file that was
 // checked. No step follows a link or leaves anything in the image.
 func mountParams(root *rootfs.Root, text []byte) error {

@@ -39,7 +39,7 @@ var peripherals = []struct {
 	{cdi.KindIMEX, []string{"/dev/nvidia-caps-imex-channels/channel*"}},
 }
 
-// Places returns the patterns of the paths that Look searches for, below the dev root or
+// Places returns the patterns of the paths that FindPeripherals searches for, below the dev root or
 // in the host's own /dev.
 func Places() []string {
 	places := []string{"/dev/dri/*"}

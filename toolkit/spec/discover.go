@@ -1,5 +1,5 @@
 // Package spec determines which driver files and device nodes a container with a GPU
-// gets, in the form of CDI specifications. Find and Look read the host; Build is a pure
+// gets, in the form of CDI specifications. Find and FindPeripherals read the host; Build is a pure
 // function.
 package spec
 

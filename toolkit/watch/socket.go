@@ -35,7 +35,7 @@ const (
 //
 // If attend returns an error, the call is repeated: soon if it ran for long, otherwise after
 // a pause that grows up to ten seconds. If it returns nil, it is not repeated. Calls do not
-// overlap. Attend ends with ctx and returns its error, or an error of watching the socket.
+// overlap. Follow ends with ctx and returns its error, or an error of watching the socket.
 func Follow(ctx context.Context, root *host.Root, paths []string, attend func(ctx context.Context, path string) error) error {
 	watcher, err := New(root)
 	if err != nil {

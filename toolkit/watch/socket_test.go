@@ -35,7 +35,7 @@ func newHost(t *testing.T) *host.Root {
 	return root
 }
 
-// attend runs Attend until the end of the test.
+// attend runs Follow until the end of the test.
 func attend(t *testing.T, root *host.Root, paths []string, each func(context.Context, string) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -55,7 +55,7 @@ func listen(t *testing.T, root *host.Root, path string) *net.UnixListener {
 	return ln
 }
 
-func TestAttendFollowsChangesOfTheSocket(t *testing.T) {
+func TestFollowCallsAgainWhenTheSocketChanges(t *testing.T) {
 	root := newHost(t)
 	calls := make(chan string, 10)
 	attend(t, root, []string{"/var/run/first/a.sock", "/var/run/b.sock"}, func(_ context.Context, at string) error {

@@ -59,7 +59,7 @@ type Detection struct {
 // RestartMethod is the way in which a runtime loads a new configuration.
 type RestartMethod string
 
-// The values of Door.
+// The restart methods.
 const (
 	Systemd RestartMethod = "systemd" // a unit is restarted over D-Bus
 	Reload  RestartMethod = "reload"  // the daemon reloads on SIGHUP; only Docker loads handlers this way
@@ -73,7 +73,7 @@ type Restart struct {
 	// Automatic reports whether a watcher of the drop-ins restarts the runtime some
 	// seconds after one changes (k0s). Restarting a unit too does no harm.
 	Automatic bool   `json:"itself,omitempty"`
-	Message   string `json:"message,omitempty"` // with Nobody
+	Message   string `json:"message,omitempty"` // with Manual
 }
 
 //go:embed profiles.yaml

@@ -30,7 +30,7 @@ type dockerInfo struct {
 	CDISpecDirs    []string
 }
 
-// QueryDocker queries the daemon that listens on a socket of the host, within cri.Timeout. With an
+// QueryDocker queries the daemon that listens on a socket of the host, within Timeout. With an
 // error, the result only has the socket, and a message with the reason and a remedy.
 func QueryDocker(ctx context.Context, root *host.Root, at string) (RuntimeInfo, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
