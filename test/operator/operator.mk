@@ -9,7 +9,7 @@ KILLS ?= 4
 
 .PHONY: e2e-operator e2e-operator-kills e2e-operator-rights e2e-operator-olm
 e2e-operator: packages-machine e2e-images chart bundle $(BIN)/standin $(BIN)/simkernel $(BIN)/tools/helm $(BIN)/olm/clusterserviceversions.json ## install the operator on a real cluster, and see nodes get their drivers, upgrades, failures and the end
-	@began=$$(date +%s); GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_E2E_KILLS='$(KILLS)' $(GO) test $(TAGS) -count=1 -v -timeout 30m -parallel 2 $(E2E_ARGS) ./test/operator && \
+	@began=$$(date +%s); GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_E2E_KILLS='$(KILLS)' $(GO) test $(TAGS) -count=1 -v -timeout 30m -parallel 3 $(E2E_ARGS) ./test/operator && \
 	echo "e2e-operator: passed in $$(($$(date +%s) - began)) s"
 
 e2e-operator-kills: ## kill the operator 50 times during upgrades
