@@ -214,8 +214,8 @@ func TestTheSecondDaemonWaitsForTheFirst(t *testing.T) {
 	}
 	second := run(t, configuring(kind, "run")[1:]...)
 	require.Eventually(t, func() bool { return strings.Contains(second.log(), "another gpu-toolkit is at work") }, minute, tick)
-	first.terminate()
 	require.NoError(t, os.RemoveAll("/run/nvidia/gpuready/toolkit/state.json"))
+	first.terminate() // the second writes the state at once
 	settledState(t, nodestate.Ready)
 	require.Len(t, s.Calls(), 1)
 
