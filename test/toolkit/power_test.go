@@ -77,7 +77,7 @@ func openMachine(t *testing.T, dir, version string) machine {
 		StateDir: "/run/nvidia/gpuready", Configure: true, Handler: "nvidia", Shim: request.DefaultSettings(), ShimProgram: program,
 	}, nil)
 	require.NoError(t, err)
-	held, err := tk.Lock(t.Context(), false, nil)
+	held, err := tk.Lock(t.Context(), nil)
 	require.NoError(t, err)
 	r := &imagined{root: tk.Root, version: version}
 	r.read()

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 func loop(at string) int {
 	root, err := host.Open(at)
 	if err == nil {
-		_, err = apply.Lock(context.Background(), root, "/run/lock", false)
+		_, err = apply.Lock(context.Background(), root, "/run/lock", nil)
 	}
 	println("ready")
 	for err == nil {

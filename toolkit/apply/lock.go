@@ -39,12 +39,13 @@ type Held struct {
 // so the lock ends with the process in any case, and children do not inherit it. The
 // file stays and names the last holder, until a holder removes it (Held.Remove).
 //
-// With wait, Lock waits for the other instance to end, until ctx ends. The waiting
-// thread is then abandoned, and ends with the other instance or with this process.
-// Without wait, an error that wraps ErrLocked names the holder.
-func Lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, error) {
+// If another instance has the lock, Lock returns an error that wraps ErrLocked and names
+// the holder. With waiting set, it calls waiting with that error instead, and waits for
+// the other instance to end, until ctx ends. The waiting thread is then abandoned, and ends
+// with the other instance or with this process.
+func Lock(ctx context.Context, root *host.Root, dir string, waiting func(error)) (*Held, error) {
 	for {
-		held, err := lock(ctx, root, dir, wait)
+		held, err := lock(ctx, root, dir, waiting)
 		if err != nil || held.isFile(root.Stat(path.Join(dir, lockName))) {
 			return held, err
 		}
@@ -54,7 +55,7 @@ func Lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, e
 	}
 }
 
-func lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, error) {
+func lock(ctx context.Context, root *host.Root, dir string, waiting func(error)) (*Held, error) {
 	f, err := openLock(root, dir)
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", explain(root, path.Join(dir, lockName), err))
@@ -62,9 +63,10 @@ func lock(ctx context.Context, root *host.Root, dir string, wait bool) (*Held, e
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		held := fmt.Errorf("%w (%s, by %s)", ErrLocked, path.Join(dir, lockName), readHolder(f))
-		if !wait {
+		if waiting == nil {
 			return nil, errors.Join(held, f.Close())
 		}
+		waiting(held)
 		if f, err = await(ctx, f); errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 			return nil, fmt.Errorf("%w: timed out waiting for it: %w", held, err)
 		}

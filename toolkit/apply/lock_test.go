@@ -17,18 +17,20 @@ import (
 
 const locks = "/run/nvidia/gpuready/toolkit"
 
+func wait(error) {}
+
 func TestErrLockedNamesTheHolder(t *testing.T) {
 	at := scratch(t)
-	held, err := apply.Lock(t.Context(), open(t, at), locks, false)
+	held, err := apply.Lock(t.Context(), open(t, at), locks, nil)
 	require.NoError(t, err, "before any directory of ours exists")
 	other := open(t, at)
-	_, err = apply.Lock(t.Context(), other, locks, false)
+	_, err = apply.Lock(t.Context(), other, locks, nil)
 	require.ErrorIs(t, err, apply.ErrLocked)
 	require.ErrorContains(t, err, "process "+strconv.Itoa(os.Getpid()))
 	require.ErrorContains(t, err, filepath.Base(os.Args[0]))
 	require.ErrorContains(t, err, locks+"/toolkit.lock")
 	require.NoError(t, held.Unlock())
-	held, err = apply.Lock(t.Context(), other, locks, false)
+	held, err = apply.Lock(t.Context(), other, locks, nil)
 	require.NoError(t, err)
 	require.NoError(t, held.Unlock())
 	require.FileExists(t, at+locks+"/toolkit.lock")
@@ -38,13 +40,13 @@ func TestSecondInstanceWaits(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	at := scratch(t)
 	root := open(t, at)
-	held, err := apply.Lock(t.Context(), root, locks, true)
+	held, err := apply.Lock(t.Context(), root, locks, wait)
 	require.NoError(t, err)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
-		_, err := apply.Lock(ctx, root, locks, true)
+		_, err := apply.Lock(ctx, root, locks, wait)
 		ended <- err
 	}()
 	cancel()
@@ -54,7 +56,7 @@ func TestSecondInstanceWaits(t *testing.T) {
 
 	got := make(chan *apply.Held)
 	go func() {
-		second, err := apply.Lock(t.Context(), root, locks, true)
+		second, err := apply.Lock(t.Context(), root, locks, wait)
 		if err != nil {
 			t.Error(err)
 		}
@@ -67,7 +69,7 @@ func TestSecondInstanceWaits(t *testing.T) {
 // A child that outlives its parent does not keep the lock.
 func TestChildrenDoNotInheritTheLock(t *testing.T) {
 	root := open(t, scratch(t))
-	held, err := apply.Lock(t.Context(), root, locks, false)
+	held, err := apply.Lock(t.Context(), root, locks, nil)
 	require.NoError(t, err)
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), childVar+"=1")
@@ -75,7 +77,7 @@ func TestChildrenDoNotInheritTheLock(t *testing.T) {
 	defer func() { _ = child.Wait() }()
 	defer func() { _ = child.Process.Kill() }()
 	require.NoError(t, held.Unlock())
-	held, err = apply.Lock(t.Context(), root, locks, false)
+	held, err = apply.Lock(t.Context(), root, locks, nil)
 	require.NoError(t, err)
 	require.NoError(t, held.Unlock())
 }
@@ -88,13 +90,13 @@ func TestLockOnAnOddFileIsRefusedByName(t *testing.T) {
 		at := scratch(t)
 		require.NoError(t, os.MkdirAll(at+locks, 0o755))
 		require.NoError(t, make(at+locks+"/toolkit.lock"))
-		_, err := apply.Lock(t.Context(), open(t, at), locks, true)
+		_, err := apply.Lock(t.Context(), open(t, at), locks, wait)
 		require.ErrorContains(t, err, locks+"/toolkit.lock", name)
 	}
 	at := scratch(t)
 	require.NoError(t, os.MkdirAll(at+filepath.Dir(locks), 0o755))
 	require.NoError(t, os.WriteFile(at+locks, nil, 0o644))
-	_, err := apply.Lock(t.Context(), open(t, at), locks, true)
+	_, err := apply.Lock(t.Context(), open(t, at), locks, wait)
 	require.Error(t, err)
 	require.NotErrorIs(t, err, fs.ErrNotExist)
 }
@@ -102,11 +104,11 @@ func TestLockOnAnOddFileIsRefusedByName(t *testing.T) {
 func TestWaiterForARemovedLockLocksTheNewFile(t *testing.T) {
 	at := t.TempDir()
 	root := open(t, at)
-	held, err := apply.Lock(t.Context(), root, locks, false)
+	held, err := apply.Lock(t.Context(), root, locks, nil)
 	require.NoError(t, err)
 	waited := make(chan *apply.Held, 1)
 	go func() {
-		second, err := apply.Lock(t.Context(), open(t, at), locks, true)
+		second, err := apply.Lock(t.Context(), open(t, at), locks, wait)
 		if err == nil {
 			waited <- second
 		}
@@ -116,7 +118,7 @@ func TestWaiterForARemovedLockLocksTheNewFile(t *testing.T) {
 	require.NoError(t, held.Unlock())
 	second := <-waited
 	require.NotNil(t, second)
-	_, err = apply.Lock(t.Context(), root, locks, false)
+	_, err = apply.Lock(t.Context(), root, locks, nil)
 	require.ErrorIs(t, err, apply.ErrLocked)
 	require.NoError(t, second.Unlock())
 }

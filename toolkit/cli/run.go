@@ -98,10 +98,13 @@ const lockRetry = 5 * time.Second
 
 // lock locks the host. The command run waits for the holder, and for room for the file.
 func (c command) lock(ctx context.Context) (*apply.Held, error) {
-	waits, logged := c.o.command == "run", false
-	for {
-		held, err := c.t.Lock(ctx, waits, func(message string) { c.log.Info("waiting", "message", message) })
-		if err == nil || !waits || !inotify.Exhausted(err) {
+	var waiting func(error)
+	if c.o.command == "run" {
+		waiting = func(err error) { c.log.Info("waiting", "message", err.Error()) }
+	}
+	for logged := false; ; {
+		held, err := c.t.Lock(ctx, waiting)
+		if err == nil || waiting == nil || !inotify.Exhausted(err) {
 			return held, err
 		}
 		if !logged {

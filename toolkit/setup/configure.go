@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
@@ -131,14 +130,9 @@ func (c Config) ProblemOf(err error) (gpu.Reason, string) {
 }
 
 // Lock makes this process the only one that changes the host, and removes the partial files
-// of a killed one. With wait it waits for another process, and calls notify with its name.
-func (t *Toolkit) Lock(ctx context.Context, wait bool, notify func(message string)) (*apply.Held, error) {
-	dir := path.Join(t.Config.StateDir, string(nodestate.Toolkit))
-	held, err := apply.Lock(ctx, t.Root, dir, false)
-	if wait && errors.Is(err, apply.ErrLocked) {
-		notify(err.Error())
-		held, err = apply.Lock(ctx, t.Root, dir, true)
-	}
+// of a killed one. With waiting set it waits for another process, see apply.Lock.
+func (t *Toolkit) Lock(ctx context.Context, waiting func(error)) (*apply.Held, error) {
+	held, err := apply.Lock(ctx, t.Root, t.Config.stateDir(), waiting)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +145,7 @@ func (t *Toolkit) Lock(ctx context.Context, wait bool, notify func(message strin
 // RemoveLock removes the lock, and its directory if that is empty.
 func (t *Toolkit) RemoveLock(held *apply.Held) error {
 	err := held.Remove()
-	for _, dir := range []string{path.Join(t.Config.StateDir, string(nodestate.Toolkit)), t.Config.StateDir} {
+	for _, dir := range []string{t.Config.stateDir(), t.Config.StateDir} {
 		_ = t.Root.Remove(dir) // not empty: others use it
 	}
 	return err

@@ -56,6 +56,9 @@ type Config struct {
 	ShimProgram    string // gpu-oci-runtime, in this process's file system
 }
 
+// stateDir returns the directory of the toolkit's state and lock.
+func (c Config) stateDir() string { return path.Join(c.StateDir, string(nodestate.Toolkit)) }
+
 // Driver finds and opens NVML, which a process can load only once.
 type Driver interface {
 	// Find returns the path of libnvidia-ml below a driver root, in this process's file
@@ -270,8 +273,7 @@ func (t *Toolkit) Uninstall(dry bool) (changes []apply.Change, left []string, er
 	if err != nil {
 		return nil, nil, err
 	}
-	state := path.Join(t.Config.StateDir, string(nodestate.Toolkit))
-	gone, err := t.Store.Plan([]apply.Item{{Path: path.Join(state, nodestate.FileName), Absent: true}})
+	gone, err := t.Store.Plan([]apply.Item{{Path: path.Join(t.Config.stateDir(), nodestate.FileName), Absent: true}})
 	if err == nil && !dry {
 		_, err = apply.Write(t.Root, gone)
 	}
@@ -283,7 +285,7 @@ func (t *Toolkit) Uninstall(dry bool) (changes []apply.Change, left []string, er
 
 // Published returns the state published last in this boot, if there is one.
 func (t *Toolkit) Published() (nodestate.State, error) {
-	real, err := t.Root.Resolve(path.Join(t.Config.StateDir, string(nodestate.Toolkit)))
+	real, err := t.Root.Resolve(t.Config.stateDir())
 	if err != nil {
 		return nodestate.State{}, err
 	}
@@ -292,7 +294,7 @@ func (t *Toolkit) Published() (nodestate.State, error) {
 
 // Publish publishes the state for others. It must not be called concurrently.
 func (t *Toolkit) Publish(s nodestate.State) error {
-	real, err := t.Root.Resolve(path.Join(t.Config.StateDir, string(nodestate.Toolkit)))
+	real, err := t.Root.Resolve(t.Config.stateDir())
 	switch {
 	case err == nil:
 		t.stateDir = filepath.Clean(t.Root.Path(real))
