@@ -136,7 +136,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Registry: func(changed func(string)) controller.Registry {
 			return registry.NewCache(controller.NewLookup(registries, direct, o.cluster.Namespace, m), changed)
 		},
-		Roll: func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) controller.Evictor {
+		Evictor: func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) controller.Evictor {
 			return evict.New(evict.Options{Client: direct, Namespaces: []string{o.cluster.Namespace, o.namespace}, Remover: remover, Changed: changed, RecordEvent: recordEvent})
 		},
 	})

@@ -52,9 +52,9 @@ type Config struct {
 	// Elected operators yield to a ready operator whose operands serve the policy.
 	Elected bool
 	Cluster state.Cluster // OpenShift and HandOver are detected
-	// Roll returns the Roll that evicts pods. It calls changed when the watched pods have
-	// changed, and recordEvent to record an Event of a Node.
-	Roll func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) Evictor
+	// Evictor returns the Evictor. It calls changed when the watched pods have changed, and
+	// recordEvent to record an Event of a Node.
+	Evictor func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) Evictor
 	// Registry returns the Registry. It calls changed when it has learned something new
 	// about an image. It receives pull secrets by name only.
 	Registry func(changed func(image string)) Registry
@@ -62,7 +62,7 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Evictor evicts, deletes and watches pods as plans of driver upgrades require; roll.Roller
+// Evictor evicts, deletes and watches pods as plans of driver upgrades require; evict.Evictor
 // implements it.
 type Evictor interface {
 	// Pods returns the pods of the nodes that the last plan watches.
@@ -82,7 +82,7 @@ type Controller struct {
 	writer   *writer
 	reviewer *reviewer
 	registry Registry
-	roll     Evictor
+	evictor  Evictor
 	toolkit  *toolkit
 	planner  *apply.Planner
 
@@ -118,7 +118,7 @@ func New(config Config) *Controller {
 	c.spawn = c.running.Go
 	changed := func() { c.inbox.enqueue(func(m *model) { m.changed = true }) }
 	c.registry = config.Registry(func(string) { changed() })
-	c.roll = config.Roll(changed, c.recordNodeEvent)
+	c.evictor = config.Evictor(changed, c.recordNodeEvent)
 	c.toolkit = newToolkit(config.Streams, c.inbox, config.Log)
 	c.planner = apply.NewPlanner(config.Client.Scheme())
 	return c
@@ -140,7 +140,7 @@ func (c *Controller) Start(ctx context.Context) error {
 	group.Go(func() error { return c.registry.Run(ctx) })
 	group.Go(func() error { return c.toolkit.run(ctx) })
 	group.Go(func() error { return c.reviewer.run(ctx) })
-	group.Go(func() error { return c.roll.Start(ctx) })
+	group.Go(func() error { return c.evictor.Start(ctx) })
 	group.Go(func() error {
 		if err := c.watch(ctx); err != nil {
 			return err

@@ -100,7 +100,7 @@ func (c *Controller) planUpgrade(s *desired, members []*member) *upgrade.Plan {
 	in := upgrade.Input{
 		Policy: s.upgrades, Targets: s.targets, Sets: s.driverSets, Serves: driver.Serves, Now: c.Now(),
 		Nodes: make([]*fleet.Node, 0, len(members)), Drivers: make(map[string]*upgrade.Driver, len(members)),
-		Pods: c.roll.Pods(), Writing: map[string]bool{}, Refused: maps.Clone(m.refused), Classes: m.classes,
+		Pods: c.evictor.Pods(), Writing: map[string]bool{}, Refused: maps.Clone(m.refused), Classes: m.classes,
 	}
 	for _, on := range members {
 		n := on.node
@@ -170,7 +170,7 @@ func (on *member) place(p fleet.Placement) fleet.Patch {
 // removePods starts removing and watching pods as planned. Nodes with a pending patch are
 // skipped until it is written: a Node is cordoned before its pods are evicted.
 func (c *Controller) removePods(plan *upgrade.Plan) error {
-	outcome := c.roll.Remove(plan, func(node string) bool {
+	outcome := c.evictor.Remove(plan, func(node string) bool {
 		on := c.model.nodes[node]
 		return on == nil || on.sent != nil
 	})

@@ -106,7 +106,7 @@ func byOwnName(o client.Object) []string { return []string{o.GetName()} }
 // start starts a new Controller with an empty model.
 func (w *world) start() {
 	w.Controller = New(Config{
-		Client: w.Client, Events: w.events, Metrics: metrics.New(prometheus.NewRegistry()), Roll: func(func(), func(*corev1.Node, upgrade.Event)) Evictor { return w },
+		Client: w.Client, Events: w.events, Metrics: metrics.New(prometheus.NewRegistry()), Evictor: func(func(), func(*corev1.Node, upgrade.Event)) Evictor { return w },
 		Cluster: state.Cluster{Namespace: namespace, ImageRepository: "gpuready", ImageVersion: "v0"},
 		Registry: func(changed func(string)) Registry {
 			if w.query != nil {
@@ -128,7 +128,7 @@ func (w *world) start() {
 	w.Cleanup(w.toolkit.queue.ShutDown)
 }
 
-// Pods, Remove and Start implement Roll.
+// Pods, Remove and Start implement Evictor.
 func (w *world) Pods() map[string][]*upgrade.Pod { return w.onNodes }
 func (w *world) Remove(p *upgrade.Plan, _ func(string) bool) evict.Outcome {
 	for _, r := range append(p.Evict, p.Delete...) {

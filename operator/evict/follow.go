@@ -55,7 +55,7 @@ type follower struct {
 type claimUse struct{ pod, claim string }
 
 // Pods returns the known pods of the followed nodes, for upgrade.Input.Pods.
-func (r *Roller) Pods() map[string][]*upgrade.Pod {
+func (r *Evictor) Pods() map[string][]*upgrade.Pod {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := map[string][]*upgrade.Pod{}
@@ -68,7 +68,7 @@ func (r *Roller) Pods() map[string][]*upgrade.Pod {
 }
 
 // follow follows exactly these nodes, or the first ones if they exceed maxFollowed.
-func (r *Roller) follow(nodes []string) {
+func (r *Evictor) follow(nodes []string) {
 	nodes = nodes[:min(len(nodes), maxFollowed)]
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,7 +92,7 @@ func (r *Roller) follow(nodes []string) {
 }
 
 // unfollow stops following a node. The lock must be held.
-func (r *Roller) unfollow(node string) {
+func (r *Evictor) unfollow(node string) {
 	r.followers[node].cancel()
 	delete(r.followers, node)
 }
@@ -137,7 +137,7 @@ func (f *follower) setError(err error) {
 
 // denied returns the missing right that keeps pods of followed nodes unknown, for the first
 // such node. Other failures of the API server are transient and not reported.
-func (r *Roller) denied() error {
+func (r *Evictor) denied() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, node := range slices.Sorted(maps.Keys(r.followers)) {

@@ -98,10 +98,10 @@ func (n *Node) wantedLabels(p Placement) map[string]string {
 }
 
 // RemovalPatch returns the change that removes everything that the operator wrote to the Node.
-// While a validator runs there (speaks), the record stays, so that what the validator writes
-// until it ends is removed, too.
-func (n *Node) RemovalPatch(speaks bool) Patch {
-	patch := n.patch(nil, speaks)
+// While a validator runs there, the record stays, so that what the validator writes until it
+// ends is removed, too.
+func (n *Node) RemovalPatch(hasValidator bool) Patch {
+	patch := n.patch(nil, hasValidator)
 	n.setLabel(&patch, label.Driver, "")
 	n.setLabel(&patch, label.Injection, "")
 	if !n.written() {
@@ -120,7 +120,7 @@ func (n *Node) RemovalPatch(speaks bool) Patch {
 // patch changes the labels below nvidia.com/gpu. to the wanted ones, as far as they are the
 // operator's. If none of them remains, the record is removed, too, but not before the
 // validator has ended.
-func (n *Node) patch(wanted map[string]string, speaks bool) Patch {
+func (n *Node) patch(wanted map[string]string, hasValidator bool) Patch {
 	patch := Patch{map[string]*string{}, map[string]*string{}, n.UID, n.Version}
 	old, now := n.recorded(), record{}
 	for key, value := range wanted {
@@ -152,7 +152,7 @@ func (n *Node) patch(wanted map[string]string, speaks bool) Patch {
 	text := now.String()
 	has, is := n.Annotations[label.OwnLabels]
 	switch {
-	case text != "" || speaks && n.written():
+	case text != "" || hasValidator && n.written():
 		if !is || text != has {
 			patch.Annotations[label.OwnLabels] = &text
 		}

@@ -120,10 +120,10 @@ func TestRemoval(t *testing.T) {
 
 // The validator writes twice after the operator has released the Node.
 func TestLateValidatorLabelsAreRemoved(t *testing.T) {
-	for name, letGo := range map[string]func(n *Node, speaks bool) Patch{
+	for name, letGo := range map[string]func(n *Node, hasValidator bool) Patch{
 		"there is no policy": (*Node).RemovalPatch,
-		"it has no GPU": func(n *Node, speaks bool) Patch {
-			return n.LabelPatch(Placement{Operands: []string{"driver"}, HasValidator: speaks})
+		"it has no GPU": func(n *Node, hasValidator bool) Patch {
+			return n.LabelPatch(Placement{Operands: []string{"driver"}, HasValidator: hasValidator})
 		},
 	} {
 		n := node(with(label.PCI3D, "true"))
@@ -132,12 +132,12 @@ func TestLateValidatorLabelsAreRemoved(t *testing.T) {
 		n = apply(n, letGo(Observe(n), true))
 		require.Equal(t, map[string]string{label.OwnLabels: ""}, n.Annotations, name)
 		before := maps.Clone(n.Labels)
-		for _, speaks := range []bool{true, false} {
+		for _, hasValidator := range []bool{true, false} {
 			n.Labels[label.GPUProduct] = "NVIDIA-L4"
 			n.Annotations[label.Features] = "gpu.product"
-			n = apply(n, letGo(Observe(n), speaks))
+			n = apply(n, letGo(Observe(n), hasValidator))
 			require.Equal(t, before, n.Labels, name)
-			require.True(t, letGo(Observe(n), speaks).Empty(), name)
+			require.True(t, letGo(Observe(n), hasValidator).Empty(), name)
 		}
 		require.Empty(t, n.Annotations, name)
 	}

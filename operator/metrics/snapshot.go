@@ -18,7 +18,7 @@ const maxPools = 50
 const otherPools = "other"
 
 // Snapshot is the state of nodes and policy at one moment. It must not be changed after it was
-// passed to Show.
+// passed to SetSnapshot.
 type Snapshot struct {
 	Nodes      map[Place]int
 	Since      map[Place]time.Time // earliest of the nodes that are not ready

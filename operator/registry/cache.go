@@ -71,8 +71,8 @@ func (e *entry) final() bool {
 	return p.State == driver.Present && p.Why == "" && p.AccessProblem == ""
 }
 
-// NewCache returns a Cache that queries with ask (Client.Look). It calls changed, from a goroutine
-// of Run, when the result for an image differs from the one that Look last returned.
+// NewCache returns a Cache that queries with query (Client.Lookup). It calls changed, from a goroutine
+// of Run, when the result for an image differs from the one that Lookup last returned.
 func NewCache(query func(context.Context, string, Access) driver.Presence, changed func(image string)) *Cache {
 	return &Cache{query: query, changed: changed, ready: make(chan struct{}, 1), images: map[key]*entry{}}
 }

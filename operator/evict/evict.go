@@ -53,7 +53,7 @@ type Remover interface {
 	Delete(ctx context.Context, pod upgrade.Removal) error
 }
 
-// Options configure a Roller.
+// Options configure an Evictor.
 type Options struct {
 	// Client must not be cached: pods are listed and watched by node.
 	Client client.WithWatch
@@ -70,8 +70,8 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Roller carries out the pod removals of plans.
-type Roller struct {
+// Evictor carries out the pod removals of plans.
+type Evictor struct {
 	Options
 	queue workqueue.TypedRateLimitingInterface[string] // of pods' UIDs
 
@@ -96,12 +96,12 @@ type removal struct {
 	missingRight error     // the missing right that it failed for; nil if none is missing
 }
 
-// New returns a Roller. Start must run while it is used.
-func New(o Options) *Roller {
+// New returns an Evictor. Start must run while it is used.
+func New(o Options) *Evictor {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Roller{
+	return &Evictor{
 		Options: o, removals: map[string]*removal{}, followers: map[string]*follower{},
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstPause, lastPause)),
 	}
@@ -109,7 +109,7 @@ func New(o Options) *Roller {
 
 // Start removes pods until ctx ends. Then it ends all requests and watches and waits for
 // them.
-func (r *Roller) Start(ctx context.Context) error {
+func (r *Evictor) Start(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, r.queue.ShutDown)
 	defer stop()
 	var calls errgroup.Group
@@ -147,7 +147,7 @@ type Outcome struct {
 // the pods of the nodes in Plan.Watch. It returns at once with the results so far; Changed
 // announces later ones. It removes no pod of a Node for which writing reports true: a Node is
 // cordoned before its pods are removed.
-func (r *Roller) Remove(p *upgrade.Plan, writing func(node string) bool) Outcome {
+func (r *Evictor) Remove(p *upgrade.Plan, writing func(node string) bool) Outcome {
 	r.follow(p.Watch)
 	problems := []error{r.denied()}
 	r.mu.Lock()
@@ -208,7 +208,7 @@ func join(all []error) error {
 }
 
 // enqueue queues the removal of a pod. The lock must be held.
-func (r *Roller) enqueue(pod upgrade.Removal, driver, paused bool) {
+func (r *Evictor) enqueue(pod upgrade.Removal, driver, paused bool) {
 	one := r.removals[pod.UID]
 	if one == nil {
 		one = &removal{Removal: pod, driver: driver, paused: true}
@@ -227,7 +227,7 @@ func (r *Roller) enqueue(pod upgrade.Removal, driver, paused bool) {
 // not be deleted is remembered while its node waits for another turn, and for a while after.
 // Plans do not name it meanwhile, and forgetting it would give its node a turn beyond the
 // limit. The lock must be held.
-func (r *Roller) drop(uid string, one *removal, waits bool) {
+func (r *Evictor) drop(uid string, one *removal, waits bool) {
 	r.queue.Forget(uid)
 	one.paused = true
 	if !one.driver || one.failure == "" || !waits && r.Now().Sub(one.last) > stuckRetention {
@@ -239,7 +239,7 @@ func (r *Roller) drop(uid string, one *removal, waits bool) {
 const stuckRetention = time.Hour
 
 // send makes one request to remove a pod, if it is still wanted.
-func (r *Roller) send(ctx context.Context, uid string) {
+func (r *Evictor) send(ctx context.Context, uid string) {
 	ctx, cancel := context.WithTimeout(ctx, removeDeadline)
 	defer cancel()
 	r.mu.Lock()
@@ -273,7 +273,7 @@ func (r *Roller) send(ctx context.Context, uid string) {
 
 // record stores the result of a request and queues the next one. It reports whether the
 // Outcome changed, and returns the Event to send, if any. The lock must be held.
-func (r *Roller) record(one *removal, err error) (changed bool, event *upgrade.Event) {
+func (r *Evictor) record(one *removal, err error) (changed bool, event *upgrade.Event) {
 	before := one.failure
 	if err == nil {
 		// The watch shows when the pod ends. Ask again later, as a finalizer or webhook may keep it.

@@ -88,8 +88,8 @@ func planned(name, node string) upgrade.Removal {
 	return upgrade.Removal{Node: node, NodeUID: "uid-" + node, Namespace: "default", Name: name, UID: "uid-" + name}
 }
 
-// start starts a Roller and returns a function that stops it.
-func start(o Options) (r *Roller, end func()) {
+// start starts an Evictor and returns a function that stops it.
+func start(o Options) (r *Evictor, end func()) {
 	if o.Changed == nil {
 		o.Changed = func() {}
 	}
