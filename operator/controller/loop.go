@@ -37,13 +37,13 @@ func (b *inbox) drain() []func(*model) {
 	return updates
 }
 
-// A pass is followed by a rest of restFactor times its duration, within these bounds. So in a
-// small cluster a change hardly ever waits, and in one of thousands of nodes there is one pass a
-// second while changes keep arriving (docs/decisions/0033-what-a-nodes-event-costs.md).
+// A pass is followed by a rest of restPerNode for each Node, within these bounds. So in a cluster
+// of up to 500 nodes a change hardly ever waits, and in one of 5,000 there is one pass a second
+// while changes keep arriving (docs/decisions/0033-what-a-nodes-event-costs.md).
 const (
-	restFactor = 100
-	minRest    = 100 * time.Millisecond
-	maxRest    = time.Second
+	restPerNode = 200 * time.Microsecond
+	minRest     = 100 * time.Millisecond
+	maxRest     = time.Second
 )
 
 // run calls runDue whenever a pass or a report is due.
@@ -115,12 +115,16 @@ func (c *Controller) runDue(ctx context.Context) {
 	due := func(at time.Time) bool { return !at.IsZero() && !at.After(now) }
 	if due(c.passDue()) {
 		c.runPass(ctx, now)
-		end := c.Now()
-		c.rested = end.Add(min(max(restFactor*end.Sub(now), minRest), maxRest))
+		c.rested = c.Now().Add(restAfterPass(len(c.model.nodes)))
 	}
 	if due(c.reportDue()) {
 		c.report(ctx, now)
 	}
+}
+
+// restAfterPass returns how long the next pass over that many Nodes waits after one.
+func restAfterPass(nodes int) time.Duration {
+	return min(max(time.Duration(nodes)*restPerNode, minRest), maxRest)
 }
 
 // schedulePass schedules a pass at a time unless one is due earlier. The zero time schedules

@@ -143,35 +143,30 @@ func TestFailedRenderIsNotRetriedByTimer(t *testing.T) {
 	require.True(t, w.nextDue().IsZero(), "until there is news")
 }
 
-// A pass takes one per cent of the time while changes keep arriving, and at least one begins
-// in each second.
-func TestPassesRestInProportionToTheirDuration(t *testing.T) {
-	var rests []time.Duration
-	for _, tick := range []time.Duration{0, time.Millisecond, time.Second} {
-		w := newWorld(t)
-		w.create(gpuNode("n1"), simulated("policy"))
-		w.settle()
-		w.now = w.now.Add(time.Minute)
-		w.tick = tick // several of them are a pass
-		change := func() { w.change("n1", func(n *corev1.Node) { n.Spec.Unschedulable = !n.Spec.Unschedulable }) }
-		change()
+func TestChangesAreGatheredAfterAPass(t *testing.T) {
+	w := newWorld(t)
+	w.create(gpuNode("n1"), simulated("policy"))
+	w.settle()
+	w.now = w.now.Add(time.Minute)
+	change := func() {
+		w.change("n1", func(n *corev1.Node) { n.Spec.Unschedulable = !n.Spec.Unschedulable })
 		w.syncModel()
-		w.runDue(t.Context())
-		plan := w.plan
-		rests = append(rests, w.rested.Sub(w.now))
-		change()
-		w.syncModel()
-		require.False(t, w.nextDue().After(w.rested))
-		w.now = w.rested.Add(-2*tick - 1)
-		w.runDue(t.Context())
-		require.Same(t, plan, w.plan, "it is gathered")
-		w.now = w.rested
-		w.runDue(t.Context())
-		require.NotSame(t, plan, w.plan)
 	}
-	require.Equal(t, minRest, rests[0])
-	require.True(t, minRest < rests[1] && rests[1] < maxRest, rests[1])
-	require.Equal(t, maxRest, rests[2])
+	change()
+	require.False(t, w.nextDue().After(w.now), "the cluster was quiet")
+	w.runDue(t.Context())
+	plan := w.plan
+	for range 3 {
+		change()
+		require.Equal(t, w.now.Add(minRest), w.nextDue())
+		w.runDue(t.Context())
+		require.Same(t, plan, w.plan)
+	}
+	w.now = w.now.Add(minRest)
+	w.runDue(t.Context())
+	require.NotSame(t, plan, w.plan)
+	require.Equal(t, 400*time.Millisecond, restAfterPass(2000))
+	require.Equal(t, maxRest, restAfterPass(20000))
 }
 
 // The validator's silence is noticed although nothing else changes.

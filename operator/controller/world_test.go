@@ -48,7 +48,6 @@ type world struct {
 	client.Client
 	*Controller
 	now      time.Time
-	tick     time.Duration    // by which now advances each time that it is read
 	writes   []string         // "patch Node n1"
 	refuse   error            // of every write
 	locked   map[string]error // of writes of a Node
@@ -117,10 +116,7 @@ func (w *world) start() {
 			}
 			return images(w.images)
 		},
-		Now: func() time.Time {
-			w.now = w.now.Add(w.tick)
-			return w.now
-		},
+		Now: func() time.Time { return w.now },
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	w.spawn = func(request func()) { request() }
