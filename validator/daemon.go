@@ -19,6 +19,7 @@ import (
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/program"
+	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/daemon"
@@ -76,7 +77,7 @@ func (c *cluster) addFlags(o *options) {
 	f.StringVar(&c.runtimeClass, "workload-runtime-class", "", "RuntimeClass of that pod; empty: none")
 	f.BoolVar(&c.pods, "validation-pods", true, "in a pod, with --workload-image: keep that pod when it has ended, for people to read, and run another that is given all GPUs, nvidia-driver-validation-<node>")
 	f.DurationVar(&c.timeout, "workload-timeout", 2*time.Minute, "time limit of that pod, image pull included")
-	f.StringSliceVar(&c.taint.Keys, "startup-taint", []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready"}, "keys of taints that are removed once the layers are proven or there is no GPU; empty: none")
+	f.StringSliceVar(&c.taint.Keys, "startup-taint", readiness.StartupTaints(), "keys of taints that are removed once the layers are proven or there is no GPU; empty: none")
 	f.BoolVar(&c.taint.Manage, "startup-taint-manage", false, "put the first of them back (NoSchedule) when a layer is no longer proven")
 	f.DurationVar(&c.taint.Settle, "startup-taint-settle", time.Minute, "how long a layer has to be refused before that")
 	f.BoolVar(&c.allocatable, "report-allocatable", true, "write the devices that the kubelet can allocate into the Node's status at once, if it has none yet; false: wait for the kubelet's next status, up to 10 s")

@@ -12,6 +12,8 @@ import (
 	"text/template"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/internal/readiness"
 )
 
 //go:embed parts
@@ -61,7 +63,7 @@ func All() []Agent {
 // change: ours, that of earlier versions, and one that a Cluster Autoscaler recognises
 // by its prefix.
 func StartupKeys() []string {
-	return []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready", "startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready"}
+	return append(readiness.StartupTaints(), "startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready")
 }
 
 // terms returns the node selector terms of nodes that may have a GPU; any of them

@@ -53,6 +53,10 @@ func Layers() []Layer { return []Layer{Driver, Toolkit, CUDA, Plugin} }
 // Optional returns the optional layers, which no other layer depends on.
 func Optional() []Layer { return []Layer{Peermem, GDS, GDRCopy, MOFED, Fabric, VFIO, VGPU} }
 
+// StartupTaints returns the keys of the taints that keep pods off a node until all layers are
+// proven: the one that is put back when a layer fails later, and that of earlier versions.
+func StartupTaints() []string { return []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready"} }
+
 // Proof is the result of proving a layer.
 type Proof struct {
 	BootID string // of this boot where empty

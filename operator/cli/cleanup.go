@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpuready/gpuready/internal/program"
+	"github.com/gpuready/gpuready/internal/readiness"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/controller"
@@ -136,8 +138,8 @@ func (c cleanup) deletePolicies(ctx context.Context) (foreign string, taints []s
 	}
 	for i := range list.Items {
 		p := &list.Items[i]
-		if taint := &p.Spec.Node.StartupTaint; taint.Managed() && taint.Key != "" {
-			taints = append(taints, taint.Key)
+		if taint := &p.Spec.Node.StartupTaint; taint.Managed() {
+			taints = append(taints, cmp.Or(taint.Key, readiness.StartupTaints()[0]))
 		}
 		if p.Labels[label.PartOf] != label.Product {
 			foreign = p.Name

@@ -34,7 +34,7 @@ func cluster(t *testing.T, policyLabels map[string]string) client.WithWatch {
 	require.NoError(t, err)
 	yes := true
 	policy := &v1.ClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "policy", Labels: policyLabels}}
-	policy.Spec.Node.StartupTaint.Manage, policy.Spec.Node.StartupTaint.Key = &yes, "nvidia.com/gpu-not-ready"
+	policy.Spec.Node.StartupTaint.Manage = &yes // of the default key
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "u1", Labels: map[string]string{label.PCI: "true", "person": "x", label.Deploy + "dcgm": "false", "nvidia.com/gpu.count": "8"},
 			Annotations: map[string]string{"person": "x", label.Features: "gpu.count"}},

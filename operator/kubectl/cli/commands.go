@@ -141,7 +141,7 @@ func mustGather(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 	if err := c.parse(args); err != nil {
 		return err
 	}
-	if b.LogLines < 1 || b.LogBytes < 1 || b.LogNodes < 0 || *timeout <= 0 {
+	if b.LogLines < 1 || b.LogBytes < 1 || b.LogNodes < 1 || *timeout <= 0 {
 		return program.UsageErrorf("--log-lines, --log-bytes, --log-nodes and --timeout must be above 0")
 	}
 	client, err := c.client()

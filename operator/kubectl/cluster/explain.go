@@ -139,8 +139,9 @@ func firstNonEmpty(all ...string) string {
 	return corev1.NamespaceDefault
 }
 
-// InForce returns the oldest policy, or nil.
+// InForce returns the oldest policy that is not being deleted, or nil.
 func InForce(policies []v1.ClusterPolicy) *v1.ClusterPolicy {
+	policies = slices.DeleteFunc(slices.Clone(policies), func(p v1.ClusterPolicy) bool { return p.DeletionTimestamp != nil })
 	if len(policies) == 0 {
 		return nil
 	}
