@@ -8,7 +8,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
@@ -78,16 +77,13 @@ func (t *toolkit) startWatch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	update := func(o any) {
-		if u, is := o.(*unstructured.Unstructured); is {
-			images := tags(u)
-			t.inbox.enqueue(func(m *model) { m.toolkit, m.changed = images, true })
-		}
+	setImages := func(images map[string]string) {
+		t.inbox.enqueue(func(m *model) { m.toolkit, m.changed = images, true })
 	}
-	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: update, UpdateFunc: func(_, o any) { update(o) },
-		DeleteFunc: func(any) { t.inbox.enqueue(func(m *model) { m.toolkit, m.changed = map[string]string{}, true }) },
-	}); err != nil {
+	if _, err := informer.AddEventHandler(eventHandler(
+		func(u *unstructured.Unstructured) { setImages(tags(u)) },
+		func(*unstructured.Unstructured) { setImages(map[string]string{}) },
+	)); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)

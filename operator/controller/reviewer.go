@@ -47,28 +47,13 @@ func newReviewer(c client.Client, in *inbox, own types.NamespacedName, log *slog
 	return &reviewer{client: c, inbox: in, own: own, log: log, candidates: map[types.NamespacedName]*appsv1.Deployment{}}
 }
 
-// watch reviews each Deployment of the informer. HasSynced of the returned registration
-// waits for the first reviews.
-func (r *reviewer) watch(ctx context.Context, informer interface {
-	AddEventHandler(toolscache.ResourceEventHandler) (toolscache.ResourceEventHandlerRegistration, error)
-}) (toolscache.ResourceEventHandlerRegistration, error) {
-	classify := func(o any) {
-		if d, is := o.(*appsv1.Deployment); is {
-			r.classify(ctx, d)
-		}
-	}
-	return informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    classify,
-		UpdateFunc: func(_, o any) { classify(o) },
-		DeleteFunc: func(o any) {
-			if last, is := o.(toolscache.DeletedFinalStateUnknown); is {
-				o = last.Obj
-			}
-			if d, is := o.(*appsv1.Deployment); is {
-				r.setKind(d, none)
-			}
-		},
-	})
+// eventHandler reviews each Deployment of an informer. HasSynced of its registration waits for
+// the first reviews.
+func (r *reviewer) eventHandler(ctx context.Context) toolscache.ResourceEventHandler {
+	return eventHandler(
+		func(d *appsv1.Deployment) { r.classify(ctx, d) },
+		func(d *appsv1.Deployment) { r.setKind(d, none) },
+	)
 }
 
 // run repeats the reviews until ctx ends.

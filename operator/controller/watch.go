@@ -28,39 +28,28 @@ import (
 
 // watch sends all events to the inbox, and returns when the caches have synced.
 func (c *Controller) watch(ctx context.Context) error {
+	in := c.inbox
 	var synced []toolscache.InformerSynced
-	type registration = toolscache.ResourceEventHandlerRegistration
-	for _, add := range []func() (registration, error){
-		func() (registration, error) {
-			return watchKind(ctx, c, &v1.ClusterPolicy{}, updatePolicy, removePolicy)
-		},
-		func() (registration, error) { return watchKind(ctx, c, &corev1.Node{}, updateNode, removeNode) },
-		func() (registration, error) { return watchKind(ctx, c, &corev1.Pod{}, updatePod, removePod) },
-		func() (registration, error) {
-			return watchKind(ctx, c, &corev1.ConfigMap{}, updateConfigMap, removeConfigMap)
-		},
-		func() (registration, error) { return watchKind(ctx, c, &batchv1.Job{}, updateJob, removeJob) },
-		func() (registration, error) {
-			return watchKind(ctx, c, &appsv1.DaemonSet{}, updateOwned[*appsv1.DaemonSet](daemonSetKind), removeOwned[*appsv1.DaemonSet](daemonSetKind))
-		},
-		func() (registration, error) {
-			return watchKind(ctx, c, &corev1.Service{}, updateOwned[*corev1.Service](serviceKind), removeOwned[*corev1.Service](serviceKind))
-		},
-		func() (registration, error) {
-			return watchKind(ctx, c, &nodev1.RuntimeClass{}, updateClass, removeClass)
-		},
-		func() (registration, error) {
-			informer, err := c.Informers.GetInformer(ctx, &appsv1.Deployment{})
-			if err != nil {
-				return nil, fmt.Errorf("watch Deployments: %w", err)
-			}
-			return c.reviewer.watch(ctx, informer)
-		},
-		func() (registration, error) {
-			return watchKind(ctx, c, partial(apiServiceKind), c.toolkit.onServed, c.toolkit.onUnserved)
-		},
+	for _, w := range []struct {
+		kind    client.Object
+		handler toolscache.ResourceEventHandler
+	}{
+		{&v1.ClusterPolicy{}, inboxHandler(in, updatePolicy, removePolicy)},
+		{&corev1.Node{}, inboxHandler(in, updateNode, removeNode)},
+		{&corev1.Pod{}, inboxHandler(in, updatePod, removePod)},
+		{&corev1.ConfigMap{}, inboxHandler(in, updateConfigMap, removeConfigMap)},
+		{&batchv1.Job{}, inboxHandler(in, updateJob, removeJob)},
+		{&appsv1.DaemonSet{}, inboxHandler(in, updateOwned[*appsv1.DaemonSet](daemonSetKind), removeOwned[*appsv1.DaemonSet](daemonSetKind))},
+		{&corev1.Service{}, inboxHandler(in, updateOwned[*corev1.Service](serviceKind), removeOwned[*corev1.Service](serviceKind))},
+		{&nodev1.RuntimeClass{}, inboxHandler(in, updateClass, removeClass)},
+		{&appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
+		{partial(apiServiceKind), inboxHandler(in, c.toolkit.onServed, c.toolkit.onUnserved)},
 	} {
-		added, err := add()
+		informer, err := c.Informers.GetInformer(ctx, w.kind)
+		if err != nil {
+			return fmt.Errorf("watch %T: %w", w.kind, err)
+		}
+		added, err := informer.AddEventHandler(w.handler)
 		if err != nil {
 			return err
 		}
@@ -72,30 +61,32 @@ func (c *Controller) watch(ctx context.Context) error {
 	return nil
 }
 
-// watchKind calls update and remove, in the goroutine that owns the model, for every event
+// inboxHandler calls update and remove, in the goroutine that owns the model, for every event
 // of a kind.
-func watchKind[T client.Object](ctx context.Context, c *Controller, kind T, update, remove func(*model, T)) (toolscache.ResourceEventHandlerRegistration, error) {
-	informer, err := c.Informers.GetInformer(ctx, kind)
-	if err != nil {
-		return nil, fmt.Errorf("watch %T: %w", kind, err)
-	}
-	enqueue := func(o any) {
+func inboxHandler[T client.Object](in *inbox, update, remove func(*model, T)) toolscache.ResourceEventHandler {
+	return eventHandler(
+		func(o T) { in.enqueue(func(m *model) { update(m, o) }) },
+		func(o T) { in.enqueue(func(m *model) { remove(m, o) }) },
+	)
+}
+
+// eventHandler calls update with each new or changed object, and remove with each deleted one.
+func eventHandler[T client.Object](update, remove func(T)) toolscache.ResourceEventHandler {
+	handle := func(o any, with func(T)) {
 		if o, is := o.(T); is {
-			c.inbox.enqueue(func(m *model) { update(m, o) })
+			with(o)
 		}
 	}
-	return informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    enqueue,
-		UpdateFunc: func(_, o any) { enqueue(o) },
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { handle(o, update) },
+		UpdateFunc: func(_, o any) { handle(o, update) },
 		DeleteFunc: func(o any) {
 			if last, is := o.(toolscache.DeletedFinalStateUnknown); is {
 				o = last.Obj
 			}
-			if o, is := o.(T); is {
-				c.inbox.enqueue(func(m *model) { remove(m, o) })
-			}
+			handle(o, remove)
 		},
-	})
+	}
 }
 
 func objectKey(o client.Object) types.NamespacedName { return client.ObjectKeyFromObject(o) }
