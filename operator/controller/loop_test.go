@@ -185,3 +185,18 @@ func TestSilentValidatorIsReported(t *testing.T) {
 	}
 	require.Equal(t, string(progress.Driver), w.policy("policy").Status.NotReady[0].State, "its proof of the driver does not count any more")
 }
+
+// The labels of thousands of nodes are not compared again after each repeated report.
+func TestRepeatedReportKeepsThePlacement(t *testing.T) {
+	w := newWorld(t)
+	w.create(gpuNode("n1"), simulated("policy"))
+	w.settle()
+	placed := w.model.nodes["n1"].placed
+	require.NotNil(t, placed)
+	w.change("n1", func(n *corev1.Node) { n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(w.now) })
+	w.settle()
+	require.Same(t, placed, w.model.nodes["n1"].placed)
+	w.change("n1", func(n *corev1.Node) { n.Labels[label.Deploy+"device-plugin"] = "false" })
+	w.syncModel()
+	require.Nil(t, w.model.nodes["n1"].placed)
+}

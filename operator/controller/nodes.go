@@ -56,7 +56,9 @@ func (m *model) updateNode(n *fleet.Node) {
 		return
 	}
 	before := have.node
-	have.node, have.placed = n, nil
+	if have.node = n; !before.Equal(n) {
+		have.placed = nil
+	}
 	m.changed = m.changed || have.sent != nil || consequential(before, n)
 }
 
