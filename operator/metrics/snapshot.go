@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
@@ -42,6 +43,22 @@ type Histogram struct {
 	Count   uint64
 	Sum     float64
 	Buckets map[float64]uint64 // by upper bound; cumulative
+}
+
+// Steps returns the histograms stored in a policy's status.
+func Steps(kept []v1.ProvisioningStatus) (all []Histogram) {
+	bounds := v1.ProvisioningBounds()
+	for _, k := range kept {
+		h := Histogram{Step: k.Step, Sum: float64(k.SumSeconds), Buckets: map[float64]uint64{}}
+		for i, n := range k.Buckets[:min(len(k.Buckets), len(bounds)+1)] {
+			h.Count += uint64(max(n, 0))
+			if i < len(bounds) {
+				h.Buckets[bounds[i].Seconds()] = h.Count
+			}
+		}
+		all = append(all, h)
+	}
+	return all
 }
 
 // Add adds nodes at a place. since is when the longest waiting of them started to wait; zero if
