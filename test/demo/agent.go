@@ -28,20 +28,21 @@ func program(name string) (string, error) {
 }
 
 // runProgram runs a program of the project to its end.
-func runProgram(ctx context.Context, name string, args ...string) error {
+func runProgram(ctx context.Context, name string, args ...string) (stdout []byte, err error) {
 	path, err := program(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var errs bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stderr = &errs
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, bytes.TrimSpace(errs.Bytes()))
+	stdout, err = cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, bytes.TrimSpace(errs.Bytes()))
 	}
-	return nil
+	return stdout, nil
 }
 
 // agent is a program that runs on the node until the demo ends.

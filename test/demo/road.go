@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/cdi"
-	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -41,14 +41,22 @@ type pipeline struct {
 	s       *screen
 	agents  []*agent
 	kubelet *kubelettest.Kubelet
-	gpus    gpu.Snapshot
+	machine machine
 	output  string
+}
+
+// machine describes the GPUs that the demo uses.
+type machine struct {
+	driver    string // version
+	simulated bool
+	gpus      int
+	product   string // of the first GPU
 }
 
 func newPipeline(o options, s *screen) *pipeline { return &pipeline{o: o, s: s} }
 
 func (r *pipeline) result() result {
-	return result{Driver: r.gpus.Driver.Version, Simulated: r.gpus.Driver.Simulated, GPUs: len(r.gpus.Devices), Output: r.output}
+	return result{Driver: r.machine.driver, Simulated: r.machine.simulated, GPUs: r.machine.gpus, Output: r.output}
 }
 
 // run runs all steps in order.
@@ -134,7 +142,7 @@ func (r *pipeline) findDriver(ctx context.Context) bool {
 	if err != nil || len(snap.Devices) == 0 || snap.Driver.Simulated {
 		return false
 	}
-	r.gpus = snap
+	r.machine = machine{driver: snap.Driver.Version, gpus: len(snap.Devices), product: snap.Devices[0].Product}
 	return true
 }
 
@@ -186,27 +194,40 @@ func (r *pipeline) driver(ctx context.Context, real bool) (string, error) {
 		if r.o.breaks == "driver" {
 			args = append(args, "--module-version", "1.2.3")
 		}
-		if err := runProgram(ctx, "gpusim", args...); err != nil {
+		if _, err := runProgram(ctx, "gpusim", args...); err != nil {
 			return "", err
 		}
 		if r.o.breaks == "memory" {
-			if err := runProgram(ctx, "gpusim", "memfault", "--gpu", "0", "--kind", "stuck"); err != nil {
+			if _, err := runProgram(ctx, "gpusim", "memfault", "--gpu", "0", "--kind", "stuck"); err != nil {
 				return "", err
 			}
 		}
-		src, err := nvml.Open(nvml.Options{DriverRoot: node.DriverRoot, Log: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			return "", err
-		}
-		defer src.Close()
-		if r.gpus, err = src.Snapshot(ctx); err != nil {
+		var err error
+		if r.machine, err = readSimulated(ctx); err != nil {
 			return "", err
 		}
 	}
-	if len(r.gpus.Devices) == 0 {
-		return "", errors.New("the driver has no GPU")
+	return fmt.Sprintf("%d × %s, driver %s", r.machine.gpus, r.machine.product, r.machine.driver), nil
+}
+
+// readSimulated reads the simulated driver by gpusim, because NVML can be loaded only once into a
+// process: findDriver may have loaded the machine's own.
+func readSimulated(ctx context.Context) (machine, error) {
+	out, err := runProgram(ctx, "gpusim", "status", "-o", "json")
+	if err != nil {
+		return machine{}, err
 	}
-	return fmt.Sprintf("%d × %s, driver %s", len(r.gpus.Devices), r.gpus.Devices[0].Product, r.gpus.Driver.Version), nil
+	var status struct {
+		Driver string
+		GPUs   []struct{ Name string }
+	}
+	if err := json.Unmarshal(out, &status); err != nil {
+		return machine{}, fmt.Errorf("gpusim status: %w", err)
+	}
+	if len(status.GPUs) == 0 {
+		return machine{}, errors.New("the driver has no GPU")
+	}
+	return machine{driver: status.Driver, simulated: true, gpus: len(status.GPUs), product: status.GPUs[0].Name}, nil
 }
 
 // toolkit waits until the toolkit reports that GPUs can be injected.
@@ -224,9 +245,9 @@ func (r *pipeline) toolkit(ctx context.Context) (string, error) {
 
 // devicePlugin waits until the kubelet can allocate every GPU.
 func (r *pipeline) devicePlugin(ctx context.Context) (string, error) {
-	got, err := r.kubelet.Wait(ctx, resource, func(res kubelettest.Resource) bool { return res.Allocatable == len(r.gpus.Devices) })
+	got, err := r.kubelet.Wait(ctx, resource, func(res kubelettest.Resource) bool { return res.Allocatable == r.machine.gpus })
 	if err != nil {
-		return "", fmt.Errorf("the kubelet can allocate %d of %d %s: %w", got.Allocatable, len(r.gpus.Devices), resource, err)
+		return "", fmt.Errorf("the kubelet can allocate %d of %d %s: %w", got.Allocatable, r.machine.gpus, resource, err)
 	}
 	return fmt.Sprintf("%s: %d allocatable", resource, got.Allocatable), nil
 }
@@ -254,7 +275,7 @@ func (r *pipeline) pod(ctx context.Context) (string, error) {
 		return "", err
 	}
 	passed := "Test PASSED"
-	if r.gpus.Driver.Simulated {
+	if r.machine.simulated {
 		passed += " (SIMULATED)"
 	}
 	if exit != 0 || !strings.Contains(out, passed+"\n") {
