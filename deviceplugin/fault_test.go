@@ -80,7 +80,7 @@ func TestDeadConnectionCausesOneRegistration(t *testing.T) {
 	m := newMachine(t).up().withKubelet().start()
 	m.wait(8)
 	for i := range 3 {
-		require.NoError(t, m.kubelet.Drop(resource))
+		require.NoError(t, m.kubelet.Disconnect(resource))
 		m.registered(i+2, 8)
 	}
 	m.sim("xid", "--gpu", "5", "--xid", "79")

@@ -22,7 +22,7 @@ func compute() sample.Sample {
 		About: `Measures how many operations a second a GPU does: fp32 (fused multiply-adds on
 all multiprocessors) and bf16 (mma.sync on tensor cores, compute capability 8.0
 and newer), and checks every thread's result.`,
-		Examples: []sample.Example{{Command: "compute --only bf16", Meaning: "only bf16; exit code 5 where the device lacks it"}},
+		Examples: []sample.Example{{Command: "compute --only bf16", Meaning: fmt.Sprintf("only bf16; exit code %d where the device lacks it", sample.ExitNotPossible)}},
 		Flags: func(f *pflag.FlagSet) {
 			f.StringSliceVar(&only, "only", nil, "fp32 or bf16; default: all that the device has")
 		},
@@ -35,8 +35,8 @@ and newer), and checks every thread's result.`,
 			return nil
 		},
 		Run: func(ctx context.Context, r *sample.Run) error {
-			wants := func(name string) bool { return len(only) == 0 || slices.Contains(only, name) }
-			return measure(ctx, r, wants)
+			isWanted := func(name string) bool { return len(only) == 0 || slices.Contains(only, name) }
+			return measureThroughput(ctx, r, isWanted)
 		},
 	}
 }

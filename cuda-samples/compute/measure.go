@@ -16,7 +16,7 @@ var (
 	bf16PTX string
 )
 
-const threads = 256 // of a block
+const threads = 256 // in a block
 
 // Steps of one launch: about two milliseconds on a large GPU. The number for bf16 keeps
 // the sums below 2^20: tensor cores may drop bits below the 24th, and so add exactly.
@@ -57,7 +57,8 @@ func rates(r *sample.Run, d *driver.Device) (fp32, bf16 rate, err error) {
 	return fp32, bf16, nil
 }
 
-func measure(ctx context.Context, r *sample.Run, wants func(string) bool) error {
+// measureThroughput measures those of fp32 and bf16 that are wanted and that the device has.
+func measureThroughput(ctx context.Context, r *sample.Run, isWanted func(string) bool) error {
 	d, err := r.Open()
 	if err != nil {
 		return err
@@ -66,16 +67,16 @@ func measure(ctx context.Context, r *sample.Run, wants func(string) bool) error 
 	if err != nil {
 		return err
 	}
-	if wants("fp32") {
+	if isWanted("fp32") {
 		if err := fp32.measure(ctx, r, d); err != nil {
 			return err
 		}
 	}
 	r.Progress(0.5, "bf16")
 	switch lacks := d.Major < 8; {
-	case !wants("bf16"):
+	case !isWanted("bf16"):
 		return nil
-	case lacks && !wants("fp32"):
+	case lacks && !isWanted("fp32"):
 		return sample.NotPossible("bf16: tensor cores take it from compute capability 8.0 on; this device has %s", d.Capability())
 	case lacks:
 		r.Note("bf16: left out: tensor cores take it from compute capability 8.0 on; this device has %s", d.Capability())
@@ -84,6 +85,7 @@ func measure(ctx context.Context, r *sample.Run, wants func(string) bool) error 
 	return bf16.measure(ctx, r, d)
 }
 
+// measure runs the kernel repeatedly, verifies each result and reports the best rate.
 func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) error {
 	module, err := d.LoadModule(m.ptx)
 	if err != nil {

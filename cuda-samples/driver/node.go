@@ -8,7 +8,7 @@ import (
 )
 
 // refusedNodes lists the driver's device nodes that exist but that this process may not open.
-// The driver's own error code does not reveal that.
+// The driver returns the same error code for a missing node and for a forbidden one.
 func refusedNodes() []string {
 	var refused []string
 	for _, pattern := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia[0-9]*"} {

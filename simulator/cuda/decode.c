@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-void decode_wrong(struct parser *p, const struct statement *s, const char *why)
+void fail_decode(struct parser *p, const struct statement *s, const char *why)
 {
 	ptx_fail(p->m, s->line, PTX_INVALID, "%s for instruction '%s'", why, s->opcode);
 }
@@ -16,7 +16,7 @@ void decode_wrong(struct parser *p, const struct statement *s, const char *why)
 void need_operands(struct parser *p, const struct statement *s, uint32_t least, uint32_t most)
 {
 	if (s->nops < least || s->nops > most)
-		decode_wrong(p, s, "Wrong number of operands");
+		fail_decode(p, s, "Wrong number of operands");
 }
 
 /* The bits of constant o as type t. */
@@ -27,14 +27,14 @@ static uint64_t constant(struct parser *p, const struct statement *s, const stru
 
 	if (o->kind == OP_INT) {
 		if (real && o->bits)
-			decode_wrong(p, s, "An integer constant");
+			fail_decode(p, s, "An integer constant");
 		return o->bits;
 	}
 	if (t == T_F32 || t == T_B32)
 		return o->kind == OP_F32 ? o->bits : bits_of((float)double_of(o->bits));
 	if (t == T_F64 || t == T_B64)
 		return o->kind == OP_F64 ? o->bits : bits_of_double((double)float_of((uint32_t)o->bits));
-	decode_wrong(p, s, "A floating-point constant");
+	fail_decode(p, s, "A floating-point constant");
 }
 
 /* The address of a variable or function that is not in a thread's own frame. */
@@ -96,7 +96,7 @@ ref decode_source(struct parser *p, const struct statement *s, struct operand *o
 		/* A byte lives in a wider register. */
 		if ((type_size(o->type) != size && !(size == 1 && type_size(o->type) <= 4)) ||
 		    !types_agree(o->type, t))
-			decode_wrong(p, s, "Arguments mismatch");
+			fail_decode(p, s, "Arguments mismatch");
 		return o->row;
 	case OP_INT: case OP_F32: case OP_F64: {
 		uint64_t bits = constant(p, s, o, t);
@@ -106,7 +106,7 @@ ref decode_source(struct parser *p, const struct statement *s, struct operand *o
 	}
 	case OP_SPECIAL: {
 		if (special_is_wide(o->special) != wide || size < 4)
-			decode_wrong(p, s, "Arguments mismatch");
+			fail_decode(p, s, "Arguments mismatch");
 		ref d = new_row(p, t);
 		struct insn *in = emit(p, op_special, s->line, s->guard);
 
@@ -116,7 +116,7 @@ ref decode_source(struct parser *p, const struct statement *s, struct operand *o
 	}
 	case OP_VAR:
 		if (size < 4)
-			decode_wrong(p, s, "Arguments mismatch");
+			fail_decode(p, s, "Arguments mismatch");
 		if (o->var->space == SP_LOCAL) {
 			ref d = new_row(p, t);
 			struct insn *in = emit(p, op_local_address, s->line, s->guard);
@@ -129,13 +129,13 @@ ref decode_source(struct parser *p, const struct statement *s, struct operand *o
 		return symbol_row(p, s, o, wide);
 	case OP_FUNC:
 		if (size < 4)
-			decode_wrong(p, s, "Arguments mismatch");
+			fail_decode(p, s, "Arguments mismatch");
 		return symbol_row(p, s, o, wide);
 	case OP_LABEL:
 		ptx_fail(p->m, s->line, PTX_INVALID, "Unknown symbol '%.*s'", o->len > 60 ? 60 : (int)o->len,
 		         o->name);
 	default:
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	}
 }
 
@@ -144,14 +144,14 @@ ref decode_dest(struct parser *p, const struct statement *s, struct operand *o, 
 	if (o->kind == OP_SINK)
 		return new_row(p, t);
 	if (o->kind != OP_REG || type_size(o->type) != type_size(t) || !types_agree(o->type, t))
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	return o->row;
 }
 
 ref decode_pred(struct parser *p, const struct statement *s, const struct operand *o)
 {
 	if (o->kind != OP_PRED)
-		decode_wrong(p, s, "A predicate is needed");
+		fail_decode(p, s, "A predicate is needed");
 	return o->row;
 }
 
@@ -275,7 +275,7 @@ static void decode_plain(struct parser *p, struct statement *s)
 	if (!op || (flags & ~op->allowed))
 		ptx_fail(p->m, s->line, PTX_INVALID, "Not a name of any known instruction: '%s'", s->opcode);
 	if (needs_rounding(s, flags, op))
-		decode_wrong(p, s, "Rounding modifier required");
+		fail_decode(p, s, "Rounding modifier required");
 	uint32_t n = (uint32_t)strlen(op->operands);
 	ref rows[5] = {REF_NONE, REF_NONE, REF_NONE, REF_NONE, REF_NONE};
 
@@ -288,7 +288,7 @@ static void decode_plain(struct parser *p, struct statement *s)
 		if (t == T_PRED) {
 			rows[i] = decode_pred(p, s, s->op[i]);
 			if (i == 0 && s->op[i]->negated)
-				decode_wrong(p, s, "Arguments mismatch");
+				fail_decode(p, s, "Arguments mismatch");
 		} else {
 			rows[i] = i == 0 ? decode_dest(p, s, s->op[i], t) : decode_source(p, s, s->op[i], t);
 		}

@@ -41,14 +41,14 @@ void decode_async(struct parser *p, struct statement *s)
 	bool all = s->nwords == 3 && strcmp(what, ".wait_group") != 0;
 
 	if (s->nwords < 3 || strcmp(s->word[1], ".async") != 0)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_feature(p, s, "cp.async", 80, 70);
 	if (s->nwords == 3) {
 		if (all && strcmp(what, ".commit_group") != 0 && strcmp(what, ".wait_all") != 0)
-			decode_wrong(p, s, "Unknown modifier");
+			fail_decode(p, s, "Unknown modifier");
 		need_operands(p, s, !all, !all);
 		if (!all && s->op[0]->kind != OP_INT)
-			decode_wrong(p, s, "A constant is needed");
+			fail_decode(p, s, "A constant is needed");
 		emit(p, op_nop, s->line, s->guard);
 		return;
 	}
@@ -56,12 +56,12 @@ void decode_async(struct parser *p, struct statement *s)
 
 	if ((!cg && strcmp(what, ".ca") != 0) || s->nwords != 5u + hint || !ONE_OF(s->word[3], shared) ||
 	    strcmp(s->word[4], ".global") != 0)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_operands(p, s, 3, 4);
 	uint64_t size = s->op[2]->kind == OP_INT ? s->op[2]->bits : 0;
 
 	if (size != 16 && (cg || (size != 4 && size != 8)))
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	struct insn to = {.a = REF_NONE, .space = SP_SHARED};
 
 	decode_address(p, s, &to, s->op[0]);
@@ -91,13 +91,13 @@ void decode_ldmatrix(struct parser *p, struct statement *s)
 	                                                : 0;
 
 	if (!n || !ONE_OF(s->word[5 + trans], shared) || strcmp(s->word[6 + trans], ".b16") != 0)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_feature(p, s, "ldmatrix", 75, 65);
 	need_operands(p, s, 2, 2);
 	struct insn from = {.a = REF_NONE, .space = SP_SHARED};
 
 	if (s->op[0]->kind != OP_VECTOR || s->op[0]->n != n)
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	ref x[4] = {REF_NONE, REF_NONE, REF_NONE, REF_NONE};
 
 	for (unsigned i = 0; i < n; i++)

@@ -57,7 +57,7 @@ static void decode_compare(struct parser *p, struct statement *s)
 	enum type result = T_PRED;
 
 	if (s->nwords < 3)
-		decode_wrong(p, s, "Modifiers are missing");
+		fail_decode(p, s, "Modifiers are missing");
 	if (i < s->nwords && (how = INDEX(s->word[i], bools)) > 0)
 		i++;
 	if (i < s->nwords && (ftz = strcmp(s->word[i], ".ftz") == 0))
@@ -70,7 +70,7 @@ static void decode_compare(struct parser *p, struct statement *s)
 
 	if (i != s->nwords || !fn || cmp < 0 || (ftz && t != T_F32 && t != T_F16 && t != T_F16X2) ||
 	    (set && !set_value(result, t)))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	how = how < 0 ? 0 : how;
 	need_operands(p, s, how ? 4 : 3, how ? 4 : 3);
 	ref d = REF_NONE, e = REF_NONE;
@@ -83,7 +83,7 @@ static void decode_compare(struct parser *p, struct statement *s)
 		if (s->op[0]->second && s->op[0]->second->kind != OP_SINK)
 			e = decode_pred(p, s, s->op[0]->second);
 		if (s->op[0]->negated)
-			decode_wrong(p, s, "Arguments mismatch");
+			fail_decode(p, s, "Arguments mismatch");
 	}
 	ref a = decode_source(p, s, s->op[1], t), b = decode_source(p, s, s->op[2], t);
 	ref c = how ? decode_pred(p, s, s->op[3]) : REF_NONE;
@@ -108,7 +108,7 @@ static void decode_select(struct parser *p, struct statement *s)
 
 	need_operands(p, s, 4, 4);
 	if (type_size(t) < 2)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	ref d = decode_dest(p, s, s->op[0], t), a = decode_source(p, s, s->op[1], t),
 	    b = decode_source(p, s, s->op[2], t), c = decode_pred(p, s, s->op[3]);
 	struct insn *in = emit(p, type_size(t) == 8 ? op_selp64 : op_selp32, s->line, s->guard);
@@ -128,7 +128,7 @@ static void decode_test(struct parser *p, struct statement *s)
 
 	need_operands(p, s, 2, 2);
 	if (which < 0 || (t != T_F32 && t != T_F64))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	ref d = decode_pred(p, s, s->op[0]), a = decode_source(p, s, s->op[1], t);
 	struct insn *in = emit(p, op_testp, s->line, s->guard);
 
@@ -153,7 +153,7 @@ static ref relaxed(struct parser *p, const struct statement *s, const struct ope
 {
 	if (o->kind != OP_REG || type_size(o->type) < type_size(t) ||
 	    (type_size(o->type) > type_size(t) && is_real(t)) || !types_agree(o->type, t))
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	return o->row;
 }
 
@@ -218,7 +218,7 @@ void decode_cvt(struct parser *p, struct statement *s)
 	if (decode_special_cvt(p, s))
 		return;
 	if (!cvt_modifiers(s, &at, &flags) || at + 2 != s->nwords)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	enum type to = type_named(s->word[at]), from = type_named(s->word[at + 1]);
 
 	if ((to == T_F16X2 || to == T_BF16X2) && from == T_F32 && (flags & (F_RN | F_RZ)) &&
@@ -228,17 +228,17 @@ void decode_cvt(struct parser *p, struct statement *s)
 		return;
 	}
 	if ((flags & F_RELU) && ((to != T_F16 && to != T_BF16) || from != T_F32))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	if (to == T_NONE || from == T_NONE || to == T_F16X2 || from == T_F16X2 || to == T_BF16X2 ||
 	    from == T_BF16X2 || to == T_PRED || from == T_PRED || to == T_B8 || to == T_B16 ||
 	    to == T_B32 || to == T_B64 || from == T_B8 || from == T_B16 || from == T_B32 || from == T_B64)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_bfloat_cvt(p, s, to, from);
 	if (!rounding_is_right(to, from, flags))
-		decode_wrong(p, s, flags & F_ROUND ? "Illegal rounding modifier" : "Rounding modifier required");
+		fail_decode(p, s, flags & F_ROUND ? "Illegal rounding modifier" : "Rounding modifier required");
 	need_operands(p, s, 2, 2);
 	if (s->op[0]->kind == OP_SINK)
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	ref d = relaxed(p, s, s->op[0], to), a;
 	unsigned bits = type_size(s->op[0]->type) * 8;
 	bool wide, exact = bits == type_size(to) * 8;
@@ -273,7 +273,7 @@ static void decode_mov_vector(struct parser *p, struct statement *s, enum type t
 
 	if ((v->n != 2 && v->n != 4) || part * v->n != type_size(t) || part == 0 || whole->kind == OP_VECTOR ||
 	    (t != T_B16 && t != T_B32 && t != T_B64))
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	row = unpack ? decode_source(p, s, whole, t) : decode_dest(p, s, whole, t);
 	for (uint32_t i = 0; i < v->n; i++) {
 		struct operand *o = &v->item[i];
@@ -287,7 +287,7 @@ static void decode_mov_vector(struct parser *p, struct statement *s, enum type t
 		else
 			x[i] = decode_dest(p, s, o, element);
 		if (unpack && part == 1 && type_size(o->type) == 8)
-			decode_wrong(p, s, "Arguments mismatch");
+			fail_decode(p, s, "Arguments mismatch");
 	}
 	struct insn *in = emit(p, unpack ? op_unpack : op_pack, s->line, s->guard);
 
@@ -315,7 +315,7 @@ void decode_mov(struct parser *p, struct statement *s)
 		return;
 	}
 	if (type_size(t) < 2)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	if (s->op[0]->kind == OP_VECTOR || s->op[1]->kind == OP_VECTOR) {
 		decode_mov_vector(p, s, t, s->op[0]->kind == OP_VECTOR);
 		return;

@@ -23,7 +23,7 @@ static void branch_to(struct parser *p, const struct statement *s, struct operan
 	struct fixup *fix = ptx_alloc(p->m, sizeof *fix);
 
 	if (o->kind != OP_LABEL)
-		decode_wrong(p, s, "A label is needed");
+		fail_decode(p, s, "A label is needed");
 	*fix = (struct fixup){.insn = p->f->ncode - 1, .line = s->line, .name = o->name, .len = o->len,
 	                      .scope = p->scope, .next = p->fixups};
 	p->fixups = fix;
@@ -35,11 +35,11 @@ static void decode_branch(struct parser *p, struct statement *s)
 	uint32_t i = 1;
 
 	if (indexed && !word_is(s, i++, ".idx"))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	if (word_is(s, i, ".uni"))
 		i++;
 	if (i != s->nwords)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_operands(p, s, indexed ? 2 : 1, indexed ? 2 : 1);
 	ref a = indexed ? decode_source(p, s, s->op[0], T_U32) : REF_NONE;
 
@@ -57,7 +57,7 @@ static struct arg *decode_args(struct parser *p, const struct statement *s, stru
 		struct operand *o = &list->item[i];
 
 		if (known && !formal)
-			decode_wrong(p, s, "Too many arguments");
+			fail_decode(p, s, "Too many arguments");
 		if (o->kind == OP_VAR && o->var->space == SP_LOCAL) {
 			args[i].space = SP_LOCAL;
 			args[i].offset = o->var->address;
@@ -69,13 +69,13 @@ static struct arg *decode_args(struct parser *p, const struct statement *s, stru
 			args[i].reg = results ? decode_dest(p, s, o, formal->type)
 			                      : decode_source(p, s, o, formal->type);
 		} else {
-			decode_wrong(p, s, "Arguments mismatch");
+			fail_decode(p, s, "Arguments mismatch");
 		}
 		if (known && (args[i].size != formal->size || (args[i].space == SP_REG) != (formal->space == SP_REG)))
-			decode_wrong(p, s, "Arguments mismatch");
+			fail_decode(p, s, "Arguments mismatch");
 	}
 	if (known && formal)
-		decode_wrong(p, s, "Too few arguments");
+		fail_decode(p, s, "Too few arguments");
 	return args;
 }
 
@@ -85,12 +85,12 @@ static void decode_call(struct parser *p, struct statement *s)
 	uint32_t i = 0;
 
 	if (s->nwords > 2 || (s->nwords == 2 && !word_is(s, 1, ".uni")))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_operands(p, s, 1, 4);
 	if (s->op[i]->kind == OP_LIST)
 		rets = s->op[i++];
 	if (i == s->nops)
-		decode_wrong(p, s, "A function is needed");
+		fail_decode(p, s, "A function is needed");
 	target = s->op[i++];
 	if (i < s->nops && s->op[i]->kind == OP_LIST)
 		args = s->op[i++];
@@ -101,7 +101,7 @@ static void decode_call(struct parser *p, struct statement *s)
 		         target->len > 60 ? 60 : (int)target->len, target->name);
 	if (i + (direct ? 0 : 1) != s->nops || (!direct && target->kind != OP_REG) ||
 	    (direct && target->func->entry))
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	struct func *f = direct ? target->func : NULL;
 	struct call *call = ptx_alloc(p->m, sizeof *call);
 
@@ -127,7 +127,7 @@ static void decode_bar_red(struct parser *p, struct statement *s, uint32_t i)
 	if (word_is(s, i + 1, ".aligned"))
 		i++;
 	if (op < 0 || !word_is(s, i + 1, popc ? ".u32" : ".pred") || i + 2 != s->nwords)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_operands(p, s, 3, 4);
 	ref d = popc ? decode_dest(p, s, s->op[0], T_U32) : decode_pred(p, s, s->op[0]);
 	ref a = decode_source(p, s, s->op[1], T_U32);
@@ -148,7 +148,7 @@ static void decode_barrier(struct parser *p, struct statement *s)
 
 	if (word_is(s, 1, ".warp")) {
 		if (s->nwords != 3 || !word_is(s, 2, ".sync"))
-			decode_wrong(p, s, "Unknown modifier");
+			fail_decode(p, s, "Unknown modifier");
 		need_operands(p, s, 1, 1);
 		ref mask = decode_source(p, s, s->op[0], T_B32);
 
@@ -164,11 +164,11 @@ static void decode_barrier(struct parser *p, struct statement *s)
 	bool arrive = word_is(s, i, ".arrive");
 
 	if (!arrive && !word_is(s, i, ".sync"))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	if (word_is(s, ++i, ".aligned"))
 		i++;
 	if (i != s->nwords)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_operands(p, s, arrive ? 2 : 1, 2);
 	ref a = decode_source(p, s, s->op[0], T_U32);
 	ref b = s->nops == 2 ? decode_source(p, s, s->op[1], T_U32) : REF_NONE;
@@ -202,7 +202,7 @@ static void decode_vote(struct parser *p, struct statement *s)
 
 	if (mode < 0 || s->nwords != 3u + sync ||
 	    !word_is(s, 2 + sync, mode == VOTE_BALLOT ? ".b32" : ".pred"))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_sync(p, s, sync);
 	ref members = decode_members(p, s, sync, 2);
 	ref d = mode == VOTE_BALLOT ? decode_dest(p, s, s->op[0], T_B32) : decode_pred(p, s, s->op[0]);
@@ -229,7 +229,7 @@ static void decode_shuffle(struct parser *p, struct statement *s)
 	int mode = choose(s, 1 + sync, modes, 4);
 
 	if (mode < 0 || s->nwords != 3u + sync || !word_is(s, 2 + sync, ".b32"))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_sync(p, s, sync);
 	ref members = decode_members(p, s, sync, 4);
 	ref d = decode_dest(p, s, s->op[0], T_B32), x = second_pred(p, s);
@@ -252,7 +252,7 @@ static void decode_match(struct parser *p, struct statement *s)
 	enum type t = s->nwords == 4 ? type_named(s->word[3]) : T_NONE;
 
 	if ((!all && !word_is(s, 1, ".any")) || !word_is(s, 2, ".sync") || (t != T_B32 && t != T_B64))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	ref members = decode_members(p, s, true, 2);
 	ref d = decode_dest(p, s, s->op[0], T_B32), x = second_pred(p, s),
 	    a = decode_source(p, s, s->op[1], t);
@@ -274,7 +274,7 @@ static void decode_redux(struct parser *p, struct statement *s)
 	bool bits = op >= 3;
 
 	if (!word_is(s, 1, ".sync") || op < 0 || (bits ? t != T_B32 : t != T_U32 && t != T_S32))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	ref members = decode_members(p, s, true, 2);
 	ref d = decode_dest(p, s, s->op[0], t), a = decode_source(p, s, s->op[1], t);
 	struct insn *in = emit(p, op_redux, s->line, s->guard);
@@ -289,7 +289,7 @@ static void decode_redux(struct parser *p, struct statement *s)
 static void decode_elect(struct parser *p, struct statement *s)
 {
 	if (!word_is(s, 1, ".sync") || s->nwords != 2)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	ref members = decode_members(p, s, true, 1);
 	ref d = decode_dest(p, s, s->op[0], T_B32), x = second_pred(p, s);
 	struct insn *in = emit(p, op_elect, s->line, s->guard);
@@ -306,12 +306,12 @@ static void decode_simple(struct parser *p, struct statement *s)
 	if (strcmp(base, "ret") == 0 || strcmp(base, "exit") == 0 || strcmp(base, "trap") == 0 ||
 	    strcmp(base, "brkpt") == 0) {
 		if (s->nwords > 1 && !(strcmp(base, "ret") == 0 && s->nwords == 2 && word_is(s, 1, ".uni")))
-			decode_wrong(p, s, "Unknown modifier");
+			fail_decode(p, s, "Unknown modifier");
 		need_operands(p, s, 0, 0);
 		emit(p, base[0] == 'r' ? op_ret : base[0] == 'e' ? op_exit : op_trap, s->line, s->guard);
 	} else if (strcmp(base, "activemask") == 0) {
 		if (s->nwords != 2 || !word_is(s, 1, ".b32"))
-			decode_wrong(p, s, "Unknown modifier");
+			fail_decode(p, s, "Unknown modifier");
 		need_operands(p, s, 1, 1);
 		ref d = decode_dest(p, s, s->op[0], T_B32);
 

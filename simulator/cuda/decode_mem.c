@@ -37,18 +37,18 @@ static bool is_hint(const char *word)
 void decode_address(struct parser *p, const struct statement *s, struct insn *in, struct operand *o)
 {
 	if (o->kind != OP_MEMORY)
-		decode_wrong(p, s, "An address in brackets is needed");
+		fail_decode(p, s, "An address in brackets is needed");
 	struct operand *base = o->base;
 
 	in->imm = o->offset;
 	in->wide_address = true;
 	if (base->kind == OP_REG) {
 		if (type_size(base->type) < 4 || !types_agree(base->type, T_U32))
-			decode_wrong(p, s, "Arguments mismatch");
+			fail_decode(p, s, "Arguments mismatch");
 		in->a = base->row;
 		in->wide_address = type_size(base->type) == 8;
 		if (!in->wide_address && (in->space == SP_GLOBAL || in->space == SP_GENERIC))
-			decode_wrong(p, s, "A 32-bit address");
+			fail_decode(p, s, "A 32-bit address");
 		if (in->space == SP_PARAM && !p->f->entry)
 			in->space = SP_LOCAL;
 		return;
@@ -58,20 +58,20 @@ void decode_address(struct parser *p, const struct statement *s, struct insn *in
 		return;
 	}
 	if (base->kind != OP_VAR)
-		decode_wrong(p, s, base->kind == OP_LABEL ? "Unknown symbol" : "Arguments mismatch");
+		fail_decode(p, s, base->kind == OP_LABEL ? "Unknown symbol" : "Arguments mismatch");
 	struct var *v = base->var;
 	bool frame = v->space == SP_LOCAL; /* .local, and .param of device functions */
 
 	if (in->space != SP_GENERIC && in->space != v->space &&
 	    !(frame && (in->space == SP_PARAM || in->space == SP_LOCAL)))
-		decode_wrong(p, s, "State space mismatch");
+		fail_decode(p, s, "State space mismatch");
 	in->space = v->space;
 	if (v->space == SP_SHARED)
 		in->a = var_row(p, v, true);
 	else if (v->space == SP_GLOBAL || v->space == SP_CONST)
 		in->a = const64(p->m, v->address);
 	else if (v->space == SP_REG)
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	else
 		in->imm += (int64_t)v->address;
 }
@@ -85,14 +85,14 @@ static ref value_row(struct parser *p, const struct statement *s, struct operand
 		return new_row(p, t);
 	if (o->kind != OP_REG) {
 		if (dest)
-			decode_wrong(p, s, "Arguments mismatch");
+			fail_decode(p, s, "Arguments mismatch");
 		return decode_source(p, s, o, t);
 	}
 	bool real = t == T_F32 || t == T_F64;
 
 	if (type_size(o->type) < type_size(t) || !types_agree(o->type, t) ||
 	    (real && type_size(o->type) != type_size(t)))
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	*wide = type_size(o->type) == 8;
 	return o->row;
 }
@@ -118,16 +118,16 @@ static void decode_load_store(struct parser *p, struct statement *s)
 
 	if (t == T_NONE || t == T_PRED || t == T_F16X2 || t == T_BF16X2 || t == T_BF16 || t == T_F16 ||
 	    type_size(t) * in.vec > 16 || (store && in.space == SP_CONST))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_operands(p, s, 2, s->nops > 2 ? 3 : 2); /* a cache policy may follow */
 	struct operand *address = s->op[store ? 0 : 1], *value = s->op[store ? 1 : 0];
 	bool wide = false, first = true, mixed = false;
 
 	decode_address(p, s, &in, address);
 	if (store && in.space == SP_PARAM)
-		decode_wrong(p, s, "State space mismatch");
+		fail_decode(p, s, "State space mismatch");
 	if ((in.vec > 1) != (value->kind == OP_VECTOR) || (value->kind == OP_VECTOR && value->n != in.vec))
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	for (unsigned k = 0; k < in.vec; k++) {
 		struct operand *o = value->kind == OP_VECTOR ? &value->item[k] : value;
 		bool w;
@@ -138,7 +138,7 @@ static void decode_load_store(struct parser *p, struct statement *s)
 		first = false;
 	}
 	if (mixed)
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	op_fn *fn = store ? op_st : op_ld;
 	bool plain = in.vec == 1 && wide == (type_size(t) == 8);
 
@@ -205,7 +205,7 @@ static void decode_atom(struct parser *p, struct statement *s)
 	if (k == sizeof atoms / sizeof *atoms || !atom_has(atoms[k].op, t) ||
 	    (in.space != SP_GENERIC && in.space != SP_GLOBAL && in.space != SP_SHARED) ||
 	    (red && (atoms[k].op == ATOM_CAS || atoms[k].op == ATOM_EXCH)))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	uint32_t n = (red ? 2 : 3) + (atoms[k].op == ATOM_CAS), at = red ? 0 : 1;
 
 	need_operands(p, s, n, n);
@@ -236,10 +236,10 @@ static void decode_cvta(struct parser *p, struct statement *s)
 
 	need_operands(p, s, 2, 2);
 	if (t != T_U64)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	if (s->op[1]->kind == OP_VAR && s->op[1]->var->space != (enum space)space &&
 	    !(s->op[1]->var->space == SP_LOCAL && space == SP_PARAM))
-		decode_wrong(p, s, "State space mismatch");
+		fail_decode(p, s, "State space mismatch");
 	ref d = decode_dest(p, s, s->op[0], t), a = decode_source(p, s, s->op[1], t);
 	bool same = space == SP_GLOBAL || space == SP_CONST;
 	struct insn *in = emit(p, same ? op_mov64 : to ? op_cvta_to : op_cvta_from, s->line, s->guard);
@@ -255,7 +255,7 @@ static void decode_isspacep(struct parser *p, struct statement *s)
 
 	need_operands(p, s, 2, 2);
 	if (space < 0)
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	ref d = decode_pred(p, s, s->op[0]), a = decode_source(p, s, s->op[1], T_U64);
 	struct insn *in = emit(p, op_isspacep, s->line, s->guard);
 
@@ -279,7 +279,7 @@ void decode_memory(struct parser *p, struct statement *s)
 	} else if (strncmp(base, "prefetch", 8) == 0) {
 		need_operands(p, s, 1, 1);
 		if (s->op[0]->kind != OP_MEMORY)
-			decode_wrong(p, s, "An address in brackets is needed");
+			fail_decode(p, s, "An address in brackets is needed");
 		emit(p, op_nop, s->line, s->guard);
 	} else { /* membar, fence */
 		static const char *const known[] = {".cta", ".gl", ".sys", ".gpu", ".cluster", ".sc",
@@ -292,10 +292,10 @@ void decode_memory(struct parser *p, struct statement *s)
 			for (size_t k = 0; k < sizeof known / sizeof *known; k++)
 				found |= strcmp(known[k], s->word[i]) == 0;
 			if (!found)
-				decode_wrong(p, s, "Unknown modifier");
+				fail_decode(p, s, "Unknown modifier");
 		}
 		if (s->nwords < 2)
-			decode_wrong(p, s, "Modifiers are missing");
+			fail_decode(p, s, "Modifiers are missing");
 		emit(p, op_fence, s->line, s->guard);
 	}
 }

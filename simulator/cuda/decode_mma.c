@@ -1,18 +1,21 @@
-/* mma of floating-point fragments (PTX ISA, 9.7.14.5); other tensor core types are not served. */
+/* mma of floating-point fragments (PTX ISA, 9.7.14.5); other tensor core types are not supported. */
 #include "mma.h"
 #include "ops.h"
 #include "parse.h"
 
 #include <string.h>
 
-static const struct served {
-	const char *shape, *types; /* of d, a, b, c */
-	const char *feature;
-	uint8_t target, version; /* what the module must be for */
-	uint8_t k;
-	enum type type;
-	bool half;
-} served[] = {
+/* The supported forms of mma. */
+static const struct mma_form {
+	const char *shape;
+	const char *types;   /* of d, a, b, c */
+	const char *feature; /* name in the error of a module that is too old for the form */
+	uint8_t target;      /* minimum target of the module: 80 is sm_80 */
+	uint8_t version;     /* minimum PTX version of the module × 10 */
+	uint8_t k;           /* columns of a, rows of b */
+	enum type type;      /* of a and b; tf32 is T_F32: each element has a 32-bit register */
+	bool half;           /* c and d are f16 */
+} forms[] = {
 	{".m16n8k8", ".f32.bf16.bf16.f32", ".bf16", 80, 70, 8, T_BF16, false},
 	{".m16n8k16", ".f32.bf16.bf16.f32", ".bf16", 80, 70, 16, T_BF16, false},
 	{".m16n8k8", ".f32.f16.f16.f32", "mma with shape .m16n8k8", 75, 65, 8, T_F16, false},
@@ -23,38 +26,39 @@ static const struct served {
 	{".m16n8k8", ".f32.tf32.tf32.f32", ".tf32", 80, 70, 8, T_F32, false},
 };
 
-/* NULL: valid PTX, but not served. */
-static const struct served *find_served(const struct statement *s)
+/* find_form returns the form of a statement, or NULL if the simulator does not support it. */
+static const struct mma_form *find_form(const struct statement *s)
 {
 	char types[64] = "";
 
 	if (s->nwords != 10 || strcmp(s->word[4], ".row") != 0 || strcmp(s->word[5], ".col") != 0)
 		return NULL;
 	for (uint32_t i = 6; i < 10; i++)
-		if (strlen(s->word[i]) < 12)
+		if (strlen(s->word[i]) < 12) /* four of these fit into types; a longer word is no type */
 			strcat(types, s->word[i]);
-	for (size_t i = 0; i < sizeof served / sizeof *served; i++)
-		if (strcmp(served[i].shape, s->word[3]) == 0 && strcmp(served[i].types, types) == 0)
-			return &served[i];
+	for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+		if (strcmp(forms[i].shape, s->word[3]) == 0 && strcmp(forms[i].types, types) == 0)
+			return &forms[i];
 	return NULL;
 }
 
-static void fragment(struct parser *p, const struct statement *s, uint32_t at, enum type t, uint32_t n, ref *rows)
+/* decode_fragment decodes operand `at`, a vector of n registers. Operand 0 is the destination. */
+static void decode_fragment(struct parser *p, const struct statement *s, uint32_t at, enum type t, uint32_t n, ref *rows)
 {
 	struct operand *o = s->op[at];
 
 	if (o->kind != OP_VECTOR || o->n != n)
-		decode_wrong(p, s, "Arguments mismatch");
+		fail_decode(p, s, "Arguments mismatch");
 	for (uint32_t i = 0; i < n; i++)
 		rows[i] = at == 0 ? decode_dest(p, s, &o->item[i], t) : decode_source(p, s, &o->item[i], t);
 }
 
 void decode_mma(struct parser *p, struct statement *s)
 {
-	const struct served *form = find_served(s);
+	const struct mma_form *form = find_form(s);
 
 	if (s->nwords < 3 || strcmp(s->word[1], ".sync") != 0 || strcmp(s->word[2], ".aligned") != 0)
-		decode_wrong(p, s, "Modifiers are missing");
+		fail_decode(p, s, "Modifiers are missing");
 	if (!form)
 		ptx_fail(p->m, s->line, PTX_NOT_SUPPORTED, "the simulator does not execute '%s'", s->opcode);
 	need_feature(p, s, form->feature, form->target, form->version);
@@ -69,13 +73,17 @@ void decode_mma(struct parser *p, struct statement *s)
 	f->na = (uint8_t)(MMA_M * form->k / LANES / each);
 	f->nb = (uint8_t)(MMA_N * form->k / LANES / each);
 	f->nc = form->half ? 2 : 4;
-	fragment(p, s, 0, sum, f->nc, f->d);
-	fragment(p, s, 1, T_B32, f->na, f->a);
-	fragment(p, s, 2, T_B32, f->nb, f->b);
-	fragment(p, s, 3, sum, f->nc, f->c);
+	decode_fragment(p, s, 0, sum, f->nc, f->d);
+	decode_fragment(p, s, 1, T_B32, f->na, f->a);
+	decode_fragment(p, s, 2, T_B32, f->nb, f->b);
+	decode_fragment(p, s, 3, sum, f->nc, f->c);
 	struct insn *in = emit(p, op_mma, s->line, s->guard);
 
 	in->mma = f;
+	/*
+	 * A simulated GPU that computes wrong (warp.c) inverts a bit of in->d in an instruction with
+	 * in->computes. The first register is enough to make the product wrong.
+	 */
 	in->d = f->d[0];
 	in->computes = form->half ? 0 : 32;
 }

@@ -15,7 +15,7 @@ static void decode_tf32(struct parser *p, struct statement *s)
 	bool rna = word_is(s, 1, ".rna"), rz = word_is(s, 1, ".rz"), relu = word_is(s, 2, ".relu");
 
 	if ((!rna && !rz && !word_is(s, 1, ".rn")) || (rna && relu) || s->nwords != 4u + relu || !word_is(s, 3u + relu, ".f32"))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_feature(p, s, ".tf32", rna ? 80 : 90, rna ? 70 : 78);
 	need_operands(p, s, 2, 2);
 	ref d = decode_dest(p, s, s->op[0], T_B32), a = decode_source(p, s, s->op[1], T_F32);
@@ -34,7 +34,7 @@ static void decode_pack(struct parser *p, struct statement *s)
 
 	if (!word_is(s, 2, ".sat") || !word_is(s, 4, ".s32") || s->nwords != 5u + more ||
 	    (more ? to != T_U8 && to != T_S8 : to != T_U16 && to != T_S16))
-		decode_wrong(p, s, "Unknown modifier");
+		fail_decode(p, s, "Unknown modifier");
 	need_feature(p, s, "cvt.pack", 72, 65);
 	need_operands(p, s, 3u + more, 3u + more);
 	ref d = decode_dest(p, s, s->op[0], T_B32), a = decode_source(p, s, s->op[1], T_S32),

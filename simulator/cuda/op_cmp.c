@@ -1,14 +1,15 @@
-/* Comparisons and selection (PTX ISA, 9.7.6). */
+/* Comparisons and selection (PTX ISA 9.0, sections 9.7.6 and 9.7.7). */
 #include "ops.h"
 #include "real.h"
 #include "warp.h"
 
 /*
- * setp: in->sub is the comparison, in->vec how it combines with predicate c;
- * d gets the result, e the result for the opposite comparison.
- * set: in->size is the width of the result, in->imm what it is where the comparison holds.
+ * write_result combines the result of a comparison, one bit per lane, with predicate c and
+ * writes it. in->vec selects the operator: BOOL_NONE ignores c.
+ * setp (in->size is 0): predicate d gets the result, e the result of the opposite comparison.
+ * set (in->size is the width of d): d gets in->imm in lanes where the result is true, else 0.
  */
-static void deliver(struct warp *w, const struct insn *in, uint32_t bits)
+static void write_result(struct warp *w, const struct insn *in, uint32_t bits)
 {
 	uint32_t other = ~bits;
 
@@ -29,6 +30,10 @@ static void deliver(struct warp *w, const struct insn *in, uint32_t bits)
 	pred_set(w, in->e, other);
 }
 
+/*
+ * COLLECT sets the bit of each lane l for which expr is true. It is the whole body of a case:
+ * a loop over the lanes and the break.
+ */
 #define COLLECT(expr)                             \
 	for (int l = 0; l < LANES; l++) {             \
 		bits |= (uint32_t)(expr) << l;            \
@@ -48,7 +53,7 @@ static void deliver(struct warp *w, const struct insn *in, uint32_t bits)
 		case CMP_GT: COLLECT(cast(a[l]) > cast(b[l]));                    \
 		default: COLLECT(cast(a[l]) >= cast(b[l]));                       \
 		}                                                                 \
-		deliver(w, in, bits);                                             \
+		write_result(w, in, bits);                                             \
 	}
 #define SAME(x) (x)
 #define S16(x) ((int16_t)(x))
@@ -60,7 +65,11 @@ COMPARE_INT(cmp_s32, s32a, row32, SAME)
 COMPARE_INT(cmp_u64, u64a, row64, SAME)
 COMPARE_INT(cmp_s64, s64a, row64, SAME)
 
-/* The plain comparisons are false when either is NaN, the …u ones true. */
+/*
+ * CMP_EQ, CMP_NE, CMP_LT, CMP_LE, CMP_GT, CMP_GE: false if either operand is NaN.
+ * CMP_EQU, CMP_NEU, CMP_LTU, CMP_LEU, CMP_GTU, CMP_GEU (unordered): true if either is NaN.
+ * CMP_NUM: true if neither is NaN. CMP_NAN: true if either is.
+ */
 #define COMPARE_FLOAT(name, T, row, cast)                                       \
 	static void name(struct warp *w, const struct insn *in)                     \
 	{                                                                           \
@@ -82,7 +91,7 @@ COMPARE_INT(cmp_s64, s64a, row64, SAME)
 		case CMP_NUM: COLLECT(cast(a[l]) == cast(a[l]) && cast(b[l]) == cast(b[l]));\
 		default: COLLECT(cast(a[l]) != cast(a[l]) || cast(b[l]) != cast(b[l])); \
 		}                                                                       \
-		deliver(w, in, bits);                                                   \
+		write_result(w, in, bits);                                                   \
 	}
 COMPARE_FLOAT(cmp_f32_plain, f32a, row32, SAME)
 COMPARE_FLOAT(cmp_f32_ftz, f32a, row32, flush)
@@ -105,7 +114,12 @@ static void cmp_f16(struct warp *w, const struct insn *in)
 	(in->flags & F_FTZ ? cmp_f16_ftz : cmp_f16_plain)(w, in);
 }
 
-static bool holds(unsigned comparison, double a, double b)
+/*
+ * is_true does one comparison of one pair. It repeats the cases of COMPARE_FLOAT, which has
+ * the switch outside of its loop so that compilers vectorize it; pairs are rare enough to
+ * choose per lane.
+ */
+static bool is_true(unsigned comparison, double a, double b)
 {
 	switch (comparison) {
 	case CMP_EQ: return a == b;
@@ -125,7 +139,10 @@ static bool holds(unsigned comparison, double a, double b)
 	}
 }
 
-/* Pairs of half-width numbers: setp's d is of the lower ones and e of the upper ones. */
+/*
+ * Each operand is a pair of 16-bit numbers. setp: d gets the result of the lower halves, e of
+ * the upper. set: each half of d gets the result of the same halves.
+ */
 void op_cmp_pair(struct warp *w, const struct insn *in)
 {
 	const u32a *a = row32(w, in->a), *b = row32(w, in->b);
@@ -134,9 +151,9 @@ void op_cmp_pair(struct warp *w, const struct insn *in)
 	for (int half = 0; half < 2; half++) {
 		for (int l = 0; l < LANES; l++) {
 			uint16_t x = (uint16_t)(a[l] >> 16 * half), y = (uint16_t)(b[l] >> 16 * half);
-			bool yes = in->type == T_BF16X2       ? holds(in->sub, bfloat_value(x), bfloat_value(y))
-			           : in->flags & F_FTZ        ? holds(in->sub, half_ftz(x), half_ftz(y))
-			                                      : holds(in->sub, half_value(x), half_value(y));
+			bool yes = in->type == T_BF16X2       ? is_true(in->sub, bfloat_value(x), bfloat_value(y))
+			           : in->flags & F_FTZ        ? is_true(in->sub, half_ftz(x), half_ftz(y))
+			                                      : is_true(in->sub, half_value(x), half_value(y));
 
 			bits[half] |= (uint32_t)yes << l;
 		}
@@ -190,7 +207,7 @@ void op_selp64(struct warp *w, const struct insn *in)
 	EACH_LANE(d[l] = (p >> l) & 1 ? a[l] : b[l]);
 }
 
-/* testp: sub counts finite, infinite, number, notanumber, normal, subnormal. */
+/* in->sub selects the property, from 0: finite, infinite, number, notanumber, normal, subnormal. */
 void op_testp(struct warp *w, const struct insn *in)
 {
 	uint32_t bits = 0;
@@ -203,10 +220,10 @@ void op_testp(struct warp *w, const struct insn *in)
 		else
 			class = fpclassify(((const f32a *)row32(w, in->a))[l]);
 		bool finite = class != FP_NAN && class != FP_INFINITE;
-		bool is[6] = {finite, class == FP_INFINITE, class != FP_NAN, class == FP_NAN,
-		              class == FP_NORMAL, class == FP_SUBNORMAL};
+		bool property[6] = {finite, class == FP_INFINITE, class != FP_NAN, class == FP_NAN,
+		                    class == FP_NORMAL, class == FP_SUBNORMAL};
 
-		bits |= (uint32_t)is[in->sub] << l;
+		bits |= (uint32_t)property[in->sub] << l;
 	}
 	pred_set(w, in->d, bits);
 }

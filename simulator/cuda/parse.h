@@ -128,7 +128,7 @@ void fill_row(struct module *m, ref row, uint64_t value, bool wide);
 /* decode*.c: one statement becomes instructions */
 void decode(struct parser *p, struct statement *s);
 struct insn *emit(struct parser *p, op_fn *fn, uint32_t line, ref guard);
-_Noreturn void decode_wrong(struct parser *p, const struct statement *s, const char *why);
+_Noreturn void fail_decode(struct parser *p, const struct statement *s, const char *why);
 /* The row that holds operand o as a value of type t; adds instructions where it must be computed. */
 ref decode_source(struct parser *p, const struct statement *s, struct operand *o, enum type t);
 ref decode_dest(struct parser *p, const struct statement *s, struct operand *o, enum type t);

@@ -12,7 +12,7 @@ const (
 	exitUsage       = 2
 	exitWrong       = 3
 	exitTime        = 4
-	exitNotPossible = 5
+	ExitNotPossible = 5
 )
 
 const exitHelp = `Exit codes: 0 passed; 1 a call of the driver failed; 2 wrong usage; 3 a wrong
@@ -42,7 +42,7 @@ func exitCode(err error) int {
 	case errors.As(err, &wrong):
 		return exitWrong
 	case errors.As(err, &not):
-		return exitNotPossible
+		return ExitNotPossible
 	case errors.Is(err, errTimeout), errors.Is(err, context.Canceled):
 		return exitTime
 	}

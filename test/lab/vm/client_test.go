@@ -33,9 +33,9 @@ func agentStandIn(t *testing.T) (c *client, hangUp func()) {
 			case OpWait: // until the next request has been answered
 				held = &r
 				continue
-			case OpLoad:
+			case OpLoadModule:
 				fmt.Fprintf(toTest, `{"ID":%d,"Error":"load %s","Errno":%d}`+"\n", r.ID, r.Path, syscall.ENOEXEC)
-			case OpRead:
+			case OpReadFile:
 				fmt.Fprintf(toTest, `{"ID":%d,"Data":"aGVsbG8="}`+"\n", r.ID)
 			}
 			if held != nil {
@@ -56,11 +56,11 @@ func TestClientMatchesResponsesToRequests(t *testing.T) {
 		waited <- r
 	}()
 	require.Eventually(t, func() bool { c.mu.Lock(); defer c.mu.Unlock(); return len(c.waiting) == 1 }, time.Minute, time.Millisecond)
-	_, err := c.call(t.Context(), Request{Op: OpLoad, Path: "a.ko"})
+	_, err := c.call(t.Context(), Request{Op: OpLoadModule, Path: "a.ko"})
 	require.ErrorIs(t, err, syscall.ENOEXEC)
 	require.EqualError(t, err, "load a.ko: exec format error")
 	require.Equal(t, 3, (<-waited).Code)
-	r, err := c.call(t.Context(), Request{Op: OpRead})
+	r, err := c.call(t.Context(), Request{Op: OpReadFile})
 	require.NoError(t, err)
 	require.Equal(t, "hello", string(r.Data))
 

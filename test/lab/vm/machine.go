@@ -281,7 +281,7 @@ type OpenFile struct {
 // Open holds a file open, a device for example, until Close.
 func (m *Machine) Open(ctx context.Context, path string) (*OpenFile, error) {
 	m.t.Helper()
-	response, err := m.call(ctx, Request{Op: OpOpen, Path: path, Flags: syscall.O_RDWR})
+	response, err := m.call(ctx, Request{Op: OpOpenFile, Path: path, Flags: syscall.O_RDWR})
 	if err != nil {
 		return nil, err
 	}
@@ -291,14 +291,14 @@ func (m *Machine) Open(ctx context.Context, path string) (*OpenFile, error) {
 // Close closes the file.
 func (h *OpenFile) Close(ctx context.Context) error {
 	h.m.t.Helper()
-	_, err := h.m.call(ctx, Request{Op: OpClose, Handle: h.handle})
+	_, err := h.m.call(ctx, Request{Op: OpCloseFile, Handle: h.handle})
 	return err
 }
 
 // ReadFile returns the content of a file of the machine.
 func (m *Machine) ReadFile(ctx context.Context, path string) (string, error) {
 	m.t.Helper()
-	response, err := m.call(ctx, Request{Op: OpRead, Path: path})
+	response, err := m.call(ctx, Request{Op: OpReadFile, Path: path})
 	return string(response.Data), err
 }
 
@@ -306,7 +306,7 @@ func (m *Machine) ReadFile(ctx context.Context, path string) (string, error) {
 // a serial port is slow.
 func (m *Machine) WriteFile(ctx context.Context, path, data string, mode os.FileMode) error {
 	m.t.Helper()
-	_, err := m.call(ctx, Request{Op: OpWrite, Path: path, Data: []byte(data), Mode: uint32(mode.Perm())})
+	_, err := m.call(ctx, Request{Op: OpWriteFile, Path: path, Data: []byte(data), Mode: uint32(mode.Perm())})
 	return err
 }
 
@@ -314,14 +314,14 @@ func (m *Machine) WriteFile(ctx context.Context, path, data string, mode os.File
 // the kernel's: errors.Is(err, syscall.ENOEXEC).
 func (m *Machine) LoadModule(ctx context.Context, path, parameters string) error {
 	m.t.Helper()
-	_, err := m.call(ctx, Request{Op: OpLoad, Path: path, Params: parameters})
+	_, err := m.call(ctx, Request{Op: OpLoadModule, Path: path, Params: parameters})
 	return err
 }
 
 // UnloadModule unloads a kernel module by its name in /proc/modules.
 func (m *Machine) UnloadModule(ctx context.Context, name string) error {
 	m.t.Helper()
-	_, err := m.call(ctx, Request{Op: OpUnload, Path: name})
+	_, err := m.call(ctx, Request{Op: OpUnloadModule, Path: name})
 	return err
 }
 
@@ -335,7 +335,7 @@ func (m *Machine) Reboot(ctx context.Context) {
 // PowerOff has the kernel turn the machine off; Restart boots it again.
 func (m *Machine) PowerOff(ctx context.Context) {
 	m.t.Helper()
-	m.stop(ctx, OpOff)
+	m.stop(ctx, OpPowerOff)
 }
 
 func (m *Machine) stop(ctx context.Context, op Op) {

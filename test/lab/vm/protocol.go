@@ -12,19 +12,19 @@ import (
 // Op is the operation of a request.
 type Op string
 
-// The requests. What each of them uses of Request and Response stands beside it.
+// The operations. Each comment lists the fields that it uses: of Request → of Response.
 const (
-	OpStart  Op = "start"  // Command → Handle, Pid
-	OpWait   Op = "wait"   // Handle, Timeout → Exited, Code, Signal, Stdout, Stderr, Wall
-	OpSignal Op = "signal" // Handle, Signal, Group
-	OpOpen   Op = "open"   // Path, Flags → Handle
-	OpClose  Op = "close"  // Handle
-	OpRead   Op = "read"   // Path → Data
-	OpWrite  Op = "write"  // Path, Data, Mode
-	OpLoad   Op = "load"   // Path, Params
-	OpUnload Op = "unload" // Path: the module's name
-	OpReboot Op = "reboot"
-	OpOff    Op = "off"
+	OpStart        Op = "start"  // Command → Handle, Pid
+	OpWait         Op = "wait"   // Handle, Timeout → Exited, Code, Signal, Stdout, Stderr, Wall
+	OpSignal       Op = "signal" // Handle, Signal, Group
+	OpOpenFile     Op = "open"   // Path, Flags → Handle
+	OpCloseFile    Op = "close"  // Handle
+	OpReadFile     Op = "read"   // Path → Data
+	OpWriteFile    Op = "write"  // Path, Data, Mode
+	OpLoadModule   Op = "load"   // Path, Params
+	OpUnloadModule Op = "unload" // Path: the module's name
+	OpReboot       Op = "reboot"
+	OpPowerOff     Op = "off"
 )
 
 // Request is one line from the test to the agent.
@@ -53,11 +53,11 @@ type Command struct {
 	Timeout time.Duration `json:"-"` // after which RunCommand kills it, with its children; 0 is a minute
 }
 
-// Response is one line from the agent to the test. The first one has ID 0 and reports that the agent
-// serves.
+// Response is one line from the agent to the test. The first one has ID 0 and says that the agent
+// is ready for requests.
 type Response struct {
 	ID     int
-	Error  string        `json:",omitempty"` // without the text of Errno
+	Error  string        `json:",omitempty"` // without the text of Errno, which Err appends
 	Errno  syscall.Errno `json:",omitempty"` // with Error, where the kernel gave one
 	Handle int           `json:",omitempty"`
 	Pid    int           `json:",omitempty"`
@@ -70,7 +70,8 @@ type Response struct {
 	Data   []byte        `json:",omitempty"`
 }
 
-// Err returns the error of a response; errors.Is finds its errno.
+// Err returns the error of a response with the text of Errno appended, or nil. errors.Is finds
+// the Errno.
 func (r Response) Err() error {
 	switch {
 	case r.Errno != 0:

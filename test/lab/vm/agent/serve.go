@@ -76,24 +76,24 @@ func (s *server) handle(r vm.Request) (response vm.Response, err error) {
 		response, err = s.processes.wait(r.Handle, r.Timeout)
 	case vm.OpSignal:
 		err = s.processes.signal(r.Handle, unix.Signal(r.Signal), r.Group)
-	case vm.OpOpen:
+	case vm.OpOpenFile:
 		response.Handle, err = s.open(r.Path, r.Flags)
-	case vm.OpClose:
+	case vm.OpCloseFile:
 		err = s.close(r.Handle)
-	case vm.OpRead:
+	case vm.OpReadFile:
 		response.Data, err = os.ReadFile(r.Path)
-	case vm.OpWrite:
+	case vm.OpWriteFile:
 		err = os.WriteFile(r.Path, r.Data, os.FileMode(r.Mode))
-	case vm.OpLoad:
+	case vm.OpLoadModule:
 		err = load(r.Path, r.Params)
-	case vm.OpUnload:
+	case vm.OpUnloadModule:
 		if err = unix.DeleteModule(r.Path, unix.O_NONBLOCK); err != nil {
 			err = &os.PathError{Op: "unload", Path: r.Path, Err: err}
 		}
 	case vm.OpReboot:
 		unix.Sync()
 		err = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
-	case vm.OpOff:
+	case vm.OpPowerOff:
 		unix.Sync()
 		err = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	default:
