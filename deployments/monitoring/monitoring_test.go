@@ -188,7 +188,7 @@ func missingAtStart(t *testing.T, expr string) (missing []string) {
 	m.SetState(nodestate.Ready, "", map[string]bool{"nvidia.com/gpu": true})
 	toolkit.NewMetrics(reg)
 	operator.New(reg)
-	mps.NewMetrics(reg).Start("nvidia.com/gpu")
+	mps.NewMetrics(reg).InitResource("nvidia.com/gpu")
 	families, err := reg.Gather()
 	require.NoError(t, err)
 	for _, counter := range regexp.MustCompile(`increase\(([a-z_]+)(?:\{([^}]*)\})?`).FindAllStringSubmatch(expr, -1) {

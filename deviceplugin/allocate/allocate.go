@@ -1,6 +1,6 @@
 // Package allocate builds the response for a container to which the kubelet has
 // allocated devices, and finds out which devices could not be given to one. It is pure except
-// for FindHost, which finds the node's device nodes: the caller passes in what is known.
+// for FindDeviceNodes: the caller passes in all that it needs to know.
 //
 // The device list strategies of the configuration, one or several, determine how a
 // container gets its devices:
@@ -10,7 +10,7 @@
 //   - envvar: NVIDIA_VISIBLE_DEVICES, for the NVIDIA container runtime.
 //   - volume-mounts: the same list as mounts, which a container cannot set itself.
 //
-// Each response matches that of the reference (github.com/NVIDIA/k8s-device-plugin,
+// Each response matches that of NVIDIA's device plugin (github.com/NVIDIA/k8s-device-plugin,
 // internal/plugin/server.go, v0.17 and later), except for what only its own CDI
 // specification contains: GDRCopy, GPUDirect Storage, Mellanox OFED and IMEX channels
 // are given as device nodes with CDI.
@@ -31,31 +31,31 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Host lists the node's device nodes for containers, besides CDI names. Paths are those
-// in a container; on the host they are below DevRoot.
-type Host struct {
-	DevRoot string
+// DeviceNodes lists the device nodes that containers may get in addition to, or instead of, CDI
+// devices. Paths are those in a container; on the host they are below DevRoot.
+type DeviceNodes struct {
+	DevRoot string                // host path
 	Control []string              // nodes that every container with a GPU needs
-	GPUs    map[gpu.UUID][]string // nodes of a GPU or MIG device alone; no entry if not known
-	GDRCopy []string
+	GPUs    map[gpu.UUID][]string // nodes of a GPU or MIG device alone; a device whose nodes are not known has no entry
+	GDRCopy []string              // these three are empty unless the configuration enables them
 	GDS     []string
 	MOFED   []string
-	Imex    []int // channels
+	Imex    []int // IMEX channels of the configuration that exist
 }
 
 // Resource allocates the devices of one resource. It is never changed and may be used
 // concurrently.
 type Resource struct {
 	config  *config.Config
-	host    Host
+	nodes   DeviceNodes
 	name    string
 	devices []plan.Device
 	indexOf map[string]int // position of a device in devices, by the kubelet's ID
 }
 
 // New returns the Resource for a resource of the current plan.
-func New(c *config.Config, h Host, r plan.Resource) *Resource {
-	a := &Resource{config: c, host: h, name: r.Name, devices: r.Devices, indexOf: make(map[string]int, len(r.Devices))}
+func New(c *config.Config, h DeviceNodes, r plan.Resource) *Resource {
+	a := &Resource{config: c, nodes: h, name: r.Name, devices: r.Devices, indexOf: make(map[string]int, len(r.Devices))}
 	for i, d := range r.Devices {
 		a.indexOf[d.ID] = i
 	}
@@ -65,18 +65,18 @@ func New(c *config.Config, h Host, r plan.Resource) *Resource {
 // Allocate returns what a container gets for the devices. Its errors are gRPC statuses
 // with readable sentences: they appear in the pod's events.
 func (r *Resource) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error) {
-	chosen, err := r.choose(ids)
+	chosen, err := r.chooseDevices(ids)
 	if err != nil {
 		return nil, err
 	}
-	a := &response{config: r.config, host: r.host, resource: r.name, devices: chosen, ContainerAllocateResponse: &v1beta1.ContainerAllocateResponse{}}
+	a := &response{config: r.config, nodes: r.nodes, resource: r.name, devices: chosen, ContainerAllocateResponse: &v1beta1.ContainerAllocateResponse{}}
 	return a.build()
 }
 
-// choose returns the devices behind the IDs, in the order of the GPUs. It returns only
-// the first of several replicas of a device, so that the same devices give the same
-// response.
-func (r *Resource) choose(ids []string) ([]plan.Device, error) {
+// chooseDevices returns the devices with the kubelet's IDs, in the order of the GPUs. Of several
+// replicas of one device it returns the first only, so that the response does not depend on
+// which replicas the kubelet chose.
+func (r *Resource) chooseDevices(ids []string) ([]plan.Device, error) {
 	if len(ids) == 0 {
 		return nil, status.Error(codes.InvalidArgument, "no devices of "+r.name+" were requested")
 	}
@@ -84,7 +84,7 @@ func (r *Resource) choose(ids []string) ([]plan.Device, error) {
 	for i, id := range ids {
 		at, known := r.indexOf[id]
 		if !known {
-			return nil, status.Errorf(codes.NotFound, "%s has no device %q; it has %s", r.name, id, r.names())
+			return nil, status.Errorf(codes.NotFound, "%s has no device %q; it has %s", r.name, id, r.listIDs())
 		}
 		d := r.devices[at]
 		switch {
@@ -117,13 +117,14 @@ func (r *Resource) mixesShared(devices []plan.Device) bool {
 	return strategy == config.SharingMPS && slices.ContainsFunc(devices, part) && slices.ContainsFunc(devices, whole)
 }
 
+// limitsToOne reports whether a container may have only one shared device.
 func (r *Resource) limitsToOne() bool {
 	_, shared := r.config.Sharing.Active()
 	return shared.FailRequestsGreaterThanOne != nil && *shared.FailRequestsGreaterThanOne
 }
 
-// names lists the devices for an error, each shared one once.
-func (r *Resource) names() string {
+// listIDs lists the IDs of the devices for an error, each shared device once.
+func (r *Resource) listIDs() string {
 	const most = 16
 	var ids []string
 	for _, d := range r.devices {

@@ -43,9 +43,9 @@ func node() gpu.Snapshot {
 	return s
 }
 
-func host() allocate.Host {
+func host() allocate.DeviceNodes {
 	s := node()
-	h := allocate.Host{
+	h := allocate.DeviceNodes{
 		DevRoot: "/run/nvidia/driver",
 		Control: []string{"/dev/nvidiactl", "/dev/nvidia-uvm"},
 		GPUs:    map[gpu.UUID][]string{},
@@ -153,7 +153,7 @@ func TestRefusalsHaveAReason(t *testing.T) {
 	for name, c := range map[string]struct {
 		config, resource string
 		snapshot         gpu.Snapshot
-		host             allocate.Host
+		host             allocate.DeviceNodes
 		ids              []string
 		code             codes.Code
 		says             string
@@ -268,7 +268,7 @@ func BenchmarkAllocateOfManyReplicas(b *testing.B) {
 	cfg := parse(b, "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 6000}]}}")
 	s := gputest.Node("a100-80gb", 8)
 	r := resource(b, cfg, s, "nvidia.com/gpu")
-	a := allocate.New(cfg, allocate.Host{}, r)
+	a := allocate.New(cfg, allocate.DeviceNodes{}, r)
 	var resp *v1beta1.ContainerAllocateResponse
 	for b.Loop() {
 		resp, _ = a.Allocate([]string{r.Devices[len(r.Devices)-1].ID})

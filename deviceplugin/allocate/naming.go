@@ -12,63 +12,62 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// Naming holds what the toolkit's state says about the CDI names by which devices are
-// handed out. The names must be in a specification and the container runtime must
-// resolve them. The zero Naming is unknown: a node without a toolkit may have specs
-// from elsewhere.
+// Naming describes the CDI names of the devices, according to the toolkit's state. A device can
+// be allocated by a name that is in a specification and that the container runtime resolves. The
+// zero Naming rules nothing out: a node without a toolkit may have specifications from elsewhere.
 type Naming struct {
-	doubt  string          // why containers may not get the allocated devices
-	noSpec string          // why there is no specification
-	noCDI  string          // why the container runtime resolves no name
-	path   string          // of the specification
-	names  map[string]bool // the devices in it; nil: not listed
+	warning string          // why containers may not get their devices, though nothing is known to be wrong; "": no doubt
+	noSpec  string          // why there is no specification; "": there is one, or it is not known
+	noCDI   string          // why the container runtime resolves no name; "": it does, or it is not known
+	path    string          // of the specification
+	names   map[string]bool // the names of devices in it; nil: the toolkit has not listed them
 
 	unknown       bool                   // the current state is not known
-	runtimeSilent bool                   // the runtime does not respond; the rest is known
-	earlier       map[gpu.UUID]gpu.Fault // faults known to an earlier process, until the state is known again
+	runtimeSilent bool                   // only noCDI is not known: the runtime has not answered the toolkit
+	earlierFaults map[gpu.UUID]gpu.Fault // faults known to an earlier process, until the state is known again
 }
 
-// unavailable returns why no container can get a device, or "".
-func (w Naming) unavailable() string { return cmp.Or(w.noCDI, w.noSpec) }
+// unavailable returns why no container can get a device by its CDI name, or "".
+func (n Naming) unavailable() string { return cmp.Or(n.noCDI, n.noSpec) }
 
-// Problem returns the problem that affects all devices, or "".
-func (w Naming) Problem() string { return cmp.Or(w.unavailable(), w.doubt) }
+// Problem returns a certain or possible problem of all devices, or "".
+func (n Naming) Problem() string { return cmp.Or(n.unavailable(), n.warning) }
 
-// MergeAfter merges w with the Naming before it. Missing information overrides nothing: a
-// runtime that had CDI off still has it off while it restarts.
-func (w Naming) MergeAfter(last Naming) Naming {
+// MergeAfter fills in what n does not know from the last Naming: a runtime that had CDI off
+// still has it off while it restarts.
+func (n Naming) MergeAfter(last Naming) Naming {
 	switch {
-	case w.unknown:
-		w.noSpec, w.noCDI, w.path, w.names, w.earlier = last.noSpec, last.noCDI, last.path, last.names, last.earlier
-	case w.runtimeSilent:
-		w.noCDI, w.earlier = last.noCDI, last.earlier
+	case n.unknown:
+		n.noSpec, n.noCDI, n.path, n.names, n.earlierFaults = last.noSpec, last.noCDI, last.path, last.names, last.earlierFaults
+	case n.runtimeSilent:
+		n.noCDI, n.earlierFaults = last.noCDI, last.earlierFaults
 	}
-	return w
+	return n
 }
 
-// SameNames reports whether both name the same devices.
-func (w Naming) SameNames(o Naming) bool { return maps.Equal(w.names, o.names) }
+// SameNames reports whether n and o name the same devices.
+func (n Naming) SameNames(o Naming) bool { return maps.Equal(n.names, o.names) }
 
-// Text returns Trouble, or else the message that a device has no name.
-func (w Naming) Text() string {
-	if t := w.Problem(); t != "" {
+// Text returns Problem, or if that is "", the message that a device has no name.
+func (n Naming) Text() string {
+	if t := n.Problem(); t != "" {
 		return t
 	}
-	return "the toolkit's CDI specification " + w.path + " does not name every device; see the log of gpu-toolkit"
+	return "the toolkit's CDI specification " + n.path + " does not name every device; see the log of gpu-toolkit"
 }
 
-// NamingOf returns the Naming for the toolkit's state.
-func NamingOf(s nodestate.State, err error) Naming {
+// NamingFrom returns the Naming for the toolkit's state.
+func NamingFrom(s nodestate.State, err error) Naming {
 	switch {
 	case nodestate.IsAbsent(err):
 		return Naming{}
 	case err != nil:
-		return Naming{unknown: true, doubt: "the toolkit's state cannot be read: " + err.Error()}
+		return Naming{unknown: true, warning: "the toolkit's state cannot be read: " + err.Error()}
 	case s.Reason == injection.ReasonNoGPU:
 		return Naming{}
 	case s.Phase == nodestate.Waiting || s.Phase == nodestate.Failed:
-		// An earlier specification may still exist.
-		return Naming{unknown: true, doubt: "the toolkit is not ready: " + string(s.Phase) + ": " + s.Message}
+		// The specification of an earlier toolkit may still exist, so nothing is ruled out.
+		return Naming{unknown: true, warning: "the toolkit is not ready: " + string(s.Phase) + ": " + s.Message}
 	case s.Toolkit == nil:
 		return Naming{}
 	}
@@ -77,24 +76,24 @@ func NamingOf(s nodestate.State, err error) Naming {
 		return Naming{noSpec: "the toolkit has written no CDI spec of kind " + cdi.KindGPU + "; see the log of gpu-toolkit"}
 	}
 	spec := s.Toolkit.Specs[i]
-	w := Naming{path: spec.Path}
+	n := Naming{path: spec.Path}
 	for _, name := range spec.Devices {
-		if w.names == nil {
-			w.names = map[string]bool{}
+		if n.names == nil {
+			n.names = map[string]bool{}
 		}
-		w.names[name] = true
+		n.names[name] = true
 	}
 	switch r := s.Toolkit.Runtime; {
 	case r == nil: // the runtime was not queried
 	case r.Name == "":
-		w.runtimeSilent = true
+		n.runtimeSilent = true
 	case r.CDI != nil && !*r.CDI:
-		w.noCDI = r.Message
-		if w.noCDI == "" {
-			w.noCDI = fmt.Sprintf("the container runtime %s does not resolve CDI names; turn CDI on in its configuration", r.Name)
+		n.noCDI = r.Message
+		if n.noCDI == "" {
+			n.noCDI = fmt.Sprintf("the container runtime %s does not resolve CDI names; turn CDI on in its configuration", r.Name)
 		}
 	default:
-		w.doubt = r.Message
+		n.warning = r.Message
 	}
-	return w
+	return n
 }

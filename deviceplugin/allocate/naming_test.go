@@ -17,7 +17,7 @@ func TestMissingStateDoesNotOverrideEarlierState(t *testing.T) {
 			Specs: []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/cdi.json", Devices: []string{device}}}, Runtime: r,
 		}}
 	}
-	apply := func(last Naming, s nodestate.State, err error) Naming { return NamingOf(s, err).MergeAfter(last) }
+	apply := func(last Naming, s nodestate.State, err error) Naming { return NamingFrom(s, err).MergeAfter(last) }
 	denied := apply(Naming{}, state(nodestate.Ready, "a", &nodestate.Runtime{Name: "containerd", CDI: &off, Message: "off"}), nil)
 	require.Equal(t, "off", denied.unavailable())
 
@@ -37,9 +37,9 @@ func TestMissingStateDoesNotOverrideEarlierState(t *testing.T) {
 	require.Empty(t, apply(waited, state(nodestate.Ready, "a", &nodestate.Runtime{Name: "containerd", CDI: &on}), nil).unavailable())
 	require.Equal(t, Naming{}, apply(denied, nodestate.State{}, nodestate.ErrStale), "a toolkit that is taken away, with its state")
 
-	remembered := Naming{earlier: map[gpu.UUID]gpu.Fault{"GPU-0": {Reason: ReasonCDI}}}
-	require.NotEmpty(t, apply(remembered, nodestate.State{Phase: nodestate.Waiting}, nil).earlier)
-	require.Empty(t, apply(remembered, state(nodestate.Ready, "GPU-0", nil), nil).earlier)
+	remembered := Naming{earlierFaults: map[gpu.UUID]gpu.Fault{"GPU-0": {Reason: ReasonCDI}}}
+	require.NotEmpty(t, apply(remembered, nodestate.State{Phase: nodestate.Waiting}, nil).earlierFaults)
+	require.Empty(t, apply(remembered, state(nodestate.Ready, "GPU-0", nil), nil).earlierFaults)
 }
 
 // The toolkit's file comes from another program and may hold anything.
@@ -54,10 +54,10 @@ func FuzzNaming(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		before := Naming{noCDI: "off"}
 		s, err := nodestate.Parse(data)
-		now := NamingOf(s, err).MergeAfter(before)
+		now := NamingFrom(s, err).MergeAfter(before)
 		if err != nil {
 			require.Equal(t, "off", now.unavailable(), "what cannot be read takes nothing back")
 		}
-		require.Equal(t, now, NamingOf(s, err).MergeAfter(now), "saying it twice says no more")
+		require.Equal(t, now, NamingFrom(s, err).MergeAfter(now), "saying it twice says no more")
 	})
 }

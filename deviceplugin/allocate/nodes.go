@@ -12,20 +12,21 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Place holds the roots to search. Paths are host paths, found below HostRoot.
-type Place struct {
-	HostRoot   string
-	DriverRoot string
+// Roots holds the folders in which to look for device nodes. DriverRoot is a host path, found
+// below HostRoot.
+type Roots struct {
+	HostRoot   string // the host's root as this process sees it
+	DriverRoot string // "": not known
 }
 
 // maxProc bounds the size of mig-minors: no list of MIG capabilities is longer.
 const maxProc = 1 << 20
 
-// FindHost finds the device nodes that containers get besides CDI names: those of GPUs and MIG
-// devices, and of related devices. It looks only for what the configuration asks for, which is
-// nothing with CDI names alone. missing lists those that are configured but do not
-// exist, each with its setting.
-func FindHost(p Place, c *config.Config, snap gpu.Snapshot) (h Host, missing []string) {
+// FindDeviceNodes finds the device nodes that containers get in addition to CDI devices:
+// those of GPUs and MIG devices, and of related devices. It looks only for what the
+// configuration asks for, which is nothing with CDI names alone. missing lists those that
+// are configured but do not exist, each with its setting.
+func FindDeviceNodes(p Roots, c *config.Config, snap gpu.Snapshot) (h DeviceNodes, missing []string) {
 	f := c.Flags
 	h.DevRoot = p.devRoot(f.NvidiaDevRoot)
 	if isTrue(f.Plugin.PassDeviceSpecs) {
@@ -34,9 +35,9 @@ func FindHost(p Place, c *config.Config, snap gpu.Snapshot) (h Host, missing []s
 		}
 		h.GPUs = deviceNodes(snap, p.migMinors())
 	}
-	// The nodes are those of the reference's CDI specifications
+	// The nodes are those of NVIDIA's CDI specifications
 	// (github.com/NVIDIA/nvidia-container-toolkit, internal/discover).
-	for _, extra := range []struct {
+	for _, optional := range []struct {
 		setting  string
 		wanted   *bool
 		into     *[]string
@@ -46,14 +47,14 @@ func FindHost(p Place, c *config.Config, snap gpu.Snapshot) (h Host, missing []s
 		{"flags.gdsEnabled", f.GDSEnabled, &h.GDS, []string{"/dev/nvidia-fs*"}},
 		{"flags.mofedEnabled", f.MOFEDEnabled, &h.MOFED, []string{"/dev/infiniband/uverbs*", "/dev/infiniband/rdma_cm"}},
 	} {
-		if !isTrue(extra.wanted) {
+		if !isTrue(optional.wanted) {
 			continue
 		}
-		for _, pattern := range extra.patterns {
-			*extra.into = append(*extra.into, p.glob(h.DevRoot, pattern)...)
+		for _, pattern := range optional.patterns {
+			*optional.into = append(*optional.into, p.glob(h.DevRoot, pattern)...)
 		}
-		if len(*extra.into) == 0 && f.Plugin.CDI() { // the NVIDIA container runtime finds them itself
-			missing = append(missing, fmt.Sprintf("%s: no %s", extra.setting, strings.Join(extra.patterns, " and no ")))
+		if len(*optional.into) == 0 && f.Plugin.CDI() { // the NVIDIA container runtime finds them itself
+			missing = append(missing, fmt.Sprintf("%s: no %s", optional.setting, strings.Join(optional.patterns, " and no ")))
 		}
 	}
 	for _, channel := range c.Imex.ChannelIDs {
@@ -68,7 +69,7 @@ func FindHost(p Place, c *config.Config, snap gpu.Snapshot) (h Host, missing []s
 
 // devRoot returns the host path below which the device nodes are: the configured one,
 // else the driver's root if it has them, as that of a driver container does.
-func (p Place) devRoot(configured *string) string {
+func (p Roots) devRoot(configured *string) string {
 	if configured != nil && *configured != "" {
 		return *configured
 	}
@@ -78,8 +79,8 @@ func (p Place) devRoot(configured *string) string {
 	return "/"
 }
 
-// glob returns the device nodes that match, as a container has them.
-func (p Place) glob(devRoot, pattern string) []string {
+// glob returns the paths of the device nodes below devRoot that match, as a container has them.
+func (p Roots) glob(devRoot, pattern string) []string {
 	root := filepath.Join("/", p.HostRoot, devRoot)
 	found, err := filepath.Glob(filepath.Join(escapeGlob(root), pattern))
 	if err != nil {
@@ -111,9 +112,9 @@ func deviceNodes(snap gpu.Snapshot, minors map[string]int) map[gpu.UUID][]string
 		whole := []string{fmt.Sprintf("/dev/nvidia%d", d.Minor)}
 		for _, m := range d.MIG {
 			instance := fmt.Sprintf("gpu%d/gi%d", d.Minor, m.GPUInstance)
-			gi, a := minors[instance+"/access"]
-			ci, b := minors[fmt.Sprintf("%s/ci%d/access", instance, m.ComputeInstance)]
-			if !a || !b {
+			gi, hasGI := minors[instance+"/access"]
+			ci, hasCI := minors[fmt.Sprintf("%s/ci%d/access", instance, m.ComputeInstance)]
+			if !hasGI || !hasCI {
 				continue
 			}
 			caps := []string{fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", gi), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", ci)}
@@ -125,9 +126,9 @@ func deviceNodes(snap gpu.Snapshot, minors map[string]int) map[gpu.UUID][]string
 	return all
 }
 
-// migMinors reads the list of MIG capabilities, preferring the driver's root to the
-// host's. Without the list no GPU supports MIG.
-func (p Place) migMinors() map[string]int {
+// migMinors reads the minor numbers of MIG capabilities, preferring the driver's root to the
+// host's. It returns nil if there is no list: then no GPU supports MIG.
+func (p Roots) migMinors() map[string]int {
 	for _, root := range []string{p.DriverRoot, "/"} {
 		data, err := os.ReadFile(filepath.Join("/", p.HostRoot, root, "proc/driver/nvidia-caps/mig-minors"))
 		if err == nil && len(data) <= maxProc {

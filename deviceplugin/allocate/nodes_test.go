@@ -37,21 +37,21 @@ func node() gpu.Snapshot {
 }
 
 func TestCDINamesNeedNoDeviceNodes(t *testing.T) {
-	h, lacking := FindHost(Place{HostRoot: host(t, "/dev/nvidiactl", "/dev/gdrdrv"), DriverRoot: "/"}, parse(t, ""), node())
-	require.Equal(t, Host{DevRoot: "/"}, h)
+	h, lacking := FindDeviceNodes(Roots{HostRoot: host(t, "/dev/nvidiactl", "/dev/gdrdrv"), DriverRoot: "/"}, parse(t, ""), node())
+	require.Equal(t, DeviceNodes{DevRoot: "/"}, h)
 	require.Empty(t, lacking)
 }
 
 func TestDriverRootIsPreferredForDeviceNodes(t *testing.T) {
-	place := Place{HostRoot: host(t, "/run/nvidia/driver/dev/nvidiactl", "/dev/nvidia-uvm"), DriverRoot: "/run/nvidia/driver"}
-	h, _ := FindHost(place, parse(t, "flags: {plugin: {passDeviceSpecs: true}}"), node())
+	place := Roots{HostRoot: host(t, "/run/nvidia/driver/dev/nvidiactl", "/dev/nvidia-uvm"), DriverRoot: "/run/nvidia/driver"}
+	h, _ := FindDeviceNodes(place, parse(t, "flags: {plugin: {passDeviceSpecs: true}}"), node())
 	require.Equal(t, "/run/nvidia/driver", h.DevRoot)
 	require.Equal(t, []string{"/dev/nvidiactl"}, h.Control)
 	place.DriverRoot = "/elsewhere"
-	h, _ = FindHost(place, parse(t, "flags: {plugin: {passDeviceSpecs: true}}"), node())
+	h, _ = FindDeviceNodes(place, parse(t, "flags: {plugin: {passDeviceSpecs: true}}"), node())
 	require.Equal(t, "/", h.DevRoot)
 	require.Equal(t, []string{"/dev/nvidia-uvm"}, h.Control)
-	h, _ = FindHost(place, parse(t, "flags: {nvidiaDevRoot: /dev/root, plugin: {passDeviceSpecs: true}}"), node())
+	h, _ = FindDeviceNodes(place, parse(t, "flags: {nvidiaDevRoot: /dev/root, plugin: {passDeviceSpecs: true}}"), node())
 	require.Equal(t, "/dev/root", h.DevRoot)
 }
 
@@ -81,13 +81,13 @@ func instance(d gpu.Device, m gpu.MIGDevice) string {
 func TestMissingDeviceNodesAreReported(t *testing.T) {
 	text := "flags: {gdsEnabled: true, mofedEnabled: true, gdrcopyEnabled: true}\nimex: {channelIDs: [0]}"
 	root := host(t, "/dev/nvidia-fs0", "/dev/nvidia-fs1", "/dev/infiniband/uverbs0")
-	h, lacking := FindHost(Place{HostRoot: root, DriverRoot: "/"}, parse(t, text), node())
+	h, lacking := FindDeviceNodes(Roots{HostRoot: root, DriverRoot: "/"}, parse(t, text), node())
 	require.Equal(t, []string{"/dev/nvidia-fs0", "/dev/nvidia-fs1"}, h.GDS)
 	require.Equal(t, []string{"/dev/infiniband/uverbs0"}, h.MOFED)
 	require.Equal(t, []string{"flags.gdrcopyEnabled: no /dev/gdrdrv", "imex.channelIDs: no /dev/nvidia-caps-imex-channels/channel0"}, lacking)
 
 	root = host(t, "/dev/nvidia-caps-imex-channels/channel0")
-	h, lacking = FindHost(Place{HostRoot: root}, parse(t, "flags: {gdsEnabled: true, plugin: {deviceListStrategy: envvar}}\nimex: {channelIDs: [0]}"), node())
+	h, lacking = FindDeviceNodes(Roots{HostRoot: root}, parse(t, "flags: {gdsEnabled: true, plugin: {deviceListStrategy: envvar}}\nimex: {channelIDs: [0]}"), node())
 	require.Equal(t, []int{0}, h.Imex)
 	require.Empty(t, lacking, "the NVIDIA container runtime looks for itself")
 }

@@ -48,7 +48,7 @@ func TestSharedDeviceNeedsAReadyControlDaemon(t *testing.T) {
 		"only for nvidia.com/other":     {s: with(func(r *nodestate.MPSResource) { r.Name = "nvidia.com/other" })},
 		"it is being started":           {s: with(func(r *nodestate.MPSResource) { r.Ready, r.Message = false, "it is being started" })},
 	} {
-		n := Node{Config: c, MPS: ServedOf(said.s, said.err)}
+		n := Node{Config: c, MPS: MPSStateFrom(said.s, said.err)}
 		fault := n.mpsFault(name, plan.Device{ID: string(id) + "::0", GPU: id, Replicas: 4})
 		if want == "" {
 			require.Zero(t, fault)

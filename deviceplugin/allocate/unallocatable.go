@@ -11,17 +11,16 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// A healthy device may be impossible to give to a container: it has no CDI name that the
-// container runtime resolves (naming.go), its MPS control daemon does not serve it
-// (served.go), or a required IMEX channel is missing. The caller passes in the state of the
-// other components.
+// A container cannot use every healthy device. A device may have no CDI name that the container
+// runtime resolves (naming.go), its MPS control daemon may not be ready (mpsstate.go), or a
+// required IMEX channel may be missing. The caller passes in the state of the other components.
 
 // Reasons why a device could not be given to a container.
 const (
 	ReasonCDI  gpu.Reason = "CDIUnavailable"
 	ReasonIMEX gpu.Reason = "IMEXChannelMissing" // of imex.required
-	// ReasonMPS applies to devices whose MPS control daemon does not serve them: a program
-	// would run beside MPS, without limits, or not at all.
+	// ReasonMPS means that the MPS control daemon of a device is not ready: a program would run
+	// without MPS and its limits, or not at all.
 	ReasonMPS gpu.Reason = "MPSNotReady"
 )
 
@@ -32,33 +31,34 @@ type timedFault struct {
 	since time.Time
 }
 
-// Known maps each device that could not be given to a container to its fault. It is
-// never changed.
-type Known map[gpu.UUID]timedFault
+// Unallocatable maps each device that could not be given to a container to its fault. A map is
+// never changed after it was returned.
+type Unallocatable map[gpu.UUID]timedFault
 
-// Node describes what the node offers to containers.
+// Node describes the node as far as containers with devices depend on it.
 type Node struct {
-	Config *config.Config
-	Host   Host
-	Read   bool   // the driver was read, so Host is known
-	Names  Naming // zero if devices are handed out without CDI
-	MPS    Served
-	Beside bool // another plugin serves, and MPS with it
+	Config            *config.Config
+	DeviceNodes       DeviceNodes
+	DriverRead        bool   // the driver was read, so DeviceNodes is known
+	Names             Naming // zero if devices are handed out without CDI
+	MPS               MPSState
+	OtherPluginServes bool // shadow mode: another plugin serves the node and checks MPS
 }
 
-// RestoreKnown restores what an earlier process of this boot knew. Faults keep their time
-// across a restart, and stay while the toolkit's state is missing.
-func RestoreKnown(info *nodestate.DevicePluginInfo) (known Known, last Naming) {
-	known, last.earlier = Known{}, map[gpu.UUID]gpu.Fault{}
+// RestoreUnallocatable restores the faults that an earlier process of this boot wrote to the
+// state file. Faults keep their time across a restart. naming holds those of CDI names, which
+// stay until the toolkit's state is known.
+func RestoreUnallocatable(info *nodestate.DevicePluginInfo) (known Unallocatable, naming Naming) {
+	known, naming.earlierFaults = Unallocatable{}, map[gpu.UUID]gpu.Fault{}
 	if info == nil {
-		return known, last
+		return known, naming
 	}
 	for _, r := range info.Resources {
 		for _, d := range r.Devices {
 			fault := gpu.Fault{Reason: d.Reason, Message: d.Message}
 			switch d.Reason {
 			case ReasonCDI:
-				last.earlier[d.GPU] = fault
+				naming.earlierFaults[d.GPU] = fault
 			case ReasonIMEX, ReasonMPS:
 			default:
 				continue
@@ -66,47 +66,48 @@ func RestoreKnown(info *nodestate.DevicePluginInfo) (known Known, last Naming) {
 			known[d.GPU] = timedFault{fault, d.Since}
 		}
 	}
-	return known, last
+	return known, naming
 }
 
-// MarkDevices marks the devices that could not be given to a container, since a waiting pod is
-// better than a failed one. It returns the updated Known.
-func (k Known) MarkDevices(resources []plan.Resource, n Node, at time.Time) Known {
-	now := Known{}
+// MarkDevices sets the fault of each healthy device that could not be given to a container, since
+// a waiting pod is better than a failed one. It returns the updated Unallocatable.
+func (k Unallocatable) MarkDevices(resources []plan.Resource, n Node, at time.Time) Unallocatable {
+	marked := Unallocatable{}
 	for _, r := range resources {
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			fault := n.fault(d.UUID())
+			fault := n.cdiOrIMEXFault(d.UUID())
 			if fault.Reason == "" {
 				fault = n.mpsFault(r.Name, *d)
 			}
 			if fault.Reason == "" {
 				continue
 			}
-			h, replica := now[d.UUID()]
+			entry, replica := marked[d.UUID()]
 			if !replica {
-				h = k[d.UUID()]
+				entry = k[d.UUID()]
 			}
-			if h.fault.Reason != fault.Reason {
-				h.since = at
+			if entry.fault.Reason != fault.Reason {
+				entry.since = at
 			}
-			h.fault = fault
-			now[d.UUID()] = h
+			entry.fault = fault
+			marked[d.UUID()] = entry
 			if d.Healthy() {
-				d.Fault, d.Since = h.fault, h.since
+				d.Fault, d.Since = entry.fault, entry.since
 			}
 		}
 	}
-	return now
+	return marked
 }
 
-// fault returns why the device could not be given to a container, or zero if it could.
-func (n Node) fault(id gpu.UUID) gpu.Fault {
-	if imex := n.Config.Imex; imex.Required != nil && *imex.Required && n.Read {
+// cdiOrIMEXFault returns a fault if the device has no usable CDI name or a required IMEX channel
+// is missing, else zero.
+func (n Node) cdiOrIMEXFault(id gpu.UUID) gpu.Fault {
+	if imex := n.Config.Imex; imex.Required != nil && *imex.Required && n.DriverRead {
 		for _, channel := range imex.ChannelIDs {
-			if !slices.Contains(n.Host.Imex, channel) {
+			if !slices.Contains(n.DeviceNodes.Imex, channel) {
 				return gpu.Fault{Reason: ReasonIMEX, Message: fmt.Sprintf("imex.required is set and there is no %s below %s; "+
-					"load the driver with NVreg_CreateImexChannel0=1, or write imex.required: false", ImexPath(channel), n.Host.DevRoot)}
+					"load the driver with NVreg_CreateImexChannel0=1, or write imex.required: false", ImexPath(channel), n.DeviceNodes.DevRoot)}
 			}
 		}
 	}
@@ -117,7 +118,7 @@ func (n Node) fault(id gpu.UUID) gpu.Fault {
 	case n.Names.names != nil && !n.Names.names[string(id)]:
 		return gpu.Fault{Reason: ReasonCDI, Message: "the toolkit's CDI specification " + n.Names.path + " does not name it; see the log of gpu-toolkit"}
 	default:
-		return n.Names.earlier[id]
+		return n.Names.earlierFaults[id]
 	}
 	return gpu.Fault{}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/deviceplugin/settings"
-	strict "github.com/gpuready/gpuready/internal/config"
+	baseconfig "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/program"
 )
 
@@ -139,7 +139,7 @@ func (c *commands) checkFile(path string, data []byte, unknownKeys string) (*set
 
 func readInput(path string) ([]byte, error) {
 	if path == "-" {
-		return io.ReadAll(io.LimitReader(os.Stdin, strict.MaxBytes+1))
+		return io.ReadAll(io.LimitReader(os.Stdin, baseconfig.MaxBytes+1))
 	}
 	return os.ReadFile(path)
 }

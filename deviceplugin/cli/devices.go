@@ -59,7 +59,7 @@ type leftOutDevice struct {
 
 // devices prints what would be advertised.
 func (c *commands) devices(ctx context.Context, args []string) error {
-	return c.inMode(ctx, settings.Devices, args)
+	return c.inMode(ctx, settings.PrintDevices, args)
 }
 
 func (c *commands) printDevices(ctx context.Context, o *settings.Options) error {

@@ -87,7 +87,7 @@ func (c *commands) mpsDaemon(ctx context.Context, args []string) error {
 		Listen:   o.Listen,
 		Settings: o.Config,
 		Follow: func(ctx context.Context, deliver func(*config.Config, error)) error {
-			return watcher.Watch(ctx, func(o *settings.Options, err error) {
+			return watcher.WatchConfig(ctx, func(o *settings.Options, err error) {
 				if err != nil {
 					deliver(nil, err)
 					return

@@ -61,7 +61,7 @@ func (c *commands) inMode(ctx context.Context, mode settings.Mode, args []string
 		return err
 	}
 	switch o.Mode {
-	case settings.Devices:
+	case settings.PrintDevices:
 		return c.printDevices(ctx, o)
 	case settings.Shadow:
 		return c.compare(ctx, o)
@@ -93,7 +93,7 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 	watcher := settings.NewWatcher(o, log)
 	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.ConfigFile, "settings", strings.Join(o.NonDefaults, ", "),
 		"socket", o.KubeletSocket, "pid", os.Getpid())
-	o.Warn(log)
+	o.LogIgnoredKeys(log)
 	meters := plugin.NewMetrics()
 	return plugin.Config{
 		HostRoot:       o.HostRoot,
@@ -103,7 +103,7 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 		Listen:         o.Listen,
 		Settings:       inForce(o),
 		Follow: func(ctx context.Context, deliver func(plugin.Settings, error)) error {
-			return watcher.Watch(ctx, func(o *settings.Options, err error) {
+			return watcher.WatchConfig(ctx, func(o *settings.Options, err error) {
 				if err != nil {
 					deliver(plugin.Settings{}, err)
 					return
@@ -111,13 +111,13 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 				deliver(inForce(o), nil)
 			})
 		},
-		Driver:  driver.Place{HostRoot: o.HostRoot},
-		Open:    func(place driver.Place) (plugin.Opened, error) { return openDriver(place, log, meters.CountNVMLError) },
-		NFDDir:  o.NFDDir,
-		Given:   os.Getenv(injection.Variable),
-		Log:     log,
-		Meters:  meters,
-		Started: c.started,
+		Driver:   driver.Place{HostRoot: o.HostRoot},
+		Open:     func(place driver.Place) (plugin.Opened, error) { return openDriver(place, log, meters.CountNVMLError) },
+		NFDDir:   o.NFDDir,
+		Injected: os.Getenv(injection.Variable),
+		Log:      log,
+		Metrics:  meters,
+		Started:  c.started,
 	}, watcher
 }
 

@@ -93,7 +93,7 @@ func watchShadow(ctx context.Context, o *settings.Options, cfg plugin.Config) er
 	group.Go(func() error {
 		err := plugin.Watch(ctx, cfg, func(v plugin.View) {
 			switch {
-			case v.Read():
+			case v.HasSnapshot():
 				s.SetOurs(compare.Ours{Plan: v.Plan, Snapshot: v.Snapshot})
 			case v.Absent.Reason != "":
 				s.SetAbsent(fmt.Errorf("%s: %s", v.Absent.Reason, v.Absent.Message), v.Absent.Reason == reasonNoGPU)

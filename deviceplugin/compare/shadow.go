@@ -4,7 +4,7 @@
 //
 // It learns about the other plugin only from the kubelet, by reading the PodResources
 // API (kubelet.go). It does not connect to the plugin itself, since a second
-// ListAndWatch would do harm: the reference's server has one channel of health changes,
+// ListAndWatch would do harm: NVIDIA's server has one channel of health changes,
 // from which every open stream receives (github.com/NVIDIA/k8s-device-plugin,
 // internal/plugin/server.go, v0.17: ListAndWatch). A change sent to us would never
 // reach the kubelet.

@@ -17,7 +17,7 @@ import (
 	"fmt"
 	"reflect"
 
-	strict "github.com/gpuready/gpuready/internal/config"
+	baseconfig "github.com/gpuready/gpuready/internal/config"
 )
 
 // Version is the only version of the file.
@@ -62,21 +62,21 @@ type Ignored struct {
 // Parse parses a configuration file. source names it in errors, which are *config.Error
 // of internal/config, or several of them joined: each names the field and the remedy.
 //
-// Parse completes the names of resources as the reference does: it adds the prefix
+// Parse completes the names of resources as NVIDIA's device plugin does: it adds the prefix
 // nvidia.com/ where it is missing, and with renameByDefault gives each shared resource
 // without a rename one that ends in .shared.
 func Parse(data []byte, source string, o Options) (*Config, []Ignored, error) {
 	c := &Config{}
 	var ignored []Ignored
 	if o.UnknownKeys == Warn {
-		unknown, err := strict.Ignoring(data, c, source)
+		unknown, err := baseconfig.Ignoring(data, c, source)
 		if err != nil {
 			return nil, nil, err
 		}
 		for _, key := range unknown {
 			ignored = append(ignored, Ignored{Path: key.Path, Hint: key.Err.Error()})
 		}
-	} else if err := strict.Strict(data, c, source); err != nil {
+	} else if err := baseconfig.Strict(data, c, source); err != nil {
 		return nil, nil, err
 	}
 	c.complete()
@@ -119,7 +119,7 @@ type problems struct {
 }
 
 func (p *problems) add(path, format string, args ...any) {
-	p.all = append(p.all, &strict.Error{Source: p.source, Path: path, Err: fmt.Errorf(format, args...)})
+	p.all = append(p.all, &baseconfig.Error{Source: p.source, Path: path, Err: fmt.Errorf(format, args...)})
 }
 
 // checkSections checks each section by itself.
@@ -144,7 +144,7 @@ func (p *problems) checkTogether(c *Config) {
 // complete gives names their full form.
 func (c *Config) complete() {
 	if c.Version == "" {
-		c.Version = Version // as the reference does
+		c.Version = Version // as NVIDIA's device plugin does
 	}
 	for _, list := range [][]Resource{c.Resources.GPUs, c.Resources.MIG} {
 		for i := range list {
@@ -157,6 +157,6 @@ func (c *Config) complete() {
 		}
 	}
 	if mps := c.Sharing.MPS; mps != nil && mps.FailRequestsGreaterThanOne == nil {
-		mps.FailRequestsGreaterThanOne = new(true) // the reference's default for MPS alone
+		mps.FailRequestsGreaterThanOne = new(true) // NVIDIA's default for MPS alone
 	}
 }

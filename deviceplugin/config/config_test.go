@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
-	strict "github.com/gpuready/gpuready/internal/config"
+	baseconfig "github.com/gpuready/gpuready/internal/config"
 )
 
 func parse(text string) (*config.Config, error) {
@@ -180,7 +180,7 @@ func TestErrorsNameTheFieldAndTheRemedy(t *testing.T) {
 		if joined, is := err.(interface{ Unwrap() []error }); is {
 			err = joined.Unwrap()[0]
 		}
-		_, is := errors.AsType[*strict.Error](err)
+		_, is := errors.AsType[*baseconfig.Error](err)
 		require.True(t, is, in)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	strict "github.com/gpuready/gpuready/internal/config"
+	baseconfig "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/pattern"
 )
 
@@ -201,7 +201,7 @@ func (p *problems) checkTags(v reflect.Value, at string, tag reflect.StructTag) 
 	case reflect.String:
 		text, known := v.String(), strings.Fields(tag.Get("enum"))
 		if len(known) > 0 && !slices.Contains(known, text) {
-			p.add(at, "%q is not known%s", text, strict.Suggest(text, known))
+			p.add(at, "%q is not known%s", text, baseconfig.Suggest(text, known))
 		}
 		if tag.Get("format") == "path" && text != "" && !path.IsAbs(text) {
 			p.add(at, "path %q must be absolute", text)

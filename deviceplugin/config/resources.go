@@ -6,11 +6,11 @@ import (
 	"github.com/gpuready/gpuready/internal/pattern"
 )
 
-// Names of resources, as in the reference.
+// Names of resources, as in NVIDIA's device plugin.
 const (
 	prefix       = "nvidia.com/"
 	sharedSuffix = ".shared"
-	// maxName is the longest name, prefix included: the reference's limit.
+	// maxName is the longest name, prefix included: NVIDIA's limit.
 	maxName = 63
 
 	// GPU is the resource of whole GPUs, and of MIG devices with the strategy single.

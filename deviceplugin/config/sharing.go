@@ -7,17 +7,17 @@ import (
 	"strconv"
 	"strings"
 
-	strict "github.com/gpuready/gpuready/internal/config"
+	baseconfig "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // Bounds of replicas.
 const (
-	minReplicas = 2 // the reference's: one replica shares nothing
-	// maxReplicas has no counterpart in the reference, but the kubelet refuses longer lists:
-	// its gRPC allows 4 MiB, and 50,000 devices of one GPU are 3.5 MB. There are users
-	// with 16,384 (github.com/NVIDIA/k8s-device-plugin/issues/1433).
+	minReplicas = 2 // NVIDIA's: one replica shares nothing
+	// maxReplicas has no counterpart in NVIDIA's device plugin, but the kubelet refuses
+	// longer lists: its gRPC allows 4 MiB, and 50,000 devices of one GPU are 3.5 MB. There
+	// are users with 16,384 (github.com/NVIDIA/k8s-device-plugin/issues/1433).
 	maxReplicas = MaxDevices
 	// maxClients is the maximum number of MPS clients of a GPU since Volta (CUDA
 	// Multi-Process Service, "Client-Server Connection Limits").
@@ -205,7 +205,7 @@ func (p *problems) checkShared(path, name string, made Resources) {
 	case strings.HasSuffix(name, sharedSuffix) && (isWellKnown(strings.TrimSuffix(name, sharedSuffix)) || slices.Contains(names, strings.TrimSuffix(name, sharedSuffix))):
 		p.add(path+".name", "%s is the name of the replicas; write name: %s and rename: %s", name, strings.TrimSuffix(name, sharedSuffix), name)
 	default:
-		p.add(path+".name", "there is no resource %s%s", name, strict.Suggest(name, append(names, prefix+"mig-<profile>")))
+		p.add(path+".name", "there is no resource %s%s", name, baseconfig.Suggest(name, append(names, prefix+"mig-<profile>")))
 	}
 }
 

@@ -8,18 +8,18 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Environment variables of the reference plugin.
+// Environment variables of NVIDIA's device plugin.
 const (
 	DisableVariable = "DP_DISABLE_HEALTHCHECKS"
 	EnableVariable  = "DP_ENABLE_HEALTHCHECKS"
 )
 
-// ParseDisable reads the reference plugin's two variables as k8s-device-plugin
+// ParseDisable reads the two variables of NVIDIA's device plugin as k8s-device-plugin
 // documents them in internal/rm/health.go: comma-separated lists of XIDs to ignore and
 // of XIDs to heed. The latter wins. "all", or "xids", stands for every XID. With "all"
 // ignored, the XIDs to heed are the exceptions; with "all" heeded nothing is ignored,
 // whatever else is listed. Blank entries are skipped. An unknown entry is an error,
-// although the reference skips it too, since somebody relies on it.
+// although NVIDIA's device plugin skips it too, since somebody relies on it.
 func ParseDisable(disable, enable string) (Changes, error) {
 	off, allOff, err := parseXIDs(DisableVariable, disable)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// codec is gRPC's own codec except for the memory of a response: gRPC takes 1 MB from
-// its pool for each list of more than 32 kB, which 500 devices have.
+// codec is gRPC's own codec, but allocates exactly the memory that a response needs. gRPC takes
+// 1 MB from its pool for each message of more than 32 kB, such as a list of 500 devices.
 type codec struct{ encoding.CodecV2 }
 
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {

@@ -1,10 +1,11 @@
-// Package kubelet is the side of a device plugin that faces the kubelet: Server serves one
-// resource, and Run keeps it registered. Run watches the folder of the kubelet's socket, creates the plugin's own socket in it, registers with the kubelet,
-// and registers again whenever the kubelet is replaced.
+// Package kubelet implements the part of a device plugin that talks to the kubelet. Server
+// answers the kubelet's calls for one resource, and Run keeps that resource registered. Run
+// creates the plugin's own socket beside the kubelet's, registers it with the kubelet, and
+// registers again whenever the kubelet is replaced.
 //
-// Run compares states rather than counting events: whenever anything may have changed,
-// it compares the sockets with those it registered with. It notices a restarted kubelet
-// (another socket file), a removed socket of our own, and a kubelet that hung up
+// Run compares states rather than counting events: whenever anything may have changed, it
+// compares the sockets with those at the last registration. It notices a restarted kubelet
+// (another socket file), a removed socket of the plugin, and a kubelet that closed its stream
 // without going away. However many of these happen at once, one registration follows.
 package kubelet
 
@@ -34,28 +35,29 @@ type Status struct {
 
 // Config describes what to register, and where.
 type Config struct {
-	Socket   string // of the kubelet, as this process sees it
+	Socket   string // path of the kubelet's socket, as this process sees it
 	Endpoint string // name of the plugin's own socket, beside it
-	Resource string
+	Resource string // "nvidia.com/gpu"
 	Log      *slog.Logger
 	// Timeout bounds the wait for the first registration; 0 means no limit.
 	Timeout time.Duration
-	// Known reports whether a kubelet was found for another resource, in which case Timeout
-	// does not apply. nil: there is no other resource.
-	Known func() bool
+	// KubeletSeen reports whether a kubelet has registered another resource. Then Timeout does
+	// not apply. nil: there is no other resource.
+	KubeletSeen func() bool
 	// Ready is closed when there is something to register. Timeout counts from then on.
 	Ready <-chan struct{}
 	// Idle reports whether the resource has no device any more. Then it is not registered
-	// again, and once the last stream has ended, Run returns nil. A change of Idle must
-	// signal the streams channel of Server. nil: never idle.
+	// again, and once the last stream has ended, Run returns nil. The caller must call
+	// Server.SetDevices when Idle changes. nil: never idle.
 	Idle func() bool
-	// Report is called at each change of Status, from one goroutine.
-	Report func(Status)
-	// Registered is called after each attempt at registering.
-	Registered func(error)
+	// OnStatus is called with each new Status, from one goroutine.
+	OnStatus func(Status)
+	// OnAttempt is called after each attempt to register, with its error or nil.
+	OnAttempt func(error)
 }
 
-// noDevices is Status.Waiting before Config.Ready. It is not logged.
+// noDevices is Status.Waiting while there is nothing to register: before Config.Ready, or while
+// Config.Idle. It is not logged.
 const noDevices = "devices to register"
 
 // Errors of Run.
@@ -63,61 +65,63 @@ var (
 	// ErrDirectory means that the folder of the kubelet's socket was removed or replaced. A
 	// container still mounts the old one and must be restarted.
 	ErrDirectory = errors.New("the kubelet's plugin folder was replaced")
-	// ErrTakenOver means that another plugin replaced our socket by its own.
+	// ErrTakenOver means that another plugin replaced this plugin's socket by its own.
 	ErrTakenOver = errors.New("another plugin took our socket over")
-	// ErrTimeout means that no kubelet registered us within Config.Timeout.
+	// ErrTimeout means that no kubelet accepted a registration within Config.Timeout. Run wraps
+	// it in an error that completes the sentence.
 	ErrTimeout = errors.New("no kubelet")
 )
 
-// Limits for a kubelet that runs but refuses, or hangs up.
+// Limits for a kubelet that runs, but refuses the registration or closes its connections.
 const (
-	firstRetry  = 20 * time.Millisecond
-	lastRetry   = 10 * time.Second
-	streamDelay = 10 * time.Second // between Register's answer and the kubelet's ListAndWatch
-	hangUpLimit = time.Second
+	firstRetry    = 20 * time.Millisecond
+	lastRetry     = 10 * time.Second
+	streamTimeout = 10 * time.Second // time allowed between Register's reply and the kubelet's ListAndWatch
+	hangUpLimit   = time.Second      // time allowed for the kubelet to close its connections
 	// connectLimit bounds dialling a socket that nobody accepts on before the state is
 	// compared again.
 	connectLimit = 2 * time.Second
 )
 
-// exhaustedRetry is the delay after file descriptors or disk space ran out.
+// exhaustedRetry is the delay before another attempt after file descriptors or disk space ran
+// out.
 const exhaustedRetry = 5 * time.Second
 
 // registrar is the state of a Run.
 type registrar struct {
 	Config
-	server *Server
-	own    string // path of the plugin's socket
-	dir    identity
-	ln     *net.UnixListener
-	ours   identity // of ln's socket
-	served sync.WaitGroup
-	failed chan error // from Serve
+	server     *Server
+	socketPath string // path of the plugin's own socket
+	folderID   identity
+	ln         *net.UnixListener
+	socketID   identity // of the file of ln
+	servers    sync.WaitGroup
+	serveErr   chan error // capacity 1: error of Server.Serve
 
-	kubelet     identity  // registered with; zero: not registered
-	streams     int       // opened so far when we registered
-	since       time.Time // of the registration
-	hungUp      bool      // and this was handled
-	retry       time.Duration
-	retryAt     time.Time // zero: nothing to retry
-	status      Status
-	reported    bool
-	registered  bool      // ever
-	deadline    time.Time // of the first registration; zero: none
-	lastRefusal string    // the last one logged
+	registeredWith identity      // the kubelet's socket at the last attempt to register; zero: none
+	streamsBefore  int           // number of streams opened before that attempt
+	registeredAt   time.Time     // when that attempt began
+	hangUpHandled  bool          // the hang-up after that attempt was handled
+	retry          time.Duration // delay before the next attempt
+	retryAt        time.Time     // zero: nothing to retry
+	status         Status
+	hasStatus      bool
+	everRegistered bool      // at least once
+	firstDeadline  time.Time // for the first registration; zero: none
+	lastRefusal    string    // the last error of an attempt that was logged
 }
 
-// Run keeps the plugin registered until ctx ends, and then returns nil. ln, if not nil,
-// is the plugin's socket as an earlier program handed it over. At the end Run calls
-// keep with the open listener; keep reports whether the socket stays for the next
-// program. If not, the socket is removed. One plugin may have several Runs, each with
+// Run keeps the plugin registered until ctx ends, and then returns nil. ln, if not nil, is the
+// plugin's socket as an earlier program handed it over. At the end Run calls keepSocket with the
+// open listener, which reports whether the socket stays for the next program. If not, the socket
+// is removed. One plugin may have several Runs, each with
 // its own resource and endpoint.
-func Run(ctx context.Context, cfg Config, server *Server, ln *net.UnixListener, keep func(*net.UnixListener) bool) error {
-	f := &registrar{
-		Config: cfg, server: server, ln: ln, failed: make(chan error, 1), retry: firstRetry,
-		own: filepath.Join(filepath.Dir(cfg.Socket), cfg.Endpoint),
+func Run(ctx context.Context, cfg Config, server *Server, ln *net.UnixListener, keepSocket func(*net.UnixListener) bool) error {
+	r := &registrar{
+		Config: cfg, server: server, ln: ln, serveErr: make(chan error, 1), retry: firstRetry,
+		socketPath: filepath.Join(filepath.Dir(cfg.Socket), cfg.Endpoint),
 	}
-	for _, path := range []string{cfg.Socket, f.own} {
+	for _, path := range []string{cfg.Socket, r.socketPath} {
 		if err := CheckPath(path); err != nil {
 			return err
 		}
@@ -126,7 +130,7 @@ func Run(ctx context.Context, cfg Config, server *Server, ln *net.UnixListener, 
 	changed := make(chan struct{}, 1)
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		err := record.Watch(ctx, []string{cfg.Socket, f.own}, func() {
+		err := record.Watch(ctx, []string{cfg.Socket, r.socketPath}, func() {
 			select {
 			case changed <- struct{}{}:
 			default: // one is pending
@@ -136,45 +140,47 @@ func Run(ctx context.Context, cfg Config, server *Server, ln *net.UnixListener, 
 			cancel(fmt.Errorf("watch %s: %w", filepath.Dir(cfg.Socket), err))
 		}
 	})
-	err := f.loop(ctx, changed)
+	err := r.reconcileUntilDone(ctx, changed)
 	cancel(nil)
-	if f.ln != nil {
-		stays := keep(f.ln)
-		_ = f.ln.Close()
-		if now, identifyErr := identify(f.own); !stays && identifyErr == nil && now.sameFile(f.ours) {
-			_ = os.Remove(f.own) // a dead socket does no harm
+	if r.ln != nil {
+		stays := keepSocket(r.ln)
+		_ = r.ln.Close()
+		if current, identifyErr := identify(r.socketPath); !stays && identifyErr == nil && current.isSameFile(r.socketID) {
+			_ = os.Remove(r.socketPath) // ignore the error: a leftover socket is harmless
 		}
 	}
-	f.served.Wait()
+	r.servers.Wait()
 	watching.Wait()
 	return err
 }
 
-func (f *registrar) loop(ctx context.Context, changed <-chan struct{}) error {
+// reconcileUntilDone calls reconcile now, after each change of the sockets or the streams, and
+// when a retry is due. It returns nil when ctx ends or the resource is idle and has no stream.
+func (r *registrar) reconcileUntilDone(ctx context.Context, changed <-chan struct{}) error {
 	timeout := time.NewTimer(time.Hour)
 	timeout.Stop()
 	defer timeout.Stop()
-	ready := f.Ready
+	ready := r.Ready
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		open, ever, streams := f.server.Streams()
-		if f.idle() && open == 0 {
+		open, opened, streams := r.server.Streams()
+		if r.isIdle() && open == 0 {
 			return nil
 		}
-		var again <-chan time.Time
-		switch err := f.reconcile(ctx, open, ever, ready == nil); {
+		var retryExhausted <-chan time.Time
+		switch err := r.reconcile(ctx, open, opened, ready == nil); {
 		case inotify.Exhausted(err):
 			// No event signals when descriptors or space are available again.
-			f.report(Status{Waiting: "file descriptors or disk space for sockets in " + filepath.Dir(f.own)})
-			again = time.After(exhaustedRetry)
+			r.setStatus(Status{Waiting: "file descriptors or disk space for sockets in " + filepath.Dir(r.socketPath)})
+			retryExhausted = time.After(exhaustedRetry)
 		case err != nil:
 			return err
 		}
-		if f.retryAt.IsZero() {
+		if r.retryAt.IsZero() {
 			timer.Stop()
 		} else {
-			timer.Reset(time.Until(f.retryAt))
+			timer.Reset(time.Until(r.retryAt))
 		}
 		select {
 		case <-ctx.Done():
@@ -183,250 +189,256 @@ func (f *registrar) loop(ctx context.Context, changed <-chan struct{}) error {
 			}
 			return nil
 		case <-changed:
-		case <-again:
+		case <-retryExhausted:
 		case <-streams:
 		case <-timer.C:
 		case <-ready:
 			ready = nil
-			if f.Timeout > 0 {
-				f.deadline = time.Now().Add(f.Timeout)
-				timeout.Reset(f.Timeout)
+			if r.Timeout > 0 {
+				r.firstDeadline = time.Now().Add(r.Timeout)
+				timeout.Reset(r.Timeout)
 			}
 		case <-timeout.C:
-			if !f.registered && (f.Known == nil || !f.Known()) {
-				return fmt.Errorf("%w registered us within %v: %s; is the kubelet running, and is its socket where --kubelet-socket says?", ErrTimeout, f.Timeout, f.status.Waiting)
+			if !r.everRegistered && (r.KubeletSeen == nil || !r.KubeletSeen()) {
+				return fmt.Errorf("%w registered us within %v: %s; is the kubelet running, and is its socket where --kubelet-socket says?", ErrTimeout, r.Timeout, r.status.Waiting)
 			}
-		case err := <-f.failed:
+		case err := <-r.serveErr:
 			return err
 		}
 	}
 }
 
-// reconcile compares the sockets with their last known state and acts on the
-// differences.
-func (f *registrar) reconcile(ctx context.Context, open, ever int, ready bool) error {
-	there, err := f.checkFolder()
-	if err != nil || !there {
+// reconcile compares the sockets with their last known state and acts on the differences. open
+// and opened are the numbers of streams that Server.Streams returned; ready: Config.Ready is
+// closed.
+func (r *registrar) reconcile(ctx context.Context, open, opened int, ready bool) error {
+	exists, err := r.checkFolder()
+	if err != nil || !exists {
 		return err
 	}
 	// Read the kubelet's socket first. A kubelet that starts removes all sockets before it
-	// creates its own, so if ours exists now, it still exists for that kubelet.
-	kubelet, err := identify(f.Socket)
+	// creates its own. So if the plugin's socket exists after that, this kubelet did not remove it.
+	kubelet, err := identify(r.Socket)
 	if err != nil {
 		return err
 	}
-	if err := f.ensureSocket(); err != nil {
+	if err := r.ensureSocket(); err != nil {
 		// The folder may have been removed meanwhile; that error is the better one.
-		if _, folderErr := f.checkFolder(); folderErr != nil {
+		if _, folderErr := r.checkFolder(); folderErr != nil {
 			return folderErr
 		}
 		return err
 	}
 	switch {
 	case kubelet == identity{}:
-		f.kubelet = identity{}
-		f.report(Status{Waiting: "the kubelet's socket " + f.Socket})
+		r.registeredWith = identity{}
+		r.setStatus(Status{Waiting: "the kubelet's socket " + r.Socket})
 		return nil
-	case !ready, f.idle():
-		f.report(Status{Waiting: noDevices})
+	case !ready, r.isIdle():
+		r.setStatus(Status{Waiting: noDevices})
 		return nil
-	case kubelet != f.kubelet:
-		f.retry = firstRetry
-		return f.register(ctx, kubelet)
+	case kubelet != r.registeredWith:
+		r.retry = firstRetry
+		return r.renewRegistration(ctx, kubelet)
 	}
-	return f.checkStream(ctx, kubelet, open, ever)
+	return r.checkStream(ctx, kubelet, open, opened)
 }
 
 // checkFolder reports whether the kubelet's folder exists, and returns ErrDirectory if
 // it was replaced.
-func (f *registrar) checkFolder() (bool, error) {
-	path := filepath.Dir(f.Socket)
+func (r *registrar) checkFolder() (bool, error) {
+	path := filepath.Dir(r.Socket)
 	dir, err := identify(path)
 	if err != nil {
 		return false, err
 	}
 	none := identity{}
 	switch {
-	case f.dir == none && dir == none:
-		f.report(Status{Waiting: "the kubelet's folder " + path})
+	case r.folderID == none && dir == none:
+		r.setStatus(Status{Waiting: "the kubelet's folder " + path})
 		return false, nil
-	case f.dir == none:
-		f.dir = dir
-	case !f.dir.sameFile(dir), removed(path):
+	case r.folderID == none:
+		r.folderID = dir
+	case !r.folderID.isSameFile(dir), isRemoved(path):
 		return false, fmt.Errorf("%w: %s; a container that mounts it has to be started again", ErrDirectory, path)
 	}
 	return true, nil
 }
 
 // ensureSocket creates the plugin's own socket, and creates it again if it was removed.
-func (f *registrar) ensureSocket() error {
-	now, err := identify(f.own)
+func (r *registrar) ensureSocket() error {
+	current, err := identify(r.socketPath)
 	if err != nil {
 		return err
 	}
 	none := identity{}
 	switch {
-	case f.ln != nil && f.ours == none && now != none:
-		f.ours = now // handed over; serve it from now on
-		f.serve()
+	case r.ln != nil && r.socketID == none && current != none:
+		r.socketID = current // it was handed over
+		r.startServing()
 		return nil
-	case f.ln != nil && now.sameFile(f.ours) && now != none:
+	case r.ln != nil && current.isSameFile(r.socketID) && current != none:
 		return nil
-	case f.ln != nil && now != none:
-		return fmt.Errorf("%w: %s; let only one device plugin run on the node", ErrTakenOver, f.own)
+	case r.ln != nil && current != none:
+		return fmt.Errorf("%w: %s; let only one device plugin run on the node", ErrTakenOver, r.socketPath)
 	}
-	if f.ln != nil {
-		f.Log.Info("own socket was removed; made again", "path", f.own)
-		_ = f.ln.Close()
-		f.kubelet = identity{} // register again, whichever kubelet it is
+	if r.ln != nil {
+		r.Log.Info("own socket was removed; made again", "path", r.socketPath)
+		_ = r.ln.Close()
+		r.registeredWith = identity{} // register again, whichever kubelet it is
 	}
-	if f.ln, f.ours, err = listen(f.own); err != nil {
+	if r.ln, r.socketID, err = listen(r.socketPath); err != nil {
 		return err
 	}
-	f.serve()
+	r.startServing()
 	return nil
 }
 
-func (f *registrar) serve() {
-	ln := f.ln
-	f.served.Go(func() {
-		if err := f.server.Serve(ln); err != nil {
+// startServing serves the kubelet on the plugin's socket in a goroutine.
+func (r *registrar) startServing() {
+	ln := r.ln
+	r.servers.Go(func() {
+		if err := r.server.Serve(ln); err != nil {
 			select {
-			case f.failed <- err:
+			case r.serveErr <- err:
 			default:
 			}
 		}
 	})
 }
 
-// checkStream registers again if the kubelet that we are registered with hung up or
-// never called ListAndWatch, with an increasing delay.
-func (f *registrar) checkStream(ctx context.Context, kubelet identity, open, ever int) error {
+// checkStream registers again, with an increasing delay, if the kubelet of the last attempt
+// closed its stream or never called ListAndWatch.
+func (r *registrar) checkStream(ctx context.Context, kubelet identity, open, opened int) error {
 	now := time.Now()
 	switch {
 	case open > 0:
-		f.retryAt = time.Time{}
-		if f.status.Waiting == noDevices {
-			f.report(Status{Registered: true}) // there are devices again, and the kubelet stayed connected
+		r.retryAt = time.Time{}
+		if r.status.Waiting == noDevices {
+			r.setStatus(Status{Registered: true}) // there are devices again, and the kubelet is still connected
 		}
 		return nil
-	case ever > f.streams && !f.hungUp:
-		f.hungUp = true
-		if now.Sub(f.since) > lastRetry {
-			f.retry = firstRetry
+	case opened > r.streamsBefore && !r.hangUpHandled:
+		r.hangUpHandled = true
+		if now.Sub(r.registeredAt) > lastRetry {
+			r.retry = firstRetry
 		}
-		f.Log.Info("the kubelet hung up", "path", f.Socket, "resource", f.Resource)
-		f.report(Status{Waiting: "the kubelet, which hung up"})
-		f.scheduleRetry(now, f.retry)
+		r.Log.Info("the kubelet hung up", "path", r.Socket, "resource", r.Resource)
+		r.setStatus(Status{Waiting: "the kubelet, which hung up"})
+		r.scheduleRetry(now, r.retry)
 	}
-	if f.retryAt.IsZero() || now.Before(f.retryAt) {
+	if r.retryAt.IsZero() || now.Before(r.retryAt) {
 		return nil
 	}
-	return f.register(ctx, kubelet)
+	return r.renewRegistration(ctx, kubelet)
 }
 
-// register registers with the kubelet that owns the socket.
-func (f *registrar) register(ctx context.Context, kubelet identity) error {
-	if now := time.Now(); now.Before(f.retryAt) && f.kubelet == kubelet {
+// renewRegistration ends the streams of an earlier registration and registers with the kubelet
+// that owns the socket. It records a failure, for a retry, and returns nil.
+func (r *registrar) renewRegistration(ctx context.Context, kubelet identity) error {
+	if now := time.Now(); now.Before(r.retryAt) && r.registeredWith == kubelet {
 		return nil
 	}
-	if f.kubelet != kubelet {
-		f.report(Status{Waiting: "the kubelet at " + f.Socket + " to accept a registration"})
+	if r.registeredWith != kubelet {
+		r.setStatus(Status{Waiting: "the kubelet at " + r.Socket + " to accept a registration"})
 	}
 	hangUp, cancel := context.WithTimeout(ctx, hangUpLimit)
-	f.server.HangUp(hangUp)
+	r.server.HangUp(hangUp)
 	cancel()
 	start := time.Now()
-	_, ever, _ := f.server.Streams()
-	err := f.tryRegister(ctx, kubelet)
+	_, opened, _ := r.server.Streams()
+	err := r.tryRegister(ctx, kubelet)
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // it is over
+		return nil //nolint:nilerr // Run is ending
 	}
 	if errors.Is(err, errReplaced) {
-		f.retryAt = time.Now().Add(firstRetry) // compare again then, if no event comes before
+		r.retryAt = time.Now().Add(firstRetry) // compare the sockets then, unless an event comes before
 		return nil
 	}
-	f.Registered(err)
-	f.kubelet, f.streams, f.since, f.hungUp = kubelet, ever, start, false
+	r.OnAttempt(err)
+	r.registeredWith, r.streamsBefore, r.registeredAt, r.hangUpHandled = kubelet, opened, start, false
 	if err != nil {
-		if f.lastRefusal != err.Error() {
-			f.Log.Warn("registration failed; trying again", "path", f.Socket, "resource", f.Resource, "reason", "RegistrationFailed", "message", err.Error())
-			f.lastRefusal = err.Error()
+		if r.lastRefusal != err.Error() {
+			r.Log.Warn("registration failed; trying again", "path", r.Socket, "resource", r.Resource, "reason", "RegistrationFailed", "message", err.Error())
+			r.lastRefusal = err.Error()
 		}
-		f.report(Status{Waiting: fmt.Sprintf("the kubelet at %s, which did not register us: %v", f.Socket, err)})
-		f.scheduleRetry(time.Now(), f.retry)
+		r.setStatus(Status{Waiting: fmt.Sprintf("the kubelet at %s, which did not register us: %v", r.Socket, err)})
+		r.scheduleRetry(time.Now(), r.retry)
 		return nil
 	}
-	f.registered, f.lastRefusal = true, ""
-	f.Log.Info("registered with the kubelet", "path", f.Socket, "resource", f.Resource, "duration", time.Since(start).String())
-	f.report(Status{Registered: true})
-	f.scheduleRetry(time.Now(), max(streamDelay, f.retry))
+	r.everRegistered, r.lastRefusal = true, ""
+	r.Log.Info("registered with the kubelet", "path", r.Socket, "resource", r.Resource, "duration", time.Since(start).String())
+	r.setStatus(Status{Registered: true})
+	r.scheduleRetry(time.Now(), max(streamTimeout, r.retry))
 	return nil
 }
 
-// scheduleRetry schedules the next attempt.
-func (f *registrar) scheduleRetry(now time.Time, after time.Duration) {
-	f.retryAt = now.Add(after)
-	f.retry = min(2*f.retry, lastRetry)
+// scheduleRetry schedules the next attempt and doubles the delay of the one after it.
+func (r *registrar) scheduleRetry(now time.Time, after time.Duration) {
+	r.retryAt = now.Add(after)
+	r.retry = min(2*r.retry, lastRetry)
 }
 
-// errReplaced means that the kubelet's socket was replaced meanwhile.
+// errReplaced means that the kubelet's socket was replaced while this plugin registered.
 var errReplaced = errors.New("the kubelet's socket was replaced")
 
-func (f *registrar) tryRegister(ctx context.Context, kubelet identity) error {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", f.Socket)
+// tryRegister makes one attempt to register with the kubelet that owns the socket.
+func (r *registrar) tryRegister(ctx context.Context, kubelet identity) error {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", r.Socket)
 	if err != nil {
-		conn, err = f.connect(ctx, kubelet)
+		conn, err = r.dialKubelet(ctx, kubelet)
 	}
 	if err != nil {
 		return err
 	}
-	if now, err := identify(f.Socket); err == nil && now != kubelet {
-		_ = conn.Close() // another kubelet may have accepted, after removing our socket
+	if current, err := identify(r.Socket); err == nil && current != kubelet {
+		_ = conn.Close() // a new kubelet, which may have removed this plugin's socket
 		return errReplaced
 	}
-	return register(ctx, conn, &v1beta1.RegisterRequest{
-		Version: v1beta1.Version, Endpoint: f.Endpoint, ResourceName: f.Resource, Options: options(),
+	return callRegister(ctx, conn, &v1beta1.RegisterRequest{
+		Version: v1beta1.Version, Endpoint: r.Endpoint, ResourceName: r.Resource, Options: options(),
 	})
 }
 
-// connect dials until the kubelet accepts. If the socket is replaced while nobody
-// accepts on it, connect returns errReplaced.
-func (f *registrar) connect(ctx context.Context, kubelet identity) (net.Conn, error) {
+// dialKubelet dials until the kubelet accepts, or returns errReplaced if the socket is replaced
+// before.
+func (r *registrar) dialKubelet(ctx context.Context, kubelet identity) (net.Conn, error) {
 	limit := time.Now().Add(connectLimit)
-	if !f.deadline.IsZero() && !f.registered && f.deadline.Before(limit) {
-		limit = f.deadline
+	if !r.firstDeadline.IsZero() && !r.everRegistered && r.firstDeadline.Before(limit) {
+		limit = r.firstDeadline
 	}
 	ctx, cancel := context.WithDeadlineCause(ctx, limit, errors.New("no process accepts connections on it"))
 	defer cancel()
-	var other atomic.Bool
+	var wasReplaced atomic.Bool
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		_ = record.Watch(ctx, []string{f.Socket}, func() {
-			if now, err := identify(f.Socket); err == nil && now != kubelet {
-				other.Store(true)
+		_ = record.Watch(ctx, []string{r.Socket}, func() {
+			if current, err := identify(r.Socket); err == nil && current != kubelet {
+				wasReplaced.Store(true)
 				cancel()
 			}
 		})
 	})
-	conn, err := connect(ctx, f.Socket)
+	conn, err := dialUntilAccepted(ctx, r.Socket)
 	cancel()
 	watching.Wait()
-	if err != nil && other.Load() {
+	if err != nil && wasReplaced.Load() {
 		return nil, errReplaced
 	}
 	return conn, err
 }
 
-func (f *registrar) idle() bool { return f.Idle != nil && f.Idle() }
+// isIdle reports Config.Idle.
+func (r *registrar) isIdle() bool { return r.Idle != nil && r.Idle() }
 
-func (f *registrar) report(s Status) {
-	if f.reported && f.status == s {
+// setStatus reports and logs a status that differs from the last one.
+func (r *registrar) setStatus(s Status) {
+	if r.hasStatus && r.status == s {
 		return
 	}
-	f.status, f.reported = s, true
-	f.Report(s) // before the log, so that whoever reads the log finds the status changed
+	r.status, r.hasStatus = s, true
+	r.OnStatus(s) // before the log, so that whoever reads the log finds the status changed
 	if s.Waiting != "" && s.Waiting != noDevices {
-		f.Log.Info("waiting for "+s.Waiting, "path", f.Socket, "resource", f.Resource)
+		r.Log.Info("waiting for "+s.Waiting, "path", r.Socket, "resource", r.Resource)
 	}
 }

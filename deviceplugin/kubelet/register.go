@@ -26,9 +26,9 @@ const (
 // and allows 10 s for that.
 const registerTimeout = 15 * time.Second
 
-// connect dials the socket until a connection is accepted, the socket is gone, or ctx
-// ends.
-func connect(ctx context.Context, socket string) (net.Conn, error) {
+// dialUntilAccepted dials the socket repeatedly until a connection is accepted, the socket is
+// gone, or ctx ends.
+func dialUntilAccepted(ctx context.Context, socket string) (net.Conn, error) {
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		if err == nil {
@@ -45,9 +45,9 @@ func connect(ctx context.Context, socket string) (net.Conn, error) {
 	}
 }
 
-// register calls Register over an existing connection: gRPC's own dialling would wait a
-// second after the first refusal.
-func register(ctx context.Context, conn net.Conn, req *v1beta1.RegisterRequest) error {
+// callRegister calls the kubelet's Register over an existing connection: gRPC's own
+// dialling would wait a second after the first refusal.
+func callRegister(ctx context.Context, conn net.Conn, req *v1beta1.RegisterRequest) error {
 	pending := make(chan net.Conn, 1)
 	pending <- conn
 	client, err := grpc.NewClient("passthrough:///kubelet",

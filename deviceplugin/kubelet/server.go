@@ -22,8 +22,9 @@ type Device struct {
 	NUMANodes []int64 // empty: not known
 }
 
-// Backend responds for one container. Its methods are called concurrently. Their errors
-// appear in the events of the pod, so a gRPC status with a readable sentence is best.
+// Backend decides about the devices of one container. Its methods are called concurrently.
+// Their errors appear in the events of the pod, so a gRPC status with a readable sentence
+// is best.
 type Backend interface {
 	// Allocate returns what the container gets for these devices.
 	Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error)
@@ -37,24 +38,24 @@ func options() *v1beta1.DevicePluginOptions {
 }
 
 // Server implements the kubelet's device plugin API for one resource. It knows nothing of
-// hardware: Set replaces the list of devices, every stream of the kubelet gets each list, and
-// a Backend decides what to allocate. Its methods may be called concurrently.
+// hardware: SetDevices replaces the list of devices, every stream of the kubelet gets each list,
+// and a Backend decides what to allocate. Its methods may be called concurrently.
 type Server struct {
 	v1beta1.UnimplementedDevicePluginServer
 	backend Backend
 	grpc    *grpc.Server
-	sent    func() // called after each list sent
+	onSent  func() // called after each list that was sent
 
-	mu         sync.Mutex
-	changed    chan struct{} // closed and replaced at each change of the fields below
-	list       *v1beta1.ListAndWatchResponse
-	devices    []Device
-	generation int // a stream of an earlier generation ends
-	streams    int
-	opened     int // streams opened so far
-	conns      int
-	unsent     bool // a list was set for a stream and is not yet on its way
-	fetched    bool // gRPC has it
+	mu          sync.Mutex
+	changed     chan struct{} // closed and replaced at each change of the fields below
+	list        *v1beta1.ListAndWatchResponse
+	devices     []Device
+	generation  int // each stream ends when this has changed since its start
+	streams     int // open ListAndWatch streams
+	opened      int // streams opened so far
+	connections int
+	listUnsent  bool // a stream exists to which the list has not been written
+	listFetched bool // gRPC has got the list, but may not have written it
 }
 
 // The workers are reused goroutines that respond to calls: the stack of a new goroutine
@@ -67,13 +68,13 @@ const (
 	writeBuffer = 16 << 10
 )
 
-// NewServer returns a Server without a list: streams wait for the first Set. sent, which may
-// be nil, is called after each list sent.
+// NewServer returns a Server without a list: streams wait for the first SetDevices. sent, which
+// may be nil, is called after each list that was sent.
 func NewServer(b Backend, sent func()) *Server {
 	if sent == nil {
 		sent = func() {}
 	}
-	s := &Server{backend: b, sent: sent, changed: make(chan struct{})}
+	s := &Server{backend: b, onSent: sent, changed: make(chan struct{})}
 	s.grpc = grpc.NewServer(grpc.WaitForHandlers(true), grpc.NumStreamWorkers(workers), grpc.ReadBufferSize(readBuffer), grpc.WriteBufferSize(writeBuffer),
 		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(proto.Name)}))
 	v1beta1.RegisterDevicePluginServer(s.grpc, s)
@@ -93,44 +94,45 @@ func (s *Server) Serve(ln net.Listener) error {
 // stopTimeout bounds how long Stop waits for responses in flight.
 const stopTimeout = time.Second
 
-// Stop ends everything, listeners included. An Allocate in flight still gets its
+// Stop ends all streams, connections and listeners. An Allocate in flight still gets its
 // response: the kubelet would otherwise refuse the pod for good.
 func (s *Server) Stop() {
 	s.endStreams()
-	answered := make(chan struct{})
+	responded := make(chan struct{})
 	go func() {
-		defer close(answered)
+		defer close(responded)
 		s.grpc.GracefulStop()
 	}()
 	select {
-	case <-answered:
+	case <-responded:
 	case <-time.After(stopTimeout):
 		s.grpc.Stop()
-		<-answered
+		<-responded
 	}
 }
 
-// Set replaces the list. An equal list is not sent again.
-func (s *Server) Set(devices []Device) {
+// SetDevices replaces the list of devices. An equal list is not sent again.
+func (s *Server) SetDevices(devices []Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.list != nil && slices.EqualFunc(s.devices, devices, equal) {
+	if s.list != nil && slices.EqualFunc(s.devices, devices, equalDevices) {
 		return
 	}
-	s.unsent, s.fetched = s.streams > 0, false
+	s.listUnsent, s.listFetched = s.streams > 0, false
 	s.devices = slices.Clone(devices)
 	s.list = &v1beta1.ListAndWatchResponse{Devices: make([]*v1beta1.Device, 0, len(devices))}
 	for _, d := range devices {
-		s.list.Devices = append(s.list.Devices, d.message())
+		s.list.Devices = append(s.list.Devices, d.toMessage())
 	}
 	s.notify()
 }
 
-func equal(a, b Device) bool {
+func equalDevices(a, b Device) bool {
 	return a.ID == b.ID && a.Healthy == b.Healthy && slices.Equal(a.NUMANodes, b.NUMANodes)
 }
 
-func (d Device) message() *v1beta1.Device {
+// toMessage returns the device as a message of the kubelet's API.
+func (d Device) toMessage() *v1beta1.Device {
 	m := &v1beta1.Device{ID: d.ID, Health: v1beta1.Unhealthy}
 	if d.Healthy {
 		m.Health = v1beta1.Healthy
@@ -146,7 +148,7 @@ func (d Device) message() *v1beta1.Device {
 
 // Streams returns the number of open ListAndWatch streams, the number opened so far,
 // and a channel that is closed when they change.
-func (s *Server) Streams() (open, ever int, changed <-chan struct{}) {
+func (s *Server) Streams() (open, opened int, changed <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.streams, s.opened, s.changed
@@ -156,7 +158,7 @@ func (s *Server) Streams() (open, ever int, changed <-chan struct{}) {
 // every ready goroutine before it writes, so callers with work that the kubelet need
 // not wait for call Flush first.
 func (s *Server) Flush(ctx context.Context) {
-	s.waitUntil(ctx, func() bool { return !s.unsent })
+	s.waitUntil(ctx, func() bool { return !s.listUnsent })
 }
 
 // waitUntil waits until cond holds or ctx ends. It evaluates cond under s.mu after each
@@ -164,9 +166,9 @@ func (s *Server) Flush(ctx context.Context) {
 func (s *Server) waitUntil(ctx context.Context, cond func() bool) {
 	for {
 		s.mu.Lock()
-		is, changed := cond(), s.changed
+		holds, changed := cond(), s.changed
 		s.mu.Unlock()
-		if is {
+		if holds {
 			return
 		}
 		select {
@@ -182,21 +184,21 @@ func (s *Server) waitUntil(ctx context.Context, cond func() bool) {
 func (s *Server) onWrite() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.unsent && s.fetched {
-		s.unsent = false
+	if s.listUnsent && s.listFetched {
+		s.listUnsent = false
 		s.notify()
 	}
 }
 
-// HangUp ends every stream and waits until the kubelet has closed its connections, or
-// ctx ends. It must be called before registering again: a kubelet that still handles
-// the end of the old stream takes it for the end of the new one (Kubernetes 1.26 and
-// later).
+// HangUp ends every stream and waits until the kubelet has closed its connections, or ctx ends.
+// It must be called before registering again: a kubelet that handles the end of the old stream
+// after the new registration takes it for the end of the new stream (Kubernetes 1.26 and later).
 func (s *Server) HangUp(ctx context.Context) {
 	s.endStreams()
-	s.waitUntil(ctx, func() bool { return s.conns == 0 })
+	s.waitUntil(ctx, func() bool { return s.connections == 0 })
 }
 
+// endStreams makes every ListAndWatch return.
 func (s *Server) endStreams() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -212,7 +214,7 @@ func (s *Server) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1bet
 // ListAndWatch sends the list now and whenever it changes.
 func (s *Server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	s.mu.Lock()
-	round := s.generation
+	generation := s.generation
 	s.streams++
 	s.opened++
 	s.notify()
@@ -220,17 +222,17 @@ func (s *Server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.unsent = false
+		s.listUnsent = false
 		s.streams--
 		s.notify()
 	}()
 	var last *v1beta1.ListAndWatchResponse
 	for {
 		s.mu.Lock()
-		list, changed, over := s.list, s.changed, s.generation != round
-		s.fetched = true
+		list, changed, isOver := s.list, s.changed, s.generation != generation
+		s.listFetched = true
 		s.mu.Unlock()
-		if over {
+		if isOver {
 			return nil
 		}
 		if list != nil && list != last {
@@ -238,8 +240,8 @@ func (s *Server) ListAndWatch(_ *v1beta1.Empty, stream grpc.ServerStreamingServe
 				return err
 			}
 			last = list
-			s.sent()
-			continue // it may have changed while it was sent
+			s.onSent()
+			continue // the list may have changed while it was sent
 		}
 		select {
 		case <-changed:
@@ -266,16 +268,16 @@ func (s *Server) GetPreferredAllocation(_ context.Context, req *v1beta1.Preferre
 func (s *Server) Allocate(_ context.Context, req *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	resp := &v1beta1.AllocateResponse{}
 	for _, c := range req.GetContainerRequests() {
-		answer, err := s.backend.Allocate(c.GetDevicesIds())
+		one, err := s.backend.Allocate(c.GetDevicesIds())
 		if err != nil {
 			return nil, err
 		}
-		resp.ContainerResponses = append(resp.ContainerResponses, answer)
+		resp.ContainerResponses = append(resp.ContainerResponses, one)
 	}
 	return resp, nil
 }
 
-// notify wakes all waiters; s.mu is held.
+// notify wakes all goroutines that wait for s.changed. s.mu is held.
 func (s *Server) notify() {
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -318,6 +320,6 @@ func (c *connection) Close() error {
 func (s *Server) addConnections(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.conns += n
+	s.connections += n
 	s.notify()
 }

@@ -99,12 +99,12 @@ func TestEveryStreamGetsEveryList(t *testing.T) {
 	require.NoError(t, err)
 	b, err := client.ListAndWatch(soon(t), &v1beta1.Empty{})
 	require.NoError(t, err)
-	s.Set(list("x", "y"))
+	s.SetDevices(list("x", "y"))
 	for _, stream := range []grpc.ServerStreamingClient[v1beta1.ListAndWatchResponse]{a, b} {
 		require.Equal(t, []string{"x Healthy", "y Healthy"}, receive(t, stream))
 	}
-	s.Set(list("x", "y")) // no change
-	s.Set([]Device{{ID: "x"}})
+	s.SetDevices(list("x", "y")) // no change
+	s.SetDevices([]Device{{ID: "x"}})
 	for _, stream := range []grpc.ServerStreamingClient[v1beta1.ListAndWatchResponse]{a, b} {
 		require.Equal(t, []string{"x Unhealthy"}, receive(t, stream))
 	}
@@ -117,7 +117,7 @@ func TestEmptyListIsSent(t *testing.T) {
 	client, _ := dial(t, socket)
 	stream, err := client.ListAndWatch(soon(t), &v1beta1.Empty{})
 	require.NoError(t, err)
-	s.Set(nil)
+	s.SetDevices(nil)
 	require.Empty(t, receive(t, stream))
 }
 
@@ -131,12 +131,12 @@ func TestLastOfManyListsArrives(t *testing.T) {
 	for i := range 4 {
 		setting.Go(func() {
 			for j := range 50 {
-				s.Set(list(fmt.Sprint(i, "-", j)))
+				s.SetDevices(list(fmt.Sprint(i, "-", j)))
 			}
 		})
 	}
 	setting.Wait()
-	s.Set(list("last"))
+	s.SetDevices(list("last"))
 	for receive(t, stream)[0] != "last Healthy" {
 	}
 }
@@ -144,7 +144,7 @@ func TestLastOfManyListsArrives(t *testing.T) {
 func TestFlushReturnsWhenTheListIsOnItsWay(t *testing.T) {
 	s := NewServer(backend{}, nil)
 	s.Flush(soon(t)) // there is none
-	s.Set(list("nobody listens"))
+	s.SetDevices(list("nobody listens"))
 	s.Flush(soon(t))
 	socket, _ := serve(t, s)
 	client, conn := dial(t, socket)
@@ -153,18 +153,18 @@ func TestFlushReturnsWhenTheListIsOnItsWay(t *testing.T) {
 	receive(t, stream)
 	for i := range 100 {
 		id := fmt.Sprint(i)
-		s.Set(list(id))
+		s.SetDevices(list(id))
 		s.Flush(soon(t))
 		require.Equal(t, []string{id + " Healthy"}, receive(t, stream))
 	}
-	s.Set(list("and gone"))
+	s.SetDevices(list("and gone"))
 	require.NoError(t, conn.Close())
 	s.Flush(soon(t))
 }
 
 func TestFlushDoesNotWaitForEver(t *testing.T) {
 	s := NewServer(backend{}, nil)
-	s.Set(list("x"))
+	s.SetDevices(list("x"))
 	socket, _ := serve(t, s)
 	client, _ := dial(t, socket)
 	stream, err := client.ListAndWatch(soon(t), &v1beta1.Empty{})
@@ -172,14 +172,14 @@ func TestFlushDoesNotWaitForEver(t *testing.T) {
 	receive(t, stream)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	s.Set(list("y"))
+	s.SetDevices(list("y"))
 	s.Flush(ctx)
 	require.Equal(t, []string{"y Healthy"}, receive(t, stream))
 }
 
 func TestHangUpReturnsWhenTheKubeletHasNoticed(t *testing.T) {
 	s := NewServer(backend{}, nil)
-	s.Set(list("x"))
+	s.SetDevices(list("x"))
 	socket, _ := serve(t, s)
 	client, conn := dial(t, socket)
 	stream, err := client.ListAndWatch(soon(t), &v1beta1.Empty{})
@@ -298,7 +298,7 @@ func (b slow) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error)
 func TestStopAnswersAllocateInFlight(t *testing.T) {
 	b := slow{called: make(chan struct{}), release: make(chan struct{})}
 	s := NewServer(b, nil)
-	s.Set(list("x"))
+	s.SetDevices(list("x"))
 	socket, ln := serve(t, s)
 	client, _ := dial(t, socket)
 	stream, err := client.ListAndWatch(soon(t), &v1beta1.Empty{})

@@ -29,18 +29,18 @@ func CheckPath(path string) error {
 
 const resourcePrefix = "nvidia.com/"
 
-// Endpoint returns the name of a resource's socket beside the kubelet's, which is that
-// of the reference: "nvidia-gpu.sock", "nvidia-mig-1g.10gb.sock". Two plugins that
-// serve the same resource thus notice each other.
+// Endpoint returns the name of a resource's socket: "nvidia-gpu.sock",
+// "nvidia-mig-1g.10gb.sock". NVIDIA's device plugin uses the same names, so two plugins for the
+// same resource notice each other.
 func Endpoint(resource string) string {
 	return "nvidia-" + strings.TrimPrefix(resource, resourcePrefix) + ".sock"
 }
 
-// ResourceOf is the inverse of Endpoint; it returns "" for any other name.
+// ResourceOf returns the resource of an endpoint, or "" for any other name.
 func ResourceOf(endpoint string) string {
-	name, is := strings.CutPrefix(endpoint, "nvidia-")
-	name, also := strings.CutSuffix(name, ".sock")
-	if !is || !also || name == "" {
+	name, hasPrefix := strings.CutPrefix(endpoint, "nvidia-")
+	name, hasSuffix := strings.CutSuffix(name, ".sock")
+	if !hasPrefix || !hasSuffix || name == "" {
 		return ""
 	}
 	return resourcePrefix + name
@@ -67,52 +67,52 @@ func identify(path string) (identity, error) {
 	return identity{dev: st.Dev, ino: st.Ino, sec: st.Ctim.Sec, nanos: st.Ctim.Nsec}, nil
 }
 
-// removed reports whether the host has removed a folder that this process still has
+// isRemoved reports whether the host has removed a folder that this process still has
 // mounted. A new folder at that path would never be visible here.
-func removed(path string) bool {
+func isRemoved(path string) bool {
 	var st syscall.Stat_t
 	return syscall.Stat(path, &st) == nil && st.Nlink == 0
 }
 
-// sameFile ignores the time: that of a directory changes with its content, that of a
-// socket with its permissions.
-func (i identity) sameFile(o identity) bool { return i.dev == o.dev && i.ino == o.ino }
+// isSameFile compares without the time: that of a directory changes with its content, that of
+// a socket with its permissions.
+func (i identity) isSameFile(o identity) bool { return i.dev == o.dev && i.ino == o.ino }
 
-// newSocket returns a temporary name for a socket before it is renamed. It is no longer
+// tempSocketName returns a temporary name for a socket before it is renamed. It is no longer
 // than the final name, and differs from that of another plugin starting at the same
 // moment.
-func newSocket() string { return "." + rand.Text()[:8] }
+func tempSocketName() string { return "." + rand.Text()[:8] }
 
-// listen creates the plugin's own socket, replacing one that an earlier plugin left. It
-// renames it into place: a plugin that still runs must find another's socket there,
-// never none, which it would create again. ours identifies the created socket, since
-// another plugin may have replaced it at path by then.
-func listen(path string) (ln *net.UnixListener, ours identity, err error) {
+// listen creates the plugin's own socket, replacing one that an earlier plugin left. It renames
+// the socket into place, so that the path is never empty: an earlier plugin that still runs
+// would create its socket there again. id is that of the created socket; another plugin may have
+// replaced the file at path since.
+func listen(path string) (ln *net.UnixListener, id identity, err error) {
 	// A kubelet that starts removes every socket of its folder, also one that is not
 	// renamed yet.
 	for range listenAttempts {
-		if ln, ours, err = listenOnce(path); !errors.Is(err, fs.ErrNotExist) {
+		if ln, id, err = listenOnce(path); !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 	}
-	return ln, ours, err
+	return ln, id, err
 }
 
-func listenOnce(path string) (ln *net.UnixListener, ours identity, err error) {
-	temp := filepath.Join(filepath.Dir(path), newSocket())
+func listenOnce(path string) (ln *net.UnixListener, id identity, err error) {
+	temp := filepath.Join(filepath.Dir(path), tempSocketName())
 	ln, err = net.ListenUnix("unix", &net.UnixAddr{Name: temp, Net: "unix"})
 	if err != nil {
-		return nil, ours, fmt.Errorf("make the plugin's socket in %s: %w; the plugin must run as root with that folder mounted writable", filepath.Dir(path), err)
+		return nil, id, fmt.Errorf("make the plugin's socket in %s: %w; the plugin must run as root with that folder mounted writable", filepath.Dir(path), err)
 	}
 	// It may be handed to the next program, and a restarted kubelet removes it as a signal
 	// to register again.
 	ln.SetUnlinkOnClose(false)
-	if ours, err = identify(temp); err == nil {
+	if id, err = identify(temp); err == nil {
 		err = os.Rename(temp, path)
 	}
 	if err != nil {
 		_, _ = ln.Close(), os.Remove(temp) // both may be gone with the folder
-		return nil, ours, fmt.Errorf("make the plugin's socket: %w", err)
+		return nil, id, fmt.Errorf("make the plugin's socket: %w", err)
 	}
-	return ln, ours, nil
+	return ln, id, nil
 }

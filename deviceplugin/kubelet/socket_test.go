@@ -25,7 +25,7 @@ func TestPluginsStartingAtOnceBothCreateTheirSockets(t *testing.T) {
 			})
 		}
 		require.NoError(t, group.Wait())
-		require.False(t, ours[0].sameFile(ours[1]), "neither takes the other's for its own")
+		require.False(t, ours[0].isSameFile(ours[1]), "neither takes the other's for its own")
 		conn, err := net.Dial("unix", own)
 		require.NoError(t, err)
 		require.NoError(t, conn.Close())

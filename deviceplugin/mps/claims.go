@@ -9,32 +9,35 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// claims are the GPUs whose compute mode this program has to restore. They are written
-// to the state before the mode is set, so that the next process restores them if this
-// one is killed.
+// claims lists the GPUs that this program has set, or is about to set, to the exclusive
+// compute mode, so that the MPS server is the only process on them. Each must get the default
+// mode back. A claim is written to the state file before the mode is set, so that the next
+// process restores the mode if this one is killed.
 type claims struct {
-	write      func() // writes them to the state
+	saveState  func() // writes the claims to the state file
 	mu         sync.Mutex
 	gpus       map[gpu.UUID]bool
-	lastErrors map[gpu.UUID]string // last error of restoring a mode
+	lastErrors map[gpu.UUID]string // last error of restoring each GPU's mode
 }
 
-func newClaims(write func(), before []gpu.UUID) *claims {
-	c := &claims{write: write, gpus: map[gpu.UUID]bool{}, lastErrors: map[gpu.UUID]string{}}
-	for _, id := range before {
+// newClaims returns the claims that an earlier process of this boot left.
+func newClaims(saveState func(), claimedBefore []gpu.UUID) *claims {
+	c := &claims{saveState: saveState, gpus: map[gpu.UUID]bool{}, lastErrors: map[gpu.UUID]string{}}
+	for _, id := range claimedBefore {
 		c.gpus[id] = true
 	}
 	return c
 }
 
-// all returns the claimed GPUs, sorted.
-func (c *claims) all() []gpu.UUID {
+// list returns the claimed GPUs, sorted.
+func (c *claims) list() []gpu.UUID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Sorted(maps.Keys(c.gpus))
 }
 
-func (c *claims) has(id gpu.UUID) bool {
+// isClaimed reports whether a GPU's mode is still to be restored.
+func (c *claims) isClaimed(id gpu.UUID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.gpus[id]
@@ -43,35 +46,38 @@ func (c *claims) has(id gpu.UUID) bool {
 // add adds a GPU and returns once the state is written.
 func (c *claims) add(id gpu.UUID) {
 	c.mu.Lock()
-	had := c.gpus[id]
+	wasClaimed := c.gpus[id]
 	c.gpus[id] = true
 	c.mu.Unlock()
-	if !had {
-		c.write()
+	if !wasClaimed {
+		c.saveState()
 	}
 }
 
-func (c *claims) drop(id gpu.UUID) {
+// remove removes a GPU and writes the state.
+func (c *claims) remove(id gpu.UUID) {
 	c.mu.Lock()
 	delete(c.gpus, id)
 	delete(c.lastErrors, id)
 	c.mu.Unlock()
-	c.write()
+	c.saveState()
 }
 
-// isNewFailure records a failure to restore a mode and reports whether it differs from
-// the last one.
-func (c *claims) isNewFailure(id gpu.UUID, err error) bool {
+// recordFailure records a failure to restore the mode of a GPU. It reports whether the error
+// is new, and so worth logging.
+func (c *claims) recordFailure(id gpu.UUID, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	was := c.lastErrors[id]
+	previous := c.lastErrors[id]
 	c.lastErrors[id] = err.Error()
-	return was != err.Error()
+	return previous != err.Error()
 }
 
-// restoreMode lets other processes use a claimed GPU again, as the reference does.
+// restoreMode sets a claimed GPU from the exclusive back to the default compute mode, so that
+// processes outside of MPS can use it, and drops the claim. NVIDIA's device plugin does the
+// same. A GPU that is not claimed, or that has another mode by now, keeps its mode.
 func (c *claims) restoreMode(ctx context.Context, m Modes, id gpu.UUID) error {
-	if !c.has(id) {
+	if !c.isClaimed(id) {
 		return nil
 	}
 	mode, err := m.ComputeMode(ctx, id)
@@ -79,7 +85,7 @@ func (c *claims) restoreMode(ctx context.Context, m Modes, id gpu.UUID) error {
 		err = m.SetComputeMode(ctx, id, gpu.ComputeDefault)
 	}
 	if err == nil {
-		c.drop(id)
+		c.remove(id)
 	}
 	return err
 }
@@ -90,15 +96,15 @@ func (c *claims) restoreMode(ctx context.Context, m Modes, id gpu.UUID) error {
 func (d *daemon) restoreUnshared(ctx context.Context, m Modes, snap gpu.Snapshot, specs []Spec) bool {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	done := true
-	for _, id := range d.claims.all() {
+	allRestored := true
+	for _, id := range d.claims.list() {
 		if slices.ContainsFunc(specs, func(s Spec) bool {
 			return slices.ContainsFunc(s.GPUs, func(g GPU) bool { return g.UUID == id })
 		}) {
 			continue
 		}
-		if _, there := snap.Device(id); !there {
-			d.claims.drop(id) // if it comes back, it was reset and has lost its mode
+		if _, present := snap.Device(id); !present {
+			d.claims.remove(id) // if it comes back, it was reset and has lost its mode
 			continue
 		}
 		err := d.claims.restoreMode(ctx, m, id)
@@ -106,10 +112,10 @@ func (d *daemon) restoreUnshared(ctx context.Context, m Modes, snap gpu.Snapshot
 			d.cfg.Log.Info("the compute mode is restored", "gpu", string(id), "mode", gpu.ComputeDefault.String())
 			continue
 		}
-		done = false
-		if d.claims.isNewFailure(id, err) {
+		allRestored = false
+		if d.claims.recordFailure(id, err) {
 			d.cfg.Log.Warn("the compute mode cannot be restored; trying again", "gpu", string(id), "message", err.Error())
 		}
 	}
-	return done
+	return allRestored
 }

@@ -49,12 +49,12 @@ func TestUnsharedGPUGetsItsModeBack(t *testing.T) {
 		ids[2]: gpu.ComputeExclusive,
 		ids[3]: gpu.ComputeExclusive, // was never ours
 	}, m.mode)
-	require.ElementsMatch(t, []gpu.UUID{ids[0], ids[2]}, d.claims.all())
+	require.ElementsMatch(t, []gpu.UUID{ids[0], ids[2]}, d.claims.list())
 	require.Equal(t, 2, written)
 
 	m.fails = nil
 	require.True(t, d.restoreUnshared(t.Context(), m, node, nil))
-	require.Empty(t, d.claims.all())
+	require.Empty(t, d.claims.list())
 	require.Equal(t, gpu.ComputeDefault, m.mode[ids[2]])
 }
 
@@ -69,6 +69,6 @@ func TestClaimIsWrittenBeforeTheModeIsSet(t *testing.T) {
 	c.claimGPUs(t.Context())
 	require.Len(t, at, 1, "once")
 	c.restoreModes()
-	require.Empty(t, c.claims.all())
+	require.Empty(t, c.claims.list())
 	require.Equal(t, gpu.ComputeDefault, m.mode[id])
 }

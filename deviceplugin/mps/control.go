@@ -22,14 +22,14 @@ import (
 const (
 	commandTimeout = 5 * time.Second        // for one command to the daemon
 	startTimeout   = 30 * time.Second       // until its first reply
-	checkInterval  = 10 * time.Second       // between checks: no event signals that it stopped serving
+	checkInterval  = 10 * time.Second       // between checks: no event signals that it hangs
 	drainTimeout   = 5 * time.Second        // for its clients to finish when it is stopped
 	firstPause     = 200 * time.Millisecond // first delay before a restart
 	lastPause      = 30 * time.Second
-	steady         = time.Minute // a daemon that ran this long resets the delay
+	steadyAfter    = time.Minute // a daemon that ran this long resets the delay
 )
 
-// Reasons why a resource or one of its GPUs is not served.
+// Reasons why the control daemon of a resource is not ready, or not for all of its GPUs.
 const (
 	reasonStarting gpu.Reason = "MPSStarting"
 	reasonMode     gpu.Reason = "ComputeModeConflict"
@@ -37,8 +37,8 @@ const (
 	reasonSilent   gpu.Reason = "MPSDaemonSilent"
 )
 
-// failures are the reasons that are counted as failures. Starting and ending are not.
-var failures = []gpu.Reason{reasonMode, reasonFailed, reasonSilent}
+// failureReasons are the reasons that are counted as failures. Starting and ending are not.
+var failureReasons = []gpu.Reason{reasonMode, reasonFailed, reasonSilent}
 
 // ReasonEnded is the reason in the state of a daemon that ended in good order.
 const ReasonEnded gpu.Reason = "MPSDaemonEnded"
@@ -64,27 +64,28 @@ func reasonErrorf(reason gpu.Reason, format string, args ...any) error {
 
 // control runs the control daemon of one resource.
 type control struct {
-	spec   Spec
-	site   site
-	modes  Modes
-	claims *claims
-	shm    *shm
-	log    *slog.Logger
-	report func(nodestate.MPSResource)
+	spec         Spec
+	site         site
+	modes        Modes
+	claims       *claims
+	shm          *shm
+	log          *slog.Logger
+	reportStatus func(nodestate.MPSResource)
 
-	sandbox *sandbox
-	serves  []GPU
-	refused map[gpu.UUID]string // why a GPU is not served
-	last    nodestate.MPSResource
+	sandbox    *sandbox
+	claimed    []GPU               // the GPUs of spec that the daemon may use
+	refused    map[gpu.UUID]string // why the daemon may not use a GPU
+	lastStatus nodestate.MPSResource
 }
 
-// run keeps the daemon running until ctx ends, and then stops it.
-func (c *control) run(ctx context.Context) {
+// keepRunning starts the daemon, and starts it again when it ends, until ctx ends. It then
+// stops the daemon.
+func (c *control) keepRunning(ctx context.Context) {
 	c.setNotReady(reasonStarting, "it is being started")
 	pause := firstPause
 	for {
 		began := time.Now()
-		err := c.serve(ctx)
+		err := c.runDaemon(ctx)
 		if ctx.Err() != nil {
 			why := context.Cause(ctx)
 			if errors.Is(why, context.Canceled) {
@@ -94,10 +95,10 @@ func (c *control) run(ctx context.Context) {
 			return
 		}
 		reason := reasonFailed
-		if t, is := errors.AsType[*reasonError](err); is {
-			reason = t.reason
+		if withReason, ok := errors.AsType[*reasonError](err); ok {
+			reason = withReason.reason
 		}
-		if time.Since(began) > steady {
+		if time.Since(began) > steadyAfter {
 			pause = firstPause
 		}
 		c.setNotReady(reason, err.Error())
@@ -109,39 +110,41 @@ func (c *control) run(ctx context.Context) {
 	}
 }
 
-// setNotReady reports and logs that the resource is not served.
+// setNotReady reports and logs why the daemon is not ready.
 func (c *control) setNotReady(reason gpu.Reason, message string) {
 	c.setStatus(nodestate.MPSResource{Name: c.spec.Resource, Reason: reason, Message: message})
 }
 
-func (c *control) setStatus(now nodestate.MPSResource) {
-	same := c.last.Ready == now.Ready && c.last.Reason == now.Reason && c.last.Message == now.Message && slices.Equal(c.last.GPUs, now.GPUs)
+// setStatus reports and logs a status that differs from the last one.
+func (c *control) setStatus(status nodestate.MPSResource) {
+	same := c.lastStatus.Ready == status.Ready && c.lastStatus.Reason == status.Reason && c.lastStatus.Message == status.Message && slices.Equal(c.lastStatus.GPUs, status.GPUs)
 	if same {
 		return
 	}
-	c.last = now
+	c.lastStatus = status
 	level := slog.LevelInfo
-	if now.Reason != "" && now.Reason != reasonStarting && now.Reason != ReasonEnded {
+	if status.Reason != "" && status.Reason != reasonStarting && status.Reason != ReasonEnded {
 		level = slog.LevelWarn
 	}
-	c.log.Log(context.Background(), level, "MPS control daemon", "resource", now.Name, "ready", now.Ready, "gpus", len(now.GPUs), "reason", string(now.Reason), "message", now.Message)
-	c.report(now)
+	c.log.Log(context.Background(), level, "MPS control daemon", "resource", status.Name, "ready", status.Ready, "gpus", len(status.GPUs), "reason", string(status.Reason), "message", status.Message)
+	c.reportStatus(status)
 }
 
-// setReady reports that the resource is served, and on which GPUs.
+// setReady reports that the daemon is ready, and on which GPUs.
 func (c *control) setReady() {
-	now := nodestate.MPSResource{Name: c.spec.Resource, Root: c.site.mpsRoot, Replicas: map[gpu.UUID]int{}, Ready: true}
-	for _, g := range c.serves {
-		now.GPUs = append(now.GPUs, g.UUID)
-		now.Replicas[g.UUID] = g.Replicas
+	status := nodestate.MPSResource{Name: c.spec.Resource, Root: c.site.mpsRoot, Replicas: map[gpu.UUID]int{}, Ready: true}
+	for _, g := range c.claimed {
+		status.GPUs = append(status.GPUs, g.UUID)
+		status.Replicas[g.UUID] = g.Replicas
 	}
-	if why := c.refusals(); why != "" {
-		now.Reason, now.Message = reasonMode, why
+	if why := c.joinRefusals(); why != "" {
+		status.Reason, status.Message = reasonMode, why
 	}
-	c.setStatus(now)
+	c.setStatus(status)
 }
 
-func (c *control) refusals() string {
+// joinRefusals returns why GPUs are refused, as one text; "": none is.
+func (c *control) joinRefusals() string {
 	var all []string
 	for _, g := range c.spec.GPUs {
 		if why := c.refused[g.UUID]; why != "" {
@@ -151,12 +154,12 @@ func (c *control) refusals() string {
 	return strings.Join(all, "; ")
 }
 
-// serve runs the daemon once.
-func (c *control) serve(ctx context.Context) error {
-	c.serves, c.refused = nil, map[gpu.UUID]string{}
+// runDaemon runs the daemon once. It returns nil if ctx has ended, else why the daemon failed.
+func (c *control) runDaemon(ctx context.Context) error {
+	c.claimed, c.refused = nil, map[gpu.UUID]string{}
 	defer c.restoreModes()
-	if c.claimGPUs(ctx); len(c.serves) == 0 {
-		return reasonErrorf(reasonMode, "%s", c.refusals())
+	if c.claimGPUs(ctx); len(c.claimed) == 0 {
+		return reasonErrorf(reasonMode, "%s", c.joinRefusals())
 	}
 	if err := c.prepareFolders(); err != nil {
 		return err
@@ -168,12 +171,12 @@ func (c *control) serve(ctx context.Context) error {
 	defer c.sandbox.close()
 
 	// The daemon outlives ctx until its clients are done.
-	life, kill := context.WithCancel(context.WithoutCancel(ctx))
+	daemonCtx, kill := context.WithCancel(context.WithoutCancel(ctx))
 	defer kill()
-	cmd := c.sandbox.command(life, "-f")
+	cmd := c.sandbox.newCommand(daemonCtx, "-f")
 	output := &tail{}
 	cmd.Stdout, cmd.Stderr = output, output
-	if err := c.sandbox.start(cmd); err != nil {
+	if err := c.sandbox.startCommand(cmd); err != nil {
 		return err
 	}
 	child := &child{pid: cmd.Process.Pid, output: output, exited: make(chan struct{})}
@@ -181,14 +184,14 @@ func (c *control) serve(ctx context.Context) error {
 		child.err = cmd.Wait()
 		close(child.exited)
 	}()
-	if err := c.watch(ctx, child); err != nil {
+	if err := c.superviseDaemon(ctx, child); err != nil {
 		kill()
 		<-child.exited
 		// Servers left behind would block the GPUs for the next daemon.
 		_ = syscall.Kill(-child.pid, syscall.SIGKILL)
 		return err
 	}
-	c.quit(kill, child)
+	c.stopDaemon(kill, child)
 	return nil
 }
 
@@ -213,19 +216,20 @@ func (c *control) exitError(child *child) error {
 		program, child.pid, why, LogDir(c.site.mpsRoot, c.site.resource))
 }
 
-// watch returns nil when ctx ends, or else the daemon's failure.
-func (c *control) watch(ctx context.Context, child *child) error {
-	begun, cancel := context.WithTimeout(ctx, startTimeout)
+// superviseDaemon waits for the daemon's first reply, sets its limits, and then checks it
+// regularly. It returns nil when ctx ends, or else the daemon's failure.
+func (c *control) superviseDaemon(ctx context.Context, child *child) error {
+	startCtx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	answers := make(chan error, 1)
-	var waiting sync.WaitGroup
-	defer waiting.Wait()
+	firstReply := make(chan error, 1)
+	var waiters sync.WaitGroup
+	defer waiters.Wait()
 	defer cancel()
-	waiting.Go(func() { answers <- c.waitForReply(begun) })
+	waiters.Go(func() { firstReply <- c.waitForReply(startCtx) })
 	select {
 	case <-child.exited:
 		return c.exitError(child)
-	case err := <-answers:
+	case err := <-firstReply:
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -233,7 +237,7 @@ func (c *control) watch(ctx context.Context, child *child) error {
 			return err
 		}
 	}
-	for _, g := range c.serves {
+	for _, g := range c.claimed {
 		if err := c.setMemoryLimit(ctx, g); err != nil {
 			return err
 		}
@@ -252,7 +256,7 @@ func (c *control) watch(ctx context.Context, child *child) error {
 			return c.exitError(child)
 		case <-tick.C:
 		}
-		if err := c.check(ctx); err != nil && ctx.Err() == nil {
+		if err := c.checkDaemon(ctx); err != nil && ctx.Err() == nil {
 			select {
 			case <-child.exited:
 				return c.exitError(child)
@@ -283,7 +287,7 @@ func (c *control) waitForReply(ctx context.Context) error {
 	tick := time.NewTicker(time.Second) // the socket exists before the daemon replies on it
 	defer tick.Stop()
 	for {
-		_, err := c.percentage(ctx)
+		_, err := c.readThreadPercentage(ctx)
 		if err == nil {
 			return nil
 		}
@@ -298,10 +302,10 @@ func (c *control) waitForReply(ctx context.Context) error {
 
 // setThreadLimit sets the thread limit and checks that it is in force.
 func (c *control) setThreadLimit(ctx context.Context) error {
-	if _, err := c.sandbox.send(ctx, commandTimeout, fmt.Sprintf("set_default_active_thread_percentage %d", c.spec.Percent)); err != nil {
+	if _, err := c.sandbox.sendCommand(ctx, commandTimeout, fmt.Sprintf("set_default_active_thread_percentage %d", c.spec.Percent)); err != nil {
 		return err
 	}
-	return c.check(ctx)
+	return c.checkDaemon(ctx)
 }
 
 // setMemoryLimit sets the memory limit on one GPU.
@@ -309,24 +313,24 @@ func (c *control) setMemoryLimit(ctx context.Context, g GPU) error {
 	if g.Limit == "" {
 		return nil
 	}
-	answer, err := c.sandbox.send(ctx, commandTimeout, fmt.Sprintf("set_default_device_pinned_mem_limit %d %s", g.Index, g.Limit))
+	reply, err := c.sandbox.sendCommand(ctx, commandTimeout, fmt.Sprintf("set_default_device_pinned_mem_limit %d %s", g.Index, g.Limit))
 	if err != nil {
 		return err
 	}
-	if strings.HasPrefix(answer, "Invalid") || strings.HasPrefix(answer, "Unrecognized") {
-		return reasonErrorf(reasonFailed, "%s does not accept a memory limit: %s; install driver 470 or newer", program, answer)
+	if strings.HasPrefix(reply, "Invalid") || strings.HasPrefix(reply, "Unrecognized") {
+		return reasonErrorf(reasonFailed, "%s does not accept a memory limit: %s; install driver 470 or newer", program, reply)
 	}
 	return nil
 }
 
-// check queries the daemon and claims the GPUs again: a GPU that was reset has lost its
+// checkDaemon queries the daemon and claims the GPUs again: a GPU that was reset has lost its
 // compute mode, and one that was refused may be usable now.
-func (c *control) check(ctx context.Context) error {
-	switch now, err := c.percentage(ctx); {
+func (c *control) checkDaemon(ctx context.Context) error {
+	switch percent, err := c.readThreadPercentage(ctx); {
 	case err != nil:
 		return reasonErrorf(reasonSilent, "%s does not answer: %w; it is started again", program, err)
-	case int(now) != c.spec.Percent:
-		return reasonErrorf(reasonFailed, "%s gives each client %v %% of the threads, not %d: another program has set it; it is started again", program, now, c.spec.Percent)
+	case int(percent) != c.spec.Percent:
+		return reasonErrorf(reasonFailed, "%s gives each client %v %% of the threads, not %d: another program has set it; it is started again", program, percent, c.spec.Percent)
 	}
 	for _, g := range c.claimGPUs(ctx) {
 		if err := c.setMemoryLimit(ctx, g); err != nil {
@@ -336,22 +340,23 @@ func (c *control) check(ctx context.Context) error {
 	return nil
 }
 
-func (c *control) percentage(ctx context.Context) (float64, error) {
-	const question = "get_default_active_thread_percentage"
-	answer, err := c.sandbox.send(ctx, commandTimeout, question)
+// readThreadPercentage returns the share of a GPU's threads that the daemon allows each client.
+func (c *control) readThreadPercentage(ctx context.Context) (float64, error) {
+	const command = "get_default_active_thread_percentage"
+	reply, err := c.sandbox.sendCommand(ctx, commandTimeout, command)
 	if err != nil {
 		return 0, err
 	}
-	percent, err := strconv.ParseFloat(answer, 64)
+	percent, err := strconv.ParseFloat(reply, 64)
 	if err != nil {
-		return 0, fmt.Errorf("%s: %q is not a percentage", question, answer)
+		return 0, fmt.Errorf("%s: %q is not a percentage", command, reply)
 	}
 	return percent, nil
 }
 
 // prepareFolders creates the daemon's folders and empties the one of its pipes.
 func (c *control) prepareFolders() error {
-	if err := c.site.resolve(); err != nil {
+	if err := c.site.resolveRoot(); err != nil {
 		return err
 	}
 	pipe := PipeDir(c.site.real, c.site.resource)
@@ -363,7 +368,7 @@ func (c *control) prepareFolders() error {
 			return err
 		}
 	}
-	if err := c.shm.mount(c.site); err != nil {
+	if err := c.shm.mountOnce(c.site); err != nil {
 		return err
 	}
 	if err := c.site.mountLogs(); err != nil {
@@ -371,20 +376,20 @@ func (c *control) prepareFolders() error {
 	}
 	// Files of an earlier daemon are useless: its sockets are dead, and
 	// a client that holds its lock would keep the next one from starting.
-	if err := empty(c.site.local(pipe)); err != nil {
+	if err := removeContents(c.site.local(pipe)); err != nil {
 		return fmt.Errorf("empty the folder of the daemon's pipes: %w", err)
 	}
-	return relabel(c.site.local(pipe))
+	return labelForContainers(c.site.local(pipe))
 }
 
 // maxSocket is the longest path that fits into sockaddr_un.sun_path with a final NUL.
 const maxSocket = 107
 
-// quit stops the daemon, leaving its clients time to finish.
-func (c *control) quit(kill func(), child *child) {
+// stopDaemon stops the daemon, leaving its clients time to finish.
+func (c *control) stopDaemon(kill func(), child *child) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout+2*commandTimeout)
 	defer cancel()
-	if _, err := c.sandbox.send(ctx, drainTimeout+commandTimeout, fmt.Sprintf("quit -t %d", int(drainTimeout.Seconds()))); err != nil {
+	if _, err := c.sandbox.sendCommand(ctx, drainTimeout+commandTimeout, fmt.Sprintf("quit -t %d", int(drainTimeout.Seconds()))); err != nil {
 		c.log.Warn("the MPS control daemon does not quit; killing it", "resource", c.spec.Resource, "message", err.Error())
 		kill()
 	}

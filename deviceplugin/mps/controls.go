@@ -6,7 +6,7 @@ import "context"
 // keep running while the driver's library is closed and opened again.
 type controls struct {
 	daemon  *daemon
-	ctx     context.Context //nolint:containedctx // of everything it starts, whoever the caller is
+	ctx     context.Context //nolint:containedctx // ends all control daemons, whichever call started them
 	modes   currentModes
 	shm     shm
 	running map[string]*running
@@ -17,22 +17,22 @@ type running struct {
 	spec   Spec
 	site   site
 	cancel context.CancelCauseFunc
-	ended  chan struct{}
+	ended  chan struct{} // closed when it has ended
 }
 
-// apply starts and stops daemons to match the specs. An unchanged daemon has clients
+// applySpecs starts and stops daemons to match the specs. An unchanged daemon has clients
 // and keeps running.
-func (c *controls) apply(driverRoot, mpsRoot string, specs []Spec) {
+func (c *controls) applySpecs(driverRoot, mpsRoot string, specs []Spec) {
 	wanted := map[string]Spec{}
 	for _, s := range specs {
 		wanted[s.Resource] = s
 	}
-	at := func(resource string) site {
+	siteOf := func(resource string) site {
 		return site{hostRoot: c.daemon.cfg.HostRoot, driverRoot: driverRoot, mpsRoot: mpsRoot, resource: resource}
 	}
 	var ending []*running
 	for name, r := range c.running {
-		if spec, there := wanted[name]; there && r.site == at(name) && r.spec.compatible(spec) {
+		if spec, isWanted := wanted[name]; isWanted && r.site == siteOf(name) && r.spec.compatible(spec) {
 			continue
 		}
 		r.cancel(errChanged)
@@ -43,29 +43,30 @@ func (c *controls) apply(driverRoot, mpsRoot string, specs []Spec) {
 	for _, r := range ending {
 		<-r.ended
 	}
-	c.daemon.removeExcept(wanted)
+	c.daemon.removeResourcesExcept(wanted)
 	for _, s := range specs {
 		if c.running[s.Resource] == nil {
-			c.start(at(s.Resource), s)
+			c.startControl(siteOf(s.Resource), s)
 		}
 	}
 }
 
-func (c *controls) start(at site, s Spec) {
+// startControl starts the control daemon of one resource.
+func (c *controls) startControl(at site, s Spec) {
 	cfg := c.daemon.cfg
 	ctx, end := context.WithCancelCause(c.ctx)
 	r := &running{spec: s, site: at, cancel: end, ended: make(chan struct{})}
 	c.running[s.Resource] = r
-	c.daemon.meter.Start(s.Resource)
-	one := &control{spec: s, site: at, modes: &c.modes, claims: c.daemon.claims, shm: &c.shm, log: cfg.Log, report: c.daemon.report}
+	c.daemon.metrics.InitResource(s.Resource)
+	ctl := &control{spec: s, site: at, modes: &c.modes, claims: c.daemon.claims, shm: &c.shm, log: cfg.Log, reportStatus: c.daemon.recordStatus}
 	go func() {
 		defer close(r.ended)
-		one.run(ctx)
+		ctl.keepRunning(ctx)
 	}()
 }
 
-// stop stops all daemons at once.
-func (c *controls) stop(why error) {
+// stopAll stops all daemons at once.
+func (c *controls) stopAll(why error) {
 	for _, r := range c.running {
 		r.cancel(why)
 	}

@@ -37,8 +37,8 @@ type Opened struct {
 // Config holds the inputs of Run. Paths are host paths, found below HostRoot.
 type Config struct {
 	HostRoot string
-	StateDir string
-	Listen   string
+	StateDir string         // of all components
+	Listen   string         // address of health and metrics; "": none
 	Settings *config.Config // in force from the start, and complete; nil: none yet
 	// Follow calls deliver with each new configuration, or with the error of a refused one,
 	// until ctx ends, from one goroutine. nil: the settings never change.
@@ -61,31 +61,32 @@ const (
 	reasonUnchosen   gpu.Reason = "ConfigNotChosen"
 )
 
-// daemon is the state of a Run.
+// daemon is the state of a Run, that is of the command gpu-device-plugin mps-daemon. NVIDIA's
+// own control daemons are its children: see control.
 type daemon struct {
-	cfg    Config
-	boot   string
-	meter  *Metrics
-	dirty  chan struct{}
-	resync chan struct{} // signals other settings or GPUs
-	hold   io.Closer     // of nodestate.Hold; nil before the first write
+	cfg          Config
+	boot         string
+	metrics      *Metrics
+	stateChanged chan struct{}
+	resync       chan struct{} // signals other settings or GPUs
+	stateHold    io.Closer     // shows readers of the state that this process lives (nodestate.Hold); nil before the first write
 
 	claims  *claims
-	writing sync.Mutex // held while the state is written
+	writeMu sync.Mutex // held while the state is written
 
 	health health.State // used by watchGPUs: the GPUs of this process
 
-	mu        sync.Mutex
-	settings  *config.Config                   // in force; nil: none yet
-	refused   error                            // why the latest configuration was refused
-	absent    gpu.Fault                        // why there is no driver; zero: there is one
-	resources map[string]nodestate.MPSResource // by name
-	leftOut   []plan.LeftOut                   // devices that MPS cannot share
-	ended     string                           // why it ends
-	writeErr  string
+	mu          sync.Mutex
+	settings    *config.Config                   // in force; nil: none yet
+	refused     error                            // why the latest configuration was refused
+	driverFault gpu.Fault                        // why there is no driver; zero: there is one
+	resources   map[string]nodestate.MPSResource // by name
+	leftOut     []plan.LeftOut                   // devices that MPS cannot share
+	endMessage  string                           // why this process ends; "": it runs
+	writeErr    string
 }
 
-// Run runs the daemons until ctx ends and then returns nil, or returns ErrReplaced.
+// Run runs the control daemons until ctx ends and then returns nil, or returns ErrReplaced.
 func Run(ctx context.Context, cfg Config) error {
 	boot, err := nodestate.BootIDAt(cfg.HostRoot)
 	if err != nil {
@@ -93,12 +94,12 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	reg := metricsserver.NewRegistry()
 	d := &daemon{
-		cfg: cfg, boot: boot, meter: NewMetrics(reg), dirty: make(chan struct{}, 1), resync: make(chan struct{}, 1), settings: cfg.Settings, resources: map[string]nodestate.MPSResource{}, health: health.New(gpu.Fault{}),
-		absent: gpu.Fault{Reason: reasonStarting, Message: "the driver has not been read yet"},
+		cfg: cfg, boot: boot, metrics: NewMetrics(reg), stateChanged: make(chan struct{}, 1), resync: make(chan struct{}, 1), settings: cfg.Settings, resources: map[string]nodestate.MPSResource{}, health: health.New(gpu.Fault{}),
+		driverFault: gpu.Fault{Reason: reasonStarting, Message: "the driver has not been read yet"},
 	}
-	d.claims = newClaims(d.write, d.claimedBefore())
+	d.claims = newClaims(d.saveState, d.readClaimed())
 	// Replace the state of an earlier process: its daemons ended with it.
-	d.write()
+	d.saveState()
 	defer d.releaseHold()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metricsserver.Serve(ctx, cfg.Listen, reg, d.Ready) })
@@ -107,12 +108,12 @@ func Run(ctx context.Context, cfg Config) error {
 	group.Go(func() error { return d.writeStates(ctx) })
 	err = group.Wait()
 	d.mu.Lock()
-	d.ended = "gpu-device-plugin mps-daemon has ended"
+	d.endMessage = "gpu-device-plugin mps-daemon has ended"
 	if err != nil && !errors.Is(err, context.Canceled) {
-		d.ended += ": " + err.Error()
+		d.endMessage += ": " + err.Error()
 	}
 	d.mu.Unlock()
-	d.write()
+	d.saveState()
 	if errors.Is(err, context.Canceled) {
 		return nil
 	}
@@ -120,8 +121,8 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 func (d *daemon) releaseHold() {
-	if d.hold != nil {
-		_ = d.hold.Close()
+	if d.stateHold != nil {
+		_ = d.stateHold.Close()
 	}
 }
 
@@ -136,16 +137,16 @@ func (d *daemon) watchSettings(ctx context.Context) error {
 	defer cancel(nil)
 	err := d.cfg.Follow(ctx, func(c *config.Config, err error) {
 		d.mu.Lock()
-		was := d.settings
+		previous := d.settings
 		if d.refused = err; err == nil {
 			d.settings = c
 		}
 		d.mu.Unlock()
-		if err == nil && was != nil && driverRoot(was) != driverRoot(c) {
-			cancel(fmt.Errorf("%w: flags.nvidiaDriverRoot was %q and is %q", ErrReplaced, driverRoot(was), driverRoot(c)))
+		if err == nil && previous != nil && driverRoot(previous) != driverRoot(c) {
+			cancel(fmt.Errorf("%w: flags.nvidiaDriverRoot was %q and is %q", ErrReplaced, driverRoot(previous), driverRoot(c)))
 		}
 		notify(d.resync)
-		notify(d.dirty)
+		notify(d.stateChanged)
 	})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -179,7 +180,7 @@ func notify(c chan<- struct{}) {
 // which would end all clients' work: only a driver that is gone or being replaced does.
 func (d *daemon) watchGPUs(ctx context.Context) error {
 	controls := &controls{daemon: d, ctx: ctx, running: map[string]*running{}}
-	defer controls.stop(context.Canceled)
+	defer controls.stopAll(context.Canceled)
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		if err := d.waitUntilNeeded(ctx); err != nil {
 			return err
@@ -191,7 +192,7 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 			func(err error) bool { return !errors.Is(err, nvml.ErrOtherLibrary) },
 			func(err error) {
 				if errors.Is(err, gpu.ErrNoDriver) || errors.Is(err, gpu.ErrVersionMismatch) {
-					controls.stop(fmt.Errorf("the driver is gone: %w", err))
+					controls.stopAll(fmt.Errorf("the driver is gone: %w", err))
 				}
 				d.reportNoDriver(err)
 			})
@@ -207,11 +208,11 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 		err = d.watchDriver(ctx, opened, controls)
 		switch {
 		case ctx.Err() != nil:
-			controls.stop(context.Cause(ctx))
+			controls.stopAll(context.Cause(ctx))
 		case errors.Is(err, ErrReplaced):
-			controls.stop(err)
+			controls.stopAll(err)
 		}
-		controls.modes.set(nil)
+		controls.modes.setModes(nil)
 		if closeErr := opened.Source.Close(); closeErr != nil {
 			d.cfg.Log.Warn("closing the driver", "message", closeErr.Error())
 		}
@@ -224,8 +225,8 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 		if errors.Is(err, errNothingShared) {
 			continue
 		}
-		d.setAbsent(gpu.Fault{Reason: reasonDriverGone, Message: err.Error()})
-		if time.Since(began) > steady {
+		d.setDriverFault(gpu.Fault{Reason: reasonDriverGone, Message: err.Error()})
+		if time.Since(began) > steadyAfter {
 			pause = firstPause
 		}
 		select {
@@ -243,7 +244,7 @@ var errNothingShared = errors.New("nothing is shared by MPS")
 // restored. Until then the driver stays closed, since an open driver prevents a GPU
 // from being reset.
 func (d *daemon) waitUntilNeeded(ctx context.Context) error {
-	for c := d.currentSettings(); !sharesByMPS(c) && (c == nil || len(d.claims.all()) == 0); c = d.currentSettings() {
+	for c := d.currentSettings(); !sharesByMPS(c) && (c == nil || len(d.claims.list()) == 0); c = d.currentSettings() {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -264,20 +265,20 @@ func sharesByMPS(c *config.Config) bool {
 // reportNoDriver records why there is no driver.
 func (d *daemon) reportNoDriver(err error) {
 	if errors.Is(err, gpu.ErrNoDriver) && !driver.HasGPU(d.cfg.HostRoot) {
-		d.setAbsent(gpu.Fault{Reason: reasonNoGPU, Message: "no NVIDIA GPU on this node; idle until a driver shows one: " + err.Error()})
+		d.setDriverFault(gpu.Fault{Reason: reasonNoGPU, Message: "no NVIDIA GPU on this node; idle until a driver shows one: " + err.Error()})
 		return
 	}
-	d.setAbsent(gpu.Fault{Reason: driver.Reason(err), Message: "waiting for a driver: " + err.Error()})
+	d.setDriverFault(gpu.Fault{Reason: driver.Reason(err), Message: "waiting for a driver: " + err.Error()})
 }
 
-func (d *daemon) setAbsent(why gpu.Fault) {
+func (d *daemon) setDriverFault(why gpu.Fault) {
 	d.mu.Lock()
-	same := d.absent == why
-	d.absent = why
+	same := d.driverFault == why
+	d.driverFault = why
 	d.mu.Unlock()
 	if !same {
 		d.cfg.Log.Warn(why.Message, "reason", string(why.Reason))
-		notify(d.dirty)
+		notify(d.stateChanged)
 	}
 }
 
@@ -309,14 +310,14 @@ func (d *daemon) watchDriver(ctx context.Context, o Opened, controls *controls) 
 			cancel(fmt.Errorf("watch the GPUs: %w", err))
 		}
 	})
-	controls.modes.set(o.Source)
+	controls.modes.setModes(o.Source)
 	for {
 		settings := d.currentSettings()
 		if !sharesByMPS(settings) {
-			controls.stop(errNothingShared)
-			d.removeExcept(nil)
+			controls.stopAll(errNothingShared)
+			d.removeResourcesExcept(nil)
 		}
-		if !sharesByMPS(settings) && len(d.claims.all()) == 0 {
+		if !sharesByMPS(settings) && len(d.claims.list()) == 0 {
 			return errNothingShared
 		}
 		snap, err := o.Source.Snapshot(ctx)
@@ -330,18 +331,18 @@ func (d *daemon) watchDriver(ctx context.Context, o Opened, controls *controls) 
 		p := plan.Compute(settings, snap, d.health)
 		d.applyPlan(p)
 		specs := Specs(settings, p, d.health)
-		controls.apply(o.Root, Root(settings), specs)
-		var again <-chan time.Time
-		switch released := d.restoreUnshared(ctx, o.Source, snap, specs); {
-		case !released:
-			again = time.After(lastPause) // no event signals when it would succeed
+		controls.applySpecs(o.Root, Root(settings), specs)
+		var retry <-chan time.Time
+		switch allRestored := d.restoreUnshared(ctx, o.Source, snap, specs); {
+		case !allRestored:
+			retry = time.After(lastPause) // no event signals when it would succeed
 		case !sharesByMPS(settings):
 			return errNothingShared
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-again:
+		case <-retry:
 		case <-d.resync:
 		}
 	}

@@ -26,8 +26,8 @@ type currentModes struct {
 	modes Modes
 }
 
-// set sets the open driver; nil: none.
-func (c *currentModes) set(m Modes) {
+// setModes sets the open driver; nil: none.
+func (c *currentModes) setModes(m Modes) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.modes = m
@@ -54,32 +54,32 @@ func (c *currentModes) SetComputeMode(ctx context.Context, id gpu.UUID, mode gpu
 }
 
 // claimGPUs sets each GPU to the mode for a single process, the MPS server, and returns
-// the GPUs that were not served before.
+// the GPUs that are claimed now and were not before.
 func (c *control) claimGPUs(ctx context.Context) (added []GPU) {
 	for _, g := range c.spec.GPUs {
-		err := c.claim(ctx, g)
-		at := slices.Index(c.serves, g)
+		err := c.claimGPU(ctx, g)
+		at := slices.Index(c.claimed, g)
 		switch {
 		case ctx.Err() != nil:
 			return added
-		case errors.Is(err, errReopening) && at >= 0: // its mode has not changed as far as known
+		case errors.Is(err, errReopening) && at >= 0: // the mode cannot be read now; assume that it is unchanged
 		case err == nil:
 			delete(c.refused, g.UUID)
 			if at < 0 {
-				c.serves, added = append(c.serves, g), append(added, g)
+				c.claimed, added = append(c.claimed, g), append(added, g)
 			}
 		default:
 			c.refused[g.UUID] = err.Error()
 			if at >= 0 {
-				c.serves = slices.Delete(c.serves, at, at+1)
+				c.claimed = slices.Delete(c.claimed, at, at+1)
 			}
 		}
 	}
 	return added
 }
 
-// claim sets the mode of one GPU. The error says why that is not possible.
-func (c *control) claim(ctx context.Context, g GPU) error {
+// claimGPU records the claim and sets the mode of one GPU.
+func (c *control) claimGPU(ctx context.Context, g GPU) error {
 	mode, err := c.modes.ComputeMode(ctx, g.UUID)
 	switch {
 	case err != nil:
@@ -99,7 +99,7 @@ func (c *control) claim(ctx context.Context, g GPU) error {
 	return nil
 }
 
-// restoreModes lets other processes use the GPUs again.
+// restoreModes restores the modes of the daemon's GPUs.
 func (c *control) restoreModes() {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()

@@ -5,10 +5,10 @@
 //
 // The configuration and the GPUs determine the daemons (spec.go). Each is a child of
 // this process (control.go) in the driver's root (place.go). It is checked while it
-// serves and restarted when it ends. Its status goes into the state file (daemon.go),
+// runs and restarted when it ends. Its status goes into the state file (daemon.go),
 // which decides whether the unprivileged device plugin allocates the devices.
 //
-// Limits, paths and variables are those of the reference
+// Limits, paths and variables are those of NVIDIA's device plugin
 // (github.com/NVIDIA/k8s-device-plugin, cmd/mps-control-daemon/mps, v0.17.0).
 package mps
 
@@ -24,7 +24,7 @@ const Container = "/mps"
 // Shm is the folder in which daemon, servers and containers share memory.
 const Shm = "/dev/shm"
 
-// defaultRoot is the reference's default.
+// defaultRoot is NVIDIA's default.
 const defaultRoot = "/run/nvidia/mps"
 
 // Root returns the host's folder that holds the folders of all daemons.

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// first and ownThread are the threads of TestMain, and of fn when onOwnThread
+// first and ownThread are the threads of TestMain, and of fn when runOnOwnThread
 // is called there.
 var first, ownThread int
 
@@ -18,7 +18,7 @@ func init() { runtime.LockOSThread() } //nolint:gochecknoinits // as above
 func TestMain(m *testing.M) {
 	first = unix.Gettid()
 	ran := make(chan int)
-	onOwnThread(func() { go func(tid int) { ran <- tid }(unix.Gettid()) })
+	runOnOwnThread(func() { go func(tid int) { ran <- tid }(unix.Gettid()) })
 	ownThread = <-ran
 	goleak.VerifyTestMain(m)
 }

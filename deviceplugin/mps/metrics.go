@@ -24,17 +24,17 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return m
 }
 
-// Start initialises the metrics of a resource whose daemon is to start. Counters begin
+// InitResource initialises the metrics of a resource whose daemon is to start. Counters begin
 // at 0, since Prometheus sees no increase from nothing to 1.
-func (m *Metrics) Start(resource string) {
+func (m *Metrics) InitResource(resource string) {
 	m.ready.WithLabelValues(resource).Set(0)
-	for _, reason := range failures {
+	for _, reason := range failureReasons {
 		m.failures.WithLabelValues(resource, string(reason))
 	}
 }
 
-func (m *Metrics) report(r nodestate.MPSResource) {
-	if slices.Contains(failures, r.Reason) && !r.Ready {
+func (m *Metrics) recordStatus(r nodestate.MPSResource) {
+	if slices.Contains(failureReasons, r.Reason) && !r.Ready {
 		m.failures.WithLabelValues(r.Name, string(r.Reason)).Inc()
 	}
 	ready := 0.0
@@ -44,7 +44,7 @@ func (m *Metrics) report(r nodestate.MPSResource) {
 	m.ready.WithLabelValues(r.Name).Set(ready)
 }
 
-func (m *Metrics) remove(resource string) {
+func (m *Metrics) removeResource(resource string) {
 	m.ready.DeleteLabelValues(resource)
 	m.failures.DeletePartialMatch(prometheus.Labels{"resource": resource})
 }

@@ -30,7 +30,7 @@ func metricValues(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 func TestOnlyFailuresAreCounted(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	m := NewMetrics(reg)
-	m.Start("one")
+	m.InitResource("one")
 	want := map[string]float64{
 		"gpuready_mps_ready one ":                             0,
 		"gpuready_mps_failures_total one MPSDaemonFailed":     0,
@@ -42,12 +42,12 @@ func TestOnlyFailuresAreCounted(t *testing.T) {
 		{Reason: reasonStarting}, {Reason: reasonFailed}, {Ready: true, Reason: reasonMode}, {Reason: reasonSilent}, {Ready: true}, {Reason: ReasonEnded},
 	} {
 		r.Name = "one"
-		m.report(r)
+		m.recordStatus(r)
 		require.Equal(t, r.Ready, metricValues(t, reg)["gpuready_mps_ready one "] == 1)
 	}
 	want["gpuready_mps_failures_total one MPSDaemonFailed"] = 1
 	want["gpuready_mps_failures_total one MPSDaemonSilent"] = 1
 	require.Equal(t, want, metricValues(t, reg))
-	m.remove("one")
+	m.removeResource("one")
 	require.Empty(t, metricValues(t, reg))
 }

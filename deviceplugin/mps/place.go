@@ -32,7 +32,7 @@ type site struct {
 	hostRoot   string // the host's root folder as this process sees it
 	driverRoot string // host path
 	mpsRoot    string // host path, as it was configured
-	real       string // mpsRoot without links; set by resolve
+	real       string // mpsRoot without links; set by resolveRoot
 	resource   string
 }
 
@@ -49,15 +49,15 @@ func (s site) local(hostPath string) string { return filepath.Join("/", s.hostRo
 // thread that starts its programs. They end with it.
 type sandbox struct {
 	site    site
-	program string // below the root
-	work    chan func()
-	ended   chan struct{}
+	program string        // below the driver's root
+	calls   chan func()   // to run on the sandbox's thread
+	ended   chan struct{} // closed when the thread has ended
 }
 
 // newSandbox returns a new sandbox; close ends it.
 func newSandbox(s site) (*sandbox, error) {
 	root := s.local(s.driverRoot)
-	p := &sandbox{site: s, work: make(chan func()), ended: make(chan struct{})}
+	p := &sandbox{site: s, calls: make(chan func()), ended: make(chan struct{})}
 	for _, folder := range programFolders {
 		if _, err := os.Lstat(filepath.Join(root, folder, program)); err == nil {
 			p.program = path.Join(folder, program)
@@ -68,14 +68,14 @@ func newSandbox(s site) (*sandbox, error) {
 		return nil, fmt.Errorf("the driver root %s has no %s in %s; install the driver's compute programs there", s.driverRoot, program, strings.Join(programFolders, ", "))
 	}
 	ready := make(chan error, 1)
-	go onOwnThread(func() {
+	go runOnOwnThread(func() {
 		defer close(p.ended)
-		err := p.mount(root)
+		err := p.enterNamespace(root)
 		ready <- err
 		if err != nil {
 			return
 		}
-		for fn := range p.work {
+		for fn := range p.calls {
 			fn()
 		}
 	})
@@ -86,11 +86,11 @@ func newSandbox(s site) (*sandbox, error) {
 	return p, nil
 }
 
-// onOwnThread runs fn on a thread that ends with it, and with it its namespace. It uses
+// runOnOwnThread runs fn on a thread that ends with it, and with it its namespace. It uses
 // the calling goroutine's thread, if possible, which then runs nothing else. The
 // process's first thread is not usable: it lives as long as the process and is what
 // /proc/self shows.
-func onOwnThread(fn func()) {
+func runOnOwnThread(fn func()) {
 	// The thread stays locked, so that it ends with the goroutine.
 	runtime.LockOSThread()
 	if unix.Gettid() != unix.Getpid() {
@@ -108,12 +108,12 @@ func onOwnThread(fn func()) {
 }
 
 func (p *sandbox) close() {
-	close(p.work)
+	close(p.calls)
 	<-p.ended
 }
 
-// mount creates the mount namespace of the calling thread.
-func (p *sandbox) mount(root string) error {
+// enterNamespace creates the mount namespace of the calling thread.
+func (p *sandbox) enterNamespace(root string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w; run it in a privileged container", err)
 	}
@@ -146,8 +146,8 @@ func (p *sandbox) mount(root string) error {
 	return nil
 }
 
-// command returns a command that runs the program in the sandbox.
-func (p *sandbox) command(ctx context.Context, args ...string) *exec.Cmd {
+// newCommand returns a command that runs the program in the sandbox.
+func (p *sandbox) newCommand(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.program, args...)
 	cmd.Dir = "/"
 	cmd.Env = []string{
@@ -155,7 +155,7 @@ func (p *sandbox) command(ctx context.Context, args ...string) *exec.Cmd {
 		"CUDA_MPS_PIPE_DIRECTORY=" + PipeDir(p.site.real, p.site.resource),
 		"CUDA_MPS_LOG_DIRECTORY=" + LogDir(p.site.real, p.site.resource),
 		// Limits are set by index: set by UUID they have no effect (changelog of
-		// the reference, v0.15.0-rc.2). CUDA must number GPUs as NVML does.
+		// NVIDIA's device plugin, v0.15.0-rc.2). CUDA must number GPUs as NVML does.
 		"CUDA_DEVICE_ORDER=PCI_BUS_ID",
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -168,10 +168,10 @@ func (p *sandbox) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// start starts cmd from the sandbox's thread.
-func (p *sandbox) start(cmd *exec.Cmd) error {
+// startCommand starts cmd from the sandbox's thread.
+func (p *sandbox) startCommand(cmd *exec.Cmd) error {
 	result := make(chan error, 1)
-	p.work <- func() { result <- cmd.Start() }
+	p.calls <- func() { result <- cmd.Start() }
 	err := <-result
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w; is %s a complete root, with the loader and the C library that the program needs?", err, p.site.driverRoot)
@@ -182,14 +182,14 @@ func (p *sandbox) start(cmd *exec.Cmd) error {
 	return nil
 }
 
-// send runs one command of the daemon within the limit and returns its reply.
-func (p *sandbox) send(ctx context.Context, limit time.Duration, command string) (string, error) {
+// sendCommand runs one command of the daemon within the limit and returns its reply.
+func (p *sandbox) sendCommand(ctx context.Context, limit time.Duration, command string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	cmd := p.command(ctx)
+	cmd := p.newCommand(ctx)
 	out, errs := &tail{}, &tail{}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(command+"\n"), out, errs
-	err := p.start(cmd)
+	err := p.startCommand(cmd)
 	if err == nil {
 		err = cmd.Wait()
 	}

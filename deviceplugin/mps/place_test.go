@@ -12,6 +12,6 @@ func TestSandboxNeverUsesTheFirstThread(t *testing.T) {
 	require.NotZero(t, ownThread)
 	require.NotEqual(t, first, ownThread)
 	ran := make(chan int)
-	go onOwnThread(func() { ran <- unix.Gettid() })
+	go runOnOwnThread(func() { ran <- unix.Gettid() })
 	require.NotEqual(t, first, <-ran)
 }

@@ -25,8 +25,8 @@ func (d *daemon) applyPlan(p plan.Plan) {
 		}
 	}
 	d.mu.Lock()
-	same := d.absent == gpu.Fault{} && slices.Equal(left, d.leftOut)
-	d.absent, d.leftOut = gpu.Fault{}, left
+	same := d.driverFault == gpu.Fault{} && slices.Equal(left, d.leftOut)
+	d.driverFault, d.leftOut = gpu.Fault{}, left
 	d.mu.Unlock()
 	if same {
 		return
@@ -34,50 +34,52 @@ func (d *daemon) applyPlan(p plan.Plan) {
 	for _, l := range left {
 		d.cfg.Log.Warn("device is not shared", "gpu", string(l.GPU), "index", l.Index, "reason", string(l.Reason), "message", l.Message)
 	}
-	notify(d.dirty)
+	notify(d.stateChanged)
 }
 
-// report records the status of a control daemon.
-func (d *daemon) report(r nodestate.MPSResource) {
+// recordStatus records the status of a control daemon.
+func (d *daemon) recordStatus(r nodestate.MPSResource) {
 	d.mu.Lock()
 	d.resources[r.Name] = r
 	d.mu.Unlock()
-	d.meter.report(r)
-	notify(d.dirty)
+	d.metrics.recordStatus(r)
+	notify(d.stateChanged)
 }
 
-// removeExcept removes the resources that are not wanted, since they are no longer
+// removeResourcesExcept removes the resources that are not wanted, since they are no longer
 // shared.
-func (d *daemon) removeExcept(wanted map[string]Spec) {
+func (d *daemon) removeResourcesExcept(wanted map[string]Spec) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for name := range d.resources {
-		if _, there := wanted[name]; !there {
+		if _, isWanted := wanted[name]; !isWanted {
 			delete(d.resources, name)
-			d.meter.remove(name)
-			notify(d.dirty)
+			d.metrics.removeResource(name)
+			notify(d.stateChanged)
 		}
 	}
 }
 
-// Ready returns why the daemon is not serving, or nil if it is or has nothing to serve.
+// Ready returns nil if at least one control daemon is ready, or none is needed. Otherwise it
+// returns what is missing.
 func (d *daemon) Ready() error {
-	s := d.state()
+	s := d.currentState()
 	if s.Phase == nodestate.Ready || s.Phase == nodestate.Degraded {
 		return nil
 	}
 	return fmt.Errorf("%s: %s", s.Reason, s.Message)
 }
 
+// writeStates writes the state file whenever the state has changed, until ctx ends.
 func (d *daemon) writeStates(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-d.dirty:
-			d.write()
+		case <-d.stateChanged:
+			d.saveState()
 		case <-d.retryWrite():
-			d.write()
+			d.saveState()
 		}
 	}
 }
@@ -85,19 +87,19 @@ func (d *daemon) writeStates(ctx context.Context) error {
 // retryWrite returns a channel for the next attempt to write the state, or nil if it is
 // written. No event signals that a disk has room again.
 func (d *daemon) retryWrite() <-chan time.Time {
-	d.writing.Lock()
-	defer d.writing.Unlock()
+	d.writeMu.Lock()
+	defer d.writeMu.Unlock()
 	if d.writeErr == "" {
 		return nil
 	}
 	return time.After(lastPause)
 }
 
-// claimedBefore returns the GPUs that an earlier process has not restored.
-func (d *daemon) claimedBefore() []gpu.UUID {
+// readClaimed returns the GPUs whose compute mode an earlier process has not restored.
+func (d *daemon) readClaimed() []gpu.UUID {
 	s, err := nodestate.ReadBoot(d.stateDir(), d.boot)
 	if err != nil || s.MPS == nil {
-		return nil // of another boot, so the mode is gone
+		return nil // there is none of this boot, and a boot resets the modes
 	}
 	return s.MPS.Claimed
 }
@@ -106,16 +108,17 @@ func (d *daemon) stateDir() string {
 	return filepath.Join("/", d.cfg.HostRoot, d.cfg.StateDir, string(nodestate.MPS))
 }
 
-// write writes the state for the device plugin and for the next process.
-func (d *daemon) write() {
-	d.writing.Lock()
-	defer d.writing.Unlock()
+// saveState writes the state file, for the device plugin and for the next process. It logs a
+// failure, which writeStates retries.
+func (d *daemon) saveState() {
+	d.writeMu.Lock()
+	defer d.writeMu.Unlock()
 	dir := d.stateDir()
-	err := nodestate.Write(dir, d.state())
-	if err == nil && d.hold == nil {
+	err := nodestate.Write(dir, d.currentState())
+	if err == nil && d.stateHold == nil {
 		// From here on the state belongs to this process.
-		if d.hold, err = nodestate.Hold(dir); err == nil {
-			err = nodestate.Write(dir, d.state())
+		if d.stateHold, err = nodestate.Hold(dir); err == nil {
+			err = nodestate.Write(dir, d.currentState())
 		}
 	}
 	switch {
@@ -127,17 +130,18 @@ func (d *daemon) write() {
 	}
 }
 
-// state returns the current state.
-func (d *daemon) state() nodestate.State {
+// currentState returns the content of the state file. The first case that applies decides
+// the phase.
+func (d *daemon) currentState() nodestate.State {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := nodestate.State{Component: nodestate.MPS, BootID: d.boot, Phase: nodestate.Ready, MPS: &nodestate.MPSInfo{Claimed: d.claims.all()}}
+	s := nodestate.State{Component: nodestate.MPS, BootID: d.boot, Phase: nodestate.Ready, MPS: &nodestate.MPSInfo{Claimed: d.claims.list()}}
 	ready := 0
 	var why nodestate.MPSResource
 	for _, name := range slices.Sorted(maps.Keys(d.resources)) {
 		r := d.resources[name]
-		if d.ended != "" {
-			r = nodestate.MPSResource{Name: name, Reason: ReasonEnded, Message: d.ended}
+		if d.endMessage != "" {
+			r = nodestate.MPSResource{Name: name, Reason: ReasonEnded, Message: d.endMessage}
 		}
 		s.MPS.Resources = append(s.MPS.Resources, r)
 		if r.Ready {
@@ -148,23 +152,23 @@ func (d *daemon) state() nodestate.State {
 		}
 	}
 	switch {
-	case d.ended != "":
-		s.Phase, s.Reason, s.Message = nodestate.Waiting, ReasonEnded, d.ended
+	case d.endMessage != "":
+		s.Phase, s.Reason, s.Message = nodestate.Waiting, ReasonEnded, d.endMessage
 	case d.settings == nil && d.refused != nil && !errors.Is(d.refused, config.ErrNotChosen):
-		s.Phase, s.Reason, s.Message = nodestate.Failed, reasonRefused, oneLine(d.refused)
+		s.Phase, s.Reason, s.Message = nodestate.Failed, reasonRefused, joinLines(d.refused)
 	case d.settings == nil:
 		s.Phase, s.Reason, s.Message = nodestate.Waiting, reasonUnchosen, "waiting for a configuration that can be served"
 		if d.refused != nil {
-			s.Message = oneLine(d.refused)
+			s.Message = joinLines(d.refused)
 		}
 	case !sharesByMPS(d.settings):
 		s.Reason, s.Message = reasonNothing, "the configuration shares nothing by MPS"
-	case d.absent.Reason == reasonNoGPU:
-		s.Reason, s.Message = d.absent.Reason, d.absent.Message
-	case d.absent != gpu.Fault{} && ready > 0:
-		s.Phase, s.Reason, s.Message = nodestate.Degraded, d.absent.Reason, d.absent.Message
-	case d.absent != gpu.Fault{}:
-		s.Phase, s.Reason, s.Message = nodestate.Waiting, d.absent.Reason, d.absent.Message
+	case d.driverFault.Reason == reasonNoGPU:
+		s.Reason, s.Message = d.driverFault.Reason, d.driverFault.Message
+	case d.driverFault != gpu.Fault{} && ready > 0:
+		s.Phase, s.Reason, s.Message = nodestate.Degraded, d.driverFault.Reason, d.driverFault.Message
+	case d.driverFault != gpu.Fault{}:
+		s.Phase, s.Reason, s.Message = nodestate.Waiting, d.driverFault.Reason, d.driverFault.Message
 	case len(d.resources) == 0 && len(d.leftOut) > 0:
 		s.Phase, s.Reason, s.Message = nodestate.Failed, d.leftOut[0].Reason, fmt.Sprintf("GPU %d: %s", d.leftOut[0].Index, d.leftOut[0].Message)
 	case len(d.resources) == 0:
@@ -177,10 +181,10 @@ func (d *daemon) state() nodestate.State {
 		s.Phase, s.Reason, s.Message = nodestate.Degraded, d.leftOut[0].Reason, fmt.Sprintf("GPU %d: %s", d.leftOut[0].Index, d.leftOut[0].Message)
 	}
 	if d.refused != nil && d.settings != nil && s.Phase == nodestate.Ready {
-		s.Phase, s.Reason, s.Message = nodestate.Degraded, reasonRefused, oneLine(d.refused)
+		s.Phase, s.Reason, s.Message = nodestate.Degraded, reasonRefused, joinLines(d.refused)
 	}
 	return s
 }
 
-// oneLine returns an error with several lines, one for each mistake, as one line.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+// joinLines returns an error with several lines, one for each mistake, as one line.
+func joinLines(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

@@ -16,7 +16,7 @@ import (
 )
 
 // File systems that clients can fill are separate and bounded, since otherwise they
-// would fill the host's /run. Attributes are the reference's
+// would fill the host's /run. Attributes are NVIDIA's
 // (cmd/mps-control-daemon/mount).
 const attributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 
@@ -37,12 +37,12 @@ const (
 // shm mounts the shared memory once, for whichever control daemon starts first.
 type shm struct{ mu sync.Mutex }
 
-// mount mounts the shared memory. An existing mount there is made writable for all
+// mountOnce mounts the shared memory. An existing mount there is made writable for all
 // users.
-func (s *shm) mount(at site) error {
+func (s *shm) mountOnce(at site) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	dir, fresh, err := at.mount(shmKind, shmSize, ShmDir(at.real))
+	dir, fresh, err := at.mountOnce(shmKind, shmSize, ShmDir(at.real))
 	if err == nil && !fresh {
 		err = os.Chmod(dir, 0o777|os.ModeSticky)
 	}
@@ -52,14 +52,14 @@ func (s *shm) mount(at site) error {
 	if !fresh {
 		return nil
 	}
-	return relabel(dir)
+	return labelForContainers(dir)
 }
 
 // mountLogs mounts the folder of the daemon's logs. If logs fill more than half of it,
 // it removes them: a daemon that cannot write to its logs may not start. It does not
 // clean a file system that another program mounted there.
 func (s site) mountLogs() error {
-	dir, _, err := s.mount(logKind, logSize, LogDir(s.real, s.resource))
+	dir, _, err := s.mountOnce(logKind, logSize, LogDir(s.real, s.resource))
 	if err != nil {
 		return fmt.Errorf("make the folder of the MPS logs: %w", err)
 	}
@@ -73,13 +73,13 @@ func (s site) mountLogs() error {
 	if st.Bfree >= st.Blocks/2 {
 		return nil
 	}
-	return empty(dir)
+	return removeContents(dir)
 }
 
-// mount mounts a file system on a folder where the host sees it. It returns the folder
+// mountOnce mounts a file system on a folder where the host sees it. It returns the folder
 // as this process sees it, and whether it mounted anything. An existing mount stays: it
 // is in use, and its size may have been chosen.
-func (s site) mount(kind mount.Kind, size, hostPath string) (dir string, fresh bool, err error) {
+func (s site) mountOnce(kind mount.Kind, size, hostPath string) (dir string, fresh bool, err error) {
 	dir, err = mount.Resolve(s.local(hostPath))
 	if err != nil {
 		return "", false, err
@@ -104,8 +104,8 @@ func (s site) mount(kind mount.Kind, size, hostPath string) (dir string, fresh b
 	return dir, true, made.MountOn(dir)
 }
 
-// empty removes everything in a folder without following links.
-func empty(dir string) error {
+// removeContents removes everything in a folder without following links.
+func removeContents(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -129,9 +129,9 @@ func (s site) isHost() bool {
 	return err == nil && ownErr == nil && hosts == own
 }
 
-// resolve follows the links in the path of the daemons' folder as the host does: an
+// resolveRoot follows the links in the path of the daemons' folder as the host does: an
 // absolute link leads elsewhere in a container.
-func (s *site) resolve() error {
+func (s *site) resolveRoot() error {
 	root, err := host.Open(s.hostRoot)
 	if err != nil {
 		return fmt.Errorf("find flags.mpsRoot: %w", err)
@@ -161,7 +161,7 @@ func (s site) mkdir(hostPath string) error {
 // paths. Running clients keep theirs.
 func Unmount(hostRoot, root string) (removed []string, err error) {
 	at := site{hostRoot: hostRoot, mpsRoot: root}
-	if err := at.resolve(); err != nil {
+	if err := at.resolveRoot(); err != nil {
 		return nil, err
 	}
 	below := os.DirFS(at.local(at.real))
@@ -174,11 +174,11 @@ func Unmount(hostRoot, root string) (removed []string, err error) {
 			return removed, fmt.Errorf("unmount what MPS has mounted: %w", err)
 		}
 		for _, name := range found {
-			gone, err := at.unmount(m.kind, path.Join(at.real, name))
+			unmounted, err := at.unmount(m.kind, path.Join(at.real, name))
 			if err != nil {
 				return removed, fmt.Errorf("unmount what MPS has mounted: %w", err)
 			}
-			if gone {
+			if unmounted {
 				removed = append(removed, path.Join(at.real, name))
 			}
 		}
@@ -187,13 +187,13 @@ func Unmount(hostRoot, root string) (removed []string, err error) {
 }
 
 // unmount removes the mount at a host path if it is of that kind.
-func (s site) unmount(kind mount.Kind, hostPath string) (gone bool, err error) {
+func (s site) unmount(kind mount.Kind, hostPath string) (unmounted bool, err error) {
 	dir, err := mount.Resolve(s.local(hostPath))
 	if err != nil {
 		return false, err
 	}
-	there, err := kind.Is(dir)
-	if err != nil || !there {
+	isMounted, err := kind.Is(dir)
+	if err != nil || !isMounted {
 		return false, err
 	}
 	if top, err := mount.Top(path.Dir(dir)); err != nil || !top.Shared && !s.isHost() {

@@ -22,7 +22,7 @@ func container(t *testing.T, propagation uintptr) site {
 	require.NoError(t, unix.Mount(at, at, "", unix.MS_BIND, ""))
 	require.NoError(t, unix.Mount("", at, "", propagation, ""))
 	s := site{hostRoot: "/run/host", mpsRoot: "/run/nvidia/mps"}
-	require.NoError(t, s.resolve())
+	require.NoError(t, s.resolveRoot())
 	require.NoError(t, s.mkdir(ShmDir(s.real)))
 	return s
 }
@@ -36,7 +36,7 @@ func TestSharedMemoryIsBoundedAndMountedOnce(t *testing.T) {
 	var all sync.WaitGroup
 	var once shm
 	for range 8 {
-		all.Go(func() { require.NoError(t, once.mount(s)) })
+		all.Go(func() { require.NoError(t, once.mountOnce(s)) })
 	}
 	all.Wait()
 	var st unix.Statfs_t
@@ -51,7 +51,7 @@ func TestSharedMemoryIsBoundedAndMountedOnce(t *testing.T) {
 
 	// Another process finds the files that clients have open.
 	var later shm
-	require.NoError(t, later.mount(s))
+	require.NoError(t, later.mountOnce(s))
 	require.FileExists(t, filepath.Join(dir, "full"))
 	at, err := Unmount(s.hostRoot, s.mpsRoot)
 	require.NoError(t, err)
@@ -63,7 +63,7 @@ func TestSharedMemoryIsBoundedAndMountedOnce(t *testing.T) {
 
 	// A foreign mount is used, made writable for all users, and not unmounted.
 	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=1m,mode=755"))
-	require.NoError(t, later.mount(s))
+	require.NoError(t, later.mountOnce(s))
 	info, err = os.Stat(dir)
 	require.NoError(t, err)
 	require.Equal(t, os.ModeDir|os.ModeSticky|0o777, info.Mode())
@@ -105,7 +105,7 @@ func TestSharedMemoryInvisibleToTheHostIsRefused(t *testing.T) {
 	}
 	s := container(t, unix.MS_PRIVATE)
 	var m shm
-	err := m.mount(s)
+	err := m.mountOnce(s)
 	require.ErrorContains(t, err, "are not visible to the host")
 	require.ErrorContains(t, err, "mountPropagation: Bidirectional")
 	top, err := mount.Top(s.local(ShmDir(s.real)))
@@ -124,7 +124,7 @@ func TestLinksToTheDaemonsFolderResolveAsOnTheHost(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "var"), 0o755))
 	require.NoError(t, os.Symlink("/run", filepath.Join(dir, "var/run")))
 	s := site{hostRoot: dir, mpsRoot: "/var/run/nvidia/mps", resource: "nvidia.com/gpu"}
-	require.NoError(t, s.resolve())
+	require.NoError(t, s.resolveRoot())
 	require.Equal(t, "/run/nvidia/mps", s.real)
 	require.NoError(t, s.mkdir(PipeDir(s.real, s.resource)))
 	require.DirExists(t, filepath.Join(dir, "run/nvidia/mps/nvidia.com/gpu/pipe"))
@@ -137,7 +137,7 @@ func TestUnmountedDaemonsFolderIsRefusedWithAHint(t *testing.T) {
 	require.NoError(t, os.MkdirAll("/run/host", 0o755))
 	require.NoError(t, unix.Mount("tmpfs", "/run/host", "tmpfs", unix.MS_RDONLY, ""))
 	s := site{hostRoot: "/run/host", mpsRoot: "/srv/mps"}
-	require.NoError(t, s.resolve())
+	require.NoError(t, s.resolveRoot())
 	err := s.mkdir(ShmDir(s.real))
 	require.ErrorIs(t, err, unix.EROFS)
 	require.ErrorContains(t, err, "set its volume mps to /srv/mps, mounted at /run/host/srv/mps with mountPropagation: Bidirectional")

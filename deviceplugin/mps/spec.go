@@ -13,8 +13,8 @@ import (
 
 // Spec describes the daemon of one resource.
 type Spec struct {
-	Resource string
-	Percent  int // share of a GPU's threads for one client
+	Resource string // "nvidia.com/gpu.shared"
+	Percent  int    // share of a GPU's threads for one client
 	GPUs     []GPU
 }
 
@@ -36,10 +36,10 @@ func (s Spec) compatible(other Spec) bool {
 
 // Specs returns the daemons that must run, by the name of their resource.
 //
-// The limits are the reference's. Each replica of a GPU gets an equal part of its
+// The limits are NVIDIA's. Each replica of a GPU gets an equal part of its
 // memory. Each replica of a resource gets an equal part of the threads, since that
 // limit applies to the whole daemon. If GPUs of a resource differ in their number of
-// replicas, which the reference does not support, the largest number counts.
+// replicas, which NVIDIA's device plugin does not support, the largest number counts.
 func Specs(c *config.Config, p plan.Plan, h health.State) []Spec {
 	if strategy, _ := c.Sharing.Active(); strategy != config.SharingMPS {
 		return nil
@@ -60,11 +60,11 @@ func Specs(c *config.Config, p plan.Plan, h health.State) []Spec {
 				continue
 			}
 			clients = max(clients, d.Replicas)
-			one := GPU{UUID: d.GPU, Index: d.Index, Replicas: d.Replicas}
+			shared := GPU{UUID: d.GPU, Index: d.Index, Replicas: d.Replicas}
 			if mib := memory[d.GPU] / uint64(d.Replicas) >> 20; mib > 0 {
-				one.Limit = fmt.Sprintf("%dM", mib)
+				shared.Limit = fmt.Sprintf("%dM", mib)
 			}
-			s.GPUs = append(s.GPUs, one)
+			s.GPUs = append(s.GPUs, shared)
 		}
 		if len(s.GPUs) == 0 {
 			continue

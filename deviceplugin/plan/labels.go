@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// The labels that describe a node's GPUs to the cluster are those of the reference's feature
+// The labels that describe a node's GPUs to the cluster are those of NVIDIA's feature
 // discovery (gpu-feature-discovery of github.com/NVIDIA/k8s-device-plugin, internal/lm,
 // v0.19.0), with the same names and values, so that existing node selectors keep working.
 //
@@ -49,7 +49,7 @@ type LabelInput struct {
 //
 // A GPU in devices.exclude does not count, so that a display card does not give the
 // node its name. Of several products, the one with the most GPUs gives the labels, then
-// the first; the reference takes any.
+// the first; NVIDIA's device plugin takes any.
 func Labels(n LabelInput) map[string]string {
 	l := labelSet{}
 	gpus := n.gpus()
@@ -141,7 +141,7 @@ func (l labelSet) setAll(resource string, values map[string]any) {
 // Selectors".
 const maxValue = 63
 
-// labelValue makes a text a valid label value: it drops the parts that the reference
+// labelValue makes a text a valid label value: it drops the parts that NVIDIA's device plugin
 // drops (internal/lm/resource.go, sanitise), replaces runs of spaces by one dash, and
 // drops everything that Kubernetes would refuse.
 func labelValue(text string) string {

@@ -14,7 +14,7 @@ import (
 
 // Machine holds the node's data that is not in a Snapshot. The zero Machine means that
 // nothing is known: labels that would have to be guessed are then left out, or are
-// "unknown" as in the reference.
+// "unknown" as in NVIDIA's device plugin.
 type Machine struct {
 	Machine string                    // product name of the machine, "DGX H100"; "": not known
 	Class   map[gpu.PCIAddress]uint32 // PCI class code, 0x030200 for a 3D controller
@@ -70,7 +70,7 @@ func readLine(root *host.Root, name string) string {
 const unknown = "unknown"
 
 // setHost sets the labels of the machine (internal/lm/machine-type.go) and of the time
-// (internal/lm/timestamp.go). The time is that of the start, as in the reference: a
+// (internal/lm/timestamp.go). The time is that of the start, as in NVIDIA's device plugin: a
 // changing time would change the Node at each update.
 func (l labelSet) setHost(c *config.Config, h Machine) {
 	l.set(prefix+"gpu.machine", h.Machine)
@@ -96,7 +96,7 @@ func (l labelSet) setVersions(d gpu.Driver) {
 	}
 }
 
-// modeNames are the reference's names for the PCI class of a GPU (internal/lm/nvml.go,
+// modeNames are NVIDIA's names for the PCI class of a GPU (internal/lm/nvml.go,
 // getModeForClasses; PCI Code and ID Assignment Specification).
 var modeNames = map[uint32]string{0x030000: "graphics", 0x030200: "compute"}
 

@@ -98,8 +98,8 @@ func (p part) leftOut(reason gpu.Reason, format string, args ...any) LeftOut {
 // Compute computes the plan: the GPUs of the snapshot and those that health remembers,
 // named and shared as configured.
 //
-// The names are those of the reference (github.com/NVIDIA/k8s-device-plugin,
-// internal/rm/device_map.go, v0.20.0). Where the reference ends with an error for the
+// The names are those of NVIDIA's device plugin (github.com/NVIDIA/k8s-device-plugin,
+// internal/rm/device_map.go, v0.20.0). Where NVIDIA's device plugin ends with an error for the
 // whole node because of one device that it cannot name, only that device is left out.
 // Unlike there, the keys resources, rename and devices of the file have an effect.
 func Compute(c *config.Config, s gpu.Snapshot, h health.State) Plan {
@@ -120,7 +120,7 @@ func Compute(c *config.Config, s gpu.Snapshot, h health.State) Plan {
 }
 
 // listParts lists the GPUs, replacing those in MIG mode by their MIG devices. With the
-// strategy none MIG makes no difference, as in the reference.
+// strategy none MIG makes no difference, as in NVIDIA's device plugin.
 func (p *Plan) listParts(c *config.Config, s gpu.Snapshot, h health.State) []part {
 	var parts []part
 	for _, whole := range gpus(s, h) {

@@ -59,7 +59,7 @@ func uuids(gpus []gpu.Device) []gpu.UUID {
 	return ids
 }
 
-// family returns the architecture of a compute capability, with the reference's names
+// family returns the architecture of a compute capability, with NVIDIA's names
 // (internal/lm/resource.go, getArchFamily). CUDA's list of GPUs has no 4.
 func family(c gpu.Compute) string {
 	switch {
@@ -81,7 +81,7 @@ var families = map[int]string{
 // setMIGSingle sets the labels of MIG devices that are advertised as GPUs, over those
 // of the whole GPUs (newMigStrategySingleLabeler). If the devices can have no common
 // name, so that the plan leaves them out, the labels show that too. A GPU in MIG mode
-// without MIG devices is left out alone, not, as by the reference, with all others.
+// without MIG devices is left out alone, not, as by NVIDIA's device plugin, with all others.
 func (l labelSet) setMIGSingle(gpus []gpu.Device, n LabelInput) {
 	groups := groupByProfile(gpus)
 	whole := slices.DeleteFunc(slices.Clone(gpus), inMIGMode)

@@ -93,7 +93,7 @@ func mpsObstacle(strategy string, r config.ReplicatedResource, one part) string 
 	return ""
 }
 
-// replicate adds n replicas of a device, with the reference's IDs.
+// replicate adds n replicas of a device, with NVIDIA's IDs.
 func replicate(all []Device, d Device, n int) []Device {
 	id := d.ID
 	for i := range n {

@@ -16,18 +16,19 @@ import (
 type collector struct {
 	phase, health, devices, leftOut, registered, config, ignored *prometheus.Desc
 
-	mu  sync.Mutex
-	now scrapeData
+	mu      sync.Mutex
+	current metricValues
 }
 
-// scrapeData holds the values of one scrape. Whole fields are replaced; what they hold never changes.
-type scrapeData struct {
+// metricValues holds the values of one scrape. Fields are only ever replaced as a whole; the
+// slices and maps behind them never change.
+type metricValues struct {
 	phase      nodestate.Phase
 	reason     gpu.Reason
-	registered map[string]bool // by resource
+	registered map[string]bool // with the kubelet; by resource
 	plan       plan.Plan
 	config     *labelRow // nil: none yet
-	ignored    []string
+	ignored    []string  // unknown keys of the configuration file
 }
 
 func newCollector() collector {
@@ -48,7 +49,7 @@ func newCollector() collector {
 // SetState sets the phase and the registered resources. The map must not be changed
 // afterwards.
 func (m *Metrics) SetState(phase nodestate.Phase, reason gpu.Reason, registered map[string]bool) {
-	m.collector.set(func(now *scrapeData) { now.phase, now.reason, now.registered = phase, reason, registered })
+	m.collector.set(func(now *metricValues) { now.phase, now.reason, now.registered = phase, reason, registered })
 	for resource := range registered {
 		for _, code := range allocateCodes {
 			m.allocations.WithLabelValues(resource, code.String())
@@ -61,40 +62,41 @@ var allocateCodes = []codes.Code{codes.OK, codes.InvalidArgument, codes.NotFound
 
 // SetPlan sets the devices reported to the kubelet, and those left out. The plan must not
 // be changed afterwards.
-func (m *Metrics) SetPlan(p plan.Plan) { m.collector.set(func(now *scrapeData) { now.plan = p }) }
+func (m *Metrics) SetPlan(p plan.Plan) { m.collector.set(func(now *metricValues) { now.plan = p }) }
 
 // SetConfig sets the configuration in force, by the hash of its file and the name by
 // which it was chosen, and its ignored keys.
 func (m *Metrics) SetConfig(hash, name string, ignored []string) {
-	m.collector.set(func(now *scrapeData) { now.config, now.ignored = &labelRow{hash, name}, ignored })
+	m.collector.set(func(now *metricValues) { now.config, now.ignored = &labelRow{hash, name}, ignored })
 }
 
-func (s *collector) set(change func(*scrapeData)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	change(&s.now)
+// set changes the values for the next scrape.
+func (c *collector) set(change func(*metricValues)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change(&c.current)
 }
 
 // Describe implements prometheus.Collector.
-func (s *collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.phase, s.health, s.devices, s.leftOut, s.registered, s.config, s.ignored} {
-		to <- d
+func (c *collector) Describe(descs chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.phase, c.health, c.devices, c.leftOut, c.registered, c.config, c.ignored} {
+		descs <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (s *collector) Collect(to chan<- prometheus.Metric) {
-	s.mu.Lock()
-	now := s.now
-	s.mu.Unlock()
-	phase, health, devices, left, registered, config, ignored := labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}
-	if now.phase != "" {
-		phase[labelRow{string(now.phase), string(now.reason)}] = 1
+func (c *collector) Collect(metrics chan<- prometheus.Metric) {
+	c.mu.Lock()
+	values := c.current
+	c.mu.Unlock()
+	phase, health, devices, leftOut, registered, config, ignored := labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}, labelTable{}
+	if values.phase != "" {
+		phase[labelRow{string(values.phase), string(values.reason)}] = 1
 	}
-	for name, is := range now.registered {
-		registered[labelRow{name}] = number(is)
+	for name, isRegistered := range values.registered {
+		registered[labelRow{name}] = boolValue(isRegistered)
 	}
-	for _, r := range now.plan.Resources {
+	for _, r := range values.plan.Resources {
 		for _, d := range r.Devices {
 			state, reason := nodestate.Unhealthy, string(d.Fault.Reason)
 			if d.Healthy() {
@@ -102,38 +104,40 @@ func (s *collector) Collect(to chan<- prometheus.Metric) {
 			}
 			devices[labelRow{r.Name, string(state), reason}]++
 			if d.Replica == 0 { // one series for each GPU and MIG device, however often it is shared
-				health[labelRow{r.Name, string(d.UUID()), reason}] = number(d.Healthy())
+				health[labelRow{r.Name, string(d.UUID()), reason}] = boolValue(d.Healthy())
 			}
 		}
 	}
-	for _, l := range now.plan.LeftOut {
-		left[labelRow{string(l.Reason)}]++
+	for _, l := range values.plan.LeftOut {
+		leftOut[labelRow{string(l.Reason)}]++
 	}
-	if now.config != nil {
-		config[*now.config] = 1
+	if values.config != nil {
+		config[*values.config] = 1
 	}
-	for _, key := range now.ignored {
+	for _, key := range values.ignored {
 		ignored[labelRow{key}] = 1
 	}
-	phase.send(to, s.phase, 2)
-	health.send(to, s.health, 3)
-	devices.send(to, s.devices, 3)
-	left.send(to, s.leftOut, 1)
-	registered.send(to, s.registered, 1)
-	config.send(to, s.config, 2)
-	ignored.send(to, s.ignored, 1)
+	phase.send(metrics, c.phase, 2)
+	health.send(metrics, c.health, 3)
+	devices.send(metrics, c.devices, 3)
+	leftOut.send(metrics, c.leftOut, 1)
+	registered.send(metrics, c.registered, 1)
+	config.send(metrics, c.config, 2)
+	ignored.send(metrics, c.ignored, 1)
 }
 
 // labelRow holds the values of up to three labels.
 type labelRow [3]string
 
+// labelTable holds the value of each series of one metric.
 type labelTable map[labelRow]float64
 
-func (t labelTable) send(to chan<- prometheus.Metric, d *prometheus.Desc, labels int) {
+// send sends one metric for each row; labels is the number of labels that d has.
+func (t labelTable) send(metrics chan<- prometheus.Metric, d *prometheus.Desc, labels int) {
 	for r, value := range t {
 		for i := range labels {
 			r[i] = validUTF8(r[i])
 		}
-		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, r[:labels]...)
+		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, r[:labels]...)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// FeatureFile is the name of the feature file. It is the reference's
+// FeatureFile is the name of the feature file. It is NVIDIA's
 // (cmd/gpu-feature-discovery/main.go, --output-file), so that the last file of an
 // uninstalled feature discovery is replaced rather than kept for ever.
 const FeatureFile = "gfd"

@@ -16,9 +16,9 @@ import (
 
 // Delays before a failed driver is opened again.
 const (
-	firstPause = 100 * time.Millisecond
-	lastPause  = 10 * time.Second
-	steady     = time.Minute // a watch that lasted this long resets the delay
+	firstPause  = 100 * time.Millisecond
+	lastPause   = 10 * time.Second
+	steadyAfter = time.Minute // a watch that lasted this long resets the delay
 )
 
 // watchGPUs uses the driver until ctx ends: it waits for one, watches its GPUs, and
@@ -28,15 +28,15 @@ func (p *Plugin) watchGPUs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// From here on only this goroutine uses it.
+	// From here on only this goroutine uses cfg.Driver.
 	p.cfg.Driver = place
-	used := false
+	wasUsed := false
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		opened, err := driver.Wait(ctx, p.cfg.Driver, p.open, func(err error) bool { return p.retryable(err, used) }, p.reportAbsence)
+		opened, err := driver.Wait(ctx, p.cfg.Driver, p.openDriver, func(err error) bool { return p.isRetryable(err, wasUsed) }, p.reportAbsence)
 		if err != nil {
-			return p.openFailed(ctx, err)
+			return p.recordOpenError(ctx, err)
 		}
-		used = true
+		wasUsed = true
 		start := time.Now()
 		err = p.watchDriver(ctx, opened)
 		if ctx.Err() != nil {
@@ -51,7 +51,7 @@ func (p *Plugin) watchGPUs(ctx context.Context) error {
 			return p.announceReplacement(err)
 		}
 		p.setUnwatchable(err)
-		if time.Since(start) > steady {
+		if time.Since(start) > steadyAfter {
 			pause = firstPause
 		}
 		select {
@@ -62,24 +62,26 @@ func (p *Plugin) watchGPUs(ctx context.Context) error {
 	}
 }
 
-// retryable reports whether waiting can help after an error of opening the driver. A
-// device cgroup does not change during a container's life, so without permission it is
-// better to end and be restarted. A driver that is absent or being upgraded will
-// appear.
-func (p *Plugin) retryable(err error, used bool) bool {
+// isRetryable reports whether waiting can help after an error of opening the driver. wasUsed
+// means that this process has opened the driver before. A device cgroup does not change during
+// a container's life, so without permission it is better to end and be restarted. A driver that
+// is absent or being upgraded will appear.
+func (p *Plugin) isRetryable(err error, wasUsed bool) bool {
 	missing, notInjected := errors.AsType[*notInjectedError](err)
 	switch {
 	case errors.Is(err, nvml.ErrOtherLibrary):
 		return false
 	case errors.Is(err, gpu.ErrNoDriver), errors.Is(err, gpu.ErrVersionMismatch):
 		return true
-	case notInjected && !missing.excluded, !notInjected && p.toolkitOutdated():
+	case notInjected && !missing.excluded, !notInjected && p.isInjectionOutdated():
 		return true
 	}
-	return used || !p.failOnInitError()
+	return wasUsed || !p.failsOnInitError()
 }
 
-func (p *Plugin) openFailed(ctx context.Context, err error) error {
+// recordOpenError records that the plugin ends because the driver cannot be opened, and returns
+// the error for Run.
+func (p *Plugin) recordOpenError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -89,27 +91,28 @@ func (p *Plugin) openFailed(ctx context.Context, err error) error {
 	if _, notInjected := errors.AsType[*notInjectedError](err); !notInjected {
 		err = fmt.Errorf("use the driver: %w", err)
 	}
-	p.record(pluginEnds(ending{nodestate.Failed, reason(err), err.Error()}))
+	p.applyAndStore(pluginEnds(ending{nodestate.Failed, absenceReason(err), err.Error()}))
 	return err
 }
 
-// reason returns the reason why there is no usable driver.
-func reason(err error) gpu.Reason {
+// absenceReason returns the reason for the state file when the driver cannot be opened.
+func absenceReason(err error) gpu.Reason {
 	if _, notInjected := errors.AsType[*notInjectedError](err); notInjected {
 		return reasonMissing
 	}
 	return driver.Reason(err)
 }
 
+// announceReplacement makes the services keep their sockets for the next program.
 func (p *Plugin) announceReplacement(err error) error {
 	p.cfg.Log.Info("the driver was replaced; executing this program again with the same sockets", "message", err.Error())
-	p.replace.Store(true)
+	p.willReplace.Store(true)
 	return err
 }
 
-// watchDriver watches one source until it fails, ctx ends, or its library is replaced.
-// It waits for the watch to end unless ctx has ended: then the process is about to end,
-// too.
+// watchDriver watches the GPUs of one opened driver until the watch fails, process ends, or the
+// driver's library is replaced. It waits for its goroutines to end, unless process has ended:
+// then this process is about to end, too.
 func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 	ctx, cancel := context.WithCancelCause(process)
 	defer cancel(nil)
@@ -125,7 +128,7 @@ func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 	}()
 	if o.Library.Path != "" {
 		running.Go(func() {
-			p.afterStart(ctx)
+			p.waitForStart(ctx)
 			place := p.cfg.Driver
 			if o.Root == driver.Containerised {
 				place.Root = o.Root // a library elsewhere belongs to another driver or is a copy
@@ -160,7 +163,7 @@ func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 	}
 	p.applyFirstSnapshot(o, snap, true)
 	for {
-		events, err := q.wait(ctx, p.nextProbe(), p.resync)
+		events, err := q.waitAndTake(ctx, p.nextProbe(), p.resync)
 		if err != nil {
 			return context.Cause(ctx)
 		}
@@ -171,7 +174,7 @@ func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 		if err != nil {
 			return preferCause(ctx, err)
 		}
-		p.update(snapshotRead(snap, o.Root, events, q.pending(), began))
+		p.applyAndPublish(snapshotRead(snap, o.Root, events, q.pending(), began))
 	}
 }
 
@@ -180,8 +183,8 @@ func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 func (p *Plugin) nextProbe() <-chan time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at, waits := p.state.health.NextProbe(time.Now())
-	if !waits {
+	at, isWaiting := p.state.health.NextProbe(time.Now())
+	if !isWaiting {
 		return nil
 	}
 	return time.After(time.Until(at))
@@ -199,8 +202,8 @@ func preferCause(ctx context.Context, err error) error {
 // applyFirstSnapshot applies a source's first snapshot.
 func (p *Plugin) applyFirstSnapshot(o Opened, snap gpu.Snapshot, watched bool) {
 	p.setSource(o.Source)
-	p.update(driverFound(snap, o.Root, watched))
-	p.meters.SetWatching(watched)
+	p.applyAndPublish(driverFound(snap, o.Root, watched))
+	p.metrics.SetWatching(watched)
 	p.cfg.Log.Info("using the driver", "driver", snap.Driver.Version, "path", o.Root, "gpus", len(snap.Devices), "simulated", snap.Driver.Simulated)
 }
 
@@ -212,22 +215,22 @@ func (p *Plugin) setSource(source gpu.Source) {
 
 // applyEvents applies events before anything slow is done.
 func (p *Plugin) applyEvents(events []gpu.Event) {
-	p.update(eventsSeen(events))
+	p.applyAndPublish(eventsSeen(events))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, e := range events {
-		p.meters.CountEvent(e)
+		p.metrics.CountEvent(e)
 		if e.Kind == gpu.EventXID && p.state.health.Policy().Rule(e.XID).Action == gpu.ActionIgnore {
-			p.journal.Ignored(e, time.Now())
+			p.journal.LogIgnored(e, time.Now())
 		}
 	}
 }
 
-// releaseGPUs passes the GPUs that wait for a reset, and so must not be held open, to a
-// source that can release single GPUs. p.mu is held.
+// releaseGPUs closes the GPUs that wait for a reset: a GPU that a process holds open cannot be
+// reset. A source that cannot close single GPUs keeps them. p.mu is held.
 func (p *Plugin) releaseGPUs() {
-	source, can := p.source.(interface{ Release(ids []gpu.UUID) })
-	if !can {
+	source, canRelease := p.source.(interface{ Release(ids []gpu.UUID) })
+	if !canRelease {
 		return
 	}
 	var ids []gpu.UUID
@@ -239,56 +242,58 @@ func (p *Plugin) releaseGPUs() {
 	source.Release(ids)
 }
 
-// setUnwatchable records that the GPUs cannot be watched any more.
+// setUnwatchable records that the plugin gets no events of the GPUs any more, so that none of
+// them counts as healthy.
 func (p *Plugin) setUnwatchable(err error) {
-	p.meters.SetWatching(false)
+	p.metrics.SetWatching(false)
 	p.cfg.Log.Error("the GPUs cannot be watched; none is allocated until they can be", "reason", string(gpu.ReasonUnwatched), "message", err.Error())
-	p.update(watchFailed(err, p.unloaded(err)))
+	p.applyAndPublish(watchFailed(err, p.isUnloaded(err)))
 }
 
-// unloaded reports whether the kernel module is gone, and not only access to it.
-func (p *Plugin) unloaded(err error) bool {
+// isUnloaded reports whether an error means that the driver's kernel module is gone. Without
+// access to its device nodes the driver's library returns the same error.
+func (p *Plugin) isUnloaded(err error) bool {
 	return errors.Is(err, gpu.ErrNoDriver) && !driver.Loaded(p.cfg.HostRoot)
 }
 
-// reportAbsence reports why there is no driver, once for each reason.
+// reportAbsence records and logs why there is no driver, once for each reason.
 func (p *Plugin) reportAbsence(err error) {
 	p.endStart()
-	now := &absence{reason: reason(err), message: "waiting for a driver: " + err.Error()}
+	current := &absence{reason: absenceReason(err), message: "waiting for a driver: " + err.Error()}
 	if missing, notInjected := errors.AsType[*notInjectedError](err); notInjected {
 		if missing.ending {
 			return
 		}
-		now.message = missing.why
+		current.message = missing.why
 	}
 	if errors.Is(err, gpu.ErrNoDriver) && !driver.HasGPU(p.cfg.HostRoot) {
-		now = &absence{reason: reasonNoGPU, message: "no NVIDIA GPU on this node; idle until a driver shows one: " + err.Error(), idle: true}
+		current = &absence{reason: reasonNoGPU, message: "no NVIDIA GPU on this node; idle until a driver shows one: " + err.Error(), idle: true}
 	}
 	p.mu.Lock()
-	same := p.state.absent != nil && *p.state.absent == *now
+	same := p.state.absent != nil && *p.state.absent == *current
 	p.mu.Unlock()
 	if same {
 		return
 	}
-	p.cfg.Log.Info(now.message, "reason", string(now.reason))
-	p.update(driverAbsent(*now, err, p.unloaded(err)))
+	p.cfg.Log.Info(current.message, "reason", string(current.reason))
+	p.applyAndPublish(driverAbsent(*current, err, p.isUnloaded(err)))
 }
 
 // queue buffers events between a source, which must not wait, and the plugin.
 type queue struct {
 	mu     sync.Mutex
 	events []gpu.Event
-	some   chan struct{}
+	signal chan struct{} // capacity 1: there are events
 }
 
-func newQueue() *queue { return &queue{some: make(chan struct{}, 1)} }
+func newQueue() *queue { return &queue{signal: make(chan struct{}, 1)} }
 
 func (q *queue) push(e gpu.Event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.events = append(q.events, e)
 	select {
-	case q.some <- struct{}{}:
+	case q.signal <- struct{}{}:
 	default:
 	}
 }
@@ -300,15 +305,15 @@ func (q *queue) pending() []gpu.Event {
 	return slices.Clone(q.events)
 }
 
-// wait waits for events, for probe, or for resync, and removes and returns all
-// events.
-func (q *queue) wait(ctx context.Context, probe <-chan time.Time, resync <-chan struct{}) ([]gpu.Event, error) {
+// waitAndTake waits for events, for probe, or for resync. It empties the queue and returns its
+// events, which may be none.
+func (q *queue) waitAndTake(ctx context.Context, probe <-chan time.Time, resync <-chan struct{}) ([]gpu.Event, error) {
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-probe:
 	case <-resync:
-	case <-q.some:
+	case <-q.signal:
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -17,49 +17,51 @@ import (
 // nodes and did not, which is the cause of whatever error the driver returned.
 type notInjectedError struct {
 	why      string
-	excluded bool // the toolkit injected devices before the container was created, but not into this one
-	ending   bool // the toolkit injects devices now: watchInjection is about to end the plugin
+	excluded bool // the toolkit was injecting devices when this container was created, but not into this one
+	ending   bool // the toolkit has begun to inject devices since: watchInjection is about to end the plugin
 }
 
 func (e *notInjectedError) Error() string { return string(reasonMissing) + ": " + e.why }
 
 // watchInjection waits until this container must be created again because the toolkit
-// injects something else by now; it then returns injection.ErrOutdated. A changed MIG
-// layout does not count: NVML shows it to a process that may monitor.
+// injects other devices or libraries by now. It then returns injection.ErrOutdated. A changed
+// MIG layout does not count: NVML shows it to any process with the monitor capability.
 func (p *Plugin) watchInjection(ctx context.Context) error {
 	dir := p.stateDir(nodestate.Toolkit)
-	if p.cfg.Given == injection.Expected {
+	if p.cfg.Injected == injection.Expected {
 		if err := injection.WaitNewer(ctx, dir, p.boot, p.cfg.Started); err != nil {
 			return err
 		}
 	}
-	err := injection.Watch(ctx, dir, p.boot, p.cfg.Given, injection.Base)
+	err := injection.Watch(ctx, dir, p.boot, p.cfg.Injected, injection.Base)
 	if errors.Is(err, injection.ErrOutdated) {
 		p.cfg.Log.Info("ending, so that the container is created again with the current GPUs", "reason", string(reasonOutdated), "message", err.Error())
-		p.record(pluginEnds(ending{nodestate.Waiting, reasonOutdated, err.Error()}))
+		p.applyAndStore(pluginEnds(ending{nodestate.Waiting, reasonOutdated, err.Error()}))
 	}
 	return err
 }
 
-// toolkitState returns the toolkit's current state and its injection, or nil if it
-// injects nothing.
-func (p *Plugin) toolkitState() (s nodestate.State, gives *nodestate.Injection, err error) {
+// toolkitState returns the toolkit's current state. working is its injection, or nil if the
+// toolkit injects nothing.
+func (p *Plugin) toolkitState() (s nodestate.State, working *nodestate.Injection, err error) {
 	s, err = nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)
 	if err != nil || s.Toolkit == nil || s.Toolkit.Injection == nil {
 		return s, nil, err
 	}
 	if i := s.Toolkit.Injection; i.Working && i.Generation != "" {
-		gives = i
+		working = i
 	}
-	return s, gives, nil
+	return s, working, nil
 }
 
-// injected reports whether the toolkit injected GPUs into this container.
-func (p *Plugin) injected() bool { return p.cfg.Given != "" && p.cfg.Given != injection.Expected }
+// isInjected reports whether the toolkit injected GPUs into this container.
+func (p *Plugin) isInjected() bool {
+	return p.cfg.Injected != "" && p.cfg.Injected != injection.Expected
+}
 
-// open opens the driver.
-func (p *Plugin) open() (Opened, error) {
-	switch p.cfg.Given {
+// openDriver opens the driver where this container has it.
+func (p *Plugin) openDriver() (Opened, error) {
+	switch p.cfg.Injected {
 	case "":
 		return p.cfg.Open(p.cfg.Driver)
 	case injection.Expected:
@@ -89,37 +91,38 @@ func (p *Plugin) open() (Opened, error) {
 // explainNotInjected explains why the driver cannot be used in a container into which
 // the GPUs should have been injected. If there is no driver, it returns err.
 func (p *Plugin) explainNotInjected(err error) error {
-	s, gives, wordErr := p.toolkitState()
-	if _, _, findErr := p.cfg.Driver.Find(); findErr != nil && !injection.SeesDriver(s, wordErr) && gives == nil && errors.Is(err, gpu.ErrNoDriver) {
+	s, working, stateErr := p.toolkitState()
+	if _, _, findErr := p.cfg.Driver.Find(); findErr != nil && !injection.SeesDriver(s, stateErr) && working == nil && errors.Is(err, gpu.ErrNoDriver) {
 		return err
 	}
-	const what = "this container was created without the GPUs' device nodes: "
-	e := &notInjectedError{why: what + injection.MissingReason(s, wordErr)}
+	const prefix = "this container was created without the GPUs' device nodes: "
+	e := &notInjectedError{why: prefix + injection.MissingReason(s, stateErr)}
 	switch {
-	case gives != nil && s.Time.After(p.cfg.Started):
+	case working != nil && s.Time.After(p.cfg.Started):
 		e.ending = true
-	case gives != nil:
+	case working != nil:
 		e.excluded = true
-		e.why = what + "the toolkit injects them, but was not connected to the runtime (NRI) when it was created, or its pod is not in the toolkit's namespace or lacks the annotation " +
+		e.why = prefix + "the toolkit injects them, but was not connected to the runtime (NRI) when it was created, or its pod is not in the toolkit's namespace or lacks the annotation " +
 			injection.Annotation + `: "true"; check the pod and the log of nvidia-container-toolkit-daemonset on this node`
-	case e.why == what:
+	case e.why == prefix:
 		e.why += "the toolkit has not seen the driver yet"
 	}
 	return e
 }
 
-// toolkitOutdated reports whether the injection lags behind the present driver. A
+// isInjectionOutdated reports whether the toolkit injects another driver than the present one,
+// as during an upgrade. A
 // container created now would get the same as before, so the plugin waits for the
 // toolkit's next state.
-func (p *Plugin) toolkitOutdated() bool {
-	if !p.injected() {
+func (p *Plugin) isInjectionOutdated() bool {
+	if !p.isInjected() {
 		return false
 	}
-	s, gives, err := p.toolkitState()
+	s, working, err := p.toolkitState()
 	switch {
 	case err != nil:
 		return false
-	case gives == nil || !injection.Current(p.cfg.Given, gives.Generation, injection.Base):
+	case working == nil || !injection.Current(p.cfg.Injected, working.Generation, injection.Base):
 		return true
 	}
 	_, library, err := p.cfg.Driver.Find()

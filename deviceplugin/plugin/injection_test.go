@@ -81,7 +81,7 @@ func (n *node) refusal() nodestate.State {
 func TestOutdatedInjectionEndsThePluginAndKeepsItsState(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a"})
-	n.cfg.Given = "a"
+	n.cfg.Injected = "a"
 	n.start()
 	n.wait(8)
 	// The toolkit is restarted, the runtime is away, the state is damaged,
@@ -106,7 +106,7 @@ func TestOutdatedInjectionEndsThePluginAndKeepsItsState(t *testing.T) {
 	require.Equal(t, nodestate.Waiting, s.Phase)
 	require.Len(t, s.DevicePlugin.Faults, 1)
 
-	n.cfg.Given = "b"
+	n.cfg.Injected = "b"
 	n.start()
 	require.Equal(t, []string{string(gputest.GPU(3))}, n.unhealthy(n.wait(7)))
 	n.source.Update(func(s *gpu.Snapshot) { s.Devices[3].Fault = gpu.Fault{Reason: gpu.ReasonResetNeeded} })
@@ -122,7 +122,7 @@ func TestOutdatedInjectionEndsThePluginAndKeepsItsState(t *testing.T) {
 func TestMIGLayoutDoesNotEndThePlugin(t *testing.T) {
 	n := newNode(t, gputest.Node("a100-80gb", 2)).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a.1"})
-	n.cfg.Given = "a.1"
+	n.cfg.Injected = "a.1"
 	n.start()
 	n.wait(2)
 	for _, generation := range []string{"a.2", "a.3", "a.1", "a.2"} {
@@ -186,7 +186,7 @@ func TestMissingInjectionIsTheOnlyReportedReason(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, gpu.Snapshot{}).withKubelet()
-			n.cfg.Given, n.cfg.Open = injection.Expected, c.open
+			n.cfg.Injected, n.cfg.Open = injection.Expected, c.open
 			c.say(n)
 			n.start()
 			s := n.state(because("InjectionMissing"))
@@ -203,7 +203,7 @@ func TestMissingInjectionIsTheOnlyReportedReason(t *testing.T) {
 
 func TestExcludedContainerWaitsForTheToolkitsNextState(t *testing.T) {
 	n := newNode(t, gpu.Snapshot{}).withKubelet()
-	n.cfg.Given, n.cfg.Open = injection.Expected, refuse
+	n.cfg.Injected, n.cfg.Open = injection.Expected, refuse
 	n.toolkit(nodestate.Injection{Message: "the runtime is away"})
 	n.start()
 	s := n.state(because("InjectionMissing"))
@@ -235,7 +235,7 @@ func TestExcludedContainerWaitsForTheToolkitsNextState(t *testing.T) {
 func TestLateDriverIsInjectedIntoTheNextContainer(t *testing.T) {
 	n := newNode(t, gpu.Snapshot{}).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true}, noGPU)
-	n.cfg.Given = injection.Expected
+	n.cfg.Injected = injection.Expected
 	n.cfg.Open = func(place driver.Place) (plugin.Opened, error) {
 		if _, _, err := place.Find(); err != nil {
 			return plugin.Opened{}, err
@@ -258,7 +258,7 @@ func TestLateDriverIsInjectedIntoTheNextContainer(t *testing.T) {
 func TestDriverKnownOnlyToTheToolkitIsReported(t *testing.T) {
 	n := newNode(t, gpu.Snapshot{}).withKubelet()
 	n.toolkit(nodestate.Injection{Message: "NRI is off in containerd"}, driverOf(driver.Containerised, "1.0"))
-	n.cfg.Given = injection.Expected
+	n.cfg.Injected = injection.Expected
 	n.cfg.Open = func(driver.Place) (plugin.Opened, error) { return plugin.Opened{}, gpu.ErrNoDriver }
 	n.start()
 	require.Contains(t, n.state(because("InjectionMissing")).Message, "NRI is off in containerd")
@@ -271,7 +271,7 @@ func TestUpgradedDriverWaitsForTheToolkit(t *testing.T) {
 		n := newNode(t, gpu.Snapshot{}).withKubelet()
 		n.library("driver", "2.0")
 		n.toolkit(nodestate.Injection{Working: true, Generation: "a"}, driverOf("/driver", "1.0"))
-		n.cfg.Given, n.cfg.Open = "a", refuse
+		n.cfg.Injected, n.cfg.Open = "a", refuse
 		n.start()
 		s := n.state(because("NoPermission"))
 		require.Equal(t, nodestate.Waiting, s.Phase)
@@ -305,7 +305,7 @@ func TestInjectedCopiesOfARemovedDriverAreNotUsed(t *testing.T) {
 			n := newNode(t, gputest.Node("t4", 1)).withKubelet()
 			n.toolkit(nodestate.Injection{Working: true, Generation: "a"}, c.say)
 			places := make(chan driver.Place, 1)
-			n.cfg.Given, n.cfg.Driver.Root = "a", ""
+			n.cfg.Injected, n.cfg.Driver.Root = "a", ""
 			n.cfg.Open = func(place driver.Place) (plugin.Opened, error) {
 				places <- place
 				return plugin.Opened{Source: reopenable{n.source}, Root: "/"}, nil
@@ -321,7 +321,7 @@ func TestInjectedCopiesOfARemovedDriverAreNotUsed(t *testing.T) {
 func TestDriverRootIsTheHostsWithInjectedFiles(t *testing.T) {
 	n := newNode(t, gputest.Node("t4", 1)).withKubelet()
 	n.toolkit(nodestate.Injection{Working: true, Generation: "a"}, driverOf("/opt/driver", "1.0"))
-	n.cfg.Given = "a"
+	n.cfg.Injected = "a"
 	n.cfg.Open = func(driver.Place) (plugin.Opened, error) {
 		return plugin.Opened{Source: reopenable{n.source}, Root: "/"}, nil
 	}
@@ -361,7 +361,7 @@ func TestReadinessNamesTheReason(t *testing.T) {
 	n := newNode(t, gpu.Snapshot{}).withKubelet()
 	n.cfg.Listen = ln.Addr().String()
 	require.NoError(t, ln.Close())
-	n.cfg.Given, n.cfg.Open = injection.Expected, refuse
+	n.cfg.Injected, n.cfg.Open = injection.Expected, refuse
 	n.start()
 	n.state(because("InjectionMissing"))
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}

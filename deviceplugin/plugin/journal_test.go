@@ -69,23 +69,23 @@ func all(n int, f gpu.Fault) map[int]gpu.Fault {
 
 func TestEachChangeOfADeviceIsLogged(t *testing.T) {
 	b := newRecorder()
-	b.Plan(devices(8, nil))
+	b.LogPlan(devices(8, nil))
 	require.Empty(t, b.lines(), "that a device is healthy is no news")
-	b.Plan(devices(8, map[int]gpu.Fault{3: lost}))
+	b.LogPlan(devices(8, map[int]gpu.Fault{3: lost}))
 	require.Equal(t, []string{`level=WARN msg="device is unhealthy" gpu=GPU-3 resource=nvidia.com/gpu reason=GPULost message="off the bus" since=2026-01-02T03:04:08Z`}, b.lines())
-	b.Plan(devices(8, map[int]gpu.Fault{3: lost}))
+	b.LogPlan(devices(8, map[int]gpu.Fault{3: lost}))
 	require.Empty(t, b.lines())
-	b.Plan(devices(8, nil))
+	b.LogPlan(devices(8, nil))
 	require.Equal(t, []string{`level=INFO msg="device is healthy again" gpu=GPU-3 resource=nvidia.com/gpu before=GPULost`}, b.lines())
 }
 
 func TestSimultaneousChangesShareALine(t *testing.T) {
 	b := newRecorder()
-	b.Plan(devices(5, map[int]gpu.Fault{4: lost}))
+	b.LogPlan(devices(5, map[int]gpu.Fault{4: lost}))
 	b.lines()
-	b.Plan(devices(5, all(5, blind)))
+	b.LogPlan(devices(5, all(5, blind)))
 	require.Equal(t, []string{`level=WARN msg="5 devices are unhealthy" gpus=GPU-0,GPU-1,GPU-2,GPU-3,GPU-4 resource=nvidia.com/gpu reason=Unwatched message="nothing is heard" since=2026-01-02T03:04:05Z`}, b.lines())
-	b.Plan(devices(5, map[int]gpu.Fault{4: lost}))
+	b.LogPlan(devices(5, map[int]gpu.Fault{4: lost}))
 	require.Equal(t, []string{
 		`level=INFO msg="4 devices are healthy again" gpus=GPU-0,GPU-1,GPU-2,GPU-3 resource=nvidia.com/gpu before=Unwatched`,
 		`level=WARN msg="device is unhealthy" gpu=GPU-4 resource=nvidia.com/gpu reason=GPULost message="off the bus" since=2026-01-02T03:04:09Z`,
@@ -97,7 +97,7 @@ func TestDifferentChangesAreLoggedSeparately(t *testing.T) {
 	for i := range 6 {
 		faults[i] = gpu.Fault{Reason: gpu.ReasonLost, Message: fmt.Sprint("slot ", i)}
 	}
-	b.Plan(devices(6, faults))
+	b.LogPlan(devices(6, faults))
 	require.Len(t, b.lines(), 6)
 }
 
@@ -116,7 +116,7 @@ func TestLogReflectsEveryDevice(t *testing.T) {
 				there[i] = rapid.Bool().Draw(t, "listed")
 			}
 			p.Resources[0].Devices = slices.DeleteFunc(p.Resources[0].Devices, func(d plan.Device) bool { return !there[slices.Index(names, string(d.GPU))] })
-			b.Plan(p)
+			b.LogPlan(p)
 			for _, line := range b.lines() {
 				reason := ""
 				if strings.Contains(line, "unhealthy") {
@@ -143,9 +143,9 @@ func TestLeftOutDeviceIsLoggedOncePerReason(t *testing.T) {
 	out := func(reason gpu.Reason) plan.Plan {
 		return plan.Plan{LeftOut: []plan.LeftOut{{GPU: "GPU-1", PCI: "0000:3b:00.0", Index: 1, Reason: reason, Message: "do this"}}}
 	}
-	b.Plan(out(plan.ReasonNoMIGDevice))
-	b.Plan(out(plan.ReasonNoMIGDevice))
-	b.Plan(out(plan.ReasonExcluded))
+	b.LogPlan(out(plan.ReasonNoMIGDevice))
+	b.LogPlan(out(plan.ReasonNoMIGDevice))
+	b.LogPlan(out(plan.ReasonExcluded))
 	require.Equal(t, []string{
 		`level=WARN msg="device is left out" gpu=GPU-1 index=1 pci=0000:3b:00.0 reason=NoMIGDevice message="do this"`,
 		`level=INFO msg="device is left out" gpu=GPU-1 index=1 pci=0000:3b:00.0 reason=Excluded message="do this"`,
@@ -154,18 +154,18 @@ func TestLeftOutDeviceIsLoggedOncePerReason(t *testing.T) {
 
 func TestEndOfLeavingOutIsLogged(t *testing.T) {
 	b := newRecorder()
-	b.Plan(plan.Plan{LeftOut: []plan.LeftOut{{GPU: "GPU-1", Reason: plan.ReasonExcluded, Message: "do this"}}})
+	b.LogPlan(plan.Plan{LeftOut: []plan.LeftOut{{GPU: "GPU-1", Reason: plan.ReasonExcluded, Message: "do this"}}})
 	b.lines()
-	b.Plan(devices(2, nil))
+	b.LogPlan(devices(2, nil))
 	require.Equal(t, []string{`level=INFO msg="device is no longer left out" gpu=GPU-1 resource=nvidia.com/gpu`}, b.lines())
-	b.Plan(devices(2, nil))
+	b.LogPlan(devices(2, nil))
 	require.Empty(t, b.lines())
 }
 
 func TestRepeatedRefusalIsLoggedOnceAMinute(t *testing.T) {
 	b := newRecorder()
 	refuse := func(device string, at time.Duration) {
-		b.Refused("nvidia.com/gpu", "FailedPrecondition", device+" is unhealthy", start.Add(at))
+		b.LogRefused("nvidia.com/gpu", "FailedPrecondition", device+" is unhealthy", start.Add(at))
 	}
 	for i := range 500 {
 		refuse("GPU-1", time.Duration(i)*time.Millisecond)
@@ -196,10 +196,10 @@ func TestRepeatedRefusalIsLoggedOnceAMinute(t *testing.T) {
 func TestRepeatedXIDIsLoggedOnceAMinute(t *testing.T) {
 	b := newRecorder()
 	for i := range 1000 {
-		b.Ignored(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-1", XID: 13, Message: "XID 13"}, start.Add(time.Duration(i)*time.Millisecond))
+		b.LogIgnored(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-1", XID: 13, Message: "XID 13"}, start.Add(time.Duration(i)*time.Millisecond))
 	}
-	b.Ignored(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-1", XID: 31, Message: "XID 31"}, start)
-	b.Ignored(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-1", XID: 13, Message: "XID 13"}, start.Add(time.Minute))
+	b.LogIgnored(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-1", XID: 31, Message: "XID 31"}, start)
+	b.LogIgnored(gpu.Event{Kind: gpu.EventXID, UUID: "GPU-1", XID: 13, Message: "XID 13"}, start.Add(time.Minute))
 	require.Equal(t, []string{
 		`level=INFO msg="XID that is not held against the GPU" gpu=GPU-1 message="XID 13"`,
 		`level=INFO msg="XID that is not held against the GPU" gpu=GPU-1 message="XID 31"`,

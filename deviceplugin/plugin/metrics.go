@@ -85,10 +85,10 @@ func (m *Metrics) Register(reg prometheus.Registerer) {
 func (m *Metrics) SetFirstListTime(after time.Duration) { m.firstList.Set(after.Seconds()) }
 
 // SetWatching records whether the GPUs are watched.
-func (m *Metrics) SetWatching(is bool) { m.watching.Set(number(is)) }
+func (m *Metrics) SetWatching(watching bool) { m.watching.Set(boolValue(watching)) }
 
 // SetConfigRefused records whether the latest configuration is refused.
-func (m *Metrics) SetConfigRefused(is bool) { m.refused.Set(number(is)) }
+func (m *Metrics) SetConfigRefused(refused bool) { m.refused.Set(boolValue(refused)) }
 
 // ObserveAllocation records a container's allocation; err is a gRPC status.
 func (m *Metrics) ObserveAllocation(resource string, took time.Duration, err error) {
@@ -134,7 +134,7 @@ func (m *Metrics) CountReload(refused error) {
 // validUTF8 makes s a valid label value: an invalid one would panic when scraped.
 func validUTF8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-func number(b bool) float64 {
+func boolValue(b bool) float64 {
 	if b {
 		return 1
 	}

@@ -1,8 +1,9 @@
-// Package plugin joins the parts of the device plugin. All that it knows is one pure state
-// (state.go): each fact, from the GPUs (gpus.go), the settings (settings.go), the toolkit and the
-// MPS daemons (toolkit.go) or the kubelet, produces the next one, with the plan that follows
-// from it. publish.go publishes the differences to the kubelet, with one service for each
-// resource (service.go), and to the state file, the log and the metrics.
+// Package plugin joins the parts of the device plugin. Its knowledge of the node is one
+// immutable value (state.go). A fact changes it: facts come from the GPUs (gpus.go), the
+// settings (settings.go), the toolkit and the MPS daemons (toolkit.go), and the kubelet. Each
+// fact yields the next state, with the plan of the devices to advertise. publish.go publishes
+// the differences to the kubelet, by one service for each resource (service.go), and to the
+// state file, the log and the metrics.
 package plugin
 
 import (
@@ -48,15 +49,15 @@ type Config struct {
 	Settings       Settings // in force from the start
 	// Follow calls deliver with each new configuration, or with the error of a refused one,
 	// until ctx ends, from one goroutine. nil: the settings never change.
-	Follow  func(ctx context.Context, deliver func(Settings, error)) error
-	Driver  driver.Place // the settings' driver root, if set, replaces its Root
-	Open    func(driver.Place) (Opened, error)
-	Given   string // value of injection.Variable; "": the container does not get its GPUs by injection
-	Log     *slog.Logger
-	Meters  *Metrics                     // nil: its own
-	NFDDir  string                       // Node Feature Discovery's folder of feature files; "": the labels go into the state
-	Started time.Time                    // of the process
-	Sockets map[string]*net.UnixListener // handed over by the previous program, by Endpoint
+	Follow   func(ctx context.Context, deliver func(Settings, error)) error
+	Driver   driver.Place // the settings' driver root, if set, replaces its Root
+	Open     func(driver.Place) (Opened, error)
+	Injected string // value of injection.Variable in this container; "": the container does not get its GPUs by injection
+	Log      *slog.Logger
+	Metrics  *Metrics                     // nil: its own
+	NFDDir   string                       // Node Feature Discovery's folder of feature files; "": the labels go into the state
+	Started  time.Time                    // of the process
+	Sockets  map[string]*net.UnixListener // handed over by the previous program, by Endpoint
 }
 
 // ErrReplaced means that another library of the driver must be used. The process must
@@ -67,31 +68,31 @@ var ErrReplaced = errors.New("the driver's library was replaced")
 type Plugin struct {
 	cfg          Config
 	boot         string // ID of the host's boot
-	meters       *Metrics
-	firstList    func()         // called after each list sent
-	listed       chan struct{}  // closed after the first list, or when there will be none soon
-	endStart     func()         // closes listed
-	replace      atomic.Bool    // another program will follow in this process
-	kubeletFound atomic.Bool    // a kubelet has registered one of the resources
+	metrics      *Metrics
+	onListSent   func()         // called after each device list that the kubelet got
+	startDone    chan struct{}  // closed after the first device list, or when there will be none soon
+	endStart     func()         // closes startDone
+	willReplace  atomic.Bool    // this process is about to execute the program again, which takes over the sockets
+	kubeletSeen  atomic.Bool    // a kubelet has registered one of the resources
 	startService func(*service) // runs a service
 	configuredCh chan struct{}  // closed when settings are in force
 	resync       chan struct{}  // capacity 1: the toolkit names other devices than before, so read the GPUs
-	onView       func(View)     // replaces all publishing; nil: publish
+	reportOnly   func(View)     // shadow mode: gets each View, and nothing is published; nil: publish
 
-	mu          sync.Mutex
-	state       state
-	services    map[string]*service // by resource
-	keptSockets map[string]*os.File // sockets for the next program
-	source      gpu.Source          // of the snapshot; nil before there was one
-	journal     *journal
-	missing     string          // configured device nodes that do not exist
-	pending     nodestate.State // to be written to the state file
+	mu           sync.Mutex
+	state        state
+	services     map[string]*service // by resource
+	keptSockets  map[string]*os.File // sockets for the next program
+	source       gpu.Source          // the opened driver; nil before the first one
+	journal      *journal
+	missingNodes string          // configured device nodes that do not exist
+	pendingState nodestate.State // the next content of the state file
 
-	// Used only by writeStates and flush.
-	dirty    chan struct{} // signals a new pending
-	written  nodestate.State
-	writeErr string
-	labels   labelPublisher // used by flush
+	// Used only by writeStates and writePendingState.
+	stateChanged chan struct{} // capacity 1: signals a new pendingState
+	writtenState nodestate.State
+	writeErr     string
+	labels       labelPublisher // used by writePendingState
 }
 
 // Run runs the plugin until ctx ends or this container must be created again, and then
@@ -103,10 +104,10 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 		return nil, err
 	}
 	reg := metricsserver.NewRegistry()
-	p.meters.Register(reg)
+	p.metrics.Register(reg)
 
 	group, ctx := errgroup.WithContext(ctx)
-	// update starts services; only members of the group call it.
+	// applyAndPublish starts services; only members of the group call it.
 	p.startService = func(s *service) { group.Go(func() error { return s.run(ctx) }) }
 	p.adoptSockets(cfg.Sockets)
 	group.Go(func() error { return metricsserver.Serve(ctx, cfg.Listen, reg, p.Ready) })
@@ -121,14 +122,14 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	case errors.Is(err, context.Canceled), errors.Is(err, injection.ErrOutdated):
 		err = nil
 	case err != nil && !errors.Is(err, ErrReplaced) && !errors.Is(err, kubelet.ErrTakenOver): // the other plugin reports its own state
-		p.record(pluginEnds(ending{nodestate.Failed, failureReason(err), err.Error()}))
+		p.applyAndStore(pluginEnds(ending{nodestate.Failed, failureReason(err), err.Error()}))
 	}
-	p.flush()
+	p.writePendingState()
 	return p.keptSockets, err
 }
 
-// adoptSockets serves the sockets of the previous program from the start, so that no
-// client waits. A socket whose resource turns out to be gone is removed then.
+// adoptSockets starts services on the sockets of the previous program at once, so that the
+// kubelet does not wait. A service whose resource is not advertised any more is removed later.
 func (p *Plugin) adoptSockets(sockets map[string]*net.UnixListener) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -155,62 +156,63 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Meters == nil {
-		cfg.Meters = NewMetrics()
+	if cfg.Metrics == nil {
+		cfg.Metrics = NewMetrics()
 	}
 	p := &Plugin{
-		cfg: cfg, boot: boot, meters: cfg.Meters, journal: newJournal(cfg.Log), dirty: make(chan struct{}, 1), resync: make(chan struct{}, 1), services: map[string]*service{}, configuredCh: make(chan struct{}),
+		cfg: cfg, boot: boot, metrics: cfg.Metrics, journal: newJournal(cfg.Log), stateChanged: make(chan struct{}, 1), resync: make(chan struct{}, 1), services: map[string]*service{}, configuredCh: make(chan struct{}),
 	}
 	p.labels = labelPublisher{HostRoot: cfg.HostRoot, NFDDir: cfg.NFDDir, Started: cfg.Started, Log: cfg.Log}
-	p.listed = make(chan struct{})
-	p.endStart = sync.OnceFunc(func() { close(p.listed) })
-	p.firstList = sync.OnceFunc(func() {
-		p.meters.SetFirstListTime(time.Since(cfg.Started))
+	p.startDone = make(chan struct{})
+	p.endStart = sync.OnceFunc(func() { close(p.startDone) })
+	p.onListSent = sync.OnceFunc(func() {
+		p.metrics.SetFirstListTime(time.Since(cfg.Started))
 		p.endStart()
 	})
-	if cfg.Given != "" {
+	if cfg.Injected != "" {
 		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
-	p.state = state{socket: cfg.KubeletSocket, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
-	p.restore()
+	p.state = state{kubeletSocket: cfg.KubeletSocket, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
+	p.restoreState()
 	p.readToolkit()
 	p.state.health = p.state.health.WithPolicy(cfg.Settings.Health)
 	// No GPU is healthy before the driver has been read.
 	p.state.health = p.state.health.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "the driver has not been read yet"}, false, cfg.Started)
-	p.applyNext(p.firstSettings(cfg.Settings))
+	p.applyFact(p.firstSettings(cfg.Settings))
 	return p, nil
 }
 
-// startLimit bounds how long the start delays work: there may be no kubelet, and a driver may
-// take seconds to initialise its GPUs.
+// startLimit bounds how long waitForStart delays work after the start of the process: there
+// may be no kubelet, and a driver may take seconds to initialise its GPUs.
 const startLimit = 250 * time.Millisecond
 
-// afterStart waits until the kubelet has the first list, or will not have it soon. What the
-// list does not need begins after that: to set up the watches of a node's driver takes
+// waitForStart waits until the kubelet has the first list, or will not have it soon. Work that
+// the list does not need begins after that. For example, the watches of the driver's files take
 // hundreds of system calls.
-func (p *Plugin) afterStart(ctx context.Context) {
+func (p *Plugin) waitForStart(ctx context.Context) {
 	select {
-	case <-p.listed:
+	case <-p.startDone:
 	case <-ctx.Done():
 	case <-time.After(time.Until(p.cfg.Started.Add(startLimit))):
 	}
 }
 
-// stateDir is the folder of a component's state.
+// stateDir returns the folder of a component's state, as this process sees it.
 func (p *Plugin) stateDir(of nodestate.Component) string {
 	return filepath.Join("/", p.cfg.HostRoot, p.cfg.StateDir, string(of))
 }
 
-// restore reads what an earlier process of this boot knew. If that cannot be read,
-// every GPU counts as unhealthy: any of them may be the broken one.
-func (p *Plugin) restore() {
+// restoreState restores the faults and names that an earlier process of this boot wrote to the
+// state file. If the file cannot be read, every GPU counts as unhealthy: any of them may be the
+// broken one.
+func (p *Plugin) restoreState() {
 	dir := p.stateDir(nodestate.DevicePlugin)
 	path := filepath.Join(dir, nodestate.FileName)
 	file, err := nodestate.ReadBoot(dir, p.boot)
 	switch {
 	case err == nil:
 		p.state.health = health.Restore(file)
-		p.state.unallocatable, p.state.toolkitNaming = allocate.RestoreKnown(file.DevicePlugin)
+		p.state.unallocatable, p.state.toolkitNaming = allocate.RestoreUnallocatable(file.DevicePlugin)
 		if file.DevicePlugin != nil {
 			p.labels.Labels = file.DevicePlugin.Labels
 		}
@@ -230,8 +232,8 @@ func (p *Plugin) restore() {
 	}
 }
 
-// Ready returns why the plugin is not serving, or nil if it is. A node without GPUs is
-// ready.
+// Ready returns nil if every resource is registered with the kubelet, and otherwise what is
+// missing. A node without GPUs is ready.
 func (p *Plugin) Ready() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

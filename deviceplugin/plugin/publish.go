@@ -20,57 +20,58 @@ const (
 	reasonNoHealthy gpu.Reason = "NoHealthyDevice"
 	reasonUnhealthy gpu.Reason = "UnhealthyDevices"
 	reasonLeftOut   gpu.Reason = "DevicesLeftOut"
-	reasonNothing   gpu.Reason = "NothingAdvertised" // according to the configuration
-	// The container must be created again.
-	reasonOutdated gpu.Reason = "InjectionOutdated" // the injected devices are outdated
-	reasonMissing  gpu.Reason = "InjectionMissing"  // nothing was injected
+	reasonNothing   gpu.Reason = "NothingAdvertised" // the configuration selects no device
+	// The plugin's own container must be created again.
+	reasonOutdated gpu.Reason = "InjectionOutdated" // the toolkit injected other devices into it than now
+	reasonMissing  gpu.Reason = "InjectionMissing"  // the toolkit injected nothing into it
 	reasonFolder   gpu.Reason = "KubeletFolderReplaced"
 	reasonFailed   gpu.Reason = "PluginFailed"
 )
 
-// update applies a fact and publishes what follows, to the kubelet first, since a broken GPU
-// may be about to be allocated.
-func (p *Plugin) update(f fact) {
+// applyAndPublish applies a fact and publishes the new state: to the kubelet first, since a
+// broken GPU may be about to be allocated, then to the metrics, the log and the state file.
+func (p *Plugin) applyAndPublish(f fact) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.applyNext(f)
+	p.applyFact(f)
 	p.releaseGPUs()
-	if p.onView != nil {
+	if p.reportOnly != nil { // shadow mode: only report; register and store nothing
 		p.reportView()
-		p.journal.Plan(p.state.plan)
+		p.journal.LogPlan(p.state.plan)
 		return
 	}
-	if p.state.read() {
+	if p.state.hasSnapshot() {
 		p.updateServices(p.state.plan.Resources)
-		p.flushLists()
+		p.waitForLists()
 	}
-	p.meters.SetPlan(p.state.plan)
-	p.journal.Plan(p.state.plan)
+	p.metrics.SetPlan(p.state.plan)
+	p.journal.LogPlan(p.state.plan)
 	p.storeState()
 }
 
-// record applies a fact that changes no device, and publishes the state alone.
-func (p *Plugin) record(f fact) {
+// applyAndStore applies a fact that changes no device, such as a registration. It updates the
+// metrics and the state file, but sends no device list.
+func (p *Plugin) applyAndStore(f fact) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.applyNext(f)
+	p.applyFact(f)
 	p.storeState()
 }
 
-// applyNext makes the state after a fact the current one, with the device nodes that belong to
-// it. p.mu is held.
-func (p *Plugin) applyNext(f fact) {
+// applyFact replaces the state by the one after a fact. If the fact changed the settings or the
+// GPUs, it also finds the device nodes for them. p.mu is held.
+func (p *Plugin) applyFact(f fact) {
 	before := p.state
 	p.state = before.Next(f, time.Now())
-	if p.state.read() && p.state.inputs != before.inputs {
+	if p.state.hasSnapshot() && p.state.inputsVersion != before.inputsVersion {
 		p.state = p.state.Next(deviceNodesFound(p.findDeviceNodes()), time.Now())
 	}
-	switch now := p.state.cdi.Problem(); {
-	case now == before.cdi.Problem():
-	case now == "":
+	switch problem := p.state.cdi.Problem(); {
+	case problem == before.cdi.Problem():
+	case problem == "":
 		p.cfg.Log.Info("the toolkit has published the devices' CDI names")
 	default:
-		p.cfg.Log.Warn("containers may not get the GPUs that they are allocated", "reason", string(allocate.ReasonCDI), "message", now)
+		p.cfg.Log.Warn("containers may not get the GPUs that they are allocated", "reason", string(allocate.ReasonCDI), "message", problem)
 	}
 	if p.state.configured && !before.configured {
 		close(p.configuredCh)
@@ -88,13 +89,14 @@ func failureReason(err error) gpu.Reason {
 	return reasonFailed
 }
 
-// storeState publishes the state for other programs and for the next process. p.mu is
-// held.
+// storeState sets the metrics and passes the state on to be written to its file. p.mu is held.
 func (p *Plugin) storeState() {
-	s := p.state.file(p.boot)
+	s := p.state.stateFile(p.boot)
 	p.updateMetrics(s)
 	if len(p.state.plan.Resources) == 0 && p.state.health.Doubt().Reason != "" {
-		return // keep the unreadable file: it alone records the doubt
+		// Keep the file of the last process. It could not be read, which makes every GPU
+		// unhealthy; overwriting it would lose that fact.
+		return
 	}
 	p.enqueueState(s)
 }
@@ -105,16 +107,16 @@ func (p *Plugin) updateMetrics(s nodestate.State) {
 	for _, r := range p.state.plan.Resources {
 		registered[r.Name] = p.state.kubelets[r.Name].Registered
 	}
-	p.meters.SetState(s.Phase, s.Reason, registered)
-	p.meters.SetConfigRefused(p.state.refused != nil && !errors.Is(p.state.refused, ErrNotChosen))
+	p.metrics.SetState(s.Phase, s.Reason, registered)
+	p.metrics.SetConfigRefused(p.state.refused != nil && !errors.Is(p.state.refused, ErrNotChosen))
 }
 
-// enqueueState hands a state to the writer: a slow disk must not delay the kubelet.
+// enqueueState hands a state to writeStates: a slow disk must not delay the kubelet.
 // p.mu is held.
 func (p *Plugin) enqueueState(s nodestate.State) {
-	p.pending = s
+	p.pendingState = s
 	select {
-	case p.dirty <- struct{}{}:
+	case p.stateChanged <- struct{}{}:
 	default:
 	}
 }
@@ -123,29 +125,30 @@ func (p *Plugin) enqueueState(s nodestate.State) {
 // signals that a disk has room again.
 const writeRetry = 10 * time.Second
 
-// writeStates writes the latest state whenever there is a new one.
+// writeStates writes the state file whenever there is a new state, until ctx ends.
 func (p *Plugin) writeStates(ctx context.Context) error {
-	p.afterStart(ctx)
+	p.waitForStart(ctx)
 	for {
-		var again <-chan time.Time
+		var retry <-chan time.Time
 		if p.writeErr != "" {
-			again = time.After(writeRetry)
+			retry = time.After(writeRetry)
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-again:
-			p.flush()
-		case <-p.dirty:
-			p.flush()
+		case <-retry:
+			p.writePendingState()
+		case <-p.stateChanged:
+			p.writePendingState()
 		}
 	}
 }
 
-// flushLists waits until the lists were sent to the kubelet, but no longer than that
-// usually takes. The remaining work is less urgent: metrics, the log, the state, and the next
-// reading of the GPUs. p.mu is held, which no call of the kubelet needs.
-func (p *Plugin) flushLists() {
+// waitForLists waits until the kubelet has been sent the device lists, at most 5 ms, which is
+// longer than that usually takes. The work after it is less urgent: metrics, the log, the state
+// file, and the next reading of the GPUs. p.mu is held meanwhile. That is safe: the goroutines
+// that serve the kubelet do not take it.
+func (p *Plugin) waitForLists() {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
 	defer cancel()
 	for _, s := range p.services {
@@ -153,19 +156,19 @@ func (p *Plugin) flushLists() {
 	}
 }
 
-// flush writes the state if it is not written yet. It is called by one goroutine at a
-// time.
-func (p *Plugin) flush() {
+// writePendingState writes the pending state and the labels to the state file, unless the file
+// has this content already. Only one goroutine at a time may call it.
+func (p *Plugin) writePendingState() {
 	p.mu.Lock()
-	s, labels := p.pending, p.state.labelInput
+	s, labelInput := p.pendingState, p.state.labelInput
 	p.mu.Unlock()
 	if s.DevicePlugin == nil {
 		return // no state yet
 	}
 	info := *s.DevicePlugin
-	info.Labels = p.labels.Publish(labels())
+	info.Labels = p.labels.Publish(labelInput())
 	s.DevicePlugin = &info
-	if reflect.DeepEqual(s, p.written) {
+	if reflect.DeepEqual(s, p.writtenState) {
 		return
 	}
 	dir := p.stateDir(nodestate.DevicePlugin)
@@ -174,8 +177,8 @@ func (p *Plugin) flush() {
 			p.writeErr = err.Error()
 			p.cfg.Log.Error("the state cannot be written; until it can be, other programs know nothing of the GPUs, and after a restart every GPU counts as unhealthy", "path", dir, "message", err.Error())
 		}
-		p.written = nodestate.State{} // the earlier file is void
+		p.writtenState = nodestate.State{} // Write may have emptied or removed the file
 		return
 	}
-	p.written, p.writeErr = s, ""
+	p.writtenState, p.writeErr = s, ""
 }

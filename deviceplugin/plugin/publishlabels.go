@@ -13,24 +13,25 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// labelPublisher computes the labels and writes them to the feature file, or returns them
-// for another publisher. It runs when the state is written, so that no allocation and
-// no device list waits for it. It is for use by one goroutine.
+// labelPublisher computes the node's labels and writes them to Node Feature Discovery's
+// feature file. Without its folder, gpu-validator publishes them: they then go into the
+// state file. It runs when the state is written, so that no allocation and no device list
+// waits for it. It is for use by one goroutine.
 type labelPublisher struct {
 	HostRoot string
-	NFDDir   string    // of the host, for the feature file; "": use another publisher
+	NFDDir   string    // host path of the folder of the feature file; "": gpu-validator publishes the labels
 	Started  time.Time // of the process
 	Log      *slog.Logger
-	Labels   map[string]string // nil: not known yet in this boot
+	Labels   map[string]string // the current ones; nil: not known yet in this boot
 
 	machine    plan.Machine
-	machineKey string            // inputs for which machine was read
+	machineKey string            // identifies the inputs for which machine was read
 	written    map[string]string // content of the feature file; nil: not written by this process
 	err        string            // last error of writing it
 }
 
-// Publish updates the labels if the node is known, and returns them for another
-// publisher, or nil if they are in the feature file.
+// Publish updates the labels, unless the node is not known yet. It returns the labels for the
+// state file, or nil if they are in the feature file.
 func (p *labelPublisher) Publish(n plan.LabelInput, known bool) map[string]string {
 	if known {
 		n.Machine = p.readMachine(n.Config, n.Snapshot)
@@ -61,7 +62,8 @@ func (p *labelPublisher) writeFile() {
 	p.Log.Info("wrote the feature file", "path", filepath.Join(dir, FeatureFile), "labels", len(p.Labels))
 }
 
-// readMachine reads the machine's own data, once for the same GPUs.
+// readMachine reads the data of the machine, such as its type. It reads them again only when
+// the GPUs change.
 func (p *labelPublisher) readMachine(c *config.Config, s gpu.Snapshot) plan.Machine {
 	key := ""
 	if file := c.Flags.GFD.MachineTypeFile; file != nil {

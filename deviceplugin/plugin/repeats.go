@@ -20,17 +20,17 @@ const maxKeys = 64
 type repeatFilter[K comparable] struct {
 	mu     sync.Mutex
 	logged map[K]occurrence
-	lost   int // events that were neither logged nor remembered
+	lost   int // events that were not logged and whose key is no longer remembered
 }
 
 type occurrence struct {
 	at   time.Time // last logged
-	more int       // since
+	more int       // similar events since, which were not logged
 }
 
-// allow reports whether to log an event, and returns the number of similar events since
-// the last one logged.
-func (r *repeatFilter[K]) allow(key K, now time.Time) (more int, is bool) {
+// allow reports whether to log an event. more is the number of events that were not logged
+// since the last one of this key that was.
+func (r *repeatFilter[K]) allow(key K, now time.Time) (more int, allowed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last, known := r.logged[key]
@@ -40,11 +40,11 @@ func (r *repeatFilter[K]) allow(key K, now time.Time) (more int, is bool) {
 	}
 	if !known && len(r.logged) >= maxKeys {
 		maps.DeleteFunc(r.logged, func(_ K, old occurrence) bool {
-			gone := now.Sub(old.at) >= repeatInterval
-			if gone {
+			expired := now.Sub(old.at) >= repeatInterval
+			if expired {
 				r.lost += old.more
 			}
-			return gone
+			return expired
 		})
 		if len(r.logged) >= maxKeys {
 			r.lost++

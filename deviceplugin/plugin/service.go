@@ -21,25 +21,26 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
 )
 
-// service serves one resource with its own server, socket and registration, so that no
-// resource disturbs another.
+// service offers one resource to the kubelet with its own server, socket and registration, so
+// that no resource disturbs another.
 //
-// A resource without devices is still served, with an empty list, since the kubelet
-// knows it until it restarts. Then the socket and the service are removed.
+// A resource that has lost all devices stays registered, with an empty list, since the kubelet
+// remembers it until the kubelet restarts. Then the socket and the service are removed.
 type service struct {
 	plugin   *Plugin
 	resource string
 	server   *kubelet.Server
-	ln       *net.UnixListener // handed over by the previous program; nil: none
-	ready    chan struct{}     // closed when there is a list
-	listed   sync.Once
+	ln       *net.UnixListener    // handed over by the previous program; nil: none
+	ready    chan struct{}        // closed when there is a list
+	listed   sync.Once            // closes ready
 	empty    atomic.Bool          // the list has no device
 	view     atomic.Pointer[view] // data for responses to the kubelet
 
 }
 
-// view is never changed, only replaced. Its parts are built at the kubelet's first
-// call, since the kubelet waits for the list before that.
+// view holds what answers the kubelet's calls for one list of devices. It is never changed,
+// only replaced. Its parts are built at the first call that needs them, so that the list is
+// sent earlier.
 type view struct {
 	allocate func() *allocate.Resource
 	chooser  func() *prefer.Chooser
@@ -47,14 +48,14 @@ type view struct {
 
 func (p *Plugin) newService(resource string, ln *net.UnixListener) *service {
 	s := &service{plugin: p, resource: resource, ln: ln, ready: make(chan struct{})}
-	s.server = kubelet.NewServer(s, p.firstList)
+	s.server = kubelet.NewServer(s, p.onListSent)
 	s.setView(plan.Resource{Name: resource})
 	return s
 }
 
-// setView replaces the view by that of the devices to advertise now. Plugin.mu is held.
+// setView replaces the view by one for the devices of a plan. Plugin.mu is held.
 func (s *service) setView(r plan.Resource) {
-	settings, host, topology := s.plugin.state.settings, s.plugin.state.host, s.plugin.state.topology
+	settings, host, topology := s.plugin.state.settings, s.plugin.state.deviceNodes, s.plugin.state.topology
 	s.view.Store(&view{
 		allocate: sync.OnceValue(func() *allocate.Resource { return allocate.New(settings, host, r) }),
 		chooser: sync.OnceValue(func() *prefer.Chooser {
@@ -62,14 +63,14 @@ func (s *service) setView(r plan.Resource) {
 			for _, d := range r.Devices {
 				parts = append(parts, prefer.Device{ID: d.ID, GPU: d.GPU, LastResort: !d.Healthy()})
 			}
-			return prefer.New(topology, parts, prefer.Options{Policy: policy(settings, r)})
+			return prefer.New(topology, parts, prefer.Options{Policy: choicePolicy(settings, r)})
 		}),
 	})
 }
 
-// policy returns how to choose devices of the resource, as the reference does: whole
-// GPUs that are near to each other, and parts of GPUs by the policy for shared devices.
-func policy(c *config.Config, r plan.Resource) prefer.Policy {
+// choicePolicy returns how to choose devices of the resource. As in NVIDIA's device plugin,
+// whole GPUs are chosen near to each other, and parts of GPUs by the policy for shared devices.
+func choicePolicy(c *config.Config, r plan.Resource) prefer.Policy {
 	for _, d := range r.Devices {
 		switch {
 		case d.MIG.UUID == "" && d.Replicas == 0:
@@ -86,19 +87,19 @@ func policy(c *config.Config, r plan.Resource) prefer.Policy {
 func (s *service) setDevices(devices []plan.Device) {
 	list := make([]kubelet.Device, 0, len(devices))
 	for _, d := range devices {
-		one := kubelet.Device{ID: d.ID, Healthy: d.Healthy()}
+		device := kubelet.Device{ID: d.ID, Healthy: d.Healthy()}
 		if d.NUMANode >= 0 {
-			one.NUMANodes = []int64{int64(d.NUMANode)}
+			device.NUMANodes = []int64{int64(d.NUMANode)}
 		}
-		list = append(list, one)
+		list = append(list, device)
 	}
 	s.empty.Store(len(list) == 0)
-	s.server.Set(list)
+	s.server.SetDevices(list)
 	s.listed.Do(func() { close(s.ready) })
 }
 
-// run serves until ctx ends, or until the resource has no device and the kubelet has
-// forgotten it.
+// run keeps the resource registered until ctx ends, or until it has no device and the kubelet
+// has disconnected.
 func (s *service) run(ctx context.Context) error {
 	p := s.plugin
 	defer s.server.Stop()
@@ -106,51 +107,52 @@ func (s *service) run(ctx context.Context) error {
 		ln := s.ln
 		s.ln = nil
 		err := kubelet.Run(ctx, kubelet.Config{
-			Socket:     filepath.Join("/", p.cfg.HostRoot, p.cfg.KubeletSocket),
-			Endpoint:   kubelet.Endpoint(s.resource),
-			Resource:   s.resource,
-			Log:        p.cfg.Log,
-			Timeout:    p.cfg.KubeletTimeout,
-			Known:      p.kubeletFound.Load,
-			Ready:      s.ready,
-			Idle:       s.empty.Load,
-			Report:     s.setKubelet,
-			Registered: func(err error) { p.meters.CountRegistration(s.resource, err) },
+			Socket:      filepath.Join("/", p.cfg.HostRoot, p.cfg.KubeletSocket),
+			Endpoint:    kubelet.Endpoint(s.resource),
+			Resource:    s.resource,
+			Log:         p.cfg.Log,
+			Timeout:     p.cfg.KubeletTimeout,
+			KubeletSeen: p.kubeletSeen.Load,
+			Ready:       s.ready,
+			Idle:        s.empty.Load,
+			OnStatus:    s.setKubelet,
+			OnAttempt:   func(err error) { p.metrics.CountRegistration(s.resource, err) },
 		}, s.server, ln, func(ln *net.UnixListener) bool { return p.keepSocket(s, ln) })
 		if err != nil || ctx.Err() != nil {
 			return err
 		}
-		if p.retire(s) {
+		if p.retireService(s) {
 			p.cfg.Log.Info("resource is gone, and the kubelet has forgotten it", "resource", s.resource)
 			return nil
 		}
 	}
 }
 
-// retire removes a service without devices. It reports false if the service has devices
-// again.
-func (p *Plugin) retire(s *service) bool {
+// retireService removes a service without devices. It reports false, and removes nothing, if
+// the service has devices again.
+func (p *Plugin) retireService(s *service) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !s.empty.Load() {
 		return false
 	}
 	delete(p.services, s.resource)
-	p.applyNext(resourceRetired(s.resource))
+	p.applyFact(resourceRetired(s.resource))
 	return true
 }
 
-// setKubelet stores the state of the registration.
+// setKubelet records the status of the registration.
 func (s *service) setKubelet(status kubelet.Status) {
 	if status.Registered {
-		s.plugin.kubeletFound.Store(true) // a resource that comes later has no timeout of its own
+		s.plugin.kubeletSeen.Store(true) // no other resource waits with --kubelet-timeout from here on
 	}
-	s.plugin.record(kubeletReached(s.resource, status))
+	s.plugin.applyAndStore(kubeletReached(s.resource, status))
 }
 
-// keepSocket keeps a socket if another program will follow, and reports whether it did.
+// keepSocket keeps a socket for the next program, if this process is about to execute one. It
+// reports whether it did.
 func (p *Plugin) keepSocket(s *service, ln *net.UnixListener) bool {
-	if !p.replace.Load() || s.empty.Load() {
+	if !p.willReplace.Load() || s.empty.Load() {
 		return false
 	}
 	file, err := ln.File()
@@ -167,13 +169,13 @@ func (p *Plugin) keepSocket(s *service, ln *net.UnixListener) bool {
 	return true
 }
 
-// Allocate returns what a container gets. Its errors appear in the pod's events.
+// Allocate returns what a container gets for devices. Its errors appear in the pod's events.
 func (s *service) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	began := time.Now()
 	resp, err := s.view.Load().allocate().Allocate(ids)
-	s.plugin.meters.ObserveAllocation(s.resource, time.Since(began), err)
+	s.plugin.metrics.ObserveAllocation(s.resource, time.Since(began), err)
 	if err != nil {
-		s.plugin.journal.Refused(s.resource, status.Code(err).String(), status.Convert(err).Message(), time.Now())
+		s.plugin.journal.LogRefused(s.resource, status.Code(err).String(), status.Convert(err).Message(), time.Now())
 	}
 	return resp, err
 }
@@ -184,22 +186,22 @@ func (s *service) Prefer(available, include []string, size int) ([]string, error
 	began := time.Now()
 	chooser := s.view.Load().chooser()
 	ids, err := chooser.Prefer(available, include, size)
-	s.plugin.meters.ObservePreference(s.resource, time.Since(began))
+	s.plugin.metrics.ObservePreference(s.resource, time.Since(began))
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, fmt.Sprintf("prefer devices of %s: %v", s.resource, err))
 	}
 	if ratio, ok := chooser.Rate(ids); ok {
-		s.plugin.meters.ObserveScore(s.resource, ratio)
+		s.plugin.metrics.ObserveScore(s.resource, ratio)
 	}
 	return ids, nil
 }
 
-// updateServices passes the devices to advertise to the services and starts new
-// services. p.mu is held.
+// updateServices passes the devices of each resource to its service, and starts a service for
+// each new resource. p.mu is held.
 func (p *Plugin) updateServices(resources []plan.Resource) {
-	there := map[string]bool{}
+	advertised := map[string]bool{}
 	for _, r := range resources {
-		there[r.Name] = true
+		advertised[r.Name] = true
 		s, known := p.services[r.Name]
 		if !known {
 			s = p.newService(r.Name, nil)
@@ -210,7 +212,7 @@ func (p *Plugin) updateServices(resources []plan.Resource) {
 		s.setDevices(r.Devices)
 	}
 	for name, s := range p.services {
-		if !there[name] {
+		if !advertised[name] {
 			s.setView(plan.Resource{Name: name})
 			s.setDevices(nil)
 		}

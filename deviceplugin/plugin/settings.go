@@ -18,12 +18,11 @@ import (
 
 // Settings is a loaded configuration. It is never changed, only replaced.
 type Settings struct {
-	Config *config.Config // complete; nil: none yet, or the defaults if Config.Follow is nil
-	Health health.Policy  // effect of XIDs on a GPU; the zero Policy is the default
-	Name   string         // of the configuration, if it was chosen by name
-	Hash   string         // of the file, for people to compare; "" without a file
-	// Ignored lists the paths of unknown keys that were skipped.
-	Ignored []string
+	Config  *config.Config // complete; nil: none yet, or the defaults if Config.Follow is nil
+	Health  health.Policy  // effect of XIDs on a GPU; the zero Policy is the default
+	Name    string         // of the configuration, if it was chosen by name
+	Hash    string         // of the file, for people to compare; "" without a file
+	Ignored []string       // paths of unknown keys in the file that were skipped
 }
 
 const (
@@ -32,8 +31,8 @@ const (
 	waitingToChoose            = "waiting for the node's configuration to be chosen"
 )
 
-// ErrNotChosen is the error that Config.Follow delivers until a configuration is
-// chosen. It is not a fault, but nothing can be served.
+// ErrNotChosen is the error that Config.Follow delivers until a configuration is chosen. It is
+// not a fault, but no device can be advertised before.
 var ErrNotChosen = config.ErrNotChosen
 
 // watchSettings applies each configuration that Config.Follow delivers.
@@ -46,34 +45,35 @@ func (p *Plugin) watchSettings(ctx context.Context) error {
 	defer cancel(nil)
 	err := p.cfg.Follow(ctx, func(s Settings, err error) {
 		if err != nil {
-			p.refuse(err)
-		} else if err := p.configure(s); err != nil {
+			p.refuseSettings(err)
+		} else if err := p.applySettings(s); err != nil {
 			cancel(err)
 		}
 	})
 	return preferCause(ctx, err)
 }
 
-// configure puts settings into force. It returns ErrReplaced if they need a new
-// process.
-func (p *Plugin) configure(s Settings) error {
-	if err := p.needsNewProcess(s.Config); err != nil {
+// applySettings applies new settings. It returns ErrReplaced if they need a new process.
+func (p *Plugin) applySettings(s Settings) error {
+	if err := p.checkDriverRoot(s.Config); err != nil {
 		p.cfg.Log.Info("executing this program again with the same sockets", "message", err.Error())
-		p.replace.Store(true)
+		p.willReplace.Store(true)
 		return err
 	}
-	p.meters.CountReload(nil)
+	p.metrics.CountReload(nil)
 	p.reportSettings(s)
-	p.update(configInForce(s))
+	p.applyAndPublish(configInForce(s))
 	return nil
 }
 
 // reportSettings sets the metrics of the configuration in force.
-func (p *Plugin) reportSettings(s Settings) { p.meters.SetConfig(s.Hash, s.Name, ignored(s.Ignored)) }
+func (p *Plugin) reportSettings(s Settings) {
+	p.metrics.SetConfig(s.Hash, s.Name, limitKeys(s.Ignored))
+}
 
-// ignored returns as many of the keys as metrics and the state file have room for. The
+// limitKeys returns the first keys, as many as metrics and the state file have room for. The
 // log has all of them.
-func ignored(keys []string) []string {
+func limitKeys(keys []string) []string {
 	var all []string
 	for i, key := range keys {
 		if i == nodestate.MaxIgnoredKeys-1 && len(keys) > nodestate.MaxIgnoredKeys {
@@ -84,23 +84,23 @@ func ignored(keys []string) []string {
 	return all
 }
 
-// needsNewProcess returns ErrReplaced if settings need a new process: NVML is loaded
-// only once.
-func (p *Plugin) needsNewProcess(c *config.Config) error {
+// checkDriverRoot returns ErrReplaced if settings name another driver root than those in force:
+// a process can load NVML only once.
+func (p *Plugin) checkDriverRoot(c *config.Config) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if was, now := driverRoot(p.state.settings), driverRoot(c); p.state.configured && was != now {
-		return fmt.Errorf("%w: flags.nvidiaDriverRoot was %q and is %q", ErrReplaced, was, now)
+	if before, now := driverRoot(p.state.settings), driverRoot(c); p.state.configured && before != now {
+		return fmt.Errorf("%w: flags.nvidiaDriverRoot was %q and is %q", ErrReplaced, before, now)
 	}
 	return nil
 }
 
-// refuse records why a configuration is not put into force. The one in force stays.
-func (p *Plugin) refuse(err error) {
+// refuseSettings records why a configuration is invalid. The one in force stays.
+func (p *Plugin) refuseSettings(err error) {
 	if !errors.Is(err, ErrNotChosen) {
-		p.meters.CountReload(err)
+		p.metrics.CountReload(err)
 	}
-	p.update(configRefused(err))
+	p.applyAndPublish(configRefused(err))
 }
 
 // driverPlace returns where the driver may be. It waits for the first settings.
@@ -119,27 +119,29 @@ func (p *Plugin) driverPlace(ctx context.Context) (driver.Place, error) {
 	return place, nil
 }
 
-// failOnInitError reports whether to end rather than wait when the driver is present
-// but does not work, as is the reference's default.
-func (p *Plugin) failOnInitError() bool {
+// failsOnInitError reports whether to end rather than wait when the driver is present but does
+// not work. It is the default, as in NVIDIA's device plugin.
+func (p *Plugin) failsOnInitError() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fail := p.state.settings.Flags.FailOnInitError
 	return fail == nil || *fail
 }
 
-// findDeviceNodes finds the device nodes that the settings ask for. p.mu is held.
-func (p *Plugin) findDeviceNodes() allocate.Host {
-	found, missing := allocate.FindHost(allocate.Place{HostRoot: p.cfg.HostRoot, DriverRoot: p.state.root}, p.state.settings, p.state.snapshot)
-	if now := strings.Join(missing, "; "); now != p.missing {
-		p.missing = now
-		if now != "" {
-			p.cfg.Log.Warn("containers do not get all that is configured", "reason", "DeviceNodesMissing", "path", found.DevRoot, "message", now)
+// findDeviceNodes finds the device nodes that the settings ask for, and logs changes of those
+// that are missing. p.mu is held.
+func (p *Plugin) findDeviceNodes() allocate.DeviceNodes {
+	found, missing := allocate.FindDeviceNodes(allocate.Roots{HostRoot: p.cfg.HostRoot, DriverRoot: p.state.root}, p.state.settings, p.state.snapshot)
+	if text := strings.Join(missing, "; "); text != p.missingNodes {
+		p.missingNodes = text
+		if text != "" {
+			p.cfg.Log.Warn("containers do not get all that is configured", "reason", "DeviceNodesMissing", "path", found.DevRoot, "message", text)
 		}
 	}
 	return found
 }
 
+// driverRoot returns the driver root that the settings name; "": none.
 func driverRoot(c *config.Config) string {
 	if root := c.Flags.NvidiaDriverRoot; root != nil {
 		return *root
@@ -147,7 +149,8 @@ func driverRoot(c *config.Config) string {
 	return ""
 }
 
-// firstSettings is the fact of the settings at the start, or that they are still to come.
+// firstSettings returns the fact of the settings at the start, or the one that none is chosen
+// yet.
 func (p *Plugin) firstSettings(s Settings) fact {
 	switch {
 	case s.Config != nil:

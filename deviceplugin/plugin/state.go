@@ -18,37 +18,37 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// state is all that the plugin knows of its node. It is pure: Next returns the state after a
-// fact, and nothing that a state refers to is ever changed.
+// state is all that the plugin knows of its node. It is immutable: Next returns a new state,
+// and nothing that a state refers to is ever changed.
 type state struct {
-	socket string // of the kubelet, on the host
-	beside bool   // another plugin serves the node
+	kubeletSocket     string // of the kubelet, on the host
+	otherPluginServes bool   // another plugin serves the node
 
 	configured bool           // settings are in force
 	settings   *config.Config // in force, or empty
 	refused    error          // why the latest configuration was refused; nil: it was not
 	ignored    []string       // unknown keys of the settings' file
 
-	health   health.State
-	snapshot gpu.Snapshot
-	topology *prefer.Topology // of the snapshot
-	root     string           // of the driver
-	host     allocate.Host    // device nodes besides those of GPUs
-	inputs   int              // counts the changes of settings and snapshot, from which host follows
-	absent   *absence
-	ended    *ending
+	health        health.State
+	snapshot      gpu.Snapshot
+	topology      *prefer.Topology     // of the snapshot
+	root          string               // of the driver
+	deviceNodes   allocate.DeviceNodes // device nodes besides those of GPUs
+	inputsVersion int                  // counts changes of settings and snapshot, after which deviceNodes must be found again
+	absent        *absence             // why there is no driver; nil: there is one, or it has not been looked for
+	ended         *ending              // why the plugin ends; nil: it runs
 
 	toolkitNaming allocate.Naming           // CDI names according to the toolkit
-	mps           allocate.Served           // served by the MPS control daemons
-	kubelets      map[string]kubelet.Status // by resource that is served
+	mps           allocate.MPSState         // readiness of the MPS control daemons
+	kubelets      map[string]kubelet.Status // registration of each resource that has a service
 
-	// What follows from the above.
-	plan          plan.Plan       // what is advertised, health included
-	cdi           allocate.Naming // toolkitNaming, if the settings need CDI names
-	unallocatable allocate.Known  // devices that could not be given to a container
+	// Derived from the fields above by Next.
+	plan          plan.Plan              // what is advertised, health included
+	cdi           allocate.Naming        // toolkitNaming if the settings need CDI names, else zero
+	unallocatable allocate.Unallocatable // devices that could not be given to a container
 }
 
-// fact changes a state, whose derived fields are computed afterwards.
+// fact changes the fields of a state that are not derived. at is the current time.
 type fact func(s *state, at time.Time)
 
 // Next returns the state after a fact.
@@ -60,40 +60,42 @@ func (s state) Next(f fact, at time.Time) state {
 		s.cdi = allocate.Naming{}
 	}
 	unallocatable := s.unallocatable.MarkDevices(s.plan.Resources, allocate.Node{
-		Config: s.settings, Host: s.host, Read: s.read(), Names: s.cdi, MPS: s.mps, Beside: s.beside,
+		Config: s.settings, DeviceNodes: s.deviceNodes, DriverRead: s.hasSnapshot(), Names: s.cdi, MPS: s.mps, OtherPluginServes: s.otherPluginServes,
 	}, at)
-	if s.read() {
+	if s.hasSnapshot() {
 		s.unallocatable = unallocatable
 	}
 	return s
 }
 
-// read reports whether this process has read the driver. Before that the plan holds
-// remembered devices, not present ones, and is no list to send.
-func (s state) read() bool { return s.snapshot.Driver.Version != "" }
+// hasSnapshot reports whether this process has read the GPUs. Before that the plan holds the
+// devices that an earlier process recorded. They may be gone, so they are not sent to the
+// kubelet.
+func (s state) hasSnapshot() bool { return s.snapshot.Driver.Version != "" }
 
-// configInForce puts settings into force.
+// configInForce replaces the settings in force.
 func configInForce(c Settings) fact {
 	return func(s *state, _ time.Time) {
 		s.configured, s.refused = true, nil
-		s.inputs++
-		s.settings, s.ignored = c.Config, ignored(c.Ignored)
+		s.inputsVersion++
+		s.settings, s.ignored = c.Config, limitKeys(c.Ignored)
 		s.health = s.health.WithPolicy(c.Health)
 	}
 }
 
-// configRefused records why a configuration is not put into force. The one in force stays.
+// configRefused records why a configuration is invalid, or that none is chosen. The one in
+// force stays.
 func configRefused(err error) fact {
 	return func(s *state, _ time.Time) { s.refused = err }
 }
 
 // deviceNodesFound replaces the device nodes of the snapshot and the settings.
-func deviceNodesFound(host allocate.Host) fact {
-	return func(s *state, _ time.Time) { s.host = host }
+func deviceNodesFound(host allocate.DeviceNodes) fact {
+	return func(s *state, _ time.Time) { s.deviceNodes = host }
 }
 
-// driverFound is the first snapshot of a driver. Unless its GPUs are watched, they are listed,
-// but as unhealthy.
+// driverFound applies the first snapshot of an opened driver. Unless its events are watched,
+// the GPUs are listed as unhealthy.
 func driverFound(snap gpu.Snapshot, root string, watched bool) fact {
 	return func(s *state, at time.Time) {
 		s.absent = nil
@@ -104,7 +106,7 @@ func driverFound(snap gpu.Snapshot, root string, watched bool) fact {
 	}
 }
 
-// eventsSeen are events of the driver, to be applied before anything slow is done.
+// eventsSeen applies events of the driver.
 func eventsSeen(events []gpu.Event) fact {
 	return func(s *state, at time.Time) {
 		for _, e := range events {
@@ -113,10 +115,10 @@ func eventsSeen(events []gpu.Event) fact {
 	}
 }
 
-// snapshotRead is a later snapshot, read after the events since began. An unwatched GPU for
-// which an event reported a change is watched again, unless the source has reported otherwise
-// since. Events that came while the snapshot was read are pending: they are not applied yet,
-// but a probe takes them into account.
+// snapshotRead applies a later snapshot, whose reading began at a time after the events. A GPU
+// that was unwatched counts as watched again if an event reported a change of it, unless a later
+// event says that it is unwatched. Events that arrived while the snapshot was read are pending:
+// they are not applied yet, but a GPU with such an event does not pass its probe.
 func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, began time.Time) fact {
 	return func(s *state, at time.Time) {
 		// The plugin may not run programs on a GPU. Its probe is that the GPU can be
@@ -125,36 +127,38 @@ func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, b
 			s.health = s.health.ApplyProbe(health.Probe{ID: id, Began: began, Passed: isHealthy(snap, pending, id)}, at)
 		}
 		s.setSnapshot(snap, root, at)
-		told := map[gpu.UUID]bool{}
+		reportedChanged := map[gpu.UUID]bool{}
 		for _, e := range events {
 			switch e.Kind {
 			case gpu.EventChanged:
-				told[e.UUID] = true
+				reportedChanged[e.UUID] = true
 			case gpu.EventUnwatched:
-				delete(told, e.UUID)
+				delete(reportedChanged, e.UUID)
 			}
 		}
-		if told[""] {
+		if reportedChanged[""] {
 			s.health = s.health.SetResponding(at)
 		}
 		for _, d := range snap.Devices {
-			if told[d.UUID] && d.Fault.Reason == "" {
+			if reportedChanged[d.UUID] && d.Fault.Reason == "" {
 				s.health = s.health.Watched(d.UUID, at)
 			}
 		}
 	}
 }
 
+// setSnapshot replaces the snapshot and the fields that depend on it. root is the driver root.
 func (s *state) setSnapshot(snap gpu.Snapshot, root string, at time.Time) {
 	s.snapshot, s.root = snap, root
-	s.inputs++
-	if now := prefer.NewTopology(snap); !now.Equal(s.topology) {
-		s.topology = now // an unchanged one is kept, with its cache
+	s.inputsVersion++
+	if topology := prefer.NewTopology(snap); !topology.Equal(s.topology) {
+		s.topology = topology // an unchanged one is kept, with its cache
 	}
 	s.health = s.health.ApplySnapshot(snap, at)
 }
 
-// isHealthy reports whether the GPU, or the parent of the MIG device, has no fault.
+// isHealthy reports whether the GPU, or the parent of the MIG device, has no fault in the
+// snapshot and none among the pending events.
 func isHealthy(snap gpu.Snapshot, pending []gpu.Event, id gpu.UUID) bool {
 	return slices.ContainsFunc(snap.Devices, func(d gpu.Device) bool {
 		return d.Fault.Reason == "" &&
@@ -165,10 +169,10 @@ func isHealthy(snap gpu.Snapshot, pending []gpu.Event, id gpu.UUID) bool {
 	})
 }
 
-// watchFailed records that the GPUs cannot be watched any more. unloaded reports whether the
-// kernel module is gone, and not only access to it.
+// watchFailed records that the plugin gets no events of the GPUs any more. unloaded: the kernel
+// module is gone, not only the access to it.
 func watchFailed(err error, unloaded bool) fact {
-	return func(s *state, at time.Time) { s.health = s.health.SetUnwatchable(unwatched(err), unloaded, at) }
+	return func(s *state, at time.Time) { s.health = s.health.SetUnwatchable(unwatchedFault(err), unloaded, at) }
 }
 
 // driverAbsent records why there is no driver.
@@ -179,7 +183,8 @@ func driverAbsent(why absence, err error, unloaded bool) fact {
 	}
 }
 
-func unwatched(err error) gpu.Fault {
+// unwatchedFault returns the fault of GPUs whose events cannot be received.
+func unwatchedFault(err error) gpu.Fault {
 	return gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "its health cannot be watched: " + err.Error()}
 }
 
@@ -188,12 +193,12 @@ func toolkitNames(names allocate.Naming) fact {
 	return func(s *state, _ time.Time) { s.toolkitNaming = names }
 }
 
-// mpsServes sets the GPUs that the MPS control daemons serve.
-func mpsServes(served allocate.Served) fact {
+// mpsServes sets for which GPUs the MPS control daemons are ready.
+func mpsServes(served allocate.MPSState) fact {
 	return func(s *state, _ time.Time) { s.mps = served }
 }
 
-// kubeletReached is the state of a resource's registration.
+// kubeletReached sets the status of a resource's registration.
 func kubeletReached(resource string, status kubelet.Status) fact {
 	return func(s *state, _ time.Time) {
 		if s.kubelets = maps.Clone(s.kubelets); s.kubelets == nil {
@@ -203,7 +208,7 @@ func kubeletReached(resource string, status kubelet.Status) fact {
 	}
 }
 
-// resourceRetired is the end of a resource's service.
+// resourceRetired removes the status of a resource whose service has ended.
 func resourceRetired(resource string) fact {
 	return func(s *state, _ time.Time) {
 		s.kubelets = maps.Clone(s.kubelets)
@@ -211,7 +216,7 @@ func resourceRetired(resource string) fact {
 	}
 }
 
-// pluginEnds records why the plugin ends. The first reason counts.
+// pluginEnds records why the plugin ends. Only the first call has an effect.
 func pluginEnds(why ending) fact {
 	return func(s *state, _ time.Time) {
 		if s.ended == nil {
@@ -227,7 +232,7 @@ type absence struct {
 	idle    bool // the machine has no GPU and needs no driver
 }
 
-// ending describes why the plugin ends. Later changes are not reported.
+// ending describes why the plugin ends. The phase in the state file stays at it.
 type ending struct {
 	phase   nodestate.Phase
 	reason  gpu.Reason
@@ -242,7 +247,7 @@ func (s state) labelInput() (n plan.LabelInput, known bool) {
 	return n, s.configured && (s.snapshot.Driver.Version != "" || idle)
 }
 
-// refusal returns why no other configuration is in force, for phase.
+// refusal returns the reason and message of a refused configuration. s.refused must be set.
 func (s state) refusal() (gpu.Reason, string) {
 	if errors.Is(s.refused, ErrNotChosen) {
 		return reasonUnchosen, s.refused.Error()
@@ -251,14 +256,14 @@ func (s state) refusal() (gpu.Reason, string) {
 	return reasonRefused, strings.ReplaceAll(s.refused.Error(), "\n", "; ")
 }
 
-// registered reports whether every resource is registered with the kubelet, and if not,
-// what is waited for.
+// registered reports whether every resource is registered with the kubelet. If not, waiting
+// names what is waited for.
 func (s state) registered() (all bool, waiting string) {
 	waiting = "the kubelet"
 	for _, r := range s.plan.Resources {
-		status, served := s.kubelets[r.Name]
+		status, known := s.kubelets[r.Name]
 		switch {
-		case !served:
+		case !known:
 			return false, waiting
 		case !status.Registered:
 			return false, status.Waiting
@@ -268,24 +273,24 @@ func (s state) registered() (all bool, waiting string) {
 	return all, waiting
 }
 
-// file returns the content of the state file.
-func (s state) file(boot string) nodestate.State {
+// stateFile returns the content of the state file.
+func (s state) stateFile(boot string) nodestate.State {
 	registered, _ := s.registered()
-	info := &nodestate.DevicePluginInfo{KubeletSocket: s.socket, Registered: registered, Faults: s.health.Faults(), IgnoredKeys: s.ignored}
+	info := &nodestate.DevicePluginInfo{KubeletSocket: s.kubeletSocket, Registered: registered, Faults: s.health.Faults(), IgnoredKeys: s.ignored}
 	for _, r := range s.plan.Resources {
 		resource := nodestate.Resource{Name: r.Name}
 		for d := range r.Parts() {
-			one := nodestate.Device{ID: string(d.UUID()), GPU: d.UUID(), Replicas: d.Replicas, Health: nodestate.Healthy}
+			device := nodestate.Device{ID: string(d.UUID()), GPU: d.UUID(), Replicas: d.Replicas, Health: nodestate.Healthy}
 			if d.NUMANode >= 0 {
-				one.NUMANode = &d.NUMANode
+				device.NUMANode = &d.NUMANode
 			}
 			if m := d.MIG; m.UUID != "" {
-				one.MIG = &nodestate.MIG{Parent: d.GPU, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance}
+				device.MIG = &nodestate.MIG{Parent: d.GPU, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance}
 			}
 			if !d.Healthy() {
-				one.Health, one.Reason, one.Message, one.Since = nodestate.Unhealthy, d.Fault.Reason, d.Fault.Message, d.Since.UTC()
+				device.Health, device.Reason, device.Message, device.Since = nodestate.Unhealthy, d.Fault.Reason, d.Fault.Message, d.Since.UTC()
 			}
-			resource.Devices = append(resource.Devices, one)
+			resource.Devices = append(resource.Devices, device)
 		}
 		info.Resources = append(info.Resources, resource)
 	}
@@ -302,10 +307,11 @@ func (s state) file(boot string) nodestate.State {
 	return file
 }
 
-// phase summarises the state. The worst problem comes first.
+// phase returns phase, reason and message for the state file. The first case that applies
+// counts; the worst come first.
 func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
-	devices, healthy, hindered, unserved := 0, 0, 0, gpu.Fault{}
-	byMPS := 0
+	devices, healthy, withoutName, mpsFault := 0, 0, 0, gpu.Fault{}
+	withoutMPS := 0
 	for _, r := range s.plan.Resources {
 		for _, d := range r.Devices {
 			devices++
@@ -313,15 +319,15 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 			case d.Healthy():
 				healthy++
 			case d.Fault.Reason == allocate.ReasonCDI:
-				hindered++
+				withoutName++
 			case d.Fault.Reason == allocate.ReasonMPS:
-				byMPS++
-				unserved = d.Fault
+				withoutMPS++
+				mpsFault = d.Fault
 			}
 		}
 	}
 	registered, waiting := s.registered()
-	left := slices.IndexFunc(s.plan.LeftOut, func(l plan.LeftOut) bool { return !l.AsConfigured() })
+	leftOut := slices.IndexFunc(s.plan.LeftOut, func(l plan.LeftOut) bool { return !l.AsConfigured() })
 	switch {
 	case s.ended != nil:
 		return s.ended.phase, s.ended.reason, s.ended.message
@@ -335,8 +341,8 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Waiting, s.absent.reason, s.absent.message
 	case s.snapshot.Driver.Version == "":
 		return nodestate.Waiting, reasonStarting, "the driver has not been read yet"
-	case devices == 0 && left >= 0:
-		return nodestate.Failed, s.plan.LeftOut[left].Reason, leftText(s.plan.LeftOut[left])
+	case devices == 0 && leftOut >= 0:
+		return nodestate.Failed, s.plan.LeftOut[leftOut].Reason, leftOutText(s.plan.LeftOut[leftOut])
 	case devices == 0 && len(s.plan.LeftOut) > 0 && s.refused != nil: // the refused one may fix it
 		why, message := s.refusal()
 		return nodestate.Degraded, why, message
@@ -346,26 +352,27 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Ready, reasonNoGPU, "the driver shows no GPU on this node"
 	case !registered:
 		return nodestate.Waiting, reasonNoKubelet, "waiting for " + waiting
-	case healthy == 0 && hindered == devices:
+	case healthy == 0 && withoutName == devices:
 		return nodestate.Failed, allocate.ReasonCDI, s.cdi.Text()
-	case healthy == 0 && byMPS == devices:
-		return nodestate.Waiting, allocate.ReasonMPS, unserved.Message
+	case healthy == 0 && withoutMPS == devices:
+		return nodestate.Waiting, allocate.ReasonMPS, mpsFault.Message
 	case healthy == 0:
 		return nodestate.Failed, reasonNoHealthy, fmt.Sprintf("none of %d devices is healthy", devices)
 	case s.refused != nil:
 		why, message := s.refusal()
 		return nodestate.Degraded, why, message
-	case s.cdi.Problem() != "" || hindered > 0:
+	case s.cdi.Problem() != "" || withoutName > 0:
 		return nodestate.Degraded, allocate.ReasonCDI, s.cdi.Text()
 	case healthy < devices:
 		return nodestate.Degraded, reasonUnhealthy, fmt.Sprintf("%d of %d devices are unhealthy", devices-healthy, devices)
-	case left >= 0:
-		return nodestate.Degraded, reasonLeftOut, leftText(s.plan.LeftOut[left])
+	case leftOut >= 0:
+		return nodestate.Degraded, reasonLeftOut, leftOutText(s.plan.LeftOut[leftOut])
 	}
 	return nodestate.Ready, "", ""
 }
 
-func leftText(l plan.LeftOut) string {
+// leftOutText describes a device that is not advertised.
+func leftOutText(l plan.LeftOut) string {
 	name := fmt.Sprintf("GPU %d", l.Index)
 	if l.MIG != (gpu.MIGDevice{}) {
 		name = fmt.Sprintf("MIG device %d:%d", l.Index, l.MIG.Index)

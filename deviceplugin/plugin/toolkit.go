@@ -9,21 +9,21 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// watchToolkit follows the toolkit's state, even while the settings do not need it,
-// since they may change. When the toolkit names other devices, the plugin reads the
-// GPUs again: the toolkit notices changes by their device nodes, such as a MIG layout,
-// for which some drivers send no event.
+// watchToolkit applies each change of the toolkit's state until ctx ends. It does so even
+// while the settings do not need the state, since they may change. When the toolkit names
+// other devices, the plugin reads the GPUs again: the toolkit notices changes by their
+// device nodes, such as a MIG layout, for which some drivers send no event.
 func (p *Plugin) watchToolkit(ctx context.Context) error {
-	p.afterStart(ctx) // readToolkit has read the present state
+	p.waitForStart(ctx) // newPlugin has read the present state
 	return nodestate.WatchBoot(ctx, p.stateDir(nodestate.Toolkit), p.boot, func(s nodestate.State, err error) {
 		p.mu.Lock()
-		now := allocate.NamingOf(s, err).MergeAfter(p.state.toolkitNaming)
-		same, named := reflect.DeepEqual(now, p.state.toolkitNaming), now.SameNames(p.state.toolkitNaming)
+		naming := allocate.NamingFrom(s, err).MergeAfter(p.state.toolkitNaming)
+		same, sameNames := reflect.DeepEqual(naming, p.state.toolkitNaming), naming.SameNames(p.state.toolkitNaming)
 		p.mu.Unlock()
 		if !same {
-			p.update(toolkitNames(now))
+			p.applyAndPublish(toolkitNames(naming))
 		}
-		if !named {
+		if !sameNames {
 			select {
 			case p.resync <- struct{}{}:
 			default: // one is pending
@@ -33,24 +33,24 @@ func (p *Plugin) watchToolkit(ctx context.Context) error {
 }
 
 // readToolkit reads the toolkit's current state, so that the first list does not offer
-// devices that the toolkit has denied.
+// devices that have no CDI name.
 func (p *Plugin) readToolkit() {
-	p.state.toolkitNaming = allocate.NamingOf(nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)).MergeAfter(p.state.toolkitNaming)
+	p.state.toolkitNaming = allocate.NamingFrom(nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), p.boot)).MergeAfter(p.state.toolkitNaming)
 }
 
-// watchMPS follows the state of the MPS control daemons, even while nothing is shared
-// by MPS, since the settings may change.
+// watchMPS applies each change of the state of the MPS control daemons until ctx ends. It does
+// so even while nothing is shared by MPS, since the settings may change.
 func (p *Plugin) watchMPS(ctx context.Context) error {
 	if !p.mayShareByMPS() {
-		p.afterStart(ctx)
+		p.waitForStart(ctx)
 	}
 	return nodestate.WatchHeld(ctx, p.stateDir(nodestate.MPS), p.boot, func(s nodestate.State, err error) {
-		now := allocate.ServedOf(s, err)
+		mpsState := allocate.MPSStateFrom(s, err)
 		p.mu.Lock()
-		same := reflect.DeepEqual(now, p.state.mps)
+		same := reflect.DeepEqual(mpsState, p.state.mps)
 		p.mu.Unlock()
 		if !same {
-			p.update(mpsServes(now))
+			p.applyAndPublish(mpsServes(mpsState))
 		}
 	})
 }

@@ -11,27 +11,27 @@ import (
 	"github.com/gpuready/gpuready/internal/injection"
 )
 
-// View is the state that a plugin would advertise at one moment. It is never changed.
+// View holds what a plugin would advertise at one moment. It is never changed.
 type View struct {
 	Plan     plan.Plan // including health and unallocatable devices
 	Snapshot gpu.Snapshot
 	Absent   gpu.Fault // why there is no driver, or why it is not used; zero: there is one
 }
 
-// Read reports whether this process has read the driver. Before that the plan holds
-// remembered devices, which is not a list to send.
-func (v View) Read() bool { return v.Snapshot.Driver.Version != "" }
+// HasSnapshot reports whether this process has read the GPUs. Before that the plan holds the
+// devices that an earlier process recorded, which may be gone.
+func (v View) HasSnapshot() bool { return v.Snapshot.Driver.Version != "" }
 
-// Watch is Run without side effects. It watches the same GPUs and derives the same
-// health and plan, but passes each View to seen instead of the kubelet and the state
-// file. It does read the state file. seen is called by one goroutine at a time and must
-// not block.
-func Watch(ctx context.Context, cfg Config, seen func(View)) error {
+// Watch is Run without side effects, for shadow mode. It watches the same GPUs and derives the
+// same health and plan, but passes each View to report instead of the kubelet and the state
+// file. It does read the state file. report is called by one goroutine at a time and must not
+// block.
+func Watch(ctx context.Context, cfg Config, report func(View)) error {
 	p, err := newPlugin(cfg)
 	if err != nil {
 		return err
 	}
-	p.onView, p.state.beside = seen, true
+	p.reportOnly, p.state.otherPluginServes = report, true
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
@@ -44,7 +44,7 @@ func Watch(ctx context.Context, cfg Config, seen func(View)) error {
 	return err
 }
 
-// reportView passes the current View to onView. p.mu is held.
+// reportView passes the current View to reportOnly. p.mu is held.
 func (p *Plugin) reportView() {
 	v := View{Plan: p.state.plan, Snapshot: p.state.snapshot}
 	switch {
@@ -53,5 +53,5 @@ func (p *Plugin) reportView() {
 	case p.state.absent != nil:
 		v.Absent = gpu.Fault{Reason: p.state.absent.reason, Message: p.state.absent.message}
 	}
-	p.onView(v)
+	p.reportOnly(v)
 }

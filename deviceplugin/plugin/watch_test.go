@@ -26,7 +26,7 @@ func TestWatchReportsThePlanWithoutSideEffects(t *testing.T) {
 		for end := soon(t); ; {
 			select {
 			case v := <-views:
-				if v.Read() && cond(v) {
+				if v.HasSnapshot() && cond(v) {
 					return
 				}
 			case <-end.Done():
@@ -77,7 +77,7 @@ func TestWatchReportsAMissingConfiguration(t *testing.T) {
 	for _, want := range []gpu.Fault{{Reason: "ConfigNotChosen", Message: "no configuration is chosen yet: nobody has"}, {Reason: "ConfigRefused", Message: "it is wrong"}} {
 		select {
 		case v := <-views:
-			require.False(t, v.Read())
+			require.False(t, v.HasSnapshot())
 			require.Equal(t, want, v.Absent)
 		case <-soon(t).Done():
 			t.Fatal("not seen")
@@ -96,7 +96,7 @@ func TestWatchIgnoresMPSDaemons(t *testing.T) {
 	ctx, cancel := context.WithCancel(soon(t))
 	var read []plugin.View
 	require.NoError(t, plugin.Watch(ctx, n.cfg, func(v plugin.View) {
-		if v.Read() && v.Plan.Resources[0].Devices[0].Fault.Reason != gpu.ReasonUnwatched {
+		if v.HasSnapshot() && v.Plan.Resources[0].Devices[0].Fault.Reason != gpu.ReasonUnwatched {
 			read = append(read, v)
 			cancel()
 		}

@@ -11,7 +11,7 @@ import (
 // Policy is the criterion for a choice.
 type Policy int
 
-// The last three policies are those of the reference's sharedDevicesAllocationPolicy
+// The last three policies are those of NVIDIA's sharedDevicesAllocationPolicy
 // (k8s-device-plugin, internal/rm/allocate.go).
 const (
 	// Aligned chooses GPUs that are near to each other, and among equals those that leave

@@ -12,12 +12,12 @@ import (
 
 // Value is one setting in force.
 type Value struct {
-	Path string // in the configuration file
-	JSON string
+	Path string // in the configuration file: "flags.migStrategy"
+	JSON string // the value as JSON
 	From string // the file, or "default"
 }
 
-// Values returns the settings in force, by their path.
+// Values returns the settings in force, sorted by path.
 func (o *Options) Values() ([]Value, error) {
 	inForce, err := leafValues(o.Config)
 	if err != nil {
@@ -38,26 +38,27 @@ func (o *Options) Values() ([]Value, error) {
 	return all, nil
 }
 
-// changes returns the settings that differ, each with its origin now.
-func changes(was, now *Options) []string {
+// listChanges returns one line for each setting that differs, with its new origin. Without
+// previous settings it lists those that are not defaults.
+func listChanges(previous, current *Options) []string {
 	before := map[string]string{}
-	if was != nil {
-		before, _ = leafValues(was.Config) // it always encodes
+	if previous != nil {
+		before, _ = leafValues(previous.Config) // it always encodes
 	}
-	after, _ := leafValues(now.Config)
+	after, _ := leafValues(current.Config)
 	var all []string
 	both := maps.Clone(before)
 	maps.Copy(both, after)
 	for _, path := range slices.Sorted(maps.Keys(both)) {
-		if before[path] == after[path] || was == nil && now.origins()[path] == "" {
+		if before[path] == after[path] || previous == nil && current.origins()[path] == "" {
 			continue
 		}
 		line := path + ": "
-		if was != nil {
+		if previous != nil {
 			line += orNone(before[path]) + " → "
 		}
 		line += orNone(after[path])
-		if origin := now.origins()[path]; origin != "" {
+		if origin := current.origins()[path]; origin != "" {
 			line += " (" + origin + ")"
 		}
 		all = append(all, line)
@@ -68,6 +69,7 @@ func changes(was, now *Options) []string {
 	return all
 }
 
+// orNone returns value, or "nothing" for a setting that is absent.
 func orNone(value string) string {
 	if value == "" {
 		return "nothing"
@@ -82,7 +84,7 @@ func (o *Options) origins() map[string]string {
 	for path := range fromFile {
 		all[path] = o.ConfigFile
 	}
-	for flag, path := range inFile {
+	for flag, path := range filePaths {
 		if origin := o.origin[flag]; origin != "" {
 			all[path] = origin
 		}
@@ -103,11 +105,13 @@ func leafValues(c *config.Config) (map[string]string, error) {
 		return nil, err
 	}
 	all := map[string]string{}
-	flatten(all, "", generic)
+	flattenInto(all, "", generic)
 	return all, nil
 }
 
-func flatten(all map[string]string, path string, v any) {
+// flattenInto adds each value of a decoded JSON document to all, by its path. A list of values
+// is one value; a list of objects has paths such as resources.gpus[0].name.
+func flattenInto(all map[string]string, path string, v any) {
 	switch v := v.(type) {
 	case map[string]any:
 		for key, value := range v {
@@ -115,13 +119,13 @@ func flatten(all map[string]string, path string, v any) {
 			if path != "" {
 				at = path + "." + key
 			}
-			flatten(all, at, value)
+			flattenInto(all, at, value)
 		}
 		return
 	case []any:
 		for i, item := range v {
 			if _, keys := item.(map[string]any); keys {
-				flatten(all, fmt.Sprintf("%s[%d]", path, i), item)
+				flattenInto(all, fmt.Sprintf("%s[%d]", path, i), item)
 				continue
 			}
 			text, _ := json.Marshal(v) // it came from JSON

@@ -1,6 +1,7 @@
 package settings
 
-// Environment maps each flag to its variable; those of settings are the reference's.
+// Environment maps each flag to its environment variable. The variables of settings are those
+// of NVIDIA's device plugin.
 var Environment = map[string]string{
 	"config-file":                      "CONFIG_FILE",
 	"config-dir":                       "CONFIG_FILE_SRCDIR",
@@ -39,13 +40,13 @@ var Environment = map[string]string{
 	"imex-required":                    "IMEX_REQUIRED",
 }
 
-// olderEnvironment are variables that the reference still accepts as well.
+// olderEnvironment maps flags to older variables that NVIDIA's device plugin still accepts.
 var olderEnvironment = map[string]string{
 	"nvidia-cdi-hook-path": "NVIDIA_CTK_PATH",
 	"driver-root-ctr-path": "CONTAINER_DRIVER_ROOT",
 }
 
-// aliases are other spellings of flags that the reference accepts.
+// aliases maps other spellings of flags, which NVIDIA's device plugin accepts, to the flags.
 var aliases = map[string]string{
 	"nvidia-driver-root":    "driver-root",
 	"nvidia-dev-root":       "dev-root",

@@ -13,11 +13,11 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/deviceplugin/health"
-	strict "github.com/gpuready/gpuready/internal/config"
+	baseconfig "github.com/gpuready/gpuready/internal/config"
 )
 
-// inFile maps each flag to its path in the configuration file.
-var inFile = map[string]string{
+// filePaths maps each flag to its path in the configuration file.
+var filePaths = map[string]string{
 	"mig-strategy":                     "flags.migStrategy",
 	"fail-on-init-error":               "flags.failOnInitError",
 	"mps-root":                         "flags.mpsRoot",
@@ -38,8 +38,8 @@ var inFile = map[string]string{
 	"imex-required":                    "imex.required",
 }
 
-// settingFlags defines the flags that the configuration file has too.
-func (o *Options) settingFlags(f *pflag.FlagSet) {
+// addSettingFlags defines the flags of the settings that the configuration file has too.
+func (o *Options) addSettingFlags(f *pflag.FlagSet) {
 	s, p := &o.settings, &o.settings.Plugin
 	text := func(field **string, name, value, usage string) {
 		*field = f.String(name, value, usage)
@@ -79,36 +79,36 @@ func (o *Options) readData(data []byte, flags *pflag.FlagSet) (err error) {
 		return err
 	}
 	given := o.file.FlagValues()
-	for _, flag := range slices.Sorted(maps.Keys(inFile)) {
-		value, there := given[inFile[flag]]
-		if !there || flags.Changed(flag) {
+	for _, flag := range slices.Sorted(maps.Keys(filePaths)) {
+		value, isSet := given[filePaths[flag]]
+		if !isSet || flags.Changed(flag) {
 			continue
 		}
 		if value == "" && flags.Lookup(flag).DefValue == "[]" {
 			continue // an empty list is the default
 		}
 		if err := flags.Set(flag, value); err != nil {
-			return &strict.Error{Source: o.ConfigFile, Path: inFile[flag], Err: err}
+			return &baseconfig.Error{Source: o.ConfigFile, Path: filePaths[flag], Err: err}
 		}
 		o.origin[flag] = o.ConfigFile
 	}
 	return nil
 }
 
-// mergeConfig returns the configuration in force: the file overlaid with the flags,
-// whose values come from the command line, the environment, the file and the defaults.
-// Its errors name each setting by its origin.
+// mergeConfig returns the configuration in force: the file, overridden by flags and environment
+// variables, and completed by the defaults. Its errors name each setting by its origin. A valid
+// configuration that is not supported is returned with an error.
 func (o *Options) mergeConfig() (*config.Config, error) {
 	c := o.file.With(o.settings, o.imex)
 	if err := errors.Join(o.attributeErrors(c.Check())...); err != nil {
 		return nil, err
 	}
-	return c, errors.Join(o.attributeErrors(notServed(c))...)
+	return c, errors.Join(o.attributeErrors(checkSupported(c))...)
 }
 
-// readPolicy derives the policy for XIDs from the file and the reference's two
+// deriveXIDPolicy derives the policy for XIDs from the file and NVIDIA's two
 // variables, which override it.
-func (o *Options) readPolicy() error {
+func (o *Options) deriveXIDPolicy() error {
 	disable, enable := os.Getenv(health.DisableVariable), os.Getenv(health.EnableVariable)
 	changes, err := health.ParseDisable(disable, enable)
 	if err != nil {
@@ -124,16 +124,16 @@ func (o *Options) readPolicy() error {
 	return nil
 }
 
-// attributeErrors replaces the fields in errors by the name under which they were set:
-// a flag, a variable, or a path in the file.
+// attributeErrors splits a joined error, and names the setting in each of its errors as the user
+// set it: by a flag, a variable, or a path in the file.
 func (o *Options) attributeErrors(err error) []error {
 	var all []error
 	for _, err := range SplitErrors(err) {
-		if field, is := errors.AsType[*strict.Error](err); is {
+		if field, ok := errors.AsType[*baseconfig.Error](err); ok {
 			renamed := *field
 			err = &renamed
 			renamed.Source = o.ConfigFile
-			for flag, path := range inFile {
+			for flag, path := range filePaths {
 				within, _, _ := strings.Cut(field.Path, "[")
 				if origin := o.origin[flag]; path == within && origin != o.ConfigFile {
 					renamed.Source, renamed.Path = "", origin
@@ -145,9 +145,9 @@ func (o *Options) attributeErrors(err error) []error {
 	return all
 }
 
-// SplitErrors undoes errors.Join.
+// SplitErrors returns the errors that errors.Join joined.
 func SplitErrors(err error) []error {
-	if joined, is := err.(interface{ Unwrap() []error }); is {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return joined.Unwrap()
 	}
 	if err == nil {

@@ -43,7 +43,7 @@ func watchConfig(t *testing.T, args ...string) deliveries {
 	f := NewWatcher(o, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- f.Watch(ctx, func(o *Options, err error) { h.ch <- delivery{o, err} }) }()
+	go func() { done <- f.WatchConfig(ctx, func(o *Options, err error) { h.ch <- delivery{o, err} }) }()
 	t.Cleanup(func() {
 		cancel()
 		require.ErrorIs(t, <-done, context.Canceled)
@@ -230,14 +230,14 @@ func TestLastValidConfigurationIsInForce(t *testing.T) {
 				inForce, refused = n, false
 			}
 			count := 0
-			f.reload(func(s *Options, err error) {
+			f.reloadConfig(func(s *Options, err error) {
 				count++
 				if last.err = err; err == nil {
 					last.options = s
 				}
 			})
 			require.LessOrEqual(r, count, 1)
-			f.reload(func(*Options, error) { r.Fatal("delivered without a change") })
+			f.reloadConfig(func(*Options, error) { r.Fatal("delivered without a change") })
 			require.Equal(r, refused, last.err != nil)
 			require.Equal(r, inForce, last.options.Config.Sharing.TimeSlicing.Resources[0].Replicas)
 		}
@@ -272,16 +272,16 @@ func TestLogHasChangesAndTheirOrigin(t *testing.T) {
 		return o
 	}
 	plain := options("flags: {gdrcopyEnabled: true}")
-	require.Equal(t, []string{"none"}, changes(plain, options("flags: {gdrcopyEnabled: true} # now with a comment")))
+	require.Equal(t, []string{"none"}, listChanges(plain, options("flags: {gdrcopyEnabled: true} # now with a comment")))
 	require.Equal(t, []string{
 		`flags.gdrcopyEnabled: true → false`,
 		`flags.migStrategy: "none" → "mixed" (` + path + `)`,
 		`sharing.timeSlicing.resources[0].name: nothing → "nvidia.com/gpu" (` + path + `)`,
 		`sharing.timeSlicing.resources[0].replicas: nothing → 2 (` + path + `)`,
-	}, slices.DeleteFunc(changes(plain, options("flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}")), func(line string) bool {
+	}, slices.DeleteFunc(listChanges(plain, options("flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}")), func(line string) bool {
 		return strings.Contains(line, "timeSlicing.renameByDefault") || strings.Contains(line, "failRequests") || strings.Contains(line, "devices")
 	}))
-	require.Contains(t, changes(nil, options("flags: {migStrategy: mixed}")), `flags.gdsEnabled: true (--gds-enabled)`)
+	require.Contains(t, listChanges(nil, options("flags: {migStrategy: mixed}")), `flags.gdsEnabled: true (--gds-enabled)`)
 }
 
 func TestLinkChain(t *testing.T) {
@@ -322,7 +322,7 @@ func TestLabelChoosesAsInTheReference(t *testing.T) {
 		"none at all":           {configs: configSet{fallback: []string{"named", "single"}}, err: "the folder has none"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := c.configs.choose(c.label, c.there)
+			got, err := c.configs.chooseName(c.label, c.there)
 			require.Equal(t, c.want, got)
 			if c.err == "" {
 				require.NoError(t, err)
@@ -375,7 +375,7 @@ func TestLogLineIsBounded(t *testing.T) {
 		wrong += fmt.Sprintf("key%d: 1\n", i)
 	}
 	writeFile(t, path, wrong)
-	f.reload(func(*Options, error) {})
+	f.reloadConfig(func(*Options, error) {})
 	require.Contains(t, log.String(), "ConfigRefused")
 	require.Less(t, log.Len(), 20_000)
 }

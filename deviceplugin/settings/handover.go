@@ -13,36 +13,38 @@ type handedOver struct {
 	Labels map[string]string `json:"labels"` // labels by which the node chose; nil: unknown
 }
 
-// HandoverData returns the data for the next program; nil: it needs none.
-func (f *Watcher) HandoverData() ([]byte, error) {
-	if f.first.path() == "" || f.inForce == nil {
+// HandoverData returns the data for the program that this process is about to execute; nil: it
+// needs none, since no configuration file is in use or in force.
+func (w *Watcher) HandoverData() ([]byte, error) {
+	if w.first.watchedPath() == "" || w.inForce == nil {
 		return nil, nil
 	}
-	return json.Marshal(handedOver{Name: f.inForce.Name, Data: f.inForce.data, Labels: f.labels})
+	return json.Marshal(handedOver{Name: w.inForce.Name, Data: w.inForce.data, Labels: w.labels})
 }
 
-// readPrevious decodes the data of the previous program.
-func (o *Options) readPrevious() error {
+// readHandedOver decodes the data that the previous program in this process handed over.
+func (o *Options) readHandedOver() error {
 	if o.command.Previous == nil {
 		return nil
 	}
-	o.previous = new(handedOver)
-	if err := json.Unmarshal(o.command.Previous, o.previous); err != nil {
+	o.handedOver = new(handedOver)
+	if err := json.Unmarshal(o.command.Previous, o.handedOver); err != nil {
 		return fmt.Errorf("the data handed over by the previous program: %w", err)
 	}
 	return nil
 }
 
-// withPrevious returns the options with the configuration of the previous program; nil:
-// there was none.
-func (o *Options) withPrevious() *Options {
-	if o.previous == nil {
+// withHandedOver returns the options with the configuration that was in force in the previous
+// program. It returns nil if there was no previous program, or if this program refuses its
+// configuration.
+func (o *Options) withHandedOver() *Options {
+	if o.handedOver == nil {
 		return nil
 	}
-	next, err := o.withFile(o.previous.Name, o.previous.Data)
+	next, err := o.withFile(o.handedOver.Name, o.handedOver.Data)
 	if err != nil {
 		return nil
 	}
-	next.previous = o.previous
+	next.handedOver = o.handedOver
 	return next
 }

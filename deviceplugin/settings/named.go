@@ -11,12 +11,12 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
-	strict "github.com/gpuready/gpuready/internal/config"
+	baseconfig "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
 // Strategies for choosing a configuration that neither the node's label nor a flag
-// names. Words and meaning are those of the reference's config-manager
+// names. Words and meaning are those of NVIDIA's config-manager
 // (cmd/config-manager/main.go).
 const (
 	fallbackNamed  = "named"  // the one named default
@@ -25,16 +25,16 @@ const (
 	fallbackName   = "default"
 )
 
-// configSet is a folder of configurations, of which the node's label chooses one.
+// configSet describes a folder of configurations and how one of them is chosen.
 type configSet struct {
-	dir      string
-	name     string // chosen on the command line, overriding the label
-	standard string // for a node without the label
-	fallback []string
-	label    string
+	dir      string   // "": there is no folder
+	name     string   // chosen on the command line, overriding the label
+	standard string   // for a node without the label
+	fallback []string // strategies for a node without the label, if standard is ""
+	label    string   // the node's label; only nodestate.ConfigLabel is supported
 }
 
-func (n *configSet) flags(f *pflag.FlagSet) {
+func (n *configSet) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&n.dir, "config-dir", "", "`folder` of configuration files, of which the node's label chooses one by its name")
 	f.StringVar(&n.name, "config", "", "with --config-dir: use the file of this `name`, whatever the node's label")
 	f.StringVar(&n.standard, "default-config", "", "with --config-dir: the file for a node without the label")
@@ -43,7 +43,8 @@ func (n *configSet) flags(f *pflag.FlagSet) {
 	f.StringVar(&n.label, "node-label", nodestate.ConfigLabel, "the label that chooses; only the default is supported")
 }
 
-func (n *configSet) check(file string) error {
+// checkFlags refuses unsupported values. file is that of --config-file.
+func (n *configSet) checkFlags(file string) error {
 	for _, strategy := range n.fallback {
 		if !slices.Contains([]string{fallbackNamed, fallbackSingle, fallbackEmpty}, strategy) {
 			return fmt.Errorf("--fallback-strategies: %q is not known, only named, single and empty", strategy)
@@ -60,44 +61,45 @@ func (n *configSet) check(file string) error {
 	return nil
 }
 
-// choose returns the name of the configuration for a node with that label, or "" for
-// the empty one. It only ever returns a name in the list, so that a label cannot lead
-// elsewhere.
-func (n *configSet) choose(label string, there []string) (string, error) {
-	for _, asked := range []struct{ name, by string }{
+// chooseName returns the name of the configuration for a node with that value of the label, or
+// "" to use no file. names lists the files in the folder. Only one of them is ever returned, so
+// that a label cannot name a file elsewhere.
+func (n *configSet) chooseName(label string, names []string) (string, error) {
+	for _, choice := range []struct{ name, by string }{
 		{n.name, "--config"}, {label, "the node's label " + nodestate.ConfigLabel}, {n.standard, "--default-config"},
 	} {
 		switch {
-		case asked.name == "":
-		case slices.Contains(there, asked.name):
-			return asked.name, nil
+		case choice.name == "":
+		case slices.Contains(names, choice.name):
+			return choice.name, nil
 		default:
-			return "", fmt.Errorf("%s: no configuration is called %q, as %s has it; %s%s", n.dir, asked.name, asked.by, available(there), strict.Suggest(asked.name, there))
+			return "", fmt.Errorf("%s: no configuration is called %q, as %s has it; %s%s", n.dir, choice.name, choice.by, describeNames(names), baseconfig.Suggest(choice.name, names))
 		}
 	}
 	for _, strategy := range n.fallback {
 		switch {
-		case strategy == fallbackNamed && slices.Contains(there, fallbackName):
+		case strategy == fallbackNamed && slices.Contains(names, fallbackName):
 			return fallbackName, nil
-		case strategy == fallbackSingle && len(there) == 1:
-			return there[0], nil
+		case strategy == fallbackSingle && len(names) == 1:
+			return names[0], nil
 		case strategy == fallbackEmpty:
 			return "", nil
 		}
 	}
 	return "", fmt.Errorf("%s: the node has no label %s, and --default-config and --fallback-strategies (%s) name no configuration; %s",
-		n.dir, nodestate.ConfigLabel, strings.Join(n.fallback, ","), available(there))
+		n.dir, nodestate.ConfigLabel, strings.Join(n.fallback, ","), describeNames(names))
 }
 
-func available(there []string) string {
-	if len(there) == 0 {
+// describeNames lists the configurations for an error.
+func describeNames(names []string) string {
+	if len(names) == 0 {
 		return "the folder has none"
 	}
-	return "there are " + strings.Join(there, ", ")
+	return "there are " + strings.Join(names, ", ")
 }
 
-// ListConfigs returns the names of the configurations in a folder. Like the reference it skips folders and
-// the internal entries of a mounted ConfigMap (..data).
+// ListConfigs returns the names of the configurations in a folder. Like NVIDIA's device
+// plugin it skips folders and the internal entries of a mounted ConfigMap (..data).
 func ListConfigs(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -112,8 +114,8 @@ func ListConfigs(dir string) ([]string, error) {
 	return names, nil
 }
 
-// ReadConfig reads a configuration of a folder, and nothing outside of the folder, not even through a
-// link.
+// ReadConfig reads a configuration of a folder, and nothing outside of the folder, not even
+// through a link.
 func ReadConfig(dir, name string) ([]byte, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -123,19 +125,19 @@ func ReadConfig(dir, name string) ([]byte, error) {
 	return readRegular(func() (*os.File, error) { return root.OpenFile(name, openFlags, 0) }, filepath.Join(dir, name))
 }
 
-// Resolve returns the options with the configuration that they name, or that the node
-// chooses now.
+// Resolve returns the options with a configuration: the one that they have, or else the one that
+// the node chooses now.
 func (o *Options) Resolve() (*Options, error) {
 	if o.Config != nil {
 		return o, nil
 	}
-	found, err := o.withLabels(o.labels())
+	found, err := o.withLabels(o.readLabels())
 	if errors.Is(err, config.ErrNotChosen) {
-		there, listErr := ListConfigs(o.configs.dir)
+		names, listErr := ListConfigs(o.configs.dir)
 		if listErr != nil {
 			return nil, listErr
 		}
-		return nil, fmt.Errorf("no configuration of %s is chosen for this node yet; name one with --config: %s", o.configs.dir, available(there))
+		return nil, fmt.Errorf("no configuration of %s is chosen for this node yet; name one with --config: %s", o.configs.dir, describeNames(names))
 	}
 	return found, err
 }

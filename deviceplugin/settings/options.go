@@ -1,6 +1,6 @@
-// Package settings reads what the command line, the environment and the configuration file say,
-// in this order of precedence, and follows the file: Watcher delivers each new configuration.
-// The file may be one of a folder, chosen by the node's label.
+// Package settings reads the settings of the command line, the environment and the configuration
+// file, in this order of precedence. Watcher delivers each new configuration while the program
+// runs. The file may be one of a folder, chosen by the node's label.
 package settings
 
 import (
@@ -18,13 +18,13 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
-	strict "github.com/gpuready/gpuready/internal/config"
+	baseconfig "github.com/gpuready/gpuready/internal/config"
 )
 
 // DefaultStateDir is the default of --state-dir.
 const DefaultStateDir = "/run/nvidia/gpuready"
 
-// Command is a command of the program, as far as its settings depend on it.
+// Command holds what Parse needs to know of a subcommand.
 type Command struct {
 	Mode     Mode   // unless a flag or a variable asks for another
 	Help     string // the text of --help, with %s for the flags
@@ -34,22 +34,22 @@ type Command struct {
 // Mode selects what the program does with the settings.
 type Mode int
 
-// The modes. The flags --dry-run and --shadow, which people know from the reference and from
-// earlier releases, and the variable SHADOW ask for the second and third.
+// The modes. The flags --dry-run and --shadow, which people know from NVIDIA's device
+// plugin and from earlier releases, and the variable SHADOW ask for the second and third.
 const (
-	Serve   Mode = iota // advertise the GPUs to the kubelet
-	Devices             // print what would be advertised
-	Shadow              // compare with the device plugin that serves the node
+	Serve        Mode = iota // run: advertise the GPUs to the kubelet
+	PrintDevices             // print what would be advertised
+	Shadow                   // compare with the device plugin that serves the node
 )
 
 // Options are the settings from the command line, the environment and the configuration
 // file.
 type Options struct {
 	Mode           Mode
-	dryRun, shadow bool // the flags that ask for a mode
-	Version        bool
-	Once           bool
-	Output         string
+	dryRun, shadow bool   // the flags that ask for a mode
+	Version        bool   // only print the version
+	Once           bool   // with Shadow: compare once and end
+	Output         string // of PrintDevices, and Shadow with Once: table or json
 
 	ConfigFile      string
 	configs         configSet
@@ -69,26 +69,27 @@ type Options struct {
 	settings config.Flags
 	imex     config.Imex
 
-	previous *handedOver // handed over by the previous program; nil: there was none
+	handedOver *handedOver // handed over by the previous program; nil: there was none
 
 	command     Command
 	args        []string          // of the command line
 	Name        string            // of the configuration in --config-dir
 	data        []byte            // of the file; nil: no file
 	Hash        string            // of data; "": no file
-	file        *config.Config    // as parsed; empty without a file
-	Config      *config.Config    // in force
+	file        *config.Config    // the file as parsed; empty without a file
+	Config      *config.Config    // in force, complete; nil: the node has not chosen one yet
 	Policy      health.Policy     // effect of XIDs
 	Ignored     []config.Ignored  // unknown keys of the file that were skipped
 	origin      map[string]string // of each flag's value: "--x", "$X" or the file
 	NonDefaults []string          // settings other than the defaults, for the log
 }
 
-func (o *Options) flags(usage io.Writer) *pflag.FlagSet {
+// newFlagSet returns all flags, whose values go into o. --help is printed to usage.
+func (o *Options) newFlagSet(usage io.Writer) *pflag.FlagSet {
 	f := pflag.NewFlagSet("gpu-device-plugin", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.StringVar(&o.ConfigFile, "config-file", "", "configuration `file`, version: v1, of the NVIDIA device plugin")
-	o.configs.flags(f)
+	o.configs.addFlags(f)
 	f.StringVar(&o.unknownKeys, "unknown-keys", "refuse", "what to do with unknown keys in the configuration file: refuse it, or warn and ignore them")
 	f.StringVar(&o.KubeletSocket, "kubelet-socket", "/var/lib/kubelet/device-plugins/kubelet.sock", "the kubelet's registration `socket`; ours is created beside it")
 	f.DurationVar(&o.KubeletTimeout, "kubelet-timeout", 0, "end with an error when there are devices but no kubelet for this long; 0: no limit")
@@ -97,7 +98,7 @@ func (o *Options) flags(usage io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.Listen, "listen", ":9402", "`address` for /healthz, /readyz, /metrics, empty: none")
 	f.StringVar(&o.NFDDir, "nfd-dir", "", "host `path` of Node Feature Discovery's folder for feature files, into which the GPUs' labels are written; empty: gpu-validator publishes them")
 	f.StringVar(&o.LogFormat, "log-format", "text", "log as text or json")
-	o.settingFlags(f)
+	o.addSettingFlags(f)
 	f.BoolVar(&o.dryRun, "dry-run", false, "the same as gpu-device-plugin devices")
 	f.BoolVar(&o.shadow, "shadow", false, "the same as gpu-device-plugin shadow: register nothing, and log differences from the device plugin that serves this node")
 	for _, alias := range []string{"dry-run", "shadow"} {
@@ -114,7 +115,7 @@ func (o *Options) flags(usage io.Writer) *pflag.FlagSet {
 		}
 		return pflag.NormalizedName(name)
 	})
-	strict.Describe(f, Environment)
+	baseconfig.Describe(f, Environment)
 	f.Usage = func() { fmt.Fprintf(usage, o.command.Help, f.FlagUsagesWrapped(100)) }
 	return f
 }
@@ -122,39 +123,41 @@ func (o *Options) flags(usage io.Writer) *pflag.FlagSet {
 // Usage returns the text of --help.
 func Usage(help string) string {
 	var text strings.Builder
-	(&Options{command: Command{Help: help}}).flags(&text).Usage()
+	(&Options{command: Command{Help: help}}).newFlagSet(&text).Usage()
 	return text.String()
 }
 
-// Parse reads command line, environment and configuration file of a command. Earlier ones
-// take precedence. --help prints the help to usage and returns pflag.ErrHelp.
+// Parse reads command line, environment and configuration file of a command; earlier ones take
+// precedence. If the file cannot be used, the configuration that the previous program handed
+// over stays in force. --help prints the help to usage and returns pflag.ErrHelp.
 func Parse(c Command, args []string, usage io.Writer) (*Options, error) {
 	o := &Options{command: c}
 	f, err := o.parseFlags(args, usage)
 	if err != nil {
 		return nil, err
 	}
-	if err := o.readPrevious(); err != nil {
+	if err := o.readHandedOver(); err != nil {
 		return nil, err
 	}
 	switch {
 	case o.ConfigFile != "":
-		return o.readInitial(f)
+		return o.readInitialFile(f)
 	case o.configs.dir != "":
-		if before := o.withPrevious(); before != nil {
-			return before, nil
+		if previous := o.withHandedOver(); previous != nil {
+			return previous, nil
 		}
 		o.NonDefaults = o.listSettings(f)
-		return o, nil // not chosen yet
+		return o, nil // without Config: a Watcher delivers it once it is chosen
 	}
 	return o, o.applyFile(f, nil)
 }
 
-// ParseFile returns the settings of a file and the defaults, whatever the command line and the
-// environment. With an error of a valid file that cannot be served it returns both.
+// ParseFile returns the settings of a file and the defaults, without command line and
+// environment. If the file is valid but its settings are not 		supported  , it returns both the
+// options and the error.
 func ParseFile(path string, data []byte, unknownKeys string) (*Options, error) {
 	o := &Options{origin: map[string]string{}}
-	defaults := o.flags(io.Discard)
+	defaults := o.newFlagSet(io.Discard)
 	o.ConfigFile, o.unknownKeys = path, unknownKeys
 	if err := o.readData(data, defaults); err != nil {
 		return nil, err
@@ -164,10 +167,10 @@ func ParseFile(path string, data []byte, unknownKeys string) (*Options, error) {
 	return o, err
 }
 
-// parseFlags reads command line and environment.
+// parseFlags reads command line and environment, and records the origin of each value.
 func (o *Options) parseFlags(args []string, usage io.Writer) (*pflag.FlagSet, error) {
 	o.args, o.origin, o.Mode = args, map[string]string{}, o.command.Mode
-	f := o.flags(usage)
+	f := o.newFlagSet(usage)
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
@@ -176,7 +179,7 @@ func (o *Options) parseFlags(args []string, usage io.Writer) (*pflag.FlagSet, er
 	}
 	f.Visit(func(flag *pflag.Flag) { o.origin[flag.Name] = "--" + flag.Name })
 	for _, names := range []map[string]string{Environment, olderEnvironment} {
-		if err := strict.Env(f, names); err != nil {
+		if err := baseconfig.Env(f, names); err != nil {
 			return nil, err
 		}
 		f.Visit(func(flag *pflag.Flag) {
@@ -187,18 +190,18 @@ func (o *Options) parseFlags(args []string, usage io.Writer) (*pflag.FlagSet, er
 	}
 	switch {
 	case o.dryRun:
-		o.Mode = Devices
+		o.Mode = PrintDevices
 	case o.shadow && o.Mode == Serve:
 		o.Mode = Shadow
 	}
-	return f, o.check()
+	return f, o.checkValues()
 }
 
-// applyFile overlays a configuration file with the flags; nil: no file.
+// applyFile applies the content of a configuration file, or nil for no file; flags override it.
 func (o *Options) applyFile(f *pflag.FlagSet, data []byte) (err error) {
 	o.file = &config.Config{Version: config.Version}
 	if o.data = data; data != nil {
-		o.Hash = hash(data)
+		o.Hash = shortHash(data)
 		if err := o.readData(data, f); err != nil {
 			return err
 		}
@@ -210,26 +213,26 @@ func (o *Options) applyFile(f *pflag.FlagSet, data []byte) (err error) {
 		return err
 	}
 	o.NonDefaults = o.listSettings(f)
-	return o.readPolicy()
+	return o.deriveXIDPolicy()
 }
 
-// check refuses unsupported values instead of ignoring them.
-func (o *Options) check() error {
+// checkValues refuses unsupported values of flags.
+func (o *Options) checkValues() error {
 	for _, c := range []struct {
 		flag, value string
-		served      bool
-		only        string
+		supported   bool
+		only        string // what is supported
 	}{
 		{"--unknown-keys", o.unknownKeys, o.unknownKeys == "refuse" || o.unknownKeys == "warn", "refuse or warn"},
 		{"--cdi-feature-flags", fmt.Sprint(o.cdiFeatureFlags), len(o.cdiFeatureFlags) == 0, "none: the toolkit writes the CDI specs"},
 		{"--log-format", o.LogFormat, o.LogFormat == "text" || o.LogFormat == "json", "text or json"},
 		{"--output", o.Output, o.Output == "table" || o.Output == "json", "table or json"},
 	} {
-		if !c.served {
+		if !c.supported {
 			return fmt.Errorf("%s: %q is not supported, only %s", c.flag, c.value, c.only)
 		}
 	}
-	if err := o.configs.check(o.ConfigFile); err != nil {
+	if err := o.configs.checkFlags(o.ConfigFile); err != nil {
 		return err
 	}
 	for _, path := range []string{o.KubeletSocket, o.StateDir, o.PodResources, cmp.Or(o.NFDDir, "/")} {
@@ -249,7 +252,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// longestMIG is the longest name of a MIG resource with today's drivers.
+// longestMIG is the longest name of a MIG resource that today's drivers lead to.
 const longestMIG = "nvidia.com/mig-1g.180gb.me.all"
 
 // checkSockets returns an error if the path of any resource's socket is too long.
@@ -284,8 +287,8 @@ func (o *Options) IgnoredKeys() []string {
 	return keys
 }
 
-// Warn logs the unknown keys that were skipped.
-func (o *Options) Warn(log *slog.Logger) {
+// LogIgnoredKeys logs the unknown keys that were skipped.
+func (o *Options) LogIgnoredKeys(log *slog.Logger) {
 	for _, key := range o.Ignored {
 		log.Warn("key of the configuration file ignored", "path", o.ConfigFile, "key", key.Path, "message", key.Hint)
 	}

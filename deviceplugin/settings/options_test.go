@@ -147,7 +147,7 @@ func TestEveryFlagAndVariableOfTheReferenceIsAccepted(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "/d", *o.Config.Flags.Plugin.ContainerDriverRoot)
 	require.Contains(t, o.NonDefaults, "driver-root=/a (--driver-root)")
-	for flag, path := range inFile {
+	for flag, path := range filePaths {
 		require.Contains(t, Environment, flag, path)
 	}
 }
@@ -161,7 +161,7 @@ func TestUnknownKeysAreIgnoredOnRequest(t *testing.T) {
 	o, err := Parse(Command{}, []string{"--config-file", path}, io.Discard)
 	require.NoError(t, err)
 	var log bytes.Buffer
-	o.Warn(slog.New(slog.NewTextHandler(&log, nil)))
+	o.LogIgnoredKeys(slog.New(slog.NewTextHandler(&log, nil)))
 	require.Contains(t, log.String(), `key=flags.migStrategi`)
 	require.Contains(t, log.String(), `key=flags.plugin.deviceIDstrategy`)
 	require.Equal(t, []string{"config-file=" + path + " (--config-file)", "unknown-keys=warn ($UNKNOWN_KEYS)"}, o.NonDefaults)
@@ -231,7 +231,7 @@ func codeSpans(cell string) []string {
 func TestDocumentedSettingsMatchTheProgram(t *testing.T) {
 	rows := settingsTable(t)
 	variables := []string{health.DisableVariable, health.EnableVariable}
-	(&Options{}).flags(io.Discard).VisitAll(func(f *pflag.Flag) {
+	(&Options{}).newFlagSet(io.Discard).VisitAll(func(f *pflag.Flag) {
 		cells := rows[f.Name]
 		require.NotNil(t, cells, "--%s has no row", f.Name)
 		delete(rows, f.Name)
@@ -253,7 +253,7 @@ func TestDocumentedSettingsMatchTheProgram(t *testing.T) {
 			}
 		}
 		require.ElementsMatch(t, from, codeSpans(cells[1]), f.Name)
-		require.Equal(t, inFile[f.Name], strings.Trim(cells[2], "`"), f.Name)
+		require.Equal(t, filePaths[f.Name], strings.Trim(cells[2], "`"), f.Name)
 
 		// The location of the driver has no default that a flag could name.
 		if standard := strings.Trim(f.DefValue, "[]"); f.Name != "driver-root" && f.Name != "dev-root" && f.Value.Type() != "duration" {
@@ -311,7 +311,7 @@ func TestConfigurationIsChosenByName(t *testing.T) {
 	dir, host := t.TempDir(), t.TempDir()
 	writeFile(t, filepath.Join(dir, "a"), sliced(2))
 	writeFile(t, filepath.Join(dir, "b"), sliced(3))
-	o, err := Parse(Command{Mode: Devices}, []string{"--config-dir", dir, "--config", "b", "--host-root", host}, io.Discard)
+	o, err := Parse(Command{Mode: PrintDevices}, []string{"--config-dir", dir, "--config", "b", "--host-root", host}, io.Discard)
 	require.NoError(t, err)
 	o, err = o.Resolve()
 	require.NoError(t, err)
@@ -319,7 +319,7 @@ func TestConfigurationIsChosenByName(t *testing.T) {
 	for _, args := range [][]string{
 		{"--config", "a"}, {"--config-dir", dir, "--config-file", "x"}, {"--config-dir", dir, "--node-label", "x"}, {"--config-dir", dir, "--fallback-strategies", "x"},
 	} {
-		_, err := Parse(Command{Mode: Devices}, args, io.Discard)
+		_, err := Parse(Command{Mode: PrintDevices}, args, io.Discard)
 		require.Error(t, err, args)
 	}
 }
@@ -332,10 +332,10 @@ func TestModeIsTheCommandsUnlessAFlagOrVariableAsks(t *testing.T) {
 		return o.Mode
 	}
 	require.Equal(t, Serve, mode(Serve))
-	require.Equal(t, Devices, mode(Serve, "--dry-run"))
+	require.Equal(t, PrintDevices, mode(Serve, "--dry-run"))
 	require.Equal(t, Shadow, mode(Serve, "--shadow"))
-	require.Equal(t, Devices, mode(Shadow, "--dry-run"))
+	require.Equal(t, PrintDevices, mode(Shadow, "--dry-run"))
 	t.Setenv("SHADOW", "true")
 	require.Equal(t, Shadow, mode(Serve))
-	require.Equal(t, Devices, mode(Devices))
+	require.Equal(t, PrintDevices, mode(PrintDevices))
 }

@@ -10,30 +10,30 @@ import (
 
 	"github.com/spf13/pflag"
 
-	strict "github.com/gpuready/gpuready/internal/config"
+	baseconfig "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/inotify"
 )
 
-// readInitial reads the configuration file. If it cannot be served, the configuration
+// readInitialFile reads the configuration file. If it cannot be served, the configuration
 // of the previous program stays in force.
-func (o *Options) readInitial(f *pflag.FlagSet) (*Options, error) {
-	data, err := o.readFirst()
+func (o *Options) readInitialFile(f *pflag.FlagSet) (*Options, error) {
+	data, err := o.readFileOrPipe()
 	writing := errors.Is(err, errWriting)
 	if err == nil || writing {
 		err = o.applyFile(f, data)
 	}
 	if err != nil || writing {
-		if before := o.withPrevious(); before != nil {
-			return before, nil //nolint:nilerr // the watcher reports the error
+		if previous := o.withHandedOver(); previous != nil {
+			return previous, nil //nolint:nilerr // the watcher reports the error
 		}
 	}
 	return o, err // a file being written is read as it is; closing it triggers a reload
 }
 
-// readFirst reads the configuration file, for the commands that end by themselves also
+// readFileOrPipe reads the configuration file, for the commands that end by themselves also
 // from a pipe.
-func (o *Options) readFirst() ([]byte, error) {
-	if o.Mode == Devices || o.Once {
+func (o *Options) readFileOrPipe() ([]byte, error) {
+	if o.Mode == PrintDevices || o.Once {
 		data, err := os.ReadFile(o.ConfigFile)
 		if err != nil {
 			err = fmt.Errorf("read the configuration: %w", err)
@@ -69,7 +69,7 @@ func readRegular(open func() (*os.File, error), path string) ([]byte, error) {
 	}
 	// If that is unknown, read the present content.
 	writing, _ := inotify.OpenForWriting(f.Fd())
-	data, err := io.ReadAll(io.LimitReader(f, strict.MaxBytes+1))
+	data, err := io.ReadAll(io.LimitReader(f, baseconfig.MaxBytes+1))
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("read the configuration %s: %w", path, err)

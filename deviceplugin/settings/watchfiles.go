@@ -12,7 +12,7 @@ import (
 
 // watchFiles calls changed whenever the configuration may have changed.
 func (o *Options) watchFiles(ctx context.Context, changed func()) error {
-	if o.path() == "" {
+	if o.watchedPath() == "" {
 		<-ctx.Done()
 		return ctx.Err()
 	}
@@ -27,9 +27,9 @@ func (o *Options) watchFiles(ctx context.Context, changed func()) error {
 				cancel()
 			}
 		})
-		again := watching.Err() != nil && ctx.Err() == nil
+		restart := watching.Err() != nil && ctx.Err() == nil
 		cancel()
-		if !again {
+		if !restart {
 			return err
 		}
 	}
@@ -42,8 +42,8 @@ func (o *Options) linkChains() []string {
 		return linkChain(o.ConfigFile)
 	}
 	all := linkChain(filepath.Join(o.configs.dir, "*"))
-	there, _ := ListConfigs(o.configs.dir) // a missing folder has none
-	for _, name := range there {
+	names, _ := ListConfigs(o.configs.dir) // a missing folder has none
+	for _, name := range names {
 		all = append(all, linkChain(filepath.Join(o.configs.dir, name))...)
 	}
 	slices.Sort(all)
@@ -64,7 +64,7 @@ func linkChain(path string) []string {
 	for len(rest) > 0 {
 		next := filepath.Join(at, rest[0])
 		rest = rest[1:]
-		to, err := os.Readlink(next)
+		target, err := os.Readlink(next)
 		if err != nil {
 			at = next
 			continue
@@ -72,10 +72,10 @@ func linkChain(path string) []string {
 		if all = append(all, next); len(all) == most {
 			return all
 		}
-		if filepath.IsAbs(to) {
+		if filepath.IsAbs(target) {
 			at = "/"
 		}
-		rest = append(parts(to), rest...)
+		rest = append(parts(target), rest...)
 	}
 	return append(all, at)
 }

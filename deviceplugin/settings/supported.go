@@ -6,15 +6,15 @@ import (
 	"slices"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
-	strict "github.com/gpuready/gpuready/internal/config"
+	baseconfig "github.com/gpuready/gpuready/internal/config"
 )
 
-// notServed returns the settings that are known but not supported, each by its path in
-// the file. They are errors: ignoring a setting would not be what was asked for.
-func notServed(c *config.Config) error {
+// checkSupported returns an error for each setting that is valid but not supported, with its
+// path in the file. To ignore such a setting would surprise its author.
+func checkSupported(c *config.Config) error {
 	var all []error
 	refuse := func(path, format string, args ...any) {
-		all = append(all, &strict.Error{Path: path, Err: fmt.Errorf(format, args...)})
+		all = append(all, &baseconfig.Error{Path: path, Err: fmt.Errorf(format, args...)})
 	}
 	if s := c.Flags.DeviceDiscoveryStrategy; s != nil && *s == "tegra" {
 		refuse("flags.deviceDiscoveryStrategy", "%q is not supported: NVML does not know integrated GPUs; remove it, or write %q", *s, "auto")
