@@ -42,9 +42,9 @@ Exit codes:
   2  bad flag, or the file cannot be read
 `
 
-// checkConfig checks configuration files. It has only the flags that affect the check, not
+// checkConfigCommand checks configuration files. It has only the flags that affect the check, not
 // the settings: those would override the file.
-func (c *commands) checkConfig(_ context.Context, args []string) error {
+func (c *commands) checkConfigCommand(_ context.Context, args []string) error {
 	var folder, file, unknownKeys, output string
 	f := pflag.NewFlagSet("gpu-device-plugin check-config", pflag.ContinueOnError)
 	f.SortFlags = false
@@ -128,7 +128,7 @@ func (c *commands) checkFile(path string, data []byte, unknownKeys string) (*set
 	o, err := settings.ParseFile(path, data, unknownKeys)
 	if o != nil {
 		for _, key := range o.Ignored {
-			fmt.Fprintf(c.stderr, "%s: %s: %s: %s; ignored\n", name, path, key.Path, key.Hint)
+			fmt.Fprintf(c.stderr, "%s: %s: %s: %s; ignored\n", programName, path, key.Path, key.Hint)
 		}
 	}
 	for _, mistake := range settings.SplitErrors(err) {

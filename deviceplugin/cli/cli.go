@@ -20,7 +20,7 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 )
 
-const name = "gpu-device-plugin"
+const programName = "gpu-device-plugin"
 
 // exitDiffers is the exit code of shadow --once when there are differences.
 const exitDiffers = 3
@@ -33,21 +33,21 @@ func Main(ctx context.Context, started time.Time, args []string, stdout, stderr 
 		return program.Command{Name: name, Run: func(ctx context.Context, args []string, _, _ io.Writer) error { return run(ctx, args) }}
 	}
 	hidden := func(name string, run func(ctx context.Context, args []string) error) program.Command {
-		one := command(name, run)
-		one.Hidden = true
-		return one
+		hiddenCommand := command(name, run)
+		hiddenCommand.Hidden = true
+		return hiddenCommand
 	}
 	p := program.Program{
-		Name:           name,
+		Name:           programName,
 		DefaultCommand: "run",
 		Commands: []program.Command{
-			command("run", c.run),
-			command("devices", c.devices),
-			command("check-config", c.checkConfig),
-			command("shadow", c.shadow),
-			command("mps-daemon", c.mpsDaemon),
-			command("wait", c.wait),
-			hidden("mps-uninstall", c.mpsUninstall),
+			command("run", c.runCommand),
+			command("devices", c.devicesCommand),
+			command("check-config", c.checkConfigCommand),
+			command("shadow", c.shadowCommand),
+			command("mps-daemon", c.mpsDaemonCommand),
+			command("wait", c.waitCommand),
+			hidden("mps-uninstall", c.mpsUninstallCommand),
 			hidden(nvml.ReaderCommand, func(ctx context.Context, args []string) error { return nvml.PrintDevice(ctx, args, stdout) }),
 		},
 	}
@@ -66,14 +66,14 @@ type commands struct {
 // fail prints an error, which may have several lines, and returns the one that ends the
 // program with the exit code.
 func (c *commands) fail(code int, err error) error {
-	fmt.Fprintf(c.stderr, "%s: %v\n", name, err)
+	fmt.Fprintf(c.stderr, "%s: %v\n", programName, err)
 	return program.WithExitCode(code, program.ErrReported)
 }
 
-// parse reads the settings of a command. done reports that there is nothing left to do: the
-// help or the version was printed, or err ends the program.
-func (c *commands) parse(mode settings.Mode, help string, args []string) (o *settings.Options, done bool, err error) {
-	previous, err := handedOverData()
+// parseSettings reads the settings of a command. done means that the command is to return
+// err, which may be nil: help or version was printed, or the settings are invalid.
+func (c *commands) parseSettings(mode settings.Mode, help string, args []string) (o *settings.Options, done bool, err error) {
+	previous, err := takeData()
 	if err == nil {
 		o, err = settings.Parse(settings.Command{Mode: mode, Help: help, Previous: previous}, args, c.stdout)
 	}
@@ -83,14 +83,14 @@ func (c *commands) parse(mode settings.Mode, help string, args []string) (o *set
 	case err != nil:
 		return nil, true, c.fail(program.Usage, err)
 	case o.Version:
-		fmt.Fprintln(c.stdout, name, version.String())
+		fmt.Fprintln(c.stdout, programName, version.String())
 		return nil, true, nil
 	}
 	return o, false, nil
 }
 
-// log returns the logger of a component, whose format the settings have checked.
-func (c *commands) log(o *settings.Options, component string) *slog.Logger {
+// newLogger returns the logger of a component, whose format the settings have checked.
+func (c *commands) newLogger(o *settings.Options, component string) *slog.Logger {
 	log, err := program.Log(c.stderr, component, o.LogFormat, "")
 	if err != nil {
 		panic(err)
@@ -98,24 +98,25 @@ func (c *commands) log(o *settings.Options, component string) *slog.Logger {
 	return log
 }
 
-// openDriver opens NVML where the driver is now.
-func openDriver(place driver.Place, log *slog.Logger, failed func(code string)) (plugin.Opened, error) {
+// openDriver opens NVML where the driver is now. onFailure, which may be nil, is called with the
+// code of each failed call of NVML.
+func openDriver(place driver.Place, log *slog.Logger, onFailure func(code string)) (plugin.Opened, error) {
 	root, path, err := place.Find()
-	library := driver.Stat(path)
+	library := driver.StatLibrary(path)
 	if err != nil {
-		if place.Only {
+		if place.RootOnly {
 			return plugin.Opened{}, err
 		}
 		if place.Root == "" {
 			root = "/" // NVML then searches the loader's path
 		}
 	}
-	source, err := nvml.Open(nvml.Options{HostRoot: place.HostRoot, DriverRoot: root, Library: path, Log: log, OnFailure: failed, ReadOutside: nvml.NewOutsideReader(place.HostRoot, root)})
+	source, err := nvml.Open(nvml.Options{HostRoot: place.HostRoot, DriverRoot: root, Library: path, Log: log, OnFailure: onFailure, ReadOutside: nvml.NewOutsideReader(place.HostRoot, root)})
 	if err != nil {
 		return plugin.Opened{}, err
 	}
 	if source.Library() != path { // found by the loader, or newly installed
-		library = driver.Stat(source.Library())
+		library = driver.StatLibrary(source.Library())
 	}
 	return plugin.Opened{Source: source, Root: root, Library: library}, nil
 }

@@ -57,9 +57,9 @@ type leftOutDevice struct {
 	Message string `json:"message"`
 }
 
-// devices prints what would be advertised.
-func (c *commands) devices(ctx context.Context, args []string) error {
-	return c.inMode(ctx, settings.PrintDevices, args)
+// devicesCommand prints what would be advertised.
+func (c *commands) devicesCommand(ctx context.Context, args []string) error {
+	return c.runMode(ctx, settings.PrintDevices, args)
 }
 
 func (c *commands) printDevices(ctx context.Context, o *settings.Options) error {
@@ -69,17 +69,17 @@ func (c *commands) printDevices(ctx context.Context, o *settings.Options) error 
 	}
 	ctx, cancel := context.WithTimeout(ctx, devicesTimeout)
 	defer cancel()
-	would, _, err := computePlan(ctx, o)
+	advertised, _, err := computePlan(ctx, o)
 	if err != nil {
 		return c.fail(program.Failed, err)
 	}
-	all := newDeviceList(would)
+	all := newDeviceList(advertised)
 	if o.Output == "json" {
 		e := json.NewEncoder(c.stdout)
 		e.SetIndent("", "  ")
 		err = e.Encode(all)
 	} else {
-		err = all.table(c.stdout)
+		err = all.writeTable(c.stdout)
 	}
 	if err != nil {
 		return c.fail(program.Failed, err)
@@ -87,9 +87,9 @@ func (c *commands) printDevices(ctx context.Context, o *settings.Options) error 
 	return nil
 }
 
-// computePlan returns what would be advertised according to the driver now, without the
-// health that an earlier plugin remembers.
-func computePlan(ctx context.Context, o *settings.Options) (would plan.Plan, snap gpu.Snapshot, err error) {
+// computePlan returns what would be advertised according to the driver now. Faults that a running
+// plugin has recorded do not count.
+func computePlan(ctx context.Context, o *settings.Options) (advertised plan.Plan, snap gpu.Snapshot, err error) {
 	opened, err := openDriver(driver.Place{HostRoot: o.HostRoot, Root: *o.Config.Flags.NvidiaDriverRoot}, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return plan.Plan{}, gpu.Snapshot{}, err
@@ -101,6 +101,7 @@ func computePlan(ctx context.Context, o *settings.Options) (would plan.Plan, sna
 	return plan.Compute(o.Config, snap, health.New(gpu.Fault{}).ApplySnapshot(snap, time.Now())), snap, nil
 }
 
+// newDeviceList returns a plan in the form to print.
 func newDeviceList(p plan.Plan) DeviceList {
 	all := DeviceList{Devices: []listedDevice{}, Left: []leftOutDevice{}}
 	for _, r := range p.Resources {
@@ -116,19 +117,20 @@ func newDeviceList(p plan.Plan) DeviceList {
 		}
 	}
 	for _, l := range p.LeftOut {
-		one := leftOutDevice{
+		device := leftOutDevice{
 			ID: string(l.GPU), Index: strconv.Itoa(l.Index), Product: l.Product, Profile: l.MIG.Profile, PCI: string(l.PCI),
 			Reason: string(l.Reason), Message: l.Message,
 		}
 		if l.MIG != (gpu.MIGDevice{}) {
-			one.ID, one.Index = string(l.MIG.UUID), one.Index+":"+strconv.Itoa(l.MIG.Index)
+			device.ID, device.Index = string(l.MIG.UUID), device.Index+":"+strconv.Itoa(l.MIG.Index)
 		}
-		all.Left = append(all.Left, one)
+		all.Left = append(all.Left, device)
 	}
 	return all
 }
 
-func (p DeviceList) table(w io.Writer) error {
+// writeTable prints the list for people.
+func (p DeviceList) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	switch {
 	case len(p.Devices) > 0:

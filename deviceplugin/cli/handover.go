@@ -32,10 +32,9 @@ const dataVariable = "GPUREADY_HANDOVER_FD"
 // maxData bounds the size of that data.
 const maxData = 8 << 20
 
-// listeners returns the sockets of the previous program, by their names. It removes
-// them from the environment, so that they are found only once. After an error none is
-// open.
-func listeners() (map[string]*net.UnixListener, error) {
+// takeListeners returns the sockets that the previous program handed over, by their names. It
+// unsets the environment variable, so that they are found only once. After an error none is open.
+func takeListeners() (map[string]*net.UnixListener, error) {
 	value, ok := os.LookupEnv(socketsVariable)
 	if !ok {
 		return nil, nil
@@ -52,7 +51,7 @@ func listeners() (map[string]*net.UnixListener, error) {
 			errs = append(errs, fmt.Errorf("%s=%q: %q is not a name and a file descriptor; do not set it by hand", socketsVariable, value, item))
 			continue
 		}
-		ln, err := listener(fd)
+		ln, err := newListener(fd)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s=%q: %s: %w", socketsVariable, value, name, err))
 			continue
@@ -68,7 +67,8 @@ func listeners() (map[string]*net.UnixListener, error) {
 	return all, nil
 }
 
-func listener(fd int) (*net.UnixListener, error) {
+// newListener returns the listener on a file descriptor.
+func newListener(fd int) (*net.UnixListener, error) {
 	file := os.NewFile(uintptr(fd), "handed over")
 	defer func() { _ = file.Close() }() // the listener has a copy of its own, closed on exec
 	ln, err := net.FileListener(file)
@@ -84,9 +84,9 @@ func listener(fd int) (*net.UnixListener, error) {
 	return unixListener, nil
 }
 
-// handedOverData returns the previous program's data, or nil if there is none. Like listeners, it
-// removes it from the environment.
-func handedOverData() ([]byte, error) {
+// takeData returns the data that the previous program handed over, or nil if there is none. It
+// unsets the environment variable.
+func takeData() ([]byte, error) {
 	value, ok := os.LookupEnv(dataVariable)
 	if !ok {
 		return nil, nil
@@ -126,11 +126,11 @@ func writeMemFile(data []byte) (fd int, err error) {
 	return fd, nil
 }
 
-// execAgain replaces this process by the program at path, with the same arguments and
+// execProgram replaces this process by the program at path, with the same arguments and
 // environment. It hands over the sockets, each under a name without comma and equals
 // sign, and the data if it is not nil. It returns only on failure. Everything else must
 // have been closed. A SIGHUP that comes before the next program handles it is ignored.
-func execAgain(path string, sockets map[string]*os.File, data []byte) error {
+func execProgram(path string, sockets map[string]*os.File, data []byte) error {
 	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		return strings.HasPrefix(kv, socketsVariable+"=") || strings.HasPrefix(kv, dataVariable+"=")
 	})
@@ -159,7 +159,7 @@ func execAgain(path string, sockets map[string]*os.File, data []byte) error {
 	return fmt.Errorf("execute %s again: %w", path, syscall.Exec(path, os.Args, env))
 }
 
-// ignoreSignal makes the kernel drop a signal from now on, which stays so across exec.
+// ignoreSignal makes the kernel drop a signal from now on, also after exec.
 // A handler does not survive exec, and a SIGHUP would end the next program before it
 // has one. It bypasses Go's runtime, since signal.Ignore lets a signal kill the process
 // if a thread is handling it at that moment.

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 }
 
 func replaceItself(socket string) error {
-	lns, err := listeners()
+	lns, err := takeListeners()
 	if err != nil {
 		return err
 	}
@@ -58,18 +58,18 @@ func replaceItself(socket string) error {
 		}
 		fmt.Println("listening", os.Getpid())
 		_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // until a client is waiting
-		return execAgain("/proc/self/exe", files, []byte("the last word"))
+		return execProgram("/proc/self/exe", files, []byte("the last word"))
 	}
-	word, err := handedOverData()
+	word, err := takeData()
 	if err != nil {
 		return err
 	}
-	if nothing, err := handedOverData(); nothing != nil || err != nil {
+	if nothing, err := takeData(); nothing != nil || err != nil {
 		return fmt.Errorf("found twice: %q, %w", nothing, err)
 	}
 	fmt.Printf("%s\n", word)
 	// Another such process would find nothing.
-	execRepeatedly, err := listeners()
+	execRepeatedly, err := takeListeners()
 	for _, name := range []string{"a.sock", "b.sock"} {
 		conn, acceptErr := lns[name].Accept()
 		if acceptErr != nil {
@@ -87,7 +87,7 @@ func replaceItself(socket string) error {
 func execRepeatedly(times string) error {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
-	word, err := handedOverData()
+	word, err := takeData()
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func execRepeatedly(times string) error {
 	if word = append(word, '.'); fmt.Sprint(len(word)) == times {
 		return nil
 	}
-	return execAgain("/proc/self/exe", nil, word)
+	return execProgram("/proc/self/exe", nil, word)
 }
 
 func TestHangupDuringExecIsIgnored(t *testing.T) {
@@ -168,21 +168,21 @@ func TestInvalidDescriptorIsAnError(t *testing.T) {
 		"a.sock=99999":  "not a listening socket",
 	} {
 		t.Setenv("GPUREADY_LISTEN_FDS", value)
-		_, err := listeners()
+		_, err := takeListeners()
 		require.ErrorContains(t, err, want)
 	}
 	for _, value := range []string{"x", "2", "99999"} {
 		t.Setenv("GPUREADY_HANDOVER_FD", value)
-		_, err := handedOverData()
+		_, err := takeData()
 		require.ErrorContains(t, err, "do not set it by hand")
 	}
 }
 
 func TestWithoutAPredecessorThereIsNoListener(t *testing.T) {
-	lns, err := listeners()
+	lns, err := takeListeners()
 	require.NoError(t, err)
 	require.Nil(t, lns)
-	word, err := handedOverData()
+	word, err := takeData()
 	require.NoError(t, err)
 	require.Nil(t, word)
 }

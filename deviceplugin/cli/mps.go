@@ -53,9 +53,9 @@ Exit codes:
   2  bad flag, environment variable or configuration file
 `
 
-// mpsUninstall removes the mounts of mps-daemon.
-func (c *commands) mpsUninstall(_ context.Context, args []string) error {
-	o, done, err := c.parse(settings.Serve, mpsUninstallHelp, args)
+// mpsUninstallCommand removes the mounts of mps-daemon.
+func (c *commands) mpsUninstallCommand(_ context.Context, args []string) error {
+	o, done, err := c.parseSettings(settings.Serve, mpsUninstallHelp, args)
 	switch {
 	case done:
 		return err
@@ -72,13 +72,13 @@ func (c *commands) mpsUninstall(_ context.Context, args []string) error {
 	return nil
 }
 
-// mpsDaemon runs the MPS control daemons until ctx ends.
-func (c *commands) mpsDaemon(ctx context.Context, args []string) error {
-	o, done, err := c.parse(settings.Serve, mpsHelp, args)
+// mpsDaemonCommand runs the MPS control daemons until ctx ends.
+func (c *commands) mpsDaemonCommand(ctx context.Context, args []string) error {
+	o, done, err := c.parseSettings(settings.Serve, mpsHelp, args)
 	if done {
 		return err
 	}
-	log := c.log(o, "mps")
+	log := c.newLogger(o, "mps")
 	log.Info("starting", "path", o.ConfigFile, "settings", strings.Join(o.NonDefaults, ", "))
 	watcher := settings.NewWatcher(o, log)
 	err = mps.Run(ctx, mps.Config{
@@ -107,7 +107,7 @@ func (c *commands) mpsDaemon(ctx context.Context, args []string) error {
 	})
 	if errors.Is(err, mps.ErrReplaced) && ctx.Err() == nil {
 		log.Info("executing this program again", "message", err.Error())
-		err = reexec(watcher, nil)
+		err = execSelf(watcher, nil)
 	}
 	if err != nil {
 		return c.fail(program.Failed, err)

@@ -49,14 +49,14 @@ Exit codes:
   3  shadow --once: there are differences
 `
 
-// run serves the kubelet, or does what --dry-run and --shadow ask for.
-func (c *commands) run(ctx context.Context, args []string) error {
-	return c.inMode(ctx, settings.Serve, args)
+// runCommand runs the plugin, or what --dry-run and --shadow ask for.
+func (c *commands) runCommand(ctx context.Context, args []string) error {
+	return c.runMode(ctx, settings.Serve, args)
 }
 
-// inMode parses the settings and does what their mode says.
-func (c *commands) inMode(ctx context.Context, mode settings.Mode, args []string) error {
-	o, done, err := c.parse(mode, runHelp, args)
+// runMode parses the settings and runs what they select: mode, or the one of a flag.
+func (c *commands) runMode(ctx context.Context, mode settings.Mode, args []string) error {
+	o, done, err := c.parseSettings(mode, runHelp, args)
 	if done {
 		return err
 	}
@@ -64,21 +64,21 @@ func (c *commands) inMode(ctx context.Context, mode settings.Mode, args []string
 	case settings.PrintDevices:
 		return c.printDevices(ctx, o)
 	case settings.Shadow:
-		return c.compare(ctx, o)
+		return c.runShadow(ctx, o)
 	}
-	return c.serve(ctx, o)
+	return c.runPlugin(ctx, o)
 }
 
-// serve serves the kubelet until ctx ends.
-func (c *commands) serve(ctx context.Context, o *settings.Options) error {
+// runPlugin runs the plugin until ctx ends.
+func (c *commands) runPlugin(ctx context.Context, o *settings.Options) error {
 	cfg, watcher := c.pluginConfig(o)
 	var err error
-	if cfg.Sockets, err = listeners(); err != nil {
+	if cfg.Sockets, err = takeListeners(); err != nil {
 		return c.fail(program.Failed, err)
 	}
 	sockets, err := plugin.Run(ctx, cfg)
 	if errors.Is(err, plugin.ErrReplaced) && ctx.Err() == nil {
-		err = reexec(watcher, sockets)
+		err = execSelf(watcher, sockets)
 	}
 	if err != nil {
 		return c.fail(program.Failed, err)
@@ -86,10 +86,10 @@ func (c *commands) serve(ctx context.Context, o *settings.Options) error {
 	return nil
 }
 
-// pluginConfig returns the inputs of a plugin with the settings, and the watcher that it
-// follows.
+// pluginConfig returns the configuration of a plugin with the settings, and the watcher that
+// delivers later ones.
 func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.Watcher) {
-	log := c.log(o, "deviceplugin")
+	log := c.newLogger(o, "deviceplugin")
 	watcher := settings.NewWatcher(o, log)
 	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.ConfigFile, "settings", strings.Join(o.NonDefaults, ", "),
 		"socket", o.KubeletSocket, "pid", os.Getpid())
@@ -101,14 +101,14 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 		KubeletSocket:  o.KubeletSocket,
 		KubeletTimeout: o.KubeletTimeout,
 		Listen:         o.Listen,
-		Settings:       inForce(o),
+		Settings:       pluginSettings(o),
 		Follow: func(ctx context.Context, deliver func(plugin.Settings, error)) error {
 			return watcher.WatchConfig(ctx, func(o *settings.Options, err error) {
 				if err != nil {
 					deliver(plugin.Settings{}, err)
 					return
 				}
-				deliver(inForce(o), nil)
+				deliver(pluginSettings(o), nil)
 			})
 		},
 		Driver:   driver.Place{HostRoot: o.HostRoot},
@@ -121,18 +121,18 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 	}, watcher
 }
 
-// inForce returns the plugin's settings. They are empty while the configuration is not
+// pluginSettings returns the settings in the plugin's form. They have no Config while none is
 // chosen.
-func inForce(o *settings.Options) plugin.Settings {
+func pluginSettings(o *settings.Options) plugin.Settings {
 	return plugin.Settings{Config: o.Config, Health: o.Policy, Name: o.Name, Hash: o.Hash, Ignored: o.IgnoredKeys()}
 }
 
-// reexec executes this program again with the sockets and the configuration in force,
-// even if its file was replaced meanwhile. It returns only on failure.
-func reexec(w *settings.Watcher, sockets map[string]*os.File) error {
+// execSelf executes this program again. It hands over the sockets and the configuration in force,
+// which may differ from its file by now. It returns only on failure.
+func execSelf(w *settings.Watcher, sockets map[string]*os.File) error {
 	data, err := w.HandoverData()
 	if err != nil {
 		return err
 	}
-	return execAgain("/proc/self/exe", sockets, data)
+	return execProgram("/proc/self/exe", sockets, data)
 }

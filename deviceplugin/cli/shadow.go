@@ -20,13 +20,14 @@ import (
 // reasonNoGPU is the reason on a node without a GPU, which has nothing to compare.
 const reasonNoGPU gpu.Reason = "NoGPU"
 
-// shadow runs beside another device plugin without registering anything, creating a socket
+// shadowCommand runs beside another device plugin without registering anything, creating a socket
 // or writing a state.
-func (c *commands) shadow(ctx context.Context, args []string) error {
-	return c.inMode(ctx, settings.Shadow, args)
+func (c *commands) shadowCommand(ctx context.Context, args []string) error {
+	return c.runMode(ctx, settings.Shadow, args)
 }
 
-func (c *commands) compare(ctx context.Context, o *settings.Options) error {
+// runShadow compares once or until ctx ends.
+func (c *commands) runShadow(ctx context.Context, o *settings.Options) error {
 	if o.Once {
 		o, err := o.Resolve()
 		if err != nil {
@@ -44,7 +45,7 @@ func (c *commands) compare(ctx context.Context, o *settings.Options) error {
 	cfg, watcher := c.pluginConfig(o)
 	err := watchShadow(ctx, o, cfg)
 	if errors.Is(err, plugin.ErrReplaced) && ctx.Err() == nil {
-		err = reexec(watcher, nil)
+		err = execSelf(watcher, nil)
 	}
 	if err != nil {
 		return c.fail(program.Failed, err)
@@ -52,41 +53,41 @@ func (c *commands) compare(ctx context.Context, o *settings.Options) error {
 	return nil
 }
 
-// kubelet returns how to query the kubelet.
-func kubelet(o *settings.Options) compare.Kubelet {
+// newKubelet returns the kubelet that the settings name.
+func newKubelet(o *settings.Options) compare.Kubelet {
 	return compare.Kubelet{
 		PodResources: filepath.Join("/", o.HostRoot, o.PodResources),
 		Plugins:      filepath.Join("/", o.HostRoot, filepath.Dir(o.KubeletSocket)),
 	}
 }
 
-// compareOnce compares what the driver reports now, without what only events report. It
-// reports whether there are no differences.
+// compareOnce compares once, prints the report, and reports whether there are no differences. It
+// does not know faults that only events report.
 func (c *commands) compareOnce(ctx context.Context, o *settings.Options) (same bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, devicesTimeout)
 	defer cancel()
-	would, snap, err := computePlan(ctx, o)
+	advertised, snap, err := computePlan(ctx, o)
 	if err != nil {
 		return false, err
 	}
-	theirs, err := kubelet(o).Query(ctx)
+	theirs, err := newKubelet(o).Query(ctx)
 	if err != nil {
 		return false, err
 	}
-	ours, now := compare.Ours{Plan: would, Snapshot: snap}, time.Now()
+	ours, now := compare.Ours{Plan: advertised, Snapshot: snap}, time.Now()
 	report := compare.NewReport(ours, theirs, new(compare.History).Compare(ours, theirs, now), now)
 	same = len(report.Differences) == 0
 	if o.Output == "json" {
-		return same, report.JSON(c.stdout)
+		return same, report.WriteJSON(c.stdout)
 	}
-	return same, report.Table(c.stdout)
+	return same, report.WriteTable(c.stdout)
 }
 
 // watchShadow compares until ctx ends.
 func watchShadow(ctx context.Context, o *settings.Options, cfg plugin.Config) error {
 	cfg.Log.Info("shadow mode: nothing is registered, and no state written", "path", o.PodResources, "every", o.ShadowInterval.String())
 	reg := metricsserver.NewRegistry()
-	s := compare.New(compare.Config{Ask: kubelet(o).Query, Every: o.ShadowInterval, Log: cfg.Log}, reg)
+	s := compare.New(compare.Config{Query: newKubelet(o).Query, Interval: o.ShadowInterval, Log: cfg.Log}, reg)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metricsserver.Serve(ctx, o.Listen, reg, s.Ready) })
 	group.Go(func() error { return s.Watch(ctx) })

@@ -65,8 +65,8 @@ func (w *waitOptions) parse(args []string, usage io.Writer) error {
 	return nil
 }
 
-// wait waits until a container that is created now gets the GPUs.
-func (c *commands) wait(ctx context.Context, args []string) error {
+// waitCommand waits until a container that is created now gets the GPUs.
+func (c *commands) waitCommand(ctx context.Context, args []string) error {
 	w := &waitOptions{}
 	switch err := w.parse(args, c.stdout); {
 	case errors.Is(err, pflag.ErrHelp):

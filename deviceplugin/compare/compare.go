@@ -12,32 +12,33 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// part is a GPU or MIG device under one resource name.
-type part struct {
+// resourceDevice is a GPU or MIG device as listed under one resource name.
+type resourceDevice struct {
 	resource string
 	id       gpu.UUID
 }
 
-// entry is a part in one plugin's list.
-type entry struct {
-	ids    []string // sorted
-	device plan.Device
-	numa   []int64
+// listing holds the IDs that one plugin lists for a resourceDevice: one, or those of its replicas.
+type listing struct {
+	ids    []string    // sorted
+	device plan.Device // in ours; zero in theirs
+	numa   []int64     // NUMA nodes in theirs; nil in ours
 }
 
-// table is one plugin's list, by part.
-type table map[part]entry
+// listings holds the listings of one plugin.
+type listings map[resourceDevice]listing
 
-func (t table) add(resource, id string, also func(*entry)) {
-	at := part{resource, deviceOf(id)}
-	l := t[at]
-	l.ids = append(l.ids, id)
-	also(&l)
-	t[at] = l
+// addID adds an ID to the listing of its device; set sets the other fields.
+func (t listings) addID(resource, id string, set func(*listing)) {
+	key := resourceDevice{resource, deviceOf(id)}
+	entry := t[key]
+	entry.ids = append(entry.ids, id)
+	set(&entry)
+	t[key] = entry
 }
 
-// resources returns the resource names in the table.
-func (t table) resources() map[string]bool {
+// resourceNames returns the resource names in the table.
+func (t listings) resourceNames() map[string]bool {
 	names := map[string]bool{}
 	for at := range t {
 		names[at.resource] = true
@@ -45,35 +46,35 @@ func (t table) resources() map[string]bool {
 	return names
 }
 
-// names returns the names under which the device is listed, sorted.
-func (t table) names(id gpu.UUID, all map[string]bool) []string {
+// namesOf returns the names under which the device is listed, sorted.
+func (t listings) namesOf(id gpu.UUID, all map[string]bool) []string {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if _, there := t[part{name, id}]; there {
+		if _, isListed := t[resourceDevice{name, id}]; isListed {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-// comparison is a comparison at one moment.
+// comparison holds one comparison while it is computed.
 type comparison struct {
-	ours, theirs table
-	names        map[string]bool // of resources
-	leftOut      map[gpu.UUID]plan.LeftOut
-	holders      map[part][]string
-	maxSeen      map[part]int // the most IDs of each part that the kubelet has had
-	checkpoint   bool
+	ours, theirs listings
+	names        map[string]bool             // of resources
+	leftOut      map[gpu.UUID]plan.LeftOut   // by ours
+	holders      map[resourceDevice][]string // containers that have the device, "namespace/pod/container"
+	maxSeen      map[resourceDevice]int      // largest number of IDs of each that the kubelet has had
+	checkpoint   bool                        // theirs come from the kubelet's checkpoint, without NUMA nodes
 	found        []Difference
 }
 
 // compare lists the differences in what is advertised. maxSeen is the largest number of
 // healthy IDs of each part that the kubelet has had.
-func compare(o Ours, t Theirs, maxSeen map[part]int) []Difference {
-	c := comparison{ours: table{}, theirs: listTheirs(o, t), maxSeen: maxSeen, leftOut: map[gpu.UUID]plan.LeftOut{}, holders: map[part][]string{}, checkpoint: t.Checkpoint}
+func compare(o Ours, t Theirs, maxSeen map[resourceDevice]int) []Difference {
+	c := comparison{ours: listings{}, theirs: listTheirs(o, t), maxSeen: maxSeen, leftOut: map[gpu.UUID]plan.LeftOut{}, holders: map[resourceDevice][]string{}, checkpoint: t.Checkpoint}
 	for _, r := range o.Plan.Resources {
 		for _, d := range r.Devices {
-			c.ours.add(r.Name, d.ID, func(l *entry) { l.device = d })
+			c.ours.addID(r.Name, d.ID, func(l *listing) { l.device = d })
 		}
 	}
 	for _, l := range o.Plan.LeftOut {
@@ -83,18 +84,18 @@ func compare(o Ours, t Theirs, maxSeen map[part]int) []Difference {
 		}
 		c.leftOut[id] = l
 	}
-	for _, h := range t.Holdings {
+	for _, h := range t.Allocations {
 		for _, id := range h.IDs {
-			at := part{h.Resource, deviceOf(id)}
+			at := resourceDevice{h.Resource, deviceOf(id)}
 			if !slices.Contains(c.holders[at], h.String()) {
 				c.holders[at] = append(c.holders[at], h.String())
 			}
 		}
 	}
-	c.names = c.ours.resources()
-	maps.Copy(c.names, c.theirs.resources())
+	c.names = c.ours.resourceNames()
+	maps.Copy(c.names, c.theirs.resourceNames())
 	ids := map[gpu.UUID]bool{}
-	for _, t := range []table{c.ours, c.theirs} {
+	for _, t := range []listings{c.ours, c.theirs} {
 		for at := range t {
 			ids[at.id] = true
 		}
@@ -109,15 +110,15 @@ func compare(o Ours, t Theirs, maxSeen map[part]int) []Difference {
 	return c.found
 }
 
-// listTheirs returns what the kubelet has of the relevant resources: those that we
+// listTheirs returns the kubelet's devices of the resources to compare: those that this plugin
 // would advertise, and those that consist of GPUs.
-func listTheirs(o Ours, t Theirs) table {
-	theirs := table{}
+func listTheirs(o Ours, t Theirs) listings {
+	theirs := listings{}
 	for name, devices := range t.Devices {
 		known := slices.ContainsFunc(o.Plan.Resources, func(r plan.Resource) bool { return r.Name == name })
 		for _, d := range devices {
 			if known || isGPU(d.ID) {
-				theirs.add(name, d.ID, func(l *entry) { l.numa = d.NUMA })
+				theirs.addID(name, d.ID, func(l *listing) { l.numa = d.NUMA })
 			}
 		}
 	}
@@ -130,10 +131,10 @@ func listTheirs(o Ours, t Theirs) table {
 
 // compareDevice compares the listings of one GPU or MIG device.
 func (c *comparison) compareDevice(id gpu.UUID) {
-	ours, theirs := c.ours.names(id, c.names), c.theirs.names(id, c.names)
+	ours, theirs := c.ours.namesOf(id, c.names), c.theirs.namesOf(id, c.names)
 	for _, name := range ours {
 		if slices.Contains(theirs, name) {
-			c.compareBoth(part{name, id})
+			c.compareBoth(resourceDevice{name, id})
 		}
 	}
 	onlyOurs := slices.DeleteFunc(slices.Clone(ours), func(name string) bool { return slices.Contains(theirs, name) })
@@ -143,31 +144,31 @@ func (c *comparison) compareDevice(id gpu.UUID) {
 			Kind: KindName, Resource: onlyOurs[0], Device: id, Ours: strings.Join(onlyOurs, ", "), Theirs: strings.Join(onlyTheirs, ", "),
 			Message: "pods that request one name do not get the other: check resources, sharing and migStrategy of the configuration",
 		})
-		if d := c.ours[part{onlyOurs[0], id}].device; !d.Healthy() {
-			c.addUnhealthy(part{onlyOurs[0], id}, d, c.holderNames(part{onlyTheirs[0], id}))
+		if d := c.ours[resourceDevice{onlyOurs[0], id}].device; !d.Healthy() {
+			c.addUnhealthy(resourceDevice{onlyOurs[0], id}, d, c.holderNames(resourceDevice{onlyTheirs[0], id}))
 		}
 		return
 	}
 	for _, name := range onlyOurs {
-		c.addOnlyOurs(part{name, id})
+		c.addOnlyOurs(resourceDevice{name, id})
 	}
 	for _, name := range onlyTheirs {
-		c.addOnlyTheirs(part{name, id})
+		c.addOnlyTheirs(resourceDevice{name, id})
 	}
 }
 
 // compareBoth compares a part that both list.
-func (c *comparison) compareBoth(at part) {
+func (c *comparison) compareBoth(at resourceDevice) {
 	ours, theirs := c.ours[at], c.theirs[at]
 	d := ours.device
-	served := fmt.Sprintf("%d of %d", len(theirs.ids), max(c.maxSeen[at], len(theirs.ids)))
+	healthy := fmt.Sprintf("%d of %d", len(theirs.ids), max(c.maxSeen[at], len(theirs.ids)))
 	slices.Sort(ours.ids)
 	switch {
 	case !d.Healthy():
 		c.addUnhealthy(at, d, c.holderNames(at))
 	case len(theirs.ids) < len(ours.ids) && c.maxSeen[at] >= len(ours.ids):
 		c.found = append(c.found, Difference{
-			Kind: KindHealth, Resource: at.resource, Device: at.id, Ours: "Healthy", Theirs: served + " given away",
+			Kind: KindHealth, Resource: at.resource, Device: at.id, Ours: "Healthy", Theirs: healthy + " given away",
 			Message: "the kubelet had more replicas before: the other plugin reports some of them unhealthy, or lists fewer",
 		})
 	case !slices.Equal(ours.ids, theirs.ids):
@@ -188,9 +189,9 @@ func (c *comparison) compareBoth(at part) {
 	}
 }
 
-// addUnhealthy adds a device that ours would report unhealthy and the other reports
-// healthy.
-func (c *comparison) addUnhealthy(at part, d plan.Device, held string) {
+// addUnhealthy adds the difference of a device that this plugin would report unhealthy and the
+// other plugin reports healthy. held names the containers that have it, or is "".
+func (c *comparison) addUnhealthy(at resourceDevice, d plan.Device, held string) {
 	message := d.Fault.Message
 	if held != "" {
 		message += "; " + held + " has it"
@@ -202,9 +203,10 @@ func (c *comparison) addUnhealthy(at part, d plan.Device, held string) {
 }
 
 // holderNames returns the names of the containers that have the part.
-func (c *comparison) holderNames(at part) string { return strings.Join(c.holders[at], ", ") }
+func (c *comparison) holderNames(at resourceDevice) string { return strings.Join(c.holders[at], ", ") }
 
-func (c *comparison) addOnlyOurs(at part) {
+// addOnlyOurs adds the difference of a device that only this plugin lists.
+func (c *comparison) addOnlyOurs(at resourceDevice) {
 	l := c.ours[at]
 	if !l.device.Healthy() {
 		return // the kubelet does not list unhealthy devices, so both may report it unhealthy
@@ -217,10 +219,11 @@ func (c *comparison) addOnlyOurs(at part) {
 	c.found = append(c.found, d)
 }
 
-func (c *comparison) addOnlyTheirs(at part) {
+// addOnlyTheirs adds the difference of a device that only the other plugin lists.
+func (c *comparison) addOnlyTheirs(at resourceDevice) {
 	d := Difference{Kind: KindDevice, Resource: at.resource, Device: at.id, Ours: "none", Theirs: describeIDs(c.theirs[at].ids)}
-	if l, is := c.leftOut[at.id]; is {
-		d.Reason, d.Message = l.Reason, "left out: "+l.Message
+	if leftOut, isLeftOut := c.leftOut[at.id]; isLeftOut {
+		d.Reason, d.Message = leftOut.Reason, "left out: "+leftOut.Message
 	}
 	c.found = append(c.found, d)
 }
@@ -228,29 +231,29 @@ func (c *comparison) addOnlyTheirs(at part) {
 // mergeResources replaces the differences of a resource that only one plugin has by a
 // single one: the name is the problem.
 func (c *comparison) mergeResources() {
-	ours, theirs := c.ours.resources(), c.theirs.resources()
+	ours, theirs := c.ours.resourceNames(), c.theirs.resourceNames()
 	for _, name := range slices.Sorted(maps.Keys(c.names)) {
 		if ours[name] && theirs[name] {
 			continue
 		}
-		var mine []Difference
+		var merged []Difference
 		devices := 0
 		for _, d := range c.found {
 			if d.Resource == name && (d.Kind == KindDevice || d.Kind == KindHealth) && d.Reason == "" {
-				mine = append(mine, d)
-				at := part{name, d.Device}
+				merged = append(merged, d)
+				at := resourceDevice{name, d.Device}
 				devices += len(c.ours[at].ids) + len(c.theirs[at].ids)
 			}
 		}
-		if len(mine) == 0 {
+		if len(merged) == 0 {
 			continue
 		}
-		one := Difference{Kind: KindResource, Resource: name, Ours: strconv.Itoa(devices) + " devices", Theirs: "none", Message: "the kubelet has no healthy device of it: does the other plugin run?"}
+		difference := Difference{Kind: KindResource, Resource: name, Ours: strconv.Itoa(devices) + " devices", Theirs: "none", Message: "the kubelet has no healthy device of it: does the other plugin run?"}
 		if theirs[name] {
-			one.Ours, one.Theirs, one.Message = one.Theirs, one.Ours, "nothing in the configuration creates this resource here"
+			difference.Ours, difference.Theirs, difference.Message = difference.Theirs, difference.Ours, "nothing in the configuration creates this resource here"
 		}
-		c.found = slices.DeleteFunc(c.found, func(d Difference) bool { return slices.Contains(mine, d) })
-		c.found = append(c.found, one)
+		c.found = slices.DeleteFunc(c.found, func(d Difference) bool { return slices.Contains(merged, d) })
+		c.found = append(c.found, difference)
 	}
 }
 

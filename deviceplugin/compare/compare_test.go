@@ -24,7 +24,7 @@ const whole = "version: v1\n"
 func oursWith(t require.TestingT, text string, s gpu.Snapshot, events ...gpu.Event) Ours {
 	c, _, err := config.Parse([]byte(text), "c.yaml", config.Options{})
 	require.NoError(t, err)
-	h := health.New(gpu.Fault{}).ApplySnapshot(s, now).Watching(now)
+	h := health.New(gpu.Fault{}).ApplySnapshot(s, now).SetAllWatched(now)
 	for _, e := range events {
 		h = h.ApplyEvent(e, now)
 	}
@@ -165,7 +165,7 @@ func TestDifferences(t *testing.T) {
 func TestHolderOfAnUnhealthyGPUIsNamed(t *testing.T) {
 	s := gputest.Node("h100-sxm", 2)
 	o, theirs := oursWith(t, whole, s, gputest.XID(gputest.GPU(1), 79)), kubeletOf(oursWith(t, whole, s))
-	theirs.Holdings = []Holding{{"default", "a", "main", "nvidia.com/gpu", []string{string(gputest.GPU(1))}}}
+	theirs.Allocations = []Allocation{{"default", "a", "main", "nvidia.com/gpu", []string{string(gputest.GPU(1))}}}
 	found := compare(o, theirs, nil)
 	require.Len(t, found, 1)
 	require.Contains(t, found[0].Message, "; default/a/main has it")

@@ -66,8 +66,8 @@ func linkedPairs() gpu.Snapshot {
 	return s
 }
 
-func holding(name string, indexes ...int) Holding {
-	h := Holding{Namespace: "default", Pod: name, Container: "main", Resource: "nvidia.com/gpu"}
+func holding(name string, indexes ...int) Allocation {
+	h := Allocation{Namespace: "default", Pod: name, Container: "main", Resource: "nvidia.com/gpu"}
 	for _, i := range indexes {
 		h.IDs = append(h.IDs, string(gputest.GPU(i)))
 	}
@@ -77,8 +77,8 @@ func holding(name string, indexes ...int) Holding {
 func TestDistantGPUsOfAContainerAreReported(t *testing.T) {
 	o := oursWith(t, whole, linkedPairs())
 	theirs := kubeletOf(o)
-	look := func(h *History, holdings ...Holding) []Difference {
-		theirs.Holdings = holdings
+	look := func(h *History, holdings ...Allocation) []Difference {
+		theirs.Allocations = holdings
 		return h.Compare(o, theirs, now)
 	}
 	t.Run("is told", func(t *testing.T) {
@@ -97,7 +97,7 @@ func TestDistantGPUsOfAContainerAreReported(t *testing.T) {
 	t.Run("by what was free then, not now", func(t *testing.T) {
 		var h History
 		require.Empty(t, look(&h, holding("x", 0), holding("y", 3), holding("z", 4), holding("v", 7)))
-		all := []Holding{holding("x", 0), holding("y", 3), holding("z", 4), holding("v", 7), holding("a", 1, 2)}
+		all := []Allocation{holding("x", 0), holding("y", 3), holding("z", 4), holding("v", 7), holding("a", 1, 2)}
 		require.Empty(t, look(&h, all...), "no pair was whole")
 		require.Empty(t, look(&h, all[4]), "and that others are free since does not matter")
 	})
@@ -122,24 +122,24 @@ func TestDistantGPUsOfAContainerAreReported(t *testing.T) {
 func TestUnhealthyGPUIsNotPreferred(t *testing.T) {
 	o := oursWith(t, whole, linkedPairs(), gputest.XID(gputest.GPU(0), 79), gputest.XID(gputest.GPU(3), 79))
 	theirs := kubeletOf(oursWith(t, whole, linkedPairs()))
-	theirs.Holdings = []Holding{holding("x", 4, 5, 6, 7), holding("a", 1, 2)}
+	theirs.Allocations = []Allocation{holding("x", 4, 5, 6, 7), holding("a", 1, 2)}
 	var p placements
-	require.Empty(t, p.update(o, theirs, now), "nearer ones were free, and broken")
+	require.Empty(t, p.assessContainers(o, theirs, now), "nearer ones were free, and broken")
 }
 
 // MIG devices come and go for as long as a node runs.
 func TestUnlistedPartsAreForgotten(t *testing.T) {
 	var h History
-	for i := range 3 * maxParts {
+	for i := range 3 * maxRemembered {
 		h.Compare(Ours{}, Theirs{Devices: map[string][]Device{"nvidia.com/mig-1g.10gb": {{ID: fmt.Sprint("MIG-", i)}}}}, now)
-		require.LessOrEqual(t, len(h.maxSeen), maxParts+1)
+		require.LessOrEqual(t, len(h.maxSeen), maxRemembered+1)
 	}
 }
 
 func TestReplicasHaveNoPlacementDifference(t *testing.T) {
 	o := oursWith(t, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}", linkedPairs())
 	theirs := kubeletOf(o)
-	theirs.Holdings = []Holding{{"default", "a", "main", "nvidia.com/gpu", []string{string(gputest.GPU(0)) + "::0", string(gputest.GPU(5)) + "::0"}}}
+	theirs.Allocations = []Allocation{{"default", "a", "main", "nvidia.com/gpu", []string{string(gputest.GPU(0)) + "::0", string(gputest.GPU(5)) + "::0"}}}
 	var h History
 	require.Empty(t, h.Compare(o, theirs, now))
 }

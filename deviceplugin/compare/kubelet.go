@@ -33,13 +33,13 @@ const checkpointName = "kubelet_internal_checkpoint"
 
 // Kubelet locates a kubelet that can be queried without registering anything.
 type Kubelet struct {
-	PodResources string // its socket of the PodResources API
-	Plugins      string // the folder of device plugins
+	PodResources string // path of its socket of the PodResources API
+	Plugins      string // path of the folder of device plugins' sockets
 }
 
 // Query queries the PodResources API, version 1, once. If the kubelet does not serve
-// GetAllocatableResources (before Kubernetes 1.28 its feature gate may be off), Ask
-// reads its checkpoint instead, which lists the healthy devices too.
+// GetAllocatableResources (before Kubernetes 1.28 its feature gate may be off), Query
+// reads its checkpoint instead, which also lists the healthy devices.
 func (k Kubelet) Query(ctx context.Context) (Theirs, error) {
 	if info, err := os.Stat(k.PodResources); err != nil {
 		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %w; is its folder mounted, or is the socket elsewhere (--pod-resources-socket)?", err)
@@ -60,11 +60,11 @@ func (k Kubelet) Query(ctx context.Context) (Theirs, error) {
 	if err != nil {
 		return Theirs{}, fmt.Errorf("the kubelet's PodResources API, List: %w", err)
 	}
-	t := Theirs{Holdings: holdings(pods)}
+	t := Theirs{Allocations: listHoldings(pods)}
 	allocatable, err := client.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
 	switch {
 	case err == nil:
-		t.Devices = devices(allocatable)
+		t.Devices = listDevices(allocatable)
 	case status.Code(err) == codes.Unimplemented || status.Code(err) == codes.Unknown: // the kubelet's own errors have no code
 		t.Checkpoint = true
 		var readErr error
@@ -77,9 +77,9 @@ func (k Kubelet) Query(ctx context.Context) (Theirs, error) {
 	return t, nil
 }
 
-func devices(answer *podresources.AllocatableResourcesResponse) map[string][]Device {
+func listDevices(response *podresources.AllocatableResourcesResponse) map[string][]Device {
 	all := map[string][]Device{}
-	for _, d := range answer.GetDevices() {
+	for _, d := range response.GetDevices() {
 		var numa []int64
 		for _, n := range d.GetTopology().GetNodes() {
 			numa = append(numa, n.GetID())
@@ -92,18 +92,18 @@ func devices(answer *podresources.AllocatableResourcesResponse) map[string][]Dev
 	return all
 }
 
-// holdings returns one Holding for each container and resource: the kubelet has an
+// listHoldings returns one Holding for each container and resource: the kubelet has an
 // entry for each device, or for each NUMA node.
-func holdings(answer *podresources.ListPodResourcesResponse) []Holding {
-	var all []Holding
-	for _, p := range answer.GetPodResources() {
+func listHoldings(response *podresources.ListPodResourcesResponse) []Allocation {
+	var all []Allocation
+	for _, p := range response.GetPodResources() {
 		for _, c := range p.GetContainers() {
 			first := len(all)
 			for _, d := range c.GetDevices() {
-				i := slices.IndexFunc(all[first:], func(h Holding) bool { return h.Resource == d.GetResourceName() })
+				i := slices.IndexFunc(all[first:], func(h Allocation) bool { return h.Resource == d.GetResourceName() })
 				if i < 0 {
 					i = len(all) - first
-					all = append(all, Holding{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), Resource: d.GetResourceName()})
+					all = append(all, Allocation{Namespace: p.GetNamespace(), Pod: p.GetName(), Container: c.GetName(), Resource: d.GetResourceName()})
 				}
 				all[first+i].IDs = append(all[first+i].IDs, d.GetDeviceIds()...)
 			}

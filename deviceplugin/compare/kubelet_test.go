@@ -88,11 +88,11 @@ func TestCheckpointReplacesMissingAllocatableResources(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, theirs.Checkpoint)
 	require.Equal(t, map[string][]Device{"nvidia.com/gpu": {{ID: "GPU-a"}, {ID: "GPU-b"}}}, theirs.Devices)
-	require.Equal(t, []Holding{
+	require.Equal(t, []Allocation{
 		{"default", "job", "main", "nvidia.com/gpu", []string{"GPU-a", "GPU-b"}},
 		{"default", "job", "main", "example.com/nic", []string{"0"}},
 		{"default", "job", "side", "nvidia.com/gpu", []string{"GPU-c"}},
-	}, theirs.Holdings)
+	}, theirs.Allocations)
 }
 
 func TestMissingKubeletIsAnError(t *testing.T) {
@@ -150,5 +150,5 @@ func TestCheckpointWithManyPods(t *testing.T) {
 	theirs, err := k.Query(soon(t))
 	require.NoError(t, err)
 	require.True(t, theirs.Checkpoint)
-	require.Len(t, theirs.Holdings, 1)
+	require.Len(t, theirs.Allocations, 1)
 }

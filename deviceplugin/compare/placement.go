@@ -11,63 +11,64 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// placements caches the assessment of each container with several GPUs: which GPUs were
-// free when it got them is known only at that time.
+// placements holds the assessment of each container with several GPUs. It is made once, when the
+// container appears: only then it is known which GPUs were free.
 type placements struct {
-	before   Theirs
-	queried  bool
-	assessed map[string]assessment // by container and resource
+	lastQuery    Theirs // what the kubelet had at the last query
+	hasLastQuery bool
+	assessed     map[string]assessment // by container and resource
 }
 
 // assessment is the assessment of one container's GPUs.
 type assessment struct {
-	holding Holding
-	at      time.Time
-	better  Difference
-	worse   bool // better has the details
+	holding Allocation
+	at      time.Time  // when it was made
+	better  Difference // from the best choice, if worse
+	worse   bool       // a better choice was possible
 }
 
-// update assesses new containers and removes those that are gone.
-func (p *placements) update(o Ours, t Theirs, now time.Time) []Difference {
+// assessContainers assesses new containers, forgets those that are gone, and returns the
+// differences of all that have a worse choice than necessary.
+func (p *placements) assessContainers(o Ours, t Theirs, now time.Time) []Difference {
 	next := map[string]assessment{}
-	var fresh []Holding
-	for _, h := range t.Holdings {
+	var newHoldings []Allocation
+	for _, h := range t.Allocations {
 		key := h.String() + " " + h.Resource
-		if j, known := p.assessed[key]; known && slices.Equal(j.holding.IDs, h.IDs) {
-			next[key] = j
+		if earlier, known := p.assessed[key]; known && slices.Equal(earlier.holding.IDs, h.IDs) {
+			next[key] = earlier
 			continue
 		}
-		fresh = append(fresh, h)
+		newHoldings = append(newHoldings, h)
 	}
-	for _, h := range fresh {
-		d, worse := comparePlacement(o, h, p.free(t, h, fresh), p.queried)
+	for _, h := range newHoldings {
+		d, worse := comparePlacement(o, h, p.freeDevices(t, h, newHoldings), p.hasLastQuery)
 		d.Since = now
 		next[h.String()+" "+h.Resource] = assessment{h, now, d, worse}
 	}
-	p.assessed, p.before, p.queried = next, t, true
+	p.assessed, p.lastQuery, p.hasLastQuery = next, t, true
 	var found []Difference
-	for _, h := range t.Holdings { // in the kubelet's order
-		if j := next[h.String()+" "+h.Resource]; j.worse {
-			found = append(found, j.better)
+	for _, h := range t.Allocations { // in the kubelet's order
+		if earlier := next[h.String()+" "+h.Resource]; earlier.worse {
+			found = append(found, earlier.better)
 		}
 	}
 	return found
 }
 
-// free returns the devices that the kubelet could have allocated to the container:
+// freeDevices returns the devices that the kubelet could have allocated to the container:
 // those that were healthy and free at the last query. The order of containers that are
 // new since then is unknown, so the devices of the others count as taken. For
 // containers present at the first query it returns the devices free now. The
 // container's own devices were free.
-func (p *placements) free(t Theirs, h Holding, fresh []Holding) []string {
-	from, taken := p.before, slices.Clone(p.before.Holdings)
-	if !p.queried {
-		from, taken = t, slices.Clone(t.Holdings)
+func (p *placements) freeDevices(t Theirs, h Allocation, newHoldings []Allocation) []string {
+	from, taken := p.lastQuery, slices.Clone(p.lastQuery.Allocations)
+	if !p.hasLastQuery {
+		from, taken = t, slices.Clone(t.Allocations)
 	}
-	taken = append(taken, fresh...)
+	taken = append(taken, newHoldings...)
 	free := slices.Clone(h.IDs)
 	for _, d := range from.Devices[h.Resource] {
-		if !slices.Contains(h.IDs, d.ID) && !slices.ContainsFunc(taken, func(o Holding) bool {
+		if !slices.Contains(h.IDs, d.ID) && !slices.ContainsFunc(taken, func(o Allocation) bool {
 			return o.Resource == h.Resource && o.String() != h.String() && slices.Contains(o.IDs, d.ID)
 		}) {
 			free = append(free, d.ID)
@@ -76,9 +77,10 @@ func (p *placements) free(t Theirs, h Holding, fresh []Holding) []string {
 	return free
 }
 
-// comparePlacement returns what ours would have preferred, if that is better. Only
-// whole unshared GPUs can be near to each other or far.
-func comparePlacement(o Ours, h Holding, free []string, watched bool) (Difference, bool) {
+// comparePlacement compares a container's GPUs with the ones that this plugin would have chosen of
+// the free ones, and reports whether those are nearer to each other. Only whole GPUs that are not
+// shared are compared. wasWatched: free is of the time when the container got its GPUs.
+func comparePlacement(o Ours, h Allocation, free []string, wasWatched bool) (Difference, bool) {
 	i := slices.IndexFunc(o.Plan.Resources, func(r plan.Resource) bool { return r.Name == h.Resource })
 	if i < 0 || len(h.IDs) < 2 {
 		return Difference{}, false
@@ -101,23 +103,23 @@ func comparePlacement(o Ours, h Holding, free []string, watched bool) (Differenc
 	if err != nil {
 		return Difference{}, false
 	}
-	given, most := topology.Score(uuids(h.IDs)), topology.Score(uuids(best))
-	if most <= given {
+	score, bestScore := topology.Score(toUUIDs(h.IDs)), topology.Score(toUUIDs(best))
+	if bestScore <= score {
 		return Difference{}, false
 	}
 	message := "of what was free then, unless the kubelet's topology manager left no choice"
-	if !watched {
+	if !wasWatched {
 		message = "of what is free now: the container is older than the comparison"
 	}
 	return Difference{
 		Kind: KindPlacement, Resource: h.Resource, Pod: h.String(),
-		Ours:    fmt.Sprintf("score %d: %s", most, indexes(o, best)),
-		Theirs:  fmt.Sprintf("score %d: %s", given, indexes(o, h.IDs)),
+		Ours:    fmt.Sprintf("score %d: %s", bestScore, describeGPUs(o, best)),
+		Theirs:  fmt.Sprintf("score %d: %s", score, describeGPUs(o, h.IDs)),
 		Message: message,
 	}, true
 }
 
-func uuids(ids []string) []gpu.UUID {
+func toUUIDs(ids []string) []gpu.UUID {
 	var all []gpu.UUID
 	for _, id := range ids {
 		all = append(all, gpu.UUID(id))
@@ -125,8 +127,8 @@ func uuids(ids []string) []gpu.UUID {
 	return all
 }
 
-// indexes names GPUs by index, as people do.
-func indexes(o Ours, ids []string) string {
+// describeGPUs names GPUs by index, as people do.
+func describeGPUs(o Ours, ids []string) string {
 	var all []string
 	for _, d := range o.Snapshot.Devices {
 		if slices.Contains(ids, string(d.UUID)) {

@@ -34,26 +34,26 @@ func NewReport(o Ours, t Theirs, found []Difference, now time.Time) Report {
 	for at, l := range listTheirs(o, t) {
 		theirs[at.resource] += len(l.ids)
 	}
-	add := func(one Resource) {
-		for _, h := range t.Holdings {
-			if h.Resource == one.Name {
-				one.Given += len(h.IDs)
+	add := func(resource Resource) {
+		for _, h := range t.Allocations {
+			if h.Resource == resource.Name {
+				resource.Given += len(h.IDs)
 			}
 		}
-		one.Theirs = theirs[one.Name]
-		delete(theirs, one.Name)
-		r.Resources = append(r.Resources, one)
+		resource.Theirs = theirs[resource.Name]
+		delete(theirs, resource.Name)
+		r.Resources = append(r.Resources, resource)
 	}
 	for _, p := range o.Plan.Resources {
-		one := Resource{Name: p.Name, Ours: len(p.Devices)}
+		resource := Resource{Name: p.Name, Ours: len(p.Devices)}
 		for _, d := range p.Devices {
 			if d.Healthy() {
-				one.Healthy++
+				resource.Healthy++
 			}
 		}
-		add(one)
+		add(resource)
 	}
-	for _, name := range sorted(theirs) {
+	for _, name := range sortedKeys(theirs) {
 		add(Resource{Name: name})
 	}
 	return r
@@ -71,19 +71,19 @@ func Counts(found []Difference) map[Kind]int {
 	return counts
 }
 
-// JSON prints the report for programs.
-func (r Report) JSON(w io.Writer) error {
+// WriteJSON prints the report for programs.
+func (r Report) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	return e.Encode(r)
 }
 
-// Table prints the report for people.
-func (r Report) Table(w io.Writer) error {
+// WriteTable prints the report for people.
+func (r Report) WriteTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "RESOURCE\tOURS\tHEALTHY\tTHE KUBELET HAS\tGIVEN AWAY")
-	for _, one := range r.Resources {
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\n", one.Name, one.Ours, one.Healthy, one.Theirs, one.Given)
+	for _, resource := range r.Resources {
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\n", resource.Name, resource.Ours, resource.Healthy, resource.Theirs, resource.Given)
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -14,35 +14,36 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-func sorted(names map[string]int) []string { return slices.Sorted(maps.Keys(names)) }
+func sortedKeys(names map[string]int) []string { return slices.Sorted(maps.Keys(names)) }
 
 // Config configures a Shadow.
 type Config struct {
-	Ask   func(context.Context) (Theirs, error)
-	Every time.Duration // interval of queries to the kubelet, whose API has no watch
-	Log   *slog.Logger
+	Query    func(context.Context) (Theirs, error) // such as Kubelet.Query
+	Interval time.Duration                         // interval of queries to the kubelet, whose API has no watch
+	Log      *slog.Logger
 }
 
-// Shadow follows both plugins and reports their differences. Its methods may be called
+// Shadow compares what this plugin would advertise with what the other one does, repeatedly, and
+// reports the differences. Its methods may be called
 // concurrently.
 type Shadow struct {
 	cfg         Config
 	differences *prometheus.GaugeVec
 	comparisons *prometheus.CounterVec
-	read        chan struct{} // closed when ours is known
+	oursKnown   chan struct{} // closed when ours is set
 
 	mu       sync.Mutex
-	ours     *Ours
-	absent   error // why ours is not known
-	idle     bool  // the node needs no driver
-	failed   error // error of the last query
-	compared bool
+	ours     *Ours // nil: not set yet
+	oursErr  error // why ours is not set; nil: it is
+	idle     bool  // the node has no GPU, so that nothing is compared
+	queryErr error // error of the last query; nil: it succeeded, or there was none
+	compared bool  // at least one query succeeded
 }
 
 // New returns a Shadow with its metrics registered in reg.
 func New(cfg Config, reg prometheus.Registerer) *Shadow {
 	s := &Shadow{
-		cfg: cfg, read: make(chan struct{}), absent: errors.New("the driver has not been read yet"),
+		cfg: cfg, oursKnown: make(chan struct{}), oursErr: errors.New("the driver has not been read yet"),
 		differences: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "gpuready_shadow_differences", Help: "Differences from the device plugin that serves this node, by kind.",
 		}, []string{"kind"}),
@@ -60,14 +61,14 @@ func New(cfg Config, reg prometheus.Registerer) *Shadow {
 	return s
 }
 
-// SetOurs sets what ours would advertise now.
+// SetOurs sets what this plugin would advertise now.
 func (s *Shadow) SetOurs(o Ours) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ours == nil {
-		close(s.read)
+		close(s.oursKnown)
 	}
-	s.ours, s.absent = &o, nil
+	s.ours, s.oursErr = &o, nil
 }
 
 // SetAbsent sets why there is no driver, and so nothing to compare. idle means that none
@@ -76,21 +77,21 @@ func (s *Shadow) SetAbsent(why error, idle bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ours == nil {
-		s.absent, s.idle = why, idle
+		s.oursErr, s.idle = why, idle
 	}
 }
 
-// Ready returns why nothing is compared, or nil if it is.
+// Ready returns nil if the last comparison succeeded or the node has no GPU, else what is missing.
 func (s *Shadow) Ready() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.absent != nil && s.idle:
+	case s.oursErr != nil && s.idle:
 		return nil
-	case s.absent != nil:
-		return s.absent
-	case s.failed != nil:
-		return s.failed
+	case s.oursErr != nil:
+		return s.oursErr
+	case s.queryErr != nil:
+		return s.queryErr
 	case !s.compared:
 		return errors.New("the kubelet has not been queried yet")
 	}
@@ -102,25 +103,25 @@ func (s *Shadow) Watch(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-s.read:
+	case <-s.oursKnown:
 	}
 	history := History{Settle: true}
 	var before []Difference
-	tick := time.NewTicker(s.cfg.Every)
+	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
-	for looks := 0; ; {
-		theirs, err := s.cfg.Ask(ctx)
+	for comparisons := 0; ; {
+		theirs, err := s.cfg.Query(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		ours := s.recordQuery(err)
 		if err == nil {
-			looks++
+			comparisons++
 			found := history.Compare(ours, theirs, time.Now())
-			s.report(before, found)
+			s.reportChanges(before, found)
 			before = found
-			if looks == 2 { // the first complete one
-				s.cfg.Log.Info("compared with the device plugin that serves this node", "differences", len(found), "summary", summary(found))
+			if comparisons == 2 { // the first one left new differences out: see History.Settle
+				s.cfg.Log.Info("compared with the device plugin that serves this node", "differences", len(found), "summary", summarize(found))
 			}
 		}
 		select {
@@ -138,34 +139,34 @@ func (s *Shadow) recordQuery(err error) Ours {
 	switch {
 	case err != nil:
 		s.comparisons.WithLabelValues("failed").Inc()
-		if s.failed == nil || s.failed.Error() != err.Error() {
+		if s.queryErr == nil || s.queryErr.Error() != err.Error() {
 			s.cfg.Log.Warn("the kubelet cannot be queried; the differences stay as they were", "message", err.Error())
 		}
 	default:
 		s.comparisons.WithLabelValues("ok").Inc()
-		if s.failed != nil {
+		if s.queryErr != nil {
 			s.cfg.Log.Info("the kubelet responds again")
 		}
 	}
-	s.failed, s.compared = err, s.compared || err == nil
+	s.queryErr, s.compared = err, s.compared || err == nil
 	return *s.ours
 }
 
-// report logs differences that began and ended, and updates the metrics.
-func (s *Shadow) report(before, now []Difference) {
-	began, ended := Changes(before, now)
+// reportChanges logs differences that began and ended, and updates the metrics.
+func (s *Shadow) reportChanges(before, after []Difference) {
+	began, ended := Changes(before, after)
 	for _, d := range began {
-		s.cfg.Log.Warn("differs", attributes(d)...)
+		s.cfg.Log.Warn("differs", logAttributes(d)...)
 	}
 	for _, d := range ended {
-		s.cfg.Log.Info("no longer differs", attributes(d)...)
+		s.cfg.Log.Info("no longer differs", logAttributes(d)...)
 	}
-	for kind, n := range Counts(now) {
+	for kind, n := range Counts(after) {
 		s.differences.WithLabelValues(string(kind)).Set(float64(n))
 	}
 }
 
-func attributes(d Difference) []any {
+func logAttributes(d Difference) []any {
 	all := []any{"kind", string(d.Kind), "resource", d.Resource}
 	for _, a := range []struct{ name, value string }{
 		{"gpu", string(d.Device)}, {"pod", d.Pod}, {"ours", d.Ours}, {"theirs", d.Theirs}, {"reason", string(d.Reason)}, {"message", d.Message},
@@ -177,8 +178,8 @@ func attributes(d Difference) []any {
 	return append(all, "since", d.Since.UTC().Format(time.RFC3339Nano))
 }
 
-// summary returns the number of differences of each kind.
-func summary(found []Difference) string {
+// summarize returns the number of differences of each kind.
+func summarize(found []Difference) string {
 	var parts []string
 	counts := Counts(found)
 	for _, kind := range Kinds() {

@@ -72,7 +72,7 @@ func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
 	k := kubelet{make(chan response)}
 	log := &buffer{}
 	reg := prometheus.NewRegistry()
-	s := New(Config{Ask: k.query, Every: time.Microsecond, Log: slog.New(slog.NewTextHandler(log, nil))}, reg)
+	s := New(Config{Query: k.query, Interval: time.Microsecond, Log: slog.New(slog.NewTextHandler(log, nil))}, reg)
 	ctx, cancel := context.WithCancel(soon(t))
 	done := make(chan error, 1)
 	go func() { done <- s.Watch(ctx) }()
@@ -120,12 +120,12 @@ func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
 func TestReportTableAndJSON(t *testing.T) {
 	node := gputest.Node("h100-sxm", 2)
 	o, theirs := oursWith(t, whole, node, gputest.XID(gputest.GPU(1), 79)), kubeletOf(oursWith(t, whole, node))
-	theirs.Holdings = []Holding{holding("a", 1), {"default", "b", "main", "example.com/nic", []string{"0", "1"}}}
+	theirs.Allocations = []Allocation{holding("a", 1), {"default", "b", "main", "example.com/nic", []string{"0", "1"}}}
 	var h History
 	report := NewReport(o, theirs, h.Compare(o, theirs, now), now)
 
 	var out bytes.Buffer
-	require.NoError(t, report.Table(&out))
+	require.NoError(t, report.WriteTable(&out))
 	lines := strings.Split(out.String(), "\n")
 	require.Equal(t, []string{"RESOURCE", "OURS", "HEALTHY", "THE", "KUBELET", "HAS", "GIVEN", "AWAY"}, strings.Fields(lines[0]))
 	require.Equal(t, []string{"nvidia.com/gpu", "2", "1", "2", "1"}, strings.Fields(lines[1]))
@@ -133,7 +133,7 @@ func TestReportTableAndJSON(t *testing.T) {
 	require.Contains(t, out.String(), "default/a/main has it")
 
 	out.Reset()
-	require.NoError(t, report.JSON(&out))
+	require.NoError(t, report.WriteJSON(&out))
 	var back Report
 	require.NoError(t, json.Unmarshal(out.Bytes(), &back))
 	require.Equal(t, report.Resources, back.Resources)
@@ -141,6 +141,6 @@ func TestReportTableAndJSON(t *testing.T) {
 	require.Len(t, back.Differences, 1)
 
 	out.Reset()
-	require.NoError(t, NewReport(o, kubeletOf(o), nil, now).Table(&out))
+	require.NoError(t, NewReport(o, kubeletOf(o), nil, now).WriteTable(&out))
 	require.Contains(t, out.String(), "no differences")
 }

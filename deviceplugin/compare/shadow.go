@@ -6,8 +6,8 @@
 // API (kubelet.go). It does not connect to the plugin itself, since a second
 // ListAndWatch would do harm: NVIDIA's server has one channel of health changes,
 // from which every open stream receives (github.com/NVIDIA/k8s-device-plugin,
-// internal/plugin/server.go, v0.17: ListAndWatch). A change sent to us would never
-// reach the kubelet.
+// internal/plugin/server.go, v0.17: ListAndWatch). A change that a second stream receives would
+// never reach the kubelet.
 //
 // The comparison (compare.go, placement.go) is pure; run.go repeats it.
 package compare
@@ -26,12 +26,12 @@ type Ours struct {
 	Snapshot gpu.Snapshot
 }
 
-// Theirs holds what the kubelet knows from other plugins. It is never changed.
+// Theirs holds what the kubelet knows of the other plugin's devices. It is never changed.
 type Theirs struct {
 	// Devices are the healthy devices of each resource, allocated or not. An unhealthy one
 	// cannot be distinguished from one that was never listed.
-	Devices  map[string][]Device
-	Holdings []Holding
+	Devices     map[string][]Device
+	Allocations []Allocation
 	// Checkpoint means that Devices come from the kubelet's checkpoint, which does not have
 	// their NUMA nodes.
 	Checkpoint bool
@@ -40,16 +40,16 @@ type Theirs struct {
 // Device is one device as the kubelet counts them.
 type Device struct {
 	ID   string
-	NUMA []int64
+	NUMA []int64 // NUMA nodes, sorted; empty: not known
 }
 
-// Holding is the devices of one resource that a container has.
-type Holding struct {
+// Allocation lists the devices of one resource that a container has.
+type Allocation struct {
 	Namespace, Pod, Container, Resource string
 	IDs                                 []string // sorted
 }
 
-func (h Holding) String() string { return h.Namespace + "/" + h.Pod + "/" + h.Container }
+func (h Allocation) String() string { return h.Namespace + "/" + h.Pod + "/" + h.Container }
 
 // Kind is the kind of a Difference.
 type Kind string
@@ -76,7 +76,7 @@ type Difference struct {
 	Resource string     `json:"resource"`
 	Device   gpu.UUID   `json:"device,omitempty"` // the GPU or MIG device, the same for all its replicas
 	Pod      string     `json:"pod,omitempty"`    // namespace/name/container, with KindPlacement
-	Ours     string     `json:"ours"`
+	Ours     string     `json:"ours"`             // what this plugin would advertise
 	Theirs   string     `json:"theirs"`
 	Reason   gpu.Reason `json:"reason,omitempty"` // ours, of KindHealth and KindDevice
 	Message  string     `json:"message,omitempty"`

@@ -1,8 +1,8 @@
-// Package config parses the configuration file of the device plugin. It is the
-// reference's file (github.com/NVIDIA/k8s-device-plugin, api/config/v1, as of v0.20.0),
-// version v1, with all of its keys, and two sections of our own, devices and health.
+// Package config parses the configuration file of the device plugin. The file has all keys of
+// that of NVIDIA's device plugin (github.com/NVIDIA/k8s-device-plugin, api/config/v1, version v1
+// as of v0.20.0), and two more sections, devices and health.
 //
-// It is pure: bytes come in, and an immutable Config goes out. Config.With overlays the
+// The package does no I/O: Parse turns bytes into an immutable Config. Config.With applies the
 // command line and the environment, which override the file.
 //
 // The struct defines everything about a key: its json tag is the name, enum lists the
@@ -23,8 +23,8 @@ import (
 // Version is the only version of the file.
 const Version = "v1"
 
-// ErrNotChosen means that no configuration has been chosen yet. It is not a fault, but
-// nothing can be served.
+// ErrNotChosen means that no configuration has been chosen yet. It is not a fault, but no device
+// can be advertised before.
 var ErrNotChosen = errors.New("no configuration is chosen yet")
 
 // Config is a configuration file. Unset keys are nil or empty. It is never changed once
@@ -39,13 +39,13 @@ type Config struct {
 	Health    Health    `json:"health" doc:"What makes a device unhealthy, and healthy again. Not known to the reference."`
 }
 
-// Unknown is the treatment of unknown keys.
+// Unknown says what Parse does with unknown keys.
 type Unknown int
 
-// Treatments of unknown keys.
+// What Parse does with unknown keys.
 const (
-	Refuse Unknown = iota // the file is refused
-	Warn                  // they are skipped, each with a warning
+	Refuse Unknown = iota // return an error
+	Warn                  // skip them and return each as Ignored
 )
 
 // Options configure Parse.
@@ -79,7 +79,7 @@ func Parse(data []byte, source string, o Options) (*Config, []Ignored, error) {
 	} else if err := baseconfig.Strict(data, c, source); err != nil {
 		return nil, nil, err
 	}
-	c.complete()
+	c.completeNames()
 	p := problems{source: source}
 	p.checkSections(c)
 	if err := errors.Join(p.all...); err != nil {
@@ -88,11 +88,11 @@ func Parse(data []byte, source string, o Options) (*Config, []Ignored, error) {
 	return c, ignored, nil
 }
 
-// With returns the configuration overlaid with the command line and the environment.
-// Nil fields of f change nothing.
-func (c *Config) With(f Flags, imex Imex) *Config {
+// With returns the configuration with the settings of the command line and the environment in
+// place of its own. Nil fields change nothing.
+func (c *Config) With(flags Flags, imex Imex) *Config {
 	merged := *c
-	merged.Flags = merged.Flags.with(f)
+	merged.Flags = merged.Flags.override(flags)
 	if imex.ChannelIDs != nil {
 		merged.Imex.ChannelIDs = imex.ChannelIDs
 	}
@@ -102,19 +102,18 @@ func (c *Config) With(f Flags, imex Imex) *Config {
 	return &merged
 }
 
-// Check validates a complete configuration, with the command line overlaid: each
-// section by itself and their combinations. Errors name the field by its path in the
-// file, and no source.
+// Check validates the configuration that With returned: each section by itself and their
+// combinations. Errors name the field by its path in the file, and no source.
 func (c *Config) Check() error {
 	p := problems{}
 	p.checkSections(c)
-	p.checkTogether(c)
+	p.checkCombinations(c)
 	return errors.Join(p.all...)
 }
 
 // problems collects errors, so that all are reported at once.
 type problems struct {
-	source string
+	source string // named in each error
 	all    []error
 }
 
@@ -133,16 +132,16 @@ func (p *problems) checkSections(c *Config) {
 	p.checkHealth(c.Health)
 }
 
-// checkTogether checks combinations of flags and sections. It runs only after the
-// command line is overlaid, since that may override the file.
-func (p *problems) checkTogether(c *Config) {
+// checkCombinations checks combinations of flags and sections. It runs only after With, since
+// the command line may override the file.
+func (p *problems) checkCombinations(c *Config) {
 	if c.Sharing.MPS != nil && c.Flags.MIG() == MIGMixed {
 		p.add("sharing.mps", "MPS cannot share MIG devices, and flags.migStrategy is mixed; write none or single, or remove sharing.mps")
 	}
 }
 
-// complete gives names their full form.
-func (c *Config) complete() {
+// completeNames adds the prefix to names of resources, and sets some defaults.
+func (c *Config) completeNames() {
 	if c.Version == "" {
 		c.Version = Version // as NVIDIA's device plugin does
 	}
@@ -153,7 +152,7 @@ func (c *Config) complete() {
 	}
 	for _, r := range []*Replicated{c.Sharing.TimeSlicing, c.Sharing.MPS} {
 		if r != nil {
-			r.complete()
+			r.completeNames()
 		}
 	}
 	if mps := c.Sharing.MPS; mps != nil && mps.FailRequestsGreaterThanOne == nil {

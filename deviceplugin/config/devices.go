@@ -26,7 +26,7 @@ func (s Selector) MatchesGPU(d gpu.Device) bool {
 	if uuid, err := gpu.ParseUUID(text); err == nil {
 		return uuid == d.UUID
 	}
-	if indexes.Matches(text) {
+	if indexPattern.Matches(text) {
 		n, err := strconv.Atoi(text)
 		return err == nil && n == d.Index
 	}
@@ -42,15 +42,18 @@ func (s Selector) MatchesMIG(d gpu.Device, m gpu.MIGDevice) bool {
 	if uuid, err := gpu.ParseUUID(string(s)); err == nil {
 		return uuid == m.UUID
 	}
-	of, index, ok := strings.Cut(string(s), ":")
-	return ok && of == strconv.Itoa(d.Index) && index == strconv.Itoa(m.Index)
+	gpuIndex, index, ok := strings.Cut(string(s), ":")
+	return ok && gpuIndex == strconv.Itoa(d.Index) && index == strconv.Itoa(m.Index)
 }
 
+// addressPattern and numberPattern match texts that were probably meant as a PCI address or an
+// index, valid or not.
 var (
-	addressLike = pattern.New(`^[0-9a-fA-F]*:[0-9a-fA-F:.]*$`)
-	indexLike   = pattern.New(`^[-+]?[0-9]+$`)
+	addressPattern = pattern.New(`^[0-9a-fA-F]*:[0-9a-fA-F:.]*$`)
+	numberPattern  = pattern.New(`^[-+]?[0-9]+$`)
 )
 
+// checkDevices checks the section devices.
 func (p *problems) checkDevices(d Devices) {
 	for _, list := range []struct {
 		path      string
@@ -73,7 +76,7 @@ func (p *problems) checkDevices(d Devices) {
 func (p *problems) checkSelector(path string, s Selector) {
 	text := string(s)
 	switch {
-	case indexes.Matches(text):
+	case indexPattern.Matches(text):
 	case text == "":
 		p.add(path, "empty; write a UUID, an index, a PCI address or a product")
 	case strings.TrimSpace(text) != text:
@@ -82,11 +85,11 @@ func (p *problems) checkSelector(path string, s Selector) {
 		if _, err := gpu.ParseUUID(text); err != nil {
 			p.add(path, "%w", err)
 		}
-	case addressLike.Matches(text):
+	case addressPattern.Matches(text):
 		if _, err := gpu.ParsePCIAddress(text); err != nil {
 			p.add(path, "%w", err)
 		}
-	case indexLike.Matches(text):
+	case numberPattern.Matches(text):
 		p.add(path, "%s is not an index; write 0 or more", text)
 	}
 }

@@ -57,7 +57,7 @@ type PluginFlags struct {
 }
 
 // GFDFlags are for the feature discovery, which shares the file with the device plugin.
-// They are decoded to catch misspelt keys, and are not used here.
+// They are decoded to find misspelt keys. Only NoTimestamp and MachineTypeFile are used.
 type GFDFlags struct {
 	Oneshot         *bool     `json:"oneshot,omitempty"`
 	NoTimestamp     *bool     `json:"noTimestamp,omitempty"`
@@ -97,12 +97,13 @@ func (p PluginFlags) Packed() bool {
 	return p.SharedDevicesAllocationPolicy != nil && *p.SharedDevicesAllocationPolicy == "packed"
 }
 
-// with returns f overlaid with the fields set in g.
-func (f Flags) with(g Flags) Flags {
+// override returns f with the fields that are set in g in place of its own.
+func (f Flags) override(g Flags) Flags {
 	overlay(reflect.ValueOf(&f).Elem(), reflect.ValueOf(g))
 	return f
 }
 
+// overlay replaces the fields of a struct by those of another that are set.
 func overlay(below, above reflect.Value) {
 	for i := range above.NumField() {
 		field := above.Field(i)
@@ -118,6 +119,7 @@ func overlay(below, above reflect.Value) {
 // annotationPrefix is the prefix of a Kubernetes annotation, with its slash.
 var annotationPrefix = pattern.New(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/$`)
 
+// checkFlags checks what the tags of Flags do not say.
 func (p *problems) checkFlags(f Flags) {
 	if prefix := f.Plugin.CDIAnnotationPrefix; prefix != nil && !annotationPrefix.Matches(*prefix) {
 		p.add("flags.plugin.cdiAnnotationPrefix", "%q is not an annotation prefix; write one that ends in a slash, as cdi.k8s.io/", *prefix)
@@ -139,10 +141,10 @@ type StringList []string
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (l *StringList) UnmarshalJSON(data []byte) error {
-	var one string
-	if err := json.Unmarshal(data, &one); err == nil {
+	var joined string
+	if err := json.Unmarshal(data, &joined); err == nil {
 		*l = nil
-		for word := range strings.SplitSeq(one, ",") {
+		for word := range strings.SplitSeq(joined, ",") {
 			*l = append(*l, strings.TrimSpace(word))
 		}
 		return nil
@@ -153,11 +155,11 @@ func (l *StringList) UnmarshalJSON(data []byte) error {
 // Duration is written as "5m", or as a number of nanoseconds.
 type Duration struct {
 	time.Duration
-	text string // an invalid duration as written
+	invalid string // a text that is no duration, as written; "": it is valid
 }
 
-// UnmarshalJSON implements json.Unmarshaler. It accepts anything, so that problems can
-// report an error with its path.
+// UnmarshalJSON implements json.Unmarshaler. It accepts any value, so that a later check can
+// report an error with the path of the field.
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	*d = Duration{}
 	if json.Unmarshal(data, &d.Duration) == nil {
@@ -169,7 +171,7 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 	}
 	var err error
 	if d.Duration, err = time.ParseDuration(text); err != nil {
-		d.text = text
+		d.invalid = text
 	}
 	return nil
 }
@@ -177,9 +179,9 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 // MarshalJSON implements json.Marshaler.
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.String()) }
 
-// checkTags checks the tags of a field: with enum its value must be one of those
-// listed, with format:"path" it must be an absolute path. An empty string that is not a
-// pointer counts as not set.
+// checkTags checks a value by the tag of its field: with enum it must be one of those listed, with
+// format:"path" an absolute path. An empty string that is not a pointer counts as not set. at is
+// the path of the field in the file.
 func (p *problems) checkTags(v reflect.Value, at string, tag reflect.StructTag) {
 	switch v.Kind() {
 	case reflect.Pointer:

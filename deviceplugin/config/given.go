@@ -10,19 +10,20 @@ import (
 // and its value in the form that the flag accepts.
 func (c *Config) FlagValues() map[string]string {
 	values := map[string]string{}
-	collect(values, "flags", reflect.ValueOf(c.Flags))
-	collect(values, "imex", reflect.ValueOf(c.Imex))
+	collectValues(values, "flags", reflect.ValueOf(c.Flags))
+	collectValues(values, "imex", reflect.ValueOf(c.Imex))
 	return values
 }
 
-func collect(values map[string]string, at string, v reflect.Value) {
+// collectValues adds the values of a struct's fields, whose paths begin with at.
+func collectValues(values map[string]string, at string, v reflect.Value) {
 	for field, value := range v.Fields() {
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 		path := at + "." + name
 		switch {
-		case field.Type == reflect.TypeFor[GFDFlags](): // another program's
+		case field.Type == reflect.TypeFor[GFDFlags](): // gpu-feature-discovery's: no flags of this program
 		case value.Kind() == reflect.Struct:
-			collect(values, path, value)
+			collectValues(values, path, value)
 		case value.IsNil():
 		case value.Kind() == reflect.Slice:
 			var items []string

@@ -33,6 +33,7 @@ const (
 	maxQuiet = 30 * 24 * time.Hour
 )
 
+// checkHealth checks the section health.
 func (p *problems) checkHealth(h Health) {
 	for i, rule := range h.XIDs {
 		path := itemPath("health.xids", i)
@@ -49,14 +50,15 @@ func (p *problems) checkHealth(h Health) {
 	}
 	if q := h.QuietPeriod; q != nil {
 		switch {
-		case q.text != "":
-			p.add("health.quietPeriod", "%q is not a duration; write a number with its unit, as 5m", q.text)
+		case q.invalid != "":
+			p.add("health.quietPeriod", "%q is not a duration; write a number with its unit, as 5m", q.invalid)
 		case q.Duration < minQuiet || q.Duration > maxQuiet:
 			p.add("health.quietPeriod", "%v is not between %v and %v; write a number with its unit, as 5m", q.Duration, minQuiet, maxQuiet)
 		}
 	}
 }
 
+// checkPolicy checks the reaction to an XID.
 func (p *problems) checkPolicy(path string, x XIDPolicy) {
 	switch {
 	case x.Action == "" && x.Recovery == "":

@@ -32,8 +32,8 @@ type Resource struct {
 // Pattern matches a whole text, in which * stands for any text.
 type Pattern string
 
-// Matches reports whether p matches the whole of text. Case matters, as in the
-// reference since v0.20.0.
+// Matches reports whether p matches the whole of text. Case matters, as in NVIDIA's device plugin
+// since v0.20.0.
 func (p Pattern) Matches(text string) bool {
 	parts := strings.Split(string(p), "*")
 	first, last := parts[0], parts[len(parts)-1]
@@ -54,9 +54,8 @@ func (p Pattern) Matches(text string) bool {
 	return true
 }
 
-// covers reports whether p matches everything that q matches, so that p leaves nothing
-// to q. The * of q may stand for a text that no pattern spells out, so only a * of p
-// matches it.
+// covers reports whether p matches every text that q matches, so that q after p has no effect.
+// A * in q stands for any text, which only a * in p can match.
 func (p Pattern) covers(q Pattern) bool {
 	return p.Matches(strings.ReplaceAll(string(q), "*", "\x00"))
 }
@@ -108,6 +107,7 @@ func nameProblem(name string) string {
 	return ""
 }
 
+// checkResources checks the section resources.
 func (p *problems) checkResources(r Resources) {
 	for _, list := range []struct {
 		path      string
@@ -120,6 +120,7 @@ func (p *problems) checkResources(r Resources) {
 	}
 }
 
+// checkPattern checks a pattern in a list; before are the resources above it.
 func (p *problems) checkPattern(path string, pattern Pattern, list string, before []Resource) {
 	switch text := string(pattern); {
 	case text == "":
@@ -140,6 +141,7 @@ func (p *problems) checkPattern(path string, pattern Pattern, list string, befor
 	}
 }
 
+// checkName checks the full name of a resource.
 func (p *problems) checkName(path, name string) {
 	if why := nameProblem(name); why != "" {
 		p.add(path, "%q: %s", name, why)

@@ -14,7 +14,7 @@ import (
 
 // Bounds of replicas.
 const (
-	minReplicas = 2 // NVIDIA's: one replica shares nothing
+	minReplicas = 2 // as in NVIDIA's device plugin: one replica shares nothing
 	// maxReplicas has no counterpart in NVIDIA's device plugin, but the kubelet refuses
 	// longer lists: its gRPC allows 4 MiB, and 50,000 devices of one GPU are 3.5 MB. There
 	// are users with 16,384 (github.com/NVIDIA/k8s-device-plugin/issues/1433).
@@ -49,19 +49,20 @@ type ReplicatedResource struct {
 	Replicas int        `json:"replicas" required:"true" min:"2" max:"50000" doc:"How many times each device is advertised, 2 or more; with mps no more than 48."`
 }
 
-// Replicable are devices of a resource: all, the first Count, or those of List.
+// Replicable selects devices of a resource: all, the first Count, or those of List.
 type Replicable struct {
 	All   bool
 	Count int
-	List  []string // of "0", "0:1" and UUIDs
+	List  []string // indexes "0", MIG indexes "0:1", and UUIDs
 
-	wrong string // an invalid value as written
+	invalid string // what is wrong with the value in the file; "": it is valid
 }
 
 // SharingMPS is the strategy that Active returns for MPS.
 const SharingMPS = "mps"
 
-// Active returns the sharing in force; strategy is "none", "time-slicing" or "mps".
+// Active returns how devices are shared. strategy is "none", "time-slicing" or "mps"; r is never
+// nil.
 func (s Sharing) Active() (strategy string, r *Replicated) {
 	switch {
 	case s.MPS != nil && len(s.MPS.Resources) > 0:
@@ -72,16 +73,16 @@ func (s Sharing) Active() (strategy string, r *Replicated) {
 	return "none", &Replicated{}
 }
 
-// complete gives names their full form, and devices their default.
-func (r *Replicated) complete() {
+// completeNames gives names their full form, and devices their default.
+func (r *Replicated) completeNames() {
 	for i := range r.Resources {
-		one := &r.Resources[i]
-		one.Name, one.Rename = qualifiedName(one.Name), qualifiedName(one.Rename)
-		if one.Rename == "" && r.RenameByDefault && one.Name != "" {
-			one.Rename = one.Name + sharedSuffix
+		resource := &r.Resources[i]
+		resource.Name, resource.Rename = qualifiedName(resource.Name), qualifiedName(resource.Rename)
+		if resource.Rename == "" && r.RenameByDefault && resource.Name != "" {
+			resource.Rename = resource.Name + sharedSuffix
 		}
-		if d := one.Devices; d.Count == 0 && d.List == nil && d.wrong == "" {
-			one.Devices.All = true
+		if d := resource.Devices; d.Count == 0 && d.List == nil && d.invalid == "" {
+			resource.Devices.All = true
 		}
 	}
 }
@@ -98,11 +99,11 @@ func (d *Replicable) UnmarshalJSON(data []byte) error {
 	case nil:
 	case string:
 		if d.All = v == "all"; !d.All {
-			d.wrong = fmt.Sprintf("%q; write all, a number of devices, or a list of them", v)
+			d.invalid = fmt.Sprintf("%q; write all, a number of devices, or a list of them", v)
 		}
 	case float64:
 		if d.Count = int(v); float64(d.Count) != v || v < 1 {
-			*d = Replicable{wrong: fmt.Sprintf("%v is not a number of devices; write 1 or more, all, or a list", v)}
+			*d = Replicable{invalid: fmt.Sprintf("%v is not a number of devices; write 1 or more, all, or a list", v)}
 		}
 	case []any:
 		d.List = []string{}
@@ -110,14 +111,14 @@ func (d *Replicable) UnmarshalJSON(data []byte) error {
 			d.List = append(d.List, deviceReference(item))
 		}
 	default:
-		d.wrong = "write all, a number of devices, or a list of them"
+		d.invalid = "write all, a number of devices, or a list of them"
 	}
 	return nil
 }
 
-// deviceReference returns how an item of a list names a device.
+// deviceReference returns an item of the JSON list as text: 3 as "3".
 func deviceReference(item any) string {
-	if n, is := item.(float64); is && n == float64(uint32(n)) {
+	if n, isNumber := item.(float64); isNumber && n == float64(uint32(n)) {
 		return strconv.Itoa(int(n))
 	}
 	return fmt.Sprint(item)
@@ -134,8 +135,10 @@ func (d Replicable) MarshalJSON() ([]byte, error) {
 	return json.Marshal("all")
 }
 
-var indexes = pattern.New(`^[0-9]{1,5}(:[0-9]{1,5})?$`)
+// indexPattern matches an index or a MIG index.
+var indexPattern = pattern.New(`^[0-9]{1,5}(:[0-9]{1,5})?$`)
 
+// checkSharing checks the section sharing.
 func (p *problems) checkSharing(c *Config) {
 	sliced, mps := c.Sharing.TimeSlicing, c.Sharing.MPS
 	if sliced != nil && mps != nil && len(sliced.Resources) > 0 && len(mps.Resources) > 0 {
@@ -145,45 +148,46 @@ func (p *problems) checkSharing(c *Config) {
 	p.checkReplicated("sharing.mps", mps, maxClients, c.Resources)
 }
 
-func (p *problems) checkReplicated(path string, r *Replicated, most int, made Resources) {
+// checkReplicated checks one way of sharing. resources are the names that the file defines.
+func (p *problems) checkReplicated(path string, r *Replicated, limit int, resources Resources) {
 	if r == nil {
 		return
 	}
 	if len(r.Resources) == 0 && (r.RenameByDefault || r.FailRequestsGreaterThanOne != nil && path != "sharing.mps") {
 		p.add(path, "shares nothing: resources is empty; name a resource there, or remove the section")
 	}
-	for i, one := range r.Resources {
+	for i, resource := range r.Resources {
 		at := itemPath(path+".resources", i)
-		p.checkShared(at, one.Name, made)
+		p.checkShared(at, resource.Name, resources)
 		for j, earlier := range r.Resources[:i] {
-			if earlier.Name == one.Name && one.Name != "" {
-				p.checkRepeated(at, j, earlier, one)
+			if earlier.Name == resource.Name && resource.Name != "" {
+				p.checkRepeated(at, j, earlier, resource)
 			}
 		}
-		if one.Rename != "" {
-			p.checkName(at+".rename", one.Rename)
+		if resource.Rename != "" {
+			p.checkName(at+".rename", resource.Rename)
 		}
 		switch {
-		case one.Replicas < minReplicas:
-			p.add(at+".replicas", "%d shares nothing; write %d or more, or remove the resource from the list", one.Replicas, minReplicas)
-		case one.Replicas > most:
-			p.add(at+".replicas", "%d is more than %d, %s", one.Replicas, most, map[int]string{
+		case resource.Replicas < minReplicas:
+			p.add(at+".replicas", "%d shares nothing; write %d or more, or remove the resource from the list", resource.Replicas, minReplicas)
+		case resource.Replicas > limit:
+			p.add(at+".replicas", "%d is more than %d, %s", resource.Replicas, limit, map[int]string{
 				maxReplicas: "the longest list that the kubelet accepts",
 				maxClients:  "the clients that MPS supports on one GPU",
-			}[most])
+			}[limit])
 		}
-		p.checkReplicable(at+".devices", one.Devices)
+		p.checkReplicable(at+".devices", resource.Devices)
 	}
 }
 
 // checkRepeated checks a resource that is shared in two ways: each device must be in
 // only one of them.
-func (p *problems) checkRepeated(path string, j int, earlier, one ReplicatedResource) {
-	if earlier.Devices.List == nil || one.Devices.List == nil {
-		p.add(path+".name", "%s is already in resources[%d]; remove one, or list the devices of both", one.Name, j)
+func (p *problems) checkRepeated(path string, j int, earlier, later ReplicatedResource) {
+	if earlier.Devices.List == nil || later.Devices.List == nil {
+		p.add(path+".name", "%s is already in resources[%d]; remove one, or list the devices of both", later.Name, j)
 		return
 	}
-	for i, device := range one.Devices.List {
+	for i, device := range later.Devices.List {
 		if slices.Contains(earlier.Devices.List, device) {
 			p.add(itemPath(path+".devices", i), "%s is in resources[%d] already; remove it from one of them", device, j)
 		}
@@ -191,13 +195,13 @@ func (p *problems) checkRepeated(path string, j int, earlier, one ReplicatedReso
 }
 
 // checkShared checks that the resource to be shared exists.
-func (p *problems) checkShared(path, name string, made Resources) {
+func (p *problems) checkShared(path, name string, resources Resources) {
 	if why := nameProblem(name); why != "" {
 		p.add(path+".name", "%q: %s", name, why)
 		return
 	}
 	names := []string{GPU}
-	for _, r := range slices.Concat(made.GPUs, made.MIG) {
+	for _, r := range slices.Concat(resources.GPUs, resources.MIG) {
 		names = append(names, r.Name)
 	}
 	switch {
@@ -209,10 +213,11 @@ func (p *problems) checkShared(path, name string, made Resources) {
 	}
 }
 
+// checkReplicable checks a selection of devices.
 func (p *problems) checkReplicable(path string, d Replicable) {
 	switch {
-	case d.wrong != "":
-		p.add(path, "%s", d.wrong)
+	case d.invalid != "":
+		p.add(path, "%s", d.invalid)
 	case d.List != nil && len(d.List) == 0:
 		p.add(path, "no device is named; write all, or remove it")
 	}
@@ -220,10 +225,11 @@ func (p *problems) checkReplicable(path string, d Replicable) {
 		if slices.Contains(d.List[:i], item) {
 			p.add(itemPath(path, i), "%s is listed twice; remove one", item)
 		}
-		if _, err := gpu.ParseUUID(item); err != nil && !indexes.Matches(item) {
+		if _, err := gpu.ParseUUID(item); err != nil && !indexPattern.Matches(item) {
 			p.add(itemPath(path, i), "%q is not a device; write an index (0), a MIG index (0:1), or a UUID as nvidia-smi -L prints it", item)
 		}
 	}
 }
 
+// itemPath returns the path of an item in a list: "devices.include[0]".
 func itemPath(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

@@ -27,14 +27,14 @@ const moduleInterval = 10 * time.Second
 // Place describes where a driver may be: below a given root, or, with Root "", below
 // that of a driver container or else on the host itself.
 type Place struct {
-	HostRoot string   // the host's root folder as this process sees it; "" is "/"
-	Root     string   // host path
-	Only     bool     // search only below Root, not on the path of the loader
-	Also     []string // more files whose change triggers a check, as this process sees them
+	HostRoot  string   // the host's root folder as this process sees it; "" is "/"
+	Root      string   // host path
+	RootOnly  bool     // search only below Root, not also where this process's dynamic loader searches
+	MoreFiles []string // paths of more files whose change triggers a check, as this process sees them
 }
 
-// Find returns the driver root (a host path) and its library, as this process sees it.
-// The error wraps gpu.ErrNoDriver.
+// Find returns the driver root, a host path, and the path of its NVML library as this process
+// sees it. The error wraps gpu.ErrNoDriver.
 func (p Place) Find() (root, library string, err error) {
 	for _, root := range p.roots() {
 		library, findErr := nvml.FindLibrary(p.HostRoot, root)
@@ -49,6 +49,7 @@ func (p Place) Find() (root, library string, err error) {
 	return roots[len(roots)-1], "", err
 }
 
+// roots returns the host paths to search, in this order.
 func (p Place) roots() []string {
 	if p.Root != "" {
 		return []string{p.Root}
@@ -75,8 +76,8 @@ func (p Place) watchedPaths() []string {
 	return paths
 }
 
-// mountableRoots returns the roots that may appear as a mount. The host's own is not
-// among them, since pods mount below it all the time.
+// mountableRoots returns the roots to watch for being mounted. The host's own root is not among
+// them, since there are mounts below it with each pod.
 func (p Place) mountableRoots() []string {
 	var roots []string
 	for _, root := range p.roots() {
@@ -87,10 +88,10 @@ func (p Place) mountableRoots() []string {
 	return roots
 }
 
-// watch calls check at once, at each change of the watched files, and every
-// moduleInterval, from one goroutine, until check reports done or ctx ends. It sets up the
-// watch only after the first check, which usually succeeds, and then checks again.
-func (p Place) watch(ctx context.Context, also []string, check func() (done bool)) error {
+// watchUntil calls check at once, at each change of the watched files and of moreFiles, and every
+// moduleInterval, from one goroutine, until check returns true or ctx ends. It sets up the
+// watchUntil only after the first check, which usually succeeds, and then checks again.
+func (p Place) watchUntil(ctx context.Context, moreFiles []string, check func() (done bool)) error {
 	if check() {
 		return nil
 	}
@@ -99,7 +100,7 @@ func (p Place) watch(ctx context.Context, also []string, check func() (done bool
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	group.Go(func() error {
-		return host.Watch(ctx, append(p.watchedPaths(), also...), p.mountableRoots(), notifier(changed))
+		return host.Watch(ctx, append(p.watchedPaths(), moreFiles...), p.mountableRoots(), notifier(changed))
 	})
 	tick := time.NewTicker(moduleInterval)
 	defer tick.Stop()
@@ -128,21 +129,21 @@ func notifier(c chan<- struct{}) func() {
 	}
 }
 
-// Wait calls open until it has a driver, at each change that may have brought one. It
-// passes each error to waiting. If cure reports that waiting cannot help against an
-// error, Wait returns it.
-func Wait[T any](ctx context.Context, p Place, open func() (T, error), cure func(error) bool, waiting func(error)) (T, error) {
+// WaitOpen calls open at once and at each change that may have installed a driver, until open
+// succeeds. It passes each error to onError, unless canRetry reports that waiting cannot help:
+// then it returns the error.
+func WaitOpen[T any](ctx context.Context, p Place, open func() (T, error), canRetry func(error) bool, onError func(error)) (T, error) {
 	var source T
 	var last error
-	err := p.watch(ctx, p.Also, func() bool {
+	err := p.watchUntil(ctx, p.MoreFiles, func() bool {
 		if ctx.Err() != nil {
 			return false
 		}
 		source, last = open()
-		if last == nil || !cure(last) {
+		if last == nil || !canRetry(last) {
 			return true
 		}
-		waiting(last)
+		onError(last)
 		return false
 	})
 	if err != nil {
@@ -151,15 +152,15 @@ func Wait[T any](ctx context.Context, p Place, open func() (T, error), cure func
 	return source, last
 }
 
-// Library identifies a libnvidia-ml at one moment.
+// Library identifies the file of a libnvidia-ml at one moment.
 type Library struct {
-	Path string // as this process sees it; "": none
-	info os.FileInfo
+	Path string      // as this process sees it; "": none
+	info os.FileInfo // nil: there was no such file
 }
 
-// Stat returns the current identity of a library. Call it before opening NVML, so that
-// a replacement in between is noticed.
-func Stat(path string) Library {
+// StatLibrary returns the current identity of a library. Call it before opening NVML, so that
+// WaitReplaced notices a replacement in between.
+func StatLibrary(path string) Library {
 	info, err := os.Stat(path)
 	if err != nil {
 		info = nil
@@ -167,30 +168,30 @@ func Stat(path string) Library {
 	return Library{Path: path, info: info}
 }
 
-// sameFile reports whether both are the same file. Inode numbers are reused, so they
-// alone do not suffice.
-func (l Library) sameFile(now Library) bool {
-	if l.info == nil || now.info == nil {
-		return l.Path == now.Path && l.info == now.info
+// isSameFile reports whether l and other are the same file, unchanged. Inode numbers are reused,
+// so they alone do not suffice.
+func (l Library) isSameFile(other Library) bool {
+	if l.info == nil || other.info == nil {
+		return l.Path == other.Path && l.info == other.info
 	}
-	return l.Path == now.Path && os.SameFile(l.info, now.info) &&
-		l.info.Size() == now.info.Size() && l.info.ModTime().Equal(now.info.ModTime())
+	return l.Path == other.Path && os.SameFile(l.info, other.info) &&
+		l.info.Size() == other.info.Size() && l.info.ModTime().Equal(other.info.ModTime())
 }
 
-// Replaced waits until the library found differs from the loaded one, and then returns
-// nil. A missing driver does not count as replaced.
-func Replaced(ctx context.Context, p Place, loaded Library) error {
-	return p.watch(ctx, []string{loaded.Path}, func() bool {
+// WaitReplaced waits until the library that Find returns is another file than the loaded one, and
+// then returns nil. A missing driver does not count as replaced.
+func WaitReplaced(ctx context.Context, p Place, loaded Library) error {
+	return p.watchUntil(ctx, []string{loaded.Path}, func() bool {
 		_, library, err := p.Find()
 		if err != nil {
 			return false
 		}
-		now := Stat(library)
-		return now.info != nil && !loaded.sameFile(now)
+		found := StatLibrary(library)
+		return found.info != nil && !loaded.isSameFile(found)
 	})
 }
 
-// HasGPU reports whether the machine has an NVIDIA GPU on its PCI bus, driver or not.
+// HasGPU reports whether the machine has an NVIDIA GPU on its PCI bus, with or without a driver.
 // It reports true if that cannot be determined.
 func HasGPU(hostRoot string) bool {
 	root, err := host.Open(filepath.Join("/", hostRoot))
@@ -201,14 +202,14 @@ func HasGPU(hostRoot string) bool {
 	return root.HasGPU()
 }
 
-// Loaded reports whether the nvidia kernel module is loaded: it then has a folder in
+// IsModuleLoaded reports whether the nvidia kernel module is loaded: it then has a folder in
 // /proc, which containers see too.
-func Loaded(hostRoot string) bool {
+func IsModuleLoaded(hostRoot string) bool {
 	_, err := os.Stat(filepath.Join("/", hostRoot, "proc/driver/nvidia/version"))
 	return err == nil
 }
 
-// Reason returns the reason why there is no usable driver.
+// Reason returns the reason in the state file for an error of opening the driver.
 func Reason(err error) gpu.Reason {
 	switch {
 	case errors.Is(err, gpu.ErrNoPermission):

@@ -84,7 +84,7 @@ func TestWaitOpensAfterAChange(t *testing.T) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		library, err := driver.Wait(soon(t), place, func() (string, error) {
+		library, err := driver.WaitOpen(soon(t), place, func() (string, error) {
 			_, library, err := place.Find()
 			return library, err
 		}, func(err error) bool { return errors.Is(err, gpu.ErrNoDriver) }, func(err error) { waiting <- err })
@@ -98,7 +98,7 @@ func TestWaitOpensAfterAChange(t *testing.T) {
 }
 
 func TestWaitReturnsPermanentErrors(t *testing.T) {
-	_, err := driver.Wait(soon(t), driver.Place{HostRoot: t.TempDir()}, func() (int, error) { return 0, gpu.ErrNoPermission },
+	_, err := driver.WaitOpen(soon(t), driver.Place{HostRoot: t.TempDir()}, func() (int, error) { return 0, gpu.ErrNoPermission },
 		func(error) bool { return false }, func(error) { t.Error("there is nothing to wait for") })
 	require.ErrorIs(t, err, gpu.ErrNoPermission)
 	require.EqualValues(t, "NoPermission", driver.Reason(err))
@@ -106,7 +106,7 @@ func TestWaitReturnsPermanentErrors(t *testing.T) {
 
 func TestWaitEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	_, err := driver.Wait(ctx, driver.Place{HostRoot: t.TempDir()}, func() (int, error) { return 0, gpu.ErrNoDriver },
+	_, err := driver.WaitOpen(ctx, driver.Place{HostRoot: t.TempDir()}, func() (int, error) { return 0, gpu.ErrNoDriver },
 		func(error) bool { return true }, func(error) { cancel() })
 	require.ErrorIs(t, err, context.Canceled)
 }
@@ -123,9 +123,9 @@ func TestReplaced(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			host := t.TempDir()
 			root := filepath.Join(host, "driver")
-			loaded := driver.Stat(installLibrary(t, root, "1.0"))
+			loaded := driver.StatLibrary(installLibrary(t, root, "1.0"))
 			done := make(chan error, 1)
-			go func() { done <- driver.Replaced(soon(t), driver.Place{HostRoot: host, Root: "/driver"}, loaded) }()
+			go func() { done <- driver.WaitReplaced(soon(t), driver.Place{HostRoot: host, Root: "/driver"}, loaded) }()
 			replace(t, root)
 			require.NoError(t, <-done)
 		})
@@ -135,11 +135,11 @@ func TestReplaced(t *testing.T) {
 func TestMissingDriverIsNotReplaced(t *testing.T) {
 	host := t.TempDir()
 	root := filepath.Join(host, "driver")
-	loaded := driver.Stat(installLibrary(t, root, "1.0"))
+	loaded := driver.StatLibrary(installLibrary(t, root, "1.0"))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	require.NoError(t, os.RemoveAll(root))
-	require.ErrorIs(t, driver.Replaced(ctx, driver.Place{HostRoot: host, Root: "/driver"}, loaded), context.DeadlineExceeded)
+	require.ErrorIs(t, driver.WaitReplaced(ctx, driver.Place{HostRoot: host, Root: "/driver"}, loaded), context.DeadlineExceeded)
 }
 
 func TestMountedDriverRootIsNoticed(t *testing.T) {
@@ -149,7 +149,7 @@ func TestMountedDriverRootIsNoticed(t *testing.T) {
 	place := driver.Place{}
 	waits, found := make(chan struct{}, 100), make(chan string, 1)
 	go func() {
-		library, _ := driver.Wait(t.Context(), place, func() (string, error) {
+		library, _ := driver.WaitOpen(t.Context(), place, func() (string, error) {
 			_, library, err := place.Find()
 			return library, err
 		}, func(error) bool { return true }, func(error) { waits <- struct{}{} })
@@ -170,8 +170,8 @@ func TestMountedDriverRootIsNoticed(t *testing.T) {
 
 func TestLoaded(t *testing.T) {
 	host := t.TempDir()
-	require.False(t, driver.Loaded(host))
+	require.False(t, driver.IsModuleLoaded(host))
 	require.NoError(t, os.MkdirAll(filepath.Join(host, "proc/driver/nvidia"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(host, "proc/driver/nvidia/version"), nil, 0o644))
-	require.True(t, driver.Loaded(host))
+	require.True(t, driver.IsModuleLoaded(host))
 }

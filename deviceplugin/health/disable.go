@@ -16,33 +16,33 @@ const (
 
 // ParseDisable reads the two variables of NVIDIA's device plugin as k8s-device-plugin
 // documents them in internal/rm/health.go: comma-separated lists of XIDs to ignore and
-// of XIDs to heed. The latter wins. "all", or "xids", stands for every XID. With "all"
+// of XIDs to heed. An XID in both is heeded. "all", or "xids", stands for every XID. With "all"
 // ignored, the XIDs to heed are the exceptions; with "all" heeded nothing is ignored,
-// whatever else is listed. Blank entries are skipped. An unknown entry is an error,
-// although NVIDIA's device plugin skips it too, since somebody relies on it.
+// whatever else is listed. Blank entries are skipped. An unknown entry is an error: its
+// author relies on it. NVIDIA's device plugin skips it.
 func ParseDisable(disable, enable string) (Changes, error) {
-	off, allOff, err := parseXIDs(DisableVariable, disable)
+	ignored, ignoreAll, err := parseXIDs(DisableVariable, disable)
 	if err != nil {
 		return Changes{}, err
 	}
-	on, allOn, err := parseXIDs(EnableVariable, enable)
+	heeded, heedAll, err := parseXIDs(EnableVariable, enable)
 	if err != nil {
 		return Changes{}, err
 	}
 	var c Changes
 	switch {
-	case allOn:
+	case heedAll:
 		return Changes{Every: gpu.ActionUnhealthy}, nil
-	case allOff:
+	case ignoreAll:
 		c.Every = gpu.ActionIgnore
 	}
-	if len(off)+len(on) > 0 {
+	if len(ignored)+len(heeded) > 0 {
 		c.XIDs = map[uint64]Rule{}
 	}
-	for _, xid := range off {
+	for _, xid := range ignored {
 		c.XIDs[xid] = Rule{Action: gpu.ActionIgnore}
 	}
-	for _, xid := range on {
+	for _, xid := range heeded {
 		c.XIDs[xid] = Rule{Action: gpu.ActionUnhealthy}
 	}
 	return c, nil

@@ -51,7 +51,7 @@ func (s *timeline) applySnapshot(snap gpu.Snapshot) {
 }
 
 func (s *timeline) startWatching() {
-	s.health = s.health.Watching(s.now)
+	s.health = s.health.SetAllWatched(s.now)
 	s.add(record{watching: true})
 }
 
@@ -104,7 +104,7 @@ func (s *timeline) step(t *rapid.T) {
 		s.applySnapshot(divided)
 		s.startWatching()
 	case 8:
-		for _, id := range s.health.Due(s.now) {
+		for _, id := range s.health.DueProbes(s.now) {
 			s.applyProbe(health.Probe{ID: id, Began: s.now, Passed: rapid.Bool().Draw(t, "passed")})
 		}
 		s.applySnapshot(divided)
@@ -169,7 +169,7 @@ func (s *timeline) wasQuiet(i, j int) bool {
 			begin = r.at
 		}
 	}
-	return s.records[j].probe.Began.Sub(begin) >= health.DefaultQuiet
+	return s.records[j].probe.Began.Sub(begin) >= health.DefaultQuietPeriod
 }
 
 func TestNoGPUIsHealthyWithoutEvidence(t *testing.T) {
@@ -244,13 +244,13 @@ func TestNewProcessBehavesLikeTheOldOne(t *testing.T) {
 				case r.probe != nil:
 					old.health = old.health.ApplyProbe(*r.probe, r.at)
 				case r.watching:
-					old.health = old.health.Watching(r.at)
+					old.health = old.health.SetAllWatched(r.at)
 				case r.unwatched:
 					old.health = old.health.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, r.reload, r.at)
 				}
 			}
 			require.Equal(t, unhealthy(old.health, divided), unhealthy(s.health, divided))
-			require.Equal(t, old.health.Due(s.now), s.health.Due(s.now))
+			require.Equal(t, old.health.DueProbes(s.now), s.health.DueProbes(s.now))
 			for _, id := range parts(divided.Devices[0]) {
 				require.Equal(t, old.health.AwaitsReset(id), s.health.AwaitsReset(id))
 			}

@@ -1,6 +1,5 @@
-// Package health decides which GPUs and MIG devices may be allocated. It is a pure
-// state machine: a State is a value, each observation returns a new State, the caller
-// passes the time in, and nothing here does I/O.
+// Package health decides which GPUs and MIG devices may be allocated. It does no I/O: a State is
+// an immutable value, each observation returns a new State, and the caller passes the time in.
 //
 // A GPU becomes unhealthy by what a snapshot shows (a Fault, or that it is missing), by
 // an event (an XID that the Policy heeds, an uncorrectable ECC error, the loss of the
@@ -39,26 +38,26 @@ import (
 type State struct {
 	gpus             map[gpu.UUID]GPU
 	policy           Policy
-	driver           string    // version of the kernel module when last seen
-	unwatchable      gpu.Fault // why nothing at all can be watched
-	unwatchableSince time.Time
-	doubt            gpu.Fault // fault of every GPU not known before
+	driverVersion    string    // version of the kernel module when last seen
+	unwatchable      gpu.Fault // why no GPU can be watched; zero: they can
+	unwatchableSince time.Time // when unwatchable began
+	lostRecord       gpu.Fault // fault of every GPU that is new in this process, because the faults of this boot were lost; zero: they were not
 }
 
 // GPU is a GPU that was present at some time in this boot.
 type GPU struct {
-	Device  gpu.Device // as last seen; with only UUID and NUMANode when it is remembered
+	Device  gpu.Device // as last seen; from a state file it has UUID, Index, NUMANode and MIG devices only
 	Present bool       // in the last snapshot
 
-	marks          []mark    // its faults, by scope; never changed in place
-	watchedSince   time.Time // start of watching without a gap; zero: not watched
-	unwatched      gpu.Fault
+	marks          []faultMark // its recorded faults, sorted by scope; never changed in place
+	watchedSince   time.Time   // start of watching without a gap; zero: not watched
+	unwatched      gpu.Fault   // why this GPU alone cannot be watched; zero: it can
 	unwatchedSince time.Time
 }
 
-// New returns the State of a node about which nothing is known, with the default
-// Policy. A non-zero doubt is a fault of every GPU: the memory of this boot was lost.
-func New(doubt gpu.Fault) State { return State{doubt: doubt} }
+// New returns the State of a node about which nothing is known, with the default Policy. A
+// non-zero lostRecord becomes the fault of every GPU: the record of this boot's faults was lost.
+func New(lostRecord gpu.Fault) State { return State{lostRecord: lostRecord} }
 
 // WithPolicy returns the State with another Policy for future events. Existing faults
 // keep the evidence that they required before.
@@ -70,12 +69,12 @@ func (s State) WithPolicy(p Policy) State {
 // Policy returns the policy in force.
 func (s State) Policy() Policy { return s.policy }
 
-// Doubt returns the doubt that New was given.
-func (s State) Doubt() gpu.Fault { return s.doubt }
+// LostRecord returns the fault that was passed to New; zero: no record was lost.
+func (s State) LostRecord() gpu.Fault { return s.lostRecord }
 
 // DriverVersion returns the last known version of the kernel module in this boot, or
 // "".
-func (s State) DriverVersion() string { return s.driver }
+func (s State) DriverVersion() string { return s.driverVersion }
 
 // GPUs returns every GPU that was present in this boot, by index and then UUID.
 func (s State) GPUs() []GPU {
@@ -89,11 +88,11 @@ func (s State) GPUs() []GPU {
 // before a failure to watch. A GPU has the faults of all its parts. An unknown device
 // is Missing.
 func (s State) Verdict(id gpu.UUID) (gpu.Fault, time.Time) {
-	g, part, known := s.find(id)
+	g, part, known := s.findDevice(id)
 	if !known {
 		return gpu.Fault{Reason: gpu.ReasonMissing, Message: "the driver has not listed it"}, time.Time{}
 	}
-	if m, held := g.firstMark(part); held {
+	if m, found := g.firstMark(part); found {
 		return m.fault, m.since
 	}
 	switch {
@@ -110,7 +109,7 @@ func (s State) Verdict(id gpu.UUID) (gpu.Fault, time.Time) {
 // a part of the GPU waits, since the other parts are in use and watched. It is also
 // false once the GPU was out of service: it may be healthy and has to be read.
 func (s State) AwaitsReset(id gpu.UUID) bool {
-	g, _, known := s.find(id)
+	g, _, known := s.findDevice(id)
 	if !known {
 		return false
 	}
@@ -118,16 +117,17 @@ func (s State) AwaitsReset(id gpu.UUID) bool {
 	case gpu.ReasonLost, gpu.ReasonResetNeeded:
 		return true
 	}
-	return slices.ContainsFunc(g.marks, func(m mark) bool { return m.scope == whole && m.needs >= reset && m.proof < m.needs })
+	return slices.ContainsFunc(g.marks, func(m faultMark) bool { return m.scope == wholeGPU && m.needs >= reset && m.evidence < m.needs })
 }
 
-// find returns the GPU, and the part of it that the UUID names.
-func (s State) find(id gpu.UUID) (g GPU, part scope, known bool) {
+// findDevice returns the GPU that a UUID names, or whose MIG device it names, and the scope of that
+// device.
+func (s State) findDevice(id gpu.UUID) (g GPU, part scope, known bool) {
 	if g, known = s.gpus[id]; known {
-		return g, whole, true
+		return g, wholeGPU, true
 	}
 	if !id.IsMIG() {
-		return GPU{}, whole, false
+		return GPU{}, wholeGPU, false
 	}
 	for _, g := range s.gpus {
 		for _, m := range g.Device.MIG {
@@ -136,12 +136,12 @@ func (s State) find(id gpu.UUID) (g GPU, part scope, known bool) {
 			}
 		}
 	}
-	return GPU{}, whole, false
+	return GPU{}, wholeGPU, false
 }
 
-// update applies f to one GPU, known or not, or to all GPUs if id is "".
-func (s State) update(id gpu.UUID, now time.Time, f func(GPU) GPU) State {
-	s = s.clone()
+// updateGPUs replaces one GPU, known or not, by f of it, or all known GPUs if id is "".
+func (s State) updateGPUs(id gpu.UUID, now time.Time, f func(GPU) GPU) State {
+	s = s.cloneGPUs()
 	if id != "" {
 		s.gpus[id] = f(s.gpuOrNew(id, now))
 		return s
@@ -152,20 +152,21 @@ func (s State) update(id gpu.UUID, now time.Time, f func(GPU) GPU) State {
 	return s
 }
 
-// gpuOrNew returns a GPU. A new one gets the State's doubt as its fault.
+// gpuOrNew returns a GPU. A new one gets lostRecord as its fault.
 func (s State) gpuOrNew(id gpu.UUID, now time.Time) GPU {
 	g, known := s.gpus[id]
 	if known {
 		return g
 	}
 	g.Device = gpu.Device{UUID: id, NUMANode: -1}
-	if s.doubt.Reason != "" {
-		g = g.addMark(whole, s.doubt, reset, now)
+	if s.lostRecord.Reason != "" {
+		g = g.addMark(wholeGPU, s.lostRecord, reset, now)
 	}
 	return g
 }
 
-func (s State) clone() State {
+// cloneGPUs returns the State with a copy of its map, for the caller to change.
+func (s State) cloneGPUs() State {
 	s.gpus = maps.Clone(s.gpus)
 	if s.gpus == nil {
 		s.gpus = map[gpu.UUID]GPU{}

@@ -98,7 +98,7 @@ func TestGPUBecomesUnhealthyAndRecovers(t *testing.T) {
 				return h.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, true, now)
 			},
 				marks{0: gpu.ReasonUnwatched, 1: gpu.ReasonXID, 2: gpu.ReasonUnwatched, 3: gpu.ReasonUnwatched}},
-			{func(h health.State) health.State { return h.ApplySnapshot(node, now).Watching(now) }, marks{}},
+			{func(h health.State) health.State { return h.ApplySnapshot(node, now).SetAllWatched(now) }, marks{}},
 		},
 		"an ECC error": {
 			{hear(event(gpu.EventECC, 0)), marks{0: gpu.ReasonECC}},
@@ -134,7 +134,7 @@ func TestGPUBecomesUnhealthyAndRecovers(t *testing.T) {
 		"unwatched, until it is watched": {
 			{hear(event(gpu.EventUnwatched, 1)), marks{1: gpu.ReasonUnwatched}},
 			{see(node), marks{1: gpu.ReasonUnwatched}},
-			{func(h health.State) health.State { return h.Watched(gputest.GPU(1), now) }, marks{}},
+			{func(h health.State) health.State { return h.SetWatched(gputest.GPU(1), now) }, marks{}},
 		},
 		"an event that names no GPU concerns all": {
 			{hear(gputest.XID("", 79)), marks{0: gpu.ReasonXID, 1: gpu.ReasonXID, 2: gpu.ReasonXID, 3: gpu.ReasonXID}},
@@ -186,7 +186,7 @@ func TestGPUThatMayBeTheNamelessOneIsNotMissing(t *testing.T) {
 func TestDoubtAppliesToAGPUFirstKnownFromAnEvent(t *testing.T) {
 	doubt := gpu.Fault{Reason: health.ReasonForgotten}
 	for _, e := range []gpu.Event{gputest.XID(gputest.GPU(1), 94), event(gpu.EventUnwatched, 1)} {
-		h := health.New(doubt).Watching(now).ApplyEvent(e, now).ApplySnapshot(node, now).Watched(gputest.GPU(1), now)
+		h := health.New(doubt).SetAllWatched(now).ApplyEvent(e, now).ApplySnapshot(node, now).SetWatched(gputest.GPU(1), now)
 		require.Equal(t, health.ReasonForgotten, reasons(probeDue(h, node, after(6), true))[1])
 	}
 }
@@ -227,7 +227,7 @@ func TestGPUStaysUnhealthyUntilThereIsEvidence(t *testing.T) {
 			case 1:
 				h = h.ApplySnapshot(without(i), now)
 			case 2:
-				h = h.Watching(now).Watched(gputest.GPU(2), now)
+				h = h.SetAllWatched(now).SetWatched(gputest.GPU(2), now)
 			case 3:
 				h = h.ApplyEvent(event(gpu.EventLost, i), now)
 			default:

@@ -8,12 +8,13 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// scope is the part of a GPU that a fault affects.
+// scope is the part of a GPU that a fault affects: all of it, a GPU instance, or a compute
+// instance.
 type scope struct {
 	gpuInstance, computeInstance int // -1: all of them
 }
 
-var whole = scope{-1, -1}
+var wholeGPU = scope{-1, -1}
 
 // scopeOf returns the scope of a MIG device.
 func scopeOf(m gpu.MIGDevice) scope { return scope{m.GPUInstance, m.ComputeInstance} }
@@ -24,8 +25,8 @@ func (s scope) contains(part scope) bool {
 		s.gpuInstance == part.gpuInstance && (s.computeInstance < 0 || s.computeInstance == part.computeInstance)
 }
 
-// evidence ranks what happened before a snapshot that shows no fault. Each kind
-// includes the weaker ones before it.
+// evidence is an observation that, followed by a snapshot without a fault, shows a faulty device
+// to be healthy again. The kinds are ordered; each includes the weaker ones before it.
 type evidence int
 
 const (
@@ -46,34 +47,34 @@ func evidenceFor(r gpu.Recovery) evidence {
 	return reset
 }
 
-// mark is a fault recorded for a GPU or a part of it.
-type mark struct {
-	scope scope
-	fault gpu.Fault // the first one, since it is the cause
-	since time.Time // of fault
-	last  time.Time // of the last event
-	needs evidence  // the strongest that any event required
-	proof evidence  // collected since the last event
+// faultMark is a fault recorded for a GPU or a part of it.
+type faultMark struct {
+	scope     scope
+	fault     gpu.Fault // the first one, since it is the cause
+	since     time.Time // of fault
+	lastEvent time.Time // when the last event of this scope happened
+	needs     evidence  // the strongest that any event of this scope requires
+	evidence  evidence  // collected since the last event
 }
 
 // addMark records a fault for a part of the GPU. The first fault stays, since it is the
 // cause. A later one discards earlier evidence and never lowers the evidence required.
 func (g GPU) addMark(at scope, fault gpu.Fault, needs evidence, now time.Time) GPU {
 	g.marks = slices.Clone(g.marks)
-	i, found := slices.BinarySearchFunc(g.marks, at, func(m mark, s scope) int { return compare(m.scope, s) })
+	i, found := slices.BinarySearchFunc(g.marks, at, func(m faultMark, s scope) int { return compareScopes(m.scope, s) })
 	if !found {
-		g.marks = slices.Insert(g.marks, i, mark{scope: at, fault: fault, since: now, last: now, needs: needs})
+		g.marks = slices.Insert(g.marks, i, faultMark{scope: at, fault: fault, since: now, lastEvent: now, needs: needs})
 		return g
 	}
 	m := &g.marks[i]
-	m.needs, m.proof = max(m.needs, needs), snapshotOnly
-	if now.After(m.last) {
-		m.last = now
+	m.needs, m.evidence = max(m.needs, needs), snapshotOnly
+	if now.After(m.lastEvent) {
+		m.lastEvent = now
 	}
 	return g
 }
 
-func compare(a, b scope) int {
+func compareScopes(a, b scope) int {
 	return cmp.Or(cmp.Compare(a.gpuInstance, b.gpuInstance), cmp.Compare(a.computeInstance, b.computeInstance))
 }
 
@@ -81,7 +82,7 @@ func compare(a, b scope) int {
 func (g GPU) addEvidence(e evidence) GPU {
 	g.marks = slices.Clone(g.marks)
 	for i := range g.marks {
-		g.marks[i].proof = max(g.marks[i].proof, e)
+		g.marks[i].evidence = max(g.marks[i].evidence, e)
 	}
 	return g
 }
@@ -91,27 +92,27 @@ func (g GPU) addEvidence(e evidence) GPU {
 func (g GPU) resetQuiet(now time.Time) GPU {
 	g.marks = slices.Clone(g.marks)
 	for i := range g.marks {
-		if m := &g.marks[i]; m.proof == quiet {
-			m.proof, m.last = snapshotOnly, now
+		if m := &g.marks[i]; m.evidence == quiet {
+			m.evidence, m.lastEvent = snapshotOnly, now
 		}
 	}
 	return g
 }
 
-// firstMark returns the oldest mark that concerns a part of the GPU.
-func (g GPU) firstMark(part scope) (mark, bool) {
-	var first mark
-	held := false
+// firstMark returns the oldest mark that concerns a part of the GPU, if any.
+func (g GPU) firstMark(part scope) (faultMark, bool) {
+	var first faultMark
+	found := false
 	for _, m := range g.marks {
-		if g.concerns(m, part) && (!held || m.since.Before(first.since)) {
-			first, held = m, true
+		if g.concerns(m, part) && (!found || m.since.Before(first.since)) {
+			first, found = m, true
 		}
 	}
-	return first, held
+	return first, found
 }
 
 // concerns reports whether a mark concerns a part of the GPU. If the MIG layout changed
 // and the marked instance is gone, the broken hardware may now be part of any other.
-func (g GPU) concerns(m mark, part scope) bool {
-	return part == whole || m.scope.contains(part) || !slices.ContainsFunc(g.Device.MIG, func(d gpu.MIGDevice) bool { return m.scope.contains(scopeOf(d)) })
+func (g GPU) concerns(m faultMark, part scope) bool {
+	return part == wholeGPU || m.scope.contains(part) || !slices.ContainsFunc(g.Device.MIG, func(d gpu.MIGDevice) bool { return m.scope.contains(scopeOf(d)) })
 }

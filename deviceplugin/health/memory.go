@@ -9,15 +9,15 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// ReasonForgotten is the fault of every GPU when the state file of this boot exists but
-// cannot be read: the faults in it are unknown.
+// ReasonForgotten is the reason of every GPU's fault when the state file of this boot exists but
+// cannot be read, so that the recorded faults are lost.
 const ReasonForgotten gpu.Reason = "StateUnreadable"
 
-// evidenceNames spells evidence in a state file.
+// evidenceNames holds the names of evidence in a state file.
 var evidenceNames = []string{snapshotOnly: "snapshot", quiet: "quiet", reset: "reset", reload: "reload"}
 
-// Faults returns the faults to remember. Quiet periods are not remembered, since
-// nothing watches while there is no process.
+// Faults returns the faults for the state file. The evidence of quiet is left out, since nothing
+// watches the GPUs between two processes.
 func (s State) Faults() []nodestate.Fault {
 	var faults []nodestate.Fault
 	for _, g := range s.GPUs() {
@@ -29,8 +29,8 @@ func (s State) Faults() []nodestate.Fault {
 			if m.scope.gpuInstance >= 0 {
 				f.GPUInstance = &m.scope.gpuInstance
 			}
-			if m.proof >= reset {
-				f.Evidence = evidenceNames[m.proof]
+			if m.evidence >= reset {
+				f.Evidence = evidenceNames[m.evidence]
 			}
 			faults = append(faults, f)
 		}
@@ -40,11 +40,12 @@ func (s State) Faults() []nodestate.Fault {
 
 // Restore returns the State that a state file of this boot describes. Its GPUs are known
 // but not present, and their faults still hold. Whether a GPU can be watched is not
-// remembered but found out again. Gaps in the file are read to the GPU's disadvantage.
+// remembered but found out again. Where the file is incomplete, Restore
+// assumes the worse for the GPU.
 func Restore(file nodestate.State) State {
 	s := State{gpus: map[gpu.UUID]GPU{}}
 	if file.Driver != nil {
-		s.driver = file.Driver.Version
+		s.driverVersion = file.Driver.Version
 	}
 	if file.DevicePlugin == nil {
 		return s
@@ -72,19 +73,19 @@ func Restore(file nodestate.State) State {
 				g.Device.NUMANode = *d.NUMANode
 			}
 			if d.GPU.IsMIG() && !parts[d.GPU] {
-				g, parts[d.GPU] = g.withMIGDevice(d), true
+				g, parts[d.GPU] = g.addMIGDevice(d), true
 			}
 			s.gpus[id] = g
 		}
 	}
 	for _, f := range file.DevicePlugin.Faults {
-		s.gpus[f.GPU] = ensureGPU(f.GPU).withFault(f)
+		s.gpus[f.GPU] = ensureGPU(f.GPU).restoreFault(f)
 	}
 	return s
 }
 
-// withMIGDevice returns the GPU with a MIG device that a state file lists.
-func (g GPU) withMIGDevice(d nodestate.Device) GPU {
+// addMIGDevice returns the GPU with a MIG device that a state file lists.
+func (g GPU) addMIGDevice(d nodestate.Device) GPU {
 	m := gpu.MIGDevice{Index: d.MIG.Index, UUID: d.GPU, Profile: d.MIG.Profile, GPUInstance: d.MIG.GPUInstance, ComputeInstance: d.MIG.ComputeInstance}
 	g.Device.MIGEnabled = true
 	g.Device.MIG = slices.SortedFunc(slices.Values(append(slices.Clone(g.Device.MIG), m)), func(a, b gpu.MIGDevice) int {
@@ -93,9 +94,9 @@ func (g GPU) withMIGDevice(d nodestate.Device) GPU {
 	return g
 }
 
-// withFault returns the GPU with a fault from a state file.
-func (g GPU) withFault(f nodestate.Fault) GPU {
-	at := whole
+// restoreFault returns the GPU with a fault from a state file.
+func (g GPU) restoreFault(f nodestate.Fault) GPU {
+	at := wholeGPU
 	if f.GPUInstance != nil && *f.GPUInstance >= 0 {
 		at.gpuInstance = *f.GPUInstance // earlier versions recorded one compute instance of it
 	}
@@ -109,33 +110,33 @@ func (g GPU) withFault(f nodestate.Fault) GPU {
 	if e := evidence(slices.Index(evidenceNames, f.Evidence)); e >= reset {
 		proof = e
 	}
-	held := slices.IndexFunc(g.marks, func(m mark) bool { return m.scope == at })
-	if held >= 0 && recordsOutage(f) {
-		return g.withReset(held)
+	index := slices.IndexFunc(g.marks, func(m faultMark) bool { return m.scope == at })
+	if index >= 0 && isResetRecord(f) {
+		return g.setReset(index)
 	}
 	g = g.addMark(at, gpu.Fault{Reason: f.Reason, Message: f.Message, XID: f.XID}, needs, f.Since)
 	for i := range g.marks {
 		// The quiet period starts when this process watches; the clock may have been set since.
 		if m := &g.marks[i]; m.scope == at {
-			m.last = time.Time{}
-			if held < 0 {
-				m.proof = proof
+			m.lastEvent = time.Time{}
+			if index < 0 {
+				m.evidence = proof
 			}
 		}
 	}
 	return g
 }
 
-// recordsOutage reports whether an entry is not a fault of its own. Earlier versions,
-// which did not write Needs or Evidence, wrote a second entry for a GPU to record that
-// it was out of service since the first.
-func recordsOutage(f nodestate.Fault) bool {
+// isResetRecord reports whether an entry is not a fault, but the evidence of a reset.
+// Earlier versions, which did not write Needs or Evidence, wrote a second entry for a GPU
+// to record that it was out of service since the first.
+func isResetRecord(f nodestate.Fault) bool {
 	return f.Needs == "" && f.GPUInstance == nil && f.XID == 0 && f.Reason == gpu.ReasonMissing
 }
 
-// withReset returns the GPU with evidence of a reset for the mark at index held.
-func (g GPU) withReset(held int) GPU {
+// setReset returns the GPU with evidence of a reset for the mark at index held.
+func (g GPU) setReset(index int) GPU {
 	g.marks = slices.Clone(g.marks)
-	g.marks[held].proof = reset
+	g.marks[index].evidence = reset
 	return g
 }

@@ -7,17 +7,17 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// nameless is a GPU that is too broken to report its UUID, and where it may be.
-type nameless struct {
+// unnamedGPU is a GPU that is too broken to report its UUID, with what is known of its address.
+type unnamedGPU struct {
 	fault         gpu.Fault
 	at            gpu.PCIAddress // "": unknown, see the bounds
-	after, before gpu.PCIAddress // bounds of its address; "": no such bound
+	after, before gpu.PCIAddress // the address lies between these; "": no such bound
 }
 
-// namelessIn returns the nameless GPUs of a snapshot. The driver numbers GPUs by PCI
+// listUnnamed returns the GPUs of a snapshot that have no UUID. The driver numbers GPUs by PCI
 // address, so the neighbors by number bound where one is, unless other devices
 // contradict that order.
-func namelessIn(snap gpu.Snapshot) []nameless {
+func listUnnamed(snap gpu.Snapshot) []unnamedGPU {
 	var known []gpu.Device // devices whose address is known
 	for _, d := range snap.Devices {
 		if d.PCI != "" {
@@ -25,12 +25,12 @@ func namelessIn(snap gpu.Snapshot) []nameless {
 		}
 	}
 	ordered := slices.IsSortedFunc(known, func(a, b gpu.Device) int { return compareAddress(a.PCI, b.PCI) })
-	var list []nameless
+	var list []unnamedGPU
 	for _, d := range snap.Devices {
 		if d.UUID != "" {
 			continue
 		}
-		n := nameless{fault: d.Fault, at: d.PCI}
+		n := unnamedGPU{fault: d.Fault, at: d.PCI}
 		if n.fault.Reason == "" {
 			n.fault = gpu.Fault{Reason: gpu.ReasonUnreadable, Message: "its UUID cannot be read"}
 		}
@@ -48,9 +48,8 @@ func namelessIn(snap gpu.Snapshot) []nameless {
 	return list
 }
 
-// couldBe reports whether it can be the GPU at an address, or "" for an unknown
-// address.
-func (n nameless) couldBe(pci gpu.PCIAddress) bool {
+// couldBe reports whether n can be the GPU at an address; "": its address is not known.
+func (n unnamedGPU) couldBe(pci gpu.PCIAddress) bool {
 	switch {
 	case pci == "":
 		return true

@@ -8,17 +8,18 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// ApplySnapshot applies a new snapshot.
+// ApplySnapshot returns the State after a snapshot. It removes the faults that have the evidence
+// they require, if the snapshot shows their GPU without a fault.
 func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
-	s = s.clone()
+	s = s.cloneGPUs()
 	if snap.Driver.Version != "" {
-		if s.driver != "" && snap.Driver.Version != s.driver {
-			s = s.update("", now, func(g GPU) GPU { return g.addEvidence(reload) })
+		if s.driverVersion != "" && snap.Driver.Version != s.driverVersion {
+			s = s.updateGPUs("", now, func(g GPU) GPU { return g.addEvidence(reload) })
 		}
-		s.driver = snap.Driver.Version
+		s.driverVersion = snap.Driver.Version
 	}
 	seen, parts := map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
-	unnamed := namelessIn(snap)
+	unnamed := listUnnamed(snap)
 	for _, d := range snap.Devices {
 		if d.UUID == "" {
 			continue
@@ -45,7 +46,7 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 		// Remembered MIG devices that another GPU has now are not its own.
 		g.Device.MIG = slices.DeleteFunc(slices.Clone(g.Device.MIG), func(m gpu.MIGDevice) bool { return parts[m.UUID] })
 		fault := gpu.Fault{Reason: gpu.ReasonMissing, Message: "was present in this boot, but the driver no longer lists it"}
-		if i := slices.IndexFunc(unnamed, func(n nameless) bool { return n.couldBe(g.Device.PCI) }); i >= 0 {
+		if i := slices.IndexFunc(unnamed, func(n unnamedGPU) bool { return n.couldBe(g.Device.PCI) }); i >= 0 {
 			fault = unnamed[i].fault // it may be this one
 		}
 		s.gpus[id] = g.applyFault(fault, now)
@@ -56,11 +57,11 @@ func (s State) ApplySnapshot(snap gpu.Snapshot, now time.Time) State {
 // applyFault returns the GPU after a snapshot has shown it with a fault, or with none.
 func (g GPU) applyFault(fault gpu.Fault, now time.Time) GPU {
 	if fault.Reason == "" {
-		g.marks = slices.DeleteFunc(slices.Clone(g.marks), func(m mark) bool { return m.proof >= m.needs })
+		g.marks = slices.DeleteFunc(slices.Clone(g.marks), func(m faultMark) bool { return m.evidence >= m.needs })
 		return g
 	}
-	if !slices.ContainsFunc(g.marks, func(m mark) bool { return m.scope == whole }) {
-		g = g.addMark(whole, fault, snapshotOnly, now)
+	if !slices.ContainsFunc(g.marks, func(m faultMark) bool { return m.scope == wholeGPU }) {
+		g = g.addMark(wholeGPU, fault, snapshotOnly, now)
 	}
 	switch fault.Reason {
 	case gpu.ReasonLost, gpu.ReasonMissing, gpu.ReasonResetNeeded:
@@ -69,8 +70,8 @@ func (g GPU) applyFault(fault gpu.Fault, now time.Time) GPU {
 	return g.resetQuiet(now)
 }
 
-// ApplyEvent applies an event. The caller should take a snapshot after an event that reports
-// a change or a loss.
+// ApplyEvent returns the State after an event. The caller should take a snapshot after an
+// event that reports a change or a loss.
 func (s State) ApplyEvent(e gpu.Event, now time.Time) State {
 	if !e.Time.IsZero() && e.Time.Before(now) {
 		now = e.Time
@@ -82,29 +83,29 @@ func (s State) ApplyEvent(e gpu.Event, now time.Time) State {
 	case gpu.EventECC:
 		// The driver also reports it as XID 48.
 		fault := gpu.Fault{Reason: gpu.ReasonECC, Message: joinText("uncorrectable ECC error", e.Message)}
-		return s.applyRule(s.policy.Rule(48), e.UUID, whole, fault, now)
+		return s.applyRule(s.policy.Rule(48), e.UUID, wholeGPU, fault, now)
 	case gpu.EventLost:
 		fault := gpu.Fault{Reason: gpu.ReasonLost, Message: joinText("the driver cannot reach the GPU", e.Message)}
-		s = s.applyRule(Rule{gpu.ActionUnhealthy, gpu.RecoveryReset}, e.UUID, whole, fault, now)
+		s = s.applyRule(Rule{gpu.ActionUnhealthy, gpu.RecoveryReset}, e.UUID, wholeGPU, fault, now)
 		if !e.Observed {
 			return s
 		}
-		return s.update(e.UUID, now, func(g GPU) GPU { return g.addEvidence(reset) })
+		return s.updateGPUs(e.UUID, now, func(g GPU) GPU { return g.addEvidence(reset) })
 	case gpu.EventUnwatched:
 		fault := gpu.Fault{Reason: gpu.ReasonUnwatched, Message: joinText("its health cannot be watched", e.Message)}
 		if e.UUID == "" {
 			return s.SetUnwatchable(fault, false, now)
 		}
-		return s.update(e.UUID, now, func(g GPU) GPU {
+		return s.updateGPUs(e.UUID, now, func(g GPU) GPU {
 			if g.unwatched.Reason == "" {
 				g.unwatched, g.unwatchedSince = fault, now
 			}
-			return g.withoutWatch(now)
+			return g.setUnwatched(now)
 		})
 	case gpu.EventGap:
-		return s.update(e.UUID, now, func(g GPU) GPU {
-			listened := !g.watchedSince.IsZero()
-			if g = g.withoutWatch(now); listened {
+		return s.updateGPUs(e.UUID, now, func(g GPU) GPU {
+			wasWatched := !g.watchedSince.IsZero()
+			if g = g.setUnwatched(now); wasWatched {
 				g.watchedSince = now // it is watched again, and its quiet period restarts
 			}
 			return g
@@ -113,12 +114,12 @@ func (s State) ApplyEvent(e gpu.Event, now time.Time) State {
 	return s
 }
 
-// applyRule handles an event as the rule requires.
+// applyRule records a fault as a rule requires.
 func (s State) applyRule(r Rule, id gpu.UUID, at scope, fault gpu.Fault, now time.Time) State {
 	if r.Action == gpu.ActionIgnore {
 		return s
 	}
-	return s.update(id, now, func(g GPU) GPU { return g.addMark(at, fault, evidenceFor(r.Recovery), now) })
+	return s.updateGPUs(id, now, func(g GPU) GPU { return g.addMark(at, fault, evidenceFor(r.Recovery), now) })
 }
 
 // scopeOfEvent returns the part of the GPU that an XID affects: for a contained XID,
@@ -129,44 +130,43 @@ func (s State) applyRule(r Rule, id gpu.UUID, at scope, fault gpu.Fault, now tim
 func scopeOfEvent(e gpu.Event) scope {
 	info, known := gpu.XID(e.XID)
 	if !known || !info.Contained || e.UUID == "" || e.GPUInstance < 0 {
-		return whole
+		return wholeGPU
 	}
 	return scope{e.GPUInstance, -1}
 }
 
-func joinText(what, more string) string {
-	if more == "" || more == what {
-		return what
+func joinText(text, detail string) string {
+	if detail == "" || detail == text {
+		return text
 	}
-	return fmt.Sprintf("%s: %s", what, more)
+	return fmt.Sprintf("%s: %s", text, detail)
 }
 
-// SetUnwatchable records that nothing can be watched any more. unloaded means that the driver is
-// gone: it initialises every GPU when it comes back.
+// SetUnwatchable records that no GPU can be watched any more. unloaded means that the kernel module
+// is gone: it initialises every GPU when it is loaded again.
 func (s State) SetUnwatchable(why gpu.Fault, unloaded bool, now time.Time) State {
 	if s.unwatchable.Reason == "" {
 		s.unwatchableSince = now
 	}
 	s.unwatchable = why
-	return s.update("", now, func(g GPU) GPU {
+	return s.updateGPUs("", now, func(g GPU) GPU {
 		if unloaded {
 			g = g.addEvidence(reload)
 		}
-		return g.withoutWatch(now)
+		return g.setUnwatched(now)
 	})
 }
 
-// withoutWatch returns the GPU as no longer watched, which discards its quiet period.
-func (g GPU) withoutWatch(now time.Time) GPU {
+// setUnwatched returns the GPU as no longer watched. Its quiet period begins anew.
+func (g GPU) setUnwatched(now time.Time) GPU {
 	g.watchedSince = time.Time{}
 	return g.resetQuiet(now)
 }
 
-// Watching records that watching has begun for all GPUs. An event reports the
-// exceptions.
-func (s State) Watching(now time.Time) State {
+// SetAllWatched records that all GPUs are watched now. An event reports those that are not.
+func (s State) SetAllWatched(now time.Time) State {
 	s.unwatchable, s.unwatchableSince = gpu.Fault{}, time.Time{}
-	return s.update("", now, func(g GPU) GPU {
+	return s.updateGPUs("", now, func(g GPU) GPU {
 		g.unwatched, g.unwatchedSince, g.watchedSince = gpu.Fault{}, time.Time{}, now
 		return g
 	})
@@ -179,7 +179,7 @@ func (s State) SetResponding(now time.Time) State {
 		return s
 	}
 	s.unwatchable, s.unwatchableSince = gpu.Fault{}, time.Time{}
-	return s.update("", now, func(g GPU) GPU {
+	return s.updateGPUs("", now, func(g GPU) GPU {
 		if g.unwatched.Reason == "" {
 			g.watchedSince = now
 		}
@@ -187,10 +187,9 @@ func (s State) SetResponding(now time.Time) State {
 	})
 }
 
-// Watched records that a GPU which could not be watched now is. A GPU that was watched
-// all the time keeps its quiet period.
-func (s State) Watched(id gpu.UUID, now time.Time) State {
-	return s.update(id, now, func(g GPU) GPU {
+// SetWatched records that a GPU is watched. If it was watched before, its quiet period goes on.
+func (s State) SetWatched(id gpu.UUID, now time.Time) State {
+	return s.updateGPUs(id, now, func(g GPU) GPU {
 		g.unwatched, g.unwatchedSince = gpu.Fault{}, time.Time{}
 		if s.unwatchable.Reason == "" && g.watchedSince.IsZero() {
 			g.watchedSince = now

@@ -8,9 +8,9 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// DefaultQuiet is the default quiet period after which a device may recover. It is long
+// DefaultQuietPeriod is the default quiet period after which a device may recover. It is long
 // enough for a restarted job to meet the same error.
-const DefaultQuiet = 5 * time.Minute
+const DefaultQuietPeriod = 5 * time.Minute
 
 // Rule is the effect of an XID on a GPU's health.
 type Rule struct {
@@ -21,10 +21,10 @@ type Rule struct {
 // Policy maps each XID to its effect on a GPU's health. It is a value that is never
 // changed. The zero Policy is the default one, the table in package gpu.
 type Policy struct {
-	every   gpu.Action
-	unknown Rule
-	xids    map[uint64]Rule
-	quiet   time.Duration
+	every       gpu.Action      // for all XIDs without an action of their own; "": see the table
+	unknown     Rule            // for XIDs that are not in the table; zero fields: the default
+	xids        map[uint64]Rule // for single XIDs; zero fields change nothing
+	quietPeriod time.Duration   // 0: the default
 }
 
 // DefaultPolicy returns the policy of the table in package gpu. An XID that is not in
@@ -33,10 +33,10 @@ func DefaultPolicy() Policy { return Policy{} }
 
 // Changes overrides parts of a Policy. Zero fields change nothing.
 type Changes struct {
-	Every   gpu.Action      // for all XIDs, known or not, that Unknown and XIDs do not name
-	Unknown Rule            // for XIDs that are not in the table
-	XIDs    map[uint64]Rule // for single XIDs; a zero Action or Recovery changes nothing
-	Quiet   time.Duration   // the quiet period
+	Every       gpu.Action      // for all XIDs, known or not, that Unknown and XIDs do not name
+	Unknown     Rule            // for XIDs that are not in the table
+	XIDs        map[uint64]Rule // for single XIDs; a zero Action or Recovery changes nothing
+	QuietPeriod time.Duration   // the quiet period
 }
 
 // With returns the policy with the changes applied. They override earlier ones.
@@ -58,8 +58,8 @@ func (p Policy) With(c Changes) Policy {
 		}
 		p.xids = merged
 	}
-	if c.Quiet > 0 {
-		p.quiet = c.Quiet
+	if c.QuietPeriod > 0 {
+		p.quietPeriod = c.QuietPeriod
 	}
 	return p
 }
@@ -89,12 +89,12 @@ func (p Policy) Rule(xid uint64) Rule {
 	return rule.with(p.xids[xid])
 }
 
-// Quiet returns the quiet period after which a device may recover.
-func (p Policy) Quiet() time.Duration {
-	if p.quiet > 0 {
-		return p.quiet
+// QuietPeriod returns the quiet period after which a device may recover.
+func (p Policy) QuietPeriod() time.Duration {
+	if p.quietPeriod > 0 {
+		return p.quietPeriod
 	}
-	return DefaultQuiet
+	return DefaultQuietPeriod
 }
 
 // ChangesFromConfig returns the changes that a validated configuration file asks for.
@@ -110,7 +110,7 @@ func ChangesFromConfig(c config.Health) Changes {
 		out.Unknown = Rule{gpu.Action(u.Action), gpu.Recovery(u.Recovery)}
 	}
 	if q := c.QuietPeriod; q != nil {
-		out.Quiet = q.Duration
+		out.QuietPeriod = q.Duration
 	}
 	return out
 }

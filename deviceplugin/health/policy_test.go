@@ -21,30 +21,30 @@ func TestTheDefaultPolicyIsTheTable(t *testing.T) {
 		require.Equal(t, health.Rule{Action: x.Action, Recovery: x.Recovery}, p.Rule(x.First))
 	}
 	require.Equal(t, health.Rule{Action: gpu.ActionUnhealthy, Recovery: gpu.RecoveryReset}, p.Rule(1234), "what nobody knows is taken seriously")
-	require.Equal(t, 5*time.Minute, p.Quiet())
+	require.Equal(t, 5*time.Minute, p.QuietPeriod())
 	require.Equal(t, health.DefaultPolicy(), health.New(gpu.Fault{}).Policy())
 }
 
 func TestChangesOverrideEarlierOnes(t *testing.T) {
 	ignore, unhealthy := gpu.ActionIgnore, gpu.ActionUnhealthy
 	file := health.Changes{
-		Unknown: health.Rule{Action: ignore},
-		XIDs:    map[uint64]health.Rule{79: {Recovery: gpu.RecoveryNever}, 48: {Action: ignore}, 13: {Action: unhealthy}},
-		Quiet:   time.Hour,
+		Unknown:     health.Rule{Action: ignore},
+		XIDs:        map[uint64]health.Rule{79: {Recovery: gpu.RecoveryNever}, 48: {Action: ignore}, 13: {Action: unhealthy}},
+		QuietPeriod: time.Hour,
 	}
 	p := health.DefaultPolicy().With(file)
 	require.Equal(t, health.Rule{Action: unhealthy, Recovery: gpu.RecoveryNever}, p.Rule(79))
 	require.Equal(t, health.Rule{Action: ignore, Recovery: gpu.RecoveryReset}, p.Rule(48))
 	require.Equal(t, health.Rule{Action: unhealthy, Recovery: gpu.RecoveryQuiet}, p.Rule(13))
 	require.Equal(t, health.Rule{Action: ignore, Recovery: gpu.RecoveryReset}, p.Rule(1234))
-	require.Equal(t, time.Hour, p.Quiet())
+	require.Equal(t, time.Hour, p.QuietPeriod())
 
 	env := health.Changes{Every: ignore, XIDs: map[uint64]health.Rule{79: {Action: unhealthy}}}
 	q := p.With(env)
 	require.Equal(t, health.Rule{Action: unhealthy, Recovery: gpu.RecoveryNever}, q.Rule(79), "how it recovers was said before and is not taken back")
 	require.Equal(t, ignore, q.Rule(13).Action)
 	require.Equal(t, ignore, q.Rule(95).Action)
-	require.Equal(t, time.Hour, q.Quiet())
+	require.Equal(t, time.Hour, q.QuietPeriod())
 	require.Equal(t, unhealthy, q.With(health.Changes{Every: unhealthy}).Rule(1234).Action)
 
 	require.Equal(t, unhealthy, p.Rule(13).Action, "a Policy is never changed")
@@ -165,7 +165,7 @@ health:
 	require.Equal(t, gpu.ActionIgnore, p.Rule(94).Action)
 	require.Equal(t, health.Rule{Action: gpu.ActionUnhealthy, Recovery: gpu.RecoveryQuiet}, p.Rule(31))
 	require.Equal(t, gpu.ActionIgnore, p.Rule(1234).Action)
-	require.Equal(t, 90*time.Second, p.Quiet())
+	require.Equal(t, 90*time.Second, p.QuietPeriod())
 	require.Equal(t, health.DefaultPolicy(), health.DefaultPolicy().With(health.ChangesFromConfig(config.Health{})))
 
 	_, _, err = config.Parse([]byte("version: v1\nhealth: {quietPeriod: 5m, xids: [{xid: 48, action: reboot}]}"), "config.yaml", config.Options{})

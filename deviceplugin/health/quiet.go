@@ -7,12 +7,12 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// Recovery by quiet needs the caller's help: at NextProbe it probes each device
-// that is Due, reports the result with Probed, and takes a new snapshot.
+// A device that recovers by quiet needs a probe. At NextProbe the caller probes each of DueProbes,
+// passes the result to ApplyProbe, and takes a new snapshot.
 
 // Probe is the result of testing a device.
 type Probe struct {
-	ID     gpu.UUID // of a GPU or MIG device, as Due named it
+	ID     gpu.UUID // of a GPU or MIG device, one of DueProbes
 	Began  time.Time
 	Passed bool
 }
@@ -20,8 +20,8 @@ type Probe struct {
 // NextProbe returns when to probe the next device that recovers by quiet. The time is
 // never before now; ok is false if there is no such device.
 func (s State) NextProbe(now time.Time) (at time.Time, ok bool) {
-	for _, w := range s.pendingProbes() {
-		due := w.due
+	for _, pending := range s.pendingProbes() {
+		due := pending.due
 		if due.Before(now) {
 			due = now
 		}
@@ -32,13 +32,13 @@ func (s State) NextProbe(now time.Time) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// Due returns the GPUs and MIG devices whose quiet period is over and which must be
+// DueProbes returns the GPUs and MIG devices whose quiet period is over and which must be
 // probed now, in the order of GPUs.
-func (s State) Due(now time.Time) []gpu.UUID {
+func (s State) DueProbes(now time.Time) []gpu.UUID {
 	var ids []gpu.UUID
-	for _, w := range s.pendingProbes() {
-		if !w.probed && !w.due.After(now) && !slices.Contains(ids, w.id) {
-			ids = append(ids, w.id)
+	for _, pending := range s.pendingProbes() {
+		if !pending.probed && !pending.due.After(now) && !slices.Contains(ids, pending.id) {
+			ids = append(ids, pending.id)
 		}
 	}
 	return ids
@@ -46,35 +46,36 @@ func (s State) Due(now time.Time) []gpu.UUID {
 
 // ApplyProbe applies the result of a probe. A failed probe restarts the quiet period. A
 // passed one makes the device healthy if the next snapshot shows no fault. A probe that
-// began before the device was Due proves nothing.
+// began before the device was due has no effect.
 func (s State) ApplyProbe(p Probe, now time.Time) State {
-	g, _, known := s.find(p.ID)
+	g, _, known := s.findDevice(p.ID)
 	if !known {
 		return s
 	}
 	due := map[scope]bool{}
-	for _, w := range s.pendingProbes() {
-		if w.gpu == g.Device.UUID && !w.due.After(p.Began) {
-			due[w.scope] = true
+	for _, pending := range s.pendingProbes() {
+		if pending.gpu == g.Device.UUID && !pending.due.After(p.Began) {
+			due[pending.scope] = true
 		}
 	}
-	return s.update(g.Device.UUID, now, func(g GPU) GPU {
+	return s.updateGPUs(g.Device.UUID, now, func(g GPU) GPU {
 		g.marks = slices.Clone(g.marks)
 		for i := range g.marks {
 			m := &g.marks[i]
 			switch {
 			case m.needs != quiet || g.probeTarget(m.scope) != p.ID:
 			case !p.Passed:
-				m.last, m.proof = now, snapshotOnly
+				m.lastEvent, m.evidence = now, snapshotOnly
 			case due[m.scope]:
-				m.proof = max(m.proof, quiet)
+				m.evidence = max(m.evidence, quiet)
 			}
 		}
 		return g
 	})
 }
 
-// pendingProbe is a mark whose device has to stay quiet until due.
+// pendingProbe is a fault that is removed by quiet: its device must have no event until due, and
+// then pass a probe.
 type pendingProbe struct {
 	gpu, id gpu.UUID // the GPU, and the part of it to probe
 	scope   scope
@@ -88,18 +89,18 @@ func (s State) pendingProbes() []pendingProbe {
 	var list []pendingProbe
 	for _, g := range s.GPUs() {
 		if !g.Present || g.watchedSince.IsZero() || g.Device.Fault.Reason != "" ||
-			slices.ContainsFunc(g.marks, func(m mark) bool { return m.scope == whole && m.needs != quiet }) {
+			slices.ContainsFunc(g.marks, func(m faultMark) bool { return m.scope == wholeGPU && m.needs != quiet }) {
 			continue
 		}
 		for _, m := range g.marks {
 			if m.needs != quiet {
 				continue
 			}
-			begin := m.last
+			begin := m.lastEvent
 			if g.watchedSince.After(begin) {
 				begin = g.watchedSince
 			}
-			list = append(list, pendingProbe{g.Device.UUID, g.probeTarget(m.scope), m.scope, begin.Add(s.policy.Quiet()), m.proof >= quiet})
+			list = append(list, pendingProbe{g.Device.UUID, g.probeTarget(m.scope), m.scope, begin.Add(s.policy.QuietPeriod()), m.evidence >= quiet})
 		}
 	}
 	return list
@@ -110,7 +111,7 @@ func (s State) pendingProbes() []pendingProbe {
 func (g GPU) probeTarget(at scope) gpu.UUID {
 	var found []gpu.UUID
 	for _, d := range g.Device.MIG {
-		if at != whole && at.contains(scopeOf(d)) {
+		if at != wholeGPU && at.contains(scopeOf(d)) {
 			found = append(found, d.UUID)
 		}
 	}

@@ -17,14 +17,14 @@ func after(minutes float64) time.Time { return now.Add(time.Duration(minutes * f
 // probeDue does what the caller does at NextProbe: probe the due devices and take a
 // snapshot.
 func probeDue(h health.State, s gpu.Snapshot, at time.Time, passed bool) health.State {
-	for _, id := range h.Due(at) {
+	for _, id := range h.DueProbes(at) {
 		h = h.ApplyProbe(health.Probe{ID: id, Began: at, Passed: passed}, at)
 	}
 	return h.ApplySnapshot(s, at)
 }
 
 func watched(s gpu.Snapshot) health.State {
-	return health.New(gpu.Fault{}).ApplySnapshot(s, now).Watching(now)
+	return health.New(gpu.Fault{}).ApplySnapshot(s, now).SetAllWatched(now)
 }
 
 func requireNext(t *testing.T, want time.Time, h health.State, at time.Time) {
@@ -39,15 +39,15 @@ func TestAQuietGPURecoversWithAProbe(t *testing.T) {
 	_, ok := watched(node).NextProbe(now)
 	require.False(t, ok)
 	requireNext(t, after(6), h, after(2))
-	require.Empty(t, h.Due(after(5.9)))
-	require.Equal(t, []gpu.UUID{gputest.GPU(1)}, h.Due(after(6)))
+	require.Empty(t, h.DueProbes(after(5.9)))
+	require.Equal(t, []gpu.UUID{gputest.GPU(1)}, h.DueProbes(after(6)))
 	requireNext(t, after(9), h, after(9))
 
 	require.Len(t, reasons(h.ApplySnapshot(node, after(100))), 1, "time alone is no evidence")
 	require.Empty(t, reasons(probeDue(h, node, after(6), true)))
 	tried := h.ApplyProbe(health.Probe{ID: gputest.GPU(1), Began: after(6), Passed: true}, after(6))
 	require.Len(t, reasons(tried), 1, "a snapshot is still to come")
-	require.Empty(t, tried.Due(after(6)))
+	require.Empty(t, tried.DueProbes(after(6)))
 	requireNext(t, after(7), tried, after(7))
 	_, ok = tried.ApplySnapshot(node, after(7)).NextProbe(after(7))
 	require.False(t, ok)
@@ -66,8 +66,8 @@ func TestGPUDoesNotRecoverByQuiet(t *testing.T) {
 		"a probe that failed":            base.ApplyProbe(health.Probe{ID: gputest.GPU(1), Began: after(5)}, after(5)),
 		"a probe that failed afterwards": base.ApplyProbe(probe, after(5)).ApplyProbe(health.Probe{ID: gputest.GPU(1), Began: after(5)}, after(5)),
 		"a fault in between":             base.ApplyProbe(probe, after(5)).ApplySnapshot(with(1, gpu.ReasonUnreadable), after(5.5)),
-		"a gap in listening":             base.ApplyEvent(event(gpu.EventUnwatched, 1), after(2)).Watched(gputest.GPU(1), after(2)),
-		"a gap after it was tried":       base.ApplyProbe(probe, after(5)).SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, after(5.5)).Watching(after(5.6)),
+		"a gap in listening":             base.ApplyEvent(event(gpu.EventUnwatched, 1), after(2)).SetWatched(gputest.GPU(1), after(2)),
+		"a gap after it was tried":       base.ApplyProbe(probe, after(5)).SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, after(5.5)).SetAllWatched(after(5.6)),
 		"another process":                health.Restore(file(base.ApplyProbe(probe, after(5)))).ApplySnapshot(node, after(5.5)),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -78,12 +78,12 @@ func TestGPUDoesNotRecoverByQuiet(t *testing.T) {
 
 func TestWatchedKeepsARunningQuietPeriod(t *testing.T) {
 	h := watched(node).ApplyEvent(gputest.XID(gputest.GPU(1), 94), now)
-	requireNext(t, after(5), h.Watched(gputest.GPU(1), after(3)), after(3))
+	requireNext(t, after(5), h.SetWatched(gputest.GPU(1), after(3)), after(3))
 	requireNext(t, after(5), h.SetResponding(after(3)), after(3))
 }
 
 func TestTimeBeforeWatchingIsNotQuiet(t *testing.T) {
-	h := health.New(gpu.Fault{}).ApplySnapshot(node, now).ApplyEvent(gputest.XID(gputest.GPU(1), 94), now).Watching(after(3))
+	h := health.New(gpu.Fault{}).ApplySnapshot(node, now).ApplyEvent(gputest.XID(gputest.GPU(1), 94), now).SetAllWatched(after(3))
 	requireNext(t, after(8), h, after(3))
 }
 
@@ -101,7 +101,7 @@ func TestQuietPeriodRestartsWhenTheDriverResponds(t *testing.T) {
 func TestQuietPeriodIgnoresAFutureTimestamp(t *testing.T) {
 	remembered := file(watched(node).ApplyEvent(gputest.XID(gputest.GPU(1), 94), after(60*24*365)))
 	remembered.DevicePlugin.Faults[0].Since = after(60 * 24 * 365)
-	h := health.Restore(remembered).SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).ApplySnapshot(node, now).Watching(now)
+	h := health.Restore(remembered).SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).ApplySnapshot(node, now).SetAllWatched(now)
 	requireNext(t, after(5), h, now)
 }
 
@@ -118,7 +118,7 @@ func TestAQuietPeriodStartsOver(t *testing.T) {
 	again := health.Restore(file(h)).SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, after(20))
 	_, ok := again.NextProbe(after(20))
 	require.False(t, ok, "nobody listens")
-	again = again.ApplySnapshot(node, after(20)).Watching(after(21))
+	again = again.ApplySnapshot(node, after(20)).SetAllWatched(after(21))
 	requireNext(t, after(26), again, after(21))
 	require.Empty(t, reasons(probeDue(again, node, after(26), true)))
 }
@@ -131,12 +131,12 @@ func TestUnreachableGPUIsNotProbed(t *testing.T) {
 		"missing":    base.ApplySnapshot(without(1), now),
 		"blind":      base.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now),
 		"unwatched":  base.ApplyEvent(event(gpu.EventUnwatched, 1), now),
-		"still deaf": base.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).Watched(gputest.GPU(1), now),
+		"still deaf": base.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).SetWatched(gputest.GPU(1), now),
 		"doomed":     base.ApplyEvent(gputest.XID(gputest.GPU(1), 151), now),
 	} {
 		_, ok := h.NextProbe(after(60))
 		require.False(t, ok, name)
-		require.Empty(t, h.Due(after(60)), name)
+		require.Empty(t, h.DueProbes(after(60)), name)
 	}
 }
 
@@ -152,7 +152,7 @@ func TestNeverRecoversWithoutADriverReload(t *testing.T) {
 	require.Len(t, reasons(h.ApplySnapshot(with(1, gpu.ReasonLost), now).ApplySnapshot(node, now)), 1, "a reset is not enough")
 	require.Empty(t, reasons(h.ApplySnapshot(upgraded, now)))
 	unloaded := h.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, true, now)
-	require.Empty(t, reasons(unloaded.ApplySnapshot(node, now).Watching(now)))
+	require.Empty(t, reasons(unloaded.ApplySnapshot(node, now).SetAllWatched(now)))
 	require.Empty(t, reasons(health.Restore(file(unloaded)).ApplySnapshot(node, now)), "also by the next process")
 
 	gone := upgraded.Clone()
@@ -162,22 +162,22 @@ func TestNeverRecoversWithoutADriverReload(t *testing.T) {
 
 func TestTheQuietPeriodIsThePolicys(t *testing.T) {
 	h := watched(node).ApplyEvent(gputest.XID(gputest.GPU(1), 94), now).ApplyEvent(gputest.XID(gputest.GPU(0), 32), after(1))
-	h = h.WithPolicy(health.DefaultPolicy().With(health.Changes{Quiet: time.Hour}))
+	h = h.WithPolicy(health.DefaultPolicy().With(health.Changes{QuietPeriod: time.Hour}))
 	requireNext(t, after(60), h, now)
-	require.Equal(t, []gpu.UUID{gputest.GPU(0), gputest.GPU(1)}, h.Due(after(61)))
+	require.Equal(t, []gpu.UUID{gputest.GPU(0), gputest.GPU(1)}, h.DueProbes(after(61)))
 }
 
 func TestMIGDeviceIsProbedByItself(t *testing.T) {
 	id, mig := divided.Devices[0].UUID, divided.Devices[0].MIG
 	h := watched(divided).ApplyEvent(instance(id, 2, 0, 94), now).ApplyEvent(instance(id, 4, 0, 94), after(1))
-	require.Equal(t, []gpu.UUID{mig[1].UUID}, h.Due(after(5)))
+	require.Equal(t, []gpu.UUID{mig[1].UUID}, h.DueProbes(after(5)))
 	h = probeDue(h, divided, after(5), true)
 	require.Equal(t, map[gpu.UUID]gpu.Reason{id: gpu.ReasonXID, mig[3].UUID: gpu.ReasonXID}, unhealthy(h, divided))
 	require.Empty(t, unhealthy(probeDue(h, divided, after(6), true), divided))
 
 	anew := divided.Clone()
 	anew.Devices[0] = gputest.WithMIG(anew.Devices[0], "3g.40gb")
-	require.Equal(t, []gpu.UUID{id}, h.ApplySnapshot(anew, after(6)).Due(after(6)), "its instance is there no more")
+	require.Equal(t, []gpu.UUID{id}, h.ApplySnapshot(anew, after(6)).DueProbes(after(6)), "its instance is there no more")
 }
 
 func TestProbeDoesNotCountForAnotherDevice(t *testing.T) {
@@ -194,7 +194,7 @@ func TestProbeDoesNotCountForAnotherDevice(t *testing.T) {
 	}, unhealthy(h.ApplySnapshot(divided, after(5)), divided), "the one of the other GPU was not due, its neighbour was not tried")
 
 	broken := h.ApplyEvent(gputest.XID(a.UUID, 48), after(6))
-	require.Equal(t, []gpu.UUID{b.MIG[1].UUID}, broken.Due(after(60)), "a GPU that needs a reset gets one, and that heals its instances")
+	require.Equal(t, []gpu.UUID{b.MIG[1].UUID}, broken.DueProbes(after(60)), "a GPU that needs a reset gets one, and that heals its instances")
 	require.Equal(t, h, h.ApplyProbe(health.Probe{ID: "MIG-x", Began: after(60), Passed: true}, after(60)))
 }
 
@@ -232,11 +232,11 @@ func TestLetGo(t *testing.T) {
 
 func TestGapRestartsTheQuietPeriod(t *testing.T) {
 	h := watched(node).ApplyEvent(gputest.XID(gputest.GPU(0), 94), now)
-	gap := now.Add(health.DefaultQuiet - time.Second)
+	gap := now.Add(health.DefaultQuietPeriod - time.Second)
 	h = h.ApplyEvent(gputest.Event(gpu.EventGap, "", "said"), gap)
 	require.Equal(t, marks{0: gpu.ReasonXID}, reasons(h), "what was healthy is")
-	require.Empty(t, h.Due(gap.Add(health.DefaultQuiet-time.Second)))
-	require.Equal(t, []gpu.UUID{gputest.GPU(0)}, h.Due(gap.Add(health.DefaultQuiet)))
+	require.Empty(t, h.DueProbes(gap.Add(health.DefaultQuietPeriod-time.Second)))
+	require.Equal(t, []gpu.UUID{gputest.GPU(0)}, h.DueProbes(gap.Add(health.DefaultQuietPeriod)))
 	unwatched := h.SetUnwatchable(gpu.Fault{Reason: gpu.ReasonUnwatched}, false, now).ApplyEvent(gputest.Event(gpu.EventGap, "", "said"), gap)
-	require.Empty(t, unwatched.Due(gap.Add(time.Hour)), "a gap is no sign that it is heard again")
+	require.Empty(t, unwatched.DueProbes(gap.Add(time.Hour)), "a gap is no sign that it is heard again")
 }

@@ -188,7 +188,7 @@ func (d *daemon) watchGPUs(ctx context.Context) error {
 		if root := driverRoot(d.currentSettings()); root != "" {
 			d.cfg.Driver.Root = root
 		}
-		opened, err := driver.Wait(ctx, d.cfg.Driver, func() (Opened, error) { return d.cfg.Open(d.cfg.Driver) },
+		opened, err := driver.WaitOpen(ctx, d.cfg.Driver, func() (Opened, error) { return d.cfg.Open(d.cfg.Driver) },
 			func(err error) bool { return !errors.Is(err, nvml.ErrOtherLibrary) },
 			func(err error) {
 				if errors.Is(err, gpu.ErrNoDriver) || errors.Is(err, gpu.ErrVersionMismatch) {
@@ -296,7 +296,7 @@ func (d *daemon) watchDriver(ctx context.Context, o Opened, controls *controls) 
 			if o.Root == driver.Containerised {
 				place.Root = o.Root // a library elsewhere belongs to another driver
 			}
-			switch err := driver.Replaced(ctx, place, o.Library); {
+			switch err := driver.WaitReplaced(ctx, place, o.Library); {
 			case err == nil:
 				cancel(fmt.Errorf("%w: %s", ErrReplaced, o.Library.Path))
 			case ctx.Err() == nil:

@@ -25,34 +25,33 @@ import (
 // prefix is the prefix of every label.
 const prefix = "nvidia.com/"
 
-// gpuLabels is the prefix of the labels of whole GPUs, and with the MIG strategy single
-// of MIG devices. A resource with another configured name has these labels too: they
+// gpuLabels begins the names of the labels of whole GPUs and, with the MIG strategy single, of MIG
+// devices. A resource with another configured name has these labels too: they
 // describe the hardware, not the resource's name.
 const gpuLabels = prefix + "gpu"
 
 // LabelInput holds the inputs of the labels.
 type LabelInput struct {
 	Snapshot gpu.Snapshot
-	Health   health.State   // lets a GPU that went missing in this boot still count, as it does for the kubelet
+	Health   health.State   // a GPU that went missing in this boot still counts, as it does for the kubelet
 	Config   *config.Config // in force
-	Plan     Plan           // of Compute for these three
+	Plan     Plan           // result of Compute for the three fields above
 	Machine  Machine
 }
 
 // Labels returns the labels of a node, by their full names. Each is valid for Kubernetes.
-// A node without GPUs has none. The same node always has the same labels, and health
-// changes none of them. However, a lost GPU does not count if this process has never
-// learned its product.
+// A node without GPUs has none. The labels do not depend on the health of the GPUs, except that a
+// lost GPU does not count if this process has never learned its product.
 //
-// The Snapshot must come from a driver. Until there is one, nothing is known and the
-// previous labels must stay.
+// The Snapshot must come from a driver. Until there is one, do not call Labels, and keep the
+// previous labels.
 //
 // A GPU in devices.exclude does not count, so that a display card does not give the
 // node its name. Of several products, the one with the most GPUs gives the labels, then
 // the first; NVIDIA's device plugin takes any.
 func Labels(n LabelInput) map[string]string {
 	l := labelSet{}
-	gpus := n.gpus()
+	gpus := n.labelledGPUs()
 	if len(gpus) == 0 {
 		return l
 	}
@@ -64,7 +63,7 @@ func Labels(n LabelInput) map[string]string {
 	// internal/lm/nvml.go, newMigCapabilityLabeler and newSharingLabeler
 	strategy, _ := n.Config.Sharing.Active()
 	l.set(prefix+"mig.capable", slices.ContainsFunc(gpus, func(d gpu.Device) bool { return d.MIGCapable }))
-	l.set(prefix+"mps.capable", strategy == "mps" && !slices.ContainsFunc(gpus, inMIGMode))
+	l.set(prefix+"mps.capable", strategy == "mps" && !slices.ContainsFunc(gpus, isInMIGMode))
 
 	l.setGPUs(gpus, n)
 	if n.Config.Flags.MIG() != config.MIGNone { // internal/lm/strategy.go
@@ -79,10 +78,12 @@ func Labels(n LabelInput) map[string]string {
 	return l
 }
 
-func inMIGMode(d gpu.Device) bool { return d.MIGEnabled }
+// isInMIGMode reports whether a GPU is divided into MIG devices, or could be now.
+func isInMIGMode(d gpu.Device) bool { return d.MIGEnabled }
 
-// gpus returns the GPUs that count, by index, each with the MIG devices that count.
-func (n LabelInput) gpus() []gpu.Device {
+// labelledGPUs returns the GPUs that the labels describe, by index, each with the MIG devices
+// that they describe.
+func (n LabelInput) labelledGPUs() []gpu.Device {
 	all := slices.Clone(n.Snapshot.Devices)
 	for _, g := range n.Health.GPUs() {
 		if _, listed := n.Snapshot.Device(g.Device.UUID); !listed {
@@ -113,20 +114,20 @@ func isSelectedMIG(c config.Devices, d gpu.Device, m gpu.MIGDevice) bool {
 	return !slices.ContainsFunc(c.Exclude, matches) && (len(c.Include) == 0 || slices.ContainsFunc(c.Include, matches))
 }
 
-// labels maps full names to values.
+// labelSet maps full names to values.
 type labelSet map[string]string
 
 // set sets a label to a valid form of a text, a number or a boolean.
 func (l labelSet) set(name string, value any) {
-	switch v := value.(type) {
+	switch typed := value.(type) {
 	case string:
-		l[name] = labelValue(v)
+		l[name] = labelValue(typed)
 	case bool:
-		l[name] = strconv.FormatBool(v)
+		l[name] = strconv.FormatBool(typed)
 	case int:
-		l[name] = strconv.Itoa(v)
+		l[name] = strconv.Itoa(typed)
 	case uint64:
-		l[name] = strconv.FormatUint(v, 10)
+		l[name] = strconv.FormatUint(typed, 10)
 	}
 }
 

@@ -30,10 +30,10 @@ func labelInput(t require.TestingT, text string, s gpu.Snapshot) plan.LabelInput
 	require.NoError(t, err)
 	h := health.New(gpu.Fault{}).ApplySnapshot(s, started)
 	n := plan.LabelInput{Snapshot: s, Health: h, Config: c, Plan: plan.Compute(c, s, h), Machine: plan.Machine{
-		Machine: "DGX H100", Class: map[gpu.PCIAddress]uint32{},
+		ProductName: "DGX H100", Classes: map[gpu.PCIAddress]uint32{},
 	}}
 	for _, d := range s.Devices {
-		n.Machine.Class[d.PCI] = 0x030200
+		n.Machine.Classes[d.PCI] = 0x030200
 		for i := range d.MIG {
 			d.MIG[i].Attributes = gpu.Attributes{Multiprocessors: 14, CopyEngines: 1, Decoders: 1, JPEGEngines: 1}
 		}
@@ -146,7 +146,7 @@ func valid(t require.TestingT, l map[string]string) {
 func TestHealthChangesNoLabel(t *testing.T) {
 	n := labelInput(t, "version: v1", gputest.Node("h100-sxm", 8))
 	want := plan.Labels(n)
-	n.Health = n.Health.Watching(started).ApplyEvent(gputest.XID(gputest.GPU(3), 79), started)
+	n.Health = n.Health.SetAllWatched(started).ApplyEvent(gputest.XID(gputest.GPU(3), 79), started)
 	n.Plan = plan.Compute(n.Config, n.Snapshot, n.Health)
 	require.Equal(t, want, plan.Labels(n))
 	n.Snapshot = n.Snapshot.Clone()
@@ -163,10 +163,10 @@ func TestHealthChangesNoLabel(t *testing.T) {
 func TestTimestampIsTheStartAndOptional(t *testing.T) {
 	n := labelInput(t, "version: v1", gputest.Node("t4", 1))
 	require.NotContains(t, plan.Labels(n), "nvidia.com/gfd.timestamp")
-	n.Machine.Start = started
+	n.Machine.Started = started
 	require.Equal(t, "1700000000", plan.Labels(n)["nvidia.com/gfd.timestamp"])
 	off := labelInput(t, "flags: {gfd: {noTimestamp: true}}", n.Snapshot)
-	off.Machine.Start = started
+	off.Machine.Started = started
 	require.NotContains(t, plan.Labels(off), "nvidia.com/gfd.timestamp")
 }
 
@@ -185,10 +185,10 @@ func TestCliqueIsCommonToAllGPUs(t *testing.T) {
 func TestModeIsCommonToAllGPUs(t *testing.T) {
 	n := labelInput(t, "version: v1", gputest.Node("t4", 2))
 	for want, classes := range map[string][]uint32{"compute": {0x030200, 0x030200}, "graphics": {0x030000, 0x030000}, "unknown": {0x030200, 0x030000}} {
-		n.Machine.Class = map[gpu.PCIAddress]uint32{n.Snapshot.Devices[0].PCI: classes[0], n.Snapshot.Devices[1].PCI: classes[1]}
+		n.Machine.Classes = map[gpu.PCIAddress]uint32{n.Snapshot.Devices[0].PCI: classes[0], n.Snapshot.Devices[1].PCI: classes[1]}
 		require.Equal(t, want, plan.Labels(n)["nvidia.com/gpu.mode"])
 	}
-	delete(n.Machine.Class, n.Snapshot.Devices[1].PCI)
+	delete(n.Machine.Classes, n.Snapshot.Devices[1].PCI)
 	require.Equal(t, "unknown", plan.Labels(n)["nvidia.com/gpu.mode"])
 }
 

@@ -34,7 +34,7 @@ func TestLabelsAreAlwaysValid(t *testing.T) {
 			"devices: {" + rapid.SampledFrom([]string{"", "include: [0, '1:0']", "exclude: ['0:0', 1]"}).Draw(t, "chosen") + "}\n" +
 			rapid.SampledFrom([]string{"", "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}, {name: mig-1g.10gb, replicas: 2, rename: x}]}}", "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 4}]}}"}).Draw(t, "sharing")
 		n := labelInput(t, c, s)
-		n.Machine.Machine = text.Draw(t, "machine")
+		n.Machine.ProductName = text.Draw(t, "machine")
 		l := plan.Labels(n)
 		valid(t, l)
 		require.Equal(t, l, plan.Labels(n))

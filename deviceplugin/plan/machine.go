@@ -12,25 +12,25 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Machine holds the node's data that is not in a Snapshot. The zero Machine means that
-// nothing is known: labels that would have to be guessed are then left out, or are
-// "unknown" as in NVIDIA's device plugin.
+// Machine holds data of the node that is not in a Snapshot. With the zero Machine nothing is
+// known: the labels that depend on it are left out, or are "unknown" as in NVIDIA's feature
+// discovery.
 type Machine struct {
-	Machine string                    // product name of the machine, "DGX H100"; "": not known
-	Class   map[gpu.PCIAddress]uint32 // PCI class code, 0x030200 for a 3D controller
-	Start   time.Time                 // of the program; zero: no gfd.timestamp
+	ProductName string                    // product name of the machine, "DGX H100"; "": not known
+	Classes     map[gpu.PCIAddress]uint32 // PCI class code, 0x030200 for a 3D controller
+	Started     time.Time                 // when the program was started; zero: no label gfd.timestamp
 }
 
 const (
-	// machineType is the file with the machine's product name, flags.gfd.machineTypeFile
+	// productNameFile is the file with the machine's product name, flags.gfd.machineTypeFile
 	// by default (cmd/gpu-feature-discovery/main.go).
-	machineType = "/sys/class/dmi/id/product_name"
-	// maxFile bounds the size of a file to read: sysfs has one page at most.
-	maxFile = 4096
+	productNameFile = "/sys/class/dmi/id/product_name"
+	// maxFileBytes bounds the size of a file to read: sysfs has one page at most.
+	maxFileBytes = 4096
 )
 
-// ReadMachine reads Machine and Class from the machine's own files. Missing files are left
-// out; a machine without firmware tables is not an error. It reads sysfs below root, or
+// ReadMachine reads ProductName and Classes from the machine's own files. A missing file leaves
+// the value unknown. It reads sysfs below root, or
 // if it is not mounted there, this process's own, which has the same content.
 func ReadMachine(root *host.Root, c *config.Config, s gpu.Snapshot) Machine {
 	if _, err := root.Stat(host.PCIDevices); err != nil {
@@ -42,17 +42,18 @@ func ReadMachine(root *host.Root, c *config.Config, s gpu.Snapshot) Machine {
 	return readMachine(root, root, c, s)
 }
 
+// readMachine reads sysfs below sys, and the file that the configuration names below root.
 func readMachine(root, sys *host.Root, c *config.Config, s gpu.Snapshot) Machine {
-	h := Machine{Class: map[gpu.PCIAddress]uint32{}}
+	h := Machine{Classes: map[gpu.PCIAddress]uint32{}}
 	if file := c.Flags.GFD.MachineTypeFile; file == nil {
-		h.Machine = readLine(sys, machineType)
+		h.ProductName = readLine(sys, productNameFile)
 	} else if *file != "" {
-		h.Machine = readLine(root, *file)
+		h.ProductName = readLine(root, *file)
 	}
 	for _, d := range s.Devices {
-		text, is := strings.CutPrefix(readLine(sys, path.Join(host.PCIDevices, string(d.PCI), "class")), "0x")
-		if class, err := strconv.ParseUint(text, 16, 24); is && err == nil {
-			h.Class[d.PCI] = uint32(class)
+		text, isHex := strings.CutPrefix(readLine(sys, path.Join(host.PCIDevices, string(d.PCI), "class")), "0x")
+		if class, err := strconv.ParseUint(text, 16, 24); isHex && err == nil {
+			h.Classes[d.PCI] = uint32(class)
 		}
 	}
 	return h
@@ -60,7 +61,7 @@ func readMachine(root, sys *host.Root, c *config.Config, s gpu.Snapshot) Machine
 
 // readLine returns the content of a small file, or "" if it cannot be read.
 func readLine(root *host.Root, name string) string {
-	data, err := root.ReadFile(name, maxFile)
+	data, err := root.ReadFile(name, maxFileBytes)
 	if err != nil {
 		return ""
 	}
@@ -70,15 +71,15 @@ func readLine(root *host.Root, name string) string {
 const unknown = "unknown"
 
 // setHost sets the labels of the machine (internal/lm/machine-type.go) and of the time
-// (internal/lm/timestamp.go). The time is that of the start, as in NVIDIA's device plugin: a
+// (internal/lm/timestamp.go). The time is that of the program's start: a
 // changing time would change the Node at each update.
 func (l labelSet) setHost(c *config.Config, h Machine) {
-	l.set(prefix+"gpu.machine", h.Machine)
+	l.set(prefix+"gpu.machine", h.ProductName)
 	if l[prefix+"gpu.machine"] == "" {
 		l.set(prefix+"gpu.machine", unknown)
 	}
-	if off := c.Flags.GFD.NoTimestamp; !h.Start.IsZero() && (off == nil || !*off) {
-		l.set(prefix+"gfd.timestamp", strconv.FormatInt(h.Start.Unix(), 10))
+	if off := c.Flags.GFD.NoTimestamp; !h.Started.IsZero() && (off == nil || !*off) {
+		l.set(prefix+"gfd.timestamp", strconv.FormatInt(h.Started.Unix(), 10))
 	}
 }
 
@@ -100,16 +101,16 @@ func (l labelSet) setVersions(d gpu.Driver) {
 // getModeForClasses; PCI Code and ID Assignment Specification).
 var modeNames = map[uint32]string{0x030000: "graphics", 0x030200: "compute"}
 
-// setMode sets the mode that all GPUs have in common.
+// setMode sets the mode, graphics or compute, that all GPUs have in common.
 func (l labelSet) setMode(gpus []gpu.Device, h Machine) {
 	mode := unknown
 	for i, d := range gpus {
-		one, known := modeNames[h.Class[d.PCI]]
-		if !known || i > 0 && one != mode {
+		modeName, known := modeNames[h.Classes[d.PCI]]
+		if !known || i > 0 && modeName != mode {
 			mode = unknown
 			break
 		}
-		mode = one
+		mode = modeName
 	}
 	l.set(prefix+"gpu.mode", mode)
 }

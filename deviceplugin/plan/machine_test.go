@@ -39,8 +39,8 @@ func TestMachineIsReadBelowTheRoot(t *testing.T) {
 		writeFile(t, dir, filepath.Join(host.PCIDevices, string(s.Devices[i].PCI), "class"), class)
 	}
 	h := readMachine(t, dir, "version: v1", s)
-	require.Equal(t, map[gpu.PCIAddress]uint32{s.Devices[0].PCI: 0x030200, s.Devices[1].PCI: 0x030000}, h.Class)
-	require.Equal(t, "Standard PC (Q35 + ICH9, 2009)", h.Machine)
+	require.Equal(t, map[gpu.PCIAddress]uint32{s.Devices[0].PCI: 0x030200, s.Devices[1].PCI: 0x030000}, h.Classes)
+	require.Equal(t, "Standard PC (Q35 + ICH9, 2009)", h.ProductName)
 
 	machine := func(text string) string {
 		n := labelInput(t, text, s)
@@ -60,5 +60,5 @@ func TestAHugeFileIsNotRead(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, host.PCIDevices), 0o755))
 	writeFile(t, dir, "sys/class/dmi/id/product_name", strings.Repeat("x", 1<<20))
-	require.Empty(t, readMachine(t, dir, "version: v1", gputest.Node("t4", 1)).Machine)
+	require.Empty(t, readMachine(t, dir, "version: v1", gputest.Node("t4", 1)).ProductName)
 }

@@ -22,7 +22,7 @@ type Plan struct {
 // Resource is a resource of the node with its devices, in the order of their
 // GPUs, MIG devices and replicas.
 type Resource struct {
-	Name    string
+	Name    string // "nvidia.com/gpu"
 	Devices []Device
 }
 
@@ -46,7 +46,7 @@ type LeftOut struct {
 	Product string
 	MIG     gpu.MIGDevice // zero: the whole GPU
 	Reason  gpu.Reason
-	Message string // what to do about it, one sentence
+	Message string // one sentence: why, and what to do about it
 }
 
 // UUID returns the UUID of the device, or "" if the driver does not report it.
@@ -75,19 +75,20 @@ const (
 	ReasonMPS         gpu.Reason = "MPSNotPossible"    // it is to be shared by MPS, which does not support it
 )
 
-// part is the GPU or MIG device behind one device.
+// part is a GPU, or a MIG device of it, before it gets a name and replicas.
 type part struct {
 	gpu     gpu.Device
-	mig     gpu.MIGDevice
-	present bool // the GPU is in the last snapshot
+	mig     gpu.MIGDevice // zero: the whole GPU
+	present bool          // the GPU is in the last snapshot
 }
 
 func (p part) isMIG() bool { return p.mig != gpu.MIGDevice{} }
 
-// isReadable reports whether the last snapshot has complete data of the GPU, above all
-// whether it is divided.
+// isReadable reports whether the last snapshot has the data of the GPU, among them whether it is
+// divided.
 func (p part) isReadable() bool { return p.present && p.gpu.Fault.Reason == "" }
 
+// leftOut returns the part as left out for a reason.
 func (p part) leftOut(reason gpu.Reason, format string, args ...any) LeftOut {
 	return LeftOut{
 		GPU: p.gpu.UUID, PCI: p.gpu.PCI, Index: p.gpu.Index, Product: p.gpu.Product, MIG: p.mig,
@@ -101,11 +102,12 @@ func (p part) leftOut(reason gpu.Reason, format string, args ...any) LeftOut {
 // The names are those of NVIDIA's device plugin (github.com/NVIDIA/k8s-device-plugin,
 // internal/rm/device_map.go, v0.20.0). Where NVIDIA's device plugin ends with an error for the
 // whole node because of one device that it cannot name, only that device is left out.
-// Unlike there, the keys resources, rename and devices of the file have an effect.
+// NVIDIA's device plugin ignores the keys resources, rename and devices of the file; here they
+// have an effect.
 func Compute(c *config.Config, s gpu.Snapshot, h health.State) Plan {
 	var plan Plan
 	parts := plan.listParts(c, s, h)
-	parts = plan.filter(c.Devices, parts)
+	parts = plan.filterSelected(c.Devices, parts)
 	if c.Flags.MIG() == config.MIGSingle {
 		parts = plan.requireUniform(parts)
 	}
@@ -119,11 +121,11 @@ func Compute(c *config.Config, s gpu.Snapshot, h health.State) Plan {
 	return plan
 }
 
-// listParts lists the GPUs, replacing those in MIG mode by their MIG devices. With the
-// strategy none MIG makes no difference, as in NVIDIA's device plugin.
+// listParts lists the GPUs, or instead of a GPU in MIG mode its MIG devices. With the strategy
+// none it lists all GPUs, as NVIDIA's device plugin does.
 func (p *Plan) listParts(c *config.Config, s gpu.Snapshot, h health.State) []part {
 	var parts []part
-	for _, whole := range gpus(s, h) {
+	for _, whole := range listGPUs(s, h) {
 		d := whole.gpu
 		switch {
 		case d.UUID == "":
@@ -134,21 +136,21 @@ func (p *Plan) listParts(c *config.Config, s gpu.Snapshot, h health.State) []par
 			p.LeftOut = append(p.LeftOut, whole.leftOut(ReasonNoMIGDevice, "in MIG mode and not divided; create MIG devices on it, or turn MIG mode off"))
 		default:
 			for _, m := range d.MIG {
-				one := part{gpu: d, mig: m, present: whole.present}
+				instance := part{gpu: d, mig: m, present: whole.present}
 				if m.UUID == "" {
-					p.LeftOut = append(p.LeftOut, one.leftOut(ReasonNoUUID, "the driver cannot say which MIG device this is; create it again"))
+					p.LeftOut = append(p.LeftOut, instance.leftOut(ReasonNoUUID, "the driver cannot say which MIG device this is; create it again"))
 					continue
 				}
-				parts = append(parts, one)
+				parts = append(parts, instance)
 			}
 		}
 	}
 	return parts
 }
 
-// gpus returns every GPU that health knows and the other GPUs of the snapshot, by
+// listGPUs returns every GPU that health knows and the other GPUs of the snapshot, by
 // index.
-func gpus(s gpu.Snapshot, h health.State) []part {
+func listGPUs(s gpu.Snapshot, h health.State) []part {
 	var all []part
 	known := map[gpu.UUID]bool{}
 	for _, g := range h.GPUs() {
@@ -166,8 +168,8 @@ func gpus(s gpu.Snapshot, h health.State) []part {
 	return all
 }
 
-// filter applies devices.include and devices.exclude.
-func (p *Plan) filter(d config.Devices, parts []part) []part {
+// filterSelected applies devices.include and devices.exclude.
+func (p *Plan) filterSelected(d config.Devices, parts []part) []part {
 	return slices.DeleteFunc(parts, func(one part) bool {
 		if s := matchingSelector(d.Exclude, one); s != "" {
 			p.LeftOut = append(p.LeftOut, one.leftOut(ReasonExcluded, "devices.exclude has %q", s))
@@ -227,25 +229,25 @@ func (p *Plan) requireUniform(parts []part) []part {
 	})
 }
 
-// group is the parts of one resource name.
-type group struct {
+// resourceGroup holds the parts with one resource name.
+type resourceGroup struct {
 	name  string
 	parts []part
 }
 
 // groupByName groups the parts by the name of their resource.
-func (p *Plan) groupByName(c *config.Config, parts []part) []group {
-	var groups []group
+func (p *Plan) groupByName(c *config.Config, parts []part) []resourceGroup {
+	var groups []resourceGroup
 	for _, one := range parts {
 		name := resourceName(c, one)
 		if name == "" {
-			p.LeftOut = append(p.LeftOut, noResource(one))
+			p.LeftOut = append(p.LeftOut, leftOutNoResource(one))
 			continue
 		}
-		i := slices.IndexFunc(groups, func(g group) bool { return g.name == name })
+		i := slices.IndexFunc(groups, func(g resourceGroup) bool { return g.name == name })
 		if i < 0 {
 			i = len(groups)
-			groups = append(groups, group{name: name})
+			groups = append(groups, resourceGroup{name: name})
 		}
 		groups[i].parts = append(groups[i].parts, one)
 	}
@@ -273,7 +275,8 @@ func resourceName(c *config.Config, one part) string {
 	return config.GPU
 }
 
-func noResource(one part) LeftOut {
+// leftOutNoResource returns a part as left out because no resource has it.
+func leftOutNoResource(one part) LeftOut {
 	if one.isMIG() {
 		return one.leftOut(ReasonNoResource, "profile %s has no resource of its own, since it is unknown or a part of a GPU instance; name one in resources.mig", one.mig.Profile)
 	}

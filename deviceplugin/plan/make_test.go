@@ -188,7 +188,7 @@ func TestLostGPUStaysListedAndAffectsNoOther(t *testing.T) {
 
 func TestPartsOfABrokenGPUAreUnhealthy(t *testing.T) {
 	s := divided([]string{"3g.40gb", "3g.40gb"}, []string{"3g.40gb"}, nil)
-	h := health.New(gpu.Fault{}).ApplySnapshot(s, now).Watching(now).ApplyEvent(gputest.XID(gputest.GPU(0), 79), now)
+	h := health.New(gpu.Fault{}).ApplySnapshot(s, now).SetAllWatched(now).ApplyEvent(gputest.XID(gputest.GPU(0), 79), now)
 	p := plan.Compute(configured(t, "flags: {migStrategy: mixed}\nsharing: {timeSlicing: {resources: [{name: mig-3g.40gb, replicas: 5}]}}"), s, h)
 	unhealthy := 0
 	for _, r := range p.Resources {

@@ -1,6 +1,6 @@
 // Package plan derives from a node's GPUs, their health and the configuration which
 // devices are advertised to the kubelet, under which names, and why some are left out.
-// It is pure.
+// It does no I/O.
 package plan
 
 import (

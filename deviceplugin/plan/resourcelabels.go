@@ -14,34 +14,37 @@ import (
 // and internal/lm/resource.go). All GPUs of one product are counted, divided or not.
 // Undivided ones come first, and only they can be shared.
 func (l labelSet) setGPUs(gpus []gpu.Device, n LabelInput) {
-	group := slices.DeleteFunc(slices.Clone(gpus), inMIGMode)
+	group := slices.DeleteFunc(slices.Clone(gpus), isInMIGMode)
 	share := sharing{strategy: "none"}
-	divided := len(group) == 0
-	if divided {
+	allInMIGMode := len(group) == 0
+	if allInMIGMode {
 		group = gpus
 	}
 	group = mostCommon(group)
 	d := group[0]
-	if !divided {
-		share = n.sharing(uuids(group))
+	if !allInMIGMode {
+		share = n.findSharing(listUUIDs(group))
 	}
-	l.setResource(gpuLabels, share, []string{d.Product}, count(gpus, d.Product))
+	l.setResource(gpuLabels, share, []string{d.Product}, countProduct(gpus, d.Product))
 	if mib := d.MemoryBytes >> 20; mib > 0 {
 		l.set(gpuLabels+".memory", mib)
 	}
 	if d.Compute.Major > 0 {
-		l.setAll(gpuLabels, map[string]any{"family": family(d.Compute), "compute.major": d.Compute.Major, "compute.minor": d.Compute.Minor})
+		l.setAll(gpuLabels, map[string]any{"family": architecture(d.Compute), "compute.major": d.Compute.Major, "compute.minor": d.Compute.Minor})
 	}
 }
 
 // mostCommon returns the GPUs of the product with the most GPUs, or of the first such
 // one.
 func mostCommon(gpus []gpu.Device) []gpu.Device {
-	first := slices.MaxFunc(gpus, func(a, b gpu.Device) int { return cmp.Compare(count(gpus, a.Product), count(gpus, b.Product)) })
+	first := slices.MaxFunc(gpus, func(a, b gpu.Device) int {
+		return cmp.Compare(countProduct(gpus, a.Product), countProduct(gpus, b.Product))
+	})
 	return slices.DeleteFunc(slices.Clone(gpus), func(d gpu.Device) bool { return d.Product != first.Product })
 }
 
-func count(gpus []gpu.Device, product string) int {
+// countProduct returns the number of GPUs of a product.
+func countProduct(gpus []gpu.Device, product string) int {
 	n := 0
 	for _, d := range gpus {
 		if d.Product == product {
@@ -51,7 +54,7 @@ func count(gpus []gpu.Device, product string) int {
 	return n
 }
 
-func uuids(gpus []gpu.Device) []gpu.UUID {
+func listUUIDs(gpus []gpu.Device) []gpu.UUID {
 	var ids []gpu.UUID
 	for _, d := range gpus {
 		ids = append(ids, d.UUID)
@@ -59,22 +62,22 @@ func uuids(gpus []gpu.Device) []gpu.UUID {
 	return ids
 }
 
-// family returns the architecture of a compute capability, with NVIDIA's names
-// (internal/lm/resource.go, getArchFamily). CUDA's list of GPUs has no 4.
-func family(c gpu.Compute) string {
+// architecture returns the name of the architecture of a compute capability
+// (internal/lm/resource.go, getArchFamily). CUDA's list of GPUs has no major version 4.
+func architecture(c gpu.Compute) string {
 	switch {
 	case c.Major == 7 && c.Minor < 5:
 		return "volta"
 	case c.Major == 8 && c.Minor >= 9:
 		return "ada-lovelace"
 	}
-	if name, known := families[c.Major]; known {
+	if name, known := architectures[c.Major]; known {
 		return name
 	}
 	return "undefined"
 }
 
-var families = map[int]string{
+var architectures = map[int]string{
 	1: "tesla", 2: "fermi", 3: "kepler", 5: "maxwell", 6: "pascal", 7: "turing", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "blackwell",
 }
 
@@ -84,11 +87,11 @@ var families = map[int]string{
 // without MIG devices is left out alone, not, as by NVIDIA's device plugin, with all others.
 func (l labelSet) setMIGSingle(gpus []gpu.Device, n LabelInput) {
 	groups := groupByProfile(gpus)
-	whole := slices.DeleteFunc(slices.Clone(gpus), inMIGMode)
+	whole := slices.DeleteFunc(slices.Clone(gpus), isInMIGMode)
 	switch {
 	case len(groups) == 0 && len(whole) > 0: // as with the strategy none
 	case len(groups) != 1 || len(whole) > 0:
-		i := slices.IndexFunc(gpus, inMIGMode)
+		i := slices.IndexFunc(gpus, isInMIGMode)
 		l.setResource(gpuLabels, sharing{}, []string{gpus[i].Product, "MIG", "INVALID"}, 0)
 		l.set(gpuLabels+".memory", 0)
 	default:
@@ -150,7 +153,7 @@ func (l labelSet) setMIG(resource string, group []labelPart, n LabelInput) {
 		ids, owners = append(ids, p.mig.UUID), append(owners, p.gpu)
 	}
 	m := group[0].mig
-	l.setResource(resource, n.sharing(ids), []string{mostCommon(owners)[0].Product, "MIG", dottedProfile(m.Profile)}, len(group))
+	l.setResource(resource, n.findSharing(ids), []string{mostCommon(owners)[0].Product, "MIG", dottedProfile(m.Profile)}, len(group))
 	delete(l, resource+".memory") // with the strategy single it was the whole GPU's
 	if mib := m.MemoryBytes >> 20; mib > 0 {
 		l.set(resource+".memory", mib)
@@ -172,14 +175,13 @@ func (l labelSet) setMIG(resource string, group []labelPart, n LabelInput) {
 // sharing describes how the devices of one kind are shared.
 type sharing struct {
 	strategy string // as in config.Sharing.Active; "": there is nothing to share
-	replicas int
-	renamed  bool // replicas have a name of their own, so that they must be requested explicitly
+	replicas int    // 1: not shared
+	renamed  bool   // replicas have a name of their own, so that they must be requested explicitly
 }
 
-// sharing returns how devices are shared. If the configuration shares them in several
-// ways, the largest number of replicas counts: those who avoid shared GPUs want to
-// avoid that device.
-func (n LabelInput) sharing(ids []gpu.UUID) sharing {
+// findSharing returns how the devices are shared. If they differ, the largest number of replicas
+// counts, since a label for all of them must not hide that one is shared.
+func (n LabelInput) findSharing(ids []gpu.UUID) sharing {
 	strategy, replicated := n.Config.Sharing.Active()
 	s := sharing{strategy: "none", replicas: 1, renamed: true}
 	for _, r := range n.Plan.Resources {

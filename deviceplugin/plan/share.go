@@ -16,9 +16,9 @@ import (
 // that the configuration enforces.
 const clientsBeforeVolta = 16
 
-// addResources adds the resources with their devices, sorted. A shared part gives
-// several devices.
-func (p *Plan) addResources(sharing config.Sharing, groups []group, h health.State) {
+// addResources adds the resources with their devices, sorted. A shared part becomes several
+// devices.
+func (p *Plan) addResources(sharing config.Sharing, groups []resourceGroup, h health.State) {
 	devices := map[string][]Device{}
 	strategy, replicated := sharing.Active()
 	for _, g := range groups {
@@ -39,7 +39,7 @@ func (p *Plan) addResources(sharing config.Sharing, groups []group, h health.Sta
 			if devices[name] == nil {
 				devices[name] = make([]Device, 0, r.Replicas*(len(g.parts)-n)) // usually the final size
 			}
-			devices[name] = replicate(devices[name], newDevice(one, h), r.Replicas)
+			devices[name] = appendReplicas(devices[name], newDevice(one, h), r.Replicas)
 		}
 	}
 	for name, list := range devices {
@@ -80,7 +80,7 @@ func isReplicated(d config.Replicable, one part, n int) bool {
 	return slices.Contains(d.List, string(whole.UUID())) || slices.Contains(d.List, whole.IndexID())
 }
 
-// mpsObstacle returns why MPS cannot share a part, or "" if it can.
+// mpsObstacle returns why MPS cannot share a part, or "" if it can or need not.
 func mpsObstacle(strategy string, r config.ReplicatedResource, one part) string {
 	compute := one.gpu.Compute
 	switch {
@@ -93,8 +93,9 @@ func mpsObstacle(strategy string, r config.ReplicatedResource, one part) string 
 	return ""
 }
 
-// replicate adds n replicas of a device, with NVIDIA's IDs.
-func replicate(all []Device, d Device, n int) []Device {
+// appendReplicas adds n replicas of a device. Their IDs have the form of NVIDIA's device plugin:
+// the device's ID, "::" and a number.
+func appendReplicas(all []Device, d Device, n int) []Device {
 	id := d.ID
 	for i := range n {
 		d.ID, d.Replica, d.Replicas = id+"::"+strconv.Itoa(i), i, n

@@ -32,7 +32,7 @@ func (p *Plugin) watchGPUs(ctx context.Context) error {
 	p.cfg.Driver = place
 	wasUsed := false
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		opened, err := driver.Wait(ctx, p.cfg.Driver, p.openDriver, func(err error) bool { return p.isRetryable(err, wasUsed) }, p.reportAbsence)
+		opened, err := driver.WaitOpen(ctx, p.cfg.Driver, p.openDriver, func(err error) bool { return p.isRetryable(err, wasUsed) }, p.reportAbsence)
 		if err != nil {
 			return p.recordOpenError(ctx, err)
 		}
@@ -133,7 +133,7 @@ func (p *Plugin) watchDriver(process context.Context, o Opened) error {
 			if o.Root == driver.Containerised {
 				place.Root = o.Root // a library elsewhere belongs to another driver or is a copy
 			}
-			switch err := driver.Replaced(ctx, place, o.Library); {
+			switch err := driver.WaitReplaced(ctx, place, o.Library); {
 			case err == nil:
 				cancel(fmt.Errorf("%w: %s", ErrReplaced, o.Library.Path))
 			case ctx.Err() == nil:
@@ -253,7 +253,7 @@ func (p *Plugin) setUnwatchable(err error) {
 // isUnloaded reports whether an error means that the driver's kernel module is gone. Without
 // access to its device nodes the driver's library returns the same error.
 func (p *Plugin) isUnloaded(err error) bool {
-	return errors.Is(err, gpu.ErrNoDriver) && !driver.Loaded(p.cfg.HostRoot)
+	return errors.Is(err, gpu.ErrNoDriver) && !driver.IsModuleLoaded(p.cfg.HostRoot)
 }
 
 // reportAbsence records and logs why there is no driver, once for each reason.

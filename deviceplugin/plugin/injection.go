@@ -79,7 +79,7 @@ func (p *Plugin) openDriver() (Opened, error) {
 	}
 	place := p.cfg.Driver
 	if place.Root == "" && (s.Driver == nil || s.Driver.Root == driver.Containerised) && s.Phase != nodestate.Failed {
-		place.Root, place.Only = driver.Containerised, true
+		place.Root, place.RootOnly = driver.Containerised, true
 	}
 	opened, err := p.cfg.Open(place)
 	if err == nil && opened.Root == "/" && s.Driver != nil {

@@ -170,7 +170,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		p.endStart()
 	})
 	if cfg.Injected != "" {
-		p.cfg.Driver.Also = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
+		p.cfg.Driver.MoreFiles = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
 	p.state = state{kubeletSocket: cfg.KubeletSocket, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
 	p.restoreState()

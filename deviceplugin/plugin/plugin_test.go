@@ -289,7 +289,7 @@ func TestApplicationXIDsChangeNothing(t *testing.T) {
 
 func TestQuietGPURecovers(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
-	n.cfg.Settings.Health = health.DefaultPolicy().With(health.Changes{Quiet: 50 * time.Millisecond})
+	n.cfg.Settings.Health = health.DefaultPolicy().With(health.Changes{QuietPeriod: 50 * time.Millisecond})
 	n.start()
 	n.wait(8)
 	n.source.Emit(gputest.XID(gputest.GPU(1), 48))
@@ -333,7 +333,7 @@ func TestXIDDuringAProbeFailsIt(t *testing.T) {
 	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
 	source := &xidSource{reopenable: reopenable{n.source}, log: n.log}
 	n.cfg.Open = func(driver.Place) (plugin.Opened, error) { return plugin.Opened{Source: source, Root: "/driver"}, nil }
-	n.cfg.Settings.Health = health.DefaultPolicy().With(health.Changes{Quiet: time.Second})
+	n.cfg.Settings.Health = health.DefaultPolicy().With(health.Changes{QuietPeriod: time.Second})
 	n.start()
 	n.wait(8)
 	n.source.Emit(gputest.XID(gputest.GPU(1), 94))

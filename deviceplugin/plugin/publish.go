@@ -93,7 +93,7 @@ func failureReason(err error) gpu.Reason {
 func (p *Plugin) storeState() {
 	s := p.state.stateFile(p.boot)
 	p.updateMetrics(s)
-	if len(p.state.plan.Resources) == 0 && p.state.health.Doubt().Reason != "" {
+	if len(p.state.plan.Resources) == 0 && p.state.health.LostRecord().Reason != "" {
 		// Keep the file of the last process. It could not be read, which makes every GPU
 		// unhealthy; overwriting it would lose that fact.
 		return

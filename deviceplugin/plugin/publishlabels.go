@@ -35,7 +35,7 @@ type labelPublisher struct {
 func (p *labelPublisher) Publish(n plan.LabelInput, known bool) map[string]string {
 	if known {
 		n.Machine = p.readMachine(n.Config, n.Snapshot)
-		n.Machine.Start = p.Started
+		n.Machine.Started = p.Started
 		p.Labels = plan.Labels(n)
 	}
 	if p.NFDDir == "" {

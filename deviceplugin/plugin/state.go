@@ -101,7 +101,7 @@ func driverFound(snap gpu.Snapshot, root string, watched bool) fact {
 		s.absent = nil
 		s.setSnapshot(snap, root, at)
 		if watched {
-			s.health = s.health.Watching(at)
+			s.health = s.health.SetAllWatched(at)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, b
 	return func(s *state, at time.Time) {
 		// The plugin may not run programs on a GPU. Its probe is that the GPU can be
 		// read completely and shows no fault.
-		for _, id := range s.health.Due(began) {
+		for _, id := range s.health.DueProbes(began) {
 			s.health = s.health.ApplyProbe(health.Probe{ID: id, Began: began, Passed: isHealthy(snap, pending, id)}, at)
 		}
 		s.setSnapshot(snap, root, at)
@@ -141,7 +141,7 @@ func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, b
 		}
 		for _, d := range snap.Devices {
 			if reportedChanged[d.UUID] && d.Fault.Reason == "" {
-				s.health = s.health.Watched(d.UUID, at)
+				s.health = s.health.SetWatched(d.UUID, at)
 			}
 		}
 	}

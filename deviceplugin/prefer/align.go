@@ -2,10 +2,10 @@ package prefer
 
 import "slices"
 
-// align picks need devices of the known GPUs so that the GPUs are near to each other:
-// one of each while that is enough, then a second of each, and so on. Only the last
-// round does not need every GPU, so only that one is searched.
-func (q *request) align(need int) {
+// pickAligned picks need devices of the known GPUs so that the GPUs are near to each other: one of
+// each GPU while that is enough, then a second of each, and so on. Every round but the last takes
+// all GPUs, so only the last needs a search.
+func (q *request) pickAligned(need int) {
 	for round := 1; need > 0; round++ {
 		var picked, candidates []int
 		for g := range q.known {
@@ -17,7 +17,7 @@ func (q *request) align(need int) {
 			}
 		}
 		if len(candidates) > need {
-			candidates = q.nearest(picked, candidates, need)
+			candidates = q.chooseNearest(picked, candidates, need)
 		}
 		for _, g := range candidates {
 			q.pick(g)
@@ -26,13 +26,14 @@ func (q *request) align(need int) {
 	}
 }
 
-// nearest chooses need of the candidates, given the GPUs that the container has.
-func (q *request) nearest(picked, candidates []int, need int) []int {
-	slices.SortStableFunc(candidates, q.order)
-	p := q.pool(picked, candidates)
-	positions := exact
-	if p.n > maxExact {
-		positions = grow
+// chooseNearest returns need of the candidate GPUs, near to each other and to the GPUs that are
+// picked already. It sorts candidates.
+func (q *request) chooseNearest(picked, candidates []int, need int) []int {
+	slices.SortStableFunc(candidates, q.compareEquallyNear)
+	p := q.newPool(picked, candidates)
+	positions := searchExact
+	if p.size > maxExact {
+		positions = searchGreedy
 	}
 	var chosen []int
 	for _, i := range positions(p, need) {
@@ -41,16 +42,16 @@ func (q *request) nearest(picked, candidates []int, need int) []int {
 	return chosen
 }
 
-// order compares two GPUs that are equally near. The better one has devices that remain
-// after a pick, or is less used.
-func (q *request) order(a, b int) int {
-	if more := q.remains(a) - q.remains(b); more != 0 {
+// compareEquallyNear orders two GPUs that are equally near. The one with devices left after a pick
+// comes first, then the less used one.
+func (q *request) compareEquallyNear(a, b int) int {
+	if more := q.hasRemaining(a) - q.hasRemaining(b); more != 0 {
 		return -more
 	}
 	return q.used[a] - q.used[b]
 }
 
-// remains is 1 for a GPU that has devices left after a pick.
-func (q *request) remains(g int) int {
+// hasRemaining returns 1 for a GPU that has devices left after a pick, else 0 or less.
+func (q *request) hasRemaining(g int) int {
 	return min(q.gpus[g].total-q.used[g]-1, 1)
 }

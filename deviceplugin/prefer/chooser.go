@@ -36,10 +36,9 @@ type Options struct {
 
 // Device is one device as the kubelet counts them: a GPU, a MIG device or a replica.
 type Device struct {
-	ID  string
-	GPU gpu.UUID // the physical GPU behind it
-	// LastResort means that the device is chosen only as a last resort: it is unhealthy.
-	LastResort bool
+	ID         string
+	GPU        gpu.UUID // the physical GPU behind it
+	LastResort bool     // choose it only if no other device is left: it is unhealthy
 }
 
 // Chooser chooses devices of a resource. It is never changed and may be used
@@ -50,13 +49,14 @@ type Chooser struct {
 	devices  []device       // grouped by GPU, in the order of New
 	indexOf  map[string]int // position of a device in devices
 	gpus     []physical     // in the order of the topology; unknown ones come last
-	known    int            // number of gpus in the topology
+	known    int            // number of gpus that are in the topology
 }
 
+// device is a Device with its GPU by position.
 type device struct {
-	id   string
-	gpu  int // a position in gpus
-	late bool
+	id         string
+	gpu        int // position in gpus
+	lastResort bool
 }
 
 // physical is a GPU and the range of its devices.
@@ -66,8 +66,8 @@ type physical struct {
 	first, total int // in devices
 }
 
-// New returns a Chooser for the devices of one resource. A device whose GPU is not in
-// the topology, because it was lost, is late too.
+// New returns a Chooser for the devices of one resource. A device whose GPU is not in the
+// topology, because it was lost, is a last resort too.
 func New(t *Topology, devices []Device, o Options) *Chooser {
 	c := &Chooser{topology: t, options: o, indexOf: make(map[string]int, len(devices))}
 	parts := map[gpu.UUID][]device{}
@@ -76,7 +76,7 @@ func New(t *Topology, devices []Device, o Options) *Chooser {
 		if !seen[d.ID] {
 			seen[d.ID] = true
 			_, known := t.index[d.GPU]
-			parts[d.GPU] = append(parts[d.GPU], device{id: d.ID, late: d.LastResort || !known})
+			parts[d.GPU] = append(parts[d.GPU], device{id: d.ID, lastResort: d.LastResort || !known})
 		}
 	}
 	for id := range parts {
@@ -113,21 +113,21 @@ func New(t *Topology, devices []Device, o Options) *Chooser {
 // a last resort. The result is in the order of the GPUs.
 func (c *Chooser) Prefer(available, include []string, size int) ([]string, error) {
 	q := c.newRequest(available, include)
-	if size < q.included || size > q.included+q.free {
-		return nil, fmt.Errorf("cannot choose %d devices, %d of them to be included, from %d available ones", size, q.included, q.included+q.free)
+	if size < q.includedCount || size > q.includedCount+q.freeCount {
+		return nil, fmt.Errorf("cannot choose %d devices, %d of them to be included, from %d available ones", size, q.includedCount, q.includedCount+q.freeCount)
 	}
 	if c.options.Strict {
 		if err := q.limitToOnePerGPU(size); err != nil {
 			return nil, err
 		}
 	}
-	need := size - q.included
-	late := max(need-q.countPickable(), 0)
+	need := size - q.includedCount
+	lastResorts := max(need-q.countPickable(), 0)
 	if c.options.Policy == Aligned {
-		q.align(need - late)
+		q.pickAligned(need - lastResorts)
 	} else {
-		q.share(need - late)
+		q.pickShared(need - lastResorts)
 	}
-	q.addLate(late)
+	q.addLastResorts(lastResorts)
 	return q.deviceIDs(), nil
 }

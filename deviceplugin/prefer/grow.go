@@ -1,88 +1,89 @@
 package prefer
 
-// growth is a set that is improved step by step, for pools with too many GPUs to try
-// every set.
-type growth struct {
+// greedySet is a set of GPUs of a pool that is improved step by step.
+type greedySet struct {
 	*pool
-	in    []bool
-	gain  []int // score of each with the set and what the container has
-	all   []int // score of each with the whole pool
-	score int
-	cut   int // sum of all: the higher, the more links to remaining GPUs are cut
-	load  int
+	isIn       []bool // by position in the pool
+	gain       []int  // score of each GPU with the set and the container's GPUs
+	totalScore []int  // score of each GPU with the whole pool
+	score      int
+	cutScore   int // sum of totalScore over the set: the higher, the more links to the remaining GPUs are lost
+	load       int
 }
 
-// grow returns a good set, which need not be the best. It grows one from each GPU,
-// always adding the GPU nearest to the set. Then it swaps a GPU of the set for one
-// outside while that is an improvement, so it terminates. It returns the best of these
-// sets. 32 GPUs take a millisecond or two where no link is like another, 64 a tenth of
-// a second.
-func grow(p pool, need int) []int {
-	all := make([]int, p.n)
+// searchGreedy returns a good set of need GPUs, which need not be the best. It is for pools with
+// too many GPUs to try every set. From each GPU it grows a set, always adding the GPU nearest to
+// it. Then it swaps a GPU of the set for one outside as long as that is an improvement. It returns
+// the best of these sets. If no two links are equal, 32 GPUs take one or two milliseconds, 64 a
+// tenth of a second.
+func searchGreedy(p pool, need int) []int {
+	totals := make([]int, p.size)
 	for i, row := range p.score {
 		for _, score := range row {
-			all[i] += score
+			totals[i] += score
 		}
 	}
-	var best *growth
-	for seed := range p.n {
-		g := &growth{pool: &p, in: make([]bool, p.n), gain: append([]int(nil), p.base...), all: all}
+	var best *greedySet
+	for seed := range p.size {
+		g := &greedySet{pool: &p, isIn: make([]bool, p.size), gain: append([]int(nil), p.baseScore...), totalScore: totals}
 		g.add(seed)
 		for range need - 1 {
 			next := -1
-			for i, in := range g.in {
-				if !in && (next < 0 || g.betterToAdd(i, next)) {
+			for i, isIn := range g.isIn {
+				if !isIn && (next < 0 || g.isBetterToAdd(i, next)) {
 					next = i
 				}
 			}
 			g.add(next)
 		}
-		for g.swap() {
+		for g.swapOnce() {
 		}
-		if best == nil || g.before(best) {
+		if best == nil || g.isBetterThan(best) {
 			best = g
 		}
 	}
 	var chosen []int
-	for i, in := range best.in {
-		if in {
+	for i, isIn := range best.isIn {
+		if isIn {
 			chosen = append(chosen, i)
 		}
 	}
 	return chosen
 }
 
-func (g *growth) add(i int)    { g.move(i, true, 1) }
-func (g *growth) remove(i int) { g.move(i, false, -1) }
+func (g *greedySet) add(i int)    { g.move(i, true, 1) }
+func (g *greedySet) remove(i int) { g.move(i, false, -1) }
 
-func (g *growth) move(i int, in bool, sign int) {
-	g.in[i] = in
+// move adds GPU i to the set (isIn, sign 1) or removes it (not isIn, sign -1).
+func (g *greedySet) move(i int, in bool, sign int) {
+	g.isIn[i] = in
 	g.score += sign * g.gain[i]
-	g.cut += sign * g.all[i]
+	g.cutScore += sign * g.totalScore[i]
 	g.load += sign * g.pool.load[i]
 	for j, score := range g.pool.score[i] {
 		g.gain[j] += sign * score
 	}
 }
 
-// betterToAdd reports whether adding i is better than adding j.
-func (g *growth) betterToAdd(i, j int) bool {
-	return less([3]int{-g.gain[i], g.all[i], g.pool.load[i]}, [3]int{-g.gain[j], g.all[j], g.pool.load[j]})
+// isBetterToAdd reports whether adding i is better than adding j.
+func (g *greedySet) isBetterToAdd(i, j int) bool {
+	return isLess([3]int{-g.gain[i], g.totalScore[i], g.pool.load[i]}, [3]int{-g.gain[j], g.totalScore[j], g.pool.load[j]})
 }
 
-func (g *growth) before(o *growth) bool {
-	return less([3]int{-g.score, g.cut, g.load}, [3]int{-o.score, o.cut, o.load})
+// isBetterThan reports whether the set is better than o.
+func (g *greedySet) isBetterThan(o *greedySet) bool {
+	return isLess([3]int{-g.score, g.cutScore, g.load}, [3]int{-o.score, o.cutScore, o.load})
 }
 
-// swap makes the first swap that is an improvement, and reports whether there was one.
-func (g *growth) swap() bool {
-	for out, in := range g.in {
+// swapOnce does the first swap that is an improvement. It reports false if there is none.
+func (g *greedySet) swapOnce() bool {
+	for out, in := range g.isIn {
 		if !in {
 			continue
 		}
 		g.remove(out)
-		for i, in := range g.in {
-			if !in && i != out && g.betterToAdd(i, out) {
+		for i, in := range g.isIn {
+			if !in && i != out && g.isBetterToAdd(i, out) {
 				g.add(i)
 				return true
 			}
@@ -92,7 +93,8 @@ func (g *growth) swap() bool {
 	return false
 }
 
-func less(a, b [3]int) bool {
+// isLess compares a and b item by item.
+func isLess(a, b [3]int) bool {
 	for i := range a {
 		if a[i] != b[i] {
 			return a[i] < b[i]

@@ -5,18 +5,18 @@ import (
 	"slices"
 )
 
-// request is one request, by GPU: how much of each is free, and how much of it the
+// request is one request for devices while it is computed: which devices are free, and which the
 // container gets.
 type request struct {
 	*Chooser
-	free, included int // devices
+	freeCount, includedCount int // numbers of devices
 
-	open   []bool // by device: available and not chosen
-	chosen []bool // by device
-	stock  []int  // by GPU: devices that can be picked; late ones do not count
-	picks  []int  // by GPU: devices that the container gets
-	used   []int  // by GPU: devices that are not free, including those of the container
-	next   []int  // by GPU: first device to consider for the next pick
+	available  []bool // by device: free and not chosen
+	chosen     []bool // by device
+	stock      []int  // by GPU: number of devices that can be picked, without last resorts
+	picks      []int  // by GPU: number of devices that the container gets
+	used       []int  // by GPU: number of devices that are not free, those of the container included
+	nextDevice []int  // by GPU: device from which to search for the next pick
 
 	unknownIncluded []string // unknown devices to include
 	unknownFree     []string // unknown available devices
@@ -27,12 +27,12 @@ func (c *Chooser) newRequest(available, include []string) *request {
 	n, d := len(c.gpus), len(c.devices)
 	counts, marks := make([]int, 4*n), make([]bool, 2*d)
 	q := &request{
-		Chooser: c,
-		open:    marks[:d], chosen: marks[d:],
-		stock: counts[:n], picks: counts[n : 2*n], used: counts[2*n : 3*n], next: counts[3*n:],
+		Chooser:   c,
+		available: marks[:d], chosen: marks[d:],
+		stock: counts[:n], picks: counts[n : 2*n], used: counts[2*n : 3*n], nextDevice: counts[3*n:],
 	}
 	for g, p := range c.gpus {
-		q.used[g], q.next[g] = p.total, p.first
+		q.used[g], q.nextDevice[g] = p.total, p.first
 	}
 	for _, id := range include {
 		d, known := c.indexOf[id]
@@ -42,7 +42,7 @@ func (c *Chooser) newRequest(available, include []string) *request {
 		case !q.chosen[d]:
 			q.chosen[d] = true
 			q.picks[c.devices[d].gpu]++
-			q.included++
+			q.includedCount++
 		}
 	}
 	for _, id := range available {
@@ -50,26 +50,27 @@ func (c *Chooser) newRequest(available, include []string) *request {
 		switch {
 		case !known:
 			q.unknownFree = append(q.unknownFree, id)
-		case !q.chosen[d] && !q.open[d]:
-			q.open[d] = true
-			q.free++
-			if !c.devices[d].late {
+		case !q.chosen[d] && !q.available[d]:
+			q.available[d] = true
+			q.freeCount++
+			if !c.devices[d].lastResort {
 				q.stock[c.devices[d].gpu]++
 				q.used[c.devices[d].gpu]--
 			}
 		}
 	}
-	q.unknownIncluded = distinct(q.unknownIncluded)
-	q.included += len(q.unknownIncluded)
-	q.unknownFree = slices.DeleteFunc(distinct(q.unknownFree), func(id string) bool {
-		_, given := slices.BinarySearch(q.unknownIncluded, id)
-		return given
+	q.unknownIncluded = sortDistinct(q.unknownIncluded)
+	q.includedCount += len(q.unknownIncluded)
+	q.unknownFree = slices.DeleteFunc(sortDistinct(q.unknownFree), func(id string) bool {
+		_, isIncluded := slices.BinarySearch(q.unknownIncluded, id)
+		return isIncluded
 	})
-	q.free += len(q.unknownFree)
+	q.freeCount += len(q.unknownFree)
 	return q
 }
 
-func distinct(ids []string) []string {
+// sortDistinct sorts the IDs and removes repeated ones.
+func sortDistinct(ids []string) []string {
 	slices.Sort(ids)
 	return slices.Compact(ids)
 }
@@ -83,7 +84,7 @@ func (q *request) limitToOnePerGPU(size int) error {
 			return fmt.Errorf("%d of the devices to include are parts of %s, and a container gets only one of each GPU", q.picks[g], p.id)
 		}
 		q.stock[g] = min(q.stock[g], 1-q.picks[g])
-		if q.picks[g] > 0 || slices.Contains(q.open[p.first:p.first+p.total], true) {
+		if q.picks[g] > 0 || slices.Contains(q.available[p.first:p.first+p.total], true) {
 			gpus++
 		}
 	}
@@ -104,21 +105,21 @@ func (q *request) countPickable() int {
 
 // pick chooses the first pickable device of a GPU.
 func (q *request) pick(g int) {
-	for !q.open[q.next[g]] || q.devices[q.next[g]].late {
-		q.next[g]++
+	for !q.available[q.nextDevice[g]] || q.devices[q.nextDevice[g]].lastResort {
+		q.nextDevice[g]++
 	}
-	q.chosen[q.next[g]] = true
-	q.next[g]++
+	q.chosen[q.nextDevice[g]] = true
+	q.nextDevice[g]++
 	q.picks[g]++
 	q.used[g]++
 	q.stock[g]--
 }
 
-// addLate chooses need more devices: first late ones, then unknown ones.
-func (q *request) addLate(need int) {
+// addLastResorts chooses need more devices: first last resorts, then unknown ones.
+func (q *request) addLastResorts(need int) {
 	for d := range q.devices {
 		g := q.devices[d].gpu
-		if need == 0 || !q.open[d] || !q.devices[d].late || q.options.Strict && q.picks[g] > 0 {
+		if need == 0 || !q.available[d] || !q.devices[d].lastResort || q.options.Strict && q.picks[g] > 0 {
 			continue
 		}
 		q.chosen[d] = true

@@ -23,16 +23,16 @@ func (c *Chooser) Rate(ids []string) (ratio float64, ok bool) {
 	if c.options.Policy != Aligned || len(gpus) < 2 {
 		return 0, false
 	}
-	best := c.topology.bestScores.lookup(c, len(gpus))
+	best := c.topology.bestScores.lookUpBest(c, len(gpus))
 	if best == 0 {
 		return 0, false
 	}
-	// For very many GPUs the best score is not exact (see grow).
-	return min(float64(c.sum(gpus))/float64(best), 1), true
+	// For very many GPUs the best score is not exact (see searchGreedy).
+	return min(float64(c.sumScores(gpus))/float64(best), 1), true
 }
 
-// sum returns the score of a set of known GPUs.
-func (c *Chooser) sum(gpus []int) int {
+// sumScores returns the score of a set of known GPUs.
+func (c *Chooser) sumScores(gpus []int) int {
 	sum := 0
 	for n, i := range gpus {
 		for _, j := range gpus[:n] {
@@ -45,16 +45,17 @@ func (c *Chooser) sum(gpus []int) int {
 // bestScores caches the best score for a number of GPUs.
 type bestScores struct {
 	mu    sync.Mutex
-	known map[bestKey]int
+	known map[bestKey]int // found so far
 }
 
-// bestKey is a number of GPUs to choose from those at these positions.
+// bestKey identifies a search: how many GPUs to choose from those at some positions.
 type bestKey struct {
-	positions string // one rune each
+	positions string // of the topology, one rune each
 	number    int
 }
 
-func (b *bestScores) lookup(c *Chooser, number int) int {
+// lookUpBest returns the best score of a number of c's GPUs, searching it the first time.
+func (b *bestScores) lookUpBest(c *Chooser, number int) int {
 	positions := make([]rune, c.known)
 	for g := range positions {
 		positions[g] = rune(c.gpus[g].position)
@@ -73,7 +74,7 @@ func (b *bestScores) lookup(c *Chooser, number int) int {
 	return best
 }
 
-// bestScore returns the highest score of that many of the known GPUs.
+// bestScore searches the highest score of a number of the known GPUs.
 func (c *Chooser) bestScore(number int) int {
 	all := make([]int, c.known)
 	for g := range all {
@@ -81,7 +82,7 @@ func (c *Chooser) bestScore(number int) int {
 	}
 	if number < len(all) {
 		q := c.newRequest(nil, nil)
-		all = q.nearest(nil, all, number)
+		all = q.chooseNearest(nil, all, number)
 	}
-	return c.sum(all)
+	return c.sumScores(all)
 }

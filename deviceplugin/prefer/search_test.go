@@ -17,23 +17,23 @@ import (
 // first, then lower load.
 func shared(t *rapid.T) pool {
 	n := rapid.IntRange(2, 8).Draw(t, "gpus")
-	p := pool{n: n, score: square(n), rank: square(n), ranks: 3, base: make([]int, n), load: make([]int, n), more: make([]bool, n)}
+	p := pool{size: n, score: newSquare(n), rank: newSquare(n), ranks: 3, baseScore: make([]int, n), load: make([]int, n), hasMore: make([]bool, n)}
 	high := rapid.IntRange(0, p.ranks-1).Draw(t, "high")
 	for i := range n {
-		p.more[i] = rapid.Bool().Draw(t, "more")
+		p.hasMore[i] = rapid.Bool().Draw(t, "more")
 		p.load[i] = rapid.IntRange(0, 3).Draw(t, "load")
-		p.base[i] = rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "base")
+		p.baseScore[i] = rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "base")
 		for j := range i {
 			rank := rapid.IntRange(0, high).Draw(t, "rank")
 			p.score[i][j], p.score[j][i] = rank, rank
 			p.rank[i][j], p.rank[j][i] = rank, rank
-			p.high = max(p.high, rank)
+			p.maxScore = max(p.maxScore, rank)
 		}
 	}
-	slices.SortFunc(p.more, func(a, b bool) int { return worth(b) - worth(a) })
+	slices.SortFunc(p.hasMore, func(a, b bool) int { return worth(b) - worth(a) })
 	for first := 0; first < n; {
 		last := first
-		for last < n && p.more[last] == p.more[first] {
+		for last < n && p.hasMore[last] == p.hasMore[first] {
 			last++
 		}
 		slices.Sort(p.load[first:last])
@@ -54,33 +54,33 @@ func worth(b bool) int {
 func TestNoSetOfSharedGPUsIsBetterThanTheOneFound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := shared(t)
-		need := rapid.IntRange(1, p.n-1).Draw(t, "need")
+		need := rapid.IntRange(1, p.size-1).Draw(t, "need")
 		chosen := set(0)
-		for _, i := range exact(p, need) {
+		for _, i := range searchExact(p, need) {
 			chosen = chosen.with(i)
 		}
 		s := &search{pool: p}
-		for i, more := range p.more {
+		for i, more := range p.hasMore {
 			if more {
 				s.remains = s.remains.with(i)
 			}
 		}
 		value := func(picked set) []int {
 			score := 0
-			for i := range p.n {
+			for i := range p.size {
 				for j := range i {
 					if picked.has(i) && picked.has(j) {
 						score += p.score[i][j]
 					}
 				}
 				if picked.has(i) {
-					score += p.base[i]
+					score += p.baseScore[i]
 				}
 			}
-			return append(append([]int{score}, s.countRemaining(picked, nil)...), -s.sum(picked))
+			return append(append([]int{score}, s.countRemaining(picked, nil)...), -s.sumLoads(picked))
 		}
 		found := value(chosen)
-		for picked := range set(1) << p.n {
+		for picked := range set(1) << p.size {
 			if bits.OnesCount16(uint16(picked)) == need {
 				require.LessOrEqual(t, slices.Compare(value(picked), found), 0, "%b rather than %b", picked, chosen)
 			}

@@ -1,10 +1,10 @@
 // Package prefer chooses which of the available devices a container gets: near to each
 // other, packed, or spread out.
 //
-// Everything that a choice needs is prepared. A Topology is built once for a snapshot
-// and holds how near each two GPUs are. A Chooser is built once for the devices of a
-// resource and knows the GPU behind each. A request then needs only lookups: no NVML,
-// no lock, and the same response whatever the order of its devices.
+// The data that a choice needs are prepared in advance. A Topology is built once for a snapshot
+// and holds how near each two GPUs are. A Chooser is built once for the devices of a resource and
+// knows the GPU of each. A request then needs neither NVML nor a lock, and its result does not
+// depend on the order of the devices.
 package prefer
 
 import (
@@ -19,13 +19,13 @@ import (
 type Topology struct {
 	index map[gpu.UUID]int // position in score and rank: the order of the snapshot
 	score [][]int          // of each two GPUs; 0 on the diagonal
-	rank  [][]int          // place of their score among all, 0 is the lowest
-	ranks int
+	rank  [][]int          // rank of their score among all scores of the node; 0 is the lowest
+	ranks int              // number of different ranks
 
-	bestScores bestScores // caches each search
+	bestScores bestScores // cache of Chooser.Rate
 }
 
-// Equal reports whether both have the same GPUs, equally near to each other.
+// Equal reports whether t and o have the same GPUs, equally near to each other.
 func (t *Topology) Equal(o *Topology) bool {
 	return maps.Equal(t.index, o.index) && slices.EqualFunc(t.score, o.score, slices.Equal[[]int])
 }
@@ -43,7 +43,7 @@ const (
 // lead nowhere.
 func NewTopology(s gpu.Snapshot) *Topology {
 	n := len(s.Devices)
-	t := &Topology{index: make(map[gpu.UUID]int, n), score: square(n), rank: square(n)}
+	t := &Topology{index: make(map[gpu.UUID]int, n), score: newSquare(n), rank: newSquare(n)}
 	for i, d := range s.Devices {
 		if _, twice := t.index[d.UUID]; d.UUID != "" && !twice {
 			t.index[d.UUID] = i
@@ -51,26 +51,26 @@ func NewTopology(s gpu.Snapshot) *Topology {
 	}
 	for i, d := range s.Devices {
 		for j, e := range s.Devices[:i] {
-			t.score[i][j] = scoreStep * int(level(gpu.Link{}, d, e))
+			t.score[i][j] = scoreStep * int(pcieLevel(gpu.Link{}, d, e))
 			t.score[j][i] = t.score[i][j]
 		}
 	}
 	for _, l := range s.Links {
-		i, a := t.index[l.A]
-		j, b := t.index[l.B]
-		if !a || !b || i == j {
+		i, hasA := t.index[l.A]
+		j, hasB := t.index[l.B]
+		if !hasA || !hasB || i == j {
 			continue
 		}
-		t.score[i][j] = scoreLane*max(l.Lanes, 0) + scoreStep*int(level(l, s.Devices[i], s.Devices[j]))
+		t.score[i][j] = scoreLane*max(l.Lanes, 0) + scoreStep*int(pcieLevel(l, s.Devices[i], s.Devices[j]))
 		t.score[j][i] = t.score[i][j]
 	}
-	t.order()
+	t.rankScores()
 	return t
 }
 
-// level returns the PCIe level between two GPUs. An NVLink or an unreadable link does
+// pcieLevel returns the PCIe level between two GPUs. An NVLink or an unreadable link does
 // not have it; then their NUMA nodes determine it.
-func level(l gpu.Link, a, b gpu.Device) gpu.LinkKind {
+func pcieLevel(l gpu.Link, a, b gpu.Device) gpu.LinkKind {
 	switch {
 	case l.Kind > gpu.LinkUnknown && l.Kind < gpu.LinkNVLink:
 		return l.Kind
@@ -82,8 +82,8 @@ func level(l gpu.Link, a, b gpu.Device) gpu.LinkKind {
 	return gpu.LinkSystem
 }
 
-// order gives each score its rank.
-func (t *Topology) order() {
+// rankScores sets rank and ranks.
+func (t *Topology) rankScores() {
 	var all []int
 	for i, row := range t.score {
 		all = append(all, row[:i]...)
@@ -100,7 +100,8 @@ func (t *Topology) order() {
 	}
 }
 
-func square(n int) [][]int {
+// newSquare returns a matrix of n rows and n columns.
+func newSquare(n int) [][]int {
 	rows, cells := make([][]int, n), make([]int, n*n)
 	for i := range rows {
 		rows[i] = cells[i*n : (i+1)*n : (i+1)*n]

@@ -174,7 +174,7 @@ func TestXIDPolicyFromFileAndVariables(t *testing.T) {
 	require.Equal(t, gpu.RecoveryNever, o.Policy.Rule(79).Recovery)
 	require.Equal(t, gpu.ActionUnhealthy, o.Policy.Rule(31).Action)
 	require.Equal(t, gpu.ActionIgnore, o.Policy.Rule(48).Action)
-	require.Equal(t, 90*time.Second, o.Policy.Quiet())
+	require.Equal(t, 90*time.Second, o.Policy.QuietPeriod())
 
 	t.Setenv("DP_DISABLE_HEALTHCHECKS", "all")
 	t.Setenv("DP_ENABLE_HEALTHCHECKS", "48")
