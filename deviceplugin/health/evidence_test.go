@@ -295,7 +295,7 @@ func TestRecallReadsStateOfEarlierVersions(t *testing.T) {
 }
 
 func TestUnknownEvidenceNameNeedsADriverReload(t *testing.T) {
-	for needs, recovers := range map[string]bool{"": true, "reset": true, "quiet": true, "snapshot": true, "prayer": false} {
+	for needs, recovers := range map[nodestate.Evidence]bool{"": true, "reset": true, "quiet": true, "snapshot": true, "prayer": false} {
 		h := health.Restore(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Faults: []nodestate.Fault{
 			{GPU: gputest.GPU(1), Reason: gpu.ReasonXID, XID: 48, Since: now, Needs: needs, Evidence: "prayer"},
 		}}})

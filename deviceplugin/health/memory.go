@@ -14,7 +14,9 @@ import (
 const ReasonForgotten gpu.Reason = "StateUnreadable"
 
 // evidenceNames holds the names of evidence in a state file.
-var evidenceNames = []string{snapshotOnly: "snapshot", quiet: "quiet", reset: "reset", reload: "reload"}
+var evidenceNames = []nodestate.Evidence{
+	snapshotOnly: nodestate.EvidenceSnapshot, quiet: nodestate.EvidenceQuiet, reset: nodestate.EvidenceReset, reload: nodestate.EvidenceReload,
+}
 
 // Faults returns the faults for the state file. The evidence of quiet is left out, since nothing
 // watches the GPUs between two processes.

@@ -145,7 +145,7 @@ func (o *options) plan() (plan, error) {
 			err = t.Check(step.Module)
 		}
 		if p.Doubt == "" {
-			p.Doubt = t.Doubt(step.Module)
+			p.Doubt = t.MayRejectReason(step.Module)
 		}
 	}
 	if busy := s.System.Busy(); busy != nil {

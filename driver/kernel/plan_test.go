@@ -261,10 +261,10 @@ func TestTrustIsCheckedBeforeLoading(t *testing.T) {
 	require.ErrorContains(t, err, `the kernel loads signed modules alone (Secure Boot is on) and it is not signed; sign it with a key that the kernel trusts; it trusts "Debian Secure Boot CA", "Example: key for modules"`)
 	m.Signature = &Signature{Signer: "Example: key for modules", Serial: "01"}
 	require.NoError(t, trust.Check(m))
-	require.Empty(t, trust.Doubt(m))
+	require.Empty(t, trust.MayRejectReason(m))
 	m.Signature = &Signature{Signer: "somebody", Serial: "01"}
 	require.NoError(t, trust.Check(m), "the kernel judges")
-	require.Contains(t, trust.Doubt(m), `it is signed by "somebody", serial number 01, and the kernel (Secure Boot is on) trusts no such key; enrol the signer's certificate (mokutil --import CERT.der`)
+	require.Contains(t, trust.MayRejectReason(m), `it is signed by "somebody", serial number 01, and the kernel (Secure Boot is on) trusts no such key; enrol the signer's certificate (mokutil --import CERT.der`)
 	m.Signature = nil
 	files["sys/module/module/parameters/sig_enforce"] = "N\n"
 	require.Equal(t, ReasonLockedDown, reasonOf(t, proc(t, files).Trust().Check(m)))

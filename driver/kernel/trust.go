@@ -117,8 +117,9 @@ func (t Trust) Check(m Module) error {
 	return refuse(reason, m.Name, nil, "%s: %s", m, t.explain(nil))
 }
 
-// Doubt returns why the kernel may reject a signed module; "" if no reason is known.
-func (t Trust) Doubt(m Module) string {
+// MayRejectReason returns why the kernel may reject a signed module that Check accepts, or "" if no
+// reason is known.
+func (t Trust) MayRejectReason(m Module) string {
 	if m.Signature == nil || !t.restricted() || t.Keys == nil || t.hasKeyFor(m.Signature) {
 		return ""
 	}

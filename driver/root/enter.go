@@ -23,7 +23,7 @@ func Prepare(dir string) (string, error) {
 	if err := os.MkdirAll(furnished, 0o755); err != nil {
 		return "", err
 	}
-	if there, err := Mounted(furnished); err != nil {
+	if there, err := IsMounted(furnished); err != nil {
 		return "", err
 	} else if there {
 		if err := unmount(furnished); err != nil {

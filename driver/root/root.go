@@ -21,13 +21,13 @@ const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
 // of a container since the modules were loaded.
 const maxLayers = 16
 
-// Show mounts the image's folder dir at at, on top of an earlier driver root. Containers that
+// Mount mounts the image's folder dir at at, on top of an earlier driver root. Containers that
 // have mounted the earlier root see mounts on top of it, but would not see a mount in its
 // place. Show reports whether the mount propagates out of this container.
 //
 // The flags of a mount are set after it is created, and do not propagate. So dir is first
 // mounted on itself and made read-only, and that mount is then mounted at at.
-func Show(dir, at string) (propagates bool, err error) {
+func Mount(dir, at string) (propagates bool, err error) {
 	if err := os.MkdirAll(at, 0o755); err != nil {
 		return false, err
 	}
@@ -85,8 +85,8 @@ func unmount(at string) error {
 	return nil
 }
 
-// Mounted reports whether something is mounted at at.
-func Mounted(at string) (bool, error) {
+// IsMounted reports whether something is mounted at at.
+func IsMounted(at string) (bool, error) {
 	at, err := mount.Resolve(at)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
@@ -101,7 +101,7 @@ func Mounted(at string) (bool, error) {
 // Remove unmounts all layers of the driver root. Processes keep the files that they have open.
 func Remove(at string) error {
 	for range 2 * maxLayers {
-		there, err := Mounted(at)
+		there, err := IsMounted(at)
 		if err != nil || !there {
 			return err
 		}

@@ -31,17 +31,17 @@ func TestRootIsReadOnlyAndWithoutSubmounts(t *testing.T) {
 	require.NoError(t, unix.Mount("tmpfs", filepath.Join(one, "proc"), "tmpfs", 0, ""))
 	require.NoError(t, os.WriteFile(filepath.Join(one, "proc/token"), nil, 0o600))
 
-	there, err := Mounted(at)
+	there, err := IsMounted(at)
 	require.NoError(t, err)
 	require.False(t, there)
-	propagates, err := Show(one, at)
+	propagates, err := Mount(one, at)
 	require.NoError(t, err)
 	require.True(t, propagates)
 	require.FileExists(t, filepath.Join(at, "usr/lib/libcuda.so.1"))
 	require.NoFileExists(t, filepath.Join(at, "proc/token"), "what is mounted in the image's folder is not shown")
 	require.ErrorIs(t, os.WriteFile(filepath.Join(at, "usr/lib/libcuda.so.1"), nil, 0o644), unix.EROFS)
 	require.NoError(t, os.WriteFile(filepath.Join(one, "usr/lib/more"), nil, 0o644), "the image's folder itself stays writable")
-	there, err = Mounted(one)
+	there, err = IsMounted(one)
 	require.NoError(t, err)
 	require.False(t, there, "nothing is left mounted on the image's folder")
 
@@ -49,13 +49,13 @@ func TestRootIsReadOnlyAndWithoutSubmounts(t *testing.T) {
 	held, err := os.Open(at)
 	require.NoError(t, err)
 	defer held.Close()
-	_, err = Show(two, at)
+	_, err = Mount(two, at)
 	require.NoError(t, err)
 	require.FileExists(t, filepath.Join(at, "usr/lib/libcuda.so.2"))
 	require.NoFileExists(t, filepath.Join(at, "usr/lib/libcuda.so.1"))
 
 	require.NoError(t, Remove(at))
-	there, err = Mounted(at)
+	there, err = IsMounted(at)
 	require.NoError(t, err)
 	require.False(t, there)
 	require.NoError(t, Remove(at), "there is nothing to remove")
@@ -87,7 +87,7 @@ func TestCoveredDriverRootsDoNotPileUp(t *testing.T) {
 	}
 	dir := image(t, "/run/image", "1")
 	for range 3 * maxLayers {
-		_, err := Show(dir, "/run/show")
+		_, err := Mount(dir, "/run/show")
 		require.NoError(t, err)
 		n, err := mount.Count("/run/show")
 		require.NoError(t, err)
@@ -100,8 +100,8 @@ func TestFailedMountIsReported(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
-	_, err := Show("/run/none", "/run/driver")
+	_, err := Mount("/run/none", "/run/driver")
 	require.ErrorContains(t, err, "/run/none")
-	_, err = Show(image(t, "/run/image", "1"), "/")
+	_, err = Mount(image(t, "/run/image", "1"), "/")
 	require.ErrorContains(t, err, "it cannot cover /")
 }

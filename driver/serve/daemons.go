@@ -23,10 +23,10 @@ const syslogSocket = "/dev/log"
 // runningDaemons supervises the driver's daemons.
 type runningDaemons struct {
 	*supervisor.Supervisor
-	end     context.CancelFunc
-	ended   chan error
-	changed chan struct{} // a daemon's state has changed
-	lacking []string      // names of daemons whose failure is in the published state
+	end            context.CancelFunc
+	ended          chan error
+	changed        chan struct{} // a daemon's state has changed
+	failedOptional []string      // names of the optional daemons that the published state reports as failed
 }
 
 // stop stops the daemons, in reverse order.
@@ -69,7 +69,7 @@ func (v Survey) PlanDaemons() (daemons.Plan, error) {
 
 // startDaemons starts the driver's daemons and waits until the required ones are ready.
 func (d *Driver) startDaemons(ctx context.Context) (*runningDaemons, error) {
-	furnished, err := root.Prepare(d.Image.Dir())
+	rootDir, err := root.Prepare(d.Image.Dir())
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func (d *Driver) startDaemons(ctx context.Context) (*runningDaemons, error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	k := &runningDaemons{end: end, ended: make(chan error, 1), changed: make(chan struct{}, 1)}
 	k.Supervisor = supervisor.New(supervisor.Config{
-		Daemons: p.Daemons, Root: furnished, Env: os.Environ(), Log: d.Log, Syslog: syslogSocket,
+		Daemons: p.Daemons, Root: rootDir, Env: os.Environ(), Log: d.Log, Syslog: syslogSocket,
 		StatusFile: filepath.Join(d.OutputDir, daemons.StatusFile),
 		Report: func([]supervisor.Status) {
 			select {
@@ -103,7 +103,7 @@ func (d *Driver) startDaemons(ctx context.Context) (*runningDaemons, error) {
 	for {
 		if err := k.Ready(); err == nil {
 			return k, nil
-		} else if failed := k.failed(); failed != nil {
+		} else if failed := k.requiredFailure(); failed != nil {
 			return nil, errors.Join(failed, k.stop())
 		}
 		select {
@@ -114,8 +114,9 @@ func (d *Driver) startDaemons(ctx context.Context) (*runningDaemons, error) {
 	}
 }
 
-// failed returns why a required daemon has ended; nil while all of them run or start.
-func (k *runningDaemons) failed() error {
+// requiredFailure returns an error if a required daemon has ended; nil while all of them run or
+// start.
+func (k *runningDaemons) requiredFailure() error {
 	if k == nil {
 		return nil
 	}
@@ -127,12 +128,12 @@ func (k *runningDaemons) failed() error {
 	return nil
 }
 
-// maxLacking bounds the text of a state about daemons that do not run, in bytes.
-const maxLacking = 1000
+// maxFailureText bounds the text about failed optional daemons in the state, in bytes.
+const maxFailureText = 1000
 
-// findLacking returns the optional daemons that have ended or did not start, and why: how
-// each ended, and its last lines.
-func (k *runningDaemons) findLacking() (names []string, why string) {
+// findFailedOptional returns the names of the optional daemons that have ended or did not
+// start. why says how each ended, with its last lines of output.
+func (k *runningDaemons) findFailedOptional() (names []string, why string) {
 	if k == nil {
 		return nil, ""
 	}
@@ -147,7 +148,7 @@ func (k *runningDaemons) findLacking() (names []string, why string) {
 		}
 		names, all = append(names, s.Name), append(all, text)
 	}
-	return names, record.Clean(strings.Join(all, "; "), maxLacking)
+	return names, record.Clean(strings.Join(all, "; "), maxFailureText)
 }
 
 // lastLines bounds the lines of a daemon that a state quotes. nvidia-persistenced logs four:

@@ -45,9 +45,9 @@ func (d *Driver) removeLoaded() error {
 
 func (d *Driver) statePath() string { return filepath.Join(filepath.Dir(d.Root), stateName) }
 
-// adopts reports whether the loaded modules can be adopted: they were loaded since the node's
+// canAdopt reports whether the loaded modules can be adopted: they were loaded since the node's
 // boot for the same configuration, and are those of the image. Some may be missing.
-func (d *Driver) adopts(s Snapshot) bool {
+func (d *Driver) canAdopt(s Snapshot) bool {
 	data, err := record.Read(filepath.Join(d.dir(), loadedName), maxRecord)
 	if err != nil {
 		return false

@@ -46,11 +46,12 @@ type Sources struct {
 // sourceFolders holds the folders of NVIDIA's installer by the kind of their modules.
 var sourceFolders = map[kernel.Kind]string{kernel.OpenKind: "kernel-open", kernel.Proprietary: "kernel"}
 
-// errNoModules is returned by Take where the image has no modules for the kernel.
+// errNoModules is returned by Snapshot where the image has no modules for the kernel.
 var errNoModules = errors.New("no modules for this kernel")
 
-// errNothing is returned where there is nothing to build modules from.
-var errNothing = errors.New("there are no sources of modules")
+// errNoSource is returned by a way to obtain modules that does not apply: there are no sources,
+// halves, cached modules or registry for it.
+var errNoSource = errors.New("there are no sources of modules")
 
 // findModules surveys the node. If the image has no modules for its kernel, it links them, takes
 // them from the node's cache, pulls them from the registry, or builds them, in this order.
@@ -59,12 +60,12 @@ func (d *Driver) findModules(ctx context.Context) (Snapshot, error) {
 	if !errors.Is(err, errNoModules) {
 		return s, err
 	}
-	o, failed := d.newOrder(ctx, s)
+	o, failed := d.newBuildRequest(ctx, s)
 	if failed == nil {
-		failed = d.obtain(ctx, o)
+		failed = d.obtainModules(ctx, o)
 	}
-	if errors.Is(failed, errNothing) {
-		return s, err // it names what the image has
+	if errors.Is(failed, errNoSource) {
+		return s, err // the error of Snapshot names the kernels for which the image has modules
 	}
 	if failed != nil {
 		return s, failed
@@ -75,52 +76,52 @@ func (d *Driver) findModules(ctx context.Context) (Snapshot, error) {
 	return d.Snapshot()
 }
 
-// order describes the modules to obtain.
-type order struct {
+// buildRequest describes the modules to obtain, and from what they can be built.
+type buildRequest struct {
 	image.Modules
-	source string // folder with the sources of their kind, or with the objects that all kernels share; "": there is none
-	builds bool   // the folder has sources
-	halves string // folder of the image with the halves of modules; "": none
-	to     string // destination folder of the modules
+	source      string // folder with the sources of the modules' kind, or with the objects that do not depend on the kernel; "": none
+	canBuild    bool   // source has sources that can be compiled
+	halves      string // folder of the image with the halves of modules; "": none
+	destination string // destination folder of the modules
 }
 
-// newOrder finds the sources or halves of the modules. The error is errNothing if there are
+// newBuildRequest finds the sources or halves of the modules. The error is errNothing if there are
 // none.
-func (d *Driver) newOrder(ctx context.Context, s Snapshot) (order, error) {
-	var o order
+func (d *Driver) newBuildRequest(ctx context.Context, s Snapshot) (buildRequest, error) {
+	var o buildRequest
 	dir, err := FindSources(d.Sources.Dir, d.Image.Dir())
 	if err != nil {
 		return o, err
 	}
-	have := func(is func(k kernel.Kind) bool) []kernel.Kind {
+	filter := func(is func(k kernel.Kind) bool) []kernel.Kind {
 		return slices.DeleteFunc([]kernel.Kind{kernel.OpenKind, kernel.Proprietary}, func(k kernel.Kind) bool { return !is(k) })
 	}
 	halves := func(k kernel.Kind) string { return filepath.Join(d.Image.Dir(), image.HalvesDir(s.Release, string(k))) }
 	linked := func(k kernel.Kind) bool { return exists(filepath.Join(halves(k), link.FileName)) }
 	builds := func(k kernel.Kind) bool { return IsSource(SourceFolder(dir, k)) }
-	kinds := have(func(k kernel.Kind) bool { return linked(k) || builds(k) })
+	kinds := filter(func(k kernel.Kind) bool { return linked(k) || builds(k) })
 	if len(kinds) == 0 && d.Sources.Prebuilt.Repository != "" {
-		kinds = have(func(kernel.Kind) bool { return true })
+		kinds = filter(func(kernel.Kind) bool { return true })
 	}
 	if len(kinds) == 0 {
-		return o, errNothing
+		return o, errNoSource
 	}
 	kind, _, err := kernel.Choose(d.Kind, kinds, s.GPUs)
 	if err != nil {
 		return o, err
 	}
-	if o.builds = builds(kind); linked(kind) {
+	if o.canBuild = builds(kind); linked(kind) {
 		o.halves = halves(kind)
 	}
-	o.Modules = image.Modules{Kernel: s.Release, Kind: string(kind), Version: d.Sources.Version, Names: fileNames(d.wanted())}
-	o.to = filepath.Join(d.Sources.Work, "lib/modules", s.Release)
+	o.Modules = image.Modules{Kernel: s.Release, Kind: string(kind), Version: d.Sources.Version, Names: fileNames(d.wantedModules())}
+	o.destination = filepath.Join(d.Sources.Work, "lib/modules", s.Release)
 	o.source = SourceFolder(dir, kind)
 	if d.Sources.SignCertificate != "" {
 		if o.Signer, err = sign.Fingerprint(d.Sources.SignCertificate); err != nil {
 			return o, err
 		}
 	}
-	if o.builds {
+	if o.canBuild {
 		o.Sources, err = folder.DigestFolder(ctx, o.source)
 	}
 	return o, err
@@ -162,14 +163,14 @@ func IsSource(dir string) bool {
 	return dir != "" && (exists(filepath.Join(dir, "Kbuild")) || exists(filepath.Join(dir, "Makefile")))
 }
 
-// obtain writes the modules to o.to by the first way that succeeds. Otherwise it returns the
-// last error, or errNothing if no way applies.
-func (d *Driver) obtain(ctx context.Context, o order) error {
-	if err := os.MkdirAll(filepath.Dir(o.to), 0o755); err != nil {
+// obtainModules writes the modules to o.destination by the first way that succeeds.
+// Otherwise it returns the last error, or errNothing if no way applies.
+func (d *Driver) obtainModules(ctx context.Context, o buildRequest) error {
+	if err := os.MkdirAll(filepath.Dir(o.destination), 0o755); err != nil {
 		return err
 	}
-	failed := errNothing
-	for _, step := range []func(context.Context, order) error{d.link, d.restoreCached, d.pull, d.build} {
+	failed := errNoSource
+	for _, step := range []func(context.Context, buildRequest) error{d.linkModules, d.restoreCached, d.pullModules, d.buildModules} {
 		err := step(ctx, o)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -177,7 +178,7 @@ func (d *Driver) obtain(ctx context.Context, o order) error {
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, errNothing) {
+		if !errors.Is(err, errNoSource) {
 			d.Log.Warn("obtaining the driver's modules failed", "err", err)
 			failed = err
 		}
@@ -185,24 +186,25 @@ func (d *Driver) obtain(ctx context.Context, o order) error {
 	return failed
 }
 
-// link links the modules from the image's halves for this kernel.
-func (d *Driver) link(ctx context.Context, o order) error {
+// linkModules links the modules from the image's halves for this kernel.
+func (d *Driver) linkModules(ctx context.Context, o buildRequest) error {
 	if o.halves == "" {
-		return errNothing
+		return errNoSource
 	}
-	if err := d.linkInto(ctx, o, o.halves); err != nil {
+	if err := d.linkHalves(ctx, o, o.halves); err != nil {
 		return err
 	}
-	return d.sign(o.to)
+	return d.signModules(o.destination)
 }
 
-func (d *Driver) linkInto(ctx context.Context, o order, halves string) error {
-	made, err := link.Link(ctx, link.Request{Halves: halves, Common: o.source, Release: o.Kernel, Version: o.Version, Work: filepath.Dir(o.to)})
+// linkHalves links modules from a folder of halves into the request's destination.
+func (d *Driver) linkHalves(ctx context.Context, o buildRequest, halves string) error {
+	linked, err := link.Link(ctx, link.Request{Halves: halves, Common: o.source, Release: o.Kernel, Version: o.Version, Work: filepath.Dir(o.destination)})
 	if err != nil {
 		return err
 	}
 	d.Log.Info("modules are linked", "kernel", o.Kernel, "kind", o.Kind)
-	return errors.Join(os.RemoveAll(o.to), os.Rename(made, o.to))
+	return errors.Join(os.RemoveAll(o.destination), os.Rename(linked, o.destination))
 }
 
 // moduleCache returns the node's cache of obtained modules.
@@ -214,9 +216,9 @@ func (d *Driver) moduleCache() cache.Cache {
 	return c
 }
 
-// key returns the cache key of an order. It includes the kernel's version, which has the time
-// of its build, since a release may be built twice.
-func (d *Driver) key(o order) (string, error) {
+// cacheKey returns the key of the requested modules in the node's cache. It includes the
+// kernel's version, which has the time of its build, since a release may be built twice.
+func (d *Driver) cacheKey(o buildRequest) (string, error) {
 	version, err := d.System.Version()
 	if err != nil {
 		return "", err
@@ -227,26 +229,26 @@ func (d *Driver) key(o order) (string, error) {
 }
 
 // restoreCached takes the modules from the node's cache.
-func (d *Driver) restoreCached(ctx context.Context, o order) error {
-	key, err := d.key(o)
+func (d *Driver) restoreCached(ctx context.Context, o buildRequest) error {
+	key, err := d.cacheKey(o)
 	if err != nil {
 		return err
 	}
-	if err := os.RemoveAll(o.to); err != nil {
+	if err := os.RemoveAll(o.destination); err != nil {
 		return err
 	}
-	if err := d.moduleCache().Get(ctx, key, o.to); err != nil {
+	if err := d.moduleCache().Get(ctx, key, o.destination); err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
 			d.Log.Warn("cached modules cannot be read", "err", err)
 		}
-		return errNothing
+		return errNoSource
 	}
-	if err := d.accept(o); err != nil {
-		return errors.Join(fmt.Errorf("cached modules: %w", err), os.RemoveAll(o.to))
+	if err := d.acceptModules(o); err != nil {
+		return errors.Join(fmt.Errorf("cached modules: %w", err), os.RemoveAll(o.destination))
 	}
 	d.Log.Info("modules are taken from those that this node keeps", "kernel", o.Kernel, "kind", o.Kind, "key", key[:12])
 	if exists(d.unpushed(key)) { // built by this node, which stopped before the push
-		d.built = &o
+		d.builtRequest = &o
 	}
 	return nil
 }
@@ -256,10 +258,10 @@ func (d *Driver) restoreCached(ctx context.Context, o order) error {
 func (d *Driver) unpushed(key string) string { return filepath.Join(d.Sources.Cache, "unpushed-"+key) }
 
 // cacheModules caches built or pulled modules.
-func (d *Driver) cacheModules(ctx context.Context, o order, built bool) {
-	key, err := d.key(o)
+func (d *Driver) cacheModules(ctx context.Context, o buildRequest, built bool) {
+	key, err := d.cacheKey(o)
 	if err == nil {
-		err = d.moduleCache().Put(ctx, key, o.to)
+		err = d.moduleCache().Put(ctx, key, o.destination)
 	}
 	if err == nil && built && d.Sources.Cache != "" && d.Sources.Prebuilt.Repository != "" {
 		err = os.WriteFile(d.unpushed(key), nil, 0o644)
@@ -270,7 +272,7 @@ func (d *Driver) cacheModules(ctx context.Context, o order, built bool) {
 }
 
 // checkSigner rejects modules that are not signed by the configured certificate's key, if any.
-func (d *Driver) checkSigner(o order) error {
+func (d *Driver) checkSigner(o buildRequest) error {
 	if d.Sources.SignCertificate == "" {
 		return nil
 	}
@@ -279,17 +281,17 @@ func (d *Driver) checkSigner(o order) error {
 		return err
 	}
 	for _, name := range o.Names {
-		if err := sign.Verify(filepath.Join(o.to, name+".ko"), by); err != nil {
+		if err := sign.Verify(filepath.Join(o.destination, name+".ko"), by); err != nil {
 			return &kernel.Error{Reason: kernel.ReasonSignatureRejected, Message: err.Error(), Err: err}
 		}
 	}
 	return nil
 }
 
-// build compiles the modules, here or in the Driver Toolkit's container, and signs them.
-func (d *Driver) build(ctx context.Context, o order) error {
-	if !o.builds {
-		return errNothing
+// buildModules compiles the modules, here or in the Driver Toolkit's container, and signs them.
+func (d *Driver) buildModules(ctx context.Context, o buildRequest) error {
+	if !o.canBuild {
+		return errNoSource
 	}
 	if err := d.publish(nodestate.Waiting, ReasonStarting, "the driver's modules are being built for kernel "+o.Kernel); err != nil {
 		return err
@@ -298,31 +300,32 @@ func (d *Driver) build(ctx context.Context, o order) error {
 	if d.Sources.Toolkit != "" {
 		compile = d.buildInToolkit
 	}
-	made, err := compile(ctx, o)
+	built, err := compile(ctx, o)
 	if err != nil {
 		return err
 	}
-	if err := d.sign(made); err != nil {
-		return errors.Join(err, os.RemoveAll(made))
+	if err := d.signModules(built); err != nil {
+		return errors.Join(err, os.RemoveAll(built))
 	}
-	if err := errors.Join(os.RemoveAll(o.to), os.Rename(made, o.to), os.Chmod(o.to, 0o755)); err != nil {
+	if err := errors.Join(os.RemoveAll(o.destination), os.Rename(built, o.destination), os.Chmod(o.destination, 0o755)); err != nil {
 		return err
 	}
-	d.Log.Info("modules are built", "kernel", o.Kernel, "kind", o.Kind, "by", builder(d.Sources.Toolkit))
+	d.Log.Info("modules are built", "kernel", o.Kernel, "kind", o.Kind, "by", builderName(d.Sources.Toolkit))
 	d.cacheModules(ctx, o, true)
-	d.built = &o
+	d.builtRequest = &o
 	return nil
 }
 
-func builder(toolkit string) string {
+// builderName names the container that compiles, for the log.
+func builderName(toolkit string) string {
 	if toolkit != "" {
 		return "the Driver Toolkit"
 	}
 	return "this container"
 }
 
-// sign signs the modules in a folder, if there is a key.
-func (d *Driver) sign(dir string) error {
+// signModules signs the modules in a folder, if there is a key.
+func (d *Driver) signModules(dir string) error {
 	if d.Sources.SignKey == "" {
 		return nil
 	}
@@ -334,14 +337,14 @@ func (d *Driver) sign(dir string) error {
 }
 
 // buildHere compiles the modules in this container and returns a folder with them.
-func (d *Driver) buildHere(ctx context.Context, o order) (string, error) {
+func (d *Driver) buildHere(ctx context.Context, o buildRequest) (string, error) {
 	headers, err := build.FindHeaders(d.Sources.Root, o.Kernel)
 	if err != nil {
 		return "", &kernel.Error{Reason: build.ReasonBuildFailed, Message: err.Error(), Err: err}
 	}
 	r := build.Request{
 		Source: o.source, SourceDigest: o.Sources, Headers: headers, Release: o.Kernel, Version: o.Version,
-		Modules: o.Names, Kind: o.Kind, Work: filepath.Dir(o.to), Log: d.Log,
+		Modules: o.Names, Kind: o.Kind, Work: filepath.Dir(o.destination), Log: d.Log,
 	}
 	if d.Sources.Cache != "" {
 		r.Conftest.Dir = filepath.Join(d.Sources.Cache, "conftest")
@@ -351,9 +354,9 @@ func (d *Driver) buildHere(ctx context.Context, o order) (string, error) {
 
 // buildInToolkit compiles the modules in the Driver Toolkit's container and returns a folder
 // with them.
-func (d *Driver) buildInToolkit(ctx context.Context, o order) (string, error) {
+func (d *Driver) buildInToolkit(ctx context.Context, o buildRequest) (string, error) {
 	m := toolkit.Client{
-		Dir: d.Sources.Toolkit, Program: "/proc/self/exe", Source: o.source, Work: filepath.Dir(o.to), Log: d.Log,
+		Dir: d.Sources.Toolkit, Program: "/proc/self/exe", Source: o.source, Work: filepath.Dir(o.destination), Log: d.Log,
 		Request:      toolkit.Request{Release: o.Kernel, Version: o.Version, Kind: o.Kind, Modules: o.Names, Sources: o.Sources},
 		ImageMissing: os.Getenv("RHCOS_IMAGE_MISSING") == "true", OSVersion: os.Getenv("RHCOS_VERSION"),
 	}

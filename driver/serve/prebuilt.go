@@ -35,16 +35,16 @@ const (
 	lastRetry   = time.Hour
 )
 
-// reference returns the reference of the image for an order.
-func (p Prebuilt) reference(o order) (string, error) {
+// reference returns the reference of the image for the requested modules: repository and tag.
+func (p Prebuilt) reference(o buildRequest) (string, error) {
 	tag, err := drivertag.Tag(o.Version, o.Kernel, p.OSTag)
 	return p.Repository + ":" + tag, err
 }
 
-// pull pulls the modules from the registry.
-func (d *Driver) pull(ctx context.Context, o order) error {
+// pullModules pulls the modules from the registry.
+func (d *Driver) pullModules(ctx context.Context, o buildRequest) error {
 	if d.Sources.Prebuilt.Repository == "" {
-		return errNothing
+		return errNoSource
 	}
 	ref, err := d.Sources.Prebuilt.reference(o)
 	if err != nil {
@@ -53,16 +53,16 @@ func (d *Driver) pull(ctx context.Context, o order) error {
 	if err := d.publish(nodestate.Waiting, ReasonStarting, "the driver's modules for kernel "+o.Kernel+" are looked for at "+ref); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(o.to); err != nil {
+	if err := os.RemoveAll(o.destination); err != nil {
 		return err
 	}
 	waiting, stop := context.WithTimeout(ctx, pullTimeout)
 	defer stop()
-	err = d.Sources.Prebuilt.Pull(waiting, ref, o.Modules, o.to)
+	err = d.Sources.Prebuilt.Pull(waiting, ref, o.Modules, o.destination)
 	switch {
 	case errors.Is(err, image.ErrAbsent):
 		d.Log.Info("nobody has built the modules yet", "image", ref, "why", err)
-		return errNothing
+		return errNoSource
 	case errors.Is(err, image.ErrUnreachable):
 		return &kernel.Error{Reason: ReasonSourceUnreachable, Err: err, Message: fmt.Sprintf(
 			"the driver's modules for kernel %s cannot be pulled: %v; make the registry reachable from the node, or use an image that has modules or sources", o.Kernel, err)}
@@ -71,38 +71,40 @@ func (d *Driver) pull(ctx context.Context, o order) error {
 	}
 	d.Log.Info("modules are pulled", "image", ref, "kernel", o.Kernel, "kind", o.Kind)
 	if err := d.acceptPulled(ctx, o); err != nil {
-		return errors.Join(fmt.Errorf("%s: %w", ref, err), os.RemoveAll(o.to))
+		return errors.Join(fmt.Errorf("%s: %w", ref, err), os.RemoveAll(o.destination))
 	}
 	d.cacheModules(ctx, o, false)
 	return nil
 }
 
-// acceptPulled verifies pulled files and keeps only the wanted modules. It first links halves,
-// by programs and flags that came with them. Where modules must be signed it rejects halves:
-// their signature could only be checked after the link.
-func (d *Driver) acceptPulled(ctx context.Context, o order) error {
-	halves := filepath.Join(o.to, image.HalvesName, o.Kind)
+// acceptPulled verifies pulled files and removes all but the wanted modules. If halves of
+// modules were pulled, it links them first, with the linker and flags that came with them.
+// Where modules must be signed it rejects halves: their signature could only be checked
+// after the link.
+func (d *Driver) acceptPulled(ctx context.Context, o buildRequest) error {
+	halves := filepath.Join(o.destination, image.HalvesName, o.Kind)
 	if exists(filepath.Join(halves, link.FileName)) {
 		if d.Sources.SignCertificate != "" {
 			return &kernel.Error{Reason: kernel.ReasonSignatureRejected, Message: "it has halves of modules, which would be linked before their signature can be checked: push whole signed modules"}
 		}
-		if err := d.linkInto(ctx, o, halves); err != nil {
+		if err := d.linkHalves(ctx, o, halves); err != nil {
 			return err
 		}
 	}
-	return d.accept(o)
+	return d.acceptModules(o)
 }
 
-// accept keeps only the wanted modules in the order's folder. It rejects a module of another
-// kernel, driver or kind, or one that the certificate's key has not signed.
-func (d *Driver) accept(o order) error {
-	if err := keepOnly(o.to, o.Names); err != nil {
+// acceptModules removes all but the wanted modules from the request's folder. It rejects a
+// module of another kernel, driver or kind, or one that the certificate's key has not
+// signed.
+func (d *Driver) acceptModules(o buildRequest) error {
+	if err := removeOthers(o.destination, o.Names); err != nil {
 		return err
 	}
-	if err := kernel.CheckBuilt(o.to, o.Names, o.Kernel, o.Version); err != nil {
+	if err := kernel.CheckBuilt(o.destination, o.Names, o.Kernel, o.Version); err != nil {
 		return err
 	}
-	root, err := host.Open(o.to)
+	root, err := host.Open(o.destination)
 	if err != nil {
 		return err
 	}
@@ -113,9 +115,9 @@ func (d *Driver) accept(o order) error {
 	return d.checkSigner(o)
 }
 
-// keepOnly removes everything from a folder except the files of these modules, all of which
-// have to exist.
-func keepOnly(dir string, names []string) error {
+// removeOthers removes everything from a folder except the files of these modules. It returns an
+// error if one of them is missing.
+func removeOthers(dir string, names []string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -127,8 +129,8 @@ func keepOnly(dir string, names []string) error {
 	}
 	found := map[string]bool{}
 	for _, e := range entries {
-		name, is := strings.CutSuffix(e.Name(), ".ko")
-		if is && e.Type().IsRegular() && slices.Contains(names, name) {
+		name, isModule := strings.CutSuffix(e.Name(), ".ko")
+		if isModule && e.Type().IsRegular() && slices.Contains(names, name) {
 			found[name] = true
 		} else if err := root.RemoveAll(e.Name()); err != nil {
 			return err
@@ -142,16 +144,17 @@ func keepOnly(dir string, names []string) error {
 	return nil
 }
 
-// pushInBackground runs push, if there is something to push, until stop is called.
-func (d *Driver) pushInBackground(ctx context.Context) (stop func()) {
-	if d.built == nil || d.Sources.Prebuilt.Repository == "" || d.Sources.Prebuilt.Image == "" {
+// pushModulesInBackground starts to push the modules that this node has built to the registry, if
+// there are any. stop ends the push and waits for its end.
+func (d *Driver) pushModulesInBackground(ctx context.Context) (stop func()) {
+	if d.builtRequest == nil || d.Sources.Prebuilt.Repository == "" || d.Sources.Prebuilt.Image == "" {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		d.push(ctx, *d.built)
+		d.pushModules(ctx, *d.builtRequest)
 	}()
 	return func() {
 		cancel()
@@ -159,9 +162,9 @@ func (d *Driver) pushInBackground(ctx context.Context) (stop func()) {
 	}
 }
 
-// push pushes the modules that this node has built, for the next node with this kernel. It
+// pushModules pushes the modules that this node has built, for the next node with this kernel. It
 // retries until it succeeds or ctx ends, while the driver is in use.
-func (d *Driver) push(ctx context.Context, o order) {
+func (d *Driver) pushModules(ctx context.Context, o buildRequest) {
 	wait := time.NewTimer(0)
 	defer wait.Stop()
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
@@ -170,7 +173,7 @@ func (d *Driver) push(ctx context.Context, o order) {
 			return
 		case <-wait.C:
 		}
-		err := d.pushOnce(ctx, o)
+		err := d.tryPush(ctx, o)
 		if err == nil {
 			d.clearUnpushed(o)
 			return
@@ -188,8 +191,8 @@ func (d *Driver) push(ctx context.Context, o order) {
 }
 
 // clearUnpushed records that the built modules are in the registry.
-func (d *Driver) clearUnpushed(o order) {
-	key, err := d.key(o)
+func (d *Driver) clearUnpushed(o buildRequest) {
+	key, err := d.cacheKey(o)
 	if err == nil {
 		err = os.Remove(d.unpushed(key))
 	}
@@ -198,7 +201,8 @@ func (d *Driver) clearUnpushed(o order) {
 	}
 }
 
-func (d *Driver) pushOnce(ctx context.Context, o order) error {
+// tryPush pushes the modules once, unless the registry has them already.
+func (d *Driver) tryPush(ctx context.Context, o buildRequest) error {
 	p := d.Sources.Prebuilt
 	ctx, stop := context.WithTimeout(ctx, pushTimeout)
 	defer stop()
@@ -206,10 +210,10 @@ func (d *Driver) pushOnce(ctx context.Context, o order) error {
 	if err != nil {
 		return err
 	}
-	if there, err := p.Has(ctx, ref, o.Modules); there || err != nil {
+	if exists, err := p.Has(ctx, ref, o.Modules); exists || err != nil {
 		return err
 	}
-	layer, err := image.Layer(o.to, image.Dir(o.Kernel))
+	layer, err := image.Layer(o.destination, image.Dir(o.Kernel))
 	if err != nil {
 		return err
 	}

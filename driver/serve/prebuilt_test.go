@@ -73,14 +73,14 @@ func TestPulledModulesAreVerified(t *testing.T) {
 		{name: "halves that run a program", files: with("halves/open/halves.json", []byte(`{"release":"`+release+`","modules":[{"name":"nvidia","linker":"/evil","objects":[{"path":"a.o"}]}]}`)), err: `"/evil" is not a linker`, reason: "BuildFailed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			o := order{to: filepath.Join(t.TempDir(), "modules"), Modules: image.Modules{Kernel: release, Version: "580.95.05", Kind: "open", Names: []string{"nvidia", "nvidia-uvm"}}}
+			o := buildRequest{destination: filepath.Join(t.TempDir(), "modules"), Modules: image.Modules{Kernel: release, Version: "580.95.05", Kind: "open", Names: []string{"nvidia", "nvidia-uvm"}}}
 			for name, data := range c.files {
-				at := filepath.Join(o.to, name)
+				at := filepath.Join(o.destination, name)
 				require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
 				require.NoError(t, os.WriteFile(at, data, 0o644))
 			}
 			if c.signed {
-				require.NoError(t, key.SignAll(o.to))
+				require.NoError(t, key.SignAll(o.destination))
 			}
 			d := &Driver{}
 			if c.wants {
@@ -97,7 +97,7 @@ func TestPulledModulesAreVerified(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			left, err := os.ReadDir(o.to)
+			left, err := os.ReadDir(o.destination)
 			require.NoError(t, err)
 			require.Len(t, left, 2)
 		})

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// publish writes the driver's state.
+// publish writes the driver's state file. A Degraded state keeps the data of the driver.
 func (d *Driver) publish(phase nodestate.Phase, reason gpu.Reason, message string) error {
 	d.mu.Lock()
 	s := nodestate.State{Component: nodestate.Driver, Phase: phase, Reason: reason, Message: message}
@@ -23,8 +23,8 @@ func (d *Driver) publish(phase nodestate.Phase, reason gpu.Reason, message strin
 	return nodestate.Write(d.dir(), s)
 }
 
-// changed reports whether e differs from the last published reason.
-func (d *Driver) changed(e *kernel.Error) bool {
+// isNewWait reports whether e differs from the reason that was published last.
+func (d *Driver) isNewWait(e *kernel.Error) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.published.Reason != e.Reason || d.published.Message != e.Message
@@ -37,7 +37,7 @@ func (d *Driver) publishReady(s Snapshot) error {
 		Root: d.Root, Version: s.Version, Simulated: s.Files["nvidia"].Simulated(),
 	}}
 	if d.daemons != nil {
-		d.daemons.lacking, state.Message = d.daemons.findLacking()
+		d.daemons.failedOptional, state.Message = d.daemons.findFailedOptional()
 	}
 	d.mu.Lock()
 	d.published = state
@@ -45,7 +45,7 @@ func (d *Driver) publishReady(s Snapshot) error {
 	return nodestate.Write(d.dir(), state)
 }
 
-// Ready returns why the driver is not ready; nil if it is.
+// Ready returns nil if the driver is ready, else why it is not.
 func (d *Driver) Ready() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

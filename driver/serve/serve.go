@@ -1,9 +1,12 @@
-// Package serve installs a driver on a node and keeps it there. It is one pass of a state
-// machine: Lock, Survey, Adopt or Unload, Verify, Load, Mount, Ready, and the shutdown.
+// Package serve installs a driver on a node and keeps it installed. Driver.Run takes the node's
+// lock (withLock), and surveys the node and the image (findModules). It adopts the loaded modules
+// if they match the image's, or else unloads the old driver (replaceDriver). Then it loads the
+// missing modules (loadModules), starts the daemons, mounts the driver root (mountRoot) and reports
+// that the driver is ready. It watches the driver (watchDriver) until ctx ends, and shuts down.
 //
-// Modules outlive the container that loaded them. They are recorded, with their parameters,
-// before they are loaded. A restarted container adopts the modules that match and loads the
-// missing ones, at whatever point the last one was killed.
+// Modules outlive the container that loaded them. They are recorded, with their parameters, before
+// they are loaded. Wherever a container was killed, the next one adopts the modules that match the
+// record and loads the missing ones.
 package serve
 
 import (
@@ -32,16 +35,16 @@ const (
 	ReasonFailed     gpu.Reason = "DriverFailed"     // something on the node failed, such as a full disk
 	ReasonStopped    gpu.Reason = "DriverStopped"    // it was unloaded
 	ReasonUnattended gpu.Reason = "DriverUnattended" // it is loaded, but its container has ended
-	ReasonRemoved    gpu.Reason = "DriverTaken"      // somebody else removed modules or the driver root
+	ReasonRemoved    gpu.Reason = "DriverTaken"      // another program removed modules or the driver root
 )
 
 // Config configures the driver to install, and its places on the node.
 type Config struct {
 	Survey
 	Sources   Sources
-	Root      string // where the driver root is shown: /run/nvidia/driver
+	Root      string // where the driver root is mounted: /run/nvidia/driver
 	StateDir  string // of all components
-	OutputDir string // of the ecosystem's readiness files
+	OutputDir string // folder of the readiness files by NVIDIA's names, such as .driver-ctr-ready, which other operands wait for
 	Listen    string // of health and metrics; "": nowhere
 	Log       *slog.Logger
 }
@@ -49,12 +52,12 @@ type Config struct {
 // Driver is one run of the driver container.
 type Driver struct {
 	Config
-	boot    string
-	daemons *runningDaemons // nil while none run; used only by the goroutine that holds the lock
-	built   *order          // the order that this node has built; nil: none
+	boot         string          // ID of the node's boot
+	daemons      *runningDaemons // nil while none run; used only by the goroutine that holds the lock
+	builtRequest *buildRequest   // the modules that this node has built and not pushed to a registry; nil: none
 
 	mu        sync.Mutex
-	published nodestate.State
+	published nodestate.State // the state last written
 }
 
 // New returns a Driver that has not started.
@@ -84,7 +87,7 @@ func (d *Driver) Run(ctx context.Context) error {
 func (d *Driver) Load(ctx context.Context) error {
 	return d.withLock(ctx, func(ctx context.Context) error {
 		_, err := d.install(ctx, false)
-		return d.fail(err)
+		return d.publishFailure(err)
 	})
 }
 
@@ -92,16 +95,16 @@ func (d *Driver) Load(ctx context.Context) error {
 func (d *Driver) Unload(ctx context.Context) error {
 	return d.withLock(ctx, func(ctx context.Context) error {
 		if err := d.System.Busy(); err != nil {
-			return err // its readiness is unchanged
+			return err // the driver stays as ready as it was
 		}
-		if err := errors.Join(d.removeReadyFiles(), d.unload(ctx)); err != nil {
-			return d.fail(err)
+		if err := errors.Join(d.removeReadyFiles(), d.unloadDriver(ctx)); err != nil {
+			return d.publishFailure(err)
 		}
 		return d.publish(nodestate.Waiting, ReasonStopped, "the driver was unloaded by gpu-driver unload")
 	})
 }
 
-// runLocked is the part of Run that holds the lock.
+// runLocked installs the driver, watches it until ctx ends, and shuts down. The lock is held.
 func (d *Driver) runLocked(ctx context.Context) error {
 	s, err := d.installWhenFree(ctx)
 	switch {
@@ -112,8 +115,8 @@ func (d *Driver) runLocked(ctx context.Context) error {
 			return ctx.Err()
 		}
 	case err == nil:
-		stop := d.pushInBackground(ctx)
-		err = d.watch(ctx, s)
+		stop := d.pushModulesInBackground(ctx)
+		err = d.watchDriver(ctx, s)
 		stop()
 	}
 	if ctx.Err() != nil {
@@ -125,24 +128,25 @@ func (d *Driver) runLocked(ctx context.Context) error {
 		// SIGTERM: the kubelet's grace period bounds the rest.
 		return d.shutDown(context.WithoutCancel(ctx))
 	case cause != nil && errors.Is(err, context.Canceled):
-		return d.fail(cause) // the other goroutine of Run has failed
+		return d.publishFailure(cause) // the other goroutine of Run has failed
 	}
-	return d.fail(err)
+	return d.publishFailure(err)
 }
 
-// installWhenFree is install, but waits while processes use a driver that has to be replaced.
+// installWhenFree calls install. While processes use a driver that has to be replaced, it waits for
+// them to end and tries again.
 func (d *Driver) installWhenFree(ctx context.Context) (Snapshot, error) {
 	for {
 		s, err := d.install(ctx, true)
-		e, is := errors.AsType[*kernel.Error](err)
-		if !is || e.Reason != kernel.ReasonInUse {
+		e, ok := errors.AsType[*kernel.Error](err)
+		if !ok || e.Reason != kernel.ReasonInUse {
 			return s, err
 		}
 		users := d.System.Users()
 		if len(users) == 0 {
 			return s, err
 		}
-		if d.changed(e) {
+		if d.isNewWait(e) {
 			if err := errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, e.Reason, e.Message)); err != nil {
 				return s, err
 			}
@@ -165,20 +169,20 @@ func (d *Driver) install(ctx context.Context, withDaemons bool) (Snapshot, error
 	if err != nil {
 		return s, err
 	}
-	adopted := d.adopts(s)
+	adopted := d.canAdopt(s)
 	if !adopted {
-		if err := d.replace(ctx, s); err != nil {
+		if err := d.replaceDriver(ctx, s); err != nil {
 			return s, err
 		}
 		if s.Loaded, err = d.System.Loaded(); err != nil {
 			return s, err
 		}
 	}
-	loaded, err := d.load(ctx, s)
+	loaded, err := d.loadModules(ctx, s)
 	if err != nil {
 		return s, err
 	}
-	// Adopted modules need it, too: an earlier container may have failed here. The devices stay
+	// Open the devices of adopted modules, too: an earlier container may have failed to. They stay
 	// open until the daemons keep the GPUs initialised.
 	devices, err := d.System.OpenDevices(ctx, "/dev")
 	if err != nil {
@@ -204,23 +208,23 @@ func (d *Driver) install(ctx context.Context, withDaemons bool) (Snapshot, error
 	return s, nil
 }
 
-// replace unloads the old driver, after all possible checks of the new one.
-func (d *Driver) replace(ctx context.Context, s Snapshot) error {
+// replaceDriver unloads the old driver, after it has checked what it can of the new one.
+func (d *Driver) replaceDriver(ctx context.Context, s Snapshot) error {
 	steps, err := s.Plan(nil)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(d.verify(steps), d.System.Busy()); err != nil {
+	if err := errors.Join(d.verifySignatures(steps), d.System.Busy()); err != nil {
 		return err
 	}
 	if err := errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, ReasonStarting, "the driver "+s.Version+" is being loaded")); err != nil {
 		return err
 	}
-	return d.unload(ctx)
+	return d.unloadDriver(ctx)
 }
 
-// load loads the missing modules and returns their number.
-func (d *Driver) load(ctx context.Context, s Snapshot) (int, error) {
+// loadModules loads the modules that are missing and returns their number.
+func (d *Driver) loadModules(ctx context.Context, s Snapshot) (int, error) {
 	steps, err := s.Plan(s.Loaded)
 	if err != nil || len(steps) == 0 {
 		return 0, err
@@ -231,11 +235,12 @@ func (d *Driver) load(ctx context.Context, s Snapshot) (int, error) {
 	if err := d.System.Apply(ctx, steps, d.Log); err != nil {
 		return 0, err
 	}
-	return len(steps), d.check(s)
+	return len(steps), d.checkLoadedModules(s)
 }
 
-// verify rejects modules that the kernel is certain to reject.
-func (d *Driver) verify(steps []kernel.Step) error {
+// verifySignatures returns an error for a module whose signature the kernel is certain to reject,
+// and logs those that it may reject.
+func (d *Driver) verifySignatures(steps []kernel.Step) error {
 	trust := d.System.Trust()
 	for _, step := range steps {
 		if !step.Ours {
@@ -244,23 +249,24 @@ func (d *Driver) verify(steps []kernel.Step) error {
 		if err := trust.Check(step.Module); err != nil {
 			return err
 		}
-		if doubt := trust.Doubt(step.Module); doubt != "" {
-			d.Log.Warn("the kernel may refuse a module", "doubt", doubt)
+		if reason := trust.MayRejectReason(step.Module); reason != "" {
+			d.Log.Warn("the kernel may refuse a module", "doubt", reason)
 		}
 	}
 	return nil
 }
 
-// check fails unless the kernel has the image's build of each wanted module.
-func (d *Driver) check(s Snapshot) error {
+// checkLoadedModules returns an error unless the kernel has the image's build of each
+// wanted module.
+func (d *Driver) checkLoadedModules(s Snapshot) error {
 	loaded, err := d.System.Loaded()
 	if err != nil {
 		return err
 	}
 	for _, name := range s.Wanted {
-		l, is := loaded[name]
+		l, isLoaded := loaded[name]
 		switch {
-		case !is:
+		case !isLoaded:
 			return fmt.Errorf("module %s is no longer loaded: somebody unloaded it", name)
 		case !d.System.Describe(l).Same(s.Files[name].Info):
 			return fmt.Errorf("module %s in the kernel is not the one of the image: somebody loaded another one", name)
@@ -271,7 +277,7 @@ func (d *Driver) check(s Snapshot) error {
 
 // mountRoot mounts the driver root.
 func (d *Driver) mountRoot(s Snapshot) error {
-	propagates, err := root.Show(s.Image.Dir(), d.Root)
+	propagates, err := root.Mount(s.Image.Dir(), d.Root)
 	if err != nil {
 		return err
 	}
@@ -281,52 +287,52 @@ func (d *Driver) mountRoot(s Snapshot) error {
 	return nil
 }
 
-// watch returns when the driver root or modules were removed, or ctx ends. Meanwhile it
-// publishes the state of the driver's daemons.
-func (d *Driver) watch(ctx context.Context, s Snapshot) error {
+// watchDriver returns an error when another program has removed the driver root or modules, or ctx
+// ends. Meanwhile it publishes the state of the driver's daemons.
+func (d *Driver) watchDriver(ctx context.Context, s Snapshot) error {
 	mounts, err := host.WatchMounts([]string{d.Root})
 	if err != nil {
 		return err
 	}
 	watching, stop := context.WithCancel(ctx)
-	mounted, ended := make(chan struct{}, 1), make(chan error, 1)
+	mounted, watchEnded := make(chan struct{}, 1), make(chan error, 1)
 	go func() {
-		ended <- mounts.Run(watching, func() {
+		watchEnded <- mounts.Run(watching, func() {
 			select {
 			case mounted <- struct{}{}:
 			default:
 			}
 		})
 	}()
-	again := time.NewTicker(recheck) // the kernel does not notify of removed modules
-	defer again.Stop()
+	recheckTick := time.NewTicker(recheck) // the kernel does not notify of removed modules
+	defer recheckTick.Stop()
 	err = d.checkRoot() // for changes before the watch began
 	for err == nil {
 		select {
 		case <-mounted:
 			err = d.checkRoot()
-		case <-again.C:
-			if err = d.check(s); err != nil {
+		case <-recheckTick.C:
+			if err = d.checkLoadedModules(s); err != nil {
 				err = &kernel.Error{Reason: ReasonRemoved, Message: err.Error(), Err: err}
 			}
 		case <-d.daemons.changes():
 			err = d.publishDaemons(s)
-		case err = <-ended:
+		case err = <-watchEnded:
 			stop()
 			return err
 		}
 	}
 	stop()
-	if watched := <-ended; !errors.Is(watched, context.Canceled) {
-		err = errors.Join(err, watched)
+	if watchErr := <-watchEnded; !errors.Is(watchErr, context.Canceled) {
+		err = errors.Join(err, watchErr)
 	}
 	return err
 }
 
-// checkRoot fails if the driver root is no longer mounted.
+// checkRoot returns an error if the driver root is no longer mounted.
 func (d *Driver) checkRoot() error {
-	there, err := root.Mounted(d.Root)
-	if err == nil && !there {
+	isMounted, err := root.IsMounted(d.Root)
+	if err == nil && !isMounted {
 		err = &kernel.Error{Reason: ReasonRemoved, Message: d.Root + ": the driver root was unmounted; restart gpu-driver to mount it again"}
 	}
 	return err
@@ -336,10 +342,10 @@ func (d *Driver) checkRoot() error {
 // daemons it publishes only changes of which ones run: one that fails repeatedly has other
 // last lines each time, and must not change the state.
 func (d *Driver) publishDaemons(s Snapshot) error {
-	failed := d.daemons.failed()
-	lacking, _ := d.daemons.findLacking()
+	failed := d.daemons.requiredFailure()
+	failedOptional, _ := d.daemons.findFailedOptional()
 	switch {
-	case failed == nil && d.daemons.Ready() == nil && (d.Ready() != nil || !slices.Equal(lacking, d.daemons.lacking)):
+	case failed == nil && d.daemons.Ready() == nil && (d.Ready() != nil || !slices.Equal(failedOptional, d.daemons.failedOptional)):
 		return d.publishReady(s)
 	case failed != nil:
 		return d.publish(nodestate.Degraded, kernel.ReasonDeviceInitFailed, failed.Error())
@@ -347,8 +353,8 @@ func (d *Driver) publishDaemons(s Snapshot) error {
 	return nil
 }
 
-// unload removes root and modules, unless they are in use.
-func (d *Driver) unload(ctx context.Context) error {
+// unloadDriver unloads the modules and removes the driver root, unless the driver is in use.
+func (d *Driver) unloadDriver(ctx context.Context) error {
 	if err := d.System.Busy(); err != nil {
 		return err
 	}
@@ -364,19 +370,20 @@ func (d *Driver) shutDown(ctx context.Context) error {
 	if err := d.removeReadyFiles(); err != nil {
 		return err
 	}
-	err := d.unload(ctx)
-	if e, is := errors.AsType[*kernel.Error](err); is && e.Reason == kernel.ReasonInUse {
+	err := d.unloadDriver(ctx)
+	if e, ok := errors.AsType[*kernel.Error](err); ok && e.Reason == kernel.ReasonInUse {
 		d.Log.Info("the driver stays, for it is in use; the next container adopts it", "by", e.Message)
 		return d.publish(nodestate.Degraded, ReasonUnattended, "the driver's container has ended; the driver stays: "+e.Message)
 	}
 	if err != nil {
-		return d.fail(err)
+		return d.publishFailure(err)
 	}
 	return d.publish(nodestate.Waiting, ReasonStopped, "the driver's container has ended and nobody used the driver: it was unloaded")
 }
 
-// fail publishes why the driver is not ready and returns err.
-func (d *Driver) fail(err error) error {
+// publishFailure removes the readiness files, publishes the error as the state, and returns it. It
+// does nothing if err is nil.
+func (d *Driver) publishFailure(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -385,7 +392,7 @@ func (d *Driver) fail(err error) error {
 
 // ReasonOf returns the reason of an error, ReasonFailed where it has none of its own.
 func ReasonOf(err error) gpu.Reason {
-	if e, is := errors.AsType[*kernel.Error](err); is {
+	if e, ok := errors.AsType[*kernel.Error](err); ok {
 		return e.Reason
 	}
 	return ReasonFailed

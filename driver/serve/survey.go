@@ -45,22 +45,22 @@ type Snapshot struct {
 	Digest  string   // of the driver, its modules and their parameters
 }
 
-// first lists kernel modules that are loaded first where they exist: NVIDIA's driver finds
-// some of their symbols at run time.
-var first = []string{"i2c_core", "ipmi_msghandler", "ipmi_devintf", "video"}
+// loadedFirst lists modules of the kernel that are loaded before NVIDIA's where they exist: the
+// driver looks up some of their symbols at run time.
+var loadedFirst = []string{"i2c_core", "ipmi_msghandler", "ipmi_devintf", "video"}
 
 // ErrNoGPU is returned on a node without a GPU.
 var ErrNoGPU error = &kernel.Error{Reason: kernel.ReasonNoDevice, Message: "there is no NVIDIA GPU on this node's PCI bus: no driver is loaded"}
 
-// gpus lists the GPUs on the PCI bus, except those that are passed to virtual machines.
-func (v Survey) gpus() []host.PCIGPU {
+// listGPUs lists the GPUs on the PCI bus, except those that are passed to virtual machines.
+func (v Survey) listGPUs() []host.PCIGPU {
 	all := v.Host.GPUs(path.Join(v.System.Sys, strings.TrimPrefix(host.PCIDevices, "/sys")))
 	return slices.DeleteFunc(all, func(g host.PCIGPU) bool { return strings.Contains(g.Driver, "vfio") })
 }
 
 // CheckGPU returns ErrNoGPU on a node without a GPU.
 func (v Survey) CheckGPU() error {
-	if v.WithoutGPU || len(v.gpus()) > 0 {
+	if v.WithoutGPU || len(v.listGPUs()) > 0 {
 		return nil
 	}
 	return ErrNoGPU
@@ -68,7 +68,7 @@ func (v Survey) CheckGPU() error {
 
 // Snapshot surveys the node and the image.
 func (v Survey) Snapshot() (Snapshot, error) {
-	s := Snapshot{Image: v.Image, GPUs: v.gpus()}
+	s := Snapshot{Image: v.Image, GPUs: v.listGPUs()}
 	var err error
 	if s.Release, err = v.System.Release(); err != nil {
 		return s, err
@@ -79,7 +79,7 @@ func (v Survey) Snapshot() (Snapshot, error) {
 	if err := v.chooseFiles(&s); err != nil {
 		return s, err
 	}
-	s.Wanted = v.wanted()
+	s.Wanted = v.wantedModules()
 	s.Version = s.Files["nvidia"].Version
 	if s.Options, err = kernel.ReadModprobe(v.Host, "/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"); err != nil {
 		return s, err
@@ -97,8 +97,8 @@ func (v Survey) Snapshot() (Snapshot, error) {
 	return s, nil
 }
 
-// wanted returns the driver's modules to load, in order.
-func (v Survey) wanted() []string {
+// wantedModules returns the driver's modules to load, in order.
+func (v Survey) wantedModules() []string {
 	wanted := []string{"nvidia", "nvidia_uvm", "nvidia_modeset"}
 	if v.DRM {
 		wanted = append(wanted, "nvidia_drm")
@@ -129,12 +129,12 @@ func (v Survey) chooseFiles(s *Snapshot) error {
 			return err
 		}
 	}
-	have := slices.Sorted(maps.Keys(byKind))
-	if len(have) == 0 {
+	kinds := slices.Sorted(maps.Keys(byKind))
+	if len(kinds) == 0 {
 		return &kernel.Error{Reason: kernel.ReasonKernelMismatch, Module: "nvidia", Err: errNoModules, Message: fmt.Sprintf(
 			"the driver's image has no modules for kernel %s, which this node runs%s; use the image for this kernel", s.Release, v.otherReleases())}
 	}
-	s.Kind, s.Why, err = kernel.Choose(v.Kind, have, s.GPUs)
+	s.Kind, s.Why, err = kernel.Choose(v.Kind, kinds, s.GPUs)
 	s.Files = byKind[s.Kind]
 	return err
 }
@@ -151,7 +151,7 @@ func (v Survey) otherReleases() string {
 
 // Plan returns the modules to load in addition to those that are loaded already.
 func (s Snapshot) Plan(loaded map[string]kernel.Loaded) ([]kernel.Step, error) {
-	return kernel.Plan(kernel.Inputs{Wanted: s.Wanted, Optional: first, Files: s.Files, Tree: s.Tree, Options: s.Options, Loaded: loaded, Release: s.Release})
+	return kernel.Plan(kernel.Inputs{Wanted: s.Wanted, Optional: loadedFirst, Files: s.Files, Tree: s.Tree, Options: s.Options, Loaded: loaded, Release: s.Release})
 }
 
 // digest identifies the driver to load: the build of each wanted module, its parameters, and

@@ -25,7 +25,7 @@ func TestMissedContainersAreBounded(t *testing.T) {
 func TestContainerNamesAreCleaned(t *testing.T) {
 	given := []string{"a\x1bb", strings.Repeat("x", 1000)}
 	s := State{Toolkit: &ToolkitInfo{Injection: &Injection{Missed: given, MissedCount: 2}}}
-	cleaned := s.cleaned().Toolkit.Injection.Missed
+	cleaned := s.sanitized().Toolkit.Injection.Missed
 	require.NotContains(t, cleaned[0], "\x1b")
 	require.LessOrEqual(t, len(cleaned[1]), maxMissed)
 	require.Len(t, given[1], 1000, "the caller's stays as it is")

@@ -2,9 +2,8 @@
 // Each component reports its own state to the others in a file that only it
 // writes, <state-dir>/<component>/state.json.
 //
-// A state is a claim, not a proof, so readers treat it as untrusted input. It
-// is bounded in size, checked field by field, and believed only if it was
-// written in the current boot.
+// Readers treat a state as untrusted input: it is bounded in size, checked field by field, and
+// used only if it was written in the current boot.
 package nodestate
 
 import (
@@ -36,12 +35,12 @@ const (
 // Phase is the progress of a component.
 type Phase string
 
-// The phases. Degraded means that it serves, but not everything.
+// The phases. Ready and Degraded components do their work; Reason and Message say what is missing.
 const (
-	Waiting  Phase = "Waiting"
-	Ready    Phase = "Ready"
-	Degraded Phase = "Degraded"
-	Failed   Phase = "Failed"
+	Waiting  Phase = "Waiting"  // it cannot work yet, but needs no intervention: it waits for something, or has ended in good order
+	Ready    Phase = "Ready"    // all that the configuration asks for works, even if that is nothing
+	Degraded Phase = "Degraded" // it works in part
+	Failed   Phase = "Failed"   // it does not work, and somebody has to do something
 )
 
 // Version is the version of the schema. A reader refuses a version that it does
@@ -58,8 +57,8 @@ const MaxBytes = 1 << 20
 type State struct {
 	Version   int        `json:"version"`
 	Component Component  `json:"component"`
-	BootID    string     `json:"bootID"`
-	Time      time.Time  `json:"time"`
+	BootID    string     `json:"bootID"` // of the boot in which it was written
+	Time      time.Time  `json:"time"`   // when it was written
 	Phase     Phase      `json:"phase"`
 	Reason    gpu.Reason `json:"reason,omitempty"`  // CamelCase; why the phase is what it is
 	Message   string     `json:"message,omitempty"` // one sentence for people
@@ -83,9 +82,9 @@ type DriverInfo struct {
 type ToolkitInfo struct {
 	Specs     []Spec     `json:"specs,omitempty"`
 	Hook      string     `json:"hook,omitempty"`      // host path of gpu-cdi-hook
-	Handler   string     `json:"handler,omitempty"`   // the runtime handler that is wanted; "": none
-	Runtime   *Runtime   `json:"runtime,omitempty"`   // nil: not asked
-	Injection *Injection `json:"injection,omitempty"` // nil: not tried
+	Handler   string     `json:"handler,omitempty"`   // name of the runtime handler that the configuration asks for; "": none
+	Runtime   *Runtime   `json:"runtime,omitempty"`   // nil: the runtime was not queried
+	Injection *Injection `json:"injection,omitempty"` // nil: injection is off, or the toolkit has not tried it yet
 }
 
 // Runtime describes the container runtime as reported over its CRI socket.
@@ -96,11 +95,12 @@ type Runtime struct {
 	CDI      *bool    `json:"cdi,omitempty"` // whether it resolves CDI names; nil: it does not report that
 	CDIDirs  []string `json:"cdiDirs,omitempty"`
 	Handlers []string `json:"handlers,omitempty"`
-	Message  string   `json:"message,omitempty"` // what is wrong with it for GPUs, and what exactly to change
+	Message  string   `json:"message,omitempty"` // why containers may not get GPUs with it, and what to change; "": no problem is known
 }
 
-// Injection is the state of giving the GPUs' device nodes and the driver's libraries
-// to unprivileged node agents and to workloads that may ask: see package injection.
+// Injection describes whether the toolkit injects the GPUs' device nodes and the driver's
+// libraries into containers: into those of node agents, and of workloads that may request them.
+// See package injection.
 type Injection struct {
 	Working    bool   `json:"working"`              // a container created now gets the devices and libraries
 	Generation string `json:"generation,omitempty"` // hash of what is injected; "" while there is nothing to inject
@@ -125,13 +125,13 @@ type Spec struct {
 // DevicePluginInfo describes the devices that the device plugin offers to the kubelet.
 type DevicePluginInfo struct {
 	KubeletSocket string                `json:"kubeletSocket"` // host path
-	Registered    bool                  `json:"registered"`
+	Registered    bool                  `json:"registered"`    // all resources are registered with the kubelet
 	Resources     []Resource            `json:"resources,omitempty"`
-	Unallocatable []UnallocatableDevice `json:"left,omitempty"`
+	Unallocatable []UnallocatableDevice `json:"left,omitempty"` // the key is an older name of the field
 	Faults        []Fault               `json:"faults,omitempty"`
 	// Labels are the labels to set on the Node, by full name. They are features of
-	// GPUs and nothing else: see labels.go. nil: somebody else publishes them, or
-	// they are not known yet; the Node's labels are left alone.
+	// GPUs and nothing else: see labels.go. nil: they are in a feature file instead, or not
+	// known yet; a reader then leaves the Node's labels as they are.
 	Labels map[string]string `json:"labels,omitzero"`
 	// IgnoredKeys are the unknown keys of the configuration file that were ignored
 	// because of --unknown-keys=warn. It has at most MaxIgnoredKeys entries.
@@ -243,14 +243,24 @@ type Fault struct {
 	Message         string     `json:"message,omitempty"`
 	XID             uint64     `json:"xid,omitempty"`
 	Since           time.Time  `json:"since"`
-	// Needs is the evidence required, besides a snapshot without faults, before the
-	// GPU counts as healthy again: snapshot (none), quiet (a while without another
-	// event, and a probe), reset (the GPU was seen out of service) or reload (the
-	// driver's module was unloaded or replaced). A missing value means reset; a
-	// reader treats an unknown one as reload.
-	Needs    string `json:"needs,omitempty"`
-	Evidence string `json:"evidence,omitempty"` // evidence found since: reset or reload; "": none that counts
+	// Needs is the evidence required, besides a snapshot without faults, before the GPU counts
+	// as healthy again. "" means EvidenceReset; a reader treats an unknown value as
+	// EvidenceReload.
+	Needs Evidence `json:"needs,omitempty"`
+	// Evidence was found since: EvidenceReset or EvidenceReload; "": neither.
+	Evidence Evidence `json:"evidence,omitempty"`
 }
+
+// Evidence names an observation that shows a faulty GPU to be healthy again.
+type Evidence string
+
+// The kinds of evidence, from the weakest.
+const (
+	EvidenceSnapshot Evidence = "snapshot" // a snapshot without a fault, which every kind requires
+	EvidenceQuiet    Evidence = "quiet"    // a period without another event, and a probe that passed
+	EvidenceReset    Evidence = "reset"    // the GPU was seen out of service
+	EvidenceReload   Evidence = "reload"   // the driver's kernel module was unloaded or replaced
+)
 
 // Errors that Read wraps, besides fs.ErrNotExist.
 var (
@@ -273,7 +283,7 @@ func Write(dir string, s State) error {
 		}
 		s.BootID = boot
 	}
-	s = s.cleaned()
+	s = s.sanitized()
 	if err := s.validate(); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}

@@ -246,8 +246,8 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 		v.name(at+".gpu", string(f.GPU))
 		v.reason(at+".reason", string(f.Reason))
 		v.text(at+".message", f.Message, maxMessage)
-		v.text(at+".needs", f.Needs, 64)
-		v.text(at+".evidence", f.Evidence, 64)
+		v.text(at+".needs", string(f.Needs), 64)
+		v.text(at+".evidence", string(f.Evidence), 64)
 		v.instance(at+".gpuInstance", f.GPUInstance)
 		v.instance(at+".computeInstance", f.ComputeInstance)
 		if f.ComputeInstance != nil && f.GPUInstance == nil {
@@ -326,9 +326,9 @@ func (v *validation) reason(field, s string) {
 	}
 }
 
-// cleaned returns a copy of s whose messages are fit for a state. They may contain
+// sanitized returns a copy of s whose messages are fit for a state. They may contain
 // text from other programs.
-func (s State) cleaned() State {
+func (s State) sanitized() State {
 	s.Message = record.Clean(s.Message, maxMessage)
 	if s.Toolkit != nil {
 		t := *s.Toolkit

@@ -35,7 +35,7 @@ func gate(s *server) (g *Gate, renew func(), client *http.Client) {
 	renew = func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.proven = time.Now()
+		l.renewedAt = time.Now()
 	}
 	g = &Gate{remaining: l.remaining}
 	return g, renew, &http.Client{Transport: g.Wrap(s)}
@@ -77,7 +77,7 @@ func TestTheGateRefusesWritesUnlessTheLeaseWasRenewedJustNow(t *testing.T) {
 		for _, m := range writes {
 			require.NoError(t, do(t, c, m))
 		}
-		time.Sleep(certainty) // as a process that is stopped
+		time.Sleep(writePeriod) // as a process that is stopped
 		refused("the Lease has not been renewed")
 		renew()
 		require.NoError(t, do(t, c, http.MethodPatch))
@@ -109,7 +109,7 @@ func TestWriteIsCancelledWhenTheLeaseIsNotRenewed(t *testing.T) {
 		synctest.Wait()
 		began := time.Now()
 		require.ErrorIs(t, do(t, c, http.MethodPatch), ErrNotLeading)
-		require.Equal(t, certainty, time.Since(began))
+		require.Equal(t, writePeriod, time.Since(began))
 
 		renew()
 		time.AfterFunc(time.Second, g.close)
@@ -124,8 +124,8 @@ func TestWriteIsCancelledWhenTheLeaseIsNotRenewed(t *testing.T) {
 func TestBothClocksLimitWrites(t *testing.T) {
 	l := newLock(Options{})
 	l.uid = "uid"
-	l.proven = time.Now().Round(0).Add(-certainty) // the wall clock alone says so
+	l.renewedAt = time.Now().Round(0).Add(-writePeriod) // the wall clock alone says so
 	require.LessOrEqual(t, l.remaining(), time.Duration(0))
-	l.proven = time.Now()
+	l.renewedAt = time.Now()
 	require.Positive(t, l.remaining())
 }

@@ -41,13 +41,13 @@ const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	retryPeriod   = 2 * time.Second
-	// certainty bounds how long after a renewal this process may write: as long as a healthy
-	// renewal may take. A leader that cannot renew still leads for renewDeadline, but writes
-	// nothing.
-	certainty = 2 * retryPeriod
+	// writePeriod bounds how long after a renewal this process may write to the cluster: as long
+	// as a healthy renewal may take. A leader that cannot renew holds the Lease for renewDeadline,
+	// but writes nothing after writePeriod.
+	writePeriod = 2 * retryPeriod
 	// takeoverDelay is the wait of a new leader if the Lease does not show that the previous
 	// one has ended, as when it was deleted. By then, nobody writes without having renewed it.
-	takeoverDelay = certainty + time.Second
+	takeoverDelay = writePeriod + time.Second
 	// longestLease bounds the duration that an edited Lease can claim.
 	longestLease = time.Minute
 	// claimTimeout bounds how long an installation may be without a leader before another one takes
@@ -167,7 +167,7 @@ func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) err
 	}
 	stop()
 	running.Wait()
-	e.lock.report(Status{})
+	e.lock.reportStatus(Status{})
 	if lost != nil && ctx.Err() == nil {
 		return errors.Join(lost, err)
 	}
@@ -187,6 +187,6 @@ func (e *Elector) lead(ctx context.Context, lead func(context.Context) error) er
 	}
 	e.Gate.open(ctx)
 	e.Log.Info("leading", "lease", e.lock.Describe(), "identity", e.lock.Identity())
-	e.lock.report(Status{Leads: true})
+	e.lock.reportStatus(Status{Leads: true})
 	return lead(ctx)
 }

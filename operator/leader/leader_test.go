@@ -58,8 +58,8 @@ func newCluster(t *testing.T) *cluster {
 	byName := func(o client.Object) []string { return []string{o.GetName()} }
 	c := &cluster{T: t, acting: map[*process]bool{}, WithWatch: fake.NewClientBuilder().WithScheme(scheme).
 		WithIndex(&appsv1.Deployment{}, "metadata.name", byName).Build()}
-	crd := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: definition, UID: "crd"}}
-	crd.SetGroupVersionKind(definitionKind)
+	crd := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: policyCRD, UID: "crd"}}
+	crd.SetGroupVersionKind(crdKind)
 	require.NoError(t, c.Create(t.Context(), crd))
 	t.Cleanup(c.done.Wait)
 	return c
@@ -506,7 +506,7 @@ func TestLeaderWritesNothingWhileItCannotRenew(t *testing.T) {
 		p := c.run("a", "p")
 		c.expect(p)
 		p.away.Store(true)
-		time.Sleep(certainty)
+		time.Sleep(writePeriod)
 		_, err := p.elector.Gate.admit()
 		require.ErrorIs(t, err, ErrNotLeading)
 		time.Sleep(retryPeriod)

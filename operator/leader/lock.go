@@ -32,38 +32,41 @@ const (
 // holder's name does not distinguish two processes of one pod.
 const annotationProcess = "gpuready.io/operator-process"
 
-// The Lease is owned by the definition of policies, without which there is nothing to lead.
-const definition = "clusterpolicies.nvidia.com"
+// policyCRD owns the Lease: deleting the CRD of ClusterPolicy deletes the Lease. Without it there
+// is nothing to lead.
+const policyCRD = "clusterpolicies.nvidia.com"
 
-var definitionKind = schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
+var crdKind = schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
 
-// releasedSeconds is the duration of a Lease that a leader gave up. A Lease whose holder was
-// removed by hand has another duration, and so has one that was given up before its leader was
-// certain to be alone.
+// releasedSeconds is the duration that client-go writes when it releases a Lease. A Lease without a
+// holder and with this duration shows that no leader acts any more. If the leader was still
+// ambiguous, release writes leaseDuration instead, and the next leader waits. A Lease whose holder
+// was removed by hand keeps its duration, too.
 const releasedSeconds = 1
 
 var errStandDown = errors.New("another installation serves this cluster")
 
 // lock implements resourcelock.Interface, which client-go's elector calls from one goroutine.
-// client-go's own LeaseLock cannot serve: it shows neither the labels nor the owner of a Lease. A
-// lock never takes the Lease twice: a Lease that is gone or has another holder is lost.
+// client-go's own LeaseLock is not enough: it does not give access to the labels and the owner of a
+// Lease. A process that has lost the Lease, because it was deleted or has another holder, does not
+// take it again.
 type lock struct {
 	Options
-	process string     // random; annotationProcess of a Lease that this process took
-	lost    chan error // receives an item once the Lease is lost
+	process string     // random name of this process, in annotationProcess of a Lease that it took
+	lost    chan error // capacity 1: receives the reason once the Lease is lost
 
 	// Only the elector's goroutine uses these.
 	lease   *coordinationv1.Lease // as last read or written; nil if there is none
-	problem string                // last one that was logged
-	leader  string                // last other leader that was logged
+	problem string                // last error that was logged
+	leader  string                // last other leader that was logged, "namespace holder"
 	history history
 
 	mu        sync.Mutex
 	uid       string    // of the held Lease; "" if none is held
-	proven    time.Time // when the last successful renewal was sent
-	ambiguous bool      // an earlier leader may still act
+	renewedAt time.Time // when the request of the last successful renewal was sent
+	ambiguous bool      // an earlier leader may still act: the caller waits takeoverDelay before it acts
 	successor string    // namespace of the installation to give up the Lease to; "": any
-	status    Status
+	status    Status    // last reported
 }
 
 var _ resourcelock.Interface = (*lock)(nil)
@@ -81,18 +84,19 @@ func (l *lock) Describe() string { return Namespace + "/" + Name }
 // RecordEvent implements resourcelock.Interface. It does nothing, as the log has the events.
 func (l *lock) RecordEvent(string) {}
 
-// remaining returns how much longer the last renewal proves that nobody else acts. It takes the
+// remaining returns for how much longer this process may write, since nobody else can act so soon
+// after its last renewal. It takes the
 // longer of the times that the monotonic and the wall clock have counted: the first stops while
 // a virtual machine is suspended, the second may be set back.
 func (l *lock) remaining() time.Duration {
 	l.mu.Lock()
-	proven, held := l.proven, l.uid != ""
+	renewedAt, held := l.renewedAt, l.uid != ""
 	l.mu.Unlock()
 	if !held {
 		return 0
 	}
 	now := time.Now()
-	return certainty - max(now.Sub(proven), now.Round(0).Sub(proven.Round(0)))
+	return writePeriod - max(now.Sub(renewedAt), now.Round(0).Sub(renewedAt.Round(0)))
 }
 
 // isAmbiguous reports whether an earlier leader may still act.
@@ -116,8 +120,8 @@ func (l *lock) yieldTo(namespace string) {
 	l.successor = namespace
 }
 
-// held returns the UID of the Lease that this process has taken and not given up, or "".
-func (l *lock) held() string {
+// heldUID returns the UID of the Lease that this process has taken and not given up, or "".
+func (l *lock) heldUID() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.uid
@@ -126,7 +130,7 @@ func (l *lock) held() string {
 // Get implements resourcelock.Interface.
 func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	lease := &coordinationv1.Lease{}
-	err := l.request(ctx, func(ctx context.Context) error {
+	err := l.withTimeout(ctx, func(ctx context.Context) error {
 		return l.Client.Get(ctx, client.ObjectKey{Namespace: Namespace, Name: Name}, lease)
 	})
 	if apierrors.IsNotFound(err) {
@@ -134,8 +138,8 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	} else if err != nil {
 		return nil, nil, l.logProblem(err)
 	}
-	if l.lease = lease; l.held() != "" {
-		if lost := l.checkHeld(l.held(), lease); lost != nil {
+	if l.lease = lease; l.heldUID() != "" {
+		if lost := l.checkHeld(l.heldUID(), lease); lost != nil {
 			select {
 			case l.lost <- lost:
 			default: // it is known
@@ -149,8 +153,10 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	l.history.add(lease, time.Now())
 	record := resourcelock.LeaseSpecToLeaderElectionRecord(&lease.Spec)
 	if record.HolderIdentity != "" {
-		lasts := min(max(time.Duration(record.LeaseDurationSeconds)*time.Second, leaseDuration), longestLease)
-		record.LeaseDurationSeconds = int(lasts / time.Second)
+		// Somebody may have edited the Lease. With too short a duration it would be taken from a
+		// leader that still acts; with too long a one nobody would lead for long.
+		duration := min(max(time.Duration(record.LeaseDurationSeconds)*time.Second, leaseDuration), longestLease)
+		record.LeaseDurationSeconds = int(duration / time.Second)
 	}
 	if err := l.checkTurn(ctx, record); err != nil {
 		return nil, nil, l.logProblem(err)
@@ -160,7 +166,8 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 }
 
 // checkTurn returns errStandDown while the Lease belongs to another installation that exists, so
-// that a pod that is replaced hands nothing over. It reports who leads.
+// that the replacement of a pod does not pass the Lease to another installation. It reports who
+// leads.
 func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectionRecord) error {
 	if record.HolderIdentity == l.Identity() {
 		return nil
@@ -171,7 +178,7 @@ func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectio
 	}
 	if other != "" && time.Since(l.history.used) < claimTimeout {
 		var err error
-		if _, claimed, err = l.installed(ctx, other, l.lease.Labels[labelDeployment]); err != nil {
+		if _, claimed, err = l.findDeployment(ctx, other, l.lease.Labels[labelDeployment]); err != nil {
 			return err
 		}
 	}
@@ -189,7 +196,7 @@ func (l *lock) reportOther(other, holder string) {
 	holder = truncate(holder)
 	known := l.leader == other+" "+holder
 	l.leader = other + " " + holder
-	l.report(Status{StandsDownFor: other})
+	l.reportStatus(Status{StandsDownFor: other})
 	switch {
 	case known:
 	case other == "":
@@ -200,8 +207,8 @@ func (l *lock) reportOther(other, holder string) {
 	}
 }
 
-// report calls Report if the Status has changed.
-func (l *lock) report(s Status) {
+// reportStatus calls Options.Report if the Status has changed.
+func (l *lock) reportStatus(s Status) {
 	l.mu.Lock()
 	same := l.status == s
 	l.status = s
@@ -214,14 +221,14 @@ func (l *lock) report(s Status) {
 // Create implements resourcelock.Interface.
 func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	owner := &metav1.PartialObjectMetadata{}
-	owner.SetGroupVersionKind(definitionKind)
-	if err := l.request(ctx, func(ctx context.Context) error {
-		return l.Client.Get(ctx, client.ObjectKey{Name: definition}, owner)
+	owner.SetGroupVersionKind(crdKind)
+	if err := l.withTimeout(ctx, func(ctx context.Context) error {
+		return l.Client.Get(ctx, client.ObjectKey{Name: policyCRD}, owner)
 	}); err != nil {
 		return l.logProblem(fmt.Errorf("the definition of policies: %w", err))
 	}
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Name, OwnerReferences: []metav1.OwnerReference{{
-		APIVersion: definitionKind.GroupVersion().String(), Kind: definitionKind.Kind, Name: definition, UID: owner.UID,
+		APIVersion: crdKind.GroupVersion().String(), Kind: crdKind.Kind, Name: policyCRD, UID: owner.UID,
 	}}}}
 	return l.acquire(ctx, lease, record, true, func(ctx context.Context) error { return l.Client.Create(ctx, lease) })
 }
@@ -233,23 +240,23 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 		return fmt.Errorf("the Lease %s has not been read", l.Describe())
 	}
 	lease := l.lease.DeepCopy()
-	update := func(ctx context.Context) error { return l.Client.Update(ctx, lease) }
+	send := func(ctx context.Context) error { return l.Client.Update(ctx, lease) }
 	holder := holderOf(lease)
 	switch {
-	case record.HolderIdentity == "" && (holder != l.Identity() || l.held() == ""):
+	case record.HolderIdentity == "" && (holder != l.Identity() || l.heldUID() == ""):
 		return fmt.Errorf("the Lease %s is not this operator's to give up", l.Describe())
 	case record.HolderIdentity == "":
-		return l.release(ctx, lease, record, update)
-	case l.held() != "":
-		return l.write(ctx, lease, record, false, update)
+		return l.release(ctx, lease, record, send)
+	case l.heldUID() != "":
+		return l.writeHeld(ctx, lease, record, false, send)
 	}
-	return l.acquire(ctx, lease, record, !l.provesEnd(lease), update)
+	return l.acquire(ctx, lease, record, !l.provesNoLeader(lease), send)
 }
 
-// provesEnd reports whether a Lease that this process may take shows that no earlier leader acts.
-// This process's own name as the holder shows nothing: it may come from a request whose response
-// was lost, from another process of this pod, or from a person.
-func (l *lock) provesEnd(lease *coordinationv1.Lease) bool {
+// provesNoLeader reports whether a Lease that this process may take proves that no earlier
+// leader acts. This process's own name as the holder shows nothing: it may come from a
+// request whose response was lost, from another process of this pod, or from a person.
+func (l *lock) provesNoLeader(lease *coordinationv1.Lease) bool {
 	switch holderOf(lease) {
 	case "":
 		return lease.Spec.LeaseDurationSeconds != nil && *lease.Spec.LeaseDurationSeconds == releasedSeconds
@@ -260,49 +267,50 @@ func (l *lock) provesEnd(lease *coordinationv1.Lease) bool {
 }
 
 // release gives up the Lease, to the successor's installation if there is one.
-func (l *lock) release(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, update func(context.Context) error) error {
-	if l.isAmbiguous() { // whoever takes it next waits in turn
+func (l *lock) release(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, send func(context.Context) error) error {
+	if l.isAmbiguous() { // the next leader must wait, too: see releasedSeconds
 		record.LeaseDurationSeconds = int(leaseDuration / time.Second)
 	}
 	l.mu.Lock()
 	successor := l.successor
 	l.mu.Unlock()
 	if successor != "" {
-		uid, there, err := l.installed(ctx, successor, "")
+		uid, found, err := l.findDeployment(ctx, successor, "")
 		if err != nil {
 			return l.logProblem(err)
 		}
-		if there {
+		if found {
 			setInstallation(lease, successor, uid)
 		}
 	}
 	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
-	if err := l.request(ctx, update); err != nil {
+	if err := l.withTimeout(ctx, send); err != nil {
 		return l.logProblem(err)
 	}
 	l.setHeld(lease, time.Time{}, false)
 	return nil
 }
 
-// acquire writes this operator and its installation to the Lease.
-func (l *lock) acquire(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, ambiguous bool, write func(context.Context) error) error {
+// acquire takes the Lease: it writes this operator and its installation to it by send.
+// ambiguous: an earlier leader may still act.
+func (l *lock) acquire(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, ambiguous bool, send func(context.Context) error) error {
 	deployment := ""
 	if l.Pod != (Pod{}) {
 		var err error
-		if deployment, _, err = l.installed(ctx, l.Namespace, ""); err != nil {
+		if deployment, _, err = l.findDeployment(ctx, l.Namespace, ""); err != nil {
 			return l.logProblem(err)
 		}
 	}
 	setInstallation(lease, l.Namespace, deployment)
 	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, annotationProcess, l.process)
-	return l.write(ctx, lease, record, ambiguous, write)
+	return l.writeHeld(ctx, lease, record, ambiguous, send)
 }
 
-// write writes the Lease with this process as its holder.
-func (l *lock) write(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, ambiguous bool, write func(context.Context) error) error {
+// writeHeld writes the Lease with this process as its holder by send, and records it as held.
+func (l *lock) writeHeld(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, ambiguous bool, send func(context.Context) error) error {
 	sent := time.Now()
 	lease.Spec = resourcelock.LeaderElectionRecordToLeaseSpec(&record)
-	if err := l.request(ctx, write); err != nil {
+	if err := l.withTimeout(ctx, send); err != nil {
 		return l.logProblem(err)
 	}
 	l.setHeld(lease, sent, ambiguous)
@@ -315,20 +323,21 @@ func setInstallation(lease *coordinationv1.Lease, namespace, deployment string) 
 	metav1.SetMetaDataLabel(&lease.ObjectMeta, labelDeployment, deployment)
 }
 
-// setHeld records the Lease as last written. The zero time means that it was given up.
+// setHeld records the Lease as last written. sent is when its request was sent; the zero time means
+// that the Lease was given up.
 func (l *lock) setHeld(lease *coordinationv1.Lease, sent time.Time, ambiguous bool) {
 	l.lease = lease
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if sent.IsZero() {
-		l.uid, l.proven, l.ambiguous = "", time.Time{}, false
+		l.uid, l.renewedAt, l.ambiguous = "", time.Time{}, false
 		return
 	}
-	l.uid, l.proven, l.ambiguous = string(lease.UID), sent, l.ambiguous || ambiguous
+	l.uid, l.renewedAt, l.ambiguous = string(lease.UID), sent, l.ambiguous || ambiguous
 }
 
-// checkHeld returns an error if this process no longer holds the Lease with a UID; lease is nil if
-// there is none.
+// checkHeld returns an error if this process no longer holds the Lease that it took. uid is that
+// Lease's; lease is the current one, or nil if there is none.
 func (l *lock) checkHeld(uid string, lease *coordinationv1.Lease) error {
 	switch {
 	case lease == nil || string(lease.UID) != uid:
@@ -341,34 +350,35 @@ func (l *lock) checkHeld(uid string, lease *coordinationv1.Lease) error {
 	return nil
 }
 
-// installed returns the UID of the operator's Deployment in a namespace, and reports whether it
-// runs. If uid is set, a Deployment with another one does not count: a new owner of the namespace
-// may have created it.
-func (l *lock) installed(ctx context.Context, namespace, uid string) (string, bool, error) {
-	var list appsv1.DeploymentList
-	if err := l.request(ctx, func(ctx context.Context) error {
-		return l.Client.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{"metadata.name": l.Deployment})
+// findDeployment returns the UID of the active Deployment of an operator in a namespace,
+// and reports whether there is one. If uid is set, a Deployment with another UID does not
+// count: a new owner of the namespace may have created it.
+func (l *lock) findDeployment(ctx context.Context, namespace, uid string) (string, bool, error) {
+	var deployments appsv1.DeploymentList
+	if err := l.withTimeout(ctx, func(ctx context.Context) error {
+		return l.Client.List(ctx, &deployments, client.InNamespace(namespace), client.MatchingFields{"metadata.name": l.Deployment})
 	}); err != nil {
 		return "", false, fmt.Errorf("list Deployment %s/%s: %w", namespace, l.Deployment, err)
 	}
-	for i := range list.Items {
-		if d := &list.Items[i]; runs(d) && (uid == "" || string(d.UID) == uid) {
+	for i := range deployments.Items {
+		if d := &deployments.Items[i]; isActive(d) && (uid == "" || string(d.UID) == uid) {
 			return string(d.UID), true, nil
 		}
 	}
 	return "", false, nil
 }
 
-// runs reports whether a Deployment is this product's and scaled to have pods.
-func runs(d *appsv1.Deployment) bool {
+// isActive reports whether a Deployment is this product's, is not being deleted, and is scaled to
+// have pods.
+func isActive(d *appsv1.Deployment) bool {
 	return d.Labels[label.PartOf] == label.Product && d.DeletionTimestamp == nil && (d.Spec.Replicas == nil || *d.Spec.Replicas > 0)
 }
 
-// request sends a request with a timeout.
-func (l *lock) request(ctx context.Context, do func(context.Context) error) error {
+// withTimeout calls send with the timeout of a request.
+func (l *lock) withTimeout(ctx context.Context, send func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return do(ctx)
+	return send(ctx)
 }
 
 // logProblem logs an error unless it is the same as the last one, and returns it.

@@ -17,7 +17,7 @@ import (
 func resourceName(name string) corev1.ResourceName { return corev1.ResourceName(name) }
 
 // chooseTest returns the test that the flags name. It rejects flags of other tests.
-func (m *measureOptions) chooseTest() (measure.Test, error) {
+func (m *measureOptions) chooseTest() (measure.Scenario, error) {
 	for _, f := range []struct {
 		name  string
 		set   bool

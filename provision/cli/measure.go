@@ -167,8 +167,8 @@ func (m *measureOptions) outputFormat(rep *report.Report) string {
 }
 
 // newSession checks the flags, and returns the session, test and report that they describe.
-func (m *measureOptions) newSession(stderr io.Writer) (*measure.Session, measure.Test, *report.Report, error) {
-	fail := func(err error) (*measure.Session, measure.Test, *report.Report, error) { return nil, nil, nil, err }
+func (m *measureOptions) newSession(stderr io.Writer) (*measure.Session, measure.Scenario, *report.Report, error) {
+	fail := func(err error) (*measure.Session, measure.Scenario, *report.Report, error) { return nil, nil, nil, err }
 	if err := checkOutput(m.output, "text", "json", "csv", "svg", "html"); err != nil {
 		return fail(err)
 	}
@@ -211,7 +211,7 @@ func (m *measureOptions) newSession(stderr io.Writer) (*measure.Session, measure
 		Client: client, Observer: observe.New(watching, selectors, clock), Clock: clock, Log: log,
 		Run: fmt.Sprintf("%08x", uint32(time.Now().UnixNano()/1e6)), // distinguishes the pods of earlier runs
 		Options: measure.Options{
-			Samples: m.samples, Drop: m.drop, Timeout: m.timeout, Resource: resourceName(m.resource),
+			Samples: m.samples, WarmUps: m.drop, Timeout: m.timeout, Resource: resourceName(m.resource),
 			Selectors: selectors, Workload: workload, Validated: !m.notValidated,
 		},
 	}, test, rep, nil

@@ -39,9 +39,9 @@ func cleanPolicy(ctx context.Context, c *cluster.Client, policy map[string]any, 
 		return nil, errors.New("the policy's file has no ClusterPolicy with a name")
 	}
 	path := policiesPath + "/" + url.PathEscape(name)
-	var there metav1.PartialObjectMetadata
-	switch err := c.Get(ctx, path, nil, &there); {
-	case err == nil && there.DeletionTimestamp == nil:
+	var existing metav1.PartialObjectMetadata
+	switch err := c.Get(ctx, path, nil, &existing); {
+	case err == nil && existing.DeletionTimestamp == nil:
 		return nil, nil
 	case err != nil && !apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("read ClusterPolicy %s: %w", name, err)
@@ -64,17 +64,17 @@ func cleanKind(ctx context.Context, c *cluster.Client, path string, dry bool) ([
 		if err := json.Unmarshal(raw, &o); err != nil {
 			return err
 		}
-		one := path + "/" + o.Name
-		what := "delete NodeClaim " + o.Name
+		objectPath := path + "/" + o.Name
+		action := "delete NodeClaim " + o.Name
 		if o.Namespace != "" {
-			one, what = "/api/v1/namespaces/"+o.Namespace+"/pods/"+o.Name, "delete pod "+o.Namespace+"/"+o.Name
+			objectPath, action = "/api/v1/namespaces/"+o.Namespace+"/pods/"+o.Name, "delete pod "+o.Namespace+"/"+o.Name
 		}
 		if !dry {
-			if err := c.Delete(ctx, one, nil, nil); err != nil && !apierrors.IsNotFound(err) {
-				return fmt.Errorf("%s: %w", what, err)
+			if err := c.Delete(ctx, objectPath, nil, nil); err != nil && !apierrors.IsNotFound(err) {
+				return fmt.Errorf("%s: %w", action, err)
 			}
 		}
-		done = append(done, what)
+		done = append(done, action)
 		return nil
 	})
 	// Without Karpenter the kind does not exist, or RBAC forbids it.

@@ -22,19 +22,19 @@ import (
 
 // Options configure a run.
 type Options struct {
-	Samples       int           // that count
-	Drop          int           // warm-up samples before them, which do not count
-	Timeout       time.Duration // of one sample, and of its preparation
-	Resource      corev1.ResourceName
-	Selectors     step.Selectors
-	Workload      Workload
-	RestoreWithin time.Duration // default: two minutes
+	Samples       int                 // measured samples
+	WarmUps       int                 // unmeasured warm-up samples, taken first
+	Timeout       time.Duration       // of one sample, and of its preparation
+	Resource      corev1.ResourceName // whose nodes and pods are measured: nvidia.com/gpu
+	Selectors     step.Selectors      // of the pods of the GPU stack, whose steps are measured
+	Workload      Workload            // the pods that request GPUs
+	RestoreWithin time.Duration       // for each step of the end of a run; 0: two minutes
 	// Validated makes a sample last until its nodes are validated, where a validator runs.
 	Validated bool
 }
 
-// Test is a way to request GPUs.
-type Test interface {
+// Scenario is a way to request GPUs, such as new nodes or a driver that is installed again.
+type Scenario interface {
 	// Prepare brings the cluster into the state from which GPUs are requested.
 	Prepare(ctx context.Context, s *Session) error
 	// Request requests GPUs. The sample begins with its first request.
@@ -59,62 +59,62 @@ type Session struct {
 	// Run names the run, also in the label of its pods.
 	Run string
 
-	sample  int // the current one's number
-	tracker *step.Tracker
-	readLog func(*corev1.Pod) // reads a workload's log, in a goroutine that ends with the sample
-	results chan step.Change  // of logs
-	logged  map[string]bool   // steps, as "node/step"
-	asked   time.Duration
+	sample      int // number of the current sample
+	tracker     *step.Tracker
+	readLog     func(*corev1.Pod) // reads a workload's log, in a goroutine that ends with the sample
+	results     chan step.Change  // steps found in logs
+	logged      map[string]bool   // steps that were logged, as "node/step"
+	requestedAt time.Duration     // when the current sample's GPUs were requested, by Clock.Now
 }
 
 // restoreWithin bounds each of the two steps at the end of a run, interrupted or not:
 // Test.Restore, and the removal of the workloads.
 const restoreWithin = 2 * time.Minute
 
-// Run measures all samples. After a failure the report holds the samples until then, and
-// the reason.
-func Run(ctx context.Context, s *Session, test Test, rep *report.Report) (err error) {
-	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
-	observer, watching := errgroup.WithContext(watching)
-	observer.Go(func() error { return s.Observer.Run(watching) })
-	watch := observe.NewJumpDetector(s.Clock)
+// Run takes all samples and restores the cluster. After a failure the report holds the samples
+// until then, and the reason.
+func Run(ctx context.Context, s *Session, scenario Scenario, rep *report.Report) (err error) {
+	observeCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	group, observeCtx := errgroup.WithContext(observeCtx)
+	group.Go(func() error { return s.Observer.Run(observeCtx) })
+	jumps := observe.NewJumpDetector(s.Clock)
 	began := s.Clock.Now()
 	defer func() {
-		s.summarize(rep, watch, s.Clock.Now()-began)
+		s.recordSummary(rep, jumps, s.Clock.Now()-began)
 		stop()
-		err = errors.Join(err, observer.Wait())
+		err = errors.Join(err, group.Wait())
 	}()
-	if err := s.waitListed(ctx, watching); err != nil {
+	if err := s.waitListed(ctx, observeCtx); err != nil {
 		return err
 	}
-	s.describe(rep) // nodes may be gone later
+	s.recordCluster(rep) // nodes may be gone later
 	defer func() {
-		failed := errors.Join(s.restore(ctx, func(ctx context.Context) error { return test.Restore(ctx, s) }), s.restore(ctx, s.removeWorkloads))
+		failed := errors.Join(s.retryUndo(ctx, func(ctx context.Context) error { return scenario.Restore(ctx, s) }), s.retryUndo(ctx, s.removeWorkloads))
 		if failed != nil {
 			err = errors.Join(err, fmt.Errorf("restore the cluster: %w; gpu-provision cleanup tries again", failed))
 		}
 	}()
 	first := len(rep.Samples) + 1
-	for i := range s.Options.Drop + s.Options.Samples {
-		watch.Check()
+	for i := range s.Options.WarmUps + s.Options.Samples {
+		jumps.Check()
 		s.sample = first + i
-		sample, err := s.measure(ctx, test, watch)
-		sample.WarmUp = i < s.Options.Drop
+		sample, err := s.takeSample(ctx, scenario, jumps)
+		sample.WarmUp = i < s.Options.WarmUps
 		rep.Samples = append(rep.Samples, sample)
-		s.describe(rep) // before the node that came is removed
+		s.recordCluster(rep) // before finishSample removes the new node
 		if err == nil {
-			err = s.finish(ctx, test, &rep.Samples[len(rep.Samples)-1])
+			err = s.finishSample(ctx, scenario, &rep.Samples[len(rep.Samples)-1])
 		}
 		if err != nil {
-			rep.Ended = bounded(err.Error())
+			rep.Ended = sanitizeLine(err.Error())
 			return err
 		}
 	}
 	return nil
 }
 
-// restore retries undo until it succeeds or its time is up.
-func (s *Session) restore(ctx context.Context, undo func(context.Context) error) error {
+// retryUndo calls undo every second until it succeeds or its time is up, even if ctx has ended.
+func (s *Session) retryUndo(ctx context.Context, undo func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(s.Options.RestoreWithin, restoreWithin))
 	defer cancel()
 	tick := time.NewTicker(time.Second)
@@ -124,11 +124,11 @@ func (s *Session) restore(ctx context.Context, undo func(context.Context) error)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
-		for waiting := true; waiting; {
+		for isWaiting := true; isWaiting; {
 			select {
 			case <-s.Observer.Changes(): // Observer requires that they are read
 			case <-tick.C:
-				waiting = false
+				isWaiting = false
 			case <-ctx.Done():
 				return err
 			}
@@ -136,8 +136,9 @@ func (s *Session) restore(ctx context.Context, undo func(context.Context) error)
 	}
 }
 
-// waitListed waits until everything has been listed once.
-func (s *Session) waitListed(ctx, watching context.Context) error {
+// waitListed waits until the Observer has listed the cluster once. observeCtx ends when the
+// Observer fails.
+func (s *Session) waitListed(ctx, observeCtx context.Context) error {
 	limit := time.NewTimer(s.Options.Timeout)
 	defer limit.Stop()
 	for {
@@ -145,7 +146,7 @@ func (s *Session) waitListed(ctx, watching context.Context) error {
 		case <-s.Observer.Ready():
 			return nil
 		case <-s.Observer.Changes():
-		case <-watching.Done():
+		case <-observeCtx.Done():
 			return errors.New("the cluster cannot be watched")
 		case <-ctx.Done():
 			return ctx.Err()
@@ -155,57 +156,61 @@ func (s *Session) waitListed(ctx, watching context.Context) error {
 	}
 }
 
-// measure takes one sample, without what Finish takes back. Its error ends the run.
-func (s *Session) measure(ctx context.Context, test Test, watch *observe.JumpDetector) (report.Sample, error) {
+// takeSample prepares and takes one sample. It does not call Finish; Run does. An error ends the
+// run; jumps of the clock are recorded in jumps.
+func (s *Session) takeSample(ctx context.Context, scenario Scenario, jumps *observe.JumpDetector) (report.Sample, error) {
 	sample := report.Sample{Number: s.sample, Timelines: []step.Timeline{}}
 	began := s.Clock.Now()
-	s.track(false)
-	if err := s.prepare(ctx, test); err != nil {
-		sample.Began, sample.Outcome, sample.Reason = s.Clock.Wall(), report.Failed, bounded("the preparation failed: "+err.Error())
+	s.resetTracker(false) // for Prepare, which waits for states of the cluster
+	if err := s.prepareSample(ctx, scenario); err != nil {
+		sample.Began, sample.Outcome, sample.Reason = s.Clock.Wall(), report.Failed, sanitizeLine("the preparation failed: "+err.Error())
 		if ctx.Err() != nil {
 			sample.Outcome, sample.Reason = report.Interrupted, "interrupted during the preparation"
 		}
 		return sample, fmt.Errorf("prepare sample %d: %w", s.sample, err)
 	}
-	sample.PrepareSeconds = round(s.Clock.Now() - began)
-	s.track(test.Reboots())
+	sample.PrepareSeconds = toSeconds(s.Clock.Now() - began)
+	s.resetTracker(scenario.Reboots()) // for the sample, without what was observed during Prepare
 	s.tracker.Begin()
 	stopLogs := s.readLogs(ctx)
 
-	sample.Began, s.asked = s.Clock.Wall(), s.Clock.Now()
+	sample.Began, s.requestedAt = s.Clock.Wall(), s.Clock.Now()
 	s.Log.Info("asked for GPUs", "sample", s.sample)
-	err := test.Request(ctx, s)
+	err := scenario.Request(ctx, s)
 	if err == nil {
-		err = s.waitComplete(ctx, watch, test)
+		err = s.waitComplete(ctx, jumps, scenario)
 	}
 	stopLogs()
-	s.conclude(&sample, test, err)
+	s.recordOutcome(&sample, scenario, err)
 	if ctx.Err() != nil {
 		return sample, fmt.Errorf("interrupted in sample %d", s.sample)
 	}
 	return sample, nil
 }
 
-func (s *Session) prepare(ctx context.Context, test Test) error {
+// prepareSample calls Prepare within the timeout.
+func (s *Session) prepareSample(ctx context.Context, scenario Scenario) error {
 	limited, cancel := context.WithTimeoutCause(ctx, s.Options.Timeout, fmt.Errorf("not done within %v (--timeout)", s.Options.Timeout))
 	defer cancel()
-	return test.Prepare(limited, s)
+	return scenario.Prepare(limited, s)
 }
 
-func (s *Session) finish(ctx context.Context, test Test, sample *report.Sample) error {
+// finishSample calls Finish within the timeout.
+func (s *Session) finishSample(ctx context.Context, scenario Scenario, sample *report.Sample) error {
 	limited, cancel := context.WithTimeoutCause(ctx, s.Options.Timeout, fmt.Errorf("not done within %v (--timeout)", s.Options.Timeout))
 	defer cancel()
-	if err := test.Finish(limited, s, sample); err != nil {
+	if err := scenario.Finish(limited, s, sample); err != nil {
 		return fmt.Errorf("after sample %d: %w", s.sample, err)
 	}
 	return nil
 }
 
-// track starts a new Tracker with the existing objects.
-func (s *Session) track(reboots bool) {
-	s.tracker = &step.Tracker{Resource: s.Options.Resource, Selectors: s.Options.Selectors, Sample: s.label(), Reboot: reboots}
+// resetTracker starts a new Tracker that knows the existing objects. reboots: nodes reach their
+// steps only after another boot.
+func (s *Session) resetTracker(reboots bool) {
+	s.tracker = &step.Tracker{Resource: s.Options.Resource, Selectors: s.Options.Selectors, Sample: s.sampleLabel(), Reboot: reboots}
 	s.logged = map[string]bool{}
-	for drained := false; !drained; { // the snapshot includes these changes
+	for drained := false; !drained; { // drop pending changes: the snapshot includes them
 		select {
 		case <-s.Observer.Changes():
 		default:
@@ -217,36 +222,36 @@ func (s *Session) track(reboots bool) {
 	}
 }
 
-// label returns the value of step.WorkloadLabel for the current sample's pods.
-func (s *Session) label() string { return fmt.Sprintf("%s-%d", s.Run, s.sample) }
+// sampleLabel returns the value of step.WorkloadLabel for the current sample's pods.
+func (s *Session) sampleLabel() string { return fmt.Sprintf("%s-%d", s.Run, s.sample) }
 
 // errTimedOut is returned for a sample that exceeds the timeout.
 var errTimedOut = errors.New("timed out")
 
 // waitComplete observes changes until the sample is complete.
-func (s *Session) waitComplete(ctx context.Context, watch *observe.JumpDetector, test Test) error {
+func (s *Session) waitComplete(ctx context.Context, jumps *observe.JumpDetector, scenario Scenario) error {
 	limit := time.NewTimer(s.Options.Timeout)
 	defer limit.Stop()
-	look := time.NewTicker(time.Second)
-	defer look.Stop()
-	for !s.complete(test) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for !s.isComplete(scenario) {
 		if why := s.tracker.Failure(); why != "" {
 			return errors.New(why)
 		}
 		select {
 		case c := <-s.Observer.Changes():
-			s.observe(c)
+			s.observeChange(c)
 			s.observePending() // so that the nodes are checked once for all of them
 		case c := <-s.results:
-			s.observe(c)
-		case <-look.C:
-			watch.Check()
+			s.observeChange(c)
+		case <-tick.C:
+			jumps.Check()
 		case <-limit.C:
 			return errTimedOut
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		s.logSteps(test)
+		s.logSteps(scenario)
 	}
 	return nil
 }
@@ -256,24 +261,25 @@ func (s *Session) observePending() {
 	for {
 		select {
 		case c := <-s.Observer.Changes():
-			s.observe(c)
+			s.observeChange(c)
 		default:
 			return
 		}
 	}
 }
 
-// observe tracks a change, and starts to read the log of a workload once it runs.
-func (s *Session) observe(c step.Change) {
+// observeChange tracks a change, and starts to read the log of a workload once it runs.
+func (s *Session) observeChange(c step.Change) {
 	s.tracker.Observe(c)
 	if c.Pod != nil && !c.Gone && s.readLog != nil {
 		s.readLog(c.Pod)
 	}
 }
 
-// complete reports whether the sample's nodes have reached all steps.
-func (s *Session) complete(test Test) bool {
-	nodes := test.Nodes(s)
+// isComplete reports whether every node of the sample offers the resource, and is validated if that
+// is required and a validator runs on it, and all workloads have printed their result.
+func (s *Session) isComplete(scenario Scenario) bool {
+	nodes := scenario.Nodes(s)
 	if len(nodes) == 0 || !s.Observer.Synced() {
 		return false
 	}
@@ -286,9 +292,9 @@ func (s *Session) complete(test Test) bool {
 }
 
 // logSteps logs the steps that were reached since the last call.
-func (s *Session) logSteps(test Test) {
-	for _, n := range test.Nodes(s) {
-		for _, r := range s.tracker.Timeline(n, s.asked).Steps {
+func (s *Session) logSteps(scenario Scenario) {
+	for _, n := range scenario.Nodes(s) {
+		for _, r := range s.tracker.Timeline(n, s.requestedAt).Steps {
 			key := n + "/" + string(r.Step)
 			if s.logged[key] || r.Before || r.Step == step.Asked {
 				continue
@@ -299,15 +305,15 @@ func (s *Session) logSteps(test Test) {
 	}
 }
 
-// conclude records the outcome and timelines of the sample.
-func (s *Session) conclude(sample *report.Sample, test Test, err error) {
-	nodes := test.Nodes(s)
+// recordOutcome records the outcome and timelines of the sample.
+func (s *Session) recordOutcome(sample *report.Sample, scenario Scenario, err error) {
+	nodes := scenario.Nodes(s)
 	for _, n := range nodes {
-		sample.Timelines = append(sample.Timelines, s.tracker.Timeline(n, s.asked))
+		sample.Timelines = append(sample.Timelines, s.tracker.Timeline(n, s.requestedAt))
 	}
 	for _, g := range s.Observer.Gaps() {
-		if g.To >= s.asked {
-			sample.Gaps = append(sample.Gaps, report.Gap{From: max(round(g.From-s.asked), 0), To: round(g.To - s.asked)})
+		if g.To >= s.requestedAt {
+			sample.Gaps = append(sample.Gaps, report.Gap{From: max(toSeconds(g.From-s.requestedAt), 0), To: toSeconds(g.To - s.requestedAt)})
 		}
 	}
 	switch {
@@ -316,9 +322,9 @@ func (s *Session) conclude(sample *report.Sample, test Test, err error) {
 	case errors.Is(err, context.Canceled):
 		sample.Outcome, sample.Reason = report.Interrupted, "interrupted"
 	case errors.Is(err, errTimedOut):
-		sample.Outcome, sample.Reason = report.TimedOut, s.whereStuck(nodes)
+		sample.Outcome, sample.Reason = report.TimedOut, s.describeStuckNodes(nodes)
 	default:
-		sample.Outcome, sample.Reason = report.Failed, bounded(err.Error())
+		sample.Outcome, sample.Reason = report.Failed, sanitizeLine(err.Error())
 	}
 	if sample.Outcome == report.Complete {
 		s.Log.Info("complete", "sample", s.sample, "after", fmt.Sprintf("%.1fs", sample.Total()))
@@ -327,18 +333,18 @@ func (s *Session) conclude(sample *report.Sample, test Test, err error) {
 	}
 }
 
-// whereStuck describes the last step of each node, and what its pods wait for.
-func (s *Session) whereStuck(nodes []string) string {
+// describeStuckNodes describes the last step of each node, and what its pods wait for.
+func (s *Session) describeStuckNodes(nodes []string) string {
 	if len(nodes) == 0 {
 		text := fmt.Sprintf("no node came within %v", s.Options.Timeout)
 		if why := s.tracker.Waiting(""); why != "" {
 			text += ": " + why
 		}
-		return bounded(text)
+		return sanitizeLine(text)
 	}
 	var all []string
 	for _, n := range nodes {
-		line := s.tracker.Timeline(n, s.asked)
+		line := s.tracker.Timeline(n, s.requestedAt)
 		last, _ := step.Find(line.Last())
 		text := fmt.Sprintf("node %s is not done within %v; its last step is %q", n, s.Options.Timeout, last.Title)
 		if why := s.tracker.Waiting(n); why != "" {
@@ -346,14 +352,15 @@ func (s *Session) whereStuck(nodes []string) string {
 		}
 		all = append(all, text)
 	}
-	return bounded(strings.Join(all, "; "))
+	return sanitizeLine(strings.Join(all, "; "))
 }
 
-// summarize records the parts of the report that all samples share.
-func (s *Session) summarize(rep *report.Report, watch *observe.JumpDetector, lasted time.Duration) {
-	watch.Check()
-	for _, j := range watch.Jumps() {
-		rep.Jumps = append(rep.Jumps, report.Jump{At: s.Clock.Wall().Add(j.At - s.Clock.Now()), By: round(j.By)})
+// recordSummary records the parts of the report that concern the whole run: jumps of the clock,
+// requests to the API server, images, and the cluster.
+func (s *Session) recordSummary(rep *report.Report, jumps *observe.JumpDetector, lasted time.Duration) {
+	jumps.Check()
+	for _, j := range jumps.Jumps() {
+		rep.Jumps = append(rep.Jumps, report.Jump{At: s.Clock.Wall().Add(j.At - s.Clock.Now()), By: toSeconds(j.By)})
 	}
 	requests := s.Observer.Requests()
 	rep.Requests += requests
@@ -366,11 +373,11 @@ func (s *Session) summarize(rep *report.Report, watch *observe.JumpDetector, las
 	if images := s.tracker.Images(); len(images) > 0 {
 		rep.Images = images
 	}
-	s.describe(rep)
+	s.recordCluster(rep)
 }
 
-// describe records the measured cluster.
-func (s *Session) describe(rep *report.Report) {
+// recordCluster records the measured cluster.
+func (s *Session) recordCluster(rep *report.Report) {
 	measured := map[string]bool{}
 	for _, sample := range rep.Samples {
 		for _, t := range sample.Timelines {
@@ -388,18 +395,19 @@ func (s *Session) describe(rep *report.Report) {
 			continue
 		}
 		info := c.Node.Status.NodeInfo
-		rep.Cluster.Kubelet, rep.Cluster.Runtime = bounded(info.KubeletVersion), bounded(info.ContainerRuntimeVersion)
-		rep.Cluster.System, rep.Cluster.Kernel = bounded(info.OSImage), bounded(info.KernelVersion)
+		rep.Cluster.Kubelet, rep.Cluster.Runtime = sanitizeLine(info.KubeletVersion), sanitizeLine(info.ContainerRuntimeVersion)
+		rep.Cluster.System, rep.Cluster.Kernel = sanitizeLine(info.OSImage), sanitizeLine(info.KernelVersion)
 		if rep.Notice == "" && strings.HasPrefix(c.Node.Labels["nvidia.com/gpu.product"], "SIMULATED") {
 			rep.Notice = "SIMULATED: the nodes have no GPU; their driver is gpuready's simulator"
 		}
 	}
 }
 
-// wait waits for a condition of the snapshot, which it evaluates after each change.
-func (s *Session) wait(ctx context.Context, what string, is func([]step.Change) (bool, string)) error {
+// waitFor waits until a condition of the snapshot is true. It evaluates the condition after each
+// change. The condition also returns what is missing; what names the wait in an error.
+func (s *Session) waitFor(ctx context.Context, what string, condition func([]step.Change) (bool, string)) error {
 	for {
-		done, why := is(s.Observer.Snapshot())
+		done, why := condition(s.Observer.Snapshot())
 		if done {
 			return nil
 		}
@@ -427,12 +435,14 @@ func (s *Session) gpuNodes() []string {
 	return names
 }
 
-func round(d time.Duration) float64 {
+// toSeconds returns a duration in seconds, rounded to milliseconds.
+func toSeconds(d time.Duration) float64 {
 	return float64(d.Round(time.Millisecond)) / float64(time.Second)
 }
 
-// bounded sanitizes and truncates text of other origin for one line of a report.
-func bounded(text string) string {
+// sanitizeLine returns text of other origin in a form that is safe in one line of a report, cut
+// after 1 KiB.
+func sanitizeLine(text string) string {
 	const most = 1024
 	text = strings.ToValidUTF8(strings.Join(strings.Fields(text), " "), "?")
 	if len(text) > most {

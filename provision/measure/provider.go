@@ -44,7 +44,7 @@ func (c Command) run(ctx context.Context, s *Session, node string) error {
 	for {
 		select {
 		case c := <-s.Observer.Changes():
-			s.observe(c) // also while the command runs
+			s.observeChange(c) // also while the command runs
 		case err := <-ended:
 			if err == nil || errors.Is(err, exec.ErrWaitDelay) { // it left a process in the background
 				return nil
@@ -52,7 +52,7 @@ func (c Command) run(ctx context.Context, s *Session, node string) error {
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 			}
-			return fmt.Errorf("command %q: %w: %s", string(c), err, bounded(tail(out.String())))
+			return fmt.Errorf("command %q: %w: %s", string(c), err, sanitizeLine(tail(out.String())))
 		}
 	}
 }
@@ -217,9 +217,9 @@ func NewNodeClaim(manifest map[string]any) (*NodeClaim, error) {
 
 // Add creates a NodeClaim.
 func (p *NodeClaim) Add(ctx context.Context, s *Session) error {
-	name := "gpu-provision-" + s.label()
+	name := "gpu-provision-" + s.sampleLabel()
 	old, _ := p.Manifest["metadata"].(map[string]any)
-	labels := map[string]any{step.WorkloadLabel: s.label()}
+	labels := map[string]any{step.WorkloadLabel: s.sampleLabel()}
 	if had, is := old["labels"].(map[string]any); is {
 		maps.Copy(labels, had)
 	}

@@ -51,7 +51,7 @@ func (r *Reset) Prepare(ctx context.Context, s *Session) error {
 	if err := s.Client.Delete(ctx, r.path(), nil, nil); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete ClusterPolicy %s: %w", r.Name, err)
 	}
-	if err := s.wait(ctx, "wait until nothing of the stack is left", func(all []step.Change) (bool, string) {
+	if err := s.waitFor(ctx, "wait until nothing of the stack is left", func(all []step.Change) (bool, string) {
 		for _, c := range all {
 			switch {
 			case c.Pod != nil && s.Options.Selectors.Of(c.Pod) != "" && slices.Contains(r.nodes, c.Pod.Spec.NodeName):

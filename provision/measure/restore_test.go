@@ -238,12 +238,12 @@ type passing struct{ server *server }
 func (passing) Prepare(context.Context, *Session) error { return nil }
 func (p passing) Request(ctx context.Context, s *Session) error {
 	p.server.events <- "ADDED"
-	return s.wait(ctx, "wait for the node", func(all []step.Change) (bool, string) { return len(all) == 1, "it is not there" })
+	return s.waitFor(ctx, "wait for the node", func(all []step.Change) (bool, string) { return len(all) == 1, "it is not there" })
 }
 func (passing) Nodes(*Session) []string { return []string{"n"} }
 func (p passing) Finish(ctx context.Context, s *Session, _ *report.Sample) error {
 	p.server.events <- "DELETED"
-	return s.wait(ctx, "wait until the node is removed", func(all []step.Change) (bool, string) { return len(all) == 0, "it is there" })
+	return s.waitFor(ctx, "wait until the node is removed", func(all []step.Change) (bool, string) { return len(all) == 0, "it is there" })
 }
 func (passing) Restore(context.Context, *Session) error { return nil }
 func (passing) Reboots() bool                           { return false }

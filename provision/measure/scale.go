@@ -93,7 +93,7 @@ func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) e
 	if t.Keep || len(came) == 0 {
 		return nil
 	}
-	err := s.wait(ctx, "wait until the nodes are removed", func(all []step.Change) (bool, string) {
+	err := s.waitFor(ctx, "wait until the nodes are removed", func(all []step.Change) (bool, string) {
 		for _, c := range all {
 			switch {
 			case c.Node == nil || !slices.Contains(came, c.Node.Name):
@@ -105,7 +105,7 @@ func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) e
 		}
 		return true, ""
 	})
-	sample.RemoveSeconds = round(s.Clock.Now() - began)
+	sample.RemoveSeconds = toSeconds(s.Clock.Now() - began)
 	return err
 }
 
@@ -164,7 +164,7 @@ func (t *Reboot) Prepare(ctx context.Context, s *Session) error {
 	if err := s.removeWorkloads(ctx); err != nil {
 		return err
 	}
-	return s.wait(ctx, "wait until node "+t.Node+" offers GPUs", func([]step.Change) (bool, string) {
+	return s.waitFor(ctx, "wait until node "+t.Node+" offers GPUs", func([]step.Change) (bool, string) {
 		return slices.Contains(s.gpuNodes(), t.Node), "it offers no " + string(s.Options.Resource)
 	})
 }
@@ -177,7 +177,7 @@ func (t *Reboot) Request(ctx context.Context, s *Session) error {
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, s.Options.Timeout, errTimedOut)
 	defer cancel()
-	err := s.wait(limited, "wait until node "+t.Node+" has restarted", func([]step.Change) (bool, string) {
+	err := s.waitFor(limited, "wait until node "+t.Node+" has restarted", func([]step.Change) (bool, string) {
 		return s.tracker.HasReached(t.Node, step.Registered), "its boot ID is the same"
 	})
 	if err != nil {

@@ -85,14 +85,14 @@ func (s *Session) createWorkloads(ctx context.Context, nodes []string) error {
 	for i, node := range on {
 		pod := w.Pod.DeepCopy()
 		pod.ObjectMeta = metav1.ObjectMeta{
-			Name: fmt.Sprintf("gpu-provision-%s-%d", s.label(), i+1), Namespace: w.Namespace,
+			Name: fmt.Sprintf("gpu-provision-%s-%d", s.sampleLabel(), i+1), Namespace: w.Namespace,
 			Labels: pod.Labels, Annotations: pod.Annotations,
 		}
 		pod.Status = corev1.PodStatus{}
 		if pod.Labels == nil {
 			pod.Labels = map[string]string{}
 		}
-		pod.Labels[step.WorkloadLabel] = s.label()
+		pod.Labels[step.WorkloadLabel] = s.sampleLabel()
 		if node != "" {
 			if pod.Spec.NodeSelector == nil {
 				pod.Spec.NodeSelector = map[string]string{}
@@ -138,7 +138,7 @@ func (s *Session) removeWorkloads(ctx context.Context) error {
 			return fmt.Errorf("delete the workload %s/%s: %w", s.Options.Workload.Namespace, name, err)
 		}
 	}
-	return s.wait(ctx, "wait until the workloads are deleted", func(all []step.Change) (bool, string) {
+	return s.waitFor(ctx, "wait until the workloads are deleted", func(all []step.Change) (bool, string) {
 		for _, c := range all {
 			if c.Pod != nil && strings.HasPrefix(c.Pod.Labels[step.WorkloadLabel], s.Run+"-") {
 				return false, "pod " + c.Pod.Namespace + "/" + c.Pod.Name + " is there"
@@ -156,7 +156,7 @@ func (s *Session) readLogs(ctx context.Context) (stop func()) {
 	begun := map[types.UID]bool{}
 	s.results = make(chan step.Change)
 	s.readLog = func(pod *corev1.Pod) {
-		if s.Options.Workload.Result == nil || pod.Labels[step.WorkloadLabel] != s.label() || begun[pod.UID] {
+		if s.Options.Workload.Result == nil || pod.Labels[step.WorkloadLabel] != s.sampleLabel() || begun[pod.UID] {
 			return
 		}
 		main := slices.IndexFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.Name == pod.Spec.Containers[0].Name })

@@ -35,7 +35,7 @@ type Step struct {
 	Basis Basis
 }
 
-// Basis names the steps that a step builds on.
+// Basis names the steps that a step builds on. If one of them did not pass, the step is not run.
 type Basis int
 
 // The values of Basis. Only a step that builds on all blocks the steps after it.

@@ -1,6 +1,6 @@
-// The proofs: the files that report whether a layer is proven. Nothing else
-// writes or removes them, neither in the daemon nor where the validator stands in for
-// NVIDIA's. Everybody may read them, by package readiness.
+// This file writes the files <layer>-ready and <layer>-notready, by which other pods learn whether a
+// layer of the node works. A ready file is also called a proof. Both the daemon and the commands that
+// replace NVIDIA's validator write and remove them with ProofWriter. Package readiness reads them.
 
 package daemon
 
@@ -45,15 +45,15 @@ var allProofs = []proofFiles{
 	{"vfio-pci", "vfio-pci-ready", "vfio-pci-notready"},
 	{"vgpu-devices", "vgpu-devices-ready", "vgpu-devices-notready"},
 	{"vgpu-manager", "vgpu-manager-ready", "vgpu-manager-notready"},
-	{"metrics", "metrics-ready", "metrics-notready"}, // removed only: nothing is proven of it
+	{"metrics", "metrics-ready", "metrics-notready"}, // never written; removed because NVIDIA's validator may have left it
 }
 
 // ProofWriter writes the proofs of a folder, and remembers what it wrote. Its methods must not be
 // called concurrently.
 type ProofWriter struct {
 	dir, bootID string
-	written     map[readiness.Layer]string        // signatures
-	last        map[readiness.Layer]check.Outcome // the outcomes written
+	signatures  map[readiness.Layer]string        // of the outcomes written
+	outcomes    map[readiness.Layer]check.Outcome // the outcomes written
 }
 
 // NewProofWriter returns a ProofWriter for a folder, a path of this process, and a boot.
@@ -61,8 +61,8 @@ func NewProofWriter(dir, bootID string) *ProofWriter {
 	return &ProofWriter{dir, bootID, map[readiness.Layer]string{}, map[readiness.Layer]check.Outcome{}}
 }
 
-// Write writes the proof of a name, or why it is not proven. It removes the other of its two
-// files.
+// Write writes <name>-ready or, if the outcome is no pass, <name>-notready with the reason. It
+// removes the other of the two.
 func (w *ProofWriter) Write(name readiness.Layer, o check.Outcome) error {
 	if !slices.ContainsFunc(allProofs, func(f proofFiles) bool { return f.name == name }) {
 		return fmt.Errorf("%s has no files for a proof", name)
@@ -82,62 +82,65 @@ func (w *ProofWriter) Remove(name readiness.Layer) error { return readiness.Clea
 
 // RemoveAll removes the files of all names. Other files in the folder stay.
 func (w *ProofWriter) RemoveAll() error {
-	var wrong []error
+	var errs []error
 	for _, f := range allProofs {
-		wrong = append(wrong, w.Remove(f.name))
+		errs = append(errs, w.Remove(f.name))
 	}
-	return errors.Join(wrong...)
+	return errors.Join(errs...)
 }
 
-// RemoveStale removes the proofs of earlier boots, files that are no proof, and the proofs
-// of optional layers that are not among the steps. It reports whether proofs of this boot
-// remain.
-func (w *ProofWriter) RemoveStale(steps []check.Step, log *slog.Logger) (some bool) {
-	remove := func(layer readiness.Layer) {
-		if err := w.Remove(layer); err != nil {
+// RemoveStale removes the files of layers that are from an earlier boot or invalid, and those of
+// optional layers that are not among the steps. The files by NVIDIA's names for components stay. It
+// reports whether files of this boot remain.
+func (w *ProofWriter) RemoveStale(steps []check.Step, log *slog.Logger) (remain bool) {
+	remove := func(layer readiness.Layer) bool {
+		err := w.Remove(layer)
+		if err != nil {
 			log.Error("cannot remove a stale proof", "layer", layer, "message", err.Error())
 		}
+		return err == nil
 	}
 	for _, layer := range readiness.Layers() {
 		_, err := readiness.Read(w.dir, layer, w.bootID)
-		some = some || err == nil
+		remain = remain || err == nil
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		log.Info("removed a stale proof", "layer", layer, "message", err.Error())
-		remove(layer)
+		if remove(layer) {
+			log.Info("removed a stale proof", "layer", layer, "message", err.Error())
+		}
 	}
 	for _, layer := range readiness.Optional() {
 		if !slices.ContainsFunc(steps, func(s check.Step) bool { return s.Layer == layer }) {
 			remove(layer) // it is no longer wanted
 		}
 	}
-	return some
+	return remain
 }
 
-// Effective returns the outcome in force: an earlier proof holds while a new one is
-// pending.
-func (w *ProofWriter) Effective(o check.Outcome) check.Outcome {
-	if before := w.last[o.Layer]; o.Kind == check.Pending && before.Kind == check.Passed {
+// EffectiveOutcome returns the outcome that is to be written for a new one: while a check is
+// pending, the pass before it stays.
+func (w *ProofWriter) EffectiveOutcome(o check.Outcome) check.Outcome {
+	if before := w.outcomes[o.Layer]; o.Kind == check.Pending && before.Kind == check.Passed {
 		return before
 	}
 	return o
 }
 
-// Update writes the outcome of a layer unless the same is written already, and reports
-// whether it differs from the last.
-func (w *ProofWriter) Update(o check.Outcome) (news bool, err error) {
-	now := signature(o)
-	news = w.written[o.Layer] != now
-	if !news && w.isWritten(o) {
+// WriteIfChanged writes the outcome of a layer unless the file has it already. It reports whether
+// the outcome differs from the last one written.
+func (w *ProofWriter) WriteIfChanged(o check.Outcome) (changed bool, err error) {
+	current := signature(o)
+	changed = w.signatures[o.Layer] != current
+	if !changed && w.isWritten(o) {
 		return false, nil
 	}
 	if err := w.Write(o.Layer, o); err != nil {
-		delete(w.written, o.Layer)
+		delete(w.signatures, o.Layer)
 		return false, err
 	}
-	w.written[o.Layer], w.last[o.Layer] = now, o
-	return news, nil
+	w.signatures[o.Layer], w.outcomes[o.Layer] = current, o
+	return changed, nil
 }
 
 // isWritten reports whether the file written for an outcome is still there.

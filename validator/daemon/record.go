@@ -17,7 +17,7 @@ import (
 func (d *Daemon) recordEarly(o check.Outcome) {
 	d.writing.Lock()
 	defer d.writing.Unlock()
-	_ = d.write(d.proofs.Effective(o))
+	_ = d.write(d.proofs.EffectiveOutcome(o))
 	if d.DriverPod != nil && o.Layer == readiness.CUDA && o.Kind != check.Passed {
 		d.DriverPod.Withdraw()
 	}
@@ -39,7 +39,7 @@ func (d *Daemon) record(found []check.Outcome) {
 		if o.Kind == check.Failed || o.Retry {
 			failing = append(failing, failureKey(o))
 		}
-		o = d.proofs.Effective(o)
+		o = d.proofs.EffectiveOutcome(o)
 		outcomes = append(outcomes, o)
 		if err := d.write(o); err != nil {
 			unwritten = append(unwritten, err.Error())
@@ -68,7 +68,7 @@ func (d *Daemon) write(o check.Outcome) error {
 	if d.retired {
 		return nil
 	}
-	news, err := d.proofs.Update(o)
+	news, err := d.proofs.WriteIfChanged(o)
 	if news {
 		d.logOutcome(o)
 	}

@@ -1,5 +1,6 @@
-// Package step holds the steps of the validator's pipeline. Each checks one layer, and knows
-// the reasons for which the layer is not proven.
+// Package step holds the steps of the validator's pipeline. Each step checks one layer of the GPU
+// stack on this node. A layer is proven if its check passes; otherwise the step says why not and
+// what to do.
 package step
 
 import (
@@ -10,7 +11,9 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// optional lists the steps of the optional layers, in the order of readiness.Optional.
+// optional lists the steps of the optional layers, in the order of readiness.Optional. Basis
+// says what a step builds on: a step OnDriver is checked only if the driver is proven, a step
+// OnHost in any case.
 var optional = []check.Step{
 	{Layer: readiness.Peermem, Check: checkPeermem, Basis: check.OnDriver},
 	{Layer: readiness.GDS, Check: gds.check, Basis: check.OnDriver},
@@ -21,12 +24,12 @@ var optional = []check.Step{
 	{Layer: readiness.VGPU, Check: checkVGPU, Basis: check.OnHost},
 }
 
-// NewPipeline returns the pipeline with the wanted optional steps. read reads NVML. workload
-// is nil where no pod is to be run.
-func NewPipeline(read ReadNVML, workload Workload, wanted []readiness.Layer) check.Pipeline {
+// NewPipeline returns the pipeline with the steps of the wanted optional layers. readNVML reads the
+// GPUs. workload runs a pod with a GPU; nil: none is run.
+func NewPipeline(readNVML ReadNVML, workload Workload, wanted []readiness.Layer) check.Pipeline {
 	p := check.Pipeline{
 		Driver: func(ctx context.Context, n check.Node) (check.Driver, check.Outcome) {
-			return CheckDriver(ctx, n, read)
+			return CheckDriver(ctx, n, readNVML)
 		},
 		Steps: []check.Step{
 			{Layer: readiness.Toolkit, Check: checkToolkit},
@@ -48,8 +51,8 @@ func NewPipeline(read ReadNVML, workload Workload, wanted []readiness.Layer) che
 // lists all steps.
 func WithUnwanted(p check.Pipeline) check.Pipeline {
 	for _, s := range optional {
-		if !slices.ContainsFunc(p.Steps, func(has check.Step) bool { return has.Layer == s.Layer }) {
-			s.Check = nil
+		if !slices.ContainsFunc(p.Steps, func(present check.Step) bool { return present.Layer == s.Layer }) {
+			s.Check = nil // listed, not run
 			p.Steps = append(p.Steps, s)
 		}
 	}
