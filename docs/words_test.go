@@ -19,7 +19,8 @@ var vague = strings.Fields(`
 	look looks looked see sees saw seen hear hears heard tell tells told say says said
 	turn turns turned pass passes passed wake wakes woke have had come came go went
 	let give gives given gave take takes took taken ask asks asked mind minds know knows
-	known keep keeps kept`)
+	known keep keeps kept answer answers answered bring brings brought doubt doubts happen
+	happens lacking matter matters meet meets met news stand stands stood`)
 
 // riddle matches the start of a doc comment that has no verb or article.
 var riddle = regexp.MustCompile(`^(\w+ (is|are) (what|one that|one of those|that|those|how|where|who|whether|when)\b|\w+ (says?|tells?) whether\b|(Those|What) that\b)`)

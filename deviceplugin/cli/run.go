@@ -94,7 +94,7 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 	log.Info("starting", "precedence", "command line, environment, configuration file", "path", o.ConfigFile, "settings", strings.Join(o.NonDefaults, ", "),
 		"socket", o.KubeletSocket, "pid", os.Getpid())
 	o.LogIgnoredKeys(log)
-	meters := plugin.NewMetrics()
+	metrics := plugin.NewMetrics()
 	return plugin.Config{
 		HostRoot:       o.HostRoot,
 		StateDir:       o.StateDir,
@@ -112,11 +112,11 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 			})
 		},
 		Driver:   driver.Place{HostRoot: o.HostRoot},
-		Open:     func(place driver.Place) (plugin.Opened, error) { return openDriver(place, log, meters.CountNVMLError) },
+		Open:     func(place driver.Place) (plugin.Opened, error) { return openDriver(place, log, metrics.CountNVMLError) },
 		NFDDir:   o.NFDDir,
 		Injected: os.Getenv(injection.Variable),
 		Log:      log,
-		Metrics:  meters,
+		Metrics:  metrics,
 		Started:  c.started,
 	}, watcher
 }

@@ -78,9 +78,9 @@ func (o *Options) readData(data []byte, flags *pflag.FlagSet) (err error) {
 	if o.file, o.Ignored, err = config.Parse(data, o.ConfigFile, config.Options{UnknownKeys: unknown}); err != nil {
 		return err
 	}
-	given := o.file.FlagValues()
+	fileValues := o.file.FlagValues()
 	for _, flag := range slices.Sorted(maps.Keys(filePaths)) {
-		value, isSet := given[filePaths[flag]]
+		value, isSet := fileValues[filePaths[flag]]
 		if !isSet || flags.Changed(flag) {
 			continue
 		}

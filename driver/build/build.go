@@ -52,8 +52,8 @@ type Request struct {
 	Log      *slog.Logger  // of progress; may be nil
 }
 
-// name describes the modules to build.
-func (r *Request) name() string {
+// describeModules describes the modules to build.
+func (r *Request) describeModules() string {
 	s := "the driver's modules"
 	if r.Version != "" {
 		s = "the modules of driver " + r.Version
@@ -61,9 +61,9 @@ func (r *Request) name() string {
 	return s + " for kernel " + r.Release
 }
 
-// fail returns err as an Error with ReasonBuildFailed.
-func (r *Request) fail(err error) error {
-	return output.BuildError("build "+r.name(), err)
+// buildError returns err as an Error with ReasonBuildFailed.
+func (r *Request) buildError(err error) error {
+	return output.BuildError("build "+r.describeModules(), err)
 }
 
 // Compile compiles the wanted modules and returns a new folder below r.Work that holds only
@@ -72,13 +72,13 @@ func (r *Request) fail(err error) error {
 // The error is ctx's if that has ended, and otherwise a *kernel.Error with ReasonBuildFailed.
 // It wraps an *output.Failure if the compiler's output has one.
 func Compile(ctx context.Context, r Request) (dir string, err error) {
-	return compile(ctx, r, r.collect)
+	return compileAndCollect(ctx, r, r.collectModules)
 }
 
-// compile runs a build, and then collect, which moves the results out of its tree.
-func compile(ctx context.Context, r Request, collect func(t *tree, to string) error) (dir string, err error) {
+// compileAndCollect runs a build, and then collect, which moves the results out of its tree.
+func compileAndCollect(ctx context.Context, r Request, collect func(t *tree, to string) error) (dir string, err error) {
 	r.setDefaults()
-	t, err := r.prepare(ctx)
+	t, err := r.prepareTree(ctx)
 	if t != nil {
 		defer func() { err = errors.Join(err, t.remove()) }()
 	}
@@ -86,7 +86,7 @@ func compile(ctx context.Context, r Request, collect func(t *tree, to string) er
 		err = t.runMake(ctx)
 	}
 	if err == nil {
-		dir, err = r.output(t, collect)
+		dir, err = r.fillOutput(t, collect)
 	}
 	if err == nil {
 		if err := t.storeConftest(ctx); err != nil { // the cache only saves time
@@ -97,7 +97,7 @@ func compile(ctx context.Context, r Request, collect func(t *tree, to string) er
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
-	return "", r.fail(err)
+	return "", r.buildError(err)
 }
 
 // setDefaults sets fields that the caller left empty.
@@ -116,8 +116,8 @@ func (r *Request) setDefaults() {
 	}
 }
 
-// output creates a folder that collect fills.
-func (r *Request) output(t *tree, collect func(t *tree, to string) error) (string, error) {
+// fillOutput creates a folder that collect fills.
+func (r *Request) fillOutput(t *tree, collect func(t *tree, to string) error) (string, error) {
 	dir, err := os.MkdirTemp(r.Work, "modules-")
 	if err != nil {
 		return "", err
@@ -128,9 +128,9 @@ func (r *Request) output(t *tree, collect func(t *tree, to string) error) (strin
 	return dir, nil
 }
 
-// collect moves the wanted modules out of the tree.
-func (r *Request) collect(t *tree, to string) error {
-	names, err := r.built(t)
+// collectModules moves the wanted modules out of the tree.
+func (r *Request) collectModules(t *tree, to string) error {
+	names, err := r.listBuilt(t)
 	if err != nil {
 		return err
 	}
@@ -142,8 +142,8 @@ func (r *Request) collect(t *tree, to string) error {
 	return kernel.CheckBuilt(to, names, r.Release, r.Version)
 }
 
-// built returns the names of the wanted modules, or an error if the tree lacks one.
-func (r *Request) built(t *tree) ([]string, error) {
+// listBuilt returns the names of the wanted modules, or an error if the tree lacks one.
+func (r *Request) listBuilt(t *tree) ([]string, error) {
 	found, err := filepath.Glob(filepath.Join(t.dir, "*.ko"))
 	if err != nil {
 		return nil, err

@@ -88,20 +88,20 @@ func parseCommand(text string) (command, error) {
 	return c, nil
 }
 
-// resolve returns the path of a file that Kbuild names relative to its working folder.
-func (t *tree) resolve(path string) string {
+// resolvePath returns the path of a file that Kbuild names relative to its working folder.
+func (t *tree) resolvePath(path string) string {
 	if filepath.IsAbs(path) {
 		return path
 	}
 	for _, dir := range []string{t.Headers.Output, t.Headers.Source} {
-		if at := filepath.Join(dir, path); exists(at) {
+		if at := filepath.Join(dir, path); fileExists(at) {
 			return at
 		}
 	}
 	return filepath.Join(t.dir, path)
 }
 
-func exists(path string) bool {
+func fileExists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
@@ -117,7 +117,7 @@ func (t *tree) copyObjtool(object, to string) ([]string, error) {
 		return nil, err
 	}
 	// Debian's objtool runs another program beside it.
-	files, err := filepath.Glob(t.resolve(c.objtool[0]) + "*")
+	files, err := filepath.Glob(t.resolvePath(c.objtool[0]) + "*")
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func (t *tree) copyObjtool(object, to string) ([]string, error) {
 			return nil, err
 		}
 		_, of, chosen := strings.Cut(filepath.Base(f), ".real-")
-		if !info.Mode().IsRegular() || exists(at) || chosen && of != link.KernelArch() {
+		if !info.Mode().IsRegular() || fileExists(at) || chosen && of != link.KernelArch() {
 			continue
 		}
 		if err := folder.CopyFile(f, at); err != nil {

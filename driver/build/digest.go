@@ -19,7 +19,7 @@ func Digest(ctx context.Context, r Request) (string, error) {
 	r.setDefaults()
 	c, err := findCompiler(ctx, r.Headers)
 	if err != nil {
-		return "", r.fail(err)
+		return "", r.buildError(err)
 	}
 	source := r.SourceDigest
 	if source == "" {

@@ -19,11 +19,11 @@ import (
 // CompileHalves compiles as Compile does. It returns a new folder below r.Work with the inputs
 // of link.Link, except the objects that are the same for all kernels.
 func CompileHalves(ctx context.Context, r Request) (dir string, err error) {
-	return compile(ctx, r, r.collectHalves)
+	return compileAndCollect(ctx, r, r.collectHalves)
 }
 
 func (r *Request) collectHalves(t *tree, to string) error {
-	names, err := r.built(t)
+	names, err := r.listBuilt(t)
 	if err != nil {
 		return err
 	}
@@ -104,16 +104,16 @@ func (t *tree) copyHalf(name, to string) (link.Half, error) {
 		return at, folder.CopyFile(from, filepath.Join(to, at))
 	}
 	if last.script != "" {
-		if h.Script, err = copyVisible(t.resolve(last.script)); err != nil {
+		if h.Script, err = copyVisible(t.resolvePath(last.script)); err != nil {
 			return link.Half{}, err
 		}
 	}
-	objects, err := t.objects(name, last.objects[0])
+	objects, err := t.sharedObjects(name, last.objects[0])
 	if err != nil {
 		return link.Half{}, err
 	}
 	for _, from := range objects {
-		o, err := t.describe(from)
+		o, err := t.describeObject(from)
 		if err == nil && o.Common == "" {
 			o.Path, err = copyVisible(from)
 		}
@@ -135,9 +135,9 @@ func (t *tree) copyHalf(name, to string) (link.Half, error) {
 	return h, err
 }
 
-// objects returns the objects from which a module's own object was linked, if one of them is
+// sharedObjects returns the objects from which a module's own object was linked, if one of them is
 // the same for all kernels. Otherwise it returns the module's own object.
-func (t *tree) objects(name, whole string) ([]string, error) {
+func (t *tree) sharedObjects(name, whole string) ([]string, error) {
 	c, err := t.readCommand(name + ".o")
 	if errors.Is(err, errCommand) { // it was compiled, not linked
 		return []string{whole}, nil
@@ -154,16 +154,16 @@ func (t *tree) objects(name, whole string) ([]string, error) {
 		all = strings.Fields(string(text))
 	}
 	for _, path := range all {
-		if o, err := t.describe(path); err != nil || o.Common != "" {
+		if o, err := t.describeObject(path); err != nil || o.Common != "" {
 			return all, err
 		}
 	}
 	return []string{whole}, nil
 }
 
-// describe returns the path of an object in the sources, and its digest, if make has only made
-// a link to it. Otherwise both are empty.
-func (t *tree) describe(path string) (link.Object, error) {
+// describeObject returns the path of an object in the sources, and its digest, if make has
+// only made a link to it. Otherwise both are empty.
+func (t *tree) describeObject(path string) (link.Object, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return link.Object{}, err

@@ -69,8 +69,8 @@ func findSource(root, dir string) (string, error) {
 	return dir, nil
 }
 
-// check rejects headers that are incomplete or of another kernel.
-func (h Headers) check(release string) error {
+// checkComplete rejects headers that are incomplete or of another kernel.
+func (h Headers) checkComplete(release string) error {
 	for _, name := range []string{configFile, symbolsFile, "include/generated/autoconf.h"} {
 		if _, err := os.Stat(filepath.Join(h.Output, name)); err != nil {
 			return fmt.Errorf("headers of kernel %s: %w; %s", release, err, output.HintHeaders)

@@ -15,11 +15,11 @@ import (
 // were cached. CompileOnce sets r.Work and r.Conftest.
 func CompileOnce(ctx context.Context, r Request, kept cache.Cache, to string) (digest string, cached bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return "", false, r.fail(err)
+		return "", false, r.buildError(err)
 	}
 	// On the same file system, so that the modules appear at once.
 	if r.Work, err = os.MkdirTemp(filepath.Dir(to), ".build-"); err != nil {
-		return "", false, r.fail(err)
+		return "", false, r.buildError(err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.Work)) }()
 	if kept.Dir != "" {

@@ -28,9 +28,9 @@ type tree struct {
 	restored int    // number of their files from an earlier build
 }
 
-// prepare checks the inputs of the build and copies the sources. The tree, which may be nil,
+// prepareTree checks the inputs of the build and copies the sources. The tree, which may be nil,
 // has to be removed after an error, too.
-func (r *Request) prepare(ctx context.Context) (*tree, error) {
+func (r *Request) prepareTree(ctx context.Context) (*tree, error) {
 	for _, path := range []*string{&r.Source, &r.Work, &r.Headers.Source, &r.Headers.Output} { // make changes its working folder
 		if *path == "" {
 			continue
@@ -40,7 +40,7 @@ func (r *Request) prepare(ctx context.Context) (*tree, error) {
 			return nil, err
 		}
 	}
-	if err := r.Headers.check(r.Release); err != nil {
+	if err := r.Headers.checkComplete(r.Release); err != nil {
 		return nil, err
 	}
 	c, err := findCompiler(ctx, r.Headers)

@@ -82,7 +82,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		}
 	}
 	if r.Headers, err = build.FindHeaders(headersRoot, r.Release); err != nil {
-		return refused(&kernel.Error{Reason: build.ReasonBuildFailed, Message: err.Error(), Err: err})
+		return withReasonCode(&kernel.Error{Reason: build.ReasonBuildFailed, Message: err.Error(), Err: err})
 	}
 	begun := time.Now()
 	b, err := o.compileModules(ctx, r, out, kept)
@@ -90,7 +90,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		err = o.linkHalves(ctx, r, filepath.Dir(b.Modules[0]), tools, linked)
 	}
 	if err != nil {
-		return refused(err)
+		return withReasonCode(err)
 	}
 	if format == "json" {
 		return writeJSON(stdout, b)

@@ -124,8 +124,8 @@ func (o *options) addPlaces() {
 	o.Level(&o.level)
 }
 
-// survey returns the survey that the flags describe, and a function that closes it.
-func (o *options) survey() (serve.Survey, func(), error) {
+// openSurvey returns the survey that the flags describe, and a function that closes it.
+func (o *options) openSurvey() (serve.Survey, func(), error) {
 	for flag, path := range map[string]string{"image-root": o.imageRoot, "kernel-modules": o.modules, "conf-dir": o.conf} {
 		if !filepath.IsAbs(path) {
 			return serve.Survey{}, nil, program.UsageErrorf("--%s: %q is no absolute path", flag, path)
@@ -159,8 +159,8 @@ func (o *options) survey() (serve.Survey, func(), error) {
 	}, func() { _ = errors.Join(image.Close(), own.Close()) }, nil
 }
 
-// driver returns the driver that the flags describe, and a function that closes it.
-func (o *options) driver(stderr io.Writer) (*serve.Driver, func(), error) {
+// openDriver returns the driver that the flags describe, and a function that closes it.
+func (o *options) openDriver(stderr io.Writer) (*serve.Driver, func(), error) {
 	for flag, path := range map[string]string{"root": o.root, "state-dir": o.stateDir, "output-dir": o.outputDir} {
 		if !filepath.IsAbs(path) {
 			return nil, nil, program.UsageErrorf("--%s: %q is no absolute path", flag, path)
@@ -173,11 +173,11 @@ func (o *options) driver(stderr io.Writer) (*serve.Driver, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	s, closeAll, err := o.survey()
+	s, closeAll, err := o.openSurvey()
 	if err != nil {
 		return nil, nil, err
 	}
-	d, err := serve.New(o.config(s, log))
+	d, err := serve.New(o.driverConfig(s, log))
 	if err != nil {
 		closeAll()
 		return nil, nil, err
@@ -185,7 +185,7 @@ func (o *options) driver(stderr io.Writer) (*serve.Driver, func(), error) {
 	return d, closeAll, nil
 }
 
-func (o *options) config(s serve.Survey, log *slog.Logger) serve.Config {
+func (o *options) driverConfig(s serve.Survey, log *slog.Logger) serve.Config {
 	return serve.Config{Survey: s, Sources: serve.Sources{
 		Dir: o.sources, Root: o.headers, Cache: o.cache, Work: o.work, Version: o.version, Toolkit: o.shared,
 		SignKey: o.signKey, SignCertificate: o.signCertificate,
@@ -194,10 +194,10 @@ func (o *options) config(s serve.Survey, log *slog.Logger) serve.Config {
 		Root: filepath.Clean(o.root), StateDir: o.stateDir, OutputDir: o.outputDir, Listen: o.listen, Log: log}
 }
 
-// refused adds the exit code, and the reason in the text, to an error with a reason.
-func refused(err error) error {
-	e, is := errors.AsType[*kernel.Error](err)
-	if !is {
+// withReasonCode adds the exit code, and the reason in the text, to an error with a reason.
+func withReasonCode(err error) error {
+	e, ok := errors.AsType[*kernel.Error](err)
+	if !ok {
 		return err
 	}
 	return program.WithExitCode(exitRefused, fmt.Errorf("%s: %w", e.Reason, err))

@@ -34,7 +34,7 @@ func reloadPeermem(ctx context.Context, args []string, stdout, stderr io.Writer)
 		return err
 	}
 	var closeAll func()
-	if p.Survey, closeAll, err = o.survey(); err != nil {
+	if p.Survey, closeAll, err = o.openSurvey(); err != nil {
 		return err
 	}
 	defer closeAll()
@@ -43,7 +43,7 @@ func reloadPeermem(ctx context.Context, args []string, stdout, stderr io.Writer)
 		if ctx.Err() != nil {
 			return nil
 		}
-		return refused(err)
+		return withReasonCode(err)
 	}
 	<-ctx.Done()
 	return nil
@@ -63,7 +63,7 @@ func probePeermem(_ context.Context, args []string, stdout, _ io.Writer) error {
 	}
 	p := serve.Peermem{Survey: serve.Survey{System: kernel.Host}}
 	err := p.CheckLoaded()
-	if _, is := errors.AsType[*kernel.Error](err); is {
+	if _, ok := errors.AsType[*kernel.Error](err); ok {
 		err = program.WithExitCode(exitNotReady, err)
 	}
 	return err

@@ -32,7 +32,7 @@ Examples:
   gpu-driver share --to /mnt/shared-nvidia-driver-toolkit --program-only
 `
 
-func share(ctx context.Context, args []string, stdout, _ io.Writer) error {
+func shareCommand(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	o := newOptions("share", shareUsage, stdout)
 	var to string
 	var programOnly bool
@@ -81,7 +81,7 @@ type pushed struct {
 	image.Modules
 }
 
-func push(ctx context.Context, args []string, stdout, _ io.Writer) error {
+func pushCommand(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	o := newOptions("push", pushUsage, stdout)
 	var dir, release, format string
 	o.StringVar(&dir, "modules", "", "folder with the modules of a kernel, or with their halves")
@@ -111,10 +111,10 @@ func push(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	p.Image = o.repository + ":" + tag
-	if err := o.prepare(ctx, dir, &p.Modules); err != nil {
-		return refused(err)
+	if err := o.prepareModules(ctx, dir, &p.Modules); err != nil {
+		return withReasonCode(err)
 	}
-	layer, err := image.Layer(dir, image.Dir(release))
+	layer, err := image.NewLayer(dir, image.ModulesDir(release))
 	if err != nil {
 		return err
 	}
@@ -128,9 +128,9 @@ func push(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return nil
 }
 
-// prepare verifies the modules in a folder, or their halves, signs them if there is a key, and
-// describes them in m.
-func (o *options) prepare(ctx context.Context, dir string, m *image.Modules) error {
+// prepareModules verifies the modules in a folder, or their halves, signs them if there is
+// a key, and describes them in m.
+func (o *options) prepareModules(ctx context.Context, dir string, m *image.Modules) error {
 	byKind, err := findModules(dir)
 	if err != nil {
 		return err

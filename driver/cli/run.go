@@ -28,7 +28,7 @@ Examples:
   gpu-driver run --kernel-module-type proprietary --listen=
 `
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return runSharing(ctx, "", args, stdout, stderr)
 }
 
@@ -68,7 +68,7 @@ func sideCar(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	s := toolkit.Builder{Dir: o.shared, Root: o.headers, Log: log}
-	return refused(s.Run(ctx))
+	return withReasonCode(s.Run(ctx))
 }
 
 const loadUsage = `Load the driver's modules, show its user space at --root, and end. The driver stays.
@@ -77,7 +77,7 @@ Examples:
   gpu-driver load
 `
 
-func load(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func loadCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := newOptions("load", loadUsage, stdout)
 	o.addSurvey()
 	o.addSources()
@@ -91,7 +91,7 @@ Examples:
   gpu-driver unload
 `
 
-func unload(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func unloadCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := newOptions("unload", unloadUsage, stdout)
 	o.addSurvey()
 	o.addPlaces()
@@ -103,10 +103,10 @@ func (o *options) withDriver(args []string, stderr io.Writer, f func(*serve.Driv
 	if err := errors.Join(o.Read(args), o.RefuseArgs()); err != nil {
 		return err
 	}
-	d, closeAll, err := o.driver(stderr)
+	d, closeAll, err := o.openDriver(stderr)
 	if err != nil {
 		return err
 	}
 	defer closeAll()
-	return refused(f(d))
+	return withReasonCode(f(d))
 }

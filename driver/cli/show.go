@@ -74,7 +74,7 @@ type planned struct {
 	Signer     string `json:"signer"`
 }
 
-func check(_ context.Context, args []string, stdout, _ io.Writer) error {
+func checkCommand(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o := newOptions("check", checkUsage, stdout)
 	o.addSurvey()
 	format := ""
@@ -82,8 +82,8 @@ func check(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if err := errors.Join(o.Read(args), o.RefuseArgs(), checkOutput(format)); err != nil {
 		return err
 	}
-	p, err := o.plan()
-	if e, is := errors.AsType[*kernel.Error](err); is {
+	p, err := o.makePlan()
+	if e, ok := errors.AsType[*kernel.Error](err); ok {
 		p.Refusal, p.Message = string(e.Reason), e.Message
 	} else if err != nil {
 		return err
@@ -93,21 +93,21 @@ func check(_ context.Context, args []string, stdout, _ io.Writer) error {
 			return err
 		}
 	} else {
-		p.print(stdout)
+		p.printPlan(stdout)
 	}
-	return refused(err)
+	return withReasonCode(err)
 }
 
-// plan surveys the node. If the driver cannot be loaded, the plan holds the findings until
+// makePlan surveys the node. If the driver cannot be loaded, the plan holds the findings until
 // then.
-func (o *options) plan() (plan, error) {
-	s, closeAll, err := o.survey()
+func (o *options) makePlan() (plan, error) {
+	s, closeAll, err := o.openSurvey()
 	if err != nil {
 		return plan{}, err
 	}
 	defer closeAll()
 	p := plan{GPUs: []string{}, Modules: []planned{}}
-	t := s.System.Trust()
+	t := s.System.ReadTrust()
 	p.Trust = trust{t.SecureBoot, t.Enforced, t.Lockdown, nil}
 	for _, k := range t.Keys {
 		p.Trust.Keys = append(p.Trust.Keys, k.Name)
@@ -148,7 +148,7 @@ func (o *options) plan() (plan, error) {
 			p.Doubt = t.MayRejectReason(step.Module)
 		}
 	}
-	if busy := s.System.Busy(); busy != nil {
+	if busy := s.System.CheckUnused(); busy != nil {
 		p.InUse = busy.Error()
 	}
 	planned, daemonsErr := s.PlanDaemons()
@@ -165,7 +165,7 @@ func (o *options) plan() (plan, error) {
 	return p, err
 }
 
-func (p plan) print(w io.Writer) {
+func (p plan) printPlan(w io.Writer) {
 	fmt.Fprintf(w, "kernel   %s\n", p.Kernel)
 	if p.Version != "" {
 		fmt.Fprintf(w, "driver   %s, %s modules: %s\n", p.Version, p.Kind, p.Why)
@@ -217,7 +217,7 @@ Examples:
   gpu-driver status -o json
 `
 
-func status(_ context.Context, args []string, stdout, _ io.Writer) error {
+func statusCommand(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o := newOptions("status", statusUsage, stdout)
 	o.addState()
 	format := ""
@@ -225,7 +225,7 @@ func status(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if err := errors.Join(o.Read(args), o.RefuseArgs(), checkOutput(format)); err != nil {
 		return err
 	}
-	s, err := o.state()
+	s, err := o.readState()
 	if err != nil {
 		return err
 	}
@@ -256,13 +256,13 @@ Examples:
   gpu-driver probe
 `
 
-func probe(_ context.Context, args []string, stdout, _ io.Writer) error {
+func probeCommand(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o := newOptions("probe", probeUsage, stdout)
 	o.addState()
 	if err := errors.Join(o.Read(args), o.RefuseArgs()); err != nil {
 		return err
 	}
-	s, err := o.state()
+	s, err := o.readState()
 	quiet := s.Phase == nodestate.Waiting && s.Reason == kernel.ReasonNoDevice
 	if err == nil && s.Phase != nodestate.Ready && !quiet {
 		err = program.WithExitCode(exitNotReady, fmt.Errorf("%s: %s: %s", s.Phase, s.Reason, s.Message))
@@ -270,8 +270,8 @@ func probe(_ context.Context, args []string, stdout, _ io.Writer) error {
 	return err
 }
 
-// state reads the driver's state. A state that was never published is not an error.
-func (o *options) state() (nodestate.State, error) {
+// readState reads the driver's state. A state that was never published is not an error.
+func (o *options) readState() (nodestate.State, error) {
 	s, err := nodestate.Read(filepath.Join(o.stateDir, string(nodestate.Driver)))
 	if nodestate.IsAbsent(err) {
 		return s, program.WithExitCode(exitNotReady, fmt.Errorf("no driver has published its state since this node was booted: %w", err))
@@ -287,7 +287,7 @@ Examples:
   gpu-driver modinfo -o json /driver/lib/modules/*/nvidia*.ko
 `
 
-func modinfo(_ context.Context, args []string, stdout, _ io.Writer) error {
+func modinfoCommand(_ context.Context, args []string, stdout, _ io.Writer) error {
 	o := newOptions("modinfo", modinfoUsage, stdout)
 	format := ""
 	o.addOutput(&format)

@@ -93,9 +93,9 @@ func parseConfig(data []byte) ([]line, error) {
 	return all, nil
 }
 
-// configure returns a configuration file with its settings replaced. It sets Was and Added in
+// replaceSettings returns a configuration file with its settings replaced. It sets Was and Added in
 // the returned settings, and keeps all other lines.
-func configure(data []byte, settings []Setting) ([]byte, []Setting, error) {
+func replaceSettings(data []byte, settings []Setting) ([]byte, []Setting, error) {
 	lines, err := parseConfig(data)
 	if err != nil {
 		return nil, nil, err
@@ -122,8 +122,8 @@ func configure(data []byte, settings []Setting) ([]byte, []Setting, error) {
 	return out.Bytes(), settings, nil
 }
 
-// lookup returns the last value of a key; "" if the file does not have it.
-func lookup(data []byte, key string) (value string) {
+// lookUpKey returns the last value of a key; "" if the file does not have it.
+func lookUpKey(data []byte, key string) (value string) {
 	lines, _ := parseConfig(data)
 	for _, l := range lines {
 		if l.key == key {

@@ -28,7 +28,7 @@ func TestSettingsAreStrict(t *testing.T) {
 }
 
 func TestConfigureKeepsOtherLines(t *testing.T) {
-	data, applied, err := configure([]byte("# A=0\r\n\n A = 1 \nB=2\nA=3"), []Setting{{Key: "A", Value: "x"}, {Key: "C", Value: "y"}})
+	data, applied, err := replaceSettings([]byte("# A=0\r\n\n A = 1 \nB=2\nA=3"), []Setting{{Key: "A", Value: "x"}, {Key: "C", Value: "y"}})
 	require.NoError(t, err)
 	require.Equal(t, "# A=0\n\nA=x\nB=2\nA=x\nC=y\n", string(data))
 	require.Equal(t, []Setting{{Key: "A", Value: "x", Was: "3"}, {Key: "C", Value: "y", Added: true}}, applied)
@@ -53,11 +53,11 @@ func FuzzConfigure(f *testing.F) {
 		if err != nil {
 			return
 		}
-		written, _, err := configure(data, settings)
+		written, _, err := replaceSettings(data, settings)
 		require.NoError(t, err)
 		after, err := parseConfig(written)
 		require.NoError(t, err)
-		require.Equal(t, set.Value, lookup(written, set.Key))
+		require.Equal(t, set.Value, lookUpKey(written, set.Key))
 		var added int
 		for i, l := range after {
 			if l.key != set.Key {
@@ -72,7 +72,7 @@ func FuzzConfigure(f *testing.F) {
 		}
 		require.Len(t, after, len(before)+added)
 		require.LessOrEqual(t, added, 1)
-		again, _, err := configure(written, settings)
+		again, _, err := replaceSettings(written, settings)
 		require.NoError(t, err)
 		require.Equal(t, string(written), string(again))
 	})

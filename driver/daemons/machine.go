@@ -2,7 +2,7 @@
 // driver container without a shell: nvidia-persistenced, nvidia-gridd,
 // nvidia-topologyd, nvlsm, nv-fabricmanager and nvidia-imex.
 //
-// Survey describes the machine and the image. NewPlan decides, from that description alone,
+// ReadMachine describes the machine and the image. NewPlan decides, from that description alone,
 // which daemons run and how. Package supervisor runs them.
 package daemons
 
@@ -41,7 +41,7 @@ type Machine struct {
 	Env          []string          // of this process; NVFM_CONFIG_* counts
 }
 
-// Files that Survey reads. The GPU operator mounts a user's configuration in /drivers and
+// Files that ReadMachine reads. The GPU operator mounts a user's configuration in /drivers and
 // /etc/nvidia.
 const (
 	licenseFrom  = "/drivers/gridd.conf"
@@ -64,9 +64,9 @@ var programDirs = []string{"/usr/bin", "/usr/sbin", "/usr/local/bin", "/opt/nvid
 // griddLibs lists the folders in which NVIDIA's vGPU packages install nvidia-gridd's libraries.
 var griddLibs = []string{"/usr/lib/x86_64-linux-gnu/nvidia/gridd", "/usr/lib/aarch64-linux-gnu/nvidia/gridd", "/usr/lib64/nvidia/gridd"}
 
-// Survey reads the driver image, and /sys and the user's configuration from the driver
+// ReadMachine reads the driver image, and /sys and the user's configuration from the driver
 // container's own root. env is the container's environment.
-func Survey(image, own *host.Root, env []string) (Machine, error) {
+func ReadMachine(image, own *host.Root, env []string) (Machine, error) {
 	m := Machine{Programs: map[string]string{}, Env: env, VGPU: slices.Contains(env, "DRIVER_TYPE=vgpu")}
 	if err := m.readPCI(own); err != nil {
 		return m, err

@@ -62,7 +62,7 @@ func (i image) bridge(address, device, mask, gid string) {
 
 func (i image) survey(env ...string) Machine {
 	i.t.Helper()
-	m, err := Survey(i.root, i.root, env)
+	m, err := ReadMachine(i.root, i.root, env)
 	require.NoError(i.t, err)
 	return m
 }
@@ -138,10 +138,10 @@ func TestSurveyReadsTheImage(t *testing.T) {
 func TestUnreadableInputsFailTheSurvey(t *testing.T) {
 	i := newImage(t)
 	i.write(fabricConf, strings.Repeat("#", maxFile+1), 0o644)
-	_, err := Survey(i.root, i.root, nil)
+	_, err := ReadMachine(i.root, i.root, nil)
 	require.ErrorIs(t, err, host.ErrTooLarge)
 	require.NoError(t, os.RemoveAll(filepath.Join(i.dir, "sys")))
-	_, err = Survey(i.root, i.root, nil)
+	_, err = ReadMachine(i.root, i.root, nil)
 	require.ErrorContains(t, err, "mount /sys")
 }
 

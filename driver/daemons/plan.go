@@ -74,12 +74,14 @@ func NewPlan(m Machine) (Plan, error) {
 	return p, nil
 }
 
-func (p *Plan) skip(name, why string) error {
+// skipDaemon records that a daemon does not run, and why. It returns nil.
+func (p *Plan) skipDaemon(name, why string) error {
 	p.Skipped = append(p.Skipped, Skip{name, why})
 	return nil
 }
 
-func missing(what, why, do string) error {
+// missingError returns an ErrMissing: what is missing, why it is needed, and what to do.
+func missingError(what, why, do string) error {
 	return fmt.Errorf("%s is %w: %s; %s", what, ErrMissing, why, do)
 }
 
@@ -89,13 +91,13 @@ func (p *Plan) addPersistence(m Machine) error {
 	path, ok := m.Programs[persistenced]
 	switch {
 	case m.GPUs == 0:
-		return p.skip(persistenced, noGPU)
+		return p.skipDaemon(persistenced, noGPU)
 	case !ok:
-		return p.skip(persistenced, "the image does not have it: each first use of an idle GPU takes seconds longer")
+		return p.skipDaemon(persistenced, "the image does not have it: each first use of an idle GPU takes seconds longer")
 	}
 	// It has no option to stay in the foreground, and reports to syslog only.
 	p.Daemons = append(p.Daemons, supervisor.Daemon{
-		Name: persistenced, Why: fmt.Sprintf("keeps %s initialized while nothing uses them", count(m.GPUs, "GPU", "GPUs")),
+		Name: persistenced, Why: fmt.Sprintf("keeps %s initialized while nothing uses them", countText(m.GPUs, "GPU", "GPUs")),
 		Path: path, Args: []string{"--persistence-mode"},
 		Forks: true, PIDFile: runFile(persistenced), StartTimeout: startTimeout + time.Duration(m.GPUs)*10*time.Second,
 	})
@@ -105,14 +107,14 @@ func (p *Plan) addPersistence(m Machine) error {
 func (p *Plan) addLicense(m Machine) error {
 	switch path, ok := m.Programs[gridd]; {
 	case m.GPUs == 0:
-		_ = p.skip(gridd, noGPU)
-		return p.skip(topologyd, noGPU)
+		_ = p.skipDaemon(gridd, noGPU)
+		return p.skipDaemon(topologyd, noGPU)
 	case m.License == nil:
-		_ = p.skip(gridd, "no licence is configured in "+licenseFrom)
+		_ = p.skipDaemon(gridd, "no licence is configured in "+licenseFrom)
 	case !ok && m.VGPU:
-		return missing(gridd, licenseFrom+" configures a licence, and a vGPU without one slows down", "build the image of the vGPU guest driver")
+		return missingError(gridd, licenseFrom+" configures a licence, and a vGPU without one slows down", "build the image of the vGPU guest driver")
 	case !ok:
-		_ = p.skip(gridd, "the image does not have it: it is not of the vGPU guest driver, which alone takes a licence")
+		_ = p.skipDaemon(gridd, "the image does not have it: it is not of the vGPU guest driver, which alone takes a licence")
 	default:
 		d := supervisor.Daemon{Name: gridd, Why: "gets the licence of the vGPU", Path: path, Files: m.License,
 			Forks: true, PIDFile: runFile(gridd), StartTimeout: startTimeout}
@@ -123,11 +125,11 @@ func (p *Plan) addLicense(m Machine) error {
 	}
 	switch path, ok := m.Programs[topologyd]; {
 	case !ok && m.Topology:
-		return missing(topologyd, topologyConf+" configures a virtual topology", "build the image of the vGPU guest driver, or remove virtualTopology")
+		return missingError(topologyd, topologyConf+" configures a virtual topology", "build the image of the vGPU guest driver, or remove virtualTopology")
 	case !m.Topology && !m.VGPU:
-		return p.skip(topologyd, "this is no vGPU guest driver, and "+topologyConf+" is not there")
+		return p.skipDaemon(topologyd, "this is no vGPU guest driver, and "+topologyConf+" is not there")
 	case !ok:
-		return p.skip(topologyd, "the image does not have it")
+		return p.skipDaemon(topologyd, "the image does not have it")
 	default:
 		p.Daemons = append(p.Daemons, supervisor.Daemon{Name: topologyd, Why: "tells libraries how the vGPUs of this virtual machine are connected", Path: path,
 			Forks: true, PIDFile: runFile(topologyd), StartTimeout: startTimeout})
@@ -145,40 +147,40 @@ func (p *Plan) addFabric(m Machine) error {
 		for _, s := range settings {
 			why = append(why, s.From+" has no effect")
 		}
-		_ = p.skip(nvlsm, "this machine manages no NVSwitch of NVLink 5")
-		return p.skip(fabricManager, strings.Join(why, "; "))
+		_ = p.skipDaemon(nvlsm, "this machine manages no NVSwitch of NVLink 5")
+		return p.skipDaemon(fabricManager, strings.Join(why, "; "))
 	}
-	has := count(m.NVSwitches, "NVSwitch", "NVSwitches")
+	switches := countText(m.NVSwitches, "NVSwitch", "NVSwitches")
 	if m.Bridges > 0 {
-		has = "NVSwitches of NVLink 5 behind " + count(m.Bridges, "bridge", "bridges")
+		switches = "NVSwitches of NVLink 5 behind " + countText(m.Bridges, "bridge", "bridges")
 	}
 	path, ok := m.Programs[fabricManager]
 	if !ok {
-		return missing(fabricManager, "this machine has "+has+", and CUDA does not start before it has configured them", "add the package nvidia-fabricmanager of the driver's version to the image")
+		return missingError(fabricManager, "this machine has "+switches+", and CUDA does not start before it has configured them", "add the package nvidia-fabricmanager of the driver's version to the image")
 	}
 	if m.FabricConfig == nil {
-		return missing(fabricConf, "nv-fabricmanager reads it", "add the whole package nvidia-fabricmanager to the image")
+		return missingError(fabricConf, "nv-fabricmanager reads it", "add the whole package nvidia-fabricmanager to the image")
 	}
 	// With its default, it exits with 0 when the NVSwitches are configured.
-	data, applied, err := configure(m.FabricConfig, append([]Setting{{Key: "DAEMONIZE", Value: "1"}}, settings...))
+	data, applied, err := replaceSettings(m.FabricConfig, append([]Setting{{Key: "DAEMONIZE", Value: "1"}}, settings...))
 	if err != nil {
 		return fmt.Errorf("%s: %w", fabricConf, err)
 	}
 	p.Settings = applied[1:]
-	d := supervisor.Daemon{Name: fabricManager, Why: "configures " + has + "; CUDA does not start before", Required: true,
+	d := supervisor.Daemon{Name: fabricManager, Why: "configures " + switches + "; CUDA does not start before", Required: true,
 		Path: path, Args: []string{"-c", fabricWritten}, Dirs: []string{fabricDir}, Files: []supervisor.File{{Path: fabricWritten, Data: data}},
 		Forks: true, PIDFile: fabricDir + "/nv-fabricmanager.pid", StartTimeout: fabricTimeout}
-	if lookup(data, "LOG_USE_SYSLOG") != "1" {
-		d.LogFile = lookup(data, "LOG_FILE_NAME")
+	if lookUpKey(data, "LOG_USE_SYSLOG") != "1" {
+		d.LogFile = lookUpKey(data, "LOG_FILE_NAME")
 	}
-	mode := lookup(data, "FABRIC_MODE")
+	mode := lookUpKey(data, "FABRIC_MODE")
 	if mode != "" && mode != "0" {
 		d.RestartArgs = []string{"--restart"} // takes over the partitions of virtual machines
 	}
 	if m.Bridges == 0 {
-		_ = p.skip(nvlsm, "NVSwitches of NVLink 4 and older need none")
+		_ = p.skipDaemon(nvlsm, "NVSwitches of NVLink 4 and older need none")
 	} else {
-		if err := p.addSubnetManager(m, has); err != nil {
+		if err := p.addSubnetManager(m, switches); err != nil {
 			return err
 		}
 		d.Args = append(d.Args, "-g", m.PortGUID)
@@ -189,17 +191,17 @@ func (p *Plan) addFabric(m Machine) error {
 	return nil
 }
 
-func (p *Plan) addSubnetManager(m Machine, has string) error {
+func (p *Plan) addSubnetManager(m Machine, switches string) error {
 	path, ok := m.Programs[nvlsm]
 	switch {
 	case !ok:
-		return missing(nvlsm, "this machine has "+has+", which nv-fabricmanager reaches through it", "add the package nvlsm to the image")
+		return missingError(nvlsm, "this machine has "+switches+", which nv-fabricmanager reaches through it", "add the package nvlsm to the image")
 	case m.PortGUID == "":
-		return fmt.Errorf("%w: this machine has %s; load mlx5_core and mlx5_ib", ErrNoPort, has)
+		return fmt.Errorf("%w: this machine has %s; load mlx5_core and mlx5_ib", ErrNoPort, switches)
 	case !m.UserMAD:
-		return fmt.Errorf("%w: this machine has %s; load ib_umad", ErrNoPort, has)
+		return fmt.Errorf("%w: this machine has %s; load ib_umad", ErrNoPort, switches)
 	}
-	p.Daemons = append(p.Daemons, supervisor.Daemon{Name: nvlsm, Why: "manages the subnet of " + has, Required: true, Path: path,
+	p.Daemons = append(p.Daemons, supervisor.Daemon{Name: nvlsm, Why: "manages the subnet of " + switches, Required: true, Path: path,
 		Args:    []string{"-F", subnetConf, "-g", m.PortGUID, "--pid_file", fabricDir + "/nvlsm.pid", "-f", "stdout"},
 		Dirs:    []string{fabricDir},
 		PIDFile: fabricDir + "/nvlsm.pid", Ready: fabricSocket, StartTimeout: startTimeout})
@@ -210,14 +212,14 @@ func (p *Plan) addIMEX(m Machine) error {
 	path, ok := m.Programs[imex]
 	switch {
 	case m.GPUs == 0:
-		return p.skip(imex, noGPU)
+		return p.skipDaemon(imex, noGPU)
 	case !m.IMEXNodes:
-		return p.skip(imex, imexNodes+" names no nodes")
+		return p.skipDaemon(imex, imexNodes+" names no nodes")
 	case !ok:
-		return missing(imex, imexNodes+" names the nodes of an IMEX domain", "add the package nvidia-imex of the driver's version to the image")
+		return missingError(imex, imexNodes+" names the nodes of an IMEX domain", "add the package nvidia-imex of the driver's version to the image")
 	}
 	// It leaves no PID file, so it stays in the foreground.
-	data, _, err := configure(m.IMEXConfig, []Setting{{Key: "DAEMONIZE", Value: "0"}, {Key: "LOG_USE_SYSLOG", Value: "0"}, {Key: "LOG_FILE_NAME"}})
+	data, _, err := replaceSettings(m.IMEXConfig, []Setting{{Key: "DAEMONIZE", Value: "0"}, {Key: "LOG_USE_SYSLOG", Value: "0"}, {Key: "LOG_FILE_NAME"}})
 	if err != nil {
 		return fmt.Errorf("%s: %w", imexConf, err)
 	}
@@ -228,7 +230,7 @@ func (p *Plan) addIMEX(m Machine) error {
 
 func runFile(name string) string { return "/var/run/" + name + "/" + name + ".pid" }
 
-func count(n int, one, many string) string {
+func countText(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
 	}
@@ -249,11 +251,11 @@ func (p Plan) String() string {
 		}
 		if d.Name == fabricManager {
 			for _, s := range p.Settings {
-				was := "was " + s.Was
+				before := "was " + s.Was
 				if s.Added {
-					was = "not in the image's file"
+					before = "not in the image's file"
 				}
-				fmt.Fprintf(&b, "         with %s=%s, from %s (%s)\n", s.Key, s.Value, s.From, was)
+				fmt.Fprintf(&b, "         with %s=%s, from %s (%s)\n", s.Key, s.Value, s.From, before)
 			}
 		}
 		if d.After != nil {
@@ -263,7 +265,7 @@ func (p Plan) String() string {
 		if d.RestartArgs != nil {
 			fmt.Fprintf(&b, "  again  with %s besides\n", strings.Join(d.RestartArgs, " "))
 		}
-		fmt.Fprintf(&b, "  ready  %s, within %v\n", readiness(d), d.StartTimeout)
+		fmt.Fprintf(&b, "  ready  %s, within %v\n", describeReadiness(d), d.StartTimeout)
 	}
 	if p.ResetGPUs {
 		fmt.Fprintf(&b, "then all GPUs must be reset\n")
@@ -274,7 +276,7 @@ func (p Plan) String() string {
 	return b.String()
 }
 
-func readiness(d supervisor.Daemon) string {
+func describeReadiness(d supervisor.Daemon) string {
 	switch {
 	case d.Forks:
 		return "when it has exited with 0 and " + d.PIDFile + " names its process"

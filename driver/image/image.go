@@ -43,9 +43,9 @@ type Modules struct {
 	Layer  string `json:"layer"` // digest of the layer, uncompressed: "sha256:…"
 }
 
-// serves reports whether the layer has the wanted modules. A property that is unknown on one
+// matches reports whether the layer has the wanted modules. A property that is unknown on one
 // side matches.
-func (m Modules) serves(want Modules) bool {
+func (m Modules) matches(want Modules) bool {
 	if m.Kernel != want.Kernel || m.Kind != want.Kind || m.Version != want.Version {
 		return false
 	}
@@ -58,8 +58,8 @@ func (m Modules) serves(want Modules) bool {
 	return same(m.Sources, want.Sources) && same(m.Signer, want.Signer)
 }
 
-// Dir returns the folder of a kernel's modules in an image.
-func Dir(kernel string) string { return path.Join("driver/lib/modules", kernel) }
+// ModulesDir returns the folder of a kernel's modules in an image.
+func ModulesDir(kernel string) string { return path.Join("driver/lib/modules", kernel) }
 
 // HalvesName is the subfolder of a kernel's modules with the halves that are linked on the
 // node, by kind.
@@ -69,15 +69,15 @@ const HalvesName = "halves"
 // in an image.
 func HalvesDir(kernel, kind string) string { return path.Join("lib/modules", kernel, HalvesName, kind) }
 
-// Add appends a layer of modules to an image and describes it in the labels. The same image
+// AddLayer appends a layer of modules to an image and describes it in the labels. The same image
 // and layer give the same image. It returns an error if the image already has modules of the
 // same kernel and kind.
-func Add(base v1.Image, layer v1.Layer, m Modules) (v1.Image, error) {
+func AddLayer(base v1.Image, layer v1.Layer, m Modules) (v1.Image, error) {
 	config, err := base.ConfigFile()
 	if err != nil {
 		return nil, fmt.Errorf("read the image's configuration: %w", err)
 	}
-	list, err := parse(config)
+	list, err := parseLabels(config)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func Add(base v1.Image, layer v1.Layer, m Modules) (v1.Image, error) {
 		return nil, fmt.Errorf("the image has %s modules for kernel %s already", m.Kind, m.Kernel)
 	}
 	if v := config.Config.Labels[DriverLabel]; v != "" && v != "true" && v != m.Version {
-		return nil, fmt.Errorf("the image is of driver %s, and the modules are of %s", bounded(v), m.Version)
+		return nil, fmt.Errorf("the image is of driver %s, and the modules are of %s", sanitizeText(v), m.Version)
 	}
 	id, err := layer.DiffID()
 	if err != nil {
@@ -120,16 +120,16 @@ func Add(base v1.Image, layer v1.Layer, m Modules) (v1.Image, error) {
 	return mutate.Config(added, *labelled)
 }
 
-// List returns the layers of modules of an image.
-func List(i v1.Image) ([]Modules, error) {
+// ListModules returns the layers of modules of an image.
+func ListModules(i v1.Image) ([]Modules, error) {
 	config, err := i.ConfigFile()
 	if err != nil {
 		return nil, fmt.Errorf("read the image's configuration: %w", err)
 	}
-	return parse(config)
+	return parseLabels(config)
 }
 
-func parse(config *v1.ConfigFile) ([]Modules, error) {
+func parseLabels(config *v1.ConfigFile) ([]Modules, error) {
 	text := config.Config.Labels[ModulesLabel]
 	if text == "" {
 		return nil, nil
@@ -151,7 +151,7 @@ func parse(config *v1.ConfigFile) ([]Modules, error) {
 // CheckRepository rejects anything but the name of a repository: "registry.example.com/gpu/driver".
 func CheckRepository(repository string) error {
 	if _, err := name.NewRepository(repository, name.WeakValidation); err != nil {
-		return fmt.Errorf("%q is not a repository; write a registry and a path, without tag and digest: registry.example.com/gpu/driver", bounded(repository))
+		return fmt.Errorf("%q is not a repository; write a registry and a path, without tag and digest: registry.example.com/gpu/driver", sanitizeText(repository))
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func TestPushAndPull(t *testing.T) {
 	m := Modules{Kernel: "6.1.0-50-amd64", Kind: "open", Version: "580.1", Sources: "s1"}
 	to := host + "/gpu/driver:580.1-6.1.0-50-amd64-debian12"
 	push := func(files map[string]string, m Modules) string {
-		layer, err := Layer(modules(t, files), Dir(m.Kernel))
+		layer, err := NewLayer(modules(t, files), ModulesDir(m.Kernel))
 		require.NoError(t, err)
 		ref, err := r.Push(t.Context(), host+"/base:1", to, layer, m)
 		require.NoError(t, err)
@@ -120,12 +120,12 @@ func TestArchitecturesDoNotMix(t *testing.T) {
 	r, host := serve(t)
 	m := Modules{Kernel: "6.8.0-1-generic", Kind: "open", Version: "580.1"}
 	to := host + "/gpu/driver:580.1-6.8.0-1-generic-ubuntu24.04"
-	layer, err := Layer(modules(t, map[string]string{"nvidia.ko": "a module"}), Dir(m.Kernel))
+	layer, err := NewLayer(modules(t, map[string]string{"nvidia.ko": "a module"}), ModulesDir(m.Kernel))
 	require.NoError(t, err)
 	write := func(name string, change func(*v1.ConfigFile)) {
 		base, err := random.Image(10, 1)
 		require.NoError(t, err)
-		i, err := Add(base, layer, m)
+		i, err := AddLayer(base, layer, m)
 		require.NoError(t, err)
 		config, err := i.ConfigFile()
 		require.NoError(t, err)
@@ -149,7 +149,7 @@ func TestArchitecturesDoNotMix(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, remote.WriteIndex(ref, index))
 	require.ErrorIs(t, r.Pull(t.Context(), to, m, filepath.Join(t.TempDir(), "new")), ErrAbsent)
-	there, err := r.Has(t.Context(), to, m)
+	there, err := r.HasModules(t.Context(), to, m)
 	require.NoError(t, err)
 	require.False(t, there)
 	_, err = r.Push(t.Context(), host+"/base:1", to, layer, m)
@@ -162,7 +162,7 @@ func TestSignedModulesReplaceUnsignedOnes(t *testing.T) {
 	m := Modules{Kernel: "6.1", Kind: "open", Version: "580.1"}
 	to := host + "/gpu/driver:580.1-6.1-debian12"
 	push := func(text string, m Modules) {
-		layer, err := Layer(modules(t, map[string]string{"nvidia.ko": text}), Dir(m.Kernel))
+		layer, err := NewLayer(modules(t, map[string]string{"nvidia.ko": text}), ModulesDir(m.Kernel))
 		require.NoError(t, err)
 		_, err = r.Push(t.Context(), host+"/base:1", to, layer, m)
 		require.NoError(t, err)
@@ -171,7 +171,7 @@ func TestSignedModulesReplaceUnsignedOnes(t *testing.T) {
 		t.Helper()
 		m := m
 		m.Signer = signer
-		there, err := r.Has(t.Context(), to, m)
+		there, err := r.HasModules(t.Context(), to, m)
 		require.NoError(t, err)
 		require.Equal(t, want, there)
 	}
@@ -199,7 +199,7 @@ func TestPlainHTTPHasToBeAllowed(t *testing.T) {
 // A layer is the same for the same files, whoever wrote them and when.
 func TestLayersAreReproducible(t *testing.T) {
 	digest := func() v1.Hash {
-		layer, err := Layer(modules(t, map[string]string{"b.ko": "b", "a/a.ko": "a", "a.ko": "a"}), "driver/lib/modules/6.1")
+		layer, err := NewLayer(modules(t, map[string]string{"b.ko": "b", "a/a.ko": "a", "a.ko": "a"}), "driver/lib/modules/6.1")
 		require.NoError(t, err)
 		d, err := layer.Digest()
 		require.NoError(t, err)
@@ -224,7 +224,7 @@ func TestHostileLayers(t *testing.T) {
 				require.NoError(t, w.WriteHeader(&h))
 			}
 			require.NoError(t, w.Close())
-			require.Error(t, unpack(&b, "driver/lib/modules/6.1", filepath.Join(t.TempDir(), "new"), layerBounds))
+			require.Error(t, unpackFiles(&b, "driver/lib/modules/6.1", filepath.Join(t.TempDir(), "new"), layerBounds))
 		})
 	}
 	t.Run("names that lead out", func(t *testing.T) {
@@ -235,7 +235,7 @@ func TestHostileLayers(t *testing.T) {
 		}
 		require.NoError(t, w.Close())
 		dir := filepath.Join(t.TempDir(), "new")
-		require.NoError(t, unpack(&b, "driver/lib/modules/6.1", dir, layerBounds))
+		require.NoError(t, unpackFiles(&b, "driver/lib/modules/6.1", dir, layerBounds))
 		require.Equal(t, map[string]string{"y": ""}, pulled(t, dir))
 	})
 	t.Run("without end", func(t *testing.T) {
@@ -248,7 +248,7 @@ func TestHostileLayers(t *testing.T) {
 				require.NoError(t, err)
 			}
 			require.NoError(t, w.Close())
-			require.ErrorContains(t, unpack(&b, "driver/lib/modules/6.1", filepath.Join(t.TempDir(), "new"), limit), want)
+			require.ErrorContains(t, unpackFiles(&b, "driver/lib/modules/6.1", filepath.Join(t.TempDir(), "new"), limit), want)
 		}
 	})
 	t.Run("a layer that is not the one of the label", func(t *testing.T) {
@@ -256,7 +256,7 @@ func TestHostileLayers(t *testing.T) {
 		require.NoError(t, err)
 		base, err := random.Image(10, 1)
 		require.NoError(t, err)
-		i, err := Add(base, layer, Modules{Kernel: "6.1", Kind: "open", Version: "1"})
+		i, err := AddLayer(base, layer, Modules{Kernel: "6.1", Kind: "open", Version: "1"})
 		require.NoError(t, err)
 		require.Error(t, unpackLayer(i, Modules{Kernel: "6.1", Layer: "sha256:" + strings.Repeat("0", 64)}, filepath.Join(t.TempDir(), "new")))
 	})

@@ -27,12 +27,12 @@ type bounds struct {
 
 var layerBounds = bounds{files: 10_000, bytes: 1 << 30}
 
-// Layer returns a layer with the files of a folder, below a path of the image. It depends only
+// NewLayer returns a layer with the files of a folder, below a path of the image. It depends only
 // on their names, contents, and executable bits.
 //
 // It does not use the library's constructor of layers, whose compressors would add 250 kB to
 // the program.
-func Layer(dir, at string) (v1.Layer, error) {
+func NewLayer(dir, at string) (v1.Layer, error) {
 	l := &folderLayer{dir: dir, at: at}
 	content, err := l.Compressed()
 	if err != nil {
@@ -132,9 +132,9 @@ func writeEntry(w *tar.Writer, file, name string, d fs.DirEntry) error {
 	return errors.Join(err, f.Close())
 }
 
-// unpack unpacks the files of a layer below a path of the image to a new folder. A layer of
+// unpackFiles unpacks the files of a layer below a path of the image to a new folder. A layer of
 // modules has only folders and files there.
-func unpack(layer io.Reader, at, to string, limit bounds) error {
+func unpackFiles(layer io.Reader, at, to string, limit bounds) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func unpack(layer io.Reader, at, to string, limit bounds) error {
 			return fmt.Errorf("its files have more than %d bytes", limit.bytes)
 		}
 		if err := unpackEntry(root, rel, h, r); err != nil {
-			return fmt.Errorf("%q: %w", bounded(h.Name), err)
+			return fmt.Errorf("%q: %w", sanitizeText(h.Name), err)
 		}
 	}
 	// Read to the end after the archive: the digest covers all data.
@@ -191,5 +191,5 @@ func unpackEntry(root *os.Root, rel string, h *tar.Header, r io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// bounded sanitizes and truncates text of other origin for a message.
-func bounded(s string) string { return record.Clean(s, 200) }
+// sanitizeText sanitizes and truncates text of other origin for a message.
+func sanitizeText(s string) string { return record.Clean(s, 200) }

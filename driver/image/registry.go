@@ -42,28 +42,28 @@ var errArchitecture = errors.New("it is of another architecture")
 // want.Sources and want.Signer if the image's labels have them, and ignores want.Layer. The
 // error wraps ErrAbsent if the registry has no such layer for this machine's architecture.
 func (r Registry) Pull(ctx context.Context, image string, want Modules, to string) error {
-	i, m, err := r.find(ctx, image, want)
+	i, m, err := r.findModules(ctx, image, want)
 	if err != nil {
 		return err
 	}
 	if err := unpackLayer(i, m, to); err != nil {
-		return errors.Join(fmt.Errorf("%s: its modules for kernel %s: %w", image, want.Kernel, unreachable(err)), os.RemoveAll(to))
+		return errors.Join(fmt.Errorf("%s: its modules for kernel %s: %w", image, want.Kernel, markUnreachable(err)), os.RemoveAll(to))
 	}
 	return nil
 }
 
-// Has reports whether Pull would find the modules. If want.Signer is set, the image has to name
-// the same signer.
-func (r Registry) Has(ctx context.Context, image string, want Modules) (bool, error) {
-	_, m, err := r.find(ctx, image, want)
+// HasModules reports whether Pull would find the modules. If want.Signer is set, the image
+// has to name the same signer.
+func (r Registry) HasModules(ctx context.Context, image string, want Modules) (bool, error) {
+	_, m, err := r.findModules(ctx, image, want)
 	if errors.Is(err, ErrAbsent) {
 		return false, nil
 	}
 	return err == nil && (want.Signer == "" || m.Signer == want.Signer), err
 }
 
-// unreachable marks errors of the network and of registries with ErrUnreachable.
-func unreachable(err error) error {
+// markUnreachable marks errors of the network and of registries with ErrUnreachable.
+func markUnreachable(err error) error {
 	_, answered := errors.AsType[*transport.Error](err)
 	_, network := errors.AsType[net.Error](err)
 	if answered || network || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, context.DeadlineExceeded) {
@@ -74,11 +74,11 @@ func unreachable(err error) error {
 
 // IsDenied reports whether a registry has rejected the credentials.
 func IsDenied(err error) bool {
-	e, is := errors.AsType[*transport.Error](err)
-	return is && (e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden)
+	e, ok := errors.AsType[*transport.Error](err)
+	return ok && (e.StatusCode == http.StatusUnauthorized || e.StatusCode == http.StatusForbidden)
 }
 
-func (r Registry) find(ctx context.Context, image string, want Modules) (v1.Image, Modules, error) {
+func (r Registry) findModules(ctx context.Context, image string, want Modules) (v1.Image, Modules, error) {
 	i, err := r.Read(ctx, image)
 	if errors.Is(err, errArchitecture) {
 		err = fmt.Errorf("%w: %w", ErrAbsent, err)
@@ -86,11 +86,11 @@ func (r Registry) find(ctx context.Context, image string, want Modules) (v1.Imag
 	if err != nil {
 		return nil, Modules{}, err
 	}
-	list, err := List(i)
+	list, err := ListModules(i)
 	if err != nil {
 		return nil, Modules{}, fmt.Errorf("%s: %w", image, err)
 	}
-	at := slices.IndexFunc(list, func(m Modules) bool { return m.serves(want) })
+	at := slices.IndexFunc(list, func(m Modules) bool { return m.matches(want) })
 	if at < 0 {
 		return nil, Modules{}, fmt.Errorf("%s: %w: it has no such %s modules of driver %s for kernel %s", image, ErrAbsent, want.Kind, want.Version, want.Kernel)
 	}
@@ -110,7 +110,7 @@ func unpackLayer(i v1.Image, m Modules, to string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(unpack(content, Dir(m.Kernel), to, layerBounds), content.Close())
+	return errors.Join(unpackFiles(content, ModulesDir(m.Kernel), to, layerBounds), content.Close())
 }
 
 // Push appends a layer of modules to the image base, writes the result as image, and returns
@@ -118,11 +118,11 @@ func unpackLayer(i v1.Image, m Modules, to string) error {
 // kernels and kinds stay. If it has other modules for the same kernel and kind, it is replaced
 // as a whole.
 func (r Registry) Push(ctx context.Context, base, image string, layer v1.Layer, m Modules) (string, error) {
-	ref, err := r.parse(image)
+	ref, err := r.parseReference(image)
 	if err != nil {
 		return "", err
 	}
-	whole, err := r.extend(ctx, base, image, layer, m)
+	whole, err := r.extendImage(ctx, base, image, layer, m)
 	if err != nil {
 		return "", err
 	}
@@ -138,19 +138,19 @@ func (r Registry) Push(ctx context.Context, base, image string, layer v1.Layer, 
 
 // Write pushes an image. It skips layers that the registry has.
 func (r Registry) Write(ctx context.Context, image string, i v1.Image) error {
-	ref, err := r.parse(image)
+	ref, err := r.parseReference(image)
 	if err != nil {
 		return err
 	}
-	if err := remote.Write(ref, i, r.options(ctx)...); err != nil {
-		return fmt.Errorf("push %s: %w", image, unreachable(err))
+	if err := remote.Write(ref, i, r.remoteOptions(ctx)...); err != nil {
+		return fmt.Errorf("push %s: %w", image, markUnreachable(err))
 	}
 	return nil
 }
 
-// extend returns the image that Push writes.
-func (r Registry) extend(ctx context.Context, base, image string, layer v1.Layer, m Modules) (v1.Image, error) {
-	there, index, err := r.read(ctx, image)
+// extendImage returns the image that Push writes.
+func (r Registry) extendImage(ctx context.Context, base, image string, layer v1.Layer, m Modules) (v1.Image, error) {
+	there, index, err := r.readImage(ctx, image)
 	if errors.Is(err, errArchitecture) || index {
 		return nil, fmt.Errorf("%s is for another architecture or for several, and the pushed modules are for one: push to another repository", image)
 	}
@@ -158,13 +158,13 @@ func (r Registry) extend(ctx context.Context, base, image string, layer v1.Layer
 		return nil, err
 	}
 	if err == nil {
-		list, err := List(there)
+		list, err := ListModules(there)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", image, err)
 		}
 		same := slices.IndexFunc(list, func(o Modules) bool { return o.Kernel == m.Kernel && o.Kind == m.Kind })
 		if same < 0 {
-			return Add(there, layer, m)
+			return AddLayer(there, layer, m)
 		}
 		if id, err := layer.DiffID(); err != nil || list[same].Layer == id.String() {
 			return there, err
@@ -174,31 +174,31 @@ func (r Registry) extend(ctx context.Context, base, image string, layer v1.Layer
 	if err != nil {
 		return nil, err
 	}
-	return Add(from, layer, m)
+	return AddLayer(from, layer, m)
 }
 
 // Read returns an image for this machine's architecture, also from an index of several.
 func (r Registry) Read(ctx context.Context, image string) (v1.Image, error) {
-	i, _, err := r.read(ctx, image)
+	i, _, err := r.readImage(ctx, image)
 	return i, err
 }
 
-// read also reports whether the reference names an index.
-func (r Registry) read(ctx context.Context, image string) (i v1.Image, index bool, err error) {
-	ref, err := r.parse(image)
+// readImage is Read. It also reports whether the reference names an index of several images.
+func (r Registry) readImage(ctx context.Context, image string) (i v1.Image, index bool, err error) {
+	ref, err := r.parseReference(image)
 	if err != nil {
 		return nil, false, err
 	}
-	d, err := remote.Get(ref, r.options(ctx)...)
-	if e, is := errors.AsType[*transport.Error](err); is && e.StatusCode == http.StatusNotFound {
+	d, err := remote.Get(ref, r.remoteOptions(ctx)...)
+	if e, ok := errors.AsType[*transport.Error](err); ok && e.StatusCode == http.StatusNotFound {
 		return nil, false, fmt.Errorf("%s: %w: %w", image, ErrAbsent, err)
 	}
 	if err != nil {
-		return nil, false, fmt.Errorf("%s: %w", image, unreachable(err))
+		return nil, false, fmt.Errorf("%s: %w", image, markUnreachable(err))
 	}
 	index = d.MediaType.IsIndex()
 	if i, err = d.Image(); err != nil {
-		if err = unreachable(err); index && !errors.Is(err, ErrUnreachable) {
+		if err = markUnreachable(err); index && !errors.Is(err, ErrUnreachable) {
 			err = fmt.Errorf("%w: %w", errArchitecture, err) // the index has none for this one
 		}
 		return nil, index, fmt.Errorf("%s: %w", image, err)
@@ -210,18 +210,18 @@ func (r Registry) read(ctx context.Context, image string) (i v1.Image, index boo
 func checkArchitecture(image string, i v1.Image) error {
 	config, err := i.ConfigFile()
 	if err != nil {
-		return fmt.Errorf("%s: %w", image, unreachable(err))
+		return fmt.Errorf("%s: %w", image, markUnreachable(err))
 	}
 	if a := config.Architecture; a != "" && a != runtime.GOARCH {
-		return fmt.Errorf("%s: %w, %s, and this machine's is %s", image, errArchitecture, bounded(a), runtime.GOARCH)
+		return fmt.Errorf("%s: %w, %s, and this machine's is %s", image, errArchitecture, sanitizeText(a), runtime.GOARCH)
 	}
 	return nil
 }
 
-func (r Registry) parse(image string) (name.Reference, error) {
+func (r Registry) parseReference(image string) (name.Reference, error) {
 	ref, err := name.ParseReference(image)
 	if err != nil {
-		return nil, fmt.Errorf("%q is not an image reference: %w", bounded(image), err)
+		return nil, fmt.Errorf("%q is not an image reference: %w", sanitizeText(image), err)
 	}
 	if !slices.Contains(r.Insecure, ref.Context().RegistryStr()) {
 		return ref, nil
@@ -229,7 +229,7 @@ func (r Registry) parse(image string) (name.Reference, error) {
 	return name.ParseReference(image, name.Insecure)
 }
 
-func (r Registry) options(ctx context.Context) []remote.Option {
+func (r Registry) remoteOptions(ctx context.Context) []remote.Option {
 	keys := r.Keychain
 	if keys == nil {
 		keys = authn.DefaultKeychain
@@ -245,7 +245,7 @@ func (r Registry) options(ctx context.Context) []remote.Option {
 func (r Registry) transport() http.RoundTripper {
 	return roundTripper(func(q *http.Request) (*http.Response, error) {
 		if q.URL.Scheme != "https" && !slices.Contains(r.Insecure, q.URL.Host) {
-			return nil, fmt.Errorf("%s: plain HTTP is not allowed (PREBUILD_INSECURE)", bounded(q.URL.Host))
+			return nil, fmt.Errorf("%s: plain HTTP is not allowed (PREBUILD_INSECURE)", sanitizeText(q.URL.Host))
 		}
 		return remote.DefaultTransport.RoundTrip(q)
 	})

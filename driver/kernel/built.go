@@ -24,14 +24,14 @@ func CheckBuilt(dir string, names []string, release, version string) error {
 		switch {
 		case err != nil:
 			return err
-		case m.Name != Name(name):
-			return fmt.Errorf("%s.ko is the module %s", name, bounded(m.Name))
+		case m.Name != NormalizeName(name):
+			return fmt.Errorf("%s.ko is the module %s", name, truncateText(m.Name))
 		case m.Machine != machines[runtime.GOARCH]:
 			return fmt.Errorf("%s.ko is compiled for %v, not for %v", name, m.Machine, machines[runtime.GOARCH])
 		case m.Release() != release:
-			return fmt.Errorf("%s.ko is built for kernel %s, not for %s", name, bounded(m.Release()), release)
+			return fmt.Errorf("%s.ko is built for kernel %s, not for %s", name, truncateText(m.Release()), release)
 		case version != "" && m.Version != version:
-			return fmt.Errorf("%s.ko has version %q, not %s", name, bounded(m.Version), version)
+			return fmt.Errorf("%s.ko has version %q, not %s", name, truncateText(m.Version), version)
 		}
 	}
 	return nil

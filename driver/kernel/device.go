@@ -61,7 +61,7 @@ func (d *Devices) Close() error {
 // them again; dir's file system has to permit device nodes. If no GPU works, it returns the
 // error of the first. A GPU that takes longer than deviceTimeout counts as failed.
 func (s System) OpenDevices(ctx context.Context, dir string) (*Devices, error) {
-	minors, err := s.minors()
+	minors, err := s.listGPUs()
 	if err != nil || len(minors) == 0 {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (s System) OpenDevices(ctx context.Context, dir string) (*Devices, error) {
 		if len(lines) > 0 {
 			quote = "; the kernel says: " + strings.Join(lines, " / ")
 		}
-		d.failed = append(d.failed, refuse(ReasonDeviceInitFailed, "nvidia", err, "GPU %s: the driver cannot initialise it: %v%s", minors[i].address, err, quote))
+		d.failed = append(d.failed, newError(ReasonDeviceInitFailed, "nvidia", err, "GPU %s: the driver cannot initialise it: %v%s", minors[i].address, err, quote))
 	}
 	if len(d.files) == 0 {
 		return nil, d.failed[0]
@@ -113,9 +113,9 @@ type device struct {
 	minor   uint32
 }
 
-// minors returns the driver's GPUs: /proc/driver/nvidia/gpus/<address>/information has a line
+// listGPUs returns the driver's GPUs: /proc/driver/nvidia/gpus/<address>/information has a line
 // "Device Minor: <number>".
-func (s System) minors() ([]device, error) {
+func (s System) listGPUs() ([]device, error) {
 	dir := filepath.Join(s.Proc, "driver/nvidia/gpus")
 	addresses, err := readNames(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -137,8 +137,8 @@ func (s System) minors() ([]device, error) {
 			return nil, err
 		}
 		for line := range strings.Lines(string(data)) {
-			rest, is := strings.CutPrefix(line, "Device Minor:")
-			if minor, err := strconv.ParseUint(strings.TrimSpace(rest), 10, 20); is && err == nil {
+			rest, ok := strings.CutPrefix(line, "Device Minor:")
+			if minor, err := strconv.ParseUint(strings.TrimSpace(rest), 10, 20); ok && err == nil {
 				all = append(all, device{address, uint32(minor)})
 			}
 		}
@@ -157,8 +157,8 @@ func openDevice(dir string, minor uint32) (*os.File, error) {
 	// Without O_NONBLOCK: with it, newer drivers initialise the GPU later and do not report the
 	// result.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if gone := os.Remove(path); err == nil && gone != nil {
-		err = errors.Join(gone, unix.Close(fd))
+	if removeErr := os.Remove(path); err == nil && removeErr != nil {
+		err = errors.Join(removeErr, unix.Close(fd))
 	}
 	if err != nil {
 		return nil, err

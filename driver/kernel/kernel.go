@@ -41,14 +41,14 @@ type Error struct {
 func (e *Error) Error() string { return e.Message }
 func (e *Error) Unwrap() error { return e.Err }
 
-// refuse builds an Error with a bounded message.
-func refuse(reason gpu.Reason, module string, err error, format string, args ...any) *Error {
+// newError builds an Error with a bounded message.
+func newError(reason gpu.Reason, module string, err error, format string, args ...any) *Error {
 	return &Error{reason, module, record.Clean(fmt.Sprintf(format, args...), maxMessage), err}
 }
 
-// Name returns a module's name in the kernel's spelling, from that of a file or a person:
+// NormalizeName returns a module's name in the kernel's spelling, from that of a file or a person:
 // "nvidia_uvm" for "nvidia-uvm.ko.xz".
-func Name(s string) string {
+func NormalizeName(s string) string {
 	s = s[strings.LastIndexByte(s, '/')+1:]
 	if i := strings.Index(s, ".ko"); i > 0 {
 		s = s[:i]
@@ -70,17 +70,17 @@ var Host = System{Proc: "/proc", Sys: "/sys", Kmsg: "/dev/kmsg", Calls: Running{
 
 // Release returns the running kernel's release, as uname -r prints it.
 func (s System) Release() (string, error) {
-	u, err := s.uname()
+	u, err := s.readUname()
 	return unix.ByteSliceToString(u.Release[:]), err
 }
 
 // Version returns the running kernel's version, as uname -v prints it: when it was built.
 func (s System) Version() (string, error) {
-	u, err := s.uname()
+	u, err := s.readUname()
 	return unix.ByteSliceToString(u.Version[:]), err
 }
 
-func (s System) uname() (u unix.Utsname, err error) {
+func (s System) readUname() (u unix.Utsname, err error) {
 	if err = s.Calls.Uname(&u); err != nil {
 		err = fmt.Errorf("uname: %w", err)
 	}

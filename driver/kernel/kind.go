@@ -31,7 +31,7 @@ func ParseKind(s string) (Kind, error) {
 
 // Kind returns the kind of a module.
 func (i Info) Kind() Kind {
-	if i.Open() {
+	if i.IsOpen() {
 		return OpenKind
 	}
 	return Proprietary
@@ -80,42 +80,42 @@ func generationOf(device uint16) generation {
 	return generations[i]
 }
 
-// Choose chooses between a driver's kinds of modules by the GPUs on the PCI bus, and returns
+// ChooseKind chooses one of the kinds that a driver has by the GPUs on the PCI bus, and returns
 // the choice with an explanation. If both kinds support all GPUs it chooses the open modules,
 // as NVIDIA does from driver 560 on.
-func Choose(wanted Kind, have []Kind, gpus []host.PCIGPU) (Kind, string, error) {
+func ChooseKind(wanted Kind, have []Kind, gpus []host.PCIGPU) (Kind, string, error) {
 	if len(have) == 0 {
-		return "", "", refuse(ReasonDependencyMissing, "nvidia", nil, "the driver's image has no kernel modules for this kernel")
+		return "", "", newError(ReasonDependencyMissing, "nvidia", nil, "the driver's image has no kernel modules for this kernel")
 	}
 	if wanted != Auto && !slices.Contains(have, wanted) {
-		return "", "", refuse(ReasonDependencyMissing, "nvidia", nil,
+		return "", "", newError(ReasonDependencyMissing, "nvidia", nil,
 			"kernel module type %q is wanted, and the driver's image has %s alone; change kernelModuleType, or the image", wanted, have[0])
 	}
 	for _, k := range []Kind{OpenKind, Proprietary} {
 		if !slices.Contains(have, k) || wanted != Auto && wanted != k {
 			continue
 		}
-		unsupported := slices.IndexFunc(gpus, func(g host.PCIGPU) bool { return !supports(k, g) })
+		unsupported := slices.IndexFunc(gpus, func(g host.PCIGPU) bool { return !supportsGPU(k, g) })
 		switch {
 		case unsupported < 0:
 			return k, explainKind(wanted, have, gpus), nil
 		case wanted == k || len(have) == 1:
 			g := gpus[unsupported]
-			return "", "", refuse(ReasonNoDevice, "nvidia", nil,
-				"GPU %s (10de:%04x, %s) is not supported by the %s kernel modules; %s", g.Address, g.Device, generationOf(g.Device).name, k, instead(k, g))
+			return "", "", newError(ReasonNoDevice, "nvidia", nil,
+				"GPU %s (10de:%04x, %s) is not supported by the %s kernel modules; %s", g.Address, g.Device, generationOf(g.Device).name, k, describeSupported(k, g))
 		}
 	}
-	return "", "", refuse(ReasonNoDevice, "nvidia", nil,
+	return "", "", newError(ReasonNoDevice, "nvidia", nil,
 		"no one kind of kernel modules supports all GPUs of this node (%s); take one of them out, or give it to vfio-pci", listGenerations(gpus))
 }
 
-// supports reports whether a kind supports a GPU. It assumes so for a device without an ID.
-func supports(k Kind, g host.PCIGPU) bool {
+// supportsGPU reports whether a kind supports a GPU. It assumes so for a device without an ID.
+func supportsGPU(k Kind, g host.PCIGPU) bool {
 	if g.Device == 0 {
 		return true
 	}
-	of := generationOf(g.Device)
-	return k == OpenKind && of.open || k == Proprietary && of.prior
+	gen := generationOf(g.Device)
+	return k == OpenKind && gen.open || k == Proprietary && gen.prior
 }
 
 func explainKind(wanted Kind, have []Kind, gpus []host.PCIGPU) string {
@@ -130,12 +130,12 @@ func explainKind(wanted Kind, have []Kind, gpus []host.PCIGPU) string {
 	return "for " + listGenerations(gpus)
 }
 
-// instead names the modules that would support a GPU.
-func instead(k Kind, g host.PCIGPU) string {
-	switch of := generationOf(g.Device); {
-	case k == OpenKind && of.prior:
+// describeSupported names the modules that would support a GPU.
+func describeSupported(k Kind, g host.PCIGPU) string {
+	switch gen := generationOf(g.Device); {
+	case k == OpenKind && gen.prior:
 		return "set kernelModuleType: proprietary, with a driver up to branch 580"
-	case k == Proprietary && of.open:
+	case k == Proprietary && gen.open:
 		return "set kernelModuleType: open"
 	}
 	return "this driver supports Maxwell and later alone"

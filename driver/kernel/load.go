@@ -18,7 +18,7 @@ const moduleInitCompressed = 4
 func (s System) Load(m Module, params []Param) error {
 	f, err := m.Root.OpenFile(m.Path)
 	if err != nil {
-		return refuse(ReasonDependencyMissing, m.Name, err, "load %s: %v", m.Name, err)
+		return newError(ReasonDependencyMissing, m.Name, err, "load %s: %v", m.Name, err)
 	}
 	defer f.Close() //nolint:errcheck // it is only read
 	words := make([]string, len(params))
@@ -27,19 +27,19 @@ func (s System) Load(m Module, params []Param) error {
 	}
 	log := s.openLog()
 	defer log.close()
-	err = s.insert(f, m.Path, strings.Join(words, " "))
+	err = s.insertModule(f, m.Path, strings.Join(words, " "))
 	if err == nil || errors.Is(err, unix.EEXIST) {
 		return nil
 	}
 	return s.explainLoad(m, err, log.linesAbout(m.Name))
 }
 
-// insert passes a module to the kernel, compressed if the kernel can uncompress it.
-func (s System) insert(f *os.File, name, params string) error {
+// insertModule passes a module to the kernel, compressed if the kernel can uncompress it.
+func (s System) insertModule(f *os.File, name, params string) error {
 	if filepath.Ext(name) == ".ko" {
 		return s.Calls.FinitModule(int(f.Fd()), params, 0)
 	}
-	if s.uncompresses(filepath.Ext(name)) {
+	if s.canUncompress(filepath.Ext(name)) {
 		if err := s.Calls.FinitModule(int(f.Fd()), params, moduleInitCompressed); !errors.Is(err, unix.EOPNOTSUPP) {
 			return err
 		}
@@ -47,7 +47,7 @@ func (s System) insert(f *os.File, name, params string) error {
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	r, size, err := uncompress(f, name)
+	r, size, err := openUncompressed(f, name)
 	if err != nil {
 		return err
 	}
@@ -58,8 +58,8 @@ func (s System) insert(f *os.File, name, params string) error {
 	return s.Calls.InitModule(data, params)
 }
 
-// uncompresses reports whether the kernel can uncompress modules with an extension.
-func (s System) uncompresses(extension string) bool {
+// canUncompress reports whether the kernel can uncompress modules with an extension.
+func (s System) canUncompress(extension string) bool {
 	data, err := os.ReadFile(filepath.Join(s.Sys, "module/compression"))
 	kind := map[string]string{".gz": "gzip", ".xz": "xz", ".zst": "zstd"}[extension]
 	return err == nil && kind != "" && strings.TrimSpace(string(data)) == kind
@@ -75,25 +75,25 @@ func (s System) explainLoad(m Module, err error, lines []string) error {
 	release, _ := s.Release()
 	switch {
 	case errors.Is(err, unix.EKEYREJECTED), errors.Is(err, unix.ENOKEY), errors.Is(err, unix.EBADMSG):
-		return refuse(ReasonSignatureRejected, m.Name, err, "%s: %s", m, s.Trust().explain(m.Signature))
+		return newError(ReasonSignatureRejected, m.Name, err, "%s: %s", m, s.ReadTrust().explainRejection(m.Signature))
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return refuse(ReasonLockedDown, m.Name, err, "%s: %s%s", m, s.Trust().explainLockdown(m.Signature), quote)
-	case errors.Is(err, unix.ENOEXEC), errors.Is(err, unix.EINVAL) && disagrees(lines):
-		return refuse(ReasonKernelMismatch, m.Name, err,
+		return newError(ReasonLockedDown, m.Name, err, "%s: %s%s", m, s.ReadTrust().explainLockdown(m.Signature), quote)
+	case errors.Is(err, unix.ENOEXEC), errors.Is(err, unix.EINVAL) && hasSymbolMismatch(lines):
+		return newError(ReasonKernelMismatch, m.Name, err,
 			"%s is built for kernel %s and cannot be loaded by %s%s; use the driver's image for this kernel, or build it here", m, m.Release(), release, quote)
 	case errors.Is(err, unix.ENOENT):
-		return refuse(ReasonDependencyMissing, m.Name, err,
+		return newError(ReasonDependencyMissing, m.Name, err,
 			"load %s: the kernel lacks a symbol or module that it needs%s; make the kernel's own modules visible (/lib/modules)", m.Name, quote)
 	case errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
-		return refuse(ReasonNoDevice, m.Name, err,
+		return newError(ReasonNoDevice, m.Name, err,
 			"load %s %s: it finds no device that it supports%s; on a node with a GPU, choose a driver version and kernelModuleType that support it", m.Name, m.Version, quote)
 	}
-	return refuse(ReasonDeviceInitFailed, m.Name, err, "load %s: its initialisation failed: %v%s", m.Name, err, quote)
+	return newError(ReasonDeviceInitFailed, m.Name, err, "load %s: its initialisation failed: %v%s", m.Name, err, quote)
 }
 
-// disagrees reports whether the kernel logged that symbols of the module have other
+// hasSymbolMismatch reports whether the kernel logged that symbols of the module have other
 // versions: it was built for a kernel of the same release with another configuration.
-func disagrees(lines []string) bool {
+func hasSymbolMismatch(lines []string) bool {
 	for _, line := range lines {
 		if strings.Contains(line, "disagrees about version of symbol") || strings.Contains(line, "version magic") {
 			return true
@@ -107,7 +107,7 @@ func CheckRelease(m Module, release string) error {
 	if m.Release() == release {
 		return nil
 	}
-	return refuse(ReasonKernelMismatch, m.Name, nil,
+	return newError(ReasonKernelMismatch, m.Name, nil,
 		"%s is built for kernel %s, this node runs %s; use the driver's image for this kernel, or build it here", m, m.Release(), release)
 }
 
@@ -120,25 +120,25 @@ func (s System) Unload(name string) error {
 	case errors.Is(err, unix.EWOULDBLOCK), errors.Is(err, unix.EBUSY):
 		return s.explainBusy(name, err)
 	case errors.Is(err, unix.EPERM):
-		return refuse(ReasonLockedDown, name, err, "unload %s: %v; the container needs CAP_SYS_MODULE: run it privileged", name, err)
+		return newError(ReasonLockedDown, name, err, "unload %s: %v; the container needs CAP_SYS_MODULE: run it privileged", name, err)
 	}
-	return refuse(ReasonDeviceInitFailed, name, err, "unload %s: %v", name, err)
+	return newError(ReasonDeviceInitFailed, name, err, "unload %s: %v", name, err)
 }
 
 // explainBusy names the users of a module.
 func (s System) explainBusy(name string, err error) error {
-	loaded, listErr := s.Loaded()
+	loaded, listErr := s.ReadLoaded()
 	if l := loaded[name]; listErr == nil && len(l.Holders) > 0 {
-		return refuse(ReasonInUse, name, err, "module %s is in use by the module %s; unload that first", name, strings.Join(l.Holders, ", "))
+		return newError(ReasonInUse, name, err, "module %s is in use by the module %s; unload that first", name, strings.Join(l.Holders, ", "))
 	}
 	return s.explainUsers(name, err)
 }
 
 // explainUsers names the processes that use a module.
 func (s System) explainUsers(name string, err error) error {
-	users := s.Users()
+	users := s.FindUsers()
 	if len(users) == 0 {
-		return refuse(ReasonInUse, name, err, "module %s is in use, but no visible process has its devices open; run this container with hostPID: true to identify it", name)
+		return newError(ReasonInUse, name, err, "module %s is in use, but no visible process has its devices open; run this container with hostPID: true to identify it", name)
 	}
-	return refuse(ReasonInUse, name, err, "module %s is in use by %s; end it first", name, describeUsers(users))
+	return newError(ReasonInUse, name, err, "module %s is in use by %s; end it first", name, describeUsers(users))
 }

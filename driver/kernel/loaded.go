@@ -24,17 +24,18 @@ type Loaded struct {
 	BuildID    string
 }
 
-// Same reports whether the module in the kernel was loaded from the module in a file, or from
-// another build of the same sources. A module without any build identity matches no other.
-func (l Loaded) Same(i Info) bool {
+// IsSameBuild reports whether the module in the kernel was loaded from the module in a
+// file, or from another build of the same sources. A module without any build identity
+// matches no other.
+func (l Loaded) IsSameBuild(i Info) bool {
 	if l.State != "Live" || l.Name != i.Name || l.Version != i.Version || l.SrcVersion != i.SrcVersion || l.BuildID != i.BuildID {
 		return false
 	}
 	return i.BuildID != "" || i.SrcVersion != ""
 }
 
-// Loaded returns the modules in the kernel by name.
-func (s System) Loaded() (map[string]Loaded, error) {
+// ReadLoaded returns the modules that are loaded in the kernel, by name.
+func (s System) ReadLoaded() (map[string]Loaded, error) {
 	data, err := os.ReadFile(filepath.Join(s.Proc, "modules"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // a kernel without module support
@@ -59,7 +60,7 @@ func (s System) Loaded() (map[string]Loaded, error) {
 func parseLoaded(line string) (Loaded, error) {
 	fields := strings.Fields(line)
 	if len(fields) < 5 {
-		return Loaded{}, fmt.Errorf("%q is not a module", bounded(line))
+		return Loaded{}, fmt.Errorf("%q is not a module", truncateText(line))
 	}
 	references, err := strconv.Atoi(fields[2])
 	if err != nil {

@@ -44,9 +44,9 @@ func (i Info) Release() string {
 	return release
 }
 
-// Open reports whether the module is one of NVIDIA's open kernel modules rather than a
+// IsOpen reports whether the module is one of NVIDIA's open kernel modules rather than a
 // proprietary one. Only the licence differs.
-func (i Info) Open() bool { return strings.Contains(i.License, "GPL") }
+func (i Info) IsOpen() bool { return strings.Contains(i.License, "GPL") }
 
 // Simulated reports whether the module declares itself a simulation without GPU.
 func (i Info) Simulated() bool { return strings.Contains(i.Description, "SIMULATED") }
@@ -105,7 +105,7 @@ func parseModinfo(text []byte) Info {
 		}
 		switch key {
 		case "name":
-			i.Name = Name(value)
+			i.Name = NormalizeName(value)
 		case "description":
 			i.Description = value
 		case "version":
@@ -140,7 +140,7 @@ func splitNames(list, separator string) []string {
 	var names []string
 	for name := range strings.SplitSeq(list, separator) {
 		if name = strings.TrimSpace(name); name != "" {
-			names = append(names, Name(name))
+			names = append(names, NormalizeName(name))
 		}
 	}
 	return names
@@ -156,7 +156,7 @@ func parseSoftdep(s string) []string {
 		case word == "pre:" || word == "post:":
 			after = word == "post:"
 		case !after:
-			before = append(before, Name(word))
+			before = append(before, NormalizeName(word))
 		}
 	}
 	return before

@@ -89,7 +89,7 @@ func (o *Options) addModprobe(file, text string) error {
 		if len(words) < 2 || strings.HasPrefix(words[0], "#") {
 			continue
 		}
-		name := Name(words[1])
+		name := NormalizeName(words[1])
 		switch words[0] {
 		case "options":
 			_, rest, _ := strings.Cut(line, words[1])
@@ -129,14 +129,14 @@ func (o *Options) ReadConf(root *host.Root, dir string) error {
 		if err != nil {
 			return err
 		}
-		module := Name(strings.TrimSuffix(path.Base(p), ".conf"))
+		module := NormalizeName(strings.TrimSuffix(path.Base(p), ".conf"))
 		o.Configured[module] = root.Path(p)
 		number := 0
 		for line := range strings.Lines(string(data)) {
 			number++
 			source := fmt.Sprintf("%s:%d", root.Path(p), number)
 			if strings.HasPrefix(strings.TrimSpace(line), "options ") {
-				return refuse(ReasonParameterUnknown, module, nil,
+				return newError(ReasonParameterUnknown, module, nil,
 					"%s: the file holds parameters alone, as in NVreg_Name=1, without the words of modprobe.d: remove \"options %s\"", source, module)
 			}
 			params, err := parseParams(line, source)
@@ -160,11 +160,11 @@ func parseParams(line, source string) ([]Param, error) {
 		if !begun {
 			return
 		}
-		name, value, has := strings.Cut(word.String(), "=")
+		name, value, hasValue := strings.Cut(word.String(), "=")
 		if !isParamName(name) {
 			wrong = append(wrong, name)
 		}
-		params = append(params, Param{name, value, has, source})
+		params = append(params, Param{name, value, hasValue, source})
 		word.Reset()
 		begun = false
 	}
@@ -172,7 +172,7 @@ scan:
 	for _, c := range strings.TrimRight(line, "\r\n") {
 		switch {
 		case c < ' ' && c != '\t' || c == 0x7f || c == unicode.ReplacementChar || c == 0xa0:
-			return nil, refuse(ReasonParameterUnknown, "", nil, "%s: the line holds the character %q; write it without", source, c)
+			return nil, newError(ReasonParameterUnknown, "", nil, "%s: the line holds the character %q; write it without", source, c)
 		case c == '"':
 			quoted, begun = !quoted, true
 		case !quoted && (c == ' ' || c == '\t'):
@@ -185,11 +185,11 @@ scan:
 		}
 	}
 	if quoted {
-		return nil, refuse(ReasonParameterUnknown, "", nil, "%s: a double quote is not closed", source)
+		return nil, newError(ReasonParameterUnknown, "", nil, "%s: a double quote is not closed", source)
 	}
 	add()
 	if len(wrong) > 0 {
-		return nil, refuse(ReasonParameterUnknown, "", nil, "%s: %q is not the name of a parameter; write NAME=VALUE", source, bounded(wrong[0]))
+		return nil, newError(ReasonParameterUnknown, "", nil, "%s: %q is not the name of a parameter; write NAME=VALUE", source, truncateText(wrong[0]))
 	}
 	return params, nil
 }
@@ -210,11 +210,11 @@ func CheckParams(m Info, params []Param) error {
 		}
 		kind, known := m.Params[strings.ReplaceAll(p.Name, "-", "_")]
 		if !known {
-			return refuse(ReasonParameterUnknown, m.Name, nil, "%s: module %s %s has no parameter %q%s; gpu-driver modinfo %s lists them",
-				p.Source, m.Name, m.Version, bounded(p.Name), config.Suggest(bounded(p.Name), slices.Sorted(maps.Keys(m.Params))), m.Name)
+			return newError(ReasonParameterUnknown, m.Name, nil, "%s: module %s %s has no parameter %q%s; gpu-driver modinfo %s lists them",
+				p.Source, m.Name, m.Version, truncateText(p.Name), config.Suggest(truncateText(p.Name), slices.Sorted(maps.Keys(m.Params))), m.Name)
 		}
 		if err := checkValue(kind, p); err != nil {
-			return refuse(ReasonParameterUnknown, m.Name, nil, "%s: parameter %s of module %s is %s", p.Source, p.Name, m.Name, err)
+			return newError(ReasonParameterUnknown, m.Name, nil, "%s: parameter %s of module %s is %s", p.Source, p.Name, m.Name, err)
 		}
 	}
 	return nil
@@ -234,7 +234,7 @@ func checkValue(kind string, p Param) error {
 		return fmt.Errorf("a text: write %s=TEXT", p.Name)
 	case kind == "bool" && p.HasValue && !slices.Contains([]string{"on", "off"}, p.Value) &&
 		(p.Value == "" || !strings.Contains("yY1tTnN0fF", p.Value[:1])):
-		return fmt.Errorf("a switch, y or n, not %q", bounded(p.Value))
+		return fmt.Errorf("a switch, y or n, not %q", truncateText(p.Value))
 	case !number:
 		return nil
 	}
@@ -246,7 +246,7 @@ func checkValue(kind string, p Param) error {
 	}
 	hexadecimal := strings.HasPrefix(strings.ToLower(p.Value), "0x")
 	if err != nil || strings.ContainsAny(p.Value, "_oObB") && !hexadecimal {
-		return fmt.Errorf("a number of type %s, not %q", kind, bounded(p.Value))
+		return fmt.Errorf("a number of type %s, not %q", kind, truncateText(p.Value))
 	}
 	return nil
 }

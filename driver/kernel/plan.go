@@ -16,12 +16,12 @@ import (
 type Step struct {
 	Module Module
 	Params []Param
-	Ours   bool // from the driver's files rather than from the kernel's own
+	Ours   bool // the module is from the driver's files, not the kernel's own
 	// Optional marks a module without which the driver is expected to work.
 	Optional bool
 }
 
-// Inputs holds all inputs of Plan.
+// Inputs holds all inputs of PlanSteps.
 type Inputs struct {
 	Wanted   []string // names, in the order in which they are loaded
 	Optional []string // names that are loaded first if the kernel has them
@@ -32,18 +32,18 @@ type Inputs struct {
 	Release  string // of the running kernel
 }
 
-// Plan returns the modules to load, in order: the dependencies of the wanted ones, from the
+// PlanSteps returns the modules to load, in order: the dependencies of the wanted ones, from the
 // driver's files or else from the kernel's own, then the wanted ones. It skips modules that are
 // loaded already or built in. It returns an error if any module cannot be loaded.
-func Plan(in Inputs) ([]Step, error) {
+func PlanSteps(in Inputs) ([]Step, error) {
 	p := planner{Inputs: in, needs: map[string][]string{}}
 	for _, name := range in.Optional {
 		if in.Tree.Path(name) != "" {
-			_ = p.add(Name(name), nil, true) // skipped if it cannot be planned
+			_ = p.addModule(NormalizeName(name), nil, true) // skipped if it cannot be planned
 		}
 	}
 	for _, name := range in.Wanted {
-		if err := p.add(Name(name), nil, false); err != nil {
+		if err := p.addModule(NormalizeName(name), nil, false); err != nil {
 			return nil, err
 		}
 	}
@@ -56,49 +56,49 @@ type planner struct {
 	steps []Step
 }
 
-// require marks a planned module and its dependencies as required.
-func (p *planner) require(name string) {
+// markRequired marks a planned module and its dependencies as required.
+func (p *planner) markRequired(name string) {
 	i := slices.IndexFunc(p.steps, func(s Step) bool { return s.Module.Name == name })
 	if i < 0 || !p.steps[i].Optional {
 		return
 	}
 	p.steps[i].Optional = false
 	for _, need := range p.needs[name] {
-		p.require(need)
+		p.markRequired(need)
 	}
 }
 
-// add appends a module after its dependencies. chain holds the modules that require it.
-func (p *planner) add(name string, chain []string, optional bool) error {
-	if _, loaded := p.Loaded[name]; loaded || p.Tree.Builtin(name) {
+// addModule appends a module after its dependencies. chain holds the modules that require it.
+func (p *planner) addModule(name string, chain []string, optional bool) error {
+	if _, loaded := p.Loaded[name]; loaded || p.Tree.IsBuiltin(name) {
 		return nil
 	}
 	if _, planned := p.needs[name]; planned {
 		if !optional {
-			p.require(name)
+			p.markRequired(name)
 		}
 		return nil
 	}
 	if slices.Contains(chain, name) {
-		return refuse(ReasonDependencyMissing, name, nil, "the modules %s depend on each other in a circle", strings.Join(append(chain, name), ", "))
+		return newError(ReasonDependencyMissing, name, nil, "the modules %s depend on each other in a circle", strings.Join(append(chain, name), ", "))
 	}
-	m, ours, err := p.find(name, chain)
+	m, ours, err := p.findModule(name, chain)
 	if err != nil {
 		return err
 	}
 	chain = append(slices.Clone(chain), name)
 	// Soft dependencies are loaded if they exist.
 	for _, soft := range append(slices.Clone(m.SoftBefore), p.Options.Before[name]...) {
-		if _, is := p.Files[soft]; (is || p.Tree.Path(soft) != "") && !slices.Contains(chain, soft) {
-			_ = p.add(soft, chain, true) // skipped if it cannot be planned
+		if _, ok := p.Files[soft]; (ok || p.Tree.Path(soft) != "") && !slices.Contains(chain, soft) {
+			_ = p.addModule(soft, chain, true) // skipped if it cannot be planned
 		}
 	}
 	needs := m.Depends
 	if !ours {
-		needs = p.Tree.Depends(name)
+		needs = p.Tree.Dependencies(name)
 	}
 	for _, need := range needs {
-		if err := p.add(need, chain, optional); err != nil {
+		if err := p.addModule(need, chain, optional); err != nil {
 			return err
 		}
 	}
@@ -113,19 +113,20 @@ func (p *planner) add(name string, chain []string, optional bool) error {
 	return nil
 }
 
-// find returns a module from the driver's files, or else from the kernel's own.
-func (p *planner) find(name string, chain []string) (m Module, ours bool, err error) {
+// findModule returns a module from the driver's files, or else from the kernel's own.
+func (p *planner) findModule(name string, chain []string) (m Module, ours bool, err error) {
 	if m, ours = p.Files[name]; ours {
 		return m, true, CheckRelease(m, p.Release)
 	}
 	at := p.Tree.Path(name)
 	if at == "" {
-		return m, false, refuse(ReasonDependencyMissing, name, nil, "%s", p.missing(name, chain))
+		return m, false, newError(ReasonDependencyMissing, name, nil, "%s", p.describeMissing(name, chain))
 	}
 	return Module{Info{Name: name}, p.Tree.Root, at}, false, nil
 }
 
-func (p *planner) missing(name string, chain []string) string {
+// describeMissing names a missing module and the modules that require it.
+func (p *planner) describeMissing(name string, chain []string) string {
 	if len(chain) == 0 {
 		return fmt.Sprintf("the driver's image has no module %s for kernel %s", name, p.Release)
 	}
@@ -138,14 +139,14 @@ func (p *planner) missing(name string, chain []string) string {
 func CheckConf(o Options, files Files) error {
 	for module, file := range o.Configured {
 		if _, known := files[module]; !known {
-			return refuse(ReasonParameterUnknown, module, nil, "%s: the driver has no module %s%s", file, module, config.Suggest(module, slices.Sorted(maps.Keys(files))))
+			return newError(ReasonParameterUnknown, module, nil, "%s: the driver has no module %s%s", file, module, config.Suggest(module, slices.Sorted(maps.Keys(files))))
 		}
 	}
 	return nil
 }
 
-// Apply loads modules in order. It stops at the first that fails.
-func (s System) Apply(ctx context.Context, steps []Step, log *slog.Logger) error {
+// LoadSteps loads modules in order. It stops at the first that fails.
+func (s System) LoadSteps(ctx context.Context, steps []Step, log *slog.Logger) error {
 	for _, step := range steps {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -168,19 +169,19 @@ func (s System) Apply(ctx context.Context, steps []Step, log *slog.Logger) error
 	return nil
 }
 
-// DriverModules lists the driver's modules in the order in which they can be unloaded: each before the
-// modules that it uses.
+// DriverModules lists the driver's modules in the order in which they can be unloaded: each
+// before the modules that it uses.
 var DriverModules = []string{"nvidia_peermem", "nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia_vgpu_vfio", "nvidia"}
 
 // UnloadAll unloads the driver's loaded modules. It stops at a module that a process or another
 // module uses; modules before it stay unloaded.
 func (s System) UnloadAll(ctx context.Context, log *slog.Logger) error {
-	loaded, err := s.Loaded()
+	loaded, err := s.ReadLoaded()
 	if err != nil {
 		return err
 	}
 	for _, name := range DriverModules {
-		if _, is := loaded[name]; !is {
+		if _, ok := loaded[name]; !ok {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
@@ -195,16 +196,17 @@ func (s System) UnloadAll(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-// Busy returns why the driver's modules cannot all be unloaded; nil if no visible user exists.
-// Callers check it before they unload the first, so that a driver in use stays complete.
-func (s System) Busy() error {
-	loaded, err := s.Loaded()
+// CheckUnused returns an error if a process or another module uses one of the driver's
+// modules. Callers check that before they unload the first module, so that a driver in use
+// stays complete.
+func (s System) CheckUnused() error {
+	loaded, err := s.ReadLoaded()
 	if err != nil {
 		return err
 	}
 	for _, name := range DriverModules {
-		l, is := loaded[name]
-		if !is {
+		l, ok := loaded[name]
+		if !ok {
 			continue
 		}
 		var others []string
@@ -214,7 +216,7 @@ func (s System) Busy() error {
 			}
 		}
 		if len(others) > 0 {
-			return refuse(ReasonInUse, name, nil, "module %s is in use by the module %s of somebody else; unload that first", name, strings.Join(others, ", "))
+			return newError(ReasonInUse, name, nil, "module %s is in use by the module %s of somebody else; unload that first", name, strings.Join(others, ", "))
 		}
 		if l.References > len(l.Holders) {
 			return s.explainUsers(name, nil)

@@ -67,7 +67,7 @@ func TestModulesAreLoadedAfterTheirDependencies(t *testing.T) {
 		Tree: tree(t, usual, "kernel/drivers/i2c/i2c-core.ko\n"), Release: release, Options: newOptions(),
 	}
 	in.Files = driver(in.Tree.Root)
-	steps, err := Plan(in)
+	steps, err := PlanSteps(in)
 	require.NoError(t, err)
 	require.Equal(t, "ipmi_msghandler ipmi_devintf drm_panel_orientation_quirks drm nvidia nvidia_uvm nvidia_modeset drm_kms_helper nvidia_drm", names(steps))
 	optional := func(steps []Step) (all []string) {
@@ -80,29 +80,29 @@ func TestModulesAreLoadedAfterTheirDependencies(t *testing.T) {
 	}
 	require.Equal(t, []string{"ipmi_msghandler", "ipmi_devintf"}, optional(steps))
 	in.Optional = append(in.Optional, "drm_kms_helper") // a dependency of nvidia_drm, with its own dependencies
-	steps, err = Plan(in)
+	steps, err = PlanSteps(in)
 	require.NoError(t, err)
 	require.Equal(t, []string{"ipmi_msghandler", "ipmi_devintf"}, optional(steps))
 
 	in.Optional = in.Optional[:3]
 	in.Loaded = map[string]Loaded{"drm": {}, "nvidia": {}, "ipmi_devintf": {}, "ipmi_msghandler": {}}
-	steps, err = Plan(in)
+	steps, err = PlanSteps(in)
 	require.NoError(t, err)
 	require.Equal(t, "nvidia_uvm nvidia_modeset drm_panel_orientation_quirks drm_kms_helper nvidia_drm", names(steps))
 	require.True(t, steps[0].Ours)
 
 	in.Wanted = []string{"nvidia_peermem"}
-	_, err = Plan(in)
+	_, err = PlanSteps(in)
 	require.Equal(t, ReasonDependencyMissing, reasonOf(t, err))
 	require.ErrorContains(t, err, "module nvidia_peermem needs ib_core, which neither the driver's image nor ")
 
 	in.Wanted, in.Release = []string{"nvidia_uvm"}, "6.12.117-amd64"
-	_, err = Plan(in)
+	_, err = PlanSteps(in)
 	require.Equal(t, ReasonKernelMismatch, reasonOf(t, err))
 	require.ErrorContains(t, err, "is built for kernel "+release+", this node runs 6.12.117-amd64")
 
 	in.Wanted = []string{"nvidia_vgpu_vfio"}
-	_, err = Plan(in)
+	_, err = PlanSteps(in)
 	require.EqualError(t, err, "the driver's image has no module nvidia_vgpu_vfio for kernel 6.12.117-amd64")
 }
 
@@ -112,7 +112,7 @@ func TestACircleOfModulesIsRefused(t *testing.T) {
 	for name, need := range map[string]string{"a": "b", "b": "c", "c": "a"} {
 		files[name] = Module{Info{Name: name, Vermagic: release, Depends: []string{need}}, tr.Root, "/" + name + ".ko"}
 	}
-	_, err := Plan(Inputs{Wanted: []string{"a"}, Files: files, Tree: tr, Options: newOptions(), Release: release})
+	_, err := PlanSteps(Inputs{Wanted: []string{"a"}, Files: files, Tree: tr, Options: newOptions(), Release: release})
 	require.EqualError(t, err, "the modules a, b, c, a depend on each other in a circle")
 }
 
@@ -225,17 +225,17 @@ func TestLoadedModuleIsRecognisedByItsBuild(t *testing.T) {
 		"sys/module/nvidia/srcversion":               "77\n",
 		"sys/module/nvidia/notes/.note.gnu.build-id": note,
 	})
-	loaded, err := s.Loaded()
+	loaded, err := s.ReadLoaded()
 	require.NoError(t, err)
 	require.Equal(t, Loaded{Name: "nvidia", References: 3, Holders: []string{"nvidia_uvm", "nvidia_modeset"}, State: "Live"}, loaded["nvidia"])
 	require.Equal(t, Loaded{Name: "old", State: "Unloading"}, loaded["old"])
 	l := s.Describe(loaded["nvidia"])
 	image := Info{Name: "nvidia", Version: "580.1", SrcVersion: "77", BuildID: "abcd"}
-	require.True(t, l.Same(image))
+	require.True(t, l.IsSameBuild(image))
 	for _, other := range []Info{{Name: "nvidia", Version: "580.2", SrcVersion: "77", BuildID: "abcd"}, {Name: "nvidia", Version: "580.1", SrcVersion: "77"}, {Name: "nvidia"}} {
-		require.False(t, l.Same(other))
+		require.False(t, l.IsSameBuild(other))
 	}
-	require.False(t, s.Describe(loaded["nvidia_uvm"]).Same(Info{Name: "nvidia_uvm"}), "without a mark of its build it may be any")
+	require.False(t, s.Describe(loaded["nvidia_uvm"]).IsSameBuild(Info{Name: "nvidia_uvm"}), "without a mark of its build it may be any")
 }
 
 func FuzzParseLoaded(f *testing.F) {
@@ -251,7 +251,7 @@ const keys = `00f1b4d4 I------     1 perm 1f030000     0     0 asymmetri Debian 
 func TestTrustIsCheckedBeforeLoading(t *testing.T) {
 	files := map[string]string{"proc/keys": keys, "sys/kernel/security/lockdown": "none [integrity] confidentiality\n", "sys/module/module/parameters/sig_enforce": "Y\n", "sys/" + secureBoot: "\x06\x00\x00\x00\x01"}
 	s := proc(t, files)
-	trust := s.Trust()
+	trust := s.ReadTrust()
 	require.Equal(t, Trust{Enforced: true, Lockdown: "integrity", SecureBoot: true, Keys: []Key{
 		{"Debian Secure Boot CA", "6ccece7e4c6c0d1f6149f3dd27dfcc5cbb419ea1"}, {"Example: key for modules", "beef"},
 	}}, trust)
@@ -267,8 +267,8 @@ func TestTrustIsCheckedBeforeLoading(t *testing.T) {
 	require.Contains(t, trust.MayRejectReason(m), `it is signed by "somebody", serial number 01, and the kernel (Secure Boot is on) trusts no such key; enrol the signer's certificate (mokutil --import CERT.der`)
 	m.Signature = nil
 	files["sys/module/module/parameters/sig_enforce"] = "N\n"
-	require.Equal(t, ReasonLockedDown, reasonOf(t, proc(t, files).Trust().Check(m)))
-	require.NoError(t, proc(t, nil).Trust().Check(m))
+	require.Equal(t, ReasonLockedDown, reasonOf(t, proc(t, files).ReadTrust().Check(m)))
+	require.NoError(t, proc(t, nil).ReadTrust().Check(m))
 }
 
 func FuzzParseKeys(f *testing.F) {
@@ -332,7 +332,7 @@ func TestTheKindFollowsTheGPUs(t *testing.T) {
 		{Proprietary, []Kind{OpenKind}, nil, "", "the driver's image has open alone"},
 		{Auto, nil, nil, "", "no kernel modules"},
 	} {
-		kind, why, err := Choose(c.wanted, c.have, c.gpus)
+		kind, why, err := ChooseKind(c.wanted, c.have, c.gpus)
 		if c.kind == "" {
 			require.ErrorContains(t, err, c.why)
 			continue

@@ -142,7 +142,7 @@ func keyName(sequence pkix.RDNSequence) string {
 	n.FillFromRDNSequence(&sequence)
 	email := ""
 	for _, a := range n.Names {
-		if s, is := a.Value.(string); is && a.Type.Equal(asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}) {
+		if s, ok := a.Value.(string); ok && a.Type.Equal(asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}) {
 			email = s
 		}
 	}

@@ -58,8 +58,8 @@ func FindDrivers(root *host.Root, dir string) (map[Kind]Files, error) {
 	})
 	byKind := map[Kind]Files{}
 	for _, folder := range folders {
-		main, is := byFolder[folder]["nvidia"]
-		if _, known := byKind[main.Kind()]; is && !known {
+		main, isDriver := byFolder[folder]["nvidia"]
+		if _, known := byKind[main.Kind()]; isDriver && !known {
 			byKind[main.Kind()] = byFolder[folder]
 		}
 	}
@@ -111,7 +111,7 @@ func ReadModule(root *host.Root, p string) (Module, error) {
 		return Module{}, err
 	}
 	defer f.Close() //nolint:errcheck // it is only read
-	r, size, err := uncompress(f, p)
+	r, size, err := openUncompressed(f, p)
 	if err != nil {
 		return Module{}, fmt.Errorf("%s: %w", root.Path(p), err)
 	}
@@ -120,7 +120,7 @@ func ReadModule(root *host.Root, p string) (Module, error) {
 		return Module{}, fmt.Errorf("%s: %w", root.Path(p), err)
 	}
 	if info.Name == "" {
-		info.Name = Name(p)
+		info.Name = NormalizeName(p)
 	}
 	return Module{info, root, p}, nil
 }
@@ -163,12 +163,12 @@ func (t *Tree) readDepends(r io.Reader) error {
 	for lines.Scan() {
 		file, needs, ok := strings.Cut(lines.Text(), ":")
 		if !ok || !isModule(file) {
-			return fmt.Errorf("%q is not a line of modules.dep", bounded(lines.Text()))
+			return fmt.Errorf("%q is not a line of modules.dep", truncateText(lines.Text()))
 		}
-		name := Name(file)
+		name := NormalizeName(file)
 		t.paths[name] = file
 		for need := range strings.FieldsSeq(needs) {
-			t.depends[name] = append(t.depends[name], Name(need))
+			t.depends[name] = append(t.depends[name], NormalizeName(need))
 		}
 		slices.Reverse(t.depends[name]) // the file lists the first dependency last
 	}
@@ -178,24 +178,24 @@ func (t *Tree) readDepends(r io.Reader) error {
 func (t *Tree) readBuiltin(r io.Reader) error {
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
-		t.builtin[Name(lines.Text())] = true
+		t.builtin[NormalizeName(lines.Text())] = true
 	}
 	return lines.Err()
 }
 
-// Builtin reports whether a module is built into the kernel.
-func (t *Tree) Builtin(name string) bool { return t.builtin[Name(name)] }
+// IsBuiltin reports whether a module is built into the kernel.
+func (t *Tree) IsBuiltin(name string) bool { return t.builtin[NormalizeName(name)] }
 
 // Path returns the path of a module's file inside Root; "" if the tree has none.
 func (t *Tree) Path(name string) string {
-	p, known := t.paths[Name(name)]
+	p, known := t.paths[NormalizeName(name)]
 	if !known {
 		return ""
 	}
 	return path.Join(t.Dir, p)
 }
 
-// Depends returns the modules to load before a module, in order.
-func (t *Tree) Depends(name string) []string { return t.depends[Name(name)] }
+// Dependencies returns the modules to load before a module, in order.
+func (t *Tree) Dependencies(name string) []string { return t.depends[NormalizeName(name)] }
 
-func bounded(s string) string { return s[:min(len(s), 100)] }
+func truncateText(s string) string { return s[:min(len(s), 100)] }

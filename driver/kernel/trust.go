@@ -30,9 +30,9 @@ const secureBoot = "firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 
 const maxKeys = 4 << 20
 
-// Trust reads the running kernel's requirements for modules. Unreadable parts stay empty: the
+// ReadTrust reads the running kernel's requirements for modules. Unreadable parts stay empty: the
 // kernel itself decides in any case.
-func (s System) Trust() Trust {
+func (s System) ReadTrust() Trust {
 	var t Trust
 	if data, err := os.ReadFile(filepath.Join(s.Sys, "module/module/parameters/sig_enforce")); err == nil {
 		t.Enforced = strings.HasPrefix(string(data), "Y")
@@ -88,8 +88,8 @@ func parseKeys(data []byte) []Key {
 	return keys
 }
 
-// restricted reports whether only signed modules are loaded.
-func (t Trust) restricted() bool {
+// requiresSignature reports whether only signed modules are loaded.
+func (t Trust) requiresSignature() bool {
 	return t.Enforced || t.Lockdown == "integrity" || t.Lockdown == "confidentiality"
 }
 
@@ -107,52 +107,53 @@ func (t Trust) hasKeyFor(s *Signature) bool {
 // signed ones are loaded. It leaves an unknown signer to the kernel, since not every process
 // sees all keyrings.
 func (t Trust) Check(m Module) error {
-	if m.Signature != nil || !t.restricted() {
+	if m.Signature != nil || !t.requiresSignature() {
 		return nil
 	}
 	reason := ReasonSignatureRejected
 	if !t.Enforced {
 		reason = ReasonLockedDown
 	}
-	return refuse(reason, m.Name, nil, "%s: %s", m, t.explain(nil))
+	return newError(reason, m.Name, nil, "%s: %s", m, t.explainRejection(nil))
 }
 
 // MayRejectReason returns why the kernel may reject a signed module that Check accepts, or "" if no
 // reason is known.
 func (t Trust) MayRejectReason(m Module) string {
-	if m.Signature == nil || !t.restricted() || t.Keys == nil || t.hasKeyFor(m.Signature) {
+	if m.Signature == nil || !t.requiresSignature() || t.Keys == nil || t.hasKeyFor(m.Signature) {
 		return ""
 	}
-	return fmt.Sprintf("%s: %s", m, t.explain(m.Signature))
+	return fmt.Sprintf("%s: %s", m, t.explainRejection(m.Signature))
 }
 
-// why returns why the kernel requires signatures.
-func (t Trust) why() string {
+// signatureReason returns why the kernel requires signatures.
+func (t Trust) signatureReason() string {
 	switch {
 	case t.SecureBoot:
 		return "Secure Boot is on"
 	case t.Enforced:
 		return "module.sig_enforce is on"
-	case t.restricted():
+	case t.requiresSignature():
 		return "the kernel is locked down (" + t.Lockdown + ")"
 	}
 	return "it wants signed modules"
 }
 
-// explain describes why a module with this signature is rejected, and what would be accepted.
-func (t Trust) explain(s *Signature) string {
+// explainRejection describes why a module with this signature is rejected, and what would
+// be accepted.
+func (t Trust) explainRejection(s *Signature) string {
 	const enrol = "enrol the signer's certificate (mokutil --import CERT.der, then restart the node), or sign with a key that the kernel trusts"
 	if s == nil {
-		return fmt.Sprintf("the kernel loads signed modules alone (%s) and it is not signed; sign it with a key that the kernel trusts%s", t.why(), t.listKeys())
+		return fmt.Sprintf("the kernel loads signed modules alone (%s) and it is not signed; sign it with a key that the kernel trusts%s", t.signatureReason(), t.listKeys())
 	}
-	return fmt.Sprintf("it is signed by %s, and the kernel (%s) trusts no such key; %s%s", s, t.why(), enrol, t.listKeys())
+	return fmt.Sprintf("it is signed by %s, and the kernel (%s) trusts no such key; %s%s", s, t.signatureReason(), enrol, t.listKeys())
 }
 
 // explainLockdown describes why loading was not permitted at all.
 func (t Trust) explainLockdown(s *Signature) string {
 	switch {
-	case t.restricted():
-		return t.explain(s)
+	case t.requiresSignature():
+		return t.explainRejection(s)
 	case t.Lockdown == "":
 		return "loading is not permitted: either the kernel is locked down and the module's signature is not by a key that it trusts, or this container has no CAP_SYS_MODULE (run it privileged)"
 	}

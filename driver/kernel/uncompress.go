@@ -12,9 +12,9 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// uncompress returns the module in a file and its size. The compression follows from the name.
-// An uncompressed module is not read into memory.
-func uncompress(f *os.File, name string) (io.ReaderAt, int64, error) {
+// openUncompressed returns the module in a file and its size. The compression follows from
+// the name. An uncompressed module is not read into memory.
+func openUncompressed(f *os.File, name string) (io.ReaderAt, int64, error) {
 	var r io.Reader
 	var err error
 	switch path.Ext(name) {

@@ -52,10 +52,10 @@ func describeUsers(users []User) string {
 	return text
 }
 
-// Users returns the processes that have a character device of NVIDIA's driver open or mapped,
+// FindUsers returns the processes that have a character device of NVIDIA's driver open or mapped,
 // at most maxUsers, ordered by PID. It finds only those in this process's PID namespace.
-func (s System) Users() []User {
-	majors := s.majors()
+func (s System) FindUsers() []User {
+	majors := s.readMajors()
 	if len(majors) == 0 {
 		return nil
 	}
@@ -77,8 +77,8 @@ func (s System) Users() []User {
 	return users[:min(maxUsers, len(users))]
 }
 
-// majors returns the major numbers of the driver's character devices, from /proc/devices.
-func (s System) majors() map[uint32]bool {
+// readMajors returns the major numbers of the driver's character devices, from /proc/devices.
+func (s System) readMajors() map[uint32]bool {
 	f, err := os.Open(filepath.Join(s.Proc, "devices"))
 	if err != nil {
 		return nil

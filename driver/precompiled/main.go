@@ -27,7 +27,7 @@ func main() {
 	}))
 }
 
-// run returns a command that reads the settings, calls do and prints the images that it returns.
+// run returns a command that reads the settings, calls do, and prints the images that do returns.
 func run(usage string, do func(*recipe.Settings, context.Context) ([]recipe.Image, error)) func(context.Context, []string, io.Writer, io.Writer) error {
 	return func(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		o := newOptions(usage, stdout)

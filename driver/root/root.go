@@ -21,9 +21,9 @@ const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
 // of a container since the modules were loaded.
 const maxLayers = 16
 
-// Mount mounts the image's folder dir at at, on top of an earlier driver root. Containers that
-// have mounted the earlier root see mounts on top of it, but would not see a mount in its
-// place. Show reports whether the mount propagates out of this container.
+// Mount mounts the image's folder dir at the path at, on top of an earlier driver root.
+// Containers that have mounted the earlier root see mounts on top of it, but would not see
+// a mount in its place. Mount reports whether the mount propagates out of this container.
 //
 // The flags of a mount are set after it is created, and do not propagate. So dir is first
 // mounted on itself and made read-only, and that mount is then mounted at at.
@@ -47,45 +47,47 @@ func Mount(dir, at string) (propagates bool, err error) {
 			return false, err
 		}
 	}
-	if err := bind(dir, dir, 0); err != nil {
+	if err := bindMount(dir, dir, 0); err != nil {
 		return false, err
 	}
-	defer func() { err = errors.Join(err, unmount(dir)) }()
+	defer func() { err = errors.Join(err, unmountAll(dir)) }()
 	if err := unix.Mount("", dir, "", unix.MS_PRIVATE, ""); err != nil {
 		return false, fmt.Errorf("make the mount of %s private: %w", dir, err)
 	}
-	if err := bind("", dir, unix.MS_REMOUNT|flags); err != nil {
+	if err := bindMount("", dir, unix.MS_REMOUNT|flags); err != nil {
 		return false, err
 	}
-	if err := bind(dir, at, 0); err != nil {
+	if err := bindMount(dir, at, 0); err != nil {
 		return false, err
 	}
 	p, _, err := mount.TopAt(at)
 	return p.Shared, err
 }
 
-func bind(from, at string, flags uintptr) error {
+func bindMount(from, at string, flags uintptr) error {
 	if err := unix.Mount(from, at, "", unix.MS_BIND|flags, ""); err != nil {
-		return fmt.Errorf("mount the driver root on %s: %w%s", at, err, advise(err))
+		return fmt.Errorf("mount the driver root on %s: %w%s", at, err, adviseOnMountError(err))
 	}
 	return nil
 }
 
-func advise(err error) string {
+// adviseOnMountError returns what to do about an error of mounting, to append to the error; "": no
+// advice.
+func adviseOnMountError(err error) string {
 	if errors.Is(err, unix.EPERM) {
 		return "; mounting needs CAP_SYS_ADMIN: run it as root, in a privileged container"
 	}
 	return ""
 }
 
-func unmount(at string) error {
+func unmountAll(at string) error {
 	if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-		return fmt.Errorf("unmount %s: %w%s", at, err, advise(err))
+		return fmt.Errorf("unmount %s: %w%s", at, err, adviseOnMountError(err))
 	}
 	return nil
 }
 
-// IsMounted reports whether something is mounted at at.
+// IsMounted reports whether something is mounted at the path at.
 func IsMounted(at string) (bool, error) {
 	at, err := mount.Resolve(at)
 	if errors.Is(err, os.ErrNotExist) {
@@ -105,7 +107,7 @@ func Remove(at string) error {
 		if err != nil || !there {
 			return err
 		}
-		if err := unmount(at); err != nil {
+		if err := unmountAll(at); err != nil {
 			return err
 		}
 	}

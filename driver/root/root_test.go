@@ -78,7 +78,7 @@ func TestDaemonRootIsPrivate(t *testing.T) {
 			require.NoDirExists(t, filepath.Join(dir, name), "nothing is made in the image")
 		}
 	}
-	require.NoError(t, unmount(furnished))
+	require.NoError(t, unmountAll(daemonsRoot))
 }
 
 func TestCoveredDriverRootsDoNotPileUp(t *testing.T) {

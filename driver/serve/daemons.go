@@ -56,7 +56,7 @@ func (k *runningDaemons) changes() <-chan struct{} {
 
 // PlanDaemons decides which daemons of the image run on this node.
 func (v Survey) PlanDaemons() (daemons.Plan, error) {
-	m, err := daemons.Survey(v.Image, v.Host, os.Environ())
+	m, err := daemons.ReadMachine(v.Image, v.Host, os.Environ())
 	if err != nil {
 		return daemons.Plan{}, err
 	}

@@ -57,8 +57,8 @@ func (d *Driver) canAdopt(s Snapshot) bool {
 		return false
 	}
 	for _, name := range kernel.DriverModules {
-		l, is := s.Loaded[name]
-		if is && !d.System.Describe(l).Same(s.Files[name].Info) {
+		l, isLoaded := s.Loaded[name]
+		if isLoaded && !d.System.Describe(l).IsSameBuild(s.Files[name].Info) {
 			return false
 		}
 	}

@@ -35,12 +35,12 @@ type Peermem struct {
 
 // CheckLoaded returns an error where the network's driver is loaded and nvidia-peermem is not.
 func (p *Peermem) CheckLoaded() error {
-	loaded, err := p.System.Loaded()
+	loaded, err := p.System.ReadLoaded()
 	if err != nil {
 		return err
 	}
 	_, network := loaded[networkModule]
-	if _, is := loaded[peermemModule]; is || !network {
+	if _, isLoaded := loaded[peermemModule]; isLoaded || !network {
 		return nil
 	}
 	return &kernel.Error{Reason: kernel.ReasonDependencyMissing, Module: peermemModule,
@@ -67,7 +67,7 @@ func (p *Peermem) Reload(ctx context.Context) error {
 	if err := p.System.Unload(peermemModule); err != nil {
 		return err
 	}
-	return p.System.Apply(ctx, steps, p.Log)
+	return p.System.LoadSteps(ctx, steps, p.Log)
 }
 
 // plan returns the steps that load nvidia-peermem.
@@ -78,11 +78,11 @@ func (p *Peermem) plan() ([]kernel.Step, error) {
 	}
 	s.Wanted = []string{peermemModule}
 	delete(s.Loaded, peermemModule)
-	steps, err := kernel.Plan(kernel.Inputs{Wanted: s.Wanted, Files: s.Files, Tree: s.Tree, Options: s.Options, Loaded: s.Loaded, Release: s.Release})
+	steps, err := kernel.PlanSteps(kernel.Inputs{Wanted: s.Wanted, Files: s.Files, Tree: s.Tree, Options: s.Options, Loaded: s.Loaded, Release: s.Release})
 	if err != nil {
 		return nil, err
 	}
-	trust := p.System.Trust()
+	trust := p.System.ReadTrust()
 	for _, step := range steps {
 		if err := trust.Check(step.Module); step.Ours && err != nil {
 			return nil, err
@@ -130,7 +130,7 @@ func (p *Peermem) round(ctx context.Context) (context.Context, context.CancelFun
 
 // missing names the driver that nvidia-peermem still waits for; "": none.
 func (p *Peermem) missing() (string, error) {
-	loaded, err := p.System.Loaded()
+	loaded, err := p.System.ReadLoaded()
 	if err != nil {
 		return "", err
 	}

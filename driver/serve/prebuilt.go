@@ -210,10 +210,10 @@ func (d *Driver) tryPush(ctx context.Context, o buildRequest) error {
 	if err != nil {
 		return err
 	}
-	if exists, err := p.Has(ctx, ref, o.Modules); exists || err != nil {
+	if exists, err := p.HasModules(ctx, ref, o.Modules); exists || err != nil {
 		return err
 	}
-	layer, err := image.Layer(o.destination, image.Dir(o.Kernel))
+	layer, err := image.NewLayer(o.destination, image.ModulesDir(o.Kernel))
 	if err != nil {
 		return err
 	}

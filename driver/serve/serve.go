@@ -35,7 +35,7 @@ const (
 	ReasonFailed     gpu.Reason = "DriverFailed"     // something on the node failed, such as a full disk
 	ReasonStopped    gpu.Reason = "DriverStopped"    // it was unloaded
 	ReasonUnattended gpu.Reason = "DriverUnattended" // it is loaded, but its container has ended
-	ReasonRemoved    gpu.Reason = "DriverTaken"      // another program removed modules or the driver root
+	ReasonTaken      gpu.Reason = "DriverTaken"      // another program removed modules or the driver root
 )
 
 // Config configures the driver to install, and its places on the node.
@@ -94,7 +94,7 @@ func (d *Driver) Load(ctx context.Context) error {
 // Unload removes the driver from the node.
 func (d *Driver) Unload(ctx context.Context) error {
 	return d.withLock(ctx, func(ctx context.Context) error {
-		if err := d.System.Busy(); err != nil {
+		if err := d.System.CheckUnused(); err != nil {
 			return err // the driver stays as ready as it was
 		}
 		if err := errors.Join(d.removeReadyFiles(), d.unloadDriver(ctx)); err != nil {
@@ -142,7 +142,7 @@ func (d *Driver) installWhenFree(ctx context.Context) (Snapshot, error) {
 		if !ok || e.Reason != kernel.ReasonInUse {
 			return s, err
 		}
-		users := d.System.Users()
+		users := d.System.FindUsers()
 		if len(users) == 0 {
 			return s, err
 		}
@@ -174,7 +174,7 @@ func (d *Driver) install(ctx context.Context, withDaemons bool) (Snapshot, error
 		if err := d.replaceDriver(ctx, s); err != nil {
 			return s, err
 		}
-		if s.Loaded, err = d.System.Loaded(); err != nil {
+		if s.Loaded, err = d.System.ReadLoaded(); err != nil {
 			return s, err
 		}
 	}
@@ -214,7 +214,7 @@ func (d *Driver) replaceDriver(ctx context.Context, s Snapshot) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(d.verifySignatures(steps), d.System.Busy()); err != nil {
+	if err := errors.Join(d.verifySignatures(steps), d.System.CheckUnused()); err != nil {
 		return err
 	}
 	if err := errors.Join(d.removeReadyFiles(), d.publish(nodestate.Waiting, ReasonStarting, "the driver "+s.Version+" is being loaded")); err != nil {
@@ -232,7 +232,7 @@ func (d *Driver) loadModules(ctx context.Context, s Snapshot) (int, error) {
 	if err := errors.Join(d.copyFirmware(steps), d.saveLoaded(s)); err != nil {
 		return 0, err
 	}
-	if err := d.System.Apply(ctx, steps, d.Log); err != nil {
+	if err := d.System.LoadSteps(ctx, steps, d.Log); err != nil {
 		return 0, err
 	}
 	return len(steps), d.checkLoadedModules(s)
@@ -241,7 +241,7 @@ func (d *Driver) loadModules(ctx context.Context, s Snapshot) (int, error) {
 // verifySignatures returns an error for a module whose signature the kernel is certain to reject,
 // and logs those that it may reject.
 func (d *Driver) verifySignatures(steps []kernel.Step) error {
-	trust := d.System.Trust()
+	trust := d.System.ReadTrust()
 	for _, step := range steps {
 		if !step.Ours {
 			continue
@@ -259,7 +259,7 @@ func (d *Driver) verifySignatures(steps []kernel.Step) error {
 // checkLoadedModules returns an error unless the kernel has the image's build of each
 // wanted module.
 func (d *Driver) checkLoadedModules(s Snapshot) error {
-	loaded, err := d.System.Loaded()
+	loaded, err := d.System.ReadLoaded()
 	if err != nil {
 		return err
 	}
@@ -268,7 +268,7 @@ func (d *Driver) checkLoadedModules(s Snapshot) error {
 		switch {
 		case !isLoaded:
 			return fmt.Errorf("module %s is no longer loaded: somebody unloaded it", name)
-		case !d.System.Describe(l).Same(s.Files[name].Info):
+		case !d.System.Describe(l).IsSameBuild(s.Files[name].Info):
 			return fmt.Errorf("module %s in the kernel is not the one of the image: somebody loaded another one", name)
 		}
 	}
@@ -313,7 +313,7 @@ func (d *Driver) watchDriver(ctx context.Context, s Snapshot) error {
 			err = d.checkRoot()
 		case <-recheckTick.C:
 			if err = d.checkLoadedModules(s); err != nil {
-				err = &kernel.Error{Reason: ReasonRemoved, Message: err.Error(), Err: err}
+				err = &kernel.Error{Reason: ReasonTaken, Message: err.Error(), Err: err}
 			}
 		case <-d.daemons.changes():
 			err = d.publishDaemons(s)
@@ -333,7 +333,7 @@ func (d *Driver) watchDriver(ctx context.Context, s Snapshot) error {
 func (d *Driver) checkRoot() error {
 	isMounted, err := root.IsMounted(d.Root)
 	if err == nil && !isMounted {
-		err = &kernel.Error{Reason: ReasonRemoved, Message: d.Root + ": the driver root was unmounted; restart gpu-driver to mount it again"}
+		err = &kernel.Error{Reason: ReasonTaken, Message: d.Root + ": the driver root was unmounted; restart gpu-driver to mount it again"}
 	}
 	return err
 }
@@ -355,7 +355,7 @@ func (d *Driver) publishDaemons(s Snapshot) error {
 
 // unloadDriver unloads the modules and removes the driver root, unless the driver is in use.
 func (d *Driver) unloadDriver(ctx context.Context) error {
-	if err := d.System.Busy(); err != nil {
+	if err := d.System.CheckUnused(); err != nil {
 		return err
 	}
 	// The modules first: if they are in use by now, the rest stays.

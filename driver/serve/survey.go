@@ -90,7 +90,7 @@ func (v Survey) Snapshot() (Snapshot, error) {
 	if err := kernel.CheckConf(s.Options, s.Files); err != nil {
 		return s, err
 	}
-	if s.Loaded, err = v.System.Loaded(); err != nil {
+	if s.Loaded, err = v.System.ReadLoaded(); err != nil {
 		return s, err
 	}
 	s.Digest = s.digest(v.Digest)
@@ -134,7 +134,7 @@ func (v Survey) chooseFiles(s *Snapshot) error {
 		return &kernel.Error{Reason: kernel.ReasonKernelMismatch, Module: "nvidia", Err: errNoModules, Message: fmt.Sprintf(
 			"the driver's image has no modules for kernel %s, which this node runs%s; use the image for this kernel", s.Release, v.otherReleases())}
 	}
-	s.Kind, s.Why, err = kernel.Choose(v.Kind, kinds, s.GPUs)
+	s.Kind, s.Why, err = kernel.ChooseKind(v.Kind, kinds, s.GPUs)
 	s.Files = byKind[s.Kind]
 	return err
 }
@@ -151,7 +151,7 @@ func (v Survey) otherReleases() string {
 
 // Plan returns the modules to load in addition to those that are loaded already.
 func (s Snapshot) Plan(loaded map[string]kernel.Loaded) ([]kernel.Step, error) {
-	return kernel.Plan(kernel.Inputs{Wanted: s.Wanted, Optional: loadedFirst, Files: s.Files, Tree: s.Tree, Options: s.Options, Loaded: loaded, Release: s.Release})
+	return kernel.PlanSteps(kernel.Inputs{Wanted: s.Wanted, Optional: loadedFirst, Files: s.Files, Tree: s.Tree, Options: s.Options, Loaded: loaded, Release: s.Release})
 }
 
 // digest identifies the driver to load: the build of each wanted module, its parameters, and

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Default deadlines of Main. The side-car's image may have to be pulled first. Its builds take
+// Default deadlines of Client. The side-car's image may have to be pulled first. Its builds take
 // minutes, with a heartbeat every few seconds. NVIDIA's side-car writes no heartbeat: it
 // unpacks the driver, which takes a minute or two, and compiles for up to ten minutes of one
 // core.
@@ -64,18 +64,18 @@ type Client struct {
 // then sleeps.
 func (m *Client) Prepare(ctx context.Context) error {
 	if m.ImageMissing {
-		return broken(nil, "OpenShift has no Driver Toolkit image for RHCOS %s (RHCOS_IMAGE_MISSING): look at oc get imagestream/driver-toolkit -n openshift, and mirror the tag that is missing; or use a driver image with precompiled modules for this kernel",
+		return brokenError(nil, "OpenShift has no Driver Toolkit image for RHCOS %s (RHCOS_IMAGE_MISSING): look at oc get imagestream/driver-toolkit -n openshift, and mirror the tag that is missing; or use a driver image with precompiled modules for this kernel",
 			m.OSVersion)
 	}
 	root, err := os.OpenRoot(m.Dir)
 	if err != nil {
-		return broken(err, "the folder that is shared with the Driver Toolkit: %v; mount an emptyDir there in both containers", err)
+		return brokenError(err, "the folder that is shared with the Driver Toolkit: %v; mount an emptyDir there in both containers", err)
 	}
 	defer root.Close() //nolint:errcheck // nothing is written through it
-	return explainFull(m.Dir, m.prepare(ctx, root))
+	return explainFull(m.Dir, m.prepareFolder(ctx, root))
 }
 
-func (m *Client) prepare(ctx context.Context, root *os.Root) error {
+func (m *Client) prepareFolder(ctx context.Context, root *os.Root) error {
 	var err error
 	if m.Request.Program, err = folder.SumFile(m.Program); err != nil {
 		return err
@@ -85,10 +85,10 @@ func (m *Client) prepare(ctx context.Context, root *os.Root) error {
 			return err
 		}
 	}
-	if err := m.Request.check(); err != nil {
+	if err := m.Request.checkComplete(); err != nil {
 		return err
 	}
-	env, err := formatEnv(m.Request.env())
+	env, err := formatEnv(m.Request.envFile())
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (m *Client) Wait(ctx context.Context) (dir string, err error) {
 	if m.Log == nil {
 		m.Log = slog.New(slog.DiscardHandler)
 	}
-	w := &wait{Client: m, patience: m.Start}
+	w := &responseWait{Client: m, patience: m.Start}
 	if w.patience == 0 {
 		w.patience = defaultStart
 	}
@@ -207,16 +207,16 @@ func (m *Client) Wait(ctx context.Context) (dir string, err error) {
 	if err != nil {
 		return "", err
 	}
-	dir, err = m.receive(ctx, built)
+	dir, err = m.receiveModules(ctx, built)
 	if _, refused := errors.AsType[*kernel.Error](err); refused && built.Empty {
 		// It may belong to an earlier request. Once it is gone, NVIDIA's side-car builds again.
-		err = errors.Join(err, m.discard())
+		err = errors.Join(err, m.discardBuild())
 	}
 	return dir, err
 }
 
-// discard removes the side-car's build.
-func (m *Client) discard() error {
+// discardBuild removes the side-car's build.
+func (m *Client) discardBuild() error {
 	root, err := os.OpenRoot(m.Dir)
 	if err != nil {
 		return err
@@ -224,8 +224,8 @@ func (m *Client) discard() error {
 	return errors.Join(removeAll(root, builtName, startedName, modulesName), root.Close())
 }
 
-// wait is the state of one call of Wait.
-type wait struct {
+// responseWait holds the state of one call of Wait.
+type responseWait struct {
 	*Client
 	built *response
 	err   error
@@ -234,12 +234,12 @@ type wait struct {
 	beat     int           // the last heartbeat
 	started  bool
 	silent   bool      // the side-car is NVIDIA's, without heartbeats
-	begun    time.Time // when that began to build
+	begun    time.Time // when NVIDIA's side-car began to build
 	starts   int       // how often it began
 }
 
 // run watches the shared folder until there is a response, or nothing new for too long.
-func (w *wait) run(ctx context.Context) (*response, error) {
+func (w *responseWait) run(ctx context.Context) (*response, error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	silent := time.AfterFunc(w.patience, func() { cancel(errSilent) })
@@ -271,19 +271,19 @@ var errSilent = errors.New("the side-car is silent")
 
 // readResponses reads the side-car's files. It reports whether there is a new heartbeat, and
 // whether the request is done.
-func (w *wait) readResponses() (sign, done bool) {
+func (w *responseWait) readResponses() (sign, done bool) {
 	if text, err := record.Read(filepath.Join(w.Dir, brokenName), maxResponse); !errors.Is(err, fs.ErrNotExist) {
 		if message := record.Clean(string(text), maxMessage/2); message != "" {
-			w.err = broken(err, "the Driver Toolkit cannot build: %s", message)
+			w.err = brokenError(err, "the Driver Toolkit cannot build: %s", message)
 		} else {
-			w.err = broken(err, "the Driver Toolkit says that it is broken: its image is of another kernel than %s; look at the log of the container openshift-driver-toolkit-ctr", w.Request.Release)
+			w.err = brokenError(err, "the Driver Toolkit says that it is broken: its image is of another kernel than %s; look at the log of the container openshift-driver-toolkit-ctr", w.Request.Release)
 		}
 		return false, true
 	}
 	for _, name := range []string{failedName, builtName, startedName} {
 		a, mine, err := readResponse(w.Dir, name, w.id)
 		if err != nil {
-			w.err = broken(err, "the Driver Toolkit breaks the protocol: %v", err)
+			w.err = brokenError(err, "the Driver Toolkit breaks the protocol: %v", err)
 			return false, true
 		}
 		if !mine && (!a.Empty || name == failedName) {
@@ -308,7 +308,7 @@ func (w *wait) readResponses() (sign, done bool) {
 
 // recordStart records that NVIDIA's side-car has begun to build, and reports whether that is
 // the first time.
-func (w *wait) recordStart() bool {
+func (w *responseWait) recordStart() bool {
 	info, err := os.Lstat(filepath.Join(w.Dir, startedName))
 	if err != nil || info.ModTime().Sub(w.begun).Abs() < sameStart {
 		return false // removed, or already recorded
@@ -317,7 +317,7 @@ func (w *wait) recordStart() bool {
 	w.starts++
 	w.Log.Info("the Driver Toolkit builds the modules, and will not say how far it is", "kernel", w.Request.Release, "version", w.Request.Version, "times", w.starts)
 	if w.starts > maxStarts {
-		w.err = broken(nil, "the Driver Toolkit's container has begun to build %d times and has not ended once; look at the log of openshift-driver-toolkit-ctr", w.starts)
+		w.err = brokenError(nil, "the Driver Toolkit's container has begun to build %d times and has not ended once; look at the log of openshift-driver-toolkit-ctr", w.starts)
 	}
 	if w.started {
 		return false
@@ -330,7 +330,7 @@ func (w *wait) recordStart() bool {
 }
 
 // recordBeat records a heartbeat of the build, and reports whether it is new.
-func (w *wait) recordBeat(a response) bool {
+func (w *responseWait) recordBeat(a response) bool {
 	if w.started && a.Beat == w.beat {
 		return false
 	}
@@ -344,22 +344,22 @@ func (w *wait) recordBeat(a response) bool {
 	return true
 }
 
-func (w *wait) explainFailure(a response) error {
+func (w *responseWait) explainFailure(a response) error {
 	message := record.Clean(a.Message, maxMessage)
 	if !reasons[a.Reason] || message == "" {
-		return broken(nil, "the Driver Toolkit breaks the protocol: %s has the unknown reason %q", failedName, record.Clean(string(a.Reason), 100))
+		return brokenError(nil, "the Driver Toolkit breaks the protocol: %s has the unknown reason %q", failedName, record.Clean(string(a.Reason), 100))
 	}
-	e := broken(nil, "in the Driver Toolkit: %s", message)
+	e := brokenError(nil, "in the Driver Toolkit: %s", message)
 	e.Reason = a.Reason
 	return e
 }
 
-func (w *wait) explainSilence() error {
+func (w *responseWait) explainSilence() error {
 	if !w.started {
-		return broken(errSilent, "the Driver Toolkit's container has not begun to build within %v; look at why openshift-driver-toolkit-ctr of this pod does not run", w.patience)
+		return brokenError(errSilent, "the Driver Toolkit's container has not begun to build within %v; look at why openshift-driver-toolkit-ctr of this pod does not run", w.patience)
 	}
 	if w.silent {
-		return broken(errSilent, "the Driver Toolkit's container has not built the modules within %v; look at the log of openshift-driver-toolkit-ctr", w.patience)
+		return brokenError(errSilent, "the Driver Toolkit's container has not built the modules within %v; look at the log of openshift-driver-toolkit-ctr", w.patience)
 	}
-	return broken(errSilent, "the Driver Toolkit's container has written no heartbeat for %v during the build; look at the log of openshift-driver-toolkit-ctr and whether its memory ran out", w.patience)
+	return brokenError(errSilent, "the Driver Toolkit's container has written no heartbeat for %v during the build; look at the log of openshift-driver-toolkit-ctr and whether its memory ran out", w.patience)
 }

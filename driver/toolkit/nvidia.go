@@ -74,7 +74,7 @@ func (s *Builder) readNVIDIA() (Request, error) {
 	if env[envRDMA] == "true" {
 		r.Modules = append(r.Modules, "nvidia-peermem")
 	}
-	if err := r.check(); err != nil {
+	if err := r.checkComplete(); err != nil {
 		return Request{}, err
 	}
 	_, err = s.findDriver(r.Version)
@@ -130,7 +130,7 @@ func (s *Builder) chooseKind(r *request, dir string) error {
 	}
 	defer own.Close() //nolint:errcheck // it is only read
 	gpus := own.GPUs(path.Join(s.System.Sys, strings.TrimPrefix(host.PCIDevices, "/sys")))
-	kind, why, err := kernel.Choose(kernel.Kind(r.Kind), have, gpus)
+	kind, why, err := kernel.ChooseKind(kernel.Kind(r.Kind), have, gpus)
 	if err != nil {
 		return err
 	}
@@ -221,7 +221,7 @@ func (s *Builder) copyKernel(release string, names []string, to string) error {
 	}
 	files := []string{"modules.builtin", "modules.builtin.modinfo", "modules.order"}
 	for _, name := range names {
-		for _, m := range append([]string{name}, tree.Depends(name)...) {
+		for _, m := range append([]string{name}, tree.Dependencies(name)...) {
 			if at := tree.Path(m); at != "" {
 				files = append(files, strings.TrimPrefix(at, dir+"/"))
 			}

@@ -16,8 +16,8 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// receive copies the modules out of the side-car's reach and verifies the copies.
-func (m *Client) receive(ctx context.Context, built *response) (string, error) {
+// receiveModules copies the modules out of the side-car's reach and verifies the copies.
+func (m *Client) receiveModules(ctx context.Context, built *response) (string, error) {
 	dir, err := os.MkdirTemp(m.Work, "modules-")
 	if err != nil {
 		return "", err
@@ -40,7 +40,7 @@ func (m *Client) receiveInto(ctx context.Context, built *response, dir string) e
 	}
 	defer root.Close() //nolint:errcheck // it is only read
 	if !built.Empty && len(built.Modules) != len(m.Request.Modules) {
-		return m.refuse(fmt.Errorf("it reports %d built modules instead of %d", len(built.Modules), len(m.Request.Modules)))
+		return m.refuseModules(fmt.Errorf("it reports %d built modules instead of %d", len(built.Modules), len(m.Request.Modules)))
 	}
 	var own, others []string
 	for _, name := range m.Request.Modules {
@@ -61,7 +61,7 @@ func (m *Client) receiveInto(ctx context.Context, built *response, dir string) e
 		err = m.checkKind(dir)
 	}
 	if err != nil {
-		return m.refuse(err)
+		return m.refuseModules(err)
 	}
 	return nil
 }
@@ -84,16 +84,16 @@ func (m *Client) checkKind(dir string) error {
 	return err
 }
 
-func (m *Client) refuse(err error) error {
-	return broken(err, "the Driver Toolkit's modules in %s: %v; look at the log of openshift-driver-toolkit-ctr", filepath.Join(m.Dir, modulesName), err)
+func (m *Client) refuseModules(err error) error {
+	return brokenError(err, "the Driver Toolkit's modules in %s: %v; look at the log of openshift-driver-toolkit-ctr", filepath.Join(m.Dir, modulesName), err)
 }
 
 // copyBuilt copies one module from the folder in which the side-car has left it.
 func (m *Client) copyBuilt(root *host.Root, built *response, file, to string) error {
 	if !built.Empty {
-		sum, there := built.Modules[file]
-		if !there {
-			return m.refuse(fmt.Errorf("%s is missing", file))
+		sum, isListed := built.Modules[file]
+		if !isListed {
+			return m.refuseModules(fmt.Errorf("%s is missing", file))
 		}
 		return m.copyModule(root, file, to, sum)
 	}
@@ -111,7 +111,7 @@ func (m *Client) copyBuilt(root *host.Root, built *response, file, to string) er
 func (m *Client) copyModule(root *host.Root, at, to, sum string) error {
 	in, err := root.OpenFile(path.Join("/", modulesName, at))
 	if err != nil {
-		return m.refuse(err)
+		return m.refuseModules(err)
 	}
 	defer in.Close() //nolint:errcheck // it is only read
 	out, err := os.OpenFile(filepath.Join(to, path.Base(at)), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
@@ -129,9 +129,9 @@ func (m *Client) copyModule(root *host.Root, at, to, sum string) error {
 	}
 	switch {
 	case info.Size() > limit:
-		return m.refuse(fmt.Errorf("%s has more than %d bytes", at, limit))
+		return m.refuseModules(fmt.Errorf("%s has more than %d bytes", at, limit))
 	case sum != "" && is != sum:
-		return m.refuse(fmt.Errorf("%s is not what was built: it has changed since", at))
+		return m.refuseModules(fmt.Errorf("%s is not what was built: it has changed since", at))
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// defaultBeat is the default of SideCar.Beat.
+// defaultBeat is the default of Builder.Beat.
 const defaultBeat = 20 * time.Second
 
 // Builder implements the Driver Toolkit's container.
@@ -65,7 +65,7 @@ func (s *Builder) Run(ctx context.Context) error {
 	})
 	group.Go(func() error {
 		for {
-			if err := s.serve(inner, changes); err != nil {
+			if err := s.servePending(inner, changes); err != nil {
 				return err
 			}
 			select {
@@ -93,8 +93,8 @@ type request struct {
 	prepared
 }
 
-// pending returns the request that waits for a response; nil: there is none.
-func (s *Builder) pending() (*request, error) {
+// pendingRequest returns the request that waits for a response; nil: there is none.
+func (s *Builder) pendingRequest() (*request, error) {
 	current, err := s.readPrepared()
 	if current.id == "" || err != nil {
 		return nil, err
@@ -152,16 +152,16 @@ func (s *Builder) readPrepared() (prepared, error) {
 	return prepared{id: id}, err
 }
 
-// serve serves the pending request, if there is one.
-func (s *Builder) serve(ctx context.Context, changes <-chan struct{}) error {
-	r, err := s.pending()
+// servePending serves the pending request, if there is one.
+func (s *Builder) servePending(ctx context.Context, changes <-chan struct{}) error {
+	r, err := s.pendingRequest()
 	if err != nil {
 		return s.rejectRequest(err)
 	}
 	if r == nil {
 		return nil
 	}
-	dir, err := s.build(ctx, r, changes)
+	dir, err := s.buildPending(ctx, r, changes)
 	if dir != "" {
 		defer os.RemoveAll(dir) //nolint:errcheck // the container's own file system, which goes with it
 	}
@@ -169,14 +169,14 @@ func (s *Builder) serve(ctx context.Context, changes <-chan struct{}) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case errors.Is(err, errReplaced):
-		return s.serve(ctx, changes)
+		return s.servePending(ctx, changes)
 	case err == nil && r.nvidia:
 		err = s.publishTree(ctx, r, dir)
 	case err == nil:
-		err = s.publish(r, dir)
+		err = s.publishModules(r, dir)
 	}
 	if err != nil {
-		return s.fail(r, err)
+		return s.publishFailure(r, err)
 	}
 	s.Log.Info("modules are handed over", "kernel", r.Release, "version", r.Version)
 	return nil
@@ -184,9 +184,9 @@ func (s *Builder) serve(ctx context.Context, changes <-chan struct{}) error {
 
 var errReplaced = errors.New("the driver container has replaced the request")
 
-// build builds the modules and writes heartbeats meanwhile. It cancels the build when the
+// buildPending builds the modules and writes heartbeats meanwhile. It cancels the build when the
 // driver container replaces the request.
-func (s *Builder) build(ctx context.Context, r *request, changes <-chan struct{}) (dir string, err error) {
+func (s *Builder) buildPending(ctx context.Context, r *request, changes <-chan struct{}) (dir string, err error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done := make(chan struct{})
@@ -226,7 +226,7 @@ func (s *Builder) writeBeat(r *request, n int) {
 func (s *Builder) buildModules(ctx context.Context, r *request) (dir string, err error) {
 	builder := s.Build
 	if builder == nil {
-		builder = s.compile
+		builder = s.compileModules
 	}
 	if r.nvidia {
 		return s.buildUnpacked(ctx, r, builder)
@@ -251,15 +251,15 @@ func (s *Builder) waitForChange(r *request, done <-chan struct{}, beat <-chan ti
 	}
 }
 
-// compile is the default of SideCar.Build.
-func (s *Builder) compile(ctx context.Context, r Request, source string) (string, error) {
+// compileModules compiles the modules. It is the default of Builder.Build.
+func (s *Builder) compileModules(ctx context.Context, r Request, source string) (string, error) {
 	root := s.Root
 	if root == "" {
 		root = "/"
 	}
 	headers, err := build.FindHeaders(root, r.Release)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", broken(err, "its image has no headers of kernel %s, which runs on the node: it is for another RHCOS version; wait for a running upgrade, or look at oc get imagestream/driver-toolkit -n openshift", r.Release)
+		return "", brokenError(err, "its image has no headers of kernel %s, which runs on the node: it is for another RHCOS version; wait for a running upgrade, or look at oc get imagestream/driver-toolkit -n openshift", r.Release)
 	}
 	if err != nil {
 		return "", err
@@ -270,8 +270,8 @@ func (s *Builder) compile(ctx context.Context, r Request, source string) (string
 	})
 }
 
-// publish copies the modules to the shared folder and writes driver_built.
-func (s *Builder) publish(r *request, dir string) error {
+// publishModules copies the modules to the shared folder and writes driver_built.
+func (s *Builder) publishModules(r *request, dir string) error {
 	root, err := os.OpenRoot(s.Dir)
 	if err != nil {
 		return err
@@ -289,7 +289,7 @@ func (s *Builder) publish(r *request, dir string) error {
 		if err := copyInto(root, filepath.Join(dir, file), filepath.Join(modulesName, file), 0o644); err != nil {
 			return err
 		}
-		if marker, is := markers[name]; is {
+		if marker, ok := markers[name]; ok {
 			err = errors.Join(err, record.Write(filepath.Join(s.Dir, marker), nil))
 		}
 		if err != nil {
@@ -299,8 +299,8 @@ func (s *Builder) publish(r *request, dir string) error {
 	return writeResponse(s.Dir, builtName, built)
 }
 
-// fail writes driver_failed.
-func (s *Builder) fail(r *request, err error) error {
+// publishFailure writes driver_failed.
+func (s *Builder) publishFailure(r *request, err error) error {
 	err = explainFull(s.Dir, err)
 	a := response{ID: r.id, Reason: build.ReasonBuildFailed, Message: record.Clean(err.Error(), maxMessage)}
 	if e, ok := errors.AsType[*kernel.Error](err); ok && reasons[e.Reason] {

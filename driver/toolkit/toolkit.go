@@ -4,24 +4,24 @@
 //
 // The files in the shared folder are those of NVIDIA's driver containers, with two
 // extensions. Each result carries the digest of its request, which distinguishes it from
-// leftovers of earlier ones. The file driver_failed ends a wait that NVIDIA's containers never
-// end.
+// leftovers of earlier ones. The file driver_failed ends a wait that NVIDIA's containers
+// never end.
 //
-//	main side                                   side-car
+//	driver container (Client)                   side-car (Builder)
 //	copies the program and the sources
 //	writes env, then dir_prepared          →    reads env
 //	                                       ←    driver_build_started, again while it builds
 //	copies and verifies modules/           ←    modules/, then driver_built
 //	                                       ←    or driver_failed, or driver_toolkit_broken
 //
-// Main does not trust the side-car: it follows no link out of the folder, waits for no pipe,
-// and verifies copies that the side-car cannot reach.
+// The driver container (Client) does not trust the side-car (Builder): it follows no link
+// out of the folder, waits for no pipe, and verifies copies that the side-car cannot reach.
 //
-// NVIDIA's containers leave these files empty, and either side works with one of theirs. For
-// Main, an empty driver_build_started or driver_built is a response to the last request, since
-// Prepare has removed older ones. Without a list of digests, Main finds the modules by name
-// and verifies their own metadata. For SideCar, an empty dir_prepared is a request of
-// NVIDIA's driver container: see nvidia.go.
+// NVIDIA's containers leave these files empty, and either side works with one of theirs.
+// For Client, an empty driver_build_started or driver_built is a response to the last
+// request, since Prepare has removed older ones. Without a list of digests, Client finds
+// the modules by name and verifies their own metadata. For Builder, an empty dir_prepared
+// is a request of NVIDIA's driver container: see nvidia.go.
 package toolkit
 
 import (
@@ -92,7 +92,8 @@ const (
 	envSources = "GPUREADY_SOURCES"
 )
 
-func (r Request) env() map[string]string {
+// envFile returns the variables of the file env.
+func (r Request) envFile() map[string]string {
 	return map[string]string{
 		envVersion: r.Version, envRelease: r.Release, envKind: r.Kind,
 		envModules: strings.Join(r.Modules, " "), envProgram: r.Program, envSources: r.Sources,
@@ -105,11 +106,11 @@ func newRequest(env map[string]string) (Request, error) {
 		Version: env[envVersion], Release: env[envRelease], Kind: env[envKind],
 		Modules: strings.Fields(env[envModules]), Program: env[envProgram], Sources: env[envSources],
 	}
-	return r, r.check()
+	return r, r.checkComplete()
 }
 
-// check rejects an incomplete request.
-func (r Request) check() error {
+// checkComplete rejects an incomplete request.
+func (r Request) checkComplete() error {
 	if r.Release == "" || r.Version == "" || len(r.Modules) == 0 || len(r.Modules) > maxModules {
 		return fmt.Errorf("%s lacks the kernel, the driver version, or the modules", envName)
 	}
@@ -166,15 +167,16 @@ func writeResponse(dir, name string, a response) error {
 	return record.Write(filepath.Join(dir, name), append(data, '\n'))
 }
 
-// broken returns an Error with ReasonToolkitBroken.
-func broken(err error, format string, args ...any) *kernel.Error {
+// brokenError returns an Error with ReasonToolkitBroken: the side-car cannot build, whatever the
+// request.
+func brokenError(err error, format string, args ...any) *kernel.Error {
 	return &kernel.Error{Reason: ReasonToolkitBroken, Message: record.Clean(fmt.Sprintf(format, args...), maxMessage), Err: err}
 }
 
 // explainFull adds advice to err where the shared folder is full.
 func explainFull(dir string, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return broken(err, "%s, which is shared with the Driver Toolkit, is full: %v; 1 GiB is needed: raise sizeLimit of the pod's volume, or free space on the node", dir, err)
+		return brokenError(err, "%s, which is shared with the Driver Toolkit, is full: %v; 1 GiB is needed: raise sizeLimit of the pod's volume, or free space on the node", dir, err)
 	}
 	return err
 }

@@ -40,10 +40,10 @@ func (m *measureOptions) chooseTest() (measure.Scenario, error) {
 	}
 	switch m.test {
 	case "reset":
-		return &measure.Reset{Name: m.policy, Keep: m.savePolicy}, nil
+		return &measure.Reset{Name: m.policy, SavePolicy: m.savePolicy}, nil
 	case "autoscale", "scale-from-zero":
 		provider, err := m.chooseProvider()
-		return &measure.Scale{Provider: provider, FromZero: m.test == "scale-from-zero", Keep: m.keepNodes}, err
+		return &measure.Scale{Provider: provider, FromZero: m.test == "scale-from-zero", KeepNodes: m.keepNodes}, err
 	case "node-reboot":
 		if m.node == "" || m.reboot == "" {
 			return nil, program.UsageErrorf("--test node-reboot needs --node and --reboot")
@@ -94,7 +94,7 @@ func (m *measureOptions) chooseProvider() (measure.Provider, error) {
 // chooseWorkload returns the workload that the flags describe.
 func (m *measureOptions) chooseWorkload() (measure.Workload, error) {
 	w := measure.Workload{}
-	line, err := compile(m.result)
+	line, err := compilePattern(m.result)
 	if err != nil {
 		return w, err
 	}

@@ -40,14 +40,14 @@ func runCleanup(ctx context.Context, args []string, stdout, _ io.Writer) error {
 			return program.UsageErrorf("--policy-file: %w", err)
 		}
 	}
-	client, err := connect(where)
+	client, err := connectCluster(where)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
 	done, err := measure.Cleanup(ctx, client, policy, *dry)
-	for _, what := range done {
-		fmt.Fprintln(stdout, what)
+	for _, action := range done {
+		fmt.Fprintln(stdout, action)
 	}
 	if err == nil && len(done) == 0 {
 		fmt.Fprintln(stdout, "no run has left anything")

@@ -66,7 +66,7 @@ func clusterFlags(f *program.Flags, w *cluster.Options) {
 	f.DurationVar(&w.Timeout, "request-timeout", 15*time.Second, "how long an answer of the API server is waited for")
 }
 
-func connect(w cluster.Options) (*cluster.Client, error) {
+func connectCluster(w cluster.Options) (*cluster.Client, error) {
 	if w.Timeout <= 0 {
 		return nil, program.UsageErrorf("--request-timeout is %v; it must be above 0", w.Timeout)
 	}

@@ -70,7 +70,7 @@ type measureOptions struct {
 	format, level            string
 }
 
-func (m *measureOptions) flags(stdout io.Writer) *program.Flags {
+func (m *measureOptions) newFlags(stdout io.Writer) *program.Flags {
 	f := program.NewFlags("gpu-provision measure", measureUsage, exitCodes, stdout)
 	f.StringVar(&m.test, "test", "", "reset, autoscale, scale-from-zero or node-reboot")
 	f.IntVar(&m.samples, "samples", 10, "how many samples count")
@@ -106,7 +106,7 @@ func (m *measureOptions) flags(stdout io.Writer) *program.Flags {
 
 func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	m := &measureOptions{}
-	f := m.flags(stdout)
+	f := m.newFlags(stdout)
 	if err := f.Read(args); err != nil {
 		return err
 	}
@@ -134,8 +134,8 @@ func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	if nothing := before == 0 && failed != nil && ctx.Err() == nil && !slices.ContainsFunc(rep.Samples, func(s report.Sample) bool { return len(s.Timelines) > 0 }); nothing {
 		return failed // it never began
 	}
-	written := m.write(rep)
-	if err := errors.Join(written, render(stdout, rep, m.outputFormat(rep))); err != nil {
+	written := m.writeFiles(rep)
+	if err := errors.Join(written, writeReport(stdout, rep, m.outputFormat(rep))); err != nil {
 		return errors.Join(failed, err)
 	}
 	complete := func(s report.Sample) bool { return s.Outcome == report.Complete }
@@ -193,19 +193,19 @@ func (m *measureOptions) newSession(stderr io.Writer) (*measure.Session, measure
 	if err != nil {
 		return fail(err)
 	}
-	rep, err := m.load()
+	rep, err := m.loadReport()
 	if err != nil {
 		return fail(err)
 	}
-	client, err := connect(m.where)
+	client, err := connectCluster(m.where)
 	if err != nil {
 		return fail(err)
 	}
-	watching, err := connect(m.where)
+	watching, err := connectCluster(m.where)
 	if err != nil {
 		return fail(err)
 	}
-	workload.Namespace = first(m.namespace, client.Namespace)
+	workload.Namespace = firstNonEmpty(m.namespace, client.Namespace)
 	clock := observe.SystemClock()
 	return &measure.Session{
 		Client: client, Observer: observe.New(watching, selectors, clock), Clock: clock, Log: log,
@@ -217,8 +217,8 @@ func (m *measureOptions) newSession(stderr io.Writer) (*measure.Session, measure
 	}, test, rep, nil
 }
 
-// load reads the report of --append, or returns a new one.
-func (m *measureOptions) load() (*report.Report, error) {
+// loadReport reads the report of --append, or returns a new one.
+func (m *measureOptions) loadReport() (*report.Report, error) {
 	fresh := &report.Report{Schema: report.Schema, Notice: m.notice, Stack: m.stack, Test: m.test, Tool: version.String(), Began: time.Now().UTC(), Samples: []report.Sample{}}
 	if m.out != "" {
 		if err := os.MkdirAll(m.out, 0o755); err != nil {
@@ -251,7 +251,7 @@ func (m *measureOptions) load() (*report.Report, error) {
 	if len(old.Samples) > 0 {
 		m.drop = 0 // the first was dropped already
 	}
-	old.Ended, old.Notice = "", first(m.notice, old.Notice)
+	old.Ended, old.Notice = "", firstNonEmpty(m.notice, old.Notice)
 	return old, nil
 }
 
@@ -267,8 +267,8 @@ func (m *measureOptions) readVersion(ctx context.Context, s *measure.Session, re
 	return nil
 }
 
-// write writes the requested files.
-func (m *measureOptions) write(rep *report.Report) error {
+// writeFiles writes the requested files.
+func (m *measureOptions) writeFiles(rep *report.Report) error {
 	files := map[string]string{}
 	if m.appendTo != "" {
 		files[m.appendTo] = "json"
@@ -281,7 +281,7 @@ func (m *measureOptions) write(rep *report.Report) error {
 		}
 	}
 	for path, ext := range files {
-		if err := writeFile(path, 0o644, func(w io.Writer) error { return render(w, rep, ext) }); err != nil {
+		if err := writeFile(path, 0o644, func(w io.Writer) error { return writeReport(w, rep, ext) }); err != nil {
 			return err
 		}
 	}
@@ -298,7 +298,7 @@ func stackOf(images map[step.Operand][]string) string {
 	return "unknown stack"
 }
 
-func first(texts ...string) string {
+func firstNonEmpty(texts ...string) string {
 	for _, t := range texts {
 		if t != "" {
 			return t
@@ -307,7 +307,7 @@ func first(texts ...string) string {
 	return ""
 }
 
-func compile(pattern string) (*regexp.Regexp, error) {
+func compilePattern(pattern string) (*regexp.Regexp, error) {
 	if pattern == "" {
 		return nil, nil //nolint:nilnil // without a pattern there is no expression
 	}

@@ -44,11 +44,11 @@ func runReport(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if *output == "html" {
 		return report.Page(stdout, all...)
 	}
-	return render(stdout, all[0], *output)
+	return writeReport(stdout, all[0], *output)
 }
 
-// render writes a report in an output format.
-func render(w io.Writer, r *report.Report, output string) error {
+// writeReport writes a report in an output format.
+func writeReport(w io.Writer, r *report.Report, output string) error {
 	switch output {
 	case "json":
 		return r.Write(w)

@@ -27,8 +27,8 @@ import (
 
 // Options names a cluster as kubectl does.
 type Options struct {
-	Kubeconfig string
-	Context    string
+	Kubeconfig string        // path; "": as kubectl finds it
+	Context    string        // "": the current one of the kubeconfig
 	Timeout    time.Duration // of one request
 }
 
@@ -103,8 +103,8 @@ func (c *Client) Requests() int64 { return c.requests.Load() }
 // Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// send sends one request and decodes the response into an object; nil discards it.
-func (c *Client) send(ctx context.Context, r *rest.Request, into any) error {
+// sendRequest sends one request and decodes the response into an object; nil discards it.
+func (c *Client) sendRequest(ctx context.Context, r *rest.Request, into any) error {
 	limited, cancel := context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("the API server has not answered within %v", c.timeout))
 	defer cancel()
 	response := r.MaxRetries(0).Do(limited)
@@ -124,7 +124,8 @@ func (c *Client) send(ctx context.Context, r *rest.Request, into any) error {
 	return nil
 }
 
-func with(r *rest.Request, params map[string]string) *rest.Request {
+// withParams adds query parameters to a request.
+func withParams(r *rest.Request, params map[string]string) *rest.Request {
 	for key, value := range params {
 		r = r.Param(key, value)
 	}
@@ -133,7 +134,7 @@ func with(r *rest.Request, params map[string]string) *rest.Request {
 
 // Get reads the object at a path.
 func (c *Client) Get(ctx context.Context, path string, params map[string]string, into any) error {
-	return c.send(ctx, with(c.rest.Get().AbsPath(path), params), into)
+	return c.sendRequest(ctx, withParams(c.rest.Get().AbsPath(path), params), into)
 }
 
 // Create creates an object at the path of its kind.
@@ -142,7 +143,7 @@ func (c *Client) Create(ctx context.Context, path string, object, into any) erro
 	if err != nil {
 		return err
 	}
-	return c.send(ctx, c.rest.Post().AbsPath(path).Body(body), into)
+	return c.sendRequest(ctx, c.rest.Post().AbsPath(path).Body(body), into)
 }
 
 // Merge merges a patch into the object at a path.
@@ -151,7 +152,7 @@ func (c *Client) Merge(ctx context.Context, path string, patch any) error {
 	if err != nil {
 		return err
 	}
-	return c.send(ctx, c.rest.Patch(types.MergePatchType).AbsPath(path).Body(body), nil)
+	return c.sendRequest(ctx, c.rest.Patch(types.MergePatchType).AbsPath(path).Body(body), nil)
 }
 
 // Delete deletes the object at a path, its dependents in the foreground. With parameters it
@@ -164,7 +165,7 @@ func (c *Client) Delete(ctx context.Context, path string, grace *int64, params m
 	if err != nil {
 		return err
 	}
-	return c.send(ctx, with(c.rest.Delete().AbsPath(path), params).Body(body), nil)
+	return c.sendRequest(ctx, withParams(c.rest.Delete().AbsPath(path), params).Body(body), nil)
 }
 
 // list is one page of a list of any kind.
@@ -173,8 +174,8 @@ type list struct {
 	Items    []json.RawMessage `json:"items"`
 }
 
-// List reads all pages of a list, and calls each with every object. It returns the resource
-// version to watch from.
+// List reads all pages of a list, and calls each for every object. It returns the resource version
+// from which to watch.
 func (c *Client) List(ctx context.Context, path string, params map[string]string, each func(json.RawMessage) error) (string, error) {
 	const page = 500
 	query := map[string]string{"limit": strconv.Itoa(page)}
@@ -198,5 +199,5 @@ func (c *Client) List(ctx context.Context, path string, params map[string]string
 
 // Stream opens a streaming response: a watch or a log. The caller closes it.
 func (c *Client) Stream(ctx context.Context, path string, params map[string]string) (io.ReadCloser, error) {
-	return with(c.rest.Get().AbsPath(path), params).MaxRetries(0).Stream(ctx)
+	return withParams(c.rest.Get().AbsPath(path), params).MaxRetries(0).Stream(ctx)
 }

@@ -50,7 +50,7 @@ func cleanPolicy(ctx context.Context, c *cluster.Client, policy map[string]any, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, restoreWithin)
 	defer cancel()
-	if err := recreate(ctx, c, path, policy); err != nil {
+	if err := recreatePolicy(ctx, c, path, policy); err != nil {
 		return nil, fmt.Errorf("create ClusterPolicy %s: %w", name, err)
 	}
 	return []string{"create ClusterPolicy " + name}, nil

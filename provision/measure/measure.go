@@ -280,7 +280,7 @@ func (s *Session) observeChange(c step.Change) {
 // is required and a validator runs on it, and all workloads have printed their result.
 func (s *Session) isComplete(scenario Scenario) bool {
 	nodes := scenario.Nodes(s)
-	if len(nodes) == 0 || !s.Observer.Synced() {
+	if len(nodes) == 0 || !s.Observer.IsSynced() {
 		return false
 	}
 	for _, n := range nodes {
@@ -288,7 +288,7 @@ func (s *Session) isComplete(scenario Scenario) bool {
 			return false
 		}
 	}
-	return s.tracker.Results() >= s.Options.Workload.count(nodes)
+	return s.tracker.Results() >= s.Options.Workload.countResults(nodes)
 }
 
 // logSteps logs the steps that were reached since the last call.

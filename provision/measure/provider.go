@@ -26,7 +26,8 @@ import (
 // GPU_PROVISION_SAMPLE and the node, if any, in GPU_PROVISION_NODE.
 type Command string
 
-func (c Command) run(ctx context.Context, s *Session, node string) error {
+// runCommand runs the command and keeps observing the cluster meanwhile. node may be "".
+func (c Command) runCommand(ctx context.Context, s *Session, node string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, commandWithin, fmt.Errorf("it has not ended within %v", commandWithin))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", string(c))
@@ -52,13 +53,13 @@ func (c Command) run(ctx context.Context, s *Session, node string) error {
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 			}
-			return fmt.Errorf("command %q: %w: %s", string(c), err, sanitizeLine(tail(out.String())))
+			return fmt.Errorf("command %q: %w: %s", string(c), err, sanitizeLine(outputEnd(out.String())))
 		}
 	}
 }
 
-// tail returns the end of a command's output.
-func tail(text string) string {
+// outputEnd returns the end of a command's output.
+func outputEnd(text string) string {
 	const most = 400
 	text = strings.TrimSpace(text)
 	return text[max(len(text)-most, 0):]
@@ -68,7 +69,7 @@ func tail(text string) string {
 type Commands struct{ AddNode, RemoveNode Command }
 
 // Add runs the command that adds a node.
-func (p Commands) Add(ctx context.Context, s *Session) error { return p.AddNode.run(ctx, s, "") }
+func (p Commands) Add(ctx context.Context, s *Session) error { return p.AddNode.runCommand(ctx, s, "") }
 
 // AddsGPUs reports true: the commands may do anything.
 func (Commands) AddsGPUs() bool { return true }
@@ -79,10 +80,10 @@ func (p Commands) Remove(ctx context.Context, s *Session, nodes []string) error 
 		return nil
 	}
 	if len(nodes) == 0 { // it was requested but did not appear
-		return p.RemoveNode.run(ctx, s, "")
+		return p.RemoveNode.runCommand(ctx, s, "")
 	}
 	for _, n := range nodes {
-		if err := p.RemoveNode.run(ctx, s, n); err != nil {
+		if err := p.RemoveNode.runCommand(ctx, s, n); err != nil {
 			return err
 		}
 	}
@@ -96,8 +97,8 @@ func (Commands) Restore(context.Context, *Session) error { return nil }
 type MachineSet struct {
 	Namespace, Name string
 
-	before   *int64          // its replicas
-	machines map[string]bool // those that existed before Add
+	before   *int64          // its replicas before the first Add; nil: Add was not called
+	machines map[string]bool // its Machines before the last Add
 }
 
 // AddsGPUs reports false: nodes are new.
@@ -127,13 +128,14 @@ func (p *MachineSet) Add(ctx context.Context, s *Session) error {
 		p.before = &now
 	}
 	p.machines = map[string]bool{}
-	if err := p.each(ctx, s, func(m machine) error { p.machines[m.Metadata.Name] = true; return nil }); err != nil {
+	if err := p.eachMachine(ctx, s, func(m machine) error { p.machines[m.Metadata.Name] = true; return nil }); err != nil {
 		return err
 	}
-	return p.scale(ctx, s, now+1)
+	return p.setReplicas(ctx, s, now+1)
 }
 
-func (p *MachineSet) scale(ctx context.Context, s *Session, replicas int64) error {
+// setReplicas sets the replicas of the MachineSet.
+func (p *MachineSet) setReplicas(ctx context.Context, s *Session, replicas int64) error {
 	err := s.Client.Merge(ctx, p.path(), map[string]any{"spec": map[string]any{"replicas": replicas}})
 	if err != nil {
 		return fmt.Errorf("set MachineSet %s/%s to %d replicas: %w", p.Namespace, p.Name, replicas, err)
@@ -158,8 +160,8 @@ func (p *MachineSet) machinesPath() string {
 	return machinePath + url.PathEscape(p.Namespace) + "/machines"
 }
 
-// each calls do for each Machine of the MachineSet.
-func (p *MachineSet) each(ctx context.Context, s *Session, do func(machine) error) error {
+// eachMachine calls do for each Machine of the MachineSet.
+func (p *MachineSet) eachMachine(ctx context.Context, s *Session, do func(machine) error) error {
 	_, err := s.Client.List(ctx, p.machinesPath(), nil, func(raw json.RawMessage) error {
 		var m machine
 		if err := json.Unmarshal(raw, &m); err != nil {
@@ -182,7 +184,7 @@ func (p *MachineSet) Restore(ctx context.Context, s *Session) error {
 	if p.before == nil {
 		return nil
 	}
-	err := p.each(ctx, s, func(m machine) error {
+	err := p.eachMachine(ctx, s, func(m machine) error {
 		if p.machines[m.Metadata.Name] {
 			return nil
 		}
@@ -192,7 +194,7 @@ func (p *MachineSet) Restore(ctx context.Context, s *Session) error {
 	if err != nil {
 		return err
 	}
-	return p.scale(ctx, s, *p.before)
+	return p.setReplicas(ctx, s, *p.before)
 }
 
 // NodeClaim adds and removes nodes by Karpenter NodeClaims, one for each sample.
@@ -209,7 +211,7 @@ func NewNodeClaim(manifest map[string]any) (*NodeClaim, error) {
 	if kind, _ := manifest["kind"].(string); kind != "NodeClaim" || !strings.HasPrefix(version, "karpenter.sh/") {
 		return nil, fmt.Errorf("the manifest is a %v of %q; want a NodeClaim of karpenter.sh", manifest["kind"], version)
 	}
-	if _, is := manifest["spec"].(map[string]any); !is {
+	if _, ok := manifest["spec"].(map[string]any); !ok {
 		return nil, errors.New("the manifest has no spec")
 	}
 	return &NodeClaim{Manifest: manifest, Path: "/apis/" + version + "/nodeclaims"}, nil
@@ -220,8 +222,8 @@ func (p *NodeClaim) Add(ctx context.Context, s *Session) error {
 	name := "gpu-provision-" + s.sampleLabel()
 	old, _ := p.Manifest["metadata"].(map[string]any)
 	labels := map[string]any{step.WorkloadLabel: s.sampleLabel()}
-	if had, is := old["labels"].(map[string]any); is {
-		maps.Copy(labels, had)
+	if labelsBefore, ok := old["labels"].(map[string]any); ok {
+		maps.Copy(labels, labelsBefore)
 	}
 	claim := map[string]any{"apiVersion": p.Manifest["apiVersion"], "kind": "NodeClaim", "spec": p.Manifest["spec"],
 		"metadata": map[string]any{"name": name, "labels": labels, "annotations": old["annotations"]}}

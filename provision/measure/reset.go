@@ -24,12 +24,12 @@ const policiesPath = "/apis/nvidia.com/v1/clusterpolicies"
 // until nodes without any operand offer GPUs.
 type Reset struct {
 	Name string // of the policy; "": the only one
-	// Keep saves the policy before it is deleted, for the case that this program is killed,
-	// and returns the path.
-	Keep func(manifest []byte) (path string, err error)
+	// SavePolicy saves the policy to a file before it is deleted, so that a user can restore it if
+	// this program is killed. It returns the path.
+	SavePolicy func(manifest []byte) (path string, err error)
 
-	policy map[string]any
-	nodes  []string
+	policy map[string]any // as saved; nil: not read yet
+	nodes  []string       // that offered GPUs before the first sample
 }
 
 // Reboots reports false: nodes stay up.
@@ -41,7 +41,7 @@ func (r *Reset) Nodes(*Session) []string { return r.nodes }
 // Prepare deletes the policy, and waits until no operand's pod and no GPU is left.
 func (r *Reset) Prepare(ctx context.Context, s *Session) error {
 	if r.policy == nil {
-		if err := r.read(ctx, s); err != nil {
+		if err := r.readPolicy(ctx, s); err != nil {
 			return err
 		}
 	}
@@ -71,8 +71,8 @@ func (r *Reset) Prepare(ctx context.Context, s *Session) error {
 
 func (r *Reset) path() string { return policiesPath + "/" + url.PathEscape(r.Name) }
 
-// read reads the policy, finds the nodes, and saves the policy.
-func (r *Reset) read(ctx context.Context, s *Session) error {
+// readPolicy reads and saves the policy, and finds the nodes to measure.
+func (r *Reset) readPolicy(ctx context.Context, s *Session) error {
 	if r.Name == "" {
 		var names []string
 		_, err := s.Client.List(ctx, policiesPath, nil, func(raw json.RawMessage) error {
@@ -102,7 +102,7 @@ func (r *Reset) read(ctx context.Context, s *Session) error {
 	if err != nil {
 		return err
 	}
-	kept, err := r.Keep(text)
+	kept, err := r.SavePolicy(text)
 	if err != nil {
 		return fmt.Errorf("save ClusterPolicy %s before it is deleted: %w", r.Name, err)
 	}
@@ -117,7 +117,7 @@ func withoutServerFields(object map[string]any) map[string]any {
 	old, _ := object["metadata"].(map[string]any)
 	kept := map[string]any{}
 	for _, key := range []string{"name", "labels", "annotations"} {
-		if v, has := old[key]; has {
+		if v, ok := old[key]; ok {
 			kept[key] = v
 		}
 	}
@@ -138,20 +138,20 @@ func (r *Reset) Finish(ctx context.Context, s *Session, _ *report.Sample) error 
 	return s.removeWorkloads(ctx)
 }
 
-// recreate creates a ClusterPolicy unless it exists. If one is being deleted, it waits until
+// recreatePolicy creates a ClusterPolicy unless it exists. If one is being deleted, it waits until
 // that is gone.
-func recreate(ctx context.Context, c *cluster.Client, path string, policy map[string]any) error {
+func recreatePolicy(ctx context.Context, c *cluster.Client, path string, policy map[string]any) error {
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		var there metav1.PartialObjectMetadata
-		err := c.Get(ctx, path, nil, &there)
+		var existing metav1.PartialObjectMetadata
+		err := c.Get(ctx, path, nil, &existing)
 		switch {
 		case apierrors.IsNotFound(err):
 			if err := c.Create(ctx, policiesPath, policy, nil); !apierrors.IsAlreadyExists(err) {
 				return err
 			}
-		case err != nil || there.DeletionTimestamp == nil:
+		case err != nil || existing.DeletionTimestamp == nil:
 			return err
 		}
 		select {
@@ -167,7 +167,7 @@ func (r *Reset) Restore(ctx context.Context, s *Session) error {
 	if r.policy == nil {
 		return nil
 	}
-	if err := recreate(ctx, s.Client, r.path(), r.policy); err != nil {
+	if err := recreatePolicy(ctx, s.Client, r.path(), r.policy); err != nil {
 		return fmt.Errorf("restore ClusterPolicy %s: %w", r.Name, err)
 	}
 	return nil

@@ -147,7 +147,7 @@ func (s *server) session(t *testing.T) *Session {
 }
 
 func reset() *Reset {
-	return &Reset{Keep: func([]byte) (string, error) { return "file", nil }}
+	return &Reset{SavePolicy: func([]byte) (string, error) { return "file", nil }}
 }
 
 // interrupt runs a measurement and interrupts it once the policy is deleted.

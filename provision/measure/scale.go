@@ -15,7 +15,7 @@ import (
 // Provider adds and removes nodes. Autoscaler is the Provider for clusters that do so by
 // themselves, for pending pods and idle nodes.
 type Provider interface {
-	// Add asks for one more node.
+	// Add requests one more node.
 	Add(ctx context.Context, s *Session) error
 	// Remove removes nodes.
 	Remove(ctx context.Context, s *Session, nodes []string) error
@@ -30,11 +30,11 @@ type Scale struct {
 	Provider Provider
 	// FromZero requires that no node offers GPUs before.
 	FromZero bool
-	// Keep does not wait until added nodes are gone.
-	Keep bool
+	// KeepNodes makes Finish return without waiting until the added nodes are gone.
+	KeepNodes bool
 
-	existing []string // nodes that existed before
-	gpus     []string // those that offered GPUs
+	existing []string // nodes that existed before the sample
+	gpus     []string // those of them that offered GPUs
 }
 
 // Reboots reports false: nodes are new.
@@ -47,13 +47,13 @@ func (t *Scale) Nodes(s *Session) []string {
 	if len(landed) > 0 {
 		return landed
 	}
-	var came []string
+	var added []string
 	for _, n := range s.tracker.Nodes() {
 		if !slices.Contains(t.existing, n) {
-			came = append(came, n)
+			added = append(added, n)
 		}
 	}
-	return came
+	return added
 }
 
 // Prepare records the existing nodes.
@@ -81,22 +81,22 @@ func (t *Scale) Request(ctx context.Context, s *Session) error {
 
 // Finish removes the workloads and the added nodes, and waits until the nodes are gone.
 func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) error {
-	came := t.addedNodes(s, sample)
+	added := t.addedNodes(s, sample)
 	began := s.Clock.Now()
 	if err := s.removeWorkloads(ctx); err != nil {
 		return err
 	}
-	added := slices.DeleteFunc(slices.Clone(came), func(n string) bool { return slices.Contains(t.existing, n) && !t.Provider.AddsGPUs() })
-	if err := t.Provider.Remove(ctx, s, added); err != nil {
+	toRemove := slices.DeleteFunc(slices.Clone(added), func(n string) bool { return slices.Contains(t.existing, n) && !t.Provider.AddsGPUs() })
+	if err := t.Provider.Remove(ctx, s, toRemove); err != nil {
 		return err
 	}
-	if t.Keep || len(came) == 0 {
+	if t.KeepNodes || len(added) == 0 {
 		return nil
 	}
 	err := s.waitFor(ctx, "wait until the nodes are removed", func(all []step.Change) (bool, string) {
 		for _, c := range all {
 			switch {
-			case c.Node == nil || !slices.Contains(came, c.Node.Name):
+			case c.Node == nil || !slices.Contains(added, c.Node.Name):
 			case !slices.Contains(t.existing, c.Node.Name):
 				return false, "node " + c.Node.Name + " is there"
 			case slices.Contains(s.gpuNodes(), c.Node.Name): // a GPU was added to a node
@@ -112,7 +112,7 @@ func (t *Scale) Finish(ctx context.Context, s *Session, sample *report.Sample) e
 // addedNodes returns the nodes that were added for a sample. Other users may add nodes, too:
 // for an incomplete sample it returns only known GPU nodes.
 func (t *Scale) addedNodes(s *Session, sample *report.Sample) []string {
-	var came []string
+	var added []string
 	for _, line := range sample.Timelines {
 		_, labelled := line.Find(step.Labelled)
 		switch {
@@ -120,10 +120,10 @@ func (t *Scale) addedNodes(s *Session, sample *report.Sample) []string {
 			sample.Outcome, sample.Reason = report.Failed, "the workload found room on node "+line.Node+", which had GPUs before; let it ask for more GPUs than are free (--workload)"
 		case slices.Contains(t.gpus, line.Node):
 		case labelled || slices.Contains(s.tracker.ScheduledNodes(), line.Node):
-			came = append(came, line.Node)
+			added = append(added, line.Node)
 		}
 	}
-	return came
+	return added
 }
 
 // Restore undoes the changes of the provider.
@@ -172,7 +172,7 @@ func (t *Reboot) Prepare(ctx context.Context, s *Session) error {
 // Request runs the command that restarts the node. It creates the workload when the node is
 // back: a pod created before might run on the node before it goes down.
 func (t *Reboot) Request(ctx context.Context, s *Session) error {
-	if err := t.Command.run(ctx, s, t.Node); err != nil {
+	if err := t.Command.runCommand(ctx, s, t.Node); err != nil {
 		return err
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, s.Options.Timeout, errTimedOut)

@@ -29,7 +29,7 @@ const DefaultImage = "gpuready/cuda-samples:v0.1.0"
 type Workload struct {
 	Pod       *corev1.Pod // nil: none
 	Namespace string
-	Count     int            // pods, for tests that do not choose nodes
+	Count     int            // number of pods, for scenarios that do not choose nodes
 	Result    *regexp.Regexp // matches the first result in its log; nil: it exits with 0
 }
 
@@ -38,7 +38,7 @@ type Workload struct {
 func NewWorkload(image string, name corev1.ResourceName) *corev1.Pod {
 	no, yes := false, true
 	user := int64(65532)
-	one := resource.MustParse("1")
+	oneDevice := resource.MustParse("1")
 	return &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		Spec: corev1.PodSpec{
@@ -47,7 +47,7 @@ func NewWorkload(image string, name corev1.ResourceName) *corev1.Pod {
 			SecurityContext: &corev1.PodSecurityContext{RunAsNonRoot: &yes, RunAsUser: &user, RunAsGroup: &user, SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}},
 			Containers: []corev1.Container{{
 				Name: "workload", Image: image, ImagePullPolicy: corev1.PullIfNotPresent,
-				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{name: one}},
+				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{name: oneDevice}},
 				SecurityContext: &corev1.SecurityContext{
 					AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 				},
@@ -56,8 +56,8 @@ func NewWorkload(image string, name corev1.ResourceName) *corev1.Pod {
 	}
 }
 
-// count returns how many results the sample waits for.
-func (w Workload) count(nodes []string) int {
+// countResults returns the number of results for which the sample waits.
+func (w Workload) countResults(nodes []string) int {
 	switch {
 	case w.Pod == nil:
 		return 0
@@ -78,11 +78,11 @@ func (s *Session) createWorkloads(ctx context.Context, nodes []string) error {
 	if w.Pod == nil {
 		return nil
 	}
-	on := nodes
-	if len(on) == 0 {
-		on = make([]string, max(w.Count, 1))
+	targets := nodes
+	if len(targets) == 0 {
+		targets = make([]string, max(w.Count, 1))
 	}
-	for i, node := range on {
+	for i, node := range targets {
 		pod := w.Pod.DeepCopy()
 		pod.ObjectMeta = metav1.ObjectMeta{
 			Name: fmt.Sprintf("gpu-provision-%s-%d", s.sampleLabel(), i+1), Namespace: w.Namespace,
@@ -205,6 +205,8 @@ func (s *Session) findResult(ctx context.Context, pod *corev1.Pod) {
 // errNoMatch is returned for a log that ended without the result.
 var errNoMatch = errors.New("the log has no line that --result names")
 
+// findLine follows a container's log until a line matches. It returns errNoMatch if the log
+// ends before.
 func (s *Session) findLine(ctx context.Context, path, container string, line *regexp.Regexp) (step.Change, error) {
 	body, err := s.Client.Stream(ctx, path, map[string]string{"follow": "true", "container": container, "limitBytes": "16777216"})
 	if err != nil {

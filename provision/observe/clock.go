@@ -34,30 +34,30 @@ const jumpAbove = 500 * time.Millisecond
 type JumpDetector struct {
 	clock  Clock
 	mu     sync.Mutex
-	offset time.Duration
+	offset time.Duration // wallOffset at the last check
 	jumps  []Jump
 }
 
-// NewJumpDetector returns a Watch of a clock.
-func NewJumpDetector(c Clock) *JumpDetector { return &JumpDetector{clock: c, offset: offset(c)} }
+// NewJumpDetector returns a JumpDetector for a clock.
+func NewJumpDetector(c Clock) *JumpDetector { return &JumpDetector{clock: c, offset: wallOffset(c)} }
 
-// offset returns how far the time of day is ahead of the clock that does not jump.
-func offset(c Clock) time.Duration { return time.Duration(c.Wall().UnixNano()) - c.Now() }
+// wallOffset returns the difference between the time of day and the clock that does not jump.
+func wallOffset(c Clock) time.Duration { return time.Duration(c.Wall().UnixNano()) - c.Now() }
 
 // Check compares the two clocks and records a jump.
-func (w *JumpDetector) Check() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	now := offset(w.clock)
-	if by := now - w.offset; by.Abs() > jumpAbove {
-		w.jumps = append(w.jumps, Jump{w.clock.Now(), by})
-		w.offset = now
+func (d *JumpDetector) Check() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := wallOffset(d.clock)
+	if by := now - d.offset; by.Abs() > jumpAbove {
+		d.jumps = append(d.jumps, Jump{d.clock.Now(), by})
+		d.offset = now
 	}
 }
 
 // Jumps returns the detected jumps, oldest first.
-func (w *JumpDetector) Jumps() []Jump {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return append([]Jump(nil), w.jumps...)
+func (d *JumpDetector) Jumps() []Jump {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]Jump(nil), d.jumps...)
 }

@@ -23,7 +23,7 @@ const (
 	maxWait = time.Second
 )
 
-// follower lists and watches one stream.
+// follower lists and watches one stream for an Observer.
 type follower struct {
 	*Observer
 	stream
@@ -39,20 +39,20 @@ type object struct {
 	last    step.Change
 }
 
-// follow lists a stream and watches it, until the context ends. When a watch breaks it
-// lists again, and sets Late on all changes that this finds.
-func (o *Observer) follow(ctx context.Context, s stream) error {
+// followStream lists a stream and watches it, until the context ends. When a watch breaks it lists
+// again. It sets Late on all changes that the new list shows, since they may be that old.
+func (o *Observer) followStream(ctx context.Context, s stream) error {
 	f := follower{Observer: o, stream: s, known: map[types.UID]object{}}
 	listed := false
 	wait := minWait
 	for ctx.Err() == nil {
-		version, err := f.list(ctx)
+		version, err := f.listAll(ctx)
 		switch {
 		case err == nil:
 			listed = true
 			o.markListed()
 			f.broken, wait = 0, minWait
-			f.watch(ctx, version)
+			f.watchUntilBroken(ctx, version)
 			f.broken = max(o.markBroken(), f.received)
 		case ctx.Err() == nil && !listed:
 			return fmt.Errorf("list %s: %w", s.name, err)
@@ -68,22 +68,22 @@ func (o *Observer) follow(ctx context.Context, s stream) error {
 	return nil
 }
 
-// list reads all objects, and emits the changes since the last time.
-func (f *follower) list(ctx context.Context) (version string, err error) {
+// listAll reads all objects, and emits the changes since the last time.
+func (f *follower) listAll(ctx context.Context) (version string, err error) {
 	type arrival struct {
 		uid     types.UID
 		version string
 		change  step.Change
 	}
-	there, news := map[types.UID]bool{}, []arrival(nil)
+	listed, arrivals := map[types.UID]bool{}, []arrival(nil)
 	version, err = f.client.List(ctx, f.path, f.params, func(raw json.RawMessage) error {
-		c, uid, at, err := f.decode(raw)
+		c, uid, at, err := f.decodeObject(raw)
 		if err != nil {
 			return err
 		}
-		there[uid] = true
+		listed[uid] = true
 		if f.known[uid].version != at {
-			news = append(news, arrival{uid, at, c})
+			arrivals = append(arrivals, arrival{uid, at, c})
 		}
 		return nil
 	})
@@ -92,25 +92,25 @@ func (f *follower) list(ctx context.Context) (version string, err error) {
 	}
 	// Deletions come first: a new node may have the name of a deleted one.
 	for uid, o := range f.known {
-		if there[uid] {
+		if listed[uid] {
 			continue
 		}
 		o.last.Gone = true
-		if err := f.emit(ctx, uid, "", o.last); err != nil {
+		if err := f.emitChange(ctx, uid, "", o.last); err != nil {
 			return "", err
 		}
 	}
-	for _, n := range news {
-		if err := f.emit(ctx, n.uid, n.version, n.change); err != nil {
+	for _, n := range arrivals {
+		if err := f.emitChange(ctx, n.uid, n.version, n.change); err != nil {
 			return "", err
 		}
 	}
 	return version, nil
 }
 
-// watch watches from a resource version until the watch breaks. The API server ends each
-// watch after the requested time; that is not a break.
-func (f *follower) watch(ctx context.Context, version string) {
+// watchUntilBroken watches from a resource version until the watch breaks. The API server ends each
+// watchUntilBroken after the requested time; that is not a break.
+func (f *follower) watchUntilBroken(ctx context.Context, version string) {
 	for {
 		lifetime := 5*time.Minute + rand.N(5*time.Minute)
 		began := f.clock.Now()
@@ -128,9 +128,11 @@ type event struct {
 	Object json.RawMessage `json:"object"`
 }
 
-// errEnded is returned when the API server requires a new list.
+// errEnded is returned when the API server ends a watch and requires a new list.
 var errEnded = errors.New("the watch has ended")
 
+// watchOnce watches from a resource version for the lifetime of one watch. It returns the
+// version from which to continue; an error or "" means that a new list is needed.
 func (f *follower) watchOnce(ctx context.Context, version string, lifetime time.Duration) (string, error) {
 	watching, cancel := context.WithTimeout(ctx, lifetime+heartbeat)
 	defer cancel()
@@ -152,7 +154,7 @@ func (f *follower) watchOnce(ctx context.Context, version string, lifetime time.
 		if e.Type == "ERROR" {
 			return "", errEnded
 		}
-		c, uid, at, err := f.decode(e.Object)
+		c, uid, at, err := f.decodeObject(e.Object)
 		if err != nil {
 			return "", err
 		}
@@ -161,14 +163,14 @@ func (f *follower) watchOnce(ctx context.Context, version string, lifetime time.
 			continue
 		}
 		c.Gone = e.Type == "DELETED"
-		if err := f.emit(ctx, uid, at, c); err != nil { // even if the watch has just ended
+		if err := f.emitChange(ctx, uid, at, c); err != nil { // even if the watch has just ended
 			return "", err
 		}
 	}
 }
 
-// decode decodes an object, and returns its UID and resource version.
-func (f *follower) decode(raw json.RawMessage) (step.Change, types.UID, string, error) {
+// decodeObject decodes an object, and returns its UID and resource version.
+func (f *follower) decodeObject(raw json.RawMessage) (step.Change, types.UID, string, error) {
 	var c step.Change
 	var meta *metav1.ObjectMeta
 	var err error
@@ -189,8 +191,8 @@ func (f *follower) decode(raw json.RawMessage) (step.Change, types.UID, string, 
 	return c, meta.UID, meta.ResourceVersion, nil
 }
 
-// emit timestamps a change and sends it.
-func (f *follower) emit(ctx context.Context, uid types.UID, version string, c step.Change) error {
+// emitChange timestamps a change and sends it.
+func (f *follower) emitChange(ctx context.Context, uid types.UID, version string, c step.Change) error {
 	c.At = f.clock.Now()
 	if f.broken > 0 {
 		c.Late = c.At - f.broken

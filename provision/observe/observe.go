@@ -38,16 +38,16 @@ type Observer struct {
 	nodes map[types.UID]*corev1.Node
 	pods  map[types.UID]*corev1.Pod
 
-	unlisted int           // streams that have not been listed since their watch broke, if ever
+	unlisted int           // number of streams that are not watched now: not listed yet, or not since their watch broke
 	ready    chan struct{} // closed when unlisted reaches 0 for the first time
 
-	alive   time.Duration // when the API server last responded
-	away    bool          // it has not responded since
-	gaps    []Gap
-	watches map[string]context.CancelFunc // by stream
+	lastResponse time.Duration // when the API server last responded
+	isSilent     bool          // it has not responded since lastResponse lastResponse
+	gaps         []Gap
+	watches      map[string]context.CancelFunc // by stream
 }
 
-// Gap is a time in which the API server did not respond.
+// Gap is a period in which the API server did not respond, on the observer's clock.
 type Gap struct {
 	From, To time.Duration
 }
@@ -73,15 +73,15 @@ func (o *Observer) streams() []stream {
 		{"Events", eventsPath, map[string]string{"fieldSelector": "involvedObject.kind=Pod,reason=Pulled"}},
 		{"Pods with the label " + step.WorkloadLabel, podsPath, map[string]string{"labelSelector": step.WorkloadLabel}},
 	}
-	for _, selector := range merge(o.selectors) {
+	for _, selector := range mergeSelectors(o.selectors) {
 		all = append(all, stream{"Pods with the labels " + selector, podsPath, map[string]string{"labelSelector": selector}})
 	}
 	return all
 }
 
-// merge returns label selectors that together find every operand's pods. It merges selectors
-// for values of the same label into one.
-func merge(all step.Selectors) []string {
+// mergeSelectors returns label selectors that together find every operand's pods. It merges
+// selectors for values of the same label into one.
+func mergeSelectors(all step.Selectors) []string {
 	values := map[string][]string{}
 	var others []string
 	for _, operand := range step.Operands() {
@@ -125,14 +125,14 @@ func (o *Observer) Gaps() []Gap {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	gaps := slices.Clone(o.gaps)
-	if o.away {
-		gaps = append(gaps, Gap{o.alive, o.clock.Now()})
+	if o.isSilent {
+		gaps = append(gaps, Gap{o.lastResponse, o.clock.Now()})
 	}
 	return gaps
 }
 
-// Synced reports whether all streams are being watched now.
-func (o *Observer) Synced() bool {
+// IsSynced reports whether all streams are watched now, so that no change is missing.
+func (o *Observer) IsSynced() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.unlisted == 0
@@ -158,19 +158,19 @@ func (o *Observer) Snapshot() []step.Change {
 func (o *Observer) Run(ctx context.Context) error {
 	o.markAlive()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { o.probe(ctx); return nil })
+	g.Go(func() error { o.probeServer(ctx); return nil })
 	all := o.streams()
 	o.mu.Lock()
 	o.unlisted = len(all)
 	o.mu.Unlock()
 	for _, s := range all {
-		g.Go(func() error { return o.follow(ctx, s) })
+		g.Go(func() error { return o.followStream(ctx, s) })
 	}
 	return g.Wait()
 }
 
-// probe probes the API server until the context ends.
-func (o *Observer) probe(ctx context.Context) {
+// probeServer probes the API server until the context ends.
+func (o *Observer) probeServer(ctx context.Context) {
 	tick := time.NewTicker(heartbeat)
 	defer tick.Stop()
 	for {
@@ -197,11 +197,11 @@ func (o *Observer) markAlive() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := o.clock.Now()
-	if o.away {
-		o.away = false
-		o.gaps = append(o.gaps, Gap{o.alive, now})
+	if o.isSilent {
+		o.isSilent = false
+		o.gaps = append(o.gaps, Gap{o.lastResponse, now})
 	}
-	o.alive = now
+	o.lastResponse = now
 }
 
 // markAway records that the API server does not respond, and cancels the watches. Changes
@@ -209,7 +209,7 @@ func (o *Observer) markAlive() {
 func (o *Observer) markAway() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.away = true
+	o.isSilent = true
 	for _, cancel := range o.watches {
 		cancel()
 	}
@@ -219,12 +219,12 @@ func (o *Observer) markAway() {
 func (o *Observer) markBroken() time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.away = true
+	o.isSilent = true
 	o.unlisted++
-	return o.alive
+	return o.lastResponse
 }
 
-// setCancel registers the function that cancels a stream's watch.
+// setCancel stores the function that cancels a stream's watch.
 func (o *Observer) setCancel(name string, cancel context.CancelFunc) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

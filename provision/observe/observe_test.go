@@ -159,7 +159,7 @@ func TestChangesAreObserved(t *testing.T) {
 	o := watch(t, s)
 	require.Equal(t, "a", next(t, o).Node.Name)
 	<-o.Ready()
-	require.True(t, o.Synced())
+	require.True(t, o.IsSynced())
 	s.waitFor(t, func() bool { return len(s.watches) == 1 })
 	s.set("b", nil)
 	require.Equal(t, "b", next(t, o).Node.Name)
@@ -196,7 +196,7 @@ func TestChangesDuringAnOutageAreLate(t *testing.T) {
 	s.stopServing()
 	s.set("changes", map[string]string{"new": "true"})
 	s.remove("goes")
-	require.Eventually(t, func() bool { return !o.Synced() }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !o.IsSynced() }, 30*time.Second, time.Millisecond)
 	s.startServing()
 	seen := map[string]step.Change{}
 	for range 2 {
@@ -207,7 +207,7 @@ func TestChangesDuringAnOutageAreLate(t *testing.T) {
 	require.False(t, seen["changes"].Gone)
 	require.Positive(t, seen["goes"].Late)
 	require.True(t, seen["goes"].Gone)
-	require.Eventually(t, o.Synced, 30*time.Second, time.Millisecond)
+	require.Eventually(t, o.IsSynced, 30*time.Second, time.Millisecond)
 	require.NotEmpty(t, o.Gaps())
 }
 

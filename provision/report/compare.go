@@ -27,9 +27,9 @@ func DefaultSpans() []Span {
 // seconds returns a timeline's time from one step to the other. It returns false unless
 // both steps were reached within the sample.
 func (s Span) seconds(l step.Timeline) (float64, bool) {
-	from, has := l.Find(s.From)
-	to, had := l.Find(s.To)
-	if !has || !had || to.Before || from.Before && s.From != step.Asked {
+	from, ok := l.Find(s.From)
+	to, reached := l.Find(s.To)
+	if !ok || !reached || to.Before || from.Before && s.From != step.Asked {
 		return 0, false
 	}
 	return max(to.At-from.At, 0), true
@@ -39,7 +39,7 @@ func (s Span) seconds(l step.Timeline) (float64, bool) {
 func (s Span) sample(sample Sample) (float64, bool) {
 	longest, found := 0.0, false
 	for _, l := range sample.Timelines {
-		if d, has := s.seconds(l); has {
+		if d, ok := s.seconds(l); ok {
 			longest, found = max(longest, d), true
 		}
 	}
@@ -50,7 +50,7 @@ func (s Span) sample(sample Sample) (float64, bool) {
 func (r *Report) Measure(s Span) Distribution {
 	var all []float64
 	for _, sample := range r.Counted() {
-		if d, has := s.sample(sample); has {
+		if d, ok := s.sample(sample); ok {
 			all = append(all, d)
 		}
 	}
@@ -83,13 +83,13 @@ func Compare(a, b *Report, spans []Span) []Comparison {
 		c.Pairs = len(ratios)
 		if len(ratios) > 0 {
 			slices.Sort(ratios)
-			c.Ratio = median(ratios)
+			c.Ratio = medianOf(ratios)
 		}
 		interval, enough := medianInterval(ratios)
 		if enough {
 			c.Interval = &interval
 		}
-		c.Verdict = verdict(c, enough)
+		c.Verdict = describeVerdict(c, enough)
 		all = append(all, c)
 	}
 	return all
@@ -97,23 +97,25 @@ func Compare(a, b *Report, spans []Span) []Comparison {
 
 // pairRatios returns B/A for each sample number that counts in both.
 func pairRatios(a, b *Report, s Span) []float64 {
-	of := map[int]float64{}
+	secondsOf := map[int]float64{}
 	for _, sample := range a.Counted() {
-		if d, has := s.sample(sample); has && d > 0 {
-			of[sample.Number] = d
+		if d, ok := s.sample(sample); ok && d > 0 {
+			secondsOf[sample.Number] = d
 		}
 	}
 	var ratios []float64
 	for _, sample := range b.Counted() {
-		d, has := s.sample(sample)
-		if first, both := of[sample.Number]; has && both && d > 0 {
+		d, ok := s.sample(sample)
+		if first, both := secondsOf[sample.Number]; ok && both && d > 0 {
 			ratios = append(ratios, d/first)
 		}
 	}
 	return ratios
 }
 
-func verdict(c Comparison, enough bool) string {
+// describeVerdict returns the conclusion of a comparison in words. enough: there are enough
+// pairs for an interval.
+func describeVerdict(c Comparison, enough bool) string {
 	switch {
 	case !enough:
 		return fmt.Sprintf("n is too small: %d pairs, and an interval needs %d", c.Pairs, leastPairs)

@@ -14,17 +14,17 @@ func Page(w io.Writer, reports ...*Report) error {
 	if len(reports) == 0 || len(reports) > 2 {
 		return fmt.Errorf("a page shows one report or two, not %d", len(reports))
 	}
-	p := page{Style: template.CSS(style), Notices: notices(reports...), Reports: reports} //nolint:gosec // a constant
+	p := page{Style: template.CSS(style), Notices: distinctNotices(reports...), Reports: reports} //nolint:gosec // a constant
 	var names []string
 	var lines []step.Timeline
 	for _, r := range reports {
-		if line, has := r.Typical(); has {
+		if line, ok := r.Typical(); ok {
 			names, lines = append(names, r.Stack), append(lines, line)
 		}
 	}
 	if len(lines) == len(reports) {
 		// The pictures escape their texts.
-		p.Waterfall, p.Spread = template.HTML(waterfall(names, lines)), template.HTML(spread(reports)) //nolint:gosec // see above
+		p.Waterfall, p.Spread = template.HTML(drawWaterfall(names, lines)), template.HTML(drawSpread(reports)) //nolint:gosec // see above
 	}
 	if len(reports) == 2 {
 		p.Comparisons = Compare(reports[0], reports[1], DefaultSpans())
@@ -45,14 +45,14 @@ type page struct {
 func (page) Steps() []step.Step { return step.Steps() }
 
 var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
-	"sec":    sec,
+	"sec":    formatSeconds,
 	"title":  func(id step.ID) string { s, _ := step.Find(id); return s.Title },
 	"aside":  func(id step.ID) bool { s, _ := step.Find(id); return s.Aside },
 	"share":  func(f float64) string { return fmt.Sprintf("%.0f %%", 100*f) },
-	"group":  group,
-	"letter": letter,
-	"late":   late,
-	"nodes":  nodes,
+	"group":  stepClass,
+	"letter": reportLetter,
+	"late":   describeLate,
+	"nodes":  countNodes,
 	"ratio":  func(f float64) string { return fmt.Sprintf("%.2f", f) },
 }).Parse(`<!DOCTYPE html>
 <html lang="en">

@@ -23,8 +23,8 @@ const (
 // plotWidth is the width of the plot area, in pixels.
 const plotWidth = pictureWidth - labelWidth - valueWidth
 
-// group returns the CSS class of a step, which sets its colour.
-func group(id step.ID) string {
+// stepClass returns the CSS class of a step, which sets its colour.
+func stepClass(id step.ID) string {
 	switch id {
 	case step.Asked, step.Registered, step.Ready, step.Labelled:
 		return "node"
@@ -65,17 +65,17 @@ func (p *picture) text(x, y float64, class, text string) {
 	fmt.Fprintf(p, `<text x="%.1f" y="%.1f" class="%s">%s</text>`+"\n", x, y, class, html.EscapeString(text))
 }
 
-// axis draws the seconds along the top, and vertical grid lines.
-func (p *picture) axis(y, height float64) {
-	unit := tick(p.most)
+// drawAxis draws the seconds along the top, and vertical grid lines.
+func (p *picture) drawAxis(y, height float64) {
+	unit := gridDistance(p.most)
 	for s := 0.0; s <= p.most*1.0001; s += unit {
 		fmt.Fprintf(p, `<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" class="grid"/>`+"\n", p.x(s), p.x(s), y+axisHeight-8, y+height)
 		p.text(p.x(s), y+axisHeight-14, "faint middle", fmt.Sprintf("%g s", math.Round(s*1000)/1000))
 	}
 }
 
-// tick returns a round distance that gives about six grid lines.
-func tick(most float64) float64 {
+// gridDistance returns a round distance that gives about six grid lines.
+func gridDistance(most float64) float64 {
 	unit := math.Pow(10, math.Floor(math.Log10(most/6)))
 	for _, factor := range []float64{1, 2, 5, 10} {
 		if most/(unit*factor) <= 8 {
@@ -85,8 +85,8 @@ func tick(most float64) float64 {
 	return unit * 10
 }
 
-// open writes the opening tag of a stand-alone SVG.
-func open(b *strings.Builder, height float64, title string) {
+// openSVG writes the opening tag of a stand-alone SVG.
+func openSVG(b *strings.Builder, height float64, title string) {
 	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" width="%d" height="%.0f" role="img" aria-label="%s">`+"\n",
 		pictureWidth, height, pictureWidth, height, html.EscapeString(title))
 }
@@ -96,8 +96,8 @@ func stepsOf(lines []step.Timeline) []step.Step {
 	var all []step.Step
 	for _, s := range step.Steps() {
 		if s.ID != step.Asked && slices.ContainsFunc(lines, func(l step.Timeline) bool {
-			r, has := l.Find(s.ID)
-			return has && !r.Before
+			r, ok := l.Find(s.ID)
+			return ok && !r.Before
 		}) {
 			all = append(all, s)
 		}
@@ -105,9 +105,9 @@ func stepsOf(lines []step.Timeline) []step.Step {
 	return all
 }
 
-// waterfall draws one timeline of each report. Each step is a bar, from the end of the step
+// drawWaterfall draws one timeline of each report. Each step is a bar, from the end of the step
 // before it to its own end.
-func waterfall(names []string, lines []step.Timeline) string {
+func drawWaterfall(names []string, lines []step.Timeline) string {
 	steps := stepsOf(lines)
 	most := 0.1
 	for _, l := range lines {
@@ -121,45 +121,46 @@ func waterfall(names []string, lines []step.Timeline) string {
 		row = 18*float64(len(lines)) + 8
 	}
 	height := axisHeight + row*float64(len(steps)) + 8
-	open(&p.Builder, height, "when each step was taken: "+strings.Join(names, ", "))
-	p.axis(0, height-4)
+	openSVG(&p.Builder, height, "when each step was taken: "+strings.Join(names, ", "))
+	p.drawAxis(0, height-4)
 	for i, s := range steps {
 		y := axisHeight + row*float64(i)
 		p.text(0, y+row/2+4, "", s.Title)
 		for j, l := range lines {
-			r, has := l.Find(s.ID)
-			if !has || r.Before {
+			r, ok := l.Find(s.ID)
+			if !ok || r.Before {
 				continue
 			}
 			bar := (row - 8) / float64(len(lines))
 			top := y + 4 + bar*float64(j)
 			fmt.Fprintf(p, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" rx="2" class="%s %s"><title>%s</title></rect>`+"\n", p.x(r.At-r.Took), top, max(p.x(r.At)-p.x(r.At-r.Took), 1.5), bar-2,
-				group(s.ID), side(j), html.EscapeString(fmt.Sprintf("%s: %s after %.2f s, took %.2f s", names[j], s.Title, r.At, r.Took)))
-			p.text(labelWidth+plotWidth+8, top+bar/2+3, "", fmt.Sprintf("%s%.1f s  +%.1f", letter(j, len(lines)), r.At, r.Took))
+				stepClass(s.ID), reportClass(j), html.EscapeString(fmt.Sprintf("%s: %s after %.2f s, took %.2f s", names[j], s.Title, r.At, r.Took)))
+			p.text(labelWidth+plotWidth+8, top+bar/2+3, "", fmt.Sprintf("%s%.1f s  +%.1f", reportLetter(j, len(lines)), r.At, r.Took))
 		}
 	}
 	p.WriteString("</svg>\n")
 	return p.String()
 }
 
-// side returns the CSS class of the j-th report.
-func side(j int) string {
+// reportClass returns the CSS class of the j-th report.
+func reportClass(j int) string {
 	if j == 1 {
 		return "b"
 	}
 	return "a"
 }
 
-func letter(j, of int) string {
+// reportLetter returns the letter that stands for the j-th of several reports; "" for a single one.
+func reportLetter(j, of int) string {
 	if of < 2 {
 		return ""
 	}
 	return string(rune('A'+j)) + " "
 }
 
-// spread draws the time of each step in all samples: a point for each sample, marks at the
+// drawSpread draws the time of each step in all samples: a point for each sample, marks at the
 // median and at p95.
-func spread(reports []*Report) string {
+func drawSpread(reports []*Report) string {
 	var lines []step.Timeline
 	for _, r := range reports {
 		lines = append(lines, r.timelines()...)
@@ -174,23 +175,23 @@ func spread(reports []*Report) string {
 	p := &picture{most: most}
 	row := rowHeight * float64(len(reports))
 	height := axisHeight + row*float64(len(steps)) + 8
-	open(&p.Builder, height, "how long each step took in each sample")
-	p.axis(0, height-4)
+	openSVG(&p.Builder, height, "how long each step took in each sample")
+	p.drawAxis(0, height-4)
 	for i, s := range steps {
 		y := axisHeight + row*float64(i)
 		p.text(0, y+row/2+4, "", s.Title)
 		for j, r := range reports {
-			p.points(y+rowHeight*(float64(j)+0.5), s.ID, r, letter(j, len(reports)))
+			p.drawPoints(y+rowHeight*(float64(j)+0.5), s.ID, r, reportLetter(j, len(reports)))
 		}
 	}
 	p.WriteString("</svg>\n")
 	return p.String()
 }
 
-func (p *picture) points(y float64, id step.ID, r *Report, name string) {
+func (p *picture) drawPoints(y float64, id step.ID, r *Report, name string) {
 	var took []float64
 	for _, l := range r.timelines() {
-		if reached, has := l.Find(id); has && !reached.Before {
+		if reached, ok := l.Find(id); ok && !reached.Before {
 			took = append(took, reached.Took)
 		}
 	}
@@ -198,7 +199,7 @@ func (p *picture) points(y float64, id step.ID, r *Report, name string) {
 		return
 	}
 	for i, t := range took {
-		fmt.Fprintf(p, `<circle cx="%.1f" cy="%.1f" r="3.5" class="%s"/>`+"\n", p.x(t), y+float64(i%5-2), group(id))
+		fmt.Fprintf(p, `<circle cx="%.1f" cy="%.1f" r="3.5" class="%s"/>`+"\n", p.x(t), y+float64(i%5-2), stepClass(id))
 	}
 	d := Distribute(took)
 	fmt.Fprintf(p, `<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" class="mark"/>`+"\n", p.x(d.P50), p.x(d.P50), y-9, y+9)
@@ -208,11 +209,11 @@ func (p *picture) points(y float64, id step.ID, r *Report, name string) {
 
 // SVG writes the waterfall of the typical sample as a stand-alone file.
 func (r *Report) SVG(w io.Writer) error {
-	line, has := r.Typical()
-	if !has {
+	line, ok := r.Typical()
+	if !ok {
 		return fmt.Errorf("no sample of %s counts: there is nothing to draw", r.Stack)
 	}
-	inner := waterfall([]string{r.Stack}, []step.Timeline{line})
+	inner := drawWaterfall([]string{r.Stack}, []step.Timeline{line})
 	inner = strings.TrimSuffix(inner[strings.IndexByte(inner, '\n')+1:], "</svg>\n")
 	head := []string{fmt.Sprintf("%s, test %s, the middle one of %d samples, %s", r.Stack, r.Test, len(r.Counted()), r.Began.UTC().Format("2006-01-02"))}
 	if r.Notice != "" {
@@ -221,7 +222,7 @@ func (r *Report) SVG(w io.Writer) error {
 	top := 20*len(head) + 14
 	height := float64(top+axisHeight+rowHeight*len(stepsOf([]step.Timeline{line}))) + 20
 	var b strings.Builder
-	open(&b, height, head[0])
+	openSVG(&b, height, head[0])
 	fmt.Fprintf(&b, "<style>%s</style>\n<rect width=\"100%%\" height=\"100%%\" class=\"ground\"/>\n<g transform=\"translate(12 0) scale(.974)\">\n", style)
 	for i, text := range head {
 		fmt.Fprintf(&b, `<text x="0" y="%d">%s</text>`+"\n", 22+20*i, html.EscapeString(text))

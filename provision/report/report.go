@@ -1,5 +1,5 @@
 // Package report holds the results of a measurement and renders them as tables, JSON, CSV,
-// pictures and a page. It is pure.
+// pictures and a page. It does no I/O beyond the readers and writers that callers pass.
 package report
 
 import (
@@ -135,12 +135,12 @@ func Read(r io.Reader, name string) (*Report, error) {
 	if err := json.Unmarshal(data, rep); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	rep.clean()
-	return rep, rep.check(name)
+	rep.sanitizeTexts()
+	return rep, rep.checkValues(name)
 }
 
-// clean sanitizes texts of other origin for one line of a terminal, table or picture.
-func (r *Report) clean() {
+// sanitizeTexts sanitizes texts of other origin for one line of a terminal, table or picture.
+func (r *Report) sanitizeTexts() {
 	texts := []*string{&r.Notice, &r.Stack, &r.Test, &r.Tool, &r.Ended, &r.Cluster.Version, &r.Cluster.Kubelet, &r.Cluster.Runtime, &r.Cluster.System, &r.Cluster.Kernel}
 	for i := range r.Samples {
 		texts = append(texts, &r.Samples[i].Reason)
@@ -162,8 +162,8 @@ func (r *Report) clean() {
 // maxSeconds bounds a time in a report: a month.
 const maxSeconds = 31 * 24 * 3600
 
-// check rejects values that no measurement writes, so that other code need not handle them.
-func (r *Report) check(name string) error {
+// checkValues rejects values that no measurement writes, so that other code need not handle them.
+func (r *Report) checkValues(name string) error {
 	for i, s := range r.Samples {
 		for _, t := range s.Timelines {
 			for _, reached := range t.Steps {

@@ -22,17 +22,17 @@ func Distribute(values []float64) Distribution {
 		return Distribution{}
 	}
 	sorted := slices.Sorted(slices.Values(values))
-	return Distribution{N: len(sorted), Min: sorted[0], P50: median(sorted), P95: sorted[rank(len(sorted), 0.95)-1], Max: sorted[len(sorted)-1]}
+	return Distribution{N: len(sorted), Min: sorted[0], P50: medianOf(sorted), P95: sorted[quantileRank(len(sorted), 0.95)-1], Max: sorted[len(sorted)-1]}
 }
 
-// median returns the middle of sorted values, or the mean of the two in the middle.
-func median(sorted []float64) float64 {
+// medianOf returns the middle of sorted values, or the mean of the two in the middle.
+func medianOf(sorted []float64) float64 {
 	n := len(sorted)
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// rank returns the nearest rank of a quantile among n values, from 1.
-func rank(n int, q float64) int {
+// quantileRank returns the nearest rank of a quantile among n values, from 1.
+func quantileRank(n int, q float64) int {
 	return min(max(int(math.Ceil(q*float64(n)-1e-9)), 1), n)
 }
 
@@ -69,8 +69,8 @@ func (r *Report) Rows() []Row {
 		row := Row{Step: s.ID}
 		var at, took []float64
 		for _, l := range lines {
-			reached, has := l.Find(s.ID)
-			if !has || reached.Before {
+			reached, ok := l.Find(s.ID)
+			if !ok || reached.Before {
 				continue
 			}
 			at, took = append(at, reached.At), append(took, reached.Took)

@@ -16,7 +16,7 @@ import (
 // Text writes a report for people.
 func (r *Report) Text(w io.Writer) error {
 	var b strings.Builder
-	r.head(&b)
+	r.writeHead(&b)
 	if rows := r.Rows(); len(rows) > 0 {
 		b.WriteString("\n")
 		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -27,32 +27,32 @@ func (r *Report) Text(w io.Writer) error {
 			if s.Aside {
 				share = "–"
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t  %s\n", sec(row.At.P50), sec(row.At.P95), sec(row.At.Max),
-				sec(row.Took.P50), sec(row.Took.P95), sec(row.Took.Max), share, s.Title+late(row.Late))
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t  %s\n", formatSeconds(row.At.P50), formatSeconds(row.At.P95), formatSeconds(row.At.Max),
+				formatSeconds(row.Took.P50), formatSeconds(row.Took.P95), formatSeconds(row.Took.Max), share, s.Title+describeLate(row.Late))
 		}
 		_ = t.Flush() // to memory
 		total := r.Totals()
-		fmt.Fprintf(&b, "\nIn all: p50 %s s, p95 %s s, max %s s, n = %d.\n", sec(total.P50), sec(total.P95), sec(total.Max), total.N)
+		fmt.Fprintf(&b, "\nIn all: p50 %s s, p95 %s s, max %s s, n = %d.\n", formatSeconds(total.P50), formatSeconds(total.P95), formatSeconds(total.Max), total.N)
 		if total.N < 20 {
 			b.WriteString("With fewer than 20 samples p95 is the slowest of them.\n")
 		}
 	}
-	r.remarks(&b)
+	r.writeRemarks(&b)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// head writes the stack, the test and the cluster.
-func (r *Report) head(b *strings.Builder) {
+// writeHead writes the stack, the test and the cluster.
+func (r *Report) writeHead(b *strings.Builder) {
 	if r.Notice != "" {
 		fmt.Fprintln(b, r.Notice)
 	}
 	fmt.Fprintf(b, "%s, test %s, %s, Kubernetes %s, %s, kubelet %s, %s\n", r.Stack, r.Test, r.Began.UTC().Format("2006-01-02 15:04 UTC"),
-		r.Cluster.Version, nodes(r.Cluster.Nodes), orUnknown(r.Cluster.Kubelet), orUnknown(r.Cluster.Runtime))
+		r.Cluster.Version, countNodes(r.Cluster.Nodes), orUnknown(r.Cluster.Kubelet), orUnknown(r.Cluster.Runtime))
 	fmt.Fprintln(b, "Seconds since GPUs were asked for, by the clock of the machine that measured.")
 }
 
-func nodes(n int) string {
+func countNodes(n int) string {
 	if n == 1 {
 		return "1 node"
 	}
@@ -66,24 +66,24 @@ func orUnknown(s string) string {
 	return s
 }
 
-func late(seconds float64) string {
+func describeLate(seconds float64) string {
 	if seconds == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" (up to %s s earlier: the API server was away)", sec(seconds))
+	return fmt.Sprintf(" (up to %s s earlier: the API server was away)", formatSeconds(seconds))
 }
 
-// remarks writes the caveats of the figures.
-func (r *Report) remarks(b *strings.Builder) {
+// writeRemarks writes the caveats of the figures.
+func (r *Report) writeRemarks(b *strings.Builder) {
 	for _, s := range r.Samples {
 		switch {
 		case s.Outcome != Complete:
 			fmt.Fprintf(b, "Sample %d is not counted: %s: %s\n", s.Number, s.Outcome, s.Reason)
 		case s.WarmUp:
-			fmt.Fprintf(b, "Sample %d is not counted, as it came first: %s s\n", s.Number, sec(s.Total()))
+			fmt.Fprintf(b, "Sample %d is not counted, as it came first: %s s\n", s.Number, formatSeconds(s.Total()))
 		}
 		for _, g := range s.Gaps {
-			fmt.Fprintf(b, "Sample %d: the API server was away from %s s to %s s\n", s.Number, sec(g.From), sec(g.To))
+			fmt.Fprintf(b, "Sample %d: the API server was away from %s s to %s s\n", s.Number, formatSeconds(g.From), formatSeconds(g.To))
 		}
 	}
 	for _, j := range r.Jumps {
@@ -97,7 +97,7 @@ func (r *Report) remarks(b *strings.Builder) {
 	}
 }
 
-func sec(s float64) string { return strconv.FormatFloat(s, 'f', 1, 64) }
+func formatSeconds(s float64) string { return strconv.FormatFloat(s, 'f', 1, 64) }
 
 // CSV writes one line for each step of each node of each sample.
 func (r *Report) CSV(w io.Writer) error {
@@ -112,7 +112,7 @@ func (r *Report) CSV(w io.Writer) error {
 	for _, s := range r.Samples {
 		for _, t := range s.Timelines {
 			for _, reached := range t.Steps {
-				_ = c.Write([]string{plain(r.Stack), plain(r.Test), strconv.Itoa(s.Number), s.Began.UTC().Format("2006-01-02T15:04:05.000Z"), strconv.FormatBool(s.WarmUp), string(s.Outcome),
+				_ = c.Write([]string{quotePlain(r.Stack), quotePlain(r.Test), strconv.Itoa(s.Number), s.Began.UTC().Format("2006-01-02T15:04:05.000Z"), strconv.FormatBool(s.WarmUp), string(s.Outcome),
 					t.Node, string(reached.Step), precise(reached.At), precise(reached.Took), precise(reached.Late), strconv.FormatBool(reached.Before)})
 			}
 		}
@@ -121,16 +121,16 @@ func (r *Report) CSV(w io.Writer) error {
 	return c.Error()
 }
 
-// plain quotes a text that a spreadsheet would take for a formula.
-func plain(text string) string {
+// quotePlain quotes a text that a spreadsheet would take for a formula.
+func quotePlain(text string) string {
 	if text != "" && strings.ContainsAny(text[:1], "=+-@") {
 		return "'" + text
 	}
 	return text
 }
 
-// notices returns the distinct notices of the reports.
-func notices(reports ...*Report) []string {
+// distinctNotices returns the distinct notices of the reports.
+func distinctNotices(reports ...*Report) []string {
 	var all []string
 	for _, r := range reports {
 		if r.Notice != "" && !slices.Contains(all, r.Notice) {
@@ -143,7 +143,7 @@ func notices(reports ...*Report) []string {
 // CompareText writes comparisons for people.
 func CompareText(w io.Writer, a, b *Report, all []Comparison) error {
 	var out strings.Builder
-	for _, notice := range notices(a, b) {
+	for _, notice := range distinctNotices(a, b) {
 		fmt.Fprintln(&out, notice)
 	}
 	fmt.Fprintf(&out, "A: %s, %s, %s\nB: %s, %s, %s\nThe ratio is B/A of samples with the same number: the median, and where it lies with a probability of 95 %%.\n\n",
@@ -160,7 +160,7 @@ func CompareText(w io.Writer, a, b *Report, all []Comparison) error {
 		if c.Interval != nil {
 			interval = fmt.Sprintf("%.2f–%.2f", c.Interval.Low, c.Interval.High)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%.2f\t%s\t%s\n", c.From, c.To, sec(c.A.P50), sec(c.A.P95), sec(c.B.P50), sec(c.B.P95), c.Pairs, c.Ratio, interval, c.Verdict)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%.2f\t%s\t%s\n", c.From, c.To, formatSeconds(c.A.P50), formatSeconds(c.A.P95), formatSeconds(c.B.P50), formatSeconds(c.B.P95), c.Pairs, c.Ratio, interval, c.Verdict)
 	}
 	_ = t.Flush() // to memory
 	if a.Test != b.Test {
@@ -204,7 +204,7 @@ func HistoryText(w io.Writer, names []string, reports []*Report) error {
 			note += " (partial)"
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", p.Began.UTC().Format("2006-01-02 15:04"), p.Stack, p.Test, p.Total.N,
-			sec(p.Allocatable.P50), sec(p.Allocatable.P95), sec(p.Total.P50), sec(p.Total.P95), p.Report+note)
+			formatSeconds(p.Allocatable.P50), formatSeconds(p.Allocatable.P95), formatSeconds(p.Total.P50), formatSeconds(p.Total.P95), p.Report+note)
 	}
 	return t.Flush()
 }

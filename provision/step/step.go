@@ -1,6 +1,6 @@
 // Package step defines the steps from a requested node to a running GPU workload. It tracks
-// when each node reaches each step, by the Kubernetes API. It is pure: changes go in,
-// timelines come out.
+// when each node reaches each step, as the Kubernetes API shows it. The package does no
+// I/O: a Tracker gets changes and returns timelines.
 //
 // The cluster need not run gpuready. Pods of NVIDIA's stack, conditions, labels and Events
 // show the same steps.
@@ -42,8 +42,8 @@ const (
 // Step describes a step for people.
 type Step struct {
 	ID    ID
-	Title string
-	From  string // the part of the API that shows it
+	Title string // a few words
+	From  string // what in the API shows that the step was reached
 	// Aside marks a step that a workload does not wait for.
 	Aside bool
 }

@@ -82,8 +82,8 @@ func (t *Tracker) Nodes() []string {
 
 // HasReached reports whether a node has reached a step.
 func (t *Tracker) HasReached(node string, id ID) bool {
-	_, has := t.moments(node)[id]
-	return has
+	_, ok := t.moments(node)[id]
+	return ok
 }
 
 // Validates reports whether a validator runs on a node: NVIDIA's, or gpuready's, which has
@@ -99,13 +99,13 @@ func (t *Tracker) Validates(node string) bool {
 
 // ScheduledNodes returns the nodes to which the sample's workloads were scheduled, sorted.
 func (t *Tracker) ScheduledNodes() []string {
-	on := map[string]bool{}
+	nodes := map[string]bool{}
 	for _, p := range t.pods {
 		if p.operand == "" && p.node != "" {
-			on[p.node] = true
+			nodes[p.node] = true
 		}
 	}
-	return slices.Sorted(maps.Keys(on))
+	return slices.Sorted(maps.Keys(nodes))
 }
 
 // Results returns how many of the sample's workloads have shown a result.
@@ -173,33 +173,33 @@ func (t *Tracker) moments(name string) map[ID]Moment {
 	for uid, p := range t.podsByNode[name] {
 		switch p.operand {
 		case Driver:
-			earliest(all, DriverScheduled, p.scheduled)
-			earliest(all, DriverPulled, t.pulled(uid, p.started))
-			earliest(all, DriverStarted, p.started)
-			earliest(all, DriverReady, p.ready)
+			earliestTime(all, DriverScheduled, p.scheduled)
+			earliestTime(all, DriverPulled, t.pulled(uid, p.started))
+			earliestTime(all, DriverStarted, p.started)
+			earliestTime(all, DriverReady, p.ready)
 		case Toolkit:
-			earliest(all, ToolkitReady, p.ready)
+			earliestTime(all, ToolkitReady, p.ready)
 		case Plugin:
-			earliest(all, PluginReady, p.ready)
+			earliestTime(all, PluginReady, p.ready)
 		case Validator:
 			if !p.ours { // gpuready's validator is Ready before it has validated anything
-				earliest(all, Validated, p.ready)
+				earliestTime(all, Validated, p.ready)
 			}
 		default:
-			earliest(all, WorkloadScheduled, p.scheduled)
-			earliest(all, WorkloadPulled, t.pulled(uid, p.started))
-			earliest(all, WorkloadStarted, p.started)
-			earliest(all, FirstResult, p.ended)
+			earliestTime(all, WorkloadScheduled, p.scheduled)
+			earliestTime(all, WorkloadPulled, t.pulled(uid, p.started))
+			earliestTime(all, WorkloadStarted, p.started)
+			earliestTime(all, FirstResult, p.ended)
 		}
 	}
 	return all
 }
 
-func earliest(all map[ID]Moment, id ID, m *Moment) {
+func earliestTime(all map[ID]Moment, id ID, m *Moment) {
 	if m == nil {
 		return
 	}
-	if before, has := all[id]; !has || m.At < before.At {
+	if before, ok := all[id]; !ok || m.At < before.At {
 		all[id] = *m
 	}
 }

@@ -152,21 +152,21 @@ func (t *Tracker) observeNode(seen *corev1.Node, gone bool, m Moment) {
 		return
 	}
 	n.reach(Registered, m)
-	for id, is := range map[ID]bool{
+	for id, reached := range map[ID]bool{
 		Ready:       conditionIs(seen.Status.Conditions, corev1.NodeReady),
-		Labelled:    labelled(seen.Labels),
+		Labelled:    isLabelled(seen.Labels),
 		Capacity:    n.hasCapacity(seen, t.Resource, m.Old || t.Reboot && len(n.steps) == 1),
-		Allocatable: positive(seen.Status.Allocatable, t.Resource),
+		Allocatable: isPositive(seen.Status.Allocatable, t.Resource),
 		Validated:   n.validated(ready),
 	} {
-		if is {
+		if reached {
 			n.reach(id, m)
 		}
 	}
 	n.recordNote(seen, m)
 }
 
-func positive(list corev1.ResourceList, resource corev1.ResourceName) bool {
+func isPositive(list corev1.ResourceList, resource corev1.ResourceName) bool {
 	q := list[resource]
 	return q.Sign() > 0
 }
@@ -175,7 +175,7 @@ func positive(list corev1.ResourceList, resource corev1.ResourceName) bool {
 // plugin goes, the kubelet keeps its capacity for five minutes and sets only allocatable
 // to 0.
 func (n *node) hasCapacity(seen *corev1.Node, resource corev1.ResourceName, old bool) bool {
-	capacity, allocatable := positive(seen.Status.Capacity, resource), positive(seen.Status.Allocatable, resource)
+	capacity, allocatable := isPositive(seen.Status.Capacity, resource), isPositive(seen.Status.Allocatable, resource)
 	if old || !capacity {
 		n.leftover = capacity && !allocatable
 	}
@@ -203,7 +203,7 @@ func (n *node) recordNote(seen *corev1.Node, m Moment) {
 	if c == nil {
 		return
 	}
-	text := bounded(strings.TrimSuffix(string(c.Type)+"="+string(c.Status)+" "+c.Reason+": "+c.Message, ": "))
+	text := truncateText(strings.TrimSuffix(string(c.Type)+"="+string(c.Status)+" "+c.Reason+": "+c.Message, ": "))
 	const most = 64 // of one node
 	if text != n.lastNote && !m.Old && len(n.notes) < most {
 		n.notes = append(n.notes, Note{m, text})
@@ -215,7 +215,7 @@ func (n *node) recordNote(seen *corev1.Node, m Moment) {
 // pci-0302_10de.present.
 var pciLabel = regexp.MustCompile(`^feature\.node\.kubernetes\.io/pci-([0-9a-f]{4}_)?10de(_[0-9a-f]{4})*\.present$`)
 
-func labelled(have map[string]string) bool {
+func isLabelled(have map[string]string) bool {
 	for key, value := range have {
 		if value == "true" && (key == "nvidia.com/gpu.present" || pciLabel.MatchString(key)) {
 			return true
@@ -247,7 +247,7 @@ func (t *Tracker) observePod(seen *corev1.Pod, gone bool, m Moment) {
 		t.pods[seen.UID] = p
 	}
 	if len(seen.Spec.Containers) > 0 {
-		p.image = bounded(seen.Spec.Containers[0].Image)
+		p.image = truncateText(seen.Spec.Containers[0].Image)
 	}
 	p.waitReason = waitReason(seen)
 	p.ours = seen.Labels["app.kubernetes.io/part-of"] == "gpuready"
@@ -300,9 +300,9 @@ func (p *pod) fail(seen *corev1.Pod) {
 	switch main := mainContainer(seen); {
 	case p.operand != "" || p.ended != nil:
 	case seen.Status.Phase == corev1.PodFailed && seen.Status.Reason != "":
-		p.failure = bounded("the workload " + p.name + " was ended by the cluster (" + seen.Status.Reason + "): " + seen.Status.Message)
+		p.failure = truncateText("the workload " + p.name + " was ended by the cluster (" + seen.Status.Reason + "): " + seen.Status.Message)
 	case seen.Status.Phase == corev1.PodFailed && main.State.Terminated != nil:
-		p.failure = bounded("the workload " + p.name + " ended without success (" + main.State.Terminated.Reason + "); see kubectl logs")
+		p.failure = truncateText("the workload " + p.name + " ended without success (" + main.State.Terminated.Reason + "); see kubectl logs")
 	case seen.Status.Phase == corev1.PodFailed:
 		p.failure = "the workload " + p.name + " failed"
 	case p.gone:
@@ -317,15 +317,15 @@ func waitReason(seen *corev1.Pod) string {
 	}
 	for _, c := range seen.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			return bounded("is not scheduled: " + c.Message)
+			return truncateText("is not scheduled: " + c.Message)
 		}
 	}
 	for _, s := range slices.Concat(seen.Status.InitContainerStatuses, seen.Status.ContainerStatuses) {
 		switch w := s.State.Waiting; {
 		case w != nil && w.Reason != "PodInitializing":
-			return bounded("waits in container " + s.Name + " (" + w.Reason + "): " + w.Message)
+			return truncateText("waits in container " + s.Name + " (" + w.Reason + "): " + w.Message)
 		case s.State.Running != nil && !s.Ready:
-			return bounded("runs container " + s.Name + ", which is not ready")
+			return truncateText("runs container " + s.Name + ", which is not ready")
 		}
 	}
 	return "is " + string(seen.Status.Phase)
@@ -350,15 +350,15 @@ func (t *Tracker) observeEvent(e *corev1.Event, m Moment) {
 	}
 	const mostPods, most = 1 << 16, 32 // a busy cluster has Events of many other pods
 	uid := e.InvolvedObject.UID
-	if of := t.pulls[uid]; len(of) < most && (len(of) > 0 || len(t.pulls) < mostPods) {
-		t.pulls[uid] = append(of, m) // its pod may be seen later
+	if pulls := t.pulls[uid]; len(pulls) < most && (len(pulls) > 0 || len(t.pulls) < mostPods) {
+		t.pulls[uid] = append(pulls, m) // its pod may be seen later
 	}
 }
 
 // maxText bounds texts from the cluster, in bytes.
 const maxText = 256
 
-func bounded(text string) string {
+func truncateText(text string) string {
 	text = strings.ToValidUTF8(strings.Join(strings.Fields(text), " "), "�")
 	if len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + "…"

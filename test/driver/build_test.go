@@ -246,7 +246,7 @@ func TestNVIDIASourcesAreCompiled(t *testing.T) {
 	require.NoError(t, err)
 	m, err := kernel.ReadModule(root, "/nvidia.ko")
 	require.NoError(t, errors.Join(err, root.Close()))
-	require.True(t, m.Open())
+	require.True(t, m.IsOpen())
 	t.Log(m.Version, m.Vermagic, m.BuildID)
 
 	halves, err := build.CompileHalves(t.Context(), r)

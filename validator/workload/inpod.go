@@ -54,10 +54,10 @@ func (j PodJob) Run(ctx context.Context) (int, error) {
 		return 1, errors.New("the sample vectoradd is neither beside gpu-validator nor in PATH: the image is not a validator's")
 	}
 	all, code, err := j.runAll(ctx)
-	if err != nil && !all.answered() {
+	if err != nil && !all.hasResult() {
 		all.count(countDeviceNodes(j.Dev), err.Error())
 	}
-	if all.answered() {
+	if all.hasResult() {
 		if err := all.write(j.MessagePath); err != nil {
 			return 1, err
 		}
@@ -139,14 +139,15 @@ type podAnswer struct {
 	Devices *int `json:"devices,omitempty"`
 }
 
-func (a *podAnswer) answered() bool { return a.Passed != nil }
+// hasResult reports whether the sample ran to its end, passed or not.
+func (a *podAnswer) hasResult() bool { return a.Passed != nil }
 
 // failure returns why the sample did not pass on a unit, by its answer and exit; "": it passed.
 func (a *podAnswer) failure(unit string, code int, err error) string {
 	switch {
 	case err != nil:
 		return err.Error()
-	case !a.answered():
+	case !a.hasResult():
 		return "the sample gave no answer"
 	case !*a.Passed:
 		return a.Error
@@ -161,7 +162,7 @@ func (a *podAnswer) failure(unit string, code int, err error) string {
 // count adds the number of GPUs in the container. No GPU at all is an answer even if the
 // sample gave none; otherwise its last lines explain more.
 func (a *podAnswer) count(devices int, complaint string) {
-	if !a.answered() {
+	if !a.hasResult() {
 		if devices > 0 {
 			return
 		}

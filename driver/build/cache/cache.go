@@ -47,14 +47,14 @@ func (c Cache) Get(ctx context.Context, digest, to string) error {
 		return err
 	}
 	defer unlock()
-	at, err := c.entry(digest)
+	at, err := c.entryPath(digest)
 	if err != nil {
 		return err
 	}
 	if _, err := os.Lstat(at); err != nil {
 		return err
 	}
-	if err := restore(ctx, at, to); err != nil {
+	if err := restoreFiles(ctx, at, to); err != nil {
 		err = errors.Join(err, os.RemoveAll(to))
 		if errors.Is(err, errDamaged) {
 			err = errors.Join(fmt.Errorf("%w: %w", fs.ErrNotExist, err), os.RemoveAll(at))
@@ -79,24 +79,24 @@ func (c Cache) Put(ctx context.Context, digest, from string) error {
 		return err
 	}
 	defer unlock()
-	at, err := c.entry(digest)
+	at, err := c.entryPath(digest)
 	if err != nil {
 		return err
 	}
-	if err := c.sweep(); err != nil {
+	if err := c.removeLeftovers(); err != nil {
 		return err
 	}
 	temp := filepath.Join(c.Dir, tempName+rand.Text())
-	if err := store(ctx, from, temp); err != nil {
+	if err := storeFiles(ctx, from, temp); err != nil {
 		return errors.Join(err, os.RemoveAll(temp))
 	}
 	if err := errors.Join(os.RemoveAll(at), os.Rename(temp, at), syncDir(c.Dir)); err != nil {
 		return errors.Join(err, os.RemoveAll(temp))
 	}
-	return c.evict(digest)
+	return c.evictSurplus(digest)
 }
 
-func (c Cache) entry(digest string) (string, error) {
+func (c Cache) entryPath(digest string) (string, error) {
 	if !digestPattern.MatchString(digest) {
 		return "", fmt.Errorf("%q is not a digest", digest)
 	}
@@ -121,8 +121,8 @@ func (c Cache) lock() (unlock func(), err error) {
 	}
 }
 
-// sweep removes leftovers of killed writers.
-func (c Cache) sweep() error {
+// removeLeftovers removes leftovers of killed writers.
+func (c Cache) removeLeftovers() error {
 	left, err := filepath.Glob(filepath.Join(c.Dir, tempName+"*"))
 	for _, dir := range left {
 		err = errors.Join(err, os.RemoveAll(dir))
@@ -130,8 +130,8 @@ func (c Cache) sweep() error {
 	return err
 }
 
-// evict removes surplus entries, but not the one of the digest.
-func (c Cache) evict(digest string) error {
+// evictSurplus removes surplus entries, but not the one of the digest.
+func (c Cache) evictSurplus(digest string) error {
 	entries, err := os.ReadDir(c.Dir)
 	if err != nil {
 		return err

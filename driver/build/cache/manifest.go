@@ -28,9 +28,9 @@ const maxManifest = 4 << 20
 // errDamaged is returned, wrapped, for an entry whose files are not those that were stored.
 var errDamaged = errors.New("damaged")
 
-// store copies the files of a folder to a new folder, writes their manifest, and syncs all of
+// storeFiles copies the files of a folder to a new folder, writes their manifest, and syncs all of
 // them to the disk.
-func store(ctx context.Context, from, to string) error {
+func storeFiles(ctx context.Context, from, to string) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
 	}
@@ -73,9 +73,9 @@ func store(ctx context.Context, from, to string) error {
 	return errors.Join(err, f.Close())
 }
 
-// restore copies the files that store has written to a new folder. The error wraps errDamaged
+// restoreFiles copies the files that store has written to a new folder. The error wraps errDamaged
 // if they have changed.
-func restore(ctx context.Context, from, to string) error {
+func restoreFiles(ctx context.Context, from, to string) error {
 	root, err := os.OpenRoot(from)
 	if err != nil {
 		return fmt.Errorf("%s: %w: %w", from, errDamaged, err)
@@ -89,18 +89,18 @@ func restore(ctx context.Context, from, to string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w: %w", from, errDamaged, err)
 	}
-	there := 0
+	present := 0
 	err = fs.WalkDir(root.FS(), "files", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
-			there++
-			if there > len(sums) {
+			present++
+			if present > len(sums) {
 				err = fmt.Errorf("%s is not in the manifest", path)
 			}
 		}
 		return err
 	})
-	if err != nil || there != len(sums) {
-		return fmt.Errorf("%s: %w: it has %d files, not %d: %w", from, errDamaged, there, len(sums), err)
+	if err != nil || present != len(sums) {
+		return fmt.Errorf("%s: %w: it has %d files, not %d: %w", from, errDamaged, present, len(sums), err)
 	}
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err

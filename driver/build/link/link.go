@@ -100,13 +100,13 @@ func Link(ctx context.Context, r Request) (dir string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if err := r.link(ctx, work, to); err != nil {
+	if err := r.linkModules(ctx, work, to); err != nil {
 		return "", errors.Join(err, os.RemoveAll(to))
 	}
 	return to, nil
 }
 
-func (r *Request) link(ctx context.Context, work, to string) error {
+func (r *Request) linkModules(ctx context.Context, work, to string) error {
 	all, err := Read(r.Halves)
 	if err != nil {
 		return err
@@ -142,7 +142,7 @@ func Read(dir string) (all Halves, err error) {
 		return all, fmt.Errorf("%s: %w", root.Path(FileName), err)
 	}
 	for _, h := range all.Modules {
-		if err := h.check(); err != nil {
+		if err := h.checkPaths(); err != nil {
 			return all, fmt.Errorf("%s: %w", root.Path(FileName), err)
 		}
 	}
@@ -174,9 +174,9 @@ var (
 	flagPattern   = regexp.MustCompile(`^(-[mzXS]|-E[LB]|-m[a-z0-9_]+|[a-z][a-z0-9_-]*(=[a-z0-9]+)?|--build-id(=[a-z0-9]+)?|--no-[a-z-]+|--fix-[a-z0-9-]+|--strip-debug|--emit-relocs|--orphan-handling=[a-z]+|--compress-debug-sections=[a-z]+|-import-instr-limit=[0-9]+)$`)
 )
 
-// check rejects paths that lead out of the folders, and programs and flags that could do more
+// checkPaths rejects paths that lead out of the folders, and programs and flags that could do more
 // than link.
-func (h Half) check() error {
+func (h Half) checkPaths() error {
 	if !linkerPattern.MatchString(h.Linker) {
 		return fmt.Errorf("module %q: %q is not a linker", record.Clean(h.Name, 100), record.Clean(h.Linker, 100))
 	}
@@ -217,7 +217,7 @@ func (r *Request) linkModule(ctx context.Context, h Half, work, to string) error
 	if err != nil {
 		return err
 	}
-	objects, err := r.find(h.Objects, filepath.Join(work, h.Name))
+	objects, err := r.findObjects(h.Objects, filepath.Join(work, h.Name))
 	if err != nil {
 		return err
 	}
@@ -225,11 +225,11 @@ func (r *Request) linkModule(ctx context.Context, h Half, work, to string) error
 		joined := filepath.Join(work, h.Name+".o")
 		args := append([]string{"-r"}, withoutBuildID(h.Flags)...)
 		args = append(append(args, "-o", joined), objects...)
-		if err := t.run(ctx, work, linker, args...); err != nil {
+		if err := t.runProgram(ctx, work, linker, args...); err != nil {
 			return err
 		}
 		if len(h.Objtool) > 0 {
-			if err := t.run(ctx, work, findObjtool(r.Halves), append(h.Objtool, joined)...); err != nil {
+			if err := t.runProgram(ctx, work, findObjtool(r.Halves), append(h.Objtool, joined)...); err != nil {
 				return err
 			}
 		}
@@ -244,7 +244,7 @@ func (r *Request) linkModule(ctx context.Context, h Half, work, to string) error
 	}
 	module := filepath.Join(to, h.Name+".ko")
 	args = append(args, "-o", module)
-	if err := t.run(ctx, work, linker, append(args, objects...)...); err != nil || h.Signature == "" {
+	if err := t.runProgram(ctx, work, linker, append(args, objects...)...); err != nil || h.Signature == "" {
 		return err
 	}
 	return appendFile(module, filepath.Join(r.Halves, h.Signature))
@@ -267,11 +267,11 @@ func appendFile(to, from string) error {
 // nv-kernel.o of nvidia/nv-kernel.o_binary.
 func Name(common string) string { return strings.TrimSuffix(filepath.Base(common), "_binary") }
 
-// find returns the paths of objects. It verifies that objects for all kernels belong to the
+// findObjects returns the paths of objects. It verifies that objects for all kernels belong to the
 // driver with which the others were compiled. It links to these in a new folder by their names
 // in Kbuild, since the linker writes the name of an object without debug symbols into the
 // module.
-func (r *Request) find(objects []Object, links string) ([]string, error) {
+func (r *Request) findObjects(objects []Object, links string) ([]string, error) {
 	if err := os.Mkdir(links, 0o755); err != nil {
 		return nil, err
 	}
@@ -313,8 +313,8 @@ func withoutBuildID(flags []string) []string {
 	return kept
 }
 
-// run runs a program.
-func (t tools) run(ctx context.Context, temp, program string, args ...string) error {
+// runProgram runs a program.
+func (t tools) runProgram(ctx context.Context, temp, program string, args ...string) error {
 	env := append(output.Environment(temp), "SRCARCH="+KernelArch()) // for Debian's objtool
 	program, args = t.command(program, args)
 	return output.New(temp, slog.New(slog.DiscardHandler)).Run(ctx, env, program, args...)

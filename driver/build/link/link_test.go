@@ -24,7 +24,7 @@ func FuzzHalves(f *testing.F) {
 			return
 		}
 		for _, h := range all.Modules {
-			if h.check() != nil {
+			if h.checkPaths() != nil {
 				continue
 			}
 			for _, o := range h.Objects {

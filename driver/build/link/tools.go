@@ -32,7 +32,7 @@ type tools string
 
 // newTools returns the tools in the folder of a Request, or in that of the image if it is "".
 func newTools(dir string) tools {
-	if dir == "" && exists(filepath.Join(ToolsDir, linkerName)) {
+	if dir == "" && fileExists(filepath.Join(ToolsDir, linkerName)) {
 		dir = ToolsDir
 	}
 	return tools(dir)
@@ -70,13 +70,13 @@ func KernelArch() string {
 // beside it, chosen by the environment, with libraries that the base may not have.
 func findObjtool(halves string) string {
 	path := filepath.Join(halves, ObjtoolDir, "objtool")
-	if real := path + ".real-" + KernelArch(); exists(real) {
+	if real := path + ".real-" + KernelArch(); fileExists(real) {
 		return real
 	}
 	return path
 }
 
-func exists(path string) bool {
+func fileExists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
@@ -106,7 +106,7 @@ func CopyTools(ctx context.Context, halves, to string) error {
 		return err
 	}
 	programs := []string{linker}
-	if objtool := findObjtool(halves); exists(objtool) {
+	if objtool := findObjtool(halves); fileExists(objtool) {
 		programs = append(programs, objtool)
 	}
 	for _, p := range programs {

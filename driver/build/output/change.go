@@ -42,13 +42,13 @@ var changes = []change{
 	},
 	{
 		// Debian, 535.247.01-2: nv_timer_delete_sync.
-		undeclared("del_timer_sync"),
+		undeclaredPattern("del_timer_sync"),
 		"del_timer_sync() is gone", "Linux 6.15",
 		[]string{"570.153.02"},
 	},
 	{
 		// Debian, 535.247.01-2. https://github.com/NVIDIA/open-gpu-kernel-modules/issues/866
-		undeclared("make_device_exclusive_range"),
+		undeclaredPattern("make_device_exclusive_range"),
 		"make_device_exclusive_range() is gone", "Linux 6.15",
 		[]string{"570.153.02"},
 	},
@@ -67,13 +67,13 @@ var changes = []change{
 	},
 	{
 		// Debian, 535.216.03-3.
-		undeclared("crypto_akcipher_verify"),
+		undeclaredPattern("crypto_akcipher_verify"),
 		"crypto_akcipher_verify() is gone", "Linux 6.13",
 		[]string{"550.144.03"},
 	},
 	{
 		// Debian, 535.216.03-3: folio_test_swapcache.
-		undeclared("PageSwapCache"),
+		undeclaredPattern("PageSwapCache"),
 		"PageSwapCache() is gone", "Linux 6.13",
 		[]string{"565.57.01"},
 	},
@@ -86,13 +86,13 @@ var changes = []change{
 	},
 	{
 		// Debian, 535.183.06-1.
-		undeclared("follow_pfn"),
+		undeclaredPattern("follow_pfn"),
 		"follow_pfn() is gone", "Linux 6.10",
 		[]string{"550.90.07"},
 	},
 	{
 		// Debian, 535.104.12-2: drm_unlocked_ioctl_flag_present.
-		undeclared("DRM_UNLOCKED"),
+		undeclaredPattern("DRM_UNLOCKED"),
 		"DRM_UNLOCKED is gone", "Linux 6.8",
 		[]string{"470.239.06"},
 	},
@@ -161,16 +161,16 @@ func (c change) firstAfter(driver string) string {
 		case compareVersions(v, driver) > 0 && i == len(c.known)-1:
 			return v + " or a later one"
 		case compareVersions(v, driver) > 0:
-			return v + " or a later one of branch " + branch(v)
-		case branch(v) == branch(driver):
+			return v + " or a later one of branch " + driverBranch(v)
+		case driverBranch(v) == driverBranch(driver):
 			return "" // it knows the change
 		}
 	}
 	return ""
 }
 
-// undeclared matches the messages of gcc and clang for a name that the kernel has removed.
-func undeclared(name string) *regexp.Regexp {
+// undeclaredPattern matches the messages of gcc and clang for a name that the kernel has removed.
+func undeclaredPattern(name string) *regexp.Regexp {
 	return regexp.MustCompile(`(implicit declaration of|call to undeclared) function '` + name + `'|'` + name + `' undeclared|undeclared identifier '` + name + `'`)
 }
 
@@ -179,19 +179,19 @@ func noMember(structure, member string) *regexp.Regexp {
 	return regexp.MustCompile(`struct ` + structure + `' has no member named '` + member + `'|'` + member + `' (does not refer to any field in type|in) '(const )?struct ` + structure + `'`)
 }
 
-// branch returns the branch of a driver: 535 of 535.261.03.
-func branch(driver string) string {
+// driverBranch returns the branch of a driver: 535 of 535.261.03.
+func driverBranch(driver string) string {
 	b, _, _ := strings.Cut(driver, ".")
 	return b
 }
 
 // compareVersions compares versions of drivers by their numbers, as cmp.Compare does.
 func compareVersions(a, b string) int {
-	return slices.Compare(numbers(a), numbers(b))
+	return slices.Compare(versionNumbers(a), versionNumbers(b))
 }
 
-// numbers returns the numbers of a version. One that cannot be read is -1.
-func numbers(version string) []int {
+// versionNumbers returns the numbers of a version. One that cannot be read is -1.
+func versionNumbers(version string) []int {
 	var all []int
 	for part := range strings.SplitSeq(version, ".") {
 		n, err := strconv.Atoi(part)

@@ -64,7 +64,7 @@ func TestTableOfChangesIsInOrder(t *testing.T) {
 			require.Regexp(t, version, v)
 			if i > 0 {
 				require.Negative(t, compareVersions(c.known[i-1], v), c.what)
-				require.NotEqual(t, branch(c.known[i-1]), branch(v), c.what)
+				require.NotEqual(t, driverBranch(c.known[i-1]), driverBranch(v), c.what)
 			}
 		}
 	}

@@ -80,7 +80,7 @@ func (o *Output) Write(data []byte) (int, error) {
 		part, after, ended := bytes.Cut(rest, []byte("\n"))
 		o.line = append(o.line, part[:min(len(part), maxLine-len(o.line))]...)
 		if ended {
-			o.read(string(o.line))
+			o.parseLine(string(o.line))
 			o.line = o.line[:0]
 		}
 		rest = after
@@ -93,7 +93,7 @@ func (o *Output) Write(data []byte) (int, error) {
 // causes any error.
 func (o *Output) Finish() {
 	if len(o.line) > 0 {
-		o.read(string(o.line))
+		o.parseLine(string(o.line))
 		o.line = nil
 	}
 	if o.checkDisk(); o.full && o.Failure != nil {
@@ -110,8 +110,8 @@ func (o *Output) checkDisk() {
 	}
 }
 
-// read parses one line.
-func (o *Output) read(line string) {
+// parseLine parses one line.
+func (o *Output) parseLine(line string) {
 	if strings.TrimSpace(line) == "" {
 		return
 	}
@@ -122,11 +122,11 @@ func (o *Output) read(line string) {
 			o.Objects++
 		}
 		o.checkDisk()
-		o.progress()
+		o.logProgress()
 		return
 	case "CONFTEST:":
 		o.Tests++
-		o.progress()
+		o.logProgress()
 		return
 	}
 	if f, rank := parseFailure(line); rank > o.rank {
@@ -140,8 +140,8 @@ func (o *Output) read(line string) {
 	}
 }
 
-// progress logs the progress of the build, at most every progressEvery.
-func (o *Output) progress() {
+// logProgress logs the progress of the build, at most every progressEvery.
+func (o *Output) logProgress() {
 	if time.Since(o.printed) < progressEvery {
 		return
 	}
@@ -171,8 +171,8 @@ var shapes = []struct {
 	// GNU as: "{standard input}:31: Error: no such instruction: `endbr65'".
 	{ofSource, regexp.MustCompile(`^(?P<file>[^\s:][^:]*):(?P<line>\d+): (?:Fatal error|Error): (?P<message>.+)$`)},
 	{ofTool, regexp.MustCompile(`^[^:]+: (?:Fatal error|Error): (?P<message>.+)$`)},
-	// A program of the compiler's or the kernel's: "cc1: fatal error: x.h: No such file or directory",
-	// "nvidia.o: error: objtool: f() falls through".
+	// A program of the compiler's or the kernel's: "cc1: fatal error: x.h: No such file or
+	// directory", "nvidia.o: error: objtool: f() falls through".
 	{ofTool, regexp.MustCompile(`^(?P<file>[^\s:]+): (?:fatal error|error|internal compiler error): (?P<message>.+)$`)},
 	// modpost: `ERROR: modpost: "f" [nvidia.ko] undefined!`, before Linux 5.7 without its name.
 	// The kernel's Makefile: "  ERROR: Kernel configuration is invalid."
@@ -181,7 +181,8 @@ var shapes = []struct {
 	{ofTool, regexp.MustCompile(`^\*\*\* (?P<message>Failed .+)$`)},
 	// The linker: "ld: cannot find nv-kernel.o: No such file or directory".
 	{ofTool, regexp.MustCompile(`^\S*\bld(?:\.\w+)?: (?P<message>.+)$`)},
-	// The dynamic linker, of a program in the headers: "modpost: /lib64/libc.so.6: version `GLIBC_2.38' not found".
+	// The dynamic linker, of a program in the headers: "modpost: /lib64/libc.so.6: version
+	// `GLIBC_2.38' not found".
 	{ofTool, regexp.MustCompile(`^(?P<file>[^\s:]+): (?P<message>.*(?:error while loading shared libraries|GLIBC_[\d.]+' not found).*)$`)},
 	// A shell: "/bin/sh: 1: gcc-12: not found".
 	{ofTool, regexp.MustCompile(`^\S*\b(?:ba|da)?sh: (?:line )?(?:\d+: )?(?P<message>.+)$`)},

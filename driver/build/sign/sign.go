@@ -106,7 +106,7 @@ func readFile(path string) ([]byte, error) {
 // or SHA512, and the kernel has to support it: all kernels support SHA256. After an error the
 // file is unchanged.
 func (k Key) Sign(path string, hash crypto.Hash) error {
-	if err := k.sign(path, hash); err != nil {
+	if err := k.signFile(path, hash); err != nil {
 		return output.BuildError("sign "+path, err)
 	}
 	return nil
@@ -121,16 +121,16 @@ func (k Key) SignAll(dir string) error {
 	return err
 }
 
-func (k Key) sign(path string, hash crypto.Hash) error {
+func (k Key) signFile(path string, hash crypto.Hash) error {
 	module, mode, err := readModule(path)
 	if err != nil {
 		return err
 	}
-	end, err := k.end(module, hash)
+	end, err := k.signatureAndTrailer(module, hash)
 	if err != nil {
 		return err
 	}
-	return replace(path, append(module, end...), mode)
+	return replaceFile(path, append(module, end...), mode)
 }
 
 // Signature returns the bytes that Sign appends to the module in a file. They are also valid
@@ -138,7 +138,7 @@ func (k Key) sign(path string, hash crypto.Hash) error {
 func (k Key) Signature(path string, hash crypto.Hash) ([]byte, error) {
 	module, _, err := readModule(path)
 	if err == nil {
-		module, err = k.end(module, hash)
+		module, err = k.signatureAndTrailer(module, hash)
 	}
 	if err != nil {
 		return nil, output.BuildError("sign "+path, err)
@@ -150,7 +150,7 @@ func (k Key) Signature(path string, hash crypto.Hash) ([]byte, error) {
 func readModule(path string) ([]byte, fs.FileMode, error) {
 	module, mode, err := readWhole(path)
 	if err == nil {
-		module, _, err = split(module)
+		module, _, err = splitSignature(module)
 	}
 	return module, mode, err
 }
@@ -167,8 +167,8 @@ func readWhole(path string) ([]byte, fs.FileMode, error) {
 	return module, info.Mode().Perm(), err
 }
 
-// replace replaces the content of a file atomically.
-func replace(path string, data []byte, mode fs.FileMode) error {
+// replaceFile replaces the content of a file atomically.
+func replaceFile(path string, data []byte, mode fs.FileMode) error {
 	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".")
 	if err != nil {
 		return err
@@ -191,9 +191,9 @@ const (
 	idPKCS7     = 2
 )
 
-// end returns the signature of a module with its trailer.
-func (k Key) end(module []byte, hash crypto.Hash) ([]byte, error) {
-	message, err := k.message(module, hash)
+// signatureAndTrailer returns the signature of a module with its trailer.
+func (k Key) signatureAndTrailer(module []byte, hash crypto.Hash) ([]byte, error) {
+	message, err := k.signatureMessage(module, hash)
 	if err != nil {
 		return nil, err
 	}
@@ -202,10 +202,10 @@ func (k Key) end(module []byte, hash crypto.Hash) ([]byte, error) {
 	return append(end, magic...), nil
 }
 
-// split returns a module and its PKCS #7 message; nil if there is none.
-func split(signed []byte) (module, message []byte, err error) {
-	rest, is := bytes.CutSuffix(signed, []byte(magic))
-	if !is {
+// splitSignature returns a module and its PKCS #7 message; nil if there is none.
+func splitSignature(signed []byte) (module, message []byte, err error) {
+	rest, isSigned := bytes.CutSuffix(signed, []byte(magic))
+	if !isSigned {
 		return signed, nil, nil
 	}
 	at := len(rest) - trailerSize
@@ -260,8 +260,8 @@ type issuerAndSerial struct {
 	Serial *big.Int
 }
 
-// message returns the PKCS #7 message that signs a module.
-func (k Key) message(module []byte, hash crypto.Hash) ([]byte, error) {
+// signatureMessage returns the PKCS #7 message that signs a module.
+func (k Key) signatureMessage(module []byte, hash crypto.Hash) ([]byte, error) {
 	oid, known := oidHash[hash]
 	if !known {
 		return nil, fmt.Errorf("hash %v is not SHA-256, SHA-384 or SHA-512", hash)

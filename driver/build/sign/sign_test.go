@@ -54,7 +54,7 @@ func TestSignatureReplacesTheOldOne(t *testing.T) {
 	again, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, once, again)
-	plain, _, err := split(again)
+	plain, _, err := splitSignature(again)
 	require.NoError(t, err)
 	require.Equal(t, "a module", string(plain))
 	info, err := os.Stat(path)
@@ -146,13 +146,13 @@ func TestVerify(t *testing.T) {
 func FuzzVerify(f *testing.F) {
 	k, err := LoadKey(newKey(f))
 	require.NoError(f, err)
-	end, err := k.end([]byte("module"), crypto.SHA256)
+	end, err := k.signatureAndTrailer([]byte("module"), crypto.SHA256)
 	require.NoError(f, err)
 	f.Add(append([]byte("module"), end...))
 	f.Add([]byte(magic))
 	path := filepath.Join(f.TempDir(), "nvidia.ko")
 	f.Fuzz(func(t *testing.T, signed []byte) {
-		module, _, err := split(signed)
+		module, _, err := splitSignature(signed)
 		if err == nil {
 			require.Equal(t, module, signed[:len(module)])
 		}

@@ -36,22 +36,22 @@ var errUnsigned = errors.New("it is not signed")
 // Verify returns an error unless the certificate's key has signed the module in a file, as Sign
 // or the kernel's sign-file does: without attributes.
 func Verify(path string, by *x509.Certificate) error {
-	if err := verify(path, by); err != nil {
+	if err := verifyFile(path, by); err != nil {
 		return fmt.Errorf("%s: %w; it must be signed by the key of %q", path, err, by.Subject.String())
 	}
 	return nil
 }
 
-func verify(path string, by *x509.Certificate) error {
-	key, is := by.PublicKey.(*rsa.PublicKey)
-	if !is {
+func verifyFile(path string, by *x509.Certificate) error {
+	key, ok := by.PublicKey.(*rsa.PublicKey)
+	if !ok {
 		return errors.New("the certificate has no RSA key")
 	}
 	signed, _, err := readWhole(path)
 	if err != nil {
 		return err
 	}
-	module, message, err := split(signed)
+	module, message, err := splitSignature(signed)
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func verify(path string, by *x509.Certificate) error {
 	}
 	var outer contentInfo
 	if rest, err := asn1.Unmarshal(message, &outer); err != nil || len(rest) > 0 {
-		return fmt.Errorf("its signature cannot be read: %w", errors.Join(err, extra(rest)))
+		return fmt.Errorf("its signature cannot be read: %w", errors.Join(err, checkNoExtra(rest)))
 	}
 	if len(outer.Content.Signers) != 1 {
 		return fmt.Errorf("it has %d signers, not one", len(outer.Content.Signers))
@@ -79,7 +79,7 @@ func verify(path string, by *x509.Certificate) error {
 	return errors.New("the hash of its signature is not SHA-256, SHA-384 or SHA-512")
 }
 
-func extra(rest []byte) error {
+func checkNoExtra(rest []byte) error {
 	if len(rest) > 0 {
 		return fmt.Errorf("%d bytes too many", len(rest))
 	}

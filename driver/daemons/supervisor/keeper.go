@@ -32,10 +32,10 @@ func newKeeper(s *Supervisor, d Daemon) *keeper {
 	return k
 }
 
-// run runs the daemon until ctx ends, and returns an error if it does not end then.
-func (k *keeper) run(ctx context.Context, before <-chan struct{}) error {
-	defer k.decide()
-	if !wait(ctx, before) {
+// keepRunning runs the daemon until ctx ends, and returns an error if it does not end then.
+func (k *keeper) keepRunning(ctx context.Context, before <-chan struct{}) error {
+	defer k.closeDecided()
+	if !waitClosed(ctx, before) {
 		return nil
 	}
 	for _, other := range k.s.keepers {
@@ -43,14 +43,14 @@ func (k *keeper) run(ctx context.Context, before <-chan struct{}) error {
 			continue
 		}
 		if !isClosed(other.ready) {
-			k.s.update(func() { k.status.LastExit = "not started, as it needs " + other.Name; k.decide() })
+			k.s.updateStates(func() { k.status.LastExit = "not started, as it needs " + other.Name; k.closeDecided() })
 		}
-		if !wait(ctx, other.ready) {
+		if !waitClosed(ctx, other.ready) {
 			return nil
 		}
 	}
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		lasted, err := k.attempt(ctx)
+		lasted, err := k.runOnce(ctx)
 		if ctx.Err() != nil {
 			return err
 		}
@@ -58,7 +58,7 @@ func (k *keeper) run(ctx context.Context, before <-chan struct{}) error {
 			pause = firstPause
 		}
 		k.s.Log.Warn("driver daemon ended", "name", k.Name, "message", err.Error(), "again", pause)
-		k.s.update(func() { k.status.LastExit = err.Error(); k.decide() })
+		k.s.updateStates(func() { k.status.LastExit = err.Error(); k.closeDecided() })
 		again, stop := k.s.Clock.NewTimer(pause)
 		select {
 		case <-ctx.Done():
@@ -66,21 +66,21 @@ func (k *keeper) run(ctx context.Context, before <-chan struct{}) error {
 			return nil
 		case <-again:
 		}
-		k.s.update(func() { k.status.Restarts++ })
+		k.s.updateStates(func() { k.status.Restarts++ })
 	}
 }
 
 // program returns the path of the daemon's program from this process's root.
 func (k *keeper) program() string { return filepath.Join(k.s.Root, k.Path) }
 
-// decide closes decided. It is called from run's goroutine only.
-func (k *keeper) decide() {
+// closeDecided closes decided. Only the goroutine of keepRunning calls it.
+func (k *keeper) closeDecided() {
 	if !isClosed(k.decided) {
 		close(k.decided)
 	}
 }
 
-func wait(ctx context.Context, c <-chan struct{}) bool {
+func waitClosed(ctx context.Context, c <-chan struct{}) bool {
 	select {
 	case <-ctx.Done():
 	case <-c:
@@ -88,10 +88,10 @@ func wait(ctx context.Context, c <-chan struct{}) bool {
 	return ctx.Err() == nil
 }
 
-// attempt runs the daemon once. It returns how long the daemon was ready, and how it ended.
+// runOnce runs the daemon once. It returns how long the daemon was ready, and how it ended.
 // When ctx has ended it returns an error only if the daemon did not end.
-func (k *keeper) attempt(ctx context.Context) (time.Duration, error) {
-	if err := k.prepare(); err != nil {
+func (k *keeper) runOnce(ctx context.Context) (time.Duration, error) {
+	if err := k.prepareFiles(); err != nil {
 		return 0, err
 	}
 	out, in, err := newOutput(k.tail)
@@ -111,16 +111,16 @@ func (k *keeper) attempt(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	k.s.update(func() { k.status.Running, k.status.PID = true, started.Pid })
+	k.s.updateStates(func() { k.status.Running, k.status.PID = true, started.Pid })
 	daemon, err := k.waitReady(ctx, started)
 	var lasted time.Duration
 	if err == nil {
 		began := k.s.Clock.Now()
 		k.s.Log.Info("driver daemon is ready", "name", k.Name, "pid", daemon.Pid)
-		k.s.update(func() { k.status.PID, k.status.Ready = daemon.Pid, true; k.becomeReady() })
-		if wait(ctx, daemon.done) {
+		k.s.updateStates(func() { k.status.PID, k.status.Ready = daemon.Pid, true; k.becomeReady() })
+		if waitClosed(ctx, daemon.done) {
 			// Before the rest of its processes end, which may take time.
-			k.s.update(func() { k.status.Ready, k.status.LastExit = false, daemon.how })
+			k.s.updateStates(func() { k.status.Ready, k.status.LastExit = false, daemon.how })
 		}
 		lasted = k.s.Clock.Now().Sub(began)
 	}
@@ -131,23 +131,23 @@ func (k *keeper) attempt(ctx context.Context) (time.Duration, error) {
 		err = errors.New(daemon.how)
 	}
 	out.close()
-	k.s.syslog.flush()
+	k.s.syslog.waitHandled()
 	if k.LogFile != "" {
-		k.tail.follow(k.LogFile, logged)
+		k.tail.readAppended(k.LogFile, logged)
 	}
-	k.s.update(func() { k.status.Running, k.status.Ready, k.status.PID = false, false, 0 })
+	k.s.updateStates(func() { k.status.Running, k.status.Ready, k.status.PID = false, false, 0 })
 	return lasted, errors.Join(err, stuck)
 }
 
 func (k *keeper) becomeReady() {
-	k.decide()
+	k.closeDecided()
 	if !isClosed(k.ready) {
 		close(k.ready)
 	}
 }
 
-// prepare creates the daemon's folders and files, and removes leftovers of an earlier run.
-func (k *keeper) prepare() error {
+// prepareFiles creates the daemon's folders and files, and removes leftovers of an earlier run.
+func (k *keeper) prepareFiles() error {
 	if err := k.endLeft(); err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func (k *keeper) waitReady(ctx context.Context, started *process) (*process, err
 		if !started.ok {
 			return started, errors.New(started.how)
 		}
-		err := k.await(ctx, late, nil, k.PIDFile, func() (err error) {
+		err := k.waitUntilCheck(ctx, late, nil, k.PIDFile, func() (err error) {
 			daemon, err = findProcess(k.PIDFile, k.program())
 			return err
 		})
@@ -199,18 +199,18 @@ func (k *keeper) waitReady(ctx context.Context, started *process) (*process, err
 	if k.Ready == "" {
 		return daemon, nil
 	}
-	return daemon, k.await(ctx, late, daemon, k.Ready, func() error {
+	return daemon, k.waitUntilCheck(ctx, late, daemon, k.Ready, func() error {
 		_, err := os.Lstat(k.Ready)
 		return err
 	})
 }
 
-// await calls check whenever a file may have changed, until that returns nil. It stops at the
-// deadline late, or when the process, if any, has ended.
-func (k *keeper) await(ctx context.Context, late <-chan time.Time, p *process, file string, check func() error) error {
-	var gone <-chan struct{}
+// waitUntilCheck calls check whenever a file may have changed, until that returns nil. It
+// stops at the deadline late, or when the process, if any, has ended.
+func (k *keeper) waitUntilCheck(ctx context.Context, late <-chan time.Time, p *process, file string, check func() error) error {
+	var ended <-chan struct{}
 	if p != nil {
-		gone = p.done
+		ended = p.done
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	changed, failed := make(chan struct{}, 1), make(chan error, 1)
@@ -230,7 +230,7 @@ func (k *keeper) await(ctx context.Context, late <-chan time.Time, p *process, f
 		select {
 		case <-changed:
 			last = check()
-		case <-gone:
+		case <-ended:
 			return errors.New(p.how)
 		case <-late:
 			return fmt.Errorf("not ready %v after it was started: %w", k.StartTimeout, last)
@@ -246,23 +246,23 @@ func (k *keeper) await(ctx context.Context, late <-chan time.Time, p *process, f
 func (k *keeper) endAll(daemon, started *process) error {
 	var forked []*process
 	if k.Forks && !isClosed(started.done) {
-		forked = started.forked(k.program())
+		forked = started.listForked(k.program())
 	}
-	errs := []error{k.end(daemon), k.end(started)}
+	errs := []error{k.endProcess(daemon), k.endProcess(started)}
 	for _, p := range forked {
-		errs = append(errs, k.end(p))
+		errs = append(errs, k.endProcess(p))
 	}
 	return errors.Join(append(errs, k.endLeft())...)
 }
 
-// end ends a process and the rest of its group. It returns an error if the process does not
-// end.
-func (k *keeper) end(p *process) error {
+// endProcess ends a process and the rest of its group. It returns an error if the process does not
+// endProcess.
+func (k *keeper) endProcess(p *process) error {
 	if !isClosed(p.done) {
 		_ = p.Signal(unix.SIGTERM)
 		if !k.waitFor(p.done) {
 			k.s.Log.Warn("killing the driver daemon, which does not end", "name", k.Name, "pid", p.Pid, "after", k.s.StopTimeout)
-			p.kill()
+			p.killGroup()
 			if !k.waitFor(p.done) {
 				return fmt.Errorf("%s (process %d) does not end by SIGKILL: it waits in the kernel, see /proc/%d/stack", k.Name, p.Pid, p.Pid)
 			}
@@ -299,5 +299,5 @@ func (k *keeper) endLeft() error {
 		return err
 	}
 	k.s.Log.Info("ended the driver daemon of an earlier supervisor", "name", k.Name, "pid", left.Pid)
-	return k.end(left)
+	return k.endProcess(left)
 }

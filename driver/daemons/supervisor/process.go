@@ -16,11 +16,11 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Subreaper makes orphaned descendants of this process its children, so that exit codes
+// BecomeSubreaper makes orphaned descendants of this process its children, so that exit codes
 // of daemons that fork are known and nothing stays a zombie. It applies to the whole process:
 // orphans of other programs become children, too, and stay zombies unless the caller waits for
 // them. A Supervisor also works without it.
-func Subreaper() error {
+func BecomeSubreaper() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the subreaper of orphans: %w", err)
 	}
@@ -95,13 +95,13 @@ func openProcess(pid int, program string) (*process, error) {
 	}
 	go func() {
 		defer close(p.done)
-		p.wait()
+		p.waitForExit()
 	}()
 	return p, nil
 }
 
-// forked returns the children of a process that run the same program.
-func (p *process) forked(program string) []*process {
+// listForked returns the children of a process that run the same program.
+func (p *process) listForked(program string) []*process {
 	var all []*process
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", p.Pid))
 	for _, file := range files {
@@ -119,8 +119,8 @@ func (p *process) forked(program string) []*process {
 	return all
 }
 
-// wait waits for a process that may be no child of this one.
-func (p *process) wait() {
+// waitForExit waits for a process that may be no child of this one.
+func (p *process) waitForExit() {
 	state, err := p.Wait()
 	if err == nil {
 		p.how, p.ok = state.String(), state.Success()
@@ -151,8 +151,8 @@ func (p *process) wait() {
 	}
 }
 
-// kill kills a process and its group.
-func (p *process) kill() {
+// killGroup kills a process and its group.
+func (p *process) killGroup() {
 	_ = p.Signal(unix.SIGKILL)
 	if p.group != 0 {
 		_ = unix.Kill(-p.group, unix.SIGKILL)
@@ -224,5 +224,5 @@ func (o *output) close() {
 		})
 	}
 	_ = o.r.Close()
-	o.to.flush()
+	o.to.flushLine()
 }

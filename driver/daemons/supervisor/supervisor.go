@@ -70,9 +70,9 @@ type File struct {
 	Data []byte
 }
 
-// below returns the daemon with its paths relative to this process's root. /run is the same in
+// withRoot returns the daemon with its paths relative to this process's root. /run is the same in
 // each root.
-func (d Daemon) below(root string) Daemon {
+func (d Daemon) withRoot(root string) Daemon {
 	if root == "" {
 		return d
 	}
@@ -150,7 +150,7 @@ func New(c Config) *Supervisor {
 	}
 	s := &Supervisor{Config: c}
 	for _, d := range c.Daemons {
-		s.keepers = append(s.keepers, newKeeper(s, d.below(c.Root)))
+		s.keepers = append(s.keepers, newKeeper(s, d.withRoot(c.Root)))
 	}
 	return s
 }
@@ -162,7 +162,7 @@ func New(c Config) *Supervisor {
 // Run calls Report with all states whenever one has changed, never concurrently. Report must
 // not wait for Run.
 func (s *Supervisor) Run(ctx context.Context) error {
-	s.update(func() {})
+	s.updateStates(func() {})
 	if s.Syslog != "" && len(s.keepers) > 0 {
 		var err error
 		if s.syslog, err = listenSyslog(s.Syslog, s.recordLine); err != nil { // the daemons run without it
@@ -179,11 +179,11 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		defer stop()
 		stops[i], ended[i] = stop, make(chan error, 1)
 		after := before
-		go func() { ended[i] <- k.run(one, after) }()
+		go func() { ended[i] <- k.keepRunning(one, after) }()
 		before = k.decided
 	}
 	<-ctx.Done()
-	s.update(func() { s.stopping = true })
+	s.updateStates(func() { s.stopping = true })
 	var errs []error
 	for i := range slices.Backward(s.keepers) {
 		stops[i]()
@@ -197,7 +197,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 func (s *Supervisor) recordLine(ident, line string) {
 	for _, k := range s.keepers {
 		if k.Name == ident {
-			k.tail.add(line)
+			k.tail.addLine(line)
 			return
 		}
 	}
@@ -211,7 +211,7 @@ func (s *Supervisor) Status() []Status {
 	var all []Status
 	for _, k := range s.keepers {
 		status := k.status
-		status.LastLines = k.tail.last()
+		status.LastLines = k.tail.lastLines()
 		all = append(all, status)
 	}
 	return all
@@ -233,7 +233,7 @@ func (s *Supervisor) Ready() error {
 			why = append(why, st.Name+" is starting")
 		default:
 			text := fmt.Sprintf("%s is not ready: %s, started again %d times", st.Name, st.LastExit, st.Restarts)
-			if lines := k.tail.last(); len(lines) > 0 {
+			if lines := k.tail.lastLines(); len(lines) > 0 {
 				text += "; it said: " + strings.Join(lines[max(len(lines)-3, 0):], " / ")
 			}
 			why = append(why, text)
@@ -249,8 +249,8 @@ func (s *Supervisor) Ready() error {
 	return errors.New(strings.Join(why, "; "))
 }
 
-// update applies a change to the states, and reports it.
-func (s *Supervisor) update(change func()) {
+// updateStates applies a change to the states, and reports it.
+func (s *Supervisor) updateStates(change func()) {
 	s.changed.Lock()
 	defer s.changed.Unlock()
 	s.mu.Lock()

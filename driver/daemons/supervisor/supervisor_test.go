@@ -222,7 +222,7 @@ func alive(pid int) bool {
 func setSubreaper(t *testing.T, on bool) {
 	t.Helper()
 	if on {
-		require.NoError(t, Subreaper())
+		require.NoError(t, BecomeSubreaper())
 	}
 	t.Cleanup(func() { require.NoError(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) })
 }
@@ -492,8 +492,8 @@ func TestTheTailIsBounded(t *testing.T) {
 		tail.write(fmt.Appendln(nil, i))
 	}
 	tail.write([]byte("no end"))
-	tail.flush()
-	lines := tail.last()
+	tail.flushLine()
+	lines := tail.lastLines()
 	require.Len(t, lines, maxLines)
 	require.Equal(t, "no end", lines[maxLines-1])
 	require.Len(t, said[0], maxLine)

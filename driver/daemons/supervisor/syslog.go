@@ -16,10 +16,10 @@ import (
 
 const (
 	maxMessage = 8 << 10         // bytes of a message; the rest is dropped
-	flushTime  = 1 * time.Second // limit for flush
+	flushTime  = 1 * time.Second // limit for waitHandled
 )
 
-// mark is a message that flush sends to the socket, followed by a number.
+// mark is a message that waitHandled sends to the socket, followed by a number.
 const mark = "\x00flushed "
 
 // syslog receives the messages of daemons by syslog(3): nvidia-persistenced logs nowhere else,
@@ -37,7 +37,7 @@ type syslog struct {
 // listenSyslog listens on a socket and calls handle with each message. It returns nil if
 // another process listens there already.
 func listenSyslog(path string, handle func(ident, text string)) (*syslog, error) {
-	if c, err := dial(path); err == nil {
+	if c, err := dialDatagram(path); err == nil {
 		return nil, c.Close()
 	} else if errors.Is(err, unix.ECONNREFUSED) { // left by a killed process
 		if err := unix.Unlink(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -52,24 +52,24 @@ func listenSyslog(path string, handle func(ident, text string)) (*syslog, error)
 		return nil, errors.Join(err, conn.Close())
 	}
 	s := &syslog{path: path, conn: conn, done: make(chan struct{}), marks: map[int]chan struct{}{}}
-	go s.receive(handle)
+	go s.receiveMessages(handle)
 	return s, nil
 }
 
-// dial connects to a datagram socket, which does not block.
-func dial(path string) (*net.UnixConn, error) {
+// dialDatagram connects to a datagram socket, which does not block.
+func dialDatagram(path string) (*net.UnixConn, error) {
 	return net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
 }
 
-func (s *syslog) receive(handle func(ident, text string)) {
+func (s *syslog) receiveMessages(handle func(ident, text string)) {
 	defer close(s.done)
 	for buffer := make([]byte, maxMessage); ; {
 		n, err := s.conn.Read(buffer)
 		if err != nil {
 			return
 		}
-		if rest, is := bytes.CutPrefix(buffer[:n], []byte(mark)); is {
-			s.arrived(string(rest))
+		if rest, isMark := bytes.CutPrefix(buffer[:n], []byte(mark)); isMark {
+			s.closeMark(string(rest))
 			continue
 		}
 		ident, text := parseSyslog(string(buffer[:n]))
@@ -79,8 +79,8 @@ func (s *syslog) receive(handle func(ident, text string)) {
 	}
 }
 
-// arrived closes the mark with a number.
-func (s *syslog) arrived(number string) {
+// closeMark closes the mark with a number.
+func (s *syslog) closeMark(number string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for n, c := range s.marks {
@@ -91,12 +91,12 @@ func (s *syslog) arrived(number string) {
 	}
 }
 
-// flush returns when all messages that were sent before have been handled.
-func (s *syslog) flush() {
+// waitHandled waits until all messages that were sent before have been handled.
+func (s *syslog) waitHandled() {
 	if s == nil {
 		return
 	}
-	c, err := dial(s.path)
+	c, err := dialDatagram(s.path)
 	if err != nil {
 		return
 	}
@@ -128,8 +128,8 @@ func (s *syslog) close() error {
 	}
 	err := s.conn.Close()
 	<-s.done
-	if gone := os.Remove(s.path); !errors.Is(gone, fs.ErrNotExist) {
-		err = errors.Join(err, gone)
+	if removeErr := os.Remove(s.path); !errors.Is(removeErr, fs.ErrNotExist) {
+		err = errors.Join(err, removeErr)
 	}
 	return err
 }

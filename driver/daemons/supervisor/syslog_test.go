@@ -31,7 +31,7 @@ func TestSyslogSocketInUseIsLeftAlone(t *testing.T) {
 	s, err := listenSyslog(path, func(string, string) { t.Error("it is not ours") })
 	require.NoError(t, err)
 	require.Nil(t, s)
-	s.flush()
+	s.waitHandled()
 	require.NoError(t, s.close())
 	require.FileExists(t, path)
 
@@ -40,7 +40,7 @@ func TestSyslogSocketInUseIsLeftAlone(t *testing.T) {
 	var heard []string
 	s, err = listenSyslog(path, func(ident, text string) { heard = append(heard, ident+"|"+text) })
 	require.NoError(t, err)
-	c, err := dial(path)
+	c, err := dialDatagram(path)
 	require.NoError(t, err)
 	for _, message := range []string{
 		"<27>Nov  4 23:28:37 nvidia-persistenced: Failed to query NVIDIA devices.\x00",
@@ -50,7 +50,7 @@ func TestSyslogSocketInUseIsLeftAlone(t *testing.T) {
 		_, err := c.Write([]byte(message))
 		require.NoError(t, err)
 	}
-	s.flush()
+	s.waitHandled()
 	require.NoError(t, c.Close())
 	require.NoError(t, s.close())
 	require.Len(t, heard, 5)

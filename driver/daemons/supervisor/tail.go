@@ -33,22 +33,22 @@ func (t *tail) write(data []byte) {
 		t.part = append(t.part, piece[:min(len(piece), max(room, 0))]...)
 		t.mu.Unlock()
 		if bytes.HasSuffix(piece, []byte("\n")) {
-			t.flush()
+			t.flushLine()
 		}
 	}
 }
 
-// flush adds an incomplete line as a line.
-func (t *tail) flush() {
+// flushLine adds an incomplete line as a line.
+func (t *tail) flushLine() {
 	t.mu.Lock()
 	text := string(t.part)
 	t.part = t.part[:0]
 	t.mu.Unlock()
-	t.add(text)
+	t.addLine(text)
 }
 
-// add adds a line.
-func (t *tail) add(line string) {
+// addLine adds a line.
+func (t *tail) addLine(line string) {
 	text := record.Clean(line, maxLine)
 	if text == "" {
 		return
@@ -60,15 +60,15 @@ func (t *tail) add(line string) {
 	t.handle(text)
 }
 
-func (t *tail) last() []string {
+func (t *tail) lastLines() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.lines)
 }
 
-// follow writes the part of a file that was appended since it had a size, or the last part of
+// readAppended writes the part of a file that was appended since it had a size, or the last part of
 // that.
-func (t *tail) follow(path string, size int64) {
+func (t *tail) readAppended(path string, size int64) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return
@@ -81,10 +81,10 @@ func (t *tail) follow(path string, size int64) {
 	if info.Size() < size {
 		size = 0 // the file was truncated
 	}
-	const most = maxLines * maxLine
-	data, _ := io.ReadAll(io.NewSectionReader(f, max(size, info.Size()-most), most))
+	const limit = maxLines * maxLine
+	data, _ := io.ReadAll(io.NewSectionReader(f, max(size, info.Size()-limit), limit))
 	t.write(data)
-	t.flush()
+	t.flushLine()
 }
 
 func sizeOf(path string) int64 {

@@ -56,7 +56,7 @@ func (s *Settings) findKernels(ctx context.Context, work string) ([]string, erro
 	var kernels []string
 	for i, img := range s.DriverToolkitImages {
 		to := filepath.Join(work, fmt.Sprintf("release-%d", i))
-		if err := s.build(ctx, releaseStages, "", to, runfile.NoLinks, map[string]string{"DRIVER_TOOLKIT_IMAGE": img}); err != nil {
+		if err := s.buildImage(ctx, releaseStages, "", to, runfile.NoLinks, map[string]string{"DRIVER_TOOLKIT_IMAGE": img}); err != nil {
 			return nil, err
 		}
 		text, err := record.Read(filepath.Join(to, "driver-toolkit-release.json"), 64<<10)
@@ -89,8 +89,8 @@ type compiled struct {
 	linked  string // folder with the modules that the tools have linked from the halves
 }
 
-// compile compiles the halves of the modules for the n-th kernel.
-func (s *Settings) compile(ctx context.Context, d driver, release string, n int, work string) (compiled, error) {
+// compileHalves compiles the halves of the modules for the n-th kernel.
+func (s *Settings) compileHalves(ctx context.Context, d driver, release string, n int, work string) (compiled, error) {
 	to := filepath.Join(work, fmt.Sprintf("kernel-%d", n))
 	s.Log.Info("compiling", "kernel", release, "kind", d.kind, "by", s.ContainerTool)
 	var err error
@@ -103,7 +103,7 @@ func (s *Settings) compile(ctx context.Context, d driver, release string, n int,
 		return compiled{}, fmt.Errorf("kernel %s: %w", release, err)
 	}
 	c := compiled{release: release, halves: filepath.Join(to, "lib/modules", release), tools: filepath.Join(to, "tools"), linked: filepath.Join(to, "linked")}
-	if !exists(filepath.Join(to, "lib/modules", release, image.HalvesName, string(d.kind))) {
+	if !fileExists(filepath.Join(to, "lib/modules", release, image.HalvesName, string(d.kind))) {
 		return c, fmt.Errorf("kernel %s: the sources built no %s modules (KERNEL_MODULE_TYPE)", release, d.kind)
 	}
 	return c, nil
@@ -122,13 +122,13 @@ func (s *Settings) compileHere(ctx context.Context, d driver, release, to string
 	if headers == "" {
 		headers = "/"
 	}
-	return s.run(ctx, nil, s.Program, s.buildArguments(d.source, release, headers, to)...)
+	return s.runProgram(ctx, nil, s.Program, s.buildArguments(d.source, release, headers, to)...)
 }
 
 // buildStage returns the text of the stage "build" for the n-th kernel, and its arguments.
 func (s *Settings) buildStage(release string, n int) (text string, args map[string]string, err error) {
 	data, err := os.ReadFile(filepath.Join(s.Recipes, string(systems[s.OS].family)+".containerfile"))
-	builder, rhelVersion := s.builder(n)
+	builder, rhelVersion := s.builderImage(n)
 	return string(data), map[string]string{"KERNEL_VERSION": release, "RHEL_VERSION": rhelVersion, "BUILDER_IMAGE": builder}, err
 }
 
@@ -153,7 +153,7 @@ func (s *Settings) compileInContainer(ctx context.Context, d driver, release str
 	if err != nil {
 		return err
 	}
-	return s.build(ctx, head+fmt.Sprintf(compileStages, call), dir, to, runfile.NoLinks, args)
+	return s.buildImage(ctx, head+fmt.Sprintf(compileStages, call), dir, to, runfile.NoLinks, args)
 }
 
 // unpackPackages returns a folder into which the driver's packages were unpacked.
@@ -171,7 +171,7 @@ func (s *Settings) unpackPackages(ctx context.Context, kernels []string, work st
 	if systems[s.OS].family == apt {
 		unpack = unpackDebs
 	}
-	return to, s.build(ctx, head+fmt.Sprintf(packagesStages, unpack), "", to, runfile.AnyLinks, args)
+	return to, s.buildImage(ctx, head+fmt.Sprintf(packagesStages, unpack), "", to, runfile.AnyLinks, args)
 }
 
 // unpackHere downloads the packages with this machine's apt, and unpacks them.
@@ -193,17 +193,17 @@ func (s *Settings) unpackHere(ctx context.Context, work, to string) error {
 		return err
 	}
 	for _, deb := range debs {
-		if err := s.run(ctx, nil, "dpkg", "-x", deb, to); err != nil {
+		if err := s.runProgram(ctx, nil, "dpkg", "-x", deb, to); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// build builds an image of a Containerfile with the container tool, and unpacks its files to a
+// buildImage builds an image of a Containerfile with the container tool, and unpacks its files to a
 // new folder, which may have only the given links. It removes the image. dir is the build
 // context; "" is an empty one.
-func (s *Settings) build(ctx context.Context, containerfile, dir, to string, links runfile.Links, args map[string]string) error {
+func (s *Settings) buildImage(ctx context.Context, containerfile, dir, to string, links runfile.Links, args map[string]string) error {
 	work, err := os.MkdirTemp(filepath.Dir(to), "image-")
 	if err != nil {
 		return err
@@ -221,7 +221,7 @@ func (s *Settings) build(ctx context.Context, containerfile, dir, to string, lin
 	}
 	name := "localhost/gpuready-precompiled:" + filepath.Base(work)
 	call := []string{"build", "--file", file, "--tag", name}
-	for _, a := range sorted(args) {
+	for _, a := range sortedKeys(args) {
 		if args[a] != "" {
 			call = append(call, "--build-arg", a+"="+args[a])
 		}
@@ -231,21 +231,21 @@ func (s *Settings) build(ctx context.Context, containerfile, dir, to string, lin
 			call = append(call, "--secret", "id="+id+",src="+secret)
 		}
 	}
-	env, err := s.authorise(work, &call)
+	env, err := s.addPullSecret(work, &call)
 	if err != nil {
 		return err
 	}
-	if err := s.run(ctx, env, s.ContainerTool, append(call, dir)...); err != nil {
+	if err := s.runProgram(ctx, env, s.ContainerTool, append(call, dir)...); err != nil {
 		return err
 	}
 	defer func() {
-		_ = s.run(context.WithoutCancel(ctx), nil, s.ContainerTool, "rmi", name) // it is no longer needed
+		_ = s.runProgram(context.WithoutCancel(ctx), nil, s.ContainerTool, "rmi", name) // it is no longer needed
 	}()
 	save := []string{"save", "--output", archive, name}
 	if s.ContainerTool == "buildah" {
 		save = []string{"push", name, "docker-archive:" + archive}
 	}
-	if err := s.run(ctx, nil, s.ContainerTool, save...); err != nil {
+	if err := s.runProgram(ctx, nil, s.ContainerTool, save...); err != nil {
 		return err
 	}
 	i, err := tarball.ImageFromPath(archive, nil)
@@ -256,8 +256,8 @@ func (s *Settings) build(ctx context.Context, containerfile, dir, to string, lin
 	return errors.Join(runfile.UntarStream(ctx, files, to, links), files.Close())
 }
 
-// authorise adds the pull secret to a call of the container tool.
-func (s *Settings) authorise(work string, call *[]string) (env []string, err error) {
+// addPullSecret adds the pull secret to a call of the container tool.
+func (s *Settings) addPullSecret(work string, call *[]string) (env []string, err error) {
 	if s.PullSecretFile == "" {
 		return nil, nil
 	}
@@ -276,9 +276,9 @@ func (s *Settings) authorise(work string, call *[]string) (env []string, err err
 // takes minutes, and gpu-driver itself limits it to an hour.
 const programTimeout = 2 * time.Hour
 
-// run runs a program. Its output goes to standard error. The error has its last line, or the
+// runProgram runs a program. Its output goes to standard error. The error has its last line, or the
 // last one of gpu-driver, which has the reason of a failed build.
-func (s *Settings) run(ctx context.Context, env []string, program string, args ...string) error {
+func (s *Settings) runProgram(ctx context.Context, env []string, program string, args ...string) error {
 	var printed bytes.Buffer
 	limited, cancel := context.WithTimeout(ctx, programTimeout)
 	defer cancel()
@@ -304,7 +304,7 @@ func (s *Settings) run(ctx context.Context, env []string, program string, args .
 	return fmt.Errorf("%s: %w: %s", filepath.Base(program), err, record.Clean(last, 1000))
 }
 
-func sorted(m map[string]string) []string {
+func sortedKeys(m map[string]string) []string {
 	var names []string
 	for n := range m {
 		names = append(names, n)

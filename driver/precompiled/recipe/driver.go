@@ -52,7 +52,7 @@ func (s *Settings) findDriver(ctx context.Context, kernels []string, work string
 	default:
 		file := s.Source
 		if s.Source == "" || strings.Contains(s.Source, "://") {
-			if file, err = s.download(ctx); err != nil {
+			if file, err = s.downloadInstaller(ctx); err != nil {
 				return d, err
 			}
 		} else if err := checkSum(file, s.SHA256); err != nil {
@@ -154,7 +154,7 @@ func readKind(dir string) (kernel.Kind, error) {
 	return "", fmt.Errorf("%s/nvidia names no MODULE_LICENSE: it has no sources of a driver", dir)
 }
 
-func exists(path string) bool {
+func fileExists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
@@ -170,8 +170,8 @@ func checkSum(file, want string) error {
 	return err
 }
 
-// download fetches the installer, unless it was fetched before.
-func (s *Settings) download(ctx context.Context) (string, error) {
+// downloadInstaller fetches the installer, unless it was fetched before.
+func (s *Settings) downloadInstaller(ctx context.Context) (string, error) {
 	dir := filepath.Join(s.Out, "downloads")
 	file := filepath.Join(dir, s.SHA256+".run")
 	if checkSum(file, s.SHA256) == nil {
@@ -191,8 +191,8 @@ func (s *Settings) download(ctx context.Context) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
 	defer cancel()
-	s.Log.Info("fetching the installer", "url", s.url())
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url(), nil)
+	s.Log.Info("fetching the installer", "url", s.installerURL())
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.installerURL(), nil)
 	if err != nil {
 		return "", err
 	}
@@ -202,7 +202,7 @@ func (s *Settings) download(ctx context.Context) (string, error) {
 	}
 	defer answer.Body.Close() //nolint:errcheck // it is only read
 	if answer.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("%s: %s; set DRIVER_SOURCE to a file that was downloaded elsewhere", s.url(), record.Clean(answer.Status, 100))
+		return "", fmt.Errorf("%s: %s; set DRIVER_SOURCE to a file that was downloaded elsewhere", s.installerURL(), record.Clean(answer.Status, 100))
 	}
 	return file, writeChecked(file, s.SHA256, answer.Body)
 }
@@ -253,7 +253,7 @@ func (s *Settings) copyGlibc(base, to string) error {
 		if d.Name() == filepath.Base(loader) {
 			at = filepath.Join(to, loader)
 		}
-		if exists(at) {
+		if fileExists(at) {
 			return nil
 		}
 		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {

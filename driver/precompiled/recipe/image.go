@@ -68,7 +68,7 @@ func (s *Settings) Build(ctx context.Context) (made []Image, err error) {
 	}
 	var all []compiled
 	for n, release := range kernels {
-		c, err := s.compile(ctx, d, release, n, work)
+		c, err := s.compileHalves(ctx, d, release, n, work)
 		if err != nil {
 			return nil, err
 		}
@@ -78,10 +78,10 @@ func (s *Settings) Build(ctx context.Context) (made []Image, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.check(d, all); err != nil {
+	if err := s.verifyAndSign(d, all); err != nil {
 		return nil, err
 	}
-	return s.write(common, d, all)
+	return s.writeImages(common, d, all)
 }
 
 // lock locks s.Out against other runs, until unlock is called or this process ends.
@@ -115,11 +115,11 @@ func (s *Settings) readBase(ctx context.Context) (v1.Image, error) {
 	if config.Config.Labels[image.DriverLabel] == "" {
 		return nil, fmt.Errorf("%s has no label %s: it is not built from gpuready/driver", s.BaseImage, image.DriverLabel)
 	}
-	return convert(base, config)
+	return convertToOCI(base, config)
 }
 
-// convert returns an image in OCI format, as tools expect in an OCI layout.
-func convert(base v1.Image, config *v1.ConfigFile) (v1.Image, error) {
+// convertToOCI returns an image in OCI format, as tools expect in an OCI layout.
+func convertToOCI(base v1.Image, config *v1.ConfigFile) (v1.Image, error) {
 	layers, err := base.Layers()
 	if err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func convert(base v1.Image, config *v1.ConfigFile) (v1.Image, error) {
 }
 
 func (s *Settings) openBase(ctx context.Context) (v1.Image, error) {
-	if exists(s.BaseImage) {
+	if fileExists(s.BaseImage) {
 		return tarball.ImageFromPath(s.BaseImage, nil)
 	}
 	return s.Registry.Read(ctx, s.BaseImage)
@@ -167,7 +167,7 @@ func (s *Settings) addCommon(ctx context.Context, base v1.Image, d driver, all [
 		{all[len(all)-1].tools, strings.TrimPrefix(link.ToolsDir, "/")},
 		{root, "driver"},
 	} {
-		layer, err := image.Layer(l.dir, l.at)
+		layer, err := image.NewLayer(l.dir, l.at)
 		if err == nil {
 			base, err = mutate.Append(base, mutate.Addendum{Layer: layer, MediaType: types.OCILayer, History: v1.History{CreatedBy: "precompiled image", Comment: l.at}})
 		}
@@ -201,7 +201,7 @@ func (s *Settings) copyObjects(d driver, all []compiled, to string) error {
 		}
 		for _, m := range h.Modules {
 			for _, o := range m.Objects {
-				if o.Common == "" || exists(filepath.Join(to, o.Common)) {
+				if o.Common == "" || fileExists(filepath.Join(to, o.Common)) {
 					continue
 				}
 				if err := copyObject(root, o, filepath.Join(to, o.Common)); err != nil {
@@ -240,9 +240,9 @@ func copyObject(sources *os.Root, o link.Object, at string) error {
 	return err
 }
 
-// check verifies the built modules. If there is a key it signs them, and adds the signatures to
-// their halves. It runs no program that a container has produced.
-func (s *Settings) check(d driver, all []compiled) error {
+// verifyAndSign verifies the built modules. If there is a key it signs them, and adds the
+// signatures to their halves. It runs no program that a container has produced.
+func (s *Settings) verifyAndSign(d driver, all []compiled) error {
 	for _, c := range all {
 		halves := filepath.Join(c.halves, image.HalvesName, string(d.kind))
 		h, err := link.Read(halves)
@@ -266,8 +266,8 @@ func (s *Settings) check(d driver, all []compiled) error {
 	return nil
 }
 
-// write writes the images.
-func (s *Settings) write(common v1.Image, d driver, all []compiled) ([]Image, error) {
+// writeImages writes the images.
+func (s *Settings) writeImages(common v1.Image, d driver, all []compiled) ([]Image, error) {
 	next := s.Folder() + ".new"
 	if err := os.RemoveAll(next); err != nil {
 		return nil, err
@@ -283,11 +283,11 @@ func (s *Settings) write(common v1.Image, d driver, all []compiled) ([]Image, er
 			return nil, err
 		}
 		m := image.Modules{Kernel: c.release, Kind: string(d.kind), Version: s.DriverVersion, Names: h.Names()}
-		layer, err := image.Layer(c.halves, image.Dir(c.release))
+		layer, err := image.NewLayer(c.halves, image.ModulesDir(c.release))
 		if err != nil {
 			return nil, err
 		}
-		i, err := image.Add(common, layer, m)
+		i, err := image.AddLayer(common, layer, m)
 		if err != nil {
 			return nil, err
 		}
@@ -311,7 +311,7 @@ func (s *Settings) write(common v1.Image, d driver, all []compiled) ([]Image, er
 	return made, errors.Join(os.RemoveAll(s.Folder()), os.Rename(next, s.Folder()))
 }
 
-// Push pushes the images that Make has built.
+// Push pushes the images that Build has built.
 func (s *Settings) Push(ctx context.Context) ([]Image, error) {
 	index, err := layout.ImageIndexFromPath(s.Folder())
 	if errors.Is(err, fs.ErrNotExist) {

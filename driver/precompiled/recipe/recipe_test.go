@@ -103,7 +103,7 @@ func TestInstallerIsDownloadedOnceAndVerified(t *testing.T) {
 	})
 	require.NoError(t, s.Complete())
 	for range 2 {
-		file, err := s.download(t.Context())
+		file, err := s.downloadInstaller(t.Context())
 		require.NoError(t, err)
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
@@ -111,10 +111,10 @@ func TestInstallerIsDownloadedOnceAndVerified(t *testing.T) {
 	}
 	require.Equal(t, 1, asked)
 	s.SHA256 = fmt.Sprintf("%x", sha256.Sum256(nil))
-	_, err := s.download(t.Context())
+	_, err := s.downloadInstaller(t.Context())
 	require.ErrorContains(t, err, "and DRIVER_SHA256 is "+s.SHA256)
 	s.Source = server.URL + "/other.run"
-	_, err = s.download(t.Context())
+	_, err = s.downloadInstaller(t.Context())
 	require.ErrorContains(t, err, "404 Not Found; set DRIVER_SOURCE to a file")
 	left, err := os.ReadDir(filepath.Join(s.Out, "downloads"))
 	require.NoError(t, err)
@@ -206,7 +206,7 @@ func TestEachOperatingSystemHasAFolder(t *testing.T) {
 		"my-image ":                       {OS: "debian12", BuilderImage: "my-image"},
 		"docker.io/library/ubuntu:24.04 ": {OS: "ubuntu24.04"},
 	} {
-		image, rhel := s.builder(1)
+		image, rhel := s.builderImage(1)
 		require.Equal(t, want, image+" "+rhel)
 	}
 }

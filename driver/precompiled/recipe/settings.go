@@ -99,8 +99,8 @@ var systems = map[string]system{
 	"sles15":      {suse, "registry.suse.com/bci/bci-base:15.6", "", ""},
 }
 
-// builder returns the image that compiles for the n-th kernel, and its RHEL version.
-func (s *Settings) builder(n int) (image, rhelVersion string) {
+// builderImage returns the image that compiles for the n-th kernel, and its RHEL version.
+func (s *Settings) builderImage(n int) (image, rhelVersion string) {
 	o := systems[s.OS]
 	rhelVersion = cmp.Or(s.RHELVersion, o.rhel)
 	switch {
@@ -187,38 +187,38 @@ func findTool() string {
 
 func (s *Settings) checkDriver() error {
 	var all []error
-	wrong := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
+	addError := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
 	if !versionPattern.MatchString(s.DriverVersion) {
-		wrong("DRIVER_VERSION is %q; it is a whole version, such as 580.95.05", record.Clean(s.DriverVersion, 100))
+		addError("DRIVER_VERSION is %q; it is a whole version, such as 580.95.05", record.Clean(s.DriverVersion, 100))
 	}
 	if s.DriverType != "" && s.DriverType != "passthrough" {
-		wrong("DRIVER_TYPE is %q; drivers of vGPU are not precompiled: leave it, or set passthrough", record.Clean(s.DriverType, 100))
+		addError("DRIVER_TYPE is %q; drivers of vGPU are not precompiled: leave it, or set passthrough", record.Clean(s.DriverType, 100))
 	}
 	if kind, err := kernel.ParseKind(s.Kind); err != nil {
-		wrong("KERNEL_MODULE_TYPE: %w", err)
+		addError("KERNEL_MODULE_TYPE: %w", err)
 	} else {
 		s.Kind = string(kind)
 	}
 	isURL := strings.Contains(s.Source, "://")
 	switch {
 	case s.Source != "" && len(s.Packages) > 0:
-		wrong("DRIVER_SOURCE and DRIVER_PACKAGES exclude each other: set one")
+		addError("DRIVER_SOURCE and DRIVER_PACKAGES exclude each other: set one")
 	case isURL && !strings.HasPrefix(s.Source, "https://") && !strings.HasPrefix(s.Source, "http://"):
-		wrong("DRIVER_SOURCE: %q is neither a file, a folder nor an address with https", record.Clean(s.Source, 200))
+		addError("DRIVER_SOURCE: %q is neither a file, a folder nor an address with https", record.Clean(s.Source, 200))
 	case (isURL || s.Source == "" && len(s.Packages) == 0) && s.SHA256 == "":
-		wrong("DRIVER_SHA256 is not set; it is the SHA-256 of the installer at %s: NVIDIA publishes it beside the file, with the suffix .sha256sum", s.url())
+		addError("DRIVER_SHA256 is not set; it is the SHA-256 of the installer at %s: NVIDIA publishes it beside the file, with the suffix .sha256sum", s.installerURL())
 	}
 	if info, err := os.Stat(s.Source); s.SHA256 != "" && (len(s.Packages) > 0 || err == nil && info.IsDir()) {
-		wrong("DRIVER_SHA256 is for an installer, and the driver is taken from a folder or packages")
+		addError("DRIVER_SHA256 is for an installer, and the driver is taken from a folder or packages")
 	}
 	if s.SHA256 != "" && !regexp.MustCompile(`^[0-9a-f]{64}$`).MatchString(s.SHA256) {
-		wrong("DRIVER_SHA256 is not a SHA-256, which has 64 of the digits 0-9a-f")
+		addError("DRIVER_SHA256 is not a SHA-256, which has 64 of the digits 0-9a-f")
 	}
 	return errors.Join(all...)
 }
 
-// url returns the URL of the installer.
-func (s *Settings) url() string {
+// installerURL returns the URL of the installer.
+func (s *Settings) installerURL() string {
 	if s.Source != "" {
 		return s.Source
 	}
@@ -227,48 +227,48 @@ func (s *Settings) url() string {
 
 func (s *Settings) checkSystem(o system) error {
 	var all []error
-	wrong := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
+	addError := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
 	if s.TargetArch != machineArch() {
-		wrong("TARGET_ARCH is %s, and this machine is %s: modules are compiled on a machine of their architecture", record.Clean(s.TargetArch, 50), machineArch())
+		addError("TARGET_ARCH is %s, and this machine is %s: modules are compiled on a machine of their architecture", record.Clean(s.TargetArch, 50), machineArch())
 	}
 	for _, k := range s.Kernels {
 		all = append(all, s.checkKernel(k))
 	}
 	for _, m := range s.Modules {
 		if !namePattern.MatchString(m) {
-			wrong("DRIVER_MODULES: %q is not the name of a module", record.Clean(m, 100))
+			addError("DRIVER_MODULES: %q is not the name of a module", record.Clean(m, 100))
 		}
 	}
 	for _, p := range s.Packages {
 		if !packagePattern.MatchString(p) {
-			wrong("DRIVER_PACKAGES: %q is not the name of a package", record.Clean(p, 100))
+			addError("DRIVER_PACKAGES: %q is not the name of a package", record.Clean(p, 100))
 		}
 	}
 	if major, _, _ := strings.Cut(s.RHELVersion, "."); s.RHELMajor != "" && s.RHELVersion != "" && major != s.RHELMajor {
-		wrong("RHEL_MAJOR is %s, and RHEL_VERSION is %s", s.RHELMajor, s.RHELVersion)
+		addError("RHEL_MAJOR is %s, and RHEL_VERSION is %s", s.RHELMajor, s.RHELVersion)
 	}
 	switch n := len(s.DriverToolkitImages); {
 	case o.family == rhcos && n == 0 && s.BuilderImage == "" && s.ContainerTool != NoTool:
-		wrong("DRIVER_TOOLKIT_IMAGE is not set: oc adm release info --image-for=driver-toolkit prints it")
+		addError("DRIVER_TOOLKIT_IMAGE is not set: oc adm release info --image-for=driver-toolkit prints it")
 	case n > 1 && n != len(s.Kernels) && len(s.Kernels) > 0:
-		wrong("DRIVER_TOOLKIT_IMAGE names %d images for %d kernels: name one, or one for each", n, len(s.Kernels))
+		addError("DRIVER_TOOLKIT_IMAGE names %d images for %d kernels: name one, or one for each", n, len(s.Kernels))
 	}
 	if len(s.Kernels) == 0 && len(s.DriverToolkitImages) == 0 {
-		wrong("KERNEL_VERSION is not set; or KERNEL_VERSIONS, for several")
+		addError("KERNEL_VERSION is not set; or KERNEL_VERSIONS, for several")
 	}
 	if len(s.Packages) > 0 && o.family == suse {
-		wrong("DRIVER_PACKAGES: packages are not taken on %s; set DRIVER_SOURCE", s.OS)
+		addError("DRIVER_PACKAGES: packages are not taken on %s; set DRIVER_SOURCE", s.OS)
 	}
 	for name, file := range map[string]string{"PULL_SECRET_FILE": s.PullSecretFile, "RHSM_ORG_FILE": s.RHSMOrgFile, "RHSM_ACTIVATIONKEY_FILE": s.RHSMKeyFile} {
 		if _, err := os.Stat(file); file != "" && err != nil {
-			wrong("%s: %w", name, err)
+			addError("%s: %w", name, err)
 		}
 	}
 	switch {
 	case s.ContainerTool == "":
-		wrong("CONTAINER_TOOL is not set, and none of %s is on this machine; set it to none to compile on this machine itself", strings.Join(containerTools, ", "))
+		addError("CONTAINER_TOOL is not set, and none of %s is on this machine; set it to none to compile on this machine itself", strings.Join(containerTools, ", "))
 	case s.ContainerTool != NoTool && !slices.Contains(containerTools, s.ContainerTool):
-		wrong("CONTAINER_TOOL is %q; it is one of %s, %s", record.Clean(s.ContainerTool, 50), strings.Join(containerTools, ", "), NoTool)
+		addError("CONTAINER_TOOL is %q; it is one of %s, %s", record.Clean(s.ContainerTool, 50), strings.Join(containerTools, ", "), NoTool)
 	}
 	return errors.Join(all...)
 }

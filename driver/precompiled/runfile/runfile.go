@@ -84,10 +84,10 @@ func ParseHeader(r io.Reader) (Header, error) {
 	if err := lines.Err(); err != nil {
 		return h, fmt.Errorf("it is not an installer: %w", err)
 	}
-	return h, h.check()
+	return h, h.checkFields()
 }
 
-func (h *Header) check() error {
+func (h *Header) checkFields() error {
 	if h.Skip < 5 || h.Skip > maxLines {
 		return fmt.Errorf("it is not an installer: skip=%d is not the line at which its archive begins", h.Skip)
 	}
@@ -116,7 +116,7 @@ func Unpack(ctx context.Context, file, to string) (h Header, err error) {
 	if h, err = ParseHeader(f); err != nil {
 		return h, err
 	}
-	if err := h.verify(f); err != nil {
+	if err := h.verifyMD5(f); err != nil {
 		return h, err
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
@@ -126,7 +126,7 @@ func Unpack(ctx context.Context, file, to string) (h Header, err error) {
 	if err := skipLines(r, h.Skip-1); err != nil {
 		return h, err
 	}
-	archive, end, err := uncompress(r)
+	archive, end, err := uncompressArchive(r)
 	if err != nil {
 		return h, err
 	}
@@ -141,7 +141,7 @@ func Untar(ctx context.Context, file, to string) error {
 		return err
 	}
 	defer f.Close() //nolint:errcheck // it is only read
-	archive, end, err := uncompress(bufio.NewReaderSize(f, 1<<20))
+	archive, end, err := uncompressArchive(bufio.NewReaderSize(f, 1<<20))
 	if err == nil {
 		defer end()
 		err = UntarStream(ctx, archive, to, LocalLinks)
@@ -174,11 +174,11 @@ func UntarStream(ctx context.Context, archive io.Reader, to string, links Links)
 	if err != nil {
 		return err
 	}
-	return errors.Join(unpack(ctx, archive, root, links), root.Close())
+	return errors.Join(unpackArchive(ctx, archive, root, links), root.Close())
 }
 
-// verify compares the file with the MD5 in its header.
-func (h Header) verify(f io.ReadSeeker) error {
+// verifyMD5 compares the file with the MD5 in its header.
+func (h Header) verifyMD5(f io.ReadSeeker) error {
 	if h.MD5 == "" {
 		return nil
 	}
@@ -214,8 +214,8 @@ func skipLines(r *bufio.Reader, lines int) error {
 	return nil
 }
 
-// uncompress returns the uncompressed archive, and a function that closes it.
-func uncompress(r *bufio.Reader) (io.Reader, func(), error) {
+// uncompressArchive returns the uncompressed archive, and a function that closes it.
+func uncompressArchive(r *bufio.Reader) (io.Reader, func(), error) {
 	magic, err := r.Peek(6)
 	if err != nil {
 		return nil, nil, fmt.Errorf("it ends where its archive begins: %w", err)
@@ -237,7 +237,7 @@ func uncompress(r *bufio.Reader) (io.Reader, func(), error) {
 	return nil, nil, errors.New("its archive is not compressed with xz, zstd or gzip")
 }
 
-func unpack(ctx context.Context, archive io.Reader, root *os.Root, links Links) error {
+func unpackArchive(ctx context.Context, archive io.Reader, root *os.Root, links Links) error {
 	r := tar.NewReader(archive)
 	left := int64(maxBytes)
 	for n := 0; ; n++ {

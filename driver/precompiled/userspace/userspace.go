@@ -37,8 +37,8 @@ type entry struct {
 
 const maxManifest = 16 << 20
 
-// Version returns the driver's version in a manifest: its second line.
-func Version(dir string) (string, error) {
+// ReadVersion returns the driver's version in a manifest: its second line.
+func ReadVersion(dir string) (string, error) {
 	_, version, err := readManifest(dir)
 	return version, err
 }
@@ -114,9 +114,9 @@ var kinds = map[string]string{
 	"NVOFA_CONFIG":               "usr/share/nvidia",
 }
 
-// place returns the path at which a file is installed; "": it is not installed. link is the
+// placeOf returns the path at which a file is installed; "": it is not installed. link is the
 // target of a symbolic link.
-func (l Layout) place(e entry) (at, link string) {
+func (l Layout) placeOf(e entry) (at, link string) {
 	for _, other := range []string{"COMPAT32", "CLASSIC", "NON_GLVND"} {
 		if slices.Contains(e.rest, other) {
 			return "", ""
@@ -128,7 +128,7 @@ func (l Layout) place(e entry) (at, link string) {
 		if !slices.Contains(e.rest, "NATIVE") || len(e.rest) < 2 {
 			return "", ""
 		}
-		return path.Join(l.Libraries, e.folder, base), path.Base(last(e.rest, "GLVND"))
+		return path.Join(l.Libraries, e.folder, base), path.Base(lastWordBut(e.rest, "GLVND"))
 	case strings.HasSuffix(e.kind, "_LIB") && slices.Contains(e.rest, "NATIVE"):
 		return path.Join(l.Libraries, e.folder, base), ""
 	case base == "LICENSE":
@@ -140,8 +140,8 @@ func (l Layout) place(e entry) (at, link string) {
 	return "", ""
 }
 
-// last returns the last word that is not but.
-func last(words []string, but string) string {
+// lastWordBut returns the last of the words that differs from but.
+func lastWordBut(words []string, but string) string {
 	for _, w := range slices.Backward(words) {
 		if w != but {
 			return w
@@ -170,7 +170,7 @@ func (l Layout) Install(dir, to string) error {
 	}
 	defer target.Close() //nolint:errcheck // its files are closed by themselves
 	for _, e := range all {
-		at, link := l.place(e)
+		at, link := l.placeOf(e)
 		if at == "" {
 			continue
 		}
@@ -189,9 +189,9 @@ func (l Layout) Install(dir, to string) error {
 // skipped lists the folders of packages for kernels, and for documentation without the licence.
 var skipped = []string{"usr/src", "lib/modules", "usr/lib/modules", "usr/share/man", "usr/share/lintian", "var"}
 
-// moved returns folders of distributions, and the folders to which their files move: the
+// movedFolders returns folders of distributions, and the folders to which their files move: the
 // driver's programs run with a C library that looks for libraries in Debian's folders.
-func (l Layout) moved() [][2]string {
+func (l Layout) movedFolders() [][2]string {
 	return [][2]string{
 		{l.Libraries + "/nvidia/current", l.Libraries},
 		{"usr/lib64", l.Libraries},
@@ -220,8 +220,8 @@ func (l Layout) Copy(dir, to string) error {
 			return err
 		}
 		at := rel
-		for _, m := range l.moved() {
-			if rest, is := strings.CutPrefix(rel, m[0]+"/"); is {
+		for _, m := range l.movedFolders() {
+			if rest, isBelow := strings.CutPrefix(rel, m[0]+"/"); isBelow {
 				at = path.Join(m[1], rest)
 				break
 			}
@@ -246,8 +246,8 @@ func newTarget(dir string) (*os.Root, error) {
 	return os.OpenRoot(dir)
 }
 
-// clear removes an earlier file: packages may have one at two places that are one place here.
-func clear(root *os.Root, at string) error {
+// removeEarlier removes an earlier file at a path: files of two packages may move to one path.
+func removeEarlier(root *os.Root, at string) error {
 	if err := root.MkdirAll(path.Dir(at), 0o755); err != nil {
 		return err
 	}
@@ -258,7 +258,7 @@ func clear(root *os.Root, at string) error {
 }
 
 func createLink(link string, root *os.Root, at string) error {
-	if err := clear(root, at); err != nil {
+	if err := removeEarlier(root, at); err != nil {
 		return err
 	}
 	return root.Symlink(link, at)
@@ -277,7 +277,7 @@ func copyFile(from *os.Root, name string, to *os.Root, at string) error {
 	if err != nil {
 		return err
 	}
-	if err := clear(to, at); err != nil {
+	if err := removeEarlier(to, at); err != nil {
 		return err
 	}
 	out, err := to.OpenFile(at, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644|info.Mode().Perm()&0o111)

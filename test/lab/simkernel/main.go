@@ -104,7 +104,7 @@ func (s simulated) InitModule(data []byte, _ string) error {
 	if m.Release() != unix.ByteSliceToString(u.Release[:]) {
 		return unix.ENOEXEC
 	}
-	loaded, err := kernel.Host.Loaded()
+	loaded, err := kernel.Host.ReadLoaded()
 	if err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func (s simulated) InitModule(data []byte, _ string) error {
 }
 
 func (simulated) DeleteModule(name string, _ int) error {
-	loaded, err := kernel.Host.Loaded()
+	loaded, err := kernel.Host.ReadLoaded()
 	if err != nil {
 		return err
 	}
