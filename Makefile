@@ -91,10 +91,10 @@ check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lin
 	$(GO) mod tidy -diff
 	@$(MAKE) --no-print-directory operands
 	cd .ci/schema && $(GO) vet ./... && $(GO) run . ../../deployments/static ../../bin/operands && $(GO) test ./...
-	cd .ci/helm && $(GO) vet ./... && $(GO) test ./...
-	cd .ci/olm && $(GO) vet ./... && $(GO) test ./... && $(GO) run . generate && $(GO) run . validate
+	cd .ci/helm && $(GO) vet ./... && $(GO) test -count=1 ./...
+	cd .ci/olm && $(GO) vet ./... && $(GO) test -count=1 ./... && $(GO) run . generate && $(GO) run . validate
 	cd .ci/licences && $(GO) vet ./... && $(GO) test ./...
-	cd .ci/promql && $(GO) vet . && $(GO) test .
+	cd .ci/promql && $(GO) vet . && $(GO) test -count=1 .
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
 

@@ -62,10 +62,12 @@ func (p *Plugin) applyAndStore(f fact) {
 // GPUs, it also finds the device nodes for them. p.mu is held.
 func (p *Plugin) applyFact(f fact) {
 	before := p.state
-	p.state = before.Next(f, time.Now())
-	if p.state.hasSnapshot() && p.state.inputsVersion != before.inputsVersion {
-		p.state = p.state.Next(deviceNodesFound(p.findDeviceNodes()), time.Now())
-	}
+	p.state = before.Next(func(s *state, at time.Time) {
+		f(s, at)
+		if s.hasSnapshot() && s.inputsVersion != before.inputsVersion {
+			s.deviceNodes = p.findDeviceNodes(s)
+		}
+	}, time.Now())
 	switch problem := p.state.cdi.Problem(); {
 	case problem == before.cdi.Problem():
 	case problem == "":

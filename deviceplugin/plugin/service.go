@@ -157,7 +157,7 @@ func (p *Plugin) keepSocket(s *service, ln *net.UnixListener) bool {
 	}
 	file, err := ln.File()
 	if err != nil {
-		p.cfg.Log.Error("the socket cannot be kept; the next program will create its own", "resource", s.resource, "message", err.Error())
+		p.cfg.Log.Error("the socket cannot be kept; the next program will create its own", "resource", s.resource, "path", ln.Addr().String(), "message", err.Error())
 		return false
 	}
 	p.mu.Lock()

@@ -130,8 +130,8 @@ func (p *Plugin) failsOnInitError() bool {
 
 // findDeviceNodes finds the device nodes that the settings ask for, and logs changes of those
 // that are missing. p.mu is held.
-func (p *Plugin) findDeviceNodes() allocate.DeviceNodes {
-	found, missing := allocate.FindDeviceNodes(allocate.Roots{HostRoot: p.cfg.HostRoot, DriverRoot: p.state.root}, p.state.settings, p.state.snapshot)
+func (p *Plugin) findDeviceNodes(s *state) allocate.DeviceNodes {
+	found, missing := allocate.FindDeviceNodes(allocate.Roots{HostRoot: p.cfg.HostRoot, DriverRoot: s.root}, s.settings, s.snapshot)
 	if text := strings.Join(missing, "; "); text != p.missingNodes {
 		p.missingNodes = text
 		if text != "" {

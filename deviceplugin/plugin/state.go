@@ -89,11 +89,6 @@ func configRefused(err error) fact {
 	return func(s *state, _ time.Time) { s.refused = err }
 }
 
-// deviceNodesFound replaces the device nodes of the snapshot and the settings.
-func deviceNodesFound(host allocate.DeviceNodes) fact {
-	return func(s *state, _ time.Time) { s.deviceNodes = host }
-}
-
 // driverFound applies the first snapshot of an opened driver. Unless its events are watched,
 // the GPUs are listed as unhealthy.
 func driverFound(snap gpu.Snapshot, root string, watched bool) fact {

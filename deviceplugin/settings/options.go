@@ -240,7 +240,7 @@ func (o *Options) checkValues() error {
 			return fmt.Errorf("path %q must be absolute", path)
 		}
 	}
-	if o.Once && o.Mode != Shadow {
+	if o.Once && !o.shadow && o.command.Mode != Shadow {
 		return errors.New("--once: only with shadow")
 	}
 	if o.ShadowInterval <= 0 {

@@ -20,9 +20,16 @@ func (c *Controller) runPass(ctx context.Context, now time.Time) {
 	c.unreported = earlier(c.unreported, now)
 	members := c.model.members()
 	c.survey = surveyNodes(nodesOf(members), c.model.handOver())
+	var before error
+	if c.desired != nil {
+		before = c.desired.err
+	}
 	c.desired = c.computeDesired()
 	err := c.applyObjects(ctx, c.desired)
-	c.Metrics.Reconciled("policy", now, c.Now(), err)
+	if unknown := c.desired.err; unknown == nil || before == nil || before.Error() != unknown.Error() {
+		// A desired state that stays unknown is counted once, not with each change of a node.
+		c.Metrics.Reconciled("policy", now, c.Now(), err)
+	}
 	if c.passErr = err; c.desired.err != nil {
 		if c.plan != nil {
 			// Nothing is removed from nodes while the desired state is unknown.

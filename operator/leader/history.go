@@ -9,6 +9,7 @@ import (
 // history records the changes of the Lease that a standby has seen, by this process's own clock.
 type history struct {
 	version string    // last version read
+	since   time.Time // when it was first read
 	read    time.Time // when it was last read
 
 	process      string    // holder of the Lease; "": none
@@ -22,7 +23,9 @@ type history struct {
 // soon after each start does not use it. After a gap in reading the count starts again.
 func (h *history) add(lease *coordinationv1.Lease, now time.Time) {
 	renewed := lease.ResourceVersion != h.version
-	h.version = lease.ResourceVersion
+	if renewed {
+		h.version, h.since = lease.ResourceVersion, now
+	}
 	process := holderOf(lease)
 	if process != "" {
 		process += "/" + lease.Annotations[annotationProcess]

@@ -176,16 +176,18 @@ func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectio
 	if other == l.Namespace {
 		other = ""
 	}
+	if held := record.HolderIdentity != ""; held && time.Since(l.history.since) < time.Duration(record.LeaseDurationSeconds)*time.Second {
+		l.reportOther(other, record.HolderIdentity)
+		return nil // client-go waits until it expires
+	}
 	if other != "" && time.Since(l.history.used) < claimTimeout {
 		var err error
 		if _, claimed, err = l.findDeployment(ctx, other, l.lease.Labels[labelDeployment]); err != nil {
 			return err
 		}
 	}
-	if claimed || record.HolderIdentity != "" {
-		l.reportOther(other, record.HolderIdentity)
-	}
 	if claimed {
+		l.reportOther(other, "")
 		return errStandDown
 	}
 	return nil

@@ -44,6 +44,10 @@ func (d *Daemon) setWatches() (more bool, err error) {
 	add(d.Config.InstallDir, setup.HookName, specsChanged)
 	for _, file := range d.configFiles() {
 		add(path.Dir(file), path.Base(file), configChanged)
+		// What a link leads to is what is edited.
+		if target, err := d.Root.Resolve(file); err == nil && target != file {
+			add(path.Dir(target), path.Base(target), configChanged)
+		}
 	}
 	for _, dir := range []string{cdi.StaticDir, cdi.DynamicDir, d.Config.CDIDir} {
 		add(dir, "*.yaml", specsChanged)

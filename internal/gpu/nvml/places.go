@@ -17,8 +17,9 @@ import (
 
 // places holds the file systems with information about GPUs outside NVML.
 type places struct {
-	sys  *host.Root // holds /sys
-	proc *host.Root // holds /proc/driver/nvidia
+	simulated bool       // the file systems are folders of a driver root
+	sys       *host.Root // holds /sys
+	proc      *host.Root // holds /proc/driver/nvidia
 }
 
 // openPlaces opens the host's /sys, and /proc: /proc/driver is the same in
@@ -30,7 +31,7 @@ func openPlaces(o Options, simulated bool) (places, error) {
 	if simulated {
 		open = func(string) (*host.Root, error) { return openDriverRoot(o.HostRoot, o.DriverRoot) }
 	}
-	var p places
+	p := places{simulated: simulated}
 	var err error
 	if p.sys, err = open(hostRoot); err != nil {
 		return places{}, err
@@ -77,9 +78,14 @@ func (p places) numa(address gpu.PCIAddress) int {
 	if p.sys == nil {
 		return -1
 	}
-	// Every link in sysfs leads to another place in it, so the kernel may follow them: to
-	// resolve them part by part takes 20 system calls a GPU.
-	data, err := os.ReadFile(p.sys.Path("/sys/bus/pci/devices/" + string(address) + "/numa_node"))
+	name := "/sys/bus/pci/devices/" + string(address) + "/numa_node"
+	read := func() ([]byte, error) { return p.sys.ReadFile(name, 4096) }
+	if !p.simulated {
+		// Every link in sysfs leads to another place in it, so the kernel may follow them: to
+		// resolve them part by part takes 20 system calls a GPU.
+		read = func() ([]byte, error) { return os.ReadFile(p.sys.Path(name)) }
+	}
+	data, err := read()
 	if err != nil {
 		return -1
 	}

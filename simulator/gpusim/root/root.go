@@ -144,7 +144,9 @@ func (r *Root) majors(s *state.State) (Majors, error) {
 		return Majors{}, err
 	}
 	taken := takenMajors(devices)
-	free := uint32(511) // the highest that the kernel gives to character devices
+	// The kernel gives 384 to 511 and 234 to 254 to drivers that ask for any. Nodes that a real
+	// driver has left have such numbers.
+	free := uint32(383)
 	next := func() uint32 {
 		for taken[free] {
 			free--
