@@ -100,6 +100,9 @@ func TestFailuresNameTheCallAndWhatToDo(t *testing.T) {
 		"hang": {nil, []string{"VECTORADD_TIMEOUT=1ns"}, "vectoradd: no result in time; "},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name == "no library" {
+				built.SkipWithDriver(t)
+			}
 			root := built.DriverRoot(t, "t4")
 			if c.prepare != nil {
 				c.prepare(t, root)

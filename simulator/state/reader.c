@@ -277,18 +277,22 @@ static void make_node(const char *path, const char *name)
 }
 
 /*
- * same_node reports whether /dev and the folder own have the same node, and also if own
- * lacks it.
+ * same_node reports whether /dev and the folder own have the same node, or neither has it, and
+ * also if own has no nodes at all.
  */
 static int same_node(const char *own, const char *name)
 {
 	char path[PATH_MAX + 64];
 	struct stat ours, other;
 	snprintf(path, sizeof path, "%s/%s", own, name);
-	if (stat(path, &ours) != 0)
-		return 1;
+	int has_ours = stat(path, &ours) == 0;
 	snprintf(path, sizeof path, "/dev/%s", name);
-	if (stat(path, &other) != 0)
+	int has_other = stat(path, &other) == 0;
+	if (!has_ours) { /* an own folder with other nodes lacks this one on purpose */
+		snprintf(path, sizeof path, "%s/nvidiactl", own);
+		return !has_other || stat(path, &ours) != 0;
+	}
+	if (!has_other)
 		return 0;
 	if (S_ISCHR(ours.st_mode) && S_ISCHR(other.st_mode))
 		return ours.st_rdev == other.st_rdev;

@@ -127,3 +127,13 @@ func Gpusim(t testing.TB, args ...string) string {
 	}
 	return string(out)
 }
+
+// SkipWithDriver skips a test for which the loader must not find a CUDA library by itself.
+func SkipWithDriver(t testing.TB) {
+	t.Helper()
+	for _, pattern := range []string{"/usr/lib/libcuda.so.1", "/usr/lib/*/libcuda.so.1", "/usr/lib64/libcuda.so.1", "/usr/local/cuda/compat/libcuda.so.1"} {
+		if found, _ := filepath.Glob(pattern); len(found) > 0 {
+			t.Skipf("this machine has a driver of its own: %s", found[0])
+		}
+	}
+}
