@@ -64,7 +64,7 @@ build: packages-build $(ALL) ## build all programs and the simulator's libraries
 .PHONY: test
 test: packages-build packages-containers ## run every test, component tests of the built programs included
 	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build bin/race/demo
-	GPUREADY_BIN=$(CURDIR)/bin/race $(GO) test $(TAGS) -race -count=1 -p 4 -parallel 8 ./...
+	GPUREADY_BIN=$(CURDIR)/bin/race $(GO) test $(TAGS) -race -count=1 -p 3 -parallel 8 ./...
 
 .PHONY: demo
 demo: packages-build packages-containers ## watch a GPU travel from the driver to a CUDA job

@@ -207,7 +207,7 @@ func TestEveryStreamGetsEveryChange(t *testing.T) {
 func TestQuietGPUIsAllocatableAgain(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t).up().withKubelet()
-	m.configured("health: {quietPeriod: 1s}\n")
+	m.configured("health: {quietPeriod: 8s}\n") // both faults are to be seen at once, on a busy machine too
 	m.wait(8)
 	m.sim("xid", "--gpu", "2", "--xid", "32")
 	m.sim("xid", "--gpu", "3", "--xid", "999") // which takes a reset

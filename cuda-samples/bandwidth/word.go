@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// word computes the function word of bandwidth.cu. It depends on every bit of i and of
-// the seed.
+// word is the value at index i of a buffer that is filled with a seed. word of bandwidth.cu
+// computes the same on the GPU. Every bit of i and of the seed takes part, so a word that was
+// copied to the wrong place is noticed.
 func word(i uint64, seed uint32) uint32 {
 	v := (uint32(i) ^ uint32(i>>32)) + seed*0x9e3779b9
 	v = (v ^ v>>16) * 0x85ebca6b
@@ -14,7 +15,7 @@ func word(i uint64, seed uint32) uint32 {
 	return v ^ v>>16
 }
 
-// whole returns a whole number below 65536, so that sums of a few are exact.
+// whole returns a whole number below 65536, so that a float32 holds the sum of up to 256 exactly.
 func whole(i uint64, seed uint32) float32 { return float32(word(i, seed) >> 16) }
 
 // parts is the number of parts into which the host splits its work.
@@ -38,7 +39,8 @@ func fill(to []byte, seed uint32) {
 	})
 }
 
-// check counts the words that are not the seed's and returns the index of the first.
+// check counts the words that are not the seed's and returns the index of the first; it is
+// valid only if there are any.
 func check(from []byte, seed uint32) (count, first int) {
 	var mu sync.Mutex
 	split(len(from)/4, func(at, end int) {

@@ -1,5 +1,6 @@
 // Gemm multiplies matrices on a GPU, in single precision and in the tensor cores, and
-// verifies every element. It proves the operation that machine learning depends on.
+// verifies every element. It proves that a GPU multiplies matrices correctly, on
+// which machine learning depends.
 package main
 
 import (
@@ -52,7 +53,7 @@ func check(asked size, only string) error {
 		name string
 		n    int
 	}{{"m", asked.m}, {"n", asked.n}, {"k", asked.k}} {
-		if side.n < 0 || side.n > maxSide {
+		if side.n < 0 || side.n > maxSide { // 0: the default
 			return fmt.Errorf("--%s is %d: it must be from 1 to %d", side.name, side.n, maxSide)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 // Suggest returns the end of an error about an unknown word: `, did you mean "x"?`, or
 // the list of known words if none is similar and they are few.
 func Suggest(word string, known []string) string {
+	// A similar word has at most 2 edits, or a third of the word's length if that is more.
 	best, distance := "", 1+max(2, len(word)/3)
 	for _, k := range known {
 		if d := edits(strings.ToLower(word), strings.ToLower(k)); d < distance {
@@ -23,7 +24,7 @@ func Suggest(word string, known []string) string {
 	return ""
 }
 
-// edits returns the Levenshtein distance.
+// edits returns the Levenshtein distance in bytes. It keeps one row of the table.
 func edits(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

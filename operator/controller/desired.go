@@ -20,7 +20,7 @@ type desired struct {
 	// elsewhere is the namespace in which another operator's operands serve the policy.
 	// No objects are created beside them.
 	elsewhere string
-	err       error // why the rest is unknown
+	err       error // why the rest is unknown; then nothing is removed
 
 	// From the policy:
 	operands []string         // enabled, as in nvidia.com/gpu.deploy.<operand>
@@ -34,7 +34,7 @@ type desired struct {
 	objects    []apply.Object                // to apply
 	driverSets map[string]upgrade.Set        // DaemonSets of drivers that exist, by the driver's ID
 	targets    map[fleet.Pool]upgrade.Target // the driver that upgrades lead to
-	prebuilt   []v1.PrebuiltStatus
+	prebuilt   []v1.PrebuiltStatus           // modules built for kernels that nodes will run
 }
 
 // computeDesired computes the desired state from the model and the survey.
@@ -65,7 +65,8 @@ func (c *Controller) computeDesired() *desired {
 	return s
 }
 
-// operandFields are the names of label.Deploy and the fields of a policy that enable them.
+// operandFields lists each operand by its name in the label nvidia.com/gpu.deploy.<name>, with
+// the field of a policy that enables it.
 var operandFields = []struct {
 	name    string
 	enabled func(*v1.ClusterPolicySpec) bool

@@ -16,7 +16,7 @@ import (
 
 // model is the operator's view of the cluster. One goroutine owns it; the watches update it
 // through the inbox. Each object is reduced to what the operator acts on when it arrives, so
-// that a pass only goes through what is here.
+// that a pass reads only the model.
 type model struct {
 	namespace string // of the operands
 	changed   bool   // something has changed since the last pass
@@ -26,7 +26,7 @@ type model struct {
 
 	nodes     map[string]*member
 	unwritten map[string]error           // why Nodes could not be patched
-	refused   map[string]upgrade.Refusal // Nodes that could not be patched for long
+	refused   map[string]upgrade.Refusal // Nodes whose patches have failed for a long time, with the time of the next try
 
 	pods   map[types.NamespacedName]*operand // of operands
 	podsOn map[string][]*operand             // the same by node

@@ -17,7 +17,7 @@ import (
 // model. It starts requests and waits for none. Failures are kept in c.passErr and retried.
 func (c *Controller) runPass(ctx context.Context, now time.Time) {
 	c.model.changed, c.nextPass = false, time.Time{}
-	c.unreported = earlier(c.unreported, now)
+	c.unreported = earlier(c.unreported, now) // the status may be out of date since then
 	members := c.model.members()
 	c.survey = surveyNodes(nodesOf(members), c.model.handOver())
 	var before error
@@ -30,9 +30,11 @@ func (c *Controller) runPass(ctx context.Context, now time.Time) {
 		// A desired state that stays unknown is counted once, not with each change of a node.
 		c.Metrics.Reconciled("policy", now, c.Now(), err)
 	}
-	if c.passErr = err; c.desired.err != nil {
+	c.passErr = err
+	if c.desired.err != nil {
 		if c.plan != nil {
-			// Nothing is removed from nodes while the desired state is unknown.
+			// Nothing is removed from nodes while the desired state is unknown. An empty plan
+			// withdraws the removals that have begun.
 			c.removePods(&upgrade.Plan{Watch: c.plan.Watch}) //nolint:errcheck // of removals that are no longer wanted
 		}
 		c.plan = nil
@@ -50,8 +52,9 @@ func (c *Controller) runPass(ctx context.Context, now time.Time) {
 	c.passErr = errors.Join(c.passErr, err)
 }
 
-// applyObjects starts the requests that apply and prune objects. It returns the failures so
-// far, which are retried with back-off.
+// applyObjects starts the requests that apply and prune objects: c.request sends each in the
+// background and calls the function that it returns in this goroutine, which owns the model. It
+// returns the failures of earlier attempts, which are retried with back-off.
 func (c *Controller) applyObjects(ctx context.Context, s *desired) error {
 	if s.err != nil {
 		return s.err
@@ -67,7 +70,7 @@ func (c *Controller) applyObjects(ctx context.Context, s *desired) error {
 		return err
 	}
 	for _, change := range plan.Apply {
-		problems = append(problems, c.request(change.String(), false, func() (func(), error) {
+		problems = append(problems, c.request(change.String(), notUrgent, func() (func(), error) {
 			have, err := apply.Apply(ctx, c.Client, change)
 			return func() {
 				c.Log.Info("applied", "object", change.String(), "why", change.Why)
@@ -76,7 +79,7 @@ func (c *Controller) applyObjects(ctx context.Context, s *desired) error {
 		}))
 	}
 	for _, rest := range plan.Prune {
-		problems = append(problems, c.request(rest.String(), false, func() (func(), error) {
+		problems = append(problems, c.request(rest.String(), notUrgent, func() (func(), error) {
 			err := apply.Prune(ctx, c.Client, rest.Object)
 			return func() {
 				c.Log.Info("deleted", "object", rest.String())
@@ -135,7 +138,7 @@ func (c *Controller) planUpgrade(s *desired, members []*member) *upgrade.Plan {
 func (c *Controller) labelNode(on *member, s *desired, plan *upgrade.Plan, now time.Time) {
 	m, name := c.model, on.node.Name
 	if on.writing() {
-		return // its response is an event
+		return // the response arrives as an update, after which there is another pass
 	}
 	if r := m.refused[name]; r.Next.After(now) {
 		c.schedulePass(r.Next)
@@ -152,7 +155,9 @@ func (c *Controller) labelNode(on *member, s *desired, plan *upgrade.Plan, now t
 	case needed:
 		on.sent = &patch
 		c.writer.set(name, on.sent)
-	case on.sent != nil || m.unwritten[name] != nil && !plan.IsUnwritten(name):
+	// Nothing is left to write: withdraw a queued patch, and forget an earlier failure unless
+	// the upgrade plan still counts the node as one that cannot be written.
+	case on.sent != nil || (m.unwritten[name] != nil && !plan.IsUnwritten(name)):
 		on.sent = nil
 		c.writer.set(name, nil)
 		delete(m.unwritten, name)

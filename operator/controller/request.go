@@ -12,13 +12,15 @@ type request struct {
 	retryAfter time.Time // it is not repeated before
 }
 
+const notUrgent = false // of request
+
 // maxInFlight bounds how many requests about objects run at a time.
 const maxInFlight = 16
 
 // request starts a request unless one of its name is running or in back-off, and returns the
 // last error of that name. The control goroutine calls done after send has succeeded. Urgent
 // requests are not subject to maxInFlight.
-func (c *Controller) request(name string, urgent bool, send func() (done func(), err error)) error {
+func (c *Controller) request(name string, isUrgent bool, send func() (done func(), err error)) error {
 	r := c.requests[name]
 	if r == nil {
 		r = &request{}
@@ -31,7 +33,7 @@ func (c *Controller) request(name string, urgent bool, send func() (done func(),
 	case now.Before(r.retryAfter):
 		c.schedulePass(r.retryAfter)
 		return r.err
-	case c.inFlight >= maxInFlight && !urgent:
+	case c.inFlight >= maxInFlight && !isUrgent:
 		return r.err // a pass follows when one of them ends
 	}
 	r.running, r.rerun, r.onDone = true, false, nil

@@ -21,16 +21,16 @@ type Tally struct {
 	troubled []*Node // nodes with failing pods that they do not wait for
 }
 
-// Place groups nodes by pool, by the first state that they have not reached ("" if they have
-// reached all), and by status.
+// A Place is shared by the nodes of a Group: the pool, the first state that they have
+// not reached ("" if they have reached all), and the status.
 type Place struct {
 	Pool   fleet.Pool
 	State  progress.State
 	Status progress.Status
 }
 
-// Group is the number of nodes at one place, and since when the longest waiting of them waits;
-// zero if none waits.
+// Group is the number of nodes at one place, and since when the first of them has not been
+// ready (failed, unknown or waiting); zero if all are ready.
 type Group struct {
 	Place
 	Nodes int
@@ -51,7 +51,7 @@ func Count(nodes []Node) Tally {
 			t.Groups = append(t.Groups, Group{Place: at})
 		}
 		t.Groups[g].Nodes++
-		if _, late := ranks[n.Status]; late {
+		if _, notReady := ranks[n.Status]; notReady {
 			t.addNotReady(n)
 			if since := &t.Groups[g].Since; !n.Since.IsZero() && (since.IsZero() || n.Since.Before(*since)) {
 				*since = n.Since
@@ -70,7 +70,8 @@ func Count(nodes []Node) Tally {
 // ranks is the order in which nodes that are not ready are reported.
 var ranks = map[progress.Status]int{progress.Failed: 0, progress.Unknown: 1, progress.Waiting: 2}
 
-// addNotReady adds a node to the list of the first ones unless it is full of earlier ones.
+// addNotReady adds a node to the sorted list of the first v1.MaxNotReady nodes, if it is one
+// of them.
 func (t *Tally) addNotReady(n *Node) {
 	order := func(a, b *Node) int { return cmp.Or(ranks[a.Status]-ranks[b.Status], strings.Compare(a.Name, b.Name)) }
 	if len(t.notReady) == v1.MaxNotReady && order(n, t.notReady[v1.MaxNotReady-1]) > 0 {

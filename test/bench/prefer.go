@@ -12,7 +12,8 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 )
 
-// preferred measures a choice of devices inside the device plugin, without the call around it.
+// preferred measures a choice of devices inside the device plugin, without the gRPC call. The goals are of the median
+// and of the slowest; 0: none.
 func (b *bench) preferred(ctx context.Context) error {
 	eight, sixteen := within(250*time.Microsecond, 0), within(2*time.Millisecond, 5*time.Millisecond)
 	for _, c := range []struct {
@@ -39,7 +40,8 @@ func (b *bench) preferred(ctx context.Context) error {
 	return nil
 }
 
-// traces runs the benchmarks for the quality of choices over time.
+// traces runs the benchmarks of how often requests get fully linked GPUs while GPUs are taken
+// and freed, beside an oracle that knows the later requests. It must run in the repository's root.
 func (b *bench) traces(ctx context.Context) error {
 	fmt.Println("\nrequests for 2 and 4 GPUs that get fully linked ones, in traces of 1,000 steps (goal: 98 % of what the oracle reaches)")
 	cmd := exec.CommandContext(ctx, "go", "test", "-tags=grpcnotrace", "-run", "^$", "-bench", "Traces", "-benchtime", "1x", "./deviceplugin/prefer")

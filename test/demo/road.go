@@ -206,12 +206,19 @@ func (r *pipeline) driver(ctx context.Context, real bool) (string, error) {
 		if r.machine, err = readSimulated(ctx); err != nil {
 			return "", err
 		}
+		src, err := nvml.Open(nvml.Options{DriverRoot: node.DriverRoot, Log: slog.New(slog.DiscardHandler)})
+		switch {
+		case err == nil:
+			_ = src.Close()
+		case !errors.Is(err, nvml.ErrOtherLibrary): // findDriver has loaded that of the machine
+			return "", err
+		}
 	}
 	return fmt.Sprintf("%d × %s, driver %s", r.machine.gpus, r.machine.product, r.machine.driver), nil
 }
 
 // readSimulated reads the simulated driver by gpusim, because NVML can be loaded only once into a
-// process: findDriver may have loaded the machine's own.
+// process.
 func readSimulated(ctx context.Context) (machine, error) {
 	out, err := runProgram(ctx, "gpusim", "status", "-o", "json")
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 // errPending is returned, wrapped, if an unfinished transaction is in the way.
 var errPending = errors.New("a change is unfinished")
 
-// The stages of a transaction, in its journal.
+// The stages of a transaction, in its journal. They are for people: what is written is judged by
+// the files, since a kill may come between writing and recording.
 const (
 	stageBegun   = "begun"   // some of it may be written
 	stageWritten = "written" // all of it is written
@@ -66,8 +67,8 @@ func (s *Store) begin(changes []Change, note []byte) (Manifest, error) {
 	return m, s.record(m, p.keep)
 }
 
-// Pending returns the note of the unfinished transaction. It rolls back one that is only
-// partly written, as if that had not been begun.
+// Pending returns the note of the unfinished transaction. It rolls back one whose files are not
+// all as written, because the process was killed or others have changed one since.
 func (s *Store) Pending() (note []byte, pending bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -254,6 +254,7 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 	if may, what := c.Runtime.CanRestart(); !may {
 		return o, &Problem{ReasonRestart, message + "; " + what, nil}
 	}
+	// Nothing new is wanted: only what the runtime had before can be lacking.
 	info, lacks, err := c.restart(ctx, &o, n.Edits, n.Before, runtime.Want{})
 	if ctx.Err() != nil {
 		return o, ctx.Err() // the next process finishes it
@@ -268,7 +269,8 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 		o.Answer = info
 	}
 	if err == nil && len(lacks) > 0 && lacking == why {
-		// Another program had changed the configuration before, without a restart.
+		// It lacks the same with the old files, so our change is not the cause: another program
+		// had changed the configuration before, without a restart.
 		if err := c.Store.SetNote(refusedNote, nil); err != nil {
 			return o, err
 		}

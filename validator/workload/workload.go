@@ -123,7 +123,8 @@ func outcome(err error) string {
 	return "unknown"
 }
 
-// Forget drops the last result and that of a running pod: the plugin was away since.
+// Forget drops the last result and ends a running pod. Call it when the device plugin has been
+// away, because earlier results no longer count.
 func (r *Runner) Forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,32 +134,36 @@ func (r *Runner) Forget() {
 	}
 }
 
-// Prove adds the result of a pod to accounts, the outcome of the plugin's layer so far.
-// free is the resource of which the pod can request one, "" where other pods hold all
-// devices.
-func (r *Runner) Prove(driver check.Driver, accounts check.Outcome, free string) check.Outcome {
-	subject := fmt.Sprint(driver.Subject(), slices.Sorted(maps.Keys(accounts.Proof.Resources)))
+// Prove adds the result of a pod to soFar, the outcome of the layer "plugin" once the driver, the
+// device plugin and the kubelet agree on the devices. free is the resource of which the pod can
+// request one, "" if other pods hold all devices.
+//
+// It does not wait. A pod that passed is reported until Forget. A new failure is reported once;
+// the next call starts another pod, and meanwhile the failure stays the result. Without an
+// earlier result it is Pending, and if no device is free, the layer is proven with a note.
+func (r *Runner) Prove(driver check.Driver, soFar check.Outcome, free string) check.Outcome {
+	subject := fmt.Sprint(driver.Subject(), slices.Sorted(maps.Keys(soFar.Proof.Resources)))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	known := r.last.subject == subject
 	idle := r.running == nil && r.want == nil
 	switch {
 	case known && r.last.err == nil:
-		accounts.Proof.Summary += fmt.Sprintf("; vectorAdd passed in a pod, %.1f s from request to result", r.last.took.Seconds())
-		return accounts
-	case idle && known && r.unread:
+		soFar.Proof.Summary += fmt.Sprintf("; vectorAdd passed in a pod, %.1f s from request to result", r.last.took.Seconds())
+		return soFar
+	case idle && known && r.unread: // the first report of this failure starts no new pod
 		r.unread = false
 		if bad, is := errors.AsType[*refused](r.last.err); is && bad.Reason == ReasonUnschedulable && free == "" {
-			return allTaken(accounts) // another pod was faster
+			return allTaken(soFar) // another pod was faster
 		}
 	case idle && free == "":
-		return allTaken(accounts)
+		return allTaken(soFar)
 	case idle:
 		r.want = &job{subject, free, driver}
 		notify(r.trigger)
 	}
 	if known {
-		return r.last.outcome(accounts)
+		return r.last.outcome(soFar)
 	}
 	return check.Outcome{Kind: check.Pending, Refusal: &readiness.NotReady{
 		Reason:  ReasonRunning,
@@ -168,19 +173,19 @@ func (r *Runner) Prove(driver check.Driver, accounts check.Outcome, free string)
 }
 
 // allTaken returns the outcome where no device is free for a pod.
-func allTaken(accounts check.Outcome) check.Outcome {
-	accounts.Notes = append(accounts.Notes, unprovenNote(newUnproven(ReasonAllTaken, errors.New("every device is allocated to others; the accounts of driver, device plugin and kubelet agree"),
+func allTaken(soFar check.Outcome) check.Outcome {
+	soFar.Notes = append(soFar.Notes, unprovenNote(newUnproven(ReasonAllTaken, errors.New("every device is allocated to others; the accounts of driver, device plugin and kubelet agree"),
 		"nothing: a node that is busy is not broken")))
-	accounts.Retry = true
-	return accounts
+	soFar.Retry = true
+	return soFar
 }
 
 // outcome returns that of the plugin's layer after a run that did not pass.
-func (x result) outcome(accounts check.Outcome) check.Outcome {
+func (x result) outcome(soFar check.Outcome) check.Outcome {
 	if bad, is := errors.AsType[*refused](x.err); is {
 		return check.Fail(bad.Reason, bad.Message, bad.Action)
 	}
-	accounts.Notes = append(accounts.Notes, unprovenNote(x.err))
-	accounts.Retry = true
-	return accounts
+	soFar.Notes = append(soFar.Notes, unprovenNote(x.err))
+	soFar.Retry = true
+	return soFar
 }

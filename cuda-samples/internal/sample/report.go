@@ -19,7 +19,7 @@ type Report struct {
 	Passed     bool               `json:"passed"`
 	Error      string             `json:"error,omitempty"`
 	Simulated  bool               `json:"simulated"`
-	CUDA       string             `json:"cuda,omitempty"` // the newest that the driver serves
+	CUDA       string             `json:"cuda,omitempty"` // the newest that the driver supports
 	Device     string             `json:"device,omitempty"`
 	UUID       string             `json:"uuid,omitempty"`
 	PCI        string             `json:"pci,omitempty"`
@@ -67,6 +67,7 @@ func newReport(name string) *Report {
 	return &Report{Sample: name, Version: version.String(), Seconds: map[string]float64{}, own: map[string]any{}}
 }
 
+// clone returns a copy that the running sample no longer changes. conclude sets Wrong later.
 func (r *Report) clone() *Report {
 	c := *r
 	c.Seconds, c.own = maps.Clone(r.Seconds), maps.Clone(r.own)
@@ -106,5 +107,6 @@ func (r *Report) MarshalJSON() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Drop the closing brace of the one and the opening brace of the other.
 	return bytes.Join([][]byte{common[:len(common)-1], own[1:]}, []byte(",")), nil
 }

@@ -29,8 +29,8 @@ func (s Sample) repeat(ctx context.Context, o options, lines io.Writer, p *progr
 }
 
 // runOnce runs the sample until it returns or ctx ends. A call into a driver that hangs
-// cannot be cancelled. It ends with the process, soon after, and runOnce waits for
-// neither its report nor its output.
+// cannot be cancelled. Its goroutine is left behind until the process exits; runOnce takes
+// the report as it is, and later writes no longer reach it.
 func (s Sample) runOnce(ctx context.Context, o options, lines io.Writer, p *progress) (*Report, error) {
 	r := &Run{device: o.device, out: lines, report: newReport(s.Name), last: time.Now()}
 	done := make(chan error, 1)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
@@ -17,9 +18,8 @@ import (
 
 // places holds the file systems with information about GPUs outside NVML.
 type places struct {
-	simulated bool       // the file systems are folders of a driver root
-	sys       *host.Root // holds /sys
-	proc      *host.Root // holds /proc/driver/nvidia
+	sys  *host.Root // holds /sys
+	proc *host.Root // holds /proc/driver/nvidia
 }
 
 // openPlaces opens the host's /sys, and /proc: /proc/driver is the same in
@@ -31,7 +31,7 @@ func openPlaces(o Options, simulated bool) (places, error) {
 	if simulated {
 		open = func(string) (*host.Root, error) { return openDriverRoot(o.HostRoot, o.DriverRoot) }
 	}
-	p := places{simulated: simulated}
+	var p places
 	var err error
 	if p.sys, err = open(hostRoot); err != nil {
 		return places{}, err
@@ -78,17 +78,20 @@ func (p places) numa(address gpu.PCIAddress) int {
 	if p.sys == nil {
 		return -1
 	}
-	name := "/sys/bus/pci/devices/" + string(address) + "/numa_node"
-	read := func() ([]byte, error) { return p.sys.ReadFile(name, 4096) }
-	if !p.simulated {
-		// Every link in sysfs leads to another place in it, so the kernel may follow them: to
-		// resolve them part by part takes 20 system calls a GPU.
-		read = func() ([]byte, error) { return os.ReadFile(p.sys.Path(name)) }
-	}
-	data, err := read()
+	// Every link in sysfs leads to another place in it, so the kernel may follow them: to
+	// resolve them part by part takes 20 system calls a GPU. In a simulated driver's root it
+	// may be anything, hence not blocking and bounded.
+	file, err := os.OpenFile(p.sys.Path("/sys/bus/pci/devices/"+string(address)+"/numa_node"), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return -1
 	}
+	defer file.Close()
+	data := make([]byte, 32)
+	n, err := file.Read(data)
+	if err != nil {
+		return -1
+	}
+	data = data[:n]
 	node, err := strconv.Atoi(strings.TrimSpace(string(data)))
 	if err != nil || node < 0 {
 		return -1

@@ -179,7 +179,10 @@ func planBuild(ctx context.Context, c *cluster.Client, policy *v1.ClusterPolicy,
 // builderImage returns the driver container with the driver's sources, which builds on nodes.
 func builderImage(spec *v1.DriverSpec, version, osTag string) string {
 	d := spec.ImageSpec
-	if whole := d.Repository == "" && d.Version == "" && strings.ContainsAny(d.Image, "/:@"); !whole && !strings.HasPrefix(d.Version, "sha256:") {
+	// An image that is a whole reference, or has a digest, stays. Any other has the driver's
+	// version as its tag.
+	isWhole := d.Repository == "" && d.Version == "" && strings.ContainsAny(d.Image, "/:@")
+	if hasDigest := strings.HasPrefix(d.Version, "sha256:"); !isWhole && !hasDigest {
 		d.Version = version
 	}
 	ref := d.Ref(v1.ImageSpec{Image: "driver"})
@@ -266,7 +269,7 @@ func checkOwnImage(ctx context.Context, c *cluster.Client, s prebuild.Spec) erro
 const pollEvery = 2 * time.Second
 
 // waitForBuild waits for the end of a Job, and writes its progress to progress. If the Job has failed,
-// the error wraps ErrFailed. An API server that does not respond is retried until ctx ends; one
+// the error wraps errBuildFailed. An API server that does not respond is retried until ctx ends; one
 // that refuses is not.
 func waitForBuild(ctx context.Context, c *cluster.Client, job *batchv1.Job, progress io.Writer) (buildResult, error) {
 	last, r := "", buildResult{}
@@ -333,6 +336,7 @@ func buildResultOf(job *batchv1.Job, pods []corev1.Pod) buildResult {
 			observed = append(observed, p)
 		}
 	}
+	// Report asks for an image only if its Job has succeeded, and the Job has pushed it.
 	pushed := func(string) driver.Presence { return driver.Presence{State: driver.Present} }
 	r.PrebuiltStatus = prebuild.Report([]prebuild.Build{b}, observed, pushed)[0]
 	return r

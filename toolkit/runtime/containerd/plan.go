@@ -23,10 +23,12 @@ type plan struct {
 	want     runtime.Want
 	main     file
 	exists   bool // the main file exists
-	template bool // the main file is a template: its output is read, and nothing is written
+	template bool // the main file is a template (K3s's config.toml.tmpl): its output is read, and nothing is written
 	useDrop  bool // the drop-in is written
-	base     *config
-	written  []file // with their new contents
+	// base is the effective configuration without our drop-in. What it lacks is written anew each
+	// time, so the drop-in holds exactly what is needed, and is removed if that is nothing.
+	base    *config
+	written []file // with their new contents
 }
 
 // Plan returns the files that the host needs for the wanted abilities. It returns an
@@ -47,7 +49,14 @@ func Plan(files runtime.Files, p runtime.Place, w runtime.Want) (runtime.Plan, e
 	return todo.build()
 }
 
-// build reads the configuration, sets the missing keys, reads the result, and compares both.
+// build reads the configuration, sets the keys that are missing without our drop-in, reads the
+// result, and compares both. The rules differ by version (release.go):
+//
+//	until 1.7   a file's table of a plugin replaces that of earlier files; files have version 1 or 2
+//	2.0 to 2.2  tables merge key by key; the last version that a file names applies to all files
+//	from 2.3    tables merge key by key; each file is converted from its own version
+//
+// The version of a file decides the name of its CRI table.
 func (p *plan) build() (runtime.Plan, error) {
 	now, err := p.load(p.main)
 	if err != nil {
@@ -113,6 +122,7 @@ func (p *plan) checkDefault(c *config) error {
 	if err != nil {
 		return err
 	}
+	// runc is built in. Some releases keep it beside configured handlers.
 	if _, ok := runtimes[name]; ok || name == "runc" && (len(runtimes) == 0 || c.release.keepsRunc()) {
 		return nil
 	}
@@ -164,7 +174,7 @@ func (p *plan) lateFiles() (map[string]bool, error) {
 	if !p.useDrop {
 		return nil, nil
 	}
-	p.overlay = map[string][]byte{p.place.DropIn: nil}
+	p.overlay = map[string][]byte{p.place.DropIn: nil} // as if it existed, to learn its place in the order
 	c, err := p.load(p.main)
 	p.overlay = nil
 	if err != nil {
