@@ -62,7 +62,7 @@ help: ## list the targets
 build: packages-build $(ALL) ## build all programs and the simulator's libraries into bin/
 
 .PHONY: test
-test: packages-build packages-containers ## run every test, component tests of the built programs included
+test: packages-build packages-containers packages-test ## run every test, component tests of the built programs included
 	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build bin/race/demo
 	GPUREADY_BIN=$(CURDIR)/bin/race $(GO) test $(TAGS) -race -count=1 -p 3 -parallel 8 ./...
 
