@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -501,12 +499,8 @@ func TestSlowDriverAppearsLaterAndCanBeCancelled(t *testing.T) {
 		return
 	}
 	get := func(path string) string {
-		answer, err := http.Get("http://127.0.0.1:9405" + path)
-		require.NoError(t, err)
-		defer answer.Body.Close()
-		text, err := io.ReadAll(answer.Body)
-		require.NoError(t, err)
-		return string(text)
+		_, text := built.Get(t, "http://127.0.0.1:9405"+path)
+		return text
 	}
 	p := start(t, "--profile", "t4", "--boot-delay", "1h", "--listen", "127.0.0.1:9405")
 	s := waitPhase(t, nodestate.Waiting)

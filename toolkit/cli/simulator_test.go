@@ -250,10 +250,8 @@ func TestAMIGLayoutChangesHalfOfTheGeneration(t *testing.T) {
 
 func status(t *testing.T, address string) int {
 	t.Helper()
-	response, err := http.Get("http://" + address + "/readyz")
-	require.NoError(t, err)
-	defer response.Body.Close()
-	return response.StatusCode
+	code, _ := built.Get(t, "http://"+address+"/readyz")
+	return code
 }
 
 func TestEachFailureIsOneClearMessage(t *testing.T) {
