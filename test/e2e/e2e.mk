@@ -4,6 +4,7 @@
 #	make e2e E2E_ARGS='-run TestRoad'        some of it
 #	make e2e-deviceplugin                    the device plugin: MIG, sharing, NUMA
 #	make e2e-restarts RESTARTS=20            a kubelet that restarts under running pods
+#	make e2e-build                           what the suites of .ci/run need, so that two can run at a time
 E2E_ARGS ?=
 RESTARTS ?= 200
 NEXT     := v0.1.1
@@ -13,7 +14,7 @@ APART := ^Test(DevicePlugin|KubeletRestarts)
 
 E2E_RUN = GPUREADY_E2E='$(CURDIR)/$(BIN)' $(GO) test $(TAGS) -count=1 -v ./test/e2e
 
-.PHONY: e2e e2e-timeline e2e-deviceplugin e2e-restarts e2e-images
+.PHONY: e2e e2e-timeline e2e-deviceplugin e2e-restarts e2e-images e2e-build
 e2e: e2e-images ## play the scenarios on a real cluster, with the images and manifests of this tree
 	GPUREADY_E2E_LONG='$(GPUREADY_E2E_LONG)' $(E2E_RUN) -timeout 40m -parallel 4 -skip '$(APART)' $(E2E_ARGS)
 
@@ -29,3 +30,5 @@ e2e-restarts: e2e-images ## kill a kubelet 200 times under pods that use GPUs, a
 e2e-images: packages-cluster images
 	@GPUREADY_IMAGES='$(abspath $(IMAGE_DIR))' $(GO) test $(TAGS) -count=1 -run '^TestBuilt' ./deployments/images/build
 	@$(MAKE) --no-print-directory images VERSION=$(NEXT) IMAGE_DIR='$(BIN)/images-next' IMAGE_ARGS='device-plugin toolkit validator driver-simulator' >/dev/null
+
+e2e-build: packages-machine packages-runtimes e2e-images chart bundle $(addprefix $(BIN)/,standin simkernel gpu-provision tools/helm olm/clusterserviceversions.json)
