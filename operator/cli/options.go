@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
+	"github.com/gpuready/gpuready/operator/nvidia"
 	"github.com/gpuready/gpuready/operator/rbac"
 	"github.com/gpuready/gpuready/operator/state"
 )
@@ -35,6 +36,7 @@ type options struct {
 	kubeconfig, logFormat, logLevel string
 	cluster                         state.Cluster
 	namespace                       string
+	nvidiaRelease, nvidiaRegistry   string
 }
 
 // newOptions returns the options of a command whose help has usage, the flags and exit codes.
@@ -49,11 +51,15 @@ func (o *options) addNamespaceFlags() {
 	maps.Copy(o.flags.Env, map[string]string{"namespace": "POD_NAMESPACE", "operand-namespace": "OPERAND_NAMESPACE"})
 }
 
-// addImageFlags adds the flags of our images' repository and version.
+// addImageFlags adds the flags of images that the policy does not name.
 func (o *options) addImageFlags() {
 	o.flags.StringVar(&o.cluster.ImageRepository, "image-repository", "gpuready", "where our images are that the policy does not name")
 	o.flags.StringVar(&o.cluster.ImageVersion, "image-version", imageVersion, "default tag of our images")
-	maps.Copy(o.flags.Env, map[string]string{"image-repository": "IMAGE_REPOSITORY", "image-version": "IMAGE_VERSION"})
+	o.flags.StringVar(&o.nvidiaRelease, "nvidia-release", "", "release of NVIDIA's GPU Operator, such as 25.3, with whose versions NVIDIA's images are used that the policy does not name (default: "+newestRelease()+")")
+	o.flags.StringVar(&o.nvidiaRegistry, "nvidia-registry", "", "registry, and path, of a mirror of those in place of nvcr.io")
+	maps.Copy(o.flags.Env, map[string]string{
+		"image-repository": "IMAGE_REPOSITORY", "image-version": "IMAGE_VERSION", "nvidia-release": "NVIDIA_RELEASE", "nvidia-registry": "NVIDIA_REGISTRY",
+	})
 }
 
 // addAPIFlags adds the flags of the API server and of the log.
@@ -75,7 +81,17 @@ func (o *options) parse(args []string) error {
 	if o.cluster.Namespace == "" {
 		o.cluster.Namespace = o.namespace
 	}
+	release, err := nvidia.Find(o.nvidiaRelease)
+	if err != nil {
+		return program.UsageErrorf("--nvidia-release: %w", err)
+	}
+	o.cluster.NVIDIA = release.At(o.nvidiaRegistry)
 	return nil
+}
+
+func newestRelease() string {
+	all := nvidia.Releases()
+	return all[len(all)-1].Name
 }
 
 // restConfig returns the configuration of the API server's client.

@@ -50,7 +50,7 @@ func (c *Controller) computeDesired() *desired {
 		return s
 	}
 	spec := &s.policy.Spec
-	s.operands, s.states, s.unserved = enabledOperands(spec), progress.States(spec), s.policy.Unserved()
+	s.operands, s.states, s.unserved = enabledOperands(spec), progress.States(spec), append(s.policy.Unserved(), state.Replaced(spec, c.Cluster)...)
 	c.chooseDrivers(s)
 	if s.err = c.renderObjects(s); s.err != nil {
 		return s

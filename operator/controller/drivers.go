@@ -25,6 +25,7 @@ func (c *Controller) chooseDrivers(s *desired) {
 	facts := driver.Facts{
 		OpenShift:      m.openShift,
 		Images:         v1.ImageSpec{Repository: c.Cluster.ImageRepository, Version: c.Cluster.ImageVersion},
+		NVIDIA:         c.Cluster.NVIDIA["driver"],
 		Toolkit:        func(rhcos string) (string, bool) { image, ok := m.toolkit[rhcos]; return image, ok },
 		ToolkitUnknown: m.toolkitError,
 		Registry: func(image string) driver.Presence {

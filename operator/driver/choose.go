@@ -10,6 +10,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/nvidia"
 )
 
 // RuleFile is the NodeFeatureRule that makes NFD publish RHCOS' version.
@@ -65,7 +66,7 @@ func (c *chooser) buildOnNode(toolkit bool) Choice {
 		return c.toolkit()
 	}
 	choice := c.choice(Container, containerID(c.pool), c.driverImage(c.pool.OS))
-	if choice.Problem = c.invalidImage(choice.Image); choice.Problem != nil {
+	if choice.Problem = c.unusableImage(choice.Image); choice.Problem != nil {
 		return choice
 	}
 	return c.identify(choice)
@@ -80,7 +81,7 @@ func (c *chooser) toolkit() Choice {
 	}
 	choice := c.choice(DriverToolkit, toolkitID(c.pool), c.driverImage(c.pool.OS))
 	choice.Selector = map[string]string{label.OSTree: version}
-	if choice.Problem = c.invalidImage(choice.Image); choice.Problem != nil {
+	if choice.Problem = c.unusableImage(choice.Image); choice.Problem != nil {
 		return choice
 	}
 	if choice = c.identify(choice); choice.Problem != nil {
@@ -118,7 +119,7 @@ func (c *chooser) precompiled() Choice {
 			"spec.driver names the digest %s, and precompiled drivers differ by kernel: name a version, as in 535, or set spec.driver.usePrecompiled=false", choice.Image)
 		return choice
 	}
-	if choice.Problem = c.invalidImage(choice.Image); choice.Problem != nil {
+	if choice.Problem = c.unusableImage(choice.Image); choice.Problem != nil {
 		return choice
 	}
 	return c.checkRegistry(choice)
@@ -177,9 +178,6 @@ func (c *chooser) identify(choice Choice) Choice {
 	return choice
 }
 
-// vendor is the registry path of NVIDIA's own driver containers.
-const vendor = "nvcr.io/nvidia/"
-
 // setOwner sets whether a choice's image is a driver container of this product, and its driver
 // version. known is false until the first lookup has ended.
 func (c *chooser) setOwner(choice *Choice) (known bool) {
@@ -201,7 +199,7 @@ func (c *chooser) imageOwner(choice Choice) (as Presence, known bool) {
 	switch {
 	case Repository(choice.Image) == own:
 		return Presence{State: Present, Ours: true}, true
-	case strings.HasPrefix(choice.Image, vendor):
+	case strings.HasPrefix(choice.Image, nvidia.Vendor+"/"), Repository(choice.Image) == v1.ImageSpec{Repository: c.facts.NVIDIA.Repository, Image: c.facts.NVIDIA.Image}.Ref(v1.ImageSpec{}):
 		return Presence{State: Present}, true
 	case c.facts.Registry == nil:
 		return Presence{}, true
@@ -240,11 +238,17 @@ func Repository(image string) string {
 }
 
 // driverImage returns the driver's image with a suffix on its tag. A digest stays unchanged:
-// it means that image for every pool.
+// it means that image for every pool. What the policy does not name is NVIDIA's, but with the
+// repository of this product's images this product's.
 func (c *chooser) driverImage(suffix string) string {
-	own := c.facts.Images
-	own.Image = "driver"
-	ref := c.spec.Driver.Ref(own)
+	spec, byDefault := c.spec.Driver.ImageSpec, c.facts.NVIDIA
+	if spec.Repository == c.facts.Images.Repository && spec.Repository != "" {
+		byDefault = c.facts.Images
+		byDefault.Image = "driver"
+	} else if c.spec.Driver.Precompiled() {
+		byDefault.Version = nvidia.Branch(byDefault.Version)
+	}
+	ref := spec.Ref(byDefault)
 	if strings.Contains(ref, "@") {
 		return ref
 	}
@@ -255,9 +259,15 @@ func (c *chooser) driverImage(suffix string) string {
 // (github.com/distribution/reference).
 var referencePattern = regexp.MustCompile(`^[a-zA-Z0-9\[][a-zA-Z0-9._/:\[\]-]*(:[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}|@sha256:[0-9a-f]{64})$`)
 
-func (c *chooser) invalidImage(image string) *Problem {
-	if referencePattern.MatchString(image) {
-		return nil
+// unusableImage returns why a driver image cannot exist; nil if it can.
+func (c *chooser) unusableImage(image string) *Problem {
+	if !referencePattern.MatchString(image) {
+		return c.problem(ImageInvalid, "spec.driver's repository, image and version make %q for node %s, which is no image with a tag; correct them", image, c.node)
 	}
-	return c.problem(ImageInvalid, "spec.driver's repository, image and version make %q for node %s, which is no image with a tag; correct them", image, c.node)
+	published := v1.ImageSpec{Repository: nvidia.Vendor, Image: "driver"}.Ref(v1.ImageSpec{})
+	if Repository(image) == published && !strings.Contains(image, "@") && !nvidia.HasDrivers(c.pool.OS) {
+		return c.problem(OSNotSupported, "NVIDIA publishes no driver image for %s, which node %s runs: install the driver on the host and set spec.driver.enabled=false, "+
+			"or name an image of yours in spec.driver (docs/driver.md)", c.pool.OS, c.node)
+	}
+	return nil
 }

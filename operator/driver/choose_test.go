@@ -56,6 +56,7 @@ func facts(p Presence) Facts {
 	return Facts{
 		OpenShift: true,
 		Images:    v1.ImageSpec{Repository: "gpuready", Version: "v1.0.0"},
+		NVIDIA:    v1.ImageSpec{Repository: "nvcr.io/nvidia", Image: "driver", Version: "580.105.08"},
 		Toolkit: func(version string) (string, bool) {
 			return "image-registry/openshift/driver-toolkit@sha256:1", version == rhcos.RHCOS
 		},
@@ -72,7 +73,11 @@ func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
 	other.Kernel = ""
 	arm.Arch, arm.Kernel = "arm64", "4.18.0-372.51.1.el8_6.aarch64"
 	unknown.OS = ""
+	debian := ubuntu
+	debian.OS = "debian12"
 	off := false
+	unnamed := policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{} })
+	release := func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{Repository: "gpuready"} }
 	digest := func(s *v1.ClusterPolicySpec) { s.Driver.Version = "sha256:" + strings.Repeat("a", 64) }
 	for _, c := range []struct {
 		name string
@@ -87,7 +92,11 @@ func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
 			s.Driver.ImageSpec = v1.ImageSpec{}
 		}), unknown, plain},
 		{"container", policy(nil), ubuntu, plain},
-		{"container of the same release", policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{} }), ubuntu, plain},
+		{"no image named", unnamed, ubuntu, plain},
+		{"only a version named", policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{Version: "535.104.05"} }), rhel, plain},
+		{"no image named, precompiled", precompiled(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{} }), rhcos, facts(Presence{State: Present})},
+		{"no image named, not published", unnamed, debian, plain},
+		{"container of the same release", policy(release), ubuntu, plain},
 		{"container by digest", policy(digest), ubuntu, plain},
 		{"container without a tag", policy(func(s *v1.ClusterPolicySpec) {
 			s.Driver.ImageSpec = v1.ImageSpec{Image: "nvcr.io/nvidia/driver"}
@@ -119,7 +128,7 @@ func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
 		{"ours, without the driver toolkit", policy(elsewhere), newer, facts(Presence{State: Present, Ours: true})},
 		{"ours, by digest", policy(func(s *v1.ClusterPolicySpec) { elsewhere(s); digest(s) }), rhcos, facts(Presence{State: Present, Ours: true, Version: "550.54.15"})},
 		{"whose is not known yet", policy(elsewhere), ubuntu, facts(Presence{})},
-		{"driver toolkit of the same release", policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{} }), rhcos, facts(Presence{})},
+		{"driver toolkit of the same release", policy(release), rhcos, facts(Presence{})},
 		{"precompiled, kernel unknown", precompiled(nil), other, plain},
 		{"precompiled by digest", precompiled(digest), ubuntu, plain},
 	} {

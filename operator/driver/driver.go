@@ -56,6 +56,7 @@ const (
 	OSUnknown                 Reason = "OSUnknown"                 // no OS tag
 	KernelUnknown             Reason = "KernelUnknown"             // no kernel version for a precompiled driver
 	ImageInvalid              Reason = "ImageInvalid"              // the policy's fields make no valid image reference
+	OSNotSupported            Reason = "OSNotSupported"            // NVIDIA publishes no driver image for it
 	PrecompiledImageMissing   Reason = "PrecompiledImageMissing"   // the registry does not have it
 	RegistryPending           Reason = "RegistryPending"           // the registry has not responded yet
 	RegistryUnknown           Reason = "RegistryUnknown"           // the registry cannot be queried or gives no result
@@ -67,8 +68,10 @@ const (
 // Facts are the inputs of a choice besides policy and pool.
 type Facts struct {
 	OpenShift bool
-	// Images are the operator's own repository and version, the defaults for the policy's.
+	// Images are the repository and version of this product's images.
 	Images v1.ImageSpec
+	// NVIDIA is NVIDIA's driver image, the default for the policy's.
+	NVIDIA v1.ImageSpec
 	// Toolkit returns the Driver Toolkit's image for a version of RHCOS; it may be nil.
 	Toolkit func(rhcos string) (image string, ok bool)
 	// ToolkitUnknown is why the ImageStream behind Toolkit has not been read; "" if it was.

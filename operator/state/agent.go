@@ -68,7 +68,7 @@ func (r *renderer) toolkits() error {
 	if !spec.IsEnabled() {
 		return nil
 	}
-	image := r.ownImage(progress.Toolkit, "toolkit", agents.Toolkit, spec.ImageSpec)
+	image := r.in.Cluster.ownImage(agents.Toolkit, spec.ImageSpec)
 	for _, i := range r.injections {
 		runtime := i != fleet.NRI || r.hasHandler(i)
 		d, err := r.newAgent(agents.Toolkit, image, i, runtime)

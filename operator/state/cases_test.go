@@ -6,9 +6,14 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/nvidia"
 )
 
-var cluster = Cluster{Namespace: "nvidia-gpu-operator", ImageRepository: "gpuready", ImageVersion: "v0.1.0"}
+var cluster = Cluster{Namespace: "nvidia-gpu-operator", ImageRepository: "gpuready", ImageVersion: "v0.1.0", NVIDIA: nvidia.Images{
+	"dcgm":         {Repository: "nvcr.io/nvidia/cloud-native", Image: "dcgm", Version: "4.4.2-1-ubuntu22.04"},
+	"dcgmExporter": {Repository: "nvcr.io/nvidia/k8s", Image: "dcgm-exporter", Version: "4.4.2-4.7.0-distroless"},
+	"migManager":   {Repository: "nvcr.io/nvidia/cloud-native", Image: "k8s-mig-manager", Version: "v0.13.1"},
+}}
 
 func ubuntu() driver.Choice {
 	return driver.Choice{

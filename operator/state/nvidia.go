@@ -33,8 +33,8 @@ func (r *renderer) nvidiaOperands() []nvidiaOperand {
 	}
 }
 
-// wanted reports whether the policy enables the operand and names an image. An operand that the
-// policy does not mention is not wanted, whatever its default is.
+// wanted reports whether the policy enables the operand. One that the policy does not mention is
+// not wanted, whatever its default is.
 func (n nvidiaOperand) wanted() bool {
 	return n.spec.IsEnabled() && (n.spec.Enabled != nil || n.spec.Image != "")
 }
@@ -42,7 +42,7 @@ func (n nvidiaOperand) wanted() bool {
 // wantsNVIDIA reports whether any of NVIDIA's operands is deployed.
 func (r *renderer) wantsNVIDIA() bool {
 	for _, n := range r.nvidiaOperands() {
-		if n.wanted() && n.spec.Ref(v1.ImageSpec{}) != "" {
+		if n.wanted() {
 			return true
 		}
 	}
@@ -54,10 +54,7 @@ func (r *renderer) nvidiaDaemonSets() error {
 		if !n.wanted() {
 			continue
 		}
-		image := r.foreignImage(n.state, n.field, n.spec.ImageSpec)
-		if image == "" {
-			continue
-		}
+		image := r.nvidiaImage(n.field, n.spec.ImageSpec)
 		for _, i := range r.injections {
 			if err := r.addNVIDIA(n, image, i); err != nil {
 				return err
@@ -109,7 +106,7 @@ func (r *renderer) configureExporter(d *appsv1.DaemonSet, c *corev1.Container) {
 		pod.Spec.DNSPolicy = corev1.DNSClusterFirstWithHostNet
 	}
 	set := func(name, value string) { setEnv(c, v1.EnvVar{Name: name, Value: value}) }
-	if dcgm := r.nvidiaOperands()[0]; dcgm.wanted() && dcgm.spec.Ref(v1.ImageSpec{}) != "" {
+	if dcgm := r.nvidiaOperands()[0]; dcgm.wanted() {
 		set("DCGM_REMOTE_HOSTENGINE_INFO", fmt.Sprintf("nvidia-dcgm:%d", dcgmPort))
 	}
 	if m := spec.MetricsConfig; m != nil && m.Name != "" {

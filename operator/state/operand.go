@@ -2,45 +2,57 @@ package state
 
 import (
 	"fmt"
-	"path"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/deployments/agents"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/nvidia"
 )
 
-// nvidiaImages are the names of NVIDIA's images for operands that are ours here. Their entry
-// points differ: a policy that was written for NVIDIA's operator and names them gets our images.
-var nvidiaImages = []string{"container-toolkit", "k8s-device-plugin", "gpu-feature-discovery", "gpu-operator-validator", "gpu-operator"}
-
-// ownImage returns the image of one of our agents.
-func (r *renderer) ownImage(s progress.State, field string, a agents.Agent, spec v1.ImageSpec) string {
-	byDefault := v1.ImageSpec{Repository: r.in.Cluster.ImageRepository, Image: a.Image, Version: r.in.Cluster.ImageVersion}
-	ref := spec.Ref(byDefault)
-	name, _, _ := strings.Cut(path.Base(spec.Image), "@")
-	name, _, _ = strings.Cut(name, ":")
-	if !slices.Contains(nvidiaImages, name) {
-		return ref
-	}
-	own := v1.ImageSpec{}.Ref(byDefault)
-	r.problem(s, ImageForeign, fmt.Sprintf("spec.%s names %s, NVIDIA's image, which has another entry point than ours: %s is used. "+
-		"Remove repository, image and version of spec.%[1]s", field, ref, own))
-	return own
+// ownOperands are the operands of this product that NVIDIA's operator has under the same field.
+var ownOperands = []struct {
+	field string
+	image func(*v1.ClusterPolicySpec) v1.ImageSpec
+	agent agents.Agent
+}{
+	{"devicePlugin", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.DevicePlugin.ImageSpec }, agents.DevicePlugin},
+	{"toolkit", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.Toolkit.ImageSpec }, agents.Toolkit},
+	{"validator", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.Validator.ImageSpec }, agents.Validator},
 }
 
-// foreignImage returns the image of an operand that is not ours. If the policy names none, it
-// returns "" and adds a problem.
-func (r *renderer) foreignImage(s progress.State, field string, spec v1.ImageSpec) string {
-	ref := spec.Ref(v1.ImageSpec{})
-	if ref == "" || spec.Repository == "" && ref == spec.Image && !strings.ContainsAny(ref, "/:@") {
-		r.problem(s, ImageMissing, fmt.Sprintf("spec.%s is enabled and names no image: set its repository, image and version, or enabled: false", field))
-		return ""
+// ownImage returns the image of one of our agents. A policy that was written for NVIDIA's
+// operator gets ours; see Replaced.
+func (c Cluster) ownImage(a agents.Agent, spec v1.ImageSpec) string {
+	byDefault := v1.ImageSpec{Repository: c.ImageRepository, Image: a.Image, Version: c.ImageVersion}
+	if nvidia.IsCounterpart(spec, c.ImageVersion) {
+		return v1.ImageSpec{}.Ref(byDefault)
 	}
-	return ref
+	return spec.Ref(byDefault)
+}
+
+// Replaced tells which of the policy's images are NVIDIA's and have ours in their place, a line
+// each, as in status.unserved.
+func Replaced(spec *v1.ClusterPolicySpec, c Cluster) (lines []string) {
+	for _, o := range ownOperands {
+		image := o.image(spec)
+		if !nvidia.IsCounterpart(image, c.ImageVersion) {
+			continue
+		}
+		field, value := ".image", image.Image
+		if value == "" {
+			field, value = ".version", image.Version
+		}
+		lines = append(lines, fmt.Sprintf("%s%s: %s is NVIDIA's, which starts otherwise than ours; %s is used. Nothing is to be done; to name an image of ours, set repository, image and version",
+			o.field, field, value, c.ownImage(o.agent, image)))
+	}
+	return lines
+}
+
+// nvidiaImage returns the image of an operand of NVIDIA's, by default that of the release.
+func (r *renderer) nvidiaImage(field string, spec v1.ImageSpec) string {
+	return spec.Ref(r.in.Cluster.NVIDIA[field])
 }
 
 // overlay overlays the policy's fields of a container on the template's.

@@ -21,7 +21,7 @@ func (r *renderer) plugins() error {
 	if !spec.IsEnabled() {
 		return nil
 	}
-	image := r.ownImage(progress.DevicePlugin, "devicePlugin", agents.DevicePlugin, spec.ImageSpec)
+	image := r.in.Cluster.ownImage(agents.DevicePlugin, spec.ImageSpec)
 	for _, i := range r.injections {
 		d, err := r.newAgent(agents.DevicePlugin, image, i, false)
 		if err != nil {

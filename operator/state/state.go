@@ -12,6 +12,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/nvidia"
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
@@ -34,6 +35,8 @@ type Cluster struct {
 	HandOver        bool   // NVIDIA's operator runs: only nodes that were handed over are served
 	ImageRepository string // default repository of our images: "gpuready"
 	ImageVersion    string // their tag
+	// NVIDIA holds the images of NVIDIA's operands that the policy does not name.
+	NVIDIA nvidia.Images
 }
 
 // Object is an object that belongs in the cluster.
@@ -56,8 +59,6 @@ type Reason string
 
 // The reasons of problems.
 const (
-	ImageMissing     Reason = "ImageMissing"         // no image for an operand that is not ours
-	ImageForeign     Reason = "ImageForeign"         // NVIDIA's image for an operand that is ours
 	ConfigMapMissing Reason = "ConfigMapMissing"     // a driver's configuration does not exist
 	OSUnknown        Reason = "OSUnknown"            // the OS' paths for a driver's configuration are unknown
 	FieldPassedOver  Reason = "FieldPassedOver"      // the driver's image does not support the field

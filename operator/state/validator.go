@@ -37,7 +37,7 @@ func (r *renderer) validators() error {
 }
 
 func (r *renderer) validatorImage() string {
-	return r.ownImage(progress.DriverValidation, "validator", agents.Validator, r.spec.Validator.ImageSpec)
+	return r.in.Cluster.ownImage(agents.Validator, r.spec.Validator.ImageSpec)
 }
 
 // setValidation sets the validator's settings that follow from the rest of the policy.

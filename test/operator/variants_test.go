@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/nvidia"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
@@ -230,11 +232,13 @@ func (v *variants) precompiledAppears(t *testing.T, _ *suite) {
 
 // precompiledOff runs the documentation's command.
 func (v *variants) precompiledOff(t *testing.T, _ *suite) {
-	v.hub.load(t, v.suite, "docker.io/gpuready/driver:v0.1.0-rhcos4.18")
+	newest, err := nvidia.Find("")
+	require.NoError(t, err)
+	v.hub.load(t, v.suite, newest.Images["driver"].Ref(v1.ImageSpec{})+"-rhcos4.18")
 	out := v.Kubectl(t, "patch", "clusterpolicy/gpu-cluster-policy", "--type=json", `-p=[{"op": "replace", "path": "/spec/driver/usePrecompiled", "value":false},`+
 		`{"op": "remove", "path": "/spec/driver/version"},{"op": "remove", "path": "/spec/driver/image"},{"op": "remove", "path": "/spec/driver/repository"}]`)
 	assert.Equal(t, "clusterpolicy.nvidia.com/gpu-cluster-policy patched\n", out)
-	// The policy now names the release's own driver, which the nodes already have.
+	// The policy now names no driver: that of NVIDIA's newest release, which the nodes already have.
 	v.until(t, "the nodes have drivers that are built, no kernel in their pods' names", func() error {
 		out, err := v.TryKubectl(t, "get", "pods", "-l", "openshift.driver-toolkit=true", "-n", namespace)
 		if err != nil {

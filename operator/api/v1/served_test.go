@@ -25,6 +25,7 @@ func effects(t *testing.T, p *v1.ClusterPolicy) string {
 	facts := driver.Facts{
 		OpenShift: true,
 		Images:    v1.ImageSpec{Repository: "gpuready", Version: "1.0"},
+		NVIDIA:    v1.ImageSpec{Repository: "nvcr.io/nvidia", Image: "driver", Version: "580.105.08"},
 		Toolkit:   func(rhcos string) (string, bool) { return "toolkit@" + rhcos, true },
 		Registry:  func(string) driver.Presence { return driver.Presence{State: driver.Absent} },
 	}
