@@ -65,7 +65,7 @@ func (c *chooser) buildOnNode(toolkit bool) Choice {
 	if c.facts.OpenShift && toolkit && c.pool.CoreOS {
 		return c.toolkit()
 	}
-	choice := c.choice(Container, containerID(c.pool), c.driverImage(c.pool.OS))
+	choice := c.choice(Container, containerID(c.pool), c.driverImage(""))
 	if choice.Problem = c.unusableImage(choice.Image); choice.Problem != nil {
 		return choice
 	}
@@ -79,7 +79,7 @@ func (c *chooser) toolkit() Choice {
 			"node %s runs RHCOS and has no label %s, by which the Driver Toolkit is chosen; kubectl apply -f %s has NFD publish it",
 			c.node, label.OSTree, RuleFile)}
 	}
-	choice := c.choice(DriverToolkit, toolkitID(c.pool), c.driverImage(c.pool.OS))
+	choice := c.choice(DriverToolkit, toolkitID(c.pool), c.driverImage(""))
 	choice.Selector = map[string]string{label.OSTree: version}
 	if choice.Problem = c.unusableImage(choice.Image); choice.Problem != nil {
 		return choice
@@ -113,7 +113,7 @@ func (c *chooser) precompiled() Choice {
 		return Choice{Pool: c.pool, Variant: Precompiled, Problem: c.problem(KernelUnknown,
 			"the kernel of node %s is not known, neither from NFD's label %s nor from the kubelet, and precompiled drivers are by kernel", c.node, label.Kernel)}
 	}
-	choice := c.choice(Precompiled, precompiledID(c.pool), c.driverImage(drivertag.Kernel(c.pool.Kernel)+"-"+c.pool.OS))
+	choice := c.choice(Precompiled, precompiledID(c.pool), c.driverImage(drivertag.Kernel(c.pool.Kernel)+"-"))
 	if strings.Contains(choice.Image, "@") {
 		choice.Problem = c.problem(ImageInvalid,
 			"spec.driver names the digest %s, and precompiled drivers differ by kernel: name a version, as in 535, or set spec.driver.usePrecompiled=false", choice.Image)
@@ -199,7 +199,7 @@ func (c *chooser) imageOwner(choice Choice) (as Presence, known bool) {
 	switch {
 	case Repository(choice.Image) == own:
 		return Presence{State: Present, Ours: true}, true
-	case strings.HasPrefix(choice.Image, nvidia.Vendor+"/"), Repository(choice.Image) == v1.ImageSpec{Repository: c.facts.NVIDIA.Repository, Image: c.facts.NVIDIA.Image}.Ref(v1.ImageSpec{}):
+	case strings.HasPrefix(choice.Image, nvidia.Vendor+"/"), c.isNVIDIAs(choice.Image):
 		return Presence{State: Present}, true
 	case c.facts.Registry == nil:
 		return Presence{}, true
@@ -237,10 +237,10 @@ func Repository(image string) string {
 	return image
 }
 
-// driverImage returns the driver's image with a suffix on its tag. A digest stays unchanged:
-// it means that image for every pool. What the policy does not name is NVIDIA's, but with the
-// repository of this product's images this product's.
-func (c *chooser) driverImage(suffix string) string {
+// driverImage returns the driver's image for the pool's operating system; prefix precedes that in
+// its tag. A digest stays unchanged: it means that image for every pool. What the policy does
+// not name is NVIDIA's, but with the repository of this product's images this product's.
+func (c *chooser) driverImage(prefix string) string {
 	spec, byDefault := c.spec.Driver.ImageSpec, c.facts.NVIDIA
 	if spec.Repository == c.facts.Images.Repository && spec.Repository != "" {
 		byDefault = c.facts.Images
@@ -248,11 +248,21 @@ func (c *chooser) driverImage(suffix string) string {
 	} else if c.spec.Driver.Precompiled() {
 		byDefault.Version = nvidia.Branch(byDefault.Version)
 	}
-	ref := spec.Ref(byDefault)
+	ref, system := spec.Ref(byDefault), c.pool.OS
 	if strings.Contains(ref, "@") {
 		return ref
 	}
-	return ref + "-" + suffix
+	if c.isNVIDIAs(ref) {
+		_, version, _ := strings.Cut(strings.TrimPrefix(ref, Repository(ref)), ":")
+		system, _ = nvidia.DriverSystem(c.pool.OS, version)
+	}
+	return ref + "-" + prefix + system
+}
+
+// isNVIDIAs reports whether an image is of NVIDIA's driver, in their registry or in the mirror.
+func (c *chooser) isNVIDIAs(image string) bool {
+	at := Repository(image)
+	return at == nvidia.Vendor+"/driver" || at == c.facts.NVIDIA.Repository+"/"+c.facts.NVIDIA.Image
 }
 
 // referencePattern matches a valid image reference: a path, and a tag or a digest
@@ -264,10 +274,11 @@ func (c *chooser) unusableImage(image string) *Problem {
 	if !referencePattern.MatchString(image) {
 		return c.problem(ImageInvalid, "spec.driver's repository, image and version make %q for node %s, which is no image with a tag; correct them", image, c.node)
 	}
-	published := v1.ImageSpec{Repository: nvidia.Vendor, Image: "driver"}.Ref(v1.ImageSpec{})
-	if Repository(image) == published && !strings.Contains(image, "@") && !nvidia.HasDrivers(c.pool.OS) {
-		return c.problem(OSNotSupported, "NVIDIA publishes no driver image for %s, which node %s runs: install the driver on the host and set spec.driver.enabled=false, "+
-			"or name an image of yours in spec.driver (docs/driver.md)", c.pool.OS, c.node)
+	if _, version, _ := strings.Cut(strings.TrimPrefix(image, Repository(image)), ":"); c.isNVIDIAs(image) && !strings.Contains(image, "@") {
+		if _, ok := nvidia.DriverSystem(c.pool.OS, version); !ok {
+			return c.problem(OSNotSupported, "NVIDIA publishes no image of driver %s for %s, which node %s runs: install the driver on the host and set spec.driver.enabled=false, "+
+				"or name an image of yours in spec.driver (docs/driver.md)", nvidia.Branch(version), c.pool.OS, c.node)
+		}
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -109,13 +110,30 @@ func minor(version string) string {
 // driverSystems are the prefixes of the OS tags for which NVIDIA publishes driver images.
 var driverSystems = []string{"ubuntu", "rhel", "rhcos", "sles", "rocky", "ol"}
 
-// HasDrivers reports whether NVIDIA publishes driver images for an operating system, by the tag
-// of its images: "ubuntu22.04".
-func HasDrivers(osTag string) bool {
-	return slices.ContainsFunc(driverSystems, func(system string) bool {
-		version, ok := strings.CutPrefix(osTag, system)
-		return ok && version != "" && version[0] >= '0' && version[0] <= '9'
-	})
+// majorsFrom is the first branch of drivers whose images for the systems below are tagged with
+// the major release only (release 26.7).
+const majorsFrom = 595
+
+var majorSystems = []string{"rhel", "rocky", "ol"}
+
+// DriverSystem returns the end of the tags of NVIDIA's images of a driver for an operating
+// system, whose own tag is its ID and version: "rhel9.4". It is "rhel9" for drivers from branch
+// 595 on. It returns false if NVIDIA publishes no such images.
+func DriverSystem(osTag, driverVersion string) (string, bool) {
+	version := strings.TrimLeft(osTag, "abcdefghijklmnopqrstuvwxyz-_")
+	system := strings.TrimSuffix(osTag, version)
+	if version == "" || !slices.Contains(driverSystems, system) {
+		return osTag, false
+	}
+	branch, err := strconv.Atoi(Branch(driverVersion))
+	majors := err == nil && branch >= majorsFrom
+	if system == "ol" && !majors {
+		return osTag, false // published only since
+	}
+	if majors && slices.Contains(majorSystems, system) {
+		version, _, _ = strings.Cut(version, ".")
+	}
+	return system + version, true
 }
 
 // Branch returns the branch of a driver's version, with which the tags of precompiled images

@@ -69,11 +69,20 @@ func TestNVIDIAsCounterpartsAreRecognised(t *testing.T) {
 	}
 }
 
-func TestSystemsWithDriverImages(t *testing.T) {
-	for _, os := range []string{"ubuntu22.04", "rhel9.4", "rhel9", "rhcos4.18", "sles15.5", "ol9", "rocky9"} {
-		require.True(t, HasDrivers(os), os)
+func TestDriverSystem(t *testing.T) {
+	for _, c := range []struct{ os, driver, want string }{
+		{"ubuntu22.04", "580.105.08", "ubuntu22.04"}, {"ubuntu24.04", "595.58.03", "ubuntu24.04"},
+		{"rhel9.4", "580.105.08", "rhel9.4"}, {"rhel9.4", "595.58.03", "rhel9"}, {"rhel8.10", "610", "rhel8"}, {"rhel10", "595.58.03", "rhel10"},
+		{"rhcos4.18", "595.58.03", "rhcos4.18"}, {"sles15.7", "595.58.03", "sles15.7"}, {"rocky9", "580.105.08", "rocky9"}, {"ol9.4", "595.58.03", "ol9"},
+	} {
+		got, ok := DriverSystem(c.os, c.driver)
+		require.True(t, ok, c)
+		require.Equal(t, c.want, got, c)
 	}
-	for _, os := range []string{"", "debian12", "olive", "amzn2023", "flatcar3975.2.0", "azurelinux3.0"} {
-		require.False(t, HasDrivers(os), os)
+	for _, os := range []string{"", "debian12", "olive", "amzn2023", "flatcar3975.2.0", "azurelinux3.0", "sle-micro6.0", "rhel"} {
+		_, ok := DriverSystem(os, "595.58.03")
+		require.False(t, ok, os)
 	}
+	_, ok := DriverSystem("ol9.4", "580.105.08")
+	require.False(t, ok)
 }
