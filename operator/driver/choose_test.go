@@ -94,7 +94,7 @@ func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
 		{"container", policy(nil), ubuntu, plain},
 		{"no image named", unnamed, ubuntu, plain},
 		{"only a version named", policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{Version: "535.104.05"} }), rhel, plain},
-		{"tag with a major release", policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{Version: "595.58.03"} }), rhel, plain},
+		{"tag with a major release", policy(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{Version: "595.91.07"} }), rhel, plain},
 		{"no image named, precompiled", precompiled(func(s *v1.ClusterPolicySpec) { s.Driver.ImageSpec = v1.ImageSpec{} }), rhcos, facts(Presence{State: Present})},
 		{"no image named, not published", unnamed, debian, plain},
 		{"container of the same release", policy(release), ubuntu, plain},

@@ -110,23 +110,22 @@ func minor(version string) string {
 // driverSystems are the prefixes of the OS tags for which NVIDIA publishes driver images.
 var driverSystems = []string{"ubuntu", "rhel", "rhcos", "sles", "rocky", "ol"}
 
-// majorsFrom is the first branch of drivers whose images for the systems below are tagged with
-// the major release only (release 26.7).
-const majorsFrom = 595
+// majorsFrom is the first driver whose images for the systems below are tagged with the major
+// release only: that of release 26.7.
+var majorsFrom = [2]int{595, 91}
 
 var majorSystems = []string{"rhel", "rocky", "ol"}
 
 // DriverSystem returns the end of the tags of NVIDIA's images of a driver for an operating
-// system, whose own tag is its ID and version: "rhel9.4". It is "rhel9" for drivers from branch
-// 595 on. It returns false if NVIDIA publishes no such images.
+// system, whose own tag is its ID and version: "rhel9.4". It is "rhel9" for drivers from
+// 595.91 on. It returns false if NVIDIA publishes no such images.
 func DriverSystem(osTag, driverVersion string) (string, bool) {
 	version := strings.TrimLeft(osTag, "abcdefghijklmnopqrstuvwxyz-_")
 	system := strings.TrimSuffix(osTag, version)
 	if version == "" || !slices.Contains(driverSystems, system) {
 		return osTag, false
 	}
-	branch, err := strconv.Atoi(Branch(driverVersion))
-	majors := err == nil && branch >= majorsFrom
+	majors := slices.Compare(leadingNumbers(driverVersion), majorsFrom[:]) >= 0
 	if system == "ol" && !majors {
 		return osTag, false // published only since
 	}
@@ -134,6 +133,19 @@ func DriverSystem(osTag, driverVersion string) (string, bool) {
 		version, _, _ = strings.Cut(version, ".")
 	}
 	return system + version, true
+}
+
+// leadingNumbers returns the first two numbers of a version. Those of a branch alone are its
+// newest: "595" is like 595.999.
+func leadingNumbers(version string) []int {
+	first, rest, more := strings.Cut(version, ".")
+	second, _, _ := strings.Cut(rest, ".")
+	numbers := []int{0, 999}
+	numbers[0], _ = strconv.Atoi(first)
+	if more {
+		numbers[1], _ = strconv.Atoi(second)
+	}
+	return numbers
 }
 
 // Branch returns the branch of a driver's version, with which the tags of precompiled images

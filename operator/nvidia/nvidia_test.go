@@ -71,9 +71,9 @@ func TestNVIDIAsCounterpartsAreRecognised(t *testing.T) {
 
 func TestDriverSystem(t *testing.T) {
 	for _, c := range []struct{ os, driver, want string }{
-		{"ubuntu22.04", "580.105.08", "ubuntu22.04"}, {"ubuntu24.04", "595.58.03", "ubuntu24.04"},
-		{"rhel9.4", "580.105.08", "rhel9.4"}, {"rhel9.4", "595.58.03", "rhel9"}, {"rhel8.10", "610", "rhel8"}, {"rhel10", "595.58.03", "rhel10"},
-		{"rhcos4.18", "595.58.03", "rhcos4.18"}, {"sles15.7", "595.58.03", "sles15.7"}, {"rocky9", "580.105.08", "rocky9"}, {"ol9.4", "595.58.03", "ol9"},
+		{"ubuntu22.04", "580.105.08", "ubuntu22.04"}, {"ubuntu24.04", "595.91.07", "ubuntu24.04"},
+		{"rhel9.4", "580.105.08", "rhel9.4"}, {"rhel9.4", "595.91.07", "rhel9"}, {"rhel9.4", "595.58.03", "rhel9.4"}, {"rhel9.4", "595", "rhel9"}, {"rhel8.10", "610", "rhel8"}, {"rhel10", "595.91.07", "rhel10"},
+		{"rhcos4.18", "595.58.03", "rhcos4.18"}, {"sles15.7", "595.58.03", "sles15.7"}, {"rocky9", "580.105.08", "rocky9"}, {"ol9.4", "610.12.01", "ol9"},
 	} {
 		got, ok := DriverSystem(c.os, c.driver)
 		require.True(t, ok, c)
