@@ -27,6 +27,7 @@ Usage:
   gpu-operator [run]             run the operator, in a cluster or from outside of it
   gpu-operator render --policy FILE [--nodes FILE]
                                  print the objects that it would create, without a cluster
+  gpu-operator check FILE...     tell what it makes of policies and Helm values for NVIDIA's
   gpu-operator cleanup           remove from the cluster what the operator wrote
   gpu-operator crds              upgrade the custom resource definition
   gpu-operator version
@@ -40,6 +41,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		Commands: []program.Command{
 			{Name: "run", Run: run},
 			{Name: "render", Run: render},
+			{Name: "check", Run: check},
 			{Name: "cleanup", Run: runCleanup},
 			{Name: "crds", Run: upgradeCRDs},
 		},

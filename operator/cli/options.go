@@ -72,10 +72,15 @@ func (o *options) addAPIFlags() {
 
 // parse parses command line and environment.
 func (o *options) parse(args []string) error {
-	if err := o.flags.Read(args); err != nil {
+	if err := o.parseWithFiles(args); err != nil {
 		return err
 	}
-	if err := o.flags.RefuseArgs(); err != nil {
+	return o.flags.RefuseArgs()
+}
+
+// parseWithFiles is parse for a command with arguments besides its flags.
+func (o *options) parseWithFiles(args []string) error {
+	if err := o.flags.Read(args); err != nil {
 		return err
 	}
 	if o.cluster.Namespace == "" {

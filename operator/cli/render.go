@@ -52,7 +52,11 @@ func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	if o.cluster.Namespace == "" {
 		o.cluster.Namespace = "gpuready"
 	}
-	policy, nodes, err := readFiles(policyFile, nodesFile)
+	policy, err := readPolicy(policyFile)
+	if err != nil {
+		return program.WithExitCode(program.Usage, err)
+	}
+	nodes, err := readNodes(nodesFile)
 	if err != nil {
 		return program.WithExitCode(program.Usage, err)
 	}
@@ -79,28 +83,34 @@ func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-func readFiles(policyFile, nodesFile string) (*v1.ClusterPolicy, []*fleet.Node, error) {
-	data, err := os.ReadFile(policyFile)
+func readPolicy(file string) (*v1.ClusterPolicy, error) {
+	data, err := os.ReadFile(file)
 	if err != nil {
-		return nil, nil, fmt.Errorf("--policy: %w", err)
+		return nil, fmt.Errorf("--policy: %w", err)
 	}
 	var policy v1.ClusterPolicy
-	if err := config.Strict(data, &policy, policyFile); err != nil {
-		return nil, nil, err
+	if err := config.Strict(data, &policy, file); err != nil {
+		return nil, err
 	}
+	return &policy, nil
+}
+
+// readNodes reads a List of Nodes; without a file it returns the sample.
+func readNodes(file string) ([]*fleet.Node, error) {
 	list := corev1.NodeList{Items: []corev1.Node{sampleNode()}}
-	if nodesFile != "" {
-		if data, err = os.ReadFile(nodesFile); err != nil {
-			return nil, nil, fmt.Errorf("--nodes: %w", err)
+	if file != "" {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("--nodes: %w", err)
 		}
 		list = corev1.NodeList{}
 		if err := yaml.Unmarshal(data, &list); err != nil {
-			return nil, nil, fmt.Errorf("--nodes %s: %w", nodesFile, err)
+			return nil, fmt.Errorf("--nodes %s: %w", file, err)
 		}
 	}
 	var nodes []*fleet.Node
 	for i := range list.Items {
 		nodes = append(nodes, fleet.Observe(&list.Items[i]))
 	}
-	return &policy, nodes, nil
+	return nodes, nil
 }

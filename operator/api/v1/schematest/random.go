@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	definition "github.com/gpuready/gpuready/operator/api/schema"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -31,7 +32,7 @@ func (s *Schema) Random(t *rapid.T) *v1.ClusterPolicy {
 		}
 		s.Default(object)
 	}
-	p, err := Decode(object)
+	p, err := definition.Decode(object)
 	if err != nil {
 		t.Fatal(err)
 	}
