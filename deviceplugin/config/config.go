@@ -16,6 +16,8 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
+	"sync"
 
 	baseconfig "github.com/gpuready/gpuready/internal/config"
 )
@@ -158,4 +160,11 @@ func (c *Config) completeNames() {
 	if mps := c.Sharing.MPS; mps != nil && mps.FailRequestsGreaterThanOne == nil {
 		mps.FailRequestsGreaterThanOne = new(true) // NVIDIA's default for MPS alone
 	}
+}
+
+// compileOnce returns a function that compiles a regular expression at its first call. The
+// device plugin starts sooner without compiling all those of this package, of which most
+// configurations need none.
+func compileOnce(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // Devices selects the devices to advertise.
@@ -26,7 +25,7 @@ func (s Selector) MatchesGPU(d gpu.Device) bool {
 	if uuid, err := gpu.ParseUUID(text); err == nil {
 		return uuid == d.UUID
 	}
-	if indexPattern.Matches(text) {
+	if indexPattern().MatchString(text) {
 		n, err := strconv.Atoi(text)
 		return err == nil && n == d.Index
 	}
@@ -49,8 +48,8 @@ func (s Selector) MatchesMIG(d gpu.Device, m gpu.MIGDevice) bool {
 // addressPattern and numberPattern match texts that were probably meant as a PCI address or an
 // index, valid or not.
 var (
-	addressPattern = pattern.New(`^[0-9a-fA-F]*:[0-9a-fA-F:.]*$`)
-	numberPattern  = pattern.New(`^[-+]?[0-9]+$`)
+	addressPattern = compileOnce(`^[0-9a-fA-F]*:[0-9a-fA-F:.]*$`)
+	numberPattern  = compileOnce(`^[-+]?[0-9]+$`)
 )
 
 // checkDevices checks the section devices.
@@ -76,7 +75,7 @@ func (p *problems) checkDevices(d Devices) {
 func (p *problems) checkSelector(path string, s Selector) {
 	text := string(s)
 	switch {
-	case indexPattern.Matches(text):
+	case indexPattern().MatchString(text):
 	case text == "":
 		p.add(path, "empty; write a UUID, an index, a PCI address or a product")
 	case strings.TrimSpace(text) != text:
@@ -85,11 +84,11 @@ func (p *problems) checkSelector(path string, s Selector) {
 		if _, err := gpu.ParseUUID(text); err != nil {
 			p.add(path, "%w", err)
 		}
-	case addressPattern.Matches(text):
+	case addressPattern().MatchString(text):
 		if _, err := gpu.ParsePCIAddress(text); err != nil {
 			p.add(path, "%w", err)
 		}
-	case numberPattern.Matches(text):
+	case numberPattern().MatchString(text):
 		p.add(path, "%s is not an index; write 0 or more", text)
 	}
 }

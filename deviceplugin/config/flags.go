@@ -10,7 +10,6 @@ import (
 	"time"
 
 	baseconfig "github.com/gpuready/gpuready/internal/config"
-	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // MIG strategies.
@@ -117,11 +116,11 @@ func overlay(below, above reflect.Value) {
 }
 
 // annotationPrefix is the prefix of a Kubernetes annotation, with its slash.
-var annotationPrefix = pattern.New(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/$`)
+var annotationPrefix = compileOnce(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/$`)
 
 // checkFlags checks what the tags of Flags do not say.
 func (p *problems) checkFlags(f Flags) {
-	if prefix := f.Plugin.CDIAnnotationPrefix; prefix != nil && !annotationPrefix.Matches(*prefix) {
+	if prefix := f.Plugin.CDIAnnotationPrefix; prefix != nil && !annotationPrefix().MatchString(*prefix) {
 		p.add("flags.plugin.cdiAnnotationPrefix", "%q is not an annotation prefix; write one that ends in a slash, as cdi.k8s.io/", *prefix)
 	}
 	at := "flags.plugin.deviceListStrategy"

@@ -2,8 +2,6 @@ package config
 
 import (
 	"strings"
-
-	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // Names of resources, as in NVIDIA's device plugin.
@@ -64,7 +62,7 @@ func (p Pattern) covers(q Pattern) bool {
 // whether it has one. A compute instance that is only a part of its GPU instance, such
 // as 1c.3g.40gb, has none.
 func MIGName(profile string) (string, bool) {
-	if !wholeProfile.Matches(profile) {
+	if !wholeProfile().MatchString(profile) {
 		return "", false
 	}
 	name := prefix + "mig-" + strings.ReplaceAll(profile, "+", ".")
@@ -73,12 +71,12 @@ func MIGName(profile string) (string, bool) {
 
 // Profiles as go-nvlib spells them: "1g.10gb", "1g.10gb+me", "1g.24gb-me".
 var (
-	wholeProfile = pattern.New(`^[1-9][0-9]*g\.[0-9]+gb([+-][a-z][a-z.]*)?$`)
-	wholeMIGName = pattern.New(`^nvidia\.com/mig-[1-9][0-9]*g\.[0-9]+gb([.-][a-z][a-z.]*)?$`)
+	wholeProfile = compileOnce(`^[1-9][0-9]*g\.[0-9]+gb([+-][a-z][a-z.]*)?$`)
+	wholeMIGName = compileOnce(`^nvidia\.com/mig-[1-9][0-9]*g\.[0-9]+gb([.-][a-z][a-z.]*)?$`)
 )
 
 // isWellKnown reports whether a resource of that name exists without being configured.
-func isWellKnown(name string) bool { return name == GPU || wholeMIGName.Matches(name) }
+func isWellKnown(name string) bool { return name == GPU || wholeMIGName().MatchString(name) }
 
 // qualifiedName adds the prefix to a name without it.
 func qualifiedName(name string) string {
@@ -89,7 +87,7 @@ func qualifiedName(name string) string {
 }
 
 // subdomain matches a DNS subdomain as defined by Kubernetes (RFC 1123).
-var subdomain = pattern.New(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+var subdomain = compileOnce(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 // nameProblem returns what is wrong with the full name of a resource, or "".
 func nameProblem(name string) string {
@@ -101,7 +99,7 @@ func nameProblem(name string) string {
 		return "longer than 63 characters, prefix included; choose a shorter name"
 	case strings.Contains(short, "/"):
 		return "the prefix of every resource is nvidia.com/; remove the other one"
-	case !subdomain.Matches(short):
+	case !subdomain().MatchString(short):
 		return "not the name of a resource; write lower-case letters, digits, - and . only, beginning and ending with a letter or a digit"
 	}
 	return ""

@@ -9,7 +9,6 @@ import (
 
 	baseconfig "github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // Bounds of replicas.
@@ -136,7 +135,7 @@ func (d Replicable) MarshalJSON() ([]byte, error) {
 }
 
 // indexPattern matches an index or a MIG index.
-var indexPattern = pattern.New(`^[0-9]{1,5}(:[0-9]{1,5})?$`)
+var indexPattern = compileOnce(`^[0-9]{1,5}(:[0-9]{1,5})?$`)
 
 // checkSharing checks the section sharing.
 func (p *problems) checkSharing(c *Config) {
@@ -225,7 +224,7 @@ func (p *problems) checkReplicable(path string, d Replicable) {
 		if slices.Contains(d.List[:i], item) {
 			p.add(itemPath(path, i), "%s is listed twice; remove one", item)
 		}
-		if _, err := gpu.ParseUUID(item); err != nil && !indexPattern.Matches(item) {
+		if _, err := gpu.ParseUUID(item); err != nil && !indexPattern().MatchString(item) {
 			p.add(itemPath(path, i), "%q is not a device; write an index (0), a MIG index (0:1), or a UUID as nvidia-smi -L prints it", item)
 		}
 	}

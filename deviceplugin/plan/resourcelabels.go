@@ -2,12 +2,13 @@ package plan
 
 import (
 	"cmp"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // setGPUs sets the labels of whole GPUs (internal/lm/mig-strategy.go, newGPULabelers,
@@ -106,7 +107,7 @@ func (l labelSet) setMIGSingle(gpus []gpu.Device, n LabelInput) {
 func (l labelSet) setMIGMixed(gpus []gpu.Device, n LabelInput) {
 	for profile, g := range groupByProfile(gpus) {
 		name := "mig-" + dottedProfile(profile)
-		if profiles.Matches(profile) && len(name)+longestKey <= maxValue {
+		if profiles().MatchString(profile) && len(name)+longestKey <= maxValue {
 			l.setMIG(prefix+name, g, n)
 		}
 	}
@@ -126,8 +127,11 @@ type labelPart struct {
 }
 
 // profiles matches profiles as the driver spells them: "1g.10gb", "1c.3g.40gb",
-// "1g.10gb+me". A profile of another form has no labels with it in their names.
-var profiles = pattern.New(`^(?:([0-9]+)c\.)?([0-9]+)g\.[0-9]+gb(?:[.+-][A-Za-z0-9]+)*$`)
+// "1g.10gb+me". A profile of another form has no labels with it in their names. It is
+// compiled on first use, since most nodes have no MIG devices.
+var profiles = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(?:([0-9]+)c\.)?([0-9]+)g\.[0-9]+gb(?:[.+-][A-Za-z0-9]+)*$`)
+})
 
 // groupByProfile returns the MIG devices of each profile.
 func groupByProfile(gpus []gpu.Device) map[string][]labelPart {
@@ -158,7 +162,7 @@ func (l labelSet) setMIG(resource string, group []labelPart, n LabelInput) {
 	if mib := m.MemoryBytes >> 20; mib > 0 {
 		l.set(resource+".memory", mib)
 	}
-	if numbers := profiles.Groups(m.Profile); numbers != nil {
+	if numbers := profiles().FindStringSubmatch(m.Profile); numbers != nil {
 		l.set(resource+".slices.gi", numbers[2])
 		l.set(resource+".slices.ci", cmp.Or(numbers[1], numbers[2])) // without its own number it has all of them
 	}

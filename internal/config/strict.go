@@ -12,11 +12,11 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"strings"
+	"sync"
 
 	"sigs.k8s.io/yaml"
-
-	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // MaxBytes bounds the size of a configuration.
@@ -153,11 +153,15 @@ func secondDocument(data []byte) int {
 	return 0
 }
 
-var duplicate = pattern.New(`line (\d+): key (.+) already set in map`)
+// duplicate matches the YAML parser's error for a key that is set twice. It is compiled on
+// first use: most files have no error.
+var duplicate = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`line (\d+): key (.+) already set in map`)
+})
 
 // syntax returns an error of the YAML parser on one line.
 func syntax(err error) string {
-	if m := duplicate.Groups(err.Error()); m != nil {
+	if m := duplicate().FindStringSubmatch(err.Error()); m != nil {
 		return fmt.Sprintf("line %s: key %s stands there twice; remove one", m[1], m[2])
 	}
 	s := strings.Join(strings.Fields(err.Error()), " ")

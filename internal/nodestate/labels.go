@@ -3,10 +3,10 @@ package nodestate
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/gpuready/gpuready/internal/pattern"
+	"sync"
 )
 
 // MaxLabels bounds the labels of a state. It suffices for a node with fifty MIG
@@ -24,9 +24,13 @@ const maxLabel = 63
 // cluster's policy for the validator contains this pattern too.
 const FeaturePattern = `^nvidia\.com/((gpu|cuda|gfd|mig-[A-Za-z0-9._-]+)\.[A-Za-z0-9._-]*[A-Za-z0-9]|mig\.capable|mig\.strategy|mps\.capable)$`
 
+// featureName and featureValue match the names and values of GPU feature labels. They are
+// compiled on first use, since most programs that link this package check no labels.
 var (
-	featureName  = pattern.New(FeaturePattern)
-	featureValue = pattern.New(`^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$`)
+	featureName  = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(FeaturePattern) })
+	featureValue = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$`)
+	})
 )
 
 // ChoicePrefixes are the prefixes of labels that select what runs on a node: whether
@@ -36,7 +40,7 @@ var ChoicePrefixes = []string{"nvidia.com/gpu.present", "nvidia.com/gpu.deploy."
 
 // IsFeature reports whether name is the label of a GPU feature.
 func IsFeature(name string) bool {
-	return featureName.Matches(name) &&
+	return featureName().MatchString(name) &&
 		!slices.ContainsFunc(ChoicePrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
@@ -55,7 +59,7 @@ func (v *validation) labels(field string, all map[string]string) {
 			v.fail(at, fmt.Sprintf("longer than %d bytes behind its prefix", maxLabel))
 		case len(value) > maxLabel:
 			v.fail(at, fmt.Sprintf("a value longer than %d bytes", maxLabel))
-		case !featureValue.Matches(value):
+		case !featureValue().MatchString(value):
 			v.fail(at, fmt.Sprintf("%q is not the value of a label", value))
 		}
 	}

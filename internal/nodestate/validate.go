@@ -166,7 +166,7 @@ func (v *validation) chosen(field string, labels map[string]string) {
 		switch value := labels[name]; {
 		case name != ConfigLabel:
 			v.fail(fmt.Sprintf("%s[%.80q]", field, name), "nothing is chosen by it")
-		case len(value) > maxLabel || !featureValue.Matches(value):
+		case len(value) > maxLabel || !featureValue().MatchString(value):
 			v.fail(fmt.Sprintf("%s[%q]", field, name), fmt.Sprintf("%.80q is not the value of a label", value))
 		}
 	}

@@ -9,12 +9,12 @@ package audit
 
 import (
 	"context"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/gpuready/gpuready/internal/host"
-	"github.com/gpuready/gpuready/internal/pattern"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
@@ -68,7 +68,7 @@ type Finding struct {
 }
 
 // uuids matches the values that a device plugin sets (its strategy "envvar").
-var uuids = pattern.New(`^(GPU|MIG)-[0-9A-Za-z/-]+(,(GPU|MIG)-[0-9A-Za-z/-]+)*$`)
+var uuids = regexp.MustCompile(`^(GPU|MIG)-[0-9A-Za-z/-]+(,(GPU|MIG)-[0-9A-Za-z/-]+)*$`)
 
 // Judge returns the finding for a container, assuming that environment requests of
 // unprivileged containers are not honoured.
@@ -126,7 +126,7 @@ func advice(c Container) string {
 	switch {
 	case c.Namespace == "" && c.Pod == "":
 		return "run it with --device nvidia.com/gpu=" + device(c.Value) + " or --gpus, " + accept
-	case uuids.Matches(c.Value):
+	case uuids.MatchString(c.Value):
 		return "if a device plugin allocated them, have it use the device list strategy cdi-cri (or volume-mounts); else request nvidia.com/gpu in the container's limits; " + accept
 	case c.FromImage:
 		return "if it needs a GPU, request nvidia.com/gpu in the container's limits; " + accept

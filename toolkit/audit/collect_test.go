@@ -131,6 +131,8 @@ func TestOneUnreadableContainerDoesNotHideTheOthers(t *testing.T) {
 	require.NotContains(t, findings[0].Where(), "\x1b")
 	require.Nil(t, (&criService{at: at}).bundles("../../etc"))
 	require.Nil(t, (&dockerAPI{}).bundles("a/b"))
+	require.NotNil(t, (&dockerAPI{}).bundles(strings.Repeat("a", 256)))
+	require.Nil(t, (&dockerAPI{}).bundles(strings.Repeat("a", 257)), "too long")
 }
 
 func TestRunTimesOutOnASilentRuntime(t *testing.T) {

@@ -124,7 +124,7 @@ func readsVariable(handler string) bool {
 // it below its state directory, which is next to its socket or named like it; CRI-O has
 // it in the run root of its storage.
 func (s *criService) bundles(id string) []string {
-	if !identifier.Matches(id) {
+	if !isIdentifier(id) {
 		return nil
 	}
 	const tasks = "io.containerd.runtime.v2.task/k8s.io"

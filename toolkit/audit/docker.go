@@ -139,7 +139,7 @@ func (i inspection) container(id string, daemon dockerInfo) Container {
 // bundles returns the possible paths of a Docker container's OCI configuration: that of
 // the system's containerd, or of one that dockerd started.
 func (d *dockerAPI) bundles(id string) []string {
-	if !identifier.Matches(id) {
+	if !isIdentifier(id) {
 		return nil
 	}
 	var all []string

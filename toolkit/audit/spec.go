@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/internal/pattern"
 )
 
 // listRoot is the directory with one mount for each GPU that a container requests.
@@ -19,7 +19,7 @@ const listRoot = "/var/run/nvidia-container-devices"
 
 // node matches the device nodes of a GPU or a MIG capability, but not those of the
 // driver as a whole.
-var node = pattern.New(`^/dev/(nvidia[0-9]+|dxg|nvidia-caps/nvidia-cap[0-9]+)$`)
+var node = regexp.MustCompile(`^/dev/(nvidia[0-9]+|dxg|nvidia-caps/nvidia-cap[0-9]+)$`)
 
 // oci is the part of a container's OCI configuration that is used.
 type oci struct {
@@ -173,7 +173,7 @@ func (c *Container) addMount(destination string) {
 }
 
 func (c *Container) addDevice(name string) {
-	if node.Matches(name) {
+	if node.MatchString(name) {
 		c.Devices = add(c.Devices, name)
 		slices.Sort(c.Devices)
 	}
@@ -215,5 +215,11 @@ func (c *Container) inspectDevices(root *host.Root, bundles []string, pid int) {
 	}
 }
 
-// identifier matches IDs that can be part of a path.
-var identifier = pattern.New(`^[0-9A-Za-z][0-9A-Za-z_.-]{0,255}$`)
+// identifier matches IDs that can be part of a path, whatever their length.
+var identifier = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z_.-]*$`)
+
+// isIdentifier reports whether an ID can be a part of a path.
+func isIdentifier(id string) bool {
+	const longest = 256 // not in the expression, which would take a hundred times as long to compile
+	return len(id) <= longest && identifier.MatchString(id)
+}
