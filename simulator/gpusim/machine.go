@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/mig"
 	"github.com/gpuready/gpuready/simulator/gpusim/root"
 	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
@@ -83,7 +82,7 @@ func (m *machine) partition(s *state.State) error {
 		if !named {
 			which, text = "all", part
 		}
-		layout, err := mig.Parse(text)
+		layout, err := profile.ParseLayout(text)
 		if err != nil {
 			return err
 		}
@@ -93,7 +92,7 @@ func (m *machine) partition(s *state.State) error {
 				continue
 			}
 			found = true
-			if err := mig.Set(g, layout); err != nil {
+			if err := profile.EnableMIG(g, layout); err != nil {
 				return fmt.Errorf("GPU %d: %w", i, err)
 			}
 		}

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/mig"
+	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -45,10 +45,10 @@ func (c *call) partition(layout string, on, off bool) error {
 	if chosen != 1 {
 		return usagef("give one of --layout, --on and --off")
 	}
-	var instances []mig.Instance
+	var instances []profile.Instance
 	if layout != "" {
 		var err error
-		if instances, err = mig.Parse(layout); err != nil {
+		if instances, err = profile.ParseLayout(layout); err != nil {
 			return usagef("%w", err)
 		}
 	}
@@ -59,8 +59,8 @@ func (c *call) partition(layout string, on, off bool) error {
 		}
 		for _, i := range gpus {
 			if off {
-				mig.Disable(&s.Gpu[i])
-			} else if err := mig.Set(&s.Gpu[i], instances); err != nil {
+				profile.DisableMIG(&s.Gpu[i])
+			} else if err := profile.EnableMIG(&s.Gpu[i], instances); err != nil {
 				return fmt.Errorf("GPU %d: %w", i, err)
 			}
 		}

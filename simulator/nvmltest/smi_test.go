@@ -12,7 +12,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/mig"
+	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
 	"github.com/gpuready/gpuready/test/lab/built"
 	"github.com/gpuready/gpuready/test/lab/golden"
@@ -49,11 +49,11 @@ func requireGolden(t *testing.T, name, got string) {
 func partitioned(t *testing.T) func(machine) {
 	return func(m machine) {
 		install(t)(m)
-		layout, err := mig.Parse("3g.40gb,2g.20gb:1c+1c,1g.10gb+me")
+		layout, err := profile.ParseLayout("3g.40gb,2g.20gb:1c+1c,1g.10gb+me")
 		require.NoError(t, err)
 		m.change(t, func(s *state.State) {
 			s.Ngpus = 2
-			require.NoError(t, mig.Set(&s.Gpu[0], layout))
+			require.NoError(t, profile.EnableMIG(&s.Gpu[0], layout))
 			gi := s.Gpu[0].Gi[0].Id
 			s.Gpu[0].Proc[0] = state.Proc{Used: 1, Pid: 4711, Gi: gi, Memory: 512 << 20}
 			require.NoError(t, state.SetText(s.Gpu[0].Proc[0].Name[:], "/usr/bin/python3"))

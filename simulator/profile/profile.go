@@ -1,6 +1,7 @@
 // Package profile describes simulated machines as data: the GPUs, their links, and the
 // values that NVML reports for each. A Profile is read from YAML, embedded or in a file,
-// and becomes the initial state of a simulated driver.
+// and becomes the initial state of a simulated driver. EnableMIG partitions a GPU of that
+// state, as far as its model allows.
 package profile
 
 import (

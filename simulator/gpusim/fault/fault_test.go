@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/mig"
 	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
 )
@@ -42,7 +41,7 @@ func TestGraverRecoveryIsKept(t *testing.T) {
 
 func TestXIDIsConfinedToAnInstanceThatExists(t *testing.T) {
 	s := machine(t, "h100-sxm")
-	require.NoError(t, mig.Set(&s.Gpu[0], []mig.Instance{{Profile: "3g.40gb", Start: -1}}))
+	require.NoError(t, profile.EnableMIG(&s.Gpu[0], []profile.Instance{{Profile: "3g.40gb", Start: -1}}))
 	gi := s.Gpu[0].Gi[0].Id
 	events, err := XID(s, 0, 13, gi, 0)
 	require.NoError(t, err)

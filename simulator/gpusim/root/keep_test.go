@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/simulator/gpusim/fault"
-	"github.com/gpuready/gpuready/simulator/gpusim/mig"
 	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
 )
@@ -34,7 +33,7 @@ func TestAnotherSpecIsAnotherMachine(t *testing.T) {
 	require.False(t, holds("a100-80gb", profile.Options{GPUs: 4}, as))
 	require.False(t, holds("h100-sxm", profile.Options{GPUs: 4}, func(s *Spec) { s.Arch = "arm64" }))
 	require.False(t, holds("h100-sxm", profile.Options{GPUs: 4}, func(s *Spec) {
-		require.NoError(t, mig.Set(&s.State.Gpu[0], layout(t, "1g.10gb")))
+		require.NoError(t, profile.EnableMIG(&s.State.Gpu[0], layout(t, "1g.10gb")))
 	}))
 }
 
@@ -53,7 +52,7 @@ func TestRefreshFinishesAnInterruptedChange(t *testing.T) {
 		}))
 		was := listing(t, r.Dir)
 		r.step = interrupt(n)
-		err = r.Change(func(s *state.State) error { return mig.Set(&s.Gpu[0], layout(t, "1g.10gb,1g.10gb")) })
+		err = r.Change(func(s *state.State) error { return profile.EnableMIG(&s.Gpu[0], layout(t, "1g.10gb,1g.10gb")) })
 		done := err == nil
 		r.step = nil
 		same, err := r.Holds(wanted)
@@ -63,7 +62,7 @@ func TestRefreshFinishesAnInterruptedChange(t *testing.T) {
 		var s state.State
 		f.Read(&s)
 		require.Equal(t, state.MemfaultStuck, int(s.Gpu[0].MemfaultKind), "step %d", n)
-		if len(mig.Layout(&s.Gpu[0])) == 1 {
+		if len(profile.Layout(&s.Gpu[0])) == 1 {
 			require.Equal(t, was, listing(t, r.Dir), "step %d", n)
 		} else {
 			require.Contains(t, listing(t, r.Dir), "gi8/access", "step %d", n)

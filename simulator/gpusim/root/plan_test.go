@@ -8,8 +8,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/mig"
-
 	"github.com/gpuready/gpuready/simulator/profile"
 )
 
@@ -60,10 +58,10 @@ func TestNVMLComesLastAndTheStateBeforeIt(t *testing.T) {
 // container toolkit does.
 func TestEveryCapabilityHasTheNumberThatMIGMinorsSays(t *testing.T) {
 	m := machine(t, "a100-80gb")
-	layout, err := mig.Parse("3g.40gb:1c+2c,2g.20gb,1g.10gb+me")
+	layout, err := profile.ParseLayout("3g.40gb:1c+2c,2g.20gb,1g.10gb+me")
 	require.NoError(t, err)
 	for _, i := range []int{0, 7} {
-		require.NoError(t, mig.Set(&m.State.Gpu[i], layout))
+		require.NoError(t, profile.EnableMIG(&m.State.Gpu[i], layout))
 	}
 	root := t.TempDir()
 	const minors = "proc/driver/nvidia-caps/mig-minors"

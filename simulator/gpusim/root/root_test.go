@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/mig"
 	"github.com/gpuready/gpuready/test/lab/golden"
 
 	"github.com/gpuready/gpuready/simulator/profile"
@@ -126,16 +125,16 @@ func canMknod(t testing.TB) bool {
 	return err == nil
 }
 
-func layout(t testing.TB, text string) []mig.Instance {
+func layout(t testing.TB, text string) []profile.Instance {
 	t.Helper()
-	l, err := mig.Parse(text)
+	l, err := profile.ParseLayout(text)
 	require.NoError(t, err)
 	return l
 }
 
 func partition(t testing.TB, r *Root, gpu int, text string) {
 	t.Helper()
-	require.NoError(t, r.Change(func(s *state.State) error { return mig.Set(&s.Gpu[gpu], layout(t, text)) }))
+	require.NoError(t, r.Change(func(s *state.State) error { return profile.EnableMIG(&s.Gpu[gpu], layout(t, text)) }))
 }
 
 func TestUpMakesADriverRootAndDownRemovesIt(t *testing.T) {
@@ -315,7 +314,7 @@ func TestCapabilityNodesOfOthersAreAdopted(t *testing.T) {
 	made(30, 0o444) // that of an instance which is gone again
 	made(31, 0o666)
 	partition(t, r, 0, "7g.80gb")
-	require.NoError(t, r.Change(func(s *state.State) error { mig.Disable(&s.Gpu[0]); return nil }))
+	require.NoError(t, r.Change(func(s *state.State) error { profile.DisableMIG(&s.Gpu[0]); return nil }))
 	require.Equal(t, bare, listing(t, dir))
 	made(3, 0o444)
 	made(4, 0o666)
@@ -331,9 +330,9 @@ func TestMIGLayoutsComeAndGoWithTheirNodes(t *testing.T) {
 	partition(t, r, 3, "1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb,1g.10gb")
 	require.Equal(t, 14, strings.Count(listing(t, r.Dir), "nvidia-caps/")-strings.Count(bare, "nvidia-caps/"))
 	refused := listing(t, r.Dir)
-	require.ErrorContains(t, r.Change(func(s *state.State) error { return mig.Set(&s.Gpu[3], layout(t, "3g.40gb,3g.40gb,2g.20gb")) }), "needs 8 compute slices")
+	require.ErrorContains(t, r.Change(func(s *state.State) error { return profile.EnableMIG(&s.Gpu[3], layout(t, "3g.40gb,3g.40gb,2g.20gb")) }), "needs 8 compute slices")
 	require.Equal(t, refused, listing(t, r.Dir))
-	require.NoError(t, r.Change(func(s *state.State) error { mig.Disable(&s.Gpu[3]); return nil }))
+	require.NoError(t, r.Change(func(s *state.State) error { profile.DisableMIG(&s.Gpu[3]); return nil }))
 	require.Equal(t, bare, listing(t, r.Dir))
 }
 

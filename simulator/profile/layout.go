@@ -1,7 +1,4 @@
-// Package mig partitions a simulated GPU. It parses layouts, places the instances as
-// the driver would, and refuses, with a reason, layouts that no real GPU of the model
-// supports.
-package mig
+package profile
 
 import (
 	"fmt"
@@ -12,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// Instance is one GPU instance of a layout.
+// Instance is one GPU instance of a MIG layout.
 type Instance struct {
 	Profile string   // "3g.40gb"
 	Start   int      // memory slice where it begins; -1: wherever it fits
@@ -24,9 +21,9 @@ const maxLayout = 1024
 
 var itemForm = regexp.MustCompile(`^([0-9]g\.[0-9]{1,4}gb(?:\+[a-z.]{1,8})?)(?:@([0-9]))?(?::([0-9]c(?:\+[0-9]c)*))?$`)
 
-// Parse reads a layout: instances separated by commas, each
+// ParseLayout reads a MIG layout: instances separated by commas, each
 // PROFILE[@START][:CI+CI…], as in "3g.40gb:1c+2c,1g.10gb@6".
-func Parse(text string) ([]Instance, error) {
+func ParseLayout(text string) ([]Instance, error) {
 	if len(text) > maxLayout {
 		return nil, fmt.Errorf("layout: %d characters are too many", len(text))
 	}
@@ -50,7 +47,7 @@ func Parse(text string) ([]Instance, error) {
 	return layout, nil
 }
 
-// String writes the instance as Parse reads it.
+// String writes the instance as ParseLayout reads it.
 func (i Instance) String() string {
 	var b strings.Builder
 	b.WriteString(i.Profile)
@@ -63,10 +60,10 @@ func (i Instance) String() string {
 	return b.String()
 }
 
-// Layout returns the present instances of the GPU, by ID of the GPU instance.
+// Layout returns the MIG layout of the GPU: its instances by ID of the GPU instance.
 func Layout(g *state.GPU) []Instance {
 	var layout []Instance
-	for _, gi := range sorted(g) {
+	for _, gi := range sortedInstances(g) {
 		p := &g.GiProfile[gi.Profile]
 		instance := Instance{Profile: state.Text(p.Name[:]), Start: int(gi.Start)}
 		for _, ci := range g.Ci {

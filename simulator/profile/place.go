@@ -1,4 +1,4 @@
-package mig
+package profile
 
 import (
 	"cmp"
@@ -6,32 +6,32 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
 // computeProfile is NVML_COMPUTE_INSTANCE_PROFILE_n_SLICE for n slices.
 var computeProfile = map[uint32]uint32{1: 0, 2: 1, 3: 2, 4: 3, 6: 6, 7: 4, 8: 5}
 
-// Disable turns MIG off.
-func Disable(g *state.GPU) {
+// DisableMIG turns MIG off.
+func DisableMIG(g *state.GPU) {
 	clear(g.Gi[:])
 	clear(g.Ci[:])
 	g.MigCurrent, g.MigPending = 0, 0
 }
 
-// Set turns MIG on and partitions the GPU; no layout means no instances. If the layout
-// is not possible it returns an error and leaves g unchanged.
-func Set(g *state.GPU, layout []Instance) error {
+// EnableMIG turns MIG on and partitions the GPU, placing the instances as the driver would;
+// no layout means no instances. If no real GPU of the model supports the layout, it returns
+// an error with the reason and leaves g unchanged.
+func EnableMIG(g *state.GPU, layout []Instance) error {
 	if g.MigSupported == 0 {
 		return fmt.Errorf("%s cannot do MIG", state.Text(g.Name[:]))
 	}
-	gis, err := place(g, layout)
+	gis, err := placeInstances(g, layout)
 	if err != nil {
 		return err
 	}
 	next := *g
-	Disable(&next)
+	DisableMIG(&next)
 	next.MigCurrent, next.MigPending = 1, 1
 	copy(next.Gi[:], gis)
 	if err := addCompute(&next, layout); err != nil {
@@ -41,33 +41,33 @@ func Set(g *state.GPU, layout []Instance) error {
 	return nil
 }
 
-// place finds a start for each instance, the first combination that fits in
+// placeInstances finds a start for each instance, the first combination that fits in
 // the order of the layout, and gives them their IDs.
-func place(g *state.GPU, layout []Instance) ([]state.GI, error) {
+func placeInstances(g *state.GPU, layout []Instance) ([]state.GI, error) {
 	wanted := make([]uint32, len(layout)) // index of each one's profile
 	count := map[uint32]uint32{}
 	compute := uint32(0)
 	for i, instance := range layout {
-		profile, err := find(g, instance)
+		index, err := findGIProfile(g, instance)
 		if err != nil {
 			return nil, err
 		}
-		wanted[i] = profile
-		p := &g.GiProfile[profile]
-		if count[profile]++; count[profile] > p.Instances {
+		wanted[i] = index
+		p := &g.GiProfile[index]
+		if count[index]++; count[index] > p.Instances {
 			return nil, fmt.Errorf("%s fits at most %d times", instance.Profile, p.Instances)
 		}
 		compute += p.Slices
 	}
 	if compute > g.MigSlices {
-		return nil, fmt.Errorf("%s needs %d compute slices; the GPU has %d", spell(layout), compute, g.MigSlices)
+		return nil, fmt.Errorf("%s needs %d compute slices; the GPU has %d", layoutText(layout), compute, g.MigSlices)
 	}
 	if len(layout) > state.MaxGIs {
 		return nil, fmt.Errorf("%d GPU instances; at most %d fit", len(layout), state.MaxGIs)
 	}
 	starts := make([]uint32, len(layout))
 	if !fit(g, layout, wanted, starts, 0) {
-		return nil, fmt.Errorf("%s does not fit into %d memory slices: %s", spell(layout), g.MigMemorySlices, needs(g, wanted))
+		return nil, fmt.Errorf("%s does not fit into %d memory slices: %s", layoutText(layout), g.MigMemorySlices, needs(g, wanted))
 	}
 	gis := make([]state.GI, len(layout))
 	for i := range gis {
@@ -77,7 +77,8 @@ func place(g *state.GPU, layout []Instance) ([]state.GI, error) {
 	return gis, nil
 }
 
-func find(g *state.GPU, instance Instance) (uint32, error) {
+// findGIProfile returns the index of the instance's profile in g.GiProfile.
+func findGIProfile(g *state.GPU, instance Instance) (uint32, error) {
 	var names []string
 	for i := range g.NGiProfiles {
 		p := &g.GiProfile[i]
@@ -88,7 +89,7 @@ func find(g *state.GPU, instance Instance) (uint32, error) {
 		}
 		starts := p.Start[:p.Nplacements]
 		if instance.Start >= 0 && !slices.Contains(starts, uint32(instance.Start)) {
-			return 0, fmt.Errorf("%s cannot start at memory slice %d, only at %s", name, instance.Start, join(starts))
+			return 0, fmt.Errorf("%s cannot start at memory slice %d, only at %s", name, instance.Start, joinNumbers(starts))
 		}
 		return i, nil
 	}
@@ -122,7 +123,7 @@ func needs(g *state.GPU, wanted []uint32) string {
 	var parts []string
 	for _, index := range slices.Compact(slices.Sorted(slices.Values(wanted))) {
 		p := &g.GiProfile[index]
-		parts = append(parts, fmt.Sprintf("%s takes %d from slice %s", state.Text(p.Name[:]), p.Size, join(p.Start[:p.Nplacements])))
+		parts = append(parts, fmt.Sprintf("%s takes %d from slice %s", state.Text(p.Name[:]), p.Size, joinNumbers(p.Start[:p.Nplacements])))
 	}
 	return strings.Join(parts, "; ")
 }
@@ -156,7 +157,7 @@ func addCompute(g *state.GPU, layout []Instance) error {
 				return fmt.Errorf("%s: %s has %d compute slices", instance, instance.Profile, p.Slices)
 			}
 			if n == state.MaxCIs {
-				return fmt.Errorf("%s has more than %d compute instances", spell(layout), state.MaxCIs)
+				return fmt.Errorf("%s has more than %d compute instances", layoutText(layout), state.MaxCIs)
 			}
 			ci := &g.Ci[n]
 			*ci = state.CI{Used: 1, Id: uint32(id), Gi: gi.Id, Profile: profileID, Slices: size}
@@ -167,7 +168,7 @@ func addCompute(g *state.GPU, layout []Instance) error {
 			if err := state.SetText(ci.Name[:], name); err != nil {
 				return err
 			}
-			if err := state.SetText(ci.Uuid[:], profile.MIGUUID(state.Text(g.Uuid[:]), gi.Id, uint32(id))); err != nil {
+			if err := state.SetText(ci.Uuid[:], MIGUUID(state.Text(g.Uuid[:]), gi.Id, uint32(id))); err != nil {
 				return err
 			}
 			n++
@@ -183,13 +184,13 @@ func addCompute(g *state.GPU, layout []Instance) error {
 	return nil
 }
 
-func sorted(g *state.GPU) []state.GI {
+func sortedInstances(g *state.GPU) []state.GI {
 	gis := slices.DeleteFunc(slices.Clone(g.Gi[:]), func(gi state.GI) bool { return gi.Used == 0 })
 	slices.SortFunc(gis, func(a, b state.GI) int { return cmp.Compare(a.Id, b.Id) })
 	return gis
 }
 
-func spell(layout []Instance) string {
+func layoutText(layout []Instance) string {
 	parts := make([]string, len(layout))
 	for i, instance := range layout {
 		parts[i] = instance.String()
@@ -197,6 +198,6 @@ func spell(layout []Instance) string {
 	return strings.Join(parts, ",")
 }
 
-func join(numbers []uint32) string {
+func joinNumbers(numbers []uint32) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(numbers), " ", ", "), "[]")
 }

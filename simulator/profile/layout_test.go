@@ -1,4 +1,4 @@
-package mig
+package profile
 
 import (
 	"testing"
@@ -6,22 +6,21 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
 func gpu(t require.TestingT, name string) *state.GPU {
-	p, err := profile.Get(name)
+	p, err := Get(name)
 	require.NoError(t, err)
-	s, err := p.State(profile.Options{})
+	s, err := p.State(Options{})
 	require.NoError(t, err)
 	return &s.Gpu[0]
 }
 
-func set(t require.TestingT, g *state.GPU, layout string) error {
-	instances, err := Parse(layout)
+func setLayout(t require.TestingT, g *state.GPU, layout string) error {
+	instances, err := ParseLayout(layout)
 	require.NoError(t, err)
-	return Set(g, instances)
+	return EnableMIG(g, instances)
 }
 
 func TestPossibleLayoutsArePlacedAsTheDriverWould(t *testing.T) {
@@ -38,8 +37,8 @@ func TestPossibleLayoutsArePlacedAsTheDriverWould(t *testing.T) {
 	} {
 		t.Run(c.profile+" "+c.layout, func(t *testing.T) {
 			g := gpu(t, c.profile)
-			require.NoError(t, set(t, g, c.layout))
-			require.Equal(t, c.want, spell(Layout(g)))
+			require.NoError(t, setLayout(t, g, c.layout))
+			require.Equal(t, c.want, layoutText(Layout(g)))
 			require.EqualValues(t, 1, g.MigCurrent)
 			require.EqualValues(t, 1, g.MigPending)
 		})
@@ -61,7 +60,7 @@ func TestImpossibleLayoutsAreRefusedWithTheReasonAndChangeNothing(t *testing.T) 
 		t.Run(c.profile+" "+c.layout, func(t *testing.T) {
 			g := gpu(t, c.profile)
 			before := *g
-			require.ErrorContains(t, set(t, g, c.layout), c.want)
+			require.ErrorContains(t, setLayout(t, g, c.layout), c.want)
 			require.True(t, before == *g)
 		})
 	}
@@ -69,7 +68,7 @@ func TestImpossibleLayoutsAreRefusedWithTheReasonAndChangeNothing(t *testing.T) 
 
 func TestMIGDevicesAreNamedAndNumberedByInstance(t *testing.T) {
 	g := gpu(t, "a100-80gb")
-	require.NoError(t, set(t, g, "1g.10gb+me,3g.40gb:1c+2c,2g.20gb"))
+	require.NoError(t, setLayout(t, g, "1g.10gb+me,3g.40gb:1c+2c,2g.20gb"))
 	type device struct {
 		name         string
 		gi, ci, mode uint32
@@ -83,14 +82,14 @@ func TestMIGDevicesAreNamedAndNumberedByInstance(t *testing.T) {
 		}
 	}
 	require.Equal(t, []device{{"1c.3g.40gb", 2, 0, 0}, {"2c.3g.40gb", 2, 1, 1}, {"2g.20gb", 4, 0, 1}, {"1g.10gb+me", 7, 0, 0}}, got)
-	Disable(g)
+	DisableMIG(g)
 	require.Empty(t, Layout(g))
 	require.Zero(t, g.MigCurrent)
 }
 
-func TestParseRefusesInvalidLayouts(t *testing.T) {
+func TestParseLayoutRefusesInvalidLayouts(t *testing.T) {
 	for _, text := range []string{"", ",", "1g", "1g.10gb,", "1g.10gb@", "1g.10gb:c", "1g.10gb;2g.20gb", "gpu"} {
-		_, err := Parse(text)
+		_, err := ParseLayout(text)
 		require.ErrorContains(t, err, "is not PROFILE", "%q", text)
 	}
 }
@@ -112,7 +111,7 @@ func TestAnySequenceOfLayoutsKeepsInstancesApart(t *testing.T) {
 			for _, name := range rapid.SliceOfN(rapid.SampledFrom(names), 0, 8).Draw(t, "layout") {
 				layout = append(layout, Instance{Profile: name, Start: -1})
 			}
-			if err := Set(g, layout); err != nil {
+			if err := EnableMIG(g, layout); err != nil {
 				if before != *g {
 					t.Fatalf("refused (%v), but changed", err)
 				}
@@ -150,20 +149,20 @@ func disjoint(t *rapid.T, g *state.GPU) {
 	}
 }
 
-func FuzzParse(f *testing.F) {
+func FuzzParseLayout(f *testing.F) {
 	f.Add("1g.10gb,2g.20gb@4,3g.40gb:1c+2c,1g.10gb+me")
 	f.Add("")
 	a100 := gpu(f, "a100-80gb")
 	f.Fuzz(func(t *testing.T, text string) {
-		layout, err := Parse(text)
+		layout, err := ParseLayout(text)
 		if err != nil {
 			return
 		}
-		again, err := Parse(spell(layout))
+		again, err := ParseLayout(layoutText(layout))
 		require.NoError(t, err)
 		require.Equal(t, layout, again)
 		g := *a100
-		if Set(&g, layout) == nil {
+		if EnableMIG(&g, layout) == nil {
 			require.Len(t, Layout(&g), len(layout))
 		}
 	})
