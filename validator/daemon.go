@@ -208,7 +208,7 @@ type parts struct {
 	driverPod daemon.DriverPod
 	news      <-chan struct{}
 	run       []func(context.Context) error
-	watchNode func(deliver func(map[string]string) error) // starts to deliver the Node's choices
+	watchNode func(deliver func(map[string]string) error) // delivers the Node's labels that select a configuration
 	close     func()
 }
 
@@ -221,7 +221,7 @@ func (c *cluster) parts(node check.Node, status *kube.NodeStatus, log *slog.Logg
 	}
 	config, err := kube.Config(c.server, c.account)
 	if err != nil {
-		log.Error("cannot use the API server: no condition, Events, labels or validation pods, and the Node's choice is not read; the proofs on the node do not depend on it", "message", err.Error())
+		log.Error("cannot use the API server: no conditions, Events, labels or validation pods are written, and the labels of the Node are not read; the proofs on the node do not depend on it", "message", err.Error())
 		return p, nil
 	}
 	client, err := kube.New(config)

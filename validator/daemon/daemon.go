@@ -41,13 +41,13 @@ type DriverPod interface {
 // Daemon keeps the proofs and the validator's own state current.
 type Daemon struct {
 	Config
-	proofs     *ProofWriter
-	backoff    backoff
-	gpus       gpuCache
-	outcomes   []check.Outcome // of the last check of all layers; nil: the state of an earlier process stands
-	retired    bool
-	state      nodestate.State // the wanted content of the state file
-	stateDirty bool            // the state file does not hold it yet
+	proofs   *ProofWriter
+	backoff  backoff
+	gpus     gpuCache
+	outcomes []check.Outcome // of the last check of all layers; nil: the state of an earlier process stands
+	retired  bool
+	state    nodestate.State // the wanted content of the state file
+	unsaved  bool            // the state file does not hold it yet
 
 	writing sync.Mutex // held while the above is used
 	mu      sync.Mutex
@@ -60,7 +60,7 @@ var errStarting = errors.New("the layers have not been checked yet")
 func New(c Config) *Daemon {
 	d := &Daemon{Config: c, proofs: NewProofWriter(c.OutputDir, c.Node.BootID), backoff: backoff{wait: firstRetry},
 		gpus: gpuCache{names: map[gpu.UUID]string{}}, ready: errStarting}
-	d.state, d.stateDirty = d.readState(), true
+	d.state, d.unsaved = d.readState(), true
 	d.Pipeline.Driver = d.cacheGPUs(c.Pipeline.Driver)
 	d.Pipeline.End = d.recordEarly
 	d.Pipeline.Steps = append([]check.Step(nil), c.Pipeline.Steps...)

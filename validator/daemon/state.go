@@ -7,8 +7,9 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// readState reads the state that an earlier process of this boot left. It stands, with the
-// Node's choice in it, until the first check.
+// readState returns the state that an earlier process of this boot wrote. It stays in force
+// until the first check replaces it; its NodeLabels are kept even then. Without a readable
+// state it returns Waiting with reason Starting.
 func (d *Daemon) readState() nodestate.State {
 	s, err := nodestate.ReadBoot(d.Node.StatePath(nodestate.Validator), d.Node.BootID)
 	if err != nil {
@@ -18,33 +19,35 @@ func (d *Daemon) readState() nodestate.State {
 	return s
 }
 
-// setState writes s, with the Node's choice added, as the validator's state. The caller holds
-// d.writing.
+// setState writes s as the validator's state, with the NodeLabels of the current one. It
+// writes only if s differs or the last write failed. The caller holds d.writing.
 func (d *Daemon) setState(s nodestate.State) error {
 	s.Component, s.BootID, s.Validator = nodestate.Validator, d.Node.BootID, d.state.Validator
-	s.Version, s.Time = d.state.Version, d.state.Time // set by Write
-	if reflect.DeepEqual(s, d.state) && !d.stateDirty {
+	s.Version, s.Time = d.state.Version, d.state.Time // Write sets both in the file; equal here, so that DeepEqual ignores them
+	if reflect.DeepEqual(s, d.state) && !d.unsaved {
 		return nil
 	}
-	d.state, d.stateDirty = s, true
+	d.state, d.unsaved = s, true
 	if err := nodestate.Write(d.Node.StatePath(nodestate.Validator), s); err != nil {
 		return err
 	}
-	d.stateDirty = false
+	d.unsaved = false
 	return nil
 }
 
-// SetNodeLabels publishes the Node's choice by labels to components that cannot read the Node.
-// It waits for no proof and may be called from any goroutine. After an error it must be
-// called again.
+// SetNodeLabels publishes, to components that cannot read the Kubernetes Node, its labels that
+// select a configuration (nodestate.ConfigLabel). An empty map differs from nil: the Node was
+// read and has no such label, while before the first call readers still wait. SetNodeLabels
+// does not wait for a check in progress and may be called from any goroutine. After an error
+// it must be called again.
 func (d *Daemon) SetNodeLabels(labels map[string]string) error {
 	d.writing.Lock()
 	defer d.writing.Unlock()
 	before := d.state.Validator
 	if before == nil || before.NodeLabels == nil || !maps.Equal(before.NodeLabels, labels) {
 		d.state.Validator = &nodestate.ValidatorInfo{NodeLabels: maps.Clone(labels)}
-		d.stateDirty = true
-		d.Log.Info("read the Node's choice", "label", nodestate.ConfigLabel, "value", labels[nodestate.ConfigLabel])
+		d.unsaved = true
+		d.Log.Info("read the Node's labels that select a configuration", "label", nodestate.ConfigLabel, "value", labels[nodestate.ConfigLabel])
 	}
 	return d.setState(d.state)
 }

@@ -6,8 +6,8 @@
 // deadline and is tried once; trying again is for the caller, who may by then
 // have something newer to say.
 //
-// A NodeReader follows the Node: its labels choose something for components without a token,
-// and its status describes kubelet and runtime.
+// A NodeReader watches the Node: its labels select a configuration for components without a
+// token, and its status describes kubelet and runtime.
 package kube
 
 import (

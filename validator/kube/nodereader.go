@@ -37,11 +37,11 @@ type NodeReaderConfig struct {
 	After func(time.Duration) <-chan time.Time
 }
 
-// NodeReader reads the choices in a Node's labels for components without a token: today the
-// device plugin's configuration. It also reads the Node's status about kubelet and runtime.
+// NodeReader reads a Node's labels that select a configuration, for components without a token:
+// today that of the device plugin. It also reads the Node's status about kubelet and runtime.
 //
-// The Node is read once and then watched. While the API server is away the last choice
-// stands.
+// The Node is read once and then watched. While the API server is away, the labels read last
+// stay in force.
 type NodeReader struct {
 	NodeReaderConfig
 	failing prometheus.Gauge
@@ -117,7 +117,7 @@ func (r *NodeReader) read(ctx context.Context) (began bool, err error) {
 			}
 			began = true
 		case watch.Deleted:
-			// The last choice stands until there is a Node again.
+			// The labels read last stay in force until there is a Node again.
 			return began, fmt.Errorf("watch Node %s: it was deleted", r.Node)
 		case watch.Error:
 			return began, fmt.Errorf("watch Node %s: %w", r.Node, apierrors.FromObject(e.Object))
@@ -141,7 +141,7 @@ func (r *NodeReader) deliver(node *corev1.Node) error {
 		}
 	}
 	if err := r.Deliver(labels); err != nil {
-		return fmt.Errorf("write the choice of Node %s: %w", r.Node, err)
+		return fmt.Errorf("write the labels of Node %s: %w", r.Node, err)
 	}
 	return nil
 }
@@ -150,7 +150,7 @@ func (r *NodeReader) deliver(node *corev1.Node) error {
 func (r *NodeReader) recordFailure(err error) {
 	r.failing.Set(1)
 	if r.last == nil || apierrors.ReasonForError(r.last) != apierrors.ReasonForError(err) {
-		r.Log.Warn("cannot read the labels of this Node; the last known choice stays in force", "message", err.Error(), "action", Advice(err))
+		r.Log.Warn("cannot read the labels of this Node; the last known ones stay in force", "message", err.Error(), "action", Advice(err))
 	}
 	r.last = err
 }
