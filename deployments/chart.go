@@ -13,7 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// chartTemplates holds the chart's templates that the static manifests use, too.
+// chartTemplates holds the chart's templates that the static manifests use, too: those
+// manifests, in static/, are plain files for kubectl apply (static.go).
 //
 //go:embed helm/gpuready/templates/agents helm/gpuready/templates/_generated.tpl
 var chartTemplates embed.FS
@@ -21,9 +22,11 @@ var chartTemplates embed.FS
 //go:embed helm/gpuready/files/rights.yaml
 var rights []byte
 
-// Right is a right of the operator, or of one of the chart's Jobs, to some resources.
+// Right is an RBAC rule for the operator, or for one of the chart's Jobs. Where selects the
+// Role or ClusterRole that it becomes a part of: cluster, operands, default, lease, openshift,
+// crds or cleanup. The head of helm/gpuready/files/rights.yaml describes each.
 type Right struct {
-	Where     string            `json:"where"` // as in helm/gpuready/files/rights.yaml
+	Where     string            `json:"where"`
 	Group     string            `json:"group"`
 	Resources []string          `json:"resources"`
 	Names     []string          `json:"names"` // none: all
@@ -39,8 +42,9 @@ func Rights() ([]Right, error) {
 	return all, nil
 }
 
-// constants returns _generated.tpl: definitions by name.
-func constants(all map[string]string) string {
+// renderDefinitions returns the text of _generated.tpl: one Helm define for each entry, by
+// its name.
+func renderDefinitions(all map[string]string) string {
 	var b strings.Builder
 	b.WriteString("{{- /* Made by `make generate`: what other parts of the product define. */}}\n")
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -49,5 +53,6 @@ func constants(all map[string]string) string {
 	return b.String()
 }
 
-// celList returns a list of strings in CEL syntax.
+// celList returns a list of strings in CEL syntax. The texts must contain no quote or
+// backslash.
 func celList(texts []string) string { return "['" + strings.Join(texts, "', '") + "']" }

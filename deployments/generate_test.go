@@ -24,7 +24,7 @@ func TestChartIsCurrent(t *testing.T) {
 	readme, err := fillReadme(read(t, "helm/gpuready/README.md"), table)
 	require.NoError(t, err)
 	golden.Require(t, "helm/gpuready/README.md", readme)
-	golden.Require(t, "helm/gpuready/templates/_generated.tpl", constants(map[string]string{
+	golden.Require(t, "helm/gpuready/templates/_generated.tpl", renderDefinitions(map[string]string{
 		"gpuready.feature": nodestate.FeaturePattern,
 		"gpuready.choices": celList(nodestate.ChoicePrefixes),
 		"gpuready.startup": celList(agents.StartupKeys()),
