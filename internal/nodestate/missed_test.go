@@ -27,6 +27,6 @@ func TestContainerNamesAreCleaned(t *testing.T) {
 	s := State{Toolkit: &ToolkitInfo{Injection: &Injection{Missed: given, MissedCount: 2}}}
 	cleaned := s.sanitized().Toolkit.Injection.Missed
 	require.NotContains(t, cleaned[0], "\x1b")
-	require.LessOrEqual(t, len(cleaned[1]), maxMissed)
+	require.LessOrEqual(t, len(cleaned[1]), maxMissedBytes)
 	require.Len(t, given[1], 1000, "the caller's stays as it is")
 }

@@ -92,7 +92,7 @@ func TestTheBootIDIsTheHosts(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(path, nil, 0o444))
 	_, err = BootIDAt(root)
-	require.ErrorContains(t, err, "holds no boot ID")
+	require.ErrorContains(t, err, "does not hold a boot ID")
 }
 
 // edit returns a valid state of the device plugin as JSON with one value changed.

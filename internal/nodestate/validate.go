@@ -2,40 +2,34 @@ package nodestate
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
-
-	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
+// Limits of texts, in bytes, and of numbers.
 const (
-	maxMessage = 4096
-	maxName    = 4096 // of a path: PATH_MAX
+	maxMessage     = 4096
+	maxPath        = 4096 // PATH_MAX
+	maxName        = 256
+	maxMissedBytes = 384 // fits the longest namespace (63), pod (253) and container (63)
 	// maxReplicas is the number of devices that the kubelet accepts of one resource.
 	maxReplicas = 50000
 )
 
-// No regular expressions here: every process would compile them at start.
+// No package-level regexp here: every process would compile it at start.
 
-// isBootID reports whether s is a UUID as the kernel writes it.
-func isBootID(s string) bool {
-	if len(s) != 36 {
-		return false
+// A validation keeps the first error.
+type validation struct{ err error }
+
+func (v *validation) fail(field, why string) {
+	if v.err == nil {
+		v.err = fmt.Errorf("%w: %s: %s", ErrInvalid, field, why)
 	}
-	for i := range len(s) {
-		dash := i == 8 || i == 13 || i == 18 || i == 23
-		if dash != (s[i] == '-') || !dash && !strings.Contains("0123456789abcdef", s[i:i+1]) {
-			return false
-		}
-	}
-	return true
 }
 
 // isReason reports whether s is one CamelCase word of at most 64 characters.
@@ -51,29 +45,6 @@ func isReason(s string) bool {
 		}
 	}
 	return true
-}
-
-// BootID returns the kernel's ID of this boot.
-func BootID() (string, error) { return BootIDAt("/") }
-
-// BootIDAt returns the boot ID from the host's /proc, for a host root mounted at
-// hostRoot. For a root without a /proc (a test directory) it returns this boot's.
-func BootIDAt(hostRoot string) (string, error) {
-	const boot = "proc/sys/kernel/random/boot_id"
-	path := filepath.Join("/", hostRoot, boot)
-	data, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
-		path = "/" + boot
-		data, err = os.ReadFile(path)
-	}
-	if err != nil {
-		return "", fmt.Errorf("read the boot ID: %w", err)
-	}
-	id := strings.TrimSpace(string(data))
-	if !isBootID(id) {
-		return "", fmt.Errorf("read the boot ID: %s holds no boot ID", path)
-	}
-	return id, nil
 }
 
 // Parse decodes and checks a state. It ignores unknown fields, because the
@@ -103,6 +74,7 @@ func (c Component) isKnown() bool {
 	return false
 }
 
+// validate returns the first error in s.
 func (s State) validate() error {
 	v := &validation{}
 	if s.Version != Version {
@@ -112,7 +84,7 @@ func (s State) validate() error {
 		v.fail("component", fmt.Sprintf("%q is not a component", string(s.Component)))
 	}
 	if !isBootID(s.BootID) {
-		v.fail("bootID", "no boot ID")
+		v.fail("bootID", "not a boot ID")
 	}
 	if s.Time.IsZero() {
 		v.fail("time", "missing")
@@ -130,8 +102,8 @@ func (s State) validate() error {
 		v.text("driver.cudaVersion", d.CUDAVersion, 64)
 	}
 	if t := s.Toolkit; t != nil {
-		v.text("toolkit.hook", t.Hook, maxName)
-		v.text("toolkit.handler", t.Handler, maxName)
+		v.text("toolkit.hook", t.Hook, maxPath)
+		v.text("toolkit.handler", t.Handler, maxPath)
 		for i, spec := range t.Specs {
 			at := fmt.Sprintf("toolkit.specs[%d]", i)
 			v.name(at+".kind", spec.Kind)
@@ -151,7 +123,7 @@ func (s State) validate() error {
 		v.plugin(p)
 	}
 	if i := s.Validator; i != nil {
-		v.chosen("validator.nodeLabels", i.NodeLabels)
+		v.nodeLabels("validator.nodeLabels", i.NodeLabels)
 	}
 	if m := s.MPS; m != nil {
 		v.mps(m)
@@ -159,13 +131,13 @@ func (s State) validate() error {
 	return v.err
 }
 
-// chosen checks the values of the Node's labels. They name configurations, and a
-// reader may use them as file names.
-func (v *validation) chosen(field string, labels map[string]string) {
+// nodeLabels checks the Node's labels that select a configuration. A value is the name of one,
+// and a reader may use it as a file name.
+func (v *validation) nodeLabels(field string, labels map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
 		switch value := labels[name]; {
 		case name != ConfigLabel:
-			v.fail(fmt.Sprintf("%s[%.80q]", field, name), "nothing is chosen by it")
+			v.fail(fmt.Sprintf("%s[%.80q]", field, name), "not a label that selects a configuration")
 		case len(value) > maxLabel || !featureValue().MatchString(value):
 			v.fail(fmt.Sprintf("%s[%q]", field, name), fmt.Sprintf("%.80q is not the value of a label", value))
 		}
@@ -198,26 +170,26 @@ func (v *validation) mps(m *MPSInfo) {
 
 func (v *validation) runtime(r *Runtime) {
 	v.path("toolkit.runtime.socket", r.Socket)
-	v.text("toolkit.runtime.name", r.Name, 256)
-	v.text("toolkit.runtime.version", r.Version, 256)
+	v.text("toolkit.runtime.name", r.Name, maxName)
+	v.text("toolkit.runtime.version", r.Version, maxName)
 	v.text("toolkit.runtime.message", r.Message, maxMessage)
 	for i, dir := range r.CDIDirs {
 		v.path(fmt.Sprintf("toolkit.runtime.cdiDirs[%d]", i), dir)
 	}
 	for i, h := range r.Handlers {
-		v.text(fmt.Sprintf("toolkit.runtime.handlers[%d]", i), h, 256)
+		v.text(fmt.Sprintf("toolkit.runtime.handlers[%d]", i), h, maxName)
 	}
 }
 
 func (v *validation) plugin(p *DevicePluginInfo) {
-	v.text("devicePlugin.kubeletSocket", p.KubeletSocket, maxName)
+	v.text("devicePlugin.kubeletSocket", p.KubeletSocket, maxPath)
 	for i, r := range p.Resources {
 		at := fmt.Sprintf("devicePlugin.resources[%d]", i)
 		v.name(at+".name", r.Name)
 		for j, d := range r.Devices {
 			at := fmt.Sprintf("%s.devices[%d]", at, j)
 			v.name(at+".id", d.ID)
-			v.text(at+".gpu", string(d.GPU), 256)
+			v.text(at+".gpu", string(d.GPU), maxName)
 			v.reason(at+".reason", string(d.Reason))
 			v.text(at+".message", d.Message, maxMessage)
 			if d.Replicas < 0 || d.Replicas > maxReplicas {
@@ -229,15 +201,15 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 			if m := d.MIG; m != nil {
 				v.name(at+".mig.parent", string(m.Parent))
 				v.text(at+".mig.profile", m.Profile, 64)
-				v.instance(at+".mig.index", &m.Index)
-				v.instance(at+".mig.gpuInstance", &m.GPUInstance)
-				v.instance(at+".mig.computeInstance", &m.ComputeInstance)
+				v.instance(at+".mig.index", m.Index)
+				v.instance(at+".mig.gpuInstance", m.GPUInstance)
+				v.instance(at+".mig.computeInstance", m.ComputeInstance)
 			}
 		}
 	}
 	for i, l := range p.Unallocatable {
-		at := fmt.Sprintf("devicePlugin.left[%d]", i)
-		v.text(at+".gpu", string(l.GPU), 256)
+		at := fmt.Sprintf("devicePlugin.left[%d]", i) // the JSON key of Unallocatable
+		v.text(at+".gpu", string(l.GPU), maxName)
 		v.reason(at+".reason", string(l.Reason))
 		v.text(at+".message", l.Message, maxMessage)
 	}
@@ -248,8 +220,8 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 		v.text(at+".message", f.Message, maxMessage)
 		v.text(at+".needs", string(f.Needs), 64)
 		v.text(at+".evidence", string(f.Evidence), 64)
-		v.instance(at+".gpuInstance", f.GPUInstance)
-		v.instance(at+".computeInstance", f.ComputeInstance)
+		v.faultyInstance(at+".gpuInstance", f.GPUInstance)
+		v.faultyInstance(at+".computeInstance", f.ComputeInstance)
 		if f.ComputeInstance != nil && f.GPUInstance == nil {
 			v.fail(at+".computeInstance", "without a gpuInstance")
 		}
@@ -272,29 +244,25 @@ func (v *validation) injection(i *Injection) {
 		return
 	}
 	for j, container := range i.Missed {
-		v.text(fmt.Sprintf("toolkit.injection.missed[%d]", j), container, maxMissed)
+		v.text(fmt.Sprintf("toolkit.injection.missed[%d]", j), container, maxMissedBytes)
 	}
 }
 
-// maxMissed fits the longest namespace (63), pod (253) and container (63).
-const maxMissed = 384
+func (v *validation) instance(field string, id int) {
+	if id < 0 {
+		v.fail(field, "negative")
+	}
+}
 
-func (v *validation) instance(field string, id *int) {
+// faultyInstance checks the instance that a fault is limited to; nil: it affects all.
+func (v *validation) faultyInstance(field string, id *int) {
 	if id != nil && *id < 0 {
 		v.fail(field, "negative; leave it out to mean all of them")
 	}
 }
 
-// A validation keeps the first error.
-type validation struct{ err error }
-
-func (v *validation) fail(field, why string) {
-	if v.err == nil {
-		v.err = fmt.Errorf("%w: %s: %s", ErrInvalid, field, why)
-	}
-}
-
-// text rejects text that must not reach a terminal, a log line or a label.
+// text rejects a text that is too long, not UTF-8, or has control characters: it is printed on
+// terminals and in logs.
 func (v *validation) text(field, s string, limit int) {
 	switch {
 	case len(s) > limit:
@@ -310,72 +278,18 @@ func (v *validation) name(field, s string) {
 	if s == "" {
 		v.fail(field, "missing")
 	}
-	v.text(field, s, 256)
+	v.text(field, s, maxName)
 }
 
 func (v *validation) path(field, s string) {
 	if !filepath.IsAbs(s) {
 		v.fail(field, "not an absolute path")
 	}
-	v.text(field, s, maxName)
+	v.text(field, s, maxPath)
 }
 
 func (v *validation) reason(field, s string) {
 	if s != "" && !isReason(s) {
 		v.fail(field, "not one CamelCase word")
 	}
-}
-
-// sanitized returns a copy of s whose messages are fit for a state. They may contain
-// text from other programs.
-func (s State) sanitized() State {
-	s.Message = record.Clean(s.Message, maxMessage)
-	if s.Toolkit != nil {
-		t := *s.Toolkit
-		if t.Runtime != nil {
-			r := *t.Runtime
-			r.Message = record.Clean(r.Message, maxMessage)
-			t.Runtime = &r
-		}
-		if t.Injection != nil {
-			i := *t.Injection
-			i.Message = record.Clean(i.Message, maxMessage)
-			i.Missed = slices.Clone(i.Missed)
-			for j := range i.Missed {
-				i.Missed[j] = record.Clean(i.Missed[j], maxMissed)
-			}
-			t.Injection = &i
-		}
-		s.Toolkit = &t
-	}
-	if s.MPS != nil {
-		m := *s.MPS
-		m.Resources = slices.Clone(m.Resources)
-		for i := range m.Resources {
-			m.Resources[i].Message = record.Clean(m.Resources[i].Message, maxMessage)
-		}
-		s.MPS = &m
-	}
-	if s.DevicePlugin == nil {
-		return s
-	}
-	p := *s.DevicePlugin
-	p.Resources = slices.Clone(p.Resources)
-	for i := range p.Resources {
-		devices := slices.Clone(p.Resources[i].Devices)
-		for j := range devices {
-			devices[j].Message = record.Clean(devices[j].Message, maxMessage)
-		}
-		p.Resources[i].Devices = devices
-	}
-	p.Unallocatable = slices.Clone(p.Unallocatable)
-	for i := range p.Unallocatable {
-		p.Unallocatable[i].Message = record.Clean(p.Unallocatable[i].Message, maxMessage)
-	}
-	p.Faults = slices.Clone(p.Faults)
-	for i := range p.Faults {
-		p.Faults[i].Message = record.Clean(p.Faults[i].Message, maxMessage)
-	}
-	s.DevicePlugin = &p
-	return s
 }

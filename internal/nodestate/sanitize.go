@@ -1,0 +1,61 @@
+package nodestate
+
+import (
+	"slices"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// sanitized returns a copy of s with the messages and names from other programs cut and
+// cleaned, so that it passes validate.
+func (s State) sanitized() State {
+	s.Message = record.Clean(s.Message, maxMessage)
+	if s.Toolkit != nil {
+		t := *s.Toolkit
+		if t.Runtime != nil {
+			r := *t.Runtime
+			r.Message = record.Clean(r.Message, maxMessage)
+			t.Runtime = &r
+		}
+		if t.Injection != nil {
+			i := *t.Injection
+			i.Message = record.Clean(i.Message, maxMessage)
+			i.Missed = slices.Clone(i.Missed)
+			for j := range i.Missed {
+				i.Missed[j] = record.Clean(i.Missed[j], maxMissedBytes)
+			}
+			t.Injection = &i
+		}
+		s.Toolkit = &t
+	}
+	if s.MPS != nil {
+		m := *s.MPS
+		m.Resources = slices.Clone(m.Resources)
+		for i := range m.Resources {
+			m.Resources[i].Message = record.Clean(m.Resources[i].Message, maxMessage)
+		}
+		s.MPS = &m
+	}
+	if s.DevicePlugin == nil {
+		return s
+	}
+	p := *s.DevicePlugin
+	p.Resources = slices.Clone(p.Resources)
+	for i := range p.Resources {
+		devices := slices.Clone(p.Resources[i].Devices)
+		for j := range devices {
+			devices[j].Message = record.Clean(devices[j].Message, maxMessage)
+		}
+		p.Resources[i].Devices = devices
+	}
+	p.Unallocatable = slices.Clone(p.Unallocatable)
+	for i := range p.Unallocatable {
+		p.Unallocatable[i].Message = record.Clean(p.Unallocatable[i].Message, maxMessage)
+	}
+	p.Faults = slices.Clone(p.Faults)
+	for i := range p.Faults {
+		p.Faults[i].Message = record.Clean(p.Faults[i].Message, maxMessage)
+	}
+	s.DevicePlugin = &p
+	return s
+}
