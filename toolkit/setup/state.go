@@ -31,10 +31,11 @@ const (
 	ReasonHost            gpu.Reason = "Host"
 )
 
-// ErrHook means that the image lacks gpu-cdi-hook.
+// ErrHook means that gpu-cdi-hook cannot be read, as in an image without it.
 var ErrHook = errors.New("the program gpu-cdi-hook cannot be read")
 
-// State summarizes the result, or the reason of a failure.
+// State returns the toolkit's state for w, the host's wanted state, and err, the error of
+// finding or applying it. If err is not nil, only w.Driver counts.
 func (c Config) State(w Wanted, err error) nodestate.State {
 	s := nodestate.State{Component: nodestate.Toolkit}
 	if w.Driver.Version != "" {
@@ -56,8 +57,9 @@ func (c Config) State(w Wanted, err error) nodestate.State {
 	case len(w.Warnings) > 0:
 		s.Phase, s.Reason, s.Message = nodestate.Degraded, ReasonIncomplete, strings.Join(w.Warnings, "; ")
 	case len(w.Specs) == 0:
-		s.Reason, s.Message = ReasonNoGPU, "the driver sees no GPU on this node; there is nothing to specify"
+		s.Reason, s.Message = ReasonNoGPU, "the driver sees no GPU on this node; no CDI specification is needed"
 	case w.Owner != "" || len(w.Others) > 0:
+		// Another program already provides nvidia.com/gpu or one of the other kinds: not a fault.
 		others := w.Others
 		if w.Owner != "" {
 			others = append([]string{w.Owner + " defines nvidia.com/gpu; ours is not written"}, others...)
@@ -67,9 +69,10 @@ func (c Config) State(w Wanted, err error) nodestate.State {
 	return s
 }
 
-// WithRuntimeState adds to a state the description of the container runtime, nil if unknown, the reason
-// of its problem, and the state of the injection. The problem only matters if there are
-// specifications and nothing else failed.
+// WithRuntimeState returns s with the container runtime r (nil: unknown) and the injection i
+// (nil: off, or not tried yet). reason names the problem of the runtime, "" if there is none; its
+// message is in r. The problem makes a Ready or Degraded state Degraded with that reason, if
+// there are CDI specifications; any other state keeps its reason.
 func WithRuntimeState(s nodestate.State, r *nodestate.Runtime, reason gpu.Reason, i *nodestate.Injection) nodestate.State {
 	if r == nil && i == nil {
 		return s
@@ -93,7 +96,8 @@ func WithRuntimeState(s nodestate.State, r *nodestate.Runtime, reason gpu.Reason
 
 // Explain returns the reason of an error, and a sentence with the error and a remedy.
 func (c Config) Explain(err error) (gpu.Reason, string) {
-	next := func(reason gpu.Reason, action string) (gpu.Reason, string) {
+	// An apply.Refused already ends with the remedy.
+	withAction := func(reason gpu.Reason, action string) (gpu.Reason, string) {
 		if _, refused := errors.AsType[*apply.Refused](err); refused || action == "" {
 			return reason, err.Error()
 		}
@@ -103,41 +107,43 @@ func (c Config) Explain(err error) (gpu.Reason, string) {
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		where = at.Path
 	}
-	option := ""
-	for dir, flag := range map[string]string{c.CDIDir: "--cdi-output-dir", c.InstallDir: "--toolkit-install-dir", c.StateDir: "--state-dir"} {
-		if where == dir || strings.HasPrefix(where, dir+"/") || where != "" && strings.HasPrefix(dir, where+"/") {
-			option = flag
+	option := "" // the flag that moves what was to be written below where
+	for _, o := range []struct{ dir, flag string }{{c.CDIDir, "--cdi-output-dir"}, {c.InstallDir, "--toolkit-install-dir"}, {c.StateDir, "--state-dir"}} {
+		if where == o.dir || strings.HasPrefix(where, o.dir+"/") || where != "" && strings.HasPrefix(o.dir, where+"/") {
+			option = o.flag
+			break
 		}
 	}
 	switch {
 	case errors.Is(err, gpu.ErrNoDriver):
+		// nvml.Find already names the flag as the remedy.
 		if strings.Contains(err.Error(), "--driver-root") {
-			return next(ReasonNoDriver, "")
+			return withAction(ReasonNoDriver, "")
 		}
-		return next(ReasonNoDriver, "install a driver or wait for its container, or say where it is with --driver-root")
+		return withAction(ReasonNoDriver, "install a driver or wait for its container, or say where it is with --driver-root")
 	case errors.Is(err, spec.ErrNoCUDA):
-		return next(ReasonNoCUDA, "")
+		return withAction(ReasonNoCUDA, "")
 	case errors.Is(err, ErrHook):
-		return next(ReasonHookMissing, "say where it is with --hook-program")
+		return withAction(ReasonHookMissing, "say where it is with --hook-program")
 	case errors.Is(err, gpu.ErrVersionMismatch):
-		return next(ReasonVersionMismatch, "load the new driver's kernel modules (restart the driver's container, or reboot)")
+		return withAction(ReasonVersionMismatch, "load the new driver's kernel modules (restart the driver's container, or reboot)")
 	case errors.Is(err, gpu.ErrNoPermission):
-		return next(ReasonNoPermission, "give the toolkit access to /dev/nvidia* (privileged, or with the device cgroup's permission)")
+		return withAction(ReasonNoPermission, "give the toolkit access to /dev/nvidia* (privileged, or with the device cgroup's permission)")
 	case errors.Is(err, syscall.EROFS):
 		if option == "" {
-			return next(ReasonReadOnly, "mount it writable")
+			return withAction(ReasonReadOnly, "mount it writable")
 		}
-		reason, message := next(ReasonReadOnly, "mount it writable")
+		reason, message := withAction(ReasonReadOnly, "mount it writable")
 		return reason, fmt.Sprintf("%s, or choose another directory with %s", message, option)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return next(ReasonDiskFull, "make room on that file system; nothing was left half-written")
+		return withAction(ReasonDiskFull, "make room on that file system; nothing was left half-written")
 	case errors.Is(err, fs.ErrPermission):
-		return next(ReasonNoPermission, "run the toolkit as root, with the host's directories mounted writable")
+		return withAction(ReasonNoPermission, "run the toolkit as root, with the host's directories mounted writable")
 	}
-	return next(ReasonHost, "")
+	return withAction(ReasonHost, "")
 }
 
-// Same reports whether two states are equal, apart from the time of writing.
+// Same reports whether two states say the same: phase, reason, message, driver and toolkit.
 func Same(a, b nodestate.State) bool {
 	return a.Phase == b.Phase && a.Reason == b.Reason && a.Message == b.Message &&
 		equalJSON(a.Driver, b.Driver) && equalJSON(a.Toolkit, b.Toolkit)
