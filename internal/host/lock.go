@@ -11,17 +11,20 @@ import (
 )
 
 // DriverLock is the file beside the driver root that driver containers, NVIDIA's too,
-// lock to run only one at a time.
+// lock so that only one runs at a time.
 const DriverLock = "nvidia-driver.pid"
 
-// ErrHeld is returned, wrapped, if another process holds a lock.
+// ErrHeld is returned, wrapped, if another process holds the lock. The text is about drivers,
+// because DriverLock is the only file that is locked.
 var ErrHeld = errors.New("another driver is running there")
 
 // Lock is a locked file. The kernel releases it however the process ends.
 type Lock struct {
 	locked *os.File
-	// writing is closed after locked: processes waiting for this lock watch for the
-	// close of a file open for writing; their own attempts open it for reading.
+	// writing is the same file, open for writing. Waiters watch with inotify for the close
+	// of a writable file, so closing writing wakes them; their own attempts open the file
+	// read-only and wake nobody. It is closed after locked, so that the lock is free when
+	// they wake.
 	writing *os.File
 }
 
@@ -40,10 +43,13 @@ func TryLock(path string) (*Lock, error) {
 			}
 			return nil, errors.Join(err, f.Close())
 		}
-		// The one who held it may have removed the file.
-		mine, err1 := f.Stat()
-		there, err2 := os.Stat(path)
-		if err1 != nil || err2 != nil || !os.SameFile(mine, there) {
+		// The previous holder may have removed the file between OpenFile and Flock. A lock on
+		// the removed file keeps nobody out, as others create and lock a new one.
+		current, err := isFileAt(f, path)
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		if !current {
 			if err := f.Close(); err != nil {
 				return nil, err
 			}
@@ -57,8 +63,21 @@ func TryLock(path string) (*Lock, error) {
 	}
 }
 
+// isFileAt reports whether f is the file that is now at path.
+func isFileAt(f *os.File, path string) (bool, error) {
+	opened, err := f.Stat()
+	if err != nil {
+		return false, err
+	}
+	current, err := os.Stat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(opened, current), err
+}
+
 // writeHolder writes the holder of the lock: the process ID alone in the first line, as
-// NVIDIA's containers write it, then the name of its host.
+// NVIDIA's containers write it, then the name of its host. It returns the file open.
 func writeHolder(path string) (*os.File, error) {
 	name, _ := os.Hostname()
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_TRUNC|unix.O_NOFOLLOW, 0)
@@ -74,14 +93,14 @@ func writeHolder(path string) (*os.File, error) {
 // holder describes the writer of a lock file, for people.
 func holder(f *os.File) string {
 	text, err := io.ReadAll(io.LimitReader(f, 256))
-	lines := strings.Fields(string(text))
+	words := strings.Fields(string(text))
 	switch {
-	case err != nil || len(lines) == 0:
+	case err != nil || len(words) == 0:
 		return "another process"
-	case len(lines) == 1:
-		return "pid " + lines[0]
+	case len(words) == 1:
+		return "pid " + words[0]
 	}
-	return fmt.Sprintf("pid %s on %s", lines[0], lines[1])
+	return fmt.Sprintf("pid %s on %s", words[0], words[1])
 }
 
 // Release unlocks the file and, if remove is set, removes it.
