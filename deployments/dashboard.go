@@ -76,7 +76,7 @@ func sections() []section {
 		{"Operator", []panel{
 			{"Nodes by state", "The first state that they have not reached; done: all are reached.", "timeseries", "", 8, []string{"sum by (state, status) (" + reconciler + "nodes)"}, "{{state}} {{status}}"},
 			{"Nodes by pool", "", "table", "", 8, []string{reconciler + "nodes"}, ""},
-			{"Waiting for", "How long the first of the nodes there has waited.", "timeseries", "s", 8, []string{"time() - " + reconciler + "nodes_since_timestamp_seconds"}, "{{pool}} {{state}} {{status}}"},
+			{"Waiting for", "How long the longest-waiting node of the group has waited.", "timeseries", "s", 8, []string{"time() - " + reconciler + "nodes_since_timestamp_seconds"}, "{{pool}} {{state}} {{status}}"},
 			{"Policy", "1 where the condition is True.", "timeseries", "", 6, []string{reconciler + "policy_condition"}, "{{type}}"},
 			{"Pools without the driver asked for", "", "table", "", 6, []string{reconciler + "driver_problem_pools"}, ""},
 			{"Driver upgrade", "Nodes by state.", "timeseries", "", 6, []string{reconciler + "upgrade_nodes"}, "{{state}}"},

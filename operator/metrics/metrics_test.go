@@ -40,10 +40,10 @@ func TestExposedMetrics(t *testing.T) {
 # TYPE gpuready_operator_nodes gauge
 gpuready_operator_nodes{pool="amd64/ubuntu22.04",state="done",status="ready"} 1
 gpuready_operator_nodes{pool="amd64/ubuntu22.04",state="driver",status="failed"} 2
-# HELP gpuready_operator_nodes_since_timestamp_seconds Since when the first of the nodes there has been so, in seconds since 1970; not of ready and excluded ones.
+# HELP gpuready_operator_nodes_since_timestamp_seconds Unix time at which the longest-waiting node of the group began to wait; not for ready and excluded nodes.
 # TYPE gpuready_operator_nodes_since_timestamp_seconds gauge
 gpuready_operator_nodes_since_timestamp_seconds{pool="amd64/ubuntu22.04",state="driver",status="failed"} 1000
-# HELP gpuready_operator_provisioning_seconds From a node's creation until it reached the step; kept in the policy's status over restarts.
+# HELP gpuready_operator_provisioning_seconds Seconds from a node's creation until it reached the step; stored in the policy's status, so it survives restarts of the operator.
 # TYPE gpuready_operator_provisioning_seconds histogram
 gpuready_operator_provisioning_seconds_bucket{step="driver",le="5"} 1
 gpuready_operator_provisioning_seconds_bucket{step="driver",le="10"} 1

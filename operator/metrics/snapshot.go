@@ -22,22 +22,21 @@ const otherPools = "other"
 // passed to SetSnapshot.
 type Snapshot struct {
 	Nodes      map[Place]int
-	Since      map[Place]time.Time // earliest of the nodes that are not ready
+	Since      map[Place]time.Time // when the longest-waiting node began to wait; none for ready and excluded nodes
 	Upgrade    map[string]int      // nodes by the state of their driver upgrade
 	Conditions map[string]bool     // of the policy in force, by type
 	Problems   map[string]int      // pools that do not get the required driver, by reason
 	Steps      []Histogram         // from a node's creation to each step
 }
 
-// Place groups nodes by pool, by the first state that they have not reached ("" if they have
-// reached all), and by status.
+// Place groups nodes by pool, state and status.
 type Place struct {
 	Pool   string
-	State  progress.State
+	State  progress.State // the first state not reached; "": all are
 	Status progress.Status
 }
 
-// Histogram counts the seconds from a node's creation until it reached a step.
+// Histogram counts nodes by the seconds from their creation until they reached a step.
 type Histogram struct {
 	Step    string
 	Count   uint64
@@ -45,12 +44,13 @@ type Histogram struct {
 	Buckets map[float64]uint64 // by upper bound; cumulative
 }
 
-// Steps returns the histograms stored in a policy's status.
-func Steps(kept []v1.ProvisioningStatus) (all []Histogram) {
+// Steps returns the histograms stored in a policy's status. The status has one count for each
+// bucket, and for the nodes above the last bound; Prometheus wants cumulative counts.
+func Steps(stored []v1.ProvisioningStatus) (all []Histogram) {
 	bounds := v1.ProvisioningBounds()
-	for _, k := range kept {
-		h := Histogram{Step: k.Step, Sum: float64(k.SumSeconds), Buckets: map[float64]uint64{}}
-		for i, n := range k.Buckets[:min(len(k.Buckets), len(bounds)+1)] {
+	for _, s := range stored {
+		h := Histogram{Step: s.Step, Sum: float64(s.SumSeconds), Buckets: map[float64]uint64{}}
+		for i, n := range s.Buckets[:min(len(s.Buckets), len(bounds)+1)] {
 			h.Count += uint64(max(n, 0))
 			if i < len(bounds) {
 				h.Buckets[bounds[i].Seconds()] = h.Count
@@ -61,19 +61,19 @@ func Steps(kept []v1.ProvisioningStatus) (all []Histogram) {
 	return all
 }
 
-// Add adds nodes at a place. since is when the longest waiting of them started to wait; zero if
+// Add adds nodes at a place. since is when the longest-waiting of them began to wait; zero if
 // none waits.
 func (s *Snapshot) Add(at Place, nodes int, since time.Time) {
 	if s.Nodes == nil {
 		s.Nodes, s.Since = map[Place]int{}, map[Place]time.Time{}
 	}
 	s.Nodes[at] += nodes
-	if before, is := s.Since[at]; !since.IsZero() && (!is || since.Before(before)) {
+	if before, found := s.Since[at]; !since.IsZero() && (!found || since.Before(before)) {
 		s.Since[at] = since
 	}
 }
 
-// mergePools merges the smallest pools if there are too many.
+// mergePools merges all but the maxPools largest pools into one named other.
 func (s Snapshot) mergePools() Snapshot {
 	size := map[string]int{}
 	for at, n := range s.Nodes {
@@ -88,19 +88,19 @@ func (s Snapshot) mergePools() Snapshot {
 		}
 		return strings.Compare(a, b)
 	})
-	few := s
-	few.Nodes, few.Since = map[Place]int{}, map[Place]time.Time{}
+	merged := s
+	merged.Nodes, merged.Since = map[Place]int{}, map[Place]time.Time{}
 	for at, n := range s.Nodes {
-		since, is := s.Since[at]
+		since, waits := s.Since[at]
 		if slices.Contains(names[maxPools:], at.Pool) {
 			at.Pool = otherPools
 		}
-		few.Nodes[at] += n
-		if before, has := few.Since[at]; is && (!has || since.Before(before)) {
-			few.Since[at] = since
+		merged.Nodes[at] += n
+		if before, found := merged.Since[at]; waits && (!found || since.Before(before)) {
+			merged.Since[at] = since
 		}
 	}
-	return few
+	return merged
 }
 
 // SetSnapshot replaces the exposed Snapshot.
@@ -114,11 +114,11 @@ type snapshots struct{ current atomic.Pointer[Snapshot] }
 
 var (
 	nodesDesc      = prometheus.NewDesc(prefix+"nodes", "GPU nodes by pool, the first state that they have not reached (done: all are), and status (waiting, failed, ready, excluded, unknown).", []string{"pool", "state", "status"}, nil)
-	sinceDesc      = prometheus.NewDesc(prefix+"nodes_since_timestamp_seconds", "Since when the first of the nodes there has been so, in seconds since 1970; not of ready and excluded ones.", []string{"pool", "state", "status"}, nil)
+	sinceDesc      = prometheus.NewDesc(prefix+"nodes_since_timestamp_seconds", "Unix time at which the longest-waiting node of the group began to wait; not for ready and excluded nodes.", []string{"pool", "state", "status"}, nil)
 	upgradeDesc    = prometheus.NewDesc(prefix+"upgrade_nodes", "Nodes by the state of their driver upgrade.", []string{"state"}, nil)
 	conditionDesc  = prometheus.NewDesc(prefix+"policy_condition", "Conditions of the policy in force: 1 where True.", []string{"type"}, nil)
 	problemDesc    = prometheus.NewDesc(prefix+"driver_problem_pools", "Pools that do not get the driver that the policy asks for, by reason.", []string{"reason"}, nil)
-	provisionsDesc = prometheus.NewDesc(prefix+"provisioning_seconds", "From a node's creation until it reached the step; kept in the policy's status over restarts.", []string{"step"}, nil)
+	provisionsDesc = prometheus.NewDesc(prefix+"provisioning_seconds", "Seconds from a node's creation until it reached the step; stored in the policy's status, so it survives restarts of the operator.", []string{"step"}, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -146,9 +146,9 @@ func (s *snapshots) Collect(to chan<- prometheus.Metric) {
 	for state, n := range now.Upgrade {
 		gauge(upgradeDesc, float64(n), state)
 	}
-	for kind, is := range now.Conditions {
+	for kind, isTrue := range now.Conditions {
 		value := 0.0
-		if is {
+		if isTrue {
 			value = 1
 		}
 		gauge(conditionDesc, value, kind)
