@@ -58,7 +58,7 @@ func (d *Doc) settable(path []string) error {
 // splice returns the range of bytes to replace and the new text.
 func (d *Doc) splice(path []string, value any, text string) (from, to int, with string) {
 	for _, e := range d.entries {
-		if e.kind >= pair && !e.listed && slices.Equal(e.path, path) {
+		if e.isPair() && !e.listed && slices.Equal(e.path, path) {
 			return d.replace(e, value, text)
 		}
 	}
@@ -89,7 +89,7 @@ func (d *Doc) replace(e entry, value any, text string) (from, to int, with strin
 // intoInline adds the key to the inline table on the path, if there is one.
 func (d *Doc) intoInline(path []string, text string) (at int, with string, ok bool) {
 	for _, e := range d.entries {
-		if e.kind < pair || e.listed || len(e.path) >= len(path) || !isPrefix(e.path, path) || d.data[e.value] != '{' {
+		if !e.isPair() || e.listed || len(e.path) >= len(path) || !isPrefix(e.path, path) || d.data[e.value] != '{' {
 			continue
 		}
 		line := Key(path[len(e.path):]...) + " = " + text
@@ -135,14 +135,14 @@ func (d *Doc) newTable(path []string, text string) (at int, with string) {
 	parent := path[:len(path)-1]
 	near := 0
 	for _, e := range d.entries {
-		near = max(near, common(e.section(), parent))
+		near = max(near, commonPrefix(e.section(), parent))
 	}
 	at = len(d.data)
 	var model []string // the table whose indentation is copied: a sibling if there is one
 	var outer, inner string
 	for _, e := range d.entries {
 		own := e.section()
-		if near == 0 || e.kind == inlinePair || common(own, parent) < near {
+		if near == 0 || e.kind == inlinePair || commonPrefix(own, parent) < near {
 			continue
 		}
 		at = d.lineEnd(e.end)

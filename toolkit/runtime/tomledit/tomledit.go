@@ -1,9 +1,10 @@
 // Package tomledit changes single keys of a TOML document and leaves every other byte
 // as it is: comments, spacing, line ends, order and unknown keys.
 //
-// The result of an edit means the same as the old document with the key set. To ensure
-// this, Set parses the result and compares it. An edit that fails this check is an
-// *Error with its position.
+// This file parses a document, reads its values and finds the offsets of its keys; set.go
+// edits it. The result of an edit means the same as the old document with the key set. To
+// ensure this, Set parses the result and compares it. If they differ, Set returns an *Error
+// with the position.
 package tomledit
 
 import (
@@ -43,16 +44,21 @@ type entry struct {
 	kind   kind
 	path   []string // from the root
 	table  []string // of a pair: the table of its header, or its inline table
-	listed bool     // in an array of tables, where a path is ambiguous
+	listed bool     // in or below an array of tables, where several entries have the same path
 	start  int
 	end    int
 	value  int // start of a pair's value, which ends at end
-	last   int // end of the last element of a pair's array or inline table; 0 if it has none
+	// last is the end of the last element of a pair's array or inline table. It is 0 if that is
+	// empty or the last element is nested, as the parser gives no extent for that.
+	last int
 }
+
+// isPair reports whether the entry is a key with its value.
+func (e entry) isPair() bool { return e.kind == pair || e.kind == inlinePair }
 
 // section returns the table that an entry opens or belongs to.
 func (e entry) section() []string {
-	if e.kind >= pair {
+	if e.isPair() {
 		return e.table
 	}
 	return e.path
@@ -61,10 +67,10 @@ func (e entry) section() []string {
 type kind int
 
 const (
-	header kind = iota
-	listHeader
-	pair
-	inlinePair
+	header     kind = iota // [a.b]
+	listHeader             // [[a.b]]
+	pair                   // key = value
+	inlinePair             // key = value inside { }
 )
 
 // Parse reads a document. An error is an *Error.
@@ -90,14 +96,14 @@ func (d *Doc) Bytes() []byte { return d.data }
 // int64. It must not be changed.
 func (d *Doc) Root() map[string]any { return d.root }
 
-// Get returns the decoded value of a key. It finds no keys below an array.
+// Get returns the decoded value of a key. It does not look inside arrays.
 func (d *Doc) Get(path ...string) (any, bool) { return Lookup(d.root, path...) }
 
 // Position returns the start of a key or table, or of its nearest ancestor.
 func (d *Doc) Position(path ...string) (line, column int) {
 	best, offset := -1, 0
 	for _, e := range d.entries {
-		near := common(e.path, path)
+		near := commonPrefix(e.path, path)
 		if near == len(path) && len(e.path) > near {
 			near-- // an entry below the path defines it too, but its own header is better
 		}
@@ -127,21 +133,21 @@ func (d *Doc) scan() error {
 	for p.NextExpression() {
 		n := p.Expression()
 		e := entry{path: names(n.Key())}
-		first, last := bounds(n.Key())
+		keyStart, keyEnd := bounds(n.Key())
 		switch n.Kind {
 		case unstable.Table, unstable.ArrayTable:
 			table = e.path
-			width := 1
+			brackets := 1
 			if n.Kind == unstable.ArrayTable {
-				e.kind, width = listHeader, 2
+				e.kind, brackets = listHeader, 2
 				lists = append(lists, e.path)
 			}
-			e.start = bytes.LastIndexByte(d.data[:first], '[') + 1 - width
-			e.end = last + bytes.IndexByte(d.data[last:], ']') + width
-			e.listed = below(lists, table)
+			e.start = bytes.LastIndexByte(d.data[:keyStart], '[') + 1 - brackets
+			e.end = keyEnd + bytes.IndexByte(d.data[keyEnd:], ']') + brackets
+			e.listed = inAny(lists, table)
 			d.entries = append(d.entries, e)
 		case unstable.KeyValue:
-			d.scanPair(n, pair, table, below(lists, table))
+			d.scanPair(n, pair, table, inAny(lists, table))
 		}
 	}
 	if err := p.Error(); err != nil {
@@ -150,14 +156,16 @@ func (d *Doc) scan() error {
 	return nil
 }
 
+// scanPair records the offsets of a pair, and of those in its inline tables.
 func (d *Doc) scanPair(n *unstable.Node, as kind, table []string, listed bool) {
-	first, last := bounds(n.Key())
+	keyStart, keyEnd := bounds(n.Key())
 	e := entry{
 		kind: as, path: append(slices.Clone(table), names(n.Key())...), table: table, listed: listed,
-		start: first, end: int(n.Raw.Offset + n.Raw.Length),
+		start: keyStart, end: int(n.Raw.Offset + n.Raw.Length),
 	}
-	e.value = last + bytes.IndexByte(d.data[last:], '=') + 1
+	e.value = keyEnd + bytes.IndexByte(d.data[keyEnd:], '=') + 1
 	e.value += len(d.data[e.value:]) - len(bytes.TrimLeft(d.data[e.value:], " \t"))
+	// An edit replaces the value, not the white space behind it.
 	for e.end > e.value && bytes.IndexByte([]byte(" \t\r\n"), d.data[e.end-1]) >= 0 {
 		e.end--
 	}
@@ -185,19 +193,20 @@ func names(it unstable.Iterator) []string {
 }
 
 // bounds returns the start and end of a key.
-func bounds(it unstable.Iterator) (first, last int) {
-	first = -1
+func bounds(it unstable.Iterator) (start, end int) {
+	start = -1
 	for it.Next() {
 		raw := it.Node().Raw
-		if first < 0 {
-			first = int(raw.Offset)
+		if start < 0 {
+			start = int(raw.Offset)
 		}
-		last = int(raw.Offset + raw.Length)
+		end = int(raw.Offset + raw.Length)
 	}
-	return first, last
+	return start, end
 }
 
-func below(lists [][]string, path []string) bool {
+// inAny reports whether a path is one of the arrays of tables, or below one.
+func inAny(lists [][]string, path []string) bool {
 	return slices.ContainsFunc(lists, func(list []string) bool { return isPrefix(list, path) })
 }
 
@@ -205,8 +214,8 @@ func isPrefix(prefix, path []string) bool {
 	return len(prefix) <= len(path) && slices.Equal(prefix, path[:len(prefix)])
 }
 
-// common returns the number of leading keys that two paths share.
-func common(a, b []string) int {
+// commonPrefix returns the number of leading keys that two paths share.
+func commonPrefix(a, b []string) int {
 	n := 0
 	for n < len(a) && n < len(b) && a[n] == b[n] {
 		n++
