@@ -56,6 +56,51 @@ func TestPodGetsAsManyCDIDevicesAsRequested(t *testing.T) {
 	require.Empty(t, a.CDIDevices)
 }
 
+// The lists of published policies for NVIDIA's operator, on a node without a toolkit's state:
+// all of them are used, as by NVIDIA's device plugin.
+func TestEveryListOfStrategiesIsAccepted(t *testing.T) {
+	t.Parallel()
+	for _, list := range []string{"cdi-cri,cdi-annotations,volume-mounts", "envvar,cdi-annotations", "envvar,cdi-cri", "volume-mounts,cdi-cri", "envvar,volume-mounts", "envvar", "volume-mounts", "cdi-annotations", "cdi-cri"} {
+		t.Run(list, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t).up().withKubelet().start("--device-list-strategy=" + list)
+			m.wait(8)
+			a, err := m.kubelet.Admit(soon(t), pod("a", 1))
+			require.NoError(t, err)
+			require.Equal(t, strings.Contains(list, "cdi-cri"), len(a.CDIDevices) == 1)
+			require.Equal(t, strings.Contains(list, "cdi-annotations"), len(a.Annotations) == 1)
+			require.Equal(t, strings.Contains(list, "volume-mounts"), len(a.Mounts) == 1)
+			require.Equal(t, strings.Contains(list, "envvar") || strings.Contains(list, "volume-mounts"), a.Envs["NVIDIA_VISIBLE_DEVICES"] != "")
+		})
+	}
+}
+
+// With the toolkit's state the best way is used, and the state names the others.
+func TestDeviceGetsToAContainerOnce(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t).up().withKubelet()
+	boot, err := nodestate.BootIDAt(m.host)
+	require.NoError(t, err)
+	on := true
+	require.NoError(t, nodestate.Write(m.path("/state/toolkit"), nodestate.State{
+		Component: nodestate.Toolkit, BootID: boot, Phase: nodestate.Ready,
+		Toolkit: &nodestate.ToolkitInfo{
+			Specs:   []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/cdi.yaml"}},
+			Runtime: &nodestate.Runtime{Socket: "/s", Name: "containerd", Version: "v2.2.1", CDI: &on, Handlers: []string{"runc"}, GPUHandlers: []string{}, DefaultHandler: "runc"},
+		},
+	}))
+	m.start("--device-list-strategy=volume-mounts,cdi-cri,envvar")
+	m.wait(8)
+	a, err := m.kubelet.Admit(soon(t), pod("a", 1))
+	require.NoError(t, err)
+	require.Len(t, a.CDIDevices, 1)
+	require.Empty(t, a.Mounts)
+	require.Empty(t, a.Envs)
+	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
+	require.Len(t, s.Unserved, 2)
+	m.waitForOutput("deviceListStrategy=volume-mounts")
+}
+
 func TestXIDMarksOneGPUOnly(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t).up().withKubelet().start()

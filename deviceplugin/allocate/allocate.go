@@ -2,8 +2,8 @@
 // allocated devices, and finds out which devices could not be given to one. It is pure except
 // for FindDeviceNodes: the caller passes in all that it needs to know.
 //
-// The device list strategies of the configuration, one or several, determine how a
-// container gets its devices:
+// The device list strategies determine how a container gets its devices. The configuration lists
+// one or several, of which Naming.Choose takes those that the node serves:
 //
 //   - cdi-cri: CDI names, for a container runtime that resolves them itself.
 //   - cdi-annotations: the same names, in an annotation of the container.

@@ -21,6 +21,7 @@ type Naming struct {
 	noCDI   string          // why the container runtime resolves no name; "": it does, or it is not known
 	path    string          // of the specification
 	names   map[string]bool // the names of devices in it; nil: the toolkit has not listed them
+	runtime runtimeInfo
 
 	unknown       bool                   // the current state is not known
 	runtimeSilent bool                   // only noCDI is not known: the runtime has not answered the toolkit
@@ -38,9 +39,9 @@ func (n Naming) Problem() string { return cmp.Or(n.unavailable(), n.warning) }
 func (n Naming) MergeAfter(last Naming) Naming {
 	switch {
 	case n.unknown:
-		n.noSpec, n.noCDI, n.path, n.names, n.earlierFaults = last.noSpec, last.noCDI, last.path, last.names, last.earlierFaults
+		n.noSpec, n.noCDI, n.path, n.names, n.runtime, n.earlierFaults = last.noSpec, last.noCDI, last.path, last.names, last.runtime, last.earlierFaults
 	case n.runtimeSilent:
-		n.noCDI, n.earlierFaults = last.noCDI, last.earlierFaults
+		n.noCDI, n.runtime, n.earlierFaults = last.noCDI, last.runtime, last.earlierFaults
 	}
 	return n
 }
@@ -71,12 +72,14 @@ func NamingFrom(s nodestate.State, err error) Naming {
 	case s.Toolkit == nil:
 		return Naming{}
 	}
+	n := Naming{runtime: runtimeInfoFrom(s.Toolkit)}
 	i := slices.IndexFunc(s.Toolkit.Specs, func(spec nodestate.Spec) bool { return spec.Kind == cdi.KindGPU })
 	if i < 0 {
-		return Naming{noSpec: "the toolkit has written no CDI spec of kind " + cdi.KindGPU + "; see the log of gpu-toolkit"}
+		n.noSpec = "the toolkit has written no CDI spec of kind " + cdi.KindGPU + "; see the log of gpu-toolkit"
+		return n
 	}
 	spec := s.Toolkit.Specs[i]
-	n := Naming{path: spec.Path}
+	n.path = spec.Path
 	for _, name := range spec.Devices {
 		if n.names == nil {
 			n.names = map[string]bool{}

@@ -50,7 +50,11 @@ func (r *response) build() (*v1beta1.ContainerAllocateResponse, error) {
 	strategies := p.Strategies()
 	byRuntime := false  // the NVIDIA container runtime adds the devices
 	byVariable := false // it does so by variables, which an image can set too
-	for _, s := range strategies {
+	// In this order, since mounts override a variable.
+	for _, s := range []string{config.ListCDI, config.ListAnnotations, config.ListVariable, config.ListMounts} {
+		if !slices.Contains(strategies, s) {
+			continue
+		}
 		switch s {
 		case config.ListCDI:
 			for _, name := range r.cdiNames() {
@@ -177,7 +181,7 @@ func (r *response) setVariables() {
 }
 
 // addMounts requests the devices from the NVIDIA container runtime by mounts. It must run after
-// setVariables, since it overrides a variable.
+// setVariables, since it overrides a variable of it.
 func (r *response) addMounts() {
 	r.setEnv(visibleDevices, mountsFolder)
 	names := r.visibleIDs()

@@ -22,6 +22,8 @@ const (
 	// ReasonMPS means that the MPS control daemon of a device is not ready: a program would run
 	// without MPS and its limits, or not at all.
 	ReasonMPS gpu.Reason = "MPSNotReady"
+	// ReasonList means that nothing on the node serves the configured device list strategies.
+	ReasonList gpu.Reason = "DeviceListUnserved"
 )
 
 // timedFault is the reason why a healthy device could not be given to a container, and
@@ -37,7 +39,8 @@ type Unallocatable map[gpu.UUID]timedFault
 
 // Node describes the node as far as containers with devices depend on it.
 type Node struct {
-	Config            *config.Config
+	Config            *config.Config // with the chosen device list strategies
+	Unserved          string         // Choice.Problem
 	DeviceNodes       DeviceNodes
 	DriverRead        bool   // the driver was read, so DeviceNodes is known
 	Names             Naming // zero if devices are handed out without CDI
@@ -59,7 +62,7 @@ func RestoreUnallocatable(info *nodestate.DevicePluginInfo) (known Unallocatable
 			switch d.Reason {
 			case ReasonCDI:
 				naming.earlierFaults[d.GPU] = fault
-			case ReasonIMEX, ReasonMPS:
+			case ReasonIMEX, ReasonMPS, ReasonList:
 			default:
 				continue
 			}
@@ -112,6 +115,8 @@ func (n Node) cdiOrIMEXFault(id gpu.UUID) gpu.Fault {
 		}
 	}
 	switch {
+	case !n.Config.Flags.Plugin.CDI() && n.Unserved != "":
+		return gpu.Fault{Reason: ReasonList, Message: n.Unserved}
 	case !n.Config.Flags.Plugin.CDI():
 	case n.Names.unavailable() != "":
 		return gpu.Fault{Reason: ReasonCDI, Message: n.Names.unavailable()}

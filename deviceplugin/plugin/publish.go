@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/gpuready/gpuready/deviceplugin/allocate"
@@ -68,6 +69,7 @@ func (p *Plugin) applyFact(f fact) {
 			s.deviceNodes = p.findDeviceNodes(s)
 		}
 	}, time.Now())
+	p.logChoice(before)
 	switch problem := p.state.cdi.Problem(); {
 	case problem == before.cdi.Problem():
 	case problem == "":
@@ -77,6 +79,21 @@ func (p *Plugin) applyFact(f fact) {
 	}
 	if p.state.configured && !before.configured {
 		close(p.configuredCh)
+	}
+}
+
+// logChoice logs each configured device list strategy that is not in use since the state before.
+func (p *Plugin) logChoice(before state) {
+	if !p.state.configured {
+		return
+	}
+	for _, u := range p.state.choice.Unserved {
+		if !before.configured || !slices.Contains(before.choice.Unserved, u) {
+			p.cfg.Log.Warn("setting has no effect on this node", "setting", u.Name, "message", u.Message)
+		}
+	}
+	if problem := p.state.choice.Problem; problem != "" && problem != before.choice.Problem {
+		p.cfg.Log.Error("containers get no GPUs", "reason", string(allocate.ReasonList), "message", problem)
 	}
 }
 

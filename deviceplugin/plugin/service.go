@@ -55,7 +55,7 @@ func (p *Plugin) newService(resource string, ln *net.UnixListener) *service {
 
 // setView replaces the view by one for the devices of a plan. Plugin.mu is held.
 func (s *service) setView(r plan.Resource) {
-	settings, host, topology := s.plugin.state.settings, s.plugin.state.deviceNodes, s.plugin.state.topology
+	settings, host, topology := s.plugin.state.serving, s.plugin.state.deviceNodes, s.plugin.state.topology
 	s.view.Store(&view{
 		allocate: sync.OnceValue(func() *allocate.Resource { return allocate.New(settings, host, r) }),
 		chooser: sync.OnceValue(func() *prefer.Chooser {

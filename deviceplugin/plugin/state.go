@@ -44,7 +44,9 @@ type state struct {
 
 	// Derived from the fields above by Next.
 	plan          plan.Plan              // what is advertised, health included
-	cdi           allocate.Naming        // toolkitNaming if the settings need CDI names, else zero
+	choice        allocate.Choice        // how containers get their devices
+	serving       *config.Config         // settings, with the chosen device list strategies
+	cdi           allocate.Naming        // toolkitNaming if the choice needs CDI names, else zero
 	unallocatable allocate.Unallocatable // devices that could not be given to a container
 }
 
@@ -55,12 +57,14 @@ type fact func(s *state, at time.Time)
 func (s state) Next(f fact, at time.Time) state {
 	f(&s, at)
 	s.plan = plan.Compute(s.settings, s.snapshot, s.health)
+	s.choice = s.toolkitNaming.Choose(s.settings.Flags.Plugin)
+	s.serving = s.choice.Config(s.settings)
 	// The NVIDIA container runtime needs no CDI names.
-	if s.cdi = s.toolkitNaming; !s.settings.Flags.Plugin.CDI() {
+	if s.cdi = s.toolkitNaming; !s.serving.Flags.Plugin.CDI() {
 		s.cdi = allocate.Naming{}
 	}
 	unallocatable := s.unallocatable.MarkDevices(s.plan.Resources, allocate.Node{
-		Config: s.settings, DeviceNodes: s.deviceNodes, DriverRead: s.hasSnapshot(), Names: s.cdi, MPS: s.mps, OtherPluginServes: s.otherPluginServes,
+		Config: s.serving, Unserved: s.choice.Problem, DeviceNodes: s.deviceNodes, DriverRead: s.hasSnapshot(), Names: s.cdi, MPS: s.mps, OtherPluginServes: s.otherPluginServes,
 	}, at)
 	if s.hasSnapshot() {
 		s.unallocatable = unallocatable
@@ -293,6 +297,9 @@ func (s state) stateFile(boot string) nodestate.State {
 		info.Unallocatable = append(info.Unallocatable, nodestate.UnallocatableDevice{GPU: l.UUID(), Reason: l.Reason, Message: l.Message})
 	}
 	file := nodestate.State{Component: nodestate.DevicePlugin, BootID: boot, DevicePlugin: info}
+	if s.configured {
+		file.Unserved = s.choice.Unserved
+	}
 	if d := s.snapshot.Driver; d.Version != "" {
 		file.Driver = &nodestate.DriverInfo{Root: s.root, Version: d.Version, CUDAVersion: d.CUDAVersion, Simulated: d.Simulated}
 	} else if v := s.health.DriverVersion(); v != "" {
@@ -306,7 +313,7 @@ func (s state) stateFile(boot string) nodestate.State {
 // counts; the worst come first.
 func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 	devices, healthy, withoutName, mpsFault := 0, 0, 0, gpu.Fault{}
-	withoutMPS := 0
+	withoutMPS, withoutWay := 0, 0
 	for _, r := range s.plan.Resources {
 		for _, d := range r.Devices {
 			devices++
@@ -315,6 +322,8 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 				healthy++
 			case d.Fault.Reason == allocate.ReasonCDI:
 				withoutName++
+			case d.Fault.Reason == allocate.ReasonList:
+				withoutWay++
 			case d.Fault.Reason == allocate.ReasonMPS:
 				withoutMPS++
 				mpsFault = d.Fault
@@ -349,6 +358,8 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Waiting, reasonNoKubelet, "waiting for " + waiting
 	case healthy == 0 && withoutName == devices:
 		return nodestate.Failed, allocate.ReasonCDI, s.cdi.Text()
+	case healthy == 0 && withoutWay == devices:
+		return nodestate.Failed, allocate.ReasonList, s.choice.Problem
 	case healthy == 0 && withoutMPS == devices:
 		return nodestate.Waiting, allocate.ReasonMPS, mpsFault.Message
 	case healthy == 0:

@@ -81,7 +81,7 @@ resources: {}
 		"version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}":                                                    "",
 		"version: v1\nresources: {gpus: [{pattern: '*', name: gpu}]}\nimex: {required: true}":                                                        "",
 		"version: v1\nflags: {deviceDiscoveryStrategy: tegra}":                                                                                       `flags.deviceDiscoveryStrategy: "tegra" is not supported: NVML does not know integrated GPUs; remove it, or write "auto"`,
-		"version: v1\nflags: {plugin: {deviceListStrategy: [cdi-cri, envvar]}}":                                                                      "flags.plugin.deviceListStrategy: cdi-cri and envvar together would give a container its GPUs twice; write one of them",
+		"version: v1\nflags: {plugin: {deviceListStrategy: [cdi-cri, envvar]}}":                                                                      "",
 		"version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}":                                                            "",
 		"version: v1\nflags: {failOnInitErorr: true}":                                                                                                `flags.failOnInitErorr: unknown key`,
 		"version: v1\nflags: {failOnInitError: maybe}":                                                                                               "failOnInitError",
@@ -98,7 +98,7 @@ resources: {}
 
 func TestUnsupportedSettingsAreRefused(t *testing.T) {
 	for _, arg := range []string{
-		"--mig-strategy=singel", "--device-list-strategy=cdi-cri,envvar", "--device-list-strategy=volume-mounts,cdi-cri",
+		"--mig-strategy=singel", "--device-list-strategy=cdi", "--device-list-strategy=volume-mounts,mounts",
 		"--device-discovery-strategy=tegra", "--cdi-feature-flags=x", "--imex-channel-ids=1", "--unknown-keys=maybe", "--driver-root=relative", "--log-format=xml", "--output=yaml", "--kubelet-timeout=-1s", "argument",
 	} {
 		_, err := Parse(Command{}, []string{arg}, io.Discard)
@@ -110,10 +110,12 @@ func TestRefusedSettingIsNamedByItsOrigin(t *testing.T) {
 	path := write(t, "version: v1\nflags: {deviceDiscoveryStrategy: tegra}")
 	_, err := Parse(Command{}, []string{"--config-file", path, "--device-list-strategy=cdi-cry", "--pass-device-specs=false"}, io.Discard)
 	require.EqualError(t, err, `--device-list-strategy: "cdi-cry" is not known, did you mean "cdi-cri"?`)
-	t.Setenv("DEVICE_LIST_STRATEGY", "cdi-cri,envvar")
+	t.Setenv("DEVICE_LIST_STRATEGY", "cdi-cri,volume-mount")
 	_, err = Parse(Command{}, []string{"--config-file", path}, io.Discard)
-	require.EqualError(t, err, path+`: flags.deviceDiscoveryStrategy: "tegra" is not supported: NVML does not know integrated GPUs; remove it, or write "auto"
-$DEVICE_LIST_STRATEGY: cdi-cri and envvar together would give a container its GPUs twice; write one of them`)
+	require.EqualError(t, err, `$DEVICE_LIST_STRATEGY: "volume-mount" is not known, did you mean "volume-mounts"?`)
+	t.Setenv("DEVICE_LIST_STRATEGY", "cdi-cri,volume-mounts")
+	_, err = Parse(Command{}, []string{"--config-file", path}, io.Discard)
+	require.EqualError(t, err, path+`: flags.deviceDiscoveryStrategy: "tegra" is not supported: NVML does not know integrated GPUs; remove it, or write "auto"`)
 }
 
 func TestTooLongSocketPathIsRefused(t *testing.T) {

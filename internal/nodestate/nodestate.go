@@ -62,6 +62,9 @@ type State struct {
 	Phase     Phase      `json:"phase"`
 	Reason    gpu.Reason `json:"reason,omitempty"`  // CamelCase; why the phase is what it is
 	Message   string     `json:"message,omitempty"` // one sentence for people
+	// Unserved lists the settings that are accepted and have no effect. It has at most MaxUnserved
+	// entries.
+	Unserved []Setting `json:"unserved,omitempty"`
 
 	Driver       *DriverInfo       `json:"driver,omitempty"`
 	Toolkit      *ToolkitInfo      `json:"toolkit,omitempty"`
@@ -69,6 +72,15 @@ type State struct {
 	Validator    *ValidatorInfo    `json:"validator,omitempty"`
 	MPS          *MPSInfo          `json:"mps,omitempty"`
 }
+
+// Setting is a setting that a component accepts, but does not follow.
+type Setting struct {
+	Name    string `json:"name"`    // as the user wrote it: "CREATE_DEVICE_NODES", "deviceListStrategy=envvar"
+	Message string `json:"message"` // why it has no effect, and what to do
+}
+
+// MaxUnserved bounds State.Unserved.
+const MaxUnserved = 64
 
 // DriverInfo is the driver that a component works with.
 type DriverInfo struct {
@@ -80,11 +92,14 @@ type DriverInfo struct {
 
 // ToolkitInfo lists the files and settings that the toolkit has put in place.
 type ToolkitInfo struct {
-	Specs     []Spec     `json:"specs,omitempty"`
-	Hook      string     `json:"hook,omitempty"`      // host path of gpu-cdi-hook
-	Handler   string     `json:"handler,omitempty"`   // name of the runtime handler that the configuration asks for; "": none
-	Runtime   *Runtime   `json:"runtime,omitempty"`   // nil: the runtime was not queried
-	Injection *Injection `json:"injection,omitempty"` // nil: injection is off, or the toolkit has not tried it yet
+	Specs   []Spec `json:"specs,omitempty"`
+	Hook    string `json:"hook,omitempty"`    // host path of gpu-cdi-hook
+	Handler string `json:"handler,omitempty"` // name of the runtime handler that the configuration asks for; "": none
+	// HandlerAccepts lists how that handler lets unprivileged containers request GPUs: envvar,
+	// volume-mounts. nil: there is no handler, or the state is of an earlier version.
+	HandlerAccepts []string   `json:"handlerAccepts,omitzero"`
+	Runtime        *Runtime   `json:"runtime,omitempty"`   // nil: the runtime was not queried
+	Injection      *Injection `json:"injection,omitempty"` // nil: injection is off, or the toolkit has not tried it yet
 }
 
 // Runtime describes the container runtime as reported over its CRI socket.
@@ -95,7 +110,11 @@ type Runtime struct {
 	CDI      *bool    `json:"cdi,omitempty"` // whether it resolves CDI names; nil: it does not report that
 	CDIDirs  []string `json:"cdiDirs,omitempty"`
 	Handlers []string `json:"handlers,omitempty"`
-	Message  string   `json:"message,omitempty"` // why containers may not get GPUs with it, and what to change; "": no problem is known
+	// GPUHandlers lists the handlers that give containers the GPUs that they request by
+	// variables or mounts. nil: they are not known.
+	GPUHandlers    []string `json:"gpuHandlers,omitzero"`
+	DefaultHandler string   `json:"defaultHandler,omitempty"` // of pods that name none; "": not known
+	Message        string   `json:"message,omitempty"`        // why containers may not get GPUs with it, and what to change; "": no problem is known
 }
 
 // Injection describes whether the toolkit injects the GPUs' device nodes and the driver's

@@ -1,6 +1,7 @@
 package nodestate
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
@@ -10,6 +11,10 @@ import (
 // cleaned, so that it passes validate.
 func (s State) sanitized() State {
 	s.Message = record.Clean(s.Message, maxMessage)
+	s.Unserved = slices.Clone(s.Unserved[:min(len(s.Unserved), MaxUnserved)])
+	for i, u := range s.Unserved {
+		s.Unserved[i] = Setting{Name: cmp.Or(record.Clean(u.Name, 256), "?"), Message: record.Clean(u.Message, maxMessage)}
+	}
 	if s.Toolkit != nil {
 		t := *s.Toolkit
 		if t.Runtime != nil {

@@ -96,6 +96,14 @@ func (s State) validate() error {
 	}
 	v.reason("reason", string(s.Reason))
 	v.text("message", s.Message, maxMessage)
+	if n := len(s.Unserved); n > MaxUnserved {
+		v.fail("unserved", fmt.Sprintf("%d settings, at most %d are allowed", n, MaxUnserved))
+	} else {
+		for i, u := range s.Unserved {
+			v.name(fmt.Sprintf("unserved[%d].name", i), u.Name)
+			v.text(fmt.Sprintf("unserved[%d].message", i), u.Message, maxMessage)
+		}
+	}
 	if d := s.Driver; d != nil {
 		v.path("driver.root", d.Root)
 		v.text("driver.version", d.Version, 64)
@@ -104,6 +112,9 @@ func (s State) validate() error {
 	if t := s.Toolkit; t != nil {
 		v.text("toolkit.hook", t.Hook, maxPath)
 		v.text("toolkit.handler", t.Handler, maxPath)
+		for i, way := range t.HandlerAccepts {
+			v.text(fmt.Sprintf("toolkit.handlerAccepts[%d]", i), way, 64)
+		}
 		for i, spec := range t.Specs {
 			at := fmt.Sprintf("toolkit.specs[%d]", i)
 			v.name(at+".kind", spec.Kind)
@@ -179,6 +190,10 @@ func (v *validation) runtime(r *Runtime) {
 	for i, h := range r.Handlers {
 		v.text(fmt.Sprintf("toolkit.runtime.handlers[%d]", i), h, maxName)
 	}
+	for i, h := range r.GPUHandlers {
+		v.text(fmt.Sprintf("toolkit.runtime.gpuHandlers[%d]", i), h, maxName)
+	}
+	v.text("toolkit.runtime.defaultHandler", r.DefaultHandler, maxName)
 }
 
 func (v *validation) plugin(p *DevicePluginInfo) {

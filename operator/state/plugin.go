@@ -1,6 +1,9 @@
 package state
 
 import (
+	"fmt"
+	"strings"
+
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
@@ -28,13 +31,14 @@ func (r *renderer) plugins() error {
 			return err
 		}
 		c := container(d, "device-plugin")
-		setEnv(c, v1.EnvVar{Name: "DEVICE_LIST_STRATEGY", Value: r.deviceListStrategy(i)})
+		setEnv(c, v1.EnvVar{Name: listVariable, Value: r.deviceListStrategy(i)})
 		if strategy := r.spec.MIG.Strategy; strategy != "" {
 			setEnv(c, v1.EnvVar{Name: "MIG_STRATEGY", Value: strategy})
 		}
 		r.pluginConfig(d, c)
 		r.setHostPaths(d, c)
 		r.overlay("devicePlugin", c, spec.ContainerSpec)
+		r.completeListStrategies(c, i)
 		if err := r.finish(progress.DevicePlugin, d, operandPlugin, i, spec.ImageSpec); err != nil {
 			return err
 		}
@@ -51,6 +55,46 @@ func (r *renderer) deviceListStrategy(i fleet.Injection) string {
 		return "cdi-annotations" // the kubelet would drop CDI names
 	}
 	return "cdi-cri"
+}
+
+// listVariable is the device plugin's variable with the ways to pass GPUs to containers.
+const listVariable = "DEVICE_LIST_STRATEGY"
+
+// completeListStrategies adds the nodes' own way to the policy's list of ways to pass GPUs to
+// containers. A policy has one list for all nodes; of the ways in it, the device plugin uses the
+// best one that its node serves. Without our toolkit, others serve what the policy lists.
+func (r *renderer) completeListStrategies(c *corev1.Container, i fleet.Injection) {
+	own, listed := r.deviceListStrategy(i), ""
+	for _, e := range r.spec.DevicePlugin.Env {
+		if e.Name == listVariable {
+			listed = strings.Trim(e.Value, " ,")
+		}
+	}
+	if listed == "" {
+		setEnv(c, v1.EnvVar{Name: listVariable, Value: own})
+		return
+	}
+	serves := false
+	for way := range strings.SplitSeq(listed, ",") {
+		switch way = strings.TrimSpace(way); way {
+		case own:
+			return
+		case "cdi-cri":
+			serves = serves || i == fleet.NRI || i == fleet.CDI
+		case "cdi-annotations":
+			serves = serves || i != fleet.Handler
+		default:
+			serves = serves || r.hasHandler(i)
+		}
+	}
+	if !r.spec.Toolkit.IsEnabled() {
+		return
+	}
+	setEnv(c, v1.EnvVar{Name: listVariable, Value: listed + "," + own})
+	if !serves {
+		r.problem(progress.DevicePlugin, SettingUnserved, fmt.Sprintf("devicePlugin.env %s=%s: nodes with gpuready.io/injection=%s serve none of it; %s is used there: remove the variable",
+			listVariable, listed, i, own))
+	}
 }
 
 // pluginConfig mounts the configurations among which a node's label chooses.

@@ -64,6 +64,9 @@ const (
 	FieldPassedOver  Reason = "FieldPassedOver"      // the driver's image does not support the field
 	VersionUnknown   Reason = "DriverVersionUnknown" // built modules need the driver's version for their tag
 	ValueInvalid     Reason = "ValueInvalid"         // accepted by the schema, but invalid for Kubernetes
+	// SettingUnserved is a setting of NVIDIA's stack that is accepted and not followed as written.
+	// Nothing has failed: the policy's condition Unserved lists it.
+	SettingUnserved Reason = "SettingUnserved"
 )
 
 // Render returns the objects, ordered by state, kind and name, and the problems. The same

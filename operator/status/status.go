@@ -281,7 +281,7 @@ func (in Input) unservedCondition() metav1.Condition {
 		return condition(v1.ConditionUnserved, metav1.ConditionFalse, ReasonServed, "all fields that are set are served")
 	}
 	return condition(v1.ConditionUnserved, metav1.ConditionTrue, ReasonUnserved,
-		"these fields have no effect: "+strings.Join(slices.Sorted(slices.Values(in.Unserved)), ", "))
+		"these settings have no effect: "+strings.Join(slices.Sorted(slices.Values(in.Unserved)), ", "))
 }
 
 // contestedCondition reports that another operator is installed and on standby.

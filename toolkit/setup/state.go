@@ -49,7 +49,7 @@ func (c Config) State(w Wanted, err error) nodestate.State {
 		s.Reason, s.Message = c.Explain(err)
 		return s
 	}
-	s.Toolkit = &nodestate.ToolkitInfo{Specs: w.Specs, Hook: path.Join(c.InstallDir, HookName), Handler: c.Handler}
+	s.Toolkit = &nodestate.ToolkitInfo{Specs: w.Specs, Hook: path.Join(c.InstallDir, HookName), Handler: c.Handler, HandlerAccepts: c.handlerAccepts()}
 	s.Phase = nodestate.Ready
 	switch {
 	case w.Conflict != "":
@@ -67,6 +67,22 @@ func (c Config) State(w Wanted, err error) nodestate.State {
 		s.Message = strings.Join(others, "; ")
 	}
 	return s
+}
+
+// handlerAccepts returns how our handler lets unprivileged containers request GPUs, in the words
+// of the device plugin's list strategies. It returns nil if there is no handler.
+func (c Config) handlerAccepts() []string {
+	if c.Handler == "" {
+		return nil
+	}
+	accepts := []string{}
+	if c.Shim.AcceptEnvvar {
+		accepts = append(accepts, "envvar")
+	}
+	if c.Shim.AcceptVolumeMounts {
+		accepts = append(accepts, "volume-mounts")
+	}
+	return accepts
 }
 
 // WithRuntimeState returns s with the container runtime r (nil: unknown) and the injection i

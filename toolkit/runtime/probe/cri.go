@@ -3,6 +3,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"net"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -171,7 +173,37 @@ func parseCRI(version *runtimeapi.VersionResponse, verbose *runtimeapi.StatusRes
 	if a.Default = c.Containerd.Default + c.CRIO.Default; !plain(a.Default, maxName) {
 		a.Default = ""
 	}
+	a.DefaultHandler = a.Default
+	a.GPUHandlers = gpuHandlers(a.Handlers, func(name string) (program string) {
+		var r struct {
+			Path    string `json:"runtimePath"`
+			Options struct {
+				Program string `json:"BinaryName"`
+			} `json:"options"`
+		}
+		if json.Unmarshal(c.Containerd.Runtimes[name], &r) != nil {
+			return ""
+		}
+		return cmp.Or(r.Options.Program, r.Path)
+	})
 	return a, nil
+}
+
+// gpuHandlers returns the handlers that give containers the GPUs that they request by variables
+// or mounts, nil if no handler is known. programOf returns the program of a handler, "" if it is
+// not known. NVIDIA's programs and usual handlers have "nvidia" in their names.
+func gpuHandlers(handlers []string, programOf func(name string) string) []string {
+	if len(handlers) == 0 {
+		return nil
+	}
+	found := []string{}
+	for _, name := range handlers {
+		program := path.Base(programOf(name))
+		if program == "gpu-oci-runtime" || strings.Contains(program, "nvidia") || strings.Contains(name, "nvidia") {
+			found = append(found, name)
+		}
+	}
+	return found
 }
 
 func plain(s string, limit int) bool { return s == record.Clean(s, limit) }

@@ -58,7 +58,7 @@ func TestAskReturnsTheAbilities(t *testing.T) {
 		want RuntimeInfo
 	}{
 		{"containerd 2", runtimetest.CRIConfig{Name: "containerd", Version: "v2.2.1", CDI: &on, Dirs: dirs, Handlers: []string{"runc", "nvidia"}},
-			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &on, CDIDirs: dirs, Handlers: []string{"nvidia", "runc"}}, "runc"}},
+			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &on, CDIDirs: dirs, Handlers: []string{"nvidia", "runc"}, GPUHandlers: []string{"nvidia"}, DefaultHandler: "runc"}, "runc"}},
 		{"containerd 2 with CDI turned off", runtimetest.CRIConfig{Name: "containerd", Version: "v2.2.1", CDI: &off},
 			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &off}, ""}},
 		{"containerd 2.4, which has no switch", runtimetest.CRIConfig{Name: "containerd", Version: "v2.4.2", Dirs: dirs},
@@ -66,13 +66,34 @@ func TestAskReturnsTheAbilities(t *testing.T) {
 		{"containerd 1.6, which has no CDI", runtimetest.CRIConfig{Name: "containerd", Version: "1.6.20"},
 			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "1.6.20", CDI: &off}, ""}},
 		{"CRI-O", runtimetest.CRIConfig{Name: "cri-o", Version: "1.34.0", Dirs: dirs, Handlers: []string{"crun"}},
-			RuntimeInfo{nodestate.Runtime{Name: "cri-o", Version: "1.34.0", CDIDirs: dirs, Handlers: []string{"crun"}}, "crun"}},
+			RuntimeInfo{nodestate.Runtime{Name: "cri-o", Version: "1.34.0", CDIDirs: dirs, Handlers: []string{"crun"}, GPUHandlers: []string{}, DefaultHandler: "crun"}, "crun"}},
 		{"one that tells little", runtimetest.CRIConfig{Name: "x", Config: "{}"}, RuntimeInfo{nodestate.Runtime{Name: "x"}, ""}},
 	} {
 		got, err := askOne(t, c.conf)
 		require.NoError(t, err, c.name)
 		c.want.Socket = at
 		require.Equal(t, c.want, got, c.name)
+	}
+}
+
+// A handler is recognised by its program, or by its name if the runtime does not report programs.
+func TestHandlersThatGiveGPUsAreRecognised(t *testing.T) {
+	runtimes := func(text string) *runtimeapi.StatusResponse {
+		return &runtimeapi.StatusResponse{Info: map[string]string{"config": `{"containerd":{"runtimes":` + text + `}}`}}
+	}
+	for _, c := range []struct {
+		verbose *runtimeapi.StatusResponse
+		want    []string
+	}{
+		{runtimes(`{}`), nil},
+		{runtimes(`{"runc":{"runtimeType":"io.containerd.runc.v2","options":{"BinaryName":"/usr/bin/runc"}},"kata":{"runtimePath":"/opt/nvidia/kata"}}`), []string{}},
+		{runtimes(`{"gpu":{"options":{"BinaryName":"/usr/local/nvidia/toolkit/gpu-oci-runtime"}},"runc":{}}`), []string{"gpu"}},
+		{runtimes(`{"a":{"options":{"BinaryName":"/usr/bin/nvidia-container-runtime.cdi"}},"nvidia":{"options":{"BinaryName":7}},"b":1}`), []string{"a", "nvidia"}},
+		{&runtimeapi.StatusResponse{RuntimeHandlers: []*runtimeapi.RuntimeHandler{{Name: ""}, {Name: "crun"}, {Name: "nvidia"}}}, []string{"nvidia"}},
+	} {
+		a, err := parseCRI(&runtimeapi.VersionResponse{RuntimeName: "containerd", RuntimeVersion: "v2.2.1"}, c.verbose)
+		require.NoError(t, err)
+		require.Equal(t, c.want, a.GPUHandlers)
 	}
 }
 

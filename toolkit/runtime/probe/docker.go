@@ -94,5 +94,7 @@ func convertDocker(response dockerInfo) RuntimeInfo {
 	if !plain(a.Default, maxName) {
 		a.Default = ""
 	}
+	a.DefaultHandler = a.Default
+	a.GPUHandlers = gpuHandlers(a.Handlers, func(string) string { return "" })
 	return a
 }
