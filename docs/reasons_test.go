@@ -155,7 +155,7 @@ func TestEveryReasonOfTheDevicePluginIsDocumented(t *testing.T) {
 
 func TestEveryReasonOfTheToolkitIsDocumented(t *testing.T) {
 	reasons := map[string]bool{}
-	for _, folder := range []string{"../toolkit/setup", "../toolkit/configure", "../toolkit/runtime/probe", "../toolkit/daemon"} {
+	for _, folder := range []string{"../toolkit/setup", "../toolkit/configure", "../toolkit/runtime", "../toolkit/daemon"} {
 		sources(t, folder, func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
 	}
 	require.Greater(t, len(reasons), 15, "the code has reasons")

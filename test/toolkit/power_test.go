@@ -21,7 +21,6 @@ import (
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/containerd"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -32,8 +31,8 @@ type imagined struct {
 	runs    []string // handlers
 }
 
-func (i *imagined) Query(context.Context) (probe.RuntimeInfo, error) {
-	return probe.RuntimeInfo{Runtime: nodestate.Runtime{Name: "containerd", Version: i.version, Handlers: i.runs}, Default: "runc"}, nil
+func (i *imagined) Query(context.Context) (runtime.Info, error) {
+	return runtime.Info{Runtime: nodestate.Runtime{Name: "containerd", Version: i.version, Handlers: i.runs}, Default: "runc"}, nil
 }
 
 func (i *imagined) Plan(version string, want runtime.Want) (runtime.Plan, error) {

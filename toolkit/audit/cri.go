@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
 // The labels that the kubelet gives every container.
@@ -34,11 +34,11 @@ type criService struct {
 }
 
 func overCRI(ctx context.Context, root *host.Root, at string, limit time.Duration) (all []Container, err error) {
-	response, err := probe.QueryWithin(ctx, root, at, limit)
+	response, err := runtime.QueryWithin(ctx, root, at, limit)
 	if err != nil {
 		return nil, errors.New(response.Message)
 	}
-	conn, err := probe.Dial(root, at, maxResponse)
+	conn, err := runtime.Dial(root, at, maxResponse)
 	if err != nil {
 		return nil, err
 	}

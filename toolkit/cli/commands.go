@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/audit"
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -163,7 +163,7 @@ func (c command) status(ctx context.Context) error {
 }
 
 func (c command) audit(ctx context.Context) error {
-	at := probe.Find(c.t.Root, c.t.RuntimeSockets())
+	at := runtime.FindSocket(c.t.Root, c.t.RuntimeSockets())
 	if at == "" {
 		return fmt.Errorf("no container runtime listens at %v; say with --runtime-socket where it does", c.t.RuntimeSockets())
 	}

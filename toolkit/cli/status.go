@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -23,7 +23,7 @@ func readStatus(ctx context.Context, t *setup.Toolkit) (hostStatus, error) {
 	} else if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, nodestate.ErrStale) {
 		return s, err
 	}
-	if at := probe.Find(t.Root, t.RuntimeSockets()); at != "" {
+	if at := runtime.FindSocket(t.Root, t.RuntimeSockets()); at != "" {
 		info, _, _ := t.QueryRuntime(ctx, at) // its message describes an error
 		s.Runtime = &runtimeStatus{Runtime: info.Runtime, Default: info.Default}
 		if p, err := configure.Profile(t.Root, t.Config.Runtime, info); err == nil {
@@ -106,7 +106,7 @@ func checkRuntime(ctx context.Context, t *setup.Toolkit) []check {
 	}
 	checks := []check{{Name: "runtime", OK: true, Message: fmt.Sprintf("%s %s at %s", info.Name, info.Version, info.Socket)}}
 	if t.Config.CDI {
-		_, message := probe.Advise(info, t.Config.CDIDir, t.SamePath)
+		_, message := runtime.Advise(info, t.Config.CDIDir, t.SamePath)
 		c := check{Name: "CDI", OK: message == "", Message: message}
 		if c.OK {
 			c.Message = "on"

@@ -21,7 +21,6 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 // Reasons in the toolkit's state; part of the contract.
@@ -45,7 +44,7 @@ func (p *Problem) Unwrap() error { return p.Err }
 type Runtime interface {
 	// Query queries the runtime's own description. It returns an error if the runtime does
 	// not respond.
-	Query(ctx context.Context) (probe.RuntimeInfo, error)
+	Query(ctx context.Context) (runtime.Info, error)
 	// Plan returns the plan for the wanted abilities. Its error may be an *runtime.Refusal.
 	Plan(version string, want runtime.Want) (runtime.Plan, error)
 	// CanRestart reports whether Restart is allowed. If not, it returns the reason and the manual
@@ -58,10 +57,10 @@ type Runtime interface {
 
 // note holds everything that is needed to finish a change, also in another process.
 type note struct {
-	Before probe.RuntimeInfo `json:"before"`
-	Want   runtime.Want      `json:"want"`
-	Edits  []runtime.Edit    `json:"edits"`
-	Plan   string            `json:"plan"` // hash
+	Before runtime.Info   `json:"before"`
+	Want   runtime.Want   `json:"want"`
+	Edits  []runtime.Edit `json:"edits"`
+	Plan   string         `json:"plan"` // hash
 }
 
 // refusedNote is the name of the store's note with a refusal.
@@ -91,9 +90,9 @@ type Configurer struct {
 
 // Outcome is the result of Plan or Apply.
 type Outcome struct {
-	Answer   probe.RuntimeInfo // the runtime's current description
-	Edits    []runtime.Edit    // the edits made or planned
-	Changes  []apply.Change    // on the host
+	Answer   runtime.Info   // the runtime's current description
+	Edits    []runtime.Edit // the edits made or planned
+	Changes  []apply.Change // on the host
 	Restarts int
 	Undone   bool // all of it was undone
 }
@@ -108,7 +107,7 @@ func (c *Configurer) plan(ctx context.Context) (Outcome, runtime.Want, error) {
 	info, err := c.Runtime.Query(ctx)
 	o := Outcome{Answer: info}
 	if err != nil {
-		return o, runtime.Want{}, &Problem{probe.ReasonSilent, info.Message + "; its configuration is not touched while it does not report its abilities", err}
+		return o, runtime.Want{}, &Problem{runtime.ReasonSilent, info.Message + "; its configuration is not touched while it does not report its abilities", err}
 	}
 	want, ok := c.Wishes.Want(info, c.Same)
 	if !ok {
@@ -284,7 +283,7 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 
 // restart restarts the runtime and queries it until it has the wanted abilities or times
 // out. It returns the abilities that are then lacking.
-func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []runtime.Edit, before probe.RuntimeInfo, want runtime.Want) (info probe.RuntimeInfo, lacks []string, err error) {
+func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []runtime.Edit, before runtime.Info, want runtime.Want) (info runtime.Info, lacks []string, err error) {
 	o.Restarts++
 	var did string
 	err = c.step("restart", func() error {

@@ -16,7 +16,6 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 const configFile = "/etc/containerd/config.toml"
@@ -40,12 +39,12 @@ type node struct {
 	hangs    bool  // so is it after its time
 }
 
-func (n *node) Query(context.Context) (probe.RuntimeInfo, error) {
+func (n *node) Query(context.Context) (runtime.Info, error) {
 	if n.silent || n.broken && n.runs.CDI {
-		return probe.RuntimeInfo{Runtime: nodestate.Runtime{Message: "it does not answer"}}, errors.New("refused")
+		return runtime.Info{Runtime: nodestate.Runtime{Message: "it does not answer"}}, errors.New("refused")
 	}
 	on := n.runs.CDI
-	a := probe.RuntimeInfo{Runtime: nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &on, CDIDirs: []string{"/etc/cdi"}, Handlers: slices.Concat(n.base, n.gone)}, Default: "runc"}
+	a := runtime.Info{Runtime: nodestate.Runtime{Name: "containerd", Version: "1.7.24", CDI: &on, CDIDirs: []string{"/etc/cdi"}, Handlers: slices.Concat(n.base, n.gone)}, Default: "runc"}
 	a.CDIDirs = append(a.CDIDirs, n.runs.CDIDirs...)
 	for _, h := range n.runs.Handlers {
 		a.Handlers = append(a.Handlers, h.Name)
@@ -221,7 +220,7 @@ func TestSilentRuntimeIsNotConfigured(t *testing.T) {
 	_, err := configurer(t, n, Wishes{CDI: true}).Apply(t.Context())
 	problem, is := errors.AsType[*Problem](err)
 	require.True(t, is)
-	require.Equal(t, probe.ReasonSilent, problem.Reason)
+	require.Equal(t, runtime.ReasonSilent, problem.Reason)
 	require.Equal(t, runtime.Want{}, n.file())
 	require.Zero(t, n.restarts)
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/gpuready/gpuready/toolkit/runtime"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 // Wishes are the abilities that the operator wants.
@@ -20,7 +19,7 @@ type Wishes struct {
 // Want returns the abilities to configure; ok reports whether there are any. A runtime
 // that already has all of them is left alone, since other files than ours may provide
 // them.
-func (w Wishes) Want(a probe.RuntimeInfo, same func(a, b string) bool) (want runtime.Want, ok bool) {
+func (w Wishes) Want(a runtime.Info, same func(a, b string) bool) (want runtime.Want, ok bool) {
 	dirs := len(a.CDIDirs) == 0 || slices.ContainsFunc(a.CDIDirs, func(d string) bool { return same(d, w.CDIDir) })
 	if w.CDI && (a.CDI != nil && !*a.CDI || !dirs) {
 		want.CDI, ok = true, true
@@ -40,7 +39,7 @@ func (w Wishes) Want(a probe.RuntimeInfo, same func(a, b string) bool) (want run
 
 // missing describes the abilities that a runtime lacks after it was configured. It returns
 // none if the runtime is as wanted.
-func missing(before, after probe.RuntimeInfo, want runtime.Want, same func(a, b string) bool) []string {
+func missing(before, after runtime.Info, want runtime.Want, same func(a, b string) bool) []string {
 	var lacks []string
 	add := func(format string, args ...any) { lacks = append(lacks, fmt.Sprintf(format, args...)) }
 	for _, h := range before.Handlers {

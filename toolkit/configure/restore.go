@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 // RestoreOptions limit what Restore does.
@@ -74,7 +73,7 @@ func hangs(err error) bool {
 // restoreConfig restores the files of the runtime's own configuration. changed reports
 // whether that differs from the current one, or did at the start of an unfinished restore.
 // own are the runtime's handlers that were ours then.
-func (c *Configurer) restoreConfig(before probe.RuntimeInfo, o RestoreOptions) (restored apply.Restored, own []string, changed bool, err error) {
+func (c *Configurer) restoreConfig(before runtime.Info, o RestoreOptions) (restored apply.Restored, own []string, changed bool, err error) {
 	known, err := c.Store.Note(restoringNote)
 	changed = known != nil
 	if err != nil {
@@ -134,7 +133,7 @@ func countNames(f *apply.File, handler string) int {
 
 // restartRestored restarts a runtime whose configuration was restored, and verifies that it has all
 // handlers of before except our own. did describes what was done.
-func (c *Configurer) restartRestored(ctx context.Context, before probe.RuntimeInfo, own []string) (did string, err error) {
+func (c *Configurer) restartRestored(ctx context.Context, before runtime.Info, own []string) (did string, err error) {
 	before.Handlers = slices.DeleteFunc(slices.Clone(before.Handlers), func(h string) bool { return slices.Contains(own, h) })
 	if slices.Contains(own, before.Default) {
 		before.Default = ""

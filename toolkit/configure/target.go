@@ -12,7 +12,6 @@ import (
 	"github.com/gpuready/gpuready/toolkit/runtime/crio"
 	"github.com/gpuready/gpuready/toolkit/runtime/distro"
 	"github.com/gpuready/gpuready/toolkit/runtime/docker"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 	"github.com/gpuready/gpuready/toolkit/runtime/restart"
 )
 
@@ -22,7 +21,7 @@ type HostRuntime struct {
 	Root     *host.Root
 	Settings distro.Settings // overrides of the detected runtime
 
-	info probe.RuntimeInfo // the last response
+	info runtime.Info // the last response
 }
 
 // Sockets returns the possible sockets of the runtime, in the order they are tried.
@@ -35,7 +34,7 @@ func Sockets(s distro.Settings) ([]string, error) {
 	case kind == "" && s.Socket != "":
 		return []string{s.Socket}, nil
 	case kind == "":
-		return probe.Sockets, nil
+		return runtime.Sockets, nil
 	}
 	p, err := distro.Override(distro.Profile{}, s)
 	if err == nil && kind == runtime.Docker {
@@ -45,7 +44,7 @@ func Sockets(s distro.Settings) ([]string, error) {
 }
 
 // Query queries the runtime over its own socket.
-func (r *HostRuntime) Query(ctx context.Context) (probe.RuntimeInfo, error) {
+func (r *HostRuntime) Query(ctx context.Context) (runtime.Info, error) {
 	info, err := r.query(ctx)
 	if err == nil {
 		r.info = info
@@ -53,13 +52,13 @@ func (r *HostRuntime) Query(ctx context.Context) (probe.RuntimeInfo, error) {
 	return info, err
 }
 
-func (r *HostRuntime) query(ctx context.Context) (info probe.RuntimeInfo, err error) {
+func (r *HostRuntime) query(ctx context.Context) (info runtime.Info, err error) {
 	sockets, err := Sockets(r.Settings)
 	if err != nil {
 		info.Message = err.Error()
 		return info, err
 	}
-	at := probe.Find(r.Root, sockets)
+	at := runtime.FindSocket(r.Root, sockets)
 	if at == "" {
 		info.Message = fmt.Sprintf("no container runtime listens at %v; start it, or say with --runtime-socket where it listens", sockets)
 		return info, errors.New("no socket")
@@ -68,17 +67,17 @@ func (r *HostRuntime) query(ctx context.Context) (info probe.RuntimeInfo, err er
 }
 
 // QueryAt queries the runtime at a socket, by its own API.
-func QueryAt(ctx context.Context, root *host.Root, at string, s distro.Settings) (probe.RuntimeInfo, error) {
+func QueryAt(ctx context.Context, root *host.Root, at string, s distro.Settings) (runtime.Info, error) {
 	if kind, _, err := s.Kind(); err == nil && kind == runtime.Docker {
-		return probe.QueryDocker(ctx, root, at)
+		return runtime.QueryDocker(ctx, root, at)
 	}
-	return probe.Query(ctx, root, at)
+	return runtime.Query(ctx, root, at)
 }
 
 func (r *HostRuntime) profile() (distro.Profile, error) { return Profile(r.Root, r.Settings, r.info) }
 
 // Profile returns the profile of a runtime on the host, given its response.
-func Profile(root *host.Root, s distro.Settings, info probe.RuntimeInfo) (distro.Profile, error) {
+func Profile(root *host.Root, s distro.Settings, info runtime.Info) (distro.Profile, error) {
 	p, err := distro.Detect(root, info.Socket, info.Name)
 	if err != nil && s.Empty() {
 		return p, err
@@ -140,7 +139,7 @@ func (r *HostRuntime) Restart(ctx context.Context, edits []runtime.Edit) (string
 }
 
 // Files returns the configuration files of a runtime, given its response.
-func Files(root *host.Root, s distro.Settings, info probe.RuntimeInfo) []string {
+func Files(root *host.Root, s distro.Settings, info runtime.Info) []string {
 	p, err := Profile(root, s, info)
 	if err != nil {
 		return nil

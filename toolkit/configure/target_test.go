@@ -5,8 +5,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/distro"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 )
 
 func TestSockets(t *testing.T) {
@@ -14,7 +14,7 @@ func TestSockets(t *testing.T) {
 		settings distro.Settings
 		want     []string
 	}{
-		"nothing is settings":  {distro.Settings{}, probe.Sockets},
+		"nothing is settings":  {distro.Settings{}, runtime.Sockets},
 		"a socket alone":       {distro.Settings{Socket: "/run/a.sock"}, []string{"/run/a.sock"}},
 		"docker":               {distro.Settings{Runtime: "docker"}, []string{"/run/docker.sock"}},
 		"docker's socket":      {distro.Settings{DockerSocket: "/run/d.sock"}, []string{"/run/d.sock"}},

@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/configure"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/distro"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
 	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
@@ -133,7 +133,7 @@ func TestRuntimeIsNotConfiguredUnlessAllowed(t *testing.T) {
 	c := m.containerd(true)
 	m.conf.Configure = false
 	_, _ = m.run()
-	s := m.await("degraded", func(s nodestate.State) bool { return s.Reason == probe.ReasonDisabled })
+	s := m.await("degraded", func(s nodestate.State) bool { return s.Reason == runtime.ReasonDisabled })
 	require.Contains(t, s.Message, "set enable_cdi = true")
 	require.Equal(t, byHand, c.file())
 	require.Empty(t, c.systemd.Calls())

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/node"
 	"github.com/gpuready/gpuready/toolkit/nri"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/setup"
 	"github.com/gpuready/gpuready/toolkit/watch"
 )
@@ -26,9 +26,9 @@ const runtimeKnown = configChanged << 1
 
 // runtimeState is the known state of the container runtime. Nothing waits for it.
 type runtimeState struct {
-	queried bool              // the runtime was queried, or there is none
-	info    probe.RuntimeInfo // without a socket if there is no runtime
-	reason  gpu.Reason        // the problem that the message in info describes, "" if none
+	queried bool         // the runtime was queried, or there is none
+	info    runtime.Info // without a socket if there is no runtime
+	reason  gpu.Reason   // the problem that the message in info describes, "" if none
 	nri     nri.Status
 	missed  []nri.Missed // containers that should have GPUs and have none
 
@@ -41,7 +41,7 @@ type runtimeState struct {
 func (d *Daemon) queryRuntime(ctx context.Context) error {
 	var since time.Time // of the first query without a response, zero if there is none
 	return watch.Follow(ctx, d.Root, d.RuntimeSockets(), func(ctx context.Context, at string) error {
-		var info probe.RuntimeInfo
+		var info runtime.Info
 		var reason gpu.Reason
 		var err error
 		if since.IsZero() {
@@ -56,7 +56,7 @@ func (d *Daemon) queryRuntime(ctx context.Context) error {
 			return ctx.Err()
 		case err == nil:
 			since = time.Time{}
-		case time.Since(since) < probe.Timeout: // it is being started
+		case time.Since(since) < runtime.QueryTimeout: // it is being started
 			return err
 		}
 		d.metrics.runtime(info.Name, info.CDI)
@@ -221,11 +221,11 @@ func (d *Daemon) state() nodestate.State {
 		return nodestate.State{}
 	}
 	o := d.runtime
-	var runtime *nodestate.Runtime
+	var found *nodestate.Runtime
 	reason := o.reason
 	if o.info.Socket != "" {
 		r := o.info.Runtime
-		if runtime = &r; o.problem != "" {
+		if found = &r; o.problem != "" {
 			reason, r.Message = o.problem, o.message
 		}
 	}
@@ -240,14 +240,14 @@ func (d *Daemon) state() nodestate.State {
 		}
 		injection.Missed, injection.MissedCount = missed(o.missed, injection.Generation != "" && !o.unable())
 	}
-	return setup.WithRuntimeState(d.own, runtime, reason, injection)
+	return setup.WithRuntimeState(d.own, found, reason, injection)
 }
 
 // injection returns the state of the injection, with the reason if it does not work.
 func (o runtimeState) injection(at string) *nodestate.Injection {
 	switch {
 	case !o.nri.Connected && o.nri.Absent && o.queried:
-		return &nodestate.Injection{Message: o.nri.Message + ": " + probe.AdviseNRI(o.info, at)}
+		return &nodestate.Injection{Message: o.nri.Message + ": " + runtime.AdviseNRI(o.info, at)}
 	case !o.nri.Connected && o.nri.Message == "":
 		return &nodestate.Injection{Message: "the container runtime has not registered the toolkit at " + at + " yet"}
 	case !o.nri.Connected:
@@ -260,7 +260,7 @@ func (o runtimeState) injection(at string) *nodestate.Injection {
 // without their GPUs, or not at all, so agents get none either: then they offer none to
 // pods.
 func (o runtimeState) unable() bool {
-	return o.reason == probe.ReasonDisabled || o.reason == probe.ReasonDirectory
+	return o.reason == runtime.ReasonDisabled || o.reason == runtime.ReasonDirectory
 }
 
 // logRuntime logs changes of the container runtime.

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/nri"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
@@ -30,25 +30,25 @@ var containerd2 = runtimetest.CRIConfig{Name: "containerd", Version: "v2.2.1", C
 // cri starts the machine's container runtime, and replaces an earlier one.
 func (m *machine) cri(conf runtimetest.CRIConfig) *runtimetest.CRI {
 	m.t.Helper()
-	runtime, err := runtimetest.StartCRI(m.dir+"/run/containerd/containerd.sock", conf)
+	fake, err := runtimetest.StartCRI(m.dir+"/run/containerd/containerd.sock", conf)
 	require.NoError(m.t, err)
-	m.t.Cleanup(func() { require.NoError(m.t, runtime.Stop()) })
-	return runtime
+	m.t.Cleanup(func() { require.NoError(m.t, fake.Stop()) })
+	return fake
 }
 
 // nri starts the part of the runtime that accepts plugins.
 func (m *machine) nri() *runtimetest.NRI {
 	m.t.Helper()
-	runtime, err := runtimetest.StartNRI("containerd", "v2.2.1", m.dir+"/run/nri/nri.sock")
+	fake, err := runtimetest.StartNRI("containerd", "v2.2.1", m.dir+"/run/nri/nri.sock")
 	require.NoError(m.t, err)
-	m.t.Cleanup(func() { require.NoError(m.t, runtime.Kill()) })
-	return runtime
+	m.t.Cleanup(func() { require.NoError(m.t, fake.Kill()) })
+	return fake
 }
 
 // generationOf returns the generation that a new agent receives, or "".
-func generationOf(t *testing.T, runtime *runtimetest.NRI) string {
+func generationOf(t *testing.T, fake *runtimetest.NRI) string {
 	t.Helper()
-	adjust, err := runtime.Create(
+	adjust, err := fake.Create(
 		&api.PodSandbox{Id: "p", Name: "agent", Namespace: ours, Annotations: map[string]string{injection.Annotation: "true"}},
 		&api.Container{Id: "c", Name: "agent", Env: []string{injection.Variable + "=" + injection.Expected}})
 	require.NoError(t, err)
@@ -75,14 +75,14 @@ func TestAgentsReceiveTheGPUsOnceThereAreSome(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.conf.Namespace = ours
 	m.cri(containerd2)
-	runtime := m.nri()
+	fake := m.nri()
 	_, log := m.run()
 	s := m.await("working without a driver", func(s nodestate.State) bool { return working(s) && hasRuntime(s) })
 	require.Equal(t, nodestate.Waiting, s.Phase)
 	require.Empty(t, injected(s).Generation)
 	require.Equal(t, "v2.2.1", s.Toolkit.Runtime.Version)
 	require.True(t, *s.Toolkit.Runtime.CDI)
-	require.Empty(t, generationOf(t, runtime))
+	require.Empty(t, generationOf(t, fake))
 
 	m.install("", 1)
 	generation := func() string {
@@ -98,24 +98,24 @@ func TestAgentsReceiveTheGPUsOnceThereAreSome(t *testing.T) {
 	s = m.await("a generation", func(s nodestate.State) bool { return injected(s).Generation != "" })
 	first := injected(s).Generation
 	require.Equal(t, generation(), first)
-	require.Equal(t, first, generationOf(t, runtime))
+	require.Equal(t, first, generationOf(t, fake))
 
 	m.source.Update(func(s *gpu.Snapshot) { s.Devices = nil }) // the specification is removed
 	m.await("nothing to give", func(s nodestate.State) bool { return injected(s).Generation == "" && s.Phase == nodestate.Ready })
-	require.Empty(t, generationOf(t, runtime))
+	require.Empty(t, generationOf(t, fake))
 	m.source.Update(func(s *gpu.Snapshot) { *s = gputest.Node("t4", 1) })
 	m.await("the first generation", func(s nodestate.State) bool { return injected(s).Generation == first })
 	require.Contains(t, log.String(), "agents are given the GPUs")
 	require.Contains(t, log.String(), "container is given the GPUs")
 
 	for range 2 {
-		require.NoError(t, runtime.Kill())
+		require.NoError(t, fake.Kill())
 		s = m.await("the runtime is gone", func(s nodestate.State) bool { return !working(s) })
 		require.Equal(t, nodestate.Ready, s.Phase, "agents may be privileged")
 		require.NotEmpty(t, injected(s).Message)
-		runtime = m.nri()
+		fake = m.nri()
 		m.await("the runtime is back", working)
-		require.Equal(t, first, generationOf(t, runtime))
+		require.Equal(t, first, generationOf(t, fake))
 	}
 }
 
@@ -144,15 +144,15 @@ func TestWithoutADriverAnOldSpecIsNotOffered(t *testing.T) {
 	_, _, err := m.toolkit().Once(t.Context(), false)
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(m.dir+libDir+"/libnvidia-ml.so."+version))
-	runtime := m.nri()
+	fake := m.nri()
 	m.run()
 	s := m.await("working", working)
 	require.Equal(t, nodestate.Waiting, s.Phase)
 	require.Empty(t, injected(s).Generation)
-	require.Empty(t, generationOf(t, runtime))
+	require.Empty(t, generationOf(t, fake))
 	m.library("", "libnvidia-ml")
 	s = m.await("a generation", func(s nodestate.State) bool { return injected(s).Generation != "" })
-	require.Equal(t, injected(s).Generation, generationOf(t, runtime))
+	require.Equal(t, injected(s).Generation, generationOf(t, fake))
 }
 
 func TestRuntimeWithoutCDIIsReportedWithARemedy(t *testing.T) {
@@ -161,17 +161,17 @@ func TestRuntimeWithoutCDIIsReportedWithARemedy(t *testing.T) {
 	m.install("", 1)
 	conf := containerd2
 	conf.CDI = &off
-	runtime := m.cri(conf)
+	fake := m.cri(conf)
 	m.nri()
 	_, log := m.run()
 	s := m.await("degraded", phase(nodestate.Degraded))
-	require.Equal(t, probe.ReasonDisabled, s.Reason)
+	require.Equal(t, runtime.ReasonDisabled, s.Reason)
 	require.Contains(t, s.Message, "enable_cdi = true")
 	require.Equal(t, s.Message, s.Toolkit.Runtime.Message)
 	require.Len(t, s.Toolkit.Specs, 3, "specifications are written all the same")
 	s = m.await("connected, and not working", func(s nodestate.State) bool { return injected(s).Message == s.Message })
 	require.False(t, working(s))
-	require.NoError(t, runtime.Stop())
+	require.NoError(t, fake.Stop())
 	m.cri(containerd2)
 	s = m.await("ready", func(s nodestate.State) bool { return s.Phase == nodestate.Ready && working(s) })
 	require.Empty(t, s.Message)
@@ -181,14 +181,14 @@ func TestRuntimeWithoutCDIIsReportedWithARemedy(t *testing.T) {
 func TestSilentRuntimeDelaysNothing(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)
-	runtime := m.cri(runtimetest.CRIConfig{Hangs: true})
+	fake := m.cri(runtimetest.CRIConfig{Hangs: true})
 	m.run()
 	s := m.await("specs", func(s nodestate.State) bool { return len(devices(s, cdi.KindGPU)) == 1 })
 	require.Nil(t, s.Toolkit.Injection, "without a namespace nobody is given anything")
 	s = m.await("degraded", phase(nodestate.Degraded))
-	require.Equal(t, probe.ReasonSilent, s.Reason)
+	require.Equal(t, runtime.ReasonSilent, s.Reason)
 	require.Contains(t, s.Message, "/run/containerd/containerd.sock does not answer")
-	require.NoError(t, runtime.Stop())
+	require.NoError(t, fake.Stop())
 	m.cri(containerd2)
 	m.await("ready", phase(nodestate.Ready))
 }
@@ -197,12 +197,12 @@ func TestNodeWithoutNRIReportsHowToEnableIt(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.conf.Namespace = ours
 	m.install("", 1)
-	runtime := m.cri(runtimetest.CRIConfig{Name: "containerd", Version: "1.7.24", CDI: &on, Dirs: []string{"/var/run/cdi"}})
+	fake := m.cri(runtimetest.CRIConfig{Name: "containerd", Version: "1.7.24", CDI: &on, Dirs: []string{"/var/run/cdi"}})
 	m.run()
 	s := m.await("a message", func(s nodestate.State) bool { return strings.Contains(injected(s).Message, "set disable = false") })
 	require.Equal(t, nodestate.Ready, s.Phase)
 	require.Contains(t, injected(s).Message, "there is no NRI socket /var/run/nri/nri.sock: containerd 1.7.24")
-	require.NoError(t, runtime.Stop())
+	require.NoError(t, fake.Stop())
 	m.cri(containerd2)
 	m.await("of containerd 2", func(s nodestate.State) bool { return strings.Contains(injected(s).Message, "take disable = true") })
 }
@@ -237,7 +237,7 @@ func TestApplyQueriesTheRuntimeToo(t *testing.T) {
 	require.NoError(t, tk.Publish(was))
 	s := tk.WithRuntime(t.Context(), m.conf.State(w, nil), nil)
 	require.Equal(t, nodestate.Degraded, s.Phase)
-	require.Equal(t, probe.ReasonDisabled, s.Reason)
+	require.Equal(t, runtime.ReasonDisabled, s.Reason)
 	require.Contains(t, s.Message, "enable_cdi = true")
 	require.Equal(t, "g", injected(s).Generation)
 }

@@ -1,7 +1,10 @@
-// Package runtime describes how container runtimes are configured: the wanted
-// abilities, the location of the configuration, and the files to write. Planning is
-// pure: it reads files and returns others. Everything an operator wrote is kept byte
-// for byte, except the keys that have to change.
+// Package runtime has what all container runtimes share. It describes how they are
+// configured: the wanted abilities, the location of the configuration, and the files to
+// write. Planning is pure: it reads files and returns others. Everything an operator wrote
+// is kept byte for byte, except the keys that have to change.
+//
+// Query and QueryDocker query the abilities of a running runtime, and Advise returns what to
+// change if they do not suffice.
 package runtime
 
 import (

@@ -6,7 +6,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/configure"
-	"github.com/gpuready/gpuready/toolkit/runtime/probe"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
 // RuntimeSockets returns the possible sockets of the container runtime.
@@ -21,13 +21,13 @@ func (t *Toolkit) RuntimeSockets() []string {
 // QueryRuntime queries the runtime at a socket. The result's message describes a problem that
 // affects GPUs, with a remedy, and reason is its reason. Both are also set if the runtime
 // does not respond, with an error.
-func (t *Toolkit) QueryRuntime(ctx context.Context, at string) (probe.RuntimeInfo, gpu.Reason, error) {
+func (t *Toolkit) QueryRuntime(ctx context.Context, at string) (runtime.Info, gpu.Reason, error) {
 	info, err := configure.QueryAt(ctx, t.Root, at, t.Config.Runtime)
 	if err != nil {
-		return info, probe.ReasonSilent, err
+		return info, runtime.ReasonSilent, err
 	}
 	var reason gpu.Reason
-	reason, info.Message = probe.Advise(info, t.Config.CDIDir, t.SamePath)
+	reason, info.Message = runtime.Advise(info, t.Config.CDIDir, t.SamePath)
 	return info, reason, nil
 }
 
@@ -35,18 +35,18 @@ func (t *Toolkit) QueryRuntime(ctx context.Context, at string) (probe.RuntimeInf
 // the problem of configuring it, and the state of the injection as a daemon last published
 // it.
 func (t *Toolkit) WithRuntime(ctx context.Context, s nodestate.State, configErr error) nodestate.State {
-	var runtime *nodestate.Runtime
+	var found *nodestate.Runtime
 	var reason gpu.Reason
-	if at := probe.Find(t.Root, t.RuntimeSockets()); at != "" {
+	if at := runtime.FindSocket(t.Root, t.RuntimeSockets()); at != "" {
 		info, why, _ := t.QueryRuntime(ctx, at) // its message describes an error
-		runtime, reason = &info.Runtime, why
+		found, reason = &info.Runtime, why
 		if problem, message := t.Config.ProblemOf(configErr); problem != "" {
-			reason, runtime.Message = problem, message
+			reason, found.Message = problem, message
 		}
 	}
 	var injection *nodestate.Injection
 	if was, err := t.Published(); err == nil && was.Toolkit != nil {
 		injection = was.Toolkit.Injection
 	}
-	return WithRuntimeState(s, runtime, reason, injection)
+	return WithRuntimeState(s, found, reason, injection)
 }

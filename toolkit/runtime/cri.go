@@ -1,6 +1,7 @@
-// Package probe queries the abilities of the node's container runtime over its own socket.
-// The socket reports the running daemon's configuration, which may differ from its file.
-package probe
+package runtime
+
+// This file queries a running runtime over its own socket, by CRI. The answer describes the
+// daemon's configuration, which may differ from its file.
 
 import (
 	"cmp"
@@ -25,7 +26,6 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/watch"
 )
 
@@ -39,8 +39,8 @@ var Sockets = []string{
 	"/run/containerd/containerd.sock",
 }
 
-// Timeout limits the time that Query waits for a response.
-const Timeout = 2 * time.Second
+// QueryTimeout limits the time that Query waits for a response.
+const QueryTimeout = 2 * time.Second
 
 // Limits on a runtime's response. A verbose status of containerd has about 10 KiB.
 const (
@@ -50,14 +50,14 @@ const (
 	maxPath     = 4096
 )
 
-// RuntimeInfo is a runtime's description of itself.
-type RuntimeInfo struct {
+// Info is a running runtime's description of itself.
+type Info struct {
 	nodestate.Runtime
 	Default string // the handler of pods that name none; "" if unknown
 }
 
-// Find returns the first of the paths at which there is a socket, "" if there is none.
-func Find(root *host.Root, paths []string) string {
+// FindSocket returns the first of the paths at which there is a socket, "" if there is none.
+func FindSocket(root *host.Root, paths []string) string {
 	for _, p := range paths {
 		if info, err := root.Stat(p); err == nil && info.Mode()&fs.ModeSocket != 0 {
 			return p
@@ -68,18 +68,18 @@ func Find(root *host.Root, paths []string) string {
 
 // Query queries the runtime that listens on a socket of the host. With an error, the result
 // only has the socket, and a message with the reason and a remedy.
-func Query(ctx context.Context, root *host.Root, at string) (RuntimeInfo, error) {
-	return QueryWithin(ctx, root, at, Timeout)
+func Query(ctx context.Context, root *host.Root, at string) (Info, error) {
+	return QueryWithin(ctx, root, at, QueryTimeout)
 }
 
-// QueryWithin is like Query with another limit than Timeout.
-func QueryWithin(ctx context.Context, root *host.Root, at string, limit time.Duration) (RuntimeInfo, error) {
+// QueryWithin is like Query with another limit than QueryTimeout.
+func QueryWithin(ctx context.Context, root *host.Root, at string, limit time.Duration) (Info, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	a, err := queryCRI(ctx, root, at)
 	a.Socket = at
 	if err != nil {
-		a = RuntimeInfo{Runtime: nodestate.Runtime{Socket: at, Message: silence(at, limit, err)}}
+		a = Info{Runtime: nodestate.Runtime{Socket: at, Message: describeSilence(at, limit, err)}}
 	}
 	return a, err
 }
@@ -93,7 +93,7 @@ func Dial(root *host.Root, at string, limit int) (*grpc.ClientConn, error) {
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return watch.Dial(ctx, root, at) }))
 }
 
-func queryCRI(ctx context.Context, root *host.Root, at string) (a RuntimeInfo, err error) {
+func queryCRI(ctx context.Context, root *host.Root, at string) (a Info, err error) {
 	conn, err := Dial(root, at, maxResponse)
 	if err != nil {
 		return a, err
@@ -111,8 +111,8 @@ func queryCRI(ctx context.Context, root *host.Root, at string) (a RuntimeInfo, e
 	return parseCRI(version, verbose)
 }
 
-// silence describes why a runtime does not respond, with a remedy.
-func silence(at string, limit time.Duration, err error) string {
+// describeSilence describes why a runtime does not respond, with a remedy.
+func describeSilence(at string, limit time.Duration, err error) string {
 	why := record.Clean(status.Convert(err).Message(), 1024)
 	switch status.Code(err) {
 	case codes.Unimplemented:
@@ -125,9 +125,9 @@ func silence(at string, limit time.Duration, err error) string {
 	return "the container runtime at " + at + " gives no usable answer: " + why
 }
 
-// config is the part of a runtime's reported configuration that is used: containerd reports
+// reportedConfig is the part of a runtime's reported configuration that is used: containerd reports
 // that of its CRI plugin, CRI-O its own below "crio".
-type config struct {
+type reportedConfig struct {
 	EnableCDI   *bool    `json:"enableCDI"`
 	CDISpecDirs []string `json:"cdiSpecDirs"`
 	Containerd  struct {
@@ -140,15 +140,15 @@ type config struct {
 	} `json:"crio"`
 }
 
-func parseCRI(version *runtimeapi.VersionResponse, verbose *runtimeapi.StatusResponse) (RuntimeInfo, error) {
-	a := RuntimeInfo{Runtime: nodestate.Runtime{
+func parseCRI(version *runtimeapi.VersionResponse, verbose *runtimeapi.StatusResponse) (Info, error) {
+	a := Info{Runtime: nodestate.Runtime{
 		Name:    record.Clean(version.GetRuntimeName(), maxName),
 		Version: record.Clean(version.GetRuntimeVersion(), maxName),
 	}}
 	if a.Name == "" {
 		return a, errors.New("it does not report its name")
 	}
-	var c config
+	var c reportedConfig
 	if text := verbose.GetInfo()["config"]; text != "" {
 		if err := json.Unmarshal([]byte(text), &c); err != nil {
 			return a, fmt.Errorf("its reported configuration: %w", err)
@@ -156,7 +156,7 @@ func parseCRI(version *runtimeapi.VersionResponse, verbose *runtimeapi.StatusRes
 	}
 	a.CDI = resolves(a.Name, a.Version, c.EnableCDI)
 	for _, d := range slices.Concat(c.CDISpecDirs, c.CRIO.CDISpecDirs) {
-		if path.IsAbs(d) && plain(d, maxPath) && len(a.CDIDirs) < maxNames {
+		if path.IsAbs(d) && isPlain(d, maxPath) && len(a.CDIDirs) < maxNames {
 			a.CDIDirs = append(a.CDIDirs, d)
 		}
 	}
@@ -166,11 +166,11 @@ func parseCRI(version *runtimeapi.VersionResponse, verbose *runtimeapi.StatusRes
 	}
 	slices.Sort(names)
 	for _, n := range slices.Compact(names) { // the one without a name stands for the default
-		if n != "" && plain(n, maxName) && len(a.Handlers) < maxNames {
+		if n != "" && isPlain(n, maxName) && len(a.Handlers) < maxNames {
 			a.Handlers = append(a.Handlers, n)
 		}
 	}
-	if a.Default = c.Containerd.Default + c.CRIO.Default; !plain(a.Default, maxName) {
+	if a.Default = c.Containerd.Default + c.CRIO.Default; !isPlain(a.Default, maxName) {
 		a.Default = ""
 	}
 	a.DefaultHandler = a.Default
@@ -206,13 +206,14 @@ func gpuHandlers(handlers []string, programOf func(name string) string) []string
 	return found
 }
 
-func plain(s string, limit int) bool { return s == record.Clean(s, limit) }
+// isPlain reports whether a text of a runtime is printable and at most limit bytes long.
+func isPlain(s string, limit int) bool { return s == record.Clean(s, limit) }
 
 // resolves reports whether the runtime resolves CDI names, nil if unknown. Containerd has a
 // switch for it from 1.7 to 2.3, and always does so since.
 func resolves(name, version string, enabled *bool) *bool {
-	release, known := runtime.ParseRelease(version)
-	if name != containerd || enabled != nil || !known {
+	release, known := ParseRelease(version)
+	if name != containerdName || enabled != nil || !known {
 		return enabled
 	}
 	always := release.AtLeast(2, 0)

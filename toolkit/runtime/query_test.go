@@ -1,4 +1,4 @@
-package probe
+package runtime_test
 
 import (
 	"context"
@@ -10,12 +10,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"pgregory.net/rapid"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
@@ -36,40 +35,40 @@ func newHost(t *testing.T) *host.Root {
 	return root
 }
 
-func askOne(t *testing.T, conf runtimetest.CRIConfig) (RuntimeInfo, error) {
+func queryOne(t *testing.T, conf runtimetest.CRIConfig) (runtime.Info, error) {
 	t.Helper()
 	root := newHost(t)
-	require.Empty(t, Find(root, Sockets))
-	runtime, err := runtimetest.StartCRI(root.Path(at), conf)
+	require.Empty(t, runtime.FindSocket(root, runtime.Sockets))
+	cri, err := runtimetest.StartCRI(root.Path(at), conf)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, runtime.Stop()) }()
-	require.Equal(t, at, Find(root, Sockets))
+	defer func() { require.NoError(t, cri.Stop()) }()
+	require.Equal(t, at, runtime.FindSocket(root, runtime.Sockets))
 	if conf.Hangs {
-		return QueryWithin(t.Context(), root, at, time.Second)
+		return runtime.QueryWithin(t.Context(), root, at, time.Second)
 	}
-	return QueryWithin(t.Context(), root, at, time.Minute)
+	return runtime.QueryWithin(t.Context(), root, at, time.Minute)
 }
 
-func TestAskReturnsTheAbilities(t *testing.T) {
+func TestQueryReturnsTheAbilities(t *testing.T) {
 	dirs := []string{"/etc/cdi", "/var/run/cdi"}
 	for _, c := range []struct {
 		name string
 		conf runtimetest.CRIConfig
-		want RuntimeInfo
+		want runtime.Info
 	}{
 		{"containerd 2", runtimetest.CRIConfig{Name: "containerd", Version: "v2.2.1", CDI: &on, Dirs: dirs, Handlers: []string{"runc", "nvidia"}},
-			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &on, CDIDirs: dirs, Handlers: []string{"nvidia", "runc"}, GPUHandlers: []string{"nvidia"}, DefaultHandler: "runc"}, "runc"}},
+			runtime.Info{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &on, CDIDirs: dirs, Handlers: []string{"nvidia", "runc"}, GPUHandlers: []string{"nvidia"}, DefaultHandler: "runc"}, "runc"}},
 		{"containerd 2 with CDI turned off", runtimetest.CRIConfig{Name: "containerd", Version: "v2.2.1", CDI: &off},
-			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &off}, ""}},
+			runtime.Info{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &off}, ""}},
 		{"containerd 2.4, which has no switch", runtimetest.CRIConfig{Name: "containerd", Version: "v2.4.2", Dirs: dirs},
-			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "v2.4.2", CDI: &on, CDIDirs: dirs}, ""}},
+			runtime.Info{nodestate.Runtime{Name: "containerd", Version: "v2.4.2", CDI: &on, CDIDirs: dirs}, ""}},
 		{"containerd 1.6, which has no CDI", runtimetest.CRIConfig{Name: "containerd", Version: "1.6.20"},
-			RuntimeInfo{nodestate.Runtime{Name: "containerd", Version: "1.6.20", CDI: &off}, ""}},
+			runtime.Info{nodestate.Runtime{Name: "containerd", Version: "1.6.20", CDI: &off}, ""}},
 		{"CRI-O", runtimetest.CRIConfig{Name: "cri-o", Version: "1.34.0", Dirs: dirs, Handlers: []string{"crun"}},
-			RuntimeInfo{nodestate.Runtime{Name: "cri-o", Version: "1.34.0", CDIDirs: dirs, Handlers: []string{"crun"}, GPUHandlers: []string{}, DefaultHandler: "crun"}, "crun"}},
-		{"one that tells little", runtimetest.CRIConfig{Name: "x", Config: "{}"}, RuntimeInfo{nodestate.Runtime{Name: "x"}, ""}},
+			runtime.Info{nodestate.Runtime{Name: "cri-o", Version: "1.34.0", CDIDirs: dirs, Handlers: []string{"crun"}, GPUHandlers: []string{}, DefaultHandler: "crun"}, "crun"}},
+		{"one that tells little", runtimetest.CRIConfig{Name: "x", Config: "{}"}, runtime.Info{nodestate.Runtime{Name: "x"}, ""}},
 	} {
-		got, err := askOne(t, c.conf)
+		got, err := queryOne(t, c.conf)
 		require.NoError(t, err, c.name)
 		c.want.Socket = at
 		require.Equal(t, c.want, got, c.name)
@@ -110,14 +109,14 @@ func TestUnusableResponsesAreErrorsWithARemedy(t *testing.T) {
 		{"no name", runtimetest.CRIConfig{}, "its name"},
 		{"no CRI, as Docker's", runtimetest.CRIConfig{NoCRI: true}, "disabled_plugins"},
 	} {
-		got, err := askOne(t, c.conf)
+		got, err := queryOne(t, c.conf)
 		require.Error(t, err, c.name)
 		require.Contains(t, got.Message, c.want, c.name)
 		require.Contains(t, got.Message, at, c.name)
 		require.Equal(t, nodestate.Runtime{Socket: at, Message: got.Message}, got.Runtime, c.name)
 	}
 	root := newHost(t)
-	got, err := Query(t.Context(), root, at)
+	got, err := runtime.Query(t.Context(), root, at)
 	require.Error(t, err)
 	require.Contains(t, got.Message, "no such file")
 	// As left by a killed runtime, or by one that is no longer used.
@@ -126,79 +125,41 @@ func TestUnusableResponsesAreErrorsWithARemedy(t *testing.T) {
 	require.NoError(t, err)
 	ln.SetUnlinkOnClose(false)
 	require.NoError(t, ln.Close())
-	got, err = Query(t.Context(), root, at)
+	got, err = runtime.Query(t.Context(), root, at)
 	require.Error(t, err)
 	require.Contains(t, got.Message, "connection refused")
 	require.Contains(t, got.Message, "say with --runtime-socket which runtime the kubelet uses")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = Query(ctx, root, at)
+	_, err = runtime.Query(ctx, root, at)
 	require.Error(t, err)
 }
 
-// A runtime's response is published in a state that others read.
-func TestAnyResponseFitsIntoAState(t *testing.T) {
-	boot, err := nodestate.BootID()
-	require.NoError(t, err)
-	dir := t.TempDir()
-	rapid.Check(t, func(t *rapid.T) {
-		text := rapid.OneOf(rapid.String(), rapid.StringMatching(`/[a-z/]{0,100}`), rapid.Just("/"+strings.Repeat("y", 5000)), rapid.Just("\xff\x00\n"), rapid.Just(strings.Repeat("x", 70000)))
-		config := criConfig(rapid.SliceOfN(text, 0, 100).Draw(t, "dirs"), rapid.SliceOfN(text, 0, 100).Draw(t, "runtimes"))
-		verbose := &runtimeapi.StatusResponse{Info: map[string]string{"config": rapid.OneOf(text, rapid.Just(config)).Draw(t, "config")}}
-		for range rapid.IntRange(0, 100).Draw(t, "handlers") {
-			verbose.RuntimeHandlers = append(verbose.RuntimeHandlers, &runtimeapi.RuntimeHandler{Name: text.Draw(t, "handler")})
-		}
-		a, err := parseCRI(&runtimeapi.VersionResponse{RuntimeName: text.Draw(t, "name"), RuntimeVersion: text.Draw(t, "version")}, verbose)
-		if err != nil {
-			return
-		}
-		a.Socket = at
-		_, a.Message = Advise(a, "/var/run/cdi", func(a, b string) bool { return a == b })
-		_ = AdviseNRI(a, "/var/run/nri/nri.sock")
-		if err := nodestate.Write(dir, nodestate.State{
-			Component: nodestate.Toolkit, BootID: boot, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Runtime: &a.Runtime},
-		}); err != nil {
-			t.Fatal(err)
-		}
-	})
-}
-
-func criConfig(dirs, runtimes []string) string {
-	quote := func(list []string, after string) string {
-		quoted := make([]string, len(list))
-		for i, s := range list {
-			quoted[i] = strings.ReplaceAll(strings.ReplaceAll(`"`+strings.ToValidUTF8(s, "")+`"`, "\n", `\n`), "\x00", `\u0000`) + after
-		}
-		return strings.Join(quoted, ",")
-	}
-	return `{"cdiSpecDirs":[` + quote(dirs, "") + `],"containerd":{"runtimes":{` + quote(runtimes, ":{}") + `}}}`
-}
-
 func TestAdviceNamesFileTableAndKey(t *testing.T) {
-	answer := func(name, version, socket string, cdi *bool, dirs ...string) RuntimeInfo {
-		return RuntimeInfo{Runtime: nodestate.Runtime{Socket: socket, Name: name, Version: version, CDI: cdi, CDIDirs: dirs}}
+	answer := func(name, version, socket string, cdi *bool, dirs ...string) runtime.Info {
+		return runtime.Info{Runtime: nodestate.Runtime{Socket: socket, Name: name, Version: version, CDI: cdi, CDIDirs: dirs}}
 	}
 	const k3s = "/run/k3s/containerd/containerd.sock"
 	for _, c := range []struct {
-		answer RuntimeInfo
+		answer runtime.Info
 		reason gpu.Reason
 		want   []string
 	}{
 		{answer("containerd", "v2.2.1", at, &on, "/etc/cdi", "/run/cdi"), "", nil},
 		{answer("cri-o", "1.34.0", "/run/crio/crio.sock", nil), "", nil},
-		{answer("containerd", "v2.2.1", at, &off, "/etc/cdi", "/run/cdi"), ReasonDisabled, []string{
+		{answer("containerd", "v2.2.1", at, &off, "/etc/cdi", "/run/cdi"), runtime.ReasonDisabled, []string{
 			`enable_cdi = true`, `cdi_spec_dirs = ["/etc/cdi", "/run/cdi"]`, `[plugins."io.containerd.cri.v1.runtime"]`, "/etc/containerd/config.toml", "restart"}},
-		{answer("containerd", "1.7.24", at, &off), ReasonDisabled, []string{
+		{answer("containerd", "1.7.24", at, &off), runtime.ReasonDisabled, []string{
 			`cdi_spec_dirs = ["/var/run/cdi"]`, `[plugins."io.containerd.grpc.v1.cri"]`, "/etc/containerd/config.toml"}},
-		{answer("containerd", "1.6.20", at, &off), ReasonDisabled, []string{"containerd 1.6.20 has no CDI", "upgrade"}},
-		{answer("containerd", "v2.0.5-k3s1", k3s, &off), ReasonDisabled, []string{"config-v3.toml.d", "/var/lib/rancher/rke2"}},
-		{answer("containerd", "v1.7.20-k3s1", k3s, &off), ReasonDisabled, []string{"/config.toml.d", "io.containerd.grpc.v1.cri"}},
-		{answer("containerd", "v2.2.1", at, &on, "/etc/cdi"), ReasonDirectory, []string{
+		{answer("containerd", "1.6.20", at, &off), runtime.ReasonDisabled, []string{"containerd 1.6.20 has no CDI", "upgrade"}},
+		{answer("containerd", "v2.0.5-k3s1", k3s, &off), runtime.ReasonDisabled, []string{"config-v3.toml.d", "/var/lib/rancher/rke2"}},
+		{answer("containerd", "v1.7.20-k3s1", k3s, &off), runtime.ReasonDisabled, []string{"/config.toml.d", "io.containerd.grpc.v1.cri"}},
+		{answer("containerd", "v2.2.1", at, &on, "/etc/cdi"), runtime.ReasonDirectory, []string{
 			"from /etc/cdi and not from /var/run/cdi", `cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]`, "--cdi-output-dir"}},
-		{answer("cri-o", "1.34.0", "/run/crio/crio.sock", nil, "/opt/cdi"), ReasonDirectory, []string{
+		{answer("cri-o", "1.34.0", "/run/crio/crio.sock", nil, "/opt/cdi"), runtime.ReasonDirectory, []string{
 			`cdi_spec_dirs = ["/opt/cdi", "/var/run/cdi"]`, "[crio.runtime]", "/etc/crio/crio.conf.d"}},
 	} {
-		reason, text := Advise(c.answer, "/var/run/cdi", func(a, b string) bool {
+		reason, text := runtime.Advise(c.answer, "/var/run/cdi", func(a, b string) bool {
 			return strings.TrimPrefix(a, "/var") == strings.TrimPrefix(b, "/var")
 		})
 		require.Equal(t, c.reason, reason, c.answer)
@@ -208,7 +169,7 @@ func TestAdviceNamesFileTableAndKey(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		answer RuntimeInfo
+		answer runtime.Info
 		want   []string
 	}{
 		{answer("containerd", "v2.2.1", at, &on), []string{"take disable = true", `[plugins."io.containerd.nri.v1.nri"]`, "/etc/containerd/config.toml"}},
@@ -216,22 +177,11 @@ func TestAdviceNamesFileTableAndKey(t *testing.T) {
 		{answer("containerd", "1.6.20", at, &on), []string{"has no NRI"}},
 		{answer("cri-o", "1.27.0", "/run/crio/crio.sock", nil), []string{"enable_nri = true", "[crio.nri]"}},
 		{answer("", "", at, nil), []string{at, "turn NRI on"}},
-		{RuntimeInfo{}, []string{"--runtime-socket"}},
+		{runtime.Info{}, []string{"--runtime-socket"}},
 	} {
-		text := AdviseNRI(c.answer, "/var/run/nri/nri.sock")
+		text := runtime.AdviseNRI(c.answer, "/var/run/nri/nri.sock")
 		for _, w := range append(c.want, "privileged variant") {
 			require.Contains(t, text, w)
 		}
 	}
-}
-
-func FuzzParse(f *testing.F) {
-	f.Add("containerd", "v2.2.1", `{"enableCDI":true,"cdiSpecDirs":["/etc/cdi"],"containerd":{"runtimes":{"runc":{}}}}`)
-	f.Add("cri-o", "1.34.0", `{"crio":{"CDISpecDirs":["/etc/cdi"],"DefaultRuntime":"crun"}}`)
-	f.Fuzz(func(t *testing.T, name, version, config string) {
-		a, err := parseCRI(&runtimeapi.VersionResponse{RuntimeName: name, RuntimeVersion: version}, &runtimeapi.StatusResponse{Info: map[string]string{"config": config}})
-		if err == nil && (a.Name == "" || len(a.CDIDirs) > maxNames || len(a.Handlers) > maxNames) {
-			t.Error(a)
-		}
-	})
 }

@@ -1,4 +1,4 @@
-package probe
+package runtime
 
 // This file queries a Docker daemon over its own API.
 
@@ -30,15 +30,15 @@ type dockerInfo struct {
 	CDISpecDirs    []string
 }
 
-// QueryDocker queries the daemon that listens on a socket of the host, within Timeout. With an
+// QueryDocker queries the daemon that listens on a socket of the host, within QueryTimeout. With an
 // error, the result only has the socket, and a message with the reason and a remedy.
-func QueryDocker(ctx context.Context, root *host.Root, at string) (RuntimeInfo, error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+func QueryDocker(ctx context.Context, root *host.Root, at string) (Info, error) {
+	ctx, cancel := context.WithTimeout(ctx, QueryTimeout)
 	defer cancel()
 	response, err := queryDocker(ctx, root, at)
 	if err != nil {
 		message := fmt.Sprintf("the Docker daemon at %s gives no usable answer (%s); check that it runs, or set --runtime-socket to its socket", at, record.Clean(err.Error(), 1024))
-		return RuntimeInfo{Runtime: nodestate.Runtime{Socket: at, Message: message}}, err
+		return Info{Runtime: nodestate.Runtime{Socket: at, Message: message}}, err
 	}
 	a := convertDocker(response)
 	a.Socket = at
@@ -75,23 +75,23 @@ func queryDocker(ctx context.Context, root *host.Root, at string) (found dockerI
 }
 
 // convertDocker converts the daemon's response.
-func convertDocker(response dockerInfo) RuntimeInfo {
+func convertDocker(response dockerInfo) Info {
 	on := len(response.CDISpecDirs) > 0
-	a := RuntimeInfo{
-		Runtime: nodestate.Runtime{Name: docker, Version: record.Clean(response.ServerVersion, maxName), CDI: &on},
+	a := Info{
+		Runtime: nodestate.Runtime{Name: dockerName, Version: record.Clean(response.ServerVersion, maxName), CDI: &on},
 		Default: response.DefaultRuntime,
 	}
 	for _, d := range response.CDISpecDirs {
-		if path.IsAbs(d) && plain(d, maxName) && len(a.CDIDirs) < maxNames {
+		if path.IsAbs(d) && isPlain(d, maxName) && len(a.CDIDirs) < maxNames {
 			a.CDIDirs = append(a.CDIDirs, d)
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(response.Runtimes)) {
-		if plain(n, maxName) && len(a.Handlers) < maxNames {
+		if isPlain(n, maxName) && len(a.Handlers) < maxNames {
 			a.Handlers = append(a.Handlers, n)
 		}
 	}
-	if !plain(a.Default, maxName) {
+	if !isPlain(a.Default, maxName) {
 		a.Default = ""
 	}
 	a.DefaultHandler = a.Default

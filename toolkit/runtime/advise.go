@@ -1,4 +1,4 @@
-package probe
+package runtime
 
 import (
 	"fmt"
@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/toolkit/runtime"
 )
 
 // Reasons in the toolkit's state; part of the contract.
@@ -16,24 +15,25 @@ const (
 	ReasonDirectory gpu.Reason = "CDIDirectory"
 )
 
+// The names that runtimes report.
 const (
-	containerd = "containerd"
-	docker     = "docker"
+	containerdName = "containerd"
+	dockerName     = "docker"
 )
 
 // Advise returns the problem of a runtime with CDI names whose specifications are in dir,
 // and exactly what to change. Both are empty if there is none. same reports whether two
 // paths are the same directory.
-func Advise(a RuntimeInfo, dir string, same func(a, b string) bool) (gpu.Reason, string) {
+func Advise(a Info, dir string, same func(a, b string) bool) (gpu.Reason, string) {
 	dirs := a.CDIDirs
 	if !slices.ContainsFunc(dirs, func(d string) bool { return same(d, dir) }) {
 		dirs = append(slices.Clone(dirs), dir)
 	}
 	list := fmt.Sprintf(`cdi_spec_dirs = ["%s"]`, strings.Join(dirs, `", "`))
 	switch {
-	case a.Name == docker && a.CDI != nil && !*a.CDI:
+	case a.Name == dockerName && a.CDI != nil && !*a.CDI:
 		return ReasonDisabled, a.nameVersion() + ` does not resolve CDI names; set "features": {"cdi": true} in /etc/docker/daemon.json and restart it (Docker 25.0 and later; from 28.2 on it is so unless that is false)`
-	case a.Name == docker && len(a.CDIDirs) > 0 && len(dirs) > len(a.CDIDirs):
+	case a.Name == dockerName && len(a.CDIDirs) > 0 && len(dirs) > len(a.CDIDirs):
 		return ReasonDirectory, fmt.Sprintf(`%s reads CDI specifications from %s and not from %s; set "cdi-spec-dirs": ["%s"] in /etc/docker/daemon.json and restart it`,
 			a.nameVersion(), strings.Join(a.CDIDirs, ", "), dir, strings.Join(dirs, `", "`))
 	case a.CDI != nil && !*a.CDI:
@@ -50,15 +50,15 @@ func Advise(a RuntimeInfo, dir string, same func(a, b string) bool) (gpu.Reason,
 
 // AdviseNRI returns exactly what to change so that the runtime accepts plugins at the NRI
 // socket at.
-func AdviseNRI(a RuntimeInfo, at string) string {
+func AdviseNRI(a Info, at string) string {
 	const otherwise = ", or use the manifests' privileged variant"
-	release, known := runtime.ParseRelease(a.Version)
+	release, known := ParseRelease(a.Version)
 	switch {
-	case a.Name == containerd && known && !release.AtLeast(1, 7):
+	case a.Name == containerdName && known && !release.AtLeast(1, 7):
 		return a.nameVersion() + " has no NRI; upgrade to 2.1 or later" + otherwise
-	case a.Name == containerd && release.Major == 1:
+	case a.Name == containerdName && release.Major == 1:
 		return a.nameVersion() + " has NRI turned off unless it is told otherwise; set disable = false in " + a.place("nri") + " and restart it" + otherwise
-	case a.Name == containerd:
+	case a.Name == containerdName:
 		return a.nameVersion() + " has NRI turned on unless it is told otherwise; take disable = true or disable_connections = true out of " + a.place("nri") + " and restart it; if socket_path is set there, say so with --nri-socket" + otherwise
 	case a.Name == "cri-o":
 		return a.nameVersion() + ": set enable_nri = true in " + a.place("nri") + " and restart it; if nri_listen is set there, say so with --nri-socket" + otherwise
@@ -68,21 +68,21 @@ func AdviseNRI(a RuntimeInfo, at string) string {
 	return "no container runtime was found either; say with --runtime-socket and --nri-socket where its sockets are" + otherwise
 }
 
-func hasCDI(a RuntimeInfo) bool {
-	release, known := runtime.ParseRelease(a.Version)
-	return a.Name != containerd || !known || release.AtLeast(1, 7)
+func hasCDI(a Info) bool {
+	release, known := ParseRelease(a.Version)
+	return a.Name != containerdName || !known || release.AtLeast(1, 7)
 }
 
 // nameVersion returns the runtime's name and version.
-func (a RuntimeInfo) nameVersion() string { return strings.TrimSpace(a.Name + " " + a.Version) }
+func (a Info) nameVersion() string { return strings.TrimSpace(a.Name + " " + a.Version) }
 
 // place returns the table, and its file, of a runtime's settings for "cri" or "nri".
-func (a RuntimeInfo) place(what string) string {
-	if a.Name != containerd {
+func (a Info) place(what string) string {
+	if a.Name != containerdName {
 		table := map[string]string{"cri": "crio.runtime", "nri": "crio.nri"}[what]
 		return "the table [" + table + "] of a file in /etc/crio/crio.conf.d"
 	}
-	release, known := runtime.ParseRelease(a.Version)
+	release, known := ParseRelease(a.Version)
 	two := release.AtLeast(2, 0) || !known
 	table := map[string]string{"cri": "io.containerd.grpc.v1.cri", "nri": "io.containerd.nri.v1.nri"}[what]
 	if what == "cri" && two {
