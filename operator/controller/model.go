@@ -10,7 +10,7 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
-	"github.com/gpuready/gpuready/operator/prebuild"
+	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -36,8 +36,8 @@ type model struct {
 	classes    map[string]bool              // RuntimeClasses; true if they give containers GPUs
 	configMaps map[string]*corev1.ConfigMap // without their values
 
-	builds   map[string]prebuild.Build             // Jobs that build modules
-	builders map[types.NamespacedName]prebuild.Pod // pods of those Jobs
+	builds   map[string]driver.Build                  // Jobs that build modules
+	builders map[types.NamespacedName]driver.BuildPod // pods of those Jobs
 
 	openShift    bool              // the cluster has ImageStreams
 	toolkit      map[string]string // the Driver Toolkit's images by RHCOS version
@@ -63,8 +63,8 @@ func newModel(namespace string) *model {
 		foreign:         map[apply.Key]bool{},
 		classes:         map[string]bool{},
 		configMaps:      map[string]*corev1.ConfigMap{},
-		builds:          map[string]prebuild.Build{},
-		builders:        map[types.NamespacedName]prebuild.Pod{},
+		builds:          map[string]driver.Build{},
+		builders:        map[types.NamespacedName]driver.BuildPod{},
 		toolkit:         map[string]string{},
 		nvidiaOperators: map[types.NamespacedName]bool{},
 		siblings:        map[types.NamespacedName]bool{},

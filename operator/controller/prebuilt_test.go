@@ -14,7 +14,6 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
-	"github.com/gpuready/gpuready/operator/prebuild"
 	"github.com/gpuready/gpuready/operator/registry"
 )
 
@@ -24,7 +23,7 @@ func TestStatusListsPrebuiltKernels(t *testing.T) {
 	p := contained("policy")
 	p.Spec.Driver.Prebuild = &v1.PrebuildSpec{Repository: "registry.example/modules"}
 	w.create(p)
-	job, err := prebuild.Spec{
+	job, err := driver.BuildSpec{
 		Policy: p, Namespace: namespace, Image: "registry.example/driver:535.104.05-ubuntu22.04", Toolkit: "toolkit:1",
 		Version: "535.104.05", Kernel: "6.8.0-100-generic", OSTag: "ubuntu22.04", Kind: "open",
 	}.Job()
@@ -92,7 +91,7 @@ func TestModulesThatAreDeletedFromTheRegistryAreMissing(t *testing.T) {
 		p := contained("policy")
 		p.Spec.Driver.Prebuild = &v1.PrebuildSpec{Repository: "registry.example/modules"}
 		w.create(p)
-		job, err := prebuild.Spec{
+		job, err := driver.BuildSpec{
 			Policy: p, Namespace: namespace, Image: "registry.example/driver:535.104.05-ubuntu22.04", Toolkit: "toolkit:1",
 			Version: "535.104.05", Kernel: "6.8.0-100-generic", OSTag: "ubuntu22.04", Kind: "open",
 		}.Job()

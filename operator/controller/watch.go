@@ -21,7 +21,6 @@ import (
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
-	"github.com/gpuready/gpuready/operator/prebuild"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -126,7 +125,7 @@ func updatePod(m *model, p *corev1.Pod) {
 		}
 		return
 	}
-	if b, is := prebuild.ObservePod(p); is {
+	if b, is := driver.ObserveBuildPod(p); is {
 		m.updateBuilder(objectKey(p), b)
 		return
 	}
@@ -151,7 +150,7 @@ func removePod(m *model, p *corev1.Pod) {
 }
 
 func updateJob(m *model, j *batchv1.Job) {
-	if b, is := prebuild.Observe(j); is && m.builds[j.Name] != b {
+	if b, is := driver.ObserveBuild(j); is && m.builds[j.Name] != b {
 		m.builds[j.Name], m.changed = b, true
 	}
 }
@@ -192,7 +191,7 @@ func removeOwned[T client.Object](kind schema.GroupVersionKind) func(*model, T) 
 }
 
 // updateBuilder records a pod of a Job that builds modules.
-func (m *model) updateBuilder(key types.NamespacedName, b prebuild.Pod) {
+func (m *model) updateBuilder(key types.NamespacedName, b driver.BuildPod) {
 	if m.builders[key] != b {
 		m.builders[key], m.changed = b, true
 	}
@@ -200,5 +199,5 @@ func (m *model) updateBuilder(key types.NamespacedName, b prebuild.Pod) {
 
 // prebuildStatus returns the results of the Jobs that build modules.
 func (m *model) prebuildStatus(lookup func(image string) driver.Presence) []v1.PrebuiltStatus {
-	return prebuild.Report(slices.Collect(maps.Values(m.builds)), slices.Collect(maps.Values(m.builders)), lookup)
+	return driver.ReportBuilds(slices.Collect(maps.Values(m.builds)), slices.Collect(maps.Values(m.builders)), lookup)
 }

@@ -2,8 +2,6 @@ package driver
 
 import (
 	"encoding/json"
-	"flag"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,9 +13,8 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 var (
 	ubuntu = fleet.Pool{Arch: "amd64", OS: "ubuntu22.04", Kernel: "5.15.0-1042-aws"}
@@ -133,21 +130,16 @@ func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
 		{"precompiled, kernel unknown", precompiled(nil), other, plain},
 		{"precompiled by digest", precompiled(digest), ubuntu, plain},
 	} {
-		golden(t, c.name, Choose(c.spec, c.pool, "worker-0", c.f))
+		requireGolden(t, c.name, Choose(c.spec, c.pool, "worker-0", c.f))
 	}
 }
 
-func golden(t *testing.T, name string, choice Choice) {
+func requireGolden(t *testing.T, name string, choice Choice) {
 	t.Helper()
 	data, err := json.MarshalIndent(choice, "", "  ")
 	require.NoError(t, err)
 	path := filepath.Join("testdata", strings.NewReplacer(" ", "-", ",", "").Replace(name)+".json")
-	if *update {
-		require.NoError(t, os.WriteFile(path, append(data, '\n'), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.JSONEq(t, string(want), string(data), name)
+	golden.Require(t, path, append(data, '\n'))
 }
 
 func TestRegistryIsQueriedForTheExactTag(t *testing.T) {

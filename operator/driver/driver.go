@@ -1,5 +1,8 @@
-// Package driver chooses how each pool of nodes gets its driver. It is pure: the contents of
-// the registry and of the cluster's ImageStreams are inputs.
+// Package driver chooses how each pool of nodes gets its driver. It also handles kernel modules
+// for gpuready's driver images that are built apart from the driver: where they are stored, the
+// Jobs that build them before a node runs their kernel, and the results of these Jobs.
+//
+// It is pure: the contents of the registry and of the cluster's ImageStreams are inputs.
 package driver
 
 import (

@@ -8,7 +8,6 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
-	"github.com/gpuready/gpuready/operator/prebuild"
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
@@ -16,25 +15,25 @@ import (
 // not have, and how they are signed.
 func (r *renderer) setOrigins(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.Choice) {
 	spec := &r.spec.Driver
-	values := map[string]string{prebuild.EnvVersion: c.Version, prebuild.EnvOSTag: c.Pool.OS}
+	values := map[string]string{driver.EnvVersion: c.Version, driver.EnvOSTag: c.Pool.OS}
 	if c.Variant == driver.DriverToolkit {
-		values[prebuild.EnvRHCOS] = c.Pool.RHCOS
+		values[driver.EnvRHCOS] = c.Pool.RHCOS
 	}
-	for _, name := range []string{prebuild.EnvVersion, prebuild.EnvOSTag, prebuild.EnvRHCOS} {
+	for _, name := range []string{driver.EnvVersion, driver.EnvOSTag, driver.EnvRHCOS} {
 		if values[name] != "" {
 			setEnv(ctr, v1.EnvVar{Name: name, Value: values[name]})
 		}
 	}
-	repository := prebuild.Repository(spec)
+	repository := driver.RepositoryOrigin(spec)
 	switch {
 	case c.Variant == driver.Precompiled:
-		repository = prebuild.Origin{} // its image has the modules: nothing is pulled or pushed
+		repository = driver.Origin{} // its image has the modules: nothing is pulled or pushed
 	case spec.PrebuildRepository() != "" && c.Version == "":
 		r.problem(progress.Driver, VersionUnknown, fmt.Sprintf("spec.driver.prebuild.repository: the driver's version, with which tags begin there, is in neither spec.driver.version (as 580.95.05) nor label io.gpuready.driver of %s: "+
 			"nothing is pulled or pushed. Set one of the two", c.Image))
-		repository = prebuild.Origin{}
+		repository = driver.Origin{}
 	}
-	for _, o := range []prebuild.Origin{repository, prebuild.Signing(spec)} {
+	for _, o := range []driver.Origin{repository, driver.SigningOrigin(spec)} {
 		setEnv(ctr, o.Env...)
 		ctr.VolumeMounts = append(ctr.VolumeMounts, o.Mounts...)
 		d.Spec.Template.Spec.Volumes = append(d.Spec.Template.Spec.Volumes, o.Volumes...)

@@ -75,27 +75,6 @@ func TestQueryReturnsTheAbilities(t *testing.T) {
 	}
 }
 
-// A handler is recognised by its program, or by its name if the runtime does not report programs.
-func TestHandlersThatGiveGPUsAreRecognised(t *testing.T) {
-	runtimes := func(text string) *runtimeapi.StatusResponse {
-		return &runtimeapi.StatusResponse{Info: map[string]string{"config": `{"containerd":{"runtimes":` + text + `}}`}}
-	}
-	for _, c := range []struct {
-		verbose *runtimeapi.StatusResponse
-		want    []string
-	}{
-		{runtimes(`{}`), nil},
-		{runtimes(`{"runc":{"runtimeType":"io.containerd.runc.v2","options":{"BinaryName":"/usr/bin/runc"}},"kata":{"runtimePath":"/opt/nvidia/kata"}}`), []string{}},
-		{runtimes(`{"gpu":{"options":{"BinaryName":"/usr/local/nvidia/toolkit/gpu-oci-runtime"}},"runc":{}}`), []string{"gpu"}},
-		{runtimes(`{"a":{"options":{"BinaryName":"/usr/bin/nvidia-container-runtime.cdi"}},"nvidia":{"options":{"BinaryName":7}},"b":1}`), []string{"a", "nvidia"}},
-		{&runtimeapi.StatusResponse{RuntimeHandlers: []*runtimeapi.RuntimeHandler{{Name: ""}, {Name: "crun"}, {Name: "nvidia"}}}, []string{"nvidia"}},
-	} {
-		a, err := parseCRI(&runtimeapi.VersionResponse{RuntimeName: "containerd", RuntimeVersion: "v2.2.1"}, c.verbose)
-		require.NoError(t, err)
-		require.Equal(t, c.want, a.GPUHandlers)
-	}
-}
-
 func TestUnusableResponsesAreErrorsWithARemedy(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -21,7 +21,6 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/prebuild"
 )
 
 const prebuildUsage = `Build the driver's kernel modules for a kernel that no node runs yet, by a Job in the
@@ -58,9 +57,9 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 	switch {
 	case r.Kernel == "" || r.Toolkit == "":
 		return program.UsageErrorf("prebuild needs --kernel and --toolkit-image; see kubectl gpu prebuild --help")
-	case r.Kind != "" && !slices.Contains(prebuild.Kinds(), r.Kind):
+	case r.Kind != "" && !slices.Contains(driver.ModuleKinds(), r.Kind):
 		return program.UsageErrorf("--kind is %q; say open or proprietary", r.Kind)
-	case r.Arch != "" && !slices.Contains(prebuild.Arches(), r.Arch):
+	case r.Arch != "" && !slices.Contains(driver.Arches(), r.Arch):
 		return program.UsageErrorf("--arch is %q; say amd64 or arm64", r.Arch)
 	case *timeout <= 0:
 		return program.UsageErrorf("--timeout must be above 0")
@@ -146,12 +145,12 @@ func planBuild(ctx context.Context, c *cluster.Client, policy *v1.ClusterPolicy,
 	if spec.PrebuildRepository() == "" {
 		return nil, fmt.Errorf("ClusterPolicy %s names no repository for modules: set spec.driver.prebuild.repository, for example registry.example.com/gpu/driver", policy.Name)
 	}
-	s := prebuild.Spec{Policy: policy, Namespace: r.Namespace, Toolkit: r.Toolkit, Kernel: r.Kernel, OSTag: r.OSTag}
+	s := driver.BuildSpec{Policy: policy, Namespace: r.Namespace, Toolkit: r.Toolkit, Kernel: r.Kernel, OSTag: r.OSTag}
 	if s.Version = cmp.Or(r.Version, driver.Version(spec.Version)); s.Version == "" {
 		return nil, fmt.Errorf("the driver's version is unknown: spec.driver.version of ClusterPolicy %s is %q, which is not a complete version; set --driver-version, for example 580.95.05", policy.Name, spec.Version)
 	}
-	if s.Kind = cmp.Or(r.Kind, spec.KernelModuleType); !slices.Contains(prebuild.Kinds(), s.Kind) {
-		s.Kind = prebuild.Kinds()[0]
+	if s.Kind = cmp.Or(r.Kind, spec.KernelModuleType); !slices.Contains(driver.ModuleKinds(), s.Kind) {
+		s.Kind = driver.ModuleKinds()[0]
 	}
 	var err error
 	if s.OpenShift, err = c.HasGroup(ctx, "security.openshift.io"); err != nil {
@@ -162,7 +161,7 @@ func planBuild(ctx context.Context, c *cluster.Client, policy *v1.ClusterPolicy,
 			return nil, err
 		}
 	}
-	if s.Arch = cmp.Or(r.Arch, prebuild.Arch(r.Kernel)); s.Arch == "" {
+	if s.Arch = cmp.Or(r.Arch, driver.KernelArch(r.Kernel)); s.Arch == "" {
 		if s.Arch, err = arch(policy.Status.Pools, r.Kernel); err != nil {
 			return nil, err
 		}
@@ -246,7 +245,7 @@ func poolValues(pools []v1.PoolStatus, kernel string, of func(v1.PoolStatus) str
 
 // checkOwnImage refuses an image that is known not to be gpuready's. If no node runs an image
 // yet, even if another tag of its repository is in use, the Job itself finds out.
-func checkOwnImage(ctx context.Context, c *cluster.Client, s prebuild.Spec) error {
+func checkOwnImage(ctx context.Context, c *cluster.Client, s driver.BuildSpec) error {
 	foreign := strings.HasPrefix(s.Image, "nvcr.io/nvidia/")
 	sets, err := c.DaemonSets(ctx, s.Namespace)
 	if err != nil {
@@ -326,19 +325,19 @@ func permanent(err error) bool {
 // buildResultOf returns the result of a Job and its pods.
 func buildResultOf(job *batchv1.Job, pods []corev1.Pod) buildResult {
 	r := buildResult{Namespace: job.Namespace}
-	b, ok := prebuild.Observe(job)
+	b, ok := driver.ObserveBuild(job)
 	if !ok {
 		return r
 	}
-	var observed []prebuild.Pod
+	var observed []driver.BuildPod
 	for i := range pods {
-		if p, ok := prebuild.ObservePod(&pods[i]); ok {
+		if p, ok := driver.ObserveBuildPod(&pods[i]); ok {
 			observed = append(observed, p)
 		}
 	}
 	// Report asks for an image only if its Job has succeeded, and the Job has pushed it.
 	pushed := func(string) driver.Presence { return driver.Presence{State: driver.Present} }
-	r.PrebuiltStatus = prebuild.Report([]prebuild.Build{b}, observed, pushed)[0]
+	r.PrebuiltStatus = driver.ReportBuilds([]driver.Build{b}, observed, pushed)[0]
 	return r
 }
 

@@ -1,4 +1,4 @@
-package prebuild
+package driver
 
 import (
 	"cmp"
@@ -12,7 +12,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
 )
@@ -29,17 +28,17 @@ type Build struct {
 
 // Bounds of the annotations' values, in bytes, as in the status.
 const (
-	maxName    = 128
-	maxImage   = 512
-	maxMessage = 512
+	maxBuildName    = 128
+	maxBuildImage   = 512
+	maxBuildMessage = 512
 )
 
-// Observe reduces a Job. ok is false if it does not build modules.
-func Observe(j *batchv1.Job) (b Build, ok bool) {
+// ObserveBuild reduces a Job. ok is false if it does not build modules.
+func ObserveBuild(j *batchv1.Job) (b Build, ok bool) {
 	value := func(key string, most int) string { return record.Clean(j.Annotations[key], most) }
 	b = Build{
-		Name: j.Name, Kernel: value(annotationKernel, maxName), OSTag: value(annotationOSTag, maxName), Kind: value(annotationKind, maxName),
-		Version: value(annotationVersion, maxName), Image: value(annotationImage, maxImage), Created: j.CreationTimestamp.Time, State: v1.PrebuiltBuilding,
+		Name: j.Name, Kernel: value(annotationKernel, maxBuildName), OSTag: value(annotationOSTag, maxBuildName), Kind: value(annotationKind, maxBuildName),
+		Version: value(annotationVersion, maxBuildName), Image: value(annotationImage, maxBuildImage), Created: j.CreationTimestamp.Time, State: v1.PrebuiltBuilding,
 	}
 	for _, c := range j.Status.Conditions {
 		switch {
@@ -47,47 +46,47 @@ func Observe(j *batchv1.Job) (b Build, ok bool) {
 		case c.Type == batchv1.JobComplete:
 			b.State = v1.PrebuiltPresent
 		case c.Type == batchv1.JobFailed:
-			b.State, b.Message = v1.PrebuiltFailed, record.Clean(c.Reason+": "+c.Message, maxMessage)
+			b.State, b.Message = v1.PrebuiltFailed, record.Clean(c.Reason+": "+c.Message, maxBuildMessage)
 		}
 	}
 	return b, j.Labels[label.Prebuild] != "" && b.Kernel != "" && b.Image != ""
 }
 
-// Pod is a pod of a Job that builds modules.
-type Pod struct {
+// BuildPod is a pod of a Job that builds modules.
+type BuildPod struct {
 	Job     string
 	Created time.Time
 	Problem string // why it failed or does not start, or ""
 }
 
-// ObservePod reduces a pod. ok is false if it belongs to no such Job.
-func ObservePod(p *corev1.Pod) (o Pod, ok bool) {
+// ObserveBuildPod reduces a pod. ok is false if it belongs to no such Job.
+func ObserveBuildPod(p *corev1.Pod) (o BuildPod, ok bool) {
 	of := metav1.GetControllerOf(p)
 	if p.Labels[label.Prebuild] == "" || of == nil || of.Kind != "Job" {
-		return Pod{}, false
+		return BuildPod{}, false
 	}
-	return Pod{Job: of.Name, Created: p.CreationTimestamp.Time, Problem: podProblem(p)}, true
+	return BuildPod{Job: of.Name, Created: p.CreationTimestamp.Time, Problem: buildPodProblem(p)}, true
 }
 
-func podProblem(p *corev1.Pod) string {
+func buildPodProblem(p *corev1.Pod) string {
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
 			reason, text := progress.TerminationMessage(t.Message)
 			if text == "" {
 				text = fmt.Sprintf("it exited with %d without a message", t.ExitCode)
 			}
-			return record.Clean("container "+c.Name+": "+cmp.Or(reason, t.Reason)+": "+text, maxMessage)
+			return record.Clean("container "+c.Name+": "+cmp.Or(reason, t.Reason)+": "+text, maxBuildMessage)
 		}
 	}
 	if observed := progress.ObservePod(p).Problem; observed.Stuck {
-		return record.Clean(observed.Reason+": "+observed.Message, maxMessage)
+		return record.Clean(observed.Reason+": "+observed.Message, maxBuildMessage)
 	}
 	return ""
 }
 
-// Report returns the sorted results of Jobs and their pushed images. Of several Jobs that build
-// the same, the newest one counts. lookup looks up an image in the registry.
-func Report(builds []Build, pods []Pod, lookup func(image string) driver.Presence) []v1.PrebuiltStatus {
+// ReportBuilds returns the sorted results of Jobs and their pushed images. Of several Jobs that
+// build the same, the newest one counts. lookup looks up an image in the registry.
+func ReportBuilds(builds []Build, pods []BuildPod, lookup func(image string) Presence) []v1.PrebuiltStatus {
 	newest := map[string]Build{}
 	for _, b := range builds {
 		if have, ok := newest[b.Image+" "+b.Kind]; !ok || have.olderThan(b) {
@@ -115,8 +114,8 @@ func (b Build) olderThan(o Build) bool {
 }
 
 // problem returns the problem of the Job's newest pod.
-func (b Build) problem(pods []Pod) string {
-	var last Pod
+func (b Build) problem(pods []BuildPod) string {
+	var last BuildPod
 	for _, p := range pods {
 		if p.Job == b.Name && !p.Created.Before(last.Created) {
 			last = p
@@ -127,12 +126,12 @@ func (b Build) problem(pods []Pod) string {
 
 // registryState returns the state of a pushed image in the registry. Without a result, the
 // image counts as present.
-func registryState(p driver.Presence) (v1.PrebuiltState, string) {
+func registryState(p Presence) (v1.PrebuiltState, string) {
 	switch p.State {
-	case driver.Absent:
+	case Absent:
 		return v1.PrebuiltMissing, "it was pushed, and the registry has it no more: build it again"
-	case driver.Unknown:
-		return v1.PrebuiltPresent, record.Clean("it was pushed, but cannot be looked up in the registry: "+p.Why, maxMessage)
+	case Unknown:
+		return v1.PrebuiltPresent, record.Clean("it was pushed, but cannot be looked up in the registry: "+p.Why, maxBuildMessage)
 	}
 	return v1.PrebuiltPresent, ""
 }

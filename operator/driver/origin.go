@@ -1,7 +1,4 @@
-// Package prebuild handles kernel modules for gpuready's driver images that are built apart from
-// the driver: where they are stored, the Jobs that build them before a node runs their kernel,
-// and the results of these Jobs. It is pure.
-package prebuild
+package driver
 
 import (
 	"slices"
@@ -15,7 +12,7 @@ import (
 // Variables of the driver container that configure where modules that its image lacks come from
 // and where they are pushed to (docs/driver.md).
 const (
-	EnvImage       = "DRIVER_IMAGE"
+	envImage       = "DRIVER_IMAGE"
 	EnvVersion     = "DRIVER_VERSION"
 	EnvOSTag       = "DRIVER_OS_TAG"
 	envRepository  = "PREBUILD_REPOSITORY"
@@ -31,7 +28,7 @@ const (
 // IsOrigin reports whether a variable is one of those. A change of them does not require
 // reloading modules, since gpu-driver compares the loaded modules with those it gets.
 func IsOrigin(e corev1.EnvVar) bool {
-	return slices.Contains([]string{EnvImage, EnvVersion, EnvOSTag, envRepository, envInsecure, envRegistry, envKey, envCertificate, envCache, EnvRHCOS, envNoToolkit}, e.Name)
+	return slices.Contains([]string{envImage, EnvVersion, EnvOSTag, envRepository, envInsecure, envRegistry, envKey, envCertificate, envCache, EnvRHCOS, envNoToolkit}, e.Name)
 }
 
 // Origin holds what a container needs for the repository, or for signing.
@@ -41,9 +38,9 @@ type Origin struct {
 	Volumes []corev1.Volume
 }
 
-// Repository returns the Origin for the repository in which a policy stores modules. It is empty
-// if there is none.
-func Repository(spec *v1.DriverSpec) Origin {
+// RepositoryOrigin returns the Origin for the repository in which a policy stores modules. It is
+// empty if there is none.
+func RepositoryOrigin(spec *v1.DriverSpec) Origin {
 	var o Origin
 	if spec.PrebuildRepository() == "" {
 		return o
@@ -62,9 +59,9 @@ func Repository(spec *v1.DriverSpec) Origin {
 	return o
 }
 
-// Signing returns the Origin for the key that signs a policy's modules. It is empty if they are
-// not signed.
-func Signing(spec *v1.DriverSpec) Origin {
+// SigningOrigin returns the Origin for the key that signs a policy's modules. It is empty if they
+// are not signed.
+func SigningOrigin(spec *v1.DriverSpec) Origin {
 	var o Origin
 	if secret := spec.SigningSecret(); secret != "" {
 		const at = "/etc/gpuready/signing"
@@ -82,8 +79,8 @@ func (o *Origin) mount(volume, at, secret string, items ...corev1.KeyToPath) {
 	}})
 }
 
-// Reference returns the image with the modules of a kernel.
-func Reference(repository, version, kernel, osTag string) (string, error) {
+// prebuiltImage returns the image with the modules of a kernel.
+func prebuiltImage(repository, version, kernel, osTag string) (string, error) {
 	tag, err := drivertag.Tag(version, kernel, osTag)
 	return repository + ":" + tag, err
 }

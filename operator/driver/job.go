@@ -1,4 +1,4 @@
-package prebuild
+package driver
 
 import (
 	"regexp"
@@ -22,25 +22,25 @@ const (
 	annotationImage   = label.Prebuild + ".image"
 )
 
-// sources are the directories of the modules' sources, by kind.
-var sources = map[string]string{"open": "kernel-open", "proprietary": "kernel"}
+// moduleSources holds the directories of the modules' sources, by kind.
+var moduleSources = map[string]string{"open": "kernel-open", "proprietary": "kernel"}
 
 // moduleList names all modules that a node may load: those that every driver needs, and those for
 // spec.driver.rdma and displays.
 const moduleList = "nvidia,nvidia-uvm,nvidia-modeset,nvidia-drm,nvidia-peermem"
 
-// Kinds returns the valid values of Spec.Kind.
-func Kinds() []string { return []string{"open", "proprietary"} }
+// ModuleKinds returns the valid values of BuildSpec.Kind.
+func ModuleKinds() []string { return []string{"open", "proprietary"} }
 
-// Arches returns the valid values of Spec.Arch.
+// Arches returns the valid values of BuildSpec.Arch.
 func Arches() []string { return []string{"amd64", "arm64"} }
 
 // archPattern matches the architecture in a kernel's release: "5.14.0-427.50.1.el9_4.x86_64",
 // "5.14.0-427.50.1.el9_4.x86_64+rt", "6.1.0-50-cloud-amd64".
 var archPattern = regexp.MustCompile(`[.-](?:(x86_64|amd64)|(aarch64|arm64))(?:[+].*)?$`)
 
-// Arch returns the architecture that a kernel's release names, or "".
-func Arch(kernel string) string {
+// KernelArch returns the architecture that a kernel's release names, or "".
+func KernelArch(kernel string) string {
 	switch m := archPattern.FindStringSubmatch(kernel); {
 	case m == nil:
 		return ""
@@ -60,8 +60,8 @@ const (
 	exitReason      = int32(3) // of gpu-driver, with a reason that a retry does not change
 )
 
-// Spec describes what a Job builds.
-type Spec struct {
+// BuildSpec describes what a Job builds.
+type BuildSpec struct {
 	Policy    *v1.ClusterPolicy // with the target repository and the signing key
 	Namespace string
 	Image     string // a driver container of gpuready with the driver's sources
@@ -70,16 +70,16 @@ type Spec struct {
 	Kernel    string // release
 	OSTag     string // "rhcos4.18"
 	Arch      string // of the kernel, as Kubernetes names it: "amd64", "arm64"
-	Kind      string // one of Kinds
+	Kind      string // one of ModuleKinds
 	// OpenShift is true if OpenShift assigns the pods' users; otherwise they run as nobody.
 	OpenShift bool
 }
 
 // Job returns the Job that builds and pushes. Its pod needs no GPU, no permission, and no shell
 // in any container.
-func (s Spec) Job() (*batchv1.Job, error) {
+func (s BuildSpec) Job() (*batchv1.Job, error) {
 	driver := &s.Policy.Spec.Driver
-	image, err := Reference(driver.PrebuildRepository(), s.Version, s.Kernel, s.OSTag)
+	image, err := prebuiltImage(driver.PrebuildRepository(), s.Version, s.Kernel, s.OSTag)
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +107,7 @@ func (s Spec) Job() (*batchv1.Job, error) {
 	return job, nil
 }
 
-func (s Spec) pod() corev1.PodSpec {
+func (s BuildSpec) pod() corev1.PodSpec {
 	driver := &s.Policy.Spec.Driver
 	pod := corev1.PodSpec{
 		RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
@@ -125,14 +125,14 @@ func (s Spec) pod() corev1.PodSpec {
 	}
 	prepare := container("prepare", s.Image, "share", "--to", shared)
 	prepare.ImagePullPolicy = driver.PullPolicy()
-	build := container("build", s.Toolkit, "build", "--source", shared+"/sources/"+sources[s.Kind], "--kernel", s.Kernel,
+	build := container("build", s.Toolkit, "build", "--source", shared+"/sources/"+moduleSources[s.Kind], "--kernel", s.Kernel,
 		"--headers-root", "/", "--driver-version", s.Version, "--modules", moduleList, "--out", shared+"/built")
 	build.Command = []string{shared + "/ocp_dtk_entrypoint"}
 	build.Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("1Gi")}
 	push := container("push", s.Image, "push", "--modules", shared+"/built/lib/modules/"+s.Kernel, "--kernel", s.Kernel, "--output", "json")
 	push.ImagePullPolicy = driver.PullPolicy()
-	push.Env = append(push.Env, corev1.EnvVar{Name: EnvImage, Value: s.Image}, corev1.EnvVar{Name: EnvVersion, Value: s.Version}, corev1.EnvVar{Name: EnvOSTag, Value: s.OSTag})
-	for _, o := range []Origin{Repository(driver), Signing(driver)} {
+	push.Env = append(push.Env, corev1.EnvVar{Name: envImage, Value: s.Image}, corev1.EnvVar{Name: EnvVersion, Value: s.Version}, corev1.EnvVar{Name: EnvOSTag, Value: s.OSTag})
+	for _, o := range []Origin{RepositoryOrigin(driver), SigningOrigin(driver)} {
 		for _, e := range o.Env {
 			push.Env = append(push.Env, corev1.EnvVar{Name: e.Name, Value: e.Value})
 		}

@@ -1,8 +1,6 @@
-package prebuild
+package driver
 
 import (
-	"flag"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -14,41 +12,32 @@ import (
 	"sigs.k8s.io/yaml"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/driver"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
-
-func spec() Spec {
+func buildSpec() BuildSpec {
 	yes := true
 	p := &v1.ClusterPolicy{ObjectMeta: metav1.ObjectMeta{Name: "gpu-cluster-policy", UID: "12345678-1234-1234-1234-123456789012"}}
 	p.Spec.Driver.ImagePullSecrets = []string{"pull"}
 	p.Spec.Driver.Env = []v1.EnvVar{{Name: "HTTPS_PROXY", Value: "http://proxy:3128"}, {Name: "NVFM_CONFIG_LOG_LEVEL", Value: "5"}}
 	p.Spec.Driver.Prebuild = &v1.PrebuildSpec{Repository: "registry.example:5000/gpu/driver", Secret: "push", Insecure: &yes}
 	p.Spec.Driver.ModuleSigning = &v1.ModuleSigningSpec{Secret: "machine-owner-key"}
-	return Spec{
+	return BuildSpec{
 		Policy: p, Namespace: "nvidia-gpu-operator", Image: "registry.example:5000/gpu/driver:580.95.05-rhcos4.18", Toolkit: "quay.io/openshift/driver-toolkit@sha256:1",
 		Version: "580.95.05", Kernel: "5.14.0-427.50.1.el9_4.x86_64", OSTag: "rhcos4.18", Arch: "amd64", Kind: "open",
 	}
 }
 
 func TestJobMatchesGoldenFile(t *testing.T) {
-	job, err := spec().Job()
+	job, err := buildSpec().Job()
 	require.NoError(t, err)
 	have, err := yaml.Marshal(job)
 	require.NoError(t, err)
-	const file = "testdata/job.yaml"
-	if *update {
-		require.NoError(t, os.MkdirAll("testdata", 0o755))
-		require.NoError(t, os.WriteFile(file, have, 0o644))
-	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, string(want), string(have), "run go test -update, and look at what changed")
+	golden.Require(t, "testdata/build-job.yaml", have)
 }
 
 func TestJobFollowsPolicyAndCluster(t *testing.T) {
-	s := spec()
+	s := buildSpec()
 	s.Policy.Spec.Driver.Prebuild = &v1.PrebuildSpec{Repository: "r.example/driver"}
 	s.Policy.Spec.Driver.ModuleSigning = nil
 	s.Kernel, s.OSTag, s.Arch, s.Kind, s.OpenShift = "5.15.0-105-generic", "ubuntu22.04", "arm64", "proprietary", true
@@ -75,22 +64,22 @@ func TestArchitectureOfAKernelRelease(t *testing.T) {
 		"5.14.0-427.50.1.el9_4.aarch64": "arm64", "5.14.0-427.50.1.el9_4.aarch64+64k": "arm64", "6.1.0-50-arm64": "arm64",
 		"5.15.0-105-generic": "", "6.4.0-150600.23.25-default": "", "6.1.0-myarm64": "",
 	} {
-		require.Equal(t, arch, Arch(kernel), kernel)
+		require.Equal(t, arch, KernelArch(kernel), kernel)
 	}
 }
 
 func TestMissingPushSecretDoesNotBlockDrivers(t *testing.T) {
-	o := Repository(&spec().Policy.Spec.Driver)
+	o := RepositoryOrigin(&buildSpec().Policy.Spec.Driver)
 	require.True(t, *o.Volumes[0].Secret.Optional)
-	require.Nil(t, Signing(&spec().Policy.Spec.Driver).Volumes[0].Secret.Optional, "unsigned modules are not loaded")
+	require.Nil(t, SigningOrigin(&buildSpec().Policy.Spec.Driver).Volumes[0].Secret.Optional, "unsigned modules are not loaded")
 }
 
 func job(t *testing.T, name string, age time.Duration, conditions ...batchv1.JobCondition) Build {
-	j, err := spec().Job()
+	j, err := buildSpec().Job()
 	require.NoError(t, err)
 	j.Name, j.CreationTimestamp = name, metav1.NewTime(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(-age))
 	j.Status.Conditions = conditions
-	b, ok := Observe(j)
+	b, ok := ObserveBuild(j)
 	require.True(t, ok)
 	return b
 }
@@ -119,7 +108,7 @@ func TestReportHasTheFailingContainersMessage(t *testing.T) {
 	for name, c := range map[string]struct {
 		jobs    []Build
 		pods    []*corev1.Pod
-		says    driver.Presence
+		says    Presence
 		state   v1.PrebuiltState
 		message string
 	}{
@@ -128,21 +117,21 @@ func TestReportHasTheFailingContainersMessage(t *testing.T) {
 		"it failed":                 {jobs: []Build{job(t, "a", 0, failed)}, pods: []*corev1.Pod{broken, pod("older", "a", time.Hour)}, state: v1.PrebuiltFailed, message: "container build: BuildFailed: nv-mmap.c:42: error: implicit declaration of follow_pfn; use driver 580.65.06 or later"},
 		"it failed, its pod gone":   {jobs: []Build{job(t, "a", 0, failed)}, state: v1.PrebuiltFailed, message: "PodFailurePolicy: Container build for pod a/b failed with exit code 3"},
 		"killed without a word":     {jobs: []Build{job(t, "a", 0, failed)}, pods: []*corev1.Pod{pod("p", "a", 0, ended("build", 137, ""))}, state: v1.PrebuiltFailed, message: "container build: Error: it exited with 137 without a message"},
-		"pushed":                    {jobs: []Build{job(t, "a", 0, complete)}, says: driver.Presence{State: driver.Present}, state: v1.PrebuiltPresent},
+		"pushed":                    {jobs: []Build{job(t, "a", 0, complete)}, says: Presence{State: Present}, state: v1.PrebuiltPresent},
 		"pushed, not asked":         {jobs: []Build{job(t, "a", 0, complete)}, state: v1.PrebuiltPresent},
-		"pushed, and away":          {jobs: []Build{job(t, "a", 0, complete)}, says: driver.Presence{State: driver.Absent}, state: v1.PrebuiltMissing, message: "it was pushed, and the registry has it no more: build it again"},
-		"pushed, registry silent":   {jobs: []Build{job(t, "a", 0, complete)}, says: driver.Presence{State: driver.Unknown, Why: "timeout"}, state: v1.PrebuiltPresent, message: "it was pushed, but cannot be looked up in the registry: timeout"},
+		"pushed, and away":          {jobs: []Build{job(t, "a", 0, complete)}, says: Presence{State: Absent}, state: v1.PrebuiltMissing, message: "it was pushed, and the registry has it no more: build it again"},
+		"pushed, registry silent":   {jobs: []Build{job(t, "a", 0, complete)}, says: Presence{State: Unknown, Why: "timeout"}, state: v1.PrebuiltPresent, message: "it was pushed, but cannot be looked up in the registry: timeout"},
 		"failed, and builds again":  {jobs: []Build{job(t, "old", time.Hour, failed), job(t, "a", 0)}, state: v1.PrebuiltBuilding},
 		"pushed, and failed before": {jobs: []Build{job(t, "a", 0, complete), job(t, "old", time.Hour, failed)}, state: v1.PrebuiltPresent},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var pods []Pod
+			var pods []BuildPod
 			for _, p := range c.pods {
-				o, ok := ObservePod(p)
+				o, ok := ObserveBuildPod(p)
 				require.True(t, ok)
 				pods = append(pods, o)
 			}
-			got := Report(c.jobs, pods, func(string) driver.Presence { return c.says })
+			got := ReportBuilds(c.jobs, pods, func(string) Presence { return c.says })
 			require.Equal(t, []v1.PrebuiltStatus{{
 				Kernel: "5.14.0-427.50.1.el9_4.x86_64", OSTag: "rhcos4.18", Version: "580.95.05", Kind: "open", Job: "a",
 				Image: "registry.example:5000/gpu/driver:580.95.05-5.14.0-427.50.1.el9_4.x86_64-rhcos4.18", State: c.state, Message: c.message,
@@ -152,17 +141,17 @@ func TestReportHasTheFailingContainersMessage(t *testing.T) {
 }
 
 func TestForeignJobsAreIgnored(t *testing.T) {
-	j, err := spec().Job()
+	j, err := buildSpec().Job()
 	require.NoError(t, err)
 	j.Labels = nil
-	_, ok := Observe(j)
+	_, ok := ObserveBuild(j)
 	require.False(t, ok)
-	_, ok = ObservePod(&corev1.Pod{})
+	_, ok = ObserveBuildPod(&corev1.Pod{})
 	require.False(t, ok)
-	j, err = spec().Job()
+	j, err = buildSpec().Job()
 	require.NoError(t, err)
 	j.Annotations[annotationKernel] = strings.Repeat("x\n", 1000)
-	b, ok := Observe(j)
+	b, ok := ObserveBuild(j)
 	require.True(t, ok)
-	require.LessOrEqual(t, len(b.Kernel), maxName)
+	require.LessOrEqual(t, len(b.Kernel), maxBuildName)
 }
