@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +14,9 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
 )
@@ -25,12 +30,28 @@ const (
 )
 
 // hooks measures the hooks of a container's creation together, run in one process as the
-// specification names them.
+// specification names them. They run in the container's mount namespace, as a runtime runs them.
 func (b *bench) hooks(ctx context.Context) error {
+	if os.Geteuid() != 0 {
+		fmt.Println("hooks: left out, it needs root")
+		return nil
+	}
 	c, err := newImage(filepath.Join(b.tmp, "container"))
 	if err != nil {
 		return err
 	}
+	if err := c.addDriver(); err != nil {
+		return err
+	}
+	return inMountNamespace(func() error {
+		if err := c.mount(); err != nil {
+			return err
+		}
+		return b.timeHooks(ctx, c)
+	})
+}
+
+func (b *bench) timeHooks(ctx context.Context, c *image) error {
 	cached, err := c.times(ctx, b, c.runs(b.hookRuns, func() error { return c.writeFile("etc/ld.so.cache", c.cache) }))
 	if err != nil {
 		return err
@@ -57,7 +78,8 @@ func (b *bench) hooks(ctx context.Context) error {
 type image struct {
 	bundle, root, folder, state string
 	cache                       []byte
-	links                       []string
+	mounts                      []oci.Mount // with a driver's libraries, if it has them
+	links                       []string    // to the driver's libraries
 }
 
 // arguments returns the hooks in the toolkit's specification, in order.
@@ -93,6 +115,11 @@ func (c *image) times(ctx context.Context, b *bench, p prepared) ([]time.Duratio
 				return nil, err
 			}
 		}
+		// The file of a real driver's parameters, on which a hook mounts its own.
+		err := unix.Unmount(c.root+"/proc/driver/nvidia/params", unix.MNT_DETACH)
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return nil, fmt.Errorf("unmount the driver's parameters: %w", err)
+		}
 		took, err := c.hook(ctx, b, c.arguments()...)
 		if err != nil {
 			return nil, err
@@ -108,10 +135,15 @@ func (c *image) hook(ctx context.Context, b *bench, args ...string) (time.Durati
 	var said strings.Builder
 	cmd.Stderr = &said
 	start := time.Now()
-	if err := cmd.Run(); err != nil || said.Len() > 0 {
-		return 0, fmt.Errorf("gpu-cdi-hook %s: %w; it said %q", args[0], err, said.String())
+	err := cmd.Run()
+	took := time.Since(start)
+	if err == nil && said.Len() > 0 {
+		err = errors.New("it warned")
 	}
-	return time.Since(start), nil
+	if err != nil {
+		return 0, fmt.Errorf("gpu-cdi-hook %s: %w: %s", args[0], err, strings.TrimSpace(said.String()))
+	}
+	return took, nil
 }
 
 // newImage creates the image. Its libraries are copies of a single page, a library's first one,
@@ -133,20 +165,86 @@ func newImage(dir string) (*image, error) {
 			return nil, err
 		}
 	}
-	var mounts []string
-	for i := range driverLibraries {
-		soname := fmt.Sprintf("libnvidia-part%d.so.1", i)
-		file := fmt.Sprintf("%s/libnvidia-part%d.so.%s", c.folder, i, driverVersion)
-		if err := c.writeFile(file, library(soname)); err != nil {
-			return nil, err
-		}
-		mounts = append(mounts, fmt.Sprintf(`{"destination":%q,"type":"bind","options":["ro","rbind"]}`, file))
-		c.links = append(c.links, filepath.Base(file)+"::"+c.folder+"/"+soname)
-	}
 	slices.SortFunc(names, func(a, b string) int { return byNumbers(b, a) })
 	c.cache = cache(c.folder, names)
-	config := fmt.Sprintf(`{"root":{"path":"rootfs"},"mounts":[%s]}`, strings.Join(mounts, ","))
-	return c, os.WriteFile(dir+"/config.json", []byte(config), 0o644)
+	c.mounts = []oci.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc"},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=755"}},
+	}
+	return c, nil
+}
+
+// addDriver creates a driver's libraries beside the image, with a mount and a link for each, and
+// writes the container's configuration.
+func (c *image) addDriver() error {
+	driver := c.bundle + "/driver"
+	if err := os.Mkdir(driver, 0o755); err != nil {
+		return err
+	}
+	for i := range driverLibraries {
+		soname := fmt.Sprintf("libnvidia-part%d.so.1", i)
+		file := fmt.Sprintf("libnvidia-part%d.so.%s", i, driverVersion)
+		if err := os.WriteFile(filepath.Join(driver, file), library(soname), 0o755); err != nil {
+			return err
+		}
+		c.mounts = append(c.mounts, oci.Mount{Destination: c.folder + "/" + file, Type: "bind", Source: filepath.Join(driver, file), Options: []string{"ro", "rbind"}})
+		c.links = append(c.links, file+"::"+c.folder+"/"+soname)
+	}
+	config, err := json.Marshal(oci.Spec{Version: "1.0.2", Root: &oci.Root{Path: "rootfs"}, Mounts: c.mounts})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(c.bundle+"/config.json", config, 0o644)
+}
+
+// mount mounts as runc does before it runs hooks: the root on itself, and then the rest into it.
+func (c *image) mount() error {
+	if err := unix.Mount(c.root, c.root, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("mount the container's root: %w", err)
+	}
+	for _, m := range c.mounts {
+		if err := c.mountOne(m); err != nil {
+			return fmt.Errorf("mount %s in the container: %w", m.Destination, err)
+		}
+	}
+	return nil
+}
+
+func (c *image) mountOne(m oci.Mount) error {
+	target := filepath.Join(c.root, m.Destination)
+	if m.Type != "bind" {
+		return errors.Join(os.MkdirAll(target, 0o755), unix.Mount(m.Source, target, m.Type, unix.MS_NOSUID, ""))
+	}
+	return errors.Join(
+		c.writeFile(m.Destination, nil),
+		unix.Mount(m.Source, target, "", unix.MS_BIND|unix.MS_REC, ""),
+		unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""),
+	)
+}
+
+// inMountNamespace calls do on a thread with a mount namespace of its own. Both end with do, and
+// so do the mounts that it makes. Processes that do starts are in that namespace.
+func inMountNamespace(do func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread does not end, and /proc/self shows it.
+			defer runtime.UnlockOSThread()
+			done <- inMountNamespace(do)
+			return
+		}
+		err := unix.Unshare(unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, "")
+		}
+		if err != nil {
+			done <- fmt.Errorf("make a mount namespace: %w", err)
+			return
+		}
+		done <- do()
+	}()
+	return <-done
 }
 
 func (c *image) writeFile(name string, data []byte) error {

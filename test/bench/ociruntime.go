@@ -237,11 +237,8 @@ func (c *container) config(visible string) []byte {
 		Version: "1.0.2",
 		Process: &oci.Process{Args: []string{"/init", "--version"}, Cwd: "/", Env: env},
 		Root:    &oci.Root{Path: "rootfs"},
-		Mounts: []oci.Mount{
-			{Destination: "/proc", Type: "proc", Source: "proc"},
-			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=755"}},
-		},
-		Linux: &oci.Linux{Namespaces: namespaces, Resources: &oci.LinuxResources{Devices: []oci.LinuxDeviceCgroup{{Access: "rwm"}}}},
+		Mounts:  c.image.mounts,
+		Linux:   &oci.Linux{Namespaces: namespaces, Resources: &oci.LinuxResources{Devices: []oci.LinuxDeviceCgroup{{Access: "rwm"}}}},
 	})
 	return data
 }
