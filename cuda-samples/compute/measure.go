@@ -18,26 +18,28 @@ var (
 
 const threads = 256 // in a block
 
-// Steps of one launch: about two milliseconds on a large GPU. The number for bf16 keeps
-// the sums below 2^20: tensor cores may drop bits below the 24th, and so add exactly.
+// Steps of one launch: about two milliseconds on a large GPU. With bf16Steps every sum is a
+// whole number below 2^20: 16 products of at most 9 in each step. An fp32 sum holds 24 bits,
+// so tensor cores add exactly, even those that drop lower bits.
 const (
 	fp32Steps      = 32768
 	bf16Steps      = 4096
 	simulatedSteps = 64
 )
 
-// rate is one measurement, fp32 or bf16: its kernel, arguments and peak.
-type rate struct {
+// measurement is that of fp32 or of bf16: its kernel, arguments and peak.
+type measurement struct {
 	name, ptx string
 	arguments []any // of the kernel, between out and steps
 	steps     int
-	work      float64 // operations of a thread in a step: a multiply-add is two
-	reference func(steps int) [lanes]uint32
-	peak      float64 // FLOP/s, 0: unknown
+	work      float64                       // operations of a thread in a step: a multiply-add is two
+	reference func(steps int) [lanes]uint32 // the result of each lane: of each thread of a warp
+	peak      float64                       // FLOP/s, 0: unknown
 }
 
-// rates returns the measurements that the device supports.
-func rates(r *sample.Run, d *driver.Device) (fp32, bf16 rate, err error) {
+// measurements returns both measurements with the device's peaks, also for a device without
+// bf16.
+func measurements(r *sample.Run, d *driver.Device) (fp32, bf16 measurement, err error) {
 	processors, err := d.Attribute(driver.Multiprocessors)
 	if err != nil {
 		return fp32, bf16, err
@@ -46,9 +48,11 @@ func rates(r *sample.Run, d *driver.Device) (fp32, bf16 rate, err error) {
 	if err != nil {
 		return fp32, bf16, err
 	}
-	fp32 = rate{name: "fp32", ptx: fp32PTX, arguments: []any{step, spread}, steps: fp32Steps,
+	// Each of a thread's chains takes two multiply-adds in a step.
+	fp32 = measurement{name: "fp32", ptx: fp32PTX, arguments: []any{step, spread}, steps: fp32Steps,
 		work: chains * 2 * 2, reference: fp32Reference}
-	bf16 = rate{name: "bf16", ptx: bf16PTX, steps: bf16Steps,
+	// A warp multiplies rows × columns tiles in a step, each in 16 × 8 × 16 multiply-adds.
+	bf16 = measurement{name: "bf16", ptx: bf16PTX, steps: bf16Steps,
 		work: rows * columns * 16 * 8 * 16 * 2 / lanes, reference: bf16Reference}
 	fp32.peak, bf16.peak = peaks(d.Name, capability(10*d.Major+d.Minor), float64(processors), float64(kHz)*1000)
 	if r.Simulated() {
@@ -57,13 +61,14 @@ func rates(r *sample.Run, d *driver.Device) (fp32, bf16 rate, err error) {
 	return fp32, bf16, nil
 }
 
-// measureThroughput measures those of fp32 and bf16 that are wanted and that the device has.
+// measureThroughput measures fp32 and bf16 as wanted. On a device without bf16 it leaves bf16
+// out with a note, or returns NotPossible if nothing else is wanted.
 func measureThroughput(ctx context.Context, r *sample.Run, isWanted func(string) bool) error {
 	d, err := r.Open()
 	if err != nil {
 		return err
 	}
-	fp32, bf16, err := rates(r, d)
+	fp32, bf16, err := measurements(r, d)
 	if err != nil {
 		return err
 	}
@@ -73,12 +78,12 @@ func measureThroughput(ctx context.Context, r *sample.Run, isWanted func(string)
 		}
 	}
 	r.Progress(0.5, "bf16")
-	switch lacks := d.Major < 8; {
+	switch lacksBF16 := d.Major < 8; {
 	case !isWanted("bf16"):
 		return nil
-	case lacks && !isWanted("fp32"):
+	case lacksBF16 && !isWanted("fp32"):
 		return sample.NotPossible("bf16: tensor cores take it from compute capability 8.0 on; this device has %s", d.Capability())
-	case lacks:
+	case lacksBF16:
 		r.Note("bf16: left out: tensor cores take it from compute capability 8.0 on; this device has %s", d.Capability())
 		return nil
 	}
@@ -86,11 +91,13 @@ func measureThroughput(ctx context.Context, r *sample.Run, isWanted func(string)
 }
 
 // measure runs the kernel repeatedly, verifies each result and reports the best rate.
-func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) error {
+func (m measurement) measure(ctx context.Context, r *sample.Run, d *driver.Device) error {
 	module, err := d.LoadModule(m.ptx)
 	if err != nil {
 		return err
 	}
+	// After a fault every call returns the fault's error, which is reported already; so the
+	// errors of releasing are ignored.
 	defer func() { _ = module.Close() }()
 	kernel, err := module.Kernel(m.name)
 	if err != nil {
@@ -100,14 +107,13 @@ func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) erro
 	if err != nil {
 		return err
 	}
-	r.Phase("compile")
+	r.Phase("compile") // by LoadModule
 	want := m.reference(m.steps)
 	r.Phase("reference")
 	out, err := d.Alloc(uint64(blocks) * threads * 4)
 	if err != nil {
 		return err
 	}
-	// After a fault every call returns the fault's error, which is reported already.
 	defer func() { _ = out.Free() }()
 	watch, err := sample.New(d)
 	if err != nil {
@@ -118,7 +124,7 @@ func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) erro
 	shape := driver.Shape{Grid: driver.Dim{X: uint32(blocks)}, Block: driver.Dim{X: threads}}
 	arguments := append(append([]any{out}, m.arguments...), int32(m.steps))
 	got := make([]uint32, blocks*threads)
-	// 0.1 to 0.2 s: long enough for the clock of an idle GPU to rise.
+	// Fifty launches take 0.1 to 0.2 s: long enough for the clock of an idle GPU to rise.
 	plan := sample.Plan{Tries: 50, Repeats: 1}
 	if r.Simulated() {
 		plan = sample.Plan{Tries: 1, Repeats: 1, Cold: true}
@@ -137,9 +143,9 @@ func (m rate) measure(ctx context.Context, r *sample.Run, d *driver.Device) erro
 	return nil
 }
 
-// blocks returns how many blocks the device holds at once, or a few on a simulated device,
+// blocks returns how many blocks the device holds at once, or two on a simulated device,
 // where each costs time.
-func (m rate) blocks(r *sample.Run, d *driver.Device, kernel *driver.Kernel) (int, error) {
+func (m measurement) blocks(r *sample.Run, d *driver.Device, kernel *driver.Kernel) (int, error) {
 	if r.Simulated() {
 		return 2, nil
 	}
@@ -147,7 +153,7 @@ func (m rate) blocks(r *sample.Run, d *driver.Device, kernel *driver.Kernel) (in
 	if err != nil {
 		return 0, err
 	}
-	resident, err := kernel.Resident(threads)
+	resident, err := kernel.ResidentBlocks(threads)
 	if err == nil && resident == 0 {
 		err = fmt.Errorf("%s: a multiprocessor has no room for a block of %d threads", m.name, threads)
 	}
@@ -155,7 +161,7 @@ func (m rate) blocks(r *sample.Run, d *driver.Device, kernel *driver.Kernel) (in
 }
 
 // verify compares each thread's result with that of its lane.
-func (m rate) verify(got []uint32, want [lanes]uint32) error {
+func (m measurement) verify(got []uint32, want [lanes]uint32) error {
 	wrong := sample.WrongError{Of: "results"}
 	for i, v := range got {
 		if v == want[i%lanes] {

@@ -214,7 +214,7 @@ func TestErrorsNameTheNextAction(t *testing.T) {
 		{Error{Call: compileCall, Code: 221, Name: "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"}, "cuModuleLoadDataEx: error 221 (CUDA_ERROR_JIT_COMPILER_NOT_FOUND); " + missing},
 		{Error{Call: compileCall, Code: 999, Name: "CUDA_ERROR_UNKNOWN"}, "cuModuleLoadDataEx: error 999 (CUDA_ERROR_UNKNOWN); " + missing},
 		{Error{Call: "cuInit", Code: 999, Name: "CUDA_ERROR_UNKNOWN"}, "cuInit: error 999 (CUDA_ERROR_UNKNOWN); may this process open /dev/nvidia-uvm"},
-		{Error{Call: "cuInit", Code: 304, Refused: []string{"/dev/nvidiactl"}}, "cuInit: error 304: no permission to open /dev/nvidiactl; nodes that are only mounted are refused"},
+		{Error{Call: "cuInit", Code: 304, Refused: []string{"/dev/nvidiactl"}}, "cuInit: error 304: no permission to open /dev/nvidiactl; mounting /dev/nvidia* alone is not enough"},
 		{Error{Call: "cuCtxSynchronize", Code: 700, Name: "CUDA_ERROR_ILLEGAL_ADDRESS"}, "cuCtxSynchronize: error 700 (CUDA_ERROR_ILLEGAL_ADDRESS); the GPU computed wrongly"},
 		{Error{Call: "cuInit", Code: 34, Name: "CUDA_ERROR_STUB_LIBRARY"}, "cuInit: error 34 (CUDA_ERROR_STUB_LIBRARY); this libcuda is the toolkit's stub"},
 		{Error{Call: "cuDevicePrimaryCtxRetain", Code: 807}, "cuDevicePrimaryCtxRetain: error 807; the MPS daemon does not serve this process"},

@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// Module is compiled code.
+// Module is a set of kernels compiled for a device and loaded on it.
 type Module struct {
 	device *Device
 	handle uintptr
@@ -15,10 +15,11 @@ type Module struct {
 // LoadModule compiles PTX for the device.
 func (d *Device) LoadModule(ptx string) (*Module, error) {
 	const errorLog, errorLogSize = 5, 6 // CUjit_option
-	image := append([]byte(ptx), 0)
+	image := append([]byte(ptx), 0) // a C string
 	log := make([]byte, 8192)
 	options := []int32{errorLog, errorLogSize}
 	values := []uintptr{uintptr(unsafe.Pointer(&log[0])), uintptr(len(log))}
+	// values hides the address of log in a uintptr, where Go does not see it.
 	pin := pinned(&log[0])
 	defer pin.Unpin()
 	m := &Module{device: d}
@@ -40,7 +41,7 @@ func (m *Module) Close() error {
 // Kernel returns the function with a name.
 func (m *Module) Kernel(name string) (*Kernel, error) {
 	k := &Kernel{device: m.device}
-	cname := append([]byte(name), 0)
+	cname := append([]byte(name), 0) // a C string
 	if err := m.device.check("cuModuleGetFunction "+name, m.device.driver.moduleGetFunction(&k.handle, m.handle, &cname[0])); err != nil {
 		return nil, err
 	}
@@ -63,9 +64,9 @@ type Shape struct {
 	Stream      *Stream // nil: the default one
 }
 
-// Resident returns how many blocks of that many threads, without dynamic shared memory,
+// ResidentBlocks returns how many blocks of that many threads, without dynamic shared memory,
 // a multiprocessor holds at once.
-func (k *Kernel) Resident(threads int) (int, error) {
+func (k *Kernel) ResidentBlocks(threads int) (int, error) {
 	var blocks int32
 	err := k.device.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", k.device.driver.occupancy(&blocks, k.handle, int32(threads), 0))
 	return int(blocks), err
@@ -75,6 +76,7 @@ func (k *Kernel) Resident(threads int) (int, error) {
 // whose address the kernel receives, or an int32, uint32, int64, uint64 or float32; the
 // types must be those of the kernel's parameters.
 func (k *Kernel) Launch(s Shape, arguments ...any) error {
+	// One more than needed, so that &values[0] exists for a kernel without parameters.
 	values := make([]uint64, len(arguments)+1)
 	params := make([]unsafe.Pointer, len(arguments)+1)
 	for i, argument := range arguments {
@@ -98,10 +100,11 @@ func (k *Kernel) Launch(s Shape, arguments ...any) error {
 			return fmt.Errorf("kernel argument %d is a %T", i, a)
 		}
 	}
+	// The driver reads values through the pointers in params.
 	pin := pinned(&values[0], &params[0])
 	defer pin.Unpin()
 	g, b := s.Grid, s.Block
 	return k.device.check("cuLaunchKernel", k.device.driver.launch(k.handle,
 		max(g.X, 1), max(g.Y, 1), max(g.Z, 1), max(b.X, 1), max(b.Y, 1), max(b.Z, 1),
-		s.Shared, s.Stream.id(), &params[0], 0))
+		s.Shared, s.Stream.id(), &params[0], 0 /* extra: none */))
 }

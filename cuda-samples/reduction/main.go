@@ -15,11 +15,10 @@ import (
 // maxElements keeps the kernel's int from overflowing.
 const maxElements = 1 << 30
 
-// Default numbers of elements: many times what the grid holds, and, two for each thread,
-// as many as the simulator finishes quickly.
+// Default numbers of elements. A launch has at most threads × maxBlocks = 2^17 threads.
 const (
-	usualElements     = 1 << 24
-	simulatedElements = 1 << 18
+	usualElements     = 1 << 24 // 128 for each thread
+	simulatedElements = 1 << 18 // 2 for each thread, so that the simulator is done soon
 )
 
 func main() { os.Exit(sample.Main(reduction())) }
@@ -34,7 +33,7 @@ for several sizes. Every block's result is compared bit for bit with the CPU's.`
 			f.IntVar(&elements, "elements", 0, fmt.Sprintf("the largest of the sizes (default: %d; with a simulated driver %d)", usualElements, simulatedElements))
 		},
 		Check: func() error {
-			if elements < 0 || elements > maxElements {
+			if elements < 0 || elements > maxElements { // 0 is the default
 				return fmt.Errorf("--elements is %d: it must be from 1 to %d", elements, maxElements)
 			}
 			return nil

@@ -18,20 +18,20 @@ type progress struct {
 }
 
 func newProgress(name string, w io.Writer) *progress {
-	f, is := w.(*os.File)
-	return &progress{name: name, w: w, terminal: is && term.IsTerminal(int(f.Fd())), tenth: -1}
+	f, isFile := w.(*os.File)
+	return &progress{name: name, w: w, terminal: isFile && term.IsTerminal(int(f.Fd())), tenth: -1}
 }
 
-func (p *progress) show(share float64, what string) {
+func (p *progress) show(done float64, what string) {
 	if what != "" {
 		what = ", " + what
 	}
-	tenth := int(10 * share)
+	tenth := int(10 * done)
 	switch {
 	case p.terminal:
-		fmt.Fprintf(p.w, "\r\x1b[K%s: %.0f %%%s", p.name, 100*share, what)
+		fmt.Fprintf(p.w, "\r\x1b[K%s: %.0f %%%s", p.name, 100*done, what)
 	case tenth > p.tenth:
-		fmt.Fprintf(p.w, "%s: %.0f %%%s\n", p.name, 100*share, what)
+		fmt.Fprintf(p.w, "%s: %.0f %%%s\n", p.name, 100*done, what)
 	}
 	p.tenth = tenth
 }

@@ -13,7 +13,7 @@ import (
 // Run is one run of a sample. A run that exceeds its time limit goes on in the background;
 // its output from then on is neither printed nor reported.
 type Run struct {
-	// Driver is libcuda, set by Open, for samples that need its other devices.
+	// Driver is libcuda, set by Open, for samples that use devices besides the one of --device.
 	Driver *driver.Driver
 
 	device  string // the value of --device
@@ -23,12 +23,12 @@ type Run struct {
 	mu     sync.Mutex
 	out    io.Writer
 	report *Report
-	share  float64 // progress, 0 to 1
-	what   string
+	done   float64 // the share of the work that is done, 0 to 1
+	what   string  // what runs now
 }
 
-// Open opens the driver and uses the requested device on the calling thread, until the
-// sample's Run returns. It records the phases init and context.
+// Open opens the driver and makes the context of the requested device current on the calling
+// thread, until the sample's Run returns. It records the phases init and context.
 func (r *Run) Open() (*driver.Device, error) {
 	var err error
 	if r.Driver, err = driver.Open(); err != nil {
@@ -80,17 +80,17 @@ func (r *Run) Phase(name string) {
 }
 
 // Progress sets how much of the run is done, 0 to 1, and what runs now ("summing 1000
-// elements"). It costs next to nothing; the frame shows it after a second.
-func (r *Run) Progress(share float64, what string) {
+// elements"). It may be called often: the framework shows the latest values once a second.
+func (r *Run) Progress(done float64, what string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.share, r.what = share, what
+	r.done, r.what = done, what
 }
 
 func (r *Run) progress() (float64, string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.share, r.what
+	return r.done, r.what
 }
 
 // Field adds a field of the sample's own to the report: "elements", 50000.

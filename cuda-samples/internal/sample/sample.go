@@ -1,15 +1,16 @@
-// Package sample is the frame of every CUDA sample: flags with environment variables,
+// Package sample is the framework of every CUDA sample: flags with environment variables,
 // help, exit codes, the report, a time limit, repeated runs, and a progress line. A
 // program defines a Sample, and its main is
 //
 //	func main() { os.Exit(sample.Main(newSample())) }
 //
-// The frame calls Sample.Run on a thread of its own. Sample.Run calls Run.Open once for
-// the device that --device names. While it works it calls Printf for people, Phase after
-// each part (for its seconds), Progress within long parts, and Size, Figure, Peer and
+// The framework calls Sample.Run on a thread of its own, as CUDA keeps the current context by
+// thread, and a call that hangs must not stop the time limit. Sample.Run calls Run.Open once
+// for the device that --device names. While it works it calls Printf for people, Phase after
+// each part (for its seconds), Progress within long parts, and Field, Figure, Peer and
 // Note for the report. It returns nil when it passed, a *WrongError for a wrong result,
 // NotPossible(…) where the device cannot do the requested work, and any other error for a
-// failed call. The frame prints the last line ("Test PASSED") and the JSON. Each run of
+// failed call. The framework prints the last line ("Test PASSED") and the JSON. Each run of
 // --for is a new Run.
 package sample
 
