@@ -125,7 +125,7 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return err
 	}
 	if len(rest) > 0 {
-		return program.UsageErrorf("daemon takes no arguments, not %q", rest[0])
+		return program.UsageErrorf("daemon takes no arguments, but was given %q", rest[0])
 	}
 	if err := c.check(); err != nil {
 		return err

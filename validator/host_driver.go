@@ -39,7 +39,7 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	if len(rest) > 0 {
-		return program.UsageErrorf("host-driver takes no arguments, not %q", rest[0])
+		return program.UsageErrorf("host-driver takes no arguments, but was given %q", rest[0])
 	}
 	root, err := host.Open(o.hostRoot)
 	if err != nil {

@@ -77,7 +77,7 @@ func (o *options) addCheckFlags() {
 }
 
 func (o *options) addLogFlags() {
-	o.flags.Format(&o.logFormat)
+	o.flags.AddLogFormat(&o.logFormat)
 }
 
 // parse reads command line and environment, and returns the remaining arguments.
@@ -161,5 +161,5 @@ func findSample(name string) string {
 }
 
 func (o *options) logger(stderr io.Writer) (*slog.Logger, error) {
-	return program.Log(stderr, string(nodestate.Validator), o.logFormat, "")
+	return program.NewLog(stderr, string(nodestate.Validator), o.logFormat, "")
 }

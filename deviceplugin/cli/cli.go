@@ -91,7 +91,7 @@ func (c *commands) parseSettings(mode settings.Mode, help string, args []string)
 
 // newLogger returns the logger of a component, whose format the settings have checked.
 func (c *commands) newLogger(o *settings.Options, component string) *slog.Logger {
-	log, err := program.Log(c.stderr, component, o.LogFormat, "")
+	log, err := program.NewLog(c.stderr, component, o.LogFormat, "")
 	if err != nil {
 		panic(err)
 	}

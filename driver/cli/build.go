@@ -58,7 +58,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	o.addSigning()
 	o.IntVar(&r.Jobs, "jobs", 0, "compilers at a time (default: one for each core)")
 	o.DurationVar(&r.Timeout, "timeout", time.Hour, "after which the build has failed")
-	o.Format(&o.logFormat)
+	o.AddLogFormat(&o.logFormat)
 	o.addOutput(&format)
 	if err := errors.Join(o.Read(args), o.RefuseArgs(), checkOutput(format)); err != nil {
 		return err
@@ -73,7 +73,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return err
 	}
 	var err error
-	if r.Log, err = program.Log(stderr, "driver", o.logFormat, ""); err != nil {
+	if r.Log, err = program.NewLog(stderr, "driver", o.logFormat, ""); err != nil {
 		return err
 	}
 	if r.Release == "" {

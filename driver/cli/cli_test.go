@@ -48,7 +48,7 @@ func TestInvalidArgumentsAreReported(t *testing.T) {
 		{"run --root driver", `--root: "driver" is no absolute path`},
 		{"check --image-root ./driver", `--image-root: "./driver" is no absolute path`},
 		{"check -o yaml", `--output "yaml": want table or json`},
-		{"check more", `check takes no arguments, not "more"`},
+		{"check more", `check takes no arguments, but was given "more"`},
 		{"modinfo", "modinfo of which file?"},
 		{"run --sign-key /x --image-root " + image, "--sign-key needs --sign-certificate"},
 		{"run --prebuild-repository r/x:1 --image-root " + image, `--prebuild-repository: "r/x:1" is not a repository`},

@@ -120,8 +120,8 @@ func (o *options) addPlaces() {
 	o.addText(&o.root, "root", "DRIVER_ROOT", "/run/nvidia/driver", "mount point of the driver root")
 	o.addState()
 	o.addText(&o.outputDir, "output-dir", "OUTPUT_DIR", readiness.DefaultDir, "folder of .driver-ctr-ready")
-	o.Format(&o.logFormat)
-	o.Level(&o.level)
+	o.AddLogFormat(&o.logFormat)
+	o.AddLogLevel(&o.level)
 }
 
 // openSurvey returns the survey that the flags describe, and a function that closes it.
@@ -169,7 +169,7 @@ func (o *options) openDriver(stderr io.Writer) (*serve.Driver, func(), error) {
 	if err := o.checkSources(); err != nil {
 		return nil, nil, err
 	}
-	log, err := program.Log(stderr, "driver", o.logFormat, o.level)
+	log, err := program.NewLog(stderr, "driver", o.logFormat, o.level)
 	if err != nil {
 		return nil, nil, err
 	}

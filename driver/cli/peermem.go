@@ -30,7 +30,7 @@ func reloadPeermem(ctx context.Context, args []string, stdout, stderr io.Writer)
 		return err
 	}
 	var err error
-	if p.Log, err = program.Log(stderr, "driver", o.logFormat, o.level); err != nil {
+	if p.Log, err = program.NewLog(stderr, "driver", o.logFormat, o.level); err != nil {
 		return err
 	}
 	var closeAll func()

@@ -59,11 +59,11 @@ func sideCar(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	o := newOptions("dtk-build-driver", sideCarUsage, stdout)
 	o.addText(&o.shared, "toolkit-dir", "DRIVER_TOOLKIT_SHARED_DIR", toolkit.Dir, "folder that is shared with the driver container")
 	o.addText(&o.headers, "headers-root", "HEADERS_ROOT", "/", "folder below which the kernel's headers are installed")
-	o.Format(&o.logFormat)
+	o.AddLogFormat(&o.logFormat)
 	if err := errors.Join(o.Read(args), o.RefuseArgs()); err != nil {
 		return err
 	}
-	log, err := program.Log(stderr, "driver-toolkit", o.logFormat, "")
+	log, err := program.NewLog(stderr, "driver-toolkit", o.logFormat, "")
 	if err != nil {
 		return err
 	}

@@ -105,7 +105,7 @@ func newOptions(usage string, stdout io.Writer) *options {
 	o.StringSliceVar(&o.insecure, "insecure", nil, "registries that are asked by plain HTTP, HOST:PORT")
 	o.Env["insecure"] = "IMAGE_INSECURE"
 	o.StringVarP(&o.output, "output", "o", "table", "table or json")
-	o.Format(&o.logFormat)
+	o.AddLogFormat(&o.logFormat)
 	return o
 }
 
@@ -123,7 +123,7 @@ func git(name string) string {
 // settings returns the checked settings of the flags and variables.
 func (o *options) settings(stderr io.Writer) (*recipe.Settings, error) {
 	s := &o.Settings
-	log, err := program.Log(stderr, "precompiled", o.logFormat, "")
+	log, err := program.NewLog(stderr, "precompiled", o.logFormat, "")
 	if err != nil {
 		return nil, err
 	}

@@ -59,26 +59,26 @@ func (f *Flags) Read(args []string) error {
 // RefuseArgs returns an error if there are arguments besides the flags.
 func (f *Flags) RefuseArgs() error {
 	if f.NArg() > 0 {
-		return UsageErrorf("%s takes no arguments, not %q", f.Command(), strings.Join(f.Args(), " "))
+		return UsageErrorf("%s takes no arguments, but was given %q", f.Command(), strings.Join(f.Args(), " "))
 	}
 	return nil
 }
 
-// Format adds the flag --log-format.
-func (f *Flags) Format(format *string) {
+// AddLogFormat adds the flag --log-format.
+func (f *Flags) AddLogFormat(format *string) {
 	f.StringVar(format, "log-format", "text", "of the log on stderr: text or json")
 	f.Env["log-format"] = "LOG_FORMAT"
 }
 
-// Level adds the flag --log-level.
-func (f *Flags) Level(level *string) {
+// AddLogLevel adds the flag --log-level.
+func (f *Flags) AddLogLevel(level *string) {
 	f.StringVar(level, "log-level", "info", "of the log: debug, info, warn or error")
 	f.Env["log-level"] = "LOG_LEVEL"
 }
 
-// Log returns the logger of a component in the given format, from the given level
-// ("": info).
-func Log(w io.Writer, component, format, level string) (*slog.Logger, error) {
+// NewLog returns the logger of a component in the given format, from the given level
+// ("": info), and makes it inotify's logger.
+func NewLog(w io.Writer, component, format, level string) (*slog.Logger, error) {
 	var o slog.HandlerOptions
 	if level != "" {
 		var l slog.Level

@@ -44,12 +44,12 @@ func greet(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	var format, level string
 	whom := f.String("whom", "world", "who is greeted")
 	f.Env["whom"] = "WHOM"
-	f.Format(&format)
-	f.Level(&level)
+	f.AddLogFormat(&format)
+	f.AddLogLevel(&level)
 	if err := errors.Join(f.Read(args), f.RefuseArgs()); err != nil {
 		return err
 	}
-	log, err := program.Log(stderr, "sample", format, level)
+	log, err := program.NewLog(stderr, "sample", format, level)
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func TestTheCommandIsRunAndItsErrorIsToldWithItsCode(t *testing.T) {
 		{args: "walk", code: program.Usage, stderr: `no command "walk"; say greet, fail`},
 		{args: "walk", first: "greet", code: program.Usage, stderr: `no command "walk"`},
 		{args: "greet --whim=you", code: program.Usage, stderr: "; see gpu-sample greet --help\n"},
-		{args: "greet you all", code: program.Usage, stderr: `greet takes no arguments, not "you all"`},
+		{args: "greet you all", code: program.Usage, stderr: `greet takes no arguments, but was given "you all"`},
 		{args: "greet --log-level=loud", code: program.Usage, stderr: "want debug, info"},
 		{args: "greet --log-format=xml", code: program.Usage, stderr: "want text or json"},
 		{args: "--help", first: "greet", stdout: "the help\n"},

@@ -66,8 +66,8 @@ func (o *options) addImageFlags() {
 func (o *options) addAPIFlags() {
 	o.flags.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server; empty: as the pod's service account")
 	o.flags.Env["kubeconfig"] = "KUBECONFIG"
-	o.flags.Format(&o.logFormat)
-	o.flags.Level(&o.logLevel)
+	o.flags.AddLogFormat(&o.logFormat)
+	o.flags.AddLogLevel(&o.logLevel)
 }
 
 // parse parses command line and environment.
@@ -119,7 +119,7 @@ func (o *options) restConfig() (*rest.Config, error) {
 
 // logger returns the logger of the operator, which the Kubernetes libraries use, too.
 func (o *options) logger(stderr io.Writer) (*slog.Logger, error) {
-	plain, err := program.Log(stderr, "operator", o.logFormat, o.logLevel)
+	plain, err := program.NewLog(stderr, "operator", o.logFormat, o.logLevel)
 	if err != nil {
 		return nil, err
 	}

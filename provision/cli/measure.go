@@ -99,8 +99,8 @@ func (m *measureOptions) newFlags(stdout io.Writer) *program.Flags {
 	f.StringVar(&m.appendTo, "append", "", "add the samples to this report.json, or create it; to alternate between two stacks")
 	f.StringVarP(&m.output, "output", "o", "text", "format on standard output: text, json, csv, svg or html")
 	clusterFlags(f, &m.where)
-	f.Format(&m.format)
-	f.Level(&m.level)
+	f.AddLogFormat(&m.format)
+	f.AddLogLevel(&m.level)
 	return f
 }
 
@@ -189,7 +189,7 @@ func (m *measureOptions) newSession(stderr io.Writer) (*measure.Session, measure
 	if err != nil {
 		return fail(err)
 	}
-	log, err := program.Log(stderr, "provision", m.format, m.level)
+	log, err := program.NewLog(stderr, "provision", m.format, m.level)
 	if err != nil {
 		return fail(err)
 	}

@@ -171,7 +171,7 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 		{"up --profile t4 --driver-version ../x", 2, `--driver-version: "../x" is no driver version`},
 		{"up --profile t4 --lib-dir /nowhere", 1, "build it with make, or name its folder with --lib-dir"},
 		{"up --profile /nowhere/x.yaml", 1, "/nowhere/x.yaml: no such file"},
-		{"up --profile t4 more", 2, `up takes no arguments, not "more"`},
+		{"up --profile t4 more", 2, `up takes no arguments, but was given "more"`},
 		{"up --profile t4 --root /", 1, "/ is where a real driver belongs"},
 		{"status --root " + none, 1, "no simulated driver; run gpusim up --root " + none},
 		{"status --root " + root + " -o xml", 2, `--output: "xml" is neither text nor json`},

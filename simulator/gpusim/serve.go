@@ -73,7 +73,7 @@ func (c *call) serve(m *machine, o serve.Config, format string) error {
 		}
 	}
 	var err error
-	if o.Log, err = program.Log(c.err, "driver", format, ""); err != nil {
+	if o.Log, err = program.NewLog(c.err, "driver", format, ""); err != nil {
 		return usagef("%w", err)
 	}
 	if o.Spec, err = m.spec(); err != nil {

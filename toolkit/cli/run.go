@@ -54,7 +54,7 @@ func (d driver) Open(root string) (gpu.Source, error) {
 }
 
 func run(ctx context.Context, o *options, stdout, stderr io.Writer) (err error) {
-	log, err := program.Log(stderr, "toolkit", o.logFormat, "")
+	log, err := program.NewLog(stderr, "toolkit", o.logFormat, "")
 	if err != nil {
 		return err
 	}
