@@ -46,13 +46,14 @@ type Config struct {
 	// BeforeListen, when set, is called at each start after kubelet.sock has
 	// been made and before it accepts connections.
 	BeforeListen func()
-	// KeepReplaced leaves the connection of a plugin that registered again
-	// open, as kubelets from 1.26 on do; when that one ends, the resource
-	// becomes unhealthy although the new one is there.
+	// KeepReplaced leaves the old connection open when a plugin registers its resource
+	// again, as kubelets from 1.26 on do. When the old connection ends, the devices of the
+	// resource become unhealthy, although the new connection works.
 	KeepReplaced bool
 }
 
-// Kubelet is a running kubelet. All methods may be called concurrently.
+// Kubelet imitates, for tests, the part of a kubelet that device plugins talk to. Its methods
+// may be called concurrently, except Restart beside Stop or another Restart.
 type Kubelet struct {
 	cfg Config
 
@@ -66,13 +67,14 @@ type Kubelet struct {
 
 // run holds the state of one run of the kubelet, from start to stop.
 type run struct {
-	ctx     context.Context // ends with the life
+	ctx     context.Context // ends with the run
 	end     context.CancelFunc
 	servers []*grpc.Server
-	wait    sync.WaitGroup // every goroutine of this life
+	wait    sync.WaitGroup // every goroutine of this run
 }
 
-// Start starts a kubelet in cfg.Dir: it removes sockets there and reads a checkpoint.
+// Start starts a kubelet in cfg.Dir: it removes sockets there and reads the checkpoint of an
+// earlier run, if there is one, for the devices that pods hold.
 func Start(cfg Config) (*Kubelet, error) {
 	if !filepath.IsAbs(cfg.Dir) {
 		return nil, fmt.Errorf("kubelettest: bad socketPath, must be an absolute path: %q", cfg.Dir)
@@ -211,8 +213,9 @@ func removeSockets(dir string) error {
 	return nil
 }
 
-// listen makes a unix socket in two steps, because a real kubelet's is visible between
-// them. The file outlives the listener: a killed kubelet removes nothing.
+// listen makes a unix socket and calls between after bind(2) and before listen(2): the socket
+// of a real kubelet, too, exists for a moment before it accepts connections. The file outlives
+// the listener: a killed kubelet removes nothing.
 func listen(path string, between func()) (net.Listener, error) {
 	fail := func(err error) (net.Listener, error) {
 		return nil, fmt.Errorf("kubelettest: listen on %s (%d bytes, a unix socket has at most 107): %w", path, len(path), err)
@@ -239,7 +242,7 @@ func listen(path string, between func()) (net.Listener, error) {
 	return ln, nil
 }
 
-// notify wakes everything that waits for a change; k.mu is held.
+// notify wakes all goroutines that wait for a change. The caller holds k.mu.
 func (k *Kubelet) notify() {
 	close(k.changed)
 	k.changed = make(chan struct{})

@@ -14,14 +14,14 @@ import (
 // Resource is the kubelet's view of an extended resource at one moment.
 type Resource struct {
 	Name        string
-	Endpoint    string            // name of the plugin's socket in Dir; "" before it has registered in this life
+	Endpoint    string            // name of the plugin's socket in Dir; "" before it has registered in this run
 	Devices     []*v1beta1.Device // as last listed, in the order of the plugin; yours to keep
 	Capacity    int               // devices that exist, what node.status.capacity would say
 	Allocatable int               // healthy ones, what node.status.allocatable would say
 	Gone        bool              // no plugin is connected
 	Lists       int               // lists received since the plugin registered
 	Listed      time.Time         // when the last list came; zero before the first
-	Registered  int               // registrations in this life of the kubelet
+	Registered  int               // registrations in this run of the kubelet
 }
 
 // resource is the internal state of a Resource; Kubelet.mu guards it.
@@ -32,7 +32,7 @@ type resource struct {
 	devices    []*v1beta1.Device
 	healthy    map[string]bool // IDs, as the device manager's healthyDevices
 	unhealthy  map[string]bool
-	reported   bool // listed at least once in this life
+	reported   bool // listed at least once in this run
 	lists      int
 	listed     time.Time
 	registered int
