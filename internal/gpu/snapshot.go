@@ -39,7 +39,7 @@ func (s Snapshot) Sorted() Snapshot {
 	return s
 }
 
-// Equal reports whether two snapshots are equal.
+// Equal reports whether two snapshots are equal, with devices and links in the same order.
 func (s Snapshot) Equal(o Snapshot) bool {
 	return s.Driver == o.Driver &&
 		slices.EqualFunc(s.Devices, o.Devices, Device.Equal) &&
@@ -69,12 +69,15 @@ func (f Fault) String() string {
 	}
 }
 
+// linkNames holds the names in the order of the kinds.
 var linkNames = []string{"X", "SYS", "NODE", "PHB", "PXB", "PIX", "BOARD", "NVLINK"}
 
-// String returns the kind of link as nvidia-smi topo -m names it. Links on a board
-// have no name there (here BOARD), and its NV4 is NVLINK with 4 Lanes.
+// String returns the kind of link as nvidia-smi topo -m names it, with three exceptions. X
+// is an unknown link. BOARD is a link on one board, for which nvidia-smi has no name. NVLINK
+// stands for NV1, NV2 and so on: Link.Lanes has the number.
 func (k LinkKind) String() string { return name(linkNames, int(k)) }
 
+// eventNames holds the names in the order of the kinds.
 var eventNames = []string{"", "XID", "ECC", "Lost", "Changed", "Unwatched", "Gap"}
 
 // String returns the kind of event in one word.

@@ -31,9 +31,10 @@ func ParseCPUs(list string) []int {
 	return cpus
 }
 
-// startNear starts a program on cpus, the processors near the GPU, and so, by first touch,
-// with its memory near them. The path to other processors is slower than the GPU's own link.
-// If the affinity cannot be set the program runs anywhere.
+// startNear starts a program on cpus, the processors near the GPU. Linux places memory near the
+// processor that first touches it, so the program's memory is near the GPU, too. Elsewhere the
+// link between processors, which is slower than the GPU's own, would limit the copies. If the
+// affinity cannot be set, the program runs on any processor.
 func startNear(cmd *exec.Cmd, cpus []int) error {
 	if len(cpus) == 0 {
 		return cmd.Start()
