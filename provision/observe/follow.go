@@ -50,10 +50,10 @@ func (o *Observer) followStream(ctx context.Context, s stream) error {
 		switch {
 		case err == nil:
 			listed = true
-			o.markListed()
+			o.markSynced()
 			f.broken, wait = 0, minWait
 			f.watchUntilBroken(ctx, version)
-			f.broken = max(o.markBroken(), f.received)
+			f.broken = max(o.markUnsynced(), f.received)
 		case ctx.Err() == nil && !listed:
 			return fmt.Errorf("list %s: %w", s.name, err)
 		}
@@ -108,8 +108,8 @@ func (f *follower) listAll(ctx context.Context) (version string, err error) {
 	return version, nil
 }
 
-// watchUntilBroken watches from a resource version until the watch breaks. The API server ends each
-// watchUntilBroken after the requested time; that is not a break.
+// watchUntilBroken watches from a resource version until a watch breaks. The API server ends each
+// watch after the requested time; that is not a break.
 func (f *follower) watchUntilBroken(ctx context.Context, version string) {
 	for {
 		lifetime := 5*time.Minute + rand.N(5*time.Minute)

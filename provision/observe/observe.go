@@ -1,8 +1,9 @@
 // Package observe watches Nodes, Pods and Events of a cluster, and timestamps each change
 // with one clock.
 //
-// For a cluster of any size it costs the API server seven watches, each of which lasts for
-// minutes, and one small request every two seconds.
+// The cost to the API server does not depend on the size of the cluster: one watch of Nodes, one
+// of Events, one of the workload's pods and, with the default selectors, four of the operands'
+// pods. Each lasts for minutes. In addition there is one small request every two seconds.
 package observe
 
 import (
@@ -38,16 +39,17 @@ type Observer struct {
 	nodes map[types.UID]*corev1.Node
 	pods  map[types.UID]*corev1.Pod
 
-	unlisted int           // number of streams that are not watched now: not listed yet, or not since their watch broke
-	ready    chan struct{} // closed when unlisted reaches 0 for the first time
+	unsynced int           // number of streams that were not listed yet, or not since their watch broke
+	ready    chan struct{} // closed when unsynced reaches 0 for the first time
 
 	lastResponse time.Duration // when the API server last responded
-	isSilent     bool          // it has not responded since lastResponse lastResponse
+	isSilent     bool          // it has not responded since lastResponse
 	gaps         []Gap
 	watches      map[string]context.CancelFunc // by stream
 }
 
-// Gap is a period in which the API server did not respond, on the observer's clock.
+// Gap is a period in which the API server did not respond: from its last response to the next,
+// by the observer's clock.
 type Gap struct {
 	From, To time.Duration
 }
@@ -70,6 +72,7 @@ const (
 func (o *Observer) streams() []stream {
 	all := []stream{
 		{"Nodes", nodesPath, nil},
+		// The end of an image's pull is recorded nowhere else.
 		{"Events", eventsPath, map[string]string{"fieldSelector": "involvedObject.kind=Pod,reason=Pulled"}},
 		{"Pods with the label " + step.WorkloadLabel, podsPath, map[string]string{"labelSelector": step.WorkloadLabel}},
 	}
@@ -83,7 +86,7 @@ func (o *Observer) streams() []stream {
 // selectors for values of the same label into one.
 func mergeSelectors(all step.Selectors) []string {
 	values := map[string][]string{}
-	var others []string
+	var merged []string
 	for _, operand := range step.Operands() {
 		for _, selector := range all[operand] {
 			requirements, _ := selector.Requirements()
@@ -92,16 +95,17 @@ func mergeSelectors(all step.Selectors) []string {
 				values[r.Key()] = append(values[r.Key()], slices.Sorted(maps.Keys(r.Values()))...)
 				continue
 			}
-			others = append(others, selector.String())
+			merged = append(merged, selector.String())
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(values)) {
-		others = append(others, fmt.Sprintf("%s in (%s)", key, strings.Join(slices.Compact(slices.Sorted(slices.Values(values[key]))), ",")))
+		merged = append(merged, fmt.Sprintf("%s in (%s)", key, strings.Join(slices.Compact(slices.Sorted(slices.Values(values[key]))), ",")))
 	}
-	return others
+	return merged
 }
 
-// New returns an Observer, which watches once it runs. It must have a client of its own.
+// New returns an Observer, which watches once it runs. The client must be the Observer's alone:
+// Requests counts the client's requests.
 func New(client *cluster.Client, selectors step.Selectors, clock Clock) *Observer {
 	return &Observer{
 		client: client, selectors: selectors, clock: clock,
@@ -135,7 +139,7 @@ func (o *Observer) Gaps() []Gap {
 func (o *Observer) IsSynced() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.unlisted == 0
+	return o.unsynced == 0
 }
 
 // Snapshot returns the existing Nodes and Pods, each as a change.
@@ -156,12 +160,12 @@ func (o *Observer) Snapshot() []step.Change {
 // Run watches until the context ends. It returns an error only if the first list of a
 // stream fails. Later the API server may come and go.
 func (o *Observer) Run(ctx context.Context) error {
-	o.markAlive()
+	o.markResponding()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { o.probeServer(ctx); return nil })
 	all := o.streams()
 	o.mu.Lock()
-	o.unlisted = len(all)
+	o.unsynced = len(all)
 	o.mu.Unlock()
 	for _, s := range all {
 		g.Go(func() error { return o.followStream(ctx, s) })
@@ -183,17 +187,17 @@ func (o *Observer) probeServer(ctx context.Context) {
 		err := o.client.Get(limited, "/version", nil, nil)
 		cancel()
 		switch {
-		case ctx.Err() != nil:
+		case ctx.Err() != nil: // Run ends; err is not the server's
 		case err != nil:
-			o.markAway()
+			o.markSilent()
 		default:
-			o.markAlive()
+			o.markResponding()
 		}
 	}
 }
 
-// markAlive records that the API server has responded.
-func (o *Observer) markAlive() {
+// markResponding records that the API server has responded.
+func (o *Observer) markResponding() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := o.clock.Now()
@@ -204,9 +208,9 @@ func (o *Observer) markAlive() {
 	o.lastResponse = now
 }
 
-// markAway records that the API server does not respond, and cancels the watches. Changes
-// that they deliver afterwards may have happened at any time since.
-func (o *Observer) markAway() {
+// markSilent records that the API server does not respond, and cancels the watches. Changes
+// that they would deliver later may have happened at any time since the last response.
+func (o *Observer) markSilent() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.isSilent = true
@@ -215,12 +219,13 @@ func (o *Observer) markAway() {
 	}
 }
 
-// markBroken records that a watch has broken, and returns when the API server last responded.
-func (o *Observer) markBroken() time.Duration {
+// markUnsynced records that the watch of a stream has broken, and returns when the API server
+// last responded.
+func (o *Observer) markUnsynced() time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.isSilent = true
-	o.unlisted++
+	o.unsynced++
 	return o.lastResponse
 }
 
@@ -231,13 +236,13 @@ func (o *Observer) setCancel(name string, cancel context.CancelFunc) {
 	o.watches[name] = cancel
 }
 
-// markListed records that one more stream has been listed, and so that the API server has
+// markSynced records that one more stream has been listed, and so that the API server has
 // responded.
-func (o *Observer) markListed() {
-	o.markAlive()
+func (o *Observer) markSynced() {
+	o.markResponding()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.unlisted--; o.unlisted > 0 {
+	if o.unsynced--; o.unsynced > 0 {
 		return
 	}
 	select {
