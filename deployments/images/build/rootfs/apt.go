@@ -63,7 +63,7 @@ type Apt struct {
 	Native bool   // Arch is this machine's; otherwise Dir has separate lists
 }
 
-// Plan returns the packages of the base. Apt needs a second for that, so Plan caches
+// Plan returns the packages of the base image. Apt needs a second for that, so Plan caches
 // the result until apt's lists change.
 func (a Apt) Plan(ctx context.Context) ([]Package, error) {
 	if err := os.MkdirAll(a.Dir, 0o755); err != nil {
@@ -76,27 +76,28 @@ func (a Apt) Plan(ctx context.Context) ([]Package, error) {
 			return nil, err
 		}
 	}
-	var kept struct {
-		Of       string
+	var cached struct {
+		Lists    string // the fingerprint of the lists that Packages is from
 		Packages []Package
 	}
-	file, of := filepath.Join(a.Dir, "plan.json"), fingerprint(lists)
-	if data, err := os.ReadFile(file); err == nil && of != "" && json.Unmarshal(data, &kept) == nil && kept.Of == of {
-		return kept.Packages, nil
+	file, current := filepath.Join(a.Dir, "plan.json"), fingerprint(lists)
+	if data, err := os.ReadFile(file); err == nil && current != "" && json.Unmarshal(data, &cached) == nil && cached.Lists == current {
+		return cached.Packages, nil
 	}
 	var err error
-	if kept.Packages, err = a.query(ctx); err != nil {
+	if cached.Packages, err = a.query(ctx); err != nil {
 		return nil, err
 	}
-	kept.Of = of
-	data, err := json.Marshal(kept)
+	cached.Lists = current
+	data, err := json.Marshal(cached)
 	if err != nil {
 		return nil, err
 	}
-	return kept.Packages, os.WriteFile(file, data, 0o644)
+	return cached.Packages, os.WriteFile(file, data, 0o644)
 }
 
-// fingerprint changes when apt's lists do; it is "" without lists.
+// fingerprint returns a hash that changes with apt's lists in a directory and with Wanted, or ""
+// if there are no lists.
 func fingerprint(lists string) string {
 	entries, err := os.ReadDir(lists)
 	if err != nil || len(entries) == 0 {
@@ -114,13 +115,13 @@ func fingerprint(lists string) string {
 
 // query queries apt for the packages.
 func (a Apt) query(ctx context.Context) ([]Package, error) {
-	// Not in Dir: apt omits packages whose file exists in the working directory.
 	depends, err := a.run(ctx, "/", "apt-cache", "depends", "libgcc-s1")
 	if err != nil {
 		return nil, err
 	}
 	wanted := append(licencePackages(depends), Wanted...)
-	// Otherwise apt prints the strongest hash that it knows: SHA-512 on Ubuntu.
+	// In "/", as apt-get omits packages whose file exists in the working directory. Without
+	// ForceHash it prints the strongest hash that it knows: SHA-512 on Ubuntu.
 	out, err := a.run(ctx, "/", "apt-get", append([]string{"-o", "Acquire::ForceHash=SHA256", "download", "--print-uris"}, wanted...)...)
 	if err != nil {
 		return nil, err
@@ -134,6 +135,9 @@ func (a Apt) query(ctx context.Context) ([]Package, error) {
 
 var gccBase = regexp.MustCompile(`(?m)^ *Depends: (gcc-\d+-base)$`)
 
+// licencePackages returns the package with the licence of libgcc-s1 ("gcc-12-base"), according to
+// the output of `apt-cache depends libgcc-s1`; none if libgcc-s1 has its own. The folder of
+// documentation in libgcc-s1 only links to that package's.
 func licencePackages(depends string) []string {
 	if m := gccBase.FindStringSubmatch(depends); m != nil {
 		return m[1:]
@@ -194,13 +198,14 @@ func (a Apt) check(p Package) error {
 	return nil
 }
 
-// Update updates the machine's lists, which needs root.
+// Update makes the next Plan use current lists. For this machine's architecture it updates the
+// machine's own lists, which needs root; for another one Plan fetches lists into Dir.
 func (a Apt) Update(ctx context.Context) error {
 	if !a.Native {
 		if err := os.Remove(filepath.Join(a.Dir, "lists", "done")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		return nil // Plan fetches them
+		return nil
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("run sudo apt-get update, then try again")
@@ -209,7 +214,7 @@ func (a Apt) Update(ctx context.Context) error {
 	return err
 }
 
-// Entries returns the content of the base.
+// Entries returns the content of the base image.
 func (a Apt) Entries(ctx context.Context, packages []Package) ([]Entry, error) {
 	entries := Skeleton(a.Arch)
 	for _, p := range packages {
@@ -222,33 +227,34 @@ func (a Apt) Entries(ctx context.Context, packages []Package) ([]Entry, error) {
 		if err != nil {
 			return nil, err
 		}
-		kept, err := Select(strings.NewReader(files))
+		selected, err := Select(strings.NewReader(files))
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
-		entries = append(append(entries, kept...), Status(p.Name, []byte(control)))
+		entries = append(append(entries, selected...), Status(p.Name, []byte(control)))
 	}
-	return Bundled(entries)
+	return BundleCertificates(entries)
 }
 
-// run runs a program of apt, refusing unsigned sources.
-func (a Apt) run(ctx context.Context, in, name string, args ...string) (string, error) {
-	dir, err := filepath.Abs(a.Dir)
+// run runs a program of apt in a working directory, refusing unsigned sources.
+func (a Apt) run(ctx context.Context, dir, name string, args ...string) (string, error) {
+	own, err := filepath.Abs(a.Dir)
 	if err != nil {
 		return "", err
 	}
 	options := []string{
 		"-q", "-o", "APT::Get::AllowUnauthenticated=false", "-o", "Acquire::AllowInsecureRepositories=false",
-		// Without this cache, which containers disable, each call would take a second.
-		"-o", "Dir::Cache::pkgcache=" + filepath.Join(dir, "pkgcache.bin"), "-o", "Dir::Cache::srcpkgcache=",
+		// Container images of Debian and Ubuntu disable this cache; each call then takes a second.
+		"-o", "Dir::Cache::pkgcache=" + filepath.Join(own, "pkgcache.bin"), "-o", "Dir::Cache::srcpkgcache=",
 	}
 	if !a.Native {
 		options = append(options,
 			"-o", "APT::Architecture="+a.Arch, "-o", "APT::Architectures="+a.Arch,
-			"-o", "Dir::State::Lists="+filepath.Join(dir, "lists"), "-o", "Dir::Cache="+filepath.Join(dir, "cache"),
+			"-o", "Dir::State::Lists="+filepath.Join(own, "lists"), "-o", "Dir::Cache="+filepath.Join(own, "cache"),
+			// This machine's installed packages are of its own architecture.
 			"-o", "Dir::State::status=/dev/null")
 	}
-	return run(ctx, in, name, append(options, args...)...)
+	return run(ctx, dir, name, append(options, args...)...)
 }
 
 func run(ctx context.Context, dir, name string, args ...string) (string, error) {

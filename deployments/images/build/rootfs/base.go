@@ -1,8 +1,9 @@
-// The base file system of images, assembled without a registry. It takes glibc's loader
-// and libraries, and the few files that programs expect around them, from packages of the builder's own distribution. Its glibc is therefore never older
-// than the one that programs were linked with.
+// The base image's file system, assembled without a registry. It takes glibc's loader and
+// libraries, and the few files that programs expect around them, from packages of the builder's
+// own distribution. Its glibc is therefore never older than the one that programs were linked
+// with.
 //
-// There is no package manager, no shell and no cache of the loader's. A runtime's CDI
+// There is no package manager, no shell and no loader cache. A runtime's CDI
 // hook creates /etc/ld.so.cache for the injected files. Without a cache the loader
 // searches the folders of glibc and the multiarch ones, which is where a driver's
 // libraries are.
@@ -39,10 +40,10 @@ var libraries = []string{
 // authorityDir is the folder of the package's certificates.
 const authorityDir = "/usr/share/ca-certificates/mozilla/"
 
-// Bundled replaces the package's certificates by the file Bundle: Debian's package has
-// one file for each authority, and its update-ca-certificates, which does not run here,
-// combines them.
-func Bundled(entries []Entry) ([]Entry, error) {
+// BundleCertificates replaces the certificates of package ca-certificates by the file Bundle.
+// Debian's package has one file for each authority; its update-ca-certificates, which does not
+// run here, would combine them.
+func BundleCertificates(entries []Entry) ([]Entry, error) {
 	bundle := Entry{Path: Bundle, Mode: 0o644}
 	var rest, parts []Entry
 	for _, e := range entries {

@@ -64,7 +64,7 @@ func authority(t *testing.T, name string) []byte {
 }
 
 func TestGoFindsTheBundledAuthorities(t *testing.T) {
-	entries, err := Bundled([]Entry{
+	entries, err := BundleCertificates([]Entry{
 		{Path: authorityDir + "B.crt", Data: authority(t, "B")}, {Path: "/etc/passwd"}, {Path: authorityDir + "A.crt", Data: authority(t, "A")},
 	})
 	require.NoError(t, err)
@@ -90,9 +90,9 @@ func TestGoFindsTheBundledAuthorities(t *testing.T) {
 	}
 	require.Equal(t, []string{"A", "B"}, names)
 
-	_, err = Bundled([]Entry{{Path: "/etc/passwd"}})
+	_, err = BundleCertificates([]Entry{{Path: "/etc/passwd"}})
 	require.ErrorContains(t, err, "package ca-certificates has nothing in")
-	_, err = Bundled([]Entry{{Path: authorityDir + "A.crt", Data: []byte("x")}})
+	_, err = BundleCertificates([]Entry{{Path: authorityDir + "A.crt", Data: []byte("x")}})
 	require.ErrorContains(t, err, "A.crt of package ca-certificates is not a certificate")
 }
 
