@@ -13,7 +13,7 @@ import (
 // call is one call of a runtime. Paths are relative to the working directory.
 type call struct {
 	Command   string // "create"; "" if there is none
-	Config    string // the configuration of the created container; "" for other commands
+	Config    string // the configuration of the created container; "" for other commands and for help
 	Log       string // the file for errors, "" for none
 	LogFormat string // "json", "text" or ""
 }
@@ -24,8 +24,8 @@ func (c call) Creates() bool { return c.Config != "" }
 // Flags that take a value: runc's main.go, create.go and run.go; crun's src/crun.c,
 // src/create.c and src/run.c; youki's crates/liboci-cli.
 var (
-	global = []string{"root", "r", "log", "l", "log-format", "log-level", "rootless", "cgroup-manager", "criu"}
-	create = []string{"bundle", "b", "config", "f", "console-socket", "c", "pid-file", "p", "pidfd-socket", "preserve-fds"}
+	globalValueFlags = []string{"root", "r", "log", "l", "log-format", "log-level", "rootless", "cgroup-manager", "criu"}
+	createValueFlags = []string{"bundle", "b", "config", "f", "console-socket", "c", "pid-file", "p", "pidfd-socket", "preserve-fds"}
 
 	// switches are the known flags without a value.
 	switches = []string{"debug", "systemd-cgroup", "s", "version", "v", "V", "help", "h"}
@@ -34,7 +34,7 @@ var (
 // parseCall reads the arguments after the program's name.
 func parseCall(args []string) call {
 	var call call
-	p := parser{rest: args, takes: global}
+	p := parser{rest: args, takes: globalValueFlags}
 	p.each(func(name, value string) bool {
 		switch name {
 		case "log", "l":
@@ -61,7 +61,7 @@ func parseCall(args []string) call {
 func config(args []string) string {
 	bundle, name := ".", "config.json"
 	help := false
-	p := parser{rest: args, takes: create, command: true}
+	p := parser{rest: args, takes: createValueFlags, command: true}
 	p.each(func(flag, value string) bool {
 		switch flag {
 		case "bundle", "b":
@@ -76,7 +76,7 @@ func config(args []string) string {
 	switch {
 	case help:
 		return ""
-	case name != "config.json": // crun resolves it before it enters the bundle
+	case name != "config.json": // crun's --config is relative to the working directory, not to the bundle
 		return name
 	}
 	return filepath.Join(bundle, name)
@@ -94,7 +94,7 @@ func (p *parser) each(do func(name, value string) bool) {
 	for len(p.rest) > 0 {
 		arg := p.rest[0]
 		p.rest = p.rest[1:]
-		if arg == "--" {
+		if arg == "--" { // before the container's ID, which is not needed
 			continue
 		}
 		if len(arg) < 2 || arg[0] != '-' {
