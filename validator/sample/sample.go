@@ -159,7 +159,7 @@ func evaluate(j Job, ended error, stdout []byte, stderr string) Result {
 	case exited:
 		r.Outcome, r.Message = outcome(exit.ExitCode()), failureMessage(a, ended, stderr)
 	case decoded != nil || a.Passed == nil:
-		r.Message = fmt.Sprintf("the sample succeeded without an answer: %q", record.Clean(string(stdout), 200))
+		r.Message = fmt.Sprintf("the sample ended with 0 and no result: %q", record.Clean(string(stdout), 200))
 	case !*a.Passed:
 		r.Message = "the sample says that it did not pass: " + record.Clean(a.Error, maxText)
 	case !anyNames(j.Devices, a.UUID):

@@ -52,7 +52,7 @@ func TestHowASampleEnds(t *testing.T) {
 		"killed":                 {`kill -9 $$`, Failed, "signal: killed"},
 		"passed, and exit 1":     {`echo '` + good + `'; exit 1`, Failed, "exit status 1"},
 		"not passed, and exit 0": {`echo '{"passed": false, "error": "lied"}'`, Failed, "did not pass: lied"},
-		"no answer":              {`echo hello`, Failed, `succeeded without an answer: "hello"`},
+		"no answer":              {`echo hello`, Failed, `ended with 0 and no result: "hello"`},
 		"another GPU":            {`echo '{"passed": true, "uuid": "GPU-z"}'`, Failed, `the sample ran on "GPU-z"`},
 		"an escape sequence":     {`printf '\033[2Jgone' >&2; exit 1`, Failed, "[2Jgone"},
 		"a flood":                {`head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2; exit 1`, Failed, ""},

@@ -65,7 +65,7 @@ func TestAFailureNamesTheGPUAndQuotesTheSample(t *testing.T) {
 		"wrong result in its answer": {`echo '{"passed": false, "error": "element 7 is 3, want 4"}'; exit 1`, reasonSampleFailed, "element 7 is 3, want 4"},
 		"wrong result on stderr":     {`echo Working >&2; echo 'Result verification failed at element 7!' >&2; exit 1`, reasonSampleFailed, "Result verification failed at element 7!"},
 		"not passed, and exit 0":     {`echo '{"passed": false, "error": "lied"}'`, reasonSampleFailed, "the sample says that it did not pass: lied"},
-		"no answer, and exit 0":      {`echo hello`, reasonSampleFailed, `succeeded without an answer: "hello"`},
+		"no answer, and exit 0":      {`echo hello`, reasonSampleFailed, `ended with 0 and no result: "hello"`},
 		"passed but exit 3":          {`echo '{"passed": true}'; exit 3`, reasonSampleFailed, "exit status 3"},
 		"ran on another GPU":         {`echo '{"passed": true, "uuid": "GPU-other"}'`, reasonSampleFailed, `the sample ran on "GPU-other"`},
 		"simulated libcuda only":     {`echo "{\"passed\": true, \"simulated\": true, \"uuid\": \"$CUDA_VISIBLE_DEVICES\"}"`, reasonSampleFailed, "of different drivers"},

@@ -16,7 +16,7 @@ import (
 func (t *attempt) verifyPassed(message string) error {
 	action := "see which CDI devices the device plugin hands out"
 	verify := ranOnOne
-	if t.role == Driver {
+	if t.role == Driver { // the toolkit gives this pod all GPUs
 		verify, action = ranOnAll, "see what the toolkit gives to containers that ask with the annotation gpuready.io/management"
 	}
 	if err := verifyAnswer(message, t.driver, verify); err != nil {
@@ -25,16 +25,18 @@ func (t *attempt) verifyPassed(message string) error {
 	return nil
 }
 
+// verifyAnswer verifies the answer in a termination message: the sample passed, with this node's
+// driver, and on the right GPUs according to verify.
 func verifyAnswer(message string, driver check.Driver, verify func(podAnswer, check.Driver) error) error {
 	var a podAnswer
 	if err := json.Unmarshal([]byte(message), &a); err != nil || a.Passed == nil {
-		return fmt.Errorf("the sample succeeded without an answer: %q", record.Clean(message, 200))
+		return fmt.Errorf("the sample ended with 0 and no result: %q", record.Clean(message, 200))
 	}
 	if !*a.Passed {
 		return errors.New("the sample says that it did not pass: " + record.Clean(a.Error, 1000))
 	}
 	if a.Simulated != driver.Info.Simulated {
-		return fmt.Errorf("the pod was given another driver than this node's: simulated is %t there, %t here", a.Simulated, driver.Info.Simulated)
+		return fmt.Errorf("the pod was given another driver than the node's: simulated is %t in the pod, %t on the node", a.Simulated, driver.Info.Simulated)
 	}
 	return verify(a, driver)
 }
@@ -45,7 +47,7 @@ func ranOnOne(a podAnswer, driver check.Driver) error {
 		if g.UUID == a.UUID {
 			return nil
 		}
-		for _, m := range g.MIG {
+		for _, m := range g.MIG { // of a driver before R470 any MIG device is the same: see SameDevice
 			if sample.SameDevice(m.UUID, string(a.UUID)) {
 				return nil
 			}
@@ -54,10 +56,11 @@ func ranOnOne(a podAnswer, driver check.Driver) error {
 	return fmt.Errorf("the sample ran on %q, which is none of this node's GPUs", record.Clean(string(a.UUID), 100))
 }
 
-// ranOnAll verifies that the sample ran on each unit that the pod was started with.
+// ranOnAll verifies that the sample passed on as many units, GPUs or MIG devices, as the node has.
+// A count is enough: the pod names the unit of each run itself, once for each.
 func ranOnAll(a podAnswer, driver check.Driver) error {
 	if want := len(driver.Units()); a.Ran != want {
-		return fmt.Errorf("the sample ran on %d of %d GPUs", a.Ran, want)
+		return fmt.Errorf("the sample passed on %d of %d GPUs and MIG devices", a.Ran, want)
 	}
 	return nil
 }

@@ -116,7 +116,7 @@ func TestTheDriversPodsResultIsReported(t *testing.T) {
 	}{
 		{"a wrong sum", "WorkloadFailed", "vectorAdd in the pod nvidia-driver-validation ended with 3: GPU 1: element 7", check.Failed,
 			ended(corev1.PodFailed, 3, `{"passed":false,"error":"GPU 1: element 7","devices":2}`)},
-		{"not on all GPUs", "WorkloadFailed", "the sample ran on 1 of 2 GPUs", check.Failed, ended(corev1.PodSucceeded, 0, ranOn(1))},
+		{"not on all GPUs", "WorkloadFailed", "the sample passed on 1 of 2 GPUs and MIG devices", check.Failed, ended(corev1.PodSucceeded, 0, ranOn(1))},
 		{"passed by", "InjectionMissing", "the pod nvidia-driver-validation was given no GPU", check.Failed,
 			ended(corev1.PodFailed, 1, `{"passed":false,"error":"libcuda.so.1: no such file","devices":0}`)},
 		{"evicted", "WorkloadEndedByOthers", "was ended by others: Evicted", check.Pending,

@@ -171,7 +171,7 @@ func TestThePodsFailureIsTheReason(t *testing.T) {
 		{"a wrong sum", time.Minute, ended(corev1.PodFailed, 3, `{"passed":false,"error":"element 7 is wrong"}`), "WorkloadFailed", "ended with 3: element 7 is wrong"},
 		{"killed without an answer", time.Minute, ended(corev1.PodFailed, 139, "line one\nSegmentation fault"), "WorkloadFailed", "ended with 139: Segmentation fault"},
 		{"no words at all", time.Minute, ended(corev1.PodFailed, 137, ""), "WorkloadFailed", "ended with 137: Completed"},
-		{"an exit of 0 that proves nothing", time.Minute, ended(corev1.PodSucceeded, 0, ""), "WorkloadFailed", "succeeded without an answer"},
+		{"an exit of 0 that proves nothing", time.Minute, ended(corev1.PodSucceeded, 0, ""), "WorkloadFailed", "ended with 0 and no result"},
 		{"says that it did not pass", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":false}`), "WorkloadFailed", "did not pass"},
 		{"another node's GPU", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":true,"uuid":"GPU-x"}`), "WorkloadFailed", `ran on "GPU-x", which is none of this node's`},
 		{"another driver", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":true,"simulated":true}`), "WorkloadFailed", "simulated is true there, false here"},
