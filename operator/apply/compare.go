@@ -21,9 +21,9 @@ func toMap(o client.Object) (map[string]any, error) {
 	return dropUnset(fields), nil
 }
 
-// dropUnset drops null fields and empty objects, of which typed objects have many
-// ("creationTimestamp": null). An empty volume, {"emptyDir": {}}, is intentional: only some
-// empty objects are dropped by name.
+// dropUnset removes fields that the encoding of a typed object has although they are not set: null
+// fields ("creationTimestamp": null), and the empty objects listed here. Any other empty object is
+// intentional, such as the volume {"emptyDir": {}}.
 func dropUnset(fields map[string]any) map[string]any {
 	for name, value := range fields {
 		switch v := value.(type) {
@@ -35,7 +35,7 @@ func dropUnset(fields map[string]any) map[string]any {
 			}
 		case []any:
 			for _, item := range v {
-				if m, is := item.(map[string]any); is {
+				if m, isObject := item.(map[string]any); isObject {
 					dropUnset(m)
 				}
 			}
@@ -80,14 +80,14 @@ func diffObject(path string, wanted, live map[string]any) string {
 func diffField(path, name string, wanted, live any) string {
 	switch w := wanted.(type) {
 	case map[string]any:
-		l, is := live.(map[string]any)
-		if !is && len(w) > 0 {
+		l, isObject := live.(map[string]any)
+		if !isObject && len(w) > 0 {
 			return path
 		}
 		return diffObject(path, w, l)
 	case []any:
-		l, is := live.([]any)
-		if !is && len(w) > 0 {
+		l, isList := live.([]any)
+		if !isList && len(w) > 0 {
 			return path
 		}
 		return diffList(path, name, w, l)
@@ -101,8 +101,8 @@ func diffField(path, name string, wanted, live any) string {
 	return ""
 }
 
-// mergeKeys are the lists whose items the API server merges by a key: others may add their own
-// items. Every other list is one value.
+// mergeKeys holds the lists whose items the API server merges, each with the field that identifies
+// an item. Others may add items to them. Every other list is compared as one value.
 var mergeKeys = map[string]string{
 	"containers": "name", "initContainers": "name", "volumes": "name", "env": "name",
 	"volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort", "imagePullSecrets": "name", "hostAliases": "ip",
@@ -123,7 +123,7 @@ func diffList(path, name string, wanted, live []any) string {
 		}
 		item, _ := w.(map[string]any)
 		if name == "ports" && item[key] == nil {
-			key = "port" // a Service's
+			key = "port" // ports of a Service have no containerPort
 		}
 		j := slices.IndexFunc(live, func(l any) bool {
 			other, _ := l.(map[string]any)
@@ -156,5 +156,5 @@ func equalQuantities(wanted, live any) bool {
 	return true
 }
 
-// isZero reports whether the API server omits a value.
+// isZero reports whether v is the zero value of its type. The API server may omit such a field.
 func isZero(v any) bool { return v == "" || v == false || v == int64(0) || v == float64(0) }
