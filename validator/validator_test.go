@@ -355,7 +355,7 @@ func (r *rig) until(l readiness.Layer, cond func(readiness.Status) bool) {
 func proven(s readiness.Status) bool { return s.Proof != nil }
 
 func refused(reason gpu.Reason) func(readiness.Status) bool {
-	return func(s readiness.Status) bool { return s.Refusal != nil && s.Refusal.Reason == reason }
+	return func(s readiness.Status) bool { return s.NotReady != nil && s.NotReady.Reason == reason }
 }
 
 func TestTheDaemonFollowsTheNode(t *testing.T) {
@@ -581,7 +581,7 @@ func TestTheNodesChoiceIsInTheStateFile(t *testing.T) {
 	server.Stop()
 	start()
 	r.driver(1)
-	r.until(readiness.Driver, func(s readiness.Status) bool { return s.Refusal != nil && s.Refusal.Reason != "NoGPU" })
+	r.until(readiness.Driver, func(s readiness.Status) bool { return s.NotReady != nil && s.NotReady.Reason != "NoGPU" })
 	chosen("whole")
 	server.Restart()
 	label("shared")

@@ -89,8 +89,8 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	case errors.Is(err, context.Canceled):
 		return program.WithExitCode(program.Failed, fmt.Errorf("interrupted: %w", notReady))
-	case notReady.Status.Refusal != nil:
-		return program.WithExitCode(layerCodes[notReady.Layer], fmt.Errorf("%w; %s (waited %v)", notReady, notReady.Status.Refusal.Action, timeout))
+	case notReady.Status.NotReady != nil:
+		return program.WithExitCode(layerCodes[notReady.Layer], fmt.Errorf("%w; %s (waited %v)", notReady, notReady.Status.NotReady.Action, timeout))
 	}
 	return program.WithExitCode(exitTimeout, fmt.Errorf("%w; see that gpu-validator daemon runs on this node (waited %v)", notReady, timeout))
 }
@@ -198,7 +198,7 @@ func waitForLayers(ctx context.Context, node check.Node, o *options, layers []re
 		case s.Proof != nil:
 			out.print("%s is ready: %s%s", l, s.Proof.Summary, simulatedSuffix(s.Proof))
 		default:
-			out.print("waiting for %s: %s: %s; %s", l, s.Refusal.Reason, s.Refusal.Message, s.Refusal.Action)
+			out.print("waiting for %s: %s: %s; %s", l, s.NotReady.Reason, s.NotReady.Message, s.NotReady.Action)
 		}
 	})
 	stop()

@@ -165,7 +165,7 @@ func decodeProof(v map[string]string, l Layer) (*Proof, error) {
 
 var reasonPattern = regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,63}$`)
 
-func decodeRefusal(v map[string]string, l Layer) (*NotReady, error) {
+func decodeNotReady(v map[string]string, l Layer) (*NotReady, error) {
 	t, err := decodeHead(v, l)
 	if err != nil {
 		return nil, err

@@ -39,9 +39,9 @@ const (
 // The optional layers, which are checked only on request.
 const (
 	Peermem Layer = "peermem" // network cards reach GPUs' memory (nvidia-peermem)
-	GDS     Layer = "gds"     // storage does (GPUDirect Storage)
-	GDRCopy Layer = "gdrcopy" // the CPU does, in small pieces
-	MOFED   Layer = "mofed"   // the network cards' own driver
+	GDS     Layer = "gds"     // storage reaches GPUs' memory (GPUDirect Storage)
+	GDRCopy Layer = "gdrcopy" // the CPU reaches GPUs' memory, for small copies
+	MOFED   Layer = "mofed"   // the driver of the network cards is loaded
 	Fabric  Layer = "fabric"  // GPUs have joined the fabric of NVSwitches
 	VFIO    Layer = "vfio"    // GPUs are set aside for virtual machines
 	VGPU    Layer = "vgpu"    // GPUs are divided among virtual machines
@@ -54,27 +54,28 @@ func Layers() []Layer { return []Layer{Driver, Toolkit, CUDA, Plugin} }
 func Optional() []Layer { return []Layer{Peermem, GDS, GDRCopy, MOFED, Fabric, VFIO, VGPU} }
 
 // StartupTaints returns the keys of the taints that keep pods off a node until all layers are
-// proven: the one that is put back when a layer fails later, and that of earlier versions.
+// proven. The validator adds the first again when a layer fails later. The second is that of
+// earlier versions.
 func StartupTaints() []string { return []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready"} }
 
 // Proof is the result of proving a layer.
 type Proof struct {
-	BootID string // of this boot where empty
+	BootID string // "" when written: this boot's
 	Time   time.Time
 	// Driver is the driver under the layer; nil if the node has no GPU and so
 	// nothing to prove.
 	Driver    *nodestate.DriverInfo
-	HostRoot  string // mount point of the host's root in the validator; "" is "/"
-	DevRoot   string // host path below which dev/nvidia* are; "" is "/"
-	GPUs      int    // the GPUs and MIG devices that the proof covers
-	Summary   string // one line for people
-	Seconds   map[gpu.UUID]float64
-	Resources map[string]int // allocatable devices, by resource name
+	HostRoot  string               // mount point of the host's root in the validator; "" is "/"
+	DevRoot   string               // host path below which dev/nvidia* are; "" is "/"
+	GPUs      int                  // the GPUs and MIG devices that the proof covers
+	Summary   string               // one line for people
+	Seconds   map[gpu.UUID]float64 // how long vectoradd ran on each GPU or MIG device (layer cuda)
+	Resources map[string]int       // allocatable devices, by resource name
 }
 
 // NotReady describes why a layer is not ready.
 type NotReady struct {
-	BootID  string // of this boot where empty
+	BootID  string // "" when written: this boot's
 	Time    time.Time
 	Reason  gpu.Reason // one CamelCase word
 	Message string     // what is wrong, one sentence
@@ -83,13 +84,13 @@ type NotReady struct {
 
 // Status is the known status of a layer; exactly one field is set.
 type Status struct {
-	Proof   *Proof
-	Refusal *NotReady
+	Proof    *Proof
+	NotReady *NotReady
 }
 
 // Errors that Read wraps, besides fs.ErrNotExist.
 var (
-	// ErrStale means that the layer was proven, or not, in an earlier boot.
+	// ErrStale means that the status of the layer is from an earlier boot.
 	ErrStale = errors.New("from an earlier boot")
 	// ErrInvalid means that the file is neither a proof nor a reason.
 	ErrInvalid = errors.New("not a valid readiness file")
@@ -170,7 +171,7 @@ func readFile(path string, l Layer, boot string, ready bool) (Status, error) {
 	if ready {
 		s.Proof, err = decodeProof(values, l)
 	} else {
-		s.Refusal, err = decodeRefusal(values, l)
+		s.NotReady, err = decodeNotReady(values, l)
 	}
 	if err != nil {
 		return Status{}, fmt.Errorf("%s: %w", path, err)
@@ -182,13 +183,13 @@ func readFile(path string, l Layer, boot string, ready bool) (Status, error) {
 // not ready, and its status.
 type NotReadyError struct {
 	Layer  Layer
-	Status Status // with a Refusal, where there is one
+	Status Status // with NotReady, where the reason is known
 	Err    error  // of Read
 	Cause  error  // why the wait ended
 }
 
 func (e *NotReadyError) Error() string {
-	if r := e.Status.Refusal; r != nil {
+	if r := e.Status.NotReady; r != nil {
 		return fmt.Sprintf("%s is not ready: %s: %s", e.Layer, r.Reason, r.Message)
 	}
 	return fmt.Sprintf("%s is not ready: %s", e.Layer, DescribeError(e.Err))
@@ -223,7 +224,7 @@ func watch(ctx context.Context, dir string, layers []Layer, boot string, report 
 	return record.Watch(ctx, paths, func() {
 		for _, l := range layers {
 			s, err := Read(dir, l, boot)
-			if current := summary(s, err); current != last[l] {
+			if current := statusKey(s, err); current != last[l] {
 				last[l] = current
 				report(l, s, err)
 			}
@@ -232,7 +233,7 @@ func watch(ctx context.Context, dir string, layers []Layer, boot string, report 
 	})
 }
 
-// Wait returns nil as soon as all layers are ready at once, and a
+// Wait returns nil as soon as all layers are ready at the same time, and a
 // *NotReadyError when ctx ends first. report, when not nil, is as for Watch.
 func Wait(ctx context.Context, dir string, layers []Layer, boot string, report func(Layer, Status, error)) error {
 	ctx, stop := context.WithCancel(ctx)
@@ -241,7 +242,7 @@ func Wait(ctx context.Context, dir string, layers []Layer, boot string, report f
 	checked := false
 	first := func() *NotReadyError {
 		for _, l := range layers {
-			if n, is := unready[l]; is {
+			if n, found := unready[l]; found {
 				return n
 			}
 		}
@@ -271,14 +272,15 @@ func Wait(ctx context.Context, dir string, layers []Layer, boot string, report f
 	return err
 }
 
-func summary(s Status, err error) string {
+// statusKey returns a text that differs for different statuses.
+func statusKey(s Status, err error) string {
 	switch {
 	case err != nil:
 		return err.Error()
 	case s.Proof != nil:
 		return "ready " + s.Proof.Summary
 	}
-	return strings.Join([]string{string(s.Refusal.Reason), s.Refusal.Message, s.Refusal.Action}, "\x00")
+	return strings.Join([]string{string(s.NotReady.Reason), s.NotReady.Message, s.NotReady.Action}, "\x00")
 }
 
 // ParseLayer returns the layer with the given name, required or optional.

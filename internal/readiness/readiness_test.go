@@ -59,7 +59,7 @@ RESOURCES='nvidia.com/gpu=2'
 `, string(data))
 	got, err := Read(dir, Driver, otherBoot)
 	require.NoError(t, err)
-	require.Nil(t, got.Refusal)
+	require.Nil(t, got.NotReady)
 	require.Equal(t, proof(), *got.Proof)
 
 	_, err = Read(dir, Driver, "")
@@ -75,8 +75,8 @@ func TestALayerIsReadyOrNotAndNeverBoth(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(dir, "cuda-ready"))
 	s, err := Read(dir, CUDA, "")
 	require.NoError(t, err)
-	require.Equal(t, "GPU-a is wrong", s.Refusal.Message)
-	require.Equal(t, "replace it", s.Refusal.Action)
+	require.Equal(t, "GPU-a is wrong", s.NotReady.Message)
+	require.Equal(t, "replace it", s.NotReady.Action)
 	require.NoError(t, WriteReady(dir, CUDA, Proof{GPUs: 1}))
 	require.NoFileExists(t, filepath.Join(dir, "cuda-notready"))
 	s, err = Read(dir, CUDA, "")
@@ -218,7 +218,7 @@ func TestWaitReturnsWhenAllLayersAreReady(t *testing.T) {
 			case s.Proof != nil:
 				report += ": ready"
 			default:
-				report += ": " + string(s.Refusal.Reason)
+				report += ": " + string(s.NotReady.Reason)
 			}
 			select {
 			case reports <- report:
@@ -259,8 +259,8 @@ func TestWatchFollowsALayerBothWays(t *testing.T) {
 		case s.Proof != nil && len(seen) == 0:
 			seen = append(seen, "ready")
 			require.NoError(t, WriteNotReady(dir, Driver, NotReady{Reason: "Gone"}))
-		case s.Refusal != nil:
-			seen = append(seen, string(s.Refusal.Reason))
+		case s.NotReady != nil:
+			seen = append(seen, string(s.NotReady.Reason))
 			require.NoError(t, WriteReady(dir, Driver, Proof{}))
 		case s.Proof != nil:
 			seen = append(seen, "ready")
@@ -320,7 +320,7 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, l := range Layers() {
 			_, _ = decodeProof(values, l)
-			_, _ = decodeRefusal(values, l)
+			_, _ = decodeNotReady(values, l)
 		}
 	})
 }

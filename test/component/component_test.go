@@ -210,6 +210,6 @@ func TestValidatorProvesAllLayersAndRevokesTheProof(t *testing.T) {
 	built.Gpusim(t, "down")
 	require.Eventually(t, func() bool {
 		status, err := readiness.Read(readiness.DefaultDir, readiness.Driver, "")
-		return err == nil && status.Refusal != nil
+		return err == nil && status.NotReady != nil
 	}, time.Minute, 20*time.Millisecond, "a proof that no longer holds is taken back")
 }

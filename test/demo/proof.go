@@ -27,13 +27,13 @@ func (r *pipeline) validator(ctx context.Context) (string, error) {
 		timer.Stop()
 		if s.Proof != nil {
 			proven = append(proven, string(l))
-		} else if s.Refusal != nil {
+		} else if s.NotReady != nil {
 			timer = time.AfterFunc(settled, func() { giveUp(errSettled) })
 		}
 	})
 	var refused *readiness.NotReadyError
-	if errors.As(err, &refused) && refused.Status.Refusal != nil {
-		why := refused.Status.Refusal
+	if errors.As(err, &refused) && refused.Status.NotReady != nil {
+		why := refused.Status.NotReady
 		return "", &stepError{step: "validator", err: fmt.Errorf("layer %s: %s: %s", refused.Layer, why.Reason, why.Message), next: why.Action}
 	}
 	if err != nil {

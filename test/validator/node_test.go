@@ -212,14 +212,14 @@ func (n *node) refused(l readiness.Layer, reason string) error {
 	if err != nil {
 		return err
 	}
-	if s.Refusal == nil || reason != "" && string(s.Refusal.Reason) != reason {
+	if s.NotReady == nil || reason != "" && string(s.NotReady.Reason) != reason {
 		return fmt.Errorf("%s: %s", l, summary(s))
 	}
 	return nil
 }
 
 func summary(s readiness.Status) string {
-	if r := s.Refusal; r != nil {
+	if r := s.NotReady; r != nil {
 		return fmt.Sprintf("%s: %s; %s", r.Reason, r.Message, r.Action)
 	}
 	return "ready: " + s.Proof.Summary

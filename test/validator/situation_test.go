@@ -61,8 +61,8 @@ func (s situation) play(t *testing.T, n *node) lap {
 	l := lap{name: s.name, reason: s.reason, reasoned: time.Since(began)}
 	if s.layer != "" {
 		status, err := n.layer(s.layer)
-		if assert.NoError(t, err) && assert.NotNil(t, status.Refusal) {
-			assert.NotEmpty(t, status.Refusal.Action, "the next action")
+		if assert.NoError(t, err) && assert.NotNil(t, status.NotReady) {
+			assert.NotEmpty(t, status.NotReady.Action, "the next action")
 			t.Logf("%s: %s", s.layer, summary(status))
 		}
 		n.explained(t, ": "+s.reason)

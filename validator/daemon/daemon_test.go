@@ -191,7 +191,7 @@ func (b *bench) untilPhase(phase nodestate.Phase) {
 func proven(s readiness.Status, _ error) bool { return s.Proof != nil }
 
 func because(reason gpu.Reason) func(readiness.Status, error) bool {
-	return func(s readiness.Status, _ error) bool { return s.Refusal != nil && s.Refusal.Reason == reason }
+	return func(s readiness.Status, _ error) bool { return s.NotReady != nil && s.NotReady.Reason == reason }
 }
 
 func TestProofsFollowTheirInputs(t *testing.T) {

@@ -23,7 +23,7 @@ func TestOptionalLayersHaveFilesOnlyWhereWanted(t *testing.T) {
 	b.start()
 	b.until(readiness.MOFED, func(s readiness.Status, err error) bool { return err == nil && s.Proof != nil && s.Proof.Driver == nil })
 	b.until(readiness.Peermem, func(s readiness.Status, err error) bool {
-		return err == nil && s.Refusal != nil && s.Refusal.Reason == "PeermemModuleNotLoaded"
+		return err == nil && s.NotReady != nil && s.NotReady.Reason == "PeermemModuleNotLoaded"
 	})
 	b.until(readiness.Plugin, func(s readiness.Status, err error) bool { return err == nil && s.Proof != nil })
 	_, err := readiness.Read(b.out, readiness.GDS, boot)

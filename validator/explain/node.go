@@ -65,7 +65,7 @@ func (r *Report) proofStage(name string, status readiness.Status, err error) Sta
 		}
 		return Stage{Name: name, State: OK, Since: p.Time, Message: p.Summary}
 	}
-	f := status.Refusal
+	f := status.NotReady
 	s := Stage{Name: name, State: Broken, Since: f.Time, Reason: string(f.Reason), Message: f.Message, Action: f.Action}
 	switch f.Reason {
 	case check.ReasonNoGPU:
