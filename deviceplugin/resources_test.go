@@ -90,7 +90,7 @@ func TestStrategySingleAdvertisesMIGDevicesAsGPUs(t *testing.T) {
 	m.mig("1", "3g.40gb") // they could not be told apart
 	s := m.state(func(s nodestate.State) bool { return s.Reason == "MIGProfilesDiffer" })
 	require.Contains(t, s.Message, "migStrategy: mixed")
-	require.Len(t, s.DevicePlugin.Unallocatable, 4)
+	require.Len(t, s.DevicePlugin.LeftOut, 4)
 	m.wait(0)
 	m.mig("1", "1g.10gb")
 	m.wait(4)
@@ -218,9 +218,9 @@ devices: {exclude: ["1"]}
 	require.Equal(t, "nvidia-h100.sock", r.Endpoint)
 	m.none(resource)
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Ready })
-	require.Len(t, s.DevicePlugin.Unallocatable, 1)
-	require.EqualValues(t, "Excluded", s.DevicePlugin.Unallocatable[0].Reason)
-	require.NotContains(t, ids(r), s.DevicePlugin.Unallocatable[0].GPU)
+	require.Len(t, s.DevicePlugin.LeftOut, 1)
+	require.EqualValues(t, "Excluded", s.DevicePlugin.LeftOut[0].Reason)
+	require.NotContains(t, ids(r), s.DevicePlugin.LeftOut[0].GPU)
 	require.Equal(t, 1, strings.Count(m.process.Output(), "device is left out"))
 }
 

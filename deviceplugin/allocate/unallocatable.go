@@ -72,8 +72,9 @@ func RestoreUnallocatable(info *nodestate.DevicePluginInfo) (known Unallocatable
 	return known, naming
 }
 
-// MarkDevices sets the fault of each healthy device that could not be given to a container, since
-// a waiting pod is better than a failed one. It returns the updated Unallocatable.
+// MarkDevices sets, in resources, the fault of each healthy device that could not be given to a
+// container: a pod waits for an unhealthy device, but fails if its container gets no GPU. It
+// returns all such devices; a fault that k has with the same reason keeps its time.
 func (k Unallocatable) MarkDevices(resources []plan.Resource, n Node, at time.Time) Unallocatable {
 	marked := Unallocatable{}
 	for _, r := range resources {
@@ -86,8 +87,8 @@ func (k Unallocatable) MarkDevices(resources []plan.Resource, n Node, at time.Ti
 			if fault.Reason == "" {
 				continue
 			}
-			entry, replica := marked[d.UUID()]
-			if !replica {
+			entry, found := marked[d.UUID()] // of another resource or replica
+			if !found {
 				entry = k[d.UUID()]
 			}
 			if entry.fault.Reason != fault.Reason {

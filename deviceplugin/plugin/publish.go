@@ -124,7 +124,7 @@ func (p *Plugin) storeState() {
 func (p *Plugin) updateMetrics(s nodestate.State) {
 	registered := map[string]bool{}
 	for _, r := range p.state.plan.Resources {
-		registered[r.Name] = p.state.kubelets[r.Name].Registered
+		registered[r.Name] = p.state.registrations[r.Name].Registered
 	}
 	p.metrics.SetState(s.Phase, s.Reason, registered)
 	p.metrics.SetConfigRefused(p.state.refused != nil && !errors.Is(p.state.refused, ErrNotChosen))

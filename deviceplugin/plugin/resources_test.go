@@ -155,7 +155,7 @@ func TestGPUWithoutMIGDevicesIsReportedAsLeftOut(t *testing.T) {
 	got := n.state(func(s nodestate.State) bool { return s.Phase == nodestate.Failed })
 	require.EqualValues(t, "NoMIGDevice", got.Reason)
 	require.Contains(t, got.Message, "GPU 0 is left out")
-	require.Equal(t, gputest.GPU(0), got.DevicePlugin.Unallocatable[0].GPU)
+	require.Equal(t, gputest.GPU(0), got.DevicePlugin.LeftOut[0].GPU)
 	n.source.Set(divided("1g.10gb"))
 	n.waitForDevices(small, 1)
 }

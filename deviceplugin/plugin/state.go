@@ -40,14 +40,14 @@ type state struct {
 
 	toolkitNaming allocate.Naming           // CDI names according to the toolkit
 	mps           allocate.MPSState         // readiness of the MPS control daemons
-	kubelets      map[string]kubelet.Status // registration of each resource that has a service
+	registrations map[string]kubelet.Status // by resource, of those that have a service
 
 	// Derived from the fields above by Next.
 	plan          plan.Plan              // what is advertised, health included
 	choice        allocate.Choice        // how containers get their devices
 	serving       *config.Config         // settings, with the chosen device list strategies
 	cdi           allocate.Naming        // toolkitNaming if the choice needs CDI names, else zero
-	unallocatable allocate.Unallocatable // devices that could not be given to a container
+	unallocatable allocate.Unallocatable // devices that are offered, but as unhealthy, since no container could get them
 }
 
 // fact changes the fields of a state that are not derived. at is the current time.
@@ -59,10 +59,13 @@ func (s state) Next(f fact, at time.Time) state {
 	s.plan = plan.Compute(s.settings, s.snapshot, s.health)
 	s.choice = s.toolkitNaming.Choose(s.settings.Flags.Plugin)
 	s.serving = s.choice.Config(s.settings)
-	// The NVIDIA container runtime needs no CDI names.
+	// Without a CDI strategy the NVIDIA container runtime gets UUIDs or indices, and it does not
+	// matter how the toolkit names the devices.
 	if s.cdi = s.toolkitNaming; !s.serving.Flags.Plugin.CDI() {
 		s.cdi = allocate.Naming{}
 	}
+	// MarkDevices sets faults in the plan. Before the first snapshot that concerns devices that an
+	// earlier process recorded; their faults, which it recorded too, are kept as they are.
 	unallocatable := s.unallocatable.MarkDevices(s.plan.Resources, allocate.Node{
 		Config: s.serving, Unserved: s.choice.Problem, DeviceNodes: s.deviceNodes, DriverRead: s.hasSnapshot(), Names: s.cdi, MPS: s.mps, OtherPluginServes: s.otherPluginServes,
 	}, at)
@@ -114,10 +117,13 @@ func eventsSeen(events []gpu.Event) fact {
 	}
 }
 
-// snapshotRead applies a later snapshot, whose reading began at a time after the events. A GPU
-// that was unwatched counts as watched again if an event reported a change of it, unless a later
-// event says that it is unwatched. Events that arrived while the snapshot was read are pending:
-// they are not applied yet, but a GPU with such an event does not pass its probe.
+// snapshotRead applies a later snapshot. Its reading began at began, after the events. The pending
+// events arrived during the reading: they are not applied yet, but a GPU with one does not pass its
+// probe.
+//
+// An unwatched GPU counts as watched again if the last of its events is EventChanged, not
+// EventUnwatched, and the snapshot shows no fault of it. An event without a UUID concerns all GPUs:
+// EventChanged then means that the driver responds again.
 func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, began time.Time) fact {
 	return func(s *state, at time.Time) {
 		// The plugin may not run programs on a GPU. Its probe is that the GPU can be
@@ -135,7 +141,7 @@ func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, b
 				delete(reportedChanged, e.UUID)
 			}
 		}
-		if reportedChanged[""] {
+		if reportedChanged[""] { // of all GPUs
 			s.health = s.health.SetResponding(at)
 		}
 		for _, d := range snap.Devices {
@@ -163,7 +169,7 @@ func isHealthy(snap gpu.Snapshot, pending []gpu.Event, id gpu.UUID) bool {
 		return d.Fault.Reason == "" &&
 			(d.UUID == id || slices.ContainsFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.UUID == id })) &&
 			!slices.ContainsFunc(pending, func(e gpu.Event) bool {
-				return e.Kind != gpu.EventChanged && (e.UUID == d.UUID || e.UUID == "")
+				return e.Kind != gpu.EventChanged && (e.UUID == d.UUID || e.UUID == "") // "": of all GPUs
 			})
 	})
 }
@@ -200,18 +206,18 @@ func mpsServes(served allocate.MPSState) fact {
 // kubeletReached sets the status of a resource's registration.
 func kubeletReached(resource string, status kubelet.Status) fact {
 	return func(s *state, _ time.Time) {
-		if s.kubelets = maps.Clone(s.kubelets); s.kubelets == nil {
-			s.kubelets = map[string]kubelet.Status{}
+		if s.registrations = maps.Clone(s.registrations); s.registrations == nil {
+			s.registrations = map[string]kubelet.Status{}
 		}
-		s.kubelets[resource] = status
+		s.registrations[resource] = status
 	}
 }
 
 // resourceRetired removes the status of a resource whose service has ended.
 func resourceRetired(resource string) fact {
 	return func(s *state, _ time.Time) {
-		s.kubelets = maps.Clone(s.kubelets)
-		delete(s.kubelets, resource)
+		s.registrations = maps.Clone(s.registrations)
+		delete(s.registrations, resource)
 	}
 }
 
@@ -243,7 +249,7 @@ type ending struct {
 func (s state) labelInput() (n plan.LabelInput, known bool) {
 	n = plan.LabelInput{Snapshot: s.snapshot, Health: s.health, Config: s.settings, Plan: s.plan}
 	idle := s.absent != nil && s.absent.idle && len(s.health.GPUs()) == 0 // no GPU in this boot
-	return n, s.configured && (s.snapshot.Driver.Version != "" || idle)
+	return n, s.configured && (s.hasSnapshot() || idle)
 }
 
 // refusal returns the reason and message of a refused configuration. s.refused must be set.
@@ -260,7 +266,7 @@ func (s state) refusal() (gpu.Reason, string) {
 func (s state) registered() (all bool, waiting string) {
 	waiting = "the kubelet"
 	for _, r := range s.plan.Resources {
-		status, known := s.kubelets[r.Name]
+		status, known := s.registrations[r.Name]
 		switch {
 		case !known:
 			return false, waiting
@@ -294,13 +300,13 @@ func (s state) stateFile(boot string) nodestate.State {
 		info.Resources = append(info.Resources, resource)
 	}
 	for _, l := range s.plan.LeftOut {
-		info.Unallocatable = append(info.Unallocatable, nodestate.UnallocatableDevice{GPU: l.UUID(), Reason: l.Reason, Message: l.Message})
+		info.LeftOut = append(info.LeftOut, nodestate.LeftOutDevice{GPU: l.UUID(), Reason: l.Reason, Message: l.Message})
 	}
 	file := nodestate.State{Component: nodestate.DevicePlugin, BootID: boot, DevicePlugin: info}
 	if s.configured {
 		file.Unserved = s.choice.Unserved
 	}
-	if d := s.snapshot.Driver; d.Version != "" {
+	if d := s.snapshot.Driver; s.hasSnapshot() {
 		file.Driver = &nodestate.DriverInfo{Root: s.root, Version: d.Version, CUDAVersion: d.CUDAVersion, Simulated: d.Simulated}
 	} else if v := s.health.DriverVersion(); v != "" {
 		file.Driver = &nodestate.DriverInfo{Root: s.root, Version: v}
@@ -309,10 +315,10 @@ func (s state) stateFile(boot string) nodestate.State {
 	return file
 }
 
-// phase returns phase, reason and message for the state file. The first case that applies
-// counts; the worst come first.
+// phase returns phase, reason and message for the state file. The first case that applies counts;
+// each assumes that those above it do not.
 func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
-	devices, healthy, withoutName, mpsFault := 0, 0, 0, gpu.Fault{}
+	devices, healthy, withoutCDIName, mpsFault := 0, 0, 0, gpu.Fault{}
 	withoutMPS, withoutWay := 0, 0
 	for _, r := range s.plan.Resources {
 		for _, d := range r.Devices {
@@ -321,7 +327,7 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 			case d.Healthy():
 				healthy++
 			case d.Fault.Reason == allocate.ReasonCDI:
-				withoutName++
+				withoutCDIName++
 			case d.Fault.Reason == allocate.ReasonList:
 				withoutWay++
 			case d.Fault.Reason == allocate.ReasonMPS:
@@ -331,7 +337,7 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 		}
 	}
 	registered, waiting := s.registered()
-	leftOut := slices.IndexFunc(s.plan.LeftOut, func(l plan.LeftOut) bool { return !l.AsConfigured() })
+	unintended := slices.IndexFunc(s.plan.LeftOut, func(l plan.LeftOut) bool { return !l.AsConfigured() })
 	switch {
 	case s.ended != nil:
 		return s.ended.phase, s.ended.reason, s.ended.message
@@ -343,10 +349,10 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Failed, why, message
 	case s.absent != nil:
 		return nodestate.Waiting, s.absent.reason, s.absent.message
-	case s.snapshot.Driver.Version == "":
+	case !s.hasSnapshot():
 		return nodestate.Waiting, reasonStarting, "the driver has not been read yet"
-	case devices == 0 && leftOut >= 0:
-		return nodestate.Failed, s.plan.LeftOut[leftOut].Reason, leftOutText(s.plan.LeftOut[leftOut])
+	case devices == 0 && unintended >= 0:
+		return nodestate.Failed, s.plan.LeftOut[unintended].Reason, leftOutText(s.plan.LeftOut[unintended])
 	case devices == 0 && len(s.plan.LeftOut) > 0 && s.refused != nil: // the refused one may fix it
 		why, message := s.refusal()
 		return nodestate.Degraded, why, message
@@ -356,7 +362,7 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Ready, reasonNoGPU, "the driver shows no GPU on this node"
 	case !registered:
 		return nodestate.Waiting, reasonNoKubelet, "waiting for " + waiting
-	case healthy == 0 && withoutName == devices:
+	case healthy == 0 && withoutCDIName == devices:
 		return nodestate.Failed, allocate.ReasonCDI, s.cdi.Text()
 	case healthy == 0 && withoutWay == devices:
 		return nodestate.Failed, allocate.ReasonList, s.choice.Problem
@@ -367,12 +373,12 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 	case s.refused != nil:
 		why, message := s.refusal()
 		return nodestate.Degraded, why, message
-	case s.cdi.Problem() != "" || withoutName > 0:
+	case s.cdi.Problem() != "" || withoutCDIName > 0:
 		return nodestate.Degraded, allocate.ReasonCDI, s.cdi.Text()
 	case healthy < devices:
 		return nodestate.Degraded, reasonUnhealthy, fmt.Sprintf("%d of %d devices are unhealthy", devices-healthy, devices)
-	case leftOut >= 0:
-		return nodestate.Degraded, reasonLeftOut, leftOutText(s.plan.LeftOut[leftOut])
+	case unintended >= 0:
+		return nodestate.Degraded, reasonLeftOut, leftOutText(s.plan.LeftOut[unintended])
 	}
 	return nodestate.Ready, "", ""
 }

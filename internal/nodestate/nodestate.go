@@ -143,11 +143,11 @@ type Spec struct {
 
 // DevicePluginInfo describes the devices that the device plugin offers to the kubelet.
 type DevicePluginInfo struct {
-	KubeletSocket string                `json:"kubeletSocket"` // host path
-	Registered    bool                  `json:"registered"`    // all resources are registered with the kubelet
-	Resources     []Resource            `json:"resources,omitempty"`
-	Unallocatable []UnallocatableDevice `json:"left,omitempty"` // the key is an older name of the field
-	Faults        []Fault               `json:"faults,omitempty"`
+	KubeletSocket string          `json:"kubeletSocket"` // host path
+	Registered    bool            `json:"registered"`    // all resources are registered with the kubelet
+	Resources     []Resource      `json:"resources,omitempty"`
+	LeftOut       []LeftOutDevice `json:"left,omitempty"`
+	Faults        []Fault         `json:"faults,omitempty"`
 	// Labels are the labels to set on the Node, by full name. They are features of
 	// GPUs and nothing else: see labels.go. nil: they are in a feature file instead, or not
 	// known yet; a reader then leaves the Node's labels as they are.
@@ -193,8 +193,8 @@ type MPSResource struct {
 	Message  string           `json:"message,omitempty"` // why it is not ready
 }
 
-// UnallocatableDevice is a GPU or MIG device that is not offered at all.
-type UnallocatableDevice struct {
+// LeftOutDevice is a GPU or MIG device that is not offered to the kubelet at all.
+type LeftOutDevice struct {
 	GPU     gpu.UUID   `json:"gpu,omitempty"` // the GPU or MIG device; "": the driver cannot tell
 	Reason  gpu.Reason `json:"reason"`
 	Message string     `json:"message,omitempty"`

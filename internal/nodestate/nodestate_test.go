@@ -30,7 +30,7 @@ func plugin() State {
 				{ID: "GPU-0", GPU: "GPU-0", Health: Healthy, NUMANode: &node},
 				{ID: "GPU-1", GPU: "GPU-1", Health: Unhealthy, Reason: gpu.ReasonXID, Message: "XID 79", Since: time.Unix(1, 0).UTC()},
 			}}, {Name: "nvidia.com/gpu.shared", Devices: []Device{{ID: "GPU-2", GPU: "GPU-2", Health: Healthy, Replicas: 4}}}},
-			Unallocatable: []UnallocatableDevice{{GPU: "GPU-3", Reason: "Excluded", Message: "devices.exclude has \"3\""}},
+			LeftOut: []LeftOutDevice{{GPU: "GPU-3", Reason: "Excluded", Message: "devices.exclude has \"3\""}},
 			Faults: []Fault{
 				{GPU: "GPU-1", Reason: gpu.ReasonXID, XID: 79, Since: time.Unix(1, 0).UTC(), Needs: "reset", Evidence: "reload"},
 				{GPU: "GPU-1", GPUInstance: new(1), ComputeInstance: new(0), Reason: gpu.ReasonXID, XID: 94, Since: time.Unix(1, 0).UTC(), Needs: "quiet"},

@@ -53,9 +53,9 @@ func (s State) sanitized() State {
 		}
 		p.Resources[i].Devices = devices
 	}
-	p.Unallocatable = slices.Clone(p.Unallocatable)
-	for i := range p.Unallocatable {
-		p.Unallocatable[i].Message = record.Clean(p.Unallocatable[i].Message, maxMessage)
+	p.LeftOut = slices.Clone(p.LeftOut)
+	for i := range p.LeftOut {
+		p.LeftOut[i].Message = record.Clean(p.LeftOut[i].Message, maxMessage)
 	}
 	p.Faults = slices.Clone(p.Faults)
 	for i := range p.Faults {

@@ -222,8 +222,8 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 			}
 		}
 	}
-	for i, l := range p.Unallocatable {
-		at := fmt.Sprintf("devicePlugin.left[%d]", i) // the JSON key of Unallocatable
+	for i, l := range p.LeftOut {
+		at := fmt.Sprintf("devicePlugin.left[%d]", i) // the JSON key of LeftOut
 		v.text(at+".gpu", string(l.GPU), maxName)
 		v.reason(at+".reason", string(l.Reason))
 		v.text(at+".message", l.Message, maxMessage)

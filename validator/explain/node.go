@@ -131,7 +131,7 @@ func (r *Report) addOffer(node check.Node) {
 		}
 		offers = append(offers, fmt.Sprintf("%s: %d of %d healthy", resource.Name, healthy, all))
 	}
-	for _, left := range info.Unallocatable {
+	for _, left := range info.LeftOut {
 		s.Notes = append(s.Notes, fmt.Sprintf("not offered: %s: %s", left.GPU, cmp.Or(left.Message, string(left.Reason))))
 	}
 	s.Message = strings.Join(offers, ", ")

@@ -227,7 +227,7 @@ func compareDevices(driver check.Driver, plugin nodestate.DevicePluginInfo, kube
 		}
 	}
 	left := map[gpu.UUID]bool{}
-	for _, l := range plugin.Unallocatable {
+	for _, l := range plugin.LeftOut {
 		left[l.GPU] = true
 		notes = append(notes, fmt.Sprintf("%s is not advertised: %s: %s", l.GPU, l.Reason, l.Message))
 	}

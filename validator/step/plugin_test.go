@@ -124,7 +124,7 @@ func TestAnUnadvertisedGPUWithAReasonIsANote(t *testing.T) {
 	short := n.check(t)
 	require.Equal(t, reasonAllocatableShort, short.Refusal.Reason)
 	require.Nil(t, short.Allocatable, "the accounts do not agree")
-	n.state.DevicePlugin.Unallocatable = []nodestate.UnallocatableDevice{{GPU: gputest.GPU(2), Reason: "Excluded", Message: "devices.exclude names it"}}
+	n.state.DevicePlugin.LeftOut = []nodestate.LeftOutDevice{{GPU: gputest.GPU(2), Reason: "Excluded", Message: "devices.exclude names it"}}
 	o := n.check(t)
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
 	require.Equal(t, []string{id(2) + " is not advertised: Excluded: devices.exclude names it"}, o.Notes)
