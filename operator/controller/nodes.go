@@ -21,12 +21,12 @@ import (
 // member is a Node and what the operator remembers of it.
 type member struct {
 	node     *fleet.Node
-	placed   *fleet.Placement // one that the Node's labels were found to match; nil: none
+	placed   *fleet.Placement // the last placement that the Node's labels matched; nil: none
 	sent     *upgrade.Patch   // being written to the API server
 	reported *status.Node     // in the last report; nil: it was not in it
 }
 
-// writing reports whether a patch of the Node as it is known is being written.
+// writing reports whether a patch of the latest known version of the Node is being written.
 func (on *member) writing() bool { return on.sent != nil && on.sent.Version == on.node.Version }
 
 // nodesOf returns the Nodes of members.

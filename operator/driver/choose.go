@@ -125,8 +125,8 @@ func (c *chooser) precompiled() Choice {
 	return c.checkRegistry(choice)
 }
 
-// checkRegistry completes a precompiled choice by the registry's result. Without one, nothing
-// changes: the pool neither gets the image nor falls back.
+// checkRegistry completes a precompiled choice by the registry's result. Until there is a result
+// the pool keeps what it has: it gets neither the image nor the fallback.
 func (c *chooser) checkRegistry(choice Choice) Choice {
 	var presence Presence
 	if c.facts.Registry != nil {

@@ -25,8 +25,8 @@ const (
 	envNoToolkit   = "RHCOS_IMAGE_MISSING"
 )
 
-// IsOrigin reports whether a variable is one of those. A change of them does not require
-// reloading modules, since gpu-driver compares the loaded modules with those it gets.
+// IsOrigin reports whether a variable is one of those above. A change of such a variable does not
+// require reloading modules: gpu-driver compares the loaded modules with those it gets.
 func IsOrigin(e corev1.EnvVar) bool {
 	return slices.Contains([]string{envImage, EnvVersion, EnvOSTag, envRepository, envInsecure, envRegistry, envKey, envCertificate, envCache, EnvRHCOS, envNoToolkit}, e.Name)
 }

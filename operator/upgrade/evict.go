@@ -30,7 +30,7 @@ func (w *planner) waitForJobs(n *node) State {
 	if len(jobs) == 0 || w.expired(n, w.Policy.JobsTimeout) {
 		return PodDeletion
 	}
-	w.setWaiting(n, names(jobs)+" to finish")
+	w.setWaiting(n, podNames(jobs)+" to finish")
 	return WaitForJobs
 }
 
@@ -117,11 +117,11 @@ func (w *planner) evict(n *node, how Eviction, chosen func(*Pod) bool) (done boo
 	case len(left) == 0:
 		return true, ""
 	case len(forbidden) > 0:
-		return false, fmt.Sprintf("%s cannot be evicted: %s in spec.driver.upgradePolicy", names(forbidden), how.whyForbidden(forbidden[0]))
+		return false, fmt.Sprintf("%s cannot be evicted: %s in spec.driver.upgradePolicy", podNames(forbidden), how.whyForbidden(forbidden[0]))
 	case w.expired(n, how.Timeout):
-		return false, fmt.Sprintf("%s did not go within %s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds", names(left), how.Timeout.Round(time.Second))
+		return false, fmt.Sprintf("%s did not go within %s: see its PodDisruptionBudget, finalizers and terminationGracePeriodSeconds", podNames(left), how.Timeout.Round(time.Second))
 	}
-	w.setWaiting(n, names(left)+" to go")
+	w.setWaiting(n, podNames(left)+" to go")
 	w.plan.Evict = append(w.plan.Evict, evictions...)
 	return false, ""
 }
@@ -141,8 +141,8 @@ func (e Eviction) whyForbidden(p *Pod) string {
 
 func matches(s labels.Selector, p *Pod) bool { return s.Matches(labels.Set(p.Labels)) }
 
-// names names the first pods of a list.
-func names(pods []*Pod) string {
+// podNames returns a text with the names of the first pods of a list, and the number of others.
+func podNames(pods []*Pod) string {
 	const most = 3
 	var list []string
 	for _, p := range pods[:min(most, len(pods))] {

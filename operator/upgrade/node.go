@@ -43,7 +43,8 @@ func (w *planner) resume(n *node, from State) {
 	w.advance(n, from, e)
 }
 
-// advance goes through the states until one has to wait, and plans what that one requires.
+// advance moves the node from state s through the next ones until one has to wait, and plans what
+// that state requires.
 func (w *planner) advance(n *node, s State, e edit) {
 	for {
 		next, why := w.step(n, s)
@@ -187,14 +188,14 @@ func (w *planner) driverReleased(n *node) (released bool, why string) {
 		return true, ""
 	case len(others) > 0 && !policy.Force:
 		if w.expired(n, policy.Timeout) {
-			return false, names(append(others, may...)) + " holds the driver and cannot be evicted: a DaemonSet's pod comes straight back. Keep it off the node (label it is selected by), " +
+			return false, podNames(append(others, may...)) + " holds the driver and cannot be evicted: a DaemonSet's pod comes straight back. Keep it off the node (label it is selected by), " +
 				"label the pod " + label.DrainSkip + "=true, or set podDeletion.force in spec.driver.upgradePolicy"
 		}
 	case w.expired(n, operandsTimeout):
 		return true, ""
 	}
 	if left := slices.Concat(others, ours, may); len(left) > 0 {
-		w.setWaiting(n, names(left)+" to let go of the driver")
+		w.setWaiting(n, podNames(left)+" to let go of the driver")
 	} else {
 		w.setWaiting(n, "the operands to leave")
 	}
@@ -225,7 +226,7 @@ func (w *planner) endDescription(n *node) string {
 func (w *planner) gpuUsers(n *node) string {
 	must, may := w.holders(n)
 	if all := append(must, may...); len(all) > 0 {
-		return ", while " + names(all) + " uses the GPUs"
+		return ", while " + podNames(all) + " uses the GPUs"
 	}
 	return ""
 }
