@@ -63,8 +63,8 @@ type commands struct {
 	stdout, stderr io.Writer
 }
 
-// fail prints an error, which may have several lines, and returns the one that ends the
-// program with the exit code.
+// fail prints an error, which may have several lines. It returns the error for the caller to
+// return: it ends the program with the exit code and prints nothing more.
 func (c *commands) fail(code int, err error) error {
 	fmt.Fprintf(c.stderr, "%s: %v\n", programName, err)
 	return program.WithExitCode(code, program.ErrReported)

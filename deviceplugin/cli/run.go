@@ -54,7 +54,7 @@ func (c *commands) runCommand(ctx context.Context, args []string) error {
 	return c.runMode(ctx, settings.Serve, args)
 }
 
-// runMode parses the settings and runs what they select: mode, or the one of a flag.
+// runMode parses the settings and runs mode, or the mode that a flag selects.
 func (c *commands) runMode(ctx context.Context, mode settings.Mode, args []string) error {
 	o, done, err := c.parseSettings(mode, runHelp, args)
 	if done {

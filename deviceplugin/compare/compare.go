@@ -18,7 +18,8 @@ type resourceDevice struct {
 	id       gpu.UUID
 }
 
-// listing holds the IDs that one plugin lists for a resourceDevice: one, or those of its replicas.
+// listing holds the IDs that one plugin lists for a resourceDevice: a single ID, or the IDs of its
+// replicas.
 type listing struct {
 	ids    []string    // sorted
 	device plan.Device // in ours; zero in theirs
@@ -28,7 +29,7 @@ type listing struct {
 // listings holds the listings of one plugin.
 type listings map[resourceDevice]listing
 
-// addID adds an ID to the listing of its device; set sets the other fields.
+// addID adds an ID to the listing of its device, and calls set, which sets the other fields.
 func (t listings) addID(resource, id string, set func(*listing)) {
 	key := resourceDevice{resource, deviceOf(id)}
 	entry := t[key]
@@ -190,7 +191,7 @@ func (c *comparison) compareBoth(at resourceDevice) {
 }
 
 // addUnhealthy adds the difference of a device that this plugin would report unhealthy and the
-// other plugin reports healthy. held names the containers that have it, or is "".
+// other plugin reports healthy. held names the containers that hold the device; "": none does.
 func (c *comparison) addUnhealthy(at resourceDevice, d plan.Device, held string) {
 	message := d.Fault.Message
 	if held != "" {

@@ -77,9 +77,9 @@ func (p *placements) freeDevices(t Theirs, h Allocation, newHoldings []Allocatio
 	return free
 }
 
-// comparePlacement compares a container's GPUs with the ones that this plugin would have chosen of
-// the free ones, and reports whether those are nearer to each other. Only whole GPUs that are not
-// shared are compared. wasWatched: free is of the time when the container got its GPUs.
+// comparePlacement compares a container's GPUs with those that this plugin would have chosen from
+// free. It reports whether the latter are nearer to each other. Only whole GPUs that are not
+// shared are compared. wasWatched means that free is as it was when the container got its GPUs.
 func comparePlacement(o Ours, h Allocation, free []string, wasWatched bool) (Difference, bool) {
 	i := slices.IndexFunc(o.Plan.Resources, func(r plan.Resource) bool { return r.Name == h.Resource })
 	if i < 0 || len(h.IDs) < 2 {

@@ -23,9 +23,8 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Shadow compares what this plugin would advertise with what the other one does, repeatedly, and
-// reports the differences. Its methods may be called
-// concurrently.
+// Shadow repeatedly compares what this plugin would advertise with what the other plugin
+// advertises, and reports the differences. Its methods may be called concurrently.
 type Shadow struct {
 	cfg         Config
 	differences *prometheus.GaugeVec
@@ -132,7 +131,8 @@ func (s *Shadow) Watch(ctx context.Context) error {
 	}
 }
 
-// recordQuery records the result of a query, logs a change of it, and returns ours.
+// recordQuery records whether a query of the kubelet failed, and logs a change of that. It returns
+// what this plugin would advertise now.
 func (s *Shadow) recordQuery(err error) Ours {
 	s.mu.Lock()
 	defer s.mu.Unlock()

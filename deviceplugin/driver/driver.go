@@ -90,7 +90,7 @@ func (p Place) mountableRoots() []string {
 
 // watchUntil calls check at once, at each change of the watched files and of moreFiles, and every
 // moduleInterval, from one goroutine, until check returns true or ctx ends. It sets up the
-// watchUntil only after the first check, which usually succeeds, and then checks again.
+// watch only after the first check, which usually succeeds, and then checks again.
 func (p Place) watchUntil(ctx context.Context, moreFiles []string, check func() (done bool)) error {
 	if check() {
 		return nil

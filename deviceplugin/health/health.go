@@ -139,7 +139,8 @@ func (s State) findDevice(id gpu.UUID) (g GPU, part scope, known bool) {
 	return GPU{}, wholeGPU, false
 }
 
-// updateGPUs replaces one GPU, known or not, by f of it, or all known GPUs if id is "".
+// updateGPUs replaces a GPU, known or not, by the result of f for it. If id is "", it replaces
+// all known GPUs.
 func (s State) updateGPUs(id gpu.UUID, now time.Time, f func(GPU) GPU) State {
 	s = s.cloneGPUs()
 	if id != "" {

@@ -106,8 +106,8 @@ func (s State) pendingProbes() []pendingProbe {
 	return list
 }
 
-// probeTarget returns the device to probe for a part of the GPU: the MIG device that it
-// is, else the GPU.
+// probeTarget returns the device to probe for a part of the GPU: its MIG device if the part is
+// exactly one, else the GPU.
 func (g GPU) probeTarget(at scope) gpu.UUID {
 	var found []gpu.UUID
 	for _, d := range g.Device.MIG {

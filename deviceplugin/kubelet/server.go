@@ -58,10 +58,10 @@ type Server struct {
 	listFetched bool // gRPC has got the list, but may not have written it
 }
 
-// The workers are reused goroutines that respond to calls: the stack of a new goroutine
-// has to grow several times. The kubelet has one stream and asks for one pod after the
-// other; further calls get a goroutine each. Its messages are small, a list of a
-// hundred devices has 6 kB, and each resource has such buffers.
+// Settings of a gRPC server. Each resource has one, so its buffers are small: a list of a hundred
+// devices has 6 kB. The workers are goroutines that are reused, since the stack of a new goroutine
+// has to grow several times. A few are enough, as the kubelet has one stream and asks for one pod
+// after the other; further calls get a goroutine each.
 const (
 	workers     = 3
 	readBuffer  = 4 << 10

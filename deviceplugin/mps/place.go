@@ -86,10 +86,10 @@ func newSandbox(s site) (*sandbox, error) {
 	return p, nil
 }
 
-// runOnOwnThread runs fn on a thread that ends with it, and with it its namespace. It uses
-// the calling goroutine's thread, if possible, which then runs nothing else. The
-// process's first thread is not usable: it lives as long as the process and is what
-// /proc/self shows.
+// runOnOwnThread runs fn on a thread that ends after it, so that a namespace that fn enters ends,
+// too. If possible that is the calling goroutine's thread, which then runs nothing else. The
+// process's first thread cannot be used: it lives as long as the process, and /proc/self shows
+// its namespaces.
 func runOnOwnThread(fn func()) {
 	// The thread stays locked, so that it ends with the goroutine.
 	runtime.LockOSThread()

@@ -84,8 +84,8 @@ type part struct {
 
 func (p part) isMIG() bool { return p.mig != gpu.MIGDevice{} }
 
-// isReadable reports whether the last snapshot has the data of the GPU, among them whether it is
-// divided.
+// isReadable reports whether the last snapshot has the GPU's data, such as whether it is divided
+// into MIG devices.
 func (p part) isReadable() bool { return p.present && p.gpu.Fault.Reason == "" }
 
 // leftOut returns the part as left out for a reason.

@@ -28,8 +28,8 @@ type occurrence struct {
 	more int       // similar events since, which were not logged
 }
 
-// allow reports whether to log an event. more is the number of events that were not logged
-// since the last one of this key that was.
+// allow reports whether to log an event. more is the number of events with this key that were not
+// logged since the last that was.
 func (r *repeatFilter[K]) allow(key K, now time.Time) (more int, allowed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -149,8 +149,8 @@ func driverRoot(c *config.Config) string {
 	return ""
 }
 
-// firstSettings returns the fact of the settings at the start, or the one that none is chosen
-// yet.
+// firstSettings returns the first fact about settings: these settings, or that no configuration is
+// chosen yet.
 func (p *Plugin) firstSettings(s Settings) fact {
 	switch {
 	case s.Config != nil:

@@ -115,7 +115,8 @@ func (q *request) pick(g int) {
 	q.stock[g]--
 }
 
-// addLastResorts chooses need more devices: first last resorts, then unknown ones.
+// addLastResorts chooses need more devices, of those to be avoided: first the last resorts, then
+// devices of unknown GPUs.
 func (q *request) addLastResorts(need int) {
 	for d := range q.devices {
 		g := q.devices[d].gpu

@@ -65,8 +65,8 @@ func searchExact(p pool, need int) []int {
 	return chosen
 }
 
-// equallyNear reports whether two GPUs are equally near to every other one and to those
-// of the container. Then the one that comes first in the pool is no worse to pick.
+// equallyNear reports whether two GPUs are equally near to every other GPU and to those that the
+// container has. Then it is enough to try the first of the two.
 func (s *search) equallyNear(i, j int) bool {
 	if s.baseScore[i] != s.baseScore[j] {
 		return false
