@@ -10,28 +10,28 @@ import (
 	"github.com/gpuready/gpuready/driver/build/cache"
 )
 
-// CompileOnce replaces the folder to by the modules of a request, or their halves. It takes
-// them from the cache, or compiles and caches them. It returns their Digest, and whether they
-// were cached. CompileOnce sets r.Work and r.Conftest.
-func CompileOnce(ctx context.Context, r Request, kept cache.Cache, to string) (digest string, cached bool, err error) {
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+// CompileOnce writes the modules of a request, or their halves, into the folder dir, which it
+// replaces. It takes them from the cache, or compiles and caches them. It returns their Digest,
+// and whether they were cached. CompileOnce sets r.Work and r.Conftest.
+func CompileOnce(ctx context.Context, r Request, store cache.Cache, dir string) (digest string, cached bool, err error) {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return "", false, r.buildError(err)
 	}
 	// On the same file system, so that the modules appear at once.
-	if r.Work, err = os.MkdirTemp(filepath.Dir(to), ".build-"); err != nil {
+	if r.Work, err = os.MkdirTemp(filepath.Dir(dir), ".build-"); err != nil {
 		return "", false, r.buildError(err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(r.Work)) }()
-	if kept.Dir != "" {
-		r.Conftest = cache.Cache{Dir: filepath.Join(kept.Dir, "conftest"), Keep: kept.Keep}
-		kept.Dir = filepath.Join(kept.Dir, "modules")
+	if store.Dir != "" {
+		r.Conftest = cache.Cache{Dir: filepath.Join(store.Dir, "conftest"), Keep: store.Keep}
+		store.Dir = filepath.Join(store.Dir, "modules")
 	}
 	if digest, err = Digest(ctx, r); err != nil {
 		return "", false, err
 	}
 	r.setDefaults()
 	made := filepath.Join(r.Work, "cached")
-	err = kept.Get(ctx, digest, made)
+	err = store.Get(ctx, digest, made)
 	cached = err == nil
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -42,16 +42,16 @@ func CompileOnce(ctx context.Context, r Request, kept cache.Cache, to string) (d
 			compile = CompileHalves
 		}
 		if made, err = compile(ctx, r); err == nil {
-			if err := kept.Put(ctx, digest, made); err != nil { // the cache only saves time
+			if err := store.Put(ctx, digest, made); err != nil { // the cache only saves time
 				r.Log.Warn("caching the built modules failed", "err", err)
 			}
 		}
 	}
 	if err == nil {
-		err = errors.Join(os.RemoveAll(to), os.Rename(made, to))
+		err = errors.Join(os.RemoveAll(dir), os.Rename(made, dir))
 	}
 	if err == nil {
-		err = os.Chmod(to, 0o755)
+		err = os.Chmod(dir, 0o755)
 	}
 	return digest, cached, err
 }

@@ -26,7 +26,8 @@ const (
 // manifests/state-driver/0400_configmap.yaml).
 const StatusFile = ".driver-daemons-status"
 
-// Files of the daemons. Other programs, and NVIDIA's driver containers, expect them there.
+// Files of the daemons, at the paths where other programs and NVIDIA's driver containers expect
+// them.
 const (
 	fabricDir     = "/var/run/nvidia-fabricmanager"
 	fabricSocket  = fabricDir + "/fm_sm_ipc.socket" // nvlsm creates it for nv-fabricmanager

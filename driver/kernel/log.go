@@ -40,8 +40,8 @@ func (l *kernelLog) close() {
 	}
 }
 
-// linesAbout returns lines that name a module: the first ones by NVIDIA's driver, which uses
-// the prefix NVRM, or else the first of all.
+// linesAbout returns the first lines that name a module. It prefers lines of NVIDIA's driver,
+// which have the prefix NVRM.
 func (l *kernelLog) linesAbout(module string) []string {
 	if l == nil {
 		return nil

@@ -161,8 +161,8 @@ func keyName(sequence pkix.RDNSequence) string {
 	return organisation + ": " + n.CommonName
 }
 
-// samePrefix reports whether the kernel takes the common name to repeat the organisation:
-// it begins with all of it, or both begin with the same seven bytes.
+// samePrefix reports whether the kernel omits the organisation because the common name repeats it:
+// the name begins with the organisation, or both begin with the same seven bytes.
 func samePrefix(name, organisation string) bool {
 	return strings.HasPrefix(name, organisation) ||
 		len(name) >= 7 && len(organisation) >= 7 && bytes.Equal([]byte(name[:7]), []byte(organisation[:7]))

@@ -21,12 +21,12 @@ const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
 // of a container since the modules were loaded.
 const maxLayers = 16
 
-// Mount mounts the image's folder dir at the path at, on top of an earlier driver root.
-// Containers that have mounted the earlier root see mounts on top of it, but would not see
-// a mount in its place. Mount reports whether the mount propagates out of this container.
+// Mount mounts the image's folder dir at a path, on top of an earlier driver root: containers
+// that have mounted the earlier root see a mount on top of it, but would not see one that replaces
+// it. Mount reports whether the mount propagates out of this container.
 //
 // The flags of a mount are set after it is created, and do not propagate. So dir is first
-// mounted on itself and made read-only, and that mount is then mounted at at.
+// mounted on itself and made read-only, and that mount is then mounted at the path.
 func Mount(dir, at string) (propagates bool, err error) {
 	if err := os.MkdirAll(at, 0o755); err != nil {
 		return false, err

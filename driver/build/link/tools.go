@@ -16,9 +16,8 @@ import (
 	"github.com/gpuready/gpuready/driver/build/output"
 )
 
-// ToolsDir is the folder of an image with the linker of CopyTools. The linker has its own
-// libraries and dynamic loader there. It runs the same on any base as where the modules were
-// compiled.
+// ToolsDir is the folder of an image with the linker of CopyTools, its libraries and its dynamic
+// loader. So the linker runs on any base image as it ran where the modules were compiled.
 const ToolsDir = "/usr/lib/gpu-driver/tools"
 
 // The files of such a folder beside the libraries.

@@ -149,7 +149,7 @@ func (o *Output) logProgress() {
 	o.log.Info("compiling", "tests", o.Tests, "objects", o.Objects)
 }
 
-// rank orders failures: one that explains others has precedence.
+// rank orders failures by how much they explain: the highest is reported.
 type rank int
 
 const (

@@ -171,8 +171,8 @@ func (k *keeper) prepareFiles() error {
 	return nil
 }
 
-// waitReady waits until the daemon is ready, and returns its process. With an error, that is
-// the started process, or the one that it forked.
+// waitReady waits until the daemon is ready, and returns its process. With an error it returns the
+// started process, or the daemon's that this one forked.
 func (k *keeper) waitReady(ctx context.Context, started *process) (*process, error) {
 	late, stop := k.s.Clock.NewTimer(k.StartTimeout)
 	defer stop()
@@ -255,8 +255,8 @@ func (k *keeper) endAll(daemon, started *process) error {
 	return errors.Join(append(errs, k.endLeft())...)
 }
 
-// endProcess ends a process and the rest of its group. It returns an error if the process does not
-// endProcess.
+// endProcess ends a process and the rest of its group. It returns an error if one of them does not
+// end even by SIGKILL.
 func (k *keeper) endProcess(p *process) error {
 	if !isClosed(p.done) {
 		_ = p.Signal(unix.SIGTERM)

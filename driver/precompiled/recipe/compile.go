@@ -276,8 +276,8 @@ func (s *Settings) addPullSecret(work string, call *[]string) (env []string, err
 // takes minutes, and gpu-driver itself limits it to an hour.
 const programTimeout = 2 * time.Hour
 
-// runProgram runs a program. Its output goes to standard error. The error has its last line, or the
-// last one of gpu-driver, which has the reason of a failed build.
+// runProgram runs a program. Its output goes to standard error. The error ends with the last line
+// of the output, or with the last line of gpu-driver in it, which has the reason of a failed build.
 func (s *Settings) runProgram(ctx context.Context, env []string, program string, args ...string) error {
 	var printed bytes.Buffer
 	limited, cancel := context.WithTimeout(ctx, programTimeout)

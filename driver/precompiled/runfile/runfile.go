@@ -44,7 +44,7 @@ type Header struct {
 	MD5     string // of the file from the fourth line on, in hexadecimal; "": unknown
 }
 
-// none is the MD5 of an installer without one.
+// none stands in the header of an installer that states no MD5.
 const none = "00000000000000000000000000000000"
 
 // ParseHeader reads the variables of the script. It considers only assignments alone on a line,
