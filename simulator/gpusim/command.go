@@ -17,8 +17,8 @@ import (
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
-// exitHeld is an exit code of this program, besides those of every program: of serve,
-// another driver is running there; of reset, the GPU is open.
+// exitHeld is an exit code of this program, besides those of every program: another driver is
+// running (serve), or the GPU is open (reset).
 const exitHeld = 3
 
 // command is one command of gpusim.
@@ -44,7 +44,7 @@ type call struct {
 	ctx    context.Context
 	out    io.Writer
 	err    io.Writer
-	line   string // the command line, for the one who waits for it
+	line   string // the command line, shown to those who wait for this process
 	root   *string
 	gpu    *string
 	output *string

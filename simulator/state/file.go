@@ -32,8 +32,8 @@ type File struct {
 	file   *file
 }
 
-// Create atomically writes a state file that holds s. It replaces an existing file;
-// processes that have that one open keep it.
+// Create atomically writes a state file that holds s. It replaces an existing file; processes
+// that have the old file open go on with it.
 func Create(path string, s *State) error {
 	if err := s.Validate(); err != nil {
 		return fmt.Errorf("state for %s: %w", path, err)
@@ -128,11 +128,11 @@ func (f *File) Close() error {
 	return errors.Join(unix.Munmap(f.memory), f.f.Close())
 }
 
-// Read copies a consistent state into into.
-func (f *File) Read(into *State) {
+// Read copies the state, at one moment, to s.
+func (f *File) Read(s *State) {
 	for {
 		seq := atomic.LoadUint64(&f.file.Seq)
-		load(into, &f.file.Slot[seq&1])
+		load(s, &f.file.Slot[seq&1])
 		if atomic.LoadUint64(&f.file.Seq) == seq {
 			return
 		}

@@ -35,7 +35,7 @@ var FileSystem = mount.Kind{Source: "gpusim", Mode: "755", Attributes: unix.MOUN
 // Root is a folder for a simulated driver, which may exist already.
 type Root struct {
 	Dir     string
-	Command string                        // for the one who has to wait for this one
+	Command string                        // the command line, shown to those who wait for this process
 	Logf    func(format string, a ...any) // what people should know, a line at a time
 	Unseen  bool                          // Dir is a new file system that nobody else sees
 	step    func(what string) error       // called before each step; tests interrupt there

@@ -69,7 +69,7 @@ func (e Entry) same(o Entry) bool {
 }
 
 // Put creates e below root, unless it already exists as described. It replaces anything
-// else there.
+// else at the path.
 func (e Entry) Put(root string) error {
 	path := filepath.Join(root, e.Path)
 	if e.Kind == Dir || e.is(path) {
@@ -208,7 +208,7 @@ func RemoveEmpty(root string, dirs []string, entries []Entry) []string {
 	return left
 }
 
-// Mkdir makes one directory, whatever the umask; it may be there.
+// Mkdir creates a directory, unless it exists, and sets its mode whatever the umask.
 func Mkdir(path string) error {
 	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
