@@ -103,7 +103,7 @@ func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout 
 	return r, err
 }
 
-// width returns the width of the terminal. For a file or pipe it is $COLUMNS, or else one
+// width returns the width of the terminal. For a file or pipe it is $COLUMNS, or else a width
 // that is easy to read.
 func width(w io.Writer) int {
 	const usual = 100

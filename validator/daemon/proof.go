@@ -17,15 +17,15 @@ import (
 )
 
 // proofFiles is the pair of files that report on one name; at most one of the two exists. Package
-// readiness makes these names; they stand here so that a search finds them, and a test
-// compares them.
+// readiness derives the files' names. They are written out here so that a search for them finds
+// this file; a test compares them.
 type proofFiles struct {
 	name            readiness.Layer
 	ready, notReady string
 }
 
-// allProofs lists all of them: those of the layers, and of the components of NVIDIA's validator,
-// of which some have the names of layers.
+// allProofs lists all pairs: those of the layers, and those of the components of NVIDIA's
+// validator, except components that are named as a layer.
 var allProofs = []proofFiles{
 	{readiness.Driver, "driver-ready", "driver-notready"},
 	{readiness.Toolkit, "toolkit-ready", "toolkit-notready"},

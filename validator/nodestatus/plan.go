@@ -75,8 +75,8 @@ type event struct {
 	update  func(*memory)
 }
 
-// problems returns the present problems, and in over an event for each subject that is
-// known to have none.
+// problems returns the present problems. over has an event for each subject that is known to have
+// no problem, in case it had one.
 func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 	wrong, over = map[subject]problem{}, map[subject]event{}
 	for _, d := range f.devices() {

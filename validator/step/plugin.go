@@ -109,9 +109,9 @@ func countDevices(devices int) string {
 	return fmt.Sprintf("%d devices", devices)
 }
 
-// Free returns the first resource, by name, of which a pod could be allocated one now, ""
-// if there is none. It counts as the scheduler does: a device that broke while a pod holds
-// it is no longer allocatable, but still counts as requested.
+// Free returns the first resource, by name, of which a device is free for a pod, or "". It counts
+// as the scheduler does: a device that broke while a pod holds it is no longer allocatable, but
+// still counts as requested.
 func (k Account) Free(resources map[string]int) string {
 	for _, name := range slices.Sorted(maps.Keys(resources)) {
 		if len(k.Allocatable[name]) > len(k.Allocated[name]) {
@@ -188,8 +188,9 @@ func pluginNotRegistered(s nodestate.State, err error) *check.Outcome {
 	return nil
 }
 
-// compareDevices returns the differences of the three accounts, the number of them that are missing
-// devices, and notes about oddities on which the accounts agree.
+// compareDevices compares the devices of driver, device plugin and kubelet. It returns the
+// differences, the number of differences that are missing devices, and notes about devices that are
+// held back or left out for a stated reason.
 func compareDevices(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Account) (differences []string, short int, notes []string) {
 	devices := driverDevices(driver)
 	offered := map[gpu.UUID]bool{}

@@ -18,7 +18,7 @@ const (
 )
 
 // vfioDrivers lists vfio-pci and its variant for Grace Hopper and its successors (Linux,
-// vfioDrivers/vfio/pci/nvgrace-gpu).
+// drivers/vfio/pci/nvgrace-gpu).
 var vfioDrivers = []string{"vfio-pci", "nvgrace_gpu_vfio_pci"}
 
 // checkVFIO checks layer vfio: the node's GPUs are set aside for virtual machines. Each is

@@ -77,8 +77,8 @@ func (w *DriverPod) reset() {
 	w.subject, w.cancel, w.result = "", nil, nil
 }
 
-// Result returns the last result of the pod: passed, failed, or pending where others were
-// in the way; nil: it has not run, or is running.
+// Result returns the last result of the pod: passed, failed, or pending if other pods kept it from
+// running. nil means that it has not run, or is running.
 func (w *DriverPod) Result() *check.Outcome {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -159,8 +159,9 @@ func (a *podAnswer) failure(unit string, code int, err error) string {
 	return ""
 }
 
-// count adds the number of GPUs in the container. No GPU at all is an answer even if the
-// sample gave none; otherwise its last lines explain more.
+// count adds the number of GPUs in the container to a failure. If the sample reported no result,
+// a container without any GPU makes complaint the result; with a GPU there is none, and the
+// reader gets the sample's last lines.
 func (a *podAnswer) count(devices int, complaint string) {
 	if !a.hasResult() {
 		if devices > 0 {

@@ -136,7 +136,7 @@ func (c Config) deletedError() error {
 }
 
 // follow calls observe with each state of a pod, nil when it is gone, until observe returns
-// true or an error. It repeats a read and a watch that starts there.
+// true or an error. It reads the pod and watches from that version, again and again.
 func (c Config) follow(ctx context.Context, p *corev1.Pod, observe func(*corev1.Pod) (bool, error)) error {
 	observeThis := func(now *corev1.Pod) (bool, error) {
 		if now != nil && now.UID != p.UID {
