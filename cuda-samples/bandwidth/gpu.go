@@ -50,7 +50,7 @@ func newGPU(d *driver.Device) (g *gpu, err error) {
 	return g, err
 }
 
-// memory and host allocate memory that close frees.
+// memory allocates memory of the device, which close frees.
 func (g *gpu) memory(size uint64) (*driver.Memory, error) {
 	m, err := g.Alloc(size)
 	if err == nil {
@@ -59,6 +59,7 @@ func (g *gpu) memory(size uint64) (*driver.Memory, error) {
 	return m, err
 }
 
+// host allocates pinned memory of the host, which close frees.
 func (g *gpu) host(size uint64) (*driver.Host, error) {
 	h, err := g.AllocHost(size)
 	if err == nil {
@@ -85,9 +86,10 @@ func (g *gpu) fill(to *driver.Memory, n uint64, seed uint32) error {
 	return g.launch("fill", n/4, to, n/4, seed)
 }
 
-// check verifies that the first n bytes are the words of a seed. what names what wrote them.
-func (g *gpu) check(from *driver.Memory, n uint64, seed uint32, what string) error {
-	return g.runCheck("check", n/4, what, func(i uint64) string { return hex(word(i, seed)) }, hex, from, n/4, seed, g.found)
+// check verifies that the first n bytes are the words of a seed. writer names, in the error, the
+// work that wrote them.
+func (g *gpu) check(from *driver.Memory, n uint64, seed uint32, writer string) error {
+	return g.runCheck("check", n/4, writer, func(i uint64) string { return hex(word(i, seed)) }, hex, from, n/4, seed, g.found)
 }
 
 // checkTriad verifies that the first n bytes are the triad of the numbers of two seeds.

@@ -11,8 +11,8 @@ import (
 
 const tempRandom = 16 // hexadecimal digits
 
-// temp returns a name beside base for an unfinished file. No program takes a dot
-// file with this ending for one of its own.
+// temp returns a name beside base for an unfinished file. It begins with a dot and ends in .tmp,
+// so that programs that read all files of a directory skip it.
 func temp(base string) string {
 	var random [tempRandom / 2]byte
 	_, _ = rand.Read(random[:]) // never fails, as crypto/rand says

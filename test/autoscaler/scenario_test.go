@@ -216,9 +216,9 @@ func (s *suite) timers(t *testing.T) (a advice) {
 	return a
 }
 
-// want returns an error unless is is true.
-func want(is bool, format string, args ...any) error {
-	if is {
+// want returns an error unless ok is true.
+func want(ok bool, format string, args ...any) error {
+	if ok {
 		return nil
 	}
 	return fmt.Errorf(format, args...)

@@ -132,8 +132,8 @@ func (c *Change) complete() {
 	c.File = &f
 }
 
-// ReadItem returns the state of a path and its description, "" if nothing is there. For anything
-// but a file, link or character device the Item is empty.
+// ReadItem returns the state of a path and a description of it, "" if the path does not exist. For
+// anything but a file, link or character device the Item is empty.
 func ReadItem(root *host.Root, name string) (Item, string, error) {
 	item := Item{Path: name}
 	info, err := root.Lstat(name)

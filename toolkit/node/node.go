@@ -47,7 +47,7 @@ type Nodes struct {
 }
 
 // Scan finds the existing device nodes and determines the wanted ones, for the GPUs of a
-// snapshot and the drivers in the kernel. Without these it wants none.
+// snapshot and the drivers in the kernel. Without a driver it wants none.
 func Scan(root *host.Root, driverRoot, devRoot string, s gpu.Snapshot) (Nodes, error) {
 	majors, err := readMajors(root, driverRoot)
 	if err != nil {

@@ -249,8 +249,8 @@ func (t *Toolkit) SpecPath(kind string) string {
 	return path.Join(t.Config.CDIDir, spec.FileName(kind))
 }
 
-// CDIDirs returns the directories in which others may define our kinds: those that runtimes
-// read, and the one that we write.
+// CDIDirs returns the directories in which any program may define our kinds: those that runtimes
+// read, and the toolkit's own.
 func (t *Toolkit) CDIDirs() []string {
 	dirs := []string{cdi.StaticDir, cdi.DynamicDir}
 	ours, err := t.Root.Resolve(t.Config.CDIDir)

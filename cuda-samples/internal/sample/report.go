@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 )
 
-// Report is the output of -o json: these fields, then the sample's own (Run.Size).
+// Report is the output of -o json: these fields, then the sample's own (Run.Field).
 type Report struct {
 	Sample     string             `json:"sample"`
 	Version    string             `json:"version"`

@@ -160,8 +160,8 @@ func (s *Source) Emit(e gpu.Event) {
 	s.emit(e)
 }
 
-// Fail makes Snapshot and a new Watch return err (wrap gpu.ErrNoDriver or one
-// of its siblings), and a running Watch return it; nil ends that.
+// Fail makes Snapshot and each Watch, running or new, return err (wrap gpu.ErrNoDriver or one
+// of its siblings). Fail(nil) makes them work again.
 func (s *Source) Fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,8 +169,8 @@ func (s *Source) Fail(err error) {
 	s.failWatch(err)
 }
 
-// FailWatch makes a running and each new Watch return err while Snapshot still
-// works; nil ends that, but a Watch that is already ending still ends.
+// FailWatch makes each Watch, running or new, return err, while Snapshot works. FailWatch(nil)
+// makes a new Watch work again; a Watch that an error is ending still ends.
 func (s *Source) FailWatch(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

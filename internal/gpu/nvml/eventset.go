@@ -203,7 +203,8 @@ func (e *eventSet) free() {
 // none is NVML's value for an event that concerns no particular MIG device.
 const none = 0xffffffff
 
-// event translates what NVML told; ok is false for what means nothing here.
+// event translates an event of NVML. ok is false if the wait failed or the event is of a kind that
+// package gpu does not have.
 func (w wait) event() (e gpu.Event, ok bool) {
 	if w.ret != nvml.SUCCESS {
 		return e, false

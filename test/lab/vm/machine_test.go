@@ -39,7 +39,7 @@ func references(t *testing.T, m *Machine, name string) int {
 	return -1
 }
 
-// loads loads stub modules in the order of their dependencies.
+// loads loads stub modules in the given order: each after those it depends on.
 func loads(t *testing.T, m *Machine, names ...string) {
 	t.Helper()
 	for _, name := range names {
