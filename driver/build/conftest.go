@@ -32,8 +32,8 @@ func (t *tree) restoreConftest(ctx context.Context) error {
 		return err
 	}
 	t.conftest = sum
-	kept := filepath.Join(t.top, conftestDir)
-	err = t.Conftest.Get(ctx, sum, kept)
+	earlier := filepath.Join(t.top, conftestDir)
+	err = t.Conftest.Get(ctx, sum, earlier)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -42,10 +42,10 @@ func (t *tree) restoreConftest(ctx context.Context) error {
 		return ctx.Err()
 	}
 	// With one time for all files, none is older than another.
-	if err := folder.Copy(ctx, kept, filepath.Join(t.dir, conftestDir), false); err != nil {
+	if err := folder.Copy(ctx, earlier, filepath.Join(t.dir, conftestDir), false); err != nil {
 		return err
 	}
-	t.restored, err = countFiles(kept)
+	t.restored, err = countFiles(earlier)
 	return err
 }
 

@@ -43,7 +43,7 @@ type builtModules struct {
 func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := newOptions("build", buildUsage, stdout)
 	var r build.Request
-	var headersRoot, out, kept, tools, linked, format string
+	var headersRoot, out, cacheDir, tools, linked, format string
 	o.StringVar(&r.Source, "source", "", "folder of the driver's sources: kernel-open of NVIDIA's driver, or any that Kbuild builds")
 	o.StringVar(&r.Release, "kernel", "", "release of the kernel, as uname -r prints it (default: the one that runs)")
 	o.StringVar(&headersRoot, "headers-root", "/", "folder below which the kernel's headers are installed")
@@ -51,7 +51,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	o.StringSliceVar(&r.Modules, "modules", []string{"nvidia", "nvidia-uvm", "nvidia-modeset"}, "modules that are wanted")
 	o.StringVar(&r.Version, "driver-version", "", "version that the modules have to have (default: any)")
 	o.StringToStringVar(&r.Variables, "variable", nil, "further variables of make, NAME=VALUE")
-	o.StringVar(&kept, "cache", "", "folder that caches compiled modules (default: none)")
+	o.StringVar(&cacheDir, "cache", "", "folder that caches compiled modules (default: none)")
 	o.BoolVar(&r.Halves, "halves", false, "compile only the kernel-dependent halves: OUT/lib/modules/RELEASE/halves/KIND, which gpu-driver run links with the driver's own objects")
 	o.StringVar(&tools, "tools", "", "with --halves, a new folder for the linker and the libraries that link them where none is installed")
 	o.StringVar(&linked, "linked", "", "with --tools, a new folder for the modules, linked with them")
@@ -85,7 +85,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return withReasonCode(&kernel.Error{Reason: build.ReasonBuildFailed, Message: err.Error(), Err: err})
 	}
 	begun := time.Now()
-	b, err := o.compileModules(ctx, r, out, kept)
+	b, err := o.compileModules(ctx, r, out, cacheDir)
 	if err == nil && tools != "" {
 		err = o.linkHalves(ctx, r, filepath.Dir(b.Modules[0]), tools, linked)
 	}
@@ -99,7 +99,7 @@ func buildModules(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		fmt.Fprintln(stdout, m)
 	}
 	if b.Cached {
-		fmt.Fprintf(stdout, "driver %s for kernel %s: nothing was compiled, %s is in %s\n", b.Version, b.Kernel, b.Digest[:12], kept)
+		fmt.Fprintf(stdout, "driver %s for kernel %s: nothing was compiled, %s is in %s\n", b.Version, b.Kernel, b.Digest[:12], cacheDir)
 	} else {
 		fmt.Fprintf(stdout, "driver %s for kernel %s: compiled in %v\n", b.Version, b.Kernel, time.Since(begun).Round(time.Second))
 	}
@@ -121,7 +121,7 @@ func (o *options) linkHalves(ctx context.Context, r build.Request, halves, tools
 }
 
 // compileModules builds and signs the requested modules or halves.
-func (o *options) compileModules(ctx context.Context, r build.Request, out, kept string) (b builtModules, err error) {
+func (o *options) compileModules(ctx context.Context, r build.Request, out, cacheDir string) (b builtModules, err error) {
 	var key *sign.Key
 	if o.signKey != "" {
 		k, err := sign.LoadKey(o.signKey, o.signCertificate)
@@ -138,7 +138,7 @@ func (o *options) compileModules(ctx context.Context, r build.Request, out, kept
 			return b, err
 		}
 	}
-	if b.Digest, b.Cached, err = build.CompileOnce(ctx, r, cache.Cache{Dir: kept}, to); err != nil {
+	if b.Digest, b.Cached, err = build.CompileOnce(ctx, r, cache.Cache{Dir: cacheDir}, to); err != nil {
 		return b, err
 	}
 	if r.Halves {

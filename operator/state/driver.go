@@ -41,8 +41,8 @@ func (r *renderer) drivers() error {
 	}
 	byID := map[string]driver.Choice{}
 	for _, c := range r.in.Drivers {
-		kept := c.Problem != nil && c.Problem.Keep
-		if c.Variant != driver.None && c.ID != "" && !kept {
+		keepsDriver := c.Problem != nil && c.Problem.Keep
+		if c.Variant != driver.None && c.ID != "" && !keepsDriver {
 			if have, ok := byID[c.ID]; !ok || lessPool(c.Pool, have.Pool) {
 				byID[c.ID] = c
 			}

@@ -102,11 +102,11 @@ func (r *Reset) readPolicy(ctx context.Context, s *Session) error {
 	if err != nil {
 		return err
 	}
-	kept, err := r.SavePolicy(text)
+	file, err := r.SavePolicy(text)
 	if err != nil {
 		return fmt.Errorf("save ClusterPolicy %s before it is deleted: %w", r.Name, err)
 	}
-	s.Log.Info("saved the ClusterPolicy; if this program is killed, restore it with kubectl apply -f", "file", kept)
+	s.Log.Info("saved the ClusterPolicy; if this program is killed, restore it with kubectl apply -f", "file", file)
 	r.policy = manifest
 	return nil
 }
@@ -115,13 +115,13 @@ func (r *Reset) readPolicy(ctx context.Context, s *Session) error {
 func withoutServerFields(object map[string]any) map[string]any {
 	delete(object, "status")
 	old, _ := object["metadata"].(map[string]any)
-	kept := map[string]any{}
+	metadata := map[string]any{}
 	for _, key := range []string{"name", "labels", "annotations"} {
 		if v, ok := old[key]; ok {
-			kept[key] = v
+			metadata[key] = v
 		}
 	}
-	object["metadata"] = kept
+	object["metadata"] = metadata
 	return object
 }
 

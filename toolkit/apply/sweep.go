@@ -37,8 +37,8 @@ func (s *Store) sweep() ([]string, error) {
 	for p := real; p != "/"; p = path.Dir(p) {
 		names = append(names, p)
 	}
-	if kept, err := s.Root.ReadDir(s.originals()); err == nil {
-		for _, e := range kept {
+	if originals, err := s.Root.ReadDir(s.originals()); err == nil {
+		for _, e := range originals {
 			if len(e.Name()) > 65 && isHash(e.Name()[1:65]) {
 				names = append(names, originalPath(s.Dir, e.Name()[1:65]))
 			}
