@@ -10,9 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuready/gpuready/deployments/agents"
+	"github.com/gpuready/gpuready/internal/nvidiaenv"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
@@ -26,31 +26,6 @@ const (
 	operandValidator = "operator-validator"
 )
 
-// defaultRuntimeClass is the schema's default, which does not mean that a RuntimeClass is wanted.
-const defaultRuntimeClass = "nvidia"
-
-func (r *renderer) runtimeClass() string {
-	// A handler's name is a single DNS label; a RuntimeClass's name may be longer.
-	class := r.name("operator.runtimeClass", r.spec.Operator.RuntimeClass, defaultRuntimeClass)
-	if class == "" || len(validation.IsDNS1123Label(class)) > 0 {
-		return defaultRuntimeClass
-	}
-	return class
-}
-
-// usesHandler reports whether users' containers get GPUs by the runtime handler: if nothing
-// else works, or if the policy disables CDI.
-func (r *renderer) usesHandler(i fleet.Injection) bool {
-	return i == fleet.Handler || !r.spec.CDI.IsEnabled()
-}
-
-// hasHandler reports whether nodes with an injection have the handler. It is needed for users'
-// containers, for a RuntimeClass with its own name, or for NVIDIA's operands, which have no
-// other way to their GPUs without NRI.
-func (r *renderer) hasHandler(i fleet.Injection) bool {
-	return r.usesHandler(i) || r.runtimeClass() != defaultRuntimeClass || i != fleet.NRI && r.wantsNVIDIA()
-}
-
 // prerequisites adds the RuntimeClass if any node has the handler.
 func (r *renderer) prerequisites() error {
 	if !r.spec.Toolkit.IsEnabled() || !slices.ContainsFunc(r.injections, r.hasHandler) {
@@ -59,7 +34,7 @@ func (r *renderer) prerequisites() error {
 	return r.add(progress.Prerequisites, &nodev1.RuntimeClass{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"},
 		ObjectMeta: metav1.ObjectMeta{Name: r.runtimeClass()},
-		Handler:    r.runtimeClass(),
+		Handler:    r.handler(),
 	})
 }
 
@@ -69,6 +44,7 @@ func (r *renderer) toolkits() error {
 		return nil
 	}
 	image := r.in.Cluster.ownImage(agents.Toolkit, spec.ImageSpec)
+	r.reportUnfollowed(progress.Toolkit, "toolkit.env", nvidiaenv.Toolkit(), spec.Env)
 	for _, i := range r.injections {
 		runtime := i != fleet.NRI || r.hasHandler(i)
 		d, err := r.newAgent(agents.Toolkit, image, i, runtime)
@@ -79,15 +55,7 @@ func (r *renderer) toolkits() error {
 		if runtime && r.in.Cluster.OpenShift {
 			remountVolume(d, "runtime", "/host", "/etc/crio")
 		}
-		if r.hasHandler(i) {
-			setEnv(c, v1.EnvVar{Name: "NVIDIA_RUNTIME_NAME", Value: r.runtimeClass()})
-		}
-		if r.usesHandler(i) {
-			// Pods that request nvidia.com/gpu name no RuntimeClass. They request GPUs by mounts,
-			// not by environment variables, which images can set.
-			setEnv(c, v1.EnvVar{Name: "NVIDIA_RUNTIME_SET_AS_DEFAULT", Value: "true"},
-				v1.EnvVar{Name: "ACCEPT_NVIDIA_VISIBLE_DEVICES_AS_VOLUME_MOUNTS", Value: "true"})
-		}
+		r.setHandler(c, i)
 		if !r.spec.CDI.IsEnabled() {
 			setEnv(c, v1.EnvVar{Name: "CDI_ENABLED", Value: "false"})
 		}
@@ -98,6 +66,7 @@ func (r *renderer) toolkits() error {
 		}
 		r.setHostPaths(d, c)
 		r.overlay("toolkit", c, spec.ContainerSpec)
+		r.moveInstallDir(d, c)
 		if runtime {
 			mountConfigs(d, c)
 		}

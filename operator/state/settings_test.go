@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
+	nodev1 "k8s.io/api/node/v1"
 
 	"github.com/gpuready/gpuready/operator/fleet"
 )
@@ -70,4 +71,55 @@ func TestListedStrategiesHaveTheNodesOwnWay(t *testing.T) {
 			require.Equal(t, strings.Contains(strings.Join(c.says, " "), string(i)), strings.Contains(said, with), "%s: %s", c.spec, said)
 		}
 	}
+}
+
+// NVIDIA's documentation of k3s and RKE2 has these variables.
+func TestToolkitsVariablesForAHandlerAreFollowed(t *testing.T) {
+	const nri, cdi, handler = "nvidia-container-toolkit-daemonset", "nvidia-container-toolkit-daemonset-cdi", "nvidia-container-toolkit-daemonset-handler"
+	const k3s = `{name: CONTAINERD_CONFIG, value: /var/lib/rancher/k3s/agent/etc/containerd/config.toml}, {name: CONTAINERD_SOCKET, value: /run/k3s/containerd/containerd.sock}, {name: CONTAINERD_RUNTIME_CLASS, value: nvidia}`
+	for _, c := range []struct {
+		name, spec string
+		daemonset  string
+		want       map[string]string // "-": not set
+		handler    string            // of the RuntimeClass
+	}{
+		{"k3s, by default", `{toolkit: {env: [` + k3s + `, {name: CONTAINERD_SET_AS_DEFAULT, value: "true"}]}}`, nri,
+			map[string]string{"RUNTIME_RESTART_MODE": "auto", "CONTAINERD_RUNTIME_CLASS": "nvidia", "CONTAINERD_SET_AS_DEFAULT": "true", "NVIDIA_RUNTIME_NAME": "-", "NVIDIA_RUNTIME_SET_AS_DEFAULT": "-"}, "nvidia"},
+		{"k3s, for pods of the class", `{toolkit: {env: [` + k3s + `, {name: CONTAINERD_SET_AS_DEFAULT, value: "false"}]}}`, handler,
+			map[string]string{"CONTAINERD_SET_AS_DEFAULT": "false", "NVIDIA_RUNTIME_SET_AS_DEFAULT": "-", "ACCEPT_NVIDIA_VISIBLE_DEVICES_AS_VOLUME_MOUNTS": "true"}, "nvidia"},
+		{"another name", `{toolkit: {env: [{name: CONTAINERD_RUNTIME_CLASS, value: gpus}]}}`, cdi,
+			map[string]string{"CONTAINERD_RUNTIME_CLASS": "gpus", "NVIDIA_RUNTIME_NAME": "-"}, "gpus"},
+		{"NRI leaves the runtime alone", `{cdi: {nriPluginEnabled: true}, toolkit: {env: [{name: CONTAINERD_RUNTIME_CLASS, value: nvidia}]}}`, nri,
+			map[string]string{"RUNTIME_RESTART_MODE": "-", "CONTAINERD_RUNTIME_CLASS": "nvidia"}, "nvidia"},
+		{"nothing", `{}`, handler, map[string]string{"NVIDIA_RUNTIME_NAME": "nvidia", "NVIDIA_RUNTIME_SET_AS_DEFAULT": "true"}, "nvidia"},
+		{"a directory", `{toolkit: {env: [{name: TOOLKIT_INSTALL_DIR, value: /opt/nvidia}]}}`, nri, map[string]string{"TOOLKIT_INSTALL_DIR": "/opt/nvidia/toolkit"}, "nvidia"},
+		{"an older name of it", `{toolkit: {env: [{name: ROOT, value: /opt/nvidia/toolkit}]}}`, nri, map[string]string{"TOOLKIT_INSTALL_DIR": "/opt/nvidia/toolkit", "ROOT": "-"}, "nvidia"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			objects, problems := render(t, Input{Policy: policy(t, c.spec), Cluster: cluster, Injections: every})
+			require.Empty(t, problems)
+			env := envOf(t, objects, c.daemonset)
+			for name, want := range c.want {
+				value, set := env[name]
+				require.Equal(t, want != "-", set, name)
+				require.True(t, !set || value == want, "%s=%s", name, value)
+			}
+			for _, o := range objects {
+				if class, is := o.Object.(*nodev1.RuntimeClass); is {
+					require.Equal(t, "nvidia", class.Name)
+					require.Equal(t, c.handler, class.Handler)
+				}
+			}
+		})
+	}
+	objects, _ := render(t, Input{Policy: policy(t, `{toolkit: {env: [{name: CONTAINERD_SET_AS_DEFAULT, value: "false"}]}}`), Cluster: cluster, Injections: every})
+	require.Equal(t, "nvidia", envOf(t, objects, "nvidia-operator-validator-handler")["VALIDATOR_RUNTIME_CLASS"], "its pod needs what users' pods need")
+	require.NotContains(t, envOf(t, objects, "nvidia-operator-validator"), "VALIDATOR_RUNTIME_CLASS")
+}
+
+func TestToolkitsUnfollowedVariablesAreReported(t *testing.T) {
+	_, problems := render(t, Input{Policy: policy(t, `{toolkit: {env: [{name: CREATE_DEVICE_NODES, value: none}, {name: NO_DAEMON, value: "false"}, {name: NVIDIA_CONTAINER_RUNTIME_MODE, value: legacy}, {name: HTTP_PROXY, value: x}]}}`),
+		Cluster: cluster, Injections: every})
+	require.Equal(t, "toolkit.env CREATE_DEVICE_NODES: missing control device nodes are always created\n"+
+		"toolkit.env NVIDIA_CONTAINER_RUNTIME_MODE: the settings of gpu-oci-runtime are in a file next to it, see docs/oci-runtime.md", messages(problems))
 }

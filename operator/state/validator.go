@@ -24,6 +24,9 @@ func (r *renderer) validators() error {
 		// go unnoticed.
 		c.EnvFrom = nil
 		r.setValidation(c)
+		if r.usesHandler(i) && r.hasHandler(i) && !r.isDefault() {
+			setEnv(c, v1.EnvVar{Name: "VALIDATOR_RUNTIME_CLASS", Value: r.runtimeClass()})
+		}
 		r.setHostPaths(d, c)
 		for _, proof := range []v1.ValidationSpec{spec.Driver, spec.Toolkit, spec.CUDA, spec.Plugin} {
 			setEnv(c, r.env("validator", proof.Env)...)

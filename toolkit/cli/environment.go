@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nvidiaenv"
 )
 
 // environment maps flags to their environment variables.
@@ -38,28 +40,48 @@ var environment = map[string]string{
 	"log-format":                                             "LOG_FORMAT",
 }
 
-// aliases are further variables that the reference installer has for a flag.
+// aliases are further variables that the reference installer has for a flag. Of several that are
+// set, the first counts, as there.
 var aliases = map[string][]string{
 	"host-root":                     {"HOST_ROOT_MOUNT"},
 	"driver-root":                   {"DRIVER_ROOT"},
 	"dev-root":                      {"DEV_ROOT"},
-	"nvidia-runtime-name":           {"CONTAINERD_RUNTIME_CLASS", "DOCKER_RUNTIME_NAME"},
-	"nvidia-runtime-set-as-default": {"CONTAINERD_SET_AS_DEFAULT", "DOCKER_SET_AS_DEFAULT"},
+	"runtime-restart-mode":          {"CONTAINERD_RESTART_MODE", "CRIO_RESTART_MODE", "DOCKER_RESTART_MODE"},
+	"nvidia-runtime-name":           {"CONTAINERD_RUNTIME_CLASS", "DOCKER_RUNTIME_NAME", "CRIO_RUNTIME_CLASS"},
+	"nvidia-runtime-set-as-default": {"CONTAINERD_SET_AS_DEFAULT", "DOCKER_SET_AS_DEFAULT", "CRIO_SET_AS_DEFAULT"},
 	"cdi-enabled":                   {"ENABLE_CDI"},
+	"namespace":                     {"NRI_NAMESPACE"},
 }
 
-// foreign maps variables of the reference installer that are not read to their equivalent
-// here. A name that ends in _ is a prefix.
-var foreign = map[string]string{
-	"CDI_KIND":                         "the kinds are always those of docs/toolkit-cdi.md",
-	"CREATE_DEVICE_NODES":              "missing control device nodes are always created",
-	"DEV_ROOT_CTR_PATH":                "the host is mounted at HOST_ROOT, and NVIDIA_DEV_ROOT is the host's path",
-	"DRIVER_ROOT_CTR_PATH":             "the host is mounted at HOST_ROOT, and NVIDIA_DRIVER_ROOT is the host's path",
-	"NO_DAEMON":                        "the command apply does it once",
-	"NVIDIA_CONTAINER_RUNTIME_":        "the settings of gpu-oci-runtime are in a file next to it, see docs/oci-runtime.md",
-	"ROOT":                             "TOOLKIT_INSTALL_DIR is the directory itself, not the one above it",
-	"RUNTIME_DROP_IN_CONFIG_HOST_PATH": "RUNTIME_DROP_IN_CONFIG is the host's path",
-	"RUNTIME_ENABLE_CDI":               "CDI_ENABLED makes the runtime resolve CDI names; specifications are always written",
+// flagAliases maps the reference installer's names of flags to ours.
+var flagAliases = map[string]string{
+	"config":             "runtime-config",
+	"drop-in-config":     "runtime-drop-in-config",
+	"enable-cdi":         "cdi-enabled",
+	"nri-namespace":      "namespace",
+	"nvidia-driver-root": "driver-root",
+	"restart-mode":       "runtime-restart-mode",
+	"runtime-class":      "nvidia-runtime-name",
+	"runtime-name":       "nvidia-runtime-name",
+	"set-as-default":     "nvidia-runtime-set-as-default",
+	"socket":             "runtime-socket",
+}
+
+// addReferenceFlags defines the flags of the reference installer that have no effect, hidden, and
+// its other names of our flags.
+func addReferenceFlags(f *pflag.FlagSet) {
+	for _, s := range nvidiaenv.Toolkit() {
+		for _, name := range s.Flags {
+			f.String(name, "", s.Why)
+			f.Lookup(name).Hidden = true
+			if s.Bool {
+				f.Lookup(name).NoOptDefVal = "true"
+			}
+		}
+	}
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(cmp.Or(flagAliases[name], name))
+	})
 }
 
 // describe adds to each flag the names of its variables, for --help.
@@ -72,42 +94,44 @@ func describe(f *pflag.FlagSet) {
 	}
 }
 
-// fromEnvironment sets flags that are not on the command line from their variables. It
-// refuses two variables of one flag with different values.
-func fromEnvironment(f *pflag.FlagSet) error {
-	chosen := map[string]string{}
+// fromEnvironment sets flags that are not on the command line from their variables. It returns
+// the variable of each flag that it set, and the variables that are set and do not count.
+func fromEnvironment(f *pflag.FlagSet) (chosen map[string]string, unserved []nodestate.Setting, err error) {
+	all := map[string]string{}
+	chosen = map[string]string{}
 	for flag, first := range environment {
-		chosen[flag] = first
-		for _, name := range aliases[flag] {
-			was, is := os.Getenv(chosen[flag]), os.Getenv(name)
-			switch {
-			case is == "" || f.Changed(flag):
-			case was == "":
-				chosen[flag] = name
-			case was != is:
-				return fmt.Errorf("%s=%s and %s=%s: both are for --%s; leave one of them out", chosen[flag], was, name, is, flag)
+		all[flag] = first
+		names := slices.DeleteFunc(append([]string{first}, aliases[flag]...), func(name string) bool { return os.Getenv(name) == "" })
+		if len(names) == 0 || f.Changed(flag) {
+			continue
+		}
+		all[flag], chosen[flag] = names[0], names[0]
+		value := os.Getenv(names[0])
+		for _, name := range names[1:] {
+			if other := os.Getenv(name); other != value {
+				unserved = append(unserved, nodestate.Setting{Name: name + "=" + other, Message: fmt.Sprintf("%s=%s counts, which is for --%s too; leave one of them out", names[0], value, flag)})
 			}
 		}
 	}
-	return config.Env(f, chosen)
+	return chosen, unserved, config.Env(f, all)
 }
 
-// unread returns the variables of the reference installer that are set but have no effect.
-func unread(environ []string) []string {
-	var found []string
+// unfollowed returns the settings of the reference installer that are set and have no effect.
+func unfollowed(f *pflag.FlagSet, environ []string) (found []nodestate.Setting) {
+	all := nvidiaenv.Toolkit()
 	for _, one := range environ {
 		name, value, _ := strings.Cut(one, "=")
-		instead := foreign[name]
-		for prefix, words := range foreign {
-			if strings.HasSuffix(prefix, "_") && strings.HasPrefix(name, prefix) {
-				instead = cmp.Or(instead, words)
-			}
-		}
-		if value != "" && instead != "" {
-			found = append(found, name+": "+instead)
+		if why := nvidiaenv.Unfollowed(all, name, value); why != "" {
+			found = append(found, nodestate.Setting{Name: name + "=" + value, Message: why})
 		}
 	}
-	slices.Sort(found)
+	for _, s := range all {
+		for _, name := range s.Flags {
+			if flag := f.Lookup(name); flag.Changed && !slices.Contains(s.Same, flag.Value.String()) {
+				found = append(found, nodestate.Setting{Name: "--" + name, Message: s.Why})
+			}
+		}
+	}
 	return found
 }
 

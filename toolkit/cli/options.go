@@ -15,9 +15,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/nri"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
+	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -44,9 +46,11 @@ The container runtime's configuration is changed only if --runtime-restart-mode 
 the runtime may load it, and only if the runtime lacks a wanted ability.
 All paths are the host's, except --host-root and the programs to install.
 
-Flags; if a flag is not set, the variable in brackets is used. CONTAINERD_CONFIG,
-CONTAINERD_SOCKET, DOCKER_CONFIG, DOCKER_SOCKET, CRIO_CONFIG and CRIO_SOCKET are like
---runtime-config and --runtime-socket for one runtime:
+Flags; if a flag is not set, the first variable in brackets that is set is used.
+CONTAINERD_CONFIG, CONTAINERD_SOCKET, DOCKER_CONFIG, DOCKER_SOCKET, CRIO_CONFIG and
+CRIO_SOCKET are like --runtime-config and --runtime-socket for one runtime. Further
+variables and flags of NVIDIA's toolkit are accepted; the log and the state name those
+that have no effect:
 `
 
 const footer = `
@@ -70,6 +74,8 @@ type options struct {
 	workloads     string
 	help, version bool
 	flags         *pflag.FlagSet
+	noConfig      bool              // --no-runtime-config
+	variables     map[string]string // the variable of each flag that comes from the environment
 }
 
 func (o *options) usage() string { return header + o.flags.FlagUsages() + footer }
@@ -106,17 +112,37 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	f.BoolVarP(&o.help, "help", "h", false, "print this")
 	f.BoolVar(&o.version, "version", false, "print the version")
+	f.BoolVar(&o.noConfig, "no-runtime-config", false, "the same as an empty --runtime-restart-mode, which it overrides")
+	f.Lookup("no-runtime-config").Hidden = true
 	describe(f)
+	addReferenceFlags(f)
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
 	if o.help || o.version {
 		return o, nil
 	}
-	if err := fromEnvironment(f); err != nil {
+	var err error
+	if o.variables, o.config.Unserved, err = fromEnvironment(f); err != nil {
 		return nil, err
 	}
-	return o, o.complete()
+	o.config.Unserved = append(o.config.Unserved, unfollowed(f, os.Environ())...)
+	err = o.complete()
+	slices.SortFunc(o.config.Unserved, func(a, b nodestate.Setting) int { return strings.Compare(a.Name, b.Name) })
+	return o, err
+}
+
+// leaveOut records that a setting has no effect.
+func (o *options) leaveOut(name, why string) {
+	o.config.Unserved = append(o.config.Unserved, nodestate.Setting{Name: name, Message: why})
+}
+
+// fromVariable reports whether a flag's value comes from the environment, and returns the
+// variable with its value. A variable is often a line of a file that was written for NVIDIA's
+// toolkit; somebody chose a flag for this one.
+func (o *options) fromVariable(flag string) (string, bool) {
+	name, is := o.variables[flag]
+	return name + "=" + os.Getenv(name), is
 }
 
 // complete checks the options and sets those that depend on others.
@@ -197,32 +223,77 @@ func (o *options) completeRuntime() error {
 			return err
 		}
 	}
-	switch o.restart {
-	case "":
-	case "auto":
-		o.config.Configure = true
-	case "systemd", "signal", "none":
-		o.config.Configure, r.RestartMode = true, o.restart
-	default:
-		return fmt.Errorf("--runtime-restart-mode=%s: it is auto, systemd, signal, none, or empty", o.restart)
+	if err := o.completeRestart(); err != nil {
+		return err
 	}
-	no, err := strconv.ParseBool(cmp.Or(os.Getenv("NO_RUNTIME_CONFIG"), "false"))
-	switch {
-	case err != nil:
-		return fmt.Errorf("NO_RUNTIME_CONFIG=%s: it is true or false", os.Getenv("NO_RUNTIME_CONFIG"))
-	case no && o.config.Configure:
-		return fmt.Errorf("NO_RUNTIME_CONFIG=true and --runtime-restart-mode=%s: the first forbids changes of the container runtime's configuration, the second allows them; leave one of them out", o.restart)
-	case o.config.HandlerDefault && o.config.Handler == "":
-		return errors.New("--nvidia-runtime-set-as-default needs --nvidia-runtime-name")
-	case o.config.Handler != "" && !o.config.Configure:
-		return errors.New("--nvidia-runtime-name needs --runtime-restart-mode, which sets how the container runtime may load the handler; auto is this distribution's way")
-	case o.config.Handler != "" && !handlerName.MatchString(o.config.Handler):
-		return fmt.Errorf("--nvidia-runtime-name=%s: a name has lower-case letters, digits and dashes, as a RuntimeClass's handler", o.config.Handler)
-	case o.output != "table" && o.output != "json":
+	if err := o.completeHandler(); err != nil {
+		return err
+	}
+	if o.output != "table" && o.output != "json" {
 		return fmt.Errorf("--output=%s: it is table or json", o.output)
 	}
-	_, err = configure.Sockets(*r)
+	for _, name := range r.Unused() {
+		o.leaveOut(name, "RUNTIME="+r.Runtime+" is set")
+	}
+	_, err := configure.Sockets(*r)
 	return err
+}
+
+// completeRestart completes how the container runtime may load a new configuration.
+func (o *options) completeRestart() error {
+	no := o.noConfig
+	if value := os.Getenv("NO_RUNTIME_CONFIG"); value != "" && !no {
+		var err error
+		if no, err = strconv.ParseBool(value); err != nil {
+			return fmt.Errorf("NO_RUNTIME_CONFIG=%s: it is true or false", value)
+		}
+	}
+	variable, is := o.fromVariable("runtime-restart-mode")
+	switch {
+	case !slices.Contains([]string{"", "auto", "systemd", "signal", "none"}, o.restart):
+		return fmt.Errorf("--runtime-restart-mode=%s: it is auto, systemd, signal, none, or empty", o.restart)
+	case o.restart == "":
+	case no && is:
+		o.leaveOut(variable, "NO_RUNTIME_CONFIG=true forbids changes of the container runtime's configuration")
+	case no:
+		return fmt.Errorf("NO_RUNTIME_CONFIG=true and --runtime-restart-mode=%s: the first forbids changes of the container runtime's configuration, the second allows them; leave one of them out", o.restart)
+	case o.restart == "auto":
+		o.config.Configure = true
+	default:
+		o.config.Configure, o.config.Runtime.RestartMode = true, o.restart
+		kind, _, _ := o.config.Runtime.Kind() // an error is reported by completeRuntime
+		if o.restart == "signal" && kind != runtime.Docker {
+			o.leaveOut("RUNTIME_RESTART_MODE=signal", "Docker alone loads handlers on a signal; containerd, which ends on it, and CRI-O are restarted in the distribution's way")
+		}
+	}
+	return nil
+}
+
+// completeHandler completes the options of our handler.
+func (o *options) completeHandler() error {
+	c := &o.config
+	name, byVariable := o.fromVariable("nvidia-runtime-name")
+	switch {
+	case c.Handler == "":
+	case !handlerName.MatchString(c.Handler):
+		return fmt.Errorf("--nvidia-runtime-name=%s: a name has lower-case letters, digits and dashes, as a RuntimeClass's handler", c.Handler)
+	case c.Configure:
+	case byVariable:
+		o.leaveOut(name, "no handler is added, since the container runtime's configuration may not be changed; where the runtime resolves CDI names, containers need none. To have it added, and the runtime restarted once, set RUNTIME_RESTART_MODE=auto")
+		c.Handler = ""
+	default:
+		return errors.New("--nvidia-runtime-name needs --runtime-restart-mode, which sets how the container runtime may load the handler; auto is this distribution's way")
+	}
+	if !c.HandlerDefault || c.Handler != "" {
+		return nil
+	}
+	variable, byVariable := o.fromVariable("nvidia-runtime-set-as-default")
+	if !byVariable {
+		return errors.New("--nvidia-runtime-set-as-default needs --nvidia-runtime-name")
+	}
+	o.leaveOut(variable, "no handler is added that could be the default; NVIDIA_RUNTIME_NAME names one")
+	c.HandlerDefault = false
+	return nil
 }
 
 // parseNamespaces parses the namespaces whose workloads may request GPUs.

@@ -87,6 +87,9 @@ func writeStatus(w io.Writer, s hostStatus) error {
 				line("agents", describeInjection(*i.Injection))
 			}
 		}
+		for _, u := range s.Toolkit.Unserved {
+			line("no effect", u.Name+": "+u.Message)
+		}
 	}
 	if r := s.Runtime; r == nil {
 		line("runtime", "none is found")

@@ -2,12 +2,15 @@ package cli
 
 import (
 	"bytes"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/lab/built"
 	"github.com/gpuready/gpuready/toolkit/audit"
 )
 
@@ -100,4 +103,17 @@ ml/train-0/main: only its image requests GPUs, by NVIDIA_VISIBLE_DEVICES=all and
 	table.Reset()
 	require.NoError(t, writeFindings(&table, nil))
 	require.Equal(t, "No running container asks for GPUs or has any.\n", table.String())
+}
+
+// The setting that NVIDIA documents for k3s and RKE2, where nothing allows a change of the
+// runtime's configuration.
+func TestBuiltToolkitAcceptsTheVariablesForK3s(t *testing.T) {
+	cmd := exec.Command(built.Path(t, "gpu-toolkit"), "status", "--host-root", t.TempDir())
+	cmd.Env = append(os.Environ(), "CONTAINERD_CONFIG=/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "CONTAINERD_SOCKET=/run/k3s/containerd/containerd.sock",
+		"CONTAINERD_RUNTIME_CLASS=nvidia", "CONTAINERD_SET_AS_DEFAULT=false", "NVIDIA_RUNTIME_SET_AS_DEFAULT=true")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	for _, name := range []string{"CONTAINERD_RUNTIME_CLASS=nvidia", "CONTAINERD_SET_AS_DEFAULT=false", "NVIDIA_RUNTIME_SET_AS_DEFAULT=true"} {
+		require.Equal(t, 1, strings.Count(string(out), `setting="`+name+`"`), string(out))
+	}
 }

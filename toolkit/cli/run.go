@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -58,8 +56,8 @@ func run(ctx context.Context, o *options, stdout, stderr io.Writer) (err error) 
 	if err != nil {
 		return err
 	}
-	if variables := unread(os.Environ()); len(variables) > 0 {
-		log.Warn("variables of NVIDIA's toolkit that have no effect here", "variables", strings.Join(variables, "; "))
+	for _, u := range o.config.Unserved {
+		log.Warn("setting has no effect", "setting", u.Name, "message", u.Message)
 	}
 	t, err := setup.New(o.config, driver{o.config.HostRoot, log})
 	if err != nil {

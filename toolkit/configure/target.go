@@ -34,7 +34,13 @@ func Sockets(s distro.Settings) ([]string, error) {
 	case kind == "" && s.Socket != "":
 		return []string{s.Socket}, nil
 	case kind == "":
-		return runtime.Sockets, nil
+		var own []string // Docker's is no CRI socket
+		for _, at := range []string{s.ContainerdSocket, s.CRIOSocket} {
+			if at != "" {
+				own = append(own, at)
+			}
+		}
+		return append(own, runtime.Sockets...), nil
 	}
 	p, err := distro.Override(distro.Profile{}, s)
 	if err == nil && kind == runtime.Docker {

@@ -54,6 +54,8 @@ type Config struct {
 	HandlerDefault bool            // our handler shall be the default
 	Shim           request.Settings
 	ShimProgram    string // gpu-oci-runtime, in this process's file system
+
+	Unserved []nodestate.Setting // settings that are accepted and have no effect
 }
 
 // stateDir returns the directory of the toolkit's state and lock.

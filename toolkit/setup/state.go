@@ -37,7 +37,7 @@ var ErrHook = errors.New("the program gpu-cdi-hook cannot be read")
 // State returns the toolkit's state for w, the host's wanted state, and err, the error of
 // finding or applying it. If err is not nil, only w.Driver counts.
 func (c Config) State(w Wanted, err error) nodestate.State {
-	s := nodestate.State{Component: nodestate.Toolkit}
+	s := nodestate.State{Component: nodestate.Toolkit, Unserved: c.Unserved}
 	if w.Driver.Version != "" {
 		s.Driver = &w.Driver
 	}

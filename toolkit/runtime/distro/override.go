@@ -45,16 +45,18 @@ func (s Settings) forKind(kind runtime.Kind) (config, socket setting) {
 	return setting{"CRIO_CONFIG", s.CRIOConfig}, setting{"CRIO_SOCKET", s.CRIOSocket}
 }
 
-// Kind returns the selected runtime and the setting that selects it, "" if none does.
-// Settings that select different runtimes are refused, with both their names.
+// Kind returns the selected runtime and the setting that selects it: RUNTIME, or the settings of
+// one runtime. Both are "" if nothing is set, or if settings of several runtimes are, as in a
+// policy for different nodes; then the detected one counts.
 func (s Settings) Kind() (kind runtime.Kind, by string, err error) {
 	if s.Runtime != "" {
 		kind, by = runtime.Kind(s.Runtime), "RUNTIME="+s.Runtime
-		if !slices.Contains([]runtime.Kind{runtime.Containerd, runtime.Docker, runtime.CRIO}, kind) {
+		if !slices.Contains(allKinds, kind) {
 			return "", "", fmt.Errorf("RUNTIME=%q is unknown; use containerd, docker or crio", s.Runtime)
 		}
+		return kind, by, nil
 	}
-	for _, k := range []runtime.Kind{runtime.Containerd, runtime.Docker, runtime.CRIO} {
+	for _, k := range allKinds {
 		config, socket := s.forKind(k)
 		for _, one := range []setting{config, socket} {
 			switch {
@@ -62,11 +64,26 @@ func (s Settings) Kind() (kind runtime.Kind, by string, err error) {
 			case kind == "":
 				kind, by = k, one.name
 			default:
-				return "", "", fmt.Errorf("%s is for %s and %s for %s; remove one of them, or select one runtime with RUNTIME and leave out the settings of the others", by, kind, one.name, k)
+				return "", "", nil
 			}
 		}
 	}
 	return kind, by, nil
+}
+
+var allKinds = []runtime.Kind{runtime.Containerd, runtime.Docker, runtime.CRIO}
+
+// Unused returns the settings of other runtimes than the one that RUNTIME selects.
+func (s Settings) Unused() (names []string) {
+	for _, k := range allKinds {
+		config, socket := s.forKind(k)
+		for _, one := range []setting{config, socket} {
+			if s.Runtime != "" && one.value != "" && k != runtime.Kind(s.Runtime) {
+				names = append(names, one.name+"="+one.value)
+			}
+		}
+	}
+	return names
 }
 
 // Empty reports whether no setting is set.
@@ -171,12 +188,13 @@ func (p *Profile) setRestart(mode string) error {
 		p.Restart = Restart{Method: Manual, Message: message, Automatic: p.Restart.Automatic}
 	case mode != "systemd" && mode != "signal":
 		return fmt.Errorf("%s%q is unknown; use systemd, signal or none", variable, mode)
+	case mode == "signal" && p.Engine != runtime.Docker:
+		// containerd exits on SIGHUP, and CRI-O loads no handlers on it: a restart has the
+		// effect that is wanted.
 	case p.Restart.Method == Manual:
 		return fmt.Errorf("%s%s is not possible on %s: %s", variable, mode, p.Title, p.Restart.Message)
 	case mode == "systemd":
 		p.Restart.Method = Systemd
-	case p.Engine != runtime.Docker:
-		return fmt.Errorf("%ssignal is not possible with %s, which exits on SIGHUP or loads no handlers on it; use systemd or none, or leave it out", variable, p.Engine)
 	default:
 		p.Restart.Method = Reload
 	}

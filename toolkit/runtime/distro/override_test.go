@@ -39,6 +39,11 @@ func TestSettingsOverrideTheDetectedProfile(t *testing.T) {
 		{name: "a drop-in of another name in CRI-O's directory", profile: "crio", settings: Settings{DropIn: "/etc/crio/crio.conf.d/99-nvidia.toml"},
 			change: func(p *Profile) { p.DropIn = "/etc/crio/crio.conf.d/99-nvidia.toml" }},
 		{name: "Docker by systemd", profile: "docker", settings: Settings{RestartMode: "systemd"}, change: func(p *Profile) { p.Restart.Method = Systemd }},
+		{name: "containerd by signal, which ends it", profile: "containerd", settings: Settings{RestartMode: "signal"}},
+		{name: "CRI-O by signal, which loads no handlers", profile: "crio", settings: Settings{RestartMode: "signal"}},
+		{name: "settings of several runtimes: the detected one's count", profile: "containerd", settings: Settings{ContainerdConfig: "/a", DockerConfig: "/b", CRIOSocket: "/c"},
+			change: func(p *Profile) { p.Config = "/a" }},
+		{name: "settings of other runtimes than the selected one", profile: "containerd", settings: Settings{Runtime: "containerd", DockerConfig: "/b"}},
 		{name: "Docker by signal", profile: "docker", settings: Settings{RestartMode: "signal"}},
 		{name: "by nobody", profile: "containerd", settings: Settings{RestartMode: "none"}, change: func(p *Profile) {
 			p.Restart = Restart{Method: Manual, Message: "nothing is restarted, since RUNTIME_RESTART_MODE=none is set; restart containerd.service for the change to take effect"}
@@ -63,20 +68,15 @@ func TestSettingsOverrideTheDetectedProfile(t *testing.T) {
 	}
 }
 
-func TestContradictorySettingsAreRefusedWithBothNames(t *testing.T) {
+func TestUnusableSettingsAreRefusedByName(t *testing.T) {
 	for _, c := range []struct {
 		profile  string
 		settings Settings
 		want     []string
 	}{
-		{"containerd", Settings{Runtime: "docker", ContainerdConfig: "/a"}, []string{"RUNTIME=docker", "CONTAINERD_CONFIG"}},
-		{"containerd", Settings{ContainerdSocket: "/a", DockerConfig: "/b"}, []string{"CONTAINERD_SOCKET", "DOCKER_CONFIG"}},
-		{"docker", Settings{CRIOSocket: "/a", DockerSocket: "/b"}, []string{"CRIO_SOCKET", "DOCKER_SOCKET"}},
 		{"containerd", Settings{Runtime: "podman"}, []string{`RUNTIME="podman"`, "containerd, docker or crio"}},
 		{"containerd", Settings{Config: "etc/config.toml"}, []string{"RUNTIME_CONFIG", "etc/config.toml"}},
 		{"crio", Settings{CRIOSocket: "unix:///run/crio/crio.sock"}, []string{"CRIO_SOCKET"}},
-		{"containerd", Settings{RestartMode: "signal"}, []string{"RUNTIME_RESTART_MODE=signal", "containerd"}},
-		{"crio", Settings{RestartMode: "signal"}, []string{"RUNTIME_RESTART_MODE=signal", "crio"}},
 		{"containerd", Settings{RestartMode: "always"}, []string{`RUNTIME_RESTART_MODE="always"`}},
 		{"talos", Settings{RestartMode: "systemd"}, []string{"RUNTIME_RESTART_MODE=systemd", "Talos", "machine configuration"}},
 	} {

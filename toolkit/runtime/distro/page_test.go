@@ -47,7 +47,7 @@ containerd 2, CRI-O and Docker 28.2 resolve CDI names without a change of their 
 	b.WriteString(`
 ## Overriding
 
-These are the variables of the reference installer. All paths are the host's. A variable of one runtime wins over the general one in its row. Settings of different runtimes at the same time are an error that names both.
+These are the variables of the reference installer. All paths are the host's. A variable of one runtime wins over the general one in its row. Of settings of different runtimes, those of the selected one count, else those of the detected one.
 
 | variable | value |
 |---|---|
@@ -55,7 +55,7 @@ These are the variables of the reference installer. All paths are the host's. A 
 | ` + "`CONTAINERD_CONFIG`, `DOCKER_CONFIG`, `CRIO_CONFIG`, `RUNTIME_CONFIG`" + ` | the configuration |
 | ` + "`CONTAINERD_SOCKET`, `DOCKER_SOCKET`, `CRIO_SOCKET`, `RUNTIME_SOCKET`" + ` | the socket |
 | ` + "`RUNTIME_DROP_IN_CONFIG`" + ` | the drop-in |
-| ` + "`RUNTIME_RESTART_MODE`" + ` | ` + "`systemd`, `signal` (Docker only: containerd ends on SIGHUP) or `none`" + ` |
+| ` + "`RUNTIME_RESTART_MODE`" + ` | ` + "`systemd`, `signal` (Docker; others are restarted) or `none`" + ` |
 `)
 	return b.String()
 }
