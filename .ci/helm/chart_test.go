@@ -100,7 +100,7 @@ func TestOperandsHaveTheirOwnNamespace(t *testing.T) {
 		switch o["kind"] {
 		case "ServiceAccount", "Deployment", "Job":
 			want := "gpu-operands"
-			if strings.HasPrefix(name, "gpu-operator") {
+			if strings.HasPrefix(name, "gpuready-operator") {
 				want = "somewhere"
 			}
 			require.Equal(t, want, metadata["namespace"], name)
@@ -181,13 +181,13 @@ func TestTokenRightsAreListed(t *testing.T) {
 			for _, right := range all {
 				require.NotRegexp(t, `\*|^(bind|escalate|impersonate|approve|sign) |^(list|watch) secrets|serviceaccounts|rolebindings|roles\.|/(exec|attach|portforward|proxy|ephemeralcontainers)`, right, account)
 			}
-			if !strings.HasPrefix(account, "gpu-operator") {
+			if !strings.HasPrefix(account, "gpuready-operator") {
 				require.ElementsMatch(t, want[account], all, account)
 				delete(want, account)
 			}
 		}
 		require.Empty(t, want, "accounts without rights")
-		require.Subset(t, []string{"gpu-operator", "gpu-operator-cleanup", "gpu-operator-crds", "gpu-validator", "gpu-mig-manager"}, slices.Collect(maps.Keys(given)))
+		require.Subset(t, []string{"gpuready-operator", "gpuready-operator-cleanup", "gpuready-operator-crds", "gpu-validator", "gpu-mig-manager"}, slices.Collect(maps.Keys(given)))
 	}
 }
 

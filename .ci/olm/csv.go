@@ -20,9 +20,9 @@ func serviceVersion(documents, examples []object, rights []right) (object, error
 	if err != nil {
 		return nil, err
 	}
-	deployment := find(documents, "Deployment", "gpu-operator")
+	deployment := find(documents, "Deployment", "gpuready-operator")
 	if deployment == nil {
-		return nil, fmt.Errorf("static/operator.yaml has no Deployment gpu-operator")
+		return nil, fmt.Errorf("static/operator.yaml has no Deployment gpuready-operator")
 	}
 	spec := at(deployment, "spec")
 	image, err := prepare(spec)
@@ -81,7 +81,7 @@ func serviceVersion(documents, examples []object, rights []right) (object, error
 			"install": object{"strategy": "deployment", "spec": object{
 				"clusterPermissions": cluster,
 				"permissions":        own,
-				"deployments":        []any{object{"name": "gpu-operator", "label": at(deployment, "metadata")["labels"], "spec": spec}},
+				"deployments":        []any{object{"name": "gpuready-operator", "label": at(deployment, "metadata")["labels"], "spec": spec}},
 			}},
 			"customresourcedefinitions": object{"owned": []any{owned()}},
 			"relatedImages":             related(image),

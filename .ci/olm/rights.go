@@ -63,8 +63,8 @@ var withToken = map[string]string{"gpu-validator": "gpuready-validator"}
 // permissions returns the rights that the lifecycle manager grants to each account.
 func permissions(documents []object, rights []right) (own, cluster []any) {
 	ownRules, clusterRules := operatorRules(rights)
-	own = []any{account("gpu-operator", ownRules)}
-	cluster = []any{account("gpu-operator", clusterRules)}
+	own = []any{account("gpuready-operator", ownRules)}
+	cluster = []any{account("gpuready-operator", clusterRules)}
 	for _, agent := range agents {
 		rules := []any{object{
 			"apiGroups": []string{"security.openshift.io"}, "resources": []string{"securitycontextconstraints"},

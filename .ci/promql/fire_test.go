@@ -115,8 +115,8 @@ func TestAlertsOfTheOperatorFire(t *testing.T) {
 			"  gpuready_operator_api_writes_total{verb=\"evict\",resource=\"pods\",outcome=\"refused\"} 0+1x120\n  gpuready_operator_api_writes_total{verb=\"patch\",resource=\"nodes\",outcome=\"conflict\"} 0+1x120\n  gpuready_operator_api_writes_total{verb=\"patch\",resource=\"nodes\",outcome=\"ok\"} 0+1x120\n",
 		},
 		"GPUOperatorDown": {
-			"  up{job=\"gpu-operator\",pod=\"a\"} 1x60 0x60\n",
-			"  up{job=\"gpu-operator\",pod=\"a\"} 1x120\n  up{job=\"other\"} 0x120\n",
+			"  up{job=\"gpuready-operator\",pod=\"a\"} 1x60 0x60\n",
+			"  up{job=\"gpuready-operator\",pod=\"a\"} 1x120\n  up{job=\"other\"} 0x120\n",
 		},
 	}
 	alerts := operatorAlerts(t)

@@ -376,6 +376,7 @@ func TestPodMonitorSelectsThePodsOfTheManifests(t *testing.T) {
 				MatchNames []string `json:"matchNames"`
 			} `json:"namespaceSelector"`
 			Selector struct {
+				MatchLabels      map[string]string `json:"matchLabels"`
 				MatchExpressions []struct {
 					Key      string   `json:"key"`
 					Operator string   `json:"operator"`
@@ -405,6 +406,7 @@ func TestPodMonitorSelectsThePodsOfTheManifests(t *testing.T) {
 		require.Contains(t, manifest, "name: "+namespace+"\n")
 	}
 	apps := m.Spec.Selector.MatchExpressions[0].Values
+	require.Equal(t, map[string]string{"app.kubernetes.io/part-of": "gpuready"}, m.Spec.Selector.MatchLabels)
 	for _, app := range apps {
 		require.Contains(t, manifest, "app: "+app+"\n")
 	}

@@ -43,7 +43,7 @@ func TestOperatorRightsAreDocumented(t *testing.T) {
 		}
 	}
 	for _, d := range documents(t) {
-		if d.file != "operator.yaml" || d.kind != "Role" && d.kind != "ClusterRole" || !strings.HasPrefix(d.name, "gpu-operator") {
+		if d.file != "operator.yaml" || d.kind != "Role" && d.kind != "ClusterRole" || !strings.HasPrefix(d.name, "gpuready-operator") {
 			continue
 		}
 		var role rbacv1.Role

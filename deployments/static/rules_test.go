@@ -304,7 +304,7 @@ func TestMPSSharedMemoryIsVisibleToTheHost(t *testing.T) {
 }
 
 // tokenUsers use the API server.
-var tokenUsers = []string{"gpu-validator", "gpu-operator"}
+var tokenUsers = []string{"gpu-validator", "gpuready-operator"}
 
 func TestOnlyValidatorAndOperatorHaveAToken(t *testing.T) {
 	for _, w := range workloads(t) {

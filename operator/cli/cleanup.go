@@ -191,7 +191,7 @@ func (c cleanup) deleteObjects(ctx context.Context) error {
 func (c cleanup) waitForValidators(ctx context.Context) error {
 	short, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
-	err := c.waitUntilGone(short, &corev1.PodList{}, client.MatchingLabels{"app": "nvidia-operator-validator"})
+	err := c.waitUntilGone(short, &corev1.PodList{}, client.MatchingLabels{"app": "nvidia-operator-validator", label.PartOf: label.Product})
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
 		c.printf("%v: a validator on an unreachable node may write to its Node again until the kubelet has ended it; then clean up once more", err)
 		return nil

@@ -134,7 +134,7 @@ func TestWaitForAValidatorThatNeverEndsIsBounded(t *testing.T) {
 }
 
 func validator() *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "validator-n1", Namespace: "gpuready", Labels: map[string]string{"app": "nvidia-operator-validator"}}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "validator-n1", Namespace: "gpuready", Labels: map[string]string{"app": "nvidia-operator-validator", label.PartOf: label.Product}}}
 }
 
 func TestDryRunChangesNothing(t *testing.T) {

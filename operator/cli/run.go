@@ -27,6 +27,7 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/operator/controller"
 	"github.com/gpuready/gpuready/operator/evict"
+	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/leader"
 	"github.com/gpuready/gpuready/operator/metrics"
 	"github.com/gpuready/gpuready/operator/registry"
@@ -43,12 +44,8 @@ Examples:
   gpu-operator run --image-repository registry.example/gpuready --registry-ca /etc/ca
 `
 
-// deployment is the name of the operator's Deployment in the chart, the static manifest and the
-// OLM bundle. endDeadline bounds the operator's shutdown.
-const (
-	deployment  = "gpu-operator"
-	endDeadline = 5 * time.Second
-)
+// endDeadline bounds the operator's shutdown.
+const endDeadline = 5 * time.Second
 
 type runFlags struct {
 	listen     string
@@ -112,6 +109,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	siblings, err := newSiblings(kube, mgr)
+	if err != nil {
+		return err
+	}
 	registries, err := registry.New(registry.Options{Insecure: r.insecure, CADirs: r.registryCA, Agent: kube.UserAgent})
 	if err != nil {
 		return program.UsageErrorf("--registry-ca: %w", err)
@@ -125,14 +126,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	c := controller.New(controller.Config{
-		Client: mgr.GetClient(), Informers: mgr.GetCache(), Events: mgr.GetEventRecorder("gpu-operator"),
+		Client: mgr.GetClient(), Informers: mgr.GetCache(), Siblings: siblings, Events: mgr.GetEventRecorder(label.Deployment),
 		Metrics: m, Cluster: o.cluster, Now: time.Now, Log: log,
-		Operator: types.NamespacedName{Namespace: o.namespace, Name: deployment}, Elected: r.lead,
-		Streams: func(failed func(error)) (cache.Cache, error) {
-			options := controller.Streams(failed)
-			options.Scheme, options.Mapper, options.HTTPClient = mgr.GetScheme(), mgr.GetRESTMapper(), mgr.GetHTTPClient()
-			return cache.New(kube, options)
-		},
+		Operator: types.NamespacedName{Namespace: o.namespace, Name: label.Deployment}, Elected: r.lead,
+		Streams: func(failed func(error)) (cache.Cache, error) { return newCache(kube, mgr, controller.Streams(failed)) },
 		Registry: func(changed func(string)) controller.Registry {
 			return registry.NewCache(controller.NewLookup(registries, direct, o.cluster.Namespace, m), changed)
 		},
@@ -178,6 +175,28 @@ func newManager(kube *rest.Config, o *options, log *slog.Logger) (manager.Manage
 	})
 }
 
+// newCache returns a cache beside a manager's own.
+func newCache(kube *rest.Config, mgr manager.Manager, options cache.Options) (cache.Cache, error) {
+	options.Scheme, options.Mapper, options.HTTPClient = mgr.GetScheme(), mgr.GetRESTMapper(), mgr.GetHTTPClient()
+	return cache.New(kube, options)
+}
+
+// newSiblings returns the cache of this product's Deployments. The manager starts it together
+// with its own.
+func newSiblings(kube *rest.Config, mgr manager.Manager) (cache.Cache, error) {
+	siblings, err := newCache(kube, mgr, controller.Siblings())
+	if err != nil {
+		return nil, err
+	}
+	return siblings, mgr.Add(managedCache{siblings})
+}
+
+// managedCache is a cache that a manager starts before everything that uses caches.
+type managedCache struct{ cache.Cache }
+
+// GetCache tells the manager that it is a cache.
+func (c managedCache) GetCache() cache.Cache { return c.Cache }
+
 // newElector returns the Elector that decides whether this operator acts. Its own requests do not
 // pass its Gate.
 func newElector(kube *rest.Config, o *options, pod leader.Pod, m *metrics.Metrics, log *slog.Logger) (*leader.Elector, error) {
@@ -197,7 +216,7 @@ func newElector(kube *rest.Config, o *options, pod leader.Pod, m *metrics.Metric
 		return nil, err
 	}
 	return leader.New(leader.Options{
-		Client: direct, Namespace: o.namespace, Deployment: deployment, Pod: pod, Host: host + "_" + string(uuid.NewUUID()),
+		Client: direct, Namespace: o.namespace, Deployment: label.Deployment, FormerDeployment: label.NVIDIADeployment, Pod: pod, Host: host + "_" + string(uuid.NewUUID()),
 		Report: func(s leader.Status) { m.SetLeadership(s.Leads, s.StandsDownFor) }, Log: log,
 	}), nil
 }

@@ -52,8 +52,19 @@ func Caches(namespace string) cache.Options {
 			&batchv1.Job{}:          {Namespaces: ownNamespace, Label: labels.SelectorFromSet(labels.Set{label.Prebuild: "true"}), Transform: transform(stripJob)},
 			&corev1.Service{}:       {Namespaces: ownNamespace},
 			&nodev1.RuntimeClass{}:  {},
-			&appsv1.Deployment{}:    {Field: fields.OneTermEqualSelector("metadata.name", operatorName), Transform: transform(stripDeployment)},
+			&appsv1.Deployment{}:    {Field: fields.OneTermEqualSelector("metadata.name", label.NVIDIADeployment), Transform: transform(stripDeployment)},
 			partial(apiServiceKind): {Field: fields.OneTermEqualSelector("metadata.name", imageStreamService)},
+		},
+	}
+}
+
+// Siblings returns the cache of this product's Deployments. Caches has NVIDIA's, and those of
+// earlier versions: one watch selects one name.
+func Siblings() cache.Options {
+	return cache.Options{
+		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			&appsv1.Deployment{}: {Field: fields.OneTermEqualSelector("metadata.name", label.Deployment), Transform: transform(stripDeployment)},
 		},
 	}
 }

@@ -41,7 +41,8 @@ const eventAction = "Reconcile"
 // Config holds the dependencies of a Controller.
 type Config struct {
 	Client    client.Client
-	Informers cache.Informers
+	Informers cache.Informers // of Caches
+	Siblings  cache.Informers // of Siblings
 	// Streams opens a cache of ImageStreams (see Streams). It fails while the cluster has no
 	// ImageStreams. The cache calls failed when it may not list or watch them.
 	Streams func(failed func(error)) (cache.Cache, error)

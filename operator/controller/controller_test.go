@@ -213,7 +213,7 @@ func TestPrecompiledDriverIsDeployedOnceItsImageExists(t *testing.T) {
 
 func TestWhileNVIDIAsOperatorRunsNodesAreHandedOverOneByOne(t *testing.T) {
 	w := newWorld(t)
-	w.model.nvidiaOperators[types.NamespacedName{Namespace: "gpu-operator", Name: operatorName}] = true
+	w.model.nvidiaOperators[types.NamespacedName{Namespace: "gpu-operator", Name: label.NVIDIADeployment}] = true
 	w.markChanged()
 	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
 	require.Equal(t, []string{"status policy"}, w.settle())

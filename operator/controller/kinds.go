@@ -19,9 +19,6 @@ var (
 )
 
 const (
-	// operatorName is the name that the chart and the OLM bundle of NVIDIA's operator give
-	// its Deployment.
-	operatorName = "gpu-operator"
 	// imageStreamService is the APIService that exists once ImageStreams are served, by
 	// OpenShift's own API server or by a custom resource definition.
 	imageStreamService = "v1.image.openshift.io"

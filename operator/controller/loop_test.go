@@ -89,7 +89,7 @@ func (w *world) mutate(r *rand.Rand) {
 			}
 		})
 	case 6:
-		key := types.NamespacedName{Namespace: "gpu-operator", Name: operatorName}
+		key := types.NamespacedName{Namespace: "gpu-operator", Name: label.NVIDIADeployment}
 		if yes {
 			w.model.nvidiaOperators[key] = true
 		} else {

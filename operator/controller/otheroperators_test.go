@@ -18,12 +18,12 @@ import (
 
 // installed returns the Deployment of an operator of this product.
 func installed(namespace string) *appsv1.Deployment {
-	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: operatorName, Labels: map[string]string{label.PartOf: label.Product}}}
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: label.Deployment, Labels: map[string]string{label.PartOf: label.Product}}}
 }
 
 func TestStatusReportsAnotherOperatorOnStandby(t *testing.T) {
 	w := newWorld(t)
-	w.Operator = types.NamespacedName{Namespace: namespace, Name: operatorName}
+	w.Operator = types.NamespacedName{Namespace: namespace, Name: label.Deployment}
 	w.model.setOperator(objectKey(installed(namespace)), sibling)
 	w.create(simulated("policy"), simulated("zweite"))
 	w.settle()
@@ -38,7 +38,7 @@ func TestStatusReportsAnotherOperatorOnStandby(t *testing.T) {
 		c := contested(name)
 		require.NotNil(t, c, name)
 		require.Equal(t, status.ReasonAnotherOperator, c.Reason)
-		require.Equal(t, "Deployment gpuready/gpu-operator serves this cluster, and Deployment elsewhere/gpu-operator stands down; uninstall one of them", c.Message)
+		require.Equal(t, "Deployment gpuready/gpuready-operator serves this cluster, and Deployment elsewhere/gpuready-operator stands down; uninstall one of them", c.Message)
 	}
 	require.Empty(t, w.model.nvidiaOperators, "it is not NVIDIA's")
 	require.Empty(t, w.settle())
@@ -71,7 +71,7 @@ func TestNothingIsMadeBesideAnotherOperatorsOperands(t *testing.T) {
 	require.Empty(t, w.settle())
 
 	// The other operator is back and can manage its operands.
-	w.Operator = types.NamespacedName{Namespace: namespace, Name: operatorName}
+	w.Operator = types.NamespacedName{Namespace: namespace, Name: label.Deployment}
 	theirs := objectKey(installed("elsewhere"))
 	w.model.setOperator(theirs, standby)
 	w.settle()

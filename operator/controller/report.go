@@ -173,10 +173,11 @@ func (c *Controller) verdict(s *desired) *status.Verdict {
 	return status.OtherOperator("Deployment "+running, label.HandOver+"="+label.Product)
 }
 
-// otherOperators returns the Deployments of this product's operator in other namespaces.
+// otherOperators returns the other Deployments of this product's operator: in other namespaces,
+// and what an earlier version has left in this one.
 func (c *Controller) otherOperators() (all []string) {
 	for key := range c.model.siblings {
-		if key.Namespace != c.Operator.Namespace {
+		if key != c.Operator {
 			all = append(all, key.String())
 		}
 	}

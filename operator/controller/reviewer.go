@@ -29,9 +29,9 @@ const (
 	reviewPause = time.Second
 )
 
-// reviewer decides which Deployments of its name are NVIDIA's operator. Anybody who may
-// create Deployments in some namespace can use that name; the service account of NVIDIA's
-// may write Nodes.
+// reviewer decides which Deployments are NVIDIA's operator, of those with an operator's name.
+// Anybody who may create Deployments in some namespace can use such a name; the service
+// account of NVIDIA's may write Nodes.
 type reviewer struct {
 	client client.Client
 	inbox  *inbox

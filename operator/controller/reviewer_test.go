@@ -50,7 +50,7 @@ func newTestReviewer(t *testing.T, a *access) (*reviewer, *model) {
 			return a.err
 		},
 	}).Build()
-	return newReviewer(c, newInbox(), types.NamespacedName{Namespace: namespace, Name: operatorName}, slog.New(slog.DiscardHandler)), newModel(namespace)
+	return newReviewer(c, newInbox(), types.NamespacedName{Namespace: namespace, Name: label.Deployment}, slog.New(slog.DiscardHandler)), newModel(namespace)
 }
 
 // others returns the Deployments that count as NVIDIA's operator.
@@ -66,7 +66,7 @@ func (r *reviewer) others(m *model) (all []string) {
 
 func deployment(ns, account string, wanted *int32, there int32, labels map[string]string) *appsv1.Deployment {
 	d := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: operatorName, Labels: labels},
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: label.NVIDIADeployment, Labels: labels},
 		Spec:       appsv1.DeploymentSpec{Replicas: wanted}, Status: appsv1.DeploymentStatus{Replicas: there},
 	}
 	d.Spec.Template.Spec.ServiceAccountName = account
@@ -77,23 +77,28 @@ func deployment(ns, account string, wanted *int32, there int32, labels map[strin
 func TestADeploymentIsNVIDIAsOperatorIfItMayWriteNodesAndRuns(t *testing.T) {
 	may := &access{verbs: map[string]string{
 		"system:serviceaccount:gpu-operator:gpu-operator": "update", "system:serviceaccount:new:default": "patch",
-		"system:serviceaccount:" + namespace + ":gpu-operator": "patch",
+		"system:serviceaccount:" + namespace + ":gpuready-operator": "patch",
 	}}
 	for name, c := range map[string]struct {
 		is    *appsv1.Deployment
 		other bool
+		own   bool // it has this operator's name
 	}{
-		"by default":               {deployment("gpu-operator", "gpu-operator", nil, 0, nil), true},
-		"one pod":                  {deployment("gpu-operator", "gpu-operator", new(int32(1)), 1, nil), true},
-		"scaled down, one left":    {deployment("gpu-operator", "gpu-operator", new(int32(0)), 1, nil), true},
-		"scaled to none":           {deployment("gpu-operator", "gpu-operator", new(int32(0)), 0, nil), false},
-		"not started yet":          {deployment("gpu-operator", "gpu-operator", new(int32(2)), 0, nil), true},
-		"the default account":      {deployment("new", "", nil, 1, nil), true},
-		"a tenant's":               {deployment("team-a", "gpu-operator", nil, 1, nil), false},
-		"of this product":          {deployment("gpu-operator", "gpu-operator", nil, 1, map[string]string{label.PartOf: label.Product}), false},
-		"this one, its label lost": {deployment(namespace, "gpu-operator", nil, 1, nil), false},
+		"by default":               {deployment("gpu-operator", "gpu-operator", nil, 0, nil), true, false},
+		"one pod":                  {deployment("gpu-operator", "gpu-operator", new(int32(1)), 1, nil), true, false},
+		"scaled down, one left":    {deployment("gpu-operator", "gpu-operator", new(int32(0)), 1, nil), true, false},
+		"scaled to none":           {deployment("gpu-operator", "gpu-operator", new(int32(0)), 0, nil), false, false},
+		"not started yet":          {deployment("gpu-operator", "gpu-operator", new(int32(2)), 0, nil), true, false},
+		"the default account":      {deployment("new", "", nil, 1, nil), true, false},
+		"a tenant's":               {deployment("team-a", "gpu-operator", nil, 1, nil), false, false},
+		"of this product":          {deployment("gpu-operator", "gpu-operator", nil, 1, map[string]string{label.PartOf: label.Product}), false, false},
+		"this one, its label lost": {deployment(namespace, "gpuready-operator", nil, 1, nil), false, true},
+		"another, its label lost":  {deployment("gpu-operator", "gpu-operator", nil, 1, nil), true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if c.own {
+				c.is.Name = label.Deployment
+			}
 			r, m := newTestReviewer(t, may)
 			r.classify(t.Context(), c.is)
 			require.Equal(t, c.other, len(r.others(m)) > 0)

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
@@ -30,21 +31,23 @@ func (c *Controller) watch(ctx context.Context) error {
 	in := c.inbox
 	var synced []toolscache.InformerSynced
 	for _, w := range []struct {
+		of      cache.Informers
 		kind    client.Object
 		handler toolscache.ResourceEventHandler
 	}{
-		{&v1.ClusterPolicy{}, inboxHandler(in, updatePolicy, removePolicy)},
-		{&corev1.Node{}, inboxHandler(in, updateNode, removeNode)},
-		{&corev1.Pod{}, inboxHandler(in, updatePod, removePod)},
-		{&corev1.ConfigMap{}, inboxHandler(in, updateConfigMap, removeConfigMap)},
-		{&batchv1.Job{}, inboxHandler(in, updateJob, removeJob)},
-		{&appsv1.DaemonSet{}, inboxHandler(in, updateOwned[*appsv1.DaemonSet](daemonSetKind), removeOwned[*appsv1.DaemonSet](daemonSetKind))},
-		{&corev1.Service{}, inboxHandler(in, updateOwned[*corev1.Service](serviceKind), removeOwned[*corev1.Service](serviceKind))},
-		{&nodev1.RuntimeClass{}, inboxHandler(in, updateClass, removeClass)},
-		{&appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
-		{partial(apiServiceKind), inboxHandler(in, c.toolkit.onServed, c.toolkit.onUnserved)},
+		{c.Informers, &v1.ClusterPolicy{}, inboxHandler(in, updatePolicy, removePolicy)},
+		{c.Informers, &corev1.Node{}, inboxHandler(in, updateNode, removeNode)},
+		{c.Informers, &corev1.Pod{}, inboxHandler(in, updatePod, removePod)},
+		{c.Informers, &corev1.ConfigMap{}, inboxHandler(in, updateConfigMap, removeConfigMap)},
+		{c.Informers, &batchv1.Job{}, inboxHandler(in, updateJob, removeJob)},
+		{c.Informers, &appsv1.DaemonSet{}, inboxHandler(in, updateOwned[*appsv1.DaemonSet](daemonSetKind), removeOwned[*appsv1.DaemonSet](daemonSetKind))},
+		{c.Informers, &corev1.Service{}, inboxHandler(in, updateOwned[*corev1.Service](serviceKind), removeOwned[*corev1.Service](serviceKind))},
+		{c.Informers, &nodev1.RuntimeClass{}, inboxHandler(in, updateClass, removeClass)},
+		{c.Informers, &appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
+		{c.Siblings, &appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
+		{c.Informers, partial(apiServiceKind), inboxHandler(in, c.toolkit.onServed, c.toolkit.onUnserved)},
 	} {
-		informer, err := c.Informers.GetInformer(ctx, w.kind)
+		informer, err := w.of.GetInformer(ctx, w.kind)
 		if err != nil {
 			return fmt.Errorf("watch %T: %w", w.kind, err)
 		}

@@ -101,5 +101,12 @@ const (
 	DrainSkip = "nvidia.com/gpu-driver-upgrade-drain.skip"
 )
 
+// Names of Deployments. NVIDIA's chart and OLM bundle give their operator's NVIDIADeployment, which
+// versions of this product up to 0.1.0 used as well.
+const (
+	Deployment       = "gpuready-operator"
+	NVIDIADeployment = "gpu-operator"
+)
+
 // FieldManager is the operator's field manager in server-side apply.
 const FieldManager = "gpu-operator"

@@ -80,10 +80,12 @@ type Options struct {
 	Client     client.Client // of Scheme, without a cache and without the Gate
 	Namespace  string        // in which this operator is installed
 	Deployment string        // as which it is installed
-	Pod        Pod
-	Host       string       // a unique name, for processes outside of pods
-	Report     func(Status) // called when the Status changes; nil: not called
-	Log        *slog.Logger
+	// FormerDeployment is the Deployment's name in earlier versions; "": the same.
+	FormerDeployment string
+	Pod              Pod
+	Host             string       // a unique name, for processes outside of pods
+	Report           func(Status) // called when the Status changes; nil: not called
+	Log              *slog.Logger
 }
 
 // identity returns the holder's name in the Lease. The containers of one pod share it, so that

@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const deployment = "gpu-operator"
+const deployment, formerDeployment = label.Deployment, label.NVIDIADeployment
 
 // nextTry bounds the time between two attempts of a standby: client-go adds up to 1.2 times the
 // period to it.
@@ -66,11 +66,13 @@ func newCluster(t *testing.T) *cluster {
 }
 
 // install creates the Deployment of an installation.
-func (c *cluster) install(namespace string) {
+func (c *cluster) install(namespace string) { c.installAs(namespace, deployment) }
+
+func (c *cluster) installAs(namespace, name string) {
 	c.Helper()
 	c.serial++
 	require.NoError(c, c.Create(c.Context(), &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{
-		Namespace: namespace, Name: deployment, UID: types.UID(fmt.Sprint("d", c.serial)), Labels: map[string]string{label.PartOf: label.Product},
+		Namespace: namespace, Name: name, UID: types.UID(fmt.Sprint("d", c.serial)), Labels: map[string]string{label.PartOf: label.Product},
 	}}))
 }
 
@@ -168,7 +170,7 @@ type process struct {
 func (c *cluster) run(namespace, pod string) *process {
 	p := &process{cluster: c, name: namespace + "/" + pod, ended: make(chan struct{}), yield: make(chan string)}
 	p.elector = New(Options{
-		Client: link{c.WithWatch, p}, Namespace: namespace, Deployment: deployment, Pod: Pod{pod, "uid"},
+		Client: link{c.WithWatch, p}, Namespace: namespace, Deployment: deployment, FormerDeployment: formerDeployment, Pod: Pod{pod, "uid"},
 		Report: func(s Status) { p.status.Store(&s) }, Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(c.Context())
@@ -713,6 +715,24 @@ func TestLogTruncatesForeignText(t *testing.T) {
 		require.Less(t, log.Len(), 600)
 		log.Reset()
 	}
+}
+
+// The first installation is one of an earlier version, whose Deployment had another name.
+func TestEarlierVersionKeepsItsClaimWhileInstalled(t *testing.T) {
+	inBubble(t, func(c *cluster) {
+		c.install("b")
+		c.uninstall("a")
+		c.installAs("a", formerDeployment)
+		first := c.run("a", "p")
+		c.expect(first)
+		first.stop()
+		c.awaitEnd(first)
+		other := c.run("b", "q")
+		time.Sleep(2 * time.Minute)
+		require.Equal(t, &Status{StandsDownFor: "a"}, other.status.Load())
+		require.NoError(t, c.Delete(t.Context(), &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: formerDeployment}}))
+		require.Less(t, c.expect(other), nextTry)
+	})
 }
 
 // A new owner of a removed operator's namespace cannot keep its claim.

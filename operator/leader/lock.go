@@ -356,15 +356,20 @@ func (l *lock) checkHeld(uid string, lease *coordinationv1.Lease) error {
 // and reports whether there is one. If uid is set, a Deployment with another UID does not
 // count: a new owner of the namespace may have created it.
 func (l *lock) findDeployment(ctx context.Context, namespace, uid string) (string, bool, error) {
-	var deployments appsv1.DeploymentList
-	if err := l.withTimeout(ctx, func(ctx context.Context) error {
-		return l.Client.List(ctx, &deployments, client.InNamespace(namespace), client.MatchingFields{"metadata.name": l.Deployment})
-	}); err != nil {
-		return "", false, fmt.Errorf("list Deployment %s/%s: %w", namespace, l.Deployment, err)
-	}
-	for i := range deployments.Items {
-		if d := &deployments.Items[i]; isActive(d) && (uid == "" || string(d.UID) == uid) {
-			return string(d.UID), true, nil
+	for _, name := range []string{l.Deployment, l.FormerDeployment} {
+		if name == "" {
+			continue
+		}
+		var deployments appsv1.DeploymentList
+		if err := l.withTimeout(ctx, func(ctx context.Context) error {
+			return l.Client.List(ctx, &deployments, client.InNamespace(namespace), client.MatchingFields{"metadata.name": name})
+		}); err != nil {
+			return "", false, fmt.Errorf("list Deployment %s/%s: %w", namespace, name, err)
+		}
+		for i := range deployments.Items {
+			if d := &deployments.Items[i]; isActive(d) && (uid == "" || string(d.UID) == uid) {
+				return string(d.UID), true, nil
+			}
 		}
 	}
 	return "", false, nil

@@ -97,7 +97,7 @@ func (c *Cluster) install(ctx context.Context, config Config) error {
 		{"patch", "clusterpolicy", policy, "--type=merge", "-p", delay},
 		// NFD's label for a node without a GPU.
 		{"label", "node", "n1", "feature.node.kubernetes.io/system-os_release.ID=debian"},
-		{"-n", namespace, "rollout", "status", "deployment/gpu-operator", "--timeout=120s"},
+		{"-n", namespace, "rollout", "status", "deployment/gpuready-operator", "--timeout=120s"},
 		{"wait", "--for=condition=Ready", "--timeout=120s", "clusterpolicy/" + policy},
 	} {
 		cmd := exec.CommandContext(ctx, c.Kubectl, args...)

@@ -112,7 +112,7 @@ func (s *suite) describe(t *testing.T, stack Stack) {
 	for _, args := range [][]string{
 		{"get", "pods", "-A", "-o", "wide"},
 		{"-n", namespace, "get", "events", "--sort-by=.lastTimestamp"},
-		{"-n", namespace, "logs", "--tail=40", "deployment/gpu-operator"},
+		{"-n", namespace, "logs", "--tail=40", "--selector=app in (gpu-operator, gpuready-operator)"},
 		{"get", "clusterpolicies.nvidia.com", "-o", "yaml"},
 	} {
 		out, err := s.Kubectl(ctx, s.cluster, args...)

@@ -144,7 +144,7 @@ func (s *suite) left(node string, labels ...string) error {
 		}
 	}
 	for _, p := range s.World.Pods(namespace, "app.kubernetes.io/part-of=gpuready") {
-		if p.Spec.NodeName == node && p.Labels["app"] != "gpu-operator" {
+		if p.Spec.NodeName == node && p.Labels["app"] != "gpuready-operator" {
 			return fmt.Errorf("pod %s runs on %s", p.Name, node)
 		}
 	}

@@ -97,7 +97,7 @@ func (s *suite) standsBy(t *testing.T) {
 			version = oldDriver
 		}
 	}
-	s.Kubectl(t, "-n", namespace, "scale", "deployment/gpu-operator", "--replicas=2")
+	s.Kubectl(t, "-n", namespace, "scale", "deployment/gpuready-operator", "--replicas=2")
 	s.second(t)
 	began := time.Now()
 	s.simulate(t, version)
@@ -122,7 +122,7 @@ func (s *suite) standsBy(t *testing.T) {
 	}
 	s.waitUpgraded(t, version)
 	s.atMost(t, 1, began)
-	s.Kubectl(t, "-n", namespace, "scale", "deployment/gpu-operator", "--replicas=1")
+	s.Kubectl(t, "-n", namespace, "scale", "deployment/gpuready-operator", "--replicas=1")
 }
 
 // second waits for a leader and another ready pod, and returns the leader.
@@ -130,7 +130,7 @@ func (s *suite) second(t *testing.T) *corev1.Pod {
 	t.Helper()
 	leads := s.leader(t, "")
 	s.until(t, "an operator stands by", func() error {
-		for _, ready := range s.World.Pods(namespace, "app=gpu-operator") {
+		for _, ready := range s.World.Pods(namespace, "app=gpuready-operator") {
 			if ready.UID != leads.UID && ready.DeletionTimestamp == nil && slices.ContainsFunc(ready.Status.Conditions, func(c corev1.PodCondition) bool {
 				return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 			}) {

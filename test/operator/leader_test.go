@@ -57,7 +57,7 @@ type replica struct {
 // replica starts an operator as a pod of an installation would.
 func (b *bench) replica(t *testing.T, namespace, operands, pod string) *replica {
 	t.Helper()
-	token, err := b.World.Client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), "gpu-operator", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := b.World.Client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), "gpuready-operator", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	c := clientcmdapi.NewConfig()
 	c.Clusters["c"] = &clientcmdapi.Cluster{Server: b.World.Config.Host, CertificateAuthorityData: b.World.Config.CAData}
@@ -276,12 +276,12 @@ func (b *bench) installSecond(t *testing.T) {
 // installation creates an operator's Deployment that never gets a pod.
 func (b *bench) installation(t *testing.T, namespace string) *appsv1.Deployment {
 	t.Helper()
-	labels := map[string]string{"app": "gpu-operator"}
+	labels := map[string]string{"app": "gpuready-operator"}
 	d := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpu-operator", Labels: map[string]string{"app.kubernetes.io/part-of": "gpuready"}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "gpuready-operator", Labels: map[string]string{"app.kubernetes.io/part-of": "gpuready"}},
 		Spec: appsv1.DeploymentSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "gpu-operator", Image: "none"}}}},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "gpuready-operator", Image: "none"}}}},
 		},
 	}
 	require.NoError(t, b.Create(t.Context(), d))
@@ -302,10 +302,10 @@ func (b *bench) twoInstallations(t *testing.T) {
 	b.create(t, forged)
 	other := b.replica(t, second, second, "second")
 	b.waitNoError(t, "the second one says that it stands down, and for whom", func() error {
-		if err := other.printed("reason=AnotherOperator namespace=" + namespace + " deployment=gpu-operator"); err != nil {
+		if err := other.printed("reason=AnotherOperator namespace=" + namespace + " deployment=gpuready-operator"); err != nil {
 			return err
 		}
-		return b.condition(t, policy, "Contested", "True", "AnotherOperator", namespace+"/gpu-operator", second+"/gpu-operator")
+		return b.condition(t, policy, "Contested", "True", "AnotherOperator", namespace+"/gpuready-operator", second+"/gpuready-operator")
 	})
 
 	one.end(syscall.SIGTERM) // its pod is replaced

@@ -212,7 +212,7 @@ func (s series) unlabelled(name, matchers string) (keys []string) {
 func (s *suite) showsFailure(t *testing.T, name, matchers string) {
 	t.Helper()
 	s.until(t, fmt.Sprintf("Prometheus is shown %s{%s}", name, matchers), func() error {
-		if lacks := s.scrape(t, "app=gpu-operator").lacks(name, matchers); lacks != "" {
+		if lacks := s.scrape(t, "app=gpuready-operator").lacks(name, matchers); lacks != "" {
 			return fmt.Errorf("%s", lacks)
 		}
 		return nil

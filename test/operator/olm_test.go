@@ -77,7 +77,7 @@ spec: { channel: stable, name: gpuready, source: gpuready, sourceNamespace: nvid
 	})
 	s.Kubectl(t, "-n", namespace, "delete", "subscription/gpuready", "csv/"+serviceVersion)
 	s.until(t, "the operator has gone", func() error {
-		if pods := s.World.Pods(namespace, "app=gpu-operator"); len(pods) > 0 {
+		if pods := s.World.Pods(namespace, "app=gpuready-operator"); len(pods) > 0 {
 			return fmt.Errorf("%s is there", pods[0].Name)
 		}
 		return nil

@@ -88,7 +88,7 @@ func (s *suite) twoNamespaces(t *testing.T) {
 	s.proven(t)
 	for _, p := range s.World.Pods("", "app.kubernetes.io/part-of=gpuready") {
 		want := operands
-		if p.Labels["app"] == "gpu-operator" {
+		if p.Labels["app"] == "gpuready-operator" {
 			want = namespace
 		}
 		assert.Equal(t, want, p.Namespace, p.Name)
@@ -132,13 +132,13 @@ func (s *suite) helmUpgrades(t *testing.T) {
 	assert.True(t, s.crdHasProperty(t), "the chart's Job brings the CRD up to date")
 	assert.Equal(t, "debug", s.logLevel(t))
 	s.delivers(t, newDriver, changedMemory)
-	out, err := s.TryKubectl(t, "-n", namespace, "get", "job/gpu-operator-crds", "clusterrole/gpu-operator-crds")
+	out, err := s.TryKubectl(t, "-n", namespace, "get", "job/gpuready-operator-crds", "clusterrole/gpuready-operator-crds")
 	assert.Error(t, err, "what brought the CRD up to date is gone: %s", out)
 }
 
 func (s *suite) logLevel(t *testing.T) string {
 	t.Helper()
-	return s.Kubectl(t, "-n", namespace, "get", "deployment", "gpu-operator", "-o", `jsonpath={.spec.template.spec.containers[0].env[?(@.name=="LOG_LEVEL")].value}`)
+	return s.Kubectl(t, "-n", namespace, "get", "deployment", "gpuready-operator", "-o", `jsonpath={.spec.template.spec.containers[0].env[?(@.name=="LOG_LEVEL")].value}`)
 }
 
 // helmRollsBack rolls back to the first values; the CRD stays.

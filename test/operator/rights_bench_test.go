@@ -60,7 +60,7 @@ func newBench(t *testing.T) *bench {
 	b.Kubectl(t, "apply", "-f", "testdata/openshift.yaml")
 	b.install(t)
 	b.served(t, "crd/clusterpolicies.nvidia.com", "crd/imagestreams.image.openshift.io")
-	for _, account := range []string{"gpu-operator", "gpu-operator-crds", "gpu-operator-cleanup"} {
+	for _, account := range []string{"gpuready-operator", "gpuready-operator-crds", "gpuready-operator-cleanup"} {
 		b.kubeconfig(t, account)
 	}
 	b.furnish(t)
@@ -123,7 +123,7 @@ func (b *bench) start(t *testing.T, account string, env []string, args ...string
 // operate starts the operator.
 func (b *bench) operate(t *testing.T, env ...string) {
 	t.Helper()
-	b.start(t, "gpu-operator", env, "run", "--namespace", namespace, "--operand-namespace", operands, "--listen=", "--insecure-registries=127.0.0.1:1")
+	b.start(t, "gpuready-operator", env, "run", "--namespace", namespace, "--operand-namespace", operands, "--listen=", "--insecure-registries=127.0.0.1:1")
 }
 
 // stop ends the running program.

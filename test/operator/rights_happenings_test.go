@@ -277,7 +277,7 @@ func (b *bench) ends(t *testing.T, account string, args ...string) error {
 
 var cleanup = []string{"cleanup", "--namespace", namespace, "--operand-namespace", operands, "--timeout=60s"}
 
-func (b *bench) clean(t *testing.T) { b.start(t, "gpu-operator-cleanup", nil, cleanup...) }
+func (b *bench) clean(t *testing.T) { b.start(t, "gpuready-operator-cleanup", nil, cleanup...) }
 
 // leave puts the cluster into the state after an operator was deleted before its policy.
 func (b *bench) leave(t *testing.T, finalizers ...string) {
@@ -306,7 +306,7 @@ func (b *bench) leave(t *testing.T, finalizers ...string) {
 // validator returns a pod of that DaemonSet. It is on no node, so a delete removes it at once.
 func validator() *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: named(operands, "validator")}
-	p.Labels = map[string]string{"app": "nvidia-operator-validator"}
+	p.Labels = map[string]string{"app": "nvidia-operator-validator", "app.kubernetes.io/part-of": "gpuready"}
 	p.Spec.Containers = []corev1.Container{{Name: "main", Image: "none"}}
 	return p
 }

@@ -159,8 +159,8 @@ var steps = []step{
 	{
 		name:       "the definition of policies is upgraded",
 		needs:      []string{"crds: get customresourcedefinitions.apiextensions.k8s.io", "crds: patch customresourcedefinitions.apiextensions.k8s.io"},
-		happens:    func(t *testing.T, b *bench) { b.start(t, "gpu-operator-crds", nil, "crds") },
-		done:       func(t *testing.T, b *bench) error { return b.ends(t, "gpu-operator-crds", "crds") },
+		happens:    func(t *testing.T, b *bench) { b.start(t, "gpuready-operator-crds", nil, "crds") },
+		done:       func(t *testing.T, b *bench) error { return b.ends(t, "gpuready-operator-crds", "crds") },
 		reportedIn: byExit,
 	},
 	{
@@ -173,7 +173,7 @@ var steps = []step{
 			"cleanup: list nodes", "cleanup: get nodes", "cleanup: patch nodes", "cleanup: patch nodes/status",
 		},
 		happens:    func(t *testing.T, b *bench) { b.leave(t); b.clean(t) },
-		done:       func(t *testing.T, b *bench) error { return b.ends(t, "gpu-operator-cleanup", cleanup...) },
+		done:       func(t *testing.T, b *bench) error { return b.ends(t, "gpuready-operator-cleanup", cleanup...) },
 		undo:       func(t *testing.T, b *bench) { b.tidy(t) },
 		reportedIn: byExit,
 	},
@@ -188,7 +188,7 @@ var steps = []step{
 			if d := object[appsv1.DaemonSet](t, b, operands, "left"); d != nil {
 				b.merge(t, d, `{"metadata":{"finalizers":null}}`)
 			}
-			return b.ends(t, "gpu-operator-cleanup", cleanup...)
+			return b.ends(t, "gpuready-operator-cleanup", cleanup...)
 		},
 		undo:       func(t *testing.T, b *bench) { b.tidy(t) },
 		reportedIn: byExit,
@@ -202,7 +202,7 @@ var steps = []step{
 				return errors.Join(b.trail.follow(), errors.New("the validator's end has not been waited for"))
 			}
 			b.remove(t, validator())
-			return b.ends(t, "gpu-operator-cleanup", cleanup...)
+			return b.ends(t, "gpuready-operator-cleanup", cleanup...)
 		},
 		undo:       func(t *testing.T, b *bench) { b.tidy(t) },
 		reportedIn: byExit,

@@ -21,7 +21,7 @@ import (
 // right is one verb on one resource, of the chart's files/rights.yaml.
 type right struct {
 	where, verb, resource, group string
-	name                         string // the only object allowed; "": all
+	name                         string // one of the objects allowed; "": all
 }
 
 func (r right) String() string {
@@ -41,7 +41,7 @@ func chartRights(t *testing.T) (all []right) {
 		for _, verb := range slices.Sorted(maps.Keys(r.Verbs)) {
 			for _, resource := range r.Resources {
 				one := right{where: r.Where, verb: verb, resource: resource, group: r.Group}
-				if len(r.Names) == 1 {
+				if len(r.Names) > 0 {
 					one.name = r.Names[0]
 				}
 				all = append(all, one)
@@ -93,7 +93,7 @@ func (t *trail) follow() error {
 			return nil // the last one may not be complete yet
 		}
 		t.read += int64(len(line))
-		if !bytes.Contains(line, []byte(accountPrefix+namespace+":gpu-operator")) {
+		if !bytes.Contains(line, []byte(accountPrefix+namespace+":gpuready-operator")) {
 			continue
 		}
 		var r request
@@ -113,7 +113,7 @@ func (t *trail) record(r request) {
 		return
 	}
 	role := allowed.FindStringSubmatch(r.Why["authorization.k8s.io/reason"])
-	if role == nil || !strings.HasPrefix(role[2], "gpu-operator") {
+	if role == nil || !strings.HasPrefix(role[2], "gpuready-operator") {
 		t.strange = append(t.strange, r.String())
 		return
 	}
@@ -136,13 +136,13 @@ type role struct{ kind, namespace, name, account string }
 
 // roles are the roles into which rights.yaml is rendered, by the value of its key where.
 var roles = map[string]role{
-	"cluster":   {"ClusterRole", "", "gpu-operator", "gpu-operator"},
-	"lease":     {"Role", "kube-system", "gpu-operator-lease", "gpu-operator"},
-	"operands":  {"Role", operands, "gpu-operator-operands", "gpu-operator"},
-	"default":   {"Role", "default", "gpu-operator", "gpu-operator"},
-	"openshift": {"Role", "openshift", "gpu-operator", "gpu-operator"},
-	"crds":      {"ClusterRole", "", "gpu-operator-crds", "gpu-operator-crds"},
-	"cleanup":   {"ClusterRole", "", "gpu-operator-cleanup", "gpu-operator-cleanup"},
+	"cluster":   {"ClusterRole", "", "gpuready-operator", "gpuready-operator"},
+	"lease":     {"Role", "kube-system", "gpuready-operator-lease", "gpuready-operator"},
+	"operands":  {"Role", operands, "gpuready-operator-operands", "gpuready-operator"},
+	"default":   {"Role", "default", "gpuready-operator", "gpuready-operator"},
+	"openshift": {"Role", "openshift", "gpuready-operator", "gpuready-operator"},
+	"crds":      {"ClusterRole", "", "gpuready-operator-crds", "gpuready-operator-crds"},
+	"cleanup":   {"ClusterRole", "", "gpuready-operator-cleanup", "gpuready-operator-cleanup"},
 }
 
 func where(kind, name, namespace string) string {

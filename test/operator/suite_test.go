@@ -109,7 +109,7 @@ func (s *suite) logDiagnostics(t *testing.T) {
 	for _, args := range [][]string{
 		{"get", "clusterpolicies.nvidia.com", "-o", "yaml"},
 		{"-n", namespace, "get", "daemonsets,pods", "-o", "wide"},
-		{"-n", namespace, "logs", "--tail=60", "deployment/gpu-operator"},
+		{"-n", namespace, "logs", "--tail=60", "deployment/gpuready-operator"},
 		{"get", "nodes", "-o", "jsonpath={range .items[*]}{.metadata.name}{\" \"}{.metadata.labels}{\"\\n\"}{end}"},
 	} {
 		out, err := s.TryKubectl(t, args...)

@@ -690,7 +690,7 @@ func TestMIGManagerIsRefusedOtherChanges(t *testing.T) {
 	require.Contains(t, evaluate(t, byMIGManager(request{operation: admission.Delete, resource: "nodes", old: node("n1")})), noStatus)
 	require.Contains(t, evaluate(t, byMIGManager(request{operation: admission.Create, resource: "nodes", object: node("n1")})), noStatus)
 
-	for _, p := range []*corev1.Pod{ofApp("nvidia-operator-validator", "n2"), ofApp("nvidia-operator-validator", ""), ofApp("nvidia-device-plugin-daemonset", "n1"), ofApp("gpu-operator", "n1"), ofApp("", "n1")} {
+	for _, p := range []*corev1.Pod{ofApp("nvidia-operator-validator", "n2"), ofApp("nvidia-operator-validator", ""), ofApp("nvidia-device-plugin-daemonset", "n1"), ofApp("gpuready-operator", "n1"), ofApp("", "n1")} {
 		require.Contains(t, evaluate(t, byMIGManager(deleted(p))), ownPods, p.Name)
 	}
 	for _, r := range []request{created(ofApp("x", "n1")), {operation: admission.Update, resource: "pods", object: ofApp("x", "n1"), old: ofApp("x", "n1")}, {operation: admission.Connect, resource: "pods/exec", object: ofApp("x", "n1")}} {
