@@ -12,7 +12,7 @@ import (
 )
 
 // staticNamespace is the namespace of the static manifests.
-const staticNamespace = "nvidia-gpu-operator"
+const staticNamespace = "gpuready-system"
 
 // parts are the chart's files for the operator's manifest, in the order in which they
 // are applied.

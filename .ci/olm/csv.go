@@ -44,7 +44,7 @@ func serviceVersion(documents, examples []object, rights []right) (object, error
 				"description":    "From a bare GPU node to a running CUDA job",
 				"repository":     "https://github.com/gpuready/gpuready",
 				"support":        "gpuready",
-				"operatorframework.io/suggested-namespace":         "nvidia-gpu-operator",
+				"operatorframework.io/suggested-namespace":         "gpuready-system",
 				"operatorframework.io/initialization-resource":     initial(examples),
 				"features.operators.openshift.io/disconnected":     "true",
 				"features.operators.openshift.io/fips-compliant":   "false",

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 )
 
-const operatorNamespace = "nvidia-gpu-operator"
+const operatorNamespace = "gpuready-system"
 
 // flat returns rights with one verb and one resource each.
 func flat(where, group string, resources, names, verbs []string) (all []string) {

@@ -28,7 +28,7 @@ const StartupTaint = "nvidia.com/gpu-not-ready"
 const PCILabel = "feature.node.kubernetes.io/pci-10de.present"
 
 const (
-	namespace = "nvidia-gpu-operator"
+	namespace = "gpuready-system"
 	policy    = "gpu-cluster-policy"
 )
 

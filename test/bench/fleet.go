@@ -21,7 +21,7 @@ import (
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
-const fleetNamespace = "nvidia-gpu-operator"
+const fleetNamespace = "gpuready-system"
 
 // fleet is a set of nodes without kubelets.
 type fleet struct {
@@ -41,11 +41,11 @@ const withoutGPU = `{"metadata":{"labels":{"` + gpuLabel + `":"false"}}}`
 const fleetPolicy = `
 apiVersion: v1
 kind: Namespace
-metadata: { name: nvidia-gpu-operator }
+metadata: { name: gpuready-system }
 ---
 apiVersion: v1
 kind: ServiceAccount
-metadata: { name: gpu-driver, namespace: nvidia-gpu-operator }
+metadata: { name: gpu-driver, namespace: gpuready-system }
 ---
 apiVersion: nvidia.com/v1
 kind: ClusterPolicy

@@ -18,7 +18,7 @@ type ours struct {
 func (b *Built) GPUReady(s Settings) Stack { return &ours{b, s} }
 
 func (*ours) Name() string      { return "gpuready" }
-func (*ours) Namespace() string { return "nvidia-gpu-operator" }
+func (*ours) Namespace() string { return "gpuready-system" }
 
 // values are the chart's defaults but for the driver, as in NVIDIA's chart. A simulated
 // driver has to be allowed.

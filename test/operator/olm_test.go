@@ -36,18 +36,18 @@ func TestOLM(t *testing.T) {
 	s.ApplyText(t, `
 apiVersion: operators.coreos.com/v1
 kind: OperatorGroup
-metadata: { name: nvidia-gpu-operator-group, namespace: nvidia-gpu-operator }
-spec: { targetNamespaces: [nvidia-gpu-operator] }
+metadata: { name: gpuready, namespace: gpuready-system }
+spec: { targetNamespaces: [gpuready-system] }
 ---
 apiVersion: operators.coreos.com/v1alpha1
 kind: CatalogSource
-metadata: { name: gpuready, namespace: nvidia-gpu-operator }
+metadata: { name: gpuready, namespace: gpuready-system }
 spec: { sourceType: grpc, address: "`+s.serveCatalog(t)+`" }
 ---
 apiVersion: operators.coreos.com/v1alpha1
 kind: Subscription
-metadata: { name: gpuready, namespace: nvidia-gpu-operator }
-spec: { channel: stable, name: gpuready, source: gpuready, sourceNamespace: nvidia-gpu-operator }
+metadata: { name: gpuready, namespace: gpuready-system }
+spec: { channel: stable, name: gpuready, source: gpuready, sourceNamespace: gpuready-system }
 `)
 	s.until(t, "the bundle is installed", func() error {
 		phase, err := s.TryKubectl(t, "-n", namespace, "get", "csv", serviceVersion, "-o", "jsonpath={.status.phase}: {.status.message}")

@@ -20,10 +20,10 @@ import (
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
-// Namespaces of the operator and its operands, and the name of the policy, as in the
+// Namespaces of the operator and its operands, and the name of the policy, which is that of the
 // reference's documentation.
 const (
-	namespace = "nvidia-gpu-operator"
+	namespace = "gpuready-system"
 	policy    = "gpu-cluster-policy"
 	operands  = "gpu-operands" // the operands' namespace if they have their own
 )

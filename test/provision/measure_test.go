@@ -88,9 +88,9 @@ func (s *suite) logError(t *testing.T, rep *report.Report) {
 		id   step.ID
 		line string
 	}{
-		{step.DriverReady, `probe="readiness" status="ready" pod="nvidia-gpu-operator/nvidia-driver-daemonset-`},
-		{step.ToolkitReady, `probe="readiness" status="ready" pod="nvidia-gpu-operator/nvidia-container-toolkit-daemonset-`},
-		{step.PluginReady, `probe="readiness" status="ready" pod="nvidia-gpu-operator/nvidia-device-plugin-daemonset-`},
+		{step.DriverReady, `probe="readiness" status="ready" pod="gpuready-system/nvidia-driver-daemonset-`},
+		{step.ToolkitReady, `probe="readiness" status="ready" pod="gpuready-system/nvidia-container-toolkit-daemonset-`},
+		{step.PluginReady, `probe="readiness" status="ready" pod="gpuready-system/nvidia-device-plugin-daemonset-`},
 	} {
 		lines := regexp.MustCompile(`I(\d{4} \d\d:\d\d:\d\d\.\d{6}).*`+regexp.QuoteMeta(moment.line)).FindAllStringSubmatch(string(log), -1)
 		if len(lines) == 0 {

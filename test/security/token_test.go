@@ -32,7 +32,7 @@ import (
 )
 
 // operatorNamespace is the namespace that mig-manager.yaml installs into.
-const operatorNamespace = "nvidia-gpu-operator"
+const operatorNamespace = "gpuready-system"
 
 var (
 	dryRun       = []string{metav1.DryRunAll}

@@ -43,7 +43,7 @@ const (
 	deployments = "../../../deployments/static/"
 	madePods    = "../../../validator/workload/testdata/"
 	validator   = "system:serviceaccount:gpuready:gpu-validator"
-	migManager  = "system:serviceaccount:nvidia-gpu-operator:gpu-mig-manager"
+	migManager  = "system:serviceaccount:gpuready-system:gpu-mig-manager"
 	nodeKey     = "authentication.kubernetes.io/node-name"
 	podKey      = "authentication.kubernetes.io/pod-name"
 	podUIDKey   = "authentication.kubernetes.io/pod-uid"
@@ -642,7 +642,7 @@ func TestMIGManagerMayUpdateItsOwnNode(t *testing.T) {
 }
 
 func ofApp(app, node string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: app + "-x", Namespace: "nvidia-gpu-operator", Labels: map[string]string{"app": app}}, Spec: corev1.PodSpec{NodeName: node}}
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: app + "-x", Namespace: "gpuready-system", Labels: map[string]string{"app": app}}, Spec: corev1.PodSpec{NodeName: node}}
 }
 
 func TestMIGManagerIsRefusedOtherChanges(t *testing.T) {
