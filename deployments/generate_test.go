@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuready/gpuready/deployments/agents"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
@@ -29,6 +30,17 @@ func TestChartIsCurrent(t *testing.T) {
 		"gpuready.choices": celList(nodestate.ChoicePrefixes),
 		"gpuready.startup": celList(agents.StartupKeys()),
 	}))
+	var fields []ForeignValue
+	for _, f := range v1.IgnoredFields() {
+		one := ForeignValue{Key: f.Field, When: f.When, Why: f.Why}
+		if f.Default != "" {
+			one.Unless = []any{f.Default}
+		}
+		fields = append(fields, one)
+	}
+	ignored, err := ignoredFields(fields)
+	require.NoError(t, err)
+	golden.Require(t, "helm/gpuready/files/ignored-fields.yaml", ignored)
 }
 
 func TestManifestsAreCurrent(t *testing.T) {

@@ -44,23 +44,25 @@ type release struct {
 const crdFile = "crds/nvidia.com_clusterpolicies.yaml"
 
 // loadChart reads the chart in a folder, and adds what the repository does not have there: the
-// CustomResourceDefinition, the schema of the values, and the chart of Node Feature Discovery.
+// CustomResourceDefinition, the schemas of the values, and the chart of Node Feature Discovery.
 func loadChart(ctx context.Context, dir string, crd []byte) (*chart.Chart, error) {
 	files, err := readTree(dir)
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range files {
-		if f.Name == "values.yaml" {
-			schema, err := valuesSchema(crd, f.Data)
-			if err != nil {
-				return nil, fmt.Errorf("values.schema.json: %w", err)
-			}
-			files = append(files, &archive.BufferedFile{Name: "values.schema.json", Data: schema}, &archive.BufferedFile{Name: crdFile, Data: crd})
-			break
+	from := sources{crd: crd}
+	for name, data := range map[string]*[]byte{"values.yaml": &from.values, "files/nvidia-values.yaml": &from.foreign, "files/ignored-fields.yaml": &from.ignored} {
+		i := slices.IndexFunc(files, func(f *archive.BufferedFile) bool { return f.Name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("%s has no %s", dir, name)
 		}
+		*data = files[i].Data
 	}
-	c, err := loader.LoadFiles(files)
+	made, err := generate(from)
+	if err != nil {
+		return nil, err
+	}
+	c, err := loader.LoadFiles(append(files, made...))
 	if err != nil {
 		return nil, err
 	}
@@ -77,6 +79,24 @@ func loadChart(ctx context.Context, dir string, crd []byte) (*chart.Chart, error
 	}
 	c.AddDependency(nfd)
 	return c, nil
+}
+
+// generate returns the files of the chart that the repository does not have.
+func generate(from sources) ([]*archive.BufferedFile, error) {
+	schemas, err := newSchemas(from)
+	if err != nil {
+		return nil, err
+	}
+	validation, err := schemas.validation()
+	if err != nil {
+		return nil, err
+	}
+	data, err := schemas.data()
+	return []*archive.BufferedFile{
+		{Name: crdFile, Data: from.crd},
+		{Name: "values.schema.json", Data: validation},
+		{Name: "files/values.json", Data: data},
+	}, err
 }
 
 // readDefinition returns the CustomResourceDefinition in the manifest that users apply,
@@ -108,7 +128,62 @@ func dependency(ctx context.Context, module string) (*chart.Chart, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := acceptTexts(files); err != nil {
+		return nil, fmt.Errorf("%s: %w", module, err)
+	}
 	return loader.LoadFiles(files)
+}
+
+// acceptTexts lets the chart of Node Feature Discovery take the configurations of worker and
+// master as a text, too: so they are in the values of NVIDIA's chart before release 1.9, which
+// had an older NFD.
+func acceptTexts(files []*archive.BufferedFile) error {
+	replaced := 0
+	for _, f := range files {
+		for _, name := range []string{"worker", "master"} {
+			value := ".Values." + name + ".config"
+			old, text := "{{- "+value+" | toYaml | nindent 4 }}", "{{- kindIs \"string\" "+value+" | ternary "+value+" (toYaml "+value+") | nindent 4 }}"
+			if f.Name == "templates/nfd-"+name+"-conf.yaml" && bytes.Count(f.Data, []byte(old)) == 1 {
+				f.Data = bytes.Replace(f.Data, []byte(old), []byte(text), 1)
+				replaced++
+			}
+		}
+		if f.Name != "values.schema.json" {
+			continue
+		}
+		var s map[string]any
+		if err := json.Unmarshal(f.Data, &s); err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+		for _, name := range []string{"worker", "master"} {
+			config, is := dig(s, "properties", name, "properties", "config")
+			if types, ok := config["type"].([]any); is && ok {
+				config["type"] = append(types, "string")
+				replaced++
+			}
+		}
+		data, err := json.Marshal(s)
+		if err != nil {
+			return err
+		}
+		f.Data = data
+	}
+	if replaced != 4 {
+		return errors.New("its configurations are not where they were: adapt acceptTexts")
+	}
+	return nil
+}
+
+// dig returns the object at a path of names.
+func dig(object map[string]any, path ...string) (map[string]any, bool) {
+	for _, name := range path {
+		next, is := object[name].(map[string]any)
+		if !is {
+			return nil, false
+		}
+		object = next
+	}
+	return object, true
 }
 
 // readTree returns the files of a folder without the templates of its documentation.
@@ -126,8 +201,18 @@ func readTree(dir string) ([]*archive.BufferedFile, error) {
 	return files, err
 }
 
+// notesFile has the text that Helm prints after an installation.
+const notesFile = "gpuready/templates/NOTES.txt"
+
 // renderChart returns what would be installed: the templates' output by file, hooks included.
 func renderChart(c *chart.Chart, r release) (map[string]string, error) {
+	files, err := renderAll(c, r)
+	delete(files, notesFile)
+	return files, err
+}
+
+// renderAll returns the same and the text of notesFile.
+func renderAll(c *chart.Chart, r release) (map[string]string, error) {
 	if r.Values == nil {
 		r.Values = map[string]any{}
 	}
@@ -153,7 +238,7 @@ func renderChart(c *chart.Chart, r release) (map[string]string, error) {
 		return nil, err
 	}
 	for name, text := range files {
-		if strings.TrimSpace(text) == "" || strings.HasSuffix(name, "NOTES.txt") {
+		if strings.TrimSpace(text) == "" || strings.HasSuffix(name, "NOTES.txt") && name != notesFile {
 			delete(files, name)
 		}
 	}

@@ -37,7 +37,12 @@ func render(t *testing.T, r release, values string) []object {
 	}
 	files, err := renderChart(load(t), r)
 	require.NoError(t, err)
-	var all []object
+	return split(t, files)
+}
+
+// split returns the objects in files.
+func split(t *testing.T, files map[string]string) (all []object) {
+	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		for text := range strings.SplitSeq(files[name], "\n---") {
 			var o object
@@ -215,16 +220,6 @@ dcgmExporter: {enabled: true, repository: "localhost:5000/a", image: dcgm-export
 		if o["kind"] == "ClusterPolicy" {
 			require.Equal(t, []any{"mirror"}, o["spec"].(object)["driver"].(object)["imagePullSecrets"])
 		}
-	}
-}
-
-func TestUnknownValuesAreRefused(t *testing.T) {
-	for _, values := range []object{
-		{"nonsense": 1}, {"driver": object{"nonsense": true}}, {"operator": object{"replica": 1}}, {"driver": object{"usePrecompiled": "yes"}},
-		{"operands": object{"namespace": "Not A Name"}}, {"mig": object{"strategy": "some"}}, {"driver": object{"upgradePolicy": object{"drain": object{"enabled": true}}}},
-	} {
-		_, err := renderChart(load(t), release{Namespace: "somewhere", Values: values})
-		require.ErrorContains(t, err, "values don't meet the specifications", "%v", values)
 	}
 }
 

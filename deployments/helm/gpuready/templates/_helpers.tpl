@@ -1,14 +1,19 @@
 {{- /* The namespace of the operands. */}}
 {{- define "gpuready.operands" -}}
-{{ .Values.operands.namespace | default .Release.Namespace }}
+{{- include "gpuready.readValues" . }}
+{{- .Values.operands.namespace | default .Release.Namespace }}
 {{- end }}
 
 {{- define "gpuready.labels" -}}
+{{- include "gpuready.readValues" . -}}
 app.kubernetes.io/name: gpuready
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: gpuready
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with omit (.Values.operator.labels | default dict) "app" "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/part-of" "app.kubernetes.io/managed-by" }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- /* A repository at global.registry: the host is replaced, the path is
@@ -55,8 +60,26 @@ capabilities: { drop: [ALL] }
 readOnlyRootFilesystem: true
 {{- end }}
 
-{{- /* Its settings for access to a registry. */}}
+{{- /* The operator's variables. */}}
 {{- define "gpuready.environment" -}}
+- name: POD_NAMESPACE
+  valueFrom: { fieldRef: { fieldPath: metadata.namespace } }
+# If the leader's container restarts, the next one continues at once.
+- name: POD_NAME
+  valueFrom: { fieldRef: { fieldPath: metadata.name } }
+- name: POD_UID
+  valueFrom: { fieldRef: { fieldPath: metadata.uid } }
+- { name: OPERAND_NAMESPACE, value: {{ include "gpuready.operands" . }} }
+# Repository of the images that the policy does not name.
+- { name: IMAGE_REPOSITORY, value: {{ include "gpuready.repository" (list . .Values.operator.repository) | quote }} }
+- { name: IMAGE_VERSION, value: {{ .Values.operator.operandVersion | default .Chart.AppVersion | quote }} }
+- { name: LOG_LEVEL, value: {{ include "gpuready.logLevel" . }} }
+{{- with .Values.operator.nvidiaRelease }}
+- { name: NVIDIA_RELEASE, value: {{ . | quote }} }
+{{- end }}
+{{- with .Values.global.registry }}
+- { name: NVIDIA_REGISTRY, value: {{ trimSuffix "/" . | quote }} }
+{{- end }}
 {{- with .Values.proxy.httpsProxy }}
 - { name: HTTPS_PROXY, value: {{ . | quote }} }
 {{- end }}
@@ -71,6 +94,35 @@ readOnlyRootFilesystem: true
 {{- end }}
 {{- with .Values.operator.insecureRegistries }}
 - { name: INSECURE_REGISTRIES, value: {{ join "," . | quote }} }
+{{- end }}
+{{- end }}
+
+{{- /* Those variables, without the ones that operator.env has, too. */}}
+{{- define "gpuready.variables" -}}
+{{- $given := dict }}
+{{- range .Values.operator.env }}
+{{- $_ := set $given .name true }}
+{{- end }}
+{{- if $given }}
+{{- range include "gpuready.environment" . | fromYamlArray }}
+{{- if not (hasKey $given .name) }}
+- {{ toJson . }}
+{{- end }}
+{{- end }}
+{{ toYaml .Values.operator.env }}
+{{- else }}
+{{- include "gpuready.environment" . }}
+{{- end }}
+{{- end }}
+
+{{- /* The log's level, also from the levels of NVIDIA's operator. */}}
+{{- define "gpuready.logLevel" -}}
+{{- $level := .Values.operator.logging.level | lower }}
+{{- if or .Values.operator.logging.develMode (regexMatch "^[1-9][0-9]*$" $level) }}debug
+{{- else if has $level (list "debug" "info" "warn" "error") }}{{ $level }}
+{{- else if eq $level "warning" }}warn
+{{- else if has $level (list "dpanic" "panic" "fatal") }}error
+{{- else }}info
 {{- end }}
 {{- end }}
 
@@ -113,7 +165,7 @@ readOnlyRootFilesystem: true
 
 {{- /* The peers of a NetworkPolicy's rule that may scrape; without any, every pod. */}}
 {{- define "gpuready.scrapers" -}}
-{{- with .Values.networkPolicy.metricsFrom }}
+{{- with concat (.Values.networkPolicy.metricsFrom | default list) (.Values.networkPolicy.ingress.from | default list) }}
 from:
   {{- toYaml . | nindent 2 }}
 {{- end }}

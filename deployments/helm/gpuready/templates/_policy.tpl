@@ -7,18 +7,22 @@
 {{- $_ := set $spec $key (deepCopy (index $root.Values $key)) }}
 {{- end }}
 {{- end }}
-{{- /* The chart's own values of the operator are not part of the policy. */}}
-{{- $_ := set $spec "operator" (pick .Values.operator "defaultRuntime" "runtimeClass" "initContainer" "use_ocp_driver_toolkit") }}
-{{- with $spec.devicePlugin.config }}
-{{- if .name }}
-{{- $_ := set $spec.devicePlugin "config" (omit . "create" "data") }}
-{{- else }}
-{{- $_ := unset $spec.devicePlugin "config" }}
-{{- end }}
-{{- end }}
+{{- $_ := set $spec "operator" (omit .Values.operator "labels" "annotations" "logging" "resources" "env") }}
 {{- with $spec.driver.upgradePolicy }}
 {{- if .gpuPodDeletion }}
 {{- $_ := set $spec.driver "upgradePolicy" (merge (dict "podDeletion" .gpuPodDeletion) (omit . "gpuPodDeletion")) }}
+{{- end }}
+{{- end }}
+{{- $kinds := (.Files.Get "files/values.json" | fromJson).policy }}
+{{- include "gpuready.keepFields" (list $spec $kinds) }}
+{{- /* A ConfigMap without a name is none. */}}
+{{- range $operand := list "devicePlugin" "dcgmExporter" "migManager" }}
+{{- $config := dig $operand "config" dict $spec }}
+{{- if and $config (not $config.name) }}
+{{- $_ := unset $config "name" }}
+{{- if or (eq $operand "devicePlugin") (not $config) }}
+{{- $_ := unset (get $spec $operand) "config" }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- range $spec }}
@@ -33,6 +37,20 @@
 {{- toYaml $spec }}
 {{- end }}
 
+{{- /* Removes what are values of the chart but not fields of the policy: list values kinds. */}}
+{{- define "gpuready.keepFields" -}}
+{{- $values := index . 0 }}
+{{- $kinds := index . 1 }}
+{{- range $name, $value := $values }}
+{{- $kind := get $kinds $name }}
+{{- if not $kind }}
+{{- $_ := unset $values $name }}
+{{- else if and (kindIs "map" $kind) (kindIs "map" $value) (not (hasKey $kind "*")) }}
+{{- include "gpuready.keepFields" (list $value $kind) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* A component of the spec, and those in it, from global.registry and with
        global.imagePullSecrets: list $ component. It is changed in place. */}}
 {{- define "gpuready.component" -}}
@@ -41,6 +59,9 @@
 {{- if kindIs "map" $one }}
 {{- if $one.repository }}
 {{- $_ := set $one "repository" (include "gpuready.repository" (list $root $one.repository)) }}
+{{- else if and (not $one.version) (kindIs "string" $one.image) (contains "/" (toString $one.image)) }}
+{{- /* A whole reference. */}}
+{{- $_ := set $one "image" (include "gpuready.repository" (list $root $one.image)) }}
 {{- end }}
 {{- if hasKey $one "imagePullSecrets" }}
 {{- range $root.Values.global.imagePullSecrets }}
