@@ -16,13 +16,12 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/preflight"
-	"github.com/gpuready/gpuready/validator/preflight/judge"
 	"github.com/gpuready/gpuready/validator/report"
 )
 
 // Exit codes of preflight, by the worst verdict.
-var preflightCodes = map[judge.Verdict]int{
-	judge.OK: program.OK, judge.Unhealthy: 40, judge.Wrong: 41, judge.Slow: 42, judge.NotRun: 43,
+var preflightCodes = map[preflight.Verdict]int{
+	preflight.OK: program.OK, preflight.Unhealthy: 40, preflight.Wrong: 41, preflight.Slow: 42, preflight.NotRun: 43,
 }
 
 const preflightUsage = `Check within seconds whether every GPU of this node is healthy, correct, and as fast
@@ -92,7 +91,7 @@ func runPreflight(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if err := p.verify(); err != nil {
 		return err
 	}
-	table, err := judge.LoadThresholds(p.thresholds)
+	table, err := preflight.LoadThresholds(p.thresholds)
 	if err != nil {
 		return program.WithExitCode(program.Usage, err)
 	}
@@ -122,13 +121,13 @@ func runPreflight(ctx context.Context, args []string, stdout, stderr io.Writer) 
 
 // report compares the result with earlier ones, stores it, and shows it. It is shown even if
 // it cannot be stored.
-func (p *preflightOptions) report(r judge.Result, node check.Node, stdout, stderr io.Writer) error {
+func (p *preflightOptions) report(r preflight.Result, node check.Node, stdout, stderr io.Writer) error {
 	if p.results != "" {
 		dir := node.Root.Path(p.results)
-		past, err := judge.ReadHistory(dir)
+		past, err := preflight.ReadHistory(dir)
 		if err == nil {
-			judge.CompareHistory(&r, past)
-			err = judge.WriteHistory(dir, r)
+			preflight.CompareHistory(&r, past)
+			err = preflight.WriteHistory(dir, r)
 		}
 		if err != nil {
 			fmt.Fprintf(stderr, "gpu-validator: preflight: %v; name a folder that can be written to with --results-dir\n", err)
@@ -141,7 +140,7 @@ func (p *preflightOptions) report(r judge.Result, node check.Node, stdout, stder
 }
 
 // page writes the HTML report of --html, if the flag is set.
-func (p *preflightOptions) page(r judge.Result) error {
+func (p *preflightOptions) page(r preflight.Result) error {
 	if p.html == "" {
 		return nil
 	}
@@ -157,7 +156,7 @@ func (p *preflightOptions) page(r judge.Result) error {
 }
 
 // verdictError returns an error with the worst finding, nil if all is well.
-func verdictError(r judge.Result) error {
+func verdictError(r preflight.Result) error {
 	g, f := r.Worst()
 	if f == nil {
 		return nil

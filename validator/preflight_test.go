@@ -13,11 +13,11 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/test/lab/built"
-	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight"
 )
 
-// preflight is the built gpu-validator in a folder beside samples of the test's own.
-type preflight struct {
+// preflightRig is the built gpu-validator in a folder beside samples of the test's own.
+type preflightRig struct {
 	*rig
 	bin string
 }
@@ -25,9 +25,9 @@ type preflight struct {
 // speaks is a sample that passes with the figures, by the contract of samples.
 const speaks = `u=${CUDA_VISIBLE_DEVICES%%%%,*}; echo "{\"passed\": true, \"simulated\": true, \"uuid\": \"$u\", \"figures\": [%s]}"`
 
-func newPreflight(t *testing.T, profile string, gpus int, args ...string) *preflight {
+func newPreflight(t *testing.T, profile string, gpus int, args ...string) *preflightRig {
 	t.Helper()
-	p := &preflight{rig: newRig(t), bin: t.TempDir()}
+	p := &preflightRig{rig: newRig(t), bin: t.TempDir()}
 	built.Gpusim(t, append([]string{"up", "--root", p.path(driverRoot), "--profile", profile, "--gpus", fmt.Sprint(gpus)}, args...)...)
 	built.Copy(t, filepath.Join(p.bin, "gpu-validator"), "gpu-validator")
 	for name, figures := range map[string]string{
@@ -40,18 +40,18 @@ func newPreflight(t *testing.T, profile string, gpus int, args ...string) *prefl
 }
 
 // sample replaces a sample.
-func (p *preflight) sample(name, script string) {
+func (p *preflightRig) sample(name, script string) {
 	p.t.Helper()
 	built.Script(p.t, filepath.Join(p.bin, name), script)
 }
 
-func (p *preflight) gpusim(command string, gpu int, args ...string) {
+func (p *preflightRig) gpusim(command string, gpu int, args ...string) {
 	p.t.Helper()
 	built.Gpusim(p.t, append([]string{command, "--root", p.path(driverRoot), "--gpu", fmt.Sprint(gpu)}, args...)...)
 }
 
-// preflight runs a preflight. Its timeout is ample: the tests are not about its duration.
-func (p *preflight) preflight(args ...string) (exit int, stdout, stderr string) {
+// runPreflight runs a preflight. Its timeout is ample: the tests are not about its duration.
+func (p *preflightRig) runPreflight(args ...string) (exit int, stdout, stderr string) {
 	p.t.Helper()
 	cmd := exec.CommandContext(p.t.Context(), filepath.Join(p.bin, "gpu-validator"),
 		append([]string{"preflight", "--host-root", p.root, "--allow-simulated", "--timeout", "2m"}, args...)...)
@@ -65,11 +65,11 @@ func (p *preflight) preflight(args ...string) (exit int, stdout, stderr string) 
 	return cmd.ProcessState.ExitCode(), string(out), said.String()
 }
 
-func (p *preflight) result(want int, args ...string) judge.Result {
+func (p *preflightRig) result(want int, args ...string) preflight.Result {
 	p.t.Helper()
-	exit, out, said := p.preflight(append(args, "-o", "json")...)
+	exit, out, said := p.runPreflight(append(args, "-o", "json")...)
 	require.Equal(p.t, want, exit, out+said)
-	var r judge.Result
+	var r preflight.Result
 	require.NoError(p.t, json.Unmarshal([]byte(out), &r))
 	return r
 }
@@ -77,7 +77,7 @@ func (p *preflight) result(want int, args ...string) judge.Result {
 func TestAPreflightOfASimulatedNode(t *testing.T) {
 	p := newPreflight(t, "h100-sxm", 3)
 	page := filepath.Join(t.TempDir(), "gpus.html")
-	exit, out, said := p.preflight("--html", page)
+	exit, out, said := p.runPreflight("--html", page)
 	require.Zero(t, exit, out+said)
 	require.Contains(t, out, "3 × SIMULATED NVIDIA H100 80GB HBM3")
 	require.Contains(t, out, "copy: n/a (simulated)\nfp32: n/a (simulated)\n")
@@ -86,7 +86,7 @@ func TestAPreflightOfASimulatedNode(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(html), "There is no GPU under this driver.")
 
-	exit, out, said = p.preflight("--html", filepath.Join(page, "not-a-folder"))
+	exit, out, said = p.runPreflight("--html", filepath.Join(page, "not-a-folder"))
 	require.Equal(t, 1, exit)
 	require.Contains(t, out, "preflight PASSED (SIMULATED)", "what was found is shown all the same")
 	require.Contains(t, said, "--html: ")
@@ -109,7 +109,7 @@ func TestAPreflightOfASimulatedNode(t *testing.T) {
 
 func TestAPreflightRefusesASimulatedDriver(t *testing.T) {
 	p := newPreflight(t, "t4", 1)
-	exit, out, _ := p.preflight("--allow-simulated=false")
+	exit, out, _ := p.runPreflight("--allow-simulated=false")
 	require.Equal(t, 10, exit)
 	require.Contains(t, out, "SimulatedDriverRefused")
 	require.NoDirExists(t, p.path("/var/lib"))
@@ -128,27 +128,27 @@ func TestAPreflightOfMIGDevices(t *testing.T) {
 
 // TestThePreflightNamesTheBrokenGPU breaks the second of three GPUs.
 func TestThePreflightNamesTheBrokenGPU(t *testing.T) {
-	only := func(p *preflight, then string) string {
+	only := func(p *preflightRig, then string) string {
 		return `if [ "$CUDA_VISIBLE_DEVICES" = ` + string(p.gpusOf()[1].UUID) + " ]; then " + then + "; fi\n" + fmt.Sprintf(speaks, "")
 	}
 	for name, c := range map[string]struct {
 		exit   int
 		reason gpu.Reason
-		do     func(p *preflight)
+		do     func(p *preflightRig)
 	}{
-		"ECC error":      {40, gpu.ReasonECC, func(p *preflight) { p.gpusim("ecc", 1, "--uncorrected", "1") }},
-		"a row to remap": {40, gpu.ReasonResetNeeded, func(p *preflight) { p.gpusim("remap", 1) }},
-		"XID in a sample": {40, gpu.ReasonXID, func(p *preflight) {
+		"ECC error":      {40, gpu.ReasonECC, func(p *preflightRig) { p.gpusim("ecc", 1, "--uncorrected", "1") }},
+		"a row to remap": {40, gpu.ReasonResetNeeded, func(p *preflightRig) { p.gpusim("remap", 1) }},
+		"XID in a sample": {40, gpu.ReasonXID, func(p *preflightRig) {
 			p.sample("gemm", only(p, built.Path(p.t, "gpusim")+" xid --root "+p.path(driverRoot)+" --gpu 1 --xid 48"))
 		}},
-		"wrong product": {41, "WrongResult", func(p *preflight) {
+		"wrong product": {41, "WrongResult", func(p *preflightRig) {
 			p.sample("gemm", only(p, `echo '{"passed": false, "error": "element 3, 4"}'; exit 3`))
 		}},
-		"bad memory": {41, "MemoryWrong", func(p *preflight) {
+		"bad memory": {41, "MemoryWrong", func(p *preflightRig) {
 			p.sample("memtest", only(p, `echo '{"passed": false, "error": "x", "wrongCount": 1, "wrong": [{"address": "0x7f00", "want": "0xff", "got": "0xfe"}]}'; exit 3`))
 		}},
-		"a call that failed": {40, "SampleFailed", func(p *preflight) { p.sample("compute", only(p, `exit 1`)) }},
-		"no result":          {43, "NoResultInTime", func(p *preflight) { p.sample("compute", only(p, `exit 4`)) }},
+		"a call that failed": {40, "SampleFailed", func(p *preflightRig) { p.sample("compute", only(p, `exit 1`)) }},
+		"no result":          {43, "NoResultInTime", func(p *preflightRig) { p.sample("compute", only(p, `exit 4`)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -227,7 +227,7 @@ func TestTheRealSamplesFindABrokenGPU(t *testing.T) {
 func TestAPreflightWithoutASampleIsNotRun(t *testing.T) {
 	p := newPreflight(t, "t4", 1)
 	require.NoError(t, os.Remove(filepath.Join(p.bin, "gemm")))
-	exit, out, said := p.preflight()
+	exit, out, said := p.runPreflight()
 	require.Equal(t, 43, exit)
 	require.Contains(t, out, "SampleMissing: the sample gemm is neither beside gpu-validator nor in PATH")
 	require.Contains(t, said, "install it there")
@@ -238,19 +238,19 @@ func TestAPreflightRefusesInvalidFlags(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "t.yaml")
 	require.NoError(t, os.WriteFile(path, []byte("outlier: 7"), 0o644))
 	for _, args := range [][]string{{"--thresholds", path}, {"-o", "yaml"}, {"--timeout", "1s"}, {"all"}, {"--results-dir", "here"}} {
-		exit, _, said := p.preflight(args...)
+		exit, _, said := p.runPreflight(args...)
 		require.Equal(t, 2, exit, said)
 	}
-	_, _, said := p.preflight("--thresholds", path)
+	_, _, said := p.runPreflight("--thresholds", path)
 	require.Contains(t, said, path+": outlier: want a share between 0 and 1, have 7")
-	exit, out, _ := p.preflight("--help")
+	exit, out, _ := p.runPreflight("--help")
 	require.Zero(t, exit)
 	require.Contains(t, out, "PREFLIGHT_TIMEOUT")
 	require.Contains(t, out, "40 to 43")
 }
 
 // gpusOf returns the GPUs as named by a preflight.
-func (p *preflight) gpusOf() []judge.GPU {
+func (p *preflightRig) gpusOf() []preflight.GPU {
 	p.t.Helper()
 	return p.result(0, "--results-dir", "").GPUs
 }

@@ -1,6 +1,6 @@
 // Package preflight finds out within seconds whether the GPUs of a node are healthy,
 // correct, and as fast as they should be. It reads NVML, runs the CUDA samples on all GPUs
-// at once, and compares the results with thresholds.
+// at once, and judges the results by thresholds and by earlier results of the node.
 package preflight
 
 import (
@@ -14,7 +14,6 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/preflight/judge"
 	"github.com/gpuready/gpuready/validator/probe"
 	"github.com/gpuready/gpuready/validator/sample"
 	"github.com/gpuready/gpuready/validator/step"
@@ -25,7 +24,7 @@ type Options struct {
 	Node     check.Node
 	Host     string // the node's name, for the report
 	Version  string
-	Table    judge.Thresholds
+	Table    Thresholds
 	Find     func(sample string) string // the path of a sample; "" where there is none
 	Timeout  time.Duration              // of the whole preflight
 	Progress func(phase string)
@@ -39,7 +38,7 @@ const readTime = 2 * time.Second
 
 // Run runs a preflight. If the driver is not proven, or the node has no GPU, the result is
 // empty and the outcome holds the reason.
-func Run(ctx context.Context, o Options) (judge.Result, check.Outcome) {
+func Run(ctx context.Context, o Options) (Result, check.Outcome) {
 	start := time.Now()
 	var snapshot gpu.Snapshot
 	o.Progress("reading the driver")
@@ -50,7 +49,7 @@ func Run(ctx context.Context, o Options) (judge.Result, check.Outcome) {
 		return r, err
 	})
 	if outcome.Kind != check.Passed {
-		return judge.Result{}, outcome
+		return Result{}, outcome
 	}
 	r := o.newResult(d)
 	r.Time, r.Notes = start.UTC(), outcome.Notes
@@ -61,11 +60,11 @@ func Run(ctx context.Context, o Options) (judge.Result, check.Outcome) {
 		b.start = start.Add(late)
 		r.Notes = append(r.Notes, fmt.Sprintf("NVML took %.1f s to begin, for which the samples were given more time: see that nvidia-persistenced runs", (late+readTime).Seconds()))
 	}
-	seen := judge.Observations{Snapshot: snapshot}
+	seen := Observations{Snapshot: snapshot}
 	seen.Runs = b.run(ctx)
 	o.Progress("judging")
 	seen.Readings, seen.Events, seen.Unheard = w.stopAndRead()
-	judge.Judge(&r, seen, o.Table)
+	Judge(&r, seen, o.Table)
 	r.Notes = slices.DeleteFunc(r.Notes, func(note string) bool { return hasFinding(r, note) })
 	r.Seconds = time.Since(start).Round(time.Millisecond).Seconds()
 	return r, outcome
@@ -73,21 +72,21 @@ func Run(ctx context.Context, o Options) (judge.Result, check.Outcome) {
 
 // hasFinding reports whether a note of the driver's check is about a GPU with a finding, which
 // is more precise.
-func hasFinding(r judge.Result, note string) bool {
-	return slices.ContainsFunc(r.GPUs, func(g judge.GPU) bool {
+func hasFinding(r Result, note string) bool {
+	return slices.ContainsFunc(r.GPUs, func(g GPU) bool {
 		return len(g.Findings) > 0 && strings.HasPrefix(note, fmt.Sprintf("GPU %s (%s", g.Index, g.UUID))
 	})
 }
 
 // newResult returns a result that lists all devices, without findings.
-func (o Options) newResult(d check.Driver) judge.Result {
-	r := judge.Result{
-		Schema: judge.ResultSchema, Node: o.Host, Version: o.Version,
+func (o Options) newResult(d check.Driver) Result {
+	r := Result{
+		Schema: ResultSchema, Node: o.Host, Version: o.Version,
 		Simulated: d.Info.Simulated, Driver: d.Info.Version, CUDA: d.Info.CUDAVersion,
 	}
 	slots := readSlots(o.Node.Root)
 	for _, g := range d.GPUs {
-		one := judge.GPU{
+		one := GPU{
 			Index: fmt.Sprint(g.Index), UUID: g.UUID, Product: g.Product, PCI: g.PCI,
 			Slot: slots.find(g.PCI), Compute: g.Compute.String(),
 		}
@@ -127,8 +126,8 @@ func nearCPUs(root *host.Root, units []check.Unit) map[gpu.UUID][]int {
 // run runs the phases one after the other, each on all devices at once, so that only equal
 // load disturbs a measurement. A device without a result delays the others for no longer
 // than the phase's share of the time, and is left out of the next phases.
-func (b bench) run(ctx context.Context) []judge.SampleRun {
-	var runs []judge.SampleRun
+func (b bench) run(ctx context.Context) []SampleRun {
+	var runs []SampleRun
 	units := b.driver.Units()
 	hung, wrong := map[gpu.UUID]bool{}, map[gpu.UUID]bool{}
 	b.watch.setLoaded(true)
@@ -141,7 +140,7 @@ func (b bench) run(ctx context.Context) []judge.SampleRun {
 			continue
 		}
 		var group sync.WaitGroup
-		all := make([][]judge.SampleRun, len(units))
+		all := make([][]SampleRun, len(units))
 		for i, u := range units {
 			if !hung[u.UUID] {
 				group.Go(func() { all[i] = b.runPhase(ctx, p, u, end) })
@@ -163,10 +162,10 @@ func (b bench) run(ctx context.Context) []judge.SampleRun {
 }
 
 // runPhase runs the samples of a phase on one device, until one gives no result.
-func (b bench) runPhase(ctx context.Context, p phase, u check.Unit, end time.Time) []judge.SampleRun {
-	var runs []judge.SampleRun
+func (b bench) runPhase(ctx context.Context, p phase, u check.Unit, end time.Time) []SampleRun {
+	var runs []SampleRun
 	for _, name := range p.samples {
-		r := judge.SampleRun{Sample: name, Device: u.UUID, Result: b.runSample(ctx, name, p.args, []gpu.UUID{u.UUID}, end)}
+		r := SampleRun{Sample: name, Device: u.UUID, Result: b.runSample(ctx, name, p.args, []gpu.UUID{u.UUID}, end)}
 		runs = append(runs, r)
 		if r.Outcome == sample.NoResult {
 			break
@@ -178,24 +177,24 @@ func (b bench) runPhase(ctx context.Context, p phase, u check.Unit, end time.Tim
 // remeasureLinks measures GPUs whose link to the host missed its limit once more, one after the
 // other. Links may share a switch, or the host's memory may be slower than all links
 // together, which is no GPU's fault.
-func (b bench) remeasureLinks(ctx context.Context, p phase, units []check.Unit, all [][]judge.SampleRun, end time.Time) {
+func (b bench) remeasureLinks(ctx context.Context, p phase, units []check.Unit, all [][]SampleRun, end time.Time) {
 	for i, u := range units {
 		if len(units) == 1 || len(all[i]) != 1 || all[i][0].Outcome != sample.Passed || b.driver.Info.Simulated {
 			continue
 		}
-		g := judge.GPU{UUID: u.UUID, Product: u.GPU.Product, Compute: u.GPU.Compute.String(), Condition: b.watch.lastCondition(u.GPU.UUID)}
-		if u.UUID.IsMIG() || !judge.HostLinkMissed(g, all[i][0].Answer.Figures, b.o.Table) {
+		g := GPU{UUID: u.UUID, Product: u.GPU.Product, Compute: u.GPU.Compute.String(), Condition: b.watch.lastCondition(u.GPU.UUID)}
+		if u.UUID.IsMIG() || !HostLinkMissed(g, all[i][0].Answer.Figures, b.o.Table) {
 			continue
 		}
 		if again := b.runSample(ctx, p.samples[0], smaller, []gpu.UUID{u.UUID}, end); again.Outcome == sample.Passed {
-			judge.MergeHostLink(&all[i][0].Answer, again.Answer)
+			MergeHostLink(&all[i][0].Answer, again.Answer)
 		}
 	}
 }
 
 // peers runs a sample once on all GPUs that can have peers. MIG devices have none, and a
 // GPU that failed before would make the others look slow.
-func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map[gpu.UUID]bool, end time.Time) []judge.SampleRun {
+func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map[gpu.UUID]bool, end time.Time) []SampleRun {
 	var ids []gpu.UUID
 	for _, u := range units {
 		if !u.UUID.IsMIG() && !wrong[u.UUID] {
@@ -205,9 +204,9 @@ func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map
 	if len(ids) < 2 {
 		return nil
 	}
-	var runs []judge.SampleRun
+	var runs []SampleRun
 	for _, name := range p.samples {
-		runs = append(runs, judge.SampleRun{Sample: name, Result: b.runSample(ctx, name, p.args, ids, end)})
+		runs = append(runs, SampleRun{Sample: name, Result: b.runSample(ctx, name, p.args, ids, end)})
 	}
 	return runs
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/preflight/judge"
 	"github.com/gpuready/gpuready/validator/probe"
 )
 
@@ -25,7 +24,7 @@ type nvmlWatch struct {
 
 	mu       sync.Mutex
 	busy     bool
-	readings []judge.Reading
+	readings []Reading
 	events   []gpu.Event
 	unheard  string
 }
@@ -68,7 +67,7 @@ func (w *nvmlWatch) record(t probe.Message) {
 	case t.Unheard != "":
 		w.unheard = t.Unheard
 	case t.Conditions != nil || t.Errors != nil:
-		w.readings = append(w.readings, judge.Reading{Loaded: w.busy, Conditions: t.Conditions, Errors: t.Errors})
+		w.readings = append(w.readings, Reading{Loaded: w.busy, Conditions: t.Conditions, Errors: t.Errors})
 	}
 }
 
@@ -92,7 +91,7 @@ func (w *nvmlWatch) lastCondition(id gpu.UUID) *gpu.Condition {
 }
 
 // stopAndRead stops the process, after a last reading, and returns all readings and events.
-func (w *nvmlWatch) stopAndRead() ([]judge.Reading, []gpu.Event, string) {
+func (w *nvmlWatch) stopAndRead() ([]Reading, []gpu.Event, string) {
 	w.stop()
 	<-w.ended
 	w.mu.Lock()

@@ -8,11 +8,11 @@ import (
 	"unicode/utf8"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight"
 )
 
 // WritePreflight writes the result. color is for text on a terminal.
-func WritePreflight(w io.Writer, r judge.Result, format string, color bool) error {
+func WritePreflight(w io.Writer, r preflight.Result, format string, color bool) error {
 	switch format {
 	case "text":
 		return writePreflightText(w, r, color)
@@ -28,8 +28,8 @@ func WritePreflight(w io.Writer, r judge.Result, format string, color bool) erro
 const simulatedText = "n/a (simulated)"
 
 // Colours (ANSI) of the verdicts.
-var verdictColors = map[judge.Verdict]string{
-	judge.OK: "32", judge.NotRun: "33", judge.Slow: "33;1", judge.Wrong: "31;1", judge.Unhealthy: "31;1",
+var verdictColors = map[preflight.Verdict]string{
+	preflight.OK: "32", preflight.NotRun: "33", preflight.Slow: "33;1", preflight.Wrong: "31;1", preflight.Unhealthy: "31;1",
 }
 
 type textPage struct {
@@ -41,7 +41,7 @@ func (p *textPage) line(format string, args ...any) { fmt.Fprintf(p, format+"\n"
 
 func (p *textPage) paint(code, s string) string { return paint(p.color, code, s) }
 
-func writePreflightText(w io.Writer, r judge.Result, color bool) error {
+func writePreflightText(w io.Writer, r preflight.Result, color bool) error {
 	p := &textPage{color: color}
 	p.line("%s: %s, driver %s, CUDA %s, %.1f s", clean(r.Node), countProducts(r), clean(r.Driver), clean(r.CUDA), r.Seconds)
 	p.line("")
@@ -63,7 +63,7 @@ func writePreflightText(w io.Writer, r judge.Result, color bool) error {
 }
 
 // devices writes a table of the node's devices.
-func (p *textPage) devices(r judge.Result) {
+func (p *textPage) devices(r preflight.Result) {
 	rows := [][]string{{"", "PCI", "SLOT", "HEALTH", "RIGHT", "SPEED", "UUID"}}
 	for _, g := range r.GPUs {
 		health, right, speed := aspects(r, g)
@@ -97,12 +97,12 @@ func aspectColor(word string) string {
 	case "", "-", "ok", simulatedText, "not judged":
 		return "0"
 	}
-	return verdictColors[judge.Verdict(word)]
+	return verdictColors[preflight.Verdict(word)]
 }
 
 // aspects returns one word each for a device's health, correctness and speed.
-func aspects(r judge.Result, g judge.GPU) (health, right, speed string) {
-	worst := [3]judge.Verdict{judge.OK, judge.OK, judge.OK}
+func aspects(r preflight.Result, g preflight.GPU) (health, right, speed string) {
+	worst := [3]preflight.Verdict{preflight.OK, preflight.OK, preflight.OK}
 	for _, f := range g.Findings {
 		i := 0
 		switch {
@@ -111,19 +111,19 @@ func aspects(r judge.Result, g judge.GPU) (health, right, speed string) {
 		case f.Sample != "":
 			i = 1
 		}
-		worst[i] = judge.Worse(worst[i], f.Verdict)
+		worst[i] = preflight.Worse(worst[i], f.Verdict)
 	}
 	for _, run := range g.Runs {
-		worst[1] = judge.Worse(worst[1], run.Verdict)
+		worst[1] = preflight.Worse(worst[1], run.Verdict)
 	}
 	health, right, speed = string(worst[0]), string(worst[1]), string(worst[2])
-	if r.Simulated && worst[0] == judge.OK {
+	if r.Simulated && worst[0] == preflight.OK {
 		health = simulatedText
 	}
-	if len(g.Runs) == 0 && worst[1] == judge.OK {
+	if len(g.Runs) == 0 && worst[1] == preflight.OK {
 		right = "-"
 	}
-	if worst[2] == judge.OK {
+	if worst[2] == preflight.OK {
 		switch judged := isJudged(g); {
 		case len(g.Figures) == 0:
 			speed = "-"
@@ -136,7 +136,7 @@ func aspects(r judge.Result, g judge.GPU) (health, right, speed string) {
 	return health, right, speed
 }
 
-func isJudged(g judge.GPU) bool {
+func isJudged(g preflight.GPU) bool {
 	for _, f := range g.Figures {
 		if f.Limit > 0 || f.Median > 0 {
 			return true
@@ -148,7 +148,7 @@ func isJudged(g judge.GPU) bool {
 const barWidth = 30
 
 // bars shows each figure of all devices, with the limit marked.
-func (p *textPage) bars(r judge.Result) {
+func (p *textPage) bars(r preflight.Result) {
 	for _, c := range charts(r) {
 		if r.Simulated {
 			p.line("%s: %s", c.name, simulatedText)
@@ -159,17 +159,17 @@ func (p *textPage) bars(r judge.Result) {
 			f := row.figure
 			value, share, limit := "-", "", ""
 			if f.Value > 0 {
-				value = judge.Number(f.Value / c.scale)
+				value = preflight.Number(f.Value / c.scale)
 			}
 			if f.Value > 0 && f.Expected > 0 {
-				share = fmt.Sprintf("%3.0f %% of %s (%s)", 100*f.Value/f.Expected, judge.Number(f.Expected/c.scale), f.Source)
+				share = fmt.Sprintf("%3.0f %% of %s (%s)", 100*f.Value/f.Expected, preflight.Number(f.Expected/c.scale), f.Source)
 			}
 			if f.Limit > 0 {
-				limit = ", limit " + judge.Number(f.Limit/c.scale)
+				limit = ", limit " + preflight.Number(f.Limit/c.scale)
 			}
 			word := ""
-			if f.Verdict == judge.Slow {
-				word = "  " + p.paint(verdictColors[judge.Slow], "slow")
+			if f.Verdict == preflight.Slow {
+				word = "  " + p.paint(verdictColors[preflight.Slow], "slow")
 			}
 			line := fmt.Sprintf("  %s %s %7s  %s%s%s%s", pad(row.label, c.width), drawBar(f, c.most), value, share, limit, formatHistory(f, c.scale), word)
 			p.line("%s", strings.TrimRight(line, " "))
@@ -181,15 +181,15 @@ func (p *textPage) bars(r judge.Result) {
 }
 
 // formatHistory formats the figures of earlier runs on the same GPU.
-func formatHistory(f judge.Figure, scale float64) string {
+func formatHistory(f preflight.Figure, scale float64) string {
 	if f.Last == 0 || f.Value == 0 {
 		return ""
 	}
-	return fmt.Sprintf(", %+.1f %% since the last run, best %s", 100*(f.Value/f.Last-1), judge.Number(f.Best/scale))
+	return fmt.Sprintf(", %+.1f %% since the last run, best %s", 100*(f.Value/f.Last-1), preflight.Number(f.Best/scale))
 }
 
 // drawBar draws a figure; the limit is a line across it, or beyond its end.
-func drawBar(f judge.Figure, most float64) string {
+func drawBar(f preflight.Figure, most float64) string {
 	cells := make([]rune, barWidth)
 	filled := int(f.Value/most*barWidth + 0.5)
 	for i := range cells {
@@ -206,7 +206,7 @@ func drawBar(f judge.Figure, most float64) string {
 }
 
 // matrix writes a table of the paths from GPU to GPU.
-func (p *textPage) matrix(r judge.Result) {
+func (p *textPage) matrix(r preflight.Result) {
 	m := newPeerMatrix(r)
 	if len(m.gpus) == 0 {
 		return
@@ -227,11 +227,11 @@ func (p *textPage) matrix(r judge.Result) {
 		for _, path := range m.paths[i] {
 			cell := "-"
 			if path != nil && path.Value > 0 {
-				cell = judge.Number(path.Value / 1e9)
+				cell = preflight.Number(path.Value / 1e9)
 			}
 			cell = fmt.Sprintf("%7s", cell)
-			if path != nil && path.Verdict == judge.Slow {
-				cell = p.paint(verdictColors[judge.Slow], cell)
+			if path != nil && path.Verdict == preflight.Slow {
+				cell = p.paint(verdictColors[preflight.Slow], cell)
 			}
 			p.WriteString(cell)
 		}
@@ -240,8 +240,8 @@ func (p *textPage) matrix(r judge.Result) {
 	p.line("")
 }
 
-func (p *textPage) findings(r judge.Result) {
-	write := func(name string, list []judge.Finding, notes []string) {
+func (p *textPage) findings(r preflight.Result) {
+	write := func(name string, list []preflight.Finding, notes []string) {
 		for _, f := range list {
 			p.line("%s %s: %s: %s", p.paint(verdictColors[f.Verdict], strings.ToUpper(string(f.Verdict))), name, f.Reason, clean(f.Message))
 			p.line("    %s %s", p.paint("36", "→"), clean(f.Action))

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/gpu"
-	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight"
 )
 
 // chart is one figure of all devices.
@@ -21,11 +21,11 @@ type chart struct {
 
 type chartRow struct {
 	label  string
-	figure judge.Figure
+	figure preflight.Figure
 }
 
 // charts returns a chart of each figure of a result, in the order of measurement.
-func charts(r judge.Result) []chart {
+func charts(r preflight.Result) []chart {
 	var all []chart
 	for _, g := range r.GPUs {
 		for _, f := range g.Figures {
@@ -49,7 +49,7 @@ func charts(r judge.Result) []chart {
 	return all
 }
 
-func newChart(f judge.Figure) chart {
+func newChart(f preflight.Figure) chart {
 	c := chart{name: clean(f.Name), unit: clean(f.Unit), scale: 1}
 	switch f.Unit {
 	case "B/s":
@@ -61,7 +61,7 @@ func newChart(f judge.Figure) chart {
 }
 
 // deviceLabel returns the short name of a device in a table.
-func deviceLabel(g judge.GPU) string {
+func deviceLabel(g preflight.GPU) string {
 	if g.Parent != "" {
 		return "  MIG " + clean(g.Index) + " " + clean(g.Profile)
 	}
@@ -70,23 +70,23 @@ func deviceLabel(g judge.GPU) string {
 
 // peerMatrix holds the paths between the GPUs that have any.
 type peerMatrix struct {
-	gpus  []judge.GPU
-	paths [][]*judge.Peer // by row (from) and column (to); nil: none was tried
+	gpus  []preflight.GPU
+	paths [][]*preflight.Peer // by row (from) and column (to); nil: none was tried
 	most  float64
 }
 
-func newPeerMatrix(r judge.Result) peerMatrix {
+func newPeerMatrix(r preflight.Result) peerMatrix {
 	var m peerMatrix
 	place := map[gpu.UUID]int{}
 	for _, g := range r.GPUs {
-		if slices.ContainsFunc(r.Peers, func(p judge.Peer) bool { return p.From == g.UUID || p.To == g.UUID }) {
+		if slices.ContainsFunc(r.Peers, func(p preflight.Peer) bool { return p.From == g.UUID || p.To == g.UUID }) {
 			place[g.UUID] = len(m.gpus)
 			m.gpus = append(m.gpus, g)
 		}
 	}
-	m.paths = make([][]*judge.Peer, len(m.gpus))
+	m.paths = make([][]*preflight.Peer, len(m.gpus))
 	for i := range m.paths {
-		m.paths[i] = make([]*judge.Peer, len(m.gpus))
+		m.paths[i] = make([]*preflight.Peer, len(m.gpus))
 	}
 	for i, p := range r.Peers {
 		from, isFrom := place[p.From]
@@ -100,7 +100,7 @@ func newPeerMatrix(r judge.Result) peerMatrix {
 }
 
 // countProducts counts the GPUs by product: "8 × NVIDIA H200".
-func countProducts(r judge.Result) string {
+func countProducts(r preflight.Result) string {
 	var order []string
 	count := map[string]int{}
 	for _, g := range r.GPUs {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight"
 )
 
 // safe is text that is already HTML.
@@ -46,7 +46,7 @@ svg { display: block; max-width: 100% } svg text { fill: var(--ink); font: 12px 
 `
 
 // WritePreflightHTML writes the result as one page that needs no network and no script.
-func WritePreflightHTML(w io.Writer, r judge.Result) error {
+func WritePreflightHTML(w io.Writer, r preflight.Result) error {
 	d := &htmlPage{}
 	d.add(`<!doctype html>
 <html lang="en">
@@ -75,18 +75,18 @@ func WritePreflightHTML(w io.Writer, r judge.Result) error {
 }
 
 // cssClass returns the CSS class of a verdict.
-func cssClass(v judge.Verdict) safe {
+func cssClass(v preflight.Verdict) safe {
 	switch v {
-	case judge.OK:
+	case preflight.OK:
 		return "ok"
-	case judge.Wrong, judge.Unhealthy:
+	case preflight.Wrong, preflight.Unhealthy:
 		return "bad"
 	}
 	return "warn"
 }
 
-func (d *htmlPage) findings(r judge.Result) {
-	write := func(name string, list []judge.Finding) {
+func (d *htmlPage) findings(r preflight.Result) {
+	write := func(name string, list []preflight.Finding) {
 		for _, f := range list {
 			d.add(`<div class="finding %s"><p><b>%s</b> is <b class="%s">%s</b>: %s <span class="faint">(%s)</span></p><p>→ %s</p></div>`,
 				cssClass(f.Verdict), name, cssClass(f.Verdict), f.Verdict, f.Message, f.Reason, f.Action)
@@ -98,7 +98,7 @@ func (d *htmlPage) findings(r judge.Result) {
 	write(r.Node, r.Findings)
 }
 
-func (d *htmlPage) devices(r judge.Result) {
+func (d *htmlPage) devices(r preflight.Result) {
 	d.add(`<h2>Devices</h2>
 <div class="wide"><table>
 <tr><th></th><th>Product</th><th>PCI address</th><th>Slot</th><th>Health</th><th>Right</th><th>Speed</th><th>UUID</th></tr>`)
@@ -116,14 +116,14 @@ func (d *htmlPage) devices(r judge.Result) {
 // verdictCell returns a cell with a verdict, or with its replacement.
 func verdictCell(s string) safe {
 	c := safe("faint")
-	switch v := judge.Verdict(s); v {
-	case judge.OK, judge.NotRun, judge.Slow, judge.Wrong, judge.Unhealthy:
+	switch v := preflight.Verdict(s); v {
+	case preflight.OK, preflight.NotRun, preflight.Slow, preflight.Wrong, preflight.Unhealthy:
 		c = cssClass(v)
 	}
 	return safe(fmt.Sprintf(`<td class="%s">%s</td>`, c, html.EscapeString(s)))
 }
 
-func (d *htmlPage) notes(r judge.Result) {
+func (d *htmlPage) notes(r preflight.Result) {
 	var list []string
 	for _, g := range r.GPUs {
 		for _, n := range g.Notes {
@@ -143,28 +143,28 @@ func (d *htmlPage) notes(r judge.Result) {
 }
 
 // describeMeasured describes a measured figure and its limit.
-func describeMeasured(f judge.Figure) string {
-	s := "measured " + judge.Speed(f.Value, f.Unit)
+func describeMeasured(f preflight.Figure) string {
+	s := "measured " + preflight.Speed(f.Value, f.Unit)
 	if f.Expected > 0 {
-		s += fmt.Sprintf(", expected %s (%s)", judge.Speed(f.Expected, f.Unit), f.Source)
+		s += fmt.Sprintf(", expected %s (%s)", preflight.Speed(f.Expected, f.Unit), f.Source)
 	}
 	if f.Limit > 0 {
-		s += ", limit " + judge.Speed(f.Limit, f.Unit)
+		s += ", limit " + preflight.Speed(f.Limit, f.Unit)
 	}
 	return s
 }
 
 // describeFigure returns a full description of a figure.
-func describeFigure(f judge.Figure) string {
+func describeFigure(f preflight.Figure) string {
 	if f.Value == 0 {
 		return "not measured"
 	}
 	s := describeMeasured(f)
 	if f.Median > 0 {
-		s += ", median here " + judge.Speed(f.Median, f.Unit)
+		s += ", median here " + preflight.Speed(f.Median, f.Unit)
 	}
 	if f.Last > 0 {
-		s += fmt.Sprintf(", last run %s, best %s", judge.Speed(f.Last, f.Unit), judge.Speed(f.Best, f.Unit))
+		s += fmt.Sprintf(", last run %s, best %s", preflight.Speed(f.Last, f.Unit), preflight.Speed(f.Best, f.Unit))
 	}
 	return s
 }

@@ -5,12 +5,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight"
 )
 
 // writePreflightJUnit writes a class for each device, with a case for its health, each sample and each
 // figure.
-func writePreflightJUnit(w io.Writer, r judge.Result) error {
+func writePreflightJUnit(w io.Writer, r preflight.Result) error {
 	s := junitSuite{Name: "gpu-validator preflight", Node: r.Node, Time: r.Time, Properties: [][2]string{
 		{"result", r.Word()}, {"version", r.Version}, {"driver", r.Driver},
 	}}
@@ -22,10 +22,10 @@ func writePreflightJUnit(w io.Writer, r judge.Result) error {
 	return s.writeXML(w)
 }
 
-func deviceCases(g judge.GPU, sim bool) []junitCase {
+func deviceCases(g preflight.GPU, sim bool) []junitCase {
 	class := clean(g.Name())
-	of := func(sample, figure string) []judge.Finding {
-		var list []judge.Finding
+	of := func(sample, figure string) []preflight.Finding {
+		var list []preflight.Finding
 		for _, f := range g.Findings {
 			if f.Sample == sample && f.Figure == figure {
 				list = append(list, f)
@@ -57,7 +57,7 @@ func deviceCases(g judge.GPU, sim bool) []junitCase {
 }
 
 // withFailure turns findings into a failure: the first reason, all messages.
-func withFailure(c junitCase, list []judge.Finding) junitCase {
+func withFailure(c junitCase, list []preflight.Finding) junitCase {
 	var messages, actions []string
 	for _, f := range list {
 		messages, actions = append(messages, f.Message), append(actions, f.Action)

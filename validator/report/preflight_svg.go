@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"fmt"
 
-	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight"
 )
 
 // Sizes of the drawings, in pixels.
@@ -18,7 +18,7 @@ const (
 )
 
 // bars draws each figure: a bar a device, with a line at its limit.
-func (d *htmlPage) bars(r judge.Result) {
+func (d *htmlPage) bars(r preflight.Result) {
 	for _, c := range charts(r) {
 		if r.Simulated {
 			d.add(`<h2>%s</h2><p class="faint">%s</p>`, c.name, simulatedText)
@@ -38,7 +38,7 @@ func (d *htmlPage) bar(row chartRow, c chart, y int) {
 	f := row.figure
 	length := func(v float64) float64 { return v / c.most * barLength }
 	shade := safe("fill")
-	if f.Verdict == judge.Slow {
+	if f.Verdict == preflight.Slow {
 		shade = "slow"
 	}
 	d.add(`<g><title>%s: %s</title>`, row.label, describeFigure(f))
@@ -51,25 +51,25 @@ func (d *htmlPage) bar(row chartRow, c chart, y int) {
 	}
 	tail := "–"
 	if f.Value > 0 {
-		tail = judge.Number(f.Value / c.scale)
+		tail = preflight.Number(f.Value / c.scale)
 	}
 	if f.Value > 0 && f.Expected > 0 {
-		tail += fmt.Sprintf(" · %.0f %% of %s", 100*f.Value/f.Expected, judge.Number(f.Expected/c.scale))
+		tail += fmt.Sprintf(" · %.0f %% of %s", 100*f.Value/f.Expected, preflight.Number(f.Expected/c.scale))
 	}
 	if f.Limit > 0 {
-		tail += " · limit " + judge.Number(f.Limit/c.scale)
+		tail += " · limit " + preflight.Number(f.Limit/c.scale)
 	}
 	if f.Value > 0 && f.Last > 0 {
 		tail += fmt.Sprintf(" · %+.1f %% since the last run", 100*(f.Value/f.Last-1))
 	}
-	if f.Verdict == judge.Slow {
+	if f.Verdict == preflight.Slow {
 		tail += " · slow"
 	}
 	d.add(`<text x="%d" y="%d">%s</text></g>`, labelWidth+barLength+8, y+16, tail)
 }
 
 // heat draws the paths from GPU to GPU: the faster, the fuller the colour.
-func (d *htmlPage) heat(r judge.Result) {
+func (d *htmlPage) heat(r preflight.Result) {
 	m := newPeerMatrix(r)
 	if len(m.gpus) == 0 {
 		return
@@ -92,7 +92,7 @@ func (d *htmlPage) heat(r judge.Result) {
 	d.add(`</svg></div>`)
 }
 
-func (d *htmlPage) cell(path *judge.Peer, m peerMatrix, row, column int) {
+func (d *htmlPage) cell(path *preflight.Peer, m peerMatrix, row, column int) {
 	x, y := (column+1)*cellWidth, (row+1)*cellHeight
 	if path == nil || path.Value == 0 {
 		d.add(`<rect class="edge" x="%d" y="%d" width="%d" height="%d"/>`, x+1, y+1, cellWidth-2, cellHeight-2)
@@ -100,15 +100,15 @@ func (d *htmlPage) cell(path *judge.Peer, m peerMatrix, row, column int) {
 	}
 	// Keep the number on the colour readable.
 	shade, opacity := safe("fill"), 0.08+0.52*path.Value/m.most
-	if path.Verdict == judge.Slow {
+	if path.Verdict == preflight.Slow {
 		shade, opacity = "slow", 0.6
 	}
-	f := judge.Figure{Unit: path.Unit, Value: path.Value, Expected: path.Expected, Limit: path.Limit, Source: cmp.Or(path.Link, "link")}
+	f := preflight.Figure{Unit: path.Unit, Value: path.Value, Expected: path.Expected, Limit: path.Limit, Source: cmp.Or(path.Link, "link")}
 	direct := ""
 	if !path.Access {
 		direct = ", through the host's memory"
 	}
 	d.add(`<g><title>GPU %s to GPU %s, %s: %s%s</title>`, m.gpus[row].Index, m.gpus[column].Index, cmp.Or(path.Link, "link unknown"), describeFigure(f), direct)
 	d.add(`<rect class="%s" fill-opacity="%.2f" x="%d" y="%d" width="%d" height="%d"/>`, shade, opacity, x+1, y+1, cellWidth-2, cellHeight-2)
-	d.add(`<text x="%d" y="%d" text-anchor="middle">%s</text></g>`, x+cellWidth/2, y+21, judge.Number(path.Value/1e9))
+	d.add(`<text x="%d" y="%d" text-anchor="middle">%s</text></g>`, x+cellWidth/2, y+21, preflight.Number(path.Value/1e9))
 }

@@ -15,23 +15,23 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/test/lab/golden"
-	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight"
 	"github.com/gpuready/gpuready/validator/sample"
 )
 
-// preflight returns the result of a preflight of h100-sxm machines, 4 GPUs each, the last
+// newResult returns the result of a preflight of h100-sxm machines, 4 GPUs each, the last
 // divided by MIG, modified by change.
-func preflight(t *testing.T, simulated bool, change func(s *judge.Observations, r *judge.Result)) judge.Result {
+func newResult(t *testing.T, simulated bool, change func(s *preflight.Observations, r *preflight.Result)) preflight.Result {
 	node := gputest.Node("h100-sxm", 5)
 	node.Devices[4] = gputest.WithMIG(node.Devices[4], "3g.40gb", "1g.10gb")
-	s := judge.Observations{Snapshot: node, Readings: []judge.Reading{{Conditions: map[gpu.UUID]gpu.Condition{}}}}
-	r := judge.Result{
-		Schema: judge.ResultSchema, Simulated: simulated, Node: "node-1", Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0",
+	s := preflight.Observations{Snapshot: node, Readings: []preflight.Reading{{Conditions: map[gpu.UUID]gpu.Condition{}}}}
+	r := preflight.Result{
+		Schema: preflight.ResultSchema, Simulated: simulated, Node: "node-1", Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0",
 		Time: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 8.4,
 	}
 	passed := true
 	for i, d := range node.Devices {
-		g := judge.GPU{Index: string(rune('0' + i)), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Slot: string(rune('1' + i)), Compute: d.Compute.String()}
+		g := preflight.GPU{Index: string(rune('0' + i)), UUID: d.UUID, Product: d.Product, PCI: d.PCI, Slot: string(rune('1' + i)), Compute: d.Compute.String()}
 		r.GPUs = append(r.GPUs, g)
 		c := gpu.Condition{PCIe: gpu.PCIe{Generation: 5, MaxGeneration: 5, Width: 16, MaxWidth: 16}}
 		c.NVLinks.Up = []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}
@@ -57,7 +57,7 @@ func preflight(t *testing.T, simulated bool, change func(s *judge.Observations, 
 				return sample.Figure{Name: name, Unit: unit, Value: value, Peak: peak}
 			}
 			run := func(name string, figures ...sample.Figure) {
-				s.Runs = append(s.Runs, judge.SampleRun{Sample: name, Device: id, Result: sample.Result{
+				s.Runs = append(s.Runs, preflight.SampleRun{Sample: name, Device: id, Result: sample.Result{
 					Outcome: sample.Passed, Elapsed: 300 * time.Millisecond,
 					Answer: sample.Answer{Passed: &passed, Simulated: simulated, UUID: string(id), Figures: figures},
 				}})
@@ -81,18 +81,18 @@ func preflight(t *testing.T, simulated bool, change func(s *judge.Observations, 
 			}
 		}
 	}
-	s.Runs = append(s.Runs, judge.SampleRun{Sample: "bandwidth", Result: sample.Result{Outcome: sample.Passed, Answer: answer}})
+	s.Runs = append(s.Runs, preflight.SampleRun{Sample: "bandwidth", Result: sample.Result{Outcome: sample.Passed, Answer: answer}})
 	if change != nil {
 		change(&s, &r)
 	}
-	table, err := judge.EmbeddedThresholds()
+	table, err := preflight.EmbeddedThresholds()
 	require.NoError(t, err)
-	judge.Judge(&r, s, table)
+	preflight.Judge(&r, s, table)
 	return r
 }
 
 // sick adds observations for every kind of finding.
-func sick(s *judge.Observations, r *judge.Result) {
+func sick(s *preflight.Observations, r *preflight.Result) {
 	last := s.Readings[0].Conditions
 	c := last[gputest.GPU(0)]
 	c.Throttle = []gpu.Throttle{gpu.ThrottlePowerCap, gpu.ThrottleHeat}
@@ -121,7 +121,7 @@ func sick(s *judge.Observations, r *judge.Result) {
 }
 
 // hostile adds markup and escape sequences to all texts of other programs.
-func hostile(s *judge.Observations, r *judge.Result) {
+func hostile(s *preflight.Observations, r *preflight.Result) {
 	const text = "<script>alert(1)</script>\" onload=\"x\x1b[2J\n&amp;"
 	r.Node, r.Driver, r.CUDA, r.Version = text, text, text, text
 	r.Notes = []string{text}
@@ -142,11 +142,11 @@ func hostile(s *judge.Observations, r *judge.Result) {
 }
 
 func TestGolden(t *testing.T) {
-	for name, r := range map[string]judge.Result{
-		"passed":    preflight(t, false, nil),
-		"sick":      preflight(t, false, sick),
-		"simulated": preflight(t, true, nil),
-		"past": preflight(t, false, func(s *judge.Observations, _ *judge.Result) {
+	for name, r := range map[string]preflight.Result{
+		"passed":    newResult(t, false, nil),
+		"sick":      newResult(t, false, sick),
+		"simulated": newResult(t, true, nil),
+		"past": newResult(t, false, func(s *preflight.Observations, _ *preflight.Result) {
 			s.Runs = s.Runs[:4]
 		}),
 	} {
@@ -194,17 +194,17 @@ func condense(t *testing.T, text []byte) string {
 var leaf = regexp.MustCompile(`(?m)(\{\n(?:[^{}\[\]\n]*\n)*? *\}|\[\n(?:[^{}\[\]\n]*\n)*? *\])`)
 
 func TestTheSickOneIsNamed(t *testing.T) {
-	r := preflight(t, false, sick)
-	require.Equal(t, judge.Unhealthy, r.Verdict)
-	verdicts := []judge.Verdict{}
+	r := newResult(t, false, sick)
+	require.Equal(t, preflight.Unhealthy, r.Verdict)
+	verdicts := []preflight.Verdict{}
 	for _, g := range r.GPUs {
 		verdicts = append(verdicts, g.Verdict)
 	}
-	require.Equal(t, []judge.Verdict{judge.Unhealthy, judge.Unhealthy, judge.Wrong, judge.Slow, judge.OK, judge.OK, judge.OK}, verdicts)
+	require.Equal(t, []preflight.Verdict{preflight.Unhealthy, preflight.Unhealthy, preflight.Wrong, preflight.Slow, preflight.OK, preflight.OK, preflight.OK}, verdicts)
 }
 
 func TestHostileTextStaysText(t *testing.T) {
-	r := preflight(t, false, hostile)
+	r := newResult(t, false, hostile)
 	var page, lines bytes.Buffer
 	require.NoError(t, WritePreflightHTML(&page, r))
 	require.NotContains(t, page.String(), "<script")
@@ -224,7 +224,7 @@ func TestHostileTextStaysText(t *testing.T) {
 
 func TestThePageLoadsNothing(t *testing.T) {
 	var page bytes.Buffer
-	require.NoError(t, WritePreflightHTML(&page, preflight(t, false, sick)))
+	require.NoError(t, WritePreflightHTML(&page, newResult(t, false, sick)))
 	for _, word := range []string{"http://", "https://", "url(", "@import", "src=", "href=", "<script"} {
 		require.NotContains(t, page.String(), word)
 	}

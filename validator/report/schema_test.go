@@ -17,7 +17,7 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/validate"
 
 	"github.com/gpuready/gpuready/internal/readiness"
-	"github.com/gpuready/gpuready/validator/preflight/judge"
+	"github.com/gpuready/gpuready/validator/preflight"
 )
 
 const docs = "../../docs/"
@@ -104,7 +104,7 @@ func TestThePreflightsJSONMatchesItsSchema(t *testing.T) {
 	require.NoError(t, err)
 	s := &spec.Schema{}
 	require.NoError(t, json.Unmarshal(text, s))
-	for _, r := range []judge.Result{preflight(t, false, nil), preflight(t, false, sick), preflight(t, true, nil)} {
+	for _, r := range []preflight.Result{newResult(t, false, nil), newResult(t, false, sick), newResult(t, true, nil)} {
 		var b bytes.Buffer
 		require.NoError(t, WritePreflight(&b, r, "json", false))
 		var file map[string]any

@@ -1,4 +1,4 @@
-package judge
+package preflight
 
 import (
 	"slices"
@@ -63,7 +63,7 @@ type GPU struct {
 	Verdict   Verdict        `json:"verdict"`
 	Findings  []Finding      `json:"findings,omitempty"`
 	Notes     []string       `json:"notes,omitempty"`
-	Runs      []Run          `json:"runs,omitempty"`
+	Runs      []JudgedRun    `json:"runs,omitempty"`
 	Figures   []Figure       `json:"figures,omitempty"`
 	Condition *gpu.Condition `json:"condition,omitempty"` // at the end
 }
@@ -78,8 +78,8 @@ type Finding struct {
 	Figure  string     `json:"figure,omitempty"`
 }
 
-// Run is one sample on one device.
-type Run struct {
+// JudgedRun is one sample on one device.
+type JudgedRun struct {
 	Sample  string  `json:"sample"`
 	Verdict Verdict `json:"verdict"`
 	Seconds float64 `json:"seconds"`

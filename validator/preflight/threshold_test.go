@@ -1,4 +1,4 @@
-package judge
+package preflight
 
 import (
 	"os"
@@ -91,7 +91,7 @@ func TestPCIeRates(t *testing.T) {
 	require.Zero(t, pcieRate(5, 0))
 }
 
-func FuzzParse(f *testing.F) {
+func FuzzParseThresholds(f *testing.F) {
 	f.Add(embeddedYAML)
 	f.Add([]byte("products: [{names: [X], limits: {copy: 2}}]"))
 	f.Fuzz(func(_ *testing.T, data []byte) {

@@ -1,7 +1,7 @@
-// Package judge derives the result of a preflight, with pure functions, from readings of
-// NVML, answers of the samples, and thresholds, and compares it with earlier results of the
-// node.
-package judge
+package preflight
+
+// This file and health.go, speed.go and peer.go derive the result of a preflight, with pure
+// functions, from readings of NVML, answers of the samples, and thresholds.
 
 import (
 	"fmt"
@@ -91,7 +91,7 @@ func addFinding(g *GPU, v Verdict, reason gpu.Reason, message, action string) {
 
 // judgeRun records how a sample ended on a device.
 func judgeRun(g *GPU, run SampleRun, simulated bool) {
-	out := Run{Sample: run.Sample, Seconds: run.Elapsed.Round(time.Millisecond).Seconds(), Message: run.Message, Verdict: OK}
+	out := JudgedRun{Sample: run.Sample, Seconds: run.Elapsed.Round(time.Millisecond).Seconds(), Message: run.Message, Verdict: OK}
 	bad := func(v Verdict, reason gpu.Reason, message, action string) {
 		out.Verdict, out.Message = v, message
 		addFinding(g, v, reason, run.Sample+": "+message, action)
