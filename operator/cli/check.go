@@ -26,15 +26,17 @@ import (
 	"github.com/gpuready/gpuready/operator/state"
 )
 
-const checkUsage = `Tell what this operator makes of files that were written for NVIDIA's GPU Operator: a
-ClusterPolicy, or the values of its Helm chart. It names what has no effect, and why, and
-compares the images with those of a release of NVIDIA's. Nothing is contacted.
+const checkUsage = `Tell what this operator makes of a ClusterPolicy that was written for NVIDIA's GPU Operator.
+It names what has no effect, and why, and compares the images with those of a release of
+NVIDIA's. Nothing is contacted. The chart makes a ClusterPolicy of Helm values; it names
+the values without effect in an annotation, which is read, too.
 
 Examples:
   gpu-operator check clusterpolicy.yaml
   kubectl get clusterpolicy -o yaml | gpu-operator check -
-  helm get values -n gpu-operator gpu-operator | gpu-operator check -
-  gpu-operator check values.yaml --against 25.3 -o json
+  gpu-operator check clusterpolicy.yaml --against 25.3 -o json
+  helm get values -n gpu-operator gpu-operator -o yaml >values.yaml
+  helm template gpuready gpuready.tgz -f values.yaml | gpu-operator check -
 
 Exit codes:
   0   everything in the files is served
@@ -48,8 +50,7 @@ const exitUnserved = 3
 
 // Check is what the operator makes of one object in a file.
 type Check struct {
-	File string `json:"file"`
-	// Kind is ClusterPolicy or Values.
+	File     string   `json:"file"`
 	Kind     string   `json:"kind"`
 	Name     string   `json:"name,omitempty"`
 	Refused  []string `json:"refused,omitempty"`  // why it is not accepted
@@ -82,7 +83,7 @@ func check(_ context.Context, args []string, stdout, _ io.Writer) error {
 	}
 	files := f.Args()
 	if len(files) == 0 {
-		return program.UsageErrorf("check needs a file with a ClusterPolicy or values, or - for stdin")
+		return program.UsageErrorf("check needs a file with a ClusterPolicy, or - for stdin")
 	}
 	release, err := nvidia.Find(cmp.Or(against, o.nvidiaRelease))
 	if err != nil {
@@ -107,7 +108,12 @@ func check(_ context.Context, args []string, stdout, _ io.Writer) error {
 		if err != nil {
 			return program.WithExitCode(program.Usage, err)
 		}
-		all = append(all, c.file(file, data)...)
+		found := c.file(file, data)
+		if len(found) == 0 {
+			return program.WithExitCode(program.Usage, fmt.Errorf(
+				"%s holds no ClusterPolicy; if it holds Helm values, have the chart make one: helm template gpuready gpuready.tgz -f %[1]s | gpu-operator check -", file))
+		}
+		all = append(all, found...)
 	}
 	if err := printChecks(stdout, all, output, release); err != nil {
 		return err
@@ -139,7 +145,7 @@ type checker struct {
 	against nvidia.Release
 }
 
-// file checks the objects in a file: YAML documents, Lists among them, or values.
+// file checks the policies in a file: YAML documents, Lists among them.
 func (c checker) file(file string, data []byte) (all []Check) {
 	for i, document := range splitDocuments(data) {
 		source := file
@@ -147,9 +153,6 @@ func (c checker) file(file string, data []byte) (all []Check) {
 			source = fmt.Sprintf("%s (document %d)", file, i+1)
 		}
 		all = append(all, c.document(source, document)...)
-	}
-	if len(all) == 0 {
-		all = append(all, Check{File: file, Kind: "Values", Refused: []string{"the file holds neither a ClusterPolicy nor values"}})
 	}
 	return all
 }
@@ -165,19 +168,19 @@ func splitDocuments(data []byte) (documents [][]byte) {
 }
 
 func (c checker) document(source string, data []byte) []Check {
+	refused := func(why string) []Check {
+		return []Check{{File: source, Kind: v1.Kind, Refused: []string{why}}}
+	}
 	if len(data) > config.MaxBytes {
-		return []Check{{File: source, Kind: "Values", Refused: []string{fmt.Sprintf("%d bytes are more than the %d that are read", len(data), config.MaxBytes)}}}
+		return refused(fmt.Sprintf("%d bytes are more than the %d that are read", len(data), config.MaxBytes))
 	}
 	var object struct {
 		APIVersion string            `json:"apiVersion"`
 		Kind       string            `json:"kind"`
 		Items      []json.RawMessage `json:"items"`
-		Spec       struct {
-			Values json.RawMessage `json:"values"`
-		} `json:"spec"`
 	}
 	if err := yaml.Unmarshal(data, &object); err != nil {
-		return []Check{{File: source, Kind: "Values", Refused: []string{strings.TrimPrefix(err.Error(), "error converting YAML to JSON: ")}}}
+		return refused(strings.TrimPrefix(err.Error(), "error converting YAML to JSON: "))
 	}
 	switch {
 	case strings.HasSuffix(object.Kind, "List"):
@@ -188,12 +191,8 @@ func (c checker) document(source string, data []byte) []Check {
 		return all
 	case object.Kind == v1.Kind && strings.HasPrefix(object.APIVersion, v1.GroupVersion().Group+"/"):
 		return []Check{c.policy(source, data)}
-	case object.Kind == "HelmRelease" && len(object.Spec.Values) > 0: // of Flux
-		return []Check{c.values(source, object.Spec.Values)}
-	case object.Kind != "":
-		return nil // another object beside the policy
 	}
-	return []Check{c.values(source, data)}
+	return nil // another object, beside the policy
 }
 
 // policy checks a ClusterPolicy.

@@ -51,7 +51,6 @@ func TestCheckRefusesWhatTheAPIServerRefuses(t *testing.T) {
 		policyHead + "  mig: {strategy: doubled}\n":             `spec.mig.strategy: Unsupported value: "doubled"`,
 		policyHead + "  devicePlugin: {config: {default: a}}\n": "config.default is a key of the ConfigMap: set config.name",
 		policyHead + "  driver: {enabled: [yes]}\n":             `spec.driver.enabled: Invalid value: "array"`,
-		"kind: Deployment\napiVersion: apps/v1\n":               "the file holds neither a ClusterPolicy nor values",
 		"\t{": "found character that cannot start any token",
 	} {
 		exit, out, _ := checked(t, content)
@@ -74,8 +73,19 @@ func TestCheckFindsPoliciesAmongOtherObjects(t *testing.T) {
 func TestCheckNeedsAFile(t *testing.T) {
 	var out, errors strings.Builder
 	require.Equal(t, 2, Main(t.Context(), []string{"check"}, &out, &errors))
-	require.Contains(t, errors.String(), "check needs a file with a ClusterPolicy or values")
+	require.Contains(t, errors.String(), "check needs a file with a ClusterPolicy")
 	require.Equal(t, 2, Main(t.Context(), []string{"check", "--against", "12", "-"}, &out, &errors))
 	require.Contains(t, errors.String(), "--against")
 	require.Equal(t, 2, Main(t.Context(), []string{"check", "/nowhere"}, &out, &errors))
+
+	exit, _, message := checked(t, "driver: {enabled: true}\n")
+	require.Equal(t, 2, exit)
+	require.Contains(t, message, "holds no ClusterPolicy; if it holds Helm values, have the chart make one: helm template gpuready gpuready.tgz -f ")
+}
+
+// The chart names the values without effect in an annotation of its policy.
+func TestCheckNamesTheChartsValues(t *testing.T) {
+	exit, out, _ := checked(t, `{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: a, annotations: {gpuready.io/unserved-values: "operator.cleanupCRD: the definition stays\n\n"}}, spec: {}}`)
+	require.Equal(t, exitUnserved, exit)
+	require.Contains(t, out, "Without effect:\n  operator.cleanupCRD: the definition stays\n\n")
 }

@@ -27,7 +27,7 @@ Usage:
   gpu-operator [run]             run the operator, in a cluster or from outside of it
   gpu-operator render --policy FILE [--nodes FILE]
                                  print the objects that it would create, without a cluster
-  gpu-operator check FILE...     tell what it makes of policies and Helm values for NVIDIA's
+  gpu-operator check FILE...     tell what it makes of policies for NVIDIA's operator
   gpu-operator cleanup           remove from the cluster what the operator wrote
   gpu-operator crds              upgrade the custom resource definition
   gpu-operator version

@@ -64,6 +64,11 @@ func (p *ClusterPolicy) Unserved() []string {
 	for _, dropped := range Dropped(p) {
 		fields = append(fields, dropped+" (unknown)")
 	}
+	for line := range strings.Lines(p.Annotations[UnservedValues]) {
+		if line = strings.TrimSpace(line); line != "" && len(fields) < MaxUnserved {
+			fields = append(fields, line)
+		}
+	}
 	return fields[:min(len(fields), MaxUnserved)]
 }
 
@@ -120,6 +125,10 @@ func isSet(value any) bool {
 // maxName bounds the reported name of an unknown field, in bytes: a condition's message has at
 // most 32,768 characters.
 const maxName = 200
+
+// UnservedValues is the annotation in which the Helm chart names its values without effect, one
+// a line.
+const UnservedValues = "gpuready.io/unserved-values"
 
 // LastApplied is the annotation in which kubectl apply stores the applied object.
 const LastApplied = "kubectl.kubernetes.io/last-applied-configuration"
