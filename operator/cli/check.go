@@ -48,7 +48,7 @@ Exit codes:
 // exitUnserved is the exit code for accepted files with parts that have no effect.
 const exitUnserved = 3
 
-// Check is what the operator makes of one object in a file.
+// Check describes what follows from one object in a file.
 type Check struct {
 	File     string   `json:"file"`
 	Kind     string   `json:"kind"`
