@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"time"
 
@@ -60,6 +61,7 @@ type cluster struct {
 	pullPolicy, runtimeClass         string
 	pullSecrets                      []string
 	pods                             bool
+	withoutCUDA, withoutPlugin       bool // no workload of these layers is run
 	taint                            nodestatus.Taint
 	allocatable                      bool
 	timeout                          time.Duration
@@ -94,6 +96,39 @@ func (c *cluster) addFlags(o *options) {
 	})
 }
 
+// workloads are the flags for the daemon's workloads.
+type workloads struct{ all, cuda, plugin bool }
+
+func (w *workloads) addFlags(o *options) {
+	f := o.flags
+	f.BoolVar(&w.all, "with-workload", true, "run vectorAdd for layer cuda, and a pod that runs it for layer plugin; false: prove what can be proven without")
+	f.BoolVar(&w.cuda, "cuda-with-workload", true, "the same for layer cuda alone, where it is set; the pod nvidia-driver-validation goes with it")
+	f.BoolVar(&w.plugin, "plugin-with-workload", true, "the same for layer plugin alone, where it is set")
+	maps.Copy(o.flags.Env, map[string]string{"with-workload": "WITH_WORKLOAD", "cuda-with-workload": "CUDA_WITH_WORKLOAD", "plugin-with-workload": "PLUGIN_WITH_WORKLOAD"})
+}
+
+// complete sets those of single layers that are not set.
+func (w *workloads) complete(o *options) {
+	for flag, value := range map[string]*bool{"cuda-with-workload": &w.cuda, "plugin-with-workload": &w.plugin} {
+		if !o.flags.Changed(flag) {
+			*value = w.all
+		}
+	}
+}
+
+// note describes what the proofs lack, "" if nothing.
+func (w *workloads) note() string {
+	switch {
+	case w.cuda && w.plugin:
+		return ""
+	case w.cuda:
+		return "proven without a pod that requests a GPU " + step.WithoutWorkload
+	case w.plugin:
+		return "proven without computing on each GPU " + step.WithoutWorkload
+	}
+	return "proven without computing anything " + step.WithoutWorkload
+}
+
 func (c *cluster) check() error {
 	switch {
 	case c.image != "" && c.node != "" && c.namespace == "":
@@ -114,15 +149,22 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	o := command("daemon", daemonUsage, stdout)
 	var listen string
 	var c cluster
+	var w workloads
 	o.flags.StringVar(&listen, "listen", ":9404", "address of /healthz, /readyz and /metrics; empty: none")
 	o.bindEnv("listen", "LISTEN_ADDRESS")
 	o.addPathFlags()
 	o.addCheckFlags()
 	c.addFlags(o)
+	w.addFlags(o)
 	o.addLogFlags()
 	rest, err := o.parse(args)
 	if err != nil {
 		return err
+	}
+	w.complete(o)
+	c.withoutCUDA, c.withoutPlugin = !w.cuda, !w.plugin
+	if c.namespace == "" {
+		c.namespace = os.Getenv("OPERATOR_NAMESPACE")
 	}
 	if len(rest) > 0 {
 		return program.UsageErrorf("daemon takes no arguments, but was given %q", rest[0])
@@ -140,17 +182,26 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	defer func() { _ = node.Root.Close() }()
 	log.Info("started", "version", version.String(), "path", o.outputDir)
+	unserved := o.unfollowed(os.Environ(), c.namespace)
+	for _, u := range unserved {
+		log.Warn("setting has no effect", "setting", u.Name, "message", u.Message)
+	}
+	if note := w.note(); note != "" {
+		log.Info("as configured, the layers are " + note)
+	}
 
 	registry := metricsserver.NewRegistry()
 	status := kube.NewNodeStatus()
 	node.Status = status.Last
-	config := daemon.Config{Node: node, NodeChanged: status.Updates(), OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry)}
+	config := daemon.Config{Node: node, NodeChanged: status.Updates(), OutputDir: node.Root.Path(o.outputDir), Log: log, Metrics: daemon.NewMetrics(registry),
+		Unserved: unserved, Note: w.note()}
 	parts, err := c.parts(node, status, log, registry)
 	if err != nil {
 		return err
 	}
 	defer parts.close()
 	config.Publish, config.WorkloadDone, config.Pipeline = parts.publish, parts.news, step.NewPipeline(probe.Read, parts.workload, o.asked)
+	config.Pipeline = step.LeaveOutWorkload(config.Pipeline, c.withoutCUDA, c.withoutPlugin)
 	config.DriverPod = parts.driverPod
 	d := daemon.New(config)
 	parts.watchNode(d.SetNodeLabels)
@@ -241,10 +292,12 @@ func (c *cluster) parts(node check.Node, status *kube.NodeStatus, log *slog.Logg
 		return p, nil
 	}
 	of := c.workload(client, node)
-	w := workload.New(of, log, registry)
-	p.workload, p.news, p.run = w, w.Updates(), append(p.run, w.Run)
+	if !c.withoutPlugin {
+		w := workload.New(of, log, registry)
+		p.workload, p.news, p.run = w, w.Updates(), append(p.run, w.Run)
+	}
 	switch {
-	case !of.Keep:
+	case !of.Keep, c.withoutCUDA:
 	case node.Injection == "":
 		log.Info("no pod nvidia-driver-validation is run: the toolkit (NRI) did not inject the GPUs into this container; no layer depends on it")
 	default:

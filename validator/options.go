@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nvidiaenv"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
@@ -100,7 +103,43 @@ func (o *options) parse(args []string) ([]string, error) {
 		}
 		o.asked = append(o.asked, l)
 	}
+	if o.flags.Lookup("optional") != nil {
+		o.askByVariables()
+	}
 	return o.flags.Args(), nil
+}
+
+// layerVariables are variables of NVIDIA's stack that ask for an optional layer.
+var layerVariables = map[string]readiness.Layer{
+	"GDRCOPY_ENABLED": readiness.GDRCopy, "GDS_ENABLED": readiness.GDS, "GPU_DIRECT_RDMA_ENABLED": readiness.Peermem, "MOFED_ENABLED": readiness.MOFED,
+}
+
+// askByVariables adds the optional layers that these variables ask for.
+func (o *options) askByVariables() {
+	for _, l := range readiness.Optional() {
+		for variable, layer := range layerVariables {
+			if wanted, err := strconv.ParseBool(os.Getenv(variable)); err == nil && wanted && layer == l && !slices.Contains(o.asked, l) {
+				o.asked = append(o.asked, l)
+			}
+		}
+	}
+}
+
+// unfollowed returns the settings of NVIDIA's validator that are set and have no effect on the
+// daemon, whose namespace is given.
+func (o *options) unfollowed(environ []string, namespace string) (found []nodestate.Setting) {
+	for _, one := range environ {
+		name, value, _ := strings.Cut(one, "=")
+		why := nvidiaenv.Unfollowed(nvidiaenv.Validator(), name, value)
+		if name == "OPERATOR_NAMESPACE" && value != "" && value != namespace {
+			why = "pods are run in the validator's own namespace, POD_NAMESPACE"
+		}
+		if why != "" {
+			found = append(found, nodestate.Setting{Name: name + "=" + value, Message: why})
+		}
+	}
+	slices.SortFunc(found, func(a, b nodestate.Setting) int { return strings.Compare(a.Name, b.Name) })
+	return found
 }
 
 func names(layers []readiness.Layer) string {

@@ -66,10 +66,16 @@ func (r *rig) args(command string, more ...string) []string {
 // run runs the validator to its end.
 func (r *rig) run(args ...string) (exit int, stdout, stderr string) {
 	r.t.Helper()
+	return r.runWith(nil, args...)
+}
+
+// runWith runs the validator to its end, with more variables.
+func (r *rig) runWith(variables []string, args ...string) (exit int, stdout, stderr string) {
+	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), deadline)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, built.Path(r.t, "gpu-validator"), args...)
-	cmd.Env = r.env()
+	cmd.Env = append(r.env(), variables...)
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	err := cmd.Run()

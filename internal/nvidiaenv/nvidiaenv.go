@@ -91,3 +91,24 @@ func Toolkit() []Setting {
 		{Flags: []string{"ignore-errors"}, Bool: true, Why: "errors are always reported"},
 	}
 }
+
+// Validator returns the settings of the GPU Operator's validator that have no effect on our
+// validator's daemon.
+func Validator() []Setting {
+	return []Setting{
+		{Variable: "CLEANUP_ALL", Same: []string{"false"}, Why: "the daemon replaces each proof itself"},
+		{Variable: "COMPONENT", Why: "the daemon proves every layer; one alone is proven by gpu-validator component"},
+		{Variable: "DEFAULT_GPU_WORKLOAD_CONFIG", Same: []string{"container"}, Why: "the layers that OPTIONAL_STEPS names are proven, whatever the node's workloads are"},
+		{Variable: "DISABLE_DEV_CHAR_SYMLINK_CREATION", Same: []string{"false"}, Why: "the validator makes no links below /dev/char; the toolkit makes those of existing device nodes, for which it needs nothing of the driver"},
+		{Variable: "DRIVER_INSTALL_DIR", Same: []string{"/run/nvidia/driver"}, Why: "the driver is searched; NVIDIA_DRIVER_ROOT, or a policy's hostPaths.driverInstallDir, names its root"},
+		{Variable: "DRIVER_INSTALL_DIR_CTR_PATH", Why: "the driver is searched below HOST_ROOT"},
+		{Variable: "DRIVER_VALIDATION_SKIP_GPU_INIT", Same: []string{"false"}, Why: "a driver that is not asked for its GPUs is not proven"},
+		{Variable: "KUBECONFIG", Why: "the daemon uses the pod's service account"},
+		{Variable: "METRICS_PORT", Why: "LISTEN_ADDRESS is the address of the metrics"},
+		{Variable: "MIG_STRATEGY", Why: "the resources that the device plugin offers are expected"},
+		{Variable: "SKIP_VALIDATION", Same: []string{"false"}, Why: "nothing is reported that was not proven"},
+		{Variable: "SLEEP_INTERVAL_SECONDS", Why: "the daemon waits for changes instead of sleeping"},
+		{Variable: "USE_HOST_MOFED", Same: []string{"false"}, Why: "the network's driver is found on the host and in a container; MOFED_ENABLED asks for its proof"},
+		{Variable: "WITH_WAIT", Same: []string{"true"}, Why: "the daemon always waits; gpu-validator run checks once"},
+	}
+}

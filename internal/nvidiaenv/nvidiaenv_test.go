@@ -8,7 +8,7 @@ import (
 )
 
 func TestEverySettingIsListedOnceWithAReason(t *testing.T) {
-	for name, settings := range map[string][]Setting{"toolkit": Toolkit()} {
+	for name, settings := range map[string][]Setting{"toolkit": Toolkit(), "validator": Validator()} {
 		t.Run(name, func(t *testing.T) {
 			seen := map[string]bool{}
 			for _, s := range settings {

@@ -123,3 +123,27 @@ func TestToolkitsUnfollowedVariablesAreReported(t *testing.T) {
 	require.Equal(t, "toolkit.env CREATE_DEVICE_NODES: missing control device nodes are always created\n"+
 		"toolkit.env NVIDIA_CONTAINER_RUNTIME_MODE: the settings of gpu-oci-runtime are in a file next to it, see docs/oci-runtime.md", messages(problems))
 }
+
+// The proofs of NVIDIA's validator are containers of their own, each with WITH_WORKLOAD.
+func TestEachProofHasItsWorkload(t *testing.T) {
+	const validator = "nvidia-operator-validator"
+	for spec, want := range map[string]map[string]string{
+		`{}`: {},
+		`{validator: {plugin: {env: [{name: WITH_WORKLOAD, value: "false"}]}}}`:                                            {"PLUGIN_WITH_WORKLOAD": "false"},
+		`{validator: {cuda: {env: [{name: WITH_WORKLOAD, value: "false"}]}}}`:                                              {"CUDA_WITH_WORKLOAD": "false"},
+		`{validator: {env: [{name: WITH_WORKLOAD, value: "false"}], cuda: {env: [{name: WITH_WORKLOAD, value: "true"}]}}}`: {"WITH_WORKLOAD": "false", "CUDA_WITH_WORKLOAD": "true"},
+		`{validator: {driver: {env: [{name: WITH_WORKLOAD, value: "false"}]}}}`:                                            {},
+	} {
+		objects, problems := render(t, Input{Policy: policy(t, spec), Cluster: cluster, Injections: every})
+		require.Empty(t, problems)
+		env := envOf(t, objects, validator)
+		for _, name := range []string{"WITH_WORKLOAD", "CUDA_WITH_WORKLOAD", "PLUGIN_WITH_WORKLOAD"} {
+			value, set := env[name]
+			require.Equal(t, want[name] != "", set, "%s: %s", spec, name)
+			require.Equal(t, want[name], value)
+		}
+	}
+	_, problems := render(t, Input{Policy: policy(t, `{validator: {driver: {env: [{name: DISABLE_DEV_CHAR_SYMLINK_CREATION, value: "true"}]}, toolkit: {env: [{name: WITH_WAIT, value: "true"}]}}}`), Cluster: cluster, Injections: every})
+	require.Contains(t, messages(problems), "validator.driver.env DISABLE_DEV_CHAR_SYMLINK_CREATION: the validator makes no links")
+	require.NotContains(t, messages(problems), "WITH_WAIT")
+}

@@ -1,11 +1,13 @@
 package state
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/deployments/agents"
+	"github.com/gpuready/gpuready/internal/nvidiaenv"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/progress"
 )
@@ -14,6 +16,11 @@ import (
 func (r *renderer) validators() error {
 	spec := r.spec.Validator
 	image := r.validatorImage()
+	for field, env := range map[string][]v1.EnvVar{
+		"validator.env": spec.Env, "validator.driver.env": spec.Driver.Env, "validator.toolkit.env": spec.Toolkit.Env, "validator.cuda.env": spec.CUDA.Env, "validator.plugin.env": spec.Plugin.Env,
+	} {
+		r.reportUnfollowed(progress.DriverValidation, field, nvidiaenv.Validator(), env)
+	}
 	for _, i := range r.injections {
 		d, err := r.newAgent(agents.Validator, image, i, false)
 		if err != nil {
@@ -28,8 +35,11 @@ func (r *renderer) validators() error {
 			setEnv(c, v1.EnvVar{Name: "VALIDATOR_RUNTIME_CLASS", Value: r.runtimeClass()})
 		}
 		r.setHostPaths(d, c)
-		for _, proof := range []v1.ValidationSpec{spec.Driver, spec.Toolkit, spec.CUDA, spec.Plugin} {
-			setEnv(c, r.env("validator", proof.Env)...)
+		for _, proof := range []struct {
+			v1.ValidationSpec
+			workload string // our variable for WITH_WORKLOAD of this proof; "": it has no workload
+		}{{spec.Driver, ""}, {spec.Toolkit, ""}, {spec.CUDA, "CUDA_WITH_WORKLOAD"}, {spec.Plugin, "PLUGIN_WITH_WORKLOAD"}} {
+			setEnv(c, r.env("validator", renameVariable(proof.Env, "WITH_WORKLOAD", proof.workload))...)
 		}
 		r.overlay("validator", c, spec.ContainerSpec)
 		if err := r.finish(progress.DriverValidation, d, operandValidator, i, spec.ImageSpec); err != nil {
@@ -37,6 +47,18 @@ func (r *renderer) validators() error {
 		}
 	}
 	return nil
+}
+
+// renameVariable returns the variables with another name for one of them; "" leaves it out. The
+// proofs share one container, and each has a variable of that name.
+func renameVariable(vars []v1.EnvVar, from, to string) []v1.EnvVar {
+	vars = slices.Clone(vars)
+	for i := range vars {
+		if vars[i].Name == from {
+			vars[i].Name = to
+		}
+	}
+	return slices.DeleteFunc(vars, func(e v1.EnvVar) bool { return to == "" && e.Name == "" })
 }
 
 func (r *renderer) validatorImage() string {

@@ -28,6 +28,8 @@ type Config struct {
 	WorkloadDone <-chan struct{}        // receives when a validation pod has ended; nil: none is run
 	NodeChanged  <-chan struct{}        // receives when the API server's Node has changed; nil: the Node is not watched
 	DriverPod    DriverPod              // nil: not wanted
+	Unserved     []nodestate.Setting    // settings that are accepted and have no effect
+	Note         string                 // what the proofs lack by configuration; "": nothing
 }
 
 // DriverPod shows people, by a pod of its own, that the proof of layer cuda holds.

@@ -33,7 +33,7 @@ func (d *Daemon) publish() {
 	if d.Publish == nil || d.retired {
 		return
 	}
-	f := nodestatus.Facts{Outcomes: d.outcomes, States: map[nodestate.Component]nodestate.State{}, Names: d.gpus.names, Faults: d.gpus.faults}
+	f := nodestatus.Facts{Outcomes: d.outcomes, States: map[nodestate.Component]nodestate.State{}, Names: d.gpus.names, Faults: d.gpus.faults, Note: d.Note}
 	for _, c := range []nodestate.Component{nodestate.Driver, nodestate.Toolkit, nodestate.DevicePlugin} {
 		if s, err := d.Node.State(c); err == nil {
 			f.States[c] = s

@@ -98,6 +98,9 @@ func (d *Daemon) writeState(outcomes []check.Outcome) error {
 	for _, o := range outcomes {
 		if o.Kind == check.Passed {
 			s.Message = "all layers are proven"
+			if d.Note != "" {
+				s.Message += "; " + d.Note
+			}
 			continue
 		}
 		s.Phase, s.Reason = nodestate.Failed, o.Refusal.Reason

@@ -22,7 +22,7 @@ func (d *Daemon) readState() nodestate.State {
 // setState writes s as the validator's state, with the NodeLabels of the current one. It
 // writes only if s differs or the last write failed. The caller holds d.writing.
 func (d *Daemon) setState(s nodestate.State) error {
-	s.Component, s.BootID, s.Validator = nodestate.Validator, d.Node.BootID, d.state.Validator
+	s.Component, s.BootID, s.Validator, s.Unserved = nodestate.Validator, d.Node.BootID, d.state.Validator, d.Unserved
 	s.Version, s.Time = d.state.Version, d.state.Time // Write sets both in the file; equal here, so that DeepEqual ignores them
 	if reflect.DeepEqual(s, d.state) && !d.unsaved {
 		return nil

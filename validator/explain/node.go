@@ -42,6 +42,11 @@ func FromNode(node check.Node, proofs, name string, now time.Time) Report {
 			r.Beside = append(r.Beside, r.proofStage(string(l), status, nil))
 		}
 	}
+	if state, err := node.State(nodestate.Validator); err == nil {
+		for _, u := range state.Unserved {
+			r.Notes = append(r.Notes, fmt.Sprintf("%s: %s has no effect: %s", nodestate.Validator, u.Name, u.Message))
+		}
+	}
 	if silent {
 		r.Notes = append(r.Notes, "the validator's daemon has said nothing in this boot: see that gpu-validator daemon runs on this node (DaemonSet nvidia-operator-validator), or prove the layers now with gpu-validator run")
 	}
@@ -81,6 +86,11 @@ func (r *Report) proofStage(name string, status readiness.Status, err error) Sta
 // addState adds the state of a component, unless it is Ready.
 func (r *Report) addState(l readiness.Layer, c nodestate.Component, state nodestate.State, err error) {
 	s := r.stage(string(l))
+	if err == nil {
+		for _, u := range state.Unserved {
+			s.Notes = append(s.Notes, fmt.Sprintf("%s: %s has no effect: %s", c, u.Name, u.Message))
+		}
+	}
 	reason, why, none := readiness.DriverSays(state, err)
 	switch {
 	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && step.NoDriver(gpu.Reason(s.Reason), state)):

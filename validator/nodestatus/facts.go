@@ -43,6 +43,7 @@ type Facts struct {
 	// DriverPod is the result of the pod that shows people that the driver works; nil: not
 	// known. It leads to Events, and affects no condition.
 	DriverPod *check.Outcome
+	Note      string // what the proofs lack by configuration; "": nothing
 }
 
 // Condition is the wanted condition of the Node.
@@ -90,6 +91,9 @@ func (f Facts) summarize() Condition {
 	}
 	reason := ReasonReady
 	message := fmt.Sprintf("%d of %d %s ready%s", len(devices)-len(bad), len(devices), collectiveName(devices), f.driverText())
+	if f.Note != "" {
+		message += "; " + f.Note
+	}
 	if len(bad) > 0 {
 		reason = ReasonDegraded
 		message += "; " + firstFew(bad)

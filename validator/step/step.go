@@ -5,6 +5,7 @@ package step
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/gpuready/gpuready/internal/readiness"
@@ -42,6 +43,37 @@ func NewPipeline(readNVML ReadNVML, workload Workload, wanted []readiness.Layer)
 	for _, s := range optional {
 		if slices.Contains(wanted, s.Layer) {
 			p.Steps = append(p.Steps, s)
+		}
+	}
+	return p
+}
+
+// WithoutWorkload is a note to proofs that rest on less than usual, since the configuration asks
+// for it.
+const WithoutWorkload = "(WITH_WORKLOAD=false)"
+
+// LeaveOutWorkload changes a pipeline for a configuration without workloads. Without that of layer
+// cuda the layer rests on the driver, and nothing is computed. That of layer plugin is a pod,
+// which a pipeline without a Workload does not run; its proof then says so.
+func LeaveOutWorkload(p check.Pipeline, cuda, plugin bool) check.Pipeline {
+	p.Steps = slices.Clone(p.Steps)
+	for i, s := range p.Steps {
+		switch {
+		case s.Layer == readiness.CUDA && cuda:
+			p.Steps[i].Check = func(_ context.Context, n check.Node, d check.Driver) check.Outcome {
+				return check.NewPass(readiness.Proof{
+					Driver: &d.Info, HostRoot: n.Root.Dir(), DevRoot: d.DevRoot, GPUs: len(d.Units()),
+					Summary: fmt.Sprintf("driver %s; nothing was computed %s", d.Info.Version, WithoutWorkload),
+				})
+			}
+		case s.Layer == readiness.Plugin && plugin:
+			p.Steps[i].Check = func(ctx context.Context, n check.Node, d check.Driver) check.Outcome {
+				o := s.Check(ctx, n, d)
+				if o.Kind == check.Passed {
+					o.Proof.Summary += "; no pod was run " + WithoutWorkload
+				}
+				return o
+			}
 		}
 	}
 	return p
