@@ -16,7 +16,7 @@ import (
 // container its GPUs twice, and one that knows none gives it nothing. So the strategies in use are
 // chosen by what the node serves, according to the toolkit's state.
 
-// support is what is known about whether a node serves a strategy.
+// A support describes whether a node serves a strategy.
 type support int
 
 const (
@@ -25,7 +25,7 @@ const (
 	served
 )
 
-// runtimeInfo is what the toolkit's state says about the container runtime.
+// runtimeInfo holds the facts about the container runtime in the toolkit's state.
 type runtimeInfo struct {
 	resolvesCDI bool     // for certain
 	handlers    []string // that give GPUs by variables or mounts; nil: not known
@@ -85,7 +85,7 @@ func (n Naming) supports(strategy string, p config.PluginFlags) (support, string
 	return served, ""
 }
 
-// Choice is how containers get their devices on this node.
+// A Choice lists the strategies by which containers get their devices on this node.
 type Choice struct {
 	Strategies []string // in use
 	// Unserved lists the configured strategies that are not in use, each with the reason, and
