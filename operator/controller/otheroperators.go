@@ -1,9 +1,12 @@
 package controller
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/status"
 )
 
 // operatorKind is the kind of a Deployment that has an operator's name.
@@ -36,6 +39,57 @@ func (m *model) setOperator(key types.NamespacedName, kind operatorKind) {
 // handOver reports whether NVIDIA's operator runs, so that nodes are handed over one by one.
 func (m *model) handOver() bool { return len(m.nvidiaOperators) > 0 }
 
+// nvidiasOperator returns the Deployment of NVIDIA's operator, as namespace/name, or "".
+func (m *model) nvidiasOperator() (name string) {
+	for key := range m.nvidiaOperators {
+		name = max(name, key.String())
+	}
+	return name
+}
+
+// mayWrite reports whether the operator may write to a policy. While NVIDIA's operator runs, it
+// writes the status of the policy that it serves, whenever it finds another one there. Of the
+// others, those that came with this product are ours.
+func (m *model) mayWrite(p, inForce *v1.ClusterPolicy) bool {
+	if !m.handOver() {
+		return true
+	}
+	return p.Name != inForce.Name && p.Labels[label.PartOf] == label.Product && !p.Status.Foreign()
+}
+
+// reportNVIDIAs reports in the log, by an Event and in the metrics that NVIDIA's operator serves
+// the cluster: the status of the policy cannot tell. Nothing is repeated.
+func (c *Controller) reportNVIDIAs(p *v1.ClusterPolicy) {
+	running, r := c.model.nvidiasOperator(), &c.lastReport
+	c.Metrics.SetNVIDIAs(running)
+	told := nvidiasReport{operator: running}
+	if running != "" && p != nil {
+		told.policy = p.UID
+	}
+	before := r.nvidias
+	if r.nvidias = told; told == before {
+		return
+	}
+	if running == "" {
+		c.Log.Info("NVIDIA's operator does not run any more: this operator serves the cluster", "deployment", before.operator)
+		return
+	}
+	message := status.OtherOperator("Deployment "+running, label.HandOver+"="+label.Product).Message
+	if p == nil {
+		c.Log.Warn(message, "reason", status.ReasonOtherOperator)
+		return
+	}
+	message += "; the status of this policy is left to it"
+	c.Log.Warn(message, "reason", status.ReasonOtherOperator, "policy", p.Name)
+	c.recordEvent(p, status.Event{Type: corev1.EventTypeWarning, Reason: status.ReasonOtherOperator, Message: message})
+}
+
+// nvidiasReport identifies what reportNVIDIAs has reported.
+type nvidiasReport struct {
+	operator string
+	policy   types.UID
+}
+
 // updateElsewhere records whether an operand's pod exists in another namespace. Only the
 // namespace that serves a policy matters: anybody can create such pods elsewhere.
 func (m *model) updateElsewhere(key types.NamespacedName, exists bool) {
@@ -62,7 +116,7 @@ func (m *model) updateElsewhere(key types.NamespacedName, exists bool) {
 // servedElsewhere returns the namespace in which operands that another operator made for a
 // policy still run; "" where there are none.
 func (m *model) servedElsewhere(p *v1.ClusterPolicy) string {
-	if ns := p.Status.Namespace; ns != m.namespace && len(m.elsewhere[ns]) > 0 {
+	if ns := p.Status.OperandNamespace(); ns != m.namespace && len(m.elsewhere[ns]) > 0 {
 		return ns
 	}
 	return ""

@@ -1,8 +1,15 @@
 package controller
 
 import (
+	"bytes"
+	"log/slog"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/common/expfmt"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +20,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/leader"
+	"github.com/gpuready/gpuready/operator/metrics"
 	"github.com/gpuready/gpuready/operator/status"
 )
 
@@ -93,4 +101,88 @@ func TestNothingIsMadeBesideAnotherOperatorsOperands(t *testing.T) {
 	require.NotEmpty(t, w.sets(), "what somebody else calls an operand counts for nothing")
 	require.Equal(t, namespace, w.policy("policy").Status.Namespace)
 	require.Equal(t, "true", w.node("n1").Labels[label.Present])
+}
+
+// theirDeployment is the Deployment of NVIDIA's operator.
+var theirDeployment = types.NamespacedName{Namespace: "gpu-operator", Name: label.NVIDIADeployment}
+
+// serve writes a policy's status as NVIDIA's operator does.
+func (w *world) serve(name string, state v1.State) {
+	p := w.policy(name)
+	p.Status = v1.ClusterPolicyStatus{State: state, Namespace: theirDeployment.Namespace}
+	require.NoError(w, w.Status().Update(w.Context(), p))
+}
+
+// recorded returns the Events since the last call.
+func (w *world) recorded() (all []string) {
+	for {
+		select {
+		case e := <-w.events.Events:
+			all = append(all, e)
+		default:
+			return all
+		}
+	}
+}
+
+// statuses returns the writes of policies' statuses among writes.
+func statuses(writes []string) []string {
+	return slices.DeleteFunc(writes, func(s string) bool { return !strings.HasPrefix(s, "status ") })
+}
+
+func TestPolicyThatNVIDIAsOperatorServesIsNotWritten(t *testing.T) {
+	w := newWorld(t)
+	registry, log := prometheus.NewRegistry(), &bytes.Buffer{}
+	w.Metrics, w.Controller.Log = metrics.New(registry), slog.New(slog.NewTextHandler(log, nil))
+	const series = `gpuready_operator_beside_nvidia{deployment="gpu-operator/gpu-operator"} 1`
+	exposed := func() string {
+		text, err := testutil.CollectAndFormat(registry, expfmt.TypeTextPlain, "gpuready_operator_beside_nvidia")
+		require.NoError(t, err)
+		return string(text)
+	}
+	w.model.setOperator(theirDeployment, nvidias)
+	w.create(gpuNode("n1"), gpuNode("n2"), simulated("cluster-policy"))
+	for i := range 60 {
+		w.serve("cluster-policy", []v1.State{v1.Ready, v1.NotReady}[i%2])
+		handed := "nobody"
+		if i >= 20 && i < 40 {
+			handed = label.Product
+		}
+		w.change("n1", func(n *corev1.Node) { n.Labels[label.HandOver] = handed })
+		version := w.policy("cluster-policy").ResourceVersion
+		require.Empty(t, statuses(w.settle()))
+		require.Equal(t, version, w.policy("cluster-policy").ResourceVersion)
+		require.Equal(t, handed == label.Product, w.node("n1").Labels[label.Driver] != "")
+	}
+	about := func(s string) bool { return !strings.Contains(s, status.ReasonOtherOperator) }
+	told := slices.DeleteFunc(w.recorded(), about)
+	require.Len(t, told, 1)
+	require.Contains(t, told[0], "Deployment gpu-operator/gpu-operator runs and serves this cluster's nodes")
+	require.Equal(t, 1, strings.Count(log.String(), "reason="+status.ReasonOtherOperator))
+	require.Contains(t, exposed(), series)
+
+	w.model.setOperator(theirDeployment, none)
+	require.Contains(t, statuses(w.settle()), "status cluster-policy")
+	p := w.policy("cluster-policy")
+	require.False(t, p.Status.Foreign())
+	require.Equal(t, namespace, p.Status.Namespace)
+	require.NotEmpty(t, w.node("n2").Labels[label.Driver])
+	require.Contains(t, log.String(), "does not run any more")
+	require.NotContains(t, exposed(), series)
+	require.Empty(t, w.settle())
+}
+
+// NVIDIA's operator serves the oldest policy and writes no other.
+func TestOwnPolicyIsToldThatNVIDIAsIsInForce(t *testing.T) {
+	w := newWorld(t)
+	w.model.setOperator(theirDeployment, nvidias)
+	theirs, ours, served := simulated("cluster-policy"), simulated("ours"), simulated("served")
+	ours.Labels = map[string]string{label.PartOf: label.Product}
+	served.Labels = ours.Labels
+	w.create(theirs, ours, served, simulated("somebodys"))
+	w.serve("cluster-policy", v1.Ready)
+	w.serve("served", v1.Ready)
+	require.Equal(t, []string{"status ours"}, w.settle())
+	require.Equal(t, v1.Ignored, w.policy("ours").Status.State)
+	require.Empty(t, w.settle())
 }

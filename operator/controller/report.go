@@ -41,6 +41,7 @@ type reportState struct {
 	policy       string    // its UID
 	conditions   []metav1.Condition
 	provisioning *status.Provisioning
+	nvidias      nvidiasReport
 }
 
 // reportDue returns when a report is due; zero means never.
@@ -67,13 +68,14 @@ func (c *Controller) report(ctx context.Context, now time.Time) {
 		}
 	}
 	defer c.reportIgnored(ctx, s, now)
+	c.reportNVIDIAs(s.policy)
 	if s.policy == nil {
 		c.Metrics.SetSnapshot(metrics.Snapshot{})
-		*r = reportState{at: now}
+		*r = reportState{at: now, nvidias: r.nvidias}
 		return
 	}
 	if r.policy != string(s.policy.UID) {
-		*r = reportState{policy: string(s.policy.UID), conditions: s.policy.Status.Conditions, provisioning: status.NewProvisioning(s.policy.Status.Provisioning)}
+		*r = reportState{policy: string(s.policy.UID), conditions: s.policy.Status.Conditions, provisioning: status.NewProvisioning(s.policy.Status.Provisioning), nvidias: r.nvidias}
 		c.forgetReported()
 	}
 	r.at = now
@@ -87,7 +89,9 @@ func (c *Controller) report(ctx context.Context, now time.Time) {
 		Prebuilt: s.prebuilt, Provisioning: r.provisioning.Status(),
 	})
 	for _, e := range status.Events(r.conditions, sum.Conditions, changes) {
-		c.recordEvent(s.policy, e)
+		if e.Reason != status.ReasonOtherOperator { // reported above
+			c.recordEvent(s.policy, e)
+		}
 	}
 	r.conditions = sum.Conditions
 	c.publishMetrics(tally, sum)
@@ -166,11 +170,7 @@ func (c *Controller) verdict(s *desired) *status.Verdict {
 	if !s.handOver || c.survey.served > 0 {
 		return nil
 	}
-	var running string
-	for key := range c.model.nvidiaOperators {
-		running = max(running, key.String())
-	}
-	return status.OtherOperator("Deployment "+running, label.HandOver+"="+label.Product)
+	return status.OtherOperator("Deployment "+c.model.nvidiasOperator(), label.HandOver+"="+label.Product)
 }
 
 // otherOperators returns the other Deployments of this product's operator: in other namespaces,
@@ -265,8 +265,11 @@ func nodeObject(n *fleet.Node) *corev1.Node {
 	return o
 }
 
-// writeStatus writes a policy's status if it has changed.
+// writeStatus writes a policy's status if it has changed and is not left to NVIDIA's operator.
 func (c *Controller) writeStatus(ctx context.Context, p *v1.ClusterPolicy, sum v1.ClusterPolicyStatus) {
+	if !c.model.mayWrite(p, c.desired.policy) {
+		return
+	}
 	name := "status of ClusterPolicy " + p.Name
 	have, telling := c.model.pendingStatus[p.Name]
 	if !telling {

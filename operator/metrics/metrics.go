@@ -34,6 +34,7 @@ type Metrics struct {
 	registry   *prometheus.CounterVec
 	leads      prometheus.Gauge
 	standsDown *prometheus.GaugeVec
+	nvidias    *prometheus.GaugeVec
 	snapshot   *snapshots
 }
 
@@ -61,9 +62,12 @@ func New(r prometheus.Registerer) *Metrics {
 		standsDown: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: prefix + "stands_down", Help: "1 where this process does nothing because the operator installed in another namespace serves the cluster.",
 		}, []string{"for_namespace"}),
+		nvidias: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: prefix + "beside_nvidia", Help: "1 while this Deployment of NVIDIA's operator serves the cluster: ClusterPolicies are not written, and only nodes that were handed over are served.",
+		}, []string{"deployment"}),
 		snapshot: &snapshots{},
 	}
-	r.MustRegister(m.reconciles, m.durations, m.last, m.writes, m.registry, m.leads, m.standsDown, m.snapshot)
+	r.MustRegister(m.reconciles, m.durations, m.last, m.writes, m.registry, m.leads, m.standsDown, m.nvidias, m.snapshot)
 	// Initialize the series, so that the first increment counts.
 	for _, about := range []string{"policy", "nodes", "upgrade"} {
 		m.reconciles.WithLabelValues(about, ok)
@@ -104,6 +108,14 @@ func (m *Metrics) SetLeadership(leads bool, standsDownFor string) {
 	m.standsDown.Reset()
 	if standsDownFor != "" {
 		m.standsDown.WithLabelValues(standsDownFor).Set(1)
+	}
+}
+
+// SetNVIDIAs records which Deployment of NVIDIA's operator serves the cluster; "" if none does.
+func (m *Metrics) SetNVIDIAs(deployment string) {
+	m.nvidias.Reset()
+	if deployment != "" {
+		m.nvidias.WithLabelValues(deployment).Set(1)
 	}
 }
 

@@ -73,7 +73,7 @@ func Ignored(inForce string) *Verdict {
 }
 
 // OtherOperator returns the Verdict while NVIDIA's operator runs and no node was handed over.
-// running names its Deployment.
+// running names its Deployment. The status is not written: NVIDIA's operator writes it.
 func OtherOperator(running, handOver string) *Verdict {
 	return &Verdict{v1.Disabled, ReasonOtherOperator, fmt.Sprintf("%s runs and serves this cluster's nodes; uninstall it, or hand nodes over one by one with the label %s", running, handOver)}
 }

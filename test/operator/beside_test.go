@@ -57,12 +57,18 @@ func (s *suite) besideTheirs(t *testing.T) {
 	s.besideTenants(t)
 	s.ApplyText(t, fmt.Sprintf(theirs, binaries.PauseName))
 	s.Kubectl(t, "-n", "gpu-operator", "rollout", "status", "deployment/gpu-operator", "--timeout=60s")
-	s.until(t, "the policy says that NVIDIA's runs, and what to do", func() error {
-		return s.condition(t, policy, "Ready", "False", "OtherOperatorRuns", "Deployment gpu-operator/gpu-operator", "gpuready.io/operator=gpuready")
+	s.until(t, "an Event says that NVIDIA's runs, and what to do", func() error {
+		out := s.Kubectl(t, "-n", "default", "get", "events", "--field-selector=reason=OtherOperatorRuns", "-o", "jsonpath={range .items[*]}{.message}{end}")
+		if !strings.Contains(out, "Deployment gpu-operator/gpu-operator") || !strings.Contains(out, "gpuready.io/operator=gpuready") {
+			return fmt.Errorf("it says %q", out)
+		}
+		return nil
 	})
-	p, err := s.policy(t, policy)
-	require.NoError(t, err)
-	assert.Equal(t, "disabled", p.Status.State)
+	s.showsFailure(t, "gpuready_operator_beside_nvidia", `deployment="gpu-operator/gpu-operator"`)
+	version := func() string {
+		return s.Kubectl(t, "get", "clusterpolicy", policy, "-o", "jsonpath={.metadata.resourceVersion}")
+	}
+	written := version()
 	for _, n := range s.Nodes {
 		s.until(t, n.Name+" is left to NVIDIA's", func() error { return s.left(n.Name) }) // with the pods that proved it
 	}
@@ -76,19 +82,23 @@ func (s *suite) besideTheirs(t *testing.T) {
 		if c := s.World.Condition("n1", "GPUReady"); c == nil || c.Status != corev1.ConditionTrue {
 			return fmt.Errorf("%+v", c)
 		}
-		if err := s.proof("n1"); err != nil {
-			return err
-		}
-		return s.condition(t, policy, "Ready", "True", "")
+		return s.proof("n1")
 	})
 	out, phase := s.Result(t, e2e.Job{Name: "handed-over", Node: "n1", GPUs: 1, Command: []string{"vectoradd"}})
 	assert.Equal(t, corev1.PodSucceeded, phase, out)
 	assert.Equal(t, was, s.marksOf(t, "n2"), "n2 is NVIDIA's still")
 	require.NoError(t, s.left("n2", theirLabels...))
-	require.NoError(t, s.counts(t, "ready", 1))
+	s.showsFailure(t, "gpuready_operator_nodes", `state="done",status="ready"`)
+	assert.Equal(t, written, version(), "the policy is left to NVIDIA's")
 
 	s.Kubectl(t, "delete", "clusterrolebinding,clusterrole", "theirs")
 	s.Kubectl(t, "delete", "namespace", "gpu-operator", "--timeout=60s")
+	s.until(t, "n2 is served again", func() error {
+		if labels := s.World.Node("n2").Labels; labels["gpuready.io/driver"] == "" {
+			return fmt.Errorf("its labels are %v", labels)
+		}
+		return nil
+	})
 	s.proven(t)
 	s.Kubectl(t, "label", "node", "n1", "nvidia.com/gpu.deploy.operands-", "gpuready.io/operator-")
 	// The labels NVIDIA's operator left stay until somebody removes them; then they are ours.

@@ -230,15 +230,21 @@ spec: { policyName: locked, validationActions: [Deny] }
 
 // scaledToNone runs NVIDIA's operator, then scales it to zero.
 func (b *bench) scaledToNone(t *testing.T) {
-	b.ApplyText(t, fmt.Sprintf(theirs, "none"))
-	b.waitNoError(t, "NVIDIA's runs", func() error { return b.condition(t, policy, "Ready", "False", "OtherOperatorRuns") })
-	b.Kubectl(t, "-n", "gpu-operator", "scale", "deployment/gpu-operator", "--replicas=0")
-	b.waitNoError(t, "NVIDIA's does not run any more", func() error {
-		if b.condition(t, policy, "Ready", "False", "OtherOperatorRuns") == nil {
-			return errors.New("the policy says that it does")
+	b.mark()
+	says := func(text string) func() error {
+		return func() error {
+			if out := b.printed(); !strings.Contains(out, text) {
+				return fmt.Errorf("the log does not say %q:\n%s", text, out)
+			}
+			return nil
 		}
-		return b.observed(t)
-	})
+	}
+	b.ApplyText(t, fmt.Sprintf(theirs, "none"))
+	b.waitNoError(t, "NVIDIA's runs", says("reason=OtherOperatorRuns"))
+	b.Kubectl(t, "-n", "gpu-operator", "scale", "deployment/gpu-operator", "--replicas=0")
+	b.waitNoError(t, "NVIDIA's does not run any more", says("does not run any more"))
+	b.change(t, `{"operator":{"labels":{"example.com/change":"%d"}}}`, b.next())
+	b.waitNoError(t, "the operator serves the policy again", func() error { return b.observed(t) })
 	b.Kubectl(t, "-n", "gpu-operator", "delete", "deployment/gpu-operator")
 }
 

@@ -10,8 +10,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
-
-	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // steps are all actions of the operator and of the chart's Jobs, in an order in which they can
@@ -94,9 +93,10 @@ var steps = []step{
 		happens: func(t *testing.T, b *bench) { b.create(t, otherOperator(0)) },
 		done: func(t *testing.T, b *bench) error {
 			require.NoError(t, b.Update(t.Context(), otherOperator(b.next()))) // this triggers a new check
-			p, err := b.policy(t, policy)
-			if err == nil && p.Status.State == string(v1.Disabled) {
-				err = errors.New("it counts as NVIDIA's")
+			var sets appsv1.DaemonSetList
+			err := b.List(t.Context(), &sets, client.InNamespace(operands))
+			if err == nil && len(sets.Items) == 0 {
+				err = errors.New("it counts as NVIDIA's: no DaemonSet is left")
 			}
 			return err
 		},

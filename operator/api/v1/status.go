@@ -10,7 +10,7 @@ const (
 	Ready    State = "ready"    // every GPU node is proven
 	NotReady State = "notReady" // some are not, or are unknown
 	Ignored  State = "ignored"  // an older policy is in force
-	Disabled State = "disabled" // NVIDIA's own operator runs, and no node was handed over
+	Disabled State = "disabled" // NVIDIA's own operator runs; only earlier versions have written it
 )
 
 // Types of conditions.
@@ -64,6 +64,20 @@ type ClusterPolicyStatus struct {
 	// The time that nodes took from their creation to each step.
 	// +kubebuilder:validation:MaxItems=32
 	Provisioning []ProvisioningStatus `json:"provisioning,omitempty"`
+}
+
+// Foreign reports whether another operator has written the status. NVIDIA's sets no observed
+// generation, and removes the one that it finds.
+func (s *ClusterPolicyStatus) Foreign() bool {
+	return s.ObservedGeneration == 0 && (s.State == Ready || s.State == NotReady)
+}
+
+// OperandNamespace returns the namespace of this product's operands, or "" if it is unknown.
+func (s *ClusterPolicyStatus) OperandNamespace() string {
+	if s.Foreign() {
+		return "" // the namespace is that of the other operator
+	}
+	return s.Namespace
 }
 
 // NodesStatus counts GPU nodes by progress. All are done when ready equals total, which excludes

@@ -240,6 +240,9 @@ func TestStatus(t *testing.T) {
 			{ObjectMeta: metav1.ObjectMeta{Name: "first", CreationTimestamp: ago(2 * time.Hour), Generation: 7}, Status: v1.ClusterPolicyStatus{State: v1.Ready, ObservedGeneration: 6, Nodes: &v1.NodesStatus{Total: 3, Ready: 3}}},
 			{ObjectMeta: metav1.ObjectMeta{Name: "third", CreationTimestamp: ago(time.Minute)}},
 		}, style{Width: 80}},
+		"status-foreign.txt": {[]v1.ClusterPolicy{
+			{ObjectMeta: metav1.ObjectMeta{Name: "cluster-policy", CreationTimestamp: ago(2 * time.Hour), Generation: 1}, Status: v1.ClusterPolicyStatus{State: v1.Ready, Namespace: "gpu-operator"}},
+		}, style{Width: 100}},
 	} {
 		var b bytes.Buffer
 		require.NoError(t, summarize(c.policies, now).text(&b, c.look))

@@ -78,10 +78,10 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 		return errors.New("there is no ClusterPolicy, and so no driver to build: apply one")
 	}
 	if r.Namespace = c.namespace; r.Namespace == "" {
-		r.Namespace = policy.Status.Namespace
+		r.Namespace = policy.Status.OperandNamespace()
 	}
 	if r.Namespace == "" {
-		return errors.New("the ClusterPolicy has no status yet: see that the operator runs, or name its namespace with -n")
+		return errors.New("the ClusterPolicy has no status of gpuready's operator: see that it runs, or name its namespace with -n")
 	}
 	job, err := planBuild(ctx, client, policy, r)
 	if err != nil {

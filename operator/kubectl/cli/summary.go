@@ -72,7 +72,10 @@ func (policy policySummary) draw(p *pen, now time.Time) {
 		title += fmt.Sprintf(", %d of %d GPU nodes ready", n.Ready, n.Total)
 	}
 	p.line(stateColors[st.State], 0, title)
-	if !policy.Current {
+	switch {
+	case st.Foreign():
+		p.line(yellow, 2, "! NVIDIA's operator serves this policy and has written this status; gpuready serves only the nodes that are handed over to it (docs/operator.md)")
+	case !policy.Current:
 		p.line(yellow, 2, "! the policy has changed, and this status is of an earlier version")
 	}
 	drawConditions(p, st.Conditions, now)

@@ -110,7 +110,7 @@ func (c *Client) Explain(ctx context.Context, name, namespace string, now time.T
 	}
 	n.Policy, n.Pool = policy.Name, observed.Pool.String()
 	n.readLabels(object, observed, policy)
-	pods, err := n.readPods(ctx, c, firstNonEmpty(namespace, policy.Status.Namespace, c.Namespace))
+	pods, err := n.readPods(ctx, c, firstNonEmpty(namespace, policy.Status.OperandNamespace(), c.Namespace))
 	if err != nil {
 		n.addNote("Pods", err)
 	}
@@ -216,7 +216,7 @@ func (n *Explanation) addPod(p *progress.Pod, phase corev1.PodPhase) {
 
 // evaluate determines the node's progress as the operator does.
 func (n *Explanation) evaluate(observed *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy) {
-	handOver := policy.Status.State == v1.Disabled || observed.HandedOver()
+	handOver := policy.Status.State == v1.Disabled || policy.Status.Foreign() || observed.HandedOver()
 	p := progress.Of(observed, pods, progress.Wanted{States: progress.States(&policy.Spec), HandOver: handOver})
 	switch {
 	case policy.Name == "":

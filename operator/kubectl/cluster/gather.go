@@ -110,7 +110,7 @@ func (g *gatherer) collect(ctx context.Context) {
 	policies := read(g, "ClusterPolicies", "clusterpolicies.json", func() ([]v1.ClusterPolicy, error) { return c.Policies(ctx) }, func(p *v1.ClusterPolicy) { cleanMeta(&p.ObjectMeta) })
 	namespace := g.Namespace
 	if p := InForce(policies); p != nil {
-		namespace = cmp.Or(namespace, p.Status.Namespace)
+		namespace = cmp.Or(namespace, p.Status.OperandNamespace())
 	}
 	namespace = cmp.Or(namespace, c.Namespace, corev1.NamespaceDefault)
 	nodes := read(g, "GPU nodes", "nodes.json", func() ([]corev1.Node, error) { return c.Nodes(ctx, label.Present+"=true") }, cleanNode)
