@@ -116,7 +116,7 @@ func parseInfo(text string, c *Container) (pid int, err error) {
 // handler changed it.
 func (c *Container) addSpec(s oci) {
 	for _, e := range s.Process.Env {
-		if value, is := strings.CutPrefix(e, Variable+"="); is {
+		if value, ok := strings.CutPrefix(e, Variable+"="); ok {
 			c.Value = record.Clean(value, maxText) // the last of several applies
 		}
 	}
@@ -166,7 +166,7 @@ func (c *Container) addCDI(name string) {
 }
 
 func (c *Container) addMount(destination string) {
-	if rest, is := strings.CutPrefix(path.Clean(destination), listRoot+"/"); is {
+	if rest, ok := strings.CutPrefix(path.Clean(destination), listRoot+"/"); ok {
 		c.Listed = add(c.Listed, rest)
 	}
 	c.addDevice(destination)

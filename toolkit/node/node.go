@@ -120,7 +120,7 @@ func makesGPUs(root *host.Root, driverRoot string) (bool, error) {
 	defaults := map[string]string{"ModifyDeviceFiles": "1", "DeviceFileMode": "438", "DeviceFileUID": "0", "DeviceFileGID": "0"} // 0666
 	for line := range strings.Lines(data) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
-		if want, is := defaults[name]; is && value != want {
+		if want, ok := defaults[name]; ok && value != want {
 			return false, err
 		}
 	}

@@ -64,7 +64,7 @@ func (s *missedSet) synchronize(in *api.SynchronizeRequest, lacks func(*api.PodS
 		if c.GetState() == api.ContainerState_CONTAINER_STOPPED {
 			continue
 		}
-		if m, is := lacks(pods[c.GetPodSandboxId()], c); is {
+		if m, ok := lacks(pods[c.GetPodSandboxId()], c); ok {
 			s.byID[c.GetId()] = m
 		}
 	}
@@ -99,7 +99,7 @@ func (s *missedSet) add(pod *api.PodSandbox, container *api.Container, missed *M
 func (s *missedSet) remove(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, is := s.byID[id]; is {
+	if _, ok := s.byID[id]; ok {
 		delete(s.byID, id)
 		s.notify()
 	}

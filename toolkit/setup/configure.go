@@ -123,7 +123,7 @@ func (c Config) ProblemOf(err error) (gpu.Reason, string) {
 	if err == nil {
 		return "", ""
 	}
-	if problem, is := errors.AsType[*configure.Problem](err); is {
+	if problem, ok := errors.AsType[*configure.Problem](err); ok {
 		return problem.Reason, problem.Message
 	}
 	return c.Explain(err)

@@ -83,8 +83,8 @@ func commandConfig(text string) string {
 		command[i] = expand(command[i], environment)
 	}
 	at := slices.IndexFunc(command, func(word string) bool {
-		_, is := programs[base(word)]
-		return is
+		_, ok := programs[base(word)]
+		return ok
 	})
 	if at < 0 {
 		return ""
@@ -100,17 +100,17 @@ func base(word string) string { return path.Base(strings.TrimLeft(word, "-@:+!")
 func (p program) config(arguments []string) string {
 	for i, word := range arguments {
 		for _, option := range p.options {
-			name, is := strings.CutPrefix(word, option+"=")
+			name, ok := strings.CutPrefix(word, option+"=")
 			if word == option {
-				name, is = "", true
+				name, ok = "", true
 				if i+1 < len(arguments) {
 					name = arguments[i+1]
 				}
 			}
 			switch {
-			case is && absolute(name) == nil:
+			case ok && absolute(name) == nil:
 				return name
-			case is:
+			case ok:
 				return ""
 			}
 		}
@@ -150,7 +150,7 @@ func words(s string) []string {
 
 // expand expands variables, once: "${NAME}" and a word that is "$NAME".
 func expand(word string, environment map[string]string) string {
-	if name, is := strings.CutPrefix(word, "$"); is && !strings.HasPrefix(name, "{") {
+	if name, ok := strings.CutPrefix(word, "$"); ok && !strings.HasPrefix(name, "{") {
 		return environment[name]
 	}
 	var out strings.Builder
