@@ -107,7 +107,7 @@ func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout 
 // that is easy to read.
 func width(w io.Writer) int {
 	const usual = 100
-	if f, is := w.(*os.File); is {
+	if f, ok := w.(*os.File); ok {
 		if columns, _, err := term.GetSize(int(f.Fd())); err == nil && columns > 0 {
 			return columns
 		}

@@ -110,6 +110,6 @@ func parseLayers(names []string) ([]readiness.Layer, error) {
 }
 
 func isTerminal(w io.Writer) bool {
-	f, is := w.(*os.File)
-	return is && term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == ""
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd())) && os.Getenv("NO_COLOR") == ""
 }

@@ -139,7 +139,7 @@ func (s *standin) endError(ctx context.Context, last *check.Outcome) error {
 }
 
 func (s *standin) exitCode(o check.Outcome) int {
-	if code, has := layerCodes[o.Layer]; has {
+	if code, ok := layerCodes[o.Layer]; ok {
 		return code
 	}
 	return layerCodes[s.layer]

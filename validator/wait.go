@@ -175,8 +175,8 @@ func waitForLayers(ctx context.Context, node check.Node, o *options, layers []re
 	ctx, stop := context.WithCancel(ctx)
 	group, _ := errgroup.WithContext(ctx)
 	for _, l := range layers {
-		c, has := components[l]
-		if !has {
+		c, ok := components[l]
+		if !ok {
 			continue
 		}
 		group.Go(func() error {

@@ -30,7 +30,7 @@ func FromNode(node check.Node, proofs, name string, now time.Time) Report {
 		status, err := readiness.Read(proofs, l, node.BootID)
 		silent = silent && err != nil
 		*r.stage(string(l)) = r.proofStage(string(l), status, err)
-		if c, has := components[l]; has {
+		if c, ok := components[l]; ok {
 			state, err := node.State(c)
 			r.addState(l, c, state, err)
 		}

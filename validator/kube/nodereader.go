@@ -108,8 +108,8 @@ func (r *NodeReader) read(ctx context.Context) (began bool, err error) {
 	for e := range w.ResultChan() {
 		switch e.Type {
 		case watch.Added, watch.Modified:
-			node, is := e.Object.(*corev1.Node)
-			if !is {
+			node, ok := e.Object.(*corev1.Node)
+			if !ok {
 				return began, fmt.Errorf("watch Node %s: a %T", r.Node, e.Object)
 			}
 			if err := r.deliver(node); err != nil {
@@ -136,7 +136,7 @@ func (r *NodeReader) deliver(node *corev1.Node) error {
 	}
 	labels := map[string]string{}
 	for _, name := range nodeLabelNames {
-		if value, has := node.Labels[name]; has {
+		if value, ok := node.Labels[name]; ok {
 			labels[name] = value
 		}
 	}

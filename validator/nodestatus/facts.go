@@ -77,7 +77,7 @@ func (f Facts) summarize() Condition {
 		case check.Pending:
 			return Condition{corev1.ConditionUnknown, ReasonProving, fmt.Sprintf("%s: %s", o.Layer, o.Refusal.Message)}
 		}
-		if why, is := f.noDriver(o); is {
+		if why, found := f.noDriver(o); found {
 			return why
 		}
 		return Condition{corev1.ConditionFalse, string(o.Refusal.Reason), f.refusalText(o)}

@@ -58,13 +58,13 @@ func (p *Publisher) writeLabels(ctx context.Context, want map[string]string) err
 func labelChange(node *corev1.Node, want map[string]string) map[string]any {
 	labels := map[string]any{}
 	for name, value := range want {
-		if is, has := node.Labels[name]; !has || is != value {
+		if is, ok := node.Labels[name]; !ok || is != value {
 			labels[name] = value
 		}
 	}
 	for _, name := range ownLabels(node) {
 		_, wanted := want[name]
-		if _, has := node.Labels[name]; has && !wanted {
+		if _, ok := node.Labels[name]; ok && !wanted {
 			labels[name] = nil
 		}
 	}
@@ -72,9 +72,9 @@ func labelChange(node *corev1.Node, want map[string]string) map[string]any {
 	if len(labels) > 0 {
 		change["labels"] = labels
 	}
-	is, has := node.Annotations[LabelsAnnotation]
+	is, ok := node.Annotations[LabelsAnnotation]
 	switch now := annotation(want); {
-	case now == "" && has:
+	case now == "" && ok:
 		change["annotations"] = map[string]any{LabelsAnnotation: nil}
 	case now != is:
 		change["annotations"] = map[string]any{LabelsAnnotation: now}

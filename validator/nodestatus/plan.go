@@ -117,10 +117,10 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 // isObsolete reports whether a subject no longer exists: a MIG device after its GPU was
 // divided anew, or a layer where there is no GPU.
 func (f Facts) isObsolete(s subject, wrong map[subject]problem, over map[subject]event) bool {
-	if _, is := wrong[s]; is {
+	if _, found := wrong[s]; found {
 		return false
 	}
-	if _, is := over[s]; is {
+	if _, found := over[s]; found {
 		return false
 	}
 	if len(f.Outcomes) > 0 && f.Outcomes[0].Kind == check.Absent {
@@ -170,8 +170,8 @@ func (f Facts) planEvents(m memory, observed map[subject]observation, now time.T
 			update: func(m *memory) { m.Reported[s] = reportedProblem{p.reason, since} }})
 	}
 	for _, s := range slices.Sorted(maps.Keys(m.Reported)) {
-		e, is := over[s]
-		if !is {
+		e, ok := over[s]
+		if !ok {
 			continue
 		}
 		e.about, e.time = s, now

@@ -25,7 +25,7 @@ func judgeHealth(g *GPU, s Observations, all []GPU) {
 			addFinding(g, Unhealthy, ReasonNotRead, why, "look for NVRM and Xid lines in dmesg; a GPU that does not answer needs a reset")
 			break
 		}
-		if c, has := r.Conditions[g.UUID]; has {
+		if c, ok := r.Conditions[g.UUID]; ok {
 			own = append(own, c)
 		}
 	}
@@ -135,7 +135,7 @@ func judgeLink(g *GPU, readings []Reading, own []gpu.Condition) {
 		can = max(can, c.PCIe.MaxGeneration)
 	}
 	for _, r := range readings {
-		if c, has := r.Conditions[g.UUID]; has && r.Loaded {
+		if c, ok := r.Conditions[g.UUID]; ok && r.Loaded {
 			highest = max(highest, c.PCIe.Generation)
 			loaded++
 		}

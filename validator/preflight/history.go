@@ -77,7 +77,7 @@ func listResults(dir string) ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if at, is := strings.CutSuffix(e.Name(), ".json"); is && e.Type().IsRegular() {
+		if at, ok := strings.CutSuffix(e.Name(), ".json"); ok && e.Type().IsRegular() {
 			if _, err := time.Parse(historyStamp, at); err == nil {
 				names = append(names, e.Name())
 			}
@@ -113,7 +113,7 @@ func compareFigure(g *GPU, f *Figure, past []Result) {
 		if i < 0 {
 			continue
 		}
-		if was, has := p.GPUs[i].Find(f.Name); has && was.Value > 0 {
+		if was, ok := p.GPUs[i].Find(f.Name); ok && was.Value > 0 {
 			f.Last, f.Best = was.Value, max(f.Best, was.Value)
 		}
 	}

@@ -93,7 +93,7 @@ func blame(r *Result, known func(gpu.UUID) (*GPU, bool)) {
 			}
 		}
 		for _, id := range named {
-			if g, is := known(id); is {
+			if g, ok := known(id); ok {
 				addSlowPaths(g, slow, known)
 			}
 		}
@@ -124,7 +124,7 @@ func addSlowPaths(g *GPU, slow []Peer, known func(gpu.UUID) (*GPU, bool)) {
 		direction, other = "from", worst.From
 	}
 	index := string(other)
-	if o, is := known(other); is {
+	if o, ok := known(other); ok {
 		index = "GPU " + o.Index
 	}
 	count := "slow"

@@ -118,11 +118,11 @@ func (t Thresholds) Product(name string) (Product, bool) {
 
 // Share returns the least good share of the expected value, 0 if there is no limit.
 func (t Thresholds) Share(figure string, p Product, capability string) float64 {
-	if own, has := p.Limits[figure]; has {
+	if own, ok := p.Limits[figure]; ok {
 		return own
 	}
 	limits := t.Limits[figure]
-	if share, has := limits[capability]; has {
+	if share, ok := limits[capability]; ok {
 		return share
 	}
 	return limits[anyCapability]

@@ -83,7 +83,7 @@ func (w *nvmlWatch) lastCondition(id gpu.UUID) *gpu.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range slices.Backward(w.readings) {
-		if c, has := r.Conditions[id]; has {
+		if c, ok := r.Conditions[id]; ok {
 			return &c
 		}
 	}

@@ -49,13 +49,13 @@ func checkNodes(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 		if err != nil {
 			return failed(reasonDeviceNode, err.Error(), "make the path readable for this process")
 		}
-		major, minor, is := host.Device(info)
-		if !is && d.Info.Simulated && info.Mode().IsRegular() {
+		major, minor, found := host.Device(info)
+		if !found && d.Info.Simulated && info.Mode().IsRegular() {
 			continue // a simulated driver root where mknod is not permitted
 		}
-		if !is || int(major) != n.major || int(minor) != n.minor {
+		if !found || int(major) != n.major || int(minor) != n.minor {
 			have := "no character device"
-			if is {
+			if found {
 				have = fmt.Sprintf("character device %d:%d", major, minor)
 			}
 			return failed(reasonDeviceNodeWrong,
@@ -78,7 +78,7 @@ func (h hardware) linkNotes(d check.Driver) []string {
 	for _, n := range h.wantedNodes(d) {
 		link := fmt.Sprintf("/dev/char/%d:%d", n.major, n.minor)
 		if linked, err := h.node.Root.Stat(link); err == nil {
-			if major, minor, is := host.Device(linked); is && int(major) == n.major && int(minor) == n.minor {
+			if major, minor, ok := host.Device(linked); ok && int(major) == n.major && int(minor) == n.minor {
 				continue
 			}
 		}

@@ -128,8 +128,8 @@ func (v kernelView) Device(name, driver string) string {
 		if err != nil {
 			return err.Error()
 		}
-		have, _, is := host.Device(info)
-		if !is || int(have) != major {
+		have, _, ok := host.Device(info)
+		if !ok || int(have) != major {
 			return fmt.Sprintf("%s is no character device of major %d, which is that of %s", p, major, driver)
 		}
 		return ""

@@ -53,7 +53,7 @@ func specPath(state nodestate.State) string {
 // canonical returns a path below /run for one below /var/run, which is a link to /run today.
 func canonical(p string) string {
 	p = path.Clean(p)
-	if rest, is := strings.CutPrefix(p, "/var/run/"); is {
+	if rest, ok := strings.CutPrefix(p, "/var/run/"); ok {
 		return "/run/" + rest
 	}
 	return p

@@ -148,7 +148,7 @@ func (w *DriverPod) setResult(took time.Duration, err error) {
 	before := w.result
 	now := check.Outcome{Kind: check.Passed}
 	log := w.log.With("pod", w.Namespace+"/"+w.podName())
-	if bad, is := errors.AsType[*refused](err); is {
+	if bad, ok := errors.AsType[*refused](err); ok {
 		now = check.Outcome{Kind: check.Failed, Refusal: &readiness.NotReady{Reason: bad.Reason, Message: bad.Message, Action: bad.Action}}
 	} else if err != nil {
 		u := asUnproven(err)

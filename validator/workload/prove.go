@@ -77,7 +77,7 @@ func (c Config) prove(ctx context.Context, j job) (took time.Duration, err error
 	defer t.place.stop()
 	err = c.follow(run, p, func(now *corev1.Pod) (bool, error) { return t.observe(run, now) })
 	if cause := context.Cause(run); err != nil && (errors.Is(cause, errTimeout) || errors.Is(cause, errUnschedulable)) {
-		if _, is := errors.AsType[*refused](err); !is {
+		if _, ok := errors.AsType[*refused](err); !ok {
 			err = t.timeoutError(cause)
 		}
 	}
@@ -186,8 +186,8 @@ func (c Config) watch(ctx context.Context, p *corev1.Pod, observeThis func(*core
 		case <-ctx.Done():
 			return false, nil
 		case e, open := <-w.ResultChan():
-			now, is := e.Object.(*corev1.Pod)
-			if !open || !is {
+			now, ok := e.Object.(*corev1.Pod)
+			if !open || !ok {
 				return false, nil
 			}
 			if e.Type == "DELETED" {

@@ -62,8 +62,8 @@ func newUnproven(reason gpu.Reason, err error, action string) error {
 
 // asUnproven returns err as an unproven error.
 func asUnproven(err error) *unproven {
-	u, is := errors.AsType[*unproven](err)
-	if !is { // a request that failed
+	u, ok := errors.AsType[*unproven](err)
+	if !ok { // a request that failed
 		u = &unproven{ReasonAPI, err, kube.Advice(err)}
 		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.ReasonForError(err) == metav1.StatusReasonBadRequest {
 			u.reason = ReasonForbidden

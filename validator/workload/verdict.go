@@ -129,7 +129,7 @@ func (t *attempt) timeoutError(err error) error {
 	if p == nil {
 		return err
 	}
-	if message, is := unscheduled(p); is {
+	if message, ok := unscheduled(p); ok {
 		return t.unschedulableError(p, message)
 	}
 	if reason, message := waitingReason(p); reason != "" {

@@ -117,7 +117,7 @@ func outcome(err error) string {
 	if err == nil {
 		return "passed"
 	}
-	if _, is := errors.AsType[*refused](err); is {
+	if _, ok := errors.AsType[*refused](err); ok {
 		return "failed"
 	}
 	return "unknown"
@@ -153,7 +153,7 @@ func (r *Runner) Prove(driver check.Driver, soFar check.Outcome, free string) ch
 		return soFar
 	case idle && known && r.unread: // the first report of this failure starts no new pod
 		r.unread = false
-		if bad, is := errors.AsType[*refused](r.last.err); is && bad.Reason == ReasonUnschedulable && free == "" {
+		if bad, ok := errors.AsType[*refused](r.last.err); ok && bad.Reason == ReasonUnschedulable && free == "" {
 			return allTaken(soFar) // another pod was faster
 		}
 	case idle && free == "":
@@ -182,7 +182,7 @@ func allTaken(soFar check.Outcome) check.Outcome {
 
 // outcome returns that of the plugin's layer after a run that did not pass.
 func (x result) outcome(soFar check.Outcome) check.Outcome {
-	if bad, is := errors.AsType[*refused](x.err); is {
+	if bad, ok := errors.AsType[*refused](x.err); ok {
 		return check.Fail(bad.Reason, bad.Message, bad.Action)
 	}
 	soFar.Notes = append(soFar.Notes, unprovenNote(x.err))
