@@ -81,7 +81,7 @@ func decode(data []byte, into any, source string, ignore bool) ([]*Error, error)
 		}
 	}
 	if err := yaml.UnmarshalStrict(data, into); err != nil {
-		if mismatch, is := errors.AsType[*json.UnmarshalTypeError](err); is {
+		if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			return nil, &Error{Source: source, Path: mismatch.Field, Err: fmt.Errorf("want %s, have %s", kind(mismatch.Type), mismatch.Value)}
 		}
 		return nil, &Error{Source: source, Err: errors.New(strings.TrimPrefix(syntax(err), "error unmarshaling JSON: while decoding JSON: "))}

@@ -10,14 +10,14 @@ import (
 // NVML does: "GPU-" or "MIG-" and a UUID, or, from drivers before R470,
 // "MIG-GPU-<uuid>/<GPU instance>/<compute instance>".
 func ParseUUID(text string) (UUID, error) {
-	if old, is := strings.CutPrefix(text, "MIG-GPU-"); is {
+	if old, ok := strings.CutPrefix(text, "MIG-GPU-"); ok {
 		parts := strings.Split(old, "/")
 		if len(parts) == 3 && isUUID(parts[0]) && isNumber(parts[1]) && isNumber(parts[2]) {
 			return UUID(text), nil
 		}
-	} else if id, is := strings.CutPrefix(text, "GPU-"); is && isUUID(id) {
+	} else if id, ok := strings.CutPrefix(text, "GPU-"); ok && isUUID(id) {
 		return UUID(text), nil
-	} else if id, is := strings.CutPrefix(text, "MIG-"); is && isUUID(id) {
+	} else if id, ok := strings.CutPrefix(text, "MIG-"); ok && isUUID(id) {
 		return UUID(text), nil
 	}
 	return "", fmt.Errorf("%q is not the UUID of a GPU or MIG device: want GPU-… or MIG-… as nvidia-smi -L prints it", text)

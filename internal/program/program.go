@@ -59,7 +59,7 @@ func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Write
 	if !errors.Is(err, ErrReported) {
 		fmt.Fprintf(stderr, "%s: %s\n", p.Name, p.errorLine(err))
 	}
-	if c, is := errors.AsType[*coded](err); is {
+	if c, ok := errors.AsType[*coded](err); ok {
 		return c.code
 	}
 	return Failed

@@ -102,7 +102,7 @@ func (s *Source) startWatch() error {
 	}
 	s.watching, s.end = true, nil
 	for _, d := range s.state.Devices {
-		if why, is := s.unwatched[d.UUID]; is {
+		if why, ok := s.unwatched[d.UUID]; ok {
 			s.emit(Event(gpu.EventUnwatched, d.UUID, why))
 		}
 	}

@@ -82,7 +82,7 @@ const codeHung = "HUNG"
 func (c *calls) reportFailure(err error) {
 	if _, hung := errors.AsType[*hungError](err); hung {
 		c.failed(codeHung)
-	} else if failed, is := errors.AsType[*callError](err); is {
+	} else if failed, ok := errors.AsType[*callError](err); ok {
 		c.failed(name(failed.ret))
 	}
 }

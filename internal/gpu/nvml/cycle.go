@@ -119,7 +119,7 @@ func (w *watch) reinitialise() error {
 			func() error { return check("nvmlInit", w.lib.Init()) },
 		)
 	})
-	if hung, is := errors.AsType[*hungError](err); is {
+	if hung, ok := errors.AsType[*hungError](err); ok {
 		w.backOff(hung.Error())
 		return nil
 	}

@@ -65,7 +65,7 @@ func (s *Source) read(ctx context.Context) (gpu.Driver, []reading, error) {
 	var group sync.WaitGroup
 	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i := range n.count {
-		if r, is := released[i]; is {
+		if r, ok := released[i]; ok {
 			all[i] = r
 			continue
 		}

@@ -210,10 +210,10 @@ func sweep(path string) {
 
 // cause strips the path of a temporary file, which would only confuse.
 func cause(err error) error {
-	if path, is := errors.AsType[*fs.PathError](err); is {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err
 	}
-	if link, is := errors.AsType[*os.LinkError](err); is {
+	if link, ok := errors.AsType[*os.LinkError](err); ok {
 		return link.Err
 	}
 	return err
