@@ -45,7 +45,7 @@ func collect(n *yaml.Node, path string, all *[]value) error {
 			*all = append(*all, value{at, "see values.yaml", "Values of Node Feature Discovery's own chart."})
 			continue
 		}
-		if about, is := strings.CutPrefix(key.HeadComment, "# -- "); is {
+		if about, ok := strings.CutPrefix(key.HeadComment, "# -- "); ok {
 			initial, err := compact(one)
 			if err != nil {
 				return err
@@ -81,9 +81,9 @@ const (
 
 // fillReadme returns the README with the table of values in its place.
 func fillReadme(readme, table string) (string, error) {
-	head, rest, is := strings.Cut(readme, tableBegin)
+	head, rest, ok := strings.Cut(readme, tableBegin)
 	_, tail, also := strings.Cut(rest, tableEnd)
-	if !is || !also {
+	if !ok || !also {
 		return "", errors.New("README.md: the marks around the table of values are missing")
 	}
 	return head + tableBegin + table + tableEnd + tail, nil

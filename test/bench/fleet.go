@@ -198,7 +198,7 @@ func (f *fleet) removeGPU(ctx context.Context, i int) error {
 		return err
 	}
 	for e := range w.ResultChan() {
-		if n, is := e.Object.(*corev1.Node); is && n.Labels["nvidia.com/gpu.deploy.driver"] == "" && n.Labels[gpuLabel] == "false" {
+		if n, ok := e.Object.(*corev1.Node); ok && n.Labels["nvidia.com/gpu.deploy.driver"] == "" && n.Labels[gpuLabel] == "false" {
 			return nil
 		}
 	}
@@ -229,7 +229,7 @@ func (f *fleet) addNode(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	for e := range w.ResultChan() {
-		if p, is := e.Object.(*corev1.Pod); is && onNode(p) == node.Name {
+		if p, ok := e.Object.(*corev1.Pod); ok && onNode(p) == node.Name {
 			return time.Since(began), nil
 		}
 	}
