@@ -87,11 +87,11 @@ func failureError(rep report.Report) error {
 	if f == nil {
 		return nil
 	}
-	return program.WithExitCode(exitCode(*f), fmt.Errorf("%s: %s: %s; %s", f.Layer, f.Refusal.Reason, f.Refusal.Message, f.Refusal.Action))
+	return program.WithExitCode(exitCode(*f), fmt.Errorf("%s: %s: %s; %s", f.Layer, f.NotReady.Reason, f.NotReady.Message, f.NotReady.Action))
 }
 
 func exitCode(o check.Outcome) int {
-	if o.Refusal.Reason == check.ReasonInterrupted {
+	if o.NotReady.Reason == check.ReasonInterrupted {
 		return program.Failed
 	}
 	return layerCodes[o.Layer]

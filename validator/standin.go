@@ -73,7 +73,7 @@ func (s *standin) loop(ctx context.Context, changed <-chan struct{}) error {
 		case o.Kind == check.Passed:
 			return s.writeReady(o)
 		case o.Kind == check.Absent:
-			s.out.print("%s: nothing to prove: %s", s.name, o.Refusal.Message)
+			s.out.print("%s: nothing to prove: %s", s.name, o.NotReady.Message)
 			return nil
 		}
 		last = &o
@@ -83,7 +83,7 @@ func (s *standin) loop(ctx context.Context, changed <-chan struct{}) error {
 		if o.Kind != check.Pending && !s.wait {
 			return s.failureError(o)
 		}
-		s.out.print("waiting for %s: %s: %s; %s", s.name, o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action)
+		s.out.print("waiting for %s: %s: %s; %s", s.name, o.NotReady.Reason, o.NotReady.Message, o.NotReady.Action)
 		select {
 		case <-ctx.Done():
 			return s.endError(ctx, last)
@@ -109,8 +109,8 @@ func (s *standin) checkLayer(ctx context.Context) check.Outcome {
 	if o.Kind == check.NotRun {
 		o = outcomes[0] // the cause
 	}
-	if o.Kind == check.Failed && o.Refusal.Reason == s.enough {
-		return check.NewPass(readiness.Proof{HostRoot: s.node.Root.Dir(), Summary: "loaded; " + o.Refusal.Message})
+	if o.Kind == check.Failed && o.NotReady.Reason == s.enough {
+		return check.NewPass(readiness.Proof{HostRoot: s.node.Root.Dir(), Summary: "loaded; " + o.NotReady.Message})
 	}
 	return o
 }
@@ -124,7 +124,7 @@ func (s *standin) writeReady(o check.Outcome) error {
 }
 
 func (s *standin) failureError(o check.Outcome) error {
-	return program.WithExitCode(s.exitCode(o), fmt.Errorf("%s: %s: %s; %s", s.name, o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action))
+	return program.WithExitCode(s.exitCode(o), fmt.Errorf("%s: %s: %s; %s", s.name, o.NotReady.Reason, o.NotReady.Message, o.NotReady.Action))
 }
 
 // endError returns the error for the end of ctx, by timeout or signal.
@@ -135,7 +135,7 @@ func (s *standin) endError(ctx context.Context, last *check.Outcome) error {
 	case last == nil:
 		return program.WithExitCode(exitTimeout, fmt.Errorf("%s: %w, and nothing is known of it yet", s.name, context.Cause(ctx)))
 	}
-	return program.WithExitCode(s.exitCode(*last), fmt.Errorf("%s: %w: %s: %s; %s", s.name, context.Cause(ctx), last.Refusal.Reason, last.Refusal.Message, last.Refusal.Action))
+	return program.WithExitCode(s.exitCode(*last), fmt.Errorf("%s: %w: %s: %s; %s", s.name, context.Cause(ctx), last.NotReady.Reason, last.NotReady.Message, last.NotReady.Action))
 }
 
 func (s *standin) exitCode(o check.Outcome) int {

@@ -184,12 +184,12 @@ const (
 
 // Outcome is the result of the check of a layer.
 type Outcome struct {
-	Layer   readiness.Layer
-	Kind    Kind
-	Proof   *readiness.Proof    // with Passed
-	Refusal *readiness.NotReady // with all others
-	Notes   []string            // oddities that are no failure
-	Retry   bool                // with Passed: less was proven than could be; try again later
+	Layer    readiness.Layer
+	Kind     Kind
+	Proof    *readiness.Proof    // with Passed
+	NotReady *readiness.NotReady // with all others
+	Notes    []string            // oddities that are no failure
+	Retry    bool                // with Passed: less was proven than could be; try again later
 	// Allocatable counts the devices that the kubelet can allocate to pods, by resource. Layer
 	// plugin sets it once all accounts agree, even while a pod is still proving it.
 	Allocatable map[string]int
@@ -212,14 +212,14 @@ func NewPass(p readiness.Proof, notes ...string) Outcome {
 // Fail returns the Outcome of a failed layer: a reason of one CamelCase word, what is
 // wrong, and what to do next.
 func Fail(reason gpu.Reason, message, action string) Outcome {
-	return Outcome{Kind: Failed, Refusal: &readiness.NotReady{
+	return Outcome{Kind: Failed, NotReady: &readiness.NotReady{
 		Reason: reason, Message: record.Clean(message, maxText), Action: record.Clean(action, maxText),
 	}}
 }
 
 // NoGPU returns the Outcome of a node without a GPU.
 func NoGPU(message string) Outcome {
-	return Outcome{Kind: Absent, Refusal: &readiness.NotReady{
+	return Outcome{Kind: Absent, NotReady: &readiness.NotReady{
 		Reason: ReasonNoGPU, Message: message, Action: "nothing, unless this node should have a GPU",
 	}}
 }

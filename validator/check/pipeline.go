@@ -102,7 +102,9 @@ func (p Pipeline) callEnd(o Outcome) {
 	}
 }
 
-func (o Outcome) interrupted() bool { return o.Refusal != nil && o.Refusal.Reason == ReasonInterrupted }
+func (o Outcome) interrupted() bool {
+	return o.NotReady != nil && o.NotReady.Reason == ReasonInterrupted
+}
 
 func blocks(o Outcome) *Outcome {
 	if o.Kind == Passed {
@@ -114,18 +116,18 @@ func blocks(o Outcome) *Outcome {
 // notRunAfter returns the Outcome of a layer that was not checked because o did not pass.
 func (o Outcome) notRunAfter(l readiness.Layer) Outcome {
 	if o.Kind == Absent {
-		return Outcome{Layer: l, Kind: Absent, Refusal: o.Refusal}
+		return Outcome{Layer: l, Kind: Absent, NotReady: o.NotReady}
 	}
-	return Outcome{Layer: l, Kind: NotRun, Refusal: &readiness.NotReady{
+	return Outcome{Layer: l, Kind: NotRun, NotReady: &readiness.NotReady{
 		Reason:  ReasonNotRun,
-		Message: fmt.Sprintf("not run: %s is not ready (%s)", o.Layer, o.Refusal.Reason),
+		Message: fmt.Sprintf("not run: %s is not ready (%s)", o.Layer, o.NotReady.Reason),
 		Action:  fmt.Sprintf("see %s", o.Layer),
 	}}
 }
 
 // notAsked returns the Outcome of an optional layer that is not wanted.
 func notAsked(l readiness.Layer) Outcome {
-	return Outcome{Layer: l, Kind: NotWanted, Refusal: &readiness.NotReady{
+	return Outcome{Layer: l, Kind: NotWanted, NotReady: &readiness.NotReady{
 		Reason: ReasonNotWanted, Message: "not asked for", Action: "to have it checked, say --optional " + string(l),
 	}}
 }

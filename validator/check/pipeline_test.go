@@ -54,12 +54,12 @@ func TestALayerIsCheckedOnlyAfterThoseBeforeItPassed(t *testing.T) {
 	out := r.Run(t.Context(), Node{}, nil)
 	require.Equal(t, []Kind{Passed, Failed, NotRun, NotRun}, kinds(out))
 	require.Equal(t, readiness.Layers()[:2], *began)
-	require.Equal(t, "not run: toolkit is not ready (SpecMissing)", out[3].Refusal.Message)
+	require.Equal(t, "not run: toolkit is not ready (SpecMissing)", out[3].NotReady.Message)
 	require.Equal(t, readiness.Plugin, out[3].Layer)
 }
 
 func TestWithoutAGPUNothingFails(t *testing.T) {
-	r, _ := pipelineWhere(map[readiness.Layer]Outcome{readiness.Driver: {Kind: Absent, Refusal: &readiness.NotReady{Reason: ReasonNoGPU}}})
+	r, _ := pipelineWhere(map[readiness.Layer]Outcome{readiness.Driver: {Kind: Absent, NotReady: &readiness.NotReady{Reason: ReasonNoGPU}}})
 	require.Equal(t, []Kind{Absent, Absent, Absent, Absent}, kinds(r.Run(t.Context(), Node{}, nil)))
 }
 
@@ -75,7 +75,7 @@ func TestAnInterruptedCheckIsNoFailure(t *testing.T) {
 	cancel()
 	r, _ := pipelineWhere(map[readiness.Layer]Outcome{readiness.Driver: Fail("NVMLFailed", "killed", "")})
 	out := r.Run(ctx, Node{}, nil)
-	require.Equal(t, ReasonInterrupted, out[0].Refusal.Reason)
+	require.Equal(t, ReasonInterrupted, out[0].NotReady.Reason)
 }
 
 func TestUnitsAreGPUsAndMIGDevices(t *testing.T) {
@@ -143,7 +143,7 @@ func TestOptionalStepsNeitherBlockNorAreBlocked(t *testing.T) {
 	}, r.Steps...)
 	out := r.Run(t.Context(), Node{}, nil)
 	require.Equal(t, []Kind{Passed, Failed, Passed, NotWanted, Failed, NotRun, NotRun}, kinds(out))
-	require.Equal(t, "not asked for", out[3].Refusal.Message)
+	require.Equal(t, "not asked for", out[3].NotReady.Message)
 	require.NotContains(t, *began, readiness.VGPU, "nobody looks")
 
 	r.Driver = func(context.Context, Node) (Driver, Outcome) { return Driver{}, Fail("NVMLFailed", "m", "a") }

@@ -301,7 +301,7 @@ func TestReadinessMetricsAndStateNameTheFailure(t *testing.T) {
 	require.Equal(t, gpu.Reason("CUDASampleFailed"), s.Reason)
 	require.Equal(t, "cuda: GPU 0 is wrong; replace it", s.Message)
 
-	b.set(readiness.Driver, check.Outcome{Kind: check.Absent, Refusal: &readiness.NotReady{Reason: check.ReasonNoGPU, Message: "none"}})
+	b.set(readiness.Driver, check.Outcome{Kind: check.Absent, NotReady: &readiness.NotReady{Reason: check.ReasonNoGPU, Message: "none"}})
 	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 	require.NoError(t, b.d.Ready(), "nothing to prove")
 	require.Nil(t, b.d.backoff.timer(), "and nothing to try again")
@@ -435,7 +435,7 @@ func TestFactsArePublishedWithComponentStates(t *testing.T) {
 	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 	f := published.last()
 	require.Len(t, f.Outcomes, 4)
-	require.Equal(t, gpu.Reason("ToolkitSilent"), f.Outcomes[1].Refusal.Reason)
+	require.Equal(t, gpu.Reason("ToolkitSilent"), f.Outcomes[1].NotReady.Reason)
 	require.Equal(t, nodestate.Degraded, f.States[nodestate.DevicePlugin].Phase)
 	require.NotContains(t, f.States, nodestate.Toolkit)
 	require.Contains(t, f.Names[gputest.GPU(0)], "GPU 0 (")
@@ -500,7 +500,7 @@ func TestEachProofIsWrittenBeforeTheNextLayerIsChecked(t *testing.T) {
 }
 
 func pending() check.Outcome {
-	return check.Outcome{Kind: check.Pending, Refusal: &readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
+	return check.Outcome{Kind: check.Pending, NotReady: &readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
 }
 
 func TestAProofHoldsWhileAnotherIsPending(t *testing.T) {
@@ -565,7 +565,7 @@ func TestRetireWritesTheReasonAsTheLastState(t *testing.T) {
 	b.d.Retire(check.ReasonInjection, "it was created without the GPUs")
 	require.Equal(t, check.ReasonInjection, state().Reason)
 	b.until(readiness.Driver, because(check.ReasonInjection))
-	require.Equal(t, check.ReasonInjection, published.last().Outcomes[0].Refusal.Reason)
+	require.Equal(t, check.ReasonInjection, published.last().Outcomes[0].NotReady.Reason)
 	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
 	require.Equal(t, check.ReasonInjection, state().Reason, "nothing is said after it")
 }

@@ -42,7 +42,7 @@ func (m *Metrics) observe(o check.Outcome) {
 		m.ready.WithLabelValues(layer).Set(1)
 	} else {
 		m.ready.WithLabelValues(layer).Set(0)
-		m.reason.WithLabelValues(layer, string(o.Refusal.Reason)).Set(1)
+		m.reason.WithLabelValues(layer, string(o.NotReady.Reason)).Set(1)
 	}
 	if o.Elapsed > 0 {
 		m.seconds.WithLabelValues(layer).Set(o.Elapsed.Seconds())

@@ -45,8 +45,8 @@ func (p *backoff) update(failing []string, pending bool) (news bool) {
 // failureKey returns the key of a failure. Retries slow down while the key stays the same.
 // It leaves out the message, in which a runtime names a new container each time.
 func failureKey(o check.Outcome) string {
-	if o.Refusal == nil {
+	if o.NotReady == nil {
 		return string(o.Layer)
 	}
-	return string(o.Layer) + " " + string(o.Refusal.Reason)
+	return string(o.Layer) + " " + string(o.NotReady.Reason)
 }

@@ -72,7 +72,7 @@ func (w *ProofWriter) Write(name readiness.Layer, o check.Outcome) error {
 		p.BootID = w.bootID
 		return readiness.WriteReady(w.dir, name, p)
 	}
-	r := *o.Refusal
+	r := *o.NotReady
 	r.BootID = w.bootID
 	return readiness.WriteNotReady(w.dir, name, r)
 }
@@ -158,5 +158,5 @@ func signature(o check.Outcome) string {
 		}
 		return fmt.Sprintf("ready %+v %s %s %d %v %q %q", driver, p.HostRoot, p.DevRoot, p.GPUs, p.Resources, p.Summary, o.Notes)
 	}
-	return fmt.Sprintf("not ready %s %q %q", o.Refusal.Reason, o.Refusal.Message, o.Refusal.Action)
+	return fmt.Sprintf("not ready %s %q %q", o.NotReady.Reason, o.NotReady.Message, o.NotReady.Action)
 }

@@ -84,9 +84,9 @@ func (d *Daemon) logOutcome(o check.Outcome) {
 	case check.Passed:
 		log.Info("ready", "message", o.Proof.Summary, "simulated", o.Simulated(), "notes", strings.Join(o.Notes, "; "))
 	case check.Failed:
-		log.Warn("not ready", "reason", o.Refusal.Reason, "message", o.Refusal.Message, "action", o.Refusal.Action)
+		log.Warn("not ready", "reason", o.NotReady.Reason, "message", o.NotReady.Message, "action", o.NotReady.Action)
 	default:
-		log.Info("not ready", "reason", o.Refusal.Reason, "message", o.Refusal.Message)
+		log.Info("not ready", "reason", o.NotReady.Reason, "message", o.NotReady.Message)
 	}
 }
 
@@ -103,10 +103,10 @@ func (d *Daemon) writeState(outcomes []check.Outcome) error {
 			}
 			continue
 		}
-		s.Phase, s.Reason = nodestate.Failed, o.Refusal.Reason
-		s.Message = fmt.Sprintf("%s: %s; %s", o.Layer, o.Refusal.Message, o.Refusal.Action)
+		s.Phase, s.Reason = nodestate.Failed, o.NotReady.Reason
+		s.Message = fmt.Sprintf("%s: %s; %s", o.Layer, o.NotReady.Message, o.NotReady.Action)
 		if o.Kind == check.Absent || o.Kind == check.Pending {
-			s.Phase, s.Message = nodestate.Waiting, o.Refusal.Message
+			s.Phase, s.Message = nodestate.Waiting, o.NotReady.Message
 		}
 		break
 	}
@@ -117,7 +117,7 @@ func (d *Daemon) writeState(outcomes []check.Outcome) error {
 func notReady(outcomes []check.Outcome) error {
 	for _, o := range outcomes {
 		if o.Kind == check.Failed || o.Kind == check.Pending {
-			return fmt.Errorf("%s: %s: %s", o.Layer, o.Refusal.Reason, o.Refusal.Message)
+			return fmt.Errorf("%s: %s: %s", o.Layer, o.NotReady.Reason, o.NotReady.Message)
 		}
 	}
 	return nil
@@ -135,7 +135,7 @@ func (d *Daemon) Retire(reason gpu.Reason, message string) {
 	if reason == check.ReasonInjection {
 		// Nothing can be proven in this container. The reason must show in the
 		// cluster even if the process ends this way again and again.
-		d.outcomes = []check.Outcome{{Layer: readiness.Driver, Kind: check.Failed, Refusal: &r}}
+		d.outcomes = []check.Outcome{{Layer: readiness.Driver, Kind: check.Failed, NotReady: &r}}
 		if err := d.proofs.Write(readiness.Driver, d.outcomes[0]); err != nil {
 			d.Log.Error("cannot write why this process ends", "message", err.Error())
 		}

@@ -27,7 +27,7 @@ func TestTheMessageBeginsWithTheLayer(t *testing.T) {
 		require.Equal(t, string(l), layer(failed))
 
 		f := facts()
-		f.Outcomes[i] = check.Outcome{Layer: l, Kind: check.Pending, Refusal: &readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
+		f.Outcomes[i] = check.Outcome{Layer: l, Kind: check.Pending, NotReady: &readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
 		pending := f.condition()
 		require.Equal(t, "Unknown", string(pending.Status))
 		require.Equal(t, ReasonProving, pending.Reason)

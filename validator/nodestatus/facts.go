@@ -73,14 +73,14 @@ func (f Facts) summarize() Condition {
 		case check.Passed:
 			continue
 		case check.Absent:
-			return Condition{corev1.ConditionFalse, string(o.Refusal.Reason), o.Refusal.Message}
+			return Condition{corev1.ConditionFalse, string(o.NotReady.Reason), o.NotReady.Message}
 		case check.Pending:
-			return Condition{corev1.ConditionUnknown, ReasonProving, fmt.Sprintf("%s: %s", o.Layer, o.Refusal.Message)}
+			return Condition{corev1.ConditionUnknown, ReasonProving, fmt.Sprintf("%s: %s", o.Layer, o.NotReady.Message)}
 		}
 		if why, found := f.noDriver(o); found {
 			return why
 		}
-		return Condition{corev1.ConditionFalse, string(o.Refusal.Reason), f.refusalText(o)}
+		return Condition{corev1.ConditionFalse, string(o.NotReady.Reason), f.refusalText(o)}
 	}
 	devices := f.devices()
 	var bad []string
@@ -112,7 +112,7 @@ func (f Facts) summarize() Condition {
 
 // refusalText returns the refusal of a layer, with the state of the component behind it.
 func (f Facts) refusalText(o check.Outcome) string {
-	text := fmt.Sprintf("%s: %s; %s", o.Layer, o.Refusal.Message, o.Refusal.Action)
+	text := fmt.Sprintf("%s: %s; %s", o.Layer, o.NotReady.Message, o.NotReady.Action)
 	if s, ok := f.States[nodestate.Driver]; ok && o.Layer == readiness.Driver && s.Phase != nodestate.Ready && s.Message != "" {
 		text += "; the driver says " + string(s.Phase)
 		if s.Reason != "" {
@@ -127,7 +127,7 @@ func (f Facts) refusalText(o check.Outcome) string {
 // no trace of a driver. The refusal of layer driver would only say that it is missing.
 func (f Facts) noDriver(o check.Outcome) (Condition, bool) {
 	s, reported := f.States[nodestate.Driver]
-	if !reported || o.Layer != readiness.Driver || !step.NoDriver(o.Refusal.Reason, s) {
+	if !reported || o.Layer != readiness.Driver || !step.NoDriver(o.NotReady.Reason, s) {
 		return Condition{}, false
 	}
 	reason, message, ok := readiness.DriverSays(s, nil)

@@ -44,7 +44,7 @@ func (f Facts) summarizeHealth() Condition {
 	case len(f.Outcomes) == 0:
 		return Condition{corev1.ConditionUnknown, ReasonProving, "the driver has not been asked yet since the node was started"}
 	case f.Outcomes[0].Kind != check.Passed:
-		return Condition{corev1.ConditionUnknown, string(f.Outcomes[0].Refusal.Reason), f.refusalText(f.Outcomes[0])}
+		return Condition{corev1.ConditionUnknown, string(f.Outcomes[0].NotReady.Reason), f.refusalText(f.Outcomes[0])}
 	}
 	devices := f.devices()
 	if len(devices) == 0 {

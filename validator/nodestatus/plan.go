@@ -97,7 +97,7 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 	if w := f.DriverPod; w != nil {
 		switch w.Kind {
 		case check.Failed:
-			wrong[driverPodSubject] = problem{string(w.Refusal.Reason), fmt.Sprintf("%s; %s; no layer depends on it", w.Refusal.Message, w.Refusal.Action), time.Time{}}
+			wrong[driverPodSubject] = problem{string(w.NotReady.Reason), fmt.Sprintf("%s; %s; no layer depends on it", w.NotReady.Message, w.NotReady.Action), time.Time{}}
 		case check.Passed:
 			over[driverPodSubject] = event{kind: corev1.EventTypeNormal, reason: ReasonProven, message: "vectorAdd passed on every GPU in the pod nvidia-driver-validation"}
 		}
@@ -105,7 +105,7 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 	for _, o := range f.Outcomes {
 		switch o.Kind {
 		case check.Failed:
-			wrong[layerSubject(o.Layer)] = problem{string(o.Refusal.Reason), f.refusalText(o), time.Time{}}
+			wrong[layerSubject(o.Layer)] = problem{string(o.NotReady.Reason), f.refusalText(o), time.Time{}}
 		case check.Passed:
 			over[layerSubject(o.Layer)] = event{kind: corev1.EventTypeNormal, reason: ReasonProven,
 				message: fmt.Sprintf("%s is proven again: %s", o.Layer, o.Proof.Summary)}

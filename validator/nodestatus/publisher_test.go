@@ -229,7 +229,7 @@ func (f Facts) refused(l readiness.Layer, reason gpu.Reason) Facts {
 			f.Outcomes[i].Layer = l
 			after = true
 		case after:
-			f.Outcomes[i] = check.Outcome{Layer: o.Layer, Kind: check.NotRun, Refusal: &readiness.NotReady{Reason: check.ReasonNotRun}}
+			f.Outcomes[i] = check.Outcome{Layer: o.Layer, Kind: check.NotRun, NotReady: &readiness.NotReady{Reason: check.ReasonNotRun}}
 		}
 	}
 	return f
@@ -238,14 +238,14 @@ func (f Facts) refused(l readiness.Layer, reason gpu.Reason) Facts {
 func noGPU() Facts {
 	var f Facts
 	for _, l := range readiness.Layers() {
-		f.Outcomes = append(f.Outcomes, check.Outcome{Layer: l, Kind: check.Absent, Refusal: &readiness.NotReady{Reason: check.ReasonNoGPU, Message: "no GPU"}})
+		f.Outcomes = append(f.Outcomes, check.Outcome{Layer: l, Kind: check.Absent, NotReady: &readiness.NotReady{Reason: check.ReasonNoGPU, Message: "no GPU"}})
 	}
 	return f
 }
 
 func TestTheConditionSumsUpTheFacts(t *testing.T) {
 	pending := facts()
-	pending.Outcomes[3] = check.Outcome{Layer: readiness.Plugin, Kind: check.Pending, Refusal: &readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
+	pending.Outcomes[3] = check.Outcome{Layer: readiness.Plugin, Kind: check.Pending, NotReady: &readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
 	simulated := facts()
 	simulated.Outcomes[0].Proof.Driver.Simulated = true
 	building := facts().refused(readiness.Driver, "DriverLibraryMissing")

@@ -30,7 +30,7 @@ func (s *stage) manage(keys ...string) {
 
 func proving() Facts {
 	f := facts()
-	f.Outcomes[3] = check.Outcome{Layer: readiness.Plugin, Kind: check.Pending, Refusal: &readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
+	f.Outcomes[3] = check.Outcome{Layer: readiness.Plugin, Kind: check.Pending, NotReady: &readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod is on its way"}}
 	return f
 }
 

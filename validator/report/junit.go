@@ -82,9 +82,9 @@ func (r Report) writeJUnit(w io.Writer) error {
 		case check.Passed:
 			c.Out = strings.TrimSpace(o.Proof.Summary + "\n" + c.Out)
 		case check.Failed:
-			c.Failure, c.Reason, c.Action = o.Refusal.Message, string(o.Refusal.Reason), o.Refusal.Action
+			c.Failure, c.Reason, c.Action = o.NotReady.Message, string(o.NotReady.Reason), o.NotReady.Action
 		default:
-			c.Skipped = o.Refusal.Message
+			c.Skipped = o.NotReady.Message
 		}
 		s.Cases = append(s.Cases, c)
 	}

@@ -103,7 +103,7 @@ func (r Report) writeJSON(w io.Writer) error {
 				l.Driver = p.Driver.Version
 			}
 		}
-		if f := o.Refusal; f != nil {
+		if f := o.NotReady; f != nil {
 			l.Reason, l.Message, l.Action = f.Reason, f.Message, f.Action
 		}
 		d.Simulated = d.Simulated || o.Simulated()

@@ -48,15 +48,15 @@ func reports() map[string]Report {
 	failed[1].Layer, failed[1].Elapsed = readiness.Toolkit, 1500*time.Millisecond
 	for _, i := range []int{2, 3} {
 		l := failed[i].Layer
-		failed[i] = check.Outcome{Layer: l, Kind: check.NotRun, Refusal: &readiness.NotReady{Reason: check.ReasonNotRun, Message: "not run: toolkit is not ready (CDINameUnresolvable)", Action: "see toolkit"}}
+		failed[i] = check.Outcome{Layer: l, Kind: check.NotRun, NotReady: &readiness.NotReady{Reason: check.ReasonNotRun, Message: "not run: toolkit is not ready (CDINameUnresolvable)", Action: "see toolkit"}}
 	}
 	var absent []check.Outcome
 	for _, l := range readiness.Layers() {
-		absent = append(absent, check.Outcome{Layer: l, Kind: check.Absent, Refusal: &readiness.NotReady{Reason: check.ReasonNoGPU, Message: "no NVIDIA GPU and no driver: nothing to prove on this node"}})
+		absent = append(absent, check.Outcome{Layer: l, Kind: check.Absent, NotReady: &readiness.NotReady{Reason: check.ReasonNoGPU, Message: "no NVIDIA GPU and no driver: nothing to prove on this node"}})
 	}
 	asked := good(false)
 	for _, l := range readiness.Optional() {
-		o := check.Outcome{Layer: l, Kind: check.NotWanted, Refusal: &readiness.NotReady{Reason: check.ReasonNotWanted, Message: "not asked for", Action: "to have it checked, say --optional " + string(l)}}
+		o := check.Outcome{Layer: l, Kind: check.NotWanted, NotReady: &readiness.NotReady{Reason: check.ReasonNotWanted, Message: "not asked for", Action: "to have it checked, say --optional " + string(l)}}
 		if l == readiness.GDS {
 			o = passedOutcome(l, "nvidia_fs is loaded and has its devices, version 2.26.6", false)
 		}

@@ -36,7 +36,7 @@ func (r Report) writeText(w io.Writer, color bool) error {
 			fmt.Fprintf(&b, "%28s%s %s\n", "", paint("33", "!"), n)
 		}
 		if o.Kind == check.Failed {
-			fmt.Fprintf(&b, "%28s%s %s\n", "", paint("36", "→"), o.Refusal.Action)
+			fmt.Fprintf(&b, "%28s%s %s\n", "", paint("36", "→"), o.NotReady.Action)
 		}
 	}
 	if len(skipped) > 0 {
@@ -64,15 +64,15 @@ func headline(o check.Outcome) string {
 	case o.Proof != nil:
 		return o.Proof.Summary
 	case o.Kind == check.Failed:
-		return string(o.Refusal.Reason) + ": " + o.Refusal.Message
+		return string(o.NotReady.Reason) + ": " + o.NotReady.Message
 	}
-	return strings.TrimPrefix(o.Refusal.Message, "not run: ")
+	return strings.TrimPrefix(o.NotReady.Message, "not run: ")
 }
 
 func (r Report) lastLine() string {
 	result := r.Result()
 	if f := r.Failed(); f != nil {
-		result += ": " + string(f.Layer) + ": " + string(f.Refusal.Reason)
+		result += ": " + string(f.Layer) + ": " + string(f.NotReady.Reason)
 	}
 	return result
 }

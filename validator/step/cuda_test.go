@@ -43,7 +43,7 @@ func TestEveryGPUAndMIGDeviceIsTried(t *testing.T) {
 	d.GPUs[2] = gputest.WithMIG(d.GPUs[2])
 	d.GPUs[3].Fault = gpu.Fault{Reason: gpu.ReasonLost}
 	o := checkCUDA(t.Context(), n, d)
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	want := []gpu.UUID{d.GPUs[0].UUID, d.GPUs[1].MIG[0].UUID, d.GPUs[1].MIG[1].UUID, d.GPUs[4].UUID}
 	require.Equal(t, len(want), o.Proof.GPUs)
 	require.Len(t, o.Proof.Seconds, len(want))
@@ -82,10 +82,10 @@ func TestAFailureNamesTheGPUAndQuotesTheSample(t *testing.T) {
 			}
 			o := checkCUDA(t.Context(), n, cudaTestDriver(3))
 			require.Equal(t, check.Failed, o.Kind)
-			require.Equal(t, c.reason, o.Refusal.Reason)
-			require.Contains(t, o.Refusal.Message, "vectorAdd failed on 1 of 3 GPUs: GPU 1 ("+bad+", 0000:11:00.0): ")
-			require.Contains(t, o.Refusal.Message, c.says)
-			require.NotContains(t, o.Refusal.Message, "\x1b")
+			require.Equal(t, c.reason, o.NotReady.Reason)
+			require.Contains(t, o.NotReady.Message, "vectorAdd failed on 1 of 3 GPUs: GPU 1 ("+bad+", 0000:11:00.0): ")
+			require.Contains(t, o.NotReady.Message, c.says)
+			require.NotContains(t, o.NotReady.Message, "\x1b")
 		})
 	}
 }
@@ -93,20 +93,20 @@ func TestAFailureNamesTheGPUAndQuotesTheSample(t *testing.T) {
 func TestAFloodOfOutputIsBounded(t *testing.T) {
 	n := cudaTestNode(t, `head -c 10000000 /dev/zero; head -c 10000000 /dev/zero >&2; exit 1`)
 	o := checkCUDA(t.Context(), n, cudaTestDriver(1))
-	require.Equal(t, reasonSampleFailed, o.Refusal.Reason)
-	require.Less(t, len(o.Refusal.Message), 4096)
+	require.Equal(t, reasonSampleFailed, o.NotReady.Reason)
+	require.Less(t, len(o.NotReady.Message), 4096)
 }
 
 func TestWithoutSampleOrMIGDevicesThereIsAReason(t *testing.T) {
 	o := checkCUDA(t.Context(), check.Node{}, cudaTestDriver(1))
-	require.Equal(t, reasonSampleMissing, o.Refusal.Reason)
+	require.Equal(t, reasonSampleMissing, o.NotReady.Reason)
 	n := cudaTestNode(t, "exit 1")
 	n.VectorAdd += "-not-there"
 	o = checkCUDA(t.Context(), n, cudaTestDriver(1))
-	require.Contains(t, o.Refusal.Message, "no such file")
+	require.Contains(t, o.NotReady.Message, "no such file")
 	d := cudaTestDriver(1)
 	d.GPUs[0] = gputest.WithMIG(d.GPUs[0])
-	require.Equal(t, reasonNoMIGDevices, checkCUDA(t.Context(), n, d).Refusal.Reason)
+	require.Equal(t, reasonNoMIGDevices, checkCUDA(t.Context(), n, d).NotReady.Reason)
 }
 
 func TestCancellingEndsTheSamples(t *testing.T) {

@@ -93,7 +93,7 @@ func (m *driverMachine) check() (check.Driver, check.Outcome) {
 func TestADriverThatWorksIsProven(t *testing.T) {
 	m := newDriverMachine(t, 2)
 	d, o := m.check()
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Empty(t, o.Notes)
 	require.Equal(t, "2 × NVIDIA A100-SXM4-80GB, driver 580.95.05, CUDA 13.0", o.Proof.Summary)
 	require.Equal(t, 2, o.Proof.GPUs)
@@ -174,9 +174,9 @@ func TestEachFaultIsNamed(t *testing.T) {
 			c.breakIt(m)
 			_, o := m.check()
 			require.Equal(t, check.Failed, o.Kind)
-			require.Equal(t, c.reason, o.Refusal.Reason, o.Refusal.Message)
-			require.Contains(t, o.Refusal.Message, c.says)
-			require.NotEmpty(t, o.Refusal.Action)
+			require.Equal(t, c.reason, o.NotReady.Reason, o.NotReady.Message)
+			require.Contains(t, o.NotReady.Message, c.says)
+			require.NotEmpty(t, o.NotReady.Action)
 		})
 	}
 }
@@ -192,7 +192,7 @@ func TestANodeWithoutGPUHasNothingToProve(t *testing.T) {
 	m.source.Fail(gpu.ErrNoDriver)
 	_, o := m.check()
 	require.Equal(t, check.Absent, o.Kind)
-	require.Equal(t, check.ReasonNoGPU, o.Refusal.Reason)
+	require.Equal(t, check.ReasonNoGPU, o.NotReady.Reason)
 }
 
 func TestALostGPULeavesItsNeighboursProven(t *testing.T) {
@@ -200,7 +200,7 @@ func TestALostGPULeavesItsNeighboursProven(t *testing.T) {
 	m.source.FailDevice(gputest.GPU(1), gpu.Fault{Reason: gpu.ReasonLost, Message: "fell off"})
 	m.PCI("0000:40:00.0", "0x10de", "0x030200", "")
 	d, o := m.check()
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, 2, o.Proof.GPUs)
 	require.Contains(t, o.Proof.Summary, "2 of 3 × NVIDIA A100")
 	require.Len(t, d.Units(), 2)
@@ -216,7 +216,7 @@ func TestPartialProblemsAreNotes(t *testing.T) {
 	require.NoError(t, os.Symlink("../nvidiactl", m.path("dev/char/510:0")))
 	m.remove(libDir + "/libnvidia-ptxjitcompiler.so.1")
 	_, o := m.check()
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Len(t, o.Notes, 2)
 	require.Contains(t, o.Notes[0], "there is no libnvidia-ptxjitcompiler.so.1 in /usr/lib64")
 	require.Contains(t, o.Notes[1], "DeviceLinkMissing: /dev/char/510:0, /dev/char/195:1: after systemctl daemon-reload")
@@ -228,7 +228,7 @@ func TestASimulatedRootMayHaveFilesForNodes(t *testing.T) {
 	m.remove("dev/nvidia0")
 	m.File("dev/nvidia0", "")
 	_, o := m.check()
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.True(t, o.Simulated())
 }
 
@@ -236,10 +236,10 @@ func TestAModuleHiddenFromASimulatedGPUsContainerIsNoFailure(t *testing.T) {
 	m := newDriverMachine(t, 1)
 	m.remove("proc")
 	_, o := m.check()
-	require.Equal(t, reasonModuleMissing, o.Refusal.Reason)
+	require.Equal(t, reasonModuleMissing, o.NotReady.Reason)
 	m.source.Update(func(s *gpu.Snapshot) { s.Driver.Simulated = true })
 	_, o = m.check()
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 }
 
 func TestALateContainerDriverRootIsFound(t *testing.T) {
@@ -331,9 +331,9 @@ func TestMissingInjectionIsTheOnlyFinding(t *testing.T) {
 			c.prepare(m)
 			_, o := m.check()
 			require.Equal(t, check.Failed, o.Kind)
-			require.Equal(t, check.ReasonInjection, o.Refusal.Reason, o.Refusal.Message)
-			require.Contains(t, o.Refusal.Message, c.says)
-			require.Contains(t, o.Refusal.Action, "gpuready.io/management=true")
+			require.Equal(t, check.ReasonInjection, o.NotReady.Reason, o.NotReady.Message)
+			require.Contains(t, o.NotReady.Message, c.says)
+			require.Contains(t, o.NotReady.Action, "gpuready.io/management=true")
 		})
 	}
 }

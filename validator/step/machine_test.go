@@ -90,14 +90,14 @@ func (m *machine) PCI(address, vendor, class, driver string) {
 func requireRefused(t *testing.T, o check.Outcome, reason, says string) {
 	t.Helper()
 	require.Equal(t, check.Failed, o.Kind, "%+v", o.Proof)
-	require.Equal(t, reason, string(o.Refusal.Reason), o.Refusal.Message)
-	require.Contains(t, o.Refusal.Message, says)
-	require.NotEmpty(t, o.Refusal.Action)
+	require.Equal(t, reason, string(o.NotReady.Reason), o.NotReady.Message)
+	require.Contains(t, o.NotReady.Message, says)
+	require.NotEmpty(t, o.NotReady.Action)
 }
 
 // requireProven requires a pass and its summary.
 func requireProven(t *testing.T, o check.Outcome, summary string) {
 	t.Helper()
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, summary, o.Proof.Summary)
 }

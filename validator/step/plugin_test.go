@@ -82,7 +82,7 @@ func (n *pluginTestNode) check(t *testing.T) check.Outcome {
 func TestThreeAccountsThatAgreeAreAProof(t *testing.T) {
 	n := newNode(t)
 	o := n.check(t)
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, map[string]int{resource: 3}, o.Proof.Resources)
 	require.Equal(t, map[string]int{resource: 3}, o.Allocatable)
 	require.Equal(t, "nvidia.com/gpu: 3 allocatable, 1 allocated", o.Proof.Summary)
@@ -96,9 +96,9 @@ func TestAMIGDeviceIsOfferedAloneOrWithItsGPU(t *testing.T) {
 	first := &n.state.DevicePlugin.Resources[0].Devices[0]
 	first.GPU = n.driver.GPUs[0].MIG[0].UUID
 	o := n.check(t)
-	require.Equal(t, reasonAllocatableShort, o.Refusal.Reason)
-	require.Contains(t, o.Refusal.Message, "MIG device 0:1 ("+string(n.driver.GPUs[0].MIG[1].UUID)+", 2g.20gb) is seen by the driver and not by the device plugin")
-	require.NotContains(t, o.Refusal.Message, "MIG device 0:0")
+	require.Equal(t, reasonAllocatableShort, o.NotReady.Reason)
+	require.Contains(t, o.NotReady.Message, "MIG device 0:1 ("+string(n.driver.GPUs[0].MIG[1].UUID)+", 2g.20gb) is seen by the driver and not by the device plugin")
+	require.NotContains(t, o.NotReady.Message, "MIG device 0:0")
 }
 
 func TestReplicasAndResourcesAreComparedOneByOne(t *testing.T) {
@@ -111,10 +111,10 @@ func TestReplicasAndResourcesAreComparedOneByOne(t *testing.T) {
 	delete(n.kubelet.Allocatable[resource], id(2))
 	n.kubelet.Allocatable["nvidia.com/gpu.shared"] = map[string]bool{id(2) + "::0": true, id(2) + "::1": true}
 	o := n.check(t)
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, map[string]int{resource: 2, "nvidia.com/gpu.shared": 2}, o.Proof.Resources)
 	delete(n.kubelet.Allocatable["nvidia.com/gpu.shared"], id(2)+"::1")
-	require.Contains(t, n.check(t).Refusal.Message, "the kubelet does not offer "+id(2)+"::1 of nvidia.com/gpu.shared")
+	require.Contains(t, n.check(t).NotReady.Message, "the kubelet does not offer "+id(2)+"::1 of nvidia.com/gpu.shared")
 }
 
 func TestAnUnadvertisedGPUWithAReasonIsANote(t *testing.T) {
@@ -122,11 +122,11 @@ func TestAnUnadvertisedGPUWithAReasonIsANote(t *testing.T) {
 	n.state.DevicePlugin.Resources[0].Devices = n.state.DevicePlugin.Resources[0].Devices[:2]
 	delete(n.kubelet.Allocatable[resource], id(2))
 	short := n.check(t)
-	require.Equal(t, reasonAllocatableShort, short.Refusal.Reason)
+	require.Equal(t, reasonAllocatableShort, short.NotReady.Reason)
 	require.Nil(t, short.Allocatable, "the accounts do not agree")
 	n.state.DevicePlugin.LeftOut = []nodestate.LeftOutDevice{{GPU: gputest.GPU(2), Reason: "Excluded", Message: "devices.exclude names it"}}
 	o := n.check(t)
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, []string{id(2) + " is not advertised: Excluded: devices.exclude names it"}, o.Notes)
 }
 
@@ -137,7 +137,7 @@ func TestAWithheldGPUWithAReasonIsANote(t *testing.T) {
 	delete(n.kubelet.Allocatable[resource], id(0))
 	n.driver.GPUs[0].Fault = gpu.Fault{Reason: gpu.ReasonLost}
 	o := n.check(t)
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, 2, o.Proof.GPUs)
 	require.Equal(t, []string{
 		id(0) + " of nvidia.com/gpu is held back: XID: XID 79",
@@ -193,9 +193,9 @@ func TestEachDifferenceIsNamed(t *testing.T) {
 			c.breakIt(n)
 			o := n.check(t)
 			require.Equal(t, check.Failed, o.Kind)
-			require.Equal(t, c.reason, o.Refusal.Reason, o.Refusal.Message)
-			require.Contains(t, o.Refusal.Message, c.says)
-			require.NotEmpty(t, o.Refusal.Action)
+			require.Equal(t, c.reason, o.NotReady.Reason, o.NotReady.Message)
+			require.Contains(t, o.NotReady.Message, c.says)
+			require.NotEmpty(t, o.NotReady.Action)
 		})
 	}
 }
@@ -206,7 +206,7 @@ func TestTruncatedStateIsItsOwnReason(t *testing.T) {
 	require.NoError(t, os.Truncate(filepath.Join(n.StatePath(nodestate.DevicePlugin), nodestate.FileName), 30))
 	n.state.Component = ""
 	o := n.check(t)
-	require.Equal(t, reasonPluginStateInvalid, o.Refusal.Reason)
+	require.Equal(t, reasonPluginStateInvalid, o.NotReady.Reason)
 }
 
 func TestTheKubeletIsReadOverItsSocket(t *testing.T) {
@@ -249,7 +249,7 @@ func TestALaggingKubeletIsWaitedFor(t *testing.T) {
 		}
 		return n.kubelet, nil
 	}, nil)
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, 3, asked)
 }
 

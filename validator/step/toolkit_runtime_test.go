@@ -16,7 +16,7 @@ func TestAnotherFileInALowerDirectoryIsANote(t *testing.T) {
 	f.setSpecPath(cdi.DynamicDir + "/gpuready.yaml")
 	f.spec(cdi.StaticDir+"/other.yaml", f.driver.GPUs[0].UUID, f.driver.GPUs[1].MIG[0].UUID)
 	o := checkToolkit(t.Context(), f.node, f.driver)
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Len(t, o.Notes, 1)
 	require.Contains(t, o.Notes[0], "runtimes take that of /var/run/cdi/gpuready.yaml; nobody but gpu-toolkit writes this kind: remove /etc/cdi/other.yaml")
 }
@@ -51,9 +51,9 @@ func TestAWantedHandlerMustBeKnownToRuntimeAndKubelet(t *testing.T) {
 			f := checkHandlers(n, check.Driver{}, c.state, nil)
 			require.Equal(t, c.again, f.again)
 			if c.says != "" {
-				require.Equal(t, reasonHandler, f.failed.Refusal.Reason)
-				require.Equal(t, c.says, f.failed.Refusal.Message)
-				require.NotEmpty(t, f.failed.Refusal.Action)
+				require.Equal(t, reasonHandler, f.failed.NotReady.Reason)
+				require.Equal(t, c.says, f.failed.NotReady.Message)
+				require.NotEmpty(t, f.failed.NotReady.Action)
 				return
 			}
 			require.Nil(t, f.failed)
@@ -86,8 +86,8 @@ func TestTheRuntimeMustReadTheSpecificationsFolder(t *testing.T) {
 				require.Nil(t, f.failed)
 				return
 			}
-			require.Equal(t, reasonRuntime, f.failed.Refusal.Reason)
-			require.Equal(t, "the container runtime containerd does not read the CDI specifications in /run/cdi: set cdi_spec_dirs", f.failed.Refusal.Message)
+			require.Equal(t, reasonRuntime, f.failed.NotReady.Reason)
+			require.Equal(t, "the container runtime containerd does not read the CDI specifications in /run/cdi: set cdi_spec_dirs", f.failed.NotReady.Message)
 		})
 	}
 }

@@ -86,7 +86,7 @@ func (f *fixture) writeState(s nodestate.State) {
 func TestNamesOfAllGPUsAndMIGDevicesResolve(t *testing.T) {
 	f := newFixture(t)
 	o := checkToolkit(t.Context(), f.node, f.driver)
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, 2, o.Proof.GPUs)
 	require.Equal(t, "2 CDI names of kind k8s.gpuready.io/gpu resolve", o.Proof.Summary)
 }
@@ -140,9 +140,9 @@ func TestEachObstacleToAContainerIsNamed(t *testing.T) {
 			c.breakIt(f)
 			o := checkToolkit(t.Context(), f.node, f.driver)
 			require.Equal(t, check.Failed, o.Kind)
-			require.Equal(t, c.reason, o.Refusal.Reason, o.Refusal.Message)
-			require.Contains(t, o.Refusal.Message, c.says)
-			require.NotEmpty(t, o.Refusal.Action)
+			require.Equal(t, c.reason, o.NotReady.Reason, o.NotReady.Message)
+			require.Contains(t, o.NotReady.Message, c.says)
+			require.NotEmpty(t, o.NotReady.Action)
 		})
 	}
 }
@@ -164,7 +164,7 @@ func TestALostGPUNeedsNoName(t *testing.T) {
 	f.spec(cdi.DynamicDir+"/gpuready.yaml", f.driver.GPUs[0].UUID)
 	f.driver.GPUs[1].Fault = gpu.Fault{Reason: gpu.ReasonLost}
 	o := checkToolkit(t.Context(), f.node, f.driver)
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 }
 
 func TestManyFindingsAreCounted(t *testing.T) {
@@ -189,14 +189,14 @@ func TestAContainerChecksOnlyMountedFiles(t *testing.T) {
 		s.ContainerEdits.Mounts = append(s.ContainerEdits.Mounts, &specs.Mount{HostPath: driverRoot + "/usr/lib/libcuda.so", ContainerPath: "/libcuda.so"})
 	})
 	o := checkToolkit(t.Context(), f.node, f.driver)
-	require.Equal(t, reasonIncomplete, o.Refusal.Reason)
-	require.Contains(t, o.Refusal.Message, driverRoot+"/usr/lib/libcuda.so")
-	require.NotContains(t, o.Refusal.Message, "/usr/bin/hook")
+	require.Equal(t, reasonIncomplete, o.NotReady.Reason)
+	require.Contains(t, o.NotReady.Message, driverRoot+"/usr/lib/libcuda.so")
+	require.NotContains(t, o.NotReady.Message, "/usr/bin/hook")
 	f.file("driver/usr/lib/libcuda.so", 0o644)
 	require.Equal(t, check.Passed, checkToolkit(t.Context(), f.node, f.driver).Kind)
 
 	f.node.Injection = ""
-	require.Equal(t, reasonIncomplete, checkToolkit(t.Context(), f.node, f.driver).Refusal.Reason, "a process of the host sees all")
+	require.Equal(t, reasonIncomplete, checkToolkit(t.Context(), f.node, f.driver).NotReady.Reason, "a process of the host sees all")
 }
 
 // edit changes the specification that the toolkit wrote.
@@ -223,8 +223,8 @@ func TestARuntimeWithoutCDIIsRefusedWithTheToolkitsMessage(t *testing.T) {
 		return checkToolkit(t.Context(), f.node, f.driver)
 	}
 	o := say(&no, "set enable_cdi = true")
-	require.Equal(t, reasonRuntime, o.Refusal.Reason)
-	require.Contains(t, o.Refusal.Message, "set enable_cdi = true")
+	require.Equal(t, reasonRuntime, o.NotReady.Reason)
+	require.Contains(t, o.NotReady.Message, "set enable_cdi = true")
 	require.Empty(t, say(&yes, "").Notes)
 	o = say(nil, "it does not answer")
 	require.Equal(t, check.Passed, o.Kind, "not known is no failure")

@@ -149,17 +149,17 @@ func (w *DriverPod) setResult(took time.Duration, err error) {
 	now := check.Outcome{Kind: check.Passed}
 	log := w.log.With("pod", w.Namespace+"/"+w.podName())
 	if bad, ok := errors.AsType[*refused](err); ok {
-		now = check.Outcome{Kind: check.Failed, Refusal: &readiness.NotReady{Reason: bad.Reason, Message: bad.Message, Action: bad.Action}}
+		now = check.Outcome{Kind: check.Failed, NotReady: &readiness.NotReady{Reason: bad.Reason, Message: bad.Message, Action: bad.Action}}
 	} else if err != nil {
 		u := asUnproven(err)
-		now = check.Outcome{Kind: check.Pending, Refusal: &readiness.NotReady{Reason: u.reason, Message: err.Error(), Action: u.action}}
+		now = check.Outcome{Kind: check.Pending, NotReady: &readiness.NotReady{Reason: u.reason, Message: err.Error(), Action: u.action}}
 	}
 	w.result = &now
 	switch {
 	case now.Kind == check.Passed:
 		log.Info("vectorAdd passed on every GPU in a pod", "duration", took.Round(time.Millisecond))
-	case before == nil || before.Refusal == nil || before.Refusal.Reason != now.Refusal.Reason:
-		log.Warn("the driver's validation pod did not pass; no layer depends on it", "reason", now.Refusal.Reason, "message", now.Refusal.Message, "action", now.Refusal.Action)
+	case before == nil || before.NotReady == nil || before.NotReady.Reason != now.NotReady.Reason:
+		log.Warn("the driver's validation pod did not pass; no layer depends on it", "reason", now.NotReady.Reason, "message", now.NotReady.Message, "action", now.NotReady.Action)
 	}
 }
 

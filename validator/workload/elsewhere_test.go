@@ -47,7 +47,7 @@ func TestAPodEndedByOthersIsNoRefusal(t *testing.T) {
 			s.run()
 			s.prove(offered)
 			o := s.waitForNews()
-			require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+			require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 			require.True(t, o.Retry)
 			require.Contains(t, o.Notes[0], c.says)
 		})

@@ -165,7 +165,7 @@ func (r *Runner) Prove(driver check.Driver, soFar check.Outcome, free string) ch
 	if known {
 		return r.last.outcome(soFar)
 	}
-	return check.Outcome{Kind: check.Pending, Refusal: &readiness.NotReady{
+	return check.Outcome{Kind: check.Pending, NotReady: &readiness.NotReady{
 		Reason:  ReasonRunning,
 		Message: fmt.Sprintf("a pod that requests a GPU is on its way (%s/%s)", r.Namespace, r.podName()),
 		Action:  "wait for it",

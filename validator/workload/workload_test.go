@@ -102,9 +102,9 @@ func TestAPodThatRanIsTheProof(t *testing.T) {
 	s.run()
 	o := s.prove(offered)
 	require.Equal(t, check.Pending, o.Kind)
-	require.Contains(t, o.Refusal.Message, key)
+	require.Contains(t, o.NotReady.Message, key)
 	o = s.waitForNews()
-	require.Equal(t, check.Passed, o.Kind, "%+v", o.Refusal)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Contains(t, o.Proof.Summary, "2 allocatable; vectorAdd passed in a pod")
 	require.Equal(t, []string{key}, s.server.Pods(), "it stays until the next")
 	first := s.server.Pod(key).UID
@@ -202,9 +202,9 @@ func TestThePodsFailureIsTheReason(t *testing.T) {
 			s.prove(offered)
 			o := s.waitForNews()
 			require.Equal(t, check.Failed, o.Kind, "%+v", o)
-			require.Equal(t, c.reason, string(o.Refusal.Reason))
-			require.Contains(t, o.Refusal.Message, c.says)
-			require.NotEmpty(t, o.Refusal.Action)
+			require.Equal(t, c.reason, string(o.NotReady.Reason))
+			require.Contains(t, o.NotReady.Message, c.says)
+			require.NotEmpty(t, o.NotReady.Action)
 			for _, key := range s.server.Pods() {
 				require.Contains(t, []corev1.PodPhase{corev1.PodFailed, corev1.PodSucceeded}, s.server.Pod(key).Status.Phase, "one that holds a GPU, or waits for one, does not stay")
 			}
