@@ -174,7 +174,7 @@ func TestThePodsFailureIsTheReason(t *testing.T) {
 		{"an exit of 0 that proves nothing", time.Minute, ended(corev1.PodSucceeded, 0, ""), "WorkloadFailed", "ended with 0 and no result"},
 		{"says that it did not pass", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":false}`), "WorkloadFailed", "did not pass"},
 		{"another node's GPU", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":true,"uuid":"GPU-x"}`), "WorkloadFailed", `ran on "GPU-x", which is none of this node's`},
-		{"another driver", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":true,"simulated":true}`), "WorkloadFailed", "simulated is true there, false here"},
+		{"another driver", time.Minute, ended(corev1.PodSucceeded, 0, `{"passed":true,"simulated":true}`), "WorkloadFailed", "simulated is true in the pod, false on the node"},
 		{"not admitted", time.Minute, func(p *corev1.Pod) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "UnexpectedAdmissionError", "Allocate failed"
 		}, "WorkloadNotAdmitted", "UnexpectedAdmissionError: Allocate failed"},
