@@ -27,7 +27,7 @@ const (
 	simulatedSteps = 64
 )
 
-// measurement is that of fp32 or of bf16: its kernel, arguments and peak.
+// measurement describes how fp32 or bf16 is measured: kernel, arguments and peak.
 type measurement struct {
 	name, ptx string
 	arguments []any // of the kernel, between out and steps
