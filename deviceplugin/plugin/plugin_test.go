@@ -702,3 +702,35 @@ func TestDisabledCDIOutlastsARuntimeRestart(t *testing.T) {
 	hasLabel(nodestate.Ready, answers(nodestate.Runtime{Name: "containerd", CDI: &on}))
 	n.wait(2)
 }
+
+// A required IMEX channel that exists is not missing for a moment while the plugin starts, which
+// would replace the device's other fault and its time.
+func TestFaultKeepsItsTimeWithARequiredIMEXChannel(t *testing.T) {
+	n := newNode(t, gputest.Node("t4", 1)).settings("imex: {channelIDs: [0], required: true}").withKubelet()
+	channel := filepath.Join(n.host, "dev/nvidia-caps-imex-channels/channel0")
+	require.NoError(t, os.MkdirAll(filepath.Dir(channel), 0o755))
+	require.NoError(t, os.WriteFile(channel, nil, 0o644))
+	// run starts the plugin while the runtime has CDI off, and returns when the fault began. Each
+	// message shows that the state is this process's.
+	run := func(message string) time.Time {
+		t.Helper()
+		off := false
+		require.NoError(t, nodestate.Write(filepath.Join(n.host, "state/toolkit"), nodestate.State{
+			Component: nodestate.Toolkit, Phase: nodestate.Degraded, Message: "it is told",
+			Toolkit: &nodestate.ToolkitInfo{
+				Specs:   []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/gpu.json"}},
+				Runtime: &nodestate.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", CDI: &off, Message: message},
+			},
+		}))
+		n.start()
+		n.wait(0)
+		s := n.state(func(s nodestate.State) bool {
+			return s.DevicePlugin.Registered && s.DevicePlugin.Resources[0].Devices[0].Message == message
+		})
+		n.stop()
+		require.EqualValues(t, "CDIUnavailable", s.DevicePlugin.Resources[0].Devices[0].Reason)
+		return s.DevicePlugin.Resources[0].Devices[0].Since
+	}
+	first, second := run("enable_cdi is false"), run("enable_cdi is still false")
+	require.True(t, first.Equal(second), "since %s, and then %s", first, second)
+}
