@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -43,7 +42,8 @@ func TestNewConfigurationNeedsNoRestart(t *testing.T) {
 	m.waitForOutput(`flags.migStrategy: \"none\" → \"mixed\" (`)
 	writeFile(t, path, "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, devices: [0]}]}}\n")
 	m.waitForDevices(resource, 7+4)
-	renamedOver(t, path, "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}]}}\n")
+	writeFile(t, path+".new", "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}]}}\n")
+	require.NoError(t, os.Rename(path+".new", path)) // as editors do
 	m.waitForDevices(shared, 16)
 	require.Empty(t, m.waitForDevices(resource, 0).Devices)
 	writeFile(t, path, "version: v1\n")
@@ -127,12 +127,12 @@ func TestMountedConfigMapIsFollowed(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "config")
-	mounted(t, dir, 1, map[string]string{"c.yaml": sliced(2)})
+	require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"c.yaml": sliced(2)}))
 	m.start("--config-file", filepath.Join(dir, "c.yaml"))
 	m.wait(16)
-	mounted(t, dir, 2, map[string]string{"c.yaml": sliced(3)})
+	require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"c.yaml": sliced(3)}))
 	m.wait(24)
-	mounted(t, dir, 3, map[string]string{"c.yaml": sliced(4)})
+	require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"c.yaml": sliced(4)}))
 	require.Equal(t, 1, m.wait(32).Registered)
 	require.NoError(t, m.process.Signal(syscall.SIGHUP))
 	m.waitForOutput("SIGHUP: reading the configuration again")
@@ -196,7 +196,7 @@ func TestNothingIsServedBeforeAChoice(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "configs")
-	mounted(t, dir, 1, map[string]string{"default": "version: v1\n", "sliced": sliced(2)})
+	require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"default": "version: v1\n", "sliced": sliced(2)}))
 	boot, err := nodestate.BootIDAt(m.host)
 	require.NoError(t, err)
 	m.start("--config-dir", dir)
@@ -211,7 +211,7 @@ func TestNothingIsServedBeforeAChoice(t *testing.T) {
 	m.wait(16)
 	choose(t, m.host, boot, map[string]string{})
 	m.wait(8) // default
-	mounted(t, dir, 2, map[string]string{"default": sliced(3), "sliced": sliced(2)})
+	require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"default": sliced(3), "sliced": sliced(2)}))
 	require.Equal(t, 1, m.wait(24).Registered)
 	m.stop()
 
@@ -275,7 +275,7 @@ func TestChoiceOutlivesADriverUpgrade(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t).up().withKubelet()
 	dir := filepath.Join(m.host, "configs")
-	mounted(t, dir, 1, map[string]string{"sliced": sliced(2)})
+	require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"sliced": sliced(2)}))
 	boot, err := nodestate.BootIDAt(m.host)
 	require.NoError(t, err)
 	choose(t, m.host, boot, map[string]string{nodestate.ConfigLabel: "sliced"})
@@ -287,7 +287,7 @@ func TestChoiceOutlivesADriverUpgrade(t *testing.T) {
 	m.upgraded("590.10.01")
 	require.Contains(t, m.refused(), `no configuration is called "slicked"`)
 	m.wait(16)
-	mounted(t, dir, 2, map[string]string{"sliced": sliced(2), "slicked": sliced(3)})
+	require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"sliced": sliced(2), "slicked": sliced(3)}))
 	m.wait(24)
 	m.ready()
 	require.NotContains(t, m.process.Output(), "ConfigNotChosen")
@@ -341,34 +341,6 @@ func writeFile(t testing.TB, path, text string) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
-}
-
-// renamedOver replaces a file as editors and package managers do.
-func renamedOver(t testing.TB, path, text string) {
-	t.Helper()
-	writeFile(t, path+".new", text)
-	require.NoError(t, os.Rename(path+".new", path))
-}
-
-// mounted is a mounted ConfigMap: each file is a link through ..data, which is replaced
-// as a whole (k8s.io/kubernetes, pkg/volume/util/atomic_writer.go).
-func mounted(t testing.TB, dir string, generation int, files map[string]string) {
-	t.Helper()
-	now := "..generation-" + strconv.Itoa(generation)
-	for name, text := range files {
-		writeFile(t, filepath.Join(dir, now, name), text)
-	}
-	before, _ := os.Readlink(filepath.Join(dir, "..data"))
-	require.NoError(t, os.Symlink(now, filepath.Join(dir, "..data_tmp")))
-	require.NoError(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
-	for name := range files {
-		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
-			require.NoError(t, os.Symlink("..data/"+name, filepath.Join(dir, name)))
-		}
-	}
-	if before != "" {
-		require.NoError(t, os.RemoveAll(filepath.Join(dir, before)))
-	}
 }
 
 // choose writes the validator's state with the node's labels.

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
+	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
@@ -99,27 +99,6 @@ func renamedOver(t testing.TB, path, text string) {
 	require.NoError(t, os.Rename(path+".new", path))
 }
 
-// mounted is a mounted ConfigMap: each file is a link through ..data, which is replaced
-// as a whole (k8s.io/kubernetes, pkg/volume/util/atomic_writer.go).
-func mounted(t testing.TB, dir string, generation int, files map[string]string) {
-	t.Helper()
-	now := "..generation-" + strconv.Itoa(generation)
-	for name, text := range files {
-		writeFile(t, filepath.Join(dir, now, name), text)
-	}
-	before, _ := os.Readlink(filepath.Join(dir, "..data"))
-	require.NoError(t, os.Symlink(now, filepath.Join(dir, "..data_tmp")))
-	require.NoError(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
-	for name := range files {
-		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
-			require.NoError(t, os.Symlink("..data/"+name, filepath.Join(dir, name)))
-		}
-	}
-	if before != "" {
-		require.NoError(t, os.RemoveAll(filepath.Join(dir, before)))
-	}
-}
-
 func TestEveryWayOfReplacingTheFileIsNoticed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c.yaml")
 	writeFile(t, path, sliced(2))
@@ -145,10 +124,10 @@ func TestEveryWayOfReplacingTheFileIsNoticed(t *testing.T) {
 
 func TestConfigMapIsFollowed(t *testing.T) {
 	dir := t.TempDir()
-	mounted(t, dir, 1, map[string]string{"c.yaml": sliced(2)})
+	require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"c.yaml": sliced(2)}))
 	h := watchConfig(t, "--config-file", filepath.Join(dir, "c.yaml"))
 	for i := range 3 {
-		mounted(t, dir, 2+i, map[string]string{"c.yaml": sliced(3 + i)})
+		require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"c.yaml": sliced(3 + i)}))
 		h.replicas(3 + i)
 	}
 }
@@ -392,7 +371,7 @@ func TestNodeLabelChoosesTheConfiguration(t *testing.T) {
 	host, dir := t.TempDir(), t.TempDir()
 	boot, err := nodestate.BootIDAt(host)
 	require.NoError(t, err)
-	mounted(t, dir, 1, map[string]string{"two": sliced(2), "three": sliced(3)})
+	require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"two": sliced(2), "three": sliced(3)}))
 	h := watchConfig(t, "--config-dir", dir, "--host-root", host, "--state-dir", "/state")
 	require.ErrorIs(t, h.next().err, plugin.ErrNotChosen)
 	choose(t, host, boot, nil) // the validator has not read the Node
@@ -402,10 +381,10 @@ func TestNodeLabelChoosesTheConfiguration(t *testing.T) {
 	require.Equal(t, "three", h.replicas(3).Name)
 	choose(t, host, boot, map[string]string{nodestate.ConfigLabel: "four"})
 	h.refused(`no configuration is called "four"`)
-	mounted(t, dir, 2, map[string]string{"two": sliced(2), "three": sliced(3), "four": sliced(4)})
+	require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"two": sliced(2), "three": sliced(3), "four": sliced(4)}))
 	require.Equal(t, "four", h.replicas(4).Name)
 	require.NoError(t, os.RemoveAll(filepath.Join(host, "state")))
-	mounted(t, dir, 3, map[string]string{"two": sliced(2), "three": sliced(3), "four": sliced(44)})
+	require.NoError(t, kubelettest.MountConfigMap(dir, map[string]string{"two": sliced(2), "three": sliced(3), "four": sliced(44)}))
 	require.Equal(t, "four", h.replicas(44).Name, "the choice stands while nobody says another")
 
 	require.NoError(t, os.MkdirAll(filepath.Join(host, "state"), 0o755))
