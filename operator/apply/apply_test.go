@@ -6,8 +6,10 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -176,4 +178,31 @@ func TestEditIsDetectedByItsGeneration(t *testing.T) {
 func TestPruningAMissingObjectSucceeds(t *testing.T) {
 	w := newCluster(t)
 	require.NoError(t, Prune(t.Context(), w, daemonSet("nobody")))
+}
+
+// The API server refuses another handler of a RuntimeClass.
+func TestRuntimeClassWithAnotherHandlerIsReplaced(t *testing.T) {
+	class := func(handler string) *nodev1.RuntimeClass {
+		return &nodev1.RuntimeClass{TypeMeta: metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"}, ObjectMeta: metav1.ObjectMeta{Name: "nvidia", UID: "u1"}, Handler: handler}
+	}
+	w := newCluster(t)
+	applied := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": map[string]any{"name": "nvidia"}, "handler": "runc"}}
+	for name, live := range map[string]client.Object{"from a watch": class("runc"), "as applied": applied} {
+		plan, err := w.planner.Plan([]Object{{class("nvidia"), "d2"}}, []client.Object{live}, none)
+		require.NoError(t, err)
+		require.Empty(t, plan.Apply, name)
+		require.Len(t, plan.Prune, 1, name)
+		plan, err = w.planner.Plan([]Object{{class("runc"), "d1"}}, []client.Object{live}, none)
+		require.NoError(t, err)
+		require.Len(t, plan.Apply, 1, name)
+		require.Empty(t, plan.Prune, name)
+	}
+	plan, err := w.planner.Plan([]Object{{class("nvidia"), "d2"}}, nil, none)
+	require.NoError(t, err)
+	require.Equal(t, "missing", plan.Apply[0].Why)
+	leaving := class("runc")
+	leaving.DeletionTimestamp = &metav1.Time{}
+	plan, err = w.planner.Plan([]Object{{class("nvidia"), "d2"}}, []client.Object{leaving}, none)
+	require.NoError(t, err)
+	require.True(t, plan.Empty())
 }

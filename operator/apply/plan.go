@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 
+	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -123,7 +124,10 @@ func (p *Planner) Plan(wanted []Object, live []client.Object, keep func(client.O
 		if err != nil {
 			return Plan{}, fmt.Errorf("%s: %w", key, err)
 		}
-		if change != nil {
+		switch {
+		case change != nil && have[key] != nil && mustReplace(w.Object, have[key]):
+			plan.Prune = append(plan.Prune, Removal{key, have[key]}) // its end is an event, after which it is missing
+		case change != nil:
 			plan.Apply = append(plan.Apply, *change)
 		}
 		delete(have, key)
@@ -136,6 +140,23 @@ func (p *Planner) Plan(wanted []Object, live []client.Object, keep func(client.O
 	}
 	slices.SortFunc(plan.Prune, func(a, b Removal) int { return cmp.Compare(a.String(), b.String()) })
 	return plan, nil
+}
+
+// mustReplace reports whether the live object cannot become the wanted one: the handler of a
+// RuntimeClass is immutable.
+func mustReplace(wanted, live client.Object) bool {
+	w, is := wanted.(*nodev1.RuntimeClass)
+	if !is {
+		return false
+	}
+	switch l := live.(type) {
+	case *nodev1.RuntimeClass:
+		return w.Handler != l.Handler
+	case *unstructured.Unstructured: // as it was applied last
+		handler, _, _ := unstructured.NestedString(l.Object, "handler")
+		return w.Handler != handler
+	}
+	return false
 }
 
 // compare returns the change to apply. It returns nil if live is as wanted or being deleted; the

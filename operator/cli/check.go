@@ -231,6 +231,10 @@ func (c checker) fill(out *Check, policy *v1.ClusterPolicy) {
 		}
 	}
 	for _, problem := range preview.Problems {
+		if problem.Reason == state.SettingUnserved {
+			out.Unserved = append(out.Unserved, problem.Message)
+			continue
+		}
 		out.Problems = append(out.Problems, fmt.Sprintf("%s: %s: %s", problem.State, problem.Reason, problem.Message))
 	}
 	for _, object := range preview.Objects {

@@ -34,6 +34,7 @@ type model struct {
 	objects    map[apply.Key]client.Object  // the operator's own
 	foreign    map[apply.Key]bool           // other owners' objects with names that ours may need
 	classes    map[string]bool              // RuntimeClasses; true if they give containers GPUs
+	handlers   map[string]string            // of RuntimeClasses
 	configMaps map[string]*corev1.ConfigMap // without their values
 
 	builds   map[string]driver.Build                  // Jobs that build modules
@@ -62,6 +63,7 @@ func newModel(namespace string) *model {
 		objects:         map[apply.Key]client.Object{},
 		foreign:         map[apply.Key]bool{},
 		classes:         map[string]bool{},
+		handlers:        map[string]string{},
 		configMaps:      map[string]*corev1.ConfigMap{},
 		builds:          map[string]driver.Build{},
 		builders:        map[types.NamespacedName]driver.BuildPod{},

@@ -37,6 +37,21 @@ func (m *model) removeObject(key apply.Key, uid types.UID) {
 	}
 }
 
+// foreignClasses returns the handlers of the RuntimeClasses that are not the operator's.
+func (m *model) foreignClasses() map[string]string {
+	var classes map[string]string
+	for key := range m.foreign {
+		if key.Kind != runtimeClassKind {
+			continue
+		}
+		if classes == nil {
+			classes = map[string]string{}
+		}
+		classes[key.Name] = m.handlers[key.Name]
+	}
+	return classes
+}
+
 // ownedObjects returns the operator's own objects in a fixed order.
 func (m *model) ownedObjects() []client.Object {
 	keys := slices.SortedFunc(maps.Keys(m.objects), func(a, b apply.Key) int { return cmp.Compare(a.String(), b.String()) })

@@ -97,7 +97,7 @@ func (c *Controller) withoutForeign(wanted []apply.Object) (free []apply.Object,
 		switch {
 		case !c.model.foreign[key]:
 			free = append(free, w)
-		case key.Kind != runtimeClassKind: // a RuntimeClass means the same whoever wrote it
+		case key.Kind != runtimeClassKind: // state.Render reports a RuntimeClass that does not fit
 			problems = append(problems, fmt.Errorf("%s is not this operator's: delete it, or deploy the operands in another namespace", key))
 		}
 	}

@@ -34,6 +34,6 @@ func NewPreview(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Clu
 		keys[name] = nil
 	}
 	var err error
-	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: survey.injections, Keys: keys})
+	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: survey.injections, Handlers: survey.handlers, Keys: keys})
 	return p, err
 }

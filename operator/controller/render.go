@@ -29,7 +29,7 @@ type rendering struct {
 func (c *Controller) renderObjects(s *desired) error {
 	cluster := c.Cluster
 	cluster.OpenShift, cluster.HandOver = c.model.openShift, s.handOver
-	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: c.survey.injections, Keys: c.configMapKeys(&s.policy.Spec.Driver)}
+	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: c.survey.injections, Handlers: c.survey.handlers, Classes: c.model.foreignClasses(), Keys: c.configMapKeys(&s.policy.Spec.Driver)}
 	version := fmt.Sprint(s.policy.UID, "/", s.policy.Generation)
 	if r := &c.rendered; r.version != version || !reflect.DeepEqual(r.input, input) {
 		*r = newRendering(input, s.policy)

@@ -172,12 +172,13 @@ func removeConfigMap(m *model, o *corev1.ConfigMap) {
 
 func updateClass(m *model, o *nodev1.RuntimeClass) {
 	updateOwned[*nodev1.RuntimeClass](runtimeClassKind)(m, o)
-	m.classes[o.Name] = upgrade.GPUHandler(o.Handler)
+	m.classes[o.Name], m.handlers[o.Name] = upgrade.GPUHandler(o.Handler), o.Handler
 }
 
 func removeClass(m *model, o *nodev1.RuntimeClass) {
 	removeOwned[*nodev1.RuntimeClass](runtimeClassKind)(m, o)
 	delete(m.classes, o.Name)
+	delete(m.handlers, o.Name)
 }
 
 // updateOwned and removeOwned handle objects of the kinds that the operator creates.

@@ -11,6 +11,7 @@ package fleet
 import (
 	"cmp"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,6 +35,7 @@ type Node struct {
 	Injection    Injection
 	Kubelet      string            // version, "v1.29.3"
 	Runtime      string            // "containerd://2.0.1"
+	Handlers     []string          // of the container runtime, sorted; nil: the kubelet does not report them
 	Taints       []corev1.Taint    // all
 	Labels       map[string]string // only those that the operator reads or writes
 	Annotations  map[string]string // only those that the operator reads or writes
@@ -115,7 +117,7 @@ func (n *Node) Equal(o *Node) bool {
 	}
 	return n.Name == o.Name && n.UID == o.UID && n.Created.Equal(o.Created) &&
 		n.GPU == o.GPU && n.HasNFDLabels == o.HasNFDLabels && n.Ready == o.Ready && n.Cordoned == o.Cordoned &&
-		n.Pool == o.Pool && n.Injection == o.Injection && n.Kubelet == o.Kubelet && n.Runtime == o.Runtime &&
+		n.Pool == o.Pool && n.Injection == o.Injection && n.Kubelet == o.Kubelet && n.Runtime == o.Runtime && slices.Equal(n.Handlers, o.Handlers) &&
 		n.GPUReady.equal(o.GPUReady) && n.GPUHealthy.equal(o.GPUHealthy) &&
 		maps.Equal(n.Labels, o.Labels) && maps.Equal(n.Annotations, o.Annotations) && sameTaints(n.Taints, o.Taints)
 }

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +29,7 @@ func Observe(node *corev1.Node) *Node {
 		Injection:   injectionOf(info.KubeletVersion, info.ContainerRuntimeVersion),
 		Kubelet:     info.KubeletVersion,
 		Runtime:     info.ContainerRuntimeVersion,
+		Handlers:    handlerNames(node.Status.RuntimeHandlers),
 		Labels:      filter(node.Labels, readLabel),
 		Annotations: filter(node.Annotations, readAnnotation),
 	}
@@ -45,6 +47,17 @@ func Observe(node *corev1.Node) *Node {
 	n.GPU = n.hasGPU()
 	n.Pool = poolOf(n.Labels, &info)
 	return n
+}
+
+// handlerNames returns the sorted names of handlers. The one without a name stands for the default.
+func handlerNames(all []corev1.NodeRuntimeHandler) (names []string) {
+	for _, h := range all {
+		if h.Name != "" {
+			names = append(names, h.Name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // hasGPU reports whether the node has a GPU. A person's label decides. The operator's own label

@@ -75,12 +75,14 @@ func TestConditionsAndCordon(t *testing.T) {
 		"cordon":    func() { other.Spec.Unschedulable = true },
 		"taint":     func() { other.Spec.Taints = []corev1.Taint{{Key: "a", Effect: corev1.TaintEffectNoSchedule}} },
 		"condition": func() { other.Status.Conditions[1].Reason = "x" },
+		"handlers":  func() { other.Status.RuntimeHandlers = []corev1.NodeRuntimeHandler{{Name: "crun"}} },
 	} {
 		before := Observe(other.DeepCopy())
 		change()
 		require.False(t, before.Equal(Observe(other)), name)
 	}
 	require.False(t, got.Equal(nil))
+	require.Equal(t, []string{"nvidia", "runc"}, got.Handlers, "the one without a name is the default")
 }
 
 func TestStrippedNodeIsEquivalentAndSmall(t *testing.T) {
@@ -100,6 +102,7 @@ func full(i int) *corev1.Node {
 	n := node(with(label.PCI3D, "true", label.Present, "true", label.Driver, "ubuntu22.04", label.Injection, "nri"))
 	n.Name = fmt.Sprintf("ip-10-0-%d-%d.eu-central-1.compute.internal", i/256, i%256)
 	n.CreationTimestamp = metav1.Now().Rfc3339Copy()
+	n.Status.RuntimeHandlers = []corev1.NodeRuntimeHandler{{Name: "runc", Features: &corev1.NodeRuntimeHandlerFeatures{UserNamespaces: new(true)}}, {Name: ""}, {Name: "nvidia"}}
 	n.Annotations = map[string]string{label.OwnLabels: "present", "csi.volume.kubernetes.io/nodeid": `{"ebs.csi.aws.com":"i-0123456789abcdef0"}`}
 	for _, operand := range []string{"driver", "container-toolkit", "device-plugin", "operator-validator", "gpu-feature-discovery", "dcgm", "dcgm-exporter"} {
 		n.Labels[label.Deploy+operand] = "true"

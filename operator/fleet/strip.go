@@ -19,7 +19,8 @@ func Strip(node *corev1.Node) {
 	node.Spec = corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints}
 	info := node.Status.NodeInfo
 	node.Status = corev1.NodeStatus{
-		Conditions: readConditions(node.Status.Conditions),
+		Conditions:      readConditions(node.Status.Conditions),
+		RuntimeHandlers: readHandlers(node.Status.RuntimeHandlers),
 		NodeInfo: corev1.NodeSystemInfo{
 			KernelVersion: intern(info.KernelVersion), OSImage: intern(info.OSImage), Architecture: intern(info.Architecture),
 			ContainerRuntimeVersion: intern(info.ContainerRuntimeVersion), KubeletVersion: intern(info.KubeletVersion),
@@ -45,6 +46,14 @@ func filterInterned(m map[string]string, wanted func(string) bool) map[string]st
 // intern returns one shared copy of s, as most Nodes have the same strings. Fewer strings mean
 // less work for the garbage collector.
 func intern(s string) string { return unique.Make(s).Value() }
+
+func readHandlers(all []corev1.NodeRuntimeHandler) []corev1.NodeRuntimeHandler {
+	var read []corev1.NodeRuntimeHandler
+	for _, h := range all {
+		read = append(read, corev1.NodeRuntimeHandler{Name: intern(h.Name)})
+	}
+	return read
+}
 
 func readConditions(all []corev1.NodeCondition) []corev1.NodeCondition {
 	var read []corev1.NodeCondition

@@ -8,8 +8,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	nodev1 "k8s.io/api/node/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuready/gpuready/deployments/agents"
 	"github.com/gpuready/gpuready/internal/nvidiaenv"
@@ -25,18 +23,6 @@ const (
 	operandPlugin    = "device-plugin"
 	operandValidator = "operator-validator"
 )
-
-// prerequisites adds the RuntimeClass if any node has the handler.
-func (r *renderer) prerequisites() error {
-	if !r.spec.Toolkit.IsEnabled() || !slices.ContainsFunc(r.injections, r.hasHandler) {
-		return nil
-	}
-	return r.add(progress.Prerequisites, &nodev1.RuntimeClass{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"},
-		ObjectMeta: metav1.ObjectMeta{Name: r.runtimeClass()},
-		Handler:    r.handler(),
-	})
-}
 
 func (r *renderer) toolkits() error {
 	spec := r.spec.Toolkit

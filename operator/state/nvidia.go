@@ -77,7 +77,7 @@ func (r *renderer) addNVIDIA(n nvidiaOperand, image string, i fleet.Injection) e
 	}
 	r.setInjection(d, i)
 	if i != fleet.NRI {
-		class := r.runtimeClass()
+		class := r.operandClass()
 		d.Spec.Template.Spec.RuntimeClassName = &class
 	}
 	c := container(d, n.container)

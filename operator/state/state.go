@@ -24,6 +24,11 @@ type Input struct {
 	Drivers []driver.Choice
 	// Injections are the ways of injection in use: each has its own agents.
 	Injections []fleet.Injection
+	// Handlers are the container runtime's handlers that all nodes with an injection have; nil:
+	// they are not known.
+	Handlers map[fleet.Injection][]string
+	// Classes are the RuntimeClasses of others, with their handlers.
+	Classes map[string]string
 	// Keys are the keys of the existing ConfigMaps that ConfigMaps names, by ConfigMap.
 	Keys map[string][]string
 }

@@ -23,6 +23,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/rest"
@@ -286,6 +287,20 @@ func TestExplain(t *testing.T) {
 	a.lists["/api/v1/nodes"] = []any{plain}
 	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{policy()}
 	require.Equal(t, cluster.ReasonNoGPU, read(a, "cpu").Reason)
+
+	a = fixture()
+	withHandlers := node("gpu-1", "True", "Ready", "8 of 8 GPUs ready, driver 580.95.05")
+	withHandlers.Status.RuntimeHandlers = []corev1.NodeRuntimeHandler{{Name: ""}, {Name: "runc"}, {Name: "crun"}}
+	a.lists["/api/v1/nodes"] = []any{withHandlers}
+	require.Empty(t, read(a, "gpu-1").Notes, "there is no RuntimeClass")
+	for handler, want := range map[string]int{"runc": 0, "nvidia": 1} {
+		a.lists["/apis/node.k8s.io/v1/runtimeclasses"] = []any{&nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "nvidia"}, Handler: handler}}
+		notes := read(a, "gpu-1").Notes
+		require.Len(t, notes, want)
+		if want > 0 {
+			require.Contains(t, notes[0], "pods with runtimeClassName: nvidia do not start here: the RuntimeClass has the handler nvidia, and the container runtime has crun, runc;")
+		}
+	}
 	_, err := serve(t, fixture()).Explain(t.Context(), "nobody", "", now)
 	require.ErrorContains(t, err, "see kubectl get nodes")
 }

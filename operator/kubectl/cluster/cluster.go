@@ -16,6 +16,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -182,6 +183,12 @@ func (c *Client) Nodes(ctx context.Context, selector string) ([]corev1.Node, err
 // Pods reads a namespace's Pods by field and label selectors.
 func (c *Client) Pods(ctx context.Context, namespace, fields, labels string) ([]corev1.Pod, error) {
 	return list[corev1.Pod](ctx, c, "/api/v1/namespaces/"+namespace+"/pods", params("fieldSelector", fields, "labelSelector", labels))
+}
+
+// RuntimeClass returns a RuntimeClass.
+func (c *Client) RuntimeClass(ctx context.Context, name string) (*nodev1.RuntimeClass, error) {
+	class := &nodev1.RuntimeClass{}
+	return class, c.get(ctx, "/apis/node.k8s.io/v1/runtimeclasses/"+name, nil, class)
 }
 
 // DaemonSets reads the product's DaemonSets in a namespace.

@@ -118,12 +118,30 @@ func (c *Client) Explain(ctx context.Context, name, namespace string, now time.T
 	if err != nil && n.Reason == progress.ReasonNoPod {
 		n.Status, n.Reason, n.Message, n.Action = progress.Unknown, ReasonUnread, "the operands' pods cannot be read", "ask for the right to list pods in the operands' namespace"
 	}
+	n.checkClass(ctx, c, observed, firstNonEmpty(policy.Spec.Operator.RuntimeClass, "nvidia"))
 	events, err := c.Events(ctx, corev1.NamespaceDefault, "involvedObject.kind=Node,involvedObject.name="+name)
 	if err != nil {
 		n.addNote("Events of the Node", err)
 	}
 	n.addEvents(events)
 	return n, nil
+}
+
+// checkClass adds a note if pods with the RuntimeClass do not start on the node, because its
+// container runtime lacks the class's handler.
+func (n *Explanation) checkClass(ctx context.Context, c *Client, observed *fleet.Node, name string) {
+	if !observed.GPU || observed.Handlers == nil {
+		return // the kubelet reports no handlers
+	}
+	class, err := c.RuntimeClass(ctx, name)
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		n.addNote("RuntimeClass "+name, err)
+	case !slices.Contains(observed.Handlers, class.Handler):
+		n.Notes = append(n.Notes, fmt.Sprintf("pods with runtimeClassName: %s do not start here: the RuntimeClass has the handler %s, and the container runtime has %s; omit it, or have the toolkit add the handler, with toolkit.env CONTAINERD_RUNTIME_CLASS=%s of the policy",
+			name, class.Handler, strings.Join(observed.Handlers, ", "), class.Handler))
+	}
 }
 
 func (n *Explanation) addNote(what string, err error) {
