@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -21,6 +23,7 @@ import (
 type counting struct {
 	kubeconfig  string // with which clients reach it
 	all, writes atomic.Int64
+	abandoned   atomic.Int64 // of all: the client ended them, at a timeout of its own or as it stopped
 	server      *http.Server
 	served      sync.WaitGroup
 }
@@ -47,7 +50,17 @@ func startCounting(ctx context.Context, config *restclient.Config, dir string) (
 		_ = l.Close()
 		return nil, err
 	}
-	proxy := &httputil.ReverseProxy{Transport: transport, FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
+	proxy := &httputil.ReverseProxy{
+		Transport: transport, FlushInterval: -1, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if r.Context().Err() != nil {
+				c.abandoned.Add(1)
+			} else {
+				fmt.Fprintln(os.Stderr, "proxy of the API server:", err)
+			}
+			w.WriteHeader(http.StatusBadGateway)
+		},
+	}
 	c.server = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !strings.Contains(r.URL.Path, "/leases") {
 			c.all.Add(1)

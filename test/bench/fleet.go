@@ -35,8 +35,11 @@ var kernels = []string{"5.15.0-112-generic", "5.15.0-113-generic", "6.8.0-45-gen
 
 const gpuLabel = "feature.node.kubernetes.io/pci-10de.present"
 
-// withoutGPU is the patch with which NFD would report that a node has no GPU any more.
-const withoutGPU = `{"metadata":{"labels":{"` + gpuLabel + `":"false"}}}`
+// The patches with which NFD would report that a node has no GPU any more, and that it has one.
+const (
+	withoutGPU = `{"metadata":{"labels":{"` + gpuLabel + `":"false"}}}`
+	withGPU    = `{"metadata":{"labels":{"` + gpuLabel + `":"true"}}}`
+)
 
 const fleetPolicy = `
 apiVersion: v1
@@ -225,7 +228,7 @@ func (f *fleet) addNode(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	began := time.Now()
-	if err := f.patch(ctx, node.Name, `{"metadata":{"labels":{"`+gpuLabel+`":"true"}}}`); err != nil {
+	if err := f.patch(ctx, node.Name, withGPU); err != nil {
 		return 0, err
 	}
 	for e := range w.ResultChan() {

@@ -1,8 +1,8 @@
 // Command bench measures the delays that users notice, with the built programs. It covers the
 // start up to the first device list, Allocate, faults, restarted kubelets, the steps of the demo,
 // vectoradd, and the speed of the simulator's PTX interpreter. It also covers the speed and
-// quality of GPU choices, the hooks and gpu-oci-runtime in a container's creation, and the device
-// plugin's memory and disk use. Machines are noisy, so it prints minimum, median and 99th
+// quality of GPU choices, the hooks and gpu-oci-runtime in a container's creation, the operator on
+// thousands of nodes, and the device plugin's memory and disk use. Machines are noisy, so it prints minimum, median and 99th
 // percentile beside the goal, and tests carry no figures.
 package main
 
@@ -41,6 +41,7 @@ func main() {
 	pflag.IntVar(&b.restarts, "restarts", 200, "restarts of the kubelet")
 	pflag.IntVar(&b.hookRuns, "hooks", 200, "containers whose hooks are run")
 	pflag.IntVar(&b.containers, "containers", 100, "containers that are started, in each way, by gpu-oci-runtime and by runc")
+	pflag.IntVar(&b.nodeEvents, "node-events", 100, "nodes that change, in each of the operator's rows that has some")
 	pflag.IntVar(&b.demos, "demos", 5, "runs of the demo, which needs root")
 	only := pflag.StringSlice("part", nil, "measure only these parts: "+strings.Join(b.names(), ", "))
 	pflag.Parse()
@@ -57,7 +58,7 @@ type bench struct {
 	bin string // the built programs
 	tmp string
 
-	starts, allocations, restarts, hookRuns, containers, demos int
+	starts, allocations, restarts, hookRuns, containers, nodeEvents, demos int
 }
 
 // part is a group of rows of the table.

@@ -19,31 +19,38 @@ import (
 // The number of nodes, and the goals.
 const (
 	fleetNodes    = 5000
-	fleetFirst    = 1000 // of them, to compute the cost of each
-	fleetEvents   = 100
+	fleetFirst    = 1000                    // of them, to compute the cost of each
 	fleetSteady   = 150 * time.Second       // includes Go's forced garbage collection every two minutes
 	fleetQuiet    = 2500 * time.Millisecond // after an event, until the operator has nothing left to do
-	fleetPods     = 100                     // nodes that appear, for the time until their driver's pod is there
+	fleetStorm    = 20 * time.Second
 	firstGoal     = time.Minute
 	writesGoal    = 2 // a node
 	callsGoal     = 3 // an event
 	labelsGoal    = 150 * time.Millisecond
-	streamCPUGoal = 6 // per cent of a core, at ten events a second
-	steadyCPUGoal = 1 // per cent of a core
+	streamCPUGoal = 6  // per cent of a core, at ten events a second
+	passCPUGoal   = 60 // ms
+	passRateGoal  = 1  // a second
+	steadyCPUGoal = 1  // per cent of a core
 	memoryGoal    = 250
 	nodeGoal      = 30 // kB
 	podGoal       = time.Second
 )
 
 // operator measures the operator against a real API server with nodes without kubelets: the first
-// sight of all nodes, one changing node, and no change.
+// sight of all nodes, one changing node, many, and no change.
 func (b *bench) operator(ctx context.Context) error {
+	if b.nodeEvents < 1 || b.nodeEvents > fleetNodes/2 {
+		return fmt.Errorf("--node-events %d: from 1 to %d can be measured", b.nodeEvents, fleetNodes/2)
+	}
 	if os.Geteuid() != 0 {
 		leaveOut("operator", cluster.ErrNotRoot)
 		return nil
 	}
 	programs, err := binaries.Ensure(ctx, binaries.Options{Out: os.Stderr})
 	if err != nil {
+		return err
+	}
+	if err := b.passes(ctx); err != nil {
 		return err
 	}
 	if err := b.fleet(ctx, programs); err != nil {
@@ -85,7 +92,7 @@ func (b *bench) manyNodes(ctx context.Context, f *fleet) error {
 	if err := o.quiet(ctx); err != nil {
 		return err
 	}
-	small, err := o.memory()
+	small, err := o.memory("VmRSS")
 	if err != nil {
 		return err
 	}
@@ -110,7 +117,8 @@ func (b *bench) manyNodes(ctx context.Context, f *fleet) error {
 	}
 	writes, _ := o.requests()
 	count("operator: API writes of that, a node", []float64{float64(writes) / fleetNodes}, 3, goal{writesGoal, 0})
-	large, err := o.memory()
+	count("operator: API calls of that, not answered in time", []float64{float64(o.api.abandoned.Load())}, 0, goal{})
+	large, err := o.memory("VmRSS")
 	if err != nil {
 		return err
 	}
@@ -120,7 +128,21 @@ func (b *bench) manyNodes(ctx context.Context, f *fleet) error {
 	if err != nil {
 		return err
 	}
-	return o.events(ctx, f, idle)
+	if err := o.events(ctx, f, b.nodeEvents, idle); err != nil {
+		return err
+	}
+	if err := o.stream(ctx, f, b.nodeEvents); err != nil {
+		return err
+	}
+	if err := o.storm(ctx, f); err != nil {
+		return err
+	}
+	peak, err := o.memory("VmHWM")
+	if err != nil {
+		return err
+	}
+	count("operator: peak resident memory of all this, MB", []float64{peak / 1e6}, 1, goal{memoryGoal, 0})
+	return nil
 }
 
 // steady measures the operator while nothing changes, and returns its share of a core.
@@ -132,20 +154,20 @@ func (o *operator) steady(ctx context.Context) (float64, error) {
 	}
 	share := (o.cpu() - cpu).Seconds() / time.Since(began).Seconds()
 	after, _ := o.requests()
-	count("operator: API writes in 150 s in which nothing changes, but its lease", []float64{float64(after - before)}, 0, goal{})
+	count("operator: API writes in 150 s in which nothing changes, but its lease", []float64{float64(after - before)}, 0, goal{zero, 0})
 	count("operator: of a core in that time, %", []float64{100 * share}, 2, goal{steadyCPUGoal, 0})
 	return share, nil
 }
 
-// events removes the GPU of one node after the other. idle is the operator's share of a core when
-// nothing changes, which is subtracted.
-func (o *operator) events(ctx context.Context, f *fleet, idle float64) error {
+// events removes the GPUs of n nodes, one after the other. idle is the operator's share of a core
+// when nothing changes, which is subtracted.
+func (o *operator) events(ctx context.Context, f *fleet, n int, idle float64) error {
 	var calls, took []float64
 	var until []time.Duration
-	for i := range fleetEvents {
+	for i := range n {
 		_, before := o.requests()
 		cpu, began := o.cpu(), time.Now()
-		if err := f.removeGPU(ctx, i*(fleetNodes/fleetEvents)); err != nil {
+		if err := f.removeGPU(ctx, 2*i); err != nil {
 			return fmt.Errorf("%w\n%s", err, o.tail())
 		}
 		until = append(until, time.Since(began))
@@ -161,26 +183,6 @@ func (o *operator) events(ctx context.Context, f *fleet, idle float64) error {
 	count("operator: API calls of that", calls, 0, goal{callsGoal, callsGoal})
 	count("operator: processor time of that, beyond the idle share, ms", took, 2, goal{})
 	count("operator: the same on average, with what is collected now and then, ms", []float64{mean(took)}, 2, goal{})
-	return o.stream(ctx, f, idle)
-}
-
-// stream removes the GPUs of ten nodes a second: a large cluster is hardly ever idle.
-func (o *operator) stream(ctx context.Context, f *fleet, idle float64) error {
-	cpu, began := o.cpu(), time.Now()
-	for i := range fleetEvents {
-		if err := f.patch(ctx, name(i*(fleetNodes/fleetEvents)+1), withoutGPU); err != nil {
-			return err
-		}
-		if err := pause(ctx, 100*time.Millisecond); err != nil {
-			return err
-		}
-	}
-	lasted := time.Since(began).Seconds()
-	if err := pause(ctx, fleetQuiet); err != nil {
-		return err
-	}
-	used := (o.cpu() - cpu).Seconds() - idle*time.Since(began).Seconds()
-	count("operator: of a core beyond the idle share while ten nodes change a second, %", []float64{100 * used / lasted}, 2, goal{streamCPUGoal, 0})
 	return nil
 }
 
@@ -203,10 +205,11 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // operator is a running gpu-operator.
 type operator struct {
-	cmd   *exec.Cmd
-	api   *counting
-	log   string
-	ended chan struct{}
+	cmd    *exec.Cmd
+	api    *counting
+	listen string // address of its metrics
+	log    string
+	ended  chan struct{}
 }
 
 func (b *bench) startOperator(ctx context.Context, f *fleet) (*operator, error) {
@@ -215,12 +218,15 @@ func (b *bench) startOperator(ctx context.Context, f *fleet) (*operator, error) 
 		return nil, err
 	}
 	o := &operator{api: api, log: filepath.Join(b.tmp, "gpu-operator.log"), ended: make(chan struct{})}
+	if o.listen, err = freeAddress(); err != nil {
+		return nil, err
+	}
 	file, err := os.Create(o.log)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	o.cmd = exec.CommandContext(ctx, b.program("gpu-operator"), "run", "--kubeconfig", api.kubeconfig, "--namespace", fleetNamespace, "--listen", "")
+	o.cmd = exec.CommandContext(ctx, b.program("gpu-operator"), "run", "--kubeconfig", api.kubeconfig, "--namespace", fleetNamespace, "--listen", o.listen)
 	o.cmd.Stdout, o.cmd.Stderr = file, file
 	o.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := o.cmd.Start(); err != nil {
@@ -266,19 +272,13 @@ func (o *operator) quiet(ctx context.Context) error {
 	return nil
 }
 
-// memory returns the resident memory, in bytes.
-func (o *operator) memory() (float64, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", o.cmd.Process.Pid))
+// memory returns a size of /proc/PID/status, in bytes.
+func (o *operator) memory(name string) (float64, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", o.cmd.Process.Pid))
 	if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(data)) {
-		if kb, found := strings.CutPrefix(line, "VmRSS:"); found {
-			n, err := strconv.ParseFloat(strings.Fields(kb)[0], 64)
-			return n * 1024, err
-		}
-	}
-	return 0, errors.New("/proc/PID/status has no VmRSS")
+	return field(string(status), name)
 }
 
 // cpu returns the processor time used so far.
@@ -323,7 +323,7 @@ func (b *bench) podsOfNewNodes(ctx context.Context, programs binaries.Dir) (err 
 		return fmt.Errorf("%w\n%s", err, o.tail())
 	}
 	var took []time.Duration
-	for range fleetPods {
+	for range b.nodeEvents {
 		d, err := f.addNode(ctx)
 		if err != nil {
 			return fmt.Errorf("%w\n%s", err, o.tail())

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -12,10 +13,13 @@ import (
 // goal holds limits for the median and the 99th percentile; 0 means no limit.
 type goal struct{ median, p99 float64 }
 
+// zero is a limit of 0.
+const zero = math.SmallestNonzeroFloat64
+
 // within returns a goal for durations.
 func within(median, p99 time.Duration) goal { return goal{median.Seconds(), p99.Seconds()} }
 
-const columns = "%-66s %6s %10s %10s %10s %10s %10s\n"
+const columns = "%-82s %6s %10s %10s %10s %10s %10s\n"
 
 func header(w io.Writer) {
 	fmt.Fprintf(w, columns, "seconds, unless a row names another unit", "runs", "min", "median", "p99", "goal", "p99 goal")
@@ -72,4 +76,4 @@ func cells(w io.Writer, name string, runs int, values [3]float64, decimals int, 
 }
 
 // leaveOut prints why a row is missing.
-func leaveOut(name string, err error) { fmt.Printf("%-66s left out: %v\n", name, err) }
+func leaveOut(name string, err error) { fmt.Printf("%-82s left out: %v\n", name, err) }
