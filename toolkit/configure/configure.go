@@ -21,6 +21,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/restart"
 )
 
 // Reasons in the toolkit's state; part of the contract.
@@ -28,6 +29,8 @@ const (
 	ReasonConfig  gpu.Reason = "RuntimeConfig"  // its configuration cannot be changed as it is
 	ReasonRefused gpu.Reason = "RuntimeRefused" // it did not restart as wanted, and has its old configuration back
 	ReasonRestart gpu.Reason = "RuntimeRestart" // it is configured and has to be restarted by hand
+	// ReasonUnavailable: nobody could be asked to restart it, or the request was refused.
+	ReasonUnavailable gpu.Reason = "RestartUnavailable"
 )
 
 // Problem is the reason why a runtime is not, or not yet, as wanted.
@@ -50,8 +53,12 @@ type Runtime interface {
 	// CanRestart reports whether Restart is allowed. If not, it returns the reason and the manual
 	// steps.
 	CanRestart() (bool, string)
+	// CheckRestart returns the error with which Restart would not begin, as far as that is known
+	// without a request: which step failed, and what to do.
+	CheckRestart(ctx context.Context) error
 	// Restart makes the runtime load the edits, and returns when it has restarted. It
-	// returns a description of what was done.
+	// returns a description of what was done. An error for which restart.NotBegun is true means
+	// that the runtime runs on as before.
 	Restart(ctx context.Context, edits []runtime.Edit) (string, error)
 }
 
@@ -86,6 +93,8 @@ type Configurer struct {
 	Patience time.Duration
 	// Observe is called after each step if it is not nil.
 	Observe func(step string, took time.Duration)
+
+	unbegun refusal // the last plan for which a restart was refused, by this process
 }
 
 // Outcome is the result of Plan or Apply.
@@ -146,6 +155,12 @@ func (c *Configurer) Apply(ctx context.Context) (Outcome, error) {
 		}
 		return o, err
 	}
+	if c.unbegun.Plan == n.Plan && c.unbegun.Version == o.Answer.Version {
+		return o, &Problem{ReasonUnavailable, c.unbegun.Message, nil}
+	}
+	if err := c.checkRestart(ctx, n); err != nil {
+		return o, err
+	}
 	data, err := json.Marshal(n)
 	if err != nil {
 		return o, err
@@ -153,7 +168,25 @@ func (c *Configurer) Apply(ctx context.Context) (Outcome, error) {
 	if err := c.step("write", func() error { return c.Store.Begin(o.Changes, data) }); err != nil {
 		return o, err
 	}
-	return c.finish(ctx, o, n)
+	return c.finish(ctx, o, n, true)
+}
+
+// checkRestart returns a Problem if the runtime may be restarted, but nobody can be asked for it:
+// then nothing is written.
+func (c *Configurer) checkRestart(ctx context.Context, n note) error {
+	if may, _ := c.Runtime.CanRestart(); !may {
+		return nil
+	}
+	within, cancel := context.WithTimeout(ctx, c.Patience)
+	defer cancel()
+	err := c.Runtime.CheckRestart(within)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return &Problem{ReasonUnavailable, fmt.Sprintf("%s is not configured (%s), because it could not be restarted afterwards: %v", n.Before.Name, keys(n.Edits), err), err}
 }
 
 // restartStale restarts a runtime whose configuration is as wanted, but not in effect.
@@ -169,6 +202,9 @@ func (c *Configurer) restartStale(ctx context.Context, o Outcome, want runtime.W
 		return o, &Problem{ReasonRestart, what + ": it has not been restarted since; " + why, nil}
 	}
 	info, rest, err := c.restart(ctx, &o, nil, o.Answer, want)
+	if restart.NotBegun(err) && ctx.Err() == nil {
+		return o, &Problem{ReasonUnavailable, what + fmt.Sprintf(": it has not been restarted since, and could not be: %v", err), err}
+	}
 	if err != nil || len(rest) == 0 {
 		o.Answer = info
 		return o, err
@@ -209,12 +245,13 @@ func (c *Configurer) resume(ctx context.Context) (o Outcome, done bool, err erro
 		o.Answer = info
 		return o, true, c.commit()
 	}
-	o, err = c.finish(ctx, o, n)
+	o, err = c.finish(ctx, o, n, false)
 	return o, true, err
 }
 
-// finish restarts the runtime, whose files are written, and commits or undoes the change.
-func (c *Configurer) finish(ctx context.Context, o Outcome, n note) (Outcome, error) {
+// finish restarts the runtime, whose files are written, and commits or undoes the change. fresh
+// reports whether the runtime has certainly not read the files yet.
+func (c *Configurer) finish(ctx context.Context, o Outcome, n note, fresh bool) (Outcome, error) {
 	if may, why := c.Runtime.CanRestart(); !may {
 		return o, &Problem{ReasonRestart, fmt.Sprintf("%s is configured (%s) and has to be restarted; %s", n.Before.Name, keys(n.Edits), why), nil}
 	}
@@ -225,6 +262,14 @@ func (c *Configurer) finish(ctx context.Context, o Outcome, n note) (Outcome, er
 	if err == nil && len(lacks) == 0 {
 		o.Answer = info
 		return o, c.commit()
+	}
+	if restart.NotBegun(err) && fresh {
+		if undo := c.step("undo", c.Store.Undo); undo != nil {
+			return o, fmt.Errorf("%s could not be restarted (%w), and its configuration cannot be put back: %w; gpu-toolkit restore tries it again", n.Before.Name, err, undo)
+		}
+		message := fmt.Sprintf("%s could not be restarted to load %s: %v; its configuration is as before, and the toolkit tries again when it is started the next time", n.Before.Name, keys(n.Edits), err)
+		c.unbegun = refusal{Plan: n.Plan, Version: n.Before.Version, Message: message}
+		return o, &Problem{ReasonUnavailable, message, err}
 	}
 	why := strings.Join(lacks, ", ")
 	if err != nil {
@@ -258,6 +303,10 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 	if ctx.Err() != nil {
 		return o, ctx.Err() // the next process finishes it
 	}
+	if restart.NotBegun(err) {
+		// The note of undo stays, so that it is tried again.
+		return o, &Problem{ReasonUnavailable, fmt.Sprintf("%s, but it could not be restarted with that: %v", message, err), err}
+	}
 	lacking := strings.Join(lacks, ", ")
 	switch {
 	case err != nil:
@@ -284,7 +333,6 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 // restart restarts the runtime and queries it until it has the wanted abilities or times
 // out. It returns the abilities that are then lacking.
 func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []runtime.Edit, before runtime.Info, want runtime.Want) (info runtime.Info, lacks []string, err error) {
-	o.Restarts++
 	var did string
 	err = c.step("restart", func() error {
 		within, cancel := context.WithTimeout(ctx, restartFactor*c.Patience)
@@ -292,6 +340,9 @@ func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []runtime.Ed
 		did, err = c.Runtime.Restart(within, edits)
 		return err
 	})
+	if !restart.NotBegun(err) {
+		o.Restarts++
+	}
 	if err != nil {
 		return info, nil, err
 	}

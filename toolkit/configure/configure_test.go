@@ -16,6 +16,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/restart"
 )
 
 const configFile = "/etc/containerd/config.toml"
@@ -36,6 +37,7 @@ type node struct {
 	gone     []string // handlers that it has until it restarts
 	refusal  error
 	stopped  error // the restart is given up
+	alone    error // nobody can be asked for a restart
 	hangs    bool  // so is it after its time
 }
 
@@ -87,6 +89,8 @@ func (n *node) Plan(_ string, want runtime.Want) (runtime.Plan, error) {
 }
 
 func (n *node) CanRestart() (bool, string) { return n.may, "restart containerd" }
+
+func (n *node) CheckRestart(context.Context) error { return n.alone }
 
 func (n *node) Restart(ctx context.Context, _ []runtime.Edit) (string, error) {
 	if n.stopped != nil {
@@ -334,6 +338,108 @@ func TestChangesOfOthersDoNotCauseARefusal(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, n.runs.CDI)
 	require.Equal(t, 3, n.restarts)
+}
+
+var errNoBus = &restart.NotBegunError{Err: errors.New("restart of containerd.service: systemd of the host is not available: mount the host's /run/dbus")}
+
+// unavailable returns the message of the Problem that a restart was not begun.
+func unavailable(t *testing.T, err error) string {
+	t.Helper()
+	problem, is := errors.AsType[*Problem](err)
+	require.True(t, is, "%v", err)
+	require.Equal(t, ReasonUnavailable, problem.Reason)
+	require.ErrorIs(t, problem.Err, errNoBus)
+	require.Contains(t, problem.Message, errNoBus.Error())
+	require.NotContains(t, problem.Message, "does not come back")
+	return problem.Message
+}
+
+func TestNothingIsWrittenIfNobodyCanRestartTheRuntime(t *testing.T) {
+	n := &node{may: true, alone: errNoBus}
+	c := configurer(t, n, Wishes{CDI: true})
+	c.Observe = func(step string, _ time.Duration) { t.Errorf("step %s", step) }
+	o, err := c.Apply(t.Context())
+	require.Contains(t, unavailable(t, err), "enable_cdi = true (not set until now)), because it could not be restarted afterwards: ")
+	require.False(t, o.Undone)
+	require.Zero(t, o.Restarts)
+	require.Equal(t, runtime.Want{}, n.file())
+
+	n.alone, c.Observe = nil, nil
+	_, err = c.Apply(t.Context())
+	require.NoError(t, err, "it is tried again")
+	require.True(t, n.runs.CDI)
+}
+
+func TestRefusedRequestIsNotTheRuntimesRefusal(t *testing.T) {
+	n := &node{may: true, stopped: errNoBus}
+	c := configurer(t, n, Wishes{CDI: true})
+	var steps []string
+	c.Observe = func(step string, _ time.Duration) { steps = append(steps, step) }
+	for range 3 {
+		o, err := c.Apply(t.Context())
+		require.NotContains(t, err.Error(), "did not take")
+		require.Contains(t, err.Error(), "enable_cdi = true (not set until now): "+errNoBus.Error()+"; its configuration is as before")
+		require.False(t, o.Undone)
+		require.Zero(t, o.Restarts)
+		require.Equal(t, runtime.Want{}, n.file())
+		require.False(t, n.pending(t))
+	}
+	require.Equal(t, []string{"write", "restart", "undo"}, steps, "once by a process")
+	refused, err := n.store.Note(refusedNote)
+	require.NoError(t, err)
+	require.Nil(t, refused)
+
+	n.stopped = nil
+	_, err = configurer(t, n, Wishes{CDI: true}).Apply(t.Context())
+	require.NoError(t, err)
+	require.True(t, n.runs.CDI)
+}
+
+func TestUndoWaitsForSomebodyToRestartTheRuntime(t *testing.T) {
+	n := &node{may: true, loses: "kata"}
+	c := configurer(t, n, Wishes{CDI: true})
+	c.Observe = func(step string, _ time.Duration) {
+		if step == "undo" {
+			n.stopped = errNoBus
+		}
+	}
+	for range 2 {
+		o, err := c.Apply(t.Context())
+		require.Contains(t, unavailable(t, err), `it has no handler "kata" any more; its old configuration is back, but it could not be restarted with that: `)
+		require.True(t, o.Undone)
+		require.Equal(t, runtime.Want{}, n.file())
+		require.True(t, n.runs.CDI, "it runs with what it does not take")
+		require.Equal(t, 1, n.restarts)
+	}
+	n.stopped = nil
+	_, err := c.Apply(t.Context())
+	require.ErrorContains(t, err, "its old configuration is back")
+	require.False(t, n.runs.CDI)
+	require.Equal(t, 2, n.restarts)
+}
+
+func TestStaleRuntimeThatNobodyCanRestartIsReported(t *testing.T) {
+	n := &node{may: true, written: "c", stopped: errNoBus}
+	_, err := configurer(t, n, Wishes{CDI: true}).Apply(t.Context())
+	require.Contains(t, unavailable(t, err), "it has not been restarted since, and could not be: ")
+	require.True(t, n.file().CDI)
+}
+
+func TestRestoredRuntimeThatNobodyCanRestartIsReported(t *testing.T) {
+	n := &node{may: true}
+	c := configurer(t, n, Wishes{CDI: true})
+	_, err := c.Apply(t.Context())
+	require.NoError(t, err)
+	n.stopped = errNoBus
+	o := RestoreOptions{MayRestart: true, IsConfig: func(p string) bool { return p == configFile }, Notify: func(did string) { t.Error(did) }}
+	_, err = c.Restore(t.Context(), o)
+	require.ErrorContains(t, err, "containerd has its own configuration back, and could not be restarted with it: "+errNoBus.Error())
+	require.Equal(t, runtime.Want{}, n.file())
+
+	n.stopped, o.Notify = nil, func(string) {}
+	_, err = c.Restore(t.Context(), o)
+	require.NoError(t, err)
+	require.False(t, n.runs.CDI)
 }
 
 func TestEndlessRestartTimesOut(t *testing.T) {

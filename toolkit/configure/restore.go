@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
+	"github.com/gpuready/gpuready/toolkit/runtime/restart"
 )
 
 // RestoreOptions limit what Restore does.
@@ -140,6 +141,9 @@ func (c *Configurer) restartRestored(ctx context.Context, before runtime.Info, o
 	}
 	var o Outcome
 	_, lacks, err := c.restart(ctx, &o, nil, before, runtime.Want{})
+	if restart.NotBegun(err) {
+		return "", fmt.Errorf("%s has its own configuration back, and could not be restarted with it: %w", before.Name, err)
+	}
 	if err == nil && len(lacks) > 0 {
 		err = fmt.Errorf("%s has its own configuration back, but with that %s; see its log", before.Name, strings.Join(lacks, ", "))
 	}

@@ -133,6 +133,15 @@ func (r *HostRuntime) CanRestart() (bool, string) {
 	return false, "restart it"
 }
 
+// CheckRestart returns the error with which Restart would not begin.
+func (r *HostRuntime) CheckRestart(ctx context.Context) error {
+	p, err := r.profile()
+	if err != nil {
+		return err
+	}
+	return restart.Check(ctx, r.Root, p.Restart)
+}
+
 // Restart makes the runtime load the edits.
 func (r *HostRuntime) Restart(ctx context.Context, edits []runtime.Edit) (string, error) {
 	p, err := r.profile()

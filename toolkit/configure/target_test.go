@@ -21,7 +21,7 @@ func TestSockets(t *testing.T) {
 		"docker, and a socket": {distro.Settings{Runtime: "docker", Socket: "/run/d.sock"}, []string{"/run/d.sock"}},
 		"containerd's socket":  {distro.Settings{ContainerdSocket: "/run/c.sock"}, []string{"/run/c.sock"}},
 		"crio":                 {distro.Settings{Runtime: "crio"}, []string{"/run/crio/crio.sock"}},
-		"of several runtimes":  {distro.Settings{ContainerdSocket: "/run/c.sock", CRIOSocket: "/run/o.sock", DockerSocket: "/run/d.sock"}, append([]string{"/run/c.sock", "/run/o.sock"}, probe.Sockets...)},
+		"of several runtimes":  {distro.Settings{ContainerdSocket: "/run/c.sock", CRIOSocket: "/run/o.sock", DockerSocket: "/run/d.sock"}, append([]string{"/run/c.sock", "/run/o.sock"}, runtime.Sockets...)},
 		"of another runtime":   {distro.Settings{Runtime: "crio", DockerSocket: "/run/d.sock"}, []string{"/run/crio/crio.sock"}},
 		"the more special one": {distro.Settings{ContainerdSocket: "/run/c.sock", Socket: "/run/a.sock"}, []string{"/run/c.sock"}},
 	} {

@@ -53,8 +53,8 @@ func (d *Daemon) configureRuntime(ctx context.Context, c *configure.Configurer) 
 		if o.Restarts > 0 && err == nil {
 			restarts = append(restarts, time.Now())
 		}
-		_, expected := errors.AsType[*configure.Problem](err)
-		failed = err != nil && !expected
+		problem, expected := errors.AsType[*configure.Problem](err)
+		failed = err != nil && (!expected || problem.Reason == configure.ReasonUnavailable)
 		d.reportConfigured(o, err)
 	}
 }

@@ -111,6 +111,34 @@ func TestRejectedConfigurationIsUndoneAndReported(t *testing.T) {
 	require.Len(t, c.systemd.Calls(), 2)
 }
 
+func TestReasonIsSystemdsIfItCannotBeAsked(t *testing.T) {
+	for name, c := range map[string]struct {
+		breaks func(*containerd)
+		said   string
+	}{
+		"no bus": {func(c *containerd) {
+			require.NoError(c.m.t, os.Rename(c.m.dir+"/run/dbus", c.m.dir+"/run/elsewhere"))
+		}, "mount the host's /run/dbus"},
+		"not permitted": {func(c *containerd) {
+			c.systemd.Refuse("org.freedesktop.DBus.Error.AccessDenied", "Permission denied")
+		}, "let polkit, SELinux and AppArmor allow it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t, gputest.Node("t4", 1))
+			m.install("", 1)
+			runtime := m.containerd(true)
+			c.breaks(runtime)
+			_, _ = m.run()
+			s := m.await("not restarted", func(s nodestate.State) bool { return s.Reason == configure.ReasonUnavailable })
+			require.Contains(t, s.Message, "enable_cdi = true")
+			require.Contains(t, s.Message, c.said)
+			require.NotContains(t, s.Message, "did not take")
+			require.Equal(t, byHand, runtime.file())
+			require.Empty(t, runtime.systemd.Calls())
+		})
+	}
+}
+
 func TestRepairsOfAnotherWritersChangesAreLimited(t *testing.T) {
 	m := newMachine(t, gputest.Node("t4", 1))
 	m.install("", 1)

@@ -15,6 +15,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -111,9 +112,15 @@ func queryCRI(ctx context.Context, root *host.Root, at string) (a Info, err erro
 	return parseCRI(version, verbose)
 }
 
+// permit is the next action where the connection is not permitted.
+const permit = "run as root of the host, and let SELinux and AppArmor allow it"
+
 // describeSilence describes why a runtime does not respond, with a remedy.
 func describeSilence(at string, limit time.Duration, err error) string {
 	why := record.Clean(status.Convert(err).Message(), 1024)
+	if strings.Contains(why, syscall.EACCES.Error()) { // gRPC keeps only the text
+		return "no permission to connect to the container runtime at " + at + " (" + why + "); " + permit
+	}
 	switch status.Code(err) {
 	case codes.Unimplemented:
 		return "the container runtime at " + at + " does not serve CRI (" + why + `); take "cri" out of disabled_plugins in its configuration and restart it, or say with --runtime-socket which runtime the kubelet uses`

@@ -5,11 +5,21 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"pgregory.net/rapid"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
+
+func TestRefusedConnectionIsNotASilentRuntime(t *testing.T) {
+	err := status.Error(codes.Unavailable, `connection error: desc = "transport: error while dialing: connect /run/x.sock: permission denied"`)
+	message := describeSilence("/run/x.sock", QueryTimeout, err)
+	require.Contains(t, message, "no permission to connect to the container runtime at /run/x.sock (")
+	require.Contains(t, message, "run as root of the host, and let SELinux and AppArmor allow it")
+	require.NotContains(t, message, "check that it runs")
+}
 
 // A runtime's response is published in a state that others read.
 func TestAnyResponseFitsIntoAState(t *testing.T) {

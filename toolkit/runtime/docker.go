@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net"
 	"net/http"
@@ -37,7 +38,11 @@ func QueryDocker(ctx context.Context, root *host.Root, at string) (Info, error) 
 	defer cancel()
 	response, err := queryDocker(ctx, root, at)
 	if err != nil {
-		message := fmt.Sprintf("the Docker daemon at %s gives no usable answer (%s); check that it runs, or set --runtime-socket to its socket", at, record.Clean(err.Error(), 1024))
+		next := "check that it runs, or set --runtime-socket to its socket"
+		if errors.Is(err, fs.ErrPermission) {
+			next = permit
+		}
+		message := fmt.Sprintf("the Docker daemon at %s gives no usable answer (%s); %s", at, record.Clean(err.Error(), 1024), next)
 		return Info{Runtime: nodestate.Runtime{Socket: at, Message: message}}, err
 	}
 	a := convertDocker(response)

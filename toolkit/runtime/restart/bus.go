@@ -44,7 +44,11 @@ func dial(ctx context.Context, root *host.Root) (*systemd, error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		var second error
 		if s, second = connect(ctx, root, private); second != nil {
-			return nil, fmt.Errorf("systemd of the host is %w: %w; %w: mount the host's /run/dbus", errNotThere, err, second)
+			next := "mount the host's /run/dbus"
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				next = "nothing listens there: systemctl status dbus.socket on the host"
+			}
+			return nil, fmt.Errorf("systemd of the host is %w: %w; %w: %s", errNotThere, err, second, next)
 		}
 	} else if err != nil {
 		return nil, err
@@ -137,8 +141,11 @@ var advice = map[string]string{
 	daemonIface + ".Error.InteractiveAuthorizationRequired": denied,
 	daemonIface + ".Error.ServiceUnknown":                   "; systemd is not on this bus: check that it is the host's",
 	daemonIface + ".Error.NameHasNoOwner":                   "; systemd is not on this bus: check that it is the host's",
-	daemonIface + ".Error.NoReply":                          "; systemd left the bus before it responded: see systemctl status, the job may continue",
+	noReply:                                                 "; systemd left the bus before it responded: see systemctl status, the job may continue",
 	service + ".JobTypeNotApplicable":                       "; the unit has no ExecReload: restart it",
 }
+
+// noReply is the bus's answer if systemd has gone before it answered.
+const noReply = daemonIface + ".Error.NoReply"
 
 const denied = "; run as root of the host, and let polkit, SELinux and AppArmor allow it, or restart the runtime by hand"

@@ -47,6 +47,34 @@ func (c *NotAllowedError) Error() string {
 	return "the container runtime has to be restarted by hand: " + c.Message
 }
 
+// NotBegunError is the error of a restart that was not begun, because nobody could be asked for it
+// or the request was refused: the runtime runs on as before. Its message names the step that
+// failed, and the next action.
+type NotBegunError struct{ Err error }
+
+func (e *NotBegunError) Error() string { return e.Err.Error() }
+func (e *NotBegunError) Unwrap() error { return e.Err }
+
+// NotBegun reports whether an error shows that the runtime was left alone.
+func NotBegun(err error) bool {
+	_, unasked := errors.AsType[*NotBegunError](err)
+	_, notAllowed := errors.AsType[*NotAllowedError](err)
+	return unasked || notAllowed
+}
+
+// Check returns the error with which Apply would not begin, as far as that shows without a
+// request: nobody can be asked, or there is nothing to restart.
+func Check(ctx context.Context, root *host.Root, r distro.Restart) error {
+	if r.Method != distro.Systemd {
+		return nil // Docker is also told by a signal
+	}
+	s, _, err := find(ctx, root, r.Units, Restart)
+	if err == nil {
+		err = s.conn.Close()
+	}
+	return err
+}
+
 // Apply makes a runtime load its configuration. With reload set it reloads a runtime that
 // supports it, and otherwise restarts it. It returns when systemd reports the end of the
 // job. After a reload, and for units that do not report when they are ready, the runtime
@@ -67,13 +95,13 @@ func Apply(ctx context.Context, root *host.Root, kind runtime.Kind, r distro.Res
 		return runJob(ctx, root, r.Units, verb)
 	case distro.Reload:
 		if kind != runtime.Docker {
-			return Result{}, fmt.Errorf("%s cannot reload its configuration (SIGHUP ends containerd); set its restart mode to %q", kind, distro.Systemd)
+			return Result{}, notBegun("%s cannot reload its configuration (SIGHUP ends containerd); set its restart mode to %q", kind, distro.Systemd)
 		}
 		if verb != Reload {
 			return Result{}, &NotAllowedError{Message: "the change requires a restart, but the restart mode is a reload; restart Docker: " + byHand(r.Units)}
 		}
 	default:
-		return Result{}, fmt.Errorf("unknown restart mode %q; use %q, %q or %q", r.Method, distro.Systemd, distro.Reload, distro.Manual)
+		return Result{}, notBegun("unknown restart mode %q; use %q, %q or %q", r.Method, distro.Systemd, distro.Reload, distro.Manual)
 	}
 	passage, err := runJob(ctx, root, r.Units, Reload)
 	if err == nil || ctx.Err() != nil || !errors.Is(err, errNotThere) {
@@ -81,9 +109,13 @@ func Apply(ctx context.Context, root *host.Root, kind runtime.Kind, r distro.Res
 	}
 	pid, second := hangUp(root)
 	if second != nil {
-		return Result{}, fmt.Errorf("%w; and by a signal: %w", err, second)
+		return Result{}, notBegun("%w; and by a signal: %w", err, second)
 	}
 	return Result{Verb: Reload, PID: pid}, nil
+}
+
+func notBegun(format string, args ...any) error {
+	return &NotBegunError{fmt.Errorf(format, args...)}
 }
 
 // errNotThere is wrapped if there is no bus, or none of the units runs.

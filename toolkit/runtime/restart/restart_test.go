@@ -211,6 +211,28 @@ func TestSilentBusTimesOut(t *testing.T) {
 	require.NoError(t, listener.Close())
 }
 
+func TestErrorsTellWhetherTheRuntimeWasTouched(t *testing.T) {
+	s, root := start(t, map[string]string{"containerd.service": "active", "k3s.service": "active", "broken.service": "failed", "stopped.service": "inactive"}, func(string, string) error { return errors.New("bad configuration") })
+	untouched := func(root *host.Root, unit string) bool {
+		_, err := Apply(t.Context(), root, runtime.Containerd, restart(unit), false)
+		require.Error(t, err)
+		return NotBegun(err)
+	}
+	require.False(t, untouched(root, "containerd.service"), "its job failed")
+	require.True(t, untouched(root, "stopped.service"))
+	require.NoError(t, Check(t.Context(), root, restart("containerd.service")))
+	require.True(t, NotBegun(Check(t.Context(), root, restart("stopped.service"))))
+	s.Refuse("org.freedesktop.DBus.Error.AccessDenied", "Permission denied")
+	require.True(t, untouched(root, "k3s.service"))
+	require.True(t, untouched(root, "broken.service"), "its failure cannot be reset")
+	s.Refuse("org.freedesktop.DBus.Error.NoReply", "Remote peer disconnected")
+	require.False(t, untouched(root, "k3s.service"), "perhaps systemd has got the request")
+	require.True(t, untouched(rooted(t), "containerd.service"))
+	require.True(t, NotBegun(Check(t.Context(), rooted(t), restart("containerd.service"))))
+	require.NoError(t, Check(t.Context(), rooted(t), distro.Restart{Method: distro.Reload}), "there are signals, too")
+	require.True(t, NotBegun(&NotAllowedError{}))
+}
+
 func TestNoBusAtAll(t *testing.T) {
 	root := rooted(t)
 	_, err := Apply(t.Context(), root, runtime.Containerd, restart("k3s.service", "k3s-agent.service"), false)

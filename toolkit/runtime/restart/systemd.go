@@ -15,25 +15,38 @@ import (
 // runJob restarts or reloads the first unit that runs, through systemd.
 func runJob(ctx context.Context, root *host.Root, units []string, verb Verb) (Result, error) {
 	start := time.Now()
-	s, err := dial(ctx, root)
+	s, u, err := find(ctx, root, units, verb)
 	if err != nil {
-		return Result{}, fmt.Errorf("%s of %s: %w", verb, strings.Join(units, " or "), err)
+		return Result{}, err
 	}
 	defer s.conn.Close()
-	u, err := s.choose(ctx, units)
-	if err != nil {
-		return Result{}, fmt.Errorf("%s: %w", verb, err)
-	}
 	if u.state == "failed" {
 		// Otherwise systemd refuses a unit that was started too often (systemd.unit(5), StartLimitBurst=).
 		if err := s.call(ctx, managerPath, managerIface+".ResetFailedUnit", u.name).Err; err != nil {
-			return Result{}, fmt.Errorf("%s of %s, which has failed: %w", verb, u.name, err)
+			return Result{}, notBegun("%s of %s, which has failed: %w", verb, u.name, err)
 		}
 	}
-	if err := s.startJob(ctx, u, verb); err != nil {
+	switch err := s.startJob(ctx, u, verb); {
+	case NotBegun(err):
+		return Result{}, fmt.Errorf("%s of %s: %w", verb, u.name, err)
+	case err != nil:
 		return Result{}, fmt.Errorf("%s of %s: %w; see journalctl -u %s -n 50", verb, u.name, err, u.name)
 	}
 	return Result{Verb: verb, Unit: u.name, Took: time.Since(start)}, nil
+}
+
+// find connects to systemd and returns the unit that is to be restarted.
+func find(ctx context.Context, root *host.Root, units []string, verb Verb) (*systemd, unit, error) {
+	s, err := dial(ctx, root)
+	if err != nil {
+		return nil, unit{}, notBegun("%s of %s: %w", verb, strings.Join(units, " or "), err)
+	}
+	u, err := s.choose(ctx, units)
+	if err != nil {
+		_ = s.conn.Close()
+		return nil, unit{}, notBegun("%s: %w", verb, err)
+	}
+	return s, u, nil
 }
 
 // unit is a unit that systemd has loaded.
@@ -81,8 +94,11 @@ func (s *systemd) startJob(ctx context.Context, u unit, verb Verb) error {
 	method := map[Verb]string{Restart: ".RestartUnit", Reload: ".ReloadUnit"}[verb]
 	var job dbus.ObjectPath
 	call := s.call(ctx, managerPath, managerIface+method, u.name, "replace")
+	if reply, refused := errors.AsType[dbus.Error](call.Err); refused && reply.Name != noReply {
+		return &NotBegunError{call.Err}
+	}
 	if call.Err != nil {
-		return call.Err
+		return call.Err // perhaps systemd has got the request
 	}
 	if err := call.Store(&job); err != nil {
 		return s.explain(ctx, "systemd's response cannot be parsed", err)
