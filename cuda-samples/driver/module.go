@@ -15,7 +15,7 @@ type Module struct {
 // LoadModule compiles PTX for the device.
 func (d *Device) LoadModule(ptx string) (*Module, error) {
 	const errorLog, errorLogSize = 5, 6 // CUjit_option
-	image := append([]byte(ptx), 0) // a C string
+	image := append([]byte(ptx), 0)     // a C string
 	log := make([]byte, 8192)
 	options := []int32{errorLog, errorLogSize}
 	values := []uintptr{uintptr(unsafe.Pointer(&log[0])), uintptr(len(log))}

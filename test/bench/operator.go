@@ -50,7 +50,7 @@ func (b *bench) operator(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := b.passes(ctx); err != nil {
+	if err := b.measurePasses(ctx); err != nil {
 		return err
 	}
 	if err := b.fleet(ctx, programs); err != nil {

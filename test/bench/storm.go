@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// passes measures full passes after a change of one node, without requests, with the package's own
+// measurePasses measures full passes after a change of one node, without requests, with the package's own
 // benchmark. It must run in the repository's root.
-func (b *bench) passes(ctx context.Context) error {
+func (b *bench) measurePasses(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, "go", "test", "-tags=grpcnotrace", "-run", "^$", "-bench", "^BenchmarkPass$", "-count", "3", "./operator/controller")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
