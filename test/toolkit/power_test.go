@@ -44,6 +44,8 @@ func (i *imagined) Plan(version string, want runtime.Want) (runtime.Plan, error)
 
 func (i *imagined) CanRestart() (bool, string) { return true, "" }
 
+func (i *imagined) CheckRestart(context.Context) error { return nil }
+
 func (i *imagined) Restart(context.Context, []runtime.Edit) (string, error) {
 	i.read()
 	return "restarted", nil
