@@ -180,6 +180,7 @@ func TestTokenRightsAreListed(t *testing.T) {
 	for values, want := range map[string]map[string][]string{
 		"": {"gpu-validator": validator},
 		"migManager: {enabled: true, repository: a, image: b, version: c}": {"gpu-validator": validator, "gpu-mig-manager": mig},
+		"dcgmExporter: {enabled: true, enablePodUID: true}":                {"gpu-validator": validator, "gpu-dcgm-exporter": {"get pods", "list pods", "watch pods"}},
 	} {
 		given := rights(t, render(t, release{Versions: []string{openshift}}, values+"\nnfd: {enabled: false}"))
 		for account, all := range given {
@@ -192,7 +193,7 @@ func TestTokenRightsAreListed(t *testing.T) {
 			}
 		}
 		require.Empty(t, want, "accounts without rights")
-		require.Subset(t, []string{"gpuready-operator", "gpuready-operator-cleanup", "gpuready-operator-crds", "gpu-validator", "gpu-mig-manager"}, slices.Collect(maps.Keys(given)))
+		require.Subset(t, []string{"gpuready-operator", "gpuready-operator-cleanup", "gpuready-operator-crds", "gpu-validator", "gpu-mig-manager", "gpu-dcgm-exporter"}, slices.Collect(maps.Keys(given)))
 	}
 }
 

@@ -42,7 +42,7 @@ var released = regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/(name|instance|ver
 // writeStatic renders those manifests of deployments/static that the chart has, too, from the
 // chart in a folder into another.
 func writeStatic(ctx context.Context, from string, crd []byte, to string) error {
-	files, err := renderStatic(ctx, from, crd, map[string]any{"migManager": map[string]any{"enabled": true}})
+	files, err := renderStatic(ctx, from, crd, map[string]any{"migManager": map[string]any{"enabled": true}, "dcgmExporter": map[string]any{"enablePodLabels": true}})
 	if err != nil {
 		return err
 	}
@@ -62,6 +62,9 @@ func writeStatic(ctx context.Context, from string, crd []byte, to string) error 
 		return err
 	}
 	if err := writeManifest(filepath.Join(to, "mig-manager.yaml"), aboutMIG, files["gpuready/templates/agents/mig-manager.yaml"]); err != nil {
+		return err
+	}
+	if err := writeManifest(filepath.Join(to, "dcgm-exporter.yaml"), aboutExporter, files["gpuready/templates/agents/dcgm-exporter.yaml"]); err != nil {
 		return err
 	}
 	rule := files["gpuready/templates/nodefeaturerule.yaml"]
@@ -133,6 +136,11 @@ const about = `# The operator: its CustomResourceDefinition, its Deployment, its
 
 const aboutMIG = `# The rights of NVIDIA's MIG manager, on its own node. Apply it beside operator.yaml, or beside the
 # OLM bundle, before a ClusterPolicy that has migManager.enabled. See docs/operator-states.md.
+`
+
+const aboutExporter = `# The right of NVIDIA's exporter of DCGM's metrics to read pods. Apply it beside operator.yaml, or
+# beside the OLM bundle, for a ClusterPolicy that has dcgmExporter.enablePodLabels or enablePodUID.
+# See docs/operator-states.md.
 `
 
 const namespace = `apiVersion: v1

@@ -7,12 +7,16 @@ import (
 	"strconv"
 
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // toMap returns an object's fields, without unset ones and the status.
 func toMap(o client.Object) (map[string]any, error) {
+	if u, is := o.(*unstructured.Unstructured); is {
+		o = u.DeepCopy() // the converter would return its fields, which are changed below
+	}
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
 	if err != nil {
 		return nil, err

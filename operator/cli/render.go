@@ -73,6 +73,9 @@ func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	for _, problem := range p.Problems {
 		fmt.Fprintf(stderr, "# %s: %s: %s\n", problem.State, problem.Reason, problem.Message)
 	}
+	for _, line := range p.Unserved {
+		fmt.Fprintf(stderr, "# unserved: %s\n", line)
+	}
 	for _, object := range p.Objects {
 		data, err := yaml.Marshal(object.Object)
 		if err != nil {

@@ -129,7 +129,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Client: mgr.GetClient(), Informers: mgr.GetCache(), Siblings: siblings, Events: mgr.GetEventRecorder(label.Deployment),
 		Metrics: m, Cluster: o.cluster, Now: time.Now, Log: log,
 		Operator: types.NamespacedName{Namespace: o.namespace, Name: label.Deployment}, Elected: r.lead,
-		Streams: func(failed func(error)) (cache.Cache, error) { return newCache(kube, mgr, controller.Streams(failed)) },
+		Streams: func(failed func(error)) (cache.Cache, error) { return openCache(kube, mgr, controller.Streams(failed)) },
+		Monitors: func(failed func(error)) (cache.Cache, error) {
+			return openCache(kube, mgr, controller.Monitors(o.cluster.Namespace, failed))
+		},
 		Registry: func(changed func(string)) controller.Registry {
 			return registry.NewCache(controller.NewLookup(registries, direct, o.cluster.Namespace, m), changed)
 		},
@@ -159,6 +162,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	log.Info("ended; the operands stay as they are")
 	return nil
+}
+
+// openCache opens a cache beside the manager's.
+func openCache(kube *rest.Config, mgr manager.Manager, options cache.Options) (cache.Cache, error) {
+	options.Scheme, options.Mapper, options.HTTPClient = mgr.GetScheme(), mgr.GetRESTMapper(), mgr.GetHTTPClient()
+	return cache.New(kube, options)
 }
 
 func newManager(kube *rest.Config, o *options, log *slog.Logger) (manager.Manager, error) {

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
+	"github.com/gpuready/gpuready/operator/state"
 )
 
 // Scheme returns the kinds that the operator reads and writes.
@@ -54,6 +55,7 @@ func Caches(namespace string) cache.Options {
 			&nodev1.RuntimeClass{}:  {},
 			&appsv1.Deployment{}:    {Field: fields.OneTermEqualSelector("metadata.name", label.NVIDIADeployment), Transform: transform(stripDeployment)},
 			partial(apiServiceKind): {Field: fields.OneTermEqualSelector("metadata.name", imageStreamService)},
+			partial(definitionKind): {Field: fields.OneTermEqualSelector("metadata.name", serviceMonitors)},
 		},
 	}
 }
@@ -82,6 +84,15 @@ func Streams(failed func(error)) cache.Options {
 			Transform: stripImageStream,
 		},
 	}}
+}
+
+// Monitors returns the cache to open while the cluster has ServiceMonitors. It calls failed when a
+// list or watch is refused.
+func Monitors(namespace string, failed func(error)) cache.Options {
+	options := Streams(failed)
+	options.DefaultTransform = cache.TransformStripManagedFields()
+	options.ByObject = map[client.Object]cache.ByObject{untyped(state.ServiceMonitor): {Namespaces: map[string]cache.Config{namespace: {}}}}
+	return options
 }
 
 func transform[T any](strip func(*T)) toolscache.TransformFunc {

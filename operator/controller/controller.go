@@ -46,13 +46,15 @@ type Config struct {
 	// Streams opens a cache of ImageStreams (see Streams). It fails while the cluster has no
 	// ImageStreams. The cache calls failed when it may not list or watch them.
 	Streams func(failed func(error)) (cache.Cache, error)
-	Events  events.EventRecorder
-	Metrics *metrics.Metrics
+	// Monitors opens a cache of ServiceMonitors (see Monitors) in the same way.
+	Monitors func(failed func(error)) (cache.Cache, error)
+	Events   events.EventRecorder
+	Metrics  *metrics.Metrics
 	// Operator is this operator's Deployment.
 	Operator types.NamespacedName
 	// Elected operators yield to a ready operator whose operands serve the policy.
 	Elected bool
-	Cluster state.Cluster // OpenShift and HandOver are detected
+	Cluster state.Cluster // OpenShift, HandOver and ServiceMonitors are detected
 	// Evictor returns the Evictor. It calls changed when the watched pods have changed, and
 	// recordEvent to record an Event of a Node.
 	Evictor func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) Evictor
@@ -85,6 +87,7 @@ type Controller struct {
 	registry Registry
 	evictor  Evictor
 	toolkit  *toolkit
+	monitors *monitors
 	planner  *apply.Planner
 
 	leading, synced atomic.Bool
@@ -121,6 +124,7 @@ func New(config Config) *Controller {
 	c.registry = config.Registry(func(string) { changed() })
 	c.evictor = config.Evictor(changed, c.recordNodeEvent)
 	c.toolkit = newToolkit(config.Streams, c.inbox, config.Log)
+	c.monitors = newMonitors(config.Monitors, c.inbox, config.Log)
 	c.planner = apply.NewPlanner(config.Client.Scheme())
 	return c
 }
@@ -140,6 +144,7 @@ func (c *Controller) Start(ctx context.Context) error {
 	group.Go(func() error { return c.writer.run(ctx) })
 	group.Go(func() error { return c.registry.Run(ctx) })
 	group.Go(func() error { return c.toolkit.run(ctx) })
+	group.Go(func() error { return c.monitors.run(ctx) })
 	group.Go(func() error { return c.reviewer.run(ctx) })
 	group.Go(func() error { return c.evictor.Start(ctx) })
 	group.Go(func() error {

@@ -1,34 +1,37 @@
 package controller
 
 import (
-	"context"
 	"log/slog"
 	"maps"
-	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"github.com/gpuready/gpuready/operator/rbac"
 )
 
 // toolkit watches OpenShift's Driver Toolkit, ImageStream openshift/driver-toolkit, while
-// the cluster serves ImageStreams. Their API may appear after the operator has started, and
-// a watch of a missing API would retry forever.
+// the cluster serves ImageStreams.
 type toolkit struct {
-	open  func(failed func(error)) (cache.Cache, error)
+	*optionalWatch
 	inbox *inbox
-	log   *slog.Logger
-	queue workqueue.TypedRateLimitingInterface[bool] // whether ImageStreams are served now
-
-	stop func() // ends the watch; nil if there is none
 }
 
 func newToolkit(open func(func(error)) (cache.Cache, error), in *inbox, log *slog.Logger) *toolkit {
-	return &toolkit{open: open, inbox: in, log: log,
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[bool](firstRetry, lastRetry))}
+	t := &toolkit{inbox: in}
+	setImages := func(images map[string]string) {
+		in.enqueue(func(m *model) { m.toolkit, m.changed = images, true })
+	}
+	t.optionalWatch = &optionalWatch{
+		name: "the Driver Toolkit's ImageStream", kind: imageStreamKind, open: open, log: log, queue: newServedQueue(), failed: t.reportReadError,
+		handler: eventHandler(
+			func(u *unstructured.Unstructured) { setImages(tags(u)) },
+			func(*unstructured.Unstructured) { setImages(map[string]string{}) },
+		),
+		synced: func() { in.enqueue(func(m *model) { m.toolkitError, m.changed = "", true }) },
+	}
+	return t
 }
 
 func (t *toolkit) onServed(m *model, _ *metav1.PartialObjectMetadata) {
@@ -43,65 +46,6 @@ func (t *toolkit) onUnserved(m *model, _ *metav1.PartialObjectMetadata) {
 	t.queue.Add(false)
 }
 
-// run starts and stops the watch until ctx ends.
-func (t *toolkit) run(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, t.queue.ShutDown)
-	defer stop()
-	for {
-		served, ended := t.queue.Get()
-		if ended {
-			t.stopWatch()
-			return nil
-		}
-		t.stopWatch()
-		var err error
-		if served {
-			err = t.startWatch(ctx)
-		}
-		if err != nil && ctx.Err() == nil {
-			t.log.Warn("cannot watch the Driver Toolkit's ImageStream; retrying", "error", err)
-			t.queue.AddRateLimited(served)
-		} else {
-			t.queue.Forget(served)
-		}
-		t.queue.Done(served)
-	}
-}
-
-func (t *toolkit) startWatch(ctx context.Context) error {
-	streams, err := t.open(t.reportReadError)
-	if err != nil {
-		return err
-	}
-	informer, err := streams.GetInformer(ctx, untyped(imageStreamKind), cache.BlockUntilSynced(false))
-	if err != nil {
-		return err
-	}
-	setImages := func(images map[string]string) {
-		t.inbox.enqueue(func(m *model) { m.toolkit, m.changed = images, true })
-	}
-	if _, err := informer.AddEventHandler(eventHandler(
-		func(u *unstructured.Unstructured) { setImages(tags(u)) },
-		func(*unstructured.Unstructured) { setImages(map[string]string{}) },
-	)); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() {
-		if err := streams.Start(ctx); err != nil {
-			t.log.Error("the watch of the Driver Toolkit's ImageStream ended", "error", err)
-		}
-	})
-	running.Go(func() {
-		if streams.WaitForCacheSync(ctx) {
-			t.inbox.enqueue(func(m *model) { m.toolkitError, m.changed = "", true })
-		}
-	})
-	t.stop = func() { cancel(); running.Wait() }
-	return nil
-}
-
 // reportReadError records why the ImageStream cannot be read. Images that were read before
 // stay valid.
 func (t *toolkit) reportReadError(err error) {
@@ -110,13 +54,6 @@ func (t *toolkit) reportReadError(err error) {
 			m.toolkitError, m.changed = rbac.Explain(err), true
 		}
 	})
-}
-
-func (t *toolkit) stopWatch() {
-	if t.stop != nil {
-		t.stop()
-		t.stop = nil
-	}
 }
 
 // tags returns the images of an ImageStream by tag: as specified, or else as imported.

@@ -15,6 +15,7 @@ var (
 	runtimeClassKind = nodev1.SchemeGroupVersion.WithKind("RuntimeClass")
 	daemonSetKind    = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
 	apiServiceKind   = schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService"}
+	definitionKind   = schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
 	imageStreamKind  = schema.GroupVersionKind{Group: "image.openshift.io", Version: "v1", Kind: "ImageStream"}
 )
 
@@ -22,8 +23,10 @@ const (
 	// imageStreamService is the APIService that exists once ImageStreams are served, by
 	// OpenShift's own API server or by a custom resource definition.
 	imageStreamService = "v1.image.openshift.io"
-	toolkitNamespace   = "openshift"
-	toolkitStream      = "driver-toolkit"
+	// serviceMonitors is the definition of the prometheus-operator's kind.
+	serviceMonitors  = "servicemonitors.monitoring.coreos.com"
+	toolkitNamespace = "openshift"
+	toolkitStream    = "driver-toolkit"
 )
 
 func partial(kind schema.GroupVersionKind) *metav1.PartialObjectMetadata {

@@ -44,6 +44,9 @@ type model struct {
 	toolkit      map[string]string // the Driver Toolkit's images by RHCOS version
 	toolkitError string            // why those could not be read; "" if they were
 
+	serviceMonitors bool  // the cluster has the prometheus-operator's kind
+	monitorsError   error // why its objects have not been read; nil if they were
+
 	nvidiaOperators map[types.NamespacedName]bool            // Deployments of NVIDIA's operator
 	siblings        map[types.NamespacedName]bool            // Deployments of this product's operator, this one included; true if a pod of it is ready
 	elsewhere       map[string]map[types.NamespacedName]bool // operands' pods in other namespaces, by namespace

@@ -15,11 +15,13 @@ type Preview struct {
 	Objects  []state.Object
 	Choices  []driver.Choice
 	Problems []state.Problem
+	Unserved []string // lines about fields without effect, as in the policy's status
 }
 
 // NewPreview returns the Preview. If ours is true, driver images are assumed to be this product's
 // driver containers.
 func NewPreview(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, ours bool) (Preview, error) {
+	cluster.ServiceMonitors = true
 	survey := surveyNodes(slices.Values(nodes), cluster.HandOver)
 	facts := driver.Facts{
 		OpenShift: cluster.OpenShift,
@@ -34,6 +36,9 @@ func NewPreview(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Clu
 		keys[name] = nil
 	}
 	var err error
-	p.Objects, p.Problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: survey.injections, Handlers: survey.handlers, Keys: keys})
+	var problems []state.Problem
+	p.Objects, problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: survey.injections, Handlers: survey.handlers, Keys: keys})
+	p.Problems, p.Unserved = splitProblems(problems)
+	p.Unserved = slices.Sorted(slices.Values(slices.Concat(policy.Unserved(), state.Replaced(&policy.Spec, cluster), p.Unserved)))
 	return p, err
 }

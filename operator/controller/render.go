@@ -28,7 +28,7 @@ type rendering struct {
 // only if their inputs have changed.
 func (c *Controller) renderObjects(s *desired) error {
 	cluster := c.Cluster
-	cluster.OpenShift, cluster.HandOver = c.model.openShift, s.handOver
+	cluster.OpenShift, cluster.HandOver, cluster.ServiceMonitors = c.model.openShift, s.handOver, c.model.serviceMonitors
 	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: c.survey.injections, Handlers: c.survey.handlers, Classes: c.model.foreignClasses(), Keys: c.configMapKeys(&s.policy.Spec.Driver)}
 	version := fmt.Sprint(s.policy.UID, "/", s.policy.Generation)
 	if r := &c.rendered; r.version != version || !reflect.DeepEqual(r.input, input) {
@@ -39,7 +39,8 @@ func (c *Controller) renderObjects(s *desired) error {
 	if r.err != nil {
 		return fmt.Errorf("render the objects of ClusterPolicy %s: %w", s.policy.Name, r.err)
 	}
-	s.objects, s.problems = r.objects, append(s.problems, r.problems...)
+	problems, unserved := splitProblems(r.problems)
+	s.objects, s.problems, s.unserved = r.objects, append(s.problems, problems...), append(s.unserved, unserved...)
 	s.targets = map[fleet.Pool]upgrade.Target{}
 	for _, choice := range s.choices {
 		target := upgrade.Target{ID: choice.ID, Name: choice.Name, Digest: r.digests[choice.ID]}
@@ -47,6 +48,18 @@ func (c *Controller) renderObjects(s *desired) error {
 		s.targets[choice.Pool] = target
 	}
 	return nil
+}
+
+// splitProblems separates the failures from the lines about fields without effect.
+func splitProblems(all []state.Problem) (failures []state.Problem, unserved []string) {
+	for _, p := range all {
+		if p.Unserved {
+			unserved = append(unserved, p.Message)
+		} else {
+			failures = append(failures, p)
+		}
+	}
+	return failures, unserved
 }
 
 func newRendering(input state.Input, policy *v1.ClusterPolicy) rendering {

@@ -46,6 +46,7 @@ func (c *Controller) watch(ctx context.Context) error {
 		{c.Informers, &appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
 		{c.Siblings, &appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
 		{c.Informers, partial(apiServiceKind), inboxHandler(in, c.toolkit.onServed, c.toolkit.onUnserved)},
+		{c.Informers, partial(definitionKind), inboxHandler(in, c.monitors.onServed, c.monitors.onUnserved)},
 	} {
 		informer, err := w.of.GetInformer(ctx, w.kind)
 		if err != nil {

@@ -122,6 +122,7 @@ func (w *world) start() {
 	w.spawn = func(request func()) { request() }
 	w.Cleanup(w.writer.queue.ShutDown)
 	w.Cleanup(w.toolkit.queue.ShutDown)
+	w.Cleanup(w.monitors.queue.ShutDown)
 }
 
 // Pods, Remove and Start implement Evictor.

@@ -56,7 +56,7 @@ func (r *renderer) toolkits() error {
 		if runtime {
 			mountConfigs(d, c)
 		}
-		if err := r.finish(progress.Toolkit, d, operandToolkit, i, spec.ImageSpec); err != nil {
+		if err := r.finish(progress.Toolkit, d, operandToolkit, i, podFields{"toolkit", &spec.PodSpec}, spec.ImageSpec); err != nil {
 			return err
 		}
 	}
@@ -82,6 +82,15 @@ func mountConfigs(d *appsv1.DaemonSet, c *corev1.Container) {
 	}
 }
 
+// hostPrefix returns where an agent has the host's directories: without NRI it mounts the host's
+// root.
+func hostPrefix(i fleet.Injection) string {
+	if i == fleet.NRI {
+		return ""
+	}
+	return "/host"
+}
+
 // setHostPaths sets the host's paths of the root file system and the driver.
 func (r *renderer) setHostPaths(d *appsv1.DaemonSet, c *corev1.Container) {
 	if root := r.path("hostPaths.rootFS", r.spec.HostPaths.RootFS); root != "" {
@@ -100,14 +109,14 @@ func (r *renderer) setHostPaths(d *appsv1.DaemonSet, c *corev1.Container) {
 }
 
 // finish sets the DaemonSet's placement and common fields, and adds it to the objects.
-func (r *renderer) finish(s progress.State, d *appsv1.DaemonSet, operand string, i fleet.Injection, images ...v1.ImageSpec) error {
+func (r *renderer) finish(s progress.State, d *appsv1.DaemonSet, operand string, i fleet.Injection, pod podFields, images ...v1.ImageSpec) error {
 	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(images...)
 	init := d.Spec.Template.Spec.InitContainers
 	for n := range init {
 		init[n].ImagePullPolicy = images[0].PullPolicy()
 	}
 	r.setPlacement(d, operand, map[string]string{label.Injection: string(i)})
-	r.applyCommon(s, d)
+	r.applyPodFields(s, d, pod)
 	r.setUpdateStrategy(d)
 	return r.add(s, d)
 }

@@ -172,11 +172,14 @@ const everything = `
     annotations: {example.com/log: json}
     tolerations: [{key: dedicated, operator: Equal, value: gpu, effect: NoSchedule}]
     priorityClassName: gpu-agents
+    nodeSelector: {karpenter.sh/nodepool: gpu}
+    affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {matchExpressions: [{key: zone, operator: In, values: [a]}]}}]}}
+    podSecurityContext: {fsGroup: 2000, seccompProfile: {type: Unconfined}}
     updateStrategy: RollingUpdate
     rollingUpdate: {maxUnavailable: "2"}
   node: {startupTaint: {key: example.com/starting, manage: true, settle: 2m}}
   cdi: {enabled: true}
-  hostPaths: {rootFS: /host-root, driverInstallDir: /opt/driver}
+  hostPaths: {rootFS: /host-root, driverInstallDir: /opt/driver, kubeletRootDir: /data/kubelet}
   mig: {strategy: mixed}
   driver:
     repository: nvcr.io/nvidia
@@ -239,7 +242,15 @@ const everything = `
     imagePullPolicy: Always
     imagePullSecrets: [ngc]
     args: [--verbose]
-    env: [{name: DCGM_LOG, value: debug}]
+    env: [{name: DCGM_LOG, value: debug}, {name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]
+    labels: {tier: metrics}
+    annotations: {example.com/own: "yes"}
+    nodeSelector: {dcgm: "yes"}
+    affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {app: other}}}]}}
+    tolerations: [{key: example.com/dcgm, operator: Exists}]
+    priorityClassName: gpu-metrics
+    podSecurityContext: {fsGroup: 3000}
+    hostNetwork: true
     resources: {requests: {cpu: 50m}, limits: {memory: 1Gi}}
   dcgmExporter:
     repository: nvcr.io/nvidia/k8s
@@ -252,6 +263,9 @@ const everything = `
     resources: {requests: {cpu: 50m}, limits: {memory: 1Gi}}
     podLabels: {scrape: "yes"}
     podAnnotations: {example.com/port: "9400"}
+    enablePodLabels: true
+    podLabelAllowlistRegex: ["^app$", "^team$"]
+    securityContext: {runAsUser: 0, capabilities: {add: [SYS_ADMIN]}}
     config: {name: metrics}
     service: {type: NodePort, internalTrafficPolicy: Local}
     hostPID: true

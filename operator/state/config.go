@@ -75,13 +75,21 @@ func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c drive
 				"Remove spec.driver.repoConfig and certConfig, or give the image these files", c.Pool.OS))
 			return false
 		}
+		if spec.RepoConfig != nil {
+			if dir := r.path("driver.repoConfig.destinationDir", v1.HostPath(spec.RepoConfig.DestinationDir)); dir != "" {
+				repositories = dir
+			}
+		}
 		good = r.mountFiles(pod, ctr, "driver.repoConfig.configMapName", repoConfig(spec), repositories) && good
 		good = r.mountFiles(pod, ctr, "driver.certConfig.name", certConfig(spec), certificates) && good
 		mountSubscriptions(pod, ctr, c)
 	}
-	if spec.SecretEnv != "" {
+	if repoConfig(spec) != "" && (c.Variant == driver.Precompiled || c.Ours) {
+		r.reportUnserved("driver.repoConfig", "driver containers of gpuready's own and precompiled ones install no packages: remove the field")
+	}
+	if secret := r.name("driver.secretEnv", spec.SecretEnv, ""); secret != "" {
 		ctr.EnvFrom = append(ctr.EnvFrom, corev1.EnvFromSource{SecretRef: &corev1.SecretEnvSource{
-			LocalObjectReference: corev1.LocalObjectReference{Name: spec.SecretEnv},
+			LocalObjectReference: corev1.LocalObjectReference{Name: secret},
 		}})
 	}
 	mountLicense(pod, ctr, spec)

@@ -85,7 +85,7 @@ func (r *renderer) driver(c driver.Choice) error {
 	selector[label.Driver] = c.ID
 	r.setPlacement(d, operandDriver, selector)
 	avoidOtherDrivers(pod)
-	r.applyCommon(progress.Driver, d)
+	r.applyPodFields(progress.Driver, d, podFields{"driver", &r.spec.Driver.PodSpec})
 	digest, err := driverDigest(d)
 	if err != nil {
 		return err

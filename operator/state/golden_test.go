@@ -206,6 +206,9 @@ func TestRenderMatchesGoldenFiles(t *testing.T) {
 		objects, problems := render(t, inputs[name])
 		var head, whole, differences strings.Builder
 		for _, p := range problems {
+			if p.Unserved {
+				p.Reason = "unserved"
+			}
 			head.WriteString("# " + string(p.State) + ": " + string(p.Reason) + ": " + p.Message + "\n")
 		}
 		own := documents(t, name, objects)

@@ -26,6 +26,21 @@ func (r *renderer) moveVolume(d *appsv1.DaemonSet, field, volume, prefix string,
 	return at
 }
 
+// kubeletRoot is the kubelet's root directory by default.
+const kubeletRoot = "/var/lib/kubelet"
+
+// moveKubelet moves a volume of one of the kubelet's directories to where the policy has it, and
+// sets the variable of a socket in it.
+func (r *renderer) moveKubelet(d *appsv1.DaemonSet, c *corev1.Container, volume, prefix, directory, socket string) {
+	root := r.spec.HostPaths.KubeletRootDir
+	if path.Clean(string(root)) == kubeletRoot {
+		return
+	}
+	if at := r.moveVolume(d, "hostPaths.kubeletRootDir", volume, prefix, root, directory); at != "" {
+		setEnv(c, v1.EnvVar{Name: socket, Value: at + "/kubelet.sock"})
+	}
+}
+
 // remountVolume moves a volume and reports whether it could.
 func remountVolume(d *appsv1.DaemonSet, volume, prefix, dir string) bool {
 	pod, target := &d.Spec.Template.Spec, path.Join("/", prefix, dir)

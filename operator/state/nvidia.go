@@ -3,6 +3,8 @@ package state
 import (
 	"fmt"
 	"maps"
+	"path"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -63,6 +65,11 @@ func (r *renderer) nvidiaDaemonSets() error {
 		if err := r.addService(n); err != nil {
 			return err
 		}
+		if n.state == progress.DCGMExporter {
+			if err := r.addServiceMonitor(); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -88,7 +95,8 @@ func (r *renderer) addNVIDIA(n nvidiaOperand, image string, i fleet.Injection) e
 		r.configureMIGManager(d, c)
 	}
 	r.overlay(n.field, c, n.spec.ContainerSpec)
-	return r.finish(n.state, d, n.template, i, r.spec.Validator.ImageSpec, n.spec.ImageSpec)
+	r.setSecurity(n.field+".securityContext", c, n.spec.SecurityContext)
+	return r.finish(n.state, d, n.template, i, podFields{n.field, &n.spec.PodSpec}, r.spec.Validator.ImageSpec, n.spec.ImageSpec)
 }
 
 // configureExporter applies the exporter's own fields of the policy.
@@ -101,10 +109,6 @@ func (r *renderer) configureExporter(d *appsv1.DaemonSet, c *corev1.Container) {
 	maps.Copy(annotations, pod.Annotations)
 	pod.Annotations = annotations
 	pod.Spec.HostPID = spec.HostPID != nil && *spec.HostPID
-	pod.Spec.HostNetwork = spec.HostNetwork != nil && *spec.HostNetwork
-	if pod.Spec.HostNetwork {
-		pod.Spec.DNSPolicy = corev1.DNSClusterFirstWithHostNet
-	}
 	set := func(name, value string) { setEnv(c, v1.EnvVar{Name: name, Value: value}) }
 	if dcgm := r.nvidiaOperands()[0]; dcgm.wanted() {
 		set("DCGM_REMOTE_HOSTENGINE_INFO", fmt.Sprintf("nvidia-dcgm:%d", dcgmPort))
@@ -122,6 +126,34 @@ func (r *renderer) configureExporter(d *appsv1.DaemonSet, c *corev1.Container) {
 			mountVolume(d, c, dir, true, hostDirectory("job-mapping", dir))
 		}
 		set("DCGM_HPC_JOB_MAPPING_DIR", dir)
+	}
+	if root := r.path("hostPaths.kubeletRootDir", r.spec.HostPaths.KubeletRootDir); root != "" {
+		for i := range pod.Spec.Volumes {
+			if v := &pod.Spec.Volumes[i]; v.Name == "pod-gpu-resources" {
+				v.HostPath.Path = path.Join(root, "pod-resources")
+			}
+		}
+	}
+	r.describePods(pod, c)
+}
+
+// describePods has the exporter add what the API server knows of the pods that use a GPU to its
+// metrics. Only then does it need its token; the chart gives its account the rights.
+func (r *renderer) describePods(pod *corev1.PodTemplateSpec, c *corev1.Container) {
+	spec, yes := &r.spec.DCGMExporter, true
+	for _, option := range []struct {
+		enabled *bool
+		name    string
+	}{
+		{spec.EnablePodLabels, "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS"}, {spec.EnablePodUID, "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID"},
+	} {
+		if option.enabled != nil && *option.enabled {
+			setEnv(c, v1.EnvVar{Name: option.name, Value: "true"})
+			pod.Spec.AutomountServiceAccountToken = &yes
+		}
+	}
+	if patterns := spec.PodLabelAllowlistRegex; len(patterns) > 0 {
+		setEnv(c, v1.EnvVar{Name: "DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX", Value: strings.Join(patterns, ",")})
 	}
 }
 
@@ -162,7 +194,7 @@ func (r *renderer) addService(n nvidiaOperand) error {
 	case progress.DCGMExporter:
 		service.ObjectMeta = r.objectMeta("nvidia-dcgm-exporter", "nvidia-dcgm-exporter")
 		service.Annotations = map[string]string{"prometheus.io/scrape": "true", "prometheus.io/port": fmt.Sprint(exporterPort)}
-		service.Spec.Ports = []corev1.ServicePort{port("gpu-metrics", exporterPort)}
+		service.Spec.Ports = []corev1.ServicePort{port(scrapePort, exporterPort)}
 		if s := r.spec.DCGMExporter.ServiceSpec; s != nil {
 			service.Spec.InternalTrafficPolicy = s.InternalTrafficPolicy
 			if s.Type == corev1.ServiceTypeExternalName {

@@ -60,14 +60,20 @@ func (r *renderer) overlay(field string, c *corev1.Container, spec v1.ContainerS
 	c.ImagePullPolicy = spec.PullPolicy()
 	c.Args = append(c.Args, spec.Args...)
 	r.setResources(field, c, spec.Resources)
-	setEnv(c, r.env(field, spec.Env)...)
+	replaceEnv(c, r.env(field, spec.Env)...)
 }
 
-// setEnv sets environment variables, replacing earlier values.
+// setEnv sets environment variables to values, replacing earlier ones.
 func setEnv(c *corev1.Container, vars ...v1.EnvVar) {
 	for _, v := range vars {
-		entry := corev1.EnvVar{Name: v.Name, Value: v.Value}
-		if i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == v.Name }); i >= 0 {
+		replaceEnv(c, corev1.EnvVar{Name: v.Name, Value: v.Value})
+	}
+}
+
+// replaceEnv sets environment variables, replacing earlier ones.
+func replaceEnv(c *corev1.Container, vars ...corev1.EnvVar) {
+	for _, entry := range vars {
+		if i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == entry.Name }); i >= 0 {
 			c.Env[i] = entry
 		} else {
 			c.Env = append(c.Env, entry)

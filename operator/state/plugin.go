@@ -37,9 +37,11 @@ func (r *renderer) plugins() error {
 		}
 		r.pluginConfig(d, c)
 		r.setHostPaths(d, c)
+		r.moveKubelet(d, c, "kubelet", hostPrefix(i), "device-plugins", "KUBELET_SOCKET")
+		r.moveKubelet(d, c, "pod-resources", hostPrefix(i), "pod-resources", "POD_RESOURCES_SOCKET")
 		r.overlay("devicePlugin", c, spec.ContainerSpec)
 		r.completeListStrategies(c, i)
-		if err := r.finish(progress.DevicePlugin, d, operandPlugin, i, spec.ImageSpec); err != nil {
+		if err := r.finish(progress.DevicePlugin, d, operandPlugin, i, podFields{"devicePlugin", &spec.PodSpec}, spec.ImageSpec); err != nil {
 			return err
 		}
 	}
@@ -140,10 +142,12 @@ func (r *renderer) mps(image string) error {
 	r.pluginConfig(d, c)
 	r.setHostPaths(d, c)
 	c.ImagePullPolicy = spec.PullPolicy()
-	setEnv(c, r.env("devicePlugin", spec.Env)...)
+	replaceEnv(c, r.env("devicePlugin", spec.Env)...)
 	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec)
 	r.setPlacement(d, operandPlugin, map[string]string{label.MPSCapable: "true"})
-	r.applyCommon(progress.DevicePlugin, d)
+	pod := spec.PodSpec
+	pod.HostNetwork = nil // its port is the device plugin's
+	r.applyPodFields(progress.DevicePlugin, d, podFields{"devicePlugin", &pod})
 	r.setUpdateStrategy(d)
 	return r.add(progress.DevicePlugin, d)
 }

@@ -3,7 +3,6 @@ package state
 import (
 	"fmt"
 	"maps"
-	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,7 +13,6 @@ import (
 	"github.com/gpuready/gpuready/deployments/agents"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // decode decodes a DaemonSet; unknown fields are an error.
@@ -39,35 +37,6 @@ func container(d *appsv1.DaemonSet, name string) *corev1.Container {
 	return &corev1.Container{}
 }
 
-// applyCommon applies the policy's fields for all DaemonSets.
-func (r *renderer) applyCommon(s progress.State, d *appsv1.DaemonSet) {
-	spec, pod := r.spec.Daemonsets, &d.Spec.Template
-	labels := r.labels("daemonsets.labels", spec.Labels)
-	maps.Copy(labels, pod.Labels) // ours win: selectors use them
-	labels[label.ManagedBy], labels[label.PartOf], labels[label.State] = label.Operator, label.Product, string(s)
-	pod.Labels = labels
-	annotations := r.annotations("daemonsets.annotations", spec.Annotations)
-	maps.Copy(annotations, pod.Annotations)
-	pod.Annotations = nil
-	if len(annotations) > 0 {
-		pod.Annotations = annotations
-	}
-	if class := r.name("daemonsets.priorityClassName", spec.PriorityClassName, pod.Spec.PriorityClassName); class != "" {
-		pod.Spec.PriorityClassName = class
-	}
-	r.tolerate(&pod.Spec)
-}
-
-// tolerate adds the policy's tolerations and one for its startup taint.
-func (r *renderer) tolerate(pod *corev1.PodSpec) {
-	for _, t := range r.tolerations() {
-		same := func(have corev1.Toleration) bool { return have.MatchToleration(&t) }
-		if !slices.ContainsFunc(pod.Tolerations, same) {
-			pod.Tolerations = append(pod.Tolerations, t)
-		}
-	}
-}
-
 // setUpdateStrategy sets how the DaemonSet's pods are replaced, if the policy specifies it.
 func (r *renderer) setUpdateStrategy(d *appsv1.DaemonSet) {
 	spec := r.spec.Daemonsets
@@ -76,7 +45,11 @@ func (r *renderer) setUpdateStrategy(d *appsv1.DaemonSet) {
 		return
 	}
 	if spec.RollingUpdate != nil && spec.RollingUpdate.MaxUnavailable != nil {
-		unavailable, surge := spec.RollingUpdate.Unavailable(), intstr.FromInt32(0)
+		unavailable, ok := spec.RollingUpdate.Unavailable()
+		if !ok {
+			r.reportInvalid("daemonsets.rollingUpdate.maxUnavailable", fmt.Sprintf("%q", spec.RollingUpdate.MaxUnavailable), "1 is used")
+		}
+		surge := intstr.FromInt32(0)
 		d.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{
 			Type:          appsv1.RollingUpdateDaemonSetStrategyType,
 			RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: &unavailable, MaxSurge: &surge},

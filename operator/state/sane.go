@@ -75,19 +75,31 @@ func (r *renderer) name(field, name, instead string) string {
 	if name == "" || len(validation.IsDNS1123Subdomain(name)) == 0 {
 		return name
 	}
-	r.reportInvalid(field, fmt.Sprintf("%q", name), fmt.Sprintf("%q is used", instead))
+	consequence := fmt.Sprintf("%q is used", instead)
+	if instead == "" {
+		consequence = "is left out"
+	}
+	r.reportInvalid(field, fmt.Sprintf("%q", name), consequence)
 	return instead
 }
 
-// env returns the valid environment variables.
-func (r *renderer) env(field string, vars []v1.EnvVar) []v1.EnvVar {
-	return slices.DeleteFunc(slices.Clone(vars), func(v v1.EnvVar) bool {
-		bad := len(validation.IsRelaxedEnvVarName(v.Name)) > 0
-		if bad {
+// env returns the valid environment variables. Of two with one name, it returns the last.
+func (r *renderer) env(field string, vars []v1.EnvVar) []corev1.EnvVar {
+	var good []corev1.EnvVar
+	for _, v := range vars {
+		if len(validation.IsRelaxedEnvVarName(v.Name)) > 0 {
 			r.reportInvalid(field+".env", fmt.Sprintf("%q", v.Name), "is left out")
+			continue
 		}
-		return bad
-	})
+		source, err := envSource(v)
+		if err != nil {
+			r.reportInvalid(field+".env", v.Name+": "+err.Error(), "is left out")
+			continue
+		}
+		good = slices.DeleteFunc(good, func(e corev1.EnvVar) bool { return e.Name == v.Name })
+		good = append(good, corev1.EnvVar{Name: v.Name, Value: v.Value, ValueFrom: source})
+	}
+	return good
 }
 
 // path returns a clean directory of the host that can be mounted at the same path, or "" for the
@@ -96,23 +108,18 @@ func (r *renderer) path(field string, p v1.HostPath) string {
 	switch {
 	case p == "":
 		return ""
-	case strings.ContainsAny(string(p), ":\n"), !path.IsAbs(string(p)):
+	case strings.ContainsAny(string(p), ":\n\x00"), !path.IsAbs(string(p)), strings.Contains(string(p)+"/", "/../"):
 		r.reportInvalid(field, fmt.Sprintf("%q", p), "the default is used")
 		return ""
 	}
 	return path.Clean(string(p))
 }
 
-// tolerations returns the valid tolerations.
-func (r *renderer) tolerations() []corev1.Toleration {
-	var good []corev1.Toleration
-	for i, t := range r.spec.Daemonsets.Tolerations {
-		if validToleration(t) {
-			good = append(good, t)
-		} else {
-			r.reportInvalid(fmt.Sprintf("daemonsets.tolerations[%d]", i), t.String(), "is left out")
-		}
-	}
+// tolerations returns the valid tolerations of all operands and of one, and one for the startup
+// taint.
+func (r *renderer) tolerations(field string, own []corev1.Toleration) []corev1.Toleration {
+	good := r.validTolerations("daemonsets.tolerations", r.spec.Daemonsets.Tolerations)
+	good = append(good, r.validTolerations(field+".tolerations", own)...)
 	key := r.spec.Node.StartupTaint.Key
 	switch {
 	case key == "":
@@ -120,6 +127,18 @@ func (r *renderer) tolerations() []corev1.Toleration {
 		r.reportInvalid("node.startupTaint.key", fmt.Sprintf("%q", key), "no taint can have it")
 	default:
 		good = append(good, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists})
+	}
+	return good
+}
+
+func (r *renderer) validTolerations(field string, all []corev1.Toleration) (good []corev1.Toleration) {
+	for i, t := range all {
+		if validToleration(t) {
+			good = append(good, t)
+		} else {
+			text, _ := json.Marshal(t) // a toleration can always be encoded
+			r.reportInvalid(fmt.Sprintf("%s[%d]", field, i), string(text), "is left out")
+		}
 	}
 	return good
 }
@@ -147,8 +166,12 @@ func (r *renderer) setResources(field string, c *corev1.Container, spec *v1.Reso
 	if spec == nil {
 		return
 	}
-	want := spec.Kubernetes()
-	if why := invalidResources(want); why != "" {
+	want, err := spec.Kubernetes()
+	why := invalidResources(want)
+	if err != nil {
+		why = err.Error()
+	}
+	if why != "" {
 		r.reportInvalid(field+".resources", why, "the defaults are used")
 		return
 	}
@@ -170,7 +193,9 @@ func invalidResources(want corev1.ResourceRequirements) string {
 		limit, limited := want.Limits[name]
 		switch name {
 		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
-			if requested && limited && request.Cmp(limit) > 0 {
+			if request.Sign() < 0 || limit.Sign() < 0 {
+				why = append(why, fmt.Sprintf("a negative amount of %s", name))
+			} else if requested && limited && request.Cmp(limit) > 0 {
 				why = append(why, fmt.Sprintf("a request of %s of %s above the limit of %s", request.String(), name, limit.String()))
 			}
 		default:

@@ -40,6 +40,8 @@ type Cluster struct {
 	HandOver        bool   // NVIDIA's operator runs: only nodes that were handed over are served
 	ImageRepository string // default repository of our images: "gpuready"
 	ImageVersion    string // their tag
+	// ServiceMonitors means that the cluster has the prometheus-operator's kind.
+	ServiceMonitors bool
 	// NVIDIA holds the images of NVIDIA's operands that the policy does not name.
 	NVIDIA nvidia.Images
 }
@@ -57,6 +59,9 @@ type Problem struct {
 	State   progress.State
 	Reason  Reason
 	Message string
+	// Unserved means that nothing failed: a field has no effect in this cluster or with this
+	// driver. Message is a line of status.unserved then, and there is no reason.
+	Unserved bool
 }
 
 // Reason is a problem's reason in one word.
@@ -123,6 +128,11 @@ func newRenderer(in Input) (*renderer, error) {
 	return r, r.sanitize(&in.Policy.Spec)
 }
 
+// reportUnserved reports a field that has no effect, with the reason and the next action.
+func (r *renderer) reportUnserved(field, why string) {
+	r.problems = append(r.problems, Problem{State: progress.Prerequisites, Message: field + ": " + why, Unserved: true})
+}
+
 func (r *renderer) problem(s progress.State, reason Reason, message string) {
-	r.problems = append(r.problems, Problem{s, reason, message})
+	r.problems = append(r.problems, Problem{State: s, Reason: reason, Message: message})
 }

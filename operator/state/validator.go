@@ -35,14 +35,15 @@ func (r *renderer) validators() error {
 			setEnv(c, v1.EnvVar{Name: "VALIDATOR_RUNTIME_CLASS", Value: r.runtimeClass()})
 		}
 		r.setHostPaths(d, c)
+		r.moveKubelet(d, c, "pod-resources", hostPrefix(i), "pod-resources", "POD_RESOURCES_SOCKET")
 		for _, proof := range []struct {
-			v1.ValidationSpec
-			workload string // our variable for WITH_WORKLOAD of this proof; "": it has no workload
-		}{{spec.Driver, ""}, {spec.Toolkit, ""}, {spec.CUDA, "CUDA_WITH_WORKLOAD"}, {spec.Plugin, "PLUGIN_WITH_WORKLOAD"}} {
-			setEnv(c, r.env("validator", renameVariable(proof.Env, "WITH_WORKLOAD", proof.workload))...)
+			name, workload string // workload is our variable for WITH_WORKLOAD of this proof; "": it has no workload
+			spec           v1.ValidationSpec
+		}{{"driver", "", spec.Driver}, {"toolkit", "", spec.Toolkit}, {"cuda", "CUDA_WITH_WORKLOAD", spec.CUDA}, {"plugin", "PLUGIN_WITH_WORKLOAD", spec.Plugin}} {
+			replaceEnv(c, r.env("validator."+proof.name, renameVariable(proof.spec.Env, "WITH_WORKLOAD", proof.workload))...)
 		}
 		r.overlay("validator", c, spec.ContainerSpec)
-		if err := r.finish(progress.DriverValidation, d, operandValidator, i, spec.ImageSpec); err != nil {
+		if err := r.finish(progress.DriverValidation, d, operandValidator, i, podFields{"validator", &spec.PodSpec}, spec.ImageSpec); err != nil {
 			return err
 		}
 	}

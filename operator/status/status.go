@@ -56,8 +56,7 @@ const (
 const (
 	maxMessage = 1024 // of a condition
 	maxLine    = 300  // of a node or a pool
-	maxField   = 200
-	maxNamed   = 3 // examples in a message
+	maxNamed   = 3    // examples in a message
 )
 
 // Verdict describes why a policy is not in force.
@@ -108,7 +107,7 @@ type Input struct {
 	Tally     Tally
 	Choices   []driver.Choice
 	Problems  []Problem // of the policy, for all pools
-	Unserved  []string  // fields that are stored but have no effect
+	Unserved  []string  // fields that are stored but have no effect: "gds: REASON"
 
 	Upgrade      *v1.UpgradeStatus // nil if there is none
 	UpgradeError string            // where and why it stopped; "" if it has not
@@ -123,7 +122,7 @@ type Input struct {
 
 // Compute returns the status for an input.
 func Compute(in Input) v1.ClusterPolicyStatus {
-	s := v1.ClusterPolicyStatus{Namespace: in.Namespace, ObservedGeneration: in.Policy.Generation, UnservedFields: unserved(in.Unserved), Upgrade: in.Upgrade, Provisioning: in.Provisioning}
+	s := v1.ClusterPolicyStatus{Namespace: in.Namespace, ObservedGeneration: in.Policy.Generation, Unserved: unserved(in.Unserved), Upgrade: in.Upgrade, Provisioning: in.Provisioning}
 	var all []metav1.Condition
 	if in.Verdict != nil {
 		s.State, s.Upgrade, s.Provisioning = in.Verdict.State, nil, in.Policy.Status.Provisioning
@@ -268,10 +267,10 @@ func pending(c driver.Choice) bool {
 	return c.Problem != nil && c.Problem.Reason == driver.RegistryPending
 }
 
-// unserved sorts and bounds the list of fields.
-func unserved(fields []string) (some []string) {
-	for _, f := range slices.Sorted(slices.Values(fields))[:min(len(fields), v1.MaxUnserved)] {
-		some = append(some, record.Clean(f, maxField))
+// unserved sorts and bounds the lines about fields without effect.
+func unserved(lines []string) (some []string) {
+	for _, line := range slices.Sorted(slices.Values(lines))[:min(len(lines), v1.MaxUnserved)] {
+		some = append(some, record.Clean(line, maxLine))
 	}
 	return some
 }
@@ -280,8 +279,13 @@ func (in Input) unservedCondition() metav1.Condition {
 	if len(in.Unserved) == 0 {
 		return condition(v1.ConditionUnserved, metav1.ConditionFalse, ReasonServed, "all fields that are set are served")
 	}
+	var fields []string
+	for _, line := range slices.Sorted(slices.Values(in.Unserved)) {
+		field, _, _ := strings.Cut(line, ": ")
+		fields = append(fields, field)
+	}
 	return condition(v1.ConditionUnserved, metav1.ConditionTrue, ReasonUnserved,
-		"these settings have no effect: "+strings.Join(slices.Sorted(slices.Values(in.Unserved)), ", "))
+		"these settings have no effect, and status.unserved tells why: "+strings.Join(fields, ", "))
 }
 
 // contestedCondition reports that another operator is installed and on standby.

@@ -123,12 +123,12 @@ func TestExactImageTagIsReported(t *testing.T) {
 
 func TestUnservedFieldsAreReported(t *testing.T) {
 	in := input()
-	in.Unserved = []string{"spec.kataManager", "spec.gds"}
+	in.Unserved = []string{"kataManager: not served: remove it", "gds: not served"}
 	s := Compute(in)
-	require.Equal(t, []string{"spec.gds", "spec.kataManager"}, s.UnservedFields)
+	require.Equal(t, []string{"gds: not served", "kataManager: not served: remove it"}, s.Unserved)
 	c := meta.FindStatusCondition(s.Conditions, v1.ConditionUnserved)
 	require.Equal(t, metav1.ConditionTrue, c.Status)
-	require.Contains(t, c.Message, "spec.gds, spec.kataManager")
+	require.Contains(t, c.Message, "these fields have no effect, and status.unserved tells why: gds, kataManager")
 }
 
 func TestStatusIsDeterministic(t *testing.T) {
@@ -192,7 +192,7 @@ func TestStatusSizeIsBounded(t *testing.T) {
 	require.Len(t, s.Upgrade.Waiting, v1.MaxWaiting)
 	require.Len(t, s.NotReady, v1.MaxNotReady)
 	require.Len(t, s.Pools, v1.MaxPools)
-	require.Len(t, s.UnservedFields, v1.MaxUnserved)
+	require.Len(t, s.Unserved, v1.MaxUnserved)
 	require.Equal(t, nodes[4900].Name, s.NotReady[0].Node, "those that failed come first, by name")
 	require.Equal(t, nodes[5000-100*v1.MaxNotReady].Name, s.NotReady[v1.MaxNotReady-1].Node)
 	require.Equal(t, v1.NodesStatus{Total: 5000, Progressing: 4950, Failed: 50}, *s.Nodes)

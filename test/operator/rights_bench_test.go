@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -26,6 +27,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	missing "github.com/gpuready/gpuready/operator/rbac"
+	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
@@ -51,15 +53,16 @@ func newBench(t *testing.T) *bench {
 		Admission:   []string{"OwnerReferencesPermissionEnforcement"}, // as on OpenShift
 		Audit:       "system:serviceaccounts:" + namespace,
 	})
+	scheme.Scheme.AddKnownTypeWithName(state.ServiceMonitor, &serviceMonitor{})
 	admin, err := client.New(s.World.Config, client.Options{Scheme: scheme.Scheme})
 	require.NoError(t, err)
 	b := &bench{suite: s, Client: admin, dir: t.TempDir(), trail: &trail{path: s.Audited(), used: map[string]bool{}}}
 	t.Cleanup(func() { b.stop() })
 	b.Kubectl(t, "create", "namespace", namespace)
 	b.Kubectl(t, "create", "namespace", "openshift")
-	b.Kubectl(t, "apply", "-f", "testdata/openshift.yaml")
+	b.Kubectl(t, "apply", "-f", "testdata/openshift.yaml", "-f", "testdata/servicemonitors.yaml")
 	b.install(t)
-	b.served(t, "crd/clusterpolicies.nvidia.com", "crd/imagestreams.image.openshift.io")
+	b.served(t, "crd/clusterpolicies.nvidia.com", "crd/imagestreams.image.openshift.io", "crd/servicemonitors.monitoring.coreos.com")
 	for _, account := range []string{"gpuready-operator", "gpuready-operator-crds", "gpuready-operator-cleanup"} {
 		b.kubeconfig(t, account)
 	}
@@ -303,6 +306,17 @@ func gpuNode(name string) *corev1.Node {
 			NodeInfo:   corev1.NodeSystemInfo{Architecture: "amd64", OperatingSystem: "linux", KubeletVersion: "v1.33.4", ContainerRuntimeVersion: "containerd://2.1.4"},
 		},
 	}
+}
+
+// serviceMonitor is the prometheus-operator's ServiceMonitor, without its spec.
+type serviceMonitor struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+}
+
+// DeepCopyObject returns a copy.
+func (m *serviceMonitor) DeepCopyObject() runtime.Object {
+	return &serviceMonitor{m.TypeMeta, *m.ObjectMeta.DeepCopy()}
 }
 
 // imageStream returns OpenShift's ImageStream; nothing here pulls an image from it.

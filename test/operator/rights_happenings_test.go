@@ -37,6 +37,7 @@ spec:
     version: 580.95.05
     upgradePolicy: { autoUpgrade: true, maxParallelUpgrades: 0, maxUnavailable: 100%, podDeletion: { force: true } }
   dcgm: { enabled: true, repository: nvcr.io/nvidia/cloud-native, image: dcgm, version: 4.2.3-1-ubuntu22.04 }
+  dcgmExporter: { enabled: true, repository: nvcr.io/nvidia/k8s, image: dcgm-exporter, version: 4.4.1-4.5.2-distroless, serviceMonitor: { enabled: true } }
 `
 
 // furnish creates the objects with which every step begins: a policy, a node, a pull secret.

@@ -1,6 +1,13 @@
 package v1
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -8,47 +15,59 @@ import (
 // ResourceRequirements holds the requests and limits of a container.
 type ResourceRequirements struct {
 	// The maximum amounts, by resource.
-	// +kubebuilder:validation:MaxProperties=32
 	Limits map[corev1.ResourceName]Amount `json:"limits,omitempty"`
 	// The requested amounts, by resource; the limit by default.
-	// +kubebuilder:validation:MaxProperties=32
 	Requests map[corev1.ResourceName]Amount `json:"requests,omitempty"`
 }
 
-// Kubernetes converts r to the type of Kubernetes; nil has no requests and limits.
-func (r *ResourceRequirements) Kubernetes() corev1.ResourceRequirements {
+// Kubernetes converts r to the type of Kubernetes; nil has no requests and limits. It returns an
+// error that names the amounts that cannot be parsed.
+func (r *ResourceRequirements) Kubernetes() (corev1.ResourceRequirements, error) {
 	if r == nil {
-		return corev1.ResourceRequirements{}
+		return corev1.ResourceRequirements{}, nil
 	}
-	return corev1.ResourceRequirements{Limits: list(r.Limits), Requests: list(r.Requests)}
+	limits, wrong := parseAmounts(r.Limits)
+	requests, also := parseAmounts(r.Requests)
+	if wrong = append(wrong, also...); len(wrong) > 0 {
+		return corev1.ResourceRequirements{}, errors.New(strings.Join(wrong, " and "))
+	}
+	return corev1.ResourceRequirements{Limits: limits, Requests: requests}, nil
 }
 
-func list(amounts map[corev1.ResourceName]Amount) corev1.ResourceList {
-	if len(amounts) == 0 {
-		return nil
+// parseAmounts returns the amounts as quantities, and those that cannot be parsed.
+func parseAmounts(amounts map[corev1.ResourceName]Amount) (list corev1.ResourceList, wrong []string) {
+	for _, name := range slices.Sorted(maps.Keys(amounts)) {
+		q, err := resource.ParseQuantity(string(amounts[name]))
+		if err != nil {
+			wrong = append(wrong, fmt.Sprintf("an amount of %q of %s", amounts[name], name))
+			continue
+		}
+		if list == nil {
+			list = corev1.ResourceList{}
+		}
+		list[name] = q
 	}
-	l := corev1.ResourceList{}
-	for name, amount := range amounts {
-		l[name] = resource.Quantity(amount).DeepCopy()
-	}
-	return l
+	return list, wrong
 }
 
-// Amount is a quantity of a resource: 2, "500m", "1Gi". The schema of Kubernetes' own
-// quantities lets some pass that no program can read ("1e.5"), and an operator that
-// cannot read its policy could not even say so.
+// Amount is a quantity of a resource: 2, "500m", "1Gi". It keeps the policy's text, since the
+// schema of Kubernetes' quantities accepts some that cannot be parsed ("1e.5"): an operator that
+// cannot decode its policy could not even report so.
 //
 // +kubebuilder:validation:XIntOrString
-// +kubebuilder:validation:XValidation:rule="type(self) == string || (type(self) == int && self >= 0 && self <= 9007199254740992)",message="an amount is not negative, and at most 2^53"
-// +kubebuilder:validation:MaxLength=32
-// +kubebuilder:validation:Pattern=`^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i|[eE][0-9]{1,2})?$`
-type Amount resource.Quantity
+// +kubebuilder:validation:Pattern=`^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$`
+type Amount string
 
 // UnmarshalJSON decodes a number or a string.
-func (a *Amount) UnmarshalJSON(b []byte) error { return (*resource.Quantity)(a).UnmarshalJSON(b) }
+func (a *Amount) UnmarshalJSON(b []byte) error {
+	if len(b) > 0 && b[0] == '"' {
+		return json.Unmarshal(b, (*string)(a))
+	}
+	var n json.Number
+	err := json.Unmarshal(b, &n)
+	*a = Amount(n)
+	return err
+}
 
 // MarshalJSON encodes a string.
-func (a Amount) MarshalJSON() ([]byte, error) { return resource.Quantity(a).MarshalJSON() }
-
-// DeepCopyInto copies a into out.
-func (a *Amount) DeepCopyInto(out *Amount) { *out = Amount((*resource.Quantity)(a).DeepCopy()) }
+func (a Amount) MarshalJSON() ([]byte, error) { return json.Marshal(string(a)) }

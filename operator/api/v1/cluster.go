@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"regexp"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,21 +16,28 @@ type OperatorSpec struct {
 	// +kubebuilder:default=docker
 	DefaultRuntime string `json:"defaultRuntime,omitempty"`
 	// Name of the RuntimeClass for containers with GPUs.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	// +kubebuilder:default=nvidia
 	RuntimeClass string `json:"runtimeClass,omitempty"`
 	// The image of init containers that need CUDA.
 	InitContainer ImageSpec `json:"initContainer,omitempty"`
 	// Labels for all operands' objects.
-	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() >= 1 && k.size() <= 317 && self[k].size() <= 63)",message="a label's key has at most 317 characters and its value at most 63"
 	Labels map[string]string `json:"labels,omitempty"`
 	// Annotations for all operands' objects.
-	// +kubebuilder:validation:MaxProperties=64
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// On OpenShift, build the driver with its Driver Toolkit; true by default.
 	UseOpenShiftDriverToolkit *bool `json:"use_ocp_driver_toolkit,omitempty"`
+	// The metrics of NVIDIA's operator.
+	Metrics *OperatorMetricsSpec `json:"metrics,omitempty"`
+	// Replaced by the part validator of the policy.
+	Validator *ImageSpec `json:"validator,omitempty"`
+	// Replaced by gfd.enabled.
+	DeployGFD *bool `json:"deployGFD,omitempty"`
+}
+
+// OperatorMetricsSpec configures the metrics of NVIDIA's operator.
+type OperatorMetricsSpec struct {
+	// Their ServiceMonitor for the prometheus-operator.
+	ServiceMonitor *Object `json:"serviceMonitor,omitempty"`
 }
 
 // DriverToolkit reports whether drivers are built with OpenShift's Driver Toolkit if there is
@@ -39,29 +47,24 @@ func (o *OperatorSpec) DriverToolkit() bool { return valueOr(o.UseOpenShiftDrive
 // DaemonsetsSpec holds the common fields of all DaemonSets.
 type DaemonsetsSpec struct {
 	// Labels of all DaemonSets' pods.
-	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() >= 1 && k.size() <= 317 && self[k].size() <= 63)",message="a label's key has at most 317 characters and its value at most 63"
 	Labels map[string]string `json:"labels,omitempty"`
 	// Annotations of all DaemonSets' pods.
-	// +kubebuilder:validation:MaxProperties=64
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// Tolerations of all DaemonSets' pods.
-	// +kubebuilder:validation:MaxItems=64
-	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.operator) || t.operator in ['', 'Equal', 'Exists', 'Lt', 'Gt'])",message="a toleration's operator is Equal or Exists"
-	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.effect) || t.effect in ['', 'NoSchedule', 'PreferNoSchedule', 'NoExecute'])",message="a toleration's effect is NoSchedule, PreferNoSchedule or NoExecute"
-	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.operator) || t.operator != 'Exists' || !has(t.value) || t.value.size() == 0)",message="a toleration with operator Exists has no value"
-	// +kubebuilder:validation:XValidation:rule="self.all(t, (has(t.key) && t.key.size() > 0) || (has(t.operator) && t.operator == 'Exists'))",message="a toleration without a key has operator Exists"
-	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.tolerationSeconds) || (has(t.effect) && t.effect == 'NoExecute' && t.tolerationSeconds <= 9007199254740992))",message="tolerationSeconds needs effect NoExecute"
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 	// Priority of all DaemonSets' pods.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	PriorityClassName string `json:"priorityClassName,omitempty"`
 	// How pods are replaced when their definition changes; the driver's follow
 	// driver.upgradePolicy instead.
 	// +kubebuilder:validation:Enum=RollingUpdate;OnDelete
 	// +kubebuilder:default=RollingUpdate
 	UpdateStrategy string `json:"updateStrategy,omitempty"`
+	// Labels of the nodes that all DaemonSets run on, in addition to those that the operator requires.
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// The affinity of all DaemonSets' pods; what the operator requires is added.
+	Affinity *Object `json:"affinity,omitempty"`
+	// The security context of all DaemonSets' pods.
+	PodSecurityContext *Object `json:"podSecurityContext,omitempty"`
 	// How many pods are replaced at a time.
 	RollingUpdate *RollingUpdateSpec `json:"rollingUpdate,omitempty"`
 }
@@ -70,17 +73,23 @@ type DaemonsetsSpec struct {
 type RollingUpdateSpec struct {
 	// A number of nodes ("1") or a percentage ("10%"); 1 by default.
 	// +kubebuilder:validation:XIntOrString
-	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 1 && self <= 9999999 : string(self).matches('^([1-9][0-9]{0,6}|[1-9][0-9]?%|100%)?$')",message="maxUnavailable is a number of nodes from 1 (1), or a percentage from 1% to 100% (10%)"
+	// +kubebuilder:validation:XValidation:rule="type(self) != int || self >= -2147483648 && self <= 2147483647",message="maxUnavailable is a number of nodes from 1 (1), or a percentage from 1% to 100% (10%)"
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
 }
 
+// unavailablePattern is the form of numbers of nodes from 1, and of percentages from 1% to 100%.
+var unavailablePattern = regexp.MustCompile(`^([1-9][0-9]{0,6}|[1-9][0-9]?%|100%)$`)
+
 // Unavailable returns MaxUnavailable in a DaemonSet's form: where a policy has "1", a DaemonSet
-// has 1.
-func (r *RollingUpdateSpec) Unavailable() intstr.IntOrString {
+// has 1. ok is false if it is no number of nodes and no percentage; 1 is returned then.
+func (r *RollingUpdateSpec) Unavailable() (unavailable intstr.IntOrString, ok bool) {
 	if r == nil || r.MaxUnavailable == nil || *r.MaxUnavailable == intstr.FromString("") {
-		return intstr.FromInt32(1)
+		return intstr.FromInt32(1), true
 	}
-	return intstr.Parse(r.MaxUnavailable.String())
+	if text := r.MaxUnavailable.String(); unavailablePattern.MatchString(text) {
+		return intstr.Parse(text), true
+	}
+	return intstr.FromInt32(1), false
 }
 
 // NodeSpec holds the settings of nodes as a whole.
@@ -115,11 +124,7 @@ func (t *StartupTaintSpec) SettleTime() time.Duration {
 	return valueOr(t.Settle, metav1.Duration{Duration: time.Minute}).Duration
 }
 
-// HostPath is an absolute path on the host, without "..".
-//
-// +kubebuilder:validation:MaxLength=1024
-// +kubebuilder:validation:XValidation:rule="self.matches(r'^(/[^\\x00]*)?$')",message="a path of the host begins with /"
-// +kubebuilder:validation:XValidation:rule="!(self + '/').contains('/../')",message="a path of the host has no \"..\" in it"
+// HostPath is an absolute path on the host, without "..". The operator reports any other.
 type HostPath string
 
 // HostPathsSpec holds directories of the hosts.
@@ -128,6 +133,8 @@ type HostPathsSpec struct {
 	RootFS HostPath `json:"rootFS,omitempty"`
 	// The driver's root directory; "/run/nvidia/driver" by default.
 	DriverInstallDir HostPath `json:"driverInstallDir,omitempty"`
+	// The kubelet's root directory; "/var/lib/kubelet" by default.
+	KubeletRootDir HostPath `json:"kubeletRootDir,omitempty"`
 }
 
 // CDIConfigSpec configures the use of the Container Device Interface.

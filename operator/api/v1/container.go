@@ -8,12 +8,10 @@ import (
 
 // EnvVar is an environment variable of a container.
 type EnvVar struct {
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=512
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^[^=]+$')",message="the name of an environment variable has no = in it"
-	Name string `json:"name"`
-	// +kubebuilder:validation:MaxLength=32768
+	Name  string `json:"name"`
 	Value string `json:"value,omitempty"`
+	// The source of the value: a key of a ConfigMap or Secret, or a field of the pod.
+	ValueFrom *Object `json:"valueFrom,omitempty"`
 }
 
 // ImageSpec is an image, and how it is pulled.
@@ -34,9 +32,6 @@ type ImageSpec struct {
 	// +kubebuilder:validation:Enum=Always;IfNotPresent;Never;""
 	ImagePullPolicy string `json:"imagePullPolicy,omitempty"`
 	// Names of pull Secrets in the operands' namespace.
-	// +kubebuilder:validation:MaxItems=32
-	// +kubebuilder:validation:items:MaxLength=253
-	// +kubebuilder:validation:items:XValidation:rule="self.matches(r'^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$')",message="a name has lower-case letters, digits, - and ."
 	ImagePullSecrets []string `json:"imagePullSecrets,omitempty"`
 }
 
@@ -83,15 +78,37 @@ type ContainerSpec struct {
 	// The container's requests and limits.
 	Resources *ResourceRequirements `json:"resources,omitempty"`
 	// Arguments in addition to the operator's own.
-	// +kubebuilder:validation:MaxItems=256
-	// +kubebuilder:validation:items:MaxLength=4096
 	Args []string `json:"args,omitempty"`
-	// Environment variables in addition to the operator's own, which they override.
-	// +listType=map
-	// +listMapKey=name
-	// +kubebuilder:validation:MaxItems=256
+	// Environment variables in addition to the operator's own, which they override. Of two with one
+	// name the last counts.
 	Env []EnvVar `json:"env,omitempty"`
 }
+
+// PodSpec configures the pods of an operand.
+type PodSpec struct {
+	// Labels of its pods, in addition to daemonsets.labels.
+	Labels map[string]string `json:"labels,omitempty"`
+	// Annotations of its pods, in addition to daemonsets.annotations.
+	Annotations map[string]string `json:"annotations,omitempty"`
+	// Labels of the nodes that it runs on, in addition to those that the operator requires and to
+	// daemonsets.nodeSelector.
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// The affinity of its pods, in addition to daemonsets.affinity and to what the operator requires.
+	Affinity *Object `json:"affinity,omitempty"`
+	// Tolerations of its pods, in addition to daemonsets.tolerations.
+	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
+	// Priority of its pods; daemonsets.priorityClassName by default.
+	PriorityClassName string `json:"priorityClassName,omitempty"`
+	// The security context of its pods, in addition to daemonsets.podSecurityContext.
+	PodSecurityContext *Object `json:"podSecurityContext,omitempty"`
+	// The security context of its container.
+	SecurityContext *Object `json:"securityContext,omitempty"`
+	// Use the host's network.
+	HostNetwork *bool `json:"hostNetwork,omitempty"`
+}
+
+// UsesHostNetwork reports whether the pods use the host's network.
+func (p *PodSpec) UsesHostNetwork() bool { return valueOr(p.HostNetwork, false) }
 
 // OperandSpec is an operand that is enabled by default. A type that embeds it may have another
 // default, and then has its own IsEnabled.
@@ -100,6 +117,7 @@ type OperandSpec struct {
 	Enabled *bool `json:"enabled,omitempty"`
 
 	ContainerSpec `json:",inline"`
+	PodSpec       `json:",inline"`
 }
 
 // IsEnabled reports whether the operator deploys the operand.
@@ -115,6 +133,16 @@ type OptionalSpec struct {
 
 // IsEnabled reports whether the operand is wanted.
 func (o OptionalSpec) IsEnabled() bool { return valueOr(o.Enabled, false) }
+
+// UnservedSpec is an operand that only NVIDIA's operator deploys.
+type UnservedSpec struct {
+	OptionalSpec `json:",inline"`
+
+	// Use the host's network.
+	HostNetwork *bool `json:"hostNetwork,omitempty"`
+	// The security context of its container.
+	SecurityContext *Object `json:"securityContext,omitempty"`
+}
 
 // valueOr returns the value that p points to, or the default if p is nil.
 func valueOr[T any](p *T, byDefault T) T {

@@ -7,8 +7,6 @@ type DCGMSpec struct {
 	OperandSpec `json:",inline"`
 
 	// The host's port of DCGM. No longer used by NVIDIA's operator.
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=65535
 	HostPort int32 `json:"hostPort,omitempty"`
 }
 
@@ -16,12 +14,9 @@ type DCGMSpec struct {
 type DCGMExporterSpec struct {
 	OperandSpec `json:",inline"`
 
-	// Annotations of its pods.
-	// +kubebuilder:validation:MaxProperties=64
+	// Annotations of its pods; annotations does the same.
 	PodAnnotations map[string]string `json:"podAnnotations,omitempty"`
-	// Labels of its pods.
-	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() >= 1 && k.size() <= 317 && self[k].size() <= 63)",message="a label's key has at most 317 characters and its value at most 63"
+	// Labels of its pods; labels does the same.
 	PodLabels map[string]string `json:"podLabels,omitempty"`
 	// The exported metrics.
 	MetricsConfig *DCGMExporterMetricsConfig `json:"config,omitempty"`
@@ -31,17 +26,21 @@ type DCGMExporterSpec struct {
 	ServiceSpec *DCGMExporterServiceConfig `json:"service,omitempty"`
 	// Use the host's PID namespace.
 	HostPID *bool `json:"hostPID,omitempty"`
-	// Use the host's network.
-	HostNetwork *bool `json:"hostNetwork,omitempty"`
 	// Names of batch jobs as labels of metrics.
 	HPCJobMapping *DCGMExporterHPCJobMappingConfig `json:"hpcJobMapping,omitempty"`
+	// Labels of the pods that use a GPU as labels of metrics.
+	EnablePodLabels *bool `json:"enablePodLabels,omitempty"`
+	// UIDs of the pods that use a GPU as a label of metrics.
+	EnablePodUID *bool `json:"enablePodUID,omitempty"`
+	// Regular expressions of the pods' labels that become labels of metrics; all by default.
+	PodLabelAllowlistRegex []string `json:"podLabelAllowlistRegex,omitempty"`
+
+	DriverFieldsSpec `json:",inline"`
 }
 
 // DCGMExporterMetricsConfig selects the exported metrics.
 type DCGMExporterMetricsConfig struct {
 	// Name of a ConfigMap with dcgm-metrics.csv.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 }
 
@@ -77,21 +76,21 @@ type DCGMExporterServiceMonitorConfig struct {
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$`
 	Interval string `json:"interval,omitempty"`
+	// The timeout of a scrape: "10s".
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$`
+	ScrapeTimeout string `json:"scrapeTimeout,omitempty"`
 	// Whether labels of metrics override those of the target.
 	HonorLabels *bool `json:"honorLabels,omitempty"`
 	// Labels of the ServiceMonitor.
-	// +kubebuilder:validation:MaxProperties=64
-	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() >= 1 && k.size() <= 317 && self[k].size() <= 63)",message="a label's key has at most 317 characters and its value at most 63"
 	AdditionalLabels map[string]string `json:"additionalLabels,omitempty"`
 	// Rules that rewrite the labels of targets.
-	// +kubebuilder:validation:MaxItems=256
 	Relabelings []RelabelConfig `json:"relabelings,omitempty"`
 }
 
 // RelabelConfig rewrites labels; see Prometheus's relabel_config.
 type RelabelConfig struct {
 	// Labels whose values are joined.
-	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:Pattern=`^[a-zA-Z_][a-zA-Z0-9_]*$`
 	SourceLabels []string `json:"sourceLabels,omitempty"`
 	// The separator of the joined values.

@@ -4,12 +4,8 @@ import "strings"
 
 // DriverSpec configures the nodes' driver.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.usePrecompiled) || !self.usePrecompiled || (has(self.enabled) && !self.enabled) || (has(self.repository) && self.repository.size() > 0 && has(self.image) && self.image.size() > 0 && has(self.version) && self.version.size() > 0)",message="driver.usePrecompiled needs driver.repository, driver.image and driver.version: the image is repository/image:version-kernel-ostag"
-// +kubebuilder:validation:XValidation:rule="!has(self.usePrecompiled) || !self.usePrecompiled || !has(self.version) || !self.version.startsWith('sha256:')",message="with driver.usePrecompiled, driver.version is a driver's version, with which tags begin, not a digest"
-// +kubebuilder:validation:XValidation:rule="!has(self.usePrecompiled) || !self.usePrecompiled || !((has(self.licensingConfig) && ((has(self.licensingConfig.secretName) && self.licensingConfig.secretName.size() > 0) || (has(self.licensingConfig.configMapName) && self.licensingConfig.configMapName.size() > 0))) || (has(self.virtualTopology) && has(self.virtualTopology.config) && self.virtualTopology.config.size() > 0))",message="driver.usePrecompiled excludes vGPU: remove driver.licensingConfig and driver.virtualTopology, or usePrecompiled"
 // +kubebuilder:validation:XValidation:rule="!has(self.precompiledFallback) || self.precompiledFallback == 'None' || has(self.usePrecompiled)",message="driver.precompiledFallback is for driver.usePrecompiled: set that, too"
 // +kubebuilder:validation:XValidation:rule="!(has(self.usePrecompiled) && self.usePrecompiled && has(self.simulated) && has(self.simulated.enabled) && self.simulated.enabled)",message="driver.simulated and driver.usePrecompiled exclude each other: a simulated driver has no kernel modules"
-// +kubebuilder:validation:XValidation:rule="(!has(self.startupProbe) || !has(self.startupProbe.successThreshold) || self.startupProbe.successThreshold == 1) && (!has(self.livenessProbe) || !has(self.livenessProbe.successThreshold) || self.livenessProbe.successThreshold == 1)",message="successThreshold of startupProbe and livenessProbe is 1"
 type DriverSpec struct {
 	OperandSpec `json:",inline"`
 
@@ -32,6 +28,10 @@ type DriverSpec struct {
 	UseOpenKernelModules *bool `json:"useOpenKernelModules,omitempty"`
 	// Leave drivers to NVIDIADriver resources.
 	UseNvidiaDriverCRD *bool `json:"useNvidiaDriverCRD,omitempty"`
+	// Replaced by operator.use_ocp_driver_toolkit.
+	UseOpenShiftDriverToolkit *bool `json:"use_ocp_driver_toolkit,omitempty"`
+	// Replaced by driver.upgradePolicy.
+	RollingUpdate *DriverRollingUpdateSpec `json:"rollingUpdate,omitempty"`
 
 	// When the driver counts as started, which takes minutes when it is built.
 	StartupProbe *ContainerProbeSpec `json:"startupProbe,omitempty"`
@@ -62,8 +62,6 @@ type DriverSpec struct {
 	// How kernel modules are signed that are built from an image of gpuready's own.
 	ModuleSigning *ModuleSigningSpec `json:"moduleSigning,omitempty"`
 	// Name of a Secret whose entries become environment variables of the driver.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	SecretEnv string `json:"secretEnv,omitempty"`
 }
 
@@ -149,6 +147,12 @@ type SimulatedSpec struct {
 	Profile string `json:"profile,omitempty"`
 }
 
+// DriverRollingUpdateSpec limits how many drivers are replaced at a time.
+type DriverRollingUpdateSpec struct {
+	// A number of nodes or a percentage.
+	MaxUnavailable string `json:"maxUnavailable,omitempty"`
+}
+
 // ContainerProbeSpec configures when a container counts as started, alive or ready.
 type ContainerProbeSpec struct {
 	// Seconds from the container's start to the first probe.
@@ -189,38 +193,29 @@ type DriverManagerSpec struct {
 	ImageSpec `json:",inline"`
 
 	// Environment variables in addition to the operator's own, which they override.
-	// +listType=map
-	// +listMapKey=name
-	// +kubebuilder:validation:MaxItems=256
 	Env []EnvVar `json:"env,omitempty"`
 }
 
 // DriverRepoConfigSpec names package repositories for building.
 type DriverRepoConfigSpec struct {
 	// Name of a ConfigMap with repository lists.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	ConfigMapName string `json:"configMapName,omitempty"`
+	// The directory of the repository lists in the container; that of the distribution by default.
+	DestinationDir string `json:"destinationDir,omitempty"`
 }
 
 // DriverCertConfigSpec names certificate authorities for building, and for looking up a
 // precompiled image in the registry.
 type DriverCertConfigSpec struct {
 	// Name of a ConfigMap in the operands' namespace: each key is a file of PEM certificates.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 }
 
 // DriverLicensingConfigSpec configures vGPU licences.
 type DriverLicensingConfigSpec struct {
 	// Name of a ConfigMap. Replaced by secretName in NVIDIA's operator.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	ConfigMapName string `json:"configMapName,omitempty"`
 	// Name of a Secret with gridd.conf and a client token.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	SecretName string `json:"secretName,omitempty"`
 	// Use the licences of the NVIDIA License System.
 	NLSEnabled *bool `json:"nlsEnabled,omitempty"`
@@ -229,15 +224,11 @@ type DriverLicensingConfigSpec struct {
 // VirtualTopologyConfigSpec configures vGPU's topology daemon.
 type VirtualTopologyConfigSpec struct {
 	// Name of a ConfigMap with nvidia-topologyd.conf.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Config string `json:"config,omitempty"`
 }
 
 // KernelModuleConfigSpec configures parameters of the kernel modules.
 type KernelModuleConfigSpec struct {
 	// Name of a ConfigMap with a file for each module.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 }

@@ -7,6 +7,17 @@ type ToolkitSpec struct {
 	// The directory of the toolkit's programs on the host.
 	// +kubebuilder:default=/usr/local/nvidia
 	InstallDir HostPath `json:"installDir,omitempty"`
+
+	DriverFieldsSpec `json:",inline"`
+}
+
+// DriverFieldsSpec holds fields of the driver that early releases of NVIDIA's operator also
+// accepted for other operands.
+type DriverFieldsSpec struct {
+	// Replaced by driver.repoConfig.
+	RepoConfig *Object `json:"repoConfig,omitempty"`
+	// Replaced by driver.licensingConfig.
+	LicensingConfig *Object `json:"licensingConfig,omitempty"`
 }
 
 // DevicePluginSpec configures the device plugin.
@@ -17,19 +28,15 @@ type DevicePluginSpec struct {
 	Config *DevicePluginConfig `json:"config,omitempty"`
 	// Sharing GPUs by CUDA's Multi-Process Service.
 	MPS *MPSConfig `json:"mps,omitempty"`
+
+	DriverFieldsSpec `json:",inline"`
 }
 
 // DevicePluginConfig names configurations that nodes choose from.
-//
-// +kubebuilder:validation:XValidation:rule="!has(self.default) || self.default.size() == 0 || (has(self.name) && self.name.size() > 0)",message="config.default is a key of the ConfigMap: set config.name to that ConfigMap's name"
 type DevicePluginConfig struct {
 	// Name of a ConfigMap. A node's label nvidia.com/device-plugin.config selects a key of it.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 	// The key for nodes without that label.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^[a-zA-Z0-9._-]*$')",message="a key of a ConfigMap has letters, digits, -, _ and ."
 	Default string `json:"default,omitempty"`
 }
 
@@ -43,6 +50,11 @@ type MPSConfig struct {
 // GPUFeatureDiscoverySpec configures the labels that describe a node's GPUs.
 type GPUFeatureDiscoverySpec struct {
 	OperandSpec `json:",inline"`
+
+	// The interval of NVIDIA's GPU feature discovery.
+	DiscoveryIntervalSeconds int64 `json:"discoveryIntervalSeconds,omitempty"`
+	// Replaced by mig.strategy.
+	MIGStrategy string `json:"migStrategy,omitempty"`
 }
 
 // MIGManagerSpec configures NVIDIA's MIG manager.
@@ -58,8 +70,6 @@ type MIGManagerSpec struct {
 // MIGPartedConfigSpec names partitions that nodes choose from.
 type MIGPartedConfigSpec struct {
 	// Name of a ConfigMap.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	// +kubebuilder:default=default-mig-parted-config
 	Name string `json:"name,omitempty"`
 	// The partition of nodes without the label nvidia.com/mig.config.
@@ -71,14 +81,13 @@ type MIGPartedConfigSpec struct {
 // MIGGPUClientsConfigSpec names the clients that must stop while GPUs are split.
 type MIGGPUClientsConfigSpec struct {
 	// Name of a ConfigMap.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 }
 
 // ValidatorSpec configures the validator.
 type ValidatorSpec struct {
 	ContainerSpec `json:",inline"`
+	PodSpec       `json:",inline"`
 
 	// The validation of the device plugin.
 	Plugin ValidationSpec `json:"plugin,omitempty"`
@@ -99,8 +108,5 @@ type ValidatorSpec struct {
 // ValidationSpec configures one of the validator's proofs.
 type ValidationSpec struct {
 	// Environment variables of the validation.
-	// +listType=map
-	// +listMapKey=name
-	// +kubebuilder:validation:MaxItems=256
 	Env []EnvVar `json:"env,omitempty"`
 }

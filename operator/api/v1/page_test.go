@@ -55,8 +55,10 @@ func TestThePagesExamplesAreAccepted(t *testing.T) {
 	require.NotZero(t, n)
 }
 
-// containers returns the fields that every container has; the page explains them once.
+// containers and pods return the fields that every container and every operand's pods have; the page
+// explains them once.
 func containers() []string { return jsonNames(reflect.TypeFor[v1.ContainerSpec]()) }
+func pods() []string       { return jsonNames(reflect.TypeFor[v1.PodSpec]()) }
 
 func fieldsPage(s *schematest.Schema) string {
 	var b strings.Builder
@@ -70,13 +72,18 @@ func fieldsPage(s *schematest.Schema) string {
 		fmt.Fprintf(&b, "\n### %s\n\n%s\n\n| field | value | by default | |\n|---|---|---|---|\n", name, sentence(part.Description))
 		rows(&b, &part, typeOf(types, name), name, "")
 	}
-	b.WriteString("\n### Images and containers\n\nWhat operands have in common.\n\n| field | value | by default | |\n|---|---|---|---|\n")
-	toolkit := spec.Properties["toolkit"]
-	for _, name := range containers() {
-		property := toolkit.Properties[name]
-		row(&b, &property, name)
+	exporter := spec.Properties["dcgmExporter"]
+	for _, common := range []struct {
+		title  string
+		fields []string
+	}{{"Images and containers", containers()}, {"Pods", pods()}} {
+		fmt.Fprintf(&b, "\n### %s\n\nWhat operands have in common.\n\n| field | value | by default | |\n|---|---|---|---|\n", common.title)
+		for _, name := range common.fields {
+			property := exporter.Properties[name]
+			row(&b, &property, name)
+		}
 	}
-	b.WriteString("\n## Fields that are only kept\n\nThey are in the schema so that a policy for NVIDIA's operator is accepted as it is, and nothing is done about them.\n\n| field | named in the condition when | why nothing is done |\n|---|---|---|\n")
+	b.WriteString("\n## Fields without effect\n\nThey are in the schema so that a policy for NVIDIA's operator is accepted as it is. Where one is set, `status.unserved` has it with the reason. [Compatibility](compatibility.md) lists all fields by release.\n\n| field | named when | why, and what to do |\n|---|---|---|\n")
 	for _, k := range kept {
 		when := "set"
 		if k.Default != "" {
@@ -84,6 +91,9 @@ func fieldsPage(s *schematest.Schema) string {
 		}
 		if len(k.When) > 0 {
 			when = "`" + strings.Join(k.When, "` and `") + "`"
+		}
+		if k.Without != "" {
+			when = "set without `" + k.Without + "`"
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", k.Field, when, k.Why)
 	}
@@ -95,14 +105,18 @@ func fieldsPage(s *schematest.Schema) string {
 // rows are relative to.
 func rows(b *strings.Builder, s *schema.Structural, t reflect.Type, path, below string) {
 	_, isContainer := s.Properties["imagePullPolicy"]
-	var shared []string
+	_, hasPods := s.Properties["podSecurityContext"]
+	hasPods = hasPods && isContainer
+	var shared, ofPods []string
 	for _, name := range jsonNames(t) {
 		property := s.Properties[name]
 		full, short := path+"."+name, below+name
 		switch {
-		case slices.ContainsFunc(v1.IgnoredFields(), func(k v1.IgnoredField) bool { return k.Field == full }):
+		case schematest.FindIgnored(full) != nil:
 		case isContainer && slices.Contains(containers(), name):
 			shared = append(shared, "`"+short+"`")
+		case hasPods && slices.Contains(pods(), name):
+			ofPods = append(ofPods, "`"+short+"`")
 		case len(property.Properties) > 0:
 			rows(b, &property, typeOf(t, name), full, short+".")
 		default:
@@ -111,6 +125,9 @@ func rows(b *strings.Builder, s *schema.Structural, t reflect.Type, path, below 
 	}
 	if len(shared) > 0 {
 		fmt.Fprintf(b, "| %s | | | [images and containers](#images-and-containers) |\n", strings.Join(shared, ", "))
+	}
+	if len(ofPods) > 0 {
+		fmt.Fprintf(b, "| %s | | | [pods](#pods) |\n", strings.Join(ofPods, ", "))
 	}
 }
 

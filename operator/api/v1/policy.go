@@ -31,9 +31,6 @@ type ClusterPolicyList struct {
 }
 
 // ClusterPolicySpec is the desired state. Every part is optional.
-//
-// +kubebuilder:validation:XValidation:rule="!(has(self.driver) && has(self.driver.usePrecompiled) && self.driver.usePrecompiled && has(self.gds) && has(self.gds.enabled) && self.gds.enabled)",message="driver.usePrecompiled excludes gds.enabled: precompiled images have no module for GPUDirect Storage"
-// +kubebuilder:validation:XValidation:rule="!(has(self.driver) && has(self.driver.usePrecompiled) && self.driver.usePrecompiled && ((has(self.vgpuManager) && has(self.vgpuManager.enabled) && self.vgpuManager.enabled) || (has(self.sandboxWorkloads) && has(self.sandboxWorkloads.enabled) && self.sandboxWorkloads.enabled && has(self.sandboxWorkloads.defaultWorkload) && self.sandboxWorkloads.defaultWorkload == 'vm-vgpu')))",message="driver.usePrecompiled excludes vGPU: set vgpuManager.enabled to false and sandboxWorkloads.defaultWorkload to another than vm-vgpu, or usePrecompiled to false"
 type ClusterPolicySpec struct {
 	// Settings of the operator itself.
 	Operator OperatorSpec `json:"operator,omitempty"`

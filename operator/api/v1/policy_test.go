@@ -32,7 +32,7 @@ func load(t *testing.T) *schematest.Schema {
 func TestPoliciesForNVIDIAsOperatorAreAccepted(t *testing.T) {
 	s := load(t)
 	for name, unserved := range map[string][]string{
-		"openshift.yaml":   {"dcgmExporter.serviceMonitor", "nodeStatusExporter", "operator.defaultRuntime"},
+		"openshift.yaml":   {"nodeStatusExporter", "operator.defaultRuntime"},
 		"helm.yaml":        {"dcgm.hostPort", "driver.manager", "gfd.image", "gfd.repository", "gfd.version", "operator.defaultRuntime", "operator.initContainer"},
 		"precompiled.json": {"operator.defaultRuntime"},
 	} {
@@ -41,7 +41,7 @@ func TestPoliciesForNVIDIAsOperatorAreAccepted(t *testing.T) {
 			require.NoError(t, err)
 			p, err := s.Admit(t.Context(), text)
 			require.NoError(t, err)
-			require.Equal(t, unserved, v1.Unserved(&p.Spec))
+			require.Equal(t, unserved, fieldNames(v1.Unserved(&p.Spec)))
 		})
 	}
 }
@@ -67,7 +67,9 @@ func TestDefaults(t *testing.T) {
 	require.Equal(t, "nvidia", spec.Operator.RuntimeClass)
 	require.True(t, spec.Operator.DriverToolkit())
 	require.Equal(t, "RollingUpdate", spec.Daemonsets.UpdateStrategy)
-	require.Equal(t, intstr.FromInt32(1), spec.Daemonsets.RollingUpdate.Unavailable())
+	unavailable, ok := spec.Daemonsets.RollingUpdate.Unavailable()
+	require.True(t, ok)
+	require.Equal(t, intstr.FromInt32(1), unavailable)
 	require.Equal(t, "auto", spec.Driver.KernelModuleType)
 	require.Equal(t, v1.FallbackNone, spec.Driver.PrecompiledFallback)
 	require.Equal(t, v1.HostPath("/usr/local/nvidia"), spec.Toolkit.InstallDir)
@@ -115,12 +117,19 @@ func TestImageReferenceFromItsParts(t *testing.T) {
 func TestResourcesAreThoseOfContainers(t *testing.T) {
 	p, err := load(t).Admit(t.Context(), policy(`{toolkit: {resources: {limits: {cpu: 2, memory: 1Gi}, requests: {cpu: 100m, memory: 1e8}}}}`))
 	require.NoError(t, err)
-	r := p.DeepCopy().Spec.Toolkit.Resources.Kubernetes()
+	r, err := p.DeepCopy().Spec.Toolkit.Resources.Kubernetes()
+	require.NoError(t, err)
 	require.Equal(t, "2", r.Limits.Cpu().String())
 	require.Equal(t, "1Gi", r.Limits.Memory().String())
 	require.Equal(t, "100m", r.Requests.Cpu().String())
 	require.Equal(t, int64(1e8), r.Requests.Memory().Value())
-	require.Empty(t, (*v1.ResourceRequirements)(nil).Kubernetes())
+	none, err := (*v1.ResourceRequirements)(nil).Kubernetes()
+	require.NoError(t, err)
+	require.Empty(t, none)
+	p, err = load(t).Admit(t.Context(), policy(`{toolkit: {resources: {limits: {cpu: 1e.5, memory: 1Gi}}}}`))
+	require.NoError(t, err)
+	_, err = p.Spec.Toolkit.Resources.Kubernetes()
+	require.EqualError(t, err, `an amount of "1e.5" of cpu`)
 }
 
 func TestSchemeHasPolicies(t *testing.T) {

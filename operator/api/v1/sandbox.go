@@ -2,7 +2,7 @@ package v1
 
 // NodeStatusExporterSpec configures NVIDIA's exporter of the nodes' progress.
 type NodeStatusExporterSpec struct {
-	OptionalSpec `json:",inline"`
+	UnservedSpec `json:",inline"`
 }
 
 // GPUDirectStorageSpec configures GPUDirect Storage.
@@ -23,13 +23,8 @@ type ModuleSpec struct {
 	ImageSpec `json:",inline"`
 
 	// Arguments of its container.
-	// +kubebuilder:validation:MaxItems=256
-	// +kubebuilder:validation:items:MaxLength=4096
 	Args []string `json:"args,omitempty"`
 	// Environment variables of its container.
-	// +listType=map
-	// +listMapKey=name
-	// +kubebuilder:validation:MaxItems=256
 	Env []EnvVar `json:"env,omitempty"`
 }
 
@@ -61,17 +56,17 @@ type SandboxWorkloadsSpec struct {
 
 // SandboxDevicePluginSpec configures the device plugin for virtual machines.
 type SandboxDevicePluginSpec struct {
-	OptionalSpec `json:",inline"`
+	UnservedSpec `json:",inline"`
 }
 
 // KataDevicePluginSpec configures the device plugin for Kata's virtual machines.
 type KataDevicePluginSpec struct {
-	OptionalSpec `json:",inline"`
+	UnservedSpec `json:",inline"`
 }
 
 // VFIOManagerSpec configures the operand that binds GPUs to vfio-pci.
 type VFIOManagerSpec struct {
-	OptionalSpec `json:",inline"`
+	UnservedSpec `json:",inline"`
 
 	// NVIDIA's driver manager, an init container.
 	DriverManager DriverManagerSpec `json:"driverManager,omitempty"`
@@ -79,15 +74,17 @@ type VFIOManagerSpec struct {
 
 // VGPUManagerSpec configures the vGPU host driver.
 type VGPUManagerSpec struct {
-	OptionalSpec `json:",inline"`
+	UnservedSpec `json:",inline"`
 
 	// NVIDIA's driver manager, an init container.
 	DriverManager DriverManagerSpec `json:"driverManager,omitempty"`
+	// Parameters of the kernel modules.
+	KernelModuleConfig *KernelModuleConfigSpec `json:"kernelModuleConfig,omitempty"`
 }
 
 // VGPUDeviceManagerSpec configures the operand that creates vGPU devices.
 type VGPUDeviceManagerSpec struct {
-	OptionalSpec `json:",inline"`
+	UnservedSpec `json:",inline"`
 
 	// Devices that nodes choose from.
 	Config *VGPUDevicesConfigSpec `json:"config,omitempty"`
@@ -96,19 +93,15 @@ type VGPUDeviceManagerSpec struct {
 // VGPUDevicesConfigSpec names devices that nodes choose from.
 type VGPUDevicesConfigSpec struct {
 	// Name of a ConfigMap.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name,omitempty"`
 	// The devices of nodes without the label nvidia.com/vgpu.config.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^[a-zA-Z0-9._-]*$')",message="a key of a ConfigMap has letters, digits, -, _ and ."
 	// +kubebuilder:default=default
 	Default string `json:"default,omitempty"`
 }
 
 // KataManagerSpec configures the operand that installs Kata runtime classes.
 type KataManagerSpec struct {
-	OptionalSpec `json:",inline"`
+	UnservedSpec `json:",inline"`
 
 	// The installed runtime classes.
 	Config *KataConfig `json:"config,omitempty"`
@@ -120,18 +113,14 @@ type KataConfig struct {
 	// +kubebuilder:default=/opt/nvidia-gpu-operator/artifacts/runtimeclasses
 	ArtifactsDir HostPath `json:"artifactsDir,omitempty"`
 	// The runtime classes.
-	// +kubebuilder:validation:MaxItems=64
 	RuntimeClasses []KataRuntimeClass `json:"runtimeClasses,omitempty"`
 }
 
 // KataRuntimeClass is a Kata runtime class.
 type KataRuntimeClass struct {
 	// Its name.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	Name string `json:"name"`
 	// Labels of the nodes that have it.
-	// +kubebuilder:validation:MaxProperties=64
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 	// The contents of the runtime class.
 	Artifacts KataArtifacts `json:"artifacts"`
@@ -140,17 +129,14 @@ type KataRuntimeClass struct {
 // KataArtifacts names the contents of a Kata runtime class.
 type KataArtifacts struct {
 	// The OCI artifact's reference.
-	// +kubebuilder:validation:MaxLength=1024
 	URL string `json:"url"`
 	// Name of a pull Secret.
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([a-z0-9]([a-z0-9.-]*[a-z0-9])?)?$')",message="a name has lower-case letters, digits, - and ."
 	PullSecret string `json:"pullSecret,omitempty"`
 }
 
 // CCManagerSpec configures the operand that switches the GPUs' confidential computing mode.
 type CCManagerSpec struct {
-	OptionalSpec `json:",inline"`
+	UnservedSpec `json:",inline"`
 
 	// The mode of nodes without the label nvidia.com/cc.mode.
 	// +kubebuilder:validation:Enum=on;off;devtools;""

@@ -58,9 +58,9 @@ type ClusterPolicyStatus struct {
 	Prebuilt []PrebuiltStatus `json:"prebuilt,omitempty"`
 	// The progress of a driver change.
 	Upgrade *UpgradeStatus `json:"upgrade,omitempty"`
-	// Fields that are set but have no effect.
+	// Fields that are set but have no effect, each with the reason and what to do.
 	// +kubebuilder:validation:MaxItems=100
-	UnservedFields []string `json:"unservedFields,omitempty"`
+	Unserved []string `json:"unserved,omitempty"`
 	// The time that nodes took from their creation to each step.
 	// +kubebuilder:validation:MaxItems=32
 	Provisioning []ProvisioningStatus `json:"provisioning,omitempty"`

@@ -8,31 +8,24 @@ import (
 	"github.com/stretchr/testify/require"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 )
 
-func TestEveryFieldIsServedOrKept(t *testing.T) {
-	served, kept := schematest.Served(), v1.IgnoredFields()
-	isKept := func(path string) bool {
-		return slices.ContainsFunc(kept, func(k v1.IgnoredField) bool {
-			return path == k.Field || strings.HasPrefix(path, k.Field+".")
-		})
-	}
-	fields := load(t).Fields()
-	for _, path := range fields {
-		require.True(t, slices.Contains(served, path) != isKept(path),
-			"spec.%s: say in schematest.Served that it is served, or in v1.IgnoredFields that it is not, and not both", path)
-	}
-	for _, path := range served {
-		require.Contains(t, fields, path, "served")
-	}
-	for _, k := range kept {
+// Every other field is served: TestEveryServedFieldHasAnEffect.
+func TestIgnoredFieldsAreFieldsWithAReasonAndAnAction(t *testing.T) {
+	fields, seen := load(t).Fields(), map[string]bool{}
+	for _, f := range v1.IgnoredFields() {
+		require.False(t, seen[f.Field], "%s is there twice", f.Field)
+		seen[f.Field] = true
 		require.True(t, slices.ContainsFunc(fields, func(path string) bool {
-			return path == k.Field || strings.HasPrefix(path, k.Field+".")
-		}), "kept: %s is no field", k.Field)
-		for _, w := range k.When {
-			require.Contains(t, fields, w, "kept: %s", k.Field)
+			return path == f.Field || strings.HasPrefix(path, f.Field+".")
+		}), "ignored: %s is no field", f.Field)
+		for _, w := range append(slices.Clone(f.When), f.Without) {
+			if w != "" {
+				require.Contains(t, fields, w, "ignored: %s", f.Field)
+			}
 		}
+		require.Regexp(t, `: [a-z]`, f.Why, "%s: the reason is followed by what to do", f.Field)
+		require.Less(t, len(f.Field+": "+f.Why), 300, f.Field)
 	}
 }
 
@@ -53,15 +46,28 @@ func TestUnservedFieldsAreReported(t *testing.T) {
 		"its parts without virtual machines": {`{vgpuManager: {enabled: true}, vfioManager: {enabled: true}}`, nil},
 		"virtual machines": {`{sandboxWorkloads: {enabled: true}, vgpuManager: {enabled: true}, vfioManager: {enabled: false}, validator: {vfioPCI: {env: [{name: A}]}}}`,
 			[]string{"sandboxWorkloads", "validator.vfioPCI", "vgpuManager"}},
-		"service monitor": {`{dcgmExporter: {serviceMonitor: {enabled: true, interval: 15s}}}`, []string{"dcgmExporter.serviceMonitor"}},
-		"image of gfd":    {`{gfd: {enabled: true, image: gpu-feature-discovery, version: v0.17.0}}`, []string{"gfd.image", "gfd.version"}},
+		"key of a named ConfigMap": {`{devicePlugin: {config: {name: c, default: a100}}}`, nil},
+		"key of no ConfigMap":      {`{devicePlugin: {config: {default: a100}}}`, []string{"devicePlugin.config.default"}},
+		"thresholds of probes":     {`{driver: {startupProbe: {successThreshold: 1}, livenessProbe: {successThreshold: 2}}}`, []string{"driver.livenessProbe.successThreshold"}},
+		"rights of our containers": {`{toolkit: {securityContext: {privileged: true}}, dcgm: {securityContext: {privileged: true}}, devicePlugin: {securityContext: {}}}`, []string{"toolkit.securityContext"}},
+		"of early releases":        {`{operator: {deployGFD: true, validator: {image: v}}, gfd: {migStrategy: single}, toolkit: {repoConfig: {configMapName: c}}}`, []string{"gfd.migStrategy", "operator.deployGFD", "operator.validator", "toolkit.repoConfig"}},
+		"image of gfd":             {`{gfd: {enabled: true, image: gpu-feature-discovery, version: v0.17.0}}`, []string{"gfd.image", "gfd.version"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := s.Admit(t.Context(), policy(c.spec))
 			require.NoError(t, err)
-			require.Equal(t, c.want, v1.Unserved(&p.Spec))
+			require.Equal(t, c.want, fieldNames(v1.Unserved(&p.Spec)))
 		})
 	}
+}
+
+// fieldNames returns the fields of lines of status.unserved.
+func fieldNames(lines []string) (names []string) {
+	for _, line := range lines {
+		name, _, _ := strings.Cut(line, ": ")
+		names = append(names, name)
+	}
+	return names
 }
 
 func TestDroppedFieldsAreFoundInWhatWasApplied(t *testing.T) {
@@ -89,5 +95,8 @@ func TestPolicyListsItsFieldsWithoutEffect(t *testing.T) {
 	p, err := load(t).Admit(t.Context(), policy(`{gds: {enabled: true}}`))
 	require.NoError(t, err)
 	p.Annotations = map[string]string{v1.LastApplied: `{"spec": {"gds": {"enabled": true}, "gdz": {}}}`}
-	require.Equal(t, []string{"gds", "spec.gdz (unknown)"}, p.Unserved())
+	require.Equal(t, []string{
+		"gds: gpuready has no container for nvidia-fs: install nvidia-fs on the hosts, or use an image of the driver that contains it",
+		"spec.gdz: the definition of policies has no such field: correct its name, or remove it",
+	}, p.Unserved())
 }

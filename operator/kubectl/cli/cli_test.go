@@ -169,6 +169,7 @@ func policy() *v1.ClusterPolicy {
 // heldUp returns the policy while a budget blocks the driver upgrade of gpu-1.
 func heldUp() *v1.ClusterPolicy {
 	p := policy()
+	p.Status.Unserved = []string{"driver.manager: the operator itself clears a node before its driver is replaced: set driver.upgradePolicy"}
 	p.Status.Upgrade = &v1.UpgradeStatus{Total: 2, InProgress: 1, Pending: 1, Waiting: []v1.UpgradeWait{
 		{Node: "gpu-1", Message: "pod team/trainer cannot be evicted: The disruption budget trainer needs 1 healthy pods and has 1 currently"},
 	}}

@@ -79,6 +79,7 @@ func (policy policySummary) draw(p *pen, now time.Time) {
 		p.line(yellow, 2, "! the policy has changed, and this status is of an earlier version")
 	}
 	drawConditions(p, st.Conditions, now)
+	drawUnserved(p, st.Unserved)
 	drawPools(p, st.Pools)
 	drawPrebuilt(p, st.Prebuilt)
 	drawUpgrade(p, st.Upgrade)
@@ -104,6 +105,17 @@ func drawConditions(p *pen, all []metav1.Condition, now time.Time) {
 		p.WriteString("\n")
 	}
 	p.table([]string{"CONDITION", "STATUS", "REASON", "FOR"}, rows)
+}
+
+// drawUnserved writes the fields without effect, each with the reason and what to do.
+func drawUnserved(p *pen, lines []string) {
+	if len(lines) > 0 {
+		p.WriteString("\n")
+		p.line("", 0, "Fields without effect:")
+	}
+	for _, line := range lines {
+		p.line(dim, 2, line)
+	}
 }
 
 func drawPools(p *pen, all []v1.PoolStatus) {

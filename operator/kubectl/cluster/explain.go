@@ -185,6 +185,9 @@ func (n *Explanation) readLabels(object *corev1.Node, observed *fleet.Node, poli
 		p := policy.Status.Pools[i]
 		n.Driver.Variant, n.Driver.DaemonSet, n.Driver.Image, n.Driver.Reason, n.Driver.Message = p.Variant, p.DaemonSet, p.Image, p.Reason, p.Message
 	}
+	if lines := policy.Status.Unserved; len(lines) > 0 {
+		n.Notes = append(n.Notes, fmt.Sprintf("fields of ClusterPolicy %s that have no effect: %d; kubectl gpu status lists them", policy.Name, len(lines)))
+	}
 	if s := object.Labels[label.UpgradeState]; s != "" {
 		n.Upgrade = &Upgrade{s, object.Annotations[label.UpgradeSince], record.Clean(object.Annotations[label.UpgradeReason], 512), upgradeWait(policy.Status.Upgrade, n.Node)}
 	}

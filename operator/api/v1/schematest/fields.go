@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
 // Fields lists the paths of the leaf fields of spec, sorted: "driver.image", "driver.env".
@@ -25,42 +27,40 @@ func (s *Schema) Fields() []string {
 	return paths
 }
 
-// Served lists the paths of the fields that the operator supports, sorted.
-func Served() []string {
-	const image = "repository,image,version,imagePullPolicy,imagePullSecrets"
-	const container = image + ",resources.limits,resources.requests,args,env"
-	const probe = "initialDelaySeconds,timeoutSeconds,periodSeconds,successThreshold,failureThreshold"
-	var paths []string
-	for parent, fields := range map[string]string{
-		"operator":     "labels,annotations,runtimeClass,use_ocp_driver_toolkit",
-		"daemonsets":   "labels,annotations,tolerations,priorityClassName,updateStrategy,rollingUpdate.maxUnavailable",
-		"node":         "startupTaint.key,startupTaint.manage,startupTaint.settle",
-		"hostPaths":    "rootFS,driverInstallDir",
-		"cdi":          "enabled",
-		"mig":          "strategy",
-		"gfd":          "enabled",
-		"toolkit":      "enabled,installDir," + container,
-		"devicePlugin": "enabled,config.name,config.default,mps.root," + container,
-		"validator":    "plugin.env,toolkit.env,driver.env,cuda.env," + container,
-		"dcgm":         "enabled," + container,
-		"dcgmExporter": "enabled,podAnnotations,podLabels,config.name,service.type,service.internalTrafficPolicy,hostPID,hostNetwork,hpcJobMapping.enabled,hpcJobMapping.directory," + container,
-		"migManager":   "enabled,config.name,config.default,gpuClientsConfig.name," + container,
-		"driver": "enabled,usePrecompiled,precompiledFallback,kernelModuleType,rdma.enabled,rdma.useHostMofed,secretEnv," +
-			"repoConfig.configMapName,certConfig.name,licensingConfig.configMapName,licensingConfig.secretName,licensingConfig.nlsEnabled,virtualTopology.config,kernelModuleConfig.name," +
-			"prebuild.repository,prebuild.secret,prebuild.insecure,moduleSigning.secret," + container,
-		"driver.simulated":                       "enabled,profile," + container,
-		"driver.startupProbe":                    probe,
-		"driver.livenessProbe":                   probe,
-		"driver.readinessProbe":                  probe,
-		"driver.upgradePolicy":                   "autoUpgrade,maxParallelUpgrades,maxUnavailable",
-		"driver.upgradePolicy.waitForCompletion": "podSelector,timeoutSeconds",
-		"driver.upgradePolicy.podDeletion":       "podSelector,force,timeoutSeconds,deleteEmptyDir",
-		"driver.upgradePolicy.drain":             "enable,podSelector,force,timeoutSeconds,deleteEmptyDir",
-	} {
-		for field := range strings.SplitSeq(fields, ",") {
-			paths = append(paths, parent+"."+field)
+// Served lists the paths of the leaf fields of spec that the operator follows: all but the ignored
+// ones.
+func (s *Schema) Served() []string {
+	return slices.DeleteFunc(s.Fields(), func(path string) bool { return FindIgnored(path) != nil })
+}
+
+// FindIgnored returns why a field has no effect, or nil if the operator follows it.
+func FindIgnored(path string) *v1.IgnoredField {
+	for _, f := range v1.IgnoredFields() {
+		if f.Without == "" && (path == f.Field || strings.HasPrefix(path, f.Field+".")) {
+			return &f
 		}
 	}
-	slices.Sort(paths)
-	return paths
+	return nil
+}
+
+// HasField reports whether the schema has a field. Its path may contain "[]", for the items of a list,
+// and end in "*", for any key of a map.
+func (s *Schema) HasField(path string) bool {
+	at := s.Structural.Properties["spec"]
+	for name := range strings.SplitSeq(strings.ReplaceAll(path, "[]", ".[]"), ".") {
+		if at.XPreserveUnknownFields {
+			return true
+		}
+		switch property, ok := at.Properties[name]; {
+		case ok:
+			at = property
+		case name == "[]" && at.Items != nil:
+			at = *at.Items
+		case name == "*" && at.AdditionalProperties != nil:
+			return true
+		default:
+			return false
+		}
+	}
+	return true
 }

@@ -2,6 +2,7 @@ package schematest
 
 import (
 	"context"
+	"encoding/json"
 	"maps"
 	"math"
 	"regexp"
@@ -61,6 +62,9 @@ func (d drawer) value(s *schema.Structural, name string) any {
 	}
 	switch s.Type {
 	case "object":
+		if s.XPreserveUnknownFields {
+			return d.kubernetes(name)
+		}
 		return d.object(s, name)
 	case "array":
 		return d.array(s, name)
@@ -70,6 +74,23 @@ func (d drawer) value(s *schema.Structural, name string) any {
 		return rapid.Bool().Draw(d.t, name)
 	}
 	return d.integer(s, name)
+}
+
+// kubernetes draws an object of Kubernetes' schema, or one that is not.
+func (d drawer) kubernetes(name string) map[string]any {
+	text := rapid.SampledFrom([]string{
+		`{}`, `{"unknown": 1}`, `{"runAsNonRoot": true, "fsGroup": -1}`, `{"fsGroup": 7, "sysctls": [{"name": "net.core.somaxconn", "value": "1"}]}`,
+		`{"privileged": false, "runAsUser": 0, "capabilities": {"add": ["SYS_ADMIN"]}}`, `{"privileged": true, "allowPrivilegeEscalation": false}`,
+		`{"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}, {"matchExpressions": [{"key": "a", "operator": "Exists"}]}]}}}`,
+		`{"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a b", "operator": "In"}]}]}}}`,
+		`{"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 5, "podAffinityTerm": {"topologyKey": "zone"}}]}}`,
+		`{"fieldRef": {"fieldPath": "spec.nodeName"}}`, `{"secretKeyRef": {"name": "s", "key": "k"}, "fieldRef": {"fieldPath": "spec"}}`, `{"configMapKeyRef": []}`,
+	}).Draw(d.t, name)
+	var object map[string]any
+	if err := json.Unmarshal([]byte(text), &object); err != nil {
+		d.t.Fatal(err)
+	}
+	return object
 }
 
 func (d drawer) object(s *schema.Structural, name string) map[string]any {
@@ -124,6 +145,9 @@ func (d drawer) text(s *schema.Structural, name string) string {
 func (d drawer) integer(s *schema.Structural, name string) int64 {
 	low, high := int64(math.MinInt64), int64(math.MaxInt64)
 	if v := s.ValueValidation; v != nil {
+		if v.Format == "int32" {
+			low, high = math.MinInt32, math.MaxInt32
+		}
 		if v.Minimum != nil {
 			low = int64(*v.Minimum)
 		}

@@ -1,0 +1,133 @@
+package v1_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1/history"
+	"github.com/gpuready/gpuready/operator/api/v1/schematest"
+)
+
+const compatibilityPath = "../../../docs/compatibility.md"
+
+func loadHistory(t *testing.T) *history.History {
+	t.Helper()
+	h, err := history.Load()
+	require.NoError(t, err)
+	return h
+}
+
+func TestEveryFieldOfEveryReleaseIsKnown(t *testing.T) {
+	s, h := load(t), loadHistory(t)
+	require.GreaterOrEqual(t, len(h.Fields), 599)
+	for _, f := range h.Fields {
+		require.True(t, s.HasField(f.Path), "NVIDIA's schema has spec.%s (%s to %s)", f.Path, f.First, f.Last)
+	}
+	require.False(t, s.HasField("driver.versions"))
+	require.False(t, s.HasField("driver.env[].values"))
+}
+
+func TestCompatibilityPageListsTheFields(t *testing.T) {
+	text, err := os.ReadFile(compatibilityPath)
+	require.NoError(t, err)
+	head, rest, ok := strings.Cut(string(text), begin)
+	require.True(t, ok, "%s has no line %q", compatibilityPath, begin)
+	_, tail, ok := strings.Cut(rest, end)
+	require.True(t, ok, "%s has no line %q", compatibilityPath, end)
+	want := head + begin + compatibility(load(t), loadHistory(t)) + end + tail
+	if *update {
+		require.NoError(t, os.WriteFile(compatibilityPath, []byte(want), 0o644))
+	}
+	got, err := os.ReadFile(compatibilityPath)
+	require.NoError(t, err)
+	require.Equal(t, want, string(got), "the fields of docs/compatibility.md are made of the code: go generate ./operator/api/v1")
+}
+
+// compatibility returns a table for each part of a policy.
+func compatibility(s *schematest.Schema, h *history.History) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\nReleases: %s.\n", strings.Join(h.Releases, ", "))
+	var own []string
+	part := ""
+	for _, path := range s.Fields() {
+		releases := h.Describe(path)
+		if releases == "" {
+			own = append(own, "`"+path+"`")
+			continue
+		}
+		if name, _, _ := strings.Cut(path, "."); name != part {
+			part = name
+			fmt.Fprintf(&b, "\n### %s\n\n| field | releases | what happens |\n|---|---|---|\n", part)
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", path, releases, strings.ReplaceAll(outcome(s, path), "|", `\|`))
+	}
+	fmt.Fprintf(&b, "\n### Fields of gpuready's own\n\nNVIDIA's schema does not have them: %s.\n\n", strings.Join(own, ", "))
+	return b.String()
+}
+
+// outcome tells what the operator does about a field.
+func outcome(s *schematest.Schema, path string) string {
+	text := "followed"
+	for _, f := range v1.IgnoredFields() {
+		if path != f.Field && !strings.HasPrefix(path, f.Field+".") {
+			continue
+		}
+		text = "accepted: " + f.Why
+		if f.Without != "" {
+			text = "followed; without `" + f.Without + "` accepted: " + f.Why
+		}
+	}
+	for _, refused := range refusals(s, path) {
+		text += "; refused " + refused
+	}
+	return text
+}
+
+// refusals describes which values the schema refuses.
+func refusals(s *schematest.Schema, path string) (all []string) {
+	at := s.Structural.Properties["spec"]
+	for name := range strings.SplitSeq(path, ".") {
+		at = at.Properties[name]
+	}
+	for _, rule := range at.XValidations {
+		all = append(all, "with \""+rule.Message+"\"")
+	}
+	v := at.ValueValidation
+	if v == nil || len(at.XValidations) > 0 {
+		return all
+	}
+	var values []string
+	for _, e := range v.Enum {
+		if e.Object != "" {
+			values = append(values, fmt.Sprintf("`%v`", e.Object))
+		}
+	}
+	if len(values) > 0 {
+		all = append(all, "unless one of "+strings.Join(values, ", "))
+	}
+	if text := limits(&at); text != "" {
+		all = append(all, "unless "+text)
+	}
+	return all
+}
+
+func limits(s *schema.Structural) string {
+	v := s.ValueValidation
+	switch {
+	case v.Minimum != nil && v.Maximum != nil:
+		return fmt.Sprintf("from %.0f to %.0f", *v.Minimum, *v.Maximum)
+	case v.Minimum != nil:
+		return fmt.Sprintf("at least %.0f", *v.Minimum)
+	case v.Maximum != nil:
+		return fmt.Sprintf("at most %.0f", *v.Maximum)
+	case v.Pattern != "":
+		return "like `" + v.Pattern + "`"
+	}
+	return ""
+}
