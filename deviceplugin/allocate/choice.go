@@ -180,15 +180,15 @@ func (c *Choice) explain(configured []string, why map[string]string, r runtimeIn
 	}
 }
 
-// Config returns the configuration with the chosen strategies, or c itself if those are the
-// configured ones.
-func (ch Choice) Config(c *config.Config) *config.Config {
-	if slices.Equal(ch.Strategies, c.Flags.Plugin.Strategies()) {
-		return c
+// Config returns the configuration with the chosen strategies, or the configured one itself if
+// it has these.
+func (c Choice) Config(configured *config.Config) *config.Config {
+	if slices.Equal(c.Strategies, configured.Flags.Plugin.Strategies()) {
+		return configured
 	}
-	chosen := *c
-	chosen.Flags.Plugin.DeviceListStrategy = ch.Strategies
-	if ch.instead {
+	chosen := *configured
+	chosen.Flags.Plugin.DeviceListStrategy = c.Strategies
+	if c.instead {
 		chosen.Flags.Plugin.CDIAnnotationPrefix = nil // the one that runtimes read
 	}
 	return &chosen

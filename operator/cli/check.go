@@ -223,18 +223,13 @@ func (c checker) fill(out *Check, policy *v1.ClusterPolicy) {
 		out.Refused = append(out.Refused, err.Error())
 		return
 	}
-	out.Unserved = append(out.Unserved, policy.Unserved()...)
-	out.Unserved = append(out.Unserved, state.Replaced(&policy.Spec, c.cluster)...)
+	out.Unserved = preview.Unserved
 	for _, choice := range preview.Choices {
 		if choice.Problem != nil {
 			out.Problems = append(out.Problems, fmt.Sprintf("driver: %s: %s", choice.Problem.Reason, choice.Problem.Message))
 		}
 	}
 	for _, problem := range preview.Problems {
-		if problem.Reason == state.SettingUnserved {
-			out.Unserved = append(out.Unserved, problem.Message)
-			continue
-		}
 		out.Problems = append(out.Problems, fmt.Sprintf("%s: %s: %s", problem.State, problem.Reason, problem.Message))
 	}
 	for _, object := range preview.Objects {

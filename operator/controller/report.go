@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -84,7 +83,7 @@ func (c *Controller) report(ctx context.Context, now time.Time) {
 	tally := status.Count(nodes)
 	sum := status.Compute(status.Input{
 		Policy: s.policy, Now: now, Namespace: cmp.Or(s.elsewhere, c.Cluster.Namespace), Verdict: c.verdict(s), Operator: c.Operator.String(), Others: c.otherOperators(),
-		Described: c.survey.described, Tally: tally, Choices: s.choices, Unserved: s.unservedSettings(),
+		Described: c.survey.described, Tally: tally, Choices: s.choices, Unserved: s.unserved,
 		Upgrade: upgradeStatus(c.plan, c.blocked), UpgradeError: upgradeFailure(c.plan), Rolling: c.rollingDaemonSets(), Problems: append(s.renderProblems(), deferredUpgrades(c.plan)...), Err: errors.Join(c.passErr, c.model.unwrittenError()),
 		Prebuilt: s.prebuilt, Provisioning: r.provisioning.Status(),
 	})
@@ -121,22 +120,7 @@ const (
 // renderProblems returns the parts of the policy that could not be rendered as specified.
 func (s *desired) renderProblems() (all []status.Problem) {
 	for _, p := range s.problems {
-		if p.Reason == state.SettingUnserved {
-			continue // unservedSettings
-		}
 		all = append(all, status.Problem{Reason: string(p.Reason), Message: fmt.Sprintf("%s: %s", p.State, p.Message)})
-	}
-	return all
-}
-
-// unservedSettings returns the policy's fields without an effect, and the settings that are not
-// followed as written.
-func (s *desired) unservedSettings() []string {
-	all := slices.Clone(s.unserved)
-	for _, p := range s.problems {
-		if p.Reason == state.SettingUnserved {
-			all = append(all, p.Message)
-		}
 	}
 	return all
 }

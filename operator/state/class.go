@@ -62,7 +62,7 @@ func (r *renderer) classHandler() (handler string, without []fleet.Injection) {
 // withoutHandler returns the injections whose nodes do not have a handler.
 func (r *renderer) withoutHandler(name string) (without []fleet.Injection) {
 	for _, i := range r.injections {
-		if !(name == r.handler() && r.givesHandler(i)) && !slices.Contains(r.handlersOf(i), name) {
+		if (name != r.handler() || !r.givesHandler(i)) && !slices.Contains(r.handlersOf(i), name) {
 			without = append(without, i)
 		}
 	}
@@ -98,7 +98,7 @@ func (r *renderer) reportClass(handler string, without []fleet.Injection) {
 	for _, i := range without {
 		names = append(names, string(i))
 	}
-	r.problem(progress.Prerequisites, SettingUnserved, fmt.Sprintf("runtimeClassName %s fails on nodes with gpuready.io/injection=%s: the RuntimeClass%s has handler %s; omit it, or set toolkit.env CONTAINERD_RUNTIME_CLASS=%[4]s",
+	r.unserved(fmt.Sprintf("runtimeClassName %s fails on nodes with gpuready.io/injection=%s: the RuntimeClass%s has handler %s; omit it, or set toolkit.env CONTAINERD_RUNTIME_CLASS=%[4]s",
 		class, strings.Join(names, ","), owner, handler))
 }
 

@@ -126,7 +126,7 @@ func (r *renderer) moveInstallDir(d *appsv1.DaemonSet, c *corev1.Container) {
 func (r *renderer) reportUnfollowed(s progress.State, field string, settings []nvidiaenv.Setting, env []v1.EnvVar) {
 	for _, e := range env {
 		if why := nvidiaenv.Unfollowed(settings, e.Name, e.Value); why != "" && e.Name != "ROOT" {
-			r.problem(s, SettingUnserved, fmt.Sprintf("%s %s: %s", field, e.Name, why))
+			r.unserved(fmt.Sprintf("%s %s: %s", field, e.Name, why))
 		}
 	}
 }

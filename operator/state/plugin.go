@@ -94,7 +94,7 @@ func (r *renderer) completeListStrategies(c *corev1.Container, i fleet.Injection
 	}
 	setEnv(c, v1.EnvVar{Name: listVariable, Value: listed + "," + own})
 	if !serves {
-		r.problem(progress.DevicePlugin, SettingUnserved, fmt.Sprintf("devicePlugin.env %s=%s: nodes with gpuready.io/injection=%s serve none of it; %s is used there: remove the variable",
+		r.unserved(fmt.Sprintf("devicePlugin.env %s=%s: nodes with gpuready.io/injection=%s serve none of it; %s is used there: remove the variable",
 			listVariable, listed, i, own))
 	}
 }

@@ -41,7 +41,7 @@ func splitMessages(problems []Problem) (class, others string) {
 	var all []string
 	for _, p := range problems {
 		switch {
-		case p.Reason != SettingUnserved:
+		case !p.Unserved:
 		case strings.HasPrefix(p.Message, "runtimeClassName"):
 			class = p.Message
 		default:

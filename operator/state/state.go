@@ -74,9 +74,6 @@ const (
 	FieldPassedOver  Reason = "FieldPassedOver"      // the driver's image does not support the field
 	VersionUnknown   Reason = "DriverVersionUnknown" // built modules need the driver's version for their tag
 	ValueInvalid     Reason = "ValueInvalid"         // accepted by the schema, but invalid for Kubernetes
-	// SettingUnserved is a setting of NVIDIA's stack that is accepted and not followed as written.
-	// Nothing has failed: the policy's condition Unserved lists it.
-	SettingUnserved Reason = "SettingUnserved"
 )
 
 // Render returns the objects, ordered by state, kind and name, and the problems. The same
@@ -130,7 +127,12 @@ func newRenderer(in Input) (*renderer, error) {
 
 // reportUnserved reports a field that has no effect, with the reason and the next action.
 func (r *renderer) reportUnserved(field, why string) {
-	r.problems = append(r.problems, Problem{State: progress.Prerequisites, Message: field + ": " + why, Unserved: true})
+	r.unserved(field + ": " + why)
+}
+
+// unserved reports a setting that is not followed as written.
+func (r *renderer) unserved(line string) {
+	r.problems = append(r.problems, Problem{State: progress.Prerequisites, Message: line, Unserved: true})
 }
 
 func (r *renderer) problem(s progress.State, reason Reason, message string) {
