@@ -47,10 +47,9 @@ Without effect:
 
 func TestCheckRefusesWhatTheAPIServerRefuses(t *testing.T) {
 	for content, want := range map[string]string{
-		policyHead + "  driver: {verson: 570.124.06}\n":         `spec.driver.verson: unknown key, did you mean "version"?`,
-		policyHead + "  mig: {strategy: doubled}\n":             `spec.mig.strategy: Unsupported value: "doubled"`,
-		policyHead + "  devicePlugin: {config: {default: a}}\n": "config.default is a key of the ConfigMap: set config.name",
-		policyHead + "  driver: {enabled: [yes]}\n":             `spec.driver.enabled: Invalid value: "array"`,
+		policyHead + "  driver: {verson: 570.124.06}\n": `spec.driver.verson: unknown key, did you mean "version"?`,
+		policyHead + "  mig: {strategy: doubled}\n":     `spec.mig.strategy: Unsupported value: "doubled"`,
+		policyHead + "  driver: {enabled: [yes]}\n":     `spec.driver.enabled: Invalid value: "array"`,
 		"\t{": "found character that cannot start any token",
 	} {
 		exit, out, _ := checked(t, content)

@@ -179,27 +179,6 @@ func TestKubeletsDirectoryIsMounted(t *testing.T) {
 	}
 }
 
-// NVIDIA's charts have set envvar, by which this product's toolkit gives containers nothing.
-func TestStrategyWithoutEffectIsReplaced(t *testing.T) {
-	for _, c := range []struct {
-		spec      string
-		injection fleet.Injection
-		want      string
-		reported  bool
-	}{
-		{`{devicePlugin: {env: [{name: DEVICE_LIST_STRATEGY, value: envvar}]}}`, fleet.NRI, "cdi-cri", true},
-		{`{devicePlugin: {env: [{name: DEVICE_LIST_STRATEGY, value: "cdi-cri,volume-mounts"}]}}`, fleet.Annotations, "cdi-annotations", true},
-		{`{devicePlugin: {env: [{name: DEVICE_LIST_STRATEGY, value: "cdi-annotations,volume-mounts"}]}}`, fleet.CDI, "cdi-annotations,volume-mounts", false},
-		{`{devicePlugin: {env: [{name: DEVICE_LIST_STRATEGY, value: envvar}]}}`, fleet.Handler, "volume-mounts", true},
-		{`{devicePlugin: {env: [{name: DEVICE_LIST_STRATEGY, value: envvar}]}, toolkit: {enabled: false}}`, fleet.CDI, "envvar", false},
-		{`{devicePlugin: {env: [{name: DEVICE_LIST_STRATEGY, value: envvar}]}, toolkit: {env: [{name: ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED, value: "true"}]}}`, fleet.Handler, "envvar", false},
-	} {
-		pod, messages := renderPod(t, progress.DevicePlugin, c.spec, c.injection)
-		require.Contains(t, pod.Spec.Containers[0].Env, corev1.EnvVar{Name: "DEVICE_LIST_STRATEGY", Value: c.want}, c.spec)
-		require.Equal(t, c.reported, len(messages) == 1, messages)
-	}
-}
-
 func TestExporterReadsPodsOnlyOnRequest(t *testing.T) {
 	pod, _ := renderPod(t, progress.DCGMExporter, `{dcgmExporter: {enabled: true}}`)
 	require.False(t, *pod.Spec.AutomountServiceAccountToken)

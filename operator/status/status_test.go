@@ -128,7 +128,7 @@ func TestUnservedFieldsAreReported(t *testing.T) {
 	require.Equal(t, []string{"gds: not served", "kataManager: not served: remove it"}, s.Unserved)
 	c := meta.FindStatusCondition(s.Conditions, v1.ConditionUnserved)
 	require.Equal(t, metav1.ConditionTrue, c.Status)
-	require.Contains(t, c.Message, "these fields have no effect, and status.unserved tells why: gds, kataManager")
+	require.Contains(t, c.Message, "these settings have no effect, and status.unserved tells why: gds, kataManager")
 }
 
 func TestStatusIsDeterministic(t *testing.T) {
