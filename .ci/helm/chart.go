@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 
+	charts "helm.sh/helm/v4/pkg/chart"
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/common/util"
 	"helm.sh/helm/v4/pkg/chart/loader/archive"
@@ -38,6 +39,8 @@ type release struct {
 	Values    map[string]any
 	Versions  []string // further APIs of the cluster, such as "security.openshift.io/v1"
 	Kube      string   // version of Kubernetes; "": the newest known to helm
+	// Cluster returns the objects that templates look up; nil: there is no cluster.
+	Cluster engine.ClientProvider
 }
 
 // crdFile is the CustomResourceDefinition in the chart.
@@ -233,7 +236,13 @@ func renderAll(c *chart.Chart, r release) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := engine.Engine{Strict: false}.Render(c, values)
+	render := engine.Engine{Strict: false}.Render
+	if r.Cluster != nil {
+		render = func(c charts.Charter, values common.Values) (map[string]string, error) {
+			return engine.RenderWithClientProvider(c, values, r.Cluster)
+		}
+	}
+	files, err := render(c, values)
 	if err != nil {
 		return nil, err
 	}

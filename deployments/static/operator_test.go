@@ -115,3 +115,35 @@ func TestExamplesArePolicies(t *testing.T) {
 		require.Equal(t, "gpu-cluster-policy", policy.Name, file)
 	}
 }
+
+// Where NVIDIA's definition of ClusterPolicy stays, its API accepts the policies that need none of
+// our fields. It requires some.
+func TestExamplesFitTheDefinitionOfNVIDIAsOperator(t *testing.T) {
+	data, err := os.ReadFile("../testdata/nvidia-24.3-fields.txt")
+	require.NoError(t, err)
+	known := map[string]bool{}
+	for line := range strings.Lines(string(data)) {
+		known[strings.TrimSuffix(strings.TrimSpace(line), "[]")] = true
+	}
+	var check func(file, path string, value any)
+	check = func(file, path string, value any) {
+		fields, isMap := value.(map[string]any)
+		if known[path+".*"] || !isMap {
+			require.True(t, known[path] || known[path+".*"], "%s: %s", file, path)
+			return
+		}
+		for name, one := range fields {
+			check(file, strings.TrimPrefix(path+"."+name, "."), one)
+		}
+	}
+	for _, file := range []string{"examples/clusterpolicy.yaml", "examples/clusterpolicy-precompiled.yaml"} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		var policy struct{ Spec map[string]any }
+		require.NoError(t, yaml.Unmarshal(text, &policy))
+		check(file, "", policy.Spec)
+		for _, required := range []string{"daemonsets", "dcgm", "dcgmExporter", "devicePlugin", "driver", "gfd", "nodeStatusExporter", "operator", "toolkit"} {
+			require.Contains(t, policy.Spec, required, file)
+		}
+	}
+}

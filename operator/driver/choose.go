@@ -153,7 +153,7 @@ func (c *chooser) imageMissing(choice Choice, doubt string) Choice {
 		doubt = " (" + doubt + ")"
 	}
 	what := fmt.Sprintf("there is no driver image %s, for kernel %s of node %s%s", choice.Image, c.pool.Kernel, c.node, doubt)
-	if c.spec.Driver.PrecompiledFallback != v1.FallbackDriverToolkit {
+	if c.spec.Driver.Fallback() != v1.FallbackDriverToolkit {
 		choice.Problem = c.problem(PrecompiledImageMissing, "%s: build and push it, or set spec.driver.precompiledFallback=%s", what, v1.FallbackDriverToolkit)
 		return choice
 	}

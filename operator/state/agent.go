@@ -30,7 +30,7 @@ func (r *renderer) toolkits() error {
 		return nil
 	}
 	image := r.in.Cluster.ownImage(agents.Toolkit, spec.ImageSpec)
-	r.reportUnfollowed(progress.Toolkit, "toolkit.env", nvidiaenv.Toolkit(), spec.Env)
+	r.reportUnfollowed("toolkit.env", nvidiaenv.Toolkit(), spec.Env)
 	for _, i := range r.injections {
 		runtime := i != fleet.NRI || r.hasHandler(i)
 		d, err := r.newAgent(agents.Toolkit, image, i, runtime)

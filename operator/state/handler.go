@@ -13,7 +13,6 @@ import (
 	"github.com/gpuready/gpuready/internal/nvidiaenv"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
-	"github.com/gpuready/gpuready/operator/progress"
 )
 
 // defaultRuntimeClass is the schema's default, which does not mean that a handler is wanted.
@@ -123,7 +122,7 @@ func (r *renderer) moveInstallDir(d *appsv1.DaemonSet, c *corev1.Container) {
 }
 
 // reportUnfollowed reports the settings of NVIDIA's programs that ours accept and do not follow.
-func (r *renderer) reportUnfollowed(s progress.State, field string, settings []nvidiaenv.Setting, env []v1.EnvVar) {
+func (r *renderer) reportUnfollowed(field string, settings []nvidiaenv.Setting, env []v1.EnvVar) {
 	for _, e := range env {
 		if why := nvidiaenv.Unfollowed(settings, e.Name, e.Value); why != "" && e.Name != "ROOT" {
 			r.unserved(fmt.Sprintf("%s %s: %s", field, e.Name, why))

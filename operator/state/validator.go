@@ -19,7 +19,7 @@ func (r *renderer) validators() error {
 	for field, env := range map[string][]v1.EnvVar{
 		"validator.env": spec.Env, "validator.driver.env": spec.Driver.Env, "validator.toolkit.env": spec.Toolkit.Env, "validator.cuda.env": spec.CUDA.Env, "validator.plugin.env": spec.Plugin.Env,
 	} {
-		r.reportUnfollowed(progress.DriverValidation, field, nvidiaenv.Validator(), env)
+		r.reportUnfollowed(field, nvidiaenv.Validator(), env)
 	}
 	for _, i := range r.injections {
 		d, err := r.newAgent(agents.Validator, image, i, false)

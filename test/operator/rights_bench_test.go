@@ -311,12 +311,12 @@ func gpuNode(name string) *corev1.Node {
 // serviceMonitor is the prometheus-operator's ServiceMonitor, without its spec.
 type serviceMonitor struct {
 	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata,omitempty"`
+	metav1.ObjectMeta `json:"metadata,omitzero"`
 }
 
 // DeepCopyObject returns a copy.
 func (m *serviceMonitor) DeepCopyObject() runtime.Object {
-	return &serviceMonitor{m.TypeMeta, *m.ObjectMeta.DeepCopy()}
+	return &serviceMonitor{m.TypeMeta, *m.DeepCopy()}
 }
 
 // imageStream returns OpenShift's ImageStream; nothing here pulls an image from it.

@@ -108,8 +108,7 @@ type StartupTaintSpec struct {
 	Key string `json:"key,omitempty"`
 	// Put the taint back, with NoSchedule, when a validation fails later.
 	Manage *bool `json:"manage,omitempty"`
-	// How long a validation must fail before that: "1m".
-	// +kubebuilder:default="1m"
+	// How long a validation must fail before that; "1m" by default.
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:XValidation:rule="self.matches(r'^([0-9]{1,5}(\\.[0-9]{1,3})?(ms|s|m|h))+$')",message="settle is a duration: 90s, 1m30s"
@@ -139,8 +138,9 @@ type HostPathsSpec struct {
 
 // CDIConfigSpec configures the use of the Container Device Interface.
 type CDIConfigSpec struct {
-	// Give containers their GPUs by CDI.
-	// +kubebuilder:default=true
+	// The schema has no default: those of NVIDIA's releases differ.
+
+	// Give containers their GPUs by CDI; true by default.
 	Enabled *bool `json:"enabled,omitempty"`
 	// No longer used by NVIDIA's operator.
 	// +kubebuilder:default=false

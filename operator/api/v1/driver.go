@@ -1,6 +1,9 @@
 package v1
 
-import "strings"
+import (
+	"cmp"
+	"strings"
+)
 
 // DriverSpec configures the nodes' driver.
 //
@@ -12,10 +15,9 @@ type DriverSpec struct {
 	// Load modules that were prebuilt for the node's kernel, from the image
 	// repository/image:version-kernel-ostag. By default they are built on the node.
 	UsePrecompiled *bool `json:"usePrecompiled,omitempty"`
-	// What happens to a pool of nodes if there is no precompiled image for its kernel. None: it keeps
-	// its driver. DriverToolkit: it builds the driver until there is an image.
+	// What happens to a pool of nodes if there is no precompiled image for its kernel. None, the
+	// default: it keeps its driver. DriverToolkit: it builds the driver until there is an image.
 	// +kubebuilder:validation:Enum=None;DriverToolkit
-	// +kubebuilder:default=None
 	PrecompiledFallback string `json:"precompiledFallback,omitempty"`
 	// A simulated driver, for clusters without GPUs.
 	Simulated *SimulatedSpec `json:"simulated,omitempty"`
@@ -64,6 +66,9 @@ type DriverSpec struct {
 	// Name of a Secret whose entries become environment variables of the driver.
 	SecretEnv string `json:"secretEnv,omitempty"`
 }
+
+// Fallback returns what happens to a pool without a precompiled image.
+func (d *DriverSpec) Fallback() string { return cmp.Or(d.PrecompiledFallback, FallbackNone) }
 
 // Values of precompiledFallback.
 const (

@@ -71,7 +71,7 @@ func TestDefaults(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, intstr.FromInt32(1), unavailable)
 	require.Equal(t, "auto", spec.Driver.KernelModuleType)
-	require.Equal(t, v1.FallbackNone, spec.Driver.PrecompiledFallback)
+	require.Equal(t, v1.FallbackNone, spec.Driver.Fallback())
 	require.Equal(t, v1.HostPath("/usr/local/nvidia"), spec.Toolkit.InstallDir)
 	require.Equal(t, time.Minute, spec.Node.StartupTaint.SettleTime())
 	require.False(t, spec.Node.StartupTaint.Managed())

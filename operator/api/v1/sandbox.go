@@ -50,7 +50,6 @@ type SandboxWorkloadsSpec struct {
 	DefaultWorkload string `json:"defaultWorkload,omitempty"`
 	// The provider of the virtual machines.
 	// +kubebuilder:validation:Enum=kubevirt;kata
-	// +kubebuilder:default=kubevirt
 	Mode string `json:"mode,omitempty"`
 }
 

@@ -28,13 +28,73 @@
 {{- range $spec }}
 {{- include "gpuready.component" (list $root .) }}
 {{- end }}
+{{- include "gpuready.makePortable" $spec }}
 {{- /* Empty values are chosen by the operator. */}}
 {{- range $key, $value := $spec }}
 {{- if not $value }}
 {{- $_ := unset $spec $key }}
 {{- end }}
 {{- end }}
+{{- include "gpuready.checkInstalled" (list . $spec) }}
 {{- toYaml $spec }}
+{{- end }}
+
+{{- /* Changes a spec so that the definition of NVIDIA's operator, releases 23.3 and newer, accepts
+       it unless a value needs one of ours. It removes fields that NVIDIA's lacks where they
+       have their defaults, and adds one that is required there. */}}
+{{- define "gpuready.makePortable" -}}
+{{- $driver := .driver | default dict }}
+{{- if not (dig "simulated" "enabled" false $driver) }}
+{{- $_ := unset $driver "simulated" }}
+{{- end }}
+{{- if not (dig "prebuild" "repository" "" $driver) }}
+{{- $_ := unset $driver "prebuild" }}
+{{- end }}
+{{- if not (dig "moduleSigning" "secret" "" $driver) }}
+{{- $_ := unset $driver "moduleSigning" }}
+{{- end }}
+{{- $taint := dig "startupTaint" dict (.node | default dict) | default dict }}
+{{- if not (or $taint.manage (omit $taint "manage")) }}
+{{- $_ := unset . "node" }}
+{{- end }}
+{{- $paths := .hostPaths | default dict }}
+{{- range $name, $path := dict "rootFS" "/" "driverInstallDir" "/run/nvidia/driver" }}
+{{- if eq (get $paths $name | toString) $path }}
+{{- $_ := unset $paths $name }}
+{{- end }}
+{{- end }}
+{{- if not .nodeStatusExporter }}
+{{- $_ := set . "nodeStatusExporter" (dict "enabled" false) }}
+{{- end }}
+{{- end }}
+
+{{- /* Refuses to install a policy with fields that the cluster's definition lacks, because it
+       is another's: list $ spec. Before an upgrade a Job updates the definition. */}}
+{{- define "gpuready.checkInstalled" -}}
+{{- $root := index . 0 }}
+{{- $definition := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "clusterpolicies.nvidia.com" }}
+{{- if and $root.Release.IsInstall $definition }}
+{{- $schema := (index $definition.spec.versions 0).schema.openAPIV3Schema.properties.spec }}
+{{- with include "gpuready.unknownFields" (list (index . 1) $schema "") | trim }}
+{{- fail (printf "\nthe cluster's CustomResourceDefinition clusterpolicies.nvidia.com, which is not this chart's, lacks these fields of the policy: %s. Install the chart's (without --skip-crds, with --force-conflicts), or remove these values" (splitList " " . | join ", ")) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The fields of an object that a schema lacks, followed by blanks: list object schema path. */}}
+{{- define "gpuready.unknownFields" -}}
+{{- $object := index . 0 }}
+{{- $schema := index . 1 }}
+{{- $path := index . 2 }}
+{{- if and (kindIs "map" $object) $schema.properties }}
+{{- range $name, $value := $object }}
+{{- if hasKey $schema.properties $name }}
+{{- include "gpuready.unknownFields" (list $value (get $schema.properties $name) (printf "%s%s." $path $name)) }}
+{{- else }}
+{{- printf "%s%s " $path $name }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- /* Removes what are values of the chart but not fields of the policy: list values kinds. */}}
