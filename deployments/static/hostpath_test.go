@@ -23,8 +23,8 @@ var writable = map[string][]string{
 		"/run/cdi", "/run/nvidia/gpuready/toolkit", "/usr/local/nvidia/toolkit", "/opt/nvidia/toolkit",
 		"/etc/containerd", "/etc/crio", "/var/lib/rancher/k3s/agent/etc/containerd", // where a handler is wanted
 	},
-	"device-plugin": {"/run/nvidia/gpuready/deviceplugin", "/var/lib/kubelet/device-plugins"},
-	"mps-daemon":    {"/run/nvidia/gpuready/mps", "/run/nvidia/mps", "/var/lib/mps"}, // the last as a policy's mps.root
+	"device-plugin": {"/run/nvidia/gpuready/deviceplugin", "/var/lib/kubelet/device-plugins", "/data/kubelet/device-plugins"}, // the last as a policy's hostPaths.kubeletRootDir
+	"mps-daemon":    {"/run/nvidia/gpuready/mps", "/run/nvidia/mps", "/var/lib/mps"},                                          // the last as a policy's mps.root
 	"validator":     {"/run/nvidia/gpuready/validator", "/run/nvidia/validations"},
 	"driver":        {"/run/nvidia"}, // the simulated one
 	"uninstall":     {"/"},

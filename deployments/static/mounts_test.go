@@ -47,8 +47,10 @@ var hostFolders = map[string][]string{
 	// made its image; ours mounts /lib/modules and the node's module store, the
 	// others only /run/nvidia.
 	"nvidia-dcgm-exporter (privileged)": {"/var/lib/kubelet/pod-resources ro"},
-	"nvidia-mig-manager (privileged)":   {"/sys rw", "/ rw HostToContainer"},
-	"nvidia-peermem-ctr (privileged)":   {"/run/nvidia rw Bidirectional", "/var/log rw", "/run/mellanox/drivers rw HostToContainer"},
+	// With a policy's securityContext and hpcJobMapping.directory.
+	"nvidia-dcgm-exporter (with capabilities)": {"/var/lib/kubelet/pod-resources ro", "/var/lib/jobs ro"},
+	"nvidia-mig-manager (privileged)":          {"/sys rw", "/ rw HostToContainer"},
+	"nvidia-peermem-ctr (privileged)":          {"/run/nvidia rw Bidirectional", "/var/log rw", "/run/mellanox/drivers rw HostToContainer"},
 	"nvidia-driver-ctr (privileged)": {
 		"/run/nvidia rw Bidirectional", "/lib/modules ro", "/var/lib/gpuready/driver rw", "/run/nvidia-fabricmanager rw", "/run/nvidia-topologyd rw", "/var/log rw", "/etc/os-release ro",
 		"/run/mellanox/drivers rw HostToContainer", "/run/mellanox/drivers/usr/src rw HostToContainer", "/usr/src rw HostToContainer",
@@ -91,8 +93,11 @@ func TestHostFoldersAreThoseOfTheList(t *testing.T) {
 				if !is {
 					continue
 				}
-				if w.file == "everything.yaml" && folder == "/host-root" { // where that policy says that the root is
-					folder = "/"
+				if w.file == "everything.yaml" { // where that policy says that the root is, and the kubelet's
+					if folder == "/host-root" {
+						folder = "/"
+					}
+					folder = strings.Replace(folder, "/data/kubelet/", "/var/lib/kubelet/", 1)
 				}
 				mount := folder + " rw"
 				if m.ReadOnly {

@@ -324,7 +324,7 @@ func TestOnlyValidatorAndOperatorHaveAToken(t *testing.T) {
 }
 
 func TestRightsAreExactlyThoseUsed(t *testing.T) {
-	agents, mig := map[string]bool{}, map[string]bool{}
+	agents, mig, exporter := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, d := range documents(t) {
 		rights := agents
 		switch d.file {
@@ -332,6 +332,8 @@ func TestRightsAreExactlyThoseUsed(t *testing.T) {
 			continue
 		case "mig-manager.yaml":
 			rights = mig
+		case "dcgm-exporter.yaml":
+			rights = exporter
 		}
 		switch d.kind {
 		case "Role", "ClusterRole":
@@ -345,8 +347,8 @@ func TestRightsAreExactlyThoseUsed(t *testing.T) {
 			var binding rbacv1.RoleBinding
 			require.NoError(t, yaml.UnmarshalStrict(d.yaml, &binding))
 			want := rbacv1.Subject{Kind: "ServiceAccount", Name: "gpu-validator", Namespace: "gpuready"}
-			if d.file == "mig-manager.yaml" {
-				want = rbacv1.Subject{Kind: "ServiceAccount", Name: "gpu-mig-manager", Namespace: operatorNamespace}
+			if account, ok := map[string]string{"mig-manager.yaml": "gpu-mig-manager", "dcgm-exporter.yaml": "gpu-dcgm-exporter"}[d.file]; ok {
+				want = rbacv1.Subject{Kind: "ServiceAccount", Name: account, Namespace: operatorNamespace}
 			}
 			require.Equal(t, []rbacv1.Subject{want}, binding.Subjects, "%s: %s", d.file, d.name)
 		}
@@ -360,6 +362,7 @@ func TestRightsAreExactlyThoseUsed(t *testing.T) {
 		"/nodes: get,list,watch,update,patch":                               true,
 		operatorNamespace + "/pods: get,list,watch,delete,deletecollection": true,
 	}, mig)
+	require.Equal(t, map[string]bool{"/pods: get,list,watch": true}, exporter)
 }
 
 // The MIG manager's token may change Nodes.
