@@ -53,8 +53,11 @@ func newBench(t *testing.T) *bench {
 		Admission:   []string{"OwnerReferencesPermissionEnforcement"}, // as on OpenShift
 		Audit:       "system:serviceaccounts:" + namespace,
 	})
-	scheme.Scheme.AddKnownTypeWithName(state.ServiceMonitor, &serviceMonitor{})
-	admin, err := client.New(s.World.Config, client.Options{Scheme: scheme.Scheme})
+	kinds := runtime.NewScheme()
+	require.NoError(t, scheme.AddToScheme(kinds))
+	kinds.AddKnownTypeWithName(state.ServiceMonitor, &serviceMonitor{})
+	metav1.AddToGroupVersion(kinds, state.ServiceMonitor.GroupVersion())
+	admin, err := client.New(s.World.Config, client.Options{Scheme: kinds})
 	require.NoError(t, err)
 	b := &bench{suite: s, Client: admin, dir: t.TempDir(), trail: &trail{path: s.Audited(), used: map[string]bool{}}}
 	t.Cleanup(func() { b.stop() })
