@@ -1,6 +1,7 @@
 package state
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
@@ -30,11 +31,14 @@ func envSource(v v1.EnvVar) (*corev1.EnvVarSource, error) {
 		return nil, nil
 	}
 	var s corev1.EnvVarSource
-	if err := v.ValueFrom.Decode(&s); err != nil {
+	err := checkDivisor(v.ValueFrom)
+	if err == nil {
+		err = v.ValueFrom.Decode(&s)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("valueFrom: %w", err)
 	}
 	sources := 0
-	var err error
 	if r := s.ConfigMapKeyRef; r != nil {
 		sources, err = sources+1, errors.Join(err, validKeyOf("ConfigMap", r.Name, r.Key))
 	}
@@ -60,6 +64,19 @@ func envSource(v v1.EnvVar) (*corev1.EnvVarSource, error) {
 		return nil, errors.New("it has a value and valueFrom")
 	}
 	return &s, err
+}
+
+// checkDivisor returns an error for a divisor that decoding would parse for minutes; see v1.Amount.
+func checkDivisor(source *v1.Object) error {
+	var s struct{ ResourceFieldRef struct{ Divisor *v1.Amount } }
+	text, err := source.MarshalJSON()
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if divisor := s.ResourceFieldRef.Divisor; err == nil && divisor != nil {
+		_, err = divisor.Quantity()
+	}
+	return err
 }
 
 func validKeyOf(kind, name, key string) error {

@@ -37,26 +37,27 @@ func renderPod(t *testing.T, s progress.State, spec string, in ...fleet.Injectio
 // Kubernetes would refuse the whole DaemonSet for any of these values.
 func TestValuesThatKubernetesRefusesAreLeftOutAndReported(t *testing.T) {
 	for spec, message := range map[string]string{
-		`{toolkit: {resources: {limits: {cpu: -1}}}}`:                                                   `spec.toolkit.resources: a negative amount of cpu is not valid in Kubernetes, and the defaults are used`,
-		`{toolkit: {resources: {limits: {memory: "1e.5"}}}}`:                                            `spec.toolkit.resources: an amount of "1e.5" of memory is not valid in Kubernetes, and the defaults are used`,
-		`{toolkit: {imagePullSecrets: [Registry]}}`:                                                     `spec.*.imagePullSecrets: "Registry" is not valid in Kubernetes, and is left out`,
-		`{toolkit: {env: [{name: "A=B"}]}}`:                                                             `spec.toolkit.env: "A=B" is not valid in Kubernetes, and is left out`,
-		`{toolkit: {env: [{name: A, value: b, valueFrom: {fieldRef: {fieldPath: x}}}]}}`:                `spec.toolkit.env: A: it has a value and valueFrom is not valid in Kubernetes, and is left out`,
-		`{toolkit: {env: [{name: A, valueFrom: {fieldRef: {fieldPath: spec.tolerations}}}]}}`:           `spec.toolkit.env: A: "spec.tolerations" is no field of a pod that a variable can have is not valid in Kubernetes, and is left out`,
-		`{toolkit: {env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: "a b"}}}]}}`:               `spec.toolkit.env: A: key "a b" of Secret "s" cannot exist is not valid in Kubernetes, and is left out`,
-		`{toolkit: {env: [{name: A, valueFrom: {podRef: {}}}]}}`:                                        `spec.toolkit.env: A: valueFrom: unknown field "podRef" is not valid in Kubernetes, and is left out`,
-		`{toolkit: {tolerations: [{key: a, operator: In}]}}`:                                            `spec.toolkit.tolerations[0]: {"key":"a","operator":"In"} is not valid in Kubernetes, and is left out`,
-		`{toolkit: {priorityClassName: System_Critical}}`:                                               `spec.toolkit.priorityClassName: "System_Critical" is not valid in Kubernetes, and "system-node-critical" is used`,
-		`{toolkit: {nodeSelector: {"a b": c}}}`:                                                         `spec.toolkit.nodeSelector: "a b": "c" is not valid in Kubernetes, and is left out`,
-		`{toolkit: {nodeSelector: {kubernetes.io/os: windows}}}`:                                        `spec.toolkit.nodeSelector: kubernetes.io/os=windows, which the operator itself requires to be "linux", is not valid in Kubernetes, and is left out`,
-		`{toolkit: {affinity: {nodeAffinity: {required: {}}}}}`:                                         `spec.toolkit.affinity: unknown field "nodeAffinity.required" is not valid in Kubernetes, and is left out`,
-		`{toolkit: {affinity: {podAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{}]}}}}`:  `spec.toolkit.affinity: topologyKey "" is not valid in Kubernetes, and is left out`,
-		`{toolkit: {podSecurityContext: {fsGroup: -1}}}`:                                                `spec.toolkit.podSecurityContext: user or group -1 is not valid in Kubernetes, and is left out`,
-		`{toolkit: {podSecurityContext: {runAsNonRoot: true}}}`:                                         `spec.toolkit.podSecurityContext: runAsNonRoot: the containers write root's files of the host; it is not valid in Kubernetes, and is left out`,
-		`{dcgm: {enabled: true, securityContext: {privileged: true, allowPrivilegeEscalation: false}}}`: `spec.dcgm.securityContext: allowPrivilegeEscalation: false of a privileged container is not valid in Kubernetes, and is left out`,
-		`{daemonsets: {rollingUpdate: {maxUnavailable: "0"}}}`:                                          `spec.daemonsets.rollingUpdate.maxUnavailable: "0" is not valid in Kubernetes, and 1 is used`,
-		`{hostPaths: {driverInstallDir: /run/../etc}}`:                                                  `spec.hostPaths.driverInstallDir: "/run/../etc" is not valid in Kubernetes, and the default is used`,
-		`{driver: {secretEnv: "../x"}}`:                                                                 `spec.driver.secretEnv: "../x" is not valid in Kubernetes, and is left out`,
+		`{toolkit: {resources: {limits: {cpu: -1}}}}`:                                                                  `spec.toolkit.resources: a negative amount of cpu is not valid in Kubernetes, and the defaults are used`,
+		`{toolkit: {resources: {limits: {memory: "1e.5"}}}}`:                                                           `spec.toolkit.resources: an amount of "1e.5" of memory is not valid in Kubernetes, and the defaults are used`,
+		`{toolkit: {imagePullSecrets: [Registry]}}`:                                                                    `spec.*.imagePullSecrets: "Registry" is not valid in Kubernetes, and is left out`,
+		`{toolkit: {env: [{name: "A=B"}]}}`:                                                                            `spec.toolkit.env: "A=B" is not valid in Kubernetes, and is left out`,
+		`{toolkit: {env: [{name: A, value: b, valueFrom: {fieldRef: {fieldPath: x}}}]}}`:                               `spec.toolkit.env: A: it has a value and valueFrom is not valid in Kubernetes, and is left out`,
+		`{toolkit: {env: [{name: A, valueFrom: {fieldRef: {fieldPath: spec.tolerations}}}]}}`:                          `spec.toolkit.env: A: "spec.tolerations" is no field of a pod that a variable can have is not valid in Kubernetes, and is left out`,
+		`{toolkit: {env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: "a b"}}}]}}`:                              `spec.toolkit.env: A: key "a b" of Secret "s" cannot exist is not valid in Kubernetes, and is left out`,
+		`{toolkit: {env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.cpu, divisor: "1e444444444"}}}]}}`: `spec.toolkit.env: A: valueFrom: quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$' is not valid in Kubernetes, and is left out`,
+		`{toolkit: {env: [{name: A, valueFrom: {podRef: {}}}]}}`:                                                       `spec.toolkit.env: A: valueFrom: unknown field "podRef" is not valid in Kubernetes, and is left out`,
+		`{toolkit: {tolerations: [{key: a, operator: In}]}}`:                                                           `spec.toolkit.tolerations[0]: {"key":"a","operator":"In"} is not valid in Kubernetes, and is left out`,
+		`{toolkit: {priorityClassName: System_Critical}}`:                                                              `spec.toolkit.priorityClassName: "System_Critical" is not valid in Kubernetes, and "system-node-critical" is used`,
+		`{toolkit: {nodeSelector: {"a b": c}}}`:                                                                        `spec.toolkit.nodeSelector: "a b": "c" is not valid in Kubernetes, and is left out`,
+		`{toolkit: {nodeSelector: {kubernetes.io/os: windows}}}`:                                                       `spec.toolkit.nodeSelector: kubernetes.io/os=windows, which the operator itself requires to be "linux", is not valid in Kubernetes, and is left out`,
+		`{toolkit: {affinity: {nodeAffinity: {required: {}}}}}`:                                                        `spec.toolkit.affinity: unknown field "nodeAffinity.required" is not valid in Kubernetes, and is left out`,
+		`{toolkit: {affinity: {podAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{}]}}}}`:                 `spec.toolkit.affinity: topologyKey "" is not valid in Kubernetes, and is left out`,
+		`{toolkit: {podSecurityContext: {fsGroup: -1}}}`:                                                               `spec.toolkit.podSecurityContext: user or group -1 is not valid in Kubernetes, and is left out`,
+		`{toolkit: {podSecurityContext: {runAsNonRoot: true}}}`:                                                        `spec.toolkit.podSecurityContext: runAsNonRoot: the containers write root's files of the host; it is not valid in Kubernetes, and is left out`,
+		`{dcgm: {enabled: true, securityContext: {privileged: true, allowPrivilegeEscalation: false}}}`:                `spec.dcgm.securityContext: allowPrivilegeEscalation: false of a privileged container is not valid in Kubernetes, and is left out`,
+		`{daemonsets: {rollingUpdate: {maxUnavailable: "0"}}}`:                                                         `spec.daemonsets.rollingUpdate.maxUnavailable: "0" is not valid in Kubernetes, and 1 is used`,
+		`{hostPaths: {driverInstallDir: /run/../etc}}`:                                                                 `spec.hostPaths.driverInstallDir: "/run/../etc" is not valid in Kubernetes, and the default is used`,
+		`{driver: {secretEnv: "../x"}}`:                                                                                `spec.driver.secretEnv: "../x" is not valid in Kubernetes, and is left out`,
 	} {
 		_, messages := renderPod(t, progress.Toolkit, spec)
 		require.Equal(t, []string{message}, messages, spec)
@@ -140,6 +141,13 @@ func TestOperandsPodsFollowThePolicy(t *testing.T) {
 			require.Equal(t, corev1.DNSClusterFirstWithHostNet, pod.Spec.DNSPolicy)
 		})
 	}
+}
+
+func TestSecurityContextOfNVIDIAsOperandsIsReplaced(t *testing.T) {
+	pod, messages := renderPod(t, progress.DCGMExporter, `{dcgmExporter: {enabled: true, securityContext: {runAsUser: 0, capabilities: {add: [SYS_ADMIN]}}}}`)
+	require.Empty(t, messages)
+	root := int64(0)
+	require.Equal(t, &corev1.SecurityContext{RunAsUser: &root, Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_ADMIN"}}}, pod.Spec.Containers[0].SecurityContext)
 }
 
 func TestKubeletsDirectoryIsMounted(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -34,10 +35,14 @@ func (r *ResourceRequirements) Kubernetes() (corev1.ResourceRequirements, error)
 	return corev1.ResourceRequirements{Limits: limits, Requests: requests}, nil
 }
 
+// parsable matches the amounts that are parsed. Kubernetes' parser takes minutes for an exponent
+// of nine digits, which the schema accepts.
+var parsable = regexp.MustCompile(`^[+-]?([0-9]{1,18}(\.[0-9]{0,9})?|\.[0-9]{1,9})([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$`)
+
 // parseAmounts returns the amounts as quantities, and those that cannot be parsed.
 func parseAmounts(amounts map[corev1.ResourceName]Amount) (list corev1.ResourceList, wrong []string) {
 	for _, name := range slices.Sorted(maps.Keys(amounts)) {
-		q, err := resource.ParseQuantity(string(amounts[name]))
+		q, err := amounts[name].Quantity()
 		if err != nil {
 			wrong = append(wrong, fmt.Sprintf("an amount of %q of %s", amounts[name], name))
 			continue
@@ -71,3 +76,11 @@ func (a *Amount) UnmarshalJSON(b []byte) error {
 
 // MarshalJSON encodes a string.
 func (a Amount) MarshalJSON() ([]byte, error) { return json.Marshal(string(a)) }
+
+// Quantity parses an amount. Those beyond 18 digits or with an exponent beyond two are an error.
+func (a Amount) Quantity() (resource.Quantity, error) {
+	if !parsable.MatchString(string(a)) {
+		return resource.Quantity{}, resource.ErrFormatWrong
+	}
+	return resource.ParseQuantity(string(a))
+}

@@ -130,6 +130,12 @@ func TestResourcesAreThoseOfContainers(t *testing.T) {
 	require.NoError(t, err)
 	_, err = p.Spec.Toolkit.Resources.Kubernetes()
 	require.EqualError(t, err, `an amount of "1e.5" of cpu`)
+	began := time.Now()
+	p, err = load(t).Admit(t.Context(), policy(`{toolkit: {resources: {limits: {cpu: "1e444444444"}}}}`))
+	require.NoError(t, err)
+	_, err = p.Spec.Toolkit.Resources.Kubernetes()
+	require.EqualError(t, err, `an amount of "1e444444444" of cpu`)
+	require.Less(t, time.Since(began), time.Minute, "Kubernetes' parser would compute for minutes")
 }
 
 func TestSchemeHasPolicies(t *testing.T) {
