@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -200,6 +201,15 @@ func (w *world) syncModel() {
 	for i := range classes.Items {
 		updateOwned[*nodev1.RuntimeClass](runtimeClassKind)(m, &classes.Items[i])
 		found(runtimeClassKind, &classes.Items[i])
+	}
+	if m.serviceMonitors {
+		var monitors unstructured.UnstructuredList
+		monitors.SetGroupVersionKind(state.ServiceMonitor)
+		require.NoError(w, w.List(w.Context(), &monitors))
+		for i := range monitors.Items {
+			updateOwned[*unstructured.Unstructured](state.ServiceMonitor)(m, &monitors.Items[i])
+			found(state.ServiceMonitor, &monitors.Items[i])
+		}
 	}
 	clear(m.builds)
 	for i := range jobs.Items {
