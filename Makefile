@@ -35,6 +35,7 @@ endif
 CGO_PROGRAMS    := gpu-device-plugin gpu-toolkit gpu-validator gpusim
 SAMPLES         := vectoradd reduction gemm bandwidth memtest compute
 STATIC_PROGRAMS := gpu-cdi-hook gpu-driver gpu-oci-runtime gpu-operator gpu-provision kubectl-gpu $(SAMPLES)
+DOCUMENTED      := gpu-device-plugin gpu-driver gpu-operator gpu-provision gpu-toolkit gpu-validator gpusim kubectl-gpu
 SIMULATOR       := lib/libnvidia-ml.so lib/libcuda.so lib/nvidia-smi lib/nvidia-cuda-mps-control
 
 dir_gpu-device-plugin := deviceplugin
@@ -82,13 +83,7 @@ test-gpu: packages-build ## run the component tests against this machine's own G
 	GPUREADY_BIN=$(CURDIR)/bin/race GPUREADY_MEASUREMENTS=$(CURDIR)/docs/measurements $(GO) test $(TAGS) -count=1 -v -run 'GPU' ./test/gpu/...
 
 .PHONY: check
-check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lint $(BIN)/tools/govulncheck ## formatting, vet, lint, vulnerabilities, manifests, generated files
-	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo 'check: run gofmt -w on:'; gofmt -l $$(git ls-files '*.go'); exit 1; }
-	$(GO) vet $(TAGS) ./...
-	$(BIN)/tools/golangci-lint run --build-tags grpcnotrace ./...
-	git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
-	.ci/vulnerabilities.sh $(BIN)/tools/govulncheck
-	$(GO) mod tidy -diff
+check: packages-generate lint ## lint, manifests, charts and the bundle, licences, generated files
 	@$(MAKE) --no-print-directory operands
 	cd .ci/schema && $(GO) vet ./... && $(GO) run . ../../deployments/static ../../bin/operands && $(GO) test ./...
 	cd .ci/helm && $(GO) vet ./... && $(GO) test -count=1 ./...
@@ -98,7 +93,15 @@ check: packages-build packages-generate packages-check $(BIN)/tools/golangci-lin
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
 
-GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go THIRD_PARTY.md
+.PHONY: lint
+lint: packages-build packages-check $(BIN)/tools/golangci-lint $(BIN)/tools/govulncheck ## formatting, vet, lint, vulnerabilities; it writes nothing
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo 'lint: run gofmt -w on:'; gofmt -l $$(git ls-files '*.go'); exit 1; }
+	$(BIN)/tools/golangci-lint run --build-tags grpcnotrace ./...
+	git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck
+	.ci/vulnerabilities.sh $(BIN)/tools/govulncheck
+	$(GO) mod tidy -diff
+
+GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go operator/api/v1alpha1/zz_generated.deepcopy.go THIRD_PARTY.md
 
 .PHONY: generate
 generate: packages-generate ## regenerate what is generated and checked in
@@ -125,6 +128,24 @@ operands: packages-build ## render what the operator deploys, for each case of i
 	@rm -rf bin/operands && mkdir -p bin/operands
 	$(GO) test $(TAGS) -count=1 -run '^TestRenderMatchesGoldenFiles$$' ./operator/state -args -rendered='$(CURDIR)/bin/operands'
 
+.PHONY: man
+man: packages-build ## write the programs' manual pages, made of their --help, to bin/man/
+	@$(MAKE) --no-print-directory -j2 $(addprefix $(BIN)/,$(DOCUMENTED))
+	@mkdir -p $(BIN)/man
+	@for program in $(DOCUMENTED); do $(BIN)/$$program __man >$(BIN)/man/$$program.1 || exit 1; done
+	@ls $(BIN)/man/*.1
+
+.PHONY: krew
+krew: packages-build ## pack kubectl-gpu and write its krew manifest, in bin/krew/: make krew VERSION=v1.2.3
+	@rm -rf bin/krew && $(MAKE) --no-print-directory bin/.version
+	@for arch in amd64 arm64; do \
+		echo "  build bin/krew/linux-$$arch/kubectl-gpu"; \
+		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" \
+			-o bin/krew/linux-$$arch/kubectl-gpu ./$(dir_kubectl-gpu) || exit 1; \
+	done
+	@deployments/krew/archive.sh $(or $(VERSION),$$(cut -d' ' -f1 bin/.version)) bin/krew
+	@ls bin/krew/*.tar.gz bin/krew/gpu.yaml
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin
@@ -135,13 +156,13 @@ $(ALL) $(BIN)/demo: | packages-build
 
 $(BIN)/.version: FORCE
 	@mkdir -p $(@D)
-	@v="$$(git describe --tags --always --dirty 2>/dev/null || echo unknown)"; \
+	@v="$$(git describe --tags --always --dirty 2>/dev/null || echo unknown) $$(git log -1 --abbrev=12 --format='%h %cs' 2>/dev/null)"; \
 	[ "$$(cat $@ 2>/dev/null)" = "$$v" ] || echo "$$v" >$@
 
 # Race builds are not stamped: tests need not wait for a new commit's link.
 ifndef RACE
 STAMP = $(BIN)/.version
-X     = -X github.com/gpuready/gpuready/internal/version.version=$$(cat $(BIN)/.version)
+X     = $$(awk '{ p = "-X github.com/gpuready/gpuready/internal/version."; print p "version=" $$1, p "commit=" $$2, p "date=" $$3 }' $(BIN)/.version)
 endif
 
 $(addprefix $(BIN)/,$(CGO_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)

@@ -170,8 +170,16 @@ func TestEveryHelpNamesFlagsEnvironmentAndExitCodes(t *testing.T) {
 			require.Contains(t, a.stdout, "--"+flag+" ")
 			require.Contains(t, a.stdout, "["+strings.ToUpper(name)+"_"+strings.ToUpper(flag)+"]")
 		}
-		require.Contains(t, a.stdout, "Exit codes: 0 passed; 1 ")
-		require.True(t, strings.HasPrefix(start(t, name, "", []string{"--version"}).stdout, name+" "))
+		require.Contains(t, a.stdout, "Exit codes:\n  0  passed\n  1  ")
+		for line := range strings.Lines(a.stdout) {
+			require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), 100, line)
+		}
+		require.Equal(t, a, start(t, name, "", []string{"help"}))
+		version := start(t, name, "", []string{"--version"})
+		require.True(t, strings.HasPrefix(version.stdout, name+" "))
+		require.Equal(t, version, start(t, name, "", []string{"version"}))
+		require.Equal(t, name, start(t, name, "", []string{"version", "-o", "json"}).object(t)["program"])
+		require.Equal(t, 2, start(t, name, "", []string{"version", "x"}).exit)
 	}
 }
 

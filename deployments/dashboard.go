@@ -24,10 +24,26 @@ const height = 7 // of a panel
 const (
 	plugin     = "gpuready_deviceplugin_"
 	reconciler = "gpuready_operator_"
+	ofGPU      = "{{node}} GPU {{gpu}}"
+	ofMIG      = "{{node}} GPU {{gpu}} {{profile}} {{gpu_instance}}.{{compute_instance}}"
+	ofPod      = "{{pod_namespace}}/{{pod_name}} {{node}} GPU {{gpu}}"
 )
 
 // of restricts a metric of the device plugin to the chosen nodes.
 func of(name string) string { return plugin + name + `{node=~"$node"}` }
+
+// onNode restricts a metric to the chosen nodes; matchers, which may be "", select some of its series.
+func onNode(name, matchers string) string {
+	if matchers != "" {
+		matchers = "," + matchers
+	}
+	return name + `{node=~"$node"` + matchers + "}"
+}
+
+// byPod has a series of each container that holds a device, with a value of the device.
+func byPod(value string) string {
+	return onNode("gpuready_gpu_pod_info", "") + " * on (node, uuid) group_left () " + value
+}
 
 func quantile(q, name string) string {
 	return "histogram_quantile(" + q + ", sum by (le, resource) (rate(" + of(name+"_bucket") + "[$__rate_interval])))"
@@ -43,6 +59,47 @@ func sections() []section {
 			{"Phase of the plugin", "Ready, Waiting, Degraded or Failed, with the reason.", "table", "", 12, []string{of("phase") + " == 1"}, ""},
 			{"Unhealthy devices", "", "table", "", 12, []string{of("device_healthy") + " == 0"}, ""},
 			{"Devices by state", "", "timeseries", "", 12, []string{"sum by (resource, state, reason) (" + of("devices") + ")"}, "{{resource}} {{state}} {{reason}}"},
+		}},
+		{"GPUs: utilisation and memory", []panel{
+			{"Utilisation", "Share of the time in which a kernel ran. None for a GPU in MIG mode.", "timeseries", "percentunit", 8, []string{onNode("gpuready_gpu_utilization_ratio", "")}, ofGPU},
+			{"Memory utilisation", "Share of the time in which memory was read or written.", "timeseries", "percentunit", 8, []string{onNode("gpuready_gpu_memory_utilization_ratio", "")}, ofGPU},
+			{"Memory in use", "", "timeseries", "bytes", 8, []string{onNode("gpuready_gpu_memory_used_bytes", "")}, ofGPU},
+			{"Mean utilisation by model", "", "timeseries", "percentunit", 8, []string{"avg by (model) (" + onNode("gpuready_gpu_utilization_ratio", "") + ")"}, "{{model}}"},
+			{"Share of memory in use", "", "timeseries", "percentunit", 8, []string{onNode("gpuready_gpu_memory_used_bytes", "") + " / " + onNode("gpuready_gpu_memory_size_bytes", "")}, ofGPU},
+			{"Free memory", "", "timeseries", "bytes", 8, []string{onNode("gpuready_gpu_memory_free_bytes", "")}, ofGPU},
+		}},
+		{"GPUs: temperature, power and clocks", []panel{
+			{"Temperature", "", "timeseries", "celsius", 8, []string{onNode("gpuready_gpu_temperature_celsius", "")}, ofGPU},
+			{"Power", "", "timeseries", "watt", 8, []string{onNode("gpuready_gpu_power_watts", "")}, ofGPU},
+			{"Share of the power limit", "", "timeseries", "percentunit", 8, []string{onNode("gpuready_gpu_power_watts", "") + " / " + onNode("gpuready_gpu_power_limit_watts", "")}, ofGPU},
+			{"Clock of the multiprocessors", "", "timeseries", "hertz", 8, []string{onNode("gpuready_gpu_sm_clock_hertz", "")}, ofGPU},
+			{"Clock of the memory", "", "timeseries", "hertz", 8, []string{onNode("gpuready_gpu_memory_clock_hertz", "")}, ofGPU},
+			{"Power of each node", "Of its GPUs' boards.", "timeseries", "watt", 8, []string{"sum by (node) (" + onNode("gpuready_gpu_power_watts", "") + ")"}, "{{node}}"},
+		}},
+		{"GPUs: memory errors and XIDs", []panel{
+			{"Uncorrected ECC errors", "New ones.", "timeseries", "", 8, []string{"sum by (node, gpu) (increase(" + onNode("gpuready_gpu_ecc_errors_total", `error="uncorrected",counter="volatile"`) + "[$__rate_interval]))"}, ofGPU},
+			{"Corrected ECC errors", "New ones.", "timeseries", "", 8, []string{"sum by (node, gpu) (increase(" + onNode("gpuready_gpu_ecc_errors_total", `error="corrected",counter="volatile"`) + "[$__rate_interval]))"}, ofGPU},
+			{"New XIDs", "Whatever their effect on the GPU's health.", "timeseries", "", 8, []string{"sum by (node, gpu) (increase(" + onNode("gpuready_gpu_xids_total", "") + "[$__rate_interval]))"}, ofGPU},
+			{"Uncorrected ECC errors in the lifetime of GPUs", "GPUs that have had any.", "timeseries", "", 8, []string{onNode("gpuready_gpu_ecc_errors_total", `error="uncorrected",counter="aggregate"`) + " > 0"}, ofGPU},
+			{"Remapped rows", "Rows of memory that spare rows have replaced.", "timeseries", "", 8, []string{onNode("gpuready_gpu_remapped_rows", "")}, ofGPU + " {{error}}"},
+			{"Last XID", "Since the plugin started; docs/xids.md explains the number.", "timeseries", "", 8, []string{onNode("gpuready_gpu_last_xid", "")}, ofGPU},
+		}},
+		{"MIG devices", []panel{
+			{"Memory in use by MIG devices", "The compute instances of one GPU instance share its memory.", "timeseries", "bytes", 8, []string{onNode("gpuready_gpu_mig_memory_used_bytes", "")}, ofMIG},
+			{"Share of memory in use by MIG devices", "", "timeseries", "percentunit", 8, []string{onNode("gpuready_gpu_mig_memory_used_bytes", "") + " / " + onNode("gpuready_gpu_mig_memory_size_bytes", "")}, ofMIG},
+			{"MIG devices by profile", "", "timeseries", "", 8, []string{"count by (profile) (" + onNode("gpuready_gpu_mig_memory_size_bytes", "") + ")"}, "{{profile}}"},
+		}},
+		{"Pods", []panel{
+			{"Utilisation of the GPUs of each pod", "That of the whole GPU: pods that share one see the same value.", "timeseries", "percentunit", 8, []string{byPod(onNode("gpuready_gpu_utilization_ratio", ""))}, ofPod},
+			{"Memory in use on the GPUs and MIG devices of each pod", "That of the whole device.", "timeseries", "bytes", 8, []string{
+				byPod("(" + onNode("gpuready_gpu_memory_used_bytes", "") + " or " + onNode("gpuready_gpu_mig_memory_used_bytes", "") + ")"),
+			}, ofPod},
+			{"Power of the GPUs of each pod", "That of the whole GPU.", "timeseries", "watt", 8, []string{byPod(onNode("gpuready_gpu_power_watts", ""))}, ofPod},
+			{"Temperature of the GPUs of each pod", "", "timeseries", "celsius", 8, []string{byPod(onNode("gpuready_gpu_temperature_celsius", ""))}, ofPod},
+			{"New XIDs on the GPUs of each pod", "", "timeseries", "", 8, []string{byPod("increase(" + onNode("gpuready_gpu_xids_total", "") + "[$__rate_interval])")}, ofPod},
+			{"Devices of each namespace", "GPUs and MIG devices, shared ones once for each container.", "timeseries", "", 8, []string{"count by (pod_namespace) (" + onNode("gpuready_gpu_pod_info", "") + ")"}, "{{pod_namespace}}"},
+			{"Who holds which GPU", "", "table", "", 12, []string{onNode("gpuready_gpu_pod_info", "")}, ""},
+			{"Pods that leave their GPU idle", "No kernel ran on it.", "table", "", 12, []string{byPod(onNode("gpuready_gpu_utilization_ratio", "")) + " == 0"}, ""},
 		}},
 		{"Errors", []panel{
 			{"XIDs", "All XIDs, whatever their effect on the GPU's health.", "timeseries", "", 8, []string{"sum by (node, gpu, xid) (increase(" + of("xids_total") + "[$__rate_interval]))"}, "{{node}} {{gpu}} XID {{xid}}"},

@@ -1,5 +1,5 @@
-// Package deployments embeds the definition of ClusterPolicy from the manifest that users
-// apply, so that the repository has it once. It also renders what is generated below this
+// Package deployments embeds the definitions of ClusterPolicy and NVIDIADriver from the manifest
+// that users apply, so that the repository has them once. It also renders what is generated below this
 // folder: the static manifests, parts of the chart, and the dashboard.
 package deployments
 
@@ -18,9 +18,16 @@ var operator []byte
 
 // ClusterPolicyCRD returns the CustomResourceDefinition clusterpolicies.nvidia.com, in YAML.
 // `make generate` writes it, from the types of operator/api/v1.
-func ClusterPolicyCRD() []byte {
+func ClusterPolicyCRD() []byte { return definition("clusterpolicies.nvidia.com") }
+
+// NVIDIADriverCRD returns the CustomResourceDefinition nvidiadrivers.nvidia.com, in YAML. It is made
+// from the types of operator/api/v1alpha1.
+func NVIDIADriverCRD() []byte { return definition("nvidiadrivers.nvidia.com") }
+
+// definition returns the CustomResourceDefinition of a name.
+func definition(name string) []byte {
 	for document := range bytes.SplitSeq(operator, []byte("\n---\n")) {
-		if bytes.Contains(document, []byte("\nkind: CustomResourceDefinition\n")) {
+		if bytes.Contains(document, []byte("\nkind: CustomResourceDefinition\n")) && bytes.Contains(document, []byte("\n  name: "+name+"\n")) {
 			return document
 		}
 	}

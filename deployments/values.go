@@ -17,6 +17,7 @@ var foreignValues []byte
 type ForeignValue struct {
 	Key    string   `json:"key"`              // its path, "operator.cleanupCRD"; it includes all values below it
 	As     string   `json:"as,omitempty"`     // the path of the value that it sets; "": none
+	By     string   `json:"by,omitempty"`     // the template that follows it, "nvidiadriver.yaml"; "": none
 	Is     []any    `json:"is,omitempty"`     // only of these values is Why said; none: of all that are not empty
 	Unless []any    `json:"unless,omitempty"` // not said of these values
 	When   []string `json:"when,omitempty"`   // paths of values; said only if all of them are true

@@ -25,7 +25,7 @@ func TestForeignValuesAreFollowedOrHaveAReason(t *testing.T) {
 		seen = append(seen, v.Key)
 		require.False(t, slices.ContainsFunc(fields, func(field string) bool { return (field + ".")[:min(len(field)+1, len(v.Key)+1)] == v.Key+"." }),
 			"%s is a field of the policy now: remove it here", v.Key)
-		require.True(t, v.As != "" || v.Why != "", v.Key)
+		require.True(t, v.As != "" || v.Why != "" || v.By != "", v.Key)
 		if v.Why == "" {
 			require.Empty(t, v.Do, v.Key)
 			require.Empty(t, v.When, v.Key)

@@ -474,3 +474,36 @@ func TestReadinessAndMetricsAreServed(t *testing.T) {
 		require.Contains(t, body, want)
 	}
 }
+
+func TestWhatGPUsMeasureIsServedWithThePodsThatHoldThem(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := ln.Addr().String()
+	require.NoError(t, ln.Close())
+	m := newMachine(t).up().withPods()
+	m.sim("load", "--gpu", "all", "--percent", "90", "--memory-used", "40960")
+	m.start("--listen", address, "--pod-resources-socket", "/pods/kubelet.sock", "--dcgm-metrics")
+	m.wait(8)
+	a, err := m.kubelet.Admit(soon(t), pod("train", 1))
+	require.NoError(t, err)
+	m.sim("xid", "--gpu", "7", "--xid", "13")
+	m.sim("lose", "--gpu", "6")
+	m.wait(7)
+	code, body := built.Get(t, "http://"+address+"/metrics")
+	require.Equal(t, http.StatusOK, code, body)
+	model := `model="SIMULATED NVIDIA H100 80GB HBM3"`
+	for _, want := range []string{
+		`gpuready_gpu_utilization_ratio{gpu="0",` + model,
+		`gpuready_gpu_memory_used_bytes{gpu="7",` + model,
+		`gpuready_gpu_xids_total{gpu="7",` + model,
+		`pod_name="train",pod_namespace="default",uuid="` + a.DeviceIDs[resource][0] + `"} 1`,
+		"gpuready_gpu_pods_known 1\n",
+		`DCGM_FI_DEV_GPU_UTIL{GPU_I_ID="",GPU_I_PROFILE=""`,
+		`DCGM_FI_DEV_XID_ERRORS{`,
+	} {
+		require.Contains(t, body, want)
+	}
+	require.Regexp(t, `gpuready_gpu_last_xid\{gpu="7",[^}]*\} 13\n`, body)
+	require.NotContains(t, body, `gpuready_gpu_utilization_ratio{gpu="6"`, "it is lost")
+}

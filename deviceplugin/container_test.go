@@ -183,7 +183,7 @@ func TestContainerIsCreatedAgainWhenTheInjectionChanges(t *testing.T) {
 		return
 	}
 	c := newCluster(t)
-	require.Contains(t, c.start("", "wait", "--timeout", "10ms").ends(program.Failed), "the toolkit has said nothing in this boot")
+	require.Contains(t, c.start("", "wait", "--timeout", "10ms").ends(program.Failed), "the toolkit has reported nothing since the node booted")
 	wait := c.start("", "wait")
 	c.writeToolkitState(nodestate.State{Phase: nodestate.Waiting, Reason: injection.ReasonNoGPU}, "")
 	wait.ends(0)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -216,4 +217,35 @@ func TestQuietGPUIsAllocatableAgain(t *testing.T) {
 	f := m.state(func(s nodestate.State) bool { return s.DevicePlugin != nil && len(s.DevicePlugin.Faults) == 1 })
 	require.Equal(t, gpu.ReasonXID, f.DevicePlugin.Faults[0].Reason)
 	require.EqualValues(t, 999, f.DevicePlugin.Faults[0].XID)
+}
+
+// The kubelet gets the health of every GPU while the state cannot be written. The latest state is
+// written as soon as that is possible, with one line in the log at the begin and one at the end.
+func TestStateOnAReadOnlyFileSystemIsWrittenLater(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	require.NoError(t, os.Mkdir(m.path("/state"), 0o755))
+	if err := unix.Mount("tmpfs", m.path("/state"), "tmpfs", 0, ""); err != nil {
+		t.Skipf("mounting a tmpfs needs root: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(m.path("/state"), unix.MNT_DETACH)) })
+	remount := func(flags uintptr) {
+		// It is busy while a file there is open for writing.
+		require.Eventually(t, func() bool { return unix.Mount("", m.path("/state"), "", unix.MS_REMOUNT|flags, "") == nil }, time.Minute, time.Millisecond)
+	}
+	m.up().withKubelet().start()
+	m.wait(8)
+	m.state(func(s nodestate.State) bool { return s.DevicePlugin != nil && s.DevicePlugin.Registered })
+	remount(unix.MS_RDONLY)
+	m.sim("xid", "--gpu", "2", "--xid", "79")
+	m.wait(7)
+	m.waitForOutput("reason=StateNotWritable")
+	m.sim("xid", "--gpu", "3", "--xid", "79")
+	m.wait(6)
+	remount(0)
+	m.state(func(s nodestate.State) bool { return len(s.DevicePlugin.Faults) == 2 })
+	m.waitForOutput("the state is written again")
+	for _, text := range []string{"the state cannot be written", "the state is written again"} {
+		require.Equal(t, 1, strings.Count(m.process.Output(), text), m.process.Output())
+	}
 }

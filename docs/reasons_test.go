@@ -104,7 +104,7 @@ var camel = regexp.MustCompile(`^[A-Z][A-Za-z]+$`)
 // deviceReasons returns the reasons of the device plugin and of internal/gpu.
 func deviceReasons(t *testing.T) map[string]bool {
 	all := map[string]bool{}
-	for _, folder := range []string{"../deviceplugin", "../internal/gpu", "../internal/injection"} {
+	for _, folder := range []string{"../deviceplugin", "../internal/gpu", "../internal/injection", "../internal/nodestate"} {
 		sources(t, folder, func(_ string, f *ast.File) { maps.Copy(all, reasonsOf(f)) })
 	}
 	return all
@@ -155,7 +155,7 @@ func TestEveryReasonOfTheDevicePluginIsDocumented(t *testing.T) {
 
 func TestEveryReasonOfTheToolkitIsDocumented(t *testing.T) {
 	reasons := map[string]bool{}
-	for _, folder := range []string{"../toolkit/setup", "../toolkit/configure", "../toolkit/runtime", "../toolkit/daemon"} {
+	for _, folder := range []string{"../toolkit/setup", "../toolkit/configure", "../toolkit/runtime", "../toolkit/daemon", "../internal/nodestate"} {
 		sources(t, folder, func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
 	}
 	require.Greater(t, len(reasons), 15, "the code has reasons")
@@ -180,6 +180,7 @@ func TestEveryReasonOfTheValidatorIsDocumented(t *testing.T) {
 			maps.Copy(reasons, reasonsOf(f))
 		}
 	})
+	sources(t, "../internal/nodestate", func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
 	require.Greater(t, len(reasons), 60, "the code has reasons")
 	require.Greater(t, len(preflight), 8, "the code has reasons")
 	agree(t, "validator.md", reasons, documented(t, "validator.md", true))

@@ -38,8 +38,8 @@ var layerCodes = map[readiness.Layer]int{
 
 const exitHelp = `
 Exit codes:
-  0   the layers are proven (run, component: or the node has no GPU; explain: always, if it could read or ask;
-      host-driver: the host has none)
+  0   the layers are proven (run, component: or the node has no GPU; explain: always, if it could
+      read or ask; host-driver: the host has none)
   1   the validator itself failed, or was interrupted
   2   bad usage or configuration
   3   host-driver: the host has a driver of its own
@@ -47,9 +47,11 @@ Exit codes:
   11  toolkit is not ready, or (wait injection) cannot inject
   12  cuda is not ready
   13  plugin is not ready
-  20  wait: the time is over and nothing is known of the layer, or of the toolkit, yet
-  30 to 36  peermem, gds, gdrcopy, mofed, fabric, vfio or vgpu was asked for and is not ready, in this order
-  40 to 43  preflight: a GPU is unhealthy, computes or remembers wrong, is slow, or not all could be tried
+  20  wait: timed out, and nothing is known yet of the layer or the toolkit
+  30 to 36  peermem, gds, gdrcopy, mofed, fabric, vfio or vgpu was asked for and is not ready, in
+      this order
+  40 to 43  preflight: a GPU is unhealthy, computes or stores wrong values, is slow, or could not be
+      fully tested
 `
 
 const usage = `gpu-validator proves that this node's GPUs can be used, layer by layer:
@@ -67,7 +69,8 @@ Usage:
   gpu-validator component        prove one layer as nvidia-validator does, by $COMPONENT
   gpu-validator host-driver      report whether the host has a driver of its own
   gpu-validator COMMAND --help   flags, examples and environment of a command
-  gpu-validator --version
+  gpu-validator version          print the version
+  gpu-validator completion SHELL print a script that completes command lines: bash, zsh or fish
 `
 
 // standIn is the name of the reference's validator: a program of this name accepts its

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"path"
 	"slices"
 	"time"
 
@@ -15,7 +16,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -47,8 +50,15 @@ Example:
   gpu-validator daemon --listen :9404
 `
 
+// reasonReplaced: the host has replaced a folder that is mounted in this container.
+const reasonReplaced gpu.Reason = "FolderReplaced"
+
 // reasonOutdated: the GPUs in this container are those of an earlier state of the node.
 const reasonOutdated gpu.Reason = "InjectionOutdated"
+
+// endTimeout bounds the time in which a process that was told to end sets the Node's conditions to
+// Unknown.
+const endTimeout = 2 * time.Second
 
 // retireTimeout bounds the time in which a process that ends, to be created anew, publishes the
 // reason.
@@ -73,7 +83,7 @@ func (c *cluster) addFlags(o *options) {
 	f.StringVar(&c.namespace, "namespace", "", "namespace of this pod, for the pod that proves the plugin layer")
 	f.StringVar(&c.podName, "pod-name", "", "name of this pod, the owner of that pod")
 	f.StringVar(&c.podUID, "pod-uid", "", "UID of this pod")
-	f.StringVar(&c.image, "workload-image", "", "image of that pod, the validator's own; empty: no pod, only the accounts of driver, plugin and kubelet are compared")
+	f.StringVar(&c.image, "workload-image", "", "image of that pod, the validator's own; empty: no pod, only what driver, plugin and kubelet report is compared")
 	f.StringVar(&c.pullPolicy, "workload-image-pull-policy", string(corev1.PullIfNotPresent), "of that image: IfNotPresent, Always or Never")
 	f.StringSliceVar(&c.pullSecrets, "workload-image-pull-secrets", nil, "names of Secrets of that namespace, to pull it with")
 	f.StringVar(&c.runtimeClass, "workload-runtime-class", "", "RuntimeClass of that pod; empty: none")
@@ -206,19 +216,31 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	d := daemon.New(config)
 	parts.watchNode(d.SetNodeLabels)
 
-	group, ctx := errgroup.WithContext(ctx)
+	daemonCtx := ctx // ends when the process is told to end
+	group, ctx := errgroup.WithContext(daemonCtx)
 	group.Go(func() error { return metricsserver.Serve(ctx, listen, registry, d.Ready) })
 	group.Go(func() error { return d.Run(ctx) })
 	group.Go(func() error { return watchOutdated(ctx, node, d, parts) })
+	group.Go(func() error {
+		return retireReplaced(ctx, d, parts, node.Root.Path(o.outputDir), node.Root.Path(node.StateDir), node.StatePath(nodestate.Validator),
+			node.Root.Path(cdi.StaticDir), node.Root.Path(o.cdiDir), node.Root.Path(path.Dir(node.PodResources)))
+	})
 	for _, run := range parts.run {
 		group.Go(func() error { return unlessCanceled(run(ctx)) })
 	}
 	switch err := group.Wait(); {
-	case errors.Is(err, injection.ErrOutdated):
+	case errors.Is(err, injection.ErrOutdated), errors.Is(err, mount.ErrReplaced):
 		log.Info("ended", "message", err.Error())
 		return nil
 	case err != nil:
 		return err
+	}
+	if parts.end != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(daemonCtx), endTimeout)
+		defer cancel()
+		if err := parts.end(ctx); err != nil {
+			log.Warn("the Node's conditions could not be set to Unknown; they keep their last status, which nobody renews", "message", err.Error())
+		}
 	}
 	log.Info("ended; the proofs stay in place")
 	return nil
@@ -235,13 +257,29 @@ func watchOutdated(ctx context.Context, node check.Node, d *daemon.Daemon, p *pa
 	if node.Injection == injection.Expected {
 		reason = check.ReasonInjection
 	}
-	d.Retire(reason, err.Error())
+	retire(ctx, d, p, reason, err)
+	return err
+}
+
+// retireReplaced waits until a folder of the host that is mounted in this container is replaced, and
+// records that.
+func retireReplaced(ctx context.Context, d *daemon.Daemon, p *parts, folders ...string) error {
+	err := mount.WaitReplaced(ctx, folders...)
+	if !errors.Is(err, mount.ErrReplaced) {
+		return unlessCanceled(err)
+	}
+	retire(ctx, d, p, reasonReplaced, err)
+	return err
+}
+
+// retire records why this container has to be created again.
+func retire(ctx context.Context, d *daemon.Daemon, p *parts, reason gpu.Reason, why error) {
+	d.Retire(reason, why.Error())
 	if p.settled != nil {
 		ctx, cancel := context.WithTimeout(ctx, retireTimeout)
 		defer cancel()
 		_ = p.settled(ctx) // the reason is on the node in any case
 	}
-	return err
 }
 
 func unlessCanceled(err error) error {
@@ -260,10 +298,11 @@ type parts struct {
 	news      <-chan struct{}
 	run       []func(context.Context) error
 	watchNode func(deliver func(map[string]string) error) // delivers the Node's labels that select a configuration
+	end       func(context.Context) error                 // sets the Node's conditions to Unknown; nil: the daemon writes no conditions
 	close     func()
 }
 
-// parts builds them. It logs once if the API server cannot be used, which affects no proof
+// parts builds the parts. It logs once if the API server cannot be used, which affects no proof
 // on the node.
 func (c *cluster) parts(node check.Node, status *kube.NodeStatus, log *slog.Logger, registry *prometheus.Registry) (*parts, error) {
 	p := &parts{close: func() {}, watchNode: func(func(map[string]string) error) {}}
@@ -284,7 +323,7 @@ func (c *cluster) parts(node check.Node, status *kube.NodeStatus, log *slog.Logg
 		Client: client, Node: c.node, BootID: node.BootID, Dir: node.StatePath(nodestate.Validator), Taint: c.taint, Allocatable: c.allocatable,
 		Log: log, Metrics: nodestatus.NewMetrics(registry),
 	})
-	p.publish, p.settled, p.run = publisher.Publish, publisher.Flush, append(p.run, publisher.Run)
+	p.publish, p.settled, p.end, p.run = publisher.Publish, publisher.Flush, publisher.WriteEnd, append(p.run, publisher.Run)
 	p.watchNode = func(deliver func(map[string]string) error) {
 		p.run = append(p.run, kube.NewNodeReader(kube.NodeReaderConfig{Client: client, Node: c.node, Deliver: deliver, Status: status.Set, Log: log}, registry).Run)
 	}

@@ -11,13 +11,14 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/gpuready/gpuready/internal/explain"
 	"github.com/gpuready/gpuready/internal/program"
-	"github.com/gpuready/gpuready/validator/explain"
+	nodeexplain "github.com/gpuready/gpuready/validator/explain"
 	"github.com/gpuready/gpuready/validator/kube"
 )
 
-const explainUsage = `Show how far the road from the driver to a pod goes on a node, where it ends,
-since when, why, and what to do. On the node it reads the files of proofs and
+const explainUsage = `Show for each layer from the driver to a pod whether it is ready on a node, since
+when, and if not, why, and what to do. On the node it reads the files of proofs and
 components, which needs no privileges; with --node it reads from the cluster.
 
 It proves nothing and exits with 0 whatever it shows; scripts should use run
@@ -80,7 +81,7 @@ func (o *options) explainNode() (explain.Report, error) {
 	if err != nil {
 		return explain.Report{}, err
 	}
-	return explain.FromNode(n, n.Root.Path(o.outputDir), name, time.Now()), nil
+	return nodeexplain.FromNode(n, n.Root.Path(o.outputDir), name, time.Now()), nil
 }
 
 func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout time.Duration) (explain.Report, error) {
@@ -96,7 +97,7 @@ func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout 
 		return explain.Report{}, err
 	}
 	defer client.Close()
-	r, err := explain.FromCluster(ctx, client, node, time.Now())
+	r, err := nodeexplain.FromCluster(ctx, client, node, time.Now())
 	if err != nil && errors.Is(context.Cause(ctx), late) {
 		return r, fmt.Errorf("%w: %w", late, err)
 	}

@@ -18,7 +18,7 @@ func TestExplainReadsTheNodesFiles(t *testing.T) {
 	r := newRig(t)
 	exit, out, said := r.run(r.args("explain")...)
 	require.Zero(t, exit, said)
-	require.Contains(t, out, "the validator's daemon has said nothing in this boot")
+	require.Contains(t, out, "the validator's daemon has reported nothing since the node booted")
 
 	require.NoError(t, readiness.WriteNotReady(r.path(readiness.DefaultDir), readiness.Driver,
 		readiness.NotReady{Reason: "DriverNotLoaded", Message: "the module nvidia is not loaded", Action: "load it"}))

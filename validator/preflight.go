@@ -25,7 +25,7 @@ var preflightCodes = map[preflight.Verdict]int{
 }
 
 const preflightUsage = `Check within seconds whether every GPU of this node is healthy, correct, and as fast
-as it should be, and name the one that is not by UUID, PCI address and slot.
+as it should be, and name each GPU that is not by UUID, PCI address and slot.
 It reads memory errors, throttled clocks, PCIe link, NVLinks and XIDs from NVML; then
 vectoradd, reduction, gemm, bandwidth, memtest and compute run on all
 GPUs and MIG devices at once. The GPUs should have nothing else to do.

@@ -230,7 +230,7 @@ func TestAPreflightWithoutASampleIsNotRun(t *testing.T) {
 	exit, out, said := p.runPreflight()
 	require.Equal(t, 43, exit)
 	require.Contains(t, out, "SampleMissing: the sample gemm is neither beside gpu-validator nor in PATH")
-	require.Contains(t, said, "install it there")
+	require.Contains(t, said, "install it on the node")
 }
 
 func TestAPreflightRefusesInvalidFlags(t *testing.T) {

@@ -26,6 +26,7 @@ Examples:
   gpu-validator run
   gpu-validator run --layers driver,cuda     a machine without Kubernetes
   gpu-validator run -o junit > gpu.xml       a job in CI
+  gpu-validator run --expect-gpus 8          a node with eight GPUs, all of them usable
 `
 
 func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -36,6 +37,10 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	o.flags.StringSliceVar(&names, "layers", nil, "check only these layers, and always driver: driver,toolkit,cuda,plugin, or optional ones")
 	o.flags.StringVarP(&format, "output", "o", "text", "text, json or junit")
 	o.flags.DurationVar(&timeout, "timeout", 10*time.Minute, "for all layers together")
+	expected := o.flags.Int("expect-gpus", 0, "fail unless at least this many GPUs are usable (default: one)")
+	strict := o.flags.Bool("strict", false, "fail unless each GPU on the PCI bus or known to the driver is usable")
+	o.bindEnv("expect-gpus", "EXPECT_GPUS")
+	o.bindEnv("strict", "STRICT")
 	o.bindEnv("layers", "LAYERS")
 	o.bindEnv("output", "OUTPUT")
 	o.bindEnv("timeout", "TIMEOUT")
@@ -47,6 +52,9 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	if len(rest) > 0 {
 		return program.UsageErrorf("run takes no arguments; did you mean --layers %s?", rest[0])
+	}
+	if *expected < 0 {
+		return program.UsageErrorf("--expect-gpus %d: want a number of GPUs from 1", *expected)
 	}
 	if !slices.Contains(report.Formats(), format) {
 		return program.UsageErrorf("--output %q: want text, json or junit", format)
@@ -64,6 +72,7 @@ func runOnce(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	defer func() { _ = node.Root.Close() }()
+	node.ExpectGPUs, node.Strict = *expected, *strict
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("%v are over", timeout))
 	defer cancel()
 

@@ -233,7 +233,7 @@ func TestEachLayerFailsWithItsReasonAndExitCode(t *testing.T) {
 			r.driver(1)
 			r.toolkit(r.gpus()...)
 			r.writeState(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, BootID: "00000000-0000-4000-8000-000000000000"})
-		}, nil, 11, "toolkit: ToolkitSilent: the toolkit has not said anything in this boot"},
+		}, nil, 11, "toolkit: ToolkitSilent: the toolkit has reported nothing since the node booted"},
 		{"spec lacks a GPU", func(r *rig) { r.driver(2); r.toolkit(r.gpus()[0]) }, nil, 11, "toolkit: CDINameUnresolvable"},
 		{"sample missing", func(r *rig) { r.driver(1) }, []string{"--layers", "cuda", "--vectoradd", "/nonexistent"}, 12, "cuda: CUDASampleFailed"},
 		{"plugin not registered", func(r *rig) {
@@ -292,7 +292,7 @@ func TestWaitsExitCodeIsTheLayersOrTheTimeouts(t *testing.T) {
 	wait := r.args("wait", "driver", "cuda", "--timeout", "100ms")
 	exit, _, said := r.run(wait...)
 	require.Equal(t, 20, exit)
-	require.Contains(t, said, "gpu-validator: waiting for driver: the validator has not said anything about it yet\n")
+	require.Contains(t, said, "gpu-validator: waiting for driver: the validator has not reported on it yet\n")
 	require.Contains(t, said, "see that gpu-validator daemon runs on this node")
 
 	dir := r.path(readiness.DefaultDir)
@@ -428,7 +428,7 @@ func TestTheInitContainerWaitsForInjection(t *testing.T) {
 	wait := r.args("wait", "injection", "--timeout", "100ms")
 	exit, _, said := r.run(wait...)
 	require.Equal(t, 20, exit)
-	require.Contains(t, said, "gpu-validator: waiting for injection: the toolkit has said nothing in this boot")
+	require.Contains(t, said, "gpu-validator: waiting for injection: the toolkit has reported nothing since the node booted")
 	require.Contains(t, said, "(waited 100ms)")
 	say := func(i nodestate.Injection) {
 		r.writeState(nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &i}})
@@ -551,6 +551,11 @@ func TestTheDaemonPublishesTheNodesState(t *testing.T) {
 	exit, err := daemon.Wait(ctx)
 	require.NoError(t, err)
 	require.Zero(t, exit, daemon.Output())
+	for _, kind := range []corev1.NodeConditionType{"GPUReady", "GPUHealthy"} {
+		c := server.Condition("n1", kind)
+		require.Equal(t, corev1.ConditionUnknown, c.Status, "nobody renews it")
+		require.Equal(t, "ValidatorStopped", c.Reason)
+	}
 }
 
 func TestTheNodesChoiceIsInTheStateFile(t *testing.T) {

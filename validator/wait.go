@@ -23,8 +23,8 @@ const waitUsage = `Wait until the validator's daemon has proven all of the layer
 the wait is printed at the start and whenever it changes. When the
 time is over, the exit code is that of the first layer that is not ready.
 
-The word injection is no layer: it waits until the toolkit would inject the GPUs
-into a container that is created now, or there are none on this node. It is
+The word injection is not a layer: with it, the command waits until the toolkit would
+inject the GPUs into a container that is created now, or the node has no GPUs. It is
 for the init container of the daemon's pod, with --or-no-driver: then it also succeeds
 if the driver's container reports that it has failed, or has waited for
 half a minute, so that the daemon can report why.
@@ -153,7 +153,7 @@ type driverWatch struct {
 }
 
 func (w *driverWatch) observe(s nodestate.State, err error) {
-	reason, message, ok := readiness.DriverSays(s, err)
+	reason, message, ok := readiness.DriverProblem(s, err)
 	if !ok {
 		if w.late != nil {
 			w.late.Stop()

@@ -43,17 +43,32 @@ type release struct {
 	Cluster engine.ClientProvider
 }
 
-// crdFile is the CustomResourceDefinition in the chart.
-const crdFile = "crds/nvidia.com_clusterpolicies.yaml"
+// The CustomResourceDefinitions in the chart.
+const (
+	policyFile = "crds/nvidia.com_clusterpolicies.yaml"
+	driverFile = "crds/nvidia.com_nvidiadrivers.yaml"
+)
+
+// crds are the CustomResourceDefinitions of ClusterPolicy and NVIDIADriver.
+type crds struct{ policy, driver []byte }
+
+// readGenerated reads what controller-gen has written into a folder.
+func readGenerated(dir string) (all crds, err error) {
+	if all.policy, err = os.ReadFile(filepath.Join(dir, policyFile)); err != nil {
+		return all, err
+	}
+	all.driver, err = os.ReadFile(filepath.Join(dir, driverFile))
+	return all, err
+}
 
 // loadChart reads the chart in a folder, and adds what the repository does not have there: the
-// CustomResourceDefinition, the schemas of the values, and the chart of Node Feature Discovery.
-func loadChart(ctx context.Context, dir string, crd []byte) (*chart.Chart, error) {
+// CustomResourceDefinitions, the schemas of the values, and the chart of Node Feature Discovery.
+func loadChart(ctx context.Context, dir string, all crds) (*chart.Chart, error) {
 	files, err := readTree(dir)
 	if err != nil {
 		return nil, err
 	}
-	from := sources{crd: crd}
+	from := sources{crds: all}
 	for name, data := range map[string]*[]byte{"values.yaml": &from.values, "files/nvidia-values.yaml": &from.foreign, "files/ignored-fields.yaml": &from.ignored} {
 		i := slices.IndexFunc(files, func(f *archive.BufferedFile) bool { return f.Name == name })
 		if i < 0 {
@@ -96,25 +111,33 @@ func generate(from sources) ([]*archive.BufferedFile, error) {
 	}
 	data, err := schemas.data()
 	return []*archive.BufferedFile{
-		{Name: crdFile, Data: from.crd},
+		{Name: policyFile, Data: from.crds.policy},
+		{Name: driverFile, Data: from.crds.driver},
 		{Name: "values.schema.json", Data: validation},
 		{Name: "files/values.json", Data: data},
 	}, err
 }
 
-// readDefinition returns the CustomResourceDefinition in the manifest that users apply,
+// readDefinitions returns the CustomResourceDefinitions in the manifest that users apply,
 // deployments/static/operator.yaml.
-func readDefinition(manifest string) ([]byte, error) {
+func readDefinitions(manifest string) (all crds, err error) {
 	text, err := os.ReadFile(manifest)
 	if err != nil {
-		return nil, err
+		return all, err
 	}
 	for document := range bytes.SplitSeq(text, []byte("\n---\n")) {
-		if bytes.Contains(document, []byte("\nkind: CustomResourceDefinition\n")) {
-			return append(document, '\n'), nil
+		switch {
+		case !bytes.Contains(document, []byte("\nkind: CustomResourceDefinition\n")):
+		case bytes.Contains(document, []byte("\n  name: clusterpolicies.nvidia.com\n")):
+			all.policy = append(document, '\n')
+		case bytes.Contains(document, []byte("\n  name: nvidiadrivers.nvidia.com\n")):
+			all.driver = append(document, '\n')
 		}
 	}
-	return nil, fmt.Errorf("%s has no CustomResourceDefinition: run make generate", manifest)
+	if all.policy == nil || all.driver == nil {
+		err = fmt.Errorf("%s lacks a CustomResourceDefinition: run make generate", manifest)
+	}
+	return all, err
 }
 
 // dependency loads the chart in a Go module.

@@ -18,9 +18,9 @@ const dir = "../../deployments/helm/gpuready"
 // load loads the chart as it is packaged.
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
-	crd, err := readDefinition("../../deployments/static/operator.yaml")
+	all, err := readDefinitions("../../deployments/static/operator.yaml")
 	require.NoError(t, err)
-	c, err := loadChart(t.Context(), dir, crd)
+	c, err := loadChart(t.Context(), dir, all)
 	require.NoError(t, err)
 	return c
 }

@@ -2,7 +2,7 @@
 //
 // go run . static     writes deployments/static/operator.yaml and its example policies; it
 //
-//	takes the CustomResourceDefinition from bin/crds, where controller-gen writes it
+//	takes the CustomResourceDefinitions from bin/crds, where controller-gen writes them
 //
 // go run . package    writes bin/charts/gpuready-<version>.tgz, complete
 //
@@ -38,24 +38,24 @@ func run(ctx context.Context, args []string) error {
 	dir, manifests := filepath.Join(root, "deployments/helm/gpuready"), filepath.Join(root, "deployments/static")
 	switch args[0] {
 	case "static":
-		crd, err := os.ReadFile(filepath.Join(root, "bin/crds/nvidia.com_clusterpolicies.yaml"))
+		all, err := readGenerated(filepath.Join(root, "bin"))
 		if err != nil {
 			return fmt.Errorf("%w: run make generate", err)
 		}
-		return writeStatic(ctx, dir, crd, manifests)
+		return writeStatic(ctx, dir, all, manifests)
 	case "package":
-		crd, err := readDefinition(filepath.Join(manifests, "operator.yaml"))
+		all, err := readDefinitions(filepath.Join(manifests, "operator.yaml"))
 		if err != nil {
 			return err
 		}
-		return pack(ctx, dir, crd, filepath.Join(root, "bin/charts"))
+		return pack(ctx, dir, all, filepath.Join(root, "bin/charts"))
 	}
 	return fmt.Errorf("%q is neither static nor package", args[0])
 }
 
 // pack writes the chart's archive into a folder.
-func pack(ctx context.Context, from string, crd []byte, to string) error {
-	c, err := loadChart(ctx, from, crd)
+func pack(ctx context.Context, from string, all crds, to string) error {
+	c, err := loadChart(ctx, from, all)
 	if err != nil {
 		return err
 	}

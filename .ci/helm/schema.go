@@ -17,7 +17,7 @@ type schema map[string]any
 
 // chartValues are the chart's own values, which a policy does not have. If a policy has
 // a map of the same name, they are added to it.
-var chartValues = []string{"global", "platform", "nfd", "crds", "operands", "clusterPolicy", "proxy", "trustedCA",
+var chartValues = []string{"global", "platform", "nfd", "crds", "takeOwnership", "operands", "clusterPolicy", "proxy", "trustedCA",
 	"networkPolicy", "podMonitor", "cleanup", "operator", "extraObjects", "node-feature-discovery"}
 
 // overrides are schemas that values.yaml cannot express, by the path of the value.
@@ -85,13 +85,14 @@ type foreignValue struct {
 
 // sources are the files that the schemas are made from.
 type sources struct {
-	crd, values, foreign, ignored []byte
+	crds                     crds
+	values, foreign, ignored []byte
 }
 
 // newSchemas returns the schemas. Values that the policy has by the same name have the policy's
 // schema; the others have one derived from values.yaml.
 func newSchemas(from sources) (*chartSchemas, error) {
-	spec, err := policySpec(from.crd)
+	spec, err := policySpec(from.crds.policy)
 	if err != nil {
 		return nil, err
 	}

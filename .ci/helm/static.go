@@ -41,24 +41,27 @@ var released = regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/(name|instance|ver
 
 // writeStatic renders those manifests of deployments/static that the chart has, too, from the
 // chart in a folder into another.
-func writeStatic(ctx context.Context, from string, crd []byte, to string) error {
-	files, err := renderStatic(ctx, from, crd, map[string]any{"migManager": map[string]any{"enabled": true}, "dcgmExporter": map[string]any{"enablePodLabels": true}})
+func writeStatic(ctx context.Context, from string, all crds, to string) error {
+	files, err := renderStatic(ctx, from, all, map[string]any{"migManager": map[string]any{"enabled": true}, "dcgmExporter": map[string]any{"enablePodLabels": true}})
 	if err != nil {
 		return err
 	}
-	definition, err := own(crd)
-	if err != nil {
-		return err
+	documents := []string{namespace}
+	for _, crd := range [][]byte{all.policy, all.driver} {
+		definition, err := own(crd)
+		if err != nil {
+			return err
+		}
+		documents = append(documents, definition)
 	}
-	all := []string{namespace, definition}
 	for _, part := range parts {
 		text, is := files["gpuready/templates/"+part]
 		if !is {
 			return fmt.Errorf("the chart renders no templates/%s", part)
 		}
-		all = append(all, text)
+		documents = append(documents, text)
 	}
-	if err := writeManifest(filepath.Join(to, "operator.yaml"), about, all...); err != nil {
+	if err := writeManifest(filepath.Join(to, "operator.yaml"), about, documents...); err != nil {
 		return err
 	}
 	if err := writeManifest(filepath.Join(to, "mig-manager.yaml"), aboutMIG, files["gpuready/templates/agents/mig-manager.yaml"]); err != nil {
@@ -72,7 +75,7 @@ func writeStatic(ctx context.Context, from string, crd []byte, to string) error 
 		return err
 	}
 	for _, e := range examples {
-		files, err := renderStatic(ctx, from, crd, e.values)
+		files, err := renderStatic(ctx, from, all, e.values)
 		if err != nil {
 			return fmt.Errorf("%s: %w", e.name, err)
 		}
@@ -98,12 +101,14 @@ func own(crd []byte) (string, error) {
 	if err := encoder.Encode(&document); err != nil {
 		return "", fmt.Errorf("CustomResourceDefinition: %w", err)
 	}
-	const name = "\n  name: clusterpolicies.nvidia.com\n"
-	return strings.Replace(b.String(), name, "\n  labels:\n    app.kubernetes.io/part-of: gpuready"+name, 1), nil
+	return named.ReplaceAllString(b.String(), "\n  labels:\n    app.kubernetes.io/part-of: gpuready$1"), nil
 }
 
-func renderStatic(ctx context.Context, dir string, crd []byte, values map[string]any) (map[string]string, error) {
-	c, err := loadChart(ctx, dir, crd)
+// named matches the name of a definition.
+var named = regexp.MustCompile(`(\n  name: [a-z]+\.nvidia\.com\n)`)
+
+func renderStatic(ctx context.Context, dir string, all crds, values map[string]any) (map[string]string, error) {
+	c, err := loadChart(ctx, dir, all)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +134,7 @@ func writeManifest(path, about string, documents ...string) error {
 // blank matches blank lines left by templates.
 var blank = regexp.MustCompile(`\n([ \t]*\n)+`)
 
-const about = `# The operator: its CustomResourceDefinition, its Deployment, its rights, and those of the
+const about = `# The operator: its CustomResourceDefinitions, its Deployment, its rights, and those of the
 # agents that it runs on nodes. Then apply a ClusterPolicy, such as examples/clusterpolicy.yaml.
 # It needs the labels of Node Feature Discovery. See docs/helm.md.
 `

@@ -60,7 +60,8 @@ func makeFiles(deployments string) (map[string][]byte, error) {
 	}
 	files := map[string]any{
 		"manifests/" + name + ".clusterserviceversion.yaml": csv,
-		"manifests/nvidia.com_clusterpolicies.yaml":         find(documents, "CustomResourceDefinition", ""),
+		"manifests/nvidia.com_clusterpolicies.yaml":         find(documents, "CustomResourceDefinition", "clusterpolicies.nvidia.com"),
+		"manifests/nvidia.com_nvidiadrivers.yaml":           find(documents, "CustomResourceDefinition", "nvidiadrivers.nvidia.com"),
 		"manifests/priorityclass.yaml":                      find(documents, "PriorityClass", ""),
 		"metadata/annotations.yaml":                         object{"annotations": annotations()},
 	}

@@ -34,22 +34,25 @@ func TestExampleIsTheStaticOne(t *testing.T) {
 	require.Equal(t, "gpu-cluster-policy", at(proposed[0], "metadata")["name"])
 }
 
-func TestConsoleFieldsExistInThePolicy(t *testing.T) {
-	versions := at(manifest(t, "nvidia.com_clusterpolicies.yaml"), "spec")["versions"].([]any)
-	schema := at(versions[0].(object), "schema", "openAPIV3Schema")
+func TestConsoleFieldsExistInTheDefinitions(t *testing.T) {
 	owned := at(manifest(t, "gpuready.clusterserviceversion.yaml"), "spec", "customresourcedefinitions")["owned"].([]any)
-	require.Len(t, owned, 1)
+	require.Len(t, owned, 2)
 	checkbox := ""
-	for _, one := range owned[0].(object)["specDescriptors"].([]any) {
-		d := one.(object)
-		path, is := d["path"].(string), true
-		level := schema
-		for key := range strings.SplitSeq("spec."+path, ".") {
-			level, is = at(level, "properties")[key].(object)
-			require.True(t, is, path)
-		}
-		if path == "driver.usePrecompiled" {
-			checkbox = d["x-descriptors"].([]any)[0].(string)
+	for i, file := range []string{"nvidia.com_clusterpolicies.yaml", "nvidia.com_nvidiadrivers.yaml"} {
+		versions := at(manifest(t, file), "spec")["versions"].([]any)
+		schema := at(versions[0].(object), "schema", "openAPIV3Schema")
+		require.Equal(t, versions[0].(object)["name"], owned[i].(object)["version"])
+		for _, one := range owned[i].(object)["specDescriptors"].([]any) {
+			d := one.(object)
+			path, is := d["path"].(string), true
+			level := schema
+			for key := range strings.SplitSeq("spec."+path, ".") {
+				level, is = at(level, "properties")[key].(object)
+				require.True(t, is, path)
+			}
+			if path == "driver.usePrecompiled" {
+				checkbox = d["x-descriptors"].([]any)[0].(string)
+			}
 		}
 	}
 	require.Contains(t, checkbox, "booleanSwitch")

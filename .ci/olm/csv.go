@@ -14,7 +14,9 @@ Drivers are built with OpenShift's Driver Toolkit, without an entitlement, or lo
 precompiled. Node Feature Discovery must be installed first.
 `
 
-// serviceVersion returns the ClusterServiceVersion.
+// serviceVersion returns the ClusterServiceVersion, by which OLM installs the operator. documents are
+// those of static/operator.yaml, examples the policies for alm-examples, and rights the operator's
+// rights. It changes the Deployment in documents.
 func serviceVersion(documents, examples []object, rights []right) (object, error) {
 	alm, err := compact(examples)
 	if err != nil {
@@ -25,7 +27,7 @@ func serviceVersion(documents, examples []object, rights []right) (object, error
 		return nil, fmt.Errorf("static/operator.yaml has no Deployment gpuready-operator")
 	}
 	spec := at(deployment, "spec")
-	image, err := prepare(spec)
+	image, err := adaptDeployment(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +47,7 @@ func serviceVersion(documents, examples []object, rights []right) (object, error
 				"repository":     "https://github.com/gpuready/gpuready",
 				"support":        "gpuready",
 				"operatorframework.io/suggested-namespace":         "gpuready-system",
-				"operatorframework.io/initialization-resource":     initial(examples),
+				"operatorframework.io/initialization-resource":     initialPolicy(examples),
 				"features.operators.openshift.io/disconnected":     "true",
 				"features.operators.openshift.io/fips-compliant":   "false",
 				"features.operators.openshift.io/proxy-aware":      "true",
@@ -83,15 +85,16 @@ func serviceVersion(documents, examples []object, rights []right) (object, error
 				"permissions":        own,
 				"deployments":        []any{object{"name": "gpuready-operator", "label": at(deployment, "metadata")["labels"], "spec": spec}},
 			}},
-			"customresourcedefinitions": object{"owned": []any{owned()}},
-			"relatedImages":             related(image),
+			"customresourcedefinitions": object{"owned": []any{owned(), ownedDriver()}},
+			"relatedImages":             relatedImages(image),
 		},
 	}, nil
 }
 
-// prepare adapts the Deployment to a bundle: the lifecycle manager chooses the
-// namespace, so the operands use the operator's own. It returns the image.
-func prepare(spec object) (string, error) {
+// adaptDeployment changes the spec of the Deployment for a bundle, and returns the operator's image.
+// It removes the variable OPERAND_NAMESPACE: the lifecycle manager chooses the operator's namespace,
+// in which the operands then run, too.
+func adaptDeployment(spec object) (string, error) {
 	containers, _ := at(spec, "template", "spec")["containers"].([]any)
 	if len(containers) != 1 {
 		return "", fmt.Errorf("the Deployment has %d containers, not one", len(containers))
@@ -109,8 +112,9 @@ func prepare(spec object) (string, error) {
 	return image, nil
 }
 
-// related returns all our images, for mirrors.
-func related(operator string) []any {
+// relatedImages lists all our images with the registry and version of the operator's image. Tools
+// that mirror a catalogue read the list.
+func relatedImages(operator string) []any {
 	var all []any
 	for _, one := range []string{"operator", "toolkit", "device-plugin", "validator", "driver-simulator"} {
 		all = append(all, object{"name": one, "image": strings.Replace(operator, "/operator:", "/"+one+":", 1)})
@@ -118,9 +122,9 @@ func related(operator string) []any {
 	return all
 }
 
-// initial returns the policy that the console proposes to create.
-func initial(examples []object) string {
-	text, _ := compact(examples[0]) // it was read as YAML
+// initialPolicy returns the ClusterPolicy, as JSON, that OpenShift's console proposes to create.
+func initialPolicy(examples []object) string {
+	text, _ := compact(examples[0]) // no error: it was parsed from YAML
 	return text
 }
 

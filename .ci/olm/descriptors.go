@@ -53,3 +53,22 @@ func owned() object {
 		},
 	}
 }
+
+// ownedDriver describes the resource of drivers for some of the nodes.
+func ownedDriver() object {
+	return object{
+		"name": "nvidiadrivers.nvidia.com", "kind": "NVIDIADriver", "version": "v1alpha1",
+		"displayName": "NVIDIADriver", "description": "The driver of the nodes that it selects, if the ClusterPolicy sets driver.useNvidiaDriverCRD.",
+		"resources": []any{object{"kind": "DaemonSet", "version": "v1", "name": ""}},
+		"specDescriptors": []any{
+			object{"path": "default", "displayName": "Default", "description": "For the nodes that no other NVIDIADriver selects.", "x-descriptors": []string{toggle}},
+			object{"path": "repository", "displayName": "Driver repository", "description": "Registry and path of driver images.", "x-descriptors": []string{text}},
+			object{"path": "image", "displayName": "Driver image", "description": "Name of driver images.", "x-descriptors": []string{text}},
+			object{"path": "version", "displayName": "Driver version", "description": "Version of the driver, or its branch if it is precompiled.", "x-descriptors": []string{text}},
+		},
+		"statusDescriptors": []any{
+			object{"path": "state", "displayName": "State", "description": "ready, notReady or disabled.", "x-descriptors": []string{text}},
+			object{"path": "conditions", "displayName": "Conditions", "description": "Ready, Degraded and Unserved, and why.", "x-descriptors": []string{"urn:alm:descriptor:io.kubernetes.conditions"}},
+		},
+	}
+}

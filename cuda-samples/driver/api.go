@@ -17,7 +17,7 @@ type api struct {
 	deviceGet          func(device *int32, ordinal int32) int32
 	deviceGetName      func(name *byte, size, device int32) int32
 	deviceGetUUID      func(uuid *[16]byte, device int32) int32
-	deviceGetUUIDOwn   func(uuid *[16]byte, device int32) int32
+	deviceGetUUIDv2    func(uuid *[16]byte, device int32) int32 // nil before CUDA 11.4
 	deviceGetPCIBusID  func(id *byte, size, device int32) int32
 	deviceGetAttribute func(value *int32, attribute, device int32) int32
 	deviceTotalMem     func(size *uint64, device int32) int32
@@ -60,7 +60,8 @@ type api struct {
 	launch            func(function uintptr, gx, gy, gz, bx, by, bz, shared uint32, stream uintptr, params *unsafe.Pointer, extra uintptr) int32
 }
 
-// bind looks up and registers every function. A missing one is an error, not a panic.
+// bind looks up and registers every function. A missing one is an error, not a panic; only
+// deviceGetUUIDv2 may be missing.
 func (a *api) bind(handle uintptr) error {
 	for _, f := range []struct {
 		name string
@@ -98,7 +99,7 @@ func (a *api) bind(handle uintptr) error {
 	}
 	// Since CUDA 11.4. Before, MIG devices had the UUID of their GPU.
 	if symbol, err := purego.Dlsym(handle, "cuDeviceGetUuid_v2"); err == nil {
-		purego.RegisterFunc(&a.deviceGetUUIDOwn, symbol)
+		purego.RegisterFunc(&a.deviceGetUUIDv2, symbol)
 	}
 	return nil
 }

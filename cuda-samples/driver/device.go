@@ -63,8 +63,8 @@ func (d *Device) readUUID() error {
 		return err
 	}
 	own = whole
-	if d.driver.deviceGetUUIDOwn != nil {
-		if err := d.check("cuDeviceGetUuid_v2", d.driver.deviceGetUUIDOwn(&own, d.ordinal)); err != nil {
+	if d.driver.deviceGetUUIDv2 != nil {
+		if err := d.check("cuDeviceGetUuid_v2", d.driver.deviceGetUUIDv2(&own, d.ordinal)); err != nil {
 			return err
 		}
 	}

@@ -194,7 +194,7 @@ func kernels(t *testing.T, d *Device) {
 	got := make([]uint32, 8)
 	require.NoError(t, Read(got, out, 0))
 	require.Equal(t, []uint32{0xfffffffe, 0, 0, 1 << 8, math.Float32bits(1.5), 3, 5, 512}, slices.Replace(got, 1, 2, 0))
-	require.EqualError(t, k.Launch(shape, "text"), "kernel argument 0 is a string")
+	require.EqualError(t, k.Launch(shape, "text"), "kernel argument 0 has type string, which is not supported")
 	require.NoError(t, out.Free())
 
 	_, err = m.Kernel("other")

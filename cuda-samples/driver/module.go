@@ -12,14 +12,15 @@ type Module struct {
 	handle uintptr
 }
 
-// LoadModule compiles PTX for the device.
+// LoadModule compiles PTX for the device and loads it. If that fails, the *Error's Log has the
+// compiler's messages.
 func (d *Device) LoadModule(ptx string) (*Module, error) {
 	const errorLog, errorLogSize = 5, 6 // CUjit_option
 	image := append([]byte(ptx), 0)     // a C string
 	log := make([]byte, 8192)
 	options := []int32{errorLog, errorLogSize}
 	values := []uintptr{uintptr(unsafe.Pointer(&log[0])), uintptr(len(log))}
-	// values hides the address of log in a uintptr, where Go does not see it.
+	// The driver writes to log through an address in values, where Go sees none: keep log in place.
 	pin := pinned(&log[0])
 	defer pin.Unpin()
 	m := &Module{device: d}
@@ -33,7 +34,7 @@ func (d *Device) LoadModule(ptx string) (*Module, error) {
 	return m, nil
 }
 
-// Close unloads the code.
+// Close unloads the module.
 func (m *Module) Close() error {
 	return m.device.check("cuModuleUnload", m.device.driver.moduleUnload(m.handle))
 }
@@ -97,7 +98,7 @@ func (k *Kernel) Launch(s Shape, arguments ...any) error {
 		case float32:
 			*(*float32)(params[i]) = a
 		default:
-			return fmt.Errorf("kernel argument %d is a %T", i, a)
+			return fmt.Errorf("kernel argument %d has type %T, which is not supported", i, a)
 		}
 	}
 	// The driver reads values through the pointers in params.

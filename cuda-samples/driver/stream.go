@@ -35,7 +35,7 @@ func (s *Stream) Close() error {
 	return s.device.check("cuStreamDestroy", s.device.driver.streamDestroy(s.handle))
 }
 
-// Event is a point in a stream's work that has a time.
+// Event marks a point in a stream's work. The device records the time at which it gets there.
 type Event struct {
 	device *Device
 	handle uintptr
@@ -60,8 +60,8 @@ func (e *Event) Synchronize() error {
 	return e.device.check("cuEventSynchronize", e.device.driver.eventSynchronize(e.handle))
 }
 
-// Elapsed returns the device's time between two completed events, exact to about half a
-// microsecond.
+// Elapsed returns the time from start to e, as the device measured it, exact to about half a
+// microsecond. Both events must have completed.
 func (e *Event) Elapsed(start *Event) (time.Duration, error) {
 	var milliseconds float32
 	err := e.device.check("cuEventElapsedTime", e.device.driver.eventElapsed(&milliseconds, start.handle, e.handle))

@@ -17,20 +17,22 @@ var (
 	ptxSM80 string
 )
 
-// The types, which are the names of the kernels, too.
+// The types of numbers. The kernels have the same names.
 const (
 	fp32 = "fp32"
 	bf16 = "bf16"
 )
 
-// task is one multiplication: its matrices and the types to do it in.
+// task is a product of two matrices to compute in one or more types.
 type task struct {
-	name  string
+	name  string // in messages: the kind of numbers
 	types []string
-	exact bool
-	a, b  func() matrix
+	exact bool          // no sum is rounded, so every element must be right to the bit
+	a, b  func() matrix // called only when the task runs
 }
 
+// tasks returns the products of a size. Fractions for bf16 are truncated first, so that converting
+// them to bf16 loses nothing.
 func tasks(s size) []task {
 	return []task{
 		{"whole numbers", []string{fp32, bf16}, true,
@@ -42,19 +44,20 @@ func tasks(s size) []task {
 	}
 }
 
-// multiply runs the sample on one device. It replaces sides of 0 by the default.
-func multiply(r *sample.Run, s size, only string) error {
+// runSample runs all tasks on one device. A side of 0 means the default. If only is set, it is the
+// one type to use.
+func runSample(r *sample.Run, s size, only string) error {
 	d, err := r.Open()
 	if err != nil {
 		return err
 	}
-	usual := usual
+	defaults := usual
 	if r.Simulated() {
-		usual = simulated
+		defaults = simulated
 	}
-	for side, otherwise := range map[*int]int{&s.m: usual.m, &s.n: usual.n, &s.k: usual.k} {
+	for side, n := range map[*int]int{&s.m: defaults.m, &s.n: defaults.n, &s.k: defaults.k} {
 		if *side == 0 {
-			*side = otherwise
+			*side = n
 		}
 	}
 	types, err := supportedTypes(r, d, only)
@@ -79,12 +82,12 @@ func multiply(r *sample.Run, s size, only string) error {
 		}
 	}
 	r.Phase("compile")
-	for i, task := range tasks(s) {
-		task.types = slices.DeleteFunc(task.types, func(kind string) bool { return kernels[kind] == nil })
-		if len(task.types) == 0 {
+	for i, t := range tasks(s) {
+		t.types = slices.DeleteFunc(t.types, func(kind string) bool { return kernels[kind] == nil })
+		if len(t.types) == 0 {
 			continue
 		}
-		if err := task.run(r, d, kernels, float64(i)/3); err != nil {
+		if err := t.run(r, d, kernels, float64(i)/3); err != nil { // there are three tasks
 			return err
 		}
 	}
@@ -93,7 +96,7 @@ func multiply(r *sample.Run, s size, only string) error {
 
 // supportedTypes returns the requested types that the device supports.
 func supportedTypes(r *sample.Run, d *driver.Device, only string) ([]string, error) {
-	const lacks = "compute capability %s has no mma.sync of bfloat16, which 8.0 and newer have"
+	const noBF16 = "compute capability %s has no mma.sync of bfloat16, which 8.0 and newer have"
 	switch {
 	case only == fp32:
 		return []string{fp32}, nil
@@ -102,18 +105,19 @@ func supportedTypes(r *sample.Run, d *driver.Device, only string) ([]string, err
 	case d.Major >= 8:
 		return []string{fp32, bf16}, nil
 	case only == bf16:
-		return nil, sample.NotPossible("bf16 is not possible on this device: "+lacks, d.Capability())
+		return nil, sample.NotPossible("bf16 is not possible on this device: "+noBF16, d.Capability())
 	}
-	r.Note("bf16 is left out: "+lacks, d.Capability())
+	r.Note("bf16 is left out: "+noBF16, d.Capability())
 	return []string{fp32}, nil
 }
 
-// run multiplies on the CPU and, in each type, on the device.
-func (t task) run(r *sample.Run, d *driver.Device, kernels map[string]*driver.Kernel, share float64) error {
+// run multiplies on the CPU and, in each type, on the device. done is the share of the sample that
+// is done before; this task is a third of it.
+func (t task) run(r *sample.Run, d *driver.Device, kernels map[string]*driver.Kernel, done float64) error {
 	a, b := t.a(), t.b()
 	r.Phase("numbers")
 	reference := referenceProduct(a, b, t.exact, func(rows int) {
-		r.Progress(share+float64(rows)/float64(a.rows)/3, t.name+", the reference on the CPU")
+		r.Progress(done+float64(rows)/float64(a.rows)/3, t.name+", the reference on the CPU")
 	})
 	r.Phase("reference")
 	for _, kind := range t.types {
@@ -121,7 +125,7 @@ func (t task) run(r *sample.Run, d *driver.Device, kernels map[string]*driver.Ke
 		if kind == bf16 {
 			o = bf16Operands(a, b)
 		}
-		r.Progress(share+1./3, t.name+" in "+kind+" on the device")
+		r.Progress(done+1./3, t.name+" in "+kind+" on the device")
 		got, err := o.multiply(r, d, kernels[kind])
 		if err != nil {
 			return err
@@ -142,19 +146,20 @@ func (t task) run(r *sample.Run, d *driver.Device, kernels map[string]*driver.Ke
 
 // operands are the inputs of a kernel.
 type operands struct {
-	write         func(a, b *driver.Memory) error
-	aSize, bSize  uint64 // bytes
-	height, width int    // of C
+	write         func(toA, toB *driver.Memory) error // copies the matrices to the device
+	aSize, bSize  uint64                              // bytes
+	height, width int                                 // of C
 	shape         driver.Shape
 	sizes         []any // the kernel's last arguments
 }
 
-// fp32Operands returns the matrices unchanged: the kernel handles the edges.
+// fp32Operands returns the matrices unchanged: the kernel handles sides that its tiles do not
+// divide.
 func fp32Operands(a, b matrix) operands {
 	const tile = 16 // as in gemm.cu
 	return operands{
-		write: func(to, too *driver.Memory) error {
-			return errors.Join(driver.Write(to, 0, a.v), driver.Write(too, 0, b.v))
+		write: func(toA, toB *driver.Memory) error {
+			return errors.Join(driver.Write(toA, 0, a.v), driver.Write(toB, 0, b.v))
 		},
 		aSize: 4 * uint64(len(a.v)), bSize: 4 * uint64(len(b.v)), height: a.rows, width: b.columns,
 		shape: driver.Shape{
@@ -172,8 +177,8 @@ func bf16Operands(a, b matrix) operands {
 	left, right := a.bfloat16(m, k), b.transposed().bfloat16(n, k)
 	height, width := roundUp(a.rows, m), roundUp(b.columns, n)
 	return operands{
-		write: func(to, too *driver.Memory) error {
-			return errors.Join(driver.Write(to, 0, left), driver.Write(too, 0, right))
+		write: func(toA, toB *driver.Memory) error {
+			return errors.Join(driver.Write(toA, 0, left), driver.Write(toB, 0, right))
 		},
 		aSize: 2 * uint64(len(left)), bSize: 2 * uint64(len(right)), height: height, width: width,
 		shape: driver.Shape{
@@ -184,6 +189,7 @@ func bf16Operands(a, b matrix) operands {
 	}
 }
 
+// multiply runs a kernel and returns C, of height × width elements.
 func (o operands) multiply(r *sample.Run, d *driver.Device, kernel *driver.Kernel) ([]float32, error) {
 	c := make([]float32, o.height*o.width)
 	var memory [3]*driver.Memory
@@ -199,7 +205,7 @@ func (o operands) multiply(r *sample.Run, d *driver.Device, kernel *driver.Kerne
 	if err := o.write(memory[0], memory[1]); err != nil {
 		return nil, err
 	}
-	// Overwrite the result of an earlier launch.
+	// Fill C with NaNs: its memory may hold the result of an earlier launch.
 	if err := memory[2].SetBytes(0, 0xff, memory[2].Size); err != nil {
 		return nil, err
 	}

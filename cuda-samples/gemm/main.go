@@ -44,7 +44,7 @@ numbers must be right to the bit, those of fractions within the bound of roundin
 			f.StringVar(&only, "only", "", "fp32 or bf16 (default: all that the device has)")
 		},
 		Check: func() error { return check(asked, only) },
-		Run:   func(_ context.Context, r *sample.Run) error { return multiply(r, asked, only) },
+		Run:   func(_ context.Context, r *sample.Run) error { return runSample(r, asked, only) },
 	}
 }
 

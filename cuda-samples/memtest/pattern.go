@@ -5,26 +5,26 @@ import (
 	"strings"
 )
 
-// Kinds of patterns. memtest.cu computes the same words.
+// Kinds of patterns. memtest.cu has the same, and computes the same words.
 const (
-	constant = iota // the seed
-	walking         // one bit, which moves with each word and each seed
-	address         // of the word's own address
-	random
+	constant = iota // every word is the seed
+	walking         // one bit is set: the next one in each next word, and with each next seed
+	address         // a hash of the word's own address
+	random          // pseudo-random numbers from the seed
 )
 
-// pattern maps each place in memory to a word.
+// pattern maps each place in memory to a word. The bits of invert are inverted in every word.
 type pattern struct{ kind, seed, invert uint32 }
 
 func (p pattern) inverse() pattern { return pattern{p.kind, p.seed, ^p.invert} }
 
-// word returns the word at an address, the i-th of all words under test.
+// word returns the word that belongs at address at. It is the i-th of all words under test.
 func (p pattern) word(i, at uint64) uint32 {
 	v := p.seed
 	switch p.kind {
 	case walking:
 		v = 1 << ((uint32(i) + p.seed) & 31)
-	case address: // of two addresses that differ in one bit, the words differ, too
+	case address: // the words of two addresses that differ in one bit differ, too
 		v = uint32(at>>2) ^ uint32(at>>34)*0x9e3779b1
 	case random: // MurmurHash3's last step
 		v = (uint32(i) ^ uint32(i>>32)) + p.seed*0x9e3779b9
@@ -35,16 +35,17 @@ func (p pattern) word(i, at uint64) uint32 {
 	return v ^ p.invert
 }
 
-// step is one pass over all memory.
+// step is one pass of a kernel over all memory. "write" writes the pattern, "verify" verifies it,
+// and "turn" verifies each word and writes its inverse at once.
 type step struct {
-	kernel string // write, verify, or turn: verify and write the inverse
+	kernel string
 	pattern
 }
 
-// namedTest is a pattern with its names and the steps that test it.
+// namedTest is a test that --patterns can choose by its name.
 type namedTest struct {
-	name  string // of --patterns
-	title string
+	name  string // in --patterns
+	title string // in messages and the report
 	steps func(seed uint32) []step
 }
 
@@ -59,7 +60,8 @@ var tests = []namedTest{
 	}},
 }
 
-// walk returns steps that move the bit through each place of each word.
+// walk returns steps in which each word has one bit set, in all 32 places in turn. If invert is all
+// ones, one bit is clear instead.
 func walk(invert uint32) []step {
 	var steps []step
 	for seed := range uint32(32) {
@@ -74,7 +76,7 @@ func writeVerify(p pattern) []step {
 	return []step{{"write", p}, {"verify", p}, {"write", p.inverse()}, {"verify", p.inverse()}}
 }
 
-// invertTwice returns steps that invert each word right after it was read, forth and back.
+// invertTwice returns steps that invert each word right after reading it, and later invert it back.
 func invertTwice(p pattern) []step {
 	return []step{{"write", p}, {"turn", p}, {"turn", p.inverse()}, {"verify", p}}
 }

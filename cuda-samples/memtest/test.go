@@ -22,14 +22,15 @@ type tester struct {
 	*area
 	r       *sample.Run
 	d       *driver.Device
-	kernels map[string]*driver.Kernel
-	blocks  uint32
-	log     *log
-	bad     *bad
-	mirror  []uint32 // of a chunk, where the host reads, too; else nil
+	kernels map[string]*driver.Kernel // by name
+	blocks  uint32                    // of a launch, at most
+	log     *log                      // bad words that the kernels of this step found
+	bad     *bad                      // all bad words so far
+	mirror  []uint32                  // the host's copy of a chunk; nil: the host does not verify
 }
 
-// test runs all patterns, also after bad words were found, and reports the bad words.
+// test tests memory with all chosen patterns. A bad word does not end it; only a full list of bad
+// words does. Its error names some of them.
 func test(ctx context.Context, r *sample.Run, d *driver.Device, o options) error {
 	t := &tester{r: r, d: d, kernels: map[string]*driver.Kernel{}, bad: newBad()}
 	module, err := d.LoadModule(ptx)
@@ -78,26 +79,28 @@ func testSize(d *driver.Device, o options) (uint64, error) {
 	return uint64(float64(free) * o.share), err
 }
 
-// planned is a step with its pattern's name.
-type planned struct {
+// plannedStep is a step with the title of its test.
+type plannedStep struct {
 	step
 	title string
 }
 
-func planSteps(o options) []planned {
-	var plan []planned
+// planSteps returns the steps of the tests that --patterns chooses.
+func planSteps(o options) []plannedStep {
+	var plan []plannedStep
 	for _, t := range tests {
 		if len(o.patterns) > 0 && !slices.Contains(o.patterns, t.name) {
 			continue
 		}
 		for _, s := range t.steps(o.seed) {
-			plan = append(plan, planned{s, t.title})
+			plan = append(plan, plannedStep{s, t.title})
 		}
 	}
 	return plan
 }
 
-func (t *tester) run(ctx context.Context, plan []planned) error {
+// run runs the steps, and prints and returns the bad words that they found.
+func (t *tester) run(ctx context.Context, plan []plannedStep) error {
 	for i, p := range plan {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -110,8 +113,8 @@ func (t *tester) run(ctx context.Context, plan []planned) error {
 			t.r.Note("%d bad words are enough: the rest of the test is left out", len(t.bad.words))
 			break
 		}
-		if i+1 == len(plan) || plan[i+1].title != p.title {
-			t.r.Phase(phase(p.title))
+		if i+1 == len(plan) || plan[i+1].title != p.title { // the last step of a test
+			t.r.Phase(phaseName(p.title))
 		}
 	}
 	err := t.bad.err(t.area)
@@ -124,17 +127,19 @@ func (t *tester) run(ctx context.Context, plan []planned) error {
 }
 
 // runStep runs one step over all memory.
-func (t *tester) runStep(p planned) error {
+func (t *tester) runStep(p plannedStep) error {
 	record := t.bad.recorder(p.title)
+	const vector = 16 // bytes: a kernel reads or writes four words at once
 	err := t.each(func(m *driver.Memory, first uint64) error {
-		arguments := []any{m, m.Size / 16, first, p.kind, p.seed, p.invert}
+		arguments := []any{m, m.Size / vector, first, p.kind, p.seed, p.invert}
 		if p.kernel != "write" {
 			arguments = append(arguments, t.log.host)
+			// Before the launch, since turn changes the words.
 			if err := t.compare(m, first, p.pattern, record); err != nil {
 				return err
 			}
 		}
-		blocks := min(t.blocks, uint32((m.Size/16+threads-1)/threads))
+		blocks := min(t.blocks, uint32((m.Size/vector+threads-1)/threads))
 		return t.kernels[p.kernel].Launch(driver.Shape{Grid: driver.Dim{X: blocks}, Block: driver.Dim{X: threads}}, arguments...)
 	})
 	if err != nil {
@@ -147,8 +152,8 @@ func (t *tester) runStep(p planned) error {
 	return nil
 }
 
-// compare reads a chunk to the host and records the wrong words. It does nothing if only
-// kernels read.
+// compare copies a chunk to the host and records the words that are wrong there. It does nothing
+// unless the host verifies, too.
 func (t *tester) compare(m *driver.Memory, first uint64, p pattern, record func(address uint64, want, got uint32)) error {
 	if t.mirror == nil {
 		return nil
@@ -166,8 +171,8 @@ func (t *tester) compare(m *driver.Memory, first uint64, p pattern, record func(
 	return nil
 }
 
-// phase returns the name of a pattern's phase in the report: "walkingOnes".
-func phase(title string) string {
+// phaseName returns the name of a test's phase in the report: "walking ones" becomes "walkingOnes".
+func phaseName(title string) string {
 	words := strings.Fields(title)
 	for i, w := range words[1:] {
 		words[i+1] = strings.ToUpper(w[:1]) + w[1:]

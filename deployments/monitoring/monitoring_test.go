@@ -18,6 +18,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/compare"
 	"github.com/gpuready/gpuready/deviceplugin/mps"
 	deviceplugin "github.com/gpuready/gpuready/deviceplugin/plugin"
+	"github.com/gpuready/gpuready/deviceplugin/telemetry"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	operator "github.com/gpuready/gpuready/operator/metrics"
@@ -59,6 +60,7 @@ func allMetrics(t *testing.T) metricLabels {
 	workload.New(workload.Config{}, slog.New(slog.DiscardHandler), s)
 	workload.NewDriverPod(workload.Config{}, slog.New(slog.DiscardHandler), s)
 	compare.New(compare.Config{}, s)
+	s.MustRegister(telemetry.NewCollector(telemetry.Config{}))
 	operator.New(s)
 	own, err := metricsserver.NewRegistry().Gather()
 	require.NoError(t, err)
@@ -95,7 +97,7 @@ var (
 	selector = regexp.MustCompile(`([a-z_]+)(\{[^}]*\})?`)
 	matcher  = regexp.MustCompile(`([a-z_]+) *(?:=~|!~|!=|=)`)
 	grouping = regexp.MustCompile(`\b(by|on|group_left|ignoring|without) *\(([^)]*)\)`)
-	words    = []string{"sum", "count", "rate", "increase", "histogram_quantile", "vector", "time", "or", "unless", "and", "by", "on", "group_left", "ignoring", "label_values"}
+	words    = []string{"sum", "avg", "count", "rate", "increase", "histogram_quantile", "vector", "time", "or", "unless", "and", "by", "on", "group_left", "ignoring", "label_values"}
 )
 
 // findUnknown returns the unknown names in an expression.
@@ -296,7 +298,7 @@ func TestPanelsUseKnownMetrics(t *testing.T) {
 		require.Equal(t, p.Type == "row", len(p.Targets) == 0, p.Title)
 		for _, target := range p.Targets {
 			require.Empty(t, s.findUnknown(target.Expr), p.Title)
-			for _, l := range regexp.MustCompile(`\{\{([a-z]+)\}\}`).FindAllStringSubmatch(target.LegendFormat, -1) {
+			for _, l := range regexp.MustCompile(`\{\{([a-z_]+)\}\}`).FindAllStringSubmatch(target.LegendFormat, -1) {
 				require.Contains(t, s.resultLabels(target.Expr), l[1], "%s: %s", p.Title, target.LegendFormat)
 			}
 		}

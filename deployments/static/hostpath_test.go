@@ -20,7 +20,7 @@ import (
 var writable = map[string][]string{
 	"toolkit": {
 		"/dev", // a driver's device nodes
-		"/run/cdi", "/run/nvidia/gpuready/toolkit", "/usr/local/nvidia/toolkit", "/opt/nvidia/toolkit",
+		"/run/cdi", "/run/nvidia/gpuready/toolkit", "/usr/local/nvidia/gpuready", "/opt/nvidia/gpuready",
 		"/etc/containerd", "/etc/crio", "/var/lib/rancher/k3s/agent/etc/containerd", // where a handler is wanted
 	},
 	"device-plugin": {"/run/nvidia/gpuready/deviceplugin", "/var/lib/kubelet/device-plugins", "/data/kubelet/device-plugins"}, // the last as a policy's hostPaths.kubeletRootDir

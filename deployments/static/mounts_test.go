@@ -23,7 +23,7 @@ var hostFolders = map[string][]string{
 	// Root without capabilities.
 	"device-plugin": {
 		"/var/lib/kubelet/device-plugins rw", "/run/nvidia/gpuready/deviceplugin rw",
-		"/run/nvidia/gpuready/toolkit ro", "/run/nvidia/gpuready/mps ro", "/run/nvidia/gpuready/validator ro",
+		"/run/nvidia/gpuready/toolkit ro", "/run/nvidia/gpuready/mps ro", "/run/nvidia/gpuready/validator ro", "/var/lib/kubelet/pod-resources ro",
 	},
 	"validator": {
 		"/run/nvidia/validations rw", "/run/nvidia/gpuready/validator rw", "/run/nvidia/gpuready ro",
@@ -34,7 +34,7 @@ var hostFolders = map[string][]string{
 	"host-driver (nobody)": {"/ ro HostToContainer"},
 	// Privileged. The toolkit itself makes mounts below the host's root read-only.
 	"toolkit (privileged)": {
-		"/ ro HostToContainer", "/dev rw", "/run/cdi rw", "/run/nvidia/gpuready/toolkit rw", "/usr/local/nvidia/toolkit rw", "/etc/containerd rw", "/etc/crio rw",
+		"/ ro HostToContainer", "/dev rw", "/run/cdi rw", "/run/nvidia/gpuready/toolkit rw", "/usr/local/nvidia/gpuready rw", "/etc/containerd rw", "/etc/crio rw",
 	},
 	"device-plugin (privileged)": {"/ ro HostToContainer", "/var/lib/kubelet/device-plugins rw", "/run/nvidia/gpuready/deviceplugin rw"},
 	"validator (privileged)":     {"/ ro HostToContainer", "/run/nvidia/validations rw", "/run/nvidia/gpuready/validator rw"},

@@ -240,7 +240,7 @@ func TestOnlyListedContainersArePrivileged(t *testing.T) {
 // The host's root is read-only for the toolkit, and its writable mounts are at the
 // host's paths.
 func TestToolkitWritesOnlyToListedFolders(t *testing.T) {
-	want := []string{"/dev", "/run/cdi", "/run/nvidia/gpuready/toolkit", "/usr/local/nvidia/toolkit"}
+	want := []string{"/dev", "/run/cdi", "/run/nvidia/gpuready/toolkit", "/usr/local/nvidia/gpuready"}
 	found := 0
 	for _, w := range workloads(t) {
 		if w.name != "nvidia-container-toolkit-daemonset" {

@@ -25,8 +25,8 @@ the printed settings. FILE is - for the standard input.
 
 Usage:
   gpu-device-plugin check-config FILE [flags]
-  gpu-device-plugin check-config --config-dir FOLDER                 every file of the folder, one line each
-  gpu-device-plugin check-config --config-dir FOLDER --config NAME   the same as check-config FOLDER/NAME
+  gpu-device-plugin check-config --config-dir FOLDER                 every file, one line each
+  gpu-device-plugin check-config --config-dir FOLDER --config NAME   as check-config FOLDER/NAME
 
 Examples:
   gpu-device-plugin check-config config.yaml

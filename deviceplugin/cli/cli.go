@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
+	"os"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -28,9 +28,12 @@ const exitDiffers = 3
 // Main runs the command that the arguments name, run if they name none, and returns the
 // exit code. started is the time at which the process started.
 func Main(ctx context.Context, started time.Time, args []string, stdout, stderr io.Writer) int {
-	c := &commands{started: started, stdout: stdout, stderr: stderr}
+	c := &commands{started: started}
 	command := func(name string, run func(ctx context.Context, args []string) error) program.Command {
-		return program.Command{Name: name, Run: func(ctx context.Context, args []string, _, _ io.Writer) error { return run(ctx, args) }}
+		return program.Command{Name: name, Run: func(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+			c.stdout, c.stderr = stdout, stderr
+			return run(ctx, args)
+		}}
 	}
 	hidden := func(name string, run func(ctx context.Context, args []string) error) program.Command {
 		hiddenCommand := command(name, run)
@@ -51,7 +54,7 @@ func Main(ctx context.Context, started time.Time, args []string, stdout, stderr 
 			hidden(nvml.ReaderCommand, func(ctx context.Context, args []string) error { return nvml.PrintDevice(ctx, args, stdout) }),
 		},
 	}
-	if len(args) > 0 && slices.Contains([]string{"--help", "-h", "help"}, args[0]) {
+	if program.HasBuiltin(args) { // else it is not needed
 		p.Help = settings.Usage(runHelp)
 	}
 	return p.Run(ctx, args, stdout, stderr)
@@ -81,9 +84,15 @@ func (c *commands) parseSettings(mode settings.Mode, help string, args []string)
 	case errors.Is(err, pflag.ErrHelp):
 		return nil, true, nil
 	case err != nil:
+		// Only the process of a container of its own: another plugin may run on the node.
+		if o != nil && o.Mode == settings.Serve && os.Getpid() == 1 {
+			if failed := plugin.ReportRefused(o.HostRoot, o.StateDir, err); failed != nil {
+				fmt.Fprintf(c.stderr, "%s: write the state: %v\n", programName, failed)
+			}
+		}
 		return nil, true, c.fail(program.Usage, err)
 	case o.Version:
-		fmt.Fprintln(c.stdout, programName, version.String())
+		fmt.Fprintln(c.stdout, version.Get(programName).Line())
 		return nil, true, nil
 	}
 	return o, false, nil

@@ -21,8 +21,10 @@ Usage:
   gpu-device-plugin devices [flags]     print what would be advertised, and why a GPU is left out
   gpu-device-plugin check-config FILE   check a configuration file (see check-config --help)
   gpu-device-plugin shadow [flags]      run beside another device plugin, and report differences
-  gpu-device-plugin mps-daemon [flags]  run the MPS control daemons of shared GPUs (see mps-daemon --help)
+  gpu-device-plugin mps-daemon [flags]  run the MPS daemons of shared GPUs (see mps-daemon --help)
   gpu-device-plugin wait [flags]        wait until containers get the GPUs (see wait --help)
+  gpu-device-plugin completion SHELL    print a script that completes command lines: bash, zsh, fish
+  gpu-device-plugin version             print the version
 
 Examples:
   gpu-device-plugin
@@ -32,7 +34,7 @@ Examples:
   gpu-device-plugin shadow --once            # what would change on this node
   gpu-device-plugin --driver-root /opt/driver --listen=
   gpu-device-plugin --config-file /etc/gpuready/device-plugin.yaml
-  gpu-device-plugin --config-file old.yaml --unknown-keys=warn   # warn about unknown keys, and serve
+  gpu-device-plugin --config-file old.yaml --unknown-keys=warn   # warn of unknown keys, and serve
   gpu-device-plugin --config-dir /etc/gpuready/configs           # the node's label chooses a file
   gpu-device-plugin devices --config-dir configs --config mixed
 
@@ -101,6 +103,8 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 		KubeletSocket:  o.KubeletSocket,
 		KubeletTimeout: o.KubeletTimeout,
 		Listen:         o.Listen,
+		PodResources:   o.PodResources,
+		DCGMMetrics:    o.DCGMMetrics,
 		Settings:       pluginSettings(o),
 		Follow: func(ctx context.Context, deliver func(plugin.Settings, error)) error {
 			return watcher.WatchConfig(ctx, func(o *settings.Options, err error) {
@@ -113,6 +117,7 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 		},
 		Driver:   driver.Place{HostRoot: o.HostRoot},
 		Open:     func(place driver.Place) (plugin.Opened, error) { return openDriver(place, log, metrics.CountNVMLError) },
+		NodeName: o.NodeName,
 		NFDDir:   o.NFDDir,
 		Injected: os.Getenv(injection.Variable),
 		Log:      log,

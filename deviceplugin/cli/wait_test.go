@@ -23,7 +23,7 @@ func TestWaitReportsWhyItTimedOut(t *testing.T) {
 		require.Equal(t, program.Failed, code, stderr.String())
 		return stderr.String()
 	}
-	require.Contains(t, gaveUp(), "gpu-device-plugin: containers still do not get the GPUs after 20ms: the toolkit has said nothing in this boot; see that nvidia-container-toolkit-daemonset runs")
+	require.Contains(t, gaveUp(), "gpu-device-plugin: containers still do not get the GPUs after 20ms: the toolkit has reported nothing since the node booted; see that nvidia-container-toolkit-daemonset runs")
 	says := func(i nodestate.Injection) {
 		s := nodestate.State{Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Injection: &i}}
 		require.NoError(t, nodestate.Write(filepath.Join(host, "states/toolkit"), s))

@@ -6,17 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
@@ -24,8 +22,8 @@ import (
 // refuses at once, one that is not served yet is retried meanwhile.
 const queryTimeout = 10 * time.Second
 
-// maxResponse bounds the kubelet's response: 1,000 pods and 10,000 devices need 2 MiB.
-const maxResponse = 16 << 20
+// maxCheckpoint bounds the kubelet's checkpoint: 10,000 devices need 1 MiB.
+const maxCheckpoint = 16 << 20
 
 // checkpointName is the name of the device manager's checkpoint, beside its socket
 // (kubelet, pkg/kubelet/cm/devicemanager: kubeletDeviceManagerCheckpoint).
@@ -41,21 +39,15 @@ type Kubelet struct {
 // GetAllocatableResources (before Kubernetes 1.28 its feature gate may be off), Query
 // reads its checkpoint instead, which also lists the healthy devices.
 func (k Kubelet) Query(ctx context.Context) (Theirs, error) {
-	if info, err := os.Stat(k.PodResources); err != nil {
+	client, conn, err := kubelet.DialPodResources(k.PodResources)
+	if errors.Is(err, fs.ErrNotExist) {
 		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %w; is its folder mounted, or is the socket elsewhere (--pod-resources-socket)?", err)
-	} else if info.Mode().Type() != fs.ModeSocket {
-		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %s is not a socket", k.PodResources)
-	}
-	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
-	defer cancel()
-	conn, err := grpc.NewClient("unix://"+k.PodResources,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxResponse)))
-	if err != nil {
+	} else if err != nil {
 		return Theirs{}, fmt.Errorf("the kubelet's PodResources API: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
-	client := podresources.NewPodResourcesListerClient(conn)
+	ctx, cancel := context.WithTimeout(ctx, queryTimeout)
+	defer cancel()
 	pods, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
 	if err != nil {
 		return Theirs{}, fmt.Errorf("the kubelet's PodResources API, List: %w", err)
@@ -119,7 +111,7 @@ func listHoldings(response *podresources.ListPodResourcesResponse) []Allocation 
 // checksum, which is the kubelet's concern. Every device plugin can write to the
 // folder, so it does not wait for whatever lies there instead of a file.
 func readCheckpoint(path string) (map[string][]Device, error) {
-	data, err := record.Read(path, maxResponse)
+	data, err := record.Read(path, maxCheckpoint)
 	if err != nil {
 		return nil, err
 	}

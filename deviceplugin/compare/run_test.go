@@ -20,15 +20,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// kubelet responds once for each answer that the test sends.
-type kubelet struct{ responses chan response }
+// fakeKubelet responds once for each answer that the test sends.
+type fakeKubelet struct{ responses chan response }
 
 type response struct {
 	theirs Theirs
 	err    error
 }
 
-func (k kubelet) query(ctx context.Context) (Theirs, error) {
+func (k fakeKubelet) query(ctx context.Context) (Theirs, error) {
 	select {
 	case a := <-k.responses:
 		return a.theirs, a.err
@@ -69,7 +69,7 @@ func values(t testing.TB, reg *prometheus.Registry) map[string]float64 {
 }
 
 func TestDifferencesAreLoggedOnceAndCounted(t *testing.T) {
-	k := kubelet{make(chan response)}
+	k := fakeKubelet{make(chan response)}
 	log := &buffer{}
 	reg := prometheus.NewRegistry()
 	s := New(Config{Query: k.query, Interval: time.Microsecond, Log: slog.New(slog.NewTextHandler(log, nil))}, reg)

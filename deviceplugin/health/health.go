@@ -105,9 +105,9 @@ func (s State) Verdict(id gpu.UUID) (gpu.Fault, time.Time) {
 }
 
 // AwaitsReset reports whether the GPU, or the parent of the MIG device, waits for a reset or
-// for a driver reload, so that a process must not keep it open. It is false where only
-// a part of the GPU waits, since the other parts are in use and watched. It is also
-// false once the GPU was out of service: it may be healthy and has to be read.
+// for a driver reload. A process must not keep such a GPU open. It is false where only a part
+// of the GPU waits, since the other parts are in use and watched. It is false again as soon as
+// there is evidence of the reset or reload: the GPU may be healthy, and has to be read.
 func (s State) AwaitsReset(id gpu.UUID) bool {
 	g, _, known := s.findDevice(id)
 	if !known {
@@ -139,8 +139,8 @@ func (s State) findDevice(id gpu.UUID) (g GPU, part scope, known bool) {
 	return GPU{}, wholeGPU, false
 }
 
-// updateGPUs replaces a GPU, known or not, by the result of f for it. If id is "", it replaces
-// all known GPUs.
+// updateGPUs stores the result of f for a GPU, which need not be known. If id is "", it does so
+// for each known GPU.
 func (s State) updateGPUs(id gpu.UUID, now time.Time, f func(GPU) GPU) State {
 	s = s.cloneGPUs()
 	if id != "" {
@@ -153,7 +153,8 @@ func (s State) updateGPUs(id gpu.UUID, now time.Time, f func(GPU) GPU) State {
 	return s
 }
 
-// gpuOrNew returns a GPU. A new one gets lostRecord as its fault.
+// gpuOrNew returns the GPU with a UUID. If it is not known, a new GPU is returned, with lostRecord
+// as its fault.
 func (s State) gpuOrNew(id gpu.UUID, now time.Time) GPU {
 	g, known := s.gpus[id]
 	if known {

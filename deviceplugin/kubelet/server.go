@@ -154,9 +154,8 @@ func (s *Server) Streams() (open, opened int, changed <-chan struct{}) {
 	return s.streams, s.opened, s.changed
 }
 
-// Flush waits until the last list is on its way to the kubelet, or ctx ends. gRPC runs
-// every ready goroutine before it writes, so callers with work that the kubelet need
-// not wait for call Flush first.
+// Flush waits until the last list was handed to gRPC, or ctx ends. gRPC runs every ready
+// goroutine before it writes. So a caller calls Flush before work that would delay the list.
 func (s *Server) Flush(ctx context.Context) {
 	s.waitUntil(ctx, func() bool { return !s.listUnsent })
 }

@@ -73,7 +73,7 @@ type control struct {
 	reportStatus func(nodestate.MPSResource)
 
 	sandbox    *sandbox
-	claimed    []GPU               // the GPUs of spec that the daemon may use
+	claimed    []GPU               // the GPUs of spec whose compute mode is set for the daemon, so that it may use them
 	refused    map[gpu.UUID]string // why the daemon may not use a GPU
 	lastStatus nodestate.MPSResource
 }
@@ -220,11 +220,10 @@ func (c *control) exitError(child *child) error {
 // regularly. It returns nil when ctx ends, or else the daemon's failure.
 func (c *control) superviseDaemon(ctx context.Context, child *child) error {
 	startCtx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	firstReply := make(chan error, 1)
 	var waiters sync.WaitGroup
 	defer waiters.Wait()
-	defer cancel()
+	defer cancel() // runs before Wait
 	waiters.Go(func() { firstReply <- c.waitForReply(startCtx) })
 	select {
 	case <-child.exited:
@@ -271,11 +270,10 @@ func (c *control) superviseDaemon(ctx context.Context, child *child) error {
 // folder changes.
 func (c *control) waitForReply(ctx context.Context) error {
 	ctx, done := context.WithCancel(ctx)
-	defer done()
 	changed := make(chan struct{}, 1)
 	var watching sync.WaitGroup
 	defer watching.Wait()
-	defer done()
+	defer done() // runs before Wait
 	watching.Go(func() {
 		_ = record.Watch(ctx, []string{filepath.Join(c.site.local(PipeDir(c.site.real, c.site.resource)), "*")}, func() {
 			select {
@@ -332,7 +330,7 @@ func (c *control) checkDaemon(ctx context.Context) error {
 	case int(percent) != c.spec.Percent:
 		return reasonErrorf(reasonFailed, "%s gives each client %v %% of the threads, not %d: another program has set it; it is started again", program, percent, c.spec.Percent)
 	}
-	for _, g := range c.claimGPUs(ctx) {
+	for _, g := range c.claimGPUs(ctx) { // those that were not claimed before
 		if err := c.setMemoryLimit(ctx, g); err != nil {
 			return err
 		}
@@ -379,13 +377,14 @@ func (c *control) prepareFolders() error {
 	if err := removeContents(c.site.local(pipe)); err != nil {
 		return fmt.Errorf("empty the folder of the daemon's pipes: %w", err)
 	}
-	return labelForContainers(c.site.local(pipe))
+	return labelForContainers(c.site.local(pipe)) // for SELinux
 }
 
 // maxSocket is the longest path that fits into sockaddr_un.sun_path with a final NUL.
 const maxSocket = 107
 
-// stopDaemon stops the daemon, leaving its clients time to finish.
+// stopDaemon stops the daemon, leaving its clients time to finish. If it does not end, kill ends it
+// and its servers.
 func (c *control) stopDaemon(kill func(), child *child) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout+2*commandTimeout)
 	defer cancel()

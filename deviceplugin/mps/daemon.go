@@ -72,7 +72,8 @@ type daemon struct {
 	stateHold    io.Closer     // shows readers of the state that this process lives (nodestate.Hold); nil before the first write
 
 	claims  *claims
-	writeMu sync.Mutex // held while the state is written
+	writeMu sync.Mutex           // held while the state is written
+	fault   nodestate.WriteFault // of the state file; guarded by writeMu
 
 	health health.State // used by watchGPUs: the GPUs of this process
 
@@ -83,7 +84,6 @@ type daemon struct {
 	resources   map[string]nodestate.MPSResource // by name
 	leftOut     []plan.LeftOut                   // devices that MPS cannot share
 	endMessage  string                           // why this process ends; "": it runs
-	writeErr    string
 }
 
 // Run runs the control daemons until ctx ends and then returns nil, or returns ErrReplaced.
@@ -329,7 +329,7 @@ func (d *daemon) watchDriver(ctx context.Context, o Opened, controls *controls) 
 		}
 		d.health = d.health.ApplySnapshot(snap, time.Now())
 		p := plan.Compute(settings, snap, d.health)
-		d.applyPlan(p)
+		d.recordPlan(p)
 		specs := Specs(settings, p, d.health)
 		controls.applySpecs(o.Root, Root(settings), specs)
 		var retry <-chan time.Time

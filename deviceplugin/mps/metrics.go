@@ -10,8 +10,9 @@ import (
 
 // Metrics are the metrics of the control daemons. docs/monitoring.md lists them.
 type Metrics struct {
-	ready    *prometheus.GaugeVec
-	failures *prometheus.CounterVec
+	ready     *prometheus.GaugeVec
+	failures  *prometheus.CounterVec
+	unwritten prometheus.Gauge
 }
 
 // NewMetrics returns the metrics, registered with reg.
@@ -20,7 +21,8 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		ready:    prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_mps_ready", Help: "1 where the MPS control daemon of a resource serves it, 0 where it does not."}, []string{"resource"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_mps_failures_total", Help: "How often the MPS control daemon of a resource failed to serve it, by reason; starting and stopping do not count."}, []string{"resource", "reason"}),
 	}
-	reg.MustRegister(m.ready, m.failures)
+	m.unwritten = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_mps_state_unwritten", Help: "1 while the state file cannot be written, as on a full file system; the write is tried again."})
+	reg.MustRegister(m.ready, m.failures, m.unwritten)
 	return m
 }
 
@@ -42,6 +44,13 @@ func (m *Metrics) recordStatus(r nodestate.MPSResource) {
 		ready = 1
 	}
 	m.ready.WithLabelValues(r.Name).Set(ready)
+}
+
+func (m *Metrics) recordUnwritten(unwritten bool) {
+	m.unwritten.Set(0)
+	if unwritten {
+		m.unwritten.Set(1)
+	}
 }
 
 func (m *Metrics) removeResource(resource string) {

@@ -21,7 +21,9 @@ func metricValues(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 			for _, l := range m.GetLabel() {
 				labels[l.GetName()] = l.GetValue()
 			}
-			all[f.GetName()+" "+labels["resource"]+" "+labels["reason"]] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			if len(labels) > 0 {
+				all[f.GetName()+" "+labels["resource"]+" "+labels["reason"]] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
 		}
 	}
 	return all

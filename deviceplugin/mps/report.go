@@ -16,8 +16,9 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// applyPlan applies a plan and logs the devices that MPS cannot share.
-func (d *daemon) applyPlan(p plan.Plan) {
+// recordPlan records that a plan could be made, so that the driver has no fault, and which devices
+// MPS cannot share. It logs those.
+func (d *daemon) recordPlan(p plan.Plan) {
 	var left []plan.LeftOut
 	for _, l := range p.LeftOut {
 		if l.Reason == plan.ReasonMPS {
@@ -89,10 +90,10 @@ func (d *daemon) writeStates(ctx context.Context) error {
 func (d *daemon) retryWrite() <-chan time.Time {
 	d.writeMu.Lock()
 	defer d.writeMu.Unlock()
-	if d.writeErr == "" {
+	if d.fault.Delay() == 0 {
 		return nil
 	}
-	return time.After(lastPause)
+	return time.After(d.fault.Delay())
 }
 
 // readClaimed returns the GPUs whose compute mode an earlier process has not restored.
@@ -116,28 +117,30 @@ func (d *daemon) saveState() {
 	dir := d.stateDir()
 	err := nodestate.Write(dir, d.currentState())
 	if err == nil && d.stateHold == nil {
-		// From here on the state belongs to this process.
+		// Hold needs the folder, which the first write creates. While this process holds the state, it
+		// counts as that of a running process; write it once more for those who read it before.
 		if d.stateHold, err = nodestate.Hold(dir); err == nil {
 			err = nodestate.Write(dir, d.currentState())
 		}
 	}
-	switch {
-	case err == nil:
-		d.writeErr = ""
-	case d.writeErr != err.Error():
-		d.writeErr = err.Error()
-		d.cfg.Log.Error("the state cannot be written; the device plugin does not know what is served", "path", dir, "message", err.Error())
+	d.metrics.recordUnwritten(err != nil)
+	switch changed := d.fault.Record(err); {
+	case changed && err != nil:
+		d.cfg.Log.Error("the state cannot be written; the device plugin does not know what is served",
+			"reason", string(nodestate.ReasonNotWritable), "path", dir, "message", err.Error())
+	case changed:
+		d.cfg.Log.Info("the state is written again", "path", dir)
 	}
 }
 
-// currentState returns the content of the state file. The first case that applies decides
-// the phase.
+// currentState returns the content of the state file. The first case that applies decides the
+// phase; a refused configuration then makes Ready Degraded.
 func (d *daemon) currentState() nodestate.State {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := nodestate.State{Component: nodestate.MPS, BootID: d.boot, Phase: nodestate.Ready, MPS: &nodestate.MPSInfo{Claimed: d.claims.list()}}
 	ready := 0
-	var why nodestate.MPSResource
+	var why nodestate.MPSResource // the first resource with a message
 	for _, name := range slices.Sorted(maps.Keys(d.resources)) {
 		r := d.resources[name]
 		if d.endMessage != "" {

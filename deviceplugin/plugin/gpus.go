@@ -220,6 +220,9 @@ func (p *Plugin) applyEvents(events []gpu.Event) {
 	defer p.mu.Unlock()
 	for _, e := range events {
 		p.metrics.CountEvent(e)
+		if e.Kind == gpu.EventXID {
+			p.telemetry.CountXID(e.UUID, e.XID)
+		}
 		if e.Kind == gpu.EventXID && p.state.health.Policy().Rule(e.XID).Action == gpu.ActionIgnore {
 			p.journal.LogIgnored(e, time.Now())
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/driver"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -17,14 +18,14 @@ import (
 // nodes and did not, which is the cause of whatever error the driver returned.
 type notInjectedError struct {
 	why      string
-	excluded bool // the toolkit was injecting devices when this container was created, but not into this one
-	ending   bool // the toolkit has begun to inject devices since: watchInjection is about to end the plugin
+	excluded bool // the toolkit injected devices when this container was created, but not into this one
+	ending   bool // the toolkit began to inject devices later, so watchInjection is about to end the plugin
 }
 
 func (e *notInjectedError) Error() string { return string(reasonMissing) + ": " + e.why }
 
-// watchInjection waits until this container must be created again because the toolkit
-// injects other devices or libraries by now. It then returns injection.ErrOutdated. A changed
+// watchInjection waits until the toolkit injects other devices or libraries than this container has,
+// so that the container must be created again. It then returns injection.ErrOutdated. A changed
 // MIG layout does not count: NVML shows it to any process with the monitor capability.
 func (p *Plugin) watchInjection(ctx context.Context) error {
 	dir := p.stateDir(nodestate.Toolkit)
@@ -40,6 +41,24 @@ func (p *Plugin) watchInjection(ctx context.Context) error {
 	}
 	return err
 }
+
+// watchFolders waits until the host has replaced a folder that is mounted in this container, so that
+// the container must be created again. It then returns mount.ErrReplaced.
+func (p *Plugin) watchFolders(ctx context.Context) error {
+	folders := []string{p.stateDir(nodestate.DevicePlugin), p.stateDir(nodestate.Toolkit), p.stateDir(nodestate.MPS), p.stateDir(nodestate.Validator)}
+	if p.cfg.PodResources != "" {
+		folders = append(folders, filepath.Dir(p.podResources()))
+	}
+	err := mount.WaitReplaced(ctx, folders...)
+	if errors.Is(err, mount.ErrReplaced) {
+		p.cfg.Log.Info("ending, so that the container is created again with the current folders", "reason", string(reasonReplaced), "message", err.Error())
+		p.applyAndStore(pluginEnds(ending{nodestate.Waiting, reasonReplaced, err.Error()}))
+	}
+	return err
+}
+
+// podResources returns the path of the socket of the kubelet's PodResources API.
+func (p *Plugin) podResources() string { return filepath.Join("/", p.cfg.HostRoot, p.cfg.PodResources) }
 
 // toolkitState returns the toolkit's current state. working is its injection, or nil if the
 // toolkit injects nothing.
@@ -59,7 +78,8 @@ func (p *Plugin) isInjected() bool {
 	return p.cfg.Injected != "" && p.cfg.Injected != injection.Expected
 }
 
-// openDriver opens the driver where this container has it.
+// openDriver opens the driver where this container has it: at the configured place, or, if the toolkit
+// injected it, in the container's own root.
 func (p *Plugin) openDriver() (Opened, error) {
 	switch p.cfg.Injected {
 	case "":
@@ -110,10 +130,10 @@ func (p *Plugin) explainNotInjected(err error) error {
 	return e
 }
 
-// isInjectionOutdated reports whether the toolkit injects another driver than the present one,
-// as during an upgrade. A
-// container created now would get the same as before, so the plugin waits for the
-// toolkit's next state.
+// isInjectionOutdated reports whether this container has been given another driver than the one that
+// is present now, as during an upgrade: the toolkit injects nothing or something else now, or has not
+// noticed the new driver yet. A container that was created now would get the old driver again, so the
+// plugin waits for the toolkit's next state.
 func (p *Plugin) isInjectionOutdated() bool {
 	if !p.isInjected() {
 		return false

@@ -25,6 +25,7 @@ type Metrics struct {
 	collector         collector
 	watching          prometheus.Gauge
 	refused           prometheus.Gauge
+	unwritten         prometheus.Gauge
 	registrations     *prometheus.CounterVec
 	allocations       *prometheus.CounterVec
 	allocationSeconds *prometheus.HistogramVec
@@ -43,6 +44,7 @@ func NewMetrics() *Metrics {
 		collector:         newCollector(),
 		watching:          gauge("watching", "1 while the plugin receives the driver's events of the GPUs, 0 while it does not."),
 		refused:           gauge("config_refused", "1 while the latest configuration is refused as invalid; the previous one, if any, stays in force."),
+		unwritten:         gauge("state_unwritten", "1 while the state file cannot be written, as on a full file system; the write is tried again."),
 		registrations:     counters("registrations_total", "Registrations with the kubelet, by gRPC code.", "resource", "code"),
 		allocations:       counters("allocations_total", "Containers for which the kubelet requested devices, by gRPC code.", "resource", "code"),
 		allocationSeconds: histograms("allocation_duration_seconds", "How long it took to respond to an allocation for a container.", latencyBuckets, "resource"),
@@ -78,7 +80,7 @@ func histograms(name, help string, buckets []float64, labels ...string) *prometh
 
 // Register registers the metrics with reg, which can be done once.
 func (m *Metrics) Register(reg prometheus.Registerer) {
-	reg.MustRegister(&m.collector, m.watching, m.refused, m.registrations, m.allocations, m.allocationSeconds, m.preferenceSeconds, m.score, m.events, m.xids, m.nvml, m.reloads, m.firstList)
+	reg.MustRegister(&m.collector, m.watching, m.refused, m.unwritten, m.registrations, m.allocations, m.allocationSeconds, m.preferenceSeconds, m.score, m.events, m.xids, m.nvml, m.reloads, m.firstList)
 }
 
 // SetFirstListTime records the time from the start of the process to the first list sent.
@@ -89,6 +91,9 @@ func (m *Metrics) SetWatching(watching bool) { m.watching.Set(boolValue(watching
 
 // SetConfigRefused records whether the latest configuration is refused.
 func (m *Metrics) SetConfigRefused(refused bool) { m.refused.Set(boolValue(refused)) }
+
+// SetStateUnwritten records whether the state file cannot be written.
+func (m *Metrics) SetStateUnwritten(unwritten bool) { m.unwritten.Set(boolValue(unwritten)) }
 
 // ObserveAllocation records a container's allocation; err is a gRPC status.
 func (m *Metrics) ObserveAllocation(resource string, took time.Duration, err error) {

@@ -50,7 +50,7 @@ func TestCountersOfAlertsStartAtZero(t *testing.T) {
 	m, reg := registeredMetrics()
 	require.Equal(t, []string{
 		"config_refused 0", `config_reloads_total{result="ok"} 0`, `config_reloads_total{result="refused"} 0`,
-		"first_list_seconds 0", `nvml_errors_total{code="HUNG"} 0`, "watching 0",
+		"first_list_seconds 0", `nvml_errors_total{code="HUNG"} 0`, "state_unwritten 0", "watching 0",
 	}, scrape(t, reg))
 	m.SetState(nodestate.Waiting, "NoKubelet", map[string]bool{config.GPU: false})
 	require.Equal(t, []string{

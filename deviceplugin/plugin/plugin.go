@@ -26,7 +26,9 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
+	"github.com/gpuready/gpuready/deviceplugin/telemetry"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -46,6 +48,8 @@ type Config struct {
 	KubeletSocket  string
 	KubeletTimeout time.Duration // 0: no limit
 	Listen         string
+	PodResources   string   // socket of the kubelet's PodResources API, for the metrics of pods; "": none
+	DCGMMetrics    bool     // serve the GPUs' metrics under dcgm-exporter's names, too
 	Settings       Settings // in force from the start
 	// Follow calls deliver with each new configuration, or with the error of a refused one,
 	// until ctx ends, from one goroutine. nil: the settings never change.
@@ -55,6 +59,7 @@ type Config struct {
 	Injected string // value of injection.Variable in this container; "": the container does not get its GPUs by injection
 	Log      *slog.Logger
 	Metrics  *Metrics                     // nil: its own
+	NodeName string                       // dcgm-exporter's label Hostname; "": the host's name
 	NFDDir   string                       // Node Feature Discovery's folder of feature files; "": the labels go into the state
 	Started  time.Time                    // of the process
 	Sockets  map[string]*net.UnixListener // handed over by the previous program, by Endpoint
@@ -69,6 +74,7 @@ type Plugin struct {
 	cfg          Config
 	boot         string // ID of the host's boot
 	metrics      *Metrics
+	telemetry    *telemetry.Collector
 	onListSent   func()         // called after each device list that the kubelet got
 	startDone    chan struct{}  // closed after the first device list, or when there will be none soon
 	endStart     func()         // closes startDone
@@ -91,7 +97,7 @@ type Plugin struct {
 	// Used only by writeStates and writePendingState.
 	stateChanged chan struct{} // capacity 1: signals a new pendingState
 	writtenState nodestate.State
-	writeErr     string
+	writeFault   nodestate.WriteFault
 	labels       labelPublisher // used by writePendingState
 }
 
@@ -111,16 +117,22 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	p.startService = func(s *service) { group.Go(func() error { return s.run(ctx) }) }
 	p.adoptSockets(cfg.Sockets)
 	group.Go(func() error { return metricsserver.Serve(ctx, cfg.Listen, reg, p.Ready) })
+	group.Go(func() error {
+		p.waitForStart(ctx) // so that describing the metrics does not delay the first device list
+		return reg.Register(p.telemetry)
+	})
 	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })
 	group.Go(func() error { return p.watchToolkit(ctx) })
 	group.Go(func() error { return p.watchMPS(ctx) })
 	group.Go(func() error { return p.watchInjection(ctx) })
+	group.Go(func() error { return p.watchFolders(ctx) })
 	group.Go(func() error { return p.writeStates(ctx) })
 	err = group.Wait()
 	switch {
-	case errors.Is(err, context.Canceled), errors.Is(err, injection.ErrOutdated):
+	case errors.Is(err, context.Canceled), errors.Is(err, injection.ErrOutdated), errors.Is(err, mount.ErrReplaced):
 		err = nil
+		p.applyAndStore(pluginEnds(ending{nodestate.Waiting, reasonStopped, "the device plugin was stopped: pods keep their GPUs, and no new pod gets one until it runs again"}))
 	case err != nil && !errors.Is(err, ErrReplaced) && !errors.Is(err, kubelet.ErrTakenOver): // the other plugin reports its own state
 		p.applyAndStore(pluginEnds(ending{nodestate.Failed, failureReason(err), err.Error()}))
 	}
@@ -162,6 +174,11 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	p := &Plugin{
 		cfg: cfg, boot: boot, metrics: cfg.Metrics, journal: newJournal(cfg.Log), stateChanged: make(chan struct{}, 1), resync: make(chan struct{}, 1), services: map[string]*service{}, configuredCh: make(chan struct{}),
 	}
+	telemetryConfig := telemetry.Config{Node: p.readTelemetryNode, DCGM: cfg.DCGMMetrics, Hostname: cfg.NodeName}
+	if cfg.PodResources != "" {
+		telemetryConfig.PodResources = p.podResources()
+	}
+	p.telemetry = telemetry.NewCollector(telemetryConfig)
 	p.labels = labelPublisher{HostRoot: cfg.HostRoot, NFDDir: cfg.NFDDir, Started: cfg.Started, Log: cfg.Log}
 	p.startDone = make(chan struct{})
 	p.endStart = sync.OnceFunc(func() { close(p.startDone) })
@@ -230,6 +247,22 @@ func (p *Plugin) restoreState() {
 		p.cfg.Log.Error("the state of this boot cannot be read; every GPU counts as unhealthy until it is reset, or until the file is removed and the plugin restarted",
 			"path", path, "reason", string(health.ReasonForgotten), "message", err.Error())
 	}
+}
+
+// telemetryReader is implemented by a gpu.Source that can read what GPUs measure.
+type telemetryReader interface {
+	ReadTelemetry(ctx context.Context, devices []gpu.Device) []gpu.Telemetry
+}
+
+// readTelemetryNode returns the devices, the plan and the reader of their measurements.
+func (p *Plugin) readTelemetryNode() telemetry.Node {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := telemetry.Node{Devices: p.state.snapshot.Devices, Plan: p.state.plan}
+	if source, can := p.source.(telemetryReader); can {
+		n.Read = source.ReadTelemetry
+	}
+	return n
 }
 
 // Ready returns nil if every resource is registered with the kubelet, and otherwise what is

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"time"
@@ -26,8 +27,36 @@ const (
 	reasonOutdated gpu.Reason = "InjectionOutdated" // the toolkit injected other devices into it than now
 	reasonMissing  gpu.Reason = "InjectionMissing"  // the toolkit injected nothing into it
 	reasonFolder   gpu.Reason = "KubeletFolderReplaced"
+	reasonReplaced gpu.Reason = "FolderReplaced" // another folder of the host
 	reasonFailed   gpu.Reason = "PluginFailed"
+	reasonStopped  gpu.Reason = "DevicePluginStopped"
 )
+
+// ReportRefused writes to the state file that a plugin ends at its start because its configuration is
+// refused. The faults of an earlier process stay in it. A state that cannot be read is left alone.
+func ReportRefused(hostRoot, stateDir string, refused error) error {
+	boot, err := nodestate.BootIDAt(hostRoot)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join("/", hostRoot, stateDir, string(nodestate.DevicePlugin))
+	s, err := nodestate.ReadBoot(dir, boot)
+	switch {
+	case nodestate.IsAbsent(err):
+		s = nodestate.State{Component: nodestate.DevicePlugin, BootID: boot}
+	case err != nil:
+		return err
+	}
+	var info nodestate.DevicePluginInfo
+	if s.DevicePlugin != nil {
+		info = *s.DevicePlugin
+	}
+	info.Registered = false
+	s.DevicePlugin = &info
+	s.Phase = nodestate.Failed
+	s.Reason, s.Message = state{refused: refused}.refusal()
+	return nodestate.Write(dir, s)
+}
 
 // applyAndPublish applies a fact and publishes the new state: to the kubelet first, since a
 // broken GPU may be about to be allocated, then to the metrics, the log and the state file.
@@ -140,17 +169,14 @@ func (p *Plugin) enqueueState(s nodestate.State) {
 	}
 }
 
-// writeRetry is the delay before a failed write of the state is repeated: no event
-// signals that a disk has room again.
-const writeRetry = 10 * time.Second
-
-// writeStates writes the state file whenever there is a new state, until ctx ends.
+// writeStates writes the state file whenever there is a new state, and tries again while it cannot
+// be written, until ctx ends.
 func (p *Plugin) writeStates(ctx context.Context) error {
 	p.waitForStart(ctx)
 	for {
 		var retry <-chan time.Time
-		if p.writeErr != "" {
-			retry = time.After(writeRetry)
+		if delay := p.writeFault.Delay(); delay > 0 {
+			retry = time.After(delay)
 		}
 		select {
 		case <-ctx.Done():
@@ -191,13 +217,17 @@ func (p *Plugin) writePendingState() {
 		return
 	}
 	dir := p.stateDir(nodestate.DevicePlugin)
-	if err := nodestate.Write(dir, s); err != nil {
-		if p.writeErr != err.Error() {
-			p.writeErr = err.Error()
-			p.cfg.Log.Error("the state cannot be written; until it can be, other programs know nothing of the GPUs, and after a restart every GPU counts as unhealthy", "path", dir, "message", err.Error())
-		}
-		p.writtenState = nodestate.State{} // Write may have emptied or removed the file
-		return
+	err := nodestate.Write(dir, s)
+	p.metrics.SetStateUnwritten(err != nil)
+	switch changed := p.writeFault.Record(err); {
+	case changed && err != nil:
+		p.cfg.Log.Error("the state cannot be written; until it can be, other programs know nothing of the GPUs, and after a restart every GPU counts as unhealthy",
+			"reason", string(nodestate.ReasonNotWritable), "path", dir, "message", err.Error())
+	case changed:
+		p.cfg.Log.Info("the state is written again", "path", dir)
 	}
-	p.writtenState, p.writeErr = s, ""
+	p.writtenState = s
+	if err != nil {
+		p.writtenState = nodestate.State{} // Write may have emptied or removed the file
+	}
 }

@@ -281,6 +281,7 @@ func (s state) registered() (all bool, waiting string) {
 // stateFile returns the content of the state file.
 func (s state) stateFile(boot string) nodestate.State {
 	registered, _ := s.registered()
+	registered = registered && s.ended == nil
 	info := &nodestate.DevicePluginInfo{KubeletSocket: s.kubeletSocket, Registered: registered, Faults: s.health.Faults(), IgnoredKeys: s.ignored}
 	for _, r := range s.plan.Resources {
 		resource := nodestate.Resource{Name: r.Name}
@@ -294,6 +295,7 @@ func (s state) stateFile(boot string) nodestate.State {
 			}
 			if !d.Healthy() {
 				device.Health, device.Reason, device.Message, device.Since = nodestate.Unhealthy, d.Fault.Reason, d.Fault.Message, d.Since.UTC()
+				device.Action = d.Fault.NextAction(d.UUID())
 			}
 			resource.Devices = append(resource.Devices, device)
 		}

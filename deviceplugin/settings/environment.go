@@ -19,6 +19,8 @@ var Environment = map[string]string{
 	"shadow-interval":                  "SHADOW_INTERVAL",
 	"pod-resources-socket":             "POD_RESOURCES_SOCKET",
 	"listen":                           "LISTEN_ADDRESS",
+	"dcgm-metrics":                     "DCGM_METRICS",
+	"node-name":                        "NODE_NAME",
 	"nfd-dir":                          "NFD_FEATURES_DIR",
 	"log-format":                       "LOG_FORMAT",
 	"fail-on-init-error":               "FAIL_ON_INIT_ERROR",

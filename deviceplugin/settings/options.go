@@ -61,6 +61,8 @@ type Options struct {
 	PodResources    string
 	ShadowInterval  time.Duration
 	Listen          string
+	DCGMMetrics     bool
+	NodeName        string
 	LogFormat       string
 	NFDDir          string
 	cdiFeatureFlags []string
@@ -96,6 +98,8 @@ func (o *Options) newFlagSet(usage io.Writer) *pflag.FlagSet {
 	f.StringVar(&o.HostRoot, "host-root", "/", "`folder` at which the host's file system is mounted")
 	f.StringVar(&o.StateDir, "state-dir", DefaultStateDir, "host `path` of the components' states")
 	f.StringVar(&o.Listen, "listen", ":9402", "`address` for /healthz, /readyz, /metrics, empty: none")
+	f.BoolVar(&o.DCGMMetrics, "dcgm-metrics", false, "serve the GPUs' metrics also under the names of NVIDIA's dcgm-exporter; leave it off where dcgm-exporter runs, as every value would exist twice")
+	f.StringVar(&o.NodeName, "node-name", "", "with --dcgm-metrics: the `name` of the node in dcgm-exporter's label Hostname; empty: the name of the host, which in a pod is the pod's")
 	f.StringVar(&o.NFDDir, "nfd-dir", "", "host `path` of Node Feature Discovery's folder for feature files, into which the GPUs' labels are written; empty: gpu-validator publishes them")
 	f.StringVar(&o.LogFormat, "log-format", "text", "log as text or json")
 	o.addSettingFlags(f)
@@ -106,7 +110,7 @@ func (o *Options) newFlagSet(usage io.Writer) *pflag.FlagSet {
 	}
 	f.BoolVar(&o.Once, "once", false, "with shadow: compare once, print a report, and end")
 	f.DurationVar(&o.ShadowInterval, "shadow-interval", 5*time.Second, "with shadow: interval of queries to the kubelet, whose API has no watch")
-	f.StringVar(&o.PodResources, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "with shadow: the kubelet's PodResources API `socket`")
+	f.StringVar(&o.PodResources, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "the kubelet's PodResources API `socket`, for the metrics of pods that hold GPUs, and for shadow")
 	f.StringVarP(&o.Output, "output", "o", "table", "with devices, and shadow --once: table or json")
 	f.BoolVar(&o.Version, "version", false, "print the version, and end")
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {

@@ -28,7 +28,8 @@ usr/src/linux-headers-RELEASE (linux-headers), lib/modules/RELEASE/build.
 
 Examples:
   gpu-driver build --source kernel-open --out /driver
-  gpu-driver build --source kernel-open --kernel 6.1.0-50-amd64 --headers-root /mnt --out out --cache /var/cache/gpuready
+  gpu-driver build --source kernel-open --kernel 6.1.0-50-amd64 --headers-root /mnt \
+    --out out --cache /var/cache/gpuready
 `
 
 // builtModules describes the modules that build made, for its output.

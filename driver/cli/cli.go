@@ -45,6 +45,7 @@ Commands:
   probe     exit with 0 if the driver is ready, for probes of Kubernetes
   modinfo   print what a module says of itself: version, kernel, signer, parameters
   version   print the version
+  completion  print a script that completes command lines: bash, zsh or fish
 
 Examples:
   gpu-driver check

@@ -1,7 +1,7 @@
 // Package config decodes configuration files, and reads flags from the environment.
 //
-// It is strict, because somebody relies on a setting that is silently ignored. It
-// refuses an unknown, misspelt or repeated key, a second document and a value of the
+// It is strict, because whoever writes a setting relies on it, and a setting that is silently
+// ignored has no effect. It refuses an unknown, misspelt or repeated key, a second document and a value of the
 // wrong type. Each error names the source, the path of the field and, if one is
 // similar, the intended key.
 package config
@@ -62,17 +62,17 @@ func decode(data []byte, into any, source string, ignore bool) ([]*Error, error)
 	if err != nil {
 		return nil, err
 	}
-	strangers := unknown(generic, reflect.TypeOf(into), "")
-	for _, stranger := range strangers {
-		stranger.Source = source
-		key := stranger.Path[strings.LastIndex(stranger.Path, ".")+1:]
-		if places := elsewhere(reflect.TypeOf(into), key, "", 0); len(places) > 0 && len(places) <= 3 {
-			stranger.Err = fmt.Errorf("unknown key here, did you mean %s?", strings.Join(places, " or "))
+	unknown := removeUnknownKeys(generic, reflect.TypeOf(into), "")
+	for _, e := range unknown {
+		e.Source = source
+		key := e.Path[strings.LastIndex(e.Path, ".")+1:]
+		if places := findKey(reflect.TypeOf(into), key, "", 0); len(places) > 0 && len(places) <= 3 {
+			e.Err = fmt.Errorf("unknown key here, did you mean %s?", strings.Join(places, " or "))
 		}
 	}
-	if len(strangers) > 0 {
+	if len(unknown) > 0 {
 		if !ignore {
-			return nil, joinErrors(strangers)
+			return nil, joinErrors(unknown)
 		}
 		// Encode the remaining keys again: the decoder would accept a key that differs
 		// from a known one only in case.
@@ -84,53 +84,53 @@ func decode(data []byte, into any, source string, ignore bool) ([]*Error, error)
 		if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			return nil, &Error{Source: source, Path: mismatch.Field, Err: fmt.Errorf("want %s, have %s", kind(mismatch.Type), mismatch.Value)}
 		}
-		return nil, &Error{Source: source, Err: errors.New(strings.TrimPrefix(syntax(err), "error unmarshaling JSON: while decoding JSON: "))}
+		return nil, &Error{Source: source, Err: errors.New(strings.TrimPrefix(syntaxMessage(err), "error unmarshaling JSON: while decoding JSON: "))}
 	}
-	return strangers, nil
+	return unknown, nil
 }
 
 // joinErrors joins the errors into one.
-func joinErrors(strangers []*Error) error {
-	if len(strangers) == 1 {
-		return strangers[0]
+func joinErrors(all []*Error) error {
+	if len(all) == 1 {
+		return all[0]
 	}
-	errs := make([]error, len(strangers))
-	for i, stranger := range strangers {
-		errs[i] = stranger
+	errs := make([]error, len(all))
+	for i, e := range all {
+		errs[i] = e
 	}
 	return errors.Join(errs...)
 }
 
 // parse reads one YAML document of keys and values.
 func parse(data []byte, source string) (any, error) {
-	whole := func(format string, args ...any) (any, error) {
+	refuse := func(format string, args ...any) (any, error) {
 		return nil, &Error{Source: source, Err: fmt.Errorf(format, args...)}
 	}
 	if len(data) > MaxBytes {
-		return whole("has %d bytes, no more than %d are read; is it the right file?", len(data), MaxBytes)
+		return refuse("has %d bytes, no more than %d are read; is it the right file?", len(data), MaxBytes)
 	}
 	if bytes.IndexByte(data, 0) >= 0 {
-		return whole("has a zero byte and is no text; write it again")
+		return refuse("has a zero byte and is no text; write it again")
 	}
 	if second := secondDocument(data); second > 0 {
-		return whole("line %d: a second document begins; keep one per file", second)
+		return refuse("line %d: a second document begins; keep one per file", second)
 	}
 	text, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
-		return whole("%s", syntax(err))
+		return refuse("%s", syntaxMessage(err))
 	}
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()
 	var generic any
 	if err := decoder.Decode(&generic); err != nil {
-		return whole("%w", err)
+		return refuse("%w", err)
 	}
 	switch generic.(type) {
 	case nil:
-		return whole("empty; write a configuration into it or do not name it")
+		return refuse("empty; write a configuration into it or do not name it")
 	case map[string]any:
 	default:
-		return whole("holds no keys; is it the right file, or was it cut short?")
+		return refuse("holds no keys; is it the right file, or was it cut short?")
 	}
 	return generic, nil
 }
@@ -159,10 +159,11 @@ var duplicate = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`line (\d+): key (.+) already set in map`)
 })
 
-// syntax returns an error of the YAML parser on one line.
-func syntax(err error) string {
+// syntaxMessage returns the text of an error of the YAML parser as one line, without the parser's
+// prefixes.
+func syntaxMessage(err error) string {
 	if m := duplicate().FindStringSubmatch(err.Error()); m != nil {
-		return fmt.Sprintf("line %s: key %s stands there twice; remove one", m[1], m[2])
+		return fmt.Sprintf("line %s: key %s is set twice; remove one", m[1], m[2])
 	}
 	s := strings.Join(strings.Fields(err.Error()), " ")
 	s = strings.TrimPrefix(s, "error converting YAML to JSON: ")
@@ -174,6 +175,7 @@ func syntax(err error) string {
 	return s
 }
 
+// kind describes a type for people.
 func kind(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Bool:

@@ -42,7 +42,7 @@ func TestErrorsNameSourceFieldAndRemedy(t *testing.T) {
 		{"in a list", "resources: [{name: a}, {nam: b}]", `c.yaml: resources[1].nam: unknown key, did you mean "name"?`},
 		{"indented wrong", "flags: {devices: {}}\n", `c.yaml: flags.devices: unknown key here, did you mean resources.devices?`},
 		{"hidden", "Hidden: x", `c.yaml: Hidden: unknown key (known here: flags, resources, shared, version)`},
-		{"twice", "version: v1\nversion: v2\n", `c.yaml: line 2: key "version" stands there twice; remove one`},
+		{"twice", "version: v1\nversion: v2\n", `c.yaml: line 2: key "version" is set twice; remove one`},
 		{"wrong type", "flags: {count: many}", `c.yaml: flags.count: want a whole number that is not negative, have string`},
 		{"negative", "flags: {count: -1}", `c.yaml: flags.count: want a whole number that is not negative, have number -1`},
 		{"list for keys", "flags: [a]", `c.yaml: flags: want keys with values, have array`},

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// unknown removes from v the keys without a field in t, and returns them in the order
+// removeUnknownKeys removes from v the keys without a field in t, and returns them in the order
 // of their paths.
-func unknown(v any, t reflect.Type, path string) []*Error {
+func removeUnknownKeys(v any, t reflect.Type, path string) []*Error {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
@@ -22,19 +22,20 @@ func unknown(v any, t reflect.Type, path string) []*Error {
 	var found []*Error
 	switch v := v.(type) {
 	case map[string]any:
-		return unknownKeys(v, t, path)
+		return removeFromMap(v, t, path)
 	case []any:
 		if t.Kind() != reflect.Slice && t.Kind() != reflect.Array {
 			return nil
 		}
 		for i, item := range v {
-			found = append(found, unknown(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i))...)
+			found = append(found, removeUnknownKeys(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i))...)
 		}
 	}
 	return found
 }
 
-func unknownKeys(m map[string]any, t reflect.Type, path string) []*Error {
+// removeFromMap does that for the keys of a map.
+func removeFromMap(m map[string]any, t reflect.Type, path string) []*Error {
 	var fields map[string]reflect.Type
 	switch t.Kind() {
 	case reflect.Struct:
@@ -58,14 +59,14 @@ func unknownKeys(m map[string]any, t reflect.Type, path string) []*Error {
 			delete(m, key)
 			continue
 		}
-		found = append(found, unknown(m[key], next, at)...)
+		found = append(found, removeUnknownKeys(m[key], next, at)...)
 	}
 	return found
 }
 
-// elsewhere returns the paths at which t has the key: somebody may have indented it
+// findKey returns the paths at which t has the key: somebody may have indented it
 // wrong.
-func elsewhere(t reflect.Type, key, path string, depth int) []string {
+func findKey(t reflect.Type, key, path string, depth int) []string {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
 	}
@@ -79,7 +80,7 @@ func elsewhere(t reflect.Type, key, path string, depth int) []string {
 		if name == key {
 			places = append(places, at)
 		}
-		places = append(places, elsewhere(fields[name], key, at, depth+1)...)
+		places = append(places, findKey(fields[name], key, at, depth+1)...)
 	}
 	return places
 }

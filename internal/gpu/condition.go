@@ -3,7 +3,7 @@ package gpu
 import "slices"
 
 // Condition is the state that a GPU reports about itself at one moment, besides its
-// Fault. Fields that it does not report are zero.
+// Fault. A field is zero if the GPU does not report it.
 type Condition struct {
 	ECC      ECC        `json:"ecc"`
 	Rows     Rows       `json:"rows"`
@@ -14,17 +14,17 @@ type Condition struct {
 
 // ECC counts memory errors that could not be corrected.
 type ECC struct {
-	On        bool   `json:"on"`        // else nothing is counted
-	Volatile  uint64 `json:"volatile"`  // since the driver took the GPU up
-	Aggregate uint64 `json:"aggregate"` // in the GPU's life
+	On        bool   `json:"on"`        // if not, nothing is counted
+	Volatile  uint64 `json:"volatile"`  // since the driver last initialised the GPU
+	Aggregate uint64 `json:"aggregate"` // over the GPU's lifetime
 }
 
-// Rows counts the rows of memory that were remapped to spare ones, and reports
-// failures of that. GPUs from Ampere on remap rows.
+// Rows counts the rows of memory that were remapped, that is, replaced by spare rows. It
+// also reports whether that failed. GPUs from Ampere on remap rows.
 type Rows struct {
 	Supported   bool `json:"supported"`
 	Uncorrected int  `json:"uncorrected"` // remapped because of errors that could not be corrected
-	Pending     bool `json:"pending"`     // some wait for a reset
+	Pending     bool `json:"pending"`     // some are remapped at the next reset
 	Failed      bool `json:"failed"`      // one could not be remapped: there was no spare row left
 }
 
@@ -47,17 +47,17 @@ type NVLinks struct {
 // Throttle is a reason why a GPU's clocks are reduced.
 type Throttle string
 
-// The reasons, as nvml.h lists them under nvmlClocksEventReasons.
+// The reasons of nvmlClocksEventReasons in nvml.h, in its order.
 const (
-	ThrottleIdle         Throttle = "Idle"
-	ThrottleApplication  Throttle = "ApplicationClocks" // somebody has set them
+	ThrottleIdle         Throttle = "Idle"              // nothing runs on the GPU
+	ThrottleApplication  Throttle = "ApplicationClocks" // somebody has limited the applications' clocks
 	ThrottlePowerCap     Throttle = "SWPowerCap"        // the board's power limit is reached
-	ThrottleHardware     Throttle = "HWSlowdown"        // temperature, power brake or supply, by the hardware
+	ThrottleHardware     Throttle = "HWSlowdown"        // by the hardware: temperature, power brake, power draw
 	ThrottleSyncBoost    Throttle = "SyncBoost"         // another GPU of its group is throttled
-	ThrottleThermal      Throttle = "SWThermalSlowdown"
-	ThrottleHeat         Throttle = "HWThermalSlowdown"
-	ThrottlePowerBrake   Throttle = "HWPowerBrake" // the machine's power supply pulls the brake
-	ThrottleDisplayClock Throttle = "DisplayClock"
+	ThrottleThermal      Throttle = "SWThermalSlowdown" // too hot: the driver reduces the clocks
+	ThrottleHeat         Throttle = "HWThermalSlowdown" // too hot: the hardware halves the clocks, or more
+	ThrottlePowerBrake   Throttle = "HWPowerBrake"      // a signal from outside, such as the power supply
+	ThrottleDisplayClock Throttle = "DisplayClock"      // a display limits the clocks
 )
 
 // Bad reports whether the reason is a problem of the machine: its cooling or its

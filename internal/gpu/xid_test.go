@@ -151,6 +151,22 @@ Sources:
 	return b.String()
 }
 
+// What a person should do is named for each fault that does not end by itself.
+func TestNextAction(t *testing.T) {
+	const id = "GPU-00000000-0000-4000-8000-000000000001"
+	for _, x := range gpu.XIDs() {
+		action := gpu.Fault{Reason: gpu.ReasonXID, XID: x.First}.NextAction(id)
+		require.NotEmpty(t, action, x.First)
+		if x.Class == gpu.XIDReset {
+			require.Contains(t, action, "nvidia-smi --gpu-reset -i "+id, x.First)
+		}
+	}
+	require.Contains(t, gpu.Fault{Reason: gpu.ReasonXID, XID: 9999}.NextAction(id), "reset the GPU", "an unknown XID")
+	require.NotContains(t, gpu.Fault{Reason: gpu.ReasonECC}.NextAction("MIG-00000000-0000-4000-8000-000000000001"), "-i MIG", "a MIG device cannot be reset")
+	require.Contains(t, gpu.Fault{Reason: gpu.ReasonLost}.NextAction(id), "reboot")
+	require.Empty(t, gpu.Fault{Reason: gpu.ReasonUnwatched}.NextAction(id), "the message tells")
+}
+
 func sources(s gpu.XIDSource) string {
 	var words []string
 	for i, letter := range []string{"C", "L", "R", "M", "G"} {

@@ -193,10 +193,10 @@ var xidTable = []XIDInfo{
 	{First: 169, Last: 169, Meaning: "a controller inside the GPU halted",
 		Class: XIDReset, Action: ActionUnhealthy, Recovery: RecoveryReset, Source: SourceCatalog,
 		Note: "the catalogue has no action yet"},
-	{First: 171, Last: 171, Meaning: "DRAM had an error that could not be corrected; XID 48 tells of it too",
+	{First: 171, Last: 171, Meaning: "DRAM had an error that could not be corrected; XID 48 reports it, too",
 		Class: XIDReset, Action: ActionUnhealthy, Recovery: RecoveryReset, Source: SourceCatalog,
 		Note: "the catalogue has no action yet"},
-	{First: 172, Last: 172, Meaning: "SRAM had an error that could not be corrected; XID 48 tells of it too",
+	{First: 172, Last: 172, Meaning: "SRAM had an error that could not be corrected; XID 48 reports it, too",
 		Class: XIDReset, Action: ActionUnhealthy, Recovery: RecoveryReset, Source: SourceCatalog,
 		Note: "the catalogue has no action yet"},
 }

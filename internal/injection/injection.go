@@ -68,7 +68,7 @@ func Wait(ctx context.Context, dir, boot string, progress func(string)) error {
 func MissingReason(s nodestate.State, err error) string {
 	switch {
 	case nodestate.IsAbsent(err):
-		return "the toolkit has said nothing in this boot; see that nvidia-container-toolkit-daemonset runs on this node"
+		return "the toolkit has reported nothing since the node booted; see that nvidia-container-toolkit-daemonset runs on this node"
 	case err != nil:
 		return err.Error()
 	case s.Reason == ReasonNoGPU: // whether or not it could inject any

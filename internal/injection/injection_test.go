@@ -33,7 +33,7 @@ func TestWaitEndsWhenAContainerWouldBeGivenTheGPUs(t *testing.T) {
 	progress := make(chan string, 10)
 	ended := make(chan error, 1)
 	go func() { ended <- Wait(t.Context(), dir, boot, func(s string) { progress <- s }) }()
-	require.Contains(t, <-progress, "said nothing in this boot")
+	require.Contains(t, <-progress, "reported nothing since the node booted")
 	require.NoError(t, os.MkdirAll(dir, 0o755))
 	toolkit(t, dir, nil, "")
 	require.Contains(t, <-progress, "does not inject devices on this node: Ready: the message")
@@ -63,7 +63,7 @@ func TestWaitSaysInItsErrorWhatItWaitedFor(t *testing.T) {
 	defer cancel()
 	err := Wait(ctx, filepath.Join(t.TempDir(), "toolkit"), boot, func(string) {})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "said nothing in this boot")
+	require.ErrorContains(t, err, "reported nothing since the node booted")
 }
 
 func TestAContainerOfAnEarlierStateIsOutdated(t *testing.T) {

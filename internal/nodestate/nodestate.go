@@ -223,7 +223,8 @@ type Device struct {
 	Health   Health     `json:"health"`
 	Reason   gpu.Reason `json:"reason,omitempty"`
 	Message  string     `json:"message,omitempty"`
-	Since    time.Time  `json:"since,omitzero"` // of Reason
+	Action   string     `json:"action,omitempty"` // what a person should do; "": nothing, or the message has it
+	Since    time.Time  `json:"since,omitzero"`   // of Reason
 	NUMANode *int       `json:"numaNode,omitempty"`
 	MIG      *MIG       `json:"mig,omitempty"` // nil: a whole GPU, or written by an earlier version
 }
@@ -287,6 +288,9 @@ var (
 	ErrStale = errors.New("from an earlier boot")
 	// ErrInvalid means that the file is not a state.
 	ErrInvalid = errors.New("not a valid state")
+	// ErrUnwritten means that the file is empty: its writer could not write it, and emptied it
+	// because the old state was no longer true. It is also an ErrInvalid.
+	ErrUnwritten = fmt.Errorf("%w: it is empty, because its writer cannot write it", ErrInvalid)
 )
 
 // Write replaces the state in dir, which is <state-dir>/<component>. It sets
@@ -337,7 +341,7 @@ func ReadBoot(dir, boot string) (State, error) {
 		return State{}, err
 	}
 	if len(data) == 0 {
-		return State{}, fmt.Errorf("%s: %w: it is empty, as its writer had no room for it; free space on the file system of %s", path, ErrInvalid, dir)
+		return State{}, fmt.Errorf("%s: %w; %s", path, ErrUnwritten, record.FreeSpace(dir))
 	}
 	s, err := Parse(data)
 	if err != nil {

@@ -50,6 +50,7 @@ func (s State) sanitized() State {
 		devices := slices.Clone(p.Resources[i].Devices)
 		for j := range devices {
 			devices[j].Message = record.Clean(devices[j].Message, maxMessage)
+			devices[j].Action = record.Clean(devices[j].Action, maxMessage)
 		}
 		p.Resources[i].Devices = devices
 	}

@@ -207,6 +207,7 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 			v.text(at+".gpu", string(d.GPU), maxName)
 			v.reason(at+".reason", string(d.Reason))
 			v.text(at+".message", d.Message, maxMessage)
+			v.text(at+".action", d.Action, maxMessage)
 			if d.Replicas < 0 || d.Replicas > maxReplicas {
 				v.fail(at+".replicas", fmt.Sprintf("%d is not between 0 and %d", d.Replicas, maxReplicas))
 			}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -19,6 +20,9 @@ type Flags struct {
 	Env map[string]string // by flag, the environment variable used if the flag is not given
 }
 
+// lineLength limits the lines of --help, in columns.
+const lineLength = 100
+
 // NewFlags returns the flags of a command; call is its command line: "gpu-validator
 // run". Its help is usage, with examples, then the flags and the exit codes.
 func NewFlags(call, usage, exitCodes string, stdout io.Writer) *Flags {
@@ -30,9 +34,43 @@ func NewFlags(call, usage, exitCodes string, stdout io.Writer) *Flags {
 		if len(f.Env) > 0 {
 			heading = "Flags (each with its environment variable; the command line wins):"
 		}
-		fmt.Fprint(stdout, usage+"\n"+heading+"\n"+f.FlagUsages()+exitCodes)
+		fmt.Fprint(stdout, usage+"\n"+heading+"\n"+FlagHelp(f.FlagSet)+exitCodes)
 	}
 	return f
+}
+
+// FlagHelp returns the lines about flags for --help: each with its description beside it or, if the
+// names are long, below it.
+func FlagHelp(f *pflag.FlagSet) string {
+	lines := slices.Collect(strings.Lines(f.FlagUsages()))
+	widest := 0
+	for _, line := range lines {
+		widest = max(widest, strings.LastIndex(line, "   ")+len("   "))
+	}
+	if widest <= lineLength/2 {
+		return f.FlagUsagesWrapped(lineLength)
+	}
+	var help strings.Builder
+	for _, line := range lines {
+		part := flagLine.FindStringSubmatch(strings.TrimSuffix(line, "\n"))
+		if part == nil {
+			help.WriteString(line)
+			continue
+		}
+		name := strings.TrimRight(strings.TrimSuffix(strings.TrimSuffix(line, "\n"), part[4]), " ")
+		help.WriteString(name)
+		column := lineLength
+		for word := range strings.FieldsSeq(part[4]) {
+			if column+1+len(word) > lineLength {
+				help.WriteString("\n         ")
+				column = len("         ")
+			}
+			help.WriteString(" " + word)
+			column += 1 + len(word)
+		}
+		help.WriteString("\n")
+	}
+	return help.String()
 }
 
 // Command returns the command's name, without the program's.

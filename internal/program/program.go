@@ -8,14 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"os/signal"
 	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/pflag"
-
-	"github.com/gpuready/gpuready/internal/version"
 )
 
 // Exit codes of every program; they are listed in its --help and are a contract.
@@ -28,9 +28,12 @@ const (
 // Program is a program of several commands.
 type Program struct {
 	Name           string // prefix of errors on stderr and of the version
+	Call           string // how people call it, "kubectl gpu"; "": by its name
 	Help           string // the text for --help, exit codes included
 	Commands       []Command
 	DefaultCommand string // the default command; "": a command is required
+	// Globals are flags with a value, such as "--context", that may also stand before the command.
+	Globals []string
 	// Advise returns advice to append to an error's text, or "". It may be nil.
 	Advise func(text string) string
 }
@@ -40,13 +43,27 @@ type Command struct {
 	Name   string
 	Run    func(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	Hidden bool
+	// Complete returns the values that an argument may have, after the words given; nil: files.
+	Complete func(ctx context.Context, words []string) []string
 }
 
-// RunWithSignals runs main with a context that ends on SIGINT or SIGTERM.
+// RunWithSignals runs main with a context that ends on SIGINT or SIGTERM. The program outlives the
+// readers of its output.
 func RunWithSignals(main func(context.Context) int) int {
+	OutliveReaders()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	return main(ctx)
+}
+
+// OutliveReaders keeps the process running when nobody reads its output any more, so that it can end
+// in order: writing then fails with EPIPE. Programs that it starts are not affected.
+func OutliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
+
+// isUnread reports whether an error only means that nobody reads the output any more.
+func isUnread(err error) bool {
+	failed, is := errors.AsType[*fs.PathError](err)
+	return is && failed.Path == os.Stdout.Name() && errors.Is(failed.Err, syscall.EPIPE)
 }
 
 // Run runs the command that the arguments name, prints its error in one line on
@@ -56,7 +73,7 @@ func (p Program) Run(ctx context.Context, args []string, stdout, stderr io.Write
 	if err == nil || errors.Is(err, pflag.ErrHelp) {
 		return OK
 	}
-	if !errors.Is(err, ErrReported) {
+	if !errors.Is(err, ErrReported) && !isUnread(err) {
 		fmt.Fprintf(stderr, "%s: %s\n", p.Name, p.errorLine(err))
 	}
 	if c, ok := errors.AsType[*coded](err); ok {
@@ -77,17 +94,13 @@ func (p Program) errorLine(err error) string {
 }
 
 func (p Program) dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	args = p.moveGlobals(args)
+	if HasBuiltin(args) {
+		return p.runBuiltin(ctx, args, stdout)
+	}
 	name := ""
 	if len(args) > 0 {
 		name = args[0]
-	}
-	switch name {
-	case "--version", "version":
-		fmt.Fprintln(stdout, p.Name, version.String())
-		return nil
-	case "--help", "-h", "help":
-		fmt.Fprint(stdout, p.Help)
-		return nil
 	}
 	if p.DefaultCommand != "" && (name == "" || strings.HasPrefix(name, "-")) {
 		name, args = p.DefaultCommand, append([]string{p.DefaultCommand}, args...)
@@ -99,6 +112,30 @@ func (p Program) dispatch(ctx context.Context, args []string, stdout, stderr io.
 		return UsageErrorf("no command; say %s", p.listCommands())
 	}
 	return UsageErrorf("no command %q; say %s", name, p.listCommands())
+}
+
+// moveGlobals moves global flags from before the command to after it.
+func (p Program) moveGlobals(args []string) []string {
+	at := p.countGlobals(args)
+	if at == 0 || at >= len(args) {
+		return args
+	}
+	return slices.Concat(args[at:at+1], args[:at], args[at+1:])
+}
+
+// countGlobals returns the number of arguments before the command, 0 if they are not only global
+// flags. It counts a value that is still missing.
+func (p Program) countGlobals(args []string) (at int) {
+	for at < len(args) && strings.HasPrefix(args[at], "-") {
+		name, _, hasValue := strings.Cut(args[at], "=")
+		if !slices.Contains(p.Globals, name) {
+			return 0
+		}
+		if at++; !hasValue {
+			at++
+		}
+	}
+	return at
 }
 
 // listCommands lists the commands that are not hidden.

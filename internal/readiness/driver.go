@@ -9,20 +9,35 @@ import (
 // the driver's container has the reason.
 const NoDriver = "no driver is loaded: "
 
-// DriverSays returns why there is no driver, according to the state of the driver's container. ok
-// is false if there is no such state, or it has no reason, or it is of a running driver.
-func DriverSays(s nodestate.State, err error) (reason gpu.Reason, message string, ok bool) {
+// DriverProblem returns why no driver is loaded, according to the state of the driver's container.
+// err is the error of reading the state. ok is false if there is no state, if it has no reason, or if
+// the driver runs.
+func DriverProblem(s nodestate.State, err error) (reason gpu.Reason, message string, ok bool) {
 	if err != nil || s.Reason == "" || s.Message == "" || s.Phase != nodestate.Waiting && s.Phase != nodestate.Failed {
 		return "", "", false
 	}
 	return s.Reason, NoDriver + s.Message, true
 }
 
-// stopped is the reason in the state of a driver's container that has ended.
-const stopped gpu.Reason = "DriverStopped"
+// Reasons in the state of a driver's container: it is loading the driver, and it has ended.
+const (
+	starting gpu.Reason = "DriverStarting"
+	stopped  gpu.Reason = "DriverStopped"
+)
 
-// DriverComes reports whether the driver's container, according to its state, is still preparing
+// DriverNote is the start of a note with the driver's state. DriverPhase joins such a note to the
+// message of a condition about layer driver.
+const (
+	DriverNote  = "driver says "
+	DriverPhase = "; the " + DriverNote
+)
+
+// IsDriverLoading reports whether the driver's container, according to its state, is still preparing
 // the driver: it has neither failed nor ended.
-func DriverComes(s nodestate.State) bool {
+func IsDriverLoading(s nodestate.State) bool {
 	return s.Phase == nodestate.Waiting && s.Reason != stopped
 }
+
+// IsDriverTransition reports whether a driver is not loaded for a reason that is no failure: its
+// container is loading it, or was told to unload it.
+func IsDriverTransition(reason gpu.Reason) bool { return reason == starting || reason == stopped }

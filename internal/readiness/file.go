@@ -206,7 +206,7 @@ func parse(data []byte) (map[string]string, error) {
 			return nil, fmt.Errorf("%w: line %d is no KEY=value", ErrInvalid, i+1)
 		}
 		if _, twice := values[name]; twice {
-			return nil, fmt.Errorf("%w: line %d: %s stands there twice", ErrInvalid, i+1, name)
+			return nil, fmt.Errorf("%w: line %d: %s is set twice", ErrInvalid, i+1, name)
 		}
 		value, ok := unquote(word)
 		if !ok {

@@ -58,6 +58,10 @@ func Optional() []Layer { return []Layer{Peermem, GDS, GDRCopy, MOFED, Fabric, V
 // earlier versions.
 func StartupTaints() []string { return []string{"nvidia.com/gpu-not-ready", "gpuready.io/not-ready"} }
 
+// ReasonStopped is the reason of the Node's conditions after the validator has ended. Their status is
+// Unknown.
+const ReasonStopped = "ValidatorStopped"
+
 // Proof is the result of proving a layer.
 type Proof struct {
 	BootID string // "" when written: this boot's
@@ -197,11 +201,49 @@ func (e *NotReadyError) Error() string {
 
 func (e *NotReadyError) Unwrap() error { return e.Cause }
 
+// nextAction separates a message from the next action in a text for people.
+const nextAction = "; next: "
+
+// WithAction joins a message and the next action in one text: "MESSAGE; next: ACTION", or only the
+// message if there is no action. SplitAction is its inverse.
+func WithAction(message, action string) string {
+	if action == "" {
+		return message
+	}
+	return message + nextAction + action
+}
+
+// SplitAction splits a text into a message and the next action. The texts of driver containers and
+// of earlier versions end with "; " and the action.
+func SplitAction(text string) (message, action string) {
+	if message, action, ok := strings.Cut(text, nextAction); ok {
+		return message, action
+	}
+	if i := strings.LastIndex(text, "; "); i >= 0 {
+		return text[:i], text[i+2:]
+	}
+	return text, ""
+}
+
+// Shorten returns a text without control characters and of at most limit bytes. A long one is cut in the
+// message rather than in the next action, for which it keeps at least half of the bytes.
+func Shorten(text string, limit int) string {
+	message, action, found := strings.Cut(text, nextAction)
+	if !found || len(text) <= limit {
+		return record.Clean(text, limit)
+	}
+	action = record.Clean(nextAction+action, max(limit/2, limit-len(message)))
+	return record.Clean(message, limit-len(action)) + action
+}
+
+// Unknown is the message about a layer for which the validator has written no file.
+const Unknown = "the validator has not reported on it yet"
+
 // DescribeError describes an error of Read, for a layer of unknown status.
 func DescribeError(err error) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return "the validator has not said anything about it yet"
+		return Unknown
 	case errors.Is(err, ErrStale):
 		return "what is known is from an earlier boot"
 	}

@@ -112,7 +112,7 @@ func TestHostileFilesAreRefused(t *testing.T) {
 		"no KEY=value":           good + "rm -rf /\n",
 		"blank line":             good + "\n",
 		"lower-case key":         good + "path=/x\n",
-		"stands there twice":     good + "GPUS=2\n",
+		"is set twice":           good + "GPUS=2\n",
 		"command substitution":   good + "SUMMARY=$(reboot)\n",
 		"double quotes":          good + "SUMMARY=\"$(reboot)\"\n",
 		"second command":         good + "SUMMARY=a;reboot\n",
@@ -226,8 +226,8 @@ func TestWaitReturnsWhenAllLayersAreReady(t *testing.T) {
 			}
 		})
 	}()
-	require.Equal(t, "driver: the validator has not said anything about it yet", <-reports)
-	require.Equal(t, "toolkit: the validator has not said anything about it yet", <-reports)
+	require.Equal(t, "driver: the validator has not reported on it yet", <-reports)
+	require.Equal(t, "toolkit: the validator has not reported on it yet", <-reports)
 	require.NoError(t, WriteReady(dir, Toolkit, Proof{BootID: otherBoot}))
 	require.Equal(t, "toolkit: what is known is from an earlier boot", <-reports)
 	require.NoError(t, WriteNotReady(dir, Driver, NotReady{Reason: "NoDriver", Message: "none"}))
@@ -280,7 +280,7 @@ func TestWaitEndsWithTheLayersReason(t *testing.T) {
 	require.ErrorAs(t, err, &notReady)
 	require.Equal(t, Driver, notReady.Layer)
 	require.ErrorIs(t, err, context.Canceled)
-	require.EqualError(t, err, "driver is not ready: the validator has not said anything about it yet")
+	require.EqualError(t, err, "driver is not ready: the validator has not reported on it yet")
 
 	require.NoError(t, WriteReady(dir, Driver, Proof{}))
 	require.NoError(t, WriteNotReady(dir, Toolkit, NotReady{Reason: "SpecMissing", Message: "no spec names GPU-a"}))
@@ -322,5 +322,17 @@ func FuzzParse(f *testing.F) {
 			_, _ = decodeProof(values, l)
 			_, _ = decodeNotReady(values, l)
 		}
+	})
+}
+
+func TestALongMessageIsCutBeforeTheNextAction(t *testing.T) {
+	long := strings.Repeat("x", 200)
+	require.Equal(t, "a b; next: do", Shorten("a\nb; next: do", 40))
+	require.Equal(t, strings.Repeat("x", 27)+"…; next: do", Shorten(WithAction(long, "do"), 40))
+	require.Equal(t, "short; next: "+strings.Repeat("x", 24)+"…", Shorten(WithAction("short", long), 40))
+	require.Equal(t, strings.Repeat("x", 17)+"…; next: "+strings.Repeat("x", 9)+"…", Shorten(WithAction(long, long), 40))
+	rapid.Check(t, func(t *rapid.T) {
+		limit := rapid.IntRange(20, 60).Draw(t, "limit")
+		require.LessOrEqual(t, len(Shorten(WithAction(rapid.String().Draw(t, "message"), rapid.String().Draw(t, "action")), limit)), limit)
 	})
 }

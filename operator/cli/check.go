@@ -17,19 +17,22 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/internal/config"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/api/schema"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/controller"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/nvidia"
 	"github.com/gpuready/gpuready/operator/state"
 )
 
-const checkUsage = `Tell what this operator makes of a ClusterPolicy that was written for NVIDIA's GPU Operator.
-It names what has no effect, and why, and compares the images with those of a release of
-NVIDIA's. Nothing is contacted. The chart makes a ClusterPolicy of Helm values; it names
-the values without effect in an annotation, which is read, too.
+const checkUsage = `Tell what this operator makes of a ClusterPolicy that was written for NVIDIA's GPU Operator,
+and of the NVIDIADrivers in the same files. It names what has no effect, and why, and
+compares the images with those of a release of NVIDIA's. Nothing is contacted. The chart
+makes a ClusterPolicy of Helm values; it names the values without effect in an annotation,
+which is read, too.
 
 Examples:
   gpu-operator check clusterpolicy.yaml
@@ -97,18 +100,25 @@ func check(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if err != nil {
 		return program.WithExitCode(program.Usage, err)
 	}
-	definition, err := schema.Load()
-	if err != nil {
+	c := checker{nodes: nodes, cluster: o.cluster, against: release}
+	if c.schema, err = schema.Load(); err != nil {
 		return err
 	}
-	c := checker{definition, nodes, o.cluster, release}
-	var all []Check
+	if c.drivers, err = schema.LoadDriver(); err != nil {
+		return err
+	}
+	contents := map[string][]byte{}
 	for _, file := range files {
-		data, err := readInput(file)
-		if err != nil {
+		if contents[file], err = readInput(file); err != nil {
 			return program.WithExitCode(program.Usage, err)
 		}
-		found := c.file(file, data)
+		c.file(file, contents[file]) // a policy may come before the NVIDIADrivers that it needs
+	}
+	found := c.found
+	var all []Check
+	for _, file := range files {
+		c.found, c.used = nil, found
+		found := c.file(file, contents[file])
 		if len(found) == 0 {
 			return program.WithExitCode(program.Usage, fmt.Errorf(
 				"%s holds no ClusterPolicy; if it holds Helm values, have the chart make one: helm template gpuready gpuready.tgz -f %[1]s | gpu-operator check -", file))
@@ -132,7 +142,7 @@ func outcome(all []Check) error {
 	case refused > 0:
 		return errors.New("a file is refused: see above")
 	case unserved > 0:
-		return program.WithExitCode(exitUnserved, fmt.Errorf("accepted; %d settings have no effect: see above", unserved))
+		return program.WithExitCode(exitUnserved, fmt.Errorf("accepted; settings without effect or not carried out: %d, see above", unserved))
 	}
 	return nil
 }
@@ -140,13 +150,16 @@ func outcome(all []Check) error {
 // checker checks objects for some nodes.
 type checker struct {
 	schema  *schema.Schema
+	drivers *schema.Schema // of NVIDIADriver
+	found   []*v1alpha1.NVIDIADriver
+	used    []*v1alpha1.NVIDIADriver // by the policies
 	nodes   []*fleet.Node
 	cluster state.Cluster
 	against nvidia.Release
 }
 
-// file checks the policies in a file: YAML documents, Lists among them.
-func (c checker) file(file string, data []byte) (all []Check) {
+// file checks the policies and NVIDIADrivers in a file: YAML documents, Lists among them.
+func (c *checker) file(file string, data []byte) (all []Check) {
 	for i, document := range splitDocuments(data) {
 		source := file
 		if i > 0 {
@@ -161,13 +174,13 @@ func (c checker) file(file string, data []byte) (all []Check) {
 func splitDocuments(data []byte) (documents [][]byte) {
 	for part := range bytes.SplitSeq(append([]byte("\n"), data...), []byte("\n---")) {
 		if len(bytes.TrimSpace(part)) > 0 {
-			documents = append(documents, part)
+			documents = append(documents, bytes.TrimPrefix(part, []byte("\n")))
 		}
 	}
 	return documents
 }
 
-func (c checker) document(source string, data []byte) []Check {
+func (c *checker) document(source string, data []byte) []Check {
 	refused := func(why string) []Check {
 		return []Check{{File: source, Kind: v1.Kind, Refused: []string{why}}}
 	}
@@ -191,12 +204,27 @@ func (c checker) document(source string, data []byte) []Check {
 		return all
 	case object.Kind == v1.Kind && strings.HasPrefix(object.APIVersion, v1.GroupVersion().Group+"/"):
 		return []Check{c.policy(source, data)}
+	case object.Kind == v1alpha1.Kind && strings.HasPrefix(object.APIVersion, v1alpha1.Group+"/"):
+		return []Check{c.driver(source, data)}
 	}
 	return nil // another object, beside the policy
 }
 
+// driver checks an NVIDIADriver.
+func (c *checker) driver(source string, data []byte) Check {
+	out := Check{File: source, Kind: v1alpha1.Kind}
+	d, err := c.drivers.AdmitDriver(context.Background(), data)
+	if err != nil {
+		out.Refused = []string{err.Error()}
+		return out
+	}
+	c.found = append(c.found, d)
+	out.Name, out.Unserved = d.Name, d.Unserved()
+	return out
+}
+
 // policy checks a ClusterPolicy.
-func (c checker) policy(source string, data []byte) Check {
+func (c *checker) policy(source string, data []byte) Check {
 	out := Check{File: source, Kind: v1.Kind}
 	var decoded v1.ClusterPolicy
 	unknown, _ := config.Ignoring(data, &decoded, "") // Admit refuses what cannot be decoded
@@ -217,8 +245,8 @@ func (c checker) policy(source string, data []byte) Check {
 }
 
 // fill describes what follows from a policy.
-func (c checker) fill(out *Check, policy *v1.ClusterPolicy) {
-	preview, err := controller.NewPreview(policy, c.nodes, c.cluster, false)
+func (c *checker) fill(out *Check, policy *v1.ClusterPolicy) {
+	preview, err := controller.NewPreview(policy, c.nodes, c.cluster, false, c.used...)
 	if err != nil {
 		out.Refused = append(out.Refused, err.Error())
 		return
@@ -251,7 +279,7 @@ var counterpartFields = []struct{ daemonSet, field string }{
 }
 
 // operand describes a DaemonSet.
-func (c checker) operand(set *appsv1.DaemonSet, spec *v1.ClusterPolicySpec) CheckedOperand {
+func (c *checker) operand(set *appsv1.DaemonSet, spec *v1.ClusterPolicySpec) CheckedOperand {
 	operand := CheckedOperand{DaemonSet: set.Name, Image: set.Spec.Template.Spec.Containers[0].Image}
 	specs := map[string]v1.ContainerSpec{
 		"driver": spec.Driver.ContainerSpec, "toolkit": spec.Toolkit.ContainerSpec, "devicePlugin": spec.DevicePlugin.ContainerSpec,
@@ -260,6 +288,9 @@ func (c checker) operand(set *appsv1.DaemonSet, spec *v1.ClusterPolicySpec) Chec
 	for _, counterpart := range counterpartFields {
 		if !strings.HasPrefix(set.Name, counterpart.daemonSet) {
 			continue
+		}
+		if counterpart.field == "driver" && spec.Driver.UsesNVIDIADrivers() {
+			break // NVIDIA's release has no default for it
 		}
 		own := specs[counterpart.field]
 		operand.NVIDIAs = own.Ref(c.against.Images[counterpart.field])
@@ -292,6 +323,9 @@ func printChecks(w io.Writer, all []Check, output string, against nvidia.Release
 	return err
 }
 
+// maxPrinted bounds each text of a checked file that is printed, in bytes.
+const maxPrinted = 1000
+
 func printCheck(b *strings.Builder, c Check, against nvidia.Release) {
 	verdict := "everything is served"
 	switch {
@@ -300,7 +334,7 @@ func printCheck(b *strings.Builder, c Check, against nvidia.Release) {
 	case len(c.Unserved)+len(c.Problems) > 0:
 		verdict = "accepted"
 	}
-	fmt.Fprintf(b, "%s: %s: %s\n", c.File, strings.TrimSpace(c.Kind+" "+c.Name), verdict)
+	fmt.Fprintf(b, "%s: %s: %s\n", c.File, record.Clean(strings.TrimSpace(c.Kind+" "+c.Name), maxPrinted), verdict)
 	for _, list := range []struct {
 		title string
 		lines []string
@@ -309,7 +343,7 @@ func printCheck(b *strings.Builder, c Check, against nvidia.Release) {
 			fmt.Fprintf(b, "\n%s:\n", list.title)
 		}
 		for _, line := range list.lines {
-			fmt.Fprintf(b, "  %s\n", line)
+			fmt.Fprintf(b, "  %s\n", record.Clean(line, maxPrinted))
 		}
 	}
 	if len(c.Operands) == 0 {
@@ -324,7 +358,7 @@ func printCheck(b *strings.Builder, c Check, against nvidia.Release) {
 		if theirs != "" && (theirs == operand.Image || strings.HasPrefix(operand.Image, theirs+"-")) {
 			theirs = "the same"
 		}
-		fmt.Fprintf(table, "  %s\t%s\t%s\n", operand.DaemonSet, operand.Image, cmp.Or(theirs, "-"))
+		fmt.Fprintf(table, "  %s\t%s\t%s\n", record.Clean(operand.DaemonSet, maxPrinted), record.Clean(operand.Image, maxPrinted), record.Clean(cmp.Or(theirs, "-"), maxPrinted))
 	}
 	_ = table.Flush()
 }

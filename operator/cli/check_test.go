@@ -33,7 +33,7 @@ func TestCheckOfAPolicyOfNVIDIAs(t *testing.T) {
 	require.Equal(t, `FILE: ClusterPolicy gpu-cluster-policy: accepted
 
 Without effect:
-  toolkit.version: v1.17.5-ubuntu20.04 is NVIDIA's, which starts otherwise than ours; gpuready/toolkit:v0.1.0 is used. Nothing is to be done; to name an image of ours, set repository, image and version
+  toolkit.version: v1.17.5-ubuntu20.04 is NVIDIA's, which is started in another way; gpuready/toolkit:v0.1.0 is used. No action is needed; to name an image of ours, set repository, image and version
 
   DAEMONSET                            IMAGE                                           WITH NVIDIA'S v25.3.1
   nvidia-driver-daemonset-ubuntu22.04  nvcr.io/nvidia/driver:595.91.07-ubuntu22.04     nvcr.io/nvidia/driver:570.148.08
@@ -42,7 +42,29 @@ Without effect:
   nvidia-device-plugin-daemonset       gpuready/device-plugin:v0.1.0                   nvcr.io/nvidia/k8s-device-plugin:v0.17.2
   nvidia-dcgm                          nvcr.io/nvidia/cloud-native/dcgm:4.6.0-1-ubi10  nvcr.io/nvidia/cloud-native/dcgm:4.2.3-1-ubuntu22.04
 `, out)
-	require.Equal(t, "gpu-operator: accepted; 1 settings have no effect: see above\n", errors)
+	require.Equal(t, "gpu-operator: accepted; settings without effect or not carried out: 1, see above\n", errors)
+}
+
+func TestCheckNamesWhatTheSimulatedDriverIgnores(t *testing.T) {
+	exit, out, _ := checked(t, policyHead+`
+  driver: {simulated: {enabled: true}, repository: r.example, image: driver, version: 580.95.05, env: [{name: A, value: b}], upgradePolicy: {autoUpgrade: true, maxUnavailable: 2}}
+  toolkit: {enabled: false, repository: r.example, version: v1, resources: {limits: {cpu: 1}}}
+`)
+	require.Equal(t, exitUnserved, exit)
+	require.Contains(t, out, `
+Without effect:
+  driver.image, driver.repository, driver.version, driver.env: the simulated driver has no driver image, version or kernel modules: remove the fields, or set driver.simulated.enabled to false
+  toolkit.resources: toolkit.enabled is false: remove the fields
+`)
+}
+
+func TestCheckPrintsNoControlCharacters(t *testing.T) {
+	_, out, _ := checked(t, policyHead+`  toolkit: {version: "v1\e[2J", env: [{name: "A\u009b2K`+strings.Repeat("x", 5000)+`"}]}`)
+	require.NotContains(t, out, "\x1b")
+	require.NotContains(t, out, "\u009b")
+	for line := range strings.Lines(out) {
+		require.LessOrEqual(t, len(line), 1010, line)
+	}
 }
 
 func TestCheckRefusesWhatTheAPIServerRefuses(t *testing.T) {
@@ -87,4 +109,21 @@ func TestCheckNamesTheChartsValues(t *testing.T) {
 	exit, out, _ := checked(t, `{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: a, annotations: {gpuready.io/unserved-values: "operator.cleanupCRD: the definition stays\n\n"}}, spec: {}}`)
 	require.Equal(t, exitUnserved, exit)
 	require.Contains(t, out, "Without effect:\n  operator.cleanupCRD: the definition stays\n\n")
+}
+
+// The NVIDIADrivers of the files are those of the policy, whichever comes first.
+func TestCheckHasTheDriversOfNVIDIADrivers(t *testing.T) {
+	const head = "\n---\napiVersion: nvidia.com/v1alpha1\nkind: NVIDIADriver\nmetadata: {name: gold}\nspec: "
+	policy := policyHead + "  driver: {useNvidiaDriverCRD: true}\n"
+	exit, out, _ := checked(t, policy+head+"{default: true, repository: r.example/a, image: driver, version: 580.95.05}")
+	require.Equal(t, 0, exit, out)
+	require.Contains(t, out, "NVIDIADriver gold: everything is served")
+	require.Regexp(t, `nvidia-driver-daemonset-ubuntu22.04-gold +r.example/a/driver:580.95.05-ubuntu22.04 +-`, out)
+	exit, out, _ = checked(t, policy+head+"{nodeSelector: {a: b}, manager: {image: m}}")
+	require.Equal(t, exitUnserved, exit)
+	require.Contains(t, out, "driver: NoDriverSelected: no NVIDIADriver selects node")
+	require.Contains(t, out, "manager: the operator itself clears a node")
+	exit, out, _ = checked(t, policy+head+"{verson: 580}")
+	require.Equal(t, 1, exit)
+	require.Contains(t, out, `unknown field ["spec.verson"]`)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -24,9 +25,8 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/controller"
-	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/upgrade"
+	"github.com/gpuready/gpuready/operator/leftover"
 )
 
 const cleanupUsage = `Remove from the cluster what the operator wrote: before it is uninstalled, or after it is
@@ -271,25 +271,28 @@ func (c cleanup) cleanNode(ctx context.Context, name string, taints []string) er
 	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, &node); err != nil {
 		return err
 	}
-	others := readForeign(&node)
-	if err := c.removeConditions(ctx, &node, others); err != nil {
-		return err
-	}
-	if err := c.removeTaints(ctx, &node, taints); err != nil {
-		return err
-	}
-	if err := c.removeFeatures(ctx, &node, others); err != nil {
-		return err
-	}
-	n := fleet.Observe(&node)
-	plan := upgrade.NewPlan(upgrade.Input{Nodes: []*fleet.Node{n}, Now: time.Now()})
-	patch, _ := plan.Patch(n, n.RemovalPatch(false))
-	c.dropForeign(&node, patch.Labels, others)
-	if len(patch.Labels) == 0 && len(patch.Annotations) == 0 && patch.Unschedulable == nil {
+	left := leftover.Find(&node, taints)
+	if left.Empty() {
 		return nil
 	}
-	body, err := patch.JSON()
-	if err != nil {
+	for _, k := range left.Kept {
+		c.printf("%s of node %s stays: %s", k.What, name, k.Why)
+	}
+	if len(left.Conditions) > 0 {
+		c.printf("remove the conditions %s of node %s", strings.Join(left.Conditions, " and "), name)
+		body, err := left.StatusPatch()
+		if err != nil {
+			return err
+		}
+		if !c.dryRun {
+			if err := c.client.Status().Patch(ctx, &node, client.RawPatch(types.StrategicMergePatchType, body), client.FieldOwner(label.FieldManager)); err != nil {
+				return err
+			}
+			left = left.At(node.ResourceVersion)
+		}
+	}
+	body, err := left.Patch()
+	if body == nil || err != nil {
 		return err
 	}
 	c.printf("patch node %s: %s", name, body)

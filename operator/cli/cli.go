@@ -30,7 +30,8 @@ Usage:
   gpu-operator check FILE...     tell what it makes of policies for NVIDIA's operator
   gpu-operator cleanup           remove from the cluster what the operator wrote
   gpu-operator crds              upgrade the custom resource definition
-  gpu-operator version
+  gpu-operator version           print the version
+  gpu-operator completion SHELL  print a script that completes command lines: bash, zsh or fish
   gpu-operator COMMAND --help    flags, examples and environment of a command
 `
 

@@ -12,14 +12,17 @@ import (
 
 	"github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/program"
+	"github.com/gpuready/gpuready/operator/api/schema"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/controller"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/registry"
 )
 
 const renderUsage = `Print the objects that the operator would create for a policy and some nodes, as YAML. On
-stderr, print the driver of each pool of nodes and the problems of the policy.
+stderr, print the driver of each pool of nodes and the problems of the policy. NVIDIADrivers
+are read from the same file, as further documents.
 It contacts neither a cluster nor a registry: it assumes that every image exists, and that
 driver images are NVIDIA's unless --own-driver is set. The API server's defaults are not
 applied.
@@ -35,7 +38,7 @@ func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	var policyFile, nodesFile string
 	var own bool
 	f := o.flags
-	f.StringVar(&policyFile, "policy", "", "file with the ClusterPolicy")
+	f.StringVar(&policyFile, "policy", "", "file with the ClusterPolicy, and with NVIDIADrivers if it needs them")
 	f.StringVar(&nodesFile, "nodes", "", "file with a List of Nodes; empty: one with a GPU, Ubuntu 22.04 and containerd 2")
 	f.BoolVar(&o.cluster.OpenShift, "openshift", false, "the cluster is OpenShift")
 	f.BoolVar(&o.cluster.HandOver, "hand-over", false, "NVIDIA's operator runs in the cluster")
@@ -52,7 +55,7 @@ func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	if o.cluster.Namespace == "" {
 		o.cluster.Namespace = "gpuready"
 	}
-	policy, err := readPolicy(policyFile)
+	policy, drivers, err := readPolicy(policyFile)
 	if err != nil {
 		return program.WithExitCode(program.Usage, err)
 	}
@@ -60,7 +63,7 @@ func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return program.WithExitCode(program.Usage, err)
 	}
-	p, err := controller.NewPreview(policy, nodes, o.cluster, own)
+	p, err := controller.NewPreview(policy, nodes, o.cluster, own, drivers...)
 	if err != nil {
 		return err
 	}
@@ -86,16 +89,38 @@ func render(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-func readPolicy(file string) (*v1.ClusterPolicy, error) {
+// readPolicy reads a ClusterPolicy and NVIDIADrivers from the documents of a file.
+func readPolicy(file string) (policy *v1.ClusterPolicy, drivers []*v1alpha1.NVIDIADriver, err error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return nil, fmt.Errorf("--policy: %w", err)
+		return nil, nil, fmt.Errorf("--policy: %w", err)
 	}
-	var policy v1.ClusterPolicy
-	if err := config.Strict(data, &policy, file); err != nil {
-		return nil, err
+	admit, err := schema.LoadDriver()
+	if err != nil {
+		return nil, nil, err
 	}
-	return &policy, nil
+	for _, document := range splitDocuments(data) {
+		var is struct{ Kind string }
+		if yaml.Unmarshal(document, &is) == nil && is.Kind == v1alpha1.Kind {
+			d, err := admit.AdmitDriver(context.Background(), document)
+			if err != nil {
+				return nil, nil, fmt.Errorf("--policy %s: NVIDIADriver: %w", file, err)
+			}
+			drivers = append(drivers, d)
+			continue
+		}
+		if policy != nil {
+			return nil, nil, fmt.Errorf("--policy %s: it must hold one ClusterPolicy, and NVIDIADrivers", file)
+		}
+		policy = &v1.ClusterPolicy{}
+		if err := config.Strict(document, policy, file); err != nil {
+			return nil, nil, err
+		}
+	}
+	if policy == nil {
+		return nil, nil, fmt.Errorf("--policy %s: it holds no ClusterPolicy", file)
+	}
+	return policy, drivers, nil
 }
 
 // readNodes reads a List of Nodes; without a file it returns the sample.

@@ -109,7 +109,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	siblings, err := newSiblings(kube, mgr)
+	others, err := newOtherCaches(kube, mgr)
 	if err != nil {
 		return err
 	}
@@ -126,13 +126,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	c := controller.New(controller.Config{
-		Client: mgr.GetClient(), Informers: mgr.GetCache(), Siblings: siblings, Events: mgr.GetEventRecorder(label.Deployment),
+		Client: mgr.GetClient(), Informers: mgr.GetCache(), Others: others, Events: mgr.GetEventRecorder(label.Deployment),
 		Metrics: m, Cluster: o.cluster, Now: time.Now, Log: log,
 		Operator: types.NamespacedName{Namespace: o.namespace, Name: label.Deployment}, Elected: r.lead,
 		Streams: func(failed func(error)) (cache.Cache, error) { return openCache(kube, mgr, controller.Streams(failed)) },
 		Monitors: func(failed func(error)) (cache.Cache, error) {
 			return openCache(kube, mgr, controller.Monitors(o.cluster.Namespace, failed))
 		},
+		Drivers: func(failed func(error)) (cache.Cache, error) { return openCache(kube, mgr, controller.Drivers(failed)) },
 		Registry: func(changed func(string)) controller.Registry {
 			return registry.NewCache(controller.NewLookup(registries, direct, o.cluster.Namespace, m), changed)
 		},
@@ -190,14 +191,14 @@ func newCache(kube *rest.Config, mgr manager.Manager, options cache.Options) (ca
 	return cache.New(kube, options)
 }
 
-// newSiblings returns the cache of this product's Deployments. The manager starts it together
+// newOtherCaches returns the cache of this product's Deployments. The manager starts it together
 // with its own.
-func newSiblings(kube *rest.Config, mgr manager.Manager) (cache.Cache, error) {
-	siblings, err := newCache(kube, mgr, controller.Siblings())
+func newOtherCaches(kube *rest.Config, mgr manager.Manager) (cache.Cache, error) {
+	others, err := newCache(kube, mgr, controller.OtherCaches())
 	if err != nil {
 		return nil, err
 	}
-	return siblings, mgr.Add(managedCache{siblings})
+	return others, mgr.Add(managedCache{others})
 }
 
 // managedCache is a cache that a manager starts before everything that uses caches.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -26,6 +27,7 @@ func BenchmarkPass(b *testing.B) {
 	}{
 		{"5000 nodes without pods", 5000, func(*benchFleet) {}},
 		{"5000 ready nodes", 5000, (*benchFleet).becomeReady},
+		{"5000 ready nodes of NVIDIADrivers", 5000, func(f *benchFleet) { f.useDrivers(); f.becomeReady() }},
 		{"100 ready nodes", 100, (*benchFleet).becomeReady},
 	} {
 		b.Run(c.name, func(b *testing.B) {
@@ -97,6 +99,31 @@ func newBenchFleet(b *testing.B, size int) *benchFleet {
 	return f
 }
 
+// useDrivers leaves the drivers to three NVIDIADrivers.
+func (f *benchFleet) useDrivers() {
+	p := f.policy("policy")
+	yes := true
+	p.Spec.Driver.UseNvidiaDriverCRD = &yes
+	p.Generation, p.ResourceVersion = 2, "1000000"
+	updatePolicy(f.model, p)
+	f.model.driversError = nil
+	for _, name := range []string{"gold", "silver", "rest"} {
+		d := simulatedDriver(name, name)
+		if d.Spec.Default = name == "rest"; d.Spec.Default {
+			d.Spec.NodeSelector = nil
+		}
+		f.create(d)
+		f.model.nvidiaDrivers[name] = d
+	}
+	i := 0
+	for _, n := range f.nodes {
+		n.Labels["tier"] = []string{"gold", "silver", "none"}[i%3]
+		i++
+		f.update(n)
+	}
+	f.settle()
+}
+
 // update passes a Node's new version to the model.
 func (f *benchFleet) update(n *corev1.Node) {
 	f.version++
@@ -129,10 +156,14 @@ func (f *benchFleet) settle() {
 func (f *benchFleet) becomeReady() {
 	yes, started := true, metav1.NewTime(f.now)
 	for _, n := range f.nodes {
+		id, set := n.Labels[label.Driver], label.DriverApp
+		if f.model.selection != nil {
+			set += "-" + strings.ReplaceAll(id, "_", "-")
+		}
 		for _, app := range []string{label.DriverApp, "nvidia-container-toolkit-daemonset", "nvidia-device-plugin-daemonset", "nvidia-operator-validator"} {
 			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-				Namespace: namespace, Name: app + "-" + n.Name, UID: n.UID, Labels: map[string]string{"app": app, label.DriverDigest: f.rendered.digests["simulated"]},
-				OwnerReferences: []metav1.OwnerReference{{Kind: daemonSetKind.Kind, Name: label.DriverApp, Controller: &yes}},
+				Namespace: namespace, Name: app + "-" + n.Name, UID: n.UID, Labels: map[string]string{"app": app, label.DriverDigest: f.rendered.digests[id]},
+				OwnerReferences: []metav1.OwnerReference{{Kind: daemonSetKind.Kind, Name: set, Controller: &yes}},
 			}}
 			p.Spec.NodeName = n.Name
 			p.Status.StartTime, p.Status.Conditions = &started, []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}

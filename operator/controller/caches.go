@@ -17,16 +17,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/state"
 )
 
-// Scheme returns the kinds that the operator reads and writes.
+// Scheme returns the scheme of the kinds that the operator reads and writes.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{authorizationv1.AddToScheme, corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, nodev1.AddToScheme, metav1.AddMetaToScheme, v1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{authorizationv1.AddToScheme, corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, nodev1.AddToScheme, metav1.AddMetaToScheme, v1.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(s); err != nil {
 			return nil, err
 		}
@@ -38,13 +39,13 @@ func Scheme() (*runtime.Scheme, error) {
 // that of the operands.
 func Caches(namespace string) cache.Options {
 	ownNamespace := map[string]cache.Config{namespace: {}}
-	noCopies := true // the model never changes the objects it receives
+	noCopies := true // this package never changes the objects that it receives
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Node{}: {Transform: transform(fleet.Strip), UnsafeDisableDeepCopy: &noCopies},
 			&corev1.Pod{}: {
-				// In all namespaces, for the operands of another operator (model.elsewhere).
+				// In all namespaces, to notice the operands of a second installation (model.elsewhere).
 				Transform: transform(progress.Strip), UnsafeDisableDeepCopy: &noCopies,
 				Label: labels.SelectorFromSet(labels.Set{label.PartOf: label.Product}),
 			},
@@ -60,18 +61,20 @@ func Caches(namespace string) cache.Options {
 	}
 }
 
-// Siblings returns the cache of this product's Deployments. Caches has NVIDIA's, and those of
-// earlier versions: one watch selects one name.
-func Siblings() cache.Options {
+// OtherCaches returns a second cache. A watch can select only one name: that of Deployments in Caches
+// selects NVIDIA's operator, whose name earlier versions of this product have, too, and this one
+// selects this product's. So it is with the definitions of ServiceMonitors and NVIDIADrivers.
+func OtherCaches() cache.Options {
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
-			&appsv1.Deployment{}: {Field: fields.OneTermEqualSelector("metadata.name", label.Deployment), Transform: transform(stripDeployment)},
+			&appsv1.Deployment{}:    {Field: fields.OneTermEqualSelector("metadata.name", label.Deployment), Transform: transform(stripDeployment)},
+			partial(definitionKind): {Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.CRDName)},
 		},
 	}
 }
 
-// Streams returns the caches to open while the cluster has ImageStreams. They call failed
+// Streams returns the cache to open while the cluster has ImageStreams. It calls failed
 // when a list or watch is refused.
 func Streams(failed func(error)) cache.Options {
 	refused := func(ctx context.Context, r *toolscache.Reflector, err error) {
@@ -84,6 +87,15 @@ func Streams(failed func(error)) cache.Options {
 			Transform: stripImageStream,
 		},
 	}}
+}
+
+// Drivers returns the cache to open while the cluster has NVIDIADrivers. It calls failed when a list
+// or watch is refused.
+func Drivers(failed func(error)) cache.Options {
+	options := Streams(failed)
+	options.DefaultTransform = cache.TransformStripManagedFields()
+	options.ByObject = map[client.Object]cache.ByObject{untyped(nvidiaDriverKind): {}}
+	return options
 }
 
 // Monitors returns the cache to open while the cluster has ServiceMonitors. It calls failed when a
@@ -104,7 +116,7 @@ func transform[T any](strip func(*T)) toolscache.TransformFunc {
 	}
 }
 
-// stripJob keeps only the fields that package prebuild reads.
+// stripJob keeps only the fields of a Job that builds modules which package driver reads.
 func stripJob(j *batchv1.Job) {
 	j.Spec = batchv1.JobSpec{}
 	j.Status = batchv1.JobStatus{Conditions: j.Status.Conditions}

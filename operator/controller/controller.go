@@ -1,10 +1,11 @@
 // Package controller connects the operator to the cluster.
 //
 // Watches put their events into an inbox, and one goroutine applies them to its model of the
-// cluster. When something has changed, it makes a pass. Pure packages compute from the whole
-// model what follows: each pool's driver, the objects to apply, the upgrade plan, the labels of
-// each node. The pass starts the requests that make the difference, and a report follows it. The
-// goroutine never waits for the API server, whose responses arrive in the inbox, too.
+// cluster. When something has changed, it makes a pass. Pure packages compute from the whole model
+// what the cluster should be: each pool's driver, the objects to apply, the upgrade plan, the
+// labels of each node. The pass starts the requests that bring the cluster there. A report of
+// status, Events and metrics follows it. The goroutine never waits for the API server: the
+// responses arrive in the inbox, too.
 //
 // Passes are triggered by changes, by the back-off of failed requests and by deadlines, never by
 // a resync period. All state is in the cluster, so that a restarted process continues where the
@@ -42,19 +43,22 @@ const eventAction = "Reconcile"
 type Config struct {
 	Client    client.Client
 	Informers cache.Informers // of Caches
-	Siblings  cache.Informers // of Siblings
+	Others    cache.Informers // of OtherCaches
 	// Streams opens a cache of ImageStreams (see Streams). It fails while the cluster has no
 	// ImageStreams. The cache calls failed when it may not list or watch them.
 	Streams func(failed func(error)) (cache.Cache, error)
 	// Monitors opens a cache of ServiceMonitors (see Monitors) in the same way.
 	Monitors func(failed func(error)) (cache.Cache, error)
-	Events   events.EventRecorder
-	Metrics  *metrics.Metrics
+	// Drivers opens a cache of NVIDIADrivers (see Drivers) in the same way.
+	Drivers func(failed func(error)) (cache.Cache, error)
+	Events  events.EventRecorder
+	Metrics *metrics.Metrics
 	// Operator is this operator's Deployment.
 	Operator types.NamespacedName
-	// Elected operators yield to a ready operator whose operands serve the policy.
+	// Elected means that a leader election chose this operator. It then yields to another operator
+	// that is ready and whose operands serve the policy.
 	Elected bool
-	Cluster state.Cluster // OpenShift, HandOver and ServiceMonitors are detected
+	Cluster state.Cluster // without OpenShift, HandOver and ServiceMonitors, which are detected
 	// Evictor returns the Evictor. It calls changed when the watched pods have changed, and
 	// recordEvent to record an Event of a Node.
 	Evictor func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) Evictor
@@ -70,14 +74,15 @@ type Config struct {
 type Evictor interface {
 	// Pods returns the pods of the nodes that the last plan watches.
 	Pods() map[string][]*upgrade.Pod
-	// Remove starts evicting and deleting pods, and watches the pods that the plan names. It
-	// returns at once. It does nothing on a node for which writing reports true.
+	// Remove starts evicting and deleting the pods that the plan names, and watches the pods of the
+	// nodes in Plan.Watch. It returns at once. It removes nothing from a node for which writing
+	// reports true: a node is cordoned before its pods are removed.
 	Remove(plan *upgrade.Plan, writing func(node string) bool) evict.Outcome
 	// Start runs until ctx ends.
 	Start(ctx context.Context) error
 }
 
-// Controller reconciles ClusterPolicies with the cluster.
+// Controller reconciles ClusterPolicies and NVIDIADrivers with the cluster.
 type Controller struct {
 	Config
 	inbox    *inbox
@@ -88,19 +93,21 @@ type Controller struct {
 	evictor  Evictor
 	toolkit  *toolkit
 	monitors *monitors
+	drivers  *nvidiaDrivers
 	planner  *apply.Planner
 
 	leading, synced atomic.Bool
 
 	// Of the last pass:
 	desired *desired
-	survey  survey
+	survey  survey                     // of the nodes
 	plan    *upgrade.Plan              // nil if it made none
+	planOf  map[string]*upgrade.Plan   // its part about the nodes of an NVIDIADriver, by name
 	blocked map[string]string          // why pods were not removed, by node
 	stuck   map[string]upgrade.Refusal // driver pods that cannot be deleted, by UID
-	passErr error
+	passErr error                      // failures, which are retried
 
-	rested     time.Time // no pass starts before
+	restUntil  time.Time // no pass starts before
 	nextPass   time.Time // deadline of a pass without a change; zero: never
 	unreported time.Time // start of the first pass since the last report; zero: there was none
 	lastReport reportState
@@ -109,22 +116,24 @@ type Controller struct {
 	backoff  workqueue.TypedRateLimiter[string]
 	inFlight int            // requests that have been sent
 	spawn    func(func())   // runs a request beside the control goroutine
-	running  sync.WaitGroup // requests
-	rendered rendering
+	running  sync.WaitGroup // of the requests
+	rendered rendering      // cache
 }
 
 // New returns a Controller.
 func New(config Config) *Controller {
-	c := &Controller{Config: config, inbox: newInbox(), model: newModel(config.Cluster.Namespace), rested: config.Now(), requests: map[string]*request{},
+	c := &Controller{Config: config, inbox: newInbox(), model: newModel(config.Cluster.Namespace), restUntil: config.Now(), requests: map[string]*request{},
 		backoff: workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry)}
 	c.writer = newWriter(config.Client, c.inbox, c.recordNodeEvent, config.Now, config.Log)
 	c.reviewer = newReviewer(config.Client, c.inbox, config.Operator, config.Log)
 	c.spawn = c.running.Go
+	// changed has the next pass use what the registry or the evictor has learned.
 	changed := func() { c.inbox.enqueue(func(m *model) { m.changed = true }) }
 	c.registry = config.Registry(func(string) { changed() })
 	c.evictor = config.Evictor(changed, c.recordNodeEvent)
 	c.toolkit = newToolkit(config.Streams, c.inbox, config.Log)
 	c.monitors = newMonitors(config.Monitors, c.inbox, config.Log)
+	c.drivers = newDrivers(config.Drivers, c.inbox, config.Log)
 	c.planner = apply.NewPlanner(config.Client.Scheme())
 	return c
 }
@@ -145,6 +154,7 @@ func (c *Controller) Start(ctx context.Context) error {
 	group.Go(func() error { return c.registry.Run(ctx) })
 	group.Go(func() error { return c.toolkit.run(ctx) })
 	group.Go(func() error { return c.monitors.run(ctx) })
+	group.Go(func() error { return c.drivers.run(ctx) })
 	group.Go(func() error { return c.reviewer.run(ctx) })
 	group.Go(func() error { return c.evictor.Start(ctx) })
 	group.Go(func() error {

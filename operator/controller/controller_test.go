@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -223,6 +224,47 @@ func TestWhileNVIDIAsOperatorRunsNodesAreHandedOverOneByOne(t *testing.T) {
 	require.NotContains(t, w.node("n2").Labels, label.Driver)
 	require.Empty(t, w.policy("policy").Status.State)
 	require.Empty(t, w.settle())
+
+	// Pods on n1 continue when NVIDIA's operator has ended: labels come before DaemonSets select by them.
+	clear(w.model.nvidiaOperators)
+	w.markChanged()
+	writes := w.settle()
+	labelled, placed, reported := slices.Index(writes, "patch n1"), slices.Index(writes, "apply nvidia-device-plugin-daemonset"), slices.Index(writes, "status policy")
+	require.GreaterOrEqual(t, labelled, 0, writes)
+	require.Greater(t, placed, labelled, writes)
+	require.Greater(t, reported, placed, writes)
+	require.NotEmpty(t, w.policy("policy").Status.Namespace)
+}
+
+// The label of the hand-over may stay for long. A label that is missing later, as after another operand
+// was enabled, is no reason to take the pods from nodes that were never handed over.
+func TestMissingLabelLongAfterTheHandOverMovesNoDaemonSet(t *testing.T) {
+	w := newWorld(t)
+	w.create(gpuNode("n1", label.HandOver, label.Product), gpuNode("n2"), simulated("policy"))
+	w.settle()
+	w.change("n1", func(n *corev1.Node) { delete(n.Labels, label.Deploy+"device-plugin") })
+	writes := w.settle()
+	require.Contains(t, writes, "patch n1")
+	for _, write := range writes {
+		require.NotContains(t, write, "apply ")
+	}
+	require.Equal(t, "true", w.node("n1").Labels[label.Deploy+"device-plugin"])
+}
+
+// A request that failed once does not end the hand-over of a node early.
+func TestANodeIsLabelledBeforeDaemonSetsAreMovedAlsoAfterARefusal(t *testing.T) {
+	w := newWorld(t)
+	nvidias := types.NamespacedName{Namespace: "gpu-operator", Name: label.NVIDIADeployment}
+	w.model.nvidiaOperators[nvidias] = true
+	w.markChanged()
+	w.create(gpuNode("n1", label.HandOver, label.Product), simulated("policy"))
+	w.settle()
+	w.writes = nil
+	clear(w.model.nvidiaOperators)
+	w.model.unwritten["n1"] = errors.New("timeout")
+	w.markChanged()
+	writes := w.settle()
+	require.Greater(t, slices.Index(writes, "apply nvidia-device-plugin-daemonset"), slices.Index(writes, "patch n1"), writes)
 }
 
 func TestStatusNamesWhatAnUpgradeWaitsFor(t *testing.T) {
@@ -248,7 +290,7 @@ func TestForeignObjectIsNotTakenOver(t *testing.T) {
 	w := newWorld(t)
 	w.create(gpuNode("n1"), simulated("policy"), &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "nvidia-device-plugin-daemonset", Namespace: namespace}})
 	require.NotContains(t, w.settle(), "apply nvidia-device-plugin-daemonset")
-	require.Contains(t, fmt.Sprint(w.policy("policy").Status.Conditions), "is not this operator's")
+	require.Contains(t, fmt.Sprint(w.policy("policy").Status.Conditions), "DaemonSet gpuready/nvidia-device-plugin-daemonset is not this operator's: kubectl -n gpuready delete daemonset nvidia-device-plugin-daemonset, or deploy")
 }
 
 func TestTheDriverToolkitsImagesAreRead(t *testing.T) {

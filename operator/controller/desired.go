@@ -17,30 +17,39 @@ import (
 type desired struct {
 	policy   *v1.ClusterPolicy // nil if none is in force: nodes are released
 	handOver bool              // NVIDIA's operator runs: only nodes that were handed over are served
+	// placeByHandOver means that DaemonSets select nodes by label.HandOver. It stays true after
+	// NVIDIA's operator ended until all these nodes have the labels that place operands otherwise.
+	placeByHandOver bool
 	// elsewhere is the namespace in which another operator's operands serve the policy.
 	// No objects are created beside them.
 	elsewhere string
 	err       error // why the rest is unknown; then nothing is removed
 
 	// From the policy:
-	operands []string         // enabled, as in nvidia.com/gpu.deploy.<operand>
-	states   []progress.State // that a node has to reach
+	operands []string        // enabled, as in nvidia.com/gpu.deploy.<operand>
+	wanted   progress.Wanted // of a node
 	upgrades upgrade.Policy
-	unserved []string        // fields that have no effect
-	problems []state.Problem // parts that cannot be carried out
+	// upgradesOf are the same of NVIDIADrivers, by name.
+	upgradesOf map[string]upgrade.Policy
+	unserved   []string            // fields that have no effect
+	unservedOf map[string][]string // the same of NVIDIADrivers, by name, besides those of their specs
+	problems   []state.Problem     // parts that cannot be carried out
 
 	// From the policy and the cluster:
-	choices    []driver.Choice               // the driver of each pool
-	objects    []apply.Object                // to apply
-	driverSets map[string]upgrade.Set        // DaemonSets of drivers that exist, by the driver's ID
-	targets    map[fleet.Pool]upgrade.Target // the driver that upgrades lead to
-	prebuilt   []v1.PrebuiltStatus           // modules built for kernels that nodes will run
+	choices []driver.Choice // the driver of each pool
+	// unreadDrivers means that the NVIDIADrivers are needed and not known.
+	unreadDrivers bool
+	objects       []apply.Object                // to apply
+	driverSets    map[string]upgrade.Set        // DaemonSets of drivers that exist, by the driver's ID
+	targets       map[fleet.Pool]upgrade.Target // the driver that upgrades lead to
+	prebuilt      []v1.PrebuiltStatus           // modules built for kernels that nodes will run
 }
 
 // computeDesired computes the desired state from the model and the survey.
 func (c *Controller) computeDesired() *desired {
 	m := c.model
 	s := &desired{handOver: m.handOver(), driverSets: m.driverSets()}
+	s.wanted.HandOver = s.handOver
 	s.policy, _ = m.inForce()
 	if s.policy == nil {
 		return s
@@ -50,19 +59,33 @@ func (c *Controller) computeDesired() *desired {
 		return s
 	}
 	spec := &s.policy.Spec
-	s.operands, s.states, s.unserved = enabledOperands(spec), progress.States(spec), append(s.policy.Unserved(), state.Replaced(spec, c.Cluster)...)
+	s.operands, s.wanted, s.unserved = enabledOperands(spec), progress.NewWanted(spec, s.handOver), append(s.policy.Unserved(), state.Replaced(spec, c.Cluster)...)
+	s.placeByHandOver = s.handOver || m.isLabelMissing(s.operands) && m.isPlacedByHandOver()
 	c.chooseDrivers(s)
 	if s.err = c.renderObjects(s); s.err != nil {
 		return s
 	}
-	upgrades, err := upgrade.ParsePolicy(spec.Driver.UpgradePolicy)
-	if err != nil {
-		// A policy that cannot be read upgrades nothing.
-		s.problems = append(s.problems, state.Problem{State: progress.Driver, Reason: reasonUpgradePolicy, Message: err.Error()})
-		return s
+	s.upgrades = s.parseUpgrades(spec, "")
+	s.upgradesOf = map[string]upgrade.Policy{}
+	for name, spec := range m.selection.Specs() {
+		s.upgradesOf[name] = s.parseUpgrades(spec, name)
 	}
-	s.upgrades = upgrades
 	return s
+}
+
+// parseUpgrades parses the upgrade policy of a policy or of an NVIDIADriver. One that cannot be
+// read upgrades nothing.
+func (s *desired) parseUpgrades(spec *v1.ClusterPolicySpec, nvidiaDriver string) upgrade.Policy {
+	upgrades, err := upgrade.ParsePolicy(spec.Driver.UpgradePolicy)
+	if err == nil {
+		return upgrades
+	}
+	problem := state.Problem{State: progress.Driver, Reason: reasonUpgradePolicy, Message: err.Error(), NVIDIADriver: nvidiaDriver}
+	if nvidiaDriver != "" {
+		problem.Message = driver.FieldsOf(nvidiaDriver, problem.Message)
+	}
+	s.problems = append(s.problems, problem)
+	return upgrade.Policy{}
 }
 
 // operandFields lists each operand by its name in the label nvidia.com/gpu.deploy.<name>, with

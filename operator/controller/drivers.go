@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -21,30 +22,35 @@ import (
 func (c *Controller) chooseDrivers(s *desired) {
 	m, spec := c.model, &s.policy.Spec
 	var accessProblem string
-	access := c.access(&spec.Driver)
-	facts := driver.Facts{
-		OpenShift:      m.openShift,
-		Images:         v1.ImageSpec{Repository: c.Cluster.ImageRepository, Version: c.Cluster.ImageVersion},
-		NVIDIA:         c.Cluster.NVIDIA["driver"],
-		Toolkit:        func(rhcos string) (string, bool) { image, ok := m.toolkit[rhcos]; return image, ok },
-		ToolkitUnknown: m.toolkitError,
-		Registry: func(image string) driver.Presence {
-			presence := c.registry.Lookup(image, access)
-			accessProblem = max(accessProblem, presence.AccessProblem)
-			return presence
-		},
-		Deployed: func(id, image string) (driver.Presence, bool) {
-			set, there := s.driverSets[id]
-			return driver.Presence{Ours: set.Ours, Version: set.Version}, there && set.Image == image
-		},
+	facts := func(of *v1.ClusterPolicySpec) driver.Facts {
+		access := c.access(&of.Driver)
+		return driver.Facts{
+			OpenShift:      m.openShift,
+			Images:         v1.ImageSpec{Repository: c.Cluster.ImageRepository, Version: c.Cluster.ImageVersion},
+			NVIDIA:         c.Cluster.NVIDIA["driver"],
+			Toolkit:        func(rhcos string) (string, bool) { image, ok := m.toolkit[rhcos]; return image, ok },
+			ToolkitUnknown: m.toolkitError,
+			Registry: func(image string) driver.Presence {
+				presence := c.registry.Lookup(image, access)
+				// Whether a precompiled driver exists depends on the registry. Of another driver it
+				// only tells whose image it is, and a failure has no consequence.
+				if of.Driver.Precompiled() {
+					accessProblem = max(accessProblem, presence.AccessProblem)
+				}
+				return presence
+			},
+			Deployed: func(id, image string) (driver.Presence, bool) {
+				set, there := s.deployed(id, image)
+				return driver.Presence{Ours: set.Ours, Version: set.Version}, there
+			},
+		}
 	}
-	s.choices = chooseAll(spec, c.survey.examples, facts)
+	s.choices = chooseAll(m.selection, spec, c.survey.examples, facts)
+	s.unreadDrivers = m.selection.Unread()
 	pushed := c.accessPrebuilt(&spec.Driver)
 	s.prebuilt = m.prebuildStatus(func(image string) driver.Presence { return c.registry.Lookup(image, pushed) })
 	c.registry.Prune()
-	// Whether a precompiled driver exists depends on the registry. Of another driver it only
-	// tells whose image it is, and a failure has no consequence.
-	if accessProblem != "" && spec.Driver.Precompiled() {
+	if accessProblem != "" {
 		s.problems = append(s.problems, state.Problem{State: progress.Driver, Reason: reasonCertificates, Message: "spec.driver.certConfig.name: " + accessProblem})
 	}
 	sidecars := map[string]bool{}
@@ -54,11 +60,25 @@ func (c *Controller) chooseDrivers(s *desired) {
 	driver.Try(s.choices, sidecars)
 }
 
+// deployed returns the driver DaemonSet that runs an image: that of an ID or, as an NVIDIADriver may
+// take over its driver, another one.
+func (s *desired) deployed(id, image string) (set upgrade.Set, there bool) {
+	if set, there = s.driverSets[id]; there && set.Image == image {
+		return set, true
+	}
+	for _, other := range slices.Sorted(maps.Keys(s.driverSets)) {
+		if set = s.driverSets[other]; set.Image == image && image != "" {
+			return set, true
+		}
+	}
+	return upgrade.Set{}, false
+}
+
 // chooseAll chooses the driver of each pool. example names a node of each.
-func chooseAll(spec *v1.ClusterPolicySpec, example map[fleet.Pool]string, facts driver.Facts) []driver.Choice {
+func chooseAll(selection *driver.Selection, spec *v1.ClusterPolicySpec, example map[fleet.Pool]string, facts func(*v1.ClusterPolicySpec) driver.Facts) []driver.Choice {
 	var choices []driver.Choice
 	for pool, node := range example {
-		choices = append(choices, driver.Choose(spec, pool, node, facts))
+		choices = append(choices, selection.Choose(spec, pool, node, facts))
 	}
 	slices.SortFunc(choices, func(a, b driver.Choice) int { return strings.Compare(a.Pool.String(), b.Pool.String()) })
 	return choices
@@ -72,7 +92,7 @@ func (s *desired) driversInUse(served map[string]bool) func(client.Object) bool 
 			return false
 		}
 		id, _ := driverOf(o)
-		return served[id] || slices.ContainsFunc(s.choices, func(c driver.Choice) bool { return c.ID == id })
+		return s.unreadDrivers || served[id] || slices.ContainsFunc(s.choices, func(c driver.Choice) bool { return c.ID == id })
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 )
 
 // Kinds that are watched without their types.
@@ -16,6 +18,7 @@ var (
 	daemonSetKind    = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
 	apiServiceKind   = schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService"}
 	definitionKind   = schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
+	nvidiaDriverKind = v1alpha1.GroupVersion().WithKind(v1alpha1.Kind)
 	imageStreamKind  = schema.GroupVersionKind{Group: "image.openshift.io", Version: "v1", Kind: "ImageStream"}
 )
 
@@ -29,12 +32,14 @@ const (
 	toolkitStream    = "driver-toolkit"
 )
 
+// partial returns an object of a kind with metadata alone.
 func partial(kind schema.GroupVersionKind) *metav1.PartialObjectMetadata {
 	o := &metav1.PartialObjectMetadata{}
 	o.SetGroupVersionKind(kind)
 	return o
 }
 
+// untyped returns an object of a kind that has no Go type here.
 func untyped(kind schema.GroupVersionKind) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{}
 	u.SetGroupVersionKind(kind)

@@ -93,10 +93,15 @@ func (c *Controller) drainInbox() {
 // nextDue returns when the next pass or report is due; zero means after the next update.
 func (c *Controller) nextDue() time.Time { return earlier(c.passDue(), c.reportDue()) }
 
-// passDue returns when a pass is due; zero means never.
+// passDue returns when a pass is due; zero means never. While the NVIDIADrivers are being read,
+// which takes a moment, upgrades that have begun wait: a pass would take their nodes for ones without
+// a driver.
 func (c *Controller) passDue() time.Time {
-	if c.model.changed || !c.nextPass.IsZero() && c.nextPass.Before(c.rested) {
-		return c.rested
+	if c.model.readingDrivers() {
+		return time.Time{}
+	}
+	if c.model.changed || !c.nextPass.IsZero() && c.nextPass.Before(c.restUntil) {
+		return c.restUntil
 	}
 	return c.nextPass
 }
@@ -115,7 +120,7 @@ func (c *Controller) runDue(ctx context.Context) {
 	due := func(at time.Time) bool { return !at.IsZero() && !at.After(now) }
 	if due(c.passDue()) {
 		c.runPass(ctx, now)
-		c.rested = c.Now().Add(restAfterPass(len(c.model.nodes)))
+		c.restUntil = c.Now().Add(restAfterPass(len(c.model.nodes)))
 	}
 	if due(c.reportDue()) {
 		c.report(ctx, now)

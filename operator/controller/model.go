@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/upgrade"
@@ -47,9 +48,16 @@ type model struct {
 	serviceMonitors bool  // the cluster has the prometheus-operator's kind
 	monitorsError   error // why its objects have not been read; nil if they were
 
+	nvidiaDrivers map[string]*v1alpha1.NVIDIADriver
+	driversError  error             // why they have not been read; nil if they were
+	undecoded     map[string]error  // of NVIDIADrivers, by name
+	selection     *driver.Selection // of the NVIDIADriver of each node; nil: the policy has the driver
+	selectedBy    string            // what selection was made of
+
 	nvidiaOperators map[types.NamespacedName]bool            // Deployments of NVIDIA's operator
 	siblings        map[types.NamespacedName]bool            // Deployments of this product's operator, this one included; true if a pod of it is ready
 	elsewhere       map[string]map[types.NamespacedName]bool // operands' pods in other namespaces, by namespace
+	otherPluginPods map[types.NamespacedName]otherPlugin     // device plugins' pods in other namespaces
 }
 
 func newModel(namespace string) *model {
@@ -71,9 +79,13 @@ func newModel(namespace string) *model {
 		builds:          map[string]driver.Build{},
 		builders:        map[types.NamespacedName]driver.BuildPod{},
 		toolkit:         map[string]string{},
+		nvidiaDrivers:   map[string]*v1alpha1.NVIDIADriver{},
+		driversError:    errNoDrivers,
+		undecoded:       map[string]error{},
 		nvidiaOperators: map[types.NamespacedName]bool{},
 		siblings:        map[types.NamespacedName]bool{},
 		elsewhere:       map[string]map[types.NamespacedName]bool{},
+		otherPluginPods: map[types.NamespacedName]otherPlugin{},
 	}
 }
 

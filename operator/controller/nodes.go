@@ -55,6 +55,7 @@ func (m *model) updateNode(n *fleet.Node) {
 	} else if have.node.UID == n.UID && notNewer(n.Version, have.node.Version) {
 		return
 	}
+	n = m.withDrivers(n)
 	before := have.node
 	if have.node = n; !before.Equal(n) {
 		have.placed = nil
@@ -66,7 +67,7 @@ func (m *model) updateNode(n *fleet.Node) {
 // and validator repeat every five minutes have none, unless they stop, or an upgrade waits for
 // the validator's.
 func consequential(before, now *fleet.Node) bool {
-	if !before.Equal(now) || progress.Stale(before) != progress.Stale(now) {
+	if !before.Equal(now) || before.Stale() != now.Stale() {
 		return true
 	}
 	return upgrade.State(now.Labels[label.UpgradeState]).InFlight() && !before.GPUReady.Renewed.Equal(now.GPUReady.Renewed)

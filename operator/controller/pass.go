@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuready/gpuready/operator/apply"
@@ -18,6 +20,7 @@ import (
 func (c *Controller) runPass(ctx context.Context, now time.Time) {
 	c.model.changed, c.nextPass = false, time.Time{}
 	c.unreported = earlier(c.unreported, now) // the status may be out of date since then
+	c.model.selectDrivers()
 	members := c.model.members()
 	c.survey = surveyNodes(nodesOf(members), c.model.handOver())
 	var before error
@@ -100,7 +103,7 @@ func (c *Controller) withoutForeign(wanted []apply.Object) (free []apply.Object,
 		case !c.model.foreign[key]:
 			free = append(free, w)
 		case key.Kind != runtimeClassKind: // state.Render reports a RuntimeClass that does not fit
-			problems = append(problems, fmt.Errorf("%s is not this operator's: delete it, or deploy the operands in another namespace", key))
+			problems = append(problems, fmt.Errorf("%s is not this operator's: kubectl -n %s delete %s %s, or deploy the operands in another namespace (docs/moving.md)", key, key.Namespace, strings.ToLower(key.Kind.Kind), key.Name))
 		}
 	}
 	return free, problems
@@ -110,7 +113,7 @@ func (c *Controller) withoutForeign(wanted []apply.Object) (free []apply.Object,
 func (c *Controller) planUpgrade(s *desired, members []*member) *upgrade.Plan {
 	m := c.model
 	in := upgrade.Input{
-		Policy: s.upgrades, Targets: s.targets, Sets: s.driverSets, Serves: driver.Serves, Now: c.Now(),
+		Policy: s.upgrades, HandOver: s.handOver, Targets: s.targets, Sets: s.driverSets, Serves: driver.Serves, IsOf: driver.IsOf, Now: c.Now(),
 		Nodes: make([]*fleet.Node, 0, len(members)), Drivers: make(map[string]*upgrade.Driver, len(members)),
 		Pods: c.evictor.Pods(), Writing: map[string]bool{}, Refused: maps.Clone(m.refused), Classes: m.classes,
 	}
@@ -131,9 +134,43 @@ func (c *Controller) planUpgrade(s *desired, members []*member) *upgrade.Plan {
 			}
 		}
 	}
-	plan := upgrade.NewPlan(in)
+	plan := c.planByDriver(in, s)
 	c.schedulePass(plan.NextPlan)
 	return plan
+}
+
+// planByDriver plans for the nodes of each NVIDIADriver apart: each has its own limits. Nodes
+// without one follow the ClusterPolicy.
+func (c *Controller) planByDriver(in upgrade.Input, s *desired) *upgrade.Plan {
+	c.planOf = nil
+	if c.model.selection == nil {
+		return upgrade.NewPlan(in)
+	}
+	nodes := map[string][]*fleet.Node{"": nil}
+	names := map[string]string{} // by Pool.Drivers
+	for _, n := range in.Nodes {
+		name, known := names[n.Pool.Drivers]
+		if !known {
+			name = n.Pool.NVIDIADriver()
+			names[n.Pool.Drivers] = name
+		}
+		if nodes[name] == nil {
+			nodes[name] = make([]*fleet.Node, 0, len(in.Nodes))
+		}
+		nodes[name] = append(nodes[name], n)
+	}
+	c.planOf = map[string]*upgrade.Plan{}
+	var plans []*upgrade.Plan
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		part := in
+		part.Nodes = nodes[name]
+		if name != "" {
+			part.Leaving, part.Policy = nil, s.upgradesOf[name]
+		}
+		c.planOf[name] = upgrade.NewPlan(part)
+		plans = append(plans, c.planOf[name])
+	}
+	return upgrade.Join(plans...)
 }
 
 // labelNode queues a patch of a Node if its labels differ from the desired ones.

@@ -1,9 +1,11 @@
 package controller
 
 import (
+	"maps"
 	"slices"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/state"
@@ -19,9 +21,18 @@ type Preview struct {
 }
 
 // NewPreview returns the Preview. If ours is true, driver images are assumed to be this product's
-// driver containers.
-func NewPreview(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, ours bool) (Preview, error) {
+// driver containers. NVIDIADrivers are used if the policy leaves drivers to them.
+func NewPreview(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, ours bool, drivers ...*v1alpha1.NVIDIADriver) (Preview, error) {
 	cluster.ServiceMonitors = true
+	var selection *driver.Selection
+	if policy.Spec.Driver.UsesNVIDIADrivers() {
+		selection = driver.NewSelection(&policy.Spec, drivers, "")
+		selected := make([]*fleet.Node, 0, len(nodes))
+		for _, n := range nodes {
+			selected = append(selected, n.WithDrivers(selection.Of(n.Name, n.AllLabels)))
+		}
+		nodes = selected
+	}
 	survey := surveyNodes(slices.Values(nodes), cluster.HandOver)
 	facts := driver.Facts{
 		OpenShift: cluster.OpenShift,
@@ -30,14 +41,17 @@ func NewPreview(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Clu
 		Toolkit:   func(rhcos string) (string, bool) { return "driver-toolkit:" + rhcos, true },
 		Registry:  func(string) driver.Presence { return driver.Presence{State: driver.Present, Ours: ours} },
 	}
-	p := Preview{Choices: chooseAll(&policy.Spec, survey.examples, facts)}
+	specs := selection.Specs()
+	p := Preview{Choices: chooseAll(selection, &policy.Spec, survey.examples, func(*v1.ClusterPolicySpec) driver.Facts { return facts })}
 	keys := map[string][]string{}
-	for _, name := range state.ConfigMaps(&policy.Spec.Driver) {
-		keys[name] = nil
+	for _, spec := range append(slices.Collect(maps.Values(specs)), &policy.Spec) {
+		for _, name := range state.ConfigMaps(&spec.Driver) {
+			keys[name] = nil
+		}
 	}
 	var err error
 	var problems []state.Problem
-	p.Objects, problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Injections: survey.injections, Handlers: survey.handlers, Keys: keys})
+	p.Objects, problems, err = state.Render(state.Input{Policy: policy, Cluster: cluster, Drivers: p.Choices, Specs: specs, Injections: survey.injections, Handlers: survey.handlers, Keys: keys})
 	p.Problems, p.Unserved = splitProblems(problems)
 	p.Unserved = slices.Sorted(slices.Values(slices.Concat(policy.Unserved(), state.Replaced(&policy.Spec, cluster), p.Unserved)))
 	return p, err

@@ -5,9 +5,11 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/apply"
+	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/state"
@@ -28,11 +30,15 @@ type rendering struct {
 // only if their inputs have changed.
 func (c *Controller) renderObjects(s *desired) error {
 	cluster := c.Cluster
-	cluster.OpenShift, cluster.HandOver, cluster.ServiceMonitors = c.model.openShift, s.handOver, c.model.serviceMonitors
+	cluster.OpenShift, cluster.HandOver, cluster.ServiceMonitors = c.model.openShift, s.placeByHandOver, c.model.serviceMonitors
 	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: c.survey.injections, Handlers: c.survey.handlers, Classes: c.model.foreignClasses(), Keys: c.configMapKeys(&s.policy.Spec.Driver)}
-	version := fmt.Sprint(s.policy.UID, "/", s.policy.Generation)
+	specs := c.model.selection.Specs()
+	for _, spec := range specs {
+		maps.Copy(input.Keys, c.configMapKeys(&spec.Driver))
+	}
+	version := fmt.Sprint(s.policy.UID, "/", s.policy.Generation, "/", c.model.selectedBy)
 	if r := &c.rendered; r.version != version || !reflect.DeepEqual(r.input, input) {
-		*r = newRendering(input, s.policy)
+		*r = newRendering(input, s.policy, specs)
 		r.version = version
 	}
 	r := c.rendered
@@ -40,6 +46,12 @@ func (c *Controller) renderObjects(s *desired) error {
 		return fmt.Errorf("render the objects of ClusterPolicy %s: %w", s.policy.Name, r.err)
 	}
 	problems, unserved := splitProblems(r.problems)
+	s.unservedOf = map[string][]string{}
+	for _, p := range r.problems {
+		if p.Unserved && p.NVIDIADriver != "" {
+			s.unservedOf[p.NVIDIADriver] = append(s.unservedOf[p.NVIDIADriver], strings.TrimPrefix(p.Message, driver.FieldsOf(p.NVIDIADriver, "")))
+		}
+	}
 	s.objects, s.problems, s.unserved = r.objects, append(s.problems, problems...), append(s.unserved, unserved...)
 	s.targets = map[fleet.Pool]upgrade.Target{}
 	for _, choice := range s.choices {
@@ -62,9 +74,9 @@ func splitProblems(all []state.Problem) (failures []state.Problem, unserved []st
 	return failures, unserved
 }
 
-func newRendering(input state.Input, policy *v1.ClusterPolicy) rendering {
+func newRendering(input state.Input, policy *v1.ClusterPolicy, specs map[string]*v1.ClusterPolicySpec) rendering {
 	r := rendering{input: input, digests: map[string]string{}}
-	input.Policy = policy
+	input.Policy, input.Specs = policy, specs
 	var objects []state.Object
 	objects, r.problems, r.err = state.Render(input)
 	for _, o := range objects {

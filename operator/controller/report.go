@@ -60,6 +60,9 @@ func (c *Controller) reportDue() time.Time {
 func (c *Controller) report(ctx context.Context, now time.Time) {
 	r, s := &c.lastReport, c.desired
 	c.unreported = time.Time{}
+	if s.placeByHandOver && !s.handOver {
+		return // kubectl gpu migrate waits for the first report before it removes label.HandOver
+	}
 	if s.policy != nil {
 		// Its status may have changed since. Its spec has not, or a pass would follow.
 		if have := c.model.policies[s.policy.Name]; have != nil && have.UID == s.policy.UID && have.Generation == s.policy.Generation {
@@ -70,6 +73,7 @@ func (c *Controller) report(ctx context.Context, now time.Time) {
 	c.reportNVIDIAs(s.policy)
 	if s.policy == nil {
 		c.Metrics.SetSnapshot(metrics.Snapshot{})
+		c.reportDrivers(ctx, s, status.Tally{}, now)
 		*r = reportState{at: now, nvidias: r.nvidias}
 		return
 	}
@@ -82,7 +86,7 @@ func (c *Controller) report(ctx context.Context, now time.Time) {
 	r.provisioning.Observe(nodes, s.policy.CreationTimestamp.Time, now)
 	tally := status.Count(nodes)
 	sum := status.Compute(status.Input{
-		Policy: s.policy, Now: now, Namespace: cmp.Or(s.elsewhere, c.Cluster.Namespace), Verdict: c.verdict(s), Operator: c.Operator.String(), Others: c.otherOperators(),
+		Policy: s.policy, Now: now, Namespace: cmp.Or(s.elsewhere, c.Cluster.Namespace), Verdict: c.verdict(s), Operator: c.Operator.String(), Others: c.otherOperators(), Plugins: c.model.otherPlugins(),
 		Described: c.survey.described, Tally: tally, Choices: s.choices, Unserved: s.unserved,
 		Upgrade: upgradeStatus(c.plan, c.blocked), UpgradeError: upgradeFailure(c.plan), Rolling: c.rollingDaemonSets(), Problems: append(s.renderProblems(), deferredUpgrades(c.plan)...), Err: errors.Join(c.passErr, c.model.unwrittenError()),
 		Prebuilt: s.prebuilt, Provisioning: r.provisioning.Status(),
@@ -94,6 +98,7 @@ func (c *Controller) report(ctx context.Context, now time.Time) {
 	}
 	r.conditions = sum.Conditions
 	c.publishMetrics(tally, sum)
+	c.reportDrivers(ctx, s, tally, now)
 	c.writeStatus(ctx, s.policy, sum)
 }
 
@@ -170,7 +175,6 @@ func (c *Controller) otherOperators() (all []string) {
 
 // observeProgress returns the GPU nodes, and what has changed since the last report.
 func (c *Controller) observeProgress(s *desired) (nodes []status.Node, changes []status.Change) {
-	wanted := progress.Wanted{States: s.states, HandOver: s.handOver}
 	nodes = make([]status.Node, 0, len(c.model.nodes))
 	var pods []*progress.Pod
 	for _, on := range c.model.members() {
@@ -183,7 +187,7 @@ func (c *Controller) observeProgress(s *desired) (nodes []status.Node, changes [
 		for _, o := range c.model.podsOn[name] {
 			pods = append(pods, o.Pod)
 		}
-		nodes = append(nodes, status.Node{Node: on.node, Progress: progress.Of(on.node, pods, wanted)})
+		nodes = append(nodes, status.Node{Node: on.node, Progress: progress.Of(on.node, pods, s.wanted)})
 		now := &nodes[len(nodes)-1]
 		on.reported = now
 		if before != nil && before.UID == now.UID && (before.Status != now.Status || before.State != now.State || before.Reason != now.Reason) {
@@ -265,7 +269,7 @@ func (c *Controller) writeStatus(ctx context.Context, p *v1.ClusterPolicy, sum v
 	_ = c.request(name, p == c.desired.policy, func() (func(), error) {
 		ctx, cancel := context.WithTimeout(ctx, apply.Timeout)
 		defer cancel()
-		patch, err := statusPatch(p, sum)
+		patch, err := statusPatch(p.UID, sum)
 		if err != nil {
 			return nil, err
 		}
@@ -294,15 +298,15 @@ func (c *Controller) writeStatus(ctx context.Context, p *v1.ClusterPolicy, sum v
 	}
 }
 
-// statusPatch replaces the status of exactly this policy, not of another with its name. The
+// statusPatch replaces the status of exactly this object, not of another with its name. The
 // whole status is sent: computing a merge patch costs more than sending all of it.
-func statusPatch(p *v1.ClusterPolicy, sum v1.ClusterPolicyStatus) (client.Patch, error) {
+func statusPatch(uid types.UID, sum any) (client.Patch, error) {
 	type operation struct {
 		Op    string `json:"op"`
 		Path  string `json:"path"`
 		Value any    `json:"value"`
 	}
-	body, err := json.Marshal([]operation{{"test", "/metadata/uid", p.UID}, {"add", "/status", sum}})
+	body, err := json.Marshal([]operation{{"test", "/metadata/uid", uid}, {"add", "/status", sum}})
 	return client.RawPatch(types.JSONPatchType, body), err
 }
 

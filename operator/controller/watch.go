@@ -44,9 +44,10 @@ func (c *Controller) watch(ctx context.Context) error {
 		{c.Informers, &corev1.Service{}, inboxHandler(in, updateOwned[*corev1.Service](serviceKind), removeOwned[*corev1.Service](serviceKind))},
 		{c.Informers, &nodev1.RuntimeClass{}, inboxHandler(in, updateClass, removeClass)},
 		{c.Informers, &appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
-		{c.Siblings, &appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
+		{c.Others, &appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
 		{c.Informers, partial(apiServiceKind), inboxHandler(in, c.toolkit.onServed, c.toolkit.onUnserved)},
 		{c.Informers, partial(definitionKind), inboxHandler(in, c.monitors.onServed, c.monitors.onUnserved)},
+		{c.Others, partial(definitionKind), inboxHandler(in, c.drivers.onServed, c.drivers.onUnserved)},
 	} {
 		informer, err := w.of.GetInformer(ctx, w.kind)
 		if err != nil {
@@ -126,6 +127,7 @@ func updatePod(m *model, p *corev1.Pod) {
 			// too, so that it never ends.
 			ended := p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 			m.updateElsewhere(objectKey(p), !ended)
+			m.updateOtherPlugin(p, of.Name, !ended)
 		}
 		return
 	}
@@ -143,6 +145,7 @@ func updatePod(m *model, p *corev1.Pod) {
 func removePod(m *model, p *corev1.Pod) {
 	if p.Namespace != m.namespace {
 		m.updateElsewhere(objectKey(p), false)
+		m.updateOtherPlugin(p, "", false)
 		return
 	}
 	if _, is := m.builders[objectKey(p)]; is {

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/evict"
@@ -65,7 +66,7 @@ func newWorld(t testing.TB) *world {
 	scheme, err := Scheme()
 	require.NoError(t, err)
 	w := &world{TB: t, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), images: map[string]driver.Presence{}, events: events.NewFakeRecorder(1000)}
-	w.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1.ClusterPolicy{}).WithIndex(&corev1.ConfigMap{}, "metadata.name", byOwnName).WithInterceptorFuncs(interceptor.Funcs{
+	w.Client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&v1.ClusterPolicy{}, &v1alpha1.NVIDIADriver{}).WithIndex(&corev1.ConfigMap{}, "metadata.name", byOwnName).WithInterceptorFuncs(interceptor.Funcs{
 		Apply: func(ctx context.Context, c client.WithWatch, o runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
 			named := o.(interface {
 				GetName() string
@@ -124,6 +125,7 @@ func (w *world) start() {
 	w.Cleanup(w.writer.queue.ShutDown)
 	w.Cleanup(w.toolkit.queue.ShutDown)
 	w.Cleanup(w.monitors.queue.ShutDown)
+	w.Cleanup(w.drivers.queue.ShutDown)
 }
 
 // Pods, Remove and Start implement Evictor.
@@ -210,6 +212,9 @@ func (w *world) syncModel() {
 			updateOwned[*unstructured.Unstructured](state.ServiceMonitor)(m, &monitors.Items[i])
 			found(state.ServiceMonitor, &monitors.Items[i])
 		}
+	}
+	if m.driversError == nil {
+		w.syncDrivers()
 	}
 	clear(m.builds)
 	for i := range jobs.Items {

@@ -69,9 +69,9 @@ func TestArchitectureOfAKernelRelease(t *testing.T) {
 }
 
 func TestMissingPushSecretDoesNotBlockDrivers(t *testing.T) {
-	o := RepositoryOrigin(&buildSpec().Policy.Spec.Driver)
+	o := RepositoryParts(&buildSpec().Policy.Spec.Driver)
 	require.True(t, *o.Volumes[0].Secret.Optional)
-	require.Nil(t, SigningOrigin(&buildSpec().Policy.Spec.Driver).Volumes[0].Secret.Optional, "unsigned modules are not loaded")
+	require.Nil(t, SigningParts(&buildSpec().Policy.Spec.Driver).Volumes[0].Secret.Optional, "unsigned modules are not loaded")
 }
 
 func job(t *testing.T, name string, age time.Duration, conditions ...batchv1.JobCondition) Build {

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/operator/nvidia"
 )
 
-// RuleFile is the NodeFeatureRule that makes NFD publish RHCOS' version.
+// RuleFile is the path of the NodeFeatureRule that makes NFD publish RHCOS' version.
 const RuleFile = "deployments/static/node-feature-rule.yaml"
 
 // Choose chooses the driver of a pool as the policy requires. node is the name of one of the
@@ -47,14 +47,17 @@ func (c *chooser) problem(reason Reason, format string, args ...any) *Problem {
 }
 
 func (c *chooser) choice(v Variant, id, image string) Choice {
-	return Choice{Pool: c.pool, Variant: v, ID: id, Name: label.DriverApp + "-" + id, Image: image}
+	id = driverID(id, c.pool.NVIDIADriver())
+	return Choice{Pool: c.pool, Variant: v, ID: id, Name: label.DriverApp + "-" + strings.ReplaceAll(id, separator, "-"), Image: image}
 }
 
 func (c *chooser) simulated() Choice {
 	own := c.facts.Images
 	own.Image = "driver-simulator"
 	choice := c.choice(Simulated, simulatedID, c.spec.Driver.Simulated.Ref(own))
-	choice.Name = label.DriverApp
+	if c.pool.Drivers == "" {
+		choice.Name = label.DriverApp
+	}
 	return choice
 }
 
@@ -100,7 +103,8 @@ func (c *chooser) toolkit() Choice {
 		choice.Problem = c.problem(DriverToolkitImageMissing,
 			"ImageStream openshift/driver-toolkit has no tag %s, which node %s runs; import it, as in oc -n openshift import-image driver-toolkit:%s, or set spec.driver.usePrecompiled",
 			version, c.node, version)
-		// Our driver container may have modules without it, in its image or by spec.driver.prebuild.
+		// Our driver container may get modules without the Driver Toolkit: from its own image, or from
+		// spec.driver.prebuild.
 		choice.Problem.Try = choice.Ours
 		return choice
 	}
@@ -125,8 +129,9 @@ func (c *chooser) precompiled() Choice {
 	return c.checkRegistry(choice)
 }
 
-// checkRegistry completes a precompiled choice by the registry's result. Until there is a result
-// the pool keeps what it has: it gets neither the image nor the fallback.
+// checkRegistry completes a precompiled choice by the registry's result. While the lookup runs, the
+// pool keeps what it has: it gets neither the image nor the fallback. If the registry cannot be
+// queried, the image is tried on a pool that has no driver.
 func (c *chooser) checkRegistry(choice Choice) Choice {
 	var presence Presence
 	if c.facts.Registry != nil {
@@ -157,20 +162,19 @@ func (c *chooser) imageMissing(choice Choice, doubt string) Choice {
 		choice.Problem = c.problem(PrecompiledImageMissing, "%s: build and push it, or set spec.driver.precompiledFallback=%s", what, v1.FallbackDriverToolkit)
 		return choice
 	}
-	// The policy names the Driver Toolkit explicitly, so that spec.operator's default does not
-	// matter.
+	// precompiledFallback names the Driver Toolkit, whatever spec.operator.use_ocp_driver_toolkit is.
 	fallback := c.buildOnNode(true)
 	if fallback.Problem != nil {
 		fallback.Problem.Message = what + ", and instead of it: " + fallback.Problem.Message
 		return fallback
 	}
-	fallback.Problem = &Problem{Reason: PrecompiledImageMissing, Message: what + ": its driver is built on the node until there is"}
+	fallback.Problem = &Problem{Reason: PrecompiledImageMissing, Message: what + ": its driver is built on the node until that image exists"}
 	return fallback
 }
 
 // identify completes a choice by the owner of its image. Until the first lookup has succeeded
-// or failed, the pool keeps its driver: an image that is run by the wrong contract does not
-// start.
+// or failed, the pool keeps its driver: our driver containers and NVIDIA's are started with other
+// arguments and mounts, and neither starts with those of the other.
 func (c *chooser) identify(choice Choice) Choice {
 	if known := c.setOwner(&choice); !known {
 		choice.Problem = c.problem(RegistryPending, "looking up the owner of driver container %s in its registry, for node %s", choice.Image, c.node)
@@ -181,36 +185,36 @@ func (c *chooser) identify(choice Choice) Choice {
 // setOwner sets whether a choice's image is a driver container of this product, and its driver
 // version. known is false until the first lookup has ended.
 func (c *chooser) setOwner(choice *Choice) (known bool) {
-	as, known := c.imageOwner(*choice)
-	if choice.Ours = as.Ours; as.Ours {
-		choice.Version = cmp.Or(Version(c.spec.Driver.Version), as.Version)
+	owner, known := c.imageOwner(*choice)
+	if choice.Ours = owner.Ours; owner.Ours {
+		choice.Version = cmp.Or(Version(c.spec.Driver.Version), owner.Version)
 	} else {
-		choice.AssumedNVIDIA = known && as.State != Present
+		choice.AssumedNVIDIA = known && owner.State != Present
 	}
 	return known
 }
 
-// imageOwner returns what is known of the choice's image, Present if its owner is certain. The
+// imageOwner returns who made the choice's image; its State is Present if that is certain. The
 // image of the operator's own release is ours, and that of NVIDIA's registry is NVIDIA's,
 // without a lookup. If the registry gives no result, an image keeps the owner it is deployed
 // with, and is otherwise NVIDIA's.
-func (c *chooser) imageOwner(choice Choice) (as Presence, known bool) {
+func (c *chooser) imageOwner(choice Choice) (owner Presence, known bool) {
 	own := v1.ImageSpec{}.Ref(v1.ImageSpec{Repository: c.facts.Images.Repository, Image: "driver"})
 	switch {
 	case Repository(choice.Image) == own:
 		return Presence{State: Present, Ours: true}, true
 	case strings.HasPrefix(choice.Image, nvidia.Vendor+"/"), c.isNVIDIAs(choice.Image):
 		return Presence{State: Present}, true
-	case c.facts.Registry == nil:
+	case c.facts.Registry == nil: // nobody can be asked
 		return Presence{}, true
 	}
 	presence := c.facts.Registry(choice.Image)
-	if presence.State == Present && presence.Why == "" {
+	if presence.State == Present && presence.Why == "" { // its labels are known
 		return presence, true
 	}
 	if c.facts.Deployed != nil {
-		if as, ok := c.facts.Deployed(choice.ID, choice.Image); ok {
-			return as, true
+		if owner, ok := c.facts.Deployed(choice.ID, choice.Image); ok {
+			return owner, true
 		}
 	}
 	return Presence{}, presence.State != Unasked
@@ -237,16 +241,17 @@ func Repository(image string) string {
 	return image
 }
 
-// driverImage returns the driver's image for the pool's operating system; prefix precedes that in
-// its tag. A digest stays unchanged: it means that image for every pool. What the policy does
-// not name is NVIDIA's, but with the repository of this product's images this product's.
+// driverImage returns the driver's image for the pool's operating system; prefix precedes the
+// operating system in its tag. A digest stays unchanged: it means that image for every pool. Fields
+// that the policy leaves empty are those of NVIDIA's image or, if the policy names the repository of
+// this product's images, of this product's.
 func (c *chooser) driverImage(prefix string) string {
 	spec, byDefault := c.spec.Driver.ImageSpec, c.facts.NVIDIA
 	if spec.Repository == c.facts.Images.Repository && spec.Repository != "" {
 		byDefault = c.facts.Images
 		byDefault.Image = "driver"
 	} else if c.spec.Driver.Precompiled() {
-		byDefault.Version = nvidia.Branch(byDefault.Version)
+		byDefault.Version = nvidia.Branch(byDefault.Version) // tags of precompiled images have "535"
 	}
 	ref, system := spec.Ref(byDefault), c.pool.OS
 	if strings.Contains(ref, "@") {
@@ -259,7 +264,8 @@ func (c *chooser) driverImage(prefix string) string {
 	return ref + "-" + prefix + system
 }
 
-// isNVIDIAs reports whether an image is of NVIDIA's driver, in their registry or in the mirror.
+// isNVIDIAs reports whether an image is NVIDIA's driver, in their registry or in the mirror that the
+// operator's settings name.
 func (c *chooser) isNVIDIAs(image string) bool {
 	at := Repository(image)
 	return at == nvidia.Vendor+"/driver" || at == c.facts.NVIDIA.Repository+"/"+c.facts.NVIDIA.Image

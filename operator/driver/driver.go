@@ -66,6 +66,13 @@ const (
 	RHCOSVersionUnknown       Reason = "RHCOSVersionUnknown"       // RHCOS without the label of its version
 	DriverToolkitImageMissing Reason = "DriverToolkitImageMissing" // the ImageStream has no tag of the RHCOS version
 	DriverToolkitUnknown      Reason = "DriverToolkitUnknown"      // the ImageStream has not been read
+
+	// Of clusters whose ClusterPolicy leaves drivers to NVIDIADrivers:
+	NoDriverSelected    Reason = "NoDriverSelected"    // no NVIDIADriver selects the nodes
+	Conflict            Reason = "Conflict"            // several do
+	SelectorInvalid     Reason = "SelectorInvalid"     // the NVIDIADriver's affinity cannot be read
+	DriverTypeNotServed Reason = "DriverTypeNotServed" // it is for virtual machines
+	DriversUnknown      Reason = "DriversUnknown"      // the NVIDIADrivers cannot be read
 )
 
 // Facts are the inputs of a choice besides policy and pool.
@@ -83,7 +90,7 @@ type Facts struct {
 	Registry func(image string) Presence
 	// Deployed returns how the driver DaemonSet of an ID runs the image (Ours, Version). ok is
 	// false if no such DaemonSet runs it. Deployed may be nil.
-	Deployed func(id, image string) (as Presence, ok bool)
+	Deployed func(id, image string) (owner Presence, ok bool)
 }
 
 // Presence is the result of an image lookup in a registry.

@@ -19,7 +19,48 @@ const (
 // kernel, operating system or RHCOS version. A Node whose label names another DaemonSet cannot
 // keep its driver, whatever the policy says. Otherwise it can wait for its turn.
 func Serves(id string, pool fleet.Pool) bool {
-	return id != "" && slices.Contains([]string{simulatedID, containerID(pool), toolkitID(pool), precompiledID(pool)}, id)
+	base, _, named := strings.Cut(id, separator)
+	return id != "" && slices.ContainsFunc([]string{simulatedID, containerID(pool), toolkitID(pool), precompiledID(pool)}, func(one string) bool {
+		if named {
+			one = bounded(one, maxBase)
+		}
+		return one == base
+	})
+}
+
+// IsOf reports whether the driver DaemonSet of an ID installs the driver of the pool's NVIDIADriver
+// or, if its nodes have none, of the ClusterPolicy.
+func IsOf(id string, pool fleet.Pool) bool {
+	_, name, _ := strings.Cut(id, separator)
+	return id != "" && name == shortName(pool.Drivers)
+}
+
+// An ID has the name of the NVIDIADriver at its end: "ubuntu22.04_gold". The separator occurs in no
+// other part of an ID. Both parts are bounded, so that they fit into a label's value.
+const (
+	separator = "_"
+	maxName   = 20
+	maxBase   = maxLabelValue - maxName - len(separator)
+)
+
+// driverID returns the ID of the driver of an NVIDIADriver, or of the ClusterPolicy's driver for the
+// name "".
+func driverID(base, name string) string {
+	if name == "" {
+		return base
+	}
+	return bounded(base, maxBase) + separator + shortName(name)
+}
+
+// shortName returns an NVIDIADriver's name, which is a DNS-1123 subdomain, in the form of an ID.
+func shortName(name string) string { return bounded(name, maxName) }
+
+// bounded returns s, cut and with a hash at its end if it is longer than most.
+func bounded(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return hashed(s, s, most)
 }
 
 func containerID(p fleet.Pool) string { return identifier(p.OS) }
@@ -46,10 +87,15 @@ func identifier(s string) string {
 	if clean == plain && len(clean) <= maxLabelValue {
 		return clean
 	}
-	sum := sha256.Sum256([]byte(s))
-	const hashed = 8
-	clean = subdomain(clean[:min(len(clean), maxLabelValue-hashed-1)])
-	return strings.TrimPrefix(clean+"-"+hex.EncodeToString(sum[:hashed/2]), "-")
+	return hashed(clean, s, maxLabelValue)
+}
+
+// hashed returns the beginning of s and a hash of the original, with at most a number of characters.
+func hashed(s, original string, most int) string {
+	sum := sha256.Sum256([]byte(original))
+	const digits = 8
+	s = subdomain(s[:min(len(s), most-digits-1)])
+	return strings.TrimPrefix(s+"-"+hex.EncodeToString(sum[:digits/2]), "-")
 }
 
 // subdomain replaces or drops what a DNS-1123 subdomain must not contain.

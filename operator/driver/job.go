@@ -132,7 +132,7 @@ func (s BuildSpec) pod() corev1.PodSpec {
 	push := container("push", s.Image, "push", "--modules", shared+"/built/lib/modules/"+s.Kernel, "--kernel", s.Kernel, "--output", "json")
 	push.ImagePullPolicy = driver.PullPolicy()
 	push.Env = append(push.Env, corev1.EnvVar{Name: envImage, Value: s.Image}, corev1.EnvVar{Name: EnvVersion, Value: s.Version}, corev1.EnvVar{Name: EnvOSTag, Value: s.OSTag})
-	for _, o := range []Origin{RepositoryOrigin(driver), SigningOrigin(driver)} {
+	for _, o := range []PodParts{RepositoryParts(driver), SigningParts(driver)} {
 		for _, e := range o.Env {
 			push.Env = append(push.Env, corev1.EnvVar{Name: e.Name, Value: e.Value})
 		}

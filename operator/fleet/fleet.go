@@ -38,6 +38,7 @@ type Node struct {
 	Handlers     []string          // of the container runtime, sorted; nil: the kubelet does not report them
 	Taints       []corev1.Taint    // all
 	Labels       map[string]string // only those that the operator reads or writes
+	AllLabels    map[string]string // of a node with a GPU; policies and NVIDIADrivers select nodes by them
 	Annotations  map[string]string // only those that the operator reads or writes
 	Heartbeat    time.Time         // of the kubelet's last report, by the node's clock
 	GPUReady     Condition         // by the validator
@@ -53,6 +54,25 @@ type Condition struct {
 	Renewed time.Time // when it was last renewed, by the node's clock
 }
 
+// LastWrite returns when the condition was last renewed, or else since when it has its status.
+func (c Condition) LastWrite() time.Time {
+	if c.Renewed.IsZero() {
+		return c.Since
+	}
+	return c.Renewed
+}
+
+// StaleAfter bounds the lag of the validator's condition behind the kubelet's; beyond it, the
+// condition no longer counts. Both are renewed every five minutes, by the node's clock, which is
+// compared with no other.
+const StaleAfter = 15 * time.Minute
+
+// Stale reports whether the validator's condition lags too far behind the kubelet's to count. Its
+// validator may have been removed long ago.
+func (n *Node) Stale() bool {
+	return n.GPUReady.Status != "" && n.Heartbeat.Sub(n.GPUReady.LastWrite()) >= StaleAfter
+}
+
 // Pool identifies the nodes that can have the same driver: nodes with equal Pools form one
 // group.
 type Pool struct {
@@ -61,13 +81,30 @@ type Pool struct {
 	Kernel string // "4.18.0-372.51.1.el8_6.x86_64"; "" if unknown
 	CoreOS bool   // RHCOS, whether or not its version is known
 	RHCOS  string // OSTREE_VERSION, "412.86.202303241612-0", as labelled by NFD; "" if it is not
+	// Drivers are the names of the NVIDIADrivers that select the nodes: one, or several separated by
+	// ", ", which is a conflict. It is NoDriver if none does, and "" while the ClusterPolicy has the
+	// driver.
+	Drivers string `json:",omitempty"`
 }
 
-// String returns the pool's name for people: "amd64/ubuntu22.04/5.15.0-105-generic".
+// NoDriver is Pool.Drivers of nodes that no NVIDIADriver selects. It is no name of an object.
+const NoDriver = "-"
+
+// NVIDIADriver returns the name of the one NVIDIADriver that selects the nodes; "" if none or
+// several do, or if the ClusterPolicy has the driver.
+func (p Pool) NVIDIADriver() string {
+	if p.Drivers == NoDriver || strings.Contains(p.Drivers, ",") {
+		return ""
+	}
+	return p.Drivers
+}
+
+// String returns the pool's name for people: "amd64/ubuntu22.04/5.15.0-105-generic", and at its end
+// the NVIDIADrivers that select its nodes.
 func (p Pool) String() string {
 	var parts []string
-	for _, part := range []string{p.Arch, p.OS, p.RHCOS, p.Kernel} {
-		if part != "" {
+	for _, part := range []string{p.Arch, p.OS, p.RHCOS, p.Kernel, p.Drivers} {
+		if part != "" && part != NoDriver {
 			parts = append(parts, part)
 		}
 	}
@@ -84,6 +121,16 @@ const (
 	Annotations Injection = "annotations" // agents are privileged, cdi-annotations: a runtime with CDI, if the kubelet (< 1.29) or the runtime does not support CDI names in Allocate
 	Handler     Injection = "handler"     // agents are privileged, envvar and the runtime handler: everything older or unknown
 )
+
+// WithDrivers returns the Node as one of the nodes that some NVIDIADrivers select (Pool.Drivers).
+func (n *Node) WithDrivers(names string) *Node {
+	if n.Pool.Drivers == names {
+		return n
+	}
+	with := *n
+	with.Pool.Drivers = names
+	return &with
+}
 
 // Excluded reports whether a person excludes all operands from the Node. It is false for a Node
 // that was handed over to this operator: there the label excludes NVIDIA's operands.
@@ -119,7 +166,7 @@ func (n *Node) Equal(o *Node) bool {
 		n.GPU == o.GPU && n.HasNFDLabels == o.HasNFDLabels && n.Ready == o.Ready && n.Cordoned == o.Cordoned &&
 		n.Pool == o.Pool && n.Injection == o.Injection && n.Kubelet == o.Kubelet && n.Runtime == o.Runtime && slices.Equal(n.Handlers, o.Handlers) &&
 		n.GPUReady.equal(o.GPUReady) && n.GPUHealthy.equal(o.GPUHealthy) &&
-		maps.Equal(n.Labels, o.Labels) && maps.Equal(n.Annotations, o.Annotations) && sameTaints(n.Taints, o.Taints)
+		maps.Equal(n.Labels, o.Labels) && maps.Equal(n.AllLabels, o.AllLabels) && maps.Equal(n.Annotations, o.Annotations) && sameTaints(n.Taints, o.Taints)
 }
 
 func (c Condition) equal(o Condition) bool {

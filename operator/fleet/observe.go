@@ -44,7 +44,9 @@ func Observe(node *corev1.Node) *Node {
 		}
 	}
 	n.HasNFDLabels = n.Labels[label.Kernel] != "" || n.Labels[label.OSID] != ""
-	n.GPU = n.hasGPU()
+	if n.GPU = n.hasGPU(); n.GPU {
+		n.AllLabels = node.Labels
+	}
 	n.Pool = poolOf(n.Labels, &info)
 	return n
 }
@@ -75,6 +77,9 @@ func (n *Node) hasGPU() bool {
 	}
 	return false
 }
+
+// mayHaveGPU reports whether a label says that the node has a GPU.
+func (n *Node) mayHaveGPU() bool { return n.detectedByNFD() || n.Labels[label.Present] == yes }
 
 // detectedByNFD reports whether NFD has found an NVIDIA GPU: a display or 3D controller or, if
 // NFD is set up to label by vendor, any NVIDIA device.

@@ -8,13 +8,18 @@ import (
 )
 
 // Strip removes from a Node what Observe does not read, so that a cache of thousands stays
-// small: of some 20 KB (images, managed fields, addresses) about one remains.
+// small: of some 20 KB (images, managed fields, addresses) about one remains, and the labels of a
+// node with a GPU, any of which an NVIDIADriver may select it by.
 func Strip(node *corev1.Node) {
 	meta := node.ObjectMeta
+	wantedLabel := readLabel
+	if (&Node{Labels: meta.Labels}).mayHaveGPU() {
+		wantedLabel = func(string) bool { return true }
+	}
 	node.ObjectMeta = metav1.ObjectMeta{
 		Name: meta.Name, UID: meta.UID, ResourceVersion: meta.ResourceVersion,
 		CreationTimestamp: meta.CreationTimestamp, DeletionTimestamp: meta.DeletionTimestamp,
-		Labels: filterInterned(meta.Labels, readLabel), Annotations: filterInterned(meta.Annotations, readAnnotation),
+		Labels: filterInterned(meta.Labels, wantedLabel), Annotations: filterInterned(meta.Annotations, readAnnotation),
 	}
 	node.Spec = corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints}
 	info := node.Status.NodeInfo

@@ -31,7 +31,7 @@ const (
 	Paused = "paused-for-driver-upgrade"
 	// Operands, set to "false" by a person, excludes all operands.
 	Operands = Deploy + "operands"
-	// DriverOperand is the driver's suffix of Deploy.
+	// DriverOperand follows Deploy in the label of the driver.
 	DriverOperand = "driver"
 	// Driver names the driver DaemonSet that serves the Node (driver.Choice.ID). It changes when
 	// the Node has its turn, so that a change of DaemonSets is a rolling upgrade like any other.
@@ -41,7 +41,8 @@ const (
 	MPSCapable = "nvidia.com/mps.capable"
 	// Injection is the way in which containers on the Node get GPUs (fleet.Injection).
 	Injection = "gpuready.io/injection"
-	// HandOver, set to "gpuready" by a person, gives a Node to this operator while NVIDIA's runs.
+	// HandOver, set to "gpuready" by a person or by kubectl gpu migrate, gives a Node to this
+	// operator while NVIDIA's runs.
 	HandOver = "gpuready.io/operator"
 	// UpgradeState is the state of the Node's driver upgrade (package upgrade).
 	UpgradeState = "nvidia.com/gpu-driver-upgrade-state"
@@ -88,7 +89,8 @@ const (
 	DriverDigest = "gpuready.io/driver-digest"
 	// DriverToolkit "true" marks DaemonSets, and their pods, that build with OpenShift's Driver Toolkit.
 	DriverToolkit = "openshift.driver-toolkit"
-	DriverApp     = "nvidia-driver-daemonset"
+	// DriverApp is the value of label app of driver DaemonSets and their pods.
+	DriverApp = "nvidia-driver-daemonset"
 	// Precompiled is "true" on driver DaemonSets and their pods if their modules are for one kernel.
 	Precompiled = "nvidia.com/precompiled"
 	// DriverContainer, with the value Product, marks DaemonSets and driver pods whose driver
@@ -101,8 +103,8 @@ const (
 	DrainSkip = "nvidia.com/gpu-driver-upgrade-drain.skip"
 )
 
-// Names of Deployments. NVIDIA's chart and OLM bundle give their operator's NVIDIADeployment, which
-// versions of this product up to 0.1.0 used as well.
+// Names of Deployments. NVIDIA's chart and OLM bundle call the Deployment of their operator
+// NVIDIADeployment. Versions of this product up to 0.1.0 used that name as well.
 const (
 	Deployment       = "gpuready-operator"
 	NVIDIADeployment = "gpu-operator"

@@ -19,8 +19,9 @@ type history struct {
 }
 
 // add records the Lease as read at a time. An installation uses its claim while one of its
-// processes renews the Lease and has done so for longer than steady. An operator that fails
-// soon after each start does not use it. After a gap in reading the count starts again.
+// processes renews the Lease and has done so for longer than steadyTerm. An operator that fails
+// soon after each start does not use it. After a gap of that length in reading, the claim
+// counts as just used.
 func (h *history) add(lease *coordinationv1.Lease, now time.Time) {
 	renewed := lease.ResourceVersion != h.version
 	if renewed {
@@ -34,8 +35,8 @@ func (h *history) add(lease *coordinationv1.Lease, now time.Time) {
 		h.process, h.began = process, now
 	}
 	installation := lease.Labels[labelNamespace] + "/" + lease.Labels[labelDeployment]
-	works := renewed && process != "" && now.Sub(h.began) > steady
-	if works || installation != h.installation || now.Sub(h.read) > steady {
+	works := renewed && process != "" && now.Sub(h.began) > steadyTerm
+	if works || installation != h.installation || now.Sub(h.read) > steadyTerm {
 		h.installation, h.used = installation, now
 	}
 	h.read = now

@@ -3,7 +3,8 @@
 // leaves to its caller:
 //
 //   - A Gate refuses writes unless this process certainly holds the Lease.
-//   - A leader whose Lease was deleted or taken by another ends, and never takes it again.
+//   - A leader whose Lease was deleted, or taken by another process, ends. It never takes the
+//     Lease again.
 //   - The Lease belongs to an installation: its replicas take precedence, and other
 //     installations stand down while it is installed.
 //
@@ -41,20 +42,22 @@ const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	retryPeriod   = 2 * time.Second
-	// writePeriod bounds how long after a renewal this process may write to the cluster: as long
-	// as a healthy renewal may take. A leader that cannot renew holds the Lease for renewDeadline,
-	// but writes nothing after writePeriod.
+	// writePeriod bounds how long after a renewal this process may write to the cluster. A healthy
+	// leader renews sooner. One that cannot renew holds the Lease for renewDeadline, but writes
+	// nothing after writePeriod.
 	writePeriod = 2 * retryPeriod
-	// takeoverDelay is the wait of a new leader if the Lease does not show that the previous
-	// one has ended, as when it was deleted. By then, nobody writes without having renewed it.
+	// takeoverDelay is the time that a new leader waits before it acts, if the Lease does not prove
+	// that the previous leader has ended: for example, the Lease was deleted. After that time an
+	// earlier leader no longer writes: it could not renew the Lease, and its writePeriod is over.
 	takeoverDelay = writePeriod + time.Second
-	// longestLease bounds the duration that an edited Lease can claim.
+	// longestLease bounds the duration that a Lease can claim after somebody has edited it.
 	longestLease = time.Minute
-	// claimTimeout bounds how long an installation may be without a leader before another one takes
-	// over although its Deployment exists. A leader counts once it has led for longer than
-	// steady.
+	// claimTimeout is the time that an installation may be without a leader before another
+	// installation takes over, although the first one's Deployment still exists. Only a leader that
+	// has led for longer than steadyTerm counts: an operator that fails soon after each start keeps
+	// no claim.
 	claimTimeout = 10 * time.Minute
-	steady       = time.Minute
+	steadyTerm   = time.Minute
 	// requestTimeout bounds one request, so that a renewal can be tried twice.
 	requestTimeout = 4 * time.Second
 )
@@ -68,7 +71,7 @@ func Scheme() (*runtime.Scheme, error) {
 // Pod identifies the operator's pod. The zero Pod means that it runs outside of pods.
 type Pod struct{ Name, UID string }
 
-// Status tells which operator leads, as far as this one knows.
+// Status describes which operator leads, as far as this process knows.
 type Status struct {
 	Leads bool // this process leads
 	// StandsDownFor is the namespace of another installation that serves the cluster.
@@ -78,9 +81,9 @@ type Status struct {
 // Options configure an Elector.
 type Options struct {
 	Client     client.Client // of Scheme, without a cache and without the Gate
-	Namespace  string        // in which this operator is installed
-	Deployment string        // as which it is installed
-	// FormerDeployment is the Deployment's name in earlier versions; "": the same.
+	Namespace  string        // of this operator's installation
+	Deployment string        // name of this operator's Deployment
+	// FormerDeployment is the Deployment's name in earlier versions, or "" if it was the same.
 	FormerDeployment string
 	Pod              Pod
 	Host             string       // a unique name, for processes outside of pods
@@ -88,8 +91,9 @@ type Options struct {
 	Log              *slog.Logger
 }
 
-// identity returns the holder's name in the Lease. The containers of one pod share it, so that
-// the next one can follow a killed one before the Lease has expired.
+// identity returns this process's name as the holder of the Lease. All containers of one pod have
+// the same name. So a restarted container can take the Lease at once, although its killed
+// predecessor still holds it.
 func (o *Options) identity() string {
 	if o.Pod == (Pod{}) {
 		return o.Namespace + "/" + o.Host
@@ -135,9 +139,9 @@ func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) err
 	if err != nil {
 		return err
 	}
-	// The end of the election gives up the Lease. It therefore does not end with ctx, but when
-	// everything else has stopped. The lock logs each problem once, where client-go would log it
-	// at every attempt.
+	// When the election ends, client-go gives up the Lease. So the election must not end with ctx,
+	// but after everything else has stopped. client-go's log is discarded: it has each problem at
+	// every attempt, and the lock logs it once.
 	election, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.Discard()))
 	defer stop()
 	leading, lose := context.WithCancelCause(ctx)
@@ -162,7 +166,7 @@ func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) err
 	case <-leading.Done():
 	}
 	e.Gate.close()
-	lost := context.Cause(leading)
+	lost := context.Cause(leading) // nil if lead has returned by itself
 	lose(nil)
 	if to, yields := errors.AsType[*YieldTo](err); yields {
 		e.lock.yieldTo(to.Namespace)
@@ -176,7 +180,7 @@ func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) err
 	return err
 }
 
-// lead opens the Gate once nobody else can be acting, and calls lead.
+// lead waits until no earlier leader can be acting, opens the Gate, and calls lead.
 func (e *Elector) lead(ctx context.Context, lead func(context.Context) error) error {
 	if e.lock.isAmbiguous() {
 		e.Log.Info("took a Lease that does not show that the leader before has ended; waiting until it has", "wait", takeoverDelay)

@@ -650,7 +650,7 @@ func TestRestartedInstallationKeepsItsClaim(t *testing.T) {
 		c.expect(first)
 		other := c.run("b", "q")
 		for range 10 {
-			time.Sleep(2 * steady)
+			time.Sleep(2 * steadyTerm)
 			first.kill()
 			time.Sleep(claimTimeout - 2*time.Minute)
 			first = c.run("a", "p")

@@ -39,9 +39,9 @@ const policyCRD = "clusterpolicies.nvidia.com"
 var crdKind = schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
 
 // releasedSeconds is the duration that client-go writes when it releases a Lease. A Lease without a
-// holder and with this duration shows that no leader acts any more. If the leader was still
-// ambiguous, release writes leaseDuration instead, and the next leader waits. A Lease whose holder
-// was removed by hand keeps its duration, too.
+// holder and with this duration shows that no leader acts any more. A process that releases the Lease
+// before it knows whether the leader before it has ended writes leaseDuration instead, and the next
+// leader waits. A Lease whose holder was removed by hand keeps its duration, too.
 const releasedSeconds = 1
 
 var errStandDown = errors.New("another installation serves this cluster")
@@ -84,10 +84,9 @@ func (l *lock) Describe() string { return Namespace + "/" + Name }
 // RecordEvent implements resourcelock.Interface. It does nothing, as the log has the events.
 func (l *lock) RecordEvent(string) {}
 
-// remaining returns for how much longer this process may write, since nobody else can act so soon
-// after its last renewal. It takes the
-// longer of the times that the monotonic and the wall clock have counted: the first stops while
-// a virtual machine is suspended, the second may be set back.
+// remaining returns for how much longer this process may write: nobody else acts before that time
+// after its last renewal. It counts the longer of the times that have passed by the monotonic and by
+// the wall clock: the first stops while a virtual machine is suspended, the second may be set back.
 func (l *lock) remaining() time.Duration {
 	l.mu.Lock()
 	renewedAt, held := l.renewedAt, l.uid != ""
@@ -138,7 +137,8 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	} else if err != nil {
 		return nil, nil, l.logProblem(err)
 	}
-	if l.lease = lease; l.heldUID() != "" {
+	l.lease = lease
+	if l.heldUID() != "" {
 		if lost := l.checkHeld(l.heldUID(), lease); lost != nil {
 			select {
 			case l.lost <- lost:
@@ -165,14 +165,14 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	return record, raw, l.logProblem(err)
 }
 
-// checkTurn returns errStandDown while the Lease belongs to another installation that exists, so
-// that the replacement of a pod does not pass the Lease to another installation. It reports who
-// leads.
+// checkTurn returns errStandDown while the Lease belongs to another installation that still exists.
+// While that replaces its pod, nobody holds the Lease, but it remains that installation's. checkTurn
+// also reports who leads.
 func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectionRecord) error {
 	if record.HolderIdentity == l.Identity() {
 		return nil
 	}
-	other, claimed := l.lease.Labels[labelNamespace], false
+	other, exists := l.lease.Labels[labelNamespace], false // the namespace of the other installation
 	if other == l.Namespace {
 		other = ""
 	}
@@ -180,13 +180,14 @@ func (l *lock) checkTurn(ctx context.Context, record *resourcelock.LeaderElectio
 		l.reportOther(other, record.HolderIdentity)
 		return nil // client-go waits until it expires
 	}
+	// An installation that has not used the Lease for claimTimeout has lost its claim.
 	if other != "" && time.Since(l.history.used) < claimTimeout {
 		var err error
-		if _, claimed, err = l.findDeployment(ctx, other, l.lease.Labels[labelDeployment]); err != nil {
+		if _, exists, err = l.findDeployment(ctx, other, l.lease.Labels[labelDeployment]); err != nil {
 			return err
 		}
 	}
-	if claimed {
+	if exists {
 		l.reportOther(other, "")
 		return errStandDown
 	}
@@ -232,6 +233,7 @@ func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: Namespace, Name: Name, OwnerReferences: []metav1.OwnerReference{{
 		APIVersion: crdKind.GroupVersion().String(), Kind: crdKind.Kind, Name: policyCRD, UID: owner.UID,
 	}}}}
+	// The Lease may have been deleted under a leader that still acts.
 	return l.acquire(ctx, lease, record, true, func(ctx context.Context) error { return l.Client.Create(ctx, lease) })
 }
 
@@ -297,7 +299,7 @@ func (l *lock) release(ctx context.Context, lease *coordinationv1.Lease, record 
 // ambiguous: an earlier leader may still act.
 func (l *lock) acquire(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, ambiguous bool, send func(context.Context) error) error {
 	deployment := ""
-	if l.Pod != (Pod{}) {
+	if l.Pod != (Pod{}) { // else it runs outside the cluster, without a Deployment
 		var err error
 		if deployment, _, err = l.findDeployment(ctx, l.Namespace, ""); err != nil {
 			return l.logProblem(err)
@@ -388,7 +390,7 @@ func (l *lock) withTimeout(ctx context.Context, send func(context.Context) error
 	return send(ctx)
 }
 
-// logProblem logs an error unless it is the same as the last one, and returns it.
+// logProblem returns an error. It logs it unless it is expected, or the same as the last one.
 func (l *lock) logProblem(err error) error {
 	switch {
 	case err == nil:

@@ -27,15 +27,15 @@ const (
 
 // Metrics holds the operator's metrics. Its methods may be called concurrently.
 type Metrics struct {
-	reconciles *prometheus.CounterVec
-	durations  *prometheus.HistogramVec
-	last       *prometheus.GaugeVec
-	writes     *prometheus.CounterVec
-	registry   *prometheus.CounterVec
-	leads      prometheus.Gauge
-	standsDown *prometheus.GaugeVec
-	nvidias    *prometheus.GaugeVec
-	snapshot   *snapshots
+	reconciles     *prometheus.CounterVec
+	durations      *prometheus.HistogramVec
+	last           *prometheus.GaugeVec
+	writes         *prometheus.CounterVec
+	registry       *prometheus.CounterVec
+	leads          prometheus.Gauge
+	standsDown     *prometheus.GaugeVec
+	nvidiaOperator *prometheus.GaugeVec
+	snapshot       *snapshots
 }
 
 // New returns registered Metrics.
@@ -62,18 +62,18 @@ func New(r prometheus.Registerer) *Metrics {
 		standsDown: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: prefix + "stands_down", Help: "1 where this process does nothing because the operator installed in another namespace serves the cluster.",
 		}, []string{"for_namespace"}),
-		nvidias: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		nvidiaOperator: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: prefix + "beside_nvidia", Help: "1 while this Deployment of NVIDIA's operator serves the cluster: ClusterPolicies are not written, and only nodes that were handed over are served.",
 		}, []string{"deployment"}),
 		snapshot: &snapshots{},
 	}
-	r.MustRegister(m.reconciles, m.durations, m.last, m.writes, m.registry, m.leads, m.standsDown, m.nvidias, m.snapshot)
+	r.MustRegister(m.reconciles, m.durations, m.last, m.writes, m.registry, m.leads, m.standsDown, m.nvidiaOperator, m.snapshot)
 	// Initialize the series, so that the first increment counts.
 	for _, about := range []string{"policy", "nodes", "upgrade"} {
 		m.reconciles.WithLabelValues(about, ok)
 		m.reconciles.WithLabelValues(about, failed)
 	}
-	m.last.WithLabelValues("policy")
+	m.last.WithLabelValues("policy") // without a policy, nothing else runs
 	for _, answer := range []string{Present, Absent, Unknown} {
 		m.registry.WithLabelValues(answer)
 	}
@@ -111,11 +111,11 @@ func (m *Metrics) SetLeadership(leads bool, standsDownFor string) {
 	}
 }
 
-// SetNVIDIAs records which Deployment of NVIDIA's operator serves the cluster; "" if none does.
-func (m *Metrics) SetNVIDIAs(deployment string) {
-	m.nvidias.Reset()
+// SetNVIDIAOperator records which Deployment of NVIDIA's operator serves the cluster; "" if none does.
+func (m *Metrics) SetNVIDIAOperator(deployment string) {
+	m.nvidiaOperator.Reset()
 	if deployment != "" {
-		m.nvidias.WithLabelValues(deployment).Set(1)
+		m.nvidiaOperator.WithLabelValues(deployment).Set(1)
 	}
 }
 

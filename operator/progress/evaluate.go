@@ -42,13 +42,13 @@ func (l nodeView) evaluate(wanted []State) Progress {
 			break
 		}
 		if why, done := l.reached(s); !done {
-			p.State, p.Status, p.Reason, p.Since = s, why.status, why.Reason, why.Since
-			p.Message = record.Clean(why.Message, maxText)
+			p.State, p.Status, p.Reason, p.Since = s, why.status, record.Clean(why.Reason, maxReason), why.Since
+			p.Message = readiness.Shorten(why.Message, maxText)
 			return p
 		}
 		p.Steps = wanted[:i+1]
 	}
-	p.Status, p.Reason, p.Message, p.Since = Ready, l.node.GPUReady.Reason, record.Clean(l.node.GPUReady.Message, maxText), l.node.GPUReady.Since
+	p.Status, p.Reason, p.Message, p.Since = Ready, record.Clean(l.node.GPUReady.Reason, maxReason), record.Clean(l.node.GPUReady.Message, maxText), l.node.GPUReady.Since
 	return p
 }
 
@@ -145,8 +145,11 @@ func (l nodeView) validated(s State) (obstacle, bool) {
 	if not, ready := l.podReady(DriverValidation); !ready {
 		return not, false
 	}
-	if w.distrust == ReasonStale {
-		return obstacle{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not reported for more than %s: see the log of its pod", staleAfter.Round(time.Minute)), Since: w.Renewed.Add(staleAfter)}}, false
+	switch w.distrust {
+	case ReasonStopped: // the validator that runs now has not reported yet
+		return obstacle{Waiting, Problem{Reason: ReasonStopped, Message: w.Message, Since: w.Since}}, false
+	case ReasonStale:
+		return obstacle{Unknown, Problem{Reason: ReasonStale, Message: fmt.Sprintf("the validator has not reported for more than %s: see the log of its pod", fleet.StaleAfter.Round(time.Minute)), Since: w.Renewed.Add(fleet.StaleAfter)}}, false
 	}
 	return obstacle{Unknown, Problem{Reason: ReasonNotValidated, Message: "the Node has no condition GPUReady yet: see the log of the validator's pod", Since: l.pod(DriverValidation).Created}}, false
 }

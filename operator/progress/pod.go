@@ -15,8 +15,11 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-// maxText bounds texts of other programs, in bytes.
-const maxText = 512
+// Bounds of texts of other programs, in bytes.
+const (
+	maxText   = 512
+	maxReason = 128
+)
 
 // Reasons why a pod is not ready. The first five need somebody to act; waiting does not
 // help.

@@ -7,13 +7,16 @@
 package progress
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpuready/gpuready/internal/readiness"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 )
@@ -30,40 +33,47 @@ const (
 	Unknown  Status = "unknown"  // there is no trustworthy report
 )
 
-// staleAfter bounds the lag of the validator's condition behind the kubelet's; beyond it, the
-// condition no longer counts. Both are renewed every five minutes, by the node's clock, which is compared with no
-// other.
-const staleAfter = 15 * time.Minute
-
-// Stale reports whether the validator's condition on a node lags too far behind the kubelet's
-// to count.
-func Stale(n *fleet.Node) bool {
-	return n.GPUReady.Status != "" && n.Heartbeat.Sub(renewed(n.GPUReady)) >= staleAfter
-}
-
-// renewed returns when a condition was last renewed, or else since when it has its status.
-func renewed(c fleet.Condition) time.Time {
-	if c.Renewed.IsZero() {
-		return c.Since
-	}
-	return c.Renewed
-}
-
 // Reasons of a node's progress, besides those of its pods and of the validator.
 const (
 	ReasonNodeNotReady = "NodeNotReady"
 	ReasonExcluded     = "OperandsKeptAway"
 	ReasonHandedOver   = "NotHandedOver"
+	ReasonNotSelected  = "NotSelected"
 	ReasonNoPod        = "PodMissing"
 	ReasonNotValidated = "NotValidated"
 	ReasonStale        = "ConditionStale"
+	ReasonStopped      = readiness.ReasonStopped
 	ReasonNoLabels     = "FeatureLabelsMissing"
 )
 
 // Wanted is the goal that a node's progress is measured against.
 type Wanted struct {
-	States   []State // that the policy requires, in their order
-	HandOver bool    // only nodes that were handed over are served
+	States   []State           // that the policy requires, in their order
+	HandOver bool              // only nodes that were handed over are served
+	Selector map[string]string // the policy's node selector of all operands and of the validator
+}
+
+// NewWanted returns the goal of a policy. handOver is true while NVIDIA's operator runs.
+func NewWanted(spec *v1.ClusterPolicySpec, handOver bool) Wanted {
+	selector := map[string]string{}
+	maps.Copy(selector, spec.Daemonsets.NodeSelector)
+	maps.Copy(selector, spec.Validator.NodeSelector)
+	// Placement leaves these out, and reports them.
+	maps.DeleteFunc(selector, func(key, value string) bool {
+		return key == corev1.LabelOSStable || key == label.HandOver || strings.HasPrefix(key, label.Deploy) ||
+			len(validation.IsQualifiedName(key)) > 0 || len(validation.IsValidLabelValue(value)) > 0
+	})
+	return Wanted{States: States(spec), HandOver: handOver, Selector: selector}
+}
+
+// selects reports whether the policy's node selector selects a node.
+func (w Wanted) selects(n *fleet.Node) bool {
+	for key, value := range w.Selector {
+		if have, ok := n.AllLabels[key]; !ok || have != value {
+			return false
+		}
+	}
+	return true
 }
 
 // Progress describes how far a node is.
@@ -114,6 +124,8 @@ func Of(n *fleet.Node, pods []*Pod, w Wanted) Progress {
 		return Progress{Status: Excluded, Reason: ReasonExcluded, Message: "the label " + label.Operands + "=false keeps the operands away"}
 	case w.HandOver && !n.HandedOver():
 		return Progress{Status: Excluded, Reason: ReasonHandedOver, Message: "NVIDIA's operator serves this node; the label " + label.HandOver + "=" + label.Product + " hands it over"}
+	case !w.selects(n):
+		return Progress{Status: Excluded, Reason: ReasonNotSelected, Message: "the policy's nodeSelector, in daemonsets or validator, does not select the node"}
 	case !n.Ready:
 		return Progress{State: Prerequisites, Status: Unknown, Reason: ReasonNodeNotReady, Message: "the Node is not Ready: its reports cannot be trusted"}
 	}
@@ -136,12 +148,14 @@ func (w verdict) trusted() bool { return w.distrust == "" }
 // readVerdict reads the condition GPUReady, whose message begins with the layer it is about.
 func readVerdict(n *fleet.Node) verdict {
 	w := verdict{Condition: n.GPUReady}
-	w.Renewed = renewed(n.GPUReady)
+	w.Renewed = n.GPUReady.LastWrite()
 	switch {
 	case w.Status == "":
 		w.distrust = ReasonNotValidated
-	case Stale(n):
+	case n.Stale():
 		w.distrust = ReasonStale
+	case w.Status == corev1.ConditionUnknown && w.Reason == ReasonStopped:
+		w.distrust = ReasonStopped
 	case w.Status == corev1.ConditionTrue:
 		w.proven = len(layerOrder)
 	default:

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 )
@@ -174,8 +175,10 @@ func TestProgressOfANode(t *testing.T) {
 		"validator cannot start":               {node(unvalidated), []*corev1.Pod{pod(driverApp), pod(validatorApp, broken)}, 2, DriverValidation, Failed, ReasonImagePull},
 		"validator says nothing":               {node(unvalidated), all, 2, DriverValidation, Unknown, ReasonNotValidated},
 		"validator is kept away":               {node(unvalidated, labelled(label.Deploy+"operator-validator", "false")), all[:3], 2, DriverValidation, Unknown, ReasonNotValidated},
-		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-staleAfter) }), all, 2, DriverValidation, Unknown, ReasonStale},
-		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-staleAfter) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, DriverValidation, Failed, ReasonCrashLoop},
+		"validator has been silent for long":   {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-fleet.StaleAfter) }), all, 2, DriverValidation, Unknown, ReasonStale},
+		"validator has ended":                  {node(func(n *fleet.Node) { n.GPUReady.Status, n.GPUReady.Reason = "Unknown", "ValidatorStopped" }), []*corev1.Pod{pod(driverApp)}, 2, DriverValidation, Waiting, ReasonNoPod},
+		"validator runs again":                 {node(func(n *fleet.Node) { n.GPUReady.Status, n.GPUReady.Reason = "Unknown", "ValidatorStopped" }), all, 2, DriverValidation, Waiting, "ValidatorStopped"},
+		"validator's pod died, its word stays": {node(func(n *fleet.Node) { n.GPUReady.Renewed = n.Heartbeat.Add(-fleet.StaleAfter) }), []*corev1.Pod{pod(driverApp), pod(validatorApp, unready(crashes(waits("CrashLoopBackOff", ""), 1, "x")))}, 2, DriverValidation, Failed, ReasonCrashLoop},
 		"kubelet is not heard of":              {node(func(n *fleet.Node) { n.Ready = false }), all, 0, Prerequisites, Unknown, ReasonNodeNotReady},
 		"kept away":                            {node(labelled(label.Operands, "false")), nil, 0, "", Excluded, ReasonExcluded},
 		"a person keeps the driver away":       {node(unvalidated, labelled(label.Deploy+"driver", "false")), nil, 2, DriverValidation, Waiting, ReasonNoPod},
@@ -194,6 +197,15 @@ func TestProgressOfANode(t *testing.T) {
 			require.NotEmpty(t, p.Message)
 		})
 	}
+}
+
+func TestAReasonIsCleanedAndALongMessageKeepsTheNextAction(t *testing.T) {
+	pods := []*Pod{ObservePod(pod(driverApp)), ObservePod(pod(toolkitApp)), ObservePod(pod(pluginApp)), ObservePod(pod(validatorApp))}
+	p := Of(node(validated("False", "X\x1b[2J", "cuda: "+strings.Repeat("x", 900)+"; next: replace it")), pods, Wanted{States: Sequence()})
+	require.Equal(t, "X [2J", p.Reason)
+	require.LessOrEqual(t, len(p.Message), maxText)
+	require.Contains(t, p.Message, "; next: replace it")
+	require.Equal(t, "X [2J", Of(node(validated("True", "X\x1b[2J", "all")), pods, Wanted{States: Sequence()}).Reason)
 }
 
 func TestDriverContainersReasonIsReported(t *testing.T) {
@@ -282,6 +294,23 @@ func TestNodeThatWasNotHandedOverIsExcluded(t *testing.T) {
 	require.Equal(t, Ready, Of(node(labelled(label.HandOver, label.Product)), nil, w).Status)
 }
 
+func TestNodeThatThePolicyDoesNotSelectIsExcluded(t *testing.T) {
+	spec := &v1.ClusterPolicySpec{}
+	spec.Daemonsets.NodeSelector = map[string]string{"pool": "gpus"}
+	spec.Validator.NodeSelector = map[string]string{"stage": "production", "kubernetes.io/os": "windows", "a b": "c"}
+	w := NewWanted(spec, false)
+	for _, labels := range []map[string]string{{}, {"pool": "gpus"}, {"pool": "gpus", "stage": "test"}} {
+		n := node()
+		n.AllLabels = labels
+		p := Of(n, nil, w)
+		require.Equal(t, []any{Excluded, ReasonNotSelected}, []any{p.Status, p.Reason}, labels)
+	}
+	n := node()
+	n.AllLabels = map[string]string{"pool": "gpus", "stage": "production"}
+	require.Equal(t, Ready, Of(n, nil, w).Status)
+	require.Equal(t, map[string]string{"pool": "gpus"}, spec.Daemonsets.NodeSelector)
+}
+
 func TestOtherFailuresAreReportedBeside(t *testing.T) {
 	broken := unready(waits("ImagePullBackOff", "gone"))
 	pods := []*Pod{ObservePod(pod("nvidia-dcgm-exporter", broken)), ObservePod(pod(driverApp, broken))}
@@ -303,7 +332,7 @@ func TestNodesClockMayBeWrong(t *testing.T) {
 			n.Heartbeat, n.GPUReady.Renewed, n.GPUReady.Since = n.Heartbeat.Add(ahead), n.GPUReady.Renewed.Add(ahead), n.GPUReady.Since.Add(ahead)
 		})
 		require.Equal(t, Ready, Of(n, nil, Wanted{States: Sequence()}).Status, ahead)
-		n.GPUReady.Renewed = n.Heartbeat.Add(-staleAfter)
+		n.GPUReady.Renewed = n.Heartbeat.Add(-fleet.StaleAfter)
 		require.Equal(t, ReasonStale, Of(n, []*Pod{ObservePod(pod(driverApp)), ObservePod(pod(validatorApp))}, Wanted{States: Sequence()}).Reason, ahead)
 	}
 }

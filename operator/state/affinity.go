@@ -13,6 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
+// maxTerms bounds the terms of a node selector: the scheduler compares each with each node.
+const maxTerms = 64
+
 // validAffinity returns an error that describes why no pod can have an affinity.
 func validAffinity(a *corev1.Affinity) error {
 	var errs []error
@@ -20,6 +23,9 @@ func validAffinity(a *corev1.Affinity) error {
 		if required := n.RequiredDuringSchedulingIgnoredDuringExecution; required != nil {
 			if len(required.NodeSelectorTerms) == 0 {
 				errs = append(errs, errors.New("a node selector without terms"))
+			}
+			if n := len(required.NodeSelectorTerms); n > maxTerms {
+				errs = append(errs, fmt.Errorf("a node selector of %d terms, which are more than the %d that gpuready takes,", n, maxTerms))
 			}
 			for _, term := range required.NodeSelectorTerms {
 				errs = append(errs, validNodeTerm(term))

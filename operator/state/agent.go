@@ -46,7 +46,7 @@ func (r *renderer) toolkits() error {
 			setEnv(c, v1.EnvVar{Name: "CDI_ENABLED", Value: "false"})
 		}
 		if spec.InstallDir != "/usr/local/nvidia" {
-			if dir := r.moveVolume(d, "toolkit.installDir", "programs", "/host", spec.InstallDir, "toolkit"); dir != "" {
+			if dir := r.moveVolume(d, "toolkit.installDir", "programs", "/host", spec.InstallDir, installFolder); dir != "" {
 				setEnv(c, v1.EnvVar{Name: "TOOLKIT_INSTALL_DIR", Value: dir})
 			}
 		}

@@ -3,6 +3,7 @@ package state
 import (
 	"testing"
 
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
@@ -74,6 +75,13 @@ func simulated() driver.Choice {
 	}
 }
 
+// ofDriver changes a choice to the driver of an NVIDIADriver.
+func ofDriver(c driver.Choice, name string) driver.Choice {
+	c.Pool.Drivers = name
+	c.ID, c.Name = c.ID+"_"+name, c.Name+"-"+name
+	return c
+}
+
 func with(c Cluster, f func(*Cluster)) Cluster { f(&c); return c }
 
 // cases are the inputs of the golden files.
@@ -97,8 +105,12 @@ func cases(t *testing.T) map[string]Input {
 		"driver-of-host":        {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Drivers: []driver.Choice{{}}, Injections: nri},
 		"every-injection":       {Policy: policy(t, `{driver: {enabled: false}}`), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI, fleet.Annotations, fleet.Handler}},
 		"openshift-handler":     {Policy: policy(t, `{driver: {enabled: false}, cdi: {enabled: false}}`), Cluster: openshift, Injections: nri},
-		"hand-over":             {Policy: policy(t, `{}`), Cluster: handover, Drivers: []driver.Choice{ubuntu()}, Injections: nri},
-		"nvidias-operands":      {Policy: policy(t, nvidiasPolicy), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI}},
+		"nvidia-drivers": {Policy: policy(t, `{driver: {useNvidiaDriverCRD: true, version: "550"}}`), Cluster: cluster, Drivers: []driver.Choice{ofDriver(ubuntu(), "gold"), ofDriver(ubuntu(), "silver")}, Injections: nri, Specs: map[string]*v1.ClusterPolicySpec{
+			"gold":   &policy(t, `{driver: {version: 580.95.05}}`).Spec,
+			"silver": &policy(t, `{driver: {env: [{name: A, value: b}, {name: "a=b"}], repoConfig: {configMapName: missing}}}`).Spec,
+		}, Keys: map[string][]string{"missing": {"a.list"}}},
+		"hand-over":        {Policy: policy(t, `{}`), Cluster: handover, Drivers: []driver.Choice{ubuntu()}, Injections: nri},
+		"nvidias-operands": {Policy: policy(t, nvidiasPolicy), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI}},
 		"everything": {Policy: policy(t, everything), Cluster: cluster, Drivers: []driver.Choice{ubuntu()},
 			Injections: []fleet.Injection{fleet.NRI, fleet.Handler},
 			Keys:       map[string][]string{"repos": {"cuda.list", "base.list"}, "certs": {"ca.crt"}, "modules": {"nvidia.conf"}}},

@@ -2,6 +2,7 @@ package state
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -21,18 +22,33 @@ import (
 // are chosen. Sandboxes such as Kata are not among them.
 var ordinary = []string{"runc", "crun", "youki"}
 
-// prerequisites adds the RuntimeClass if anything serves GPUs to containers, and another one for NVIDIA's operands if they need the
-// handler and the first one does not have it.
+// aliases are the RuntimeClasses that NVIDIA's operator adds if the policy enables CDI.
+var aliases = []string{"nvidia-cdi", "nvidia-legacy"}
+
+// prerequisites adds the RuntimeClass if anything serves GPUs to containers, and its aliases. It
+// adds another one for NVIDIA's operands if they need the handler and the first one does not have
+// it.
 func (r *renderer) prerequisites() error {
 	if len(r.injections) == 0 || !r.spec.Toolkit.IsEnabled() && !r.spec.DevicePlugin.IsEnabled() {
 		return nil
 	}
 	handler, without := r.classHandler()
 	r.reportClass(handler, without)
-	if err := r.addClass(r.runtimeClass(), handler); err != nil || r.operandClass() == r.runtimeClass() {
-		return err
+	classes := map[string]string{r.runtimeClass(): handler}
+	if enabled := r.spec.CDI.Enabled; enabled != nil && *enabled {
+		for _, name := range aliases {
+			classes[name] = handler
+		}
 	}
-	return r.addClass(r.operandClass(), r.handler())
+	if name := r.operandClass(); name != r.runtimeClass() {
+		classes[name] = r.handler()
+	}
+	for _, name := range slices.Sorted(maps.Keys(classes)) {
+		if err := r.addClass(name, classes[name]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (r *renderer) addClass(name, handler string) error {

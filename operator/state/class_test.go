@@ -73,7 +73,16 @@ func TestRuntimeClassHasAHandlerOfEveryNode(t *testing.T) {
 			require.LessOrEqual(t, len(said), 200, "the status has room for it")
 		})
 	}
-	objects, _ := render(t, Input{Policy: policy(t, `{}`), Cluster: cluster})
+	objects, _ := render(t, Input{Policy: policy(t, `{cdi: {enabled: true}}`), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI}})
+	handlersOf := map[string]string{}
+	for _, o := range objects {
+		if class, ok := o.Object.(*nodev1.RuntimeClass); ok {
+			handlersOf[class.Name] = class.Handler
+		}
+	}
+	require.Equal(t, map[string]string{"nvidia": "runc", "nvidia-cdi": "runc", "nvidia-legacy": "runc"}, handlersOf)
+
+	objects, _ = render(t, Input{Policy: policy(t, `{}`), Cluster: cluster})
 	for _, o := range objects {
 		require.NotEqual(t, "RuntimeClass", o.Object.GetObjectKind().GroupVersionKind().Kind, "without a node nothing is known of handlers")
 	}

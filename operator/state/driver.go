@@ -49,11 +49,33 @@ func (r *renderer) drivers() error {
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(byID)) {
-		if err := r.driver(byID[id]); err != nil {
+		if err := r.driverOf(byID[id]); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// driverOf adds the DaemonSet of a choice from the spec of its NVIDIADriver or of the policy.
+func (r *renderer) driverOf(c driver.Choice) error {
+	name := c.Pool.NVIDIADriver()
+	spec, is := r.in.Specs[name]
+	if !is {
+		return r.driver(c)
+	}
+	policy, problems := r.spec, r.problems
+	r.problems = nil
+	err := r.sanitize(spec)
+	if err == nil {
+		err = r.driver(c)
+	}
+	own := r.problems
+	r.spec, r.problems = policy, problems
+	for _, p := range own {
+		p.NVIDIADriver, p.Message = name, driver.FieldsOf(name, p.Message)
+		r.problems = append(r.problems, p)
+	}
+	return err
 }
 
 func (r *renderer) driver(c driver.Choice) error {
@@ -197,9 +219,9 @@ func (r *renderer) template(name string, data any) (*appsv1.DaemonSet, error) {
 func (r *renderer) setModules(c *corev1.Container) {
 	spec := &r.spec.Driver
 	set := func(name, value string) { setEnv(c, v1.EnvVar{Name: name, Value: value}) }
-	if spec.KernelModuleType != "" {
-		set("KERNEL_MODULE_TYPE", spec.KernelModuleType)
-	}
+	// Older definitions of NVIDIA's have neither the field nor its default, and replacing the
+	// definition must not make the driver another one.
+	set("KERNEL_MODULE_TYPE", cmp.Or(spec.KernelModuleType, "auto"))
 	if spec.KernelModuleType == "open" {
 		set("OPEN_KERNEL_MODULES_ENABLED", "true") // read by older driver containers
 	}

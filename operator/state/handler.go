@@ -103,8 +103,13 @@ func (r *renderer) setHandler(c *corev1.Container, i fleet.Injection) {
 	setEnv(c, v1.EnvVar{Name: "ACCEPT_NVIDIA_VISIBLE_DEVICES_AS_VOLUME_MOUNTS", Value: "true"})
 }
 
+// installFolder is the folder of the toolkit's programs below the install directory. NVIDIA's toolkit
+// removes all of the folder toolkit there when it starts, and a program may be in use by containers
+// that were created with it.
+const installFolder = "gpuready"
+
 // moveInstallDir moves the toolkit's programs to the directory that the policy's toolkit.env
-// names: as with NVIDIA's toolkit, into toolkit below it.
+// names: into installFolder below it, as NVIDIA's toolkit installs into toolkit below it.
 func (r *renderer) moveInstallDir(d *appsv1.DaemonSet, c *corev1.Container) {
 	const ours, theirs = "TOOLKIT_INSTALL_DIR", "ROOT"
 	dir := r.toolkitEnv(ours, theirs)
@@ -112,11 +117,10 @@ func (r *renderer) moveInstallDir(d *appsv1.DaemonSet, c *corev1.Container) {
 		return
 	}
 	c.Env = slices.DeleteFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == ours || e.Name == theirs })
-	more := []string{"toolkit"}
 	if path.Base(dir) == "toolkit" {
-		more = nil
+		dir = path.Dir(dir)
 	}
-	if at := r.moveVolume(d, "toolkit.env."+ours, "programs", "/host", v1.HostPath(dir), more...); at != "" {
+	if at := r.moveVolume(d, "toolkit.env."+ours, "programs", "/host", v1.HostPath(dir), installFolder); at != "" {
 		setEnv(c, v1.EnvVar{Name: ours, Value: at})
 	}
 }

@@ -11,8 +11,10 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
-// moveVolume moves a volume to another directory of the host and mounts it there, below prefix.
-// It returns that directory, or "" if the default is used or another mount of the pod is there.
+// moveVolume makes a volume show the directory dir of the host, joined with more, and mounts it at
+// the same path below prefix in the containers. It returns that directory. It returns "" and
+// changes nothing if the field does not name a usable directory, or if the pod has another mount
+// at that path.
 func (r *renderer) moveVolume(d *appsv1.DaemonSet, field, volume, prefix string, dir v1.HostPath, more ...string) string {
 	at := r.path(field, dir)
 	if at == "" {
@@ -29,8 +31,8 @@ func (r *renderer) moveVolume(d *appsv1.DaemonSet, field, volume, prefix string,
 // kubeletRoot is the kubelet's root directory by default.
 const kubeletRoot = "/var/lib/kubelet"
 
-// moveKubelet moves a volume of one of the kubelet's directories to where the policy has it, and
-// sets the variable of a socket in it.
+// moveKubelet moves a volume of one of the kubelet's directories below the kubelet's root directory
+// that the policy names. It sets the variable socket to the path of kubelet.sock in it.
 func (r *renderer) moveKubelet(d *appsv1.DaemonSet, c *corev1.Container, volume, prefix, directory, socket string) {
 	root := r.spec.HostPaths.KubeletRootDir
 	if path.Clean(string(root)) == kubeletRoot {
@@ -41,7 +43,8 @@ func (r *renderer) moveKubelet(d *appsv1.DaemonSet, c *corev1.Container, volume,
 	}
 }
 
-// remountVolume moves a volume and reports whether it could.
+// remountVolume makes a volume show dir, and mounts it there below prefix. It changes nothing and
+// reports false if another volume is mounted there.
 func remountVolume(d *appsv1.DaemonSet, volume, prefix, dir string) bool {
 	pod, target := &d.Spec.Template.Spec, path.Join("/", prefix, dir)
 	var mounts []*corev1.VolumeMount
@@ -67,7 +70,7 @@ func remountVolume(d *appsv1.DaemonSet, volume, prefix, dir string) bool {
 	return true
 }
 
-// mountVolume mounts a volume, unless something is mounted there already.
+// mountVolume mounts a volume, unless something is mounted there already. It reports whether it did.
 func mountVolume(d *appsv1.DaemonSet, c *corev1.Container, at string, readOnly bool, v corev1.Volume) bool {
 	if hasMount(c, at) {
 		return false
@@ -81,7 +84,7 @@ func hasMount(c *corev1.Container, at string) bool {
 	return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == at })
 }
 
-// mountFile mounts one file of a volume, unless one is mounted there already.
+// mountFile mounts one file of a volume, unless something is mounted there already.
 func mountFile(c *corev1.Container, at, volume, file string) {
 	if !hasMount(c, at) {
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: at, SubPath: file, ReadOnly: true})

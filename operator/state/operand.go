@@ -44,7 +44,7 @@ func Replaced(spec *v1.ClusterPolicySpec, c Cluster) (lines []string) {
 		if value == "" {
 			field, value = ".version", image.Version
 		}
-		lines = append(lines, fmt.Sprintf("%s%s: %s is NVIDIA's, which starts otherwise than ours; %s is used. Nothing is to be done; to name an image of ours, set repository, image and version",
+		lines = append(lines, fmt.Sprintf("%s%s: %s is NVIDIA's, which is started in another way; %s is used. No action is needed; to name an image of ours, set repository, image and version",
 			o.field, field, value, c.ownImage(o.agent, image)))
 	}
 	return lines

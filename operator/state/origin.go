@@ -24,16 +24,16 @@ func (r *renderer) setOrigins(d *appsv1.DaemonSet, ctr *corev1.Container, c driv
 			setEnv(ctr, v1.EnvVar{Name: name, Value: values[name]})
 		}
 	}
-	repository := driver.RepositoryOrigin(spec)
+	repository := driver.RepositoryParts(spec)
 	switch {
 	case c.Variant == driver.Precompiled:
-		repository = driver.Origin{} // its image has the modules: nothing is pulled or pushed
+		repository = driver.PodParts{} // its image has the modules: nothing is pulled or pushed
 	case spec.PrebuildRepository() != "" && c.Version == "":
 		r.problem(progress.Driver, VersionUnknown, fmt.Sprintf("spec.driver.prebuild.repository: the driver's version, with which tags begin there, is in neither spec.driver.version (as 580.95.05) nor label io.gpuready.driver of %s: "+
 			"nothing is pulled or pushed. Set one of the two", c.Image))
-		repository = driver.Origin{}
+		repository = driver.PodParts{}
 	}
-	for _, o := range []driver.Origin{repository, driver.SigningOrigin(spec)} {
+	for _, o := range []driver.PodParts{repository, driver.SigningParts(spec)} {
 		setEnv(ctr, o.Env...)
 		ctr.VolumeMounts = append(ctr.VolumeMounts, o.Mounts...)
 		d.Spec.Template.Spec.Volumes = append(d.Spec.Template.Spec.Volumes, o.Volumes...)

@@ -62,7 +62,7 @@ func (r *renderer) ownDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
 // reloads the modules; otherwise it adopts the loaded ones. It excludes the image and the
 // other sources of modules, since gpu-driver compares the modules themselves.
 func configDigest(c *corev1.Container, files []corev1.Volume) (string, error) {
-	env := slices.DeleteFunc(slices.Clone(c.Env), driver.IsOrigin)
+	env := slices.DeleteFunc(slices.Clone(c.Env), driver.IsModuleVariable)
 	digest, err := digestOf([]any{c.Args[1:], env, c.EnvFrom, files})
 	if err != nil {
 		return "", err

@@ -19,6 +19,8 @@ const (
 	configDir    = "/etc/gpuready/configs"
 )
 
+// plugins adds the DaemonSets of the device plugin, one for each injection, and that of the MPS
+// control daemons.
 func (r *renderer) plugins() error {
 	spec := r.spec.DevicePlugin
 	if !spec.IsEnabled() {
@@ -31,11 +33,12 @@ func (r *renderer) plugins() error {
 			return err
 		}
 		c := container(d, "device-plugin")
-		setEnv(c, v1.EnvVar{Name: listVariable, Value: r.deviceListStrategy(i)})
+		setEnv(c, v1.EnvVar{Name: strategyVariable, Value: r.deviceListStrategy(i)})
 		if strategy := r.spec.MIG.Strategy; strategy != "" {
 			setEnv(c, v1.EnvVar{Name: "MIG_STRATEGY", Value: strategy})
 		}
-		r.pluginConfig(d, c)
+		r.setMPSRoot(d, c)
+		r.mountPluginConfigs(d, c)
 		r.setHostPaths(d, c)
 		r.moveKubelet(d, c, "kubelet", hostPrefix(i), "device-plugins", "KUBELET_SOCKET")
 		r.moveKubelet(d, c, "pod-resources", hostPrefix(i), "pod-resources", "POD_RESOURCES_SOCKET")
@@ -48,65 +51,74 @@ func (r *renderer) plugins() error {
 	return r.mps(image)
 }
 
-// deviceListStrategy returns how the device plugin passes GPUs to containers.
+// deviceListStrategy returns the strategy by which the device plugin passes GPUs to containers on
+// nodes with an injection.
 func (r *renderer) deviceListStrategy(i fleet.Injection) string {
 	switch {
 	case r.usesHandler(i):
-		return "volume-mounts" // unlike environment variables, an image cannot set them
+		return "volume-mounts" // an image cannot set these, unlike the variable that envvar uses
 	case i == fleet.Annotations:
-		return "cdi-annotations" // the kubelet would drop CDI names
+		return "cdi-annotations" // kubelet or runtime does not support CDI names in Allocate
 	}
 	return "cdi-cri"
 }
 
-// listVariable is the device plugin's variable with the ways to pass GPUs to containers.
-const listVariable = "DEVICE_LIST_STRATEGY"
+// strategyVariable is the device plugin's variable that lists the device list strategies.
+const strategyVariable = "DEVICE_LIST_STRATEGY"
 
-// completeListStrategies adds the nodes' own way to the policy's list of ways to pass GPUs to
-// containers. A policy has one list for all nodes; of the ways in it, the device plugin uses the
-// best one that its node serves. Without our toolkit, others serve what the policy lists.
+// completeListStrategies adds the strategy for nodes with an injection to the strategies that the
+// policy lists. A policy has one list for all nodes, and the device plugin uses the best strategy
+// in it that its node serves. A policy without our toolkit keeps its list, since something else has
+// to serve it.
 func (r *renderer) completeListStrategies(c *corev1.Container, i fleet.Injection) {
 	own, listed := r.deviceListStrategy(i), ""
 	for _, e := range r.spec.DevicePlugin.Env {
-		if e.Name == listVariable {
+		if e.Name == strategyVariable {
 			listed = strings.Trim(e.Value, " ,")
 		}
 	}
 	if listed == "" {
-		setEnv(c, v1.EnvVar{Name: listVariable, Value: own})
+		setEnv(c, v1.EnvVar{Name: strategyVariable, Value: own})
 		return
 	}
-	serves := false
-	for way := range strings.SplitSeq(listed, ",") {
-		switch way = strings.TrimSpace(way); way {
+	served := false // one of the listed strategies works on these nodes
+	for strategy := range strings.SplitSeq(listed, ",") {
+		switch strategy = strings.TrimSpace(strategy); strategy {
 		case own:
 			return
 		case "cdi-cri":
-			serves = serves || i == fleet.NRI || i == fleet.CDI
+			served = served || i == fleet.NRI || i == fleet.CDI
 		case "cdi-annotations":
-			serves = serves || i != fleet.Handler
-		default:
-			serves = serves || r.hasHandler(i)
+			served = served || i != fleet.Handler
+		default: // envvar or volume-mounts
+			served = served || r.hasHandler(i)
 		}
 	}
 	if !r.spec.Toolkit.IsEnabled() {
 		return
 	}
-	setEnv(c, v1.EnvVar{Name: listVariable, Value: listed + "," + own})
-	if !serves {
+	setEnv(c, v1.EnvVar{Name: strategyVariable, Value: listed + "," + own})
+	if !served {
 		r.unserved(fmt.Sprintf("devicePlugin.env %s=%s: nodes with gpuready.io/injection=%s serve none of it; %s is used there: remove the variable",
-			listVariable, listed, i, own))
+			strategyVariable, listed, i, own))
 	}
 }
 
-// pluginConfig mounts the configurations among which a node's label chooses.
-func (r *renderer) pluginConfig(d *appsv1.DaemonSet, c *corev1.Container) {
-	if mps := r.spec.DevicePlugin.MPS; mps != nil {
-		// The plugin has no such volume, only the setting: it passes the directory on to others.
-		if root := r.moveVolume(d, "devicePlugin.mps.root", "mps", "/host", mps.Root); root != "" {
-			setEnv(c, v1.EnvVar{Name: "MPS_ROOT", Value: root})
-		}
+// setMPSRoot sets the host's directory for MPS. The control daemons mount it. The device plugin
+// only has to know it, because it passes the directory on to containers.
+func (r *renderer) setMPSRoot(d *appsv1.DaemonSet, c *corev1.Container) {
+	mps := r.spec.DevicePlugin.MPS
+	if mps == nil {
+		return
 	}
+	if root := r.moveVolume(d, "devicePlugin.mps.root", "mps", "/host", mps.Root); root != "" {
+		setEnv(c, v1.EnvVar{Name: "MPS_ROOT", Value: root})
+	}
+}
+
+// mountPluginConfigs mounts the ConfigMap of the plugin's configurations. Each node's label chooses
+// one of them.
+func (r *renderer) mountPluginConfigs(d *appsv1.DaemonSet, c *corev1.Container) {
 	config := r.spec.DevicePlugin.Config
 	if config == nil || config.Name == "" {
 		return
@@ -121,8 +133,9 @@ func (r *renderer) pluginConfig(d *appsv1.DaemonSet, c *corev1.Container) {
 	})
 }
 
-// mps adds the DaemonSet of the MPS control daemons. It runs on nodes whose label shows that
-// their configuration of the plugin shares GPUs by MPS.
+// mps adds the DaemonSet of the MPS control daemons. It runs on nodes whose label shows that the
+// plugin's configuration there shares GPUs by MPS. Without a ConfigMap of configurations it is not
+// added.
 func (r *renderer) mps(image string) error {
 	spec := r.spec.DevicePlugin
 	if spec.Config == nil || spec.Config.Name == "" {
@@ -139,14 +152,16 @@ func (r *renderer) mps(image string) error {
 	c := container(d, "mps-daemon")
 	dropVolume(d, c, configVolume)
 	setEnv(c, v1.EnvVar{Name: "CONFIG_FILE", Value: ""})
-	r.pluginConfig(d, c)
+	r.setMPSRoot(d, c)
+	r.mountPluginConfigs(d, c)
 	r.setHostPaths(d, c)
 	c.ImagePullPolicy = spec.PullPolicy()
 	replaceEnv(c, r.env("devicePlugin", spec.Env)...)
 	d.Spec.Template.Spec.ImagePullSecrets = r.secrets(spec.ImageSpec)
 	r.setPlacement(d, operandPlugin, map[string]string{label.MPSCapable: "true"})
 	pod := spec.PodSpec
-	pod.HostNetwork = nil // its port is the device plugin's
+	// In the host's network, the device plugin would already use the same port for its metrics.
+	pod.HostNetwork = nil
 	r.applyPodFields(progress.DevicePlugin, d, podFields{"devicePlugin", &pod})
 	r.setUpdateStrategy(d)
 	return r.add(progress.DevicePlugin, d)
@@ -170,13 +185,15 @@ func dropVolume(d *appsv1.DaemonSet, c *corev1.Container, name string) {
 	pod.Volumes, c.VolumeMounts = volumes, mounts
 }
 
-// configMapSource returns a ConfigMap as a volume's source, limited to keys if there are any.
+// configMapSource returns a ConfigMap as a volume's source. If keys are given, the volume has only
+// those.
 func configMapSource(name string, keys ...string) corev1.VolumeSource {
 	return corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
 		LocalObjectReference: corev1.LocalObjectReference{Name: name}, Items: items(keys),
 	}}
 }
 
+// items puts each key into a file of the same name.
 func items(keys []string) []corev1.KeyToPath {
 	var items []corev1.KeyToPath
 	for _, key := range keys {

@@ -103,8 +103,8 @@ func TestToolkitsVariablesForAHandlerAreFollowed(t *testing.T) {
 		{"NRI leaves the runtime alone", `{cdi: {nriPluginEnabled: true}, toolkit: {env: [{name: CONTAINERD_RUNTIME_CLASS, value: nvidia}]}}`, nri,
 			map[string]string{"RUNTIME_RESTART_MODE": "-", "CONTAINERD_RUNTIME_CLASS": "nvidia"}, "nvidia"},
 		{"nothing", `{}`, handler, map[string]string{"NVIDIA_RUNTIME_NAME": "nvidia", "NVIDIA_RUNTIME_SET_AS_DEFAULT": "true"}, "nvidia"},
-		{"a directory", `{toolkit: {env: [{name: TOOLKIT_INSTALL_DIR, value: /opt/nvidia}]}}`, nri, map[string]string{"TOOLKIT_INSTALL_DIR": "/opt/nvidia/toolkit"}, "nvidia"},
-		{"an older name of it", `{toolkit: {env: [{name: ROOT, value: /opt/nvidia/toolkit}]}}`, nri, map[string]string{"TOOLKIT_INSTALL_DIR": "/opt/nvidia/toolkit", "ROOT": "-"}, "nvidia"},
+		{"a directory", `{toolkit: {env: [{name: TOOLKIT_INSTALL_DIR, value: /opt/nvidia}]}}`, nri, map[string]string{"TOOLKIT_INSTALL_DIR": "/opt/nvidia/gpuready"}, "nvidia"},
+		{"an older name of it", `{toolkit: {env: [{name: ROOT, value: /opt/nvidia/toolkit}]}}`, nri, map[string]string{"TOOLKIT_INSTALL_DIR": "/opt/nvidia/gpuready", "ROOT": "-"}, "nvidia"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			objects, problems := render(t, Input{Policy: policy(t, c.spec), Cluster: cluster, Injections: every})

@@ -22,6 +22,8 @@ type Input struct {
 	Cluster Cluster
 	// Drivers are the pools' choices. Choices with the same ID share one DaemonSet.
 	Drivers []driver.Choice
+	// Specs are the policy's spec with the driver of an NVIDIADriver, by the NVIDIADriver's name.
+	Specs map[string]*v1.ClusterPolicySpec
 	// Injections are the ways of injection in use: each has its own agents.
 	Injections []fleet.Injection
 	// Handlers are the container runtime's handlers that all nodes with an injection have; nil:
@@ -59,6 +61,8 @@ type Problem struct {
 	State   progress.State
 	Reason  Reason
 	Message string
+	// NVIDIADriver is the name of the NVIDIADriver whose fields it is about; "": the policy's.
+	NVIDIADriver string
 	// Unserved means that nothing failed: a field has no effect in this cluster or with this
 	// driver. Message is a line of status.unserved then, and there is no reason.
 	Unserved bool

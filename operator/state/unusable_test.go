@@ -1,6 +1,7 @@
 package state
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -52,12 +53,13 @@ func TestValuesThatKubernetesRefusesAreLeftOutAndReported(t *testing.T) {
 		`{toolkit: {nodeSelector: {kubernetes.io/os: windows}}}`:                                                       `spec.toolkit.nodeSelector: kubernetes.io/os=windows, which the operator itself requires to be "linux", is not valid in Kubernetes, and is left out`,
 		`{toolkit: {affinity: {nodeAffinity: {required: {}}}}}`:                                                        `spec.toolkit.affinity: unknown field "nodeAffinity.required" is not valid in Kubernetes, and is left out`,
 		`{toolkit: {affinity: {podAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{}]}}}}`:                 `spec.toolkit.affinity: topologyKey "" is not valid in Kubernetes, and is left out`,
-		`{toolkit: {podSecurityContext: {fsGroup: -1}}}`:                                                               `spec.toolkit.podSecurityContext: user or group -1 is not valid in Kubernetes, and is left out`,
-		`{toolkit: {podSecurityContext: {runAsNonRoot: true}}}`:                                                        `spec.toolkit.podSecurityContext: runAsNonRoot: the containers write root's files of the host; it is not valid in Kubernetes, and is left out`,
-		`{dcgm: {enabled: true, securityContext: {privileged: true, allowPrivilegeEscalation: false}}}`:                `spec.dcgm.securityContext: allowPrivilegeEscalation: false of a privileged container is not valid in Kubernetes, and is left out`,
-		`{daemonsets: {rollingUpdate: {maxUnavailable: "0"}}}`:                                                         `spec.daemonsets.rollingUpdate.maxUnavailable: "0" is not valid in Kubernetes, and 1 is used`,
-		`{hostPaths: {driverInstallDir: /run/../etc}}`:                                                                 `spec.hostPaths.driverInstallDir: "/run/../etc" is not valid in Kubernetes, and the default is used`,
-		`{driver: {secretEnv: "../x"}}`:                                                                                `spec.driver.secretEnv: "../x" is not valid in Kubernetes, and is left out`,
+		`{toolkit: {affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [` + strings.Repeat("{},", 65) + `]}}}}}`: `spec.toolkit.affinity: a node selector of 65 terms, which are more than the 64 that gpuready takes, is not valid in Kubernetes, and is left out`,
+		`{toolkit: {podSecurityContext: {fsGroup: -1}}}`:                                                `spec.toolkit.podSecurityContext: user or group -1 is not valid in Kubernetes, and is left out`,
+		`{toolkit: {podSecurityContext: {runAsNonRoot: true}}}`:                                         `spec.toolkit.podSecurityContext: runAsNonRoot: the containers write root's files of the host; it is not valid in Kubernetes, and is left out`,
+		`{dcgm: {enabled: true, securityContext: {privileged: true, allowPrivilegeEscalation: false}}}`: `spec.dcgm.securityContext: allowPrivilegeEscalation: false of a privileged container is not valid in Kubernetes, and is left out`,
+		`{daemonsets: {rollingUpdate: {maxUnavailable: "0"}}}`:                                          `spec.daemonsets.rollingUpdate.maxUnavailable: "0" is not valid in Kubernetes, and 1 is used`,
+		`{hostPaths: {driverInstallDir: /run/../etc}}`:                                                  `spec.hostPaths.driverInstallDir: "/run/../etc" is not valid in Kubernetes, and the default is used`,
+		`{driver: {secretEnv: "../x"}}`:                                                                 `spec.driver.secretEnv: "../x" is not valid in Kubernetes, and is left out`,
 	} {
 		_, messages := renderPod(t, progress.Toolkit, spec)
 		require.Equal(t, []string{message}, messages, spec)

@@ -67,6 +67,16 @@ func (r *renderer) validatorImage() string {
 }
 
 // setValidation sets the validator's settings that follow from the rest of the policy.
+// mayBeSimulated reports whether a node may have a simulated driver: the policy's, which nodes keep
+// until an NVIDIADriver selects them, or that of an NVIDIADriver.
+func (r *renderer) mayBeSimulated() bool {
+	simulated := r.spec.Driver.IsSimulated()
+	for _, spec := range r.in.Specs {
+		simulated = simulated || spec.Driver.IsSimulated()
+	}
+	return simulated && r.spec.Driver.IsEnabled()
+}
+
 func (r *renderer) setValidation(c *corev1.Container) {
 	set := func(name, value string) { setEnv(c, v1.EnvVar{Name: name, Value: value}) }
 	spec := r.spec.Validator.ImageSpec
@@ -76,7 +86,7 @@ func (r *renderer) setValidation(c *corev1.Container) {
 	if len(spec.ImagePullSecrets) > 0 {
 		set("VALIDATOR_IMAGE_PULL_SECRETS", strings.Join(spec.ImagePullSecrets, ","))
 	}
-	if r.spec.Driver.IsEnabled() && r.spec.Driver.IsSimulated() {
+	if r.mayBeSimulated() {
 		set("ALLOW_SIMULATED", "true")
 	}
 	taint := &r.spec.Node.StartupTaint

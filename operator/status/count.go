@@ -52,7 +52,7 @@ func (c *counts) add(at Place, nodes int) {
 	}
 	p := c.pools[at.Pool]
 	if p == nil {
-		p = &v1.PoolStatus{Name: at.Pool.String(), OS: at.Pool.OS, Kernel: at.Pool.Kernel, RHCOS: at.Pool.RHCOS, Arch: at.Pool.Arch}
+		p = &v1.PoolStatus{Name: at.Pool.String(), OS: at.Pool.OS, Kernel: at.Pool.Kernel, RHCOS: at.Pool.RHCOS, Arch: at.Pool.Arch, NVIDIADriver: selecting(at.Pool)}
 		c.pools[at.Pool] = p
 	}
 	c.Total += nodes
@@ -68,6 +68,14 @@ func (c *counts) add(at Place, nodes int) {
 	default:
 		c.unknown += nodes
 	}
+}
+
+// selecting names the NVIDIADrivers that select a pool's nodes; "" for none.
+func selecting(p fleet.Pool) string {
+	if p.Drivers == fleet.NoDriver {
+		return ""
+	}
+	return p.Drivers
 }
 
 // truncateToSecond returns t with the precision it is stored with, so that a status that was

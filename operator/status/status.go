@@ -14,11 +14,13 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/rbac"
 )
@@ -49,7 +51,8 @@ const (
 	ReasonIgnored       = "Ignored"
 	ReasonOtherOperator = "OtherOperatorRuns"
 
-	ReasonAnotherOperator = "AnotherOperator"
+	ReasonAnotherOperator     = "AnotherOperator"
+	ReasonAnotherInstallation = "AnotherInstallation" // its device plugin serves the same nodes
 )
 
 // Bounds in bytes, which keep a status below 150 KiB.
@@ -118,6 +121,9 @@ type Input struct {
 
 	Operator string   // Deployment of this operator, as namespace/name
 	Others   []string // Deployments of this product in other namespaces, which are on standby
+	// Plugins are the DaemonSets of device plugins of this product in other namespaces that run on
+	// GPU nodes, each with one of them.
+	Plugins map[types.NamespacedName]string
 }
 
 // Compute returns the status for an input.
@@ -140,6 +146,8 @@ func Compute(in Input) v1.ClusterPolicyStatus {
 	all = append(all, in.unservedCondition())
 	if len(in.Others) > 0 {
 		all = append(all, in.contestedCondition())
+	} else if len(in.Plugins) > 0 && in.Verdict == nil {
+		all = append(all, in.otherPluginsCondition())
 	}
 	s.Conditions = keepTransitionTimes(in.Policy.Status.Conditions, all, in.Policy.Generation, in.Now)
 	return s
@@ -206,7 +214,7 @@ func (in Input) progressingCondition(c counts) metav1.Condition {
 	case len(in.Rolling) > 0:
 		return yes(ReasonRolling, "pods are being replaced: "+nameFirst(in.Rolling))
 	}
-	return condition(v1.ConditionProgressing, metav1.ConditionFalse, ReasonSettled, "nothing is on its way")
+	return condition(v1.ConditionProgressing, metav1.ConditionFalse, ReasonSettled, "nothing is in progress")
 }
 
 // errorReason returns why the last pass failed: the missing rights, if any were missing.
@@ -292,6 +300,17 @@ func (in Input) unservedCondition() metav1.Condition {
 func (in Input) contestedCondition() metav1.Condition {
 	return condition(v1.ConditionContested, metav1.ConditionTrue, ReasonAnotherOperator, fmt.Sprintf(
 		"Deployment %s serves this cluster, and Deployment %s stands down; uninstall one of them", in.Operator, nameFirst(in.Others)))
+}
+
+// otherPluginsCondition reports device plugins that another installation, such as the static manifests,
+// runs on the same nodes.
+func (in Input) otherPluginsCondition() metav1.Condition {
+	var sets []string
+	for set, node := range in.Plugins {
+		sets = append(sets, fmt.Sprintf("DaemonSet %s on node %s (kubectl -n %s delete daemonsets -l %s=%s)", set, node, set.Namespace, label.PartOf, label.Product))
+	}
+	return condition(v1.ConditionContested, metav1.ConditionTrue, ReasonAnotherInstallation, fmt.Sprintf(
+		"another installation's device plugin runs on nodes of this policy, and the kubelet uses whichever registered last; delete it (docs/moving.md): %s", nameFirst(sets)))
 }
 
 // nameFirst names the first few of many.

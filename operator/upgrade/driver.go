@@ -15,6 +15,7 @@ import (
 // Set is an existing driver DaemonSet.
 type Set struct {
 	ID       string            // the value of label.Driver that it selects
+	Name     string            // of the DaemonSet
 	Digest   string            // of its pod template, from which the next pod is made
 	Selector map[string]string // labels of NFD that its nodes must have
 	Image    string            // of its driver container; "" for the simulated driver
@@ -26,7 +27,7 @@ type Set struct {
 // ObserveSet reduces a driver DaemonSet.
 func ObserveSet(s *appsv1.DaemonSet) Set {
 	pod := &s.Spec.Template
-	o := Set{ID: pod.Spec.NodeSelector[label.Driver], Digest: pod.Labels[label.DriverDigest], Ours: s.Labels[label.DriverContainer] == label.Product}
+	o := Set{ID: pod.Spec.NodeSelector[label.Driver], Name: s.Name, Digest: pod.Labels[label.DriverDigest], Ours: s.Labels[label.DriverContainer] == label.Product}
 	for _, c := range pod.Spec.Containers {
 		if c.Name == "nvidia-driver-ctr" {
 			o.Image, o.Version = c.Image, driverVersion(c)

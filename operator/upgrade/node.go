@@ -320,7 +320,9 @@ func (w *planner) validated(n *node) bool {
 func (d *Driver) available() bool { return d != nil && d.Ready && !d.Deleting }
 
 // proven reports whether the validator has validated the node or is disabled there.
-func (n *node) proven() bool { return n.validatorDisabled() || n.GPUReady.Status == "True" }
+func (n *node) proven() bool {
+	return n.validatorDisabled() || n.GPUReady.Status == "True" && !n.Stale()
+}
 
 func (n *node) validatorDisabled() bool {
 	return n.Labels[label.Deploy+"operator-validator"] == "false"

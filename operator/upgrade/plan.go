@@ -75,8 +75,11 @@ func (w *planner) observeNode(n *fleet.Node, o *node) {
 			o.since = since
 		}
 	}
-	o.outdated = o.target.managed() && !o.target.Keep && (o.assigned != target.ID || o.driver != nil && !o.driver.matches(target))
-	if o.state == Failed && o.outdated && o.driver != nil && n.Annotations[label.UpgradeTarget] == target.String() {
+	if w.hasSameDriver(o) {
+		o.target.ID, o.target.Name = o.assigned, w.Sets[o.assigned].Name
+	}
+	o.outdated = o.target.managed() && !o.target.Keep && (o.assigned != o.target.ID || o.driver != nil && !o.driver.matches(o.target))
+	if o.state == Failed && o.outdated && o.driver != nil && n.Annotations[label.UpgradeTarget] == o.target.String() {
 		o.state = Required // the old driver is still there: the new one has never run and so has not failed
 	}
 	if r, ok := w.Refused[n.Name]; ok {
@@ -85,6 +88,24 @@ func (w *planner) observeNode(n *fleet.Node, o *node) {
 		o.refusal = w.blockedBy(o)
 		o.blocked = o.refusal != nil
 	}
+}
+
+// hasSameDriver reports whether the node has its target's driver from another DaemonSet: before an
+// NVIDIADriver took the driver over from the ClusterPolicy or from another NVIDIADriver. Moving the
+// node to the target's DaemonSet would only restart the driver.
+func (w *planner) hasSameDriver(o *node) bool {
+	if o.assigned == "" || o.assigned == o.target.ID || o.target.ID == "" || o.target.Keep || o.target.Digest == "" {
+		return false
+	}
+	if w.IsOf == nil || w.IsOf(o.assigned, o.Pool) {
+		return false
+	}
+	// A driver that runs stays, even if its DaemonSet would install another one by now.
+	digest := w.Sets[o.assigned].Digest
+	if o.driver != nil {
+		digest = o.driver.Digest
+	}
+	return digest == o.target.Digest && w.fits(o.assigned, o)
 }
 
 func (w *planner) targetOf(p fleet.Pool) Target {
@@ -246,16 +267,8 @@ func (w *planner) start() {
 
 // sort sorts the plan so that it does not depend on the order of the input.
 func (w *planner) sort() {
+	w.plan.sort()
 	p := w.plan
-	slices.SortFunc(p.Patches, func(a, b Patch) int { return cmp.Compare(a.Node, b.Node) })
-	slices.SortFunc(p.Failed, func(a, b Failure) int { return cmp.Compare(a.Node, b.Node) })
-	slices.SortFunc(p.Unwritten, func(a, b Failure) int { return cmp.Compare(a.Node, b.Node) })
-	slices.SortFunc(p.Blocked, func(a, b Failure) int { return cmp.Compare(a.Node, b.Node) })
-	removal := func(a, b Removal) int {
-		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	}
-	slices.SortFunc(p.Evict, removal)
-	slices.SortFunc(p.Delete, removal)
 	known := func(node string) int {
 		if _, ok := w.Pods[node]; ok {
 			return 0
@@ -267,5 +280,18 @@ func (w *planner) sort() {
 	// Nodes in flight come first: the others are watched as far as the limit allows.
 	w.watchIdle = slices.DeleteFunc(w.watchIdle, func(node string) bool { return slices.Contains(p.Watch, node) })
 	slices.SortFunc(w.watchIdle, byKnown)
-	p.Watch = append(p.Watch, w.watchIdle...)
+	p.Watch, p.idle = append(p.Watch, w.watchIdle...), len(w.watchIdle)
+}
+
+// sort sorts what is by node.
+func (p *Plan) sort() {
+	slices.SortFunc(p.Patches, func(a, b Patch) int { return cmp.Compare(a.Node, b.Node) })
+	slices.SortFunc(p.Failed, func(a, b Failure) int { return cmp.Compare(a.Node, b.Node) })
+	slices.SortFunc(p.Unwritten, func(a, b Failure) int { return cmp.Compare(a.Node, b.Node) })
+	slices.SortFunc(p.Blocked, func(a, b Failure) int { return cmp.Compare(a.Node, b.Node) })
+	removal := func(a, b Removal) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	}
+	slices.SortFunc(p.Evict, removal)
+	slices.SortFunc(p.Delete, removal)
 }

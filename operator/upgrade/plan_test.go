@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 )
@@ -59,6 +60,12 @@ func newOneNode(state State, since time.Duration) *oneNode {
 func (s *oneNode) deletePolicy() {
 	s.driver = nil
 	clear(s.node.Labels)
+}
+
+// validatorEnded sets the condition that a validator leaves at its end, as when its own pod is
+// replaced.
+func (s *oneNode) validatorEnded() {
+	s.node.GPUReady = fleet.Condition{Status: "Unknown", Reason: readiness.ReasonStopped, Message: "the validator has ended", Since: noon, Renewed: noon}
 }
 
 // upgraded replaces the driver pod by the new driver's.
@@ -174,7 +181,17 @@ func TestNextStepOfANode(t *testing.T) {
 		"a policy was deleted, and has come back":           {Done, 0, func(s *oneNode) { s.deletePolicy() }, `a: driver "jammy"`},
 		"the same, and its pods are not known":              {Done, 0, func(s *oneNode) { s.deletePolicy(); s.Pods = nil }, "a waits for its pods to be known"},
 		"the same, and a pod uses the driver that is there": {Done, 0, func(s *oneNode) { s.deletePolicy(); s.pods(gpu("p")) }, "a: pod-deletion-required; a: unschedulable true; evict p; a waits for pod x/p to go; wake in 5m0s"},
-		"the same, and it is to be skipped":                 {Done, 0, func(s *oneNode) { s.deletePolicy(); s.node.Labels[label.UpgradeSkip] = "true" }, ""},
+		"the same, and the validator has ended":             {Done, 0, func(s *oneNode) { s.deletePolicy(); s.pods(gpu("p")); s.validatorEnded() }, `a: driver "jammy"`},
+		"the same, and the proof is of an earlier installation": {Done, 0, func(s *oneNode) {
+			s.deletePolicy()
+			s.pods(gpu("p"))
+			s.node.Heartbeat = s.node.GPUReady.Renewed.Add(fleet.StaleAfter)
+		}, `a: driver "jammy"`},
+		"the validator is replaced":                  {Done, 0, func(s *oneNode) { s.upgraded(); s.validatorEnded() }, ""},
+		"the validator is replaced, and a pod fails": {Done, 0, func(s *oneNode) { s.driver = nil; s.pods(gpu("p")); s.validatorEnded() }, ""},
+		"the validator is replaced while nodes are upgraded": {PodDeletion, 0, func(s *oneNode) { s.pods(gpu("p")); s.validatorEnded() },
+			"evict p; a waits for pod x/p to go; wake in 5m0s"},
+		"the same, and it is to be skipped": {Done, 0, func(s *oneNode) { s.deletePolicy(); s.node.Labels[label.UpgradeSkip] = "true" }, ""},
 		"another kernel was booted": {Done, 0, func(s *oneNode) {
 			s.node.Labels[label.Driver], s.Sets["k1"] = "k1", Set{Selector: map[string]string{label.Kernel: "1"}}
 		}, `a: driver "jammy"`},
@@ -434,6 +451,41 @@ func TestOrderOfUpgrades(t *testing.T) {
 	}
 }
 
+// As docs/upgrade-pool.md says.
+func TestAtMostFiveOfAHundredNodes(t *testing.T) {
+	limit := func(s string) *intstr.IntOrString { v := intstr.Parse(s); return &v }
+	for name, c := range map[string]struct {
+		parallel                int
+		unavailable             string
+		nodes, broken, cordoned int
+		begun                   int
+	}{
+		"both limits":                  {5, "5", 100, 0, 0, 5},
+		"as a percentage":              {5, "5%", 100, 0, 0, 5},
+		"a percentage is rounded up":   {0, "5%", 101, 0, 0, 6},
+		"maxUnavailable alone":         {1, "5", 100, 0, 0, 1},
+		"maxParallelUpgrades alone":    {5, "25%", 100, 20, 0, 5},
+		"two are broken":               {5, "5", 100, 2, 0, 3},
+		"five are broken":              {5, "5", 100, 5, 0, 0},
+		"cordoned ones take no room":   {5, "5", 100, 0, 3, 5},
+		"cordoned ones within the two": {2, "5", 100, 0, 3, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newOneNode(Required, 0)
+			s.Policy.MaxParallel, s.Policy.MaxUnavailable, s.Pods, s.Drivers = c.parallel, limit(c.unavailable), nil, map[string]*Driver{}
+			for i := range c.nodes {
+				n := newOneNode(Required, 0).node
+				n.Name, n.Ready, n.Cordoned = fmt.Sprintf("n%03d", i), i >= c.broken, i >= c.nodes-c.cordoned
+				s.Nodes = append(s.Nodes, n)
+				s.Drivers[n.Name] = s.driver
+			}
+			plan := NewPlan(s.Input)
+			require.Equal(t, c.begun, plan.Counts.InProgress)
+			require.Equal(t, c.nodes-c.begun, plan.Counts.Pending)
+		})
+	}
+}
+
 func TestUnwritableNode(t *testing.T) {
 	refused := Refusal{Why: "the Node cannot be written: a webhook says no", Since: noon.Add(-3 * time.Minute), Next: noon.Add(30 * time.Second)}
 	pending := func(name string) *fleet.Node {
@@ -588,4 +640,67 @@ func BenchmarkSteady(b *testing.B) {
 	for b.Loop() {
 		NewPlan(s.Input)
 	}
+}
+
+// An NVIDIADriver takes over the driver of a DaemonSet that is not its own.
+func TestSameDriverOfAnotherDaemonSetIsKept(t *testing.T) {
+	for name, c := range map[string]struct {
+		digest  string // of the DaemonSet that the node has
+		own     bool   // it is the target's kind of DaemonSet, for another kernel
+		upgrade bool
+	}{
+		"the same driver":    {digest: "new"},
+		"another driver":     {digest: "old", upgrade: true},
+		"of the same source": {digest: "new", own: true, upgrade: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newOneNode(Unknown, 0)
+			s.Sets["policy"] = Set{ID: "policy", Name: "ds-policy", Digest: c.digest}
+			s.node.Labels[label.Driver] = "policy"
+			s.driver.DaemonSet, s.driver.Digest = "ds-policy", c.digest
+			s.Serves = func(string, fleet.Pool) bool { return true }
+			s.IsOf = func(id string, _ fleet.Pool) bool { return id == "jammy" || c.own }
+			p := s.plan()
+			if c.upgrade {
+				require.Equal(t, Counts{Total: 1, InProgress: 1}, p.Counts)
+				return
+			}
+			require.Equal(t, Counts{Total: 1, Done: 1}, p.Counts)
+			require.Empty(t, p.Assign)
+			require.Empty(t, p.Delete)
+		})
+	}
+}
+
+// A node that was given back to NVIDIA's operator still has the condition of the time before, and pods
+// use its driver. When it is handed over again, a person has decided about them.
+func TestANodeThatIsHandedOverAgainGetsItsDriverAtOnce(t *testing.T) {
+	for _, state := range []State{Unknown, Done, Required} {
+		for _, handOver := range []bool{true, false} {
+			s := newOneNode(state, 0)
+			delete(s.node.Labels, label.Driver)
+			s.node.GPUReady.Status = "True"
+			s.driver, s.HandOver = nil, handOver
+			s.Pods = nil // not known yet
+			p := s.plan()
+			if handOver {
+				require.Equal(t, "jammy", p.Assign[s.node.Name], state)
+			} else {
+				require.Empty(t, p.Assign, state)
+			}
+		}
+	}
+}
+
+func TestJoinedPlanIsAboutAllNodes(t *testing.T) {
+	one := &Plan{Patches: []Patch{{Node: "b"}}, Assign: map[string]string{"b": "x"}, Failed: []Failure{{Node: "b"}}, NextPlan: noon.Add(time.Hour), Counts: Counts{Total: 1, Failed: 1}, Waiting: map[string]string{"b": "y"}}
+	two := &Plan{Patches: []Patch{{Node: "a"}}, NextPlan: noon, Counts: Counts{Total: 2, Done: 1, Pending: 1, Skipped: 1}, Watch: []string{"a"}}
+	all := Join(one, two)
+	require.Equal(t, []Patch{{Node: "a"}, {Node: "b"}}, all.Patches, "Plan.Patch searches them")
+	require.Equal(t, Counts{Total: 3, Done: 1, Pending: 1, Skipped: 1, Failed: 1}, all.Counts)
+	require.Equal(t, noon, all.NextPlan)
+	require.Equal(t, one.Assign, all.Assign)
+	require.Equal(t, one.Failed, all.Failed)
+	require.Equal(t, one.Waiting, all.Waiting)
+	require.Equal(t, two.Watch, all.Watch)
 }

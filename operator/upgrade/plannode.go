@@ -91,12 +91,16 @@ func (w *planner) planLoadedNode(n *node, released, skip bool) {
 }
 
 // assignableAtOnce reports whether the node gets another DaemonSet without an upgrade: it is
-// new, or its DaemonSet no longer serves it because another kernel was booted.
+// new, was handed over, or its DaemonSet no longer serves it because another kernel was booted.
 func (w *planner) assignableAtOnce(n *node) bool {
 	if n.target.Keep || n.assigned == n.target.ID {
 		return false
 	}
 	if (n.driver == nil || n.driverOfOldMachine()) && !n.loaded() {
+		return true
+	}
+	// Its condition may be from the time before it was given back to NVIDIA's operator.
+	if w.HandOver && n.driver == nil && n.assigned == "" && !n.state.InFlight() && n.state != Failed {
 		return true
 	}
 	_, ok := w.Sets[n.assigned]
@@ -133,23 +137,29 @@ func (w *planner) fits(id string, n *node) bool {
 }
 
 // existingDriver returns the ID of the DaemonSet for a new node of a pool that keeps its
-// driver: the target's, if it exists by now, or another that fits; "" if there is none.
+// driver: the target's, if it exists by now, or another that fits and installs the driver of the
+// same NVIDIADriver; "" if there is none. A node whose old driver an upgrade has removed gets the one
+// that the upgrade was to bring.
 func (w *planner) existingDriver(n *node) string {
+	if id, _, _ := strings.Cut(n.Annotations[label.UpgradeTarget], "@"); n.state.InFlight() && w.fits(id, n) {
+		return id
+	}
 	if w.fits(n.target.ID, n) {
 		return n.target.ID
 	}
 	for _, id := range slices.Sorted(maps.Keys(w.Sets)) {
-		if w.Serves != nil && w.fits(id, n) {
+		if w.Serves != nil && w.fits(id, n) && (w.IsOf == nil || w.IsOf(id, n.Pool)) {
 			return id
 		}
 	}
 	return ""
 }
 
-// loaded reports whether a driver was validated on the node; its pod may be gone.
+// loaded reports whether a driver was validated on the node; its pod may be gone. A condition that
+// nobody renews is no evidence: it may be of an earlier installation.
 func (n *node) loaded() bool {
 	c := n.GPUReady
-	return c.Status == "True" || c.Status == "False" && !strings.HasPrefix(c.Message, "driver: ")
+	return !n.Stale() && (c.Status == "True" || c.Status == "False" && !strings.HasPrefix(c.Message, "driver: "))
 }
 
 // restarting reports whether the node's old driver is being removed, so that going back

@@ -66,6 +66,9 @@ type Target struct {
 type Input struct {
 	Policy Policy
 	Nodes  []*fleet.Node // GPU nodes of this operator, in any order
+	// HandOver reports whether NVIDIA's operator runs as well: a node without a driver of this operator
+	// was handed over by a person, who has decided about the pods that use the loaded one.
+	HandOver bool
 	// Leaving are nodes that do not or no longer belong to this operator: what an upgrade
 	// left there is undone.
 	Leaving []*fleet.Node
@@ -88,6 +91,9 @@ type Input struct {
 	// Serves reports whether the DaemonSet of an ID is made for the nodes of a pool, apart
 	// from its node selector (driver.Serves). If it is nil, every DaemonSet serves all pools.
 	Serves func(id string, pool fleet.Pool) bool
+	// IsOf reports whether the DaemonSet of an ID installs the driver of the NVIDIADriver that
+	// selects the nodes of a pool (driver.IsOf). If it is nil, every DaemonSet does.
+	IsOf func(id string, pool fleet.Pool) bool
 }
 
 // Plan holds what to do now. Carrying it out in part, twice or in another process does no
@@ -99,6 +105,7 @@ type Plan struct {
 	Evict    []Removal         // through the Eviction API; a refusal (429) is retried later
 	Delete   []Removal         // driver pods
 	Watch    []string          // nodes whose pods the next plan must know, the most important first
+	idle     int               // number of nodes at the end of Watch whose upgrade has not begun
 	NextPlan time.Time         // when to plan again without a change: the next timeout; zero: never
 	Waiting  map[string]string // what the nodes in flight wait for, one sentence
 	Failed   []Failure         // by node; while there is one, no other node starts

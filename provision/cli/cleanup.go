@@ -46,8 +46,12 @@ func runCleanup(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	}
 	defer client.Close()
 	done, err := measure.Cleanup(ctx, client, policy, *dry)
+	verb := ""
+	if *dry {
+		verb = "would "
+	}
 	for _, action := range done {
-		fmt.Fprintln(stdout, action)
+		fmt.Fprintln(stdout, verb+action)
 	}
 	if err == nil && len(done) == 0 {
 		fmt.Fprintln(stdout, "no run has left anything")

@@ -26,12 +26,13 @@ const usage = `gpu-provision measures the time from the request for a node to a 
 
 Usage:
   gpu-provision measure            request GPUs repeatedly and record when each step was reached
-  gpu-provision report FILE...     show a report: table, JSON, CSV, SVG, or a page (two: side by side)
+  gpu-provision report FILE...     show a report: table, JSON, CSV, SVG or page (two side by side)
   gpu-provision compare A B        ratios of two reports, with confidence intervals
   gpu-provision history FILE...    one line for each of many reports
   gpu-provision cleanup            remove what a killed run has left in the cluster
   gpu-provision steps              the steps, and what in the API shows each
   gpu-provision version            of this program
+  gpu-provision completion SHELL   a script that completes command lines: bash, zsh or fish
   gpu-provision COMMAND --help     flags and examples of a command
 `
 

@@ -41,10 +41,11 @@ Usage:
 
 Examples:
   gpu-provision measure --test reset --samples 10 --out run
-  gpu-provision measure --test autoscale --samples 5                        # Cluster Autoscaler, Karpenter NodePool
+  gpu-provision measure --test autoscale --samples 5              # Cluster Autoscaler, Karpenter
   gpu-provision measure --test autoscale --machineset openshift-machine-api/gpu-a
   gpu-provision measure --test scale-from-zero --node-claim claim.yaml      # Karpenter
-  gpu-provision measure --test scale-from-zero --add-node 'cloud create gpu' --remove-node 'cloud delete $GPU_PROVISION_NODE'
+  gpu-provision measure --test scale-from-zero --add-node 'cloud create gpu' \
+    --remove-node 'cloud delete $GPU_PROVISION_NODE'
   gpu-provision measure --test node-reboot --node gpu-1 --reboot 'ssh gpu-1 sudo systemctl reboot'
 
 docs/provisioning.md lists the RBAC rules that it needs.
@@ -148,10 +149,8 @@ func runMeasure(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	return nil
 }
 
-// untilHangup also ends the context when the terminal goes away. A closed output pipe becomes
-// a write error instead of ending this program. In both cases the cluster has to be restored.
+// untilHangup also ends the context when the terminal goes away: the cluster has to be restored.
 func untilHangup(ctx context.Context) (context.Context, context.CancelFunc) {
-	signal.Ignore(syscall.SIGPIPE)
 	if signal.Ignored(syscall.SIGHUP) { // nohup
 		return context.WithCancel(ctx)
 	}

@@ -29,8 +29,8 @@ const DefaultImage = "gpuready/cuda-samples:v0.1.0"
 type Workload struct {
 	Pod       *corev1.Pod // nil: none
 	Namespace string
-	Count     int            // number of pods, for scenarios that do not choose nodes
-	Result    *regexp.Regexp // matches the first result in its log; nil: it exits with 0
+	Count     int            // number of pods, at least 1, for scenarios that do not choose nodes; else 0
+	Result    *regexp.Regexp // matches the line of its log that is the result; nil: the result is that it exits with 0
 }
 
 // NewWorkload returns a pod that runs an image's own command with one device of a
@@ -56,7 +56,7 @@ func NewWorkload(image string, name corev1.ResourceName) *corev1.Pod {
 	}
 }
 
-// countResults returns the number of results for which the sample waits.
+// countResults returns the number of results for which a sample, which is one measurement, waits.
 func (w Workload) countResults(nodes []string) int {
 	switch {
 	case w.Pod == nil:
@@ -71,7 +71,7 @@ func (s *Session) podsPath() string {
 	return "/api/v1/namespaces/" + url.PathEscape(s.Options.Workload.Namespace) + "/pods"
 }
 
-// createWorkloads creates the sample's pods: one on each of the nodes or, without nodes,
+// createWorkloads creates the pods of the sample: one on each of the nodes or, without nodes,
 // Count of them anywhere.
 func (s *Session) createWorkloads(ctx context.Context, nodes []string) error {
 	w := s.Options.Workload
@@ -148,8 +148,9 @@ func (s *Session) removeWorkloads(ctx context.Context) error {
 	})
 }
 
-// readLogs starts to read the workloads' logs, each once its container runs, until the
-// result appears. stop ends all reading.
+// readLogs prepares s.readLog, which the session calls for each change of a pod, from one goroutine.
+// It starts to read the log of a workload of this sample once its container runs, until the result
+// appears; s.results receives that. stop ends all reading.
 func (s *Session) readLogs(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var readers sync.WaitGroup
@@ -172,8 +173,8 @@ func (s *Session) readLogs(ctx context.Context) (stop func()) {
 	}
 }
 
-// findResult reads a log until it has a result. Without one, the sample times out or the
-// container ends with 0.
+// findResult reads a log until it has a result, and sends that. If the log ends without one, it sends
+// nothing: the sample fails by its timeout.
 func (s *Session) findResult(ctx context.Context, pod *corev1.Pod) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()

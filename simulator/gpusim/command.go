@@ -34,7 +34,7 @@ type command struct {
 
 func commands() []command {
 	return []command{
-		profiles(), up(), serving(), status(), logging(), xid(), ecc(), remap(), lose(), restore(), reset(), partition(), memfault(), wrong(), degrade(), fail(), cost(), recording(), down(),
+		profiles(), up(), serving(), status(), logging(), xid(), ecc(), remap(), lose(), restore(), reset(), partition(), memfault(), wrong(), degrade(), load(), fail(), cost(), recording(), down(),
 	}
 }
 
@@ -66,7 +66,14 @@ Example:
   gpusim xid --root /tmp/driver --gpu 3 --xid 79
   gpusim down --root /tmp/driver
 
-gpusim COMMAND --help tells more. gpusim --version prints the version.
+gpusim COMMAND --help has the flags, examples and exit codes of a command.
+gpusim completion SHELL prints a script for bash, zsh or fish; gpusim version the version.
+
+Exit codes:
+  0  done
+  1  failed; the reason is on standard error
+  2  wrong use of the command line
+  3  serve: another driver is running; reset: the GPU is open
 `
 	return p.Run(ctx, args, stdout, stderr)
 }

@@ -71,7 +71,7 @@ func requireGolden(t *testing.T, name, root, got string) {
 func TestHelpOfEveryCommandHasExamplesAndExitCodes(t *testing.T) {
 	all := ok(t, "--help")
 	requireGolden(t, "help.txt", "", all)
-	for _, name := range []string{"profiles", "up", "serve", "status", "xid", "ecc", "remap", "lose", "restore", "reset", "mig", "memfault", "wrong", "degrade", "fail", "cost", "record", "down"} {
+	for _, name := range []string{"profiles", "up", "serve", "status", "xid", "ecc", "remap", "lose", "restore", "reset", "mig", "memfault", "wrong", "degrade", "load", "fail", "cost", "record", "down"} {
 		help := ok(t, name, "--help")
 		require.Contains(t, all, "\n  "+name)
 		require.Contains(t, help, "Examples:\n  gpusim "+name)
@@ -107,6 +107,7 @@ func TestDriverIsCreatedBrokenRepairedAndRemoved(t *testing.T) {
 	ok(t, "lose", "--root", root, "--gpu", "6")
 	ok(t, "wrong", "--root", root, "--gpu", "7", "--every", "50")
 	ok(t, "degrade", "--root", root, "--gpu", "0", "--pcie-gen", "3", "--pcie-width", "8", "--throttle", "hw-thermal,sw-power-cap", "--links-down", "2,5")
+	ok(t, "load", "--root", root, "--gpu", "1", "--percent", "90")
 	ok(t, "cost", "--root", root, "--init", "200ms", "--call", "10us")
 	requireGolden(t, "status.txt", root, ok(t, "status", "--root", root))
 	requireGolden(t, "status.json", root, ok(t, "status", "--root", root, "-o", "json"))
@@ -114,6 +115,7 @@ func TestDriverIsCreatedBrokenRepairedAndRemoved(t *testing.T) {
 		ok(t, "restore", "--root", root, "--gpu", gpu)
 	}
 	ok(t, "mig", "--root", root, "--gpu", "all", "--off")
+	ok(t, "load", "--root", root, "--gpu", "all", "--percent", "0")
 	ok(t, "fail", "--root", root, "--init", "none", "--events", "none")
 	ok(t, "cost", "--root", root, "--init", "0", "--call", "0")
 	requireGolden(t, "status-restored.txt", root, ok(t, "status", "--root", root))

@@ -36,7 +36,8 @@ The GPUs' UUIDs follow from the profile and --seed. In a DaemonSet that is the
 node's name, so that no two nodes have the same, and each always has its own.`,
 		example: `gpusim serve --profile h100-sxm
 gpusim serve --profile a100-80gb --gpus 4 --mig '1g.10gb,2g.20gb;3=7g.80gb'
-gpusim serve --profile t4 --root /tmp/driver --state-dir /tmp/state --output-dir /tmp/validations --listen=
+gpusim serve --profile t4 --root /tmp/driver --listen= \
+  --state-dir /tmp/state --output-dir /tmp/validations
 kubectl exec -n gpuready POD -- gpusim xid --gpu 3 --xid 79   # a fault on its node`,
 		exits: `0  ended by SIGTERM or SIGINT
 1  failed; the reason is on standard error

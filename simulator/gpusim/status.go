@@ -60,6 +60,7 @@ type gpuStatus struct {
 	PCIeWidth   uint32      `json:"pcieWidth,omitempty"`
 	Throttle    []string    `json:"throttle,omitempty"`
 	LinksDown   []uint32    `json:"linksDown,omitempty"`
+	Load        uint32      `json:"load,omitempty"` // percent
 	MIG         bool        `json:"mig"`
 	MIGDevices  []migStatus `json:"migDevices,omitempty"`
 }
@@ -114,7 +115,7 @@ func describe(s *state.State, m *root.Manifest) *driverStatus {
 			Index: i, UUID: state.Text(g.Uuid[:]), Name: state.Text(g.Name[:]), PCI: g.Pci.Address(), Minor: g.Minor,
 			NUMANode: g.NumaNode, MemoryBytes: g.MemoryTotal, Lost: fault.Way(g.Lost), Recovery: g.RecoveryAction,
 			Corrected: sum(g.EccVolatile[0]), Uncorrected: sum(g.EccVolatile[1]), MIG: g.MigCurrent != 0,
-			WrongEvery: g.WrongEvery, PCIeGen: g.PcieGenLimit, PCIeWidth: g.PcieWidthLimit, Throttle: fault.Throttle(g.Throttle),
+			WrongEvery: g.WrongEvery, PCIeGen: g.PcieGenLimit, PCIeWidth: g.PcieWidthLimit, Throttle: fault.Throttle(g.Throttle), Load: g.Load,
 		}
 		if g.MemfaultKind != state.MemfaultNone {
 			line.Memfault = fault.Kind(g.MemfaultKind)

@@ -188,8 +188,6 @@ static const struct plain {
 	size_t offset;
 } plain[] = {
 	{NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, offsetof(struct gpusim_gpu, recovery_action)},
-	{NVML_FI_DEV_POWER_AVERAGE, offsetof(struct gpusim_gpu, power_mw)},
-	{NVML_FI_DEV_POWER_INSTANT, offsetof(struct gpusim_gpu, power_mw)},
 	{NVML_FI_DEV_POWER_MIN_LIMIT, offsetof(struct gpusim_gpu, power_min_mw)},
 	{NVML_FI_DEV_POWER_MAX_LIMIT, offsetof(struct gpusim_gpu, power_max_mw)},
 	{NVML_FI_DEV_POWER_DEFAULT_LIMIT, offsetof(struct gpusim_gpu, power_default_mw)},
@@ -216,6 +214,11 @@ static struct answer answer_field(nvmlDevice_t device, unsigned field, unsigned 
 		return retired_field(device, field);
 	if (field >= NVML_FI_DEV_REMAPPED_COR && field <= NVML_FI_DEV_REMAPPED_FAILURE)
 		return remap_field(device, field);
+	if (field == NVML_FI_DEV_POWER_AVERAGE || field == NVML_FI_DEV_POWER_INSTANT) {
+		unsigned value = 0;
+		nvmlReturn_t err = nvmlDeviceGetPowerUsage(device, &value);
+		return narrow(err, value);
+	}
 	if (field == NVML_FI_DEV_PCIE_REPLAY_COUNTER) {
 		unsigned value = 0;
 		nvmlReturn_t err = nvmlDeviceGetPcieReplayCounter(device, &value);

@@ -100,6 +100,9 @@ nvmlReturn_t put_string(const char *text, char *out, unsigned length);
  */
 nvmlReturn_t put_list(unsigned *count, void *out, const void *list, unsigned n, size_t size);
 
+/* telemetry.c: the percentage to which the GPU is busy at this moment. */
+unsigned gpu_load(const struct gpusim_file *file, unsigned gpu);
+
 /* device.c */
 void fill_pci(const struct gpusim_pci *pci, nvmlPciInfo_t *out);
 

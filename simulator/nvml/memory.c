@@ -5,22 +5,28 @@ struct memory {
 	uint64_t total, reserved, used;
 };
 
-/* A MIG device has its GPU instance's share, of which its processes use some. */
+/* A MIG device has its GPU instance's share. Its processes use some of it, and its part of the load. */
 static nvmlReturn_t memory_of(nvmlDevice_t device, struct memory *out)
 {
 	struct target target;
 	nvmlReturn_t err = any_target(device, &target);
 	if (err != NVML_SUCCESS)
 		return err;
+	uint64_t load, total;
+	FIELD(target.file, target.gpu, load_memory, &load);
+	FIELD(target.file, target.gpu, memory_total, &total);
 	if (!target.mig) {
-		FIELD(target.file, target.gpu, memory_total, &out->total);
+		out->total = total;
 		FIELD(target.file, target.gpu, memory_reserved, &out->reserved);
 		FIELD(target.file, target.gpu, memory_used, &out->used);
+		out->used += load;
 		return NVML_SUCCESS;
 	}
 	struct gpusim_proc proc[GPUSIM_PROCS];
 	FIELD(target.file, target.gpu, proc, proc);
 	*out = (struct memory){.total = target.profile.memory_mb << 20};
+	if (total) /* in MiB: the product of bytes overflows */
+		out->used = (load >> 20) * target.profile.memory_mb / (total >> 20) << 20;
 	for (unsigned i = 0; i < GPUSIM_PROCS; i++)
 		if (proc[i].used && proc[i].gi == target.gi.id)
 			out->used += proc[i].memory;

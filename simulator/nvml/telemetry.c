@@ -1,12 +1,77 @@
 /* What is measured: clocks, power, temperature, fans, utilisation, memory. */
 #include "internal.h"
 
-GET_U32(nvmlDeviceGetPowerUsage, unsigned int, power_mw)
+#include <time.h>
+
+/*
+ * gpu_load is what gpusim load asks for. With a period it falls to the half and rises
+ * again, along a triangle; GPUs follow each other by an eighth of the period.
+ */
+unsigned gpu_load(const struct gpusim_file *file, unsigned gpu)
+{
+	uint32_t load, period;
+	FIELD(file, gpu, load, &load);
+	FIELD(file, gpu, load_period_ms, &period);
+	if (!load || !period)
+		return load;
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	uint64_t at = ((uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000 + (uint64_t)gpu * period / 8) % period;
+	uint64_t gone = at * 2 < period ? at * 2 : 2 * (period - at); /* 0 … period … 0 */
+	return (unsigned)(load - load * gone / (2ull * period));
+}
+
+/*
+ * loaded puts one number, which lies between idle and full as the GPU's load does, into out.
+ * Both are offsets of 32-bit fields.
+ */
+static nvmlReturn_t loaded(nvmlDevice_t device, size_t idle, uint32_t full, unsigned *out)
+{
+	struct target target;
+	nvmlReturn_t err = gpu_target(device, &target);
+	if (err != NVML_SUCCESS)
+		return err;
+	if ((err = get_u32(device, idle, out)) == NVML_SUCCESS && full > *out)
+		*out += (unsigned)((uint64_t)(full - *out) * gpu_load(target.file, target.gpu) / 100);
+	return err;
+}
+
+/* full_load returns wanted, or where it is 0 what else a fully loaded GPU has. */
+static uint32_t full_load(nvmlDevice_t device, size_t wanted, size_t otherwise)
+{
+	uint32_t value = 0;
+	if (get_u32(device, wanted, &value) == NVML_SUCCESS && !value)
+		get_u32(device, otherwise, &value);
+	return value;
+}
+
+API nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
+{
+	return loaded(device, offsetof(struct gpusim_gpu, power_mw),
+		      full_load(device, offsetof(struct gpusim_gpu, load_power_mw),
+				offsetof(struct gpusim_gpu, power_limit_mw)),
+		      milliwatts);
+}
+
 GET_U32(nvmlDeviceGetPowerManagementLimit, unsigned int, power_limit_mw)
 GET_U32(nvmlDeviceGetEnforcedPowerLimit, unsigned int, power_limit_mw)
 GET_U32(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, power_default_mw)
-GET_U32(nvmlDeviceGetPerformanceState, nvmlPstates_t, pstate)
-GET_U32(nvmlDeviceGetPowerState, nvmlPstates_t, pstate)
+
+/* A busy GPU is in P0. */
+API nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, nvmlPstates_t *pstate)
+{
+	struct target target;
+	nvmlReturn_t err = gpu_target(device, &target);
+	if (err == NVML_SUCCESS && (err = get_u32(device, offsetof(struct gpusim_gpu, pstate), pstate)) == NVML_SUCCESS &&
+	    gpu_load(target.file, target.gpu))
+		*pstate = NVML_PSTATE_0;
+	return err;
+}
+
+API nvmlReturn_t nvmlDeviceGetPowerState(nvmlDevice_t device, nvmlPstates_t *pstate)
+{
+	return nvmlDeviceGetPerformanceState(device, pstate);
+}
 
 /* two reads two fields of one GPU for the calls that answer with two numbers. */
 static nvmlReturn_t two(nvmlDevice_t device, size_t a, unsigned *first, size_t b, unsigned *second)
@@ -47,9 +112,16 @@ static nvmlReturn_t clock_of(nvmlDevice_t device, nvmlClockType_t type, size_t f
 #define CLOCK_NOW offsetof(struct gpusim_gpu, clock)
 #define CLOCK_MAX offsetof(struct gpusim_gpu, clock_max)
 
+/* A busy GPU's clocks are at their maximum, unless something holds them down. */
 API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz)
 {
-	return clock_of(device, type, CLOCK_NOW, mhz);
+	struct target target;
+	uint64_t throttle;
+	nvmlReturn_t err = gpu_target(device, &target);
+	if (err != NVML_SUCCESS)
+		return err;
+	FIELD(target.file, target.gpu, throttle, &throttle);
+	return clock_of(device, type, gpu_load(target.file, target.gpu) && !throttle ? CLOCK_MAX : CLOCK_NOW, mhz);
 }
 
 API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz)
@@ -76,7 +148,8 @@ API nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockType_t type, n
 {
 	if ((unsigned)id >= NVML_CLOCK_ID_COUNT)
 		return state() ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_UNINITIALIZED;
-	return clock_of(device, type, id == NVML_CLOCK_ID_CURRENT ? CLOCK_NOW : CLOCK_MAX, mhz);
+	return id == NVML_CLOCK_ID_CURRENT ? nvmlDeviceGetClockInfo(device, type, mhz)
+					   : clock_of(device, type, CLOCK_MAX, mhz);
 }
 
 /* What gpusim degrade says holds the clocks down; else an idle GPU's are low for that reason. */
@@ -93,7 +166,7 @@ API nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, uns
 	FIELD(target.file, target.gpu, util_gpu, &busy);
 	FIELD(target.file, target.gpu, throttle, &throttle);
 	*reasons = throttle;
-	if (!throttle && !busy)
+	if (!throttle && !busy && !gpu_load(target.file, target.gpu))
 		*reasons = nvmlClocksEventReasonGpuIdle;
 	return NVML_SUCCESS;
 }
@@ -116,11 +189,20 @@ API nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device
 	return nvmlDeviceGetSupportedClocksEventReasons(device, reasons);
 }
 
+static nvmlReturn_t temperature(nvmlDevice_t device, unsigned *celsius)
+{
+	uint32_t full = full_load(device, offsetof(struct gpusim_gpu, load_temperature), offsetof(struct gpusim_gpu, temp_slowdown));
+	uint32_t slowdown = full_load(device, offsetof(struct gpusim_gpu, temp_slowdown), offsetof(struct gpusim_gpu, temp_max));
+	if (full == slowdown && full > 5)
+		full -= 5;
+	return loaded(device, offsetof(struct gpusim_gpu, temperature), full, celsius);
+}
+
 API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int *celsius)
 {
 	if (sensor != NVML_TEMPERATURE_GPU)
 		return state() ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_UNINITIALIZED;
-	return get_u32(device, offsetof(struct gpusim_gpu, temperature), celsius);
+	return temperature(device, celsius);
 }
 
 API nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *out)
@@ -131,7 +213,11 @@ API nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (out->version != nvmlTemperature_v1)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	return get_u32(device, offsetof(struct gpusim_gpu, temperature), &out->temperature);
+	unsigned celsius;
+	nvmlReturn_t err = temperature(device, &celsius);
+	if (err == NVML_SUCCESS)
+		out->temperature = (int)celsius;
+	return err;
 }
 
 /* A threshold of 0 in the state is one that the GPU does not have. */
@@ -168,8 +254,9 @@ API nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginT
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (out->version != nvmlMarginTemperature_v1)
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	nvmlReturn_t err = two(device, offsetof(struct gpusim_gpu, temperature), &now,
-			       offsetof(struct gpusim_gpu, temp_slowdown), &limit);
+	nvmlReturn_t err = temperature(device, &now);
+	if (err == NVML_SUCCESS)
+		err = get_u32(device, offsetof(struct gpusim_gpu, temp_slowdown), &limit);
 	if (err == NVML_SUCCESS)
 		out->marginTemperature = (int)limit - (int)now;
 	return err;
@@ -211,8 +298,9 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilizat
 		return err;
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	return two(device, offsetof(struct gpusim_gpu, util_gpu), &out->gpu,
-		   offsetof(struct gpusim_gpu, util_memory), &out->memory);
+	err = loaded(device, offsetof(struct gpusim_gpu, util_gpu), 100, &out->gpu);
+	/* Memory is busy for part of the time that kernels run. */
+	return err != NVML_SUCCESS ? err : loaded(device, offsetof(struct gpusim_gpu, util_memory), 60, &out->memory);
 }
 
 static nvmlReturn_t engine(nvmlDevice_t device, size_t field, unsigned *percent, unsigned *period_us)

@@ -96,7 +96,8 @@ func findGIProfile(g *state.GPU, instance Instance) (uint32, error) {
 	return 0, fmt.Errorf("%s has no profile %s; it has %s", state.Text(g.Name[:]), instance.Profile, strings.Join(names, ", "))
 }
 
-// fit places instance i and all after it; taken is a bit per memory slice.
+// fit places the last instances of the layout, whose profiles wanted holds, and sets their starts.
+// taken has a bit for each memory slice in use.
 func fit(g *state.GPU, layout []Instance, wanted, starts []uint32, taken uint32) bool {
 	i := len(layout) - len(wanted)
 	if len(wanted) == 0 {
@@ -129,7 +130,8 @@ func needs(g *state.GPU, wanted []uint32) string {
 }
 
 // instanceID numbers GPU instances as the driver does: the one that takes all is
-// 0, halves are 1 and 2, quarters 3 to 6, eighths from 7.
+// 0, halves are 1 and 2, quarters 3 to 6, eighths from 7. Of two with the same number, the later
+// one gets the next number that is free.
 func instanceID(g *state.GPU, gi state.GI, others []state.GI) uint32 {
 	size := g.GiProfile[gi.Profile].Size
 	id := g.MigMemorySlices/size - 1 + gi.Start/size
@@ -184,6 +186,7 @@ func addCompute(g *state.GPU, layout []Instance) error {
 	return nil
 }
 
+// sortedInstances returns the GPU instances that exist, in the order of their IDs.
 func sortedInstances(g *state.GPU) []state.GI {
 	gis := slices.DeleteFunc(slices.Clone(g.Gi[:]), func(gi state.GI) bool { return gi.Used == 0 })
 	slices.SortFunc(gis, func(a, b state.GI) int { return cmp.Compare(a.Id, b.Id) })

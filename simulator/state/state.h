@@ -23,7 +23,7 @@
 #include <stdint.h>
 
 #define GPUSIM_MAGIC 0x3130454d49535047ull /* "GPSIME01" */
-#define GPUSIM_LAYOUT 3                    /* of this header; readers refuse others */
+#define GPUSIM_LAYOUT 4                    /* of this header; readers refuse others */
 
 #define GPUSIM_GPUS 16
 #define GPUSIM_LINKS 18         /* NVLinks of one GPU */
@@ -170,6 +170,12 @@ struct gpusim_gpu {
 	uint32_t pcie_gen_limit, pcie_width_limit; /* what the PCIe link has fallen to; 0: it has not */
 	uint32_t links_down;      /* bit i: NVLink i was active and is down */
 	uint64_t throttle;        /* nvmlClocksEventReason… that hold the clocks down */
+	/* What keeps the GPU busy; the values above and below are those of an idle one. */
+	uint32_t load;            /* percent; 0: idle */
+	uint32_t load_period_ms;  /* in which the load falls to its half and rises again; 0: it is constant */
+	uint32_t load_temperature; /* °C at full load; 0: 5 below temp_slowdown */
+	uint32_t load_power_mw;   /* at full load; 0: power_limit_mw */
+	uint64_t load_memory;     /* bytes in use beside memory_used; in MIG mode, shared out by the instances' size */
 	uint64_t ecc_volatile[2][GPUSIM_ECC_LOCATIONS];  /* [0] corrected, [1] uncorrected */
 	uint64_t ecc_aggregate[2][GPUSIM_ECC_LOCATIONS];
 

@@ -4,7 +4,7 @@ package state
 
 const (
 	magic  = 0x3130454d49535047
-	Layout = 0x3
+	Layout = 0x4
 
 	MaxGPUs       = 0x10
 	MaxLinks      = 0x12
@@ -182,6 +182,11 @@ type (
 		PcieWidthLimit   uint32
 		LinksDown        uint32
 		Throttle         uint64
+		Load             uint32
+		LoadPeriodMs     uint32
+		LoadTemperature  uint32
+		LoadPowerMw      uint32
+		LoadMemory       uint64
 		EccVolatile      [2][8]uint64
 		EccAggregate     [2][8]uint64
 		MigSupported     uint32

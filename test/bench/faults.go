@@ -56,7 +56,7 @@ func (b *bench) xid(ctx context.Context, replicas int, call, pause time.Duration
 	}
 	config := ""
 	if replicas > 1 {
-		config = shared(replicas)
+		config = sharedConfig(replicas)
 	}
 	var took []time.Duration
 	for range b.starts {
@@ -72,13 +72,13 @@ func (b *bench) xid(ctx context.Context, replicas int, call, pause time.Duration
 			if err != nil {
 				return nil, err
 			}
-			listed, err := n.wait(ctx, (gpus-1-i)*replicas)
+			listed, err := n.waitForDevices(ctx, (gpus-1-i)*replicas)
 			if err != nil {
 				return nil, p.failed(err)
 			}
 			took = append(took, listed.Sub(began))
 		}
-		if err := errors.Join(p.stop(ctx), n.mend()); err != nil {
+		if err := errors.Join(p.stop(ctx), n.restoreGPUs()); err != nil {
 			return nil, err
 		}
 	}
@@ -115,7 +115,7 @@ func (b *bench) kubelets(ctx context.Context) error {
 		if err := n.kubelet.Restart(); err != nil {
 			return err
 		}
-		listed, err := n.wait(ctx, 8)
+		listed, err := n.waitForDevices(ctx, 8)
 		if err != nil {
 			return p.failed(err)
 		}
@@ -160,7 +160,7 @@ func (b *bench) events(ctx context.Context) error {
 		return err
 	}
 	mended := time.Now()
-	listed, err := n.wait(ctx, 8)
+	listed, err := n.waitForDevices(ctx, 8)
 	if err != nil {
 		return p.failed(err)
 	}

@@ -103,7 +103,7 @@ func (p *process) probe(ctx context.Context) (took time.Duration, failed int, er
 			return 0, failed, p.failed(err)
 		default:
 		}
-		if ctx.Err() != nil || time.Since(began) > soon {
+		if ctx.Err() != nil || time.Since(began) > waitLimit {
 			return 0, failed, p.failed(err)
 		}
 	}

@@ -55,7 +55,7 @@ func (b *bench) resident(ctx context.Context, profile string, gpus, replicas int
 	}
 	config := ""
 	if replicas > 1 {
-		config = shared(replicas)
+		config = sharedConfig(replicas)
 	}
 	for range 5 {
 		p, err := n.startPlugin(ctx, gpus*replicas, config)

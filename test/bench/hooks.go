@@ -18,6 +18,7 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/toolkit/hook/joined"
 )
 
@@ -43,7 +44,7 @@ func (b *bench) hooks(ctx context.Context) error {
 	if err := c.addDriver(); err != nil {
 		return err
 	}
-	return inMountNamespace(func() error {
+	return mount.InNamespace(func() error {
 		if err := c.mount(); err != nil {
 			return err
 		}
@@ -220,31 +221,6 @@ func (c *image) mountOne(m oci.Mount) error {
 		unix.Mount(m.Source, target, "", unix.MS_BIND|unix.MS_REC, ""),
 		unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""),
 	)
-}
-
-// inMountNamespace calls do on a thread with a mount namespace of its own. Both end with do, and
-// so do the mounts that it makes. Processes that do starts are in that namespace.
-func inMountNamespace(do func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine
-		if unix.Gettid() == unix.Getpid() {
-			// The first thread does not end, and /proc/self shows it.
-			defer runtime.UnlockOSThread()
-			done <- inMountNamespace(do)
-			return
-		}
-		err := unix.Unshare(unix.CLONE_NEWNS)
-		if err == nil {
-			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, "")
-		}
-		if err != nil {
-			done <- fmt.Errorf("make a mount namespace: %w", err)
-			return
-		}
-		done <- do()
-	}()
-	return <-done
 }
 
 func (c *image) writeFile(name string, data []byte) error {

@@ -31,12 +31,12 @@ func (b *bench) hostDriver(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		listed, err := n.wait(ctx, gpus-1)
+		listed, err := n.waitForDevices(ctx, gpus-1)
 		if err != nil {
 			return p.failed(err)
 		}
 		xids = append(xids, listed.Sub(began))
-		if err := errors.Join(sleep(ctx, calm), p.stop(ctx), n.mend()); err != nil {
+		if err := errors.Join(sleep(ctx, calm), p.stop(ctx), n.restoreGPUs()); err != nil {
 			return err
 		}
 		stops = append(stops, p.stopped)

@@ -23,25 +23,26 @@ const (
 	pluginProgram = "gpu-device-plugin"
 )
 
-// soon limits every wait: anything slower is broken.
-const soon = time.Minute
+// waitLimit limits every wait: anything slower is broken.
+const waitLimit = time.Minute
 
-// Call times of a real driver's NVML, for the rows that name them.
+// How long NVML takes with a real driver, to initialise and for another call. The simulator takes
+// as long in the rows of the table that say so.
 const (
 	initCost = 200 * time.Millisecond
 	callCost = 10 * time.Microsecond
 )
 
-// node is a simulated driver and a kubelet, against which device plugins are started.
+// node is a simulated driver and a kubelet, with which device plugins are started.
 type node struct {
 	*bench
 	dir     string
-	program string // that of the device plugin
+	program string // path of the device plugin
 	kubelet *kubelettest.Kubelet
-	driver  *state.File
-	onHost  bool // the driver is in the host's own /, which is dir, and not in a root of its own
-	lives   int
-	plugin  *process // the last one, which may have ended
+	driver  *state.File // the simulated driver's state
+	onHost  bool        // the driver is in the host's /, which is dir; else in a root of its own
+	plugins int         // number of plugins started so far
+	plugin  *process    // the last one, which may have ended
 
 	listen string // address of the plugin's metrics; "": none
 	// listening is the time when kubelet.sock was last created.
@@ -52,6 +53,7 @@ func (b *bench) newNode(ctx context.Context, profile string, gpus int) (*node, e
 	return b.makeNode(ctx, &node{bench: b, program: b.program(pluginProgram)}, profile, gpus)
 }
 
+// makeNode starts a driver and a kubelet for a node that has none.
 func (b *bench) makeNode(ctx context.Context, n *node, profile string, gpus int) (_ *node, err error) {
 	if n.dir, err = os.MkdirTemp(b.tmp, "n"); err != nil {
 		return nil, err
@@ -96,8 +98,9 @@ func (n *node) root() string {
 	return filepath.Join(n.dir, "driver")
 }
 
-// places returns the flags for the kubelet's socket, the driver and the states.
-func (n *node) places(dir string) []string {
+// pathFlags returns the plugin's flags for the kubelet's socket, the driver, and the state
+// directory below dir.
+func (n *node) pathFlags(dir string) []string {
 	if n.onHost {
 		return []string{"--host-root", n.dir, "--kubelet-socket", "/dp/kubelet.sock", "--state-dir", "/" + filepath.Base(dir) + "/state"}
 	}
@@ -120,8 +123,8 @@ func (n *node) setLatency(init, call time.Duration) error {
 	})
 }
 
-// mend resets every GPU.
-func (n *node) mend() error {
+// restoreGPUs ends the faults of all GPUs.
+func (n *node) restoreGPUs() error {
 	return n.driver.Update(func(s *state.State) error {
 		for i := range s.GPUs() {
 			fault.Restore(s, i)
@@ -130,10 +133,10 @@ func (n *node) mend() error {
 	})
 }
 
-// wait waits until the kubelet can allocate that many devices, and returns when that list
-// arrived.
-func (n *node) wait(ctx context.Context, devices int) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, soon)
+// waitForDevices waits until the kubelet can allocate that many devices. It returns the time at
+// which the kubelet received the list with them.
+func (n *node) waitForDevices(ctx context.Context, devices int) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, waitLimit)
 	defer cancel()
 	r, err := n.kubelet.Wait(ctx, resource, func(r kubelettest.Resource) bool {
 		return r.Allocatable == devices && !r.Gone && r.Lists > 0
@@ -158,12 +161,12 @@ var errRefused = errors.New("the device plugin refuses it")
 // startPlugin starts a plugin without saved state, and waits until the kubelet can allocate that
 // many devices. config is the text of its configuration file; "": none.
 func (n *node) startPlugin(ctx context.Context, devices int, config string) (*process, error) {
-	n.lives++
-	dir := filepath.Join(n.dir, fmt.Sprint(n.lives))
+	n.plugins++
+	dir := filepath.Join(n.dir, fmt.Sprint(n.plugins))
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return nil, err
 	}
-	args := append(n.places(dir), "--listen="+n.listen)
+	args := append(n.pathFlags(dir), "--listen="+n.listen)
 	if n.onHost {
 		args = append(args, "--device-list-strategy", "envvar")
 	}
@@ -181,7 +184,7 @@ func (n *node) startPlugin(ctx context.Context, devices int, config string) (*pr
 	}
 	defer log.Close()
 	p.cmd = exec.Command(n.program, args...)
-	p.cmd.Stdout, p.cmd.Stderr = log, log // a file needs no reader
+	p.cmd.Stdout, p.cmd.Stderr = log, log // to the file itself: no goroutine has to copy it
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	began := time.Now()
 	if err := p.cmd.Start(); err != nil {
@@ -191,11 +194,11 @@ func (n *node) startPlugin(ctx context.Context, devices int, config string) (*pr
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
-		_ = p.cmd.Wait() // its state says how it ended
+		_ = p.cmd.Wait() // cmd.ProcessState has the result
 		close(p.done)
 		cancel()
 	}()
-	listed, err := n.wait(ctx, devices)
+	listed, err := n.waitForDevices(ctx, devices)
 	if err != nil {
 		return nil, p.failed(err)
 	}
@@ -203,7 +206,8 @@ func (n *node) startPlugin(ctx context.Context, devices int, config string) (*pr
 	return p, nil
 }
 
-// failed ends a plugin that did not start properly, and adds its last output to the error.
+// failed kills a plugin that has not done what it should, and adds its last output to the error.
+// The error is errRefused if the plugin has rejected its configuration.
 func (p *process) failed(err error) error {
 	_ = p.cmd.Process.Kill()
 	<-p.done
@@ -218,13 +222,13 @@ func (p *process) failed(err error) error {
 	return fmt.Errorf("the device plugin: %w; its last line: %s", err, lines[len(lines)-1])
 }
 
-// stop ends the plugin, and returns when the kubelet has noticed.
+// stop ends the plugin, and waits until the kubelet has noticed.
 func (p *process) stop(ctx context.Context) error {
 	began := time.Now()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, soon)
+	ctx, cancel := context.WithTimeout(ctx, waitLimit)
 	defer cancel()
 	select {
 	case <-p.done:
@@ -252,7 +256,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// shared returns a configuration that shares each GPU among that many replicas.
-func shared(replicas int) string {
+// sharedConfig returns a configuration that advertises each GPU as that many replicas.
+func sharedConfig(replicas int) string {
 	return fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: %s, replicas: %d}]}}\n", resource, replicas)
 }

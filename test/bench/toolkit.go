@@ -106,7 +106,7 @@ func (b *bench) newHost(ctx context.Context) (*toolkitHost, error) {
 
 // await waits until a file is created or replaced, and returns the time of that event.
 func (h *toolkitHost) await(ctx context.Context, name string) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, soon)
+	ctx, cancel := context.WithTimeout(ctx, waitLimit)
 	defer cancel()
 	for {
 		e, err := h.specs.Next(ctx)

@@ -155,7 +155,7 @@ func (n *provenNode) succeed(p *corev1.Pod) {
 
 // until waits until the validator has written a status of a layer that satisfies.
 func (n *provenNode) until(ctx context.Context, layer readiness.Layer, satisfies func(readiness.Status) bool) error {
-	ctx, cancel := context.WithTimeout(ctx, soon)
+	ctx, cancel := context.WithTimeout(ctx, waitLimit)
 	defer cancel()
 	boot, err := nodestate.BootIDAt(n.dir)
 	if err != nil {
@@ -182,7 +182,7 @@ func (n *provenNode) prove(ctx context.Context) (took time.Duration, err error) 
 	if n.deviceplugin, err = n.start(pluginProgram, "--listen="); err != nil {
 		return 0, err
 	}
-	listed, err := n.wait(ctx, 8)
+	listed, err := n.waitForDevices(ctx, 8)
 	if err != nil {
 		return 0, err
 	}
@@ -218,7 +218,7 @@ func (n *provenNode) hop(ctx context.Context, dir string) (reported, ended time.
 	if err := readiness.Clear(dir, readiness.CUDA); err != nil {
 		return 0, 0, err
 	}
-	cmd := exec.CommandContext(ctx, n.program("gpu-validator"), "wait", "cuda", "--output-dir", dir, "--timeout", soon.String())
+	cmd := exec.CommandContext(ctx, n.program("gpu-validator"), "wait", "cuda", "--output-dir", dir, "--timeout", waitLimit.String())
 	says, err := cmd.StderrPipe()
 	if err != nil {
 		return 0, 0, err

@@ -94,11 +94,61 @@ func TestDemoFailsWithStepReasonAndNextAction(t *testing.T) {
 }
 
 func TestDemoRefusesUnknownOptions(t *testing.T) {
-	for _, args := range [][]string{{"--break", "everything"}, {"-o", "xml"}, {"extra"}, {"--no-such-flag"}} {
-		_, errs, exit := demo(t, args...)
+	for _, args := range [][]string{{"--break", "everything"}, {"-o", "xml"}, {"extra"}, {"--no-such-flag"}, {"--profile", "nope"}, {"--gpus", "99"}, {"--gpus", "-1"}, {"--timeout", "0s"}} {
+		out, errs, exit := demo(t, args...)
 		require.Equal(t, 2, exit)
 		require.Contains(t, errs, "demo: ")
+		require.Empty(t, out)
 	}
+}
+
+func TestAFailedDemoSpeaksJSON(t *testing.T) {
+	for _, c := range []struct{ args, step, err, next string }{
+		{"--break cdi --gpus 2", "toolkit", "read-only", "gpu-toolkit"},
+		{"--timeout 1ms", "", "not done within 1ms (--timeout)", "give it more time: --timeout"},
+	} {
+		out, errs, exit := demo(t, append(strings.Fields(c.args), "-o", "json")...)
+		require.Equal(t, 1, exit, out+errs)
+		var r struct {
+			Passed, Simulated bool
+			GPUs              int
+			Step, Error, Next string
+		}
+		require.NoError(t, json.Unmarshal([]byte(out), &r), out)
+		require.False(t, r.Passed)
+		require.Contains(t, r.Error, c.err)
+		require.Contains(t, r.Next, c.next)
+		require.True(t, r.Simulated)
+		if c.step != "" {
+			require.Equal(t, c.step, r.Step)
+			require.Equal(t, 2, r.GPUs, "there were so many all the same")
+		}
+	}
+}
+
+func TestTheDemoFitsANarrowTerminalAndAClosedPipe(t *testing.T) {
+	needDemo(t)
+	cmd := exec.Command(built.Path(t, "demo"), "--gpus", "2")
+	cmd.Env = append(built.Environ(), "COLUMNS=60")
+	out, err := cmd.Output()
+	require.NoError(t, err, "%s", out)
+	steps, _, _ := strings.Cut(string(out), "the CUDA job's own output")
+	for line := range strings.Lines(steps) {
+		require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), 60, line)
+	}
+
+	unread, in, err := os.Pipe()
+	require.NoError(t, err)
+	require.NoError(t, unread.Close())
+	for _, args := range [][]string{{"--help"}, {"-o", "json", "--gpus", "1"}} {
+		var errs strings.Builder
+		cmd := exec.Command(built.Path(t, "demo"), args...)
+		cmd.Stdout, cmd.Stderr = in, &errs
+		_ = cmd.Run()
+		require.True(t, cmd.ProcessState.Exited(), "it is not ended by a signal")
+		require.Empty(t, errs.String())
+	}
+	require.NoError(t, in.Close())
 }
 
 func TestInterruptedDemoLeavesNothing(t *testing.T) {

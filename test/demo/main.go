@@ -25,6 +25,7 @@ const (
 )
 
 func main() {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // it cleans up even if nobody reads its output any more
 	o, err := parse(os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/gpuready/gpuready/simulator/profile"
 )
 
 // options are the options of the command line.
@@ -55,6 +57,17 @@ func parse(args []string) (options, error) {
 	}
 	if o.help {
 		help(f)
+		return o, nil
+	}
+	if o.timeout <= 0 {
+		return o, fmt.Errorf("--timeout %v: must be above 0", o.timeout)
+	}
+	p, err := profile.Load(o.profile)
+	if err != nil {
+		return o, fmt.Errorf("--profile: %w", err)
+	}
+	if o.gpus < 0 || o.gpus > len(p.GPUs) {
+		return o, fmt.Errorf("--gpus %d: profile %s has 1 to %d GPUs", o.gpus, o.profile, len(p.GPUs))
 	}
 	return o, nil
 }
@@ -78,7 +91,7 @@ Examples:
 
 Flags:
 `)
-	b.WriteString(f.FlagUsages())
+	b.WriteString(f.FlagUsagesWrapped(100))
 	b.WriteString("\nFailures that --break can cause:\n")
 	for _, br := range breakages {
 		fmt.Fprintf(&b, "  %-12s %s\n", br.name, br.what)

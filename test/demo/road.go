@@ -35,6 +35,26 @@ const (
 // stepTimeout limits each step; a step takes well under a second.
 const stepTimeout = 30 * time.Second
 
+// timeoutError names the limit that ended a step.
+type timeoutError struct {
+	limit time.Duration
+	name  string
+}
+
+func (e *timeoutError) Error() string { return fmt.Sprintf("not done within %v (%s)", e.limit, e.name) }
+
+// during adds what was going on.
+func (e *timeoutError) during(err error) error {
+	text := strings.TrimRight(err.Error(), ": ")
+	for _, ended := range []string{context.DeadlineExceeded.Error(), "signal: killed", e.Error()} {
+		text = strings.TrimSuffix(strings.TrimSuffix(text, ended), ": ")
+	}
+	if text == "" {
+		return e
+	}
+	return fmt.Errorf("%w: %s", e, text)
+}
+
 // pipeline is one run of the demo.
 type pipeline struct {
 	o       options
@@ -65,11 +85,12 @@ func (r *pipeline) run(ctx context.Context) error {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	real := r.findDriver(ctx)
-	if real {
-		r.s.printf(true, "gpuready demo: this machine has a GPU; its own driver is used\n\n")
-	} else {
-		r.s.printf(true, "gpuready demo: no GPU on this machine; a simulated driver is used\n\n")
+	title := "gpuready demo: this machine has a GPU; its own driver is used"
+	if !real {
+		title = "gpuready demo: no GPU on this machine; a simulated driver is used"
+		r.machine.simulated = true
 	}
+	r.s.printf(true, "%s\n\n", r.s.wrap(0, title))
 	steps := []struct {
 		name, doing, next string
 		run               func(context.Context) (detail string, err error)
@@ -86,9 +107,12 @@ func (r *pipeline) run(ctx context.Context) error {
 	}
 	for _, st := range steps {
 		done := r.s.begin(st.name, st.doing)
-		stepCtx, cancel := context.WithTimeout(ctx, stepTimeout)
+		stepCtx, cancel := context.WithTimeoutCause(ctx, stepTimeout, &timeoutError{stepTimeout, "the limit of a step"})
 		detail, err := st.run(stepCtx)
-		if cause := context.Cause(ctx); err != nil && cause != nil {
+		if cause := context.Cause(stepCtx); err != nil && cause != nil {
+			if late, is := errors.AsType[*timeoutError](cause); is {
+				cause = late.during(err)
+			}
 			err = cause
 		}
 		cancel()
@@ -103,6 +127,9 @@ func (r *pipeline) run(ctx context.Context) error {
 // explain adds advice to an error.
 func (r *pipeline) explain(name, next string, err error) error {
 	var at *stepError
+	if late, is := errors.AsType[*timeoutError](err); is && late.name == "--timeout" {
+		next = "give it more time: --timeout"
+	}
 	if errors.As(err, &at) {
 		name = at.step
 	} else {

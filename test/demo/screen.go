@@ -9,7 +9,9 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
+	"unicode/utf8"
 )
 
 // step is one displayed and measured step.
@@ -30,6 +32,9 @@ type result struct {
 	Steps     []step  `json:"steps"`
 	Output    string  `json:"output"` // of the CUDA job
 	Error     string  `json:"error,omitempty"`
+	Step      string  `json:"step,omitempty"` // that failed
+	Next      string  `json:"next,omitempty"` // what to do about it
+	Log       string  `json:"log,omitempty"`  // the last lines that the step's program logged
 }
 
 // stepError describes which step failed, why, and what to do.
@@ -52,25 +57,62 @@ type screen struct {
 	color bool
 	began time.Time
 	steps []step
+
+	columns int // of the terminal; 0: lines are not wrapped
 }
 
-func newScreen(out io.Writer, o options, color bool) *screen {
-	return &screen{out: out, json: o.output == "json", color: color, began: time.Now()}
+func newScreen(out io.Writer, o options, color bool, columns int) *screen {
+	return &screen{out: out, json: o.output == "json", color: color, began: time.Now(), columns: columns}
+}
+
+// nameWidth is the width of a step's name.
+const nameWidth = 14
+
+// wrap breaks text between words into lines of the terminal that begin after indent columns.
+func (s *screen) wrap(indent int, text string) string {
+	if s.columns == 0 {
+		return text
+	}
+	var b strings.Builder
+	at := indent
+	for i, word := range strings.Fields(text) {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case i == 0:
+		case at+1+n > s.columns:
+			b.WriteString("\n" + strings.Repeat(" ", indent))
+			at = indent
+		default:
+			b.WriteString(" ")
+			at++
+		}
+		b.WriteString(word)
+		at += n
+	}
+	return b.String()
+}
+
+// cut cuts text to the rest of a line of the terminal.
+func (s *screen) cut(indent int, text string) string {
+	if letters := []rune(text); s.columns > 0 && len(letters) > max(s.columns-indent, 1) {
+		return string(letters[:max(s.columns-indent-1, 0)]) + "…"
+	}
+	return text
 }
 
 // begin shows that a step has started; the returned function ends it.
 func (s *screen) begin(name, doing string) (done func(detail string)) {
 	started := time.Now()
-	s.printf(s.color, "  \033[33m◌\033[0m %-14s %s…", name, doing)
+	s.printf(s.color, "  \033[33m◌\033[0m %-*s %s", nameWidth, name, s.cut(nameWidth+5, doing+"…"))
 	return func(detail string) {
 		st := step{Name: name, Start: started.Sub(s.began).Seconds(), Seconds: time.Since(started).Seconds(), Detail: detail}
 		s.mu.Lock()
 		s.steps = append(s.steps, st)
 		s.mu.Unlock()
 		if s.color {
-			s.printf(true, "\r\033[K  \033[32m✓\033[0m %-14s %s \033[2m%.2f s\033[0m\n", name, detail, st.Seconds)
+			s.printf(true, "\r\033[K  \033[32m✓\033[0m %-*s %s\n", nameWidth, name, s.wrap(nameWidth+5, fmt.Sprintf("%s (%.2f s)", detail, st.Seconds)))
 		} else {
-			s.printf(true, "%-14s %s (%.2f s)\n", name, detail, st.Seconds)
+			s.printf(true, "%-*s %s\n", nameWidth, name, s.wrap(nameWidth+1, fmt.Sprintf("%s (%.2f s)", detail, st.Seconds)))
 		}
 	}
 }
@@ -86,13 +128,16 @@ func (s *screen) printf(show bool, format string, args ...any) {
 
 // timeline draws when each step ran.
 func (s *screen) timeline(total float64) {
-	const width = 44
+	width := 44
+	if s.columns > 0 {
+		width = max(min(width, s.columns-nameWidth-13), 10)
+	}
 	s.printf(true, "\ntimeline, %.2f s in all\n", total)
 	for _, st := range s.steps {
-		from := min(int(st.Start/total*width), width-1)
-		long := max(1, min(int(st.Seconds/total*width+0.5), width-from))
+		from := min(int(st.Start/total*float64(width)), width-1)
+		long := max(1, min(int(st.Seconds/total*float64(width)+0.5), width-from))
 		bar := strings.Repeat("·", from) + strings.Repeat("█", long) + strings.Repeat("·", width-from-long)
-		s.printf(true, "  %-14s %s %6.2f s\n", st.Name, bar, st.Seconds)
+		s.printf(true, "  %-*s %s %6.2f s\n", nameWidth, st.Name, bar, st.Seconds)
 	}
 }
 
@@ -110,11 +155,13 @@ func (s *screen) countPassed(r result) int {
 }
 
 // failed shows the end of a failed run and returns the exit code.
-func (s *screen) failed(err error) int {
+func (s *screen) failed(r result, err error) int {
+	r.Steps, r.Seconds, r.Error = s.steps, time.Since(s.began).Seconds(), err.Error()
 	if errors.Is(err, context.Canceled) {
 		s.printf(true, "\n")
 		fmt.Fprintln(os.Stderr, "demo: interrupted; nothing is left behind")
-		return exitInterrupted
+		r.Error, r.Next = "interrupted", "run it again; nothing is left behind"
+		return s.printJSON(r, exitInterrupted)
 	}
 	at := &stepError{step: "demo", err: err, next: "run it again with --verbose"}
 	errors.As(err, &at)
@@ -123,9 +170,11 @@ func (s *screen) failed(err error) int {
 		if at.log != "" {
 			fmt.Fprintf(os.Stderr, "\nthe last that %s logged\n%s\n", at.step, indent(at.log))
 		}
-		fmt.Fprintf(os.Stderr, "gpuready: CUDA job FAILED\n  step    %s\n  reason  %v\n  next    %s\n", at.step, at.err, at.next)
+		const indent = len("  reason  ")
+		fmt.Fprintf(os.Stderr, "gpuready: CUDA job FAILED\n  step    %s\n  reason  %s\n  next    %s\n", at.step, s.wrap(indent, at.err.Error()), s.wrap(indent, at.next))
 	}
-	return s.printJSON(result{Steps: s.steps, Seconds: time.Since(s.began).Seconds(), Error: err.Error()}, exitFailed)
+	r.Error, r.Step, r.Next, r.Log = at.err.Error(), at.step, at.next, at.log
+	return s.printJSON(r, exitFailed)
 }
 
 func (s *screen) printJSON(r result, exit int) int {
@@ -136,7 +185,9 @@ func (s *screen) printJSON(r result, exit int) int {
 	e := json.NewEncoder(s.out)
 	e.SetIndent("", "  ")
 	if err := e.Encode(r); err != nil {
-		fmt.Fprintln(os.Stderr, "demo:", err)
+		if !errors.Is(err, syscall.EPIPE) { // nobody reads it
+			fmt.Fprintln(os.Stderr, "demo:", err)
+		}
 		return exitFailed
 	}
 	return exit

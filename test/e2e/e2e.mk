@@ -27,7 +27,7 @@ e2e-deviceplugin: e2e-images ## the same for the device plugin: MIG, sharing, NU
 e2e-restarts: e2e-images ## kill a kubelet 200 times under pods that use GPUs, and print how long it takes until it has them again
 	GPUREADY_E2E_RESTARTS='$(RESTARTS)' $(E2E_RUN) -timeout 120m -run '^TestKubeletRestarts' $(E2E_ARGS)
 
-e2e-images: packages-cluster images
+e2e-images: packages-cluster images $(BIN)/kubectl-gpu
 	@GPUREADY_IMAGES='$(abspath $(IMAGE_DIR))' $(GO) test $(TAGS) -count=1 -run '^TestBuilt' ./deployments/images/build
 	@$(MAKE) --no-print-directory images VERSION=$(NEXT) IMAGE_DIR='$(BIN)/images-next' IMAGE_ARGS='device-plugin toolkit validator driver-simulator' >/dev/null
 

@@ -2,12 +2,16 @@ package e2e
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -47,12 +51,12 @@ func hostFilesStay(t *testing.T, s *Suite) {
 }
 
 // uninstallLeavesWhatTheDocsName follows the docs and checks that nothing else is left.
-func uninstallLeavesWhatTheDocsName(t *testing.T, s *Suite, bare []string) {
+func uninstallLeavesWhatTheDocsName(t *testing.T, s *Suite, bare, unmarked []string) {
 	const node, namespace = "n1", "gpuready-uninstall"
 	s.Delete(t, "gpuready.yaml", "simulated-driver.yaml", "validation-job.yaml")
 	s.Apply(t, "uninstall.yaml")
 	s.Kubectl(t, "-n", namespace, "rollout", "status", "daemonset/gpuready-uninstall", "--timeout=120s")
-	s.Kubectl(t, "delete", "--wait=false", "-f", manifests+"/uninstall.yaml")
+	s.Delete(t, "uninstall.yaml")
 	var left []string
 	for _, path := range s.Files(t, node) {
 		if !slices.Contains(bare, path) && !stays(path) {
@@ -61,13 +65,56 @@ func uninstallLeavesWhatTheDocsName(t *testing.T, s *Suite, bare []string) {
 	}
 	require.Empty(t, left)
 	require.Empty(t, s.World.Pods(Namespace, ""))
+
+	listed := s.cleanUpNodes(t)
+	require.Contains(t, listed, "GPUReady")
+	require.Contains(t, s.cleanUpNodes(t), "GPUReady", "a list removes nothing")
+	s.cleanUpNodes(t, "--yes")
+	s.World.Until(t, "nothing of gpuready is on the Node", func() error {
+		marks := slices.DeleteFunc(s.marks(t, node), func(m string) bool { return slices.Contains(unmarked, m) })
+		if len(marks) > 0 {
+			return fmt.Errorf("%s", strings.Join(marks, "\n"))
+		}
+		return nil
+	})
+}
+
+// cleanUpNodes runs kubectl gpu cleanup, and returns what it prints.
+func (s *Suite) cleanUpNodes(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(os.Getenv("GPUREADY_E2E"), "kubectl-gpu"), append([]string{"cleanup"}, args...)...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig)
+	out, err := cmd.CombinedOutput()
+	require.NoErrorf(t, err, "%s", out)
+	return string(out)
+}
+
+// marks returns the sorted labels, annotations, taints and conditions of a Node.
+func (s *Suite) marks(t *testing.T, node string) (all []string) {
+	t.Helper()
+	n, err := s.World.Client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+	require.NoError(t, err)
+	for k, v := range n.Labels {
+		all = append(all, "label "+k+"="+v)
+	}
+	for k := range n.Annotations {
+		all = append(all, "annotation "+k)
+	}
+	for _, taint := range n.Spec.Taints {
+		all = append(all, "taint "+taint.ToString())
+	}
+	for _, c := range n.Status.Conditions {
+		all = append(all, "condition "+string(c.Type))
+	}
+	slices.Sort(all)
+	return all
 }
 
 // stays reports whether docs/install.md names a path as one that remains, or the kubelet
 // created it for itself.
 func stays(path string) bool {
 	switch path {
-	case "/etc/cdi", "/run/cdi", "/usr/local/nvidia", "/usr/local/nvidia/toolkit", "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint":
+	case "/etc/cdi", "/run/cdi", "/usr/local/nvidia", "/usr/local/nvidia/gpuready", "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint":
 		return true
 	}
 	return path == "/run/nvidia" || strings.HasPrefix(path, "/run/nvidia/")

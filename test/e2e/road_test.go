@@ -14,7 +14,7 @@ import (
 func TestRoad(t *testing.T) {
 	t.Parallel()
 	s := Up(t, cluster.Config{Nodes: 2})
-	bare := s.Files(t, "n1")
+	bare, unmarked := s.Files(t, "n1"), s.marks(t, "n1")
 	s.play(t,
 		scenario{"a node without a GPU stays quiet", aNodeWithoutAGPUStaysQuiet},
 		scenario{"two manifests provide 16 GPUs", twoManifestsProvideGPUs},
@@ -31,7 +31,7 @@ func TestRoad(t *testing.T) {
 		scenario{"where NFD runs only GPU nodes have agents", whereNFDRunsOnlyGPUNodesHaveAgents},
 		scenario{"a token is good for its own node only", aTokenIsGoodForItsOwnNodeOnly},
 		scenario{"an agent without injection reports it", anAgentWithoutInjectionReportsIt},
-		scenario{"uninstalling leaves what the docs name", func(t *testing.T, s *Suite) { uninstallLeavesWhatTheDocsName(t, s, bare) }},
+		scenario{"uninstalling leaves what the docs name", func(t *testing.T, s *Suite) { uninstallLeavesWhatTheDocsName(t, s, bare, unmarked) }},
 	)
 }
 

@@ -13,8 +13,8 @@ import (
 // Names and versions of NVIDIA's images. The folder is no registry's: nodes have the images
 // before anything is installed.
 const (
-	repository      = "gpuready.test/nvidia"
-	operatorVersion = "v24.3.0" // the release that the operator's commit became
+	repository      = "gpuready.test/theirs" // not a mirror of NVIDIA's, which has no driver for the nodes' system
+	operatorVersion = "v24.3.0"              // the release that the operator's commit became
 	driverManager   = "v0.6.8"
 	// DriverVersion is the version that NVIDIA's chart installs by default.
 	DriverVersion = "550.54.15"
@@ -172,6 +172,10 @@ func (b *Built) toolkitImage(built binaries.Dir) (binaries.Image, error) {
 		Env: []string{
 			"PATH=/work:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 			"NVIDIA_DISABLE_REQUIRE=true", "NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_DRIVER_CAPABILITIES=utility",
+			// This release's operator knows toolkits that edit containerd's main configuration file;
+			// this toolkit has to be told where drop-ins are. Later operators do so themselves.
+			"RUNTIME_DROP_IN_CONFIG=/runtime/config-dir/conf.d/99-nvidia.toml",
+			"RUNTIME_DROP_IN_CONFIG_HOST_PATH=/etc/containerd/conf.d/99-nvidia.toml",
 		},
 	}, err
 }

@@ -71,7 +71,7 @@ func (s Settings) repository() string {
 	if s.Registry == nil {
 		return repository
 	}
-	return s.Registry.Host + "/nvidia"
+	return s.Registry.Host + "/theirs"
 }
 
 // driver are the values, the same in both charts, that name the driver container.

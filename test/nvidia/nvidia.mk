@@ -2,6 +2,7 @@
 #
 #	make e2e-nvidia                              both come up, step by step
 #	make e2e-nvidia E2E_ARGS='-run /gpuready'    ours alone
+#	make e2e-nvidia E2E_ARGS="-run TestMigrate"  nodes handed over from NVIDIA's to ours, and back
 #
 #	make provision-compare COMPARE_SAMPLES=30                        both in alternation, by gpu-provision
 #	make provision-compare COMPARE_STATUS=2s COMPARE_REGISTRY=public COMPARE_OUT=folder
@@ -16,7 +17,7 @@ COMPARE_CLUSTER  ?= compare
 COMPARE_OUT      ?= $(BIN)/provision-compare
 
 .PHONY: e2e-nvidia provision-compare
-e2e-nvidia: packages-cluster images chart $(BIN)/nvidia-driver $(BIN)/tools/helm ## bring a node up with NVIDIA's operator, plugin and toolkit, and with ours
+e2e-nvidia: packages-cluster images chart $(BIN)/kubectl-gpu $(BIN)/nvidia-driver $(BIN)/tools/helm ## bring a node up with NVIDIA's operator, plugin and toolkit, and with ours
 	GPUREADY_E2E_NVIDIA='$(abspath $(BIN))' $(GO) test $(TAGS) -count=1 -v -timeout 30m $(E2E_ARGS) ./test/nvidia
 
 provision-compare: packages-cluster images chart $(BIN)/gpu-provision $(BIN)/nvidia-driver $(BIN)/tools/helm ## measure NVIDIA's stack and ours in alternation; four minutes a pair of samples

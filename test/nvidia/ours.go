@@ -64,7 +64,7 @@ func (s *ours) Remove(ctx context.Context, c *cluster.Cluster) error {
 	if _, err := s.helm(ctx, c, "uninstall", "gpuready", "--namespace", s.Namespace(), "--wait", "--timeout", "3m"); err != nil {
 		return err
 	}
-	if _, err := s.Kubectl(ctx, c, "delete", "crd", "clusterpolicies.nvidia.com", "--ignore-not-found", "--timeout=60s"); err != nil {
+	if _, err := s.Kubectl(ctx, c, "delete", "crd", "clusterpolicies.nvidia.com", "nvidiadrivers.nvidia.com", "--ignore-not-found", "--timeout=60s"); err != nil {
 		return err
 	}
 	return s.bare(ctx, c, s.Namespace(), s.settings.Registry)

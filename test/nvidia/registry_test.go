@@ -16,13 +16,13 @@ func TestRegistryHasTheImagesAtTheirSizes(t *testing.T) {
 	archive := filepath.Join(t.TempDir(), "driver.tar")
 	image, err := random.Image(1000, 2)
 	require.NoError(t, err)
-	tag, err := name.NewTag("gpuready.test/nvidia/driver:1")
+	tag, err := name.NewTag("gpuready.test/theirs/driver:1")
 	require.NoError(t, err)
 	require.NoError(t, tarball.WriteToFile(archive, tag, image))
 
 	r := newRegistry("registry.test:5000", t.TempDir())
 	require.NoError(t, r.fill(t.Context(), []string{archive}, Pad{"driver": 50_000}))
-	require.Equal(t, []string{"registry.test:5000/nvidia/driver:1"}, r.images)
+	require.Equal(t, []string{"registry.test:5000/theirs/driver:1"}, r.images)
 
 	ref, err := name.ParseReference(r.images[0], name.Insecure)
 	require.NoError(t, err)

@@ -33,10 +33,6 @@ func (s *theirs) render(ctx context.Context) (manifests []string, err error) {
 		"devicePlugin.repository=" + from, "devicePlugin.image=k8s-device-plugin", "devicePlugin.version=" + s.plugin.Version,
 		"gfd.repository=" + from, "gfd.image=k8s-device-plugin", "gfd.version=" + s.plugin.Version,
 		"toolkit.repository=" + from, "toolkit.image=container-toolkit", "toolkit.version=" + s.toolkit.Version,
-		// This release's operator knows toolkits that edit containerd's main configuration file;
-		// for this toolkit it has to be told where drop-ins are. Later operators do so themselves.
-		"toolkit.env[0].name=RUNTIME_DROP_IN_CONFIG", "toolkit.env[0].value=/runtime/config-dir/conf.d/99-nvidia.toml",
-		"toolkit.env[1].name=RUNTIME_DROP_IN_CONFIG_HOST_PATH", "toolkit.env[1].value=/etc/containerd/conf.d/99-nvidia.toml",
 	}, s.settings.driver()...)
 	args := append([]string{"template", "gpu-operator", filepath.Join(s.operator.Dir, "deployments/gpu-operator"), "--namespace", s.Namespace(), "--include-crds",
 		// NFD is there already, as on most clusters.

@@ -261,11 +261,11 @@ func (s *suite) helmUninstalls(t *testing.T, before, marks map[string]bool) {
 }
 
 // leavesNothing waits until the cluster is as it was before. Two things remain until it
-// deletes them: the namespace, which Helm keeps, and the CRD, which holds users' policies.
+// deletes them: the namespace, which Helm keeps, and the CRDs, which hold users' objects.
 func (s *suite) leavesNothing(t *testing.T, before, marks map[string]bool) {
 	t.Helper()
-	s.TryKubectl(t, "delete", "namespace", namespace, "--ignore-not-found", "--timeout=120s")             //nolint:errcheck // what is left shows below
-	s.TryKubectl(t, "delete", "crd", "clusterpolicies.nvidia.com", "--ignore-not-found", "--timeout=60s") //nolint:errcheck // the same
+	s.TryKubectl(t, "delete", "namespace", namespace, "--ignore-not-found", "--timeout=120s")                                         //nolint:errcheck // what is left shows below
+	s.TryKubectl(t, "delete", "crd", "clusterpolicies.nvidia.com", "nvidiadrivers.nvidia.com", "--ignore-not-found", "--timeout=60s") //nolint:errcheck // the same
 	s.until(t, "nothing is left of objects, labels, annotations, taints and conditions", func() error {
 		if left := beyond(s.objects(t), before); len(left) > 0 {
 			return fmt.Errorf("objects:\n%s", strings.Join(left, "\n"))

@@ -47,7 +47,7 @@ func (s *suite) objects(t *testing.T) map[string]bool {
 	return all
 }
 
-// marks returns the labels, annotations and taints of nodes, and whether they are cordoned.
+// marks returns the labels, annotations, taints and conditions of nodes, and whether they are cordoned.
 // It skips what kubelets and controllers write by themselves.
 func (s *suite) marks(t *testing.T) map[string]bool {
 	t.Helper()
@@ -65,6 +65,9 @@ func (s *suite) marks(t *testing.T) map[string]bool {
 		}
 		for _, taint := range n.Spec.Taints {
 			all[fmt.Sprintf("%s taint %s", n.Name, taint.ToString())] = true
+		}
+		for _, c := range n.Status.Conditions {
+			all[fmt.Sprintf("%s condition %s", n.Name, c.Type)] = true
 		}
 		all[fmt.Sprintf("%s unschedulable %v", n.Name, n.Spec.Unschedulable)] = true
 	}

@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	missing "github.com/gpuready/gpuready/operator/rbac"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/test/lab/cluster"
@@ -55,6 +56,7 @@ func newBench(t *testing.T) *bench {
 	})
 	kinds := runtime.NewScheme()
 	require.NoError(t, scheme.AddToScheme(kinds))
+	require.NoError(t, v1alpha1.AddToScheme(kinds))
 	kinds.AddKnownTypeWithName(state.ServiceMonitor, &serviceMonitor{})
 	metav1.AddToGroupVersion(kinds, state.ServiceMonitor.GroupVersion())
 	admin, err := client.New(s.World.Config, client.Options{Scheme: kinds})
@@ -65,7 +67,7 @@ func newBench(t *testing.T) *bench {
 	b.Kubectl(t, "create", "namespace", "openshift")
 	b.Kubectl(t, "apply", "-f", "testdata/openshift.yaml", "-f", "testdata/servicemonitors.yaml")
 	b.install(t)
-	b.served(t, "crd/clusterpolicies.nvidia.com", "crd/imagestreams.image.openshift.io", "crd/servicemonitors.monitoring.coreos.com")
+	b.served(t, "crd/clusterpolicies.nvidia.com", "crd/nvidiadrivers.nvidia.com", "crd/imagestreams.image.openshift.io", "crd/servicemonitors.monitoring.coreos.com")
 	for _, account := range []string{"gpuready-operator", "gpuready-operator-crds", "gpuready-operator-cleanup"} {
 		b.kubeconfig(t, account)
 	}

@@ -10,7 +10,11 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 )
 
 // steps are all actions of the operator and of the chart's Jobs, in an order in which they can
@@ -22,6 +26,7 @@ var steps = []step{
 			"lease: create leases.coordination.k8s.io", "lease: get leases.coordination.k8s.io", "lease: update leases.coordination.k8s.io",
 			"cluster: get customresourcedefinitions.apiextensions.k8s.io",
 			"cluster: list clusterpolicies.nvidia.com", "cluster: watch clusterpolicies.nvidia.com",
+			"cluster: list nvidiadrivers.nvidia.com", "cluster: watch nvidiadrivers.nvidia.com",
 			"cluster: list nodes", "cluster: watch nodes",
 			"cluster: list deployments.apps", "cluster: watch deployments.apps",
 			"cluster: list customresourcedefinitions.apiextensions.k8s.io", "cluster: watch customresourcedefinitions.apiextensions.k8s.io",
@@ -64,6 +69,23 @@ var steps = []step{
 			b.change(t, `{"operator":{"labels":{"example.com/change":"%d"}}}`, b.next())
 		},
 		done:       func(t *testing.T, b *bench) error { return b.observed(t) },
+		reportedIn: inLog,
+	},
+	{
+		name:  "an NVIDIADriver comes",
+		needs: []string{"cluster: patch nvidiadrivers/status.nvidia.com"},
+		happens: func(t *testing.T, b *bench) {
+			b.create(t, &v1alpha1.NVIDIADriver{ObjectMeta: metav1.ObjectMeta{Name: "gold"}})
+		},
+		done: func(t *testing.T, b *bench) error {
+			if d := object[v1alpha1.NVIDIADriver](t, b, "", "gold"); d == nil || d.Status.State != v1.Disabled {
+				return fmt.Errorf("%+v", d)
+			}
+			return nil
+		},
+		undo: func(t *testing.T, b *bench) {
+			b.remove(t, &v1alpha1.NVIDIADriver{ObjectMeta: metav1.ObjectMeta{Name: "gold"}})
+		},
 		reportedIn: inLog,
 	},
 	again("daemonsets.apps", "operands", "nvidia-operator-validator", object[appsv1.DaemonSet]),

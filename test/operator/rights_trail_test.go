@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -89,8 +90,11 @@ func (t *trail) follow() error {
 	lines := bufio.NewReader(file)
 	for {
 		line, err := lines.ReadBytes('\n')
-		if err != nil {
+		if errors.Is(err, io.EOF) {
 			return nil // the last one may not be complete yet
+		}
+		if err != nil {
+			return err
 		}
 		t.read += int64(len(line))
 		if !bytes.Contains(line, []byte(accountPrefix+namespace+":gpuready-operator")) {

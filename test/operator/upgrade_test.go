@@ -28,6 +28,7 @@ func TestUpgrade(t *testing.T) {
 	s := up(t, cluster.Config{Nodes: 3})
 	s.play(t,
 		scenario{"Install", plain((*suite).installForUpgrades)},
+		scenario{"Walkthrough", plain((*suite).walkthrough)},
 		scenario{"NodeAfterNode", plain((*suite).nodeAfterNode)},
 		scenario{"EditedInTheMiddle", plain((*suite).editedInTheMiddle)},
 		scenario{"AFailureStopsIt", plain((*suite).failureStops)},
@@ -44,6 +45,13 @@ func (s *suite) installForUpgrades(t *testing.T) {
 	s.Kubectl(t, "apply", "--server-side", "-f", "../../deployments/static/operator.yaml")
 	s.simulate(t, oldDriver)
 	s.proven(t)
+}
+
+// walkthrough does what docs/walkthroughs.md says, and goes back to the old driver.
+func (s *suite) walkthrough(t *testing.T) {
+	s.Walkthrough(t, "Upgrade of a pool")
+	s.simulate(t, oldDriver)
+	s.waitUpgraded(t, oldDriver)
 }
 
 // simulate applies a policy with a version of the simulated driver.

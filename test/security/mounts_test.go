@@ -28,7 +28,7 @@ var writable = map[string][]string{
 	"gpu-device-plugin": {"/var/lib/kubelet/device-plugins", "/run/nvidia/gpuready/deviceplugin"},
 	"gpu-validator":     {"/run/nvidia/validations", "/run/nvidia/gpuready/validator"},
 	// The driver simulator has device nodes and libraries on one file system.
-	"gpu-toolkit": {"/host/dev", "/host/run/cdi", "/host/run/nvidia/gpuready/toolkit", "/host/usr/local/nvidia/toolkit", "/host" + driverRoot},
+	"gpu-toolkit": {"/host/dev", "/host/run/cdi", "/host/run/nvidia/gpuready/toolkit", "/host/usr/local/nvidia/gpuready", "/host" + driverRoot},
 }
 
 // own lists the mounts that a runtime gives each container, and the mounts in /proc of a test's node. An

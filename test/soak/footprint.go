@@ -13,14 +13,15 @@ import (
 	"time"
 )
 
-// footprint holds the resources of a process. Goroutines or files that are no longer needed are
-// leaks.
+// footprint holds the resources that a process uses at one moment. Open files or
+// goroutines that remain after the work has ended are leaks.
 type footprint struct {
-	files      map[string]int // number of open files by path; of sockets and the like by kind
+	files      map[string]int // number of open files, by path or by kind ("socket", "pipe")
 	goroutines int            // -1: unknown
 	memory     string         // resident
 }
 
+// count returns the number of open files.
 func (f footprint) count() int {
 	n := 0
 	for _, c := range f.files {
@@ -33,26 +34,26 @@ func (f footprint) String() string {
 	return fmt.Sprintf("%d files, %d goroutines, %s", f.count(), f.goroutines, f.memory)
 }
 
-// more describes what has grown since before, or returns "".
-func (f footprint) more(before footprint) string {
-	var more []string
+// growthSince describes what is more than before, or returns "". Memory does not count.
+func (f footprint) growthSince(before footprint) string {
+	var growth []string
 	if f.count() > before.count() {
 		for _, kind := range slices.Sorted(maps.Keys(f.files)) {
 			if n := f.files[kind] - before.files[kind]; n > 0 {
-				more = append(more, fmt.Sprintf("%d × %s", n, kind))
+				growth = append(growth, fmt.Sprintf("%d × %s", n, kind))
 			}
 		}
 	}
 	if f.goroutines > before.goroutines {
-		more = append(more, fmt.Sprintf("%d goroutines", f.goroutines-before.goroutines))
+		growth = append(growth, fmt.Sprintf("%d goroutines", f.goroutines-before.goroutines))
 	}
-	return strings.Join(more, ", ")
+	return strings.Join(growth, ", ")
 }
 
 // footprint measures the plugin's footprint.
 func (n *node) footprint(ctx context.Context) (footprint, error) {
-	// Goroutines come first, because the request opens a connection, which is closed after the
-	// response.
+	// Goroutines come before files: the request for their number opens a connection, which is an
+	// open file of the plugin until the response has ended.
 	f := footprint{files: map[string]int{}, goroutines: n.goroutines(ctx)}
 	proc := fmt.Sprintf("/proc/%d/", n.cmd.Process.Pid)
 	entries, err := os.ReadDir(proc + "fd")
@@ -74,6 +75,7 @@ func (n *node) footprint(ctx context.Context) (footprint, error) {
 	return f, err
 }
 
+// goroutines reads the number of the plugin's goroutines from its metrics, or returns -1.
 func (n *node) goroutines(ctx context.Context) int {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -97,9 +99,10 @@ func (n *node) goroutines(ctx context.Context) int {
 	return -1
 }
 
-// least returns the smallest of several footprints, without temporary work such as a scrape or a
-// probe.
-func (n *node) least(ctx context.Context, enough func(footprint) bool, patience time.Duration) (footprint, error) {
+// leastFootprint measures the footprint again and again, and returns the smallest values. So
+// temporary work, such as a scrape or a probe, does not count. It returns as soon as enough accepts
+// the values, and after patience in any case.
+func (n *node) leastFootprint(ctx context.Context, enough func(footprint) bool, patience time.Duration) (footprint, error) {
 	var least footprint
 	for began := time.Now(); ; {
 		f, err := n.footprint(ctx)

@@ -41,7 +41,7 @@ type soak struct {
 	node  *node
 	truth *truth
 	check *check
-	holds holds
+	pods  podSet
 	began time.Time
 
 	mu     sync.Mutex
@@ -72,7 +72,7 @@ func run(ctx context.Context, o options) (err error) {
 	t := newTruth(&st)
 	s := &soak{
 		options: o, node: n, truth: t, check: newCheck(t, n.kubelet.Resources, o.settle), began: time.Now(),
-		holds: holds{all: map[*admitted]bool{}}, counts: map[string]int{},
+		pods: podSet{all: map[*admittedPod]bool{}}, counts: map[string]int{},
 	}
 	s.check.disturbed()
 	if err := s.live(ctx); err != nil {
@@ -119,7 +119,7 @@ func (s *soak) storms(ctx context.Context) error {
 	if err := s.check.still(ctx); err != nil {
 		return err
 	}
-	before, err := s.node.least(ctx, func(footprint) bool { return false }, 2*time.Second)
+	before, err := s.node.leastFootprint(ctx, func(footprint) bool { return false }, 2*time.Second)
 	if err != nil {
 		return err
 	}
@@ -155,11 +155,11 @@ func (s *soak) storm(ctx context.Context, number uint64, d time.Duration) error 
 	}
 	for i := range tenantCount {
 		r := random()
-		g.Go(func() error { return s.tenant(ctx, fmt.Sprintf("t%d-%d", i, number), r) })
+		g.Go(func() error { return s.runTenant(ctx, fmt.Sprintf("t%d-%d", i, number), r) })
 	}
 	kubelets, stranger, configurations := random(), random(), random()
-	g.Go(func() error { return s.kubelets(ctx, kubelets) })
-	g.Go(func() error { return s.stranger(ctx, stranger) })
+	g.Go(func() error { return s.restartKubelets(ctx, kubelets) })
+	g.Go(func() error { return s.runStranger(ctx, stranger) })
 	g.Go(func() error { return s.configurations(ctx, configurations) })
 	return g.Wait()
 }
@@ -178,19 +178,19 @@ func (s *soak) end(ctx context.Context, before footprint) error {
 		return err
 	}
 	// A kubelet serves what it was once told until the next kubelet starts.
-	if err := s.restart(); err != nil {
+	if err := s.restartKubelet(); err != nil {
 		return err
 	}
 	if err := s.check.still(ctx); err != nil {
 		return err
 	}
-	after, err := s.node.least(ctx, func(f footprint) bool { return f.more(before) == "" }, s.settle)
+	after, err := s.node.leastFootprint(ctx, func(f footprint) bool { return f.growthSince(before) == "" }, s.settle)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(s.out, "%8s  at the end: %v\n", s.since(), after)
-	if more := after.more(before); more != "" {
-		return fmt.Errorf("the device plugin holds more than at the start: %s", more)
+	if growth := after.growthSince(before); growth != "" {
+		return fmt.Errorf("the device plugin holds more than at the start: %s", growth)
 	}
 	return nil
 }

@@ -17,58 +17,58 @@ import (
 	"github.com/gpuready/gpuready/internal/kubelettest"
 )
 
-// admitted is an admitted pod.
-type admitted struct {
-	mu  sync.Mutex
-	pod kubelettest.Pod
-	ids []part
-	cdi []string
-	end bool
+// admittedPod is a pod that the kubelet has admitted.
+type admittedPod struct {
+	mu      sync.Mutex
+	pod     kubelettest.Pod
+	devices []part   // that the kubelet allocated
+	cdi     []string // CDI names that the plugin gave for them
+	removed bool
 }
 
-// holds are all admitted pods.
-type holds struct {
+// podSet holds the pods that are admitted now.
+type podSet struct {
 	mu  sync.Mutex
-	all map[*admitted]bool
+	all map[*admittedPod]bool
 }
 
-func (h *holds) list() []*admitted {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	var all []*admitted
-	for one := range h.all {
-		all = append(all, one)
+func (set *podSet) list() []*admittedPod {
+	set.mu.Lock()
+	defer set.mu.Unlock()
+	var all []*admittedPod
+	for p := range set.all {
+		all = append(all, p)
 	}
 	return all
 }
 
-// tenant is a user that runs one pod after the other.
-func (s *soak) tenant(ctx context.Context, name string, r *rand.Rand) error {
+// runTenant runs one pod after the other, as a user does, until ctx ends.
+func (s *soak) runTenant(ctx context.Context, name string, r *rand.Rand) error {
 	f := fate{soak: s, rand: r}
 	for n := 0; f.pause(ctx, time.Second); n++ {
-		resource := s.wish(r)
+		resource := s.pickResource(r)
 		if resource == "" {
 			continue
 		}
 		pod := kubelettest.Pod{
 			Namespace: "soak", Name: fmt.Sprintf("%s-%d", name, n), Container: "main",
-			Requests: map[string]int{resource: 1 + r.IntN(1+r.IntN(4))},
+			Requests: map[string]int{resource: 1 + r.IntN(1+r.IntN(4))}, // up to 4, most often 1
 		}
-		h, err := s.admit(ctx, pod)
+		p, err := s.admit(ctx, pod)
 		if err != nil {
 			return err
 		}
-		if h == nil {
+		if p == nil {
 			continue
 		}
 		f.pause(ctx, 3*time.Second)
-		s.remove(h)
+		s.remove(p)
 	}
 	return nil
 }
 
-// wish returns a random resource with devices.
-func (s *soak) wish(r *rand.Rand) string {
+// pickResource returns a random resource with allocatable devices, or "".
+func (s *soak) pickResource(r *rand.Rand) string {
 	var names []string
 	for _, res := range s.node.kubelet.Resources() {
 		if res.Allocatable > 0 {
@@ -81,12 +81,13 @@ func (s *soak) wish(r *rand.Rand) string {
 	return pick(r, names)
 }
 
-// admit runs a pod; nil: it was refused, or the kubelet stopped.
-func (s *soak) admit(ctx context.Context, pod kubelettest.Pod) (*admitted, error) {
+// admit admits a pod. It returns nil, without an error, if the pod could rightly not run: it was
+// refused, the kubelet stopped meanwhile, or a device has just been lost.
+func (s *soak) admit(ctx context.Context, pod kubelettest.Pod) (*admittedPod, error) {
 	began := time.Now()
-	asked := 0
+	requested := 0
 	for _, n := range pod.Requests {
-		asked += n
+		requested += n
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.settle)
 	defer cancel()
@@ -99,25 +100,25 @@ func (s *soak) admit(ctx context.Context, pod kubelettest.Pod) (*admitted, error
 		s.node.kubelet.Remove(pod.Namespace, pod.Name)
 		s.count("refused")
 		return nil, nil
-	case err != nil: // it is stopped
+	case err != nil: // the kubelet was stopped
 		s.count("cut off")
 		return nil, nil
 	}
-	h := &admitted{pod: pod, cdi: a.CDIDevices}
+	p := &admittedPod{pod: pod, cdi: a.CDIDevices}
 	for resource, ids := range a.DeviceIDs {
 		for _, id := range ids {
-			h.ids = append(h.ids, part{resource, id})
+			p.devices = append(p.devices, part{resource, id})
 		}
 	}
-	if len(h.ids) != asked { // the kubelet was killed before it recorded the allocation
+	if len(p.devices) != requested { // the kubelet was killed before it recorded the allocation
 		s.node.kubelet.Remove(pod.Namespace, pod.Name)
 		s.count("cut off")
 		return nil, nil
 	}
-	if err := named(h); err != nil {
+	if err := checkCDINames(p); err != nil {
 		return nil, err
 	}
-	lost, err := s.truth.allocate(pod.Name, h.ids, began, s.settle)
+	lost, err := s.truth.allocate(pod.Name, p.devices, began, s.settle)
 	if err != nil {
 		return nil, err
 	}
@@ -126,69 +127,72 @@ func (s *soak) admit(ctx context.Context, pod kubelettest.Pod) (*admitted, error
 		s.count("too late")
 		return nil, nil
 	}
-	s.holds.mu.Lock()
-	s.holds.all[h] = true
-	s.holds.mu.Unlock()
+	s.pods.mu.Lock()
+	s.pods.all[p] = true
+	s.pods.mu.Unlock()
 	s.count("admitted")
-	return h, nil
+	return p, nil
 }
 
-// named returns an error unless the runtime was given the devices that the kubelet allocated.
-func named(h *admitted) error {
+// checkCDINames returns an error unless the CDI names for the runtime are those of the devices that
+// the kubelet allocated.
+func checkCDINames(p *admittedPod) error {
 	var want []string
-	for _, p := range h.ids {
-		want = append(want, "k8s.gpuready.io/gpu="+baseID(p.id))
+	for _, d := range p.devices {
+		want = append(want, "k8s.gpuready.io/gpu="+baseID(d.id))
 	}
 	slices.Sort(want)
-	have := slices.Sorted(slices.Values(h.cdi))
+	have := slices.Sorted(slices.Values(p.cdi))
 	if !slices.Equal(slices.Compact(want), slices.Compact(have)) {
-		return fmt.Errorf("pod %s has %v, and the runtime was told %v", h.pod.Name, h.ids, h.cdi)
+		return fmt.Errorf("pod %s has %v, and the runtime was told %v", p.pod.Name, p.devices, p.cdi)
 	}
 	return nil
 }
 
-func (s *soak) remove(h *admitted) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.end = true
-	s.holds.mu.Lock()
-	delete(s.holds.all, h)
-	s.holds.mu.Unlock()
-	s.truth.release(h.ids)
-	s.node.kubelet.Remove(h.pod.Namespace, h.pod.Name)
+func (s *soak) remove(p *admittedPod) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.removed = true
+	s.pods.mu.Lock()
+	delete(s.pods.all, p)
+	s.pods.mu.Unlock()
+	s.truth.release(p.devices)
+	s.node.kubelet.Remove(p.pod.Namespace, p.pod.Name)
 }
 
-// again admits a running pod once more, as a kubelet does when it starts. The pod must get the
+// readmit admits a running pod once more, as a kubelet does when it starts. The pod must get the
 // same devices.
-func (s *soak) again(ctx context.Context, h *admitted) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.end || !s.truth.usable(h.ids, s.settle) {
+func (s *soak) readmit(ctx context.Context, p *admittedPod) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.removed || !s.truth.usable(p.devices, s.settle) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.settle)
 	defer cancel()
-	a, err := s.node.kubelet.Admit(ctx, h.pod)
-	if err == nil && slices.Equal(a.CDIDevices, h.cdi) || !s.truth.usable(h.ids, s.settle) {
+	a, err := s.node.kubelet.Admit(ctx, p.pod)
+	// A device may have broken since the first check.
+	if err == nil && slices.Equal(a.CDIDevices, p.cdi) || !s.truth.usable(p.devices, s.settle) {
 		return nil
 	}
-	return fmt.Errorf("pod %s has %v; after the kubelet's restart it is given %v: %w", h.pod.Name, h.cdi, a.CDIDevices, err)
+	return fmt.Errorf("pod %s has %v; after the kubelet's restart it is given %v: %w", p.pod.Name, p.cdi, a.CDIDevices, err)
 }
 
-// kubelets kills the kubelet from time to time, and starts it at once or later.
-func (s *soak) kubelets(ctx context.Context, r *rand.Rand) error {
+// restartKubelets stops the kubelet from time to time, starts it at once or a little later, and
+// readmits the pods that run.
+func (s *soak) restartKubelets(ctx context.Context, r *rand.Rand) error {
 	f := fate{soak: s, rand: r}
 	for f.pause(ctx, 20*time.Second) {
 		s.node.kubelet.Stop()
 		if r.IntN(2) == 0 {
 			f.pause(ctx, 3*time.Second)
 		}
-		if err := s.restart(); err != nil {
+		if err := s.restartKubelet(); err != nil {
 			return err
 		}
 		f.pause(ctx, 2*time.Second)
-		for _, h := range s.holds.list() {
-			if err := s.again(ctx, h); err != nil {
+		for _, p := range s.pods.list() {
+			if err := s.readmit(ctx, p); err != nil {
 				return err
 			}
 		}
@@ -196,21 +200,22 @@ func (s *soak) kubelets(ctx context.Context, r *rand.Rand) error {
 	return nil
 }
 
-func (s *soak) restart() error {
+func (s *soak) restartKubelet() error {
 	s.count("kubelet")
+	// The lists are lost when the kubelet stops. The plugin can send new ones when it runs again.
 	s.check.disturbed()
 	err := s.node.kubelet.Restart()
 	s.check.disturbed()
 	return err
 }
 
-// stranger is another client on the plugin's sockets. It requests forbidden devices, and reads
-// lists and disconnects.
-func (s *soak) stranger(ctx context.Context, r *rand.Rand) error {
+// runStranger is another client on the plugin's sockets. It reads a list, requests a device that
+// must not be allocated, and disconnects.
+func (s *soak) runStranger(ctx context.Context, r *rand.Rand) error {
 	f := fate{soak: s, rand: r}
 	for f.pause(ctx, time.Second) {
-		name, id, c := s.truth.broken(s.settle)
-		if c == nil || r.IntN(2) == 0 {
+		name, id, gpu := s.truth.broken(s.settle)
+		if gpu == nil || r.IntN(2) == 0 { // a device that does not exist
 			name, id = gpuResource, "GPU-00000000-0000-4000-8000-000000000000"
 		}
 		res, ok := s.node.kubelet.Resource(name)
@@ -219,9 +224,9 @@ func (s *soak) stranger(ctx context.Context, r *rand.Rand) error {
 		}
 		if err := s.requestDevice(ctx, res.Endpoint, id); err != nil {
 			s.truth.mu.Lock()
-			mended := c != nil && s.truth.gpuOf[baseID(id)] == c && c.health != sick
+			mended := gpu != nil && s.truth.gpuOf[baseID(id)] == gpu && gpu.health != sick
 			s.truth.mu.Unlock()
-			if mended { // just now
+			if mended { // since it was chosen
 				continue
 			}
 			return err
@@ -230,7 +235,8 @@ func (s *soak) stranger(ctx context.Context, r *rand.Rand) error {
 	return nil
 }
 
-// requestDevice requests a device, on a new connection; the plugin must refuse.
+// requestDevice reads a list and requests a device, on a new connection. It returns an error unless
+// the plugin refuses.
 func (s *soak) requestDevice(ctx context.Context, endpoint, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.settle)
 	defer cancel()

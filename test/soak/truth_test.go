@@ -143,7 +143,7 @@ func TestACheckFailsWhenSomethingIsWrongForTooLong(t *testing.T) {
 
 func TestGrowthIsReportedByKind(t *testing.T) {
 	before := footprint{files: map[string]int{"socket": 3, "anon_inode:inotify": 1}, goroutines: 10}
-	require.Empty(t, before.more(before))
+	require.Empty(t, before.growthSince(before))
 	after := footprint{files: map[string]int{"socket": 5, "anon_inode:inotify": 1}, goroutines: 12}
-	require.Equal(t, "2 × socket, 2 goroutines", after.more(before))
+	require.Equal(t, "2 × socket, 2 goroutines", after.growthSince(before))
 }

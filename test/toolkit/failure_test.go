@@ -245,7 +245,7 @@ func TestRestoreWaitsForAnUnresponsiveRuntime(t *testing.T) {
 	h := start(t, kind)
 	s := systemd(t, h)
 	gpuToolkit(t, configuring(kind, "apply")...)
-	const dir, programs = "/etc/containerd", "/usr/local/nvidia/toolkit"
+	const dir, programs = "/etc/containerd", "/usr/local/nvidia/gpuready"
 	config, installed, calls := files(t, dir), files(t, programs), len(s.Calls())
 	require.NoError(t, h.Signal(unix.SIGSTOP))
 	require.Contains(t, fails(t, configuring(kind, "restore")...), "does not answer within 2s; see its log; nothing was restored")

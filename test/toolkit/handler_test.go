@@ -54,7 +54,7 @@ func write(t *testing.T, p runtime.Plan) {
 // install installs the handler where gpu-toolkit does, with settings.
 func install(t *testing.T, settings string) runtime.Handler {
 	t.Helper()
-	const dir = "/usr/local/nvidia/toolkit"
+	const dir = "/usr/local/nvidia/gpuready"
 	require.NoError(t, os.MkdirAll(dir, 0o755))
 	built.Copy(t, filepath.Join(dir, "gpu-oci-runtime"), "gpu-oci-runtime")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "gpu-oci-runtime.json"), []byte(settings), 0o644))

@@ -42,7 +42,7 @@ func (v *victim) bringTo(t *testing.T, command string) {
 	if command == "apply" {
 		require.ElementsMatch(t, append(slices.Clone(v.bare.Handlers), "nvidia"), now.Handlers)
 		require.Equal(t, v.applied, v.configFiles(t))
-		require.FileExists(t, "/usr/local/nvidia/toolkit/gpu-oci-runtime")
+		require.FileExists(t, "/usr/local/nvidia/gpuready/gpu-oci-runtime")
 		return
 	}
 	require.Equal(t, v.before, v.configFiles(t))

@@ -74,7 +74,7 @@ func openMachine(t *testing.T, dir, version string) machine {
 	program := filepath.Join(t.TempDir(), setup.ShimName)
 	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755)) // written often, never run
 	tk, err := setup.New(setup.Config{
-		HostRoot: dir, DriverRoot: "/", DevRoot: "/", CDIDir: "/var/run/cdi", InstallDir: "/usr/local/nvidia/toolkit",
+		HostRoot: dir, DriverRoot: "/", DevRoot: "/", CDIDir: "/var/run/cdi", InstallDir: "/usr/local/nvidia/gpuready",
 		StateDir: "/run/nvidia/gpuready", Configure: true, Handler: "nvidia", Shim: request.DefaultSettings(), ShimProgram: program,
 	}, nil)
 	require.NoError(t, err)

@@ -110,7 +110,7 @@ func driverRootOf(t *testing.T, packages string) (version string) {
 // writeSpecs writes the toolkit's CDI specifications for the driver root and a snapshot.
 func writeSpecs(t *testing.T, version, uuid string, in spec.Input) {
 	t.Helper()
-	const hook = "/usr/local/nvidia/toolkit/gpu-cdi-hook"
+	const hook = "/usr/local/nvidia/gpuready/gpu-cdi-hook"
 	program, err := os.ReadFile(built.Path(t, "gpu-cdi-hook"))
 	require.NoError(t, err)
 	require.NoError(t, os.MkdirAll(filepath.Dir(hook), 0o755))

@@ -99,7 +99,7 @@ func whole(t *testing.T, kind node.Kind, args ...string) {
 	gpuToolkit(t, with("restore")...)
 	require.Equal(t, before, contents(t, dir))
 	require.ElementsMatch(t, was.Handlers, status(t, h).Handlers)
-	require.NoDirExists(t, "/usr/local/nvidia/toolkit")
+	require.NoDirExists(t, "/usr/local/nvidia/gpuready")
 	require.NoDirExists(t, "/run/nvidia/gpuready")
 	ordinary(t, h)
 }

@@ -29,10 +29,17 @@ func TestBrokenLayers(t *testing.T) {
 	})
 	t.Run("the startup taint comes and goes", func(t *testing.T) { startupTaintComesAndGoes(t, n) })
 	var laps []lap
-	for _, c := range slices.Concat(driverSituations(), toolkitSituations(), cudaSituations(), pluginSituations(), clusterSituations(), []situation{handlerSituation()}) {
-		if !t.Run(c.name, func(t *testing.T) { laps = append(laps, c.play(t, n)) }) {
-			s.LogDiagnostics(t)
+	play := func(all []situation) {
+		for _, c := range all {
+			if !t.Run(c.name, func(t *testing.T) { laps = append(laps, c.play(t, n)) }) {
+				s.LogDiagnostics(t)
+			}
 		}
 	}
+	play(slices.Concat(driverSituations(), toolkitSituations(), cudaSituations(), pluginSituations(), clusterSituations()))
+	if !t.Run("folders and sockets of the host", func(t *testing.T) { laps = append(laps, foldersHeal(t, n)...) }) {
+		s.LogDiagnostics(t)
+	}
+	play([]situation{handlerSituation()})
 	fmt.Printf("\nSeconds from the break to the reason, and from the mend to all layers proven and the Node's condition True:\n%s\n", table(laps))
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -23,9 +24,11 @@ import (
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
+// holder is a pod that holds all GPUs of the node.
+var holder = e2e.Job{Name: "holds-all", Node: "n1", GPUs: 4, Command: []string{"vectoradd", "--for", "1h", "--every", "1s", "--elements", "1000"}}
+
 // clusterSituations are faults outside the node's GPUs, and in our own image.
 func clusterSituations() []situation {
-	holder := e2e.Job{Name: "holds-all", Node: "n1", GPUs: 4, Command: []string{"vectoradd", "--for", "1h", "--every", "1s", "--elements", "1000"}}
 	return []situation{
 		{
 			name: "pods hold all GPUs", reason: "AllAllocated",
@@ -74,6 +77,29 @@ func clusterSituations() []situation {
 					return n.condition(corev1.ConditionTrue, "Degraded", "GPU 3 (", "XID 79 (the GPU no longer answers on PCIe)")
 				})
 				n.reset(t, "3")
+			},
+		},
+		{
+			name: "/run is full while a GPU breaks", reason: "StateNotWritable",
+			prepare: func(t *testing.T, n *node) { n.fillRun(t) },
+			breaks:  func(t *testing.T, n *node) { n.gpusim(t, "lose", "--gpu", "2") },
+			reported: func(_ *testing.T, n *node) error {
+				c := n.World.Condition(n.name, "GPUReady")
+				if c == nil || c.Reason != "StateNotWritable" || !strings.Contains(c.Message, "df -h") {
+					return fmt.Errorf("the condition is %+v", c)
+				}
+				return nil
+			},
+			also: func(t *testing.T, n *node) {
+				out, _ := n.run(t, "gpu-validator", "explain", "--node", n.name) // in a pod, nothing new can be run
+				assert.Contains(t, out, "StateNotWritable")
+			},
+			mends: func(t *testing.T, n *node) {
+				n.freeRun(t)
+				n.until(t, "the broken GPU is reported", func() error {
+					return n.condition(corev1.ConditionTrue, "Degraded", "GPU 2 (", "XID 79")
+				})
+				n.reset(t, "2")
 			},
 		},
 		{
@@ -226,6 +252,39 @@ func (n *node) forbid(t *testing.T) {
 func (n *node) allow(t *testing.T) {
 	t.Helper()
 	n.Kubectl(t, "delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", "cost-centre")
+}
+
+const runFiller = "/run/filler"
+
+// fillRun makes the node's /run small, and fills it.
+func (n *node) fillRun(t *testing.T) {
+	t.Helper()
+	var run unix.Statfs_t
+	require.NoError(t, unix.Statfs(n.path("/run"), &run))
+	used := int64(run.Blocks-run.Bfree) * run.Bsize
+	n.resizeRun(t, fmt.Sprint(used+1<<20))
+	fill, err := os.Create(n.path(runFiller))
+	require.NoError(t, err)
+	defer func() { _ = fill.Close() }()
+	for size := 64 << 10; size > 0; {
+		if _, err := fill.Write(make([]byte, size)); err != nil {
+			require.ErrorIs(t, err, unix.ENOSPC)
+			size /= 2
+		}
+	}
+}
+
+// freeRun ends what fillRun did.
+func (n *node) freeRun(t *testing.T) {
+	t.Helper()
+	n.remove(t, runFiller)
+	n.resizeRun(t, "50%")
+}
+
+func (n *node) resizeRun(t *testing.T, size string) {
+	t.Helper()
+	out, err := n.Node(n.name).Exec(t.Context(), "mount", "-o", "remount,size="+size, "/run")
+	require.NoErrorf(t, err, "%s", out)
 }
 
 // image changes the image of the validator's pods.

@@ -1,6 +1,7 @@
 package validator
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -46,12 +47,26 @@ func driverSituations() []situation {
 			},
 		},
 		{
-			name: "a GPU has fallen off the bus", reason: "Degraded",
-			breaks: func(t *testing.T, n *node) { n.gpusim(t, "lose", "--gpu", "2") },
+			name: "a GPU that a pod holds has fallen off the bus", reason: "Degraded",
+			prepare: func(t *testing.T, n *node) { n.occupy(t, holder) },
+			breaks:  func(t *testing.T, n *node) { n.gpusim(t, "lose", "--gpu", "2") },
 			reported: func(_ *testing.T, n *node) error {
-				return n.condition(corev1.ConditionTrue, "Degraded", "GPU 2 (", "XID 79 (the GPU no longer answers on PCIe)")
+				return n.condition(corev1.ConditionTrue, "Degraded", "GPU 2 (", "XID 79 (the GPU no longer answers on PCIe)", "held by default/"+holder.Name, "reboot the node")
 			},
-			mends: func(t *testing.T, n *node) { n.reset(t, "2") },
+			also: func(t *testing.T, n *node) {
+				n.until(t, "an Event names the pod and what to do", func() error {
+					for _, e := range n.World.Events("Node", n.name) {
+						if e.Reason == "XID" && strings.Contains(e.Message, "held by default/"+holder.Name) && strings.Contains(e.Message, "reboot the node") {
+							return nil
+						}
+					}
+					return errors.New("there is none")
+				})
+			},
+			mends: func(t *testing.T, n *node) {
+				n.delete(t, "default", holder.Name)
+				n.reset(t, "2")
+			},
 		},
 	}
 }

@@ -13,11 +13,85 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/test/e2e"
 )
 
 // startupTaint is the key of the taint that the validator manages.
 const startupTaint = "nvidia.com/gpu-not-ready"
+
+// reportedEverywhere waits until all places that people and programs look at name the reason of a refused
+// layer and, if there is room, the next action: Event, explain, log, metric and exit code. The condition
+// was checked before.
+func (n *node) reportedEverywhere(t *testing.T, l readiness.Layer, why readiness.NotReady) {
+	t.Helper()
+	n.explained(t, ": "+string(why.Reason))
+	has := func(text string, words ...string) error {
+		text = strings.Join(strings.Fields(text), " ")
+		for _, w := range words {
+			if !strings.Contains(text, strings.Join(strings.Fields(w), " ")) {
+				return fmt.Errorf("there is no %q in:\n%s", w, tail(text, 5))
+			}
+		}
+		return nil
+	}
+	for _, place := range []struct {
+		name   string
+		report func() error
+	}{
+		{"the log", func() error { return n.logged(t, "not ready", "layer="+string(l), "reason="+string(why.Reason)) }},
+		{"kubectl gpu explain", func() error {
+			out, _ := n.run(t, "kubectl-gpu", "explain", "-n", e2e.Namespace, n.name, "-o", "json")
+			return has(out, string(why.Reason))
+		}},
+		{"the exit code of gpu-validator wait", func() error {
+			out, code := n.run(t, "gpu-validator", "wait", string(l), "--timeout", "100ms", "--host-root", n.path("/"))
+			if code != exitCodes[l] {
+				return fmt.Errorf("it is %d:\n%s", code, out)
+			}
+			return has(out, string(why.Reason), why.Action)
+		}},
+		{"the metric", func() error {
+			p := n.pod(validator)
+			if p == nil {
+				return fmt.Errorf("there is no %s", validator)
+			}
+			const port = 9404
+			path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:%d/proxy/metrics", p.Namespace, p.Name, port)
+			text, err := n.World.Client.CoreV1().RESTClient().Get().AbsPath(path).DoRaw(t.Context())
+			if err != nil {
+				return err
+			}
+			return has(string(text), fmt.Sprintf("gpuready_layer_not_ready_reason{layer=%q,reason=%q} 1", l, why.Reason))
+		}},
+		{"an Event of the Node", func() error {
+			for _, e := range n.World.Events("Node", n.name) {
+				if e.Reason == string(why.Reason) && e.Type == corev1.EventTypeWarning {
+					return has(e.Message, string(l)+": ")
+				}
+			}
+			return fmt.Errorf("no Warning has this reason")
+		}},
+	} {
+		n.until(t, fmt.Sprintf("%s says %s", place.name, why.Reason), place.report)
+	}
+}
+
+// exitCodes maps the layers to the exit codes of gpu-validator wait.
+var exitCodes = map[readiness.Layer]int{readiness.Driver: 10, readiness.Toolkit: 11, readiness.CUDA: 12, readiness.Plugin: 13}
+
+// run runs a program of ours against the cluster.
+func (n *node) run(t *testing.T, name string, args ...string) (output string, exitCode int) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program(name), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+n.Kubeconfig)
+	out, err := cmd.CombinedOutput()
+	if failed, is := errors.AsType[*exec.ExitError](err); is {
+		return string(out), failed.ExitCode()
+	}
+	require.NoError(t, err)
+	return string(out), 0
+}
 
 // explained waits until gpu-validator explain reports that result, on the node and from outside the
 // cluster.

@@ -18,8 +18,8 @@ func pluginSituations() []situation {
 			mends:  func(t *testing.T, n *node) { n.register(t) },
 		},
 		{
-			name: "the device plugin is gone", layer: readiness.Plugin, reason: "AllocatableShort",
-			words:  []string{"4 devices fewer", "gpu-device-plugin"},
+			name: "the device plugin is gone", layer: readiness.Plugin, reason: "DevicePluginSilent",
+			words:  []string{"the device plugin was stopped", "nvidia.com/gpu.deploy.device-plugin"},
 			breaks: func(t *testing.T, n *node) { n.label(t, pluginLabel, "false") },
 			mends:  func(t *testing.T, n *node) { n.label(t, pluginLabel, "") },
 		},

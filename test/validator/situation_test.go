@@ -64,8 +64,8 @@ func (s situation) play(t *testing.T, n *node) lap {
 		if assert.NoError(t, err) && assert.NotNil(t, status.NotReady) {
 			assert.NotEmpty(t, status.NotReady.Action, "the next action")
 			t.Logf("%s: %s", s.layer, summary(status))
+			n.reportedEverywhere(t, s.layer, *status.NotReady)
 		}
-		n.explained(t, ": "+s.reason)
 	}
 	if s.also != nil {
 		s.also(t, n)

@@ -51,7 +51,7 @@ func toolkitSituations() []situation {
 		},
 		{
 			name: "what the toolkit left is of an earlier boot", layer: readiness.Toolkit, reason: "ToolkitSilent",
-			words: []string{"in this boot", toolkit},
+			words: []string{"since the node booted", toolkit},
 			prepare: func(t *testing.T, n *node) {
 				n.label(t, toolkitLabel, "false")
 				n.gone(t, toolkit)

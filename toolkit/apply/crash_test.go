@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	dir      = "/usr/local/nvidia/toolkit"
+	dir      = "/usr/local/nvidia/gpuready"
 	hookName = "gpu-cdi-hook"
 	conf     = "/etc/containerd/config.toml"
 	hand     = "# by hand\nversion = 2\n"

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	dir      = "/usr/local/nvidia/toolkit"
+	dir      = "/usr/local/nvidia/gpuready"
 	hookName = "gpu-cdi-hook"
 )
 
@@ -91,9 +91,9 @@ func TestFilesThatOthersChangedOrMadeAreKept(t *testing.T) {
 	require.NoError(t, os.Symlink("../nvidia0", at+"/dev/char/195:0")) // there before
 	applyItems(t, root, "boot", wanted())
 	require.NoError(t, os.WriteFile(at+"/run/cdi/a.yaml", []byte("edited"), 0o644))
-	require.NoError(t, os.WriteFile(at+"/usr/local/nvidia/toolkit/other", nil, 0o644))
+	require.NoError(t, os.WriteFile(at+"/usr/local/nvidia/gpuready/other", nil, 0o644))
 	require.Equal(t, []string{"/var/run/cdi/a.yaml was changed by others since"}, uninstall(t, root, "boot"))
-	for _, p := range []string{"/dev/char/195:0", "/run/cdi/a.yaml", "/usr/local/nvidia/toolkit/other"} {
+	for _, p := range []string{"/dev/char/195:0", "/run/cdi/a.yaml", "/usr/local/nvidia/gpuready/other"} {
 		_, err := os.Lstat(at + p)
 		require.NoError(t, err)
 	}

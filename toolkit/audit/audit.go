@@ -171,9 +171,9 @@ func Run(ctx context.Context, root *host.Root, at string, o Options) ([]Finding,
 	if o.Timeout == 0 {
 		o.Timeout = defaultTimeout
 	}
-	collect := overCRI
+	collect := collectCRI
 	if o.Runtime == runtime.Docker {
-		collect = overDocker
+		collect = collectDocker
 	}
 	containers, err := collect(ctx, root, at, o.Timeout)
 	findings := []Finding{}

@@ -130,9 +130,9 @@ func TestOneUnreadableContainerDoesNotHideTheOthers(t *testing.T) {
 	require.Equal(t, Loses, findings[0].Verdict)
 	require.NotContains(t, findings[0].Where(), "\x1b")
 	require.Nil(t, (&criService{at: at}).bundles("../../etc"))
-	require.Nil(t, (&dockerAPI{}).bundles("a/b"))
-	require.NotNil(t, (&dockerAPI{}).bundles(strings.Repeat("a", 256)))
-	require.Nil(t, (&dockerAPI{}).bundles(strings.Repeat("a", 257)), "too long")
+	require.Nil(t, (&dockerAPI{}).configPaths("a/b"))
+	require.NotNil(t, (&dockerAPI{}).configPaths(strings.Repeat("a", 256)))
+	require.Nil(t, (&dockerAPI{}).configPaths(strings.Repeat("a", 257)), "too long")
 }
 
 func TestRunTimesOutOnASilentRuntime(t *testing.T) {
@@ -179,7 +179,7 @@ func serveDocker(t *testing.T, root *host.Root, answers map[string]string) {
 	})
 }
 
-const daemon = `{"DefaultRuntime":"runc","Runtimes":{"runc":{"path":"runc"},"nvidia":{"path":"/usr/bin/nvidia-container-runtime","runtimeArgs":[]},"gpu":{"path":"/usr/local/nvidia/toolkit/gpu-oci-runtime"}}}`
+const daemon = `{"DefaultRuntime":"runc","Runtimes":{"runc":{"path":"runc"},"nvidia":{"path":"/usr/bin/nvidia-container-runtime","runtimeArgs":[]},"gpu":{"path":"/usr/local/nvidia/gpuready/gpu-oci-runtime"}}}`
 
 func TestCollectOverDockersAPI(t *testing.T) {
 	root := newHost(t, map[string]string{

@@ -23,17 +23,19 @@ const (
 	labelPod       = "io.kubernetes.pod.name"
 )
 
-// criService is the client of a runtime.
+// criService is a client of a runtime's CRI socket.
 type criService struct {
 	root     *host.Root
-	at       string
-	limit    time.Duration
+	at       string        // the socket's path on the host
+	limit    time.Duration // of each call
 	client   runtimeapi.RuntimeServiceClient
 	fallback string            // the default handler; "" if unknown
 	handlers map[string]string // by the ID of a pod's sandbox
 }
 
-func overCRI(ctx context.Context, root *host.Root, at string, limit time.Duration) (all []Container, err error) {
+// collectCRI returns the running containers of the runtime at a socket, as collectDocker does for
+// Docker.
+func collectCRI(ctx context.Context, root *host.Root, at string, limit time.Duration) (all []Container, err error) {
 	response, err := runtime.QueryWithin(ctx, root, at, limit)
 	if err != nil {
 		return nil, errors.New(response.Message)

@@ -19,14 +19,14 @@ import (
 	"github.com/gpuready/gpuready/toolkit/watch"
 )
 
-// errGone means that a container has ended since it was listed.
+// errGone means that Docker no longer has a container: it has ended since it was listed.
 var errGone = errors.New("the container has ended")
 
-// dockerAPI is a client of a daemon's own API.
+// dockerAPI is a client of a Docker daemon's API.
 type dockerAPI struct {
 	root   *host.Root
-	at     string
-	limit  time.Duration
+	at     string        // the socket's path on the host
+	limit  time.Duration // of each request
 	client *http.Client
 	info   dockerInfo
 }
@@ -67,7 +67,10 @@ type inspection struct {
 	}
 }
 
-func overDocker(ctx context.Context, root *host.Root, at string, limit time.Duration) ([]Container, error) {
+// collectDocker returns the running containers of the Docker daemon at a socket, and the ways in
+// which each may get GPUs. With an error, it returns those that it could inspect. limit is the
+// timeout of each request.
+func collectDocker(ctx context.Context, root *host.Root, at string, limit time.Duration) ([]Container, error) {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return watch.Dial(ctx, root, at) }}
 	defer transport.CloseIdleConnections()
 	d := &dockerAPI{root: root, at: at, limit: limit, client: &http.Client{Transport: transport}}
@@ -96,7 +99,7 @@ func overDocker(ctx context.Context, root *host.Root, at string, limit time.Dura
 			failed = append(failed, fmt.Errorf("container %s: %w", record.Clean(l.ID, maxText), err))
 		default:
 			c := i.container(l.ID, d.info)
-			c.inspectDevices(d.root, d.bundles(l.ID), i.State.Pid)
+			c.inspectDevices(d.root, d.configPaths(l.ID), i.State.Pid)
 			all = append(all, c)
 		}
 	}
@@ -113,8 +116,9 @@ func (i inspection) container(id string, daemon dockerInfo) Container {
 			return slices.Contains([]string{"ALL", "SYS_ADMIN"}, strings.TrimPrefix(strings.ToUpper(name), "CAP_"))
 		}),
 	}
+	// The name of the handler or of its program shows whether it reads NVIDIA_VISIBLE_DEVICES.
 	c.Reads = readsVariable(h.Runtime) || isReader(daemon.Runtimes[h.Runtime].Path)
-	var s oci
+	var s oci // Docker's response has no OCI configuration, but its environment
 	s.Process.Env = i.Config.Env
 	c.addSpec(s)
 	for _, m := range i.Mounts {
@@ -129,16 +133,16 @@ func (i inspection) container(id string, daemon dockerInfo) Container {
 			for _, name := range r.DeviceIDs {
 				c.addCDI(name)
 			}
-		case r.Driver == "nvidia" || r.Driver == "" && slices.ContainsFunc(r.Capabilities, func(and []string) bool { return slices.Contains(and, "gpu") }):
+		case r.Driver == "nvidia" || r.Driver == "" && slices.ContainsFunc(r.Capabilities, func(allOf []string) bool { return slices.Contains(allOf, "gpu") }):
 			c.Flag = "--gpus"
 		}
 	}
 	return c
 }
 
-// bundles returns the possible paths of a Docker container's OCI configuration: that of
-// the system's containerd, or of one that dockerd started.
-func (d *dockerAPI) bundles(id string) []string {
+// configPaths returns the possible paths of a Docker container's OCI configuration: below the
+// state directory of the system's containerd, and of one that dockerd started.
+func (d *dockerAPI) configPaths(id string) []string {
 	if !isIdentifier(id) {
 		return nil
 	}
@@ -149,11 +153,12 @@ func (d *dockerAPI) bundles(id string) []string {
 	return all
 }
 
-// get decodes the response to one request, within the limits of time and size.
-func (d *dockerAPI) get(ctx context.Context, what string, into any) (err error) {
+// get sends one GET request and decodes the response into a value. It limits the time and the size
+// of the response. If the daemon does not know the path, the error is errGone.
+func (d *dockerAPI) get(ctx context.Context, uri string, into any) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.limit)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://docker"+what, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://docker"+uri, nil)
 	if err != nil {
 		return err
 	}
@@ -165,16 +170,16 @@ func (d *dockerAPI) get(ctx context.Context, what string, into any) (err error) 
 	data, err := io.ReadAll(io.LimitReader(response.Body, maxResponse+1))
 	switch {
 	case err != nil:
-		return fmt.Errorf("docker at %s: GET %s: %w", d.at, what, err)
+		return fmt.Errorf("docker at %s: GET %s: %w", d.at, uri, err)
 	case len(data) > maxResponse:
-		return fmt.Errorf("docker at %s: GET %s: the response has more than %d bytes", d.at, what, maxResponse)
+		return fmt.Errorf("docker at %s: GET %s: the response has more than %d bytes", d.at, uri, maxResponse)
 	case response.StatusCode == http.StatusNotFound:
 		return errGone
 	case response.StatusCode != http.StatusOK:
-		return fmt.Errorf("docker at %s: GET %s: %s: %s", d.at, what, response.Status, record.Clean(string(data), maxText))
+		return fmt.Errorf("docker at %s: GET %s: %s: %s", d.at, uri, response.Status, record.Clean(string(data), maxText))
 	}
 	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("docker at %s: GET %s: %w", d.at, what, err)
+		return fmt.Errorf("docker at %s: GET %s: %w", d.at, uri, err)
 	}
 	return nil
 }

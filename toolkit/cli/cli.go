@@ -26,6 +26,9 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		}
 		return 0
 	}
+	if program.HasBuiltin(args) {
+		return asProgram().Run(ctx, args, stdout, stderr)
+	}
 	o, err := parse(args)
 	switch {
 	case err != nil:
@@ -35,7 +38,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprint(stdout, o.usage())
 		return 0
 	case o.version:
-		fmt.Fprintln(stdout, "gpu-toolkit", version.String())
+		fmt.Fprintln(stdout, version.Get("gpu-toolkit").Line())
 		return 0
 	}
 	err = run(ctx, o, stdout, stderr)
@@ -49,4 +52,18 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return program.Failed
 	}
 	return 0
+}
+
+// asProgram returns the program with the commands of every program: help, version and completion. All
+// of its own share one help.
+func asProgram() program.Program {
+	o, _ := parse([]string{"--help"})
+	p := program.Program{Name: "gpu-toolkit", Help: o.usage()}
+	for _, name := range commands {
+		p.Commands = append(p.Commands, program.Command{Name: name, Run: func(_ context.Context, _ []string, stdout, _ io.Writer) error {
+			_, err := io.WriteString(stdout, p.Help)
+			return err
+		}})
+	}
+	return p
 }

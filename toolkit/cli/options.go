@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/nri"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
@@ -29,10 +30,12 @@ Usage:
   gpu-toolkit plan         print, byte for byte, what apply would change, and why
   gpu-toolkit apply        apply once
   gpu-toolkit verify       check with the runtime that all of it is in effect
-  gpu-toolkit restore      restore the original files, byte for byte; with --dry-run, print the changes
+  gpu-toolkit restore      restore the original files, byte for byte (--dry-run prints the changes)
   gpu-toolkit run          apply, then watch and repair until SIGTERM, which changes nothing
-  gpu-toolkit status       show what is installed, the runtime and its handlers, and the owner of each file
-  gpu-toolkit audit        list containers that only get GPUs by their environment, and would lose them
+  gpu-toolkit status       show what is installed, the runtime, its handlers, and who owns each file
+  gpu-toolkit audit        list containers that get GPUs only by variables, and would lose them
+  gpu-toolkit completion   print a script that completes command lines: bash, zsh or fish
+  gpu-toolkit version      print the version
 
 Examples:
   gpu-toolkit plan
@@ -78,7 +81,7 @@ type options struct {
 	variables     map[string]string // the variable of each flag that comes from the environment
 }
 
-func (o *options) usage() string { return header + o.flags.FlagUsages() + footer }
+func (o *options) usage() string { return header + program.FlagHelp(o.flags) + footer }
 
 func parse(args []string) (*options, error) {
 	o := &options{flags: pflag.NewFlagSet("gpu-toolkit", pflag.ContinueOnError), config: setup.Config{Shim: request.DefaultSettings()}}
@@ -88,7 +91,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.config.DriverRoot, "driver-root", "", "directory of the host with the driver's files (default "+setup.ContainerRoot+" if a driver is there, otherwise /)")
 	f.StringVar(&o.config.DevRoot, "dev-root", "", "directory of the host with dev/nvidia* (default the driver root if it has them, otherwise /)")
 	f.StringVar(&o.config.CDIDir, "cdi-output-dir", cdi.DynamicDir, "directory of the host for CDI specifications")
-	f.StringVar(&o.config.InstallDir, "toolkit-install-dir", "/usr/local/nvidia/toolkit", "directory of the host for the programs and the account of all changes")
+	f.StringVar(&o.config.InstallDir, "toolkit-install-dir", "/usr/local/nvidia/gpuready", "directory of the host for the programs and the account of all changes")
 	f.StringVar(&o.config.StateDir, "state-dir", "/run/nvidia/gpuready", "directory of the host for the state of components")
 	f.StringVar(&o.config.HookProgram, "hook-program", "", "gpu-cdi-hook to install (default next to this program)")
 	f.StringVar(&o.config.Runtime.Socket, "runtime-socket", "", "the container runtime's socket on the host (default the first of those of containerd, CRI-O, k3s, RKE2, k0s and MicroK8s)")

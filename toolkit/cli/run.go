@@ -12,7 +12,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/nvml"
-
 	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/program"
@@ -21,15 +20,16 @@ import (
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
-// The process sleeps while nothing happens. Only the reopening of a failed driver waits for
-// the end of a slice. A probe only finds a GPU that fell silent, which containers still get;
-// device nodes or an event report any other change earlier.
+// These are longer than NVML's defaults (nvml.Options), so that an idle toolkit rarely wakes up.
+// A long slice only delays the reopening of a driver that failed. A long probe interval only delays
+// noticing a GPU that stopped answering, which containers get all the same. All other changes are
+// noticed earlier, by device nodes or events.
 const (
-	slice      = 10 * time.Second
-	probeEvery = time.Minute
+	slice         = 10 * time.Second
+	probeInterval = time.Minute
 )
 
-// driver finds and opens NVML below the host's root.
+// driver implements setup.Driver: it finds and opens NVML below the host's root.
 type driver struct {
 	hostRoot string
 	log      *slog.Logger
@@ -40,17 +40,18 @@ func (d driver) Find(root string) (string, error) { return nvml.FindLibrary(d.ho
 func (d driver) Open(root string) (gpu.Source, error) {
 	source, err := nvml.Open(nvml.Options{
 		HostRoot: d.hostRoot, DriverRoot: root, Log: d.log, ReadOutside: nvml.NewOutsideReader(d.hostRoot, root),
-		Slice: slice, ProbeInterval: probeEvery,
+		Slice: slice, ProbeInterval: probeInterval,
 	})
 	if errors.Is(err, nvml.ErrOtherLibrary) {
 		err = fmt.Errorf("%w: %w", daemon.ErrReplaced, err)
 	}
 	if err != nil {
-		return nil, err // not a nil pointer in an interface
+		return nil, err // an explicit nil: a nil *nvml.Source in the interface would not be nil
 	}
 	return source, nil
 }
 
+// run executes the command that the options name.
 func run(ctx context.Context, o *options, stdout, stderr io.Writer) (err error) {
 	log, err := program.NewLog(stderr, "toolkit", o.logFormat, "")
 	if err != nil {
@@ -90,8 +91,8 @@ func (c command) withLock(do func(context.Context) error) func(context.Context) 
 	}
 }
 
-// lockRetry is the retry interval while the disk has no room for the lock's file, whose end
-// no event reports.
+// lockRetry is the retry interval while the disk has no room for the lock's file. No event reports
+// when there is room again.
 const lockRetry = 5 * time.Second
 
 // lock locks the host. The command run waits for the holder, and for room for the file.
@@ -117,13 +118,14 @@ func (c command) lock(ctx context.Context) (*apply.Held, error) {
 	}
 }
 
+// serve runs the daemon, its metrics server and the sealing of new mounts until ctx ends or one fails.
 func (c command) serve(ctx context.Context) error {
-	seal := c.seal() // before anything is written
+	keepSealed := c.seal() // makes the host's mounts read-only before anything is written
 	reg := metricsserver.NewRegistry()
 	d := daemon.New(c.t, c.log, daemon.NewMetrics(reg))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metricsserver.Serve(ctx, c.o.listen, reg, d.Ready) })
 	group.Go(func() error { return c.withLock(d.Run)(ctx) })
-	group.Go(func() error { return seal(ctx) })
+	group.Go(func() error { return keepSealed(ctx) })
 	return group.Wait()
 }

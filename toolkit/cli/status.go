@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"slices"
 	"strings"
 
@@ -117,6 +118,8 @@ func checkRuntime(ctx context.Context, t *setup.Toolkit) []check {
 		c := check{Name: "handler", OK: slices.Contains(info.Handlers, t.Config.Handler), Message: t.Config.Handler}
 		if !c.OK {
 			c.Message = fmt.Sprintf("there is no handler %q, only %s; run gpu-toolkit apply", t.Config.Handler, strings.Join(info.Handlers, ", "))
+		} else if program, ours := info.Programs[t.Config.Handler], path.Join(t.Config.InstallDir, setup.ShimName); program != "" && program != ours && !t.SamePath(program, ours) {
+			c.OK, c.Message = false, fmt.Sprintf("the handler %q runs %s and not %s; run gpu-toolkit apply", t.Config.Handler, program, ours)
 		}
 		checks = append(checks, c)
 	}

@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,7 +30,8 @@ const (
 	ReasonConfig  gpu.Reason = "RuntimeConfig"  // its configuration cannot be changed as it is
 	ReasonRefused gpu.Reason = "RuntimeRefused" // it did not restart as wanted, and has its old configuration back
 	ReasonRestart gpu.Reason = "RuntimeRestart" // it is configured and has to be restarted by hand
-	// ReasonUnavailable: nobody could be asked to restart it, or the request was refused.
+	// ReasonUnavailable means that a restart did not begin: what restarts it, such as systemd, cannot
+	// be reached or refused the request.
 	ReasonUnavailable gpu.Reason = "RestartUnavailable"
 )
 
@@ -62,7 +64,7 @@ type Runtime interface {
 	Restart(ctx context.Context, edits []runtime.Edit) (string, error)
 }
 
-// note holds everything that is needed to finish a change, also in another process.
+// note holds everything that is needed to finish a change, also after this process was killed.
 type note struct {
 	Before runtime.Info   `json:"before"`
 	Want   runtime.Want   `json:"want"`
@@ -80,7 +82,7 @@ type refusal struct {
 	Message string `json:"message"`
 	// Undoing is set until the runtime has loaded its old configuration.
 	Undoing *note  `json:"undoing,omitempty"`
-	Why     string `json:"why,omitempty"` // of Undoing
+	Why     string `json:"why,omitempty"` // why Undoing is undone
 }
 
 // Configurer configures one runtime. Its methods must not be called concurrently.
@@ -94,12 +96,12 @@ type Configurer struct {
 	// Observe is called after each step if it is not nil.
 	Observe func(step string, took time.Duration)
 
-	unbegun refusal // the last plan for which a restart was refused, by this process
+	notRestarted refusal // the last plan of this process whose restart did not begin; it is not tried again
 }
 
 // Outcome is the result of Plan or Apply.
 type Outcome struct {
-	Answer   runtime.Info   // the runtime's current description
+	Answer   runtime.Info   // the runtime's current description, as it answered Query
 	Edits    []runtime.Edit // the edits made or planned
 	Changes  []apply.Change // on the host
 	Restarts int
@@ -155,8 +157,8 @@ func (c *Configurer) Apply(ctx context.Context) (Outcome, error) {
 		}
 		return o, err
 	}
-	if c.unbegun.Plan == n.Plan && c.unbegun.Version == o.Answer.Version {
-		return o, &Problem{ReasonUnavailable, c.unbegun.Message, nil}
+	if c.notRestarted.Plan == n.Plan && c.notRestarted.Version == o.Answer.Version {
+		return o, &Problem{ReasonUnavailable, c.notRestarted.Message, nil}
 	}
 	if err := c.checkRestart(ctx, n); err != nil {
 		return o, err
@@ -171,8 +173,8 @@ func (c *Configurer) Apply(ctx context.Context) (Outcome, error) {
 	return c.finish(ctx, o, n, true)
 }
 
-// checkRestart returns a Problem if the runtime may be restarted, but nobody can be asked for it:
-// then nothing is written.
+// checkRestart returns a Problem if the runtime may be restarted, but the restart would not begin. It
+// is called before anything is written.
 func (c *Configurer) checkRestart(ctx context.Context, n note) error {
 	if may, _ := c.Runtime.CanRestart(); !may {
 		return nil
@@ -249,8 +251,8 @@ func (c *Configurer) resume(ctx context.Context) (o Outcome, done bool, err erro
 	return o, true, err
 }
 
-// finish restarts the runtime, whose files are written, and commits or undoes the change. fresh
-// reports whether the runtime has certainly not read the files yet.
+// finish restarts the runtime, whose files are written, and commits or undoes the change. fresh means
+// that this process wrote them, so the runtime has not read them yet.
 func (c *Configurer) finish(ctx context.Context, o Outcome, n note, fresh bool) (Outcome, error) {
 	if may, why := c.Runtime.CanRestart(); !may {
 		return o, &Problem{ReasonRestart, fmt.Sprintf("%s is configured (%s) and has to be restarted; %s", n.Before.Name, keys(n.Edits), why), nil}
@@ -268,7 +270,7 @@ func (c *Configurer) finish(ctx context.Context, o Outcome, n note, fresh bool) 
 			return o, fmt.Errorf("%s could not be restarted (%w), and its configuration cannot be put back: %w; gpu-toolkit restore tries it again", n.Before.Name, err, undo)
 		}
 		message := fmt.Sprintf("%s could not be restarted to load %s: %v; its configuration is as before, and the toolkit tries again when it is started the next time", n.Before.Name, keys(n.Edits), err)
-		c.unbegun = refusal{Plan: n.Plan, Version: n.Before.Version, Message: message}
+		c.notRestarted = refusal{Plan: n.Plan, Version: n.Before.Version, Message: message}
 		return o, &Problem{ReasonUnavailable, message, err}
 	}
 	why := strings.Join(lacks, ", ")
@@ -316,9 +318,10 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 	default:
 		o.Answer = info
 	}
-	if err == nil && len(lacks) > 0 && lacking == why {
+	if err == nil && len(lacks) > 0 && !slices.ContainsFunc(strings.Split(why, ", "), func(one string) bool { return !slices.Contains(lacks, one) }) {
 		// It lacks the same with the old files, so our change is not the cause: another program
-		// had changed the configuration before, without a restart.
+		// has changed the configuration, perhaps without a restart. With that one as the old
+		// configuration, it can be tried again.
 		if err := c.Store.SetNote(refusedNote, nil); err != nil {
 			return o, err
 		}
@@ -394,6 +397,7 @@ func (c *Configurer) commit() error {
 	return c.Store.SetNote(refusedNote, nil)
 }
 
+// refused returns the recorded refusal; it is empty if there is none.
 func (c *Configurer) refused() (r refusal, err error) {
 	data, err := c.Store.Note(refusedNote)
 	if err != nil || data == nil {
@@ -405,6 +409,7 @@ func (c *Configurer) refused() (r refusal, err error) {
 	return r, nil
 }
 
+// refuse records a refusal for later calls and processes.
 func (c *Configurer) refuse(r refusal) error {
 	data, err := json.Marshal(r)
 	if err != nil {
@@ -413,6 +418,7 @@ func (c *Configurer) refuse(r refusal) error {
 	return c.Store.SetNote(refusedNote, data)
 }
 
+// step runs a step, and reports its duration to Observe.
 func (c *Configurer) step(name string, do func() error) error {
 	start := time.Now()
 	err := do()

@@ -35,6 +35,7 @@ type node struct {
 	deaf     bool     // it loads no configuration
 	loses    string   // a handler that it loses with a new configuration
 	gone     []string // handlers that it has until it restarts
+	program  string   // of the handler until it restarts
 	refusal  error
 	stopped  error // the restart is given up
 	alone    error // nobody can be asked for a restart
@@ -50,6 +51,9 @@ func (n *node) Query(context.Context) (runtime.Info, error) {
 	a.CDIDirs = append(a.CDIDirs, n.runs.CDIDirs...)
 	for _, h := range n.runs.Handlers {
 		a.Handlers = append(a.Handlers, h.Name)
+		if n.program != "" {
+			a.Programs = map[string]string{h.Name: n.program}
+		}
 	}
 	if n.loses != "" && (n.runs.CDI || len(n.runs.Handlers) > 0) {
 		a.Handlers = slices.DeleteFunc(a.Handlers, func(h string) bool { return h == n.loses })
@@ -101,7 +105,7 @@ func (n *node) Restart(ctx context.Context, _ []runtime.Edit) (string, error) {
 		return "", ctx.Err()
 	}
 	n.restarts++
-	n.gone = nil
+	n.gone, n.program = nil, ""
 	if !n.deaf {
 		n.runs = n.file()
 	}
@@ -148,7 +152,7 @@ func configurer(t *testing.T, n *node, w Wishes) *Configurer {
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, filepath.Dir(configFile)), 0o755))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, configFile), []byte(n.written), 0o644))
 	}
-	n.store = &apply.Store{Root: root, Dir: "/usr/local/nvidia/toolkit", BootID: "boot"}
+	n.store = &apply.Store{Root: root, Dir: "/usr/local/nvidia/gpuready", BootID: "boot"}
 	if n.base == nil {
 		n.base = []string{"runc", "kata"}
 	}
@@ -156,7 +160,7 @@ func configurer(t *testing.T, n *node, w Wishes) *Configurer {
 	return &Configurer{Wishes: w, Runtime: n, Store: n.store, Same: func(a, b string) bool { return a == b }, Patience: 100 * time.Millisecond}
 }
 
-var handler = runtime.Handler{Name: "nvidia", Program: "/usr/local/nvidia/toolkit/gpu-oci-runtime"}
+var handler = runtime.Handler{Name: "nvidia", Program: "/usr/local/nvidia/gpuready/gpu-oci-runtime"}
 
 func TestRuntimeWithAllAbilitiesIsLeftAlone(t *testing.T) {
 	n := &node{may: true, runs: runtime.Want{CDI: true, CDIDirs: []string{"/var/run/cdi"}}}
@@ -301,6 +305,24 @@ func TestRuntimeWithAStaleConfigurationIsRestarted(t *testing.T) {
 	require.Equal(t, 1, n.restarts)
 }
 
+// Another toolkit has taken its configuration out of the files and did not restart the runtime.
+func TestRuntimeThatStillRunsAnotherToolkitsProgramIsRestarted(t *testing.T) {
+	const theirs = "/usr/local/nvidia/toolkit/nvidia-container-runtime"
+	n := &node{may: true, written: "h", runs: runtime.Want{Handlers: []runtime.Handler{handler}}, program: theirs}
+	_, err := configurer(t, n, Wishes{Handler: handler}).Apply(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, n.restarts)
+
+	n = &node{written: "h", runs: runtime.Want{Handlers: []runtime.Handler{handler}}, program: theirs}
+	_, err = configurer(t, n, Wishes{Handler: handler}).Apply(t.Context())
+	require.ErrorContains(t, err, `its handler "nvidia" runs `+theirs)
+
+	n = &node{may: true, written: "h", runs: runtime.Want{Handlers: []runtime.Handler{handler}}, program: handler.Program}
+	_, err = configurer(t, n, Wishes{Handler: handler}).Apply(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, n.restarts)
+}
+
 func TestNextProcessFinishesAnUndo(t *testing.T) {
 	n := &node{may: true, loses: "kata"}
 	c := configurer(t, n, Wishes{CDI: true})
@@ -337,6 +359,20 @@ func TestChangesOfOthersDoNotCauseARefusal(t *testing.T) {
 	_, err = c.Apply(t.Context())
 	require.NoError(t, err)
 	require.True(t, n.runs.CDI)
+	require.Equal(t, 3, n.restarts)
+}
+
+// NVIDIA's toolkit, which is being removed from the node, takes its handlers out of the runtime while
+// ours adds one of the same name.
+func TestAHandlerThatAnotherToolkitTakesOutIsConfiguredAgain(t *testing.T) {
+	n := &node{may: true, base: []string{"runc"}}
+	c := configurer(t, n, Wishes{Handler: runtime.Handler{Name: "nvidia"}, Default: true, CDI: true})
+	n.gone = []string{"nvidia-cdi", "nvidia"}
+	_, err := c.Apply(t.Context())
+	require.ErrorContains(t, err, `it has no handler "nvidia-cdi" any more; its old configuration is back, but with that it has no handler "nvidia-cdi" any more, it has no handler "nvidia" any more: that is not our change`)
+	_, err = c.Apply(t.Context())
+	require.NoError(t, err)
+	require.NotEmpty(t, n.runs.Handlers)
 	require.Equal(t, 3, n.restarts)
 }
 

@@ -50,6 +50,8 @@ func missing(before, after runtime.Info, want runtime.Want, same func(a, b strin
 	for _, h := range want.Handlers {
 		if !slices.Contains(after.Handlers, h.Name) {
 			add("it has no handler %q", h.Name)
+		} else if program := after.Programs[h.Name]; program != "" && program != h.Program && !same(program, h.Program) {
+			add("its handler %q runs %s", h.Name, program)
 		}
 	}
 	if want.CDI && (after.CDI == nil || !*after.CDI) {

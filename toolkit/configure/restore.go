@@ -33,15 +33,17 @@ const restoringNote = "restoring"
 // allowed; otherwise Left names the manual steps. If it is killed, the next call finishes
 // it, so that the runtime does not keep a handler whose program is removed.
 func (c *Configurer) Restore(ctx context.Context, o RestoreOptions) (apply.Restored, error) {
-	before, askErr := c.Runtime.Query(ctx)
-	if hangs(askErr) {
+	before, queryErr := c.Runtime.Query(ctx)
+	if hangs(queryErr) {
+		// It cannot be restarted now, and its present configuration names programs that the rest of
+		// the uninstallation removes.
 		dry := o
 		dry.DryRun = true
 		if _, _, changed, err := c.restoreConfig(before, dry); err != nil || changed {
 			return apply.Restored{}, errors.Join(err, fmt.Errorf("%s; nothing was restored, because it uses the files that would be removed: stop or start it, then try again", before.Message))
 		}
 	}
-	restored, own, changed, err := c.restoreConfig(before, o)
+	restored, ours, changed, err := c.restoreConfig(before, o)
 	if err != nil || o.DryRun || !changed {
 		return restored, err
 	}
@@ -50,12 +52,12 @@ func (c *Configurer) Restore(ctx context.Context, o RestoreOptions) (apply.Resto
 		may, what = c.Runtime.CanRestart()
 	}
 	switch {
-	case askErr != nil:
+	case queryErr != nil:
 		restored.Left = append(restored.Left, "the container runtime does not respond, so it was not restarted; it will load its configuration when it starts")
 	case !may:
 		restored.Left = append(restored.Left, fmt.Sprintf("%s still runs with our configuration: %s", before.Name, what))
 	default:
-		did, err := c.restartRestored(ctx, before, own)
+		did, err := c.restartRestored(ctx, before, ours)
 		if did != "" {
 			o.Notify(did)
 		}
@@ -66,14 +68,14 @@ func (c *Configurer) Restore(ctx context.Context, o RestoreOptions) (apply.Resto
 	return restored, c.Store.SetNote(restoringNote, nil)
 }
 
-// hangs reports whether the error means that a runtime exists but does not respond.
+// hangs reports whether an error of Query means that a runtime exists but does not respond.
 func hangs(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded
 }
 
 // restoreConfig restores the files of the runtime's own configuration. changed reports
-// whether that differs from the current one, or did at the start of an unfinished restore.
-// own are the runtime's handlers that were ours then.
+// whether the runtime has to load them again: they were changed now, or by an earlier call that did
+// not finish. own lists the runtime's handlers that were ours before.
 func (c *Configurer) restoreConfig(before runtime.Info, o RestoreOptions) (restored apply.Restored, own []string, changed bool, err error) {
 	known, err := c.Store.Note(restoringNote)
 	changed = known != nil
@@ -100,9 +102,9 @@ func (c *Configurer) restoreConfig(before runtime.Info, o RestoreOptions) (resto
 	return restored, own, changed, err
 }
 
-// ownHandlers returns the handlers that a runtime has by our changes of its configuration,
-// even if their names are no longer configured: the restored files name them less often
-// than the current ones.
+// ownHandlers returns those of all handlers that the runtime has because of our changes. A handler is
+// ours if it has the configured name, or if the current files name it more often than the restored
+// ones: the name may have been configured differently when it was added.
 func (c *Configurer) ownHandlers(all []string, undo []apply.Change) (own []string, err error) {
 	for _, h := range all {
 		if h == c.Wishes.Handler.Name {
@@ -132,8 +134,8 @@ func countNames(f *apply.File, handler string) int {
 	return len(regexp.MustCompile(`["'.]`+regexp.QuoteMeta(handler)+`["'\]]`).FindAll(f.Data, -1))
 }
 
-// restartRestored restarts a runtime whose configuration was restored, and verifies that it has all
-// handlers of before except our own. did describes what was done.
+// restartRestored restarts a runtime whose configuration was restored, and verifies that it then has
+// all handlers of before except own. did is a sentence about the restart; "" if it did not begin.
 func (c *Configurer) restartRestored(ctx context.Context, before runtime.Info, own []string) (did string, err error) {
 	before.Handlers = slices.DeleteFunc(slices.Clone(before.Handlers), func(h string) bool { return slices.Contains(own, h) })
 	if slices.Contains(own, before.Default) {

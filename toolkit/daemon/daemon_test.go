@@ -105,7 +105,7 @@ func TestRemovedFilesAreRestored(t *testing.T) {
 	m.install("", 1)
 	_, log := m.run()
 	m.await("ready", phase(nodestate.Ready))
-	for _, p := range []string{"/run/cdi/k8s.gpuready.io-gpu.yaml", "/usr/local/nvidia/toolkit/gpu-cdi-hook", "/dev/nvidiactl"} {
+	for _, p := range []string{"/run/cdi/k8s.gpuready.io-gpu.yaml", "/usr/local/nvidia/gpuready/gpu-cdi-hook", "/dev/nvidiactl"} {
 		created := "created path=" + p
 		if strings.HasPrefix(p, "/run/cdi") {
 			created = "created path=/var" + p

@@ -64,7 +64,7 @@ func newMachine(t *testing.T, s gpu.Snapshot) *machine {
 	require.NoError(t, os.Symlink("/run", m.dir+"/var/run"))
 	hook := t.TempDir() + "/gpu-cdi-hook"
 	require.NoError(t, os.WriteFile(hook, []byte("\x7fELF hook"), 0o755))
-	m.conf = setup.Config{HostRoot: m.dir, CDIDir: "/var/run/cdi", InstallDir: "/usr/local/nvidia/toolkit", StateDir: "/run/nvidia/gpuready", HookProgram: hook, NRISocket: nri.DefaultSocket}
+	m.conf = setup.Config{HostRoot: m.dir, CDIDir: "/var/run/cdi", InstallDir: "/usr/local/nvidia/gpuready", StateDir: "/run/nvidia/gpuready", HookProgram: hook, NRISocket: nri.DefaultSocket}
 	return m
 }
 

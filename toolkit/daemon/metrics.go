@@ -31,6 +31,7 @@ type Metrics struct {
 	restarts  prometheus.Counter
 	steps     *prometheus.HistogramVec
 	problems  *prometheus.GaugeVec
+	unwritten prometheus.Gauge
 }
 
 // NewMetrics registers the daemon's metrics.
@@ -52,6 +53,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m.problems = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_toolkit_runtime_problem", Help: "1 while the container runtime is not configured as it should be, by reason. RuntimeRestart: it is configured, and has to be restarted by hand."}, []string{"reason"})
 	m.resolved = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_toolkit_workload_injections_total", Help: "Containers of allowed namespaces that requested GPUs, by outcome: given, unchanged (it had them, or its request is not allowed) or refused."}, []string{"outcome"})
 	m.missed = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_toolkit_injections_missed", Help: "Containers that run without the GPUs that they should have, because they were created while the toolkit was not connected."})
+	m.unwritten = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_toolkit_state_unwritten", Help: "1 while the state file cannot be written, as on a full file system; the write is tried again."})
 	for _, outcome := range []string{"given", "unchanged", "refused"} {
 		m.resolved.WithLabelValues(outcome)
 	}
@@ -61,7 +63,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	for _, outcome := range []string{"changed", "unchanged", "failed"} { // an increase needs an initial value
 		m.refreshes.WithLabelValues(outcome)
 	}
-	reg.MustRegister(m.refreshes, m.changes, m.seconds, m.devices, m.connected, m.cdi, m.injected, m.resolved, m.missed, m.written, m.repairs, m.applies, m.restarts, m.steps, m.problems)
+	reg.MustRegister(m.refreshes, m.changes, m.seconds, m.devices, m.connected, m.cdi, m.injected, m.resolved, m.missed, m.written, m.repairs, m.applies, m.restarts, m.steps, m.problems, m.unwritten)
 	return m
 }
 

@@ -107,7 +107,7 @@ func (d *Daemon) currentOffer() *nri.Offer {
 // publishEnd publishes that the toolkit no longer serves the runtime, so that a new agent
 // waits for the next toolkit instead of starting without GPUs.
 func (d *Daemon) publishEnd() {
-	if !d.runtime.nri.Connected && d.unwritten == "" {
+	if !d.runtime.nri.Connected && d.fault.Delay() == 0 {
 		return
 	}
 	d.publish(func() {
@@ -170,7 +170,7 @@ func (d *Daemon) publish(update func()) {
 		d.logRuntime(*s.Toolkit, info.Default)
 	}
 	same := setup.Same(was, s)
-	if s.Phase == "" || same && d.unwritten == "" {
+	if s.Phase == "" || same && d.fault.Delay() == 0 {
 		return
 	}
 	if was.Phase != s.Phase || was.Reason != s.Reason || was.Message != s.Message {
@@ -180,36 +180,37 @@ func (d *Daemon) publish(update func()) {
 		}
 		log("toolkit "+string(s.Phase), "reason", s.Reason, "message", s.Message)
 	}
-	message := ""
-	if err := d.Publish(s); err != nil {
-		_, message = d.Config.Explain(err)
+	err := d.Publish(s)
+	d.metrics.unwritten.Set(number(err != nil))
+	switch changed := d.fault.Record(err); {
+	case changed && err != nil:
+		_, message := d.Config.Explain(err)
+		d.log.Error("the state cannot be written; until then, others have no information about the toolkit on this node",
+			"reason", nodestate.ReasonNotWritable, "message", message)
+	case changed:
+		d.log.Info("the state is written again")
+	}
+	if err != nil {
 		select {
-		case d.rewrite <- struct{}{}:
+		case d.rewrite <- d.fault.Delay():
 		default: // already scheduled
 		}
 	}
-	switch message {
-	case d.unwritten:
-	case "":
-		d.log.Info("the state is written again")
-	default:
-		d.log.Error("the state cannot be written; until then, others have no information about the toolkit on this node", "message", message)
-	}
-	d.unwritten = message
 }
 
 // rewriteState retries to write a state that could not be written, until ctx ends.
 func (d *Daemon) rewriteState(ctx context.Context) error {
 	for {
+		var delay time.Duration
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-d.rewrite:
+		case delay = <-d.rewrite:
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(retryAfter): // no event reports free space on a disk
+		case <-time.After(delay): // no event reports free space on a disk
 			d.publish(func() {})
 		}
 	}

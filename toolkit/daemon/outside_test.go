@@ -204,7 +204,7 @@ func TestNodeWithoutNRIReportsHowToEnableIt(t *testing.T) {
 	require.Contains(t, injected(s).Message, "there is no NRI socket /var/run/nri/nri.sock: containerd 1.7.24")
 	require.NoError(t, fake.Stop())
 	m.cri(containerd2)
-	m.await("of containerd 2", func(s nodestate.State) bool { return strings.Contains(injected(s).Message, "take disable = true") })
+	m.await("of containerd 2", func(s nodestate.State) bool { return strings.Contains(injected(s).Message, "remove disable = true") })
 }
 
 func TestNodeWithoutAGPULogsNoRuntimeProblems(t *testing.T) {

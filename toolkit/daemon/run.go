@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/internal/inotify"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/apply"
@@ -61,7 +62,7 @@ type Daemon struct {
 	watch    *watch.Watcher
 	triggers chan watch.Meaning // capacity 1; see trigger
 	answered chan struct{}      // capacity 1: the runtime has responded, or its configuration changed
-	rewrite  chan struct{}      // capacity 1: a state could not be written
+	rewrite  chan time.Duration // capacity 1: the state could not be written; retry after this delay
 	source   *source            // nil if there is no driver yet
 	opened   string             // identity of the library that was loaded, if any
 	again    again              // scans after device nodes changed
@@ -73,18 +74,18 @@ type Daemon struct {
 	table   atomic.Pointer[nri.Table] // the devices for workloads, nil if not known yet
 	missed  map[string]bool           // as logged
 
-	writing   sync.Mutex            // held while a state is computed and written
-	unwritten string                // why the last state is not written, "" if it is
-	logged    nodestate.ToolkitInfo // as last logged
-	mu        sync.Mutex
-	own       nodestate.State // the result of the loop, without a phase before the first scan
-	runtime   runtimeState
-	last      nodestate.State // as published
+	writing sync.Mutex            // held while a state is computed and written
+	fault   nodestate.WriteFault  // of the state file
+	logged  nodestate.ToolkitInfo // as last logged
+	mu      sync.Mutex
+	own     nodestate.State // the result of the loop, without a phase before the first scan
+	runtime runtimeState
+	last    nodestate.State // as published
 }
 
 // New returns a daemon for a toolkit.
 func New(t *setup.Toolkit, log *slog.Logger, metrics *Metrics) *Daemon {
-	return &Daemon{Toolkit: t, log: log, metrics: metrics, triggers: make(chan watch.Meaning, 1), answered: make(chan struct{}, 1), rewrite: make(chan struct{}, 1)}
+	return &Daemon{Toolkit: t, log: log, metrics: metrics, triggers: make(chan watch.Meaning, 1), answered: make(chan struct{}, 1), rewrite: make(chan time.Duration, 1)}
 }
 
 // Ready returns an error if the host is not as it should be. A machine without a GPU is
@@ -127,6 +128,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 	})
 	group.Go(func() error { return d.loop(ctx) })
+	group.Go(func() error {
+		return mount.WaitReplaced(ctx, d.Root.Path(d.Config.CDIDir), d.Root.Path(d.Config.InstallDir), d.Root.Path(path.Join(d.Config.StateDir, string(nodestate.Toolkit))))
+	})
 	group.Go(func() error { return d.rewriteState(ctx) })
 	group.Go(func() error { return d.queryRuntime(ctx) })
 	if c := d.Configurer(d.metrics.step); c != nil {

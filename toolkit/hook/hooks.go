@@ -24,8 +24,8 @@ func hooks() []hook {
 		name:  "enable-cuda-compat",
 		about: "Gives newer CUDA libraries of the image precedence over the driver's. Run it before update-ldcache.",
 		flags: []flag{
-			{"--host-driver-version", "VERSION", "the driver's version; without it and the next nothing is done"},
-			{"--host-cuda-version", "VERSION", "the driver's CUDA version; then the CUDA version of the image's libcuda decides instead of its driver version"},
+			{"--host-driver-version", "VERSION", "the driver's version; without this flag and the next one the hook does nothing"},
+			{"--host-cuda-version", "VERSION", "the driver's CUDA version; it is then compared with the CUDA version of the image's libcuda, instead of comparing driver versions"},
 			{"--cuda-compat-container-root", "PATH", "directory of the libraries in the image; default " + compatDir},
 		},
 		needed: compatNeeded,

@@ -71,7 +71,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 		_, err := io.WriteString(stdout, usage())
 		return err
 	case "--version", "-v":
-		_, err := fmt.Fprintln(stdout, "gpu-cdi-hook", version.String())
+		_, err := fmt.Fprintln(stdout, version.Get("gpu-cdi-hook").Line())
 		return err
 	}
 	hooks, ok := joined.Hooks(append([]string{name}, args...))

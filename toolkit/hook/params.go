@@ -10,11 +10,11 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/toolkit/hook/rootfs"
 )
 
@@ -115,7 +115,9 @@ func detached(text []byte) (fd int, err error) {
 	if err := seal(dir); err != nil {
 		return -1, fmt.Errorf("make the tmpfs read-only: %w", err)
 	}
-	err = inMountNamespace(func() error {
+	// Kernels up to Linux 6.12 cannot copy a mount, or a file of it, that is in no mount namespace. So
+	// the tmpfs has to be mounted for a moment, where nobody sees it.
+	err = mount.InNamespace(func() error {
 		if err := unix.MoveMount(dir, "", unix.AT_FDCWD, "/", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 			return fmt.Errorf("mount the tmpfs: %w", err)
 		}
@@ -126,31 +128,6 @@ func detached(text []byte) (fd int, err error) {
 		return -1, fmt.Errorf("take the file out of the tmpfs: %w", err)
 	}
 	return fd, nil
-}
-
-// inMountNamespace calls do on a thread with a mount namespace of its own, which ends with
-// it. Kernels up to Linux 6.12 cannot copy a mount, or a file of it, that is in no mount
-// namespace. So the tmpfs has to be mounted for that moment, and here nobody sees it.
-func inMountNamespace(do func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine
-		if unix.Gettid() == unix.Getpid() {
-			// The first thread does not end, and /proc/self shows it.
-			defer runtime.UnlockOSThread()
-			done <- inMountNamespace(do)
-			return
-		}
-		err := unix.Unshare(unix.CLONE_NEWNS)
-		if err == nil {
-			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
-		}
-		if err == nil {
-			err = do()
-		}
-		done <- err
-	}()
-	return <-done
 }
 
 func tmpfs() (fd int, err error) {

@@ -20,8 +20,8 @@ import (
 // Workloads is the policy for containers that request GPUs.
 type Workloads struct {
 	Namespaces []string // the allowed namespaces, none by default
-	// AcceptEnvvar treats NVIDIA_VISIBLE_DEVICES=all as a request, which images of CUDA
-	// programs set by themselves. A value that names GPUs is always a request.
+	// AcceptEnvvar accepts NVIDIA_VISIBLE_DEVICES=all as a request. Images of CUDA programs set
+	// that value by themselves. A value that names GPUs is always a request.
 	AcceptEnvvar bool
 }
 
@@ -29,9 +29,9 @@ func (w Workloads) allow(pod *api.PodSandbox) bool {
 	return slices.Contains(w.Namespaces, pod.GetNamespace())
 }
 
-// request returns the request of a container in an allowed namespace. By allowing the
-// namespace, the operator accepts annotations and mounts, which images cannot set, and
-// explicit lists. NRI does not report which containers are privileged, so none is
+// request returns the request of a container in an allowed namespace. Whoever allows a
+// namespace accepts annotations and mounts of its pods, which images cannot set, and
+// explicit lists of GPUs. NRI does not report which containers are privileged, so none is
 // treated as privileged.
 func (w Workloads) request(pod *api.PodSandbox, container *api.Container) (request.Request, error) {
 	spec := &oci.Spec{Process: &oci.Process{Env: container.GetEnv()}, Annotations: map[string]string{}}
@@ -48,7 +48,8 @@ func (w Workloads) request(pod *api.PodSandbox, container *api.Container) (reque
 // Resolve returns the adjustment of a container that is about to be created in an
 // allowed namespace, nil for none. It does not repeat what the container already has
 // from the kubelet or another plugin. A container that already has GPUs gets no others,
-// as the kubelet has decided. The error is for the owner of its pod.
+// as the kubelet has decided. asked is what the container requests, with warnings. Both the
+// warnings and the error are for the owner of its pod.
 func (w Workloads) Resolve(table *Table, pod *api.PodSandbox, container *api.Container) (adjust *api.ContainerAdjustment, asked request.Request, err error) {
 	if !w.allow(pod) {
 		return nil, asked, nil
@@ -66,7 +67,7 @@ func (w Workloads) Resolve(table *Table, pod *api.PodSandbox, container *api.Con
 		return nil, asked, err
 	}
 	if asked.Empty() {
-		if equipped(container) { // it does not need the GPUs that its image requests
+		if equipped(container) { // it has GPUs, so it does not matter that its image's variable was ignored
 			asked.Warnings = nil
 		}
 		return nil, asked, nil
@@ -90,7 +91,8 @@ func (w Workloads) Resolve(table *Table, pod *api.PodSandbox, container *api.Con
 	return adjust, asked, err
 }
 
-// requestsGPUs reports whether a request includes GPUs.
+// requestsGPUs reports whether a request includes GPUs: by index, UUID or "all", which have no
+// "=", or by the CDI name of a GPU.
 func requestsGPUs(r request.Request) bool {
 	return slices.ContainsFunc(r.Devices, func(name string) bool { return !strings.Contains(name, "=") || isGPU(name) })
 }
@@ -142,7 +144,7 @@ func missing(container *api.Container, edits []specs.ContainerEdits) (*api.Conta
 			a.addEnv(env)
 		}
 		for _, n := range e.DeviceNodes {
-			if n.Type == "" {
+			if n.Type == "" { // the scan found no such node on the host
 				return nil, fmt.Errorf("the device node %s does not exist; check that the toolkit is ready", n.Path)
 			}
 			if err := a.addDevice(n); err != nil {
@@ -171,6 +173,8 @@ type addition struct {
 	any    bool
 }
 
+// addEnv sets a variable unless the container has it with this value. Of several edits with one
+// key, the first counts; so it is with mounts.
 func (a *addition) addEnv(env string) {
 	key, value, _ := strings.Cut(env, "=")
 	if slices.Contains(a.to.GetEnv(), env) || slices.ContainsFunc(a.adjust.GetEnv(), func(kv *api.KeyValue) bool { return kv.GetKey() == key }) {
@@ -222,7 +226,7 @@ func includes(all, one *api.Hooks) bool {
 		{all.GetCreateContainer(), one.GetCreateContainer()},
 		{all.GetStartContainer(), one.GetStartContainer()},
 	} {
-		for _, h := range stage[1] {
+		for _, h := range stage[1] { // one hook, in one of the stages
 			return slices.ContainsFunc(stage[0], func(o *api.Hook) bool { return o.GetPath() == h.GetPath() && slices.Equal(o.GetArgs(), h.GetArgs()) })
 		}
 	}

@@ -108,6 +108,9 @@ func TestOtherCallsArePassedOnUnchanged(t *testing.T) {
 	require.NoError(t, err)
 	for _, args := range [][]string{
 		{"--version"},
+		{"-v"},
+		{"help", "create"},
+		{"--debug", "--help"},
 		{"--root", "/r", "state", "ID"},
 		{"--root", "create", "delete", "--force", "ID with space"},
 		{"kill", "ID", "9"},
@@ -128,6 +131,22 @@ func TestOtherCallsArePassedOnUnchanged(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, os.SameFile(before, after), "nothing was asked for")
 	require.NoFileExists(t, i.dir+"/log")
+}
+
+func TestItsOwnHelp(t *testing.T) {
+	i := newInstall(t)
+	require.NoError(t, os.WriteFile(i.dir+"/"+request.SettingsFile, []byte("broken"), 0o644))
+	for _, word := range []string{"--help", "-h", "help"} {
+		exit, ran := i.call(word)
+		require.False(t, ran)
+		require.Zero(t, exit)
+		require.Empty(t, i.stderr.String())
+		require.Contains(t, i.stdout.String(), "Exit codes:")
+		require.Contains(t, i.stdout.String(), "Version: gpu-oci-runtime ")
+		for line := range strings.Lines(i.stdout.String()) {
+			require.LessOrEqual(t, len(line), 101, line)
+		}
+	}
 }
 
 func TestRequestedGPUsAreInjected(t *testing.T) {

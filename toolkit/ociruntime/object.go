@@ -48,7 +48,7 @@ func parseObject(data []byte, known ...string) (*object, error) {
 		rest = space(space(rest[end:])[1:]) // the colon
 		end = skip(rest)
 		if _, twice := o.values[key]; twice {
-			return nil, fmt.Errorf("key %q stands there twice", key)
+			return nil, fmt.Errorf("key %q is set twice", key)
 		}
 		if i := slices.IndexFunc(known, func(k string) bool { return k != key && strings.EqualFold(k, key) }); i >= 0 {
 			return nil, fmt.Errorf("key %q is written %q", known[i], key)

@@ -32,7 +32,7 @@ func Advise(a Info, dir string, same func(a, b string) bool) (gpu.Reason, string
 	list := fmt.Sprintf(`cdi_spec_dirs = ["%s"]`, strings.Join(dirs, `", "`))
 	switch {
 	case a.Name == dockerName && a.CDI != nil && !*a.CDI:
-		return ReasonDisabled, a.nameVersion() + ` does not resolve CDI names; set "features": {"cdi": true} in /etc/docker/daemon.json and restart it (Docker 25.0 and later; from 28.2 on it is so unless that is false)`
+		return ReasonDisabled, a.nameVersion() + ` does not resolve CDI names; set "features": {"cdi": true} in /etc/docker/daemon.json and restart it (Docker 25.0 and later; from 28.2 on it is the default)`
 	case a.Name == dockerName && len(a.CDIDirs) > 0 && len(dirs) > len(a.CDIDirs):
 		return ReasonDirectory, fmt.Sprintf(`%s reads CDI specifications from %s and not from %s; set "cdi-spec-dirs": ["%s"] in /etc/docker/daemon.json and restart it`,
 			a.nameVersion(), strings.Join(a.CDIDirs, ", "), dir, strings.Join(dirs, `", "`))
@@ -57,15 +57,15 @@ func AdviseNRI(a Info, at string) string {
 	case a.Name == containerdName && known && !release.AtLeast(1, 7):
 		return a.nameVersion() + " has no NRI; upgrade to 2.1 or later" + otherwise
 	case a.Name == containerdName && release.Major == 1:
-		return a.nameVersion() + " has NRI turned off unless it is told otherwise; set disable = false in " + a.place("nri") + " and restart it" + otherwise
+		return a.nameVersion() + " has NRI turned off by default; set disable = false in " + a.place("nri") + " and restart it" + otherwise
 	case a.Name == containerdName:
-		return a.nameVersion() + " has NRI turned on unless it is told otherwise; take disable = true or disable_connections = true out of " + a.place("nri") + " and restart it; if socket_path is set there, say so with --nri-socket" + otherwise
+		return a.nameVersion() + " has NRI turned on by default; remove disable = true or disable_connections = true from " + a.place("nri") + " and restart it; if socket_path is set there, pass it as --nri-socket" + otherwise
 	case a.Name == "cri-o":
-		return a.nameVersion() + ": set enable_nri = true in " + a.place("nri") + " and restart it; if nri_listen is set there, say so with --nri-socket" + otherwise
+		return a.nameVersion() + ": set enable_nri = true in " + a.place("nri") + " and restart it; if nri_listen is set there, pass it as --nri-socket" + otherwise
 	case a.Socket != "":
-		return "the container runtime at " + a.Socket + " has not said what it is; turn NRI on in it, with its socket at " + at + otherwise
+		return "the container runtime at " + a.Socket + " does not report its name; turn NRI on in it, with its socket at " + at + otherwise
 	}
-	return "no container runtime was found either; say with --runtime-socket and --nri-socket where its sockets are" + otherwise
+	return "no container runtime was found either; pass its sockets as --runtime-socket and --nri-socket" + otherwise
 }
 
 func hasCDI(a Info) bool {

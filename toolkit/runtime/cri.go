@@ -55,6 +55,9 @@ const (
 type Info struct {
 	nodestate.Runtime
 	Default string // the handler of pods that name none; "" if unknown
+	// Programs are the host paths of the handlers' programs, by name, as in effect. Containerd and
+	// Docker report some of them.
+	Programs map[string]string
 }
 
 // FindSocket returns the first of the paths at which there is a socket, "" if there is none.
@@ -181,31 +184,41 @@ func parseCRI(version *runtimeapi.VersionResponse, verbose *runtimeapi.StatusRes
 		a.Default = ""
 	}
 	a.DefaultHandler = a.Default
-	a.GPUHandlers = gpuHandlers(a.Handlers, func(name string) (program string) {
+	for _, name := range a.Handlers {
 		var r struct {
 			Path    string `json:"runtimePath"`
 			Options struct {
 				Program string `json:"BinaryName"`
 			} `json:"options"`
 		}
-		if json.Unmarshal(c.Containerd.Runtimes[name], &r) != nil {
-			return ""
+		if json.Unmarshal(c.Containerd.Runtimes[name], &r) == nil {
+			a.setProgram(name, cmp.Or(r.Options.Program, r.Path))
 		}
-		return cmp.Or(r.Options.Program, r.Path)
-	})
+	}
+	a.GPUHandlers = gpuHandlers(a.Handlers, a.Programs)
 	return a, nil
 }
 
+func (a *Info) setProgram(handler, program string) {
+	if program == "" || !isPlain(program, maxPath) {
+		return
+	}
+	if a.Programs == nil {
+		a.Programs = map[string]string{}
+	}
+	a.Programs[handler] = program
+}
+
 // gpuHandlers returns the handlers that give containers the GPUs that they request by variables
-// or mounts, nil if no handler is known. programOf returns the program of a handler, "" if it is
-// not known. NVIDIA's programs and usual handlers have "nvidia" in their names.
-func gpuHandlers(handlers []string, programOf func(name string) string) []string {
+// or mounts, nil if no handler is known. NVIDIA's programs and usual handlers have "nvidia" in their
+// names.
+func gpuHandlers(handlers []string, programs map[string]string) []string {
 	if len(handlers) == 0 {
 		return nil
 	}
 	found := []string{}
 	for _, name := range handlers {
-		program := path.Base(programOf(name))
+		program := path.Base(programs[name])
 		if program == "gpu-oci-runtime" || strings.Contains(program, "nvidia") || strings.Contains(name, "nvidia") {
 			found = append(found, name)
 		}

@@ -23,7 +23,7 @@ import (
 )
 
 // dockerInfo is the part of the response to GET /info that is used (Docker Engine API 1.44 and
-// later). CDISpecDirs is present, and not null, if CDI is on.
+// later). CDISpecDirs is not empty if CDI is on.
 type dockerInfo struct {
 	ServerVersion  string
 	DefaultRuntime string
@@ -94,12 +94,16 @@ func convertDocker(response dockerInfo) Info {
 	for _, n := range slices.Sorted(maps.Keys(response.Runtimes)) {
 		if isPlain(n, maxName) && len(a.Handlers) < maxNames {
 			a.Handlers = append(a.Handlers, n)
+			var r struct{ Path string }
+			if json.Unmarshal(response.Runtimes[n], &r) == nil {
+				a.setProgram(n, r.Path)
+			}
 		}
 	}
 	if !isPlain(a.Default, maxName) {
 		a.Default = ""
 	}
 	a.DefaultHandler = a.Default
-	a.GPUHandlers = gpuHandlers(a.Handlers, func(string) string { return "" })
+	a.GPUHandlers = gpuHandlers(a.Handlers, a.Programs)
 	return a
 }

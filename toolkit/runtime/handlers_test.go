@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"encoding/json"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,7 +19,7 @@ func TestHandlersThatGiveGPUsAreRecognised(t *testing.T) {
 	}{
 		{runtimes(`{}`), nil},
 		{runtimes(`{"runc":{"runtimeType":"io.containerd.runc.v2","options":{"BinaryName":"/usr/bin/runc"}},"kata":{"runtimePath":"/opt/nvidia/kata"}}`), []string{}},
-		{runtimes(`{"gpu":{"options":{"BinaryName":"/usr/local/nvidia/toolkit/gpu-oci-runtime"}},"runc":{}}`), []string{"gpu"}},
+		{runtimes(`{"gpu":{"options":{"BinaryName":"/usr/local/nvidia/gpuready/gpu-oci-runtime"}},"runc":{}}`), []string{"gpu"}},
 		{runtimes(`{"a":{"options":{"BinaryName":"/usr/bin/nvidia-container-runtime.cdi"}},"nvidia":{"options":{"BinaryName":7}},"b":1}`), []string{"a", "nvidia"}},
 		{&runtimeapi.StatusResponse{RuntimeHandlers: []*runtimeapi.RuntimeHandler{{Name: ""}, {Name: "crun"}, {Name: "nvidia"}}}, []string{"nvidia"}},
 	} {
@@ -26,4 +27,10 @@ func TestHandlersThatGiveGPUsAreRecognised(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, c.want, a.GPUHandlers)
 	}
+	a, err := parseCRI(&runtimeapi.VersionResponse{RuntimeName: "containerd"}, runtimes(`{"gpu":{"options":{"BinaryName":"/usr/bin/gpu"}},"kata":{"runtimePath":"/opt/kata"},"runc":{}}`))
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"gpu": "/usr/bin/gpu", "kata": "/opt/kata"}, a.Programs)
+	require.Equal(t, map[string]string{"nvidia": "/usr/bin/nvidia-container-runtime"}, convertDocker(dockerInfo{Runtimes: map[string]json.RawMessage{
+		"nvidia": json.RawMessage(`{"path":"/usr/bin/nvidia-container-runtime","runtimeArgs":[]}`), "runc": json.RawMessage(`{}`), "x": json.RawMessage(`7`),
+	}}).Programs)
 }

@@ -57,16 +57,16 @@ func TestQueryReturnsTheAbilities(t *testing.T) {
 		want runtime.Info
 	}{
 		{"containerd 2", runtimetest.CRIConfig{Name: "containerd", Version: "v2.2.1", CDI: &on, Dirs: dirs, Handlers: []string{"runc", "nvidia"}},
-			runtime.Info{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &on, CDIDirs: dirs, Handlers: []string{"nvidia", "runc"}, GPUHandlers: []string{"nvidia"}, DefaultHandler: "runc"}, "runc"}},
+			runtime.Info{Runtime: nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &on, CDIDirs: dirs, Handlers: []string{"nvidia", "runc"}, GPUHandlers: []string{"nvidia"}, DefaultHandler: "runc"}, Default: "runc"}},
 		{"containerd 2 with CDI turned off", runtimetest.CRIConfig{Name: "containerd", Version: "v2.2.1", CDI: &off},
-			runtime.Info{nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &off}, ""}},
+			runtime.Info{Runtime: nodestate.Runtime{Name: "containerd", Version: "v2.2.1", CDI: &off}}},
 		{"containerd 2.4, which has no switch", runtimetest.CRIConfig{Name: "containerd", Version: "v2.4.2", Dirs: dirs},
-			runtime.Info{nodestate.Runtime{Name: "containerd", Version: "v2.4.2", CDI: &on, CDIDirs: dirs}, ""}},
+			runtime.Info{Runtime: nodestate.Runtime{Name: "containerd", Version: "v2.4.2", CDI: &on, CDIDirs: dirs}}},
 		{"containerd 1.6, which has no CDI", runtimetest.CRIConfig{Name: "containerd", Version: "1.6.20"},
-			runtime.Info{nodestate.Runtime{Name: "containerd", Version: "1.6.20", CDI: &off}, ""}},
+			runtime.Info{Runtime: nodestate.Runtime{Name: "containerd", Version: "1.6.20", CDI: &off}}},
 		{"CRI-O", runtimetest.CRIConfig{Name: "cri-o", Version: "1.34.0", Dirs: dirs, Handlers: []string{"crun"}},
-			runtime.Info{nodestate.Runtime{Name: "cri-o", Version: "1.34.0", CDIDirs: dirs, Handlers: []string{"crun"}, GPUHandlers: []string{}, DefaultHandler: "crun"}, "crun"}},
-		{"one that tells little", runtimetest.CRIConfig{Name: "x", Config: "{}"}, runtime.Info{nodestate.Runtime{Name: "x"}, ""}},
+			runtime.Info{Runtime: nodestate.Runtime{Name: "cri-o", Version: "1.34.0", CDIDirs: dirs, Handlers: []string{"crun"}, GPUHandlers: []string{}, DefaultHandler: "crun"}, Default: "crun"}},
+		{"one that tells little", runtimetest.CRIConfig{Name: "x", Config: "{}"}, runtime.Info{Runtime: nodestate.Runtime{Name: "x"}}},
 	} {
 		got, err := queryOne(t, c.conf)
 		require.NoError(t, err, c.name)
@@ -151,7 +151,7 @@ func TestAdviceNamesFileTableAndKey(t *testing.T) {
 		answer runtime.Info
 		want   []string
 	}{
-		{answer("containerd", "v2.2.1", at, &on), []string{"take disable = true", `[plugins."io.containerd.nri.v1.nri"]`, "/etc/containerd/config.toml"}},
+		{answer("containerd", "v2.2.1", at, &on), []string{"remove disable = true", `[plugins."io.containerd.nri.v1.nri"]`, "/etc/containerd/config.toml"}},
 		{answer("containerd", "1.7.24", at, &on), []string{"set disable = false", `[plugins."io.containerd.nri.v1.nri"]`}},
 		{answer("containerd", "1.6.20", at, &on), []string{"has no NRI"}},
 		{answer("cri-o", "1.27.0", "/run/crio/crio.sock", nil), []string{"enable_nri = true", "[crio.nri]"}},

@@ -50,7 +50,7 @@ type Want struct {
 // Handler is an OCI runtime under a name that pods and people can request.
 type Handler struct {
 	Name    string // "nvidia"
-	Program string // host path, "/usr/local/nvidia/toolkit/gpu-oci-runtime"
+	Program string // host path, "/usr/local/nvidia/gpuready/gpu-oci-runtime"
 }
 
 // Plan lists the files that give a runtime the wanted abilities.

@@ -53,10 +53,36 @@ func TestRestoreOfAnUnfinishedChangeRestartsTheRuntime(t *testing.T) {
 	require.Contains(t, restored.Left[0], "the container runtime does not respond, so it was not restarted")
 }
 
+// A container that was created with the handler's program can only be stopped with it.
+func TestRestoreLeavesTheProgramThatContainersNeed(t *testing.T) {
+	toolkit, dir := configured(t)
+	_, err := toolkit.Store.Apply([]apply.Item{
+		{Path: "/usr/local/nvidia/gpuready/gpu-oci-runtime", File: &apply.File{Data: []byte("program"), Mode: 0o755}},
+		{Path: "/usr/local/nvidia/gpuready/gpu-cdi-hook", File: &apply.File{Data: []byte("hook"), Mode: 0o755}},
+	})
+	require.NoError(t, err)
+	bundle := filepath.Join(dir, "run/containerd/io.containerd.runtime.v2.task/k8s.io/0123")
+	require.NoError(t, os.MkdirAll(bundle, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(bundle, "runtime"), []byte("/usr/local/nvidia/gpuready/gpu-oci-runtime"), 0o644))
+	for range 2 {
+		_, left, err := toolkit.Uninstall(false)
+		require.NoError(t, err)
+		require.Len(t, left, 1)
+		require.Contains(t, left[0], "gpu-oci-runtime: the container runtime needs it to stop the containers that were created with it (1, such as 0123)")
+		require.FileExists(t, dir+"/usr/local/nvidia/gpuready/gpu-oci-runtime")
+		require.NoFileExists(t, dir+"/usr/local/nvidia/gpuready/gpu-cdi-hook")
+	}
+	require.NoError(t, os.RemoveAll(bundle))
+	_, left, err := toolkit.Uninstall(false)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.NoDirExists(t, dir+"/usr")
+}
+
 func TestRestoreRemovesAllOurFiles(t *testing.T) {
 	toolkit, dir := configured(t)
 	require.NoError(t, toolkit.Store.SetNote("refused.json", []byte("{}")))
-	require.FileExists(t, dir+"/usr/local/nvidia/toolkit/refused.json")
+	require.FileExists(t, dir+"/usr/local/nvidia/gpuready/refused.json")
 	_, left, err := toolkit.Uninstall(false)
 	require.NoError(t, err)
 	require.Empty(t, left)

@@ -268,12 +268,24 @@ func (t *Toolkit) CDIDirs() []string {
 }
 
 // Uninstall removes everything that the toolkit made, its state included. It returns the
-// changes, and the paths that it left because others changed them. With dry set it removes
-// nothing.
+// changes, and descriptions of the paths that it left: others changed them, or containers need
+// them. With dry set it removes nothing.
 func (t *Toolkit) Uninstall(dry bool) (changes []apply.Change, left []string, err error) {
-	restored, err := t.Store.Restore(apply.RestoreOptions{DryRun: dry})
+	o := apply.RestoreOptions{DryRun: dry}
+	users := t.handlerContainers()
+	if len(users) > 0 {
+		o.Only = func(p string) bool {
+			return t.isConfig(p) || path.Base(p) != ShimName && path.Base(p) != request.SettingsFile
+		}
+	}
+	restored, err := t.Store.Restore(o)
 	if err != nil {
 		return nil, nil, err
+	}
+	if n := len(users); n > 0 {
+		restored.Left = append(restored.Left, fmt.Sprintf(
+			"%s: the container runtime needs it to stop the containers that were created with it (%d, such as %s): restore again when they have ended",
+			path.Join(t.Config.InstallDir, ShimName), n, users[0]))
 	}
 	gone, err := t.Store.Plan([]apply.Item{{Path: path.Join(t.Config.stateDir(), nodestate.FileName), Absent: true}})
 	if err == nil && !dry {

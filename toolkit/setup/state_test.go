@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
 
-var config = Config{CDIDir: "/var/run/cdi", InstallDir: "/usr/local/nvidia/toolkit", StateDir: "/run/nvidia/gpuready"}
+var config = Config{CDIDir: "/var/run/cdi", InstallDir: "/usr/local/nvidia/gpuready", StateDir: "/run/nvidia/gpuready"}
 
 func TestEveryFailureHasAReasonAndANextAction(t *testing.T) {
 	at := func(path string, err error) error { return &fs.PathError{Op: "write", Path: path, Err: err} }
@@ -49,7 +49,7 @@ func TestStateSummarizesTheResult(t *testing.T) {
 	specs := []nodestate.Spec{{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/x.yaml", Devices: []string{"GPU-1"}}}
 	s := config.State(Wanted{Specs: specs, Driver: nodestate.DriverInfo{Version: "580.1"}}, nil)
 	require.Equal(t, nodestate.Ready, s.Phase)
-	require.Equal(t, "/usr/local/nvidia/toolkit/gpu-cdi-hook", s.Toolkit.Hook)
+	require.Equal(t, "/usr/local/nvidia/gpuready/gpu-cdi-hook", s.Toolkit.Hook)
 	require.Equal(t, "580.1", s.Driver.Version)
 	require.True(t, Same(s, config.State(Wanted{Specs: specs, Driver: nodestate.DriverInfo{Version: "580.1"}}, nil)))
 	degraded := config.State(Wanted{Specs: specs, Warnings: []string{"one", "two"}}, nil)

@@ -65,7 +65,7 @@ func Find(root *host.Root, driverRoot, version string) (Files, error) {
 	if err != nil {
 		return Files{}, err
 	}
-	f.libraries(libraries)
+	f.addLibraries(libraries)
 	f.graphics(libraries)
 	f.xorg(libraries)
 	f.configuration()

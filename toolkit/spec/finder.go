@@ -28,8 +28,8 @@ func absent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP)
 }
 
-// collect records an error, except for an absent path. It reports whether there was one.
-func (f *finder) collect(err error) (failed bool) {
+// failed reports whether err is an error. It records it, except for an absent path.
+func (f *finder) failed(err error) bool {
 	if err != nil && !absent(err) {
 		f.errs = append(f.errs, err)
 	}
@@ -39,13 +39,13 @@ func (f *finder) collect(err error) (failed bool) {
 // read lists a directory, once: a host has thousands of libraries.
 func (f *finder) read(dir string) (real string, names []string) {
 	real, err := f.root.Resolve(dir)
-	if f.collect(err) {
+	if f.failed(err) {
 		return "", nil
 	}
 	names, known := f.lists[real]
 	if !known {
 		names, err = f.root.Names(real)
-		f.collect(err)
+		f.failed(err)
 		f.lists[real] = names
 	}
 	return real, names
@@ -81,14 +81,14 @@ func (f *finder) match(dir, pattern string) []string {
 // in a world-writable directory.
 func (f *finder) file(p string, wanted func(fs.FileMode) bool) (real string, ok bool) {
 	real, err := f.root.Resolve(p)
-	if f.collect(err) {
+	if f.failed(err) {
 		return "", false
 	}
 	info, err := f.root.Lstat(real)
-	if f.collect(err) || !wanted(info.Mode()) {
+	if f.failed(err) || !wanted(info.Mode()) {
 		return "", false
 	}
-	if f.collect(exposed(f.root, real, f.private)) {
+	if f.failed(exposed(f.root, real, f.private)) {
 		return "", false
 	}
 	return real, true

@@ -27,7 +27,7 @@ func (f *finder) graphics(dir string) {
 	for _, pattern := range []string{"libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-egl-wayland2.so.*.*", "libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*"} {
 		for _, d := range append([]string{dir}, libraryDirs()...) {
 			if found := f.match(d, pattern); len(found) > 0 {
-				f.library(found[0])
+				f.addLibrary(found[0])
 				break
 			}
 		}
@@ -56,7 +56,7 @@ func (f *finder) xorg(dir string) {
 			}
 			f.mount(found[0], found[0], readOnly)
 			if stem, _, versioned := strings.Cut(name, ".so."); versioned {
-				f.link(name, path.Dir(found[0]), stem+".so")
+				f.addLink(name, path.Dir(found[0]), stem+".so")
 			}
 			break
 		}
@@ -94,7 +94,7 @@ func (f *finder) configuration() {
 func (f *finder) firmware() {
 	dirs := []string{"/lib/firmware/updates", "/lib/firmware"}
 	var uts unix.Utsname
-	if f.collect(unix.Uname(&uts)) {
+	if f.failed(unix.Uname(&uts)) {
 		return
 	}
 	release := unix.ByteSliceToString(uts.Release[:])

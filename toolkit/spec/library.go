@@ -19,64 +19,65 @@ func libraryDirs() []string {
 	}
 }
 
-// libraries adds all libraries whose names end in the driver's version, including those
+// addLibraries adds all libraries whose names end in the driver's version, including those
 // for VDPAU, and the links by which programs load them.
-func (f *finder) libraries(dir string) {
+func (f *finder) addLibraries(dir string) {
 	for _, d := range []string{dir, path.Join(dir, "vdpau")} {
 		for _, p := range f.match(d, "*.so."+f.version) {
-			f.library(p)
+			f.addLibrary(p)
 		}
 	}
 }
 
-// library adds a library, its directory for the container's loader, and its links.
-func (f *finder) library(p string) {
+// addLibrary adds a library, its directory for the container's loader, and its links.
+func (f *finder) addLibrary(p string) {
 	f.mount(p, p, readOnly)
 	dir, name := path.Split(p)
 	dir = path.Clean(dir)
-	if strings.HasPrefix(name, "lib") {
+	if strings.HasPrefix(name, "lib") { // programs load others by their paths
 		f.Folders = append(f.Folders, dir)
 	}
 	stem, _, _ := strings.Cut(name, ".so.")
 	switch stem {
 	case "libcuda": // many programs load it by this name
-		f.link("libcuda.so.1", dir, "libcuda.so")
+		f.addLink("libcuda.so.1", dir, "libcuda.so")
 	case "libGLX_nvidia": // GLVND's indirect rendering
-		f.link(name, dir, "libGLX_indirect.so.0")
+		f.addLink(name, dir, "libGLX_indirect.so.0")
 	case "libnvidia-opticalflow":
-		f.link("libnvidia-opticalflow.so.1", dir, "libnvidia-opticalflow.so")
+		f.addLink("libnvidia-opticalflow.so.1", dir, "libnvidia-opticalflow.so")
 	case "libnvidia-allocator": // GBM's back end
-		f.link("../libnvidia-allocator.so.1", dir+"/gbm", "nvidia-drm_gbm.so")
+		f.addLink("../libnvidia-allocator.so.1", dir+"/gbm", "nvidia-drm_gbm.so")
 	case "libnvidia-vulkan-producer", "libglxserver_nvidia":
-		f.link(name, dir, stem+".so")
+		f.addLink(name, dir, stem+".so")
 	}
 	soname := f.soname(p)
 	if soname == "" || strings.Contains(soname, "/") {
 		return
 	}
 	if soname != name {
-		f.link(name, dir, soname)
+		f.addLink(name, dir, soname)
 	}
 	// The name for compilers, if the host has it.
 	if plain := stem + ".so"; plain != soname && f.isLink(dir, plain) {
-		f.link(soname, dir, plain)
+		f.addLink(soname, dir, plain)
 	}
 }
 
-func (f *finder) link(target, dir, name string) {
+// addLink adds a link in the form of nvidia-ctk's hook create-symlinks: target::link.
+func (f *finder) addLink(target, dir, name string) {
 	f.Links = append(f.Links, target+"::"+path.Join(dir, name))
 }
 
 func (f *finder) isLink(dir, name string) bool {
 	info, err := f.root.Lstat(path.Join(dir, name))
-	return !f.collect(err) && info.Mode()&fs.ModeSymlink != 0
+	return !f.failed(err) && info.Mode()&fs.ModeSymlink != 0
 }
 
 // soname returns the name by which programs load a library, "" if it has none or is not a
 // library.
 func (f *finder) soname(p string) string {
 	file, err := f.root.OpenFile(p)
-	if f.collect(err) {
+	if f.failed(err) {
 		return ""
 	}
 	defer file.Close()

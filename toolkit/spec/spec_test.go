@@ -109,7 +109,7 @@ func TestGolden(t *testing.T) {
 			require.NoError(t, err)
 			s := gputest.Node(c.profile, c.gpus)
 			all := nodes(s)
-			out := Build(Input{Files: files, Snapshot: s, Nodes: all, DriverRoot: c.driverRoot, DevRoot: c.devRoot, Hook: "/usr/local/nvidia/toolkit/gpu-cdi-hook"})
+			out := Build(Input{Files: files, Snapshot: s, Nodes: all, DriverRoot: c.driverRoot, DevRoot: c.devRoot, Hook: "/usr/local/nvidia/gpuready/gpu-cdi-hook"})
 			require.Empty(t, out.Warnings)
 			got := encode(t, out)
 			if !c.whole {

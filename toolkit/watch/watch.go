@@ -34,11 +34,11 @@ type Watcher struct {
 	notify *inotify.Watcher
 
 	mu      sync.Mutex
-	watched map[string][]watch // by the watched directory in this process's file system
+	watched map[string][]reason // by the watched directory in this process's file system
 }
 
-// watch is one reason to watch a directory: entries that match the pattern.
-type watch struct {
+// reason is a reason to watch a directory: entries whose names match the pattern.
+type reason struct {
 	pattern string
 	means   Meaning
 }
@@ -49,16 +49,16 @@ func New(root *host.Root) (*Watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Watcher{root: root, notify: notify, watched: map[string][]watch{}}, nil
+	return &Watcher{root: root, notify: notify, watched: map[string][]reason{}}, nil
 }
 
 // Close closes the watcher.
 func (w *Watcher) Close() error { return w.notify.Close() }
 
-// Set replaces the targets. It reports whether a directory is newly watched, in which earlier
-// changes were not noticed.
+// Set replaces the targets. more reports whether something is watched that was not watched before:
+// the caller must read it, since its earlier changes were not reported.
 func (w *Watcher) Set(targets []Target) (more bool, err error) {
-	want := map[string][]watch{}
+	want := map[string][]reason{}
 	for _, t := range targets {
 		real, err := w.root.Resolve(t.Dir)
 		if inotify.Exhausted(err) {
@@ -77,11 +77,11 @@ func (w *Watcher) Set(targets []Target) (more bool, err error) {
 			pattern, _, _ = strings.Cut(rest, "/")
 		}
 		here := w.root.Path(dir)
-		if reason := (watch{pattern, t.Means}); !slices.Contains(want[here], reason) {
-			want[here] = append(want[here], reason)
+		if r := (reason{pattern, t.Means}); !slices.Contains(want[here], r) {
+			want[here] = append(want[here], r)
 		}
 	}
-	// The meanings of events come first, then the watches that cause them.
+	// Events are looked up in w.watched: store it before inotify reports the first one.
 	w.mu.Lock()
 	was := w.watched
 	w.watched = want
@@ -127,6 +127,7 @@ func (w *Watcher) meaning(e inotify.Event) Meaning {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range w.watched[e.Dir] {
+		// With the directory, all that was in it is gone.
 		if ok, _ := path.Match(r.pattern, e.Name); ok || e.Kind == inotify.Gone {
 			means |= r.means
 		}

@@ -29,6 +29,8 @@ type Node struct {
 	CDIDirs         []string // in rising order of precedence
 	PodResources    string   // the kubelet's socket
 	AllowSimulated  bool
+	ExpectGPUs      int           // how many GPUs must be usable; 0: at least one
+	Strict          bool          // whether each GPU that the node shows must be usable
 	Injection       string        // set by the toolkit for this container: see internal/injection; "" outside of such a container
 	Settle          time.Duration // how long the accounts of plugin and kubelet may differ
 	VectorAdd       string        // the sample, a path of this process; "" where there is none
@@ -193,6 +195,10 @@ type Outcome struct {
 	// Allocatable counts the devices that the kubelet can allocate to pods, by resource. Layer
 	// plugin sets it once all accounts agree, even while a pod is still proving it.
 	Allocatable map[string]int
+	// Holders are the pods ("namespace/name") that hold each device, as the kubelet reported them to
+	// layer plugin at HoldersTime.
+	Holders     map[gpu.UUID][]string
+	HoldersTime time.Time
 	Elapsed     time.Duration
 }
 

@@ -47,11 +47,14 @@ type Daemon struct {
 	backoff  backoff
 	gpus     gpuCache
 	outcomes []check.Outcome // of the last check of all layers; nil: the state of an earlier process stands
-	retired  bool
+	retired  bool            // this process ends to be created anew, and records no more outcomes
 	state    nodestate.State // the wanted content of the state file
 	unsaved  bool            // the state file does not hold it yet
+	// unwritten is the error of writing the outcomes of the last check; nil: they are written.
+	unwritten error
+	fault     nodestate.WriteFault
 
-	writing sync.Mutex // held while the above is used
+	writing sync.Mutex // held while a field from proofs to fault is used
 	mu      sync.Mutex
 	ready   error
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/nodestatus"
+	"github.com/gpuready/gpuready/validator/step"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -344,6 +346,24 @@ func TestRetriesSlowDownUntilSomethingChanges(t *testing.T) {
 	require.Nil(t, b.d.backoff.timer())
 }
 
+// Without an event, a fault of another component's file and a difference that may be over are
+// looked at often.
+func TestRetriesStayQuickWhereNoEventShowsTheEnd(t *testing.T) {
+	for reason, want := range map[gpu.Reason]time.Duration{step.ReasonAllocatableDiffers: lastSettle, step.ReasonAllocatableShort: lastSettle, "ToolkitSilent": lastRetry} {
+		b := newBench(t)
+		b.set(readiness.Plugin, check.Fail(reason, "so it is", ""))
+		for range 20 {
+			b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
+		}
+		require.Equal(t, want, b.d.backoff.wait, reason)
+		require.False(t, b.d.backoff.rewrite)
+	}
+	b := newBench(t)
+	b.set(readiness.Plugin, check.Fail(nodestate.ReasonNotWritable, "no space left on device", ""))
+	b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil))
+	require.True(t, b.d.backoff.rewrite)
+}
+
 func TestAnUnwritableProofIsReported(t *testing.T) {
 	b := newBench(t)
 	require.NoError(t, os.MkdirAll(b.out, 0o755))
@@ -358,15 +378,25 @@ func TestAnUnwritableProofIsReported(t *testing.T) {
 		}
 	}
 	t.Cleanup(unmount)
+	var published recorder
+	b.d.Publish = published.record
 	run := func() { b.d.record(b.d.Pipeline.Run(t.Context(), b.d.Node, nil)) }
 	run()
 	run()
-	require.ErrorContains(t, b.d.Ready(), "read-only file system; mount "+b.out+" writable")
-	require.Equal(t, 4, strings.Count(b.log.String(), "cannot write the outcome"), "once for each layer, not at every check")
+	require.ErrorContains(t, b.d.Ready(), "StateNotWritable: remove "+b.out+"/driver-notready: read-only file system; mount "+b.out+" writable")
+	require.Equal(t, 1, strings.Count(b.log.String(), "cannot write the outcome"), "once, and not at every check")
 	require.NotNil(t, b.d.backoff.timer())
+	require.Contains(t, published.last().Unwritten, "read-only file system")
+	require.Equal(t, nodestate.ReasonNotWritable, b.state().Reason)
+	require.Equal(t, 1.0, testutil.ToFloat64(b.d.Metrics.unwritten))
 	unmount()
 	run()
 	require.NoError(t, b.d.Ready())
+	require.Equal(t, 1, strings.Count(b.log.String(), "are written again"))
+	require.Empty(t, published.last().Unwritten)
+	require.Empty(t, b.state().Reason)
+	require.Zero(t, testutil.ToFloat64(b.d.Metrics.unwritten))
+	require.Nil(t, b.d.backoff.timer())
 }
 
 func TestAMountedDriverRootIsNoticed(t *testing.T) {

@@ -13,6 +13,8 @@ type Metrics struct {
 	reason  *prometheus.GaugeVec
 	seconds *prometheus.GaugeVec
 	checks  *prometheus.CounterVec
+
+	unwritten prometheus.Gauge
 }
 
 // NewMetrics returns Metrics registered with reg.
@@ -27,7 +29,9 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		checks: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_layer_checks_total",
 			Help: "Checks of the layer by outcome."}, []string{"layer", "outcome"}),
 	}
-	reg.MustRegister(m.ready, m.reason, m.seconds, m.checks)
+	m.unwritten = prometheus.NewGauge(prometheus.GaugeOpts{Name: "gpuready_state_unwritten",
+		Help: "1 while the outcomes of the checks cannot be written to the node's files, as on a full file system; the write is tried again."})
+	reg.MustRegister(m.ready, m.reason, m.seconds, m.checks, m.unwritten)
 	for _, l := range readiness.Layers() {
 		m.ready.WithLabelValues(string(l)).Set(0)
 	}

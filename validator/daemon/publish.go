@@ -34,6 +34,9 @@ func (d *Daemon) publish() {
 		return
 	}
 	f := nodestatus.Facts{Outcomes: d.outcomes, States: map[nodestate.Component]nodestate.State{}, Names: d.gpus.names, Faults: d.gpus.faults, Note: d.Note}
+	if d.unwritten != nil {
+		f.Unwritten = d.unwritten.Error()
+	}
 	for _, c := range []nodestate.Component{nodestate.Driver, nodestate.Toolkit, nodestate.DevicePlugin} {
 		if s, err := d.Node.State(c); err == nil {
 			f.States[c] = s

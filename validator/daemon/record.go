@@ -30,36 +30,43 @@ func (d *Daemon) record(found []check.Outcome) {
 	if d.retired {
 		return
 	}
-	var unwritten, failing []string
+	var unwritten []string
 	var outcomes []check.Outcome
-	pending := false
 	for _, o := range found {
 		d.Metrics.observe(o)
-		pending = pending || o.Kind == check.Pending
-		if o.Kind == check.Failed || o.Retry {
-			failing = append(failing, failureKey(o))
-		}
 		o = d.proofs.EffectiveOutcome(o)
 		outcomes = append(outcomes, o)
 		if err := d.write(o); err != nil {
 			unwritten = append(unwritten, err.Error())
 		}
 	}
-	if err := d.writeState(outcomes); err != nil {
+	if err := d.writeState(outcomes, unwritten...); err != nil {
 		unwritten = append(unwritten, err.Error())
 	}
 	d.outcomes = outcomes
+	d.backoff.update(found, len(unwritten) > 0)
+	d.recordUnwritten(unwritten)
 	d.publish()
-	if d.backoff.update(append(failing, unwritten...), pending) {
-		for _, message := range unwritten {
-			d.Log.Error("cannot write the outcome of the check", "message", message)
-		}
-	}
-	if len(unwritten) > 0 {
-		d.setReady(errors.New(strings.Join(unwritten, "; ")))
+	if d.unwritten != nil {
+		d.setReady(fmt.Errorf("%s: %w", nodestate.ReasonNotWritable, d.unwritten))
 		return
 	}
 	d.setReady(notReady(outcomes))
+}
+
+// recordUnwritten records the errors of writing the outcomes of a check, none if all are written.
+func (d *Daemon) recordUnwritten(errs []string) {
+	d.unwritten = nil
+	if len(errs) > 0 {
+		d.unwritten = errors.New(errs[0]) // the others have the same cause, as a rule
+	}
+	d.Metrics.unwritten.Set(float64(min(1, len(errs))))
+	switch changed := d.fault.Record(d.unwritten); {
+	case changed && d.unwritten != nil:
+		d.Log.Error("cannot write the outcome of the check; it is tried again every few seconds", "reason", nodestate.ReasonNotWritable, "message", d.unwritten.Error())
+	case changed:
+		d.Log.Info("the outcomes of the checks are written again")
+	}
 }
 
 // write writes an outcome and logs it if it differs from the last. The caller holds
@@ -90,7 +97,9 @@ func (d *Daemon) logOutcome(o check.Outcome) {
 	}
 }
 
-func (d *Daemon) writeState(outcomes []check.Outcome) error {
+// writeState writes the validator's state after a check. unwritten are the errors of writing its
+// proofs.
+func (d *Daemon) writeState(outcomes []check.Outcome, unwritten ...string) error {
 	s := nodestate.State{Phase: nodestate.Ready}
 	if p := outcomes[0].Proof; p != nil {
 		s.Driver = p.Driver
@@ -109,6 +118,9 @@ func (d *Daemon) writeState(outcomes []check.Outcome) error {
 			s.Phase, s.Message = nodestate.Waiting, o.NotReady.Message
 		}
 		break
+	}
+	if len(unwritten) > 0 && s.Phase == nodestate.Ready {
+		s.Phase, s.Reason, s.Message = nodestate.Degraded, nodestate.ReasonNotWritable, unwritten[0]
 	}
 	return d.setState(s)
 }

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuready/gpuready/internal/explain"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
@@ -34,22 +36,22 @@ const boot = "00000000-0000-4000-8000-000000000000"
 var now = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
 // show compares the text with a golden file.
-func show(t *testing.T, name string, r Report) {
+func show(t *testing.T, name string, r explain.Report) {
 	t.Helper()
 	asPublished(t, r)
 	var wide bytes.Buffer
-	require.NoError(t, r.Text(&wide, Style{Width: 100}))
+	require.NoError(t, r.Text(&wide, explain.Style{Width: 100}))
 	golden.Require(t, "testdata/"+name+".txt", wide.Bytes())
 }
 
 // showAll also compares the text on a narrow terminal, the text in colours, and the JSON.
-func showAll(t *testing.T, name string, r Report) {
+func showAll(t *testing.T, name string, r explain.Report) {
 	t.Helper()
 	show(t, name, r)
 	var narrow, colored, data bytes.Buffer
-	require.NoError(t, r.Text(&narrow, Style{Width: 46}))
+	require.NoError(t, r.Text(&narrow, explain.Style{Width: 46}))
 	golden.Require(t, "testdata/"+name+"-narrow.txt", narrow.Bytes())
-	require.NoError(t, r.Text(&colored, Style{Width: 80, Color: true}))
+	require.NoError(t, r.Text(&colored, explain.Style{Width: 80, Color: true}))
 	golden.Require(t, "testdata/"+name+"-color.txt", colored.Bytes())
 	require.NoError(t, r.JSON(&data))
 	golden.Require(t, "testdata/"+name+".json", data.Bytes())
@@ -95,10 +97,10 @@ func (s *site) writeState(c nodestate.Component, state nodestate.State) {
 	require.NoError(s.t, nodestate.Write(s.node.StatePath(c), state))
 }
 
-func (s *site) report() Report {
+func (s *site) report() explain.Report {
 	r := FromNode(s.node, s.dir, "n1", now)
 	for i := range r.Stages { // Write sets Since to the present time
-		if r.Stages[i].Name == kubelet && !r.Stages[i].Since.IsZero() {
+		if r.Stages[i].Name == explain.Kubelet && !r.Stages[i].Since.IsZero() {
 			r.Stages[i].Since = now.Add(-3 * time.Hour)
 		}
 	}
@@ -160,7 +162,7 @@ func TestTheRoadNamesTheCauseOfTheWait(t *testing.T) {
 		prepare func(*site)
 		want    string
 	}{
-		"nothing was said": {func(*site) {}, "waiting at driver: the validator has not said anything about it yet"},
+		"nothing was reported": {func(*site) {}, "waiting at driver: the validator has not reported on it yet"},
 		"of an earlier boot": {func(s *site) {
 			require.NoError(t, readiness.WriteReady(s.dir, readiness.Driver, readiness.Proof{BootID: "another", Time: now}))
 		}, "waiting at driver: what is known is from an earlier boot"},
@@ -169,13 +171,13 @@ func TestTheRoadNamesTheCauseOfTheWait(t *testing.T) {
 				s.refused(l, time.Minute, readiness.NotReady{Reason: check.ReasonNoGPU, Message: "the PCI bus has no NVIDIA GPU"})
 			}
 		}, "no GPU: the PCI bus has no NVIDIA GPU"},
-		"a pod is on its way": {func(s *site) {
+		"a pod runs": {func(s *site) {
 			for _, l := range readiness.Layers()[:3] {
 				s.proven(l, time.Hour, "works")
 			}
 			s.writeState(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
-			s.refused(readiness.Plugin, time.Second, readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod that requests nvidia.com/gpu is on its way", Action: "wait"})
-		}, "waiting at pod: a pod that requests nvidia.com/gpu is on its way"},
+			s.refused(readiness.Plugin, time.Second, readiness.NotReady{Reason: "WorkloadRunning", Message: "a pod that requests nvidia.com/gpu has not finished yet", Action: "wait"})
+		}, "waiting at pod: a pod that requests nvidia.com/gpu has not finished yet"},
 		"the pod failed": {func(s *site) {
 			for _, l := range readiness.Layers()[:3] {
 				s.proven(l, time.Hour, "works")
@@ -183,20 +185,20 @@ func TestTheRoadNamesTheCauseOfTheWait(t *testing.T) {
 			s.writeState(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
 			s.refused(readiness.Plugin, time.Second, readiness.NotReady{Reason: "WorkloadNotStarted", Message: "ErrImagePull", Action: "see the image"})
 		}, "broken at pod: WorkloadNotStarted"},
-		"beside the road": {func(s *site) {
+		"an optional layer is broken": {func(s *site) {
 			for _, l := range readiness.Layers() {
 				s.proven(l, time.Hour, "works")
 			}
 			s.writeState(nodestate.DevicePlugin, plugin(true, nodestate.Device{ID: gpu0, GPU: gpu0, Health: nodestate.Healthy}))
 			s.proven(readiness.GDRCopy, time.Hour, "works")
 			s.refused(readiness.GDS, time.Minute, readiness.NotReady{Reason: "GDSNotLoaded", Message: "no nvidia_fs", Action: "load it"})
-		}, "broken beside the road, at gds: GDSNotLoaded"},
+		}, "broken at gds, an optional layer: GDSNotLoaded"},
 		"a proof that is none": {func(s *site) {
 			require.NoError(t, os.MkdirAll(s.dir, 0o755))
 			require.NoError(t, os.WriteFile(filepath.Join(s.dir, "driver-ready"), []byte("LAYER=$(id)\n"), 0o644))
 		}, "broken at driver: ProofInvalid"},
 		"the driver is being built": {func(s *site) {
-			s.writeState(nodestate.Driver, nodestate.State{Phase: nodestate.Waiting, Reason: "Building", Message: "compiling the modules"})
+			s.writeState(nodestate.Driver, nodestate.State{Phase: nodestate.Waiting, Reason: "DriverStarting", Message: "compiling the modules"})
 		}, "waiting at driver: no driver is loaded: compiling the modules"},
 		"the driver cannot be built": {func(s *site) {
 			s.refused(readiness.Driver, time.Minute, readiness.NotReady{Reason: "KernelModuleNotLoaded", Message: "no module nvidia", Action: "load it"})
@@ -227,11 +229,11 @@ func TestNoLineIsWiderThanTheTerminal(t *testing.T) {
 	s.refused(readiness.Driver, time.Hour, readiness.NotReady{Reason: "DriverVersionMismatch", Message: strings.Repeat("a word and another ", 30), Action: strings.Repeat("do this ", 40)})
 	for width := 24; width < 130; width++ {
 		var b bytes.Buffer
-		require.NoError(t, s.report().Text(&b, Style{Width: width}))
+		require.NoError(t, s.report().Text(&b, explain.Style{Width: width}))
 		for line := range strings.Lines(b.String()) {
 			text := strings.TrimSuffix(line, "\n")
 			if strings.Contains(text, " ") && !strings.Contains(text, "DriverVersionMismatch") {
-				require.LessOrEqual(t, utf8.RuneCountInString(text), max(width, narrowest+4), text)
+				require.LessOrEqual(t, utf8.RuneCountInString(text), max(width, 28), text)
 			}
 		}
 	}
@@ -256,8 +258,8 @@ func cluster(t *testing.T, change func(*corev1.Node)) (*kubetest.Server, *kube.C
 			newCondition(nodestatus.HealthType, "True", "Healthy", "nothing is wrong with 2 GPUs"))
 		change(n)
 	})
-	for _, a := range agents {
-		server.AddPod(agent(a.app))
+	for _, app := range []string{"nvidia-driver-daemonset", "nvidia-container-toolkit-daemonset", "nvidia-device-plugin-daemonset", "nvidia-operator-validator"} {
+		server.AddPod(agent(app))
 	}
 	for key := range server.Pods() {
 		server.Update(server.Pods()[key], func(p *corev1.Pod) { p.Status.Phase = corev1.PodRunning })
@@ -278,7 +280,8 @@ func agent(app string) *corev1.Pod {
 }
 
 func set(n *corev1.Node, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason, message string) {
-	*condition(n, kind) = newCondition(kind, status, reason, message)
+	i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == kind })
+	n.Status.Conditions[i] = newCondition(kind, status, reason, message)
 }
 
 func TestTheRoadFromTheCluster(t *testing.T) {
@@ -293,7 +296,7 @@ func TestTheRoadFromTheCluster(t *testing.T) {
 			set(n, nodestatus.HealthType, "False", "XID", "GPU 1 ("+gpu1+", 0000:11:00.0): XID 79")
 		}, after: func(s *kubetest.Server) { addEvents(t, s) }, want: "ok: pods can use the GPUs of this node; see what is marked !"},
 		"the toolkit is silent": {change: func(n *corev1.Node) {
-			set(n, nodestatus.ConditionType, "False", "ToolkitSilent", "toolkit: the toolkit has not said anything in this boot; start gpu-toolkit on this node")
+			set(n, nodestatus.ConditionType, "False", "ToolkitSilent", "toolkit: the toolkit has reported nothing since the node booted; next: start gpu-toolkit on this node")
 			n.Spec.Taints = []corev1.Taint{{Key: "nvidia.com/gpu-not-ready", Effect: "NoSchedule"}}
 			n.Spec.Unschedulable = true
 		}, after: func(s *kubetest.Server) {
@@ -307,18 +310,18 @@ func TestTheRoadFromTheCluster(t *testing.T) {
 		"the pod cannot start": {change: func(n *corev1.Node) {
 			set(n, nodestatus.ConditionType, "False", "WorkloadNotStarted", "plugin: validator: ErrImagePull; see that the image can be pulled")
 		}, want: "broken at pod: WorkloadNotStarted"},
-		"a proof is on its way": {change: func(n *corev1.Node) {
-			set(n, nodestatus.ConditionType, "Unknown", "Proving", "plugin: a pod that requests nvidia.com/gpu is on its way")
-		}, want: "waiting at plugin: a pod that requests nvidia.com/gpu is on its way"},
-		"what was asked for beside the road": {change: func(n *corev1.Node) {
+		"a proof is pending": {change: func(n *corev1.Node) {
+			set(n, nodestatus.ConditionType, "Unknown", "Proving", "plugin: a pod that requests nvidia.com/gpu has not finished yet")
+		}, want: "waiting at pod: a pod that requests nvidia.com/gpu has not finished yet"},
+		"an optional layer is broken": {change: func(n *corev1.Node) {
 			set(n, nodestatus.ConditionType, "False", "GDSNotLoaded", "gds: no nvidia_fs; load it")
-		}, want: "broken beside the road, at gds: GDSNotLoaded"},
+		}, want: "broken at gds, an optional layer: GDSNotLoaded"},
 		"no GPU in it": {change: func(n *corev1.Node) {
 			set(n, nodestatus.ConditionType, "False", "NoGPU", "the PCI bus has no NVIDIA GPU")
 		}, want: "no GPU: the PCI bus has no NVIDIA GPU"},
-		"nobody speaks": {change: func(n *corev1.Node) { n.Status.Conditions = n.Status.Conditions[:1] },
+		"there is no condition": {change: func(n *corev1.Node) { n.Status.Conditions = n.Status.Conditions[:1] },
 			after: func(s *kubetest.Server) { s.Remove("gpuready/nvidia-operator-validator-x") },
-			want:  "waiting at driver: the Node has no condition GPUReady"},
+			want:  "waiting at driver: the validator has not reported on it yet"},
 		"the node is away": {change: func(n *corev1.Node) {
 			n.Status.Conditions[0].Status, n.Status.Conditions[0].Message = corev1.ConditionUnknown, "Kubelet stopped posting node status."
 			n.Status.Conditions[1].LastHeartbeatTime = metav1.NewTime(now.Add(-time.Hour))

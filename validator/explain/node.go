@@ -1,3 +1,5 @@
+// Package explain builds the reports of internal/explain: from the files of a node's components
+// (FromNode), or from the API server (FromCluster).
 package explain
 
 import (
@@ -8,12 +10,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpuready/gpuready/internal/explain"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/step"
-	reasons "github.com/gpuready/gpuready/validator/workload"
 )
 
 // components maps a layer to the component whose state explains it.
@@ -21,45 +23,58 @@ var components = map[readiness.Layer]nodestate.Component{
 	readiness.Driver: nodestate.Driver, readiness.Toolkit: nodestate.Toolkit, readiness.Plugin: nodestate.DevicePlugin,
 }
 
+// report is an explain.Report that is being built.
+type report struct{ explain.Report }
+
 // FromNode reads the proofs in a folder and the states of the components. It needs no
 // other privilege than to read them.
-func FromNode(node check.Node, proofs, name string, now time.Time) Report {
-	r := Report{Node: name, Source: "node", Time: now.UTC()}
+func FromNode(node check.Node, proofs, name string, now time.Time) explain.Report {
+	r := &report{explain.Report{Node: name, Source: "node", Time: now.UTC()}}
 	silent := true
 	for _, l := range readiness.Layers() {
 		status, err := readiness.Read(proofs, l, node.BootID)
 		silent = silent && err != nil
-		*r.stage(string(l)) = r.proofStage(string(l), status, err)
+		*r.Stage(string(l)) = r.proofStage(string(l), status, err)
 		if c, ok := components[l]; ok {
 			state, err := node.State(c)
 			r.addState(l, c, state, err)
 		}
 	}
 	r.addOffer(node)
-	r.splitPod()
+	r.SplitPod()
 	for _, l := range readiness.Optional() {
 		if status, err := readiness.Read(proofs, l, node.BootID); err == nil {
 			r.Beside = append(r.Beside, r.proofStage(string(l), status, nil))
 		}
 	}
-	if state, err := node.State(nodestate.Validator); err == nil {
+	state, err := node.State(nodestate.Validator)
+	switch {
+	case err == nil:
 		for _, u := range state.Unserved {
 			r.Notes = append(r.Notes, fmt.Sprintf("%s: %s has no effect: %s", nodestate.Validator, u.Name, u.Message))
 		}
+		if state.Reason == nodestate.ReasonNotWritable {
+			r.Notes = append(r.Notes, fmt.Sprintf("%s: %s: %s; what is shown here may be old", nodestate.Validator, state.Reason, state.Message))
+		}
+	case errors.Is(err, nodestate.ErrUnwritten):
+		r.Notes = append(r.Notes, fmt.Sprintf("%s: %s: %v; what is shown here may be old", nodestate.Validator, nodestate.ReasonNotWritable, err))
 	}
 	if silent {
-		r.Notes = append(r.Notes, "the validator's daemon has said nothing in this boot: see that gpu-validator daemon runs on this node (DaemonSet nvidia-operator-validator), or prove the layers now with gpu-validator run")
+		if s := r.Stage(string(readiness.Driver)); s.Reason == "" {
+			s.Action = explain.SilentAction
+		}
+		r.Notes = append(r.Notes, "the validator's daemon has reported nothing since the node booted; gpu-validator run proves the layers now")
 	}
-	r.finish()
-	return r
+	r.Finish()
+	return r.Report
 }
 
 // proofStage returns the stage of a layer by the validator's proof or refusal.
-func (r *Report) proofStage(name string, status readiness.Status, err error) Stage {
+func (r *report) proofStage(name string, status readiness.Status, err error) explain.Stage {
 	if err != nil {
-		s := Stage{Name: name, State: Waiting, Message: readiness.DescribeError(err)}
+		s := explain.Stage{Name: name, State: explain.Waiting, Message: readiness.DescribeError(err)}
 		if errors.Is(err, readiness.ErrInvalid) {
-			s.State, s.Reason, s.Action = Broken, "ProofInvalid", "restart gpu-validator, which writes the file anew"
+			s.State, s.Reason, s.Action = explain.Broken, "ProofInvalid", "restart gpu-validator, which writes the file anew"
 		}
 		return s
 	}
@@ -68,38 +83,42 @@ func (r *Report) proofStage(name string, status readiness.Status, err error) Sta
 		if name == string(readiness.Driver) {
 			r.GPUs = p.Summary
 		}
-		return Stage{Name: name, State: OK, Since: p.Time, Message: p.Summary}
+		return explain.Stage{Name: name, State: explain.OK, Since: p.Time, Message: p.Summary}
 	}
 	f := status.NotReady
-	s := Stage{Name: name, State: Broken, Since: f.Time, Reason: string(f.Reason), Message: f.Message, Action: f.Action}
+	s := explain.Stage{Name: name, State: explain.Broken, Since: f.Time, Reason: string(f.Reason), Message: f.Message, Action: f.Action}
 	switch f.Reason {
 	case check.ReasonNoGPU:
-		s.State, s.Action = Absent, ""
+		s.State, s.Action = explain.Absent, ""
 	case check.ReasonNotRun:
-		s = Stage{Name: name, State: Waiting}
-	case reasons.ReasonRunning:
-		s.State = Waiting
+		s = explain.Stage{Name: name, State: explain.Waiting}
+	case explain.Running:
+		s.State, s.Action = explain.Waiting, ""
 	}
 	return s
 }
 
 // addState adds the state of a component, unless it is Ready.
-func (r *Report) addState(l readiness.Layer, c nodestate.Component, state nodestate.State, err error) {
-	s := r.stage(string(l))
+func (r *report) addState(l readiness.Layer, c nodestate.Component, state nodestate.State, err error) {
+	s := r.Stage(string(l))
 	if err == nil {
 		for _, u := range state.Unserved {
 			s.Notes = append(s.Notes, fmt.Sprintf("%s: %s has no effect: %s", c, u.Name, u.Message))
 		}
 	}
-	reason, why, none := readiness.DriverSays(state, err)
+	reason, why, none := readiness.DriverProblem(state, err)
 	switch {
-	case none && l == readiness.Driver && (s.State == Waiting || s.State == Broken && step.NoDriver(gpu.Reason(s.Reason), state)):
-		if state.Phase == nodestate.Failed {
-			s.State = Broken
+	case none && l == readiness.Driver && (s.State == explain.Waiting || s.State == explain.Broken && step.NoDriver(gpu.Reason(s.Reason), state)):
+		s.State = explain.Broken
+		if readiness.IsDriverTransition(reason) {
+			s.State = explain.Waiting
 		}
 		s.Reason, s.Since = string(reason), state.Time
-		s.Message, s.Action = splitAction(why)
+		s.Message, s.Action = readiness.SplitAction(why)
 	case nodestate.IsAbsent(err):
+	case errors.Is(err, nodestate.ErrUnwritten) && s.State != explain.Absent:
+		s.State, s.Reason = explain.Broken, string(nodestate.ReasonNotWritable)
+		s.Message, s.Action = readiness.SplitAction(err.Error())
 	case err != nil:
 		s.Notes = append(s.Notes, fmt.Sprintf("%s: %v", c, err))
 	case state.Phase != nodestate.Ready && state.Message != "" && !strings.Contains(s.Message, state.Message):
@@ -113,11 +132,11 @@ func (r *Report) addState(l readiness.Layer, c nodestate.Component, state nodest
 
 // addOffer sets the kubelet's stage by the devices that the plugin registered, and adds those
 // that it withholds.
-func (r *Report) addOffer(node check.Node) {
-	s := r.stage(kubelet)
+func (r *report) addOffer(node check.Node) {
+	s := r.Stage(explain.Kubelet)
 	state, err := node.State(nodestate.DevicePlugin)
-	if r.stage(string(readiness.Driver)).State == Absent {
-		s.State = Absent
+	if r.Stage(string(readiness.Driver)).State == explain.Absent {
+		s.State = explain.Absent
 		return
 	}
 	if err != nil || state.DevicePlugin == nil {
@@ -146,7 +165,7 @@ func (r *Report) addOffer(node check.Node) {
 	}
 	s.Message = strings.Join(offers, ", ")
 	if info.Registered {
-		s.State, s.Since = OK, state.Time
+		s.State, s.Since = explain.OK, state.Time
 		return
 	}
 	s.Message = "the device plugin is not registered with the kubelet"
@@ -156,6 +175,9 @@ func withheldText(d nodestate.Device) string {
 	text := fmt.Sprintf("held back: %s: %s", d.GPU, cmp.Or(d.Message, string(d.Reason)))
 	if !d.Since.IsZero() {
 		text += ", since " + d.Since.UTC().Format(time.RFC3339)
+	}
+	if d.Action != "" {
+		text = readiness.WithAction(text, d.Action)
 	}
 	return text
 }

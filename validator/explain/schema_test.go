@@ -10,10 +10,12 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 	"k8s.io/kube-openapi/pkg/validation/strfmt"
 	"k8s.io/kube-openapi/pkg/validation/validate"
+
+	"github.com/gpuready/gpuready/internal/explain"
 )
 
 // asPublished validates the JSON by its schema.
-func asPublished(t *testing.T, r Report) {
+func asPublished(t *testing.T, r explain.Report) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/explain.schema.json")
 	require.NoError(t, err)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/step"
@@ -22,16 +21,21 @@ const ConditionType corev1.NodeConditionType = "GPUReady"
 
 // Reasons of the condition and of Events, beside those of layers and devices.
 const (
-	ReasonReady     = "Ready"          // condition: all is proven and every GPU is healthy
-	ReasonDegraded  = "Degraded"       // condition: all is proven, and something is degraded
-	ReasonProving   = "Proving"        // condition: nothing is known yet in this boot
-	ReasonRecovered = "Recovered"      // Event: a device is healthy again
-	ReasonProven    = "Proven"         // Event: a layer is proven that was not
-	ReasonAccepted  = "ConfigAccepted" // Event: the device plugin applied a configuration, after it had refused one
+	ReasonReady     = "Ready"                 // condition: all is proven and every GPU is healthy
+	ReasonDegraded  = "Degraded"              // condition: all is proven, and something is degraded
+	ReasonProving   = "Proving"               // condition: nothing is known yet in this boot
+	ReasonStopped   = readiness.ReasonStopped // condition: the validator has ended
+	ReasonRecovered = "Recovered"             // Event: a device is healthy again
+	ReasonProven    = "Proven"                // Event: a layer is proven that was not
+	ReasonWritten   = "StateWritten"          // Event: the validator's files are written again
+	ReasonAccepted  = "ConfigAccepted"        // Event: the device plugin applied a configuration, after it had refused one
 )
 
 // reasonRefused is the device plugin's reason for a configuration that it does not apply.
 const reasonRefused gpu.Reason = "ConfigRefused"
+
+// reasonStopped is the reason of a device plugin that has ended.
+const reasonStopped gpu.Reason = "DevicePluginStopped"
 
 // Facts holds the known facts about the node at one moment. It is not changed once it was
 // passed to Publish.
@@ -44,6 +48,8 @@ type Facts struct {
 	// known. It leads to Events, and affects no condition.
 	DriverPod *check.Outcome
 	Note      string // what the proofs lack by configuration; "": nothing
+	// Unwritten is the error of writing the outcomes to the node's files; "": they are written.
+	Unwritten string
 }
 
 // Condition is the wanted condition of the Node.
@@ -60,7 +66,7 @@ const maxMessage = 1024 // the limit of an Event; a longer condition would not b
 // names it, with reason Degraded.
 func (f Facts) condition() Condition {
 	c := f.summarize()
-	c.Message = record.Clean(c.Message, maxMessage)
+	c.Message = readiness.Shorten(c.Message, maxMessage)
 	return c
 }
 
@@ -80,15 +86,14 @@ func (f Facts) summarize() Condition {
 		if why, found := f.noDriver(o); found {
 			return why
 		}
+		if f.Unwritten != "" && (o.NotReady.Reason == step.ReasonAllocatableShort || o.NotReady.Reason == step.ReasonAllocatableDiffers) {
+			// The device plugin's state may be old for the same reason.
+			return Condition{corev1.ConditionFalse, string(nodestate.ReasonNotWritable), fmt.Sprintf("%s: %s; the states on the node may be out of date: %s", o.Layer, f.Unwritten, o.NotReady.Message)}
+		}
 		return Condition{corev1.ConditionFalse, string(o.NotReady.Reason), f.refusalText(o)}
 	}
 	devices := f.devices()
-	var bad []string
-	for _, d := range devices {
-		if !d.healthy {
-			bad = append(bad, d.text())
-		}
-	}
+	bad := slices.DeleteFunc(slices.Clone(devices), func(d device) bool { return d.healthy })
 	reason := ReasonReady
 	message := fmt.Sprintf("%d of %d %s ready%s", len(devices)-len(bad), len(devices), collectiveName(devices), f.driverText())
 	if f.Note != "" {
@@ -96,7 +101,7 @@ func (f Facts) summarize() Condition {
 	}
 	if len(bad) > 0 {
 		reason = ReasonDegraded
-		message += "; " + firstFew(bad)
+		message += "; " + describeDevices(bad)
 	}
 	if s, ok := f.States[nodestate.Toolkit]; ok && s.Phase == nodestate.Degraded {
 		reason = ReasonDegraded
@@ -107,14 +112,19 @@ func (f Facts) summarize() Condition {
 		reason = ReasonDegraded
 		message += "; device plugin: " + s.Message
 	}
+	if f.Unwritten != "" {
+		// Pods can use the GPUs, but those that wait for the files on the node learn nothing new.
+		reason = string(nodestate.ReasonNotWritable)
+		message += "; " + f.Unwritten
+	}
 	return Condition{corev1.ConditionTrue, reason, message}
 }
 
 // refusalText returns the refusal of a layer, with the state of the component behind it.
 func (f Facts) refusalText(o check.Outcome) string {
-	text := fmt.Sprintf("%s: %s; %s", o.Layer, o.NotReady.Message, o.NotReady.Action)
+	text := fmt.Sprintf("%s: %s", o.Layer, readiness.WithAction(o.NotReady.Message, o.NotReady.Action))
 	if s, ok := f.States[nodestate.Driver]; ok && o.Layer == readiness.Driver && s.Phase != nodestate.Ready && s.Message != "" {
-		text += "; the driver says " + string(s.Phase)
+		text += readiness.DriverPhase + string(s.Phase)
 		if s.Reason != "" {
 			text += ": " + string(s.Reason)
 		}
@@ -130,7 +140,7 @@ func (f Facts) noDriver(o check.Outcome) (Condition, bool) {
 	if !reported || o.Layer != readiness.Driver || !step.NoDriver(o.NotReady.Reason, s) {
 		return Condition{}, false
 	}
-	reason, message, ok := readiness.DriverSays(s, nil)
+	reason, message, ok := readiness.DriverProblem(s, nil)
 	return Condition{corev1.ConditionFalse, string(reason), fmt.Sprintf("%s: %s", o.Layer, message)}, ok
 }
 
@@ -145,13 +155,15 @@ func (f Facts) driverText() string {
 	return ", driver " + p.Driver.Version
 }
 
+// shown is the number of devices, and of pods, that a message names.
+const shown = 3
+
 // firstFew joins the first few of many texts.
-func firstFew(all []string) string {
-	const shown = 3
+func firstFew(all []string, separator string) string {
 	if len(all) <= shown {
-		return strings.Join(all, "; ")
+		return strings.Join(all, separator)
 	}
-	return fmt.Sprintf("%s; and %d more", strings.Join(all[:shown], "; "), len(all)-shown)
+	return fmt.Sprintf("%s%sand %d more", strings.Join(all[:shown], separator), separator, len(all)-shown)
 }
 
 // usable reports whether pods may be scheduled: all layers are proven, or there is no GPU
@@ -172,10 +184,40 @@ type device struct {
 	healthy bool
 	reason  string
 	message string
+	action  string
+	pods    []string // that hold it
 	since   time.Time
 }
 
-func (d device) text() string { return d.name + ": " + cmp.Or(d.message, d.reason) }
+func (d device) text() string {
+	text := d.name + ": " + cmp.Or(d.message, d.reason)
+	if len(d.pods) > 0 {
+		text += ", held by " + firstFew(d.pods, ", ")
+	}
+	return text
+}
+
+// describeDevices returns the texts of the first few devices, and what to do about them.
+func describeDevices(devices []device) string {
+	var texts, actions []string
+	for _, d := range devices {
+		texts = append(texts, d.text())
+		if d.action != "" && !slices.Contains(actions, d.action) {
+			actions = append(actions, d.action)
+		}
+	}
+	return readiness.WithAction(firstFew(texts, "; "), strings.Join(actions[:min(len(actions), shown)], "; "))
+}
+
+// holders returns the pods that hold each device, and when the kubelet was asked for them.
+func (f Facts) holders() (pods map[gpu.UUID][]string, asked time.Time) {
+	for _, o := range f.Outcomes {
+		if o.HoldersTime.After(asked) {
+			pods, asked = o.Holders, o.HoldersTime
+		}
+	}
+	return pods, asked
+}
 
 // devices returns each device once, even if it is offered several times, in the plugin's
 // order.
@@ -184,6 +226,7 @@ func (f Facts) devices() []device {
 	if !ok || s.DevicePlugin == nil {
 		return nil
 	}
+	holders, _ := f.holders()
 	var out []device
 	for _, r := range s.DevicePlugin.Resources {
 		for _, d := range r.Devices {
@@ -193,7 +236,7 @@ func (f Facts) devices() []device {
 				out = append(out, device{id: d.GPU, name: cmp.Or(f.Names[d.GPU], string(d.GPU)), healthy: true})
 			}
 			if d.Health == nodestate.Unhealthy && out[i].healthy {
-				out[i] = device{id: d.GPU, name: out[i].name, reason: cmp.Or(string(d.Reason), "Unhealthy"), message: d.Message, since: d.Since}
+				out[i] = device{id: d.GPU, name: out[i].name, reason: cmp.Or(string(d.Reason), "Unhealthy"), message: d.Message, action: d.Action, pods: holders[d.GPU], since: d.Since}
 			}
 		}
 	}

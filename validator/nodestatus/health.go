@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 )
 
@@ -30,17 +30,19 @@ const (
 // of them it is Unknown.
 func (f Facts) health() Condition {
 	c := f.summarizeHealth()
-	c.Message = record.Clean(c.Message, maxMessage)
+	c.Message = readiness.Shorten(c.Message, maxMessage)
 	return c
 }
 
 func (f Facts) summarizeHealth() Condition {
-	reasons, bad := f.badDevices()
+	bad := f.badDevices()
 	switch {
 	case len(f.Outcomes) > 0 && f.Outcomes[0].Kind == check.Absent:
 		return Condition{corev1.ConditionTrue, string(check.ReasonNoGPU), "there is no GPU, so none is broken"}
+	case len(f.Faults) == 0 && f.isUnwatched():
+		return Condition{corev1.ConditionUnknown, ReasonUnwatched, "nobody watches the GPUs: " + describeDevices(bad)}
 	case len(bad) > 0:
-		return Condition{corev1.ConditionFalse, reasons[0], firstFew(bad)}
+		return Condition{corev1.ConditionFalse, bad[0].reason, describeDevices(bad)}
 	case len(f.Outcomes) == 0:
 		return Condition{corev1.ConditionUnknown, ReasonProving, "the driver has not been asked yet since the node was started"}
 	case f.Outcomes[0].Kind != check.Passed:
@@ -54,27 +56,36 @@ func (f Facts) summarizeHealth() Condition {
 	if s := f.States[nodestate.DevicePlugin]; s.Phase == nodestate.Failed {
 		return Condition{corev1.ConditionUnknown, ReasonUnwatched, "the device plugin, which watches the GPUs, has failed: " + s.Message}
 	}
+	if s := f.States[nodestate.DevicePlugin]; s.Reason == reasonStopped {
+		return Condition{corev1.ConditionUnknown, ReasonUnwatched, s.Message}
+	}
 	return Condition{corev1.ConditionTrue, ReasonHealthy, fmt.Sprintf("nothing is wrong with %d %s%s", len(devices), collectiveName(devices), f.driverText())}
 }
 
-// badDevices returns the reasons and texts of all devices with a problem. Those that the device
-// plugin withholds come first.
-func (f Facts) badDevices() (reasons, texts []string) {
+// isUnwatched reports whether the device plugin watches none of the devices, as while the driver is
+// replaced. Nothing is known to be wrong with them then.
+func (f Facts) isUnwatched() bool {
+	devices := f.devices()
+	return len(devices) > 0 && !slices.ContainsFunc(devices, func(d device) bool { return d.healthy || d.reason != string(gpu.ReasonUnwatched) })
+}
+
+// badDevices returns all devices with a problem. Those that the device plugin withholds come first.
+func (f Facts) badDevices() (bad []device) {
 	named := map[gpu.UUID]bool{}
 	for _, d := range f.devices() {
 		if !d.healthy {
 			named[d.id] = true
-			reasons, texts = append(reasons, d.reason), append(texts, d.text())
+			bad = append(bad, d)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(f.Faults)) {
 		if named[id] {
 			continue
 		}
-		name := cmp.Or(f.Names[id], string(id))
-		reasons, texts = append(reasons, string(f.Faults[id].Reason)), append(texts, name+": "+f.Faults[id].String())
+		fault := f.Faults[id]
+		bad = append(bad, device{id: id, name: cmp.Or(f.Names[id], string(id)), reason: string(fault.Reason), message: fault.String(), action: fault.NextAction(id)})
 	}
-	return reasons, texts
+	return bad
 }
 
 // collectiveName returns the collective name of the devices.

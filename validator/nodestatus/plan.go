@@ -18,10 +18,12 @@ import (
 // The time that a layer is refused before an Event reports it; the condition shows it at
 // once. While a node comes up the components start one by one, and during an upgrade one is
 // away for a moment: nobody would read Warnings about that on every node. Devices are
-// reported at once.
+// reported as soon as it is known which pods hold them.
 const (
 	startupGrace   = time.Minute     // before all layers were proven in this boot
 	transientGrace = 5 * time.Second // after that
+	// holdersGrace is the time in which the kubelet is asked which pods hold a broken device.
+	holdersGrace = 2 * time.Second
 )
 
 // maxSubjects bounds the memory. A node has up to 16 GPUs, each of which can be divided in
@@ -34,6 +36,9 @@ type subject string
 // configSubject is the configuration of the device plugin.
 const configSubject subject = "configuration"
 
+// filesSubject is the files that the validator writes on the node.
+const filesSubject subject = "files"
+
 // driverPodSubject is the pod that shows people that the driver works.
 const driverPodSubject subject = "pod nvidia-driver-validation"
 
@@ -43,12 +48,13 @@ func layerSubject(l readiness.Layer) subject { return subject("layer " + string(
 func (s subject) isLayer() bool { return strings.HasPrefix(string(s), "layer ") }
 
 // isTransient reports whether a problem may soon end by itself.
-func (s subject) isTransient() bool { return s.isLayer() || s == driverPodSubject }
+func (s subject) isTransient() bool { return s.isLayer() || s == driverPodSubject || s == filesSubject }
 
 // problem is the present problem of a subject.
 type problem struct {
 	reason, message string
 	since           time.Time // zero where it is not known
+	incomplete      bool      // the pods that hold the device are those of an earlier time
 }
 
 // reportedProblem is a problem that an Event reported and whose end no Event has reported yet.
@@ -79,25 +85,35 @@ type event struct {
 // no problem, in case it had one.
 func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 	wrong, over = map[subject]problem{}, map[subject]event{}
+	unwatched := f.isUnwatched()
+	_, asked := f.holders()
 	for _, d := range f.devices() {
-		if !d.healthy {
-			wrong[deviceSubject(d)] = problem{d.reason, d.text(), d.since}
+		switch {
+		case unwatched: // the layers and GPUHealthy tell that, once and not for each device
+			continue
+		case !d.healthy:
+			wrong[deviceSubject(d)] = problem{reason: d.reason, message: describeDevices([]device{d}), since: d.since, incomplete: !asked.After(d.since)}
 			continue
 		}
 		over[deviceSubject(d)] = event{kind: corev1.EventTypeNormal, reason: ReasonRecovered, message: d.name + " is healthy again"}
 	}
 	if s, ok := f.States[nodestate.DevicePlugin]; ok {
 		if s.Reason == reasonRefused {
-			wrong[configSubject] = problem{string(s.Reason), "device plugin: " + s.Message, time.Time{}}
+			wrong[configSubject] = problem{reason: string(s.Reason), message: "device plugin: " + s.Message}
 		} else if s.Phase == nodestate.Degraded || s.Phase == nodestate.Ready && s.Reason == "" {
 			// Other phases are reported elsewhere.
 			over[configSubject] = event{kind: corev1.EventTypeNormal, reason: ReasonAccepted, message: "the device plugin's configuration is in force"}
 		}
 	}
+	over[filesSubject] = event{kind: corev1.EventTypeNormal, reason: ReasonWritten, message: "the validator's files on the node are written again"}
+	if f.Unwritten != "" {
+		wrong[filesSubject] = problem{reason: string(nodestate.ReasonNotWritable), message: f.Unwritten}
+		delete(over, filesSubject)
+	}
 	if w := f.DriverPod; w != nil {
 		switch w.Kind {
 		case check.Failed:
-			wrong[driverPodSubject] = problem{string(w.NotReady.Reason), fmt.Sprintf("%s; %s; no layer depends on it", w.NotReady.Message, w.NotReady.Action), time.Time{}}
+			wrong[driverPodSubject] = problem{reason: string(w.NotReady.Reason), message: fmt.Sprintf("%s; %s; no layer depends on it", w.NotReady.Message, w.NotReady.Action)}
 		case check.Passed:
 			over[driverPodSubject] = event{kind: corev1.EventTypeNormal, reason: ReasonProven, message: "vectorAdd passed on every GPU in the pod nvidia-driver-validation"}
 		}
@@ -105,7 +121,7 @@ func (f Facts) problems() (wrong map[subject]problem, over map[subject]event) {
 	for _, o := range f.Outcomes {
 		switch o.Kind {
 		case check.Failed:
-			wrong[layerSubject(o.Layer)] = problem{string(o.NotReady.Reason), f.refusalText(o), time.Time{}}
+			wrong[layerSubject(o.Layer)] = problem{reason: string(o.NotReady.Reason), message: f.refusalText(o)}
 		case check.Passed:
 			over[layerSubject(o.Layer)] = event{kind: corev1.EventTypeNormal, reason: ReasonProven,
 				message: fmt.Sprintf("%s is proven again: %s", o.Layer, o.Proof.Summary)}
@@ -151,11 +167,16 @@ func (f Facts) planEvents(m memory, observed map[subject]observation, now time.T
 		if was && before.Reason == p.reason && (p.since.IsZero() || !since.After(before.Since)) {
 			continue
 		}
-		if s.isTransient() {
-			grace := startupGrace
-			if m.Proven {
-				grace = transientGrace
-			}
+		var grace time.Duration
+		switch {
+		case p.incomplete:
+			grace = holdersGrace
+		case s.isTransient() && m.Proven:
+			grace = transientGrace
+		case s.isTransient():
+			grace = startupGrace
+		}
+		if grace > 0 {
 			if due := observed[s].at.Add(grace); due.After(now) {
 				if next.IsZero() || due.Before(next) {
 					next = due
@@ -166,7 +187,7 @@ func (f Facts) planEvents(m memory, observed map[subject]observation, now time.T
 		if !was && len(m.Reported) >= maxSubjects {
 			continue
 		}
-		events = append(events, event{about: s, kind: corev1.EventTypeWarning, reason: p.reason, message: record.Clean(p.message, maxMessage), time: since,
+		events = append(events, event{about: s, kind: corev1.EventTypeWarning, reason: p.reason, message: readiness.Shorten(p.message, maxMessage), time: since,
 			update: func(m *memory) { m.Reported[s] = reportedProblem{p.reason, since} }})
 	}
 	for _, s := range slices.Sorted(maps.Keys(m.Reported)) {

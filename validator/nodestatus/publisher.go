@@ -21,6 +21,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/validator/kube"
 )
@@ -83,7 +84,8 @@ type Publisher struct {
 	reported      map[string]int    // the kubelet's allocatable, as written last
 	labelled      map[string]string // as written last
 	labelledAt    time.Time
-	unwritten     bool // the memory could not be written
+	fault         nodestate.WriteFault // of the memory
+	rewriteAt     time.Time            // when the memory is to be written again, if it has a fault
 	tokens        float64
 	tokensAt      time.Time
 
@@ -234,8 +236,11 @@ func (p *Publisher) step(ctx context.Context, f Facts) (more, quiet bool, next t
 		}
 	}
 
-	if f.updateMemory(&p.memory, p.observed, now) {
+	if f.updateMemory(&p.memory, p.observed, now) || p.fault.Delay() > 0 && !now.Before(p.rewriteAt) {
 		p.writeMemory()
+	}
+	if p.fault.Delay() > 0 {
+		wakeBy(p.rewriteAt)
 	}
 	events, later := f.planEvents(p.memory, p.observed, now)
 	wakeBy(later)
@@ -381,10 +386,13 @@ func (p *Publisher) writeMemory() {
 	if err == nil {
 		err = record.Write(p.memoryPath(), append(data, '\n'))
 	}
-	if err != nil && !p.unwritten {
+	switch changed := p.fault.Record(err); {
+	case changed && err != nil:
 		p.Log.Warn("cannot write the record of Events: they may be repeated after a restart", "message", err.Error())
+	case changed:
+		p.Log.Info("the record of Events is written again")
 	}
-	p.unwritten = err != nil
+	p.rewriteAt = p.Now().Add(p.fault.Delay())
 }
 
 func (p *Publisher) memoryPath() string { return filepath.Join(p.Dir, FileName) }

@@ -200,7 +200,7 @@ func facts() Facts {
 
 func passedOutcome(l readiness.Layer) check.Outcome {
 	o := check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{Root: "/", Version: "580.95.05"}, Summary: string(l) + " works"})
-	o.Layer = l
+	o.Layer, o.HoldersTime = l, time.Now()
 	return o
 }
 
@@ -285,21 +285,93 @@ func TestTheConditionSumsUpTheFacts(t *testing.T) {
 			"2 of 3 GPUs ready, driver 580.95.05; GPU 1 (" + string(gputest.GPU(1)) + ", 0000:11:00.0): XID 79 (the GPU no longer answers on PCIe)"}},
 		{"all are, without words", lost, Condition{"True", "Degraded",
 			fmt.Sprintf("0 of 3 GPUs ready, driver 580.95.05; %s: GPULost; %s: GPULost; %s: GPULost", gputest.GPU(0), gputest.GPU(1), gputest.GPU(2))}},
-		{"a layer is refused", facts().refused(readiness.CUDA, "CUDASampleFailed"), Condition{"False", "CUDASampleFailed", "cuda: it is broken; mend it"}},
-		{"a driver that is being built", building, Condition{"False", "DriverLibraryMissing", "driver: it is broken; mend it; the driver says Waiting: compiling the modules"}},
+		{"a layer is refused", facts().refused(readiness.CUDA, "CUDASampleFailed"), Condition{"False", "CUDASampleFailed", "cuda: it is broken; next: mend it"}},
+		{"a driver that is being built", building, Condition{"False", "DriverLibraryMissing", "driver: it is broken; next: mend it; the driver says Waiting: compiling the modules"}},
 		{"a driver that cannot be built", unbuilt, Condition{"False", "BuildFailed", "driver: no driver is loaded: nv-mmap.c:42: error: x; use driver 580.65.06 or later"}},
 		{"an old driver that is in use", withoutInjection, Condition{"False", "InUse", "driver: no driver is loaded: python (12) of pod a/b holds nvidia_uvm; end it"}},
-		{"the host's driver, after another was unloaded", hostDriver, Condition{"False", "InjectionMissing", "driver: it is broken; mend it; the driver says Waiting: DriverStopped: it was unloaded"}},
-		{"a driver that is there and does not work", unusable, Condition{"False", "NoUsableGPU", "driver: it is broken; mend it; the driver says Failed: DeviceInitFailed: RmInitAdapter failed"}},
+		{"the host's driver, after another was unloaded", hostDriver, Condition{"False", "InjectionMissing", "driver: it is broken; next: mend it; the driver says Waiting: DriverStopped: it was unloaded"}},
+		{"a driver that is there and does not work", unusable, Condition{"False", "NoUsableGPU", "driver: it is broken; next: mend it; the driver says Failed: DeviceInitFailed: RmInitAdapter failed"}},
 		{"the toolkit has a reservation", runtime, Condition{"True", "Degraded", "3 of 3 GPUs ready, driver 580.95.05; toolkit: one spec could not be written"}},
 		{"the plugin's new configuration is refused", refused, Condition{"True", "Degraded", broken + "; device plugin: config.yaml: no such key"}},
 		{"the plugin leaves one out", left, Condition{"True", "Degraded", "3 of 3 GPUs ready, driver 580.95.05; device plugin: GPU 3 is left out"}},
 		{"the plugin counts what is named", unhealthy, Condition{"True", "Degraded", broken}},
 		{"the last proof is on its way", pending, Condition{"Unknown", "Proving", "plugin: a pod is on its way"}},
 		{"no GPU", noGPU(), Condition{"False", "NoGPU", "no GPU"}},
+		{"files cannot be written", unwritten(facts()), Condition{"True", "StateNotWritable", "3 of 3 GPUs ready, driver 580.95.05; " + full}},
+		{"files cannot be written, and the plugin's state may be old", unwritten(facts().refused(readiness.Plugin, "AllocatableDiffers")),
+			Condition{"False", "StateNotWritable", "plugin: " + full + "; the states on the node may be out of date: it is broken"}},
+		{"files cannot be written, and a layer is broken", unwritten(facts().refused(readiness.CUDA, "CUDASampleFailed")),
+			Condition{"False", "CUDASampleFailed", "cuda: it is broken; next: mend it"}},
 	} {
 		require.Equal(t, c.want, c.f.condition(), c.name)
 	}
+}
+
+func TestTheConditionsAreUnknownAfterTheEnd(t *testing.T) {
+	s := newStage(t)
+	s.publish(facts())
+	s.stop()
+	s.clock.mu.Lock()
+	s.clock.now = s.clock.now.Add(time.Hour)
+	s.clock.mu.Unlock()
+	before := s.condition()
+	require.Equal(t, corev1.ConditionTrue, before.Status)
+	patches := len(s.server.Requests())
+	client, err := kube.New(s.server.Config())
+	require.NoError(t, err)
+	defer client.Close()
+	s.publisher.Client = client
+	require.NoError(t, s.publisher.WriteEnd(t.Context()))
+	require.Len(t, s.server.Requests(), patches+1, "one request, for a process that is about to be killed")
+	for _, kind := range []corev1.NodeConditionType{ConditionType, HealthType} {
+		c := s.server.Condition(node, kind)
+		require.Equal(t, corev1.ConditionUnknown, c.Status)
+		require.Equal(t, "ValidatorStopped", c.Reason)
+		require.True(t, c.LastTransitionTime.After(before.LastTransitionTime.Time))
+	}
+	require.Empty(t, s.taints(), "a validator that is replaced puts no taint back")
+	// The next process knows better.
+	s.start()
+	s.publish(facts())
+	require.Equal(t, corev1.ConditionTrue, s.condition().Status)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	s.server.Stop()
+	require.Error(t, s.publisher.WriteEnd(ctx))
+}
+
+const full = "write /run/nvidia/validations/plugin-ready: no space left on device; free space on the file system of /run/nvidia/validations"
+
+func unwritten(f Facts) Facts {
+	f.Unwritten = full
+	return f
+}
+
+func TestUnwrittenFilesAreAnEventAtTheirBeginAndTheirEnd(t *testing.T) {
+	s := newStage(t)
+	s.start()
+	s.publish(facts())
+	s.publish(unwritten(facts()))
+	s.clock.advance(transientGrace)
+	s.until(func() bool { return len(s.events()) == 1 })
+	require.Contains(t, s.events()[0], "StateNotWritable")
+	s.publish(facts())
+	s.until(func() bool { return len(s.events()) == 2 })
+	require.Contains(t, s.events()[1], "StateWritten")
+}
+
+// The record of Events is written again without an event, so that a restart repeats none.
+func TestTheRecordOfEventsIsWrittenOnceThereIsRoom(t *testing.T) {
+	s := newStage(t)
+	path := filepath.Join(s.dir, FileName)
+	require.NoError(t, os.Mkdir(path, 0o755)) // in the place of the file
+	s.start()
+	s.publish(facts())
+	require.DirExists(t, path)
+	require.NoError(t, os.Remove(path))
+	s.clock.advance(firstRetry)
+	s.until(func() bool { info, err := os.Stat(path); return err == nil && info.Mode().IsRegular() })
 }
 
 func TestTheTransitionTimeFollowsTheStatus(t *testing.T) {
@@ -380,6 +452,29 @@ func TestAConcurrentlyAddedTaintIsNotLost(t *testing.T) {
 		left := s.server.Node(node, nil).Spec.Taints
 		return len(left) == 1 && left[0].Key == "theirs"
 	})
+}
+
+// The kubelet is asked first which pods hold a broken GPU, but not for long.
+func TestAnEventNamesThePodsThatHoldTheGPU(t *testing.T) {
+	broken := func(s *stage, asked time.Time) Facts {
+		f := facts().broken(1, gpu.ReasonXID, "XID 79", s.clock.Now())
+		for i := range f.Outcomes {
+			f.Outcomes[i].HoldersTime = time.Time{}
+		}
+		f.Outcomes[3].Holders, f.Outcomes[3].HoldersTime = map[gpu.UUID][]string{gputest.GPU(1): {"team/train"}}, asked
+		return f
+	}
+	s := newStage(t)
+	s.publish(broken(s, s.clock.Now().Add(-time.Second)))
+	require.Empty(t, s.events(), "pods may have changed since the kubelet was asked")
+	s.publish(broken(s, s.clock.Now().Add(time.Second)))
+	require.Len(t, s.events(), 1)
+	require.Contains(t, s.events()[0], ": XID 79, held by team/train")
+
+	s = newStage(t)
+	s.publish(broken(s, time.Time{}))
+	require.Empty(t, s.events())
+	s.until(func() bool { return len(s.events()) == 1 })
 }
 
 func TestAnXIDIsAnEventThatNamesTheGPU(t *testing.T) {
@@ -475,7 +570,7 @@ func TestALayerRefusedForAWhileIsAnEvent(t *testing.T) {
 	require.Empty(t, s.events(), "a node that is coming up")
 	s.clock.advance(time.Second)
 	s.until(func() bool { return len(s.events()) == 1 })
-	require.Equal(t, "Warning ToolkitSilent 1× toolkit: it is broken; mend it", s.events()[0])
+	require.Equal(t, "Warning ToolkitSilent 1× toolkit: it is broken; next: mend it", s.events()[0])
 	s.publish(facts())
 	require.Equal(t, "Normal Proven 1× toolkit is proven again: toolkit works (was: ToolkitSilent)", s.events()[1])
 
@@ -515,7 +610,7 @@ func TestEventsAreRateLimited(t *testing.T) {
 		state.DevicePlugin.Resources[0].Devices = append(state.DevicePlugin.Resources[0].Devices,
 			nodestate.Device{ID: id, GPU: gpu.UUID(id), Health: nodestate.Unhealthy, Reason: gpu.ReasonXID, Since: s.clock.Now()})
 	}
-	f.States[nodestate.DevicePlugin] = state
+	f.States[nodestate.DevicePlugin], f.Outcomes = state, []check.Outcome{passedOutcome(readiness.Plugin)}
 	s.publisher.Publish(f)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

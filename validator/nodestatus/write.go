@@ -49,14 +49,36 @@ func (p *Publisher) writeNode(ctx context.Context, want nodeUpdate) error {
 	return nil
 }
 
+// stopped is the value of both conditions after the end of the validator.
+var stopped = Condition{corev1.ConditionUnknown, ReasonStopped,
+	"the validator has ended on this node, and nothing is known of its GPUs until it runs again; if gpuready was removed, kubectl gpu cleanup removes this condition"}
+
+// WriteEnd sets both conditions to Unknown, since nobody renews them after the end of this process.
+// It makes one request. Run must have ended.
+func (p *Publisher) WriteEnd(ctx context.Context) error {
+	// Use the statuses that this process wrote last, which saves a request to read the Node.
+	known := &corev1.Node{}
+	for kind, c := range map[corev1.NodeConditionType]Condition{ConditionType: p.written.ready, HealthType: p.written.healthy} {
+		known.Status.Conditions = append(known.Status.Conditions, corev1.NodeCondition{Type: kind, Status: c.Status})
+	}
+	patch, err := p.conditionPatch(known, nodeUpdate{ready: stopped, healthy: stopped})
+	if err != nil {
+		return err
+	}
+	if err := p.Client.PatchNodeStatus(ctx, p.Node, patch); err != nil {
+		return fmt.Errorf("set the conditions %s and %s of Node %s: %w", ConditionType, HealthType, p.Node, err)
+	}
+	return nil
+}
+
 func (p *Publisher) log(kind corev1.NodeConditionType, was, is Condition) {
 	if is.Status != was.Status || is.Reason != was.Reason {
 		p.Log.Info("set the condition", "condition", string(kind), "status", string(is.Status), "reason", is.Reason, "message", is.Message)
 	}
 }
 
-// conditionPatch returns a patch that merges the conditions by their type, so that other
-// conditions stay. Without a transition it leaves out the transition time, which so stays.
+// conditionPatch returns a strategic merge patch of the two conditions, which leaves other conditions
+// unchanged. It sets lastTransitionTime only for a condition whose status in node differs.
 func (p *Publisher) conditionPatch(node *corev1.Node, want nodeUpdate) ([]byte, error) {
 	now := p.Now().UTC().Format(time.RFC3339)
 	patch := func(kind corev1.NodeConditionType, want Condition) map[string]any {
@@ -74,9 +96,9 @@ func (p *Publisher) conditionPatch(node *corev1.Node, want nodeUpdate) ([]byte, 
 	return json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}})
 }
 
-// writeEvent creates the Event, or increments the count of an earlier one about the same.
-// One with the same time was written by an earlier process that ended before it could
-// update the memory.
+// writeEvent creates the Event, or increments the count of an earlier one with the same subject, type
+// and reason. If the earlier one has the same time, an earlier process wrote it and ended before it
+// could update the memory; then nothing is written.
 func (p *Publisher) writeEvent(ctx context.Context, e event) error {
 	made := p.buildEvent(e)
 	err := p.Client.CreateEvent(ctx, made)

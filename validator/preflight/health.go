@@ -16,7 +16,7 @@ func judgeHealth(g *GPU, s Observations, all []GPU) {
 		addFinding(g, Unhealthy, f.Reason, f.Message, "look for Xid lines in dmesg; reset the GPU, or have it replaced where that does not mend it")
 	}
 	if device.MIGEnabled && len(device.MIG) == 0 {
-		addFinding(g, NotRun, ReasonNothingRuns, "it is in MIG mode and has no MIG devices, so nothing can run on it", "create MIG devices, or turn MIG mode off")
+		addFinding(g, NotRun, ReasonNoMIG, "it is in MIG mode and has no MIG devices, so nothing can run on it", "create MIG devices, or turn MIG mode off")
 	}
 	judgeEvents(g, s.Events)
 	var own []gpu.Condition
@@ -78,13 +78,13 @@ func judgeMemory(g *GPU, first, last gpu.Condition, fault gpu.Fault) {
 	const reset = "end the programs on the GPU, then reset it (nvidia-smi --gpu-reset); if it comes again, have the GPU replaced"
 	switch {
 	case e.On && e.Volatile > 0:
-		message := fmt.Sprintf("%d uncorrectable memory errors since the driver was loaded", e.Volatile)
+		message := countNoun(e.Volatile, "uncorrectable memory error") + " since the driver was loaded"
 		if now := e.Volatile - min(first.ECC.Volatile, e.Volatile); now > 0 {
 			message += fmt.Sprintf(", %d of them during the run", now)
 		}
 		addFinding(g, Unhealthy, gpu.ReasonECC, message, reset)
 	case e.On && e.Aggregate > 0:
-		g.Notes = append(g.Notes, fmt.Sprintf("%d uncorrectable memory errors in its life, none since the driver was loaded", e.Aggregate))
+		g.Notes = append(g.Notes, countNoun(e.Aggregate, "uncorrectable memory error")+" in its life, none since the driver was loaded")
 	}
 	switch {
 	case last.Rows.Failed && fault.Reason != gpu.ReasonRowRemap:
@@ -92,8 +92,20 @@ func judgeMemory(g *GPU, first, last gpu.Condition, fault gpu.Fault) {
 	case last.Rows.Pending && fault.Reason != gpu.ReasonResetNeeded:
 		addFinding(g, Unhealthy, gpu.ReasonResetNeeded, "rows of faulty memory wait to be remapped", reset)
 	case last.Rows.Uncorrected > 0:
-		g.Notes = append(g.Notes, fmt.Sprintf("%d rows of memory were remapped after uncorrectable errors", last.Rows.Uncorrected))
+		remapped := countNoun(last.Rows.Uncorrected, "row") + " of memory were remapped after uncorrectable errors"
+		if last.Rows.Uncorrected == 1 {
+			remapped = "1 row of memory was remapped after an uncorrectable error"
+		}
+		g.Notes = append(g.Notes, remapped)
 	}
+}
+
+// countNoun returns a number of things: "1 error", "2 errors".
+func countNoun[N ~int | ~uint32 | ~uint64](n N, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // judgeThrottle judges the reasons for throttled clocks in all readings.

@@ -118,8 +118,8 @@ func compareFigure(g *GPU, f *Figure, past []Result) {
 		}
 	}
 	if f.Value > 0 && f.Value < f.Best*(1-notedLoss) {
-		g.Notes = append(g.Notes, fmt.Sprintf("%s: %s is %.0f %% below its best of %d earlier runs, %s",
-			f.Name, Speed(f.Value, f.Unit), 100*(1-f.Value/f.Best), len(past), Speed(f.Best, f.Unit)))
+		g.Notes = append(g.Notes, fmt.Sprintf("%s: %s is %.0f %% below its best of %s, %s",
+			f.Name, Speed(f.Value, f.Unit), 100*(1-f.Value/f.Best), countNoun(len(past), "earlier run"), Speed(f.Best, f.Unit)))
 	}
 }
 

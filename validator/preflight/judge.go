@@ -16,28 +16,28 @@ import (
 
 // Reasons of findings, besides those of package gpu.
 const (
-	ReasonThrottled   gpu.Reason = "ClocksHeldDown"
-	ReasonPCIe        gpu.Reason = "PCIeLinkDegraded"
-	ReasonNVLink      gpu.Reason = "NVLinkDown"
-	ReasonSample      gpu.Reason = "SampleFailed"
-	ReasonWrong       gpu.Reason = "WrongResult"
-	ReasonMemory      gpu.Reason = "MemoryWrong"
-	ReasonNoResult    gpu.Reason = "NoResultInTime"
-	ReasonNoSample    gpu.Reason = "SampleMissing"
-	ReasonSlow        gpu.Reason = "BelowLimit"
-	ReasonOutlier     gpu.Reason = "Outlier"
-	ReasonSlowPeer    gpu.Reason = "PeerBelowLimit"
-	ReasonNotRead     gpu.Reason = "ConditionNotRead"
-	ReasonNothingRuns gpu.Reason = "NoMIGDevices"
+	ReasonThrottled gpu.Reason = "ClocksHeldDown"
+	ReasonPCIe      gpu.Reason = "PCIeLinkDegraded"
+	ReasonNVLink    gpu.Reason = "NVLinkDown"
+	ReasonSample    gpu.Reason = "SampleFailed"
+	ReasonWrong     gpu.Reason = "WrongResult"
+	ReasonMemory    gpu.Reason = "MemoryWrong"
+	ReasonNoResult  gpu.Reason = "NoResultInTime"
+	ReasonNoSample  gpu.Reason = "SampleMissing"
+	ReasonSlow      gpu.Reason = "BelowLimit"
+	ReasonOutlier   gpu.Reason = "Outlier"
+	ReasonSlowPeer  gpu.Reason = "PeerBelowLimit"
+	ReasonNotRead   gpu.Reason = "ConditionNotRead"
+	ReasonNoMIG     gpu.Reason = "NoMIGDevices"
 )
 
 // Observations holds the observations of a preflight.
 type Observations struct {
-	Snapshot gpu.Snapshot
-	Readings []Reading // in the order of time, the first before the samples, the last after them
-	Events   []gpu.Event
-	Runs     []SampleRun // in the order in which they were started
-	Unheard  string      // why events were not received; "" if they were
+	Snapshot    gpu.Snapshot
+	Readings    []Reading // in the order of time, the first before the samples, the last after them
+	Events      []gpu.Event
+	Runs        []SampleRun // in the order in which they were started
+	EventsError string      // why events were not received; "" if they were
 }
 
 // Reading is the condition of all GPUs at one moment.
@@ -59,7 +59,7 @@ type SampleRun struct {
 func Judge(r *Result, s Observations, t Thresholds) {
 	for i := range r.GPUs {
 		g := &r.GPUs[i]
-		if g.Parent == "" {
+		if g.Parent == "" { // not a MIG device
 			judgeHealth(g, s, r.GPUs)
 		}
 		for _, run := range s.Runs {
@@ -78,8 +78,8 @@ func Judge(r *Result, s Observations, t Thresholds) {
 		}
 	}
 	findOutliers(r, t.BelowMedian())
-	if s.Unheard != "" {
-		r.Notes = append(r.Notes, "XIDs were not watched: "+s.Unheard)
+	if s.EventsError != "" {
+		r.Notes = append(r.Notes, "XIDs were not watched: "+s.EventsError)
 	}
 	r.Settle()
 }
@@ -99,7 +99,7 @@ func judgeRun(g *GPU, run SampleRun, simulated bool) {
 	}
 	switch {
 	case run.Outcome == sample.Passed && run.Answer.Simulated != simulated:
-		bad(Unhealthy, ReasonSample, fmt.Sprintf("libcuda and libnvidia-ml are of different drivers: simulated is %t for one, %t for the other", run.Answer.Simulated, simulated),
+		bad(Unhealthy, ReasonSample, fmt.Sprintf("libcuda and libnvidia-ml are of different drivers: libcuda is simulated: %t, libnvidia-ml: %t", run.Answer.Simulated, simulated),
 			"install all user libraries of one driver version")
 	case run.Outcome == sample.Passed:
 		g.Notes = append(g.Notes, sampleNotes(run)...)
@@ -134,7 +134,7 @@ func addMissingSample(r *Result, run SampleRun) {
 	}
 	r.Findings = append(r.Findings, Finding{
 		Verdict: NotRun, Reason: ReasonNoSample, Sample: run.Sample, Message: run.Message,
-		Action: "install it there: the validator's image has all samples",
+		Action: "install it on the node: the validator's image has all samples",
 	})
 }
 
@@ -146,7 +146,7 @@ func sampleNotes(run SampleRun) []string {
 	return list
 }
 
-// badMemory names the first bad words of a memory test.
+// badMemory names the first words that a memory test did not read back as written.
 func badMemory(run SampleRun) string {
 	var words []string
 	for _, w := range run.Answer.Wrong {

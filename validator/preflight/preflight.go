@@ -63,7 +63,7 @@ func Run(ctx context.Context, o Options) (Result, check.Outcome) {
 	seen := Observations{Snapshot: snapshot}
 	seen.Runs = b.run(ctx)
 	o.Progress("judging")
-	seen.Readings, seen.Events, seen.Unheard = w.stopAndRead()
+	seen.Readings, seen.Events, seen.EventsError = w.stopAndRead()
 	Judge(&r, seen, o.Table)
 	r.Notes = slices.DeleteFunc(r.Notes, func(note string) bool { return hasFinding(r, note) })
 	r.Seconds = time.Since(start).Round(time.Millisecond).Seconds()

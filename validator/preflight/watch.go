@@ -23,10 +23,10 @@ type nvmlWatch struct {
 	ended chan struct{}
 
 	mu       sync.Mutex
-	busy     bool
+	loaded   bool // samples are running
 	readings []Reading
 	events   []gpu.Event
-	unheard  string
+	unheard  string // why events are not received; "" if they are
 }
 
 // watchNVML starts the process. It returns once the GPUs were read and events are received, or
@@ -67,7 +67,7 @@ func (w *nvmlWatch) record(t probe.Message) {
 	case t.Unheard != "":
 		w.unheard = t.Unheard
 	case t.Conditions != nil || t.Errors != nil:
-		w.readings = append(w.readings, Reading{Loaded: w.busy, Conditions: t.Conditions, Errors: t.Errors})
+		w.readings = append(w.readings, Reading{Loaded: w.loaded, Conditions: t.Conditions, Errors: t.Errors})
 	}
 }
 
@@ -75,7 +75,7 @@ func (w *nvmlWatch) record(t probe.Message) {
 func (w *nvmlWatch) setLoaded(is bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.busy = is
+	w.loaded = is
 }
 
 // lastCondition returns the latest condition of a GPU, nil if there is none.
@@ -90,7 +90,8 @@ func (w *nvmlWatch) lastCondition(id gpu.UUID) *gpu.Condition {
 	return nil
 }
 
-// stopAndRead stops the process, after a last reading, and returns all readings and events.
+// stopAndRead stops the process, after a last reading, and returns all readings and events,
+// and why events were not received, "" if they were.
 func (w *nvmlWatch) stopAndRead() ([]Reading, []gpu.Event, string) {
 	w.stop()
 	<-w.ended

@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/gpuready/gpuready/validator/preflight"
 )
@@ -20,9 +21,8 @@ const (
 // bars draws each figure: a bar a device, with a line at its limit.
 func (d *htmlPage) bars(r preflight.Result) {
 	for _, c := range charts(r) {
-		if r.Simulated {
-			d.add(`<h2>%s</h2><p class="faint">%s</p>`, c.name, simulatedText)
-			continue
+		if !slices.ContainsFunc(c.rows, func(row chartRow) bool { return row.figure.Value > 0 }) {
+			continue // nothing was measured
 		}
 		d.add(`<h2>%s <span class="faint">%s</span></h2>`, c.name, c.unit)
 		height := len(c.rows) * rowHeight
@@ -75,10 +75,6 @@ func (d *htmlPage) heat(r preflight.Result) {
 		return
 	}
 	d.add(`<h2>From GPU (row) to GPU (column) <span class="faint">GB/s</span></h2>`)
-	if r.Simulated {
-		d.add(`<p class="faint">%s</p>`, simulatedText)
-		return
-	}
 	n := len(m.gpus)
 	width, height := (n+1)*cellWidth, (n+1)*cellHeight
 	d.add(`<div class="wide"><svg role="img" aria-label="From GPU to GPU" viewBox="0 0 %d %d" width="%d" height="%d">`, width, height, width, height)

@@ -203,6 +203,43 @@ func TestTheSickOneIsNamed(t *testing.T) {
 	require.Equal(t, []preflight.Verdict{preflight.Unhealthy, preflight.Unhealthy, preflight.Wrong, preflight.Slow, preflight.OK, preflight.OK, preflight.OK}, verdicts)
 }
 
+func TestTheHeadlineCountsGPUs(t *testing.T) {
+	of := func(verdicts ...preflight.Verdict) preflight.Result {
+		r := preflight.Result{Verdict: preflight.OK}
+		for i, v := range verdicts {
+			r.GPUs = append(r.GPUs, preflight.GPU{UUID: gputest.GPU(i), Verdict: v})
+			r.Verdict = preflight.Worse(r.Verdict, v)
+		}
+		return r
+	}
+	ok := preflight.OK
+	mig := of(ok, preflight.Slow, preflight.Wrong, ok)
+	mig.GPUs[1].Parent, mig.GPUs[2].Parent = mig.GPUs[0].UUID, mig.GPUs[0].UUID
+	node := of(ok, ok)
+	node.Verdict = preflight.NotRun
+	for want, r := range map[string]preflight.Result{
+		"4 of 8 GPUs bad: 2 unhealthy, 1 wrong, 1 slow": of(ok, preflight.Unhealthy, ok, preflight.Wrong, preflight.Slow, preflight.Unhealthy, ok, preflight.NotRun),
+		"1 of 1 GPU bad: 1 slow":                        of(preflight.Slow),
+		"1 of 2 GPUs bad: 1 wrong":                      mig,
+		"1 of 3 GPUs not fully tested":                  of(ok, preflight.NotRun, ok),
+		"0 of 2 GPUs bad; the node: not run":            node,
+		"8 of 8 GPUs ok":                                of(ok, ok, ok, ok, ok, ok, ok, ok),
+		"1 of 1 GPU ok":                                 of(ok),
+	} {
+		require.Equal(t, want, countBad(r))
+	}
+}
+
+// A section without content tells nothing.
+func TestThePageHasNoEmptySection(t *testing.T) {
+	for _, r := range []preflight.Result{newResult(t, false, nil), newResult(t, false, sick), newResult(t, true, nil), {Verdict: preflight.OK, Node: "empty"}} {
+		var page bytes.Buffer
+		require.NoError(t, WritePreflightHTML(&page, r))
+		require.NotRegexp(t, `</h2>\s*(<h2|</section|</body|<svg[^>]*>\s*</svg)`, page.String())
+		require.NotContains(t, page.String(), "<ul>\n</ul>")
+	}
+}
+
 func TestHostileTextStaysText(t *testing.T) {
 	r := newResult(t, false, hostile)
 	var page, lines bytes.Buffer

@@ -72,8 +72,26 @@ func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, resu
 		return check.Fail(reason, message, sampleAction(results))
 	}
 	slowest := slices.MaxFunc(results, func(a, b sample.Result) int { return int(a.Elapsed - b.Elapsed) })
-	proof.Summary = fmt.Sprintf("vectorAdd on %d of %d GPUs, slowest %.2f s", len(units), len(units), slowest.Elapsed.Seconds())
+	proof.Summary = fmt.Sprintf("vectorAdd on %s, slowest %.2f s", describeTested(driver, units), slowest.Elapsed.Seconds())
 	return check.NewPass(proof)
+}
+
+// describeTested counts the GPUs that were tested among those that the driver knows:
+// "7 of 8 GPUs, of which 2 as 4 MIG devices".
+func describeTested(driver check.Driver, units []check.Unit) string {
+	gpus, divided, migs := map[gpu.UUID]bool{}, map[gpu.UUID]bool{}, 0
+	for _, u := range units {
+		gpus[u.GPU.UUID] = true
+		if u.UUID != u.GPU.UUID {
+			divided[u.GPU.UUID] = true
+			migs++
+		}
+	}
+	text := fmt.Sprintf("%d of %d GPUs", len(gpus), len(driver.GPUs))
+	if migs > 0 {
+		text += fmt.Sprintf(", of which %d as %s", len(divided), countOf(migs, "MIG device"))
+	}
+	return text
 }
 
 func sampleAction(results []sample.Result) string {

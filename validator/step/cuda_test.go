@@ -46,6 +46,7 @@ func TestEveryGPUAndMIGDeviceIsTried(t *testing.T) {
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	want := []gpu.UUID{d.GPUs[0].UUID, d.GPUs[1].MIG[0].UUID, d.GPUs[1].MIG[1].UUID, d.GPUs[4].UUID}
 	require.Equal(t, len(want), o.Proof.GPUs)
+	require.Contains(t, o.Proof.Summary, "vectorAdd on 3 of 5 GPUs, of which 1 as 2 MIG devices, slowest ")
 	require.Len(t, o.Proof.Seconds, len(want))
 	for _, id := range want {
 		require.Positive(t, o.Proof.Seconds[id])

@@ -27,6 +27,7 @@ const (
 	reasonNoPermission     gpu.Reason = "DeviceNodesNotPermitted"
 	reasonNVMLFailed       gpu.Reason = "NVMLFailed"
 	reasonNoUsableGPU      gpu.Reason = "NoUsableGPU"
+	reasonGPUsMissing      gpu.Reason = "GPUsMissing"
 	reasonCUDALibrary      gpu.Reason = "LibcudaMissing"
 	reasonLibraryMismatch  gpu.Reason = "DriverLibrariesDiffer"
 	reasonDeviceNode       gpu.Reason = "DeviceNodeMissing"
@@ -44,7 +45,7 @@ func NoDriver(reason gpu.Reason, s nodestate.State) bool {
 	case reasonLibraryMissing, reasonModuleMissing:
 		return true
 	case check.ReasonInjection:
-		return readiness.DriverComes(s)
+		return readiness.IsDriverLoading(s)
 	}
 	return false
 }
@@ -65,7 +66,12 @@ func CheckDriver(ctx context.Context, node check.Node, read ReadNVML) (check.Dri
 	}
 	reading, err := read(ctx, node)
 	if err != nil {
-		return check.Driver{}, h.nvmlFailure(err)
+		o := h.nvmlFailure(err)
+		if o.Kind == check.Absent && (node.ExpectGPUs > 0 || node.Strict) {
+			o = check.Fail(reasonGPUsMissing, fmt.Sprintf("0 of %d expected GPUs are usable: no NVIDIA GPU is on the PCI bus, and there is no driver", max(node.ExpectGPUs, 1)),
+				"see that the GPU is seated and powered, and passed through to a virtual machine")
+		}
+		return check.Driver{}, o
 	}
 	s := reading.Snapshot
 	d := check.Driver{
@@ -78,7 +84,7 @@ func CheckDriver(ctx context.Context, node check.Node, read ReadNVML) (check.Dri
 		GPUs:    s.Devices,
 	}
 	for _, verify := range []func(hardware, check.Driver, check.Reading) *check.Outcome{
-		checkSimulation, checkVersions, checkLibcuda, checkLibraries, checkUsable, checkNodes,
+		checkSimulation, checkVersions, checkLibcuda, checkLibraries, checkUsable, checkComplete, checkNodes,
 	} {
 		if failed := verify(h, d, reading); failed != nil {
 			return check.Driver{}, *failed
@@ -102,7 +108,7 @@ func (h hardware) injectionMissing() *check.Outcome {
 	if h.library == "" && h.module == "" && !offered && !injection.SeesDriver(toolkit, err) && !h.driverReady() {
 		return nil
 	}
-	why := "the toolkit has said nothing in this boot"
+	why := "the toolkit has reported nothing since the node booted"
 	switch {
 	case offered && toolkit.Toolkit.Injection.Working:
 		why = "the toolkit injects them, and it passed this container by"
@@ -230,8 +236,34 @@ func checkUsable(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 	return failed(reasonNoUsableGPU, "no GPU is usable: "+strings.Join(faults, "; "), "look for Xid lines in dmesg; reset the GPUs or reboot")
 }
 
-// notes returns problems of single GPUs that do not affect the others.
-func (h hardware) notes(d check.Driver) []string {
+// checkComplete checks that as many GPUs are usable as the node is expected to have.
+func checkComplete(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
+	problems := h.gpuProblems(d)
+	why := ""
+	if len(problems) > 0 {
+		why = ": " + strings.Join(problems, "; ")
+	}
+	const action = "look for Xid and NVRM lines in dmesg, reset the GPU or reboot; gpu-validator preflight tests each GPU"
+	if usable := countUsable(d.GPUs); usable < h.node.ExpectGPUs {
+		return failed(reasonGPUsMissing, fmt.Sprintf("%d of %d expected GPUs are usable%s", usable, h.node.ExpectGPUs, why), action)
+	}
+	if h.node.Strict && len(problems) > 0 {
+		return failed(reasonGPUsMissing, "not every GPU is usable (--strict)"+why, action)
+	}
+	return nil
+}
+
+func countUsable(gpus []gpu.Device) (n int) {
+	for _, g := range gpus {
+		if g.Fault == (gpu.Fault{}) && (!g.MIGEnabled || len(g.MIG) > 0) {
+			n++
+		}
+	}
+	return n
+}
+
+// gpuProblems returns problems of single GPUs that do not affect the others.
+func (h hardware) gpuProblems(d check.Driver) []string {
 	var notes []string
 	seen := map[gpu.PCIAddress]bool{}
 	for _, g := range d.GPUs {
@@ -248,6 +280,12 @@ func (h hardware) notes(d check.Driver) []string {
 			notes = append(notes, "the GPU at "+string(address)+" is on the PCI bus, but not known to the driver")
 		}
 	}
+	return notes
+}
+
+// notes returns the oddities of a node whose driver is proven.
+func (h hardware) notes(d check.Driver) []string {
+	notes := h.gpuProblems(d)
 	if _, err := os.Stat(filepath.Join(d.LibDir, jitCompiler)); err != nil && !d.Info.Simulated {
 		notes = append(notes, "there is no "+jitCompiler+" in "+h.onHost(d.LibDir)+": programs that bring PTX and no machine code for the GPU do not run; install the whole driver")
 	}

@@ -206,6 +206,24 @@ func TestALostGPULeavesItsNeighboursProven(t *testing.T) {
 	require.Len(t, d.Units(), 2)
 	require.Len(t, o.Notes, 2)
 	require.Contains(t, o.Notes[0], "is not usable: GPULost: fell off")
+	for _, c := range []struct {
+		expected int
+		strict   bool
+		says     string
+	}{
+		{2, false, ""},
+		{3, false, "2 of 3 expected GPUs are usable: GPU 1 ("},
+		{0, true, "not every GPU is usable (--strict): GPU 1 ("},
+	} {
+		m.ExpectGPUs, m.Strict = c.expected, c.strict
+		if _, o := m.check(); c.says == "" {
+			require.Equal(t, check.Passed, o.Kind)
+		} else {
+			require.Equal(t, reasonGPUsMissing, o.NotReady.Reason)
+			require.Contains(t, o.NotReady.Message, c.says)
+			require.Contains(t, o.NotReady.Message, "fell off; the GPU at 0000:40:00.0 is on the PCI bus, but not known to the driver")
+		}
+	}
 	require.Contains(t, o.Notes[1], "0000:40:00.0 is on the PCI bus, but not known to the driver")
 }
 
@@ -296,7 +314,7 @@ func TestMissingInjectionIsTheOnlyFinding(t *testing.T) {
 		prepare func(m *driverMachine)
 		says    string
 	}{
-		{"no permission", func(m *driverMachine) { m.source.Fail(gpu.ErrNoPermission) }, "the toolkit has said nothing in this boot"},
+		{"no permission", func(m *driverMachine) { m.source.Fail(gpu.ErrNoPermission) }, "the toolkit has reported nothing since the node booted"},
 		{"the host's driver, of which nothing is seen here", func(m *driverMachine) {
 			m.remove(libDir)
 			m.source.Fail(gpu.ErrNoDriver)
@@ -320,7 +338,7 @@ func TestMissingInjectionIsTheOnlyFinding(t *testing.T) {
 			m.source.Fail(gpu.ErrNoDriver)
 			s := nodestate.State{Component: nodestate.Driver, BootID: m.BootID, Phase: nodestate.Ready, Driver: &nodestate.DriverInfo{Root: "/run/nvidia/driver", Version: version}}
 			require.NoError(m.t, nodestate.Write(m.StatePath(nodestate.Driver), s))
-		}, "the toolkit has said nothing in this boot"},
+		}, "the toolkit has reported nothing since the node booted"},
 		{"injection broken", func(m *driverMachine) {
 			toolkit(m, nodestate.State{Phase: nodestate.Ready, Toolkit: inject(nodestate.Injection{Message: "NRI is off in containerd"})})
 		}, "NRI is off in containerd"},

@@ -50,7 +50,7 @@ func checkFabric(_ context.Context, node check.Node, driver check.Driver) check.
 		return check.NewPass(proof)
 	}
 	if n := countSwitches(openKernel(node)); n > 0 {
-		proof.Summary = fmt.Sprintf("%d NVSwitches; of the fabric the driver says nothing for these GPUs", n)
+		proof.Summary = fmt.Sprintf("%d NVSwitches; the driver reports no fabric state for these GPUs", n)
 		return check.NewPass(proof, "GPUs before Hopper do not report whether they have joined; layer cuda proves that they compute")
 	}
 	proof.Summary = "no GPU here has a fabric to join"

@@ -23,6 +23,6 @@ func TestGPUsHaveJoinedTheirFabric(t *testing.T) {
 
 	m.PCI("0000:c1:00.0", vendorNVIDIA, "0x068000", "nvidia-nvswitch")
 	o := look(gpu.JoiningNone, gpu.JoiningNone)
-	requireProven(t, o, "1 NVSwitches; of the fabric the driver says nothing for these GPUs")
+	requireProven(t, o, "1 NVSwitches; the driver reports no fabric state for these GPUs")
 	require.Len(t, o.Notes, 1)
 }

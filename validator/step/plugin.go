@@ -3,6 +3,7 @@ package step
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,13 +19,19 @@ import (
 // Reasons of this layer, besides those of the device plugin itself.
 const (
 	reasonPluginSilent        gpu.Reason = "DevicePluginSilent"
+	reasonPluginStopped       gpu.Reason = "DevicePluginStopped" // the device plugin's own
 	reasonPluginStateInvalid  gpu.Reason = "DevicePluginStateInvalid"
 	reasonPluginNotRegistered gpu.Reason = "DevicePluginNotRegistered"
 	reasonKubelet             gpu.Reason = "KubeletUnreachable"
 	reasonNothingAllocatable  gpu.Reason = "NothingAllocatable"
-	reasonAllocatableShort    gpu.Reason = "AllocatableShort"
-	reasonAllocatableDiffers  gpu.Reason = "AllocatableDiffers"
+	// ReasonAllocatableShort and ReasonAllocatableDiffers: an account may be outdated, and no event
+	// shows when it is renewed.
+	ReasonAllocatableShort   gpu.Reason = "AllocatableShort"
+	ReasonAllocatableDiffers gpu.Reason = "AllocatableDiffers"
 )
+
+// rewriteAction is the action where a component cannot write its state.
+const rewriteAction = "the component tries again every few seconds"
 
 // Account is the kubelet's account of the node's devices.
 type Account struct {
@@ -62,7 +69,8 @@ func checkPlugin(ctx context.Context, node check.Node, driver check.Driver, ask 
 		return accounts
 	}
 	proven := workload.Prove(driver, accounts, free)
-	proven.Allocatable = accounts.Allocatable
+	proven.Allocatable, proven.Holders, proven.HoldersTime = accounts.Allocatable, accounts.Holders, accounts.HoldersTime
+	proven.Retry = proven.Retry || accounts.Retry
 	return proven
 }
 
@@ -78,12 +86,13 @@ func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, 
 		return check.Fail(reasonKubelet, fmt.Sprintf("the kubelet does not answer on %s: %v", node.PodResources, err),
 			"see that the kubelet runs and that its pod-resources folder is mounted here (--pod-resources-socket)"), ""
 	}
-	if len(a.differences) > 0 && len(a.differences) == a.short {
-		return check.Fail(reasonAllocatableShort, fmt.Sprintf("%s fewer can be allocated than the driver sees: %s", countDevices(a.short), strings.Join(a.differences, "; ")),
+	defer func() { o.Holders, o.HoldersTime = a.kubelet.holders(a.plugin), a.time }()
+	if len(a.differences) > 0 && a.others == 0 {
+		return check.Fail(ReasonAllocatableShort, fmt.Sprintf("%s fewer can be allocated than the driver sees: %s", countOf(a.short, "device"), strings.Join(a.differences, "; ")),
 			"see the log of gpu-device-plugin, and of the kubelet, which takes a few seconds after a change"), ""
 	}
 	if len(a.differences) > 0 {
-		return check.Fail(reasonAllocatableDiffers, strings.Join(a.differences, "; "),
+		return check.Fail(ReasonAllocatableDiffers, strings.Join(a.differences, "; "),
 			"see the log of gpu-device-plugin; the kubelet takes a few seconds after a change"), ""
 	}
 	resources, total := map[string]int{}, 0
@@ -99,14 +108,8 @@ func compareAccounts(ctx context.Context, node check.Node, driver check.Driver, 
 		Summary: summarizeResources(resources, a.kubelet),
 	}, a.notes...)
 	o.Allocatable = maps.Clone(resources)
+	o.Retry = a.isBrokenHeld() // no event tells that the pod has ended
 	return o, a.kubelet.Free(resources)
-}
-
-func countDevices(devices int) string {
-	if devices == 1 {
-		return "1 device"
-	}
-	return fmt.Sprintf("%d devices", devices)
 }
 
 // Free returns the first resource, by name, of which a device is free for a pod, or "". It counts
@@ -135,13 +138,46 @@ func (k Account) Held(pod string) []string {
 	return ids
 }
 
+// holders returns the sorted pods that hold each GPU and MIG device that the device plugin offers.
+func (k Account) holders(plugin nodestate.DevicePluginInfo) map[gpu.UUID][]string {
+	pods := map[gpu.UUID][]string{}
+	for _, r := range plugin.Resources {
+		held := k.Allocated[r.Name]
+		if len(held) == 0 {
+			continue
+		}
+		for _, d := range r.Devices {
+			for _, id := range d.IDs() {
+				if pod, ok := held[id]; ok && !slices.Contains(pods[d.GPU], pod) {
+					pods[d.GPU] = append(pods[d.GPU], pod)
+				}
+			}
+			slices.Sort(pods[d.GPU])
+		}
+	}
+	return pods
+}
+
+// isBrokenHeld reports whether a pod holds a device that is unhealthy.
+func (a accounts) isBrokenHeld() bool {
+	holders := a.kubelet.holders(a.plugin)
+	for _, r := range a.plugin.Resources {
+		if slices.ContainsFunc(r.Devices, func(d nodestate.Device) bool { return d.Health == nodestate.Unhealthy && len(holders[d.GPU]) > 0 }) {
+			return true
+		}
+	}
+	return false
+}
+
 // accounts holds the accounts of device plugin and kubelet, and their comparison with the
 // driver's.
 type accounts struct {
 	plugin      nodestate.DevicePluginInfo
 	kubelet     Account
+	time        time.Time // of the kubelet's
 	differences []string
-	short       int // the number of differences that are missing devices
+	short       int // the number of devices that are missing
+	others      int // the number of other differences
 	notes       []string
 }
 
@@ -152,12 +188,13 @@ func waitForAgreement(ctx context.Context, node check.Node, driver check.Driver,
 	const first = 50 * time.Millisecond
 	enough := time.Now().Add(node.Settle)
 	for wait := first; ; wait *= 2 {
+		asked := time.Now()
 		kubelet, err := ask(ctx, node.Root.Path(node.PodResources))
 		if err != nil {
 			return accounts{}, err
 		}
-		a := accounts{plugin: plugin, kubelet: kubelet}
-		a.differences, a.short, a.notes = compareDevices(driver, plugin, kubelet)
+		a := accounts{plugin: plugin, kubelet: kubelet, time: asked}
+		a.differences, a.short, a.others, a.notes = compareDevices(driver, plugin, kubelet)
 		if len(a.differences) == 0 || time.Now().Add(wait).After(enough) {
 			return a, nil
 		}
@@ -178,9 +215,13 @@ func waitForAgreement(ctx context.Context, node check.Node, driver check.Driver,
 func pluginNotRegistered(s nodestate.State, err error) *check.Outcome {
 	switch {
 	case nodestate.IsAbsent(err):
-		return failed(reasonPluginSilent, "the device plugin has not said anything in this boot", "start gpu-device-plugin on this node (DaemonSet nvidia-device-plugin-daemonset)")
+		return failed(reasonPluginSilent, "the device plugin has reported nothing since the node booted", "start gpu-device-plugin on this node (DaemonSet nvidia-device-plugin-daemonset)")
+	case errors.Is(err, nodestate.ErrUnwritten):
+		return failed(nodestate.ReasonNotWritable, "gpu-device-plugin: "+err.Error(), rewriteAction)
 	case err != nil:
 		return failed(reasonPluginStateInvalid, err.Error(), "restart gpu-device-plugin, which writes the file anew")
+	case s.Reason == reasonPluginStopped:
+		return failed(reasonPluginSilent, s.Message, "start gpu-device-plugin on this node (DaemonSet nvidia-device-plugin-daemonset): its log, and the labels (nvidia.com/gpu.deploy.device-plugin) and taints of the node")
 	case s.DevicePlugin == nil || !s.DevicePlugin.Registered:
 		return failed(cmp.Or(s.Reason, reasonPluginNotRegistered), fmt.Sprintf("the device plugin is not registered with the kubelet; it says %s: %s", s.Phase, s.Message),
 			"see the log of gpu-device-plugin and that the kubelet runs")
@@ -189,9 +230,13 @@ func pluginNotRegistered(s nodestate.State, err error) *check.Outcome {
 }
 
 // compareDevices compares the devices of driver, device plugin and kubelet. It returns the
-// differences, the number of differences that are missing devices, and notes about devices that are
-// held back or left out for a stated reason.
-func compareDevices(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Account) (differences []string, short int, notes []string) {
+// differences, the number of devices that are missing, that of other differences, and notes about
+// devices that are held back or left out for a stated reason.
+func compareDevices(driver check.Driver, plugin nodestate.DevicePluginInfo, kubelet Account) (differences []string, short, others int, notes []string) {
+	differ := func(format string, args ...any) {
+		others++
+		differences = append(differences, fmt.Sprintf(format, args...))
+	}
 	devices := driverDevices(driver)
 	offered := map[gpu.UUID]bool{}
 	for _, r := range plugin.Resources {
@@ -200,11 +245,11 @@ func compareDevices(driver check.Driver, plugin nodestate.DevicePluginInfo, kube
 			offered[d.GPU] = true
 			switch fault, known := devices[d.GPU]; {
 			case !known && d.Health == nodestate.Healthy:
-				differences = append(differences, fmt.Sprintf("the device plugin offers %s of %s, which the driver does not see", d.ID, r.Name))
+				differ("the device plugin offers %s of %s, which the driver does not see", d.ID, r.Name)
 			case d.Health == nodestate.Healthy && fault != "":
-				differences = append(differences, fmt.Sprintf("the device plugin offers %s of %s, but the driver says %s", d.ID, r.Name, fault))
+				differ("the device plugin offers %s of %s, but the driver says %s", d.ID, r.Name, fault)
 			case d.Health == nodestate.Unhealthy && d.Reason == "":
-				differences = append(differences, fmt.Sprintf("the device plugin holds %s of %s back and does not say why", d.ID, r.Name))
+				differ("the device plugin holds %s of %s back and does not say why", d.ID, r.Name)
 			case d.Health == nodestate.Unhealthy:
 				notes = append(notes, fmt.Sprintf("%s of %s is held back: %s: %s", d.ID, r.Name, d.Reason, d.Message))
 			}
@@ -214,12 +259,12 @@ func compareDevices(driver check.Driver, plugin nodestate.DevicePluginInfo, kube
 				}
 			}
 		}
-		for _, id := range missingFrom(healthy, kubelet.Allocatable[r.Name]) {
-			short++
-			differences = append(differences, fmt.Sprintf("the kubelet does not offer %s of %s, which the device plugin says is healthy", id, r.Name))
+		if ids := missingFrom(healthy, kubelet.Allocatable[r.Name]); len(ids) > 0 {
+			short += len(ids)
+			differences = append(differences, fmt.Sprintf("the kubelet does not offer %s of %s, healthy to the device plugin: %s", countOf(len(ids), "device"), r.Name, listSome(ids)))
 		}
-		for _, id := range missingFrom(kubelet.Allocatable[r.Name], healthy) {
-			differences = append(differences, fmt.Sprintf("the kubelet offers %s of %s, which the device plugin does not", id, r.Name))
+		if ids := missingFrom(kubelet.Allocatable[r.Name], healthy); len(ids) > 0 {
+			differ("the kubelet offers %s of %s that the device plugin does not: %s", countOf(len(ids), "device"), r.Name, listSome(ids))
 		}
 		for _, id := range slices.Sorted(maps.Keys(kubelet.Allocated[r.Name])) {
 			if !healthy[id] {
@@ -232,17 +277,32 @@ func compareDevices(driver check.Driver, plugin nodestate.DevicePluginInfo, kube
 		left[l.GPU] = true
 		notes = append(notes, fmt.Sprintf("%s is not advertised: %s: %s", l.GPU, l.Reason, l.Message))
 	}
+	var unseen []string
 	for _, u := range driver.Units() {
 		if left[u.UUID] || left[u.GPU.UUID] {
 			continue
 		}
 		// If the plugin does not offer MIG devices separately they are offered with their GPU.
 		if !offered[u.UUID] && !offered[u.GPU.UUID] {
-			short++
-			differences = append(differences, u.Name+" is seen by the driver and not by the device plugin")
+			unseen = append(unseen, u.Name)
 		}
 	}
-	return differences, short, notes
+	if len(unseen) > 0 {
+		short += len(unseen)
+		differences = append(differences, fmt.Sprintf("the driver sees %s that the device plugin does not: %s", countOf(len(unseen), "device"), listSome(unseen)))
+	}
+	return differences, short, others, notes
+}
+
+// maxListed is the number of devices that a message names.
+const maxListed = 3
+
+// listSome lists the first devices, and counts the others.
+func listSome(devices []string) string {
+	if more := len(devices) - maxListed; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(devices[:maxListed], ", "), more)
+	}
+	return strings.Join(devices, ", ")
 }
 
 // driverDevices returns the GPUs and MIG devices that the driver lists, with the fault of each, ""

@@ -96,8 +96,8 @@ func TestAMIGDeviceIsOfferedAloneOrWithItsGPU(t *testing.T) {
 	first := &n.state.DevicePlugin.Resources[0].Devices[0]
 	first.GPU = n.driver.GPUs[0].MIG[0].UUID
 	o := n.check(t)
-	require.Equal(t, reasonAllocatableShort, o.NotReady.Reason)
-	require.Contains(t, o.NotReady.Message, "MIG device 0:1 ("+string(n.driver.GPUs[0].MIG[1].UUID)+", 2g.20gb) is seen by the driver and not by the device plugin")
+	require.Equal(t, ReasonAllocatableShort, o.NotReady.Reason)
+	require.Contains(t, o.NotReady.Message, "the driver sees 1 device that the device plugin does not: MIG device 0:1 ("+string(n.driver.GPUs[0].MIG[1].UUID)+", 2g.20gb)")
 	require.NotContains(t, o.NotReady.Message, "MIG device 0:0")
 }
 
@@ -114,7 +114,7 @@ func TestReplicasAndResourcesAreComparedOneByOne(t *testing.T) {
 	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
 	require.Equal(t, map[string]int{resource: 2, "nvidia.com/gpu.shared": 2}, o.Proof.Resources)
 	delete(n.kubelet.Allocatable["nvidia.com/gpu.shared"], id(2)+"::1")
-	require.Contains(t, n.check(t).NotReady.Message, "the kubelet does not offer "+id(2)+"::1 of nvidia.com/gpu.shared")
+	require.Contains(t, n.check(t).NotReady.Message, "the kubelet does not offer 1 device of nvidia.com/gpu.shared, healthy to the device plugin: "+id(2)+"::1")
 }
 
 func TestAnUnadvertisedGPUWithAReasonIsANote(t *testing.T) {
@@ -122,7 +122,7 @@ func TestAnUnadvertisedGPUWithAReasonIsANote(t *testing.T) {
 	n.state.DevicePlugin.Resources[0].Devices = n.state.DevicePlugin.Resources[0].Devices[:2]
 	delete(n.kubelet.Allocatable[resource], id(2))
 	short := n.check(t)
-	require.Equal(t, reasonAllocatableShort, short.NotReady.Reason)
+	require.Equal(t, ReasonAllocatableShort, short.NotReady.Reason)
 	require.Nil(t, short.Allocatable, "the accounts do not agree")
 	n.state.DevicePlugin.LeftOut = []nodestate.LeftOutDevice{{GPU: gputest.GPU(2), Reason: "Excluded", Message: "devices.exclude names it"}}
 	o := n.check(t)
@@ -143,6 +143,8 @@ func TestAWithheldGPUWithAReasonIsANote(t *testing.T) {
 		id(0) + " of nvidia.com/gpu is held back: XID: XID 79",
 		id(0) + " of nvidia.com/gpu is held by pod default/job and is not healthy",
 	}, o.Notes)
+	require.Equal(t, map[gpu.UUID][]string{gputest.GPU(0): {"default/job"}}, o.Holders)
+	require.True(t, o.Retry, "nothing tells when the pod has ended")
 }
 
 func TestEachDifferenceIsNamed(t *testing.T) {
@@ -153,32 +155,36 @@ func TestEachDifferenceIsNamed(t *testing.T) {
 		reason  gpu.Reason
 		says    string
 	}{
-		{"no state", func(n *pluginTestNode) { n.state.Component = "" }, reasonPluginSilent, "in this boot"},
-		{"another boot", func(n *pluginTestNode) { n.state.BootID = "11111111-0000-4000-8000-000000000000" }, reasonPluginSilent, "in this boot"},
+		{"no state", func(n *pluginTestNode) { n.state.Component = "" }, reasonPluginSilent, "since the node booted"},
+		{"another boot", func(n *pluginTestNode) { n.state.BootID = "11111111-0000-4000-8000-000000000000" }, reasonPluginSilent, "since the node booted"},
 		{"not registered", func(n *pluginTestNode) {
 			n.state.DevicePlugin.Registered = false
 			n.state.Phase, n.state.Reason, n.state.Message = nodestate.Waiting, "KubeletMissing", "no socket"
 		}, "KubeletMissing", "not registered with the kubelet; it says Waiting: no socket"},
+		{"stopped", func(n *pluginTestNode) {
+			n.state.DevicePlugin.Registered = false
+			n.state.Phase, n.state.Reason, n.state.Message = nodestate.Waiting, reasonPluginStopped, "the device plugin was stopped"
+		}, reasonPluginSilent, "the device plugin was stopped"},
 		{"nothing said of devices", func(n *pluginTestNode) { n.state.DevicePlugin = nil }, reasonPluginNotRegistered, "not registered"},
 		{"kubelet does not answer", func(n *pluginTestNode) { n.err = errors.New("connection refused") }, reasonKubelet, "/pods/kubelet.sock: connection refused"},
 		{"kubelet offers too few", func(n *pluginTestNode) { delete(n.kubelet.Allocatable[resource], id(1)) },
-			reasonAllocatableShort, "1 device fewer can be allocated than the driver sees: the kubelet does not offer " + id(1) + " of nvidia.com/gpu, which the device plugin says is healthy"},
+			ReasonAllocatableShort, "1 device fewer can be allocated than the driver sees: the kubelet does not offer 1 device of nvidia.com/gpu, healthy to the device plugin: " + id(1)},
 		{"kubelet offers too many", func(n *pluginTestNode) { n.kubelet.Allocatable[resource]["GPU-old"] = true },
-			reasonAllocatableDiffers, "the kubelet offers GPU-old of nvidia.com/gpu, which the device plugin does not"},
+			ReasonAllocatableDiffers, "the kubelet offers 1 device of nvidia.com/gpu that the device plugin does not: GPU-old"},
 		{"the plugin has forgotten one", func(n *pluginTestNode) {
 			n.devicesFrom(1)
 			delete(n.kubelet.Allocatable[resource], id(0))
-		}, reasonAllocatableShort, "GPU 0 (" + id(0) + ", 0000:10:00.0) is seen by the driver and not by the device plugin"},
+		}, ReasonAllocatableShort, "the driver sees 1 device that the device plugin does not: GPU 0 (" + id(0) + ", 0000:10:00.0)"},
 		{"unhealthy without a reason", func(n *pluginTestNode) {
 			first(n).Health = nodestate.Unhealthy
 			delete(n.kubelet.Allocatable[resource], id(0))
-		}, reasonAllocatableDiffers, "holds " + id(0) + " of nvidia.com/gpu back and does not say why"},
+		}, ReasonAllocatableDiffers, "holds " + id(0) + " of nvidia.com/gpu back and does not say why"},
 		{"a GPU nobody knows", func(n *pluginTestNode) { first(n).GPU = "GPU-other" },
-			reasonAllocatableDiffers, "which the driver does not see; GPU 0 (" + id(0) + ", 0000:10:00.0) is seen by the driver and not by the device plugin"},
+			ReasonAllocatableDiffers, "which the driver does not see; the driver sees 1 device that the device plugin does not: GPU 0 (" + id(0) + ", 0000:10:00.0)"},
 		{"a lost GPU is offered", func(n *pluginTestNode) {
 			n.driver.GPUs[0].Fault = gpu.Fault{Reason: gpu.ReasonLost, Message: "fell off"}
 		},
-			reasonAllocatableDiffers, "but the driver says GPULost: fell off"},
+			ReasonAllocatableDiffers, "but the driver says GPULost: fell off"},
 		{"nothing left", func(n *pluginTestNode) {
 			for i := range 3 {
 				d := &n.state.DevicePlugin.Resources[0].Devices[i]
@@ -271,4 +277,9 @@ func TestFreeNamesAResourceWithAFreeDevice(t *testing.T) {
 	k.Allocated[resource] = map[string]string{id(1): "default/a"}
 	k.Allocatable[resource] = map[string]bool{id(2): true}
 	require.Empty(t, k.Free(resources), "a pod holds one that broke: the scheduler counts it, and has none left to give")
+}
+
+func TestManyDevicesAreCounted(t *testing.T) {
+	require.Equal(t, "a, b, c and 5 more", listSome([]string{"a", "b", "c", "d", "e", "f", "g", "h"}))
+	require.Equal(t, "a, b, c", listSome([]string{"a", "b", "c"}))
 }

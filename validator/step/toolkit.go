@@ -113,7 +113,9 @@ func toolkitRuntime(s nodestate.State) *nodestate.Runtime {
 func toolkitNotReady(s nodestate.State, err error) *check.Outcome {
 	switch {
 	case nodestate.IsAbsent(err):
-		return failed(reasonToolkitSilent, "the toolkit has not said anything in this boot", "start gpu-toolkit on this node (DaemonSet nvidia-container-toolkit-daemonset)")
+		return failed(reasonToolkitSilent, "the toolkit has reported nothing since the node booted", "start gpu-toolkit on this node (DaemonSet nvidia-container-toolkit-daemonset)")
+	case errors.Is(err, nodestate.ErrUnwritten):
+		return failed(nodestate.ReasonNotWritable, "gpu-toolkit: "+err.Error(), rewriteAction)
 	case err != nil:
 		return failed(reasonToolkitStateInvalid, err.Error(), "restart gpu-toolkit, which writes the file anew")
 	case s.Phase != nodestate.Ready && s.Phase != nodestate.Degraded:

@@ -11,9 +11,11 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-const specWriter = "gpu-toolkit (DaemonSet nvidia-container-toolkit-daemonset) writes it anew within seconds; if not, see its log"
+// specRemedy is the remedy for a specification that is missing or invalid.
+const specRemedy = "gpu-toolkit (DaemonSet nvidia-container-toolkit-daemonset) writes it anew within seconds; if not, see its log"
 
-// checkSpec checks that the specification exists and can be read.
+// checkSpec checks that there is a valid CDI specification of the GPUs, and none that is invalid.
+// On a node without GPUs it checks nothing.
 func checkSpec(node check.Node, driver check.Driver, state nodestate.State, files []cdi.File) finding {
 	if len(driver.Units()) == 0 {
 		return finding{}
@@ -23,7 +25,7 @@ func checkSpec(node check.Node, driver check.Driver, state nodestate.State, file
 	for _, f := range files {
 		switch {
 		case f.Err != nil && (canonical(f.Path) == ours || f.Kind == cdi.KindGPU):
-			return refuse(reasonSpecInvalid, fmt.Sprintf("runtimes ignore the CDI specification of kind %s: %v", cdi.KindGPU, f.Err), "remove the file; "+specWriter)
+			return refuse(reasonSpecInvalid, fmt.Sprintf("runtimes ignore the CDI specification of kind %s: %v", cdi.KindGPU, f.Err), "remove the file; "+specRemedy)
 		case f.Kind == cdi.KindGPU:
 			valid++
 		}
@@ -32,9 +34,9 @@ func checkSpec(node check.Node, driver check.Driver, state nodestate.State, file
 		return finding{}
 	}
 	if ours == "" {
-		return refuse(reasonSpecMissing, fmt.Sprintf("there is no CDI specification of kind %s in %s", cdi.KindGPU, strings.Join(node.CDIDirs, ", ")), specWriter)
+		return refuse(reasonSpecMissing, fmt.Sprintf("there is no CDI specification of kind %s in %s", cdi.KindGPU, strings.Join(node.CDIDirs, ", ")), specRemedy)
 	}
-	return refuse(reasonSpecMissing, fmt.Sprintf("the CDI specification %s of kind %s, which gpu-toolkit wrote, is gone", ours, cdi.KindGPU), specWriter)
+	return refuse(reasonSpecMissing, fmt.Sprintf("the CDI specification %s of kind %s, which gpu-toolkit wrote, is gone", ours, cdi.KindGPU), specRemedy)
 }
 
 // specPath returns the path of the specification that the toolkit reports, "" if it reports none.
@@ -50,7 +52,8 @@ func specPath(state nodestate.State) string {
 	return ""
 }
 
-// canonical returns a path below /run for one below /var/run, which is a link to /run today.
+// canonical cleans a path, and replaces /var/run by /run, to which it is a link today. So two names
+// of one file compare as equal.
 func canonical(p string) string {
 	p = path.Clean(p)
 	if rest, ok := strings.CutPrefix(p, "/var/run/"); ok {
@@ -59,10 +62,13 @@ func canonical(p string) string {
 	return p
 }
 
-// checkConflicts finds other files that define our names. Runtimes refuse a name that two files
-// of one directory define, and otherwise use that of the higher directory.
+// checkConflicts finds GPUs whose CDI name several files define. Runtimes refuse a name that two
+// files of one directory define, and otherwise use the file in the directory of higher priority. So
+// it is only a note if that is gpu-toolkit's file, or if the toolkit reports none. There is one
+// note at most, however many GPUs there are.
 func checkConflicts(_ check.Node, driver check.Driver, state nodestate.State, files []cdi.File) finding {
 	var found finding
+	ours := specPath(state)
 	for _, u := range driver.Units() {
 		var claims []cdi.File
 		for _, f := range files {
@@ -77,18 +83,18 @@ func checkConflicts(_ check.Node, driver check.Driver, state nodestate.State, fi
 		for i, f := range claims {
 			paths[i] = f.Path
 		}
-		both := fmt.Sprintf("%s is claimed by %s", cdi.GPUName(u.UUID), strings.Join(paths, " and "))
-		wins := slices.MaxFunc(claims, func(a, b cdi.File) int { return a.Priority - b.Priority })
-		same := slices.ContainsFunc(claims, func(f cdi.File) bool { return f.Priority == wins.Priority && f.Path != wins.Path })
-		others := slices.DeleteFunc(paths, func(p string) bool { return canonical(p) == specPath(state) })
+		conflict := fmt.Sprintf("%s is claimed by %s", cdi.GPUName(u.UUID), strings.Join(paths, " and "))
+		winner := slices.MaxFunc(claims, func(a, b cdi.File) int { return a.Priority - b.Priority })
+		tied := slices.ContainsFunc(claims, func(f cdi.File) bool { return f.Priority == winner.Priority && f.Path != winner.Path })
+		others := slices.DeleteFunc(paths, func(p string) bool { return canonical(p) == ours })
 		remove := "nobody but gpu-toolkit writes this kind: remove " + strings.Join(others, ", ")
 		switch {
-		case same:
-			return refuse(reasonConflict, both+": runtimes refuse a name that two files of one directory define", remove)
-		case specPath(state) != "" && canonical(wins.Path) != specPath(state):
-			return refuse(reasonConflict, both+", and runtimes take that of "+wins.Path+", which is not gpu-toolkit's", remove)
+		case tied:
+			return refuse(reasonConflict, conflict+": runtimes refuse a name that two files of one directory define", remove)
+		case ours != "" && canonical(winner.Path) != ours:
+			return refuse(reasonConflict, conflict+", and runtimes take that of "+winner.Path+", which is not gpu-toolkit's", remove)
 		case len(found.notes) == 0:
-			found.notes = []string{both + "; runtimes take that of " + wins.Path + "; " + remove}
+			found.notes = []string{conflict + "; runtimes take that of " + winner.Path + "; " + remove}
 		}
 	}
 	return found

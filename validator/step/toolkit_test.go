@@ -99,10 +99,10 @@ func TestEachObstacleToAContainerIsNamed(t *testing.T) {
 		reason  gpu.Reason
 		says    string
 	}{
-		{"no state", func(f *fixture) { f.remove(state) }, reasonToolkitSilent, "has not said anything in this boot"},
+		{"no state", func(f *fixture) { f.remove(state) }, reasonToolkitSilent, "has reported nothing since the node booted"},
 		{"state of another boot", func(f *fixture) {
 			f.writeState(nodestate.State{Phase: nodestate.Ready, BootID: "11111111-0000-4000-8000-000000000000"})
-		}, reasonToolkitSilent, "in this boot"},
+		}, reasonToolkitSilent, "since the node booted"},
 		{"truncated state", func(f *fixture) { require.NoError(f.t, os.Truncate(f.path(state), 20)) }, reasonToolkitStateInvalid, "unexpected end of JSON"},
 		{"waiting", func(f *fixture) {
 			f.writeState(nodestate.State{Phase: nodestate.Waiting, Reason: "DriverMissing", Message: "no driver below /"})

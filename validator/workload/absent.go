@@ -16,12 +16,12 @@ type NodeRuntime struct {
 	Runtime *nodestate.Runtime // as reported by the toolkit; nil: not reported
 }
 
-// firstCDI is the first kubelet that passes the CDI names of device plugins on by
+// firstKubeletWithCDI is the first kubelet that passes the CDI names of device plugins on by
 // default; older ones drop them silently.
-var firstCDI = version.MajorMinor(1, 29)
+var firstKubeletWithCDI = version.MajorMinor(1, 29)
 
 // absentGPU returns the error of a pod that was allocated a GPU and found none in its
-// container.
+// container; why is the container's own message.
 func (t *attempt) absentGPU(why string) error {
 	message := "a pod was admitted with a GPU and found none in its container"
 	if len(t.devices) > 0 {
@@ -36,7 +36,7 @@ func (t *attempt) absentGPU(why string) error {
 	case r != nil && r.CDI != nil && !*r.CDI:
 		cause, action = fmt.Sprintf("; the runtime %s has CDI off", strings.TrimSpace(r.Name+" "+r.Version)), "turn CDI on in the runtime's configuration and restart it, or hand GPUs out by --device-list-strategy=volume-mounts with the runtime's handler nvidia, which must accept them (docs/oci-runtime.md)"
 	case known.dropsCDI():
-		cause, action = fmt.Sprintf("; the kubelet %s drops the CDI names of device plugins", known.Kubelet), "use Kubernetes "+firstCDI.String()+" or newer, or hand GPUs out by --device-list-strategy=cdi-annotations, which the runtime resolves"
+		cause, action = fmt.Sprintf("; the kubelet %s drops the CDI names of device plugins", known.Kubelet), "use Kubernetes "+firstKubeletWithCDI.String()+" or newer, or hand GPUs out by --device-list-strategy=cdi-annotations, which the runtime resolves"
 	}
 	return refuse(ReasonAbsent, message+cause+": "+why, action)
 }
@@ -44,7 +44,7 @@ func (t *attempt) absentGPU(why string) error {
 // dropsCDI reports whether the kubelet drops CDI names.
 func (i NodeRuntime) dropsCDI() bool {
 	v, err := version.ParseGeneric(i.Kubelet)
-	return err == nil && v.LessThan(firstCDI)
+	return err == nil && v.LessThan(firstKubeletWithCDI)
 }
 
 // hadNoGPU reports whether the sample's container had no GPU, according to its

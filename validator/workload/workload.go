@@ -167,14 +167,14 @@ func (r *Runner) Prove(driver check.Driver, soFar check.Outcome, free string) ch
 	}
 	return check.Outcome{Kind: check.Pending, NotReady: &readiness.NotReady{
 		Reason:  ReasonRunning,
-		Message: fmt.Sprintf("a pod that requests a GPU is on its way (%s/%s)", r.Namespace, r.podName()),
+		Message: fmt.Sprintf("a pod that requests a GPU has not finished yet (%s/%s)", r.Namespace, r.podName()),
 		Action:  "wait for it",
 	}}
 }
 
 // allTaken returns the outcome where no device is free for a pod.
 func allTaken(soFar check.Outcome) check.Outcome {
-	soFar.Notes = append(soFar.Notes, unprovenNote(newUnproven(ReasonAllTaken, errors.New("every device is allocated to others; the accounts of driver, device plugin and kubelet agree"),
+	soFar.Notes = append(soFar.Notes, unprovenNote(newUnproven(ReasonAllTaken, errors.New("every device is allocated to others; driver, device plugin and kubelet report the same devices"),
 		"nothing: a node that is busy is not broken")))
 	soFar.Retry = true
 	return soFar

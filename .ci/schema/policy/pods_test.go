@@ -264,7 +264,7 @@ func hostile() map[string]struct {
 		return func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: v}} }
 	}
 	const (
-		named     = "gpu-validator does not give its pods these fields; if Kubernetes or a webhook adds them, let it pass this namespace by: "
+		named     = "gpu-validator does not give its pods these fields; if Kubernetes or a webhook adds them, exclude this namespace there: "
 		marked    = "a pod of gpu-validator has the labels app and app.kubernetes.io/name"
 		account   = "a pod of gpu-validator has no service account but default"
 		runs      = "a pod of gpu-validator is of the priority class gpuready-validator-workload"

@@ -15,9 +15,13 @@ const (
 	ExitNotPossible = 5
 )
 
-const exitHelp = `Exit codes: 0 passed; 1 a call of the driver failed; 2 wrong usage; 3 a wrong
-result, the first of which is named; 4 no result in time, or interrupted;
-5 not possible on this device.
+const exitHelp = `Exit codes:
+  0  passed
+  1  a call of the driver failed
+  2  bad usage
+  3  a wrong result; the first one is named
+  4  no result in time, or interrupted
+  5  not possible on this device
 `
 
 var (
@@ -34,14 +38,16 @@ func NotPossible(format string, args ...any) error {
 	return &notPossibleError{fmt.Sprintf(format, args...)}
 }
 
+// exitCode returns the exit code for the error with which a sample ended. Errors of usage, and
+// errDone, are handled before.
 func exitCode(err error) int {
-	wrong, not := new(WrongError), new(notPossibleError)
+	wrong, impossible := new(WrongError), new(notPossibleError)
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &wrong):
 		return exitWrong
-	case errors.As(err, &not):
+	case errors.As(err, &impossible):
 		return ExitNotPossible
 	case errors.Is(err, errTimeout), errors.Is(err, context.Canceled):
 		return exitTime

@@ -1,6 +1,8 @@
 package sample
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -19,6 +21,9 @@ type options struct {
 	duration time.Duration
 	every    time.Duration
 }
+
+// helpWidth limits the lines of --help, in columns.
+const helpWidth = 100
 
 // parse reads the command line, and the environment for flags that are not set there.
 func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) (options, error) {
@@ -44,16 +49,23 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 		flag.Usage += " [" + s.variable(flag) + "]"
 	})
 	f.BoolVarP(&wantHelp, "help", "h", false, "this text")
-	f.BoolVar(&wantVersion, "version", false, "the version")
+	f.BoolVar(&wantVersion, "version", false, "the version; with -o json for programs")
+	if len(args) > 0 && (args[0] == "help" || args[0] == "version") { // as the other programs have it
+		args = append([]string{"--" + args[0]}, args[1:]...)
+	}
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
-	if wantHelp {
-		fmt.Fprint(stdout, s.help(f.FlagUsages()))
+	switch {
+	case wantHelp:
+		fmt.Fprint(stdout, s.help(f.FlagUsagesWrapped(helpWidth)))
 		return o, errDone
-	}
-	if wantVersion {
-		fmt.Fprintln(stdout, s.Name, version.String())
+	case wantVersion && f.NArg() == 0 && output == "json":
+		e := json.NewEncoder(stdout)
+		e.SetIndent("", "  ")
+		return o, errors.Join(errDone, e.Encode(version.Get(s.Name)))
+	case wantVersion && f.NArg() == 0 && output == "text":
+		fmt.Fprintln(stdout, version.Get(s.Name).Line())
 		return o, errDone
 	}
 	for _, flag := range named {

@@ -20,7 +20,7 @@ type Run struct {
 	release func() error
 	last    time.Time // the end of the last phase
 
-	mu     sync.Mutex
+	mu     sync.Mutex // guards the following fields
 	out    io.Writer
 	report *Report
 	done   float64 // the share of the work that is done, 0 to 1
@@ -52,7 +52,7 @@ func (r *Run) Open() (*driver.Device, error) {
 	return d, nil
 }
 
-// close releases the device.
+// close releases the device, and joins the error of that to err.
 func (r *Run) close(err error) error {
 	if r.release == nil {
 		return err
@@ -103,8 +103,8 @@ func (r *Run) Note(format string, args ...any) {
 	r.update(func(p *Report) { p.Notes = append(p.Notes, text) })
 }
 
-// Figure prints a speed and adds it to the report. With a simulated driver it has no
-// value. The unit is B/s or FLOP/s; peak is 0 where it is unknown.
+// Figure prints a speed and adds it to the report. With a simulated driver the
+// value is 0, since speeds mean nothing there. The unit is B/s or FLOP/s; peak is 0 where it is unknown.
 func (r *Run) Figure(name string, value float64, unit string, peak float64) {
 	f := Figure{Name: name, Value: value, Unit: unit, Peak: peak}
 	if r.Simulated() {
@@ -114,7 +114,7 @@ func (r *Run) Figure(name string, value float64, unit string, peak float64) {
 	r.update(func(p *Report) { p.Figures = append(p.Figures, f) })
 }
 
-// Peer adds a link between devices to the report. With a simulated driver it has no value.
+// Peer adds a link between devices to the report. With a simulated driver its value is 0.
 func (r *Run) Peer(p Peer) {
 	if r.Simulated() {
 		p.Value = 0

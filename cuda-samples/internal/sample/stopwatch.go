@@ -36,8 +36,8 @@ type Plan struct {
 	Cold           bool
 }
 
-// Best returns the shortest time that work took. After each try, the warm-up included,
-// check verifies the result; nil: nothing to check.
+// Best returns the time of one call of work: the shortest try, divided by Repeats. After each try,
+// the warm-up included, check verifies the result; nil: nothing to check.
 func (w *Watch) Best(ctx context.Context, p Plan, work, check func() error) (time.Duration, error) {
 	if check == nil {
 		check = func() error { return nil }

@@ -18,9 +18,12 @@ type WrongError struct {
 }
 
 func (e *WrongError) Error() string {
-	first := e.Wrong[0]
-	return fmt.Sprintf("%s is wrong: expected %s, got %s (%d %s are wrong); take the GPU out of service and look for Xid lines in dmesg",
-		e.What, first.Want, first.Got, e.Count, e.Of)
+	first, count := e.Wrong[0], fmt.Sprintf("%d %s are", e.Count, e.Of)
+	if e.Count == 1 {
+		count = "1 " + strings.TrimSuffix(e.Of, "s") + " is"
+	}
+	return fmt.Sprintf("%s is wrong: expected %s, got %s (%s wrong); take the GPU out of service and look for Xid lines in dmesg",
+		e.What, first.Want, first.Got, count)
 }
 
 // Elements collects the wrong elements of a result.

@@ -15,7 +15,7 @@ import (
 
 const megabyte = 1_000_000
 
-// goals are the maximum uncompressed sizes of images, in bytes.
+// goals holds the uncompressed size, in bytes, that each image should not exceed.
 var goals = map[string]int64{
 	"device-plugin": 45 * megabyte,
 	"toolkit":       45 * megabyte,
@@ -26,21 +26,21 @@ var goals = map[string]int64{
 
 // baseImage is the base of images.
 type baseImage struct {
-	Name    string // as in the label
-	Archive string // its path
+	Name    string // its reference, for the label org.opencontainers.image.base.name
+	Archive string // path of its archive
 	Image   rootfs.Image
 }
 
-// inputs are everything that an image depends on.
+// inputs holds everything that an image depends on.
 type inputs struct {
 	Name, Version, Revision, Repository, Arch string
 
-	Containerfile string
+	Containerfile string // the text
 	Recipe        recipe
 	Base          baseImage
 	Files         map[string][]byte // by their name in COPY
-	At            time.Time
-	Tool          string // the build tools: this program and buildah
+	At            time.Time         // the image's creation time
+	Tool          string            // a hash of the build tools: this program and buildah
 }
 
 // plan describes an image to build.
@@ -51,23 +51,25 @@ type plan struct {
 	SBOM      []byte
 	Files     map[string][]byte // the context: the files in COPY
 	Tree      rootfs.Tree       // everything in the image
-	Key       string            // equal for equal images
+	Key       string            // a hash of all inputs: an image with the same key is up to date
 }
 
 // sbomSource is the name by which a Containerfile copies the image's SBOM.
 func sbomSource(name string) string { return "images/" + name + ".spdx.json" }
 
-// registryClient is the image whose program connects to container registries, by TLS.
+// registryClient is the image whose program connects to container registries by TLS, so that it
+// needs certificate authorities.
 const registryClient = "operator"
 
-// makePlan plans an image, or returns all problems with it.
+// makePlan plans an image, or returns all problems with it. The SBOM describes the tree of all
+// other files, so it is made last.
 func makePlan(in inputs) (plan, error) {
 	p := plan{Name: in.Name, Reference: in.Repository + "/" + in.Name + ":" + in.Version, Files: map[string][]byte{}}
-	files, ours := map[string]rootfs.File{}, []string{}
-	document := copied{}
+	files, copiedPaths := map[string]rootfs.File{}, []string{}
+	sbom := copied{}
 	for _, f := range in.Recipe.Files {
 		if f.Source == sbomSource(in.Name) {
-			document = f
+			sbom = f
 			continue
 		}
 		data := in.Files[f.Source]
@@ -76,9 +78,9 @@ func makePlan(in inputs) (plan, error) {
 			return plan{}, fmt.Errorf("%s: %w", f.Source, err)
 		}
 		files[f.Path], p.Files[f.Source] = file, data
-		ours = append(ours, f.Path)
+		copiedPaths = append(copiedPaths, f.Path)
 	}
-	if document.Path != rootfs.SBOMPath(in.Name) {
+	if sbom.Path != rootfs.SBOMPath(in.Name) {
 		return plan{}, fmt.Errorf("its Containerfile does not copy %s to %s; add that line", sbomSource(in.Name), rootfs.SBOMPath(in.Name))
 	}
 	p.Tree = in.Base.Image.Tree.With(files)
@@ -92,7 +94,7 @@ func makePlan(in inputs) (plan, error) {
 	if _, ok := p.Tree.Resolve(rootfs.Bundle); !ok && in.Name == registryClient {
 		problems = append(problems, fmt.Errorf("the base %s has no %s, without which the %s cannot connect to a public registry; use a base with certificate authorities", in.Base.Name, rootfs.Bundle, registryClient))
 	}
-	if problems = append(problems, rootfs.Check(p.Tree, in.Arch, ours)...); len(problems) > 0 {
+	if problems = append(problems, rootfs.Check(p.Tree, in.Arch, copiedPaths)...); len(problems) > 0 {
 		return plan{}, errors.Join(problems...)
 	}
 	var err error
@@ -100,25 +102,26 @@ func makePlan(in inputs) (plan, error) {
 	if err != nil {
 		return plan{}, fmt.Errorf("write its SBOM: %w", err)
 	}
-	p.Files[document.Source] = p.SBOM
-	described, err := rootfs.Regular(document.Path, document.Mode, p.SBOM)
+	p.Files[sbom.Source] = p.SBOM
+	sbomFile, err := rootfs.Regular(sbom.Path, sbom.Mode, p.SBOM)
 	if err != nil {
 		return plan{}, err
 	}
-	p.Tree = p.Tree.With(map[string]rootfs.File{document.Path: described})
+	p.Tree = p.Tree.With(map[string]rootfs.File{sbom.Path: sbomFile})
 	p.Args = map[string]string{"BASE": in.Base.Name, "VERSION": in.Version, "REVISION": in.Revision}
+	// The SBOM has the digest of the tree, and so stands for the files in the key.
 	p.Key, err = key(in.Tool, in.Containerfile, in.Base.Image.ID, p.Reference, in.Arch, in.At.Unix(), p.Args, p.SBOM)
 	return p, err
 }
 
-// key returns a hash of values.
+// key returns a hash of values, as they are in JSON.
 func key(values ...any) (string, error) {
 	data, err := json.Marshal(values)
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:]), err
 }
 
-// compare returns how an image differs from the plan.
+// compare returns an error that lists how an image differs from the plan.
 func (p plan) compare(have rootfs.Image, r recipe) error {
 	var problems []error
 	for _, line := range rootfs.Difference(have.Tree, p.Tree) {

@@ -50,10 +50,11 @@ func (k *keeper) keepRunning(ctx context.Context, before <-chan struct{}) error 
 		}
 	}
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		lasted, err := k.runOnce(ctx)
+		lasted, err, stuck := k.runOnce(ctx)
 		if ctx.Err() != nil {
-			return err
+			return stuck
 		}
+		err = errors.Join(err, stuck)
 		if lasted > steady {
 			pause = firstPause
 		}
@@ -88,15 +89,15 @@ func waitClosed(ctx context.Context, c <-chan struct{}) bool {
 	return ctx.Err() == nil
 }
 
-// runOnce runs the daemon once. It returns how long the daemon was ready, and how it ended.
-// When ctx has ended it returns an error only if the daemon did not end.
-func (k *keeper) runOnce(ctx context.Context) (time.Duration, error) {
+// runOnce runs the daemon once. It returns how long the daemon was ready, why it did not start or
+// how it ended, and an error if it did not end when it was told to.
+func (k *keeper) runOnce(ctx context.Context) (lasted time.Duration, ended, stuck error) {
 	if err := k.prepareFiles(); err != nil {
-		return 0, err
+		return 0, err, nil
 	}
 	out, in, err := newOutput(k.tail)
 	if err != nil {
-		return 0, err
+		return 0, err, nil
 	}
 	defer out.close() // a second time is fine
 	logged := sizeOf(k.LogFile)
@@ -109,12 +110,11 @@ func (k *keeper) runOnce(ctx context.Context) (time.Duration, error) {
 	started, err := startProcess(cmd, k.s.Root)
 	_ = in.Close()
 	if err != nil {
-		return 0, err
+		return 0, err, nil
 	}
 	k.s.updateStates(func() { k.status.Running, k.status.PID = true, started.Pid })
-	daemon, err := k.waitReady(ctx, started)
-	var lasted time.Duration
-	if err == nil {
+	daemon, ended := k.waitReady(ctx, started)
+	if ended == nil {
 		began := k.s.Clock.Now()
 		k.s.Log.Info("driver daemon is ready", "name", k.Name, "pid", daemon.Pid)
 		k.s.updateStates(func() { k.status.PID, k.status.Ready = daemon.Pid, true; k.becomeReady() })
@@ -124,11 +124,9 @@ func (k *keeper) runOnce(ctx context.Context) (time.Duration, error) {
 		}
 		lasted = k.s.Clock.Now().Sub(began)
 	}
-	stuck := k.endAll(daemon, started)
-	if ctx.Err() != nil {
-		err = nil
-	} else if err == nil {
-		err = errors.New(daemon.how)
+	stuck = k.endAll(daemon, started)
+	if ended == nil && isClosed(daemon.done) {
+		ended = errors.New(daemon.how)
 	}
 	out.close()
 	k.s.syslog.waitHandled()
@@ -136,7 +134,7 @@ func (k *keeper) runOnce(ctx context.Context) (time.Duration, error) {
 		k.tail.readAppended(k.LogFile, logged)
 	}
 	k.s.updateStates(func() { k.status.Running, k.status.Ready, k.status.PID = false, false, 0 })
-	return lasted, errors.Join(err, stuck)
+	return lasted, ended, stuck
 }
 
 func (k *keeper) becomeReady() {

@@ -12,8 +12,8 @@ import (
 // throttles maps bits of nvmlClocksEventReasons to throttle reasons, in the order of
 // their numbers.
 var throttles = []struct {
-	bit  uint64
-	word gpu.Throttle
+	bit    uint64
+	reason gpu.Throttle
 }{
 	{nvml.ClocksEventReasonGpuIdle, gpu.ThrottleIdle},
 	{nvml.ClocksEventReasonApplicationsClocksSetting, gpu.ThrottleApplication},
@@ -27,18 +27,18 @@ var throttles = []struct {
 }
 
 // Condition reads the state that a GPU reports about itself now. Fields that the GPU or
-// its driver does not report stay zero; an error is one of the GPU or its driver.
+// its driver does not report stay zero. An error means that the GPU or its driver failed.
 func (s *Source) Condition(ctx context.Context, id gpu.UUID) (gpu.Condition, error) {
 	if err := s.checkOpen(); err != nil {
 		return gpu.Condition{}, err
 	}
-	const handle = "nvmlDeviceGetHandleByUUID"
-	if !s.has[handle] {
-		return gpu.Condition{}, fmt.Errorf("%s: %w", handle, &callError{handle, nvml.ERROR_FUNCTION_NOT_FOUND})
+	const getHandle = "nvmlDeviceGetHandleByUUID"
+	if !s.has[getHandle] {
+		return gpu.Condition{}, fmt.Errorf("%s: %w", getHandle, &callError{getHandle, nvml.ERROR_FUNCTION_NOT_FOUND})
 	}
 	return call(ctx, s.calls, "the condition of "+string(id), func() (gpu.Condition, error) {
 		device, ret := s.lib.DeviceGetHandleByUUID(string(id))
-		if err := check(handle, ret); err != nil {
+		if err := check(getHandle, ret); err != nil {
 			return gpu.Condition{}, err
 		}
 		var c gpu.Condition
@@ -100,7 +100,7 @@ func (s *Source) readThrottle(device nvml.Device, c *gpu.Condition) error {
 	})
 	for _, t := range throttles {
 		if reasons&t.bit != 0 {
-			c.Throttle = append(c.Throttle, t.word)
+			c.Throttle = append(c.Throttle, t.reason)
 		}
 	}
 	return err

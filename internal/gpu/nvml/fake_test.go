@@ -44,6 +44,7 @@ type fakeGPU struct {
 	remapFailed           bool
 	retirePending         bool
 	condition             fakeCondition
+	telemetry             fakeTelemetry
 }
 
 type fakeLink struct {

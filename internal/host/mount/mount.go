@@ -79,6 +79,7 @@ func (f *FS) Close() error { return unix.Close(f.fd) }
 // Point is a mount, as this process sees it.
 type Point struct {
 	ID     int
+	Root   string // the mounted folder, in its file system; of a removed one it ends with "//deleted"
 	At     string
 	Type   string
 	Source string
@@ -177,7 +178,7 @@ func parse(line string) (p Point, ok bool) {
 	if err != nil {
 		return Point{}, false
 	}
-	p = Point{ID: id, At: unescape.Replace(fields[4]), Type: rest[0], Source: unescape.Replace(rest[1])}
+	p = Point{ID: id, Root: unescape.Replace(fields[3]), At: unescape.Replace(fields[4]), Type: rest[0], Source: unescape.Replace(rest[1])}
 	for _, optional := range fields[6:] {
 		p.Shared = p.Shared || strings.HasPrefix(optional, "shared:")
 	}

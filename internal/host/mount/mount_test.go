@@ -15,10 +15,10 @@ var kind = Kind{Source: "gpusim", Mode: "755", Attributes: unix.MOUNT_ATTR_NOSUI
 
 func TestALineOfMountinfo(t *testing.T) {
 	for line, want := range map[string]Point{
-		"111 65 0:42 / /run/nvidia/driver rw,nosuid,relatime shared:2 - tmpfs gpusim rw,size=65536k\n":    {111, "/run/nvidia/driver", "tmpfs", "gpusim", true},
-		`36 35 98:0 /mnt1 /a\040b\134c rw master:1 propagate_from:2 unbindable - ext3 /dev/my\011root rw`: {36, `/a b\c`, "ext3", "/dev/my\troot", false},
-		"36 35 98:0 / /bound rw,noatime master:1 shared:12 - fuse.x - rw,errors=continue":                 {36, "/bound", "fuse.x", "-", true},
-		"36 35 98:0 / /no/optional/fields rw,noatime - tmpfs shared:1 rw":                                 {36, "/no/optional/fields", "tmpfs", "shared:1", false},
+		"111 65 0:42 / /run/nvidia/driver rw,nosuid,relatime shared:2 - tmpfs gpusim rw,size=65536k\n":    {111, "/", "/run/nvidia/driver", "tmpfs", "gpusim", true},
+		`36 35 98:0 /mnt1 /a\040b\134c rw master:1 propagate_from:2 unbindable - ext3 /dev/my\011root rw`: {36, "/mnt1", `/a b\c`, "ext3", "/dev/my\troot", false},
+		"36 35 98:0 / /bound rw,noatime master:1 shared:12 - fuse.x - rw,errors=continue":                 {36, "/", "/bound", "fuse.x", "-", true},
+		"36 35 98:0 / /no/optional/fields rw,noatime - tmpfs shared:1 rw":                                 {36, "/", "/no/optional/fields", "tmpfs", "shared:1", false},
 	} {
 		p, ok := parse(line)
 		require.True(t, ok, line)

@@ -219,11 +219,16 @@ func cause(err error) error {
 	return err
 }
 
+// FreeSpace returns the next action where the file system of a directory has no room left.
+func FreeSpace(dir string) string {
+	return fmt.Sprintf("free space on the file system of %[1]s: df -h %[1]s, df -i %[1]s", dir)
+}
+
 // advice returns the next action for errors that a person can fix.
 func advice(err error, dir string) string {
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return "; free space on the file system of " + dir
+		return "; " + FreeSpace(dir)
 	case errors.Is(err, unix.EROFS):
 		return "; mount " + dir + " writable"
 	case errors.Is(err, fs.ErrPermission):

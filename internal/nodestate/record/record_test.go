@@ -98,7 +98,7 @@ func TestAFullFileSystemLeavesTheOldFileAndNothingElse(t *testing.T) {
 	require.NoError(t, Write(path, []byte("old")))
 	err := Write(path, make([]byte, 128<<10))
 	require.ErrorIs(t, err, unix.ENOSPC)
-	require.EqualError(t, err, "write "+path+": no space left on device; free space on the file system of "+dir)
+	require.EqualError(t, err, "write "+path+": no space left on device; free space on the file system of "+dir+": df -h "+dir+", df -i "+dir)
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, entries, 1)

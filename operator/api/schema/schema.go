@@ -1,4 +1,4 @@
-// Package schema treats a ClusterPolicy as an API server does when one is applied with strict
+// Package schema treats a ClusterPolicy or an NVIDIADriver as an API server does when one is applied with strict
 // validation, but without a server: it refuses unknown fields, fills in defaults and validates
 // types, bounds, lists and CEL rules.
 package schema
@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuready/gpuready/deployments"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
@@ -26,24 +27,29 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Schema is the schema of ClusterPolicy, as an API server uses it.
+// Schema is the schema of ClusterPolicy or NVIDIADriver, as an API server uses it.
 type Schema struct {
 	Structural *structural.Structural
 	types      schemavalidation.SchemaValidator
 	rules      *cel.Validator
 }
 
-// Load loads the deployed definition. It returns an error if an API server would refuse the
-// definition itself: for CEL rules that do not compile or are too expensive, or for invalid
-// defaults.
-func Load() (*Schema, error) {
+// Load loads the deployed definition of ClusterPolicy. It returns an error if an API server would
+// refuse the definition itself: for CEL rules that do not compile or are too expensive, or for
+// invalid defaults.
+func Load() (*Schema, error) { return load(deployments.ClusterPolicyCRD(), v1.Version) }
+
+// LoadDriver loads the deployed definition of NVIDIADriver.
+func LoadDriver() (*Schema, error) { return load(deployments.NVIDIADriverCRD(), v1alpha1.Version) }
+
+func load(definition []byte, version string) (*Schema, error) {
 	var outer apiextensionsv1.CustomResourceDefinition
-	if err := yaml.UnmarshalStrict(deployments.ClusterPolicyCRD(), &outer); err != nil {
+	if err := yaml.UnmarshalStrict(definition, &outer); err != nil {
 		return nil, err
 	}
 	apiextensionsv1.SetDefaults_CustomResourceDefinition(&outer)
 	apiextensionsv1.SetDefaults_CustomResourceDefinitionSpec(&outer.Spec)
-	outer.Status.StoredVersions = []string{v1.Version}
+	outer.Status.StoredVersions = []string{version}
 	var crd apiextensions.CustomResourceDefinition
 	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(&outer, &crd, nil); err != nil {
 		return nil, err
@@ -51,7 +57,7 @@ func Load() (*Schema, error) {
 	if errs := validation.ValidateCustomResourceDefinition(context.Background(), &crd); len(errs) != 0 {
 		return nil, errs.ToAggregate()
 	}
-	props, err := apiextensions.GetSchemaForVersion(&crd, v1.Version)
+	props, err := apiextensions.GetSchemaForVersion(&crd, version)
 	if err != nil {
 		return nil, err
 	}
@@ -95,6 +101,24 @@ func blocks(err *field.Error) bool {
 // Admit decodes a policy from YAML or JSON as the API server would store it, or returns the
 // refusal.
 func (s *Schema) Admit(ctx context.Context, text []byte) (*v1.ClusterPolicy, error) {
+	object, err := s.admit(ctx, text)
+	if err != nil {
+		return nil, err
+	}
+	return Decode(object)
+}
+
+// AdmitDriver does the same with an NVIDIADriver.
+func (s *Schema) AdmitDriver(ctx context.Context, text []byte) (*v1alpha1.NVIDIADriver, error) {
+	object, err := s.admit(ctx, text)
+	if err != nil {
+		return nil, err
+	}
+	d := &v1alpha1.NVIDIADriver{}
+	return d, decode(object, d)
+}
+
+func (s *Schema) admit(ctx context.Context, text []byte) (map[string]any, error) {
 	var object map[string]any
 	if err := utilyaml.UnmarshalStrict(text, &object); err != nil {
 		return nil, err
@@ -106,7 +130,7 @@ func (s *Schema) Admit(ctx context.Context, text []byte) (*v1.ClusterPolicy, err
 	if errs := s.Validate(ctx, object); len(errs) != 0 {
 		return nil, errs.ToAggregate()
 	}
-	return Decode(object)
+	return object, nil
 }
 
 // Check returns the API server's refusal of a policy that the operator writes: its status has
@@ -128,13 +152,17 @@ func (s *Schema) Unknown(object map[string]any) []string {
 // Decode decodes an object as the operator's cache does. If it fails for an object that the schema
 // accepts, the operator could no longer read its policies.
 func Decode(object map[string]any) (*v1.ClusterPolicy, error) {
+	p := &v1.ClusterPolicy{}
+	return p, decode(object, p)
+}
+
+func decode(object map[string]any, into any) error {
 	text, err := json.Marshal(object)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	p := &v1.ClusterPolicy{}
-	if err := json.Unmarshal(text, p); err != nil {
-		return nil, fmt.Errorf("the schema accepts what the Go types cannot hold: %w", err)
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("the schema accepts what the Go types cannot hold: %w", err)
 	}
-	return p, nil
+	return nil
 }

@@ -28,7 +28,8 @@ type DriverSpec struct {
 	KernelModuleType string `json:"kernelModuleType,omitempty"`
 	// Replaced by kernelModuleType in NVIDIA's operator.
 	UseOpenKernelModules *bool `json:"useOpenKernelModules,omitempty"`
-	// Leave drivers to NVIDIADriver resources.
+	// Leave drivers to NVIDIADrivers: a node gets the driver of the one that selects it. The fields of
+	// this driver have no effect then, but for enabled and, as their default, upgradePolicy.
 	UseNvidiaDriverCRD *bool `json:"useNvidiaDriverCRD,omitempty"`
 	// Replaced by operator.use_ocp_driver_toolkit.
 	UseOpenShiftDriverToolkit *bool `json:"use_ocp_driver_toolkit,omitempty"`
@@ -81,6 +82,11 @@ func (d *DriverSpec) Precompiled() bool { return valueOr(d.UsePrecompiled, false
 
 // IsSimulated reports whether the driver is the simulated one.
 func (d *DriverSpec) IsSimulated() bool { return d.Simulated != nil && d.Simulated.IsEnabled() }
+
+// UsesNVIDIADrivers reports whether each node's driver is that of an NVIDIADriver.
+func (d *DriverSpec) UsesNVIDIADrivers() bool {
+	return d.IsEnabled() && valueOr(d.UseNvidiaDriverCRD, false)
+}
 
 // PrebuildSpec configures the repository of built kernel modules.
 //

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 
+	definition "github.com/gpuready/gpuready/operator/api/schema"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 )
@@ -40,19 +42,36 @@ func TestThePageListsTheFields(t *testing.T) {
 	require.Equal(t, want, string(got), "the fields of docs/clusterpolicy.md are made of the schema: go generate ./operator/api/v1")
 }
 
-// The policies in the page's examples are accepted unchanged.
+// The policies and NVIDIADrivers in the pages' examples are accepted unchanged, and all is served.
 func TestThePagesExamplesAreAccepted(t *testing.T) {
-	text, err := os.ReadFile(pagePath)
+	pages, err := filepath.Glob("../../../docs/*.md")
 	require.NoError(t, err)
-	s, n := load(t), 0
-	for block := range strings.SplitSeq(string(text), "```") {
-		if example, ok := strings.CutPrefix(block, "yaml\n"); ok && strings.Contains(example, "kind: ClusterPolicy") {
-			_, err := s.Admit(t.Context(), []byte(example))
-			require.NoError(t, err, example)
-			n++
+	policies, n := load(t), 0
+	drivers, err := definition.LoadDriver()
+	require.NoError(t, err)
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for block := range strings.SplitSeq(string(text), "```") {
+			all, ok := strings.CutPrefix(block, "yaml\n")
+			for example := range strings.SplitSeq(all, "\n---\n") {
+				switch {
+				case ok && strings.Contains(example, "kind: ClusterPolicy\n"):
+					p, err := policies.Admit(t.Context(), []byte(example))
+					require.NoError(t, err, "%s: %s", page, example)
+					require.Empty(t, p.Unserved(), "%s: %s", page, example)
+				case ok && strings.Contains(example, "kind: NVIDIADriver\n"):
+					d, err := drivers.AdmitDriver(t.Context(), []byte(example))
+					require.NoError(t, err, "%s: %s", page, example)
+					require.Empty(t, d.Unserved(), "%s: %s", page, example)
+				default:
+					continue
+				}
+				n++
+			}
 		}
 	}
-	require.NotZero(t, n)
+	require.Greater(t, n, 3)
 }
 
 // containers and pods return the fields that every container and every operand's pods have; the page
@@ -97,8 +116,31 @@ func fieldsPage(s *schematest.Schema) string {
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", k.Field, when, k.Why)
 	}
+	b.WriteString("\nSome settings leave other fields without an effect. One line names those of them that are set. Defaults are not named, nor what NVIDIA's chart renders for a disabled operand in any case, such as its image.\n\n| while | has no effect | why, and what to do |\n|---|---|---|\n")
+	for _, o := range v1.Overrides() {
+		when := slices.DeleteFunc(slices.Clone(o.When), func(condition string) bool {
+			return strings.HasSuffix(condition, "!=false") || strings.HasSuffix(condition, "CRD!=true")
+		})
+		below := "`" + o.Within + "`"
+		if len(o.Except) > 0 {
+			below += ", all but " + quoted(o.Except, ", ")
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", quoted(when, " and "), below, o.Why)
+	}
 	b.WriteString("\n")
 	return b.String()
+}
+
+// quoted returns texts as code, joined.
+func quoted(texts []string, by string) string {
+	var all []string
+	for _, text := range texts {
+		if field, empty := strings.CutSuffix(text, "="); empty {
+			text = field + "=\"\""
+		}
+		all = append(all, "`"+text+"`")
+	}
+	return strings.Join(all, by)
 }
 
 // rows writes the fields of a part. path is the part's path in spec; below is the path that the

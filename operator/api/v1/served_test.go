@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
@@ -36,9 +37,11 @@ func effects(t *testing.T, p *v1.ClusterPolicy) string {
 	}
 	for _, pool := range []fleet.Pool{
 		{Arch: "amd64", OS: "ubuntu22.04", Kernel: "5.15.0-91-generic"},
-		{Arch: "amd64", OS: "rhcos4.12", Kernel: "4.18.0-372.51.1.el8_6.x86_64", RHCOS: "412.86.202303241612-0"},
+		{Arch: "amd64", OS: "rhcos4.12", Kernel: "4.18.0-372.51.1.el8_6.x86_64", RHCOS: "412.86.202303241612-0", CoreOS: true},
 	} {
-		in.Drivers = append(in.Drivers, driver.Choose(&p.Spec, pool, "node-a", facts))
+		if !p.Spec.Driver.UsesNVIDIADrivers() { // TestPolicySpecHasTheDriver, otherwise
+			in.Drivers = append(in.Drivers, driver.Choose(&p.Spec, pool, "node-a", facts))
+		}
 	}
 	for _, name := range state.ConfigMaps(&p.Spec.Driver) {
 		in.Keys[name] = []string{"a.conf"}
@@ -49,7 +52,10 @@ func effects(t *testing.T, p *v1.ClusterPolicy) string {
 	require.NoError(t, err)
 	roll, err := upgrade.ParsePolicy(p.Spec.Driver.UpgradePolicy)
 	require.NoError(t, err)
-	return fmt.Sprintf("%s\n%v\n%+v %v\n%v", text, in.Drivers, roll, roll.Drain, progress.States(&p.Spec))
+	if !roll.Auto || !p.Spec.Driver.IsEnabled() {
+		roll = upgrade.Policy{} // the limits are of automatic upgrades
+	}
+	return fmt.Sprintf("%s\n%v\n%+v %v\n%v %v", text, in.Drivers, roll, roll.Drain, progress.States(&p.Spec), p.Spec.Driver.UsesNVIDIADrivers())
 }
 
 // Any label selector and number that the schema accepts can be parsed.
@@ -74,12 +80,13 @@ func context(field string) string {
 		{"dcgmExporter.serviceMonitor", `{dcgmExporter: {enabled: true, serviceMonitor: {enabled: true}}}`},
 		{"driver.licensingConfig.nls", `{driver: {repository: r, image: i, version: v, licensingConfig: {secretName: s}}}`},
 		{"driver.rdma.use", `{driver: {repository: r, image: i, version: v, rdma: {enabled: true}}}`},
-		{"driver.upgradePolicy.drain", `{driver: {upgradePolicy: {drain: {enable: true}}}}`},
-		{"driver.upgradePolicy", `{driver: {upgradePolicy: {waitForCompletion: {podSelector: c=d}}}}`},
+		{"driver.upgradePolicy.drain", `{driver: {upgradePolicy: {autoUpgrade: true, drain: {enable: true}}}}`},
+		{"driver.upgradePolicy", `{driver: {upgradePolicy: {autoUpgrade: true, waitForCompletion: {podSelector: c=d}}}}`},
 		{"driver.prebuild.repository", `{driver: {repository: gpuready, image: driver, version: 580.95.05}}`},
 		{"driver.prebuild", `{driver: {repository: gpuready, image: driver, version: 580.95.05, prebuild: {repository: registry.example/driver}}}`},
 		{"driver.moduleSigning", `{driver: {repository: gpuready, image: driver}}`},
 		{"driver", `{driver: {repository: r, image: i, version: v}}`},
+		{"operator.use_ocp_driver_toolkit", `{driver: {repository: r, image: i, version: v}}`},
 		{"devicePlugin", `{devicePlugin: {config: {name: c}}}`},
 		{"dcgmExporter.hpcJobMapping.dir", `{dcgmExporter: {enabled: true, repository: r, image: i, version: v, hpcJobMapping: {enabled: true}}}`},
 		{"node.startupTaint.settle", `{node: {startupTaint: {manage: true}}}`},
@@ -95,9 +102,9 @@ func context(field string) string {
 func other(s *schema.Structural, field string, value any) any {
 	name := field[strings.LastIndex(field, ".")+1:]
 	special := map[string]any{
-		"installDir": "/other", "rootFS": "/other", "driverInstallDir": "/other", "root": "/other", "directory": "/other",
+		"installDir": "/other", "rootFS": "/other", "driverInstallDir": "/other", "root": "/other", "directory": "/other", "updateStrategy": "OnDelete",
 		"driver.prebuild.repository": "registry.example/other",
-		"settle":                     "5m", "podSelector": "a=b", "maxUnavailable": int64(3),
+		"settle":                     "5m", "podSelector": "a=b", "maxUnavailable": int64(3), "precompiledFallback": v1.FallbackDriverToolkit,
 		"destinationDir": "/other", "kubeletRootDir": "/other", "podLabelAllowlistRegex": []any{"^other$"}, "interval": "7s", "scrapeTimeout": "7s",
 		"affinity":           map[string]any{"podAffinity": map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": []any{map[string]any{"topologyKey": "other"}}}},
 		"podSecurityContext": map[string]any{"fsGroup": int64(7)}, "securityContext": map[string]any{"runAsUser": int64(7)},
@@ -128,40 +135,55 @@ func other(s *schema.Structural, field string, value any) any {
 	return "other"
 }
 
+// changed returns a policy with another value of a field, and the value, or the refusal.
+func changed(t *testing.T, s *schematest.Schema, p *v1.ClusterPolicy, field string) (*v1.ClusterPolicy, any, error) {
+	t.Helper()
+	text, err := json.Marshal(p.Spec)
+	require.NoError(t, err)
+	var spec map[string]any
+	require.NoError(t, json.Unmarshal(text, &spec))
+	property, object := s.Structural.Properties["spec"], spec
+	path := strings.Split(field, ".")
+	for i, name := range path {
+		property = property.Properties[name]
+		if i == len(path)-1 {
+			object[name] = other(&property, field, object[name])
+		} else {
+			if object[name] == nil {
+				object[name] = map[string]any{}
+			}
+			object = object[name].(map[string]any)
+		}
+	}
+	text, err = json.Marshal(spec)
+	require.NoError(t, err)
+	with, err := s.Admit(t.Context(), policy(string(text)))
+	return with, object[path[len(path)-1]], err
+}
+
 func TestEveryServedFieldHasAnEffect(t *testing.T) {
 	s, before := load(t), map[string]string{}
 	for _, field := range s.Served() {
 		if strings.HasSuffix(field, "Probe.successThreshold") && !strings.HasPrefix(field, "driver.readiness") {
 			continue // 1 is all that it may be
 		}
+		if field == "migManager.config.default" {
+			continue // all-disabled is all that it may be
+		}
 		t.Run(field, func(t *testing.T) {
 			without, err := s.Admit(t.Context(), policy(context(field)))
 			require.NoError(t, err)
-			if before[context(field)] == "" {
-				before[context(field)] = effects(t, without)
-			}
 			text, err := json.Marshal(without.Spec)
 			require.NoError(t, err)
-			var spec map[string]any
-			require.NoError(t, json.Unmarshal(text, &spec))
-			property, object := s.Structural.Properties["spec"], spec
-			path := strings.Split(field, ".")
-			for i, name := range path {
-				property = property.Properties[name]
-				if i == len(path)-1 {
-					object[name] = other(&property, field, object[name])
-				} else {
-					if object[name] == nil {
-						object[name] = map[string]any{}
-					}
-					object = object[name].(map[string]any)
-				}
+			if before[context(field)] == "" {
+				// Admitted again, so that each part of the policy has its defaults, as below.
+				without, err = s.Admit(t.Context(), policy(string(text)))
+				require.NoError(t, err)
+				before[context(field)] = effects(t, without)
 			}
-			text, err = json.Marshal(spec)
+			with, value, err := changed(t, s, without, field)
 			require.NoError(t, err)
-			with, err := s.Admit(t.Context(), policy(string(text)))
-			require.NoError(t, err)
-			require.NotEqual(t, before[context(field)], effects(t, with), "it has no effect, and is to be in v1.IgnoredFields with the reason: %v", object[path[len(path)-1]])
+			require.NotEqual(t, before[context(field)], effects(t, with), "it has no effect, and is to be in v1.IgnoredFields with the reason: %v", value)
 		})
 	}
 }

@@ -20,7 +20,7 @@ const (
 	ConditionDegraded    = "Degraded"    // something failed that waiting does not fix
 	ConditionStalled     = "Stalled"     // the policy is not in force, and waiting does not help; absent if it is in force
 	ConditionUnserved    = "Unserved"    // fields are set that this operator stores but ignores
-	ConditionContested   = "Contested"   // another gpuready operator is installed and on standby; absent if there is none
+	ConditionContested   = "Contested"   // another gpuready operator is installed and on standby, or another device plugin serves the same nodes; absent if there is none
 )
 
 // Bounds of the status's lists.
@@ -120,8 +120,11 @@ type PoolStatus struct {
 	Kernel string `json:"kernel,omitempty"`
 	RHCOS  string `json:"rhcos,omitempty"`
 	Arch   string `json:"arch,omitempty"`
-	Nodes  int    `json:"nodes"`
-	Ready  int    `json:"ready"`
+	// The NVIDIADriver that selects the pool's nodes; several are a conflict. Absent where the
+	// ClusterPolicy has the driver, or none selects them.
+	NVIDIADriver string `json:"nvidiaDriver,omitempty"`
+	Nodes        int    `json:"nodes"`
+	Ready        int    `json:"ready"`
 	// How the pool gets its driver: "container", "driverToolkit", "precompiled", "simulated"; none if the host has one.
 	Variant   string `json:"variant,omitempty"`
 	DaemonSet string `json:"daemonSet,omitempty"`

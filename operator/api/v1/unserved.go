@@ -53,7 +53,6 @@ func IgnoredFields() []IgnoredField {
 		{Field: "operator.deployGFD", Why: "gfd.enabled took its place: set that instead"},
 		{Field: "cdi.default", Why: "GPUs are given by CDI wherever the runtime can: remove the field"},
 		{Field: "cdi.nriPluginEnabled", Why: "NRI is used wherever the runtime has it: remove the field"},
-		{Field: "driver.useNvidiaDriverCRD", Why: "each pool of nodes gets its own driver from this policy: set false, and move what NVIDIADriver resources say here"},
 		{Field: "driver.useOpenKernelModules", Why: "driver.kernelModuleType took its place: set that to open"},
 		{Field: "driver.use_ocp_driver_toolkit", Why: "operator.use_ocp_driver_toolkit took its place: set that instead"},
 		{Field: "driver.rollingUpdate", Why: "driver.upgradePolicy took its place: set driver.upgradePolicy.maxUnavailable"},
@@ -111,18 +110,29 @@ func (p *ClusterPolicy) Unserved() []string {
 // Unserved lists the fields that are set but have no effect, each with the reason and the next
 // action, sorted, at most MaxUnserved.
 func Unserved(spec *ClusterPolicySpec) []string {
+	return UnservedFields(spec, IgnoredFields(), Overrides())
+}
+
+// UnservedFields lists the ignored and the overridden fields that a spec sets, in the form of
+// Unserved.
+func UnservedFields(spec any, ignored []IgnoredField, overrides []Override) []string {
 	text, err := json.Marshal(spec)
 	if err != nil {
-		return nil // a decoded policy can always be encoded
+		return nil // a decoded object can always be encoded
 	}
 	var object any
 	if err := json.Unmarshal(text, &object); err != nil {
 		return nil
 	}
 	var lines []string
-	for _, field := range IgnoredFields() {
+	for _, field := range ignored {
 		if field.isSetIn(object) {
 			lines = append(lines, field.Field+": "+field.Why)
+		}
+	}
+	for _, o := range overrides {
+		if line := o.line(object, ignored); line != "" {
+			lines = append(lines, line)
 		}
 	}
 	slices.Sort(lines)

@@ -49,7 +49,7 @@ func TestUnservedFieldsAreReported(t *testing.T) {
 		"key of a named ConfigMap": {`{devicePlugin: {config: {name: c, default: a100}}}`, nil},
 		"key of no ConfigMap":      {`{devicePlugin: {config: {default: a100}}}`, []string{"devicePlugin.config.default"}},
 		"thresholds of probes":     {`{driver: {startupProbe: {successThreshold: 1}, livenessProbe: {successThreshold: 2}}}`, []string{"driver.livenessProbe.successThreshold"}},
-		"rights of our containers": {`{toolkit: {securityContext: {privileged: true}}, dcgm: {securityContext: {privileged: true}}, devicePlugin: {securityContext: {}}}`, []string{"toolkit.securityContext"}},
+		"rights of our containers": {`{toolkit: {securityContext: {privileged: true}}, dcgm: {enabled: true, securityContext: {privileged: true}}, devicePlugin: {securityContext: {}}}`, []string{"toolkit.securityContext"}},
 		"of early releases":        {`{operator: {deployGFD: true, validator: {image: v}}, gfd: {migStrategy: single}, toolkit: {repoConfig: {configMapName: c}}}`, []string{"gfd.migStrategy", "operator.deployGFD", "operator.validator", "toolkit.repoConfig"}},
 		"image of gfd":             {`{gfd: {enabled: true, image: gpu-feature-discovery, version: v0.17.0}}`, []string{"gfd.image", "gfd.version"}},
 	} {

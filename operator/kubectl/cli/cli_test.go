@@ -24,12 +24,15 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/rest"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
+	"github.com/gpuready/gpuready/operator/kubectl/migrate"
 	"github.com/gpuready/gpuready/operator/label"
 )
 
@@ -147,7 +150,7 @@ func policy() *v1.ClusterPolicy {
 			State: v1.NotReady, Namespace: "gpus", ObservedGeneration: 2,
 			Conditions: []metav1.Condition{
 				condition("Ready", "False", "NodesNotReady", "1 of 2 GPU nodes are ready, 1 failed; gpu-2: driver: ImagePullBackOff: pod gpus/nvidia-driver-daemonset-x: container nvidia-driver-ctr: image r/driver:1 is not there"),
-				condition("Progressing", "False", "Settled", "nothing is on its way"),
+				condition("Progressing", "False", "Settled", "nothing is in progress"),
 				condition("Degraded", "True", "NodesFailed", "1 of 2 GPU nodes failed"),
 				condition("Unserved", "False", "AllFieldsServed", "all fields that are set are served"),
 			},
@@ -177,6 +180,10 @@ func heldUp() *v1.ClusterPolicy {
 }
 
 func node(name string, ready corev1.ConditionStatus, reason, message string) *corev1.Node {
+	gpus := corev1.ResourceList{}
+	if ready == corev1.ConditionTrue {
+		gpus["nvidia.com/gpu"] = resource.MustParse("8")
+	}
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: ago(time.Hour), Labels: map[string]string{
 			label.PCI3D: "true", label.OSID: "ubuntu", label.OSVersion: "22.04", label.Kernel: "5.15.0-105-generic", label.Present: "true",
@@ -184,6 +191,7 @@ func node(name string, ready corev1.ConditionStatus, reason, message string) *co
 		}, Annotations: map[string]string{label.UpgradeReason: "the new driver has no image"}},
 		Spec: corev1.NodeSpec{Unschedulable: true, Taints: []corev1.Taint{{Key: "node.kubernetes.io/unschedulable", Effect: "NoSchedule"}}},
 		Status: corev1.NodeStatus{
+			Capacity: gpus, Allocatable: gpus,
 			NodeInfo: corev1.NodeSystemInfo{Architecture: "amd64", KubeletVersion: "v1.34.0", ContainerRuntimeVersion: "containerd://2.1.0"},
 			Images:   []corev1.ContainerImage{{Names: []string{"x"}}},
 			Conditions: []corev1.NodeCondition{
@@ -222,6 +230,7 @@ func fixture() *api {
 			},
 			"/api/v1/namespaces/default/events": {
 				&corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: "e"}, Type: "Warning", Reason: "ImagePullBackOff", Message: "driver: r/driver:1 is not there", LastTimestamp: ago(20 * time.Minute), Count: 3},
+				&corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: "r"}, Type: "Normal", Reason: "NodeReady", Message: "routine", Source: corev1.EventSource{Component: "kubelet"}, LastTimestamp: ago(time.Minute), Count: 1},
 			},
 		},
 	}
@@ -247,8 +256,34 @@ func TestStatus(t *testing.T) {
 		}, style{Width: 100}},
 	} {
 		var b bytes.Buffer
-		require.NoError(t, summarize(c.policies, now).text(&b, c.look))
+		require.NoError(t, summarize(c.policies, nil, now).text(&b, c.look))
 		golden(t, name, b.String())
+	}
+}
+
+// Agents that were installed by manifests have neither an operator nor a definition of policies.
+func TestAgentsWithoutAnOperator(t *testing.T) {
+	a := fixture()
+	delete(a.lists, "/apis/nvidia.com/v1/clusterpolicies")
+	delete(a.lists, "/apis/nvidia.com/v1")
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "nvidia-operator-validator", Namespace: "gpus", Labels: map[string]string{label.PartOf: label.Product}}}
+	a.lists["/apis/apps/v1/daemonsets"] = []any{set}
+	third := []any{node("gpu-3", "False", "ReachedNothing", "driver: no module nvidia; load it")}
+	a.lists["/api/v1/nodes"] = append(a.lists["/api/v1/nodes"], third...)
+	a.lists["/api/v1/namespaces/gpus/pods"] = append(a.lists["/api/v1/namespaces/gpus/pods"], pod("nvidia-operator-validator-c", "nvidia-operator-validator", "gpu-3", false))
+	for _, c := range []struct{ args, contains string }{
+		{"status", "No ClusterPolicy: the agents run without an operator, 1 of 3 GPU nodes ready"},
+		{"status", "gpu-2  False     KernelModuleNotLoaded"},
+		{"status -o json", `"reason": "KernelModuleNotLoaded"`},
+		{"explain gpu-1", "│ 8 of 8 GPUs ready, driver 580.95.05"},
+		{"explain gpu-2", "pod gpus/nvidia-driver-daemonset-b: main: ErrImagePull: r/driver:1 is not there"},
+		{"explain gpu-3", "ReachedNothing\n╎ no module nvidia"},
+		{"explain gpu-3", "╎ → load it\n"},
+		{"explain gpu-3 -o json", `"status": "failed"`},
+	} {
+		code, stdout, stderr := run(t, a, strings.Fields(c.args)...)
+		require.Zero(t, code, stderr)
+		require.Contains(t, stdout, c.contains)
 	}
 }
 
@@ -270,6 +305,15 @@ func TestExplain(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, writeJSON(&b, broken))
 	golden(t, "explain.json", b.String())
+	page, err := os.ReadFile("../../../docs/kubectl-gpu.md")
+	require.NoError(t, err)
+	_, example, _ := strings.Cut(string(page), "explain gpu-2\n")
+	example, _, _ = strings.Cut(example, "\nFirst comes")
+	rest := text(broken, style{Width: 100})
+	for part := range strings.SplitSeq(strings.TrimSuffix(example, "\n"), "    …\n") {
+		part = strings.TrimPrefix(strings.ReplaceAll("\n"+part, "\n    ", "\n"), "\n")
+		require.Contains(t, rest, part, "docs/kubectl-gpu.md shows another explanation")
+	}
 
 	a := fixture()
 	upgrading := node("gpu-1", "True", "Ready", "8 of 8 GPUs ready, driver 580.95.05")
@@ -282,28 +326,63 @@ func TestExplain(t *testing.T) {
 	golden(t, "explain-without-pods.txt", text(read(a, "gpu-2"), style{Width: 100}))
 	a = fixture()
 	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = nil
-	require.Equal(t, cluster.ReasonNoPolicy, read(a, "gpu-2").Reason)
+	require.Equal(t, cluster.ReasonNoPolicy, read(a, "gpu-2").Cluster.Reason)
 	plain := node("cpu", "", "", "")
 	plain.Labels = nil
 	a.lists["/api/v1/nodes"] = []any{plain}
 	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{policy()}
-	require.Equal(t, cluster.ReasonNoGPU, read(a, "cpu").Reason)
+	require.Equal(t, cluster.ReasonNoGPU, read(a, "cpu").Cluster.Reason)
 
 	a = fixture()
 	withHandlers := node("gpu-1", "True", "Ready", "8 of 8 GPUs ready, driver 580.95.05")
 	withHandlers.Status.RuntimeHandlers = []corev1.NodeRuntimeHandler{{Name: ""}, {Name: "runc"}, {Name: "crun"}}
 	a.lists["/api/v1/nodes"] = []any{withHandlers}
-	require.Empty(t, read(a, "gpu-1").Notes, "there is no RuntimeClass")
+	require.Empty(t, read(a, "gpu-1").Cluster.Notes, "there is no RuntimeClass")
 	for handler, want := range map[string]int{"runc": 0, "nvidia": 1} {
 		a.lists["/apis/node.k8s.io/v1/runtimeclasses"] = []any{&nodev1.RuntimeClass{ObjectMeta: metav1.ObjectMeta{Name: "nvidia"}, Handler: handler}}
-		notes := read(a, "gpu-1").Notes
+		notes := read(a, "gpu-1").Cluster.Notes
 		require.Len(t, notes, want)
 		if want > 0 {
 			require.Contains(t, notes[0], "pods with runtimeClassName: nvidia do not start here: the RuntimeClass has the handler nvidia, and the container runtime has crun, runc;")
 		}
 	}
-	_, err := serve(t, fixture()).Explain(t.Context(), "nobody", "", now)
+	_, err = serve(t, fixture()).Explain(t.Context(), "nobody", "", now)
 	require.ErrorContains(t, err, "see kubectl get nodes")
+}
+
+func TestExplainTellsWhichNVIDIADriversSelectANode(t *testing.T) {
+	yes := true
+	of := func(name string, selector map[string]string) *v1alpha1.NVIDIADriver {
+		return &v1alpha1.NVIDIADriver{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.NVIDIADriverSpec{NodeSelector: selector}}
+	}
+	for name, c := range map[string]struct {
+		drivers              []any
+		pool, reason, action string
+	}{
+		"none":    {[]any{of("gold", map[string]string{"tier": "gold"})}, "", "NoDriverSelected", "label the node, or create an NVIDIADriver with spec.default"},
+		"several": {[]any{of("a", nil), of("b", nil)}, "/a, b", "Conflict", "change a nodeSelector, or the node's labels"},
+		"one":     {[]any{of("a", nil)}, "/a", "PodMissing", "kubectl -n"},
+		"unread":  {nil, "", "DriversUnknown", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := fixture()
+			p := policy()
+			p.Spec.Driver.UseNvidiaDriverCRD, p.Spec.Driver.Simulated = &yes, nil
+			fresh := node("fresh", "", "", "")
+			a.lists["/api/v1/nodes"], a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{fresh}, []any{p}
+			if c.drivers != nil {
+				a.lists["/apis/nvidia.com/v1alpha1/nvidiadrivers"] = c.drivers
+			}
+			n, err := serve(t, a).Explain(t.Context(), "fresh", "", now)
+			require.NoError(t, err)
+			require.True(t, strings.HasSuffix(n.Cluster.Pool, c.pool), n.Cluster.Pool)
+			require.Equal(t, c.reason, n.Cluster.Reason)
+			if name != "one" && name != "unread" {
+				require.Contains(t, n.Cluster.Message, "fresh")
+				require.Equal(t, c.action, n.Cluster.Action)
+			}
+		})
+	}
 }
 
 func TestTimers(t *testing.T) {
@@ -331,6 +410,10 @@ func TestTimers(t *testing.T) {
 
 // run runs the command line against an API server.
 func run(t *testing.T, a *api, args ...string) (code int, stdout, stderr string) {
+	return runOn(t, a, args...)
+}
+
+func runOn(t *testing.T, a http.Handler, args ...string) (code int, stdout, stderr string) {
 	s := httptest.NewServer(a)
 	defer s.Close()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
@@ -347,19 +430,20 @@ func TestCommandLine(t *testing.T) {
 		code   int
 		output string // is in what it says
 	}{
-		"status":         {[]string{"status"}, 0, "ClusterPolicy gpu-cluster-policy: notReady, 1 of 2 GPU nodes ready"},
-		"status as JSON": {[]string{"status", "-o", "json"}, 0, `"state": "notReady"`},
-		"explain":        {[]string{"explain", "gpu-2"}, 0, "ImagePullBackOff"},
-		"explain whom":   {[]string{"explain"}, 2, "explain takes 1 arguments (NODE)"},
-		"no such node":   {[]string{"explain", "x"}, 1, "see kubectl get nodes"},
-		"timers":         {[]string{"timers"}, 0, "--max-node-provision-time"},
-		"timers, few":    {[]string{"timers", "--min-samples", "41"}, 3, "too few nodes were measured: 40"},
-		"version":        {[]string{"version"}, 0, "kubectl-gpu "},
-		"format":         {[]string{"status", "-o", "yaml"}, 2, "say text or json"},
-		"flag":           {[]string{"status", "--nope"}, 2, "see kubectl gpu status --help"},
-		"command":        {[]string{"frobnicate"}, 2, "no command"},
-		"context":        {[]string{"status", "--context", "other"}, 2, "other"},
-		"help":           {[]string{"timers", "--help"}, 0, "--machine"},
+		"status":          {[]string{"status"}, 0, "ClusterPolicy gpu-cluster-policy: notReady, 1 of 2 GPU nodes ready"},
+		"status as JSON":  {[]string{"status", "-o", "json"}, 0, `"state": "notReady"`},
+		"explain":         {[]string{"explain", "gpu-2"}, 0, "ImagePullBackOff"},
+		"explain whom":    {[]string{"explain"}, 2, "explain takes 1 arguments (NODE)"},
+		"no such node":    {[]string{"explain", "x"}, 1, "see kubectl get nodes"},
+		"timers":          {[]string{"timers"}, 0, "--max-node-provision-time"},
+		"timers, few":     {[]string{"timers", "--min-samples", "41"}, 3, "too few nodes were measured: 40"},
+		"version":         {[]string{"version"}, 0, "kubectl-gpu "},
+		"format":          {[]string{"status", "-o", "xml"}, 2, "say text, json, yaml, wide or name"},
+		"flag":            {[]string{"status", "--nope"}, 2, "see kubectl gpu status --help"},
+		"command":         {[]string{"frobnicate"}, 2, "no command"},
+		"context":         {[]string{"status", "--context", "other"}, 2, "other"},
+		"help":            {[]string{"timers", "--help"}, 0, "--machine"},
+		"help of cleanup": {[]string{"cleanup", "--help"}, 0, "--startup-taint"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := run(t, fixture(), c.args...)
@@ -419,12 +503,22 @@ func TestPrebuild(t *testing.T) {
 		}
 		return d
 	}
+	nvidiaDriver := func(name, version, modules string) *v1alpha1.NVIDIADriver {
+		d := &v1alpha1.NVIDIADriver{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		d.Spec.Repository, d.Spec.Image, d.Spec.Version = "n.example", "driver", version
+		if modules != "" {
+			d.Spec.Prebuild = &v1.PrebuildSpec{Repository: modules}
+		}
+		return d
+	}
+	gold, rest := nvidiaDriver("gold", "570.172.08", "n.example/modules"), nvidiaDriver("rest", "570.172.08", "")
 	const image = "r.example/driver:580.95.05-6.8.0-100-generic-ubuntu22.04"
 	for name, c := range map[string]struct {
 		args    string
 		change  func(*v1.ClusterPolicy)
 		became  func(*batchv1.Job, *corev1.Pod)
 		sets    []any
+		drivers []any // NVIDIADrivers; the policy uses them if there are any
 		code    int
 		output  string
 		nothing bool // is made
@@ -461,11 +555,22 @@ func TestPrebuild(t *testing.T) {
 		"wrong architecture":        {args: "--arch x86_64", code: 2, output: "say amd64 or arm64", nothing: true},
 		"no nodes":                  {change: func(p *v1.ClusterPolicy) { p.Status.Pools = nil }, code: 1, output: "set --os-tag", nothing: true},
 		"wrong kind":                {args: "--kind closed", code: 2, output: "say open or proprietary", nothing: true},
+		"the only NVIDIADriver":     {args: "--dry-run", drivers: []any{gold}, output: "n.example/modules:570.172.08-6.8.0-100-generic-ubuntu22.04", nothing: true},
+		"a named NVIDIADriver":      {args: "--nvidia-driver gold", became: pushed, drivers: []any{gold, rest}, output: "n.example/modules:570.172.08-6.8.0-100-generic-ubuntu22.04"},
+		"which NVIDIADriver":        {drivers: []any{gold, rest}, code: 2, output: "--nvidia-driver must name one of gold, rest", nothing: true},
+		"no such NVIDIADriver":      {args: "--nvidia-driver red", drivers: []any{gold}, code: 1, output: "there is no NVIDIADriver red; there are gold", nothing: true},
+		"it has no repository":      {args: "--nvidia-driver rest", drivers: []any{gold, rest}, code: 1, output: "NVIDIADriver rest names no repository for modules: set spec.prebuild.repository", nothing: true},
+		"no NVIDIADrivers are used": {args: "--nvidia-driver gold", code: 1, output: "leave out --nvidia-driver", nothing: true},
 		"no kernel":                 {args: "--kernel=", code: 2, output: "needs --kernel and --toolkit-image", nothing: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := building(c.change, c.became)
+			change := c.change
+			if c.drivers != nil {
+				change = func(p *v1.ClusterPolicy) { p.Spec.Driver.UseNvidiaDriverCRD = new(true) }
+			}
+			a := building(change, c.became)
 			a.lists["/apis/apps/v1/namespaces/gpus/daemonsets"] = c.sets
+			a.lists["/apis/nvidia.com/v1alpha1/nvidiadrivers"] = c.drivers
 			code, stdout, stderr := run(t, a, append([]string{"prebuild", "--kernel", "6.8.0-100-generic", "--toolkit-image", "headers:6.8"}, strings.Fields(c.args)...)...)
 			require.Equal(t, c.code, code, stderr)
 			require.Contains(t, stdout+stderr, c.output)
@@ -571,4 +676,81 @@ func TestMustGather(t *testing.T) {
 	left, err := filepath.Glob(filepath.Join(filepath.Dir(to), "*"))
 	require.NoError(t, err)
 	require.Equal(t, []string{to}, left)
+}
+
+func TestMigrationPlan(t *testing.T) {
+	found := migrate.Plan{
+		NVIDIA:     []migrate.Operator{{Namespace: "gpu-operator", Name: "gpu-operator", Version: "v24.3.0", Runs: true, Ready: true}},
+		GPUReady:   []migrate.Operator{{Namespace: "gpuready-system", Name: "gpuready-operator", Version: "v0.1.0", Runs: true, Ready: true}},
+		Definition: "nvidia",
+		Policies: []migrate.Policy{{Name: "cluster-policy", InForce: true, State: "ready", Pruned: []string{"spec.newPart"},
+			Unserved: []string{"driver.manager: the operator itself clears a node before its driver is replaced: set driver.upgradePolicy"}}},
+		DaemonSets: []migrate.DaemonSet{{Side: migrate.NVIDIA, Namespace: "gpu-operator", Name: "nvidia-device-plugin-daemonset", Desired: 2, Ready: 2}, {Side: migrate.GPUReady, Namespace: "gpuready-system", Name: "nvidia-device-plugin-daemonset", Desired: 1}},
+		Nodes: []migrate.Node{
+			{Name: "gpu-1", ServedBy: migrate.GPUReady, Pods: []string{"team/train"}},
+			{Name: "gpu-2", ServedBy: migrate.NVIDIA, Pods: []string{"team/a", "team/b", "team/c"}, Next: "kubectl gpu migrate node gpu-2"},
+			{Name: "gpu-3", ServedBy: migrate.NVIDIA, Refused: []string{"the Node is not Ready: see kubectl describe node gpu-3"}},
+			{Name: "gpu-4", ServedBy: migrate.Between, Waits: "its labels are on the way from one operator to the other", Next: "kubectl gpu migrate node gpu-4"},
+			{Name: "gpu-5", ServedBy: migrate.Nobody},
+		},
+		Next: []string{"kubectl gpu migrate node gpu-4"},
+	}
+	require.Equal(t, []string{"node/gpu-1", "node/gpu-2", "node/gpu-3", "node/gpu-4", "node/gpu-5"}, migrationPlan(found).names())
+	for name, look := range map[string]style{"migrate.txt": {Width: 120}, "migrate-narrow.txt": {Width: 40}} {
+		var b bytes.Buffer
+		require.NoError(t, migrationPlan(found).text(&b, look))
+		golden(t, name, b.String())
+	}
+	var b bytes.Buffer
+	moves := nodeMoves{{Node: "gpu-1", Done: true}, {Node: "gpu-2", Steps: migrate.Steps(migrate.GPUReady)}, {Node: "gpu-3", Refused: []string{"the Node is not Ready"}}}
+	require.NoError(t, moves.text(&b, style{Width: 100}))
+	require.ErrorContains(t, moves.outcome(), "nodes refused: 1 of 3")
+	b.WriteString("\n")
+	moves = nodeMoves{{Node: "gpu-2", Steps: migrate.Steps(migrate.NVIDIA)}}
+	require.NoError(t, moves.text(&b, style{Width: 100}))
+	require.NoError(t, nodeMoves{}.text(&b, style{Width: 100}))
+	golden(t, "migrate-node.txt", b.String())
+}
+
+func TestMovesGoOnAfterANodeThatIsRefusedInItsTurn(t *testing.T) {
+	planned := func() nodeMoves {
+		return nodeMoves{{Node: "a", Steps: migrate.Steps(migrate.GPUReady)}, {Node: "b", Refused: []string{"the Node is not Ready"}}, {Node: "c", Steps: migrate.Steps(migrate.GPUReady)}}
+	}
+	moves := planned()
+	err := moves.run(func(node string) error {
+		if node == "a" {
+			return fmt.Errorf("%s: %w", node, &migrate.RefusedError{Reasons: []string{"pods use its GPUs"}})
+		}
+		return nil
+	})
+	require.EqualError(t, err, "nodes refused: 2 of 3, see above")
+	require.Equal(t, nodeMoves{{Node: "a", Refused: []string{"pods use its GPUs"}}, {Node: "b", Refused: []string{"the Node is not Ready"}}, {Node: "c", Steps: migrate.Steps(migrate.GPUReady), Done: true}}, moves)
+
+	moves = planned()
+	require.EqualError(t, moves.run(func(string) error { return errors.New("too late") }), "too late")
+	require.Equal(t, planned(), moves)
+}
+
+func TestMigrateUsage(t *testing.T) {
+	kubeconfig := filepath.Join(t.TempDir(), "config")
+	server := httptest.NewServer(&api{forbidden: "/deployments"})
+	t.Cleanup(server.Close)
+	require.NoError(t, os.WriteFile(kubeconfig, fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],"clusters":[{"name":"c","cluster":{"server":%q}}],"users":[{"name":"u","user":{}}]}`, server.URL), 0o600))
+	for args, want := range map[string]struct {
+		exit int
+		text string
+	}{
+		"migrate --help":                     {0, "kubectl gpu migrate back NODE..."},
+		"migrate node --help":                {0, "3  the cluster cannot be read"},
+		"migrate nodes":                      {2, `migrate has no command "nodes"`},
+		"migrate node":                       {2, "name the nodes, or say --all"},
+		"migrate back --all gpu-1":           {2, "name the nodes, or say --all"},
+		"migrate node a --timeout 0s":        {2, "--timeout must be above 0"},
+		"migrate plan gpu-1":                 {2, "plan takes 0 arguments"},
+		"migrate --kubeconfig=" + kubeconfig: {3, "read Deployments: Forbidden"},
+	} {
+		var out strings.Builder
+		require.Equal(t, want.exit, Main(t.Context(), strings.Fields(args), &out, &out), args)
+		require.Contains(t, out.String(), want.text, args)
+	}
 }

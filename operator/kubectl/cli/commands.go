@@ -9,21 +9,33 @@ import (
 	"path/filepath"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 )
 
 const statusUsage = `Show the ClusterPolicies: state, conditions, pools with their drivers, and the
-nodes that are not ready, with the reason.
+nodes that are not ready, with the reason. Where the agents run without an operator and
+without a policy, show the nodes with what they report.
+
+-o wide adds columns and does not wrap lines. -o name prints the names of the policies, and
+of the nodes that are not ready.
+
+With --watch it runs until it is interrupted. On a terminal it redraws everything after each
+change; otherwise it prints the lines that have changed.
 
 Examples:
   kubectl gpu status
+  kubectl gpu status --watch
   kubectl gpu status -o json | jq -r '.policies[0].status.state'
+  kubectl gpu status -o name | grep ^node/ | xargs kubectl describe
 `
 
 func status(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	c := newCommand("status", statusUsage, stdout)
-	c.formatFlag()
+	c.formatFlag("wide", "name")
+	watch := c.flags.BoolP("watch", "w", false, "keep running, and show each change")
 	if err := c.parse(args); err != nil {
 		return err
 	}
@@ -36,26 +48,36 @@ func status(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("read ClusterPolicies: %w", err)
 	}
-	s := summarize(policies, time.Now())
+	if *watch {
+		return c.watchStatus(ctx, client, stdout)
+	}
+	var nodes []corev1.Node
+	if len(policies) == 0 {
+		if nodes, err = client.Nodes(ctx, ""); err != nil {
+			return fmt.Errorf("read Nodes: %w", err)
+		}
+	}
+	s := summarize(policies, nodes, time.Now())
 	return c.write(stdout, s, s.text)
 }
 
-const explainUsage = `Show how far a node is on its way to usable GPUs, state by state: since when, what holds
-it up, and what to do next. Also show the operands' pods on the node, its driver, the
-driver's upgrade, and the node's Events.
+const explainUsage = `Show how far a node is on its way to usable GPUs: since when, what holds it up, and what
+to do next. First comes what only the cluster knows: how far the operator is with the
+node, its driver, the driver's upgrade, the operands' pods and Events. Below is the same
+report as gpu-validator explain prints on that node, layer by layer.
 
-It evaluates the node as the operator does now. For the layers on the node itself, see:
-gpu-validator explain --node NODE
+It evaluates the node now, by the operator's own rules.
 
 Examples:
   kubectl gpu explain gpu-7
-  kubectl gpu explain gpu-7 -o json | jq -r .reason
+  kubectl gpu explain gpu-7 -o json | jq -r .result
+  kubectl gpu explain gpu-7 -o json | jq -r .cluster.reason
 `
 
 func explainNode(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	c := newCommand("explain", explainUsage, stdout)
 	c.formatFlag()
-	c.namespaceFlag()
+	c.allNamespacesFlag()
 	if err := c.parse(args, "NODE"); err != nil {
 		return err
 	}

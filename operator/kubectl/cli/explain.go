@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
+	"github.com/gpuready/gpuready/internal/explain"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/progress"
 )
@@ -13,76 +15,80 @@ var statusColors = map[progress.Status]string{
 	progress.Ready: green, progress.Waiting: yellow, progress.Unknown: yellow, progress.Failed: red, progress.Excluded: dim,
 }
 
-var statusSigns = map[progress.Status]string{progress.Waiting: "○", progress.Unknown: "?", progress.Failed: "✗"}
-
 // explanation writes how far a node is, for people.
 type explanation cluster.Explanation
 
-// text writes the node for people.
-func (n explanation) text(w io.Writer, look style) error {
+// text writes what the cluster knows about the node, and below it the same report as gpu-validator
+// explain.
+func (e explanation) text(w io.Writer, look style) error {
 	p := &pen{style: look}
-	title := n.Node
-	if n.GPUs != "" {
-		title += " · " + n.GPUs
+	n := state{e.Cluster, e.Time}
+	if n.Policy != "" || n.Reason == cluster.ReasonNoPolicy {
+		n.drawResult(p, e.End())
 	}
-	p.line(bold, 0, title)
-	p.line(dim, 0, n.Pool)
-	p.WriteString("\n")
-	n.drawRoad(p)
-	n.drawDriver(p)
-	n.drawPods(p)
+	if n.Policy != "" {
+		p.line("", 0, "Pool: "+n.Pool)
+		n.drawDriver(p)
+	}
+	if len(n.Taints) > 0 {
+		p.line("", 0, "Taints: "+strings.Join(n.Taints, ", "))
+	}
 	for _, note := range n.Notes {
 		p.line(yellow, 0, "! "+note)
 	}
+	n.drawPods(p)
 	n.drawEvents(p)
 	p.WriteString("\n")
-	p.line(statusColors[n.Status], 0, n.result())
+	if _, err := io.WriteString(w, p.String()); err != nil {
+		return err
+	}
+	return e.Text(w, explain.Style{Width: look.Width, Color: look.Color})
+}
+
+// state is the state of a node in the cluster at one moment.
+type state struct {
+	cluster.State
+	now time.Time
+}
+
+// drawResult writes the operator's result in one line and the next action. It leaves out what the
+// report says at its end.
+func (n state) drawResult(p *pen, end *explain.Stage) {
+	text := "In the cluster: " + string(n.Status)
+	if n.State.State != "" {
+		text += " at " + string(n.State.State)
+	}
+	if ago := formatSince(n.Since, n.now); ago != "" && n.Status != progress.Ready {
+		text += " for " + ago
+	}
+	switch {
+	case n.Status == progress.Ready:
+		p.line(green, 0, text)
+		return
+	case end != nil && end.Reason == n.Reason:
+		p.line(statusColors[n.Status], 0, text+": "+n.Reason+", see below")
+		return
+	}
+	p.line(statusColors[n.Status], 0, text+": "+n.Reason+": "+n.Message)
 	if n.Action != "" {
 		p.line("", 0, "next: "+n.Action)
 	}
-	_, err := io.WriteString(w, p.String())
-	return err
 }
 
-// result returns the node's state in one line.
-func (n explanation) result() string {
-	if n.Status == progress.Ready {
-		return n.Node + " is ready"
-	}
-	text := fmt.Sprintf("%s: %s", n.Node, n.Status)
-	if n.State != "" {
-		text += " at " + string(n.State)
-	}
-	if ago := formatSince(n.Since, n.Time); ago != "" {
-		text += " for " + ago
-	}
-	return fmt.Sprintf("%s: %s: %s", text, n.Reason, n.Message)
-}
-
-func (n explanation) drawRoad(p *pen) {
-	for _, s := range n.Road {
-		switch {
-		case s.Reached:
-			p.line("", 0, p.paint(green, "●")+" "+string(s.State))
-		case s.State == n.State:
-			p.line("", 0, p.paint(statusColors[n.Status], statusSigns[n.Status])+" "+string(s.State))
-			p.line("", 4, n.Reason+": "+n.Message)
-		default:
-			p.line(dim, 0, "· "+string(s.State))
-		}
-	}
-}
-
-func (n explanation) drawDriver(p *pen) {
-	p.WriteString("\n")
+func (n state) drawDriver(p *pen) {
 	d := n.Driver
 	switch {
 	case d.Host:
 		p.line("", 0, "Driver: the host's own")
 	case d.DaemonSet != "":
 		p.line("", 0, fmt.Sprintf("Driver: %s, DaemonSet %s, image %s", d.Variant, d.DaemonSet, d.Image))
-		if d.ID != "" && !strings.HasSuffix(d.DaemonSet, d.ID) && d.Variant != "simulated" {
-			p.line("", 2, "the node still has "+d.ID+": its turn has not come")
+		// Names of objects have no underscore.
+		if d.ID != "" && !strings.HasSuffix(d.DaemonSet, strings.ReplaceAll(d.ID, "_", "-")) && (d.Variant != "simulated" || d.NVIDIADriver != "") {
+			why := ": its turn has not come"
+			if d.NVIDIADriver != "" {
+				why += ", or that is the same driver"
+			}
+			p.line("", 2, "the node still has "+d.ID+why)
 		}
 	case d.ID != "":
 		p.line("", 0, "Driver: "+d.ID)
@@ -105,22 +111,16 @@ func (n explanation) drawDriver(p *pen) {
 		}
 		p.line("", 0, text)
 	}
-	if n.Cordoned {
-		p.line(yellow, 0, "The node is cordoned: no pod comes until kubectl uncordon "+n.Node)
-	}
-	if len(n.Taints) > 0 {
-		p.line("", 0, "Taints: "+strings.Join(n.Taints, ", "))
-	}
 }
 
-func (n explanation) drawPods(p *pen) {
+func (n state) drawPods(p *pen) {
 	if len(n.Pods) == 0 {
 		return
 	}
 	p.WriteString("\n")
 	var rows []row
 	for _, pod := range n.Pods {
-		r := row{Cells: []cell{{Text: pod.Name}, {Text: "ready", Color: green}, {Text: formatSince(pod.Since, n.Time)}}, Below: pod.Message}
+		r := row{Cells: []cell{{Text: pod.Name}, {Text: "ready", Color: green}, {Text: formatSince(pod.Since, n.now)}}, Below: pod.Message}
 		if !pod.Ready {
 			r.Cells[1] = cell{Text: pod.Reason, Color: yellow}
 			if pod.Reason == "Succeeded" {
@@ -132,7 +132,7 @@ func (n explanation) drawPods(p *pen) {
 	p.table([]string{"POD", "STATUS", "FOR"}, rows)
 }
 
-func (n explanation) drawEvents(p *pen) {
+func (n state) drawEvents(p *pen) {
 	if len(n.Events) == 0 {
 		return
 	}
@@ -143,7 +143,7 @@ func (n explanation) drawEvents(p *pen) {
 		if e.Type == "Warning" {
 			color = yellow
 		}
-		rows = append(rows, row{Cells: []cell{{Text: formatSince(e.Time, n.Time) + " ago"}, {Text: e.Reason, Color: color}, {Text: fmt.Sprint(max(e.Count, 1))}}, Below: e.Message})
+		rows = append(rows, row{Cells: []cell{{Text: formatSince(e.Time, n.now) + " ago"}, {Text: e.Reason, Color: color}, {Text: fmt.Sprint(max(e.Count, 1))}}, Below: e.Message})
 	}
 	p.table([]string{"EVENT", "REASON", "TIMES"}, rows)
 }

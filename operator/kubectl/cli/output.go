@@ -26,17 +26,18 @@ const (
 type style struct {
 	Width int // columns
 	Color bool
+	Wide  bool // more columns
 }
 
 // newStyle returns the style for w: on a terminal its width, and colours unless $NO_COLOR is set.
 func newStyle(w io.Writer) style {
 	const usual = 100
-	if f, is := w.(*os.File); is && term.IsTerminal(int(f.Fd())) {
-		columns, _, err := term.GetSize(int(f.Fd()))
+	if isTerminal(w) {
+		columns, _, err := term.GetSize(int(w.(*os.File).Fd()))
 		if err != nil || columns <= 0 {
 			columns = usual
 		}
-		return style{columns, os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+		return style{Width: columns, Color: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
 	}
 	if columns, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && columns > 0 {
 		return style{Width: columns}

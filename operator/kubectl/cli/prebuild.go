@@ -24,9 +24,10 @@ import (
 )
 
 const prebuildUsage = `Build the driver's kernel modules for a kernel that no node runs yet, by a Job in the
-cluster, and push them to the registry that spec.driver.prebuild of the ClusterPolicy
-names. Nodes that boot this kernel pull them and compile nothing. The Job needs no GPU. The
-driver's image must be one of gpuready's own, with the driver's sources.
+cluster, and push them to the registry that spec.driver.prebuild of the ClusterPolicy, or
+spec.prebuild of an NVIDIADriver, names. Nodes that boot this kernel pull them and compile
+nothing. The Job needs no GPU. The driver's image must be one of gpuready's own, with the
+driver's sources.
 
 It waits for the Job's end and prints the image and its digest or, if the Job fails, the
 message of the failed container. kubectl gpu status shows everything that was built.
@@ -34,7 +35,10 @@ message of the failed container. kubectl gpu status shows everything that was bu
 Examples:
   kubectl gpu prebuild --kernel 5.14.0-427.50.1.el9_4.x86_64 --os-tag rhcos4.18 \
     --toolkit-image $(oc adm release info 4.18.1 --image-for=driver-toolkit)
-  kubectl gpu prebuild --kernel 6.8.0-100-generic --toolkit-image registry.example.com/headers:6.8.0-100 --dry-run
+  kubectl gpu prebuild --kernel 6.8.0-100-generic --dry-run \
+    --toolkit-image registry.example.com/headers:6.8.0-100
+  kubectl gpu prebuild --kernel 6.8.0-100-generic --nvidia-driver gold \
+    --toolkit-image registry.example.com/headers:6.8.0-100
 `
 
 func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -48,6 +52,7 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 	c.flags.StringVar(&r.Arch, "arch", "", "amd64 or arm64 (default: that in the kernel's release, or that of the GPU nodes)")
 	c.flags.StringVar(&r.Version, "driver-version", "", "version of the driver (default: spec.driver.version of the policy)")
 	c.flags.StringVar(&r.Kind, "kind", "", "open or proprietary (default: kernelModuleType of the policy, else open)")
+	c.flags.StringVar(&r.NVIDIADriver, "nvidia-driver", "", "name of the NVIDIADriver to build for, if the policy leaves drivers to them (default: the only one)")
 	wait := c.flags.Bool("wait", true, "wait for the Job's end")
 	timeout := c.flags.Duration("timeout", time.Hour, "how long to wait")
 	dry := c.flags.Bool("dry-run", false, "print the Job and create nothing")
@@ -78,7 +83,7 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 		return errors.New("there is no ClusterPolicy, and so no driver to build: apply one")
 	}
 	if r.Namespace = c.namespace; r.Namespace == "" {
-		r.Namespace = policy.Status.OperandNamespace()
+		r.Namespace = policy.Status.OperandNamespace() // not a guess: the Job gets a registry's credentials there
 	}
 	if r.Namespace == "" {
 		return errors.New("the ClusterPolicy has no status of gpuready's operator: see that it runs, or name its namespace with -n")
@@ -108,8 +113,8 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 	defer cancel()
 	result, err := waitForBuild(ctx, client, job, stderr)
 	switch {
-	case errors.Is(err, errBuildFailed) && c.output == "json":
-		return errors.Join(program.WithExitCode(exitFailed, err), writeJSON(stdout, result))
+	case errors.Is(err, errBuildFailed) && c.output != "text":
+		return errors.Join(program.WithExitCode(exitFailed, err), c.write(stdout, result, nil))
 	case errors.Is(err, errBuildFailed):
 		return program.WithExitCode(exitFailed, err)
 	case err != nil:
@@ -127,6 +132,47 @@ type buildRequest struct {
 	Version   string // of the driver; default: the policy's
 	Kind      string // default: the policy's kernelModuleType, or open
 	Namespace string // of the operands
+
+	NVIDIADriver string // default: the only one
+}
+
+// driverSource is a policy whose driver is to be built.
+type driverSource struct {
+	*v1.ClusterPolicy        // with the NVIDIADriver's driver, if that is its source
+	owner             string // "ClusterPolicy gpu-cluster-policy"
+	field             string // where the owner has the driver's fields: "spec.driver"
+}
+
+// findDriver returns the policy with the driver of the named NVIDIADriver, or of the only one, if the
+// policy leaves drivers to them.
+func findDriver(ctx context.Context, c *cluster.Client, policy *v1.ClusterPolicy, name string) (driverSource, error) {
+	if !policy.Spec.Driver.UsesNVIDIADrivers() {
+		if name != "" {
+			return driverSource{}, fmt.Errorf("ClusterPolicy %s does not use NVIDIADrivers (spec.driver.useNvidiaDriverCRD): leave out --nvidia-driver", policy.Name)
+		}
+		return driverSource{policy, "ClusterPolicy " + policy.Name, "spec.driver"}, nil
+	}
+	drivers, err := c.NVIDIADrivers(ctx)
+	if err != nil {
+		return driverSource{}, fmt.Errorf("read NVIDIADrivers: %w", err)
+	}
+	var names []string
+	for i := range drivers {
+		d := &drivers[i]
+		if d.Name == name || name == "" && len(drivers) == 1 {
+			with := *policy
+			with.Spec = *d.PolicySpec(&policy.Spec)
+			return driverSource{&with, "NVIDIADriver " + d.Name, "spec"}, nil
+		}
+		names = append(names, d.Name)
+	}
+	switch {
+	case len(drivers) == 0:
+		return driverSource{}, fmt.Errorf("ClusterPolicy %s leaves drivers to NVIDIADrivers, and there is none: create one", policy.Name)
+	case name == "":
+		return driverSource{}, program.UsageErrorf("--nvidia-driver must name one of %s", strings.Join(names, ", "))
+	}
+	return driverSource{}, fmt.Errorf("there is no NVIDIADriver %s; there are %s", name, strings.Join(names, ", "))
 }
 
 // buildResult is the result of a build.
@@ -141,18 +187,21 @@ var errBuildFailed = errors.New("the modules are not built")
 
 // planBuild returns the Job for a request.
 func planBuild(ctx context.Context, c *cluster.Client, policy *v1.ClusterPolicy, r buildRequest) (*batchv1.Job, error) {
-	spec := &policy.Spec.Driver
-	if spec.PrebuildRepository() == "" {
-		return nil, fmt.Errorf("ClusterPolicy %s names no repository for modules: set spec.driver.prebuild.repository, for example registry.example.com/gpu/driver", policy.Name)
+	source, err := findDriver(ctx, c, policy, r.NVIDIADriver)
+	if err != nil {
+		return nil, err
 	}
-	s := driver.BuildSpec{Policy: policy, Namespace: r.Namespace, Toolkit: r.Toolkit, Kernel: r.Kernel, OSTag: r.OSTag}
+	spec := &source.Spec.Driver
+	if spec.PrebuildRepository() == "" {
+		return nil, fmt.Errorf("%s names no repository for modules: set %s.prebuild.repository, for example registry.example.com/gpu/driver", source.owner, source.field)
+	}
+	s := driver.BuildSpec{Policy: source.ClusterPolicy, Namespace: r.Namespace, Toolkit: r.Toolkit, Kernel: r.Kernel, OSTag: r.OSTag}
 	if s.Version = cmp.Or(r.Version, driver.Version(spec.Version)); s.Version == "" {
-		return nil, fmt.Errorf("the driver's version is unknown: spec.driver.version of ClusterPolicy %s is %q, which is not a complete version; set --driver-version, for example 580.95.05", policy.Name, spec.Version)
+		return nil, fmt.Errorf("the driver's version is unknown: %s.version of %s is %q, which is not a complete version; set --driver-version, for example 580.95.05", source.field, source.owner, spec.Version)
 	}
 	if s.Kind = cmp.Or(r.Kind, spec.KernelModuleType); !slices.Contains(driver.ModuleKinds(), s.Kind) {
 		s.Kind = driver.ModuleKinds()[0]
 	}
-	var err error
 	if s.OpenShift, err = c.HasGroup(ctx, "security.openshift.io"); err != nil {
 		return nil, fmt.Errorf("see whether the cluster is OpenShift: %w", err)
 	}
@@ -167,7 +216,7 @@ func planBuild(ctx context.Context, c *cluster.Client, policy *v1.ClusterPolicy,
 		}
 	}
 	if s.Image = builderImage(spec, s.Version, s.OSTag); s.Image == "" {
-		return nil, fmt.Errorf("ClusterPolicy %s names no driver image with a driver in it: set spec.driver.repository and image to one that is made from gpuready/driver", policy.Name)
+		return nil, fmt.Errorf("%s names no driver image with a driver in it: set repository and image in its %s to one that is made from gpuready/driver", source.owner, source.field)
 	}
 	if err := checkOwnImage(ctx, c, s); err != nil {
 		return nil, err
@@ -259,7 +308,7 @@ func checkOwnImage(ctx context.Context, c *cluster.Client, s driver.BuildSpec) e
 		}
 	}
 	if foreign {
-		return fmt.Errorf("%s is no driver container of gpuready (label io.gpuready.driver), and only these build so: name an image in spec.driver that is made from gpuready/driver", s.Image)
+		return fmt.Errorf("%s is no driver container of gpuready (label io.gpuready.driver), and only these build so: name an image in the driver's spec that is made from gpuready/driver", s.Image)
 	}
 	return nil
 }

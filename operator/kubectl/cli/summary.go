@@ -7,8 +7,10 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
@@ -25,11 +27,34 @@ type policySummary struct {
 type summary struct {
 	Time     time.Time       `json:"time"`
 	Policies []policySummary `json:"policies"` // oldest first: the first is in force
+	// Nodes are the GPU nodes as their agents report them, if there is no policy.
+	Nodes []nodeSummary `json:"nodes,omitempty"`
 }
 
-// summarize returns the Summary of policies.
-func summarize(policies []v1.ClusterPolicy, now time.Time) summary {
-	s := summary{Time: now.UTC(), Policies: []policySummary{}}
+// nodeSummary is a node as its condition GPUReady describes it.
+type nodeSummary struct {
+	Name    string                 `json:"name"`
+	Ready   corev1.ConditionStatus `json:"ready"`
+	Reason  string                 `json:"reason"`
+	Message string                 `json:"message"`
+	Since   time.Time              `json:"since,omitzero"`
+}
+
+// summarizeNodes returns the nodes on which agents report.
+func summarizeNodes(nodes []corev1.Node) (all []nodeSummary) {
+	for i := range nodes {
+		for _, c := range nodes[i].Status.Conditions {
+			if c.Type == "GPUReady" {
+				all = append(all, nodeSummary{nodes[i].Name, c.Status, record.Clean(c.Reason, 64), record.Clean(c.Message, 1024), c.LastTransitionTime.UTC()})
+			}
+		}
+	}
+	return all
+}
+
+// summarize returns the summary of policies and, if there are none, of nodes.
+func summarize(policies []v1.ClusterPolicy, nodes []corev1.Node, now time.Time) summary {
+	s := summary{Time: now.UTC(), Policies: []policySummary{}, Nodes: summarizeNodes(nodes)}
 	for _, p := range policies {
 		s.Policies = append(s.Policies, policySummary{p.Name, p.CreationTimestamp.UTC(), p.Status.ObservedGeneration == p.Generation, p.Status})
 	}
@@ -42,12 +67,31 @@ func summarize(policies []v1.ClusterPolicy, now time.Time) summary {
 	return s
 }
 
+// names returns the policies, and the nodes that are not ready.
+func (s summary) names() (all []string) {
+	for _, policy := range s.Policies {
+		all = append(all, "clusterpolicy."+v1.Group+"/"+policy.Name)
+		for _, n := range policy.Status.NotReady {
+			all = append(all, "node/"+n.Node)
+		}
+	}
+	for _, n := range s.Nodes {
+		if n.Ready != corev1.ConditionTrue {
+			all = append(all, "node/"+n.Name)
+		}
+	}
+	return all
+}
+
 var stateColors = map[v1.State]string{v1.Ready: green, v1.NotReady: red, v1.Ignored: dim, v1.Disabled: yellow}
 
 // text writes the summary for people.
 func (s summary) text(w io.Writer, look style) error {
 	p := &pen{style: look}
-	if len(s.Policies) == 0 {
+	switch {
+	case len(s.Nodes) > 0:
+		s.drawNodes(p)
+	case len(s.Policies) == 0:
 		p.line("", 0, "There is no ClusterPolicy: no node is served. Apply one; docs/operator.md has examples.")
 	}
 	for i, policy := range s.Policies {
@@ -58,6 +102,26 @@ func (s summary) text(w io.Writer, look style) error {
 	}
 	_, err := io.WriteString(w, p.String())
 	return err
+}
+
+// drawNodes writes the nodes of a cluster without a policy.
+func (s summary) drawNodes(p *pen) {
+	var rows []row
+	ready := 0
+	for _, n := range s.Nodes {
+		r := row{Cells: []cell{{Text: n.Name}, {Text: string(n.Ready), Color: yellow}, {Text: n.Reason}, {Text: formatSince(n.Since, s.Time)}}, Below: n.Message}
+		switch n.Ready {
+		case corev1.ConditionTrue:
+			ready++
+			r.Cells[1].Color, r.Below = green, ""
+		case corev1.ConditionFalse:
+			r.Cells[1].Color = red
+		}
+		rows = append(rows, r)
+	}
+	p.line("", 0, fmt.Sprintf("No ClusterPolicy: the agents run without an operator, %d of %d GPU nodes ready", ready, len(s.Nodes)))
+	p.WriteString("\n")
+	p.table([]string{"NODE", "GPUREADY", "REASON", "FOR"}, rows)
 }
 
 func (policy policySummary) draw(p *pen, now time.Time) {
@@ -134,12 +198,19 @@ func drawPools(p *pen, all []v1.PoolStatus) {
 			color = yellow
 		}
 		r := row{Cells: []cell{{Text: pool.Name}, {Text: fmt.Sprintf("%d/%d", pool.Ready, pool.Nodes), Color: color}, {Text: driver}, {Text: pool.Image}}}
+		if p.Wide {
+			r.Cells = append(r.Cells, cell{Text: pool.DaemonSet}, cell{Text: pool.NVIDIADriver})
+		}
 		if pool.Reason != "" {
 			r.Below, r.Color = pool.Reason+": "+pool.Message, yellow
 		}
 		rows = append(rows, r)
 	}
-	p.table([]string{"POOL", "READY", "DRIVER", "IMAGE"}, rows)
+	head := []string{"POOL", "READY", "DRIVER", "IMAGE"}
+	if p.Wide {
+		head = append(head, "DAEMONSET", "NVIDIADRIVER")
+	}
+	p.table(head, rows)
 }
 
 func drawPrebuilt(p *pen, all []v1.PrebuiltStatus) {
@@ -176,9 +247,17 @@ func drawNotReady(p *pen, st v1.ClusterPolicyStatus, now time.Time) {
 	p.WriteString("\n")
 	var rows []row
 	for _, n := range st.NotReady {
-		rows = append(rows, row{Cells: []cell{{Text: n.Node}, {Text: n.State}, {Text: n.Reason, Color: yellow}, {Text: formatSince(n.Since.Time, now)}}, Below: n.Message})
+		r := row{Cells: []cell{{Text: n.Node}, {Text: n.State}, {Text: n.Reason, Color: yellow}, {Text: formatSince(n.Since.Time, now)}}, Below: n.Message}
+		if p.Wide {
+			r.Cells = append(r.Cells, cell{Text: n.Pool})
+		}
+		rows = append(rows, r)
 	}
-	p.table([]string{"NODE", "STATE", "REASON", "FOR"}, rows)
+	head := []string{"NODE", "STATE", "REASON", "FOR"}
+	if p.Wide {
+		head = append(head, "POOL")
+	}
+	p.table(head, rows)
 	if n := st.Nodes; n != nil && n.Total-n.Ready > len(st.NotReady) {
 		more := n.Total - n.Ready - len(st.NotReady)
 		p.line(dim, 0, fmt.Sprintf("and %d more; kubectl get nodes -l nvidia.com/gpu.present=true", more))

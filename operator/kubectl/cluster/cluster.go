@@ -1,24 +1,29 @@
 // Package cluster reads a cluster for kubectl-gpu: single objects, how far a node is on its way to
-// usable GPUs, and everything that support needs. Except for CreateJob its requests only read. Each
-// request has a deadline and is tried once.
+// usable GPUs, and everything that support needs. Except for CreateJob, LabelNode and PatchNode its requests only
+// read. Each request has a deadline and is tried once, except for watches.
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -27,6 +32,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/version"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/label"
 )
 
@@ -43,6 +49,8 @@ var ErrTooMany = errors.New("there are more, which are left out")
 type Options struct {
 	Kubeconfig string
 	Context    string
+	As         string        // the user to act as; "": the kubeconfig's
+	AsGroups   []string      // the groups of that user
 	Timeout    time.Duration // of a request
 }
 
@@ -59,7 +67,12 @@ type Client struct {
 func New(w Options) (*Client, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = w.Kubeconfig
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: w.Context})
+	if len(w.AsGroups) > 0 && w.As == "" {
+		return nil, errors.New("--as-group needs --as, the user to act as")
+	}
+	overrides := &clientcmd.ConfigOverrides{CurrentContext: w.Context}
+	overrides.AuthInfo.Impersonate, overrides.AuthInfo.ImpersonateGroups = w.As, w.AsGroups
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)
 	config, err := loader.ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
 		return nil, errors.New("no cluster is known: name a kubeconfig with --kubeconfig or $KUBECONFIG")
@@ -164,9 +177,82 @@ func list[T any](ctx context.Context, c *Client, path string, params map[string]
 	}
 }
 
-// Policies reads all ClusterPolicies.
+// Policies reads all ClusterPolicies. A cluster without their definition has none.
 func (c *Client) Policies(ctx context.Context) ([]v1.ClusterPolicy, error) {
-	return list[v1.ClusterPolicy](ctx, c, "/apis/"+v1.Group+"/"+v1.Version+"/"+v1.Resource, nil)
+	all, err := list[v1.ClusterPolicy](ctx, c, "/apis/"+v1.Group+"/"+v1.Version+"/"+v1.Resource, nil)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return all, err
+}
+
+// agentNamespace returns the namespace of the agents, or "" if it is unknown. The policy's status has
+// it. If another operator writes that, or if there is no policy, it is that of the Deployment of
+// gpuready's operator, or of the agents' DaemonSets: anybody may create such objects, so that it is
+// good for reading only.
+func (c *Client) agentNamespace(ctx context.Context, policy *v1.ClusterPolicy) string {
+	if policy != nil {
+		if ns := policy.Status.OperandNamespace(); ns != "" {
+			return ns
+		}
+	}
+	if found, err := c.DeploymentsNamed(ctx, label.Deployment); err == nil {
+		for i := range found {
+			if found[i].Labels[label.PartOf] == label.Product {
+				return OperandNamespace(&found[i])
+			}
+		}
+	}
+	if sets, err := c.AllDaemonSets(ctx); err == nil {
+		for i := range sets {
+			if sets[i].Labels[label.PartOf] == label.Product {
+				return sets[i].Namespace
+			}
+		}
+	}
+	return ""
+}
+
+// defaultNamespace returns the agents' namespace or, if it is unknown, that of the kubeconfig.
+func (c *Client) defaultNamespace(ctx context.Context, policy *v1.ClusterPolicy) string {
+	return cmp.Or(c.agentNamespace(ctx, policy), c.Namespace, corev1.NamespaceDefault)
+}
+
+// OperandNamespace returns the namespace of the operands of a Deployment of gpuready's operator.
+func OperandNamespace(d *appsv1.Deployment) string {
+	for _, c := range d.Spec.Template.Spec.Containers {
+		for _, arg := range slices.Concat(c.Command, c.Args) {
+			if ns, is := strings.CutPrefix(arg, "--operand-namespace="); is {
+				return ns
+			}
+		}
+		for _, e := range c.Env {
+			if e.Name == "OPERAND_NAMESPACE" && e.Value != "" {
+				return e.Value
+			}
+		}
+	}
+	return d.Namespace
+}
+
+// PolicyTexts reads all ClusterPolicies as they are stored, with fields that this program does not
+// know.
+func (c *Client) PolicyTexts(ctx context.Context) ([]json.RawMessage, error) {
+	return list[json.RawMessage](ctx, c, "/apis/"+v1.Group+"/"+v1.Version+"/"+v1.Resource, nil)
+}
+
+// Definition reads the metadata of the CustomResourceDefinition of ClusterPolicies.
+func (c *Client) Definition(ctx context.Context) (metav1.ObjectMeta, error) {
+	var d struct {
+		Metadata metav1.ObjectMeta `json:"metadata"`
+	}
+	err := c.get(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"+v1.Resource+"."+v1.Group, nil, &d)
+	return d.Metadata, err
+}
+
+// NVIDIADrivers reads all NVIDIADrivers.
+func (c *Client) NVIDIADrivers(ctx context.Context) ([]v1alpha1.NVIDIADriver, error) {
+	return list[v1alpha1.NVIDIADriver](ctx, c, "/apis/"+v1alpha1.Group+"/"+v1alpha1.Version+"/"+v1alpha1.Resource, nil)
 }
 
 // Node reads a Node.
@@ -180,9 +266,60 @@ func (c *Client) Nodes(ctx context.Context, selector string) ([]corev1.Node, err
 	return list[corev1.Node](ctx, c, "/api/v1/nodes", params("labelSelector", selector))
 }
 
+// AllNamespaces selects the objects of all namespaces.
+const AllNamespaces = "*"
+
 // Pods reads a namespace's Pods by field and label selectors.
 func (c *Client) Pods(ctx context.Context, namespace, fields, labels string) ([]corev1.Pod, error) {
-	return list[corev1.Pod](ctx, c, "/api/v1/namespaces/"+namespace+"/pods", params("fieldSelector", fields, "labelSelector", labels))
+	path := "/api/v1/namespaces/" + namespace + "/pods"
+	if namespace == AllNamespaces {
+		path = "/api/v1/pods"
+	}
+	return list[corev1.Pod](ctx, c, path, params("fieldSelector", fields, "labelSelector", labels))
+}
+
+// PodsOn reads the pods of all namespaces on a node.
+func (c *Client) PodsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
+	return list[corev1.Pod](ctx, c, "/api/v1/pods", params("fieldSelector", "spec.nodeName="+node))
+}
+
+// ProductPods reads the product's pods of all namespaces.
+func (c *Client) ProductPods(ctx context.Context) ([]corev1.Pod, error) {
+	return list[corev1.Pod](ctx, c, "/api/v1/pods", params("labelSelector", label.PartOf+"="+label.Product))
+}
+
+// AllDaemonSets reads the DaemonSets of all namespaces.
+func (c *Client) AllDaemonSets(ctx context.Context) ([]appsv1.DaemonSet, error) {
+	return list[appsv1.DaemonSet](ctx, c, "/apis/apps/v1/daemonsets", nil)
+}
+
+// DeploymentsNamed reads the Deployments of a name in all namespaces.
+func (c *Client) DeploymentsNamed(ctx context.Context, name string) ([]appsv1.Deployment, error) {
+	return list[appsv1.Deployment](ctx, c, "/apis/apps/v1/deployments", params("fieldSelector", "metadata.name="+name))
+}
+
+// RuntimeClasses reads all RuntimeClasses.
+func (c *Client) RuntimeClasses(ctx context.Context) ([]nodev1.RuntimeClass, error) {
+	return list[nodev1.RuntimeClass](ctx, c, "/apis/node.k8s.io/v1/runtimeclasses", nil)
+}
+
+// ResourceClaims reads all ResourceClaims in the API server's preferred version. There are none if
+// it does not serve them.
+func (c *Client) ResourceClaims(ctx context.Context) ([]*unstructured.Unstructured, error) {
+	var group metav1.APIGroup
+	err := c.get(ctx, "/apis/resource.k8s.io", nil, &group)
+	var items []map[string]any // items of a list have no kind
+	if err == nil {
+		items, err = list[map[string]any](ctx, c, "/apis/"+group.PreferredVersion.GroupVersion+"/resourceclaims", nil)
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return nil, err
+	}
+	var all []*unstructured.Unstructured
+	for _, item := range items {
+		all = append(all, &unstructured.Unstructured{Object: item})
+	}
+	return all, nil
 }
 
 // RuntimeClass returns a RuntimeClass.
@@ -218,14 +355,38 @@ func (c *Client) CreateJob(ctx context.Context, job *batchv1.Job) (*batchv1.Job,
 	if err != nil {
 		return nil, err
 	}
+	made := &batchv1.Job{}
+	return made, c.post(ctx, "/apis/batch/v1/namespaces/"+job.Namespace+"/jobs", body, made)
+}
+
+// MayWriteNodes reports whether a ServiceAccount may write Nodes.
+func (c *Client) MayWriteNodes(ctx context.Context, namespace, account string) (bool, error) {
+	for _, verb := range []string{"update", "patch"} {
+		body, err := json.Marshal(&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User:               "system:serviceaccount:" + namespace + ":" + account,
+			Groups:             []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Resource: "nodes"},
+		}})
+		if err != nil {
+			return false, err
+		}
+		var review authorizationv1.SubjectAccessReview
+		if err := c.post(ctx, "/apis/authorization.k8s.io/v1/subjectaccessreviews", body, &review); err != nil || review.Status.Allowed {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}
+
+// post creates an object and decodes the answer.
+func (c *Client) post(ctx context.Context, path string, body []byte, into any) error {
 	ctx, cancel := c.withTimeout(ctx)
 	defer cancel()
-	made := &batchv1.Job{}
-	data, err := responseBody(ctx, c.rest.Post().AbsPath("/apis/batch/v1/namespaces/"+job.Namespace+"/jobs").Body(body).MaxRetries(0).Do(ctx))
-	if err == nil {
-		err = json.Unmarshal(data, made)
+	data, err := responseBody(ctx, c.rest.Post().AbsPath(path).Body(body).MaxRetries(0).Do(ctx))
+	if err != nil {
+		return err
 	}
-	return made, err
+	return json.Unmarshal(data, into)
 }
 
 // HasGroup reports whether the cluster serves a group of APIs.

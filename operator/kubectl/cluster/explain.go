@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -10,8 +11,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/gpuready/gpuready/internal/explain"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/readiness"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
+	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
@@ -20,12 +25,16 @@ import (
 // maxEvents is the number of the latest Events to show.
 const maxEvents = 10
 
-// Explanation tells how far a node is on its way to usable GPUs, and what holds it up.
+// Explanation is the report that gpu-validator explain prints about a node, with what only the
+// cluster knows.
 type Explanation struct {
-	Node     string          `json:"node"`
-	Time     time.Time       `json:"time"`
+	explain.Report
+	Cluster State `json:"cluster"`
+}
+
+// State describes how far the operator is with a node, and what holds it up.
+type State struct {
 	Policy   string          `json:"policy,omitempty"` // in force
-	GPUs     string          `json:"gpus,omitempty"`   // "8 × NVIDIA H200"
 	Pool     string          `json:"pool"`
 	Status   progress.Status `json:"status"`
 	State    progress.State  `json:"state,omitempty"` // the first that is not reached
@@ -33,17 +42,17 @@ type Explanation struct {
 	Message  string          `json:"message,omitempty"`
 	Since    time.Time       `json:"since,omitzero"`
 	Action   string          `json:"action,omitempty"`
-	Road     []Step          `json:"road"`
+	Steps    []Step          `json:"states"`
 	Driver   Driver          `json:"driver"`
 	Upgrade  *Upgrade        `json:"upgrade,omitempty"`
 	Pods     []Pod           `json:"pods"`
-	Events   []Event         `json:"events"` // oldest first
+	Events   []explain.Event `json:"events"` // those of others than the validator; oldest first
 	Notes    []string        `json:"notes,omitempty"`
 	Taints   []string        `json:"taints,omitempty"`
 	Cordoned bool            `json:"cordoned,omitempty"`
 }
 
-// Step is a state of the road.
+// Step is one state of the operator's sequence, and whether the node has reached it.
 type Step struct {
 	State   progress.State `json:"state"`
 	Reached bool           `json:"reached"`
@@ -55,9 +64,11 @@ type Driver struct {
 	Host      bool   `json:"host"`         // the host has its own
 	Variant   string `json:"variant,omitempty"`
 	DaemonSet string `json:"daemonSet,omitempty"` // that the pool is to have
-	Image     string `json:"image,omitempty"`
-	Reason    string `json:"reason,omitempty"` // why it is not the driver that the policy requires
-	Message   string `json:"message,omitempty"`
+	// NVIDIADriver is the NVIDIADriver that selects the node; several are a conflict.
+	NVIDIADriver string `json:"nvidiaDriver,omitempty"`
+	Image        string `json:"image,omitempty"`
+	Reason       string `json:"reason,omitempty"` // why it is not the driver that the policy requires
+	Message      string `json:"message,omitempty"`
 }
 
 // Upgrade describes the node's driver upgrade.
@@ -78,18 +89,9 @@ type Pod struct {
 	Since   time.Time `json:"since,omitzero"`
 }
 
-// Event is an Event of the Node.
-type Event struct {
-	Time    time.Time `json:"time"`
-	Type    string    `json:"type"`
-	Reason  string    `json:"reason"`
-	Message string    `json:"message"`
-	Count   int32     `json:"count,omitempty"`
-}
-
 // Explain reads a node and determines its progress from the same facts and by the same rules as the
-// operator. namespace is the operands' namespace; "" means that of the policy. A note names what
-// the user may not read, apart from the Node.
+// operator. namespace is the operands' namespace; "" means that of the policy, and AllNamespaces
+// all. A note names what the user may not read, apart from the Node.
 func (c *Client) Explain(ctx context.Context, name, namespace string, now time.Time) (Explanation, error) {
 	object, err := c.Node(ctx, name)
 	switch {
@@ -98,7 +100,7 @@ func (c *Client) Explain(ctx context.Context, name, namespace string, now time.T
 	case err != nil:
 		return Explanation{}, fmt.Errorf("read Node %s: %w", name, err)
 	}
-	n := Explanation{Node: name, Time: now.UTC(), Pods: []Pod{}, Events: []Event{}}
+	n := State{Steps: []Step{}, Pods: []Pod{}, Events: []explain.Event{}}
 	observed := fleet.Observe(object)
 	policies, err := c.Policies(ctx)
 	if err != nil {
@@ -108,28 +110,61 @@ func (c *Client) Explain(ctx context.Context, name, namespace string, now time.T
 	if policy == nil {
 		policy = &v1.ClusterPolicy{}
 	}
+	observed, noDriver := n.selectDriver(ctx, c, observed, policy)
 	n.Policy, n.Pool = policy.Name, observed.Pool.String()
 	n.readLabels(object, observed, policy)
-	pods, err := n.readPods(ctx, c, firstNonEmpty(namespace, policy.Status.OperandNamespace(), c.Namespace))
-	if err != nil {
-		n.addNote("Pods", err)
+	if namespace == "" {
+		namespace = c.defaultNamespace(ctx, policy)
 	}
-	n.evaluate(observed, pods, policy)
-	if err != nil && n.Reason == progress.ReasonNoPod {
+	facts := explain.Cluster{Node: object}
+	var pods []*progress.Pod
+	pods, facts.Pods, facts.PodsErr = n.readPods(ctx, c, name, namespace)
+	facts.Events, facts.EventsErr = c.Events(ctx, corev1.NamespaceDefault, "involvedObject.kind=Node,involvedObject.name="+name)
+	report := explain.FromCluster(facts, now)
+	if policy.Name == "" && len(pods) > 0 {
+		n.followAgents(report)
+	} else {
+		n.evaluate(observed, pods, policy)
+	}
+	if noDriver != nil && n.Reason == progress.ReasonNoPod {
+		n.Reason, n.Message = string(noDriver.Reason), noDriver.Message
+		_, n.Action, _ = strings.Cut(noDriver.Message, ": ")
+	}
+	if facts.PodsErr != nil && n.Reason == progress.ReasonNoPod {
 		n.Status, n.Reason, n.Message, n.Action = progress.Unknown, ReasonUnread, "the operands' pods cannot be read", "ask for the right to list pods in the operands' namespace"
 	}
 	n.checkClass(ctx, c, observed, firstNonEmpty(policy.Spec.Operator.RuntimeClass, "nvidia"))
-	events, err := c.Events(ctx, corev1.NamespaceDefault, "involvedObject.kind=Node,involvedObject.name="+name)
-	if err != nil {
-		n.addNote("Events of the Node", err)
+	n.addEvents(facts.Events)
+	return Explanation{report, n}, nil
+}
+
+// selectDriver returns the observed node with the NVIDIADriver that selects it, if the policy leaves
+// drivers to NVIDIADrivers. problem says why no NVIDIADriver gives it a driver.
+func (n *State) selectDriver(ctx context.Context, c *Client, observed *fleet.Node, policy *v1.ClusterPolicy) (selected *fleet.Node, problem *driver.Problem) {
+	if !policy.Spec.Driver.UsesNVIDIADrivers() || !observed.GPU {
+		return observed, nil
 	}
-	n.addEvents(events)
-	return n, nil
+	found, err := c.NVIDIADrivers(ctx)
+	unread := ""
+	if err != nil {
+		n.addNote("NVIDIADrivers", err)
+		unread = err.Error()
+	}
+	var all []*v1alpha1.NVIDIADriver
+	for i := range found {
+		all = append(all, &found[i])
+	}
+	selection := driver.NewSelection(&policy.Spec, all, unread)
+	selected = observed.WithDrivers(selection.Of(observed.Name, observed.AllLabels))
+	if selected.Pool.NVIDIADriver() == "" {
+		problem = selection.Choose(&policy.Spec, selected.Pool, observed.Name, nil).Problem
+	}
+	return selected, problem
 }
 
 // checkClass adds a note if pods with the RuntimeClass do not start on the node, because its
 // container runtime lacks the class's handler.
-func (n *Explanation) checkClass(ctx context.Context, c *Client, observed *fleet.Node, name string) {
+func (n *State) checkClass(ctx context.Context, c *Client, observed *fleet.Node, name string) {
 	if !observed.GPU || observed.Handlers == nil {
 		return // the kubelet reports no handlers
 	}
@@ -144,7 +179,7 @@ func (n *Explanation) checkClass(ctx context.Context, c *Client, observed *fleet
 	}
 }
 
-func (n *Explanation) addNote(what string, err error) {
+func (n *State) addNote(what string, err error) {
 	n.Notes = append(n.Notes, record.Clean(fmt.Sprintf("%s cannot be read: %v", what, err), 512))
 }
 
@@ -172,10 +207,8 @@ func InForce(policies []v1.ClusterPolicy) *v1.ClusterPolicy {
 	return &oldest
 }
 
-func (n *Explanation) readLabels(object *corev1.Node, observed *fleet.Node, policy *v1.ClusterPolicy) {
-	if product := object.Labels[label.GPUProduct]; product != "" {
-		n.GPUs = strings.TrimPrefix(object.Labels["nvidia.com/gpu.count"]+" × ", " × ") + product
-	}
+// readLabels adds what labels, annotations and taints of the Node, and the status of the policy, say.
+func (n *State) readLabels(object *corev1.Node, observed *fleet.Node, policy *v1.ClusterPolicy) {
 	n.Cordoned = observed.Cordoned
 	for _, t := range observed.Taints {
 		n.Taints = append(n.Taints, t.ToString())
@@ -184,12 +217,13 @@ func (n *Explanation) readLabels(object *corev1.Node, observed *fleet.Node, poli
 	if i := slices.IndexFunc(policy.Status.Pools, func(p v1.PoolStatus) bool { return p.Name == n.Pool }); i >= 0 {
 		p := policy.Status.Pools[i]
 		n.Driver.Variant, n.Driver.DaemonSet, n.Driver.Image, n.Driver.Reason, n.Driver.Message = p.Variant, p.DaemonSet, p.Image, p.Reason, p.Message
+		n.Driver.NVIDIADriver = p.NVIDIADriver
 	}
 	if lines := policy.Status.Unserved; len(lines) > 0 {
 		n.Notes = append(n.Notes, fmt.Sprintf("fields of ClusterPolicy %s that have no effect: %d; kubectl gpu status lists them", policy.Name, len(lines)))
 	}
 	if s := object.Labels[label.UpgradeState]; s != "" {
-		n.Upgrade = &Upgrade{s, object.Annotations[label.UpgradeSince], record.Clean(object.Annotations[label.UpgradeReason], 512), upgradeWait(policy.Status.Upgrade, n.Node)}
+		n.Upgrade = &Upgrade{s, object.Annotations[label.UpgradeSince], record.Clean(object.Annotations[label.UpgradeReason], 512), upgradeWait(policy.Status.Upgrade, object.Name)}
 	}
 }
 
@@ -206,28 +240,33 @@ func upgradeWait(all *v1.UpgradeStatus, node string) string {
 	return ""
 }
 
-// readPods reads the pods on the node and those that are still to be scheduled to it.
-func (n *Explanation) readPods(ctx context.Context, c *Client, namespace string) (all []*progress.Pod, err error) {
-	for _, fields := range []string{"spec.nodeName=" + n.Node, "spec.nodeName=,status.phase=Pending"} {
+// readPods reads the pods on a node, and DaemonSets' pods for it that are not scheduled yet. all has
+// the operands' pods among them, which it also adds to n; objects has every pod that was read.
+func (n *State) readPods(ctx context.Context, c *Client, node, namespace string) (all []*progress.Pod, objects []corev1.Pod, err error) {
+	for _, fields := range []string{"spec.nodeName=" + node, "spec.nodeName=,status.phase=Pending"} {
 		found, err := c.Pods(ctx, namespace, fields, "")
 		if err != nil {
-			return all, fmt.Errorf("namespace %s: %w", namespace, err)
+			if namespace != AllNamespaces {
+				err = fmt.Errorf("namespace %s: %w", namespace, err)
+			}
+			return all, objects, err
 		}
 		for i := range found {
-			if p := progress.ObservePod(&found[i]); p.Node == n.Node && (p.State != "" || found[i].Labels[label.PartOf] == label.Product) {
+			if p := progress.ObservePod(&found[i]); p.Node == node && (p.State != "" || found[i].Labels[label.PartOf] == label.Product) {
 				all = append(all, p)
 				n.addPod(p, found[i].Status.Phase)
 			}
 		}
+		objects = append(objects, found...)
 	}
 	slices.SortFunc(n.Pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
-	return all, nil
+	return all, objects, nil
 }
 
-func (n *Explanation) addPod(p *progress.Pod, phase corev1.PodPhase) {
+func (n *State) addPod(p *progress.Pod, phase corev1.PodPhase) {
 	pod := Pod{Name: p.Namespace + "/" + p.Name, State: string(p.State), Ready: p.Ready}
 	switch {
-	case phase == corev1.PodSucceeded: // one that validates stays, with its log
+	case phase == corev1.PodSucceeded: // a validation pod that has passed is kept for its log
 		pod.Reason = string(phase)
 	case !p.Ready:
 		pod.Reason, pod.Message, pod.Since = p.Problem.Reason, p.Problem.Message, p.Problem.Since.UTC()
@@ -236,26 +275,39 @@ func (n *Explanation) addPod(p *progress.Pod, phase corev1.PodPhase) {
 }
 
 // evaluate determines the node's progress as the operator does.
-func (n *Explanation) evaluate(observed *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy) {
+func (n *State) evaluate(observed *fleet.Node, pods []*progress.Pod, policy *v1.ClusterPolicy) {
 	handOver := policy.Status.State == v1.Disabled || policy.Status.Foreign() || observed.HandedOver()
-	p := progress.Of(observed, pods, progress.Wanted{States: progress.States(&policy.Spec), HandOver: handOver})
+	p := progress.Of(observed, pods, progress.NewWanted(&policy.Spec, handOver))
 	switch {
 	case policy.Name == "":
 		p.Status, p.State, p.Reason, p.Message = progress.Unknown, "", ReasonNoPolicy, "there is no ClusterPolicy, or none that may be read"
 	case !observed.GPU:
 		p = progress.Progress{Status: progress.Excluded, Reason: ReasonNoGPU, Message: "no label says that the node has an NVIDIA GPU"}
 	}
-	n.Status, n.State, n.Reason, n.Message, n.Action = p.Status, p.State, p.Reason, p.Message, action(p)
+	n.Status, n.State, n.Reason = p.Status, p.State, p.Reason
+	n.Message, n.Action = action(p)
 	if !p.Since.IsZero() {
 		n.Since = p.Since.UTC()
 	}
 	for _, s := range progress.Sequence() {
 		if slices.Contains(progress.States(&policy.Spec), s) {
-			n.Road = append(n.Road, Step{s, slices.Contains(p.Steps, s)})
+			n.Steps = append(n.Steps, Step{s, slices.Contains(p.Steps, s)})
 		}
 	}
 	for _, t := range p.Others {
 		n.Notes = append(n.Notes, fmt.Sprintf("%s: pod %s: %s: %s", t.State, t.Pod, t.Reason, t.Message))
+	}
+}
+
+// followAgents sets the state of a node whose agents were installed without an operator. It takes it
+// from the node's report.
+func (n *State) followAgents(r explain.Report) {
+	n.Notes = append(n.Notes, "there is no ClusterPolicy: the agents run without an operator")
+	n.Status = progress.Ready
+	if end := r.End(); end != nil {
+		n.Status = map[explain.State]progress.Status{explain.Broken: progress.Failed, explain.Absent: progress.Excluded}[end.State]
+		n.Status = cmp.Or(n.Status, progress.Waiting)
+		n.Reason, n.Message, n.Action, n.Since = end.Reason, end.Message, end.Action, end.Since.UTC()
 	}
 }
 
@@ -266,31 +318,37 @@ const (
 	ReasonUnread   = "PodsUnread"
 )
 
-func action(p progress.Progress) string {
+// action returns the message of a node's progress, and the next action.
+func action(p progress.Progress) (message, next string) {
 	switch p.Reason {
 	case ReasonNoPolicy:
-		return "apply a ClusterPolicy"
+		return p.Message, "apply a ClusterPolicy"
 	case ReasonNoGPU:
-		return "nothing, or install NFD; where NFD cannot see the GPU, label the node nvidia.com/gpu.present=true"
+		return p.Message, "nothing, or install NFD; where NFD cannot see the GPU, label the node nvidia.com/gpu.present=true"
 	}
 	if a := progress.Action(p.Reason); a != "" || p.Status == progress.Ready {
-		return a
+		return p.Message, a
 	}
-	// The validator's message ends with the next action.
-	if i := strings.LastIndex(p.Message, "; "); i >= 0 {
-		return p.Message[i+2:]
+	if message, next = readiness.SplitAction(p.Message); next != "" { // the validator's
+		return message, next
 	}
-	return "kubectl gpu must-gather, and look for the reason in docs/validator.md and docs/driver.md"
+	return p.Message, "kubectl gpu must-gather, and look for the reason in docs/validator.md and docs/driver.md"
 }
 
-func (n *Explanation) addEvents(events []corev1.Event) {
+// addEvents adds the latest maxEvents Events of the Node that the report does not have, without those
+// that Kubernetes writes for every node that starts.
+func (n *State) addEvents(events []corev1.Event) {
 	for _, e := range events {
+		routine := e.Type == corev1.EventTypeNormal && slices.Contains([]string{"kubelet", "node-controller", "kube-proxy"}, cmp.Or(e.Source.Component, e.ReportingController))
+		if routine || explain.IsReported(e) {
+			continue
+		}
 		last := e.LastTimestamp.Time
 		if last.IsZero() {
 			last = e.EventTime.Time
 		}
-		n.Events = append(n.Events, Event{last.UTC(), e.Type, e.Reason, record.Clean(e.Message, 512), e.Count})
+		n.Events = append(n.Events, explain.Event{Time: last.UTC(), Type: e.Type, Reason: record.Clean(e.Reason, 128), Message: record.Clean(e.Message, 512), Count: e.Count})
 	}
-	slices.SortStableFunc(n.Events, func(a, b Event) int { return a.Time.Compare(b.Time) })
+	slices.SortStableFunc(n.Events, func(a, b explain.Event) int { return a.Time.Compare(b.Time) })
 	n.Events = n.Events[max(0, len(n.Events)-maxEvents):]
 }

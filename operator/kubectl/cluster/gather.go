@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"archive/tar"
-	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/version"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
 )
@@ -109,10 +109,15 @@ func (g *gatherer) collect(ctx context.Context) {
 	g.versions(ctx)
 	policies := read(g, "ClusterPolicies", "clusterpolicies.json", func() ([]v1.ClusterPolicy, error) { return c.Policies(ctx) }, func(p *v1.ClusterPolicy) { cleanMeta(&p.ObjectMeta) })
 	namespace := g.Namespace
-	if p := InForce(policies); p != nil {
-		namespace = cmp.Or(namespace, p.Status.OperandNamespace())
+	policy := InForce(policies)
+	if namespace == "" {
+		namespace = c.defaultNamespace(ctx, policy)
 	}
-	namespace = cmp.Or(namespace, c.Namespace, corev1.NamespaceDefault)
+	if p := policy; p != nil {
+		if p.Spec.Driver.UsesNVIDIADrivers() {
+			read(g, "NVIDIADrivers", "nvidiadrivers.json", func() ([]v1alpha1.NVIDIADriver, error) { return c.NVIDIADrivers(ctx) }, func(d *v1alpha1.NVIDIADriver) { cleanMeta(&d.ObjectMeta) })
+		}
+	}
 	nodes := read(g, "GPU nodes", "nodes.json", func() ([]corev1.Node, error) { return c.Nodes(ctx, label.Present+"=true") }, cleanNode)
 	read(g, "DaemonSets in "+namespace, "daemonsets.json", func() ([]any, error) {
 		all, err := c.DaemonSets(ctx, namespace)

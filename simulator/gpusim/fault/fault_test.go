@@ -226,3 +226,16 @@ func TestErrorsHaveNamesAndNumbers(t *testing.T) {
 	require.Equal(t, "no-permission", ErrorName(4))
 	require.Equal(t, "28", ErrorName(28))
 }
+
+func TestLoadIsWhatTheGPUCanHave(t *testing.T) {
+	s := machine(t, "h100-sxm")
+	percent, memory, watts := uint32(80), uint64(40960), uint32(650)
+	require.NoError(t, SetLoad(s, 2, Load{Percent: &percent, MemoryMiB: &memory, Watts: &watts}))
+	g := s.Gpu[2]
+	require.Equal(t, []uint64{80, 650_000, 0, 40 << 30}, []uint64{uint64(g.Load), uint64(g.LoadPowerMw), uint64(g.LoadTemperature), g.LoadMemory})
+	require.NoError(t, SetLoad(s, 2, Load{}))
+	require.Equal(t, g, s.Gpu[2], "what is not given stays as it is")
+	percent, memory = 101, 1<<20
+	require.ErrorContains(t, SetLoad(s, 2, Load{Percent: &percent}), "percent: 101 is not 0 to 100")
+	require.ErrorContains(t, SetLoad(s, 2, Load{MemoryMiB: &memory}), "MiB free when idle")
+}

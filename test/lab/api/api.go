@@ -130,7 +130,7 @@ func (n Node) Ready() (bool, string) {
 			return condition.Status == "True", condition.Message
 		}
 	}
-	return false, "its kubelet has not said yet"
+	return false, "its kubelet has not reported yet"
 }
 
 // Nodes lists the nodes.

@@ -130,6 +130,20 @@ func (d *docker) run(ctx context.Context, s Spec) (output string, err error) {
 			err = removed
 		}
 	}()
+	// On a busy machine dockerd loses the whole output of a container that ends before dockerd has
+	// begun to read it ("copy stream failed"). Programs of the image always print something.
+	const attempts = 3
+	for range attempts {
+		output, err = d.startAndWait(ctx, at)
+		if err != nil || output != "" {
+			break
+		}
+	}
+	return output, err
+}
+
+// startAndWait starts a container, waits until it ends, and returns what it printed.
+func (d *docker) startAndWait(ctx context.Context, at string) (output string, err error) {
 	if err := d.call(ctx, http.MethodPost, at+"/start", nil, nil); err != nil {
 		return "", err
 	}

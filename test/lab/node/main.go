@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/test/lab/namespace"
 )
 
@@ -26,6 +27,7 @@ func Main(m *testing.M, wanted bool) int {
 	case Inside() || !wanted:
 		return m.Run()
 	}
+	program.OutliveReaders()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	p, err := ensure(ctx, os.Stderr)
 	stop()

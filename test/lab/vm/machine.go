@@ -44,7 +44,7 @@ const (
 	consoleLines = 150
 )
 
-// Config says what to boot.
+// Config configures a Machine.
 type Config struct {
 	Kernel     *Kernel
 	Files      Files    // in addition to busybox and its links

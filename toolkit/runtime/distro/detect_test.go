@@ -130,7 +130,7 @@ func TestDetectFindsTheDistribution(t *testing.T) {
 			installDir: "/opt/gpuready/toolkit", readOnly: []string{"/etc", "/usr"}, obstacle: "apiclient"},
 		{name: "OpenShift", socket: crioSocket, files: tree{"/etc/os-release": rhcos, "/usr/local": "@../var/usrlocal", "/var/usrlocal/bin/x": ""},
 			want: "openshift", config: "/etc/crio/crio.conf", dropIn: "/etc/crio/crio.conf.d/99-gpuready.conf", always: true, door: Systemd, units: []string{"crio.service"},
-			installDir: "/usr/local/nvidia/toolkit", readOnly: []string{"/usr"}},
+			installDir: "/usr/local/nvidia/gpuready", readOnly: []string{"/usr"}},
 		{name: "Flatcar", socket: plainSocket, files: tree{"/etc/os-release": flatcar, "/usr/lib/systemd/system/containerd.service": flatUnit},
 			want: "flatcar", config: "/usr/share/containerd/config.toml", door: Manual,
 			installDir: "/opt/gpuready/toolkit", readOnly: []string{"/usr"}, obstacle: "copy it to /etc/containerd/config.toml"},

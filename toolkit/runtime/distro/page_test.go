@@ -85,7 +85,7 @@ func links(list []string) string {
 
 func programsIn(p Profile) string {
 	if p.InstallDir == "" {
-		return "/usr/local/nvidia/toolkit"
+		return "/usr/local/nvidia/gpuready"
 	}
 	return p.InstallDir
 }

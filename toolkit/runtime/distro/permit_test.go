@@ -28,7 +28,7 @@ func TestPermitAllowsOnlyPersistentChanges(t *testing.T) {
 		{name: "k3s", socket: k3sSocket, version: "v2.1.5-k3s1", files: tree{k3sDir + "config.toml": k3sConfig + runc2},
 			writes: k3sDir + "config-v3.toml.d/99-gpuready.toml"},
 		{name: "k3s with containerd 1.7", socket: k3sSocket, version: "v1.7.23-k3s2", files: tree{k3sDir + "config.toml": k3sOld + runc1},
-			refused: "k3s writes it anew at each start, so that a change would be lost; upgrade k3s to a release with containerd 2"},
+			refused: "k3s writes it again at each start, so that a change would be lost; upgrade k3s to a release with containerd 2"},
 		{name: "k3s that imports nothing", socket: k3sSocket, version: "v2.0.5-k3s1", files: tree{k3sDir + "config.toml": "version = 3\n" + runc2},
 			refused: "reads drop-ins from " + k3sDir + "config-v3.toml.d"},
 		{name: "k0s", socket: k0s, version: "v2.1.5", files: tree{

@@ -31,7 +31,7 @@ func (t texts) Glob(string, string) ([]string, error) { return nil, nil }
 
 const config = "/etc/docker/daemon.json"
 
-var nvidia = runtime.Handler{Name: "nvidia", Program: "/usr/local/nvidia/toolkit/gpu-oci-runtime"}
+var nvidia = runtime.Handler{Name: "nvidia", Program: "/usr/local/nvidia/gpuready/gpu-oci-runtime"}
 
 var (
 	handler = runtime.Want{Handlers: []runtime.Handler{nvidia}}
@@ -182,7 +182,7 @@ func TestNoFileIsCreatedWithoutEdits(t *testing.T) {
 	require.Empty(t, p)
 	p, err = Plan(texts{}, runtime.Place{Config: config, Version: "28.3.0"}, handler)
 	require.NoError(t, err)
-	require.Equal(t, "{\n  \"runtimes\": {\n    \"nvidia\": {\n      \"path\": \"/usr/local/nvidia/toolkit/gpu-oci-runtime\"\n    }\n  }\n}\n", string(p.Items[0].File.Data))
+	require.Equal(t, "{\n  \"runtimes\": {\n    \"nvidia\": {\n      \"path\": \"/usr/local/nvidia/gpuready/gpu-oci-runtime\"\n    }\n  }\n}\n", string(p.Items[0].File.Data))
 }
 
 // The permissions matter because the file can hold a proxy's password.

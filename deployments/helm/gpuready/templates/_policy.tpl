@@ -144,3 +144,28 @@
 {{- define "gpuready.definition" -}}
 {{- .Files.Get "crds/nvidia.com_clusterpolicies.yaml" | required "the chart has no CustomResourceDefinition: run make chart, and install bin/charts/gpuready-*.tgz" }}
 {{- end }}
+
+{{- /* The fields of an NVIDIADriver that a policy's spec has, too. Some have other names. */}}
+{{- define "gpuready.nvidiaDriver" -}}
+{{- $driver := .driver | default dict }}
+{{- $spec := omit $driver "enabled" "useNvidiaDriverCRD" "use_ocp_driver_toolkit" "rollingUpdate" "nodeSelector" "affinity" "securityContext" "repoConfig" "licensingConfig" "virtualTopology" }}
+{{- range $name := list "gds" "gdrcopy" }}
+{{- with get $ $name }}
+{{- $_ := set $spec $name . }}
+{{- end }}
+{{- end }}
+{{- with dig "repoConfig" "configMapName" "" $driver }}
+{{- $_ := set $spec "repoConfig" (dict "name" .) }}
+{{- end }}
+{{- with dig "virtualTopology" "config" "" $driver }}
+{{- $_ := set $spec "virtualTopologyConfig" (dict "name" .) }}
+{{- end }}
+{{- with $driver.licensingConfig }}
+{{- $licence := omit . "configMapName" }}
+{{- if .configMapName }}
+{{- $_ := set $licence "name" .configMapName }}
+{{- end }}
+{{- $_ := set $spec "licensingConfig" $licence }}
+{{- end }}
+{{- toYaml $spec }}
+{{- end }}

@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 	"github.com/gpuready/gpuready/test/lab/folder"
 )
@@ -29,6 +30,7 @@ func main() {
 	if exit, ran := cluster.Inside(os.Args[1:]); ran {
 		os.Exit(exit)
 	}
+	program.OutliveReaders() // also those of make cluster | tee
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	exit := report(ctx, run(ctx, os.Args[1:]))
 	stop()

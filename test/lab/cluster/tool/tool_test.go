@@ -79,7 +79,7 @@ func TestStatusIsReadable(t *testing.T) {
 	require.NoError(t, show(&b, []folder.Record{
 		{Name: "a", Process: 17, Since: now.Add(-90 * time.Second), Kubeconfig: "/clusters/a/kubeconfig", Nodes: []folder.NodeRecord{
 			{Name: "n1", IP: "10.88.1.1", Ready: true, Kubelet: "v1.37.1", Runtime: "containerd://2.4.2"},
-			{Name: "n2", IP: "10.88.1.2", Message: "its kubelet has not said yet"},
+			{Name: "n2", IP: "10.88.1.2", Message: "its kubelet has not reported yet"},
 		}},
 		{Name: "b"},
 	}, now))

@@ -1,0 +1,94 @@
+package v1alpha1_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/operator/api/v1/schematest"
+	"github.com/gpuready/gpuready/operator/api/v1alpha1"
+)
+
+var update = flag.Bool("update", false, "write the fields of docs/compatibility.md anew")
+
+const (
+	pagePath = "../../../docs/compatibility.md"
+	begin    = "<!-- fields of NVIDIADriver: made by go generate ./operator/api/v1alpha1 -->\n"
+	end      = "<!-- end of NVIDIADriver -->\n"
+)
+
+func TestCompatibilityPageListsTheFields(t *testing.T) {
+	text, err := os.ReadFile(pagePath)
+	require.NoError(t, err)
+	head, rest, ok := strings.Cut(string(text), begin)
+	require.True(t, ok, "%s has no line %q", pagePath, begin)
+	_, tail, ok := strings.Cut(rest, end)
+	require.True(t, ok, "%s has no line %q", pagePath, end)
+	want := head + begin + table(load(t), recorded(t)) + end + tail
+	if *update {
+		require.NoError(t, os.WriteFile(pagePath, []byte(want), 0o644))
+	}
+	got, err := os.ReadFile(pagePath)
+	require.NoError(t, err)
+	require.Equal(t, want, string(got), "the fields of docs/compatibility.md are made of the code: go generate ./operator/api/v1alpha1")
+}
+
+// table tells what the operator does about each field. releases are those that are known to have
+// a field.
+func table(s *schematest.Schema, releases map[string]string) string {
+	var b strings.Builder
+	var own []string
+	b.WriteString("\n| field | read in | what happens |\n|---|---|---|\n")
+	for _, path := range s.Fields() {
+		in := ""
+		for _, suffix := range []string{"", "[]", ".*"} {
+			in += releases[path+suffix]
+		}
+		if in == "" {
+			own = append(own, "`"+path+"`")
+			continue
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", path, in, strings.ReplaceAll(outcome(s, path), "|", `\|`))
+	}
+	fmt.Fprintf(&b, "\nOf gpuready's own, which NVIDIA's schema does not have: %s.\n\n", strings.Join(own, ", "))
+	return b.String()
+}
+
+func outcome(s *schematest.Schema, path string) string {
+	text := "followed"
+	for _, f := range v1alpha1.IgnoredFields() {
+		if path == f.Field || strings.HasPrefix(path, f.Field+".") {
+			text = "accepted: " + f.Why
+		}
+		if part, below := strings.CutPrefix(f.Field, path+"."); below {
+			text = "followed; `" + part + "` accepted: " + f.Why
+		}
+	}
+	if path == "driverType" {
+		text = "`gpu`, `vgpu`: followed by the image that is named; `vgpu-host-manager`: accepted, and its nodes keep what they have"
+	}
+	at := s.Structural.Properties["spec"]
+	for name := range strings.SplitSeq(path, ".") {
+		at = at.Properties[name]
+	}
+	for _, rule := range at.XValidations {
+		text += "; refused with \"" + rule.Message + "\""
+	}
+	return text
+}
+
+func TestIgnoredFieldsAreFieldsWithAReasonAndAnAction(t *testing.T) {
+	fields := load(t).Fields()
+	for _, f := range v1alpha1.IgnoredFields() {
+		require.True(t, slices.ContainsFunc(fields, func(path string) bool {
+			return path == f.Field || strings.HasPrefix(path, f.Field+".") || strings.HasPrefix(f.Field, path+".")
+		}), "%s is no field", f.Field)
+		require.Regexp(t, `: [a-z]`, f.Why, f.Field)
+		require.Less(t, len(f.Field+": "+f.Why), 300, f.Field)
+	}
+}

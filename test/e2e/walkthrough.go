@@ -1,0 +1,116 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Walkthrough runs the commands of a section of docs/walkthroughs.md, in their order, and compares what
+// they print with the page. "…" on the page stands for any text, and alone on a line for any lines;
+// spaces may differ. A command that only reads is repeated until it prints that.
+func (s *Suite) Walkthrough(t *testing.T, section string) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/walkthroughs.md")
+	require.NoError(t, err)
+	commands := parseWalkthrough(string(page), section)
+	require.NotEmpty(t, commands, "docs/walkthroughs.md has no commands in section %q", section)
+	for _, c := range commands {
+		began := time.Now()
+		out, err := s.documented(t, c.line)
+		for c.reads() && !c.prints.MatchString(normalize(out)) && time.Since(began) < patience {
+			time.Sleep(time.Second) // no event tells of new logs, or of the status of a policy
+			out, err = s.documented(t, c.line)
+		}
+		t.Logf("%5.1f s  $ %s\n%s", time.Since(began).Seconds(), c.line, out)
+		require.NoError(t, err)
+		require.Regexp(t, c.prints, normalize(out), "docs/walkthroughs.md, after %q", c.line)
+	}
+}
+
+// documentedCommand is a command of a page, with what it prints.
+type documentedCommand struct {
+	line   string
+	prints *regexp.Regexp // normalized
+}
+
+// reads reports whether the command changes nothing.
+func (c documentedCommand) reads() bool {
+	return regexp.MustCompile(`^kubectl (get|logs|describe|gpu) `).MatchString(c.line)
+}
+
+// parseWalkthrough returns the commands of a section: the indented lines that begin with "$ ", each with the
+// indented lines below it.
+func parseWalkthrough(page, section string) (all []documentedCommand) {
+	_, text, _ := strings.Cut(page, "\n## "+section+"\n")
+	text, _, _ = strings.Cut(text, "\n## ")
+	var printed []string
+	end := func() {
+		if len(all) > 0 && all[len(all)-1].prints == nil {
+			all[len(all)-1].prints = regexp.MustCompile(`^` + pattern(printed) + `$`)
+		}
+		printed = nil
+	}
+	for line := range strings.Lines(text) {
+		line, indented := strings.CutPrefix(strings.TrimRight(line, "\n"), "    ")
+		command, is := strings.CutPrefix(line, "$ ")
+		switch {
+		case indented && is:
+			end()
+			all = append(all, documentedCommand{line: command})
+		case indented:
+			printed = append(printed, line)
+		case line != "":
+			end()
+		}
+	}
+	end()
+	return all
+}
+
+// pattern returns the regular expression of normalized lines.
+func pattern(lines []string) string {
+	var b strings.Builder
+	for line := range strings.SplitSeq(normalize(strings.Join(lines, "\n")), "\n") {
+		switch line {
+		case "":
+		case "…":
+			b.WriteString(`(?:[^\n]*\n)*?`)
+		default:
+			b.WriteString(strings.ReplaceAll(regexp.QuoteMeta(line), "…", `[^\n]*`) + `\n`)
+		}
+	}
+	return b.String()
+}
+
+// normalize returns the lines that are not blank, each with single spaces and a line break.
+func normalize(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if words := strings.Fields(line); len(words) > 0 {
+			b.WriteString(strings.Join(words, " ") + "\n")
+		}
+	}
+	return b.String()
+}
+
+// documented runs a command line of the documentation in the project's folder.
+func (s *Suite) documented(t *testing.T, line string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", "-c", line)
+	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig, "COLUMNS=400",
+		fmt.Sprintf("PATH=%s:%s:%s", filepath.Dir(s.kubectlPath), os.Getenv("GPUREADY_E2E"), os.Getenv("PATH")))
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
