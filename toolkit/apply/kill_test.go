@@ -38,19 +38,25 @@ func loop(at string) int {
 	}
 	println("ready")
 	for err == nil {
-		for _, do := range []func() error{
-			func() error { return start(root, "boot", one) },
-			func() error { return start(root, "boot", two) },
-			func() error { return undo(root, "boot") },
-			func() error { return restore(root, "boot") },
-		} {
-			if err == nil {
-				err = do()
-			}
-		}
+		err = round(root)
 	}
 	println(err.Error())
 	return 1
+}
+
+// round applies two configurations, and restores the host.
+func round(root *host.Root) error {
+	for _, do := range []func() error{
+		func() error { return start(root, "boot", one) },
+		func() error { return start(root, "boot", two) },
+		func() error { return undo(root, "boot") },
+		func() error { return restore(root, "boot") },
+	} {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func TestRecoveryAfterAKillAtAnyMoment(t *testing.T) {
@@ -64,6 +70,10 @@ func TestRecoveryAfterAKillAtAnyMoment(t *testing.T) {
 	require.NoError(t, os.MkdirAll(at+"/run/lock", 0o755))
 	unfinished := 0 // counted twice: checkRecovery checks each twice
 	random := rand.New(rand.NewPCG(1, 2))
+	// A disk decides how long a round takes: a kill may come at any time of one.
+	began := time.Now()
+	require.NoError(t, round(open(t, at)))
+	length := time.Since(began)
 	for i := range kills {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), loopVar+"="+at)
@@ -74,7 +84,7 @@ func TestRecoveryAfterAKillAtAnyMoment(t *testing.T) {
 		require.True(t, lines.Scan())
 		require.Equal(t, "ready", lines.Text(), "kill %d", i)
 		// Any moment will do, whatever its progress.
-		time.Sleep(time.Duration(random.IntN(20_000)) * time.Microsecond)
+		time.Sleep(time.Duration(random.Int64N(int64(length))))
 		require.NoError(t, cmd.Process.Kill())
 		rest := ""
 		for lines.Scan() {
