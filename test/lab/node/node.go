@@ -192,19 +192,52 @@ func newBootID() error {
 	return unix.Mount(file, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, "")
 }
 
-// overlay makes a folder writable without changing the machine's.
+// driverMounts are folders that may be file systems of their own with the machine's driver.
+var driverMounts = []string{"/usr/local/nvidia", "/opt/nvidia"}
+
+// overlay makes a folder writable without changing the machine's. A driver that is mounted below it
+// is still there, and writable as well.
 func overlay(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	base := filepath.Join(scratch, "overlay", filepath.Base(dir))
+	lowers := map[string]string{}
+	for _, driver := range driverMounts {
+		if filepath.Dir(driver) != dir {
+			continue
+		}
+		lower := filepath.Join(scratch, "lower", filepath.Base(driver))
+		if err := os.MkdirAll(lower, 0o755); err != nil {
+			return err
+		}
+		if err := unix.Mount(driver, lower, "", unix.MS_BIND, ""); errors.Is(err, unix.ENOENT) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("keep the driver in %s: %w", driver, err)
+		}
+		lowers[driver] = lower
+	}
+	if err := mountOverlay(dir, dir); err != nil {
+		return err
+	}
+	for driver, lower := range lowers {
+		if err := mountOverlay(driver, lower); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mountOverlay mounts on dir what is in lower, with changes in the node's scratch folder.
+func mountOverlay(dir, lower string) error {
+	base := filepath.Join(scratch, "overlay", dir)
 	upper, work := filepath.Join(base, "upper"), filepath.Join(base, "work")
 	for _, d := range []string{upper, work} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return err
 		}
 	}
-	return unix.Mount("overlay", dir, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", dir, upper, work))
+	return unix.Mount("overlay", dir, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work))
 }
 
 func loopbackUp() error {
