@@ -81,6 +81,13 @@ func (g *gpu) launch(kernel string, n uint64, arguments ...any) error {
 	return g.kernels[kernel].Launch(driver.Shape{Grid: driver.Dim{X: uint32(blocks)}, Block: driver.Dim{X: threads}}, arguments...)
 }
 
+// launchEach starts a kernel with a thread for each of n elements.
+func (g *gpu) launchEach(kernel string, n uint64, arguments ...any) error {
+	const threads = 128
+	blocks := (n + threads - 1) / threads
+	return g.kernels[kernel].Launch(driver.Shape{Grid: driver.Dim{X: uint32(blocks)}, Block: driver.Dim{X: threads}}, arguments...)
+}
+
 // fill writes the words of a seed to the first n bytes.
 func (g *gpu) fill(to *driver.Memory, n uint64, seed uint32) error {
 	return g.launch("fill", n/4, to, n/4, seed)

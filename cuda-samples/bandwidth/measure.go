@@ -90,7 +90,7 @@ func (m *meter) device() error {
 	if err != nil {
 		return err
 	}
-	byKernel, err := m.copy(a, b, 1, func() error { return m.launch("copy", m.n/16, a, b, m.n/16) })
+	byKernel, err := m.copy(a, b, 1, func() error { return m.launchEach("copy", m.n/16, a, b, m.n/16) })
 	if err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func (m *meter) device() error {
 			return err
 		}
 	}
-	took, err := m.watch.Best(m.ctx, m.plan, func() error { return m.launch("triad", m.n/16, b, c, a, factor, m.n/16) }, nil)
+	took, err := m.watch.Best(m.ctx, m.plan, func() error { return m.launchEach("triad", m.n/16, b, c, a, factor, m.n/16) }, nil)
 	if err == nil {
 		err = m.checkTriad(a, m.n, 3, 4)
 	}

@@ -31,7 +31,7 @@ type speeds struct {
 func goal(figure, capability string) float64 {
 	switch {
 	case figure == "copy":
-		return 0.90
+		return 0.88 // the best of many ways to copy reaches 0.896 on an H200: docs/decisions/0054
 	case figure == "hostToDevice", figure == "deviceToHost", figure == "fp32":
 		return 0.85
 	case figure == "bf16" && strings.HasPrefix(capability, "9."): // Hopper, mma.sync is not its fastest instruction
@@ -119,7 +119,7 @@ Driver 580.95.05, CUDA 13.0, compute capability 9.0.
 
 | figure | measured | peak | share | goal |
 |---|---|---|---|---|
-| `+"`copy`"+` | 950.0 GB/s | 1000.0 GB/s | 95.0 % | ≥ 90 % |
+| `+"`copy`"+` | 950.0 GB/s | 1000.0 GB/s | 95.0 % | ≥ 88 % |
 | `+"`triad`"+` | 900.0 GB/s | unknown |  |  |
 | `+"`bf16`"+` | 400.0 TFLOP/s | 1000.0 TFLOP/s | 40.0 % | ≥ 55 % |
 `, page)

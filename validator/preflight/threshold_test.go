@@ -31,7 +31,8 @@ func TestTheEmbeddedTable(t *testing.T) {
 		capability string
 		want       float64
 	}{
-		{figureCopy, h100, "9.0", 0.9},
+		{figureCopy, h100, "9.0", 0.85},
+		{figureCopy, l4, "8.9", 0.75},
 		{figureHostToDevice, h100, "9.0", 0.85},
 		{figureFP32, h100, "9.0", 0.85},
 		{figureBF16, h100, "9.0", 0.55},
@@ -55,7 +56,7 @@ func TestAFileOverridesTheTable(t *testing.T) {
 	h200, ok := table.Product("NVIDIA H200")
 	require.True(t, ok)
 	require.Equal(t, 0.5, table.Share(figureFP32, h200, "9.0"))
-	require.Equal(t, 0.9, table.Share(figureCopy, h200, "9.0"))
+	require.Equal(t, 0.85, table.Share(figureCopy, h200, "9.0"))
 	require.Equal(t, 0.05, table.BelowMedian())
 	_, err = LoadThresholds(path + "x")
 	require.ErrorContains(t, err, "the thresholds: open")
