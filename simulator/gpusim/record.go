@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/gpuready/gpuready/internal/gpu/nvml"
 	"github.com/gpuready/gpuready/simulator/gpusim/record"
 )
 
@@ -66,12 +67,8 @@ func (c *call) record(driver, out, name string) error {
 // library returns the path of libnvidia-ml below the driver root, or the bare name for
 // the loader to find.
 func library(driver string) string {
-	const name = "libnvidia-ml.so.1"
-	for _, dir := range []string{"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib"} {
-		path := filepath.Join(driver, dir, name)
-		if _, err := os.Stat(path); err == nil {
-			return path
-		}
+	if path, err := nvml.FindLibrary("", driver); err == nil {
+		return path
 	}
-	return name
+	return "libnvidia-ml.so.1"
 }
