@@ -1,6 +1,7 @@
-// Package deployments embeds the definitions of ClusterPolicy and NVIDIADriver from the manifest
-// that users apply, so that the repository has them once. It also renders what is generated below this
-// folder: the static manifests, parts of the chart, and the dashboard.
+// Package deployments renders the DaemonSets of nodes with GPUs, and embeds the definitions of
+// ClusterPolicy and NVIDIADriver from the manifest that users apply, so that the repository has them
+// once. It also renders what is generated below this folder: the static manifests, parts of the chart,
+// and the dashboard.
 package deployments
 
 import (

@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/deployments/agents"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/test/lab/golden"
@@ -28,7 +27,7 @@ func TestChartIsCurrent(t *testing.T) {
 	golden.Require(t, "helm/gpuready/templates/_generated.tpl", renderDefinitions(map[string]string{
 		"gpuready.feature": nodestate.FeaturePattern,
 		"gpuready.choices": celList(nodestate.ChoicePrefixes),
-		"gpuready.startup": celList(agents.StartupKeys()),
+		"gpuready.startup": celList(startupKeys()),
 	}))
 	var fields []ForeignValue
 	for _, f := range v1.IgnoredFields() {

@@ -10,8 +10,6 @@ import (
 	"fmt"
 	"strings"
 	"text/template"
-
-	"github.com/gpuready/gpuready/deployments/agents"
 )
 
 // version is the version of the images.
@@ -89,12 +87,12 @@ gpuready.yaml. What is proven on it says SIMULATED. See docs/install.md.`,
 
 // Agent returns the DaemonSet of the agent with that name.
 func (m manifest) Agent(name string) (string, error) {
-	for _, a := range agents.All() {
+	for _, a := range agents() {
 		if a.Name == name {
-			yaml, err := agents.Render(a, agents.Data{
+			yaml, err := a.Render(AgentData{
 				Namespace: "gpuready", Image: "gpuready/" + a.Image + ":" + version,
 				Privileged: m.privileged, Runtime: m.runtime,
-				Validator: "gpuready/" + agents.Validator.Image + ":" + version, Parameters: "gpuready-driver-parameters",
+				Validator: "gpuready/" + Validator.Image + ":" + version, Parameters: "gpuready-driver-parameters",
 			})
 			return strings.TrimSuffix(string(yaml), "\n"), err
 		}

@@ -9,7 +9,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/deployments/agents"
+	"github.com/gpuready/gpuready/deployments"
 	"github.com/gpuready/gpuready/internal/nvidiaenv"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
@@ -29,11 +29,11 @@ func (r *renderer) toolkits() error {
 	if !spec.IsEnabled() {
 		return nil
 	}
-	image := r.in.Cluster.ownImage(agents.Toolkit, spec.ImageSpec)
+	image := r.in.Cluster.ownImage(deployments.Toolkit, spec.ImageSpec)
 	r.reportUnfollowed("toolkit.env", nvidiaenv.Toolkit(), spec.Env)
 	for _, i := range r.injections {
 		runtime := i != fleet.NRI || r.hasHandler(i)
-		d, err := r.newAgent(agents.Toolkit, image, i, runtime)
+		d, err := r.newAgent(deployments.Toolkit, image, i, runtime)
 		if err != nil {
 			return err
 		}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuready/gpuready/deployments/agents"
+	"github.com/gpuready/gpuready/deployments"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
@@ -147,7 +147,7 @@ func avoidOtherDrivers(pod *corev1.PodSpec) {
 // simulatedDriver returns the simulated driver's DaemonSet: that of the static manifests, with
 // the machine from the policy.
 func (r *renderer) simulatedDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
-	data, err := agents.Render(agents.DriverSimulator, agents.Data{Namespace: r.in.Cluster.Namespace, Image: c.Image})
+	data, err := deployments.DriverSimulator.Render(deployments.AgentData{Namespace: r.in.Cluster.Namespace, Image: c.Image})
 	if err != nil {
 		return nil, err
 	}

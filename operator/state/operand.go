@@ -6,7 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/deployments/agents"
+	"github.com/gpuready/gpuready/deployments"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/nvidia"
 )
@@ -15,16 +15,16 @@ import (
 var ownOperands = []struct {
 	field string
 	image func(*v1.ClusterPolicySpec) v1.ImageSpec
-	agent agents.Agent
+	agent deployments.Agent
 }{
-	{"devicePlugin", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.DevicePlugin.ImageSpec }, agents.DevicePlugin},
-	{"toolkit", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.Toolkit.ImageSpec }, agents.Toolkit},
-	{"validator", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.Validator.ImageSpec }, agents.Validator},
+	{"devicePlugin", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.DevicePlugin.ImageSpec }, deployments.DevicePlugin},
+	{"toolkit", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.Toolkit.ImageSpec }, deployments.Toolkit},
+	{"validator", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.Validator.ImageSpec }, deployments.Validator},
 }
 
 // ownImage returns the image of one of our agents. A policy that was written for NVIDIA's
 // operator gets ours; see Replaced.
-func (c Cluster) ownImage(a agents.Agent, spec v1.ImageSpec) string {
+func (c Cluster) ownImage(a deployments.Agent, spec v1.ImageSpec) string {
 	byDefault := v1.ImageSpec{Repository: c.ImageRepository, Image: a.Image, Version: c.ImageVersion}
 	if nvidia.IsCounterpart(spec, c.ImageVersion) {
 		return v1.ImageSpec{}.Ref(byDefault)

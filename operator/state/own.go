@@ -8,7 +8,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/deployments/agents"
+	"github.com/gpuready/gpuready/deployments"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/label"
@@ -18,7 +18,7 @@ import (
 // the policy applied and the labels of NVIDIA's driver containers. It returns nil if a
 // configuration that the policy names does not exist.
 func (r *renderer) ownDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
-	data, err := agents.Render(agents.Driver, agents.Data{
+	data, err := deployments.Driver.Render(deployments.AgentData{
 		Namespace: r.in.Cluster.Namespace, Image: c.Image, DriverToolkit: c.Variant == driver.DriverToolkit, ToolkitImage: c.Sidecar,
 	})
 	if err != nil {
@@ -26,7 +26,7 @@ func (r *renderer) ownDriver(c driver.Choice) (*appsv1.DaemonSet, error) {
 	}
 	d, err := decode(data)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", agents.Driver.Name, err)
+		return nil, fmt.Errorf("%s: %w", deployments.Driver.Name, err)
 	}
 	precompiled := strconv.FormatBool(c.Variant == driver.Precompiled)
 	d.Labels[label.DriverContainer], d.Labels[label.Precompiled] = label.Product, precompiled

@@ -7,7 +7,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/deployments/agents"
+	"github.com/gpuready/gpuready/deployments"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
@@ -26,9 +26,9 @@ func (r *renderer) plugins() error {
 	if !spec.IsEnabled() {
 		return nil
 	}
-	image := r.in.Cluster.ownImage(agents.DevicePlugin, spec.ImageSpec)
+	image := r.in.Cluster.ownImage(deployments.DevicePlugin, spec.ImageSpec)
 	for _, i := range r.injections {
-		d, err := r.newAgent(agents.DevicePlugin, image, i, false)
+		d, err := r.newAgent(deployments.DevicePlugin, image, i, false)
 		if err != nil {
 			return err
 		}
@@ -141,7 +141,7 @@ func (r *renderer) mps(image string) error {
 	if spec.Config == nil || spec.Config.Name == "" {
 		return nil
 	}
-	data, err := agents.Render(agents.MPS, agents.Data{Namespace: r.in.Cluster.Namespace, Image: image, Privileged: true})
+	data, err := deployments.MPS.Render(deployments.AgentData{Namespace: r.in.Cluster.Namespace, Image: image, Privileged: true})
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
-	"github.com/gpuready/gpuready/deployments/agents"
+	"github.com/gpuready/gpuready/deployments"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 )
@@ -84,8 +84,8 @@ func (r *renderer) setPlacement(d *appsv1.DaemonSet, operand string, more map[st
 }
 
 // newAgent decodes the DaemonSet of one of our agents for the nodes with an injection.
-func (r *renderer) newAgent(a agents.Agent, image string, i fleet.Injection, runtime bool) (*appsv1.DaemonSet, error) {
-	data, err := agents.Render(a, agents.Data{
+func (r *renderer) newAgent(a deployments.Agent, image string, i fleet.Injection, runtime bool) (*appsv1.DaemonSet, error) {
+	data, err := a.Render(deployments.AgentData{
 		Namespace: r.in.Cluster.Namespace, Image: image, Privileged: i != fleet.NRI, Runtime: runtime,
 	})
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"pgregory.net/rapid"
 
-	"github.com/gpuready/gpuready/deployments/agents"
+	"github.com/gpuready/gpuready/deployments"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 	"github.com/gpuready/gpuready/operator/driver"
@@ -174,7 +174,7 @@ func TestOurDriverIsReloadedWhenItsConfigurationChanges(t *testing.T) {
 
 // The init container is defined twice, since all of the operator's drivers have it.
 func TestStaticManifestHasTheSameHostDriverContainer(t *testing.T) {
-	data, err := agents.Render(agents.Driver, agents.Data{Namespace: "gpuready", Image: "x", Validator: "gpuready/validator:v0.1.0"})
+	data, err := deployments.Driver.Render(deployments.AgentData{Namespace: "gpuready", Image: "x", Validator: "gpuready/validator:v0.1.0"})
 	require.NoError(t, err)
 	d, err := decode(data)
 	require.NoError(t, err)

@@ -6,7 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/deployments/agents"
+	"github.com/gpuready/gpuready/deployments"
 	"github.com/gpuready/gpuready/internal/nvidiaenv"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/progress"
@@ -22,7 +22,7 @@ func (r *renderer) validators() error {
 		r.reportUnfollowed(field, nvidiaenv.Validator(), env)
 	}
 	for _, i := range r.injections {
-		d, err := r.newAgent(agents.Validator, image, i, false)
+		d, err := r.newAgent(deployments.Validator, image, i, false)
 		if err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func renameVariable(vars []v1.EnvVar, from, to string) []v1.EnvVar {
 }
 
 func (r *renderer) validatorImage() string {
-	return r.in.Cluster.ownImage(agents.Validator, r.spec.Validator.ImageSpec)
+	return r.in.Cluster.ownImage(deployments.Validator, r.spec.Validator.ImageSpec)
 }
 
 // setValidation sets the validator's settings that follow from the rest of the policy.

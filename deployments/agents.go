@@ -1,7 +1,7 @@
-// Package agents renders the DaemonSets of nodes with GPUs. The static manifests in
-// deployments/static and the operator use the same templates, so that both give
-// identical nodes.
-package agents
+// The DaemonSets of nodes with GPUs. The static manifests and the operator use the same templates, in
+// the folder agents, so that both give identical nodes.
+
+package deployments
 
 import (
 	"bytes"
@@ -16,11 +16,11 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-//go:embed parts
-var parts embed.FS
+//go:embed agents/*.tmpl
+var agentFiles embed.FS
 
-// Data holds the parameters of a DaemonSet.
-type Data struct {
+// AgentData holds the parameters of an agent's DaemonSet.
+type AgentData struct {
 	Namespace  string
 	Image      string // full reference, with its tag
 	Privileged bool   // for runtimes without NRI: the agent mounts the host's root
@@ -54,21 +54,21 @@ var (
 	DriverSimulator = Agent{"driver-simulator", "nvidia-driver-daemonset", "driver-simulator"}
 )
 
-// All returns every agent.
-func All() []Agent {
+// agents returns every agent.
+func agents() []Agent {
 	return []Agent{Toolkit, DevicePlugin, MPS, Validator, Driver, DriverSimulator}
 }
 
-// StartupKeys returns the startup taints that the agents tolerate and the validator may
+// startupKeys returns the startup taints that the agents tolerate and the validator may
 // change: ours, that of earlier versions, and one that a Cluster Autoscaler recognises
 // by its prefix.
-func StartupKeys() []string {
+func startupKeys() []string {
 	return append(readiness.StartupTaints(), "startup-taint.cluster-autoscaler.kubernetes.io/gpu-not-ready")
 }
 
-// terms returns the node selector terms of nodes that may have a GPU; any of them
+// agentTerms returns the node selector terms of nodes that may have a GPU; any of them
 // suffices.
-func terms() []string {
+func agentTerms() []string {
 	labelled := func(label string) string {
 		return fmt.Sprintf(`{ key: %s, operator: In, values: ["true"] }`, label)
 	}
@@ -87,21 +87,21 @@ func scalar(s string) (string, error) {
 	return strings.TrimSuffix(string(text), "\n"), err
 }
 
-// templates parses the templates beside this file once.
-var templates = sync.OnceValues(func() (*template.Template, error) {
+// agentTemplates parses the templates of the agents once.
+var agentTemplates = sync.OnceValues(func() (*template.Template, error) {
 	return template.New("").Option("missingkey=error").
-		Funcs(template.FuncMap{"terms": terms, "startupKeys": StartupKeys, "scalar": scalar}).ParseFS(parts, "parts/*.tmpl")
+		Funcs(template.FuncMap{"terms": agentTerms, "startupKeys": startupKeys, "scalar": scalar}).ParseFS(agentFiles, "agents/*.tmpl")
 })
 
 // Render returns the agent's DaemonSet, in YAML. It fails only if the templates are broken.
-func Render(a Agent, d Data) ([]byte, error) {
-	all, err := templates()
+func (a Agent) Render(d AgentData) ([]byte, error) {
+	all, err := agentTemplates()
 	if err != nil {
 		return nil, err
 	}
 	var b bytes.Buffer
 	data := struct {
-		Data
+		AgentData
 		App string
 	}{d, a.App}
 	if err := all.ExecuteTemplate(&b, a.Name+".tmpl", data); err != nil {
