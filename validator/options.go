@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/injection"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/internal/nvidiaenv"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
@@ -130,7 +130,7 @@ func (o *options) askByVariables() {
 func (o *options) unfollowed(environ []string, namespace string) (found []nodestate.Setting) {
 	for _, one := range environ {
 		name, value, _ := strings.Cut(one, "=")
-		why := nvidiaenv.Unfollowed(nvidiaenv.Validator(), name, value)
+		why := nvidia.Unfollowed(nvidia.ValidatorSettings(), name, value)
 		if name == "OPERATOR_NAMESPACE" && value != "" && value != namespace {
 			why = "pods are run in the validator's own namespace, POD_NAMESPACE"
 		}

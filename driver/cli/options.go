@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/driver/image"
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/driver/serve"
-	"github.com/gpuready/gpuready/internal/drivertag"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 )
@@ -109,7 +109,7 @@ func (o *options) checkSources() error {
 	if err := image.CheckRepository(o.repository); err != nil {
 		return program.UsageErrorf("--prebuild-repository: %w", err)
 	}
-	if _, err := drivertag.Tag(o.version, "6.1", o.osTag); err != nil {
+	if _, err := nvidia.DriverTag(o.version, "6.1", o.osTag); err != nil {
 		return program.UsageErrorf("--prebuild-repository needs --driver-version and --os-tag, of which the tags of its images are made: %w", err)
 	}
 	return nil

@@ -17,8 +17,8 @@ import (
 	"github.com/gpuready/gpuready/driver/kernel"
 	"github.com/gpuready/gpuready/driver/serve"
 	"github.com/gpuready/gpuready/driver/toolkit"
-	"github.com/gpuready/gpuready/internal/drivertag"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	"github.com/gpuready/gpuready/internal/program"
 )
 
@@ -106,7 +106,7 @@ func pushCommand(ctx context.Context, args []string, stdout, _ io.Writer) error 
 		return err
 	}
 	p := pushed{Modules: image.Modules{Kernel: release, Version: o.version}}
-	tag, err := drivertag.Tag(o.version, release, o.osTag)
+	tag, err := nvidia.DriverTag(o.version, release, o.osTag)
 	if err != nil {
 		return err
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/gpuready/gpuready/driver/build/link"
 	"github.com/gpuready/gpuready/driver/image"
 	"github.com/gpuready/gpuready/driver/kernel"
-	"github.com/gpuready/gpuready/internal/drivertag"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nvidia"
 )
 
 // Prebuilt configures the registry of modules that another node, or a Job, has built.
@@ -37,7 +37,7 @@ const (
 
 // reference returns the reference of the image for the requested modules: repository and tag.
 func (p Prebuilt) reference(o buildRequest) (string, error) {
-	tag, err := drivertag.Tag(o.Version, o.Kernel, p.OSTag)
+	tag, err := nvidia.DriverTag(o.Version, o.Kernel, p.OSTag)
 	return p.Repository + ":" + tag, err
 }
 

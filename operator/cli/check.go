@@ -18,13 +18,14 @@ import (
 
 	"github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/api/schema"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/controller"
+	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
-	"github.com/gpuready/gpuready/operator/nvidia"
 	"github.com/gpuready/gpuready/operator/state"
 )
 
@@ -88,7 +89,7 @@ func check(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if len(files) == 0 {
 		return program.UsageErrorf("check needs a file with a ClusterPolicy, or - for stdin")
 	}
-	release, err := nvidia.Find(cmp.Or(against, o.nvidiaRelease))
+	release, err := nvidia.FindRelease(cmp.Or(against, o.nvidiaRelease))
 	if err != nil {
 		return program.UsageErrorf("--against: %w", err)
 	}
@@ -293,7 +294,7 @@ func (c *checker) operand(set *appsv1.DaemonSet, spec *v1.ClusterPolicySpec) Che
 			break // NVIDIA's release has no default for it
 		}
 		own := specs[counterpart.field]
-		operand.NVIDIAs = own.Ref(c.against.Images[counterpart.field])
+		operand.NVIDIAs = own.Ref(driver.NVIDIAImages(c.against, "")[counterpart.field])
 		for _, env := range own.Env {
 			operand.Env = append(operand.Env, env.Name+"="+env.Value)
 		}

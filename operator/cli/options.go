@@ -12,9 +12,10 @@ import (
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/gpuready/gpuready/internal/nvidia"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
-	"github.com/gpuready/gpuready/operator/nvidia"
+	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/rbac"
 	"github.com/gpuready/gpuready/operator/state"
 )
@@ -86,11 +87,11 @@ func (o *options) parseWithFiles(args []string) error {
 	if o.cluster.Namespace == "" {
 		o.cluster.Namespace = o.namespace
 	}
-	release, err := nvidia.Find(o.nvidiaRelease)
+	release, err := nvidia.FindRelease(o.nvidiaRelease)
 	if err != nil {
 		return program.UsageErrorf("--nvidia-release: %w", err)
 	}
-	o.cluster.NVIDIA = release.At(o.nvidiaRegistry)
+	o.cluster.NVIDIA = driver.NVIDIAImages(release, o.nvidiaRegistry)
 	return nil
 }
 

@@ -6,11 +6,10 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/gpuready/gpuready/internal/drivertag"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/nvidia"
 )
 
 // RuleFile is the path of the NodeFeatureRule that makes NFD publish RHCOS' version.
@@ -117,7 +116,7 @@ func (c *chooser) precompiled() Choice {
 		return Choice{Pool: c.pool, Variant: Precompiled, Problem: c.problem(KernelUnknown,
 			"the kernel of node %s is not known, neither from NFD's label %s nor from the kubelet, and precompiled drivers are by kernel", c.node, label.Kernel)}
 	}
-	choice := c.choice(Precompiled, precompiledID(c.pool), c.driverImage(drivertag.Kernel(c.pool.Kernel)+"-"))
+	choice := c.choice(Precompiled, precompiledID(c.pool), c.driverImage(nvidia.TagKernel(c.pool.Kernel)+"-"))
 	if strings.Contains(choice.Image, "@") {
 		choice.Problem = c.problem(ImageInvalid,
 			"spec.driver names the digest %s, and precompiled drivers differ by kernel: name a version, as in 535, or set spec.driver.usePrecompiled=false", choice.Image)
@@ -251,7 +250,7 @@ func (c *chooser) driverImage(prefix string) string {
 		byDefault = c.facts.Images
 		byDefault.Image = "driver"
 	} else if c.spec.Driver.Precompiled() {
-		byDefault.Version = nvidia.Branch(byDefault.Version) // tags of precompiled images have "535"
+		byDefault.Version = nvidia.DriverBranch(byDefault.Version) // tags of precompiled images have "535"
 	}
 	ref, system := spec.Ref(byDefault), c.pool.OS
 	if strings.Contains(ref, "@") {
@@ -283,7 +282,7 @@ func (c *chooser) unusableImage(image string) *Problem {
 	if _, version, _ := strings.Cut(strings.TrimPrefix(image, Repository(image)), ":"); c.isNVIDIAs(image) && !strings.Contains(image, "@") {
 		if _, ok := nvidia.DriverSystem(c.pool.OS, version); !ok {
 			return c.problem(OSNotSupported, "NVIDIA publishes no image of driver %s for %s, which node %s runs: install the driver on the host and set spec.driver.enabled=false, "+
-				"or name an image of yours in spec.driver (docs/driver.md)", nvidia.Branch(version), c.pool.OS, c.node)
+				"or name an image of yours in spec.driver (docs/driver.md)", nvidia.DriverBranch(version), c.pool.OS, c.node)
 		}
 	}
 	return nil

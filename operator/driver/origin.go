@@ -5,7 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/internal/drivertag"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
@@ -83,6 +83,6 @@ func (o *PodParts) mount(volume, at, secret string, items ...corev1.KeyToPath) {
 
 // prebuiltImage returns the reference of the image that holds the modules for a kernel.
 func prebuiltImage(repository, version, kernel, osTag string) (string, error) {
-	tag, err := drivertag.Tag(version, kernel, osTag)
+	tag, err := nvidia.DriverTag(version, kernel, osTag)
 	return repository + ":" + tag, err
 }

@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/deployments"
-	"github.com/gpuready/gpuready/internal/nvidiaenv"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
@@ -30,7 +30,7 @@ func (r *renderer) toolkits() error {
 		return nil
 	}
 	image := r.in.Cluster.ownImage(deployments.Toolkit, spec.ImageSpec)
-	r.reportUnfollowed("toolkit.env", nvidiaenv.Toolkit(), spec.Env)
+	r.reportUnfollowed("toolkit.env", nvidia.ToolkitSettings(), spec.Env)
 	for _, i := range r.injections {
 		runtime := i != fleet.NRI || r.hasHandler(i)
 		d, err := r.newAgent(deployments.Toolkit, image, i, runtime)

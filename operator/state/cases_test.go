@@ -7,10 +7,9 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/nvidia"
 )
 
-var cluster = Cluster{Namespace: "nvidia-gpu-operator", ImageRepository: "gpuready", ImageVersion: "v0.1.0", NVIDIA: nvidia.Images{
+var cluster = Cluster{Namespace: "nvidia-gpu-operator", ImageRepository: "gpuready", ImageVersion: "v0.1.0", NVIDIA: map[string]v1.ImageSpec{
 	"dcgm":         {Repository: "nvcr.io/nvidia/cloud-native", Image: "dcgm", Version: "4.4.2-1-ubuntu22.04"},
 	"dcgmExporter": {Repository: "nvcr.io/nvidia/k8s", Image: "dcgm-exporter", Version: "4.4.2-4.7.0-distroless"},
 	"migManager":   {Repository: "nvcr.io/nvidia/cloud-native", Image: "k8s-mig-manager", Version: "v0.13.1"},

@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/gpuready/gpuready/internal/nvidiaenv"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 )
@@ -126,9 +126,9 @@ func (r *renderer) moveInstallDir(d *appsv1.DaemonSet, c *corev1.Container) {
 }
 
 // reportUnfollowed reports the settings of NVIDIA's programs that ours accept and do not follow.
-func (r *renderer) reportUnfollowed(field string, settings []nvidiaenv.Setting, env []v1.EnvVar) {
+func (r *renderer) reportUnfollowed(field string, settings []nvidia.Setting, env []v1.EnvVar) {
 	for _, e := range env {
-		if why := nvidiaenv.Unfollowed(settings, e.Name, e.Value); why != "" && e.Name != "ROOT" {
+		if why := nvidia.Unfollowed(settings, e.Name, e.Value); why != "" && e.Name != "ROOT" {
 			r.unserved(fmt.Sprintf("%s %s: %s", field, e.Name, why))
 		}
 	}

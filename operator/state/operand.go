@@ -7,8 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/deployments"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/nvidia"
 )
 
 // ownOperands are the operands of this product that NVIDIA's operator has under the same field.
@@ -26,10 +26,15 @@ var ownOperands = []struct {
 // operator gets ours; see Replaced.
 func (c Cluster) ownImage(a deployments.Agent, spec v1.ImageSpec) string {
 	byDefault := v1.ImageSpec{Repository: c.ImageRepository, Image: a.Image, Version: c.ImageVersion}
-	if nvidia.IsCounterpart(spec, c.ImageVersion) {
+	if c.isNVIDIAs(spec) {
 		return v1.ImageSpec{}.Ref(byDefault)
 	}
 	return spec.Ref(byDefault)
+}
+
+// isNVIDIAs reports whether an image of one of our agents is NVIDIA's.
+func (c Cluster) isNVIDIAs(i v1.ImageSpec) bool {
+	return nvidia.IsCounterpart(nvidia.Image{Repository: i.Repository, Image: i.Image, Version: i.Version}, c.ImageVersion)
 }
 
 // Replaced tells which of the policy's images are NVIDIA's and have ours in their place, a line
@@ -37,7 +42,7 @@ func (c Cluster) ownImage(a deployments.Agent, spec v1.ImageSpec) string {
 func Replaced(spec *v1.ClusterPolicySpec, c Cluster) (lines []string) {
 	for _, o := range ownOperands {
 		image := o.image(spec)
-		if !nvidia.IsCounterpart(image, c.ImageVersion) {
+		if !c.isNVIDIAs(image) {
 			continue
 		}
 		field, value := ".image", image.Image

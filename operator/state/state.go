@@ -12,7 +12,6 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
-	"github.com/gpuready/gpuready/operator/nvidia"
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
@@ -45,7 +44,7 @@ type Cluster struct {
 	// ServiceMonitors means that the cluster has the prometheus-operator's kind.
 	ServiceMonitors bool
 	// NVIDIA holds the images of NVIDIA's operands that the policy does not name.
-	NVIDIA nvidia.Images
+	NVIDIA map[string]v1.ImageSpec
 }
 
 // Object is an object that belongs in the cluster.

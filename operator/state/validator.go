@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/deployments"
-	"github.com/gpuready/gpuready/internal/nvidiaenv"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/progress"
 )
@@ -19,7 +19,7 @@ func (r *renderer) validators() error {
 	for field, env := range map[string][]v1.EnvVar{
 		"validator.env": spec.Env, "validator.driver.env": spec.Driver.Env, "validator.toolkit.env": spec.Toolkit.Env, "validator.cuda.env": spec.CUDA.Env, "validator.plugin.env": spec.Plugin.Env,
 	} {
-		r.reportUnfollowed(field, nvidiaenv.Validator(), env)
+		r.reportUnfollowed(field, nvidia.ValidatorSettings(), env)
 	}
 	for _, i := range r.injections {
 		d, err := r.newAgent(deployments.Validator, image, i, false)

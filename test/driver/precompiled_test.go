@@ -23,7 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/driver/precompiled/runfile"
-	"github.com/gpuready/gpuready/internal/drivertag"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	"github.com/gpuready/gpuready/test/lab/binaries"
 	"github.com/gpuready/gpuready/test/lab/built"
 
@@ -131,7 +131,7 @@ func TestPrecompiledImages(t *testing.T) {
 		t.Logf("%s", out[max(0, len(out)-1500):])
 		all := map[string]v1.Image{}
 		for _, r := range releases {
-			ref, err := name.ParseReference(host+"/gpu/driver:"+version+"-"+drivertag.Kernel(r)+"-debian12", name.Insecure)
+			ref, err := name.ParseReference(host+"/gpu/driver:"+version+"-"+nvidia.TagKernel(r)+"-debian12", name.Insecure)
 			require.NoError(t, err)
 			all[r], err = remote.Image(ref)
 			require.NoError(t, err)

@@ -22,7 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/gpuready/gpuready/internal/drivertag"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	"github.com/gpuready/gpuready/test/lab/binaries"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 
@@ -227,7 +227,7 @@ func (b *built) bootKernel(t *testing.T, node, version string) {
 			b.WriteFile(t, node, path, string(f.Data))
 		}
 	}
-	b.rhcos(t, node, strings.TrimPrefix(osTags[version], "rhcos"), version, drivertag.Kernel(k.Release)) // so NFD writes it
+	b.rhcos(t, node, strings.TrimPrefix(osTags[version], "rhcos"), version, nvidia.TagKernel(k.Release)) // so NFD writes it
 }
 
 // policy returns a policy with gpuready's own driver that keeps its builds.
@@ -282,7 +282,7 @@ const (
 
 // tagOf returns the tag of a build for a version of RHCOS.
 func (b *built) tagOf(driver, version string) string {
-	return driver + "-" + drivertag.Kernel(b.kernels[version].Release) + "-" + osTags[version]
+	return driver + "-" + nvidia.TagKernel(b.kernels[version].Release) + "-" + osTags[version]
 }
 
 // inRegistry waits until an image is in the registry.
@@ -378,7 +378,7 @@ func (b *built) fallbackAndBack(t *testing.T, _ *suite) {
 		b.inRegistry(t, b.tagOf(nextVersion, version))
 	}
 	for node, version := range pools {
-		log := b.loaded(t, node, nextVersion, "nvidia-driver-daemonset-"+strings.ReplaceAll(drivertag.Kernel(b.kernels[version].Release), "_", ".")+"-"+osTags[version])
+		log := b.loaded(t, node, nextVersion, "nvidia-driver-daemonset-"+strings.ReplaceAll(nvidia.TagKernel(b.kernels[version].Release), "_", ".")+"-"+osTags[version])
 		require.NotContains(t, log, toolkitContainer)
 		require.NotContains(t, log[driverContainer], pulled, "they are in the image")
 	}

@@ -15,8 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuready/gpuready/internal/nvidia"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/nvidia"
+	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
@@ -232,9 +233,9 @@ func (v *variants) precompiledAppears(t *testing.T, _ *suite) {
 
 // precompiledOff runs the documentation's command.
 func (v *variants) precompiledOff(t *testing.T, _ *suite) {
-	newest, err := nvidia.Find("")
+	newest, err := nvidia.FindRelease("")
 	require.NoError(t, err)
-	v.hub.load(t, v.suite, newest.Images["driver"].Ref(v1.ImageSpec{})+"-rhcos4.18")
+	v.hub.load(t, v.suite, driver.NVIDIAImages(newest, "")["driver"].Ref(v1.ImageSpec{})+"-rhcos4.18")
 	out := v.Kubectl(t, "patch", "clusterpolicy/gpu-cluster-policy", "--type=json", `-p=[{"op": "replace", "path": "/spec/driver/usePrecompiled", "value":false},`+
 		`{"op": "remove", "path": "/spec/driver/version"},{"op": "remove", "path": "/spec/driver/image"},{"op": "remove", "path": "/spec/driver/repository"}]`)
 	assert.Equal(t, "clusterpolicy.nvidia.com/gpu-cluster-policy patched\n", out)

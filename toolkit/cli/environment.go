@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/internal/nvidiaenv"
+	"github.com/gpuready/gpuready/internal/nvidia"
 )
 
 // environment maps flags to their environment variables.
@@ -70,7 +70,7 @@ var flagAliases = map[string]string{
 // addReferenceFlags defines the flags of the reference installer that have no effect, hidden, and
 // its other names of our flags.
 func addReferenceFlags(f *pflag.FlagSet) {
-	for _, s := range nvidiaenv.Toolkit() {
+	for _, s := range nvidia.ToolkitSettings() {
 		for _, name := range s.Flags {
 			f.String(name, "", s.Why)
 			f.Lookup(name).Hidden = true
@@ -118,10 +118,10 @@ func fromEnvironment(f *pflag.FlagSet) (chosen map[string]string, unserved []nod
 
 // unfollowed returns the settings of the reference installer that are set and have no effect.
 func unfollowed(f *pflag.FlagSet, environ []string) (found []nodestate.Setting) {
-	all := nvidiaenv.Toolkit()
+	all := nvidia.ToolkitSettings()
 	for _, one := range environ {
 		name, value, _ := strings.Cut(one, "=")
-		if why := nvidiaenv.Unfollowed(all, name, value); why != "" {
+		if why := nvidia.Unfollowed(all, name, value); why != "" {
 			found = append(found, nodestate.Setting{Name: name + "=" + value, Message: why})
 		}
 	}

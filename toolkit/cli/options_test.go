@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/internal/nvidiaenv"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	"github.com/gpuready/gpuready/toolkit/setup"
 )
 
@@ -20,7 +20,7 @@ func clearVariables(t *testing.T) {
 	for flag, name := range environment {
 		names = append(append(names, name), aliases[flag]...)
 	}
-	for _, s := range nvidiaenv.Toolkit() {
+	for _, s := range nvidia.ToolkitSettings() {
 		if s.Variable != "" && !strings.HasSuffix(s.Variable, "*") {
 			names = append(names, s.Variable)
 		}
@@ -216,7 +216,7 @@ func TestEveryFlagOfTheReferenceInstallerIsAccepted(t *testing.T) {
 }
 
 func TestFollowedAndUnfollowedVariablesDiffer(t *testing.T) {
-	for _, s := range nvidiaenv.Toolkit() {
+	for _, s := range nvidia.ToolkitSettings() {
 		for flag, own := range environment {
 			require.NotContains(t, append([]string{own}, aliases[flag]...), s.Variable, "it is read")
 		}
@@ -288,7 +288,7 @@ func TestReferenceInstallersVariablesAreDocumented(t *testing.T) {
 	for _, cells := range rows {
 		written = append(written, code(cells[0])...)
 	}
-	for _, s := range nvidiaenv.Toolkit() {
+	for _, s := range nvidia.ToolkitSettings() {
 		require.True(t, s.Variable == "" || slices.Contains(written, s.Variable), s.Variable)
 	}
 	for _, names := range aliases {

@@ -19,8 +19,8 @@ import (
 
 	"github.com/gpuready/gpuready/driver/image"
 	"github.com/gpuready/gpuready/driver/kernel"
-	"github.com/gpuready/gpuready/internal/drivertag"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/nvidia"
 )
 
 // Settings holds the variables of the recipe. Those of NVIDIA's recipe have the same names.
@@ -311,5 +311,5 @@ func (s *Settings) checkImage() error {
 func (s *Settings) repository() string { return s.ImageRegistry + "/" + s.ImageName }
 
 func (s *Settings) tag(release string) (string, error) {
-	return drivertag.Tag(s.DriverVersion, release, s.OSTag)
+	return nvidia.DriverTag(s.DriverVersion, release, s.OSTag)
 }

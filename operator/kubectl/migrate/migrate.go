@@ -23,13 +23,13 @@ import (
 
 	"github.com/gpuready/gpuready/internal/config"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
+	"github.com/gpuready/gpuready/internal/nvidia"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/api/v1alpha1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/nvidia"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -194,8 +194,8 @@ func driverFacts(d *appsv1.Deployment) driver.Facts {
 		Toolkit:  func(rhcos string) (string, bool) { return "driver-toolkit:" + rhcos, true },
 		Registry: func(string) driver.Presence { return driver.Presence{State: driver.Present} },
 	}
-	if release, err := nvidia.Find(env["NVIDIA_RELEASE"]); err == nil {
-		facts.NVIDIA = release.At(env["NVIDIA_REGISTRY"])["driver"]
+	if release, err := nvidia.FindRelease(env["NVIDIA_RELEASE"]); err == nil {
+		facts.NVIDIA = driver.NVIDIAImages(release, env["NVIDIA_REGISTRY"])["driver"]
 	}
 	return facts
 }

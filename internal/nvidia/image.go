@@ -1,81 +1,14 @@
-// Package nvidia holds facts about NVIDIA's GPU Operator that its users' policies rely on: the
-// images of each release, and how to recognise NVIDIA's images and versions.
 package nvidia
 
 import (
-	_ "embed"
 	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
-	"sigs.k8s.io/yaml"
-
-	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
-
-// Images holds images by the field of a ClusterPolicy that configures them: "dcgmExporter".
-type Images map[string]v1.ImageSpec
-
-// Release is a release of NVIDIA's GPU Operator.
-type Release struct {
-	Name string `json:"release"` // "v25.3.0"
-	Date string `json:"date"`    // of its publication, "2025-04-03"
-	// Images are the defaults of its chart.
-	Images Images `json:"images"`
-}
-
-//go:embed releases.yaml
-var releasesYAML []byte
-
-var releases = sync.OnceValue(func() []Release {
-	var all []Release
-	if err := yaml.UnmarshalStrict(releasesYAML, &all); err != nil {
-		panic(fmt.Errorf("releases.yaml: %w", err))
-	}
-	return all
-})
-
-// Releases returns all known releases, from the oldest to the newest.
-func Releases() []Release { return slices.Clone(releases()) }
-
-// Find returns a release by its name, "v25.3.0", or by its beginning, "25.3": then the newest
-// of these. An empty name means the newest of all.
-func Find(name string) (Release, error) {
-	all := releases()
-	want := strings.TrimPrefix(name, "v")
-	for _, r := range slices.Backward(all) {
-		have := strings.TrimPrefix(r.Name, "v")
-		if have == want || want == "" || strings.HasPrefix(have, want+".") {
-			return r, nil
-		}
-	}
-	var names []string
-	for _, r := range all {
-		names = append(names, r.Name)
-	}
-	return Release{}, fmt.Errorf("%q is no known release of NVIDIA's GPU Operator: use one of %s", name, strings.Join(names, ", "))
-}
-
-// host is the registry of NVIDIA's images.
-const host = "nvcr.io"
-
-// Vendor is the path that the repositories of NVIDIA's images begin with.
-const Vendor = host + "/nvidia"
-
-// At returns the release's images in a mirror: registry replaces nvcr.io. "" means nvcr.io.
-func (r Release) At(registry string) Images {
-	images := Images{}
-	for field, image := range r.Images {
-		if rest, ok := strings.CutPrefix(image.Repository, host); ok && registry != "" {
-			image.Repository = strings.TrimSuffix(registry, "/") + rest
-		}
-		images[field] = image
-	}
-	return images
-}
 
 // counterparts are parts of the names of NVIDIA's images that have a counterpart in this
 // product, with another entry point. Mirrors often add a prefix or a suffix.
@@ -88,7 +21,7 @@ var version = regexp.MustCompile(`^v?[0-9]+\.[0-9]+(\.[0-9]+)?([-+._][A-Za-z0-9.
 // validator means NVIDIA's image rather than this product's, which would not start from it. own
 // is the version of this product's images. A version alone means NVIDIA's, unless it belongs to
 // the same minor release as own.
-func IsCounterpart(image v1.ImageSpec, own string) bool {
+func IsCounterpart(image Image, own string) bool {
 	if strings.HasPrefix(image.Repository+"/", Vendor+"/") {
 		return true
 	}
@@ -148,9 +81,29 @@ func leadingNumbers(version string) []int {
 	return numbers
 }
 
-// Branch returns the branch of a driver's version, with which the tags of precompiled images
+// DriverBranch returns the branch of a driver's version, with which the tags of precompiled images
 // begin: "570" of "570.124.06".
-func Branch(driverVersion string) string {
+func DriverBranch(driverVersion string) string {
 	branch, _, _ := strings.Cut(driverVersion, ".")
 	return branch
 }
+
+// tagPattern matches the tags of images.
+var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
+
+// DriverTag returns the tag of a driver's image for a kernel and an operating system,
+// "535.309.01-6.1.0-50-amd64-debian12". The kernel is written as by TagKernel.
+func DriverTag(version, kernel, osTag string) (string, error) {
+	tag := version + "-" + TagKernel(kernel) + "-" + osTag
+	switch {
+	case version == "" || kernel == "" || osTag == "":
+		return "", fmt.Errorf("a tag needs the driver's version (%q), the kernel (%q) and the tag of the operating system (%q)", version, kernel, osTag)
+	case !tagPattern.MatchString(tag):
+		return "", fmt.Errorf("%q can be no tag of an image", record.Clean(tag, 200))
+	}
+	return tag, nil
+}
+
+// TagKernel returns a kernel's release as written in tags: "6.12.95+deb12-amd64" is
+// "6.12.95_deb12-amd64", since a tag has no "+".
+func TagKernel(release string) string { return strings.ReplaceAll(release, "+", "_") }

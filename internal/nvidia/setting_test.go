@@ -1,4 +1,4 @@
-package nvidiaenv
+package nvidia
 
 import (
 	"strings"
@@ -8,7 +8,7 @@ import (
 )
 
 func TestEverySettingIsListedOnceWithAReason(t *testing.T) {
-	for name, settings := range map[string][]Setting{"toolkit": Toolkit(), "validator": Validator()} {
+	for name, settings := range map[string][]Setting{"toolkit": ToolkitSettings(), "validator": ValidatorSettings()} {
 		t.Run(name, func(t *testing.T) {
 			seen := map[string]bool{}
 			for _, s := range settings {

@@ -1,58 +1,29 @@
 package nvidia
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
-func TestEveryReleaseHasWholeImages(t *testing.T) {
-	for _, r := range Releases() {
-		for _, field := range []string{"driver", "toolkit", "devicePlugin", "dcgm", "dcgmExporter", "migManager"} {
-			image := r.Images[field]
-			require.True(t, strings.HasPrefix(image.Repository, Vendor), "%s %s", r.Name, field)
-			require.NotEmpty(t, image.Image, "%s %s", r.Name, field)
-			require.NotEmpty(t, image.Version, "%s %s", r.Name, field)
-		}
+func TestDriverTag(t *testing.T) {
+	for kernel, want := range map[string]string{
+		"4.18.0-372.51.1.el8_6.x86_64": "525.105.17-4.18.0-372.51.1.el8_6.x86_64-rhcos4.12",
+		"6.12.95+deb12-cloud-amd64":    "525.105.17-6.12.95_deb12-cloud-amd64-rhcos4.12",
+	} {
+		tag, err := DriverTag("525.105.17", kernel, "rhcos4.12")
+		require.NoError(t, err)
+		require.Equal(t, want, tag)
 	}
-	require.True(t, slices.IsSortedFunc(Releases(), func(a, b Release) int { return compare(a.Name, b.Name) }), "from the oldest")
-}
-
-// compare compares releases: v1.11.1 is older than v22.9.0.
-func compare(a, b string) int {
-	pad := func(name string) (all string) {
-		for part := range strings.SplitSeq(strings.TrimPrefix(name, "v"), ".") {
-			all += strings.Repeat("0", 4-len(part)) + part
-		}
-		return all
+	for _, kernel := range []string{"", "a/b", strings.Repeat("1", 130)} {
+		_, err := DriverTag("1", kernel, "os")
+		require.Error(t, err)
 	}
-	return strings.Compare(pad(a), pad(b))
-}
-
-func TestFind(t *testing.T) {
-	newest := Releases()[len(Releases())-1]
-	for name, want := range map[string]string{"": newest.Name, "v24.3.0": "v24.3.0", "24.3.0": "v24.3.0", "24.3": "v24.3.0", "v1.11": "v1.11.1", "1": "v1.11.1"} {
-		r, err := Find(name)
-		require.NoError(t, err, name)
-		require.Equal(t, want, r.Name, name)
-	}
-	_, err := Find("24.31")
-	require.ErrorContains(t, err, `"24.31" is no known release of NVIDIA's GPU Operator: use one of v1.8.1, `)
-}
-
-func TestAMirrorReplacesTheRegistry(t *testing.T) {
-	r, err := Find("24.3")
-	require.NoError(t, err)
-	require.Equal(t, "nvcr.io/nvidia/k8s/dcgm-exporter:3.3.5-3.4.1-ubuntu22.04", r.At("")["dcgmExporter"].Ref(v1.ImageSpec{}))
-	require.Equal(t, "registry.example:5000/mirror/nvidia/k8s/dcgm-exporter:3.3.5-3.4.1-ubuntu22.04", r.At("registry.example:5000/mirror/")["dcgmExporter"].Ref(v1.ImageSpec{}))
 }
 
 func TestNVIDIAsCounterpartsAreRecognised(t *testing.T) {
-	for _, image := range []v1.ImageSpec{
+	for _, image := range []Image{
 		{Version: "v1.17.5-ubuntu20.04"}, {Version: "1.6.0-ubuntu18.04"}, {Version: "v0.17.2"}, {Version: "v0.9.0-ubi8"}, {Version: "v25.3.0"}, {Version: "v1.11.1"}, {Version: "1.17"},
 		{Repository: "nvcr.io/nvidia/k8s"}, {Repository: "nvcr.io/nvidia/k8s", Version: "v0.1.0"},
 		{Repository: "registry.example/mirror", Image: "container-toolkit", Version: "v1.17.5"}, {Image: "nvcr.io/nvidia/cloud-native/gpu-operator-validator@sha256:0"},
@@ -61,7 +32,7 @@ func TestNVIDIAsCounterpartsAreRecognised(t *testing.T) {
 	} {
 		require.True(t, IsCounterpart(image, "v0.1.0"), "%+v", image)
 	}
-	for _, image := range []v1.ImageSpec{
+	for _, image := range []Image{
 		{}, {Version: "v0.1.0"}, {Version: "v0.1.7"}, {Version: "main"}, {Version: "latest"}, {Repository: "registry.example/mirror"},
 		{Repository: "registry.example", Image: "toolkit", Version: "v1.17.5"}, {Image: "registry.example/device-plugin:v2.0.0"}, {Version: "sha256:" + strings.Repeat("0", 64)},
 	} {

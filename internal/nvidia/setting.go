@@ -1,10 +1,11 @@
-// Package nvidiaenv lists the settings of NVIDIA's programs that ours accept and do not follow.
+// The settings of NVIDIA's programs that ours accept and do not follow.
 // Policies and manifests that people have for those programs stay valid. The program that reads
 // such a setting names it in its log and its state, and the operator in the policy's status.
 //
 // The names are those of NVIDIA's container toolkit 1.15 to 1.20 (cmd/nvidia-ctk-installer and,
 // before 1.17, tools/container) and of the validator of its GPU Operator.
-package nvidiaenv
+
+package nvidia
 
 import (
 	"slices"
@@ -39,8 +40,8 @@ func Unfollowed(settings []Setting, variable, value string) string {
 	return ""
 }
 
-// Toolkit returns the settings of the container toolkit.
-func Toolkit() []Setting {
+// ToolkitSettings returns the settings of the container toolkit.
+func ToolkitSettings() []Setting {
 	const (
 		asked   = "the runtime is asked over its socket, and its files are read"
 		shim    = "the settings of gpu-oci-runtime are in a file next to it, see docs/oci-runtime.md"
@@ -92,9 +93,9 @@ func Toolkit() []Setting {
 	}
 }
 
-// Validator returns the settings of the GPU Operator's validator that have no effect on our
+// ValidatorSettings returns the settings of the GPU Operator's validator that have no effect on our
 // validator's daemon.
-func Validator() []Setting {
+func ValidatorSettings() []Setting {
 	return []Setting{
 		{Variable: "CLEANUP_ALL", Same: []string{"false"}, Why: "the daemon replaces each proof itself"},
 		{Variable: "COMPONENT", Why: "the daemon proves every layer; one alone is proven by gpu-validator component"},
