@@ -15,9 +15,9 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/lab/fault"
 	"github.com/gpuready/gpuready/test/lab/node"
 	account "github.com/gpuready/gpuready/toolkit/apply"
-	"github.com/gpuready/gpuready/toolkit/apply/crashtest"
 	"github.com/gpuready/gpuready/toolkit/ociruntime/request"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/containerd"
@@ -143,7 +143,7 @@ func outage(t *testing.T, kind node.Kind, version string) {
 	bootID(t, dir, 1)
 	bare := config(t, dir)
 	m := openMachine(t, dir, version)
-	disk, err := crashtest.Read(dir)
+	disk, err := fault.ReadDisk(dir)
 	require.NoError(t, err)
 	var trace []host.Op
 	m.Root.Trace(func(op host.Op) error { trace = append(trace, op); return nil })
@@ -160,7 +160,7 @@ func outage(t *testing.T, kind node.Kind, version string) {
 	trees := 0
 	for i, op := range trace {
 		require.NoError(t, disk.Do(op), "step %d, %s %s", i, op.Kind, op.Path)
-		for k, loss := range crashtest.Losses(uint64(i)) {
+		for k, loss := range fault.PowerLosses(uint64(i)) {
 			if !long && (i+k)%7 != 0 { // each loss at every seventh step
 				continue
 			}

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/test/lab/fault"
 	"github.com/gpuready/gpuready/toolkit/apply"
-	"github.com/gpuready/gpuready/toolkit/apply/crashtest"
 )
 
 const (
@@ -135,7 +135,7 @@ func open(t testing.TB, at string) *host.Root {
 
 func tree(t testing.TB, at string) []string {
 	t.Helper()
-	lines, err := crashtest.Tree(at)
+	lines, err := fault.ListTree(at)
 	require.NoError(t, err)
 	return lines
 }
@@ -241,7 +241,7 @@ func TestRecoveryAfterAPowerLossAtEachStep(t *testing.T) {
 			if h.before != nil {
 				require.NoError(t, h.before(root))
 			}
-			disk, err := crashtest.Read(at)
+			disk, err := fault.ReadDisk(at)
 			require.NoError(t, err)
 			var trace []host.Op
 			root.Trace(func(op host.Op) error { trace = append(trace, op); return nil })
@@ -249,7 +249,7 @@ func TestRecoveryAfterAPowerLossAtEachStep(t *testing.T) {
 			require.Greater(t, len(trace), 20)
 			for i, op := range trace {
 				require.NoError(t, disk.Do(op))
-				for k, loss := range crashtest.Losses(uint64(i)) {
+				for k, loss := range fault.PowerLosses(uint64(i)) {
 					if !long && (i+k)%5 != 0 { // each loss at every fifth step
 						continue
 					}
@@ -270,11 +270,11 @@ func TestRecoveryAfterAPowerLossAtEachStep(t *testing.T) {
 			}
 			final, err := os.MkdirTemp(e.root, "final")
 			require.NoError(t, err)
-			require.NoError(t, disk.Write(final, crashtest.Losses(0)[0]))
+			require.NoError(t, disk.Write(final, fault.PowerLosses(0)[0]))
 			require.Equal(t, tree(t, at), tree(t, final), "the model is what the kernel did")
 			final, err = os.MkdirTemp(e.root, "final")
 			require.NoError(t, err)
-			require.NoError(t, disk.Write(final, crashtest.Losses(0)[1]))
+			require.NoError(t, disk.Write(final, fault.PowerLosses(0)[1]))
 			require.Equal(t, tree(t, at), tree(t, final), "nothing is left unsynced at the end")
 			t.Logf("%d steps", len(trace))
 		})

@@ -1,6 +1,6 @@
-// Package fault holds faults that tests confront programs with: hostile clients of an HTTP server, and
-// kernels changed one instruction at a time. A sample must detect each such change, as it must any
-// fault of a GPU; changes that go unnoticed show gaps in its checks.
+// Package fault holds faults that tests confront programs with: hostile clients of an HTTP server, power
+// losses while files are written, and kernels changed one instruction at a time. A sample must detect
+// each such change, as it must any fault of a GPU; changes that go unnoticed show gaps in its checks.
 package fault
 
 import (

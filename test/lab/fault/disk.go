@@ -1,11 +1,4 @@
-// Package crashtest simulates the effect of a power loss on a tree of files. It replays
-// a trace of the steps of a host.Root on a model of the disk, and writes a state that
-// POSIX allows after a power loss at any step. A file's bytes, owner and mode are safe
-// once it was synced; a name in a directory is safe once the directory was synced.
-// Before that they may be lost or not, in any order. A rename is atomic.
-//
-// It serves tests of code that writes through host.Root.
-package crashtest
+package fault
 
 import (
 	"bytes"
@@ -25,7 +18,10 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 )
 
-// Disk is a model of a tree on a disk.
+// Disk is a model of a tree of files on a disk. It replays a trace of the steps of a host.Root, and
+// writes a state that POSIX allows after a power loss at any step. A file's bytes, owner and mode are
+// safe once it was synced; a name in a directory is safe once the directory was synced. Before that
+// they may be lost or not, in any order. A rename is atomic.
 type Disk struct{ root *inode }
 
 type inode struct {
@@ -51,8 +47,8 @@ type content struct {
 	xattrs map[string][]byte
 }
 
-// Loss selects the unsynced data that a power loss keeps.
-type Loss struct {
+// PowerLoss selects the unsynced data that a power loss keeps.
+type PowerLoss struct {
 	Name string
 	// names reports whether the next step of a directory is on the disk.
 	names func() bool
@@ -75,11 +71,11 @@ func half(now content) content {
 	return now
 }
 
-// Losses returns the extreme losses, and a random one in between that depends on the
+// PowerLosses returns the extreme losses, and a random one in between that depends on the
 // seed. The first one loses nothing, as after a kill.
-func Losses(seed uint64) []Loss {
+func PowerLosses(seed uint64) []PowerLoss {
 	random := rand.New(rand.NewPCG(seed, 1))
-	return []Loss{
+	return []PowerLoss{
 		{"nothing", always, func(now content, _ *content) content { return now }},
 		{"everything", never, func(_ content, synced *content) content { return orEmpty(synced) }},
 		{"bytes", always, func(_ content, synced *content) content { return orEmpty(synced) }},
@@ -95,8 +91,8 @@ func Losses(seed uint64) []Loss {
 	}
 }
 
-// Read returns a model of the tree below dir, in which everything is synced.
-func Read(dir string) (*Disk, error) {
+// ReadDisk returns a model of the tree below dir, in which everything is synced.
+func ReadDisk(dir string) (*Disk, error) {
 	root, err := read(dir)
 	return &Disk{root}, err
 }
@@ -252,9 +248,9 @@ func (n *inode) apply(op host.Op) error {
 func (n *inode) sync() { n.safeNames, n.pending = maps.Clone(n.names), nil }
 
 // Write writes the state after a power loss below dir, an empty directory.
-func (d *Disk) Write(dir string, loss Loss) error { return d.root.write(dir, loss) }
+func (d *Disk) Write(dir string, loss PowerLoss) error { return d.root.write(dir, loss) }
 
-func (n *inode) write(at string, loss Loss) error {
+func (n *inode) write(at string, loss PowerLoss) error {
 	switch {
 	case n.names != nil:
 		return n.writeDir(at, loss)
@@ -281,7 +277,7 @@ func (n *inode) write(at string, loss Loss) error {
 	return os.Chmod(at, c.mode)
 }
 
-func (n *inode) writeDir(at string, loss Loss) error {
+func (n *inode) writeDir(at string, loss PowerLoss) error {
 	if err := os.Mkdir(at, 0o755); err != nil && !os.IsExist(err) {
 		return err
 	}
@@ -299,8 +295,8 @@ func (n *inode) writeDir(at string, loss Loss) error {
 	return os.Chmod(at, n.mode.Perm())
 }
 
-// Tree describes everything below dir, one line each, to compare trees.
-func Tree(dir string) ([]string, error) {
+// ListTree describes everything below dir, one line each, to compare trees.
+func ListTree(dir string) ([]string, error) {
 	var lines []string
 	err := filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
 		if err != nil || p == dir {
