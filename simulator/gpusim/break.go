@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -26,10 +25,10 @@ and make the driver ask to drain and reset the GPU.`,
 			c.gpuFlag()
 			corrected := c.Uint64("corrected", 0, "single bit errors to add")
 			uncorrected := c.Uint64("uncorrected", 0, "double bit errors to add")
-			location := c.String("location", "dram", "one of "+strings.Join(fault.Locations(), ", "))
+			location := c.String("location", "dram", "one of "+strings.Join(state.ECCLocationNames(), ", "))
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
-					return fault.ECC(s, gpu, *location, *corrected, *uncorrected)
+					return s.CountECCErrors(gpu, *location, *corrected, *uncorrected)
 				})
 			}
 		},
@@ -51,10 +50,10 @@ one that does.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			kind := c.String("kind", "pending", "one of "+strings.Join(fault.Remaps(), ", "))
+			kind := c.String("kind", "pending", "one of "+strings.Join(state.RemapKinds(), ", "))
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
-					return fault.Remap(s, gpu, *kind)
+					return s.RemapRow(gpu, *kind)
 				})
 			}
 		},
@@ -77,7 +76,7 @@ With --xid the driver also reports XID 79, that it has fallen off the bus.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			how := c.String("how", "calls", "one of "+strings.Join(fault.Ways(), ", "))
+			how := c.String("how", "calls", "one of "+strings.Join(state.LostWays(), ", "))
 			report := c.Bool("xid", true, "report XID 79 (default true for calls and events, else false)")
 			c.Lookup("xid").DefValue = "false" // the text says it: it depends on --how
 			return func() error {
@@ -85,7 +84,7 @@ With --xid the driver also reports XID 79, that it has fallen off the bus.`,
 					*report = *how == "calls" || *how == "events"
 				}
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
-					return fault.Lose(s, gpu, *how, *report)
+					return s.LoseGPU(gpu, *how, *report)
 				})
 			}
 		},
@@ -106,7 +105,7 @@ aggregate counters stay, as on a board. The MIG layout stays.`,
 			c.gpuFlag()
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
-					fault.Restore(s, gpu)
+					s.ResetGPU(gpu)
 					return nil, nil
 				})
 			}
@@ -148,7 +147,7 @@ func (c *call) reset(patience time.Duration) error {
 	defer cancel()
 	err = f.WithExclusive(ctx, index, func() error {
 		return f.Update(func(s *state.State) error {
-			fault.Restore(s, index)
+			s.ResetGPU(index)
 			return nil
 		})
 	})
@@ -179,12 +178,12 @@ where there is room; a module's variables take room, too.`,
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			c.gpuFlag()
-			kind := c.String("kind", "flip", "one of "+strings.Join(fault.Kinds(), ", "))
+			kind := c.String("kind", "flip", "one of "+strings.Join(state.MemfaultKinds(), ", "))
 			offset := c.Uint64("offset", 0, "bytes into the GPU's memory or each allocation, a multiple of 4")
 			bit := c.Uint32("bit", 0, "bit within the word, 0 to 31")
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
-					return nil, fault.Memory(s, gpu, *kind, *offset, *bit)
+					return nil, s.CorruptMemory(gpu, *kind, *offset, *bit)
 				})
 			}
 		},

@@ -3,7 +3,6 @@ package main
 import (
 	"strings"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -21,10 +20,10 @@ No clock, link or copy of the simulator becomes slower: it is what NVML tells.`,
 			c.gpuFlag()
 			gen := c.Uint32("pcie-gen", 0, "generation that the PCIe link has fallen to; 0: none")
 			width := c.Uint32("pcie-width", 0, "lanes that the PCIe link has fallen to; 0: none")
-			throttle := c.StringSlice("throttle", nil, "why the clocks are reduced: none, or some of "+strings.Join(fault.Throttles(), ", "))
+			throttle := c.StringSlice("throttle", nil, "why the clocks are reduced: none, or some of "+strings.Join(state.ThrottleReasons(), ", "))
 			links := c.StringSlice("links-down", nil, "NVLinks that are down: none, or their numbers")
 			return func() error {
-				var d fault.Degradation
+				var d state.Degradation
 				given := false
 				for _, f := range []struct {
 					name string
@@ -42,7 +41,7 @@ No clock, link or copy of the simulator becomes slower: it is what NVML tells.`,
 					return usagef("give --pcie-gen, --pcie-width, --throttle or --links-down")
 				}
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
-					return nil, fault.Degrade(s, gpu, d)
+					return nil, s.Degrade(gpu, d)
 				})
 			}
 		},
@@ -67,7 +66,7 @@ side; how many does not. 0 ends it.`,
 			bit := c.Uint32("bit", 22, "bit of the upper 32 of the result, 0 to 31: 31 is the sign, 22 the highest of a single's fraction")
 			return func() error {
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
-					return nil, fault.Miscompute(s, gpu, *every, *bit)
+					return nil, s.Miscompute(gpu, *every, *bit)
 				})
 			}
 		},

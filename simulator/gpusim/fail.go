@@ -4,7 +4,6 @@ import (
 	"errors"
 	"strings"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -16,7 +15,7 @@ func fail() command {
 From now on nvmlInit (--init), or each call about events (--events), answers with
 an error of NVML: a number (nvmlReturn_t), or one of
 
-  ` + strings.Join(fault.Errors(), "\n  ") + `
+  ` + strings.Join(state.ErrorNames(), "\n  ") + `
 
 none ends it. A process that has initialised NVML already goes on, but for events.`,
 		example: "gpusim fail --init no-permission\ngpusim fail --init 999 --events unknown\ngpusim fail --init none --events none",
@@ -33,11 +32,11 @@ func (c *call) fail(first, events string) error {
 	if first == "" && events == "" {
 		return usagef("give --init or --events")
 	}
-	initError, err := fault.Error(first)
+	initError, err := state.ParseError(first)
 	if err != nil {
 		return usagef("--init: %w", err)
 	}
-	eventError, err := fault.Error(events)
+	eventError, err := state.ParseError(events)
 	if err != nil {
 		return usagef("--events: %w", err)
 	}

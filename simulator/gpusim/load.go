@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -28,7 +27,7 @@ listed. A flag that is not given keeps its earlier value. Only gpusim load ends 
 			power := c.Uint32("power", 0, "watts at full load; 0: the GPU's power limit")
 			memory := c.Uint64("memory-used", 0, "MiB in use; in MIG mode, shared out by the size of the instances")
 			return func() error {
-				var l fault.Load
+				var l state.Load
 				given := false
 				for _, f := range []struct {
 					name string
@@ -53,7 +52,7 @@ listed. A flag that is not given keeps its earlier value. Only gpusim load ends 
 }
 
 // setLoad sets the load of the GPU that --gpu names, or of all.
-func (c *call) setLoad(l fault.Load) error {
+func (c *call) setLoad(l state.Load) error {
 	f, err := c.driver().Open()
 	if err != nil {
 		return err
@@ -68,7 +67,7 @@ func (c *call) setLoad(l fault.Load) error {
 			end = first + 1
 		}
 		for i := first; i < end; i++ {
-			if err := fault.SetLoad(s, i, l); err != nil {
+			if err := s.SetLoad(i, l); err != nil {
 				return err
 			}
 		}

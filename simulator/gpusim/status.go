@@ -6,7 +6,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/gpusim/root"
 	"github.com/gpuready/gpuready/simulator/state"
 )
@@ -102,10 +101,10 @@ func describe(s *state.State, m *root.Manifest) *driverStatus {
 		d.DeviceNodes = "files"
 	}
 	if s.InitError != 0 {
-		d.InitError = fault.ErrorName(s.InitError)
+		d.InitError = state.ErrorName(s.InitError)
 	}
 	if s.EventError != 0 {
-		d.EventError = fault.ErrorName(s.EventError)
+		d.EventError = state.ErrorName(s.EventError)
 	}
 	if p := priceOf(s); p != (price{}) {
 		d.InitCost, d.CallCost = p.init.String(), p.call.String()
@@ -113,12 +112,12 @@ func describe(s *state.State, m *root.Manifest) *driverStatus {
 	for i, g := range s.GPUs() {
 		line := gpuStatus{
 			Index: i, UUID: state.Text(g.Uuid[:]), Name: state.Text(g.Name[:]), PCI: g.Pci.Address(), Minor: g.Minor,
-			NUMANode: g.NumaNode, MemoryBytes: g.MemoryTotal, Lost: fault.Way(g.Lost), Recovery: g.RecoveryAction,
+			NUMANode: g.NumaNode, MemoryBytes: g.MemoryTotal, Lost: state.LostWay(g.Lost), Recovery: g.RecoveryAction,
 			Corrected: sum(g.EccVolatile[0]), Uncorrected: sum(g.EccVolatile[1]), MIG: g.MigCurrent != 0,
-			WrongEvery: g.WrongEvery, PCIeGen: g.PcieGenLimit, PCIeWidth: g.PcieWidthLimit, Throttle: fault.Throttle(g.Throttle), Load: g.Load,
+			WrongEvery: g.WrongEvery, PCIeGen: g.PcieGenLimit, PCIeWidth: g.PcieWidthLimit, Throttle: state.ThrottleNames(g.Throttle), Load: g.Load,
 		}
 		if g.MemfaultKind != state.MemfaultNone {
-			line.Memfault = fault.Kind(g.MemfaultKind)
+			line.Memfault = state.MemfaultName(g.MemfaultKind)
 		}
 		for l := range g.Nlinks {
 			if g.LinksDown>>l&1 != 0 {

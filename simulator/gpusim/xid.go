@@ -1,7 +1,6 @@
 package main
 
 import (
-	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -28,7 +27,7 @@ event is raised, too. --gi and --ci confine the XID to a MIG instance.`,
 					return usagef("--xid is missing")
 				}
 				return c.change(func(s *state.State, gpu int) ([]state.Event, error) {
-					return fault.XID(s, gpu, *number, *gi, *ci)
+					return s.ReportXID(gpu, *number, *gi, *ci)
 				})
 			}
 		},

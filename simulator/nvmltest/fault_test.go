@@ -7,7 +7,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -200,7 +199,7 @@ func TestDegradedGPUReportsIt(t *testing.T) {
 		require.Equal(t, []any{5, 16, uint64(nvml.ClocksEventReasonGpuIdle), uint64(nvml.ClocksEventReasonGpuIdle), []int(nil)}, well)
 		degrade := func(gen, width uint32, throttle []string, links []string) {
 			m.change(t, func(s *state.State) {
-				require.NoError(t, fault.Degrade(s, 3, fault.Degradation{PCIeGen: &gen, PCIeWidth: &width, Throttle: &throttle, LinksDown: &links}))
+				require.NoError(t, s.Degrade(3, state.Degradation{PCIeGen: &gen, PCIeWidth: &width, Throttle: &throttle, LinksDown: &links}))
 			})
 		}
 		degrade(3, 8, []string{"hw-thermal", "hw-slowdown"}, []string{"2", "5"})

@@ -1,6 +1,7 @@
 // Package state is the Go side of the simulated driver's state. It creates the file
-// that libnvidia-ml and libcuda map, and changes it in place. state.h describes the
-// layout and the protocol; the types here are generated from it.
+// that libnvidia-ml and libcuda map, and changes it in place: it breaks and repairs GPUs,
+// slows them down and sets their load. state.h describes the layout and the protocol; the
+// types here are generated from it.
 package state
 
 import (

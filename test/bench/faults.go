@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -89,7 +88,7 @@ func (b *bench) xid(ctx context.Context, replicas int, call, pause time.Duration
 func (n *node) xid(gpu int) (raised time.Time, err error) {
 	var events []state.Event
 	err = n.driver.Update(func(s *state.State) (err error) {
-		events, err = fault.XID(s, gpu, fault.XIDFallenOff, state.None, state.None)
+		events, err = s.ReportXID(gpu, state.XIDFallenOff, state.None, state.None)
 		return err
 	}, func() []state.Event {
 		raised = time.Now()
@@ -146,7 +145,7 @@ func (b *bench) events(ctx context.Context) error {
 	answer := func(ret uint32) error {
 		return n.driver.Update(func(s *state.State) error { s.EventError = ret; return nil })
 	}
-	unknown, err := fault.Error("unknown")
+	unknown, err := state.ParseError("unknown")
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/kubelettest"
-	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -127,7 +126,7 @@ func (n *node) setLatency(init, call time.Duration) error {
 func (n *node) restoreGPUs() error {
 	return n.driver.Update(func(s *state.State) error {
 		for i := range s.GPUs() {
-			fault.Restore(s, i)
+			s.ResetGPU(i)
 		}
 		return nil
 	})

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
-	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/state"
 )
 
@@ -63,7 +62,7 @@ func (f *fate) next(ctx context.Context) error {
 	case n < 60:
 		return f.breakAndReset(ctx, f.ecc)
 	case n < 70:
-		return f.breakAndReset(ctx, func() error { return f.lose(pick(f.rand, fault.Ways()), true) })
+		return f.breakAndReset(ctx, func() error { return f.lose(pick(f.rand, state.LostWays()), true) })
 	case n < 85:
 		return f.blink(ctx)
 	}
@@ -93,25 +92,25 @@ func (f *fate) change(what string, by func(*state.State) ([]state.Event, error),
 
 func (f *fate) xid(xid uint64, is func()) error {
 	return f.change(fmt.Sprintf("XID %d", xid), func(s *state.State) ([]state.Event, error) {
-		return fault.XID(s, f.gpu.index, xid, state.None, state.None)
+		return s.ReportXID(f.gpu.index, xid, state.None, state.None)
 	}, is)
 }
 
 func (f *fate) ecc() error {
 	return f.change("ECC error", func(s *state.State) ([]state.Event, error) {
-		return fault.ECC(s, f.gpu.index, pick(f.rand, []string{"dram", "sram"}), 0, 1)
+		return s.CountECCErrors(f.gpu.index, pick(f.rand, []string{"dram", "sram"}), 0, 1)
 	}, func() { f.gpu.health = sick })
 }
 
 func (f *fate) lose(how string, xid bool) error {
 	return f.change("lost, "+how, func(s *state.State) ([]state.Event, error) {
-		return fault.Lose(s, f.gpu.index, how, xid)
+		return s.LoseGPU(f.gpu.index, how, xid)
 	}, func() { f.gpu.health = sick })
 }
 
 func (f *fate) restore(to health) error {
 	return f.change("restored", func(s *state.State) ([]state.Event, error) {
-		fault.Restore(s, f.gpu.index)
+		s.ResetGPU(f.gpu.index)
 		return nil, nil
 	}, func() { f.gpu.health = to })
 }
@@ -148,7 +147,7 @@ func (f *fate) breakAndReset(ctx context.Context, breaks func() error) error {
 
 // reset removes the GPU, waits until the plugin has noticed, and restores it.
 func (f *fate) reset(ctx context.Context) error {
-	gone := func(s *state.State) ([]state.Event, error) { return fault.Lose(s, f.gpu.index, "gone", false) }
+	gone := func(s *state.State) ([]state.Event, error) { return s.LoseGPU(f.gpu.index, "gone", false) }
 	if err := f.change("reset begins", gone, func() { f.gpu.health = sick }); err != nil {
 		return err
 	}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/simulator/gpusim/fault"
 	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
 )
@@ -48,7 +47,7 @@ func TestRefreshFinishesAnInterruptedChange(t *testing.T) {
 		f, err := r.Open()
 		require.NoError(t, err)
 		require.NoError(t, f.Update(func(s *state.State) error {
-			return fault.Memory(s, 0, "stuck", 0, 0)
+			return s.CorruptMemory(0, "stuck", 0, 0)
 		}))
 		was := listing(t, r.Dir)
 		r.step = interrupt(n)
@@ -93,7 +92,7 @@ func TestRefreshTakesNewLibraries(t *testing.T) {
 	again, err := r.Open()
 	require.NoError(t, err)
 	defer again.Close()
-	require.NoError(t, again.Emit(state.Event{Type: fault.EventXID}))
+	require.NoError(t, again.Emit(state.Event{Type: state.EventXID}))
 	require.EqualValues(t, 1, f.EventCount(), "it is the same file")
 	// The next change must keep the present content.
 	partitioned := r.Change(func(*state.State) error { return nil })

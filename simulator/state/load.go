@@ -1,10 +1,8 @@
-package fault
+package state
 
 import (
 	"fmt"
 	"time"
-
-	"github.com/gpuready/gpuready/simulator/state"
 )
 
 // Load describes how busy NVML reports a GPU to be. A nil field leaves that part unchanged.
@@ -23,7 +21,7 @@ const (
 )
 
 // SetLoad sets the load of the GPU with the given index.
-func SetLoad(s *state.State, index int, l Load) error {
+func (s *State) SetLoad(index int, l Load) error {
 	g := &s.Gpu[index]
 	if l.Percent != nil {
 		if *l.Percent > 100 {
@@ -52,7 +50,7 @@ func SetLoad(s *state.State, index int, l Load) error {
 	if l.MemoryMiB != nil {
 		free := (g.MemoryTotal - g.MemoryReserved - g.MemoryUsed) >> 20
 		if *l.MemoryMiB > free {
-			return fmt.Errorf("memory-used: %s has only %d MiB free when idle", state.Text(g.Name[:]), free)
+			return fmt.Errorf("memory-used: %s has only %d MiB free when idle", Text(g.Name[:]), free)
 		}
 		g.LoadMemory = *l.MemoryMiB << 20
 	}

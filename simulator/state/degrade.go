@@ -1,4 +1,4 @@
-package fault
+package state
 
 import (
 	"fmt"
@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/gpuready/gpuready/simulator/state"
 )
 
 // throttles maps names to reasons why a GPU's clocks are reduced
@@ -17,13 +15,13 @@ var throttles = map[string]uint64{
 	"hw-thermal": 0x40, "hw-power-brake": 0x80, "display-clocks": 0x100,
 }
 
-// Throttles returns the names of the throttle reasons, sorted.
-func Throttles() []string { return slices.Sorted(maps.Keys(throttles)) }
+// ThrottleReasons returns the names of the throttle reasons, sorted.
+func ThrottleReasons() []string { return slices.Sorted(maps.Keys(throttles)) }
 
-// Throttle returns the names of the reasons in a value of GPU.Throttle, sorted.
-func Throttle(reasons uint64) []string {
+// ThrottleNames returns the names of the reasons in a value of GPU.Throttle, sorted.
+func ThrottleNames(reasons uint64) []string {
 	var names []string
-	for _, name := range Throttles() {
+	for _, name := range ThrottleReasons() {
 		if reasons&throttles[name] != 0 {
 			names = append(names, name)
 		}
@@ -40,11 +38,11 @@ type Degradation struct {
 }
 
 // Degrade makes the GPU slower than it should be, or ends that.
-func Degrade(s *state.State, index int, d Degradation) error {
+func (s *State) Degrade(index int, d Degradation) error {
 	g := &s.Gpu[index]
 	if d.PCIeGen != nil {
 		if *d.PCIeGen > g.PcieGenMax {
-			return fmt.Errorf("pcie-gen: the link of %s has no generation above %d", state.Text(g.Name[:]), g.PcieGenMax)
+			return fmt.Errorf("pcie-gen: the link of %s has no generation above %d", Text(g.Name[:]), g.PcieGenMax)
 		}
 		g.PcieGenLimit = *d.PCIeGen
 	}
@@ -62,7 +60,7 @@ func Degrade(s *state.State, index int, d Degradation) error {
 		g.Throttle = reasons
 	}
 	if d.LinksDown != nil {
-		return setLinksDown(s, index, *d.LinksDown)
+		return s.setLinksDown(index, *d.LinksDown)
 	}
 	return nil
 }
@@ -71,7 +69,7 @@ func reasonsOf(names []string) (reasons uint64, err error) {
 	for _, name := range names {
 		bit, ok := throttles[name]
 		if !ok && name != "none" {
-			return 0, fmt.Errorf("throttle: %q is neither none nor one of %s", name, strings.Join(Throttles(), ", "))
+			return 0, fmt.Errorf("throttle: %q is neither none nor one of %s", name, strings.Join(ThrottleReasons(), ", "))
 		}
 		reasons |= bit
 	}
@@ -79,7 +77,7 @@ func reasonsOf(names []string) (reasons uint64, err error) {
 }
 
 // setLinksDown brings down exactly these NVLinks of the GPU.
-func setLinksDown(s *state.State, index int, names []string) error {
+func (s *State) setLinksDown(index int, names []string) error {
 	g := &s.Gpu[index]
 	var down uint64
 	for _, name := range names {
@@ -91,29 +89,29 @@ func setLinksDown(s *state.State, index int, names []string) error {
 			return fmt.Errorf("links-down: %q is neither none nor the number of an NVLink", name)
 		}
 		if l >= uint64(g.Nlinks) || (g.Link[l].Active == 0 && g.LinksDown>>l&1 == 0) {
-			return fmt.Errorf("links-down: %s has no NVLink %d in use, of %d", state.Text(g.Name[:]), l, g.Nlinks)
+			return fmt.Errorf("links-down: %s has no NVLink %d in use, of %d", Text(g.Name[:]), l, g.Nlinks)
 		}
 		down |= 1 << l
 	}
 	for l := range g.Nlinks {
-		switchLink(s, index, l, down>>l&1 == 0)
+		s.switchLink(index, l, down>>l&1 == 0)
 	}
 	return nil
 }
 
 // switchLink brings an NVLink of the GPU down, or up again, at both ends.
-func switchLink(s *state.State, index int, l uint32, up bool) {
+func (s *State) switchLink(index int, l uint32, up bool) {
 	g := &s.Gpu[index]
 	if up == (g.LinksDown>>l&1 == 0) {
 		return // as it was, and links that were never in use stay so
 	}
 	switchEnd(g, l, up)
-	if far := g.Link[l]; far.RemoteType == state.RemoteGPU {
+	if far := g.Link[l]; far.RemoteType == RemoteGPU {
 		switchEnd(&s.Gpu[far.RemoteGpu], far.RemoteLink, up)
 	}
 }
 
-func switchEnd(g *state.GPU, l uint32, up bool) {
+func switchEnd(g *GPU, l uint32, up bool) {
 	if up {
 		g.LinksDown &^= 1 << l
 		g.Link[l].Active = 1
@@ -125,7 +123,7 @@ func switchEnd(g *state.GPU, l uint32, up bool) {
 
 // Miscompute makes libcuda invert a bit in every n-th floating-point result on the GPU, where
 // n is every; 0 ends it. The bit is counted in the upper 32 bits of the result.
-func Miscompute(s *state.State, index int, every uint64, bit uint32) error {
+func (s *State) Miscompute(index int, every uint64, bit uint32) error {
 	if bit > 31 {
 		return fmt.Errorf("bit: %d is not 0 to 31", bit)
 	}
