@@ -13,8 +13,8 @@ import (
 
 	"github.com/gpuready/gpuready/internal/explain"
 	"github.com/gpuready/gpuready/internal/program"
-	nodeexplain "github.com/gpuready/gpuready/validator/explain"
 	"github.com/gpuready/gpuready/validator/kube"
+	"github.com/gpuready/gpuready/validator/report"
 )
 
 const explainUsage = `Show for each layer from the driver to a pod whether it is ready on a node, since
@@ -81,7 +81,7 @@ func (o *options) explainNode() (explain.Report, error) {
 	if err != nil {
 		return explain.Report{}, err
 	}
-	return nodeexplain.FromNode(n, n.Root.Path(o.outputDir), name, time.Now()), nil
+	return report.ExplainNode(n, n.Root.Path(o.outputDir), name, time.Now()), nil
 }
 
 func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout time.Duration) (explain.Report, error) {
@@ -97,7 +97,7 @@ func explainCluster(ctx context.Context, node, kubeconfig, name string, timeout 
 		return explain.Report{}, err
 	}
 	defer client.Close()
-	r, err := nodeexplain.FromCluster(ctx, client, node, time.Now())
+	r, err := report.ExplainCluster(ctx, client, node, time.Now())
 	if err != nil && errors.Is(context.Cause(ctx), late) {
 		return r, fmt.Errorf("%w: %w", late, err)
 	}

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The golden files of validator/explain show whole reports.
+// The golden files of validator/report show whole reports.
 
 var now = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 

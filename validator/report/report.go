@@ -1,5 +1,6 @@
 // Package report formats the results of run and preflight: as text for a terminal, as JSON,
-// as JUnit XML for a CI system, and that of a preflight also as an HTML page.
+// as JUnit XML for a CI system, and that of a preflight also as an HTML page. It also makes the
+// reports of explain: from the files of a node's components, or from the API server.
 package report
 
 import (

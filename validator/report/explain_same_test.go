@@ -1,4 +1,4 @@
-package explain
+package report_test
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/nodestatus"
+	"github.com/gpuready/gpuready/validator/report"
 )
 
 // What the validator writes on the node and what it publishes of it in the cluster give the same
@@ -84,7 +85,7 @@ func TestTheNodeAndTheClusterAreExplainedInTheSameWords(t *testing.T) {
 			require.ErrorIs(t, <-ended, context.Canceled)
 
 			onNode := s.report()
-			inCluster, err := FromCluster(t.Context(), client, "n1", now)
+			inCluster, err := report.ExplainCluster(t.Context(), client, "n1", now)
 			require.NoError(t, err)
 			require.Equal(t, onNode.Result, inCluster.Result)
 			require.Equal(t, road(onNode), road(inCluster))

@@ -1,4 +1,4 @@
-package explain
+package report
 
 import (
 	"context"
@@ -14,8 +14,8 @@ import (
 // partOf is the label of all parts of the product.
 var partOf = map[string]string{"app.kubernetes.io/part-of": "gpuready"}
 
-// FromCluster reads a Node, its pods and its Events from the API server.
-func FromCluster(ctx context.Context, client *kube.Client, name string, now time.Time) (explain.Report, error) {
+// ExplainCluster reads a Node, its pods and its Events from the API server.
+func ExplainCluster(ctx context.Context, client *kube.Client, name string, now time.Time) (explain.Report, error) {
 	node, err := client.Node(ctx, name)
 	switch {
 	case apierrors.IsNotFound(err):

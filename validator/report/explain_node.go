@@ -1,6 +1,4 @@
-// Package explain builds the reports of internal/explain: from the files of a node's components
-// (FromNode), or from the API server (FromCluster).
-package explain
+package report
 
 import (
 	"cmp"
@@ -23,13 +21,13 @@ var components = map[readiness.Layer]nodestate.Component{
 	readiness.Driver: nodestate.Driver, readiness.Toolkit: nodestate.Toolkit, readiness.Plugin: nodestate.DevicePlugin,
 }
 
-// report is an explain.Report that is being built.
-type report struct{ explain.Report }
+// nodeReport is an explain.Report that is being built.
+type nodeReport struct{ explain.Report }
 
-// FromNode reads the proofs in a folder and the states of the components. It needs no
+// ExplainNode reads the proofs in a folder and the states of the components. It needs no
 // other privilege than to read them.
-func FromNode(node check.Node, proofs, name string, now time.Time) explain.Report {
-	r := &report{explain.Report{Node: name, Source: "node", Time: now.UTC()}}
+func ExplainNode(node check.Node, proofs, name string, now time.Time) explain.Report {
+	r := &nodeReport{explain.Report{Node: name, Source: "node", Time: now.UTC()}}
 	silent := true
 	for _, l := range readiness.Layers() {
 		status, err := readiness.Read(proofs, l, node.BootID)
@@ -70,7 +68,7 @@ func FromNode(node check.Node, proofs, name string, now time.Time) explain.Repor
 }
 
 // proofStage returns the stage of a layer by the validator's proof or refusal.
-func (r *report) proofStage(name string, status readiness.Status, err error) explain.Stage {
+func (r *nodeReport) proofStage(name string, status readiness.Status, err error) explain.Stage {
 	if err != nil {
 		s := explain.Stage{Name: name, State: explain.Waiting, Message: readiness.DescribeError(err)}
 		if errors.Is(err, readiness.ErrInvalid) {
@@ -99,7 +97,7 @@ func (r *report) proofStage(name string, status readiness.Status, err error) exp
 }
 
 // addState adds the state of a component, unless it is Ready.
-func (r *report) addState(l readiness.Layer, c nodestate.Component, state nodestate.State, err error) {
+func (r *nodeReport) addState(l readiness.Layer, c nodestate.Component, state nodestate.State, err error) {
 	s := r.Stage(string(l))
 	if err == nil {
 		for _, u := range state.Unserved {
@@ -132,7 +130,7 @@ func (r *report) addState(l readiness.Layer, c nodestate.Component, state nodest
 
 // addOffer sets the kubelet's stage by the devices that the plugin registered, and adds those
 // that it withholds.
-func (r *report) addOffer(node check.Node) {
+func (r *nodeReport) addOffer(node check.Node) {
 	s := r.Stage(explain.Kubelet)
 	state, err := node.State(nodestate.DevicePlugin)
 	if r.Stage(string(readiness.Driver)).State == explain.Absent {

@@ -1,4 +1,4 @@
-package explain
+package report_test
 
 import (
 	"bytes"

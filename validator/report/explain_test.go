@@ -1,4 +1,4 @@
-package explain
+package report_test
 
 import (
 	"bytes"
@@ -27,6 +27,7 @@ import (
 	"github.com/gpuready/gpuready/validator/kube"
 	"github.com/gpuready/gpuready/validator/kube/kubetest"
 	"github.com/gpuready/gpuready/validator/nodestatus"
+	"github.com/gpuready/gpuready/validator/report"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,7 +42,7 @@ func show(t *testing.T, name string, r explain.Report) {
 	asPublished(t, r)
 	var wide bytes.Buffer
 	require.NoError(t, r.Text(&wide, explain.Style{Width: 100}))
-	golden.Require(t, "testdata/"+name+".txt", wide.Bytes())
+	golden.Require(t, "testdata/explain/"+name+".txt", wide.Bytes())
 }
 
 // showAll also compares the text on a narrow terminal, the text in colours, and the JSON.
@@ -50,11 +51,11 @@ func showAll(t *testing.T, name string, r explain.Report) {
 	show(t, name, r)
 	var narrow, colored, data bytes.Buffer
 	require.NoError(t, r.Text(&narrow, explain.Style{Width: 46}))
-	golden.Require(t, "testdata/"+name+"-narrow.txt", narrow.Bytes())
+	golden.Require(t, "testdata/explain/"+name+"-narrow.txt", narrow.Bytes())
 	require.NoError(t, r.Text(&colored, explain.Style{Width: 80, Color: true}))
-	golden.Require(t, "testdata/"+name+"-color.txt", colored.Bytes())
+	golden.Require(t, "testdata/explain/"+name+"-color.txt", colored.Bytes())
 	require.NoError(t, r.JSON(&data))
-	golden.Require(t, "testdata/"+name+".json", data.Bytes())
+	golden.Require(t, "testdata/explain/"+name+".json", data.Bytes())
 }
 
 // site is a node's folders.
@@ -98,7 +99,7 @@ func (s *site) writeState(c nodestate.Component, state nodestate.State) {
 }
 
 func (s *site) report() explain.Report {
-	r := FromNode(s.node, s.dir, "n1", now)
+	r := report.ExplainNode(s.node, s.dir, "n1", now)
 	for i := range r.Stages { // Write sets Since to the present time
 		if r.Stages[i].Name == explain.Kubelet && !r.Stages[i].Since.IsZero() {
 			r.Stages[i].Since = now.Add(-3 * time.Hour)
@@ -143,7 +144,7 @@ func TestTheRoadEndsWhereALayerIsRefused(t *testing.T) {
 	showAll(t, "refused", s.report())
 	page, err := os.ReadFile("../../docs/validator.md")
 	require.NoError(t, err)
-	picture, err := os.ReadFile("testdata/refused.txt")
+	picture, err := os.ReadFile("testdata/explain/refused.txt")
 	require.NoError(t, err)
 	require.Contains(t, string(page), indented(string(picture)), "the picture in docs/validator.md is another")
 }
@@ -335,7 +336,7 @@ func TestTheRoadFromTheCluster(t *testing.T) {
 			if c.after != nil {
 				c.after(server)
 			}
-			r, err := FromCluster(t.Context(), client, "n1", now)
+			r, err := report.ExplainCluster(t.Context(), client, "n1", now)
 			require.NoError(t, err)
 			require.Equal(t, c.want, r.Result)
 			show(t, "cluster-"+strings.ReplaceAll(name, " ", "-"), r)
@@ -366,13 +367,13 @@ func TestForbiddenListsAreLeftOut(t *testing.T) {
 		}
 		return nil
 	})
-	r, err := FromCluster(t.Context(), client, "n1", now)
+	r, err := report.ExplainCluster(t.Context(), client, "n1", now)
 	require.NoError(t, err)
 	require.Equal(t, "ok: pods can use the GPUs of this node", r.Result)
 	require.Len(t, r.Notes, 2)
 	require.Contains(t, r.Notes[0], "the agents' pods cannot be listed: pods is forbidden")
 
-	_, err = FromCluster(t.Context(), client, "n2", now)
+	_, err = report.ExplainCluster(t.Context(), client, "n2", now)
 	require.ErrorContains(t, err, "read Node n2")
 	require.ErrorContains(t, err, "see kubectl get nodes")
 }
@@ -383,7 +384,7 @@ func TestAHangingAPIServerTimesOut(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		_, err := FromCluster(ctx, client, "n1", now)
+		_, err := report.ExplainCluster(ctx, client, "n1", now)
 		ended <- err
 	}()
 	require.NoError(t, server.Wait(t.Context(), func() bool { return len(server.Requests()) > 0 }))
