@@ -10,24 +10,16 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
-	"github.com/gpuready/gpuready/operator/api/v1/history"
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 )
 
 const compatibilityPath = "../../../docs/compatibility.md"
 
-func loadHistory(t *testing.T) *history.History {
-	t.Helper()
-	h, err := history.Load()
-	require.NoError(t, err)
-	return h
-}
-
 func TestEveryFieldOfEveryReleaseIsKnown(t *testing.T) {
 	s, h := load(t), loadHistory(t)
-	require.GreaterOrEqual(t, len(h.Fields), 599)
-	for _, f := range h.Fields {
-		require.True(t, s.HasField(f.Path), "NVIDIA's schema has spec.%s (%s to %s)", f.Path, f.First, f.Last)
+	require.GreaterOrEqual(t, len(h.fields), 599)
+	for _, f := range h.fields {
+		require.True(t, s.HasField(f.path), "NVIDIA's schema has spec.%s (%s to %s)", f.path, f.first, f.last)
 	}
 	require.False(t, s.HasField("driver.versions"))
 	require.False(t, s.HasField("driver.env[].values"))
@@ -50,13 +42,13 @@ func TestCompatibilityPageListsTheFields(t *testing.T) {
 }
 
 // compatibility returns a table for each part of a policy.
-func compatibility(s *schematest.Schema, h *history.History) string {
+func compatibility(s *schematest.Schema, h *history) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\nReleases: %s.\n", strings.Join(h.Releases, ", "))
+	fmt.Fprintf(&b, "\nReleases: %s.\n", strings.Join(h.releases, ", "))
 	var own []string
 	part := ""
 	for _, path := range s.Fields() {
-		releases := h.Describe(path)
+		releases := h.describe(path)
 		if releases == "" {
 			own = append(own, "`"+path+"`")
 			continue
