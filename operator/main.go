@@ -7,11 +7,10 @@ import (
 	"os"
 
 	"github.com/gpuready/gpuready/internal/program"
-	"github.com/gpuready/gpuready/operator/cli"
 )
 
 func main() {
 	os.Exit(program.RunWithSignals(func(ctx context.Context) int {
-		return cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+		return runCommand(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	}))
 }

@@ -6,11 +6,10 @@ import (
 	"os"
 
 	"github.com/gpuready/gpuready/internal/program"
-	"github.com/gpuready/gpuready/operator/kubectl/cli"
 )
 
 func main() {
 	os.Exit(program.RunWithSignals(func(ctx context.Context) int {
-		return cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr)
+		return runCommand(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	}))
 }

@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"encoding/json"
@@ -16,7 +16,7 @@ func checked(t *testing.T, content string, args ...string) (exit int, stdout, st
 	file := filepath.Join(t.TempDir(), "file.yaml")
 	require.NoError(t, os.WriteFile(file, []byte(content), 0o644))
 	var out, errors strings.Builder
-	exit = Main(t.Context(), append([]string{"check", file}, args...), &out, &errors)
+	exit = runCommand(t.Context(), append([]string{"check", file}, args...), &out, &errors)
 	return exit, strings.ReplaceAll(out.String(), file, "FILE"), errors.String()
 }
 
@@ -93,11 +93,11 @@ func TestCheckFindsPoliciesAmongOtherObjects(t *testing.T) {
 
 func TestCheckNeedsAFile(t *testing.T) {
 	var out, errors strings.Builder
-	require.Equal(t, 2, Main(t.Context(), []string{"check"}, &out, &errors))
+	require.Equal(t, 2, runCommand(t.Context(), []string{"check"}, &out, &errors))
 	require.Contains(t, errors.String(), "check needs a file with a ClusterPolicy")
-	require.Equal(t, 2, Main(t.Context(), []string{"check", "--against", "12", "-"}, &out, &errors))
+	require.Equal(t, 2, runCommand(t.Context(), []string{"check", "--against", "12", "-"}, &out, &errors))
 	require.Contains(t, errors.String(), "--against")
-	require.Equal(t, 2, Main(t.Context(), []string{"check", "/nowhere"}, &out, &errors))
+	require.Equal(t, 2, runCommand(t.Context(), []string{"check", "/nowhere"}, &out, &errors))
 
 	exit, _, message := checked(t, "driver: {enabled: true}\n")
 	require.Equal(t, 2, exit)

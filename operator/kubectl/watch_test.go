@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"bufio"
@@ -58,7 +58,7 @@ func TestWatchPrintsWhatChanges(t *testing.T) {
 	ended := make(chan int, 1)
 	var stderr bytes.Buffer
 	go func() {
-		ended <- Main(ctx, []string{"status", "-w", "--context", "c", "--kubeconfig", kubeconfigOf(t, server.URL)}, in, &stderr)
+		ended <- runCommand(ctx, []string{"status", "-w", "--context", "c", "--kubeconfig", kubeconfigOf(t, server.URL)}, in, &stderr)
 		_ = in.Close()
 	}()
 	read := func(until string) string {
@@ -107,7 +107,7 @@ func TestWatchBeginsBeforeTheDefinitionIsInstalled(t *testing.T) {
 	out, in := io.Pipe()
 	ended := make(chan int, 1)
 	go func() {
-		ended <- Main(ctx, []string{"status", "-w", "-o", "name", "--context", "c", "--kubeconfig", kubeconfigOf(t, server.URL)}, in, io.Discard)
+		ended <- runCommand(ctx, []string{"status", "-w", "-o", "name", "--context", "c", "--kubeconfig", kubeconfigOf(t, server.URL)}, in, io.Discard)
 		_ = in.Close()
 	}()
 	line, err := bufio.NewReader(out).ReadString('\n')
@@ -132,7 +132,7 @@ func TestTheFlagsOfKubectl(t *testing.T) {
 	config := kubeconfigOf(t, server.URL)
 	call := func(args string) (int, string, string) {
 		var stdout, stderr bytes.Buffer
-		code := Main(t.Context(), strings.Fields(args), &stdout, &stderr)
+		code := runCommand(t.Context(), strings.Fields(args), &stdout, &stderr)
 		return code, stdout.String(), stderr.String()
 	}
 	for args, want := range map[string]string{

@@ -1,5 +1,4 @@
-// Package cli implements the command line of kubectl-gpu: its commands, and what they print.
-package cli
+package main
 
 import (
 	"context"
@@ -47,8 +46,8 @@ Exit codes:
   5  prebuild: the Job has failed
 `
 
-// Main runs the command line and returns the exit code.
-func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// runCommand runs the command line and returns the exit code.
+func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return program.Program{
 		Name: "kubectl-gpu", Call: "kubectl gpu", Help: usage,
 		Globals: []string{"--kubeconfig", "--context", "--as", "--as-group", "--request-timeout", "--namespace", "-n"},

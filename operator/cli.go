@@ -1,5 +1,4 @@
-// Package cli implements the command line of gpu-operator.
-package cli
+package main
 
 import (
 	"context"
@@ -35,8 +34,8 @@ Usage:
   gpu-operator COMMAND --help    flags, examples and environment of a command
 `
 
-// Main runs the command line and returns the exit code.
-func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// runCommand runs the command line and returns the exit code.
+func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return program.Program{
 		Name: "gpu-operator", Help: usage + exitHelp, DefaultCommand: "run",
 		Commands: []program.Command{

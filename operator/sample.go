@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	corev1 "k8s.io/api/core/v1"

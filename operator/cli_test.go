@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 
 func call(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	var out, err bytes.Buffer
-	code = Main(t.Context(), args, &out, &err)
+	code = runCommand(t.Context(), args, &out, &err)
 	return code, out.String(), err.String()
 }
 

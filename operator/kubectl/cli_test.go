@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"archive/tar"
@@ -305,7 +305,7 @@ func TestExplain(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, writeJSON(&b, broken))
 	golden(t, "explain.json", b.String())
-	page, err := os.ReadFile("../../../docs/kubectl-gpu.md")
+	page, err := os.ReadFile("../../docs/kubectl-gpu.md")
 	require.NoError(t, err)
 	_, example, _ := strings.Cut(string(page), "explain gpu-2\n")
 	example, _, _ = strings.Cut(example, "\nFirst comes")
@@ -420,7 +420,7 @@ func runOn(t *testing.T, a http.Handler, args ...string) (code int, stdout, stde
 	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Config","current-context":"c",
 		"clusters":[{"name":"c","cluster":{"server":%q}}],"contexts":[{"name":"c","context":{"cluster":"c"}}]}`, s.URL), 0o600))
 	var out, errs bytes.Buffer
-	code = Main(t.Context(), append(args, "--kubeconfig", file), &out, &errs)
+	code = runCommand(t.Context(), append(args, "--kubeconfig", file), &out, &errs)
 	return code, out.String(), errs.String()
 }
 
@@ -460,7 +460,7 @@ func TestCommandLine(t *testing.T) {
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "read ClusterPolicies: Forbidden")
 	var out bytes.Buffer
-	require.Equal(t, 0, Main(t.Context(), []string{"--help"}, &out, io.Discard))
+	require.Equal(t, 0, runCommand(t.Context(), []string{"--help"}, &out, io.Discard))
 	golden(t, "help.txt", out.String())
 }
 
@@ -750,7 +750,7 @@ func TestMigrateUsage(t *testing.T) {
 		"migrate --kubeconfig=" + kubeconfig: {3, "read Deployments: Forbidden"},
 	} {
 		var out strings.Builder
-		require.Equal(t, want.exit, Main(t.Context(), strings.Fields(args), &out, &out), args)
+		require.Equal(t, want.exit, runCommand(t.Context(), strings.Fields(args), &out, &out), args)
 		require.Contains(t, out.String(), want.text, args)
 	}
 }
