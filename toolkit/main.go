@@ -8,9 +8,8 @@ import (
 	"os"
 
 	"github.com/gpuready/gpuready/internal/program"
-	"github.com/gpuready/gpuready/toolkit/cli"
 )
 
 func main() {
-	os.Exit(program.RunWithSignals(func(ctx context.Context) int { return cli.Run(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
+	os.Exit(program.RunWithSignals(func(ctx context.Context) int { return runCommand(ctx, os.Args[1:], os.Stdout, os.Stderr) }))
 }

@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"os"
@@ -229,7 +229,7 @@ func TestFollowedAndUnfollowedVariablesDiffer(t *testing.T) {
 // span in each.
 func tableOf(t *testing.T, heading string) map[string][]string {
 	t.Helper()
-	docs, err := os.ReadFile("../../docs/toolkit.md")
+	docs, err := os.ReadFile("../docs/toolkit.md")
 	require.NoError(t, err)
 	_, text, found := strings.Cut(string(docs), "\n"+heading+"\n")
 	require.True(t, found, heading)

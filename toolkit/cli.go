@@ -1,6 +1,4 @@
-// Package cli is the command line of gpu-toolkit: its flags and variables, its commands, and
-// the output for people and programs.
-package cli
+package main
 
 import (
 	"context"
@@ -17,8 +15,8 @@ import (
 	"github.com/gpuready/gpuready/toolkit/daemon"
 )
 
-// Run runs gpu-toolkit with the arguments after its name, and returns its exit code.
-func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// runCommand runs gpu-toolkit with the arguments after its name, and returns its exit code.
+func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) > 0 && args[0] == nvml.ReaderCommand {
 		if err := nvml.PrintDevice(ctx, args[1:], stdout); err != nil {
 			fmt.Fprintln(stderr, "gpu-toolkit:", err)

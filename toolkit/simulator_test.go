@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"context"
@@ -309,7 +309,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"run", "--nri-workload-namespaces", "team,kube-*"}, 2, `"kube-*" is no namespace`},
 	} {
 		var out strings.Builder
-		require.Equal(t, c.exit, Run(t.Context(), c.args, &out, &out), out.String())
+		require.Equal(t, c.exit, runCommand(t.Context(), c.args, &out, &out), out.String())
 		require.Contains(t, out.String(), c.want)
 	}
 	t.Setenv("CDI_OUTPUT_DIR", "/env")
