@@ -7,13 +7,12 @@ import (
 	"os"
 	"time"
 
-	"github.com/gpuready/gpuready/deviceplugin/cli"
 	"github.com/gpuready/gpuready/internal/program"
 )
 
 func main() {
 	started := time.Now()
 	os.Exit(program.RunWithSignals(func(ctx context.Context) int {
-		return cli.Main(ctx, started, os.Args[1:], os.Stdout, os.Stderr)
+		return runProgram(ctx, started, os.Args[1:], os.Stdout, os.Stderr)
 	}))
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuready/gpuready/deviceplugin/cli"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -336,7 +335,7 @@ sharing: {timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas:
 	require.Regexp(t, `(?m)^nvidia\.com/gpu\.shared +GPU-\S+ +5 +2 +SIMULATED NVIDIA H100.* Healthy$`, table)
 	require.Regexp(t, `(?m)^nvidia\.com/mig-3g\.40gb +MIG-\S+ +1 +0:\d +SIMULATED NVIDIA H100.* 3g\.40gb .* Healthy$`, table)
 	require.Regexp(t, `(?m)^GPU-\S+ +1 +SIMULATED NVIDIA H100.* Excluded: devices\.exclude has "1"$`, table)
-	var all cli.DeviceList
+	var all deviceList
 	require.NoError(t, json.Unmarshal([]byte(run("-o", "json")), &all))
 	require.Len(t, all.Devices, 3)
 	require.Len(t, all.Left, 1)

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/gpuready/gpuready/deviceplugin/cli"
 	"github.com/gpuready/gpuready/deviceplugin/compare"
 	"github.com/gpuready/gpuready/internal/kubelettest"
 	"github.com/gpuready/gpuready/internal/program"
@@ -34,7 +33,7 @@ func (m *machine) gpus() []*v1beta1.Device {
 	m.Helper()
 	out, err := exec.CommandContext(soon(m), built.Path(m, "gpu-device-plugin"), append([]string{"devices"}, m.args("-o", "json")...)...).Output()
 	require.NoError(m, err)
-	var all cli.DeviceList
+	var all deviceList
 	require.NoError(m, json.Unmarshal(out, &all))
 	var devices []*v1beta1.Device
 	for _, d := range all.Devices {

@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"bytes"
@@ -18,7 +18,7 @@ import (
 // execute runs the program in this process.
 func execute(ctx context.Context, args ...string) (code int, stdout, stderr string) {
 	var out, err bytes.Buffer
-	code = Main(ctx, time.Now(), args, &out, &err)
+	code = runProgram(ctx, time.Now(), args, &out, &err)
 	return code, out.String(), err.String()
 }
 

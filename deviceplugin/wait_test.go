@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"bytes"
@@ -19,7 +19,7 @@ func TestWaitReportsWhyItTimedOut(t *testing.T) {
 	host := t.TempDir()
 	gaveUp := func(args ...string) string {
 		var stderr bytes.Buffer
-		code := Main(t.Context(), time.Now(), append([]string{"wait", "--host-root", host, "--timeout", "20ms"}, args...), io.Discard, &stderr)
+		code := runProgram(t.Context(), time.Now(), append([]string{"wait", "--host-root", host, "--timeout", "20ms"}, args...), io.Discard, &stderr)
 		require.Equal(t, program.Failed, code, stderr.String())
 		return stderr.String()
 	}
@@ -33,7 +33,7 @@ func TestWaitReportsWhyItTimedOut(t *testing.T) {
 	require.Contains(t, gaveUp(), "containerd 1.7.2 has no NRI; where the runtime has no NRI, use the -privileged manifest\n")
 	says(nodestate.Injection{Working: true, Generation: "a"})
 	var stderr bytes.Buffer
-	require.Zero(t, Main(t.Context(), time.Now(), []string{"wait", "--host-root", host}, io.Discard, &stderr))
+	require.Zero(t, runProgram(t.Context(), time.Now(), []string{"wait", "--host-root", host}, io.Discard, &stderr))
 	require.Empty(t, stderr.String())
 }
 
@@ -45,7 +45,7 @@ func TestWaitReturnsOnANodeWithoutGPUs(t *testing.T) {
 		Toolkit: &nodestate.ToolkitInfo{Injection: &nodestate.Injection{Message: "containerd 1.7.2 has no NRI"}},
 	}))
 	var stderr bytes.Buffer
-	require.Zero(t, Main(t.Context(), time.Now(), []string{"wait", "--host-root", host, "--timeout", "5m"}, io.Discard, &stderr))
+	require.Zero(t, runProgram(t.Context(), time.Now(), []string{"wait", "--host-root", host, "--timeout", "5m"}, io.Discard, &stderr))
 	require.Empty(t, stderr.String())
 }
 
@@ -53,7 +53,7 @@ func TestWaitCanBeInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var stderr bytes.Buffer
-	require.Equal(t, program.Failed, Main(ctx, time.Now(), []string{"wait", "--host-root", t.TempDir(), "--timeout", "0"}, io.Discard, &stderr))
+	require.Equal(t, program.Failed, runProgram(ctx, time.Now(), []string{"wait", "--host-root", t.TempDir(), "--timeout", "0"}, io.Discard, &stderr))
 	require.Contains(t, stderr.String(), "gpu-device-plugin: interrupted while waiting: the toolkit")
 }
 
@@ -77,6 +77,6 @@ func TestWaitUsage(t *testing.T) {
 	}
 	t.Setenv("WAIT_TIMEOUT", "soon")
 	var stderr bytes.Buffer
-	require.Equal(t, program.Usage, Main(t.Context(), time.Now(), []string{"wait"}, io.Discard, &stderr))
+	require.Equal(t, program.Usage, runProgram(t.Context(), time.Now(), []string{"wait"}, io.Discard, &stderr))
 	require.Contains(t, stderr.String(), "WAIT_TIMEOUT")
 }

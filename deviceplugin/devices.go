@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"cmp"
@@ -24,8 +24,8 @@ import (
 // devicesTimeout bounds devices: a driver that hangs must not hang a terminal.
 const devicesTimeout = time.Minute
 
-// DeviceList is the output of devices.
-type DeviceList struct {
+// deviceList is the output of devices.
+type deviceList struct {
 	Devices []listedDevice  `json:"devices"`
 	Left    []leftOutDevice `json:"leftOut"`
 }
@@ -102,8 +102,8 @@ func computePlan(ctx context.Context, o *settings.Options) (advertised plan.Plan
 }
 
 // newDeviceList returns a plan in the form to print.
-func newDeviceList(p plan.Plan) DeviceList {
-	all := DeviceList{Devices: []listedDevice{}, Left: []leftOutDevice{}}
+func newDeviceList(p plan.Plan) deviceList {
+	all := deviceList{Devices: []listedDevice{}, Left: []leftOutDevice{}}
 	for _, r := range p.Resources {
 		for _, d := range r.Devices {
 			if d.Replica > 0 {
@@ -130,7 +130,7 @@ func newDeviceList(p plan.Plan) DeviceList {
 }
 
 // writeTable prints the list for people.
-func (p DeviceList) writeTable(w io.Writer) error {
+func (p deviceList) writeTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	switch {
 	case len(p.Devices) > 0:

@@ -1,5 +1,4 @@
-// Package cli has the commands of gpu-device-plugin, one file for each.
-package cli
+package main
 
 import (
 	"context"
@@ -25,9 +24,9 @@ const programName = "gpu-device-plugin"
 // exitDiffers is the exit code of shadow --once when there are differences.
 const exitDiffers = 3
 
-// Main runs the command that the arguments name, run if they name none, and returns the
+// runProgram runs the command that the arguments name, run if they name none, and returns the
 // exit code. started is the time at which the process started.
-func Main(ctx context.Context, started time.Time, args []string, stdout, stderr io.Writer) int {
+func runProgram(ctx context.Context, started time.Time, args []string, stdout, stderr io.Writer) int {
 	c := &commands{started: started}
 	command := func(name string, run func(ctx context.Context, args []string) error) program.Command {
 		return program.Command{Name: name, Run: func(ctx context.Context, args []string, stdout, stderr io.Writer) error {
