@@ -5,7 +5,7 @@ import (
 	"io"
 
 	"github.com/gpuready/gpuready/internal/program"
-	"github.com/gpuready/gpuready/operator/rbac"
+	"github.com/gpuready/gpuready/operator/status"
 )
 
 // exitTimeout is an exit code of this program, besides those of every program.
@@ -46,8 +46,8 @@ func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) in
 			{Name: "crds", Run: upgradeCRDs},
 		},
 		Advise: func(text string) string {
-			if missing := rbac.Missing(text); len(missing) > 0 {
-				return rbac.Message(missing)
+			if missing := status.MissingRights(text); len(missing) > 0 {
+				return status.RightsMessage(missing)
 			}
 			return ""
 		},

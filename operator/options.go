@@ -16,8 +16,8 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/operator/driver"
-	"github.com/gpuready/gpuready/operator/rbac"
 	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/status"
 )
 
 // Limits of requests to the API server: 5,000 nodes are labelled within a minute, and others are
@@ -124,7 +124,7 @@ func (o *options) logger(stderr io.Writer) (*slog.Logger, error) {
 	if err != nil {
 		return nil, err
 	}
-	log := slog.New(rbac.Handler(plain.Handler()))
+	log := slog.New(status.LogHandler(plain.Handler()))
 	libraries := logr.FromSlogHandler(log.Handler())
 	klog.SetLogger(libraries)
 	ctrllog.SetLogger(libraries)

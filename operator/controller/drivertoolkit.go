@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
-	"github.com/gpuready/gpuready/operator/rbac"
+	"github.com/gpuready/gpuready/operator/status"
 )
 
 // toolkit watches OpenShift's Driver Toolkit, ImageStream openshift/driver-toolkit, while
@@ -51,7 +51,7 @@ func (t *toolkit) onUnserved(m *model, _ *metav1.PartialObjectMetadata) {
 func (t *toolkit) reportReadError(err error) {
 	t.inbox.enqueue(func(m *model) {
 		if m.toolkitError != "" {
-			m.toolkitError, m.changed = rbac.Explain(err), true
+			m.toolkitError, m.changed = status.ExplainError(err), true
 		}
 	})
 }

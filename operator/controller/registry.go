@@ -12,8 +12,8 @@ import (
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/metrics"
-	"github.com/gpuready/gpuready/operator/rbac"
 	"github.com/gpuready/gpuready/operator/registry"
+	"github.com/gpuready/gpuready/operator/status"
 )
 
 // Registry knows which images exist and which are this product's; registry.Cache implements
@@ -36,7 +36,7 @@ func NewLookup(r *registry.Client, from client.Reader, namespace string, m *metr
 		for _, secret := range a.Secrets {
 			data, err := readSecret(ctx, from, client.ObjectKey{Namespace: namespace, Name: secret.Name})
 			if err != nil {
-				return driver.Presence{State: driver.Unknown, Why: rbac.Explain(err)}
+				return driver.Presence{State: driver.Unknown, Why: status.ExplainError(err)}
 			}
 			with.Secrets = append(with.Secrets, registry.Secret{Name: secret.Name, Data: data})
 		}

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/rbac"
+	"github.com/gpuready/gpuready/operator/status"
 )
 
 const (
@@ -119,7 +119,7 @@ func (r *reviewer) review(ctx context.Context, d *appsv1.Deployment) (answered b
 	}
 	problem := ""
 	if err != nil {
-		problem = rbac.Explain(err)
+		problem = status.ExplainError(err)
 	}
 	if problem != "" && problem != r.problem {
 		r.log.Error("cannot find out whether a Deployment is NVIDIA's operator; without permission it counts as NVIDIA's, otherwise retrying", "deployment", objectKey(d).String(), "error", problem)

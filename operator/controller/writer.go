@@ -19,7 +19,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/label"
-	"github.com/gpuready/gpuready/operator/rbac"
+	"github.com/gpuready/gpuready/operator/status"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -201,7 +201,7 @@ func describeError(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Sprintf("the API server has not answered within %s: see the admission webhooks that it calls for Nodes", apply.Timeout)
 	}
-	return rbac.Explain(err)
+	return status.ExplainError(err)
 }
 
 // maxRefusal bounds the reported text of a refusal, in bytes.

@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/operator/rbac"
+	"github.com/gpuready/gpuready/operator/status"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -302,7 +302,7 @@ func (r *Evictor) record(one *removal, err error) (changed bool, event *upgrade.
 	}
 	one.failure = fmt.Sprintf("%s cannot be %s: %s", what, verb, record.Clean(reason(err), maxWhy))
 	one.missingRight = nil
-	if len(rbac.Missing(err.Error())) > 0 {
+	if len(status.MissingRights(err.Error())) > 0 {
 		one.missingRight = fmt.Errorf("%s cannot be %s: %w", what, verb, err)
 	}
 	if before == "" {
@@ -322,9 +322,9 @@ func retryAfter(err error) time.Duration {
 
 // reason returns why the API server refused: the disruption budget's message, if there is one.
 func reason(err error) string {
-	var status apierrors.APIStatus
-	if errors.As(err, &status) && status.Status().Details != nil {
-		for _, cause := range status.Status().Details.Causes {
+	var refusal apierrors.APIStatus
+	if errors.As(err, &refusal) && refusal.Status().Details != nil {
+		for _, cause := range refusal.Status().Details.Causes {
 			if cause.Type == policyv1.DisruptionBudgetCause {
 				return cause.Message
 			}
@@ -333,5 +333,5 @@ func reason(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Sprintf("the API server has not answered within %s: see the admission webhooks that it calls (kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations)", removeDeadline)
 	}
-	return rbac.Explain(err)
+	return status.ExplainError(err)
 }

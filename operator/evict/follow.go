@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpuready/gpuready/operator/rbac"
+	"github.com/gpuready/gpuready/operator/status"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
@@ -115,7 +115,7 @@ func (f *follower) run(ctx context.Context, c client.WithWatch, changed func()) 
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := f.listAndWatch(ctx, c, changed)
-		if err != nil && len(rbac.Missing(err.Error())) > 0 {
+		if err != nil && len(status.MissingRights(err.Error())) > 0 {
 			f.setError(err)
 			changed()
 		}

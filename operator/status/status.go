@@ -2,7 +2,8 @@
 // inputs give equal statuses, so that an unchanged status need not be written.
 //
 // It claims nothing that is unknown: a cluster whose nodes were not evaluated is not ready,
-// and a node without reports is neither ready nor failed.
+// and a node without reports is neither ready nor failed. Where the API server refused the operator a
+// request, it names the missing right.
 package status
 
 import (
@@ -22,7 +23,6 @@ import (
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/rbac"
 )
 
 // Reasons of the conditions, besides those of a pool's driver.
@@ -219,8 +219,8 @@ func (in Input) progressingCondition(c counts) metav1.Condition {
 
 // errorReason returns why the last pass failed: the missing rights, if any were missing.
 func (in Input) errorReason() (reason, message string) {
-	if missing := rbac.Missing(in.Err.Error()); len(missing) > 0 {
-		return ReasonRights, rbac.Message(missing)
+	if missing := MissingRights(in.Err.Error()); len(missing) > 0 {
+		return ReasonRights, RightsMessage(missing)
 	}
 	return ReasonReconcile, in.Err.Error()
 }

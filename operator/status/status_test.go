@@ -16,7 +16,6 @@ import (
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
-	"github.com/gpuready/gpuready/operator/rbac"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -108,7 +107,7 @@ func TestMissingPermissionIsReportedWithItsRemedy(t *testing.T) {
 	in.Err = errors.New(denied)
 	for _, kind := range []string{v1.ConditionReady, v1.ConditionDegraded} {
 		message := meta.FindStatusCondition(Compute(in).Conditions, kind).Message
-		require.Equal(t, "the operator may not patch daemonsets.apps in namespace n: "+rbac.Remedy, message)
+		require.Equal(t, "the operator may not patch daemonsets.apps in namespace n: "+RightsRemedy, message)
 	}
 }
 

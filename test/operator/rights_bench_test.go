@@ -27,8 +27,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/operator/api/v1alpha1"
-	missing "github.com/gpuready/gpuready/operator/rbac"
 	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/status"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
@@ -242,7 +242,7 @@ func (b *bench) reportsMissing(t *testing.T, r right, inStatus bool) error {
 		lack = r.verb + " " + resource + " in namespace " + ns
 	}
 	// A condition is short, so anything after the first part may be cut off.
-	action, _, _ := strings.Cut(missing.Remedy, ":")
+	action, _, _ := strings.Cut(status.RightsRemedy, ":")
 	text := b.printed()
 	if inStatus {
 		p, err := b.policy(t, policy)

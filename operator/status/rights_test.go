@@ -1,4 +1,4 @@
-package rbac
+package status
 
 import (
 	"bytes"
@@ -22,18 +22,18 @@ var (
 
 func TestMissingRightsAreNamedOnceEach(t *testing.T) {
 	all := errors.Join(fmt.Errorf("apply DaemonSet operands/a: %w", errNamed), errListed, errNamed, errEvicted)
-	require.Equal(t, []string{"create pods/eviction in namespace default", "list nodes in the cluster", "patch daemonsets.apps in namespace operands"}, Missing(all.Error()))
-	require.Empty(t, Missing(errQuota.Error()), "admission refuses for other reasons")
+	require.Equal(t, []string{"create pods/eviction in namespace default", "list nodes in the cluster", "patch daemonsets.apps in namespace operands"}, MissingRights(all.Error()))
+	require.Empty(t, MissingRights(errQuota.Error()), "admission refuses for other reasons")
 }
 
 func TestMessageNamesPermissionAndNextAction(t *testing.T) {
-	require.Equal(t, "the operator may not list nodes in the cluster: "+Remedy, Explain(errListed))
-	require.Equal(t, errQuota.Error(), Explain(errQuota))
+	require.Equal(t, "the operator may not list nodes in the cluster: "+RightsRemedy, ExplainError(errListed))
+	require.Equal(t, errQuota.Error(), ExplainError(errQuota))
 }
 
 func TestLogRecordsOfLibrariesNameTheMissingPermission(t *testing.T) {
 	var out bytes.Buffer
-	log := slog.New(Handler(slog.NewTextHandler(&out, nil))).With("component", "operator")
+	log := slog.New(LogHandler(slog.NewTextHandler(&out, nil))).With("component", "operator")
 	log.Error("Failed to watch", "err", errListed, "type", "*v1.Node")
 	require.Contains(t, out.String(), `missing="list nodes in the cluster" next="install its roles`)
 	out.Reset()
