@@ -11,10 +11,10 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/test/lab/node"
+	"github.com/gpuready/gpuready/toolkit/configure"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/distro"
 	"github.com/gpuready/gpuready/toolkit/runtime/docker"
-	"github.com/gpuready/gpuready/toolkit/runtime/restart"
 	"github.com/gpuready/gpuready/toolkit/runtime/runtimetest"
 )
 
@@ -28,14 +28,14 @@ func systemd(t *testing.T, h *node.Host) *runtimetest.Systemd {
 }
 
 // applyRestart makes the runtime load its configuration.
-func applyRestart(t *testing.T, kind runtime.Kind, way distro.Restart, reload bool) (restart.Result, error) {
+func applyRestart(t *testing.T, kind runtime.Kind, way distro.Restart, reload bool) (configure.Restarted, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	root, err := host.Open(node.HostRoot)
 	require.NoError(t, err)
 	defer root.Close()
-	return restart.Apply(ctx, root, kind, way, reload)
+	return configure.Restart(ctx, root, kind, way, reload)
 }
 
 // restarted applies a plan with a restart through systemd, then a configuration with which the

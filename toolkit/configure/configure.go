@@ -22,7 +22,6 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
-	"github.com/gpuready/gpuready/toolkit/runtime/restart"
 )
 
 // Reasons in the toolkit's state; part of the contract.
@@ -59,7 +58,7 @@ type Runtime interface {
 	// without a request: which step failed, and what to do.
 	CheckRestart(ctx context.Context) error
 	// Restart makes the runtime load the edits, and returns when it has restarted. It
-	// returns a description of what was done. An error for which restart.NotBegun is true means
+	// returns a description of what was done. An error for which isNotBegun is true means
 	// that the runtime runs on as before.
 	Restart(ctx context.Context, edits []runtime.Edit) (string, error)
 }
@@ -204,7 +203,7 @@ func (c *Configurer) restartStale(ctx context.Context, o Outcome, want runtime.W
 		return o, &Problem{ReasonRestart, what + ": it has not been restarted since; " + why, nil}
 	}
 	info, rest, err := c.restart(ctx, &o, nil, o.Answer, want)
-	if restart.NotBegun(err) && ctx.Err() == nil {
+	if isNotBegun(err) && ctx.Err() == nil {
 		return o, &Problem{ReasonUnavailable, what + fmt.Sprintf(": it has not been restarted since, and could not be: %v", err), err}
 	}
 	if err != nil || len(rest) == 0 {
@@ -265,7 +264,7 @@ func (c *Configurer) finish(ctx context.Context, o Outcome, n note, fresh bool) 
 		o.Answer = info
 		return o, c.commit()
 	}
-	if restart.NotBegun(err) && fresh {
+	if isNotBegun(err) && fresh {
 		if undo := c.step("undo", c.Store.Undo); undo != nil {
 			return o, fmt.Errorf("%s could not be restarted (%w), and its configuration cannot be put back: %w; gpu-toolkit restore tries it again", n.Before.Name, err, undo)
 		}
@@ -305,7 +304,7 @@ func (c *Configurer) restartOld(ctx context.Context, o Outcome, n note, why stri
 	if ctx.Err() != nil {
 		return o, ctx.Err() // the next process finishes it
 	}
-	if restart.NotBegun(err) {
+	if isNotBegun(err) {
 		// The note of undo stays, so that it is tried again.
 		return o, &Problem{ReasonUnavailable, fmt.Sprintf("%s, but it could not be restarted with that: %v", message, err), err}
 	}
@@ -343,7 +342,7 @@ func (c *Configurer) restart(ctx context.Context, o *Outcome, edits []runtime.Ed
 		did, err = c.Runtime.Restart(within, edits)
 		return err
 	})
-	if !restart.NotBegun(err) {
+	if !isNotBegun(err) {
 		o.Restarts++
 	}
 	if err != nil {

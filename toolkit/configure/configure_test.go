@@ -16,7 +16,6 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
-	"github.com/gpuready/gpuready/toolkit/runtime/restart"
 )
 
 const configFile = "/etc/containerd/config.toml"
@@ -376,7 +375,7 @@ func TestAHandlerThatAnotherToolkitTakesOutIsConfiguredAgain(t *testing.T) {
 	require.Equal(t, 3, n.restarts)
 }
 
-var errNoBus = &restart.NotBegunError{Err: errors.New("restart of containerd.service: systemd of the host is not available: mount the host's /run/dbus")}
+var errNoBus = &notBegunError{Err: errors.New("restart of containerd.service: systemd of the host is not available: mount the host's /run/dbus")}
 
 // unavailable returns the message of the Problem that a restart was not begun.
 func unavailable(t *testing.T, err error) string {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/runtime"
-	"github.com/gpuready/gpuready/toolkit/runtime/restart"
 )
 
 // RestoreOptions limit what Restore does.
@@ -143,7 +142,7 @@ func (c *Configurer) restartRestored(ctx context.Context, before runtime.Info, o
 	}
 	var o Outcome
 	_, lacks, err := c.restart(ctx, &o, nil, before, runtime.Want{})
-	if restart.NotBegun(err) {
+	if isNotBegun(err) {
 		return "", fmt.Errorf("%s has its own configuration back, and could not be restarted with it: %w", before.Name, err)
 	}
 	if err == nil && len(lacks) > 0 {

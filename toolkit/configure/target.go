@@ -12,7 +12,6 @@ import (
 	"github.com/gpuready/gpuready/toolkit/runtime/crio"
 	"github.com/gpuready/gpuready/toolkit/runtime/distro"
 	"github.com/gpuready/gpuready/toolkit/runtime/docker"
-	"github.com/gpuready/gpuready/toolkit/runtime/restart"
 )
 
 // HostRuntime is the container runtime of a host. It implements configure.Runtime. Its methods
@@ -139,7 +138,7 @@ func (r *HostRuntime) CheckRestart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return restart.Check(ctx, r.Root, p.Restart)
+	return checkUnits(ctx, r.Root, p.Restart)
 }
 
 // Restart makes the runtime load the edits.
@@ -149,7 +148,7 @@ func (r *HostRuntime) Restart(ctx context.Context, edits []runtime.Edit) (string
 		return "", err
 	}
 	reload := p.Engine == runtime.Docker && len(edits) > 0 && docker.Reloadable(edits)
-	passage, err := restart.Apply(ctx, r.Root, p.Engine, p.Restart, reload)
+	passage, err := Restart(ctx, r.Root, p.Engine, p.Restart, reload)
 	return passage.String(), err
 }
 

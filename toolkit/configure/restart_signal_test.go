@@ -1,4 +1,4 @@
-package restart
+package configure
 
 import (
 	"os"
@@ -14,7 +14,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/test/lab/built"
-	"github.com/gpuready/gpuready/test/lab/node"
+	lab "github.com/gpuready/gpuready/test/lab/node"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 	"github.com/gpuready/gpuready/toolkit/runtime/distro"
 )
@@ -58,33 +58,33 @@ func endedBy(t *testing.T, cmd *exec.Cmd) syscall.Signal {
 }
 
 func TestDockerdIsSignalledWithoutABus(t *testing.T) {
-	if !node.Enter(t) {
+	if !lab.Enter(t) {
 		return
 	}
 	root, dockerd := process(t, "dockerd")
-	p, err := Apply(t.Context(), root, runtime.Docker, reload, true)
+	p, err := Restart(t.Context(), root, runtime.Docker, reload, true)
 	require.NoError(t, err)
-	require.Equal(t, Result{Verb: Reload, PID: dockerd.Process.Pid}, p)
+	require.Equal(t, Restarted{Verb: verbReload, PID: dockerd.Process.Pid}, p)
 	require.Contains(t, p.String(), "was told to reload its configuration")
 	require.Equal(t, syscall.SIGHUP, endedBy(t, dockerd))
-	_, err = Apply(t.Context(), root, runtime.Docker, reload, true)
+	_, err = Restart(t.Context(), root, runtime.Docker, reload, true)
 	require.ErrorContains(t, err, "which cannot be found: ")
-	_, err = Apply(t.Context(), root, runtime.Docker, distro.Restart{Method: distro.Systemd, Units: []string{"docker.service"}}, true)
+	_, err = Restart(t.Context(), root, runtime.Docker, distro.Restart{Method: distro.Systemd, Units: []string{"docker.service"}}, true)
 	require.NotContains(t, err.Error(), "process", "systemd was asked for")
 }
 
 func TestOnlyDockerdIsSignalled(t *testing.T) {
-	if !node.Enter(t) {
+	if !lab.Enter(t) {
 		return
 	}
 	root, other := process(t, "containerd")
-	_, err := Apply(t.Context(), root, runtime.Docker, reload, true)
+	_, err := Restart(t.Context(), root, runtime.Docker, reload, true)
 	require.ErrorContains(t, err, `of /run/docker.pid is "containerd" and not dockerd; no signal is sent`)
 	require.NoError(t, other.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, syscall.SIGTERM, endedBy(t, other), "and not SIGHUP, which would have come before")
 	for _, text := range []string{"", "-1", "0", "x"} {
 		require.NoError(t, os.WriteFile(root.Path(pidFile), []byte(text), 0o644))
-		_, err = Apply(t.Context(), root, runtime.Docker, reload, true)
+		_, err = Restart(t.Context(), root, runtime.Docker, reload, true)
 		require.ErrorContains(t, err, "and not a process ID", text)
 	}
 }
@@ -99,7 +99,7 @@ func TestProcessOfAnotherNamespaceIsNotSignalled(t *testing.T) {
 		require.ErrorContains(t, err, "is not in our process namespace: mount the host's /run/dbus, or set hostPID")
 		return
 	}
-	if !node.Enter(t) {
+	if !lab.Enter(t) {
 		return
 	}
 	root, dockerd := process(t, "dockerd")

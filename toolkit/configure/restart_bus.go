@@ -1,4 +1,4 @@
-package restart
+package configure
 
 import (
 	"context"
@@ -128,14 +128,14 @@ func (s *systemd) explain(ctx context.Context, what string, err error) error {
 	case ctx.Err() != nil:
 		return fmt.Errorf("%s: %s: no response in time: %w; check systemctl is-system-running", s.where, what, ctx.Err())
 	case errors.As(err, &reply):
-		return fmt.Errorf("%s: %s: %w (%s)%s", s.where, what, err, reply.Name, advice[reply.Name])
+		return fmt.Errorf("%s: %s: %w (%s)%s", s.where, what, err, reply.Name, busAdvice[reply.Name])
 	default:
 		return fmt.Errorf("%s: %s: the connection ended: %w; systemctl status dbus.service", s.where, what, err)
 	}
 }
 
-// advice maps the names of D-Bus errors to remedies.
-var advice = map[string]string{
+// busAdvice maps the names of D-Bus errors to remedies.
+var busAdvice = map[string]string{
 	daemonIface + ".Error.AccessDenied":                     denied,
 	daemonIface + ".Error.AuthFailed":                       denied,
 	daemonIface + ".Error.InteractiveAuthorizationRequired": denied,

@@ -1,4 +1,4 @@
-package restart
+package configure
 
 import (
 	"context"
@@ -13,38 +13,38 @@ import (
 )
 
 // runJob restarts or reloads the first unit that runs, through systemd.
-func runJob(ctx context.Context, root *host.Root, units []string, verb Verb) (Result, error) {
+func runJob(ctx context.Context, root *host.Root, units []string, verb string) (Restarted, error) {
 	start := time.Now()
-	s, u, err := find(ctx, root, units, verb)
+	s, u, err := findUnit(ctx, root, units, verb)
 	if err != nil {
-		return Result{}, err
+		return Restarted{}, err
 	}
 	defer s.conn.Close()
 	if u.state == "failed" {
 		// Otherwise systemd refuses a unit that was started too often (systemd.unit(5), StartLimitBurst=).
 		if err := s.call(ctx, managerPath, managerIface+".ResetFailedUnit", u.name).Err; err != nil {
-			return Result{}, notBegun("%s of %s, which has failed: %w", verb, u.name, err)
+			return Restarted{}, newNotBegun("%s of %s, which has failed: %w", verb, u.name, err)
 		}
 	}
 	switch err := s.startJob(ctx, u, verb); {
-	case NotBegun(err):
-		return Result{}, fmt.Errorf("%s of %s: %w", verb, u.name, err)
+	case isNotBegun(err):
+		return Restarted{}, fmt.Errorf("%s of %s: %w", verb, u.name, err)
 	case err != nil:
-		return Result{}, fmt.Errorf("%s of %s: %w; see journalctl -u %s -n 50", verb, u.name, err, u.name)
+		return Restarted{}, fmt.Errorf("%s of %s: %w; see journalctl -u %s -n 50", verb, u.name, err, u.name)
 	}
-	return Result{Verb: verb, Unit: u.name, Took: time.Since(start)}, nil
+	return Restarted{Verb: verb, Unit: u.name, Took: time.Since(start)}, nil
 }
 
-// find connects to systemd and returns the unit that is to be restarted.
-func find(ctx context.Context, root *host.Root, units []string, verb Verb) (*systemd, unit, error) {
+// findUnit connects to systemd and returns the unit that is to be restarted.
+func findUnit(ctx context.Context, root *host.Root, units []string, verb string) (*systemd, unit, error) {
 	s, err := dial(ctx, root)
 	if err != nil {
-		return nil, unit{}, notBegun("%s of %s: %w", verb, strings.Join(units, " or "), err)
+		return nil, unit{}, newNotBegun("%s of %s: %w", verb, strings.Join(units, " or "), err)
 	}
 	u, err := s.choose(ctx, units)
 	if err != nil {
 		_ = s.conn.Close()
-		return nil, unit{}, notBegun("%s: %w", verb, err)
+		return nil, unit{}, newNotBegun("%s: %w", verb, err)
 	}
 	return s, u, nil
 }
@@ -55,9 +55,9 @@ type unit struct {
 	path        dbus.ObjectPath
 }
 
-// rank ranks the states of a unit, org.freedesktop.systemd1(5), by how likely it is meant
+// stateRank ranks the states of a unit, org.freedesktop.systemd1(5), by how likely it is meant
 // to run. Units in other states are not restarted.
-var rank = map[string]int{"active": 3, "reloading": 3, "activating": 2, "failed": 1}
+var stateRank = map[string]int{"active": 3, "reloading": 3, "activating": 2, "failed": 1}
 
 // choose returns the first active unit, or else the first one that is starting or failed.
 func (s *systemd) choose(ctx context.Context, names []string) (unit, error) {
@@ -78,7 +78,7 @@ func (s *systemd) choose(ctx context.Context, names []string) (unit, error) {
 			}
 			u.state = fmt.Sprint(state)
 		}
-		if rank[u.state] > rank[best.state] {
+		if stateRank[u.state] > stateRank[best.state] {
 			best = u
 		}
 		states = append(states, name+" is "+u.state)
@@ -90,12 +90,12 @@ func (s *systemd) choose(ctx context.Context, names []string) (unit, error) {
 }
 
 // startJob starts a job and waits for its end.
-func (s *systemd) startJob(ctx context.Context, u unit, verb Verb) error {
-	method := map[Verb]string{Restart: ".RestartUnit", Reload: ".ReloadUnit"}[verb]
+func (s *systemd) startJob(ctx context.Context, u unit, verb string) error {
+	method := map[string]string{verbRestart: ".RestartUnit", verbReload: ".ReloadUnit"}[verb]
 	var job dbus.ObjectPath
 	call := s.call(ctx, managerPath, managerIface+method, u.name, "replace")
 	if reply, refused := errors.AsType[dbus.Error](call.Err); refused && reply.Name != noReply {
-		return &NotBegunError{call.Err}
+		return &notBegunError{call.Err}
 	}
 	if call.Err != nil {
 		return call.Err // perhaps systemd has got the request
@@ -110,7 +110,7 @@ func (s *systemd) startJob(ctx context.Context, u unit, verb Verb) error {
 	case result == "done":
 		return nil
 	}
-	return fmt.Errorf("systemd reports that the job %s%s%s", describe(result), s.facts(ctx, u), hint[result])
+	return fmt.Errorf("systemd reports that the job %s%s%s", describeResult(result), s.facts(ctx, u), jobHints[result])
 }
 
 // wait returns the result of a job.
@@ -129,15 +129,15 @@ func (s *systemd) wait(ctx context.Context, job dbus.ObjectPath) (string, error)
 			if isLeave(signal) {
 				return "", errors.New("systemd left the bus before it was done; see systemctl status, the job may continue")
 			}
-			if result, ok := ended(signal, job); ok {
+			if result, ok := jobEnded(signal, job); ok {
 				return result, nil
 			}
 		}
 	}
 }
 
-// ended returns the result of a job, and reports whether the signal is that of its end.
-func ended(signal *dbus.Signal, job dbus.ObjectPath) (string, bool) {
+// jobEnded returns the result of a job, and reports whether the signal is that of its end.
+func jobEnded(signal *dbus.Signal, job dbus.ObjectPath) (string, bool) {
 	var id uint32
 	var path dbus.ObjectPath
 	var unit, result string
@@ -154,8 +154,8 @@ func isLeave(signal *dbus.Signal) bool {
 		name == service && after == ""
 }
 
-// describe describes a job's result, org.freedesktop.systemd1(5), JobRemoved.
-func describe(result string) string {
+// describeResult describes a job's result, org.freedesktop.systemd1(5), JobRemoved.
+func describeResult(result string) string {
 	switch result {
 	case "canceled", "skipped":
 		return "was " + result
@@ -167,8 +167,8 @@ func describe(result string) string {
 	return result
 }
 
-// hint maps results to further information.
-var hint = map[string]string{
+// jobHints maps results to further information.
+var jobHints = map[string]string{
 	"canceled": "; another job replaced it: try again",
 	"timeout":  "; systemd killed it then",
 }

@@ -1,4 +1,4 @@
-package restart
+package configure
 
 import (
 	"errors"
@@ -35,7 +35,7 @@ func hangUp(root *host.Root) (int, error) {
 	}
 	defer process.Close()
 	fd := int(process.Fd())
-	name, err := command(fd)
+	name, err := processName(fd)
 	if err != nil {
 		return 0, fmt.Errorf("process %d of %s: %w", pid, pidFile, err)
 	}
@@ -54,8 +54,8 @@ func hangUp(root *host.Root) (int, error) {
 	}
 }
 
-// command returns the name of the process whose directory is open.
-func command(process int) (string, error) {
+// processName returns the name of the process whose directory is open.
+func processName(process int) (string, error) {
 	fd, err := unix.Openat(process, "comm", unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return "", fmt.Errorf("its name cannot be read: %w", err)

@@ -1,4 +1,4 @@
-package restart
+package configure
 
 import (
 	"context"
@@ -47,10 +47,10 @@ func restart(units ...string) distro.Restart {
 
 func TestFirstActiveUnitIsRestarted(t *testing.T) {
 	s, root := start(t, map[string]string{"k3s.service": "inactive", "k3s-agent.service": "active", "x.service": "active"}, well)
-	p, err := Apply(t.Context(), root, runtime.Containerd, restart("gone.service", "k3s.service", "k3s-agent.service", "x.service"), true)
+	p, err := Restart(t.Context(), root, runtime.Containerd, restart("gone.service", "k3s.service", "k3s-agent.service", "x.service"), true)
 	require.NoError(t, err)
 	require.Equal(t, "k3s-agent.service", p.Unit)
-	require.Equal(t, Restart, p.Verb)
+	require.Equal(t, verbRestart, p.Verb)
 	require.Positive(t, p.Took)
 	require.Contains(t, p.String(), "k3s-agent.service: restart done in ")
 	require.Equal(t, []string{"restart k3s-agent.service"}, s.Calls())
@@ -59,11 +59,11 @@ func TestFirstActiveUnitIsRestarted(t *testing.T) {
 func TestDockerIsReloadedIfSufficient(t *testing.T) {
 	s, root := start(t, map[string]string{"docker.service": "active"}, well)
 	for _, d := range []distro.RestartMethod{distro.Systemd, distro.Reload} {
-		p, err := Apply(t.Context(), root, runtime.Docker, distro.Restart{Method: d, Units: []string{"docker.service"}}, true)
+		p, err := Restart(t.Context(), root, runtime.Docker, distro.Restart{Method: d, Units: []string{"docker.service"}}, true)
 		require.NoError(t, err)
-		require.Equal(t, Result{Verb: Reload, Unit: "docker.service", Took: p.Took}, p)
+		require.Equal(t, Restarted{Verb: verbReload, Unit: "docker.service", Took: p.Took}, p)
 	}
-	_, err := Apply(t.Context(), root, runtime.Docker, restart("docker.service"), false)
+	_, err := Restart(t.Context(), root, runtime.Docker, restart("docker.service"), false)
 	require.NoError(t, err)
 	require.Equal(t, []string{"reload docker.service", "reload docker.service", "restart docker.service"}, s.Calls())
 }
@@ -77,32 +77,32 @@ func TestSystemdsOwnSocketIsUsedWithoutABus(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
-	p, err := Apply(t.Context(), root, runtime.Containerd, restart("gone.service", "k3s.service", "k3s-agent.service"), false)
+	p, err := Restart(t.Context(), root, runtime.Containerd, restart("gone.service", "k3s.service", "k3s-agent.service"), false)
 	require.NoError(t, err)
-	require.Equal(t, Result{Verb: Restart, Unit: "k3s-agent.service", Took: p.Took}, p)
-	_, err = Apply(t.Context(), root, runtime.Docker, restart("k3s-agent.service"), true)
+	require.Equal(t, Restarted{Verb: verbRestart, Unit: "k3s-agent.service", Took: p.Took}, p)
+	_, err = Restart(t.Context(), root, runtime.Docker, restart("k3s-agent.service"), true)
 	require.ErrorContains(t, err, "the job failed (ActiveState=failed, SubState=failed, Result=exit-code, ExecMainStatus=1, StatusText=it cannot be read)")
 	require.NoError(t, s.Close())
-	_, err = Apply(t.Context(), root, runtime.Docker, restart("k3s-agent.service"), true)
+	_, err = Restart(t.Context(), root, runtime.Docker, restart("k3s-agent.service"), true)
 	require.ErrorContains(t, err, "systemd of the host is not available")
 }
 
 func TestOnlyDockerIsReloaded(t *testing.T) {
 	s, root := start(t, map[string]string{"containerd.service": "active", "docker.service": "active"}, well)
-	_, err := Apply(t.Context(), root, runtime.Containerd, distro.Restart{Method: distro.Reload, Units: []string{"containerd.service"}}, true)
+	_, err := Restart(t.Context(), root, runtime.Containerd, distro.Restart{Method: distro.Reload, Units: []string{"containerd.service"}}, true)
 	require.ErrorContains(t, err, `containerd cannot reload its configuration (SIGHUP ends containerd); set its restart mode to "systemd"`)
-	_, err = Apply(t.Context(), root, runtime.Docker, distro.Restart{Method: distro.Reload, Units: []string{"docker.service"}}, false)
-	var closed *NotAllowedError
+	_, err = Restart(t.Context(), root, runtime.Docker, distro.Restart{Method: distro.Reload, Units: []string{"docker.service"}}, false)
+	var closed *notAllowedError
 	require.ErrorAs(t, err, &closed)
 	require.ErrorContains(t, err, "the change requires a restart, but the restart mode is a reload; restart Docker: systemctl restart docker.service")
-	_, err = Apply(t.Context(), root, runtime.Docker, distro.Restart{Method: "window"}, false)
+	_, err = Restart(t.Context(), root, runtime.Docker, distro.Restart{Method: "window"}, false)
 	require.ErrorContains(t, err, `unknown restart mode "window"; use "systemd", "reload" or "none"`)
 	require.Empty(t, s.Calls())
 }
 
 func TestForbiddenRestartReturnsTheManualSteps(t *testing.T) {
-	_, err := Apply(t.Context(), rooted(t), runtime.CRIO, distro.Restart{Method: distro.Manual, Message: "reboot the node with talosctl"}, false)
-	var closed *NotAllowedError
+	_, err := Restart(t.Context(), rooted(t), runtime.CRIO, distro.Restart{Method: distro.Manual, Message: "reboot the node with talosctl"}, false)
+	var closed *notAllowedError
 	require.ErrorAs(t, err, &closed)
 	require.Equal(t, "reboot the node with talosctl", closed.Message)
 	require.ErrorContains(t, err, "restarted by hand: reboot the node with talosctl")
@@ -119,7 +119,7 @@ func TestFailedJobReturnsTheReason(t *testing.T) {
 		{runtimetest.Result("dependency"), "the job failed because a dependency failed ("},
 	} {
 		_, root := start(t, map[string]string{"containerd.service": "active"}, func(string, string) error { return c.how })
-		_, err := Apply(t.Context(), root, runtime.Containerd, restart("containerd.service"), false)
+		_, err := Restart(t.Context(), root, runtime.Containerd, restart("containerd.service"), false)
 		require.ErrorContains(t, err, c.want)
 	}
 }
@@ -132,17 +132,17 @@ func TestFailedUnitIsRestarted(t *testing.T) {
 		}
 		return errors.New("bad configuration")
 	})
-	_, err := Apply(t.Context(), root, runtime.Containerd, restart("containerd.service"), false)
+	_, err := Restart(t.Context(), root, runtime.Containerd, restart("containerd.service"), false)
 	require.ErrorContains(t, err, "bad configuration")
 	fixed.Store(true) // the configuration was restored
-	_, err = Apply(t.Context(), root, runtime.Containerd, restart("containerd.service"), false)
+	_, err = Restart(t.Context(), root, runtime.Containerd, restart("containerd.service"), false)
 	require.NoError(t, err)
 	require.Equal(t, []string{"restart containerd.service", "reset-failed containerd.service", "restart containerd.service"}, s.Calls())
 }
 
 func TestStoppedUnitsAreNotStarted(t *testing.T) {
 	s, root := start(t, map[string]string{"k3s.service": "inactive", "deactivating.service": "deactivating"}, well)
-	_, err := Apply(t.Context(), root, runtime.Containerd, restart("k3s.service", "k3s-agent.service", "deactivating.service"), false)
+	_, err := Restart(t.Context(), root, runtime.Containerd, restart("k3s.service", "k3s-agent.service", "deactivating.service"), false)
 	require.EqualError(t, err, "restart: a running unit is not available (k3s.service is inactive, k3s-agent.service is not loaded, deactivating.service is deactivating); start the runtime, or configure its unit")
 	require.Empty(t, s.Calls())
 }
@@ -155,7 +155,7 @@ func TestWaitForAJobEndsWithTheContext(t *testing.T) {
 		<-release
 		return nil
 	})
-	_, err := Apply(ctx, root, runtime.Containerd, restart("containerd.service"), false)
+	_, err := Restart(ctx, root, runtime.Containerd, restart("containerd.service"), false)
 	close(release)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "restart of containerd.service: ")
@@ -166,26 +166,26 @@ func TestLostBusOrSystemdIsReported(t *testing.T) {
 	started := make(chan *runtimetest.Systemd, 1)
 	s, root := start(t, map[string]string{"docker.service": "active"}, func(string, string) error { return (<-started).Die() })
 	started <- s
-	_, err := Apply(t.Context(), root, runtime.Docker, restart("docker.service"), false)
+	_, err := Restart(t.Context(), root, runtime.Docker, restart("docker.service"), false)
 	require.ErrorContains(t, err, "the connection ", "before the answer to the call or after")
 	require.ErrorContains(t, err, " ended")
 
 	s, root = start(t, map[string]string{"docker.service": "active"}, func(string, string) error { return (<-started).Disconnect() })
 	started <- s
-	_, err = Apply(t.Context(), root, runtime.Docker, restart("docker.service"), false)
+	_, err = Restart(t.Context(), root, runtime.Docker, restart("docker.service"), false)
 	require.Regexp(t, "systemd left the bus before it (was done|responded)[;:] see systemctl status, the job may continue", err.Error())
 
-	_, err = Apply(t.Context(), root, runtime.Docker, restart("docker.service"), false)
+	_, err = Restart(t.Context(), root, runtime.Docker, restart("docker.service"), false)
 	require.ErrorContains(t, err, "systemd is not on this bus: check that it is the host's")
 }
 
 func TestRefusalsOfSystemdAreReported(t *testing.T) {
 	s, root := start(t, map[string]string{"docker.service": "active"}, well)
 	s.Refuse("org.freedesktop.DBus.Error.AccessDenied", "Permission denied")
-	_, err := Apply(t.Context(), root, runtime.Docker, restart("docker.service"), false)
+	_, err := Restart(t.Context(), root, runtime.Docker, restart("docker.service"), false)
 	require.ErrorContains(t, err, "restart of docker.service: /run/dbus/system_bus_socket: systemd refuses Manager.RestartUnit: Permission denied (org.freedesktop.DBus.Error.AccessDenied); run as root of the host, and let polkit, SELinux and AppArmor allow it")
 	s.Refuse("org.freedesktop.systemd1.JobTypeNotApplicable", "Job type reload is not applicable for unit docker.service.")
-	_, err = Apply(t.Context(), root, runtime.Docker, restart("docker.service"), true)
+	_, err = Restart(t.Context(), root, runtime.Docker, restart("docker.service"), true)
 	require.ErrorContains(t, err, "the unit has no ExecReload: restart it")
 	require.Empty(t, s.Calls())
 }
@@ -204,7 +204,7 @@ func TestSilentBusTimesOut(t *testing.T) {
 		cancel()
 		accepted <- conn
 	}()
-	_, err = Apply(ctx, root, runtime.Docker, distro.Restart{Method: distro.Reload, Units: []string{"docker.service"}}, true)
+	_, err = Restart(ctx, root, runtime.Docker, distro.Restart{Method: distro.Reload, Units: []string{"docker.service"}}, true)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "/run/dbus/system_bus_socket: the connection was not accepted: no response in time: context canceled; check systemctl")
 	require.NoError(t, (<-accepted).Close())
@@ -214,31 +214,31 @@ func TestSilentBusTimesOut(t *testing.T) {
 func TestErrorsTellWhetherTheRuntimeWasTouched(t *testing.T) {
 	s, root := start(t, map[string]string{"containerd.service": "active", "k3s.service": "active", "broken.service": "failed", "stopped.service": "inactive"}, func(string, string) error { return errors.New("bad configuration") })
 	untouched := func(root *host.Root, unit string) bool {
-		_, err := Apply(t.Context(), root, runtime.Containerd, restart(unit), false)
+		_, err := Restart(t.Context(), root, runtime.Containerd, restart(unit), false)
 		require.Error(t, err)
-		return NotBegun(err)
+		return isNotBegun(err)
 	}
 	require.False(t, untouched(root, "containerd.service"), "its job failed")
 	require.True(t, untouched(root, "stopped.service"))
-	require.NoError(t, Check(t.Context(), root, restart("containerd.service")))
-	require.True(t, NotBegun(Check(t.Context(), root, restart("stopped.service"))))
+	require.NoError(t, checkUnits(t.Context(), root, restart("containerd.service")))
+	require.True(t, isNotBegun(checkUnits(t.Context(), root, restart("stopped.service"))))
 	s.Refuse("org.freedesktop.DBus.Error.AccessDenied", "Permission denied")
 	require.True(t, untouched(root, "k3s.service"))
 	require.True(t, untouched(root, "broken.service"), "its failure cannot be reset")
 	s.Refuse("org.freedesktop.DBus.Error.NoReply", "Remote peer disconnected")
 	require.False(t, untouched(root, "k3s.service"), "perhaps systemd has got the request")
 	require.True(t, untouched(rooted(t), "containerd.service"))
-	require.True(t, NotBegun(Check(t.Context(), rooted(t), restart("containerd.service"))))
-	require.NoError(t, Check(t.Context(), rooted(t), distro.Restart{Method: distro.Reload}), "there are signals, too")
-	require.True(t, NotBegun(&NotAllowedError{}))
+	require.True(t, isNotBegun(checkUnits(t.Context(), rooted(t), restart("containerd.service"))))
+	require.NoError(t, checkUnits(t.Context(), rooted(t), distro.Restart{Method: distro.Reload}), "there are signals, too")
+	require.True(t, isNotBegun(&notAllowedError{}))
 }
 
 func TestNoBusAtAll(t *testing.T) {
 	root := rooted(t)
-	_, err := Apply(t.Context(), root, runtime.Containerd, restart("k3s.service", "k3s-agent.service"), false)
+	_, err := Restart(t.Context(), root, runtime.Containerd, restart("k3s.service", "k3s-agent.service"), false)
 	require.ErrorContains(t, err, "restart of k3s.service or k3s-agent.service: systemd of the host is not available: /run/dbus/system_bus_socket: ")
 	require.ErrorContains(t, err, "; /run/systemd/private: ")
 	require.ErrorContains(t, err, "no such file or directory: mount the host's /run/dbus")
-	_, err = Apply(t.Context(), root, runtime.Docker, distro.Restart{Method: distro.Reload, Units: []string{"docker.service"}}, true)
+	_, err = Restart(t.Context(), root, runtime.Docker, distro.Restart{Method: distro.Reload, Units: []string{"docker.service"}}, true)
 	require.ErrorContains(t, err, "mount the host's /run/dbus; and by a signal: open /run/docker.pid: no such file or directory")
 }
