@@ -52,8 +52,8 @@ Exit codes:
 // exitUnserved is the exit code for accepted files with parts that have no effect.
 const exitUnserved = 3
 
-// Check describes what follows from one object in a file.
-type Check struct {
+// checkResult describes what follows from one object in a file.
+type checkResult struct {
 	File     string   `json:"file"`
 	Kind     string   `json:"kind"`
 	Name     string   `json:"name,omitempty"`
@@ -61,11 +61,11 @@ type Check struct {
 	Unserved []string `json:"unserved,omitempty"` // "FIELD: REASON"
 	Problems []string `json:"problems,omitempty"` // parts that cannot be carried out
 	// Operands are the DaemonSets on a node with Ubuntu 22.04, or on the nodes of --nodes.
-	Operands []CheckedOperand `json:"operands,omitempty"`
+	Operands []checkedOperand `json:"operands,omitempty"`
 }
 
-// CheckedOperand is a DaemonSet beside its counterpart of NVIDIA's operator.
-type CheckedOperand struct {
+// checkedOperand is a DaemonSet beside its counterpart of NVIDIA's operator.
+type checkedOperand struct {
 	DaemonSet string   `json:"daemonSet"`
 	Image     string   `json:"image"`
 	NVIDIAs   string   `json:"nvidias,omitempty"` // the image that NVIDIA's release would use
@@ -116,7 +116,7 @@ func check(_ context.Context, args []string, stdout, _ io.Writer) error {
 		c.file(file, contents[file]) // a policy may come before the NVIDIADrivers that it needs
 	}
 	found := c.found
-	var all []Check
+	var all []checkResult
 	for _, file := range files {
 		c.found, c.used = nil, found
 		found := c.file(file, contents[file])
@@ -133,7 +133,7 @@ func check(_ context.Context, args []string, stdout, _ io.Writer) error {
 }
 
 // outcome returns the error with the exit code that fits; nil if everything is served.
-func outcome(all []Check) error {
+func outcome(all []checkResult) error {
 	var refused, unserved int
 	for _, c := range all {
 		refused += len(c.Refused)
@@ -160,7 +160,7 @@ type checker struct {
 }
 
 // file checks the policies and NVIDIADrivers in a file: YAML documents, Lists among them.
-func (c *checker) file(file string, data []byte) (all []Check) {
+func (c *checker) file(file string, data []byte) (all []checkResult) {
 	for i, document := range splitDocuments(data) {
 		source := file
 		if i > 0 {
@@ -181,9 +181,9 @@ func splitDocuments(data []byte) (documents [][]byte) {
 	return documents
 }
 
-func (c *checker) document(source string, data []byte) []Check {
-	refused := func(why string) []Check {
-		return []Check{{File: source, Kind: v1.Kind, Refused: []string{why}}}
+func (c *checker) document(source string, data []byte) []checkResult {
+	refused := func(why string) []checkResult {
+		return []checkResult{{File: source, Kind: v1.Kind, Refused: []string{why}}}
 	}
 	if len(data) > config.MaxBytes {
 		return refused(fmt.Sprintf("%d bytes are more than the %d that are read", len(data), config.MaxBytes))
@@ -198,22 +198,22 @@ func (c *checker) document(source string, data []byte) []Check {
 	}
 	switch {
 	case strings.HasSuffix(object.Kind, "List"):
-		var all []Check
+		var all []checkResult
 		for _, item := range object.Items {
 			all = append(all, c.document(source, item)...)
 		}
 		return all
 	case object.Kind == v1.Kind && strings.HasPrefix(object.APIVersion, v1.GroupVersion().Group+"/"):
-		return []Check{c.policy(source, data)}
+		return []checkResult{c.policy(source, data)}
 	case object.Kind == v1alpha1.Kind && strings.HasPrefix(object.APIVersion, v1alpha1.Group+"/"):
-		return []Check{c.driver(source, data)}
+		return []checkResult{c.driver(source, data)}
 	}
 	return nil // another object, beside the policy
 }
 
 // driver checks an NVIDIADriver.
-func (c *checker) driver(source string, data []byte) Check {
-	out := Check{File: source, Kind: v1alpha1.Kind}
+func (c *checker) driver(source string, data []byte) checkResult {
+	out := checkResult{File: source, Kind: v1alpha1.Kind}
 	d, err := c.drivers.AdmitDriver(context.Background(), data)
 	if err != nil {
 		out.Refused = []string{err.Error()}
@@ -225,8 +225,8 @@ func (c *checker) driver(source string, data []byte) Check {
 }
 
 // policy checks a ClusterPolicy.
-func (c *checker) policy(source string, data []byte) Check {
-	out := Check{File: source, Kind: v1.Kind}
+func (c *checker) policy(source string, data []byte) checkResult {
+	out := checkResult{File: source, Kind: v1.Kind}
 	var decoded v1.ClusterPolicy
 	unknown, _ := config.Ignoring(data, &decoded, "") // Admit refuses what cannot be decoded
 	out.Name = decoded.Name
@@ -246,7 +246,7 @@ func (c *checker) policy(source string, data []byte) Check {
 }
 
 // fill describes what follows from a policy.
-func (c *checker) fill(out *Check, policy *v1.ClusterPolicy) {
+func (c *checker) fill(out *checkResult, policy *v1.ClusterPolicy) {
 	preview, err := controller.NewPreview(policy, c.nodes, c.cluster, false, c.used...)
 	if err != nil {
 		out.Refused = append(out.Refused, err.Error())
@@ -280,8 +280,8 @@ var counterpartFields = []struct{ daemonSet, field string }{
 }
 
 // operand describes a DaemonSet.
-func (c *checker) operand(set *appsv1.DaemonSet, spec *v1.ClusterPolicySpec) CheckedOperand {
-	operand := CheckedOperand{DaemonSet: set.Name, Image: set.Spec.Template.Spec.Containers[0].Image}
+func (c *checker) operand(set *appsv1.DaemonSet, spec *v1.ClusterPolicySpec) checkedOperand {
+	operand := checkedOperand{DaemonSet: set.Name, Image: set.Spec.Template.Spec.Containers[0].Image}
 	specs := map[string]v1.ContainerSpec{
 		"driver": spec.Driver.ContainerSpec, "toolkit": spec.Toolkit.ContainerSpec, "devicePlugin": spec.DevicePlugin.ContainerSpec,
 		"dcgm": spec.DCGM.ContainerSpec, "dcgmExporter": spec.DCGMExporter.ContainerSpec, "migManager": spec.MIGManager.ContainerSpec,
@@ -304,7 +304,7 @@ func (c *checker) operand(set *appsv1.DaemonSet, spec *v1.ClusterPolicySpec) Che
 }
 
 // printChecks prints checks for people or programs.
-func printChecks(w io.Writer, all []Check, output string, against nvidia.Release) error {
+func printChecks(w io.Writer, all []checkResult, output string, against nvidia.Release) error {
 	if output == "json" {
 		data, err := json.MarshalIndent(map[string]any{"against": against.Name, "checks": all}, "", "  ")
 		if err != nil {
@@ -327,7 +327,7 @@ func printChecks(w io.Writer, all []Check, output string, against nvidia.Release
 // maxPrinted bounds each text of a checked file that is printed, in bytes.
 const maxPrinted = 1000
 
-func printCheck(b *strings.Builder, c Check, against nvidia.Release) {
+func printCheck(b *strings.Builder, c checkResult, against nvidia.Release) {
 	verdict := "everything is served"
 	switch {
 	case len(c.Refused) > 0:

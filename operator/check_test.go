@@ -84,7 +84,7 @@ func TestCheckFindsPoliciesAmongOtherObjects(t *testing.T) {
 	list := `{apiVersion: v1, kind: List, items: [{apiVersion: nvidia.com/v1, kind: ClusterPolicy, metadata: {name: a}, spec: {}}, {apiVersion: v1, kind: Namespace, metadata: {name: b}}]}`
 	exit, out, errors := checked(t, "apiVersion: v1\nkind: Namespace\n---\n"+list+"\n---\n"+policyHead+"  mig: {strategy: mixed}\n", "-o", "json")
 	require.Equal(t, 0, exit, errors)
-	var result struct{ Checks []Check }
+	var result struct{ Checks []checkResult }
 	require.NoError(t, json.Unmarshal([]byte(out), &result))
 	require.Len(t, result.Checks, 2)
 	require.Equal(t, "a", result.Checks[0].Name)
