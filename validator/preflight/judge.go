@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/validator/sample"
+	"github.com/gpuready/gpuready/validator/probe"
 )
 
 // Reasons of findings, besides those of package gpu.
@@ -52,7 +52,7 @@ type Reading struct {
 type SampleRun struct {
 	Sample string
 	Device gpu.UUID
-	sample.Result
+	probe.SampleResult
 }
 
 // Judge adds findings, figures and verdicts to a result that lists the devices.
@@ -71,7 +71,7 @@ func Judge(r *Result, s Observations, t Thresholds) {
 	}
 	for _, run := range s.Runs {
 		switch {
-		case run.Outcome == sample.Missing:
+		case run.Outcome == probe.SampleMissing:
 			addMissingSample(r, run)
 		case run.Device == "":
 			judgePeers(r, run, s, t)
@@ -98,20 +98,20 @@ func judgeRun(g *GPU, run SampleRun, simulated bool) {
 		g.Findings[len(g.Findings)-1].Sample = run.Sample
 	}
 	switch {
-	case run.Outcome == sample.Passed && run.Answer.Simulated != simulated:
+	case run.Outcome == probe.SamplePassed && run.Answer.Simulated != simulated:
 		bad(Unhealthy, ReasonSample, fmt.Sprintf("libcuda and libnvidia-ml are of different drivers: libcuda is simulated: %t, libnvidia-ml: %t", run.Answer.Simulated, simulated),
 			"install all user libraries of one driver version")
-	case run.Outcome == sample.Passed:
+	case run.Outcome == probe.SamplePassed:
 		g.Notes = append(g.Notes, sampleNotes(run)...)
-	case run.Outcome == sample.Impossible:
+	case run.Outcome == probe.SampleImpossible:
 		g.Notes = append(g.Notes, run.Sample+": "+run.Message)
-	case run.Outcome == sample.Wrong && run.Sample == "memtest":
+	case run.Outcome == probe.SampleWrong && run.Sample == "memtest":
 		bad(Wrong, ReasonMemory, badMemory(run), "take the GPU out of service; look for Xid lines in dmesg; if a reset does not mend it, have it replaced")
-	case run.Outcome == sample.Wrong:
+	case run.Outcome == probe.SampleWrong:
 		bad(Wrong, ReasonWrong, withoutAdvice(run.Message), "take the GPU out of service; repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)
-	case run.Outcome == sample.NoResult:
+	case run.Outcome == probe.SampleNoResult:
 		bad(NotRun, ReasonNoResult, withoutAdvice(run.Message), "give more time with --timeout; a GPU that hangs needs a reset: look for Xid lines in dmesg")
-	case run.Outcome == sample.Missing: // reported once, for the node
+	case run.Outcome == probe.SampleMissing: // reported once, for the node
 		out.Verdict = NotRun
 	default:
 		bad(Unhealthy, ReasonSample, run.Message, "repeat by hand: CUDA_VISIBLE_DEVICES="+string(g.UUID)+" "+run.Sample)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
-	"github.com/gpuready/gpuready/validator/sample"
+	"github.com/gpuready/gpuready/validator/probe"
 )
 
 func table(t require.TestingT) Thresholds {
@@ -141,9 +141,9 @@ func TestTheGPUsConditionIsJudged(t *testing.T) {
 	}
 }
 
-func passedRun(name string, id gpu.UUID, figures ...sample.Figure) SampleRun {
+func passedRun(name string, id gpu.UUID, figures ...probe.Figure) SampleRun {
 	yes := true
-	return SampleRun{Sample: name, Device: id, Result: sample.Result{Outcome: sample.Passed, Answer: sample.Answer{Passed: &yes, UUID: string(id), Figures: figures}}}
+	return SampleRun{Sample: name, Device: id, SampleResult: probe.SampleResult{Outcome: probe.SamplePassed, Answer: probe.SampleAnswer{Passed: &yes, UUID: string(id), Figures: figures}}}
 }
 
 func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
@@ -156,7 +156,7 @@ func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
 	}
 	for _, name := range []string{"copy", "triad", "hostToDevice", "bf16"} {
 		for i, v := range figures[name] {
-			f := sample.Figure{Name: name, Unit: "B/s", Value: v}
+			f := probe.Figure{Name: name, Unit: "B/s", Value: v}
 			if name == "copy" || name == "triad" {
 				f.Peak = 3.35e12
 			}
@@ -176,14 +176,14 @@ func TestSpeedsAreJudgedByLimitAndByTheirEquals(t *testing.T) {
 
 func TestASlowHostLinkIsMeasuredAlone(t *testing.T) {
 	g := GPU{Product: "NVIDIA H200", Compute: "9.0", Condition: &gpu.Condition{PCIe: gpu.PCIe{MaxGeneration: 5, MaxWidth: 16}}}
-	figures := func(copied, host, device float64) []sample.Figure {
-		return []sample.Figure{{Name: "copy", Unit: "B/s", Value: copied, Peak: 4.8e12}, {Name: "hostToDevice", Unit: "B/s", Value: host}, {Name: "deviceToHost", Unit: "B/s", Value: device}}
+	figures := func(copied, host, device float64) []probe.Figure {
+		return []probe.Figure{{Name: "copy", Unit: "B/s", Value: copied, Peak: 4.8e12}, {Name: "hostToDevice", Unit: "B/s", Value: host}, {Name: "deviceToHost", Unit: "B/s", Value: device}}
 	}
 	require.False(t, HostLinkMissed(g, figures(1e12, 55e9, 55e9), table(t)), "copy is not the link")
 	require.True(t, HostLinkMissed(g, figures(4.5e12, 55e9, 30e9), table(t)))
 	require.False(t, HostLinkMissed(GPU{}, figures(4.5e12, 55e9, 30e9), table(t)), "nobody knows the limit")
-	a := sample.Answer{Figures: figures(4.5e12, 55e9, 30e9)}
-	MergeHostLink(&a, sample.Answer{Figures: figures(4.6e12, 54e9, 56e9)})
+	a := probe.SampleAnswer{Figures: figures(4.5e12, 55e9, 30e9)}
+	MergeHostLink(&a, probe.SampleAnswer{Figures: figures(4.6e12, 54e9, 56e9)})
 	require.Equal(t, figures(4.5e12, 55e9, 56e9), a.Figures)
 	require.Equal(t, []string{"deviceToHost: measured alone; 30.0 GB/s while all GPUs used their links"}, a.Notes)
 }
@@ -191,7 +191,7 @@ func TestASlowHostLinkIsMeasuredAlone(t *testing.T) {
 func TestAnUnknownProductIsShownAndNotJudged(t *testing.T) {
 	s, r := node("h100-sxm", 1)
 	r.GPUs[0].Product = "NVIDIA Future"
-	s.Runs = []SampleRun{passedRun("compute", gputest.GPU(0), sample.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1})}
+	s.Runs = []SampleRun{passedRun("compute", gputest.GPU(0), probe.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1})}
 	Judge(&r, s, table(t))
 	require.Equal(t, OK, r.Verdict)
 	require.Equal(t, Figure{Name: "fp32", Unit: "FLOP/s", Value: 1, Verdict: OK}, r.GPUs[0].Figures[0])
@@ -201,7 +201,7 @@ func TestAnUnknownProductIsShownAndNotJudged(t *testing.T) {
 func TestASimulatedDriverHasNoSpeeds(t *testing.T) {
 	s, r := node("h100-sxm", 1)
 	r.Simulated = true
-	run := passedRun("compute", gputest.GPU(0), sample.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1e12, Peak: 6e13})
+	run := passedRun("compute", gputest.GPU(0), probe.Figure{Name: "fp32", Unit: "FLOP/s", Value: 1e12, Peak: 6e13})
 	run.Answer.Simulated = true
 	s.Runs = []SampleRun{run}
 	Judge(&r, s, table(t))
@@ -216,18 +216,18 @@ func TestASimulatedDriverHasNoSpeeds(t *testing.T) {
 }
 
 func TestTheSamplesOutcomeIsAVerdict(t *testing.T) {
-	for outcome, want := range map[sample.Outcome]Verdict{
-		sample.Failed: Unhealthy, sample.Wrong: Wrong, sample.NoResult: NotRun, sample.Impossible: OK,
+	for outcome, want := range map[probe.SampleOutcome]Verdict{
+		probe.SampleFailed: Unhealthy, probe.SampleWrong: Wrong, probe.SampleNoResult: NotRun, probe.SampleImpossible: OK,
 	} {
 		s, r := node("h100-sxm", 2)
-		s.Runs = []SampleRun{{Sample: "gemm", Device: gputest.GPU(1), Result: sample.Result{Outcome: outcome, Message: "why"}}, passedRun("gemm", gputest.GPU(0))}
+		s.Runs = []SampleRun{{Sample: "gemm", Device: gputest.GPU(1), SampleResult: probe.SampleResult{Outcome: outcome, Message: "why"}}, passedRun("gemm", gputest.GPU(0))}
 		Judge(&r, s, table(t))
 		require.Equal(t, want, r.GPUs[1].Verdict, outcome)
 		require.Equal(t, OK, r.GPUs[0].Verdict, outcome)
 	}
 	s, r := node("h100-sxm", 2)
 	for i := range 2 {
-		s.Runs = append(s.Runs, SampleRun{Sample: "gemm", Device: gputest.GPU(i), Result: sample.Result{Outcome: sample.Missing, Message: "not here"}})
+		s.Runs = append(s.Runs, SampleRun{Sample: "gemm", Device: gputest.GPU(i), SampleResult: probe.SampleResult{Outcome: probe.SampleMissing, Message: "not here"}})
 	}
 	Judge(&r, s, table(t))
 	require.Equal(t, []gpu.Reason{ReasonNoSample}, reasons(r.Findings), "said once")
@@ -240,7 +240,7 @@ func ways(s Observations, speed func(from, to int) float64) SampleRun {
 	for i, a := range s.Snapshot.Devices {
 		for k, b := range s.Snapshot.Devices {
 			if i != k {
-				run.Answer.Peers = append(run.Answer.Peers, sample.Peer{From: a.UUID, To: b.UUID, Access: true, Unit: "B/s", Value: speed(i, k)})
+				run.Answer.Peers = append(run.Answer.Peers, probe.Peer{From: a.UUID, To: b.UUID, Access: true, Unit: "B/s", Value: speed(i, k)})
 			}
 		}
 	}

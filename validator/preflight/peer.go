@@ -6,18 +6,18 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/validator/sample"
+	"github.com/gpuready/gpuready/validator/probe"
 )
 
 // judgePeers judges the paths between GPUs.
 func judgePeers(r *Result, run SampleRun, s Observations, t Thresholds) {
-	if run.Outcome != sample.Passed {
-		if run.Outcome != sample.Impossible {
+	if run.Outcome != probe.SamplePassed {
+		if run.Outcome != probe.SampleImpossible {
 			v, reason := Unhealthy, ReasonSample
 			switch run.Outcome {
-			case sample.NoResult:
+			case probe.SampleNoResult:
 				v, reason = NotRun, ReasonNoResult
-			case sample.Wrong:
+			case probe.SampleWrong:
 				v, reason = Wrong, ReasonWrong
 			}
 			r.Findings = append(r.Findings, Finding{Verdict: v, Reason: reason, Message: "from GPU to GPU: " + record.Clean(withoutAdvice(run.Message), 1000),
@@ -43,7 +43,7 @@ func judgePeers(r *Result, run SampleRun, s Observations, t Thresholds) {
 
 // judgePeer judges one path. Only NVLink is judged: the speed of PCIe between two GPUs depends on
 // the machine.
-func judgePeer(from *GPU, p sample.Peer, snapshot gpu.Snapshot, t Thresholds, simulated bool) Peer {
+func judgePeer(from *GPU, p probe.Peer, snapshot gpu.Snapshot, t Thresholds, simulated bool) Peer {
 	out := Peer{From: p.From, To: p.To, Access: p.Access, Unit: record.Clean(p.Unit, 10)}
 	i := slices.IndexFunc(snapshot.Links, func(l gpu.Link) bool {
 		return l.A == p.From && l.B == p.To || l.A == p.To && l.B == p.From

@@ -15,7 +15,6 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/probe"
-	"github.com/gpuready/gpuready/validator/sample"
 	"github.com/gpuready/gpuready/validator/step"
 )
 
@@ -116,7 +115,7 @@ func nearCPUs(root *host.Root, units []check.Unit) map[gpu.UUID][]int {
 		if u.GPU.NUMANode >= 0 {
 			list, err := root.ReadFile(fmt.Sprintf("/sys/devices/system/node/node%d/cpulist", u.GPU.NUMANode), 4096)
 			if err == nil {
-				all[u.UUID] = sample.ParseCPUs(string(list))
+				all[u.UUID] = probe.ParseCPUs(string(list))
 			}
 		}
 	}
@@ -152,8 +151,8 @@ func (b bench) run(ctx context.Context) []SampleRun {
 		}
 		for _, list := range all {
 			for _, r := range list {
-				hung[r.Device] = hung[r.Device] || r.Outcome == sample.NoResult
-				wrong[r.Device] = wrong[r.Device] || r.Outcome != sample.Passed && r.Outcome != sample.Impossible
+				hung[r.Device] = hung[r.Device] || r.Outcome == probe.SampleNoResult
+				wrong[r.Device] = wrong[r.Device] || r.Outcome != probe.SamplePassed && r.Outcome != probe.SampleImpossible
 			}
 			runs = append(runs, list...)
 		}
@@ -165,9 +164,9 @@ func (b bench) run(ctx context.Context) []SampleRun {
 func (b bench) runPhase(ctx context.Context, p phase, u check.Unit, end time.Time) []SampleRun {
 	var runs []SampleRun
 	for _, name := range p.samples {
-		r := SampleRun{Sample: name, Device: u.UUID, Result: b.runSample(ctx, name, p.args, []gpu.UUID{u.UUID}, end)}
+		r := SampleRun{Sample: name, Device: u.UUID, SampleResult: b.runSample(ctx, name, p.args, []gpu.UUID{u.UUID}, end)}
 		runs = append(runs, r)
-		if r.Outcome == sample.NoResult {
+		if r.Outcome == probe.SampleNoResult {
 			break
 		}
 	}
@@ -179,14 +178,14 @@ func (b bench) runPhase(ctx context.Context, p phase, u check.Unit, end time.Tim
 // together, which is no GPU's fault.
 func (b bench) remeasureLinks(ctx context.Context, p phase, units []check.Unit, all [][]SampleRun, end time.Time) {
 	for i, u := range units {
-		if len(units) == 1 || len(all[i]) != 1 || all[i][0].Outcome != sample.Passed || b.driver.Info.Simulated {
+		if len(units) == 1 || len(all[i]) != 1 || all[i][0].Outcome != probe.SamplePassed || b.driver.Info.Simulated {
 			continue
 		}
 		g := GPU{UUID: u.UUID, Product: u.GPU.Product, Compute: u.GPU.Compute.String(), Condition: b.watch.lastCondition(u.GPU.UUID)}
 		if u.UUID.IsMIG() || !HostLinkMissed(g, all[i][0].Answer.Figures, b.o.Table) {
 			continue
 		}
-		if again := b.runSample(ctx, p.samples[0], smaller, []gpu.UUID{u.UUID}, end); again.Outcome == sample.Passed {
+		if again := b.runSample(ctx, p.samples[0], smaller, []gpu.UUID{u.UUID}, end); again.Outcome == probe.SamplePassed {
 			MergeHostLink(&all[i][0].Answer, again.Answer)
 		}
 	}
@@ -206,18 +205,18 @@ func (b bench) peers(ctx context.Context, p phase, units []check.Unit, wrong map
 	}
 	var runs []SampleRun
 	for _, name := range p.samples {
-		runs = append(runs, SampleRun{Sample: name, Result: b.runSample(ctx, name, p.args, ids, end)})
+		runs = append(runs, SampleRun{Sample: name, SampleResult: b.runSample(ctx, name, p.args, ids, end)})
 	}
 	return runs
 }
 
-func (b bench) runSample(ctx context.Context, name string, args func(bool) []string, ids []gpu.UUID, end time.Time) sample.Result {
-	j := sample.Job{Name: name, Path: b.o.Find(name), Devices: ids, LibDir: b.driver.LibDir, Timeout: time.Until(end)}
+func (b bench) runSample(ctx context.Context, name string, args func(bool) []string, ids []gpu.UUID, end time.Time) probe.SampleResult {
+	j := probe.SampleJob{Name: name, Path: b.o.Find(name), Devices: ids, LibDir: b.driver.LibDir, Timeout: time.Until(end)}
 	if len(ids) == 1 {
 		j.CPUs = b.nearCPUs[ids[0]]
 	}
 	if args != nil {
 		j.Args = args(b.driver.Info.Simulated)
 	}
-	return sample.Run(ctx, j)
+	return probe.RunSample(ctx, j)
 }

@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/validator/sample"
+	"github.com/gpuready/gpuready/validator/probe"
 )
 
 // maxFigures bounds the figures taken from one sample.
@@ -13,7 +13,7 @@ const maxFigures = 32
 // judgeFigures judges the figures that the samples measured on a device.
 func judgeFigures(g *GPU, s Observations, t Thresholds, simulated bool) {
 	for _, run := range s.Runs {
-		if run.Device != g.UUID || run.Outcome != sample.Passed || run.Answer.Simulated != simulated {
+		if run.Device != g.UUID || run.Outcome != probe.SamplePassed || run.Answer.Simulated != simulated {
 			continue
 		}
 		for _, f := range run.Answer.Figures[:min(len(run.Answer.Figures), maxFigures)] {
@@ -27,7 +27,7 @@ func judgeFigures(g *GPU, s Observations, t Thresholds, simulated bool) {
 
 // judgeFigure judges one figure. No datasheet describes a MIG device, so its figures are only
 // compared with those of its equals.
-func judgeFigure(g *GPU, f sample.Figure, t Thresholds, simulated bool) Figure {
+func judgeFigure(g *GPU, f probe.Figure, t Thresholds, simulated bool) Figure {
 	out := Figure{Name: record.Clean(f.Name, 40), Unit: record.Clean(f.Unit, 10)}
 	if simulated || f.Value <= 0 {
 		return out
@@ -52,7 +52,7 @@ func judgeFigure(g *GPU, f sample.Figure, t Thresholds, simulated bool) Figure {
 
 // HostLinkMissed reports whether a device like g missed the limit of its link to the host.
 // Several GPUs that use their links at once may share one.
-func HostLinkMissed(g GPU, figures []sample.Figure, t Thresholds) bool {
+func HostLinkMissed(g GPU, figures []probe.Figure, t Thresholds) bool {
 	product, _ := t.Product(g.Product)
 	for _, f := range figures {
 		if f.Name != figureHostToDevice && f.Name != figureDeviceToHost || f.Value <= 0 {
@@ -68,7 +68,7 @@ func HostLinkMissed(g GPU, figures []sample.Figure, t Thresholds) bool {
 
 // MergeHostLink copies better figures of the link to the host from a run of the device alone,
 // and notes the figures measured with all devices at once.
-func MergeHostLink(a *sample.Answer, alone sample.Answer) {
+func MergeHostLink(a *probe.SampleAnswer, alone probe.SampleAnswer) {
 	for i, f := range a.Figures {
 		for _, own := range alone.Figures {
 			if own.Name == f.Name && (f.Name == figureHostToDevice || f.Name == figureDeviceToHost) && own.Value > f.Value {
@@ -90,7 +90,7 @@ func speedAction(name string) string {
 }
 
 // expected returns the expected value of a figure, and its source; 0 if it is not known.
-func expected(g *GPU, f sample.Figure, t Thresholds) (value float64, source string) {
+func expected(g *GPU, f probe.Figure, t Thresholds) (value float64, source string) {
 	product, _ := t.Product(g.Product)
 	switch f.Name {
 	case figureHostToDevice, figureDeviceToHost:

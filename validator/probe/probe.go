@@ -1,5 +1,6 @@
 // Package probe finds out about a node's driver: by NVML, which it reads in a separate
-// process, and by the host's files, whether the host has a driver of its own.
+// process; by the CUDA samples, which are separate programs; and by the host's files,
+// whether the host has a driver of its own.
 //
 // A process can load only one libnvidia-ml in its life. A library of another driver version
 // can lack a symbol, which ends the process. A call into a driver whose GPU hangs does not
@@ -73,8 +74,9 @@ func newChild(ctx context.Context, command string, node check.Node, stderrBytes 
 	return cmd, stderr
 }
 
-func lastLine(stderr *bytes.Buffer) string {
-	lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+// lastLine returns the last line of a program's output, cleaned for a terminal.
+func lastLine(output string) string {
+	lines := strings.Split(strings.TrimSpace(output), "\n")
 	return record.Clean(lines[len(lines)-1], 1000)
 }
 
@@ -102,7 +104,7 @@ func Read(ctx context.Context, node check.Node) (check.Reading, error) {
 		return check.Reading{}, fmt.Errorf("NVML did not answer within %v: a GPU or its driver hangs", timeout)
 	}
 	if err != nil {
-		return check.Reading{}, fmt.Errorf("the process that asked NVML ended with %w: %s", err, lastLine(stderr))
+		return check.Reading{}, fmt.Errorf("the process that asked NVML ended with %w: %s", err, lastLine(stderr.String()))
 	}
 	return decode(stdout.Bytes())
 }
@@ -141,7 +143,8 @@ func Child(ctx context.Context, args []string, stdout io.Writer) error {
 	return json.NewEncoder(stdout).Encode(m)
 }
 
-// limited is a writer that drops output beyond room.
+// limited is a writer that drops output beyond room. The buffer is not embedded: its ReadFrom, which
+// io.Copy prefers to Write, has no bound.
 type limited struct {
 	to   *bytes.Buffer
 	room int

@@ -65,7 +65,7 @@ func Watch(ctx context.Context, node check.Node, endTimeout time.Duration, handl
 		end()
 	}
 	if waited := cmd.Wait(); waited != nil {
-		return fmt.Errorf("the process that watches NVML ended with %w: %s", waited, lastLine(stderr))
+		return fmt.Errorf("the process that watches NVML ended with %w: %s", waited, lastLine(stderr.String()))
 	}
 	return err
 }

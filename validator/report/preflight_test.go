@@ -16,7 +16,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/test/lab/golden"
 	"github.com/gpuready/gpuready/validator/preflight"
-	"github.com/gpuready/gpuready/validator/sample"
+	"github.com/gpuready/gpuready/validator/probe"
 )
 
 // newResult returns the result of a preflight of h100-sxm machines, 4 GPUs each, the last
@@ -50,16 +50,16 @@ func newResult(t *testing.T, simulated bool, change func(s *preflight.Observatio
 			ids = append(ids, m.UUID)
 		}
 		for _, id := range ids {
-			figure := func(name, unit string, value, peak float64) sample.Figure {
+			figure := func(name, unit string, value, peak float64) probe.Figure {
 				if simulated {
 					value, peak = 0, 0
 				}
-				return sample.Figure{Name: name, Unit: unit, Value: value, Peak: peak}
+				return probe.Figure{Name: name, Unit: unit, Value: value, Peak: peak}
 			}
-			run := func(name string, figures ...sample.Figure) {
-				s.Runs = append(s.Runs, preflight.SampleRun{Sample: name, Device: id, Result: sample.Result{
-					Outcome: sample.Passed, Elapsed: 300 * time.Millisecond,
-					Answer: sample.Answer{Passed: &passed, Simulated: simulated, UUID: string(id), Figures: figures},
+			run := func(name string, figures ...probe.Figure) {
+				s.Runs = append(s.Runs, preflight.SampleRun{Sample: name, Device: id, SampleResult: probe.SampleResult{
+					Outcome: probe.SamplePassed, Elapsed: 300 * time.Millisecond,
+					Answer: probe.SampleAnswer{Passed: &passed, Simulated: simulated, UUID: string(id), Figures: figures},
 				}})
 			}
 			off := float64(i) * 1e10
@@ -69,11 +69,11 @@ func newResult(t *testing.T, simulated bool, change func(s *preflight.Observatio
 			run("compute", figure("fp32", "FLOP/s", 61e12, 0), figure("bf16", "FLOP/s", 640e12, 0))
 		}
 	}
-	answer := sample.Answer{Passed: &passed, Simulated: simulated, UUID: string(node.Devices[0].UUID)}
+	answer := probe.SampleAnswer{Passed: &passed, Simulated: simulated, UUID: string(node.Devices[0].UUID)}
 	for _, a := range node.Devices[:4] {
 		for _, b := range node.Devices[:4] {
 			if a.UUID != b.UUID {
-				p := sample.Peer{From: a.UUID, To: b.UUID, Access: true, Unit: "B/s", Value: 392e9}
+				p := probe.Peer{From: a.UUID, To: b.UUID, Access: true, Unit: "B/s", Value: 392e9}
 				if simulated {
 					p.Value = 0
 				}
@@ -81,7 +81,7 @@ func newResult(t *testing.T, simulated bool, change func(s *preflight.Observatio
 			}
 		}
 	}
-	s.Runs = append(s.Runs, preflight.SampleRun{Sample: "bandwidth", Result: sample.Result{Outcome: sample.Passed, Answer: answer}})
+	s.Runs = append(s.Runs, preflight.SampleRun{Sample: "bandwidth", SampleResult: probe.SampleResult{Outcome: probe.SamplePassed, Answer: answer}})
 	if change != nil {
 		change(&s, &r)
 	}
@@ -109,12 +109,12 @@ func sick(s *preflight.Observations, r *preflight.Result) {
 				}
 			}
 		case run.Device == gputest.GPU(2) && run.Sample == "memtest":
-			run.Outcome = sample.Wrong
-			run.Answer.Wrong = []sample.Bad{{Address: "0x7f0000001000", Want: "0xffffffff", Got: "0xfffffffe", Pattern: "walking ones"}}
+			run.Outcome = probe.SampleWrong
+			run.Answer.Wrong = []probe.WrongValue{{Address: "0x7f0000001000", Want: "0xffffffff", Got: "0xfffffffe", Pattern: "walking ones"}}
 		case run.Device == gputest.GPU(3) && run.Sample == "bandwidth":
 			run.Answer.Figures[0].Value = 2.0e12
 		case run.Device == gputest.GPU(3) && run.Sample == "compute":
-			run.Outcome, run.Message = sample.NoResult, "no result in 1.2s"
+			run.Outcome, run.Message = probe.SampleNoResult, "no result in 1.2s"
 		}
 	}
 	r.GPUs[3].Slot = "3 (PCIe Slot 3)"
@@ -134,9 +134,9 @@ func hostile(s *preflight.Observations, r *preflight.Result) {
 			s.Runs[i].Answer.Figures[k].Name = text
 		}
 		if s.Runs[i].Sample == "memtest" {
-			s.Runs[i].Outcome = sample.Wrong
+			s.Runs[i].Outcome = probe.SampleWrong
 			s.Runs[i].Message = text
-			s.Runs[i].Answer.Wrong = []sample.Bad{{Address: text, Want: text, Got: text, Pattern: text}}
+			s.Runs[i].Answer.Wrong = []probe.WrongValue{{Address: text, Want: text, Got: text, Pattern: text}}
 		}
 	}
 }

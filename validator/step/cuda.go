@@ -11,7 +11,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/sample"
+	"github.com/gpuready/gpuready/validator/probe"
 )
 
 // Reasons of this layer.
@@ -33,7 +33,7 @@ func checkCUDA(ctx context.Context, node check.Node, driver check.Driver) check.
 	if len(units) == 0 {
 		return check.Fail(reasonNoMIGDevices, "every GPU is in MIG mode and none has MIG devices", "create MIG devices, or turn MIG mode off")
 	}
-	results := make([]sample.Result, len(units))
+	results := make([]probe.SampleResult, len(units))
 	var group errgroup.Group
 	group.SetLimit(max(1, node.CUDAConcurrency))
 	for i, u := range units {
@@ -47,7 +47,7 @@ func checkCUDA(ctx context.Context, node check.Node, driver check.Driver) check.
 	return judgeSamples(node, driver, units, results)
 }
 
-func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, results []sample.Result) check.Outcome {
+func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, results []probe.SampleResult) check.Outcome {
 	proof := readiness.Proof{
 		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot,
 		GPUs: len(units), Seconds: map[gpu.UUID]float64{},
@@ -55,9 +55,9 @@ func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, resu
 	var bad []string
 	reason := reasonSampleFailed
 	for i, r := range results {
-		if r.Outcome != sample.Passed {
+		if r.Outcome != probe.SamplePassed {
 			bad = append(bad, units[i].Name+": "+r.Message)
-			if r.Outcome == sample.NoResult && len(bad) == 1 {
+			if r.Outcome == probe.SampleNoResult && len(bad) == 1 {
 				reason = reasonSampleTimeout
 			}
 			continue
@@ -71,7 +71,7 @@ func judgeSamples(node check.Node, driver check.Driver, units []check.Unit, resu
 		}
 		return check.Fail(reason, message, sampleAction(results))
 	}
-	slowest := slices.MaxFunc(results, func(a, b sample.Result) int { return int(a.Elapsed - b.Elapsed) })
+	slowest := slices.MaxFunc(results, func(a, b probe.SampleResult) int { return int(a.Elapsed - b.Elapsed) })
 	proof.Summary = fmt.Sprintf("vectorAdd on %s, slowest %.2f s", describeTested(driver, units), slowest.Elapsed.Seconds())
 	return check.NewPass(proof)
 }
@@ -94,9 +94,9 @@ func describeTested(driver check.Driver, units []check.Unit) string {
 	return text
 }
 
-func sampleAction(results []sample.Result) string {
+func sampleAction(results []probe.SampleResult) string {
 	for _, r := range results {
-		if r.Outcome == sample.NoResult {
+		if r.Outcome == probe.SampleNoResult {
 			return "a GPU that hangs needs a reset; look for Xid lines in dmesg; give more time with --cuda-timeout"
 		}
 	}
@@ -104,12 +104,12 @@ func sampleAction(results []sample.Result) string {
 }
 
 // runVectorAdd runs vectorAdd on one GPU or MIG device.
-func runVectorAdd(ctx context.Context, node check.Node, driver check.Driver, u check.Unit) sample.Result {
-	r := sample.Run(ctx, sample.Job{
+func runVectorAdd(ctx context.Context, node check.Node, driver check.Driver, u check.Unit) probe.SampleResult {
+	r := probe.RunSample(ctx, probe.SampleJob{
 		Name: "vectoradd", Path: node.VectorAdd, Devices: []gpu.UUID{u.UUID}, LibDir: driver.LibDir, Timeout: node.CUDATimeout,
 	})
-	if r.Outcome == sample.Passed && r.Answer.Simulated != driver.Info.Simulated {
-		r.Outcome = sample.Failed
+	if r.Outcome == probe.SamplePassed && r.Answer.Simulated != driver.Info.Simulated {
+		r.Outcome = probe.SampleFailed
 		r.Message = fmt.Sprintf("libcuda and libnvidia-ml are of different drivers: simulated is %t for one, %t for the other", r.Answer.Simulated, driver.Info.Simulated)
 	}
 	return r

@@ -8,7 +8,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/validator/check"
-	"github.com/gpuready/gpuready/validator/sample"
+	"github.com/gpuready/gpuready/validator/probe"
 )
 
 // verifyPassed verifies the termination message of a pod that succeeded. Exit code 0 alone
@@ -48,7 +48,7 @@ func ranOnOne(a podAnswer, driver check.Driver) error {
 			return nil
 		}
 		for _, m := range g.MIG { // of a driver before R470 any MIG device is the same: see SameDevice
-			if sample.SameDevice(m.UUID, string(a.UUID)) {
+			if probe.SameDevice(m.UUID, string(a.UUID)) {
 				return nil
 			}
 		}

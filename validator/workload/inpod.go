@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
-	"github.com/gpuready/gpuready/validator/sample"
+	"github.com/gpuready/gpuready/validator/probe"
 )
 
 // PodCommand is the hidden subcommand of gpu-validator that runs in the pods. Its
@@ -151,7 +151,7 @@ func (a *podAnswer) failure(unit string, code int, err error) string {
 		return "the sample gave no answer"
 	case !*a.Passed:
 		return a.Error
-	case !sample.SameDevice(gpu.UUID(unit), string(a.UUID)):
+	case !probe.SameDevice(gpu.UUID(unit), string(a.UUID)):
 		return fmt.Sprintf("the sample ran on %q", a.UUID)
 	case code != 0:
 		return fmt.Sprintf("the sample passed and ended with %d", code)

@@ -1,4 +1,4 @@
-package sample
+package probe
 
 import (
 	"os/exec"

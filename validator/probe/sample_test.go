@@ -1,6 +1,7 @@
-package sample
+package probe
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"path/filepath"
@@ -9,20 +10,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/test/lab/built"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// job returns a Job whose sample is a shell script with the given body.
-func job(t *testing.T, script string) Job {
+// job returns a SampleJob whose sample is a shell script with the given body.
+func job(t *testing.T, script string) SampleJob {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bandwidth")
 	built.Script(t, path, script)
-	return Job{Name: "bandwidth", Path: path, Devices: []gpu.UUID{"GPU-a"}, LibDir: "/drivers lib", Timeout: time.Minute}
+	return SampleJob{Name: "bandwidth", Path: path, Devices: []gpu.UUID{"GPU-a"}, LibDir: "/drivers lib", Timeout: time.Minute}
 }
 
 const good = `{"passed": true, "uuid": "GPU-a", "figures": [{"name": "copy", "value": 3.1e12, "unit": "B/s", "peak": 3.35e12}]}`
@@ -32,8 +30,8 @@ func TestTheSamplesAnswerIsRead(t *testing.T) {
 	t.Setenv("BANDWIDTH_BYTES", "7")
 	j := job(t, `[ "$*" = "-o json --peers" ] && [ "$LD_LIBRARY_PATH" = "/drivers lib" ] && [ "$CUDA_VISIBLE_DEVICES" = GPU-a,GPU-b ] && [ -z "$BANDWIDTH_BYTES" ] && echo '`+good+`'`)
 	j.Args, j.Devices = []string{"--peers"}, append(j.Devices, "GPU-b")
-	r := Run(t.Context(), j)
-	require.Equal(t, Passed, r.Outcome, r.Message)
+	r := RunSample(t.Context(), j)
+	require.Equal(t, SamplePassed, r.Outcome, r.Message)
 	require.Equal(t, []Figure{{Name: "copy", Value: 3.1e12, Unit: "B/s", Peak: 3.35e12}}, r.Answer.Figures)
 	require.Positive(t, r.Elapsed)
 }
@@ -41,24 +39,24 @@ func TestTheSamplesAnswerIsRead(t *testing.T) {
 func TestHowASampleEnds(t *testing.T) {
 	for name, c := range map[string]struct {
 		script  string
-		outcome Outcome
+		outcome SampleOutcome
 		says    string
 	}{
-		"a call failed":          {`echo '{"passed": false, "error": "cuInit: 999"}'; exit 1`, Failed, "cuInit: 999"},
-		"wrong usage":            {`echo 'unknown flag: --peers' >&2; exit 2`, Failed, "unknown flag"},
-		"a wrong result":         {`echo '{"passed": false, "error": "element 7", "wrongCount": 3}'; exit 3`, Wrong, "element 7"},
-		"its own limit":          {`echo late >&2; exit 4`, NoResult, "late"},
-		"not possible":           {`echo '{"passed": false, "error": "no bf16"}'; exit 5`, Impossible, "no bf16"},
-		"killed":                 {`kill -9 $$`, Failed, "signal: killed"},
-		"passed, and exit 1":     {`echo '` + good + `'; exit 1`, Failed, "exit status 1"},
-		"not passed, and exit 0": {`echo '{"passed": false, "error": "lied"}'`, Failed, "did not pass: lied"},
-		"no answer":              {`echo hello`, Failed, `ended with 0 and no result: "hello"`},
-		"another GPU":            {`echo '{"passed": true, "uuid": "GPU-z"}'`, Failed, `the sample ran on "GPU-z"`},
-		"an escape sequence":     {`printf '\033[2Jgone' >&2; exit 1`, Failed, "[2Jgone"},
-		"a flood":                {`head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2; exit 1`, Failed, ""},
+		"a call failed":          {`echo '{"passed": false, "error": "cuInit: 999"}'; exit 1`, SampleFailed, "cuInit: 999"},
+		"wrong usage":            {`echo 'unknown flag: --peers' >&2; exit 2`, SampleFailed, "unknown flag"},
+		"a wrong result":         {`echo '{"passed": false, "error": "element 7", "wrongCount": 3}'; exit 3`, SampleWrong, "element 7"},
+		"its own limit":          {`echo late >&2; exit 4`, SampleNoResult, "late"},
+		"not possible":           {`echo '{"passed": false, "error": "no bf16"}'; exit 5`, SampleImpossible, "no bf16"},
+		"killed":                 {`kill -9 $$`, SampleFailed, "signal: killed"},
+		"passed, and exit 1":     {`echo '` + good + `'; exit 1`, SampleFailed, "exit status 1"},
+		"not passed, and exit 0": {`echo '{"passed": false, "error": "lied"}'`, SampleFailed, "did not pass: lied"},
+		"no answer":              {`echo hello`, SampleFailed, `ended with 0 and no result: "hello"`},
+		"another GPU":            {`echo '{"passed": true, "uuid": "GPU-z"}'`, SampleFailed, `the sample ran on "GPU-z"`},
+		"an escape sequence":     {`printf '\033[2Jgone' >&2; exit 1`, SampleFailed, "[2Jgone"},
+		"a flood":                {`head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2; exit 1`, SampleFailed, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := Run(t.Context(), job(t, c.script))
+			r := RunSample(t.Context(), job(t, c.script))
 			require.Equal(t, c.outcome, r.Outcome, r.Message)
 			require.Contains(t, r.Message, c.says)
 			require.NotContains(t, r.Message, "\x1b")
@@ -70,34 +68,34 @@ func TestHowASampleEnds(t *testing.T) {
 func TestAHangingSampleIsKilled(t *testing.T) {
 	j := job(t, `sleep 1000 & wait`)
 	j.Timeout = time.Second
-	r := Run(t.Context(), j)
-	require.Equal(t, NoResult, r.Outcome)
+	r := RunSample(t.Context(), j)
+	require.Equal(t, SampleNoResult, r.Outcome)
 	require.Equal(t, "no result in 1s", r.Message)
 	j.Timeout = 0
-	require.Equal(t, "no time was left for it", Run(t.Context(), j).Message)
+	require.Equal(t, "no time was left for it", RunSample(t.Context(), j).Message)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	j.Timeout = time.Minute
-	require.Equal(t, NoResult, Run(ctx, j).Outcome)
+	require.Equal(t, SampleNoResult, RunSample(ctx, j).Outcome)
 }
 
 func TestAMissingSampleIsAnOutcome(t *testing.T) {
-	r := Run(t.Context(), Job{Name: "gemm", Timeout: time.Minute})
-	require.Equal(t, Missing, r.Outcome)
+	r := RunSample(t.Context(), SampleJob{Name: "gemm", Timeout: time.Minute})
+	require.Equal(t, SampleMissing, r.Outcome)
 	require.Equal(t, "the sample gemm is neither beside gpu-validator nor in PATH", r.Message)
-	r = Run(t.Context(), Job{Name: "gemm", Path: "/nowhere/gemm", Timeout: time.Minute})
-	require.Equal(t, Failed, r.Outcome)
+	r = RunSample(t.Context(), SampleJob{Name: "gemm", Path: "/nowhere/gemm", Timeout: time.Minute})
+	require.Equal(t, SampleFailed, r.Outcome)
 	require.Contains(t, r.Message, "no such file")
 }
 
 func TestASampleRunsOnItsProcessors(t *testing.T) {
 	j := job(t, `grep -q "Cpus_allowed_list:.0$" /proc/self/status && echo '`+good+`'`)
 	j.CPUs = []int{0}
-	r := Run(t.Context(), j)
-	require.Equal(t, Passed, r.Outcome, r.Message)
+	r := RunSample(t.Context(), j)
+	require.Equal(t, SamplePassed, r.Outcome, r.Message)
 	j = job(t, `echo '`+good+`'`)
 	j.CPUs = []int{900} // there is none
-	require.Equal(t, Passed, Run(t.Context(), j).Outcome)
+	require.Equal(t, SamplePassed, RunSample(t.Context(), j).Outcome)
 }
 
 func TestParseCPUs(t *testing.T) {
@@ -111,7 +109,7 @@ func FuzzJudge(f *testing.F) {
 	f.Add([]byte(good), "last words")
 	f.Add([]byte(`{"passed": true, "wrong": [{"address": "0x7f", "want": 1, "got": "2"}]}`), "")
 	f.Fuzz(func(t *testing.T, stdout []byte, stderr string) {
-		r := evaluate(Job{Devices: []gpu.UUID{"GPU-a"}}, nil, stdout, stderr)
+		r := evaluateSample(SampleJob{Devices: []gpu.UUID{"GPU-a"}}, nil, stdout, stderr)
 		if len(r.Message) > 2000 {
 			t.Errorf("a message of %d bytes", len(r.Message))
 		}
@@ -119,9 +117,9 @@ func FuzzJudge(f *testing.F) {
 }
 
 func TestAFloodOfOutputIsBounded(t *testing.T) {
-	b := &bounded{limit: 10}
-	n, err := io.Copy(b, strings.NewReader(strings.Repeat("x", 1<<20)))
+	var b bytes.Buffer
+	n, err := io.Copy(&limited{&b, 10}, strings.NewReader(strings.Repeat("x", 1<<20)))
 	require.NoError(t, err)
 	require.EqualValues(t, 1<<20, n, "what writes must not be held up")
-	require.Equal(t, 10, b.kept.Len())
+	require.Equal(t, 10, b.Len())
 }
