@@ -23,8 +23,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/gpuready/gpuready/test/lab/api"
 	"github.com/gpuready/gpuready/test/lab/cluster"
+	"github.com/gpuready/gpuready/test/lab/folder"
 )
 
 // jobs is the number of pods with a GPU on the node.
@@ -62,9 +62,9 @@ func (b *bench) slow(t *testing.T) *webhook {
 	l, err := b.Listen(t.Context(), webhookPort)
 	require.NoError(t, err)
 	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: w, ReadHeaderTimeout: time.Minute}}
-	authority, err := api.NewAuthority("webhook")
+	authority, err := folder.NewAuthority("webhook")
 	require.NoError(t, err)
-	pair, err := authority.Issue(api.Subject{Name: "webhook", Hosts: []string{cluster.PlaneIP}})
+	pair, err := authority.Issue(folder.Subject{Name: "webhook", Hosts: []string{cluster.PlaneIP}})
 	require.NoError(t, err)
 	certificate, err := tls.X509KeyPair(pair.Cert, pair.Key)
 	require.NoError(t, err)

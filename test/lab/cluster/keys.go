@@ -4,7 +4,7 @@ import (
 	"errors"
 	"os"
 
-	"github.com/gpuready/gpuready/test/lab/api"
+	"github.com/gpuready/gpuready/test/lab/folder"
 )
 
 // writeKeys writes the keys and certificates of the control plane's programs.
@@ -12,14 +12,14 @@ func (p *controlPlane) writeKeys() error {
 	write := func(name string, content []byte) error {
 		return os.WriteFile(p.folder.Key(name), content, 0o600)
 	}
-	_, key, err := api.NewKey()
+	_, key, err := folder.NewKey()
 	if err != nil {
 		return err
 	}
 	if err := errors.Join(write("ca.crt", p.Authority.PEM), write("sa.key", key), write(auditPolicy, []byte(auditRules(p.Audit)))); err != nil {
 		return err
 	}
-	for file, subject := range map[string]api.Subject{
+	for file, subject := range map[string]folder.Subject{
 		"apiserver": {Name: apiserver, Hosts: []string{
 			"127.0.0.1", "localhost", PlaneIP, ServiceIP,
 			"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
@@ -35,7 +35,7 @@ func (p *controlPlane) writeKeys() error {
 		}
 	}
 	for _, name := range []string{scheduler, controllerManager} {
-		config, err := p.Client(api.Subject{Name: "system:" + name})
+		config, err := p.Client(folder.Subject{Name: "system:" + name})
 		if err != nil {
 			return err
 		}
@@ -48,25 +48,25 @@ func (p *controlPlane) writeKeys() error {
 
 // Client returns the kubeconfig of a client inside the cluster's network, with the subject as its
 // identity.
-func (p *controlPlane) Client(subject api.Subject) ([]byte, error) {
+func (p *controlPlane) Client(subject folder.Subject) ([]byte, error) {
 	pair, err := p.Authority.Issue(subject)
 	if err != nil {
 		return nil, err
 	}
-	return api.Kubeconfig("https://"+PlaneIP, p.folder.Cluster, p.Authority.PEM, pair)
+	return folder.EncodeKubeconfig("https://"+PlaneIP, p.folder.Cluster, p.Authority.PEM, pair)
 }
 
 // writeAdmin writes the administrator's kubeconfig, and sets the client that uses it.
 func (p *controlPlane) writeAdmin(server string) error {
-	pair, err := p.Authority.Issue(api.Subject{Name: "kubernetes-admin", Groups: []string{"system:masters"}})
+	pair, err := p.Authority.Issue(folder.Subject{Name: "kubernetes-admin", Groups: []string{"system:masters"}})
 	if err != nil {
 		return err
 	}
-	client, err := api.NewClient(server, p.Authority.PEM, pair)
+	client, err := folder.NewClient(server, p.Authority.PEM, pair)
 	if err != nil {
 		return err
 	}
-	config, err := api.Kubeconfig(server, p.folder.Cluster, p.Authority.PEM, pair)
+	config, err := folder.EncodeKubeconfig(server, p.folder.Cluster, p.Authority.PEM, pair)
 	if err != nil {
 		return err
 	}

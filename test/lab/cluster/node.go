@@ -16,8 +16,6 @@ import (
 	"github.com/gpuready/gpuready/test/lab/namespace"
 
 	"github.com/gpuready/gpuready/test/lab/folder"
-
-	"github.com/gpuready/gpuready/test/lab/api"
 )
 
 // Programs of a node.
@@ -128,7 +126,7 @@ func buildNode(config nodeConfig, base, name string, number int, spec NodeSpec) 
 // containerd's base_runtime_spec, or "".
 func (n *Node) content(base string) (map[string]string, error) {
 	authority := n.config.Plane.Authority
-	self := api.Subject{Name: "system:node:" + n.Name, Groups: []string{"system:nodes"}}
+	self := folder.Subject{Name: "system:node:" + n.Name, Groups: []string{"system:nodes"}}
 	client, err := n.config.Plane.Client(self)
 	if err != nil {
 		return nil, err

@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/gpuready/gpuready/test/lab/api"
 	"github.com/gpuready/gpuready/test/lab/folder"
 	"github.com/gpuready/gpuready/test/lab/namespace"
 )
@@ -22,13 +21,13 @@ const hostname = "control-plane"
 // controlPlane is one cluster's control plane. Nodes may be created before it is started, and boot while
 // it starts.
 type controlPlane struct {
-	Authority    *api.Authority // of all certificates in the cluster
-	planeOptions                // set before Start
+	Authority    *folder.Authority // of all certificates in the cluster
+	planeOptions                   // set before Start
 
 	// Set when Start has returned; the client already when Serving has.
-	Server     string      // URL of the API server, valid on this machine outside the namespaces
-	Kubeconfig string      // an administrator's file, valid in the same place
-	API        *api.Client // the same administrator's
+	Server     string         // URL of the API server, valid on this machine outside the namespaces
+	Kubeconfig string         // an administrator's file, valid in the same place
+	API        *folder.Client // the same administrator's
 
 	folder  *folder.Folder
 	machine *namespace.Machine // nil: never started
@@ -45,7 +44,7 @@ type planeOptions struct {
 
 // newPlane creates the control plane of the cluster in that folder.
 func newPlane(f *folder.Folder) (*controlPlane, error) {
-	authority, err := api.NewAuthority("gpuready-" + f.Cluster)
+	authority, err := folder.NewAuthority("gpuready-" + f.Cluster)
 	if err != nil {
 		return nil, err
 	}

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/gpuready/gpuready/test/lab/api"
+	"github.com/gpuready/gpuready/test/lab/folder"
 )
 
 // waitReady waits until the nodes are Ready, each since its last boot.
-func waitReady(ctx context.Context, client *api.Client, nodes ...*Node) error {
+func waitReady(ctx context.Context, client *folder.Client, nodes ...*Node) error {
 	waiting, why := map[string]*Node{}, map[string]string{}
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watchers sync.WaitGroup
@@ -24,7 +24,7 @@ func waitReady(ctx context.Context, client *api.Client, nodes ...*Node) error {
 			}
 		})
 	}
-	err := client.WatchNodes(ctx, func(seen api.Node) bool {
+	err := client.WatchNodes(ctx, func(seen folder.NodeObject) bool {
 		n := waiting[seen.Metadata.Name]
 		if n == nil || seen.Status.NodeInfo.BootID != n.bootID {
 			return false

@@ -1,10 +1,16 @@
 // Package folder keeps what a cluster has on this machine beside its processes: a folder on disk, and
 // raised limits of the kernel.
 //
+// It has a minimal client of the API server instead of Kubernetes' own, since it is part of a program
+// that runs as a hook in each container.
+//
 // Each cluster has one folder, with its programs, logs, certificates and the disks of its nodes. The
 // process that holds the cluster locks it, and the lock ends with that process. So a folder without a
 // lock belongs to a killed cluster. The folder's Record is for other processes: with it they find the
 // cluster, query its nodes, read its logs and end it.
+//
+// A cluster has one Authority, which signs all certificates. Keys are P-256 and new for each cluster.
+// Certificates are valid for 30 days, after which the cluster has to be created again.
 //
 // RaiseLimits raises limits while clusters are up. The kernel counts them for each user and sizes
 // them for one system, so several nodes of the same user soon reach them. Raised limits cost nothing;

@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuready/gpuready/test/lab/api"
 )
 
 // Record describes a cluster for other processes. It is a file in the cluster's folder.
@@ -94,7 +92,7 @@ func ListNames() []string {
 
 // Refresh reads the state of the nodes from the cluster's API server.
 func (r *Record) Refresh(ctx context.Context) error {
-	client, err := api.OpenClient(r.Kubeconfig)
+	client, err := openClient(r.Kubeconfig)
 	if err != nil {
 		return err
 	}

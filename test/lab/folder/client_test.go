@@ -1,4 +1,4 @@
-package api
+package folder
 
 import (
 	"strings"
@@ -16,7 +16,7 @@ const events = `{"type":"ADDED","object":{"metadata":{"name":"n1"},"status":{"no
 
 func TestNodesAreWatchedUntilSeeReturnsTrue(t *testing.T) {
 	var seen []string
-	enough, err := readNodes(strings.NewReader(events), func(n Node) bool {
+	enough, err := readNodes(strings.NewReader(events), func(n NodeObject) bool {
 		ready, why := n.Ready()
 		seen = append(seen, n.Status.NodeInfo.BootID+" "+why)
 		return ready && n.Status.NodeInfo.BootID == "new"
@@ -25,7 +25,7 @@ func TestNodesAreWatchedUntilSeeReturnsTrue(t *testing.T) {
 	require.True(t, enough)
 	require.Equal(t, []string{"old ", "new no network", "new "}, seen)
 
-	enough, err = readNodes(strings.NewReader(events[:50]), func(Node) bool { return true })
+	enough, err = readNodes(strings.NewReader(events[:50]), func(NodeObject) bool { return true })
 	require.Error(t, err, "a watch that breaks is no answer")
 	require.False(t, enough)
 }

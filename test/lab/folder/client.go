@@ -1,10 +1,4 @@
-// Package api is a minimal client of the API server with what a cluster itself needs, and the
-// certificates and kubeconfigs of all clients and servers. It stays small because it is part of a
-// program that runs as a hook in each container.
-//
-// A cluster has one authority, which signs all certificates. Keys are P-256 and new for each cluster.
-// Certificates are valid for 30 days, after which the cluster has to be created again.
-package api
+package folder
 
 import (
 	"context"
@@ -27,7 +21,7 @@ type Client struct {
 
 // NewClient returns a client with a certificate and its key, for a server whose certificate the
 // authority signed.
-func NewClient(server string, authority []byte, client Pair) (*Client, error) {
+func NewClient(server string, authority []byte, client KeyPair) (*Client, error) {
 	cert, err := tls.X509KeyPair(client.Cert, client.Key)
 	if err != nil {
 		return nil, err
@@ -42,13 +36,13 @@ func NewClient(server string, authority []byte, client Pair) (*Client, error) {
 	}}}, nil
 }
 
-// OpenClient returns the client that a kubeconfig of this package describes.
-func OpenClient(kubeconfig string) (*Client, error) {
+// openClient returns the client that a kubeconfig of this package describes.
+func openClient(kubeconfig string) (*Client, error) {
 	data, err := os.ReadFile(kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	server, authority, client, err := ParseKubeconfig(data)
+	server, authority, client, err := parseKubeconfig(data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", kubeconfig, err)
 	}
@@ -104,8 +98,8 @@ func (c *Client) do(ctx context.Context, method, path string) (io.ReadCloser, er
 	return resp.Body, nil
 }
 
-// Node holds the fields of a Node that are used here, as the API server encodes them.
-type Node struct {
+// NodeObject holds the fields of a Node that are used here, as the API server encodes them.
+type NodeObject struct {
 	Metadata struct {
 		Name string `json:"name"`
 	} `json:"metadata"`
@@ -124,7 +118,7 @@ type Node struct {
 }
 
 // Ready reports whether a node is Ready, and if not, why.
-func (n Node) Ready() (bool, string) {
+func (n NodeObject) Ready() (bool, string) {
 	for _, condition := range n.Status.Conditions {
 		if condition.Type == "Ready" {
 			return condition.Status == "True", condition.Message
@@ -134,21 +128,21 @@ func (n Node) Ready() (bool, string) {
 }
 
 // Nodes lists the nodes.
-func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
+func (c *Client) Nodes(ctx context.Context) ([]NodeObject, error) {
 	body, err := c.get(ctx, "/api/v1/nodes")
 	if err != nil {
 		return nil, err
 	}
 	defer body.Close()
 	var list struct {
-		Items []Node `json:"items"`
+		Items []NodeObject `json:"items"`
 	}
 	return list.Items, json.NewDecoder(body).Decode(&list)
 }
 
 // WatchNodes calls see with each existing node and after each change, one call at a time, until
 // see returns true. If ctx ends the watch, the error is ctx's cause.
-func (c *Client) WatchNodes(ctx context.Context, see func(Node) (enough bool)) error {
+func (c *Client) WatchNodes(ctx context.Context, see func(NodeObject) (enough bool)) error {
 	for {
 		body, err := c.get(ctx, "/api/v1/nodes?watch=true")
 		if ctx.Err() != nil {
@@ -171,12 +165,12 @@ func (c *Client) WatchNodes(ctx context.Context, see func(Node) (enough bool)) e
 	}
 }
 
-func readNodes(body io.Reader, see func(Node) bool) (enough bool, err error) {
+func readNodes(body io.Reader, see func(NodeObject) bool) (enough bool, err error) {
 	events := json.NewDecoder(body)
 	for {
 		var e struct {
-			Type   string `json:"type"`
-			Object Node   `json:"object"`
+			Type   string     `json:"type"`
+			Object NodeObject `json:"object"`
 		}
 		if err := events.Decode(&e); err != nil {
 			return false, err

@@ -1,4 +1,4 @@
-package api
+package folder
 
 import (
 	"crypto"
@@ -26,8 +26,8 @@ type Authority struct {
 	PEM []byte
 }
 
-// Pair is a certificate and its key, both PEM.
-type Pair struct{ Cert, Key []byte }
+// KeyPair is a certificate and its key, both PEM.
+type KeyPair struct{ Cert, Key []byte }
 
 // Subject is the owner of a certificate. A client has Name and Groups; a server is valid for
 // Hosts, which are names and addresses.
@@ -59,16 +59,16 @@ func NewAuthority(name string) (*Authority, error) {
 }
 
 // Issue creates a key and signs a certificate for it.
-func (a *Authority) Issue(s Subject) (Pair, error) {
+func (a *Authority) Issue(s Subject) (KeyPair, error) {
 	key, pemKey, err := NewKey()
 	if err != nil {
-		return Pair{}, err
+		return KeyPair{}, err
 	}
 	der, err := x509.CreateCertificate(rand.Reader, certificate(s), a.cert, key.Public(), a.key)
 	if err != nil {
-		return Pair{}, fmt.Errorf("sign a certificate for %s: %w", s.Name, err)
+		return KeyPair{}, fmt.Errorf("sign a certificate for %s: %w", s.Name, err)
 	}
-	return Pair{Cert: encode("CERTIFICATE", der), Key: pemKey}, nil
+	return KeyPair{Cert: encode("CERTIFICATE", der), Key: pemKey}, nil
 }
 
 // NewKey creates a key, and returns it as PEM too.
@@ -113,15 +113,15 @@ func encode(kind string, der []byte) []byte {
 
 // kubeconfig holds the parts of a client's configuration that this package writes.
 type kubeconfig struct {
-	APIVersion     string    `json:"apiVersion"`
-	Kind           string    `json:"kind"`
-	CurrentContext string    `json:"current-context"`
-	Clusters       []cluster `json:"clusters"`
-	Users          []user    `json:"users"`
-	Contexts       []binding `json:"contexts"`
+	APIVersion     string        `json:"apiVersion"`
+	Kind           string        `json:"kind"`
+	CurrentContext string        `json:"current-context"`
+	Clusters       []kubeCluster `json:"clusters"`
+	Users          []kubeUser    `json:"users"`
+	Contexts       []kubeContext `json:"contexts"`
 }
 
-type cluster struct {
+type kubeCluster struct {
 	Name    string `json:"name"`
 	Cluster struct {
 		Server    string `json:"server"`
@@ -129,7 +129,7 @@ type cluster struct {
 	} `json:"cluster"`
 }
 
-type user struct {
+type kubeUser struct {
 	Name string `json:"name"`
 	User struct {
 		Cert []byte `json:"client-certificate-data"`
@@ -137,7 +137,7 @@ type user struct {
 	} `json:"user"`
 }
 
-type binding struct {
+type kubeContext struct {
 	Name    string `json:"name"`
 	Context struct {
 		Cluster string `json:"cluster"`
@@ -145,27 +145,27 @@ type binding struct {
 	} `json:"context"`
 }
 
-// Kubeconfig returns a self-contained client configuration. It is JSON, which is YAML.
-func Kubeconfig(server, name string, authority []byte, client Pair) ([]byte, error) {
-	c, u, b := cluster{Name: name}, user{Name: name}, binding{Name: name}
+// EncodeKubeconfig returns a self-contained client configuration. It is JSON, which is YAML.
+func EncodeKubeconfig(server, name string, authority []byte, client KeyPair) ([]byte, error) {
+	c, u, b := kubeCluster{Name: name}, kubeUser{Name: name}, kubeContext{Name: name}
 	c.Cluster.Server, c.Cluster.Authority = server, authority
 	u.User.Cert, u.User.Key = client.Cert, client.Key
 	b.Context.Cluster, b.Context.User = name, name
 	return json.MarshalIndent(kubeconfig{
 		APIVersion: "v1", Kind: "Config", CurrentContext: name,
-		Clusters: []cluster{c}, Users: []user{u}, Contexts: []binding{b},
+		Clusters: []kubeCluster{c}, Users: []kubeUser{u}, Contexts: []kubeContext{b},
 	}, "", "  ")
 }
 
-// ParseKubeconfig reads what Kubeconfig wrote.
-func ParseKubeconfig(data []byte) (server string, authority []byte, client Pair, err error) {
+// parseKubeconfig reads what EncodeKubeconfig wrote.
+func parseKubeconfig(data []byte) (server string, authority []byte, client KeyPair, err error) {
 	var k kubeconfig
 	if err := json.Unmarshal(data, &k); err != nil {
-		return "", nil, Pair{}, fmt.Errorf("kubeconfig: %w", err)
+		return "", nil, KeyPair{}, fmt.Errorf("kubeconfig: %w", err)
 	}
 	if len(k.Clusters) != 1 || len(k.Users) != 1 {
-		return "", nil, Pair{}, fmt.Errorf("kubeconfig: %d clusters and %d users instead of one each", len(k.Clusters), len(k.Users))
+		return "", nil, KeyPair{}, fmt.Errorf("kubeconfig: %d clusters and %d users instead of one each", len(k.Clusters), len(k.Users))
 	}
 	c, u := k.Clusters[0].Cluster, k.Users[0].User
-	return c.Server, c.Authority, Pair{Cert: u.Cert, Key: u.Key}, nil
+	return c.Server, c.Authority, KeyPair{Cert: u.Cert, Key: u.Key}, nil
 }

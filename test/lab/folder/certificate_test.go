@@ -1,4 +1,4 @@
-package api
+package folder
 
 import (
 	"crypto/tls"
@@ -53,13 +53,13 @@ func TestAuthoritiesDoNotVouchForEachOther(t *testing.T) {
 }
 
 func TestKubeconfigIsReadBack(t *testing.T) {
-	pair := Pair{Cert: []byte("cert"), Key: []byte("key")}
-	data, err := Kubeconfig("https://127.0.0.1:1", "test", []byte("authority"), pair)
+	pair := KeyPair{Cert: []byte("cert"), Key: []byte("key")}
+	data, err := EncodeKubeconfig("https://127.0.0.1:1", "test", []byte("authority"), pair)
 	require.NoError(t, err)
 	var generic map[string]any
 	require.NoError(t, json.Unmarshal(data, &generic))
 	require.Equal(t, "test", generic["current-context"])
-	server, authority, client, err := ParseKubeconfig(data)
+	server, authority, client, err := parseKubeconfig(data)
 	require.NoError(t, err)
 	require.Equal(t, "https://127.0.0.1:1", server)
 	require.Equal(t, "authority", string(authority))
@@ -68,5 +68,5 @@ func TestKubeconfigIsReadBack(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"clusters":[{}],"users":[{}]}`))
-	f.Fuzz(func(_ *testing.T, data []byte) { _, _, _, _ = ParseKubeconfig(data) })
+	f.Fuzz(func(_ *testing.T, data []byte) { _, _, _, _ = parseKubeconfig(data) })
 }
