@@ -39,81 +39,88 @@ const (
 // evaluate returns true or an error. It returns ctx's cause when ctx ends. A request that fails is
 // retried, unless the API server refuses it.
 func (c *Client) FollowNode(ctx context.Context, name string, evaluate func(NodeView) (bool, error)) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var wait sync.WaitGroup
-	defer wait.Wait()
-	defer cancel()
-	changed, failed := make(chan struct{}, 1), make(chan error, 2)
-	nodes, pods := newMirror[corev1.Node](changed), newMirror[corev1.Pod](changed)
-	wait.Go(func() { failed <- nodes.run(ctx, c, "/api/v1/nodes", "metadata.name="+name) })
-	wait.Go(func() { failed <- pods.run(ctx, c, "/api/v1/pods", "spec.nodeName="+name) })
-	for {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case err := <-failed:
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
+	return c.followLists(ctx, func(ctx context.Context, f *follower) func() (bool, error) {
+		nodes := followList[corev1.Node](ctx, f, "/api/v1/nodes", "metadata.name="+name)
+		pods := followList[corev1.Pod](ctx, f, "/api/v1/pods", "spec.nodeName="+name)
+		return func() (bool, error) {
+			node, hasNode := nodes.objects()
+			all, hasPods := pods.objects()
+			if !hasNode || !hasPods {
+				return false, nil
 			}
-			return err
-		case <-changed:
+			view := NodeView{Pods: all}
+			if len(node) > 0 {
+				view.Node = &node[0]
+			}
+			return evaluate(view)
 		}
-		node, hasNode := nodes.objects()
-		all, hasPods := pods.objects()
-		if !hasNode || !hasPods {
-			continue
-		}
-		view := NodeView{Pods: all}
-		if len(node) > 0 {
-			view.Node = &node[0]
-		}
-		if done, err := evaluate(view); done || err != nil {
-			return err
-		}
-	}
+	})
 }
 
 // FollowPolicies calls show with all ClusterPolicies and, if there are none, with all Nodes: at once,
 // and after every change, until show returns an error. It returns ctx's cause when ctx ends. Requests
 // are retried as by FollowNode.
 func (c *Client) FollowPolicies(ctx context.Context, show func([]v1.ClusterPolicy, []corev1.Node) error) error {
+	return c.followLists(ctx, func(ctx context.Context, f *follower) func() (bool, error) {
+		policies := followList[v1.ClusterPolicy](ctx, f, "/apis/"+v1.Group+"/"+v1.Version+"/"+v1.Resource, "")
+		var nodes *mirror[corev1.Node] // nil: not needed so far
+		return func() (bool, error) {
+			all, listed := policies.objects()
+			if !listed {
+				return false, nil
+			}
+			if len(all) == 0 && nodes == nil {
+				nodes = followList[corev1.Node](ctx, f, "/api/v1/nodes", "")
+			}
+			var without []corev1.Node
+			if len(all) == 0 {
+				if without, listed = nodes.objects(); !listed {
+					return false, nil
+				}
+			}
+			return false, show(all, without)
+		}
+	})
+}
+
+// follower follows up to two lists.
+type follower struct {
+	client  *Client
+	changed chan struct{}
+	failed  chan error
+	wait    sync.WaitGroup
+}
+
+// followLists calls begin, which begins to follow lists, and its result after every change of these
+// lists, until that returns true or an error. It returns ctx's cause when ctx ends.
+func (c *Client) followLists(ctx context.Context, begin func(context.Context, *follower) (evaluate func() (bool, error))) error {
 	ctx, cancel := context.WithCancel(ctx)
-	var wait sync.WaitGroup
-	defer wait.Wait()
+	f := &follower{client: c, changed: make(chan struct{}, 1), failed: make(chan error, 2)}
+	defer f.wait.Wait()
 	defer cancel()
-	changed, failed := make(chan struct{}, 1), make(chan error, 2)
-	policies := newMirror[v1.ClusterPolicy](changed)
-	wait.Go(func() { failed <- policies.run(ctx, c, "/apis/"+v1.Group+"/"+v1.Version+"/"+v1.Resource, "") })
-	var nodes *mirror[corev1.Node] // nil: not needed so far
+	evaluate := begin(ctx, f)
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case err := <-failed:
+		case err := <-f.failed:
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
 			return err
-		case <-changed:
+		case <-f.changed:
 		}
-		all, listed := policies.objects()
-		if !listed {
-			continue
-		}
-		if len(all) == 0 && nodes == nil {
-			nodes = newMirror[corev1.Node](changed)
-			wait.Go(func() { failed <- nodes.run(ctx, c, "/api/v1/nodes", "") })
-		}
-		var without []corev1.Node
-		if len(all) == 0 {
-			if without, listed = nodes.objects(); !listed {
-				continue
-			}
-		}
-		if err := show(all, without); err != nil {
+		if done, err := evaluate(); done || err != nil {
 			return err
 		}
 	}
+}
+
+// followList begins to follow a list.
+func followList[T any](ctx context.Context, f *follower, path, selector string) *mirror[T] {
+	m := &mirror[T]{changed: f.changed, byUID: map[string]T{}}
+	f.wait.Go(func() { f.failed <- m.run(ctx, f.client, path, selector) })
+	return m
 }
 
 // mirror is a copy of the objects of a list, kept up to date by a watch.
@@ -122,10 +129,6 @@ type mirror[T any] struct {
 	mu      sync.Mutex
 	listed  bool
 	byUID   map[string]T
-}
-
-func newMirror[T any](changed chan<- struct{}) *mirror[T] {
-	return &mirror[T]{changed: changed, byUID: map[string]T{}}
 }
 
 // objects returns the objects, and whether they were listed at all.
