@@ -1,9 +1,7 @@
 package allocate_test
 
 import (
-	"flag"
 	"maps"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -25,9 +23,8 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func parse(t testing.TB, text string) *config.Config {
 	t.Helper()
@@ -114,14 +111,7 @@ func TestResponses(t *testing.T) {
 			require.NoError(t, err)
 			got, err := yaml.JSONToYAML(data)
 			require.NoError(t, err)
-			path := filepath.Join("testdata", name+".yaml")
-			if *update {
-				require.NoError(t, os.MkdirAll("testdata", 0o755))
-				require.NoError(t, os.WriteFile(path, got, 0o644))
-			}
-			want, err := os.ReadFile(path)
-			require.NoError(t, err)
-			require.Equal(t, string(want), string(got))
+			golden.Require(t, "testdata/"+name+".yaml", got)
 		})
 	}
 }

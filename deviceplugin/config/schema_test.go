@@ -1,7 +1,6 @@
 package config_test
 
 import (
-	"flag"
 	"reflect"
 	"strconv"
 	"strings"
@@ -20,9 +19,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the published schema anew")
 
 // node is a JSON schema; it is a map, so that its keys are in alphabetical order.
 type node = map[string]any
@@ -121,13 +119,7 @@ func objectSchema(t reflect.Type) node {
 func TestPublishedSchemaIsCurrent(t *testing.T) {
 	want, err := schema()
 	require.NoError(t, err)
-	const published = "../../docs/config.schema.json"
-	if *update {
-		require.NoError(t, os.WriteFile(published, want, 0o644))
-	}
-	have, err := os.ReadFile(published)
-	require.NoError(t, err)
-	require.Equal(t, string(want), string(have), "go generate ./deviceplugin/config writes it anew")
+	golden.Require(t, "../../docs/config.schema.json", want)
 }
 
 // valid reports whether a file is valid by the schema.

@@ -1,7 +1,6 @@
 package plan_test
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -18,9 +17,8 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 const corpus = "../config/testdata/corpus"
 
@@ -39,21 +37,21 @@ func TestCorpusMatchesTheReference(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, header(data, "source"), 1, "where is it from?")
 			require.NotEmpty(t, header(data, "node"))
-			var golden strings.Builder
+			var lines strings.Builder
 			same := true
-			c := parseConfig(data, &golden)
+			c := parseConfig(data, &lines)
 			for _, text := range header(data, "node") {
 				s := nodeOf(t, text)
 				theirs, theirErr := reference(data, s)
-				fmt.Fprintf(&golden, "%s\n  reference  %s\n", text, outcome(theirs, theirErr))
+				fmt.Fprintf(&lines, "%s\n  reference  %s\n", text, outcome(theirs, theirErr))
 				if c == nil {
 					require.Error(t, theirErr, "refused by ours alone")
 					continue
 				}
 				p := plan.Compute(c, s, health.New(gpu.Fault{}).ApplySnapshot(s, now))
-				fmt.Fprintf(&golden, "  ours       %s\n", outcome(counts(p), nil))
+				fmt.Fprintf(&lines, "  ours       %s\n", outcome(counts(p), nil))
 				for _, reason := range slices.Sorted(maps.Keys(reasons(p))) {
-					fmt.Fprintf(&golden, "  left out   %d: %s\n", reasons(p)[reason], reason)
+					fmt.Fprintf(&lines, "  left out   %d: %s\n", reasons(p)[reason], reason)
 				}
 				if theirErr == nil {
 					same = same && maps.Equal(theirs, counts(p))
@@ -61,21 +59,21 @@ func TestCorpusMatchesTheReference(t *testing.T) {
 					require.NotEmpty(t, p.LeftOut, "the reference ends with an error: ours must leave something out")
 				}
 			}
-			require.Equal(t, len(header(data, "differs")) == 0, same, "\n%s", golden.String())
-			compareGolden(t, strings.TrimSuffix(path, ".yaml")+".golden", golden.String())
+			require.Equal(t, len(header(data, "differs")) == 0, same, "\n%s", lines.String())
+			golden.Require(t, strings.TrimSuffix(path, ".yaml")+".golden", lines.String())
 		})
 	}
 }
 
 // parseConfig returns the configuration, or nil if it is refused even without strict
 // keys.
-func parseConfig(data []byte, golden *strings.Builder) *config.Config {
+func parseConfig(data []byte, lines *strings.Builder) *config.Config {
 	if _, _, err := config.Parse(data, "file", config.Options{}); err != nil {
-		fmt.Fprintf(golden, "refused: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nrefused: "))
+		fmt.Fprintf(lines, "refused: %s\n", strings.ReplaceAll(err.Error(), "\n", "\nrefused: "))
 	}
 	c, ignored, err := config.Parse(data, "file", config.Options{UnknownKeys: config.Warn})
 	if len(ignored) > 0 && err == nil {
-		fmt.Fprintf(golden, "with --unknown-keys=warn:\n")
+		fmt.Fprintf(lines, "with --unknown-keys=warn:\n")
 	}
 	if err != nil {
 		return nil
@@ -138,13 +136,4 @@ func nodeOf(t *testing.T, text string) gpu.Snapshot {
 		s.Devices[i] = gputest.WithMIG(s.Devices[i], parts...)
 	}
 	return s
-}
-
-func compareGolden(t *testing.T, path, text string) {
-	if *update {
-		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, string(want), text, "go test -update writes it anew")
 }

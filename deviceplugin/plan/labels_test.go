@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
 var started = time.Unix(1700000000, 0)
@@ -96,7 +97,7 @@ func TestLabelsOfEachNode(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := labelsOf(t, n.config, n.s)
 			valid(t, l)
-			compareGolden(t, "testdata/labels/"+name+".golden", plan.LabelLines(l))
+			golden.Require(t, "testdata/labels/"+name+".golden", plan.LabelLines(l))
 			compare(t, name, l)
 		})
 	}

@@ -1,18 +1,14 @@
 package daemons
 
 import (
-	"flag"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/driver/daemons/supervisor"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 const fabricFile = `# Fabric Manager
 LOG_LEVEL=4
@@ -61,13 +57,7 @@ func TestPlans(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			plan, err := NewPlan(m)
 			require.NoError(t, err)
-			golden := filepath.Join("testdata", name+".txt")
-			if *update {
-				require.NoError(t, os.WriteFile(golden, []byte(plan.String()), 0o644))
-			}
-			want, err := os.ReadFile(golden)
-			require.NoError(t, err)
-			require.Equal(t, string(want), plan.String())
+			golden.Require(t, "testdata/"+name+".txt", plan.String())
 			require.NotContains(t, plan.String(), "SECRET")
 		})
 	}

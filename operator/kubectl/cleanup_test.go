@@ -123,9 +123,9 @@ func TestCleanupListsAndRemovesWhatIsOurs(t *testing.T) {
 	w := abandoned(leftNode("gpu-1"), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "cpu-1", Labels: map[string]string{"a": "b"}}})
 	code, listed, stderr := clean(t, w)
 	require.Zero(t, code, stderr)
-	golden(t, "cleanup.txt", listed)
+	requireGolden(t, "cleanup.txt", listed)
 	_, data, _ := clean(t, w, "-o", "json")
-	golden(t, "cleanup.json", data)
+	requireGolden(t, "cleanup.json", data)
 	for _, request := range w.asked {
 		require.NotContains(t, request, "PATCH")
 	}
@@ -134,7 +134,7 @@ func TestCleanupListsAndRemovesWhatIsOurs(t *testing.T) {
 	w.conflicts = 2
 	code, removed, stderr := clean(t, w, "--yes")
 	require.Zero(t, code, stderr)
-	golden(t, "cleanup-yes.txt", removed)
+	requireGolden(t, "cleanup-yes.txt", removed)
 	n := w.lists["/api/v1/nodes"][0].(*corev1.Node)
 	require.Equal(t, map[string]string{"kubernetes.io/hostname": "gpu-1", "nvidia.com/gpu.memory": "1", label.Deploy + "driver": "false", label.HandOver: label.Product}, n.Labels)
 	require.Equal(t, map[string]string{"person": "x"}, n.Annotations)

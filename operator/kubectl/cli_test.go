@@ -7,7 +7,6 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -34,24 +33,16 @@ import (
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/kubectl/migrate"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func ago(d time.Duration) metav1.Time { return metav1.NewTime(now.Add(-d)) }
 
-func golden(t *testing.T, name, have string) {
+func requireGolden(t *testing.T, name, have string) {
 	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		require.NoError(t, os.MkdirAll("testdata", 0o755))
-		require.NoError(t, os.WriteFile(file, []byte(have), 0o644))
-	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, string(want), have)
+	golden.Require(t, "testdata/"+name, have)
 }
 
 // api is an API server with these objects, by the path of their list.
@@ -257,7 +248,7 @@ func TestStatus(t *testing.T) {
 	} {
 		var b bytes.Buffer
 		require.NoError(t, summarize(c.policies, nil, now).text(&b, c.look))
-		golden(t, name, b.String())
+		requireGolden(t, name, b.String())
 	}
 }
 
@@ -299,12 +290,12 @@ func TestExplain(t *testing.T) {
 		require.NoError(t, explanation(n).text(&b, look))
 		return b.String()
 	}
-	golden(t, "explain.txt", text(broken, style{Width: 100}))
-	golden(t, "explain-narrow.txt", text(broken, style{Width: 40}))
-	golden(t, "explain-ready.txt", text(read(fixture(), "gpu-1"), style{Width: 100}))
+	requireGolden(t, "explain.txt", text(broken, style{Width: 100}))
+	requireGolden(t, "explain-narrow.txt", text(broken, style{Width: 40}))
+	requireGolden(t, "explain-ready.txt", text(read(fixture(), "gpu-1"), style{Width: 100}))
 	var b bytes.Buffer
 	require.NoError(t, writeJSON(&b, broken))
-	golden(t, "explain.json", b.String())
+	requireGolden(t, "explain.json", b.String())
 	page, err := os.ReadFile("../../docs/kubectl-gpu.md")
 	require.NoError(t, err)
 	_, example, _ := strings.Cut(string(page), "explain gpu-2\n")
@@ -319,11 +310,11 @@ func TestExplain(t *testing.T) {
 	upgrading := node("gpu-1", "True", "Ready", "8 of 8 GPUs ready, driver 580.95.05")
 	upgrading.Labels[label.UpgradeState], upgrading.Annotations = "pod-deletion-required", map[string]string{label.UpgradeSince: "2026-01-02T03:00:00Z"}
 	a.lists["/api/v1/nodes"], a.lists["/apis/nvidia.com/v1/clusterpolicies"] = []any{upgrading}, []any{heldUp()}
-	golden(t, "explain-held-up.txt", text(read(a, "gpu-1"), style{Width: 100}))
+	requireGolden(t, "explain-held-up.txt", text(read(a, "gpu-1"), style{Width: 100}))
 
 	a = fixture()
 	a.forbidden = "/pods"
-	golden(t, "explain-without-pods.txt", text(read(a, "gpu-2"), style{Width: 100}))
+	requireGolden(t, "explain-without-pods.txt", text(read(a, "gpu-2"), style{Width: 100}))
 	a = fixture()
 	a.lists["/apis/nvidia.com/v1/clusterpolicies"] = nil
 	require.Equal(t, cluster.ReasonNoPolicy, read(a, "gpu-2").Cluster.Reason)
@@ -392,7 +383,7 @@ func TestTimers(t *testing.T) {
 	require.Equal(t, []any{int64(40), int64(90), int64(180), "15m", "10m"}, []any{a.Samples, a.HalfSeconds, a.P99Seconds, a.MaxNodeProvisionTime, a.ScaleDownUnneededTime})
 	var b bytes.Buffer
 	require.NoError(t, a.text(&b, style{Width: 100}))
-	golden(t, "timers.txt", b.String())
+	requireGolden(t, "timers.txt", b.String())
 
 	p.Status.Provisioning[0].Buckets = []int64{12: 150, 14: 49, 15: 1}
 	a, err = computeAdvice(p, 5*time.Minute, 20)
@@ -461,7 +452,7 @@ func TestCommandLine(t *testing.T) {
 	require.Contains(t, stderr, "read ClusterPolicies: Forbidden")
 	var out bytes.Buffer
 	require.Equal(t, 0, runCommand(t.Context(), []string{"--help"}, &out, io.Discard))
-	golden(t, "help.txt", out.String())
+	requireGolden(t, "help.txt", out.String())
 }
 
 // building returns a cluster whose policy names our driver. became sets the results of Jobs.
@@ -699,7 +690,7 @@ func TestMigrationPlan(t *testing.T) {
 	for name, look := range map[string]style{"migrate.txt": {Width: 120}, "migrate-narrow.txt": {Width: 40}} {
 		var b bytes.Buffer
 		require.NoError(t, migrationPlan(found).text(&b, look))
-		golden(t, name, b.String())
+		requireGolden(t, name, b.String())
 	}
 	var b bytes.Buffer
 	moves := nodeMoves{{Node: "gpu-1", Done: true}, {Node: "gpu-2", Steps: migrate.Steps(migrate.GPUReady)}, {Node: "gpu-3", Refused: []string{"the Node is not Ready"}}}
@@ -709,7 +700,7 @@ func TestMigrationPlan(t *testing.T) {
 	moves = nodeMoves{{Node: "gpu-2", Steps: migrate.Steps(migrate.NVIDIA)}}
 	require.NoError(t, moves.text(&b, style{Width: 100}))
 	require.NoError(t, nodeMoves{}.text(&b, style{Width: 100}))
-	golden(t, "migrate-node.txt", b.String())
+	requireGolden(t, "migrate-node.txt", b.String())
 }
 
 func TestMovesGoOnAfterANodeThatIsRefusedInItsTurn(t *testing.T) {

@@ -167,5 +167,5 @@ func TestTheSummaryNamesNodesWithoutAPolicy(t *testing.T) {
 	require.Equal(t, []string{"node/gpu-2"}, s.names())
 	var wide bytes.Buffer
 	require.NoError(t, summarize([]v1.ClusterPolicy{*policy()}, nil, now).text(&wide, style{Width: 1000, Wide: true}))
-	golden(t, "status-wide.txt", wide.String())
+	requireGolden(t, "status-wide.txt", wide.String())
 }

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
+
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
 // references are the cases with which the others are compared. The first has a whole golden
@@ -219,22 +221,14 @@ func TestRenderMatchesGoldenFiles(t *testing.T) {
 		if *rendered != "" {
 			require.NoError(t, os.WriteFile(filepath.Join(*rendered, name+".yaml"), []byte(whole.String()), 0o644))
 		}
-		golden, have := name+".diff", head.String()+differences.String()
+		file, have := name+".diff", head.String()+differences.String()
 		if i == 0 {
-			golden, have = name+".yaml", head.String()+whole.String()
+			file, have = name+".yaml", head.String()+whole.String()
 		}
 		if i < len(references) {
 			earlier = append(earlier, own...)
 		}
-		t.Run(name, func(t *testing.T) {
-			golden := filepath.Join("testdata", golden)
-			if *update {
-				require.NoError(t, os.WriteFile(golden, []byte(have), 0o644))
-			}
-			want, err := os.ReadFile(golden)
-			require.NoError(t, err)
-			require.Equal(t, string(want), have, "run go test -update, and look at what changed")
-		})
+		t.Run(name, func(t *testing.T) { golden.Require(t, "testdata/"+file, have) })
 	}
 }
 

@@ -10,10 +10,7 @@ import (
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
-var (
-	update   = flag.Bool("update", false, "write the golden files anew")
-	rendered = flag.String("rendered", "", "write what is rendered of all cases to this folder")
-)
+var rendered = flag.String("rendered", "", "write what is rendered of all cases to this folder")
 
 // policy returns a policy with the API server's defaults.
 func policy(t testing.TB, spec string) *v1.ClusterPolicy {

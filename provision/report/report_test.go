@@ -4,11 +4,8 @@ import (
 	"bytes"
 	"encoding/xml"
 	"errors"
-	"flag"
 	"io"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,9 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/provision/step"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write golden files")
 
 // sample returns a Sample with a node that was Ready after ready, had GPUs after
 // allocatable and a result after result seconds.
@@ -43,18 +39,12 @@ func sampleReport(name string, factor float64) *Report {
 	return r
 }
 
-// golden compares the output with a file of testdata.
-func golden(t *testing.T, name string, write func(io.Writer) error) {
+// requireGolden compares the output with a file of testdata.
+func requireGolden(t *testing.T, name string, write func(io.Writer) error) {
 	t.Helper()
 	var b bytes.Buffer
 	require.NoError(t, write(&b))
-	path := filepath.Join("testdata", name)
-	if *update {
-		require.NoError(t, os.WriteFile(path, b.Bytes(), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, string(want), b.String())
+	golden.Require(t, "testdata/"+name, b.String())
 }
 
 func TestReportMatchesGoldenFiles(t *testing.T) {
@@ -62,10 +52,10 @@ func TestReportMatchesGoldenFiles(t *testing.T) {
 	a.Samples = append(a.Samples, Sample{Number: 10, Outcome: TimedOut, Reason: "no node came within 5s", Gaps: []Gap{{1, 31}}})
 	a.Ended = "interrupted in sample 11"
 	a.Jumps = []Jump{{At: a.Began, By: -3600}}
-	golden(t, "report.txt", a.Text)
-	golden(t, "report.csv", a.CSV)
-	golden(t, "compare.txt", func(w io.Writer) error { return CompareText(w, a, b, Compare(a, b, DefaultSpans())) })
-	golden(t, "history.txt", func(w io.Writer) error {
+	requireGolden(t, "report.txt", a.Text)
+	requireGolden(t, "report.csv", a.CSV)
+	requireGolden(t, "compare.txt", func(w io.Writer) error { return CompareText(w, a, b, Compare(a, b, DefaultSpans())) })
+	requireGolden(t, "history.txt", func(w io.Writer) error {
 		return HistoryText(w, []string{"a.json", "b.json"}, []*Report{a, b})
 	})
 }

@@ -2,7 +2,6 @@ package v1_test
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -11,6 +10,7 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
 const compatibilityPath = "../../../docs/compatibility.md"
@@ -26,19 +26,7 @@ func TestEveryFieldOfEveryReleaseIsKnown(t *testing.T) {
 }
 
 func TestCompatibilityPageListsTheFields(t *testing.T) {
-	text, err := os.ReadFile(compatibilityPath)
-	require.NoError(t, err)
-	head, rest, ok := strings.Cut(string(text), begin)
-	require.True(t, ok, "%s has no line %q", compatibilityPath, begin)
-	_, tail, ok := strings.Cut(rest, end)
-	require.True(t, ok, "%s has no line %q", compatibilityPath, end)
-	want := head + begin + compatibility(load(t), loadHistory(t)) + end + tail
-	if *update {
-		require.NoError(t, os.WriteFile(compatibilityPath, []byte(want), 0o644))
-	}
-	got, err := os.ReadFile(compatibilityPath)
-	require.NoError(t, err)
-	require.Equal(t, want, string(got), "the fields of docs/compatibility.md are made of the code: go generate ./operator/api/v1")
+	golden.RequireSection(t, compatibilityPath, begin, end, compatibility(load(t), loadHistory(t)))
 }
 
 // compatibility returns a table for each part of a policy.

@@ -1,7 +1,6 @@
 package v1_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,9 +15,8 @@ import (
 	definition "github.com/gpuready/gpuready/operator/api/schema"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the fields of docs/clusterpolicy.md anew")
 
 const (
 	pagePath = "../../../docs/clusterpolicy.md"
@@ -27,19 +25,7 @@ const (
 )
 
 func TestThePageListsTheFields(t *testing.T) {
-	text, err := os.ReadFile(pagePath)
-	require.NoError(t, err)
-	head, rest, ok := strings.Cut(string(text), begin)
-	require.True(t, ok, "%s has no line %q", pagePath, begin)
-	_, tail, ok := strings.Cut(rest, end)
-	require.True(t, ok, "%s has no line %q", pagePath, end)
-	want := head + begin + fieldsPage(load(t)) + end + tail
-	if *update {
-		require.NoError(t, os.WriteFile(pagePath, []byte(want), 0o644))
-	}
-	got, err := os.ReadFile(pagePath)
-	require.NoError(t, err)
-	require.Equal(t, want, string(got), "the fields of docs/clusterpolicy.md are made of the schema: go generate ./operator/api/v1")
+	golden.RequireSection(t, pagePath, begin, end, fieldsPage(load(t)))
 }
 
 // The policies and NVIDIADrivers in the pages' examples are accepted unchanged, and all is served.

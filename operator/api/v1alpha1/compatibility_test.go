@@ -1,9 +1,7 @@
 package v1alpha1_test
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -12,9 +10,8 @@ import (
 
 	"github.com/gpuready/gpuready/operator/api/v1/schematest"
 	"github.com/gpuready/gpuready/operator/api/v1alpha1"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the fields of docs/compatibility.md anew")
 
 const (
 	pagePath = "../../../docs/compatibility.md"
@@ -23,19 +20,7 @@ const (
 )
 
 func TestCompatibilityPageListsTheFields(t *testing.T) {
-	text, err := os.ReadFile(pagePath)
-	require.NoError(t, err)
-	head, rest, ok := strings.Cut(string(text), begin)
-	require.True(t, ok, "%s has no line %q", pagePath, begin)
-	_, tail, ok := strings.Cut(rest, end)
-	require.True(t, ok, "%s has no line %q", pagePath, end)
-	want := head + begin + table(load(t), recorded(t)) + end + tail
-	if *update {
-		require.NoError(t, os.WriteFile(pagePath, []byte(want), 0o644))
-	}
-	got, err := os.ReadFile(pagePath)
-	require.NoError(t, err)
-	require.Equal(t, want, string(got), "the fields of docs/compatibility.md are made of the code: go generate ./operator/api/v1alpha1")
+	golden.RequireSection(t, pagePath, begin, end, table(load(t), recorded(t)))
 }
 
 // table tells what the operator does about each field. releases are those that are known to have

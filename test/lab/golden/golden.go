@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -24,4 +25,16 @@ func Require[T string | []byte](t testing.TB, path string, content T) {
 	have, err := os.ReadFile(path)
 	require.NoError(t, err, "run go test -update")
 	require.Equal(t, string(have), string(content), "%s: if the new content is right, run go test -update, or make generate for generated files", path)
+}
+
+// RequireSection does the same with the part of a file between two lines.
+func RequireSection(t testing.TB, path, begin, end, content string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	head, rest, ok := strings.Cut(string(text), begin)
+	require.True(t, ok, "%s has no line %q", path, begin)
+	_, tail, ok := strings.Cut(rest, end)
+	require.True(t, ok, "%s has no line %q", path, end)
+	Require(t, path, head+begin+content+end+tail)
 }

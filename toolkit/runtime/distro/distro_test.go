@@ -1,18 +1,15 @@
 package distro
 
 import (
-	"flag"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/test/lab/golden"
 	"github.com/gpuready/gpuready/toolkit/runtime"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestProfilesAreComplete(t *testing.T) {
 	all, err := decode(data)
@@ -76,13 +73,7 @@ func TestPlaceDependsOnTheVersion(t *testing.T) {
 
 // The documentation page is generated from the profiles.
 func TestPageMatchesTheProfiles(t *testing.T) {
-	const page = "../../../docs/toolkit-distributions.md"
-	if *update {
-		require.NoError(t, os.WriteFile(page, []byte(renderPage()), 0o644))
-	}
-	have, err := os.ReadFile(page)
-	require.NoError(t, err)
-	require.Equal(t, string(have), renderPage(), "run go test ./toolkit/runtime/distro -update")
+	golden.Require(t, "../../../docs/toolkit-distributions.md", renderPage())
 }
 
 func byName(t *testing.T, name string) Profile {
