@@ -123,11 +123,10 @@ func computeTimers(ctx context.Context, args []string, stdout, _ io.Writer) erro
 		return err
 	}
 	defer client.Close()
-	policies, err := client.Policies(ctx)
+	policy, err := client.PolicyInForce(ctx)
 	if err != nil {
-		return fmt.Errorf("read ClusterPolicies: %w", err)
+		return err
 	}
-	policy := cluster.InForce(policies)
 	if policy == nil {
 		return program.WithExitCode(exitNothing, errors.New("there is no ClusterPolicy, so no node was measured"))
 	}

@@ -71,11 +71,10 @@ func prebuildModules(ctx context.Context, args []string, stdout, stderr io.Write
 		return err
 	}
 	defer client.Close()
-	policies, err := client.Policies(ctx)
+	policy, err := client.PolicyInForce(ctx)
 	if err != nil {
-		return fmt.Errorf("read ClusterPolicies: %w", err)
+		return err
 	}
-	policy := cluster.InForce(policies)
 	if policy == nil {
 		return errors.New("there is no ClusterPolicy, and so no driver to build: apply one")
 	}

@@ -123,6 +123,15 @@ func (c *Client) Policies(ctx context.Context) ([]v1.ClusterPolicy, error) {
 	return all, err
 }
 
+// PolicyInForce reads the policy in force; nil if there is none.
+func (c *Client) PolicyInForce(ctx context.Context) (*v1.ClusterPolicy, error) {
+	policies, err := c.Policies(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read ClusterPolicies: %w", err)
+	}
+	return InForce(policies), nil
+}
+
 // agentNamespace returns the namespace of the agents, or "" if it is unknown. The policy's status has
 // it. If another operator writes that, or if there is no policy, it is that of the Deployment of
 // gpuready's operator, or of the agents' DaemonSets: anybody may create such objects, so that it is
