@@ -63,23 +63,27 @@ func ReportRefused(hostRoot, stateDir string, refused error) error {
 func (p *Plugin) applyAndPublish(f fact) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.applyFact(f)
-	p.releaseGPUs()
+	changed := p.applyFact(f)
+	if changed {
+		p.releaseGPUs()
+	}
 	if p.reportOnly != nil { // shadow mode: only report; register and store nothing
 		p.reportView()
 		p.journal.LogPlan(p.state.plan)
 		return
 	}
-	if p.state.hasSnapshot() {
-		p.updateServices(p.state.plan.Resources)
-		p.waitForLists()
+	if changed {
+		if p.state.hasSnapshot() {
+			p.updateServices(p.state.plan.Resources)
+			p.waitForLists()
+		}
+		p.metrics.SetPlan(p.state.plan)
+		p.journal.LogPlan(p.state.plan)
 	}
-	p.metrics.SetPlan(p.state.plan)
-	p.journal.LogPlan(p.state.plan)
 	p.storeState()
 }
 
-// applyAndStore applies a fact that changes no device, such as a registration. It updates the
+// applyAndStore applies a fact that concerns no device, such as a registration. It updates the
 // metrics and the state file, but sends no device list.
 func (p *Plugin) applyAndStore(f fact) {
 	p.mu.Lock()
@@ -89,14 +93,16 @@ func (p *Plugin) applyAndStore(f fact) {
 }
 
 // applyFact replaces the state by the one after a fact. If the fact changed the settings or the
-// GPUs, it also finds the device nodes for them. p.mu is held.
-func (p *Plugin) applyFact(f fact) {
+// GPUs, it also finds the device nodes for them. It reports whether the derived fields of the state
+// were computed again. p.mu is held.
+func (p *Plugin) applyFact(f fact) (changed bool) {
 	before := p.state
-	p.state = before.Next(func(s *state, at time.Time) {
-		f(s, at)
+	p.state, changed = before.Next(func(s *state, at time.Time) bool {
+		concernsDevices := f(s, at)
 		if s.hasSnapshot() && s.inputsVersion != before.inputsVersion {
 			s.deviceNodes = p.findDeviceNodes(s)
 		}
+		return concernsDevices
 	}, time.Now())
 	p.logChoice(before)
 	switch problem := p.state.cdi.Problem(); {
@@ -109,6 +115,7 @@ func (p *Plugin) applyFact(f fact) {
 	if p.state.configured && !before.configured {
 		close(p.configuredCh)
 	}
+	return changed
 }
 
 // logChoice logs each configured device list strategy that is not in use since the state before.

@@ -3,7 +3,6 @@ package plugin
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +41,7 @@ type state struct {
 	mps           allocate.MPSState         // readiness of the MPS control daemons
 	registrations map[string]kubelet.Status // by resource, of those that have a service
 
-	// Derived from the fields above by Next.
+	// Derived from the fields above by derive.
 	plan          plan.Plan              // what is advertised, health included
 	choice        allocate.Choice        // how containers get their devices
 	serving       *config.Config         // settings, with the chosen device list strategies
@@ -50,12 +49,18 @@ type state struct {
 	unallocatable allocate.Unallocatable // devices that are offered, but as unhealthy, since no container could get them
 }
 
-// fact changes the fields of a state that are not derived. at is the current time.
-type fact func(s *state, at time.Time)
+// Next returns the state after a fact. changed reports whether the derived fields were computed
+// again. A registration does not concern them, and there are several at a start: hundreds of
+// replicas would be planned each time.
+func (s state) Next(f fact, at time.Time) (next state, changed bool) {
+	if !f(&s, at) && s.serving != nil { // the first fact is followed by the first derive
+		return s, false
+	}
+	return s.derive(at), true
+}
 
-// Next returns the state after a fact.
-func (s state) Next(f fact, at time.Time) state {
-	f(&s, at)
+// derive returns the state with its derived fields computed.
+func (s state) derive(at time.Time) state {
 	s.plan = plan.Compute(s.settings, s.snapshot, s.health)
 	s.choice = s.toolkitNaming.Choose(s.settings.Flags.Plugin)
 	s.serving = s.choice.Config(s.settings)
@@ -80,154 +85,10 @@ func (s state) Next(f fact, at time.Time) state {
 // kubelet.
 func (s state) hasSnapshot() bool { return s.snapshot.Driver.Version != "" }
 
-// configInForce replaces the settings in force.
-func configInForce(c Settings) fact {
-	return func(s *state, _ time.Time) {
-		s.configured, s.refused = true, nil
-		s.inputsVersion++
-		s.settings, s.ignored = c.Config, limitKeys(c.Ignored)
-		s.health = s.health.WithPolicy(c.Health)
-	}
-}
-
-// configRefused records why a configuration is invalid, or that none is chosen. The one in
-// force stays.
-func configRefused(err error) fact {
-	return func(s *state, _ time.Time) { s.refused = err }
-}
-
-// driverFound applies the first snapshot of an opened driver. Unless its events are watched,
-// the GPUs are listed as unhealthy.
-func driverFound(snap gpu.Snapshot, root string, watched bool) fact {
-	return func(s *state, at time.Time) {
-		s.absent = nil
-		s.setSnapshot(snap, root, at)
-		if watched {
-			s.health = s.health.SetAllWatched(at)
-		}
-	}
-}
-
-// eventsSeen applies events of the driver.
-func eventsSeen(events []gpu.Event) fact {
-	return func(s *state, at time.Time) {
-		for _, e := range events {
-			s.health = s.health.ApplyEvent(e, at)
-		}
-	}
-}
-
-// snapshotRead applies a later snapshot. Its reading began at began, after the events. The pending
-// events arrived during the reading: they are not applied yet, but a GPU with one does not pass its
-// probe.
-//
-// An unwatched GPU counts as watched again if the last of its events is EventChanged, not
-// EventUnwatched, and the snapshot shows no fault of it. An event without a UUID concerns all GPUs:
-// EventChanged then means that the driver responds again.
-func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, began time.Time) fact {
-	return func(s *state, at time.Time) {
-		// The plugin may not run programs on a GPU. Its probe is that the GPU can be
-		// read completely and shows no fault.
-		for _, id := range s.health.DueProbes(began) {
-			s.health = s.health.ApplyProbe(health.Probe{ID: id, Began: began, Passed: isHealthy(snap, pending, id)}, at)
-		}
-		s.setSnapshot(snap, root, at)
-		reportedChanged := map[gpu.UUID]bool{}
-		for _, e := range events {
-			switch e.Kind {
-			case gpu.EventChanged:
-				reportedChanged[e.UUID] = true
-			case gpu.EventUnwatched:
-				delete(reportedChanged, e.UUID)
-			}
-		}
-		if reportedChanged[""] { // of all GPUs
-			s.health = s.health.SetResponding(at)
-		}
-		for _, d := range snap.Devices {
-			if reportedChanged[d.UUID] && d.Fault.Reason == "" {
-				s.health = s.health.SetWatched(d.UUID, at)
-			}
-		}
-	}
-}
-
-// setSnapshot replaces the snapshot and the fields that depend on it. root is the driver root.
-func (s *state) setSnapshot(snap gpu.Snapshot, root string, at time.Time) {
-	s.snapshot, s.root = snap, root
-	s.inputsVersion++
-	if topology := prefer.NewTopology(snap); !topology.Equal(s.topology) {
-		s.topology = topology // an unchanged one is kept, with its cache
-	}
-	s.health = s.health.ApplySnapshot(snap, at)
-}
-
-// isHealthy reports whether the GPU, or the parent of the MIG device, has no fault in the
-// snapshot and none among the pending events.
-func isHealthy(snap gpu.Snapshot, pending []gpu.Event, id gpu.UUID) bool {
-	return slices.ContainsFunc(snap.Devices, func(d gpu.Device) bool {
-		return d.Fault.Reason == "" &&
-			(d.UUID == id || slices.ContainsFunc(d.MIG, func(m gpu.MIGDevice) bool { return m.UUID == id })) &&
-			!slices.ContainsFunc(pending, func(e gpu.Event) bool {
-				return e.Kind != gpu.EventChanged && (e.UUID == d.UUID || e.UUID == "") // "": of all GPUs
-			})
-	})
-}
-
-// watchFailed records that the plugin gets no events of the GPUs any more. unloaded: the kernel
-// module is gone, not only the access to it.
-func watchFailed(err error, unloaded bool) fact {
-	return func(s *state, at time.Time) { s.health = s.health.SetUnwatchable(unwatchedFault(err), unloaded, at) }
-}
-
-// driverAbsent records why there is no driver.
-func driverAbsent(why absence, err error, unloaded bool) fact {
-	return func(s *state, at time.Time) {
-		s.absent = &why
-		watchFailed(err, unloaded)(s, at)
-	}
-}
-
-// unwatchedFault returns the fault of GPUs whose events cannot be received.
-func unwatchedFault(err error) gpu.Fault {
-	return gpu.Fault{Reason: gpu.ReasonUnwatched, Message: "its health cannot be watched: " + err.Error()}
-}
-
-// toolkitNames sets how the toolkit names CDI devices, by its state file.
-func toolkitNames(names allocate.Naming) fact {
-	return func(s *state, _ time.Time) { s.toolkitNaming = names }
-}
-
-// mpsServes sets for which GPUs the MPS control daemons are ready.
-func mpsServes(served allocate.MPSState) fact {
-	return func(s *state, _ time.Time) { s.mps = served }
-}
-
-// kubeletReached sets the status of a resource's registration.
-func kubeletReached(resource string, status kubelet.Status) fact {
-	return func(s *state, _ time.Time) {
-		if s.registrations = maps.Clone(s.registrations); s.registrations == nil {
-			s.registrations = map[string]kubelet.Status{}
-		}
-		s.registrations[resource] = status
-	}
-}
-
-// resourceRetired removes the status of a resource whose service has ended.
-func resourceRetired(resource string) fact {
-	return func(s *state, _ time.Time) {
-		s.registrations = maps.Clone(s.registrations)
-		delete(s.registrations, resource)
-	}
-}
-
-// pluginEnds records why the plugin ends. Only the first call has an effect.
-func pluginEnds(why ending) fact {
-	return func(s *state, _ time.Time) {
-		if s.ended == nil {
-			s.ended = &why
-		}
-	}
+// sharesByMPS reports whether the settings share GPUs by MPS.
+func (s state) sharesByMPS() bool {
+	strategy, _ := s.settings.Sharing.Active()
+	return strategy == config.SharingMPS
 }
 
 // absence describes why there is no driver.

@@ -7,9 +7,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/deviceplugin/allocate"
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
+	"github.com/gpuready/gpuready/deviceplugin/mps"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
@@ -26,9 +28,15 @@ func TestStateFollowsFromFacts(t *testing.T) {
 		require.Equal(t, want, phase, message)
 		require.Equal(t, why, reason, message)
 	}
-	next := func(f fact) {
+	next := func(f fact) (changed bool) {
+		t.Helper()
 		at = at.Add(time.Second)
-		s = s.Next(f, at)
+		s, changed = s.Next(f, at)
+		again := s.derive(at)
+		require.Equal(t, again.plan, s.plan, "it follows from the other fields, computed again or not")
+		require.Equal(t, again.unallocatable, s.unallocatable)
+		require.Equal(t, again.choice, s.choice)
+		return changed
 	}
 	envvar := &config.Config{}
 	envvar.Flags.Plugin.DeviceListStrategy = config.StringList{config.ListVariable}
@@ -38,7 +46,9 @@ func TestStateFollowsFromFacts(t *testing.T) {
 	phase(nodestate.Waiting, "NoDriver")
 	next(driverFound(gputest.Node("h100-sxm", 8), "/", true))
 	phase(nodestate.Waiting, reasonNoKubelet)
-	next(kubeletReached(config.GPU, kubelet.Status{Registered: true}))
+	require.False(t, next(kubeletReached(config.GPU, kubelet.Status{Registered: true})), "the devices are not planned again")
+	phase(nodestate.Ready, "")
+	require.False(t, next(mpsServes(allocate.MPSStateFrom(nodestate.State{}, nil))), "nothing is shared by MPS")
 	phase(nodestate.Ready, "")
 
 	before := s
@@ -56,4 +66,21 @@ func TestStateFollowsFromFacts(t *testing.T) {
 	next(pluginEnds(ending{nodestate.Failed, reasonFolder, "it was replaced"}))
 	next(pluginEnds(ending{nodestate.Failed, reasonFailed, "later"}))
 	phase(nodestate.Failed, reasonFolder)
+}
+
+func TestMPSThatBeganBeforeItWasConfiguredCounts(t *testing.T) {
+	at := time.Unix(1, 0)
+	s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{})}
+	shared := &config.Config{Sharing: config.Sharing{MPS: &config.Replicated{Resources: []config.ReplicatedResource{{Name: config.GPU, Replicas: 2}}}}}
+	shared.Flags.Plugin.DeviceListStrategy = config.StringList{config.ListVariable}
+	served := func(replicas int) fact {
+		r := nodestate.MPSResource{Name: config.GPU, Ready: true, Root: mps.Root(shared), GPUs: []gpu.UUID{gputest.GPU(0)}, Replicas: map[gpu.UUID]int{gputest.GPU(0): replicas}}
+		return mpsServes(allocate.MPSStateFrom(nodestate.State{MPS: &nodestate.MPSInfo{Resources: []nodestate.MPSResource{r}}}, nil))
+	}
+	for _, f := range []fact{driverFound(gputest.Node("h100-sxm", 1), "/", true), served(2), configInForce(Settings{Config: shared})} {
+		s, _ = s.Next(f, at)
+	}
+	require.True(t, s.plan.Resources[0].Devices[0].Healthy())
+	s, _ = s.Next(served(3), at)
+	require.Equal(t, allocate.ReasonMPS, s.plan.Resources[0].Devices[0].Fault.Reason)
 }

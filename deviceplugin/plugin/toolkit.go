@@ -5,7 +5,6 @@ import (
 	"reflect"
 
 	"github.com/gpuready/gpuready/deviceplugin/allocate"
-	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
@@ -59,6 +58,5 @@ func (p *Plugin) watchMPS(ctx context.Context) error {
 func (p *Plugin) mayShareByMPS() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	strategy, _ := p.state.settings.Sharing.Active()
-	return strategy == config.SharingMPS || !p.state.configured
+	return p.state.sharesByMPS() || !p.state.configured
 }
