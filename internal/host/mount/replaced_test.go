@@ -2,7 +2,9 @@ package mount
 
 import (
 	"context"
+	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -16,28 +18,42 @@ func TestAFolderThatTheHostReplacesIsNoticed(t *testing.T) {
 	if !node.Enter(t) {
 		return
 	}
-	for name, replace := range map[string]func(source string) error{
-		"removed": os.RemoveAll,
-		"renamed": func(source string) error { return os.Rename(source, source+".old") },
-		"detached": func(source string) error {
-			return unix.Unmount(source+"-in-container", unix.MNT_DETACH)
-		},
+	const never, soon = time.Hour, 10 * time.Millisecond
+	const delay = 200 * time.Millisecond // the folder is removed long before
+	for name, c := range map[string]struct {
+		replace  func(source string) error
+		interval time.Duration
+	}{
+		"removed":       {os.RemoveAll, never},
+		"renamed":       {func(source string) error { return os.Rename(source, source+".old") }, never},
+		"removed-empty": {func(source string) error { return errors.Join(os.Remove(source+"/file"), os.Remove(source)) }, soon},
+		"above-renamed": {func(source string) error { return os.Rename(filepath.Dir(source), filepath.Dir(source)+".old") }, soon},
+		"detached": {func(source string) error {
+			return unix.Unmount("/run/"+filepath.Base(source)+"-in-container", unix.MNT_DETACH)
+		}, soon},
 	} {
 		t.Run(name, func(t *testing.T) {
-			source := "/run/" + name
-			at := source + "-in-container"
-			require.NoError(t, os.Mkdir(source, 0o755))
+			t.Parallel()
+			source := "/run/" + name + "-above/" + name
+			at := "/run/" + name + "-in-container"
+			require.NoError(t, os.MkdirAll(source, 0o755))
 			require.NoError(t, os.Mkdir(at, 0o755))
 			require.NoError(t, unix.Mount(source, at, "", unix.MS_BIND, ""))
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			ended := make(chan error, 1)
-			go func() { ended <- waitReplaced(ctx, 10*time.Millisecond, []string{at, "/run", "/nowhere"}) }()
+			go func() { ended <- waitReplaced(ctx, delay, c.interval, []string{at, "/proc", "/nowhere"}) }()
 			require.NoError(t, os.WriteFile(source+"/file", nil, 0o600), "a change in it is none of it")
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(5 * delay) // the comparisons for the beginning and for that file are over
 			require.Empty(t, ended)
-			require.NoError(t, replace(source))
+			require.NoError(t, c.replace(source))
 			require.EqualError(t, <-ended, at+": "+ErrReplaced.Error())
 		})
 	}
+}
+
+func TestWithoutAMountThereIsNothingToWaitFor(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, WaitReplaced(ctx, t.TempDir(), "/nowhere"), context.DeadlineExceeded)
 }
