@@ -76,7 +76,8 @@ type Plugin struct {
 	metrics      *Metrics
 	telemetry    *telemetry.Collector
 	onListSent   func()         // called after each device list that the kubelet got
-	startDone    chan struct{}  // closed after the first device list, or when there will be none soon
+	onRegistered func()         // called after each registration that the kubelet accepted
+	startDone    chan struct{}  // closed after the first device list and registration, or when there will be none soon
 	endStart     func()         // closes startDone
 	willReplace  atomic.Bool    // this process is about to execute the program again, which takes over the sockets
 	kubeletSeen  atomic.Bool    // a kubelet has registered one of the resources
@@ -182,9 +183,17 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	p.labels = labelPublisher{HostRoot: cfg.HostRoot, NFDDir: cfg.NFDDir, Started: cfg.Started, Log: cfg.Log}
 	p.startDone = make(chan struct{})
 	p.endStart = sync.OnceFunc(func() { close(p.startDone) })
+	var awaited atomic.Int32
+	awaited.Store(2) // the order of the two is the kubelet's
+	arrived := func() {
+		if awaited.Add(-1) == 0 {
+			p.endStart()
+		}
+	}
+	p.onRegistered = sync.OnceFunc(arrived)
 	p.onListSent = sync.OnceFunc(func() {
 		p.metrics.SetFirstListTime(time.Since(cfg.Started))
-		p.endStart()
+		arrived()
 	})
 	if cfg.Injected != "" {
 		p.cfg.Driver.MoreFiles = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
@@ -203,9 +212,10 @@ func newPlugin(cfg Config) (*Plugin, error) {
 // may be no kubelet, and a driver may take seconds to initialise its GPUs.
 const startLimit = 250 * time.Millisecond
 
-// waitForStart waits until the kubelet has the first list, or will not have it soon. Work that
-// the list does not need begins after that. For example, the watches of the driver's files take
-// hundreds of system calls.
+// waitForStart waits until the kubelet has the first list and has answered the registration, or will
+// not have done so soon. Work that these do not need begins after that. For example, the watches of the
+// driver's files take hundreds of system calls, and each state that is written makes the validator
+// check the node: the first one shows the registration.
 func (p *Plugin) waitForStart(ctx context.Context) {
 	select {
 	case <-p.startDone:

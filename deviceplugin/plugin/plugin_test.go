@@ -219,6 +219,15 @@ func pod(name string, gpus int) kubelettest.Pod {
 	return kubelettest.Pod{Namespace: "default", Name: name, Container: "main", Requests: map[string]int{config.GPU: gpus}}
 }
 
+func TestTheFirstStateShowsTheRegistration(t *testing.T) {
+	n := newNode(t, gputest.Node("h100-sxm", 8)).withKubelet()
+	n.cfg.Started = time.Now().Add(time.Hour) // it does not count as late
+	n.start()
+	s := n.state(func(nodestate.State) bool { return true })
+	require.Equal(t, nodestate.Ready, s.Phase, s.Message)
+	require.True(t, s.DevicePlugin.Registered)
+}
+
 func TestEightGPUsAreAdvertisedWithTheirNUMANodes(t *testing.T) {
 	snap := gputest.Node("h100-sxm", 8)
 	n := newNode(t, snap).withKubelet().start()

@@ -147,6 +147,9 @@ func (s *service) setKubelet(status kubelet.Status) {
 		s.plugin.kubeletSeen.Store(true) // no other resource waits with --kubelet-timeout from here on
 	}
 	s.plugin.applyAndStore(kubeletReached(s.resource, status))
+	if status.Registered {
+		s.plugin.onRegistered()
+	}
 }
 
 // keepSocket keeps a socket for the next program, if this process is about to execute one. It
