@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -163,14 +164,19 @@ func decodeProof(v map[string]string, l Layer) (*Proof, error) {
 	return p, nil
 }
 
-var reasonPattern = regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,63}$`)
+// reasonPattern and keyPattern are compiled on first use: their counted repetitions take 100 kB, and
+// most programs that link this package read no proof.
+var (
+	reasonPattern = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,63}$`) })
+	keyPattern    = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Z][A-Z0-9_]{0,63}$`) })
+)
 
 func decodeNotReady(v map[string]string, l Layer) (*NotReady, error) {
 	t, err := decodeHead(v, l)
 	if err != nil {
 		return nil, err
 	}
-	if !reasonPattern.MatchString(v["REASON"]) {
+	if !reasonPattern().MatchString(v["REASON"]) {
 		return nil, fmt.Errorf("%w: REASON is not one CamelCase word", ErrInvalid)
 	}
 	return &NotReady{BootID: v["BOOT_ID"], Time: t, Reason: gpu.Reason(v["REASON"]), Message: v["MESSAGE"], Action: v["ACTION"]}, nil
@@ -186,8 +192,6 @@ func quote(value string) string {
 	return "'" + strings.ReplaceAll(value, "'", `'\''`) + "'"
 }
 
-var key = regexp.MustCompile(`^[A-Z][A-Z0-9_]{0,63}$`)
-
 // parse reads lines of KEY=value, quoted exactly as quote does: it accepts nothing that
 // a shell would expand. It keeps unknown keys, because a newer validator may write
 // more, and refuses duplicate ones.
@@ -202,7 +206,7 @@ func parse(data []byte) (map[string]string, error) {
 	values := map[string]string{}
 	for i, line := range strings.Split(text, "\n") {
 		name, word, ok := strings.Cut(line, "=")
-		if !ok || !key.MatchString(name) {
+		if !ok || !keyPattern().MatchString(name) {
 			return nil, fmt.Errorf("%w: line %d is no KEY=value", ErrInvalid, i+1)
 		}
 		if _, twice := values[name]; twice {
