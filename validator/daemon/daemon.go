@@ -43,13 +43,15 @@ type DriverPod interface {
 // Daemon keeps the proofs and the validator's own state current.
 type Daemon struct {
 	Config
-	proofs   *ProofWriter
-	backoff  backoff
-	gpus     gpuCache
-	outcomes []check.Outcome // of the last check of all layers; nil: the state of an earlier process stands
-	retired  bool            // this process ends to be created anew, and records no more outcomes
-	state    nodestate.State // the wanted content of the state file
-	unsaved  bool            // the state file does not hold it yet
+	proofs  *ProofWriter
+	backoff backoff
+	gpus    gpuCache
+	// driverKept reports, during a check, that its cause does not concern the driver.
+	driverKept bool
+	outcomes   []check.Outcome // of the last check of all layers; nil: the state of an earlier process stands
+	retired    bool            // this process ends to be created anew, and records no more outcomes
+	state      nodestate.State // the wanted content of the state file
+	unsaved    bool            // the state file does not hold it yet
 	// unwritten is the error of writing the outcomes of the last check; nil: they are written.
 	unwritten error
 	fault     nodestate.WriteFault
@@ -66,7 +68,7 @@ func New(c Config) *Daemon {
 	d := &Daemon{Config: c, proofs: NewProofWriter(c.OutputDir, c.Node.BootID), backoff: backoff{wait: firstRetry},
 		gpus: gpuCache{names: map[gpu.UUID]string{}}, ready: errStarting}
 	d.state, d.unsaved = d.readState(), true
-	d.Pipeline.Driver = d.cacheGPUs(c.Pipeline.Driver)
+	d.Pipeline.Driver = d.cacheDriver(d.cacheGPUs(c.Pipeline.Driver))
 	d.Pipeline.End = d.recordEarly
 	d.Pipeline.Steps = append([]check.Step(nil), c.Pipeline.Steps...)
 	for i, s := range d.Pipeline.Steps {
@@ -122,12 +124,15 @@ func (d *Daemon) Run(ctx context.Context) error {
 
 func (d *Daemon) loop(ctx context.Context, changed <-chan struct{}) error {
 	for {
+		d.driverKept = false
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
 		case <-d.WorkloadDone:
+			d.driverKept = true
 		case <-d.NodeChanged:
+			d.driverKept = true
 		case <-d.backoff.timer():
 		}
 		outcomes := d.Pipeline.Run(ctx, d.Node, nil)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -564,6 +565,25 @@ func TestNewsTriggersTheCheckOfAPendingProof(t *testing.T) {
 	b.set(readiness.Plugin, check.NewPass(readiness.Proof{Driver: &nodestate.DriverInfo{}}))
 	news <- struct{}{}
 	b.until(readiness.Plugin, proven)
+}
+
+func TestTheDriverIsNotReadTwiceAtOnceForOtherCauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		reads := func(kept bool) int {
+			b.d.driverKept = kept
+			b.d.Pipeline.Run(t.Context(), b.d.Node, nil)
+			return b.count(readiness.Driver)
+		}
+		require.Equal(t, 1, reads(true), "there is no reading yet")
+		require.Equal(t, 1, reads(true))
+		require.Equal(t, 2, reads(false), "it may have changed")
+		time.Sleep(2 * driverAge)
+		require.Equal(t, 3, reads(true), "the last reading is old")
+		b.set(readiness.Driver, check.Fail("NVMLFailed", "", ""))
+		require.Equal(t, 4, reads(false))
+		require.Equal(t, 5, reads(true), "a failure may be over")
+	})
 }
 
 func TestAPartialProofIsRetriedLater(t *testing.T) {

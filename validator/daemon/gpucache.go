@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"maps"
+	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/validator/check"
@@ -44,6 +45,25 @@ func (d *Daemon) cacheGPUs(run check.DriverCheck) check.DriverCheck {
 		defer d.writing.Unlock()
 		d.gpus = d.gpus.merge(driver.GPUs)
 		return driver, o
+	}
+}
+
+// driverAge is the age up to which a reading of the driver serves a check whose cause does not concern
+// the driver. Reading takes a process, and the end of a validation pod and changes of the Node by
+// package nodestatus follow a check within milliseconds.
+const driverAge = time.Second
+
+// cacheDriver wraps the driver's check to cache its pass for the checks right after it.
+func (d *Daemon) cacheDriver(run check.DriverCheck) check.DriverCheck {
+	var began time.Time
+	var driver check.Driver
+	var last check.Outcome
+	return func(ctx context.Context, node check.Node) (check.Driver, check.Outcome) {
+		if !d.driverKept || last.Kind != check.Passed || time.Since(began) > driverAge {
+			began = time.Now()
+			driver, last = run(ctx, node)
+		}
+		return driver, last
 	}
 }
 
