@@ -23,8 +23,9 @@ import (
 )
 
 // A container whose image has many libraries, as a CUDA development image with Python has, and a
-// driver's libraries mounted into it.
+// driver's libraries and the GPUs of a large machine in it.
 const (
+	imageGPUs       = 8
 	imageLibraries  = 5000
 	driverLibraries = 30
 	driverVersion   = "580.95.05"
@@ -94,6 +95,7 @@ func (c *image) arguments() []string {
 		[]string{"enable-cuda-compat", "--host-driver-version=" + driverVersion},
 		[]string{"update-ldcache", "--folder", c.folder},
 		[]string{"disable-device-node-modification"},
+		[]string{"update-application-profile"},
 	)
 }
 
@@ -120,6 +122,9 @@ func (c *image) times(ctx context.Context, b *bench, p prepared) ([]time.Duratio
 		err := unix.Unmount(c.root+"/proc/driver/nvidia/params", unix.MNT_DETACH)
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			return nil, fmt.Errorf("unmount the driver's parameters: %w", err)
+		}
+		if err := os.RemoveAll(c.root + "/etc/nvidia"); err != nil {
+			return nil, err
 		}
 		took, err := c.hook(ctx, b, c.arguments()...)
 		if err != nil {
@@ -206,6 +211,11 @@ func (c *image) mount() error {
 	for _, m := range c.mounts {
 		if err := c.mountOne(m); err != nil {
 			return fmt.Errorf("mount %s in the container: %w", m.Destination, err)
+		}
+	}
+	for i := range imageGPUs {
+		if err := unix.Mknod(fmt.Sprintf("%s/dev/nvidia%d", c.root, i), unix.S_IFCHR|0o666, int(unix.Mkdev(195, uint32(i)))); err != nil {
+			return fmt.Errorf("make the node of a GPU: %w", err)
 		}
 	}
 	return nil

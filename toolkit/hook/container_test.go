@@ -121,7 +121,7 @@ func newPod(dir, hook string) (*pod, error) {
 			loader: elf, musl: elf, "/usr/lib/libz.so.1": elf, "/usr/local/cuda/compat/libcuda.so.999.1": elf,
 			"/etc/ld.so.cache": cache, "/etc/ld.so.conf": []byte("include /etc/ld.so.conf.d/*.conf\n"),
 			"/etc/ld.so.conf.d/a.conf": []byte("/usr/local/lib\n"), muslPath: []byte("/lib\n"),
-			libs + "/libcuda.so.570.1": nil, "/dev/dri/card0": nil, "/proc/none": nil,
+			libs + "/libcuda.so.570.1": nil, "/dev/dri/card0": nil, "/proc/none": nil, profilePath: nil,
 		}),
 		writeFiles(p.outside, map[string][]byte{"/driver/libcuda.so.570.1": elf}))
 	p.mounts = []oci.Mount{
@@ -188,7 +188,7 @@ func (p *pod) volume(name string, memory bool) (string, error) {
 	}
 	files := map[string][]byte{"/libcuda.so.570.1": elf, "/libcuda.so.999.1": elf, "/libc.so.6": elf, "/dri/card0": nil, "/dev/dri/card0": nil}
 	for _, etc := range []string{"", "/etc"} {
-		for _, f := range []string{"/ld.so.cache", "/ld.so.conf", "/ld.so.conf.d/00-gpuready.conf", "/ld.so.conf.d/00-compat-gpuready.conf", "/" + path.Base(muslPath)} {
+		for _, f := range []string{"/ld.so.cache", "/ld.so.conf", "/ld.so.conf.d/00-gpuready.conf", "/ld.so.conf.d/00-compat-gpuready.conf", "/" + path.Base(muslPath), strings.TrimPrefix(profilePath, "/etc")} {
 			files[etc+f] = []byte("the host's\n")
 		}
 	}
@@ -243,7 +243,8 @@ func (p *pod) run() (*outcome, string, error) {
 		Process: &oci.Process{Args: []string{"/none"}, Cwd: "/", User: oci.User{UID: 1000, GID: 1000}, NoNewPrivileges: true},
 		Mounts:  p.mounts,
 		Hooks:   &oci.Hooks{CreateContainer: []oci.Hook{{Path: "/bin/sh", Args: append([]string{"sh", "-c", script, "sh"}, args...), Env: env}}},
-		Linux:   &oci.Linux{CgroupsPath: "/" + id, Namespaces: []oci.LinuxNamespace{{Type: oci.PIDNamespace}, {Type: oci.MountNamespace}}},
+		Linux: &oci.Linux{CgroupsPath: "/" + id, Devices: []oci.LinuxDevice{{Path: "/dev/nvidia0", Type: "c", Major: 195}},
+			Namespaces: []oci.LinuxNamespace{{Type: oci.PIDNamespace}, {Type: oci.MountNamespace}}},
 	})
 	if err == nil {
 		err = os.WriteFile(bundle+"/config.json", config, 0o600)
@@ -431,6 +432,9 @@ func TestVolumesAreNotWrittenTo(t *testing.T) {
 					require.NoError(t, err)
 					require.True(t, slices.ContainsFunc(cache.Entries, func(e ldso.Entry) bool { return e.Name == "libcuda.so.1" }), "%v", cache)
 					require.Empty(t, o.message)
+					profile, err := os.ReadFile(p.dir + "/bundle/rootfs" + profilePath)
+					require.NoError(t, err)
+					require.Equal(t, wantProfile("0x1"), string(profile), "runc makes the nodes before it runs the hook")
 				}
 			})
 		}

@@ -44,6 +44,10 @@ func hooks() []hook {
 		needed: paramsNeeded,
 		do:     showParams,
 	}, {
+		name:  "update-application-profile",
+		about: "Restricts EGL and Vulkan to the GPUs in the container's /dev, by " + profilePath + ".",
+		do:    updateProfile,
+	}, {
 		name:  "chmod",
 		about: "Sets the mode of directories and files; missing ones are skipped.",
 		flags: []flag{

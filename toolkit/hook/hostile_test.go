@@ -59,7 +59,8 @@ var places = []string{
 	"/etc", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.conf.d/a.conf",
 	"/etc/ld.so.conf.d/00-gpuready.conf", ldso.CompatConf, muslPath, musl, loader, "/usr", "/usr/lib", libs,
 	libs + "/libcuda.so.570.1", libs + "/libcuda.so", "/usr/lib/libz.so.1", "/usr/local/cuda", "/usr/local/cuda/compat",
-	"/usr/local/cuda/compat/libcuda.so.999.1", "/dev", "/dev/dri", "/dev/dri/by-path", "/dev/dri/by-path/card",
+	"/usr/local/cuda/compat/libcuda.so.999.1", "/dev", "/dev/dri", "/dev/dri/by-path", "/dev/dri/by-path/card", "/dev/nvidia0",
+	"/etc/nvidia", "/etc/nvidia/nvidia-application-profiles-rc.d", profilePath,
 }
 
 // things creates the files that an image may have in such a path instead.
@@ -201,7 +202,7 @@ func TestFlippingLinksNeverLeadOut(t *testing.T) {
 		rounds, runs = 20_000, 30
 	}
 	hook := built.Path(t, "gpu-cdi-hook")
-	for _, place := range []string{"/etc", "/etc/ld.so.conf.d", "/etc/ld.so.cache", libs, libs + "/libcuda.so.570.1", "/usr/local/cuda", "/usr/local/cuda/compat", "/dev/dri"} {
+	for _, place := range []string{"/etc", "/etc/ld.so.conf.d", "/etc/ld.so.cache", libs, libs + "/libcuda.so.570.1", "/usr/local/cuda", "/usr/local/cuda/compat", "/dev/dri", "/etc/nvidia"} {
 		t.Run(place, func(t *testing.T) {
 			w := newWorld(t, hook)
 			at, link := w.rootfs+place, w.rootfs+"/link"

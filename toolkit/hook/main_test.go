@@ -142,6 +142,8 @@ func TestArgumentsAreParsedAsByTheReference(t *testing.T) {
 		{"enable-cuda-compat", "--host-driver-version=570.86.15"},
 		{"enable-cuda-compat"},
 		{"chmod", "--mode", "755", "--path", "/not/there"},
+		{"update-application-profile"},
+		{"hook", "update-application-profile", "--container-spec", "-"},
 	} {
 		_, stderr, err := call(state, args...)
 		require.NoError(t, err, args)

@@ -22,7 +22,7 @@ import (
 // Paths in an image: those that hooks use, and directories and links that may lead to them.
 var (
 	looked = []string{"", "/etc", "/etc/ld.so.cache", "/etc/ld.so.conf.d", "/etc/ld.so.conf.d/00-gpuready.conf", muslPath,
-		"/usr", libs, libs + "/libcuda.so.1", "/usr/local/cuda", "/usr/local/cuda/compat", "/lib64", "/dev", "/dev/dri", "/dev/dri/by-path", "/proc"}
+		"/etc/nvidia", profilePath, "/usr", libs, libs + "/libcuda.so.1", "/usr/local/cuda", "/usr/local/cuda/compat", "/lib64", "/dev", "/dev/dri", "/dev/dri/by-path", "/proc"}
 	leading = []string{"/d/l", "/l", "/a/b/c", "/v/l"} // links, as a rule
 	targets = append([]string{"/", "/", "/d", "/a", "/v", "/own", "..", "../..", "l", "/proc/self/root", "/v/flip0", "/v/flip0", "/w/etc"}, looked[1:]...)
 )

@@ -2,6 +2,7 @@ package main
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -79,12 +80,16 @@ func newWorld(t testing.TB, hook string) *world {
 	w.write(w.rootfs+"/etc/ld.so.conf.d/a.conf", []byte("/usr/local/lib\n"))
 	w.write(w.rootfs+muslPath, []byte("/lib\n"))
 	w.write(w.rootfs+"/dev/dri/card0", nil)
+	w.write(w.rootfs+profilePath, []byte("another container's"))
+	if err := unix.Mknod(w.rootfs+"/dev/nvidia0", unix.S_IFCHR|0o666, int(unix.Mkdev(195, 0))); !errors.Is(err, unix.EPERM) {
+		require.NoError(t, err)
+	}
 	w.config(`{"root":{"path":"rootfs"},"mounts":[{"destination":"` + libs + `/libcuda.so.570.1","type":"bind"}]}`)
-	for _, dir := range []string{"", "/compat", "/ld.so.conf.d"} {
+	for _, dir := range []string{"", "/compat", "/ld.so.conf.d", "/nvidia-application-profiles-rc.d"} {
 		for _, f := range []string{"libcuda.so.570.1", "libcuda.so.999.1", "libz.so.1"} {
 			w.write(w.canary+dir+"/"+f, elf)
 		}
-		for _, f := range []string{"ld.so.cache", "ld.so.conf", "a.conf", "00-gpuready.conf", "00-compat-gpuready.conf", filepath.Base(muslPath), filepath.Base(loader)} {
+		for _, f := range []string{"ld.so.cache", "ld.so.conf", "a.conf", "00-gpuready.conf", "00-compat-gpuready.conf", filepath.Base(profilePath), filepath.Base(muslPath), filepath.Base(loader)} {
 			w.write(w.canary+dir+"/"+f, []byte("the host's\n"))
 		}
 	}
@@ -191,6 +196,7 @@ func all() [][]string {
 		{"create-symlinks", "--link", "libcuda.so.1::" + libs + "/libcuda.so", "--link", "../card0::/dev/dri/by-path/card"},
 		{"enable-cuda-compat", "--host-driver-version=570.86.15"},
 		{"update-ldcache", "--folder", libs},
+		{"update-application-profile"},
 		{"chmod", "--mode", "750", "--path", "/dev/dri", "--path", "/etc/ld.so.conf"},
 	}
 }

@@ -23,7 +23,7 @@ func filter(e specs.ContainerEdits, by Capabilities) specs.ContainerEdits {
 	e.Mounts = slices.DeleteFunc(slices.Clone(e.Mounts), func(m *specs.Mount) bool { return !by.covers(m.ContainerPath) })
 	var hooks []*specs.Hook
 	for _, h := range e.Hooks {
-		if h = filterLinks(h, by); h != nil {
+		if h = filterHook(h, by); h != nil {
 			hooks = append(hooks, h)
 		}
 	}
@@ -31,9 +31,9 @@ func filter(e specs.ContainerEdits, by Capabilities) specs.ContainerEdits {
 	return e
 }
 
-// filterLinks removes the links to files that the capabilities exclude. It returns nil if
-// none remains. Other hooks are unchanged.
-func filterLinks(h *specs.Hook, by Capabilities) *specs.Hook {
+// filterHook removes the links to files that the capabilities exclude, and the profile for
+// graphics if they exclude it. It returns nil if nothing remains. Other hooks are unchanged.
+func filterHook(h *specs.Hook, by Capabilities) *specs.Hook {
 	if len(h.Args) < 2 {
 		return h
 	}
@@ -42,8 +42,13 @@ func filterLinks(h *specs.Hook, by Capabilities) *specs.Hook {
 		return h
 	}
 	for i, args := range hooks {
-		if args[0] == "create-symlinks" {
+		switch args[0] {
+		case "create-symlinks":
 			hooks[i] = filterArgs(args, by)
+		case "update-application-profile":
+			if by&(graphics|display) == 0 {
+				hooks[i] = nil
+			}
 		}
 	}
 	args := joined.Args(hooks...)
@@ -55,7 +60,7 @@ func filterLinks(h *specs.Hook, by Capabilities) *specs.Hook {
 	return &filtered
 }
 
-// filterArgs does the same with the arguments of create-symlinks. It returns nil if no link
+// filterArgs removes the links from the arguments of create-symlinks. It returns nil if no link
 // remains.
 func filterArgs(all []string, by Capabilities) []string {
 	args := slices.Clone(all[:1])

@@ -152,6 +152,7 @@ func TestCapabilitiesFilterHooksOfOneProcess(t *testing.T) {
 	const lib = "/usr/lib/x86_64-linux-gnu/"
 	links := []string{"create-symlinks", "--link", "x::" + lib + "libcuda.so", "--link=y::" + lib + "libEGL_nvidia.so.0"}
 	cache := []string{"update-ldcache", "--folder", lib}
+	profile := []string{"update-application-profile"}
 	for _, c := range []struct {
 		set  Capabilities
 		args []string
@@ -161,9 +162,13 @@ func TestCapabilitiesFilterHooksOfOneProcess(t *testing.T) {
 		{graphics, joined.Args(links, cache), joined.Args([]string{"create-symlinks", "--link", "y::" + lib + "libEGL_nvidia.so.0"}, cache)},
 		{utility, joined.Args(links, cache), cache},
 		{utility, links, nil},
+		{compute | utility, joined.Args(cache, profile), cache},
+		{graphics, joined.Args(cache, profile), joined.Args(cache, profile)},
+		{compute | display, joined.Args(cache, profile), joined.Args(cache, profile)},
+		{video, profile, nil},
 		{utility, []string{"all", "of", "another"}, []string{"all", "of", "another"}},
 	} {
-		got := filterLinks(&specs.Hook{Args: append([]string{"hook"}, c.args...)}, c.set)
+		got := filterHook(&specs.Hook{Args: append([]string{"hook"}, c.args...)}, c.set)
 		if c.want == nil {
 			require.Nil(t, got)
 			continue
