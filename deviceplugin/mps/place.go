@@ -21,7 +21,9 @@ import (
 
 const program = "nvidia-cuda-mps-control"
 
-// programFolders are the folders, below a driver's root, that may hold its programs.
+// programFolders are the folders, below a driver's root, that may hold its programs. A script in
+// /usr/bin that runs the program elsewhere is welcome: here, unlike in a container, it has the
+// driver's root, and it may set up the loader as the program needs it.
 var programFolders = []string{"/usr/bin", "/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/nvidia/bin", "/opt/bin"}
 
 // waitDelay bounds the wait for files that a child's children keep open.

@@ -59,7 +59,7 @@ func Find(root *host.Root, driverRoot, version string) (Files, error) {
 		return Files{}, fmt.Errorf("driver root %s: %w", driverRoot, err)
 	}
 	defer inside.Close()
-	f := &finder{root: inside, at: at, version: version, lists: map[string][]string{}, private: map[string]bool{}}
+	f := &finder{machine: root, root: inside, at: at, version: version, lists: map[string][]string{}, private: map[string]bool{}}
 	f.Version = version
 	libraries, err := f.libraryDir(driverRoot)
 	if err != nil {
@@ -70,7 +70,7 @@ func Find(root *host.Root, driverRoot, version string) (Files, error) {
 	f.xorg(libraries)
 	f.configuration()
 	f.firmware()
-	f.programs()
+	f.programs(libraries)
 	f.sockets()
 	f.Env = []string{"NVIDIA_CTK_LIBCUDA_DIR=" + libraries, invisible}
 	if err := errors.Join(f.errs...); err != nil {

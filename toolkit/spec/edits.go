@@ -2,6 +2,8 @@ package spec
 
 import (
 	"path"
+	"slices"
+	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -88,11 +90,23 @@ func (b *builder) compute() specs.ContainerEdits {
 	if b.Files.Version != "" { // before the loader's cache is made: it may add a folder
 		compat = []string{"enable-cuda-compat", "--host-driver-version=" + b.Files.Version}
 	}
+	var profile []string
+	if b.Files.hasGraphics() {
+		profile = []string{"update-application-profile"}
+	}
 	e.Hooks = b.hooks(
 		flags("create-symlinks", "--link", b.Files.Links), compat, flags("update-ldcache", "--folder", b.Files.Folders),
-		[]string{"disable-device-node-modification"},
+		[]string{"disable-device-node-modification"}, profile,
 	)
 	return e
+}
+
+// hasGraphics reports whether the driver has the libraries that read application profiles.
+func (f Files) hasGraphics() bool {
+	return slices.ContainsFunc(f.Mounts, func(m Mount) bool {
+		base := path.Base(m.Container)
+		return strings.HasPrefix(base, "libEGL_nvidia.so.") || strings.HasPrefix(base, "libGLX_nvidia.so.")
+	})
 }
 
 // hooks returns a single hook that runs all non-empty ones in one process, because

@@ -15,6 +15,7 @@ import (
 // finder finds files below one driver root.
 type finder struct {
 	Files
+	machine *host.Root // the host
 	root    *host.Root // the driver root
 	at      string     // its path on the host
 	version string

@@ -6,21 +6,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
-// The directories of drivers' configuration and programs.
-var (
-	configDirs  = []string{"/etc", "/usr/local/share", "/usr/share"}
-	programDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
-)
-
-// The driver's programs that containers get.
-var programs = []string{
-	"nvidia-smi", "nvidia-debugdump", "nvidia-persistenced",
-	"nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl",
-}
+// configDirs are the directories of drivers' configuration.
+var configDirs = []string{"/etc", "/usr/local/share", "/usr/share"}
 
 // graphics adds the libraries for EGL, which have versions of their own.
 func (f *finder) graphics(dir string) {
@@ -63,11 +52,13 @@ func (f *finder) xorg(dir string) {
 	}
 }
 
-// configuration adds the files by which GLVND, EGL, OptiX, X and Vulkan find the driver.
+// configuration adds the files by which GLVND, EGL, OpenCL, OptiX, X and Vulkan find the driver.
 func (f *finder) configuration() {
 	for _, name := range []string{
 		"glvnd/egl_vendor.d/10_nvidia.json",
 		"egl/egl_external_platform.d/15_nvidia_gbm.json", "egl/egl_external_platform.d/10_nvidia_wayland.json", "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+		"egl/egl_external_platform.d/20_nvidia_xcb.json", "egl/egl_external_platform.d/20_nvidia_xlib.json",
+		"OpenCL/vendors/nvidia.icd",
 		"nvidia/nvoptix.bin",
 		"X11/xorg.conf.d/10-nvidia.conf", "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
 	} {
@@ -83,39 +74,6 @@ func (f *finder) configuration() {
 		for _, dir := range append(slices.Clip(configDirs), "/") {
 			if real, ok := f.file(path.Join(dir, "vulkan", name), fs.FileMode.IsRegular); ok {
 				f.mount(real, path.Join("/etc/vulkan", name), readOnly)
-				break
-			}
-		}
-	}
-}
-
-// firmware adds the firmware of the GPU's system processor, from the directories that the
-// kernel searches (Documentation/driver-api/firmware/fw_search_path.rst).
-func (f *finder) firmware() {
-	dirs := []string{"/lib/firmware/updates", "/lib/firmware"}
-	var uts unix.Utsname
-	if f.failed(unix.Uname(&uts)) {
-		return
-	}
-	release := unix.ByteSliceToString(uts.Release[:])
-	for _, dir := range dirs {
-		dirs = append(dirs, path.Join(dir, release))
-	}
-	for _, dir := range dirs {
-		at := path.Join(dir, "nvidia", f.version)
-		for _, p := range f.match(at, "gsp*.bin") {
-			f.mount(p, path.Join(at, path.Base(p)), readOnly)
-		}
-	}
-}
-
-// programs adds the first program of each name.
-func (f *finder) programs() {
-	executable := func(m fs.FileMode) bool { return m.IsRegular() && m&0o111 != 0 }
-	for _, name := range programs {
-		for _, dir := range programDirs {
-			if real, ok := f.file(path.Join(dir, name), executable); ok {
-				f.mount(real, path.Join(dir, name), readOnly)
 				break
 			}
 		}

@@ -20,12 +20,16 @@ func libraryDirs() []string {
 }
 
 // addLibraries adds all libraries whose names end in the driver's version, including those
-// for VDPAU, and the links by which programs load them.
+// for VDPAU, and the links by which programs load them. The compiler for older NVVM code has a
+// version of its own.
 func (f *finder) addLibraries(dir string) {
 	for _, d := range []string{dir, path.Join(dir, "vdpau")} {
 		for _, p := range f.match(d, "*.so."+f.version) {
 			f.addLibrary(p)
 		}
+	}
+	for _, p := range f.match(dir, "libnvidia-nvvm70.so.*") {
+		f.addLibrary(p)
 	}
 }
 

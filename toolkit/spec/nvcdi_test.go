@@ -53,6 +53,11 @@ func generate(root string) error {
 			return fmt.Errorf("%s: %w", at, err)
 		}
 	}
+	if parameter := root + firmwareParameter; unix.Access(parameter, unix.R_OK) == nil {
+		if err := unix.Mount(parameter, firmwareParameter, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("%s: %w", firmwareParameter, err)
+		}
+	}
 	all := map[string]*specs.Spec{}
 	for kind, mode := range modes {
 		var namers []nvcdi.DeviceNamer
@@ -111,6 +116,9 @@ var explained = []struct{ what, why string }{
 	{`^\+ management.gpuready.io/gpu: mount /(etc|usr/share)/(vulkan|glvnd|egl|X11|nvidia)/`, "agents are given the same files of the driver as everybody, graphics included: one list, and one generation"},
 	{`^\+ management.gpuready.io/gpu: mount /usr/lib/\S+/(libnvidia-egl-\S+|nvidia/xorg/\S+) `, "the same"},
 	{`^\+ management.gpuready.io/gpu: hook create-symlinks argument \S+::/usr/lib/\S+/(nvidia-drm_gbm|libglxserver_nvidia|libnvidia-vulkan-producer)\.so$`, "the same"},
+	// What nvcdi has since its version 1.20; go.mod has 1.19.
+	{`^\+ .*: mount (/etc/OpenCL/vendors/nvidia\.icd|/usr/bin/nvidia-xconfig|\S+/libnvidia-nvvm70\.so\.4|\S+/ucodes_\S+\.bin|/usr/share/egl/egl_external_platform\.d/20_nvidia_\S+) from `, "nvcdi 1.20 mounts these, too"},
+	{`^\+ nvidia.com/gpu: hook createContainer update-application-profile$`, "nvcdi 1.20 has it, too, there also for a driver without graphics"},
 	// Sockets.
 	{`^- .*: mount /run/nvidia-(persistenced|fabricmanager)/socket from \S+ nosuid,nodev,rbind,rprivate,noexec$`, "with it a container's root could change the mode and the owner of the host's socket"},
 	{`^\+ .*: mount /run/nvidia-(persistenced|fabricmanager)/socket from \S+ ro,nosuid,nodev,rbind,rprivate,noexec$`, "a program can connect to it all the same"},

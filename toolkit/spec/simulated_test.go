@@ -75,7 +75,7 @@ func enrich(t *testing.T, root string) {
 	}
 	for _, l := range []string{
 		"libEGL_nvidia.so." + version, "libGLX_nvidia.so." + version, "libnvidia-opticalflow.so." + version, "libnvidia-allocator.so." + version,
-		"libnvidia-vulkan-producer.so." + version, "libnvidia-egl-gbm.so.1.1.2", "libnvidia-egl-wayland.so.1.1.19", "vdpau/libvdpau_nvidia.so." + version,
+		"libnvidia-vulkan-producer.so." + version, "libnvidia-egl-gbm.so.1.1.2", "libnvidia-egl-wayland.so.1.1.19", "libnvidia-nvvm70.so.4", "vdpau/libvdpau_nvidia.so." + version,
 		"nvidia/xorg/nvidia_drv.so", "nvidia/xorg/libglxserver_nvidia.so." + version,
 	} {
 		put(lib + "/" + l)
@@ -87,12 +87,17 @@ func enrich(t *testing.T, root string) {
 	}
 	for _, p := range []string{
 		"/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "/usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json", "/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json",
+		"/usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json", "/usr/share/egl/egl_external_platform.d/20_nvidia_xlib.json", "/etc/OpenCL/vendors/nvidia.icd",
 		"/usr/share/nvidia/nvoptix.bin", "/usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf", "/usr/share/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json",
 		"/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin", "/lib/firmware/nvidia/" + version + "/gsp_tu10x.bin",
-		"/usr/bin/nvidia-debugdump", "/usr/bin/nvidia-persistenced", "/usr/bin/nvidia-cuda-mps-server", "/usr/bin/nvidia-imex", "/etc/cufile.json", "/run/udev/control",
+		"/usr/local/nvidia/firmware/nvidia/" + version + "/gsp_ga10x.bin", "/usr/local/nvidia/firmware/nvidia/" + version + "/ucodes_gb10x.bin",
+		"/usr/bin/nvidia-debugdump", "/usr/bin/nvidia-persistenced", "/usr/bin/nvidia-cuda-mps-server", "/usr/bin/nvidia-imex", "/usr/bin/nvidia-xconfig", "/etc/cufile.json", "/run/udev/control",
 	} {
 		put(root + p)
 	}
+	parameter := root + firmwareParameter
+	require.NoError(t, os.MkdirAll(filepath.Dir(parameter), 0o755))
+	require.NoError(t, os.WriteFile(parameter, []byte("/usr/local/nvidia/firmware\n"), 0o644))
 	for _, p := range []string{"nvidia-persistenced", "nvidia-fabricmanager"} {
 		require.NoError(t, os.MkdirAll(root+"/run/"+p, 0o755))
 		t.Chdir(root + "/run/" + p) // the path of a socket is short

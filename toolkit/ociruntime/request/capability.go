@@ -166,8 +166,12 @@ func ofFile(p, base string) Capabilities {
 		return utility
 	case "nvidia-cuda-mps-control", "nvidia-cuda-mps-server":
 		return compute
+	case "nvidia.icd": // of OpenCL
+		return compute
 	case "nvoptix.bin":
 		return graphics
+	case "nvidia-xconfig":
+		return display
 	}
 	for _, dir := range []string{"/vulkan/", "/vulkansc/", "/glvnd/", "/egl/", "/X11/", "/drirc.d/"} {
 		if strings.Contains(p, dir) {

@@ -39,6 +39,9 @@ func TestEachCapabilityIncludesItsOwnFiles(t *testing.T) {
 		{lib + "libnvidia-ml.so.580.95.05", "utility"},
 		{"/usr/bin/nvidia-smi", "utility"},
 		{"/usr/bin/nvidia-cuda-mps-control", "compute"},
+		{"/usr/bin/nvidia-xconfig", "display"},
+		{"/usr/local/nvidia/bin/nvidia-smi", "utility"},
+		{"/etc/OpenCL/vendors/nvidia.icd", "compute"},
 		{lib + "libnvcuvid.so.1", "video"},
 		{lib + "libnvidia-encode.so", "video"},
 		{lib + "libnvidia-ngx.so.580.95.05", "ngx"},
@@ -54,6 +57,7 @@ func TestEachCapabilityIncludesItsOwnFiles(t *testing.T) {
 		{"/dev/nvidia0", "compute,graphics,utility,video,display,ngx"},
 		{"/dev/nvidiactl", "compute,graphics,utility,video,display,ngx"},
 		{"/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin", "compute,graphics,utility,video,display,ngx"},
+		{"/usr/local/nvidia/firmware/nvidia/580.95.05/ucodes.bin", "compute,graphics,utility,video,display,ngx"},
 		{"/run/nvidia-persistenced/socket", "compute,graphics,utility,video,display,ngx"},
 	} {
 		for _, n := range capabilityNames[:len(capabilityNames)-1] {
