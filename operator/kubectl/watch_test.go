@@ -84,6 +84,31 @@ func TestWatchPrintsWhatChanges(t *testing.T) {
 	require.Zero(t, <-ended, stderr.String())
 }
 
+func TestScreenIsRedrawnOnlyWhenItsTextChanges(t *testing.T) {
+	began := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+	node := func(reason, heartbeat string) corev1.Node {
+		return corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: "n1", ResourceVersion: heartbeat},
+			Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: "GPUReady", Status: corev1.ConditionTrue, Reason: reason, LastTransitionTime: metav1.NewTime(began)}}},
+		}
+	}
+	view := statusView{screen: true}
+	show := func(n corev1.Node, after time.Duration, width int) string {
+		var w bytes.Buffer
+		s := summarize(nil, []corev1.Node{n}, began.Add(after))
+		require.NoError(t, view.text(&w, style{Width: width}, s))
+		view.last = &s
+		return w.String()
+	}
+	first := show(node("Ready", "1"), time.Second, 80)
+	require.True(t, strings.HasPrefix(first, clearScreen), first)
+	require.Contains(t, first, "1 of 1 GPU nodes ready")
+	require.Empty(t, show(node("Ready", "2"), 2*time.Minute, 80), "a heartbeat changes the Node, and nothing that is shown")
+	require.Contains(t, show(node("Degraded", "3"), 3*time.Minute, 80), clearScreen+"No ClusterPolicy")
+	require.Empty(t, show(node("Degraded", "4"), 4*time.Minute, 80))
+	require.Contains(t, show(node("Degraded", "5"), 5*time.Minute, 60), "Degraded", "the window has another size")
+}
+
 func TestWatchBeginsBeforeTheDefinitionIsInstalled(t *testing.T) {
 	var asked atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

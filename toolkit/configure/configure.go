@@ -9,6 +9,7 @@
 package configure
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -183,15 +184,21 @@ func (c *Configurer) restartStale(ctx context.Context, o Outcome, want runtime.W
 	if isNotBegun(err) && ctx.Err() == nil {
 		return o, &Problem{ReasonUnavailable, what + fmt.Sprintf(": it has not been restarted since, and could not be: %v", err), err}
 	}
-	if err != nil || len(rest) == 0 {
+	if ctx.Err() != nil {
+		return o, ctx.Err() // the next process restarts it
+	}
+	if err == nil && len(rest) == 0 {
 		o.Answer = info
-		return o, err
+		return o, nil
 	}
 	message := what + ", also after a restart; check whether it reads another file, and name that with --runtime-config"
-	if err := c.refuse(refusal{Plan: hash(nil, want), Version: info.Version, Message: message}); err != nil {
-		return o, err
+	if err != nil {
+		message = what + fmt.Sprintf(", and its restart failed: %v; see its log, and restart it by hand: the toolkit does not try again", err)
 	}
-	return o, &Problem{ReasonRefused, message, nil}
+	if refuse := c.refuse(refusal{Plan: hash(nil, want), Version: cmp.Or(info.Version, o.Answer.Version), Message: message}); refuse != nil {
+		return o, errors.Join(err, refuse)
+	}
+	return o, &Problem{ReasonRefused, message, err}
 }
 
 // resume finishes the change of an earlier process.

@@ -460,6 +460,36 @@ func TestStaleRuntimeThatNobodyCanRestartIsReported(t *testing.T) {
 	require.True(t, n.file().CDI)
 }
 
+func TestStaleRuntimeWhoseRestartFailsIsRestartedOnce(t *testing.T) {
+	for name, n := range map[string]*node{
+		"the restart fails":     {may: true, written: "c", stopped: errors.New("job failed")},
+		"it does not come back": {may: true, written: "c", broken: true},
+		"the restart hangs":     {may: true, written: "c", hangs: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := configurer(t, n, Wishes{CDI: true})
+			_, err := c.Apply(t.Context())
+			problem, is := errors.AsType[*Problem](err)
+			require.True(t, is, "%v", err)
+			require.Equal(t, ReasonRefused, problem.Reason)
+			require.Contains(t, problem.Message, "is configured as wanted, but ")
+			require.Contains(t, problem.Message, ", and its restart failed: ")
+
+			// It answers as before, and is left alone, by the next process too.
+			n.runs, n.stopped, n.hangs = runtime.Want{}, nil, false
+			restarts := n.restarts
+			_, again := c.Apply(t.Context())
+			require.EqualError(t, again, problem.Message)
+			require.Equal(t, restarts, n.restarts)
+
+			// Somebody has restarted it by hand.
+			n.runs, n.broken = n.file(), false
+			_, err = c.Apply(t.Context())
+			require.NoError(t, err)
+		})
+	}
+}
+
 func TestRestoredRuntimeThatNobodyCanRestartIsReported(t *testing.T) {
 	n := &node{may: true}
 	c := configurer(t, n, Wishes{CDI: true})
