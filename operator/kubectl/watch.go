@@ -41,7 +41,7 @@ func (c *command) watchStatus(ctx context.Context, client *cluster.Client, stdou
 	return err
 }
 
-// statusView is what a watch has shown.
+// statusView is the text that a watch shows.
 type statusView struct {
 	screen bool // a terminal, on which each text replaces the one before
 	last   *summary

@@ -251,6 +251,22 @@ func TestReadOnlyAndFullDirectoriesGiveOneMessage(t *testing.T) {
 	}
 }
 
+// In a container, a folder of the host that is gone leaves the read-only file system of the image.
+func TestReplacedFolderIsNotCalledReadOnly(t *testing.T) {
+	m := newMachine(t, gputest.Node("t4", 1))
+	m.install("", 1)
+	m.tmpfs("/run/cdi", "", syscall.MS_RDONLY)
+	require.NoError(t, os.Mkdir(m.dir+"/mounted", 0o755))
+	require.NoError(t, syscall.Mount(m.dir+"/mounted", m.dir+"/run/cdi", "", syscall.MS_BIND, ""))
+	m.run()
+	m.await("ready", phase(nodestate.Ready))
+	require.NoError(t, syscall.Unmount(m.dir+"/run/cdi", syscall.MNT_DETACH))
+	require.NoError(t, os.Remove(m.dir+"/dev/nvidiactl")) // the next scan
+	s := m.await("failed", phase(nodestate.Failed))
+	require.Equal(t, setup.ReasonFolderReplaced, s.Reason, s.Message)
+	require.Contains(t, s.Message, "was replaced on the host")
+}
+
 func TestApplyMakesThePlannedChangesOnce(t *testing.T) {
 	m := newMachine(t, gputest.Node("h100-sxm", 8))
 	m.install("", 8)

@@ -66,6 +66,7 @@ type Daemon struct {
 	source   *source            // nil if there is no driver yet
 	opened   string             // identity of the library that was loaded, if any
 	again    again              // scans after device nodes changed
+	folders  mount.Folders      // of the host, as this container has them
 	short    bool               // of disk, descriptors or memory, at the last scan
 	owner    string             // the other file that defines nvidia.com/gpu, as last logged
 
@@ -112,6 +113,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.watch = watcher
 	defer watcher.Close()
+	d.folders = d.recordFolders()
 	mounts, err := host.WatchMounts(d.mountable())
 	if err != nil {
 		return err
@@ -128,9 +130,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 	})
 	group.Go(func() error { return d.loop(ctx) })
-	group.Go(func() error {
-		return mount.WaitReplaced(ctx, d.Root.Path(d.Config.CDIDir), d.Root.Path(d.Config.InstallDir), d.Root.Path(path.Join(d.Config.StateDir, string(nodestate.Toolkit))))
-	})
+	group.Go(func() error { return d.folders.Wait(ctx) })
 	group.Go(func() error { return d.rewriteState(ctx) })
 	group.Go(func() error { return d.queryRuntime(ctx) })
 	if c := d.Configurer(d.metrics.step); c != nil {
@@ -145,6 +145,18 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.publishEnd()
 	return err
+}
+
+// recordFolders returns the folders of the host into which the daemon writes, as they are mounted now.
+func (d *Daemon) recordFolders() mount.Folders {
+	var paths []string
+	for _, dir := range []string{d.Config.CDIDir, d.Config.InstallDir, path.Join(d.Config.StateDir, string(nodestate.Toolkit))} {
+		if resolved, err := d.Root.Resolve(dir); err == nil {
+			dir = resolved
+		}
+		paths = append(paths, d.Root.Path(dir))
+	}
+	return mount.RecordFolders(paths...)
 }
 
 // trigger wakes the loop. Pending triggers are merged.
@@ -250,6 +262,9 @@ func (d *Daemon) reconcile(ctx context.Context, what watch.Meaning) error {
 	if err != nil && (errors.Is(err, ErrReplaced) || d.replaced(d.library(driverRoot))) {
 		return ErrReplaced // during the scan: the failure is not worth reporting
 	}
+	if gone := d.folders.Check(); err != nil && gone != nil {
+		err = gone // what happens in a folder that is gone says nothing of the host
+	}
 	d.metrics.observe(what, changes, w, err, time.Since(start))
 	d.logChanges(changes, w, time.Since(start))
 	state := d.Config.State(w, err)
@@ -301,7 +316,7 @@ func (d *Daemon) refresh(ctx context.Context, driverRoot, library string, what w
 
 // isHostProblem reports whether an error is the host's and not the driver's.
 func isHostProblem(err error) bool {
-	return errors.Is(err, spec.ErrNoCUDA) || errors.Is(err, setup.ErrHook) || isPathError(err) && !errors.Is(err, gpu.ErrNoDriver)
+	return errors.Is(err, spec.ErrNoCUDA) || errors.Is(err, setup.ErrHook) || errors.Is(err, mount.ErrReplaced) || isPathError(err) && !errors.Is(err, gpu.ErrNoDriver)
 }
 
 func isPathError(err error) bool {

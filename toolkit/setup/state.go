@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/apply"
 	"github.com/gpuready/gpuready/toolkit/spec"
@@ -29,6 +30,7 @@ const (
 	ReasonDiskFull        gpu.Reason = "DiskFull"
 	ReasonHookMissing     gpu.Reason = "HookMissing"
 	ReasonHost            gpu.Reason = "Host"
+	ReasonFolderReplaced  gpu.Reason = "FolderReplaced"
 )
 
 // ErrHook means that gpu-cdi-hook cannot be read, as in an image without it.
@@ -145,6 +147,8 @@ func (c Config) Explain(err error) (gpu.Reason, string) {
 		return withAction(ReasonVersionMismatch, "load the new driver's kernel modules (restart the driver's container, or reboot)")
 	case errors.Is(err, gpu.ErrNoPermission):
 		return withAction(ReasonNoPermission, "give the toolkit access to /dev/nvidia* (privileged, or with the device cgroup's permission)")
+	case errors.Is(err, mount.ErrReplaced):
+		return withAction(ReasonFolderReplaced, "nothing to do: the toolkit ends, and its next container has the new one")
 	case errors.Is(err, syscall.EROFS):
 		if option == "" {
 			return withAction(ReasonReadOnly, "mount it writable")

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host/mount"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/spec"
 )
@@ -34,6 +35,7 @@ func TestEveryFailureHasAReasonAndANextAction(t *testing.T) {
 		{at("/run/nvidia/gpuready/toolkit", syscall.EROFS), nodestate.Failed, ReasonReadOnly, "--state-dir"},
 		{at("/elsewhere", syscall.EROFS), nodestate.Failed, ReasonReadOnly, "mount it writable"},
 		{at("/var/run/cdi/x.yaml", syscall.ENOSPC), nodestate.Failed, ReasonDiskFull, "make room"},
+		{fmt.Errorf("/var/run/cdi: %w", mount.ErrReplaced), nodestate.Failed, ReasonFolderReplaced, "nothing to do"},
 		{at("/dev/nvidiactl", syscall.EPERM), nodestate.Failed, ReasonNoPermission, "root"},
 		{at("/dev/nvidiactl", syscall.EIO), nodestate.Failed, ReasonHost, "/dev/nvidiactl"},
 	} {

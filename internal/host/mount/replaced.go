@@ -21,47 +21,62 @@ var ErrReplaced = errors.New("the folder was replaced on the host, and this cont
 // renaming of one above it. An idle Go program is woken thirty times by each tick.
 const (
 	removedAfter     = time.Second
-	replacedInterval = 30 * time.Second
+	replacedInterval = 10 * time.Second
 )
 
-// WaitReplaced waits until one of the paths, at which a container has mounted a folder of the host,
-// is no such mount any more, or one of a folder that the host has removed or renamed. The error then
-// wraps ErrReplaced: only a new container gets the folder that the host has now. Paths at which
-// nothing is mounted are left out.
-func WaitReplaced(ctx context.Context, paths ...string) error {
-	return waitReplaced(ctx, removedAfter, replacedInterval, paths)
-}
+// Folders are the folders of the host that a container has mounted, by path.
+type Folders map[string]string
 
-func waitReplaced(ctx context.Context, delay, interval time.Duration, paths []string) error {
-	first := map[string]string{} // the mounted folder, by path
+// RecordFolders returns the folders that are mounted at the paths now. Paths at which nothing is mounted
+// are left out.
+func RecordFolders(paths ...string) Folders {
+	f := Folders{}
 	for _, path := range paths {
 		resolved, err := Resolve(path)
 		if err != nil {
 			continue
 		}
 		if p, mounted, err := TopAt(resolved); err == nil && mounted {
-			first[resolved] = p.Root
+			f[resolved] = p.Root
 		}
 	}
-	if len(first) == 0 {
+	return f
+}
+
+// Check returns an error that wraps ErrReplaced if one of the paths is no such mount any more, or one of a
+// folder that the host has removed or renamed: only a new container gets the folder that the host has now.
+func (f Folders) Check() error {
+	for path, root := range f {
+		if p, mounted, err := TopAt(path); err == nil && (!mounted || p.Root != root) {
+			return fmt.Errorf("%s: %w", path, ErrReplaced)
+		}
+	}
+	return nil
+}
+
+// Wait waits for an error of Check.
+func (f Folders) Wait(ctx context.Context) error { return f.wait(ctx, removedAfter, replacedInterval) }
+
+func (f Folders) wait(ctx context.Context, delay, interval time.Duration) error {
+	if len(f) == 0 {
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	changed := make(chan struct{}, 1)
-	group.Go(func() error { return watchFolders(ctx, first, changed) })
-	group.Go(func() error { return compareFolders(ctx, first, changed, delay, interval) })
+	group.Go(func() error { return f.watch(ctx, changed) })
+	group.Go(func() error { return f.compare(ctx, changed, delay, interval) })
 	return group.Wait()
 }
 
-// watchFolders reports events in the folders. One that it may not watch causes none.
-func watchFolders(ctx context.Context, folders map[string]string, changed chan<- struct{}) error {
+// watch reports events in the folders. One that it may not watch causes none.
+func (f Folders) watch(ctx context.Context, changed chan<- struct{}) error {
 	w, err := inotify.New()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = w.Close() }()
-	for path := range folders {
+	for path := range f {
 		_ = w.Add(path) // see above
 	}
 	for {
@@ -75,8 +90,8 @@ func watchFolders(ctx context.Context, folders map[string]string, changed chan<-
 	}
 }
 
-// compareFolders compares the mounted folders with those that were mounted first.
-func compareFolders(ctx context.Context, first map[string]string, changed <-chan struct{}, delay, interval time.Duration) error {
+// compare calls Check after each change and interval, until it returns an error.
+func (f Folders) compare(ctx context.Context, changed <-chan struct{}, delay, interval time.Duration) error {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
@@ -91,10 +106,14 @@ func compareFolders(ctx context.Context, first map[string]string, changed <-chan
 			case <-time.After(delay):
 			}
 		}
-		for path, root := range first {
-			if p, mounted, err := TopAt(path); err == nil && (!mounted || p.Root != root) {
-				return fmt.Errorf("%s: %w", path, ErrReplaced)
-			}
+		if err := f.Check(); err != nil {
+			return err
 		}
 	}
+}
+
+// WaitReplaced waits until one of the folders that are mounted at the paths now is replaced, see
+// Folders.Check.
+func WaitReplaced(ctx context.Context, paths ...string) error {
+	return RecordFolders(paths...).Wait(ctx)
 }

@@ -42,7 +42,7 @@ func TestAFolderThatTheHostReplacesIsNoticed(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			ended := make(chan error, 1)
-			go func() { ended <- waitReplaced(ctx, delay, c.interval, []string{at, "/proc", "/nowhere"}) }()
+			go func() { ended <- RecordFolders(at, "/proc", "/nowhere").wait(ctx, delay, c.interval) }()
 			require.NoError(t, os.WriteFile(source+"/file", nil, 0o600), "a change in it is none of it")
 			time.Sleep(5 * delay) // the comparisons for the beginning and for that file are over
 			require.Empty(t, ended)
