@@ -16,28 +16,36 @@ import (
 
 // Walkthrough runs the commands of a section of docs/walkthroughs.md, in their order, and compares what
 // they print with the page. "…" on the page stands for any text, and alone on a line for any lines;
-// spaces may differ. A command that only reads is repeated until it prints that.
+// spaces may differ. A command that only reads is repeated until it prints that. If GPUREADY_RECORD names a
+// folder, the commands run on a terminal, which is recorded there.
 func (s *Suite) Walkthrough(t *testing.T, section string) {
 	t.Helper()
 	page, err := os.ReadFile("../../docs/walkthroughs.md")
 	require.NoError(t, err)
 	commands := parseWalkthrough(string(page), section)
 	require.NotEmpty(t, commands, "docs/walkthroughs.md has no commands in section %q", section)
+	record, err := createRecording(section)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, record.close()) })
 	for _, c := range commands {
-		began := time.Now()
-		out, err := s.documented(t, c.line)
-		for c.reads() && !c.prints.MatchString(normalize(out)) && time.Since(began) < patience {
+		began, last := time.Now(), time.Now()
+		printed, err := s.documented(t, c.line)
+		for c.reads() && !c.prints.MatchString(normalize(plainText(printed))) && time.Since(began) < patience {
 			time.Sleep(time.Second) // no event tells of new logs, or of the status of a policy
-			out, err = s.documented(t, c.line)
+			last = time.Now()
+			printed, err = s.documented(t, c.line)
 		}
+		out := plainText(printed)
 		t.Logf("%5.1f s  $ %s\n%s", time.Since(began).Seconds(), c.line, out)
 		require.NoError(t, err)
 		require.Regexp(t, c.prints, normalize(out), "docs/walkthroughs.md, after %q", c.line)
+		require.NoError(t, record.command(c.about, c.line, last.Sub(began), printed))
 	}
 }
 
 // documentedCommand is a command of a page, with what it prints.
 type documentedCommand struct {
+	about  string // the text above it
 	line   string
 	prints *regexp.Regexp // normalized
 }
@@ -52,7 +60,7 @@ func (c documentedCommand) reads() bool {
 func parseWalkthrough(page, section string) (all []documentedCommand) {
 	_, text, _ := strings.Cut(page, "\n## "+section+"\n")
 	text, _, _ = strings.Cut(text, "\n## ")
-	var printed []string
+	var printed, about []string
 	end := func() {
 		if len(all) > 0 && all[len(all)-1].prints == nil {
 			all[len(all)-1].prints = regexp.MustCompile(`^` + pattern(printed) + `$`)
@@ -65,11 +73,15 @@ func parseWalkthrough(page, section string) (all []documentedCommand) {
 		switch {
 		case indented && is:
 			end()
-			all = append(all, documentedCommand{line: command})
+			all = append(all, documentedCommand{about: plainProse(about), line: command})
+			about = nil
 		case indented:
 			printed = append(printed, line)
-		case line != "":
+		case line == "":
+			about = append(about, line)
+		default:
 			end()
+			about = append(about, line)
 		}
 	}
 	end()
@@ -102,8 +114,19 @@ func normalize(text string) string {
 	return b.String()
 }
 
-// documented runs a command line of the documentation in the project's folder.
-func (s *Suite) documented(t *testing.T, line string) (string, error) {
+// plainProse returns the last paragraph of a text in Markdown, without its links.
+func plainProse(lines []string) string {
+	text := strings.TrimSpace(strings.Join(lines, "\n"))
+	if i := strings.LastIndex(text, "\n\n"); i >= 0 {
+		text = text[i+2:]
+	}
+	text = regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`).ReplaceAllString(text, "$1")
+	return strings.Join(strings.Fields(strings.ReplaceAll(text, "`", "")), " ")
+}
+
+// documented runs a command line of the documentation in the project's folder, on a terminal if it is
+// recorded.
+func (s *Suite) documented(t *testing.T, line string) ([]chunk, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -111,6 +134,9 @@ func (s *Suite) documented(t *testing.T, line string) (string, error) {
 	cmd.Dir = "../.."
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig, "COLUMNS=400",
 		fmt.Sprintf("PATH=%s:%s:%s", filepath.Dir(s.kubectlPath), os.Getenv("GPUREADY_E2E"), os.Getenv("PATH")))
+	if os.Getenv(recordVariable) != "" {
+		return runOnTerminal(cmd)
+	}
 	out, err := cmd.CombinedOutput()
-	return string(out), err
+	return []chunk{{text: string(out)}}, err
 }

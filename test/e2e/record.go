@@ -1,0 +1,171 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// recordVariable names the environment variable with the folder into which walkthroughs are recorded.
+const recordVariable = "GPUREADY_RECORD"
+
+// The recorded terminal.
+const (
+	recordWidth  = 120
+	recordHeight = 34
+)
+
+// longestWait is the longest time in a recording in which nothing happens. A longer wait is cut to it, and
+// the next line says how long it was.
+const longestWait = 2 * time.Second
+
+// chunk is what a command printed at once.
+type chunk struct {
+	after time.Duration // since the one before
+	text  string
+}
+
+// recording writes an asciicast, version 2: https://docs.asciinema.org/manual/asciicast/v2/
+type recording struct {
+	to  io.WriteCloser
+	now time.Duration
+}
+
+// newRecording writes the head of a recording.
+func newRecording(to io.WriteCloser, title string) (*recording, error) {
+	head, err := json.Marshal(map[string]any{"version": 2, "width": recordWidth, "height": recordHeight, "title": title, "env": map[string]string{"TERM": "xterm-256color", "SHELL": "/bin/sh"}})
+	if err == nil {
+		_, err = to.Write(append(head, '\n'))
+	}
+	return &recording{to: to}, err
+}
+
+// print writes what appears after a time.
+func (r *recording) print(after time.Duration, text string) error {
+	r.now += min(after, longestWait)
+	event, err := json.Marshal([]any{r.now.Round(time.Millisecond).Seconds(), "o", text})
+	if err == nil {
+		_, err = r.to.Write(append(event, '\n'))
+	}
+	return err
+}
+
+// command writes a command with what the page says of it, the time that it was repeated before, and what
+// it printed in the end.
+func (r *recording) command(about, line string, waited time.Duration, printed []chunk) error {
+	if r == nil {
+		return nil
+	}
+	var text strings.Builder
+	for _, comment := range fold(about, recordWidth-2) {
+		text.WriteString("\x1b[2m# " + comment + "\x1b[0m\r\n")
+	}
+	err := r.print(time.Second, text.String()+"\x1b[1;32m$\x1b[0m ")
+	for word := range strings.SplitAfterSeq(line, " ") {
+		err = errors.Join(err, r.print(120*time.Millisecond, word))
+	}
+	err = errors.Join(err, r.print(300*time.Millisecond, "\r\n"))
+	if waited > longestWait {
+		err = errors.Join(err, r.print(waited, fmt.Sprintf("\x1b[2m… %.0f s later\x1b[0m\r\n", waited.Seconds())))
+	}
+	lines := 0
+	for _, c := range printed {
+		lines += strings.Count(c.text, "\n")
+		err = errors.Join(err, r.print(c.after, c.text))
+	}
+	return errors.Join(err, r.print(min(time.Duration(lines)*200*time.Millisecond, longestWait), "\r\n"))
+}
+
+func (r *recording) close() error {
+	if r == nil {
+		return nil
+	}
+	return r.to.Close()
+}
+
+// fold breaks a text into lines.
+func fold(text string, width int) (lines []string) {
+	for word := range strings.FieldsSeq(text) {
+		if last := len(lines) - 1; last >= 0 && len([]rune(lines[last]))+1+len([]rune(word)) <= width {
+			lines[last] += " " + word
+			continue
+		}
+		lines = append(lines, word)
+	}
+	return lines
+}
+
+// runOnTerminal runs a command on a terminal, and returns what it printed.
+func runOnTerminal(cmd *exec.Cmd) ([]chunk, error) {
+	line := cmd.Args[len(cmd.Args)-1] // of sh -c
+	size := fmt.Sprintf("stty cols %d rows %d; ", recordWidth, recordHeight)
+	script, err := exec.LookPath("script")
+	if err != nil {
+		return nil, err
+	}
+	cmd.Path, cmd.Args = script, []string{"script", "-qefc", size + line, "/dev/null"}
+	cmd.Env = append(cmd.Env, "TERM=xterm-256color", "SHELL=/bin/sh")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	var printed []chunk
+	last := time.Now()
+	for r, buffer := bufio.NewReader(out), make([]byte, 64<<10); ; {
+		n, err := r.Read(buffer)
+		if n > 0 {
+			printed = append(printed, chunk{time.Since(last), string(buffer[:n])})
+			last = time.Now()
+		}
+		if err != nil {
+			return printed, errors.Join(ignoreEOF(err), cmd.Wait())
+		}
+	}
+}
+
+func ignoreEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+var escape = regexp.MustCompile(`\x1b\[[0-9;]*[A-Za-z]|\r`)
+
+// plainText returns what chunks contain, without colours.
+func plainText(printed []chunk) string {
+	var b bytes.Buffer
+	for _, c := range printed {
+		b.WriteString(c.text)
+	}
+	return escape.ReplaceAllString(b.String(), "")
+}
+
+// createRecording creates the recording of a section in the folder that the environment names. It returns
+// nil, which records nothing, if that names none.
+func createRecording(section string) (*recording, error) {
+	dir := os.Getenv(recordVariable)
+	if dir == "" {
+		return nil, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	file, err := os.Create(filepath.Join(dir, strings.ReplaceAll(strings.ToLower(section), " ", "-")+".cast"))
+	if err != nil {
+		return nil, err
+	}
+	return newRecording(file, section)
+}
