@@ -2,12 +2,16 @@
 
 package deployments
 
-import "encoding/json"
+import (
+	"cmp"
+	"encoding/json"
+)
 
-// panel is one panel. A table shows the labels of its series and their value.
+// panel is one panel. A table shows the labels of its series, and counts is a table with their values too.
+// An alarm is a stat that is red from 1.
 type panel struct {
 	title, about string
-	kind         string // stat, timeseries or table
+	kind         string // stat, alarm, timeseries, table or counts
 	unit         string // Grafana's; "": a number
 	width        int    // of 24
 	exprs        []string
@@ -45,6 +49,12 @@ func byPod(value string) string {
 	return onNode("gpuready_gpu_pod_info", "") + " * on (node, uuid) group_left () " + value
 }
 
+// events returns how often something happened. Some counters appear with their first event, which increase
+// does not count.
+func events(by, counter string) string {
+	return "sum by (" + by + ") ((" + counter + " unless " + counter + " offset $__rate_interval) or increase(" + counter + "[$__rate_interval]))"
+}
+
 func quantile(q, name string) string {
 	return "histogram_quantile(" + q + ", sum by (le, resource) (rate(" + of(name+"_bucket") + "[$__rate_interval])))"
 }
@@ -54,7 +64,7 @@ func sections() []section {
 	return []section{
 		{"Devices", []panel{
 			{"Healthy", "Devices that can be allocated to containers, each replica counted.", "stat", "", 4, []string{`sum(` + plugin + `devices{node=~"$node",state="Healthy"})`}, ""},
-			{"Unhealthy", "Devices that are not allocated until they recover.", "stat", "", 4, []string{`sum(` + plugin + `devices{node=~"$node",state="Unhealthy"}) or vector(0)`}, ""},
+			{"Unhealthy", "Devices that are not allocated until they recover.", "alarm", "", 4, []string{`sum(` + plugin + `devices{node=~"$node",state="Unhealthy"}) or vector(0)`}, ""},
 			{"Left out", "GPUs and MIG devices that are not advertised.", "stat", "", 4, []string{"sum by (reason) (" + of("devices_left_out") + ")"}, "{{reason}}"},
 			{"Phase of the plugin", "Ready, Waiting, Degraded or Failed, with the reason.", "table", "", 12, []string{of("phase") + " == 1"}, ""},
 			{"Unhealthy devices", "", "table", "", 12, []string{of("device_healthy") + " == 0"}, ""},
@@ -102,12 +112,12 @@ func sections() []section {
 			{"Pods that leave their GPU idle", "No kernel ran on it.", "table", "", 12, []string{byPod(onNode("gpuready_gpu_utilization_ratio", "")) + " == 0"}, ""},
 		}},
 		{"Errors", []panel{
-			{"XIDs", "All XIDs, whatever their effect on the GPU's health.", "timeseries", "", 8, []string{"sum by (node, gpu, xid) (increase(" + of("xids_total") + "[$__rate_interval]))"}, "{{node}} {{gpu}} XID {{xid}}"},
-			{"NVML errors", "HUNG is a call that did not return.", "timeseries", "", 8, []string{"sum by (node, code) (increase(" + of("nvml_errors_total") + "[$__rate_interval]))"}, "{{node}} {{code}}"},
+			{"XIDs", "All XIDs, whatever their effect on the GPU's health.", "timeseries", "", 8, []string{events("node, gpu, xid", of("xids_total"))}, "{{node}} {{gpu}} XID {{xid}}"},
+			{"NVML errors", "HUNG is a call that did not return.", "timeseries", "", 8, []string{events("node, code", of("nvml_errors_total"))}, "{{node}} {{code}}"},
 			{"Events heard", "0 on a node with GPUs: their health cannot be watched.", "timeseries", "", 8, []string{of("watching")}, "{{node}}"},
 		}},
 		{"Allocation", []panel{
-			{"Containers", "By the response to the kubelet.", "timeseries", "", 6, []string{"sum by (resource, code) (increase(" + of("allocations_total") + "[$__rate_interval]))"}, "{{resource}} {{code}}"},
+			{"Containers", "By the response to the kubelet.", "timeseries", "", 6, []string{events("resource, code", of("allocations_total"))}, "{{resource}} {{code}}"},
 			{"Allocate, p99", "", "timeseries", "s", 6, []string{quantile("0.99", "allocation_duration_seconds")}, "{{resource}}"},
 			{"Preferred allocation, p99", "", "timeseries", "s", 6, []string{quantile("0.99", "preferred_allocation_duration_seconds")}, "{{resource}}"},
 			{"Score of preferred allocations", "1: as near to each other as GPUs of an empty node can be.", "timeseries", "percentunit", 6, []string{
@@ -116,7 +126,7 @@ func sections() []section {
 		}},
 		{"Kubelet and configuration", []panel{
 			{"Registered", "", "timeseries", "", 6, []string{of("registered")}, "{{node}} {{resource}}"},
-			{"Registrations", "", "timeseries", "", 6, []string{"sum by (node, code) (increase(" + of("registrations_total") + "[$__rate_interval]))"}, "{{node}} {{code}}"},
+			{"Registrations", "", "timeseries", "", 6, []string{events("node, code", of("registrations_total"))}, "{{node}} {{code}}"},
 			{"Configurations", "Nodes that should be alike have one hash.", "table", "", 6, []string{of("config_info")}, ""},
 			{"Reloads", "", "timeseries", "", 6, []string{"sum by (node, result) (increase(" + of("config_reloads_total") + "[$__rate_interval]))"}, "{{node}} {{result}}"},
 		}},
@@ -132,21 +142,21 @@ func sections() []section {
 		}},
 		{"Operator", []panel{
 			{"Nodes by state", "The first state that they have not reached; done: all are reached.", "timeseries", "", 8, []string{"sum by (state, status) (" + reconciler + "nodes)"}, "{{state}} {{status}}"},
-			{"Nodes by pool", "", "table", "", 8, []string{reconciler + "nodes"}, ""},
+			{"Nodes by pool", "", "counts", "", 8, []string{reconciler + "nodes"}, ""},
 			{"Waiting for", "How long the longest-waiting node of the group has waited.", "timeseries", "s", 8, []string{"time() - " + reconciler + "nodes_since_timestamp_seconds"}, "{{pool}} {{state}} {{status}}"},
 			{"Policy", "1 where the condition is True.", "timeseries", "", 6, []string{reconciler + "policy_condition"}, "{{type}}"},
-			{"Pools without the driver asked for", "", "table", "", 6, []string{reconciler + "driver_problem_pools"}, ""},
+			{"Pools without the driver asked for", "", "counts", "", 6, []string{reconciler + "driver_problem_pools"}, ""},
 			{"Driver upgrade", "Nodes by state.", "timeseries", "", 6, []string{reconciler + "upgrade_nodes"}, "{{state}}"},
 			{"From a node's creation to each step, p99", "Nodes that came while the operator ran.", "timeseries", "s", 6, []string{"histogram_quantile(0.99, sum by (le, step) (" + reconciler + "provisioning_seconds_bucket))"}, "{{step}}"},
 			{"Passes", "", "timeseries", "", 6, []string{"sum by (about, outcome) (increase(" + reconciler + "reconciles_total[$__rate_interval]))"}, "{{about}} {{outcome}}"},
 			{"A pass, p99", "", "timeseries", "s", 6, []string{"histogram_quantile(0.99, sum by (le, about) (rate(" + reconciler + "reconcile_seconds_bucket[$__rate_interval])))"}, "{{about}}"},
-			{"Writes to the API server", "None while nothing changes.", "timeseries", "", 6, []string{"sum by (verb, resource, outcome) (increase(" + reconciler + "api_writes_total[$__rate_interval]))"}, "{{verb}} {{resource}} {{outcome}}"},
-			{"Answers of registries", "", "timeseries", "", 6, []string{"sum by (answer) (increase(" + reconciler + "registry_answers_total[$__rate_interval]))"}, "{{answer}}"},
+			{"Writes to the API server", "None while nothing changes.", "timeseries", "", 6, []string{events("verb, resource, outcome", reconciler+"api_writes_total")}, "{{verb}} {{resource}} {{outcome}}"},
+			{"Answers of registries", "", "timeseries", "", 6, []string{events("answer", reconciler+"registry_answers_total")}, "{{answer}}"},
 		}},
 		{"Processes", []panel{
 			{"Memory", "", "timeseries", "bytes", 8, []string{`process_resident_memory_bytes{node=~"$node"} * on (namespace, pod, container) group_left () gpuready_build_info`}, "{{node}} {{container}}"},
 			{"CPU", "", "timeseries", "percentunit", 8, []string{`rate(process_cpu_seconds_total{node=~"$node"}[$__rate_interval]) * on (namespace, pod, container) group_left () gpuready_build_info`}, "{{node}} {{container}}"},
-			{"Versions", "", "table", "", 8, []string{`count by (container, version) (gpuready_build_info{node=~"$node"})`}, ""},
+			{"Versions", "", "counts", "", 8, []string{`count by (container, version) (gpuready_build_info{node=~"$node"})`}, ""},
 		}},
 	}
 }
@@ -189,24 +199,29 @@ func renderDashboard() ([]byte, error) {
 }
 
 func (p panel) render(id, x, y int) object {
+	kind := cmp.Or(map[string]string{"alarm": "stat", "counts": "table"}[p.kind], p.kind) // Grafana's
 	var targets []object
 	for i, expr := range p.exprs {
 		target := object{"refId": string(rune('A' + i)), "datasource": source, "expr": expr, "legendFormat": p.legend}
-		if p.kind != "timeseries" {
+		if kind != "timeseries" {
 			target["instant"] = true
 		}
-		if p.kind == "table" {
+		if kind == "table" {
 			target["format"] = "table"
 		}
 		targets = append(targets, target)
 	}
-	o := object{
-		"id": id, "type": p.kind, "title": p.title, "description": p.about, "datasource": source, "targets": targets,
-		"gridPos": object{"x": x, "y": y, "w": p.width, "h": height}, "fieldConfig": object{"defaults": object{"unit": p.unit}, "overrides": []object{}},
+	defaults := object{"unit": p.unit}
+	if p.kind == "alarm" {
+		defaults["thresholds"] = object{"mode": "absolute", "steps": []object{{"color": "green", "value": nil}, {"color": "red", "value": 1}}}
 	}
-	if p.kind == "table" { // columns of no interest
+	o := object{
+		"id": id, "type": kind, "title": p.title, "description": p.about, "datasource": source, "targets": targets,
+		"gridPos": object{"x": x, "y": y, "w": p.width, "h": height}, "fieldConfig": object{"defaults": defaults, "overrides": []object{}},
+	}
+	if kind == "table" { // columns of no interest
 		o["transformations"] = []object{{"id": "organize", "options": object{"excludeByName": object{
-			"Time": true, "Value": true, "__name__": true, "container": true, "endpoint": true, "instance": true, "job": true, "namespace": true, "pod": true,
+			"Time": true, "Value": p.kind != "counts", "__name__": true, "container": true, "endpoint": true, "instance": true, "job": true, "namespace": true, "pod": true,
 		}}}}
 	}
 	return o

@@ -109,7 +109,7 @@ func (s metricLabels) findUnknown(expr string) []string {
 		}
 	}
 	plain := quoted.ReplaceAllString(expr, `""`)
-	plain = regexp.MustCompile(`\[[^]]*\]|\boffset \w+`).ReplaceAllString(plain, "")
+	plain = regexp.MustCompile(`\[[^]]*\]|\boffset [$\w]+`).ReplaceAllString(plain, "")
 	labels, metrics := slices.Clone(target), 0
 	bare := grouping.ReplaceAllString(plain, "")
 	for _, m := range selector.FindAllStringSubmatch(bare, -1) {
