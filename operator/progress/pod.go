@@ -155,7 +155,7 @@ func HostDriver(p *corev1.Pod) (text string, found bool) {
 // podProblem returns why a pod is not ready.
 func podProblem(p *corev1.Pod) Problem {
 	if p.DeletionTimestamp != nil {
-		return Problem{Reason: ReasonTerminating, Message: "the pod is being deleted", Since: p.DeletionTimestamp.Time}
+		return Problem{Reason: ReasonTerminating, Message: "the pod is being deleted", Since: deletionTime(p)}
 	}
 	if text, is := HostDriver(p); is {
 		return Problem{Reason: ReasonHostDriver, Message: text}
@@ -185,6 +185,14 @@ func podProblem(p *corev1.Pod) Problem {
 		}
 	}
 	return Problem{Reason: ReasonStarting, Message: "the pod's containers are being started"}
+}
+
+// deletionTime returns when the deletion of a pod began: its timestamp is when its grace period ends.
+func deletionTime(p *corev1.Pod) time.Time {
+	if grace := p.DeletionGracePeriodSeconds; grace != nil {
+		return p.DeletionTimestamp.Add(-time.Duration(*grace) * time.Second)
+	}
+	return p.DeletionTimestamp.Time
 }
 
 // containerProblem returns why a container will not become ready by waiting. The kubelet

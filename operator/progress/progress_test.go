@@ -116,6 +116,11 @@ func TestReasonWhyAPodIsNotReady(t *testing.T) {
 		})
 	}
 	require.Zero(t, ObservePod(pod(driverApp)).Problem)
+	grace := int64(15)
+	leaving := ObservePod(pod(driverApp, func(p *corev1.Pod) {
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: now.Add(15 * time.Second)}, &grace
+	}))
+	require.Equal(t, now, leaving.Problem.Since, "it is being deleted since the request, not from the end of its grace period")
 	long := ObservePod(pod(driverApp, unready(waits("RunContainerError", strings.Repeat("x", 9999)))))
 	require.LessOrEqual(t, len(long.Problem.Message), 512)
 }
