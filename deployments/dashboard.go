@@ -44,9 +44,18 @@ func onNode(name, matchers string) string {
 	return name + `{node=~"$node"` + matchers + "}"
 }
 
-// byPod has a series of each container that holds a device, with a value of the device.
+// gauge is a value of each GPU. Where a new pod of the plugin has followed another one, the series goes on.
+func gauge(name string) string { return "max by (node, gpu) (" + onNode(name, "") + ")" }
+
+// gaugeMIG is a value of each MIG device.
+func gaugeMIG(name string) string {
+	return "max by (node, gpu, profile, gpu_instance, compute_instance) (" + onNode(name, "") + ")"
+}
+
+// byPod has a series of each container that holds a device, with a value of the device. Where a new pod of
+// the plugin has followed another one, both may have a value.
 func byPod(value string) string {
-	return onNode("gpuready_gpu_pod_info", "") + " * on (node, uuid) group_left () " + value
+	return onNode("gpuready_gpu_pod_info", "") + " * on (node, uuid) group_left () max by (node, uuid) (" + value + ")"
 }
 
 // events returns how often something happened. Some counters appear with their first event, which increase
@@ -71,42 +80,42 @@ func sections() []section {
 			{"Devices by state", "", "timeseries", "", 12, []string{"sum by (resource, state, reason) (" + of("devices") + ")"}, "{{resource}} {{state}} {{reason}}"},
 		}},
 		{"GPUs: utilisation and memory", []panel{
-			{"Utilisation", "Share of the time in which a kernel ran. None for a GPU in MIG mode.", "timeseries", "percentunit", 8, []string{onNode("gpuready_gpu_utilization_ratio", "")}, ofGPU},
-			{"Memory utilisation", "Share of the time in which memory was read or written.", "timeseries", "percentunit", 8, []string{onNode("gpuready_gpu_memory_utilization_ratio", "")}, ofGPU},
-			{"Memory in use", "", "timeseries", "bytes", 8, []string{onNode("gpuready_gpu_memory_used_bytes", "")}, ofGPU},
+			{"Utilisation", "Share of the time in which a kernel ran. None for a GPU in MIG mode.", "timeseries", "percentunit", 8, []string{gauge("gpuready_gpu_utilization_ratio")}, ofGPU},
+			{"Memory utilisation", "Share of the time in which memory was read or written.", "timeseries", "percentunit", 8, []string{gauge("gpuready_gpu_memory_utilization_ratio")}, ofGPU},
+			{"Memory in use", "", "timeseries", "bytes", 8, []string{gauge("gpuready_gpu_memory_used_bytes")}, ofGPU},
 			{"Mean utilisation by model", "", "timeseries", "percentunit", 8, []string{"avg by (model) (" + onNode("gpuready_gpu_utilization_ratio", "") + ")"}, "{{model}}"},
-			{"Share of memory in use", "", "timeseries", "percentunit", 8, []string{onNode("gpuready_gpu_memory_used_bytes", "") + " / " + onNode("gpuready_gpu_memory_size_bytes", "")}, ofGPU},
-			{"Free memory", "", "timeseries", "bytes", 8, []string{onNode("gpuready_gpu_memory_free_bytes", "")}, ofGPU},
+			{"Share of memory in use", "", "timeseries", "percentunit", 8, []string{gauge("gpuready_gpu_memory_used_bytes") + " / " + gauge("gpuready_gpu_memory_size_bytes")}, ofGPU},
+			{"Free memory", "", "timeseries", "bytes", 8, []string{gauge("gpuready_gpu_memory_free_bytes")}, ofGPU},
 		}},
 		{"GPUs: temperature, power and clocks", []panel{
-			{"Temperature", "", "timeseries", "celsius", 8, []string{onNode("gpuready_gpu_temperature_celsius", "")}, ofGPU},
-			{"Power", "", "timeseries", "watt", 8, []string{onNode("gpuready_gpu_power_watts", "")}, ofGPU},
-			{"Share of the power limit", "", "timeseries", "percentunit", 8, []string{onNode("gpuready_gpu_power_watts", "") + " / " + onNode("gpuready_gpu_power_limit_watts", "")}, ofGPU},
-			{"Clock of the multiprocessors", "", "timeseries", "hertz", 8, []string{onNode("gpuready_gpu_sm_clock_hertz", "")}, ofGPU},
-			{"Clock of the memory", "", "timeseries", "hertz", 8, []string{onNode("gpuready_gpu_memory_clock_hertz", "")}, ofGPU},
-			{"Power of each node", "Of its GPUs' boards.", "timeseries", "watt", 8, []string{"sum by (node) (" + onNode("gpuready_gpu_power_watts", "") + ")"}, "{{node}}"},
+			{"Temperature", "", "timeseries", "celsius", 8, []string{gauge("gpuready_gpu_temperature_celsius")}, ofGPU},
+			{"Power", "", "timeseries", "watt", 8, []string{gauge("gpuready_gpu_power_watts")}, ofGPU},
+			{"Share of the power limit", "", "timeseries", "percentunit", 8, []string{gauge("gpuready_gpu_power_watts") + " / " + gauge("gpuready_gpu_power_limit_watts")}, ofGPU},
+			{"Clock of the multiprocessors", "", "timeseries", "hertz", 8, []string{gauge("gpuready_gpu_sm_clock_hertz")}, ofGPU},
+			{"Clock of the memory", "", "timeseries", "hertz", 8, []string{gauge("gpuready_gpu_memory_clock_hertz")}, ofGPU},
+			{"Power of each node", "Of its GPUs' boards.", "timeseries", "watt", 8, []string{"sum by (node) (" + gauge("gpuready_gpu_power_watts") + ")"}, "{{node}}"},
 		}},
 		{"GPUs: memory errors and XIDs", []panel{
 			{"Uncorrected ECC errors", "New ones.", "timeseries", "", 8, []string{"sum by (node, gpu) (increase(" + onNode("gpuready_gpu_ecc_errors_total", `error="uncorrected",counter="volatile"`) + "[$__rate_interval]))"}, ofGPU},
 			{"Corrected ECC errors", "New ones.", "timeseries", "", 8, []string{"sum by (node, gpu) (increase(" + onNode("gpuready_gpu_ecc_errors_total", `error="corrected",counter="volatile"`) + "[$__rate_interval]))"}, ofGPU},
 			{"New XIDs", "Whatever their effect on the GPU's health.", "timeseries", "", 8, []string{"sum by (node, gpu) (increase(" + onNode("gpuready_gpu_xids_total", "") + "[$__rate_interval]))"}, ofGPU},
-			{"Uncorrected ECC errors in the lifetime of GPUs", "GPUs that have had any.", "timeseries", "", 8, []string{onNode("gpuready_gpu_ecc_errors_total", `error="uncorrected",counter="aggregate"`) + " > 0"}, ofGPU},
-			{"Remapped rows", "Rows of memory that spare rows have replaced.", "timeseries", "", 8, []string{onNode("gpuready_gpu_remapped_rows", "")}, ofGPU + " {{error}}"},
-			{"Last XID", "Since the plugin started; docs/xids.md explains the number.", "timeseries", "", 8, []string{onNode("gpuready_gpu_last_xid", "")}, ofGPU},
+			{"Uncorrected ECC errors in the lifetime of GPUs", "GPUs that have had any.", "timeseries", "", 8, []string{"max by (node, gpu) (" + onNode("gpuready_gpu_ecc_errors_total", `error="uncorrected",counter="aggregate"`) + ") > 0"}, ofGPU},
+			{"Remapped rows", "Rows of memory that spare rows have replaced.", "timeseries", "", 8, []string{"max by (node, gpu, error) (" + onNode("gpuready_gpu_remapped_rows", "") + ")"}, ofGPU + " {{error}}"},
+			{"Last XID", "Since the plugin started; docs/xids.md explains the number.", "timeseries", "", 8, []string{gauge("gpuready_gpu_last_xid")}, ofGPU},
 		}},
 		{"MIG devices", []panel{
-			{"Memory in use by MIG devices", "The compute instances of one GPU instance share its memory.", "timeseries", "bytes", 8, []string{onNode("gpuready_gpu_mig_memory_used_bytes", "")}, ofMIG},
-			{"Share of memory in use by MIG devices", "", "timeseries", "percentunit", 8, []string{onNode("gpuready_gpu_mig_memory_used_bytes", "") + " / " + onNode("gpuready_gpu_mig_memory_size_bytes", "")}, ofMIG},
-			{"MIG devices by profile", "", "timeseries", "", 8, []string{"count by (profile) (" + onNode("gpuready_gpu_mig_memory_size_bytes", "") + ")"}, "{{profile}}"},
+			{"Memory in use by MIG devices", "The compute instances of one GPU instance share its memory.", "timeseries", "bytes", 8, []string{gaugeMIG("gpuready_gpu_mig_memory_used_bytes")}, ofMIG},
+			{"Share of memory in use by MIG devices", "", "timeseries", "percentunit", 8, []string{gaugeMIG("gpuready_gpu_mig_memory_used_bytes") + " / " + gaugeMIG("gpuready_gpu_mig_memory_size_bytes")}, ofMIG},
+			{"MIG devices by profile", "", "timeseries", "", 8, []string{"count by (profile) (" + gaugeMIG("gpuready_gpu_mig_memory_size_bytes") + ")"}, "{{profile}}"},
 		}},
 		{"Pods", []panel{
 			{"Utilisation of the GPUs of each pod", "That of the whole GPU: pods that share one see the same value.", "timeseries", "percentunit", 8, []string{byPod(onNode("gpuready_gpu_utilization_ratio", ""))}, ofPod},
 			{"Memory in use on the GPUs and MIG devices of each pod", "That of the whole device.", "timeseries", "bytes", 8, []string{
-				byPod("(" + onNode("gpuready_gpu_memory_used_bytes", "") + " or " + onNode("gpuready_gpu_mig_memory_used_bytes", "") + ")"),
+				byPod(onNode("gpuready_gpu_memory_used_bytes", "") + " or " + onNode("gpuready_gpu_mig_memory_used_bytes", "")),
 			}, ofPod},
 			{"Power of the GPUs of each pod", "That of the whole GPU.", "timeseries", "watt", 8, []string{byPod(onNode("gpuready_gpu_power_watts", ""))}, ofPod},
 			{"Temperature of the GPUs of each pod", "", "timeseries", "celsius", 8, []string{byPod(onNode("gpuready_gpu_temperature_celsius", ""))}, ofPod},
-			{"New XIDs on the GPUs of each pod", "", "timeseries", "", 8, []string{byPod("increase(" + onNode("gpuready_gpu_xids_total", "") + "[$__rate_interval])")}, ofPod},
+			{"New XIDs on the GPUs of each pod", "", "timeseries", "", 8, []string{byPod("sum by (node, uuid) (increase(" + onNode("gpuready_gpu_xids_total", "") + "[$__rate_interval]))")}, ofPod},
 			{"Devices of each namespace", "GPUs and MIG devices, shared ones once for each container.", "timeseries", "", 8, []string{"count by (pod_namespace) (" + onNode("gpuready_gpu_pod_info", "") + ")"}, "{{pod_namespace}}"},
 			{"Who holds which GPU", "", "table", "", 12, []string{onNode("gpuready_gpu_pod_info", "")}, ""},
 			{"Pods that leave their GPU idle", "No kernel ran on it.", "table", "", 12, []string{byPod(onNode("gpuready_gpu_utilization_ratio", "")) + " == 0"}, ""},
@@ -114,7 +123,7 @@ func sections() []section {
 		{"Errors", []panel{
 			{"XIDs", "All XIDs, whatever their effect on the GPU's health.", "timeseries", "", 8, []string{events("node, gpu, xid", of("xids_total"))}, "{{node}} {{gpu}} XID {{xid}}"},
 			{"NVML errors", "HUNG is a call that did not return.", "timeseries", "", 8, []string{events("node, code", of("nvml_errors_total"))}, "{{node}} {{code}}"},
-			{"Events heard", "0 on a node with GPUs: their health cannot be watched.", "timeseries", "", 8, []string{of("watching")}, "{{node}}"},
+			{"Events heard", "0 on a node with GPUs: their health cannot be watched.", "timeseries", "", 8, []string{"max by (node) (" + of("watching") + ")"}, "{{node}}"},
 		}},
 		{"Allocation", []panel{
 			{"Containers", "By the response to the kubelet.", "timeseries", "", 6, []string{events("resource, code", of("allocations_total"))}, "{{resource}} {{code}}"},
@@ -125,27 +134,27 @@ func sections() []section {
 			}, "{{resource}}"},
 		}},
 		{"Kubelet and configuration", []panel{
-			{"Registered", "", "timeseries", "", 6, []string{of("registered")}, "{{node}} {{resource}}"},
+			{"Registered", "", "timeseries", "", 6, []string{"max by (node, resource) (" + of("registered") + ")"}, "{{node}} {{resource}}"},
 			{"Registrations", "", "timeseries", "", 6, []string{events("node, code", of("registrations_total"))}, "{{node}} {{code}}"},
 			{"Configurations", "Nodes that should be alike have one hash.", "table", "", 6, []string{of("config_info")}, ""},
 			{"Reloads", "", "timeseries", "", 6, []string{"sum by (node, result) (increase(" + of("config_reloads_total") + "[$__rate_interval]))"}, "{{node}} {{result}}"},
 		}},
 		{"Toolkit and validator", []panel{
 			{"Layers not proven", "", "table", "", 12, []string{`gpuready_layer_not_ready_reason{node=~"$node"} == 1`}, ""},
-			{"Runtime resolves CDI names", "", "timeseries", "", 6, []string{`gpuready_toolkit_runtime_cdi{node=~"$node"}`}, "{{node}} {{runtime}}"},
+			{"Runtime resolves CDI names", "", "timeseries", "", 6, []string{`max by (node, runtime) (gpuready_toolkit_runtime_cdi{node=~"$node"})`}, "{{node}} {{runtime}}"},
 			{"Runtime configuration", "undone: the runtime did not accept it and has its old one back.", "timeseries", "", 6, []string{`sum by (node, outcome) (increase(gpuready_toolkit_runtime_applies_total{node=~"$node",outcome!="unchanged"}[$__rate_interval]))`}, "{{node}} {{outcome}}"},
 			{"Runtime restarts by the toolkit", "", "timeseries", "", 6, []string{`sum by (node) (increase(gpuready_toolkit_runtime_restarts_total{node=~"$node"}[$__rate_interval]))`}, "{{node}}"},
 			{"Repairs", "Changes by others that the toolkit reverted.", "timeseries", "", 6, []string{`sum by (node) (increase(gpuready_toolkit_repairs_total{node=~"$node"}[$__rate_interval]))`}, "{{node}}"},
 			{"Age of the CDI specifications", "Since the toolkit's process wrote one; no value if it had nothing to write.", "timeseries", "s", 6, []string{`time() - (gpuready_toolkit_cdi_written_timestamp_seconds{node=~"$node"} > 0)`}, "{{node}}"},
 			{"Runtime not configured", "By reason; RuntimeRestart needs a manual restart.", "table", "", 6, []string{`gpuready_toolkit_runtime_problem{node=~"$node"} == 1`}, ""},
-			{"API server does not listen", "", "timeseries", "", 6, []string{`gpuready_voice_failing{node=~"$node"}`}, "{{node}} {{what}}"},
+			{"API server does not listen", "", "timeseries", "", 6, []string{`max by (node, what) (gpuready_voice_failing{node=~"$node"})`}, "{{node}} {{what}}"},
 		}},
 		{"Operator", []panel{
 			{"Nodes by state", "The first state that they have not reached; done: all are reached.", "timeseries", "", 8, []string{"sum by (state, status) (" + reconciler + "nodes)"}, "{{state}} {{status}}"},
-			{"Nodes by pool", "", "counts", "", 8, []string{reconciler + "nodes"}, ""},
+			{"Nodes by pool", "", "counts", "", 8, []string{"sum by (pool, state, status) (" + reconciler + "nodes)"}, ""},
 			{"Waiting for", "How long the longest-waiting node of the group has waited.", "timeseries", "s", 8, []string{"time() - " + reconciler + "nodes_since_timestamp_seconds"}, "{{pool}} {{state}} {{status}}"},
 			{"Policy", "1 where the condition is True.", "timeseries", "", 6, []string{reconciler + "policy_condition"}, "{{type}}"},
-			{"Pools without the driver asked for", "", "counts", "", 6, []string{reconciler + "driver_problem_pools"}, ""},
+			{"Pools without the driver asked for", "", "counts", "", 6, []string{"sum by (reason) (" + reconciler + "driver_problem_pools)"}, ""},
 			{"Driver upgrade", "Nodes by state.", "timeseries", "", 6, []string{reconciler + "upgrade_nodes"}, "{{state}}"},
 			{"From a node's creation to each step, p99", "Nodes that came while the operator ran.", "timeseries", "s", 6, []string{"histogram_quantile(0.99, sum by (le, step) (" + reconciler + "provisioning_seconds_bucket))"}, "{{step}}"},
 			{"Passes", "", "timeseries", "", 6, []string{"sum by (about, outcome) (increase(" + reconciler + "reconciles_total[$__rate_interval]))"}, "{{about}} {{outcome}}"},
@@ -154,8 +163,8 @@ func sections() []section {
 			{"Answers of registries", "", "timeseries", "", 6, []string{events("answer", reconciler+"registry_answers_total")}, "{{answer}}"},
 		}},
 		{"Processes", []panel{
-			{"Memory", "", "timeseries", "bytes", 8, []string{`process_resident_memory_bytes{node=~"$node"} * on (namespace, pod, container) group_left () gpuready_build_info`}, "{{node}} {{container}}"},
-			{"CPU", "", "timeseries", "percentunit", 8, []string{`rate(process_cpu_seconds_total{node=~"$node"}[$__rate_interval]) * on (namespace, pod, container) group_left () gpuready_build_info`}, "{{node}} {{container}}"},
+			{"Memory", "", "timeseries", "bytes", 8, []string{`max by (node, container) (process_resident_memory_bytes{node=~"$node"} * on (namespace, pod, container) group_left () gpuready_build_info)`}, "{{node}} {{container}}"},
+			{"CPU", "", "timeseries", "percentunit", 8, []string{`max by (node, container) (rate(process_cpu_seconds_total{node=~"$node"}[$__rate_interval]) * on (namespace, pod, container) group_left () gpuready_build_info)`}, "{{node}} {{container}}"},
 			{"Versions", "", "counts", "", 8, []string{`count by (container, version) (gpuready_build_info{node=~"$node"})`}, ""},
 		}},
 	}
@@ -221,7 +230,7 @@ func (p panel) render(id, x, y int) object {
 	}
 	if kind == "table" { // columns of no interest
 		o["transformations"] = []object{{"id": "organize", "options": object{"excludeByName": object{
-			"Time": true, "Value": p.kind != "counts", "__name__": true, "container": true, "endpoint": true, "instance": true, "job": true, "namespace": true, "pod": true,
+			"Time": true, "Value": p.kind != "counts", "__name__": true, "container": p.kind != "counts", "endpoint": true, "instance": true, "job": true, "namespace": true, "pod": true,
 		}}}}
 	}
 	return o

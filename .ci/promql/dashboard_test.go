@@ -57,3 +57,32 @@ func TestDashboardShowsTheFirstXID(t *testing.T) {
 		q.Close()
 	}
 }
+
+// After a new pod of the device plugin has followed another, the counters of both are in the window.
+func TestDashboardShowsPodsAfterThePluginIsReplaced(t *testing.T) {
+	storage := promqltest.LoadedStorage(t, `load 1m
+  gpuready_gpu_pod_info{node="n1",gpu="0",uuid="GPU-1",pod_name="job",pod="plugin-a"} 1x9 stale
+  gpuready_gpu_pod_info{node="n1",gpu="0",uuid="GPU-1",pod_name="job",pod="plugin-b"} _x10 1x10
+  gpuready_gpu_xids_total{node="n1",gpu="0",uuid="GPU-1",pod="plugin-a"} 0x8 3 stale
+  gpuready_gpu_xids_total{node="n1",gpu="0",uuid="GPU-1",pod="plugin-b"} _x10 0x10
+  gpuready_gpu_power_watts{node="n1",gpu="0",uuid="GPU-1",pod="plugin-a"} 500x9 stale
+  gpuready_gpu_power_watts{node="n1",gpu="0",uuid="GPU-1",pod="plugin-b"} _x10 600x10
+`)
+	defer func() { _ = storage.Close() }()
+	engine := promqltest.NewTestEngine(t, false, 0, promqltest.DefaultMaxSamplesPerQuery)
+	at := time.Unix(0, 0).Add(12 * time.Minute)
+	for title, atLeast := range map[string]float64{"New XIDs on the GPUs of each pod": 3, "Power of the GPUs of each pod": 600} {
+		q, err := engine.NewInstantQuery(t.Context(), storage, promql.NewPrometheusQueryOpts(false, 0, nil), panelExpr(t, title), at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := q.Exec(t.Context()).Vector()
+		if err != nil {
+			t.Fatalf("%s: %v", title, err)
+		}
+		if len(v) != 1 || v[0].F < atLeast || v[0].Metric.Get("pod_name") != "job" {
+			t.Errorf("%s: %v", title, v)
+		}
+		q.Close()
+	}
+}

@@ -97,7 +97,7 @@ var (
 	selector = regexp.MustCompile(`([a-z_]+)(\{[^}]*\})?`)
 	matcher  = regexp.MustCompile(`([a-z_]+) *(?:=~|!~|!=|=)`)
 	grouping = regexp.MustCompile(`\b(by|on|group_left|ignoring|without) *\(([^)]*)\)`)
-	words    = []string{"sum", "avg", "count", "rate", "increase", "histogram_quantile", "vector", "time", "or", "unless", "and", "by", "on", "group_left", "ignoring", "label_values"}
+	words    = []string{"sum", "avg", "max", "count", "rate", "increase", "histogram_quantile", "vector", "time", "or", "unless", "and", "by", "on", "group_left", "ignoring", "label_values"}
 )
 
 // findUnknown returns the unknown names in an expression.
@@ -323,6 +323,9 @@ func TestPanelsUseKnownMetrics(t *testing.T) {
 // resultLabels returns the labels of an expression's result: those it is aggregated by,
 // or all labels of its metric.
 func (s metricLabels) resultLabels(expr string) []string {
+	if left, _, joins := strings.Cut(expr, " * on ("); joins && !strings.Contains(left, "by (") {
+		return s.resultLabels(left) // with group_left, the labels are those of the left side
+	}
 	if m := regexp.MustCompile(`\bby *\(([^)]*)\)`).FindStringSubmatch(expr); m != nil {
 		return strings.Split(strings.ReplaceAll(m[1], " ", ""), ",")
 	}
