@@ -53,7 +53,15 @@ func hostFilesStay(t *testing.T, s *Suite) {
 // uninstallLeavesWhatTheDocsName follows the docs and checks that nothing else is left.
 func uninstallLeavesWhatTheDocsName(t *testing.T, s *Suite, bare, unmarked []string) {
 	const node, namespace = "n1", "gpuready-uninstall"
+	s.Kubectl(t, "-n", Namespace, "delete", "daemonset/nvidia-operator-validator", "--cascade=foreground", "--timeout=120s")
 	s.Delete(t, "gpuready.yaml", "simulated-driver.yaml", "validation-job.yaml")
+	n, err := s.World.Client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+	require.NoError(t, err)
+	for _, c := range n.Status.Conditions {
+		if c.Type == "GPUReady" || c.Type == "GPUHealthy" {
+			require.Equal(t, "Unknown ValidatorStopped", string(c.Status)+" "+c.Reason, "%s", c.Type)
+		}
+	}
 	s.Apply(t, "uninstall.yaml")
 	s.Kubectl(t, "-n", namespace, "rollout", "status", "daemonset/gpuready-uninstall", "--timeout=120s")
 	s.Delete(t, "uninstall.yaml")
