@@ -28,7 +28,7 @@ const (
 // the next line says how long it was.
 const longestWait = 2 * time.Second
 
-// chunk is what a command printed at once.
+// chunk is a text that a command printed at once. The last one is empty: the command has ended.
 type chunk struct {
 	after time.Duration // since the one before
 	text  string
@@ -74,13 +74,16 @@ func (r *recording) command(about, line string, waited time.Duration, printed []
 		err = errors.Join(err, r.print(120*time.Millisecond, word))
 	}
 	err = errors.Join(err, r.print(300*time.Millisecond, "\r\n"))
-	if waited > longestWait {
-		err = errors.Join(err, r.print(waited, fmt.Sprintf("\x1b[2m… %.0f s later\x1b[0m\r\n", waited.Seconds())))
-	}
-	lines := 0
-	for _, c := range printed {
-		lines += strings.Count(c.text, "\n")
-		err = errors.Join(err, r.print(c.after, c.text))
+	lines, last := 0, "\n"
+	for _, c := range append([]chunk{{after: waited}}, printed...) {
+		if c.after > longestWait && strings.HasSuffix(last, "\n") {
+			err = errors.Join(err, r.print(c.after, fmt.Sprintf("\x1b[2m… %.0f s later\x1b[0m\r\n", c.after.Seconds())))
+			c.after = 0
+		}
+		if c.text != "" {
+			err = errors.Join(err, r.print(c.after, c.text))
+			lines, last = lines+strings.Count(c.text, "\n"), c.text
+		}
 	}
 	return errors.Join(err, r.print(min(time.Duration(lines)*200*time.Millisecond, longestWait), "\r\n"))
 }
@@ -130,6 +133,7 @@ func runOnTerminal(cmd *exec.Cmd) ([]chunk, error) {
 			last = time.Now()
 		}
 		if err != nil {
+			printed = append(printed, chunk{after: time.Since(last)})
 			return printed, errors.Join(ignoreEOF(err), cmd.Wait())
 		}
 	}

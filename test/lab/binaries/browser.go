@@ -13,3 +13,6 @@ var Chromium = DebianSet{Release: "bookworm", Security: true, Packages: []string
 	"libxcb1", "libxcomposite1", "libxdamage1", "libxdmcp6", "libxext6", "libxfixes3", "libxi6", "libxkbcommon0", "libxnvctrl0", "libxrandr2",
 	"libxrender1", "libzstd1", "zlib1g",
 }}
+
+// Prometheus records the metrics of a cluster for the picture of the dashboard.
+var Prometheus = DebianSet{Release: "bookworm", Packages: []string{"prometheus"}}
