@@ -10,6 +10,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/deviceplugin/settings"
 	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/program"
 )
 
@@ -31,6 +32,7 @@ Examples:
   gpu-device-plugin devices                  # what would be advertised
   gpu-device-plugin devices --mig-strategy mixed -o json
   gpu-device-plugin devices --config-file new.yaml
+  gpu-device-plugin --serve dra              # find and watch the GPUs for gpu-dra-driver
   gpu-device-plugin shadow --once            # what would change on this node
   gpu-device-plugin --driver-root /opt/driver --listen=
   gpu-device-plugin --config-file /etc/gpuready/device-plugin.yaml
@@ -105,6 +107,7 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 		Listen:         o.Listen,
 		PodResources:   o.PodResources,
 		DCGMMetrics:    o.DCGMMetrics,
+		DRA:            o.Serve == nodestate.ServeDRA,
 		Settings:       pluginSettings(o),
 		Follow: func(ctx context.Context, deliver func(plugin.Settings, error)) error {
 			return watcher.WatchConfig(ctx, func(o *settings.Options, err error) {

@@ -46,7 +46,7 @@ type State struct {
 
 // GPU is a GPU that was present at some time in this boot.
 type GPU struct {
-	Device  gpu.Device // as last seen; from a state file it has UUID, Index, NUMANode and MIG devices only
+	Device  gpu.Device // as last seen; from a state file it has what the inventory there has
 	Present bool       // in the last snapshot
 
 	marks          []faultMark // its recorded faults, sorted by scope; never changed in place

@@ -2,6 +2,7 @@ package health
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -61,6 +62,12 @@ func Restore(file nodestate.State) State {
 		}
 		return g
 	}
+	for _, known := range file.DevicePlugin.Inventory {
+		s.gpus[known.UUID] = restoreGPU(ensureGPU(known.UUID), known)
+		for _, m := range known.MIG {
+			parts[m.UUID] = true
+		}
+	}
 	for _, r := range file.DevicePlugin.Resources {
 		for _, d := range r.Devices {
 			id := d.GPU
@@ -84,6 +91,28 @@ func Restore(file nodestate.State) State {
 		s.gpus[f.GPU] = ensureGPU(f.GPU).restoreFault(f)
 	}
 	return s
+}
+
+// restoreGPU returns a GPU with the data of a state file's inventory.
+func restoreGPU(g GPU, known nodestate.GPU) GPU {
+	d := &g.Device
+	d.Index, d.Minor, d.Product, d.Brand, d.Architecture = known.Index, known.Minor, known.Product, known.Brand, known.Architecture
+	d.PCI, d.MemoryBytes, d.MIGEnabled = known.PCI, known.MemoryBytes, known.MIGEnabled
+	if known.NUMANode != nil {
+		d.NUMANode = *known.NUMANode
+	}
+	// A capability that cannot be read stays unknown.
+	_, _ = fmt.Sscanf(known.ComputeCapability, "%d.%d", &d.Compute.Major, &d.Compute.Minor)
+	d.MIG = nil
+	for _, m := range known.MIG {
+		d.MIG = append(d.MIG, gpu.MIGDevice{
+			UUID: m.UUID, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance, MemoryBytes: m.MemoryBytes,
+			Attributes: gpu.Attributes{
+				Multiprocessors: m.Multiprocessors, CopyEngines: m.CopyEngines, Decoders: m.Decoders, Encoders: m.Encoders, JPEGEngines: m.JPEGEngines, OFAEngines: m.OFAEngines,
+			},
+		})
+	}
+	return g
 }
 
 // addMIGDevice returns the GPU with a MIG device that a state file lists.

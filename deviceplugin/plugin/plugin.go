@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -59,6 +60,7 @@ type Config struct {
 	Injected string // value of injection.Variable in this container; "": the container does not get its GPUs by injection
 	Log      *slog.Logger
 	Metrics  *Metrics                     // nil: its own
+	DRA      bool                         // gpu-dra-driver offers the GPUs: find them and watch their health, but register nothing
 	NodeName string                       // dcgm-exporter's label Hostname; "": the host's name
 	NFDDir   string                       // Node Feature Discovery's folder of feature files; "": the labels go into the state
 	Started  time.Time                    // of the process
@@ -99,6 +101,7 @@ type Plugin struct {
 	stateChanged chan struct{} // capacity 1: signals a new pendingState
 	writtenState nodestate.State
 	writeFault   nodestate.WriteFault
+	stateHold    io.Closer      // shows readers of the state that this process lives; nil before the first write
 	labels       labelPublisher // used by writePendingState
 }
 
@@ -138,6 +141,9 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 		p.applyAndStore(pluginEnds(ending{nodestate.Failed, failureReason(err), err.Error()}))
 	}
 	p.writePendingState()
+	if p.stateHold != nil {
+		_ = p.stateHold.Close()
+	}
 	return p.keptSockets, err
 }
 
@@ -198,7 +204,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	if cfg.Injected != "" {
 		p.cfg.Driver.MoreFiles = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
-	p.state = state{kubeletSocket: cfg.KubeletSocket, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
+	p.state = state{kubeletSocket: cfg.KubeletSocket, servedByDRA: cfg.DRA, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
 	p.restoreState()
 	p.readToolkit()
 	p.state.health = p.state.health.WithPolicy(cfg.Settings.Health)
@@ -288,7 +294,7 @@ func (p *Plugin) Ready() error {
 		return nil
 	case p.state.absent != nil:
 		return fmt.Errorf("%s: %s", p.state.absent.reason, p.state.absent.message)
-	case len(p.state.plan.Resources) == 0 && p.state.snapshot.Driver.Version != "":
+	case len(p.state.advertised()) == 0 && p.state.snapshot.Driver.Version != "":
 		return nil
 	}
 	if all, waiting := p.state.registered(); !all {

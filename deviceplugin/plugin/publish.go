@@ -74,7 +74,7 @@ func (p *Plugin) applyAndPublish(f fact) {
 	}
 	if changed {
 		if p.state.hasSnapshot() {
-			p.updateServices(p.state.plan.Resources)
+			p.updateServices(p.state.advertised())
 			p.waitForLists()
 		}
 		p.metrics.SetPlan(p.state.plan)
@@ -159,7 +159,7 @@ func (p *Plugin) storeState() {
 // updateMetrics sets the metrics of a state.
 func (p *Plugin) updateMetrics(s nodestate.State) {
 	registered := map[string]bool{}
-	for _, r := range p.state.plan.Resources {
+	for _, r := range p.state.advertised() {
 		registered[r.Name] = p.state.registrations[r.Name].Registered
 	}
 	p.metrics.SetState(s.Phase, s.Reason, registered)
@@ -225,6 +225,9 @@ func (p *Plugin) writePendingState() {
 	}
 	dir := p.stateDir(nodestate.DevicePlugin)
 	err := nodestate.Write(dir, s)
+	if err == nil {
+		err = p.holdState(dir, s)
+	}
 	p.metrics.SetStateUnwritten(err != nil)
 	switch changed := p.writeFault.Record(err); {
 	case changed && err != nil:
@@ -237,4 +240,20 @@ func (p *Plugin) writePendingState() {
 	if err != nil {
 		p.writtenState = nodestate.State{} // Write may have emptied or removed the file
 	}
+}
+
+// holdState marks this process as the living writer of its state, and writes the state again:
+// readers look for the holder when the state changes. Only gpu-dra-driver needs the mark, so a
+// failure to make it does not make the state unwritten.
+func (p *Plugin) holdState(dir string, s nodestate.State) error {
+	if p.stateHold != nil {
+		return nil
+	}
+	held, err := nodestate.Hold(dir)
+	if err != nil {
+		p.cfg.Log.Warn("gpu-dra-driver cannot find out that this process lives, and offers no GPU", "path", dir, "message", err.Error())
+		return nil
+	}
+	p.stateHold = held
+	return nodestate.Write(dir, s)
 }

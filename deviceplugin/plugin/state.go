@@ -22,6 +22,7 @@ import (
 type state struct {
 	kubeletSocket     string // of the kubelet, on the host
 	otherPluginServes bool   // another plugin serves the node
+	servedByDRA       bool   // gpu-dra-driver offers the GPUs: no resource is registered
 
 	configured bool           // settings are in force
 	settings   *config.Config // in force, or empty
@@ -122,11 +123,20 @@ func (s state) refusal() (gpu.Reason, string) {
 	return reasonRefused, strings.ReplaceAll(s.refused.Error(), "\n", "; ")
 }
 
+// advertised returns the resources for the kubelet: those of the plan, or none where
+// gpu-dra-driver offers the GPUs.
+func (s state) advertised() []plan.Resource {
+	if s.servedByDRA {
+		return nil
+	}
+	return s.plan.Resources
+}
+
 // registered reports whether every resource is registered with the kubelet. If not, waiting
 // names what is waited for.
 func (s state) registered() (all bool, waiting string) {
 	waiting = "the kubelet"
-	for _, r := range s.plan.Resources {
+	for _, r := range s.advertised() {
 		status, known := s.registrations[r.Name]
 		switch {
 		case !known:
@@ -143,8 +153,11 @@ func (s state) registered() (all bool, waiting string) {
 func (s state) stateFile(boot string) nodestate.State {
 	registered, _ := s.registered()
 	registered = registered && s.ended == nil
-	info := &nodestate.DevicePluginInfo{KubeletSocket: s.kubeletSocket, Registered: registered, Faults: s.health.Faults(), IgnoredKeys: s.ignored}
-	for _, r := range s.plan.Resources {
+	info := &nodestate.DevicePluginInfo{KubeletSocket: s.kubeletSocket, Registered: registered, Faults: s.health.Faults(), IgnoredKeys: s.ignored, Inventory: s.inventory(), Serve: nodestate.ServePlugin}
+	if s.servedByDRA {
+		info.Serve = nodestate.ServeDRA
+	}
+	for _, r := range s.advertised() {
 		resource := nodestate.Resource{Name: r.Name}
 		for d := range r.Parts() {
 			device := nodestate.Device{ID: string(d.UUID()), GPU: d.UUID(), Replicas: d.Replicas, Health: nodestate.Healthy}
@@ -223,7 +236,7 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Ready, reasonNothing, "the configuration leaves every GPU of this node out"
 	case devices == 0:
 		return nodestate.Ready, reasonNoGPU, "the driver shows no GPU on this node"
-	case !registered:
+	case !registered && !s.servedByDRA:
 		return nodestate.Waiting, reasonNoKubelet, "waiting for " + waiting
 	case healthy == 0 && withoutCDIName == devices:
 		return nodestate.Failed, allocate.ReasonCDI, s.cdi.Text()

@@ -20,6 +20,7 @@ var Environment = map[string]string{
 	"pod-resources-socket":             "POD_RESOURCES_SOCKET",
 	"listen":                           "LISTEN_ADDRESS",
 	"dcgm-metrics":                     "DCGM_METRICS",
+	"serve":                            "GPU_SERVE",
 	"node-name":                        "NODE_NAME",
 	"nfd-dir":                          "NFD_FEATURES_DIR",
 	"log-format":                       "LOG_FORMAT",

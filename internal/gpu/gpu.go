@@ -29,20 +29,22 @@ type Driver struct {
 
 // Device is one physical GPU.
 type Device struct {
-	Index       int // NVML index; may change between boots
-	UUID        UUID
-	Product     string // NVML name, "NVIDIA H100 80GB HBM3"
-	PCI         PCIAddress
-	Minor       int    // N of /dev/nvidiaN
-	MemoryBytes uint64 // total device memory
-	NUMANode    int    // -1: unknown or the machine has none
-	Compute     Compute
-	MIGCapable  bool
-	MIGEnabled  bool
-	MIG         []MIGDevice // sorted by Index; empty unless MIGEnabled
-	Fabric      Fabric      // zero: it has joined none
-	FabricState FabricState // progress of joining the fabric
-	Fault       Fault       // the fault found while reading; zero: none
+	Index        int // NVML index; may change between boots
+	UUID         UUID
+	Product      string // NVML name, "NVIDIA H100 80GB HBM3"
+	Brand        string // as go-nvlib spells NVML's brand: "Nvidia", "GeForce"; "": not known
+	Architecture string // as go-nvlib spells NVML's architecture: "Hopper", "Ada Lovelace"; "": not known
+	PCI          PCIAddress
+	Minor        int    // N of /dev/nvidiaN
+	MemoryBytes  uint64 // total device memory
+	NUMANode     int    // -1: unknown or the machine has none
+	Compute      Compute
+	MIGCapable   bool
+	MIGEnabled   bool
+	MIG          []MIGDevice // sorted by Index; empty unless MIGEnabled
+	Fabric       Fabric      // zero: it has joined none
+	FabricState  FabricState // progress of joining the fabric
+	Fault        Fault       // the fault found while reading; zero: none
 }
 
 // Compute is a CUDA compute capability, 9.0 for Hopper.

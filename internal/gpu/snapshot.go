@@ -49,6 +49,7 @@ func (s Snapshot) Equal(o Snapshot) bool {
 // Equal reports whether two devices are equal in every field.
 func (d Device) Equal(o Device) bool {
 	return d.Index == o.Index && d.UUID == o.UUID && d.Product == o.Product && d.PCI == o.PCI &&
+		d.Brand == o.Brand && d.Architecture == o.Architecture &&
 		d.Minor == o.Minor && d.MemoryBytes == o.MemoryBytes && d.NUMANode == o.NUMANode &&
 		d.Compute == o.Compute && d.MIGCapable == o.MIGCapable && d.MIGEnabled == o.MIGEnabled &&
 		d.Fault == o.Fault && d.Fabric == o.Fabric && d.FabricState == o.FabricState && slices.Equal(d.MIG, o.MIG)

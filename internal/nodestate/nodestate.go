@@ -143,11 +143,17 @@ type Spec struct {
 
 // DevicePluginInfo describes the devices that the device plugin offers to the kubelet.
 type DevicePluginInfo struct {
-	KubeletSocket string          `json:"kubeletSocket"` // host path
-	Registered    bool            `json:"registered"`    // all resources are registered with the kubelet
-	Resources     []Resource      `json:"resources,omitempty"`
-	LeftOut       []LeftOutDevice `json:"left,omitempty"`
-	Faults        []Fault         `json:"faults,omitempty"`
+	KubeletSocket string `json:"kubeletSocket"` // host path
+	Registered    bool   `json:"registered"`    // all resources are registered with the kubelet
+	// Serve names the program that offers the GPUs to pods: ServePlugin or ServeDRA. "": written
+	// by an earlier version, whose device plugin offers them.
+	Serve     string          `json:"serve,omitempty"`
+	Resources []Resource      `json:"resources,omitempty"`
+	LeftOut   []LeftOutDevice `json:"left,omitempty"`
+	Faults    []Fault         `json:"faults,omitempty"`
+	// Inventory lists the GPUs and MIG devices of this boot, for a program that offers them in
+	// another way than Resources. nil: not known yet, or written by an earlier version.
+	Inventory []GPU `json:"inventory,omitzero"`
 	// Labels are the labels to set on the Node, by full name. They are features of
 	// GPUs and nothing else: see labels.go. nil: they are in a feature file instead, or not
 	// known yet; a reader then leaves the Node's labels as they are.
@@ -156,6 +162,12 @@ type DevicePluginInfo struct {
 	// because of --unknown-keys=warn. It has at most MaxIgnoredKeys entries.
 	IgnoredKeys []string `json:"ignoredKeys,omitempty"`
 }
+
+// The values of DevicePluginInfo.Serve.
+const (
+	ServePlugin = "plugin" // the device plugin, as resources that it registers with the kubelet
+	ServeDRA    = "dra"    // gpu-dra-driver, as ResourceSlices; the device plugin registers nothing
+)
 
 // MaxIgnoredKeys bounds DevicePluginInfo.IgnoredKeys.
 const MaxIgnoredKeys = 64

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,6 +35,12 @@ func plugin() State {
 			Faults: []Fault{
 				{GPU: "GPU-1", Reason: gpu.ReasonXID, XID: 79, Since: time.Unix(1, 0).UTC(), Needs: "reset", Evidence: "reload"},
 				{GPU: "GPU-1", GPUInstance: new(1), ComputeInstance: new(0), Reason: gpu.ReasonXID, XID: 94, Since: time.Unix(1, 0).UTC(), Needs: "quiet"},
+			},
+			Inventory: []GPU{
+				{UUID: "GPU-0", Product: "NVIDIA H100 80GB HBM3", Brand: "Nvidia", Architecture: "Hopper", ComputeCapability: "9.0", PCI: "0000:10:00.0",
+					NUMANode: &node, MemoryBytes: 80 << 30, Condition: Condition{Health: Healthy}},
+				{UUID: "GPU-1", Index: 1, Minor: 1, MIGEnabled: true, Condition: Condition{Health: Unhealthy, Reason: gpu.ReasonXID, Message: "XID 79", Since: time.Unix(1, 0).UTC()},
+					MIG: []MIGDevice{{UUID: "MIG-1", Profile: "1g.10gb", GPUInstance: 7, Multiprocessors: 14, Condition: Condition{Health: Healthy}}}},
 			},
 			Labels: map[string]string{"nvidia.com/gpu.count": "2", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/mig-1g.10gb.me.count": "1"},
 		},
@@ -115,6 +122,9 @@ func TestInvalidStateErrorNamesTheField(t *testing.T) {
 	device := func(m map[string]any) map[string]any {
 		return in(m, "devicePlugin")["resources"].([]any)[0].(map[string]any)["devices"].([]any)[0].(map[string]any)
 	}
+	entry := func(m map[string]any, i int) map[string]any {
+		return in(m, "devicePlugin")["inventory"].([]any)[i].(map[string]any)
+	}
 	fault := func(m map[string]any, i int) map[string]any {
 		return in(m, "devicePlugin")["faults"].([]any)[i].(map[string]any)
 	}
@@ -139,6 +149,16 @@ func TestInvalidStateErrorNamesTheField(t *testing.T) {
 		{"devicePlugin.resources[0].devices[0].id: missing", edit(t, func(m map[string]any) { device(m)["id"] = "" })},
 		{"devicePlugin.resources[0].devices[0].health", edit(t, func(m map[string]any) { device(m)["health"] = "well" })},
 		{"devicePlugin.resources[0].devices[0].message: has a control", edit(t, func(m map[string]any) { device(m)["message"] = "a\x00" })},
+		{"devicePlugin.inventory[0].uuid: missing", edit(t, func(m map[string]any) { entry(m, 0)["uuid"] = "" })},
+		{"devicePlugin.inventory[0].product: has a control", edit(t, func(m map[string]any) { entry(m, 0)["product"] = "\x1b" })},
+		{"devicePlugin.inventory[0].health", edit(t, func(m map[string]any) { entry(m, 0)["health"] = "well" })},
+		{"devicePlugin.inventory[1].reason: missing, though it is unhealthy", edit(t, func(m map[string]any) { delete(entry(m, 1), "reason") })},
+		{"devicePlugin.inventory[1].mig[0].gpuInstance: negative", edit(t, func(m map[string]any) {
+			entry(m, 1)["mig"].([]any)[0].(map[string]any)["gpuInstance"] = -1
+		})},
+		{"devicePlugin.inventory: 257 GPUs", edit(t, func(m map[string]any) {
+			in(m, "devicePlugin")["inventory"] = slices.Repeat([]any{entry(m, 0)}, MaxGPUs+1)
+		})},
 		{"devicePlugin.faults[0].gpu: missing", edit(t, func(m map[string]any) { fault(m, 0)["gpu"] = "" })},
 		{"devicePlugin.faults[0].needs: has a control", edit(t, func(m map[string]any) { fault(m, 0)["needs"] = "\n" })},
 		{"devicePlugin.faults[0].evidence: longer", edit(t, func(m map[string]any) { fault(m, 0)["evidence"] = strings.Repeat("x", 65) })},

@@ -58,10 +58,25 @@ func (s State) sanitized() State {
 	for i := range p.LeftOut {
 		p.LeftOut[i].Message = record.Clean(p.LeftOut[i].Message, maxMessage)
 	}
+	p.Inventory = slices.Clone(p.Inventory)
+	for i := range p.Inventory {
+		g := &p.Inventory[i]
+		g.Condition = g.Condition.sanitized()
+		g.Product = record.Clean(g.Product, maxName)
+		g.MIG = slices.Clone(g.MIG)
+		for j := range g.MIG {
+			g.MIG[j].Condition = g.MIG[j].Condition.sanitized()
+		}
+	}
 	p.Faults = slices.Clone(p.Faults)
 	for i := range p.Faults {
 		p.Faults[i].Message = record.Clean(p.Faults[i].Message, maxMessage)
 	}
 	s.DevicePlugin = &p
 	return s
+}
+
+func (c Condition) sanitized() Condition {
+	c.Message, c.Action = record.Clean(c.Message, maxMessage), record.Clean(c.Action, maxMessage)
+	return c
 }

@@ -242,6 +242,8 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 			v.fail(at+".computeInstance", "without a gpuInstance")
 		}
 	}
+	v.text("devicePlugin.serve", p.Serve, 64)
+	v.inventory(p.Inventory)
 	v.labels("devicePlugin.labels", p.Labels)
 	if n := len(p.IgnoredKeys); n > MaxIgnoredKeys {
 		v.fail("devicePlugin.ignoredKeys", fmt.Sprintf("%d keys, at most %d are allowed", n, MaxIgnoredKeys))

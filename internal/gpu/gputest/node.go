@@ -15,21 +15,22 @@ const gib = 1 << 30
 // compute capability are from NVIDIA's datasheets and CUDA's list of GPUs; lanes is
 // the number of NVLinks of one GPU, which behind NVSwitch lead to every other one.
 type model struct {
-	product string
-	memory  uint64
-	compute gpu.Compute
-	mig     bool
-	lanes   int
+	product             string
+	brand, architecture string // as go-nvlib spells them
+	memory              uint64
+	compute             gpu.Compute
+	mig                 bool
+	lanes               int
 }
 
 var (
-	t4   = model{product: "Tesla T4", memory: 15 * gib, compute: gpu.Compute{Major: 7, Minor: 5}}
-	l40s = model{product: "NVIDIA L40S", memory: 45 * gib, compute: gpu.Compute{Major: 8, Minor: 9}}
-	a100 = model{product: "NVIDIA A100-SXM4-80GB", memory: 80 * gib, compute: gpu.Compute{Major: 8}, mig: true, lanes: 12}
-	h100 = model{product: "NVIDIA H100 80GB HBM3", memory: 80 * gib, compute: gpu.Compute{Major: 9}, mig: true, lanes: 18}
-	h200 = model{product: "NVIDIA H200", memory: 141 * gib, compute: gpu.Compute{Major: 9}, mig: true, lanes: 18}
-	b200 = model{product: "NVIDIA B200", memory: 180 * gib, compute: gpu.Compute{Major: 10}, mig: true, lanes: 18}
-	v100 = model{product: "Tesla V100-SXM3-32GB", memory: 32 * gib, compute: gpu.Compute{Major: 7}, lanes: 6}
+	t4   = model{product: "Tesla T4", brand: "Nvidia", architecture: "Turing", memory: 15 * gib, compute: gpu.Compute{Major: 7, Minor: 5}}
+	l40s = model{product: "NVIDIA L40S", brand: "Nvidia", architecture: "Ada Lovelace", memory: 45 * gib, compute: gpu.Compute{Major: 8, Minor: 9}}
+	a100 = model{product: "NVIDIA A100-SXM4-80GB", brand: "Nvidia", architecture: "Ampere", memory: 80 * gib, compute: gpu.Compute{Major: 8}, mig: true, lanes: 12}
+	h100 = model{product: "NVIDIA H100 80GB HBM3", brand: "Nvidia", architecture: "Hopper", memory: 80 * gib, compute: gpu.Compute{Major: 9}, mig: true, lanes: 18}
+	h200 = model{product: "NVIDIA H200", brand: "Nvidia", architecture: "Hopper", memory: 141 * gib, compute: gpu.Compute{Major: 9}, mig: true, lanes: 18}
+	b200 = model{product: "NVIDIA B200", brand: "Nvidia", architecture: "Blackwell", memory: 180 * gib, compute: gpu.Compute{Major: 10}, mig: true, lanes: 18}
+	v100 = model{product: "Tesla V100-SXM3-32GB", brand: "Tesla", architecture: "Volta", memory: 32 * gib, compute: gpu.Compute{Major: 7}, lanes: 6}
 )
 
 // profile describes a node: its models in turn, and its default number of GPUs.
@@ -73,7 +74,8 @@ func Node(name string, n int) gpu.Snapshot {
 		m := p.models[i%len(p.models)]
 		d := gpu.Device{
 			Index: i, UUID: GPU(i), Product: m.product, Minor: i,
-			PCI:         gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x10+i)),
+			PCI:   gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x10+i)),
+			Brand: m.brand, Architecture: m.architecture,
 			MemoryBytes: m.memory, NUMANode: numa(i, n), Compute: m.compute, MIGCapable: m.mig,
 		}
 		if len(p.mig) > 0 {

@@ -230,7 +230,18 @@ func fakePCI(address gpu.PCIAddress) nvml.PciInfo {
 	return info
 }
 
-func (g *fakeGPU) GetName() (string, nvml.Return)     { return g.device.Product, g.begin() }
+func (g *fakeGPU) GetName() (string, nvml.Return) { return g.device.Product, g.begin() }
+func (g *fakeGPU) GetBrand() (nvml.BrandType, nvml.Return) {
+	return map[string]nvml.BrandType{"Nvidia": nvml.BRAND_NVIDIA, "Tesla": nvml.BRAND_TESLA}[g.device.Brand], g.begin()
+}
+
+func (g *fakeGPU) GetArchitecture() (nvml.DeviceArchitecture, nvml.Return) {
+	return map[string]nvml.DeviceArchitecture{
+		"Volta": nvml.DEVICE_ARCH_VOLTA, "Turing": nvml.DEVICE_ARCH_TURING, "Ampere": nvml.DEVICE_ARCH_AMPERE, "Ada Lovelace": nvml.DEVICE_ARCH_ADA,
+		"Hopper": nvml.DEVICE_ARCH_HOPPER, "Blackwell": nvml.DEVICE_ARCH_BLACKWELL,
+	}[g.device.Architecture], g.begin()
+}
+
 func (g *fakeGPU) GetMinorNumber() (int, nvml.Return) { return g.device.Minor, g.begin() }
 func (g *fakeGPU) GetCudaComputeCapability() (int, int, nvml.Return) {
 	return g.device.Compute.Major, g.device.Compute.Minor, g.begin()

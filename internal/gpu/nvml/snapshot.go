@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/NVIDIA/go-nvlib/pkg/nvlib/device"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -173,6 +174,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 			r.Compute = gpu.Compute{Major: major, Minor: minor}
 			return check("nvmlDeviceGetCudaComputeCapability", ret)
 		},
+		func() error { s.readModel(device, &r.Device); return nil },
 		func() error { return s.readMIG(device, &r.Device) },
 		func() error { return s.readLanes(device, &r.lanes) },
 		func() error { s.readFabric(device, &r.Device); return nil },
@@ -183,6 +185,18 @@ func (s *Source) readDevice(index int) (reading, error) {
 	}
 	r.NUMANode = s.numa(r.PCI, device)
 	return r, nil
+}
+
+// readModel reads brand and architecture. A driver newer than go-nvlib may report others than
+// go-nvlib can name; they are then not known, which is no fault of the GPU.
+func (s *Source) readModel(handle nvml.Device, d *gpu.Device) {
+	if !s.hasAll("nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture") {
+		return
+	}
+	if named, err := device.New(s.lib, device.WithVerifySymbols(false)).NewDevice(handle); err == nil {
+		d.Brand, _ = named.GetBrandAsString()
+		d.Architecture, _ = named.GetArchitectureAsString()
+	}
 }
 
 func firstError(steps ...func() error) error {

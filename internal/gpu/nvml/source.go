@@ -95,7 +95,7 @@ var required = []string{
 
 // optional lists the functions that are called only if the library has them.
 var optional = []string{
-	"nvmlSystemGetCudaDriverVersion_v2",
+	"nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture",
 	"nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2",
 	"nvmlDeviceIsMigDeviceHandle", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",

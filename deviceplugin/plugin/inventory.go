@@ -1,0 +1,57 @@
+package plugin
+
+import (
+	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+// inventory returns the GPUs of this boot for the state file, whatever the configuration makes of
+// them; nil before anything is known. A GPU without a UUID cannot be named and is left out.
+func (s state) inventory() []nodestate.GPU {
+	known := s.health.GPUs()
+	if len(known) == 0 && !s.hasSnapshot() {
+		return nil
+	}
+	all := make([]nodestate.GPU, 0, len(known))
+	for _, g := range known {
+		if d := g.Device; d.UUID != "" && len(all) < nodestate.MaxGPUs {
+			all = append(all, inventoryGPU(d, s.health))
+		}
+	}
+	return all
+}
+
+func inventoryGPU(d gpu.Device, h health.State) nodestate.GPU {
+	g := nodestate.GPU{
+		UUID: d.UUID, Index: d.Index, Minor: d.Minor, Product: d.Product, Brand: d.Brand, Architecture: d.Architecture, PCI: d.PCI,
+		MemoryBytes: d.MemoryBytes, MIGEnabled: d.MIGEnabled, Condition: condition(d.UUID, h),
+	}
+	if d.Compute != (gpu.Compute{}) {
+		g.ComputeCapability = d.Compute.String()
+	}
+	if d.NUMANode >= 0 {
+		g.NUMANode = &d.NUMANode
+	}
+	for _, m := range d.MIG {
+		if m.UUID == "" || len(g.MIG) == nodestate.MaxMIGDevices {
+			continue
+		}
+		a := m.Attributes
+		g.MIG = append(g.MIG, nodestate.MIGDevice{
+			UUID: m.UUID, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance, MemoryBytes: m.MemoryBytes,
+			Multiprocessors: a.Multiprocessors, CopyEngines: a.CopyEngines, Decoders: a.Decoders, Encoders: a.Encoders, JPEGEngines: a.JPEGEngines, OFAEngines: a.OFAEngines,
+			Condition: condition(m.UUID, h),
+		})
+	}
+	return g
+}
+
+// condition returns the health of a GPU or MIG device.
+func condition(id gpu.UUID, h health.State) nodestate.Condition {
+	fault, since := h.Verdict(id)
+	if fault.Reason == "" {
+		return nodestate.Condition{Health: nodestate.Healthy}
+	}
+	return nodestate.Condition{Health: nodestate.Unhealthy, Reason: fault.Reason, Message: fault.Message, Action: fault.NextAction(id), Since: since.UTC()}
+}

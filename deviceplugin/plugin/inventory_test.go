@@ -1,0 +1,66 @@
+package plugin
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/deviceplugin/config"
+	"github.com/gpuready/gpuready/deviceplugin/health"
+	"github.com/gpuready/gpuready/deviceplugin/prefer"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+const testBoot = "00000000-0000-4000-8000-000000000000"
+
+func playedState(facts ...fact) state {
+	s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{})}
+	for i, f := range facts {
+		s = s.Next(f, time.Unix(int64(i), 0))
+	}
+	return s
+}
+
+func TestInventoryListsEveryGPUWithItsHealth(t *testing.T) {
+	node := gputest.Node("a100-mig", 2)
+	node.Devices[1].MIGEnabled, node.Devices[1].MIG = false, nil
+	s := playedState(configInForce(Settings{Config: &config.Config{Devices: config.Devices{Exclude: []config.Selector{"0"}}}}),
+		driverFound(node, "/", true), eventsSeen([]gpu.Event{gputest.XID(gputest.GPU(1), 79)}))
+	all := s.stateFile(testBoot).DevicePlugin.Inventory
+	require.Len(t, all, 2, "what the configuration leaves out is listed, too")
+	require.Equal(t, nodestate.GPU{
+		UUID: gputest.GPU(1), Index: 1, Minor: 1, Product: "NVIDIA A100-SXM4-80GB", Brand: "Nvidia", Architecture: "Ampere", ComputeCapability: "8.0",
+		PCI: "0000:11:00.0", NUMANode: new(1), MemoryBytes: 80 << 30, Condition: all[1].Condition,
+	}, all[1])
+	require.Equal(t, nodestate.Unhealthy, all[1].Health)
+	require.Equal(t, gpu.ReasonXID, all[1].Reason)
+	require.False(t, all[1].Since.IsZero())
+	require.True(t, all[0].MIGEnabled)
+	require.Len(t, all[0].MIG, 4)
+	require.Equal(t, nodestate.MIGDevice{
+		UUID: node.Devices[0].MIG[0].UUID, Profile: "3g.40gb", GPUInstance: 1, MemoryBytes: 40 << 30, Multiprocessors: 42, CopyEngines: 3,
+		Condition: nodestate.Condition{Health: nodestate.Healthy},
+	}, all[0].MIG[0])
+}
+
+func TestInventorySurvivesARestartOfThePlugin(t *testing.T) {
+	before := playedState(configInForce(Settings{Config: &config.Config{}}), driverFound(gputest.Node("a100-mig", 2), "/", true))
+	after := playedState()
+	after.health = health.Restore(before.stateFile(testBoot))
+	require.Equal(t, before.inventory(), after.inventory(), "a GPU that is gone by now keeps its data")
+}
+
+func TestServedByDRANothingIsRegistered(t *testing.T) {
+	s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), servedByDRA: true}
+	s = s.Next(configInForce(Settings{Config: &config.Config{Flags: config.Flags{Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}}}}), time.Unix(1, 0))
+	s = s.Next(driverFound(gputest.Node("h100-sxm", 8), "/", true), time.Unix(2, 0))
+	file := s.stateFile(testBoot)
+	require.Equal(t, nodestate.ServeDRA, file.DevicePlugin.Serve)
+	require.Empty(t, file.DevicePlugin.Resources)
+	require.Len(t, file.DevicePlugin.Inventory, 8)
+	require.Equal(t, nodestate.Ready, file.Phase, "it waits for no kubelet: %s", file.Message)
+	require.Equal(t, nodestate.ServePlugin, playedState().stateFile(testBoot).DevicePlugin.Serve)
+}

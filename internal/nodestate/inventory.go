@@ -1,0 +1,101 @@
+package nodestate
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// MaxGPUs bounds DevicePluginInfo.Inventory, and MaxMIGDevices the MIG devices of one GPU.
+const (
+	MaxGPUs       = 256
+	MaxMIGDevices = 64
+)
+
+// GPU is a GPU that was present in this boot, whatever the configuration makes of it. One that is
+// gone stays listed, unhealthy.
+type GPU struct {
+	UUID              gpu.UUID       `json:"uuid"`
+	Index             int            `json:"index"` // NVML's
+	Minor             int            `json:"minor"` // N of /dev/nvidiaN; -1: not known
+	Product           string         `json:"product,omitempty"`
+	Brand             string         `json:"brand,omitempty"`             // "Nvidia", "GeForce", as NVIDIA's DRA driver spells it
+	Architecture      string         `json:"architecture,omitempty"`      // "Hopper"
+	ComputeCapability string         `json:"computeCapability,omitempty"` // "9.0"
+	PCI               gpu.PCIAddress `json:"pci,omitempty"`
+	NUMANode          *int           `json:"numaNode,omitempty"`
+	MemoryBytes       uint64         `json:"memoryBytes,omitempty"`
+	MIGEnabled        bool           `json:"migEnabled,omitempty"`
+	MIG               []MIGDevice    `json:"mig,omitempty"`
+	Condition
+}
+
+// MIGDevice is a MIG device of a GPU in the inventory.
+type MIGDevice struct {
+	UUID            gpu.UUID `json:"uuid"`
+	Index           int      `json:"index"` // among the MIG devices of the GPU
+	Profile         string   `json:"profile,omitempty"`
+	GPUInstance     int      `json:"gpuInstance"`
+	ComputeInstance int      `json:"computeInstance"`
+	MemoryBytes     uint64   `json:"memoryBytes,omitempty"`
+	Multiprocessors int      `json:"multiprocessors,omitempty"`
+	CopyEngines     int      `json:"copyEngines,omitempty"`
+	Decoders        int      `json:"decoders,omitempty"`
+	Encoders        int      `json:"encoders,omitempty"`
+	JPEGEngines     int      `json:"jpegEngines,omitempty"`
+	OFAEngines      int      `json:"ofaEngines,omitempty"`
+	Condition
+}
+
+// Condition is the health of a GPU or MIG device.
+type Condition struct {
+	Health  Health     `json:"health"`
+	Reason  gpu.Reason `json:"reason,omitempty"`
+	Message string     `json:"message,omitempty"`
+	Action  string     `json:"action,omitempty"` // what a person should do; "": nothing, or the message has it
+	Since   time.Time  `json:"since,omitzero"`   // of Reason
+}
+
+// inventory checks the GPUs and MIG devices.
+func (v *validation) inventory(all []GPU) {
+	if len(all) > MaxGPUs {
+		v.fail("devicePlugin.inventory", fmt.Sprintf("%d GPUs, at most %d are allowed", len(all), MaxGPUs))
+		return
+	}
+	for i, g := range all {
+		at := fmt.Sprintf("devicePlugin.inventory[%d]", i)
+		v.name(at+".uuid", string(g.UUID))
+		v.text(at+".product", g.Product, maxName)
+		v.text(at+".brand", g.Brand, 64)
+		v.text(at+".architecture", g.Architecture, 64)
+		v.text(at+".computeCapability", g.ComputeCapability, 16)
+		v.text(at+".pci", string(g.PCI), 64)
+		v.condition(at, g.Condition)
+		if len(g.MIG) > MaxMIGDevices {
+			v.fail(at+".mig", fmt.Sprintf("%d MIG devices, at most %d are allowed", len(g.MIG), MaxMIGDevices))
+			return
+		}
+		for j, m := range g.MIG {
+			at := fmt.Sprintf("%s.mig[%d]", at, j)
+			v.name(at+".uuid", string(m.UUID))
+			v.text(at+".profile", m.Profile, 64)
+			v.instance(at+".index", m.Index)
+			v.instance(at+".gpuInstance", m.GPUInstance)
+			v.instance(at+".computeInstance", m.ComputeInstance)
+			v.condition(at, m.Condition)
+		}
+	}
+}
+
+func (v *validation) condition(at string, c Condition) {
+	if c.Health != Healthy && c.Health != Unhealthy {
+		v.fail(at+".health", fmt.Sprintf("%q is not a health value", string(c.Health)))
+	}
+	if c.Health == Unhealthy && c.Reason == "" {
+		v.fail(at+".reason", "missing, though it is unhealthy")
+	}
+	v.reason(at+".reason", string(c.Reason))
+	v.text(at+".message", c.Message, maxMessage)
+	v.text(at+".action", c.Action, maxMessage)
+}
