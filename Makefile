@@ -34,8 +34,8 @@ endif
 # Programs that need cgo (NVML), and those that must not have it.
 CGO_PROGRAMS    := gpu-device-plugin gpu-toolkit gpu-validator gpusim
 SAMPLES         := vectoradd reduction gemm bandwidth memtest compute
-STATIC_PROGRAMS := gpu-cdi-hook gpu-driver gpu-oci-runtime gpu-operator gpu-provision kubectl-gpu $(SAMPLES)
-DOCUMENTED      := gpu-device-plugin gpu-driver gpu-operator gpu-provision gpu-toolkit gpu-validator gpusim kubectl-gpu
+STATIC_PROGRAMS := gpu-cdi-hook gpu-dra-driver gpu-driver gpu-oci-runtime gpu-operator gpu-provision kubectl-gpu $(SAMPLES)
+DOCUMENTED      := gpu-device-plugin gpu-dra-driver gpu-driver gpu-operator gpu-provision gpu-toolkit gpu-validator gpusim kubectl-gpu
 SIMULATOR       := lib/libnvidia-ml.so lib/libcuda.so lib/nvidia-smi lib/nvidia-cuda-mps-control
 
 dir_gpu-device-plugin := deviceplugin
@@ -43,6 +43,7 @@ dir_gpu-toolkit       := toolkit
 dir_gpu-validator     := validator
 dir_gpusim            := simulator/gpusim
 dir_gpu-cdi-hook      := toolkit/hook
+dir_gpu-dra-driver    := dra
 dir_gpu-driver        := driver
 dir_gpu-oci-runtime   := toolkit/ociruntime
 dir_gpu-operator      := operator

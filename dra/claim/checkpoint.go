@@ -1,0 +1,222 @@
+package claim
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"reflect"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// Version is the version of the record of prepared claims.
+const Version = 1
+
+// maxCheckpoint bounds the record: a claim takes some 300 bytes for each device.
+const maxCheckpoint = 8 << 20
+
+// Checkpoint records the claims that are prepared in this boot.
+type Checkpoint struct {
+	BootID string     `json:"bootID"`
+	Claims []Prepared `json:"claims"` // sorted by UID
+}
+
+// Prepared is a claim that is prepared.
+type Prepared struct {
+	UID       types.UID        `json:"uid"`
+	Namespace string           `json:"namespace"`
+	Name      string           `json:"name"`
+	Devices   []PreparedDevice `json:"devices"`
+}
+
+// PreparedDevice is a device of a claim.
+type PreparedDevice struct {
+	Request string   `json:"request"`
+	Name    string   `json:"name"` // in the pool
+	UUID    gpu.UUID `json:"uuid"`
+	Parent  gpu.UUID `json:"parent,omitempty"` // of a MIG device
+	Admin   bool     `json:"admin,omitempty"`  // administrative access, which holds nothing
+	CDI     string   `json:"cdi"`
+}
+
+// result returns the devices for the kubelet.
+func (p Prepared) result(pool string) []kubeletplugin.Device {
+	devices := make([]kubeletplugin.Device, 0, len(p.Devices))
+	for _, d := range p.Devices {
+		devices = append(devices, kubeletplugin.Device{Requests: []string{d.Request}, PoolName: pool, DeviceName: d.Name, CDIDeviceIDs: []string{d.CDI}})
+	}
+	return devices
+}
+
+// Find returns a claim; nil: it is not prepared.
+func (c *Checkpoint) Find(uid types.UID) *Prepared {
+	for i := range c.Claims {
+		if c.Claims[i].UID == uid {
+			return &c.Claims[i]
+		}
+	}
+	return nil
+}
+
+// Put records a claim, and reports whether that changed the record.
+func (c *Checkpoint) Put(p Prepared) (changed bool) {
+	if known := c.Find(p.UID); known != nil {
+		if reflect.DeepEqual(*known, p) {
+			return false
+		}
+		*known = p
+		return true
+	}
+	c.Claims = append(c.Claims, p)
+	slices.SortFunc(c.Claims, func(a, b Prepared) int { return bytes.Compare([]byte(a.UID), []byte(b.UID)) })
+	return true
+}
+
+// Remove forgets a claim, and reports whether it was recorded.
+func (c *Checkpoint) Remove(uid types.UID) bool {
+	before := len(c.Claims)
+	c.Claims = slices.DeleteFunc(c.Claims, func(p Prepared) bool { return p.UID == uid })
+	return len(c.Claims) < before
+}
+
+func (c *Checkpoint) hasClaim(name types.NamespacedName) bool {
+	return slices.ContainsFunc(c.Claims, func(p Prepared) bool { return p.Namespace == name.Namespace && p.Name == name.Name })
+}
+
+// holdings returns the devices that the claims hold.
+func (c *Checkpoint) holdings() []holding {
+	var all []holding
+	for _, p := range c.Claims {
+		name := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
+		for _, d := range p.Devices {
+			if !d.Admin {
+				all = append(all, holding{uid: p.UID, claim: name, uuid: d.UUID, parent: d.Parent, by: fmt.Sprintf("claim %s (%s)", name, p.UID)})
+			}
+		}
+	}
+	return all
+}
+
+// Store keeps the record in a file.
+type Store struct {
+	Path   string
+	BootID string // of this boot
+}
+
+// file is the content of the file. The checksum is that of the bytes of Data.
+type file struct {
+	Version  int             `json:"version"`
+	Checksum string          `json:"checksum"`
+	Data     json.RawMessage `json:"data"`
+}
+
+// errDamaged means that a file is no record of prepared claims that this version can read.
+var errDamaged = errors.New("no record of prepared claims that can be read")
+
+// Load returns the record of this boot. After a restart of the machine it is empty: the kubelet
+// prepares each claim again. A file that is no record is set aside and the record is empty, too; who
+// holds what is then known from the kubelet's account alone.
+func (s Store) Load(log *slog.Logger) (*Checkpoint, error) {
+	empty := &Checkpoint{BootID: s.BootID}
+	data, err := record.Read(s.Path, maxCheckpoint)
+	var c *Checkpoint
+	if err == nil {
+		c, err = decode(data)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return empty, nil
+	case errors.Is(err, errDamaged), errors.Is(err, record.ErrInvalid):
+		return empty, s.setAside(log, err)
+	case err != nil:
+		return nil, fmt.Errorf("read the record of prepared claims: %w", err)
+	case c.BootID != s.BootID:
+		log.Info("the machine was restarted: the kubelet has claims prepared again", "path", s.Path, "claims", len(c.Claims))
+		return empty, nil
+	}
+	return c, nil
+}
+
+// setAside renames a file that is no record, so that a person can look at it.
+func (s Store) setAside(log *slog.Logger, why error) error {
+	bad := s.Path + ".bad-" + time.Now().UTC().Format("20060102T150405.000000000Z")
+	if err := os.Rename(s.Path, bad); err != nil {
+		return fmt.Errorf("set aside what is no record of prepared claims (%w): %w", why, err)
+	}
+	log.Error("the record of prepared claims cannot be used and was set aside; until it is complete again, the kubelet's account of its pods counts, too", "path", bad, "message", why.Error())
+	return nil
+}
+
+// decode reads a file's content.
+func decode(data []byte) (*Checkpoint, error) {
+	var f file
+	if err := strictJSON(data, &f); err != nil {
+		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	if f.Version != Version {
+		return nil, fmt.Errorf("%w: version %d, only %d is known", errDamaged, f.Version, Version)
+	}
+	if want := checksum(f.Data); f.Checksum != want {
+		return nil, fmt.Errorf("%w: its checksum is %.80q, and its content has %q", errDamaged, f.Checksum, want)
+	}
+	var c Checkpoint
+	if err := strictJSON(f.Data, &c); err != nil {
+		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	seen := map[types.UID]bool{}
+	for i, p := range c.Claims {
+		if p.UID == "" || seen[p.UID] {
+			return nil, fmt.Errorf("%w: claims[%d].uid is missing or listed twice", errDamaged, i)
+		}
+		seen[p.UID] = true
+	}
+	return &c, nil
+}
+
+// strictJSON decodes a whole document without unknown fields.
+func strictJSON(data []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return err
+	}
+	if d.More() {
+		return errors.New("more than one document")
+	}
+	return nil
+}
+
+// encode returns a file's content.
+func encode(c *Checkpoint) ([]byte, error) {
+	data, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(file{Version: Version, Checksum: checksum(data), Data: data})
+}
+
+func checksum(data []byte) string {
+	sum := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// Save replaces the file. After an error the old one is unchanged.
+func (s Store) Save(c *Checkpoint) error {
+	data, err := encode(c)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", s.Path, err)
+	}
+	return record.Write(s.Path, append(data, '\n'))
+}

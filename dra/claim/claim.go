@@ -1,0 +1,200 @@
+// Package claim prepares ResourceClaims: it checks that a claim may have the devices that the
+// scheduler has allocated to it, remembers that it has them, and returns their CDI names. It writes no
+// CDI specification; the toolkit's names every device.
+//
+// The record of prepared claims (checkpoint.go) is read at the beginning of each call and replaced
+// atomically at its end, so that two instances of the driver may run during an update, and a process may be
+// killed at any time. plan.go has the decision, which does no I/O.
+package claim
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/gpuready/gpuready/dra/inventory"
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// Preparer prepares claims. Its methods may not run concurrently, in this process or another: the
+// caller serialises them.
+type Preparer struct {
+	Store Store
+	Pool  string // of this node
+	// Inventory returns what the node offers now.
+	Inventory func() inventory.Inventory
+	// CDIName returns the name by which a container runtime injects a device, if it can: the
+	// specification and all that it names are there.
+	CDIName func(gpu.UUID) (string, error)
+	// Allocations returns the kubelet's account of the devices that pods hold.
+	Allocations func(ctx context.Context) ([]Allocation, error)
+	// Claim returns a claim from the API.
+	Claim func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error)
+	Log   *slog.Logger
+	// OnResult is called with the result of each claim, for the metrics; nil: nobody is interested.
+	OnResult func(operation string, err error)
+}
+
+// Allocation is a device that a pod holds according to the kubelet.
+type Allocation struct {
+	Pod      string               // namespace/name
+	Resource string               // "nvidia.com/gpu"; "": it is held by a claim
+	UUID     gpu.UUID             // with Resource
+	Claim    types.NamespacedName // without Resource
+	Pool     string               // without Resource
+	Device   string               // without Resource, the name in the pool
+}
+
+// Prepare prepares claims, and returns a result for each. Calling it again for a prepared claim
+// returns the same.
+func (p *Preparer) Prepare(ctx context.Context, claims []*resourceapi.ResourceClaim) map[types.UID]kubeletplugin.PrepareResult {
+	results := map[types.UID]kubeletplugin.PrepareResult{}
+	state, failed := p.readState(ctx)
+	for _, c := range claims {
+		devices, err := []kubeletplugin.Device(nil), failed
+		if failed == nil {
+			devices, err = p.prepareOne(ctx, c, state)
+		}
+		if err != nil {
+			err = fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
+		}
+		p.report("prepare", types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, c.UID, err)
+		results[c.UID] = kubeletplugin.PrepareResult{Err: err, Devices: devices}
+	}
+	return results
+}
+
+// nodeState is what the claims of one call depend on.
+type nodeState struct {
+	record      *Checkpoint
+	allocations []Allocation
+	inventory   inventory.Inventory
+}
+
+func (p *Preparer) readState(ctx context.Context) (s nodeState, err error) {
+	if s.record, err = p.Store.Load(p.Log); err != nil {
+		return s, fmt.Errorf("%w; next: make it readable, or remove it; the kubelet tries again", err)
+	}
+	if s.allocations, err = p.Allocations(ctx); err != nil {
+		return s, fmt.Errorf("the kubelet does not tell which devices pods hold: %w; next: see that the kubelet's PodResources socket is mounted; the kubelet tries again", err)
+	}
+	s.inventory = p.Inventory()
+	return s, nil
+}
+
+func (p *Preparer) prepareOne(ctx context.Context, c *resourceapi.ResourceClaim, s nodeState) ([]kubeletplugin.Device, error) {
+	held, err := p.heldDevices(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	wanted, err := plan(c, node{pool: p.Pool, inventory: s.inventory, held: held, prepared: s.record.Find(c.UID)})
+	if err != nil {
+		return nil, err
+	}
+	for i := range wanted.Devices {
+		d := &wanted.Devices[i]
+		if d.CDI, err = p.CDIName(d.UUID); err != nil {
+			return nil, fmt.Errorf("device %s (%s): no container can be given it: %w; next: see the log and state of gpu-toolkit on this node; the kubelet tries again", d.Name, d.UUID, err)
+		}
+	}
+	if changed := s.record.Put(wanted); changed {
+		if err := p.Store.Save(s.record); err != nil {
+			return nil, fmt.Errorf("its preparation cannot be recorded: %w; the kubelet tries again", err)
+		}
+	}
+	return wanted.result(p.Pool), nil
+}
+
+// Unprepare forgets claims, and returns a result for each. A claim that is not prepared is no error.
+func (p *Preparer) Unprepare(_ context.Context, claims []kubeletplugin.NamespacedObject) map[types.UID]error {
+	results := map[types.UID]error{}
+	record, err := p.Store.Load(p.Log)
+	changed := false
+	if err == nil {
+		for _, c := range claims {
+			changed = record.Remove(c.UID) || changed
+		}
+	}
+	if changed {
+		err = p.Store.Save(record)
+	}
+	for _, c := range claims {
+		results[c.UID] = nil
+		if err != nil {
+			results[c.UID] = fmt.Errorf("claim %s: its end cannot be recorded: %w; the kubelet tries again", c.NamespacedName, err)
+		}
+		p.report("unprepare", c.NamespacedName, c.UID, results[c.UID])
+	}
+	return results
+}
+
+func (p *Preparer) report(operation string, claim types.NamespacedName, uid types.UID, err error) {
+	if p.OnResult != nil {
+		p.OnResult(operation, err)
+	}
+	if err != nil {
+		p.Log.Error("claim refused", "operation", operation, "claim", claim.String(), "uid", string(uid), "message", err.Error())
+		return
+	}
+	p.Log.Info("claim done", "operation", operation, "claim", claim.String(), "uid", string(uid))
+}
+
+// claimTimeout bounds the lookup of a claim that the record lacks.
+const claimTimeout = 10 * time.Second
+
+// heldDevices returns the devices that claims and pods hold: by the record, and by the kubelet's
+// account, which has those that a lost record had. Of the latter only the API knows whether a claim
+// has administrative access, which holds nothing.
+func (p *Preparer) heldDevices(ctx context.Context, s nodeState) ([]holding, error) {
+	held := s.record.holdings()
+	admin := map[types.NamespacedName]bool{}
+	for _, a := range s.allocations {
+		if a.Resource != "" {
+			held = append(held, holding{uuid: a.UUID, by: fmt.Sprintf("pod %s, by the resource %s of the device plugin", a.Pod, a.Resource)})
+			continue
+		}
+		d, ours := s.inventory.Find(a.Device)
+		if a.Pool != p.Pool || !ours || s.record.hasClaim(a.Claim) {
+			continue
+		}
+		isAdmin, known := admin[a.Claim]
+		if !known {
+			var err error
+			if isAdmin, err = p.isAdmin(ctx, a.Claim); err != nil {
+				return nil, err
+			}
+			admin[a.Claim] = isAdmin
+		}
+		if !isAdmin {
+			held = append(held, holding{claim: a.Claim, uuid: d.UUID, parent: d.Parent, by: fmt.Sprintf("claim %s of pod %s", a.Claim, a.Pod)})
+		}
+	}
+	return held, nil
+}
+
+// isAdmin reports whether all that a claim has of this driver it has by administrative access. A
+// claim that is gone, or names another request than the pod's, counts as holding its devices.
+func (p *Preparer) isAdmin(ctx context.Context, name types.NamespacedName) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
+	defer cancel()
+	c, err := p.Claim(ctx, name.Namespace, name.Name)
+	switch {
+	case isNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("a pod holds claim %s, which the record of prepared claims lacks, and it cannot be read: %w; next: see that the API server can be reached; the kubelet tries again", name, err)
+	case c.Status.Allocation == nil:
+		return false, nil
+	}
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver == inventory.Driver && (r.AdminAccess == nil || !*r.AdminAccess) {
+			return false, nil
+		}
+	}
+	return true, nil
+}

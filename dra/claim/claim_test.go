@@ -1,0 +1,318 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/gpuready/gpuready/dra/inventory"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	boot  = "00000000-0000-4000-8000-000000000000"
+	later = "00000000-0000-4000-8000-000000000001"
+)
+
+// bench is a Preparer with everything that it depends on, to change.
+type bench struct {
+	Preparer
+	gpus        []nodestate.GPU
+	problem     inventory.Problem
+	allocations []Allocation
+	kubelet     error
+	cdi         map[gpu.UUID]error
+	claims      map[types.NamespacedName]*resourceapi.ResourceClaim
+	api         error
+}
+
+func newBench(t *testing.T) *bench {
+	b := &bench{cdi: map[gpu.UUID]error{}, claims: map[types.NamespacedName]*resourceapi.ResourceClaim{}}
+	for i := range 4 {
+		b.gpus = append(b.gpus, nodestate.GPU{UUID: gpu.UUID(fmt.Sprintf("GPU-%d", i)), Index: i, Minor: i, Condition: nodestate.Condition{Health: nodestate.Healthy}})
+	}
+	b.Preparer = Preparer{
+		Store: Store{Path: filepath.Join(t.TempDir(), "checkpoint.json"), BootID: boot}, Pool: "node-1", Log: slog.New(slog.DiscardHandler),
+		Inventory: func() inventory.Inventory {
+			return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: nodestate.ServeDRA, Inventory: b.gpus}}, b.problem, nil)
+		},
+		CDIName:     func(id gpu.UUID) (string, error) { return "k8s.gpuready.io/gpu=" + string(id), b.cdi[id] },
+		Allocations: func(context.Context) ([]Allocation, error) { return b.allocations, b.kubelet },
+		Claim: func(_ context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+			if c := b.claims[types.NamespacedName{Namespace: namespace, Name: name}]; c != nil {
+				return c, nil
+			}
+			if b.api != nil {
+				return nil, b.api
+			}
+			return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "resourceclaims"}, name)
+		},
+	}
+	return b
+}
+
+// allocated returns a claim with the devices allocated on node-1.
+func allocated(name string, devices ...string) *resourceapi.ResourceClaim {
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID("uid-" + name)}}
+	c.Status.Allocation = &resourceapi.AllocationResult{}
+	for i, d := range devices {
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
+			resourceapi.DeviceRequestAllocationResult{Request: fmt.Sprintf("gpu%d", i), Driver: inventory.Driver, Pool: "node-1", Device: d})
+	}
+	return c
+}
+
+func withConfig(c *resourceapi.ResourceClaim, parameters string, requests ...string) *resourceapi.ResourceClaim {
+	c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
+		Source: resourceapi.AllocationConfigSourceClaim, Requests: requests,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: inventory.Driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)}}},
+	})
+	return c
+}
+
+func asAdmin(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	for i := range c.Status.Allocation.Devices.Results {
+		c.Status.Allocation.Devices.Results[i].AdminAccess = new(true)
+	}
+	return c
+}
+
+func (b *bench) prepare(c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	r := b.Prepare(context.Background(), []*resourceapi.ResourceClaim{c})[c.UID]
+	return r.Devices, r.Err
+}
+
+func (b *bench) unprepare(c *resourceapi.ResourceClaim) error {
+	return b.Unprepare(context.Background(), []kubeletplugin.NamespacedObject{{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, UID: c.UID}})[c.UID]
+}
+
+func (b *bench) requirePrepared(t *testing.T, c *resourceapi.ResourceClaim, uuids ...string) {
+	t.Helper()
+	devices, err := b.prepare(c)
+	require.NoError(t, err)
+	var got []string
+	for _, d := range devices {
+		require.Equal(t, "node-1", d.PoolName)
+		got = append(got, d.CDIDeviceIDs...)
+	}
+	var want []string
+	for _, id := range uuids {
+		want = append(want, "k8s.gpuready.io/gpu="+id)
+	}
+	require.Equal(t, want, got)
+}
+
+func (b *bench) requireRefused(t *testing.T, c *resourceapi.ResourceClaim, parts ...string) {
+	t.Helper()
+	devices, err := b.prepare(c)
+	require.Error(t, err)
+	require.Empty(t, devices)
+	for _, part := range append(parts, "claim team/"+c.Name+": ") {
+		require.ErrorContains(t, err, part)
+	}
+	record, failed := b.Store.Load(b.Log)
+	require.NoError(t, failed)
+	require.Nil(t, record.Find(c.UID), "a refused claim is not recorded")
+}
+
+func TestPrepareIsIdempotentAndUnprepareEndsIt(t *testing.T) {
+	b := newBench(t)
+	c := allocated("job", "gpu-0", "gpu-3")
+	for range 2 {
+		b.requirePrepared(t, c, "GPU-0", "GPU-3")
+	}
+	devices, err := b.prepare(c)
+	require.NoError(t, err)
+	require.Equal(t, []string{"gpu0"}, devices[0].Requests)
+	require.Equal(t, "gpu-0", devices[0].DeviceName)
+	for range 2 {
+		require.NoError(t, b.unprepare(c))
+	}
+	b.requirePrepared(t, allocated("next", "gpu-0"), "GPU-0")
+}
+
+func TestDoubleUseIsRefused(t *testing.T) {
+	b := newBench(t)
+	b.requirePrepared(t, allocated("first", "gpu-0", "gpu-1"), "GPU-0", "GPU-1")
+	b.requireRefused(t, allocated("second", "gpu-1"), "device gpu-1 (GPU-1) is in use by claim team/first (uid-first); next: ")
+	b.requirePrepared(t, allocated("third", "gpu-2"), "GPU-2")
+	b.requirePrepared(t, asAdmin(allocated("watch", "gpu-0", "gpu-3")), "GPU-0", "GPU-3")
+	b.requirePrepared(t, allocated("fourth", "gpu-3"), "GPU-3")
+
+	results := newBench(t).Prepare(t.Context(), []*resourceapi.ResourceClaim{allocated("a", "gpu-0"), allocated("b", "gpu-0")})
+	require.NoError(t, results["uid-a"].Err)
+	require.ErrorContains(t, results["uid-b"].Err, "in use by claim team/a", "within one call, too")
+}
+
+func TestAMIGDeviceAndItsGPUExcludeEachOther(t *testing.T) {
+	b := newBench(t)
+	whole := b.gpus[0]
+	b.gpus[0].MIGEnabled = true
+	for i := range 2 {
+		b.gpus[0].MIG = append(b.gpus[0].MIG, nodestate.MIGDevice{UUID: gpu.UUID(fmt.Sprintf("MIG-%d", i)), Profile: "1g.10gb", GPUInstance: i, Condition: nodestate.Condition{Health: nodestate.Healthy}})
+	}
+	b.requirePrepared(t, allocated("one", "gpu-0-mig-1g10gb-0-0"), "MIG-0")
+	b.requirePrepared(t, allocated("two", "gpu-0-mig-1g10gb-1-0"), "MIG-1")
+	b.gpus[0] = whole
+	b.requireRefused(t, allocated("whole", "gpu-0"), "in use by claim team/one")
+}
+
+func TestWhatTheDevicePluginHasGivenIsRefused(t *testing.T) {
+	b := newBench(t)
+	b.allocations = []Allocation{{Pod: "team/old", Resource: "nvidia.com/gpu", UUID: "GPU-1"}}
+	b.requireRefused(t, allocated("job", "gpu-1"), "device gpu-1 (GPU-1) is in use by pod team/old, by the resource nvidia.com/gpu of the device plugin; next: ")
+	b.requirePrepared(t, allocated("job", "gpu-0"), "GPU-0")
+	b.kubelet = errors.New("connection refused")
+	b.requireRefused(t, allocated("other", "gpu-2"), "connection refused", "; next: ")
+}
+
+func TestRefusals(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*bench)
+		claim  *resourceapi.ResourceClaim
+		want   string
+	}{
+		"of another node": {claim: func() *resourceapi.ResourceClaim {
+			c := allocated("job", "gpu-0")
+			c.Status.Allocation.Devices.Results[0].Pool = "node-2"
+			return c
+		}(), want: "device gpu-0 is of pool node-2"},
+		"a device that is gone": {claim: allocated("job", "gpu-9"), want: "device gpu-9 is not on this node any more; next: "},
+		"no inventory": {change: func(b *bench) {
+			b.gpus = nil
+			b.problem = inventory.Problem{Reason: inventory.ReasonUnknown, Action: "wait"}
+		}, claim: allocated("job", "gpu-0"), want: "InventoryUnknown"},
+		"no CDI name": {change: func(b *bench) { b.cdi["GPU-0"] = errors.New("no specification has it") }, claim: allocated("job", "gpu-0"), want: "device gpu-0 (GPU-0): no container can be given it: no specification has it; next: "},
+		"unhealthy": {change: func(b *bench) {
+			b.gpus[0].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonXID, Message: "XID 79", Action: "reset it"}
+		}, claim: allocated("job", "gpu-0"), want: "device gpu-0 (GPU-0) is unhealthy: XID: XID 79; next: reset it"},
+		"a share": {claim: func() *resourceapi.ResourceClaim {
+			c := allocated("job", "gpu-0")
+			c.Status.Allocation.Devices.Results[0].ShareID = new(types.UID("s"))
+			return c
+		}(), want: "shares of a device are not served yet"},
+		"not allocated": {claim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "job", UID: "u"}}, want: "it is not allocated"},
+		"configuration": {claim: withConfig(allocated("job", "gpu-0"), `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS"}}`), want: "configuration 0 of the claim: parameters.sharing.strategy: MPS is not served yet"},
+		"wrong kind":    {claim: withConfig(allocated("job", "gpu-0"), `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"}`, "gpu0"), want: "MigDeviceConfig does not fit device gpu-0 of request gpu0; next: write GpuConfig"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			if c.change != nil {
+				c.change(b)
+			}
+			b.requireRefused(t, c.claim, c.want)
+		})
+	}
+}
+
+func TestAPreparedClaimKeepsADeviceThatBreaks(t *testing.T) {
+	b := newBench(t)
+	c := allocated("job", "gpu-0")
+	b.requirePrepared(t, c, "GPU-0")
+	b.gpus[0].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonXID}
+	b.requirePrepared(t, c, "GPU-0")
+	tolerant := allocated("repair", "gpu-1")
+	b.gpus[1].Condition = b.gpus[0].Condition
+	tolerant.Status.Allocation.Devices.Results[0].Tolerations = []resourceapi.DeviceToleration{{Key: inventory.TaintKey, Operator: resourceapi.DeviceTolerationOpExists}}
+	b.requirePrepared(t, tolerant, "GPU-1")
+}
+
+func TestClaimsOfOtherDriversAreNotOurs(t *testing.T) {
+	b := newBench(t)
+	c := allocated("domain", "channel-0")
+	c.Status.Allocation.Devices.Results[0].Driver = "compute-domain.nvidia.com"
+	b.requirePrepared(t, c)
+}
+
+func TestALostRecordIsMadeUpForByTheKubelet(t *testing.T) {
+	for name, damage := range map[string]func(data []byte) []byte{
+		"truncated":   func(data []byte) []byte { return data[:len(data)/2] },
+		"empty":       func([]byte) []byte { return nil },
+		"flipped":     func(data []byte) []byte { data[len(data)-20] ^= 1; return data },
+		"NVIDIA's":    func([]byte) []byte { return []byte(`{"checksum":1234,"v1":{"preparedClaims":{}},"v2":{}}`) },
+		"a later one": func([]byte) []byte { return []byte(`{"version":2,"checksum":"","data":{}}`) },
+		"listed twice": func([]byte) []byte {
+			return mustEncode(&Checkpoint{BootID: boot, Claims: []Prepared{{UID: "a"}, {UID: "a"}}})
+		},
+		"with more keys": func([]byte) []byte { return []byte(`{"version":1,"checksum":"","data":{},"more":1}`) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			holder, watcher := allocated("holder", "gpu-0"), asAdmin(allocated("watcher", "gpu-1"))
+			b.requirePrepared(t, holder, "GPU-0")
+			data, err := os.ReadFile(b.Store.Path)
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(b.Store.Path, damage(data), 0o644))
+			b.allocations = []Allocation{
+				{Pod: "team/a", Claim: types.NamespacedName{Namespace: "team", Name: "holder"}, Pool: "node-1", Device: "gpu-0"},
+				{Pod: "team/b", Claim: types.NamespacedName{Namespace: "team", Name: "watcher"}, Pool: "node-1", Device: "gpu-1"},
+				{Pod: "team/c", Claim: types.NamespacedName{Namespace: "team", Name: "deleted"}, Pool: "node-1", Device: "gpu-2"},
+				{Pod: "team/d", Claim: types.NamespacedName{Namespace: "team", Name: "elsewhere"}, Pool: "node-2", Device: "gpu-3"},
+			}
+			for _, c := range []*resourceapi.ResourceClaim{holder, watcher} {
+				b.claims[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = c
+			}
+			b.requireRefused(t, allocated("thief", "gpu-0"), "in use by claim team/holder of pod team/a")
+			b.requireRefused(t, allocated("thief", "gpu-2"), "in use by claim team/deleted of pod team/c")
+			b.requirePrepared(t, allocated("other", "gpu-1", "gpu-3"), "GPU-1", "GPU-3")
+			b.requirePrepared(t, holder, "GPU-0")
+			aside, err := filepath.Glob(b.Store.Path + ".bad-*")
+			require.NoError(t, err)
+			require.Len(t, aside, 1, "a person can look at it")
+		})
+	}
+}
+
+func TestAnUnknownHolderIsNotGuessed(t *testing.T) {
+	b := newBench(t)
+	b.allocations = []Allocation{{Pod: "team/a", Claim: types.NamespacedName{Namespace: "team", Name: "x"}, Pool: "node-1", Device: "gpu-0"}}
+	b.api = errors.New("connection refused")
+	b.requireRefused(t, allocated("job", "gpu-1"), "a pod holds claim team/x, which the record of prepared claims lacks", "connection refused", "; next: ")
+}
+
+func TestARebootPreparesAgain(t *testing.T) {
+	b := newBench(t)
+	b.requirePrepared(t, allocated("before", "gpu-0"), "GPU-0")
+	b.Store.BootID = later
+	b.requirePrepared(t, allocated("after", "gpu-0"), "GPU-0")
+	require.NoError(t, b.unprepare(allocated("before", "gpu-0")))
+	b.requireRefused(t, allocated("third", "gpu-0"), "in use by claim team/after")
+}
+
+func TestAFullDiskPreparesNothing(t *testing.T) {
+	b := newBench(t)
+	b.requirePrepared(t, allocated("first", "gpu-0"), "GPU-0")
+	dir := filepath.Dir(b.Store.Path)
+	full := filepath.Join(dir, "full")
+	require.NoError(t, os.Mkdir(full, 0o755))
+	b.Store.Path = filepath.Join(full, "x", "checkpoint.json")
+	require.NoError(t, os.WriteFile(filepath.Join(full, "x"), nil, 0o644)) // no folder can be made
+	_, err := b.prepare(allocated("second", "gpu-1"))
+	require.ErrorContains(t, err, "claim team/second: ")
+	require.Error(t, b.unprepare(allocated("second", "gpu-1")))
+}
+
+func mustEncode(c *Checkpoint) []byte {
+	data, err := encode(c)
+	if err != nil {
+		panic(err)
+	}
+	return data
+}

@@ -1,0 +1,140 @@
+package claim
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpuready/gpuready/dra/inventory"
+	"github.com/gpuready/gpuready/internal/config"
+)
+
+// The API of the configuration that claims and DeviceClasses may carry for this driver: NVIDIA's
+// (api/nvidia.com/resource/v1beta1 of k8s-dra-driver-gpu).
+const (
+	configVersion = "resource.nvidia.com/v1beta1"
+	kindGPU       = "GpuConfig"
+	kindMIG       = "MigDeviceConfig"
+)
+
+// deviceConfig has the fields of GpuConfig and MigDeviceConfig.
+type deviceConfig struct {
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Sharing    *sharing `json:"sharing,omitempty"`
+}
+
+type sharing struct {
+	Strategy    string       `json:"strategy"`
+	TimeSlicing *timeSlicing `json:"timeSlicingConfig,omitempty"`
+	MPS         *mps         `json:"mpsConfig,omitempty"`
+}
+
+type timeSlicing struct {
+	Interval *string `json:"interval,omitempty"`
+}
+
+// mps has the fields of MpsConfig. They are decoded so that a mistake in one is named; none is served.
+type mps struct {
+	ThreadPercentage *int                       `json:"defaultActiveThreadPercentage,omitempty"`
+	MemoryLimit      *json.RawMessage           `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
+	PerDeviceLimit   map[string]json.RawMessage `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
+}
+
+// The sharing strategies, and the one interval that needs no change of the GPU.
+const (
+	strategyTimeSlicing = "TimeSlicing"
+	strategyMPS         = "MPS"
+	intervalDefault     = "Default"
+)
+
+// parseConfig decodes the parameters of an opaque configuration. Everything that it does not know is
+// an error, with the path of the field.
+func parseConfig(data []byte) (deviceConfig, error) {
+	// The version first: a configuration of another version has other fields.
+	var head struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return deviceConfig{}, fmt.Errorf("parameters: %w", err)
+	}
+	if head.APIVersion != configVersion {
+		return deviceConfig{}, fmt.Errorf("parameters.apiVersion: %.80q is not known here, only %s", head.APIVersion, configVersion)
+	}
+	if head.Kind != kindGPU && head.Kind != kindMIG {
+		return deviceConfig{}, fmt.Errorf("parameters.kind: %.80q is not known here, only %s and %s", head.Kind, kindGPU, kindMIG)
+	}
+	var c deviceConfig
+	if err := config.Strict(data, &c, "parameters"); err != nil {
+		return deviceConfig{}, fmt.Errorf("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return c, c.check()
+}
+
+// check refuses what this driver cannot do, rather than to ignore it.
+func (c deviceConfig) check() error {
+	s := c.Sharing
+	if s == nil {
+		return nil
+	}
+	switch {
+	case s.Strategy == strategyMPS:
+		return fmt.Errorf("parameters.sharing.strategy: MPS is not served yet; next: leave sharing out, or share the GPU by the device plugin (docs/sharing.md)")
+	case s.Strategy != strategyTimeSlicing:
+		return fmt.Errorf("parameters.sharing.strategy: %.80q is not known here, only %s and %s", s.Strategy, strategyTimeSlicing, strategyMPS)
+	case s.MPS != nil:
+		return fmt.Errorf("parameters.sharing.mpsConfig: does not belong to the strategy %s", strategyTimeSlicing)
+	case s.TimeSlicing != nil && c.Kind == kindMIG:
+		return fmt.Errorf("parameters.sharing.timeSlicingConfig: a MIG device has none")
+	case s.TimeSlicing != nil && s.TimeSlicing.Interval != nil && *s.TimeSlicing.Interval != intervalDefault:
+		return fmt.Errorf("parameters.sharing.timeSlicingConfig.interval: %.80q is not served yet, only %s; next: leave it out", *s.TimeSlicing.Interval, intervalDefault)
+	}
+	return nil
+}
+
+// checkConfigs checks the configurations for this driver that an allocation carries.
+func checkConfigs(allocated resourceapi.DeviceAllocationResult, devices []PreparedDevice) error {
+	for i, one := range allocated.Config {
+		if one.Opaque == nil || one.Opaque.Driver != inventory.Driver {
+			continue
+		}
+		fail := func(err error) error {
+			from := "of the claim"
+			if one.Source == resourceapi.AllocationConfigSourceClass {
+				from = "of the DeviceClass"
+			}
+			return fmt.Errorf("configuration %d %s: %w", i, from, err)
+		}
+		c, err := parseConfig(one.Opaque.Parameters.Raw)
+		if err != nil {
+			return fail(err)
+		}
+		for _, d := range devices {
+			if len(one.Requests) == 0 || !slices.ContainsFunc(one.Requests, func(r string) bool { return isRequest(r, d.Request) }) {
+				continue // one for all requests concerns the devices of its kind
+			}
+			if isMIG := d.Parent != ""; isMIG != (c.Kind == kindMIG) {
+				return fail(fmt.Errorf("parameters.kind: %s does not fit device %s of request %s; next: write %s", c.Kind, d.Name, d.Request, kindFor(isMIG)))
+			}
+		}
+	}
+	return nil
+}
+
+// isRequest reports whether a configuration for a request is for the request of a result, which
+// names a subrequest, too, if there is one: "gpu/big".
+func isRequest(configured, allocated string) bool {
+	main, _, _ := strings.Cut(allocated, "/")
+	return configured == allocated || configured == main
+}
+
+func kindFor(isMIG bool) string {
+	if isMIG {
+		return kindMIG
+	}
+	return kindGPU
+}

@@ -1,0 +1,121 @@
+package claim
+
+import (
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"github.com/gpuready/gpuready/dra/inventory"
+	"github.com/gpuready/gpuready/internal/gpu"
+)
+
+// node is what a claim's preparation depends on.
+type node struct {
+	pool      string
+	inventory inventory.Inventory
+	held      []holding
+	prepared  *Prepared // the claim's own record; nil: it is not prepared
+}
+
+// holding is a device that somebody holds.
+type holding struct {
+	uid    types.UID            // of the claim, from the record
+	claim  types.NamespacedName // of the claim; zero: a pod holds it by a resource
+	uuid   gpu.UUID
+	parent gpu.UUID
+	by     string // who, for people
+}
+
+// plan returns the record of a claim that is prepared, still without CDI names, or why it cannot be.
+func plan(c *resourceapi.ResourceClaim, n node) (Prepared, error) {
+	wanted := Prepared{UID: c.UID, Namespace: c.Namespace, Name: c.Name}
+	if c.Status.Allocation == nil {
+		return wanted, fmt.Errorf("it is not allocated; next: wait for the scheduler")
+	}
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver != inventory.Driver {
+			continue // such as those of a ComputeDomain
+		}
+		d, err := n.planDevice(c, r)
+		if err != nil {
+			return wanted, err
+		}
+		wanted.Devices = append(wanted.Devices, d)
+	}
+	return wanted, checkConfigs(c.Status.Allocation.Devices, wanted.Devices)
+}
+
+// planDevice checks one result of an allocation.
+func (n node) planDevice(c *resourceapi.ResourceClaim, r resourceapi.DeviceRequestAllocationResult) (PreparedDevice, error) {
+	if r.Pool != n.pool {
+		return PreparedDevice{}, fmt.Errorf("device %s is of pool %s, and this node serves pool %s; next: delete the pod, so that it is scheduled again", r.Device, r.Pool, n.pool)
+	}
+	d, found := n.inventory.Find(r.Device)
+	if !found {
+		if why := n.inventory.Why.String(); why != "" {
+			return PreparedDevice{}, fmt.Errorf("device %s is not offered now: %s", r.Device, why)
+		}
+		return PreparedDevice{}, fmt.Errorf("device %s is not on this node any more; next: delete the pod, so that it is scheduled again", r.Device)
+	}
+	if r.ShareID != nil {
+		return PreparedDevice{}, fmt.Errorf("device %s: shares of a device are not served yet; next: request whole devices", r.Device)
+	}
+	p := PreparedDevice{Request: r.Request, Name: d.Name, UUID: d.UUID, Parent: d.Parent, Admin: r.AdminAccess != nil && *r.AdminAccess}
+	if !n.isPrepared(p) {
+		if err := checkHealth(d, r.Tolerations); err != nil {
+			return PreparedDevice{}, err
+		}
+	}
+	if p.Admin {
+		return p, nil
+	}
+	for _, h := range n.held {
+		own := h.uid == c.UID && h.uid != "" || h.claim == types.NamespacedName{Namespace: c.Namespace, Name: c.Name} && h.uid == ""
+		if !own && inventory.Overlaps(d.UUID, d.Parent, h.uuid, h.parent) {
+			return PreparedDevice{}, fmt.Errorf("device %s (%s) is in use by %s; next: wait until that has ended, or delete this pod, so that it is scheduled again", d.Name, d.UUID, h.by)
+		}
+	}
+	return p, nil
+}
+
+// isPrepared reports whether the claim has this device already. It then keeps it even if the device
+// has become unhealthy since.
+func (n node) isPrepared(d PreparedDevice) bool {
+	if n.prepared == nil {
+		return false
+	}
+	for _, has := range n.prepared.Devices {
+		if has.Name == d.Name && has.UUID == d.UUID {
+			return true
+		}
+	}
+	return false
+}
+
+// checkHealth refuses an unhealthy device, unless the claim tolerates its taint. The scheduler may
+// have allocated it just before the taint was published.
+func checkHealth(d inventory.Device, tolerations []resourceapi.DeviceToleration) error {
+	for _, taint := range d.API.Taints {
+		tolerated := false
+		for _, t := range tolerations {
+			tolerated = tolerated || resourceclaim.ToleratesTaint(t, taint)
+		}
+		if !tolerated {
+			text := fmt.Sprintf("device %s (%s) is unhealthy: %s", d.Name, d.UUID, d.Fault.Reason)
+			if d.Fault.Message != "" {
+				text += ": " + d.Fault.Message
+			}
+			next := "delete the pod, so that it is scheduled again"
+			if d.Fault.Action != "" {
+				next = d.Fault.Action
+			}
+			return fmt.Errorf("%s; next: %s", text, next)
+		}
+	}
+	return nil
+}
+
+func isNotFound(err error) bool { return apierrors.IsNotFound(err) }

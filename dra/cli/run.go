@@ -1,0 +1,118 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/klog/v2"
+
+	"github.com/gpuready/gpuready/dra/plugin"
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/program"
+)
+
+const runUsage = `Publish this node's GPUs and MIG devices as ResourceSlices of the driver gpu.nvidia.com, and prepare
+the claims of its pods, until SIGTERM.
+
+Usage:
+  gpu-dra-driver [run] [flags]
+
+Examples:
+  gpu-dra-driver                                     # in a pod, with NODE_NAME and POD_UID set
+  gpu-dra-driver --kubeconfig ~/.kube/config --node-name node-1
+  gpu-dra-driver --cdi-kind nvidia.com/gpu           # give containers the names that people know
+  gpu-dra-driver --host-root /host --listen=
+`
+
+// runOptions holds the flags of run.
+type runOptions struct {
+	*options
+	kubeconfig, podUID, kubeletDir, podResources string
+	cdiDir, cdiKind, listen, logFormat           string
+	checkNodes                                   bool
+	silence                                      time.Duration
+}
+
+func newRunOptions(stdout io.Writer) *runOptions {
+	o := &runOptions{options: newOptions("run", runUsage, stdout)}
+	f := o.flags
+	f.StringVar(&o.podUID, "pod-uid", "", "UID of this program's pod, with which two instances may run during an update (Kubernetes 1.33); empty: one at a time")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "file that names the API server; empty: the service account of the pod")
+	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, with plugins and plugins_registry; the same path for the kubelet and this program")
+	f.StringVar(&o.podResources, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "the kubelet's PodResources socket")
+	f.StringVar(&o.cdiDir, "cdi-output-dir", cdi.DynamicDir, "folder of the toolkit's CDI specs, on the host; it is only read")
+	f.StringVar(&o.cdiKind, "cdi-kind", cdi.KindGPU, "kind of the CDI devices that containers are given; the toolkit names every GPU and MIG device in it")
+	f.BoolVar(&o.checkNodes, "check-device-nodes", true, "prepare a claim only if the device nodes that the CDI spec names exist in the host's /dev, seen below --host-root")
+	f.DurationVar(&o.silence, "silence-limit", plugin.DefaultSilence, "time after which the GPUs get a taint if gpu-device-plugin does not run")
+	f.StringVar(&o.listen, "listen", ":9407", "address for /healthz, /readyz, /metrics; empty: none")
+	f.AddLogFormat(&o.logFormat)
+	for flag, variable := range map[string]string{
+		"pod-uid": "POD_UID", "kubeconfig": "KUBECONFIG", "kubelet-dir": "KUBELET_DIR", "pod-resources-socket": "POD_RESOURCES_SOCKET", "cdi-output-dir": "CDI_OUTPUT_DIR",
+		"cdi-kind": "CDI_KIND", "check-device-nodes": "CHECK_DEVICE_NODES", "silence-limit": "SILENCE_LIMIT", "listen": "LISTEN_ADDRESS",
+	} {
+		f.Env[flag] = variable
+	}
+	return o
+}
+
+func runDriver(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o := newRunOptions(stdout)
+	if err := o.read(args, "kubelet-dir", "pod-resources-socket", "cdi-output-dir"); err != nil {
+		return err
+	}
+	if o.silence < 0 {
+		return program.UsageErrorf("--silence-limit %v is negative", o.silence)
+	}
+	log, err := program.NewLog(stderr, "dra-driver", o.logFormat, "")
+	if err != nil {
+		return err
+	}
+	klog.SetSlogLogger(log)
+	client, err := o.client()
+	if err != nil {
+		return err
+	}
+	cfg := plugin.Config{
+		NodeName: o.nodeName, PodUID: o.podUID, Client: client, KubeletDir: o.kubeletDir, PodResources: o.podResources, HostRoot: o.hostRoot,
+		StateDir: o.stateDir, CDIDir: o.cdiDir, CDIKind: o.cdiKind, Listen: o.listen, Silence: o.silence, PCIeRoot: readPCIeRoot, Log: log,
+	}
+	if o.checkNodes {
+		cfg.DevDir = "/dev"
+	}
+	log.Info("starting", "node", o.nodeName, "pid", os.Getpid())
+	return plugin.Run(ctx, cfg)
+}
+
+// client returns a client of the API server.
+func (o *runOptions) client() (kubernetes.Interface, error) {
+	var c *rest.Config
+	var err error
+	if o.kubeconfig == "" {
+		if c, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("%w; next: run it in a pod with a service account, or name a --kubeconfig", err)
+		}
+	} else if c, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig); err != nil {
+		return nil, program.UsageErrorf("--kubeconfig %s: %s", o.kubeconfig, strings.TrimSpace(err.Error()))
+	}
+	c.UserAgent = "gpu-dra-driver"
+	c.ContentType, c.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
+	return kubernetes.NewForConfig(c)
+}
+
+// readPCIeRoot reads the PCIe root of a GPU from sysfs; "": it has none there, as a simulated one.
+func readPCIeRoot(address gpu.PCIAddress) string {
+	root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(string(address))
+	if err != nil || root.Value.StringValue == nil {
+		return ""
+	}
+	return *root.Value.StringValue
+}
