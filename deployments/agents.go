@@ -49,6 +49,7 @@ var (
 	Toolkit         = Agent{"toolkit", "nvidia-container-toolkit-daemonset", "toolkit"}
 	DevicePlugin    = Agent{"device-plugin", "nvidia-device-plugin-daemonset", "device-plugin"}
 	MPS             = Agent{"mps", "nvidia-device-plugin-mps-control-daemon", "device-plugin"}
+	DRADriver       = Agent{"dra-driver", "gpu-dra-driver", "dra-driver"}
 	Validator       = Agent{"validator", "nvidia-operator-validator", "validator"}
 	Driver          = Agent{"driver", "nvidia-driver-daemonset", "driver"}
 	DriverSimulator = Agent{"driver-simulator", "nvidia-driver-daemonset", "driver-simulator"}
@@ -56,7 +57,7 @@ var (
 
 // agents returns every agent.
 func agents() []Agent {
-	return []Agent{Toolkit, DevicePlugin, MPS, Validator, Driver, DriverSimulator}
+	return []Agent{Toolkit, DevicePlugin, DRADriver, MPS, Validator, Driver, DriverSimulator}
 }
 
 // startupKeys returns the startup taints that the agents tolerate and the validator may

@@ -58,6 +58,14 @@ docs/toolkit.md; gpu-toolkit plan on a node prints beforehand what would be chan
 		parts: []string{"namespace.tmpl", "device-plugin.tmpl"},
 	},
 	{
+		name: "dra-driver.yaml",
+		about: `The DRA driver: the GPUs as ResourceSlices, and pods with ResourceClaims. Kubernetes 1.34 or
+newer. Apply it after gpuready.yaml, and let the device plugin register nothing:
+kubectl -n gpuready set env daemonset/nvidia-device-plugin-daemonset GPU_SERVE=dra
+See docs/dra.md.`,
+		parts: []string{"dra-driver.tmpl"},
+	},
+	{
 		name: "mps.yaml",
 		about: `MPS control daemons, for nodes whose device plugin shares GPUs by MPS: apply it after
 one of the others, which creates the namespace; deleting this one keeps it. See

@@ -44,6 +44,7 @@ func TestArchitectureNamesTheFoldersOfEachComponent(t *testing.T) {
 	}{
 		{"driver", "### The driver's packages"},
 		{"deviceplugin", "### The device plugin's packages"},
+		{"dra", "### The DRA driver's packages"},
 		{"toolkit", "### The toolkit's packages"},
 		{"validator", "### The validator's packages"},
 		{"operator", "### The operator's packages"},

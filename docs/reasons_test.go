@@ -169,6 +169,16 @@ func TestEveryReasonOfTheDriverIsDocumented(t *testing.T) {
 	agree(t, "driver.md", reasons, documented(t, "driver.md", true))
 }
 
+func TestEveryReasonOfTheDRADriverIsDocumented(t *testing.T) {
+	reasons := map[string]bool{}
+	sources(t, "../dra", func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
+	// The device plugin's own, by which a device was left out on purpose.
+	delete(reasons, "Excluded")
+	delete(reasons, "NotIncluded")
+	require.Greater(t, len(reasons), 3, "the code has reasons")
+	agree(t, "dra.md", reasons, documented(t, "dra.md", true))
+}
+
 // A reason of the validator has a row of three columns: the reason, its meaning, and the
 // next action. Reasons of other components are on their own pages.
 func TestEveryReasonOfTheValidatorIsDocumented(t *testing.T) {
@@ -248,7 +258,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 		written[m[1]] = true
 	}
 	words := map[string]bool{}
-	for _, folder := range []string{"../deviceplugin", "../toolkit", "../validator", "../operator", "../internal"} {
+	for _, folder := range []string{"../deviceplugin", "../dra", "../toolkit", "../validator", "../operator", "../internal"} {
 		sources(t, folder, func(_ string, f *ast.File) {
 			ast.Inspect(f, func(n ast.Node) bool {
 				if e, is := n.(ast.Expr); is {

@@ -68,30 +68,30 @@ func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	switch s.mu.Lock(); {
 	case s.down:
 		s.mu.Unlock()
-		answer(w, http.StatusServiceUnavailable, &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonServiceUnavailable, Message: "down"})
+		writeObject(w, http.StatusServiceUnavailable, &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonServiceUnavailable, Message: "down"})
 	case r.Method == http.MethodGet && r.URL.Path == "/api/v1/nodes/node-1":
 		s.mu.Unlock()
-		answer(w, http.StatusOK, &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}})
+		writeObject(w, http.StatusOK, &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}})
 	case r.Method == http.MethodGet && strings.HasPrefix(r.URL.Path, claimsPath):
 		namespace, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, claimsPath), "/")
 		c := s.claims[namespace+"/"+strings.TrimPrefix(rest, "resourceclaims/")]
 		s.mu.Unlock()
 		if c == nil {
-			answer(w, http.StatusNotFound, &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Message: "no such claim", Code: http.StatusNotFound})
+			writeObject(w, http.StatusNotFound, &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Message: "no such claim", Code: http.StatusNotFound})
 			return
 		}
-		answer(w, http.StatusOK, c)
+		writeObject(w, http.StatusOK, c)
 	case !strings.HasPrefix(r.URL.Path, slicesPath):
 		s.refused = append(s.refused, r.Method+" "+r.URL.Path)
 		s.mu.Unlock()
-		answer(w, http.StatusForbidden, &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Message: "forbidden", Code: http.StatusForbidden})
+		writeObject(w, http.StatusForbidden, &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Message: "forbidden", Code: http.StatusForbidden})
 	case r.URL.Query().Get("watch") != "":
 		s.mu.Unlock()
 		s.watch(w, r)
 	default:
 		code, object := s.handleSlice(r, name)
 		s.mu.Unlock()
-		answer(w, code, object)
+		writeObject(w, code, object)
 	}
 }
 
@@ -151,7 +151,7 @@ func (s *apiServer) record(event string, slice *resourceapi.ResourceSlice) {
 // watch sends the events after a version.
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Get("sendInitialEvents") != "" { // as servers before 1.32
-		answer(w, http.StatusUnprocessableEntity, &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Message: "sendInitialEvents is not served", Code: http.StatusUnprocessableEntity})
+		writeObject(w, http.StatusUnprocessableEntity, &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Message: "sendInitialEvents is not served", Code: http.StatusUnprocessableEntity})
 		return
 	}
 	next, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
@@ -174,7 +174,7 @@ func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func answer(w http.ResponseWriter, code int, object any) {
+func writeObject(w http.ResponseWriter, code int, object any) {
 	if status, is := object.(*metav1.Status); is {
 		status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
 	}

@@ -73,6 +73,17 @@ func (n *node) writeSpec(gpus ...int) {
 	data, err := json.Marshal(item{"cdiVersion": "0.6.0", "kind": "k8s.gpuready.io/gpu", "devices": devices})
 	require.NoError(n.t, err)
 	require.NoError(n.t, os.WriteFile(filepath.Join(n.dir, "host/var/run/cdi/gpu.json"), data, 0o644))
+	names := []string{}
+	for _, i := range gpus {
+		names = append(names, string(gpuID(i)))
+	}
+	n.writeToolkit(nodestate.Spec{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/gpu.json", Devices: names})
+}
+
+// writeToolkit writes the toolkit's state.
+func (n *node) writeToolkit(specs ...nodestate.Spec) {
+	require.NoError(n.t, nodestate.Write(filepath.Join(n.dir, "host/state/toolkit"), nodestate.State{
+		Component: nodestate.Toolkit, Phase: nodestate.Ready, Toolkit: &nodestate.ToolkitInfo{Specs: specs}}))
 }
 
 // writeState writes the state as a living device plugin does.
@@ -92,7 +103,7 @@ func (n *node) writeState() {
 func (n *node) start(podUID string, args ...string) *built.Process {
 	return built.Start(n.t, "gpu-dra-driver", append([]string{
 		"--node-name=node-1", "--pod-uid=" + podUID, "--kubeconfig=" + n.api.kubeconfig(n.t, n.dir), "--kubelet-dir=" + n.dir, "--pod-resources-socket=" + filepath.Join(n.dir, "kubelet.sock"),
-		"--host-root=" + filepath.Join(n.dir, "host"), "--state-dir=/state", "--listen=", "--silence-limit=100ms",
+		"--host-root=" + filepath.Join(n.dir, "host"), "--state-dir=/state", "--listen=", "--silence-limit=100ms", "--check-device-nodes",
 	}, args...))
 }
 
@@ -208,6 +219,10 @@ func TestTheKubeletGetsCDINames(t *testing.T) {
 	require.Contains(t, refusal, "in use by pod team/old, by the resource nvidia.com/gpu of the device plugin")
 
 	n.writeSpec(0, 1, 2)
+	_, refusal, err = prepare(t.Context(), client, n.claim("fourth", "gpu-3"))
+	require.NoError(t, err)
+	require.Contains(t, refusal, "no container can be given it: gpu-toolkit does not name k8s.gpuready.io/gpu="+string(gpuID(3)))
+	n.writeToolkit(nodestate.Spec{Kind: "k8s.gpuready.io/gpu", Path: "/var/run/cdi/gpu.json", Devices: []string{string(gpuID(3))}})
 	_, refusal, err = prepare(t.Context(), client, n.claim("fourth", "gpu-3"))
 	require.NoError(t, err)
 	require.Contains(t, refusal, "no container can be given it: CDI device cannot be resolved")

@@ -7,7 +7,7 @@
 #	make images ARCH=arm64                   cross-built, in bin/arm64/images
 #	make images IMAGE_ARGS='toolkit -o json' one of them; see bin/tools/images --help
 VERSION          ?= v0.1.0
-IMAGE_NAMES      := cuda-samples device-plugin driver driver-simulator operator toolkit validator
+IMAGE_NAMES      := cuda-samples device-plugin dra-driver driver driver-simulator operator toolkit validator
 IMAGE_REPOSITORY ?= docker.io/gpuready
 
 # If empty, the base is assembled from packages of this machine's distribution.

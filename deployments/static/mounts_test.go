@@ -29,6 +29,10 @@ var hostFolders = map[string][]string{
 		"/run/nvidia/validations rw", "/run/nvidia/gpuready/validator rw", "/run/nvidia/gpuready ro",
 		"/var/lib/kubelet/pod-resources ro", "/var/run/cdi ro", "/etc/cdi ro",
 	},
+	"dra-driver": {
+		"/var/lib/kubelet/plugins/gpu.nvidia.com rw", "/var/lib/kubelet/plugins_registry rw", "/var/lib/kubelet/pod-resources ro",
+		"/run/nvidia/gpuready/deviceplugin ro", "/run/nvidia/gpuready/toolkit ro", "/var/run/cdi ro",
+	},
 	"wait": {"/run/nvidia/gpuready/toolkit ro", "/run/nvidia/gpuready ro", "/run/nvidia/validations ro"},
 	// User nobody: it reads, once, what any user may read.
 	"host-driver (nobody)": {"/ ro HostToContainer"},

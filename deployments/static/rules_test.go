@@ -47,6 +47,7 @@ type workload struct {
 // programs are the programs of our images.
 var programs = map[string]string{
 	"gpuready/device-plugin":    "gpu-device-plugin",
+	"gpuready/dra-driver":       "gpu-dra-driver",
 	"gpuready/toolkit":          "gpu-toolkit",
 	"gpuready/validator":        "gpu-validator",
 	"gpuready/cuda-samples":     "vectoradd",
@@ -304,9 +305,9 @@ func TestMPSSharedMemoryIsVisibleToTheHost(t *testing.T) {
 }
 
 // tokenUsers use the API server.
-var tokenUsers = []string{"gpu-validator", "gpuready-operator"}
+var tokenUsers = []string{"gpu-validator", "gpuready-operator", "gpu-dra-driver"}
 
-func TestOnlyValidatorAndOperatorHaveAToken(t *testing.T) {
+func TestOnlyListedAgentsHaveAToken(t *testing.T) {
 	for _, w := range workloads(t) {
 		automount := w.pod.Spec.AutomountServiceAccountToken
 		require.NotNil(t, automount, w)
@@ -324,7 +325,7 @@ func TestOnlyValidatorAndOperatorHaveAToken(t *testing.T) {
 }
 
 func TestRightsAreExactlyThoseUsed(t *testing.T) {
-	agents, mig, exporter := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	agents, mig, exporter, dra := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, d := range documents(t) {
 		rights := agents
 		switch d.file {
@@ -334,19 +335,25 @@ func TestRightsAreExactlyThoseUsed(t *testing.T) {
 			rights = mig
 		case "dcgm-exporter.yaml":
 			rights = exporter
+		case "dra-driver.yaml":
+			rights = dra
 		}
 		switch d.kind {
 		case "Role", "ClusterRole":
 			var role rbacv1.Role
 			require.NoError(t, yaml.UnmarshalStrict(d.yaml, &role))
 			for _, r := range role.Rules {
-				require.Equal(t, []string{""}, r.APIGroups, d.name)
+				require.Len(t, r.APIGroups, 1, d.name)
+				require.True(t, r.APIGroups[0] == "" || d.file == "dra-driver.yaml" && r.APIGroups[0] == "resource.k8s.io", d.name)
 				rights[role.Namespace+"/"+strings.Join(r.Resources, ",")+": "+strings.Join(r.Verbs, ",")] = true
 			}
 		case "RoleBinding", "ClusterRoleBinding":
 			var binding rbacv1.RoleBinding
 			require.NoError(t, yaml.UnmarshalStrict(d.yaml, &binding))
 			want := rbacv1.Subject{Kind: "ServiceAccount", Name: "gpu-validator", Namespace: "gpuready"}
+			if d.file == "dra-driver.yaml" {
+				want.Name = "gpu-dra-driver"
+			}
 			if account, ok := map[string]string{"mig-manager.yaml": "gpu-mig-manager", "dcgm-exporter.yaml": "gpu-dcgm-exporter"}[d.file]; ok {
 				want = rbacv1.Subject{Kind: "ServiceAccount", Name: account, Namespace: operatorNamespace}
 			}
@@ -363,6 +370,9 @@ func TestRightsAreExactlyThoseUsed(t *testing.T) {
 		operatorNamespace + "/pods: get,list,watch,delete,deletecollection": true,
 	}, mig)
 	require.Equal(t, map[string]bool{"/pods: get,list,watch": true}, exporter)
+	require.Equal(t, map[string]bool{
+		"/resourceslices: list,watch,create,update,delete": true, "/resourceclaims: get": true, "/nodes: get": true,
+	}, dra)
 }
 
 // The MIG manager's token may change Nodes.
@@ -452,14 +462,19 @@ func TestSelectorsMatchTheirPods(t *testing.T) {
 	}
 }
 
-func TestNoNodeHasTwoAgents(t *testing.T) {
+func TestOnlyTheDRADriverMayRunTwiceOnANode(t *testing.T) {
 	for _, w := range workloads(t) {
 		if w.kind != "DaemonSet" {
 			continue
 		}
 		require.Equal(t, appsv1.RollingUpdateDaemonSetStrategyType, w.update.Type, w)
-		require.Zero(t, w.update.RollingUpdate.MaxSurge.IntValue(), w)
 		require.NotNil(t, w.update.RollingUpdate.MaxUnavailable, w)
+		if w.name == "gpu-dra-driver" { // it shares its record with its successor
+			require.Equal(t, "10%", w.update.RollingUpdate.MaxSurge.StrVal, w)
+			require.Zero(t, w.update.RollingUpdate.MaxUnavailable.IntValue(), w)
+		} else {
+			require.Zero(t, w.update.RollingUpdate.MaxSurge.IntValue(), w)
+		}
 		require.Equal(t, "system-node-critical", w.pod.Spec.PriorityClassName, w)
 	}
 }

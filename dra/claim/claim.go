@@ -69,7 +69,7 @@ func (p *Preparer) Prepare(ctx context.Context, claims []*resourceapi.ResourceCl
 	return results
 }
 
-// nodeState is what the claims of one call depend on.
+// nodeState holds the inputs that the claims of one call share.
 type nodeState struct {
 	record      *Checkpoint
 	allocations []Allocation

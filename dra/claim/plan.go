@@ -12,7 +12,7 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// node is what a claim's preparation depends on.
+// node holds the inputs of a claim's preparation.
 type node struct {
 	pool      string
 	inventory inventory.Inventory

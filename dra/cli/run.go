@@ -51,7 +51,7 @@ func newRunOptions(stdout io.Writer) *runOptions {
 	f.StringVar(&o.podResources, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "the kubelet's PodResources socket")
 	f.StringVar(&o.cdiDir, "cdi-output-dir", cdi.DynamicDir, "folder of the toolkit's CDI specs, on the host; it is only read")
 	f.StringVar(&o.cdiKind, "cdi-kind", cdi.KindGPU, "kind of the CDI devices that containers are given; the toolkit names every GPU and MIG device in it")
-	f.BoolVar(&o.checkNodes, "check-device-nodes", true, "prepare a claim only if the device nodes that the CDI spec names exist in the host's /dev, seen below --host-root")
+	f.BoolVar(&o.checkNodes, "check-device-nodes", false, "look in the host's /dev, below --host-root, for the device nodes of a claim, besides what gpu-toolkit reports; for a program that sees the host's /dev")
 	f.DurationVar(&o.silence, "silence-limit", plugin.DefaultSilence, "time after which the GPUs get a taint if gpu-device-plugin does not run")
 	f.StringVar(&o.listen, "listen", ":9407", "address for /healthz, /readyz, /metrics; empty: none")
 	f.AddLogFormat(&o.logFormat)

@@ -20,7 +20,7 @@ import (
 // Driver is the name of the DRA driver. Other programs select NVIDIA's devices by it.
 const Driver = "gpu.nvidia.com"
 
-// Inventory is what the node offers at one moment.
+// Inventory lists the devices that the node offers at one moment.
 type Inventory struct {
 	Devices []Device // sorted: GPUs by index, MIG devices by their index on the GPU
 	// Why is the reason why there is no device, or why all of them have a taint; zero: there is

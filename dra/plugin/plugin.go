@@ -24,7 +24,6 @@ import (
 
 	"github.com/gpuready/gpuready/dra/claim"
 	"github.com/gpuready/gpuready/dra/inventory"
-	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -109,12 +108,15 @@ func Run(ctx context.Context, cfg Config) error {
 
 func newPlugin(cfg Config, boot string, root *host.Root) *Plugin {
 	p := &Plugin{cfg: cfg, boot: boot, metrics: newMetrics(), changed: make(chan struct{}), started: make(chan struct{})}
-	specs := claim.Specs{Root: root, Dir: cfg.CDIDir, Kind: cfg.CDIKind, DevDir: cfg.DevDir}
+	specs := claim.Specs{
+		Root: root, Dir: cfg.CDIDir, Kind: cfg.CDIKind, DevDir: cfg.DevDir,
+		Toolkit: func() (nodestate.State, error) { return nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), boot) },
+	}
 	p.preparer = claim.Preparer{
 		Store:     claim.Store{Path: filepath.Join(cfg.DataDir(), "checkpoint.json"), BootID: boot},
 		Pool:      cfg.NodeName,
 		Inventory: p.inventory,
-		CDIName:   func(id gpu.UUID) (string, error) { return specs.Name(id) },
+		CDIName:   specs.Name,
 		Allocations: func(ctx context.Context) ([]claim.Allocation, error) {
 			return claim.ReadAllocations(ctx, cfg.PodResources)
 		},
@@ -124,6 +126,11 @@ func newPlugin(cfg Config, boot string, root *host.Root) *Plugin {
 		Log: cfg.Log, OnResult: p.metrics.countClaim,
 	}
 	return p
+}
+
+// stateDir returns the folder of a component's state, as this process sees it.
+func (p *Plugin) stateDir(of nodestate.Component) string {
+	return filepath.Join("/", p.cfg.HostRoot, p.cfg.StateDir, string(of))
 }
 
 // serve registers with the kubelet and serves it until ctx ends.

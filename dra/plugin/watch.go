@@ -3,15 +3,14 @@ package plugin
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"time"
 
 	"github.com/gpuready/gpuready/dra/inventory"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// DefaultSilence is how long the device plugin may be away before its GPUs get a taint: an update
-// or a restart of its container takes a few seconds. Without it nobody watches the GPUs' health.
+// DefaultSilence limits the absence of the device plugin before its GPUs get a taint: an update or a
+// restart of its container takes a few seconds. Without it nobody watches the GPUs' health.
 const DefaultSilence = 15 * time.Second
 
 // watchState delivers the inventory at once and after each change of the device plugin's state.
@@ -24,7 +23,7 @@ func (p *Plugin) watchState(ctx context.Context) error {
 	readings := make(chan reading)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- nodestate.WatchHeld(ctx, filepath.Join("/", p.cfg.HostRoot, p.cfg.StateDir, string(nodestate.DevicePlugin)), p.boot, func(s nodestate.State, err error) {
+		ended <- nodestate.WatchHeld(ctx, p.stateDir(nodestate.DevicePlugin), p.boot, func(s nodestate.State, err error) {
 			select {
 			case readings <- reading{s, err}:
 			case <-ctx.Done():

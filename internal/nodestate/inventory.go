@@ -57,6 +57,31 @@ type Condition struct {
 	Since   time.Time  `json:"since,omitzero"`   // of Reason
 }
 
+// Devices returns the devices that are offered to pods: those of the resources, or those of the
+// inventory where gpu-dra-driver offers them.
+func (p DevicePluginInfo) Devices() []Device {
+	var all []Device
+	if p.Serve != ServeDRA {
+		for _, r := range p.Resources {
+			all = append(all, r.Devices...)
+		}
+		return all
+	}
+	add := func(id gpu.UUID, c Condition, m *MIG, numa *int) {
+		all = append(all, Device{ID: string(id), GPU: id, Health: c.Health, Reason: c.Reason, Message: c.Message, Action: c.Action, Since: c.Since, NUMANode: numa, MIG: m})
+	}
+	for _, g := range p.Inventory {
+		if !g.MIGEnabled {
+			add(g.UUID, g.Condition, nil, g.NUMANode)
+			continue
+		}
+		for _, m := range g.MIG {
+			add(m.UUID, m.Condition, &MIG{Parent: g.UUID, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance}, g.NUMANode)
+		}
+	}
+	return all
+}
+
 // inventory checks the GPUs and MIG devices.
 func (v *validation) inventory(all []GPU) {
 	if len(all) > MaxGPUs {

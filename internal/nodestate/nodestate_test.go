@@ -70,6 +70,19 @@ func TestReplicasAreListedOnceAndNumbered(t *testing.T) {
 	require.Equal(t, []string{"GPU-0::0", "GPU-0::1", "GPU-0::2"}, Device{ID: "GPU-0", Replicas: 3}.IDs())
 }
 
+func TestDevicesAreThoseThatAreOffered(t *testing.T) {
+	p := *plugin().DevicePlugin
+	ids := func() (all []string) {
+		for _, d := range p.Devices() {
+			all = append(all, d.ID+" "+string(d.Health))
+		}
+		return all
+	}
+	require.Equal(t, []string{"GPU-0 Healthy", "GPU-1 Unhealthy", "GPU-2 Healthy"}, ids())
+	p.Serve = ServeDRA
+	require.Equal(t, []string{"GPU-0 Healthy", "MIG-1 Healthy"}, ids(), "a GPU in MIG mode offers its MIG devices")
+}
+
 func TestAStateOfAnotherBootIsStale(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "toolkit")
 	s := State{Component: Toolkit, Phase: Ready, BootID: "00000000-0000-4000-8000-000000000000"}

@@ -228,16 +228,14 @@ func (f Facts) devices() []device {
 	}
 	holders, _ := f.holders()
 	var out []device
-	for _, r := range s.DevicePlugin.Resources {
-		for _, d := range r.Devices {
-			i := slices.IndexFunc(out, func(o device) bool { return o.id == d.GPU })
-			if i < 0 {
-				i = len(out)
-				out = append(out, device{id: d.GPU, name: cmp.Or(f.Names[d.GPU], string(d.GPU)), healthy: true})
-			}
-			if d.Health == nodestate.Unhealthy && out[i].healthy {
-				out[i] = device{id: d.GPU, name: out[i].name, reason: cmp.Or(string(d.Reason), "Unhealthy"), message: d.Message, action: d.Action, pods: holders[d.GPU], since: d.Since}
-			}
+	for _, d := range s.DevicePlugin.Devices() {
+		i := slices.IndexFunc(out, func(o device) bool { return o.id == d.GPU })
+		if i < 0 {
+			i = len(out)
+			out = append(out, device{id: d.GPU, name: cmp.Or(f.Names[d.GPU], string(d.GPU)), healthy: true})
+		}
+		if d.Health == nodestate.Unhealthy && out[i].healthy {
+			out[i] = device{id: d.GPU, name: out[i].name, reason: cmp.Or(string(d.Reason), "Unhealthy"), message: d.Message, action: d.Action, pods: holders[d.GPU], since: d.Since}
 		}
 	}
 	return out

@@ -141,6 +141,11 @@ func (r *nodeReport) addOffer(node check.Node) {
 		return
 	}
 	info := state.DevicePlugin
+	if info.Serve == nodestate.ServeDRA {
+		addInventory(s, info.Devices())
+		s.Since = state.Time
+		return
+	}
 	var offers []string
 	var seen []gpu.UUID
 	for _, resource := range info.Resources {
@@ -167,6 +172,20 @@ func (r *nodeReport) addOffer(node check.Node) {
 		return
 	}
 	s.Message = "the device plugin is not registered with the kubelet"
+}
+
+// addInventory adds the devices that gpu-dra-driver offers. Whether it does is shown by its pod and by
+// the ResourceSlices, which this program may not read.
+func addInventory(s *explain.Stage, devices []nodestate.Device) {
+	healthy := 0
+	for _, d := range devices {
+		if d.Health == nodestate.Healthy {
+			healthy++
+			continue
+		}
+		s.Notes = append(s.Notes, withheldText(d))
+	}
+	s.State, s.Message = explain.OK, fmt.Sprintf("offered as ResourceSlices by gpu-dra-driver: %d of %d healthy", healthy, len(devices))
 }
 
 func withheldText(d nodestate.Device) string {

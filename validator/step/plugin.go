@@ -58,6 +58,12 @@ type Workload interface {
 // It compares three accounts: the driver's, the device plugin's state, and the kubelet's,
 // from its PodResources API. Each difference is named.
 func checkPlugin(ctx context.Context, node check.Node, driver check.Driver, ask readAccount, workload Workload) check.Outcome {
+	if state, is := servedByDRA(node); is {
+		if workload != nil {
+			workload.Forget()
+		}
+		return checkInventory(node, driver, state)
+	}
 	accounts, free := compareAccounts(ctx, node, driver, ask)
 	switch {
 	case accounts.Kind != check.Passed:

@@ -34,6 +34,7 @@ var wanted = map[string]struct {
 }{
 	"cuda-samples":  {"65532:65532", samples},
 	"device-plugin": {"0:0", []string{"/usr/bin/gpu-device-plugin"}},
+	"dra-driver":    {"0:0", []string{"/usr/bin/gpu-dra-driver"}},
 	"driver":        {"0:0", []string{"/usr/bin/gpu-driver"}},
 	"driver-simulator": {"0:0", []string{"/usr/bin/gpusim", "/usr/lib/gpusim/libnvidia-ml.so", "/usr/lib/gpusim/libcuda.so",
 		"/usr/lib/gpusim/nvidia-smi", "/usr/lib/gpusim/nvidia-cuda-mps-control"}},

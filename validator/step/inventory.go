@@ -1,0 +1,66 @@
+package step
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/readiness"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+// servedByDRA returns the device plugin's state, and whether gpu-dra-driver offers the node's GPUs by
+// it: the kubelet then has no resource to compare.
+func servedByDRA(node check.Node) (nodestate.State, bool) {
+	s, err := node.State(nodestate.DevicePlugin)
+	return s, err == nil && s.Reason != reasonPluginStopped && s.DevicePlugin != nil && s.DevicePlugin.Serve == nodestate.ServeDRA
+}
+
+// checkInventory compares the inventory that gpu-dra-driver publishes with the driver's devices. It
+// does not test ResourceSlices nor claims, and its pass says so.
+func checkInventory(node check.Node, driver check.Driver, s nodestate.State) check.Outcome {
+	if s.Phase != nodestate.Ready && s.Phase != nodestate.Degraded {
+		return check.Fail(cmp.Or(s.Reason, reasonPluginNotRegistered), fmt.Sprintf("the device plugin has no inventory for gpu-dra-driver; it says %s: %s", s.Phase, s.Message), "see the log of gpu-device-plugin")
+	}
+	faults := driverDevices(driver)
+	listed, differences, notes, healthy := map[gpu.UUID]bool{}, []string(nil), []string{"offered by gpu-dra-driver: no pod with a claim has been run to prove it"}, 0
+	add := func(id gpu.UUID, c nodestate.Condition) {
+		listed[id] = true
+		switch fault, known := faults[id]; {
+		case c.Health != nodestate.Healthy:
+			notes = append(notes, fmt.Sprintf("%s has a taint: %s: %s", id, c.Reason, c.Message))
+		case !known:
+			differences = append(differences, fmt.Sprintf("the inventory has %s, which the driver does not see", id))
+		case fault != "":
+			differences = append(differences, fmt.Sprintf("the inventory has %s as healthy, but the driver says %s", id, fault))
+		default:
+			healthy++
+		}
+	}
+	for _, g := range s.DevicePlugin.Inventory {
+		if !g.MIGEnabled {
+			add(g.UUID, g.Condition)
+			continue
+		}
+		for _, m := range g.MIG {
+			add(m.UUID, m.Condition)
+		}
+	}
+	for _, u := range driver.Units() {
+		if !listed[u.UUID] {
+			differences = append(differences, fmt.Sprintf("the driver sees %s that the inventory lacks", u.Name))
+		}
+	}
+	switch {
+	case len(differences) > 0:
+		return check.Fail(ReasonAllocatableDiffers, strings.Join(differences, "; "), "see the log of gpu-device-plugin")
+	case healthy == 0:
+		return check.Fail(reasonNothingAllocatable, "no GPU can be claimed: "+strings.Join(notes, "; "), "see why each GPU has a taint")
+	}
+	return check.NewPass(readiness.Proof{
+		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: healthy,
+		Summary: fmt.Sprintf("%s for gpu-dra-driver", countOf(healthy, "device")),
+	}, notes...)
+}

@@ -1,0 +1,58 @@
+package step
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/validator/check"
+)
+
+func TestANodeServedByDRAIsComparedWithItsInventory(t *testing.T) {
+	served := func(t *testing.T) *pluginTestNode {
+		n := newNode(t)
+		var inventory []nodestate.GPU
+		for i := range 3 {
+			inventory = append(inventory, nodestate.GPU{UUID: n.driver.GPUs[i].UUID, Index: i, Minor: i, Condition: nodestate.Condition{Health: nodestate.Healthy}})
+		}
+		n.state.DevicePlugin = &nodestate.DevicePluginInfo{Serve: nodestate.ServeDRA, Inventory: inventory}
+		return n
+	}
+	o := served(t).check(t)
+	require.Equal(t, check.Passed, o.Kind, o)
+	require.Contains(t, o.Notes[0], "no pod with a claim has been run")
+	require.Equal(t, 3, o.Proof.GPUs)
+
+	sick := served(t)
+	sick.state.DevicePlugin.Inventory[1].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonXID, Message: "XID 79"}
+	o = sick.check(t)
+	require.Equal(t, check.Passed, o.Kind)
+	require.Equal(t, 2, o.Proof.GPUs)
+	require.Contains(t, o.Notes[1], "has a taint: XID: XID 79")
+
+	for name, c := range map[string]struct {
+		change func(*pluginTestNode)
+		reason gpu.Reason
+	}{
+		"one is missing":     {func(n *pluginTestNode) { n.state.DevicePlugin.Inventory = n.state.DevicePlugin.Inventory[1:] }, ReasonAllocatableDiffers},
+		"one is too many":    {func(n *pluginTestNode) { n.driver.GPUs = n.driver.GPUs[1:] }, ReasonAllocatableDiffers},
+		"the driver objects": {func(n *pluginTestNode) { n.driver.GPUs[0].Fault = gpu.Fault{Reason: gpu.ReasonLost} }, ReasonAllocatableDiffers},
+		"it waits":           {func(n *pluginTestNode) { n.state.Phase, n.state.Reason = nodestate.Waiting, "NoDriver" }, "NoDriver"},
+		"none is healthy": {func(n *pluginTestNode) {
+			for i := range n.state.DevicePlugin.Inventory {
+				n.state.DevicePlugin.Inventory[i].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonXID}
+			}
+		}, reasonNothingAllocatable},
+		"it has stopped": {func(n *pluginTestNode) { n.state.Reason = reasonPluginStopped }, reasonPluginSilent},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := served(t)
+			c.change(n)
+			o := n.check(t)
+			require.Equal(t, check.Failed, o.Kind)
+			require.Equal(t, c.reason, o.NotReady.Reason)
+		})
+	}
+}
