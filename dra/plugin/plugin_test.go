@@ -1,0 +1,194 @@
+package plugin
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/gpuready/gpuready/dra/inventory"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// One inotify instance serves the whole process, and klog flushes its buffers.
+		goleak.IgnoreTopFunction("k8s.io/klog/v2.(*flushDaemon).run.func1"))
+}
+
+// bench is a Plugin without a kubelet on a folder, and the device plugin that writes there.
+type bench struct {
+	*Plugin
+	t     *testing.T
+	dir   string // of the device plugin's state
+	state nodestate.State
+}
+
+func newBench(t *testing.T, silence time.Duration) *bench {
+	hostRoot := t.TempDir()
+	root, err := host.Open(hostRoot)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, root.Close()) })
+	boot, err := nodestate.BootID()
+	require.NoError(t, err)
+	b := &bench{t: t, dir: filepath.Join(hostRoot, "state/deviceplugin")}
+	b.Plugin = newPlugin(Config{NodeName: "node-1", Client: fake.NewClientset(), HostRoot: hostRoot, StateDir: "/state", Silence: silence, Log: slog.New(slog.DiscardHandler)}, boot, root)
+	b.state = nodestate.State{Component: nodestate.DevicePlugin, Phase: nodestate.Ready, DevicePlugin: &nodestate.DevicePluginInfo{
+		Serve: nodestate.ServeDRA, Inventory: []nodestate.GPU{{UUID: "GPU-0", Condition: nodestate.Condition{Health: nodestate.Healthy}}}}}
+	return b
+}
+
+// alive writes the state as a living device plugin does, and returns its end.
+func (b *bench) alive() (end func()) {
+	b.t.Helper()
+	require.NoError(b.t, nodestate.Write(b.dir, b.state))
+	held, err := nodestate.Hold(b.dir)
+	require.NoError(b.t, err)
+	require.NoError(b.t, nodestate.Write(b.dir, b.state))
+	return func() { _ = held.Close() }
+}
+
+// watch runs watchState until the test ends.
+func (b *bench) watch() {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- b.watchState(ctx) }()
+	b.t.Cleanup(func() {
+		cancel()
+		require.ErrorIs(b.t, <-ended, context.Canceled)
+	})
+}
+
+// reason returns the reason of the first device's taint; "": it has none, "-": there is no device.
+func reason(i inventory.Inventory) gpu.Reason {
+	if len(i.Devices) == 0 {
+		return "-"
+	}
+	return i.Devices[0].Fault.Reason
+}
+
+// waitReason waits until the first device has a taint of that reason.
+func (b *bench) waitReason(want gpu.Reason) {
+	b.t.Helper()
+	limit := time.After(30 * time.Second)
+	for {
+		b.mu.Lock()
+		inv, known, changed := b.current, b.known, b.changed
+		b.mu.Unlock()
+		if known && reason(inv) == want {
+			return
+		}
+		select {
+		case <-changed:
+		case <-limit:
+			b.t.Fatalf("waited for %q, and it is %q: %v", want, reason(inv), inv.Why)
+		}
+	}
+}
+
+func TestNothingIsOfferedBeforeTheDevicePluginLives(t *testing.T) {
+	b := newBench(t, time.Hour)
+	b.watch()
+	b.waitReason("-")
+	require.Equal(t, inventory.ReasonUnknown, b.inventory().Why.Reason)
+	require.NoError(t, nodestate.Write(b.dir, b.state))
+	b.waitReason("-") // written by a process that has ended, or has not marked itself yet
+	defer b.alive()()
+	b.waitReason("")
+}
+
+func TestAShortAbsenceOfTheDevicePluginIsNoFault(t *testing.T) {
+	b := newBench(t, 400*time.Millisecond)
+	end := b.alive()
+	b.watch()
+	b.waitReason("")
+	b.mu.Lock()
+	changed := b.changed
+	b.mu.Unlock()
+	end()
+	again := b.alive()
+	select {
+	case <-changed:
+		require.Empty(t, reason(b.inventory()), "it was away for a moment only")
+	case <-time.After(time.Second):
+	}
+	again()
+	b.waitReason(inventory.ReasonSilent)
+	require.NoError(t, os.Remove(filepath.Join(b.dir, nodestate.FileName)))
+	b.waitReason(inventory.ReasonUnknown)
+	defer b.alive()()
+	b.waitReason("")
+}
+
+func TestTheKubeletIsToldOfTheHealth(t *testing.T) {
+	b := newBench(t, time.Hour)
+	ctx, cancel := context.WithCancel(t.Context())
+	reports, ended := make(chan kubeletplugin.DeviceHealthReport), make(chan error, 1)
+	problem := inventory.Problem{}
+	b.setInventory(inventory.New(b.state, problem, nil))
+	go func() { ended <- b.WatchHealthStatus(ctx, reports) }()
+	first := <-reports
+	require.Equal(t, "gpu-0", first.Devices[0].DeviceName)
+	require.Equal(t, "node-1", first.Devices[0].PoolName)
+	require.Equal(t, kubeletplugin.HealthStatusHealthy, first.Devices[0].Health)
+	problem = inventory.Problem{Reason: inventory.ReasonSilent, Message: "its writer has ended"}
+	b.setInventory(inventory.New(b.state, problem, nil))
+	second := <-reports
+	require.Equal(t, kubeletplugin.HealthStatusUnhealthy, second.Devices[0].Health)
+	require.Equal(t, "DevicePluginSilent: its writer has ended", second.Devices[0].Message)
+	cancel()
+	require.NoError(t, <-ended)
+}
+
+func TestReadyNamesWhatIsMissing(t *testing.T) {
+	b := newBench(t, time.Hour)
+	require.ErrorContains(t, b.Ready(), "waiting for the state of gpu-device-plugin")
+	close(b.started)
+	b.setInventory(inventory.New(nodestate.State{}, inventory.Problem{}, nil))
+	require.ErrorContains(t, b.Ready(), "InventoryUnknown: gpu-device-plugin has not published its inventory; next: ")
+	b.setInventory(inventory.New(b.state, inventory.Problem{}, nil))
+	require.NoError(t, b.Ready())
+}
+
+func listen(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	require.NoError(t, err)
+	return ln
+}
+
+func TestSocketsOfKilledInstancesAreRemoved(t *testing.T) {
+	dir, err := os.MkdirTemp("", "dra")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, os.RemoveAll(dir)) }()
+	b := newBench(t, time.Hour)
+	b.cfg.KubeletDir = dir
+	registry := filepath.Join(dir, "plugins_registry")
+	require.NoError(t, os.MkdirAll(registry, 0o755))
+	require.NoError(t, os.MkdirAll(b.cfg.DataDir(), 0o755))
+	live := listen(t, filepath.Join(registry, "gpu.nvidia.com-b-reg.sock"))
+	live.SetUnlinkOnClose(false)
+	for _, path := range []string{filepath.Join(registry, "gpu.nvidia.com-a-reg.sock"), filepath.Join(b.cfg.DataDir(), "dra-a.sock"), filepath.Join(registry, "other-reg.sock")} {
+		killed := listen(t, path)
+		killed.SetUnlinkOnClose(false)
+		require.NoError(t, killed.Close())
+	}
+	b.removeStaleSockets(t.Context())
+	left, err := filepath.Glob(filepath.Join(registry, "*"))
+	require.NoError(t, err)
+	require.Equal(t, []string{filepath.Join(registry, "gpu.nvidia.com-b-reg.sock"), filepath.Join(registry, "other-reg.sock")}, left)
+	sockets, err := filepath.Glob(filepath.Join(b.cfg.DataDir(), "*"))
+	require.NoError(t, err)
+	require.Empty(t, sockets)
+	require.NoError(t, live.Close())
+}
