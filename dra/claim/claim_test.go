@@ -142,10 +142,15 @@ func TestPrepareIsIdempotentAndUnprepareEndsIt(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"gpu0"}, devices[0].Requests)
 	require.Equal(t, "gpu-0", devices[0].DeviceName)
+	b.gpus[0].UUID = "GPU-4" // such as a MIG device that was made again
+	b.requirePrepared(t, c, "GPU-4", "GPU-3")
+	record, err := b.Store.Load(b.Log)
+	require.NoError(t, err)
+	require.Len(t, record.Claims, 1)
 	for range 2 {
 		require.NoError(t, b.unprepare(c))
 	}
-	b.requirePrepared(t, allocated("next", "gpu-0"), "GPU-0")
+	b.requirePrepared(t, allocated("next", "gpu-0"), "GPU-4")
 }
 
 func TestDoubleUseIsRefused(t *testing.T) {
@@ -282,8 +287,12 @@ func TestALostRecordIsMadeUpForByTheKubelet(t *testing.T) {
 
 func TestAnUnknownHolderIsNotGuessed(t *testing.T) {
 	b := newBench(t)
-	b.allocations = []Allocation{{Pod: "team/a", Claim: types.NamespacedName{Namespace: "team", Name: "x"}, Pool: "node-1", Device: "gpu-0"}}
+	unknown := Allocation{Pod: "team/a", Claim: types.NamespacedName{Namespace: "team", Name: "x"}, Pool: "node-1", Device: "gpu-0"}
+	b.requirePrepared(t, allocated("known", "gpu-2"), "GPU-2")
+	b.allocations = []Allocation{{Pod: "team/a", Claim: types.NamespacedName{Namespace: "team", Name: "known"}, Pool: "node-1", Device: "gpu-2"}}
 	b.api = errors.New("connection refused")
+	b.requirePrepared(t, allocated("next", "gpu-3"), "GPU-3")
+	b.allocations = append(b.allocations, unknown)
 	b.requireRefused(t, allocated("job", "gpu-1"), "a pod holds claim team/x, which the record of prepared claims lacks", "connection refused", "; next: ")
 }
 
