@@ -171,6 +171,16 @@ func TestDevicesAreTaintedWhileTheyAreUnhealthy(t *testing.T) {
 	n.waitDevices("after an XID", func(devices map[string]resourceapi.Device) bool {
 		return tainted("gpu-2", "XID")(devices) && devices["gpu-2"].Taints[0].TimeAdded.Unix() == since.Unix() && len(devices["gpu-1"].Taints) == 0
 	})
+	n.api.mu.Lock()
+	before := n.api.version
+	n.api.mu.Unlock()
+	for range 3 {
+		n.writeState()
+	}
+	time.Sleep(500 * time.Millisecond)
+	n.api.mu.Lock()
+	require.Equal(t, before, n.api.version, "what has not changed is not written again")
+	n.api.mu.Unlock()
 	n.state.DevicePlugin.Inventory[2].Condition = healthy
 	n.writeState()
 	n.waitDevices("after its end", untainted)

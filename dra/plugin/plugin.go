@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/gpuready/gpuready/dra/claim"
 	"github.com/gpuready/gpuready/dra/inventory"
@@ -56,6 +58,8 @@ type Plugin struct {
 	metrics  *metrics
 	helper   publisher
 	started  chan struct{} // closed when helper is set
+	// registration is what the kubelet has last said about the registration; nil: nothing yet.
+	registration atomic.Pointer[registerapi.RegistrationStatus]
 
 	mu      sync.Mutex
 	current inventory.Inventory
@@ -145,7 +149,7 @@ func (p *Plugin) serve(ctx context.Context) error {
 		kubeletplugin.DriverName(inventory.Driver), kubeletplugin.NodeName(p.cfg.NodeName), kubeletplugin.KubeClient(p.cfg.Client),
 		kubeletplugin.RegistrarDirectoryPath(filepath.Join(p.cfg.KubeletDir, "plugins_registry")),
 		kubeletplugin.PluginDataDirectoryPath(p.cfg.DataDir()), kubeletplugin.GRPCVerbosity(-1),
-		kubeletplugin.GRPCInterceptor(limitTime),
+		kubeletplugin.GRPCInterceptor(p.intercept),
 	}
 	if p.cfg.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(p.cfg.PodUID)))
@@ -247,10 +251,11 @@ func (p *Plugin) Ready() error {
 	if p.current.Why.Reason != "" {
 		return errors.New(p.current.Why.String())
 	}
-	if h, is := p.helper.(*kubeletplugin.Helper); is {
-		if status := h.RegistrationStatus(); status == nil || !status.GetPluginRegistered() {
-			return errors.New("waiting for the kubelet to register this driver")
-		}
+	switch status := p.registration.Load(); {
+	case status == nil:
+		return errors.New("waiting for the kubelet to register this driver")
+	case !status.GetPluginRegistered():
+		return fmt.Errorf("the kubelet has refused to register this driver: %s", status.GetError())
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/gpuready/gpuready/dra/inventory"
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -107,6 +108,16 @@ func TestNothingIsOfferedBeforeTheDevicePluginLives(t *testing.T) {
 	b.waitReason("")
 }
 
+// A driver that starts while the device plugin is away must not withdraw the devices that pods hold.
+func TestADriverThatStartsWithoutTheDevicePluginTaints(t *testing.T) {
+	b := newBench(t, 200*time.Millisecond)
+	b.alive()()
+	b.watch()
+	b.waitReason(inventory.ReasonSilent)
+	defer b.alive()()
+	b.waitReason("")
+}
+
 func TestAShortAbsenceOfTheDevicePluginIsNoFault(t *testing.T) {
 	b := newBench(t, 400*time.Millisecond)
 	end := b.alive()
@@ -157,6 +168,14 @@ func TestReadyNamesWhatIsMissing(t *testing.T) {
 	b.setInventory(inventory.New(nodestate.State{}, inventory.Problem{}, nil))
 	require.ErrorContains(t, b.Ready(), "InventoryUnknown: gpu-device-plugin has not published its inventory; next: ")
 	b.setInventory(inventory.New(b.state, inventory.Problem{}, nil))
+	require.ErrorContains(t, b.Ready(), "waiting for the kubelet to register this driver")
+	register := func(status *registerapi.RegistrationStatus) {
+		_, err := b.intercept(t.Context(), status, nil, func(context.Context, any) (any, error) { return nil, nil })
+		require.NoError(t, err)
+	}
+	register(&registerapi.RegistrationStatus{Error: "no such version"})
+	require.ErrorContains(t, b.Ready(), "no such version")
+	register(&registerapi.RegistrationStatus{PluginRegistered: true})
 	require.NoError(t, b.Ready())
 }
 

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -74,9 +75,15 @@ func (p *Plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	}
 }
 
-// limitTime gives each call of the kubelet a deadline.
-func limitTime(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+// intercept gives each call of the kubelet a deadline, and records the result of the registration.
+func (p *Plugin) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
+	if status, is := req.(*registerapi.RegistrationStatus); is {
+		p.registration.Store(status)
+		if !status.GetPluginRegistered() {
+			p.cfg.Log.Error("the kubelet has refused to register this driver", "message", status.GetError())
+		}
+	}
 	return handle(ctx, req)
 }

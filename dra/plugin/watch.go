@@ -30,7 +30,7 @@ func (p *Plugin) watchState(ctx context.Context) error {
 			}
 		})
 	}()
-	var last nodestate.State      // that was good
+	var last nodestate.State      // that could be read
 	var problem inventory.Problem // since then
 	var deadline <-chan time.Time // of a silence that is not published yet
 	overdue := false              // it is published
@@ -42,6 +42,9 @@ func (p *Plugin) watchState(ctx context.Context) error {
 			if r.err == nil {
 				last, problem, deadline, overdue = r.state, inventory.Problem{}, nil, false
 				break
+			}
+			if errors.Is(r.err, nodestate.ErrUnheld) && r.state.DevicePlugin != nil {
+				last = r.state // its writer's last words, or those of one that has not marked itself yet
 			}
 			if next := stateProblem(r.err, time.Now()); next.Reason != problem.Reason {
 				problem = next
