@@ -58,7 +58,7 @@ type Plugin struct {
 	metrics  *metrics
 	helper   publisher
 	started  chan struct{} // closed when helper is set
-	// registration is what the kubelet has last said about the registration; nil: nothing yet.
+	// registration holds the result of the last registration; nil: there was none yet.
 	registration atomic.Pointer[registerapi.RegistrationStatus]
 
 	mu      sync.Mutex
