@@ -148,7 +148,7 @@ func (p *Plugin) serve(ctx context.Context) error {
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(inventory.Driver), kubeletplugin.NodeName(p.cfg.NodeName), kubeletplugin.KubeClient(p.cfg.Client),
 		kubeletplugin.RegistrarDirectoryPath(filepath.Join(p.cfg.KubeletDir, "plugins_registry")),
-		kubeletplugin.PluginDataDirectoryPath(p.cfg.DataDir()), kubeletplugin.GRPCVerbosity(-1),
+		kubeletplugin.PluginDataDirectoryPath(p.cfg.DataDir()),
 		kubeletplugin.GRPCInterceptor(p.intercept),
 	}
 	if p.cfg.PodUID != "" {

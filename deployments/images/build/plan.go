@@ -18,7 +18,7 @@ const megabyte = 1_000_000
 // goals holds the uncompressed size, in bytes, that each image should not exceed.
 var goals = map[string]int64{
 	"device-plugin": 45 * megabyte,
-	"dra-driver":    65 * megabyte,
+	"dra-driver":    45 * megabyte,
 	"toolkit":       45 * megabyte,
 	"validator":     45 * megabyte,
 	"cuda-samples":  25 * megabyte,
