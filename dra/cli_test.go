@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"bytes"
@@ -16,7 +16,7 @@ import (
 func runCLI(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, err bytes.Buffer
-	code = Run(t.Context(), args, &out, &err)
+	code = runProgram(t.Context(), args, &out, &err)
 	return code, out.String(), err.String()
 }
 

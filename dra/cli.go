@@ -1,5 +1,4 @@
-// Package cli is the command line of gpu-dra-driver: its commands, with their flags, and their output.
-package cli
+package main
 
 import (
 	"context"
@@ -30,8 +29,8 @@ Usage:
   gpu-dra-driver version           print the version
 `
 
-// Run runs gpu-dra-driver with the arguments after its name, and returns its exit code.
-func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+// runProgram runs gpu-dra-driver with the arguments after its name, and returns its exit code.
+func runProgram(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return program.Program{
 		Name: "gpu-dra-driver", Help: usage + exitHelp, DefaultCommand: "run",
 		Commands: []program.Command{{Name: "run", Run: runDriver}, {Name: "devices", Run: printDevices}},
