@@ -2,10 +2,7 @@ package inventory
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -16,9 +13,8 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 var healthy = nodestate.Condition{Health: nodestate.Healthy}
 
@@ -68,14 +64,7 @@ func TestDevicesMatchTheGoldenFile(t *testing.T) {
 	}
 	got, err := json.MarshalIndent(devices, "", "  ")
 	require.NoError(t, err)
-	golden := filepath.Join("testdata", "devices.json")
-	if *update {
-		require.NoError(t, os.MkdirAll("testdata", 0o755))
-		require.NoError(t, os.WriteFile(golden, append(got, '\n'), 0o644))
-	}
-	want, err := os.ReadFile(golden)
-	require.NoError(t, err)
-	require.Equal(t, string(want), string(got)+"\n")
+	golden.Require(t, "testdata/devices.json", string(got)+"\n")
 }
 
 func TestAGPUInMIGModeIsNotPublishedItself(t *testing.T) {
