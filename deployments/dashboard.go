@@ -130,7 +130,7 @@ func sections() []section {
 			{"Allocate, p99", "", "timeseries", "s", 6, []string{quantile("0.99", "allocation_duration_seconds")}, "{{resource}}"},
 			{"Preferred allocation, p99", "", "timeseries", "s", 6, []string{quantile("0.99", "preferred_allocation_duration_seconds")}, "{{resource}}"},
 			{"Score of preferred allocations", "1: as near to each other as GPUs of an empty node can be.", "timeseries", "percentunit", 6, []string{
-				"sum by (resource) (rate(" + of("preferred_allocation_score_ratio_sum") + "[$__rate_interval])) / sum by (resource) (rate(" + of("preferred_allocation_score_ratio_count") + "[$__rate_interval]))",
+				events("resource", of("preferred_allocation_score_ratio_sum")) + " / " + events("resource", of("preferred_allocation_score_ratio_count")) + " > 0",
 			}, "{{resource}}"},
 		}},
 		{"Kubelet and configuration", []panel{
@@ -159,7 +159,7 @@ func sections() []section {
 			{"From a node's creation to each step, p99", "Nodes that came while the operator ran.", "timeseries", "s", 6, []string{"histogram_quantile(0.99, sum by (le, step) (" + reconciler + "provisioning_seconds_bucket))"}, "{{step}}"},
 			{"Passes", "", "timeseries", "", 6, []string{"sum by (about, outcome) (increase(" + reconciler + "reconciles_total[$__rate_interval]))"}, "{{about}} {{outcome}}"},
 			{"A pass, p99", "", "timeseries", "s", 6, []string{"histogram_quantile(0.99, sum by (le, about) (rate(" + reconciler + "reconcile_seconds_bucket[$__rate_interval])))"}, "{{about}}"},
-			{"Writes to the API server", "None while nothing changes.", "timeseries", "", 6, []string{events("verb, resource, outcome", reconciler+"api_writes_total")}, "{{verb}} {{resource}} {{outcome}}"},
+			{"Writes to the API server", "While nothing changes, only updates of the Lease.", "timeseries", "", 6, []string{events("verb, resource, outcome", reconciler+"api_writes_total")}, "{{verb}} {{resource}} {{outcome}}"},
 			{"Answers of registries", "", "timeseries", "", 6, []string{events("answer", reconciler+"registry_answers_total")}, "{{answer}}"},
 		}},
 		{"Processes", []panel{

@@ -246,13 +246,13 @@ func (s *story) happen(t *testing.T) {
 	_, err := s.AddNode(t.Context(), "n3", cluster.NodeSpec{Labels: map[string]string{"nvidia.com/gpu.present": "true"}})
 	require.NoError(t, err)
 	s.World.WaitAllocatable(t, 4, "n3")
-	s.load(t, "n3", 75, 50, 20, 0)
-	s.ApplyText(t, fmt.Sprintf(workload, "training", "vision", 2, "nvidia.com/gpu: 1"))
+	s.load(t, "n3", 75, 50, 0, 0)
+	s.ApplyText(t, fmt.Sprintf(workload, "training", "vision", 4, "nvidia.com/gpu: 1"))
 
 	s.at(150 * time.Second)
 	s.upgrade(t, "v0.1.1")
 	s.loadAll(t) // the new driver's GPUs are idle
-	s.load(t, "n3", 75, 50, 20, 0)
+	s.load(t, "n3", 75, 50, 0, 0)
 	after := time.Since(s.began)
 	t.Logf("the upgrade ended after %v", after)
 
@@ -267,7 +267,7 @@ func (s *story) happen(t *testing.T) {
 	s.gpusim(t, "n1", "ecc", "--gpu", "1", "--uncorrected", "1")
 	s.gpusim(t, "n1", "xid", "--gpu", "1", "--xid", "48")
 	s.removeSpecs(t, "n3")
-	s.Kubectl(t, "-n", "training", "rollout", "restart", "deployment/llm") // a job of two GPUs
+	s.Kubectl(t, "-n", "training", "delete", "pod", "--selector=app=llm") // its next one gets two GPUs
 	s.at(after + 30*time.Second)
 	s.Kubectl(t, "label", "node", "n3", "nvidia.com/device-plugin.config=spare")
 	s.gpusim(t, "n2", "lose", "--gpu", "2")
