@@ -8,7 +8,7 @@ DASHBOARD := $(BIN)/dashboard
 UPLOT     := $(DASHBOARD)/node_modules/uplot/dist/uPlot.iife.min.js
 
 .PHONY: dashboard-picture dashboard-draw
-dashboard-picture: e2e-images $(UPLOT) ## record a cluster for ten minutes and take the pictures of the dashboard, docs/dashboard*.png
+dashboard-picture: e2e-images $(UPLOT) ## record a cluster for seven minutes and take the pictures of the dashboard, docs/dashboard*.png
 	GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_DASHBOARD='$(abspath $(DASHBOARD))' $(GO) test $(TAGS) -count=1 -v -timeout 40m -run '^TestDashboard$$' ./test/dashboard
 	@$(MAKE) --no-print-directory dashboard-draw
 

@@ -22,7 +22,6 @@ var noData = map[string]string{
 	"Layers not proven":                  "every layer of every node is proven",
 	"Runtime not configured":             "every runtime is configured",
 	"Pools without the driver asked for": "every pool gets its driver",
-	"Answers of registries":              "only precompiled drivers make the operator ask a registry",
 }
 
 // dashboard is the part of dashboard.json that is drawn.

@@ -101,7 +101,7 @@ func TestDashboard(t *testing.T) {
 	from := time.Now()
 	s.ApplyText(t, policy)
 	s.World.WaitAllocatable(t, 4, "n1", "n2")
-	s.happen(t)
+	s.play(t)
 	recorded, err := json.Marshal(span{From: from.Truncate(interval), To: time.Now().Truncate(interval)})
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "span.json"), recorded, 0o644))
@@ -234,8 +234,8 @@ func (s *story) loadAll(t *testing.T) {
 	s.gpusim(t, "n2", "mig", "--gpu", "3", "--layout", "1g.10gb,2g.20gb,3g.40gb")
 }
 
-// happen is the story: jobs, MIG, a new node, a driver upgrade, memory errors and lost GPUs.
-func (s *story) happen(t *testing.T) {
+// play plays the story: jobs, MIG, a new node, a driver upgrade, memory errors and lost GPUs.
+func (s *story) play(t *testing.T) {
 	s.began = time.Now()
 	s.loadAll(t)
 	s.ApplyText(t, fmt.Sprintf(workload, "training", "llm", 1, "nvidia.com/gpu: 2"))
