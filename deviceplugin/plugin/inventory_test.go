@@ -19,7 +19,7 @@ const testBoot = "00000000-0000-4000-8000-000000000000"
 func playedState(facts ...fact) state {
 	s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{})}
 	for i, f := range facts {
-		s = s.Next(f, time.Unix(int64(i), 0))
+		s, _ = s.Next(f, time.Unix(int64(i), 0))
 	}
 	return s
 }
@@ -55,8 +55,8 @@ func TestInventorySurvivesARestartOfThePlugin(t *testing.T) {
 
 func TestServedByDRANothingIsRegistered(t *testing.T) {
 	s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), servedByDRA: true}
-	s = s.Next(configInForce(Settings{Config: &config.Config{Flags: config.Flags{Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}}}}), time.Unix(1, 0))
-	s = s.Next(driverFound(gputest.Node("h100-sxm", 8), "/", true), time.Unix(2, 0))
+	s, _ = s.Next(configInForce(Settings{Config: &config.Config{Flags: config.Flags{Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}}}}), time.Unix(1, 0))
+	s, _ = s.Next(driverFound(gputest.Node("h100-sxm", 8), "/", true), time.Unix(2, 0))
 	file := s.stateFile(testBoot)
 	require.Equal(t, nodestate.ServeDRA, file.DevicePlugin.Serve)
 	require.Empty(t, file.DevicePlugin.Resources)
