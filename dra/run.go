@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"strings"
 	"time"
@@ -55,12 +56,10 @@ func newRunOptions(stdout io.Writer) *runOptions {
 	f.DurationVar(&o.silence, "silence-limit", plugin.DefaultSilence, "time after which the GPUs get a taint if gpu-device-plugin does not run")
 	f.StringVar(&o.listen, "listen", ":9407", "address for /healthz, /readyz, /metrics; empty: none")
 	f.AddLogFormat(&o.logFormat)
-	for flag, variable := range map[string]string{
+	maps.Copy(f.Env, map[string]string{
 		"pod-uid": "POD_UID", "kubeconfig": "KUBECONFIG", "kubelet-dir": "KUBELET_DIR", "pod-resources-socket": "POD_RESOURCES_SOCKET", "cdi-output-dir": "CDI_OUTPUT_DIR",
 		"cdi-kind": "CDI_KIND", "check-device-nodes": "CHECK_DEVICE_NODES", "silence-limit": "SILENCE_LIMIT", "listen": "LISTEN_ADDRESS",
-	} {
-		f.Env[flag] = variable
-	}
+	})
 	return o
 }
 

@@ -61,11 +61,11 @@ func (s State) sanitized() State {
 	p.Inventory = slices.Clone(p.Inventory)
 	for i := range p.Inventory {
 		g := &p.Inventory[i]
-		g.Condition = g.Condition.sanitized()
+		g.Condition = g.sanitized()
 		g.Product = record.Clean(g.Product, maxName)
 		g.MIG = slices.Clone(g.MIG)
 		for j := range g.MIG {
-			g.MIG[j].Condition = g.MIG[j].Condition.sanitized()
+			g.MIG[j].Condition = g.MIG[j].sanitized()
 		}
 	}
 	p.Faults = slices.Clone(p.Faults)
