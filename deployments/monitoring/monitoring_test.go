@@ -19,6 +19,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/mps"
 	deviceplugin "github.com/gpuready/gpuready/deviceplugin/plugin"
 	"github.com/gpuready/gpuready/deviceplugin/telemetry"
+	dra "github.com/gpuready/gpuready/dra/plugin"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	operator "github.com/gpuready/gpuready/operator/metrics"
@@ -62,6 +63,7 @@ func allMetrics(t *testing.T) metricLabels {
 	compare.New(compare.Config{}, s)
 	s.MustRegister(telemetry.NewCollector(telemetry.Config{}))
 	operator.New(s)
+	dra.NewMetrics().Register(s)
 	own, err := metricsserver.NewRegistry().Gather()
 	require.NoError(t, err)
 	for _, f := range own {

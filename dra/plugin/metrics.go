@@ -6,14 +6,16 @@ import (
 	"github.com/gpuready/gpuready/dra/inventory"
 )
 
-type metrics struct {
+// Metrics are the DRA driver's metrics.
+type Metrics struct {
 	devices       *prometheus.GaugeVec
 	claims        *prometheus.CounterVec
 	publishErrors prometheus.Counter
 }
 
-func newMetrics() *metrics {
-	m := &metrics{
+// NewMetrics returns metrics without devices and claims.
+func NewMetrics() *Metrics {
+	m := &Metrics{
 		devices: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "gpuready_dra_devices",
 			Help: "Devices in the ResourceSlices of this node, by whether they have a taint."}, []string{"tainted"}),
 		claims: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "gpuready_dra_claims_total",
@@ -29,11 +31,12 @@ func newMetrics() *metrics {
 	return m
 }
 
-func (m *metrics) register(reg prometheus.Registerer) {
+// Register registers them.
+func (m *Metrics) Register(reg prometheus.Registerer) {
 	reg.MustRegister(m.devices, m.claims, m.publishErrors)
 }
 
-func (m *metrics) countClaim(operation string, err error) {
+func (m *Metrics) countClaim(operation string, err error) {
 	outcome := "ok"
 	if err != nil {
 		outcome = "error"
@@ -41,7 +44,7 @@ func (m *metrics) countClaim(operation string, err error) {
 	m.claims.WithLabelValues(operation, outcome).Inc()
 }
 
-func (m *metrics) setInventory(inv inventory.Inventory) {
+func (m *Metrics) setInventory(inv inventory.Inventory) {
 	tainted := 0
 	for _, d := range inv.Devices {
 		if len(d.API.Taints) > 0 {

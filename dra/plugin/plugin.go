@@ -55,7 +55,7 @@ type Plugin struct {
 	cfg      Config
 	boot     string // ID of the host's boot
 	preparer claim.Preparer
-	metrics  *metrics
+	metrics  *Metrics
 	helper   publisher
 	started  chan struct{} // closed when helper is set
 	// registration holds the result of the last registration; nil: there was none yet.
@@ -95,7 +95,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	reg := metricsserver.NewRegistry()
 	p := newPlugin(cfg, boot, root)
-	p.metrics.register(reg)
+	p.metrics.Register(reg)
 	if err := os.MkdirAll(cfg.DataDir(), 0o750); err != nil {
 		return fmt.Errorf("make the driver's folder: %w; next: see that the kubelet's folder plugins is mounted", err)
 	}
@@ -111,7 +111,7 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 func newPlugin(cfg Config, boot string, root *host.Root) *Plugin {
-	p := &Plugin{cfg: cfg, boot: boot, metrics: newMetrics(), changed: make(chan struct{}), started: make(chan struct{})}
+	p := &Plugin{cfg: cfg, boot: boot, metrics: NewMetrics(), changed: make(chan struct{}), started: make(chan struct{})}
 	specs := claim.Specs{
 		Root: root, Dir: cfg.CDIDir, Kind: cfg.CDIKind, DevDir: cfg.DevDir,
 		Toolkit: func() (nodestate.State, error) { return nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), boot) },
