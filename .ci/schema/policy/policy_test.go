@@ -17,6 +17,7 @@ import (
 	admissionregistration "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -50,7 +51,7 @@ const (
 )
 
 // manifests lists the static manifests with policies.
-var manifests = []string{deployments + "gpuready.yaml", deployments + "mig-manager.yaml"}
+var manifests = []string{deployments + "gpuready.yaml", deployments + "mig-manager.yaml", deployments + "dra-driver.yaml"}
 
 // The oldest Kubernetes that has these policies, and ours.
 var versions = []*version.Version{version.MajorMinor(1, 30), environment.DefaultCompatibilityVersion()}
@@ -61,7 +62,7 @@ func policies(t *testing.T) []*admissionregistration.ValidatingAdmissionPolicy {
 	all := decode(t, "ValidatingAdmissionPolicy", func() *admissionregistration.ValidatingAdmissionPolicy {
 		return &admissionregistration.ValidatingAdmissionPolicy{}
 	})
-	require.Len(t, all, 6)
+	require.Len(t, all, 7)
 	return all
 }
 
@@ -182,7 +183,7 @@ type request struct {
 func (r request) attributes(t *testing.T, schemaless bool) *admission.VersionedAttributes {
 	t.Helper()
 	resource, sub, _ := strings.Cut(r.resource, "/")
-	kind := map[string]string{"nodes": "Node", "pods": "Pod", "events": "Event"}[resource]
+	kind := map[string]string{"nodes": "Node", "pods": "Pod", "events": "Event", "resourceslices": "ResourceSlice"}[resource]
 	named := r.object
 	if named == nil {
 		named = r.old
@@ -205,10 +206,14 @@ func (r request) attributes(t *testing.T, schemaless bool) *admission.VersionedA
 		}
 		return v.(runtime.Object)
 	}
-	gvk := corev1.SchemeGroupVersion.WithKind(kind)
+	version := corev1.SchemeGroupVersion
+	if kind == "ResourceSlice" {
+		version = resourceapi.SchemeGroupVersion
+	}
+	gvk := version.WithKind(kind)
 	return &admission.VersionedAttributes{
 		Attributes: admission.NewAttributesRecord(object(r.object), object(r.old), gvk, accessor.GetNamespace(), accessor.GetName(),
-			corev1.SchemeGroupVersion.WithResource(resource), sub, r.operation, nil, false, info),
+			version.WithResource(resource), sub, r.operation, nil, false, info),
 		VersionedKind: gvk, VersionedObject: lazy(object(r.object), schemaless), VersionedOldObject: lazy(object(r.old), schemaless),
 	}
 }
@@ -259,7 +264,8 @@ func evaluate(t *testing.T, r request) string {
 type jsonResolver map[string]*spec.Schema
 
 func (j jsonResolver) ResolveSchema(gvk schema.GroupVersionKind) (*spec.Schema, error) {
-	name := "io.k8s.api." + cmp.Or(gvk.Group, "core") + "." + gvk.Version + "." + gvk.Kind
+	group, _, _ := strings.Cut(gvk.Group, ".")
+	name := "io.k8s.api." + cmp.Or(group, "core") + "." + gvk.Version + "." + gvk.Kind
 	return resolver.PopulateRefs(func(ref string) (*spec.Schema, bool) {
 		s, known := j[strings.TrimPrefix(ref, "#/components/schemas/")]
 		return s, known
@@ -271,7 +277,7 @@ func loadCore(t *testing.T) jsonResolver {
 	dir, _, err := openapi.Source(t.Context())
 	require.NoError(t, err)
 	all := jsonResolver{}
-	for _, name := range []string{"api__v1", "apis__apps__v1"} {
+	for _, name := range []string{"api__v1", "apis__apps__v1", "apis__resource.k8s.io__v1"} {
 		data, err := os.ReadFile(filepath.Join(dir, "api/openapi-spec/v3/"+name+"_openapi.json"))
 		require.NoError(t, err)
 		var document struct {
@@ -284,11 +290,12 @@ func loadCore(t *testing.T) jsonResolver {
 }
 
 func TestPoliciesCompileAndUseExistingFields(t *testing.T) {
-	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{corev1.SchemeGroupVersion})
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{corev1.SchemeGroupVersion, resourceapi.SchemeGroupVersion})
 	for _, kind := range []string{"Node", "Pod", "Event"} {
 		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeRoot)
 	}
 	mapper.Add(appsv1.SchemeGroupVersion.WithKind("DaemonSet"), meta.RESTScopeNamespace)
+	mapper.Add(resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"), meta.RESTScopeRoot)
 	checker := &validating.TypeChecker{SchemaResolver: loadCore(t), RestMapper: mapper}
 	for _, p := range policies(t) {
 		require.Empty(t, checker.Check(p), p.Name)
