@@ -39,6 +39,7 @@ func TestDRA(t *testing.T) {
 		{"a broken GPU gets a taint until it is reset", s.aBrokenGPUGetsATaint},
 		{"a device that is allocated twice is refused", s.doubleUseIsRefused},
 		{"a killed driver goes on where it was", s.aKilledDriverGoesOn},
+		{"after a reboot a claim is prepared again", s.aRebootPreparesAgain},
 		{"the driver's token is good for its own node only", s.theTokenIsConfined},
 	} {
 		if !t.Run(scenario.name, scenario.run) {
@@ -161,7 +162,7 @@ func (s *suite) runPod(t *testing.T, name string, command ...string) {
 kind: Pod
 metadata: { name: %[1]s }
 spec:
-  restartPolicy: Never
+  restartPolicy: OnFailure
   terminationGracePeriodSeconds: 1
   resourceClaims: [ { name: gpu, resourceClaimName: %[1]s } ]
   containers:
@@ -295,6 +296,41 @@ func (s *suite) aKilledDriverGoesOn(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// aRebootPreparesAgain reboots the node under a pod with a claim: it goes on with the same GPU.
+func (s *suite) aRebootPreparesAgain(t *testing.T) {
+	s.runClaim(t, "survivor", *s.devices(t)["gpu-6"].Attributes["uuid"].StringValue, busy...)
+	s.waitRunning(t, "survivor")
+	const record = "/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json"
+	before := s.Node(node).BootID()
+	require.Contains(t, s.ReadFile(t, node, record), before)
+	s.Reboot(t, node)
+	after := s.Node(node).BootID()
+	require.NotEqual(t, before, after)
+	until(t, "the claim is prepared in the new boot", func() error {
+		if text := s.ReadFile(t, node, record); !strings.Contains(text, after) || !strings.Contains(text, `"name":"survivor"`) {
+			return fmt.Errorf("%s", text)
+		}
+		return nil
+	})
+	s.World.Until(t, "the pod computes again", func() error {
+		for _, c := range s.World.Pod("default", "survivor").Status.ContainerStatuses {
+			if c.RestartCount > 0 && c.Ready {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", s.World.Pod("default", "survivor").Status)
+	})
+	// The job runs until its first failure, and only then prints a result.
+	until(t, "the GPU has computed in the new boot", func() error {
+		if logs := s.Kubectl(t, "logs", "survivor"); !strings.Contains(logs, "Copy output data from the CUDA device") {
+			return fmt.Errorf("%s", logs)
+		}
+		return nil
+	})
+	s.waitDevices(t)
+	s.remove(t, "survivor")
 }
 
 // theTokenIsConfined uses the driver's rights without a token of its pod.
