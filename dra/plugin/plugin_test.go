@@ -141,6 +141,42 @@ func TestAShortAbsenceOfTheDevicePluginIsNoFault(t *testing.T) {
 	b.waitReason("")
 }
 
+// A new process of the device plugin writes what an earlier one recorded before it has a configuration
+// and a driver: nobody watches the GPUs, and what is excluded is not known.
+func TestGPUsThatNobodyHasReadGetATaint(t *testing.T) {
+	b := newBench(t, 200*time.Millisecond)
+	end := b.alive()
+	b.watch()
+	b.waitReason("")
+	end()
+	excluded := b.state.DevicePlugin.Inventory[0]
+	excluded.UUID, excluded.Minor = "GPU-1", 1
+	read := *b.state.DevicePlugin
+	b.state.DevicePlugin.Inventory = append([]nodestate.GPU{excluded}, read.Inventory...)
+	for _, reason := range []gpu.Reason{"ConfigNotChosen", "Starting"} {
+		b.state.Phase, b.state.Reason, b.state.Message = nodestate.Waiting, reason, "waiting"
+		defer b.alive()()
+		b.waitReason(inventory.ReasonSilent)
+		require.Contains(t, b.inventory().Why.Message, "has not read the GPUs yet: "+string(reason))
+		require.Len(t, b.inventory().Devices, 1)
+		b.state.Phase, b.state.Reason, b.state.DevicePlugin = nodestate.Ready, "", &read
+		defer b.alive()()
+		b.waitReason("")
+	}
+}
+
+func TestADevicePluginThatOffersTheGPUsItselfIsBelievedAtOnce(t *testing.T) {
+	b := newBench(t, time.Hour)
+	end := b.alive()
+	b.watch()
+	b.waitReason("")
+	end()
+	b.state.DevicePlugin.Serve = nodestate.ServePlugin
+	require.NoError(t, nodestate.Write(b.dir, b.state)) // not yet marked as alive, or never
+	b.waitReason("-")
+	require.Equal(t, inventory.ReasonServedByPlugin, b.inventory().Why.Reason)
+}
+
 func TestTheKubeletIsToldOfTheHealth(t *testing.T) {
 	b := newBench(t, time.Hour)
 	ctx, cancel := context.WithCancel(t.Context())

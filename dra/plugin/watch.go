@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/gpuready/gpuready/dra/inventory"
@@ -39,16 +40,23 @@ func (p *Plugin) watchState(ctx context.Context) error {
 		case err := <-ended:
 			return err
 		case r := <-readings:
-			if r.err == nil {
+			if r.err == nil && isUnread(r.state) {
+				r.err = fmt.Errorf("%w: %s: %s", errUnread, r.state.Reason, r.state.Message)
+			}
+			if r.err == nil || offersItself(r.state) {
 				last, problem, deadline, overdue = r.state, inventory.Problem{}, nil, false
 				break
 			}
-			if errors.Is(r.err, nodestate.ErrUnheld) && r.state.DevicePlugin != nil {
-				last = r.state // its writer's last words, or those of one that has not marked itself yet
+			// Its writer's last words, or those of one that has not marked itself yet. What a new process
+			// has restored is used only where nothing else is known: it lacks the configuration.
+			if r.state.DevicePlugin != nil && (last.DevicePlugin == nil || !isUnread(r.state)) {
+				last = r.state
 			}
-			if next := stateProblem(r.err, time.Now()); next.Reason != problem.Reason {
-				problem = next
+			since := time.Now()
+			if next := stateProblem(r.err, since); next.Reason == problem.Reason {
+				since = problem.Since
 			}
+			problem = stateProblem(r.err, since)
 			if last.DevicePlugin != nil && !overdue {
 				if deadline == nil {
 					deadline = time.After(p.cfg.Silence)
@@ -62,11 +70,26 @@ func (p *Plugin) watchState(ctx context.Context) error {
 	}
 }
 
+// errUnread means that the device plugin runs, but has not read the GPUs: nobody watches them yet.
+var errUnread = errors.New("gpu-device-plugin has not read the GPUs yet")
+
+// isUnread reports whether a state has the GPUs that an earlier process of the device plugin recorded.
+// Its phase is then Waiting, with one of these reasons of package plugin there.
+func isUnread(s nodestate.State) bool {
+	return s.Phase == nodestate.Waiting && (s.Reason == "Starting" || s.Reason == "ConfigNotChosen")
+}
+
+// offersItself reports whether the device plugin offers the GPUs to the kubelet. That holds before it
+// has marked itself as alive, too: no GPU may be offered twice.
+func offersItself(s nodestate.State) bool {
+	return s.DevicePlugin != nil && s.DevicePlugin.Serve != nodestate.ServeDRA
+}
+
 // stateProblem returns why the device plugin's state cannot be relied on.
 func stateProblem(err error, now time.Time) inventory.Problem {
 	p := inventory.Problem{Message: err.Error(), Since: now, Action: "see that gpu-device-plugin runs on this node, and its log"}
 	switch {
-	case errors.Is(err, nodestate.ErrUnheld):
+	case errors.Is(err, nodestate.ErrUnheld), errors.Is(err, errUnread):
 		p.Reason = inventory.ReasonSilent
 	case nodestate.IsAbsent(err):
 		p.Reason = inventory.ReasonUnknown
