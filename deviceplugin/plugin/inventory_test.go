@@ -64,3 +64,22 @@ func TestServedByDRANothingIsRegistered(t *testing.T) {
 	require.Equal(t, nodestate.Ready, file.Phase, "it waits for no kubelet: %s", file.Message)
 	require.Equal(t, nodestate.ServePlugin, playedState().stateFile(testBoot).DevicePlugin.Serve)
 }
+
+// Strategies, names and shares are those of resources, which gpu-dra-driver has not.
+func TestServedByDRASettingsOfResourcesDoNotMatter(t *testing.T) {
+	node := gputest.Node("a100-mig", 2)
+	node.Devices[1].MIGEnabled, node.Devices[1].MIG = false, nil
+	out := node.Devices[0].MIG[0].UUID
+	for _, strategy := range []string{config.MIGNone, config.MIGSingle, config.MIGMixed} {
+		s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), servedByDRA: true}
+		s, _ = s.Next(configInForce(Settings{Config: &config.Config{
+			Flags:   config.Flags{MigStrategy: &strategy, Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}},
+			Devices: config.Devices{Exclude: []config.Selector{config.Selector(out)}},
+		}}), time.Unix(1, 0))
+		s, _ = s.Next(driverFound(node, "/", true), time.Unix(2, 0))
+		file := s.stateFile(testBoot)
+		require.Equal(t, nodestate.Ready, file.Phase, "%s: %s: %s", strategy, file.Reason, file.Message)
+		require.Len(t, file.DevicePlugin.LeftOut, 1, strategy)
+		require.Equal(t, out, file.DevicePlugin.LeftOut[0].GPU, strategy)
+	}
+}

@@ -62,9 +62,10 @@ func (s state) Next(f fact, at time.Time) (next state, changed bool) {
 
 // derive returns the state with its derived fields computed.
 func (s state) derive(at time.Time) state {
-	s.plan = plan.Compute(s.settings, s.snapshot, s.health)
-	s.choice = s.toolkitNaming.Choose(s.settings.Flags.Plugin)
-	s.serving = s.choice.Config(s.settings)
+	settings := s.planSettings()
+	s.plan = plan.Compute(settings, s.snapshot, s.health)
+	s.choice = s.toolkitNaming.Choose(settings.Flags.Plugin)
+	s.serving = s.choice.Config(settings)
 	// Without a CDI strategy the NVIDIA container runtime gets UUIDs or indices, and it does not
 	// matter how the toolkit names the devices.
 	if s.cdi = s.toolkitNaming; !s.serving.Flags.Plugin.CDI() {
@@ -79,6 +80,19 @@ func (s state) derive(at time.Time) state {
 		s.unallocatable = unallocatable
 	}
 	return s
+}
+
+// planSettings returns the settings by which the devices are planned. gpu-dra-driver offers each whole GPU
+// and each MIG device by itself: of the settings for resources, only what is excluded concerns it.
+func (s state) planSettings() *config.Config {
+	if !s.servedByDRA {
+		return s.settings
+	}
+	c := *s.settings
+	mixed := config.MIGMixed
+	c.Flags.MigStrategy, c.Sharing = &mixed, config.Sharing{}
+	c.Resources = config.Resources{MIG: []config.Resource{{Pattern: "*", Name: config.GPU}}}
+	return &c
 }
 
 // hasSnapshot reports whether this process has read the GPUs. Before that the plan holds the
