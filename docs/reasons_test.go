@@ -172,9 +172,6 @@ func TestEveryReasonOfTheDriverIsDocumented(t *testing.T) {
 func TestEveryReasonOfTheDRADriverIsDocumented(t *testing.T) {
 	reasons := map[string]bool{}
 	sources(t, "../dra", func(_ string, f *ast.File) { maps.Copy(reasons, reasonsOf(f)) })
-	// The device plugin's own, by which a device was left out on purpose.
-	delete(reasons, "Excluded")
-	delete(reasons, "NotIncluded")
 	require.Greater(t, len(reasons), 3, "the code has reasons")
 	agree(t, "dra.md", reasons, documented(t, "dra.md", true))
 }

@@ -73,7 +73,7 @@ func New(s nodestate.State, problem Problem, root Places) Inventory {
 			Action: "start gpu-device-plugin with --serve=dra"}
 		return inv
 	}
-	excluded := excludedDevices(*info)
+	excluded := info.Excluded()
 	gpus := slices.Clone(info.Inventory)
 	slices.SortStableFunc(gpus, func(a, b nodestate.GPU) int { return cmp.Or(healthOrder(a, b), cmp.Compare(a.Index, b.Index)) })
 	for _, g := range gpus {
@@ -101,23 +101,6 @@ func healthOrder(a, b nodestate.GPU) int {
 		return 0
 	}
 	return cmp.Compare(missing(a), missing(b))
-}
-
-// Reasons for which the device plugin's configuration leaves a device out on purpose: plan.LeftOut.
-const (
-	reasonExcluded    gpu.Reason = "Excluded"
-	reasonNotIncluded gpu.Reason = "NotIncluded"
-)
-
-// excludedDevices returns the devices that the device plugin's configuration excludes.
-func excludedDevices(info nodestate.DevicePluginInfo) map[gpu.UUID]bool {
-	excluded := map[gpu.UUID]bool{}
-	for _, l := range info.LeftOut {
-		if l.GPU != "" && (l.Reason == reasonExcluded || l.Reason == reasonNotIncluded) {
-			excluded[l.GPU] = true
-		}
-	}
-	return excluded
 }
 
 // Slices distributes the devices among ResourceSlices, 64 in each: the limit of a slice that has

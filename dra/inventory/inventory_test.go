@@ -74,7 +74,7 @@ func TestAGPUInMIGModeIsNotPublishedItself(t *testing.T) {
 
 func TestWhatTheConfigurationExcludesIsNotPublished(t *testing.T) {
 	s := served(h100(0), h100(1), mig(h100(2), nodestate.MIGDevice{UUID: "MIG-0", Profile: "1g.10gb", Condition: healthy}))
-	s.DevicePlugin.LeftOut = []nodestate.LeftOutDevice{{GPU: "GPU-0", Reason: reasonExcluded}, {GPU: "GPU-2", Reason: reasonNotIncluded}, {GPU: "GPU-1", Reason: "NoResource"}}
+	s.DevicePlugin.LeftOut = []nodestate.LeftOutDevice{{GPU: "GPU-0", Reason: "Excluded"}, {GPU: "GPU-2", Reason: "NotIncluded"}, {GPU: "GPU-1", Reason: "NoResource"}}
 	require.Equal(t, []string{"gpu-1"}, names(New(s, Problem{}, nil)), "what has no resource name is offered all the same")
 }
 

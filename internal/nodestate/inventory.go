@@ -57,8 +57,25 @@ type Condition struct {
 	Since   time.Time  `json:"since,omitzero"`   // of Reason
 }
 
-// Devices returns the devices that are offered to pods: those of the resources, or those of the
-// inventory where gpu-dra-driver offers them.
+// Reasons of the device plugin for which the configuration leaves a device out on purpose.
+const (
+	reasonExcluded    = "Excluded"
+	reasonNotIncluded = "NotIncluded"
+)
+
+// Excluded returns the GPUs and MIG devices that the configuration leaves out on purpose.
+func (p DevicePluginInfo) Excluded() map[gpu.UUID]bool {
+	excluded := map[gpu.UUID]bool{}
+	for _, l := range p.LeftOut {
+		if l.GPU != "" && (l.Reason == reasonExcluded || l.Reason == reasonNotIncluded) {
+			excluded[l.GPU] = true
+		}
+	}
+	return excluded
+}
+
+// Devices returns the devices that are offered to pods: those of the resources, or where
+// gpu-dra-driver offers them those of the inventory that are not excluded.
 func (p DevicePluginInfo) Devices() []Device {
 	var all []Device
 	if p.Serve != ServeDRA {
@@ -67,7 +84,11 @@ func (p DevicePluginInfo) Devices() []Device {
 		}
 		return all
 	}
+	excluded := p.Excluded()
 	add := func(id gpu.UUID, c Condition, m *MIG, numa *int) {
+		if excluded[id] || m != nil && excluded[m.Parent] {
+			return
+		}
 		all = append(all, Device{ID: string(id), GPU: id, Health: c.Health, Reason: c.Reason, Message: c.Message, Action: c.Action, Since: c.Since, NUMANode: numa, MIG: m})
 	}
 	for _, g := range p.Inventory {

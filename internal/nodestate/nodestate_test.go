@@ -81,6 +81,10 @@ func TestDevicesAreThoseThatAreOffered(t *testing.T) {
 	require.Equal(t, []string{"GPU-0 Healthy", "GPU-1 Unhealthy", "GPU-2 Healthy"}, ids())
 	p.Serve = ServeDRA
 	require.Equal(t, []string{"GPU-0 Healthy", "MIG-1 Healthy"}, ids(), "a GPU in MIG mode offers its MIG devices")
+	p.LeftOut = []LeftOutDevice{{GPU: "GPU-0", Reason: "Excluded"}, {GPU: "MIG-1", Reason: "NoResource"}}
+	require.Equal(t, []string{"MIG-1 Healthy"}, ids())
+	p.LeftOut = []LeftOutDevice{{GPU: p.Inventory[1].UUID, Reason: "NotIncluded"}}
+	require.Equal(t, []string{"GPU-0 Healthy"}, ids(), "with the GPU its MIG devices are left out")
 }
 
 func TestAStateOfAnotherBootIsStale(t *testing.T) {

@@ -26,9 +26,12 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 	}
 	faults := driverDevices(driver)
 	listed, differences, notes, healthy := map[gpu.UUID]bool{}, []string(nil), []string{"offered by gpu-dra-driver: no pod with a claim has been run to prove it"}, 0
-	add := func(id gpu.UUID, c nodestate.Condition) {
+	excluded := s.DevicePlugin.Excluded()
+	add := func(id, parent gpu.UUID, c nodestate.Condition) {
 		listed[id] = true
 		switch fault, known := faults[id]; {
+		case excluded[id] || excluded[parent]:
+			notes = append(notes, fmt.Sprintf("%s is not offered: the configuration leaves it out", id))
 		case c.Health != nodestate.Healthy:
 			notes = append(notes, fmt.Sprintf("%s has a taint: %s: %s", id, c.Reason, c.Message))
 		case !known:
@@ -41,11 +44,11 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 	}
 	for _, g := range s.DevicePlugin.Inventory {
 		if !g.MIGEnabled {
-			add(g.UUID, g.Condition)
+			add(g.UUID, "", g.Condition)
 			continue
 		}
 		for _, m := range g.MIG {
-			add(m.UUID, m.Condition)
+			add(m.UUID, g.UUID, m.Condition)
 		}
 	}
 	for _, u := range driver.Units() {
@@ -57,7 +60,7 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 	case len(differences) > 0:
 		return check.Fail(ReasonAllocatableDiffers, strings.Join(differences, "; "), "see the log of gpu-device-plugin")
 	case healthy == 0:
-		return check.Fail(reasonNothingAllocatable, "no GPU can be claimed: "+strings.Join(notes, "; "), "see why each GPU has a taint")
+		return check.Fail(reasonNothingAllocatable, "no GPU can be claimed: "+strings.Join(notes, "; "), "see why each GPU has a taint or is left out")
 	}
 	return check.NewPass(readiness.Proof{
 		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: healthy,

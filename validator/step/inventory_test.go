@@ -32,6 +32,13 @@ func TestANodeServedByDRAIsComparedWithItsInventory(t *testing.T) {
 	require.Equal(t, 2, o.Proof.GPUs)
 	require.Contains(t, o.Notes[1], "has a taint: XID: XID 79")
 
+	broken := served(t)
+	broken.state.DevicePlugin.Inventory[1].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonXID}
+	broken.state.DevicePlugin.LeftOut = []nodestate.LeftOutDevice{{GPU: broken.driver.GPUs[1].UUID, Reason: "Excluded"}}
+	o = broken.check(t)
+	require.Equal(t, 2, o.Proof.GPUs)
+	require.Contains(t, o.Notes[1], "is not offered: the configuration leaves it out")
+
 	for name, c := range map[string]struct {
 		change func(*pluginTestNode)
 		reason gpu.Reason
