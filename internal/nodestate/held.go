@@ -24,6 +24,15 @@ const holdName = "alive"
 // whether the state is held only when it changes.
 func Hold(dir string) (io.Closer, error) { return record.Hold(filepath.Join(dir, holdName)) }
 
+// CheckHeld returns an error that wraps ErrUnheld if no process holds the state in dir now.
+func CheckHeld(dir string) error {
+	held, err := record.WatchHolder(filepath.Join(dir, holdName))
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUnheld, err)
+	}
+	return held.Close()
+}
+
 // WatchHeld is like WatchBoot for a state that its writer holds. If nobody holds it,
 // deliver gets the last State and an error that wraps ErrUnheld.
 func WatchHeld(ctx context.Context, dir, boot string, deliver func(State, error)) error {

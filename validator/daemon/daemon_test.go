@@ -429,6 +429,22 @@ func TestACancelledWatchReturnsCanceled(t *testing.T) {
 	require.ErrorIs(t, Watch(ctx, b.d.Node, func() {}), context.Canceled)
 }
 
+// Nobody watches the GPUs of gpu-dra-driver then, and the kubelet does not withdraw them.
+func TestAKilledDevicePluginThatServesDRACausesACheck(t *testing.T) {
+	b := newBench(t)
+	dir := b.d.Node.StatePath(nodestate.DevicePlugin)
+	state := nodestate.State{Component: nodestate.DevicePlugin, BootID: b.d.Node.BootID, Phase: nodestate.Ready, DevicePlugin: &nodestate.DevicePluginInfo{Serve: nodestate.ServeDRA}}
+	require.NoError(t, nodestate.Write(dir, state))
+	held, err := nodestate.Hold(dir)
+	require.NoError(t, err)
+	require.NoError(t, nodestate.Write(dir, state))
+	b.start()
+	b.until(readiness.Plugin, proven)
+	b.set(readiness.Plugin, check.Fail("DevicePluginSilent", "killed", ""))
+	require.NoError(t, held.Close())
+	b.until(readiness.Plugin, because("DevicePluginSilent"))
+}
+
 // recorder collects the published facts.
 type recorder struct {
 	mu    sync.Mutex

@@ -2,8 +2,12 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"path"
 	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -19,7 +23,23 @@ var libraryDirs = []string{
 // Watch calls changed immediately, and then whenever something that a layer depends
 // on may have changed, until ctx ends.
 func Watch(ctx context.Context, node check.Node, changed func()) error {
-	return host.Watch(ctx, watchedFiles(node), mountableRoots(node), changed)
+	var mu sync.Mutex // changed is not called by two at once
+	report := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		changed()
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return host.Watch(ctx, watchedFiles(node), mountableRoots(node), report) })
+	group.Go(func() error {
+		return nodestate.WatchHeld(ctx, node.StatePath(nodestate.DevicePlugin), node.BootID, func(s nodestate.State, err error) {
+			// A device plugin that is killed changes no file. Where it serves the kubelet, the kubelet's account shows it.
+			if errors.Is(err, nodestate.ErrUnheld) && s.DevicePlugin != nil && s.DevicePlugin.Serve == nodestate.ServeDRA {
+				report()
+			}
+		})
+	})
+	return group.Wait()
 }
 
 func driverRoots(node check.Node) []string {

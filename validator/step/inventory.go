@@ -21,6 +21,10 @@ func servedByDRA(node check.Node) (nodestate.State, bool) {
 // checkInventory compares the inventory that gpu-dra-driver publishes with the driver's devices. It
 // does not test ResourceSlices nor claims, and its pass says so.
 func checkInventory(node check.Node, driver check.Driver, s nodestate.State) check.Outcome {
+	// With resources the kubelet withdraws them when the device plugin ends; here nobody does.
+	if err := nodestate.CheckHeld(node.StatePath(nodestate.DevicePlugin)); err != nil {
+		return check.Fail(reasonPluginSilent, "gpu-device-plugin does not run, so that nobody watches the GPUs: "+err.Error(), startAction)
+	}
 	if s.Phase != nodestate.Ready && s.Phase != nodestate.Degraded {
 		return check.Fail(cmp.Or(s.Reason, reasonPluginNotRegistered), fmt.Sprintf("the device plugin has no inventory for gpu-dra-driver; it says %s: %s", s.Phase, s.Message), "see the log of gpu-device-plugin")
 	}

@@ -18,6 +18,10 @@ func TestANodeServedByDRAIsComparedWithItsInventory(t *testing.T) {
 			inventory = append(inventory, nodestate.GPU{UUID: n.driver.GPUs[i].UUID, Index: i, Minor: i, Condition: nodestate.Condition{Health: nodestate.Healthy}})
 		}
 		n.state.DevicePlugin = &nodestate.DevicePluginInfo{Serve: nodestate.ServeDRA, Inventory: inventory}
+		held, err := nodestate.Hold(n.StatePath(nodestate.DevicePlugin))
+		require.NoError(t, err)
+		n.end = func() { _ = held.Close() }
+		t.Cleanup(n.end)
 		return n
 	}
 	o := served(t).check(t)
@@ -52,6 +56,7 @@ func TestANodeServedByDRAIsComparedWithItsInventory(t *testing.T) {
 				n.state.DevicePlugin.Inventory[i].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonXID}
 			}
 		}, reasonNothingAllocatable},
+		"it was killed":  {func(n *pluginTestNode) { n.end() }, reasonPluginSilent},
 		"it has stopped": {func(n *pluginTestNode) { n.state.Reason = reasonPluginStopped }, reasonPluginSilent},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -30,6 +30,9 @@ const (
 	ReasonAllocatableDiffers gpu.Reason = "AllocatableDiffers"
 )
 
+// startAction is the action where the device plugin does not run.
+const startAction = "start gpu-device-plugin on this node (DaemonSet nvidia-device-plugin-daemonset)"
+
 // rewriteAction is the action where a component cannot write its state.
 const rewriteAction = "the component tries again every few seconds"
 
@@ -221,13 +224,13 @@ func waitForAgreement(ctx context.Context, node check.Node, driver check.Driver,
 func pluginNotRegistered(s nodestate.State, err error) *check.Outcome {
 	switch {
 	case nodestate.IsAbsent(err):
-		return failed(reasonPluginSilent, "the device plugin has reported nothing since the node booted", "start gpu-device-plugin on this node (DaemonSet nvidia-device-plugin-daemonset)")
+		return failed(reasonPluginSilent, "the device plugin has reported nothing since the node booted", startAction)
 	case errors.Is(err, nodestate.ErrUnwritten):
 		return failed(nodestate.ReasonNotWritable, "gpu-device-plugin: "+err.Error(), rewriteAction)
 	case err != nil:
 		return failed(reasonPluginStateInvalid, err.Error(), "restart gpu-device-plugin, which writes the file anew")
 	case s.Reason == reasonPluginStopped:
-		return failed(reasonPluginSilent, s.Message, "start gpu-device-plugin on this node (DaemonSet nvidia-device-plugin-daemonset): its log, and the labels (nvidia.com/gpu.deploy.device-plugin) and taints of the node")
+		return failed(reasonPluginSilent, s.Message, startAction+": its log, and the labels (nvidia.com/gpu.deploy.device-plugin) and taints of the node")
 	case s.DevicePlugin == nil || !s.DevicePlugin.Registered:
 		return failed(cmp.Or(s.Reason, reasonPluginNotRegistered), fmt.Sprintf("the device plugin is not registered with the kubelet; it says %s: %s", s.Phase, s.Message),
 			"see the log of gpu-device-plugin and that the kubelet runs")

@@ -31,6 +31,7 @@ type pluginTestNode struct {
 	state   nodestate.State
 	kubelet Account
 	err     error
+	end     func() // ends the device plugin; nil: it is not marked as alive
 }
 
 func newNode(t *testing.T) *pluginTestNode {
