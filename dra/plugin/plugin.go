@@ -60,6 +60,7 @@ type Plugin struct {
 	started  chan struct{} // closed when helper is set
 	// registration holds the result of the last registration; nil: there was none yet.
 	registration atomic.Pointer[registerapi.RegistrationStatus]
+	listed       atomic.Bool // the API server has listed the node's slices, which are kept up to date since
 
 	mu      sync.Mutex
 	current inventory.Inventory
@@ -165,10 +166,11 @@ func (p *Plugin) serve(ctx context.Context) error {
 	close(p.started)
 	p.cfg.Log.Info("serving the kubelet", "driver", inventory.Driver, "path", p.cfg.DataDir())
 	for {
-		changed, err := p.publish(ctx)
+		changed, err := p.publish(ctx) // the first call waits for the API server
 		if err != nil {
 			return err
 		}
+		p.listed.Store(true)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -239,12 +241,15 @@ func (p *Plugin) setInventory(inv inventory.Inventory) {
 }
 
 // Ready returns nil if the kubelet can have claims prepared, and otherwise what is missing. A node
-// without a GPU is ready. Whether the slices are published is not known here: the metrics count errors.
+// without a GPU is ready. Whether each slice is published is not known here: the metrics count errors.
 func (p *Plugin) Ready() error {
 	select {
 	case <-p.started:
 	default:
 		return errors.New("waiting for the state of gpu-device-plugin, or for the kubelet's folders")
+	}
+	if !p.listed.Load() {
+		return errors.New("waiting for the API server to list this node's ResourceSlices; next: see that it can be reached, and that the ClusterRole gpuready-dra-driver is bound")
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

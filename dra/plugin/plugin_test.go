@@ -201,6 +201,8 @@ func TestReadyNamesWhatIsMissing(t *testing.T) {
 	b := newBench(t, time.Hour)
 	require.ErrorContains(t, b.Ready(), "waiting for the state of gpu-device-plugin")
 	close(b.started)
+	require.ErrorContains(t, b.Ready(), "waiting for the API server to list this node's ResourceSlices; next: ")
+	b.listed.Store(true)
 	b.setInventory(inventory.New(nodestate.State{}, inventory.Problem{}, nil))
 	require.ErrorContains(t, b.Ready(), "InventoryUnknown: gpu-device-plugin has not published its inventory; next: ")
 	b.setInventory(inventory.New(b.state, inventory.Problem{}, nil))
