@@ -181,6 +181,11 @@ func decode(data []byte) (*Checkpoint, error) {
 			return nil, fmt.Errorf("%w: claims[%d].uid is missing or listed twice", errDamaged, i)
 		}
 		seen[p.UID] = true
+		for j, d := range p.Devices {
+			if d.UUID == "" { // it would overlap with every GPU
+				return nil, fmt.Errorf("%w: claims[%d].devices[%d].uuid is missing", errDamaged, i, j)
+			}
+		}
 	}
 	return &c, nil
 }

@@ -256,6 +256,9 @@ func TestALostRecordIsMadeUpForByTheKubelet(t *testing.T) {
 		"listed twice": func([]byte) []byte {
 			return mustEncode(&Checkpoint{BootID: boot, Claims: []Prepared{{UID: "a"}, {UID: "a"}}})
 		},
+		"without a UUID": func([]byte) []byte {
+			return mustEncode(&Checkpoint{BootID: boot, Claims: []Prepared{{UID: "a", Devices: []PreparedDevice{{Name: "gpu-0"}}}}})
+		},
 		"with more keys": func([]byte) []byte { return []byte(`{"version":1,"checksum":"","data":{},"more":1}`) },
 	} {
 		t.Run(name, func(t *testing.T) {
