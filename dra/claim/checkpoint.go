@@ -171,8 +171,9 @@ func decode(data []byte) (*Checkpoint, error) {
 	if want := checksum(f.Data); f.Checksum != want {
 		return nil, fmt.Errorf("%w: its checksum is %.80q, and its content has %q", errDamaged, f.Checksum, want)
 	}
+	// A later release may add fields without a new version, and run beside this one during an update.
 	var c Checkpoint
-	if err := strictJSON(f.Data, &c); err != nil {
+	if err := json.Unmarshal(f.Data, &c); err != nil {
 		return nil, fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	seen := map[types.UID]bool{}

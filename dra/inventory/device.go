@@ -52,14 +52,18 @@ func devicesOf(g nodestate.GPU, driver *nodestate.DriverInfo, root Places) []Dev
 	return all
 }
 
+// maxProfileName bounds a profile in a device's name, which is a DNS label of at most 63 characters.
+const maxProfileName = 24
+
 // profileName returns a profile as part of a DNS label: "1g12gb", "1g12gbme".
 func profileName(profile string) string {
-	return strings.Map(func(r rune) rune {
+	name := strings.Map(func(r rune) rune {
 		if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' {
 			return r
 		}
 		return -1
 	}, strings.ToLower(profile))
+	return name[:min(len(name), maxProfileName)]
 }
 
 func migCapacities(m nodestate.MIGDevice) capacities {

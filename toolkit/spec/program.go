@@ -69,6 +69,9 @@ func (f *finder) program(p string) (real string, ok bool) {
 // host's shell.
 func (f *finder) isNative(p string) bool {
 	file, err := f.root.OpenFile(p)
+	if errors.Is(err, fs.ErrPermission) {
+		return true // who may not read it cannot judge it
+	}
 	if f.failed(err) {
 		return false
 	}

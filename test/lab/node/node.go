@@ -210,7 +210,7 @@ func overlay(dir string) error {
 		if err := os.MkdirAll(lower, 0o755); err != nil {
 			return err
 		}
-		if err := unix.Mount(driver, lower, "", unix.MS_BIND, ""); errors.Is(err, unix.ENOENT) {
+		if err := unix.Mount(driver, lower, "", unix.MS_BIND|unix.MS_REC, ""); errors.Is(err, unix.ENOENT) {
 			continue
 		} else if err != nil {
 			return fmt.Errorf("keep the driver in %s: %w", driver, err)
