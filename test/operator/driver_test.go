@@ -2,7 +2,6 @@ package operator
 
 import (
 	"archive/tar"
-	"cmp"
 	"compress/gzip"
 	"errors"
 	"fmt"
@@ -448,66 +447,9 @@ static int stub_open(`)
 	}
 	out, _ := b.run(t, "kubectl-gpu", "explain", "-n", namespace, "n1")
 	t.Log(out)
-	b.driverFailureIsReported(t, "n1", "BuildFailed")
 	b.apply(t, b.policy(ownVersion))
 	b.serves(t, map[string]string{"n1": dtk(rhcos412), "n2": dtk(rhcos418)}, 2)
 	b.loaded(t, "n1", ownVersion, dtk(rhcos412))
-}
-
-// driverFailureIsReported waits until the other places that people and programs look at name the reason
-// for which a driver's container failed: condition, Event, explain, metric, log and exit code.
-func (b *built) driverFailureIsReported(t *testing.T, node, reason string) {
-	t.Helper()
-	const exitRefused = 3
-	for place, report := range map[string]func() error{
-		"the condition": func() error {
-			for _, c := range b.World.Node(node).Status.Conditions {
-				if c.Type == "GPUReady" {
-					return lacks(c.Reason+" "+c.Message, nil, []string{reason})
-				}
-			}
-			return errors.New("there is none")
-		},
-		"an Event": func() error {
-			for _, e := range b.World.Events("Node", node) {
-				if e.Reason == reason && e.Type == corev1.EventTypeWarning {
-					return nil
-				}
-			}
-			return fmt.Errorf("no Warning of the Node has this reason: %v", b.World.Events("Node", node))
-		},
-		"gpu-validator explain": func() error {
-			out, err := b.run(t, "gpu-validator", "explain", "--node", node)
-			return lacks(out, err, []string{reason})
-		},
-		"the metric": func() error {
-			missing := b.scrape(t, "app=nvidia-operator-validator").lacks("gpuready_layer_not_ready_reason", fmt.Sprintf("layer=%q,reason=%q", "driver", reason))
-			if missing != "" {
-				return errors.New(missing)
-			}
-			return nil
-		},
-		"log and exit code": func() error {
-			p := b.driverPods("app=nvidia-driver-daemonset")[node]
-			if p == nil {
-				return errors.New("there is no pod")
-			}
-			for _, c := range p.Status.ContainerStatuses {
-				ended := cmp.Or(c.State.Terminated, c.LastTerminationState.Terminated)
-				if c.Name != driverContainer || ended == nil {
-					continue
-				}
-				if ended.ExitCode != exitRefused {
-					return fmt.Errorf("it ended with %d", ended.ExitCode)
-				}
-				log, err := b.TryKubectl(t, "-n", namespace, "logs", p.Name, "-c", driverContainer, "--previous")
-				return lacks(log, err, []string{reason})
-			}
-			return errors.New("its container has not ended yet")
-		},
-	} {
-		b.until(t, fmt.Sprintf("%s says %s of %s", place, reason, node), report)
-	}
 }
 
 func lacks(text string, err error, words []string) error {
