@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
@@ -66,7 +67,8 @@ func foldersHeal(t *testing.T, n *node) (laps []lap) {
 func (n *node) removeFolders(t *testing.T, paths ...string) {
 	t.Helper()
 	for _, path := range paths {
-		require.NoError(t, os.RemoveAll(n.path(path)))
+		// An agent may write into it meanwhile: then it is not empty, and is removed again.
+		require.EventuallyWithT(t, func(t *assert.CollectT) { require.NoError(t, os.RemoveAll(n.path(path))) }, 10*time.Second, time.Millisecond)
 	}
 }
 
