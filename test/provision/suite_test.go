@@ -5,7 +5,6 @@ package provision
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuready/gpuready/provision/report"
 	"github.com/gpuready/gpuready/provision/step"
@@ -121,25 +121,18 @@ func (s *suite) nothingLeft(t *testing.T) {
 	require.Equal(t, "clusterpolicy.nvidia.com/gpu-cluster-policy", strings.TrimSpace(s.Kubectl(t, "get", "clusterpolicies", "-o", "name")))
 }
 
-// waitRequested waits until the log shows that a sample has requested GPUs.
+// waitRequested waits until a sample's workload is there, however short.
 func (r *run) waitRequested(t *testing.T, s *suite, sample int) {
 	t.Helper()
-	s.World.UntilWithin(t, patience, fmt.Sprintf("sample %d has begun", sample), func() error {
-		out := s.Kubectl(t, "get", "clusterpolicies,pods", "-A", "-o", "json")
-		var list struct {
-			Items []struct {
-				Kind     string
-				Metadata struct{ Labels map[string]string }
-			}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	pods, err := s.World.Client.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{LabelSelector: step.WorkloadLabel})
+	require.NoError(t, err)
+	defer pods.Stop()
+	for event := range pods.ResultChan() {
+		if p, is := event.Object.(*corev1.Pod); is && strings.HasSuffix(p.Labels[step.WorkloadLabel], fmt.Sprintf("-%d", sample)) {
+			return
 		}
-		if err := json.Unmarshal([]byte(out), &list); err != nil {
-			return err
-		}
-		for _, o := range list.Items {
-			if strings.HasSuffix(o.Metadata.Labels[step.WorkloadLabel], fmt.Sprintf("-%d", sample)) {
-				return nil
-			}
-		}
-		return errors.New("no workload is there")
-	})
+	}
+	require.FailNowf(t, "no workload", "sample %d has not begun within %v\n%s", sample, patience, s.World.Describe())
 }
