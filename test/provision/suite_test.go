@@ -121,7 +121,8 @@ func (s *suite) nothingLeft(t *testing.T) {
 	require.Equal(t, "clusterpolicy.nvidia.com/gpu-cluster-policy", strings.TrimSpace(s.Kubectl(t, "get", "clusterpolicies", "-o", "name")))
 }
 
-// waitRequested waits until a sample's workload is there, however short.
+// waitRequested waits until the scheduler has seen a sample's workload, however short that is. By then
+// gpu-provision has the answer to its request.
 func (r *run) waitRequested(t *testing.T, s *suite, sample int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -130,7 +131,8 @@ func (r *run) waitRequested(t *testing.T, s *suite, sample int) {
 	require.NoError(t, err)
 	defer pods.Stop()
 	for event := range pods.ResultChan() {
-		if p, is := event.Object.(*corev1.Pod); is && strings.HasSuffix(p.Labels[step.WorkloadLabel], fmt.Sprintf("-%d", sample)) {
+		p, is := event.Object.(*corev1.Pod)
+		if is && strings.HasSuffix(p.Labels[step.WorkloadLabel], fmt.Sprintf("-%d", sample)) && len(p.Status.Conditions) > 0 {
 			return
 		}
 	}
