@@ -92,9 +92,10 @@ func TestAFullFileSystemIsNamedAndItsEndIsNoticed(t *testing.T) {
 	_, explained, _ := r.run(r.args("explain")...)
 	require.Contains(t, explained, "StateNotWritable")
 	state := r.path("/run/nvidia/gpuready/deviceplugin/" + nodestate.FileName)
-	info, err := os.Stat(state)
+	// The room of the former state may be enough for the new one when it is tried again.
+	text, err := os.ReadFile(state)
 	require.NoError(t, err)
-	require.Zero(t, info.Size(), "nothing that is not true any more")
+	require.True(t, len(text) == 0 || strings.Contains(string(text), "XID 79"), "nothing that is not true any more: %s", text)
 	xid("5") // the latest state is what is written in the end
 	allocatable(t, kubelet, 3)
 
