@@ -26,8 +26,8 @@ type Specs struct {
 }
 
 // Name returns the name by which a container runtime injects a device. It returns an error unless the
-// toolkit has said in this boot that it can be injected, a specification has it, and the device nodes
-// that this names exist, as far as this process sees them.
+// toolkit's state of this boot lists the device, a specification has it, and the device nodes
+// there exist. Nodes are checked only if this process sees the host's /dev.
 func (s Specs) Name(id gpu.UUID) (string, error) {
 	name := s.Kind + "=" + string(id)
 	state, err := s.Toolkit()
