@@ -1,6 +1,7 @@
 package validator
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -29,6 +31,7 @@ var holder = e2e.Job{Name: "holds-all", Node: "n1", GPUs: 4, Command: []string{"
 
 // clusterSituations are faults outside the node's GPUs, and in our own image.
 func clusterSituations() []situation {
+	freeRun := func(*testing.T) {} // ends what fillRun did
 	return []situation{
 		{
 			name: "pods hold all GPUs", reason: "AllAllocated",
@@ -81,7 +84,7 @@ func clusterSituations() []situation {
 		},
 		{
 			name: "/run is full while a GPU breaks", reason: "StateNotWritable",
-			prepare: func(t *testing.T, n *node) { n.fillRun(t) },
+			prepare: func(t *testing.T, n *node) { freeRun = n.fillRun(t) },
 			breaks:  func(t *testing.T, n *node) { n.gpusim(t, "lose", "--gpu", "2") },
 			reported: func(_ *testing.T, n *node) error {
 				c := n.World.Condition(n.name, "GPUReady")
@@ -95,7 +98,7 @@ func clusterSituations() []situation {
 				assert.Contains(t, out, "StateNotWritable")
 			},
 			mends: func(t *testing.T, n *node) {
-				n.freeRun(t)
+				freeRun(t)
 				n.until(t, "the broken GPU is reported", func() error {
 					return n.condition(corev1.ConditionTrue, "Degraded", "GPU 2 (", "XID 79")
 				})
@@ -256,29 +259,53 @@ func (n *node) allow(t *testing.T) {
 
 const runFiller = "/run/filler"
 
-// fillRun makes the node's /run small, and fills it.
-func (n *node) fillRun(t *testing.T) {
+// fillRun makes the node's /run small, and keeps it full until free is called: a container that ends would
+// make room for the states of the agents, and not for what the runtime needs for a pod.
+func (n *node) fillRun(t *testing.T) (free func(*testing.T)) {
 	t.Helper()
 	var run unix.Statfs_t
 	require.NoError(t, unix.Statfs(n.path("/run"), &run))
 	used := int64(run.Blocks-run.Bfree) * run.Bsize
 	n.resizeRun(t, fmt.Sprint(used+1<<20))
-	fill, err := os.Create(n.path(runFiller))
+	filler, err := os.Create(n.path(runFiller))
 	require.NoError(t, err)
-	defer func() { _ = fill.Close() }()
-	for size := 64 << 10; size > 0; {
-		if _, err := fill.Write(make([]byte, size)); err != nil {
-			require.ErrorIs(t, err, unix.ENOSPC)
-			size /= 2
+	require.ErrorIs(t, fillUp(filler), unix.ENOSPC)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		defer func() { _ = filler.Close() }()
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				ended <- nil
+				return
+			case <-tick.C:
+			}
+			if err := fillUp(filler); !errors.Is(err, unix.ENOSPC) {
+				ended <- err
+				return
+			}
 		}
+	}()
+	return func(t *testing.T) {
+		t.Helper()
+		stop()
+		assert.NoError(t, <-ended)
+		n.remove(t, runFiller)
+		n.resizeRun(t, "50%")
 	}
 }
 
-// freeRun ends what fillRun did.
-func (n *node) freeRun(t *testing.T) {
-	t.Helper()
-	n.remove(t, runFiller)
-	n.resizeRun(t, "50%")
+// fillUp writes to a file until there is no room for a byte more, and returns the last error.
+func fillUp(file *os.File) (err error) {
+	for size := 64 << 10; size > 0; {
+		if _, err = file.Write(make([]byte, size)); err != nil {
+			size /= 2
+		}
+	}
+	return err
 }
 
 func (n *node) resizeRun(t *testing.T, size string) {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
@@ -160,8 +161,11 @@ func (c Config) imageMissing(p *corev1.Pod, reason, message string) error {
 var fatalWaiting = map[string]bool{"CreateContainerError": true, "CreateContainerConfigError": true, "RunContainerError": true}
 
 func (c Config) notStarted(reason, message string) error {
-	return refuse(ReasonNotStarted, fmt.Sprintf("the container of %s was not started: %s: %s", c.role.describe(), reason, message),
-		"see the log of the container runtime; when it cannot resolve CDI names, gpu-toolkit says what to change")
+	action := "see the log of the container runtime; when it cannot resolve CDI names, gpu-toolkit says what to change"
+	if strings.Contains(message, unix.ENOSPC.Error()) {
+		action = "free space on the node: df -h and df -i show which file system is full"
+	}
+	return refuse(ReasonNotStarted, fmt.Sprintf("the container of %s was not started: %s: %s", c.role.describe(), reason, message), action)
 }
 
 // waitingReason returns why the container has not been started.

@@ -212,6 +212,19 @@ func TestThePodsFailureIsTheReason(t *testing.T) {
 	}
 }
 
+func TestTheNextActionForAFullDiskIsToFreeSpace(t *testing.T) {
+	s := newStage(t, time.Minute)
+	s.server.OnPod(func(p *corev1.Pod) {
+		ended(corev1.PodFailed, 128, "unable to store init state: write /run/containerd/runc/x: no space left on device")(p)
+		p.Status.ContainerStatuses[0].State.Terminated.Reason = "StartError"
+	})
+	s.run()
+	s.prove(offered)
+	o := s.waitForNews()
+	require.Equal(t, check.Failed, o.Kind)
+	require.Contains(t, o.NotReady.Action, "df -h")
+}
+
 func TestAFailureIsRetriedAtTheNextProve(t *testing.T) {
 	s := newStage(t, time.Minute)
 	s.server.OnPod(ended(corev1.PodFailed, 3, ""))
