@@ -77,6 +77,10 @@ func TestOwnDriver(t *testing.T) {
 // prepare fills the registry and installs the operator.
 func (b *built) prepare(t *testing.T, cache string) {
 	t.Helper()
+	b.preparePCI(t)
+	for _, n := range b.Nodes {
+		b.plugGPU(t, n.Name)
+	}
 	source := driverSources(t, ownVersion)
 	b.pushDriver(t, ownVersion, source)
 	b.Kubectl(t, "create", "namespace", "openshift")
@@ -447,6 +451,7 @@ static int stub_open(`)
 	}
 	out, _ := b.run(t, "kubectl-gpu", "explain", "-n", namespace, "n1")
 	t.Log(out)
+	b.reportedEverywhere(t, "n1", "BuildFailed", "pci_resize_resource")
 	b.apply(t, b.policy(ownVersion))
 	b.serves(t, map[string]string{"n1": dtk(rhcos412), "n2": dtk(rhcos418)}, 2)
 	b.loaded(t, "n1", ownVersion, dtk(rhcos412))
