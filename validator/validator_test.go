@@ -312,6 +312,16 @@ func TestWaitsExitCodeIsTheLayersOrTheTimeouts(t *testing.T) {
 	require.Zero(t, exit)
 }
 
+func TestWaitNamesTheReasonOfTheDriversContainer(t *testing.T) {
+	r := newRig(t)
+	require.NoError(t, readiness.WriteNotReady(r.path(readiness.DefaultDir), readiness.Driver, readiness.NotReady{Reason: "DriverLibraryMissing", Message: "none", Action: "install it"}))
+	r.writeState(nodestate.State{Component: nodestate.Driver, Phase: nodestate.Failed, Reason: "BuildFailed", Message: "no headers; name another image"})
+	exit, _, said := r.run(r.args("wait", "driver", "--timeout", "100ms")...)
+	require.Equal(t, 10, exit)
+	require.Contains(t, said, "gpu-validator: waiting for driver: BuildFailed: no driver is loaded: no headers; name another image\n")
+	require.Contains(t, said, "gpu-validator: driver is not ready: BuildFailed: no driver is loaded: no headers; name another image (waited 100ms)\n")
+}
+
 func TestBadUsageExitsWithTwo(t *testing.T) {
 	r := newRig(t)
 	for want, args := range map[string][]string{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	"github.com/gpuready/gpuready/validator/check"
+	"github.com/gpuready/gpuready/validator/step"
 )
 
 const waitUsage = `Wait until the validator's daemon has proven all of the layers. The reason for
@@ -84,8 +86,11 @@ func wait(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	err = waitForLayers(ctx, node, o, layers, out)
 	var notReady *readiness.NotReadyError
+	if errors.As(err, &notReady) {
+		notReady.Status.NotReady = explainNoDriver(node, notReady.Layer, notReady.Status.NotReady)
+	}
 	switch {
-	case !errors.As(err, &notReady):
+	case notReady == nil:
 		return err
 	case errors.Is(err, context.Canceled):
 		return program.WithExitCode(program.Failed, fmt.Errorf("interrupted: %w", notReady))
@@ -198,7 +203,8 @@ func waitForLayers(ctx context.Context, node check.Node, o *options, layers []re
 		case s.Proof != nil:
 			out.print("%s is ready: %s%s", l, s.Proof.Summary, simulatedSuffix(s.Proof))
 		default:
-			out.print("waiting for %s: %s: %s; %s", l, s.NotReady.Reason, s.NotReady.Message, s.NotReady.Action)
+			why := explainNoDriver(node, l, s.NotReady)
+			out.print("waiting for %s: %s: %s; %s", l, why.Reason, why.Message, why.Action)
 		}
 	})
 	stop()
@@ -206,6 +212,23 @@ func waitForLayers(ctx context.Context, node check.Node, o *options, layers []re
 		err = errors.Join(err, also)
 	}
 	return err
+}
+
+// explainNoDriver returns why a layer is refused. If layer driver only has no driver, that is the reason of
+// the driver's container.
+func explainNoDriver(node check.Node, l readiness.Layer, refused *readiness.NotReady) *readiness.NotReady {
+	state, err := node.State(nodestate.Driver)
+	if refused == nil || l != readiness.Driver || !step.NoDriver(refused.Reason, state) {
+		return refused
+	}
+	reason, message, ok := readiness.DriverProblem(state, err)
+	if !ok {
+		return refused
+	}
+	why := readiness.NotReady{Reason: reason}
+	why.Message, why.Action = readiness.SplitAction(message)
+	why.Action = cmp.Or(why.Action, "see the log of the driver's container")
+	return &why
 }
 
 func stateText(s nodestate.State) string {
