@@ -19,6 +19,7 @@ func cudaSituations() []situation {
 			output := n.RequireRefused(t, "-n", e2e.Namespace, "exec", n.pod(validator).Name, "-c", "validator", "--", "gpu-validator", "run")
 			assert.Contains(t, output, "CUDASampleFailed")
 			assert.Contains(t, output, "exit code 12")
+			n.refusedByPreflight(t, 41, "GPU 1", "expected")
 		},
 		mends: func(t *testing.T, n *node) { n.gpusim(t, "wrong", "--gpu", "1", "--every", "0") },
 	}}

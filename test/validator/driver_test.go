@@ -62,6 +62,7 @@ func driverSituations() []situation {
 					}
 					return errors.New("there is none")
 				})
+				n.refusedByPreflight(t, 40, "XID 79", "reboot the node")
 			},
 			mends: func(t *testing.T, n *node) {
 				n.delete(t, "default", holder.Name)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
@@ -168,4 +169,14 @@ func (n *node) tainted() bool {
 	return slices.ContainsFunc(n.World.Node(n.name).Spec.Taints, func(t corev1.Taint) bool {
 		return t.Key == startupTaint && t.Effect == corev1.TaintEffectNoSchedule
 	})
+}
+
+// refusedByPreflight checks that a preflight of the node's GPUs ends with that code and has the words of the
+// reason and the next action.
+func (n *node) refusedByPreflight(t *testing.T, code int, words ...string) {
+	t.Helper()
+	output := n.RequireRefused(t, "-n", e2e.Namespace, "exec", n.pod(validator).Name, "-c", "validator", "--", "gpu-validator", "preflight", "--results-dir=")
+	for _, w := range append(words, fmt.Sprintf("exit code %d", code)) {
+		assert.Contains(t, output, w)
+	}
 }
