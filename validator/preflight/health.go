@@ -1,16 +1,20 @@
 package preflight
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
 // judgeHealth judges the state that a GPU reported before, during and after the samples. all
 // are the node's devices.
 func judgeHealth(g *GPU, s Observations, all []GPU) {
+	judgeRecorded(g, s.Recorded)
 	device, _ := s.Snapshot.Device(g.UUID)
 	if f := device.Fault; f != (gpu.Fault{}) {
 		addFinding(g, Unhealthy, f.Reason, f.Message, "look for Xid lines in dmesg; reset the GPU, or have it replaced where that does not mend it")
@@ -39,6 +43,23 @@ func judgeHealth(g *GPU, s Observations, all []GPU) {
 	judgeLink(g, s.Readings, own)
 	if !device.MIGEnabled { // NVLink is off in MIG mode
 		judgeNVLinks(g, last, s, all)
+	}
+}
+
+// judgeRecorded adds the faults for which the device plugin withholds a GPU. NVML may not report them any
+// more, and they are the cause of what it reports.
+func judgeRecorded(g *GPU, faults []nodestate.Fault) {
+	for _, f := range faults {
+		if f.GPU != g.UUID {
+			continue
+		}
+		where := ""
+		if f.GPUInstance != nil {
+			where = fmt.Sprintf("GPU instance %d: ", *f.GPUInstance)
+		}
+		fault := gpu.Fault{Reason: f.Reason, Message: f.Message, XID: f.XID}
+		addFinding(g, Unhealthy, f.Reason, fmt.Sprintf("%s%s, recorded by the device plugin at %s", where, cmp.Or(f.Message, string(f.Reason)), f.Since.UTC().Format(time.RFC3339)),
+			cmp.Or(fault.NextAction(g.UUID), "see the log of gpu-device-plugin on this node"))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/validator/probe"
 )
@@ -36,8 +37,9 @@ type Observations struct {
 	Snapshot    gpu.Snapshot
 	Readings    []Reading // in the order of time, the first before the samples, the last after them
 	Events      []gpu.Event
-	Runs        []SampleRun // in the order in which they were started
-	EventsError string      // why events were not received; "" if they were
+	Runs        []SampleRun       // in the order in which they were started
+	EventsError string            // why events were not received; "" if they were
+	Recorded    []nodestate.Fault // earlier faults of which the device plugin has seen no end
 }
 
 // Reading is the condition of all GPUs at one moment.

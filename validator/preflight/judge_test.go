@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/validator/probe"
 )
 
@@ -71,6 +72,9 @@ func TestTheGPUsConditionIsJudged(t *testing.T) {
 		notes []string
 	}{
 		"healthy": {do: func(*Observations) {}},
+		"an XID that the device plugin recorded": {func(s *Observations) {
+			s.Recorded = []nodestate.Fault{{GPU: gputest.GPU(1), Reason: gpu.ReasonXID, XID: 79, Message: "XID 79 (the GPU no longer answers on PCIe)"}}
+		}, []gpu.Reason{gpu.ReasonXID}, "XID 79 (the GPU no longer answers on PCIe), recorded by the device plugin at ", nil},
 		"ECC errors before the run": {func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.ECC.Volatile, c.ECC.Aggregate = 2, 9 }) },
 			[]gpu.Reason{gpu.ReasonECC}, "2 uncorrectable memory errors since the driver was loaded", nil},
 		"ECC errors during the run": {func(s *Observations) { s.change(3, func(c *gpu.Condition) { c.ECC.Volatile = 1 }) },

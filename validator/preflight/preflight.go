@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/validator/check"
 	"github.com/gpuready/gpuready/validator/probe"
 	"github.com/gpuready/gpuready/validator/step"
@@ -63,6 +64,9 @@ func Run(ctx context.Context, o Options) (Result, check.Outcome) {
 	seen.Runs = b.run(ctx)
 	o.Progress("judging")
 	seen.Readings, seen.Events, seen.EventsError = w.stopAndRead()
+	if s, err := o.Node.State(nodestate.DevicePlugin); err == nil && s.DevicePlugin != nil {
+		seen.Recorded = s.DevicePlugin.Faults
+	}
 	Judge(&r, seen, o.Table)
 	r.Notes = slices.DeleteFunc(r.Notes, func(note string) bool { return hasFinding(r, note) })
 	r.Seconds = time.Since(start).Round(time.Millisecond).Seconds()
