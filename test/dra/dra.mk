@@ -6,3 +6,7 @@
 e2e-dra: e2e-images ## claims, taints and a killed driver on a real cluster, with gpu-dra-driver
 	@began=$$(date +%s); GPUREADY_E2E='$(CURDIR)/$(BIN)' $(GO) test $(TAGS) -count=1 -v -timeout 20m $(E2E_ARGS) ./test/dra && \
 	echo "e2e-dra: passed in $$(($$(date +%s) - began)) s"
+
+.PHONY: bench-dra
+bench-dra: e2e-images ## claims a second that the scheduler allocates on 500 nodes with 8 GPUs each
+	@GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_BENCH=1 $(GO) test $(TAGS) -count=1 -v -timeout 20m -run TestScheduling ./test/dra
