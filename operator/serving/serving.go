@@ -21,7 +21,7 @@ import (
 // Input holds everything that a plan depends on.
 type Input struct {
 	Nodes []*fleet.Node // GPU nodes of this operator, in any order
-	// Want is how the policy wants pods to get GPUs.
+	// Want names the way in which pods shall get GPUs.
 	Want v1.Serve
 	// MaxUnavailable limits the nodes that are on the way, cordoned or not ready: a number, or a
 	// percentage of the nodes, which is rounded up.
