@@ -13,15 +13,15 @@ import (
 	"github.com/gpuready/gpuready/operator/status"
 )
 
-// hasDRANodes reports whether served nodes still have the operator's label.Serve, or publish devices
-// without a label.
+// hasDRANodes reports whether there is a DRA driver of the operator's, and served nodes still have the
+// operator's label.Serve or publish devices.
 func (c *Controller) hasDRANodes(handOver bool) bool {
+	if !c.ownsDRADriver() {
+		return false
+	}
 	for _, on := range c.model.nodes {
-		if !on.node.Served(handOver) {
-			continue
-		}
 		served, byPerson := on.node.ServedBy()
-		if !byPerson && (served != "" || c.model.devicesOf(on.node.Name) > 0 && c.ownsDRADriver()) {
+		if on.node.Served(handOver) && !byPerson && (served != "" || c.model.devicesOf(on.node.Name) > 0) {
 			return true
 		}
 	}
@@ -106,9 +106,9 @@ func (c *Controller) serveProblems(s *desired) (all []status.Problem) {
 	if s.policy.Spec.DRADriver.IsEnabled() {
 		return all
 	}
-	for _, name := range c.servedByNobody(s) {
-		return append(all, status.Problem{Reason: string(reasonServedByNobody), Message: fmt.Sprintf(
-			"node %s offers no GPU: its label nvidia.com/gpu.serve is dra, and there is no DRA driver; set draDriver.enabled to true, or the label to plugin", name)})
+	if names := c.servedByNobody(s); len(names) > 0 {
+		all = append(all, status.Problem{Reason: string(reasonServedByNobody), Message: fmt.Sprintf(
+			"node %s offers no GPU: its label nvidia.com/gpu.serve is dra, and there is no DRA driver; set draDriver.enabled to true, or the label to plugin", names[0])})
 	}
 	return all
 }
