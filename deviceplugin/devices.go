@@ -27,7 +27,7 @@ const devicesTimeout = time.Minute
 
 // deviceList is the output of devices.
 type deviceList struct {
-	Serve   string            `json:"serve"` // plugin or dra: who would offer the devices to pods
+	Serve   string          `json:"serve"` // plugin or dra: who would offer the devices to pods
 	Devices []listedDevice  `json:"devices"`
 	Left    []leftOutDevice `json:"leftOut"`
 }

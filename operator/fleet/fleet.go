@@ -159,7 +159,7 @@ func (n *Node) HostDriver() bool {
 // ServedBy returns how pods get the Node's GPUs, by its label, and whether a person has set that.
 func (n *Node) ServedBy() (serve string, byPerson bool) {
 	serve = n.Labels[label.Serve]
-	return serve, serve != "" && !(n.recorded().has(label.Serve) && isOwnValue(label.Serve, serve))
+	return serve, serve != "" && (!isOwnValue(label.Serve, serve) || !n.recorded().has(label.Serve))
 }
 
 // SupportsDRA reports whether kubelet and container runtime can give pods GPUs by ResourceClaims:

@@ -247,16 +247,16 @@ func drawServe(p *pen, s *v1.ServeStatus) {
 		return
 	}
 	p.WriteString("\n")
-	text := fmt.Sprintf("GPUs by ResourceClaims: %d of %d nodes", s.DRA, s.Total)
+	parts := []string{fmt.Sprintf("GPUs by ResourceClaims: %d of %d nodes", s.DRA, s.Total)}
 	for _, more := range []struct {
 		n    int
 		text string
 	}{{s.InProgress, "on their way"}, {s.Pending, "to come"}, {s.ByPerson, "beside them by their own label"}, {s.Unsupported, "that cannot"}} {
 		if more.n > 0 {
-			text += fmt.Sprintf(", %d %s", more.n, more.text)
+			parts = append(parts, fmt.Sprintf("%d %s", more.n, more.text))
 		}
 	}
-	p.line("", 0, text)
+	p.line("", 0, strings.Join(parts, ", "))
 	for _, w := range s.Waiting {
 		p.line(yellow, 2, w.Node+": "+w.Message)
 	}
