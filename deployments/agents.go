@@ -19,6 +19,12 @@ import (
 //go:embed agents/*.tmpl
 var agentFiles embed.FS
 
+//go:embed agents/device-classes.yaml
+var deviceClasses []byte
+
+// DeviceClasses returns the DeviceClasses of the DRA driver, in YAML: one document each.
+func DeviceClasses() [][]byte { return bytes.Split(deviceClasses, []byte("\n---\n")) }
+
 // AgentData holds the parameters of an agent's DaemonSet.
 type AgentData struct {
 	Namespace  string

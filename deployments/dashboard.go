@@ -133,6 +133,12 @@ func sections() []section {
 				events("resource", of("preferred_allocation_score_ratio_sum")) + " / " + events("resource", of("preferred_allocation_score_ratio_count")) + " > 0",
 			}, "{{resource}}"},
 		}},
+		{"ResourceClaims", []panel{
+			{"Devices in ResourceSlices", "Of the nodes that serve ResourceClaims; none with the device plugin.", "timeseries", "", 6, []string{`sum by (node, tainted) (gpuready_dra_devices{node=~"$node"}) > 0`}, "{{node}} tainted: {{tainted}}"},
+			{"Devices with a taint", "Given to no new pod until they recover.", "alarm", "", 6, []string{`sum(gpuready_dra_devices{node=~"$node",tainted="true"}) or vector(0)`}, ""},
+			{"Claims", "By the response to the kubelet.", "timeseries", "", 6, []string{`sum by (node, operation, outcome) (increase(gpuready_dra_claims_total{node=~"$node"}[$__rate_interval]))`}, "{{node}} {{operation}} {{outcome}}"},
+			{"Errors while publishing", "", "timeseries", "", 6, []string{`sum by (node) (increase(gpuready_dra_background_errors_total{node=~"$node"}[$__rate_interval]))`}, "{{node}}"},
+		}},
 		{"Kubelet and configuration", []panel{
 			{"Registered", "", "timeseries", "", 6, []string{"max by (node, resource) (" + of("registered") + ")"}, "{{node}} {{resource}}"},
 			{"Registrations", "", "timeseries", "", 6, []string{events("node, code", of("registrations_total"))}, "{{node}} {{code}}"},

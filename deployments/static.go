@@ -108,6 +108,9 @@ func (m manifest) Agent(name string) (string, error) {
 	return "", fmt.Errorf("there is no agent %q", name)
 }
 
+// DeviceClasses returns the DeviceClasses of the DRA driver.
+func (manifest) DeviceClasses() string { return string(deviceClasses) }
+
 // templates returns the parts, and the chart's templates of rights and policies.
 func templates() (*template.Template, error) {
 	all := template.New("")
@@ -120,7 +123,7 @@ func templates() (*template.Template, error) {
 		return nil, err
 	}
 	chart := "helm/gpuready/templates/"
-	return all.ParseFS(chartTemplates, chart+"_generated.tpl", chart+"agents/rights.yaml", chart+"agents/policy.yaml")
+	return all.ParseFS(chartTemplates, chart+"_generated.tpl", chart+"agents/rights.yaml", chart+"agents/policy.yaml", chart+"agents/dra-driver.yaml")
 }
 
 // renderManifests returns the static manifests by file name.

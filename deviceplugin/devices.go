@@ -18,6 +18,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/settings"
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/program"
 )
 
@@ -26,6 +27,7 @@ const devicesTimeout = time.Minute
 
 // deviceList is the output of devices.
 type deviceList struct {
+	Serve   string          `json:"serve"` // plugin or dra: who would offer the devices to pods
 	Devices []listedDevice  `json:"devices"`
 	Left    []leftOutDevice `json:"leftOut"`
 }
@@ -73,7 +75,7 @@ func (c *commands) printDevices(ctx context.Context, o *settings.Options) error 
 	if err != nil {
 		return c.fail(program.Failed, err)
 	}
-	all := newDeviceList(advertised)
+	all := newDeviceList(o.Serve, advertised)
 	if o.Output == "json" {
 		e := json.NewEncoder(c.stdout)
 		e.SetIndent("", "  ")
@@ -102,8 +104,8 @@ func computePlan(ctx context.Context, o *settings.Options) (advertised plan.Plan
 }
 
 // newDeviceList returns a plan in the form to print.
-func newDeviceList(p plan.Plan) deviceList {
-	all := deviceList{Devices: []listedDevice{}, Left: []leftOutDevice{}}
+func newDeviceList(serve string, p plan.Plan) deviceList {
+	all := deviceList{Serve: serve, Devices: []listedDevice{}, Left: []leftOutDevice{}}
 	for _, r := range p.Resources {
 		for _, d := range r.Devices {
 			if d.Replica > 0 {
@@ -131,6 +133,9 @@ func newDeviceList(p plan.Plan) deviceList {
 
 // writeTable prints the list for people.
 func (p deviceList) writeTable(w io.Writer) error {
+	if p.Serve == nodestate.ServeDRA {
+		fmt.Fprint(w, "With --serve=dra the kubelet gets none of these; gpu-dra-driver devices prints what it offers.\n\n")
+	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	switch {
 	case len(p.Devices) > 0:

@@ -30,7 +30,10 @@ func TestServeDRAKeepsTheInventoryAndRegistersNothing(t *testing.T) {
 	m.state(func(s nodestate.State) bool {
 		return slices.ContainsFunc(s.DevicePlugin.Inventory, func(g nodestate.GPU) bool { return g.Index == 3 && g.Reason == gpu.ReasonXID })
 	})
-	out, err := exec.CommandContext(t.Context(), built.Path(t, "gpu-dra-driver"), "devices", "-o", "json", "--node-name=node-1", "--host-root="+m.host, "--state-dir=/state").Output()
+	out, err := exec.CommandContext(t.Context(), built.Path(t, "gpu-device-plugin"), append([]string{"devices"}, m.args("--serve=dra")...)...).Output()
+	require.NoError(t, err)
+	require.Contains(t, string(out), "With --serve=dra the kubelet gets none of these")
+	out, err = exec.CommandContext(t.Context(), built.Path(t, "gpu-dra-driver"), "devices", "-o", "json", "--node-name=node-1", "--host-root="+m.host, "--state-dir=/state").Output()
 	require.NoError(t, err)
 	var list struct {
 		Devices []resourceapi.Device `json:"devices"`

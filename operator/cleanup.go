@@ -13,6 +13,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,8 +35,8 @@ gone. It removes, in this order:
 
   1. the policies that came with the product (label app.kubernetes.io/part-of=gpuready);
      a running operator then removes its objects and labels itself
-  2. the operator's DaemonSets, Services and RuntimeClasses; then it waits up to a minute
-     for the validators to end, which write to their Nodes until then
+  2. the operator's DaemonSets, Services, RuntimeClasses and DeviceClasses; then it waits up
+     to a minute for the validators to end, which write to their Nodes until then
   3. on each Node the operator's labels, annotations and cordon, the startup taint if the
      policy managed it, the conditions GPUReady and GPUHealthy, and the labels of GPU
      features
@@ -163,8 +164,11 @@ func (c cleanup) deleteObjects(ctx context.Context) error {
 		{&appsv1.DaemonSetList{}, []client.ListOption{inNamespace, apply.Selector()}},
 		{&corev1.ServiceList{}, []client.ListOption{inNamespace, apply.Selector()}},
 		{&nodev1.RuntimeClassList{}, []client.ListOption{apply.Selector()}},
+		{&resourcev1.DeviceClassList{}, []client.ListOption{apply.Selector()}},
 	} {
-		if err := c.list(ctx, kind.list, kind.where...); err != nil {
+		if err := c.list(ctx, kind.list, kind.where...); meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+			continue // Kubernetes before 1.34 has no such DeviceClasses
+		} else if err != nil {
 			return err
 		}
 		items, err := meta.ExtractList(kind.list)

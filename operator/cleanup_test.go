@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -41,7 +42,7 @@ func cluster(t *testing.T, policyLabels map[string]string) client.WithWatch {
 		Spec:   corev1.NodeSpec{Taints: []corev1.Taint{{Key: "nvidia.com/gpu-not-ready", Effect: "NoSchedule"}, {Key: "person", Effect: "NoSchedule"}}},
 		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: "Ready", Status: "True"}, {Type: "GPUReady", Status: "True"}, {Type: "GPUHealthy", Status: "True"}}},
 	}
-	patch := fleet.Observe(node).LabelPatch(fleet.Placement{Operands: []string{"driver", "dcgm"}, Driver: "simulated"})
+	patch := fleet.Observe(node).LabelPatch(fleet.Placement{Operands: []string{"driver", "dcgm"}, Driver: "simulated", Serve: "dra"})
 	for _, m := range []struct {
 		of   map[string]string
 		with map[string]*string
@@ -52,7 +53,11 @@ func cluster(t *testing.T, policyLabels map[string]string) client.WithWatch {
 	}
 	ours := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "ours", Namespace: "gpuready", Labels: map[string]string(apply.Selector())}}
 	theirs := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "theirs", Namespace: "gpuready", Labels: map[string]string{label.ManagedBy: label.Operator}}}
-	return fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&corev1.Node{}).WithObjects(policy, node, ours, theirs).Build()
+	return fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&corev1.Node{}).WithObjects(policy, node, ours, theirs, class("ours", apply.Selector()), class("theirs", nil)).Build()
+}
+
+func class(name string, labels map[string]string) *resourcev1.DeviceClass {
+	return &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
 }
 
 func names(t *testing.T, c client.Client) (all []string) {
@@ -70,6 +75,10 @@ func TestCleanupRemovesExactlyWhatTheOperatorWrote(t *testing.T) {
 	config := cleanup{client: c, namespace: "gpuready", out: &out}
 	require.NoError(t, config.run(t.Context()))
 	require.Equal(t, []string{"theirs"}, names(t, c))
+	var classes resourcev1.DeviceClassList
+	require.NoError(t, c.List(t.Context(), &classes))
+	require.Len(t, classes.Items, 1)
+	require.Equal(t, "theirs", classes.Items[0].Name)
 	var node corev1.Node
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &node))
 	require.Equal(t, map[string]string{label.PCI: "true", "person": "x", label.Deploy + "dcgm": "false"}, node.Labels)

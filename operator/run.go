@@ -133,6 +133,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		Monitors: func(failed func(error)) (cache.Cache, error) {
 			return openCache(kube, mgr, controller.Monitors(o.cluster.Namespace, failed))
 		},
+		Slices:  func(failed func(error)) (cache.Cache, error) { return openCache(kube, mgr, controller.Slices(failed)) },
 		Drivers: func(failed func(error)) (cache.Cache, error) { return openCache(kube, mgr, controller.Drivers(failed)) },
 		Registry: func(changed func(string)) controller.Registry {
 			return registry.NewCache(controller.NewLookup(registries, direct, o.cluster.Namespace, m), changed)

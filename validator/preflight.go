@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
@@ -115,6 +116,9 @@ func runPreflight(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		outcome.Layer = readiness.Driver
 		rep := report.Report{Node: host, Version: version.String(), Time: time.Now(), Outcomes: []check.Outcome{outcome}}
 		return errors.Join(rep.Write(stdout, p.format, isTerminal(stdout)), failureError(rep))
+	}
+	if s, err := node.State(nodestate.DevicePlugin); err == nil && s.DevicePlugin != nil && s.DevicePlugin.Serve == nodestate.ServeDRA {
+		r.Notes = append(r.Notes, "pods get these GPUs by ResourceClaims; this looks at the host's GPUs and makes no claim, so that pods with claims may have used them meanwhile")
 	}
 	return p.report(r, node, stdout, stderr)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/test/lab/built"
 	"github.com/gpuready/gpuready/validator/preflight"
 )
@@ -105,6 +106,9 @@ func TestAPreflightOfASimulatedNode(t *testing.T) {
 	built.Gpusim(t, "up", "--root", p.path(driverRoot), "--profile", "h100-sxm", "--gpus", "3", "--seed", "other")
 	r = p.result(0)
 	require.Equal(t, 3, strings.Count(strings.Join(r.Notes, "\n"), " was exchanged: "), r.Notes)
+
+	p.writeState(nodestate.State{Component: nodestate.DevicePlugin, Phase: nodestate.Ready, DevicePlugin: &nodestate.DevicePluginInfo{Serve: nodestate.ServeDRA}})
+	require.Contains(t, strings.Join(p.result(0).Notes, "\n"), "this looks at the host's GPUs and makes no claim")
 }
 
 func TestAPreflightRefusesASimulatedDriver(t *testing.T) {

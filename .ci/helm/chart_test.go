@@ -71,14 +71,14 @@ const openshift = "security.openshift.io/v1"
 func TestInstalledObjectsDependOnTheCluster(t *testing.T) {
 	plain := render(t, release{}, "")
 	require.Empty(t, has(plain, "SecurityContextConstraints"))
-	require.Len(t, has(plain, "ValidatingAdmissionPolicy"), 4)
-	require.Len(t, has(render(t, release{}, "migManager: {enabled: true}"), "ValidatingAdmissionPolicy"), 6)
+	require.Len(t, has(plain, "ValidatingAdmissionPolicy"), 5)
+	require.Len(t, has(render(t, release{}, "migManager: {enabled: true}"), "ValidatingAdmissionPolicy"), 7)
 	require.Equal(t, []string{"gpu-cluster-policy"}, has(plain, "ClusterPolicy"))
 	require.Equal(t, []string{"gpuready-rhcos-version"}, has(plain, "NodeFeatureRule"))
 	require.Empty(t, has(plain, "Namespace"))
 
 	there := render(t, release{Versions: []string{openshift}}, "")
-	require.Len(t, has(there, "SecurityContextConstraints"), 9)
+	require.Len(t, has(there, "SecurityContextConstraints"), 10)
 	require.Empty(t, has(render(t, release{Kube: "v1.27.0"}, ""), "ValidatingAdmissionPolicy"), "they are of 1.30")
 }
 
@@ -177,11 +177,16 @@ func TestTokenRightsAreListed(t *testing.T) {
 		"get nodes", "list nodes", "watch nodes", "update nodes", "patch nodes",
 		"get pods in somewhere", "list pods in somewhere", "watch pods in somewhere", "delete pods in somewhere", "deletecollection pods in somewhere",
 	}
+	dra := []string{
+		"list resourceslices.resource.k8s.io", "watch resourceslices.resource.k8s.io", "create resourceslices.resource.k8s.io", "update resourceslices.resource.k8s.io",
+		"delete resourceslices.resource.k8s.io", "get resourceclaims.resource.k8s.io", "get nodes",
+	}
 	for values, want := range map[string]map[string][]string{
-		"": {"gpu-validator": validator},
-		"migManager: {enabled: true, repository: a, image: b, version: c}": {"gpu-validator": validator, "gpu-mig-manager": mig},
-		"dcgmExporter: {enabled: true, enablePodUID: true}":                {"gpu-validator": validator, "gpu-dcgm-exporter": {"get pods", "list pods", "watch pods"}},
+		"": {},
+		"migManager: {enabled: true, repository: a, image: b, version: c}": {"gpu-mig-manager": mig},
+		"dcgmExporter: {enabled: true, enablePodUID: true}":                {"gpu-dcgm-exporter": {"get pods", "list pods", "watch pods"}},
 	} {
+		want["gpu-validator"], want["gpu-dra-driver"] = validator, dra
 		given := rights(t, render(t, release{Versions: []string{openshift}}, values+"\nnfd: {enabled: false}"))
 		for account, all := range given {
 			for _, right := range all {
@@ -193,7 +198,7 @@ func TestTokenRightsAreListed(t *testing.T) {
 			}
 		}
 		require.Empty(t, want, "accounts without rights")
-		require.Subset(t, []string{"gpuready-operator", "gpuready-operator-cleanup", "gpuready-operator-crds", "gpu-validator", "gpu-mig-manager", "gpu-dcgm-exporter"}, slices.Collect(maps.Keys(given)))
+		require.Subset(t, []string{"gpuready-operator", "gpuready-operator-cleanup", "gpuready-operator-crds", "gpu-validator", "gpu-dra-driver", "gpu-mig-manager", "gpu-dcgm-exporter"}, slices.Collect(maps.Keys(given)))
 	}
 }
 

@@ -17,7 +17,7 @@ const staticNamespace = "gpuready-system"
 // parts are the chart's files for the operator's manifest, in the order in which they
 // are applied.
 var parts = []string{
-	"agents/serviceaccounts.yaml", "agents/rights.yaml", "agents/policy.yaml",
+	"agents/serviceaccounts.yaml", "agents/rights.yaml", "agents/policy.yaml", "agents/dra-driver.yaml",
 	"operator/serviceaccount.yaml", "operator/rights.yaml", "operator/people.yaml",
 	"operator/networkpolicy.yaml", "operator/deployment.yaml",
 }

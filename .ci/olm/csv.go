@@ -116,7 +116,7 @@ func adaptDeployment(spec object) (string, error) {
 // that mirror a catalogue read the list.
 func relatedImages(operator string) []any {
 	var all []any
-	for _, one := range []string{"operator", "toolkit", "device-plugin", "validator", "driver-simulator"} {
+	for _, one := range []string{"operator", "toolkit", "device-plugin", "dra-driver", "validator", "driver-simulator"} {
 		all = append(all, object{"name": one, "image": strings.Replace(operator, "/operator:", "/"+one+":", 1)})
 	}
 	return all

@@ -25,6 +25,8 @@ var fields = []descriptor{
 	{"toolkit.enabled", "Container toolkit", "Enable the container runtime to give GPUs to containers.", toggle},
 	{"devicePlugin.enabled", "Device plugin", "Advertise GPUs to the kubelet.", toggle},
 	{"devicePlugin.config.name", "Device plugin configuration", "ConfigMap with configurations, by name.", "urn:alm:descriptor:io.kubernetes:ConfigMap"},
+	{"draDriver.enabled", "DRA driver", "Publish the GPUs as ResourceSlices; Kubernetes 1.34 or newer.", toggle},
+	{"draDriver.serve", "How pods get GPUs", "plugin: as resources of the device plugin. dra: by ResourceClaims.", text},
 	{"gfd.enabled", "Feature labels", "Label nodes by the features of their GPUs.", toggle},
 	{"mig.strategy", "MIG strategy", "How MIG instances are named: none, single or mixed.", text},
 	{"migManager.enabled", "MIG manager", "NVIDIA's: maintain the MIG layout that a Node's label names.", toggle},

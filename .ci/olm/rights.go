@@ -52,13 +52,13 @@ func operatorRules(rights []right) (own, cluster []any) {
 // agents are the operands' ServiceAccounts. Only those in withToken have rights in
 // Kubernetes: the others have no token. On OpenShift each uses the SCC that its pods
 // need.
-var agents = []string{"gpu-driver", "gpu-driver-simulator", "gpu-toolkit", "gpu-device-plugin", "gpu-mps-control-daemon",
+var agents = []string{"gpu-driver", "gpu-driver-simulator", "gpu-toolkit", "gpu-device-plugin", "gpu-mps-control-daemon", "gpu-dra-driver",
 	"gpu-validator", "gpu-dcgm", "gpu-dcgm-exporter", "gpu-mig-manager"}
 
 // withToken are the agents that use the API server wherever the bundle is installed, by
 // the names of their roles. The MIG manager's rights are in
 // deployments/static/mig-manager.yaml, for those who want it.
-var withToken = map[string]string{"gpu-validator": "gpuready-validator"}
+var withToken = map[string]string{"gpu-validator": "gpuready-validator", "gpu-dra-driver": "gpuready-dra-driver"}
 
 // permissions returns the rights that the lifecycle manager grants to each account.
 func permissions(documents []object, rights []right) (own, cluster []any) {

@@ -17,8 +17,8 @@ type alert struct {
 	For   string `json:"for"`
 }
 
-// operatorAlerts returns the alerts of the operator's group.
-func operatorAlerts(t *testing.T) map[string]alert {
+// alertsOf returns the alerts of a group.
+func alertsOf(t *testing.T, group string) map[string]alert {
 	data, err := os.ReadFile(monitoring + "/rules.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +36,7 @@ func operatorAlerts(t *testing.T) map[string]alert {
 	}
 	all := map[string]alert{}
 	for _, g := range rules.Spec.Groups {
-		if g.Name == "gpuready-operator" {
+		if g.Name == group {
 			for _, a := range g.Rules {
 				all[a.Alert] = a
 			}
@@ -79,9 +79,37 @@ func fires(t *testing.T, a alert, series string) bool {
 	return true
 }
 
+// alertCase has series with which an alert fires, and others with which it does not.
+type alertCase struct{ wrong, calm string }
+
+// requireFires checks that each alert of a group fires in its case, and only then.
+func requireFires(t *testing.T, group string, cases map[string]alertCase) {
+	t.Helper()
+	alerts := alertsOf(t, group)
+	for name := range alerts {
+		if _, is := cases[name]; !is {
+			t.Errorf("%s: nothing shows that it fires", name)
+		}
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			a, is := alerts[name]
+			if !is {
+				t.Fatal("there is no such alert")
+			}
+			if !fires(t, a, c.wrong) {
+				t.Errorf("it does not fire: %s", a.Expr)
+			}
+			if fires(t, a, c.calm) {
+				t.Errorf("it fires without a cause: %s", a.Expr)
+			}
+		})
+	}
+}
+
 // Each alert of the operator fires when its condition occurs, and only then.
 func TestAlertsOfTheOperatorFire(t *testing.T) {
-	cases := map[string]struct{ wrong, calm string }{
+	requireFires(t, "gpuready-operator", map[string]alertCase{
 		"GPUPolicyNotReady": {
 			"  gpuready_operator_policy_condition{type=\"Ready\"} 0x120\n",
 			"  gpuready_operator_policy_condition{type=\"Ready\"} 0x100 1x20\n  gpuready_operator_policy_condition{type=\"Degraded\"} 0x120\n",
@@ -118,25 +146,23 @@ func TestAlertsOfTheOperatorFire(t *testing.T) {
 			"  up{job=\"gpuready-operator\",pod=\"a\"} 1x60 0x60\n",
 			"  up{job=\"gpuready-operator\",pod=\"a\"} 1x120\n  up{job=\"other\"} 0x120\n",
 		},
-	}
-	alerts := operatorAlerts(t)
-	for name := range alerts {
-		if _, is := cases[name]; !is {
-			t.Errorf("%s: nothing shows that it fires", name)
-		}
-	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			a, is := alerts[name]
-			if !is {
-				t.Fatal("there is no such alert")
-			}
-			if !fires(t, a, c.wrong) {
-				t.Errorf("it does not fire: %s", a.Expr)
-			}
-			if fires(t, a, c.calm) {
-				t.Errorf("it fires without a cause: %s", a.Expr)
-			}
-		})
-	}
+	})
+}
+
+// The same of the DRA driver. A node that the device plugin serves has no device in its slices.
+func TestAlertsOfTheDRADriverFire(t *testing.T) {
+	requireFires(t, "gpuready-dra", map[string]alertCase{
+		"GPUDeviceTainted": {
+			"  gpuready_dra_devices{tainted=\"true\"} 0x100 1x20\n  gpuready_dra_devices{tainted=\"false\"} 8x100 7x20\n",
+			"  gpuready_dra_devices{tainted=\"true\"} 0x120\n  gpuready_dra_devices{tainted=\"false\"} 0x120\n",
+		},
+		"GPUClaimsNotPrepared": {
+			"  gpuready_dra_claims_total{operation=\"prepare\",outcome=\"error\"} 0+1x120\n",
+			"  gpuready_dra_claims_total{operation=\"prepare\",outcome=\"error\"} 0x110 1x10\n  gpuready_dra_claims_total{operation=\"prepare\",outcome=\"ok\"} 0+5x120\n",
+		},
+		"GPUSlicesNotPublished": {
+			"  gpuready_dra_background_errors_total 0+1x120\n",
+			"  gpuready_dra_background_errors_total 0x110 2x10\n",
+		},
+	})
 }

@@ -193,6 +193,7 @@ func missingAtStart(t *testing.T, expr string) (missing []string) {
 	toolkit.NewMetrics(reg)
 	operator.New(reg)
 	mps.NewMetrics(reg).InitResource("nvidia.com/gpu")
+	dra.NewMetrics().Register(reg)
 	families, err := reg.Gather()
 	require.NoError(t, err)
 	for _, counter := range regexp.MustCompile(`increase\(([a-z_]+)(?:\{([^}]*)\})?`).FindAllStringSubmatch(expr, -1) {

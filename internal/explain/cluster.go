@@ -49,6 +49,7 @@ var agents = []struct {
 	{string(readiness.Driver), "nvidia-driver-daemonset", false},
 	{string(readiness.Toolkit), "nvidia-container-toolkit-daemonset", true},
 	{string(readiness.Plugin), "nvidia-device-plugin-daemonset", true},
+	{Kubelet, draApp, false},
 	{"", "nvidia-operator-validator", true},
 }
 
@@ -60,6 +61,7 @@ type Cluster struct {
 	PodsErr   error
 	Events    []corev1.Event // all but the validator's are ignored
 	EventsErr error
+	Offer     *Offer // of the DRA driver; nil: it was not read
 }
 
 // FromCluster returns the Report of a Node. Lists that could not be read are left out, with a
@@ -69,9 +71,9 @@ func FromCluster(c Cluster, now time.Time) Report {
 	r.Simulated = strings.HasPrefix(c.Node.Labels["nvidia.com/gpu.product"], "SIMULATED")
 	r.addReadiness(c.Node)
 	r.addHealth(c.Node)
-	r.addKubelet(c.Node)
+	r.addKubelet(c)
 	r.SplitPod()
-	r.addTaints(c.Node)
+	r.addTaints(c)
 	if c.PodsErr != nil {
 		r.Notes = append(r.Notes, "the agents' pods cannot be listed: "+clean(c.PodsErr.Error()))
 	} else {
@@ -195,9 +197,12 @@ func (r *Report) addHealth(node *corev1.Node) {
 	}
 }
 
-// addKubelet sets the kubelet's stage by the Node's allocatable resources.
-func (r *Report) addKubelet(node *corev1.Node) {
-	s := r.Stage(Kubelet)
+// resourcePrefix begins the names of the device plugin's resources.
+const resourcePrefix = "nvidia.com/"
+
+// addKubelet sets the kubelet's stage by the Node's allocatable resources, or by its ResourceSlices.
+func (r *Report) addKubelet(c Cluster) {
+	s, node := r.Stage(Kubelet), c.Node
 	if r.Stage(string(readiness.Driver)).State == Absent {
 		s.State = Absent
 		return
@@ -209,9 +214,13 @@ func (r *Report) addKubelet(node *corev1.Node) {
 		}
 		return
 	}
+	if c.servedByDRA() {
+		r.addOffer(c)
+		return
+	}
 	var offers []string
 	for name, capacity := range node.Status.Capacity {
-		if allocatable := node.Status.Allocatable[name]; strings.HasPrefix(string(name), "nvidia.com/") {
+		if allocatable := node.Status.Allocatable[name]; strings.HasPrefix(string(name), resourcePrefix) {
 			offers = append(offers, fmt.Sprintf("%s: %s of %s allocatable", name, allocatable.String(), capacity.String()))
 		}
 	}
@@ -224,10 +233,13 @@ func (r *Report) addKubelet(node *corev1.Node) {
 }
 
 // addTaints adds what keeps pods off a Node with free GPUs.
-func (r *Report) addTaints(node *corev1.Node) {
-	s := r.Stage(Pod)
+func (r *Report) addTaints(c Cluster) {
+	s, node := r.Stage(Pod), c.Node
 	if s.State == Absent && r.Stage(string(readiness.Plugin)).State == OK {
 		*s = Stage{Name: Pod, State: OK, Message: "pods can be given what is allocatable"}
+		if c.servedByDRA() {
+			s.Message = "pods with a ResourceClaim can be given the devices without a taint"
+		}
 	}
 	if node.Spec.Unschedulable {
 		s.Notes = append(s.Notes, "the Node is cordoned: no pod comes until kubectl uncordon "+node.Name)

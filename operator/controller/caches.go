@@ -8,6 +8,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -27,7 +28,7 @@ import (
 // Scheme returns the scheme of the kinds that the operator reads and writes.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{authorizationv1.AddToScheme, corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, nodev1.AddToScheme, metav1.AddMetaToScheme, v1.AddToScheme, v1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{authorizationv1.AddToScheme, corev1.AddToScheme, appsv1.AddToScheme, batchv1.AddToScheme, nodev1.AddToScheme, resourcev1.AddToScheme, metav1.AddMetaToScheme, v1.AddToScheme, v1alpha1.AddToScheme} {
 		if err := add(s); err != nil {
 			return nil, err
 		}
@@ -63,13 +64,15 @@ func Caches(namespace string) cache.Options {
 
 // OtherCaches returns a second cache. A watch can select only one name: that of Deployments in Caches
 // selects NVIDIA's operator, whose name earlier versions of this product have, too, and this one
-// selects this product's. So it is with the definitions of ServiceMonitors and NVIDIADrivers.
+// selects this product's. So it is with the definitions of ServiceMonitors and NVIDIADrivers, and with
+// the APIs of ImageStreams and of Dynamic Resource Allocation.
 func OtherCaches() cache.Options {
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
 			&appsv1.Deployment{}:    {Field: fields.OneTermEqualSelector("metadata.name", label.Deployment), Transform: transform(stripDeployment)},
 			partial(definitionKind): {Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.CRDName)},
+			partial(apiServiceKind): {Field: fields.OneTermEqualSelector("metadata.name", resourceService)},
 		},
 	}
 }
@@ -105,6 +108,25 @@ func Monitors(namespace string, failed func(error)) cache.Options {
 	options.DefaultTransform = cache.TransformStripManagedFields()
 	options.ByObject = map[client.Object]cache.ByObject{untyped(state.ServiceMonitor): {Namespaces: map[string]cache.Config{namespace: {}}}}
 	return options
+}
+
+// Slices returns the cache to open while the API of Dynamic Resource Allocation is served: all
+// DeviceClasses, and the ResourceSlices of the DRA driver. It calls failed when a list or watch is
+// refused.
+func Slices(failed func(error)) cache.Options {
+	options := Streams(failed)
+	options.DefaultTransform = cache.TransformStripManagedFields()
+	options.ByObject = map[client.Object]cache.ByObject{
+		&resourcev1.DeviceClass{}:   {},
+		&resourcev1.ResourceSlice{}: {Field: fields.OneTermEqualSelector(resourcev1.ResourceSliceSelectorDriver, draDriver), Transform: transform(stripSlice)},
+	}
+	return options
+}
+
+// stripSlice keeps of a ResourceSlice its node and how many devices it has.
+func stripSlice(s *resourcev1.ResourceSlice) {
+	s.ObjectMeta = metav1.ObjectMeta{Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion}
+	s.Spec = resourcev1.ResourceSliceSpec{NodeName: s.Spec.NodeName, Devices: make([]resourcev1.Device, len(s.Spec.Devices))}
 }
 
 func transform[T any](strip func(*T)) toolscache.TransformFunc {

@@ -32,6 +32,7 @@ import (
 	"github.com/gpuready/gpuready/operator/apply"
 	"github.com/gpuready/gpuready/operator/evict"
 	"github.com/gpuready/gpuready/operator/metrics"
+	"github.com/gpuready/gpuready/operator/serving"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
@@ -49,6 +50,8 @@ type Config struct {
 	Streams func(failed func(error)) (cache.Cache, error)
 	// Monitors opens a cache of ServiceMonitors (see Monitors) in the same way.
 	Monitors func(failed func(error)) (cache.Cache, error)
+	// Slices opens a cache of DeviceClasses and ResourceSlices (see Slices) in the same way.
+	Slices func(failed func(error)) (cache.Cache, error)
 	// Drivers opens a cache of NVIDIADrivers (see Drivers) in the same way.
 	Drivers func(failed func(error)) (cache.Cache, error)
 	Events  events.EventRecorder
@@ -58,7 +61,7 @@ type Config struct {
 	// Elected means that a leader election chose this operator. It then yields to another operator
 	// that is ready and whose operands serve the policy.
 	Elected bool
-	Cluster state.Cluster // without OpenShift, HandOver and ServiceMonitors, which are detected
+	Cluster state.Cluster // without OpenShift, HandOver, ServiceMonitors and DRA, which are detected
 	// Evictor returns the Evictor. It calls changed when the watched pods have changed, and
 	// recordEvent to record an Event of a Node.
 	Evictor func(changed func(), recordEvent func(*corev1.Node, upgrade.Event)) Evictor
@@ -93,6 +96,7 @@ type Controller struct {
 	evictor  Evictor
 	toolkit  *toolkit
 	monitors *monitors
+	slices   *draObjects
 	drivers  *nvidiaDrivers
 	planner  *apply.Planner
 
@@ -103,6 +107,7 @@ type Controller struct {
 	survey  survey                     // of the nodes
 	plan    *upgrade.Plan              // nil if it made none
 	planOf  map[string]*upgrade.Plan   // its part about the nodes of an NVIDIADriver, by name
+	serving *serving.Plan              // nil: no node has or gets label.Serve
 	blocked map[string]string          // why pods were not removed, by node
 	stuck   map[string]upgrade.Refusal // driver pods that cannot be deleted, by UID
 	passErr error                      // failures, which are retried
@@ -133,6 +138,7 @@ func New(config Config) *Controller {
 	c.evictor = config.Evictor(changed, c.recordNodeEvent)
 	c.toolkit = newToolkit(config.Streams, c.inbox, config.Log)
 	c.monitors = newMonitors(config.Monitors, c.inbox, config.Log)
+	c.slices = newDRAObjects(config.Slices, c.inbox, config.Log)
 	c.drivers = newDrivers(config.Drivers, c.inbox, config.Log)
 	c.planner = apply.NewPlanner(config.Client.Scheme())
 	return c
@@ -154,6 +160,8 @@ func (c *Controller) Start(ctx context.Context) error {
 	group.Go(func() error { return c.registry.Run(ctx) })
 	group.Go(func() error { return c.toolkit.run(ctx) })
 	group.Go(func() error { return c.monitors.run(ctx) })
+	group.Go(func() error { return c.slices.classes.run(ctx) })
+	group.Go(func() error { return c.slices.slices.run(ctx) })
 	group.Go(func() error { return c.drivers.run(ctx) })
 	group.Go(func() error { return c.reviewer.run(ctx) })
 	group.Go(func() error { return c.evictor.Start(ctx) })

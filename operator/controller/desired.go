@@ -28,7 +28,10 @@ type desired struct {
 	// From the policy:
 	operands []string        // enabled, as in nvidia.com/gpu.deploy.<operand>
 	wanted   progress.Wanted // of a node
-	upgrades upgrade.Policy
+	// keepDRADriver means that the DRA driver is disabled and stays until all nodes serve by the device
+	// plugin again.
+	keepDRADriver bool
+	upgrades      upgrade.Policy
 	// upgradesOf are the same of NVIDIADrivers, by name.
 	upgradesOf map[string]upgrade.Policy
 	unserved   []string            // fields that have no effect
@@ -59,7 +62,8 @@ func (c *Controller) computeDesired() *desired {
 		return s
 	}
 	spec := &s.policy.Spec
-	s.operands, s.wanted, s.unserved = enabledOperands(spec), progress.NewWanted(spec, s.handOver), append(s.policy.Unserved(), state.Replaced(spec, c.Cluster)...)
+	s.keepDRADriver = !spec.DRADriver.IsEnabled() && c.hasDRANodes(s.handOver)
+	s.operands, s.wanted, s.unserved = enabledOperands(spec, s.keepDRADriver), progress.NewWanted(spec, s.handOver), append(s.policy.Unserved(), state.Replaced(spec, c.Cluster)...)
 	s.placeByHandOver = s.handOver || m.isLabelMissing(s.operands) && m.isPlacedByHandOver()
 	c.chooseDrivers(s)
 	if s.err = c.renderObjects(s); s.err != nil {
@@ -97,6 +101,7 @@ var operandFields = []struct {
 	{label.DriverOperand, func(s *v1.ClusterPolicySpec) bool { return s.Driver.IsEnabled() }},
 	{"container-toolkit", func(s *v1.ClusterPolicySpec) bool { return s.Toolkit.IsEnabled() }},
 	{"device-plugin", func(s *v1.ClusterPolicySpec) bool { return s.DevicePlugin.IsEnabled() }},
+	{label.DRAOperand, func(s *v1.ClusterPolicySpec) bool { return s.DRADriver.IsEnabled() }},
 	{"operator-validator", func(*v1.ClusterPolicySpec) bool { return true }},
 	{"gpu-feature-discovery", func(s *v1.ClusterPolicySpec) bool { return s.GPUFeatureDiscovery.IsEnabled() }},
 	{"dcgm", func(s *v1.ClusterPolicySpec) bool { return s.DCGM.IsEnabled() }},
@@ -104,9 +109,9 @@ var operandFields = []struct {
 	{"mig-manager", func(s *v1.ClusterPolicySpec) bool { return s.MIGManager.IsEnabled() }},
 }
 
-func enabledOperands(spec *v1.ClusterPolicySpec) (names []string) {
+func enabledOperands(spec *v1.ClusterPolicySpec, keepDRADriver bool) (names []string) {
 	for _, o := range operandFields {
-		if o.enabled(spec) {
+		if o.enabled(spec) || keepDRADriver && o.name == label.DRAOperand {
 			names = append(names, o.name)
 		}
 	}

@@ -24,7 +24,7 @@ func newToolkit(open func(func(error)) (cache.Cache, error), in *inbox, log *slo
 		in.enqueue(func(m *model) { m.toolkit, m.changed = images, true })
 	}
 	t.optionalWatch = &optionalWatch{
-		name: "the Driver Toolkit's ImageStream", kind: imageStreamKind, open: open, log: log, queue: newServedQueue(), failed: t.reportReadError,
+		name: "the Driver Toolkit's ImageStream", object: untyped(imageStreamKind), open: open, log: log, queue: newServedQueue(), failed: t.reportReadError,
 		handler: eventHandler(
 			func(u *unstructured.Unstructured) { setImages(tags(u)) },
 			func(*unstructured.Unstructured) { setImages(map[string]string{}) },

@@ -4,6 +4,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -16,6 +17,7 @@ var (
 	serviceKind      = corev1.SchemeGroupVersion.WithKind("Service")
 	runtimeClassKind = nodev1.SchemeGroupVersion.WithKind("RuntimeClass")
 	daemonSetKind    = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
+	deviceClassKind  = resourcev1.SchemeGroupVersion.WithKind("DeviceClass")
 	apiServiceKind   = schema.GroupVersionKind{Group: "apiregistration.k8s.io", Version: "v1", Kind: "APIService"}
 	definitionKind   = schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"}
 	nvidiaDriverKind = v1alpha1.GroupVersion().WithKind(v1alpha1.Kind)
@@ -26,6 +28,11 @@ const (
 	// imageStreamService is the APIService that exists once ImageStreams are served, by
 	// OpenShift's own API server or by a custom resource definition.
 	imageStreamService = "v1.image.openshift.io"
+	// resourceService is the APIService that exists while Dynamic Resource Allocation is served as it
+	// is since Kubernetes 1.34.
+	resourceService = "v1.resource.k8s.io"
+	// draDriver is the name of the DRA driver in ResourceSlices.
+	draDriver = "gpu.nvidia.com"
 	// serviceMonitors is the definition of the prometheus-operator's kind.
 	serviceMonitors  = "servicemonitors.monitoring.coreos.com"
 	toolkitNamespace = "openshift"

@@ -48,6 +48,11 @@ type model struct {
 	serviceMonitors bool  // the cluster has the prometheus-operator's kind
 	monitorsError   error // why its objects have not been read; nil if they were
 
+	dra          bool                      // the API server serves Dynamic Resource Allocation
+	classesError error                     // why the DeviceClasses have not been read; nil if they were
+	slicesError  error                     // why the ResourceSlices have not been read; nil if they were
+	published    map[string]map[string]int // devices of each ResourceSlice of the DRA driver, by node
+
 	nvidiaDrivers map[string]*v1alpha1.NVIDIADriver
 	driversError  error             // why they have not been read; nil if they were
 	undecoded     map[string]error  // of NVIDIADrivers, by name
@@ -79,6 +84,7 @@ func newModel(namespace string) *model {
 		builds:          map[string]driver.Build{},
 		builders:        map[types.NamespacedName]driver.BuildPod{},
 		toolkit:         map[string]string{},
+		published:       map[string]map[string]int{},
 		nvidiaDrivers:   map[string]*v1alpha1.NVIDIADriver{},
 		driversError:    errNoDrivers,
 		undecoded:       map[string]error{},

@@ -40,7 +40,7 @@ var (
 
 func newDrivers(open func(func(error)) (cache.Cache, error), in *inbox, log *slog.Logger) *nvidiaDrivers {
 	return &nvidiaDrivers{&optionalWatch{
-		name: "NVIDIADrivers", kind: nvidiaDriverKind, open: open, log: log, queue: newServedQueue(),
+		name: "NVIDIADrivers", object: untyped(nvidiaDriverKind), open: open, log: log, queue: newServedQueue(),
 		handler: inboxHandler(in, updateDriver, removeDriver),
 		synced: func() {
 			in.enqueue(func(m *model) {

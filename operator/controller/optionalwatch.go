@@ -5,17 +5,17 @@ import (
 	"log/slog"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // optionalWatch watches the objects of a kind while the cluster serves it. The kind's API may
 // appear after the operator has started, and a watch of a missing API would retry forever.
 type optionalWatch struct {
-	name    string // of the objects, for the log
-	kind    schema.GroupVersionKind
+	name    string        // of the objects, for the log
+	object  client.Object // of the kind
 	open    func(failed func(error)) (cache.Cache, error)
 	handler toolscache.ResourceEventHandler
 	synced  func()      // is called when all objects have been handled
@@ -60,7 +60,7 @@ func (w *optionalWatch) startWatch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	informer, err := objects.GetInformer(ctx, untyped(w.kind), cache.BlockUntilSynced(false))
+	informer, err := objects.GetInformer(ctx, w.object, cache.BlockUntilSynced(false))
 	if err != nil {
 		return err
 	}

@@ -45,6 +45,7 @@ func (c *Controller) runPass(ctx context.Context, now time.Time) {
 	}
 	began := c.Now()
 	c.plan = c.planUpgrade(c.desired, members)
+	c.serving = c.planServe(c.desired, members)
 	for _, on := range members {
 		c.labelNode(on, c.desired, c.plan, now)
 	}
@@ -187,7 +188,7 @@ func (c *Controller) labelNode(on *member, s *desired, plan *upgrade.Plan, now t
 	if pods := m.podsOn[name]; s.policy == nil {
 		other = on.node.RemovalPatch(hasValidator(pods))
 	} else {
-		other = on.place(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: hasHostDriver(on.node, pods), HasValidator: hasValidator(pods)})
+		other = on.place(fleet.Placement{HandOver: s.handOver, Operands: s.operands, Driver: plan.Driver(on.node), HostDriver: hasHostDriver(on.node, pods), Serve: c.serveLabel(name), HasValidator: hasValidator(pods)})
 	}
 	patch, needed := plan.Patch(on.node, other)
 	switch {

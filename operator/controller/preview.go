@@ -23,7 +23,7 @@ type Preview struct {
 // NewPreview returns the Preview. If ours is true, driver images are assumed to be this product's
 // driver containers. NVIDIADrivers are used if the policy leaves drivers to them.
 func NewPreview(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Cluster, ours bool, drivers ...*v1alpha1.NVIDIADriver) (Preview, error) {
-	cluster.ServiceMonitors = true
+	cluster.ServiceMonitors, cluster.DRA = true, true
 	var selection *driver.Selection
 	if policy.Spec.Driver.UsesNVIDIADrivers() {
 		selection = driver.NewSelection(&policy.Spec, drivers, "")

@@ -30,8 +30,8 @@ type rendering struct {
 // only if their inputs have changed.
 func (c *Controller) renderObjects(s *desired) error {
 	cluster := c.Cluster
-	cluster.OpenShift, cluster.HandOver, cluster.ServiceMonitors = c.model.openShift, s.placeByHandOver, c.model.serviceMonitors
-	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: c.survey.injections, Handlers: c.survey.handlers, Classes: c.model.foreignClasses(), Keys: c.configMapKeys(&s.policy.Spec.Driver)}
+	cluster.OpenShift, cluster.HandOver, cluster.ServiceMonitors, cluster.DRA = c.model.openShift, s.placeByHandOver, c.model.serviceMonitors, c.model.dra
+	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: c.survey.injections, Handlers: c.survey.handlers, Classes: c.model.foreignClasses(), Keys: c.configMapKeys(&s.policy.Spec.Driver), DeviceClasses: c.model.foreignDeviceClasses(), KeepDRADriver: s.keepDRADriver}
 	specs := c.model.selection.Specs()
 	for _, spec := range specs {
 		maps.Copy(input.Keys, c.configMapKeys(&spec.Driver))

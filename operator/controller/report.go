@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -88,7 +89,8 @@ func (c *Controller) report(ctx context.Context, now time.Time) {
 	sum := status.Compute(status.Input{
 		Policy: s.policy, Now: now, Namespace: cmp.Or(s.elsewhere, c.Cluster.Namespace), Verdict: c.verdict(s), Operator: c.Operator.String(), Others: c.otherOperators(), Plugins: c.model.otherPlugins(),
 		Described: c.survey.described, Tally: tally, Choices: s.choices, Unserved: s.unserved,
-		Upgrade: upgradeStatus(c.plan, c.blocked), UpgradeError: upgradeFailure(c.plan), Rolling: c.rollingDaemonSets(), Problems: append(s.renderProblems(), deferredUpgrades(c.plan)...), Err: errors.Join(c.passErr, c.model.unwrittenError()),
+		Upgrade: upgradeStatus(c.plan, c.blocked), UpgradeError: upgradeFailure(c.plan), Serve: c.serveStatus(&s.policy.Spec.DRADriver), Rolling: c.rollingDaemonSets(),
+		Problems: slices.Concat(s.renderProblems(), deferredUpgrades(c.plan), c.serveProblems(s)), Err: errors.Join(c.passErr, c.model.unwrittenError()),
 		Prebuilt: s.prebuilt, Provisioning: r.provisioning.Status(),
 	})
 	for _, e := range status.Events(r.conditions, sum.Conditions, changes) {

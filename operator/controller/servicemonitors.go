@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -26,7 +27,7 @@ var errMonitorsPending = errors.New("they are being read")
 
 func newMonitors(open func(func(error)) (cache.Cache, error), in *inbox, log *slog.Logger) *monitors {
 	return &monitors{&optionalWatch{
-		name: "ServiceMonitors", kind: state.ServiceMonitor, open: open, log: log, queue: newServedQueue(),
+		name: "ServiceMonitors", object: untyped(state.ServiceMonitor), open: open, log: log, queue: newServedQueue(),
 		handler: inboxHandler(in, updateOwned[*unstructured.Unstructured](state.ServiceMonitor), removeOwned[*unstructured.Unstructured](state.ServiceMonitor)),
 		synced:  func() { in.enqueue(func(m *model) { m.monitorsError, m.changed = nil, true }) },
 		failed: func(err error) {
@@ -55,14 +56,16 @@ func (w *monitors) onUnserved(m *model, _ *metav1.PartialObjectMetadata) {
 	w.queue.Add(false)
 }
 
-// withoutUnread returns the wanted objects except ServiceMonitors that cannot be compared yet, and
-// why they cannot be.
+// withoutUnread returns the wanted objects except ServiceMonitors and DeviceClasses that cannot be
+// compared yet, and why they cannot be.
 func (m *model) withoutUnread(wanted []apply.Object) (readable []apply.Object, err error) {
+	unread := map[schema.GroupVersionKind]error{state.ServiceMonitor: m.monitorsError, deviceClassKind: m.classesError}
 	for _, w := range wanted {
-		if m.monitorsError == nil || w.Object.GetObjectKind().GroupVersionKind() != state.ServiceMonitor {
+		switch why := unread[w.Object.GetObjectKind().GroupVersionKind()]; {
+		case why == nil:
 			readable = append(readable, w)
-		} else if !errors.Is(m.monitorsError, errMonitorsPending) {
-			err = m.monitorsError
+		case !errors.Is(why, errMonitorsPending) && !errors.Is(why, errSlicesPending):
+			err = errors.Join(err, why)
 		}
 	}
 	return readable, err

@@ -47,6 +47,7 @@ func (c *Controller) watch(ctx context.Context) error {
 		{c.Others, &appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
 		{c.Informers, partial(apiServiceKind), inboxHandler(in, c.toolkit.onServed, c.toolkit.onUnserved)},
 		{c.Informers, partial(definitionKind), inboxHandler(in, c.monitors.onServed, c.monitors.onUnserved)},
+		{c.Others, partial(apiServiceKind), inboxHandler(in, c.slices.onServed, c.slices.onUnserved)},
 		{c.Others, partial(definitionKind), inboxHandler(in, c.drivers.onServed, c.drivers.onUnserved)},
 	} {
 		informer, err := w.of.GetInformer(ctx, w.kind)

@@ -14,6 +14,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -126,6 +127,8 @@ func (w *world) start() {
 	w.Cleanup(w.toolkit.queue.ShutDown)
 	w.Cleanup(w.monitors.queue.ShutDown)
 	w.Cleanup(w.drivers.queue.ShutDown)
+	w.Cleanup(w.slices.classes.queue.ShutDown)
+	w.Cleanup(w.slices.slices.queue.ShutDown)
 }
 
 // Pods, Remove and Start implement Evictor.
@@ -211,6 +214,14 @@ func (w *world) syncModel() {
 		for i := range monitors.Items {
 			updateOwned[*unstructured.Unstructured](state.ServiceMonitor)(m, &monitors.Items[i])
 			found(state.ServiceMonitor, &monitors.Items[i])
+		}
+	}
+	if m.dra && m.classesError == nil {
+		var classes resourcev1.DeviceClassList
+		require.NoError(w, w.List(w.Context(), &classes))
+		for i := range classes.Items {
+			updateOwned[*resourcev1.DeviceClass](deviceClassKind)(m, &classes.Items[i])
+			found(deviceClassKind, &classes.Items[i])
 		}
 	}
 	if m.driversError == nil {

@@ -43,6 +43,7 @@ type Node struct {
 	Heartbeat    time.Time         // of the kubelet's last report, by the node's clock
 	GPUReady     Condition         // by the validator
 	GPUHealthy   Condition
+	Allocatable  bool // the kubelet has resources of the device plugin that pods may be given
 }
 
 // Condition is a condition of a Node. The zero value means that the Node has none of that type.
@@ -155,6 +156,18 @@ func (n *Node) HostDriver() bool {
 	return n.Labels[label.Driver] == label.PreInstalled || n.Labels[label.Deploy+label.DriverOperand] == label.PreInstalled
 }
 
+// ServedBy returns how pods get the Node's GPUs, by its label, and whether a person has set that.
+func (n *Node) ServedBy() (serve string, byPerson bool) {
+	serve = n.Labels[label.Serve]
+	return serve, serve != "" && (!isOwnValue(label.Serve, serve) || !n.recorded().has(label.Serve))
+}
+
+// SupportsDRA reports whether kubelet and container runtime can give pods GPUs by ResourceClaims:
+// the kubelet has Dynamic Resource Allocation from 1.34 on, and containers get CDI devices.
+func (n *Node) SupportsDRA() bool {
+	return parseRelease(n.Kubelet).atLeast(1, 34) && (n.Injection == NRI || n.Injection == CDI)
+}
+
 // Equal reports whether nothing that the operator acts on differs. It ignores Version and the
 // times when conditions were renewed. Callers should keep the newest Node even if it is equal,
 // since those times show whether a condition is still renewed.
@@ -165,7 +178,7 @@ func (n *Node) Equal(o *Node) bool {
 	return n.Name == o.Name && n.UID == o.UID && n.Created.Equal(o.Created) &&
 		n.GPU == o.GPU && n.HasNFDLabels == o.HasNFDLabels && n.Ready == o.Ready && n.Cordoned == o.Cordoned &&
 		n.Pool == o.Pool && n.Injection == o.Injection && n.Kubelet == o.Kubelet && n.Runtime == o.Runtime && slices.Equal(n.Handlers, o.Handlers) &&
-		n.GPUReady.equal(o.GPUReady) && n.GPUHealthy.equal(o.GPUHealthy) &&
+		n.Allocatable == o.Allocatable && n.GPUReady.equal(o.GPUReady) && n.GPUHealthy.equal(o.GPUHealthy) &&
 		maps.Equal(n.Labels, o.Labels) && maps.Equal(n.AllLabels, o.AllLabels) && maps.Equal(n.Annotations, o.Annotations) && sameTaints(n.Taints, o.Taints)
 }
 

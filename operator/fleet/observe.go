@@ -32,6 +32,7 @@ func Observe(node *corev1.Node) *Node {
 		Handlers:    handlerNames(node.Status.RuntimeHandlers),
 		Labels:      filter(node.Labels, readLabel),
 		Annotations: filter(node.Annotations, readAnnotation),
+		Allocatable: hasAllocatable(node.Status.Allocatable),
 	}
 	for i := range node.Status.Conditions {
 		switch c := &node.Status.Conditions[i]; c.Type {
@@ -49,6 +50,19 @@ func Observe(node *corev1.Node) *Node {
 	}
 	n.Pool = poolOf(n.Labels, &info)
 	return n
+}
+
+// resourcePrefix begins the names of the device plugin's resources.
+const resourcePrefix = "nvidia.com/"
+
+// hasAllocatable reports whether there is anything of a resource of the device plugin.
+func hasAllocatable(all corev1.ResourceList) bool {
+	for name, amount := range all {
+		if strings.HasPrefix(string(name), resourcePrefix) && amount.Sign() > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // handlerNames returns the sorted names of handlers. The one without a name stands for the default.
@@ -131,7 +145,7 @@ func readLabel(key string) bool {
 	switch key {
 	case label.PCI, label.PCI3D, label.PCIDisplay, label.Kernel,
 		label.OSID, label.OSVersion, label.OSTree, label.RHELID, corev1.LabelArchStable,
-		label.Present, label.Driver, label.Injection, label.HandOver, label.UpgradeState, label.UpgradeSkip, label.Workload, label.GPUProduct:
+		label.Present, label.Serve, label.Driver, label.Injection, label.HandOver, label.UpgradeState, label.UpgradeSkip, label.Workload, label.GPUProduct:
 		return true
 	}
 	return strings.HasPrefix(key, label.Deploy)

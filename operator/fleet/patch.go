@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/label"
 )
 
@@ -22,12 +23,13 @@ type Placement struct {
 	Operands     []string // enabled, as in nvidia.com/gpu.deploy.<operand>
 	Driver       string   // Choice.ID of the Node's driver; "": none
 	HostDriver   bool     // the host has its own driver
+	Serve        string   // value of label.Serve; "": none
 	HasValidator bool     // a validator still runs there and may write to the Node
 }
 
 // Equal reports whether p and o are the same placement.
 func (p Placement) Equal(o Placement) bool {
-	return p.HandOver == o.HandOver && p.Driver == o.Driver && p.HostDriver == o.HostDriver && p.HasValidator == o.HasValidator && slices.Equal(p.Operands, o.Operands)
+	return p.HandOver == o.HandOver && p.Driver == o.Driver && p.HostDriver == o.HostDriver && p.HasValidator == o.HasValidator && p.Serve == o.Serve && slices.Equal(p.Operands, o.Operands)
 }
 
 // Patch is a change of a Node's labels and annotations; nil values are removed.
@@ -84,6 +86,9 @@ func (n *Node) wantedLabels(p Placement) map[string]string {
 	wanted := map[string]string{}
 	if n.GPU && (!p.HandOver || n.recorded().has(label.Present)) {
 		wanted[label.Present] = yes
+	}
+	if p.Serve != "" && n.Served(p.HandOver) {
+		wanted[label.Serve] = p.Serve
 	}
 	if p.HandOver || !n.Served(false) {
 		return wanted
@@ -210,6 +215,9 @@ func pointer(s string) *string {
 
 // isOwnValue reports whether a label has a value that the operator gives it.
 func isOwnValue(key, value string) bool {
+	if key == label.Serve {
+		return value == string(v1.ServeDRA)
+	}
 	return value == yes || value == label.Paused || value == label.PreInstalled && key == label.Deploy+label.DriverOperand
 }
 
@@ -233,7 +241,7 @@ func (n *Node) recorded() record {
 	for entry := range strings.SplitSeq(text, ",") {
 		name, before, _ := strings.Cut(entry, "=")
 		key := prefix + name
-		if (key == label.Present || strings.HasPrefix(key, label.Deploy) && key != label.Operands) && (before == "" || before == yes) {
+		if (key == label.Present || key == label.Serve || strings.HasPrefix(key, label.Deploy) && key != label.Operands) && (before == "" || before == yes) {
 			r[key] = before
 		}
 	}

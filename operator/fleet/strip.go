@@ -4,6 +4,7 @@ import (
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -26,6 +27,7 @@ func Strip(node *corev1.Node) {
 	node.Status = corev1.NodeStatus{
 		Conditions:      readConditions(node.Status.Conditions),
 		RuntimeHandlers: readHandlers(node.Status.RuntimeHandlers),
+		Allocatable:     readAllocatable(node.Status.Allocatable),
 		NodeInfo: corev1.NodeSystemInfo{
 			KernelVersion: intern(info.KernelVersion), OSImage: intern(info.OSImage), Architecture: intern(info.Architecture),
 			ContainerRuntimeVersion: intern(info.ContainerRuntimeVersion), KubeletVersion: intern(info.KubeletVersion),
@@ -58,6 +60,14 @@ func readHandlers(all []corev1.NodeRuntimeHandler) []corev1.NodeRuntimeHandler {
 		read = append(read, corev1.NodeRuntimeHandler{Name: intern(h.Name)})
 	}
 	return read
+}
+
+// readAllocatable keeps one of the device plugin's resources, if there is anything of one.
+func readAllocatable(all corev1.ResourceList) corev1.ResourceList {
+	if !hasAllocatable(all) {
+		return nil
+	}
+	return corev1.ResourceList{resourcePrefix: *resource.NewQuantity(1, resource.DecimalSI)}
 }
 
 func readConditions(all []corev1.NodeCondition) []corev1.NodeCondition {

@@ -236,6 +236,7 @@ func TestStatus(t *testing.T) {
 		"status-narrow.txt":  {[]v1.ClusterPolicy{*policy()}, style{Width: 40}},
 		"status-color.txt":   {[]v1.ClusterPolicy{*policy()}, style{Width: 120, Color: true}},
 		"status-held-up.txt": {[]v1.ClusterPolicy{*heldUp()}, style{Width: 120}},
+		"status-dra.txt":     {[]v1.ClusterPolicy{*changing()}, style{Width: 120}},
 		"status-none.txt":    {nil, style{Width: 80}},
 		"status-two.txt": {[]v1.ClusterPolicy{
 			{ObjectMeta: metav1.ObjectMeta{Name: "second", CreationTimestamp: ago(time.Hour)}, Status: v1.ClusterPolicyStatus{State: v1.Ignored, Conditions: []metav1.Condition{{Type: "Ready", Status: "False", Reason: "Ignored", Message: "ClusterPolicy first is older and in force; delete one of them", LastTransitionTime: ago(time.Hour)}}}},
@@ -639,9 +640,9 @@ func TestMustGather(t *testing.T) {
 	}
 	slices.Sort(names)
 	require.Equal(t, []string{
-		"clusterpolicies.json", "daemonsets.json", "deployments.json", "errors.txt", "events.json",
+		"clusterpolicies.json", "daemonsets.json", "deployments.json", "deviceclasses.json", "errors.txt", "events.json",
 		"logs/nvidia-driver-daemonset-a/main.log", "logs/nvidia-operator-validator-b/main.log",
-		"node-events.json", "nodes.json", "pods.json", "versions.json",
+		"node-events.json", "nodes.json", "pods.json", "resourceclaims.json", "resourceslices.json", "versions.json",
 	}, names)
 	require.Contains(t, all["pods.json"], "shown")
 	require.Contains(t, all["clusterpolicies.json"], "proxy:3128")

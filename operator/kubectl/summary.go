@@ -147,6 +147,7 @@ func (policy policySummary) draw(p *pen, now time.Time) {
 	drawPools(p, st.Pools)
 	drawPrebuilt(p, st.Prebuilt)
 	drawUpgrade(p, st.Upgrade)
+	drawServe(p, st.Serve)
 	drawNotReady(p, st, now)
 }
 
@@ -236,6 +237,27 @@ func drawUpgrade(p *pen, u *v1.UpgradeStatus) {
 	p.WriteString("\n")
 	p.line("", 0, fmt.Sprintf("Driver upgrade: %d of %d nodes done, %d on their way, %d to come, %d failed", u.Done, u.Total, u.InProgress, u.Pending, u.Failed))
 	for _, w := range u.Waiting {
+		p.line(yellow, 2, w.Node+": "+w.Message)
+	}
+}
+
+// drawServe writes how pods get the nodes' GPUs, and which nodes are on the way.
+func drawServe(p *pen, s *v1.ServeStatus) {
+	if s == nil {
+		return
+	}
+	p.WriteString("\n")
+	parts := []string{fmt.Sprintf("GPUs by ResourceClaims: %d of %d nodes", s.DRA, s.Total)}
+	for _, more := range []struct {
+		n    int
+		text string
+	}{{s.InProgress, "on their way"}, {s.Pending, "to come"}, {s.ByPerson, "beside them by their own label"}, {s.Unsupported, "that cannot"}} {
+		if more.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", more.n, more.text))
+		}
+	}
+	p.line("", 0, strings.Join(parts, ", "))
+	for _, w := range s.Waiting {
 		p.line(yellow, 2, w.Node+": "+w.Message)
 	}
 }

@@ -33,6 +33,11 @@ const (
 	Operands = Deploy + "operands"
 	// DriverOperand follows Deploy in the label of the driver.
 	DriverOperand = "driver"
+	// DRAOperand follows Deploy in the label of the DRA driver.
+	DRAOperand = "dra-driver"
+	// Serve is the way in which pods get the Node's GPUs, "plugin" or "dra" (v1.Serve). The operator
+	// sets "dra" where a policy wants it; a person's value stays as it is.
+	Serve = "nvidia.com/gpu.serve"
 	// Driver names the driver DaemonSet that serves the Node (driver.Choice.ID). It changes when
 	// the Node has its turn, so that a change of DaemonSets is a rolling upgrade like any other.
 	// It is PreInstalled if the host has its own driver.

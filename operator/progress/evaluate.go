@@ -25,7 +25,7 @@ type nodeView struct {
 var placements = map[State]string{
 	Driver: label.Deploy + "driver", Toolkit: label.Deploy + "container-toolkit", DriverValidation: label.Deploy + "operator-validator",
 	DevicePlugin: label.Deploy + "device-plugin", FeatureLabels: label.Deploy + "gpu-feature-discovery",
-	DCGM: label.Deploy + "dcgm", DCGMExporter: label.Deploy + "dcgm-exporter", MIGManager: label.Deploy + "mig-manager",
+	DRADriver: label.Deploy + label.DRAOperand, DCGM: label.Deploy + "dcgm", DCGMExporter: label.Deploy + "dcgm-exporter", MIGManager: label.Deploy + "mig-manager",
 }
 
 // excluded reports whether a state's pods are not placed on the node: a person excludes them,

@@ -67,6 +67,7 @@ var apps = map[string]State{
 	"nvidia-device-plugin-daemonset":     DevicePlugin,
 	"nvidia-operator-validator":          DriverValidation,
 	"gpu-feature-discovery":              FeatureLabels,
+	"gpu-dra-driver":                     DRADriver,
 	"nvidia-dcgm":                        DCGM,
 	"nvidia-dcgm-exporter":               DCGMExporter,
 	"nvidia-mig-manager":                 MIGManager,

@@ -1,6 +1,8 @@
 package progress
 
 import (
+	"slices"
+
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 )
 
@@ -8,7 +10,7 @@ import (
 // beside it.
 type State string
 
-// The states in their order. Nothing waits for DCGM, DCGMExporter and MIGManager.
+// The states in their order. Nothing waits for DRADriver, DCGM, DCGMExporter and MIGManager.
 const (
 	Prerequisites     State = "prerequisites"
 	Driver            State = "driver"
@@ -18,6 +20,7 @@ const (
 	DevicePlugin      State = "device-plugin"
 	PluginValidation  State = "plugin-validation"
 	FeatureLabels     State = "feature-labels"
+	DRADriver         State = "dra-driver"
 	DCGM              State = "dcgm"
 	DCGMExporter      State = "dcgm-exporter"
 	MIGManager        State = "mig-manager"
@@ -29,9 +32,9 @@ func Sequence() []State {
 }
 
 // Optional returns the states that nothing waits for.
-func Optional() []State { return []State{DCGM, DCGMExporter, MIGManager} }
+func Optional() []State { return []State{DRADriver, DCGM, DCGMExporter, MIGManager} }
 
-func (s State) optional() bool { return s == DCGM || s == DCGMExporter || s == MIGManager }
+func (s State) optional() bool { return slices.Contains(Optional(), s) }
 
 // States returns the states that a policy requires, in their order. Driver and toolkit are validated even if
 // the policy does not install them, as somebody else may have.

@@ -108,6 +108,7 @@ func cases(t *testing.T) map[string]Input {
 			"gold":   &policy(t, `{driver: {version: 580.95.05}}`).Spec,
 			"silver": &policy(t, `{driver: {env: [{name: A, value: b}, {name: "a=b"}], repoConfig: {configMapName: missing}}}`).Spec,
 		}, Keys: map[string][]string{"missing": {"a.list"}}},
+		"dra-driver":       {Policy: policy(t, draPolicy), Cluster: with(cluster, func(c *Cluster) { c.DRA = true }), Drivers: []driver.Choice{ubuntu()}, Injections: nri},
 		"hand-over":        {Policy: policy(t, `{}`), Cluster: handover, Drivers: []driver.Choice{ubuntu()}, Injections: nri},
 		"nvidias-operands": {Policy: policy(t, nvidiasPolicy), Cluster: cluster, Injections: []fleet.Injection{fleet.NRI, fleet.CDI}},
 		"everything": {Policy: policy(t, everything), Cluster: cluster, Drivers: []driver.Choice{ubuntu()},
@@ -139,6 +140,18 @@ const ownPolicy = `
     kernelModuleConfig: {name: modules}
     secretEnv: driver-secrets
     prebuild: {repository: registry.example/driver, secret: push}
+`
+
+const draPolicy = `
+  daemonsets: {rollingUpdate: {maxUnavailable: 20%}}
+  draDriver:
+    enabled: true
+    serve: dra
+    imagePullSecrets: [pull]
+    resources: {limits: {memory: 512Mi}}
+    env: [{name: SILENCE_LIMIT, value: 30s}]
+    args: [--log-format=json]
+    nodeSelector: {tier: dra}
 `
 
 const noOperands = `{toolkit: {enabled: false}, devicePlugin: {enabled: false}, driver: {repository: registry.example, version: 580.95.05}}`

@@ -232,14 +232,14 @@ func TestRenderMatchesGoldenFiles(t *testing.T) {
 	}
 }
 
-// A policy names its RuntimeClass. The operator gives no other object of the whole cluster a name,
-// which somebody else might use.
-func TestOnlyARuntimeClassBelongsToTheWholeCluster(t *testing.T) {
+// A policy names its RuntimeClass, and claims name the DeviceClasses. The operator gives no other
+// object of the whole cluster a name, which somebody else might use.
+func TestOnlyClassesBelongToTheWholeCluster(t *testing.T) {
 	for name, in := range cases(t) {
 		objects, _ := render(t, in)
 		for _, d := range documents(t, name, objects) {
 			if d.GetNamespace() == "" {
-				require.Equal(t, "RuntimeClass", d.GetKind(), "%s: %s", name, d.title())
+				require.Contains(t, []string{"RuntimeClass", "DeviceClass"}, d.GetKind(), "%s: %s", name, d.title())
 			} else {
 				require.Equal(t, in.Cluster.Namespace, d.GetNamespace(), "%s: %s", name, d.title())
 			}

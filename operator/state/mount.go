@@ -32,15 +32,18 @@ func (r *renderer) moveVolume(d *appsv1.DaemonSet, field, volume, prefix string,
 const kubeletRoot = "/var/lib/kubelet"
 
 // moveKubelet moves a volume of one of the kubelet's directories below the kubelet's root directory
-// that the policy names. It sets the variable socket to the path of kubelet.sock in it.
-func (r *renderer) moveKubelet(d *appsv1.DaemonSet, c *corev1.Container, volume, prefix, directory, socket string) {
+// that the policy names. It sets the variable socket, unless it is "", to the path of kubelet.sock in
+// it, and reports whether it has moved the volume.
+func (r *renderer) moveKubelet(d *appsv1.DaemonSet, c *corev1.Container, volume, prefix, directory, socket string) bool {
 	root := r.spec.HostPaths.KubeletRootDir
 	if path.Clean(string(root)) == kubeletRoot {
-		return
+		return false
 	}
-	if at := r.moveVolume(d, "hostPaths.kubeletRootDir", volume, prefix, root, directory); at != "" {
+	at := r.moveVolume(d, "hostPaths.kubeletRootDir", volume, prefix, root, directory)
+	if at != "" && socket != "" {
 		setEnv(c, v1.EnvVar{Name: socket, Value: at + "/kubelet.sock"})
 	}
+	return at != ""
 }
 
 // remountVolume makes a volume show dir, and mounts it there below prefix. It changes nothing and

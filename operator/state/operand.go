@@ -18,6 +18,7 @@ var ownOperands = []struct {
 	agent deployments.Agent
 }{
 	{"devicePlugin", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.DevicePlugin.ImageSpec }, deployments.DevicePlugin},
+	{"draDriver", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.DRADriver.ImageSpec }, deployments.DRADriver},
 	{"toolkit", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.Toolkit.ImageSpec }, deployments.Toolkit},
 	{"validator", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.Validator.ImageSpec }, deployments.Validator},
 }

@@ -30,6 +30,11 @@ type Input struct {
 	Handlers map[fleet.Injection][]string
 	// Classes are the RuntimeClasses of others, with their handlers.
 	Classes map[string]string
+	// DeviceClasses are the names of DeviceClasses that are not the operator's.
+	DeviceClasses []string
+	// KeepDRADriver keeps the DRA driver although the policy does not enable it: nodes that the
+	// operator has label.Serve of still have to change back.
+	KeepDRADriver bool
 	// Keys are the keys of the existing ConfigMaps that ConfigMaps names, by ConfigMap.
 	Keys map[string][]string
 }
@@ -43,6 +48,9 @@ type Cluster struct {
 	ImageVersion    string // their tag
 	// ServiceMonitors means that the cluster has the prometheus-operator's kind.
 	ServiceMonitors bool
+	// DRA means that the API server serves ResourceSlices and DeviceClasses as they are since
+	// Kubernetes 1.34.
+	DRA bool
 	// NVIDIA holds the images of NVIDIA's operands that the policy does not name.
 	NVIDIA map[string]v1.ImageSpec
 }
@@ -77,6 +85,8 @@ const (
 	FieldPassedOver  Reason = "FieldPassedOver"      // the driver's image does not support the field
 	VersionUnknown   Reason = "DriverVersionUnknown" // built modules need the driver's version for their tag
 	ValueInvalid     Reason = "ValueInvalid"         // accepted by the schema, but invalid for Kubernetes
+	DRAUnsupported   Reason = "DRAUnsupported"       // the cluster cannot have the DRA driver
+	DRAIncomplete    Reason = "DRAIncomplete"        // the DRA driver lacks what it needs of the policy
 )
 
 // Render returns the objects, ordered by state, kind and name, and the problems. The same
@@ -88,7 +98,7 @@ func Render(in Input) ([]Object, []Problem, error) {
 		return nil, nil, err
 	}
 	for _, render := range []func() error{
-		r.prerequisites, r.drivers, r.toolkits, r.plugins, r.validators, r.nvidiaDaemonSets,
+		r.prerequisites, r.drivers, r.toolkits, r.plugins, r.draDriver, r.validators, r.nvidiaDaemonSets,
 	} {
 		if err := render(); err != nil {
 			return nil, nil, err

@@ -35,6 +35,7 @@ const (
 
 	ReasonProgressing = "NodesProgressing"
 	ReasonUpgrading   = "DriverUpgrade"
+	ReasonServing     = "ServeSwitch" // nodes change between device plugin and DRA driver
 	ReasonRolling     = "OperandsRolling"
 	ReasonSettled     = "Settled"
 
@@ -112,6 +113,7 @@ type Input struct {
 	Problems  []Problem // of the policy, for all pools
 	Unserved  []string  // fields that are stored but have no effect: "gds: REASON"
 
+	Serve        *v1.ServeStatus   // nil if no node changes
 	Upgrade      *v1.UpgradeStatus // nil if there is none
 	UpgradeError string            // where and why it stopped; "" if it has not
 	Rolling      []string          // DaemonSets whose pods are being replaced
@@ -128,10 +130,10 @@ type Input struct {
 
 // Compute returns the status for an input.
 func Compute(in Input) v1.ClusterPolicyStatus {
-	s := v1.ClusterPolicyStatus{Namespace: in.Namespace, ObservedGeneration: in.Policy.Generation, Unserved: unserved(in.Unserved), Upgrade: in.Upgrade, Provisioning: in.Provisioning}
+	s := v1.ClusterPolicyStatus{Namespace: in.Namespace, ObservedGeneration: in.Policy.Generation, Unserved: unserved(in.Unserved), Upgrade: in.Upgrade, Serve: in.Serve, Provisioning: in.Provisioning}
 	var all []metav1.Condition
 	if in.Verdict != nil {
-		s.State, s.Upgrade, s.Provisioning = in.Verdict.State, nil, in.Policy.Status.Provisioning
+		s.State, s.Upgrade, s.Serve, s.Provisioning = in.Verdict.State, nil, nil, in.Policy.Status.Provisioning
 		all = verdictConditions(*in.Verdict)
 	} else {
 		c := in.Tally.counts()
@@ -207,6 +209,9 @@ func (in Input) progressingCondition(c counts) metav1.Condition {
 	switch {
 	case u != nil && u.InProgress+u.Pending > 0 && in.UpgradeError == "":
 		return yes(ReasonUpgrading, fmt.Sprintf("%d of %d nodes have the new driver, %d are on their way", u.Done, u.Total, u.InProgress)+waitingExamples(u.Waiting))
+	case in.Serve != nil && in.Serve.InProgress+in.Serve.Pending > 0:
+		return yes(ReasonServing, fmt.Sprintf("pods shall get GPUs by %s: %d of %d nodes are on their way, and %d wait for their turn",
+			servedBy[in.Serve.Want], in.Serve.InProgress, in.Serve.Total, in.Serve.Pending)+waitingExamples(in.Serve.Waiting))
 	case c.Progressing > 0:
 		return yes(ReasonProgressing, fmt.Sprintf("%d of %d GPU nodes are on their way", c.Progressing, c.Total)+c.examples(progress.Waiting))
 	case slices.ContainsFunc(in.Choices, pending):
@@ -216,6 +221,9 @@ func (in Input) progressingCondition(c counts) metav1.Condition {
 	}
 	return condition(v1.ConditionProgressing, metav1.ConditionFalse, ReasonSettled, "nothing is in progress")
 }
+
+// servedBy names the ways in which pods get GPUs.
+var servedBy = map[v1.Serve]string{v1.ServePlugin: "the device plugin", v1.ServeDRA: "ResourceClaims"}
 
 // errorReason returns why the last pass failed: the missing rights, if any were missing.
 func (in Input) errorReason() (reason, message string) {

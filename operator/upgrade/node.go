@@ -241,9 +241,10 @@ func (n *node) hasOperands() bool {
 	return false
 }
 
-// pausable reports whether a label places an operand that uses the driver.
+// pausable reports whether a label places an operand that uses the driver. The DRA driver does not: it
+// opens no GPU, and without it pods with claims could not end.
 func pausable(key string) bool {
-	return strings.HasPrefix(key, label.Deploy) && key != label.Deploy+label.DriverOperand && key != label.Operands
+	return strings.HasPrefix(key, label.Deploy) && key != label.Deploy+label.DriverOperand && key != label.Deploy+label.DRAOperand && key != label.Operands
 }
 
 // reassign moves the node from one DaemonSet to another. It assigns the new DaemonSet only

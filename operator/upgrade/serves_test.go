@@ -60,3 +60,12 @@ func TestNewNodeOfAKeptPoolGetsItsDriver(t *testing.T) {
 	s.Targets = map[fleet.Pool]Target{jammy: {Keep: true}}
 	require.Empty(t, describe(s.plan()), "and nothing is taken from a node that has something")
 }
+
+func TestOperandsThatUseTheDriverArePaused(t *testing.T) {
+	for key, want := range map[string]bool{
+		label.Deploy + "device-plugin": true, label.Deploy + "dcgm": true, label.Deploy + label.DriverOperand: false,
+		label.Deploy + label.DRAOperand: false, label.Operands: false, label.Serve: false,
+	} {
+		require.Equal(t, want, pausable(key), key)
+	}
+}

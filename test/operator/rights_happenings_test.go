@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,6 +37,7 @@ spec:
     image: driver
     version: 580.95.05
     upgradePolicy: { autoUpgrade: true, maxParallelUpgrades: 0, maxUnavailable: 100%, podDeletion: { force: true } }
+  draDriver: { enabled: true }
   dcgm: { enabled: true, repository: nvcr.io/nvidia/cloud-native, image: dcgm, version: 4.2.3-1-ubuntu22.04 }
   dcgmExporter: { enabled: true, repository: nvcr.io/nvidia/k8s, image: dcgm-exporter, version: 4.4.1-4.5.2-distroless, serviceMonitor: { enabled: true } }
 `
@@ -297,11 +299,12 @@ func (b *bench) leave(t *testing.T, finalizers ...string) {
 	set.Spec.Template.Spec.Containers = []corev1.Container{{Name: "main", Image: "none"}}
 	service := &corev1.Service{ObjectMeta: meta(operands), Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
 	class := &nodev1.RuntimeClass{ObjectMeta: meta(""), Handler: "left"}
+	devices := &resourcev1.DeviceClass{ObjectMeta: meta("")}
 	node := gpuNode("n2")
 	node.Labels["nvidia.com/gpu.product"] = "NVIDIA-H200"
 	node.Annotations = map[string]string{"gpuready.io/feature-labels": "gpu.product"}
 	node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{Type: "GPUReady", Status: corev1.ConditionTrue})
-	b.create(t, set, service, class, node)
+	b.create(t, set, service, class, devices, node)
 }
 
 // validator returns a pod of that DaemonSet. It is on no node, so a delete removes it at once.

@@ -10,6 +10,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -32,6 +33,8 @@ var steps = []step{
 			"cluster: list customresourcedefinitions.apiextensions.k8s.io", "cluster: watch customresourcedefinitions.apiextensions.k8s.io",
 			"cluster: list apiservices.apiregistration.k8s.io", "cluster: watch apiservices.apiregistration.k8s.io",
 			"cluster: list runtimeclasses.node.k8s.io", "cluster: watch runtimeclasses.node.k8s.io",
+			"cluster: list deviceclasses.resource.k8s.io", "cluster: watch deviceclasses.resource.k8s.io",
+			"cluster: list resourceslices.resource.k8s.io", "cluster: watch resourceslices.resource.k8s.io",
 			"operands: list daemonsets.apps", "operands: watch daemonsets.apps",
 			"operands: list services", "operands: watch services",
 			"operands: list servicemonitors.monitoring.coreos.com", "operands: watch servicemonitors.monitoring.coreos.com",
@@ -100,6 +103,9 @@ var steps = []step{
 	again("runtimeclasses.node.k8s.io", "cluster", "gpu", object[nodev1.RuntimeClass]),
 	edited("runtimeclasses.node.k8s.io", "cluster", "gpu", object[nodev1.RuntimeClass]),
 	unwanted("runtimeclasses.node.k8s.io", "cluster", "gpu", object[nodev1.RuntimeClass], `{"operator":{"runtimeClass":"nvidia"}}`, `{"operator":{"runtimeClass":"gpu"}}`),
+	again("deviceclasses.resource.k8s.io", "cluster", "gpu.nvidia.com", object[resourcev1.DeviceClass]),
+	edited("deviceclasses.resource.k8s.io", "cluster", "gpu.nvidia.com", object[resourcev1.DeviceClass]),
+	unwanted("deviceclasses.resource.k8s.io", "cluster", "gpu.nvidia.com", object[resourcev1.DeviceClass], `{"draDriver":{"enabled":false}}`, `{"draDriver":{"enabled":true}}`),
 	{
 		name:  "a precompiled driver is asked for",
 		needs: []string{"operands: get secrets"},
@@ -197,6 +203,7 @@ var steps = []step{
 			"cleanup: list daemonsets.apps", "cleanup: delete daemonsets.apps", "cleanup: list pods",
 			"cleanup: list services", "cleanup: delete services",
 			"cleanup: list runtimeclasses.node.k8s.io", "cleanup: delete runtimeclasses.node.k8s.io",
+			"cleanup: list deviceclasses.resource.k8s.io", "cleanup: delete deviceclasses.resource.k8s.io",
 			"cleanup: list nodes", "cleanup: get nodes", "cleanup: patch nodes", "cleanup: patch nodes/status",
 		},
 		happens:    func(t *testing.T, b *bench) { b.leave(t); b.clean(t) },

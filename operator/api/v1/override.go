@@ -84,7 +84,10 @@ func Overrides() []Override {
 			Why: operand + " is deployed only if enabled or image is set: set " + operand + ".enabled to true",
 		})
 	}
-	return all
+	return append(all, Override{
+		When: []string{"draDriver.enabled!=true"}, Within: "draDriver", Except: []string{"enabled", "servePolicy"}, // it limits the way back
+		Why: "the DRA driver is off: set draDriver.enabled to true, or remove the fields",
+	})
 }
 
 // defaults maps the end of a field's path to the value that the custom resource definition fills in,

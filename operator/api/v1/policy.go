@@ -52,6 +52,9 @@ type ClusterPolicySpec struct {
 	Toolkit ToolkitSpec `json:"toolkit,omitempty"`
 	// The device plugin.
 	DevicePlugin DevicePluginSpec `json:"devicePlugin,omitempty"`
+	// The driver for Dynamic Resource Allocation, and which nodes use it in place of the device
+	// plugin. It requires Kubernetes 1.34.
+	DRADriver DRADriverSpec `json:"draDriver,omitempty"`
 	// The validator of driver, toolkit and device plugin.
 	Validator ValidatorSpec `json:"validator,omitempty"`
 	// The labels that describe a node's GPUs.

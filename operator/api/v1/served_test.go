@@ -31,7 +31,7 @@ func effects(t *testing.T, p *v1.ClusterPolicy) string {
 	}
 	in := state.Input{
 		Policy:     p,
-		Cluster:    state.Cluster{Namespace: "gpu-operator", ImageRepository: "gpuready", ImageVersion: "1.0", ServiceMonitors: true},
+		Cluster:    state.Cluster{Namespace: "gpu-operator", ImageRepository: "gpuready", ImageVersion: "1.0", ServiceMonitors: true, DRA: true},
 		Injections: []fleet.Injection{fleet.NRI, fleet.Handler},
 		Keys:       map[string][]string{},
 	}
@@ -55,7 +55,9 @@ func effects(t *testing.T, p *v1.ClusterPolicy) string {
 	if !roll.Auto || !p.Spec.Driver.IsEnabled() {
 		roll = upgrade.Policy{} // the limits are of automatic upgrades
 	}
-	return fmt.Sprintf("%s\n%v\n%+v %v\n%v %v", text, in.Drivers, roll, roll.Drain, progress.States(&p.Spec), p.Spec.Driver.UsesNVIDIADrivers())
+	limit := p.Spec.DRADriver.Unavailable()
+	serving := fmt.Sprint(p.Spec.DRADriver.ServesDRA(), limit.String())
+	return fmt.Sprintf("%s\n%s\n%v\n%+v %v\n%v %v", text, serving, in.Drivers, roll, roll.Drain, progress.States(&p.Spec), p.Spec.Driver.UsesNVIDIADrivers())
 }
 
 // Any label selector and number that the schema accepts can be parsed.
@@ -88,6 +90,8 @@ func context(field string) string {
 		{"driver", `{driver: {repository: r, image: i, version: v}}`},
 		{"operator.use_ocp_driver_toolkit", `{driver: {repository: r, image: i, version: v}}`},
 		{"devicePlugin", `{devicePlugin: {config: {name: c}}}`},
+		{"draDriver.enabled", `{}`},
+		{"draDriver", `{draDriver: {enabled: true}}`},
 		{"dcgmExporter.hpcJobMapping.dir", `{dcgmExporter: {enabled: true, repository: r, image: i, version: v, hpcJobMapping: {enabled: true}}}`},
 		{"node.startupTaint.settle", `{node: {startupTaint: {manage: true}}}`},
 	} {
@@ -103,8 +107,8 @@ func other(s *schema.Structural, field string, value any) any {
 	name := field[strings.LastIndex(field, ".")+1:]
 	special := map[string]any{
 		"installDir": "/other", "rootFS": "/other", "driverInstallDir": "/other", "root": "/other", "directory": "/other", "updateStrategy": "OnDelete",
-		"driver.prebuild.repository": "registry.example/other",
-		"settle":                     "5m", "podSelector": "a=b", "maxUnavailable": int64(3), "precompiledFallback": v1.FallbackDriverToolkit,
+		"driver.prebuild.repository": "registry.example/other", "draDriver.serve": "dra",
+		"settle": "5m", "podSelector": "a=b", "maxUnavailable": int64(3), "precompiledFallback": v1.FallbackDriverToolkit,
 		"destinationDir": "/other", "kubeletRootDir": "/other", "podLabelAllowlistRegex": []any{"^other$"}, "interval": "7s", "scrapeTimeout": "7s",
 		"affinity":           map[string]any{"podAffinity": map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": []any{map[string]any{"topologyKey": "other"}}}},
 		"podSecurityContext": map[string]any{"fsGroup": int64(7)}, "securityContext": map[string]any{"runAsUser": int64(7)},

@@ -58,6 +58,8 @@ type ClusterPolicyStatus struct {
 	Prebuilt []PrebuiltStatus `json:"prebuilt,omitempty"`
 	// The progress of a driver change.
 	Upgrade *UpgradeStatus `json:"upgrade,omitempty"`
+	// The change of nodes between the device plugin and the DRA driver.
+	Serve *ServeStatus `json:"serve,omitempty"`
 	// Fields that are set but have no effect, each with the reason and what to do.
 	// +kubebuilder:validation:MaxItems=100
 	Unserved []string `json:"unserved,omitempty"`
@@ -185,6 +187,27 @@ type UpgradeWait struct {
 	// "pod team/trainer cannot be evicted: The disruption budget trainer needs 1 healthy pods and has 1 currently".
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message"`
+}
+
+// ServeStatus is the progress of nodes between the device plugin and the DRA driver.
+type ServeStatus struct {
+	// How the policy wants pods to get GPUs: "plugin" or "dra".
+	Want Serve `json:"want"`
+	// GPU nodes that follow the policy.
+	Total int `json:"total"`
+	// Nodes of total that serve ResourceClaims, or are on the way to it.
+	DRA int `json:"dra"`
+	// Nodes of total on the way.
+	InProgress int `json:"inProgress"`
+	// Nodes of total whose change has not begun.
+	Pending int `json:"pending"`
+	// GPU nodes whose label nvidia.com/gpu.serve was set by a person, and is left alone.
+	ByPerson int `json:"byPerson"`
+	// Nodes of total that cannot serve ResourceClaims.
+	Unsupported int `json:"unsupported"`
+	// What the first 10 nodes on the way wait for.
+	// +kubebuilder:validation:MaxItems=10
+	Waiting []UpgradeWait `json:"waiting,omitempty"`
 }
 
 // ProvisioningStatus is a histogram of the time that nodes took from their creation to a step.

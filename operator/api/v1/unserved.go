@@ -63,6 +63,7 @@ func IgnoredFields() []IgnoredField {
 		{Field: "toolkit.securityContext", Why: whyRights},
 		{Field: "devicePlugin.securityContext", Why: whyRights},
 		{Field: "devicePlugin.config.default", Without: "devicePlugin.config.name", Why: "it is a key of a ConfigMap: set devicePlugin.config.name to that ConfigMap's name"},
+		{Field: "draDriver.securityContext", Why: whyRights},
 		{Field: "validator.securityContext", Why: whyRights},
 		{Field: "dcgm.hostPort", Why: "the exporter finds DCGM by the Service nvidia-dcgm: for the host's port 5555 set dcgm.hostNetwork"},
 		{Field: "gfd.discoveryIntervalSeconds", Why: whyFeatures},

@@ -120,6 +120,7 @@ func (c *Client) Explain(ctx context.Context, name, namespace string, now time.T
 	var pods []*progress.Pod
 	pods, facts.Pods, facts.PodsErr = n.readPods(ctx, c, name, namespace)
 	facts.Events, facts.EventsErr = c.Events(ctx, corev1.NamespaceDefault, "involvedObject.kind=Node,involvedObject.name="+name)
+	facts.Offer = c.offer(ctx, name)
 	report := explain.FromCluster(facts, now)
 	if policy.Name == "" && len(pods) > 0 {
 		n.followAgents(report)

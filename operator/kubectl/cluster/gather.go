@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuready/gpuready/internal/version"
@@ -139,12 +140,28 @@ func (g *gatherer) collect(ctx context.Context) {
 		cleanMeta(&p.ObjectMeta)
 		cleanPod(&p.Spec)
 	})
+	g.claims(ctx)
 	clean := func(e *corev1.Event) { cleanMeta(&e.ObjectMeta) }
 	read(g, "Events in "+namespace, "events.json", func() ([]corev1.Event, error) { return c.Events(ctx, namespace, "") }, clean)
 	read(g, "Events of Nodes", "node-events.json", func() ([]corev1.Event, error) {
 		return c.Events(ctx, corev1.NamespaceDefault, "involvedObject.kind=Node")
 	}, clean)
 	g.logs(ctx, pods, nodes)
+}
+
+// claims adds what belongs to Dynamic Resource Allocation: the ResourceSlices of the DRA driver, all
+// DeviceClasses, and the claims that have its devices. Configurations in claims are left out.
+func (g *gatherer) claims(ctx context.Context) {
+	c := g.Client
+	read(g, "ResourceSlices of "+draDriver, "resourceslices.json", func() ([]resourcev1.ResourceSlice, error) { return c.ResourceSlices(ctx, "") }, func(s *resourcev1.ResourceSlice) { cleanMeta(&s.ObjectMeta) })
+	read(g, "DeviceClasses", "deviceclasses.json", func() ([]resourcev1.DeviceClass, error) { return c.DeviceClasses(ctx) }, func(d *resourcev1.DeviceClass) { cleanMeta(&d.ObjectMeta) })
+	read(g, "ResourceClaims of "+draDriver, "resourceclaims.json", func() ([]resourcev1.ResourceClaim, error) { return c.GPUClaims(ctx) }, func(r *resourcev1.ResourceClaim) {
+		cleanMeta(&r.ObjectMeta)
+		r.Spec.Devices.Config = nil
+		if r.Status.Allocation != nil {
+			r.Status.Allocation.Devices.Config = nil
+		}
+	})
 }
 
 func anyOf[T any](all []T) (some []any) {

@@ -47,6 +47,14 @@
 {{- if not (dig "simulated" "enabled" false $driver) }}
 {{- $_ := unset $driver "simulated" }}
 {{- end }}
+{{- $limit := dig "draDriver" "servePolicy" "maxUnavailable" "25%" . | toString }}
+{{- if dig "draDriver" "enabled" false . }}
+{{- else if eq $limit "25%" }}
+{{- $_ := unset . "draDriver" }}
+{{- else }}
+{{- /* It counts until all nodes are back. */}}
+{{- $_ := set . "draDriver" (pick .draDriver "enabled" "servePolicy") }}
+{{- end }}
 {{- if not (dig "prebuild" "repository" "" $driver) }}
 {{- $_ := unset $driver "prebuild" }}
 {{- end }}

@@ -1,0 +1,127 @@
+package controller
+
+import (
+	"fmt"
+	"slices"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuready/gpuready/deployments"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/serving"
+	"github.com/gpuready/gpuready/operator/state"
+	"github.com/gpuready/gpuready/operator/status"
+)
+
+// hasDRANodes reports whether there is a DRA driver of the operator's, and served nodes still have the
+// operator's label.Serve or publish devices.
+func (c *Controller) hasDRANodes(handOver bool) bool {
+	if !c.ownsDRADriver() {
+		return false
+	}
+	for _, on := range c.model.nodes {
+		served, byPerson := on.node.ServedBy()
+		if on.node.Served(handOver) && !byPerson && (served != "" || c.model.devicesOf(on.node.Name) > 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// ownsDRADriver reports whether the DaemonSet of the DRA driver is the operator's.
+func (c *Controller) ownsDRADriver() bool {
+	return slices.ContainsFunc(c.model.ownedObjects(), func(o client.Object) bool {
+		d := daemonSet(o)
+		return d != nil && d.Name == deployments.DRADriver.App
+	})
+}
+
+// planServe plans how nodes change between the device plugin and the DRA driver. It returns nil if
+// none has to.
+func (c *Controller) planServe(s *desired, members []*member) *serving.Plan {
+	if s.policy == nil || !s.policy.Spec.DRADriver.IsEnabled() && !s.keepDRADriver {
+		return nil
+	}
+	spec := &s.policy.Spec.DRADriver
+	in := serving.Input{
+		Want: v1.ServePlugin, MaxUnavailable: spec.Unavailable(), Unknown: c.model.slicesError != nil || spec.ServesDRA() && !c.model.dra,
+		Devices: map[string]int{}, Writing: map[string]bool{},
+	}
+	if spec.ServesDRA() {
+		in.Want = v1.ServeDRA
+	}
+	for _, on := range members {
+		if n := on.node; n.Served(s.handOver) {
+			in.Nodes = append(in.Nodes, n)
+			in.Writing[n.Name] = on.writing()
+			if devices := c.model.devicesOf(n.Name); devices > 0 {
+				in.Devices[n.Name] = devices
+			}
+		}
+	}
+	return serving.NewPlan(in)
+}
+
+// serveLabel returns the operator's value of a node's label.Serve; "": none.
+func (c *Controller) serveLabel(node string) string {
+	if c.serving == nil || !c.serving.DRA[node] {
+		return ""
+	}
+	return string(v1.ServeDRA)
+}
+
+// serveStatus returns the progress of the nodes' change.
+func (c *Controller) serveStatus(spec *v1.DRADriverSpec) *v1.ServeStatus {
+	p := c.serving
+	if p == nil {
+		return nil
+	}
+	want := v1.ServePlugin
+	if spec.ServesDRA() {
+		want = v1.ServeDRA
+	}
+	return &v1.ServeStatus{
+		Want: want, Total: p.Counts.Total, DRA: p.Counts.DRA, InProgress: p.Counts.InProgress, Pending: p.Counts.Pending,
+		ByPerson: p.Counts.ByPerson, Unsupported: len(p.Unsupported), Waiting: status.Waiting(p.Waiting, nil),
+	}
+}
+
+// reasonServeUnsupported is the reason while nodes keep the device plugin, since they cannot serve
+// claims, and reasonServedByNobody that while nodes have no DRA driver that their label asks for.
+const (
+	reasonServeUnsupported state.Reason = "NodesWithoutDRA"
+	reasonServedByNobody   state.Reason = "NoDRADriver"
+)
+
+// serveProblems returns the nodes that cannot serve as a policy or a person wants.
+func (c *Controller) serveProblems(s *desired) (all []status.Problem) {
+	if c.serving != nil && len(c.serving.Unsupported) > 0 {
+		name := c.serving.Unsupported[0]
+		text := fmt.Sprintf("draDriver.serve: %d nodes keep the device plugin, %s among them", len(c.serving.Unsupported), name)
+		if on := c.model.nodes[name]; on != nil {
+			text += fmt.Sprintf(" (kubelet %s, %s)", on.node.Kubelet, on.node.Runtime)
+		}
+		all = append(all, status.Problem{Reason: string(reasonServeUnsupported), Message: text + ": claims need a kubelet of 1.34 and a container runtime with CDI; upgrade them, or set the nodes' label nvidia.com/gpu.serve to plugin"})
+	}
+	if s.policy.Spec.DRADriver.IsEnabled() {
+		return all
+	}
+	if names := c.servedByNobody(s); len(names) > 0 {
+		all = append(all, status.Problem{Reason: string(reasonServedByNobody), Message: fmt.Sprintf(
+			"node %s offers no GPU: its label nvidia.com/gpu.serve is dra, and there is no DRA driver; set draDriver.enabled to true, or the label to plugin", names[0])})
+	}
+	return all
+}
+
+// servedByNobody returns the nodes whose label, set by a person, asks for a DRA driver that is not
+// there, by name.
+func (c *Controller) servedByNobody(s *desired) (names []string) {
+	for _, on := range c.model.nodes {
+		served, byPerson := on.node.ServedBy()
+		if byPerson && served == string(v1.ServeDRA) && on.node.Served(s.handOver) && c.model.devicesOf(on.node.Name) == 0 {
+			names = append(names, on.node.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
