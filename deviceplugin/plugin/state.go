@@ -23,6 +23,7 @@ type state struct {
 	kubeletSocket     string // of the kubelet, on the host
 	otherPluginServes bool   // another plugin serves the node
 	servedByDRA       bool   // gpu-dra-driver offers the GPUs: no resource is registered
+	partitions        bool   // the MIG layout is changed as gpu-dra-driver asks
 
 	configured bool           // settings are in force
 	settings   *config.Config // in force, or empty
@@ -170,6 +171,9 @@ func (s state) stateFile(boot string) nodestate.State {
 	info := &nodestate.DevicePluginInfo{KubeletSocket: s.kubeletSocket, Registered: registered, Faults: s.health.Faults(), IgnoredKeys: s.ignored, Inventory: s.inventory(), Serve: nodestate.ServePlugin}
 	if s.servedByDRA {
 		info.Serve = nodestate.ServeDRA
+	}
+	if s.partitions {
+		info.MIG = nodestate.MIGDynamic
 	}
 	for _, r := range s.advertised() {
 		resource := nodestate.Resource{Name: r.Name}

@@ -155,6 +155,8 @@ static nvmlReturn_t make_ci(struct gpusim_state *next, void *argument)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (slices > ci_slices_left(gpu, edit->gi, profile))
 		return NVML_ERROR_INSUFFICIENT_RESOURCES;
+	if (next->mig_error)
+		return (nvmlReturn_t)next->mig_error;
 
 	uint32_t ids = 0, indexes = 0;
 	struct gpusim_ci *empty = NULL;

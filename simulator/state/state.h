@@ -203,7 +203,7 @@ struct gpusim_state {
 	uint32_t init_error;      /* nvmlReturn_t that nvmlInit answers; 0: none */
 	uint32_t event_error;     /* nvmlReturn_t that event calls answer; 0: none */
 	uint32_t major_gpu, major_uvm, major_caps; /* of the device nodes */
-	uint32_t reserved;
+	uint32_t mig_error;       /* nvmlReturn_t that creating a compute instance answers; 0: none */
 	uint64_t init_cost_ns;    /* what nvmlInit takes where NVML is not initialised; 0: nothing */
 	uint64_t call_cost_ns;    /* what every other call of NVML takes while it is */
 	uint32_t topology[GPUSIM_GPUS][GPUSIM_GPUS]; /* nvmlGpuTopologyLevel_t between two GPUs */
