@@ -2,6 +2,8 @@ package plugin
 
 import (
 	"context"
+	"errors"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -35,5 +37,17 @@ func (p *Plugin) servePartitions(ctx context.Context) error {
 		},
 		Log: p.cfg.Log,
 	}
-	return server.Run(ctx)
+	for {
+		err := errors.Join(os.MkdirAll(dir, 0o755), server.Run(ctx))
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		// The GPUs are watched all the same. No event reports that a folder can be written again.
+		p.cfg.Log.Error("no partition can be created for a claim", "message", err.Error())
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(lastPause):
+		}
+	}
 }

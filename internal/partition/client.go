@@ -26,6 +26,12 @@ type Client struct {
 
 var _ Maker = Client{}
 
+// Instances asks which GPU instances exist on a GPU.
+func (c Client) Instances(ctx context.Context, id gpu.UUID) ([]gpu.GPUInstance, error) {
+	a, err := c.ask(ctx, "instances", gpu.Placement{GPU: id, Size: 1})
+	return a.Instances, err
+}
+
 // CreatePartition asks for a partition. After an ErrLeftover nobody knows what was done.
 func (c Client) CreatePartition(ctx context.Context, at gpu.Placement) (gpu.Partition, error) {
 	a, err := c.ask(ctx, "create", at)
@@ -45,7 +51,7 @@ func (c Client) DestroyPartition(ctx context.Context, at gpu.Placement) error {
 }
 
 func (c Client) ask(ctx context.Context, operation string, at gpu.Placement) (answer, error) {
-	body, err := json.Marshal(request{at})
+	body, err := json.Marshal(at)
 	if err != nil {
 		return answer{}, err
 	}

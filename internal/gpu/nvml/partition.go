@@ -120,6 +120,24 @@ func readInstances(handle nvml.Device, info nvml.GpuInstanceProfileInfo) (all []
 	return all, nil
 }
 
+// Instances reads the GPU instances that exist on a GPU.
+func (s *Source) Instances(ctx context.Context, id gpu.UUID) ([]gpu.GPUInstance, error) {
+	return onMIG(ctx, s, id, func(handle nvml.Device) (all []gpu.GPUInstance, err error) {
+		for constant := range nvml.GPU_INSTANCE_PROFILE_COUNT {
+			info, ret := handle.GetGpuInstanceProfileInfo(constant)
+			if ret != nvml.SUCCESS {
+				continue // as in readPartitions
+			}
+			some, err := readInstances(handle, info)
+			if err != nil {
+				return nil, partitionError(err)
+			}
+			all = append(all, some...)
+		}
+		return all, nil
+	})
+}
+
 // CreatePartition creates a GPU instance at the placement, with one compute instance that takes it
 // all. If that fails half-way, the GPU instance is destroyed again; gpu.ErrLeftover means that it may
 // still be there. The error wraps gpu.ErrNoRoom if something else is there, gpu.ErrNoPermission
@@ -269,6 +287,20 @@ func destroyInstance(instance nvml.GpuInstance) error {
 
 // onPartitions calls fn, as a call of NVML, with the GPU and the profile of a placement.
 func onPartitions[T any](ctx context.Context, s *Source, at gpu.Placement, fn func(nvml.Device, nvml.GpuInstanceProfileInfo) (T, error)) (T, error) {
+	return onMIG(ctx, s, at.GPU, func(handle nvml.Device) (T, error) {
+		for constant := range nvml.GPU_INSTANCE_PROFILE_COUNT {
+			info, ret := handle.GetGpuInstanceProfileInfo(constant)
+			if ret == nvml.SUCCESS && int(info.Id) == at.Profile {
+				return fn(handle, info)
+			}
+		}
+		var zero T
+		return zero, fmt.Errorf("%w: no profile %d", gpu.ErrNoMIGMode, at.Profile)
+	})
+}
+
+// onMIG calls fn, as a call of NVML, with a GPU in MIG mode.
+func onMIG[T any](ctx context.Context, s *Source, id gpu.UUID, fn func(nvml.Device) (T, error)) (T, error) {
 	var zero T
 	if err := s.checkOpen(); err != nil {
 		return zero, err
@@ -278,8 +310,8 @@ func onPartitions[T any](ctx context.Context, s *Source, at gpu.Placement, fn fu
 			return zero, &callError{symbol, nvml.ERROR_FUNCTION_NOT_FOUND}
 		}
 	}
-	return call(ctx, s.calls, "the partitions of "+string(at.GPU), func() (T, error) {
-		handle, ret := s.lib.DeviceGetHandleByUUID(string(at.GPU))
+	return call(ctx, s.calls, "the partitions of "+string(id), func() (T, error) {
+		handle, ret := s.lib.DeviceGetHandleByUUID(string(id))
 		if err := check("nvmlDeviceGetHandleByUUID", ret); err != nil {
 			return zero, err
 		}
@@ -290,13 +322,7 @@ func onPartitions[T any](ctx context.Context, s *Source, at gpu.Placement, fn fu
 		if err := check("nvmlDeviceGetMigMode", ret); err != nil {
 			return zero, err
 		}
-		for constant := range nvml.GPU_INSTANCE_PROFILE_COUNT {
-			info, ret := handle.GetGpuInstanceProfileInfo(constant)
-			if ret == nvml.SUCCESS && int(info.Id) == at.Profile {
-				return fn(handle, info)
-			}
-		}
-		return zero, fmt.Errorf("%w: no profile %d", gpu.ErrNoMIGMode, at.Profile)
+		return fn(handle)
 	})
 }
 
