@@ -38,6 +38,9 @@
 /* Offset in the file, beyond its end, of the byte whose lock says that the first GPU is held open. */
 #define GPUSIM_HOLD (1ll << 40)
 
+/* Socket in the driver root over which gpusim serve gives the state, open for writing, to processes with mig/config. */
+#define GPUSIM_SOCKET "gpusim.sock"
+
 /* The most that NVML may be made to cost, ns: longer is a mistake in a unit. */
 #define GPUSIM_MAX_INIT_COST 600000000000ull
 #define GPUSIM_MAX_CALL_COST 10000000000ull
