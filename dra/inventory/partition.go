@@ -50,7 +50,7 @@ func partitionsOf(g nodestate.GPU, driver *nodestate.DriverInfo, root Places, ow
 			c.bytes("memory", p.MemoryBytes)
 			c.engines(p.Multiprocessors, p.CopyEngines, p.Decoders, p.Encoders, p.JPEGEngines, p.OFAEngines)
 			consumed := consumptionOf(p, start)
-			consumed.keep(total)
+			consumed.removeUncounted(total)
 			d.API.Attributes, d.API.Capacity = a, c
 			d.API.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: consumed.counters()}}
 			all = append(all, d)
@@ -126,8 +126,8 @@ func (q quantities) subtract(profiles []nodestate.MIGProfile, i nodestate.GPUIns
 	}
 }
 
-// keep removes what a set does not count, and what is not consumed.
-func (q quantities) keep(set quantities) {
+// removeUncounted removes what a set does not count, and what is not consumed.
+func (q quantities) removeUncounted(set quantities) {
 	for name, n := range q {
 		if _, counted := set[name]; !counted || n == 0 {
 			delete(q, name)

@@ -28,13 +28,13 @@ var _ Maker = Client{}
 
 // Instances asks which GPU instances exist on a GPU.
 func (c Client) Instances(ctx context.Context, id gpu.UUID) ([]gpu.GPUInstance, error) {
-	a, err := c.ask(ctx, "instances", gpu.Placement{GPU: id, Size: 1})
+	a, err := c.sendRequest(ctx, "instances", gpu.Placement{GPU: id, Size: 1})
 	return a.Instances, err
 }
 
 // CreatePartition asks for a partition. After an ErrLeftover nobody knows what was done.
 func (c Client) CreatePartition(ctx context.Context, at gpu.Placement) (gpu.Partition, error) {
-	a, err := c.ask(ctx, "create", at)
+	a, err := c.sendRequest(ctx, "create", at)
 	if err != nil {
 		return gpu.Partition{}, err
 	}
@@ -46,11 +46,11 @@ func (c Client) CreatePartition(ctx context.Context, at gpu.Placement) (gpu.Part
 
 // DestroyPartition asks to destroy what is at a placement.
 func (c Client) DestroyPartition(ctx context.Context, at gpu.Placement) error {
-	_, err := c.ask(ctx, "destroy", at)
+	_, err := c.sendRequest(ctx, "destroy", at)
 	return err
 }
 
-func (c Client) ask(ctx context.Context, operation string, at gpu.Placement) (answer, error) {
+func (c Client) sendRequest(ctx context.Context, operation string, at gpu.Placement) (answer, error) {
 	body, err := json.Marshal(at)
 	if err != nil {
 		return answer{}, err
