@@ -97,7 +97,7 @@ func (c *commands) mpsDaemonCommand(ctx context.Context, args []string) error {
 		},
 		Driver: driver.Place{HostRoot: o.HostRoot},
 		Open: func(place driver.Place) (mps.Opened, error) {
-			opened, err := openDriver(place, log, nil)
+			opened, err := openDriver(place, log, nil, false)
 			if err != nil {
 				return mps.Opened{}, err
 			}

@@ -99,6 +99,7 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 		"socket", o.KubeletSocket, "pid", os.Getpid())
 	o.LogIgnoredKeys(log)
 	metrics := plugin.NewMetrics()
+	partitions := o.Serve == nodestate.ServeDRA && o.MIG == nodestate.MIGDynamic
 	return plugin.Config{
 		HostRoot:       o.HostRoot,
 		StateDir:       o.StateDir,
@@ -108,6 +109,7 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 		PodResources:   o.PodResources,
 		DCGMMetrics:    o.DCGMMetrics,
 		DRA:            o.Serve == nodestate.ServeDRA,
+		Partitions:     partitions,
 		Settings:       pluginSettings(o),
 		Follow: func(ctx context.Context, deliver func(plugin.Settings, error)) error {
 			return watcher.WatchConfig(ctx, func(o *settings.Options, err error) {
@@ -118,8 +120,10 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 				deliver(pluginSettings(o), nil)
 			})
 		},
-		Driver:   driver.Place{HostRoot: o.HostRoot},
-		Open:     func(place driver.Place) (plugin.Opened, error) { return openDriver(place, log, metrics.CountNVMLError) },
+		Driver: driver.Place{HostRoot: o.HostRoot},
+		Open: func(place driver.Place) (plugin.Opened, error) {
+			return openDriver(place, log, metrics.CountNVMLError, partitions)
+		},
 		NodeName: o.NodeName,
 		NFDDir:   o.NFDDir,
 		Injected: os.Getenv(injection.Variable),

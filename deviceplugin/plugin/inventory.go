@@ -33,6 +33,16 @@ func inventoryGPU(d gpu.Device, h health.State) nodestate.GPU {
 	if d.NUMANode >= 0 {
 		g.NUMANode = &d.NUMANode
 	}
+	for _, p := range d.Profiles[:min(len(d.Profiles), nodestate.MaxMIGDevices)] {
+		a := p.Attributes
+		g.Profiles = append(g.Profiles, nodestate.MIGProfile{
+			ID: p.ID, Name: p.Name, Slices: p.Slices, Size: p.Size, Count: p.Instances, Starts: p.Starts, MemoryBytes: p.MemoryBytes,
+			Multiprocessors: a.Multiprocessors, CopyEngines: a.CopyEngines, Decoders: a.Decoders, Encoders: a.Encoders, JPEGEngines: a.JPEGEngines, OFAEngines: a.OFAEngines,
+		})
+	}
+	for _, i := range d.Instances[:min(len(d.Instances), nodestate.MaxMIGDevices)] {
+		g.Instances = append(g.Instances, nodestate.GPUInstance{ID: i.ID, Profile: i.Profile, Start: i.Start, Size: i.Size})
+	}
 	for _, m := range d.MIG {
 		if m.UUID == "" || len(g.MIG) == nodestate.MaxMIGDevices {
 			continue

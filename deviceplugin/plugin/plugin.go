@@ -59,12 +59,15 @@ type Config struct {
 	Open     func(driver.Place) (Opened, error)
 	Injected string // value of injection.Variable in this container; "": the container does not get its GPUs by injection
 	Log      *slog.Logger
-	Metrics  *Metrics                     // nil: its own
-	DRA      bool                         // gpu-dra-driver offers the GPUs: find them and watch their health, but register nothing
-	NodeName string                       // dcgm-exporter's label Hostname; "": the host's name
-	NFDDir   string                       // Node Feature Discovery's folder of feature files; "": the labels go into the state
-	Started  time.Time                    // of the process
-	Sockets  map[string]*net.UnixListener // handed over by the previous program, by Endpoint
+	Metrics  *Metrics // nil: its own
+	DRA      bool     // gpu-dra-driver offers the GPUs: find them and watch their health, but register nothing
+	// Partitions has partitions of GPUs in MIG mode created and destroyed as gpu-dra-driver asks. Open
+	// must then return a source that is a partition.Maker.
+	Partitions bool
+	NodeName   string                       // dcgm-exporter's label Hostname; "": the host's name
+	NFDDir     string                       // Node Feature Discovery's folder of feature files; "": the labels go into the state
+	Started    time.Time                    // of the process
+	Sockets    map[string]*net.UnixListener // handed over by the previous program, by Endpoint
 }
 
 // ErrReplaced means that another library of the driver must be used. The process must
@@ -132,6 +135,9 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	group.Go(func() error { return p.watchInjection(ctx) })
 	group.Go(func() error { return p.watchFolders(ctx) })
 	group.Go(func() error { return p.writeStates(ctx) })
+	if cfg.Partitions {
+		group.Go(func() error { return p.servePartitions(ctx) })
+	}
 	err = group.Wait()
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, injection.ErrOutdated), errors.Is(err, mount.ErrReplaced):
@@ -204,7 +210,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	if cfg.Injected != "" {
 		p.cfg.Driver.MoreFiles = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
-	p.state = state{kubeletSocket: cfg.KubeletSocket, servedByDRA: cfg.DRA, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
+	p.state = state{kubeletSocket: cfg.KubeletSocket, servedByDRA: cfg.DRA, partitions: cfg.Partitions, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
 	p.restoreState()
 	p.readToolkit()
 	p.state.health = p.state.health.WithPolicy(cfg.Settings.Health)

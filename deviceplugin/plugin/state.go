@@ -23,6 +23,7 @@ type state struct {
 	kubeletSocket     string // of the kubelet, on the host
 	otherPluginServes bool   // another plugin serves the node
 	servedByDRA       bool   // gpu-dra-driver offers the GPUs: no resource is registered
+	partitions        bool   // the MIG layout is changed as gpu-dra-driver asks
 
 	configured bool           // settings are in force
 	settings   *config.Config // in force, or empty
@@ -64,6 +65,9 @@ func (s state) Next(f fact, at time.Time) (next state, changed bool) {
 func (s state) derive(at time.Time) state {
 	settings := s.planSettings()
 	s.plan = plan.Compute(settings, s.snapshot, s.health)
+	if s.partitions { // a GPU without MIG devices waits for claims
+		s.plan.LeftOut = slices.DeleteFunc(slices.Clone(s.plan.LeftOut), func(l plan.LeftOut) bool { return l.Reason == plan.ReasonNoMIGDevice })
+	}
 	s.choice = s.toolkitNaming.Choose(settings.Flags.Plugin)
 	s.serving = s.choice.Config(settings)
 	// Without a CDI strategy the NVIDIA container runtime gets UUIDs or indices, and it does not
@@ -171,6 +175,9 @@ func (s state) stateFile(boot string) nodestate.State {
 	if s.servedByDRA {
 		info.Serve = nodestate.ServeDRA
 	}
+	if s.partitions {
+		info.MIG = nodestate.MIGDynamic
+	}
 	for _, r := range s.advertised() {
 		resource := nodestate.Resource{Name: r.Name}
 		for d := range r.Parts() {
@@ -248,6 +255,8 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Degraded, why, message
 	case devices == 0 && len(s.plan.LeftOut) > 0:
 		return nodestate.Ready, reasonNothing, "the configuration leaves every GPU of this node out"
+	case devices == 0 && s.partitions && len(s.snapshot.Devices) > 0:
+		return nodestate.Ready, "", ""
 	case devices == 0:
 		return nodestate.Ready, reasonNoGPU, "the driver shows no GPU on this node"
 	case !registered && !s.servedByDRA:

@@ -21,6 +21,7 @@ var Environment = map[string]string{
 	"listen":                           "LISTEN_ADDRESS",
 	"dcgm-metrics":                     "DCGM_METRICS",
 	"serve":                            "GPU_SERVE",
+	"mig":                              "GPU_MIG",
 	"node-name":                        "NODE_NAME",
 	"nfd-dir":                          "NFD_FEATURES_DIR",
 	"log-format":                       "LOG_FORMAT",

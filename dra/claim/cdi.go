@@ -1,15 +1,19 @@
 package claim
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
 // Specs finds devices in the CDI specifications of the host.
@@ -20,6 +24,9 @@ type Specs struct {
 	// Toolkit returns the toolkit's state of this boot. The toolkit makes the device nodes, and
 	// names a device when all that a container needs of it is there.
 	Toolkit func() (nodestate.State, error)
+	// StatePath is the file of that state, as this process sees it. It is replaced when a device has got
+	// its name.
+	StatePath string
 	// DevDir is the host path of the device nodes if this process sees them, so that it can look for
 	// itself; "": it does not.
 	DevDir string
@@ -49,4 +56,27 @@ func (s Specs) Name(id gpu.UUID) (string, error) {
 	}
 	seen := func(p string) bool { return s.DevDir != "" && strings.HasPrefix(path.Clean(p), s.DevDir+"/") }
 	return name, cdi.CheckVisible(s.Root, files, name, seen)
+}
+
+// namingLimit bounds the wait for the toolkit to name a device that was just created. It takes some
+// tens of milliseconds, or seconds where the driver reports no event and creates no device node.
+const namingLimit = 25 * time.Second
+
+// Await is Name for a device that was just created: it waits until the toolkit has named it, and
+// returns the last error of Name if that does not happen in time.
+func (s Specs) Await(ctx context.Context, id gpu.UUID) (name string, err error) {
+	if name, err = s.Name(id); err == nil {
+		return name, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, namingLimit)
+	defer cancel()
+	watchErr := record.Watch(ctx, []string{s.StatePath}, func() {
+		if name, err = s.Name(id); err == nil {
+			cancel()
+		}
+	})
+	if err != nil && watchErr != nil && !errors.Is(watchErr, context.Canceled) && !errors.Is(watchErr, context.DeadlineExceeded) {
+		err = errors.Join(err, watchErr)
+	}
+	return name, err
 }

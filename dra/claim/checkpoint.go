@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
+	"github.com/gpuready/gpuready/dra/inventory"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
@@ -31,6 +32,15 @@ const maxCheckpoint = 8 << 20
 type Checkpoint struct {
 	BootID string     `json:"bootID"`
 	Claims []Prepared `json:"claims"` // sorted by UID
+	// Partitions lists the partitions that this driver has created for claims, or may have: each is
+	// recorded before it is created, and until it is destroyed. No other is ever destroyed.
+	Partitions []OwnPartition `json:"partitions,omitempty"`
+}
+
+// OwnPartition is a partition of this driver.
+type OwnPartition struct {
+	gpu.Placement
+	Claim types.UID `json:"claim"`
 }
 
 // Prepared is a claim that is prepared.
@@ -47,8 +57,10 @@ type PreparedDevice struct {
 	Name    string   `json:"name"` // in the pool
 	UUID    gpu.UUID `json:"uuid"`
 	Parent  gpu.UUID `json:"parent,omitempty"` // of a MIG device
-	Admin   bool     `json:"admin,omitempty"`  // administrative access, which holds nothing
-	CDI     string   `json:"cdi"`
+	// Placement is the place of a partition that was created for the claim; nil: another device.
+	Placement *gpu.Placement `json:"placement,omitempty"`
+	Admin     bool           `json:"admin,omitempty"` // administrative access, which holds nothing
+	CDI       string         `json:"cdi"`
 }
 
 // result returns the devices for the kubelet.
@@ -58,6 +70,11 @@ func (p Prepared) result(pool string) []kubeletplugin.Device {
 		devices = append(devices, kubeletplugin.Device{Requests: []string{d.Request}, PoolName: pool, DeviceName: d.Name, CDIDeviceIDs: []string{d.CDI}})
 	}
 	return devices
+}
+
+// hardware returns what the device occupies.
+func (d PreparedDevice) hardware() inventory.Hardware {
+	return inventory.Hardware{UUID: d.UUID, Parent: d.Parent, Placement: d.Placement, Partition: d.Placement != nil}
 }
 
 // Find returns a claim; nil: it is not prepared.
@@ -102,7 +119,7 @@ func (c *Checkpoint) holdings() []holding {
 		name := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
 		for _, d := range p.Devices {
 			if !d.Admin {
-				all = append(all, holding{uid: p.UID, claim: name, uuid: d.UUID, parent: d.Parent, by: fmt.Sprintf("claim %s (%s)", name, p.UID)})
+				all = append(all, holding{uid: p.UID, claim: name, hardware: d.hardware(), by: fmt.Sprintf("claim %s (%s)", name, p.UID)})
 			}
 		}
 	}
@@ -130,11 +147,7 @@ var errDamaged = errors.New("no record of prepared claims that can be read")
 // holds what is then known from the kubelet's account alone.
 func (s Store) Load(log *slog.Logger) (*Checkpoint, error) {
 	empty := &Checkpoint{BootID: s.BootID}
-	data, err := record.Read(s.Path, maxCheckpoint)
-	var c *Checkpoint
-	if err == nil {
-		c, err = decode(data)
-	}
+	c, err := s.read()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return empty, nil
@@ -147,6 +160,15 @@ func (s Store) Load(log *slog.Logger) (*Checkpoint, error) {
 		return empty, nil
 	}
 	return c, nil
+}
+
+// read returns the record, of whatever boot.
+func (s Store) read() (*Checkpoint, error) {
+	data, err := record.Read(s.Path, maxCheckpoint)
+	if err != nil {
+		return nil, err
+	}
+	return decode(data)
 }
 
 // setAside renames a file that is no record, so that a person can look at it.

@@ -4,11 +4,13 @@
 //
 // The record of prepared claims (checkpoint.go) is read at the beginning of each call and replaced
 // atomically at its end, so that two instances of the driver may run during an update, and a process may be
-// killed at any time. plan.go has the decision, which does no I/O.
+// killed at any time. plan.go has the decision, which does no I/O. partition.go has partitions created
+// and destroyed for claims.
 package claim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -19,10 +21,10 @@ import (
 
 	"github.com/gpuready/gpuready/dra/inventory"
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/partition"
 )
 
-// Preparer prepares claims. Its methods may not run concurrently, in this process or another: the
-// caller serialises them.
+// Preparer prepares claims. Its methods wait for each other, in this process and others.
 type Preparer struct {
 	Store Store
 	Pool  string // of this node
@@ -31,6 +33,11 @@ type Preparer struct {
 	// CDIName returns the name by which a container runtime injects a device, if it can: the
 	// specification and all that it names are there.
 	CDIName func(gpu.UUID) (string, error)
+	// AwaitCDIName is CDIName for a MIG device that was just created: it waits until the toolkit has named
+	// it.
+	AwaitCDIName func(context.Context, gpu.UUID) (string, error)
+	// Partitions creates and destroys partitions.
+	Partitions partition.Maker
 	// Allocations returns the kubelet's account of the devices that pods hold.
 	Allocations func(ctx context.Context) ([]Allocation, error)
 	// Claim returns a claim from the API.
@@ -54,7 +61,15 @@ type Allocation struct {
 // returns the same.
 func (p *Preparer) Prepare(ctx context.Context, claims []*resourceapi.ResourceClaim) map[types.UID]kubeletplugin.PrepareResult {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
-	state, failed := p.readState(ctx)
+	unlock, failed := p.Store.lock()
+	defer unlock()
+	var state nodeState
+	if failed == nil {
+		state, failed = p.readState(ctx)
+	}
+	if failed == nil {
+		failed = p.removeLeftovers(ctx, state.record)
+	}
 	for _, c := range claims {
 		devices, err := []kubeletplugin.Device(nil), failed
 		if failed == nil {
@@ -96,37 +111,71 @@ func (p *Preparer) prepareOne(ctx context.Context, c *resourceapi.ResourceClaim,
 	if err != nil {
 		return nil, err
 	}
-	for i := range wanted.Devices {
-		d := &wanted.Devices[i]
-		if d.CDI, err = p.CDIName(d.UUID); err != nil {
-			return nil, fmt.Errorf("device %s (%s): no container can be given it: %w; next: see the log and state of gpu-toolkit on this node; the kubelet tries again", d.Name, d.UUID, err)
-		}
+	if err := p.createPartitions(ctx, &wanted, s.record); err != nil {
+		return nil, err
 	}
-	if changed := s.record.Put(wanted); changed {
-		if err := p.Store.Save(s.record); err != nil {
-			return nil, fmt.Errorf("its preparation cannot be recorded: %w; the kubelet tries again", err)
+	if err := p.finish(ctx, &wanted, s.record); err != nil {
+		if s.record.Find(c.UID) == nil {
+			err = errors.Join(err, p.removeLeftovers(ctx, s.record))
 		}
+		return nil, err
 	}
 	return wanted.result(p.Pool), nil
 }
 
-// Unprepare forgets claims, and returns a result for each. A claim that is not prepared is no error.
-func (p *Preparer) Unprepare(_ context.Context, claims []kubeletplugin.NamespacedObject) map[types.UID]error {
+// finish names the devices of a claim for the container runtime, and records the claim.
+func (p *Preparer) finish(ctx context.Context, wanted *Prepared, record *Checkpoint) (err error) {
+	for i := range wanted.Devices {
+		d := &wanted.Devices[i]
+		if d.Placement != nil {
+			d.CDI, err = p.AwaitCDIName(ctx, d.UUID)
+		} else {
+			d.CDI, err = p.CDIName(d.UUID)
+		}
+		if err != nil {
+			return fmt.Errorf("device %s (%s): no container can be given it: %w; next: see the log and state of gpu-toolkit on this node; the kubelet tries again", d.Name, d.UUID, err)
+		}
+	}
+	before := record.Clone()
+	if changed := record.Put(*wanted); changed {
+		if err := p.Store.Save(record); err != nil {
+			*record = before
+			return fmt.Errorf("its preparation cannot be recorded: %w; the kubelet tries again", err)
+		}
+	}
+	return nil
+}
+
+// Unprepare ends claims, and returns a result for each: their partitions are destroyed, and they are
+// forgotten. A claim that is not prepared is no error.
+func (p *Preparer) Unprepare(ctx context.Context, claims []kubeletplugin.NamespacedObject) map[types.UID]error {
 	results := map[types.UID]error{}
-	record, err := p.Store.Load(p.Log)
+	unlock, err := p.Store.lock()
+	defer unlock()
+	var record *Checkpoint
+	if err == nil {
+		record, err = p.Store.Load(p.Log)
+	}
 	changed := false
 	if err == nil {
 		for _, c := range claims {
-			changed = record.Remove(c.UID) || changed
+			kept := len(record.Partitions)
+			results[c.UID] = p.destroyPartitions(ctx, record, func(o OwnPartition) bool { return o.Claim == c.UID })
+			if results[c.UID] == nil {
+				changed = record.Remove(c.UID) || changed
+			}
+			changed = changed || len(record.Partitions) < kept
 		}
 	}
 	if changed {
 		err = p.Store.Save(record)
 	}
 	for _, c := range claims {
-		results[c.UID] = nil
 		if err != nil {
-			results[c.UID] = fmt.Errorf("claim %s: its end cannot be recorded: %w; the kubelet tries again", c.NamespacedName, err)
+			results[c.UID] = fmt.Errorf("its end cannot be recorded: %w; the kubelet tries again", err)
+		}
+		if results[c.UID] != nil {
+			results[c.UID] = fmt.Errorf("claim %s: %w", c.NamespacedName, results[c.UID])
 		}
 		p.report("unprepare", c.NamespacedName, c.UID, results[c.UID])
 	}
@@ -155,7 +204,7 @@ func (p *Preparer) heldDevices(ctx context.Context, s nodeState) ([]holding, err
 	admin := map[types.NamespacedName]bool{}
 	for _, a := range s.allocations {
 		if a.Resource != "" {
-			held = append(held, holding{uuid: a.UUID, by: fmt.Sprintf("pod %s, by the resource %s of the device plugin", a.Pod, a.Resource)})
+			held = append(held, holding{hardware: inventory.Hardware{UUID: a.UUID}, by: fmt.Sprintf("pod %s, by the resource %s of the device plugin", a.Pod, a.Resource)})
 			continue
 		}
 		d, ours := s.inventory.Find(a.Device)
@@ -171,7 +220,7 @@ func (p *Preparer) heldDevices(ctx context.Context, s nodeState) ([]holding, err
 			admin[a.Claim] = isAdmin
 		}
 		if !isAdmin {
-			held = append(held, holding{claim: a.Claim, uuid: d.UUID, parent: d.Parent, by: fmt.Sprintf("claim %s of pod %s", a.Claim, a.Pod)})
+			held = append(held, holding{claim: a.Claim, hardware: d.Hardware, by: fmt.Sprintf("claim %s of pod %s", a.Claim, a.Pod)})
 		}
 	}
 	return held, nil

@@ -9,7 +9,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpuready/gpuready/dra/inventory"
-	"github.com/gpuready/gpuready/internal/gpu"
 )
 
 // node holds the inputs of a claim's preparation.
@@ -22,11 +21,10 @@ type node struct {
 
 // holding is a device that somebody holds.
 type holding struct {
-	uid    types.UID            // of the claim, from the record
-	claim  types.NamespacedName // of the claim; zero: a pod holds it by a resource
-	uuid   gpu.UUID
-	parent gpu.UUID
-	by     string // who, for people
+	uid      types.UID            // of the claim, from the record
+	claim    types.NamespacedName // of the claim; zero: a pod holds it by a resource
+	hardware inventory.Hardware
+	by       string // who, for people
 }
 
 // plan returns the record of a claim that is prepared, still without CDI names, or why it cannot be.
@@ -64,35 +62,44 @@ func (n node) planDevice(c *resourceapi.ResourceClaim, r resourceapi.DeviceReque
 		return PreparedDevice{}, fmt.Errorf("device %s: shares of a device are not served yet; next: request whole devices", r.Device)
 	}
 	p := PreparedDevice{Request: r.Request, Name: d.Name, UUID: d.UUID, Parent: d.Parent, Admin: r.AdminAccess != nil && *r.AdminAccess}
-	if !n.isPrepared(p) {
-		if err := checkHealth(d, r.Tolerations); err != nil {
-			return PreparedDevice{}, err
-		}
+	if d.Partition {
+		p.Placement = d.Placement
+	}
+	if p.Admin && d.Partition {
+		return PreparedDevice{}, fmt.Errorf("device %s: a partition that is created for a claim has no administrative access; next: request the devices that exist, or delete the pod", d.Name)
+	}
+	if has := n.findPrepared(p); has != nil {
+		p.UUID = has.UUID
+	} else if err := checkHealth(d, r.Tolerations); err != nil {
+		return PreparedDevice{}, err
 	}
 	if p.Admin {
 		return p, nil
 	}
 	for _, h := range n.held {
 		own := h.uid == c.UID && h.uid != "" || h.claim == types.NamespacedName{Namespace: c.Namespace, Name: c.Name} && h.uid == ""
-		if !own && inventory.Overlaps(d.UUID, d.Parent, h.uuid, h.parent) {
-			return PreparedDevice{}, fmt.Errorf("device %s (%s) is in use by %s; next: wait until that has ended, or delete this pod, so that it is scheduled again", d.Name, d.UUID, h.by)
+		if !own && d.Overlaps(h.hardware) {
+			return PreparedDevice{}, fmt.Errorf("device %s is in use by %s; next: wait until that has ended, or delete this pod, so that it is scheduled again", d, h.by)
 		}
 	}
 	return p, nil
 }
 
-// isPrepared reports whether the claim has this device already. It then keeps it even if the device
-// has become unhealthy since.
-func (n node) isPrepared(d PreparedDevice) bool {
+// findPrepared returns the claim's record of this device, nil if it does not have it already. It then
+// keeps it even if the device has become unhealthy since.
+func (n node) findPrepared(d PreparedDevice) *PreparedDevice {
 	if n.prepared == nil {
-		return false
+		return nil
 	}
-	for _, has := range n.prepared.Devices {
-		if has.Name == d.Name && has.UUID == d.UUID {
-			return true
+	for i, has := range n.prepared.Devices {
+		if has.Name != d.Name {
+			continue
+		}
+		if d.Placement == nil && has.UUID == d.UUID || d.Placement != nil && has.Placement != nil && *d.Placement == *has.Placement {
+			return &n.prepared.Devices[i]
 		}
 	}
-	return false
+	return nil
 }
 
 // checkHealth refuses an unhealthy device, unless the claim tolerates its taint. The scheduler may
@@ -104,7 +111,7 @@ func checkHealth(d inventory.Device, tolerations []resourceapi.DeviceToleration)
 			tolerated = tolerated || resourceclaim.ToleratesTaint(t, taint)
 		}
 		if !tolerated {
-			text := fmt.Sprintf("device %s (%s) is unhealthy: %s", d.Name, d.UUID, d.Fault.Reason)
+			text := fmt.Sprintf("device %s is unhealthy: %s", d, d.Fault.Reason)
 			if d.Fault.Message != "" {
 				text += ": " + d.Fault.Message
 			}

@@ -26,7 +26,7 @@ func devicesOf(g nodestate.GPU, driver *nodestate.DriverInfo, root Places) []Dev
 	}
 	name := "gpu-" + strconv.Itoa(g.Minor)
 	if !g.MIGEnabled {
-		d := Device{Name: name, UUID: g.UUID, Fault: g.Condition, API: resourceapi.Device{Name: name}}
+		d := Device{Name: name, Hardware: Hardware{UUID: g.UUID}, Fault: g.Condition, API: resourceapi.Device{Name: name}}
 		a := newAttributes(g, driver, root)
 		a.text("type", typeGPU)
 		a.text("uuid", string(g.UUID))
@@ -40,7 +40,7 @@ func devicesOf(g nodestate.GPU, driver *nodestate.DriverInfo, root Places) []Dev
 		// NVIDIA's driver ends the name with the numbers of profile and placement, which only a
 		// privileged process can read; those of the instances are as unique.
 		name := fmt.Sprintf("%s-mig-%s-%d-%d", name, profileName(m.Profile), m.GPUInstance, m.ComputeInstance)
-		d := Device{Name: name, UUID: m.UUID, Parent: g.UUID, Fault: m.Condition, API: resourceapi.Device{Name: name}}
+		d := Device{Name: name, Hardware: Hardware{UUID: m.UUID, Parent: g.UUID, Placement: placementOf(g, m)}, Fault: m.Condition, API: resourceapi.Device{Name: name}}
 		a := newAttributes(g, driver, root)
 		a.text("type", typeMIG)
 		a.text("uuid", string(m.UUID))
@@ -72,12 +72,7 @@ func migCapacities(m nodestate.MIGDevice) capacities {
 	if m.Multiprocessors == 0 {
 		return c // the driver does not report the MIG device's share
 	}
-	for name, n := range map[resourceapi.QualifiedName]int{
-		"multiprocessors": m.Multiprocessors, "copyEngines": m.CopyEngines, "decoders": m.Decoders, "encoders": m.Encoders,
-		"jpegEngines": m.JPEGEngines, "ofaEngines": m.OFAEngines,
-	} {
-		c[name] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}
-	}
+	c.engines(m.Multiprocessors, m.CopyEngines, m.Decoders, m.Encoders, m.JPEGEngines, m.OFAEngines)
 	return c
 }
 
@@ -146,5 +141,14 @@ type capacities map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
 func (c capacities) bytes(name resourceapi.QualifiedName, n uint64) {
 	if n > 0 {
 		c[name] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(n), resource.BinarySI)}
+	}
+}
+
+// engines sets the capacities of a MIG device besides memory.
+func (c capacities) engines(multiprocessors, copies, decoders, encoders, jpegs, ofas int) {
+	for name, n := range map[resourceapi.QualifiedName]int{
+		"multiprocessors": multiprocessors, "copyEngines": copies, "decoders": decoders, "encoders": encoders, "jpegEngines": jpegs, "ofaEngines": ofas,
+	} {
+		c[name] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}
 	}
 }

@@ -3,7 +3,8 @@
 //
 // Names, attributes and capacities are those of NVIDIA's DRA driver (cmd/gpu-kubelet-plugin/deviceinfo.go
 // of k8s-dra-driver-gpu), so that people's CEL selectors hold. A GPU in MIG mode is not published
-// itself; its MIG devices are.
+// itself; its MIG devices are, and with --mig=dynamic of the device plugin the partitions that can be
+// created (partition.go).
 package inventory
 
 import (
@@ -22,28 +23,57 @@ const Driver = "gpu.nvidia.com"
 
 // Inventory lists the devices that the node offers at one moment.
 type Inventory struct {
-	Devices []Device // sorted: GPUs by index, MIG devices by their index on the GPU
+	Devices []Device // sorted: GPUs by index, MIG devices by their index on the GPU, then partitions
+	// Counters has a set for each GPU that can be partitioned: what partitions that do not overlap may
+	// consume together.
+	Counters []resourceapi.CounterSet
 	// Why is the reason why there is no device, or why all of them have a taint; zero: there is
 	// neither.
 	Why Problem
 }
 
-// Device is a GPU or a MIG device that a claim may be given.
+// Device is a GPU, a MIG device or a possible partition that a claim may be given.
 type Device struct {
-	Name   string   // in the pool: "gpu-0", "gpu-0-mig-1g12gb-1-0"
-	UUID   gpu.UUID // of the GPU or the MIG device
-	Parent gpu.UUID // of a MIG device; "": a whole GPU
-	Fault  nodestate.Condition
-	API    resourceapi.Device // as published, with the taint of Fault
+	Name string // in the pool: "gpu-0", "gpu-0-mig-1g12gb-1-0"
+	Hardware
+	Fault nodestate.Condition
+	API   resourceapi.Device // as published, with the taint of Fault
 }
 
-// IsMIG reports whether the device is a MIG device.
-func (d Device) IsMIG() bool { return d.Parent != "" }
+// Hardware is the part of a GPU that a device occupies.
+type Hardware struct {
+	UUID   gpu.UUID // of the GPU or the MIG device; "": a partition that need not exist
+	Parent gpu.UUID // of a MIG device or partition; "": a whole GPU
+	// Placement is the place of a partition that is created when a claim for it is prepared, and of an
+	// existing MIG device's GPU instance; nil: it is not known.
+	Placement *gpu.Placement
+	Partition bool // created for a claim
+}
 
-// Overlaps reports whether two devices share hardware: they are the same, or one is a MIG device of
-// the other.
-func Overlaps(a, aParent, b, bParent gpu.UUID) bool {
-	return a == b || a == bParent || aParent == b
+// String returns the name, with the UUID if the device exists.
+func (d Device) String() string {
+	if d.UUID == "" {
+		return d.Name
+	}
+	return d.Name + " (" + string(d.UUID) + ")"
+}
+
+// IsMIG reports whether the device is a MIG device or a partition.
+func (h Hardware) IsMIG() bool { return h.Parent != "" }
+
+// Overlaps reports whether two devices share hardware: they are the same, one is a MIG device of the
+// other, or one is a partition in a place where the other is. A MIG device whose place is not known
+// may be anywhere on its GPU.
+func (h Hardware) Overlaps(o Hardware) bool {
+	switch {
+	case h.UUID != "" && (h.UUID == o.UUID || h.UUID == o.Parent), o.UUID != "" && o.UUID == h.Parent:
+		return true
+	case !h.Partition && !o.Partition || h.Parent != o.Parent:
+		return false
+	case h.Placement == nil || o.Placement == nil:
+		return true
+	}
+	return h.Placement.Overlaps(*o.Placement)
 }
 
 // Find returns the device of a name.
@@ -59,8 +89,9 @@ func (i Inventory) Find(name string) (Device, bool) {
 type Places func(gpu.PCIAddress) string
 
 // New returns the inventory of a state of the device plugin. With a problem every device has its
-// taint; without a usable state there is no device.
-func New(s nodestate.State, problem Problem, root Places) Inventory {
+// taint; without a usable state there is no device. own lists the partitions that were created for
+// claims: their MIG devices are not published, as the partitions are.
+func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) Inventory {
 	inv := Inventory{Why: problem}
 	info := s.DevicePlugin
 	switch {
@@ -77,7 +108,13 @@ func New(s nodestate.State, problem Problem, root Places) Inventory {
 	gpus := slices.Clone(info.Inventory)
 	slices.SortStableFunc(gpus, func(a, b nodestate.GPU) int { return cmp.Or(healthOrder(a, b), cmp.Compare(a.Index, b.Index)) })
 	for _, g := range gpus {
-		for _, d := range devicesOf(g, s.Driver, root) {
+		devices := devicesOf(g, s.Driver, root)
+		if info.MIG == nodestate.MIGDynamic && g.Minor >= 0 && g.Reason != gpu.ReasonMissing && len(g.Profiles) > 0 && !excluded[g.UUID] {
+			set, partitions := partitionsOf(g, s.Driver, root, own)
+			devices = append(withoutOwn(devices, own), partitions...)
+			inv.Counters = append(inv.Counters, set)
+		}
+		for _, d := range devices {
 			_, taken := inv.Find(d.Name) // by a GPU that took the number of one that is gone
 			if taken || excluded[d.UUID] || excluded[d.Parent] {
 				continue
@@ -105,9 +142,13 @@ func healthOrder(a, b nodestate.GPU) int {
 
 // Slices distributes the devices among ResourceSlices, 64 in each: the limit of a slice that has
 // taints (resource.k8s.io/v1, ResourceSliceSpec), so that a taint moves no device to another slice.
-// There is at least one slice, since an empty one shows that the driver runs.
+// Counters have slices of their own, as the API demands, of at most 8 sets. There is at least one
+// slice, since an empty one shows that the driver runs.
 func (i Inventory) Slices() []resourceslice.Slice {
 	var all []resourceslice.Slice
+	for part := range slices.Chunk(i.Counters, resourceapi.ResourceSliceMaxCounterSets) {
+		all = append(all, resourceslice.Slice{SharedCounters: part})
+	}
 	for part := range slices.Chunk(i.Devices, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures) {
 		var s resourceslice.Slice
 		for _, d := range part {
@@ -119,4 +160,12 @@ func (i Inventory) Slices() []resourceslice.Slice {
 		all = []resourceslice.Slice{{}}
 	}
 	return all
+}
+
+// WithoutPartitions returns the inventory for a cluster that does not store counters: without them
+// the scheduler would choose partitions that overlap.
+func (i Inventory) WithoutPartitions() Inventory {
+	i.Counters = nil
+	i.Devices = slices.DeleteFunc(slices.Clone(i.Devices), func(d Device) bool { return d.Partition })
+	return i
 }

@@ -166,9 +166,31 @@ func TestEveryInventoryKeepsTheAPIsLimits(t *testing.T) {
 }
 
 func TestOverlaps(t *testing.T) {
-	require.True(t, Overlaps("GPU-0", "", "GPU-0", ""))
-	require.False(t, Overlaps("GPU-0", "", "GPU-1", ""))
-	require.True(t, Overlaps("GPU-0", "", "MIG-0", "GPU-0"), "a whole GPU includes its MIG devices")
-	require.True(t, Overlaps("MIG-0", "GPU-0", "GPU-0", ""))
-	require.False(t, Overlaps("MIG-0", "GPU-0", "MIG-1", "GPU-0"))
+	at := func(start, size int) *gpu.Placement { return &gpu.Placement{GPU: "GPU-0", Start: start, Size: size} }
+	whole, other := Hardware{UUID: "GPU-0"}, Hardware{UUID: "GPU-1"}
+	first := Hardware{UUID: "MIG-0", Parent: "GPU-0", Placement: at(0, 4)}
+	sibling := Hardware{UUID: "MIG-1", Parent: "GPU-0", Placement: at(0, 4)} // of the same GPU instance
+	unplaced := Hardware{UUID: "MIG-2", Parent: "GPU-0"}
+	low, high := Hardware{Parent: "GPU-0", Placement: at(2, 2), Partition: true}, Hardware{Parent: "GPU-0", Placement: at(4, 4), Partition: true}
+	elsewhere := Hardware{Parent: "GPU-1", Placement: &gpu.Placement{GPU: "GPU-1", Start: 2, Size: 2}, Partition: true}
+	for _, c := range []struct {
+		a, b Hardware
+		want bool
+		why  string
+	}{
+		{whole, whole, true, "the same"},
+		{whole, other, false, "another GPU"},
+		{whole, first, true, "a whole GPU includes its MIG devices"},
+		{first, sibling, false, "compute instances of one GPU instance"},
+		{whole, low, true, "a whole GPU includes its partitions"},
+		{first, low, true, "a partition where a MIG device is"},
+		{first, high, false, "a partition beside it"},
+		{unplaced, high, true, "it may be anywhere"},
+		{low, high, false, "beside each other"},
+		{low, low, true, "the same place"},
+		{low, elsewhere, false, "of another GPU"},
+	} {
+		require.Equal(t, c.want, c.a.Overlaps(c.b), c.why)
+		require.Equal(t, c.want, c.b.Overlaps(c.a), c.why)
+	}
 }

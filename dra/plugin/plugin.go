@@ -29,6 +29,7 @@ import (
 	"github.com/gpuready/gpuready/internal/host"
 	"github.com/gpuready/gpuready/internal/metricsserver"
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/partition"
 )
 
 // Config holds the driver's inputs. Paths are host paths, found below HostRoot, except for those of
@@ -60,6 +61,7 @@ type Plugin struct {
 	started  chan struct{} // closed when helper is set
 	// registration holds the result of the last registration; nil: there was none yet.
 	registration atomic.Pointer[registerapi.RegistrationStatus]
+	noCounters   atomic.Bool // the cluster does not store counters, without which no partition is published
 	listed       atomic.Bool // the API server has listed the node's slices, which are kept up to date since
 
 	mu      sync.Mutex
@@ -115,13 +117,15 @@ func newPlugin(cfg Config, boot string, root *host.Root) *Plugin {
 	p := &Plugin{cfg: cfg, boot: boot, metrics: NewMetrics(), changed: make(chan struct{}), started: make(chan struct{})}
 	specs := claim.Specs{
 		Root: root, Dir: cfg.CDIDir, Kind: cfg.CDIKind, DevDir: cfg.DevDir,
-		Toolkit: func() (nodestate.State, error) { return nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), boot) },
+		Toolkit:   func() (nodestate.State, error) { return nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), boot) },
+		StatePath: filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName),
 	}
 	p.preparer = claim.Preparer{
 		Store:     claim.Store{Path: filepath.Join(cfg.DataDir(), "checkpoint.json"), BootID: boot},
 		Pool:      cfg.NodeName,
 		Inventory: p.inventory,
-		CDIName:   specs.Name,
+		CDIName:   specs.Name, AwaitCDIName: specs.Await,
+		Partitions: partition.Client{Socket: filepath.Join(p.stateDir(nodestate.DevicePlugin), partition.SocketName)},
 		Allocations: func(ctx context.Context) ([]claim.Allocation, error) {
 			return claim.ReadAllocations(ctx, cfg.PodResources)
 		},
@@ -146,6 +150,10 @@ func (p *Plugin) serve(ctx context.Context) error {
 		return err
 	}
 	p.removeStaleSockets(ctx)
+	// Not an error of this start: each call that prepares a claim tries it again.
+	if err := p.recoverPartitions(ctx); err != nil {
+		p.cfg.Log.Error("what an earlier process has left half-made is removed later", "message", err.Error())
+	}
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(inventory.Driver), kubeletplugin.NodeName(p.cfg.NodeName), kubeletplugin.KubeClient(p.cfg.Client),
 		kubeletplugin.RegistrarDirectoryPath(filepath.Join(p.cfg.KubeletDir, "plugins_registry")),
@@ -179,11 +187,21 @@ func (p *Plugin) serve(ctx context.Context) error {
 	}
 }
 
+// recoverPartitions destroys the partitions that an earlier process has left half-made.
+func (p *Plugin) recoverPartitions(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return p.preparer.Recover(ctx)
+}
+
 // publish publishes the inventory. changed is closed when there is another one.
 func (p *Plugin) publish(ctx context.Context) (changed <-chan struct{}, err error) {
 	p.mu.Lock()
 	inv, changed, helper := p.current, p.changed, p.helper
 	p.mu.Unlock()
+	if p.noCounters.Load() {
+		inv = inv.WithoutPartitions()
+	}
 	return changed, helper.PublishResources(ctx, resourceslice.DriverResources{
 		Pools: map[string]resourceslice.Pool{p.cfg.NodeName: {Slices: inv.Slices()}},
 	})
@@ -211,6 +229,14 @@ func (p *Plugin) inventory() inventory.Inventory {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.current
+}
+
+// republish has the inventory published again.
+func (p *Plugin) republish() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.changed)
+	p.changed = make(chan struct{})
 }
 
 // setInventory replaces the inventory and logs what changed.

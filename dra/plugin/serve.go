@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -26,10 +27,19 @@ func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return p.preparer.Unprepare(ctx, claims), nil
 }
 
+// partitionFeature is the feature gate without which an API server drops counters (Kubernetes 1.35 and
+// older have it off).
+const partitionFeature = "DRAPartitionableDevices"
+
 // HandleError logs an error in the background and keeps it for Ready. None ends the process: the
 // slices are published again, and a socket that fails makes the kubelet reconnect.
 func (p *Plugin) HandleError(_ context.Context, err error, msg string) {
 	if dropped := (*resourceslice.DroppedFieldsError)(nil); errors.As(err, &dropped) {
+		if slices.Contains(dropped.DisabledFeatures(), partitionFeature) && !p.noCounters.Swap(true) {
+			p.cfg.Log.Error("this cluster does not store the counters of partitions: none is published, as the scheduler would choose some that overlap; next: switch the feature gate DRAPartitionableDevices on, and start this program again")
+			p.republish()
+			return
+		}
 		p.cfg.Log.Warn("this cluster does not store all fields of the ResourceSlices, such as the taints of unhealthy devices", "message", err.Error())
 		return
 	}

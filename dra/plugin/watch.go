@@ -66,7 +66,7 @@ func (p *Plugin) watchState(ctx context.Context) error {
 		case <-deadline:
 			deadline, overdue = nil, true
 		}
-		p.setInventory(inventory.New(last, problem, p.cfg.PCIeRoot))
+		p.setInventory(inventory.New(last, problem, p.cfg.PCIeRoot, p.preparer.Store.Own()...))
 	}
 }
 

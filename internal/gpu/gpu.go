@@ -41,10 +41,12 @@ type Device struct {
 	Compute      Compute
 	MIGCapable   bool
 	MIGEnabled   bool
-	MIG          []MIGDevice // sorted by Index; empty unless MIGEnabled
-	Fabric       Fabric      // zero: it has joined none
-	FabricState  FabricState // progress of joining the fabric
-	Fault        Fault       // the fault found while reading; zero: none
+	MIG          []MIGDevice        // sorted by Index; empty unless MIGEnabled
+	Profiles     []PartitionProfile // sorted by ID; empty unless MIGEnabled and the source reads them
+	Instances    []GPUInstance      // sorted by ID; read with Profiles
+	Fabric       Fabric             // zero: it has joined none
+	FabricState  FabricState        // progress of joining the fabric
+	Fault        Fault              // the fault found while reading; zero: none
 }
 
 // Compute is a CUDA compute capability, 9.0 for Hopper.

@@ -11,7 +11,8 @@ import (
 func (s Snapshot) Clone() Snapshot {
 	s.Devices = slices.Clone(s.Devices)
 	for i := range s.Devices {
-		s.Devices[i].MIG = slices.Clone(s.Devices[i].MIG)
+		d := &s.Devices[i]
+		d.MIG, d.Profiles, d.Instances = slices.Clone(d.MIG), slices.Clone(d.Profiles), slices.Clone(d.Instances)
 	}
 	s.Links = slices.Clone(s.Links)
 	return s
@@ -52,7 +53,8 @@ func (d Device) Equal(o Device) bool {
 		d.Brand == o.Brand && d.Architecture == o.Architecture &&
 		d.Minor == o.Minor && d.MemoryBytes == o.MemoryBytes && d.NUMANode == o.NUMANode &&
 		d.Compute == o.Compute && d.MIGCapable == o.MIGCapable && d.MIGEnabled == o.MIGEnabled &&
-		d.Fault == o.Fault && d.Fabric == o.Fabric && d.FabricState == o.FabricState && slices.Equal(d.MIG, o.MIG)
+		d.Fault == o.Fault && d.Fabric == o.Fabric && d.FabricState == o.FabricState && slices.Equal(d.MIG, o.MIG) &&
+		slices.Equal(d.Instances, o.Instances) && slices.EqualFunc(d.Profiles, o.Profiles, PartitionProfile.Equal)
 }
 
 // String returns the capability as CUDA writes it: "9.0".

@@ -7,11 +7,17 @@ import (
 	"github.com/gpuready/gpuready/internal/gpu"
 )
 
-// MaxGPUs bounds DevicePluginInfo.Inventory, and MaxMIGDevices the MIG devices of one GPU.
+// MaxGPUs bounds DevicePluginInfo.Inventory, and MaxMIGDevices the MIG devices, profiles and GPU
+// instances of one GPU. A GPU has at most MaxSlices memory slices.
 const (
 	MaxGPUs       = 256
 	MaxMIGDevices = 64
+	MaxSlices     = 16
 )
+
+// LayoutName is the name of a file beside the device plugin's state that it replaces after it has
+// changed the MIG layout of a GPU. Not every driver sends an event for that.
+const LayoutName = "mig-layout-changed"
 
 // GPU is a GPU that was present in this boot, whatever the configuration makes of it. One that is
 // gone stays listed, unhealthy.
@@ -28,7 +34,37 @@ type GPU struct {
 	MemoryBytes       uint64         `json:"memoryBytes,omitempty"`
 	MIGEnabled        bool           `json:"migEnabled,omitempty"`
 	MIG               []MIGDevice    `json:"mig,omitempty"`
+	// Profiles lists what GPU instances can be created on a GPU in MIG mode, and Instances those that
+	// exist, with or without MIG devices. They are there only with --mig=dynamic of the device plugin, which
+	// then creates and destroys them on request: see package partition.
+	Profiles  []MIGProfile  `json:"profiles,omitempty"`
+	Instances []GPUInstance `json:"instances,omitempty"`
 	Condition
+}
+
+// MIGProfile is a kind of GPU instance.
+type MIGProfile struct {
+	ID              int    `json:"id"`        // 19 of 1g.10gb, by which the driver knows it
+	Name            string `json:"name"`      // "1g.10gb"
+	Slices          int    `json:"slices"`    // compute slices
+	Size            int    `json:"size"`      // memory slices
+	Count           int    `json:"instances"` // how many of them may exist at once
+	Starts          []int  `json:"starts"`    // the memory slices at which one may begin
+	MemoryBytes     uint64 `json:"memoryBytes,omitempty"`
+	Multiprocessors int    `json:"multiprocessors,omitempty"`
+	CopyEngines     int    `json:"copyEngines,omitempty"`
+	Decoders        int    `json:"decoders,omitempty"`
+	Encoders        int    `json:"encoders,omitempty"`
+	JPEGEngines     int    `json:"jpegEngines,omitempty"`
+	OFAEngines      int    `json:"ofaEngines,omitempty"`
+}
+
+// GPUInstance is a GPU instance that exists.
+type GPUInstance struct {
+	ID      int `json:"id"`
+	Profile int `json:"profile"` // ID of its MIGProfile
+	Start   int `json:"start"`   // its first memory slice
+	Size    int `json:"size"`    // memory slices
 }
 
 // MIGDevice is a MIG device of a GPU in the inventory.
@@ -122,6 +158,7 @@ func (v *validation) inventory(all []GPU) {
 			v.fail(at+".mig", fmt.Sprintf("%d MIG devices, at most %d are allowed", len(g.MIG), MaxMIGDevices))
 			return
 		}
+		v.partitions(at, g)
 		for j, m := range g.MIG {
 			at := fmt.Sprintf("%s.mig[%d]", at, j)
 			v.name(at+".uuid", string(m.UUID))
@@ -131,6 +168,34 @@ func (v *validation) inventory(all []GPU) {
 			v.instance(at+".computeInstance", m.ComputeInstance)
 			v.condition(at, m.Condition)
 		}
+	}
+}
+
+// partitions checks the profiles and GPU instances of a GPU.
+func (v *validation) partitions(at string, g GPU) {
+	if len(g.Profiles) > MaxMIGDevices || len(g.Instances) > MaxMIGDevices {
+		v.fail(at+".profiles", fmt.Sprintf("%d profiles and %d instances, at most %d are allowed", len(g.Profiles), len(g.Instances), MaxMIGDevices))
+		return
+	}
+	placed := func(at string, start, size int) {
+		if start < 0 || size <= 0 || start+size > MaxSlices {
+			v.fail(at, fmt.Sprintf("memory slices %d to %d are not among the first %d", start, start+size-1, MaxSlices))
+		}
+	}
+	for j, p := range g.Profiles {
+		at := fmt.Sprintf("%s.profiles[%d]", at, j)
+		v.name(at+".name", p.Name)
+		if p.ID < 0 || p.Slices <= 0 || p.Slices > MaxSlices || p.Count <= 0 || p.Count > MaxSlices || len(p.Starts) > MaxSlices {
+			v.fail(at, fmt.Sprintf("id %d, slices %d, instances %d or %d starts are out of range", p.ID, p.Slices, p.Count, len(p.Starts)))
+		}
+		for _, start := range p.Starts {
+			placed(at+".starts", start, p.Size)
+		}
+	}
+	for j, i := range g.Instances {
+		at := fmt.Sprintf("%s.instances[%d]", at, j)
+		v.instance(at+".id", i.ID)
+		placed(at, i.Start, i.Size)
 	}
 }
 

@@ -147,7 +147,10 @@ type DevicePluginInfo struct {
 	Registered    bool   `json:"registered"`    // all resources are registered with the kubelet
 	// Serve names the program that offers the GPUs to pods: ServePlugin or ServeDRA. "": written
 	// by an earlier version, whose device plugin offers them.
-	Serve     string          `json:"serve,omitempty"`
+	Serve string `json:"serve,omitempty"`
+	// MIG is MIGDynamic if the device plugin creates and destroys partitions of GPUs in MIG mode on
+	// request; "" or MIGExisting: it does not.
+	MIG       string          `json:"mig,omitempty"`
 	Resources []Resource      `json:"resources,omitempty"`
 	LeftOut   []LeftOutDevice `json:"left,omitempty"`
 	Faults    []Fault         `json:"faults,omitempty"`
@@ -167,6 +170,12 @@ type DevicePluginInfo struct {
 const (
 	ServePlugin = "plugin" // the device plugin, as resources that it registers with the kubelet
 	ServeDRA    = "dra"    // gpu-dra-driver, as ResourceSlices; the device plugin registers nothing
+)
+
+// The values of DevicePluginInfo.MIG.
+const (
+	MIGExisting = "existing" // the MIG devices that exist are offered
+	MIGDynamic  = "dynamic"  // those that can be created as well
 )
 
 // MaxIgnoredKeys bounds DevicePluginInfo.IgnoredKeys.

@@ -243,6 +243,7 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 		}
 	}
 	v.text("devicePlugin.serve", p.Serve, 64)
+	v.text("devicePlugin.mig", p.MIG, 64)
 	v.inventory(p.Inventory)
 	v.labels("devicePlugin.labels", p.Labels)
 	if n := len(p.IgnoredKeys); n > MaxIgnoredKeys {

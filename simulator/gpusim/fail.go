@@ -12,25 +12,27 @@ func fail() command {
 		name:    "fail",
 		summary: "make the driver as a whole fail, or work again",
 		text: `
-From now on nvmlInit (--init), or each call about events (--events), answers with
-an error of NVML: a number (nvmlReturn_t), or one of
+From now on nvmlInit (--init), each call about events (--events), or the creation
+of a compute instance in a MIG partition (--mig), answers with an error of NVML: a
+number (nvmlReturn_t), or one of
 
   ` + strings.Join(state.ErrorNames(), "\n  ") + `
 
 none ends it. A process that has initialised NVML already goes on, but for events.`,
-		example: "gpusim fail --init no-permission\ngpusim fail --init 999 --events unknown\ngpusim fail --init none --events none",
+		example: "gpusim fail --init no-permission\ngpusim fail --init 999 --events unknown\ngpusim fail --init none --events none\ngpusim fail --mig unknown",
 		begin: func(c *call) func() error {
 			c.rootFlag()
 			first := c.String("init", "", "error of nvmlInit")
 			events := c.String("events", "", "error of calls about events")
-			return func() error { return c.fail(*first, *events) }
+			mig := c.String("mig", "", "error of creating a compute instance")
+			return func() error { return c.fail(*first, *events, *mig) }
 		},
 	}
 }
 
-func (c *call) fail(first, events string) error {
-	if first == "" && events == "" {
-		return usagef("give --init or --events")
+func (c *call) fail(first, events, mig string) error {
+	if first == "" && events == "" && mig == "" {
+		return usagef("give --init, --events or --mig")
 	}
 	initError, err := state.ParseError(first)
 	if err != nil {
@@ -39,6 +41,10 @@ func (c *call) fail(first, events string) error {
 	eventError, err := state.ParseError(events)
 	if err != nil {
 		return usagef("--events: %w", err)
+	}
+	migError, err := state.ParseError(mig)
+	if err != nil {
+		return usagef("--mig: %w", err)
 	}
 	f, err := c.driver().Open()
 	if err != nil {
@@ -50,6 +56,9 @@ func (c *call) fail(first, events string) error {
 		}
 		if events != "" {
 			s.EventError = eventError
+		}
+		if mig != "" {
+			s.MigError = migError
 		}
 		return nil
 	})

@@ -36,6 +36,7 @@ type driverStatus struct {
 	Events      uint64      `json:"events"`      // so far
 	InitError   string      `json:"initError,omitempty"`
 	EventError  string      `json:"eventError,omitempty"`
+	MIGError    string      `json:"migError,omitempty"`
 	InitCost    string      `json:"initCost,omitempty"` // as gpusim cost takes it
 	CallCost    string      `json:"callCost,omitempty"`
 	GPUs        []gpuStatus `json:"gpus"`
@@ -106,6 +107,9 @@ func describe(s *state.State, m *root.Manifest) *driverStatus {
 	if s.EventError != 0 {
 		d.EventError = state.ErrorName(s.EventError)
 	}
+	if s.MigError != 0 {
+		d.MIGError = state.ErrorName(s.MigError)
+	}
 	if p := priceOf(s); p != (price{}) {
 		d.InitCost, d.CallCost = p.init.String(), p.call.String()
 	}
@@ -152,6 +156,9 @@ func (d *driverStatus) text(out io.Writer) {
 	}
 	if d.EventError != "" {
 		fmt.Fprintf(out, "calls about events fail: %s\n", d.EventError)
+	}
+	if d.MIGError != "" {
+		fmt.Fprintf(out, "creating compute instances fails: %s\n", d.MIGError)
 	}
 	if d.InitCost != "" {
 		fmt.Fprintf(out, "nvmlInit takes %s, every other call of NVML %s\n", d.InitCost, d.CallCost)

@@ -116,6 +116,8 @@ int linked(const struct gpusim_file *file, unsigned a, unsigned b);
 /* mig.c: this process may use the capability nodes of the MIG device. */
 int mig_visible(unsigned minor, unsigned gi, unsigned ci);
 void mig_make_nodes(unsigned gpu, unsigned gi, unsigned ci);
+/* This process may use the capability mig/config. */
+int mig_may_configure(void);
 
 /* instance.c: what may be made of a GPU in MIG mode, and what has been. */
 unsigned profile_id(unsigned profile);                                    /* what NVML calls a GI profile's ID */
@@ -141,5 +143,8 @@ void sha256(const void *message, size_t size, unsigned char out[32]);
  */
 typedef nvmlReturn_t (*edit_fn)(struct gpusim_state *next, void *argument);
 nvmlReturn_t change(edit_fn edit, void *argument, unsigned gpu, uint64_t event);
+
+/* change_layout changes the MIG layout: also for a process that only has the capability mig/config. */
+nvmlReturn_t change_layout(edit_fn edit, void *argument, unsigned gpu);
 
 #endif

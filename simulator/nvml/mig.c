@@ -13,6 +13,7 @@ int gpusim_simulated(void);
  * /proc/driver/nvidia-caps/mig-minors spells out: 1 and 2 are config and monitor,
  * then 15 GPU instances for every GPU, each followed by its 8 compute instances.
  */
+#define CONFIG 1
 #define MONITOR 2
 
 static unsigned capability(unsigned minor, unsigned gi)
@@ -36,6 +37,12 @@ int mig_visible(unsigned minor, unsigned gi, unsigned ci)
 {
 	unsigned number = capability(minor, gi);
 	return may(MONITOR) || (may(number) && may(number + 1 + ci));
+}
+
+/* As in the real driver, see rmclientIsCapableOrAdmin with NV_RM_CAP_SYS_SMC_CONFIG in its kernel modules. */
+int mig_may_configure(void)
+{
+	return may(CONFIG);
 }
 
 static void make_node(const char *dev, unsigned major, unsigned number)

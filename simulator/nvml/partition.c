@@ -68,7 +68,7 @@ static nvmlReturn_t create_gi(nvmlDevice_t device, struct edit *edit, nvmlGpuIns
 	if (!out)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	edit->gpu = target.gpu;
-	err = change(make_gi, edit, edit->gpu, nvmlEventMigConfigChange);
+	err = change_layout(make_gi, edit, edit->gpu);
 	return err != NVML_SUCCESS ? err : give_gi(edit->gpu, edit->gi, out);
 }
 
@@ -121,7 +121,7 @@ API nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance)
 	if (err != NVML_SUCCESS)
 		return err;
 	struct edit edit = {.gpu = target.gpu, .gi = target.gi.id};
-	return change(remove_gi, &edit, target.gpu, nvmlEventMigConfigChange);
+	return change_layout(remove_gi, &edit, target.gpu);
 }
 
 /* A MIG device's UUID follows from its GPU's and its instances' ids, as in gpusim: the same each time it is made. */
@@ -155,6 +155,8 @@ static nvmlReturn_t make_ci(struct gpusim_state *next, void *argument)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (slices > ci_slices_left(gpu, edit->gi, profile))
 		return NVML_ERROR_INSUFFICIENT_RESOURCES;
+	if (next->mig_error)
+		return (nvmlReturn_t)next->mig_error;
 
 	uint32_t ids = 0, indexes = 0;
 	struct gpusim_ci *empty = NULL;
@@ -202,7 +204,7 @@ static nvmlReturn_t create_ci(nvmlGpuInstance_t instance, struct edit *edit, nvm
 		return NVML_ERROR_INVALID_ARGUMENT;
 	edit->gpu = target.gpu;
 	edit->gi = target.gi.id;
-	err = change(make_ci, edit, edit->gpu, nvmlEventMigConfigChange);
+	err = change_layout(make_ci, edit, edit->gpu);
 	if (err != NVML_SUCCESS)
 		return err;
 	mig_make_nodes(edit->gpu, edit->gi, edit->ci);
@@ -249,5 +251,5 @@ API nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t instance)
 	if (err != NVML_SUCCESS)
 		return err;
 	struct edit edit = {.gpu = target.gpu, .gi = target.gi.id, .ci = target.ci.id};
-	return change(remove_ci, &edit, target.gpu, nvmlEventMigConfigChange);
+	return change_layout(remove_ci, &edit, target.gpu);
 }

@@ -2,6 +2,8 @@
  * Changes that a client makes. The state is mapped read-only; whoever may write
  * the file (root on the host) changes it under the protocol of state.h, which is
  * also gpusim's. In a container the file is read-only: insufficient permissions.
+ * For the MIG layout a real driver asks for the capability mig/config instead: a
+ * process that has its node gets the file from gpusim serve.
  */
 #include "internal.h"
 
@@ -11,8 +13,11 @@
 #include <linux/futex.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -72,16 +77,61 @@ static nvmlReturn_t edit_locked(struct gpusim_file *file, edit_fn edit, void *ar
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t change(edit_fn edit, void *argument, unsigned gpu, uint64_t event)
+/* receive returns the open file that a message carries, or -1. */
+static int receive(int from)
+{
+	char byte, control[CMSG_SPACE(sizeof(int))];
+	struct iovec data = {&byte, 1};
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	int fd = -1;
+	ssize_t got;
+	do
+		got = recvmsg(from, &message, MSG_CMSG_CLOEXEC);
+	while (got < 0 && errno == EINTR);
+	struct cmsghdr *header = got == 1 ? CMSG_FIRSTHDR(&message) : NULL;
+	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof fd))
+		memcpy(&fd, CMSG_DATA(header), sizeof fd);
+	return fd;
+}
+
+/* ask_driver gets the state, open for writing, from the gpusim serve that serves this driver root; -1: there is none. */
+static int ask_driver(void)
+{
+	char dev[PATH_MAX];
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct timeval patience = {.tv_sec = 2};
+	if (!gpusim_own_dev((const void *)gpusim_simulated, dev, sizeof dev))
+		return -1;
+	dev[strlen(dev) - strlen("/dev")] = '\0';
+	if (strlen(dev) + sizeof "/" GPUSIM_SOCKET > sizeof address.sun_path)
+		return -1;
+	strcat(strcpy(address.sun_path, dev), "/" GPUSIM_SOCKET);
+	int server = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (server < 0)
+		return -1;
+	int fd = -1;
+	if (setsockopt(server, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0 &&
+	    connect(server, (const struct sockaddr *)&address, sizeof address) == 0)
+		fd = receive(server);
+	close(server);
+	return fd;
+}
+
+static nvmlReturn_t change_as(int configures, edit_fn edit, void *argument, unsigned gpu, uint64_t event)
 {
 	char path[PATH_MAX + 64];
 	struct gpusim_file *file;
 	if (!gpusim_path((const void *)gpusim_simulated, path, sizeof path))
 		return NVML_ERROR_UNKNOWN;
 	int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0) {
+		int denied = errno == EACCES || errno == EPERM || errno == EROFS;
+		if (!denied)
+			return NVML_ERROR_UNKNOWN;
+		fd = configures && mig_may_configure() ? ask_driver() : -1;
+	}
 	if (fd < 0)
-		return errno == EACCES || errno == EPERM || errno == EROFS ? NVML_ERROR_NO_PERMISSION
-									   : NVML_ERROR_UNKNOWN;
+		return NVML_ERROR_NO_PERMISSION;
 	nvmlReturn_t err = NVML_ERROR_UNKNOWN;
 	int locked;
 	do
@@ -95,4 +145,14 @@ nvmlReturn_t change(edit_fn edit, void *argument, unsigned gpu, uint64_t event)
 	}
 	close(fd); /* and with it the lock */
 	return err;
+}
+
+nvmlReturn_t change(edit_fn edit, void *argument, unsigned gpu, uint64_t event)
+{
+	return change_as(0, edit, argument, gpu, event);
+}
+
+nvmlReturn_t change_layout(edit_fn edit, void *argument, unsigned gpu)
+{
+	return change_as(1, edit, argument, gpu, nvmlEventMigConfigChange);
 }

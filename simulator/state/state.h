@@ -38,6 +38,9 @@
 /* Offset in the file, beyond its end, of the byte whose lock says that the first GPU is held open. */
 #define GPUSIM_HOLD (1ll << 40)
 
+/* Socket in the driver root over which gpusim serve gives the state, open for writing, to processes with mig/config. */
+#define GPUSIM_SOCKET "gpusim.sock"
+
 /* The most that NVML may be made to cost, ns: longer is a mistake in a unit. */
 #define GPUSIM_MAX_INIT_COST 600000000000ull
 #define GPUSIM_MAX_CALL_COST 10000000000ull
@@ -203,7 +206,7 @@ struct gpusim_state {
 	uint32_t init_error;      /* nvmlReturn_t that nvmlInit answers; 0: none */
 	uint32_t event_error;     /* nvmlReturn_t that event calls answer; 0: none */
 	uint32_t major_gpu, major_uvm, major_caps; /* of the device nodes */
-	uint32_t reserved;
+	uint32_t mig_error;       /* nvmlReturn_t that creating a compute instance answers; 0: none */
 	uint64_t init_cost_ns;    /* what nvmlInit takes where NVML is not initialised; 0: nothing */
 	uint64_t call_cost_ns;    /* what every other call of NVML takes while it is */
 	uint32_t topology[GPUSIM_GPUS][GPUSIM_GPUS]; /* nvmlGpuTopologyLevel_t between two GPUs */

@@ -216,7 +216,7 @@ type (
 		MajorGpu      uint32
 		MajorUvm      uint32
 		MajorCaps     uint32
-		Reserved      uint32
+		MigError      uint32
 		InitCostNs    uint64
 		CallCostNs    uint64
 		Topology      [16][16]uint32

@@ -40,6 +40,7 @@ func TestDRA(t *testing.T) {
 		{"a device that is allocated twice is refused", s.doubleUseIsRefused},
 		{"a killed driver goes on where it was", s.aKilledDriverGoesOn},
 		{"after a reboot a claim is prepared again", s.aRebootPreparesAgain},
+		{"a GPU is partitioned as claims need it", s.partitionsAreCreatedForClaims},
 		{"the driver's token is good for its own node only", s.theTokenIsConfined},
 	} {
 		if !t.Run(scenario.name, scenario.run) {

@@ -5,6 +5,7 @@ import (
 	"runtime"
 
 	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/toolkit/setup"
 	"github.com/gpuready/gpuready/toolkit/spec"
 	"github.com/gpuready/gpuready/toolkit/watch"
@@ -41,6 +42,7 @@ func (d *Daemon) setWatches() (more bool, err error) {
 	add("/run/nvidia/validations", ".driver-ctr-ready", filesChanged)
 	add(path.Join(devRoot, "dev"), "nvidia*", devicesChanged)
 	add(path.Join(devRoot, "dev/nvidia-caps"), "nvidia-cap*", devicesChanged)
+	add(path.Join(d.Config.StateDir, string(nodestate.DevicePlugin)), nodestate.LayoutName, devicesChanged)
 	add(d.Config.InstallDir, setup.HookName, specsChanged)
 	for _, file := range d.configFiles() {
 		add(path.Dir(file), path.Base(file), configChanged)

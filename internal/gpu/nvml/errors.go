@@ -42,6 +42,7 @@ var words = map[nvml.Return]struct{ name, text string }{
 	nvml.ERROR_OPERATING_SYSTEM:        {"OPERATING_SYSTEM", "the operating system blocked the GPU's control device"},
 	nvml.ERROR_LIB_RM_VERSION_MISMATCH: {"LIB_RM_VERSION_MISMATCH", "library and kernel module are of different versions"},
 	nvml.ERROR_IN_USE:                  {"IN_USE", "in use"},
+	nvml.ERROR_INSUFFICIENT_RESOURCES:  {"INSUFFICIENT_RESOURCES", "the GPU has no room for it"},
 	nvml.ERROR_MEMORY:                  {"MEMORY", "out of memory"},
 	nvml.ERROR_GPU_NOT_FOUND:           {"GPU_NOT_FOUND", "no GPU was found"},
 	nvml.ERROR_UNKNOWN:                 {"UNKNOWN", "unknown error of the driver"},

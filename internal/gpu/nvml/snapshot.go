@@ -176,6 +176,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 		},
 		func() error { s.readModel(device, &r.Device); return nil },
 		func() error { return s.readMIG(device, &r.Device) },
+		func() error { return s.readPartitions(device, &r.Device) },
 		func() error { return s.readLanes(device, &r.lanes) },
 		func() error { s.readFabric(device, &r.Device); return nil },
 		func() error { return s.readHealth(device, &r.Device) },

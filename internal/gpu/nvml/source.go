@@ -46,6 +46,9 @@ type Options struct {
 	// early, so Watch, and Close after it, end up to one slice late. While a GPU is to
 	// be released, a slice is at most 200 ms. 0 is 200 ms.
 	Slice time.Duration
+	// Partitions has snapshots list the profiles of GPUs in MIG mode and the GPU instances that exist,
+	// which some drivers let only a process with the capability mig/config read.
+	Partitions bool
 	// ReadOutside reads GPUs that this process has released; nil: see Release.
 	ReadOutside OutsideReader
 
@@ -58,16 +61,17 @@ type Options struct {
 
 // Source is a gpu.Source that uses NVML.
 type Source struct {
-	lib       nvml.Interface
-	library   string
-	simulated bool
-	has       map[string]bool // optional functions that the library has
-	places    places
-	log       *slog.Logger
-	probe     time.Duration // between two probes of Watch
-	slice     time.Duration // see Options.Slice
-	hurried   time.Duration // maximum of probe while a GPU is to be released, or is released
-	quiet     time.Duration // time without an event before NVML is shut down to release a GPU
+	lib        nvml.Interface
+	library    string
+	simulated  bool
+	has        map[string]bool // optional functions that the library has
+	places     places
+	partitions bool // see Options.Partitions
+	log        *slog.Logger
+	probe      time.Duration // between two probes of Watch
+	slice      time.Duration // see Options.Slice
+	hurried    time.Duration // maximum of probe while a GPU is to be released, or is released
+	quiet      time.Duration // time without an event before NVML is shut down to release a GPU
 
 	outside      OutsideReader
 	outsideEvery time.Duration
@@ -101,6 +105,9 @@ var optional = []string{
 	"nvmlDeviceIsMigDeviceHandle", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
 	"nvmlDeviceGetGpuInstanceById", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlGpuInstanceGetInfo",
 	"nvmlGpuInstanceGetComputeInstanceById", "nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlComputeInstanceGetInfo_v2",
+	"nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceGetGpuInstances",
+	"nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceDestroy", "nvmlGpuInstanceCreateComputeInstance",
+	"nvmlGpuInstanceGetComputeInstances", "nvmlComputeInstanceDestroy",
 	"nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetFieldValues", "nvmlDeviceGetMemoryAffinity",
 	"nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkRemotePciInfo_v2",
 	"nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetGpuFabricInfo",
@@ -156,7 +163,7 @@ func Open(o Options) (*Source, error) {
 
 func newSource(lib nvml.Interface, o Options) *Source {
 	s := &Source{
-		lib: lib, log: o.Log, probe: o.ProbeInterval, slice: o.Slice, hurried: 10 * time.Second, hurry: make(chan struct{}, 1), quiet: 10 * time.Second,
+		lib: lib, partitions: o.Partitions, log: o.Log, probe: o.ProbeInterval, slice: o.Slice, hurried: 10 * time.Second, hurry: make(chan struct{}, 1), quiet: 10 * time.Second,
 		outside: o.ReadOutside, outsideEvery: outsideEvery,
 		memory: memory{devices: map[gpu.UUID]reading{}, out: map[gpu.UUID]gpu.Fault{}, ancestors: map[[2]gpu.PCIAddress]gpu.LinkKind{}, numa: map[gpu.PCIAddress]int{}},
 	}

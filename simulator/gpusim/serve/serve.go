@@ -98,7 +98,7 @@ func Run(ctx context.Context, c Config) (err error) {
 }
 
 // serve ensures that the driver exists and watches it.
-func (d *driver) serve(ctx context.Context) error {
+func (d *driver) serve(ctx context.Context) (err error) {
 	mounts, err := host.WatchMounts([]string{d.Root})
 	if err != nil {
 		return err
@@ -115,6 +115,12 @@ func (d *driver) serve(ctx context.Context) error {
 		})
 	}()
 	err = d.ensureDriver(ctx)
+	if err == nil {
+		var closeSocket func() error
+		if closeSocket, err = d.serveState(); err == nil {
+			defer func() { err = errors.Join(err, closeSocket()) }()
+		}
+	}
 	for err == nil {
 		if err = d.check(); err != nil {
 			break

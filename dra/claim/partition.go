@@ -1,0 +1,192 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/partition"
+)
+
+// createPartitions creates the partitions of a claim that is not prepared yet. They are recorded
+// before: whatever kills this process, the next call finds them and either has the claim prepared or
+// destroys them. After an error nothing of them is left, or it is recorded as to be destroyed.
+func (p *Preparer) createPartitions(ctx context.Context, wanted *Prepared, record *Checkpoint) error {
+	var missing []*PreparedDevice
+	for i := range wanted.Devices {
+		d := &wanted.Devices[i]
+		if d.Placement == nil || d.UUID != "" {
+			continue
+		}
+		// What is there now is somebody else's, and must not get into the record.
+		if err := p.checkFree(ctx, *d.Placement); err != nil {
+			return fmt.Errorf("device %s: its partition cannot be created: %w; next: %s", d.Name, err, nextForPartition(err))
+		}
+		missing = append(missing, d)
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	for _, d := range missing {
+		record.Partitions = append(record.Partitions, OwnPartition{*d.Placement, wanted.UID})
+	}
+	if err := p.Store.Save(record); err != nil {
+		record.forget(func(o OwnPartition) bool { return o.Claim == wanted.UID })
+		return fmt.Errorf("the partitions to be created cannot be recorded: %w; the kubelet tries again", err)
+	}
+	for i, d := range missing {
+		began := time.Now()
+		made, err := p.Partitions.CreatePartition(ctx, *d.Placement)
+		if err == nil {
+			d.UUID = made.UUID
+			p.Log.Info("partition created", "device", d.Name, "uuid", string(made.UUID), "duration", time.Since(began).Round(time.Millisecond))
+			continue
+		}
+		untouched := missing[i+1:]
+		if !errors.Is(err, gpu.ErrLeftover) { // nothing is there, or somebody else's partition
+			untouched = missing[i:]
+		}
+		record.forget(func(o OwnPartition) bool {
+			return o.Claim == wanted.UID && slices.ContainsFunc(untouched, func(d *PreparedDevice) bool { return *d.Placement == o.Placement })
+		})
+		err = fmt.Errorf("device %s: its partition cannot be created: %w; next: %s", d.Name, err, nextForPartition(err))
+		p.destroyLeftovers(ctx, record)
+		return errors.Join(err, p.saveRemoved(record))
+	}
+	return nil
+}
+
+// checkFree returns an error that wraps gpu.ErrNoRoom if a GPU instance is at a placement.
+func (p *Preparer) checkFree(ctx context.Context, at gpu.Placement) error {
+	instances, err := p.Partitions.Instances(ctx, at.GPU)
+	if err != nil {
+		return err
+	}
+	for _, i := range instances {
+		if at.Overlaps(gpu.Placement{GPU: at.GPU, Start: i.Start, Size: i.Size}) {
+			return fmt.Errorf("%w: GPU instance %d is at memory slice %d", gpu.ErrNoRoom, i.ID, i.Start)
+		}
+	}
+	return nil
+}
+
+// nextForPartition returns what a person should do after an error of creating a partition.
+func nextForPartition(err error) string {
+	switch {
+	case errors.Is(err, gpu.ErrNoRoom):
+		return "remove what was created there by hand, or delete this pod, so that it is scheduled again"
+	case errors.Is(err, gpu.ErrNoPermission):
+		return "let gpu-device-plugin have the capability mig/config, /dev/nvidia-caps/nvidia-cap1"
+	case errors.Is(err, gpu.ErrNoMIGMode):
+		return "switch MIG mode on, or delete this pod, so that it is scheduled again"
+	case errors.Is(err, partition.ErrUnavailable):
+		return "see that gpu-device-plugin runs on this node with --mig=dynamic; the kubelet tries again"
+	}
+	return "see the log of gpu-device-plugin and the kernel's on this node; the kubelet tries again"
+}
+
+// removeLeftovers destroys the partitions of claims that are not prepared, and records that: the
+// process was killed, or an earlier attempt failed.
+func (p *Preparer) removeLeftovers(ctx context.Context, record *Checkpoint) error {
+	if !p.destroyLeftovers(ctx, record) {
+		return nil
+	}
+	return p.saveRemoved(record)
+}
+
+// destroyLeftovers destroys the partitions of claims that are not prepared, and reports whether it has
+// destroyed one. One that cannot be destroyed now stays recorded, and its error is in the log alone: it
+// does not concern the claims of this call.
+func (p *Preparer) destroyLeftovers(ctx context.Context, record *Checkpoint) (changed bool) {
+	before := len(record.Partitions)
+	if err := p.destroyPartitions(ctx, record, func(o OwnPartition) bool { return record.Find(o.Claim) == nil }); err != nil {
+		p.Log.Error("what is left of a partition is destroyed later", "message", err.Error())
+	}
+	return len(record.Partitions) < before
+}
+
+func (p *Preparer) saveRemoved(record *Checkpoint) error {
+	if err := p.Store.Save(record); err != nil {
+		return fmt.Errorf("that partitions were removed cannot be recorded: %w; the kubelet tries again", err)
+	}
+	return nil
+}
+
+// destroyPartitions destroys the chosen partitions, and removes from the record those that are gone.
+func (p *Preparer) destroyPartitions(ctx context.Context, record *Checkpoint, chosen func(OwnPartition) bool) error {
+	var errs []error
+	record.forget(func(o OwnPartition) bool {
+		if !chosen(o) {
+			return false
+		}
+		began := time.Now()
+		if err := p.Partitions.DestroyPartition(ctx, o.Placement); err != nil {
+			errs = append(errs, fmt.Errorf("its partition of profile %d at memory slice %d of GPU %s cannot be destroyed: %w; next: end what uses it; the kubelet tries again", o.Profile, o.Start, o.GPU, err))
+			return false
+		}
+		p.Log.Info("partition destroyed", "uuid", string(o.GPU), "profile", o.Profile, "start", o.Start, "duration", time.Since(began).Round(time.Millisecond))
+		return true
+	})
+	return errors.Join(errs...)
+}
+
+// Recover destroys what an earlier process has left half-made. It is called at the start.
+func (p *Preparer) Recover(ctx context.Context) error {
+	unlock, err := p.Store.lock()
+	defer unlock()
+	if err != nil {
+		return err
+	}
+	record, err := p.Store.Load(p.Log)
+	if err != nil || len(record.Partitions) == 0 {
+		return err
+	}
+	return p.removeLeftovers(ctx, record)
+}
+
+// forget removes partitions from the record.
+func (c *Checkpoint) forget(gone func(OwnPartition) bool) {
+	c.Partitions = slices.DeleteFunc(c.Partitions, gone)
+}
+
+// Clone returns a copy that shares no slice with c.
+func (c *Checkpoint) Clone() Checkpoint {
+	return Checkpoint{BootID: c.BootID, Claims: slices.Clone(c.Claims), Partitions: slices.Clone(c.Partitions)}
+}
+
+// Own returns the places of the partitions that the record of this boot has.
+func (s Store) Own() []gpu.Placement {
+	c, err := s.read()
+	if err != nil || c.BootID != s.BootID {
+		return nil
+	}
+	var all []gpu.Placement
+	for _, o := range c.Partitions {
+		all = append(all, o.Placement)
+	}
+	return all
+}
+
+// lock makes this process the only one that uses the record, until unlock is called. Those who hold it
+// have deadlines.
+func (s Store) lock() (unlock func(), err error) {
+	f, err := os.OpenFile(s.Path+".lock", os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return func() {}, fmt.Errorf("lock the record of prepared claims: %w; next: see that the driver's folder is mounted", err)
+	}
+	for {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return func() {}, errors.Join(fmt.Errorf("lock the record of prepared claims: %w", err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil // and with it the lock
+}

@@ -1,0 +1,172 @@
+package claim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/dra/inventory"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/partition"
+)
+
+// layout is the MIG layout of GPUs, as a driver keeps it.
+type layout struct {
+	there   map[gpu.Placement]bool
+	create  error // what CreatePartition returns next
+	destroy error
+	killed  func() // called once a partition has been created
+}
+
+func (l *layout) Instances(_ context.Context, id gpu.UUID) (all []gpu.GPUInstance, err error) {
+	for at := range l.there {
+		if at.GPU == id {
+			all = append(all, gpu.GPUInstance{Profile: at.Profile, Start: at.Start, Size: at.Size})
+		}
+	}
+	return all, nil
+}
+
+func (l *layout) CreatePartition(_ context.Context, at gpu.Placement) (gpu.Partition, error) {
+	if err := l.create; err != nil && !errors.Is(err, gpu.ErrLeftover) {
+		return gpu.Partition{}, err
+	}
+	for other := range l.there {
+		if at.Overlaps(other) {
+			return gpu.Partition{}, gpu.ErrNoRoom
+		}
+	}
+	l.there[at] = true
+	if l.killed != nil {
+		l.killed()
+	}
+	return gpu.Partition{Placement: at, UUID: gpu.UUID(fmt.Sprintf("MIG-%d-%d", at.Profile, at.Start))}, l.create
+}
+
+func (l *layout) DestroyPartition(_ context.Context, at gpu.Placement) error {
+	if l.destroy == nil {
+		delete(l.there, at)
+	}
+	return l.destroy
+}
+
+// newMIGBench is a bench whose first GPU can be partitioned.
+func newMIGBench(t *testing.T) (*bench, *layout) {
+	b, l := newBench(t), &layout{there: map[gpu.Placement]bool{}}
+	b.gpus[0].MIGEnabled = true
+	b.gpus[0].Profiles = []nodestate.MIGProfile{
+		{ID: 9, Name: "3g.40gb", Slices: 3, Size: 4, Count: 2, Starts: []int{0, 4}},
+		{ID: 19, Name: "1g.10gb", Slices: 1, Size: 1, Count: 7, Starts: []int{0, 1, 2, 3, 4, 5, 6}},
+	}
+	b.Partitions = l
+	b.AwaitCDIName = func(_ context.Context, id gpu.UUID) (string, error) { return b.CDIName(id) }
+	b.Inventory = func() inventory.Inventory {
+		return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: nodestate.ServeDRA, MIG: nodestate.MIGDynamic, Inventory: b.gpus}}, b.problem, nil, b.Store.Own()...)
+	}
+	return b, l
+}
+
+func small(start int) gpu.Placement {
+	return gpu.Placement{GPU: "GPU-0", Profile: 19, Start: start, Size: 1}
+}
+
+const (
+	smallName = "gpu-0-mig-1g10gb-19-%d"
+	largeName = "gpu-0-mig-3g40gb-9-4"
+)
+
+func (b *bench) record(t *testing.T) *Checkpoint {
+	t.Helper()
+	c, err := b.Store.Load(slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	return c
+}
+
+func TestPartitionsLiveAsLongAsTheirClaim(t *testing.T) {
+	b, l := newMIGBench(t)
+	two := allocated("two", fmt.Sprintf(smallName, 0), largeName)
+	b.requirePrepared(t, two, "MIG-19-0", "MIG-9-4")
+	b.requirePrepared(t, two, "MIG-19-0", "MIG-9-4")
+	require.Len(t, l.there, 2)
+	require.Len(t, b.record(t).Partitions, 2)
+	_, err := b.prepare(allocated("overlapping", fmt.Sprintf(smallName, 5)))
+	require.ErrorContains(t, err, "device gpu-0-mig-1g10gb-19-5 is in use by claim team/two")
+	_, err = b.prepare(asAdmin(allocated("admin", fmt.Sprintf(smallName, 2))))
+	require.ErrorContains(t, err, "has no administrative access")
+
+	l.destroy = fmt.Errorf("%w: busy", gpu.ErrInUse)
+	require.ErrorContains(t, b.unprepare(two), "cannot be destroyed: the partition is in use: busy; next: end what uses it")
+	require.NotNil(t, b.record(t).Find(two.UID), "it is still prepared")
+	l.destroy = nil
+	require.NoError(t, b.unprepare(two))
+	require.NoError(t, b.unprepare(two))
+	require.Empty(t, l.there)
+	require.Empty(t, b.record(t).Partitions)
+
+	b.requirePrepared(t, two, "MIG-19-0", "MIG-9-4")
+	l.there = map[gpu.Placement]bool{} // a reboot
+	b.Store.BootID = later
+	b.requirePrepared(t, two, "MIG-19-0", "MIG-9-4")
+	require.Len(t, l.there, 2)
+}
+
+func TestWhatIsHalfMadeIsRemoved(t *testing.T) {
+	t.Run("the second partition cannot be created", func(t *testing.T) {
+		b, l := newMIGBench(t)
+		l.there[gpu.Placement{GPU: "GPU-0", Profile: 9, Start: 4, Size: 4}] = true // somebody's
+		_, err := b.prepare(allocated("c", fmt.Sprintf(smallName, 0), largeName))
+		require.ErrorIs(t, err, gpu.ErrNoRoom)
+		require.Len(t, l.there, 1)
+		require.Empty(t, b.record(t).Partitions)
+		require.NoError(t, b.unprepare(allocated("c")))
+		require.Len(t, l.there, 1, "nobody else's is destroyed")
+	})
+	t.Run("the driver fails", func(t *testing.T) {
+		b, l := newMIGBench(t)
+		l.create = partition.ErrUnavailable
+		_, err := b.prepare(allocated("c", fmt.Sprintf(smallName, 0)))
+		require.ErrorContains(t, err, "next: see that gpu-device-plugin runs on this node with --mig=dynamic")
+		require.Empty(t, b.record(t).Partitions)
+	})
+	t.Run("nobody knows whether it was created", func(t *testing.T) {
+		b, l := newMIGBench(t)
+		l.create, l.destroy = gpu.ErrLeftover, errors.New("NVML hangs")
+		_, err := b.prepare(allocated("c", fmt.Sprintf(smallName, 0)))
+		require.ErrorIs(t, err, gpu.ErrLeftover)
+		require.Equal(t, []OwnPartition{{small(0), "uid-c"}}, b.record(t).Partitions)
+		l.create, l.destroy = nil, nil
+		b.requirePrepared(t, allocated("other", fmt.Sprintf(smallName, 1)), "MIG-19-1")
+		require.Equal(t, map[gpu.Placement]bool{small(1): true}, l.there)
+	})
+	t.Run("the toolkit does not name it", func(t *testing.T) {
+		b, l := newMIGBench(t)
+		b.cdi["MIG-19-0"] = errors.New("not named")
+		_, err := b.prepare(allocated("c", fmt.Sprintf(smallName, 0)))
+		require.ErrorContains(t, err, "no container can be given it: not named")
+		require.Empty(t, l.there)
+		require.Empty(t, b.record(t).Partitions)
+	})
+	t.Run("the record cannot be written", func(t *testing.T) {
+		b, l := newMIGBench(t)
+		b.Store.Path = filepath.Join(t.TempDir(), "gone", "checkpoint.json")
+		_, err := b.prepare(allocated("c", fmt.Sprintf(smallName, 0)))
+		require.Error(t, err)
+		require.Empty(t, l.there, "what cannot be recorded is not created")
+	})
+	t.Run("the process is killed", func(t *testing.T) {
+		b, l := newMIGBench(t)
+		l.killed = func() { panic("killed") }
+		require.Panics(t, func() { _, _ = b.prepare(allocated("c", fmt.Sprintf(smallName, 0))) })
+		require.Len(t, l.there, 1)
+		l.killed = nil
+		require.NoError(t, b.Recover(t.Context()))
+		require.Empty(t, l.there)
+		require.Empty(t, b.record(t).Partitions)
+	})
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/test/lab/built"
+	"github.com/gpuready/gpuready/test/lab/golden"
+)
+
+// newMIGNode is a node with a simulated driver, whose first GPU is in MIG mode, and with the real toolkit and
+// device plugin. layout lists MIG devices that a person has created.
+func newMIGNode(t *testing.T, profile, layout string) *node {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("device nodes need root")
+	}
+	dir, err := os.MkdirTemp("", "mig") // the paths of sockets must be short
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	n := &node{t: t, dir: dir, api: newAPIServer(t)}
+	for _, folder := range []string{"plugins", "plugins_registry", "host/dp"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, folder), 0o755))
+	}
+	n.kubelet = newKubelet(t, dir)
+	built.Gpusim(t, "up", "--root", n.driver(), "--profile", profile, "--gpus", "2")
+	t.Cleanup(func() { built.Gpusim(t, "down", "--root", n.driver()) })
+	if layout == "" {
+		n.sim("mig", "--gpu", "0", "--on")
+	} else {
+		n.sim("mig", "--gpu", "0", "--layout", layout)
+	}
+	host := []string{"--host-root=" + filepath.Join(dir, "host"), "--driver-root=/driver", "--state-dir=/state", "--listen="}
+	built.Start(t, "gpu-toolkit", append([]string{"run", "--hook-program=" + built.Path(t, "gpu-cdi-hook")}, host...))
+	built.Start(t, "gpu-device-plugin", append([]string{"--kubelet-socket=/dp/kubelet.sock", "--serve=dra", "--mig=dynamic"}, host...))
+	return n
+}
+
+func (n *node) driver() string { return filepath.Join(n.dir, "host/driver") }
+
+func (n *node) sim(command string, args ...string) string {
+	n.t.Helper()
+	return built.Gpusim(n.t, append([]string{command, "--root", n.driver()}, args...)...)
+}
+
+// waitInventory waits until the device plugin's state satisfies cond.
+func (n *node) waitInventory(why string, cond func(nodestate.GPU) bool) nodestate.GPU {
+	n.t.Helper()
+	boot, err := nodestate.BootIDAt(filepath.Join(n.dir, "host"))
+	require.NoError(n.t, err)
+	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
+	defer cancel()
+	var last nodestate.GPU
+	found := false
+	_ = nodestate.WatchBoot(ctx, filepath.Join(n.dir, "host/state/deviceplugin"), boot, func(s nodestate.State, err error) {
+		if err == nil && !found && s.Phase == nodestate.Ready && len(s.DevicePlugin.Inventory) > 0 {
+			last = s.DevicePlugin.Inventory[0]
+			if found = cond(last); found {
+				cancel()
+			}
+		}
+	})
+	require.True(n.t, found, "%s: the GPU came to be %+v", why, last)
+	return last
+}
+
+// starts returns where the GPU instances of the first GPU begin.
+func starts(g nodestate.GPU) (all []int) {
+	for _, i := range g.Instances {
+		all = append(all, i.Start)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func (n *node) waitStarts(why string, want ...int) {
+	n.t.Helper()
+	n.waitInventory(why, func(g nodestate.GPU) bool { return slices.Equal(starts(g), want) })
+}
+
+const (
+	small = "gpu-0-mig-1g10gb-19-%d"
+	large = "gpu-0-mig-3g40gb-9-4"
+)
+
+func (n *node) waitPartitions() map[string]resourceapi.Device {
+	n.t.Helper()
+	n.waitDevices("partitions are published", func(devices map[string]resourceapi.Device) bool {
+		return len(devices[large].ConsumesCounters) == 1 && untaintedAll(devices)
+	})
+	devices, _ := n.api.devices()
+	return devices
+}
+
+func untaintedAll(devices map[string]resourceapi.Device) bool {
+	for _, d := range devices {
+		if len(d.Taints) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// What the driver reports of its GPUs is what package inventory is tested with.
+func TestProfilesMatchTheGoldenFile(t *testing.T) {
+	t.Parallel()
+	var all []nodestate.GPU
+	for _, profile := range []string{"a100-80gb", "h100-sxm", "b200"} {
+		n := newMIGNode(t, profile, "")
+		all = append(all, n.waitInventory("the GPU is read", func(g nodestate.GPU) bool { return len(g.Profiles) > 0 }))
+	}
+	data, err := json.MarshalIndent(all, "", " ")
+	require.NoError(t, err)
+	golden.Require(t, "inventory/testdata/partitionable.json", string(data)+"\n")
+}
+
+func TestPartitionsAreCreatedForClaimsAndDestroyed(t *testing.T) {
+	t.Parallel()
+	n := newMIGNode(t, "h100-sxm", "2g.20gb@2")
+	n.start("pod-1")
+	client := n.register(t, "pod-1")
+	devices := n.waitPartitions()
+	require.Contains(t, devices, "gpu-1", "the other GPU is whole")
+	existing := slices.DeleteFunc(slices.Collect(func(yield func(string) bool) {
+		for name, d := range devices {
+			if d.Attributes["uuid"].StringValue != nil && !yield(name) {
+				return
+			}
+		}
+	}), func(name string) bool { return name == "gpu-1" })
+	require.Len(t, existing, 1, "the MIG device that a person has created")
+
+	first, second := n.claim("first", fmt.Sprintf(small, 0)), n.claim("second", large)
+	var took, gone []time.Duration // the simulated NVML takes no time: it is the own share
+	for range 9 {
+		began := time.Now()
+		_, refusal, err := prepare(t.Context(), client, first)
+		require.NoError(t, err)
+		require.Empty(t, refusal)
+		took = append(took, time.Since(began))
+		began = time.Now()
+		refusal, err = unprepare(t.Context(), client, first)
+		require.NoError(t, err)
+		require.Empty(t, refusal)
+		gone = append(gone, time.Since(began))
+	}
+	slices.Sort(took)
+	slices.Sort(gone)
+	t.Logf("prepared in %v to %v, p50 %v; unprepared in %v to %v, p50 %v", took[0], took[8], took[4], gone[0], gone[8], gone[4])
+	names, refusal, err := prepare(t.Context(), client, first)
+	require.NoError(t, err)
+	require.Empty(t, refusal)
+	require.Len(t, names, 1)
+	require.True(t, strings.HasPrefix(names[0], "k8s.gpuready.io/gpu=MIG-"), names[0])
+	more, refusal, err := prepare(t.Context(), client, second)
+	require.NoError(t, err)
+	require.Empty(t, refusal)
+	require.NotEqual(t, names, more)
+	again, _, err := prepare(t.Context(), client, first)
+	require.NoError(t, err)
+	require.Equal(t, names, again)
+	n.waitStarts("both exist", 0, 2, 4)
+
+	_, refusal, err = prepare(t.Context(), client, n.claim("thief", fmt.Sprintf(small, 5)))
+	require.NoError(t, err)
+	require.Contains(t, refusal, "is in use by claim team/second")
+	_, refusal, err = prepare(t.Context(), client, n.claim("blind", fmt.Sprintf(small, 3)))
+	require.NoError(t, err)
+	require.Contains(t, refusal, "the GPU has no room for the partition there: GPU instance 4 is at memory slice 2; next: remove what was created there by hand")
+
+	for _, c := range []*resourceapi.ResourceClaim{first, second} {
+		refusal, err = unprepare(t.Context(), client, c)
+		require.NoError(t, err)
+		require.Empty(t, refusal)
+	}
+	n.waitStarts("both are gone, and the person's stays", 2)
+	after, _ := n.api.devices()
+	require.Len(t, after, len(devices), "what is published does not change with the claims")
+	require.Contains(t, after, existing[0])
+}
+
+func TestAPartitionThatFailsHalfWayIsRemoved(t *testing.T) {
+	t.Parallel()
+	n := newMIGNode(t, "a100-80gb", "")
+	n.start("pod-1")
+	client := n.register(t, "pod-1")
+	n.waitPartitions()
+	n.sim("fail", "--mig", "unknown")
+	c := n.claim("c", fmt.Sprintf(small, 0), large)
+	_, refusal, err := prepare(t.Context(), client, c)
+	require.NoError(t, err)
+	require.Contains(t, refusal, "device gpu-0-mig-1g10gb-19-0: its partition cannot be created: nvmlGpuInstanceCreateComputeInstance: unknown error of the driver (NVML error 999); next: see the log of gpu-device-plugin")
+	n.waitStarts("nothing is left")
+	record, err := n.store().Load(slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.Empty(t, record.Partitions)
+	n.sim("fail", "--mig", "none")
+	names, refusal, err := prepare(t.Context(), client, c)
+	require.NoError(t, err)
+	require.Empty(t, refusal)
+	require.Len(t, names, 2)
+	n.waitStarts("both exist", 0, 4)
+}
+
+// The driver is killed at any moment while claims come and go.
+func TestNoPartitionIsLeftHoweverTheDriverDies(t *testing.T) {
+	t.Parallel()
+	rounds := 8
+	if !testing.Short() {
+		rounds = 25
+	}
+	n := newMIGNode(t, "h100-sxm", "2g.20gb@2")
+	var claims []*resourceapi.ResourceClaim
+	for i, devices := range [][]string{{fmt.Sprintf(small, 0)}, {fmt.Sprintf(small, 1), large}, {fmt.Sprintf(small, 0), fmt.Sprintf(small, 1)}, {large}, {fmt.Sprintf(small, 2)}} {
+		claims = append(claims, n.claim(fmt.Sprintf("c%d", i), devices...))
+	}
+	prepared := 0
+	for range rounds {
+		p := n.start("pod-1")
+		client := n.register(t, "pod-1")
+		ctx, cancel := context.WithCancel(t.Context())
+		var killer sync.WaitGroup
+		killer.Go(func() {
+			time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
+			_ = p.Signal(syscall.SIGKILL)
+			cancel()
+		})
+		for ctx.Err() == nil {
+			c := claims[rand.IntN(len(claims))]
+			if rand.IntN(2) == 0 {
+				if _, refusal, err := prepare(ctx, client, c); err == nil && refusal == "" {
+					prepared++
+				}
+				continue
+			}
+			_, _ = unprepare(ctx, client, c)
+		}
+		killer.Wait()
+		_, err := p.Wait(t.Context())
+		require.NoError(t, err)
+	}
+	require.Positive(t, prepared)
+	n.start("pod-1")
+	client := n.register(t, "pod-1")
+	for _, c := range claims {
+		refusal, err := unprepare(t.Context(), client, c)
+		require.NoError(t, err)
+		require.Empty(t, refusal)
+	}
+	n.waitStarts("only the person's partition is left", 2)
+	require.Contains(t, n.sim("status"), "2g.20gb")
+	record, err := n.store().Load(slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	require.Empty(t, record.Partitions)
+	require.Empty(t, record.Claims)
+}
