@@ -98,6 +98,8 @@ func restoreGPU(g GPU, known nodestate.GPU) GPU {
 	d := &g.Device
 	d.Index, d.Minor, d.Product, d.Brand, d.Architecture = known.Index, known.Minor, known.Product, known.Brand, known.Architecture
 	d.PCI, d.MemoryBytes, d.MIGEnabled = known.PCI, known.MemoryBytes, known.MIGEnabled
+	d.ComputeMode, d.Fabric = gpu.ParseComputeMode(known.ComputeMode), gpu.ParseFabric(known.FabricClique)
+	d.NVLink = gpu.NVLinkGroup{Domain: known.NVLinkDomain, Nearest: known.NVLinkNearest}
 	if known.NUMANode != nil {
 		d.NUMANode = *known.NUMANode
 	}

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"path"
 	"strconv"
 	"strings"
@@ -126,7 +125,6 @@ func (l labelSet) setClique(gpus []gpu.Device) {
 		}
 	}
 	if len(joined) == 1 {
-		c := last.Cluster
-		l.set(prefix+"gpu.clique", fmt.Sprintf("%x-%x-%x-%x-%x.%d", c[:4], c[4:6], c[6:8], c[8:10], c[10:], last.Clique))
+		l.set(prefix+"gpu.clique", last.String())
 	}
 }

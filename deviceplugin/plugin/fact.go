@@ -97,6 +97,7 @@ func snapshotRead(snap gpu.Snapshot, root string, events, pending []gpu.Event, b
 
 // setSnapshot replaces the snapshot and the fields that depend on it. root is the driver root.
 func (s *state) setSnapshot(snap gpu.Snapshot, root string, at time.Time) {
+	snap = prefer.GroupByNVLink(snap)
 	s.snapshot, s.root = snap, root
 	s.inputsVersion++
 	if topology := prefer.NewTopology(snap); !topology.Equal(s.topology) {

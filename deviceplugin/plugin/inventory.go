@@ -25,6 +25,7 @@ func (s state) inventory() []nodestate.GPU {
 func inventoryGPU(d gpu.Device, h health.State) nodestate.GPU {
 	g := nodestate.GPU{
 		UUID: d.UUID, Index: d.Index, Minor: d.Minor, Product: d.Product, Brand: d.Brand, Architecture: d.Architecture, PCI: d.PCI,
+		ComputeMode: d.ComputeMode.String(), NVLinkDomain: d.NVLink.Domain, NVLinkNearest: d.NVLink.Nearest, FabricClique: d.Fabric.String(),
 		MemoryBytes: d.MemoryBytes, MIGEnabled: d.MIGEnabled, Condition: condition(d.UUID, h),
 	}
 	if d.Compute != (gpu.Compute{}) {

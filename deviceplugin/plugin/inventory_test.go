@@ -27,13 +27,15 @@ func playedState(facts ...fact) state {
 func TestInventoryListsEveryGPUWithItsHealth(t *testing.T) {
 	node := gputest.Node("a100-mig", 2)
 	node.Devices[1].MIGEnabled, node.Devices[1].MIG = false, nil
+	node.Devices[1].ComputeMode, node.Devices[1].Fabric = gpu.ComputeExclusive, gpu.Fabric{Cluster: [16]byte{15: 1}, Clique: 3}
 	s := playedState(configInForce(Settings{Config: &config.Config{Devices: config.Devices{Exclude: []config.Selector{"0"}}}}),
 		driverFound(node, "/", true), eventsSeen([]gpu.Event{gputest.XID(gputest.GPU(1), 79)}))
 	all := s.stateFile(testBoot).DevicePlugin.Inventory
 	require.Len(t, all, 2, "what the configuration leaves out is listed, too")
 	require.Equal(t, nodestate.GPU{
 		UUID: gputest.GPU(1), Index: 1, Minor: 1, Product: "NVIDIA A100-SXM4-80GB", Brand: "Nvidia", Architecture: "Ampere", ComputeCapability: "8.0",
-		PCI: "0000:11:00.0", NUMANode: new(1), MemoryBytes: 80 << 30, Condition: all[1].Condition,
+		PCI: "0000:11:00.0", NUMANode: new(1), MemoryBytes: 80 << 30, ComputeMode: "EXCLUSIVE_PROCESS", NVLinkDomain: gputest.GPU(0), NVLinkNearest: gputest.GPU(0),
+		FabricClique: "00000000-0000-0000-0000-000000000001.3", Condition: all[1].Condition,
 	}, all[1])
 	require.Equal(t, nodestate.Unhealthy, all[1].Health)
 	require.Equal(t, gpu.ReasonXID, all[1].Reason)
@@ -47,7 +49,9 @@ func TestInventoryListsEveryGPUWithItsHealth(t *testing.T) {
 }
 
 func TestInventorySurvivesARestartOfThePlugin(t *testing.T) {
-	before := playedState(configInForce(Settings{Config: &config.Config{}}), driverFound(gputest.Node("a100-mig", 2), "/", true))
+	node := gputest.Node("a100-mig", 2)
+	node.Devices[0].ComputeMode, node.Devices[0].Fabric = gpu.ComputeProhibited, gpu.Fabric{Cluster: [16]byte{1}, Clique: 2}
+	before := playedState(configInForce(Settings{Config: &config.Config{}}), driverFound(node, "/", true))
 	after := playedState()
 	after.health = health.Restore(before.stateFile(testBoot))
 	require.Equal(t, before.inventory(), after.inventory(), "a GPU that is gone by now keeps its data")

@@ -30,6 +30,7 @@ func devicesOf(g nodestate.GPU, driver *nodestate.DriverInfo, root Places) []Dev
 		a := newAttributes(g, driver, root)
 		a.text("type", typeGPU)
 		a.text("uuid", string(g.UUID))
+		a.placement(g)
 		c := capacities{}
 		c.bytes("memory", g.MemoryBytes)
 		d.API.Attributes, d.API.Capacity = a, c
@@ -102,6 +103,15 @@ func newAttributes(g nodestate.GPU, driver *nodestate.DriverInfo, root Places) a
 		a[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &node}
 	}
 	return a
+}
+
+// placement sets what a whole GPU has, and its MIG devices lack: NVLink reaches no MIG device, and
+// the compute mode does not concern it.
+func (a attributes) placement(g nodestate.GPU) {
+	a.text("computeMode", g.ComputeMode)
+	a.text("nvlinkDomain", string(g.NVLinkDomain))
+	a.text("nvlinkNearest", string(g.NVLinkNearest))
+	a.text("fabricClique", g.FabricClique)
 }
 
 // text sets an attribute to a text, cut to what the API accepts. An unknown one stays unset.

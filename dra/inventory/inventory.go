@@ -23,7 +23,7 @@ const Driver = "gpu.nvidia.com"
 
 // Inventory lists the devices that the node offers at one moment.
 type Inventory struct {
-	Devices []Device // sorted: GPUs by index, MIG devices by their index on the GPU, then partitions
+	Devices []Device // GPUs by index, but those that are near by NVLink together; MIG devices by their index on the GPU, then partitions
 	// Counters has a set for each GPU that can be partitioned: what partitions that do not overlap may
 	// consume together.
 	Counters []resourceapi.CounterSet
@@ -106,7 +106,13 @@ func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) 
 	}
 	excluded := info.Excluded()
 	gpus := slices.Clone(info.Inventory)
-	slices.SortStableFunc(gpus, func(a, b nodestate.GPU) int { return cmp.Or(healthOrder(a, b), cmp.Compare(a.Index, b.Index)) })
+	index := map[gpu.UUID]int{}
+	for _, g := range gpus {
+		index[g.UUID] = g.Index
+	}
+	slices.SortStableFunc(gpus, func(a, b nodestate.GPU) int {
+		return cmp.Or(healthOrder(a, b), compareGroups(index, a, b), cmp.Compare(a.Index, b.Index))
+	})
 	for _, g := range gpus {
 		devices := devicesOf(g, s.Driver, root)
 		if info.MIG == nodestate.MIGDynamic && g.Minor >= 0 && g.Reason != gpu.ReasonMissing && len(g.Profiles) > 0 && !excluded[g.UUID] {
@@ -127,6 +133,18 @@ func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) 
 		}
 	}
 	return inv
+}
+
+// compareGroups sorts GPUs that are near by NVLink beside each other: the scheduler takes the first that
+// fit, so claims for one GPU fill a group before they begin the next.
+func compareGroups(index map[gpu.UUID]int, a, b nodestate.GPU) int {
+	first := func(g nodestate.GPU, group gpu.UUID) int {
+		if i, known := index[group]; known {
+			return i
+		}
+		return g.Index
+	}
+	return cmp.Or(cmp.Compare(first(a, a.NVLinkDomain), first(b, b.NVLinkDomain)), cmp.Compare(first(a, a.NVLinkNearest), first(b, b.NVLinkNearest)))
 }
 
 // healthOrder sorts missing GPUs last, so that a GPU that is there keeps its name.

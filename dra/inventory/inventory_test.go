@@ -26,6 +26,7 @@ func h100(minor int) nodestate.GPU {
 	node := minor / 4
 	return nodestate.GPU{
 		UUID: gpu.UUID(fmt.Sprintf("GPU-%d", minor)), Index: minor, Minor: minor, Product: "NVIDIA H100 80GB HBM3", Brand: "Nvidia", Architecture: "Hopper",
+		ComputeMode: "DEFAULT", NVLinkDomain: "GPU-0", NVLinkNearest: "GPU-0", FabricClique: "01020300-0000-0000-0000-0000000000ff.7",
 		ComputeCapability: "9.0", PCI: gpu.PCIAddress(fmt.Sprintf("0000:%02x:00.0", 0x10+minor)), NUMANode: &node, MemoryBytes: 80 << 30, Condition: healthy,
 	}
 }
@@ -110,6 +111,16 @@ func TestNothingIsPublishedOfAnUnusableState(t *testing.T) {
 		require.Empty(t, i.Devices, serve)
 		require.Contains(t, i.Why.String(), "--serve=dra")
 	}
+}
+
+func TestGPUsThatAreNearAreListedTogether(t *testing.T) {
+	var all []nodestate.GPU
+	for i, group := range []struct{ domain, nearest gpu.UUID }{{"GPU-0", "GPU-0"}, {"GPU-1", "GPU-1"}, {}, {"GPU-1", "GPU-3"}, {"GPU-0", "GPU-0"}, {"GPU-1", "GPU-1"}, {"GPU-gone", "GPU-gone"}} {
+		g := h100(i)
+		g.NVLinkDomain, g.NVLinkNearest = group.domain, group.nearest
+		all = append(all, g)
+	}
+	require.Equal(t, []string{"gpu-0", "gpu-4", "gpu-1", "gpu-5", "gpu-3", "gpu-2", "gpu-6"}, names(New(served(all...), Problem{}, root)))
 }
 
 func TestVersionsAreSemantic(t *testing.T) {

@@ -12,6 +12,16 @@ const (
 	ComputeExclusive  ComputeMode = 3 // one, which may be an MPS server with many clients
 )
 
+// ParseComputeMode reads what String returns; any other text is the default mode.
+func ParseComputeMode(text string) ComputeMode {
+	for _, m := range []ComputeMode{ComputeProhibited, ComputeExclusive} {
+		if m.String() == text {
+			return m
+		}
+	}
+	return ComputeDefault
+}
+
 // String returns the mode as nvidia-smi -c takes it.
 func (m ComputeMode) String() string {
 	switch m {

@@ -39,6 +39,7 @@ type Device struct {
 	MemoryBytes  uint64 // total device memory
 	NUMANode     int    // -1: unknown or the machine has none
 	Compute      Compute
+	ComputeMode  ComputeMode
 	MIGCapable   bool
 	MIGEnabled   bool
 	MIG          []MIGDevice        // sorted by Index; empty unless MIGEnabled
@@ -46,6 +47,7 @@ type Device struct {
 	Instances    []GPUInstance      // sorted by ID; read with Profiles
 	Fabric       Fabric             // zero: it has joined none
 	FabricState  FabricState        // progress of joining the fabric
+	NVLink       NVLinkGroup        // zero: no NVLink leads to another GPU, or nobody has grouped the snapshot
 	Fault        Fault              // the fault found while reading; zero: none
 }
 
@@ -74,6 +76,13 @@ type Attributes struct {
 type Fabric struct {
 	Cluster [16]byte // a UUID; all zeros: the machine's own switches, and no other machine
 	Clique  uint32
+}
+
+// NVLinkGroup names the GPUs of the machine that a GPU reaches by NVLink. Those of one group have the
+// same name: the UUID of its first GPU.
+type NVLinkGroup struct {
+	Domain  UUID // each two of it are linked
+	Nearest UUID // each two of it have the most links of the domain; it is Domain where all are alike
 }
 
 // FabricState is a GPU's progress in joining the fabric of its NVSwitches.

@@ -169,3 +169,20 @@ func TestWords(t *testing.T) {
 	require.Equal(t, "XID 79 (the GPU no longer answers on PCIe)", gpu.XIDText(79))
 	require.Equal(t, "XID 1234", gpu.XIDText(1234))
 }
+
+func TestFabricAsText(t *testing.T) {
+	f := gpu.Fabric{Cluster: [16]byte{1, 2, 3, 15: 0xff}, Clique: 7}
+	require.Equal(t, "01020300-0000-0000-0000-0000000000ff.7", f.String())
+	require.Equal(t, f, gpu.ParseFabric(f.String()))
+	require.Empty(t, gpu.Fabric{Clique: 7}.String(), "the machine's own switches")
+	for _, text := range []string{"", "x", "01020300-0000-0000-0000-0000000000ff", "0102.7", f.String() + "0000000000", "01020300-0000-0000-0000-0000000000ff.-1"} {
+		require.Equal(t, gpu.Fabric{}, gpu.ParseFabric(text), text)
+	}
+}
+
+func TestComputeModeAsText(t *testing.T) {
+	for _, m := range []gpu.ComputeMode{gpu.ComputeDefault, gpu.ComputeProhibited, gpu.ComputeExclusive} {
+		require.Equal(t, m, gpu.ParseComputeMode(m.String()))
+	}
+	require.Equal(t, gpu.ComputeDefault, gpu.ParseComputeMode("mode 9"))
+}

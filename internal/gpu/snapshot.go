@@ -2,9 +2,11 @@ package gpu
 
 import (
 	"cmp"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Clone returns a Snapshot that shares nothing with s.
@@ -52,13 +54,34 @@ func (d Device) Equal(o Device) bool {
 	return d.Index == o.Index && d.UUID == o.UUID && d.Product == o.Product && d.PCI == o.PCI &&
 		d.Brand == o.Brand && d.Architecture == o.Architecture &&
 		d.Minor == o.Minor && d.MemoryBytes == o.MemoryBytes && d.NUMANode == o.NUMANode &&
-		d.Compute == o.Compute && d.MIGCapable == o.MIGCapable && d.MIGEnabled == o.MIGEnabled &&
+		d.Compute == o.Compute && d.ComputeMode == o.ComputeMode && d.NVLink == o.NVLink && d.MIGCapable == o.MIGCapable && d.MIGEnabled == o.MIGEnabled &&
 		d.Fault == o.Fault && d.Fabric == o.Fabric && d.FabricState == o.FabricState && slices.Equal(d.MIG, o.MIG) &&
 		slices.Equal(d.Instances, o.Instances) && slices.EqualFunc(d.Profiles, o.Profiles, PartitionProfile.Equal)
 }
 
 // String returns the capability as CUDA writes it: "9.0".
 func (c Compute) String() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
+
+// String returns the partition as NVIDIA's label gpu.clique has it: the cluster's UUID, a dot, and the
+// number of the clique. It is "" where the GPU has joined none beyond its machine.
+func (f Fabric) String() string {
+	c := f.Cluster
+	if c == ([16]byte{}) {
+		return ""
+	}
+	return fmt.Sprintf("%x-%x-%x-%x-%x.%d", c[:4], c[4:6], c[6:8], c[8:10], c[10:], f.Clique)
+}
+
+// ParseFabric reads what String returns. Any other text is the zero Fabric.
+func ParseFabric(text string) (f Fabric) {
+	cluster, clique, _ := strings.Cut(text, ".")
+	data, err := hex.DecodeString(strings.ReplaceAll(cluster, "-", ""))
+	n, badClique := strconv.ParseUint(clique, 10, 32)
+	if err != nil || badClique != nil || len(data) != len(f.Cluster) {
+		return Fabric{}
+	}
+	return Fabric{Cluster: [16]byte(data), Clique: uint32(n)}
+}
 
 // String returns "reason: message", or "none" for the zero Fault.
 func (f Fault) String() string {

@@ -32,6 +32,10 @@ type GPU struct {
 	PCI               gpu.PCIAddress `json:"pci,omitempty"`
 	NUMANode          *int           `json:"numaNode,omitempty"`
 	MemoryBytes       uint64         `json:"memoryBytes,omitempty"`
+	ComputeMode       string         `json:"computeMode,omitempty"`   // when it was read last: "DEFAULT", "EXCLUSIVE_PROCESS"
+	NVLinkDomain      gpu.UUID       `json:"nvlinkDomain,omitempty"`  // the same for GPUs that are linked, each with each
+	NVLinkNearest     gpu.UUID       `json:"nvlinkNearest,omitempty"` // the same for those of a domain with the most links
+	FabricClique      string         `json:"fabricClique,omitempty"`  // cluster's UUID and clique, as in the label gpu.clique
 	MIGEnabled        bool           `json:"migEnabled,omitempty"`
 	MIG               []MIGDevice    `json:"mig,omitempty"`
 	// Profiles lists what GPU instances can be created on a GPU in MIG mode, and Instances those that
@@ -153,6 +157,10 @@ func (v *validation) inventory(all []GPU) {
 		v.text(at+".architecture", g.Architecture, 64)
 		v.text(at+".computeCapability", g.ComputeCapability, 16)
 		v.text(at+".pci", string(g.PCI), 64)
+		v.text(at+".computeMode", g.ComputeMode, 64)
+		v.text(at+".nvlinkDomain", string(g.NVLinkDomain), 64)
+		v.text(at+".nvlinkNearest", string(g.NVLinkNearest), 64)
+		v.text(at+".fabricClique", g.FabricClique, 64)
 		v.condition(at, g.Condition)
 		if len(g.MIG) > MaxMIGDevices {
 			v.fail(at+".mig", fmt.Sprintf("%d MIG devices, at most %d are allowed", len(g.MIG), MaxMIGDevices))

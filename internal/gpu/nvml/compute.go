@@ -23,6 +23,17 @@ func (s *Source) ComputeMode(ctx context.Context, id gpu.UUID) (gpu.ComputeMode,
 	return mode, nil
 }
 
+// readComputeMode reads the compute mode for a snapshot. A GPU that does not report it has the default
+// one, as those that cannot have another do.
+func (s *Source) readComputeMode(device nvml.Device, d *gpu.Device) {
+	if !s.has["nvmlDeviceGetComputeMode"] {
+		return
+	}
+	if mode, ret := device.GetComputeMode(); ret == nvml.SUCCESS {
+		d.ComputeMode = gpu.ComputeMode(mode)
+	}
+}
+
 // SetComputeMode sets the compute mode, until the GPU is reset or the driver reloaded.
 // Only root may do so (nvml.h, nvmlDeviceSetComputeMode).
 func (s *Source) SetComputeMode(ctx context.Context, id gpu.UUID, mode gpu.ComputeMode) error {

@@ -25,6 +25,10 @@ func TestTheComputeModeIsReadAndSet(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, gpu.ComputeExclusive, mode)
 	require.Equal(t, "EXCLUSIVE_PROCESS", mode.String())
+	snap, err = s.Snapshot(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, gpu.ComputeExclusive, snap.Devices[0].ComputeMode)
+	require.Equal(t, gpu.ComputeDefault, snap.Devices[1].ComputeMode)
 
 	built.Gpusim(t, "mig", "--root", root, "--gpu", "1", "--layout", "1g.10gb")
 	require.ErrorContains(t, s.SetComputeMode(t.Context(), second, gpu.ComputeExclusive), "not supported")

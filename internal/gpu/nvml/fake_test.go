@@ -242,6 +242,10 @@ func (g *fakeGPU) GetArchitecture() (nvml.DeviceArchitecture, nvml.Return) {
 	}[g.device.Architecture], g.begin()
 }
 
+func (g *fakeGPU) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
+	return nvml.ComputeMode(g.device.ComputeMode), g.begin()
+}
+
 func (g *fakeGPU) GetMinorNumber() (int, nvml.Return) { return g.device.Minor, g.begin() }
 func (g *fakeGPU) GetCudaComputeCapability() (int, int, nvml.Return) {
 	return g.device.Compute.Major, g.device.Compute.Minor, g.begin()

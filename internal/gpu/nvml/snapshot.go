@@ -175,6 +175,7 @@ func (s *Source) readDevice(index int) (reading, error) {
 			return check("nvmlDeviceGetCudaComputeCapability", ret)
 		},
 		func() error { s.readModel(device, &r.Device); return nil },
+		func() error { s.readComputeMode(device, &r.Device); return nil },
 		func() error { return s.readMIG(device, &r.Device) },
 		func() error { return s.readPartitions(device, &r.Device) },
 		func() error { return s.readLanes(device, &r.lanes) },
