@@ -228,7 +228,7 @@ func (p *NodeClaim) Add(ctx context.Context, s *Session) error {
 	claim := map[string]any{"apiVersion": p.Manifest["apiVersion"], "kind": "NodeClaim", "spec": p.Manifest["spec"],
 		"metadata": map[string]any{"name": name, "labels": labels, "annotations": old["annotations"]}}
 	p.created = append(p.created, name)
-	if err := s.Client.Create(ctx, p.Path, claim, nil); err != nil {
+	if err := s.create(ctx, p.Path, claim); err != nil {
 		return fmt.Errorf("create NodeClaim %s: %w", name, err)
 	}
 	return nil

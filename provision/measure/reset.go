@@ -127,7 +127,7 @@ func withoutServerFields(object map[string]any) map[string]any {
 
 // Request applies the policy, and creates a workload on each node.
 func (r *Reset) Request(ctx context.Context, s *Session) error {
-	if err := s.Client.Create(ctx, policiesPath, r.policy, nil); err != nil {
+	if err := s.create(ctx, policiesPath, r.policy); err != nil {
 		return fmt.Errorf("create ClusterPolicy %s: %w", r.Name, err)
 	}
 	return s.createWorkloads(ctx, r.nodes)

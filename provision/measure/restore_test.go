@@ -37,6 +37,7 @@ type server struct {
 	deleted  chan struct{} // closed when the policy is deleted
 	creates  int
 	refuse   int         // how many requests about the policy fail from now on
+	silent   int         // how many creations of the policy succeed without an answer from now on
 	stuck    string      // the label of a pod that does not go
 	forbids  string      // a path that may not be listed
 	events   chan string // events of the Node, which is not there before; nil: it always is
@@ -96,6 +97,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == policiesPath && r.Method == http.MethodPost:
 		s.policy = "there"
 		s.creates++
+		if s.silent > 0 {
+			s.silent--
+			panic(http.ErrAbortHandler)
+		}
 		answer(meta(nil))
 	case r.URL.Path == policiesPath:
 		list(meta(nil))
@@ -257,4 +262,16 @@ func TestAReportSaysWhatWasSimulatedOnANodeThatIsGone(t *testing.T) {
 	require.NoError(t, Run(t.Context(), session, passing{s}, rep))
 	require.Contains(t, rep.Notice, "SIMULATED")
 	require.Equal(t, 1, rep.Cluster.Nodes)
+}
+
+func TestACreationWithoutAnAnswerHasSucceeded(t *testing.T) {
+	s := newServer(t)
+	s.policy, s.silent = "gone", 1
+	session := s.session(t)
+	policy := map[string]any{"kind": "ClusterPolicy", "metadata": map[string]any{"name": "p"}}
+	require.NoError(t, session.create(t.Context(), policiesPath, policy))
+	there, creates := s.created()
+	require.Equal(t, "there", there)
+	require.Equal(t, 1, creates)
+	require.ErrorContains(t, session.create(t.Context(), policiesPath, policy), "conflict", "it was there before")
 }

@@ -99,7 +99,7 @@ func (s *Session) createWorkloads(ctx context.Context, nodes []string) error {
 			}
 			pod.Spec.NodeSelector[corev1.LabelHostname] = s.hostname(node)
 		}
-		if err := s.Client.Create(ctx, s.podsPath(), pod, nil); err != nil {
+		if err := s.create(ctx, s.podsPath(), pod); err != nil {
 			return fmt.Errorf("create the workload %s/%s: %w", w.Namespace, pod.Name, err)
 		}
 	}
