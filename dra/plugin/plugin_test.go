@@ -6,11 +6,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -248,4 +250,33 @@ func TestSocketsOfKilledInstancesAreRemoved(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, sockets)
 	require.NoError(t, live.Close())
+}
+
+// Only sockets whose name begins with the driver's are looked for.
+func TestTheNameOfASocketBeginsWithTheDriver(t *testing.T) {
+	uid := types.UID("00000000-0000-4000-8000-000000000000")
+	for n := 1; n < 108; n++ {
+		registry := strings.Repeat("x", n)
+		file := kubeletplugin.RollingUpdateRegistrarSocketFile(registry, inventory.Driver, uid)
+		if len(registry)+1+len(file) <= 108 { // what the kernel accepts
+			require.True(t, strings.HasPrefix(file, inventory.Driver+"-"), "%d: %s", n, file)
+		}
+	}
+}
+
+func TestALockThatIsHeldHasADeadline(t *testing.T) {
+	b := newBench(t, time.Hour)
+	b.cfg.KubeletDir = t.TempDir()
+	require.NoError(t, os.MkdirAll(b.cfg.DataDir(), 0o755))
+	unlock, err := b.lock(t.Context())
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = b.PrepareResourceClaims(ctx, nil)
+	require.ErrorContains(t, err, "another call or instance of this driver has "+b.cfg.DataDir()+"/serialize.lock locked: context deadline exceeded; next: ")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	unlock()
+	unlock, err = b.lock(t.Context())
+	require.NoError(t, err)
+	unlock()
 }

@@ -14,7 +14,9 @@ import (
 
 // removeStaleSockets removes the sockets of earlier instances that were killed: the kubelet would go on
 // trying to reach them. With rolling updates each instance has sockets of its own, and one that runs
-// accepts the connection.
+// accepts the connection. All names of this driver's sockets begin with its name: the third form of
+// kubeletplugin.RollingUpdateRegistrarSocketFile, "dra-<hash>-reg.sock", is no shorter than the second with
+// this name, so that it never fits where the second does not.
 func (p *Plugin) removeStaleSockets(ctx context.Context) {
 	for _, pattern := range []string{
 		filepath.Join(p.cfg.KubeletDir, "plugins_registry", inventory.Driver+"-*reg.sock"),
