@@ -16,17 +16,17 @@ func (s state) inventory() []nodestate.GPU {
 	all := make([]nodestate.GPU, 0, len(known))
 	for _, g := range known {
 		if d := g.Device; d.UUID != "" && len(all) < nodestate.MaxGPUs {
-			all = append(all, inventoryGPU(d, s.health))
+			all = append(all, s.inventoryGPU(d))
 		}
 	}
 	return all
 }
 
-func inventoryGPU(d gpu.Device, h health.State) nodestate.GPU {
+func (s state) inventoryGPU(d gpu.Device) nodestate.GPU {
 	g := nodestate.GPU{
 		UUID: d.UUID, Index: d.Index, Minor: d.Minor, Product: d.Product, Brand: d.Brand, Architecture: d.Architecture, PCI: d.PCI,
 		ComputeMode: d.ComputeMode.String(), NVLinkDomain: d.NVLink.Domain, NVLinkNearest: d.NVLink.Nearest, FabricClique: d.Fabric.String(),
-		MemoryBytes: d.MemoryBytes, MIGEnabled: d.MIGEnabled, Condition: condition(d.UUID, h),
+		MemoryBytes: d.MemoryBytes, MIGEnabled: d.MIGEnabled, Sharing: s.sharing(d.UUID), Condition: condition(d.UUID, s.health),
 	}
 	if d.Compute != (gpu.Compute{}) {
 		g.ComputeCapability = d.Compute.String()
@@ -52,7 +52,7 @@ func inventoryGPU(d gpu.Device, h health.State) nodestate.GPU {
 		g.MIG = append(g.MIG, nodestate.MIGDevice{
 			UUID: m.UUID, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance, MemoryBytes: m.MemoryBytes,
 			Multiprocessors: a.Multiprocessors, CopyEngines: a.CopyEngines, Decoders: a.Decoders, Encoders: a.Encoders, JPEGEngines: a.JPEGEngines, OFAEngines: a.OFAEngines,
-			Condition: condition(m.UUID, h),
+			Sharing: s.sharing(m.UUID), Condition: condition(m.UUID, s.health),
 		})
 	}
 	return g

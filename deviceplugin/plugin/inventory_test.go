@@ -87,3 +87,33 @@ func TestServedByDRASettingsOfResourcesDoNotMatter(t *testing.T) {
 		require.Equal(t, out, file.DevicePlugin.LeftOut[0].GPU, strategy)
 	}
 }
+
+// The configuration that shares GPUs among pods with resources shares them among claims.
+func TestServedByDRATheSharingIsThatOfClaims(t *testing.T) {
+	node := gputest.Node("a100-mig", 3)
+	node.Devices[1].MIGEnabled, node.Devices[1].MIG = false, nil
+	node.Devices[2].MIGEnabled, node.Devices[2].MIG = false, nil
+	mixed := config.MIGMixed
+	replicas := func(name string, devices ...string) config.ReplicatedResource {
+		r := config.ReplicatedResource{Name: name, Rename: name + ".shared", Replicas: 4, Devices: config.Replicable{All: true}}
+		if devices != nil {
+			r.Devices = config.Replicable{List: devices}
+		}
+		return r
+	}
+	play := func(c config.Sharing, byDRA bool) []nodestate.GPU {
+		s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), servedByDRA: byDRA}
+		s, _ = s.Next(configInForce(Settings{Config: &config.Config{Flags: config.Flags{MigStrategy: &mixed, Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}}, Sharing: c}}), time.Unix(1, 0))
+		s, _ = s.Next(driverFound(node, "/", true), time.Unix(2, 0))
+		return s.stateFile(testBoot).DevicePlugin.Inventory
+	}
+	sliced := config.Sharing{TimeSlicing: &config.Replicated{Resources: []config.ReplicatedResource{replicas("nvidia.com/gpu", "1"), replicas("nvidia.com/mig-1g.10gb")}}}
+	all := play(sliced, true)
+	require.Equal(t, &nodestate.Sharing{Shares: 4}, all[1].Sharing)
+	require.Nil(t, all[2].Sharing, "it is not in the list")
+	require.Nil(t, all[0].MIG[0].Sharing, "its profile is not shared")
+	require.Equal(t, &nodestate.Sharing{Shares: 4}, all[0].MIG[2].Sharing)
+	require.Nil(t, play(sliced, false)[1].Sharing, "resources have their own replicas")
+	all = play(config.Sharing{MPS: &config.Replicated{Resources: []config.ReplicatedResource{replicas("nvidia.com/gpu")}}}, true)
+	require.Equal(t, &nodestate.Sharing{Shares: 4, MPS: "nvidia.com/gpu.shared"}, all[2].Sharing)
+}

@@ -61,13 +61,24 @@ type PreparedDevice struct {
 	Placement *gpu.Placement `json:"placement,omitempty"`
 	Admin     bool           `json:"admin,omitempty"` // administrative access, which holds nothing
 	CDI       string         `json:"cdi"`
+	// Of a share of a device that several claims may have; zero: the claim has the whole device.
+	ShareID types.UID `json:"shareID,omitempty"`
+	Shares  int       `json:"shares,omitempty"` // number of shares that it counts for
+	MPS     string    `json:"mps,omitempty"`    // CDI name of what a client of its MPS control daemon needs
 }
 
 // result returns the devices for the kubelet.
 func (p Prepared) result(pool string) []kubeletplugin.Device {
 	devices := make([]kubeletplugin.Device, 0, len(p.Devices))
 	for _, d := range p.Devices {
-		devices = append(devices, kubeletplugin.Device{Requests: []string{d.Request}, PoolName: pool, DeviceName: d.Name, CDIDeviceIDs: []string{d.CDI}})
+		one := kubeletplugin.Device{Requests: []string{d.Request}, PoolName: pool, DeviceName: d.Name, CDIDeviceIDs: []string{d.CDI}}
+		if d.MPS != "" {
+			one.CDIDeviceIDs = append(one.CDIDeviceIDs, d.MPS)
+		}
+		if d.ShareID != "" {
+			one.ShareID = &d.ShareID
+		}
+		devices = append(devices, one)
 	}
 	return devices
 }
@@ -119,7 +130,7 @@ func (c *Checkpoint) holdings() []holding {
 		name := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
 		for _, d := range p.Devices {
 			if !d.Admin {
-				all = append(all, holding{uid: p.UID, claim: name, hardware: d.hardware(), by: fmt.Sprintf("claim %s (%s)", name, p.UID)})
+				all = append(all, holding{uid: p.UID, claim: name, hardware: d.hardware(), shares: d.Shares, by: fmt.Sprintf("claim %s (%s)", name, p.UID)})
 			}
 		}
 	}

@@ -198,52 +198,85 @@ const claimTimeout = 10 * time.Second
 
 // heldDevices returns the devices that claims and pods hold: by the record, and by the kubelet's
 // account, which has those that a lost record had. Of the latter only the API knows whether a claim
-// has administrative access, which holds nothing.
+// has administrative access, which holds nothing, or a share.
 func (p *Preparer) heldDevices(ctx context.Context, s nodeState) ([]holding, error) {
 	held := s.record.holdings()
-	admin := map[types.NamespacedName]bool{}
+	lost := map[types.NamespacedName]bool{} // claims that the record lacks
 	for _, a := range s.allocations {
 		if a.Resource != "" {
-			held = append(held, holding{hardware: inventory.Hardware{UUID: a.UUID}, by: fmt.Sprintf("pod %s, by the resource %s of the device plugin", a.Pod, a.Resource)})
+			held = append(held, holding{hardware: s.inventory.Hardware(a.UUID), by: fmt.Sprintf("pod %s, by the resource %s of the device plugin", a.Pod, a.Resource)})
 			continue
 		}
-		d, ours := s.inventory.Find(a.Device)
-		if a.Pool != p.Pool || !ours || s.record.hasClaim(a.Claim) {
+		if _, ours := s.inventory.Find(a.Device); a.Pool != p.Pool || !ours || s.record.hasClaim(a.Claim) || lost[a.Claim] {
 			continue
 		}
-		isAdmin, known := admin[a.Claim]
-		if !known {
-			var err error
-			if isAdmin, err = p.isAdmin(ctx, a.Claim); err != nil {
-				return nil, err
-			}
-			admin[a.Claim] = isAdmin
+		lost[a.Claim] = true
+		use, err := p.readUse(ctx, a.Claim)
+		if err != nil {
+			return nil, err
 		}
-		if !isAdmin {
-			held = append(held, holding{claim: a.Claim, hardware: d.Hardware, by: fmt.Sprintf("claim %s of pod %s", a.Claim, a.Pod)})
-		}
+		held = append(held, heldBy(a.Claim, s, use)...)
 	}
 	return held, nil
 }
 
-// isAdmin reports whether all that a claim has of this driver it has by administrative access. A
-// claim that is gone, or names another request than the pod's, counts as holding its devices.
-func (p *Preparer) isAdmin(ctx context.Context, name types.NamespacedName) (bool, error) {
+// heldBy returns the devices that the pods of a claim hold by the kubelet's account. use is what the
+// API has; a device that it lacks counts as whole.
+func heldBy(claim types.NamespacedName, s nodeState, use map[string]deviceUse) (held []holding) {
+	seen := map[string]bool{} // several pods may have a claim
+	for _, a := range s.allocations {
+		d, ours := s.inventory.Find(a.Device)
+		if a.Claim != claim || a.Resource != "" || !ours || seen[a.Device] {
+			continue
+		}
+		seen[a.Device] = true
+		u := use[a.Device]
+		if u.admin {
+			continue
+		}
+		held = append(held, holding{claim: claim, hardware: d.Hardware, shares: u.shares, by: fmt.Sprintf("claim %s of pod %s", claim, a.Pod)})
+	}
+	return held
+}
+
+// deviceUse describes how a claim uses a device. The zero value is the use of the whole device.
+type deviceUse struct {
+	admin  bool // by administrative access alone
+	shares int  // number of its shares; 0: all of it
+}
+
+// readUse reads from the API how a claim uses each of its devices on this node. The result is empty for
+// a claim that is gone, or not allocated.
+func (p *Preparer) readUse(ctx context.Context, name types.NamespacedName) (map[string]deviceUse, error) {
 	ctx, cancel := context.WithTimeout(ctx, claimTimeout)
 	defer cancel()
 	c, err := p.Claim(ctx, name.Namespace, name.Name)
 	switch {
 	case isNotFound(err):
-		return false, nil
+		return nil, nil
 	case err != nil:
-		return false, fmt.Errorf("a pod holds claim %s, which the record of prepared claims lacks, and it cannot be read: %w; next: see that the API server can be reached; the kubelet tries again", name, err)
+		return nil, fmt.Errorf("a pod holds claim %s, which the record of prepared claims lacks, and it cannot be read: %w; next: see that the API server can be reached; the kubelet tries again", name, err)
 	case c.Status.Allocation == nil:
-		return false, nil
+		return nil, nil
 	}
+	use, whole := map[string]deviceUse{}, map[string]bool{}
 	for _, r := range c.Status.Allocation.Devices.Results {
-		if r.Driver == inventory.Driver && (r.AdminAccess == nil || !*r.AdminAccess) {
-			return false, nil
+		if r.Driver != inventory.Driver || r.Pool != p.Pool {
+			continue
 		}
+		u, known := use[r.Device]
+		switch {
+		case r.AdminAccess != nil && *r.AdminAccess:
+			u.admin = !known || u.admin
+		default:
+			u.admin = false
+			u.shares += countShares(r)
+			whole[r.Device] = whole[r.Device] || r.ShareID == nil
+		}
+		if whole[r.Device] {
+			u.shares = 0
+		}
+		use[r.Device] = u
 	}
-	return true, nil
+	return use, nil
 }

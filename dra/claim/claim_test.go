@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -94,6 +95,16 @@ func asAdmin(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	return c
 }
 
+// asShare makes the devices shares that count for that many.
+func asShare(c *resourceapi.ResourceClaim, shares int64) *resourceapi.ResourceClaim {
+	for i := range c.Status.Allocation.Devices.Results {
+		r := &c.Status.Allocation.Devices.Results[i]
+		r.ShareID = new(types.UID(fmt.Sprintf("share-%s-%d", c.Name, i)))
+		r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{inventory.CapacityShares: *resource.NewQuantity(shares, resource.DecimalSI)}
+	}
+	return c
+}
+
 func (b *bench) prepare(c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	r := b.Prepare(context.Background(), []*resourceapi.ResourceClaim{c})[c.UID]
 	return r.Devices, r.Err
@@ -142,15 +153,26 @@ func TestPrepareIsIdempotentAndUnprepareEndsIt(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"gpu0"}, devices[0].Requests)
 	require.Equal(t, "gpu-0", devices[0].DeviceName)
-	b.gpus[0].UUID = "GPU-4" // such as a MIG device that was made again
-	b.requirePrepared(t, c, "GPU-4", "GPU-3")
 	record, err := b.Store.Load(b.Log)
 	require.NoError(t, err)
 	require.Len(t, record.Claims, 1)
 	for range 2 {
 		require.NoError(t, b.unprepare(c))
 	}
-	b.requirePrepared(t, allocated("next", "gpu-0"), "GPU-4")
+	b.requirePrepared(t, allocated("next", "gpu-0"), "GPU-0")
+}
+
+// A GPU has another number after its driver was loaded again, or a MIG device was made again.
+func TestANameThatMeansAnotherDeviceIsRefused(t *testing.T) {
+	b := newBench(t)
+	c := allocated("job", "gpu-0")
+	b.requirePrepared(t, c, "GPU-0")
+	b.gpus[0].UUID, b.gpus[1].UUID = b.gpus[1].UUID, b.gpus[0].UUID
+	_, err := b.prepare(c)
+	require.ErrorContains(t, err, "claim team/job: device gpu-0 was GPU-0 when the claim was prepared, and is GPU-1 now; next: ")
+	b.requireRefused(t, allocated("other", "gpu-1"), "device gpu-1 (GPU-0) is in use by claim team/job")
+	require.NoError(t, b.unprepare(c))
+	b.requirePrepared(t, c, "GPU-1")
 }
 
 func TestDoubleUseIsRefused(t *testing.T) {
@@ -164,6 +186,73 @@ func TestDoubleUseIsRefused(t *testing.T) {
 	results := newBench(t).Prepare(t.Context(), []*resourceapi.ResourceClaim{allocated("a", "gpu-0"), allocated("b", "gpu-0")})
 	require.NoError(t, results["uid-a"].Err)
 	require.ErrorContains(t, results["uid-b"].Err, "in use by claim team/a", "within one call, too")
+}
+
+func TestSharesAreHeldTogether(t *testing.T) {
+	b := newBench(t)
+	b.gpus[0].Sharing = &nodestate.Sharing{Shares: 4}
+	one, two := asShare(allocated("one", "gpu-0"), 1), asShare(allocated("two", "gpu-0", "gpu-0"), 1)
+	for range 2 {
+		b.requirePrepared(t, one, "GPU-0")
+		b.requirePrepared(t, two, "GPU-0", "GPU-0")
+	}
+	devices, err := b.prepare(two)
+	require.NoError(t, err)
+	require.Equal(t, types.UID("share-two-1"), *devices[1].ShareID, "the kubelet knows them by it")
+	b.requireRefused(t, allocated("whole", "gpu-0"), "device gpu-0 (GPU-0) is in use by claim team/")
+	b.requireRefused(t, asShare(allocated("more", "gpu-0"), 2), "device gpu-0 (GPU-0) has 4 shares, and 3 of them are in use, by claim team/two (uid-two) among others; next: ")
+	b.requirePrepared(t, asShare(allocated("last", "gpu-0"), 1), "GPU-0")
+	b.requirePrepared(t, asAdmin(allocated("watch", "gpu-0")), "GPU-0")
+	b.requirePrepared(t, allocated("other", "gpu-1"), "GPU-1")
+
+	b.gpus[0].Sharing = nil // the configuration has changed: what runs goes on
+	b.requirePrepared(t, one, "GPU-0")
+	require.NoError(t, b.unprepare(two))
+	b.requireRefused(t, allocated("whole", "gpu-0"), "in use by claim team/")
+	require.NoError(t, b.unprepare(one))
+	require.NoError(t, b.unprepare(asShare(allocated("last", "gpu-0"), 1)))
+	b.requirePrepared(t, allocated("whole", "gpu-0"), "GPU-0")
+	b.gpus[0].Sharing = &nodestate.Sharing{Shares: 4}
+	b.requireRefused(t, asShare(allocated("late", "gpu-0"), 1), "in use by claim team/whole")
+}
+
+// The scheduler does not know what the device plugin has given.
+func TestASharedGPUOfTheDevicePluginIsNotShared(t *testing.T) {
+	b := newBench(t)
+	b.gpus[0].Sharing = &nodestate.Sharing{Shares: 4}
+	b.allocations = []Allocation{{Pod: "team/old", Resource: "nvidia.com/gpu.shared", UUID: "GPU-0"}}
+	b.requireRefused(t, asShare(allocated("share", "gpu-0"), 1), "in use by pod team/old")
+}
+
+func TestALostRecordOfSharesIsMadeUpFor(t *testing.T) {
+	b := newBench(t)
+	b.gpus[0].Sharing, b.gpus[1].Sharing = &nodestate.Sharing{Shares: 4}, &nodestate.Sharing{Shares: 4}
+	b.gpus[2].MIGEnabled = true
+	b.gpus[2].MIG = []nodestate.MIGDevice{{UUID: "MIG-0", Profile: "1g.10gb", Condition: nodestate.Condition{Health: nodestate.Healthy}}}
+	shares, mixed := asShare(allocated("shares", "gpu-0"), 3), allocated("mixed", "gpu-1", "gpu-3")
+	mixed.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	for _, c := range []*resourceapi.ResourceClaim{shares, mixed} {
+		name := types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
+		b.claims[name] = c
+		for _, r := range c.Status.Allocation.Devices.Results {
+			for _, pod := range []string{"team/a", "team/b"} { // both have the claim
+				b.allocations = append(b.allocations, Allocation{Pod: pod, Claim: name, Pool: "node-1", Device: r.Device})
+			}
+		}
+	}
+	b.requireRefused(t, allocated("whole", "gpu-0"), "in use by claim team/shares of pod team/a")
+	b.requireRefused(t, asShare(allocated("two", "gpu-0"), 2), "has 4 shares, and 3 of them are in use")
+	b.requirePrepared(t, asShare(allocated("one", "gpu-0"), 1), "GPU-0")
+	b.requirePrepared(t, allocated("watched", "gpu-1"), "GPU-1")
+	b.requireRefused(t, allocated("thief", "gpu-3"), "in use by claim team/mixed of pod team/a")
+}
+
+// The GPU was divided while the device plugin served it, and is whole now.
+func TestAMIGDeviceOfTheDevicePluginHoldsItsGPU(t *testing.T) {
+	b := newBench(t)
+	b.gpus[0].MIG = []nodestate.MIGDevice{{UUID: "MIG-00000000-0000-4000-8000-000000000000", Condition: nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonMissing}}}
+	b.allocations = []Allocation{{Pod: "team/old", Resource: "nvidia.com/mig-1g.10gb", UUID: b.gpus[0].MIG[0].UUID}}
+	b.requireRefused(t, allocated("whole", "gpu-0"), "in use by pod team/old")
 }
 
 func TestAMIGDeviceAndItsGPUExcludeEachOther(t *testing.T) {
@@ -208,14 +297,10 @@ func TestRefusals(t *testing.T) {
 		"unhealthy": {change: func(b *bench) {
 			b.gpus[0].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonXID, Message: "XID 79", Action: "reset it"}
 		}, claim: allocated("job", "gpu-0"), want: "device gpu-0 (GPU-0) is unhealthy: XID: XID 79; next: reset it"},
-		"a share": {claim: func() *resourceapi.ResourceClaim {
-			c := allocated("job", "gpu-0")
-			c.Status.Allocation.Devices.Results[0].ShareID = new(types.UID("s"))
-			return c
-		}(), want: "shares of a device are not served yet"},
+		"a share":       {claim: asShare(allocated("job", "gpu-0"), 1), want: "device gpu-0 (GPU-0) is not shared any more; next: "},
 		"not allocated": {claim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "job", UID: "u"}}, want: "it is not allocated"},
-		"configuration": {claim: withConfig(allocated("job", "gpu-0"), `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS"}}`), want: "configuration 0 of the claim: parameters.sharing.strategy: MPS is not served yet"},
-		"wrong kind":    {claim: withConfig(allocated("job", "gpu-0"), `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"}`, "gpu0"), want: "MigDeviceConfig does not fit device gpu-0 of request gpu0; next: write GpuConfig"},
+		"configuration": {claim: withConfig(allocated("job", "gpu-0"), `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS"}}`), want: "configuration of the claim for all requests: parameters.sharing.strategy: MPS is not served yet"},
+		"wrong kind":    {claim: withConfig(allocated("job", "gpu-0"), `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"}`, "gpu0"), want: "configuration of the claim for request gpu0: parameters.kind: MigDeviceConfig does not fit device gpu-0 of request gpu0; next: write GpuConfig"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)

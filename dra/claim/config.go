@@ -98,7 +98,7 @@ func (c deviceConfig) check() error {
 
 // checkConfigs checks the configurations for this driver that an allocation carries.
 func checkConfigs(allocated resourceapi.DeviceAllocationResult, devices []PreparedDevice) error {
-	for i, one := range allocated.Config {
+	for _, one := range allocated.Config {
 		if one.Opaque == nil || one.Opaque.Driver != inventory.Driver {
 			continue
 		}
@@ -107,7 +107,7 @@ func checkConfigs(allocated resourceapi.DeviceAllocationResult, devices []Prepar
 			if one.Source == resourceapi.AllocationConfigSourceClass {
 				from = "of the DeviceClass"
 			}
-			return fmt.Errorf("configuration %d %s: %w", i, from, err)
+			return fmt.Errorf("configuration %s for %s: %w", from, requestNames(one.Requests), err)
 		}
 		c, err := parseConfig(one.Opaque.Parameters.Raw)
 		if err != nil {
@@ -123,6 +123,17 @@ func checkConfigs(allocated resourceapi.DeviceAllocationResult, devices []Prepar
 		}
 	}
 	return nil
+}
+
+// requestNames returns the requests that a configuration is for, as people know it by them.
+func requestNames(requests []string) string {
+	switch len(requests) {
+	case 0:
+		return "all requests"
+	case 1:
+		return "request " + requests[0]
+	}
+	return "requests " + strings.Join(requests, ", ")
 }
 
 // isRequest reports whether a configuration for a request is for the request of a result, which

@@ -24,6 +24,7 @@ type holding struct {
 	uid      types.UID            // of the claim, from the record
 	claim    types.NamespacedName // of the claim; zero: a pod holds it by a resource
 	hardware inventory.Hardware
+	shares   int    // number of its shares; 0: the whole device
 	by       string // who, for people
 }
 
@@ -58,17 +59,21 @@ func (n node) planDevice(c *resourceapi.ResourceClaim, r resourceapi.DeviceReque
 		}
 		return PreparedDevice{}, fmt.Errorf("device %s is not on this node any more; next: delete the pod, so that it is scheduled again", r.Device)
 	}
-	if r.ShareID != nil {
-		return PreparedDevice{}, fmt.Errorf("device %s: shares of a device are not served yet; next: request whole devices", r.Device)
-	}
 	p := PreparedDevice{Request: r.Request, Name: d.Name, UUID: d.UUID, Parent: d.Parent, Admin: r.AdminAccess != nil && *r.AdminAccess}
+	if r.ShareID != nil {
+		p.ShareID, p.Shares = *r.ShareID, countShares(r)
+	}
 	if d.Partition {
 		p.Placement = d.Placement
 	}
 	if p.Admin && d.Partition {
 		return PreparedDevice{}, fmt.Errorf("device %s: a partition that is created for a claim has no administrative access; next: request the devices that exist, or delete the pod", d.Name)
 	}
-	if has := n.findPrepared(p); has != nil {
+	has, err := n.findPrepared(p)
+	if err != nil {
+		return PreparedDevice{}, err
+	}
+	if has != nil {
 		p.UUID = has.UUID
 	} else if err := checkHealth(d, r.Tolerations); err != nil {
 		return PreparedDevice{}, err
@@ -76,30 +81,62 @@ func (n node) planDevice(c *resourceapi.ResourceClaim, r resourceapi.DeviceReque
 	if p.Admin {
 		return p, nil
 	}
+	return p, n.checkUse(c, d, p, has != nil)
+}
+
+// countShares returns the number of shares that a result consumes; 0: it has the whole device.
+func countShares(r resourceapi.DeviceRequestAllocationResult) int {
+	if r.ShareID == nil {
+		return 0
+	}
+	consumed := r.ConsumedCapacity[inventory.CapacityShares]
+	return int(max(consumed.Value(), 1))
+}
+
+// checkUse refuses a device that others hold. The scheduler has counted the shares; but the device may
+// have fewer by now.
+func (n node) checkUse(c *resourceapi.ResourceClaim, d inventory.Device, p PreparedDevice, prepared bool) error {
+	taken, holders := 0, ""
 	for _, h := range n.held {
 		own := h.uid == c.UID && h.uid != "" || h.claim == types.NamespacedName{Namespace: c.Namespace, Name: c.Name} && h.uid == ""
-		if !own && d.Overlaps(h.hardware) {
-			return PreparedDevice{}, fmt.Errorf("device %s is in use by %s; next: wait until that has ended, or delete this pod, so that it is scheduled again", d, h.by)
+		if own || !d.Overlaps(h.hardware) {
+			continue
 		}
+		if p.Shares == 0 || h.shares == 0 || h.hardware.UUID != d.UUID {
+			return fmt.Errorf("device %s is in use by %s; next: wait until that has ended, or delete this pod, so that it is scheduled again", d, h.by)
+		}
+		taken += h.shares
+		holders = h.by
 	}
-	return p, nil
+	switch {
+	case p.Shares == 0 || prepared:
+		return nil
+	case d.Shares == 0:
+		return fmt.Errorf("device %s is not shared any more; next: delete the pod, so that it is scheduled again", d)
+	case taken+p.Shares > d.Shares:
+		return fmt.Errorf("device %s has %d shares, and %d of them are in use, by %s among others; next: wait until some have ended, or delete this pod, so that it is scheduled again",
+			d, d.Shares, taken, holders)
+	}
+	return nil
 }
 
 // findPrepared returns the claim's record of this device, nil if it does not have it already. It then
-// keeps it even if the device has become unhealthy since.
-func (n node) findPrepared(d PreparedDevice) *PreparedDevice {
+// keeps it even if the device has become unhealthy since. If the name means another device by now, that
+// is an error: containers may still use the first.
+func (n node) findPrepared(d PreparedDevice) (*PreparedDevice, error) {
 	if n.prepared == nil {
-		return nil
+		return nil, nil
 	}
 	for i, has := range n.prepared.Devices {
-		if has.Name != d.Name {
-			continue
-		}
-		if d.Placement == nil && has.UUID == d.UUID || d.Placement != nil && has.Placement != nil && *d.Placement == *has.Placement {
-			return &n.prepared.Devices[i]
+		switch {
+		case has.Name != d.Name || has.ShareID != d.ShareID:
+		case d.Placement != nil && has.Placement != nil && *d.Placement == *has.Placement, d.Placement == nil && has.UUID == d.UUID:
+			return &n.prepared.Devices[i], nil
+		case d.Placement == nil:
+			return nil, fmt.Errorf("device %s was %s when the claim was prepared, and is %s now; next: delete all pods of this claim, so that it ends and they are scheduled again", d.Name, has.UUID, d.UUID)
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // checkHealth refuses an unhealthy device, unless the claim tolerates its taint. The scheduler may

@@ -34,6 +34,7 @@ func devicesOf(g nodestate.GPU, driver *nodestate.DriverInfo, root Places) []Dev
 		c := capacities{}
 		c.bytes("memory", g.MemoryBytes)
 		d.API.Attributes, d.API.Capacity = a, c
+		d.share(g.Sharing)
 		return []Device{d}
 	}
 	var all []Device
@@ -48,6 +49,7 @@ func devicesOf(g nodestate.GPU, driver *nodestate.DriverInfo, root Places) []Dev
 		a.text("parentUUID", string(g.UUID))
 		a.text("profile", m.Profile)
 		d.API.Attributes, d.API.Capacity = a, migCapacities(m)
+		d.share(m.Sharing)
 		all = append(all, d)
 	}
 	return all

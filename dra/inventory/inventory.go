@@ -30,14 +30,18 @@ type Inventory struct {
 	// Why is the reason why there is no device, or why all of them have a taint; zero: there is
 	// neither.
 	Why Problem
+
+	parents map[gpu.UUID]gpu.UUID // of the MIG devices on the node, whether they are published or not
 }
 
 // Device is a GPU, a MIG device or a possible partition that a claim may be given.
 type Device struct {
 	Name string // in the pool: "gpu-0", "gpu-0-mig-1g12gb-1-0"
 	Hardware
-	Fault nodestate.Condition
-	API   resourceapi.Device // as published, with the taint of Fault
+	Shares int    // number of claims that may have it at once; 0: one
+	MPS    string // resource whose MPS control daemon serves it; "": none
+	Fault  nodestate.Condition
+	API    resourceapi.Device // as published, with the taint of Fault
 }
 
 // Hardware is the part of a GPU that a device occupies.
@@ -76,6 +80,17 @@ func (h Hardware) Overlaps(o Hardware) bool {
 	return h.Placement.Overlaps(*o.Placement)
 }
 
+// Hardware returns the hardware of a GPU or MIG device on the node, published or not. Of one that is not
+// known it has the UUID alone.
+func (i Inventory) Hardware(id gpu.UUID) Hardware {
+	for _, d := range i.Devices {
+		if d.UUID == id {
+			return d.Hardware
+		}
+	}
+	return Hardware{UUID: id, Parent: i.parents[id]}
+}
+
 // Find returns the device of a name.
 func (i Inventory) Find(name string) (Device, bool) {
 	at := slices.IndexFunc(i.Devices, func(d Device) bool { return d.Name == name })
@@ -107,8 +122,12 @@ func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) 
 	excluded := info.Excluded()
 	gpus := slices.Clone(info.Inventory)
 	index := map[gpu.UUID]int{}
+	inv.parents = map[gpu.UUID]gpu.UUID{}
 	for _, g := range gpus {
 		index[g.UUID] = g.Index
+		for _, m := range g.MIG {
+			inv.parents[m.UUID] = g.UUID
+		}
 	}
 	slices.SortStableFunc(gpus, func(a, b nodestate.GPU) int {
 		return cmp.Or(healthOrder(a, b), compareGroups(index, a, b), cmp.Compare(a.Index, b.Index))

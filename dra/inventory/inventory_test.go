@@ -148,6 +148,10 @@ func TestEveryInventoryKeepsTheAPIsLimits(t *testing.T) {
 			if rapid.Bool().Draw(t, "sick") {
 				g.Condition = broken(gpu.ReasonXID)
 			}
+			if rapid.Bool().Draw(t, "shared") {
+				g.MemoryBytes = rapid.Uint64Range(0, 1<<38).Draw(t, "memory")
+				g.Sharing = &nodestate.Sharing{Shares: rapid.IntRange(2, 50000).Draw(t, "shares")}
+			}
 			for j := range rapid.IntRange(0, 8).Draw(t, "parts") {
 				g.MIG = append(g.MIG, nodestate.MIGDevice{UUID: gpu.UUID(fmt.Sprintf("MIG-%s-%d", g.UUID, j)), Profile: rapid.StringMatching(`([0-9]c\.)?[1-7]g\.[0-9]{1,3}gb(\+me|\+gfx|-me)?`).Draw(t, "profile"),
 					GPUInstance: j, Multiprocessors: 14, Condition: g.Condition})
@@ -165,6 +169,14 @@ func TestEveryInventoryKeepsTheAPIsLimits(t *testing.T) {
 				seen[d.Name] = true
 				require.Empty(t, validation.IsDNS1123Label(d.Name), d.Name)
 				require.LessOrEqual(t, len(d.Attributes)+len(d.Capacity), resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice)
+				for name, c := range d.Capacity {
+					if p := c.RequestPolicy; p != nil { // as validateCapacityRequestPolicy of k8s.io/kubernetes/pkg/apis/resource/validation wants it
+						require.True(t, *d.AllowMultipleAllocations)
+						require.LessOrEqual(t, p.ValidRange.Min.Cmp(*p.Default), 0, name)
+						require.LessOrEqual(t, p.Default.Cmp(*p.ValidRange.Max), 0, name)
+						require.LessOrEqual(t, p.ValidRange.Max.Cmp(c.Value), 0, name)
+					}
+				}
 				for name, a := range d.Attributes {
 					if a.StringValue != nil {
 						require.LessOrEqual(t, len(*a.StringValue), resourceapi.DeviceAttributeMaxValueLength, name)

@@ -38,12 +38,19 @@ type GPU struct {
 	FabricClique      string         `json:"fabricClique,omitempty"`  // cluster's UUID and clique, as in the label gpu.clique
 	MIGEnabled        bool           `json:"migEnabled,omitempty"`
 	MIG               []MIGDevice    `json:"mig,omitempty"`
+	Sharing           *Sharing       `json:"sharing,omitempty"` // nil: claims do not share it
 	// Profiles lists what GPU instances can be created on a GPU in MIG mode, and Instances those that
 	// exist, with or without MIG devices. They are there only with --mig=dynamic of the device plugin, which
 	// then creates and destroys them on request: see package partition.
 	Profiles  []MIGProfile  `json:"profiles,omitempty"`
 	Instances []GPUInstance `json:"instances,omitempty"`
 	Condition
+}
+
+// Sharing describes how claims share a GPU or MIG device, by the device plugin's configuration.
+type Sharing struct {
+	Shares int    `json:"shares"`        // 2 or more
+	MPS    string `json:"mps,omitempty"` // resource whose MPS control daemon serves it; "": time-slicing
 }
 
 // MIGProfile is a kind of GPU instance.
@@ -85,6 +92,7 @@ type MIGDevice struct {
 	Encoders        int      `json:"encoders,omitempty"`
 	JPEGEngines     int      `json:"jpegEngines,omitempty"`
 	OFAEngines      int      `json:"ofaEngines,omitempty"`
+	Sharing         *Sharing `json:"sharing,omitempty"` // nil: claims do not share it
 	Condition
 }
 
@@ -161,6 +169,7 @@ func (v *validation) inventory(all []GPU) {
 		v.text(at+".nvlinkDomain", string(g.NVLinkDomain), 64)
 		v.text(at+".nvlinkNearest", string(g.NVLinkNearest), 64)
 		v.text(at+".fabricClique", g.FabricClique, 64)
+		v.sharing(at+".sharing", g.Sharing)
 		v.condition(at, g.Condition)
 		if len(g.MIG) > MaxMIGDevices {
 			v.fail(at+".mig", fmt.Sprintf("%d MIG devices, at most %d are allowed", len(g.MIG), MaxMIGDevices))
@@ -174,6 +183,7 @@ func (v *validation) inventory(all []GPU) {
 			v.instance(at+".index", m.Index)
 			v.instance(at+".gpuInstance", m.GPUInstance)
 			v.instance(at+".computeInstance", m.ComputeInstance)
+			v.sharing(at+".sharing", m.Sharing)
 			v.condition(at, m.Condition)
 		}
 	}
@@ -205,6 +215,16 @@ func (v *validation) partitions(at string, g GPU) {
 		v.instance(at+".id", i.ID)
 		placed(at, i.Start, i.Size)
 	}
+}
+
+func (v *validation) sharing(at string, s *Sharing) {
+	if s == nil {
+		return
+	}
+	if s.Shares < 2 {
+		v.fail(at+".shares", fmt.Sprintf("%d shares nothing, 2 or more do", s.Shares))
+	}
+	v.text(at+".mps", s.MPS, maxName)
 }
 
 func (v *validation) condition(at string, c Condition) {

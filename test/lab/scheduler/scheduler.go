@@ -19,7 +19,7 @@ import (
 // Node is the name of the node, and of its pools.
 const Node = "node-1"
 
-// Features are those that Kubernetes 1.37 has without a feature gate.
+// Features lists what the allocator of Kubernetes 1.37 does without a feature gate.
 var Features = structured.Features{
 	AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true}
 
