@@ -43,7 +43,7 @@ var hostFolders = map[string][]string{
 	"device-plugin (privileged)": {"/ ro HostToContainer", "/var/lib/kubelet/device-plugins rw", "/run/nvidia/gpuready/deviceplugin rw"},
 	"validator (privileged)":     {"/ ro HostToContainer", "/run/nvidia/validations rw", "/run/nvidia/gpuready/validator rw"},
 	"shadow (privileged)":        {"/ ro HostToContainer"},
-	"mps-daemon (privileged)":    {"/ ro HostToContainer", "/run/nvidia/mps rw Bidirectional", "/run/nvidia/gpuready/mps rw"},
+	"mps-daemon (privileged)":    {"/ ro HostToContainer", "/run/nvidia/mps rw Bidirectional", "/run/nvidia/gpuready/mps rw", "/run/cdi rw"},
 	"mps-uninstall (privileged)": {"/run rw Bidirectional"},
 	"uninstall (privileged)":     {"/ rw HostToContainer", "/ rw"},
 	"driver (privileged)":        {"/run/nvidia rw Bidirectional"},

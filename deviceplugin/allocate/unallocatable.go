@@ -76,14 +76,27 @@ func RestoreUnallocatable(info *nodestate.DevicePluginInfo) (known Unallocatable
 // container: a pod waits for an unhealthy device, but fails if its container gets no GPU. It
 // returns all such devices; a fault that k has with the same reason keeps its time.
 func (k Unallocatable) MarkDevices(resources []plan.Resource, n Node, at time.Time) Unallocatable {
+	return k.mark(resources, at, func(resource string, d plan.Device) gpu.Fault {
+		if fault := n.cdiOrIMEXFault(d.UUID()); fault.Reason != "" {
+			return fault
+		}
+		return n.mpsFault(resource, d)
+	})
+}
+
+// MarkUnserved does the same for the devices that no MPS control daemon serves, though they are to be
+// shared by MPS. Claims need no more of the plugin than that.
+func (k Unallocatable) MarkUnserved(resources []plan.Resource, n Node, at time.Time) Unallocatable {
+	return k.mark(resources, at, n.mpsFault)
+}
+
+// mark sets the faults that a function returns.
+func (k Unallocatable) mark(resources []plan.Resource, at time.Time, find func(resource string, d plan.Device) gpu.Fault) Unallocatable {
 	marked := Unallocatable{}
 	for _, r := range resources {
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			fault := n.cdiOrIMEXFault(d.UUID())
-			if fault.Reason == "" {
-				fault = n.mpsFault(r.Name, *d)
-			}
+			fault := find(r.Name, *d)
 			if fault.Reason == "" {
 				continue
 			}

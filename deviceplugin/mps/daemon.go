@@ -244,6 +244,9 @@ var errNothingShared = errors.New("nothing is shared by MPS")
 // restored. Until then the driver stays closed, since an open driver prevents a GPU
 // from being reset.
 func (d *daemon) waitUntilNeeded(ctx context.Context) error {
+	if c := d.currentSettings(); c != nil && !sharesByMPS(c) {
+		d.publishInjection("", nil)
+	}
 	for c := d.currentSettings(); !sharesByMPS(c) && (c == nil || len(d.claims.list()) == 0); c = d.currentSettings() {
 		select {
 		case <-ctx.Done():
@@ -332,6 +335,7 @@ func (d *daemon) watchDriver(ctx context.Context, o Opened, controls *controls) 
 		d.recordPlan(p)
 		specs := Specs(settings, p, d.health)
 		controls.applySpecs(o.Root, Root(settings), specs)
+		d.publishInjection(Root(settings), specs)
 		var retry <-chan time.Time
 		switch allRestored := d.restoreUnshared(ctx, o.Source, snap, specs); {
 		case !allRestored:

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
+	"github.com/gpuready/gpuready/test/lab/golden"
 )
 
 func specs(t require.TestingT, text string, snapshots ...gpu.Snapshot) []Spec {
@@ -107,4 +108,11 @@ func TestLimitsNeverExceedTheGPU(t *testing.T) {
 			require.Len(t, s.GPUs, len(node.Devices))
 		}
 	})
+}
+
+// Claims have the same pipes and shared memory as the device plugin gives.
+func TestClientsOfAClaimFindTheirControlDaemon(t *testing.T) {
+	data, err := buildInjection("/run/nvidia/mps", []Spec{{Resource: "nvidia.com/gpu.shared", GPUs: []GPU{{UUID: "GPU-b"}, {UUID: "GPU-a"}}}})
+	require.NoError(t, err)
+	golden.Require(t, "testdata/injection.yaml", data)
 }

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -26,7 +25,7 @@ func (s state) inventoryGPU(d gpu.Device) nodestate.GPU {
 	g := nodestate.GPU{
 		UUID: d.UUID, Index: d.Index, Minor: d.Minor, Product: d.Product, Brand: d.Brand, Architecture: d.Architecture, PCI: d.PCI,
 		ComputeMode: d.ComputeMode.String(), NVLinkDomain: d.NVLink.Domain, NVLinkNearest: d.NVLink.Nearest, FabricClique: d.Fabric.String(),
-		MemoryBytes: d.MemoryBytes, MIGEnabled: d.MIGEnabled, Sharing: s.sharing(d.UUID), Condition: condition(d.UUID, s.health),
+		MemoryBytes: d.MemoryBytes, MIGEnabled: d.MIGEnabled, Sharing: s.sharing(d.UUID), Condition: s.condition(d.UUID),
 	}
 	if d.Compute != (gpu.Compute{}) {
 		g.ComputeCapability = d.Compute.String()
@@ -52,17 +51,8 @@ func (s state) inventoryGPU(d gpu.Device) nodestate.GPU {
 		g.MIG = append(g.MIG, nodestate.MIGDevice{
 			UUID: m.UUID, Index: m.Index, Profile: m.Profile, GPUInstance: m.GPUInstance, ComputeInstance: m.ComputeInstance, MemoryBytes: m.MemoryBytes,
 			Multiprocessors: a.Multiprocessors, CopyEngines: a.CopyEngines, Decoders: a.Decoders, Encoders: a.Encoders, JPEGEngines: a.JPEGEngines, OFAEngines: a.OFAEngines,
-			Sharing: s.sharing(m.UUID), Condition: condition(m.UUID, s.health),
+			Sharing: s.sharing(m.UUID), Condition: s.condition(m.UUID),
 		})
 	}
 	return g
-}
-
-// condition returns the health of a GPU or MIG device.
-func condition(id gpu.UUID, h health.State) nodestate.Condition {
-	fault, since := h.Verdict(id)
-	if fault.Reason == "" {
-		return nodestate.Condition{Health: nodestate.Healthy}
-	}
-	return nodestate.Condition{Health: nodestate.Unhealthy, Reason: fault.Reason, Message: fault.Message, Action: fault.NextAction(id), Since: since.UTC()}
 }

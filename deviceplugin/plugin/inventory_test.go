@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/deviceplugin/allocate"
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
@@ -116,4 +117,8 @@ func TestServedByDRATheSharingIsThatOfClaims(t *testing.T) {
 	require.Nil(t, play(sliced, false)[1].Sharing, "resources have their own replicas")
 	all = play(config.Sharing{MPS: &config.Replicated{Resources: []config.ReplicatedResource{replicas("nvidia.com/gpu")}}}, true)
 	require.Equal(t, &nodestate.Sharing{Shares: 4, MPS: "nvidia.com/gpu.shared"}, all[2].Sharing)
+	require.Equal(t, allocate.ReasonMPS, all[2].Reason, "no control daemon serves it")
+	require.Contains(t, all[2].Message, "its MPS control daemon does not serve it")
+	require.False(t, all[2].Since.IsZero())
+	require.Equal(t, nodestate.Healthy, all[0].MIG[0].Health, "MPS shares no MIG device")
 }

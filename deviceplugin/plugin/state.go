@@ -44,12 +44,13 @@ type state struct {
 	registrations map[string]kubelet.Status // by resource, of those that have a service
 
 	// Derived from the fields above by derive.
-	plan          plan.Plan                      // what is advertised, health included
-	shares        map[gpu.UUID]nodestate.Sharing // how claims share the GPUs and MIG devices
-	choice        allocate.Choice                // how containers get their devices
-	serving       *config.Config                 // settings, with the chosen device list strategies
-	cdi           allocate.Naming                // toolkitNaming if the choice needs CDI names, else zero
-	unallocatable allocate.Unallocatable         // devices that are offered, but as unhealthy, since no container could get them
+	plan          plan.Plan              // what is advertised, health included
+	shares        map[gpu.UUID]sharing   // how claims share the GPUs and MIG devices
+	unserved      allocate.Unallocatable // devices that claims are to share by MPS, and that no control daemon serves
+	choice        allocate.Choice        // how containers get their devices
+	serving       *config.Config         // settings, with the chosen device list strategies
+	cdi           allocate.Naming        // toolkitNaming if the choice needs CDI names, else zero
+	unallocatable allocate.Unallocatable // devices that are offered, but as unhealthy, since no container could get them
 }
 
 // Next returns the state after a fact. changed reports whether the derived fields were computed
@@ -69,7 +70,7 @@ func (s state) derive(at time.Time) state {
 	if s.partitions { // a GPU without MIG devices waits for claims
 		s.plan.LeftOut = slices.DeleteFunc(slices.Clone(s.plan.LeftOut), func(l plan.LeftOut) bool { return l.Reason == plan.ReasonNoMIGDevice })
 	}
-	s.shares = s.claimShares()
+	s.shares, s.unserved = s.claimShares(at)
 	s.choice = s.toolkitNaming.Choose(settings.Flags.Plugin)
 	s.serving = s.choice.Config(settings)
 	// Without a CDI strategy the NVIDIA container runtime gets UUIDs or indices, and it does not
@@ -99,37 +100,6 @@ func (s state) planSettings() *config.Config {
 	c.Flags.MigStrategy, c.Sharing = &mixed, config.Sharing{}
 	c.Resources = config.Resources{MIG: []config.Resource{{Pattern: "*", Name: config.GPU}}}
 	return &c
-}
-
-// claimShares returns how claims share the GPUs and MIG devices: as often as the configuration would
-// advertise each to the kubelet. Names of resources do not matter to claims.
-func (s state) claimShares() map[gpu.UUID]nodestate.Sharing {
-	strategy, _ := s.settings.Sharing.Active()
-	if !s.servedByDRA || strategy == "none" {
-		return nil
-	}
-	shares := map[gpu.UUID]nodestate.Sharing{}
-	for _, r := range plan.Compute(s.settings, s.snapshot, s.health).Resources {
-		for d := range r.Parts() {
-			if d.Replicas == 0 {
-				continue
-			}
-			sharing := nodestate.Sharing{Shares: d.Replicas}
-			if strategy == config.SharingMPS {
-				sharing.MPS = r.Name
-			}
-			shares[d.UUID()] = sharing
-		}
-	}
-	return shares
-}
-
-// sharing returns how claims share a GPU or MIG device; nil: they do not.
-func (s state) sharing(id gpu.UUID) *nodestate.Sharing {
-	if sharing, shared := s.shares[id]; shared {
-		return &sharing
-	}
-	return nil
 }
 
 // hasSnapshot reports whether this process has read the GPUs. Before that the plan holds the

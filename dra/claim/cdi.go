@@ -50,12 +50,24 @@ func (s Specs) Name(id gpu.UUID) (string, error) {
 		}
 		return "", fmt.Errorf("%s", text)
 	}
-	files, err := cdi.LoadKinds(s.Root, []string{s.Kind}, s.Dir)
+	return name, s.check(s.Kind, name)
+}
+
+// MPSName returns the name of the CDI device by which the containers of a GPU find its MPS control
+// daemon. It returns an error unless a specification has it.
+func (s Specs) MPSName(id gpu.UUID) (string, error) {
+	name := cdi.KindMPS + "=" + string(id)
+	return name, s.check(cdi.KindMPS, name)
+}
+
+// check returns an error unless a specification has the device, with all of it that this process sees.
+func (s Specs) check(kind, name string) error {
+	files, err := cdi.LoadKinds(s.Root, []string{kind}, s.Dir)
 	if err != nil {
-		return "", err
+		return err
 	}
 	seen := func(p string) bool { return s.DevDir != "" && strings.HasPrefix(path.Clean(p), s.DevDir+"/") }
-	return name, cdi.CheckVisible(s.Root, files, name, seen)
+	return cdi.CheckVisible(s.Root, files, name, seen)
 }
 
 // namingLimit bounds the wait for the toolkit to name a device that was just created. It takes some

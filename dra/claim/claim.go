@@ -33,6 +33,8 @@ type Preparer struct {
 	// CDIName returns the name by which a container runtime injects a device, if it can: the
 	// specification and all that it names are there.
 	CDIName func(gpu.UUID) (string, error)
+	// MPSName returns the name by which a container finds the MPS control daemon of a device.
+	MPSName func(gpu.UUID) (string, error)
 	// AwaitCDIName is CDIName for a MIG device that was just created: it waits until the toolkit has named
 	// it.
 	AwaitCDIName func(context.Context, gpu.UUID) (string, error)
@@ -111,6 +113,9 @@ func (p *Preparer) prepareOne(ctx context.Context, c *resourceapi.ResourceClaim,
 	if err != nil {
 		return nil, err
 	}
+	if err := p.nameControlDaemons(&wanted, s.inventory); err != nil {
+		return nil, err
+	}
 	if err := p.createPartitions(ctx, &wanted, s.record); err != nil {
 		return nil, err
 	}
@@ -121,6 +126,21 @@ func (p *Preparer) prepareOne(ctx context.Context, c *resourceapi.ResourceClaim,
 		return nil, err
 	}
 	return wanted.result(p.Pool), nil
+}
+
+// nameControlDaemons sets, of the devices that are shared by MPS, the name by which containers find the
+// control daemon.
+func (p *Preparer) nameControlDaemons(wanted *Prepared, inv inventory.Inventory) (err error) {
+	for i := range wanted.Devices {
+		d := &wanted.Devices[i]
+		if one, _ := inv.Find(d.Name); one.MPS == "" {
+			continue
+		}
+		if d.MPS, err = p.MPSName(d.UUID); err != nil {
+			return fmt.Errorf("device %s (%s) is shared by MPS, and its control daemon cannot be reached: %w; next: see the log of nvidia-device-plugin-mps-control-daemon on this node; the kubelet tries again", d.Name, d.UUID, err)
+		}
+	}
+	return nil
 }
 
 // finish names the devices of a claim for the container runtime, and records the claim.

@@ -42,6 +42,7 @@ type bench struct {
 	cdi         map[gpu.UUID]error
 	claims      map[types.NamespacedName]*resourceapi.ResourceClaim
 	api         error
+	mps         error
 }
 
 func newBench(t *testing.T) *bench {
@@ -55,6 +56,7 @@ func newBench(t *testing.T) *bench {
 			return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: nodestate.ServeDRA, Inventory: b.gpus}}, b.problem, nil)
 		},
 		CDIName:     func(id gpu.UUID) (string, error) { return "k8s.gpuready.io/gpu=" + string(id), b.cdi[id] },
+		MPSName:     func(id gpu.UUID) (string, error) { return "k8s.gpuready.io/mps=" + string(id), b.mps },
 		Allocations: func(context.Context) ([]Allocation, error) { return b.allocations, b.kubelet },
 		Claim: func(_ context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 			if c := b.claims[types.NamespacedName{Namespace: namespace, Name: name}]; c != nil {
@@ -216,6 +218,28 @@ func TestSharesAreHeldTogether(t *testing.T) {
 	b.requireRefused(t, asShare(allocated("late", "gpu-0"), 1), "in use by claim team/whole")
 }
 
+func TestSharesByMPSGetItsPipes(t *testing.T) {
+	b := newBench(t)
+	b.gpus[0].Sharing = &nodestate.Sharing{Shares: 4, MPS: "nvidia.com/gpu"}
+	const head = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":`
+	want := []string{"k8s.gpuready.io/gpu=GPU-0", "k8s.gpuready.io/mps=GPU-0"}
+	for name, c := range map[string]*resourceapi.ResourceClaim{
+		"by configuration": withConfig(asShare(allocated("one", "gpu-0"), 1), head+`"MPS"}}`),
+		"without one":      asShare(allocated("two", "gpu-0"), 1),
+		"the last counts":  withConfig(withConfig(asShare(allocated("three", "gpu-0"), 1), head+`"TimeSlicing"}}`), head+`"MPS"}}`, "gpu0"),
+	} {
+		for range 2 {
+			devices, err := b.prepare(c)
+			require.NoError(t, err, name)
+			require.Equal(t, want, devices[0].CDIDeviceIDs, name)
+		}
+	}
+	b.requireRefused(t, withConfig(asShare(allocated("sliced", "gpu-0"), 1), head+`"TimeSlicing"}}`), "device gpu-0 is shared by MPS on this node; next: ")
+	b.mps = errors.New("no specification has it")
+	b.requireRefused(t, asShare(allocated("late", "gpu-0"), 1), "its control daemon cannot be reached: no specification has it; next: ")
+	b.requirePrepared(t, allocated("whole", "gpu-1"), "GPU-1")
+}
+
 // The scheduler does not know what the device plugin has given.
 func TestASharedGPUOfTheDevicePluginIsNotShared(t *testing.T) {
 	b := newBench(t)
@@ -299,7 +323,7 @@ func TestRefusals(t *testing.T) {
 		}, claim: allocated("job", "gpu-0"), want: "device gpu-0 (GPU-0) is unhealthy: XID: XID 79; next: reset it"},
 		"a share":       {claim: asShare(allocated("job", "gpu-0"), 1), want: "device gpu-0 (GPU-0) is not shared any more; next: "},
 		"not allocated": {claim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "job", UID: "u"}}, want: "it is not allocated"},
-		"configuration": {claim: withConfig(allocated("job", "gpu-0"), `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS"}}`), want: "configuration of the claim for all requests: parameters.sharing.strategy: MPS is not served yet"},
+		"configuration": {claim: withConfig(allocated("job", "gpu-0"), `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS"}}`), want: "configuration of the claim for all requests: parameters.sharing.strategy: no MPS control daemon serves device gpu-0; next: "},
 		"wrong kind":    {claim: withConfig(allocated("job", "gpu-0"), `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"}`, "gpu0"), want: "configuration of the claim for request gpu0: parameters.kind: MigDeviceConfig does not fit device gpu-0 of request gpu0; next: write GpuConfig"},
 	} {
 		t.Run(name, func(t *testing.T) {

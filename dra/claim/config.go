@@ -2,6 +2,7 @@ package claim
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,7 +38,8 @@ type timeSlicing struct {
 	Interval *string `json:"interval,omitempty"`
 }
 
-// mps has the fields of MpsConfig. They are decoded so that a mistake in one is named; none is served.
+// mps has the fields of MpsConfig. They are decoded so that a mistake in one is named; none is served: the
+// limits are those of the node's control daemon.
 type mps struct {
 	ThreadPercentage *int                       `json:"defaultActiveThreadPercentage,omitempty"`
 	MemoryLimit      *json.RawMessage           `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
@@ -83,7 +85,7 @@ func (c deviceConfig) check() error {
 	}
 	switch {
 	case s.Strategy == strategyMPS:
-		return fmt.Errorf("parameters.sharing.strategy: MPS is not served yet; next: leave sharing out, or share the GPU by the device plugin (docs/sharing.md)")
+		return c.checkMPS()
 	case s.Strategy != strategyTimeSlicing:
 		return fmt.Errorf("parameters.sharing.strategy: %.80q is not known here, only %s and %s", s.Strategy, strategyTimeSlicing, strategyMPS)
 	case s.MPS != nil:
@@ -91,13 +93,35 @@ func (c deviceConfig) check() error {
 	case s.TimeSlicing != nil && c.Kind == kindMIG:
 		return fmt.Errorf("parameters.sharing.timeSlicingConfig: a MIG device has none")
 	case s.TimeSlicing != nil && s.TimeSlicing.Interval != nil && *s.TimeSlicing.Interval != intervalDefault:
-		return fmt.Errorf("parameters.sharing.timeSlicingConfig.interval: %.80q is not served yet, only %s; next: leave it out", *s.TimeSlicing.Interval, intervalDefault)
+		return fmt.Errorf("parameters.sharing.timeSlicingConfig.interval: %.80q is not served, only %s: another one needs root on the GPU, and holds for all its programs; next: leave it out, or set it on the node by nvidia-smi compute-policy", *s.TimeSlicing.Interval, intervalDefault)
 	}
 	return nil
 }
 
-// checkConfigs checks the configurations for this driver that an allocation carries.
-func checkConfigs(allocated resourceapi.DeviceAllocationResult, devices []PreparedDevice) error {
+// checkMPS refuses limits of a claim's own.
+func (c deviceConfig) checkMPS() error {
+	const next = "next: leave it out; each client has its part of the memory and the threads by the number of replicas in sharing.mps of the device plugin's configuration"
+	switch m := c.Sharing.MPS; {
+	case c.Kind == kindMIG:
+		return fmt.Errorf("parameters.sharing.strategy: MPS shares no MIG device here; next: use %s, or leave sharing out", strategyTimeSlicing)
+	case c.Sharing.TimeSlicing != nil:
+		return fmt.Errorf("parameters.sharing.timeSlicingConfig: does not belong to the strategy %s", strategyMPS)
+	case m == nil:
+		return nil
+	case m.ThreadPercentage != nil:
+		return fmt.Errorf("parameters.sharing.mpsConfig.defaultActiveThreadPercentage: a claim has no limits of its own; %s", next)
+	case m.MemoryLimit != nil:
+		return fmt.Errorf("parameters.sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: a claim has no limits of its own; %s", next)
+	case m.PerDeviceLimit != nil:
+		return fmt.Errorf("parameters.sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit: a claim has no limits of its own; %s", next)
+	}
+	return nil
+}
+
+// checkConfigs checks the configurations for this driver that an allocation carries. Those of the
+// claim come after those of the class, and the last one for a device counts.
+func (n node) checkConfigs(allocated resourceapi.DeviceAllocationResult, devices []PreparedDevice) error {
+	failures := make([]error, len(devices)) // why the last configuration for each device cannot be served
 	for _, one := range allocated.Config {
 		if one.Opaque == nil || one.Opaque.Driver != inventory.Driver {
 			continue
@@ -113,14 +137,33 @@ func checkConfigs(allocated resourceapi.DeviceAllocationResult, devices []Prepar
 		if err != nil {
 			return fail(err)
 		}
-		for _, d := range devices {
-			if len(one.Requests) == 0 || !slices.ContainsFunc(one.Requests, func(r string) bool { return isRequest(r, d.Request) }) {
-				continue // one for all requests concerns the devices of its kind
-			}
-			if isMIG := d.Parent != ""; isMIG != (c.Kind == kindMIG) {
+		for i, d := range devices {
+			named := slices.ContainsFunc(one.Requests, func(r string) bool { return isRequest(r, d.Request) })
+			isMIG := d.Parent != ""
+			switch {
+			case len(one.Requests) > 0 && !named:
+			case isMIG == (c.Kind == kindMIG):
+				failures[i] = nil
+				if err := c.checkDevice(n.inventory, d); err != nil {
+					failures[i] = fail(err)
+				}
+			case named: // one for all requests concerns the devices of its kind
 				return fail(fmt.Errorf("parameters.kind: %s does not fit device %s of request %s; next: write %s", c.Kind, d.Name, d.Request, kindFor(isMIG)))
 			}
 		}
+	}
+	return errors.Join(failures...)
+}
+
+// checkDevice refuses a way of sharing that the device has not.
+func (c deviceConfig) checkDevice(inv inventory.Inventory, d PreparedDevice) error {
+	device, _ := inv.Find(d.Name)
+	switch s := c.Sharing; {
+	case s == nil:
+	case s.Strategy == strategyMPS && device.MPS == "":
+		return fmt.Errorf("parameters.sharing.strategy: no MPS control daemon serves device %s; next: share the GPU by sharing.mps of the device plugin's configuration on this node, and run mps.yaml; or use %s", d.Name, strategyTimeSlicing)
+	case s.Strategy == strategyTimeSlicing && device.MPS != "":
+		return fmt.Errorf("parameters.sharing.strategy: device %s is shared by MPS on this node; next: leave sharing out, or use %s", d.Name, strategyMPS)
 	}
 	return nil
 }

@@ -44,7 +44,7 @@ func plan(c *resourceapi.ResourceClaim, n node) (Prepared, error) {
 		}
 		wanted.Devices = append(wanted.Devices, d)
 	}
-	return wanted, checkConfigs(c.Status.Allocation.Devices, wanted.Devices)
+	return wanted, n.checkConfigs(c.Status.Allocation.Devices, wanted.Devices)
 }
 
 // planDevice checks one result of an allocation.

@@ -124,7 +124,7 @@ func newPlugin(cfg Config, boot string, root *host.Root) *Plugin {
 		Store:     claim.Store{Path: filepath.Join(cfg.DataDir(), "checkpoint.json"), BootID: boot},
 		Pool:      cfg.NodeName,
 		Inventory: p.inventory,
-		CDIName:   specs.Name, AwaitCDIName: specs.Await,
+		CDIName:   specs.Name, AwaitCDIName: specs.Await, MPSName: specs.MPSName,
 		Partitions: partition.Client{Socket: filepath.Join(p.stateDir(nodestate.DevicePlugin), partition.SocketName)},
 		Allocations: func(ctx context.Context) ([]claim.Allocation, error) {
 			return claim.ReadAllocations(ctx, cfg.PodResources)

@@ -46,6 +46,10 @@ const (
 	KindIMEX     = "nvidia.com/imex-channel" // memory shared between machines
 )
 
+// KindMPS has a device for each GPU that an MPS control daemon serves, with what its clients need
+// besides the GPU. gpu-device-plugin mps-daemon writes it.
+const KindMPS = "k8s.gpuready.io/mps"
+
 // All is the device of a kind that stands for all of its GPUs.
 const All = "all"
 

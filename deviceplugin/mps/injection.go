@@ -1,0 +1,77 @@
+package mps
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	cdispec "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuready/gpuready/internal/cdi"
+	"github.com/gpuready/gpuready/internal/host"
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+// injectionFile is the CDI specification that lets the clients of control daemons find them. The device
+// plugin names pipes and shared memory itself; claims have nothing but CDI names.
+const injectionFile = "gpuready-mps.yaml"
+
+// buildInjection returns a CDI specification with a device for each shared GPU, of the GPU's UUID. The
+// edits are those of the device plugin: allocate/response.go, addMPS.
+func buildInjection(mpsRoot string, all []Spec) ([]byte, error) {
+	out := cdispec.Spec{Kind: cdi.KindMPS}
+	for _, s := range all {
+		pipe := PipeDir(Container, s.Resource)
+		for _, g := range s.GPUs {
+			out.Devices = append(out.Devices, cdispec.Device{Name: string(g.UUID), ContainerEdits: cdispec.ContainerEdits{
+				Env: []string{"CUDA_MPS_PIPE_DIRECTORY=" + pipe},
+				Mounts: []*cdispec.Mount{
+					{HostPath: PipeDir(mpsRoot, s.Resource), ContainerPath: pipe, Options: []string{"ro", "nosuid", "nodev", "rbind"}},
+					{HostPath: ShmDir(mpsRoot), ContainerPath: Shm, Options: []string{"rw", "nosuid", "nodev", "rbind"}},
+				},
+			}})
+		}
+	}
+	slices.SortFunc(out.Devices, func(a, b cdispec.Device) int { return strings.Compare(a.Name, b.Name) })
+	return cdi.Encode(out)
+}
+
+// saveInjection writes the CDI specification of the control daemons, or removes it if there is none.
+func (d *daemon) saveInjection(mpsRoot string, all []Spec) error {
+	root, err := host.Open(d.cfg.HostRoot)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	dir, err := root.Resolve(cdi.DynamicDir)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(root.Path(dir), injectionFile)
+	if len(all) == 0 {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	data, err := buildInjection(mpsRoot, all)
+	if err != nil {
+		return err
+	}
+	if present, err := os.ReadFile(path); err == nil && string(present) == string(data) {
+		return nil
+	}
+	return record.Write(path, data)
+}
+
+// publishInjection saves the CDI specification, and logs why it cannot. Only claims need it.
+func (d *daemon) publishInjection(mpsRoot string, all []Spec) {
+	if err := d.saveInjection(mpsRoot, all); err != nil {
+		d.cfg.Log.Warn("claims cannot use the MPS control daemons: their CDI specification cannot be written; mount the host's "+cdi.DynamicDir,
+			"path", cdi.DynamicDir+"/"+injectionFile, "message", fmt.Sprint(err))
+	}
+}
