@@ -40,6 +40,8 @@ func TestDRA(t *testing.T) {
 		{"a device that is allocated twice is refused", s.doubleUseIsRefused},
 		{"a killed driver goes on where it was", s.aKilledDriverGoesOn},
 		{"after a reboot a claim is prepared again", s.aRebootPreparesAgain},
+		{"the API server accepts every example", s.examplesAreAccepted},
+		{"two pods share a GPU and a third waits for all of it", s.twoPodsShareAGPU},
 		{"a GPU is partitioned as claims need it", s.partitionsAreCreatedForClaims},
 		{"the driver's token is good for its own node only", s.theTokenIsConfined},
 	} {
@@ -201,17 +203,7 @@ func (s *suite) aBrokenGPUGetsATaint(t *testing.T) {
 	require.Equal(t, "gpuready.io/unhealthy", taint.Key)
 	require.Equal(t, "XID", taint.Value)
 	s.runClaim(t, "patient", uuid, "vectoradd")
-	s.World.Until(t, "the scheduler does not place a pod that wants it", func() error {
-		p := s.World.Pod("default", "patient")
-		if p != nil {
-			for _, c := range p.Status.Conditions {
-				if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
-					return nil
-				}
-			}
-		}
-		return fmt.Errorf("%+v", p)
-	})
+	s.waitUnschedulable(t, "patient")
 	// A reset: the GPU disappears and comes back.
 	s.Gpusim(t, node, "lose", "--gpu", "3", "--how", "gone", "--xid=false")
 	until(t, "the device plugin has seen that the GPU is gone", func() error {
@@ -228,6 +220,22 @@ func (s *suite) aBrokenGPUGetsATaint(t *testing.T) {
 	pod := s.World.WaitEnded(t, "default", "patient")
 	require.Equal(t, corev1.PodSucceeded, pod.Status.Phase)
 	s.remove(t, "patient")
+}
+
+// waitUnschedulable waits until the scheduler has not placed a pod.
+func (s *suite) waitUnschedulable(t *testing.T, pod string) {
+	t.Helper()
+	s.World.Until(t, "the scheduler does not place "+pod, func() error {
+		p := s.World.Pod("default", pod)
+		if p != nil {
+			for _, c := range p.Status.Conditions {
+				if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("%+v", p)
+	})
 }
 
 // doubleUseIsRefused makes what the scheduler never does: a second claim with the same device.

@@ -1,0 +1,91 @@
+package dra
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/test/e2e"
+)
+
+// examplesAreAccepted has the API server check every example, and runs that of administrative access.
+func (s *suite) examplesAreAccepted(t *testing.T) {
+	for _, pattern := range []string{"claim*.yaml", "extended-resource*.yaml"} {
+		files, err := filepath.Glob("../../deployments/static/examples/" + pattern)
+		require.NoError(t, err)
+		require.NotEmpty(t, files)
+		args := []string{"apply", "--dry-run=server"}
+		for _, file := range files {
+			if filepath.Base(file) != "claim-admin.yaml" { // its namespace is not there
+				args = append(args, "-f", file)
+			}
+		}
+		s.Kubectl(t, args...)
+	}
+	s.Apply(t, "examples/claim-admin.yaml")
+	pod := s.World.WaitEnded(t, "gpuready-watch", "claim-admin")
+	logs := s.Kubectl(t, "-n", "gpuready-watch", "logs", "claim-admin")
+	require.Equal(t, corev1.PodSucceeded, pod.Status.Phase, logs)
+	require.Equal(t, 8, strings.Count(logs, "UUID: GPU-"), logs)
+	s.Delete(t, "examples/claim-admin.yaml")
+}
+
+// configurePlugin gives the device plugin a configuration file.
+func (s *suite) configurePlugin(t *testing.T, text string) {
+	t.Helper()
+	s.ApplyText(t, fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: { name: gpuready-device-plugin-config, namespace: %s }\ndata: { config.yaml: %q }\n", e2e.Namespace, text))
+	s.Kubectl(t, "-n", e2e.Namespace, "patch", "daemonset", "nvidia-device-plugin-daemonset", "-p", `{"spec":{"template":{"spec":{
+		"containers":[{"name":"device-plugin","env":[{"name":"CONFIG_FILE","value":"/etc/gpuready/config.yaml"}],"volumeMounts":[{"name":"config","mountPath":"/etc/gpuready","readOnly":true}]}],
+		"volumes":[{"name":"config","configMap":{"name":"gpuready-device-plugin-config"}}]}}}}`)
+	s.World.WaitDaemonSets(t, e2e.Namespace, "nvidia-device-plugin-daemonset")
+}
+
+// runShare starts a pod with a claim of that many shares.
+func (s *suite) runShare(t *testing.T, name, shares string, command ...string) {
+	t.Helper()
+	s.ApplyText(t, fmt.Sprintf(`apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: { name: %s }
+spec:
+  devices:
+    requests:
+      - name: gpu
+        exactly:
+          deviceClassName: gpu.nvidia.com
+          selectors: [ { cel: { expression: device.allowMultipleAllocations } } ]
+          capacity: { requests: { shares: %q } }
+`, name, shares))
+	s.runPod(t, name, command...)
+}
+
+// twoPodsShareAGPU shares one of the GPUs among two pods; a third that wants it whole waits for both.
+func (s *suite) twoPodsShareAGPU(t *testing.T) {
+	s.configurePlugin(t, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, devices: [7], replicas: 2}]}}\n")
+	until(t, "GPU 7 has two shares", func() error {
+		d := s.devices(t)["gpu-7"]
+		if shares := d.Capacity["shares"].Value; d.AllowMultipleAllocations == nil || shares.Value() != 2 {
+			return fmt.Errorf("%+v", d)
+		}
+		return nil
+	})
+	uuid := *s.devices(t)["gpu-7"].Attributes["uuid"].StringValue
+	for _, name := range []string{"share-a", "share-b"} {
+		s.runShare(t, name, "1", busy...)
+	}
+	for _, name := range []string{"share-a", "share-b"} {
+		s.waitRunning(t, name)
+		require.Contains(t, s.Kubectl(t, "exec", name, "--", "nvidia-smi", "-L"), uuid)
+	}
+	record := s.ReadFile(t, node, "/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json")
+	require.Equal(t, 2, strings.Count(record, `"shareID":"`), record)
+	s.runShare(t, "whole", "2", "vectoradd")
+	s.waitUnschedulable(t, "whole")
+	s.remove(t, "share-a")
+	s.remove(t, "share-b")
+	require.Equal(t, corev1.PodSucceeded, s.World.WaitEnded(t, "default", "whole").Status.Phase)
+	s.remove(t, "whole")
+}
