@@ -42,6 +42,8 @@ func TestDRA(t *testing.T) {
 		{"after a reboot a claim is prepared again", s.aRebootPreparesAgain},
 		{"the API server accepts every example", s.examplesAreAccepted},
 		{"two pods share a GPU and a third waits for all of it", s.twoPodsShareAGPU},
+		{"pods with classic requests get devices by class", s.classicRequestsGetDevices},
+		{"two pods are clients of the MPS control daemon", s.claimsShareByMPS},
 		{"a GPU is partitioned as claims need it", s.partitionsAreCreatedForClaims},
 		{"the driver's token is good for its own node only", s.theTokenIsConfined},
 	} {

@@ -89,3 +89,60 @@ func (s *suite) twoPodsShareAGPU(t *testing.T) {
 	require.Equal(t, corev1.PodSucceeded, s.World.WaitEnded(t, "default", "whole").Status.Phase)
 	s.remove(t, "whole")
 }
+
+// classicRequestsGetDevices runs pods that know nothing of claims.
+func (s *suite) classicRequestsGetDevices(t *testing.T) {
+	s.Apply(t, "examples/extended-resource.yaml", "examples/extended-resource-share.yaml")
+	shared := *s.devices(t)["gpu-7"].Attributes["uuid"].StringValue
+	for _, job := range []e2e.Job{{Name: "classic", GPUs: 2}, {Name: "classic-share", GPUs: 1, Resource: "nvidia.com/gpu.shared"}} {
+		job.Command = []string{"nvidia-smi", "-L"}
+		logs, phase := s.Result(t, job)
+		require.Equal(t, corev1.PodSucceeded, phase, logs)
+		require.EqualValues(t, job.GPUs, strings.Count(logs, "UUID: GPU-"), logs)
+		require.Equal(t, job.Resource != "", strings.Contains(logs, shared), logs)
+	}
+	s.Delete(t, "examples/extended-resource-share.yaml")
+	s.Apply(t, "dra-driver.yaml") // with the class as it was
+}
+
+// claimsShareByMPS has two pods use one GPU as clients of the node's control daemon.
+func (s *suite) claimsShareByMPS(t *testing.T) {
+	const text = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, devices: [7], replicas: 2}]}}\n"
+	s.configurePlugin(t, text)
+	s.Kubectl(t, "-n", e2e.Namespace, "rollout", "restart", "daemonset/nvidia-device-plugin-daemonset")
+	until(t, "GPU 7 waits for a control daemon", func() error {
+		if d := s.devices(t)["gpu-7"]; len(d.Taints) != 1 || d.Taints[0].Value != "MPSNotReady" {
+			return fmt.Errorf("%+v", d.Taints)
+		}
+		return nil
+	})
+	s.Apply(t, "mps.yaml")
+	s.waitDevices(t)
+	for _, name := range []string{"mps-a", "mps-b"} {
+		s.ApplyText(t, fmt.Sprintf(`apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: { name: %s }
+spec:
+  devices:
+    requests: [ { name: gpu, exactly: { deviceClassName: gpu.nvidia.com, selectors: [ { cel: { expression: device.allowMultipleAllocations } } ] } } ]
+    config:
+      - requests: [ gpu ]
+        opaque:
+          driver: gpu.nvidia.com
+          parameters: { apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: { strategy: MPS } }
+`, name))
+		s.runPod(t, name, busy...)
+	}
+	for _, name := range []string{"mps-a", "mps-b"} {
+		s.waitRunning(t, name)
+		response := s.Shell(t, t.TempDir(), "echo get_default_active_thread_percentage | kubectl exec -i "+name+" -- nvidia-cuda-mps-control")
+		require.Equal(t, "50.0", strings.TrimSpace(response), "it is a client")
+		require.Contains(t, s.Kubectl(t, "exec", name, "--", "vectoradd"), "Test PASSED")
+	}
+	s.remove(t, "mps-a")
+	s.remove(t, "mps-b")
+	s.Delete(t, "mps.yaml")
+	s.configurePlugin(t, "version: v1\n")
+	s.Kubectl(t, "-n", e2e.Namespace, "rollout", "restart", "daemonset/nvidia-device-plugin-daemonset")
+	s.waitDevices(t)
+}
