@@ -91,6 +91,13 @@ func runDriver(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	return plugin.Run(ctx, cfg)
 }
 
+// Limits on requests to the API server, in a second and at once: a lookup for each claim, and an
+// update for each change of a slice. The API server itself is fair among its clients.
+const (
+	clientQPS   = 50
+	clientBurst = 100
+)
+
 // client returns a client of the API server.
 func (o *runOptions) client() (kubernetes.Interface, error) {
 	var c *rest.Config
@@ -103,6 +110,8 @@ func (o *runOptions) client() (kubernetes.Interface, error) {
 		return nil, program.UsageErrorf("--kubeconfig %s: %s", o.kubeconfig, strings.TrimSpace(err.Error()))
 	}
 	c.UserAgent = "gpu-dra-driver"
+	// client-go's defaults, 5 and 10, would delay a claim by 200 ms when several pods start at once.
+	c.QPS, c.Burst = clientQPS, clientBurst
 	c.ContentType, c.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
 	return kubernetes.NewForConfig(c)
 }

@@ -84,6 +84,7 @@ func (b *bench) parts() []part {
 		{"driver", b.driver},
 		{"toolkit", b.toolkit},
 		{"validator", b.validator},
+		{"dra", b.dra},
 		{"hooks", b.hooks},
 		{"oci-runtime", b.ociRuntime},
 		{"demo", b.demo},
