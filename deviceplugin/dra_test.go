@@ -87,4 +87,7 @@ func TestServeDRASharesByTheMPSControlDaemon(t *testing.T) {
 	}
 	require.NoError(t, daemon.Signal(syscall.SIGKILL))
 	m.state(reason(allocate.ReasonMPS))
+	out, err := exec.CommandContext(t.Context(), built.Path(t, "gpu-device-plugin"), "mps-uninstall", "--host-root", m.host, "--mps-root", "/mps").CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.NoFileExists(t, m.path("/var/run/cdi/gpuready-mps.yaml"))
 }

@@ -39,8 +39,8 @@ Exit codes:
 `
 
 const mpsUninstallHelp = `gpu-device-plugin mps-uninstall removes the mounts of mps-daemon on the host,
-<mps-root>/shm and <mps-root>/<resource>/log. Containers that share GPUs by MPS keep
-theirs; end them first.
+<mps-root>/shm and <mps-root>/<resource>/log, and its CDI specification. Containers that
+share GPUs by MPS keep theirs; end them first.
 
 Usage:
   gpu-device-plugin mps-uninstall [--host-root /host] [--mps-root /run/nvidia/mps]
@@ -65,6 +65,9 @@ func (c *commands) mpsUninstallCommand(_ context.Context, args []string) error {
 	removed, err := mps.Unmount(o.HostRoot, mps.Root(o.Config))
 	for _, at := range removed {
 		fmt.Fprintln(c.stdout, "unmounted", at)
+	}
+	if err == nil {
+		err = mps.RemoveInjection(o.HostRoot)
 	}
 	if err != nil {
 		return c.fail(program.Failed, err)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	cdispec "tags.cncf.io/container-device-interface/specs-go"
 
@@ -42,21 +43,12 @@ func buildInjection(mpsRoot string, all []Spec) ([]byte, error) {
 
 // saveInjection writes the CDI specification of the control daemons, or removes it if there is none.
 func (d *daemon) saveInjection(mpsRoot string, all []Spec) error {
-	root, err := host.Open(d.cfg.HostRoot)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = root.Close() }()
-	dir, err := root.Resolve(cdi.DynamicDir)
-	if err != nil {
-		return err
-	}
-	path := filepath.Join(root.Path(dir), injectionFile)
 	if len(all) == 0 {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
+		return RemoveInjection(d.cfg.HostRoot)
+	}
+	path, err := injectionPath(d.cfg.HostRoot, cdi.DynamicDir)
+	if err != nil {
+		return err
 	}
 	data, err := buildInjection(mpsRoot, all)
 	if err != nil {
@@ -66,6 +58,35 @@ func (d *daemon) saveInjection(mpsRoot string, all []Spec) error {
 		return nil
 	}
 	return record.Write(path, data)
+}
+
+// RemoveInjection removes the CDI specification of an mps-daemon from the host, if there is one.
+func RemoveInjection(hostRoot string) error {
+	// A container may have the host's /run alone, without the link from /var/run.
+	for _, dir := range []string{cdi.DynamicDir, "/run/cdi"} {
+		path, err := injectionPath(hostRoot, dir)
+		if err != nil {
+			return err
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EROFS) {
+			return fmt.Errorf("remove the CDI specification of the MPS control daemons: %w", err)
+		}
+	}
+	return nil
+}
+
+// injectionPath returns the path at which this process sees the specification in a folder of the host.
+func injectionPath(hostRoot, dir string) (string, error) {
+	root, err := host.Open(hostRoot)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = root.Close() }()
+	at, err := root.Resolve(dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(root.Path(at), injectionFile), nil
 }
 
 // publishInjection saves the CDI specification, and logs why it cannot. Only claims need it.
