@@ -81,3 +81,29 @@ func TestMIGDevicesAreSharedLikeGPUs(t *testing.T) {
 	requireAllocated(t, s, true, request("second", "multiprocessors", "16"))
 	requireAllocated(t, s, false, request("third"))
 }
+
+// Two of one request are always different; of two requests only with a constraint.
+func TestAClaimForSeveralSharesCanAskForDifferentGPUs(t *testing.T) {
+	a, b := h100(0), h100(1)
+	a.Sharing, b.Sharing = &nodestate.Sharing{Shares: 4}, &nodestate.Sharing{Shares: 4}
+	s := scheduler.New([]*resourceapi.DeviceClass{{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}}, scheduler.Slices(Driver, New(served(a, b), Problem{}, root).Slices())...)
+	devices := func(c *resourceapi.ResourceClaim) (all []string) {
+		result, err := s.Allocate(t.Context(), c)
+		require.NoError(t, err)
+		require.NotNil(t, result)
+		for _, r := range result.Devices.Results {
+			all = append(all, r.Device)
+		}
+		return all
+	}
+	c := request("two")
+	c.Spec.Devices.Requests[0].Exactly.Count = 2
+	require.Equal(t, []string{"gpu-0", "gpu-1"}, devices(c))
+	c.Spec.Devices.Requests[0].Exactly.Count = 1
+	again := *c.Spec.Devices.Requests[0].DeepCopy()
+	again.Name = "again"
+	c.Spec.Devices.Requests = append(c.Spec.Devices.Requests, again)
+	require.Equal(t, []string{"gpu-0", "gpu-0"}, devices(c))
+	c.Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{DistinctAttribute: new(resourceapi.FullyQualifiedName("gpu.nvidia.com/uuid"))}}
+	require.Equal(t, []string{"gpu-0", "gpu-1"}, devices(c))
+}
