@@ -165,6 +165,6 @@ func TestNodesThatCannotServeAsTheirLabelSaysAreReported(t *testing.T) {
 	w.edit(func(s *v1.ClusterPolicySpec) { s.DRADriver = serveDRA("").Spec.DRADriver })
 	w.settle()
 	require.Equal(t, "NodesWithoutDRA", degraded().Reason)
-	require.Contains(t, degraded().Message, "1 nodes keep the device plugin, old among them (kubelet v1.33.1, containerd://2.1.0)")
+	require.Contains(t, degraded().Message, "1 nodes keep the device plugin; old: claims need a kubelet of 1.34 and a container runtime with CDI, and it has kubelet v1.33.1 and containerd://2.1.0; upgrade it")
 	require.Empty(t, w.served("old"))
 }
