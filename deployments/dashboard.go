@@ -162,6 +162,7 @@ func sections() []section {
 			{"Policy", "1 where the condition is True.", "timeseries", "", 6, []string{reconciler + "policy_condition"}, "{{type}}"},
 			{"Pools without the driver asked for", "", "counts", "", 6, []string{"sum by (reason) (" + reconciler + "driver_problem_pools)"}, ""},
 			{"Driver upgrade", "Nodes by state.", "timeseries", "", 6, []string{reconciler + "upgrade_nodes"}, "{{state}}"},
+			{"Nodes by how pods get their GPUs", "By the device plugin or by ResourceClaims; none without the DRA driver.", "timeseries", "", 6, []string{reconciler + "serve_nodes"}, "{{state}}"},
 			{"From a node's creation to each step, p99", "Nodes that came while the operator ran.", "timeseries", "s", 6, []string{"histogram_quantile(0.99, sum by (le, step) (" + reconciler + "provisioning_seconds_bucket))"}, "{{step}}"},
 			{"Passes", "", "timeseries", "", 6, []string{"sum by (about, outcome) (increase(" + reconciler + "reconciles_total[$__rate_interval]))"}, "{{about}} {{outcome}}"},
 			{"A pass, p99", "", "timeseries", "s", 6, []string{"histogram_quantile(0.99, sum by (le, about) (rate(" + reconciler + "reconcile_seconds_bucket[$__rate_interval])))"}, "{{about}}"},

@@ -103,6 +103,7 @@ func TestNodesChangeOneAfterTheOtherAndBack(t *testing.T) {
 	status := w.policy("p").Status
 	require.Equal(t, &v1.ServeStatus{Want: v1.ServeDRA, Total: 2, DRA: 1, InProgress: 1, Pending: 1, ByPerson: 1,
 		Waiting: []v1.UpgradeWait{{Node: "n1", Message: "the device plugin still offers resources of nvidia.com to pods"}}}, status.Serve)
+	require.Equal(t, map[string]int{"plugin": 1, "dra": 0, "changing": 1, "person": 1}, serveCounts(status.Serve))
 	require.Equal(t, "ServeSwitch", meta.FindStatusCondition(status.Conditions, v1.ConditionProgressing).Reason)
 
 	w.offer("n1", 0, 0) // pods still hold its GPUs
@@ -165,6 +166,6 @@ func TestNodesThatCannotServeAsTheirLabelSaysAreReported(t *testing.T) {
 	w.edit(func(s *v1.ClusterPolicySpec) { s.DRADriver = serveDRA("").Spec.DRADriver })
 	w.settle()
 	require.Equal(t, "NodesWithoutDRA", degraded().Reason)
-	require.Contains(t, degraded().Message, "1 nodes keep the device plugin, old among them (kubelet v1.33.1, containerd://2.1.0)")
+	require.Contains(t, degraded().Message, "1 nodes keep the device plugin; old: claims need a kubelet of 1.34 and a container runtime with CDI, and it has kubelet v1.33.1 and containerd://2.1.0; upgrade it")
 	require.Empty(t, w.served("old"))
 }

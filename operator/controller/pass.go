@@ -193,6 +193,9 @@ func (c *Controller) labelNode(on *member, s *desired, plan *upgrade.Plan, now t
 	patch, needed := plan.Patch(on.node, other)
 	switch {
 	case needed:
+		if patch.Event == nil {
+			patch.Event = serveEvent(patch)
+		}
 		on.sent = &patch
 		c.writer.set(name, on.sent)
 	// Nothing is left to write: withdraw a queued patch, and forget an earlier failure unless

@@ -2,15 +2,18 @@ package controller
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpuready/gpuready/deployments"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/label"
 	"github.com/gpuready/gpuready/operator/serving"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/status"
+	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
 // hasDRANodes reports whether there is a DRA driver of the operator's, and served nodes still have the
@@ -70,6 +73,21 @@ func (c *Controller) serveLabel(node string) string {
 	return string(v1.ServeDRA)
 }
 
+// serveEvent returns the Event of a patch that changes how pods get the node's GPUs; nil: it does not.
+func serveEvent(p upgrade.Patch) *upgrade.Event {
+	value, changes := p.Labels[label.Serve]
+	switch {
+	case !changes:
+		return nil
+	case value == nil:
+		return &upgrade.Event{Reason: string(reasonServe), Message: "pods get the node's GPUs as resources of the device plugin again; pods keep what they have"}
+	}
+	return &upgrade.Event{Reason: string(reasonServe), Message: "pods get the node's GPUs by ResourceClaims from now on; pods keep what they have"}
+}
+
+// reasonServe is the reason of the Events of Nodes that change.
+const reasonServe state.Reason = "GPUServe"
+
 // serveStatus returns the progress of the nodes' change.
 func (c *Controller) serveStatus(spec *v1.DRADriverSpec) *v1.ServeStatus {
 	p := c.serving
@@ -86,6 +104,20 @@ func (c *Controller) serveStatus(spec *v1.DRADriverSpec) *v1.ServeStatus {
 	}
 }
 
+// serveCounts returns the nodes by how pods get their GPUs, as a metric has them.
+func serveCounts(s *v1.ServeStatus) map[string]int {
+	if s == nil {
+		return nil
+	}
+	plugin, dra := s.Total-s.DRA, s.DRA
+	if s.Want == v1.ServeDRA { // a node on the way has its new label already
+		dra -= s.InProgress
+	} else {
+		plugin -= s.InProgress
+	}
+	return map[string]int{string(v1.ServePlugin): plugin, string(v1.ServeDRA): dra, "changing": s.InProgress, "person": s.ByPerson}
+}
+
 // reasonServeUnsupported is the reason while nodes keep the device plugin, since they cannot serve
 // claims, and reasonServedByNobody that while nodes have no DRA driver that their label asks for.
 const (
@@ -96,12 +128,9 @@ const (
 // serveProblems returns the nodes that cannot serve as a policy or a person wants.
 func (c *Controller) serveProblems(s *desired) (all []status.Problem) {
 	if c.serving != nil && len(c.serving.Unsupported) > 0 {
-		name := c.serving.Unsupported[0]
-		text := fmt.Sprintf("draDriver.serve: %d nodes keep the device plugin, %s among them", len(c.serving.Unsupported), name)
-		if on := c.model.nodes[name]; on != nil {
-			text += fmt.Sprintf(" (kubelet %s, %s)", on.node.Kubelet, on.node.Runtime)
-		}
-		all = append(all, status.Problem{Reason: string(reasonServeUnsupported), Message: text + ": claims need a kubelet of 1.34 and a container runtime with CDI; upgrade them, or set the nodes' label nvidia.com/gpu.serve to plugin"})
+		name := slices.Min(slices.Collect(maps.Keys(c.serving.Unsupported)))
+		all = append(all, status.Problem{Reason: string(reasonServeUnsupported), Message: fmt.Sprintf("draDriver.serve: %d nodes keep the device plugin; %s: %s, or set its label nvidia.com/gpu.serve to plugin",
+			len(c.serving.Unsupported), name, c.serving.Unsupported[name])})
 	}
 	if s.policy.Spec.DRADriver.IsEnabled() {
 		return all

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"pgregory.net/rapid"
 
 	"github.com/gpuready/gpuready/operator/label"
@@ -236,5 +237,42 @@ func TestPlacementsAreEqualIfEachFieldIs(t *testing.T) {
 			f.Set(reflect.ValueOf([]string{"a"}))
 		}
 		require.False(t, Placement{}.Equal(other), "%+v", other)
+	}
+}
+
+// A person's value of the label stays, also one that replaced the operator's.
+func TestServeLabelBelongsToWhoSetIt(t *testing.T) {
+	for _, c := range []struct{ has, wrote, want, then string }{
+		{"", "", "", ""},
+		{"", "", "dra", "dra"},
+		{"dra", "present,serve", "dra", "dra"},
+		{"dra", "present,serve", "", ""},
+		{"plugin", "", "dra", "plugin"},
+		{"dra", "present", "", "dra"},
+		{"plugin", "present,serve", "dra", "plugin"},
+		{"plugin", "present,serve", "", "plugin"},
+	} {
+		labels := with(label.PCI, "true", label.Present, "true")
+		if c.has != "" {
+			labels[label.Serve] = c.has
+		}
+		n := node(labels)
+		n.Annotations = map[string]string{label.OwnLabels: c.wrote}
+		n = apply(n, Observe(n).LabelPatch(Placement{Serve: c.want}))
+		require.Equal(t, c.then, n.Labels[label.Serve], "%+v", c)
+		require.True(t, Observe(n).LabelPatch(Placement{Serve: c.want}).Empty(), "%+v: once is enough", c)
+		_, byPerson := Observe(n).ServedBy()
+		require.Equal(t, c.then != "" && c.then != c.want, byPerson, "%+v", c)
+	}
+}
+
+func TestAllocatableResourcesSurviveStrip(t *testing.T) {
+	for amount, want := range map[string]bool{"0": false, "8": true} {
+		n := node(with())
+		n.Status.Allocatable = corev1.ResourceList{"cpu": resource.MustParse("4"), "nvidia.com/gpu.shared": resource.MustParse(amount)}
+		require.Equal(t, want, Observe(n).Allocatable, amount)
+		Strip(n)
+		require.Equal(t, want, Observe(n).Allocatable, amount)
+		require.LessOrEqual(t, len(n.Status.Allocatable), 1)
 	}
 }

@@ -24,6 +24,7 @@ type Snapshot struct {
 	Nodes      map[Place]int
 	Since      map[Place]time.Time // when the longest-waiting node began to wait; none for ready and excluded nodes
 	Upgrade    map[string]int      // nodes by the state of their driver upgrade
+	Serve      map[string]int      // nodes by how pods get their GPUs; see serveDesc
 	Conditions map[string]bool     // of the policy in force, by type
 	Problems   map[string]int      // pools that do not get the required driver, by reason
 	Steps      []Histogram         // from a node's creation to each step
@@ -116,6 +117,7 @@ var (
 	nodesDesc      = prometheus.NewDesc(prefix+"nodes", "GPU nodes by pool, the first state that they have not reached (done: all are), and status (waiting, failed, ready, excluded, unknown).", []string{"pool", "state", "status"}, nil)
 	sinceDesc      = prometheus.NewDesc(prefix+"nodes_since_timestamp_seconds", "Unix time at which the longest-waiting node of the group began to wait; not for ready and excluded nodes.", []string{"pool", "state", "status"}, nil)
 	upgradeDesc    = prometheus.NewDesc(prefix+"upgrade_nodes", "Nodes by the state of their driver upgrade.", []string{"state"}, nil)
+	serveDesc      = prometheus.NewDesc(prefix+"serve_nodes", "Nodes by how pods get their GPUs: plugin, dra, changing from one to the other, or person, where a label of a person decides; none while no policy has the DRA driver.", []string{"state"}, nil)
 	conditionDesc  = prometheus.NewDesc(prefix+"policy_condition", "Conditions of the policy in force: 1 where True.", []string{"type"}, nil)
 	problemDesc    = prometheus.NewDesc(prefix+"driver_problem_pools", "Pools that do not get the driver that the policy asks for, by reason.", []string{"reason"}, nil)
 	provisionsDesc = prometheus.NewDesc(prefix+"provisioning_seconds", "Seconds from a node's creation until it reached the step; stored in the policy's status, so it survives restarts of the operator.", []string{"step"}, nil)
@@ -123,7 +125,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (s *snapshots) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{nodesDesc, sinceDesc, upgradeDesc, conditionDesc, problemDesc, provisionsDesc} {
+	for _, d := range []*prometheus.Desc{nodesDesc, sinceDesc, upgradeDesc, serveDesc, conditionDesc, problemDesc, provisionsDesc} {
 		to <- d
 	}
 }
@@ -145,6 +147,9 @@ func (s *snapshots) Collect(to chan<- prometheus.Metric) {
 	}
 	for state, n := range now.Upgrade {
 		gauge(upgradeDesc, float64(n), state)
+	}
+	for state, n := range now.Serve {
+		gauge(serveDesc, float64(n), state)
 	}
 	for kind, isTrue := range now.Conditions {
 		value := 0.0

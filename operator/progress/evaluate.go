@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/internal/readiness"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
 )
@@ -34,19 +35,28 @@ func (l nodeView) excluded(s State) bool {
 	return l.node.Labels[placements[s]] == "false" || s == Driver && l.node.HostDriver()
 }
 
-// evaluate goes through the states until one is not reached.
+// evaluate goes through the states until one is not reached. On a node that serves ResourceClaims
+// pods get no GPU without the DRA driver, so it is waited for there.
 func (l nodeView) evaluate(wanted []State) Progress {
 	var p Progress
+	stop := func(s State, why obstacle) Progress {
+		p.State, p.Status, p.Reason, p.Since = s, why.status, record.Clean(why.Reason, maxReason), why.Since
+		p.Message = readiness.Shorten(why.Message, maxText)
+		return p
+	}
 	for i, s := range wanted {
 		if s.optional() {
 			break
 		}
 		if why, done := l.reached(s); !done {
-			p.State, p.Status, p.Reason, p.Since = s, why.status, record.Clean(why.Reason, maxReason), why.Since
-			p.Message = readiness.Shorten(why.Message, maxText)
-			return p
+			return stop(s, why)
 		}
 		p.Steps = wanted[:i+1]
+	}
+	if slices.Contains(wanted, DRADriver) && l.node.Labels[label.Serve] == string(v1.ServeDRA) && !l.excluded(DRADriver) {
+		if why, done := l.podReady(DRADriver); !done {
+			return stop(DRADriver, why)
+		}
 	}
 	p.Status, p.Reason, p.Message, p.Since = Ready, record.Clean(l.node.GPUReady.Reason, maxReason), record.Clean(l.node.GPUReady.Message, maxText), l.node.GPUReady.Since
 	return p

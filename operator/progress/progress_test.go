@@ -316,6 +316,29 @@ func TestNodeThatThePolicyDoesNotSelectIsExcluded(t *testing.T) {
 	require.Equal(t, map[string]string{"pool": "gpus"}, spec.Daemonsets.NodeSelector)
 }
 
+func TestOnlyNodesThatServeClaimsWaitForTheDRADriver(t *testing.T) {
+	spec := &v1.ClusterPolicySpec{}
+	for name, c := range map[string]struct {
+		enabled bool
+		node    *fleet.Node
+		pods    []*Pod
+		state   State
+		reason  string
+	}{
+		"serves by its device plugin": {true, node(), nil, "", "Ready"},
+		"without a pod":               {true, node(labelled(label.Serve, "dra")), nil, DRADriver, ReasonNoPod},
+		"its pod is not ready":        {true, node(labelled(label.Serve, "dra")), []*Pod{ObservePod(pod("gpu-dra-driver", unready(waits("ContainerCreating", ""))))}, DRADriver, ReasonStarting},
+		"its pod is ready":            {true, node(labelled(label.Serve, "dra")), []*Pod{ObservePod(pod("gpu-dra-driver"))}, "", "Ready"},
+		"a person keeps it away":      {true, node(labelled(label.Serve, "dra"), labelled(label.Deploy+label.DRAOperand, "false")), nil, "", "Ready"},
+		"another's driver":            {false, node(labelled(label.Serve, "dra")), nil, "", "Ready"},
+	} {
+		spec.DRADriver.Enabled = &c.enabled
+		p := Of(c.node, c.pods, NewWanted(spec, false))
+		require.Equal(t, []any{c.state, c.reason}, []any{p.State, p.Reason}, name)
+		require.Len(t, p.Steps, 8, "%s: it is no step of the road", name)
+	}
+}
+
 func TestOtherFailuresAreReportedBeside(t *testing.T) {
 	broken := unready(waits("ImagePullBackOff", "gone"))
 	pods := []*Pod{ObservePod(pod("nvidia-dcgm-exporter", broken)), ObservePod(pod(driverApp, broken))}

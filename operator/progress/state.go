@@ -10,7 +10,8 @@ import (
 // beside it.
 type State string
 
-// The states in their order. Nothing waits for DRADriver, DCGM, DCGMExporter and MIGManager.
+// The states in their order. Nothing waits for DCGM, DCGMExporter and MIGManager, and for DRADriver
+// only nodes that serve ResourceClaims.
 const (
 	Prerequisites     State = "prerequisites"
 	Driver            State = "driver"
@@ -31,7 +32,7 @@ func Sequence() []State {
 	return []State{Prerequisites, Driver, DriverValidation, Toolkit, ToolkitValidation, DevicePlugin, PluginValidation, FeatureLabels}
 }
 
-// Optional returns the states that nothing waits for.
+// Optional returns the states beside the sequence.
 func Optional() []State { return []State{DRADriver, DCGM, DCGMExporter, MIGManager} }
 
 func (s State) optional() bool { return slices.Contains(Optional(), s) }
@@ -51,5 +52,6 @@ func States(spec *v1.ClusterPolicySpec) []State {
 	add(true, ToolkitValidation)
 	add(spec.DevicePlugin.IsEnabled(), DevicePlugin, PluginValidation)
 	add(spec.GPUFeatureDiscovery.IsEnabled(), FeatureLabels)
-	return append(all, Optional()...)
+	add(spec.DRADriver.IsEnabled(), DRADriver)
+	return append(all, DCGM, DCGMExporter, MIGManager)
 }

@@ -16,6 +16,7 @@ import (
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/fleet"
+	"github.com/gpuready/gpuready/operator/label"
 )
 
 // Input holds everything that a plan depends on.
@@ -38,7 +39,7 @@ type Input struct {
 type Plan struct {
 	DRA         map[string]bool   // nodes that shall have the operator's label
 	Waiting     map[string]string // what the nodes on the way wait for, one sentence
-	Unsupported []string          // nodes that follow the policy and cannot serve claims, by name
+	Unsupported map[string]string // why nodes that follow the policy cannot serve claims, with the next action
 	Counts      Counts
 }
 
@@ -60,7 +61,7 @@ type node struct {
 
 // NewPlan returns the plan for an input.
 func NewPlan(in Input) *Plan {
-	p := &Plan{DRA: map[string]bool{}, Waiting: map[string]string{}}
+	p := &Plan{DRA: map[string]bool{}, Waiting: map[string]string{}, Unsupported: map[string]string{}}
 	var pending []*node
 	unavailable := 0
 	for _, observed := range in.Nodes {
@@ -87,24 +88,35 @@ func NewPlan(in Input) *Plan {
 	p.Counts.Pending = len(pending)
 	p.start(in, pending, unavailable)
 	p.Counts.DRA = len(p.DRA)
-	slices.Sort(p.Unsupported)
 	return p
 }
 
 // observe returns a node with how it serves and shall serve, and whether it follows the policy.
 func (p *Plan) observe(in Input, observed *fleet.Node) (n *node, follows bool) {
-	label, byPerson := observed.ServedBy()
+	now, byPerson := observed.ServedBy()
 	if byPerson {
 		p.Counts.ByPerson++
 		return nil, false
 	}
-	n = &node{Node: observed, now: cmp.Or(v1.Serve(label), v1.ServePlugin), want: cmp.Or(in.Want, v1.ServePlugin)}
-	if n.want == v1.ServeDRA && !n.SupportsDRA() {
-		p.Unsupported = append(p.Unsupported, n.Name)
-		n.want = v1.ServePlugin
+	n = &node{Node: observed, now: cmp.Or(v1.Serve(now), v1.ServePlugin), want: cmp.Or(in.Want, v1.ServePlugin)}
+	if why := unsupported(observed); n.want == v1.ServeDRA && why != "" {
+		p.Unsupported[n.Name], n.want = why, v1.ServePlugin
 	}
 	n.why = waitsFor(n, in.Devices[n.Name])
 	return n, true
+}
+
+// unsupported returns why a node cannot serve claims, and the next action; "": it can.
+func unsupported(n *fleet.Node) string {
+	for _, operand := range []string{label.DRAOperand, "device-plugin"} {
+		if key := label.Deploy + operand; n.Labels[key] == "false" {
+			return "its label " + key + "=false keeps a pod away that claims need; remove the label"
+		}
+	}
+	if !n.SupportsDRA() {
+		return fmt.Sprintf("claims need a kubelet of 1.34 and a container runtime with CDI, and it has kubelet %s and %s; upgrade it", n.Kubelet, n.Runtime)
+	}
+	return ""
 }
 
 // waitsFor returns what a node waits for until it serves as its label says; "": it does.

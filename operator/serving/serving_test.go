@@ -67,6 +67,7 @@ func TestPlan(t *testing.T) {
 		{"a person has changed the operator's label", v1.ServeDRA, "100%", []*fleet.Node{newNode("a", labelled, person("plugin"))}, nil, "", "", Counts{ByPerson: 1}},
 		{"an old kubelet", v1.ServeDRA, "100%", []*fleet.Node{newNode("a", oldNode)}, nil, "", "", Counts{Total: 1}},
 		{"a runtime without CDI", v1.ServeDRA, "100%", []*fleet.Node{newNode("a", func(n *fleet.Node) { n.Injection = fleet.Handler })}, nil, "", "", Counts{Total: 1}},
+		{"a person keeps the DRA driver away", v1.ServeDRA, "100%", []*fleet.Node{newNode("a", func(n *fleet.Node) { n.Labels[label.Deploy+label.DRAOperand] = "false" })}, nil, "", "", Counts{Total: 1}},
 		{"back, one at a time", v1.ServePlugin, "1", []*fleet.Node{newNode("a", dra), newNode("b", dra)}, map[string]int{"a": 8, "b": 8}, "b", "a", Counts{Total: 2, DRA: 1, InProgress: 1, Pending: 1}},
 		{"back: its devices are still published", v1.ServePlugin, "1", []*fleet.Node{newNode("a"), newNode("b", dra)}, map[string]int{"a": 8, "b": 8}, "b", "a", Counts{Total: 2, DRA: 1, InProgress: 1, Pending: 1}},
 		{"back: it is", v1.ServePlugin, "1", []*fleet.Node{newNode("a"), newNode("b", dra)}, map[string]int{"b": 8}, "", "b", Counts{Total: 2, InProgress: 1}},

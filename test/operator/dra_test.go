@@ -3,6 +3,7 @@ package operator
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -56,12 +57,20 @@ func (s *suite) draTurnedOn(t *testing.T) {
 		}
 		return s.condition(t, policy, "Progressing", "False", "Settled")
 	})
+	labels := s.World.Node("n1").Labels
+	require.Equal(t, []string{"8", "hopper"}, []string{labels["nvidia.com/gpu.count"], labels["nvidia.com/gpu.family"]}, "the labels of the GPUs stay")
 	out, err := s.run(t, "kubectl-gpu", "status")
 	require.NoError(t, err, out)
 	require.Contains(t, out, "GPUs by ResourceClaims: 1 of 1 nodes\n")
 	out, err = s.run(t, "kubectl-gpu", "explain", "n1")
 	require.NoError(t, err, out)
 	require.Contains(t, out, "offered as ResourceSlices by gpu-dra-driver: 8 devices, 0 with a taint")
+	s.until(t, "an Event of the node says so", func() error {
+		if out := s.Kubectl(t, "get", "events", "--field-selector=reason=GPUServe"); !strings.Contains(out, "by ResourceClaims from now on") {
+			return errors.New(out)
+		}
+		return nil
+	})
 }
 
 func (s *suite) claimGetsAGPU(t *testing.T) {
