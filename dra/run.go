@@ -103,6 +103,9 @@ func (o *runOptions) client() (kubernetes.Interface, error) {
 		return nil, program.UsageErrorf("--kubeconfig %s: %s", o.kubeconfig, strings.TrimSpace(err.Error()))
 	}
 	c.UserAgent = "gpu-dra-driver"
+	// Each claim that is prepared is read first. client-go's default of 5 requests a second would have
+	// a node's pods wait for each other; a node cannot start more than some tens of pods a second.
+	c.QPS, c.Burst = 50, 100
 	c.ContentType, c.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
 	return kubernetes.NewForConfig(c)
 }
