@@ -45,10 +45,16 @@ func newMIGNode(t *testing.T, profile, layout string) *node {
 	} else {
 		n.sim("mig", "--gpu", "0", "--layout", layout)
 	}
-	host := []string{"--host-root=" + filepath.Join(dir, "host"), "--driver-root=/driver", "--state-dir=/state", "--listen="}
-	built.Start(t, "gpu-toolkit", append([]string{"run", "--hook-program=" + built.Path(t, "gpu-cdi-hook")}, host...))
-	built.Start(t, "gpu-device-plugin", append([]string{"--kubelet-socket=/dp/kubelet.sock", "--serve=dra", "--mig=dynamic"}, host...))
+	built.Start(t, "gpu-toolkit", n.hostArgs("run", "--hook-program="+built.Path(t, "gpu-cdi-hook")))
 	return n
+}
+
+func (n *node) hostArgs(args ...string) []string {
+	return append(args, "--host-root="+filepath.Join(n.dir, "host"), "--driver-root=/driver", "--state-dir=/state", "--listen=")
+}
+
+func (n *node) startDevicePlugin() *built.Process {
+	return built.Start(n.t, "gpu-device-plugin", n.hostArgs("--kubelet-socket=/dp/kubelet.sock", "--serve=dra", "--mig=dynamic"))
 }
 
 func (n *node) driver() string { return filepath.Join(n.dir, "host/driver") }
@@ -122,6 +128,7 @@ func TestProfilesMatchTheGoldenFile(t *testing.T) {
 	var all []nodestate.GPU
 	for _, profile := range []string{"a100-80gb", "h100-sxm", "b200"} {
 		n := newMIGNode(t, profile, "")
+		n.startDevicePlugin()
 		all = append(all, n.waitInventory("the GPU is read", func(g nodestate.GPU) bool { return len(g.Profiles) > 0 }))
 	}
 	data, err := json.MarshalIndent(all, "", " ")
@@ -132,17 +139,17 @@ func TestProfilesMatchTheGoldenFile(t *testing.T) {
 func TestPartitionsAreCreatedForClaimsAndDestroyed(t *testing.T) {
 	t.Parallel()
 	n := newMIGNode(t, "h100-sxm", "2g.20gb@2")
+	n.startDevicePlugin()
 	n.start("pod-1")
 	client := n.register(t, "pod-1")
 	devices := n.waitPartitions()
 	require.Contains(t, devices, "gpu-1", "the other GPU is whole")
-	existing := slices.DeleteFunc(slices.Collect(func(yield func(string) bool) {
-		for name, d := range devices {
-			if d.Attributes["uuid"].StringValue != nil && !yield(name) {
-				return
-			}
+	var existing []string
+	for name, d := range devices {
+		if d.Attributes["uuid"].StringValue != nil && strings.Contains(name, "-mig-") {
+			existing = append(existing, name)
 		}
-	}), func(name string) bool { return name == "gpu-1" })
+	}
 	require.Len(t, existing, 1, "the MIG device that a person has created")
 
 	first, second := n.claim("first", fmt.Sprintf(small, 0)), n.claim("second", large)
@@ -197,6 +204,7 @@ func TestPartitionsAreCreatedForClaimsAndDestroyed(t *testing.T) {
 func TestAPartitionThatFailsHalfWayIsRemoved(t *testing.T) {
 	t.Parallel()
 	n := newMIGNode(t, "a100-80gb", "")
+	n.startDevicePlugin()
 	n.start("pod-1")
 	client := n.register(t, "pod-1")
 	n.waitPartitions()
@@ -217,8 +225,8 @@ func TestAPartitionThatFailsHalfWayIsRemoved(t *testing.T) {
 	n.waitStarts("both exist", 0, 4)
 }
 
-// The driver is killed at any moment while claims come and go.
-func TestNoPartitionIsLeftHoweverTheDriverDies(t *testing.T) {
+// The driver and the device plugin are killed at any moment while claims come and go.
+func TestNoPartitionIsLeftHoweverTheProgramsDie(t *testing.T) {
 	t.Parallel()
 	rounds := 8
 	if !testing.Short() {
@@ -230,15 +238,20 @@ func TestNoPartitionIsLeftHoweverTheDriverDies(t *testing.T) {
 		claims = append(claims, n.claim(fmt.Sprintf("c%d", i), devices...))
 	}
 	prepared := 0
+	maker := n.startDevicePlugin()
 	for range rounds {
 		p := n.start("pod-1")
 		client := n.register(t, "pod-1")
 		ctx, cancel := context.WithCancel(t.Context())
 		var killer sync.WaitGroup
 		killer.Go(func() {
+			defer cancel()
 			time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
+			if rand.IntN(3) == 0 {
+				_ = maker.Signal(syscall.SIGKILL)
+				time.Sleep(time.Duration(rand.IntN(50)) * time.Millisecond)
+			}
 			_ = p.Signal(syscall.SIGKILL)
-			cancel()
 		})
 		for ctx.Err() == nil {
 			c := claims[rand.IntN(len(claims))]
@@ -253,10 +266,16 @@ func TestNoPartitionIsLeftHoweverTheDriverDies(t *testing.T) {
 		killer.Wait()
 		_, err := p.Wait(t.Context())
 		require.NoError(t, err)
+		if maker.Signal(syscall.Signal(0)) != nil { // it was killed
+			_, err := maker.Wait(t.Context())
+			require.NoError(t, err)
+			maker = n.startDevicePlugin()
+		}
 	}
 	require.Positive(t, prepared)
 	n.start("pod-1")
 	client := n.register(t, "pod-1")
+	n.waitPartitions() // the device plugin serves
 	for _, c := range claims {
 		refusal, err := unprepare(t.Context(), client, c)
 		require.NoError(t, err)

@@ -247,9 +247,15 @@ func runDaemon(ctx context.Context, args []string, stdout, stderr io.Writer) err
 }
 
 // watchOutdated waits until this container has to be created anew, and records the reason. The
-// CUDA step runs on MIG instances, so it needs their current device nodes.
+// CUDA step runs on MIG instances, so it needs their current device nodes; not on those that are
+// created for claims.
 func watchOutdated(ctx context.Context, node check.Node, d *daemon.Daemon, p *parts) error {
-	err := injection.Watch(ctx, node.StatePath(nodestate.Toolkit), node.BootID, node.Injection, injection.Whole)
+	err := injection.Watch(ctx, node.StatePath(nodestate.Toolkit), node.BootID, node.Injection, func() injection.Extent {
+		if step.PartitionsOnDemand(node) {
+			return injection.Base
+		}
+		return injection.Whole
+	})
 	if !errors.Is(err, injection.ErrOutdated) {
 		return unlessCanceled(err)
 	}

@@ -34,7 +34,7 @@ func (p *Plugin) watchInjection(ctx context.Context) error {
 			return err
 		}
 	}
-	err := injection.Watch(ctx, dir, p.boot, p.cfg.Injected, injection.Base)
+	err := injection.Watch(ctx, dir, p.boot, p.cfg.Injected, func() injection.Extent { return injection.Base })
 	if errors.Is(err, injection.ErrOutdated) {
 		p.cfg.Log.Info("ending, so that the container is created again with the current GPUs", "reason", string(reasonOutdated), "message", err.Error())
 		p.applyAndStore(pluginEnds(ending{nodestate.Waiting, reasonOutdated, err.Error()}))

@@ -86,7 +86,22 @@ func (s state) derive(at time.Time) state {
 	if s.hasSnapshot() {
 		s.unallocatable = unallocatable
 	}
+	if s.partitions {
+		s.clearUnnamed()
+	}
 	return s
+}
+
+// clearUnnamed removes the faults of MIG devices that the toolkit does not name: one that was just
+// created for a claim has no name for some milliseconds, and gpu-dra-driver waits for it.
+func (s state) clearUnnamed() {
+	for _, r := range s.plan.Resources {
+		for i := range r.Devices {
+			if d := &r.Devices[i]; d.MIG.UUID != "" && d.Fault.Reason == allocate.ReasonCDI {
+				d.Fault = gpu.Fault{}
+			}
+		}
+	}
 }
 
 // planSettings returns the settings by which the devices are planned. gpu-dra-driver offers each whole GPU

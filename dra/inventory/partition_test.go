@@ -11,19 +11,16 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/structured"
 	"pgregory.net/rapid"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/test/lab/golden"
+	"github.com/gpuready/gpuready/test/lab/scheduler"
 )
 
 // partitionable returns GPUs in MIG mode as their drivers report them: A100, H100 and B200.
@@ -149,64 +146,37 @@ func TestCountersAllowWhatTheDriverAllows(t *testing.T) {
 	}
 }
 
-type classes []*resourceapi.DeviceClass
-
-func (c classes) List() ([]*resourceapi.DeviceClass, error) { return c, nil }
-func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
-	for _, class := range c {
-		if class.Name == name {
-			return class, nil
-		}
-	}
-	return nil, fmt.Errorf("no class %s", name)
-}
-
-// scheduler allocates claims as the real one does, from the published slices.
-type scheduler struct {
+// migScheduler allocates MIG devices as the real scheduler does, from the published slices.
+type migScheduler struct {
 	testing.TB
-	slices    []*resourceapi.ResourceSlice
-	allocated sets.Set[structured.DeviceID]
-	cache     *cel.Cache
+	*scheduler.Scheduler
 }
 
-func newScheduler(t testing.TB, i Inventory) *scheduler {
-	s := &scheduler{TB: t, allocated: sets.New[structured.DeviceID](), cache: cel.NewCache(10, cel.Features{})}
-	all, node := i.Slices(), "n1"
-	for n, slice := range all {
-		s.slices = append(s.slices, &resourceapi.ResourceSlice{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("slice-%d", n)},
-			Spec: resourceapi.ResourceSliceSpec{
-				Driver: Driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, Generation: 1, ResourceSliceCount: int64(len(all))},
-				Devices: slice.Devices, SharedCounters: slice.SharedCounters,
-			},
-		})
-	}
-	return s
+const migClass = "mig.nvidia.com"
+
+func newMIGScheduler(t testing.TB, i Inventory) *migScheduler {
+	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: migClass}, Spec: resourceapi.DeviceClassSpec{
+		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'`}}}}}
+	return &migScheduler{t, scheduler.New([]*resourceapi.DeviceClass{class}, scheduler.Slices(Driver, i.Slices())...)}
 }
 
 // allocate allocates a MIG device of each profile to one claim; nil: they do not fit.
-func (s *scheduler) allocate(profiles ...string) (devices []string) {
+func (s *migScheduler) allocate(profiles ...string) (devices []string) {
 	s.Helper()
-	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "mig.nvidia.com"}, Spec: resourceapi.DeviceClassSpec{
-		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'mig'`}}}}}
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim", UID: types.UID("claim")}}
 	for n, profile := range profiles {
 		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, resourceapi.DeviceRequest{Name: fmt.Sprintf("r%d", n), Exactly: &resourceapi.ExactDeviceRequest{
-			DeviceClassName: class.Name, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+			DeviceClassName: migClass, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
 			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf(`device.attributes['gpu.nvidia.com'].profile == '%s'`, profile)}}},
 		}})
 	}
-	features := structured.Features{PartitionableDevices: true, DeviceTaints: true}
-	a, err := structured.NewAllocator(context.Background(), features, structured.AllocatedState{AllocatedDevices: s.allocated, AggregatedCapacity: structured.NewConsumedCapacityCollection(), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID]()},
-		classes{class}, s.slices, s.cache)
+	result, err := s.Allocate(context.Background(), claim)
 	require.NoError(s, err)
-	results, err := a.Allocate(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, []*resourceapi.ResourceClaim{claim})
-	require.NoError(s, err)
-	for _, r := range results {
-		for _, d := range r.Devices.Results {
-			devices = append(devices, d.Device)
-			s.allocated.Insert(structured.MakeDeviceID(d.Driver, d.Pool, d.Device))
-		}
+	if result == nil {
+		return nil
+	}
+	for _, d := range result.Devices.Results {
+		devices = append(devices, d.Device)
 	}
 	return devices
 }
@@ -232,13 +202,13 @@ func TestTheSchedulerChoosesLegalPartitions(t *testing.T) {
 				stranger = append(stranger, gpu.Placement{GPU: g.UUID, Profile: p.ID, Start: start, Size: p.Size})
 			}
 			i := New(dynamic(g), Problem{}, nil)
-			s := newScheduler(t, i)
+			s := newMIGScheduler(t, i)
 			holds := map[string]gpu.Placement{}
 			for range rapid.IntRange(1, 12).Draw(rt, "steps") {
 				if len(holds) > 0 && rapid.IntRange(0, 3).Draw(rt, "ends") == 0 {
 					name := rapid.SampledFrom(slices.Sorted(maps.Keys(holds))).Draw(rt, "which")
 					delete(holds, name)
-					s.allocated.Delete(structured.MakeDeviceID(Driver, "n1", name))
+					s.Free(Driver, name)
 					continue
 				}
 				for _, name := range s.allocate(rapid.SliceOfN(rapid.SampledFrom(profiles), 1, 2).Draw(rt, "profiles")...) {
@@ -260,10 +230,10 @@ func TestTheSchedulerFillsAGPU(t *testing.T) {
 		{"3g.40gb", "3g.40gb"}, {"4g.40gb", "3g.40gb"}, {"7g.80gb"}, {"1g.20gb", "1g.20gb", "1g.20gb", "1g.20gb"},
 		{"3g.40gb", "2g.20gb", "1g.10gb+me"}, {"3g.40gb", "1g.10gb", "1g.10gb"},
 	} {
-		s := newScheduler(t, New(dynamic(h100), Problem{}, nil))
+		s := newMIGScheduler(t, New(dynamic(h100), Problem{}, nil))
 		require.Len(t, s.allocate(c...), len(c), strings.Join(c, ","))
 	}
-	s := newScheduler(t, New(dynamic(h100), Problem{}, nil))
+	s := newMIGScheduler(t, New(dynamic(h100), Problem{}, nil))
 	require.NotEmpty(t, s.allocate("7g.80gb"))
 	require.Empty(t, s.allocate("1g.10gb"), "the GPU is full")
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
-	lab "github.com/gpuready/gpuready/test/lab/scheduler"
+	"github.com/gpuready/gpuready/test/lab/scheduler"
 )
 
 // request returns a claim for one device, with capacities in pairs of name and amount.
@@ -29,15 +29,15 @@ func request(name string, capacity ...string) *resourceapi.ResourceClaim {
 }
 
 // shared returns the scheduler of a node with a shared GPU and a whole one.
-func shared(change func(*nodestate.GPU)) *lab.Scheduler {
+func shared(change func(*nodestate.GPU)) *scheduler.Scheduler {
 	g := h100(0)
 	g.Sharing = &nodestate.Sharing{Shares: 4}
 	change(&g)
 	classes := []*resourceapi.DeviceClass{{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}}
-	return lab.New(classes, lab.Slices(Driver, New(served(g), Problem{}, root).Slices())...)
+	return scheduler.New(classes, scheduler.Slices(Driver, New(served(g), Problem{}, root).Slices())...)
 }
 
-func requireAllocated(t *testing.T, s *lab.Scheduler, want bool, c *resourceapi.ResourceClaim) {
+func requireAllocated(t *testing.T, s *scheduler.Scheduler, want bool, c *resourceapi.ResourceClaim) {
 	t.Helper()
 	result, err := s.Allocate(t.Context(), c)
 	require.NoError(t, err)

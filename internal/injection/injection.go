@@ -105,9 +105,9 @@ func describe(s nodestate.State) string {
 
 // Watch returns an error that wraps ErrOutdated when the toolkit would now inject other
 // things than this container got, within extent. It returns ctx.Err() when ctx ends
-// first. given is the value of Variable; if it is empty there is nothing to watch. dir is
+// first. extent is asked at each change of what is injected. given is the value of Variable; if it is empty there is nothing to watch. dir is
 // the directory of the toolkit's state.
-func Watch(ctx context.Context, dir, boot, given string, extent Extent) error {
+func Watch(ctx context.Context, dir, boot, given string, extent func() Extent) error {
 	if given == "" {
 		<-ctx.Done()
 		return ctx.Err()
@@ -116,7 +116,7 @@ func Watch(ctx context.Context, dir, boot, given string, extent Extent) error {
 	ctx, done := context.WithCancel(ctx)
 	defer done()
 	err := nodestate.WatchBoot(ctx, dir, boot, func(s nodestate.State, err error) {
-		if outdated = compare(s, err, given, extent); outdated != nil {
+		if outdated = compare(s, err, given, extent()); outdated != nil {
 			done()
 		}
 	})

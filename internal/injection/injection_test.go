@@ -100,7 +100,7 @@ func TestWatchEndsWhenTheToolkitHasMore(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "toolkit")
 	toolkit(t, dir, &nodestate.Injection{Working: true, Generation: "a"}, "")
 	ended := make(chan error, 1)
-	go func() { ended <- Watch(t.Context(), dir, boot, "a", Whole) }()
+	go func() { ended <- Watch(t.Context(), dir, boot, "a", func() Extent { return Whole }) }()
 	toolkit(t, dir, &nodestate.Injection{Working: true, Generation: "b"}, "")
 	require.ErrorIs(t, <-ended, ErrOutdated)
 }
@@ -108,5 +108,5 @@ func TestWatchEndsWhenTheToolkitHasMore(t *testing.T) {
 func TestOneThatExpectsNothingWatchesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, Watch(ctx, "/nonexistent", boot, "", Whole), context.Canceled)
+	require.ErrorIs(t, Watch(ctx, "/nonexistent", boot, "", func() Extent { return Whole }), context.Canceled)
 }

@@ -30,6 +30,7 @@ func (s *suite) partitionsAreCreatedForClaims(t *testing.T) {
 		}
 		return nil
 	})
+	restarts := s.validatorRestarts(t)
 	began := time.Now()
 	pods := map[string]string{"small-1": "1g.10gb", "small-2": "1g.10gb", "large": "3g.40gb"}
 	for name, profile := range pods {
@@ -70,6 +71,7 @@ func (s *suite) partitionsAreCreatedForClaims(t *testing.T) {
 		return nil
 	})
 	t.Log(s.partitionLog(t))
+	require.Equal(t, restarts, s.validatorRestarts(t), "the validator does not mind partitions that come and go")
 
 	s.Gpusim(t, node, "mig", "--gpu", fmt.Sprint(partitioned), "--off")
 	s.Kubectl(t, "-n", e2e.Namespace, "set", "env", "daemonset/nvidia-device-plugin-daemonset", "GPU_MIG-")
@@ -81,6 +83,24 @@ func (s *suite) partitionsAreCreatedForClaims(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// validatorRestarts returns the pod of the validator and how often it was started again. It is first
+// started again for what the toolkit injects since the GPU is in MIG mode.
+func (s *suite) validatorRestarts(t *testing.T) (restarts string) {
+	t.Helper()
+	until(t, "the validator is ready", func() error {
+		for _, p := range s.World.Pods(e2e.Namespace, "app=nvidia-operator-validator") {
+			for _, c := range p.Status.ContainerStatuses {
+				if c.Ready {
+					restarts = fmt.Sprint(p.Name, ": ", c.RestartCount)
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("it is not")
+	})
+	return restarts
 }
 
 // profiles returns the profiles of the MIG devices that exist on the GPU, by the driver.

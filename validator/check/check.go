@@ -96,6 +96,9 @@ type Driver struct {
 	DevRoot string // host path
 	LibDir  string // the folder of its libraries, as this process sees it
 	GPUs    []gpu.Device
+	// OnDemand reports whether MIG devices are created for claims. They come and go, and belong to the
+	// pods with the claims: GPUs has none then, and nothing is run on them.
+	OnDemand bool
 }
 
 // Unit is a device for a CUDA program: a GPU, or a MIG device of a GPU that is divided.

@@ -30,6 +30,11 @@ func checkCUDA(ctx context.Context, node check.Node, driver check.Driver) check.
 			"install it there, or name it with --vectoradd")
 	}
 	units := driver.Units()
+	if len(units) == 0 && driver.OnDemand {
+		return check.NewPass(readiness.Proof{
+			Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, Summary: "every GPU is partitioned as claims need it: vectorAdd was run on none",
+		})
+	}
 	if len(units) == 0 {
 		return check.Fail(reasonNoMIGDevices, "every GPU is in MIG mode and none has MIG devices", "create MIG devices, or turn MIG mode off")
 	}

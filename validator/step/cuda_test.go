@@ -56,6 +56,21 @@ func TestEveryGPUAndMIGDeviceIsTried(t *testing.T) {
 	}
 }
 
+// What claims have had created is theirs: nothing is run on it.
+func TestNothingIsRunOnPartitionsOfClaims(t *testing.T) {
+	n := cudaTestNode(t, "exit 1")
+	d := cudaTestDriver(2)
+	d.OnDemand = true
+	for i := range d.GPUs {
+		d.GPUs[i].MIGEnabled = true
+	}
+	o := checkCUDA(t.Context(), n, d)
+	require.Equal(t, check.Passed, o.Kind, "%+v", o.NotReady)
+	require.Zero(t, o.Proof.GPUs)
+	d.OnDemand = false
+	require.Equal(t, reasonNoMIGDevices, checkCUDA(t.Context(), n, d).NotReady.Reason)
+}
+
 func TestAFailureNamesTheGPUAndQuotesTheSample(t *testing.T) {
 	bad := string(gputest.GPU(1))
 	cases := map[string]struct {

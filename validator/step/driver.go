@@ -83,6 +83,12 @@ func CheckDriver(ctx context.Context, node check.Node, read ReadNVML) (check.Dri
 		LibDir:  filepath.Dir(reading.Library),
 		GPUs:    s.Devices,
 	}
+	if PartitionsOnDemand(node) {
+		d.OnDemand, d.GPUs = true, s.Clone().Devices
+		for i := range d.GPUs {
+			d.GPUs[i].MIG = nil
+		}
+	}
 	for _, verify := range []func(hardware, check.Driver, check.Reading) *check.Outcome{
 		checkSimulation, checkVersions, checkLibcuda, checkLibraries, checkUsable, checkComplete, checkNodes,
 	} {
@@ -244,7 +250,7 @@ func checkComplete(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 		why = ": " + strings.Join(problems, "; ")
 	}
 	const action = "look for Xid and NVRM lines in dmesg, reset the GPU or reboot; gpu-validator preflight tests each GPU"
-	if usable := countUsable(d.GPUs); usable < h.node.ExpectGPUs {
+	if usable := countUsable(d); usable < h.node.ExpectGPUs {
 		return failed(reasonGPUsMissing, fmt.Sprintf("%d of %d expected GPUs are usable%s", usable, h.node.ExpectGPUs, why), action)
 	}
 	if h.node.Strict && len(problems) > 0 {
@@ -253,9 +259,9 @@ func checkComplete(h hardware, d check.Driver, _ check.Reading) *check.Outcome {
 	return nil
 }
 
-func countUsable(gpus []gpu.Device) (n int) {
-	for _, g := range gpus {
-		if g.Fault == (gpu.Fault{}) && (!g.MIGEnabled || len(g.MIG) > 0) {
+func countUsable(d check.Driver) (n int) {
+	for _, g := range d.GPUs {
+		if g.Fault == (gpu.Fault{}) && (!g.MIGEnabled || len(g.MIG) > 0 || d.OnDemand) {
 			n++
 		}
 	}
@@ -271,7 +277,7 @@ func (h hardware) gpuProblems(d check.Driver) []string {
 		if g.Fault != (gpu.Fault{}) {
 			notes = append(notes, check.Name(g)+" is not usable: "+g.Fault.String())
 		}
-		if g.MIGEnabled && len(g.MIG) == 0 {
+		if g.MIGEnabled && len(g.MIG) == 0 && !d.OnDemand {
 			notes = append(notes, check.Name(g)+" is in MIG mode and has no MIG devices")
 		}
 	}

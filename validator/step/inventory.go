@@ -18,6 +18,12 @@ func servedByDRA(node check.Node) (nodestate.State, bool) {
 	return s, err == nil && s.Reason != reasonPluginStopped && s.DevicePlugin != nil && s.DevicePlugin.Serve == nodestate.ServeDRA
 }
 
+// PartitionsOnDemand reports whether the device plugin creates MIG devices for claims.
+func PartitionsOnDemand(node check.Node) bool {
+	s, err := node.State(nodestate.DevicePlugin)
+	return err == nil && s.DevicePlugin != nil && s.DevicePlugin.MIG == nodestate.MIGDynamic
+}
+
 // checkInventory compares the inventory that gpu-dra-driver publishes with the driver's devices. It
 // does not test ResourceSlices nor claims, and its pass says so.
 func checkInventory(node check.Node, driver check.Driver, s nodestate.State) check.Outcome {
@@ -47,7 +53,7 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 		}
 	}
 	for _, g := range s.DevicePlugin.Inventory {
-		if !g.MIGEnabled {
+		if !g.MIGEnabled || driver.OnDemand {
 			add(g.UUID, "", g.Condition)
 			continue
 		}

@@ -43,6 +43,15 @@ func TestANodeServedByDRAIsComparedWithItsInventory(t *testing.T) {
 	require.Equal(t, 2, o.Proof.GPUs)
 	require.Contains(t, o.Notes[1], "is not offered: the configuration leaves it out")
 
+	partitioned := served(t) // its partitions come and go with claims, faster than the driver is read
+	partitioned.state.DevicePlugin.MIG = nodestate.MIGDynamic
+	partitioned.driver.OnDemand, partitioned.driver.GPUs[0].MIGEnabled = true, true
+	partitioned.state.DevicePlugin.Inventory[0].MIGEnabled = true
+	partitioned.state.DevicePlugin.Inventory[0].MIG = []nodestate.MIGDevice{{UUID: "MIG-0", Condition: nodestate.Condition{Health: nodestate.Healthy}}}
+	o = partitioned.check(t)
+	require.Equal(t, check.Passed, o.Kind, o)
+	require.Equal(t, 3, o.Proof.GPUs)
+
 	for name, c := range map[string]struct {
 		change func(*pluginTestNode)
 		reason gpu.Reason

@@ -63,6 +63,11 @@ func (s *Scheduler) Occupy(driver, device string) {
 	s.used.AllocatedDevices.Insert(structured.MakeDeviceID(driver, Node, device))
 }
 
+// Free ends that a claim has the whole of a driver's device.
+func (s *Scheduler) Free(driver, device string) {
+	s.used.AllocatedDevices.Delete(structured.MakeDeviceID(driver, Node, device))
+}
+
 // Allocate returns what a claim gets, and remembers it; nil: the claim has to wait.
 func (s *Scheduler) Allocate(ctx context.Context, claim *resourceapi.ResourceClaim) (*resourceapi.AllocationResult, error) {
 	result, err := s.Find(ctx, claim)
