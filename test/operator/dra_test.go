@@ -25,6 +25,7 @@ func TestDRADriver(t *testing.T) {
 	s.play(t,
 		scenario{"ThePolicyTurnsItOn", plain((*suite).draTurnedOn)},
 		scenario{"AClaimGetsAGPU", plain((*suite).claimGetsAGPU)},
+		scenario{"AlertsNameWhatIsShown", plain((*suite).draMetricsAreShown)},
 		scenario{"ThePolicyTurnsItOff", plain((*suite).draTurnedOff)},
 	)
 }
@@ -71,6 +72,17 @@ func (s *suite) draTurnedOn(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// draMetricsAreShown checks the metrics of alerts and dashboard that only a cluster with a DRA driver has.
+func (s *suite) draMetricsAreShown(t *testing.T) {
+	driver, operator := s.scrape(t, "app=gpu-dra-driver"), s.scrape(t, "app=gpuready-operator")
+	require.Empty(t, driver.lacks("gpuready_dra_devices", `tainted="true"`))
+	require.Empty(t, driver.lacks("gpuready_dra_claims_total", `operation="prepare",outcome="error"`))
+	require.Empty(t, driver.lacks("gpuready_dra_background_errors_total", ""))
+	for _, state := range []string{"plugin", "dra", "changing", "person"} {
+		require.Empty(t, operator.lacks("gpuready_operator_serve_nodes", `state="`+state+`"`))
+	}
 }
 
 func (s *suite) claimGetsAGPU(t *testing.T) {

@@ -21,6 +21,9 @@ var absent = map[string]string{
 	"gpuready_deviceplugin_devices_left_out":                 "of GPUs that are not advertised, by reason",
 	"gpuready_deviceplugin_preferred_allocation_score_ratio": "once a pod has asked for two GPUs or more",
 	"gpuready_deviceplugin_xids_total":                       "with the first XID; its alert counts those that have only just come",
+	"gpuready_dra_background_errors_total":                   "there is no DRA driver here: see TestDRADriver",
+	"gpuready_dra_claims_total":                              "there is no DRA driver here: see TestDRADriver",
+	"gpuready_dra_devices":                                   "there is no DRA driver here: see TestDRADriver",
 	"gpuready_gpu_last_xid":                                  "with the first XID",
 	"gpuready_gpu_mig_memory_size_bytes":                     "no GPU is in MIG mode here",
 	"gpuready_gpu_mig_memory_used_bytes":                     "no GPU is in MIG mode here",
@@ -31,6 +34,7 @@ var absent = map[string]string{
 	"gpuready_mps_state_unwritten":                           "nothing is shared by MPS here",
 	"gpuready_operator_driver_problem_pools":                 "with the first problem: see NoToolkitImage, PrecompiledMissing",
 	"gpuready_operator_nodes_since_timestamp_seconds":        "of nodes that are not ready: see AFailureStopsIt",
+	"gpuready_operator_serve_nodes":                          "there is no DRA driver here: see TestDRADriver",
 	"gpuready_toolkit_runtime_problem":                       "of a runtime that is not configured as it should be",
 }
 
