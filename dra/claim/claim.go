@@ -63,7 +63,7 @@ type Allocation struct {
 // returns the same.
 func (p *Preparer) Prepare(ctx context.Context, claims []*resourceapi.ResourceClaim) map[types.UID]kubeletplugin.PrepareResult {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
-	unlock, failed := p.Store.lock()
+	unlock, failed := p.Store.lock(ctx)
 	defer unlock()
 	var state nodeState
 	if failed == nil {
@@ -170,7 +170,7 @@ func (p *Preparer) finish(ctx context.Context, wanted *Prepared, record *Checkpo
 // forgotten. A claim that is not prepared is no error.
 func (p *Preparer) Unprepare(ctx context.Context, claims []kubeletplugin.NamespacedObject) map[types.UID]error {
 	results := map[types.UID]error{}
-	unlock, err := p.Store.lock()
+	unlock, err := p.Store.lock(ctx)
 	defer unlock()
 	var record *Checkpoint
 	if err == nil {

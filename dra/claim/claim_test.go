@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -436,4 +437,17 @@ func mustEncode(c *Checkpoint) []byte {
 		panic(err)
 	}
 	return data
+}
+
+func TestALockThatIsHeldHasADeadline(t *testing.T) {
+	b := newBench(t)
+	unlock, err := b.Store.lock(t.Context())
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	c := allocated("job", "gpu-0")
+	err = b.Prepare(ctx, []*resourceapi.ResourceClaim{c})[c.UID].Err
+	require.ErrorContains(t, err, "claim team/job: another call or instance of this driver has locked "+b.Store.Path+".lock: context deadline exceeded; next: ")
+	unlock()
+	b.requirePrepared(t, c, "GPU-0")
 }

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/partition"
@@ -138,7 +138,7 @@ func (p *Preparer) destroyPartitions(ctx context.Context, record *Checkpoint, ch
 
 // Recover destroys what an earlier process has left half-made. It is called at the start.
 func (p *Preparer) Recover(ctx context.Context) error {
-	unlock, err := p.Store.lock()
+	unlock, err := p.Store.lock(ctx)
 	defer unlock()
 	if err != nil {
 		return err
@@ -173,20 +173,32 @@ func (s Store) Own() []gpu.Placement {
 	return all
 }
 
-// lock makes this process the only one that uses the record, until unlock is called. Those who hold it
-// have deadlines.
-func (s Store) lock() (unlock func(), err error) {
-	f, err := os.OpenFile(s.Path+".lock", os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return func() {}, fmt.Errorf("lock the record of prepared claims: %w; next: see that the driver's folder is mounted", err)
-	}
+// Bounds of waiting for the record. The kernel tells nobody with a deadline when a lock is free.
+const (
+	lockTimeout  = 35 * time.Second // the kubelet waits 45 s for an answer
+	lockInterval = 10 * time.Millisecond
+)
+
+// lock makes this call the only one that uses the record, until unlock is called. Another instance that
+// hangs with it ends the waiting with an error.
+func (s Store) lock(ctx context.Context) (unlock func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
+	defer cancel()
+	again := time.NewTicker(lockInterval)
+	defer again.Stop()
+	path := s.Path + ".lock"
 	for {
-		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
-			break
+		f, err := fileutil.TryLockFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err == nil {
+			return func() { _ = f.Close() }, nil // and with it the lock
+		}
+		if !errors.Is(err, fileutil.ErrLocked) {
+			return func() {}, fmt.Errorf("lock the record of prepared claims: %w; next: see that the driver's folder is mounted", err)
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return func() {}, fmt.Errorf("another call or instance of this driver has locked %s: %w; next: see its log, and delete its pod if it hangs; the kubelet tries again", path, ctx.Err())
 		}
 	}
-	if err != nil {
-		return func() {}, errors.Join(fmt.Errorf("lock the record of prepared claims: %w", err), f.Close())
-	}
-	return func() { _ = f.Close() }, nil // and with it the lock
 }

@@ -159,7 +159,7 @@ func (p *Plugin) serve(ctx context.Context) error {
 		kubeletplugin.RegistrarDirectoryPath(filepath.Join(p.cfg.KubeletDir, "plugins_registry")),
 		kubeletplugin.PluginDataDirectoryPath(p.cfg.DataDir()),
 		kubeletplugin.GRPCInterceptor(p.intercept),
-		kubeletplugin.Serialize(false), // by lock, which has a deadline
+		kubeletplugin.Serialize(false), // the record has a lock of its own, with a deadline
 	}
 	if p.cfg.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(p.cfg.PodUID)))

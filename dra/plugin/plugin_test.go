@@ -263,20 +263,3 @@ func TestTheNameOfASocketBeginsWithTheDriver(t *testing.T) {
 		}
 	}
 }
-
-func TestALockThatIsHeldHasADeadline(t *testing.T) {
-	b := newBench(t, time.Hour)
-	b.cfg.KubeletDir = t.TempDir()
-	require.NoError(t, os.MkdirAll(b.cfg.DataDir(), 0o755))
-	unlock, err := b.lock(t.Context())
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err = b.PrepareResourceClaims(ctx, nil)
-	require.ErrorContains(t, err, "another call or instance of this driver has "+b.cfg.DataDir()+"/serialize.lock locked: context deadline exceeded; next: ")
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	unlock()
-	unlock, err = b.lock(t.Context())
-	require.NoError(t, err)
-	unlock()
-}

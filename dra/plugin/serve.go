@@ -3,13 +3,9 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
-	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,48 +19,12 @@ import (
 
 // PrepareResourceClaims prepares claims for the kubelet.
 func (p *Plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	unlock, err := p.lock(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
 	return p.preparer.Prepare(ctx, claims), nil
 }
 
 // UnprepareResourceClaims forgets claims for the kubelet.
 func (p *Plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
-	unlock, err := p.lock(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
 	return p.preparer.Unprepare(ctx, claims), nil
-}
-
-// lockInterval is the time between two attempts to get the lock. The kernel tells nobody with a deadline
-// when it is free.
-const lockInterval = 10 * time.Millisecond
-
-// lock waits until no other call, of this instance or another, uses the record of prepared claims. It is
-// the lock that kubeletplugin takes by default, which waits without end if an instance hangs.
-func (p *Plugin) lock(ctx context.Context) (unlock func(), err error) {
-	path := filepath.Join(p.cfg.DataDir(), "serialize.lock")
-	again := time.NewTicker(lockInterval)
-	defer again.Stop()
-	for {
-		file, err := fileutil.TryLockFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-		if err == nil {
-			return func() { _ = file.Close() }, nil
-		}
-		if !errors.Is(err, fileutil.ErrLocked) {
-			return nil, fmt.Errorf("lock the record of prepared claims: %w; next: see that the driver's folder can be written", err)
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("another call or instance of this driver has %s locked: %w; next: see its log, and delete its pod if it hangs; the kubelet tries again", path, ctx.Err())
-		}
-	}
 }
 
 // partitionFeature is the feature gate without which an API server drops counters (Kubernetes 1.35 and

@@ -144,5 +144,11 @@ spec:
 	s.Delete(t, "mps.yaml")
 	s.configurePlugin(t, "version: v1\n")
 	s.Kubectl(t, "-n", e2e.Namespace, "rollout", "restart", "daemonset/nvidia-device-plugin-daemonset")
+	until(t, "GPU 7 is whole again", func() error {
+		if d := s.devices(t)["gpu-7"]; d.AllowMultipleAllocations != nil {
+			return fmt.Errorf("%+v", d)
+		}
+		return nil
+	})
 	s.waitDevices(t)
 }
