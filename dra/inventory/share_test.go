@@ -86,7 +86,7 @@ func TestMIGDevicesAreSharedLikeGPUs(t *testing.T) {
 func TestAClaimForSeveralSharesCanAskForDifferentGPUs(t *testing.T) {
 	a, b := h100(0), h100(1)
 	a.Sharing, b.Sharing = &nodestate.Sharing{Shares: 4}, &nodestate.Sharing{Shares: 4}
-	s := lab.New([]*resourceapi.DeviceClass{{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}}, lab.Slices(Driver, New(served(a, b), Problem{}, root).Slices())...)
+	s := scheduler.New([]*resourceapi.DeviceClass{{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}}, scheduler.Slices(Driver, New(served(a, b), Problem{}, root).Slices())...)
 	devices := func(c *resourceapi.ResourceClaim) (all []string) {
 		result, err := s.Allocate(t.Context(), c)
 		require.NoError(t, err)
