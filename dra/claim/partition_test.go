@@ -24,10 +24,10 @@ type layout struct {
 	killed  func() // called once a partition has been created
 }
 
-func (l *layout) Instances(_ context.Context, id gpu.UUID) (all []gpu.GPUInstance, err error) {
+func (l *layout) Instances(_ context.Context, id gpu.UUID) (all []gpu.Instance, err error) {
 	for at := range l.there {
 		if at.GPU == id {
-			all = append(all, gpu.GPUInstance{Profile: at.Profile, Start: at.Start, Size: at.Size})
+			all = append(all, gpu.Instance{Profile: at.Profile, Start: at.Start, Size: at.Size})
 		}
 	}
 	return all, nil

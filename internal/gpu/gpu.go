@@ -44,7 +44,7 @@ type Device struct {
 	MIGEnabled   bool
 	MIG          []MIGDevice        // sorted by Index; empty unless MIGEnabled
 	Profiles     []PartitionProfile // sorted by ID; empty unless MIGEnabled and the source reads them
-	Instances    []GPUInstance      // sorted by ID; read with Profiles
+	Instances    []Instance         // sorted by ID; read with Profiles
 	Fabric       Fabric             // zero: it has joined none
 	FabricState  FabricState        // progress of joining the fabric
 	NVLink       NVLinkGroup        // zero: no NVLink leads to another GPU, or nobody has grouped the snapshot

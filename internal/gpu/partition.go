@@ -17,8 +17,8 @@ type PartitionProfile struct {
 	Attributes  Attributes
 }
 
-// GPUInstance is a GPU instance that exists, with or without a MIG device in it.
-type GPUInstance struct {
+// Instance is a GPU instance that exists, with or without a MIG device in it.
+type Instance struct {
 	ID      int
 	Profile int // ID of its profile
 	Start   int // its first memory slice

@@ -27,7 +27,7 @@ type Client struct {
 var _ Maker = Client{}
 
 // Instances asks which GPU instances exist on a GPU.
-func (c Client) Instances(ctx context.Context, id gpu.UUID) ([]gpu.GPUInstance, error) {
+func (c Client) Instances(ctx context.Context, id gpu.UUID) ([]gpu.Instance, error) {
 	a, err := c.sendRequest(ctx, "instances", gpu.Placement{GPU: id, Size: 1})
 	return a.Instances, err
 }

@@ -17,7 +17,7 @@ const SocketName = "partition.sock"
 // Maker creates and destroys partitions.
 type Maker interface {
 	// Instances returns the GPU instances that exist on a GPU now.
-	Instances(ctx context.Context, id gpu.UUID) ([]gpu.GPUInstance, error)
+	Instances(ctx context.Context, id gpu.UUID) ([]gpu.Instance, error)
 	// CreatePartition creates a partition at a placement, or leaves nothing of it. Its error
 	// wraps one of the errors of package gpu: ErrLeftover, ErrNoRoom, ErrNoMIGMode,
 	// ErrNoPermission, or none of them.
@@ -32,11 +32,11 @@ var ErrUnavailable = errors.New("gpu-device-plugin does not change the MIG layou
 
 // answer is the answer to a gpu.Placement.
 type answer struct {
-	Partition  *gpu.Partition    `json:"partition,omitempty"` // created
-	Instances  []gpu.GPUInstance `json:"instances,omitempty"`
-	DriverTime time.Duration     `json:"driverTime"`     // ns that calls of the driver took
-	Code       string            `json:"code,omitempty"` // "": it was done
-	Message    string            `json:"message,omitempty"`
+	Partition  *gpu.Partition `json:"partition,omitempty"` // created
+	Instances  []gpu.Instance `json:"instances,omitempty"`
+	DriverTime time.Duration  `json:"driverTime"`     // ns that calls of the driver took
+	Code       string         `json:"code,omitempty"` // "": it was done
+	Message    string         `json:"message,omitempty"`
 }
 
 // codes names the errors on the wire, in the order in which they are looked for.

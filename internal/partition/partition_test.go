@@ -29,8 +29,8 @@ type fake struct {
 	destroyed atomic.Int32
 }
 
-func (f *fake) Instances(context.Context, gpu.UUID) ([]gpu.GPUInstance, error) {
-	return []gpu.GPUInstance{{ID: 1, Profile: 9, Start: 4, Size: 4}}, f.err
+func (f *fake) Instances(context.Context, gpu.UUID) ([]gpu.Instance, error) {
+	return []gpu.Instance{{ID: 1, Profile: 9, Start: 4, Size: 4}}, f.err
 }
 
 func (f *fake) CreatePartition(_ context.Context, at gpu.Placement) (gpu.Partition, error) {
@@ -71,7 +71,7 @@ func TestRequestsAreDone(t *testing.T) {
 	c, changed := serve(t, &fake{})
 	all, err := c.Instances(t.Context(), "GPU-0")
 	require.NoError(t, err)
-	require.Equal(t, []gpu.GPUInstance{{ID: 1, Profile: 9, Start: 4, Size: 4}}, all)
+	require.Equal(t, []gpu.Instance{{ID: 1, Profile: 9, Start: 4, Size: 4}}, all)
 	require.Zero(t, changed.Load())
 	made, err := c.CreatePartition(t.Context(), place)
 	require.NoError(t, err)
@@ -89,7 +89,7 @@ func TestErrorsKeepTheirMeaning(t *testing.T) {
 		_, err := c.CreatePartition(t.Context(), place)
 		require.ErrorIs(t, err, want)
 		require.EqualError(t, err, want.Error()+": because")
-		require.Equal(t, want == gpu.ErrLeftover, errors.Is(err, gpu.ErrLeftover))
+		require.Equal(t, errors.Is(want, gpu.ErrLeftover), errors.Is(err, gpu.ErrLeftover))
 	}
 	c, changed := serve(t, nil)
 	_, err := c.CreatePartition(t.Context(), place)

@@ -38,7 +38,7 @@ func (s Server) Run(ctx context.Context) error {
 	if err := os.Remove(s.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("serve requests for partitions: %w", err)
 	}
-	ln, err := net.Listen("unix", s.Socket)
+	ln, err := (&net.ListenConfig{}).Listen(ctx, "unix", s.Socket)
 	if err != nil {
 		return fmt.Errorf("serve requests for partitions: %w", err)
 	}

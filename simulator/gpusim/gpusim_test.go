@@ -193,7 +193,7 @@ func TestMistakesGetOneLineAndTheNextAction(t *testing.T) {
 		{"degrade --root " + root + " --gpu 0 --throttle heat", 1, `throttle: "heat" is neither none nor one of applications-clocks,`},
 		{"degrade --root " + root + " --gpu 0 --links-down 0", 1, "has no NVLink 0 in use, of 0"},
 		{"degrade --root " + root + " --gpu 0 --links-down two", 1, `links-down: "two" is neither none nor the number`},
-		{"fail --root " + root, 2, "give --init or --events"},
+		{"fail --root " + root, 2, "give --init, --events or --mig"},
 		{"fail --root " + root + " --init often", 2, `--init: "often" is neither a number up to 999 nor one of driver-not-loaded,`},
 		{"fail --root " + none + " --init 9", 1, "no simulated driver"},
 		{"up --profile t4 --nvml-init-cost 1h", 2, "--nvml-init-cost: 1h0m0s is not 0 to 10m0s"},

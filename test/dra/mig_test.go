@@ -106,8 +106,8 @@ func (s *suite) validatorRestarts(t *testing.T) (restarts string) {
 // profiles returns the profiles of the MIG devices that exist on the GPU, by the driver.
 func (s *suite) profiles(t *testing.T) (all []string) {
 	t.Helper()
-	for _, line := range strings.Split(s.Gpusim(t, node, "status"), "\n") {
-		for _, field := range strings.Fields(line) {
+	for line := range strings.SplitSeq(s.Gpusim(t, node, "status"), "\n") {
+		for field := range strings.FieldsSeq(line) {
 			if strings.HasPrefix(field, "1g.") || strings.HasPrefix(field, "3g.") || strings.HasPrefix(field, "7g.") {
 				all = append(all, field)
 			}
@@ -122,7 +122,7 @@ func (s *suite) partitionLog(t *testing.T) string {
 	t.Helper()
 	var lines []string
 	for _, set := range []string{"gpu-dra-driver", "nvidia-device-plugin-daemonset"} {
-		for _, line := range strings.Split(s.Kubectl(t, "-n", e2e.Namespace, "logs", "daemonset/"+set), "\n") {
+		for line := range strings.SplitSeq(s.Kubectl(t, "-n", e2e.Namespace, "logs", "daemonset/"+set), "\n") {
 			if strings.Contains(line, "partition created") || strings.Contains(line, "partition destroyed") || strings.Contains(line, "MIG layout") || strings.Contains(line, "claim done") {
 				lines = append(lines, line)
 			}

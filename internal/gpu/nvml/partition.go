@@ -60,7 +60,7 @@ func (s *Source) readPartitions(handle nvml.Device, d *gpu.Device) error {
 		d.Instances = append(d.Instances, instances...)
 	}
 	slices.SortFunc(d.Profiles, func(a, b gpu.PartitionProfile) int { return cmp.Compare(a.ID, b.ID) })
-	slices.SortFunc(d.Instances, func(a, b gpu.GPUInstance) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(d.Instances, func(a, b gpu.Instance) int { return cmp.Compare(a.ID, b.ID) })
 	return nil
 }
 
@@ -102,7 +102,7 @@ func (s *Source) profileName(handle nvml.Device, constant int, info nvml.GpuInst
 	return ""
 }
 
-func readInstances(handle nvml.Device, info nvml.GpuInstanceProfileInfo) (all []gpu.GPUInstance, err error) {
+func readInstances(handle nvml.Device, info nvml.GpuInstanceProfileInfo) (all []gpu.Instance, err error) {
 	handles, ret := handle.GetGpuInstances(&info)
 	if err := check("nvmlDeviceGetGpuInstances", ret); err != nil {
 		return nil, err
@@ -115,14 +115,14 @@ func readInstances(handle nvml.Device, info nvml.GpuInstanceProfileInfo) (all []
 		if err := check("nvmlGpuInstanceGetInfo", ret); err != nil {
 			return nil, err
 		}
-		all = append(all, gpu.GPUInstance{ID: int(at.Id), Profile: int(at.ProfileId), Start: int(at.Placement.Start), Size: int(at.Placement.Size)})
+		all = append(all, gpu.Instance{ID: int(at.Id), Profile: int(at.ProfileId), Start: int(at.Placement.Start), Size: int(at.Placement.Size)})
 	}
 	return all, nil
 }
 
 // Instances reads the GPU instances that exist on a GPU.
-func (s *Source) Instances(ctx context.Context, id gpu.UUID) ([]gpu.GPUInstance, error) {
-	return onMIG(ctx, s, id, func(handle nvml.Device) (all []gpu.GPUInstance, err error) {
+func (s *Source) Instances(ctx context.Context, id gpu.UUID) ([]gpu.Instance, error) {
+	return onMIG(ctx, s, id, func(handle nvml.Device) (all []gpu.Instance, err error) {
 		for constant := range nvml.GPU_INSTANCE_PROFILE_COUNT {
 			info, ret := handle.GetGpuInstanceProfileInfo(constant)
 			if ret != nvml.SUCCESS {

@@ -47,7 +47,7 @@ func TestSnapshotListsWhatAGPUCanBePartitionedInto(t *testing.T) {
 	require.Equal(t, gpu.PartitionProfile{ID: 19, Name: "1g.10gb", Slices: 1, Size: 1, Instances: 7, Starts: []int{0, 1, 2, 3, 4, 5, 6},
 		MemoryBytes: profileNamed(t, d, "1g.10gb").MemoryBytes, Attributes: profileNamed(t, d, "1g.10gb").Attributes}, profileNamed(t, d, "1g.10gb"))
 	require.Equal(t, []int{0, 4}, profileNamed(t, d, "3g.40gb").Starts)
-	require.Equal(t, []gpu.GPUInstance{{ID: 2, Profile: 9, Start: 4, Size: 4}}, d.Instances)
+	require.Equal(t, []gpu.Instance{{ID: 2, Profile: 9, Start: 4, Size: 4}}, d.Instances)
 	require.Empty(t, snap.Devices[1].Profiles, "a GPU that is not in MIG mode has none")
 }
 
@@ -82,7 +82,7 @@ func TestPartitionsAreCreatedAndDestroyedAtTheirPlacement(t *testing.T) {
 	require.NoError(t, s.DestroyPartition(t.Context(), gpu.Placement{GPU: id, Profile: 19, Start: 5, Size: 1}), "within another: that is not it")
 	snap, err = s.Snapshot(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []gpu.GPUInstance{{ID: 2, Profile: 9, Start: 4, Size: 4}}, snap.Devices[0].Instances)
+	require.Equal(t, []gpu.Instance{{ID: 2, Profile: 9, Start: 4, Size: 4}}, snap.Devices[0].Instances)
 
 	built.Gpusim(t, "fail", "--root", root, "--mig", "unknown")
 	_, err = s.CreatePartition(t.Context(), small)
