@@ -39,8 +39,8 @@ func runProgram(ctx context.Context, args []string, stdout, stderr io.Writer) in
 
 // options holds the flags that the commands share.
 type options struct {
-	flags                        *program.Flags
-	hostRoot, stateDir, nodeName string
+	flags                                    *program.Flags
+	hostRoot, stateDir, nodeName, kubeletDir string
 }
 
 func newOptions(command, usage string, stdout io.Writer) *options {
@@ -49,6 +49,8 @@ func newOptions(command, usage string, stdout io.Writer) *options {
 	f.StringVar(&o.nodeName, "node-name", "", "name of this Node, and of its pool of devices (default: the host's name)")
 	f.StringVar(&o.hostRoot, "host-root", "/", "where the host's root is seen")
 	f.StringVar(&o.stateDir, "state-dir", "/run/nvidia/gpuready", "folder of the components' states, on the host")
+	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, with plugins and plugins_registry; the same path for the kubelet and this program")
+	f.Env["kubelet-dir"] = "KUBELET_DIR"
 	f.Env["node-name"], f.Env["host-root"], f.Env["state-dir"] = "NODE_NAME", "HOST_ROOT", "GPUREADY_STATE_DIR"
 	return o
 }
@@ -61,7 +63,7 @@ func (o *options) read(args []string, paths ...string) error {
 	if err := o.flags.RefuseArgs(); err != nil {
 		return err
 	}
-	for _, name := range append(paths, "host-root", "state-dir") {
+	for _, name := range append(paths, "host-root", "state-dir", "kubelet-dir") {
 		if value := o.flags.Lookup(name).Value.String(); !filepath.IsAbs(value) {
 			return program.UsageErrorf("--%s %q: want an absolute path", name, value)
 		}

@@ -11,7 +11,9 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"github.com/gpuready/gpuready/dra/claim"
 	"github.com/gpuready/gpuready/dra/inventory"
+	"github.com/gpuready/gpuready/dra/plugin"
 	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/program"
 )
@@ -73,7 +75,8 @@ func (o *options) readInventory() (inventory.Inventory, error) {
 	if err != nil {
 		return inventory.Inventory{}, fmt.Errorf("%w; next: see the log of gpu-device-plugin", err)
 	}
-	return inventory.New(s, inventory.Problem{}, readPCIeRoot), nil
+	record := claim.Store{Path: filepath.Join(plugin.Config{KubeletDir: o.kubeletDir}.DataDir(), "checkpoint.json"), BootID: boot}
+	return inventory.New(s, inventory.Problem{}, readPCIeRoot, record.Own()...), nil
 }
 
 // writeTable prints the devices for people.

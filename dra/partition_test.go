@@ -182,6 +182,9 @@ func TestPartitionsAreCreatedForClaimsAndDestroyed(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, names, again)
 	n.waitStarts("both exist", 0, 2, 4)
+	var out strings.Builder
+	require.Zero(t, runProgram(t.Context(), []string{"devices", "--node-name=node-1", "--kubelet-dir=" + n.dir, "--host-root=" + filepath.Join(n.dir, "host"), "--state-dir=/state"}, &out, &out))
+	require.Equal(t, len(devices)+1, strings.Count(out.String(), "\n"), "the same are listed, below a heading:\n%s", out.String())
 
 	_, refusal, err = prepare(t.Context(), client, n.claim("thief", fmt.Sprintf(small, 5)))
 	require.NoError(t, err)

@@ -37,10 +37,10 @@ Examples:
 // runOptions holds the flags of run.
 type runOptions struct {
 	*options
-	kubeconfig, podUID, kubeletDir, podResources string
-	cdiDir, cdiKind, listen, logFormat           string
-	checkNodes                                   bool
-	silence                                      time.Duration
+	kubeconfig, podUID, podResources   string
+	cdiDir, cdiKind, listen, logFormat string
+	checkNodes                         bool
+	silence                            time.Duration
 }
 
 func newRunOptions(stdout io.Writer) *runOptions {
@@ -48,7 +48,6 @@ func newRunOptions(stdout io.Writer) *runOptions {
 	f := o.flags
 	f.StringVar(&o.podUID, "pod-uid", "", "UID of this program's pod, with which two instances may run during an update (Kubernetes 1.33); empty: one at a time")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "file that names the API server; empty: the service account of the pod")
-	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "folder of the kubelet, with plugins and plugins_registry; the same path for the kubelet and this program")
 	f.StringVar(&o.podResources, "pod-resources-socket", "/var/lib/kubelet/pod-resources/kubelet.sock", "the kubelet's PodResources socket")
 	f.StringVar(&o.cdiDir, "cdi-output-dir", cdi.DynamicDir, "folder of the toolkit's CDI specs, on the host; it is only read")
 	f.StringVar(&o.cdiKind, "cdi-kind", cdi.KindGPU, "kind of the CDI devices that containers are given; the toolkit names every GPU and MIG device in it")
@@ -57,7 +56,7 @@ func newRunOptions(stdout io.Writer) *runOptions {
 	f.StringVar(&o.listen, "listen", ":9407", "address for /healthz, /readyz, /metrics; empty: none")
 	f.AddLogFormat(&o.logFormat)
 	maps.Copy(f.Env, map[string]string{
-		"pod-uid": "POD_UID", "kubeconfig": "KUBECONFIG", "kubelet-dir": "KUBELET_DIR", "pod-resources-socket": "POD_RESOURCES_SOCKET", "cdi-output-dir": "CDI_OUTPUT_DIR",
+		"pod-uid": "POD_UID", "kubeconfig": "KUBECONFIG", "pod-resources-socket": "POD_RESOURCES_SOCKET", "cdi-output-dir": "CDI_OUTPUT_DIR",
 		"cdi-kind": "CDI_KIND", "check-device-nodes": "CHECK_DEVICE_NODES", "silence-limit": "SILENCE_LIMIT", "listen": "LISTEN_ADDRESS",
 	})
 	return o
@@ -65,7 +64,7 @@ func newRunOptions(stdout io.Writer) *runOptions {
 
 func runDriver(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	o := newRunOptions(stdout)
-	if err := o.read(args, "kubelet-dir", "pod-resources-socket", "cdi-output-dir"); err != nil {
+	if err := o.read(args, "pod-resources-socket", "cdi-output-dir"); err != nil {
 		return err
 	}
 	if o.silence < 0 {

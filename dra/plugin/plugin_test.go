@@ -12,9 +12,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/gpuready/gpuready/dra/inventory"
@@ -262,4 +264,35 @@ func TestTheNameOfASocketBeginsWithTheDriver(t *testing.T) {
 			require.True(t, strings.HasPrefix(file, inventory.Driver+"-"), "%d: %s", n, file)
 		}
 	}
+}
+
+// published records what is published.
+type published struct{ resourceslice.DriverResources }
+
+func (p *published) PublishResources(_ context.Context, r resourceslice.DriverResources) error {
+	p.DriverResources = r
+	return nil
+}
+
+// An API server that drops the counters would have the scheduler choose partitions that overlap.
+func TestNoPartitionIsPublishedWithoutCounters(t *testing.T) {
+	b, last := newBench(t, time.Hour), &published{}
+	b.helper = last
+	b.state.DevicePlugin.MIG = nodestate.MIGDynamic
+	g := &b.state.DevicePlugin.Inventory[0]
+	g.MIGEnabled, g.Profiles = true, []nodestate.MIGProfile{{ID: 19, Name: "1g.10gb", Slices: 1, Size: 1, Count: 7, Starts: []int{0, 1}}}
+	b.setInventory(inventory.New(b.state, inventory.Problem{}, nil))
+	changed, err := b.publish(t.Context())
+	require.NoError(t, err)
+	desired := last.Pools["node-1"].Slices
+	require.Len(t, desired, 2)
+	require.Len(t, desired[0].SharedCounters, 1)
+	require.Len(t, desired[1].Devices, 2)
+
+	sent := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{SharedCounters: desired[0].SharedCounters}}
+	b.HandleError(t.Context(), &resourceslice.DroppedFieldsError{PoolName: "node-1", DesiredSlice: sent, ActualSlice: &resourceapi.ResourceSlice{}}, "publish")
+	<-changed
+	_, err = b.publish(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []resourceslice.Slice{{}}, last.Pools["node-1"].Slices)
 }
