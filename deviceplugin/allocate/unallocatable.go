@@ -45,7 +45,8 @@ type Node struct {
 	DriverRead        bool   // the driver was read, so DeviceNodes is known
 	Names             Naming // zero if devices are handed out without CDI
 	MPS               MPSState
-	OtherPluginServes bool // shadow mode: another plugin serves the node and checks MPS
+	OtherPluginServes bool                   // shadow mode: another plugin serves the node and checks MPS
+	Withheld          map[gpu.UUID]gpu.Fault // devices that claims of gpu-dra-driver may still hold
 }
 
 // RestoreUnallocatable restores the faults that an earlier process of this boot wrote to the
@@ -80,7 +81,10 @@ func (k Unallocatable) MarkDevices(resources []plan.Resource, n Node, at time.Ti
 	for _, r := range resources {
 		for i := range r.Devices {
 			d := &r.Devices[i]
-			fault := n.cdiOrIMEXFault(d.UUID())
+			fault := n.Withheld[d.UUID()]
+			if fault.Reason == "" {
+				fault = n.cdiOrIMEXFault(d.UUID())
+			}
 			if fault.Reason == "" {
 				fault = n.mpsFault(r.Name, *d)
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
+	"github.com/gpuready/gpuready/deviceplugin/serve"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -54,7 +55,7 @@ func TestInventorySurvivesARestartOfThePlugin(t *testing.T) {
 }
 
 func TestServedByDRANothingIsRegistered(t *testing.T) {
-	s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), servedByDRA: true}
+	s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), serve: serve.New(nodestate.ServeDRA, "", nil, false, "id").WithAccount(serve.Account{Began: time.Now()})}
 	s, _ = s.Next(configInForce(Settings{Config: &config.Config{Flags: config.Flags{Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}}}}), time.Unix(1, 0))
 	s, _ = s.Next(driverFound(gputest.Node("h100-sxm", 8), "/", true), time.Unix(2, 0))
 	file := s.stateFile(testBoot)
@@ -71,7 +72,7 @@ func TestServedByDRASettingsOfResourcesDoNotMatter(t *testing.T) {
 	node.Devices[1].MIGEnabled, node.Devices[1].MIG = false, nil
 	out := node.Devices[0].MIG[0].UUID
 	for _, strategy := range []string{config.MIGNone, config.MIGSingle, config.MIGMixed} {
-		s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), servedByDRA: true}
+		s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), serve: serve.New(nodestate.ServeDRA, "", nil, false, "id").WithAccount(serve.Account{Began: time.Now()})}
 		s, _ = s.Next(configInForce(Settings{Config: &config.Config{
 			Flags:   config.Flags{MigStrategy: &strategy, Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}},
 			Devices: config.Devices{Exclude: []config.Selector{config.Selector(out)}},
