@@ -108,7 +108,7 @@ func (c *commands) pluginConfig(o *settings.Options) (plugin.Config, *settings.W
 		Listen:         o.Listen,
 		PodResources:   o.PodResources,
 		DCGMMetrics:    o.DCGMMetrics,
-		DRA:            o.Serve == nodestate.ServeDRA,
+		Serve:          o.Serve,
 		Partitions:     partitions,
 		Settings:       pluginSettings(o),
 		Follow: func(ctx context.Context, deliver func(plugin.Settings, error)) error {

@@ -45,7 +45,8 @@ type Node struct {
 	DriverRead        bool   // the driver was read, so DeviceNodes is known
 	Names             Naming // zero if devices are handed out without CDI
 	MPS               MPSState
-	OtherPluginServes bool // shadow mode: another plugin serves the node and checks MPS
+	OtherPluginServes bool                   // shadow mode: another plugin serves the node and checks MPS
+	Withheld          map[gpu.UUID]gpu.Fault // devices that claims of gpu-dra-driver may still hold
 }
 
 // RestoreUnallocatable restores the faults that an earlier process of this boot wrote to the
@@ -77,6 +78,9 @@ func RestoreUnallocatable(info *nodestate.DevicePluginInfo) (known Unallocatable
 // returns all such devices; a fault that k has with the same reason keeps its time.
 func (k Unallocatable) MarkDevices(resources []plan.Resource, n Node, at time.Time) Unallocatable {
 	return k.mark(resources, at, func(resource string, d plan.Device) gpu.Fault {
+		if fault := n.Withheld[d.UUID()]; fault.Reason != "" {
+			return fault
+		}
 		if fault := n.cdiOrIMEXFault(d.UUID()); fault.Reason != "" {
 			return fault
 		}

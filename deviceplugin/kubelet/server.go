@@ -127,6 +127,26 @@ func (s *Server) SetDevices(devices []Device) {
 	s.notify()
 }
 
+// Resend sends the list to each stream again: the kubelet then writes its record of the devices that
+// pods hold (pkg/kubelet/cm/devicemanager of k8s.io/kubernetes, genericDeviceUpdateCallback).
+func (s *Server) Resend() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.list == nil || s.streams == 0 {
+		return
+	}
+	s.list = &v1beta1.ListAndWatchResponse{Devices: s.list.Devices}
+	s.listUnsent, s.listFetched = true, false
+	s.notify()
+}
+
+// IsListSent reports whether every stream was sent the last list.
+func (s *Server) IsListSent() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.listUnsent
+}
+
 func equalDevices(a, b Device) bool {
 	return a.ID == b.ID && a.Healthy == b.Healthy && slices.Equal(a.NUMANodes, b.NUMANodes)
 }

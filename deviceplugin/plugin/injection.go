@@ -45,7 +45,7 @@ func (p *Plugin) watchInjection(ctx context.Context) error {
 // watchFolders waits until the host has replaced a folder that is mounted in this container, so that
 // the container must be created again. It then returns mount.ErrReplaced.
 func (p *Plugin) watchFolders(ctx context.Context) error {
-	folders := []string{p.stateDir(nodestate.DevicePlugin), p.stateDir(nodestate.Toolkit), p.stateDir(nodestate.MPS), p.stateDir(nodestate.Validator)}
+	folders := []string{p.stateDir(nodestate.DevicePlugin), p.stateDir(nodestate.Toolkit), p.stateDir(nodestate.MPS), p.stateDir(nodestate.Validator), p.stateDir(nodestate.DRADriver)}
 	if p.cfg.PodResources != "" {
 		folders = append(folders, filepath.Dir(p.podResources()))
 	}

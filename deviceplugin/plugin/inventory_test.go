@@ -10,6 +10,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/health"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
+	"github.com/gpuready/gpuready/deviceplugin/serve"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/internal/nodestate"
@@ -59,7 +60,7 @@ func TestInventorySurvivesARestartOfThePlugin(t *testing.T) {
 }
 
 func TestServedByDRANothingIsRegistered(t *testing.T) {
-	s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), servedByDRA: true}
+	s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), serve: serve.New(nodestate.ServeDRA, "", nil, false, "id").WithAccount(serve.Account{Began: time.Now()})}
 	s, _ = s.Next(configInForce(Settings{Config: &config.Config{Flags: config.Flags{Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}}}}), time.Unix(1, 0))
 	s, _ = s.Next(driverFound(gputest.Node("h100-sxm", 8), "/", true), time.Unix(2, 0))
 	file := s.stateFile(testBoot)
@@ -76,7 +77,7 @@ func TestServedByDRASettingsOfResourcesDoNotMatter(t *testing.T) {
 	node.Devices[1].MIGEnabled, node.Devices[1].MIG = false, nil
 	out := node.Devices[0].MIG[0].UUID
 	for _, strategy := range []string{config.MIGNone, config.MIGSingle, config.MIGMixed} {
-		s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), servedByDRA: true}
+		s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), serve: serve.New(nodestate.ServeDRA, "", nil, false, "id").WithAccount(serve.Account{Began: time.Now()})}
 		s, _ = s.Next(configInForce(Settings{Config: &config.Config{
 			Flags:   config.Flags{MigStrategy: &strategy, Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}},
 			Devices: config.Devices{Exclude: []config.Selector{config.Selector(out)}},
@@ -103,7 +104,10 @@ func TestServedByDRATheSharingIsThatOfClaims(t *testing.T) {
 		return r
 	}
 	play := func(c config.Sharing, byDRA bool) []nodestate.GPU {
-		s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), servedByDRA: byDRA}
+		s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{})}
+		if byDRA {
+			s.serve = serve.New(nodestate.ServeDRA, "", nil, false, "id").WithAccount(serve.Account{Began: time.Now()})
+		}
 		s, _ = s.Next(configInForce(Settings{Config: &config.Config{Flags: config.Flags{MigStrategy: &mixed, Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}}, Sharing: c}}), time.Unix(1, 0))
 		s, _ = s.Next(driverFound(node, "/", true), time.Unix(2, 0))
 		return s.stateFile(testBoot).DevicePlugin.Inventory

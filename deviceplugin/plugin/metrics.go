@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
 // latencyBuckets are for operations that take a fraction of a millisecond when all is
@@ -36,6 +37,8 @@ type Metrics struct {
 	nvml              *prometheus.CounterVec
 	reloads           *prometheus.CounterVec
 	firstList         prometheus.Gauge
+	serving           *prometheus.GaugeVec
+	withheld          *prometheus.GaugeVec
 }
 
 // NewMetrics returns empty metrics.
@@ -55,6 +58,8 @@ func NewMetrics() *Metrics {
 		xids:      counters("xids_total", "XIDs by GPU, whatever their effect on its health.", "gpu", "xid"),
 		nvml:      counters("nvml_errors_total", "Calls of NVML that failed, by its error code, or HUNG for one that did not return.", "code"),
 		reloads:   counters("config_reloads_total", "Configurations that arrived while the plugin ran: ok, or refused.", "result"),
+		serving:   gauges("serving", "1 for who offers the GPUs to pods: plugin, or dra for gpu-dra-driver.", "by"),
+		withheld:  gauges("withheld_devices", "Devices that nobody is offered, until the pods of the other side have ended, by reason.", "reason"),
 		firstList: gauge("first_list_seconds", "Seconds from the start of the process to the first device list that was sent to the kubelet."),
 	}
 	// Counters of alerts begin at 0: Prometheus sees no increase from nothing to 1.
@@ -70,6 +75,10 @@ func gauge(name, help string) prometheus.Gauge {
 	return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help})
 }
 
+func gauges(name, help string, labels ...string) *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}, labels)
+}
+
 func counters(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help}, labels)
 }
@@ -80,7 +89,7 @@ func histograms(name, help string, buckets []float64, labels ...string) *prometh
 
 // Register registers the metrics with reg, which can be done once.
 func (m *Metrics) Register(reg prometheus.Registerer) {
-	reg.MustRegister(&m.collector, m.watching, m.refused, m.unwritten, m.registrations, m.allocations, m.allocationSeconds, m.preferenceSeconds, m.score, m.events, m.xids, m.nvml, m.reloads, m.firstList)
+	reg.MustRegister(&m.collector, m.watching, m.refused, m.unwritten, m.registrations, m.allocations, m.allocationSeconds, m.preferenceSeconds, m.score, m.events, m.xids, m.nvml, m.reloads, m.firstList, m.serving, m.withheld)
 }
 
 // SetFirstListTime records the time from the start of the process to the first list sent.
@@ -91,6 +100,17 @@ func (m *Metrics) SetWatching(watching bool) { m.watching.Set(boolValue(watching
 
 // SetConfigRefused records whether the latest configuration is refused.
 func (m *Metrics) SetConfigRefused(refused bool) { m.refused.Set(boolValue(refused)) }
+
+// SetServing records who offers the GPUs, and which devices nobody is offered.
+func (m *Metrics) SetServing(by string, withheld []nodestate.Withheld) {
+	for _, mode := range []string{nodestate.ServePlugin, nodestate.ServeDRA} {
+		m.serving.WithLabelValues(mode).Set(boolValue(mode == by))
+	}
+	m.withheld.Reset()
+	for _, w := range withheld {
+		m.withheld.WithLabelValues(string(w.Reason)).Inc()
+	}
+}
 
 // SetStateUnwritten records whether the state file cannot be written.
 func (m *Metrics) SetStateUnwritten(unwritten bool) { m.unwritten.Set(boolValue(unwritten)) }

@@ -60,7 +60,7 @@ type Config struct {
 	Injected string // value of injection.Variable in this container; "": the container does not get its GPUs by injection
 	Log      *slog.Logger
 	Metrics  *Metrics // nil: its own
-	DRA      bool     // gpu-dra-driver offers the GPUs: find them and watch their health, but register nothing
+	Serve    string   // who offers the GPUs to pods while the node's label does not say it: nodestate.ServePlugin ("") or ServeDRA
 	// Partitions has partitions of GPUs in MIG mode created and destroyed as gpu-dra-driver asks. Open
 	// must then return a source that is a partition.Maker.
 	Partitions bool
@@ -89,7 +89,10 @@ type Plugin struct {
 	startService func(*service) // runs a service
 	configuredCh chan struct{}  // closed when settings are in force
 	resync       chan struct{}  // capacity 1: the toolkit names other devices than before, so read the GPUs
-	reportOnly   func(View)     // shadow mode: gets each View, and nothing is published; nil: publish
+	serveDue     chan struct{}  // capacity 1: the change of who offers the GPUs has a next step
+	accountDue   atomic.Bool    // pods may hold devices that gpu-dra-driver is to offer
+	allocations  allocations
+	reportOnly   func(View) // shadow mode: gets each View, and nothing is published; nil: publish
 
 	mu           sync.Mutex
 	state        state
@@ -133,6 +136,9 @@ func Run(ctx context.Context, cfg Config) (map[string]*os.File, error) {
 	group.Go(func() error { return p.watchToolkit(ctx) })
 	group.Go(func() error { return p.watchMPS(ctx) })
 	group.Go(func() error { return p.watchInjection(ctx) })
+	group.Go(func() error { return p.watchServeLabel(ctx) })
+	group.Go(func() error { return p.watchDRADriver(ctx) })
+	group.Go(func() error { return p.switchServe(ctx) })
 	group.Go(func() error { return p.watchFolders(ctx) })
 	group.Go(func() error { return p.writeStates(ctx) })
 	if cfg.Partitions {
@@ -167,7 +173,10 @@ func (p *Plugin) adoptSockets(sockets map[string]*net.UnixListener) {
 		}
 		s := p.newService(resource, ln)
 		p.services[resource] = s
-		for _, r := range p.state.plan.Resources {
+		if !p.state.serve.Advertises() {
+			s.setDevices(nil)
+		}
+		for _, r := range p.state.advertised() {
 			if r.Name == resource {
 				s.setView(r)
 			}
@@ -185,7 +194,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 		cfg.Metrics = NewMetrics()
 	}
 	p := &Plugin{
-		cfg: cfg, boot: boot, metrics: cfg.Metrics, journal: newJournal(cfg.Log), stateChanged: make(chan struct{}, 1), resync: make(chan struct{}, 1), services: map[string]*service{}, configuredCh: make(chan struct{}),
+		cfg: cfg, boot: boot, metrics: cfg.Metrics, journal: newJournal(cfg.Log), stateChanged: make(chan struct{}, 1), resync: make(chan struct{}, 1), serveDue: make(chan struct{}, 1), services: map[string]*service{}, configuredCh: make(chan struct{}),
 	}
 	telemetryConfig := telemetry.Config{Node: p.readTelemetryNode, DCGM: cfg.DCGMMetrics, Hostname: cfg.NodeName}
 	if cfg.PodResources != "" {
@@ -210,7 +219,7 @@ func newPlugin(cfg Config) (*Plugin, error) {
 	if cfg.Injected != "" {
 		p.cfg.Driver.MoreFiles = []string{filepath.Join(p.stateDir(nodestate.Toolkit), nodestate.FileName)}
 	}
-	p.state = state{kubeletSocket: cfg.KubeletSocket, servedByDRA: cfg.DRA, partitions: cfg.Partitions, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
+	p.state = state{kubeletSocket: cfg.KubeletSocket, partitions: cfg.Partitions, settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{})}
 	p.restoreState()
 	p.readToolkit()
 	p.state.health = p.state.health.WithPolicy(cfg.Settings.Health)
@@ -248,6 +257,7 @@ func (p *Plugin) restoreState() {
 	dir := p.stateDir(nodestate.DevicePlugin)
 	path := filepath.Join(dir, nodestate.FileName)
 	file, err := nodestate.ReadBoot(dir, p.boot)
+	p.restoreServe(file, err)
 	switch {
 	case err == nil:
 		p.state.health = health.Restore(file)
@@ -300,6 +310,8 @@ func (p *Plugin) Ready() error {
 		return nil
 	case p.state.absent != nil:
 		return fmt.Errorf("%s: %s", p.state.absent.reason, p.state.absent.message)
+	case p.state.serve.Refused != "":
+		return errors.New(p.state.serve.Refused)
 	case len(p.state.advertised()) == 0 && p.state.snapshot.Driver.Version != "":
 		return nil
 	}

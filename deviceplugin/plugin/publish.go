@@ -73,8 +73,8 @@ func (p *Plugin) applyAndPublish(f fact) {
 		return
 	}
 	if changed {
-		if p.state.hasSnapshot() {
-			p.updateServices(p.state.advertised())
+		if p.state.hasSnapshot() || !p.state.serve.Advertises() {
+			p.updateServices(p.state.advertised(), p.state.serve.Resources())
 			p.waitForLists()
 		}
 		p.metrics.SetPlan(p.state.plan)
@@ -105,6 +105,8 @@ func (p *Plugin) applyFact(f fact) (changed bool) {
 		return concernsDevices
 	}, time.Now())
 	p.logChoice(before)
+	p.logServe(before)
+	p.wakeSwitch()
 	switch problem := p.state.cdi.Problem(); {
 	case problem == before.cdi.Problem():
 	case problem == "":
@@ -163,6 +165,7 @@ func (p *Plugin) updateMetrics(s nodestate.State) {
 		registered[r.Name] = p.state.registrations[r.Name].Registered
 	}
 	p.metrics.SetState(s.Phase, s.Reason, registered)
+	p.metrics.SetServing(s.DevicePlugin.Serve, s.DevicePlugin.Withheld)
 	p.metrics.SetConfigRefused(p.state.refused != nil && !errors.Is(p.state.refused, ErrNotChosen))
 }
 

@@ -35,7 +35,6 @@ type service struct {
 	listed   sync.Once            // closes ready
 	empty    atomic.Bool          // the list has no device
 	view     atomic.Pointer[view] // data for responses to the kubelet
-
 }
 
 // view holds what answers the kubelet's calls for one list of devices. It is never changed,
@@ -44,6 +43,7 @@ type service struct {
 type view struct {
 	allocate func() *allocate.Resource
 	chooser  func() *prefer.Chooser
+	refusal  string // why no device is allocated; "": devices are
 }
 
 func (p *Plugin) newService(resource string, ln *net.UnixListener) *service {
@@ -57,6 +57,7 @@ func (p *Plugin) newService(resource string, ln *net.UnixListener) *service {
 func (s *service) setView(r plan.Resource) {
 	settings, host, topology := s.plugin.state.serving, s.plugin.state.deviceNodes, s.plugin.state.topology
 	s.view.Store(&view{
+		refusal:  s.plugin.state.allocationRefusal(),
 		allocate: sync.OnceValue(func() *allocate.Resource { return allocate.New(settings, host, r) }),
 		chooser: sync.OnceValue(func() *prefer.Chooser {
 			parts := make([]prefer.Device, 0, len(r.Devices))
@@ -114,7 +115,7 @@ func (s *service) run(ctx context.Context) error {
 			Timeout:     p.cfg.KubeletTimeout,
 			KubeletSeen: p.kubeletSeen.Load,
 			Ready:       s.ready,
-			Idle:        s.empty.Load,
+			Idle:        s.isIdle,
 			OnStatus:    s.setKubelet,
 			OnAttempt:   func(err error) { p.metrics.CountRegistration(s.resource, err) },
 		}, s.server, ln, func(ln *net.UnixListener) bool { return p.keepSocket(s, ln) })
@@ -128,12 +129,15 @@ func (s *service) run(ctx context.Context) error {
 	}
 }
 
+// isIdle reports whether the resource has no device and its registration serves nothing any more.
+func (s *service) isIdle() bool { return s.empty.Load() && !s.plugin.accountDue.Load() }
+
 // retireService removes a service without devices. It reports false, and removes nothing, if
 // the service has devices again.
 func (p *Plugin) retireService(s *service) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !s.empty.Load() {
+	if !s.isIdle() {
 		return false
 	}
 	delete(p.services, s.resource)
@@ -175,7 +179,13 @@ func (p *Plugin) keepSocket(s *service, ln *net.UnixListener) bool {
 // Allocate returns what a container gets for devices. Its errors appear in the pod's events.
 func (s *service) Allocate(ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	began := time.Now()
-	resp, err := s.view.Load().allocate().Allocate(ids)
+	resp, err := s.plugin.allocations.record(ids, func() (*v1beta1.ContainerAllocateResponse, error) {
+		v := s.view.Load()
+		if v.refusal != "" {
+			return nil, status.Error(codes.FailedPrecondition, v.refusal)
+		}
+		return v.allocate().Allocate(ids)
+	})
 	s.plugin.metrics.ObserveAllocation(s.resource, time.Since(began), err)
 	if err != nil {
 		s.plugin.journal.LogRefused(s.resource, status.Code(err).String(), status.Convert(err).Message(), time.Now())
@@ -200,9 +210,16 @@ func (s *service) Prefer(available, include []string, size int) ([]string, error
 }
 
 // updateServices passes the devices of each resource to its service, and starts a service for
-// each new resource. p.mu is held.
-func (p *Plugin) updateServices(resources []plan.Resource) {
+// each new resource, and for those to keep registered without a device. p.mu is held.
+func (p *Plugin) updateServices(resources []plan.Resource, keep []string) {
 	advertised := map[string]bool{}
+	for _, name := range keep {
+		if p.services[name] == nil {
+			s := p.newService(name, nil)
+			p.services[name] = s
+			p.startService(s)
+		}
+	}
 	for _, r := range resources {
 		advertised[r.Name] = true
 		s, known := p.services[r.Name]

@@ -20,7 +20,7 @@ type sharing struct {
 // advertise each to the kubelet. Names of resources do not matter to claims.
 func (s state) claimShares(at time.Time) (map[gpu.UUID]sharing, allocate.Unallocatable) {
 	strategy, _ := s.settings.Sharing.Active()
-	if !s.servedByDRA || strategy == "none" {
+	if s.serve.Current != nodestate.ServeDRA || strategy == "none" {
 		return nil, nil
 	}
 	resources := plan.Compute(s.settings, s.snapshot, s.health).Resources

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/kubelet"
 	"github.com/gpuready/gpuready/deviceplugin/plan"
 	"github.com/gpuready/gpuready/deviceplugin/prefer"
+	"github.com/gpuready/gpuready/deviceplugin/serve"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -20,10 +22,10 @@ import (
 // state is all that the plugin knows of its node. It is immutable: Next returns a new state,
 // and nothing that a state refers to is ever changed.
 type state struct {
-	kubeletSocket     string // of the kubelet, on the host
-	otherPluginServes bool   // another plugin serves the node
-	servedByDRA       bool   // gpu-dra-driver offers the GPUs: no resource is registered
-	partitions        bool   // the MIG layout is changed as gpu-dra-driver asks
+	kubeletSocket     string      // of the kubelet, on the host
+	otherPluginServes bool        // another plugin serves the node
+	serve             serve.State // who offers the GPUs: where it is gpu-dra-driver, no device is advertised
+	partitions        bool        // the MIG layout is changed as gpu-dra-driver asks
 
 	configured bool           // settings are in force
 	settings   *config.Config // in force, or empty
@@ -51,6 +53,7 @@ type state struct {
 	serving       *config.Config         // settings, with the chosen device list strategies
 	cdi           allocate.Naming        // toolkitNaming if the choice needs CDI names, else zero
 	unallocatable allocate.Unallocatable // devices that are offered, but as unhealthy, since no container could get them
+	withheld      []nodestate.Withheld   // devices that nobody is offered, until the other side's pods have ended
 }
 
 // Next returns the state after a fact. changed reports whether the derived fields were computed
@@ -78,10 +81,12 @@ func (s state) derive(at time.Time) state {
 	if s.cdi = s.toolkitNaming; !s.serving.Flags.Plugin.CDI() {
 		s.cdi = allocate.Naming{}
 	}
+	s.withheld = s.serve.Withheld(s.devices(), s.withheld, at)
 	// MarkDevices sets faults in the plan. Before the first snapshot that concerns devices that an
 	// earlier process recorded; their faults, which it recorded too, are kept as they are.
 	unallocatable := s.unallocatable.MarkDevices(s.plan.Resources, allocate.Node{
 		Config: s.serving, Unserved: s.choice.Problem, DeviceNodes: s.deviceNodes, DriverRead: s.hasSnapshot(), Names: s.cdi, MPS: s.mps, OtherPluginServes: s.otherPluginServes,
+		Withheld: s.withheldFaults(),
 	}, at)
 	if s.hasSnapshot() {
 		s.unallocatable = unallocatable
@@ -107,7 +112,7 @@ func (s state) clearUnnamed() {
 // planSettings returns the settings by which the devices are planned. gpu-dra-driver offers each whole GPU
 // and each MIG device by itself: of the settings for resources, only what is excluded concerns it.
 func (s state) planSettings() *config.Config {
-	if !s.servedByDRA {
+	if s.serve.Current != nodestate.ServeDRA {
 		return s.settings
 	}
 	c := *s.settings
@@ -160,9 +165,9 @@ func (s state) refusal() (gpu.Reason, string) {
 }
 
 // advertised returns the resources for the kubelet: those of the plan, or none where
-// gpu-dra-driver offers the GPUs.
+// gpu-dra-driver offers the GPUs, or is about to.
 func (s state) advertised() []plan.Resource {
-	if s.servedByDRA {
+	if !s.serve.Advertises() {
 		return nil
 	}
 	return s.plan.Resources
@@ -189,9 +194,9 @@ func (s state) registered() (all bool, waiting string) {
 func (s state) stateFile(boot string) nodestate.State {
 	registered, _ := s.registered()
 	registered = registered && s.ended == nil
-	info := &nodestate.DevicePluginInfo{KubeletSocket: s.kubeletSocket, Registered: registered, Faults: s.health.Faults(), IgnoredKeys: s.ignored, Inventory: s.inventory(), Serve: nodestate.ServePlugin}
-	if s.servedByDRA {
-		info.Serve = nodestate.ServeDRA
+	info := &nodestate.DevicePluginInfo{KubeletSocket: s.kubeletSocket, Registered: registered, Faults: s.health.Faults(), IgnoredKeys: s.ignored, Inventory: s.inventory(), Serve: cmp.Or(s.serve.Current, nodestate.ServePlugin), SwitchID: s.serve.ID, Withheld: s.withheld}
+	if s.serve.Wanted != s.serve.Current && s.serve.Wanted != "" {
+		info.Wanted = s.serve.Wanted
 	}
 	if s.partitions {
 		info.MIG = nodestate.MIGDynamic
@@ -277,7 +282,9 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Ready, "", ""
 	case devices == 0:
 		return nodestate.Ready, reasonNoGPU, "the driver shows no GPU on this node"
-	case !registered && !s.servedByDRA:
+	case s.serve.Draining():
+		return nodestate.Waiting, serve.ReasonDraining, "the kubelet is being told that the device plugin offers no device any more; then gpu-dra-driver offers them"
+	case !registered && s.serve.Advertises():
 		return nodestate.Waiting, reasonNoKubelet, "waiting for " + waiting
 	case healthy == 0 && withoutCDIName == devices:
 		return nodestate.Failed, allocate.ReasonCDI, s.cdi.Text()
@@ -285,13 +292,19 @@ func (s state) phase() (nodestate.Phase, gpu.Reason, string) {
 		return nodestate.Failed, allocate.ReasonList, s.choice.Problem
 	case healthy == 0 && withoutMPS == devices:
 		return nodestate.Waiting, allocate.ReasonMPS, mpsFault.Message
+	case healthy == 0 && len(s.withheld) > 0:
+		return nodestate.Waiting, serve.ReasonWithheld, s.withheldText()
 	case healthy == 0:
 		return nodestate.Failed, reasonNoHealthy, fmt.Sprintf("none of %d devices is healthy", devices)
 	case s.refused != nil:
 		why, message := s.refusal()
 		return nodestate.Degraded, why, message
+	case s.serve.Refused != "":
+		return nodestate.Degraded, serve.ReasonRefused, s.serve.Refused
 	case s.cdi.Problem() != "" || withoutCDIName > 0:
 		return nodestate.Degraded, allocate.ReasonCDI, s.cdi.Text()
+	case len(s.withheld) > 0:
+		return nodestate.Degraded, serve.ReasonWithheld, s.withheldText()
 	case healthy < devices:
 		return nodestate.Degraded, reasonUnhealthy, fmt.Sprintf("%d of %d devices are unhealthy", devices-healthy, devices)
 	case unintended >= 0:

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/gpuready/gpuready/deviceplugin/plan"
+	"github.com/gpuready/gpuready/deviceplugin/serve"
 	"github.com/gpuready/gpuready/internal/gpu"
 	"github.com/gpuready/gpuready/internal/injection"
 )
@@ -32,6 +33,7 @@ func Watch(ctx context.Context, cfg Config, report func(View)) error {
 		return err
 	}
 	p.reportOnly, p.state.otherPluginServes = report, true
+	p.state.serve = serve.State{}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.watchSettings(ctx) })
 	group.Go(func() error { return p.watchGPUs(ctx) })

@@ -34,9 +34,9 @@ var (
 )
 
 // ChoicePrefixes are the prefixes of labels that select what runs on a node: whether
-// agents run, which ones, and whether for containers or virtual machines
+// agents run, which ones, whether for containers or virtual machines, and who offers the GPUs
 // (github.com/NVIDIA/gpu-operator, controllers/state_manager.go).
-var ChoicePrefixes = []string{"nvidia.com/gpu.present", "nvidia.com/gpu.deploy.", "nvidia.com/gpu.workload."}
+var ChoicePrefixes = []string{"nvidia.com/gpu.present", "nvidia.com/gpu.deploy.", "nvidia.com/gpu.workload.", ServeLabel}
 
 // IsFeature reports whether name is the label of a GPU feature.
 func IsFeature(name string) bool {

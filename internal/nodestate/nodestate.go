@@ -30,6 +30,7 @@ const (
 	DevicePlugin Component = "deviceplugin"
 	Validator    Component = "validator"
 	MPS          Component = "mps"
+	DRADriver    Component = "dra-driver"
 )
 
 // Phase is the progress of a component.
@@ -71,6 +72,7 @@ type State struct {
 	DevicePlugin *DevicePluginInfo `json:"devicePlugin,omitempty"`
 	Validator    *ValidatorInfo    `json:"validator,omitempty"`
 	MPS          *MPSInfo          `json:"mps,omitempty"`
+	DRADriver    *DRADriverInfo    `json:"draDriver,omitempty"`
 }
 
 // Setting is a setting that a component accepts, but does not follow.
@@ -150,7 +152,14 @@ type DevicePluginInfo struct {
 	Serve string `json:"serve,omitempty"`
 	// MIG is MIGDynamic if the device plugin creates and destroys partitions of GPUs in MIG mode on
 	// request; "" or MIGExisting: it does not.
-	MIG       string          `json:"mig,omitempty"`
+	MIG string `json:"mig,omitempty"`
+	// SwitchID identifies the latest change of Serve, which gpu-dra-driver repeats when it has
+	// followed. "": Serve is as it was at the start of this boot.
+	SwitchID string `json:"switchID,omitempty"`
+	// Wanted is what Serve is about to become; "": what it is.
+	Wanted string `json:"wanted,omitempty"`
+	// Withheld lists the devices that nobody is offered, since pods of the other side may hold them.
+	Withheld  []Withheld      `json:"withheld,omitempty"`
 	Resources []Resource      `json:"resources,omitempty"`
 	LeftOut   []LeftOutDevice `json:"left,omitempty"`
 	Faults    []Fault         `json:"faults,omitempty"`
@@ -191,6 +200,8 @@ type ValidatorInfo struct {
 	// ConfigLabel. nil: the Node has not been read yet in this boot. A label
 	// that the Node does not have is absent.
 	NodeLabels map[string]string `json:"nodeLabels,omitzero"`
+	// Serve is the value of the Node's ServeLabel. "": it has no such label, or NodeLabels is nil.
+	Serve string `json:"serve,omitempty"`
 }
 
 // MPSInfo lists the resources that the MPS control daemons on the node serve.

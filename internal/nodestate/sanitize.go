@@ -41,10 +41,16 @@ func (s State) sanitized() State {
 		}
 		s.MPS = &m
 	}
+	if s.DRADriver != nil {
+		d := *s.DRADriver
+		d.Kept = sanitizeWithheld(d.Kept)
+		s.DRADriver = &d
+	}
 	if s.DevicePlugin == nil {
 		return s
 	}
 	p := *s.DevicePlugin
+	p.Withheld = sanitizeWithheld(p.Withheld)
 	p.Resources = slices.Clone(p.Resources)
 	for i := range p.Resources {
 		devices := slices.Clone(p.Resources[i].Devices)
@@ -79,4 +85,12 @@ func (s State) sanitized() State {
 func (c Condition) sanitized() Condition {
 	c.Message, c.Action = record.Clean(c.Message, maxMessage), record.Clean(c.Action, maxMessage)
 	return c
+}
+
+func sanitizeWithheld(all []Withheld) []Withheld {
+	all = slices.Clone(all)
+	for i := range all {
+		all[i].Message = record.Clean(all[i].Message, maxMessage)
+	}
+	return all
 }

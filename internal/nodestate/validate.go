@@ -68,7 +68,7 @@ func Parse(data []byte) (State, error) {
 
 func (c Component) isKnown() bool {
 	switch c {
-	case Driver, Toolkit, DevicePlugin, Validator, MPS:
+	case Driver, Toolkit, DevicePlugin, Validator, MPS, DRADriver:
 		return true
 	}
 	return false
@@ -135,9 +135,15 @@ func (s State) validate() error {
 	}
 	if i := s.Validator; i != nil {
 		v.nodeLabels("validator.nodeLabels", i.NodeLabels)
+		if len(i.Serve) > maxLabel || !featureValue().MatchString(i.Serve) {
+			v.fail("validator.serve", fmt.Sprintf("%.80q is not the value of a label", i.Serve))
+		}
 	}
 	if m := s.MPS; m != nil {
 		v.mps(m)
+	}
+	if d := s.DRADriver; d != nil {
+		v.draDriver(d)
 	}
 	return v.err
 }
@@ -244,6 +250,9 @@ func (v *validation) plugin(p *DevicePluginInfo) {
 	}
 	v.text("devicePlugin.serve", p.Serve, 64)
 	v.text("devicePlugin.mig", p.MIG, 64)
+	v.text("devicePlugin.switchID", p.SwitchID, 64)
+	v.serve("devicePlugin.wanted", p.Wanted)
+	v.withheld("devicePlugin.withheld", p.Withheld)
 	v.inventory(p.Inventory)
 	v.labels("devicePlugin.labels", p.Labels)
 	if n := len(p.IgnoredKeys); n > MaxIgnoredKeys {

@@ -36,18 +36,21 @@ func (d *Daemon) setState(s nodestate.State) error {
 }
 
 // SetNodeLabels publishes, to components that cannot read the Kubernetes Node, its labels that
-// select a configuration (nodestate.ConfigLabel). An empty map differs from nil: the Node was
+// select a configuration (nodestate.ConfigLabel) or who offers the GPUs (nodestate.ServeLabel). An empty map differs from nil: the Node was
 // read and has no such label, while before the first call readers still wait. SetNodeLabels
 // does not wait for a check in progress and may be called from any goroutine. After an error
 // it must be called again.
 func (d *Daemon) SetNodeLabels(labels map[string]string) error {
 	d.writing.Lock()
 	defer d.writing.Unlock()
+	chosen := maps.Clone(labels)
+	serve := chosen[nodestate.ServeLabel]
+	delete(chosen, nodestate.ServeLabel)
 	before := d.state.Validator
-	if before == nil || before.NodeLabels == nil || !maps.Equal(before.NodeLabels, labels) {
-		d.state.Validator = &nodestate.ValidatorInfo{NodeLabels: maps.Clone(labels)}
+	if before == nil || before.NodeLabels == nil || !maps.Equal(before.NodeLabels, chosen) || before.Serve != serve {
+		d.state.Validator = &nodestate.ValidatorInfo{NodeLabels: chosen, Serve: serve}
 		d.unsaved = true
-		d.Log.Info("read the Node's labels that select a configuration", "label", nodestate.ConfigLabel, "value", labels[nodestate.ConfigLabel])
+		d.Log.Info("read the Node's labels", nodestate.ConfigLabel, chosen[nodestate.ConfigLabel], nodestate.ServeLabel, serve)
 	}
 	return d.setState(d.state)
 }

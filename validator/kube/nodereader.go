@@ -23,7 +23,7 @@ const (
 )
 
 // nodeLabelNames lists the labels that are read.
-var nodeLabelNames = []string{nodestate.ConfigLabel}
+var nodeLabelNames = []string{nodestate.ConfigLabel, nodestate.ServeLabel}
 
 // NodeReaderConfig configures a NodeReader.
 type NodeReaderConfig struct {
@@ -37,8 +37,8 @@ type NodeReaderConfig struct {
 	After func(time.Duration) <-chan time.Time
 }
 
-// NodeReader reads a Node's labels that select a configuration, for components without a token:
-// today that of the device plugin. It also reads the Node's status about kubelet and runtime.
+// NodeReader reads a Node's labels that select a configuration, or who offers the GPUs, for components
+// without a token: today the device plugin. It also reads the Node's status about kubelet and runtime.
 //
 // The Node is read once and then watched. While the API server is away, the labels read last
 // stay in force.

@@ -1,0 +1,119 @@
+package kubelet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"time"
+
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate/record"
+)
+
+const (
+	// recordName is the name of the kubelet's record of devices, beside its socket
+	// (pkg/kubelet/cm/devicemanager of k8s.io/kubernetes: kubeletDeviceManagerCheckpoint).
+	recordName = "kubelet_internal_checkpoint"
+	// maxRecord bounds it: 10,000 devices need 1 MiB.
+	maxRecord = 16 << 20
+	// accountTimeout bounds the question for allocations: the kubelet answers from its memory.
+	accountTimeout = 5 * time.Second
+)
+
+// RecordBeside returns the path of the kubelet's record of devices.
+func RecordBeside(socket string) string { return filepath.Join(filepath.Dir(socket), recordName) }
+
+// Allocation is a device that a container holds.
+type Allocation struct {
+	Resource string
+	ID       string // of the device, as the device plugin named it
+	By       string // the pod, for people
+	Recorded bool   // only the record has it
+}
+
+// ReadAllocations returns the devices that pods hold, by the kubelet's PodResources API and by its record,
+// in this order: List makes the kubelet forget pods that have ended. The record names pods by UID, so a
+// device of both is returned once. A kubelet without a record has allocated nothing.
+func ReadAllocations(ctx context.Context, podResources, recordPath string) ([]Allocation, error) {
+	client, conn, err := DialPodResources(podResources)
+	if err != nil {
+		return nil, fmt.Errorf("the kubelet's PodResources API: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
+	defer cancel()
+	response, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("the kubelet's PodResources API, List: %w", err)
+	}
+	var all []Allocation
+	type device struct{ resource, id string }
+	known := map[device]bool{}
+	for _, pod := range response.GetPodResources() {
+		for _, c := range pod.GetContainers() {
+			for _, d := range c.GetDevices() {
+				for _, id := range d.GetDeviceIds() {
+					all = append(all, Allocation{Resource: d.GetResourceName(), ID: id, By: "pod " + pod.GetNamespace() + "/" + pod.GetName()})
+					known[device{d.GetResourceName(), id}] = true
+				}
+			}
+		}
+	}
+	recorded, err := readRecord(recordPath)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range recorded {
+		if !known[device{a.Resource, a.ID}] {
+			all = append(all, a)
+		}
+	}
+	return all, nil
+}
+
+// readRecord reads the kubelet's record of the devices that pods hold. It does not verify the checksum,
+// which is the kubelet's concern.
+func readRecord(path string) ([]Allocation, error) {
+	data, err := record.Read(path, maxRecord)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("the kubelet's record of devices: %w", err)
+	}
+	all, err := parseRecord(data)
+	if err != nil {
+		return nil, fmt.Errorf("the kubelet's record of devices: %s: %w", path, err)
+	}
+	return all, nil
+}
+
+func parseRecord(data []byte) ([]Allocation, error) {
+	var file struct {
+		Data *struct {
+			PodDeviceEntries []struct {
+				PodUID, ContainerName, ResourceName string
+				DeviceIDs                           map[string][]string // by NUMA node
+			}
+		}
+	}
+	if err := json.Unmarshal(data, &file); err != nil {
+		return nil, err
+	}
+	if file.Data == nil {
+		return nil, errors.New("it has no Data")
+	}
+	var all []Allocation
+	for _, e := range file.Data.PodDeviceEntries {
+		for _, ids := range e.DeviceIDs {
+			for _, id := range ids {
+				all = append(all, Allocation{Resource: e.ResourceName, ID: id, By: fmt.Sprintf("container %s of the pod with UID %s", e.ContainerName, e.PodUID), Recorded: true})
+			}
+		}
+	}
+	return all, nil
+}
