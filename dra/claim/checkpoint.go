@@ -35,6 +35,14 @@ type Checkpoint struct {
 	// Partitions lists the partitions that this driver has created for claims, or may have: each is
 	// recorded before it is created, and until it is destroyed. No other is ever destroyed.
 	Partitions []OwnPartition `json:"partitions,omitempty"`
+	// Serve and SwitchID are of the device plugin's state that was followed last. "": none in this
+	// boot. Kept lists the devices that this driver has offered, where Serve is ServeDRA, and those of
+	// them that it has not released since, where Serve is ServePlugin.
+	Serve    string       `json:"serve,omitempty"`
+	SwitchID string       `json:"switchID,omitempty"`
+	Kept     []KeptDevice `json:"kept,omitempty"`
+
+	lost bool // there was a record that cannot be read
 }
 
 // OwnPartition is a partition of this driver.
@@ -163,6 +171,7 @@ func (s Store) Load(log *slog.Logger) (*Checkpoint, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return empty, nil
 	case errors.Is(err, errDamaged), errors.Is(err, record.ErrInvalid):
+		empty.lost = true
 		return empty, s.setAside(log, err)
 	case err != nil:
 		return nil, fmt.Errorf("read the record of prepared claims: %w", err)

@@ -70,6 +70,9 @@ func (p *Preparer) Prepare(ctx context.Context, claims []*resourceapi.ResourceCl
 		state, failed = p.readState(ctx)
 	}
 	if failed == nil {
+		failed = p.checkFollowed(ctx, state)
+	}
+	if failed == nil {
 		failed = p.removeLeftovers(ctx, state.record)
 	}
 	for _, c := range claims {
@@ -104,12 +107,24 @@ func (p *Preparer) readState(ctx context.Context) (s nodeState, err error) {
 	return s, nil
 }
 
+// checkFollowed returns an error unless the record is of the change of who offers the GPUs that the
+// inventory is of. The first inventory of a boot is followed here, too.
+func (p *Preparer) checkFollowed(ctx context.Context, s nodeState) error {
+	switch {
+	case s.inventory.Serve == "" || s.record.follows(s.inventory):
+		return nil
+	case s.record.Serve == "":
+		return p.follow(ctx, s.record, s.inventory)
+	}
+	return errNotFollowed
+}
+
 func (p *Preparer) prepareOne(ctx context.Context, c *resourceapi.ResourceClaim, s nodeState) ([]kubeletplugin.Device, error) {
 	held, err := p.heldDevices(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	wanted, err := plan(c, node{pool: p.Pool, inventory: s.inventory, held: held, prepared: s.record.Find(c.UID)})
+	wanted, err := plan(c, node{pool: p.Pool, inventory: s.inventory, held: held, prepared: s.record.Find(c.UID), keeps: s.record.hasKept})
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +148,7 @@ func (p *Preparer) prepareOne(ctx context.Context, c *resourceapi.ResourceClaim,
 func (p *Preparer) nameControlDaemons(wanted *Prepared, inv inventory.Inventory) (err error) {
 	for i := range wanted.Devices {
 		d := &wanted.Devices[i]
-		if one, _ := inv.Find(d.Name); one.MPS == "" {
+		if one, _ := inv.FindAny(d.Name); one.MPS == "" {
 			continue
 		}
 		if d.MPS, err = p.MPSName(d.UUID); err != nil {
@@ -227,7 +242,7 @@ func (p *Preparer) heldDevices(ctx context.Context, s nodeState) ([]holding, err
 			held = append(held, holding{hardware: s.inventory.Hardware(a.UUID), by: fmt.Sprintf("pod %s, by the resource %s of the device plugin", a.Pod, a.Resource)})
 			continue
 		}
-		if _, ours := s.inventory.Find(a.Device); a.Pool != p.Pool || !ours || s.record.hasClaim(a.Claim) || lost[a.Claim] {
+		if _, ours := s.inventory.FindAny(a.Device); a.Pool != p.Pool || !ours || s.record.hasClaim(a.Claim) || lost[a.Claim] {
 			continue
 		}
 		lost[a.Claim] = true
@@ -245,7 +260,7 @@ func (p *Preparer) heldDevices(ctx context.Context, s nodeState) ([]holding, err
 func heldBy(claim types.NamespacedName, s nodeState, use map[string]deviceUse) (held []holding) {
 	seen := map[string]bool{} // several pods may have a claim
 	for _, a := range s.allocations {
-		d, ours := s.inventory.Find(a.Device)
+		d, ours := s.inventory.FindAny(a.Device)
 		if a.Claim != claim || a.Resource != "" || !ours || seen[a.Device] {
 			continue
 		}

@@ -157,7 +157,9 @@ func (c *Checkpoint) forget(gone func(OwnPartition) bool) {
 
 // Clone returns a copy that shares no slice with c.
 func (c *Checkpoint) Clone() Checkpoint {
-	return Checkpoint{BootID: c.BootID, Claims: slices.Clone(c.Claims), Partitions: slices.Clone(c.Partitions)}
+	clone := *c
+	clone.Claims, clone.Partitions, clone.Kept = slices.Clone(c.Claims), slices.Clone(c.Partitions), slices.Clone(c.Kept)
+	return clone
 }
 
 // Own returns the places of the partitions that the record of this boot has.

@@ -9,6 +9,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpuready/gpuready/dra/inventory"
+	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
 // node holds the inputs of a claim's preparation.
@@ -16,7 +18,8 @@ type node struct {
 	pool      string
 	inventory inventory.Inventory
 	held      []holding
-	prepared  *Prepared // the claim's own record; nil: it is not prepared
+	prepared  *Prepared           // the claim's own record; nil: it is not prepared
+	keeps     func(gpu.UUID) bool // reports whether a device that is withdrawn is not released yet
 }
 
 // holding is a device that somebody holds.
@@ -52,8 +55,11 @@ func (n node) planDevice(c *resourceapi.ResourceClaim, r resourceapi.DeviceReque
 	if r.Pool != n.pool {
 		return PreparedDevice{}, fmt.Errorf("device %s is of pool %s, and this node serves pool %s; next: delete the pod, so that it is scheduled again", r.Device, r.Pool, n.pool)
 	}
-	d, found := n.inventory.Find(r.Device)
+	d, found := n.findDevice(r.Device)
 	if !found {
+		if withheld, is := n.inventory.FindAny(r.Device); is && withheld.Why != "" {
+			return PreparedDevice{}, fmt.Errorf("device %s is withheld: %s; next: wait until that has ended, or delete this pod, so that it is scheduled again", withheld, withheld.Why)
+		}
 		if why := n.inventory.Why.String(); why != "" {
 			return PreparedDevice{}, fmt.Errorf("device %s is not offered now: %s", r.Device, why)
 		}
@@ -118,6 +124,16 @@ func (n node) checkUse(c *resourceapi.ResourceClaim, d inventory.Device, p Prepa
 			d, d.Shares, taken, holders)
 	}
 	return nil
+}
+
+// findDevice returns a device that is offered, or that was until a moment ago: the scheduler may have
+// allocated it just before. Once it is released, it is not found.
+func (n node) findDevice(name string) (inventory.Device, bool) {
+	if d, found := n.inventory.Find(name); found {
+		return d, true
+	}
+	d, found := n.inventory.FindAny(name)
+	return d, found && n.inventory.Serve == nodestate.ServePlugin && n.keeps(keptOf(d.Hardware).UUID)
 }
 
 // findPrepared returns the claim's record of this device, nil if it does not have it already. It then

@@ -27,6 +27,11 @@ type Inventory struct {
 	// Counters has a set for each GPU that can be partitioned: what partitions that do not overlap may
 	// consume together.
 	Counters []resourceapi.CounterSet
+	// Withheld lists the devices of the node that are not offered: all while the device plugin offers
+	// them, and those that its pods still hold.
+	Withheld []Device
+	// Serve and SwitchID are those of the device plugin's state; "": it is not known.
+	Serve, SwitchID string
 	// Why is the reason why there is no device, or why all of them have a taint; zero: there is
 	// neither.
 	Why Problem
@@ -42,6 +47,7 @@ type Device struct {
 	MPS    string // resource whose MPS control daemon serves it; "": none
 	Fault  nodestate.Condition
 	API    resourceapi.Device // as published, with the taint of Fault
+	Why    string             // why it is withheld; "": it is not, or Inventory.Why has it
 }
 
 // Hardware is the part of a GPU that a device occupies.
@@ -83,9 +89,11 @@ func (h Hardware) Overlaps(o Hardware) bool {
 // Hardware returns the hardware of a GPU or MIG device on the node, published or not. Of one that is not
 // known it has the UUID alone.
 func (i Inventory) Hardware(id gpu.UUID) Hardware {
-	for _, d := range i.Devices {
-		if d.UUID == id {
-			return d.Hardware
+	for _, all := range [][]Device{i.Devices, i.Withheld} {
+		for _, d := range all {
+			if d.UUID == id {
+				return d.Hardware
+			}
 		}
 	}
 	return Hardware{UUID: id, Parent: i.parents[id]}
@@ -98,6 +106,18 @@ func (i Inventory) Find(name string) (Device, bool) {
 		return Device{}, false
 	}
 	return i.Devices[at], true
+}
+
+// FindAny is like Find, but also returns a device that is withheld.
+func (i Inventory) FindAny(name string) (Device, bool) {
+	if d, found := i.Find(name); found {
+		return d, true
+	}
+	at := slices.IndexFunc(i.Withheld, func(d Device) bool { return d.Name == name })
+	if at < 0 {
+		return Device{}, false
+	}
+	return i.Withheld[at], true
 }
 
 // Places looks up the PCIe root of a GPU, "pci0000:00"; "": it is not known.
@@ -116,8 +136,12 @@ func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) 
 		return inv
 	case info.Serve != nodestate.ServeDRA:
 		inv.Why = Problem{Reason: ReasonServedByPlugin, Message: "the device plugin offers this node's GPUs to the kubelet, and no GPU may be offered twice",
-			Action: "start gpu-device-plugin with --serve=dra"}
-		return inv
+			Action: "label the Node " + nodestate.ServeLabel + "=" + nodestate.ServeDRA + ", or start gpu-device-plugin with --serve=dra"}
+	}
+	inv.Serve, inv.SwitchID = cmp.Or(info.Serve, nodestate.ServePlugin), info.SwitchID
+	withheld := map[gpu.UUID]string{}
+	for _, w := range info.Withheld {
+		withheld[w.GPU] = string(w.Reason) + ": " + w.Message
 	}
 	excluded := info.Excluded()
 	gpus := slices.Clone(info.Inventory)
@@ -140,7 +164,7 @@ func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) 
 			inv.Counters = append(inv.Counters, set)
 		}
 		for _, d := range devices {
-			_, taken := inv.Find(d.Name) // by a GPU that took the number of one that is gone
+			_, taken := inv.FindAny(d.Name) // by a GPU that took the number of one that is gone
 			if taken || excluded[d.UUID] || excluded[d.Parent] {
 				continue
 			}
@@ -148,8 +172,23 @@ func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) 
 				d.Fault = nodestate.Condition{Health: nodestate.Unhealthy, Reason: problem.Reason, Message: problem.Message, Action: problem.Action, Since: problem.Since}
 			}
 			d.API.Taints = taints(d.Fault)
-			inv.Devices = append(inv.Devices, d)
+			id := d.UUID
+			if d.Partition { // it is withheld with its GPU
+				id = d.Parent
+			}
+			switch why, is := withheld[id]; {
+			case inv.Serve != nodestate.ServeDRA:
+				inv.Withheld = append(inv.Withheld, d)
+			case is:
+				d.Why = why
+				inv.Withheld = append(inv.Withheld, d)
+			default:
+				inv.Devices = append(inv.Devices, d)
+			}
 		}
+	}
+	if inv.Serve != nodestate.ServeDRA {
+		inv.Counters = nil
 	}
 	return inv
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -61,8 +62,11 @@ type Plugin struct {
 	started  chan struct{} // closed when helper is set
 	// registration holds the result of the last registration; nil: there was none yet.
 	registration atomic.Pointer[registerapi.RegistrationStatus]
-	noCounters   atomic.Bool // the cluster does not store counters, without which no partition is published
-	listed       atomic.Bool // the API server has listed the node's slices, which are kept up to date since
+	noCounters   atomic.Bool     // the cluster does not store counters, without which no partition is published
+	listed       atomic.Bool     // the API server has listed the node's slices, which are kept up to date since
+	stateDue     chan struct{}   // capacity 1: the state may have changed
+	hold         io.Closer       // shows readers of the state that this process lives
+	written      nodestate.State // the state that was written last; for writeState
 
 	mu      sync.Mutex
 	current inventory.Inventory
@@ -103,9 +107,16 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("make the driver's folder: %w; next: see that the kubelet's folder plugins is mounted", err)
 	}
 
+	// Before any claim is prepared: the device plugin then knows that claims may hold devices.
+	if err := p.markAlive(ctx); err != nil {
+		return err
+	}
+	defer func() { _ = p.hold.Close() }()
+
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metricsserver.Serve(ctx, cfg.Listen, reg, p.Ready) })
 	group.Go(func() error { return p.watchState(ctx) })
+	group.Go(func() error { return p.followSwitch(ctx) })
 	group.Go(func() error { return p.serve(ctx) })
 	if err := group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
@@ -114,7 +125,7 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 func newPlugin(cfg Config, boot string, root *host.Root) *Plugin {
-	p := &Plugin{cfg: cfg, boot: boot, metrics: NewMetrics(), changed: make(chan struct{}), started: make(chan struct{})}
+	p := &Plugin{cfg: cfg, boot: boot, metrics: NewMetrics(), changed: make(chan struct{}), stateDue: make(chan struct{}, 1), started: make(chan struct{})}
 	specs := claim.Specs{
 		Root: root, Dir: cfg.CDIDir, Kind: cfg.CDIKind, DevDir: cfg.DevDir,
 		Toolkit:   func() (nodestate.State, error) { return nodestate.ReadBoot(p.stateDir(nodestate.Toolkit), boot) },
@@ -132,7 +143,10 @@ func newPlugin(cfg Config, boot string, root *host.Root) *Plugin {
 		Claim: func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 			return cfg.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 		},
-		Log: cfg.Log, OnResult: p.metrics.countClaim,
+		Log: cfg.Log, OnResult: func(operation string, err error) {
+			p.metrics.countClaim(operation, err)
+			p.wakeState()
+		},
 	}
 	return p
 }
@@ -180,6 +194,7 @@ func (p *Plugin) serve(ctx context.Context) error {
 			return err
 		}
 		p.listed.Store(true)
+		p.wakeState()
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -249,12 +264,17 @@ func (p *Plugin) setInventory(inv inventory.Inventory) {
 	p.changed = make(chan struct{})
 	p.mu.Unlock()
 	p.metrics.setInventory(inv)
-	if inv.Why.Reason != before.Why.Reason && inv.Why.Reason != "" {
+	p.wakeState()
+	if inv.Why.Reason != before.Why.Reason && inv.Why.Reason == inventory.ReasonServedByPlugin {
+		p.cfg.Log.Info("the device plugin offers the GPUs: they are withdrawn", "switch", inv.SwitchID)
+	} else if inv.Why.Reason != before.Why.Reason && inv.Why.Reason != "" {
 		p.cfg.Log.Warn("the inventory cannot be relied on", "reason", string(inv.Why.Reason), "message", inv.Why.String())
 	}
 	for _, d := range inv.Devices {
 		was, found := before.Find(d.Name)
 		switch {
+		case !found && known && before.Serve == inv.Serve:
+			p.cfg.Log.Info("device is offered", "device", d.Name, "uuid", string(d.UUID))
 		case found && was.Fault.Reason == d.Fault.Reason:
 		case d.Fault.Reason != "":
 			p.cfg.Log.Warn("device gets a taint", "device", d.Name, "uuid", string(d.UUID), "reason", string(d.Fault.Reason), "message", d.Fault.Message)
@@ -280,7 +300,7 @@ func (p *Plugin) Ready() error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.current.Why.Reason != "" {
+	if why := p.current.Why.Reason; why != "" && why != inventory.ReasonServedByPlugin {
 		return errors.New(p.current.Why.String())
 	}
 	switch status := p.registration.Load(); {

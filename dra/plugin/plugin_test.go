@@ -45,7 +45,9 @@ func newBench(t *testing.T, silence time.Duration) *bench {
 	boot, err := nodestate.BootID()
 	require.NoError(t, err)
 	b := &bench{t: t, dir: filepath.Join(hostRoot, "state/deviceplugin")}
-	b.Plugin = newPlugin(Config{NodeName: "node-1", Client: fake.NewClientset(), HostRoot: hostRoot, StateDir: "/state", Silence: silence, Log: slog.New(slog.DiscardHandler)}, boot, root)
+	kubelet := t.TempDir()
+	require.NoError(t, os.MkdirAll(Config{KubeletDir: kubelet}.DataDir(), 0o755))
+	b.Plugin = newPlugin(Config{NodeName: "node-1", KubeletDir: kubelet, Client: fake.NewClientset(), HostRoot: hostRoot, StateDir: "/state", Silence: silence, Log: slog.New(slog.DiscardHandler)}, boot, root)
 	b.state = nodestate.State{Component: nodestate.DevicePlugin, Phase: nodestate.Ready, DevicePlugin: &nodestate.DevicePluginInfo{
 		Serve: nodestate.ServeDRA, Inventory: []nodestate.GPU{{UUID: "GPU-0", Condition: nodestate.Condition{Health: nodestate.Healthy}}}}}
 	return b

@@ -91,6 +91,7 @@ func (p *Plugin) intercept(ctx context.Context, req any, _ *grpc.UnaryServerInfo
 	defer cancel()
 	if status, is := req.(*registerapi.RegistrationStatus); is {
 		p.registration.Store(status)
+		p.wakeState()
 		if !status.GetPluginRegistered() {
 			p.cfg.Log.Error("the kubelet has refused to register this driver", "message", status.GetError())
 		}

@@ -35,6 +35,7 @@ func (p *Plugin) watchState(ctx context.Context) error {
 	var problem inventory.Problem // since then
 	var deadline <-chan time.Time // of a silence that is not published yet
 	overdue := false              // it is published
+	var retry <-chan time.Time    // of following who offers the GPUs
 	for {
 		select {
 		case err := <-ended:
@@ -65,8 +66,14 @@ func (p *Plugin) watchState(ctx context.Context) error {
 			}
 		case <-deadline:
 			deadline, overdue = nil, true
+		case <-retry:
 		}
-		p.setInventory(inventory.New(last, problem, p.cfg.PCIeRoot, p.preparer.Store.Own()...))
+		inv := inventory.New(last, problem, p.cfg.PCIeRoot, p.preparer.Store.Own()...)
+		if retry = nil; !p.follow(ctx, inv) {
+			retry = time.After(followRetry)
+			continue
+		}
+		p.setInventory(inv)
 	}
 }
 

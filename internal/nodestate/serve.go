@@ -28,9 +28,8 @@ type DRADriverInfo struct {
 	// SwitchID is the device plugin's, Kept is of an earlier time and means nothing.
 	Serve    string `json:"serve,omitempty"`
 	SwitchID string `json:"switchID,omitempty"`
-	// Devices is the number of devices in the ResourceSlices, Claims that of the prepared claims.
+	// Devices is the number of devices in the ResourceSlices.
 	Devices int `json:"devices"`
-	Claims  int `json:"claims"`
 	// Kept lists the devices that the driver has not released, where Serve is ServePlugin: claims
 	// hold them, or may still be prepared with them. A released device is never given to a claim
 	// until the device plugin's state has another SwitchID.
