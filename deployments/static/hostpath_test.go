@@ -24,7 +24,7 @@ var writable = map[string][]string{
 		"/etc/containerd", "/etc/crio", "/var/lib/rancher/k3s/agent/etc/containerd", // where a handler is wanted
 	},
 	"device-plugin": {"/run/nvidia/gpuready/deviceplugin", "/var/lib/kubelet/device-plugins", "/data/kubelet/device-plugins"}, // the last as a policy's hostPaths.kubeletRootDir
-	"dra-driver":    {"/var/lib/kubelet/plugins/gpu.nvidia.com", "/var/lib/kubelet/plugins_registry"},
+	"dra-driver":    {"/var/lib/kubelet/plugins/gpu.nvidia.com", "/var/lib/kubelet/plugins_registry", "/run/nvidia/gpuready/dra-driver"},
 	"mps-daemon":    {"/run/nvidia/gpuready/mps", "/run/cdi", "/run/nvidia/mps", "/var/lib/mps"}, // the last as a policy's mps.root
 	"validator":     {"/run/nvidia/gpuready/validator", "/run/nvidia/validations"},
 	"driver":        {"/run/nvidia"}, // the simulated one

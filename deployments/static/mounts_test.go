@@ -23,7 +23,7 @@ var hostFolders = map[string][]string{
 	// Root without capabilities.
 	"device-plugin": {
 		"/var/lib/kubelet/device-plugins rw", "/run/nvidia/gpuready/deviceplugin rw",
-		"/run/nvidia/gpuready/toolkit ro", "/run/nvidia/gpuready/mps ro", "/run/nvidia/gpuready/validator ro", "/var/lib/kubelet/pod-resources ro",
+		"/run/nvidia/gpuready/toolkit ro", "/run/nvidia/gpuready/mps ro", "/run/nvidia/gpuready/validator ro", "/run/nvidia/gpuready/dra-driver ro", "/var/lib/kubelet/pod-resources ro",
 	},
 	"validator": {
 		"/run/nvidia/validations rw", "/run/nvidia/gpuready/validator rw", "/run/nvidia/gpuready ro",
@@ -31,7 +31,7 @@ var hostFolders = map[string][]string{
 	},
 	"dra-driver": {
 		"/var/lib/kubelet/plugins/gpu.nvidia.com rw", "/var/lib/kubelet/plugins_registry rw", "/var/lib/kubelet/pod-resources ro",
-		"/run/nvidia/gpuready/deviceplugin ro", "/run/nvidia/gpuready/toolkit ro", "/var/run/cdi ro",
+		"/run/nvidia/gpuready/dra-driver rw", "/run/nvidia/gpuready/deviceplugin ro", "/run/nvidia/gpuready/toolkit ro", "/var/run/cdi ro",
 	},
 	"wait": {"/run/nvidia/gpuready/toolkit ro", "/run/nvidia/gpuready ro", "/run/nvidia/validations ro"},
 	// User nobody: it reads, once, what any user may read.

@@ -1,7 +1,7 @@
 {{- /* Made by `make generate`: what other parts of the product define. */}}
 
 {{- define "gpuready.choices" -}}
-['nvidia.com/gpu.present', 'nvidia.com/gpu.deploy.', 'nvidia.com/gpu.workload.']
+['nvidia.com/gpu.present', 'nvidia.com/gpu.deploy.', 'nvidia.com/gpu.workload.', 'nvidia.com/gpu.serve']
 {{- end }}
 
 {{- define "gpuready.feature" -}}
