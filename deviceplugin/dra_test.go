@@ -91,3 +91,80 @@ func TestServeDRASharesByTheMPSControlDaemon(t *testing.T) {
 	require.NoError(t, err, string(out))
 	require.NoFileExists(t, m.path("/var/run/cdi/gpuready-mps.yaml"))
 }
+
+// label writes the node's label as the validator does.
+func (m *machine) label(value string) {
+	m.Helper()
+	boot, err := nodestate.BootIDAt(m.host)
+	require.NoError(m, err)
+	require.NoError(m, nodestate.Write(m.path("/state/validator"), nodestate.State{
+		Component: nodestate.Validator, BootID: boot, Phase: nodestate.Ready, Validator: &nodestate.ValidatorInfo{NodeLabels: map[string]string{}, Serve: value}}))
+}
+
+// driverKeeps writes gpu-dra-driver's answer to the latest change of who offers the GPUs.
+func (m *machine) driverKeeps(switchID string, kept ...nodestate.Withheld) {
+	m.Helper()
+	boot, err := nodestate.BootIDAt(m.host)
+	require.NoError(m, err)
+	require.NoError(m, nodestate.Write(m.path("/state/dra-driver"), nodestate.State{
+		Component: nodestate.DRADriver, BootID: boot, Phase: nodestate.Ready, DRADriver: &nodestate.DRADriverInfo{Serve: nodestate.ServePlugin, SwitchID: switchID, Kept: kept}}))
+}
+
+// withheld waits until the state says who offers the GPUs, and that just so many are withheld.
+func (m *machine) withheld(serve string, n int) *nodestate.DevicePluginInfo {
+	m.Helper()
+	return m.state(func(s nodestate.State) bool {
+		return s.DevicePlugin.Serve == serve && len(s.DevicePlugin.Withheld) == n && s.Reason != "Starting"
+	}).DevicePlugin
+}
+
+// The node's label chooses who offers the GPUs. Pods keep what they have, whoever is killed meanwhile.
+func TestTheLabelSwitchesUnderRunningPods(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t).up().withKubelet().start()
+	m.wait(8)
+	admitted, err := m.kubelet.Admit(soon(t), pod("job", 2))
+	require.NoError(t, err)
+	require.NotEmpty(t, admitted.DeviceIDs[resource])
+	m.label(nodestate.ServeDRA)
+	require.Empty(t, m.wait(0).Devices)
+	info := m.withheld(nodestate.ServeDRA, 2)
+	require.NotEmpty(t, info.SwitchID)
+	for _, w := range info.Withheld {
+		require.Contains(t, admitted.DeviceIDs[resource], string(w.GPU))
+		require.Equal(t, gpu.Reason("HeldByPod"), w.Reason)
+		require.Equal(t, "held by pod default/job, by the resource nvidia.com/gpu", w.Message)
+	}
+	require.NoError(t, m.process.Signal(syscall.SIGKILL))
+	_, err = m.process.Wait(soon(t))
+	require.NoError(t, err)
+	require.NoError(t, m.kubelet.Restart())
+	m.start()
+	require.Equal(t, info.SwitchID, m.withheld(nodestate.ServeDRA, 2).SwitchID, "nothing has changed")
+	m.kubelet.Remove("default", "job")
+	m.withheld(nodestate.ServeDRA, 0)
+
+	m.label("") // the flag counts
+	back := m.withheld(nodestate.ServePlugin, 8)
+	require.NotEqual(t, info.SwitchID, back.SwitchID)
+	require.Equal(t, gpu.Reason("DRADriverSilent"), back.Withheld[0].Reason)
+	held := nodestate.Withheld{GPU: back.Inventory[3].UUID, Reason: "HeldByClaim", Message: "held by claim team/a"}
+	m.driverKeeps(info.SwitchID)
+	m.driverKeeps(back.SwitchID, held)
+	r := m.wait(7)
+	require.Equal(t, []int{3}, unhealthy(r))
+	m.withheld(nodestate.ServePlugin, 1) // the record of it is written
+	require.NoError(t, m.process.Signal(syscall.SIGKILL))
+	_, err = m.process.Wait(soon(t))
+	require.NoError(t, err)
+	require.NoError(t, os.RemoveAll(m.path("/state/dra-driver")))
+	m.start()
+	m.wait(7) // by its own record
+	m.driverKeeps(back.SwitchID)
+	m.wait(8)
+
+	m.label("both")
+	m.state(func(s nodestate.State) bool { return s.Reason == "ServeLabelRefused" && s.DevicePlugin.Serve == nodestate.ServePlugin })
+	m.wait(8)
+	m.stop()
+}

@@ -65,7 +65,7 @@ func (m *machine) sim(command string, args ...string) {
 // withKubelet starts the strictest kind of kubelet.
 func (m *machine) withKubelet() *machine {
 	m.Helper()
-	k, err := kubelettest.Start(kubelettest.Config{Dir: m.path("/dp"), KeepReplaced: true})
+	k, err := kubelettest.Start(kubelettest.Config{Dir: m.path("/dp"), PodResourcesDir: m.path("/pr"), KeepReplaced: true})
 	require.NoError(m, err)
 	m.kubelet = k
 	m.Cleanup(k.Stop)
@@ -74,7 +74,7 @@ func (m *machine) withKubelet() *machine {
 
 func (m *machine) args(more ...string) []string {
 	return append([]string{
-		"--host-root", m.host, "--driver-root", "/driver", "--kubelet-socket", "/dp/kubelet.sock", "--state-dir", "/state", "--listen=",
+		"--host-root", m.host, "--driver-root", "/driver", "--kubelet-socket", "/dp/kubelet.sock", "--pod-resources-socket", "/pr/kubelet.sock", "--state-dir", "/state", "--listen=",
 	}, more...)
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"path/filepath"
 	"reflect"
@@ -284,18 +285,32 @@ func (p *Plugin) logServe(before state) {
 	if now.serve.ID != before.serve.ID || now.serve.Current != before.serve.Current {
 		log.Info("who offers the GPUs has changed", "serve", now.serve.Current, "switch", now.serve.ID, "withheld", len(now.withheld))
 	}
+	if now.serve.Current == nodestate.ServeDRA { // otherwise the kubelet's devices become unhealthy, which is logged
+		logWithheld(log, before.withheld, now.withheld)
+	}
+}
+
+// logWithheld logs which devices are withheld from gpu-dra-driver, and which no longer, those with the same
+// reason in one line.
+func logWithheld(log *slog.Logger, before, now []nodestate.Withheld) {
 	was := map[gpu.UUID]nodestate.Withheld{}
-	for _, w := range before.withheld {
+	for _, w := range before {
 		was[w.GPU] = w
 	}
-	for _, w := range now.withheld {
+	type why struct{ reason, message string }
+	changes := map[why][]gpu.UUID{}
+	for _, w := range now {
 		if old, found := was[w.GPU]; !found || old.Reason != w.Reason || old.Message != w.Message {
-			log.Info("device is withheld", "gpu", string(w.GPU), "reason", string(w.Reason), "message", w.Message)
+			key := why{string(w.Reason), w.Message}
+			changes[key] = append(changes[key], w.GPU)
 		}
 		delete(was, w.GPU)
 	}
-	for _, id := range slices.Sorted(maps.Keys(was)) {
-		log.Info("device is released", "gpu", string(id), "serve", now.serve.Current, "before", string(was[id].Reason))
+	for key, ids := range changes {
+		log.Info("withheld from gpu-dra-driver", "gpus", joinIDs(ids), "reason", key.reason, "message", key.message)
+	}
+	if len(was) > 0 {
+		log.Info("gpu-dra-driver may offer", "gpus", joinIDs(slices.Sorted(maps.Keys(was))))
 	}
 }
 

@@ -39,6 +39,13 @@ func Watch(ctx context.Context, node check.Node, changed func()) error {
 			}
 		})
 	})
+	group.Go(func() error {
+		return nodestate.WatchHeld(ctx, node.StatePath(nodestate.DRADriver), node.BootID, func(_ nodestate.State, err error) {
+			if errors.Is(err, nodestate.ErrUnheld) {
+				report()
+			}
+		})
+	})
 	return group.Wait()
 }
 
@@ -73,7 +80,7 @@ func watchedFiles(node check.Node) []string {
 	for _, dir := range node.CDIDirs {
 		patterns = append(patterns, path.Join(node.Root.Path(dir), "*.yaml"), path.Join(node.Root.Path(dir), "*.json"))
 	}
-	for _, c := range []nodestate.Component{nodestate.Driver, nodestate.Toolkit, nodestate.DevicePlugin} {
+	for _, c := range []nodestate.Component{nodestate.Driver, nodestate.Toolkit, nodestate.DevicePlugin, nodestate.DRADriver} {
 		patterns = append(patterns, path.Join(node.StatePath(c), nodestate.FileName))
 	}
 	return append(patterns, node.Root.Path(node.PodResources))

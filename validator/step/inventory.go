@@ -34,7 +34,14 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 	if s.Phase != nodestate.Ready && s.Phase != nodestate.Degraded {
 		return check.Fail(cmp.Or(s.Reason, reasonPluginNotRegistered), fmt.Sprintf("the device plugin has no inventory for gpu-dra-driver; it says %s: %s", s.Phase, s.Message), "see the log of gpu-device-plugin")
 	}
+	if failed, ok := checkDRADriver(node, s); !ok {
+		return failed
+	}
 	faults := driverDevices(driver)
+	withheld := map[gpu.UUID]nodestate.Withheld{}
+	for _, w := range s.DevicePlugin.Withheld {
+		withheld[w.GPU] = w
+	}
 	listed, differences, notes, healthy := map[gpu.UUID]bool{}, []string(nil), []string{"offered by gpu-dra-driver: no pod with a claim has been run to prove it"}, 0
 	excluded := s.DevicePlugin.Excluded()
 	add := func(id, parent gpu.UUID, c nodestate.Condition) {
@@ -42,6 +49,8 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 		switch fault, known := faults[id]; {
 		case excluded[id] || excluded[parent]:
 			notes = append(notes, fmt.Sprintf("%s is not offered: the configuration leaves it out", id))
+		case withheld[id].Reason != "":
+			notes = append(notes, fmt.Sprintf("%s is withheld: %s: %s", id, withheld[id].Reason, withheld[id].Message))
 		case c.Health != nodestate.Healthy:
 			notes = append(notes, fmt.Sprintf("%s has a taint: %s: %s", id, c.Reason, c.Message))
 		case !known:
@@ -70,10 +79,36 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 	case len(differences) > 0:
 		return check.Fail(ReasonAllocatableDiffers, strings.Join(differences, "; "), "see the log of gpu-device-plugin")
 	case healthy == 0:
-		return check.Fail(reasonNothingAllocatable, "no GPU can be claimed: "+strings.Join(notes, "; "), "see why each GPU has a taint or is left out")
+		return check.Fail(reasonNothingAllocatable, "no GPU can be claimed: "+strings.Join(notes, "; "), "see why each GPU has a taint, is withheld or is left out")
 	}
 	return check.NewPass(readiness.Proof{
 		Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: healthy,
 		Summary: fmt.Sprintf("%s for gpu-dra-driver", countOf(healthy, "device")),
 	}, notes...)
+}
+
+// Reasons of a node whose GPUs gpu-dra-driver is to offer, and does not.
+const (
+	reasonDRADriverSilent  gpu.Reason = "DRADriverSilent"
+	reasonDRADriverWaiting gpu.Reason = "DRADriverWaiting"
+)
+
+// checkDRADriver checks that gpu-dra-driver runs, and offers what the device plugin's state s leaves to it.
+// ok is false with the outcome of a failure.
+func checkDRADriver(node check.Node, s nodestate.State) (failed check.Outcome, ok bool) {
+	const action = "start gpu-dra-driver on this node (DaemonSet gpu-dra-driver), or label the Node " + nodestate.ServeLabel + "=" + nodestate.ServePlugin
+	driver, err := node.State(nodestate.DRADriver)
+	if err == nil {
+		err = nodestate.CheckHeld(node.StatePath(nodestate.DRADriver))
+	}
+	const waits = "gpu-dra-driver does not offer the GPUs yet: "
+	switch {
+	case err != nil:
+		return check.Fail(reasonDRADriverSilent, "gpu-dra-driver does not run, so that no pod gets a GPU: "+err.Error(), action), false
+	case driver.Phase != nodestate.Ready && driver.Phase != nodestate.Degraded:
+		return check.Fail(reasonDRADriverWaiting, waits+driver.Message, "see the log of gpu-dra-driver"), false
+	case driver.DRADriver == nil || driver.DRADriver.SwitchID != s.DevicePlugin.SwitchID:
+		return check.Fail(reasonDRADriverWaiting, waits+"it has not followed the device plugin's latest state", "see the log of gpu-dra-driver"), false
+	}
+	return check.Outcome{}, true
 }

@@ -21,6 +21,12 @@ func TestANodeServedByDRAIsComparedWithItsInventory(t *testing.T) {
 		held, err := nodestate.Hold(n.StatePath(nodestate.DevicePlugin))
 		require.NoError(t, err)
 		n.end = func() { _ = held.Close() }
+		boot := n.BootID
+		require.NoError(t, nodestate.Write(n.StatePath(nodestate.DRADriver), nodestate.State{Component: nodestate.DRADriver, BootID: boot, Phase: nodestate.Ready, DRADriver: &nodestate.DRADriverInfo{Serve: nodestate.ServeDRA}}))
+		driver, err := nodestate.Hold(n.StatePath(nodestate.DRADriver))
+		require.NoError(t, err)
+		n.endDriver = func() { _ = driver.Close() }
+		t.Cleanup(n.endDriver)
 		t.Cleanup(n.end)
 		return n
 	}
@@ -65,8 +71,15 @@ func TestANodeServedByDRAIsComparedWithItsInventory(t *testing.T) {
 				n.state.DevicePlugin.Inventory[i].Condition = nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonXID}
 			}
 		}, reasonNothingAllocatable},
-		"it was killed":  {func(n *pluginTestNode) { n.end() }, reasonPluginSilent},
-		"it has stopped": {func(n *pluginTestNode) { n.state.Reason = reasonPluginStopped }, reasonPluginSilent},
+		"all is withheld": {func(n *pluginTestNode) {
+			for _, g := range n.state.DevicePlugin.Inventory {
+				n.state.DevicePlugin.Withheld = append(n.state.DevicePlugin.Withheld, nodestate.Withheld{GPU: g.UUID, Reason: "HeldByPod"})
+			}
+		}, reasonNothingAllocatable},
+		"gpu-dra-driver was killed":    {func(n *pluginTestNode) { n.endDriver() }, reasonDRADriverSilent},
+		"gpu-dra-driver is not so far": {func(n *pluginTestNode) { n.state.DevicePlugin.SwitchID = "later" }, reasonDRADriverWaiting},
+		"it was killed":                {func(n *pluginTestNode) { n.end() }, reasonPluginSilent},
+		"it has stopped":               {func(n *pluginTestNode) { n.state.Reason = reasonPluginStopped }, reasonPluginSilent},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := served(t)

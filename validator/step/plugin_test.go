@@ -27,11 +27,12 @@ const (
 // pluginTestNode is a node on which driver, device plugin and kubelet agree on three GPUs.
 type pluginTestNode struct {
 	check.Node
-	driver  check.Driver
-	state   nodestate.State
-	kubelet Account
-	err     error
-	end     func() // ends the device plugin; nil: it is not marked as alive
+	driver    check.Driver
+	state     nodestate.State
+	kubelet   Account
+	err       error
+	end       func() // ends the device plugin; nil: it is not marked as alive
+	endDriver func() // ends gpu-dra-driver
 }
 
 func newNode(t *testing.T) *pluginTestNode {
