@@ -11,6 +11,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/label"
@@ -28,6 +29,7 @@ const usage = `kubectl gpu shows the progress of a cluster's GPU nodes, and what
 Usage:
   kubectl gpu status         the ClusterPolicy, its pools, and the nodes that are not ready
   kubectl gpu explain NODE   the progress of a node, since when, why, and what to do
+  kubectl gpu serve NODE     who offers a node's GPUs: the device plugin, or gpu-dra-driver
   kubectl gpu timers         settings for the Cluster Autoscaler, from measured provisioning times
   kubectl gpu prebuild       build the driver's modules for a future kernel, by a Job
   kubectl gpu migrate        move nodes from NVIDIA's GPU Operator to gpuready's, and back
@@ -41,7 +43,8 @@ Exit codes:
   0  success, whatever the state of the cluster
   1  the cluster could not be queried, or another failure; migrate, cleanup: something is in the way
   2  bad usage
-  3  timers: too few nodes were measured, or they take too long; migrate: the cluster cannot be read
+  3  timers: too few nodes were measured, or they take too long; migrate: the cluster cannot be read;
+     serve --wait: not complete in time
   4  must-gather: something could not be read; errors.txt in the archive lists it
   5  prebuild: the Job has failed
 `
@@ -54,6 +57,7 @@ func runCommand(ctx context.Context, args []string, stdout, stderr io.Writer) in
 		Commands: []program.Command{
 			{Name: "status", Run: status},
 			{Name: "explain", Run: explainNode, Complete: nodeNames},
+			{Name: "serve", Run: serveNode, Complete: completeServe},
 			{Name: "timers", Run: computeTimers},
 			{Name: "prebuild", Run: prebuildModules},
 			{Name: "migrate", Run: migrateCluster, Complete: completeMigrate},
@@ -90,6 +94,13 @@ func allNodeNames(ctx context.Context, words []string) []string {
 func completeMigrate(ctx context.Context, words []string) []string {
 	if _, args := parseUnfinished(words); len(args) == 0 {
 		return []string{"plan", "node", "back"}
+	}
+	return nodeNames(ctx, words)
+}
+
+func completeServe(ctx context.Context, words []string) []string {
+	if _, args := parseUnfinished(words); len(args) > 0 {
+		return []string{nodestate.ServePlugin, nodestate.ServeDRA}
 	}
 	return nodeNames(ctx, words)
 }

@@ -283,6 +283,31 @@ func (s *suite) offered(t *testing.T) map[string]bool {
 	return all
 }
 
+// disturb kills an agent, deletes its pod, or kills the kubelet, or does nothing.
+func (s *suite) disturb(t *testing.T) {
+	t.Helper()
+	programs := map[string]string{"gpu-device-plugin": "nvidia-device-plugin-daemonset", "gpu-dra-driver": "gpu-dra-driver"}
+	program := slices.Sorted(maps.Keys(programs))[rand.IntN(2)]
+	switch rand.IntN(5) {
+	case 0:
+		s.KillKubelet(t, node)
+	case 1:
+		_, _ = s.Node(node).Exec(t.Context(), "sh", "-c", "kill -9 $(pidof "+program+")")
+	case 2, 3: // without the kubelet's back-off
+		for _, p := range s.World.Pods(e2e.Namespace, "app="+programs[program]) {
+			_ = s.World.Client.CoreV1().Pods(e2e.Namespace).Delete(t.Context(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))})
+		}
+	}
+}
+
+// agentsRun reports whether device plugin and DRA driver run: the kubelet delays the start of a container
+// that was killed.
+func (s *suite) agentsRun(t *testing.T) bool {
+	t.Helper()
+	_, err := s.Node(node).Exec(t.Context(), "sh", "-c", "pidof gpu-device-plugin && pidof gpu-dra-driver")
+	return err == nil
+}
+
 func (s *suite) randomSwitches(t *testing.T) {
 	switches := 4
 	if text := os.Getenv(switchesVariable); text != "" {
@@ -297,20 +322,21 @@ func (s *suite) randomSwitches(t *testing.T) {
 	modes := []string{nodestate.ServeDRA, nodestate.ServePlugin}
 	for i := range switches {
 		s.serve(t, modes[i%2])
-		disturbance := []string{"", "gpu-device-plugin", "gpu-dra-driver", "kubelet"}[rand.IntN(4)]
-		at, end := time.Now().Add(time.Duration(rand.IntN(4000))*time.Millisecond), time.Now().Add(time.Duration(4+rand.IntN(10))*time.Second)
-		for time.Now().Before(end) {
-			if disturbance != "" && time.Now().After(at) {
-				if disturbance == "kubelet" {
-					s.KillKubelet(t, node)
-				} else {
-					_, _ = s.Node(node).Exec(t.Context(), "sh", "-c", "kill -9 $(pidof "+disturbance+")")
-				}
-				disturbance = ""
+		clear(idle) // the switch is the reason
+		at, end := time.Now().Add(time.Duration(rand.IntN(6000))*time.Millisecond), time.Now().Add(time.Duration(5+rand.IntN(12))*time.Second)
+		for disturbed := false; time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
+			if !disturbed && time.Now().After(at) {
+				disturbed = true
+				s.disturb(t)
 			}
 			l.tick(t)
-			held, offered := s.requireNoneTwice(t), s.offered(t)
+			held := s.requireNoneTwice(t)
 			seen = max(seen, len(held))
+			if !s.agentsRun(t) {
+				clear(idle)
+				continue
+			}
+			offered := s.offered(t)
 			for n := range 8 {
 				name := fmt.Sprintf("nvidia%d", n)
 				since, was := idle[name]
@@ -324,7 +350,6 @@ func (s *suite) randomSwitches(t *testing.T) {
 					require.Lessf(t, time.Since(since), released, "%s is idle, and nobody offers it: %+v", name, s.State(t, node, nodestate.DevicePlugin).DevicePlugin.Withheld)
 				}
 			}
-			time.Sleep(500 * time.Millisecond)
 		}
 	}
 	t.Logf("%d switches, %d pods, up to %d GPUs in use; the longest time that a GPU was idle and offered by nobody: %v", switches, l.count, seen, longest)
