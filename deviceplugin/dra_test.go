@@ -164,7 +164,9 @@ func TestTheLabelSwitchesUnderRunningPods(t *testing.T) {
 	m.wait(8)
 
 	m.label("both")
-	m.state(func(s nodestate.State) bool { return s.Reason == "ServeLabelRefused" && s.DevicePlugin.Serve == nodestate.ServePlugin })
+	m.state(func(s nodestate.State) bool {
+		return s.Reason == "ServeLabelRefused" && s.DevicePlugin.Serve == nodestate.ServePlugin
+	})
 	m.wait(8)
 	m.stop()
 }

@@ -260,7 +260,7 @@ func (s state) allocationRefusal() string {
 	if s.serve.Advertises() {
 		return ""
 	}
-	return string(serve.ReasonNotServed) + ": gpu-dra-driver offers this node's GPUs now, by the node's label " + nodestate.ServeLabel + " or --serve; next: let the pod be created again"
+	return "gpu-dra-driver offers this node's GPUs now, by the node's label " + nodestate.ServeLabel + " or --serve; next: let the pod be created again"
 }
 
 // withheldText sums up the withheld devices.

@@ -30,12 +30,18 @@ const (
 	ReasonRefused   gpu.Reason = "ServeLabelRefused" // the node's label has an unknown value
 	ReasonDraining  gpu.Reason = "SwitchingToDRA"    // the kubelet has not been sent the empty lists yet
 	ReasonWithheld  gpu.Reason = "DevicesWithheld"   // phase: nothing else is wrong
-	ReasonNotServed gpu.Reason = "ServedByDRADriver" // an allocation is refused
-	settle                     = 3 * time.Second     // see State.heldByPod
-	maxNamed                   = 8                   // holders that a message names
-	sinceThen                  = "; since then nothing is known of gpu-dra-driver: "
-	noAnswerText               = "gpu-dra-driver has not said which devices claims hold"
-	noAnswerAction             = "; next: see that the DaemonSet gpu-dra-driver runs on this node"
+)
+
+// settle is the time after which a device that no pod holds any more is free; see State.heldByPod.
+const settle = 3 * time.Second
+
+// maxNamed bounds the holders that a message names.
+const maxNamed = 8
+
+const (
+	sinceThen      = "; since then nothing is known of gpu-dra-driver: "
+	noAnswerText   = "gpu-dra-driver has not said which devices claims hold"
+	noAnswerAction = "; next: see that the DaemonSet gpu-dra-driver runs on this node"
 )
 
 // Device is a GPU or MIG device of the node.
@@ -64,8 +70,8 @@ type Account struct {
 	Err       error                  // why it could not be read; then the other fields mean nothing
 }
 
-// State is who offers the GPUs; the zero State: the device plugin. It is immutable: each method returns
-// another one.
+// State has who offers the GPUs, and which devices are withheld. With the zero State the device plugin
+// offers all. A State is immutable: each method returns another one.
 type State struct {
 	Current string // who offers the devices that are not withheld
 	Wanted  string // who is to offer them

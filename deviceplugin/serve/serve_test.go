@@ -3,6 +3,7 @@ package serve
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -125,7 +126,7 @@ type world struct {
 
 func (w *world) id() string { w.ids++; return fmt.Sprint(w.ids) }
 
-// write is what the device plugin's process does after each fact.
+// write writes the state file, as the device plugin does after each fact.
 func (w *world) write() {
 	withheld := w.plugin.Withheld(devices[:2], nil, w.now)
 	w.file = &nodestate.DevicePluginInfo{Serve: w.plugin.Current, SwitchID: w.plugin.ID, Withheld: withheld}
@@ -158,11 +159,10 @@ func (w *world) prepare(id gpu.UUID) {
 	for _, k := range w.driver.Kept {
 		kept = kept || k.GPU == id
 	}
-	if w.claims[id] || !(w.driver.Serve == "dra" && w.offered[id] || w.driver.Serve == "plugin" && kept) {
-		return
+	if w.driver.Serve == "dra" && w.offered[id] || w.driver.Serve == "plugin" && kept {
+		w.claims[id] = true
+		w.check(id)
 	}
-	w.claims[id] = true
-	w.check(id)
 }
 
 func (w *world) check(id gpu.UUID) {
@@ -210,10 +210,7 @@ func (w *world) release() {
 }
 
 func (w *world) account() {
-	a := Account{Began: w.now, Allocated: map[gpu.UUID]time.Time{}}
-	for id, at := range w.allocated {
-		a.Allocated[id] = at
-	}
+	a := Account{Began: w.now, Allocated: maps.Clone(w.allocated)}
 	for id := range w.pods {
 		if w.pods[id] {
 			a.Holders = append(a.Holders, Holder{Resource: "nvidia.com/gpu", UUID: id, By: "pod"})

@@ -156,7 +156,7 @@ type DevicePluginInfo struct {
 	// SwitchID identifies the latest change of Serve, which gpu-dra-driver repeats when it has
 	// followed. "": Serve is as it was at the start of this boot.
 	SwitchID string `json:"switchID,omitempty"`
-	// Wanted is what Serve is about to become; "": what it is.
+	// Wanted names the program that is to offer the GPUs next; "": Serve names it.
 	Wanted string `json:"wanted,omitempty"`
 	// Withheld lists the devices that nobody is offered, since pods of the other side may hold them.
 	Withheld  []Withheld      `json:"withheld,omitempty"`

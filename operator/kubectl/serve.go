@@ -47,11 +47,11 @@ Exit codes:
   3  --wait: not complete within --timeout
 `
 
-// serving is what a node offers, and whether that is what it is to offer.
+// serving describes who offers a node's GPUs and who holds them.
 type serving struct {
 	Node  string `json:"node"`
 	Label string `json:"label,omitempty"` // "": the device plugin's --serve counts
-	// Serve is who offers GPUs now; "": nobody does.
+	// Serve names the side that offers GPUs now; "": nobody does.
 	Serve       string           `json:"serve,omitempty"`
 	Allocatable map[string]int64 `json:"allocatable"` // by resource
 	Published   []string         `json:"published"`   // devices in ResourceSlices

@@ -10,6 +10,7 @@ e2e-dra: e2e-images ## claims, taints and a killed driver on a real cluster, wit
 .PHONY: bench-dra
 bench-dra: e2e-images ## claims a second that the scheduler allocates on 500 nodes with 8 GPUs each
 	@GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_BENCH=1 $(GO) test $(TAGS) -count=1 -v -timeout 20m -run TestScheduling ./test/dra
+
 # The oracle of the switch between device plugin and DRA, for longer than in CI:
 #
 #	make e2e-dra-switches SWITCHES=100

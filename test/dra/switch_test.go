@@ -1,10 +1,13 @@
 package dra
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,6 +60,16 @@ func (s *suite) serve(t *testing.T, by string) {
 	}
 	_, err := s.World.Client.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{%q:%s}}}`, nodestate.ServeLabel, value), metav1.PatchOptions{})
 	require.NoError(t, err)
+}
+
+// gpu runs kubectl gpu.
+func (s *suite) gpu(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(os.Getenv("GPUREADY_E2E"), "kubectl-gpu"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return string(out)
 }
 
 // holders returns the device nodes in the containers of workloads, by container: what they can really
@@ -141,9 +154,16 @@ func (s *suite) podsKeepTheirGPUs(t *testing.T) {
 		return nil
 	})
 	began := time.Now()
-	s.serve(t, nodestate.ServeDRA)
+	t.Log("\n" + s.gpu(t, "serve", node, "dra"))
 	s.waitOffered(t, patience, 0, 6)
 	t.Logf("6 GPUs were published after %v", time.Since(began))
+	until(t, "the node's condition names the pod", func() error {
+		if text := s.gpu(t, "serve", node); !strings.Contains(text, "HeldByPod") {
+			return errors.New(text)
+		}
+		return nil
+	})
+	t.Log("\n" + s.gpu(t, "serve", node))
 	state := s.State(t, node, nodestate.DevicePlugin)
 	require.Equal(t, nodestate.ServeDRA, state.DevicePlugin.Serve)
 	require.Len(t, state.DevicePlugin.Withheld, 2)
@@ -159,6 +179,7 @@ func (s *suite) podsKeepTheirGPUs(t *testing.T) {
 	s.waitOffered(t, released, 0, 7)
 	s.Kubectl(t, "delete", "pod", "initial", "--timeout=60s")
 	s.waitOffered(t, released, 0, 8)
+	t.Log("\n" + s.gpu(t, "serve", node, "--wait", "--timeout=30s"))
 }
 
 func (s *suite) claimsKeepTheirGPUs(t *testing.T) {
@@ -309,7 +330,7 @@ func (s *suite) agentsRun(t *testing.T) bool {
 }
 
 func (s *suite) randomSwitches(t *testing.T) {
-	switches := 4
+	switches := 2
 	if text := os.Getenv(switchesVariable); text != "" {
 		n, err := strconv.Atoi(text)
 		require.NoError(t, err, switchesVariable)

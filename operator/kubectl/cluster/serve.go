@@ -14,7 +14,7 @@ import (
 // DRADriverName is the name of gpu-dra-driver in ResourceSlices and ResourceClaims.
 const DRADriverName = "gpu.nvidia.com"
 
-// Offer is what a node offers to pods, and what they hold, by the API server.
+// Offer describes what a node offers to pods, and what they hold, by the API server.
 type Offer struct {
 	Node      *corev1.Node
 	Published []string // names of the devices in the node's ResourceSlices
