@@ -145,6 +145,11 @@ func TestTheLabelSwitchesUnderRunningPods(t *testing.T) {
 	m.withheld(nodestate.ServeDRA, 0)
 
 	m.label("") // the flag counts
+	m.wait(8)   // gpu-dra-driver has never run
+	m.label(nodestate.ServeDRA)
+	info = m.withheld(nodestate.ServeDRA, 0)
+	m.driverKeeps("of an earlier time")
+	m.label("")
 	back := m.withheld(nodestate.ServePlugin, 8)
 	require.NotEqual(t, info.SwitchID, back.SwitchID)
 	require.Equal(t, gpu.Reason("DRADriverSilent"), back.Withheld[0].Reason)

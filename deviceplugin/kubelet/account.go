@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"time"
 
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -35,26 +36,29 @@ type Allocation struct {
 	Recorded bool   // only the record has it
 }
 
-// ReadAllocations returns the devices that pods hold, by the kubelet's PodResources API and by its record,
+// claimDriver is the name of gpu-dra-driver, and of NVIDIA's, in claims.
+const claimDriver = "gpu.nvidia.com"
+
+// ReadAllocations returns the devices that pods hold, and whether pods have claims for GPUs, by the kubelet's PodResources API and by its record,
 // in this order: List makes the kubelet forget pods that have ended. The record names pods by UID, so a
 // device of both is returned once. A kubelet without a record has allocated nothing.
-func ReadAllocations(ctx context.Context, podResources, recordPath string) ([]Allocation, error) {
+func ReadAllocations(ctx context.Context, podResources, recordPath string) (all []Allocation, claims bool, err error) {
 	client, conn, err := DialPodResources(podResources)
 	if err != nil {
-		return nil, fmt.Errorf("the kubelet's PodResources API: %w", err)
+		return nil, false, fmt.Errorf("the kubelet's PodResources API: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
 	response, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("the kubelet's PodResources API, List: %w", err)
+		return nil, false, fmt.Errorf("the kubelet's PodResources API, List: %w", err)
 	}
-	var all []Allocation
 	type device struct{ resource, id string }
 	known := map[device]bool{}
 	for _, pod := range response.GetPodResources() {
 		for _, c := range pod.GetContainers() {
+			claims = claims || hasClaim(c)
 			for _, d := range c.GetDevices() {
 				for _, id := range d.GetDeviceIds() {
 					all = append(all, Allocation{Resource: d.GetResourceName(), ID: id, By: "pod " + pod.GetNamespace() + "/" + pod.GetName()})
@@ -65,14 +69,21 @@ func ReadAllocations(ctx context.Context, podResources, recordPath string) ([]Al
 	}
 	recorded, err := readRecord(recordPath)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	for _, a := range recorded {
 		if !known[device{a.Resource, a.ID}] {
 			all = append(all, a)
 		}
 	}
-	return all, nil
+	return all, claims, nil
+}
+
+// hasClaim reports whether a container has a claim of gpu-dra-driver.
+func hasClaim(c *podresources.ContainerResources) bool {
+	return slices.ContainsFunc(c.GetDynamicResources(), func(d *podresources.DynamicResource) bool {
+		return slices.ContainsFunc(d.GetClaimResources(), func(r *podresources.ClaimResource) bool { return r.GetDriverName() == claimDriver })
+	})
 }
 
 // readRecord reads the kubelet's record of the devices that pods hold. It does not verify the checksum,

@@ -172,11 +172,12 @@ func (p *Plugin) readAccount(ctx context.Context, services []*service) serve.Acc
 		a.Err = errors.New("--pod-resources-socket is empty")
 		return a
 	}
-	allocations, err := kubelet.ReadAllocations(ctx, p.podResources(), p.kubeletRecord())
+	allocations, claims, err := kubelet.ReadAllocations(ctx, p.podResources(), p.kubeletRecord())
 	if err != nil {
 		a.Err = err
 		return a
 	}
+	a.Claims = claims
 	stale := map[string]bool{} // resources of which the record may have pods that have ended
 	for _, held := range allocations {
 		stale[held.Resource] = stale[held.Resource] || held.Recorded

@@ -194,7 +194,7 @@ func (s state) registered() (all bool, waiting string) {
 func (s state) stateFile(boot string) nodestate.State {
 	registered, _ := s.registered()
 	registered = registered && s.ended == nil
-	info := &nodestate.DevicePluginInfo{KubeletSocket: s.kubeletSocket, Registered: registered, Faults: s.health.Faults(), IgnoredKeys: s.ignored, Inventory: s.inventory(), Serve: cmp.Or(s.serve.Current, nodestate.ServePlugin), SwitchID: s.serve.ID, Withheld: s.withheld}
+	info := &nodestate.DevicePluginInfo{KubeletSocket: s.kubeletSocket, Registered: registered, Faults: s.health.Faults(), IgnoredKeys: s.ignored, Inventory: s.inventory(), Serve: cmp.Or(s.serve.Current, nodestate.ServePlugin), SwitchID: s.serve.ID, DRADriverSeen: s.serve.Seen, Withheld: s.withheld}
 	if s.serve.Wanted != s.serve.Current && s.serve.Wanted != "" {
 		info.Wanted = s.serve.Wanted
 	}

@@ -67,6 +67,7 @@ type Account struct {
 	Began     time.Time              // of the reading
 	Holders   []Holder               // by the kubelet
 	Allocated map[gpu.UUID]time.Time // by this process: the last allocation of each device before Began
+	Claims    bool                   // whether pods have claims of a driver of gpu-dra-driver's name
 	Err       error                  // why it could not be read; then the other fields mean nothing
 }
 
@@ -77,6 +78,7 @@ type State struct {
 	Wanted  string // who is to offer them
 	ID      string // of the latest change of Current in this boot; "": there was none
 	Refused string // why the node's label is not followed; "": it is, or there is none
+	Seen    bool   // gpu-dra-driver has run in this boot
 
 	flag     string // what counts without a label
 	account  Account
@@ -84,6 +86,7 @@ type State struct {
 	lastHeld map[gpu.UUID]time.Time          // by an account or an allocation
 	restored map[gpu.UUID]nodestate.Withheld // of an earlier process, until read
 	report   nodestate.DRADriverInfo         // the latest with SwitchID == ID
+	absent   bool                            // gpu-dra-driver has written no state in this boot
 	problem  string                          // why gpu-dra-driver's state cannot be used; "": it can
 }
 
@@ -91,8 +94,9 @@ type State struct {
 // is known; info is what an earlier process of this boot recorded, if anything. driverSeen reports that
 // gpu-dra-driver has run in this boot: without a record, it may have given devices to claims. id is new.
 func New(flag, label string, info *nodestate.DevicePluginInfo, driverSeen bool, id string) State {
-	s := State{flag: flag}
+	s := State{flag: flag, Seen: driverSeen}
 	if info != nil {
+		s.Seen = s.Seen || info.DRADriverSeen
 		s.Current, s.ID, s.restored = cmp.Or(info.Serve, nodestate.ServePlugin), info.SwitchID, map[gpu.UUID]nodestate.Withheld{}
 		s.report = nodestate.DRADriverInfo{Serve: s.Current, SwitchID: s.ID}
 		for _, w := range info.Withheld {
@@ -183,9 +187,11 @@ func (s State) WithAccount(a Account) State {
 }
 
 // WithReport returns the State after gpu-dra-driver's state was read, or could not be. That of an
-// earlier change is ignored. What the driver has released stays released if it ends.
+// earlier change is ignored. What the driver has released stays released if it ends. A driver that
+// has not run in this boot has given no device to a claim: it writes its state before that.
 func (s State) WithReport(info *nodestate.DRADriverInfo, err error) State {
-	s.problem = ""
+	s.problem, s.absent = "", nodestate.IsAbsent(err)
+	s.Seen = s.Seen || !s.absent
 	if err != nil {
 		s.problem = err.Error()
 	}
@@ -197,7 +203,10 @@ func (s State) WithReport(info *nodestate.DRADriverInfo, err error) State {
 
 // NeedsAccount reports whether it must be read which devices pods hold, since some are withheld for that.
 func (s State) NeedsAccount(withheld []nodestate.Withheld) bool {
-	return s.Current == nodestate.ServeDRA && (!s.read || len(withheld) > 0)
+	if s.Current != nodestate.ServeDRA {
+		return s.ID != "" && s.absent && !s.Seen && (!s.read || s.account.Claims)
+	}
+	return !s.read || len(withheld) > 0
 }
 
 // Resources returns the resources of the devices that pods hold. While there are some, the device plugin
@@ -242,6 +251,8 @@ func (s State) withhold(d Device, parents map[gpu.UUID]gpu.UUID) (nodestate.With
 	}
 	switch {
 	case s.ID == "":
+		return nodestate.Withheld{}, false
+	case s.report.SwitchID != s.ID && s.absent && !s.Seen && s.read && !s.account.Claims:
 		return nodestate.Withheld{}, false
 	case s.report.SwitchID != s.ID:
 		text := noAnswerText

@@ -3,6 +3,7 @@ package serve
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"testing"
 	"time"
@@ -69,6 +70,17 @@ func TestADeviceIsWithheldFromTheKubeletUntilTheDriverReleasesIt(t *testing.T) {
 	require.Equal(t, held, reasons(dead, at(0)), "what was released stays so, and nothing else is")
 	require.Contains(t, dead.Withheld(devices, nil, at(0))[0].Message, "held by claim team/a; since then nothing is known of gpu-dra-driver: its writer has ended; next: ")
 	require.Empty(t, reasons(s.WithReport(&nodestate.DRADriverInfo{Serve: "plugin", SwitchID: "2"}, nil), at(0)))
+}
+
+// A node that was labelled by mistake, without the driver.
+func TestADriverThatNeverRanHoldsNothing(t *testing.T) {
+	s := New("dra", "", nil, false, "1").Follow("plugin", "2").WithReport(nil, fs.ErrNotExist)
+	require.Equal(t, all(ReasonNoAnswer), reasons(s, at(0)))
+	require.True(t, s.NeedsAccount(nil), "the kubelet may know of claims of NVIDIA's driver")
+	require.Equal(t, all(ReasonNoAnswer), reasons(s.WithAccount(Account{Began: at(1), Claims: true}), at(1)))
+	require.Empty(t, reasons(s.WithAccount(Account{Began: at(1)}), at(1)))
+	again := New("dra", "plugin", &nodestate.DevicePluginInfo{Serve: "dra", SwitchID: "1", DRADriverSeen: true}, false, "2").WithReport(nil, fs.ErrNotExist).WithAccount(Account{Began: at(1)})
+	require.Equal(t, all(ReasonNoAnswer), reasons(again, at(1)), "it has run, and its state was removed")
 }
 
 func TestAnUnknownLabelChangesNothing(t *testing.T) {

@@ -158,6 +158,8 @@ type DevicePluginInfo struct {
 	SwitchID string `json:"switchID,omitempty"`
 	// Wanted names the program that is to offer the GPUs next; "": Serve names it.
 	Wanted string `json:"wanted,omitempty"`
+	// DRADriverSeen reports that gpu-dra-driver has run in this boot, so that claims may hold devices.
+	DRADriverSeen bool `json:"draDriverSeen,omitempty"`
 	// Withheld lists the devices that nobody is offered, since pods of the other side may hold them.
 	Withheld  []Withheld      `json:"withheld,omitempty"`
 	Resources []Resource      `json:"resources,omitempty"`
