@@ -148,7 +148,7 @@ func (p *Preparer) prepareOne(ctx context.Context, c *resourceapi.ResourceClaim,
 func (p *Preparer) nameControlDaemons(wanted *Prepared, inv inventory.Inventory) (err error) {
 	for i := range wanted.Devices {
 		d := &wanted.Devices[i]
-		if one, _ := inv.Find(d.Name); one.MPS == "" {
+		if one, _ := inv.FindAny(d.Name); one.MPS == "" {
 			continue
 		}
 		if d.MPS, err = p.MPSName(d.UUID); err != nil {

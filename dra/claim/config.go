@@ -157,7 +157,7 @@ func (n node) checkConfigs(allocated resourceapi.DeviceAllocationResult, devices
 
 // checkDevice refuses a way of sharing that the device has not.
 func (c deviceConfig) checkDevice(inv inventory.Inventory, d PreparedDevice) error {
-	device, _ := inv.Find(d.Name)
+	device, _ := inv.FindAny(d.Name)
 	switch s := c.Sharing; {
 	case s == nil:
 	case s.Strategy == strategyMPS && device.MPS == "":
