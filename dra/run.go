@@ -15,6 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/klog/v2"
 
+	"github.com/gpuready/gpuready/dra/inventory"
 	"github.com/gpuready/gpuready/dra/plugin"
 	"github.com/gpuready/gpuready/internal/cdi"
 	"github.com/gpuready/gpuready/internal/gpu"
@@ -31,6 +32,7 @@ Examples:
   gpu-dra-driver                                     # in a pod, with NODE_NAME and POD_UID set
   gpu-dra-driver --kubeconfig ~/.kube/config --node-name node-1
   gpu-dra-driver --cdi-kind nvidia.com/gpu           # give containers the names that people know
+  gpu-dra-driver --evict 48,79,95,GPULost            # pods on such GPUs are evicted
   gpu-dra-driver --host-root /host --listen=
 `
 
@@ -40,6 +42,7 @@ type runOptions struct {
 	kubeconfig, podUID, podResources   string
 	cdiDir, cdiKind, listen, logFormat string
 	checkNodes                         bool
+	evict                              []string
 	silence                            time.Duration
 }
 
@@ -53,11 +56,12 @@ func newRunOptions(stdout io.Writer) *runOptions {
 	f.StringVar(&o.cdiKind, "cdi-kind", cdi.KindGPU, "kind of the CDI devices that containers are given; the toolkit names every GPU and MIG device in it")
 	f.BoolVar(&o.checkNodes, "check-device-nodes", false, "look in the host's /dev, below --host-root, for the device nodes of a claim, besides what gpu-toolkit reports; for a program that sees the host's /dev")
 	f.DurationVar(&o.silence, "silence-limit", plugin.DefaultSilence, "time after which the GPUs get a taint if gpu-device-plugin does not run")
+	f.StringSliceVar(&o.evict, "evict", nil, "faults for which the pods that hold a GPU are evicted, too: numbers of XIDs, and of the reasons ECC, GPULost, Missing, ResetNeeded, RowRemap, XID; empty: none")
 	f.StringVar(&o.listen, "listen", ":9407", "address for /healthz, /readyz, /metrics; empty: none")
 	f.AddLogFormat(&o.logFormat)
 	maps.Copy(f.Env, map[string]string{
 		"pod-uid": "POD_UID", "kubeconfig": "KUBECONFIG", "pod-resources-socket": "POD_RESOURCES_SOCKET", "cdi-output-dir": "CDI_OUTPUT_DIR",
-		"cdi-kind": "CDI_KIND", "check-device-nodes": "CHECK_DEVICE_NODES", "silence-limit": "SILENCE_LIMIT", "listen": "LISTEN_ADDRESS",
+		"cdi-kind": "CDI_KIND", "check-device-nodes": "CHECK_DEVICE_NODES", "silence-limit": "SILENCE_LIMIT", "evict": "EVICT", "listen": "LISTEN_ADDRESS",
 	})
 	return o
 }
@@ -70,6 +74,10 @@ func runDriver(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if o.silence < 0 {
 		return program.UsageErrorf("--silence-limit %v is negative", o.silence)
 	}
+	evictions, err := inventory.ParseEvictions(o.evict)
+	if err != nil {
+		return program.UsageErrorf("--evict: %w", err)
+	}
 	log, err := program.NewLog(stderr, "dra-driver", o.logFormat, "")
 	if err != nil {
 		return err
@@ -81,7 +89,7 @@ func runDriver(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	cfg := plugin.Config{
 		NodeName: o.nodeName, PodUID: o.podUID, Client: client, KubeletDir: o.kubeletDir, PodResources: o.podResources, HostRoot: o.hostRoot,
-		StateDir: o.stateDir, CDIDir: o.cdiDir, CDIKind: o.cdiKind, Listen: o.listen, Silence: o.silence, PCIeRoot: readPCIeRoot, Log: log,
+		StateDir: o.stateDir, CDIDir: o.cdiDir, CDIKind: o.cdiKind, Listen: o.listen, Silence: o.silence, Evict: evictions, PCIeRoot: readPCIeRoot, Log: log,
 	}
 	if o.checkNodes {
 		cfg.DevDir = "/dev"

@@ -42,7 +42,7 @@ func (p Problem) String() string {
 }
 
 // taints returns the taint of an unhealthy device. A pod that runs keeps it: the effect is
-// NoSchedule, as the device plugin takes no GPU from a pod either.
+// NoSchedule, as the device plugin takes no GPU from a pod either. WithEvictions changes that.
 func taints(c nodestate.Condition) []resourceapi.DeviceTaint {
 	if c.Health != nodestate.Unhealthy {
 		return nil

@@ -47,7 +47,8 @@ type Config struct {
 	CDIKind      string // of the devices that containers get
 	DevDir       string // folder of the device nodes if this process sees it; "": it does not
 	Listen       string
-	Silence      time.Duration // see DefaultSilence
+	Silence      time.Duration       // see DefaultSilence
+	Evict        inventory.Evictions // faults for which pods lose their devices
 	PCIeRoot     inventory.Places
 	Log          *slog.Logger
 }

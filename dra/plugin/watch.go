@@ -69,6 +69,9 @@ func (p *Plugin) watchState(ctx context.Context) error {
 		case <-retry:
 		}
 		inv := inventory.New(last, problem, p.cfg.PCIeRoot, p.preparer.Store.Own()...)
+		if last.DevicePlugin != nil {
+			inv = inv.WithEvictions(p.cfg.Evict, last.DevicePlugin.Faults)
+		}
 		if retry = nil; !p.follow(ctx, inv) {
 			retry = time.After(followRetry)
 			continue

@@ -11,6 +11,13 @@ e2e-dra: e2e-images ## claims, taints and a killed driver on a real cluster, wit
 bench-dra: e2e-images ## claims a second that the scheduler allocates on 500 nodes with 8 GPUs each
 	@GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_BENCH=1 $(GO) test $(TAGS) -count=1 -v -timeout 20m -run TestScheduling ./test/dra
 
+# Random kills of driver and kubelet under claims that come and go, more of them than in CI:
+#
+#	make e2e-dra-kills KILLS=50
+.PHONY: e2e-dra-kills
+e2e-dra-kills: e2e-images ## kill driver and kubelet at random times while claims come and go
+	GPUREADY_KILLS=$(or $(KILLS),50) GPUREADY_E2E='$(CURDIR)/$(BIN)' $(GO) test $(TAGS) -count=1 -v -timeout 60m -run 'TestDRA/(publish_8|killed$$)' ./test/dra
+
 # The oracle of the switch between device plugin and DRA, for longer than in CI:
 #
 #	make e2e-dra-switches SWITCHES=100

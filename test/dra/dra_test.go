@@ -39,6 +39,9 @@ func TestDRA(t *testing.T) {
 		{"a broken GPU gets a taint until it is reset", s.aBrokenGPUGetsATaint},
 		{"a device that is allocated twice is refused", s.doubleUseIsRefused},
 		{"a killed driver goes on where it was", s.aKilledDriverGoesOn},
+		{"an update of the driver keeps claims", s.anUpdateKeepsClaims},
+		{"a chosen fault evicts the pod", s.aChosenFaultEvicts},
+		{"nothing is lost or given twice while driver and kubelet are killed", s.killsLoseNothing},
 		{"after a reboot a claim is prepared again", s.aRebootPreparesAgain},
 		{"the API server accepts every example", s.examplesAreAccepted},
 		{"two pods share a GPU and a third waits for all of it", s.twoPodsShareAGPU},
@@ -206,19 +209,7 @@ func (s *suite) aBrokenGPUGetsATaint(t *testing.T) {
 	require.Equal(t, "XID", taint.Value)
 	s.runClaim(t, "patient", uuid, "vectoradd")
 	s.waitUnschedulable(t, "patient")
-	// A reset: the GPU disappears and comes back.
-	s.Gpusim(t, node, "lose", "--gpu", "3", "--how", "gone", "--xid=false")
-	until(t, "the device plugin has seen that the GPU is gone", func() error {
-		state := s.State(t, node, nodestate.DevicePlugin)
-		for _, f := range state.DevicePlugin.Faults {
-			if string(f.GPU) == uuid && f.Evidence == nodestate.EvidenceReset {
-				return nil
-			}
-		}
-		return fmt.Errorf("%+v", state.DevicePlugin.Faults)
-	})
-	s.Gpusim(t, node, "restore", "--gpu", uuid)
-	s.waitDevices(t)
+	s.resetGPU(t, "3", uuid)
 	pod := s.World.WaitEnded(t, "default", "patient")
 	require.Equal(t, corev1.PodSucceeded, pod.Status.Phase)
 	s.remove(t, "patient")
@@ -299,10 +290,10 @@ func (s *suite) aKilledDriverGoesOn(t *testing.T) {
 	require.Equal(t, corev1.PodSucceeded, s.World.WaitEnded(t, "default", "next").Status.Phase)
 	s.remove(t, "next")
 	require.Equal(t, corev1.PodRunning, s.World.Pod("default", "holder").Status.Phase, "who has a GPU keeps it")
-	require.Contains(t, s.ReadFile(t, node, "/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json"), `"name":"holder"`)
+	require.Contains(t, s.ReadFile(t, node, record), `"name":"holder"`)
 	s.remove(t, "holder")
 	until(t, "nothing is prepared any more", func() error {
-		if text := s.ReadFile(t, node, "/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json"); !strings.Contains(text, `"claims":[]`) {
+		if text := s.ReadFile(t, node, record); !strings.Contains(text, `"claims":[]`) {
 			return fmt.Errorf("%s", text)
 		}
 		return nil
@@ -313,7 +304,6 @@ func (s *suite) aKilledDriverGoesOn(t *testing.T) {
 func (s *suite) aRebootPreparesAgain(t *testing.T) {
 	s.runClaim(t, "survivor", *s.devices(t)["gpu-6"].Attributes["uuid"].StringValue, busy...)
 	s.waitRunning(t, "survivor")
-	const record = "/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json"
 	before := s.Node(node).BootID()
 	require.Contains(t, s.ReadFile(t, node, record), before)
 	s.Reboot(t, node)

@@ -80,8 +80,8 @@ func (s *suite) twoPodsShareAGPU(t *testing.T) {
 		s.waitRunning(t, name)
 		require.Contains(t, s.Kubectl(t, "exec", name, "--", "nvidia-smi", "-L"), uuid)
 	}
-	record := s.ReadFile(t, node, "/var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json")
-	require.Equal(t, 2, strings.Count(record, `"shareID":"`), record)
+	text := s.ReadFile(t, node, record)
+	require.Equal(t, 2, strings.Count(text, `"shareID":"`), text)
 	s.runShare(t, "whole", "2", "vectoradd")
 	s.waitUnschedulable(t, "whole")
 	s.remove(t, "share-a")
