@@ -38,6 +38,7 @@ func newMIGNode(t *testing.T, profile, layout string) *node {
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, folder), 0o755))
 	}
 	n.kubelet = newKubelet(t, dir)
+	require.NoError(t, os.Link(filepath.Join(dir, "kubelet.sock"), filepath.Join(dir, "host/dp/resources.sock"))) // as the device plugin sees it
 	built.Gpusim(t, "up", "--root", n.driver(), "--profile", profile, "--gpus", "2")
 	t.Cleanup(func() { built.Gpusim(t, "down", "--root", n.driver()) })
 	if layout == "" {
@@ -54,7 +55,7 @@ func (n *node) hostArgs(args ...string) []string {
 }
 
 func (n *node) startDevicePlugin() *built.Process {
-	return built.Start(n.t, "gpu-device-plugin", n.hostArgs("--kubelet-socket=/dp/kubelet.sock", "--serve=dra", "--mig=dynamic"))
+	return built.Start(n.t, "gpu-device-plugin", n.hostArgs("--kubelet-socket=/dp/kubelet.sock", "--pod-resources-socket=/dp/resources.sock", "--serve=dra", "--mig=dynamic"))
 }
 
 func (n *node) driver() string { return filepath.Join(n.dir, "host/driver") }
