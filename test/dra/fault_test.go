@@ -41,7 +41,7 @@ func (s *suite) rollout(t *testing.T, change ...string) {
 func (s *suite) anUpdateKeepsClaims(t *testing.T) {
 	s.runClaim(t, "stays", "", busy...)
 	s.waitRunning(t, "stays")
-	s.rollout(t, "set", "image", "daemonset/gpu-dra-driver", "*="+s.NextImage("dra-driver"))
+	s.rollout(t, "rollout", "restart", "daemonset/gpu-dra-driver")
 	s.waitDevices(t)
 	s.runClaim(t, "after-update", "", "vectoradd")
 	require.Equal(t, corev1.PodSucceeded, s.World.WaitEnded(t, "default", "after-update").Status.Phase)
