@@ -81,7 +81,7 @@ bench: packages-build packages-containers packages-cluster packages-machine ## m
 .PHONY: test-gpu
 test-gpu: packages-build ## run the component tests against this machine's own GPU; skipped, by name, where there is none
 	@$(MAKE) --no-print-directory -j2 BIN=bin/race RACE=1 build bin/race/demo
-	GPUREADY_BIN=$(CURDIR)/bin/race GPUREADY_MEASUREMENTS=$(CURDIR)/docs/measurements $(GO) test $(TAGS) -count=1 -v -run 'GPU' ./test/gpu/...
+	GPUREADY_BIN=$(CURDIR)/bin/race GPUREADY_MEASUREMENTS=$(CURDIR)/docs/measurements $(GO) test $(TAGS) -count=1 -v -run '^TestGPU' ./test/gpu/... ./dra
 
 .PHONY: check
 check: packages-generate lint ## lint, manifests, charts and the bundle, licences, generated files
