@@ -58,7 +58,7 @@ func TestGPUClaims(t *testing.T) {
 	n := &node{t: t, dir: dir, api: newAPIServer(t)}
 	n.kubelet = newKubelet(t, dir)
 	state, cdi, account := "--state-dir="+dir+"/state", "--cdi-output-dir="+dir+"/cdi", "--pod-resources-socket="+dir+"/kubelet.sock"
-	built.Start(t, "gpu-toolkit", []string{"run", "--hook-program=" + built.Path(t, "gpu-cdi-hook"), "--driver-root=/", state, cdi, "--listen="})
+	built.Start(t, "gpu-toolkit", []string{"run", "--hook-program=" + built.Path(t, "gpu-cdi-hook"), "--driver-root=/", "--toolkit-install-dir=" + dir + "/toolkit", state, cdi, "--listen="})
 	built.Start(t, "gpu-device-plugin", []string{"--kubelet-socket=" + dir + "/dp/kubelet.sock", account, "--serve=dra", "--driver-root=/", "--config-file=" + config, state, "--listen="})
 	began := time.Now()
 	built.Start(t, "gpu-dra-driver", []string{"--node-name=node-1", "--pod-uid=1", "--kubeconfig=" + n.api.kubeconfig(t, dir), "--kubelet-dir=" + dir, account, state, cdi, "--check-device-nodes", "--listen="})
@@ -75,6 +75,14 @@ func TestGPUClaims(t *testing.T) {
 	require.NoError(t, err)
 	t.Logf("%s", text)
 	require.False(t, *device.Attributes["simulated"].BoolValue)
+	first := n.claim("first", device.Name)
+	require.Eventually(t, func() bool { // the toolkit names the GPU
+		_, refusal, err := prepare(t.Context(), client, first)
+		return err == nil && refusal == ""
+	}, time.Minute, 100*time.Millisecond)
+	refusal, err := unprepare(t.Context(), client, first)
+	require.NoError(t, err)
+	require.Empty(t, refusal)
 	var took []time.Duration
 	for i := range 50 {
 		c := n.claim(fmt.Sprintf("claim-%d", i), device.Name)
@@ -102,7 +110,7 @@ func TestGPUClaims(t *testing.T) {
 		return len(device.Taints) == 1 && device.Taints[0].Value == "XID"
 	})
 	t.Logf("launch of a faulty kernel → the taint in the API: %v", time.Since(time.Unix(0, at)).Round(time.Millisecond))
-	_, refusal, err := prepare(t.Context(), client, n.claim("late", device.Name))
+	_, refusal, err = prepare(t.Context(), client, n.claim("late", device.Name))
 	require.NoError(t, err)
 	require.Contains(t, refusal, "is unhealthy: XID: XID 31")
 }
