@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
 // serveLabel, on a Node, is how pods get its GPUs: serveDRA is by ResourceClaims.
@@ -87,7 +89,7 @@ func (r *Report) addOffer(c Cluster) {
 // offered returns the device plugin's resources of which pods may be given some.
 func offered(node *corev1.Node) (all []string) {
 	for name, amount := range node.Status.Allocatable {
-		if strings.HasPrefix(string(name), resourcePrefix) && amount.Sign() > 0 {
+		if nodestate.IsGPUResource(string(name)) && amount.Sign() > 0 {
 			all = append(all, fmt.Sprintf("%s: %s", name, amount.String()))
 		}
 	}

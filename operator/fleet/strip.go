@@ -27,7 +27,8 @@ func Strip(node *corev1.Node) {
 	node.Status = corev1.NodeStatus{
 		Conditions:      readConditions(node.Status.Conditions),
 		RuntimeHandlers: readHandlers(node.Status.RuntimeHandlers),
-		Allocatable:     readAllocatable(node.Status.Allocatable),
+		Allocatable:     readGPUs(node.Status.Allocatable),
+		Capacity:        readGPUs(node.Status.Capacity),
 		NodeInfo: corev1.NodeSystemInfo{
 			KernelVersion: intern(info.KernelVersion), OSImage: intern(info.OSImage), Architecture: intern(info.Architecture),
 			ContainerRuntimeVersion: intern(info.ContainerRuntimeVersion), KubeletVersion: intern(info.KubeletVersion),
@@ -62,12 +63,12 @@ func readHandlers(all []corev1.NodeRuntimeHandler) []corev1.NodeRuntimeHandler {
 	return read
 }
 
-// readAllocatable keeps one of the device plugin's resources, if there is anything of one.
-func readAllocatable(all corev1.ResourceList) corev1.ResourceList {
-	if !hasAllocatable(all) {
+// readGPUs keeps one of the device plugin's resources, if there is anything of one.
+func readGPUs(all corev1.ResourceList) corev1.ResourceList {
+	if !hasGPUs(all) {
 		return nil
 	}
-	return corev1.ResourceList{resourcePrefix: *resource.NewQuantity(1, resource.DecimalSI)}
+	return corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(1, resource.DecimalSI)}
 }
 
 func readConditions(all []corev1.NodeCondition) []corev1.NodeCondition {
