@@ -169,3 +169,30 @@ func TestNodesThatCannotServeAsTheirLabelSaysAreReported(t *testing.T) {
 	require.Contains(t, degraded().Message, "1 nodes keep the device plugin; old: claims need a kubelet of 1.34 and a container runtime with CDI, and it has kubelet v1.33.1 and containerd://2.1.0; upgrade it")
 	require.Empty(t, w.served("old"))
 }
+
+func TestUnreadSlicesAreReportedAndKeepTheDRADriver(t *testing.T) {
+	w := newWorld(t)
+	w.serveDRAObjects()
+	w.create(serveDRA("p"), gpuNode("n1"))
+	w.offer("n1", 0, 8)
+	w.settle()
+	require.Equal(t, "dra", w.served("n1"))
+	w.edit(func(s *v1.ClusterPolicySpec) { s.DRADriver.Enabled = nil })
+	w.settle()
+	require.Empty(t, w.served("n1"))
+
+	// The operator is restarted while the driver has not withdrawn its devices.
+	clear(w.model.published)
+	w.model.slicesError, w.model.changed = errSlicesPending, true
+	w.settle()
+	require.Contains(t, w.sets(), "gpu-dra-driver", "nobody knows yet whether it publishes devices")
+	require.NoError(t, w.passErr)
+	w.slices.slices.failed(errors.New("forbidden"))
+	w.settle()
+	require.ErrorContains(t, w.passErr, "read ResourceSlices: forbidden")
+	require.Contains(t, w.sets(), "gpu-dra-driver")
+	w.slices.slices.synced()
+	w.settle()
+	require.NoError(t, w.passErr)
+	require.NotContains(t, w.sets(), "gpu-dra-driver")
+}

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,10 +18,13 @@ import (
 )
 
 // hasDRANodes reports whether there is a DRA driver of the operator's, and served nodes still have the
-// operator's label.Serve or publish devices.
+// operator's label.Serve or publish devices. While it is not known what they publish, they may.
 func (c *Controller) hasDRANodes(handOver bool) bool {
 	if !c.ownsDRADriver() {
 		return false
+	}
+	if c.model.slicesError != nil {
+		return true
 	}
 	for _, on := range c.model.nodes {
 		served, byPerson := on.node.ServedBy()
@@ -37,6 +41,15 @@ func (c *Controller) ownsDRADriver() bool {
 		d := daemonSet(o)
 		return d != nil && d.Name == deployments.DRADriver.App
 	})
+}
+
+// slicesProblem returns why it is not known which nodes have changed; nil: it is, or will be soon, or
+// does not matter.
+func (c *Controller) slicesProblem(s *desired) error {
+	if s.policy == nil || !s.policy.Spec.DRADriver.IsEnabled() && !s.keepDRADriver || errors.Is(c.model.slicesError, errSlicesPending) {
+		return nil
+	}
+	return c.model.slicesError
 }
 
 // planServe plans how nodes change between the device plugin and the DRA driver. It returns nil if
