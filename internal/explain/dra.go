@@ -19,8 +19,12 @@ const (
 // draApp is the label app of the DRA driver's pods, whose problems belong to the kubelet's stage.
 const draApp = "gpu-dra-driver"
 
-// maxClaims bounds the claims that a message names.
-const maxClaims = 8
+// maxClaims bounds the devices in claims that a message names, and maxTainted those with a taint that
+// have a note.
+const (
+	maxClaims  = 8
+	maxTainted = 8
+)
 
 // Device is a device in a ResourceSlice of the DRA driver.
 type Device struct {
@@ -65,12 +69,16 @@ func (r *Report) addOffer(c Cluster) {
 	tainted, claimed := 0, []string(nil)
 	for _, d := range c.Offer.Devices {
 		if len(d.Taints) > 0 {
-			tainted++
-			s.Notes = append(s.Notes, clean(d.Name+" has a taint: "+strings.Join(d.Taints, ", ")))
+			if tainted++; tainted <= maxTainted {
+				s.Notes = append(s.Notes, clean(d.Name+" has a taint: "+strings.Join(d.Taints, ", ")))
+			}
 		}
 		if len(d.Claims) > 0 {
 			claimed = append(claimed, d.Name+" "+strings.Join(d.Claims, " and "))
 		}
+	}
+	if more := tainted - maxTainted; more > 0 {
+		s.Notes = append(s.Notes, fmt.Sprintf("%d more devices have a taint: see kubectl get resourceslices -o yaml", more))
 	}
 	slices.Sort(claimed)
 	s.State = OK
