@@ -65,7 +65,7 @@ func Run(ctx context.Context, o Options) (Result, check.Outcome) {
 	o.Progress("judging")
 	seen.Readings, seen.Events, seen.EventsError = w.stopAndRead()
 	if s, err := o.Node.State(nodestate.DevicePlugin); err == nil && s.DevicePlugin != nil {
-		seen.Recorded = s.DevicePlugin.Faults
+		seen.Recorded, seen.RecorderGone = s.DevicePlugin.Faults, nodestate.CheckHeld(o.Node.StatePath(nodestate.DevicePlugin)) != nil
 	}
 	Judge(&r, seen, o.Table)
 	r.Notes = slices.DeleteFunc(r.Notes, func(note string) bool { return hasFinding(r, note) })
