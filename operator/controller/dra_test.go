@@ -5,12 +5,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/label"
@@ -195,4 +197,26 @@ func TestUnreadSlicesAreReportedAndKeepTheDRADriver(t *testing.T) {
 	w.settle()
 	require.NoError(t, w.passErr)
 	require.NotContains(t, w.sets(), "gpu-dra-driver")
+}
+
+// What the policy has said of the driver is gone with it: its image and pull secrets, where its pods may run.
+func TestADRADriverThatIsKeptStaysAsItWas(t *testing.T) {
+	w := newWorld(t)
+	w.serveDRAObjects()
+	p := serveDRA("p")
+	p.Spec.DRADriver.Repository, p.Spec.DRADriver.ImagePullSecrets = "registry.example.com/mirror", []string{"pull"}
+	w.create(p, gpuNode("n1"))
+	w.offer("n1", 0, 8)
+	w.settle()
+	driver := func() appsv1.DaemonSetSpec {
+		var d appsv1.DaemonSet
+		require.NoError(t, w.Get(t.Context(), client.ObjectKey{Namespace: w.Cluster.Namespace, Name: "gpu-dra-driver"}, &d))
+		return d.Spec
+	}
+	before := driver()
+	require.Contains(t, before.Template.Spec.Containers[0].Image, "registry.example.com/mirror")
+	w.edit(func(s *v1.ClusterPolicySpec) { s.DRADriver = v1.DRADriverSpec{} })
+	w.settle()
+	require.Empty(t, w.served("n1"))
+	require.Equal(t, before, driver())
 }

@@ -26,7 +26,6 @@ func TestDRADriverIsRenderedWhereItCanRun(t *testing.T) {
 		{"an older cluster", `{draDriver: {enabled: true}}`, func(in *Input) { in.Cluster.DRA = false }, "", "draDriver: the API server does not serve resource.k8s.io/v1", ""},
 		{"without the device plugin", `{draDriver: {enabled: true}, devicePlugin: {enabled: false}}`, nil, all, "draDriver: the device plugin finds the GPUs for it", ""},
 		{"without CDI", `{draDriver: {enabled: true}, cdi: {enabled: false}}`, nil, all, "draDriver: claims give containers their GPUs by CDI", ""},
-		{"disabled, and nodes have to change back", `{}`, func(in *Input) { in.KeepDRADriver = true }, all, "", ""},
 		{"another owner's class", `{draDriver: {enabled: true}}`, func(in *Input) { in.DeviceClasses = []string{"gpu.nvidia.com"} }, "DeviceClass/mig.nvidia.com DaemonSet/gpu-dra-driver", "", "DeviceClass gpu.nvidia.com is not the operator's"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
