@@ -220,3 +220,17 @@ func TestADRADriverThatIsKeptStaysAsItWas(t *testing.T) {
 	require.Empty(t, w.served("n1"))
 	require.Equal(t, before, driver())
 }
+
+// kubectl get deviceclass gpu.nvidia.com -o yaml, with another name and selector: labels and annotations are copied.
+func TestACopyOfADeviceClassIsItsOwners(t *testing.T) {
+	w := newWorld(t)
+	w.serveDRAObjects()
+	w.create(serveDRA("p"), gpuNode("n1"))
+	w.settle()
+	var c resourcev1.DeviceClass
+	require.NoError(t, w.Get(t.Context(), client.ObjectKey{Name: "gpu.nvidia.com"}, &c))
+	mine := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "large-gpus", Labels: c.Labels, Annotations: c.Annotations}, Spec: c.Spec}
+	w.create(mine)
+	w.settle()
+	require.Equal(t, []string{"gpu.nvidia.com", "large-gpus", "mig.nvidia.com"}, w.classes())
+}

@@ -7,7 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 
+	"github.com/gpuready/gpuready/deployments"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
 )
@@ -39,6 +41,9 @@ func TestDRADriverIsRenderedWhereItCanRun(t *testing.T) {
 			var names []string
 			for _, o := range objects {
 				if o.State == progress.DRADriver {
+					if _, is := o.Object.(*resourcev1.DeviceClass); is {
+						require.Contains(t, deployments.DeviceClassNames(), o.Object.GetName())
+					}
 					names = append(names, o.Object.GetObjectKind().GroupVersionKind().Kind+"/"+o.Object.GetName())
 				}
 			}
