@@ -105,7 +105,7 @@ func TestNodesChangeOneAfterTheOtherAndBack(t *testing.T) {
 	status := w.policy("p").Status
 	require.Equal(t, &v1.ServeStatus{Want: v1.ServeDRA, Total: 2, DRA: 1, InProgress: 1, Pending: 1, ByPerson: 1,
 		Waiting: []v1.UpgradeWait{{Node: "n1", Message: "the device plugin still offers resources of nvidia.com to pods"}}}, status.Serve)
-	require.Equal(t, map[string]int{"plugin": 1, "dra": 0, "changing": 1, "person": 1}, serveCounts(status.Serve))
+	require.Equal(t, map[string]int{"plugin": 1, "dra": 0, "changing": 1, "person": 1}, serveCounts(w.Controller.serving))
 	require.Equal(t, "ServeSwitch", meta.FindStatusCondition(status.Conditions, v1.ConditionProgressing).Reason)
 
 	w.offer("n1", 0, 0) // pods still hold its GPUs
@@ -233,4 +233,18 @@ func TestACopyOfADeviceClassIsItsOwners(t *testing.T) {
 	w.create(mine)
 	w.settle()
 	require.Equal(t, []string{"gpu.nvidia.com", "large-gpus", "mig.nvidia.com"}, w.classes())
+}
+
+// A node that cannot serve claims any more changes back, while the others change the other way.
+func TestNodesAreCountedByTheirOwnWay(t *testing.T) {
+	w := newWorld(t)
+	w.serveDRAObjects()
+	w.create(serveDRA("p"), gpuNode("n1"))
+	w.offer("n1", 0, 8)
+	w.settle()
+	require.Equal(t, "dra", w.served("n1"))
+	w.change("n1", func(n *corev1.Node) { n.Labels[label.Deploy+label.DRAOperand] = "false" })
+	w.settle()
+	require.Empty(t, w.served("n1"))
+	require.Equal(t, map[string]int{"plugin": 0, "dra": 0, "changing": 1, "person": 0}, serveCounts(w.Controller.serving))
 }

@@ -118,17 +118,20 @@ func (c *Controller) serveStatus(spec *v1.DRADriverSpec) *v1.ServeStatus {
 }
 
 // serveCounts returns the nodes by how pods get their GPUs, as a metric has them.
-func serveCounts(s *v1.ServeStatus) map[string]int {
-	if s == nil {
+func serveCounts(p *serving.Plan) map[string]int {
+	if p == nil {
 		return nil
 	}
-	plugin, dra := s.Total-s.DRA, s.DRA
-	if s.Want == v1.ServeDRA { // a node on the way has its new label already
-		dra -= s.InProgress
-	} else {
-		plugin -= s.InProgress
+	dra := 0
+	for node := range p.DRA {
+		if _, changes := p.Waiting[node]; !changes {
+			dra++
+		}
 	}
-	return map[string]int{string(v1.ServePlugin): plugin, string(v1.ServeDRA): dra, "changing": s.InProgress, "person": s.ByPerson}
+	return map[string]int{
+		string(v1.ServePlugin): p.Counts.Total - p.Counts.InProgress - dra, string(v1.ServeDRA): dra,
+		"changing": p.Counts.InProgress, "person": p.Counts.ByPerson,
+	}
 }
 
 // reasonServeUnsupported is the reason while nodes keep the device plugin, since they cannot serve
