@@ -19,7 +19,10 @@ func judgeHealth(g *GPU, s Observations, all []GPU) {
 	if f := device.Fault; f != (gpu.Fault{}) {
 		addFinding(g, Unhealthy, f.Reason, f.Message, "look for Xid lines in dmesg; reset the GPU, or have it replaced where that does not mend it")
 	}
-	if device.MIGEnabled && len(device.MIG) == 0 {
+	switch {
+	case device.MIGEnabled && s.OnDemand:
+		addFinding(g, NotRun, ReasonNoMIG, "it is partitioned as claims need it, so nothing was run on it", "for a preflight, drain the node and turn MIG mode off: nvidia-smi -i "+string(g.UUID)+" -mig 0")
+	case device.MIGEnabled && len(device.MIG) == 0:
 		addFinding(g, NotRun, ReasonNoMIG, "it is in MIG mode and has no MIG devices, so nothing can run on it", "create MIG devices, or turn MIG mode off")
 	}
 	judgeEvents(g, s.Events)

@@ -42,6 +42,8 @@ type Observations struct {
 	Recorded    []nodestate.Fault // earlier faults of which the device plugin has seen no end
 	// RecorderGone means that the device plugin does not run, so that it sees no end.
 	RecorderGone bool
+	// OnDemand means that GPUs in MIG mode are partitioned as claims need it: nothing is run on them.
+	OnDemand bool
 }
 
 // Reading is the condition of all GPUs at one moment.

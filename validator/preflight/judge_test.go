@@ -158,6 +158,22 @@ func TestAFaultWhoseRecorderIsGoneHasItsStartAsAction(t *testing.T) {
 	}
 }
 
+// Nothing is run on partitions of claims, so a GPU that has some is as untested as one that has none; and a
+// MIG device that somebody creates by hand is lost for claims.
+func TestAGPUThatIsPartitionedForClaimsIsNotTested(t *testing.T) {
+	for _, parts := range [][]gpu.MIGDevice{nil, {{UUID: "MIG-0"}}} {
+		s, r := node("h100-sxm", 2)
+		s.OnDemand = true
+		s.Snapshot.Devices[1].MIGEnabled, s.Snapshot.Devices[1].MIG = true, parts
+		Judge(&r, s, table(t))
+		require.Equal(t, []gpu.Reason{ReasonNoMIG}, reasons(r.GPUs[1].Findings))
+		require.Equal(t, NotRun, r.Verdict)
+		require.NotContains(t, r.GPUs[1].Findings[0].Action, "create")
+		require.Contains(t, r.GPUs[1].Findings[0].Action, "turn MIG mode off")
+		require.Equal(t, OK, r.GPUs[0].Verdict)
+	}
+}
+
 func passedRun(name string, id gpu.UUID, figures ...probe.Figure) SampleRun {
 	yes := true
 	return SampleRun{Sample: name, Device: id, SampleResult: probe.SampleResult{Outcome: probe.SamplePassed, Answer: probe.SampleAnswer{Passed: &yes, UUID: string(id), Figures: figures}}}

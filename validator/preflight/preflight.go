@@ -60,7 +60,7 @@ func Run(ctx context.Context, o Options) (Result, check.Outcome) {
 		b.start = start.Add(late)
 		r.Notes = append(r.Notes, fmt.Sprintf("NVML took %.1f s to begin, for which the samples were given more time: see that nvidia-persistenced runs", (late+readTime).Seconds()))
 	}
-	seen := Observations{Snapshot: snapshot}
+	seen := Observations{Snapshot: snapshot, OnDemand: d.OnDemand}
 	seen.Runs = b.run(ctx)
 	o.Progress("judging")
 	seen.Readings, seen.Events, seen.EventsError = w.stopAndRead()
