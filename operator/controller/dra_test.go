@@ -248,3 +248,29 @@ func TestNodesAreCountedByTheirOwnWay(t *testing.T) {
 	require.Empty(t, w.served("n1"))
 	require.Equal(t, map[string]int{"plugin": 0, "dra": 0, "changing": 1, "person": 0}, serveCounts(w.Controller.serving))
 }
+
+// The driver withdraws its devices first and releases them later: those of claims when the claims end. What
+// it has not released, no pod can get.
+func TestTheDRADriverStaysUntilItHasReleasedAllDevices(t *testing.T) {
+	w := newWorld(t)
+	w.serveDRAObjects()
+	w.create(serveDRA("p"), gpuNode("n1"))
+	w.offer("n1", 0, 8)
+	w.settle()
+	w.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "driver", Namespace: w.Cluster.Namespace, Labels: map[string]string{"app": "gpu-dra-driver"}}, Spec: corev1.PodSpec{NodeName: "n1"}})
+	w.edit(func(s *v1.ClusterPolicySpec) { s.DRADriver = v1.DRADriverSpec{} })
+	w.settle()
+	require.Empty(t, w.served("n1"))
+	w.offer("n1", 0, 0)
+	w.settle()
+	require.Contains(t, w.sets(), "gpu-dra-driver", "no device is released")
+	w.change("n1", func(n *corev1.Node) {
+		n.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(8, resource.DecimalSI)}
+	})
+	w.offer("n1", 5, 0)
+	w.settle()
+	require.Contains(t, w.sets(), "gpu-dra-driver", "claims have 3 GPUs")
+	w.offer("n1", 8, 0)
+	w.settle()
+	require.NotContains(t, w.sets(), "gpu-dra-driver")
+}

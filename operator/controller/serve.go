@@ -10,15 +10,18 @@ import (
 
 	"github.com/gpuready/gpuready/deployments"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/serving"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/status"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// hasDRANodes reports whether there is a DRA driver of the operator's, and served nodes still have the
-// operator's label.Serve or publish devices. While it is not known what they publish, they may.
+// hasDRANodes reports whether there is a DRA driver of the operator's that is still needed: served nodes
+// have the operator's label.Serve, publish devices or have some that are not released to the device
+// plugin, which nobody else can do. While it is not known what they publish, they may.
 func (c *Controller) hasDRANodes(handOver bool) bool {
 	if !c.ownsDRADriver() {
 		return false
@@ -28,11 +31,18 @@ func (c *Controller) hasDRANodes(handOver bool) bool {
 	}
 	for _, on := range c.model.nodes {
 		served, byPerson := on.node.ServedBy()
-		if on.node.Served(handOver) && !byPerson && (served != "" || c.model.devicesOf(on.node.Name) > 0) {
+		if on.node.Served(handOver) && !byPerson && (served != "" || c.model.devicesOf(on.node.Name) > 0 || c.mustRelease(on.node)) {
 			return true
 		}
 	}
 	return false
+}
+
+// mustRelease reports whether a DRA driver runs on a node, and pods may be given less of the device
+// plugin's resources than the kubelet knows. The ResourceSlices are withdrawn before the first device
+// is released, and devices of claims are released when those end.
+func (c *Controller) mustRelease(n *fleet.Node) bool {
+	return (n.Withheld || !n.Allocatable) && slices.ContainsFunc(c.model.podsOn[n.Name], func(o *operand) bool { return o.State == progress.DRADriver })
 }
 
 // ownsDRADriver reports whether the DaemonSet of the DRA driver is the operator's.

@@ -35,6 +35,7 @@ func Observe(node *corev1.Node) *Node {
 		Annotations: filter(node.Annotations, readAnnotation),
 		Allocatable: hasGPUs(node.Status.Allocatable),
 		Registered:  hasGPUs(node.Status.Capacity),
+		Withheld:    withholdsGPUs(node.Status),
 	}
 	for i := range node.Status.Conditions {
 		switch c := &node.Status.Conditions[i]; c.Type {
@@ -58,6 +59,17 @@ func Observe(node *corev1.Node) *Node {
 func hasGPUs(all corev1.ResourceList) bool {
 	for name, amount := range all {
 		if nodestate.IsGPUResource(string(name)) && amount.Sign() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// withholdsGPUs reports whether the kubelet knows more of a resource of the device plugin than pods may be
+// given.
+func withholdsGPUs(s corev1.NodeStatus) bool {
+	for name, amount := range s.Capacity {
+		if nodestate.IsGPUResource(string(name)) && amount.Cmp(s.Allocatable[name]) > 0 {
 			return true
 		}
 	}

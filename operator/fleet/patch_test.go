@@ -275,6 +275,7 @@ func TestAllocatableResourcesSurviveStrip(t *testing.T) {
 		for range 2 {
 			require.Equal(t, want, Observe(n).Allocatable, amount)
 			require.True(t, Observe(n).Registered)
+			require.Equal(t, !want, Observe(n).Withheld)
 			Strip(n)
 		}
 		require.LessOrEqual(t, len(n.Status.Allocatable)+len(n.Status.Capacity), 2)
