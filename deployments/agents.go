@@ -25,6 +25,10 @@ var deviceClasses []byte
 // DeviceClasses returns the DeviceClasses of the DRA driver, in YAML: one document each.
 func DeviceClasses() [][]byte { return bytes.Split(deviceClasses, []byte("\n---\n")) }
 
+// DeviceClassNames returns their names, to which the operator's rights are limited (files/rights.yaml of
+// the chart). Whoever copies one has its labels, too, but not its name.
+func DeviceClassNames() []string { return []string{"gpu.nvidia.com", "mig.nvidia.com"} }
+
 // AgentData holds the parameters of an agent's DaemonSet.
 type AgentData struct {
 	Namespace  string

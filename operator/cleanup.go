@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpuready/gpuready/deployments"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/readiness"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
@@ -176,6 +178,9 @@ func (c cleanup) deleteObjects(ctx context.Context) error {
 			return err
 		}
 		for _, item := range items {
+			if d, is := item.(*resourcev1.DeviceClass); is && !slices.Contains(deployments.DeviceClassNames(), d.Name) {
+				continue // a copy, with the operator's labels
+			}
 			if err := c.remove(ctx, item.(client.Object)); err != nil {
 				return err
 			}

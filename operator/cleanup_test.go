@@ -53,7 +53,7 @@ func cluster(t *testing.T, policyLabels map[string]string) client.WithWatch {
 	}
 	ours := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "ours", Namespace: "gpuready", Labels: map[string]string(apply.Selector())}}
 	theirs := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "theirs", Namespace: "gpuready", Labels: map[string]string{label.ManagedBy: label.Operator}}}
-	return fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&corev1.Node{}).WithObjects(policy, node, ours, theirs, class("ours", apply.Selector()), class("theirs", nil)).Build()
+	return fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&corev1.Node{}).WithObjects(policy, node, ours, theirs, class("gpu.nvidia.com", apply.Selector()), class("copied", apply.Selector()), class("theirs", nil)).Build()
 }
 
 func class(name string, labels map[string]string) *resourcev1.DeviceClass {
@@ -77,8 +77,8 @@ func TestCleanupRemovesExactlyWhatTheOperatorWrote(t *testing.T) {
 	require.Equal(t, []string{"theirs"}, names(t, c))
 	var classes resourcev1.DeviceClassList
 	require.NoError(t, c.List(t.Context(), &classes))
-	require.Len(t, classes.Items, 1)
-	require.Equal(t, "theirs", classes.Items[0].Name)
+	require.Len(t, classes.Items, 2)
+	require.Equal(t, []string{"copied", "theirs"}, []string{classes.Items[0].Name, classes.Items[1].Name})
 	var node corev1.Node
 	require.NoError(t, c.Get(t.Context(), client.ObjectKey{Name: "n1"}, &node))
 	require.Equal(t, map[string]string{label.PCI: "true", "person": "x", label.Deploy + "dcgm": "false"}, node.Labels)

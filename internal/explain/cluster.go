@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 	"github.com/gpuready/gpuready/internal/readiness"
 )
@@ -197,9 +198,6 @@ func (r *Report) addHealth(node *corev1.Node) {
 	}
 }
 
-// resourcePrefix begins the names of the device plugin's resources.
-const resourcePrefix = "nvidia.com/"
-
 // addKubelet sets the kubelet's stage by the Node's allocatable resources, or by its ResourceSlices.
 func (r *Report) addKubelet(c Cluster) {
 	s, node := r.Stage(Kubelet), c.Node
@@ -220,7 +218,7 @@ func (r *Report) addKubelet(c Cluster) {
 	}
 	var offers []string
 	for name, capacity := range node.Status.Capacity {
-		if allocatable := node.Status.Allocatable[name]; strings.HasPrefix(string(name), resourcePrefix) {
+		if allocatable := node.Status.Allocatable[name]; nodestate.IsGPUResource(string(name)) {
 			offers = append(offers, fmt.Sprintf("%s: %s of %s allocatable", name, allocatable.String(), capacity.String()))
 		}
 	}

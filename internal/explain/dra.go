@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
 // serveLabel, on a Node, is how pods get its GPUs: serveDRA is by ResourceClaims.
@@ -17,8 +19,12 @@ const (
 // draApp is the label app of the DRA driver's pods, whose problems belong to the kubelet's stage.
 const draApp = "gpu-dra-driver"
 
-// maxClaims bounds the claims that a message names.
-const maxClaims = 8
+// maxClaims bounds the devices in claims that a message names, and maxTainted those with a taint that
+// have a note.
+const (
+	maxClaims  = 8
+	maxTainted = 8
+)
 
 // Device is a device in a ResourceSlice of the DRA driver.
 type Device struct {
@@ -63,12 +69,16 @@ func (r *Report) addOffer(c Cluster) {
 	tainted, claimed := 0, []string(nil)
 	for _, d := range c.Offer.Devices {
 		if len(d.Taints) > 0 {
-			tainted++
-			s.Notes = append(s.Notes, clean(d.Name+" has a taint: "+strings.Join(d.Taints, ", ")))
+			if tainted++; tainted <= maxTainted {
+				s.Notes = append(s.Notes, clean(d.Name+" has a taint: "+strings.Join(d.Taints, ", ")))
+			}
 		}
 		if len(d.Claims) > 0 {
 			claimed = append(claimed, d.Name+" "+strings.Join(d.Claims, " and "))
 		}
+	}
+	if more := tainted - maxTainted; more > 0 {
+		s.Notes = append(s.Notes, fmt.Sprintf("%d more devices have a taint: see kubectl get resourceslices -o yaml", more))
 	}
 	slices.Sort(claimed)
 	s.State = OK
@@ -87,7 +97,7 @@ func (r *Report) addOffer(c Cluster) {
 // offered returns the device plugin's resources of which pods may be given some.
 func offered(node *corev1.Node) (all []string) {
 	for name, amount := range node.Status.Allocatable {
-		if strings.HasPrefix(string(name), resourcePrefix) && amount.Sign() > 0 {
+		if nodestate.IsGPUResource(string(name)) && amount.Sign() > 0 {
 			all = append(all, fmt.Sprintf("%s: %s", name, amount.String()))
 		}
 	}

@@ -64,3 +64,10 @@ func (v *validation) labels(field string, all map[string]string) {
 		}
 	}
 }
+
+// IsGPUResource reports whether a resource of a Node is one of GPUs, MIG devices or shares of them. What
+// follows the prefix is arbitrary, as the device plugin's configuration may rename them, but for the
+// NICs of NVIDIA's Network Operator, as its documentation names them.
+func IsGPUResource(name string) bool {
+	return strings.HasPrefix(name, "nvidia.com/") && name != "nvidia.com/hostdev"
+}

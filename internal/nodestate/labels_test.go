@@ -25,7 +25,7 @@ func TestOnlyGPUFeatureLabelsAreAllowed(t *testing.T) {
 	}
 	for _, name := range []string{
 		"", "gpu.count", "kubernetes.io/hostname", "node-role.kubernetes.io/control-plane", "nvidia.com/", "nvidia.com/gpu", "nvidia.com/gpu.",
-		"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu.present", "nvidia.com/gpu.workload.config", "nvidia.com/mig.config", "nvidia.com/device-plugin.config", "nvidia.com/gpu.x/y", "nvidia.com/gpu.count\n",
+		"nvidia.com/gpu.deploy.driver", "nvidia.com/gpu.serve", "nvidia.com/gpu.present", "nvidia.com/gpu.workload.config", "nvidia.com/mig.config", "nvidia.com/device-plugin.config", "nvidia.com/gpu.x/y", "nvidia.com/gpu.count\n",
 		"evil/nvidia.com/gpu.count", "nvidia.com/gpu.ä", "nvidia.com/gpu." + strings.Repeat("x", 60), strings.Repeat("x", 5000),
 	} {
 		err := refused(name, "1")

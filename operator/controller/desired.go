@@ -28,8 +28,8 @@ type desired struct {
 	// From the policy:
 	operands []string        // enabled, as in nvidia.com/gpu.deploy.<operand>
 	wanted   progress.Wanted // of a node
-	// keepDRADriver means that the DRA driver is disabled and stays until all nodes serve by the device
-	// plugin again.
+	// keepDRADriver means that the DRA driver is disabled and stays, as it is, until all nodes serve by the
+	// device plugin again: image, pull secrets and placement have left the policy with it.
 	keepDRADriver bool
 	upgrades      upgrade.Policy
 	// upgradesOf are the same of NVIDIADrivers, by name.

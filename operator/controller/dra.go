@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/gpuready/gpuready/deployments"
 	"github.com/gpuready/gpuready/operator/apply"
 )
 
@@ -44,7 +45,7 @@ func newDRAObjects(open func(func(error)) (cache.Cache, error), in *inbox, log *
 		classes: watch("DeviceClasses", &resourcev1.DeviceClass{}, func(m *model) *error { return &m.classesError }),
 		slices:  watch("ResourceSlices", &resourcev1.ResourceSlice{}, func(m *model) *error { return &m.slicesError }),
 	}
-	o.classes.handler = inboxHandler(in, updateOwned[*resourcev1.DeviceClass](deviceClassKind), removeOwned[*resourcev1.DeviceClass](deviceClassKind))
+	o.classes.handler = inboxHandler(in, updateDeviceClass, removeOwned[*resourcev1.DeviceClass](deviceClassKind))
 	o.slices.handler = inboxHandler(in, updateSlice, removeSlice)
 	return o
 }
@@ -65,6 +66,14 @@ func (o *draObjects) onUnserved(m *model, _ *metav1.PartialObjectMetadata) {
 	maps.DeleteFunc(m.foreign, func(key apply.Key, _ bool) bool { return key.Kind == deviceClassKind })
 	o.classes.queue.Add(false)
 	o.slices.queue.Add(false)
+}
+
+// updateDeviceClass records a DeviceClass of a name that the DRA driver's have. Others belong to their
+// owners, even if they are copies with the operator's labels.
+func updateDeviceClass(m *model, c *resourcev1.DeviceClass) {
+	if slices.Contains(deployments.DeviceClassNames(), c.Name) {
+		updateOwned[*resourcev1.DeviceClass](deviceClassKind)(m, c)
+	}
 }
 
 // updateSlice records how many devices a ResourceSlice has. Only whether a node has any has

@@ -5,12 +5,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/label"
@@ -103,7 +105,7 @@ func TestNodesChangeOneAfterTheOtherAndBack(t *testing.T) {
 	status := w.policy("p").Status
 	require.Equal(t, &v1.ServeStatus{Want: v1.ServeDRA, Total: 2, DRA: 1, InProgress: 1, Pending: 1, ByPerson: 1,
 		Waiting: []v1.UpgradeWait{{Node: "n1", Message: "the device plugin still offers resources of nvidia.com to pods"}}}, status.Serve)
-	require.Equal(t, map[string]int{"plugin": 1, "dra": 0, "changing": 1, "person": 1}, serveCounts(status.Serve))
+	require.Equal(t, map[string]int{"plugin": 1, "dra": 0, "changing": 1, "person": 1}, serveCounts(w.Controller.serving))
 	require.Equal(t, "ServeSwitch", meta.FindStatusCondition(status.Conditions, v1.ConditionProgressing).Reason)
 
 	w.offer("n1", 0, 0) // pods still hold its GPUs
@@ -168,4 +170,107 @@ func TestNodesThatCannotServeAsTheirLabelSaysAreReported(t *testing.T) {
 	require.Equal(t, "NodesWithoutDRA", degraded().Reason)
 	require.Contains(t, degraded().Message, "1 nodes keep the device plugin; old: claims need a kubelet of 1.34 and a container runtime with CDI, and it has kubelet v1.33.1 and containerd://2.1.0; upgrade it")
 	require.Empty(t, w.served("old"))
+}
+
+func TestUnreadSlicesAreReportedAndKeepTheDRADriver(t *testing.T) {
+	w := newWorld(t)
+	w.serveDRAObjects()
+	w.create(serveDRA("p"), gpuNode("n1"))
+	w.offer("n1", 0, 8)
+	w.settle()
+	require.Equal(t, "dra", w.served("n1"))
+	w.edit(func(s *v1.ClusterPolicySpec) { s.DRADriver.Enabled = nil })
+	w.settle()
+	require.Empty(t, w.served("n1"))
+
+	// The operator is restarted while the driver has not withdrawn its devices.
+	clear(w.model.published)
+	w.model.slicesError, w.model.changed = errSlicesPending, true
+	w.settle()
+	require.Contains(t, w.sets(), "gpu-dra-driver", "nobody knows yet whether it publishes devices")
+	require.NoError(t, w.passErr)
+	w.slices.slices.failed(errors.New("forbidden"))
+	w.settle()
+	require.ErrorContains(t, w.passErr, "read ResourceSlices: forbidden")
+	require.Contains(t, w.sets(), "gpu-dra-driver")
+	w.slices.slices.synced()
+	w.settle()
+	require.NoError(t, w.passErr)
+	require.NotContains(t, w.sets(), "gpu-dra-driver")
+}
+
+// What the policy has said of the driver is gone with it: its image and pull secrets, where its pods may run.
+func TestADRADriverThatIsKeptStaysAsItWas(t *testing.T) {
+	w := newWorld(t)
+	w.serveDRAObjects()
+	p := serveDRA("p")
+	p.Spec.DRADriver.Repository, p.Spec.DRADriver.ImagePullSecrets = "registry.example.com/mirror", []string{"pull"}
+	w.create(p, gpuNode("n1"))
+	w.offer("n1", 0, 8)
+	w.settle()
+	driver := func() appsv1.DaemonSetSpec {
+		var d appsv1.DaemonSet
+		require.NoError(t, w.Get(t.Context(), client.ObjectKey{Namespace: w.Cluster.Namespace, Name: "gpu-dra-driver"}, &d))
+		return d.Spec
+	}
+	before := driver()
+	require.Contains(t, before.Template.Spec.Containers[0].Image, "registry.example.com/mirror")
+	w.edit(func(s *v1.ClusterPolicySpec) { s.DRADriver = v1.DRADriverSpec{} })
+	w.settle()
+	require.Empty(t, w.served("n1"))
+	require.Equal(t, before, driver())
+}
+
+// kubectl get deviceclass gpu.nvidia.com -o yaml, with another name and selector: labels and annotations are copied.
+func TestACopyOfADeviceClassIsItsOwners(t *testing.T) {
+	w := newWorld(t)
+	w.serveDRAObjects()
+	w.create(serveDRA("p"), gpuNode("n1"))
+	w.settle()
+	var c resourcev1.DeviceClass
+	require.NoError(t, w.Get(t.Context(), client.ObjectKey{Name: "gpu.nvidia.com"}, &c))
+	mine := &resourcev1.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "large-gpus", Labels: c.Labels, Annotations: c.Annotations}, Spec: c.Spec}
+	w.create(mine)
+	w.settle()
+	require.Equal(t, []string{"gpu.nvidia.com", "large-gpus", "mig.nvidia.com"}, w.classes())
+}
+
+// A node that cannot serve claims any more changes back, while the others change the other way.
+func TestNodesAreCountedByTheirOwnWay(t *testing.T) {
+	w := newWorld(t)
+	w.serveDRAObjects()
+	w.create(serveDRA("p"), gpuNode("n1"))
+	w.offer("n1", 0, 8)
+	w.settle()
+	require.Equal(t, "dra", w.served("n1"))
+	w.change("n1", func(n *corev1.Node) { n.Labels[label.Deploy+label.DRAOperand] = "false" })
+	w.settle()
+	require.Empty(t, w.served("n1"))
+	require.Equal(t, map[string]int{"plugin": 0, "dra": 0, "changing": 1, "person": 0}, serveCounts(w.Controller.serving))
+}
+
+// The driver withdraws its devices first and releases them later: those of claims when the claims end. What
+// it has not released, no pod can get.
+func TestTheDRADriverStaysUntilItHasReleasedAllDevices(t *testing.T) {
+	w := newWorld(t)
+	w.serveDRAObjects()
+	w.create(serveDRA("p"), gpuNode("n1"))
+	w.offer("n1", 0, 8)
+	w.settle()
+	w.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "driver", Namespace: w.Cluster.Namespace, Labels: map[string]string{"app": "gpu-dra-driver"}}, Spec: corev1.PodSpec{NodeName: "n1"}})
+	w.edit(func(s *v1.ClusterPolicySpec) { s.DRADriver = v1.DRADriverSpec{} })
+	w.settle()
+	require.Empty(t, w.served("n1"))
+	w.offer("n1", 0, 0)
+	w.settle()
+	require.Contains(t, w.sets(), "gpu-dra-driver", "no device is released")
+	w.change("n1", func(n *corev1.Node) {
+		n.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(8, resource.DecimalSI)}
+	})
+	w.offer("n1", 5, 0)
+	w.settle()
+	require.Contains(t, w.sets(), "gpu-dra-driver", "claims have 3 GPUs")
+	w.offer("n1", 8, 0)
+	w.settle()
+	require.NotContains(t, w.sets(), "gpu-dra-driver")
 }

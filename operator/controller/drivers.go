@@ -84,11 +84,16 @@ func chooseAll(selection *driver.Selection, spec *v1.ClusterPolicySpec, example 
 	return choices
 }
 
-// driversInUse returns a predicate for objects that are retained although they are no longer
-// wanted: drivers that nodes still have.
-func (s *desired) driversInUse(served map[string]bool) func(client.Object) bool {
+// objectsInUse returns a predicate for objects that are retained although they are no longer
+// wanted: drivers that nodes still have, and the DRA driver while nodes serve by it.
+func (s *desired) objectsInUse(served map[string]bool) func(client.Object) bool {
 	return func(o client.Object) bool {
-		if s.policy == nil || o.GetLabels()[label.State] != string(progress.Driver) {
+		switch state := o.GetLabels()[label.State]; {
+		case s.policy == nil:
+			return false
+		case state == string(progress.DRADriver):
+			return s.keepDRADriver
+		case state != string(progress.Driver):
 			return false
 		}
 		id, _ := driverOf(o)

@@ -70,8 +70,8 @@ func (c *Controller) applyObjects(ctx context.Context, s *desired) error {
 	}
 	wanted, problems := c.withoutForeign(s.objects)
 	wanted, unread := c.model.withoutUnread(wanted)
-	problems = append(problems, unread)
-	plan, err := c.planner.Plan(wanted, c.model.ownedObjects(), s.driversInUse(c.survey.drivers))
+	problems = append(problems, unread, c.slicesProblem(s))
+	plan, err := c.planner.Plan(wanted, c.model.ownedObjects(), s.objectsInUse(c.survey.drivers))
 	if err != nil {
 		return err
 	}

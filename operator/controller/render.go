@@ -31,7 +31,7 @@ type rendering struct {
 func (c *Controller) renderObjects(s *desired) error {
 	cluster := c.Cluster
 	cluster.OpenShift, cluster.HandOver, cluster.ServiceMonitors, cluster.DRA = c.model.openShift, s.placeByHandOver, c.model.serviceMonitors, c.model.dra
-	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: c.survey.injections, Handlers: c.survey.handlers, Classes: c.model.foreignClasses(), Keys: c.configMapKeys(&s.policy.Spec.Driver), DeviceClasses: c.model.foreignDeviceClasses(), KeepDRADriver: s.keepDRADriver}
+	input := state.Input{Cluster: cluster, Drivers: s.choices, Injections: c.survey.injections, Handlers: c.survey.handlers, Classes: c.model.foreignClasses(), Keys: c.configMapKeys(&s.policy.Spec.Driver), DeviceClasses: c.model.foreignDeviceClasses()}
 	specs := c.model.selection.Specs()
 	for _, spec := range specs {
 		maps.Copy(input.Keys, c.configMapKeys(&spec.Driver))

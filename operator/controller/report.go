@@ -314,7 +314,10 @@ func statusPatch(uid types.UID, sum any) (client.Patch, error) {
 
 // publishMetrics updates the Prometheus metrics.
 func (c *Controller) publishMetrics(tally status.Tally, sum v1.ClusterPolicyStatus) {
-	snapshot := metrics.Snapshot{Upgrade: tally.Upgrades, Serve: serveCounts(sum.Serve), Conditions: map[string]bool{}, Problems: map[string]int{}, Steps: metrics.Steps(c.lastReport.provisioning.Status())}
+	snapshot := metrics.Snapshot{Upgrade: tally.Upgrades, Conditions: map[string]bool{}, Problems: map[string]int{}, Steps: metrics.Steps(c.lastReport.provisioning.Status())}
+	if sum.Serve != nil {
+		snapshot.Serve = serveCounts(c.serving)
+	}
 	for _, g := range tally.Groups {
 		snapshot.Add(metrics.Place{Pool: g.Pool.String(), State: g.State, Status: g.Status}, g.Nodes, g.Since)
 	}

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,26 +10,39 @@ import (
 
 	"github.com/gpuready/gpuready/deployments"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
+	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/label"
+	"github.com/gpuready/gpuready/operator/progress"
 	"github.com/gpuready/gpuready/operator/serving"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/status"
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// hasDRANodes reports whether there is a DRA driver of the operator's, and served nodes still have the
-// operator's label.Serve or publish devices.
+// hasDRANodes reports whether there is a DRA driver of the operator's that is still needed: served nodes
+// have the operator's label.Serve, publish devices or have some that are not released to the device
+// plugin, which nobody else can do. While it is not known what they publish, they may.
 func (c *Controller) hasDRANodes(handOver bool) bool {
 	if !c.ownsDRADriver() {
 		return false
 	}
+	if c.model.slicesError != nil {
+		return true
+	}
 	for _, on := range c.model.nodes {
 		served, byPerson := on.node.ServedBy()
-		if on.node.Served(handOver) && !byPerson && (served != "" || c.model.devicesOf(on.node.Name) > 0) {
+		if on.node.Served(handOver) && !byPerson && (served != "" || c.model.devicesOf(on.node.Name) > 0 || c.mustRelease(on.node)) {
 			return true
 		}
 	}
 	return false
+}
+
+// mustRelease reports whether a DRA driver runs on a node, and pods may be given less of the device
+// plugin's resources than the kubelet knows. The ResourceSlices are withdrawn before the first device
+// is released, and devices of claims are released when those end.
+func (c *Controller) mustRelease(n *fleet.Node) bool {
+	return (n.Withheld || !n.Allocatable) && slices.ContainsFunc(c.model.podsOn[n.Name], func(o *operand) bool { return o.State == progress.DRADriver })
 }
 
 // ownsDRADriver reports whether the DaemonSet of the DRA driver is the operator's.
@@ -37,6 +51,15 @@ func (c *Controller) ownsDRADriver() bool {
 		d := daemonSet(o)
 		return d != nil && d.Name == deployments.DRADriver.App
 	})
+}
+
+// slicesProblem returns why it is not known which nodes have changed; nil: it is, or will be soon, or
+// does not matter.
+func (c *Controller) slicesProblem(s *desired) error {
+	if s.policy == nil || !s.policy.Spec.DRADriver.IsEnabled() && !s.keepDRADriver || errors.Is(c.model.slicesError, errSlicesPending) {
+		return nil
+	}
+	return c.model.slicesError
 }
 
 // planServe plans how nodes change between the device plugin and the DRA driver. It returns nil if
@@ -105,17 +128,20 @@ func (c *Controller) serveStatus(spec *v1.DRADriverSpec) *v1.ServeStatus {
 }
 
 // serveCounts returns the nodes by how pods get their GPUs, as a metric has them.
-func serveCounts(s *v1.ServeStatus) map[string]int {
-	if s == nil {
+func serveCounts(p *serving.Plan) map[string]int {
+	if p == nil {
 		return nil
 	}
-	plugin, dra := s.Total-s.DRA, s.DRA
-	if s.Want == v1.ServeDRA { // a node on the way has its new label already
-		dra -= s.InProgress
-	} else {
-		plugin -= s.InProgress
+	dra := 0
+	for node := range p.DRA {
+		if _, changes := p.Waiting[node]; !changes {
+			dra++
+		}
 	}
-	return map[string]int{string(v1.ServePlugin): plugin, string(v1.ServeDRA): dra, "changing": s.InProgress, "person": s.ByPerson}
+	return map[string]int{
+		string(v1.ServePlugin): p.Counts.Total - p.Counts.InProgress - dra, string(v1.ServeDRA): dra,
+		"changing": p.Counts.InProgress, "person": p.Counts.ByPerson,
+	}
 }
 
 // reasonServeUnsupported is the reason while nodes keep the device plugin, since they cannot serve

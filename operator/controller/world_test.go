@@ -220,7 +220,7 @@ func (w *world) syncModel() {
 		var classes resourcev1.DeviceClassList
 		require.NoError(w, w.List(w.Context(), &classes))
 		for i := range classes.Items {
-			updateOwned[*resourcev1.DeviceClass](deviceClassKind)(m, &classes.Items[i])
+			updateDeviceClass(m, &classes.Items[i])
 			found(deviceClassKind, &classes.Items[i])
 		}
 	}

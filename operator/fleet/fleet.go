@@ -44,6 +44,8 @@ type Node struct {
 	GPUReady     Condition         // by the validator
 	GPUHealthy   Condition
 	Allocatable  bool // the kubelet has resources of the device plugin that pods may be given
+	Withheld     bool // the kubelet has more of a resource of the device plugin than pods may be given
+	Registered   bool // the kubelet has resources of the device plugin, perhaps while that is restarted
 }
 
 // Condition is a condition of a Node. The zero value means that the Node has none of that type.
@@ -178,7 +180,7 @@ func (n *Node) Equal(o *Node) bool {
 	return n.Name == o.Name && n.UID == o.UID && n.Created.Equal(o.Created) &&
 		n.GPU == o.GPU && n.HasNFDLabels == o.HasNFDLabels && n.Ready == o.Ready && n.Cordoned == o.Cordoned &&
 		n.Pool == o.Pool && n.Injection == o.Injection && n.Kubelet == o.Kubelet && n.Runtime == o.Runtime && slices.Equal(n.Handlers, o.Handlers) &&
-		n.Allocatable == o.Allocatable && n.GPUReady.equal(o.GPUReady) && n.GPUHealthy.equal(o.GPUHealthy) &&
+		n.Allocatable == o.Allocatable && n.Registered == o.Registered && n.Withheld == o.Withheld && n.GPUReady.equal(o.GPUReady) && n.GPUHealthy.equal(o.GPUHealthy) &&
 		maps.Equal(n.Labels, o.Labels) && maps.Equal(n.AllLabels, o.AllLabels) && maps.Equal(n.Annotations, o.Annotations) && sameTaints(n.Taints, o.Taints)
 }
 

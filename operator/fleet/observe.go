@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/operator/label"
 )
 
@@ -32,7 +33,9 @@ func Observe(node *corev1.Node) *Node {
 		Handlers:    handlerNames(node.Status.RuntimeHandlers),
 		Labels:      filter(node.Labels, readLabel),
 		Annotations: filter(node.Annotations, readAnnotation),
-		Allocatable: hasAllocatable(node.Status.Allocatable),
+		Allocatable: hasGPUs(node.Status.Allocatable),
+		Registered:  hasGPUs(node.Status.Capacity),
+		Withheld:    withholdsGPUs(node.Status),
 	}
 	for i := range node.Status.Conditions {
 		switch c := &node.Status.Conditions[i]; c.Type {
@@ -52,13 +55,21 @@ func Observe(node *corev1.Node) *Node {
 	return n
 }
 
-// resourcePrefix begins the names of the device plugin's resources.
-const resourcePrefix = "nvidia.com/"
-
-// hasAllocatable reports whether there is anything of a resource of the device plugin.
-func hasAllocatable(all corev1.ResourceList) bool {
+// hasGPUs reports whether there is anything of a resource of the device plugin.
+func hasGPUs(all corev1.ResourceList) bool {
 	for name, amount := range all {
-		if strings.HasPrefix(string(name), resourcePrefix) && amount.Sign() > 0 {
+		if nodestate.IsGPUResource(string(name)) && amount.Sign() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// withholdsGPUs reports whether the kubelet knows more of a resource of the device plugin than pods may be
+// given.
+func withholdsGPUs(s corev1.NodeStatus) bool {
+	for name, amount := range s.Capacity {
+		if nodestate.IsGPUResource(string(name)) && amount.Cmp(s.Allocatable[name]) > 0 {
 			return true
 		}
 	}

@@ -80,8 +80,8 @@ func (n *Node) LabelPatch(p Placement) Patch {
 }
 
 // wantedLabels returns the labels below nvidia.com/gpu. that the Node should have. While
-// NVIDIA's operator runs, none are added; an existing nvidia.com/gpu.present stays, as nothing
-// else may show that there is a GPU.
+// NVIDIA's operator runs, none is added but label.Serve on Nodes handed over; an existing
+// nvidia.com/gpu.present stays, as nothing else may show that there is a GPU.
 func (n *Node) wantedLabels(p Placement) map[string]string {
 	wanted := map[string]string{}
 	if n.GPU && (!p.HandOver || n.recorded().has(label.Present)) {

@@ -267,12 +267,17 @@ func TestServeLabelBelongsToWhoSetIt(t *testing.T) {
 }
 
 func TestAllocatableResourcesSurviveStrip(t *testing.T) {
+	const nics = "nvidia.com/hostdev" // of the Network Operator: they stay when the GPUs go
 	for amount, want := range map[string]bool{"0": false, "8": true} {
 		n := node(with())
-		n.Status.Allocatable = corev1.ResourceList{"cpu": resource.MustParse("4"), "nvidia.com/gpu.shared": resource.MustParse(amount)}
-		require.Equal(t, want, Observe(n).Allocatable, amount)
-		Strip(n)
-		require.Equal(t, want, Observe(n).Allocatable, amount)
-		require.LessOrEqual(t, len(n.Status.Allocatable), 1)
+		n.Status.Allocatable = corev1.ResourceList{"cpu": resource.MustParse("4"), nics: resource.MustParse("2"), "nvidia.com/gpu.shared": resource.MustParse(amount)}
+		n.Status.Capacity = corev1.ResourceList{nics: resource.MustParse("2"), "nvidia.com/gpu.shared": resource.MustParse("8")}
+		for range 2 {
+			require.Equal(t, want, Observe(n).Allocatable, amount)
+			require.True(t, Observe(n).Registered)
+			require.Equal(t, !want, Observe(n).Withheld)
+			Strip(n)
+		}
+		require.LessOrEqual(t, len(n.Status.Allocatable)+len(n.Status.Capacity), 2)
 	}
 }

@@ -24,10 +24,15 @@ func Strip(node *corev1.Node) {
 	}
 	node.Spec = corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints}
 	info := node.Status.NodeInfo
+	known := int64(1)
+	if withholdsGPUs(node.Status) {
+		known = 2 // of which at most one is allocatable
+	}
 	node.Status = corev1.NodeStatus{
 		Conditions:      readConditions(node.Status.Conditions),
 		RuntimeHandlers: readHandlers(node.Status.RuntimeHandlers),
-		Allocatable:     readAllocatable(node.Status.Allocatable),
+		Allocatable:     readGPUs(node.Status.Allocatable, 1),
+		Capacity:        readGPUs(node.Status.Capacity, known),
 		NodeInfo: corev1.NodeSystemInfo{
 			KernelVersion: intern(info.KernelVersion), OSImage: intern(info.OSImage), Architecture: intern(info.Architecture),
 			ContainerRuntimeVersion: intern(info.ContainerRuntimeVersion), KubeletVersion: intern(info.KubeletVersion),
@@ -62,12 +67,12 @@ func readHandlers(all []corev1.NodeRuntimeHandler) []corev1.NodeRuntimeHandler {
 	return read
 }
 
-// readAllocatable keeps one of the device plugin's resources, if there is anything of one.
-func readAllocatable(all corev1.ResourceList) corev1.ResourceList {
-	if !hasAllocatable(all) {
+// readGPUs keeps amount of one of the device plugin's resources, if there is anything of one.
+func readGPUs(all corev1.ResourceList, amount int64) corev1.ResourceList {
+	if !hasGPUs(all) {
 		return nil
 	}
-	return corev1.ResourceList{resourcePrefix: *resource.NewQuantity(1, resource.DecimalSI)}
+	return corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(amount, resource.DecimalSI)}
 }
 
 func readConditions(all []corev1.NodeCondition) []corev1.NodeCondition {

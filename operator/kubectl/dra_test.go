@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -69,6 +70,24 @@ func TestExplainShowsClaimsWhereNoResourceIsRight(t *testing.T) {
 	delete(a.lists, "/apis/resource.k8s.io/v1/resourceslices")
 	a.forbidden = ""
 	require.Contains(t, text(a), "waiting at kubelet: gpu-dra-driver has published no device of the node")
+}
+
+// Without a device plugin every device has a taint, and a GPU that is partitioned as claims need it has
+// dozens of devices.
+func TestExplainBoundsTheTaints(t *testing.T) {
+	a := served()
+	s := &resourcev1.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourcev1.ResourceSliceSpec{Driver: "gpu.nvidia.com", NodeName: new("gpu-1")}}
+	for i := range 64 {
+		s.Spec.Devices = append(s.Spec.Devices, resourcev1.Device{Name: fmt.Sprint("gpu-", i), Taints: []resourcev1.DeviceTaint{{Key: "gpuready.io/unhealthy", Value: "DevicePluginSilent", Effect: "NoSchedule"}}})
+	}
+	a.lists["/apis/resource.k8s.io/v1/resourceslices"] = []any{s}
+	n, err := serve(t, a).Explain(t.Context(), "gpu-1", "", now)
+	require.NoError(t, err)
+	var b bytes.Buffer
+	require.NoError(t, explanation(n).text(&b, style{Width: 100}))
+	require.Equal(t, 8, strings.Count(b.String(), "DevicePluginSilent"))
+	require.Contains(t, b.String(), "64 devices, 64 with a taint")
+	require.Contains(t, b.String(), "56 more devices have a taint: see kubectl get resourceslices -o yaml")
 }
 
 func TestMustGatherHasTheClaims(t *testing.T) {

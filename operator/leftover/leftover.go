@@ -244,7 +244,7 @@ func quote(manager string) string { return fmt.Sprintf("%q", record.Clean(manage
 // writtenByUs reports whether operator or validator write labels of that name on Nodes.
 func writtenByUs(key string) bool {
 	switch key {
-	case label.Present, label.Driver, label.Injection, label.UpgradeState:
+	case label.Present, label.Serve, label.Driver, label.Injection, label.UpgradeState:
 		return true
 	case label.Operands:
 		return false

@@ -137,6 +137,25 @@ func waitsFor(n *node, devices int) string {
 // available reports whether pods can get GPUs of the node in one way.
 func (n *node) available() bool { return n.Ready && !n.Cordoned && n.why == "" }
 
+// offersNone reports whether the node offers no GPU, and will not before it has changed. One that is
+// cordoned or not ready, or whose device plugin is being restarted, will offer them again by itself.
+func (n *node) offersNone() bool {
+	return n.why != "" && (n.now == v1.ServeDRA || n.Allocatable || !n.Registered)
+}
+
+// hasRoom reports whether the limit lets a node begin, while some are unavailable. What offers no GPU
+// takes none away. Nodes that are unavailable for a while count already, and are on the way longer
+// than that: they begin while fewer than the limit are, so that an outage changes no whole fleet.
+func (p *Plan) hasRoom(n *node, unavailable, limit int) bool {
+	switch {
+	case n.available():
+		return unavailable < limit
+	case n.offersNone():
+		return true
+	}
+	return p.Counts.InProgress < limit
+}
+
 // start begins the change of as many nodes as the policy allows: first of those that serve nobody
 // anyway, then pool by pool.
 func (p *Plan) start(in Input, pending []*node, unavailable int) {
@@ -154,7 +173,7 @@ func (p *Plan) start(in Input, pending []*node, unavailable int) {
 		limit = 0 // the schema refuses such a value; no node changes because of one
 	}
 	for _, n := range pending {
-		if in.Unknown || in.Writing[n.Name] || n.available() && unavailable >= limit {
+		if in.Unknown || in.Writing[n.Name] || !p.hasRoom(n, unavailable, limit) {
 			continue
 		}
 		if n.available() {

@@ -36,7 +36,12 @@ func person(serve string) func(*fleet.Node) {
 
 func emptied(n *fleet.Node)  { n.Allocatable = false }
 func cordoned(n *fleet.Node) { n.Cordoned = true }
-func oldNode(n *fleet.Node)  { n.Kubelet = "v1.33.4" }
+func notReady(n *fleet.Node) { n.Ready = false }
+
+// restarting is a node whose device plugin is being replaced: the kubelet still knows its resources.
+func restarting(n *fleet.Node) { n.Allocatable, n.Registered = false, true }
+
+func oldNode(n *fleet.Node) { n.Kubelet = "v1.33.4" }
 func inPool(os string) func(*fleet.Node) {
 	return func(n *fleet.Node) { n.Pool.OS = os }
 }
@@ -63,6 +68,11 @@ func TestPlan(t *testing.T) {
 		{"pool by pool", v1.ServeDRA, "2", []*fleet.Node{newNode("a", inPool("ubuntu24.04")), newNode("b", inPool("ubuntu22.04")), newNode("c", inPool("ubuntu22.04"))}, nil, "b c", "b c", Counts{Total: 3, DRA: 2, InProgress: 2, Pending: 1}},
 		{"who serves nobody goes first and takes no turn", v1.ServeDRA, "1", []*fleet.Node{newNode("a"), newNode("z", emptied)}, nil, "z", "z", Counts{Total: 2, DRA: 1, InProgress: 1, Pending: 1}},
 		{"a cordoned node has a turn already", v1.ServeDRA, "1", []*fleet.Node{newNode("a"), newNode("z", cordoned)}, nil, "z", "z", Counts{Total: 2, DRA: 1, InProgress: 1, Pending: 1}},
+		{"one of the cordoned nodes", v1.ServeDRA, "1", []*fleet.Node{newNode("a", cordoned), newNode("b", cordoned)}, nil, "a", "a", Counts{Total: 2, DRA: 1, InProgress: 1, Pending: 1}},
+		{"an outage of the network does not change all nodes", v1.ServeDRA, "1", []*fleet.Node{newNode("a", notReady), newNode("b", notReady), newNode("c", notReady)}, nil, "a", "a", Counts{Total: 3, DRA: 1, InProgress: 1, Pending: 2}},
+		{"nor does an update of the device plugins", v1.ServeDRA, "1", []*fleet.Node{newNode("a", restarting), newNode("b", restarting)}, nil, "a", "a", Counts{Total: 2, DRA: 1, InProgress: 1, Pending: 1}},
+		{"none may be on the way, and one is cordoned", v1.ServeDRA, "0", []*fleet.Node{newNode("a", cordoned)}, nil, "", "", Counts{Total: 1, Pending: 1}},
+		{"new nodes take no turn", v1.ServeDRA, "1", []*fleet.Node{newNode("a", emptied), newNode("b", emptied)}, nil, "a b", "a b", Counts{Total: 2, DRA: 2, InProgress: 2}},
 		{"a person's labels stay", v1.ServeDRA, "100%", []*fleet.Node{newNode("a", person("plugin")), newNode("b", person("dra"), emptied), newNode("c")}, map[string]int{"b": 1}, "c", "c", Counts{Total: 1, DRA: 1, InProgress: 1, ByPerson: 2}},
 		{"a person has changed the operator's label", v1.ServeDRA, "100%", []*fleet.Node{newNode("a", labelled, person("plugin"))}, nil, "", "", Counts{ByPerson: 1}},
 		{"an old kubelet", v1.ServeDRA, "100%", []*fleet.Node{newNode("a", oldNode)}, nil, "", "", Counts{Total: 1}},

@@ -18,12 +18,10 @@ import (
 // (docs/decisions/0058-what-the-operator-makes-for-dra.md).
 func (r *renderer) draDriver() error {
 	spec := &r.spec.DRADriver
-	if !spec.IsEnabled() && !r.in.KeepDRADriver {
+	if !spec.IsEnabled() {
 		return nil
 	}
-	if spec.IsEnabled() {
-		r.reportDRA()
-	}
+	r.reportDRA()
 	if !r.in.Cluster.DRA {
 		return nil
 	}
@@ -78,9 +76,7 @@ func (r *renderer) addDeviceClasses() error {
 			return err
 		}
 		if slices.Contains(r.in.DeviceClasses, class.Name) {
-			if r.spec.DRADriver.IsEnabled() {
-				r.unserved("DeviceClass " + class.Name + " is not the operator's and is used as it is: no action is needed if it selects devices of gpu.nvidia.com; to have the operator's, delete it")
-			}
+			r.unserved("DeviceClass " + class.Name + " is not the operator's and is used as it is: no action is needed if it selects devices of gpu.nvidia.com; to have the operator's, delete it")
 			continue
 		}
 		if err := r.add(progress.DRADriver, &class); err != nil {

@@ -7,7 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 
+	"github.com/gpuready/gpuready/deployments"
 	"github.com/gpuready/gpuready/operator/fleet"
 	"github.com/gpuready/gpuready/operator/progress"
 )
@@ -26,7 +28,6 @@ func TestDRADriverIsRenderedWhereItCanRun(t *testing.T) {
 		{"an older cluster", `{draDriver: {enabled: true}}`, func(in *Input) { in.Cluster.DRA = false }, "", "draDriver: the API server does not serve resource.k8s.io/v1", ""},
 		{"without the device plugin", `{draDriver: {enabled: true}, devicePlugin: {enabled: false}}`, nil, all, "draDriver: the device plugin finds the GPUs for it", ""},
 		{"without CDI", `{draDriver: {enabled: true}, cdi: {enabled: false}}`, nil, all, "draDriver: claims give containers their GPUs by CDI", ""},
-		{"disabled, and nodes have to change back", `{}`, func(in *Input) { in.KeepDRADriver = true }, all, "", ""},
 		{"another owner's class", `{draDriver: {enabled: true}}`, func(in *Input) { in.DeviceClasses = []string{"gpu.nvidia.com"} }, "DeviceClass/mig.nvidia.com DaemonSet/gpu-dra-driver", "", "DeviceClass gpu.nvidia.com is not the operator's"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -40,6 +41,9 @@ func TestDRADriverIsRenderedWhereItCanRun(t *testing.T) {
 			var names []string
 			for _, o := range objects {
 				if o.State == progress.DRADriver {
+					if _, is := o.Object.(*resourcev1.DeviceClass); is {
+						require.Contains(t, deployments.DeviceClassNames(), o.Object.GetName())
+					}
 					names = append(names, o.Object.GetObjectKind().GroupVersionKind().Kind+"/"+o.Object.GetName())
 				}
 			}

@@ -32,9 +32,6 @@ type Input struct {
 	Classes map[string]string
 	// DeviceClasses are the names of DeviceClasses that are not the operator's.
 	DeviceClasses []string
-	// KeepDRADriver keeps the DRA driver although the policy does not enable it: nodes that the
-	// operator has label.Serve of still have to change back.
-	KeepDRADriver bool
 	// Keys are the keys of the existing ConfigMaps that ConfigMaps names, by ConfigMap.
 	Keys map[string][]string
 }

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/gpuready/gpuready/internal/nodestate"
 	"github.com/gpuready/gpuready/operator/label"
 )
 
@@ -26,13 +27,6 @@ type Pod struct {
 	EmptyDir             bool
 	Created              time.Time
 }
-
-// gpuResources is the name prefix of GPUs, MIG devices and shares of them. The rest of the
-// name is arbitrary: the device plugin's configuration may rename them.
-const gpuResources = "nvidia.com/"
-
-// noGPU is the resource of the Network Operator's NICs, as its documentation names it.
-const noGPU = "nvidia.com/hostdev"
 
 // validations are the validator's jobs, by their label app (validator/workload).
 var validations = []string{"nvidia-driver-validation", "nvidia-device-plugin-validation"}
@@ -83,7 +77,7 @@ const (
 
 func requestsGPU(list corev1.ResourceList) bool {
 	for name := range list {
-		if strings.HasPrefix(string(name), gpuResources) && name != noGPU {
+		if nodestate.IsGPUResource(string(name)) {
 			return true
 		}
 	}

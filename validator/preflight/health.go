@@ -14,12 +14,15 @@ import (
 // judgeHealth judges the state that a GPU reported before, during and after the samples. all
 // are the node's devices.
 func judgeHealth(g *GPU, s Observations, all []GPU) {
-	judgeRecorded(g, s.Recorded)
+	judgeRecorded(g, s.Recorded, s.RecorderGone)
 	device, _ := s.Snapshot.Device(g.UUID)
 	if f := device.Fault; f != (gpu.Fault{}) {
 		addFinding(g, Unhealthy, f.Reason, f.Message, "look for Xid lines in dmesg; reset the GPU, or have it replaced where that does not mend it")
 	}
-	if device.MIGEnabled && len(device.MIG) == 0 {
+	switch {
+	case device.MIGEnabled && s.OnDemand:
+		addFinding(g, NotRun, ReasonNoMIG, "it is partitioned as claims need it, so nothing was run on it", "for a preflight, drain the node and turn MIG mode off: nvidia-smi -i "+string(g.UUID)+" -mig 0")
+	case device.MIGEnabled && len(device.MIG) == 0:
 		addFinding(g, NotRun, ReasonNoMIG, "it is in MIG mode and has no MIG devices, so nothing can run on it", "create MIG devices, or turn MIG mode off")
 	}
 	judgeEvents(g, s.Events)
@@ -48,7 +51,7 @@ func judgeHealth(g *GPU, s Observations, all []GPU) {
 
 // judgeRecorded adds the faults for which the device plugin withholds a GPU. NVML may not report them any
 // more, and they are the cause of what it reports.
-func judgeRecorded(g *GPU, faults []nodestate.Fault) {
+func judgeRecorded(g *GPU, faults []nodestate.Fault, recorderGone bool) {
 	for _, f := range faults {
 		if f.GPU != g.UUID {
 			continue
@@ -58,8 +61,13 @@ func judgeRecorded(g *GPU, faults []nodestate.Fault) {
 			where = fmt.Sprintf("GPU instance %d: ", *f.GPUInstance)
 		}
 		fault := gpu.Fault{Reason: f.Reason, Message: f.Message, XID: f.XID}
-		addFinding(g, Unhealthy, f.Reason, fmt.Sprintf("%s%s, recorded by the device plugin at %s", where, cmp.Or(f.Message, string(f.Reason)), f.Since.UTC().Format(time.RFC3339)),
-			cmp.Or(fault.NextAction(g.UUID), "see the log of gpu-device-plugin on this node"))
+		message := fmt.Sprintf("%s%s, recorded by the device plugin at %s", where, cmp.Or(f.Message, string(f.Reason)), f.Since.UTC().Format(time.RFC3339))
+		action := cmp.Or(fault.NextAction(g.UUID), "see the log of gpu-device-plugin on this node")
+		if recorderGone {
+			message += ", which does not run now"
+			action += "; then start gpu-device-plugin, which alone sees that the fault has ended"
+		}
+		addFinding(g, Unhealthy, f.Reason, message, action)
 	}
 }
 

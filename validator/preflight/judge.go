@@ -40,6 +40,10 @@ type Observations struct {
 	Runs        []SampleRun       // in the order in which they were started
 	EventsError string            // why events were not received; "" if they were
 	Recorded    []nodestate.Fault // earlier faults of which the device plugin has seen no end
+	// RecorderGone means that the device plugin does not run, so that it sees no end.
+	RecorderGone bool
+	// OnDemand means that GPUs in MIG mode are partitioned as claims need it: nothing is run on them.
+	OnDemand bool
 }
 
 // Reading is the condition of all GPUs at one moment.

@@ -2,6 +2,7 @@ package preflight
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -142,6 +143,34 @@ func TestTheGPUsConditionIsJudged(t *testing.T) {
 				require.Empty(t, r.GPUs[i].Notes)
 			}
 		})
+	}
+}
+
+// A device plugin that does not run records no end of a fault: after a reset, only its start ends the finding.
+func TestAFaultWhoseRecorderIsGoneHasItsStartAsAction(t *testing.T) {
+	for _, gone := range []bool{false, true} {
+		s, r := node("h100-sxm", 2)
+		s.Recorded, s.RecorderGone = []nodestate.Fault{{GPU: gputest.GPU(1), Reason: gpu.ReasonXID, XID: 48, Message: "XID 48"}}, gone
+		Judge(&r, s, table(t))
+		f := r.GPUs[1].Findings[0]
+		require.Equal(t, gone, strings.Contains(f.Message, "which does not run now"), f)
+		require.Equal(t, gone, strings.Contains(f.Action, "; then start gpu-device-plugin"), f)
+	}
+}
+
+// Nothing is run on partitions of claims, so a GPU that has some is as untested as one that has none; and a
+// MIG device that somebody creates by hand is lost for claims.
+func TestAGPUThatIsPartitionedForClaimsIsNotTested(t *testing.T) {
+	for _, parts := range [][]gpu.MIGDevice{nil, {{UUID: "MIG-0"}}} {
+		s, r := node("h100-sxm", 2)
+		s.OnDemand = true
+		s.Snapshot.Devices[1].MIGEnabled, s.Snapshot.Devices[1].MIG = true, parts
+		Judge(&r, s, table(t))
+		require.Equal(t, []gpu.Reason{ReasonNoMIG}, reasons(r.GPUs[1].Findings))
+		require.Equal(t, NotRun, r.Verdict)
+		require.NotContains(t, r.GPUs[1].Findings[0].Action, "create")
+		require.Contains(t, r.GPUs[1].Findings[0].Action, "turn MIG mode off")
+		require.Equal(t, OK, r.GPUs[0].Verdict)
 	}
 }
 

@@ -60,12 +60,12 @@ func Run(ctx context.Context, o Options) (Result, check.Outcome) {
 		b.start = start.Add(late)
 		r.Notes = append(r.Notes, fmt.Sprintf("NVML took %.1f s to begin, for which the samples were given more time: see that nvidia-persistenced runs", (late+readTime).Seconds()))
 	}
-	seen := Observations{Snapshot: snapshot}
+	seen := Observations{Snapshot: snapshot, OnDemand: d.OnDemand}
 	seen.Runs = b.run(ctx)
 	o.Progress("judging")
 	seen.Readings, seen.Events, seen.EventsError = w.stopAndRead()
 	if s, err := o.Node.State(nodestate.DevicePlugin); err == nil && s.DevicePlugin != nil {
-		seen.Recorded = s.DevicePlugin.Faults
+		seen.Recorded, seen.RecorderGone = s.DevicePlugin.Faults, nodestate.CheckHeld(o.Node.StatePath(nodestate.DevicePlugin)) != nil
 	}
 	Judge(&r, seen, o.Table)
 	r.Notes = slices.DeleteFunc(r.Notes, func(note string) bool { return hasFinding(r, note) })

@@ -27,6 +27,9 @@
 {{- end }}
 {{- end }}
 {{- include "gpuready.readOperatorImage" (list . $found) }}
+{{- if and (eq .Values.draDriver.serve "dra") (not .Values.draDriver.enabled) }}
+{{- $_ := set $found "notes" (append $found.notes (list "draDriver.serve" "the DRA driver is off, and nodes keep the device plugin: set draDriver.enabled to true, or draDriver.serve to plugin")) }}
+{{- end }}
 {{- $notes = concat $notes $found.notes $found.unknown | uniq }}
 {{- /* One line for each reason. */}}
 {{- $lines := list }}
