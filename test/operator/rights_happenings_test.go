@@ -301,6 +301,7 @@ func (b *bench) leave(t *testing.T, finalizers ...string) {
 	class := &nodev1.RuntimeClass{ObjectMeta: meta(""), Handler: "left"}
 	devices := &resourcev1.DeviceClass{ObjectMeta: meta("")}
 	devices.Name = "gpu.nvidia.com" // cleanup may delete no other
+	b.remove(t, &resourcev1.DeviceClass{ObjectMeta: named("", devices.Name)}) // the policy's own goes with the policy
 	node := gpuNode("n2")
 	node.Labels["nvidia.com/gpu.product"] = "NVIDIA-H200"
 	node.Annotations = map[string]string{"gpuready.io/feature-labels": "gpu.product"}
