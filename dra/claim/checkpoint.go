@@ -91,6 +91,9 @@ func (p Prepared) result(pool string) []kubeletplugin.Device {
 	return devices
 }
 
+// isPrepared reports whether the claim has got the device before.
+func (d PreparedDevice) isPrepared() bool { return d.CDI != "" }
+
 // hardware returns what the device occupies.
 func (d PreparedDevice) hardware() inventory.Hardware {
 	return inventory.Hardware{UUID: d.UUID, Parent: d.Parent, Placement: d.Placement, Partition: d.Placement != nil}
@@ -131,7 +134,18 @@ func (c *Checkpoint) hasClaim(name types.NamespacedName) bool {
 	return slices.ContainsFunc(c.Claims, func(p Prepared) bool { return p.Namespace == name.Namespace && p.Name == name.Name })
 }
 
-// holdings returns the devices that the claims hold.
+// leftovers returns the partitions of claims that are not prepared.
+func (c *Checkpoint) leftovers() (all []OwnPartition) {
+	for _, o := range c.Partitions {
+		if c.Find(o.Claim) == nil {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// holdings returns the devices that the claims hold, and the places of partitions that are still to be
+// destroyed: their MIG devices may be there.
 func (c *Checkpoint) holdings() []holding {
 	var all []holding
 	for _, p := range c.Claims {
@@ -141,6 +155,10 @@ func (c *Checkpoint) holdings() []holding {
 				all = append(all, holding{uid: p.UID, claim: name, hardware: d.hardware(), shares: d.Shares, by: fmt.Sprintf("claim %s (%s)", name, p.UID)})
 			}
 		}
+	}
+	for _, o := range c.leftovers() {
+		all = append(all, holding{uid: o.Claim, hardware: inventory.Hardware{Parent: o.GPU, Placement: &o.Placement, Partition: true},
+			by: fmt.Sprintf("what is left of a partition for claim %s, which cannot be destroyed", o.Claim)})
 	}
 	return all
 }

@@ -67,7 +67,7 @@ func newMIGBench(t *testing.T) (*bench, *layout) {
 	b.Partitions = l
 	b.AwaitCDIName = func(_ context.Context, id gpu.UUID) (string, error) { return b.CDIName(id) }
 	b.Inventory = func() inventory.Inventory {
-		return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: nodestate.ServeDRA, MIG: nodestate.MIGDynamic, Inventory: b.gpus}}, b.problem, nil, b.Store.Own()...)
+		return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: b.serve, SwitchID: b.switchID, MIG: nodestate.MIGDynamic, Inventory: b.gpus}}, b.problem, nil, b.Store.Own()...)
 	}
 	return b, l
 }
