@@ -103,6 +103,8 @@ func TestPartitionsLiveAsLongAsTheirClaim(t *testing.T) {
 	l.destroy = fmt.Errorf("%w: busy", gpu.ErrInUse)
 	require.ErrorContains(t, b.unprepare(two), "cannot be destroyed: the partition is in use: busy; next: end what uses it")
 	require.NotNil(t, b.record(t).Find(two.UID), "it is still prepared")
+	l.destroy = partition.ErrUnavailable
+	require.ErrorContains(t, b.unprepare(two), "next: see that gpu-device-plugin runs on this node, with --mig=dynamic until the last claim")
 	l.destroy = nil
 	require.NoError(t, b.unprepare(two))
 	require.NoError(t, b.unprepare(two))
