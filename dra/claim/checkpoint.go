@@ -41,8 +41,9 @@ type Checkpoint struct {
 	Serve    string       `json:"serve,omitempty"`
 	SwitchID string       `json:"switchID,omitempty"`
 	Kept     []KeptDevice `json:"kept,omitempty"`
-
-	lost bool // there was a record that cannot be read
+	// Lost reports that an earlier record of claims could not be read, and that no change of who offers
+	// the GPUs was followed since.
+	Lost bool `json:"lost,omitempty"`
 }
 
 // OwnPartition is a partition of this driver.
@@ -180,8 +181,8 @@ type file struct {
 var errDamaged = errors.New("no record of prepared claims that can be read")
 
 // Load returns the record of this boot. After a restart of the machine it is empty: the kubelet
-// prepares each claim again. A file that is no record is set aside and the record is empty, too; who
-// holds what is then known from the kubelet's account alone.
+// prepares each claim again. A file that is no record is set aside and replaced by an empty record; who
+// holds what is then known from the kubelet's account alone. The record must be locked.
 func (s Store) Load(log *slog.Logger) (*Checkpoint, error) {
 	empty := &Checkpoint{BootID: s.BootID}
 	c, err := s.read()
@@ -189,8 +190,11 @@ func (s Store) Load(log *slog.Logger) (*Checkpoint, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return empty, nil
 	case errors.Is(err, errDamaged), errors.Is(err, record.ErrInvalid):
-		empty.lost = true
-		return empty, s.setAside(log, err)
+		if err := s.setAside(log, err); err != nil {
+			return nil, err
+		}
+		empty.Lost = true
+		return empty, s.Save(empty)
 	case err != nil:
 		return nil, fmt.Errorf("read the record of prepared claims: %w", err)
 	case c.BootID != s.BootID:

@@ -74,7 +74,7 @@ func (p *Preparer) follow(ctx context.Context, record *Checkpoint, inv inventory
 		kept = toKeep(inv.Devices)
 	case inv.Serve == nodestate.ServeDRA:
 		kept = append(kept, slices.DeleteFunc(toKeep(inv.Devices), func(k KeptDevice) bool { return record.hasKept(k.UUID) })...)
-	case record.lost, record.Serve == "" && len(record.Claims) > 0: // an earlier version records claims alone
+	case record.Lost, record.Serve == "" && len(record.Claims) > 0: // an earlier version records claims alone
 		kept = toKeep(append(slices.Clone(inv.Devices), inv.Withheld...))
 	case record.Serve == "": // unless the record was removed, no claim was prepared in this boot
 		var held []holding
@@ -97,7 +97,7 @@ func (p *Preparer) follow(ctx context.Context, record *Checkpoint, inv inventory
 			kept = append(kept, k)
 		}
 	}
-	record.Serve, record.SwitchID, record.Kept = inv.Serve, inv.SwitchID, kept
+	record.Serve, record.SwitchID, record.Kept, record.Lost = inv.Serve, inv.SwitchID, kept, false
 	return p.Store.Save(record)
 }
 

@@ -116,3 +116,16 @@ func TestAPreparedClaimKeepsItsControlDaemon(t *testing.T) {
 	b.gpus[0].Sharing, b.gpus[1].Sharing = nil, shared
 	require.Equal(t, before, prepare())
 }
+
+// Whoever finds a damaged record first sets it aside; what it had is unknown until that is followed.
+func TestADamagedRecordKeepsEverythingWhoeverFindsIt(t *testing.T) {
+	b := newBench(t)
+	b.follow(t, nodestate.ServeDRA, "1")
+	b.requirePrepared(t, allocated("c", "gpu-0"), "GPU-0")
+	require.NoError(t, os.WriteFile(b.Store.Path, []byte("{"), 0o600))
+	require.NoError(t, b.View(t.Context(), func(*Checkpoint, func(KeptDevice) string) error { return nil }))
+	b.follow(t, nodestate.ServePlugin, "2") // the kubelet was restarted and lists no pod yet
+	require.Len(t, b.record(t).Kept, 4)
+	kept, _ := b.release(t)
+	require.Empty(t, kept)
+}
