@@ -150,3 +150,14 @@ func TestARequestWhoseClientGaveUpWaitingIsNotBegun(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnavailable)
 	require.Zero(t, f.created.Load())
 }
+
+func TestAServerThatHangsHasADeadline(t *testing.T) {
+	dir, err := os.MkdirTemp("", "p")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, os.RemoveAll(dir)) }()
+	ln, err := net.Listen("unix", filepath.Join(dir, SocketName))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, ln.Close()) }()
+	c := Client{Socket: ln.Addr().String(), Limit: 50 * time.Millisecond}
+	require.ErrorIs(t, c.DestroyPartition(context.Background(), place), gpu.ErrLeftover)
+}
