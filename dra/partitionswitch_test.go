@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
@@ -74,8 +75,11 @@ func TestANodeIsSwitchedWhileAClaimHoldsAPartition(t *testing.T) {
 	require.Equal(t, before, again, refusal)
 
 	n.label(nodestate.ServeDRA)
-	n.waitPartitions()
 	n.waitServe(nodestate.ServeDRA, withheldFor("", 0))
+	n.waitDevices("all are published", func(devices map[string]resourceapi.Device) bool {
+		_, whole := devices["gpu-1"]
+		return whole && len(devices[large].ConsumesCounters) == 1 && untaintedAll(devices)
+	})
 	_, refusal, err = prepare(t.Context(), client, late)
 	require.NoError(t, err)
 	require.Empty(t, refusal)
