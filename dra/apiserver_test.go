@@ -36,6 +36,7 @@ type apiServer struct {
 	events  []metav1.WatchEvent
 	refused []string
 	down    bool
+	unsure  bool // it does not list slices
 }
 
 func newAPIServer(t *testing.T) *apiServer {
@@ -66,7 +67,7 @@ const (
 func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	name := strings.Trim(strings.TrimPrefix(r.URL.Path, slicesPath), "/")
 	switch s.mu.Lock(); {
-	case s.down:
+	case s.down, s.unsure && r.Method == http.MethodGet && r.URL.Path == slicesPath && r.URL.Query().Get("watch") == "":
 		s.mu.Unlock()
 		writeObject(w, http.StatusServiceUnavailable, &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonServiceUnavailable, Message: "down"})
 	case r.Method == http.MethodGet && r.URL.Path == "/api/v1/nodes/node-1":

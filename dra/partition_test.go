@@ -243,7 +243,9 @@ func TestNoPartitionIsLeftHoweverTheProgramsDie(t *testing.T) {
 	}
 	prepared := 0
 	maker := n.startDevicePlugin()
-	for range rounds {
+	limit := time.Now().Add(2 * time.Minute)
+	for round := 0; round < rounds || prepared == 0; round++ { // a busy machine may need more of them
+		require.True(t, time.Now().Before(limit), "no claim was ever prepared")
 		p := n.start("pod-1")
 		client := n.register(t, "pod-1")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -276,7 +278,6 @@ func TestNoPartitionIsLeftHoweverTheProgramsDie(t *testing.T) {
 			maker = n.startDevicePlugin()
 		}
 	}
-	require.Positive(t, prepared)
 	n.start("pod-1")
 	client := n.register(t, "pod-1")
 	n.waitPartitions() // the device plugin serves

@@ -72,6 +72,12 @@ func TestDevicesAreReleasedToTheDevicePlugin(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, names, 1)
 
+	setUnsure := func(unsure bool) {
+		n.api.mu.Lock()
+		defer n.api.mu.Unlock()
+		n.api.unsure = unsure
+	}
+	setUnsure(true) // the time for claims on the way begins when the driver knows that the slices are withdrawn
 	n.serve(nodestate.ServePlugin, "2", 0, 1, 2, 3)
 	n.waitDevices("which are withdrawn", count(0))
 	s := n.waitKept("2", 0, 1, 2)
@@ -81,6 +87,7 @@ func TestDevicesAreReleasedToTheDevicePlugin(t *testing.T) {
 	names, refusal, err = prepare(t.Context(), client, late)
 	require.NoError(t, err)
 	require.Len(t, names, 1, "it was allocated before: %s", refusal)
+	setUnsure(false)
 	n.waitKept("2", 0, 1)
 	_, refusal, err = prepare(t.Context(), client, n.claim("too-late", "gpu-2"))
 	require.NoError(t, err)

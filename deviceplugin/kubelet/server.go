@@ -140,13 +140,6 @@ func (s *Server) Resend() {
 	s.notify()
 }
 
-// IsListSent reports whether every stream was sent the last list.
-func (s *Server) IsListSent() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.listUnsent
-}
-
 func equalDevices(a, b Device) bool {
 	return a.ID == b.ID && a.Healthy == b.Healthy && slices.Equal(a.NUMANodes, b.NUMANodes)
 }

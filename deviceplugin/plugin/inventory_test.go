@@ -103,10 +103,13 @@ func TestServedByDRATheSharingIsThatOfClaims(t *testing.T) {
 		}
 		return r
 	}
-	play := func(c config.Sharing, by string) []nodestate.GPU {
+	play := func(c config.Sharing, by string, later ...fact) []nodestate.GPU {
 		s := state{settings: &config.Config{}, topology: prefer.NewTopology(gpu.Snapshot{}), health: health.New(gpu.Fault{}), serve: serve.New(by, "", nil, false, "id").WithAccount(serve.Account{Began: time.Now()})}
 		s, _ = s.Next(configInForce(Settings{Config: &config.Config{Flags: config.Flags{MigStrategy: &mixed, Plugin: config.PluginFlags{DeviceListStrategy: config.StringList{config.ListVariable}}}, Sharing: c}}), time.Unix(1, 0))
 		s, _ = s.Next(driverFound(node, "/", true), time.Unix(2, 0))
+		for i, f := range later {
+			s, _ = s.Next(f, time.Unix(int64(3+i), 0))
+		}
 		return s.stateFile(testBoot).DevicePlugin.Inventory
 	}
 	sliced := config.Sharing{TimeSlicing: &config.Replicated{Resources: []config.ReplicatedResource{replicas("nvidia.com/gpu", "1"), replicas("nvidia.com/mig-1g.10gb")}}}
@@ -116,6 +119,13 @@ func TestServedByDRATheSharingIsThatOfClaims(t *testing.T) {
 	require.Nil(t, all[0].MIG[0].Sharing, "its profile is not shared")
 	require.Equal(t, &nodestate.Sharing{Shares: 4}, all[0].MIG[2].Sharing)
 	require.Nil(t, play(sliced, nodestate.ServePlugin)[1].Sharing, "resources have their own replicas")
+	switched := func(s *state, _ time.Time) bool { s.serve = s.serve.Follow(nodestate.ServePlugin, "next"); return true }
+	released := func(s *state, _ time.Time) bool {
+		s.serve = s.serve.WithReport(&nodestate.DRADriverInfo{Serve: nodestate.ServePlugin, SwitchID: "next"}, nil)
+		return true
+	}
+	require.Equal(t, &nodestate.Sharing{Shares: 4}, play(sliced, nodestate.ServeDRA, switched)[1].Sharing, "claims for shares are on the way")
+	require.Nil(t, play(sliced, nodestate.ServeDRA, switched, released)[1].Sharing)
 	all = play(config.Sharing{MPS: &config.Replicated{Resources: []config.ReplicatedResource{replicas("nvidia.com/gpu")}}}, nodestate.ServeDRA)
 	require.Equal(t, &nodestate.Sharing{Shares: 4, MPS: "nvidia.com/gpu.shared"}, all[2].Sharing)
 	require.Equal(t, allocate.ReasonMPS, all[2].Reason, "no control daemon serves it")

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -43,8 +44,12 @@ func newSwitchID() string { return rand.Text() }
 // restoreServe sets who offers the GPUs, by the record of an earlier process of this boot.
 func (p *Plugin) restoreServe(file nodestate.State, err error) {
 	label := ""
-	if s, labelErr := nodestate.ReadBoot(p.stateDir(nodestate.Validator), p.boot); labelErr == nil && s.Validator != nil {
-		label = s.Validator.Serve
+	validator, labelErr := nodestate.ReadBoot(p.stateDir(nodestate.Validator), p.boot)
+	switch known := labelErr == nil && validator.Validator != nil && validator.Validator.NodeLabels != nil; {
+	case known:
+		label = validator.Validator.Serve
+	case err == nil && file.DevicePlugin != nil && !nodestate.IsAbsent(labelErr): // it will be; until then nothing changes
+		label = cmp.Or(file.DevicePlugin.Wanted, file.DevicePlugin.Serve)
 	}
 	_, driverErr := nodestate.ReadBoot(p.stateDir(nodestate.DRADriver), p.boot)
 	flag, info := p.cfg.Serve, (*nodestate.DevicePluginInfo)(nil)

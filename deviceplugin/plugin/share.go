@@ -17,14 +17,19 @@ type sharing struct {
 }
 
 // claimShares returns how claims share the GPUs and MIG devices: as often as the configuration would
-// advertise each to the kubelet. Names of resources do not matter to claims.
+// advertise each to the kubelet. Names of resources do not matter to claims. While gpu-dra-driver has not
+// released all devices to the device plugin, claims for shares are still prepared.
 func (s state) claimShares(at time.Time) (map[gpu.UUID]sharing, allocate.Unallocatable) {
 	strategy, _ := s.settings.Sharing.Active()
-	if s.serve.Current != nodestate.ServeDRA || strategy == "none" {
+	offered := s.serve.Current == nodestate.ServeDRA
+	if !offered && len(s.withheld) == 0 || strategy == "none" {
 		return nil, nil
 	}
 	resources := plan.Compute(s.settings, s.snapshot, s.health).Resources
-	unserved := s.unserved.MarkUnserved(resources, allocate.Node{Config: s.settings, MPS: s.mps}, at)
+	var unserved allocate.Unallocatable
+	if offered { // otherwise the fault is that of the kubelet's device
+		unserved = s.unserved.MarkUnserved(resources, allocate.Node{Config: s.settings, MPS: s.mps}, at)
+	}
 	shares := map[gpu.UUID]sharing{}
 	for _, r := range resources {
 		for d := range r.Parts() {

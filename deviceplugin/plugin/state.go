@@ -73,6 +73,7 @@ func (s state) derive(at time.Time) state {
 	if s.servesPartitions() { // a GPU without MIG devices waits for claims
 		s.plan.LeftOut = slices.DeleteFunc(slices.Clone(s.plan.LeftOut), func(l plan.LeftOut) bool { return l.Reason == plan.ReasonNoMIGDevice })
 	}
+	s.withheld = s.serve.Withheld(s.devices(), s.withheld, at)
 	s.shares, s.unserved = s.claimShares(at)
 	s.choice = s.toolkitNaming.Choose(settings.Flags.Plugin)
 	s.serving = s.choice.Config(settings)
@@ -81,7 +82,6 @@ func (s state) derive(at time.Time) state {
 	if s.cdi = s.toolkitNaming; !s.serving.Flags.Plugin.CDI() {
 		s.cdi = allocate.Naming{}
 	}
-	s.withheld = s.serve.Withheld(s.devices(), s.withheld, at)
 	// MarkDevices sets faults in the plan. Before the first snapshot that concerns devices that an
 	// earlier process recorded; their faults, which it recorded too, are kept as they are.
 	unallocatable := s.unallocatable.MarkDevices(s.plan.Resources, allocate.Node{

@@ -96,7 +96,8 @@ type State struct {
 func New(flag, label string, info *nodestate.DevicePluginInfo, driverSeen bool, id string) State {
 	s := State{flag: flag, Seen: driverSeen}
 	if info != nil {
-		s.Seen = s.Seen || info.DRADriverSeen
+		// Versions without a SwitchID where gpu-dra-driver serves have a driver that writes no state.
+		s.Seen = s.Seen || info.DRADriverSeen || info.Serve == nodestate.ServeDRA && info.SwitchID == ""
 		s.Current, s.ID, s.restored = cmp.Or(info.Serve, nodestate.ServePlugin), info.SwitchID, map[gpu.UUID]nodestate.Withheld{}
 		s.report = nodestate.DRADriverInfo{Serve: s.Current, SwitchID: s.ID}
 		for _, w := range info.Withheld {

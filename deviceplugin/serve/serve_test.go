@@ -81,6 +81,8 @@ func TestADriverThatNeverRanHoldsNothing(t *testing.T) {
 	require.Empty(t, reasons(s.WithAccount(Account{Began: at(1)}), at(1)))
 	again := New("dra", "plugin", &nodestate.DevicePluginInfo{Serve: "dra", SwitchID: "1", DRADriverSeen: true}, false, "2").WithReport(nil, fs.ErrNotExist).WithAccount(Account{Began: at(1)})
 	require.Equal(t, all(ReasonNoAnswer), reasons(again, at(1)), "it has run, and its state was removed")
+	upgraded := New("dra", "plugin", &nodestate.DevicePluginInfo{Serve: "dra"}, false, "2").WithReport(nil, fs.ErrNotExist).WithAccount(Account{Began: at(1)})
+	require.Equal(t, all(ReasonNoAnswer), reasons(upgraded, at(1)), "a driver of the version before writes no state")
 }
 
 func TestAnUnknownLabelChangesNothing(t *testing.T) {

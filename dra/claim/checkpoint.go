@@ -41,8 +41,9 @@ type Checkpoint struct {
 	Serve    string       `json:"serve,omitempty"`
 	SwitchID string       `json:"switchID,omitempty"`
 	Kept     []KeptDevice `json:"kept,omitempty"`
-
-	lost bool // there was a record that cannot be read
+	// Lost reports that an earlier record of claims could not be read, and that no change of who offers
+	// the GPUs was followed since.
+	Lost bool `json:"lost,omitempty"`
 }
 
 // OwnPartition is a partition of this driver.
@@ -91,6 +92,9 @@ func (p Prepared) result(pool string) []kubeletplugin.Device {
 	return devices
 }
 
+// isPrepared reports whether the claim has got the device before.
+func (d PreparedDevice) isPrepared() bool { return d.CDI != "" }
+
 // hardware returns what the device occupies.
 func (d PreparedDevice) hardware() inventory.Hardware {
 	return inventory.Hardware{UUID: d.UUID, Parent: d.Parent, Placement: d.Placement, Partition: d.Placement != nil}
@@ -131,7 +135,18 @@ func (c *Checkpoint) hasClaim(name types.NamespacedName) bool {
 	return slices.ContainsFunc(c.Claims, func(p Prepared) bool { return p.Namespace == name.Namespace && p.Name == name.Name })
 }
 
-// holdings returns the devices that the claims hold.
+// leftovers returns the partitions of claims that are not prepared.
+func (c *Checkpoint) leftovers() (all []OwnPartition) {
+	for _, o := range c.Partitions {
+		if c.Find(o.Claim) == nil {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// holdings returns the devices that the claims hold, and the places of partitions that are still to be
+// destroyed: their MIG devices may be there.
 func (c *Checkpoint) holdings() []holding {
 	var all []holding
 	for _, p := range c.Claims {
@@ -141,6 +156,10 @@ func (c *Checkpoint) holdings() []holding {
 				all = append(all, holding{uid: p.UID, claim: name, hardware: d.hardware(), shares: d.Shares, by: fmt.Sprintf("claim %s (%s)", name, p.UID)})
 			}
 		}
+	}
+	for _, o := range c.leftovers() {
+		all = append(all, holding{uid: o.Claim, hardware: inventory.Hardware{Parent: o.GPU, Placement: &o.Placement, Partition: true},
+			by: fmt.Sprintf("what is left of a partition for claim %s, which cannot be destroyed", o.Claim)})
 	}
 	return all
 }
@@ -162,8 +181,8 @@ type file struct {
 var errDamaged = errors.New("no record of prepared claims that can be read")
 
 // Load returns the record of this boot. After a restart of the machine it is empty: the kubelet
-// prepares each claim again. A file that is no record is set aside and the record is empty, too; who
-// holds what is then known from the kubelet's account alone.
+// prepares each claim again. A file that is no record is set aside and replaced by an empty record; who
+// holds what is then known from the kubelet's account alone. The record must be locked.
 func (s Store) Load(log *slog.Logger) (*Checkpoint, error) {
 	empty := &Checkpoint{BootID: s.BootID}
 	c, err := s.read()
@@ -171,8 +190,11 @@ func (s Store) Load(log *slog.Logger) (*Checkpoint, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return empty, nil
 	case errors.Is(err, errDamaged), errors.Is(err, record.ErrInvalid):
-		empty.lost = true
-		return empty, s.setAside(log, err)
+		if err := s.setAside(log, err); err != nil {
+			return nil, err
+		}
+		empty.Lost = true
+		return empty, s.Save(empty)
 	case err != nil:
 		return nil, fmt.Errorf("read the record of prepared claims: %w", err)
 	case c.BootID != s.BootID:

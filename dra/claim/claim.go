@@ -144,11 +144,11 @@ func (p *Preparer) prepareOne(ctx context.Context, c *resourceapi.ResourceClaim,
 }
 
 // nameControlDaemons sets, of the devices that are shared by MPS, the name by which containers find the
-// control daemon.
+// control daemon. A prepared device stays as it is.
 func (p *Preparer) nameControlDaemons(wanted *Prepared, inv inventory.Inventory) (err error) {
 	for i := range wanted.Devices {
 		d := &wanted.Devices[i]
-		if one, _ := inv.FindAny(d.Name); one.MPS == "" {
+		if one, _ := inv.FindAny(d.Name); d.isPrepared() && d.MPS == "" || !d.isPrepared() && one.MPS == "" {
 			continue
 		}
 		if d.MPS, err = p.MPSName(d.UUID); err != nil {

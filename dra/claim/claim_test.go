@@ -44,17 +44,19 @@ type bench struct {
 	claims      map[types.NamespacedName]*resourceapi.ResourceClaim
 	api         error
 	mps         error
+	serve       string // who offers the GPUs, by the change switchID
+	switchID    string
 }
 
 func newBench(t *testing.T) *bench {
-	b := &bench{cdi: map[gpu.UUID]error{}, claims: map[types.NamespacedName]*resourceapi.ResourceClaim{}}
+	b := &bench{serve: nodestate.ServeDRA, cdi: map[gpu.UUID]error{}, claims: map[types.NamespacedName]*resourceapi.ResourceClaim{}}
 	for i := range 4 {
 		b.gpus = append(b.gpus, nodestate.GPU{UUID: gpu.UUID(fmt.Sprintf("GPU-%d", i)), Index: i, Minor: i, Condition: nodestate.Condition{Health: nodestate.Healthy}})
 	}
 	b.Preparer = Preparer{
 		Store: Store{Path: filepath.Join(t.TempDir(), "checkpoint.json"), BootID: boot}, Pool: "node-1", Log: slog.New(slog.DiscardHandler),
 		Inventory: func() inventory.Inventory {
-			return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: nodestate.ServeDRA, Inventory: b.gpus}}, b.problem, nil)
+			return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: b.serve, SwitchID: b.switchID, Inventory: b.gpus}}, b.problem, nil)
 		},
 		CDIName:     func(id gpu.UUID) (string, error) { return "k8s.gpuready.io/gpu=" + string(id), b.cdi[id] },
 		MPSName:     func(id gpu.UUID) (string, error) { return "k8s.gpuready.io/mps=" + string(id), b.mps },

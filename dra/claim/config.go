@@ -157,6 +157,9 @@ func (n node) checkConfigs(allocated resourceapi.DeviceAllocationResult, devices
 
 // checkDevice refuses a way of sharing that the device has not.
 func (c deviceConfig) checkDevice(inv inventory.Inventory, d PreparedDevice) error {
+	if d.isPrepared() {
+		return nil // it stays as it is, whatever the device plugin's configuration says by now
+	}
 	device, _ := inv.FindAny(d.Name)
 	switch s := c.Sharing; {
 	case s == nil:

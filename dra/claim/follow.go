@@ -74,11 +74,16 @@ func (p *Preparer) follow(ctx context.Context, record *Checkpoint, inv inventory
 		kept = toKeep(inv.Devices)
 	case inv.Serve == nodestate.ServeDRA:
 		kept = append(kept, slices.DeleteFunc(toKeep(inv.Devices), func(k KeptDevice) bool { return record.hasKept(k.UUID) })...)
-	case record.lost, record.Serve == "" && len(record.Claims) > 0: // an earlier version records claims alone
+	case record.Lost, record.Serve == "" && len(record.Claims) > 0: // an earlier version records claims alone
 		kept = toKeep(append(slices.Clone(inv.Devices), inv.Withheld...))
 	case record.Serve == "": // unless the record was removed, no claim was prepared in this boot
-		held, err := p.heldDevices(ctx, nodeState{record: record, inventory: inv, allocations: p.readAllocations(ctx)})
+		var held []holding
+		allocations, err := p.Allocations(ctx)
+		if err == nil {
+			held, err = p.heldDevices(ctx, nodeState{record: record, inventory: inv, allocations: allocations})
+		}
 		if err != nil {
+			p.Log.Warn("it is not known yet which devices claims hold; all are kept until it is", "message", err.Error())
 			kept = toKeep(append(slices.Clone(inv.Devices), inv.Withheld...))
 		}
 		for _, h := range held {
@@ -92,17 +97,8 @@ func (p *Preparer) follow(ctx context.Context, record *Checkpoint, inv inventory
 			kept = append(kept, k)
 		}
 	}
-	record.Serve, record.SwitchID, record.Kept = inv.Serve, inv.SwitchID, kept
+	record.Serve, record.SwitchID, record.Kept, record.Lost = inv.Serve, inv.SwitchID, kept, false
 	return p.Store.Save(record)
-}
-
-// readAllocations returns the kubelet's account; nil: it is not known.
-func (p *Preparer) readAllocations(ctx context.Context) []Allocation {
-	all, err := p.Allocations(ctx)
-	if err != nil {
-		p.Log.Warn("the kubelet does not tell which claims its pods hold; the record of prepared claims counts alone", "message", err.Error())
-	}
-	return all
 }
 
 func toKeep(devices []inventory.Device) (all []KeptDevice) {
@@ -115,7 +111,8 @@ func toKeep(devices []inventory.Device) (all []KeptDevice) {
 }
 
 // Release releases to the device plugin each device that no claim holds. again reports that a claim holds
-// one by the kubelet's account alone, so that no event will say when it ends.
+// one by the kubelet's account alone, or that something is left of a partition, so that no event will say
+// when that ends.
 func (p *Preparer) Release(ctx context.Context) (again bool, err error) {
 	unlock, err := p.Store.lock(ctx)
 	defer unlock()
@@ -132,6 +129,11 @@ func (p *Preparer) Release(ctx context.Context) (again bool, err error) {
 	if s.record.Serve != nodestate.ServePlugin || !s.record.follows(s.inventory) || len(s.record.Kept) == 0 {
 		return false, nil
 	}
+	// The device plugin would offer what is left of a partition to pods.
+	if err := p.removeLeftovers(ctx, s.record); err != nil {
+		return true, err
+	}
+	again = len(s.record.leftovers()) > 0
 	held, err := p.heldDevices(ctx, s)
 	if err != nil {
 		return true, err

@@ -91,6 +91,17 @@ func nextForPartition(err error) string {
 	return "see the log of gpu-device-plugin and the kernel's on this node; the kubelet tries again"
 }
 
+// nextForRemoval returns what a person should do after an error of destroying a partition.
+func nextForRemoval(err error) string {
+	switch {
+	case errors.Is(err, gpu.ErrInUse):
+		return "end what uses it; the kubelet tries again"
+	case errors.Is(err, partition.ErrUnavailable):
+		return "see that gpu-device-plugin runs on this node, with --mig=dynamic until the last claim with a partition has ended; the kubelet tries again"
+	}
+	return "see the log of gpu-device-plugin and the kernel's on this node; the kubelet tries again"
+}
+
 // removeLeftovers destroys the partitions of claims that are not prepared, and records that: the
 // process was killed, or an earlier attempt failed.
 func (p *Preparer) removeLeftovers(ctx context.Context, record *Checkpoint) error {
@@ -127,7 +138,7 @@ func (p *Preparer) destroyPartitions(ctx context.Context, record *Checkpoint, ch
 		}
 		began := time.Now()
 		if err := p.Partitions.DestroyPartition(ctx, o.Placement); err != nil {
-			errs = append(errs, fmt.Errorf("its partition of profile %d at memory slice %d of GPU %s cannot be destroyed: %w; next: end what uses it; the kubelet tries again", o.Profile, o.Start, o.GPU, err))
+			errs = append(errs, fmt.Errorf("its partition of profile %d at memory slice %d of GPU %s cannot be destroyed: %w; next: %s", o.Profile, o.Start, o.GPU, err, nextForRemoval(err)))
 			return false
 		}
 		p.Log.Info("partition destroyed", "uuid", string(o.GPU), "profile", o.Profile, "start", o.Start, "duration", time.Since(began).Round(time.Millisecond))

@@ -67,7 +67,7 @@ func newMIGBench(t *testing.T) (*bench, *layout) {
 	b.Partitions = l
 	b.AwaitCDIName = func(_ context.Context, id gpu.UUID) (string, error) { return b.CDIName(id) }
 	b.Inventory = func() inventory.Inventory {
-		return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: nodestate.ServeDRA, MIG: nodestate.MIGDynamic, Inventory: b.gpus}}, b.problem, nil, b.Store.Own()...)
+		return inventory.New(nodestate.State{DevicePlugin: &nodestate.DevicePluginInfo{Serve: b.serve, SwitchID: b.switchID, MIG: nodestate.MIGDynamic, Inventory: b.gpus}}, b.problem, nil, b.Store.Own()...)
 	}
 	return b, l
 }
@@ -103,6 +103,8 @@ func TestPartitionsLiveAsLongAsTheirClaim(t *testing.T) {
 	l.destroy = fmt.Errorf("%w: busy", gpu.ErrInUse)
 	require.ErrorContains(t, b.unprepare(two), "cannot be destroyed: the partition is in use: busy; next: end what uses it")
 	require.NotNil(t, b.record(t).Find(two.UID), "it is still prepared")
+	l.destroy = partition.ErrUnavailable
+	require.ErrorContains(t, b.unprepare(two), "next: see that gpu-device-plugin runs on this node, with --mig=dynamic until the last claim")
 	l.destroy = nil
 	require.NoError(t, b.unprepare(two))
 	require.NoError(t, b.unprepare(two))

@@ -31,7 +31,8 @@ type holding struct {
 	by       string // who, for people
 }
 
-// plan returns the record of a claim that is prepared, still without CDI names, or why it cannot be.
+// plan returns the record of a claim that is prepared, or why it cannot be. Devices that it has not got
+// yet are still without CDI names.
 func plan(c *resourceapi.ResourceClaim, n node) (Prepared, error) {
 	wanted := Prepared{UID: c.UID, Namespace: c.Namespace, Name: c.Name}
 	if c.Status.Allocation == nil {
@@ -80,7 +81,7 @@ func (n node) planDevice(c *resourceapi.ResourceClaim, r resourceapi.DeviceReque
 		return PreparedDevice{}, err
 	}
 	if has != nil {
-		p.UUID = has.UUID
+		p.UUID, p.CDI, p.MPS = has.UUID, has.CDI, has.MPS
 	} else if err := checkHealth(d, r.Tolerations); err != nil {
 		return PreparedDevice{}, err
 	}
@@ -133,7 +134,8 @@ func (n node) findDevice(name string) (inventory.Device, bool) {
 		return d, true
 	}
 	d, found := n.inventory.FindAny(name)
-	return d, found && n.inventory.Serve == nodestate.ServePlugin && n.keeps(keptOf(d.Hardware).UUID)
+	awaited := n.inventory.SwitchID != "" || n.prepared != nil // without a change the device plugin has offered all from the start
+	return d, found && awaited && n.inventory.Serve == nodestate.ServePlugin && n.keeps(keptOf(d.Hardware).UUID)
 }
 
 // findPrepared returns the claim's record of this device, nil if it does not have it already. It then

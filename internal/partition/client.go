@@ -2,6 +2,7 @@ package partition
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,6 +23,8 @@ type Client struct {
 	// OnAnswer is called with the time that the driver took for a request; nil: nobody is
 	// interested.
 	OnAnswer func(driver time.Duration)
+	// Limit bounds a request; 0: what the server takes at most.
+	Limit time.Duration
 }
 
 var _ Maker = Client{}
@@ -55,6 +58,8 @@ func (c Client) sendRequest(ctx context.Context, operation string, at gpu.Placem
 	if err != nil {
 		return answer{}, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.Limit, callLimit+5*time.Second))
+	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://gpu-device-plugin/"+operation, bytes.NewReader(body))
 	if err != nil {
 		return answer{}, err

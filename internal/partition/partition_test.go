@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -26,6 +27,7 @@ type fake struct {
 	err       error
 	began     chan struct{} // gets a value when CreatePartition begins, unless it is nil
 	proceed   chan struct{}
+	created   atomic.Int32
 	destroyed atomic.Int32
 }
 
@@ -34,6 +36,7 @@ func (f *fake) Instances(context.Context, gpu.UUID) ([]gpu.Instance, error) {
 }
 
 func (f *fake) CreatePartition(_ context.Context, at gpu.Placement) (gpu.Partition, error) {
+	f.created.Add(1)
 	if f.began != nil {
 		f.began <- struct{}{}
 		<-f.proceed
@@ -47,13 +50,16 @@ func (f *fake) DestroyPartition(context.Context, gpu.Placement) error {
 }
 
 // serve serves until the test ends, and returns a client.
-func serve(t *testing.T, maker Maker) (Client, *atomic.Int32) {
+func serve(t *testing.T, maker Maker, noticed ...func()) (Client, *atomic.Int32) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "p")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	changed := &atomic.Int32{}
 	s := Server{Socket: filepath.Join(dir, SocketName), Maker: func() Maker { return maker }, Changed: func() { changed.Add(1) }, Log: slog.New(slog.DiscardHandler)}
+	for _, f := range noticed {
+		s.noticed = f
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
@@ -104,7 +110,8 @@ func TestErrorsKeepTheirMeaning(t *testing.T) {
 // A client that is killed never learns what it has got.
 func TestWhatAClientDoesNotLearnOfIsDestroyed(t *testing.T) {
 	f := &fake{began: make(chan struct{}), proceed: make(chan struct{})}
-	c, _ := serve(t, f)
+	noticed := make(chan struct{}, 1)
+	c, _ := serve(t, f, func() { noticed <- struct{}{} })
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
 	go func() {
@@ -114,7 +121,43 @@ func TestWhatAClientDoesNotLearnOfIsDestroyed(t *testing.T) {
 	<-f.began
 	cancel()
 	require.ErrorIs(t, <-failed, gpu.ErrLeftover)
-	time.Sleep(100 * time.Millisecond) // the server notices that the connection is closed
+	<-noticed
 	close(f.proceed)
 	require.Eventually(t, func() bool { return f.destroyed.Load() == 1 }, 10*time.Second, time.Millisecond)
+}
+
+func TestAClientThatDoesNotSendItsRequestHoldsUpNobody(t *testing.T) {
+	c, _ := serve(t, &fake{})
+	slow, err := net.Dial("unix", c.Socket)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, slow.Close()) }()
+	_, err = io.WriteString(slow, "POST /create HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n")
+	require.NoError(t, err)
+	_, err = io.ReadFull(slow, make([]byte, len("HTTP/1.1 100")))
+	require.NoError(t, err, "it is asked for the body")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err = c.Instances(ctx, "GPU-0")
+	require.NoError(t, err)
+}
+
+// While it waited for others, its driver may have had the place destroyed.
+func TestARequestWhoseClientGaveUpWaitingIsNotBegun(t *testing.T) {
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	f := &fake{}
+	_, err := Server{}.create(t.Context(), gone, f, place)
+	require.ErrorIs(t, err, ErrUnavailable)
+	require.Zero(t, f.created.Load())
+}
+
+func TestAServerThatHangsHasADeadline(t *testing.T) {
+	dir, err := os.MkdirTemp("", "p")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, os.RemoveAll(dir)) }()
+	ln, err := net.Listen("unix", filepath.Join(dir, SocketName))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, ln.Close()) }()
+	c := Client{Socket: ln.Addr().String(), Limit: 50 * time.Millisecond}
+	require.ErrorIs(t, c.DestroyPartition(context.Background(), place), gpu.ErrLeftover)
 }

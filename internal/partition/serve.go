@@ -31,6 +31,9 @@ type Server struct {
 	// Changed is called after the MIG layout has changed.
 	Changed func()
 	Log     *slog.Logger
+
+	one     *sync.Mutex // a request, with what is undone of it, is not mixed with another
+	noticed func()      // called when the client of a request has gone; nil: nobody is interested
 }
 
 // Run serves until ctx ends, and then returns nil. A request that is under way is finished.
@@ -46,13 +49,9 @@ func (s Server) Run(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("serve requests for partitions: %w", err), ln.Close())
 	}
 	mux := http.NewServeMux()
-	var one sync.Mutex // a request, with what is undone of it, is not mixed with another
+	s.one = &sync.Mutex{}
 	for path, do := range map[string]operation{"/instances": s.instances, "/create": s.create, "/destroy": s.destroy} {
-		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
-			one.Lock()
-			defer one.Unlock()
-			s.handle(w, r, do)
-		})
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { s.handle(w, r, do) })
 	}
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug)}
 	stopped := make(chan struct{})
@@ -73,7 +72,7 @@ func (s Server) Run(ctx context.Context) error {
 // operation does what a request asks for. gone ends when the client has gone.
 type operation func(ctx, gone context.Context, maker Maker, at gpu.Placement) (answer, error)
 
-// handle reads a request, has it done, and answers. It is done even if the client has gone.
+// handle reads a request, has it done, and answers. Once begun it is done even if the client has gone.
 func (s Server) handle(w http.ResponseWriter, r *http.Request, do operation) {
 	var q gpu.Placement
 	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest))
@@ -81,6 +80,11 @@ func (s Server) handle(w http.ResponseWriter, r *http.Request, do operation) {
 		http.Error(w, "want a placement: gpu, profile, start, size", http.StatusBadRequest)
 		return
 	}
+	if s.noticed != nil {
+		defer context.AfterFunc(r.Context(), s.noticed)()
+	}
+	s.one.Lock() // not before the request is read: another client may never send all of its own
+	defer s.one.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), callLimit)
 	defer cancel()
 	began := time.Now()
@@ -114,6 +118,9 @@ func (s Server) report(operation string, q gpu.Placement, a *answer, err error) 
 // create creates a partition, and destroys it again if its client has gone meanwhile: only this
 // process knows for certain that nobody else has created it.
 func (s Server) create(ctx, gone context.Context, maker Maker, at gpu.Placement) (answer, error) {
+	if gone.Err() != nil { // while others were served; its driver may have had the place destroyed since
+		return answer{}, fmt.Errorf("%w: its client has gone", ErrUnavailable)
+	}
 	made, err := maker.CreatePartition(ctx, at)
 	if err != nil {
 		return answer{}, err

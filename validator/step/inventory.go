@@ -18,10 +18,11 @@ func servedByDRA(node check.Node) (nodestate.State, bool) {
 	return s, err == nil && s.Reason != reasonPluginStopped && s.DevicePlugin != nil && s.DevicePlugin.Serve == nodestate.ServeDRA
 }
 
-// PartitionsOnDemand reports whether the device plugin creates MIG devices for claims.
+// PartitionsOnDemand reports whether the device plugin creates MIG devices for claims. Where it offers the
+// GPUs itself, the kubelet has the MIG devices that there are, whatever --mig says.
 func PartitionsOnDemand(node check.Node) bool {
 	s, err := node.State(nodestate.DevicePlugin)
-	return err == nil && s.DevicePlugin != nil && s.DevicePlugin.MIG == nodestate.MIGDynamic
+	return err == nil && s.DevicePlugin != nil && s.DevicePlugin.MIG == nodestate.MIGDynamic && s.DevicePlugin.Serve == nodestate.ServeDRA
 }
 
 // checkInventory compares the inventory that gpu-dra-driver publishes with the driver's devices. It

@@ -51,6 +51,8 @@ func TestANodeServedByDRAIsComparedWithItsInventory(t *testing.T) {
 
 	partitioned := served(t) // its partitions come and go with claims, faster than the driver is read
 	partitioned.state.DevicePlugin.MIG = nodestate.MIGDynamic
+	require.NoError(t, nodestate.Write(partitioned.StatePath(nodestate.DevicePlugin), partitioned.state))
+	require.True(t, PartitionsOnDemand(partitioned.Node))
 	partitioned.driver.OnDemand, partitioned.driver.GPUs[0].MIGEnabled = true, true
 	partitioned.state.DevicePlugin.Inventory[0].MIGEnabled = true
 	partitioned.state.DevicePlugin.Inventory[0].MIG = []nodestate.MIGDevice{{UUID: "MIG-0", Condition: nodestate.Condition{Health: nodestate.Healthy}}}
@@ -89,4 +91,12 @@ func TestANodeServedByDRAIsComparedWithItsInventory(t *testing.T) {
 			require.Equal(t, c.reason, o.NotReady.Reason)
 		})
 	}
+}
+
+// The kubelet offers the MIG devices that there are, so the driver's must be compared with them.
+func TestMIGDevicesAreComparedWhereTheDevicePluginServes(t *testing.T) {
+	n := newNode(t)
+	n.state.DevicePlugin.Serve, n.state.DevicePlugin.MIG = nodestate.ServePlugin, nodestate.MIGDynamic
+	require.Equal(t, check.Passed, n.check(t).Kind)
+	require.False(t, PartitionsOnDemand(n.Node))
 }

@@ -35,6 +35,7 @@ type fakeGPU struct {
 	fabric nvml.GpuFabricInfo
 
 	handle, calls, events nvml.Return // results, if not SUCCESS
+	profile, instances    nvml.Return // the same, of profiles and lists of GPU instances
 	gone                  bool
 	hang                  chan struct{} // GetUUID waits for it to close, if not nil
 	support               uint64

@@ -37,8 +37,8 @@ func (s *Source) readPartitions(handle nvml.Device, d *gpu.Device) error {
 	}
 	for constant := range nvml.GPU_INSTANCE_PROFILE_COUNT {
 		info, ret := handle.GetGpuInstanceProfileInfo(constant)
-		if ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_INVALID_ARGUMENT {
-			continue // not a profile of this GPU, or not one that this driver knows
+		if isNoProfile(ret) {
+			continue
 		}
 		if err := check("nvmlDeviceGetGpuInstanceProfileInfo", ret); err != nil {
 			return err
@@ -125,8 +125,11 @@ func (s *Source) Instances(ctx context.Context, id gpu.UUID) ([]gpu.Instance, er
 	return onMIG(ctx, s, id, func(handle nvml.Device) (all []gpu.Instance, err error) {
 		for constant := range nvml.GPU_INSTANCE_PROFILE_COUNT {
 			info, ret := handle.GetGpuInstanceProfileInfo(constant)
-			if ret != nvml.SUCCESS {
-				continue // as in readPartitions
+			if isNoProfile(ret) {
+				continue
+			}
+			if err := check("nvmlDeviceGetGpuInstanceProfileInfo", ret); err != nil {
+				return nil, err
 			}
 			some, err := readInstances(handle, info)
 			if err != nil {
@@ -235,7 +238,7 @@ func (s *Source) DestroyPartition(ctx context.Context, at gpu.Placement) error {
 	_, err := onPartitions(ctx, s, at, func(handle nvml.Device, info nvml.GpuInstanceProfileInfo) (struct{}, error) {
 		handles, ret := handle.GetGpuInstances(&info)
 		if err := check("nvmlDeviceGetGpuInstances", ret); err != nil {
-			return struct{}{}, partitionError(err)
+			return struct{}{}, inUseError(err)
 		}
 		for _, h := range handles {
 			is, ret := h.GetInfo()
@@ -243,16 +246,16 @@ func (s *Source) DestroyPartition(ctx context.Context, at gpu.Placement) error {
 				continue
 			}
 			if err := check("nvmlGpuInstanceGetInfo", ret); err != nil {
-				return struct{}{}, partitionError(err)
+				return struct{}{}, inUseError(err)
 			}
 			if int(is.Placement.Start) == at.Start && int(is.Placement.Size) == at.Size {
-				return struct{}{}, partitionError(destroyInstance(h))
+				return struct{}{}, inUseError(destroyInstance(h))
 			}
 		}
 		return struct{}{}, nil
 	})
 	if errors.Is(err, gpu.ErrNoMIGMode) {
-		return nil // MIG mode is off: so there is no partition
+		return nil // MIG mode is off, or the GPU has no such profile: so there is no partition
 	}
 	return err
 }
@@ -287,14 +290,20 @@ func destroyInstance(instance nvml.GpuInstance) error {
 
 // onPartitions calls fn, as a call of NVML, with the GPU and the profile of a placement.
 func onPartitions[T any](ctx context.Context, s *Source, at gpu.Placement, fn func(nvml.Device, nvml.GpuInstanceProfileInfo) (T, error)) (T, error) {
+	var zero T
 	return onMIG(ctx, s, at.GPU, func(handle nvml.Device) (T, error) {
 		for constant := range nvml.GPU_INSTANCE_PROFILE_COUNT {
 			info, ret := handle.GetGpuInstanceProfileInfo(constant)
-			if ret == nvml.SUCCESS && int(info.Id) == at.Profile {
+			if isNoProfile(ret) {
+				continue
+			}
+			if err := check("nvmlDeviceGetGpuInstanceProfileInfo", ret); err != nil {
+				return zero, err
+			}
+			if int(info.Id) == at.Profile {
 				return fn(handle, info)
 			}
 		}
-		var zero T
 		return zero, fmt.Errorf("%w: no profile %d", gpu.ErrNoMIGMode, at.Profile)
 	})
 }
@@ -324,6 +333,20 @@ func onMIG[T any](ctx context.Context, s *Source, id gpu.UUID, fn func(nvml.Devi
 		}
 		return fn(handle)
 	})
+}
+
+// isNoProfile reports whether a profile is not one of the GPU, or not one that its driver knows.
+func isNoProfile(ret nvml.Return) bool {
+	return ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_INVALID_ARGUMENT
+}
+
+// inUseError wraps gpu.ErrInUse where NVML refused for that. Whatever else it answers about a partition to
+// be destroyed, the partition may be there.
+func inUseError(err error) error {
+	if returned(err) == nvml.ERROR_IN_USE {
+		return fmt.Errorf("%w: %w", gpu.ErrInUse, err)
+	}
+	return err
 }
 
 // partitionError wraps the sentinel of package gpu that says why NVML refused.

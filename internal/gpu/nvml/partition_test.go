@@ -1,12 +1,15 @@
 package nvml
 
 import (
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/internal/gpu"
+	"github.com/gpuready/gpuready/internal/gpu/gputest"
 	"github.com/gpuready/gpuready/test/lab/built"
 )
 
@@ -91,4 +94,35 @@ func TestPartitionsAreCreatedAndDestroyedAtTheirPlacement(t *testing.T) {
 	snap, err = s.Snapshot(t.Context())
 	require.NoError(t, err)
 	require.Len(t, snap.Devices[0].Instances, 1, "what was created before the failure is gone")
+}
+
+func (g *fakeGPU) GetGpuInstanceProfileInfo(profile int) (nvml.GpuInstanceProfileInfo, nvml.Return) {
+	if profile != nvml.GPU_INSTANCE_PROFILE_1_SLICE {
+		return nvml.GpuInstanceProfileInfo{}, nvml.ERROR_NOT_SUPPORTED
+	}
+	return nvml.GpuInstanceProfileInfo{Id: 19}, g.profile
+}
+
+func (g *fakeGPU) GetGpuInstances(*nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstance, nvml.Return) {
+	return nil, g.instances
+}
+
+// A partition counts as destroyed only if it is known that it is not there.
+func TestAPartitionIsNotGoneBecauseTheDriverRefuses(t *testing.T) {
+	node := gputest.Node("a100-mig", 1)
+	f, s := newFake(t, node, Options{Partitions: true})
+	for _, symbol := range append(slices.Clone(readingPartitions), makingPartitions...) {
+		s.has[symbol] = true
+	}
+	at := gpu.Placement{GPU: node.Devices[0].UUID, Profile: 19, Start: 0, Size: 1}
+	require.NoError(t, s.DestroyPartition(t.Context(), at))
+	require.NoError(t, s.DestroyPartition(t.Context(), gpu.Placement{GPU: at.GPU, Profile: 9, Start: 0, Size: 4}), "no such profile")
+	for _, ret := range []nvml.Return{nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_UNKNOWN} {
+		f.gpus[0].instances = ret
+		require.Error(t, s.DestroyPartition(t.Context(), at), "%v", ret)
+	}
+	f.gpus[0].instances, f.gpus[0].profile = nvml.SUCCESS, nvml.ERROR_UNKNOWN
+	require.Error(t, s.DestroyPartition(t.Context(), at))
+	_, err := s.Instances(t.Context(), at.GPU)
+	require.Error(t, err, "what is there is not known")
 }
