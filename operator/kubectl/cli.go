@@ -43,8 +43,8 @@ Exit codes:
   0  success, whatever the state of the cluster
   1  the cluster could not be queried, or another failure; migrate, cleanup: something is in the way
   2  bad usage
-  3  timers: too few nodes were measured, or they take too long; migrate: the cluster cannot be read;
-     serve --wait: not complete in time
+  3  timers: too few nodes were measured, or they take too long; migrate: the cluster cannot be
+     read; serve --wait: not complete in time
   4  must-gather: something could not be read; errors.txt in the archive lists it
   5  prebuild: the Job has failed
 `

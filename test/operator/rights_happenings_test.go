@@ -300,7 +300,7 @@ func (b *bench) leave(t *testing.T, finalizers ...string) {
 	service := &corev1.Service{ObjectMeta: meta(operands), Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}
 	class := &nodev1.RuntimeClass{ObjectMeta: meta(""), Handler: "left"}
 	devices := &resourcev1.DeviceClass{ObjectMeta: meta("")}
-	devices.Name = "gpu.nvidia.com" // cleanup may delete no other
+	devices.Name = "gpu.nvidia.com"                                           // cleanup may delete no other
 	b.remove(t, &resourcev1.DeviceClass{ObjectMeta: named("", devices.Name)}) // the policy's own goes with the policy
 	node := gpuNode("n2")
 	node.Labels["nvidia.com/gpu.product"] = "NVIDIA-H200"
