@@ -105,7 +105,7 @@ func TestNodesChangeOneAfterTheOtherAndBack(t *testing.T) {
 	status := w.policy("p").Status
 	require.Equal(t, &v1.ServeStatus{Want: v1.ServeDRA, Total: 2, DRA: 1, InProgress: 1, Pending: 1, ByPerson: 1,
 		Waiting: []v1.UpgradeWait{{Node: "n1", Message: "the device plugin still offers resources of nvidia.com to pods"}}}, status.Serve)
-	require.Equal(t, map[string]int{"plugin": 1, "dra": 0, "changing": 1, "person": 1}, serveCounts(w.Controller.serving))
+	require.Equal(t, map[string]int{"plugin": 1, "dra": 0, "changing": 1, "person": 1}, serveCounts(w.serving))
 	require.Equal(t, "ServeSwitch", meta.FindStatusCondition(status.Conditions, v1.ConditionProgressing).Reason)
 
 	w.offer("n1", 0, 0) // pods still hold its GPUs
@@ -246,7 +246,7 @@ func TestNodesAreCountedByTheirOwnWay(t *testing.T) {
 	w.change("n1", func(n *corev1.Node) { n.Labels[label.Deploy+label.DRAOperand] = "false" })
 	w.settle()
 	require.Empty(t, w.served("n1"))
-	require.Equal(t, map[string]int{"plugin": 0, "dra": 0, "changing": 1, "person": 0}, serveCounts(w.Controller.serving))
+	require.Equal(t, map[string]int{"plugin": 0, "dra": 0, "changing": 1, "person": 0}, serveCounts(w.serving))
 }
 
 // The driver withdraws its devices first and releases them later: those of claims when the claims end. What
