@@ -154,6 +154,18 @@ func TestGPUBecomesUnhealthyAndRecovers(t *testing.T) {
 	}
 }
 
+// A program's fault right after a reset, before a snapshot has shown the GPU, needs no second reset.
+func TestALesserFaultAfterAResetIsOneOfItsOwn(t *testing.T) {
+	h := health.New(gpu.Fault{}).ApplySnapshot(node, now).ApplyEvent(gputest.XID(gputest.GPU(1), 95), now)
+	require.Equal(t, nodestate.Evidence(""), h.Faults()[0].Evidence)
+	h = h.ApplySnapshot(without(1), now).ApplyEvent(gputest.XID(gputest.GPU(1), 69), now)
+	require.Len(t, h.Faults(), 1)
+	require.Equal(t, uint64(69), h.Faults()[0].XID)
+	require.Equal(t, nodestate.EvidenceQuiet, h.Faults()[0].Needs)
+	h = h.ApplyEvent(gputest.XID(gputest.GPU(1), 95), now)
+	require.NotEqual(t, nodestate.EvidenceQuiet, h.Faults()[0].Needs, "a grave one does")
+}
+
 func TestFirstFaultStays(t *testing.T) {
 	h := health.New(gpu.Fault{}).ApplySnapshot(node, now).
 		ApplyEvent(gputest.XID(gputest.GPU(0), 79), now).

@@ -58,7 +58,8 @@ type faultMark struct {
 }
 
 // addMark records a fault for a part of the GPU. The first fault stays, since it is the
-// cause. A later one discards earlier evidence and never lowers the evidence required.
+// cause. A later one discards earlier evidence and never lowers the evidence required, unless the first
+// was ended by a reset, of which only the snapshot is missing: then a lesser one is a fault of its own.
 func (g GPU) addMark(at scope, fault gpu.Fault, needs evidence, now time.Time) GPU {
 	g.marks = slices.Clone(g.marks)
 	i, found := slices.BinarySearchFunc(g.marks, at, func(m faultMark, s scope) int { return compareScopes(m.scope, s) })
@@ -67,6 +68,10 @@ func (g GPU) addMark(at scope, fault gpu.Fault, needs evidence, now time.Time) G
 		return g
 	}
 	m := &g.marks[i]
+	if needs < m.needs && m.needs >= reset && m.evidence >= m.needs {
+		*m = faultMark{scope: at, fault: fault, since: now, lastEvent: now, needs: needs}
+		return g
+	}
 	m.needs, m.evidence = max(m.needs, needs), snapshotOnly
 	if now.After(m.lastEvent) {
 		m.lastEvent = now
