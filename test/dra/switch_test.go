@@ -330,6 +330,24 @@ func (s *suite) agentsRun(t *testing.T) bool {
 	return err == nil
 }
 
+// isHeldByAClaim reports whether the device plugin says that a claim holds the GPU of a minor number, and that
+// claim exists: its pod has not ended before the kubelet has had the claim unprepared.
+func (s *suite) isHeldByAClaim(t *testing.T, minor int) bool {
+	t.Helper()
+	info := s.State(t, node, nodestate.DevicePlugin).DevicePlugin
+	for _, w := range info.Withheld {
+		at := slices.IndexFunc(info.Inventory, func(g nodestate.GPU) bool { return g.UUID == w.GPU })
+		_, text, _ := strings.Cut(w.Message, "held by claim default/")
+		claim, _, _ := strings.Cut(text, " ")
+		if at < 0 || info.Inventory[at].Minor != minor || w.Reason != "HeldByClaim" || claim == "" {
+			continue
+		}
+		_, err := s.World.Client.ResourceV1().ResourceClaims("default").Get(t.Context(), claim, metav1.GetOptions{})
+		return err == nil
+	}
+	return false
+}
+
 func (s *suite) randomSwitches(t *testing.T) {
 	switches := 2
 	if text := os.Getenv(switchesVariable); text != "" {
@@ -363,7 +381,7 @@ func (s *suite) randomSwitches(t *testing.T) {
 				name := fmt.Sprintf("nvidia%d", n)
 				since, was := idle[name]
 				switch {
-				case held[name] || offered[name]:
+				case held[name] || offered[name] || s.isHeldByAClaim(t, n):
 					delete(idle, name)
 				case !was:
 					idle[name] = time.Now()
