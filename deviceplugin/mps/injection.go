@@ -21,8 +21,8 @@ import (
 // plugin names pipes and shared memory itself; claims have nothing but CDI names.
 const injectionFile = "gpuready-mps.yaml"
 
-// buildInjection returns a CDI specification with a device for each shared GPU, of the GPU's UUID. The
-// edits are those of the device plugin: allocate/response.go, addMPS.
+// buildInjection returns a CDI specification with a device for each shared GPU, named by the GPU's UUID. A
+// claim gets what the device plugin's Allocate gives (allocate/response.go, addMPS).
 func buildInjection(mpsRoot string, all []Spec) ([]byte, error) {
 	out := cdispec.Spec{Kind: cdi.KindMPS}
 	for _, s := range all {

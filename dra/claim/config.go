@@ -38,8 +38,8 @@ type timeSlicing struct {
 	Interval *string `json:"interval,omitempty"`
 }
 
-// mps has the fields of MpsConfig. They are decoded so that a mistake in one is named; none is served: the
-// limits are those of the node's control daemon.
+// mps has the fields of MpsConfig. They are decoded so that a mistake in one is named; none is served, as
+// the node's control daemon sets the limits.
 type mps struct {
 	ThreadPercentage *int                       `json:"defaultActiveThreadPercentage,omitempty"`
 	MemoryLimit      *json.RawMessage           `json:"defaultPinnedDeviceMemoryLimit,omitempty"`

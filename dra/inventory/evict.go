@@ -50,7 +50,7 @@ func reasonNames() (all []string) {
 }
 
 // WithEvictions returns the inventory with the effect NoExecute on the devices whose fault is chosen.
-// faults are those that the device plugin has recorded; they have the numbers of XIDs.
+// The device plugin's recorded faults have the numbers of the XIDs.
 func (i Inventory) WithEvictions(e Evictions, faults []nodestate.Fault) Inventory {
 	if len(e.xids)+len(e.reasons) == 0 {
 		return i
