@@ -1,0 +1,204 @@
+// Package contents describes a release on disk: a folder with all that `make release` made for one
+// version, before and after it was pushed.
+//
+//	release.json        the contents: Release
+//	oci/                an OCI image layout with every artifact that goes to the registry
+//	sbom/               an SPDX document for each image and architecture
+//	files/              what is published beside a registry: archives, manifests, SHA256SUMS
+//	signatures/         bundles of the signatures of files/
+//
+// Images are indexes of one image per platform. Charts, bundles and catalogs are artifacts as well.
+package contents
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+)
+
+// Schema identifies the format of release.json.
+const Schema = "gpuready.io/release/v1"
+
+// Names of files and folders in the folder of a release.
+const (
+	File       = "release.json"
+	Layout     = "oci"
+	SBOMs      = "sbom"
+	Files      = "files"
+	Signatures = "signatures"
+	Sums       = "SHA256SUMS" // in Files
+)
+
+// Kind says what an artifact in the registry is.
+type Kind string
+
+// The kinds of artifacts.
+const (
+	Image   Kind = "image"   // an index of images for containers
+	Chart   Kind = "chart"   // a Helm chart
+	Bundle  Kind = "bundle"  // a bundle for the Operator Lifecycle Manager
+	Catalog Kind = "catalog" // an index of images that serve a file-based catalog with the bundle
+)
+
+// Release lists the contents of one release.
+type Release struct {
+	Schema    string     `json:"schema"`
+	Version   string     `json:"version"`  // "v0.2.0"
+	Revision  string     `json:"revision"` // the commit, 40 hexadecimal digits
+	Created   time.Time  `json:"created"`  // the commit's time
+	Registry  string     `json:"registry"` // where it is pushed: host and path, "registry.example.com/gpuready"
+	Artifacts []Artifact `json:"artifacts"`
+	Files     []Blob     `json:"files"` // below Files, but for Sums
+	Materials []Material `json:"materials"`
+}
+
+// Artifact is a manifest or an index in the registry. Its tag is the release's version, for a
+// chart without the "v".
+type Artifact struct {
+	Name      string     `json:"name"` // below the registry's path: "operator", "charts/gpuready"
+	Kind      Kind       `json:"kind"`
+	Tag       string     `json:"tag"`
+	Digest    string     `json:"digest"` // of the manifest or index: "sha256:…"
+	MediaType string     `json:"mediaType"`
+	Size      int64      `json:"size"` // of the manifest or index, in bytes
+	Platforms []Platform `json:"platforms,omitempty"`
+}
+
+// Platform is one image of an index.
+type Platform struct {
+	Platform string `json:"platform"` // "linux/arm64"
+	Digest   string `json:"digest"`   // of the manifest
+	Size     int64  `json:"size"`     // of the manifest, in bytes
+	SBOM     string `json:"sbom"`     // a file below SBOMs: "operator-arm64.spdx.json"
+}
+
+// Blob is a file.
+type Blob struct {
+	Name   string `json:"name"`
+	SHA256 string `json:"sha256"` // 64 hexadecimal digits
+	Size   int64  `json:"size"`   // in bytes
+}
+
+// Material is an input of the build: the source, a Debian package, a compiler, as in the
+// resolvedDependencies of SLSA's provenance v1.
+type Material struct {
+	Name   string            `json:"name,omitempty"`
+	URI    string            `json:"uri"` // "git+https://github.com/gpuready/gpuready", "pkg:deb/debian/libc6@2.36-9?arch=arm64"
+	Digest map[string]string `json:"digest"`
+}
+
+// Reference returns the name of an artifact by its digest, "host/path/operator@sha256:…".
+func (r Release) Reference(a Artifact) string {
+	return r.Registry + "/" + a.Name + "@" + a.Digest
+}
+
+// maxSize bounds release.json, in bytes.
+const maxSize = 4 << 20
+
+var (
+	digest = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	sum    = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	commit = regexp.MustCompile(`^[0-9a-f]{40}$`)
+	// Version matches the versions of releases: semantic versions with a "v".
+	Version = regexp.MustCompile(`^v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?$`)
+	// Registry matches a registry's host and a path.
+	Registry = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+$`)
+	name     = regexp.MustCompile(`^[a-z0-9._-]+(/[a-z0-9._-]+)*$`)
+	fileName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]*$`)
+)
+
+// Read reads and checks release.json in the folder of a release.
+func Read(dir string) (Release, error) {
+	path := filepath.Join(dir, File)
+	f, err := os.Open(path)
+	if err != nil {
+		return Release{}, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err != nil {
+		return Release{}, err
+	}
+	if len(data) > maxSize {
+		return Release{}, fmt.Errorf("%s: over %d bytes", path, maxSize)
+	}
+	r, err := Parse(data)
+	if err != nil {
+		return Release{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return r, nil
+}
+
+// Parse decodes and checks the text of release.json.
+func Parse(data []byte) (Release, error) {
+	var r Release
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil {
+		return Release{}, err
+	}
+	if d.More() {
+		return Release{}, errors.New("text follows after its end")
+	}
+	return r, r.check()
+}
+
+// Bytes returns the text of release.json.
+func (r Release) Bytes() ([]byte, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	data, err := json.MarshalIndent(r, "", "  ")
+	return append(data, '\n'), err
+}
+
+// check returns all problems with the fields.
+func (r Release) check() error {
+	var problems []error
+	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if r.Schema != Schema {
+		problem("schema: %.40q; %q expected", r.Schema, Schema)
+	}
+	if !Version.MatchString(r.Version) {
+		problem("version: %.40q is not a semantic version as v1.2.3", r.Version)
+	}
+	if !commit.MatchString(r.Revision) {
+		problem("revision: %.60q is not a commit", r.Revision)
+	}
+	if !Registry.MatchString(r.Registry) {
+		problem("registry: %.100q is not a host and a path, as registry.example.com/gpuready", r.Registry)
+	}
+	seen := map[string]bool{}
+	for i, a := range r.Artifacts {
+		if !name.MatchString(a.Name) || seen[a.Name] {
+			problem("artifacts[%d].name: %.100q is not the name of a repository, or occurs twice", i, a.Name)
+		}
+		seen[a.Name] = true
+		if !digest.MatchString(a.Digest) {
+			problem("artifacts[%d].digest: %.100q is not sha256: and 64 hexadecimal digits", i, a.Digest)
+		}
+		for j, p := range a.Platforms {
+			if !digest.MatchString(p.Digest) {
+				problem("artifacts[%d].platforms[%d].digest: %.100q is not sha256: and 64 hexadecimal digits", i, j, p.Digest)
+			}
+			if p.SBOM != "" && !fileName.MatchString(p.SBOM) {
+				problem("artifacts[%d].platforms[%d].sbom: %.100q is not the name of a file", i, j, p.SBOM)
+			}
+		}
+	}
+	for i, f := range r.Files {
+		if !fileName.MatchString(f.Name) {
+			problem("files[%d].name: %.100q is not the name of a file", i, f.Name)
+		}
+		if !sum.MatchString(f.SHA256) {
+			problem("files[%d].sha256: %.100q is not 64 hexadecimal digits", i, f.SHA256)
+		}
+	}
+	return errors.Join(problems...)
+}

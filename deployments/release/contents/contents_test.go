@@ -1,0 +1,48 @@
+package contents
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func example() Release {
+	digest := "sha256:" + strings.Repeat("a", 64)
+	return Release{
+		Schema: Schema, Version: "v0.2.0", Revision: strings.Repeat("0", 40), Created: time.Unix(0, 0).UTC(), Registry: "localhost:5000/gpuready",
+		Artifacts: []Artifact{{Name: "operator", Kind: Image, Tag: "v0.2.0", Digest: digest, Platforms: []Platform{{Platform: "linux/amd64", Digest: digest, SBOM: "operator-amd64.spdx.json"}}}},
+		Files:     []Blob{{Name: "gpu.yaml", SHA256: strings.Repeat("b", 64)}},
+		Materials: []Material{{URI: "git+https://github.com/gpuready/gpuready", Digest: map[string]string{"gitCommit": strings.Repeat("0", 40)}}},
+	}
+}
+
+func TestReleaseIsReadAsWritten(t *testing.T) {
+	data, err := example().Bytes()
+	require.NoError(t, err)
+	r, err := Parse(data)
+	require.NoError(t, err)
+	require.Equal(t, example(), r)
+	require.Equal(t, "localhost:5000/gpuready/operator@sha256:"+strings.Repeat("a", 64), r.Reference(r.Artifacts[0]))
+}
+
+func TestWrongReleasesAreRefusedByField(t *testing.T) {
+	for name, change := range map[string]func(*Release){
+		"schema":                         func(r *Release) { r.Schema = "v2" },
+		"version":                        func(r *Release) { r.Version = "1.0" },
+		"revision":                       func(r *Release) { r.Revision = "dirty" },
+		"registry":                       func(r *Release) { r.Registry = "https://x/y" },
+		"files[0].name":                  func(r *Release) { r.Files[0].Name = "../x" },
+		"artifacts[0].digest":            func(r *Release) { r.Artifacts[0].Digest = "sha256:1" },
+		"artifacts[1].name":              func(r *Release) { r.Artifacts = append(r.Artifacts, r.Artifacts[0]) },
+		"artifacts[0].platforms[0].sbom": func(r *Release) { r.Artifacts[0].Platforms[0].SBOM = "a/b" },
+	} {
+		r := example()
+		change(&r)
+		_, err := r.Bytes()
+		require.ErrorContains(t, err, name)
+	}
+	_, err := Parse([]byte(`{"schema": "gpuready.io/release/v1", "extra": 1}`))
+	require.ErrorContains(t, err, "extra")
+}
