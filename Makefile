@@ -213,7 +213,7 @@ $(BIN)/lib/nvidia-smi $(BIN)/lib/nvidia-cuda-mps-control: $(BIN)/lib/%: simulato
 
 # --- images, the cluster and the soak, beside what they build ---
 
-include deployments/images/images.mk $(sort $(wildcard test/*/*.mk test/lab/*/*.mk))
+include deployments/images/images.mk deployments/release/release.mk $(sort $(wildcard test/*/*.mk test/lab/*/*.mk))
 
 # --- tools ---
 

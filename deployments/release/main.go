@@ -1,0 +1,35 @@
+// Command release makes a release from what `make` built, and publishes it. `make release` runs it.
+//
+// Its commands meet in the folder of a release, which package contents describes.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/gpuready/gpuready/internal/program"
+)
+
+func main() {
+	os.Exit(program.RunWithSignals(func(ctx context.Context) int {
+		return program.Program{Name: "release", Help: help, Commands: commands}.Run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}))
+}
+
+// commands are the commands; each has a file of its name.
+var commands = []program.Command{}
+
+const exitCodes = `
+Exit codes:
+  0  done
+  1  failed; the reason is on standard error
+  2  wrong use
+`
+
+const help = `release makes and publishes a release: images, chart, OLM bundle and catalog, kubectl-gpu, manifests.
+
+Usage:
+  release COMMAND [flags]
+
+release COMMAND --help lists the flags of a command, with their environment variables.
+` + exitCodes
