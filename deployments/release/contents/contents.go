@@ -2,10 +2,11 @@
 // version, before and after it was pushed.
 //
 //	release.json        the contents: Release
+//	run.json            the run that made it: Run
 //	oci/                an OCI image layout with every artifact that goes to the registry
 //	sbom/               an SPDX document for each image and architecture
 //	files/              what is published beside a registry: archives, manifests, SHA256SUMS
-//	signatures/         bundles of the signatures of files/
+//	signatures/         what was signed: bundles of signatures and of provenances
 //
 // Images are indexes of one image per platform. Charts, bundles and catalogs are artifacts as well.
 package contents
@@ -93,6 +94,23 @@ type Material struct {
 	Digest map[string]string `json:"digest"`
 }
 
+// Repository is the name of the artifact in the registry with release.json, Files and Signatures. It
+// is pushed last, with the release's version as its tag, when all others are signed. Its type is
+// ArtifactType, and each layer has the path of a file in the folder of the release.
+const (
+	Repository   = "release"
+	ArtifactType = "application/vnd.gpuready.release.v1"
+)
+
+// Digests returns the digests of an artifact: of its manifest or index, and of each platform.
+func (a Artifact) Digests() []string {
+	all := []string{a.Digest}
+	for _, p := range a.Platforms {
+		all = append(all, p.Digest)
+	}
+	return all
+}
+
 // Reference returns the name of an artifact by its digest, "host/path/operator@sha256:…".
 func (r Release) Reference(a Artifact) string {
 	return r.Registry + "/" + a.Name + "@" + a.Digest
@@ -116,17 +134,9 @@ var (
 // Read reads and checks release.json in the folder of a release.
 func Read(dir string) (Release, error) {
 	path := filepath.Join(dir, File)
-	f, err := os.Open(path)
+	data, err := readBounded(path)
 	if err != nil {
 		return Release{}, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
-	if err != nil {
-		return Release{}, err
-	}
-	if len(data) > maxSize {
-		return Release{}, fmt.Errorf("%s: over %d bytes", path, maxSize)
 	}
 	r, err := Parse(data)
 	if err != nil {
@@ -138,15 +148,37 @@ func Read(dir string) (Release, error) {
 // Parse decodes and checks the text of release.json.
 func Parse(data []byte) (Release, error) {
 	var r Release
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&r); err != nil {
+	if err := decode(data, &r); err != nil {
 		return Release{}, err
 	}
-	if d.More() {
-		return Release{}, errors.New("text follows after its end")
-	}
 	return r, r.check()
+}
+
+// readBounded reads a file of at most maxSize bytes.
+func readBounded(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err == nil && len(data) > maxSize {
+		err = fmt.Errorf("%s: over %d bytes", path, maxSize)
+	}
+	return data, err
+}
+
+// decode decodes one JSON value whose fields are all known.
+func decode(data []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return err
+	}
+	if d.More() {
+		return errors.New("text follows after its end")
+	}
+	return nil
 }
 
 // Bytes returns the text of release.json.
@@ -176,8 +208,8 @@ func (r Release) check() error {
 	}
 	seen := map[string]bool{}
 	for i, a := range r.Artifacts {
-		if !name.MatchString(a.Name) || seen[a.Name] {
-			problem("artifacts[%d].name: %.100q is not the name of a repository, or occurs twice", i, a.Name)
+		if !name.MatchString(a.Name) || seen[a.Name] || a.Name == Repository {
+			problem("artifacts[%d].name: %.100q is not the name of a repository, is reserved, or occurs twice", i, a.Name)
 		}
 		seen[a.Name] = true
 		if !digest.MatchString(a.Digest) {

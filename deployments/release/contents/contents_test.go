@@ -46,3 +46,20 @@ func TestWrongReleasesAreRefusedByField(t *testing.T) {
 	_, err := Parse([]byte(`{"schema": "gpuready.io/release/v1", "extra": 1}`))
 	require.ErrorContains(t, err, "extra")
 }
+
+func TestRunIsReadAsWritten(t *testing.T) {
+	dir := t.TempDir()
+	_, err := ReadRun(dir)
+	require.ErrorContains(t, err, "release build writes it")
+	run := Run{ID: "1", Builder: "https://example.com/builder", Started: time.Unix(1, 0).UTC(), Finished: time.Unix(2, 0).UTC()}
+	require.NoError(t, WriteRun(dir, run))
+	read, err := ReadRun(dir)
+	require.NoError(t, err)
+	require.Equal(t, run, read)
+	for field, wrong := range map[string]Run{
+		"id": {Builder: run.Builder, Started: run.Started, Finished: run.Finished}, "builder": {ID: "1", Builder: "me", Started: run.Started, Finished: run.Finished},
+		"finished": {ID: "1", Builder: run.Builder, Started: run.Finished, Finished: run.Started},
+	} {
+		require.ErrorContains(t, WriteRun(dir, wrong), field)
+	}
+}
