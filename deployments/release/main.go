@@ -17,7 +17,9 @@ func main() {
 }
 
 // commands are the commands; each has a file of its name.
-var commands = []program.Command{}
+var commands = []program.Command{
+	{Name: "registry", Run: runRegistry},
+}
 
 const exitCodes = `
 Exit codes:
@@ -30,6 +32,9 @@ const help = `release makes and publishes a release: images, chart, OLM bundle a
 
 Usage:
   release COMMAND [flags]
+
+Commands:
+  registry  serve a registry on this machine while a command runs
 
 release COMMAND --help lists the flags of a command, with their environment variables.
 ` + exitCodes

@@ -5,3 +5,13 @@ RELEASE_TOOL := bin/tools/release
 $(RELEASE_TOOL): $(shell find deployments/release internal/program internal/config -name '*.go' ! -name '*_test.go') go.mod go.sum | packages-build
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./deployments/release
+
+# Programs of others, pinned by modules of their own: what signs releases, and a registry for those
+# that stay on this machine.
+$(BIN)/tools/cosign: .ci/cosign/go.mod
+	@echo '  build $@ (minutes, the first time)'
+	$(Q)cd .ci/cosign && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) github.com/sigstore/cosign/v3/cmd/cosign
+
+$(BIN)/tools/registry: .ci/registry/go.mod
+	@echo '  build $@ (minutes, the first time)'
+	$(Q)cd .ci/registry && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) github.com/distribution/distribution/v3/cmd/registry
