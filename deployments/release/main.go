@@ -18,6 +18,7 @@ func main() {
 
 // commands are the commands; each has a file of its name.
 var commands = []program.Command{
+	{Name: "push", Run: push},
 	{Name: "registry", Run: runRegistry},
 }
 
@@ -34,6 +35,7 @@ Usage:
   release COMMAND [flags]
 
 Commands:
+  push      push a release to its registry
   registry  serve a registry on this machine while a command runs
 
 release COMMAND --help lists the flags of a command, with their environment variables.
