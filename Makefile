@@ -91,6 +91,7 @@ check: packages-generate lint ## lint, manifests, charts and the bundle, licence
 	cd .ci/olm && $(GO) vet ./... && $(GO) test -count=1 ./... && $(GO) run . generate && $(GO) run . validate
 	cd .ci/licences && $(GO) vet ./... && $(GO) test ./...
 	cd .ci/promql && $(GO) vet . && $(GO) test -count=1 .
+	cd .ci/changelog && $(GO) vet . && $(GO) test . && $(GO) run . check '$(VERSION)'
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
 
@@ -115,6 +116,10 @@ generate: packages-generate ## regenerate what is generated and checked in
 .PHONY: third-party
 third-party: packages-build ## list the linked modules and their licences in THIRD_PARTY.md; fails if one is not permitted
 	cd .ci/licences && $(GO) run . ../.. $(foreach name,$(CGO_PROGRAMS) $(STATIC_PROGRAMS),./$(dir_$(name)))
+
+.PHONY: changelog
+changelog: packages-build ## make CHANGELOG.md of the entries in changelog/
+	cd .ci/changelog && $(GO) run . generate
 
 .PHONY: chart
 chart: packages-build ## put the Helm chart together, complete, in bin/charts/
