@@ -92,6 +92,7 @@ check: packages-generate lint ## lint, manifests, charts and the bundle, licence
 	cd .ci/licences && $(GO) vet ./... && $(GO) test ./...
 	cd .ci/promql && $(GO) vet . && $(GO) test -count=1 .
 	cd .ci/changelog && $(GO) vet . && $(GO) test . && $(GO) run . check '$(VERSION)'
+	cd .ci/workflows && $(GO) vet . && $(GO) test -count=1 .
 	@$(MAKE) --no-print-directory generate
 	@git diff --exit-code -- $(GENERATED) || { echo 'check: generated files differ from what is checked in; commit the above'; exit 1; }
 

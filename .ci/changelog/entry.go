@@ -32,7 +32,7 @@ var kinds = []struct {
 	{"security", true}, {"removed", true}, {"deprecated", true}, {"changed", true}, {"added", false}, {"fixed", false},
 }
 
-// components are what users know the parts by, in the order of CHANGELOG.md.
+// components lists the parts by the names that users know, in the order of CHANGELOG.md.
 var components = []string{
 	"release", "driver", "toolkit", "device-plugin", "dra-driver", "validator", "operator", "kubectl-gpu",
 	"provision", "cuda-samples", "simulator", "monitoring", "docs",
