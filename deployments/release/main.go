@@ -19,6 +19,8 @@ func main() {
 // commands are the commands; each has a file of its name.
 var commands = []program.Command{
 	{Name: "push", Run: push},
+	{Name: "mirror", Run: mirrorRelease},
+	{Name: "load", Run: load},
 	{Name: "registry", Run: runRegistry},
 }
 
@@ -36,6 +38,8 @@ Usage:
 
 Commands:
   push      push a release to its registry
+  mirror    prepare a release for clusters without the internet
+  load      push an archive of release mirror to a registry
   registry  serve a registry on this machine while a command runs
 
 release COMMAND --help lists the flags of a command, with their environment variables.

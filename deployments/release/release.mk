@@ -15,3 +15,10 @@ $(BIN)/tools/cosign: .ci/cosign/go.mod
 $(BIN)/tools/registry: .ci/registry/go.mod
 	@echo '  build $@ (minutes, the first time)'
 	$(Q)cd .ci/registry && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) github.com/distribution/distribution/v3/cmd/registry
+
+# For clusters without the internet: lists of the release's images, and one archive of them.
+MIRROR_ARGS ?=
+
+.PHONY: mirror
+mirror: $(RELEASE_TOOL) ## write lists of a release's images, and one archive for clusters without the internet, in bin/mirror/
+	@$(RELEASE_TOOL) mirror --dir 'bin/release/$(VERSION)' --to bin/mirror $(MIRROR_ARGS)
