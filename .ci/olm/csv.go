@@ -32,7 +32,7 @@ func serviceVersion(documents, examples []object, rights []right) (object, error
 		return nil, err
 	}
 	own, cluster := permissions(documents, rights)
-	return object{
+	csv := object{
 		"apiVersion": "operators.coreos.com/v1alpha1",
 		"kind":       "ClusterServiceVersion",
 		"metadata": object{
@@ -40,35 +40,23 @@ func serviceVersion(documents, examples []object, rights []right) (object, error
 			"namespace": "placeholder",
 			"annotations": object{
 				"alm-examples":   alm,
-				"capabilities":   "Deep Insights",
 				"categories":     "AI/Machine Learning, OpenShift Optional",
 				"containerImage": image,
 				"description":    "From a bare GPU node to a running CUDA job",
 				"repository":     "https://github.com/gpuready/gpuready",
 				"support":        "gpuready",
-				"operatorframework.io/suggested-namespace":         "gpuready-system",
-				"operatorframework.io/initialization-resource":     initialPolicy(examples),
-				"features.operators.openshift.io/disconnected":     "true",
-				"features.operators.openshift.io/fips-compliant":   "false",
-				"features.operators.openshift.io/proxy-aware":      "true",
-				"features.operators.openshift.io/tls-profiles":     "false",
-				"features.operators.openshift.io/token-auth-aws":   "false",
-				"features.operators.openshift.io/token-auth-azure": "false",
-				"features.operators.openshift.io/token-auth-gcp":   "false",
-				"operators.openshift.io/valid-subscription":        "[]",
+				"operatorframework.io/suggested-namespace":     "gpuready-system",
+				"operatorframework.io/initialization-resource": initialPolicy(examples),
+				"operators.openshift.io/valid-subscription":    "[]",
 			},
-			"labels": object{
-				"operatorframework.io/arch.amd64": "supported",
-				"operatorframework.io/arch.arm64": "supported",
-				"operatorframework.io/os.linux":   "supported",
-			},
+			"labels": object{},
 		},
 		"spec": object{
 			"displayName":    "gpuready",
 			"description":    description,
 			"version":        version,
 			"minKubeVersion": "1.25.0",
-			"maturity":       "stable",
+			"maturity":       maturity,
 			"keywords":       []string{"gpu", "cuda", "nvidia", "driver"},
 			"provider":       object{"name": "gpuready", "url": "https://github.com/gpuready/gpuready"},
 			"maintainers":    []any{object{"name": "gpuready", "email": "gpuready@users.noreply.github.com"}},
@@ -88,7 +76,9 @@ func serviceVersion(documents, examples []object, rights []right) (object, error
 			"customresourcedefinitions": object{"owned": []any{owned(), ownedDriver()}},
 			"relatedImages":             relatedImages(image),
 		},
-	}, nil
+	}
+	addClaims(at(csv, "metadata", "annotations"), at(csv, "metadata", "labels"), image)
+	return csv, nil
 }
 
 // adaptDeployment changes the spec of the Deployment for a bundle, and returns the operator's image.
