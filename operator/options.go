@@ -15,6 +15,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nvidia"
 	"github.com/gpuready/gpuready/internal/program"
 	"github.com/gpuready/gpuready/internal/version"
+	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/driver"
 	"github.com/gpuready/gpuready/operator/state"
 	"github.com/gpuready/gpuready/operator/status"
@@ -30,6 +31,10 @@ const (
 // imageVersion is the default release of our images.
 const imageVersion = "v0.1.0"
 
+// pinnable lists our images that the operator deploys. Releases name each by its digest, in variables
+// whose prefix tools of the Operator Lifecycle Manager know.
+var pinnable = []string{"device-plugin", "dra-driver", "driver-simulator", "toolkit", "validator"}
+
 // options are the flags that the commands share.
 type options struct {
 	flags *program.Flags
@@ -38,6 +43,7 @@ type options struct {
 	cluster                         state.Cluster
 	namespace                       string
 	nvidiaRelease, nvidiaRegistry   string
+	pinned                          map[string]*string // full names of our images, by name
 }
 
 // newOptions returns the options of a command whose help has usage, the flags and exit codes.
@@ -58,6 +64,12 @@ func (o *options) addImageFlags() {
 	o.flags.StringVar(&o.cluster.ImageVersion, "image-version", imageVersion, "default tag of our images")
 	o.flags.StringVar(&o.nvidiaRelease, "nvidia-release", "", "release of NVIDIA's GPU Operator, such as 25.3, with whose versions NVIDIA's images are used that the policy does not name (default: "+newestRelease()+")")
 	o.flags.StringVar(&o.nvidiaRegistry, "nvidia-registry", "", "registry, and path, of a mirror of those in place of nvcr.io")
+	o.pinned = map[string]*string{}
+	for _, name := range pinnable {
+		flag := name + "-image"
+		o.pinned[name] = o.flags.String(flag, "", "image "+name+", repository/name@digest (default: of --image-repository, with --image-version)")
+		o.flags.Env[flag] = "RELATED_IMAGE_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+	}
 	maps.Copy(o.flags.Env, map[string]string{
 		"image-repository": "IMAGE_REPOSITORY", "image-version": "IMAGE_VERSION", "nvidia-release": "NVIDIA_RELEASE", "nvidia-registry": "NVIDIA_REGISTRY",
 	})
@@ -92,6 +104,22 @@ func (o *options) parseWithFiles(args []string) error {
 		return program.UsageErrorf("--nvidia-release: %w", err)
 	}
 	o.cluster.NVIDIA = driver.NVIDIAImages(release, o.nvidiaRegistry)
+	return o.readPinned()
+}
+
+// readPinned reads the flags of single images.
+func (o *options) readPinned() error {
+	o.cluster.Pinned = map[string]v1.ImageSpec{}
+	for _, name := range pinnable {
+		if o.pinned[name] == nil || *o.pinned[name] == "" {
+			continue
+		}
+		image, err := v1.ParseImage(*o.pinned[name])
+		if err != nil {
+			return program.UsageErrorf("--%s-image: %w", name, err)
+		}
+		o.cluster.Pinned[name] = image
+	}
 	return nil
 }
 

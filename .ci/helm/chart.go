@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	charts "helm.sh/helm/v4/pkg/chart"
 	"helm.sh/helm/v4/pkg/chart/common"
@@ -49,6 +50,10 @@ const (
 	driverFile = "crds/nvidia.com_nvidiadrivers.yaml"
 )
 
+// fileTime is the time of every file in the chart's archive, so that the same content gives the same
+// bytes.
+var fileTime = time.Unix(0, 0)
+
 // crds are the CustomResourceDefinitions of ClusterPolicy and NVIDIADriver.
 type crds struct{ policy, driver []byte }
 
@@ -63,10 +68,16 @@ func readGenerated(dir string) (all crds, err error) {
 
 // loadChart reads the chart in a folder, and adds what the repository does not have there: the
 // CustomResourceDefinitions, the schemas of the values, and the chart of Node Feature Discovery.
-func loadChart(ctx context.Context, dir string, all crds) (*chart.Chart, error) {
+// images, unless nil, go into the values.
+func loadChart(ctx context.Context, dir string, all crds, images *pinned) (*chart.Chart, error) {
 	files, err := readTree(dir)
 	if err != nil {
 		return nil, err
+	}
+	if images != nil {
+		if err := images.write(files); err != nil {
+			return nil, err
+		}
 	}
 	from := sources{crds: all}
 	for name, data := range map[string]*[]byte{"values.yaml": &from.values, "files/nvidia-values.yaml": &from.foreign, "files/ignored-fields.yaml": &from.ignored} {
@@ -111,10 +122,10 @@ func generate(from sources) ([]*archive.BufferedFile, error) {
 	}
 	data, err := schemas.data()
 	return []*archive.BufferedFile{
-		{Name: policyFile, Data: from.crds.policy},
-		{Name: driverFile, Data: from.crds.driver},
-		{Name: "values.schema.json", Data: validation},
-		{Name: "files/values.json", Data: data},
+		{Name: policyFile, ModTime: fileTime, Data: from.crds.policy},
+		{Name: driverFile, ModTime: fileTime, Data: from.crds.driver},
+		{Name: "values.schema.json", ModTime: fileTime, Data: validation},
+		{Name: "files/values.json", ModTime: fileTime, Data: data},
 	}, err
 }
 
@@ -221,7 +232,7 @@ func readTree(dir string) ([]*archive.BufferedFile, error) {
 		}
 		data, err := os.ReadFile(path)
 		name, _ := filepath.Rel(dir, path)
-		files = append(files, &archive.BufferedFile{Name: filepath.ToSlash(name), Data: data})
+		files = append(files, &archive.BufferedFile{Name: filepath.ToSlash(name), ModTime: fileTime, Data: data})
 		return err
 	})
 	return files, err

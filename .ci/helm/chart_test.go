@@ -20,7 +20,7 @@ func load(t *testing.T) *chart.Chart {
 	t.Helper()
 	all, err := readDefinitions("../../deployments/static/operator.yaml")
 	require.NoError(t, err)
-	c, err := loadChart(t.Context(), dir, all)
+	c, err := loadChart(t.Context(), dir, all, nil)
 	require.NoError(t, err)
 	return c
 }

@@ -4,7 +4,9 @@
 //
 //	takes the CustomResourceDefinitions from bin/crds, where controller-gen writes them
 //
-// go run . package    writes bin/charts/gpuready-<version>.tgz, complete
+// go run . package    writes bin/charts/gpuready-<version>.tgz, complete; package IMAGES DIR writes
+//
+//	the chart of a release to DIR, with the digests of the images in the file IMAGES
 //
 // Run it in .ci/helm. Exit code 2 means that a command failed.
 package main
@@ -32,8 +34,8 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) != 1 {
-		return fmt.Errorf("usage: go run . static|package")
+	if len(args) != 1 && (len(args) != 3 || args[0] != "package") {
+		return fmt.Errorf("usage: go run . static|package [IMAGES DIR]")
 	}
 	dir, manifests := filepath.Join(root, "deployments/helm/gpuready"), filepath.Join(root, "deployments/static")
 	switch args[0] {
@@ -48,16 +50,26 @@ func run(ctx context.Context, args []string) error {
 		if err != nil {
 			return err
 		}
-		return pack(ctx, dir, all, filepath.Join(root, "bin/charts"))
+		if len(args) == 1 {
+			return pack(ctx, dir, all, nil, filepath.Join(root, "bin/charts"))
+		}
+		images, err := readPinned(args[1])
+		if err != nil {
+			return err
+		}
+		return pack(ctx, dir, all, images, args[2])
 	}
 	return fmt.Errorf("%q is neither static nor package", args[0])
 }
 
-// pack writes the chart's archive into a folder.
-func pack(ctx context.Context, from string, all crds, to string) error {
-	c, err := loadChart(ctx, from, all)
+// pack writes the chart's archive into a folder, with the images of a release unless they are nil.
+func pack(ctx context.Context, from string, all crds, images *pinned, to string) error {
+	c, err := loadChart(ctx, from, all, images)
 	if err != nil {
 		return err
+	}
+	if images != nil && c.Metadata.AppVersion != images.Version {
+		return fmt.Errorf("Chart.yaml: appVersion is %s, and the release %s: set the version first (docs/versions.md)", c.Metadata.AppVersion, images.Version)
 	}
 	path, err := chartutil.Save(c, to)
 	if err == nil {

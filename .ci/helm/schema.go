@@ -33,6 +33,7 @@ var overrides = map[string]schema{
 	"operator.imagePullPolicy":    {"type": "string", "enum": []any{"Always", "IfNotPresent", "Never"}},
 	"operator.imagePullSecrets":   {"type": "array", "items": schema{"type": "string"}},
 	"operator.insecureRegistries": {"type": "array", "items": schema{"type": "string"}},
+	"operator.digests":            {"type": "object", "additionalProperties": schema{"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}},
 	"operator.affinity":           {"type": "object"},
 	"operator.resources":          {"type": "object"},
 	"operator.labels":             texts(),

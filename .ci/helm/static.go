@@ -108,7 +108,7 @@ func own(crd []byte) (string, error) {
 var named = regexp.MustCompile(`(\n  name: [a-z]+\.nvidia\.com\n)`)
 
 func renderStatic(ctx context.Context, dir string, all crds, values map[string]any) (map[string]string, error) {
-	c, err := loadChart(ctx, dir, all)
+	c, err := loadChart(ctx, dir, all, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -27,6 +27,7 @@ func (c *Controller) chooseDrivers(s *desired) {
 		return driver.Facts{
 			OpenShift:      m.openShift,
 			Images:         v1.ImageSpec{Repository: c.Cluster.ImageRepository, Version: c.Cluster.ImageVersion},
+			Simulator:      c.Cluster.Image("driver-simulator"),
 			NVIDIA:         c.Cluster.NVIDIA["driver"],
 			Toolkit:        func(rhcos string) (string, bool) { image, ok := m.toolkit[rhcos]; return image, ok },
 			ToolkitUnknown: m.toolkitError,

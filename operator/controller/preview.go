@@ -37,6 +37,7 @@ func NewPreview(policy *v1.ClusterPolicy, nodes []*fleet.Node, cluster state.Clu
 	facts := driver.Facts{
 		OpenShift: cluster.OpenShift,
 		Images:    v1.ImageSpec{Repository: cluster.ImageRepository, Version: cluster.ImageVersion},
+		Simulator: cluster.Image("driver-simulator"),
 		NVIDIA:    cluster.NVIDIA["driver"],
 		Toolkit:   func(rhcos string) (string, bool) { return "driver-toolkit:" + rhcos, true },
 		Registry:  func(string) driver.Presence { return driver.Presence{State: driver.Present, Ours: ours} },

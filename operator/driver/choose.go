@@ -51,8 +51,10 @@ func (c *chooser) choice(v Variant, id, image string) Choice {
 }
 
 func (c *chooser) simulated() Choice {
-	own := c.facts.Images
-	own.Image = "driver-simulator"
+	own := c.facts.Simulator
+	if own.Image == "" {
+		own = v1.ImageSpec{Repository: c.facts.Images.Repository, Image: "driver-simulator", Version: c.facts.Images.Version}
+	}
 	choice := c.choice(Simulated, simulatedID, c.spec.Driver.Simulated.Ref(own))
 	if c.pool.Drivers == "" {
 		choice.Name = label.DriverApp

@@ -80,6 +80,8 @@ type Facts struct {
 	OpenShift bool
 	// Images are the repository and version of this product's images.
 	Images v1.ImageSpec
+	// Simulator is the default of the simulated driver's image; without a name it is that of Images.
+	Simulator v1.ImageSpec
 	// NVIDIA is NVIDIA's driver image, the default for the policy's.
 	NVIDIA v1.ImageSpec
 	// Toolkit returns the Driver Toolkit's image for a version of RHCOS; it may be nil.

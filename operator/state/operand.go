@@ -23,10 +23,18 @@ var ownOperands = []struct {
 	{"validator", func(s *v1.ClusterPolicySpec) v1.ImageSpec { return s.Validator.ImageSpec }, deployments.Validator},
 }
 
+// Image returns the default of one of our images.
+func (c Cluster) Image(name string) v1.ImageSpec {
+	if pinned, is := c.Pinned[name]; is {
+		return pinned
+	}
+	return v1.ImageSpec{Repository: c.ImageRepository, Image: name, Version: c.ImageVersion}
+}
+
 // ownImage returns the image of one of our agents. A policy that was written for NVIDIA's
 // operator gets ours; see Replaced.
 func (c Cluster) ownImage(a deployments.Agent, spec v1.ImageSpec) string {
-	byDefault := v1.ImageSpec{Repository: c.ImageRepository, Image: a.Image, Version: c.ImageVersion}
+	byDefault := c.Image(a.Image)
 	if c.isNVIDIAs(spec) {
 		return v1.ImageSpec{}.Ref(byDefault)
 	}

@@ -43,6 +43,9 @@ type Cluster struct {
 	HandOver        bool   // NVIDIA's operator runs: only nodes that were handed over are served
 	ImageRepository string // default repository of our images: "gpuready"
 	ImageVersion    string // their tag
+	// Pinned holds those of our images that have another default, by name ("toolkit"): in a release,
+	// each has its digest as its version.
+	Pinned map[string]v1.ImageSpec
 	// ServiceMonitors means that the cluster has the prometheus-operator's kind.
 	ServiceMonitors bool
 	// DRA means that the API server serves ResourceSlices and DeviceClasses as they are since

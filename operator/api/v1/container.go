@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,6 +62,25 @@ func (i ImageSpec) Ref(fallback ImageSpec) string {
 		return image + "@" + version
 	}
 	return image + ":" + version
+}
+
+// ParseImage parses an image's full name: "registry.example.com/gpuready/toolkit@sha256:…", or with a
+// tag.
+func ParseImage(ref string) (ImageSpec, error) {
+	i := ImageSpec{}
+	name, digest, pinned := strings.Cut(ref, "@")
+	slash := strings.LastIndex(name, "/")
+	if slash > 0 {
+		i.Repository = name[:slash]
+	}
+	i.Image, i.Version, _ = strings.Cut(name[slash+1:], ":")
+	if pinned {
+		i.Version = digest
+	}
+	if i.Repository == "" || i.Image == "" || i.Version == "" || pinned && !strings.HasPrefix(digest, "sha256:") {
+		return ImageSpec{}, fmt.Errorf("%.200q is not repository/name@sha256:… or repository/name:tag", ref)
+	}
+	return i, nil
 }
 
 // PullPolicy returns ImagePullPolicy as the type of pods, with its default.

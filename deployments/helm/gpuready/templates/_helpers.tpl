@@ -31,7 +31,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- /* The operator's image. */}}
 {{- define "gpuready.image" -}}
 {{- $o := .Values.operator }}
-{{- $version := $o.version | default .Chart.AppVersion }}
+{{- $version := $o.version | default (get ($o.digests | default dict) $o.image) | default .Chart.AppVersion }}
 {{- printf "%s/%s%s%s" (include "gpuready.repository" (list . $o.repository)) $o.image (hasPrefix "sha256:" $version | ternary "@" ":") $version }}
 {{- end }}
 
@@ -73,6 +73,13 @@ readOnlyRootFilesystem: true
 # Repository of the images that the policy does not name.
 - { name: IMAGE_REPOSITORY, value: {{ include "gpuready.repository" (list . .Values.operator.repository) | quote }} }
 - { name: IMAGE_VERSION, value: {{ .Values.operator.operandVersion | default .Chart.AppVersion | quote }} }
+{{- if not .Values.operator.operandVersion }}
+{{- range $name, $digest := .Values.operator.digests }}
+{{- if ne $name $.Values.operator.image }}
+- { name: RELATED_IMAGE_{{ $name | replace "-" "_" | upper }}, value: {{ printf "%s/%s@%s" (include "gpuready.repository" (list $ $.Values.operator.repository)) $name $digest | quote }} }
+{{- end }}
+{{- end }}
+{{- end }}
 - { name: LOG_LEVEL, value: {{ include "gpuready.logLevel" . }} }
 {{- with .Values.operator.nvidiaRelease }}
 - { name: NVIDIA_RELEASE, value: {{ . | quote }} }

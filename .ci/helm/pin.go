@@ -1,0 +1,73 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"helm.sh/helm/v4/pkg/chart/loader/archive"
+)
+
+// pinned are the images of a release, as `release build` writes them.
+type pinned struct {
+	Registry string            `json:"registry"` // "registry.example.com/gpuready"
+	Version  string            `json:"version"`  // "v0.2.0"
+	Digests  map[string]string `json:"digests"`  // by name: "toolkit": "sha256:…"
+}
+
+var (
+	digest = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+	image  = regexp.MustCompile(`^[a-z0-9-]+$`)
+)
+
+// readPinned reads a file with the images of a release.
+func readPinned(path string) (*pinned, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	p := &pinned{}
+	if err := d.Decode(p); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if p.Registry == "" || p.Version == "" || p.Digests["operator"] == "" {
+		return nil, fmt.Errorf("%s: registry, version and digests are required, the operator's among them", path)
+	}
+	for name, value := range p.Digests {
+		if !image.MatchString(name) || !digest.MatchString(value) {
+			return nil, fmt.Errorf("%s: digests.%.50s: %.80q is not sha256: and 64 hexadecimal digits", path, name, value)
+		}
+	}
+	return p, nil
+}
+
+// write writes the images into the chart's values.yaml. It replaces single lines, so that the
+// comments stay as they are.
+func (p *pinned) write(files []*archive.BufferedFile) error {
+	at := slices.IndexFunc(files, func(f *archive.BufferedFile) bool { return f.Name == "values.yaml" })
+	if at < 0 {
+		return fmt.Errorf("the chart has no values.yaml")
+	}
+	var digests strings.Builder
+	digests.WriteString("\n  digests:\n")
+	for _, name := range slices.Sorted(maps.Keys(p.Digests)) {
+		fmt.Fprintf(&digests, "    %s: %s\n", name, p.Digests[name])
+	}
+	for old, line := range map[string]string{
+		"\n  repository: gpuready\n": "\n  repository: " + p.Registry + "\n",
+		"\n  digests: {}\n":          digests.String(),
+	} {
+		if n := bytes.Count(files[at].Data, []byte(old)); n != 1 {
+			return fmt.Errorf("values.yaml has the line %q %d times, not once: adapt pinned.write", strings.TrimSpace(old), n)
+		}
+		files[at].Data = bytes.Replace(files[at].Data, []byte(old), []byte(line), 1)
+	}
+	return nil
+}
