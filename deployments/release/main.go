@@ -19,6 +19,8 @@ func main() {
 // commands are the commands; each has a file of its name.
 var commands = []program.Command{
 	{Name: "push", Run: push},
+	{Name: "sign", Run: runSign},
+	{Name: "verify", Run: runVerify},
 	{Name: "mirror", Run: mirrorRelease},
 	{Name: "load", Run: load},
 	{Name: "registry", Run: runRegistry},
@@ -38,6 +40,8 @@ Usage:
 
 Commands:
   push      push a release to its registry
+  sign      sign what was pushed, attach provenance and SBOMs, and publish the release
+  verify    verify a published release, as a stranger would
   mirror    prepare a release for clusters without the internet
   load      push an archive of release mirror to a registry
   registry  serve a registry on this machine while a command runs

@@ -53,7 +53,13 @@ func Up(t *testing.T, c cluster.Config) *Suite {
 		require.NotEmptyf(t, archives, "no images in %s", filepath.Join(bin, dir))
 		c.Images = append(c.Images, archives...)
 	}
-	c.Name = name(t, bin)
+	return Start(t, c)
+}
+
+// Start is like Up, without this tree's images: nodes have those of the configuration.
+func Start(t *testing.T, c cluster.Config) *Suite {
+	t.Helper()
+	c.Name = name(t, os.Getenv(variable))
 	c.Progress = func(s cluster.Step) { t.Logf("%5.1f s  %s", s.Took.Seconds(), s.What) }
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // includes building the binaries
 	defer cancel()

@@ -34,6 +34,8 @@ const (
 	Files      = "files"
 	Signatures = "signatures"
 	Sums       = "SHA256SUMS" // in Files
+
+	BundleSuffix = ".sigstore.json" // of the files in Signatures
 )
 
 // Kind says what an artifact in the registry is.

@@ -145,7 +145,7 @@ func (r *Registry) wait(ctx context.Context) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		if r.answers(ctx) {
+		if r.isServing(ctx) {
 			return nil
 		}
 		select {
@@ -158,7 +158,7 @@ func (r *Registry) wait(ctx context.Context) error {
 	}
 }
 
-func (r *Registry) answers(ctx context.Context) bool {
+func (r *Registry) isServing(ctx context.Context) bool {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Host+"/v2/", nil)
 	if err != nil {
 		return false

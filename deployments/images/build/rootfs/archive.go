@@ -52,10 +52,15 @@ func Read(archive tarball.Opener) (Image, error) {
 		}
 		read.Bytes += n
 	}
+	read.Tree, err = Extract(image)
+	return read, err
+}
+
+// Extract reads the file system of an image.
+func Extract(image v1.Image) (Tree, error) {
 	files := mutate.Extract(image)
 	defer files.Close()
-	read.Tree, err = readTree(files)
-	return read, err
+	return readTree(files)
 }
 
 // size returns the uncompressed size of a layer.
