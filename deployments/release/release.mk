@@ -1,8 +1,33 @@
 # A release: images for amd64 and arm64, chart, OLM bundle and catalog, kubectl-gpu, manifests.
+#
+#	make release-sign REGISTRY=registry.example.com/gpuready RELEASE_KEY=cosign.key
+#	make release-sign REGISTRY=registry.example.com/gpuready RELEASE_SIGN=--keyless
+#	make verify-release REGISTRY=registry.example.com/gpuready RELEASE_PUBLIC_KEY=cosign.pub
+#
+# Without REGISTRY a release stays on this machine: a registry runs while it is needed, with its
+# storage in bin/release/registry, and the key is made for it.
 RELEASE_TOOL := bin/tools/release
+RELEASE_DIR  ?= bin/release/$(VERSION)
+REGISTRY     ?=
+ifeq ($(REGISTRY),)
+RELEASE_LISTEN     ?= localhost:5005
+RELEASE_REGISTRY   := $(RELEASE_LISTEN)/gpuready
+RELEASE_KEY        := bin/release/key/cosign.key
+RELEASE_PUBLIC_KEY := bin/release/key/cosign.pub
+# It stands before a command that needs the registry.
+WITH_REGISTRY       = $(RELEASE_TOOL) registry --storage bin/release/registry --listen $(RELEASE_LISTEN) --
+WITH_REGISTRY_NEEDS = bin/tools/registry $(RELEASE_PUBLIC_KEY)
+export COSIGN_PASSWORD ?=
+else
+RELEASE_REGISTRY   := $(REGISTRY)
+RELEASE_KEY        ?=
+RELEASE_PUBLIC_KEY ?=
+endif
+RELEASE_SIGN   ?= --key '$(RELEASE_KEY)'
+RELEASE_VERIFY ?= --key '$(RELEASE_PUBLIC_KEY)'
 
 # Not stamped with the commit: what it makes depends on the release alone.
-$(RELEASE_TOOL): $(shell find deployments/release internal/program internal/config -name '*.go' ! -name '*_test.go') go.mod go.sum | packages-build
+$(RELEASE_TOOL): $(shell find deployments/release deployments/images/build/rootfs internal/program internal/config -name '*.go' ! -name '*_test.go') go.mod go.sum | packages-build
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./deployments/release
 
@@ -15,6 +40,23 @@ $(BIN)/tools/cosign: .ci/cosign/go.mod
 $(BIN)/tools/registry: .ci/registry/go.mod
 	@echo '  build $@ (minutes, the first time)'
 	$(Q)cd .ci/registry && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) github.com/distribution/distribution/v3/cmd/registry
+
+bin/release/key/cosign.pub: | bin/tools/cosign
+	@mkdir -p $(@D) && cd $(@D) && $(abspath bin/tools/cosign) generate-key-pair 2>/dev/null
+
+.PHONY: release-sign verify-release verify-release-served
+release-sign: $(RELEASE_TOOL) bin/tools/cosign $(WITH_REGISTRY_NEEDS) ## sign a release that was pushed, attach provenance and SBOMs, and publish it
+	@$(WITH_REGISTRY) $(RELEASE_TOOL) sign --cosign bin/tools/cosign --dir '$(RELEASE_DIR)' $(RELEASE_SIGN)
+
+# What was pulled runs on a cluster whose namespace admits nothing else, and in an emulator of arm64.
+verify-release: packages-build packages-cluster packages-release $(RELEASE_TOOL) $(addprefix bin/tools/,cosign helm) $(WITH_REGISTRY_NEEDS) ## verify a published release as a stranger would, and run it: chart, CUDA job, kubectl gpu, arm64
+	@$(WITH_REGISTRY) $(MAKE) --no-print-directory verify-release-served
+
+verify-release-served:
+	@rm -rf bin/release/verified
+	$(RELEASE_TOOL) verify --cosign bin/tools/cosign --registry '$(RELEASE_REGISTRY)' --version '$(VERSION)' $(RELEASE_VERIFY) --save bin/release/verified
+	GPUREADY_E2E='$(CURDIR)/bin' GPUREADY_RELEASE_REGISTRY='$(RELEASE_REGISTRY)' GPUREADY_RELEASE_DIR='$(CURDIR)/bin/release/verified' \
+		$(GO) test $(TAGS) -count=1 -v -timeout 20m -run '^Test(VerifiedReleaseRuns|ARM64ImagesRun)$$' $(E2E_ARGS) ./test/release
 
 # For clusters without the internet: lists of the release's images, and one archive of them.
 MIRROR_ARGS ?=

@@ -7,7 +7,10 @@ import (
 	"io"
 	"text/tabwriter"
 
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
 	"github.com/gpuready/gpuready/deployments/release/attest"
+	"github.com/gpuready/gpuready/deployments/release/publish"
 	"github.com/gpuready/gpuready/deployments/release/sign"
 	"github.com/gpuready/gpuready/internal/program"
 )
@@ -62,7 +65,7 @@ func runSign(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err := f.RefuseArgs(); err != nil {
 		return err
 	}
-	o.Cosign.Insecure = o.Registry.Insecure
+	connect(&o.Cosign, &o.Registry)
 	if *output == "table" && !o.DryRun {
 		o.Done = func(s sign.Step) {
 			if !s.Kept {
@@ -115,6 +118,12 @@ func printSteps(w io.Writer, steps []sign.Step, dryRun bool) error {
 func addCosign(f *program.Flags, c *attest.Cosign) {
 	f.StringVar(&c.Program, "cosign", "cosign", "the program cosign, version 3")
 	f.Env["cosign"] = "COSIGN"
+}
+
+// connect sets how the registry is reached.
+func connect(c *attest.Cosign, r *attest.Registry) {
+	c.Insecure = r.Insecure
+	r.Options = []remote.Option{remote.WithTransport(publish.NewTransport(r.Insecure)), remote.WithUserAgent("gpuready-release")}
 }
 
 // addRegistry adds the flags of a registry.

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/gpuready/gpuready/deployments/release/contents"
@@ -23,8 +25,8 @@ Examples:
   release verify --registry registry.example.com/gpuready --version v0.2.0 --key cosign.pub \
     --files ~/Downloads
   release verify --registry ghcr.io/gpuready --version v0.2.0 \
-    --identity https://github.com/gpuready/gpuready/.github/workflows/release.yaml@refs/tags/v0.2.0 \
-    --issuer https://token.actions.githubusercontent.com
+    --issuer https://token.actions.githubusercontent.com \
+    --identity https://github.com/gpuready/gpuready/.github/workflows/release.yaml@refs/tags/v0.2.0
   release verify --registry registry.example.com/gpuready --version v0.2.0 --key cosign.pub \
     -o policy | kubectl apply -f -
 `
@@ -73,7 +75,7 @@ func runVerify(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if err := f.RefuseArgs(); err != nil {
 		return err
 	}
-	o.Cosign.Insecure = o.Registry.Insecure
+	connect(&o.Cosign, &o.Registry)
 	o.Progress = func(name string) { fmt.Fprintf(stderr, "verifying %s\n", name) }
 	result, err := verify.Run(ctx, o)
 	if err != nil {
@@ -97,12 +99,12 @@ func runVerify(ctx context.Context, args []string, stdout, stderr io.Writer) err
 }
 
 func printResult(w io.Writer, r verify.Result, format, namespace string) error {
-	switch {
-	case format == "json":
+	switch format {
+	case "json":
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
 		return e.Encode(r)
-	case format == "policy":
+	case "policy":
 		if len(r.Failures()) > 0 {
 			return nil // no policy for what is refused
 		}
@@ -113,16 +115,7 @@ func printResult(w io.Writer, r verify.Result, format, namespace string) error {
 		_, err = w.Write(policy)
 		return err
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "SUBJECT\tCHECK\tRESULT\tDETAIL")
-	for _, c := range r.Checks {
-		if c.OK {
-			fmt.Fprintf(table, "%s\t%s\tok\t%s\n", c.Subject, c.Name, c.Detail)
-		} else {
-			fmt.Fprintf(table, "%s\t%s\tREFUSED\t%s\n", c.Subject, c.Name, c.Found)
-		}
-	}
-	if err := table.Flush(); err != nil {
+	if err := printTable(w, r.Checks); err != nil {
 		return err
 	}
 	if len(r.Failures()) > 0 {
@@ -130,4 +123,37 @@ func printResult(w io.Writer, r verify.Result, format, namespace string) error {
 	}
 	_, err := fmt.Fprintf(w, "gpuready %s, commit %s, is as it was signed: %d checks, %.0f MB pulled, %.1f s\n", r.Version, r.Revision, len(r.Checks), float64(r.Bytes)/1e6, r.Seconds)
 	return err
+}
+
+// columns are the checks in the order of the table.
+var columns = []string{verify.Tag, verify.Signature, verify.Provenance, verify.Blobs, verify.SBOM, verify.List}
+
+// printTable prints a line for each subject, with a column for each check.
+func printTable(w io.Writer, checks []verify.Check) error {
+	var subjects []string
+	cells := map[string]map[string]string{}
+	for _, c := range checks {
+		if cells[c.Subject] == nil {
+			subjects = append(subjects, c.Subject)
+			cells[c.Subject] = map[string]string{}
+		}
+		switch {
+		case !c.OK:
+			cells[c.Subject][c.Name] = "REFUSED"
+		case c.Summary != "":
+			cells[c.Subject][c.Name] = c.Summary
+		default:
+			cells[c.Subject][c.Name] = "ok"
+		}
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(table, "SUBJECT\t"+strings.ToUpper(strings.Join(columns, "\t")))
+	for _, s := range subjects {
+		line := []string{s}
+		for _, c := range columns {
+			line = append(line, cmp.Or(cells[s][c], "-"))
+		}
+		fmt.Fprintln(table, strings.Join(line, "\t"))
+	}
+	return table.Flush()
 }

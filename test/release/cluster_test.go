@@ -17,49 +17,45 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpuready/gpuready/deployments/release/attest"
 	"github.com/gpuready/gpuready/deployments/release/contents"
 	"github.com/gpuready/gpuready/deployments/release/verify"
 	"github.com/gpuready/gpuready/test/e2e"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
-// Environment variables of make verify-release: where the release is, its version, and the public key.
+// Environment variables of make verify-release: the registry of the release, and the folder with its
+// list and its files, which release verify saved.
 const (
 	registryVariable = "GPUREADY_RELEASE_REGISTRY"
-	versionVariable  = "GPUREADY_RELEASE_VERSION"
-	keyVariable      = "GPUREADY_RELEASE_KEY"
+	dirVariable      = "GPUREADY_RELEASE_DIR"
 )
 
 const namespace = "gpuready"
 
-// real is the release that make verify-release verifies.
-type real struct {
+// verified is a release that was verified.
+type verified struct {
 	contents.Release
-	registry, version, key string
-	dir                    string // release.json and files, as they were pulled
+	registry string // where it is now
+	dir      string // release.json and files
 }
 
-// pullReal verifies the release and pulls its list and its files. The test is skipped if none is named.
-func pullReal(t *testing.T) *real {
+// readVerified reads what was saved of the verified release. The test is skipped if none is named.
+func readVerified(t *testing.T) *verified {
 	t.Helper()
-	r := &real{registry: os.Getenv(registryVariable), version: os.Getenv(versionVariable), key: os.Getenv(keyVariable), dir: t.TempDir()}
-	if r.registry == "" {
+	v := &verified{registry: os.Getenv(registryVariable), dir: os.Getenv(dirVariable)}
+	if v.registry == "" {
 		t.Skipf("%s is not set: make verify-release names a release", registryVariable)
 	}
-	_, err := verify.Fetch(t.Context(), verify.Options{
-		Registry: attest.Registry{Prefix: r.registry}, Version: r.version, Cosign: attest.Cosign{Program: tool(t, "cosign"), Key: r.key},
-	}, r.dir)
+	var err error
+	v.Release, err = contents.Read(v.dir)
 	require.NoError(t, err)
-	r.Release, err = contents.Read(r.dir)
-	require.NoError(t, err)
-	return r
+	return v
 }
 
 // artifact returns an artifact by its name.
-func (r *real) artifact(t *testing.T, name string) contents.Artifact {
+func (v *verified) artifact(t *testing.T, name string) contents.Artifact {
 	t.Helper()
-	for _, a := range r.Artifacts {
+	for _, a := range v.Artifacts {
 		if a.Name == name {
 			return a
 		}
@@ -71,7 +67,7 @@ func (r *real) artifact(t *testing.T, name string) contents.Artifact {
 // suite is a cluster that pulls from the registry of a release.
 type suite struct {
 	*e2e.Suite
-	release *real
+	release *verified
 }
 
 // run runs a program as a cluster administrator.
@@ -119,8 +115,8 @@ func (s *suite) connect(t *testing.T) {
 // TestVerifiedReleaseRuns installs the release that was verified on a cluster which runs nothing else
 // in its namespace, and runs a CUDA job on a simulated GPU.
 func TestVerifiedReleaseRuns(t *testing.T) {
-	r := pullReal(t)
-	s := &suite{e2e.Start(t, cluster.Config{Nodes: 1}), r}
+	v := readVerified(t)
+	s := &suite{e2e.Start(t, cluster.Config{Nodes: 1}), v}
 	s.connect(t)
 	for _, scenario := range []struct {
 		name string

@@ -40,7 +40,7 @@ func writeSmall(t *testing.T, dir, registry, version string) contents.Release {
 		Materials: []contents.Material{{URI: "git+https://github.com/gpuready/gpuready", Digest: map[string]string{"gitCommit": revision}}},
 	}
 	image := contents.Artifact{Name: "operator", Kind: contents.Image, Tag: version, MediaType: string(types.OCIImageIndex)}
-	var index v1.ImageIndex = mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, arch := range []string{"amd64", "arm64"} {
 		img, sbom := smallImage(t, image.Name, version, arch)
 		file := image.Name + "-" + arch + ".spdx.json"

@@ -9,6 +9,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
+// NewTransport returns a transport with deadlines for what a registry does. It refuses plain HTTP to
+// other hosts than this one, unless insecure is set.
+func NewTransport(insecure bool) http.RoundTripper {
+	return &plainGuard{next: newTransport(), insecure: insecure}
+}
+
 // newTransport returns a transport with deadlines for what a registry does.
 func newTransport() http.RoundTripper {
 	t := remote.DefaultTransport.(*http.Transport).Clone()

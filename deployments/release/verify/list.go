@@ -56,7 +56,7 @@ func (v *verifier) readRelease(ctx context.Context, dir string) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	v.add(name, Check{Subject: name, Name: Blobs, OK: true, Detail: fmt.Sprintf("%d files", len(layers))})
+	v.add(name, Check{Subject: name, Name: Blobs, OK: true, Detail: fmt.Sprintf("%d files", len(layers)), Summary: fmt.Sprintf("%d files", len(layers))})
 	c := Check{Subject: name, Name: List, Next: "do not use it, and ask who publishes the release"}
 	r, err := contents.Read(dir)
 	switch {

@@ -58,7 +58,7 @@ func (v *verifier) sbom(ctx context.Context, a contents.Artifact, platform int, 
 	case len(differences) > 0:
 		c.Expected, c.Found = "what the image contains", join(differences)
 	default:
-		c = Check{Subject: c.Subject, Name: SBOM, OK: true, Detail: files}
+		c = Check{Subject: c.Subject, Name: SBOM, OK: true, Detail: files, Summary: files}
 	}
 	v.add(a.Name, c)
 	return nil
@@ -162,14 +162,11 @@ func readSBOM(document []byte) (listed, error) {
 		}
 	}
 	for _, p := range d.Packages {
-		id := p.PackageName + " " + p.PackageVersion
-		if p.PackageFileName != "" {
-			id += " in " + p.PackageFileName
-		}
+		id := []string{p.PackageName, p.PackageVersion, p.PackageFileName}
 		for _, r := range p.PackageExternalReferences {
-			id += " (" + r.Locator + ")"
+			id = append(id, r.Locator)
 		}
-		l.packages[id] = "listed"
+		l.packages[strings.Join(id, " ")] = "listed"
 	}
 	return l, nil
 }

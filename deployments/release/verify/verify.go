@@ -43,6 +43,7 @@ type Check struct {
 	Name    string `json:"check"`   // one of the constants
 	OK      bool   `json:"ok"`
 	Detail  string `json:"detail,omitempty"` // what was found, if it is as expected
+	Summary string `json:"-"`                // of it, in a few words; "": "ok"
 
 	// Of a failure.
 	Expected string `json:"expected,omitempty"`
@@ -137,6 +138,9 @@ func Run(ctx context.Context, o Options) (Result, error) {
 func Fetch(ctx context.Context, o Options, dir string) (contents.Release, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return contents.Release{}, err
+	}
+	if there, err := os.ReadDir(dir); err != nil || len(there) > 0 {
+		return contents.Release{}, errors.Join(err, fmt.Errorf("%s is not empty; name another folder", dir))
 	}
 	temporary, err := os.MkdirTemp(dir, ".pulling-") // files are linked from there
 	if err != nil {
@@ -237,7 +241,7 @@ func (v *verifier) tag(ctx context.Context, repository, tag, digest string) erro
 		c.Found = "the tag was moved: it is " + d.Digest.String()
 		c.Next = "do not pull by this tag; use the digest, and ask who publishes the registry"
 	default:
-		c = Check{Subject: repository, Name: Tag, OK: true, Detail: tag + " is " + digest}
+		c = Check{Subject: repository, Name: Tag, OK: true, Detail: tag + " is " + digest, Summary: tag}
 	}
 	v.add(repository, c)
 	return nil
@@ -372,7 +376,7 @@ func (v *verifier) blobs(ctx context.Context, a contents.Artifact) (bool, error)
 	case err != nil:
 		return false, err
 	default:
-		c = Check{Subject: a.Name, Name: Blobs, OK: true, Detail: fmt.Sprintf("%d blobs, %.1f MB", n.count, float64(n.bytes)/1e6)}
+		c = Check{Subject: a.Name, Name: Blobs, OK: true, Detail: fmt.Sprintf("%d blobs, %d bytes", n.count, n.bytes), Summary: fmt.Sprintf("%d, %.1f MB", n.count, float64(n.bytes)/1e6)}
 	}
 	v.add(a.Name, c)
 	return c.OK, nil

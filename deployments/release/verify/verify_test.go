@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,9 +59,7 @@ func TestFilesThatTheListDoesNotHaveAreRefused(t *testing.T) {
 			"release.json": layer("0"), "files/SHA256SUMS": layer("0"), "files/one": layer("1"), "files/two": layer("2"),
 			"signatures/release.json.signature.sigstore.json": layer("0"), "signatures/SHA256SUMS.signature.sigstore.json": layer("0"), "signatures/files.provenance.sigstore.json": layer("0"),
 		}
-		for name, l := range more {
-			all[name] = l
-		}
+		maps.Copy(all, more)
 		return all
 	}
 	line := func(c, name string) string { return strings.Repeat(c, 64) + "  " + name + "\n" }
