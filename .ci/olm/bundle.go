@@ -22,9 +22,13 @@ const (
 	version = "0.1.0"
 )
 
-// write writes the bundle's files to a folder.
-func write(deployments, dir string) error {
-	files, err := makeFiles(deployments)
+// operatorManifest is the manifest, below deployments, that the bundle is made of.
+const operatorManifest = "static/operator.yaml"
+
+// write writes the bundle's files to a folder. operator is the path of operatorManifest, or of one with
+// the images of a release.
+func write(deployments, operator, dir string) error {
+	files, err := makeFiles(deployments, operator)
 	if err != nil {
 		return err
 	}
@@ -41,8 +45,8 @@ func write(deployments, dir string) error {
 }
 
 // makeFiles returns the bundle's files by name.
-func makeFiles(deployments string) (map[string][]byte, error) {
-	documents, err := read(filepath.Join(deployments, "static/operator.yaml"))
+func makeFiles(deployments, operator string) (map[string][]byte, error) {
+	documents, err := read(operator)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,7 @@ const deployments = "../../deployments"
 // manifest returns one of the bundle's manifests.
 func manifest(t *testing.T, name string) object {
 	t.Helper()
-	files, err := makeFiles(deployments)
+	files, err := makeFiles(deployments, deployments+"/"+operatorManifest)
 	require.NoError(t, err)
 	var o object
 	require.NoError(t, yaml.Unmarshal(files["manifests/"+name], &o))

@@ -74,7 +74,7 @@ func serviceVersion(documents, examples []object, rights []right) (object, error
 				"deployments":        []any{object{"name": "gpuready-operator", "label": at(deployment, "metadata")["labels"], "spec": spec}},
 			}},
 			"customresourcedefinitions": object{"owned": []any{owned(), ownedDriver()}},
-			"relatedImages":             relatedImages(image),
+			"relatedImages":             relatedImages(image, spec),
 		},
 	}
 	addClaims(at(csv, "metadata", "annotations"), at(csv, "metadata", "labels"), image)
@@ -102,12 +102,27 @@ func adaptDeployment(spec object) (string, error) {
 	return image, nil
 }
 
-// relatedImages lists all our images with the registry and version of the operator's image. Tools
-// that mirror a catalogue read the list.
-func relatedImages(operator string) []any {
-	var all []any
-	for _, one := range []string{"operator", "toolkit", "device-plugin", "dra-driver", "validator", "driver-simulator"} {
-		all = append(all, object{"name": one, "image": strings.Replace(operator, "/operator:", "/"+one+":", 1)})
+// relatedImages lists all our images: as the operator's variables name them, else with the registry
+// and version of the operator's image. Tools that mirror a catalogue read the list. deployment is the
+// spec of the operator's Deployment.
+func relatedImages(operator string, deployment object) []any {
+	named := map[string]string{}
+	containers, _ := at(deployment, "template", "spec")["containers"].([]any)
+	for _, c := range containers {
+		variables, _ := c.(object)["env"].([]any)
+		for _, v := range variables {
+			one, _ := v.(object)
+			variable, _ := one["name"].(string)
+			named[variable], _ = one["value"].(string)
+		}
+	}
+	all := []any{object{"name": "operator", "image": operator}}
+	for _, one := range []string{"toolkit", "device-plugin", "dra-driver", "validator", "driver-simulator"} {
+		image := named["RELATED_IMAGE_"+strings.ToUpper(strings.ReplaceAll(one, "-", "_"))]
+		if image == "" {
+			image = strings.Replace(operator, "/operator:", "/"+one+":", 1)
+		}
+		all = append(all, object{"name": one, "image": image})
 	}
 	return all
 }

@@ -1,8 +1,9 @@
 // Olm generates the bundle for the Operator Lifecycle Manager from the static manifests, and
 // checks it with the Operator Framework's own validators.
 //
-//	go run . generate      writes bin/bundle
-//	go run . validate      checks bin/bundle
+//	go run . generate      writes bin/bundle; generate OPERATOR.yaml DIR makes a release's bundle of
+//	                       its manifest
+//	go run . validate      checks bin/bundle, or validate DIR another one
 //	go run . definition    prints the lifecycle manager's definition of ClusterServiceVersion,
 //	                       for a cluster without it
 //
@@ -36,13 +37,19 @@ func main() {
 }
 
 func run(args []string) error {
-	if len(args) != 1 {
-		return fmt.Errorf("usage: go run . generate|validate|definition")
+	deployments, dir := filepath.Join(root, "deployments"), filepath.Join(root, "bin/bundle")
+	operator := filepath.Join(deployments, operatorManifest)
+	switch {
+	case len(args) == 3 && args[0] == "generate":
+		operator, dir = args[1], args[2]
+	case len(args) == 2 && args[0] == "validate":
+		dir = args[1]
+	case len(args) != 1:
+		return fmt.Errorf("usage: go run . generate [OPERATOR.yaml DIR]|validate [DIR]|definition")
 	}
-	dir := filepath.Join(root, "bin/bundle")
 	switch args[0] {
 	case "generate":
-		return write(filepath.Join(root, "deployments"), dir)
+		return write(deployments, operator, dir)
 	case "validate":
 		return validate(dir)
 	case "definition":

@@ -20,7 +20,7 @@ func TestNamesDoNotMeetThoseOfNVIDIAsOperator(t *testing.T) {
 		Shared  map[string]string
 	}
 	require.NoError(t, yaml.Unmarshal(data, &names))
-	files, err := makeFiles(deployments)
+	files, err := makeFiles(deployments, deployments+"/"+operatorManifest)
 	require.NoError(t, err)
 	for path, text := range files {
 		if !strings.HasPrefix(path, "manifests/") {
