@@ -143,15 +143,14 @@ man: packages-build ## write the programs' manual pages, made of their --help, t
 	@ls $(BIN)/man/*.1
 
 .PHONY: krew
-krew: packages-build ## pack kubectl-gpu and write its krew manifest, in bin/krew/: make krew VERSION=v1.2.3
-	@rm -rf bin/krew && $(MAKE) --no-print-directory bin/.version
-	@for arch in amd64 arm64; do \
-		echo "  build bin/krew/linux-$$arch/kubectl-gpu"; \
-		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" \
-			-o bin/krew/linux-$$arch/kubectl-gpu ./$(dir_kubectl-gpu) || exit 1; \
-	done
-	@deployments/krew/archive.sh $(or $(VERSION),$$(cut -d' ' -f1 bin/.version)) bin/krew
+krew: packages-build $(foreach platform,linux-amd64 linux-arm64 darwin-amd64 darwin-arm64,bin/krew/$(platform)/kubectl-gpu) ## pack kubectl-gpu and write its krew manifest, in bin/krew/: make krew VERSION=v1.2.3
+	@rm -f bin/krew/*.tar.gz
+	@deployments/krew/archive.sh '$(VERSION)' bin/krew $(KREW_URI)
 	@ls bin/krew/*.tar.gz bin/krew/gpu.yaml
+
+bin/krew/%/kubectl-gpu: $(GO_SOURCES) bin/.version
+	@echo '  build $@'
+	$(Q)CGO_ENABLED=0 GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(GO) build $(TAGS) -trimpath -buildvcs=false -ldflags "$(LDFLAGS) $(X)" -o $@ ./$(dir_kubectl-gpu)
 
 .PHONY: clean
 clean: ## remove what was built

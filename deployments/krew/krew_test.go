@@ -48,7 +48,7 @@ type platform struct {
 
 func TestTheManifestIsKrewsAndFitsTheArchives(t *testing.T) {
 	dir := t.TempDir()
-	for _, p := range []string{"linux-amd64", "linux-arm64"} {
+	for _, p := range []string{"linux-amd64", "linux-arm64", "darwin-amd64", "darwin-arm64"} {
 		require.NoError(t, os.Mkdir(filepath.Join(dir, p), 0o755))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, p, "kubectl-gpu"), []byte("the program for "+p), 0o755))
 	}
@@ -68,7 +68,7 @@ func TestTheManifestIsKrewsAndFitsTheArchives(t *testing.T) {
 	require.LessOrEqual(t, len(m.Spec.ShortDescription), 50)
 	_, err = url.ParseRequestURI(m.Spec.Homepage)
 	require.NoError(t, err)
-	require.Len(t, m.Spec.Platforms, 2)
+	require.Len(t, m.Spec.Platforms, 4)
 	for _, p := range m.Spec.Platforms {
 		name := p.Selector.MatchLabels["os"] + "-" + p.Selector.MatchLabels["arch"]
 		require.Len(t, p.Selector.MatchLabels, 2, name)
@@ -88,6 +88,13 @@ func TestTheManifestIsKrewsAndFitsTheArchives(t *testing.T) {
 		require.ElementsMatch(t, strings.Fields(string(list)), moved, name)
 		require.Contains(t, moved, p.Bin)
 	}
+
+	out, err = exec.Command("./archive.sh", "v1.2.3", dir, "https://example.com/files/").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	text, err = os.ReadFile(filepath.Join(dir, "gpu.yaml"))
+	require.NoError(t, err)
+	require.Contains(t, string(text), "uri: https://example.com/files/kubectl-gpu-v1.2.3-darwin-arm64.tar.gz\n")
+	require.NotContains(t, string(text), "SHA256-")
 
 	out, err = exec.Command("./archive.sh", "abc1234", dir).CombinedOutput()
 	require.Error(t, err, "krew wants semantic versions")
