@@ -53,7 +53,7 @@ $(foreach sample,$(SAMPLES),$(eval dir_$(sample) := cuda-samples/$(sample)))
 
 ALL        := $(addprefix $(BIN)/,$(CGO_PROGRAMS) $(STATIC_PROGRAMS) $(SIMULATOR))
 GO_SOURCES := $(shell find . \( -name bin -o -name '.?*' \) -prune -o -type f ! -name '*_test.go' \
-	\( -name '*.go' -o -name '*.ptx' -o -name '*.yaml' -o -name '*.tmpl' -o -name go.mod -o -name go.sum \) -print)
+	\( -name '*.go' -o -name '*.ptx' -o -name '*.yaml' -o -name '*.tmpl' -o -name go.mod -o -name go.sum -o -name VERSION \) -print)
 C_HEADERS  := $(wildcard simulator/*/*.h)
 
 .PHONY: help
@@ -114,6 +114,11 @@ generate: packages-generate ## regenerate what is generated and checked in
 	CLANG=$(CLANG) cuda-samples/generate.sh
 	@$(MAKE) --no-print-directory third-party
 
+.PHONY: set-version
+set-version: ## change the version of this tree: make set-version VERSION=v1.2.3
+	@internal/version/set.sh '$(VERSION)'
+	@$(MAKE) --no-print-directory generate VERSION=
+
 .PHONY: third-party
 third-party: packages-build ## list the linked modules and their licences in THIRD_PARTY.md; fails if one is not permitted
 	cd .ci/licences && $(GO) run . ../.. $(foreach name,$(CGO_PROGRAMS) $(STATIC_PROGRAMS),./$(dir_$(name)))
@@ -143,7 +148,7 @@ man: packages-build ## write the programs' manual pages, made of their --help, t
 	@ls $(BIN)/man/*.1
 
 .PHONY: krew
-krew: packages-build $(foreach platform,linux-amd64 linux-arm64 darwin-amd64 darwin-arm64,bin/krew/$(platform)/kubectl-gpu) ## pack kubectl-gpu and write its krew manifest, in bin/krew/: make krew VERSION=v1.2.3
+krew: packages-build $(foreach platform,linux-amd64 linux-arm64 darwin-amd64 darwin-arm64,bin/krew/$(platform)/kubectl-gpu) ## pack kubectl-gpu and write its krew manifest, in bin/krew/
 	@rm -f bin/krew/*.tar.gz
 	@deployments/krew/archive.sh '$(VERSION)' bin/krew $(KREW_URI)
 	@ls bin/krew/*.tar.gz bin/krew/gpu.yaml
@@ -162,13 +167,13 @@ $(ALL) $(BIN)/demo: | packages-build
 
 $(BIN)/.version: FORCE
 	@mkdir -p $(@D)
-	@v="$$(git describe --tags --always --dirty 2>/dev/null || echo unknown) $$(git log -1 --abbrev=12 --format='%h %cs' 2>/dev/null)"; \
+	@v="$$(git describe --always --exclude='*' --abbrev=12 --dirty 2>/dev/null) $$(git log -1 --format='%cs' 2>/dev/null)"; \
 	[ "$$(cat $@ 2>/dev/null)" = "$$v" ] || echo "$$v" >$@
 
 # Race builds are not stamped: tests need not wait for a new commit's link.
 ifndef RACE
 STAMP = $(BIN)/.version
-X     = $$(awk '{ p = "-X github.com/gpuready/gpuready/internal/version."; print p "version=" $$1, p "commit=" $$2, p "date=" $$3 }' $(BIN)/.version)
+X     = $$(awk '{ p = "-X github.com/gpuready/gpuready/internal/version."; print p "commit=" $$1, p "date=" $$2 }' $(BIN)/.version)
 endif
 
 $(addprefix $(BIN)/,$(CGO_PROGRAMS)): $(BIN)/%: $(GO_SOURCES) $(STAMP)

@@ -10,10 +10,9 @@ import (
 	"fmt"
 	"strings"
 	"text/template"
-)
 
-// version is the version of the images.
-const version = "v0.1.0"
+	"github.com/gpuready/gpuready/internal/version"
+)
 
 //go:embed static/parts
 var parts embed.FS
@@ -98,9 +97,9 @@ func (m manifest) Agent(name string) (string, error) {
 	for _, a := range agents() {
 		if a.Name == name {
 			yaml, err := a.Render(AgentData{
-				Namespace: "gpuready", Image: "gpuready/" + a.Image + ":" + version,
+				Namespace: "gpuready", Image: "gpuready/" + a.Image + ":" + version.Release(),
 				Privileged: m.privileged, Runtime: m.runtime,
-				Validator: "gpuready/" + Validator.Image + ":" + version, Parameters: "gpuready-driver-parameters",
+				Validator: "gpuready/" + Validator.Image + ":" + version.Release(), Parameters: "gpuready-driver-parameters",
 			})
 			return strings.TrimSuffix(string(yaml), "\n"), err
 		}

@@ -16,7 +16,7 @@ func checked(t *testing.T, content string, args ...string) (exit int, stdout, st
 	file := filepath.Join(t.TempDir(), "file.yaml")
 	require.NoError(t, os.WriteFile(file, []byte(content), 0o644))
 	var out, errors strings.Builder
-	exit = runCommand(t.Context(), append([]string{"check", file}, args...), &out, &errors)
+	exit = runCommand(t.Context(), append([]string{"check", "--image-version=v1.2.3", file}, args...), &out, &errors)
 	return exit, strings.ReplaceAll(out.String(), file, "FILE"), errors.String()
 }
 
@@ -33,13 +33,13 @@ func TestCheckOfAPolicyOfNVIDIAs(t *testing.T) {
 	require.Equal(t, `FILE: ClusterPolicy gpu-cluster-policy: accepted
 
 Without effect:
-  toolkit.version: v1.17.5-ubuntu20.04 is NVIDIA's, which is started in another way; gpuready/toolkit:v0.1.0 is used. No action is needed; to name an image of ours, set repository, image and version
+  toolkit.version: v1.17.5-ubuntu20.04 is NVIDIA's, which is started in another way; gpuready/toolkit:v1.2.3 is used. No action is needed; to name an image of ours, set repository, image and version
 
   DAEMONSET                            IMAGE                                           WITH NVIDIA'S v25.3.1
   nvidia-driver-daemonset-ubuntu22.04  nvcr.io/nvidia/driver:595.91.07-ubuntu22.04     nvcr.io/nvidia/driver:570.148.08
-  nvidia-operator-validator            gpuready/validator:v0.1.0                       -
-  nvidia-container-toolkit-daemonset   gpuready/toolkit:v0.1.0                         nvcr.io/nvidia/k8s/container-toolkit:v1.17.5-ubuntu20.04
-  nvidia-device-plugin-daemonset       gpuready/device-plugin:v0.1.0                   nvcr.io/nvidia/k8s-device-plugin:v0.17.2
+  nvidia-operator-validator            gpuready/validator:v1.2.3                       -
+  nvidia-container-toolkit-daemonset   gpuready/toolkit:v1.2.3                         nvcr.io/nvidia/k8s/container-toolkit:v1.17.5-ubuntu20.04
+  nvidia-device-plugin-daemonset       gpuready/device-plugin:v1.2.3                   nvcr.io/nvidia/k8s-device-plugin:v0.17.2
   nvidia-dcgm                          nvcr.io/nvidia/cloud-native/dcgm:4.6.0-1-ubi10  nvcr.io/nvidia/cloud-native/dcgm:4.2.3-1-ubuntu22.04
 `, out)
 	require.Equal(t, "gpu-operator: accepted; settings without effect or not carried out: 1, see above\n", errors)

@@ -28,9 +28,6 @@ const (
 	burst = 300
 )
 
-// imageVersion is the default release of our images.
-const imageVersion = "v0.1.0"
-
 // pinnable lists our images that the operator deploys. Releases name each by its digest, in variables
 // whose prefix tools of the Operator Lifecycle Manager know.
 var pinnable = []string{"device-plugin", "dra-driver", "driver-simulator", "toolkit", "validator"}
@@ -61,7 +58,7 @@ func (o *options) addNamespaceFlags() {
 // addImageFlags adds the flags of images that the policy does not name.
 func (o *options) addImageFlags() {
 	o.flags.StringVar(&o.cluster.ImageRepository, "image-repository", "gpuready", "where our images are that the policy does not name")
-	o.flags.StringVar(&o.cluster.ImageVersion, "image-version", imageVersion, "default tag of our images")
+	o.flags.StringVar(&o.cluster.ImageVersion, "image-version", version.Release(), "default tag of our images")
 	o.flags.StringVar(&o.nvidiaRelease, "nvidia-release", "", "release of NVIDIA's GPU Operator, such as 25.3, with whose versions NVIDIA's images are used that the policy does not name (default: "+newestRelease()+")")
 	o.flags.StringVar(&o.nvidiaRegistry, "nvidia-registry", "", "registry, and path, of a mirror of those in place of nvcr.io")
 	o.pinned = map[string]*string{}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,7 +14,7 @@ import (
 )
 
 // valuesDir has a file for each shape of values that users of NVIDIA's chart write, NAME.yaml,
-// beside what is expected, NAME.want.yaml.
+// beside what is expected, NAME.want.yaml, in which APPVERSION stands for that of the chart.
 const valuesDir = "../../deployments/testdata/values"
 
 // expected lists the expectations of one file.
@@ -74,6 +75,7 @@ func readYAML(t *testing.T, file string, into any) {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
+	text = bytes.ReplaceAll(text, []byte("APPVERSION"), []byte(load(t).AppVersion()))
 	require.NoError(t, yaml.UnmarshalStrict(text, into), file)
 }
 

@@ -17,10 +17,7 @@ import (
 // object is a document or a part of it.
 type object = map[string]any
 
-const (
-	name    = "gpuready"
-	version = "0.1.0"
-)
+const name = "gpuready"
 
 // operatorManifest is the manifest, below deployments, that the bundle is made of.
 const operatorManifest = "static/operator.yaml"
@@ -58,7 +55,12 @@ func makeFiles(deployments, operator string) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	csv, err := serviceVersion(documents, examples, rights)
+	release, err := os.ReadFile(filepath.Join(deployments, "../internal/version/VERSION"))
+	if err != nil {
+		return nil, err
+	}
+	version := strings.TrimPrefix(strings.TrimSpace(string(release)), "v")
+	csv, err := serviceVersion(version, documents, examples, rights)
 	if err != nil {
 		return nil, err
 	}

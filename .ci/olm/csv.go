@@ -17,7 +17,7 @@ precompiled. Node Feature Discovery must be installed first.
 // serviceVersion returns the ClusterServiceVersion, by which OLM installs the operator. documents are
 // those of static/operator.yaml, examples the policies for alm-examples, and rights the operator's
 // rights. It changes the Deployment in documents.
-func serviceVersion(documents, examples []object, rights []right) (object, error) {
+func serviceVersion(version string, documents, examples []object, rights []right) (object, error) {
 	alm, err := compact(examples)
 	if err != nil {
 		return nil, err

@@ -2,11 +2,11 @@
 # and `docker load` take, and an SBOM each.
 #
 #	make images                              bin/images/<name>.tar and .spdx.json
-#	make images VERSION=v0.1.1               another tag, for a rolling update
+#	make images VERSION=v1.2.3               another tag, for a rolling update
 #	make images IMAGE_BASE=default           on the base that the Containerfiles name
 #	make images ARCH=arm64                   cross-built, in bin/arm64/images
 #	make images IMAGE_ARGS='toolkit -o json' one of them; see bin/tools/images --help
-VERSION          ?= v0.1.0
+VERSION          ?= $(file <internal/version/VERSION)
 IMAGE_NAMES      := cuda-samples device-plugin dra-driver driver driver-simulator operator toolkit validator
 IMAGE_REPOSITORY ?= docker.io/gpuready
 
@@ -39,6 +39,6 @@ endif
 		--repository '$(IMAGE_REPOSITORY)' --base '$(IMAGE_BASE)' $(IMAGE_ARGS)
 
 # Not stamped with the commit, since images depend on it.
-$(IMAGE_TOOL): $(shell find deployments/images/build internal/config -name '*.go' ! -name '*_test.go') go.mod go.sum | packages-images
+$(IMAGE_TOOL): $(shell find deployments/images/build internal/config internal/version -name '*.go' ! -name '*_test.go') internal/version/VERSION go.mod go.sum | packages-images
 	@echo '  build $@'
 	$(Q)CGO_ENABLED=0 GOOS= GOARCH= $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $@ ./deployments/images/build

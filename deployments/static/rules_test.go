@@ -26,6 +26,7 @@ import (
 	"github.com/gpuready/gpuready/deviceplugin/config"
 	"github.com/gpuready/gpuready/deviceplugin/mps"
 	"github.com/gpuready/gpuready/internal/injection"
+	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/test/lab/built"
 	validation "github.com/gpuready/gpuready/validator/workload"
 )
@@ -166,16 +167,12 @@ func ours(c corev1.Container) (program string, is bool) {
 }
 
 func TestEachImageHasItsVersion(t *testing.T) {
-	makefile, err := os.ReadFile("../images/images.mk")
-	require.NoError(t, err)
-	version := regexp.MustCompile(`(?m)^VERSION +\?= (\S+)$`).FindStringSubmatch(string(makefile))
-	require.NotNil(t, version)
 	tag := regexp.MustCompile(`gpuready/[a-z-]+:(\S+?)["\s]`)
 	for _, name := range files(t) {
 		data, err := os.ReadFile(name)
 		require.NoError(t, err)
 		for _, found := range tag.FindAllStringSubmatch(string(data), -1) {
-			require.Equal(t, version[1], found[1], name)
+			require.Equal(t, version.Release(), found[1], name)
 		}
 	}
 	for _, w := range workloads(t) {

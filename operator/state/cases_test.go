@@ -9,7 +9,7 @@ import (
 	"github.com/gpuready/gpuready/operator/label"
 )
 
-var cluster = Cluster{Namespace: "nvidia-gpu-operator", ImageRepository: "gpuready", ImageVersion: "v0.1.0", NVIDIA: map[string]v1.ImageSpec{
+var cluster = Cluster{Namespace: "nvidia-gpu-operator", ImageRepository: "gpuready", ImageVersion: "v1.2.3", NVIDIA: map[string]v1.ImageSpec{
 	"dcgm":         {Repository: "nvcr.io/nvidia/cloud-native", Image: "dcgm", Version: "4.4.2-1-ubuntu22.04"},
 	"dcgmExporter": {Repository: "nvcr.io/nvidia/k8s", Image: "dcgm-exporter", Version: "4.4.2-4.7.0-distroless"},
 	"migManager":   {Repository: "nvcr.io/nvidia/cloud-native", Image: "k8s-mig-manager", Version: "v0.13.1"},
@@ -70,7 +70,7 @@ func simulated() driver.Choice {
 	return driver.Choice{
 		Pool:    fleet.Pool{Arch: "amd64", OS: "ubuntu24.04", Kernel: "6.8.0-41-generic"},
 		Variant: driver.Simulated, ID: "simulated", Name: "nvidia-driver-daemonset",
-		Image: "gpuready/driver-simulator:v0.1.0",
+		Image: "gpuready/driver-simulator:v1.2.3",
 	}
 }
 

@@ -174,7 +174,7 @@ func TestOurDriverIsReloadedWhenItsConfigurationChanges(t *testing.T) {
 
 // The init container is defined twice, since all of the operator's drivers have it.
 func TestStaticManifestHasTheSameHostDriverContainer(t *testing.T) {
-	data, err := deployments.Driver.Render(deployments.AgentData{Namespace: "gpuready", Image: "x", Validator: "gpuready/validator:v0.1.0"})
+	data, err := deployments.Driver.Render(deployments.AgentData{Namespace: "gpuready", Image: "x", Validator: "gpuready/validator:v1.2.3"})
 	require.NoError(t, err)
 	d, err := decode(data)
 	require.NoError(t, err)

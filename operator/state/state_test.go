@@ -33,7 +33,7 @@ func TestNVIDIAsImagesAreReplacedByOurs(t *testing.T) {
   devicePlugin: {repository: registry.example/nvidia, image: k8s-device-plugin, version: v0.17.2}
   validator: {repository: registry.example, image: validator, version: v9}`).Spec
 	require.Equal(t, []string{
-		"devicePlugin.image: k8s-device-plugin is NVIDIA's, which is started in another way; gpuready/device-plugin:v0.1.0 is used. No action is needed; to name an image of ours, set repository, image and version",
-		"toolkit.version: v1.17.5-ubuntu20.04 is NVIDIA's, which is started in another way; gpuready/toolkit:v0.1.0 is used. No action is needed; to name an image of ours, set repository, image and version",
+		"devicePlugin.image: k8s-device-plugin is NVIDIA's, which is started in another way; gpuready/device-plugin:v1.2.3 is used. No action is needed; to name an image of ours, set repository, image and version",
+		"toolkit.version: v1.17.5-ubuntu20.04 is NVIDIA's, which is started in another way; gpuready/toolkit:v1.2.3 is used. No action is needed; to name an image of ours, set repository, image and version",
 	}, Replaced(spec, cluster))
 }

@@ -90,7 +90,7 @@ func (m *measureOptions) newFlags(stdout io.Writer) *program.Flags {
 	f.StringVar(&m.machineSet, "machineset", "", "autoscale, scale-from-zero: scale this MachineSet, NAMESPACE/NAME")
 	f.StringVar(&m.nodeClaim, "node-claim", "", "autoscale, scale-from-zero: create the Karpenter NodeClaim of this file")
 	f.BoolVar(&m.keepNodes, "keep-nodes", false, "autoscale, scale-from-zero: do not wait until nodes are gone")
-	f.StringVar(&m.image, "workload-image", measure.DefaultImage, "an image whose own command computes on one GPU and ends with 0")
+	f.StringVar(&m.image, "workload-image", measure.DefaultImage(), "an image whose own command computes on one GPU and ends with 0")
 	f.StringVar(&m.workload, "workload", "", "a file with a Pod to run instead of --workload-image")
 	f.BoolVar(&m.noWorkload, "no-workload", false, "reset, node-reboot: measure until GPUs are allocatable and validated")
 	f.StringVarP(&m.namespace, "namespace", "n", "", "namespace of the workload (default: that of the kubeconfig's context)")

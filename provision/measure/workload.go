@@ -19,11 +19,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/provision/step"
 )
 
-// DefaultImage is the image of gpuready's CUDA samples. By default it runs vectoradd.
-const DefaultImage = "gpuready/cuda-samples:v0.1.0"
+// DefaultImage returns the image of gpuready's CUDA samples. By default it runs vectoradd.
+func DefaultImage() string { return "gpuready/cuda-samples:" + version.Release() }
 
 // Workload describes the pods that run on the GPUs. The zero value runs none.
 type Workload struct {

@@ -186,7 +186,7 @@ func (s *suite) run(t *testing.T) {
 		Spec: corev1.PodSpec{
 			RestartPolicy: corev1.RestartPolicyNever,
 			Containers: []corev1.Container{{
-				Name: "main", Image: "gpuready/cuda-samples:v0.1.0", ImagePullPolicy: corev1.PullIfNotPresent, Command: []string{"vectoradd"},
+				Name: "main", Image: "gpuready/cuda-samples:" + e2e.Version(), ImagePullPolicy: corev1.PullIfNotPresent, Command: []string{"vectoradd"},
 				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{e2e.GPU: resource.MustParse("1")}},
 			}},
 		},

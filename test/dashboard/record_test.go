@@ -26,7 +26,7 @@ import (
 const namespace = "gpuready-system" // of the operator and its operands
 
 // policy is the cluster's: four simulated GPUs a node, and configurations of the device plugin.
-const policy = `
+var policy = `
 apiVersion: v1
 kind: ConfigMap
 metadata: { name: plugin-configs, namespace: gpuready-system }
@@ -41,12 +41,12 @@ spec:
   mig: { strategy: mixed }
   devicePlugin: { config: { name: plugin-configs, default: default } }
   driver:
-    simulated: { enabled: true, profile: h100-sxm, version: v0.1.0, env: [{ name: GPUSIM_GPUS, value: "4" }] }
+    simulated: { enabled: true, profile: h100-sxm, version: ` + e2e.Version() + `, env: [{ name: GPUSIM_GPUS, value: "4" }] }
     upgradePolicy: { autoUpgrade: true, maxParallelUpgrades: 1, maxUnavailable: 1, drain: { enable: false } }
 `
 
 // workload is a Deployment whose pods compute a little, over and over.
-const workload = `
+var workload = `
 apiVersion: v1
 kind: Namespace
 metadata: { name: %[1]s }
@@ -64,7 +64,7 @@ spec:
       terminationGracePeriodSeconds: 0
       containers:
       - name: main
-        image: gpuready/cuda-samples:v0.1.0
+        image: gpuready/cuda-samples:` + e2e.Version() + `
         imagePullPolicy: IfNotPresent
         command: [vectoradd, --for, 1h, --every, 5s, --elements, "1000"]
         resources: { limits: { %[4]s } }
@@ -250,7 +250,7 @@ func (s *story) play(t *testing.T) {
 	s.ApplyText(t, fmt.Sprintf(workload, "training", "vision", 4, "nvidia.com/gpu: 1"))
 
 	s.at(150 * time.Second)
-	s.upgrade(t, "v0.1.1")
+	s.upgrade(t, e2e.NextVersion())
 	s.loadAll(t) // the new driver's GPUs are idle
 	s.load(t, "n3", 75, 50, 0, 0)
 	after := time.Since(s.began)

@@ -7,7 +7,7 @@
 #	make e2e-build                           what the suites of .ci/run need, so that two can run at a time
 E2E_ARGS ?=
 RESTARTS ?= 200
-NEXT     := v0.1.1
+NEXT     := $(VERSION)-next
 
 # Tests with a separate target.
 APART := ^Test(DevicePlugin|KubeletRestarts)

@@ -136,7 +136,7 @@ func aRollingUpdateDisturbsNobody(t *testing.T, s *Suite) {
 	for _, ds := range daemonsets {
 		for _, p := range s.World.Pods(Namespace, "app="+ds) {
 			for _, c := range p.Spec.Containers {
-				require.Contains(t, c.Image, nextVersion, p.Name)
+				require.Contains(t, c.Image, NextVersion(), p.Name)
 			}
 		}
 	}

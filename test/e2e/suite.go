@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/test/lab/binaries"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
@@ -26,12 +27,11 @@ type Suite struct {
 	kubectlPath string
 }
 
-// The images have the version of the manifests. The next version is the same program under
-// another tag, for rolling updates.
-const (
-	version     = "v0.1.0"
-	nextVersion = "v0.1.1"
-)
+// Version returns the tag of this tree's images, which its manifests name.
+func Version() string { return version.Release() }
+
+// NextVersion returns the tag of the same programs' second images, for rolling updates.
+func NextVersion() string { return version.Release() + "-next" }
 
 // variable names the environment variable with the folder of the built programs and images.
 // `make e2e` sets it; without it the scenarios are skipped.
@@ -86,10 +86,10 @@ func name(t *testing.T, checkout string) string {
 }
 
 // Image returns the full name of one of our images, as in the manifests.
-func (s *Suite) Image(name string) string { return "gpuready/" + name + ":" + version }
+func (s *Suite) Image(name string) string { return "gpuready/" + name + ":" + Version() }
 
 // NextImage is like Image, for the next version.
-func (s *Suite) NextImage(name string) string { return "gpuready/" + name + ":" + nextVersion }
+func (s *Suite) NextImage(name string) string { return "gpuready/" + name + ":" + NextVersion() }
 
 // scenario is a named test.
 type scenario struct {

@@ -153,7 +153,7 @@ func (m *migration) helmInstall(t *testing.T, plan string) {
 	chart, err := filepath.Glob(filepath.Join(m.bin, "charts/gpuready-*.tgz"))
 	require.NoError(t, err)
 	require.Len(t, chart, 1)
-	args := strings.Fields(strings.ReplaceAll(command, "gpuready-0.1.0.tgz", chart[0]))
+	args := strings.Fields(strings.ReplaceAll(command, filepath.Base(chart[0]), chart[0]))
 	_, err = m.helm(t.Context(), m.cluster, append(args, "--set", "global.registry="+m.registry.Host, "--set", "operator.insecureRegistries={"+m.registry.Host+"}")...)
 	require.NoError(t, err)
 }

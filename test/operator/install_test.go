@@ -17,7 +17,9 @@ import (
 )
 
 // chart returns the path of the chart that make chart builds.
-func chart() string { return program("charts/gpuready-0.1.0.tgz") }
+func chart() string {
+	return program("charts/gpuready-" + strings.TrimPrefix(e2e.Version(), "v") + ".tgz")
+}
 
 // simulated are the chart's values for a cluster without GPUs.
 var simulated = []string{"--set", "driver.simulated.enabled=true", "--set", "driver.simulated.profile=h100-sxm"}

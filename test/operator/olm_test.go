@@ -14,14 +14,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuready/gpuready/test/e2e"
 	"github.com/gpuready/gpuready/test/lab/binaries"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
 
-const (
-	olm            = "github.com/operator-framework/operator-lifecycle-manager"
-	serviceVersion = "gpuready.v0.1.0"
-)
+const olm = "github.com/operator-framework/operator-lifecycle-manager"
+
+var serviceVersion = "gpuready." + e2e.Version()
 
 // TestOLM subscribes to the bundle. The Operator Lifecycle Manager must install the operator
 // with exactly the rights that the bundle requests, and the operator must provide GPUs.
@@ -104,7 +104,7 @@ func (s *suite) serveCatalog(t *testing.T) string {
 	dir := t.TempDir()
 	out, err := exec.CommandContext(t.Context(), lifecycle(t, "opm"), "render", program("bundle"), "-o", "yaml").Output()
 	require.NoError(t, err)
-	const channel = "schema: olm.package\nname: gpuready\ndefaultChannel: stable\n---\nschema: olm.channel\npackage: gpuready\nname: stable\nentries: [{ name: " + serviceVersion + " }]\n"
+	channel := "schema: olm.package\nname: gpuready\ndefaultChannel: stable\n---\nschema: olm.channel\npackage: gpuready\nname: stable\nentries: [{ name: " + serviceVersion + " }]\n"
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "catalog.yaml"), append(out, "---\n"+channel...), 0o644))
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

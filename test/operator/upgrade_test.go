@@ -17,9 +17,9 @@ import (
 )
 
 // Versions of the simulated driver's image.
-const (
-	oldDriver = "v0.1.0"
-	newDriver = "v0.1.1"
+var (
+	oldDriver = e2e.Version()
+	newDriver = e2e.NextVersion()
 )
 
 // TestUpgrade changes drivers node by node, whatever else happens meanwhile.

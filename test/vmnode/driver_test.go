@@ -20,6 +20,7 @@ import (
 	"github.com/gpuready/gpuready/simulator/gpusim/root"
 	"github.com/gpuready/gpuready/simulator/profile"
 	"github.com/gpuready/gpuready/simulator/state"
+	"github.com/gpuready/gpuready/test/e2e"
 	"github.com/gpuready/gpuready/test/lab/built"
 	"github.com/gpuready/gpuready/test/lab/vm"
 )
@@ -74,7 +75,7 @@ func driverImage(t *testing.T, k *vm.Kernel, archive string) {
 	require.NoError(t, err)
 	image, err := mutate.AppendLayers(base, layer(t, dir))
 	require.NoError(t, err)
-	ref, err := name.ParseReference("docker.io/gpuready/driver:" + imageVersion)
+	ref, err := name.ParseReference("docker.io/gpuready/driver:" + e2e.Version())
 	require.NoError(t, err)
 	require.NoError(t, tarball.WriteToFile(archive, ref, image))
 }

@@ -27,10 +27,7 @@ import (
 // emulated processor.
 const patience = 10 * time.Minute
 
-const (
-	nodeName     = "vm1"
-	imageVersion = "v0.1.0"
-)
+const nodeName = "vm1"
 
 // imageArchive returns the archive of one of our images.
 func imageArchive(image string) string {

@@ -18,7 +18,7 @@ import (
 func TestPods(t *testing.T) {
 	for _, role := range []Role{DevicePlugin, Driver} {
 		c := Config{
-			Node: "n1", BootID: "00000000-0000-4000-8000-000000000000", Namespace: "gpuready", Image: "gpuready/validator:v0.1.0",
+			Node: "n1", BootID: "00000000-0000-4000-8000-000000000000", Namespace: "gpuready", Image: "gpuready/validator:v1.2.3",
 			Timeout: 2 * time.Minute, OwnerName: "v", OwnerUID: "u", role: role,
 		}
 		made, err := yaml.Marshal(c.buildPod(job{resource: offered, driver: check.Driver{GPUs: gputest.Node("t4", 2).Devices}}))

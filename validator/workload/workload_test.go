@@ -52,7 +52,7 @@ func newStage(t *testing.T, timeout time.Duration) *stage {
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
 	s.runner = New(Config{
-		Client: client, Node: "n1", BootID: "00000000-0000-4000-8000-000000000000", Namespace: "gpuready", Image: "gpuready/validator:v0.1.0",
+		Client: client, Node: "n1", BootID: "00000000-0000-4000-8000-000000000000", Namespace: "gpuready", Image: "gpuready/validator:v1.2.3",
 		Timeout: timeout, Keep: true, OwnerName: "nvidia-operator-validator-x", OwnerUID: "uid",
 	}, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	return s
@@ -179,7 +179,7 @@ func TestThePodsFailureIsTheReason(t *testing.T) {
 			p.Status.Phase, p.Status.Reason, p.Status.Message = corev1.PodFailed, "UnexpectedAdmissionError", "Allocate failed"
 		}, "WorkloadNotAdmitted", "UnexpectedAdmissionError: Allocate failed"},
 		{"the runtime cannot", time.Minute, waiting("CreateContainerError", "unresolvable CDI devices"), "WorkloadNotStarted", "CreateContainerError: unresolvable CDI devices"},
-		{"no image", time.Minute, waiting("ErrImagePull", "not found"), "WorkloadImageMissing", "the image gpuready/validator:v0.1.0 of a pod that requests a GPU is not on this node and cannot be pulled: ErrImagePull: not found"},
+		{"no image", time.Minute, waiting("ErrImagePull", "not found"), "WorkloadImageMissing", "the image gpuready/validator:v1.2.3 of a pod that requests a GPU is not on this node and cannot be pulled: ErrImagePull: not found"},
 		{"a runtime that cannot start it", time.Minute, func(p *corev1.Pod) {
 			ended(corev1.PodFailed, 128, "error running createContainer hook")(p)
 			p.Status.ContainerStatuses[0].State.Terminated.Reason = "StartError"

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuready/gpuready/internal/config"
 
 	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
+	"github.com/gpuready/gpuready/internal/version"
 )
 
 const header = `Build the container images, an archive and an SBOM each.
@@ -26,7 +27,7 @@ not built again. Needs buildah, and apt for the assembled base.
 
 Examples:
   images
-  images --version v0.1.1 --out bin/images-v0.1.1
+  images --version v1.2.3 --out bin/images-v1.2.3
   images --base default toolkit          on the base that its Containerfile names
   images --base registry.example/base:1  on a base of your own, with glibc, without a shell
   images -o json
@@ -79,7 +80,7 @@ func parse(args []string) (*options, error) {
 	f.StringVar(&o.bin, "bin", "bin", "where `make build` put the programs")
 	f.StringVar(&o.recipes, "recipes", "deployments/images", "where the Containerfiles are, a folder each")
 	f.StringVar(&o.out, "out", "", "where to write (default images below --bin)")
-	f.StringVar(&o.version, "version", "v0.1.0", "the images' tag")
+	f.StringVar(&o.version, "version", version.Release(), "the images' tag")
 	f.StringVar(&o.revision, "revision", "unknown", "the commit that the programs were built from")
 	f.StringVar(&o.repository, "repository", "docker.io/gpuready", "prefix of the images' names")
 	f.StringVar(&o.base, "base", "", "base image: a reference, `default` for the Containerfile's own; empty: assemble it from this machine's distribution's packages")
@@ -107,7 +108,7 @@ func parse(args []string) (*options, error) {
 	case rootfs.Triplet(o.arch) == "":
 		return nil, fmt.Errorf("--arch=%s: it is amd64 or arm64", o.arch)
 	case !tag.MatchString(o.version):
-		return nil, fmt.Errorf("--version=%s: letters, digits, dots and dashes are required, as in v0.1.0", o.version)
+		return nil, fmt.Errorf("--version=%s: letters, digits, dots and dashes are required, as in v1.2.3", o.version)
 	case !repository.MatchString(o.repository):
 		return nil, fmt.Errorf("--repository=%s: a registry and a folder are required, as in docker.io/gpuready", o.repository)
 	case o.epoch < 0:

@@ -47,7 +47,7 @@ type inputs struct {
 // plan describes an image to build.
 type plan struct {
 	Name      string
-	Reference string // "docker.io/gpuready/toolkit:v0.1.0"
+	Reference string // "docker.io/gpuready/toolkit:TAG"
 	Args      map[string]string
 	SBOM      []byte
 	Files     map[string][]byte // the context: the files in COPY

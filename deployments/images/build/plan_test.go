@@ -102,7 +102,7 @@ func TestContainerfilesDescribeTheImages(t *testing.T) {
 func someInputs(t testing.TB, name string) inputs {
 	t.Helper()
 	in := inputs{
-		Name: name, Version: "v0.1.0", Revision: "0123abc", Repository: "docker.io/gpuready", Arch: "amd64",
+		Name: name, Version: "v1.2.3", Revision: "0123abc", Repository: "docker.io/gpuready", Arch: "amd64",
 		Base: baseImage{Name: "base:1", Image: rootfs.Image{
 			ID:   "sha256:1",
 			Tree: rootfs.Tree{"/usr": {Mode: fs.ModeDir | 0o755}, "/usr/bin": {Mode: fs.ModeDir | 0o755}},
@@ -119,8 +119,8 @@ func someInputs(t testing.TB, name string) inputs {
 func TestPlanHasEverythingInTheImage(t *testing.T) {
 	p, err := makePlan(someInputs(t, "toolkit"))
 	require.NoError(t, err)
-	require.Equal(t, "docker.io/gpuready/toolkit:v0.1.0", p.Reference)
-	require.Equal(t, map[string]string{"BASE": "base:1", "VERSION": "v0.1.0", "REVISION": "0123abc"}, p.Args)
+	require.Equal(t, "docker.io/gpuready/toolkit:v1.2.3", p.Reference)
+	require.Equal(t, map[string]string{"BASE": "base:1", "VERSION": "v1.2.3", "REVISION": "0123abc"}, p.Args)
 	require.Equal(t, []string{
 		"/usr", "/usr/bin", "/usr/bin/gpu-cdi-hook", "/usr/bin/gpu-oci-runtime", "/usr/bin/gpu-toolkit", "/usr/share", "/usr/share/sbom", "/usr/share/sbom/toolkit.spdx.json",
 	}, p.Tree.Paths())
@@ -222,7 +222,7 @@ func TestOptions(t *testing.T) {
 	for args, want := range map[string]string{
 		"--output=xml":       "it is table or json",
 		"--arch=riscv64":     "it is amd64 or arm64",
-		"--version=a/b":      "as in v0.1.0",
+		"--version=a/b":      "as in v1.2.3",
 		"--repository=plain": "as in docker.io/gpuready",
 		"--epoch=-1":         "nothing was made before 1970",
 		"--nothing":          "unknown flag",
@@ -234,15 +234,15 @@ func TestOptions(t *testing.T) {
 
 func TestReport(t *testing.T) {
 	results := []result{
-		{Name: "toolkit", Reference: "docker.io/gpuready/toolkit:v0.1.0", Arch: "amd64", ID: "sha256:0123456789abcdef", Archive: "bin/images/toolkit.tar", Bytes: 46 * megabyte, BaseBytes: 4 * megabyte, Goal: 45 * megabyte},
-		{Name: "driver-simulator", Reference: "docker.io/gpuready/driver-simulator:v0.1.0", Arch: "amd64", ID: "sha256:fedcba9876543210", Archive: "bin/images/driver-simulator.tar", Bytes: 11_540_000, BaseBytes: 4 * megabyte},
+		{Name: "toolkit", Reference: "docker.io/gpuready/toolkit:v1.2.3", Arch: "amd64", ID: "sha256:0123456789abcdef", Archive: "bin/images/toolkit.tar", Bytes: 46 * megabyte, BaseBytes: 4 * megabyte, Goal: 45 * megabyte},
+		{Name: "driver-simulator", Reference: "docker.io/gpuready/driver-simulator:v1.2.3", Arch: "amd64", ID: "sha256:fedcba9876543210", Archive: "bin/images/driver-simulator.tar", Bytes: 11_540_000, BaseBytes: 4 * megabyte},
 	}
 	var out bytes.Buffer
 	require.NoError(t, report(&out, results, "table"))
 	require.Equal(t, ""+
 		"IMAGE                                        ARCH    SIZE      GOAL                     ID                    ARCHIVE\n"+
-		"docker.io/gpuready/toolkit:v0.1.0            amd64   46.0 MB   ≤ 45.0 MB: 1.0 MB OVER   sha256:0123456789ab   bin/images/toolkit.tar\n"+
-		"docker.io/gpuready/driver-simulator:v0.1.0   amd64   11.5 MB   -                        sha256:fedcba987654   bin/images/driver-simulator.tar\n"+
+		"docker.io/gpuready/toolkit:v1.2.3            amd64   46.0 MB   ≤ 45.0 MB: 1.0 MB OVER   sha256:0123456789ab   bin/images/toolkit.tar\n"+
+		"docker.io/gpuready/driver-simulator:v1.2.3   amd64   11.5 MB   -                        sha256:fedcba987654   bin/images/driver-simulator.tar\n"+
 		"Sizes are uncompressed; 4.0 MB of each are the base, which a node stores once.\n", out.String())
 	out.Reset()
 	require.NoError(t, report(&out, results[:1], "json"))

@@ -349,7 +349,7 @@ func TestPlanBeforeAndAfter(t *testing.T) {
 	w.lists["/apis/apps/v1/deployments"] = w.lists["/apis/apps/v1/deployments"][:1]
 	m, _ := mover(t, w, GPUReady)
 	p := NewPlan(m.Snapshot, start)
-	require.Equal(t, []string{Installation}, p.Next)
+	require.Equal(t, []string{Installation()}, p.Next)
 	require.Contains(t, p.Refused[0], "not installed")
 
 	w = newWorld()

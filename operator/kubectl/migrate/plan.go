@@ -8,6 +8,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 
+	"github.com/gpuready/gpuready/internal/version"
 	v1 "github.com/gpuready/gpuready/operator/api/v1"
 	"github.com/gpuready/gpuready/operator/kubectl/cluster"
 	"github.com/gpuready/gpuready/operator/label"
@@ -109,9 +110,12 @@ func (s *Snapshot) planNode(view cluster.NodeView, possible bool) Node {
 	return n
 }
 
-// Installation is the command that installs gpuready beside NVIDIA's operator: it leaves the
+// Installation returns the command that installs gpuready beside NVIDIA's operator: it leaves the
 // definition as it is, and creates no policy and no second NFD.
-const Installation = "helm install gpuready gpuready-0.1.0.tgz -n gpuready-system --create-namespace --wait --skip-crds --set clusterPolicy.create=false --set nfd.enabled=false"
+func Installation() string {
+	return "helm install gpuready gpuready-" + strings.TrimPrefix(version.Release(), "v") +
+		".tgz -n gpuready-system --create-namespace --wait --skip-crds --set clusterPolicy.create=false --set nfd.enabled=false"
+}
 
 // containerRuntime begins the paths at which NVIDIA's operator mounts the runtime's configuration into
 // its toolkit's container.
@@ -213,7 +217,7 @@ func (s *Snapshot) next(p Plan) []string {
 		return nil
 	}
 	if len(s.GPUReady) == 0 {
-		return []string{Installation}
+		return []string{Installation()}
 	}
 	if len(p.Refused) > 0 {
 		return nil

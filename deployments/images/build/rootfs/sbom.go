@@ -26,7 +26,7 @@ import (
 // except the document itself.
 type Description struct {
 	Name     string // "device-plugin"
-	Version  string // "v0.1.0"
+	Version  string // "v1.2.3"
 	Revision string // the commit that the programs were built from
 	Arch     string // "amd64"
 	Tree     Tree

@@ -39,7 +39,7 @@ func image(t testing.TB) Description {
 		f.Object = &Object{Go: &debug.BuildInfo{GoVersion: "go1.26.8", Path: "github.com/gpuready/gpuready/x", Deps: deps}}
 		tree[name] = f
 	}
-	return Description{Name: "toolkit", Version: "v0.1.0", Revision: "0123abc", Arch: "amd64", Tree: tree, At: time.Unix(0, 0)}
+	return Description{Name: "toolkit", Version: "v1.2.3", Revision: "0123abc", Arch: "amd64", Tree: tree, At: time.Unix(0, 0)}
 }
 
 func TestDocument(t *testing.T) {

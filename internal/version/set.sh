@@ -1,0 +1,22 @@
+#!/bin/sh
+# Changes the version of this tree from that in internal/version/VERSION to another, wherever a
+# tracked file names a release of ours. make set-version runs it and generates the rest. Texts about
+# the past keep what they name: measurements, recordings, release notes.
+set -eu
+cd "$(dirname "$0")/../.."
+new=${1-}
+if ! expr "$new" : 'v[0-9]\{1,\}\.[0-9]\{1,\}\.[0-9]\{1,\}\(-[0-9A-Za-z.]\{1,\}\)\{0,1\}$' >/dev/null; then
+	echo "set-version: the version is ${new:-empty}: a semantic version is required, as in make set-version VERSION=v1.2.3" >&2
+	exit 2
+fi
+old=$(cat internal/version/VERSION)
+pattern=$(echo "${old#v}" | sed 's/[.]/\\./g')
+# What may follow a version: "v0.2.0" is no part of "v0.2.01" or of "v0.2.0-rc1".
+end='([^0-9A-Za-z-]|$)'
+edit() { sed -E -i "$@"; }
+git grep -lE "gpuready[^ ]*v?$pattern" -- . ':!CHANGELOG.md' ':!changelog' ':!docs/measurements' ':!docs/recordings' ':!docs/provisioning.md' ':!docs/versions.md' ':!docs/walkthroughs.md' |
+	while read -r file; do
+		edit "s#(gpuready/[a-z,{}-]+:)v$pattern$end#\1$new\2#g; s#(gpuready[-.]v?)$pattern$end#\1${new#v}\2#g" "$file"
+	done
+edit "s/^version: $pattern\$/version: ${new#v}/; s/^appVersion: v$pattern\$/appVersion: $new/" deployments/helm/gpuready/Chart.yaml
+echo "$new" >internal/version/VERSION
