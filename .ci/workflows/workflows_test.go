@@ -146,6 +146,11 @@ func problems(name, text string) []string {
 			case !slices.Contains(versioned, s.Uses):
 				problem(id+":", s.Uses, "has no comment with its version, as # v1.2.3")
 			}
+			// A run of any branch may write to a cache that a release would then contain.
+			if j.Permissions["id-token"] == "write" && (strings.HasPrefix(s.Uses, "actions/cache") ||
+				strings.HasPrefix(s.Uses, "actions/setup-go@") && s.With["cache"] != false) {
+				problem(id+":", s.Uses, "takes what others have cached into what is signed; cache: false is required")
+			}
 			if strings.HasPrefix(s.Uses, "actions/checkout@") && s.With["persist-credentials"] != false {
 				problem(id+":", "checkout keeps the token: persist-credentials: false is required")
 			}
@@ -217,6 +222,7 @@ jobs:
 		"no deadline":     {"    timeout-minutes: 5\n", "", "timeout-minutes"},
 		"injection":       {`make "$X"`, "make ${{ github.event.pull_request.title }}", "pass it by env"},
 		"stranger's text": {"matrix.x", "github.event.issue.body", "a stranger has chosen"},
+		"cache":           {"contents: read\n    steps:", "id-token: write\n    steps:\n      - uses: actions/cache@0057852bfaa89a56745cba8c7296529d2fc39830 # v4.3.0", "what others have cached"},
 		"secret":          {"matrix.x", "secrets.KEY", "uses a secret"},
 		"token":           {"matrix.x", "github.token", "uses a secret"},
 	} {
