@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 new=${1-}
-if ! expr "$new" : 'v[0-9]\{1,\}\.[0-9]\{1,\}\.[0-9]\{1,\}\(-[0-9A-Za-z.]\{1,\}\)\{0,1\}$' >/dev/null; then
+if ! printf '%s\n' "$new" | grep -Eqx 'v[0-9]+[.][0-9]+[.][0-9]+(-[0-9A-Za-z.]+)?'; then
 	echo "set-version: the version is ${new:-empty}: a semantic version is required, as in make set-version VERSION=v1.2.3" >&2
 	exit 2
 fi
@@ -17,6 +17,7 @@ edit() { sed -E -i "$@"; }
 git grep -lE "gpuready[^ ]*v?$pattern" -- . ':!CHANGELOG.md' ':!changelog' ':!docs/measurements' ':!docs/recordings' ':!docs/provisioning.md' ':!docs/versions.md' ':!docs/walkthroughs.md' |
 	while read -r file; do
 		edit "s#(gpuready/[a-z,{}-]+:)v$pattern$end#\1$new\2#g; s#(gpuready[-.]v?)$pattern$end#\1${new#v}\2#g" "$file"
+		edit "s#(releases/download/|bin/release/|VERSION=)v$pattern$end#\1$new\2#g; s#(charts/gpuready(\`, version \`| --version ))$pattern$end#\1${new#v}\3#g" "$file"
 	done
 edit "s/^version: $pattern\$/version: ${new#v}/; s/^appVersion: v$pattern\$/appVersion: $new/" deployments/helm/gpuready/Chart.yaml
 echo "$new" >internal/version/VERSION
