@@ -103,6 +103,13 @@ func writeMirror(ctx context.Context, dir, to string, foreign bool, stdout io.Wr
 			return err
 		}
 	}
+	signed, err := contents.ReadSigned(dir)
+	if err != nil {
+		return err
+	}
+	for _, a := range signed { // so that what was loaded can be verified
+		images = append(images, mirror.Image{Repository: r.Registry + "/" + a.Name, Tag: a.Tag, Digest: a.Digest, Kind: a.Kind})
+	}
 	if err := writeArchive(filepath.Join(to, "gpuready-"+r.Version+".tar"), func(w io.Writer) error { return mirror.Write(w, r, images, layouts...) }); err != nil {
 		return err
 	}

@@ -31,4 +31,4 @@ e2e-images: packages-cluster images $(BIN)/kubectl-gpu
 	@GPUREADY_IMAGES='$(abspath $(IMAGE_DIR))' $(GO) test $(TAGS) -count=1 -run '^TestBuilt' ./deployments/images/build
 	@$(MAKE) --no-print-directory images VERSION=$(NEXT) IMAGE_DIR='$(BIN)/images-next' IMAGE_ARGS='device-plugin toolkit validator driver-simulator' >/dev/null
 
-e2e-build: packages-machine packages-containers packages-runtimes e2e-images chart bundle $(addprefix $(BIN)/,standin simkernel gpu-provision tools/helm olm/clusterserviceversions.json)
+e2e-build: packages-machine packages-containers packages-runtimes e2e-images chart bundle $(addprefix $(BIN)/,standin simkernel gpu-provision tools/helm tools/cosign tools/registry olm/clusterserviceversions.json)

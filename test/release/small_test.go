@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
@@ -59,6 +60,9 @@ func writeSmall(t *testing.T, dir, registry, version string) contents.Release {
 	size, err := index.Size()
 	require.NoError(t, err)
 	image.Digest, image.Size = digest.String(), size
+	kept, err := layout.Write(filepath.Join(dir, contents.Layout), empty.Index)
+	require.NoError(t, err)
+	require.NoError(t, kept.AppendIndex(index))
 
 	chart := contents.Artifact{Name: "charts/gpuready", Kind: contents.Chart, Tag: strings.TrimPrefix(version, "v"), MediaType: string(types.OCIManifestSchema1)}
 	packed, err := mutate.AppendLayers(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), "application/vnd.cncf.helm.config.v1+json"),
@@ -68,6 +72,7 @@ func writeSmall(t *testing.T, dir, registry, version string) contents.Release {
 	digest, err = packed.Digest()
 	require.NoError(t, err)
 	chart.Digest = digest.String()
+	require.NoError(t, kept.AppendImage(packed))
 	r.Artifacts = []contents.Artifact{image, chart}
 
 	manifest := []byte("kind: Namespace\n")

@@ -13,12 +13,15 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/deployments/release/attest"
 	"github.com/gpuready/gpuready/deployments/release/contents"
+	"github.com/gpuready/gpuready/deployments/release/mirror"
+	"github.com/gpuready/gpuready/deployments/release/publish"
 	"github.com/gpuready/gpuready/deployments/release/sign"
 	"github.com/gpuready/gpuready/deployments/release/verify"
 )
@@ -44,7 +47,7 @@ func makeKey(t *testing.T, dir string) (key, pub string) {
 	return filepath.Join(dir, "cosign.key"), filepath.Join(dir, "cosign.pub")
 }
 
-func publish(t *testing.T) *published {
+func publishSmall(t *testing.T) *published {
 	t.Helper()
 	t.Setenv("COSIGN_PASSWORD", "")
 	p := &published{dir: t.TempDir(), storage: t.TempDir()}
@@ -166,7 +169,7 @@ func (p *published) bundle(t *testing.T, repository, digest, predicateType strin
 }
 
 func TestRelease(t *testing.T) {
-	p := publish(t)
+	p := publishSmall(t)
 
 	t.Run("WhatWasSignedIsVerified", func(t *testing.T) {
 		require.Empty(t, p.verify(t))
@@ -312,13 +315,50 @@ func TestRelease(t *testing.T) {
 	})
 }
 
+// TestAMirrorIsVerified copies a release through an archive, as into a network without others, twice:
+// the second time, the registry has more referrers of an image.
+func TestAMirrorIsVerified(t *testing.T) {
+	p := publishSmall(t)
+	signed, err := contents.ReadSigned(p.dir)
+	require.NoError(t, err)
+	var images []mirror.Image
+	for _, a := range append(signed, p.Artifacts...) {
+		images = append(images, mirror.Image{Repository: p.registry + "/" + a.Name, Tag: a.Tag, Digest: a.Digest, Kind: a.Kind})
+	}
+	var archive bytes.Buffer
+	require.NoError(t, mirror.Write(&archive, p.Release, images, layout.Path(filepath.Join(p.dir, contents.Layout))))
+	there := serve(t, t.TempDir()) + "/mirror"
+	c := *p
+	c.registry = there + "/gpuready"
+	load := func() {
+		dir := t.TempDir()
+		_, err = mirror.Unpack(bytes.NewReader(archive.Bytes()), dir, there)
+		require.NoError(t, err)
+		to, err := publish.New(publish.Options{Dir: dir, Jobs: 2, Logf: func(_, format string, args ...any) { t.Logf(format, args...) }})
+		require.NoError(t, err)
+		items, err := to.Plan(t.Context(), false)
+		require.NoError(t, err)
+		require.NoError(t, to.Push(t.Context(), items))
+	}
+	load()
+	require.Empty(t, c.verify(t))
+
+	image := p.Artifacts[0]
+	c.detach(t, "operator", image.Digest, bundleOf(attest.SignatureType))
+	c.attachProvenance(t, image, func(*contents.Release) {})
+	require.NotEmpty(t, c.verify(t))
+	load()
+	require.Empty(t, c.verify(t))
+	require.Len(t, c.referrers(t, "operator", image.Digest), 3)
+}
+
 // TestEveryBlobCounts changes each blob of a release, one at a time. It takes minutes, and runs only
 // with GPUREADY_E2E_LONG.
 func TestEveryBlobCounts(t *testing.T) {
 	if os.Getenv("GPUREADY_E2E_LONG") == "" {
 		t.Skip("GPUREADY_E2E_LONG is not set; TestRelease changes a blob of each kind")
 	}
-	p := publish(t)
+	p := publishSmall(t)
 	blobs, err := filepath.Glob(filepath.Join(p.storage, "docker/registry/v2/blobs/sha256/*/*"))
 	require.NoError(t, err)
 	lists := map[string]bool{} // of referrers: unsigned, and replaced with each new referrer
@@ -346,7 +386,7 @@ func TestEveryBlobCounts(t *testing.T) {
 
 // TestCosignVerifiesWhatIsSigned runs the commands of docs/release.md.
 func TestCosignVerifiesWhatIsSigned(t *testing.T) {
-	p := publish(t)
+	p := publishSmall(t)
 	cosign := func(args ...string) {
 		t.Helper()
 		out, err := exec.Command(tool(t, "cosign"), args...).CombinedOutput()

@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io"
 	"os"
+	"path/filepath"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
@@ -48,6 +51,31 @@ func describe(name string, mediaType types.MediaType, digest v1.Hash, size int64
 		d.Annotations = map[string]string{title: name}
 	}
 	return d
+}
+
+// AddTo writes the blob into an OCI layout. A blob is there whole or not at all.
+func (b *Blob) AddTo(to layout.Path) error {
+	path := filepath.Join(string(to), "blobs", b.descriptor.Digest.Algorithm, b.descriptor.Digest.Hex)
+	if info, err := os.Stat(path); err == nil && info.Size() == b.descriptor.Size {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	data, err := b.open()
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	f, err := os.CreateTemp(filepath.Dir(path), ".writing-")
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, data)
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return os.Rename(f.Name(), path)
 }
 
 // FileName returns the name of the file that a layer of an artifact holds, or "".

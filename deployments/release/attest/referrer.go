@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
@@ -74,6 +75,28 @@ func (m *Manifest) MediaType() (types.MediaType, error) { return m.Manifest.Medi
 func (m *Manifest) Digest() (v1.Hash, error) {
 	data, err := m.RawManifest()
 	return hash(data), err
+}
+
+// Descriptor returns the descriptor of the manifest in a list of referrers.
+func (m *Manifest) Descriptor() (v1.Descriptor, error) {
+	data, err := m.RawManifest()
+	return v1.Descriptor{
+		MediaType: m.Manifest.MediaType, Size: int64(len(data)), Digest: hash(data), ArtifactType: m.ArtifactType, Annotations: m.Annotations,
+	}, err
+}
+
+// AddTo writes the blobs and the manifest into an OCI layout, but not into its index.
+func (m *Manifest) AddTo(to layout.Path) error {
+	data, err := m.RawManifest()
+	if err != nil {
+		return err
+	}
+	for _, b := range append(slices.Clone(m.blobs), NewBlob("", m.Manifest.MediaType, data)) {
+		if err := b.AddTo(to); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Push uploads the blobs and then the manifest, by its digest or by a tag.

@@ -47,6 +47,10 @@ const (
 	Chart   Kind = "chart"   // a Helm chart
 	Bundle  Kind = "bundle"  // a bundle for the Operator Lifecycle Manager
 	Catalog Kind = "catalog" // an index of images that serve a file-based catalog with the bundle
+
+	// Those of Signed.
+	Referrers Kind = "referrers" // an index of the referrers of a digest, with the tag sha256-<digest>
+	List      Kind = "list"      // the artifact Repository
 )
 
 // Release lists the contents of one release.
@@ -210,10 +214,10 @@ func (r Release) check() error {
 	}
 	seen := map[string]bool{}
 	for i, a := range r.Artifacts {
-		if !name.MatchString(a.Name) || seen[a.Name] || a.Name == Repository {
-			problem("artifacts[%d].name: %.100q is not the name of a repository, is reserved, or occurs twice", i, a.Name)
+		if !name.MatchString(a.Name) || seen[a.Name+":"+a.Tag] {
+			problem("artifacts[%d].name: %.100q is not the name of a repository, or occurs twice with one tag", i, a.Name)
 		}
-		seen[a.Name] = true
+		seen[a.Name+":"+a.Tag] = true
 		if !digest.MatchString(a.Digest) {
 			problem("artifacts[%d].digest: %.100q is not sha256: and 64 hexadecimal digits", i, a.Digest)
 		}

@@ -149,7 +149,9 @@ func (p *Pusher) planArtifact(ctx context.Context, a contents.Artifact, blobs bo
 	case a.Digest:
 		item.State = Present
 	default:
-		item.State, item.Found = Moved, found
+		if !contents.ReferrersTag.MatchString(a.Tag) { // of which a registry may have more
+			item.State, item.Found = Moved, found
+		}
 	}
 	for i := range item.Blobs {
 		b := &item.Blobs[i]

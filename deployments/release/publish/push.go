@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/gpuready/gpuready/deployments/release/contents"
 )
 
 // Push pushes what the registry lacks of the planned items. It pushes nothing if a tag was moved.
@@ -89,8 +91,14 @@ func (w *work) pushItem(ctx context.Context, i Item) error {
 		var ref name.Reference = i.repository.Digest(b.Digest)
 		if b.Digest == i.Digest {
 			ref = i.repository.Tag(i.Tag)
-			if err := w.checkTag(ctx, i); err != nil {
+			if err := w.checkTag(ctx, &i); err != nil {
 				return err
+			}
+			if i.Found != "" && i.Found != i.Digest {
+				if err := w.mergeReferrers(ctx, i, data); err != nil {
+					return err
+				}
+				continue
 			}
 		}
 		if err := w.to.Push(ctx, ref, manifest{data, b.descriptor.MediaType}); err != nil {
@@ -103,12 +111,12 @@ func (w *work) pushItem(ctx context.Context, i Item) error {
 }
 
 // checkTag returns an error if somebody has pushed the tag since the plan was made.
-func (w *work) checkTag(ctx context.Context, i Item) (err error) {
-	if i.Found, err = w.head(ctx, i.repository.Tag(i.Tag)); err != nil || i.Found == "" || i.Found == i.Digest {
+func (w *work) checkTag(ctx context.Context, i *Item) (err error) {
+	if i.Found, err = w.head(ctx, i.repository.Tag(i.Tag)); err != nil || i.Found == "" || i.Found == i.Digest || contents.ReferrersTag.MatchString(i.Tag) {
 		return err
 	}
 	i.State = Moved
-	return MovedError([]Item{i})
+	return MovedError([]Item{*i})
 }
 
 // slowest is the rate in bytes per second below which an upload has failed.

@@ -144,6 +144,14 @@ func (s *signer) publish(ctx context.Context) error {
 		}
 	}
 	s.add("publish", "release", tag.String(), published)
+	if err := m.AddTo(s.layout()); err != nil {
+		return err
+	}
+	d, err := m.Descriptor()
+	if err != nil {
+		return err
+	}
+	s.keepArtifact(contents.Artifact{Name: contents.Repository, Kind: contents.List, Tag: s.release.Version, Digest: digest.String(), MediaType: string(d.MediaType), Size: d.Size})
 	return nil
 }
 

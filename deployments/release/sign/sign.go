@@ -56,6 +56,7 @@ type signer struct {
 
 	mu    sync.Mutex
 	steps []Step
+	kept  []contents.Artifact // what a copy of the layout needs to be verified
 }
 
 // Run signs a release and publishes it. It returns the steps, sorted; in a dry run they are what
@@ -94,6 +95,11 @@ func Run(ctx context.Context, o Options) ([]Step, error) {
 	}
 	if err := s.publish(ctx); err != nil {
 		return nil, fmt.Errorf("%s: %w", contents.Repository, err)
+	}
+	if !o.DryRun {
+		if err := contents.WriteSigned(o.Dir, s.kept); err != nil {
+			return nil, err
+		}
 	}
 	slices.SortFunc(s.steps, func(a, b Step) int {
 		return strings.Compare(a.Action+" "+a.Subject+" "+a.What, b.Action+" "+b.Subject+" "+b.What)
@@ -215,6 +221,7 @@ func (s *signer) attachAll(ctx context.Context, repository, digest string, refer
 			return err
 		}
 	}
+	var all []*attest.Manifest
 	for _, r := range referrers {
 		m := attest.NewSBOM(subject, r.what, r.data)
 		if r.predicateType != "" {
@@ -223,8 +230,12 @@ func (s *signer) attachAll(ctx context.Context, repository, digest string, refer
 		if err := s.attach(ctx, ref, there, r.what, m); err != nil {
 			return fmt.Errorf("attach %s: %w", r.what, err)
 		}
+		all = append(all, m)
 	}
-	return nil
+	if s.DryRun {
+		return nil
+	}
+	return s.keepReferrers(repository, digest, all)
 }
 
 // attach pushes a referrer, unless it is one of those there.
