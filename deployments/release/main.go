@@ -18,6 +18,7 @@ func main() {
 
 // commands are the commands; each has a file of its name.
 var commands = []program.Command{
+	{Name: "build", Run: build},
 	{Name: "push", Run: push},
 	{Name: "sign", Run: runSign},
 	{Name: "verify", Run: runVerify},
@@ -39,6 +40,7 @@ Usage:
   release COMMAND [flags]
 
 Commands:
+  build     make a release from what make built
   push      push a release to its registry
   sign      sign what was pushed, attach provenance and SBOMs, and publish the release
   verify    verify a published release, as a stranger would

@@ -1,5 +1,11 @@
 # A release: images for amd64 and arm64, chart, OLM bundle and catalog, kubectl-gpu, manifests.
+# docs/release.md is the guide.
 #
+#	make release                                             into a registry on this machine
+#	make release REGISTRY=registry.example.com/gpuready      build and push
+#	make release-build REGISTRY=…                            build alone, into bin/release/VERSION
+#	make release-push REGISTRY=… PUSH_ARGS=--dry-run         list what would be pushed
+#	make release RELEASE_ARGS=--allow-dirty                  an experiment with changes
 #	make release-sign REGISTRY=registry.example.com/gpuready RELEASE_KEY=cosign.key
 #	make release-sign REGISTRY=registry.example.com/gpuready RELEASE_SIGN=--keyless
 #	make verify-release REGISTRY=registry.example.com/gpuready RELEASE_PUBLIC_KEY=cosign.pub
@@ -25,6 +31,47 @@ RELEASE_PUBLIC_KEY ?=
 endif
 RELEASE_SIGN   ?= --key '$(RELEASE_KEY)'
 RELEASE_VERIFY ?= --key '$(RELEASE_PUBLIC_KEY)'
+
+RELEASE_ARGS   ?=
+PUSH_ARGS      ?=
+RELEASE_IMAGES := bin/release/images
+# From here krew fetches the archives.
+KREW_URI       ?= https://github.com/gpuready/gpuready/releases/download/$(VERSION)
+
+# Every image and file has the time of the commit.
+RELEASE_BUILD = $(RELEASE_TOOL) build --version '$(VERSION)' --registry '$(RELEASE_REGISTRY)' --dir '$(RELEASE_DIR)' --images '$(RELEASE_IMAGES)' $(RELEASE_ARGS)
+RELEASE_TIME  = $$(git log -1 --format=%ct)
+
+.PHONY: release release-build release-push
+release: release-build ## build a release, for amd64 and arm64, and push it: make release REGISTRY=host/path
+	@$(MAKE) --no-print-directory release-push
+
+release-build: $(RELEASE_TOOL)
+	@$(RELEASE_BUILD) --check
+	@$(MAKE) --no-print-directory bin/tools/chart bin/tools/bundle $(foreach arch,amd64 arm64,$(addprefix bin/catalog/$(arch)/,opm grpc_health_probe))
+	@for arch in amd64 arm64; do \
+		SOURCE_DATE_EPOCH=$(RELEASE_TIME) $(MAKE) --no-print-directory images ARCH=$$arch IMAGE_DIR='$(RELEASE_IMAGES)'/$$arch IMAGE_BASE= IMAGE_ARGS= || exit 1; \
+	done
+	@$(MAKE) --no-print-directory krew KREW_URI='$(KREW_URI)'
+	@$(RELEASE_BUILD)
+
+release-push: $(RELEASE_TOOL) $(WITH_REGISTRY_NEEDS)
+	@$(WITH_REGISTRY) $(RELEASE_TOOL) push --dir '$(RELEASE_DIR)' $(PUSH_ARGS)
+
+# They have the chart and the bundle in their own modules, with helm's and OLM's code.
+bin/tools/chart bin/tools/bundle: bin/tools/%: FORCE | packages-build
+	@mkdir -p $(@D)
+	$(Q)cd .ci/$(if $(filter chart,$*),helm,olm) && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) .
+
+# The programs in the image of a catalog.
+CATALOG_TAGS := grpcnotrace,containers_image_openpgp,containers_image_docker_daemon_stub,containers_image_storage_stub,exclude_graphdriver_btrfs,exclude_graphdriver_devicemapper
+program_opm               := github.com/operator-framework/operator-registry/cmd/opm
+program_grpc_health_probe := github.com/grpc-ecosystem/grpc-health-probe
+
+bin/catalog/%: .ci/catalog/go.mod | packages-build
+	@echo '  build $@ (minutes, the first time)'
+	@mkdir -p $(@D)
+	$(Q)cd .ci/catalog && CGO_ENABLED=0 GOOS=linux GOARCH=$(patsubst %/,%,$(dir $*)) $(GO) build -tags=$(CATALOG_TAGS) -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) $(program_$(notdir $*))
 
 # Not stamped with the commit: what it makes depends on the release alone.
 $(RELEASE_TOOL): $(shell find deployments/release deployments/images/build/rootfs internal/program internal/config -name '*.go' ! -name '*_test.go') go.mod go.sum | packages-build

@@ -164,10 +164,14 @@ func (d *draft) debian(image Description) {
 // program describes a Go program and its modules.
 func (d *draft) program(image Description, name string, info *debug.BuildInfo) {
 	id := identifier("Program", name)
+	version, home := image.Revision, source
+	if !strings.HasPrefix(info.Path, strings.TrimPrefix(source, "https://")) { // another project's
+		version, home = info.Main.Version, "https://"+info.Main.Path
+	}
 	d.add(container, common.TypeRelationshipContains, &spdx.Package{
-		PackageName: path.Base(name), PackageSPDXIdentifier: id, PackageVersion: image.Revision, PackageFileName: "." + name,
+		PackageName: path.Base(name), PackageSPDXIdentifier: id, PackageVersion: version, PackageFileName: "." + name,
 		PackageSourceInfo: fmt.Sprintf("%s, built by %s for %s", info.Path, info.GoVersion, image.Arch),
-		PackageHomePage:   source, PackageLicenseDeclared: "Apache-2.0", PrimaryPackagePurpose: "APPLICATION",
+		PackageHomePage:   home, PackageLicenseDeclared: "Apache-2.0", PrimaryPackagePurpose: "APPLICATION",
 	})
 	d.relate(id, common.TypeRelationshipContains, identifier("File", name))
 	modules := []*debug.Module{{Path: "stdlib", Version: strings.TrimPrefix(info.GoVersion, "go")}}

@@ -1,0 +1,171 @@
+package assemble
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/gpuready/gpuready/deployments/images/build/rootfs"
+	"github.com/gpuready/gpuready/deployments/release/contents"
+)
+
+// locks are the files with the hashes of all Go modules that are linked into what is released.
+var locks = []string{"go.sum", ".ci/catalog/go.sum", ".ci/helm/go.sum", ".ci/olm/go.sum"}
+
+// compilers are the Debian packages of C compiler, linker and headers, which compile the programs that
+// call libnvidia-ml, and the simulator's libraries.
+var compilers = map[string][]string{
+	"amd64": {"gcc-12", "binutils-x86-64-linux-gnu", "libc6-dev"},
+	"arm64": {"gcc-12-aarch64-linux-gnu", "binutils-aarch64-linux-gnu", "libc6-dev-arm64-cross"},
+}
+
+// addKubectl adds the archives of kubectl-gpu, and krew's manifest.
+func (b *builder) addKubectl(context.Context) error {
+	for _, platform := range []string{"linux-amd64", "linux-arm64", "darwin-amd64", "darwin-arm64"} {
+		name := "kubectl-gpu-" + b.Version + "-" + platform + ".tar.gz"
+		data, err := os.ReadFile(filepath.Join(b.Kubectl, name))
+		if err != nil {
+			return err
+		}
+		if err := b.publish(name, data); err != nil {
+			return err
+		}
+	}
+	data, err := os.ReadFile(filepath.Join(b.Kubectl, "gpu.yaml"))
+	if err != nil {
+		return err
+	}
+	return b.publish("gpu.yaml", data)
+}
+
+// addMaterials lists what the release is made of.
+func (b *builder) addMaterials(ctx context.Context) error {
+	add := func(name, uri, algorithm, digest string) {
+		b.out.Materials = append(b.out.Materials, contents.Material{Name: name, URI: uri, Digest: map[string]string{algorithm: digest}})
+	}
+	git := "git+" + repositoryURL + "@" + b.source.commit
+	add("source", git, "gitCommit", b.source.commit)
+	for _, name := range locks {
+		sum, err := hashFile(filepath.Join(b.Top, name))
+		if err != nil {
+			return err
+		}
+		add(name, git+"#"+name, "sha256", sum)
+	}
+	if err := b.addToolchain(ctx, add); err != nil {
+		return err
+	}
+	for _, arch := range architectures {
+		packages, err := b.basePackages(arch)
+		if err != nil {
+			return err
+		}
+		for _, p := range packages {
+			add(p.Name, packageURL(p.Name, p.Version(), arch), "sha256", p.SHA256)
+		}
+		if err := b.addCompilers(ctx, arch, add); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addToolchain adds Go, by the digests of its programs.
+func (b *builder) addToolchain(ctx context.Context, add func(name, uri, algorithm, digest string)) error {
+	out, err := run(ctx, b.Top, "go", "env", "GOVERSION", "GOROOT", "GOTOOLDIR")
+	if err != nil {
+		return err
+	}
+	env := strings.Split(strings.TrimSpace(out), "\n")
+	if len(env) != 3 {
+		return fmt.Errorf("go env: %q", out)
+	}
+	for _, program := range []string{filepath.Join(env[1], "bin/go"), filepath.Join(env[2], "compile"), filepath.Join(env[2], "link")} {
+		sum, err := hashFile(program)
+		if err != nil {
+			return err
+		}
+		add("go: "+filepath.Base(program), "pkg:generic/"+env[0]+"?os="+runtime.GOOS+"&arch="+runtime.GOARCH+"#"+filepath.Base(program), "sha256", sum)
+	}
+	return nil
+}
+
+// basePackages returns the packages of the images' base, as make images has recorded them.
+func (b *builder) basePackages(arch string) ([]rootfs.Package, error) {
+	path := filepath.Join(b.Images, arch, ".cache/packages-"+arch+"/plan.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var plan struct{ Packages []rootfs.Package }
+	if err := json.Unmarshal(data, &plan); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if len(plan.Packages) == 0 {
+		return nil, fmt.Errorf("%s lists no packages: run make release", path)
+	}
+	return plan.Packages, nil
+}
+
+// addCompilers adds the packages of the C compiler for an architecture: with the digest of apt's lists,
+// or, of a package that they no longer have, of its list of files' digests.
+func (b *builder) addCompilers(ctx context.Context, arch string, add func(name, uri, algorithm, digest string)) error {
+	for _, name := range compilers[arch] {
+		out, err := run(ctx, b.Top, "dpkg-query", "-W", "-f", "${Version} ${Architecture}", name)
+		if err != nil {
+			return fmt.Errorf("%w: is the package installed?", err)
+		}
+		version, its, _ := strings.Cut(out, " ")
+		uri := packageURL(name, version, its)
+		if sum := aptDigest(ctx, b.Top, name+"="+version); sum != "" {
+			add(name, uri, "sha256", sum)
+			continue
+		}
+		files, err := filepath.Glob("/var/lib/dpkg/info/" + name + "*.md5sums")
+		if err != nil || len(files) == 0 {
+			return fmt.Errorf("package %s: neither apt's lists nor dpkg have digests of it (%w)", name, err)
+		}
+		sum, err := hashFile(files[0])
+		if err != nil {
+			return err
+		}
+		add(name+": md5sums of its files", uri+"#md5sums", "sha256", sum)
+	}
+	return nil
+}
+
+// aptDigest returns the SHA-256 of a package according to apt's lists, or "".
+func aptDigest(ctx context.Context, dir, name string) string {
+	out, err := run(ctx, dir, "apt-cache", "show", name)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(out) {
+		if sum, is := strings.CutPrefix(line, "SHA256: "); is {
+			return strings.TrimSpace(sum)
+		}
+	}
+	return ""
+}
+
+// packageURL returns the purl of a Debian package.
+func packageURL(name, version, arch string) string {
+	return "pkg:deb/debian/" + name + "@" + url.QueryEscape(version) + "?arch=" + arch
+}
+
+// hashFile returns the SHA-256 of a file.
+func hashFile(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:]), nil
+}
