@@ -59,8 +59,10 @@ release-push: $(RELEASE_TOOL) $(WITH_REGISTRY_NEEDS)
 	@$(WITH_REGISTRY) $(RELEASE_TOOL) push --dir '$(RELEASE_DIR)' $(PUSH_ARGS)
 
 # They have the chart and the bundle in their own modules, with helm's and OLM's code.
-bin/tools/chart bin/tools/bundle: bin/tools/%: FORCE | packages-build
-	@mkdir -p $(@D)
+bin/tools/chart: $(wildcard .ci/helm/*.go) .ci/helm/go.mod
+bin/tools/bundle: $(wildcard .ci/olm/*.go) .ci/olm/go.mod
+bin/tools/chart bin/tools/bundle: bin/tools/%: | packages-build
+	@echo '  build $@ (minutes, the first time)'
 	$(Q)cd .ci/$(if $(filter chart,$*),helm,olm) && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) .
 
 # The programs in the image of a catalog.

@@ -40,6 +40,9 @@ type Options struct {
 	Builder    string // who builds: a URI
 	RunID      string // of the CI system's run; "": made of the time
 	Logf       func(name, format string, args ...any)
+	// Compilers returns the Debian packages of the C compiler for an architecture, which are recorded
+	// as materials; it may be nil.
+	Compilers func(ctx context.Context, arch string) ([]string, error)
 }
 
 // architectures are those of every image.

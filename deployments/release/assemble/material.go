@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -19,11 +20,30 @@ import (
 // locks are the files with the hashes of all Go modules that are linked into what is released.
 var locks = []string{"go.sum", ".ci/catalog/go.sum", ".ci/helm/go.sum", ".ci/olm/go.sum"}
 
-// compilers are the Debian packages of C compiler, linker and headers, which compile the programs that
-// call libnvidia-ml, and the simulator's libraries.
-var compilers = map[string][]string{
-	"amd64": {"gcc-12", "binutils-x86-64-linux-gnu", "libc6-dev"},
-	"arm64": {"gcc-12-aarch64-linux-gnu", "binutils-aarch64-linux-gnu", "libc6-dev-arm64-cross"},
+// DebianCompilers returns the Debian packages of the C compiler for an architecture: compiler, linker and
+// headers. They compile the programs that call libnvidia-ml, and the simulator's libraries.
+func DebianCompilers(ctx context.Context, arch string) ([]string, error) {
+	prefix, headers := "", "libc6-dev"
+	if arch != runtime.GOARCH {
+		prefix, headers = rootfs.Triplet(arch)+"-", "libc6-dev-"+arch+"-cross"
+	}
+	var packages []string
+	for _, program := range []string{"gcc", "ld"} {
+		path, err := exec.LookPath(prefix + program)
+		if err != nil {
+			return nil, err
+		}
+		if path, err = filepath.EvalSymlinks(path); err != nil {
+			return nil, err
+		}
+		out, err := run(ctx, "/", "dpkg-query", "-S", path)
+		if err != nil {
+			return nil, err
+		}
+		name, _, _ := strings.Cut(out, ":")
+		packages = append(packages, name)
+	}
+	return append(packages, headers), nil
 }
 
 // addKubectl adds the archives of kubectl-gpu, and krew's manifest.
@@ -117,7 +137,14 @@ func (b *builder) basePackages(arch string) ([]rootfs.Package, error) {
 // addCompilers adds the packages of the C compiler for an architecture: with the digest of apt's lists,
 // or, of a package that they no longer have, of its list of files' digests.
 func (b *builder) addCompilers(ctx context.Context, arch string, add func(name, uri, algorithm, digest string)) error {
-	for _, name := range compilers[arch] {
+	if b.Compilers == nil {
+		return nil
+	}
+	names, err := b.Compilers(ctx, arch)
+	if err != nil {
+		return fmt.Errorf("the C compiler for %s: %w", arch, err)
+	}
+	for _, name := range names {
 		out, err := run(ctx, b.Top, "dpkg-query", "-W", "-f", "${Version} ${Architecture}", name)
 		if err != nil {
 			return fmt.Errorf("%w: is the package installed?", err)
