@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 
 	"github.com/gpuready/gpuready/deployments/release/assemble"
@@ -35,9 +36,7 @@ func build(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	check := f.Bool("check", false, "only check that a release can be made of the source")
 	f.StringVar(&o.Builder, "builder", "https://github.com/gpuready/gpuready/blob/main/docs/release.md", "URI of who builds, for the provenance")
 	f.StringVar(&o.RunID, "run-id", "", "ID of the CI system's run, for the provenance (default: made of the time)")
-	for name, variable := range map[string]string{"version": "VERSION", "registry": "REGISTRY", "dir": "RELEASE_DIR", "builder": "BUILDER_ID", "run-id": "RUN_ID"} {
-		f.Env[name] = variable
-	}
+	maps.Copy(f.Env, map[string]string{"version": "VERSION", "registry": "REGISTRY", "dir": "RELEASE_DIR", "builder": "BUILDER_ID", "run-id": "RUN_ID"})
 	if err := f.Read(args); err != nil {
 		return err
 	}

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,10 +44,10 @@ type Options struct {
 	Compilers func(ctx context.Context, arch string) ([]string, error)
 }
 
-// architectures are those of every image.
+// architectures lists the architectures of every image.
 var architectures = []string{"amd64", "arm64"}
 
-// pinned are the images that chart and bundle name by digest: the operator, and what it deploys.
+// pinned lists the images that chart and bundle name by digest: the operator, and what it deploys.
 var pinned = []string{"device-plugin", "dra-driver", "driver-simulator", "operator", "toolkit", "validator"}
 
 // builder is one run.
@@ -262,6 +261,3 @@ func (b *builder) replace(began time.Time) error {
 	b.Logf("release", "%s %s: %d artifacts, %d files", b.Out, state, len(b.out.Artifacts), len(b.out.Files))
 	return nil
 }
-
-// sorted returns the keys of a map, sorted.
-func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

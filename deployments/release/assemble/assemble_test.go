@@ -120,7 +120,7 @@ func makeInputs(t *testing.T) Options {
 // writeImage writes an archive and an SBOM as make images does.
 func writeImage(t *testing.T, path, title, arch, revision string) {
 	t.Helper()
-	image := v1.Image(empty.Image)
+	image := empty.Image
 	for _, text := range []string{"base " + arch, title + arch} {
 		var layer bytes.Buffer
 		require.NoError(t, rootfs.WriteBase(&layer, []rootfs.Entry{{Path: "/file", Mode: 0o644, Data: []byte(text)}}, epoch))

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -181,7 +182,7 @@ func (b *builder) assemble(name, arch string, config v1.Config, entries []rootfs
 		return part{}, err
 	}
 	var layer bytes.Buffer
-	all := append(entries[:len(entries):len(entries)], rootfs.Entry{Path: rootfs.SBOMPath(name), Mode: 0o644, Data: sbom})
+	all := append(slices.Clip(entries), rootfs.Entry{Path: rootfs.SBOMPath(name), Mode: 0o644, Data: sbom})
 	if err := rootfs.WriteBase(&layer, all, b.source.time); err != nil {
 		return part{}, err
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/deployments/release/contents"
 )
 
-// locks are the files with the hashes of all Go modules that are linked into what is released.
+// locks lists the files with the hashes of all Go modules that are linked into what is released.
 var locks = []string{"go.sum", ".ci/catalog/go.sum", ".ci/helm/go.sum", ".ci/olm/go.sum"}
 
 // DebianCompilers returns the Debian packages of the C compiler for an architecture: compiler, linker and
