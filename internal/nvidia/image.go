@@ -20,7 +20,7 @@ var version = regexp.MustCompile(`^v?[0-9]+\.[0-9]+(\.[0-9]+)?([-+._][A-Za-z0-9.
 // IsCounterpart reports whether an image specification of the toolkit, the device plugin or the
 // validator means NVIDIA's image rather than this product's, which would not start from it. own
 // is the version of this product's images. A version alone means NVIDIA's, unless it belongs to
-// the same minor release as own.
+// the same minor release as own or to the one before, with which own works.
 func IsCounterpart(image Image, own string) bool {
 	if strings.HasPrefix(image.Repository+"/", Vendor+"/") {
 		return true
@@ -29,15 +29,27 @@ func IsCounterpart(image Image, own string) bool {
 	name, _, _ = strings.Cut(name, "@")
 	name, _, _ = strings.Cut(name, ":")
 	if name == "" {
-		return version.MatchString(image.Version) && minor(image.Version) != minor(own)
+		return version.MatchString(image.Version) && !isOwn(image.Version, own)
 	}
 	return strings.HasPrefix(image.Image, Vendor+"/") || slices.ContainsFunc(counterparts, func(part string) bool { return strings.Contains(name, part) })
 }
 
-// minor returns the beginning of a version up to its minor release: "0.1" of "v0.1.1".
-func minor(version string) string {
+// isOwn reports whether a version belongs to the same minor release as own, or to the one before.
+func isOwn(version, own string) bool {
+	major, minor, ok := release(version)
+	ownMajor, ownMinor, ownOK := release(own)
+	return ok && ownOK && major == ownMajor && (minor == ownMinor || minor == ownMinor-1)
+}
+
+// release returns major and minor of a version: 0 and 1 of "v0.1.1".
+func release(version string) (major, minor int, ok bool) {
 	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
-	return strings.Join(parts[:min(len(parts), 2)], ".")
+	if len(parts) < 2 {
+		return 0, 0, false
+	}
+	major, errMajor := strconv.Atoi(parts[0])
+	minor, errMinor := strconv.Atoi(parts[1])
+	return major, minor, errMajor == nil && errMinor == nil
 }
 
 // driverSystems are the prefixes of the OS tags for which NVIDIA publishes driver images.

@@ -38,6 +38,16 @@ func TestNVIDIAsCounterpartsAreRecognised(t *testing.T) {
 	} {
 		require.False(t, IsCounterpart(image, "v0.1.0"), "%+v", image)
 	}
+	for own, versions := range map[string]map[string]bool{
+		"v0.2.0":     {"v0.2.7": false, "v0.1.0": false, "v0.3.0": true, "v0.0.1": true, "v1.1.0": true, "v0.1.0-rc1": false, "v0.2": false, "0": false},
+		"v1.0.0":     {"v1.0.3": false, "v0.9.0": true, "v1.1.0": true},
+		"v1.3.0-rc1": {"v1.2.9": false, "v1.3.0": false, "v1.1.0": true},
+		"main":       {"v0.1.0": true, "main": false},
+	} {
+		for version, want := range versions {
+			require.Equal(t, want, IsCounterpart(Image{Version: version}, own), "%s with %s", version, own)
+		}
+	}
 }
 
 func TestDriverSystem(t *testing.T) {
