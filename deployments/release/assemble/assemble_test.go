@@ -91,6 +91,7 @@ func makeInputs(t *testing.T) Options {
 	write(t, top, "deployments/static/gpuready.yaml", "image: gpuready/toolkit:v1.2.3\nvalue: \"gpuready/validator:v1.2.3\"\n", 0o644)
 	write(t, top, "deployments/static/operator.yaml", "image: gpuready/operator:v1.2.3\n  - { name: IMAGE_REPOSITORY, value: \"gpuready\" }\n", 0o644)
 	write(t, top, "deployments/static/examples/job.yaml", "image: gpuready/toolkit:v1.2.3\n", 0o644)
+	write(t, top, "deployments/static/examples/vectoradd.yaml", "image: gpuready/validator:v1.2.3\n", 0o644)
 	write(t, top, "deployments/static/parts/part.yaml", "image: gpuready/unknown:v1.2.3\n", 0o644)
 	git(t, top, "init", "-q")
 	git(t, top, "add", "-A")
@@ -249,6 +250,8 @@ func TestEverythingNamesTheImagesByDigest(t *testing.T) {
 	require.Equal(t, "image: "+reference(t, r, "toolkit")+"\n", inArchive["gpuready-v1.2.3/examples/job.yaml"])
 	require.Equal(t, operator, inArchive["gpuready-v1.2.3/operator.yaml"])
 	require.NotContains(t, inArchive, "gpuready-v1.2.3/parts/part.yaml")
+	require.Equal(t, "image: "+reference(t, r, "validator")+"\n", files["vectoradd.yaml"], "the quickstart downloads it")
+	require.NotContains(t, files, "job.yaml")
 
 	var images struct {
 		Registry, Version string

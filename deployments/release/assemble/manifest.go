@@ -25,8 +25,11 @@ var (
 // manifests returns the folder with the release's manifests.
 func (b *builder) manifests() string { return filepath.Join(b.work, "manifests") }
 
-// writeManifests writes the static manifests with the images of the release, by digest: each as a file
-// of the release, and all, examples included, in an archive.
+// quickstart is the example that docs/quickstart.md runs.
+const quickstart = "examples/vectoradd.yaml"
+
+// writeManifests writes the static manifests with the images of the release, by digest: each, and the
+// quickstart's example, as a file of the release, and all, examples included, in an archive.
 func (b *builder) writeManifests(context.Context) error {
 	from := filepath.Join(b.Top, "deployments/static")
 	top := "gpuready-" + b.Version
@@ -51,8 +54,8 @@ func (b *builder) writeManifests(context.Context) error {
 			return err
 		}
 		entries = append(entries, rootfs.Entry{Path: "/" + top + "/" + filepath.ToSlash(name), Mode: 0o644, Data: text})
-		if name == filepath.Base(name) {
-			if err := b.publish(name, text); err != nil {
+		if name == filepath.Base(name) || filepath.ToSlash(name) == quickstart {
+			if err := b.publish(filepath.Base(name), text); err != nil {
 				return err
 			}
 		}
