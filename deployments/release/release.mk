@@ -43,8 +43,11 @@ RELEASE_BUILD = $(RELEASE_TOOL) build --version '$(VERSION)' --registry '$(RELEA
 RELEASE_TIME  = $$(git log -1 --format=%ct)
 
 .PHONY: release release-build release-push
-release: release-build ## build a release, for amd64 and arm64, and push it: make release REGISTRY=host/path
+release: ## build a release, for amd64 and arm64, push and sign it: make release REGISTRY=host/path RELEASE_KEY=cosign.key
+	@[ "$(strip $(RELEASE_SIGN))" != "--key ''" ] || { echo "release: say how to sign: RELEASE_KEY=cosign.key, or RELEASE_SIGN=--keyless" >&2; exit 2; }
+	@$(MAKE) --no-print-directory release-build
 	@$(MAKE) --no-print-directory release-push
+	@$(MAKE) --no-print-directory release-sign
 
 release-build: $(RELEASE_TOOL)
 	@$(RELEASE_BUILD) --check
