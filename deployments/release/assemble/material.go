@@ -182,9 +182,24 @@ func aptDigest(ctx context.Context, dir, name string) string {
 	return ""
 }
 
-// packageURL returns the purl of a Debian package.
+// packageURL returns the purl of a package of this machine's distribution, from which images take it,
+// too.
 func packageURL(name, version, arch string) string {
-	return "pkg:deb/debian/" + name + "@" + url.QueryEscape(version) + "?arch=" + arch
+	return "pkg:deb/" + distribution() + "/" + name + "@" + url.QueryEscape(version) + "?arch=" + arch
+}
+
+// distribution returns the name of this machine's distribution: debian or ubuntu.
+func distribution() string {
+	text, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return "debian"
+	}
+	for line := range strings.Lines(string(text)) {
+		if id, is := strings.CutPrefix(strings.TrimSpace(line), "ID="); is {
+			return strings.Trim(id, `"`)
+		}
+	}
+	return "debian"
 }
 
 // hashFile returns the SHA-256 of a file.
