@@ -216,6 +216,24 @@ func (b *builder) finish(context.Context) error {
 	return os.WriteFile(filepath.Join(b.stage, contents.File), text, 0o644)
 }
 
+// keepBlobs moves the blobs to the new layout that only the old one has: release sign wrote them.
+func (b *builder) keepBlobs() error {
+	const below = contents.Layout + "/blobs/sha256"
+	blobs, err := os.ReadDir(filepath.Join(b.Out, below))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, blob := range blobs {
+		to := filepath.Join(b.stage, below, blob.Name())
+		if _, err := os.Stat(to); errors.Is(err, fs.ErrNotExist) {
+			if err := os.Rename(filepath.Join(b.Out, below, blob.Name()), to); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // replace moves the release to its place. If the same release is there already, its signatures and
 // its run are kept.
 func (b *builder) replace(began time.Time) error {
@@ -229,6 +247,9 @@ func (b *builder) replace(began time.Time) error {
 	}
 	same := string(before) == string(text)
 	if same {
+		if err := b.keepBlobs(); err != nil {
+			return err
+		}
 		for _, name := range []string{contents.Signatures, contents.RunFile} {
 			to := filepath.Join(b.stage, name)
 			if err := os.RemoveAll(to); err != nil {

@@ -4,6 +4,8 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -347,6 +349,8 @@ func TestTheSameReleaseKeepsItsSignatures(t *testing.T) {
 	for _, f := range listFiles(t, blob) {
 		write(t, blob, f, "damaged", 0o644)
 	}
+	attached := sha256.Sum256([]byte("attached"))
+	write(t, blob, hex.EncodeToString(attached[:]), "attached", 0o644)
 	again, err := Build(t.Context(), o)
 	require.NoError(t, err)
 	require.Equal(t, r, again)
@@ -355,6 +359,7 @@ func TestTheSameReleaseKeepsItsSignatures(t *testing.T) {
 	require.Equal(t, before, after)
 	require.FileExists(t, filepath.Join(o.Out, contents.Signatures, "x"))
 	require.NoFileExists(t, filepath.Join(o.Out, contents.Files, "stray"))
+	require.FileExists(t, filepath.Join(blob, hex.EncodeToString(attached[:])), "release sign wrote it")
 	for _, f := range listFiles(t, blob) {
 		sum, err := hashFile(filepath.Join(blob, f))
 		require.NoError(t, err)
