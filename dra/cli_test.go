@@ -65,7 +65,7 @@ func TestDevicesPrintsWhatIsPublished(t *testing.T) {
 	require.Equal(t, "no device is published: InventoryUnknown: gpu-device-plugin has not published its inventory; next: see that gpu-device-plugin runs on this node\n", out)
 
 	info := &nodestate.DevicePluginInfo{Serve: nodestate.ServeDRA, Inventory: []nodestate.GPU{
-		{UUID: "GPU-0", Product: "NVIDIA H100 80GB HBM3", MemoryBytes: 80 << 30, Condition: nodestate.Condition{Health: nodestate.Healthy}},
+		{UUID: "GPU-0", Product: "NVIDIA H100 80GB HBM3", MemoryBytes: 80 << 30, Condition: nodestate.Condition{Health: nodestate.Healthy}, Sharing: &nodestate.Sharing{Shares: 4}},
 		{UUID: "GPU-1", Index: 1, Minor: 1, MIGEnabled: true, Condition: nodestate.Condition{Health: nodestate.Healthy}, MIG: []nodestate.MIGDevice{
 			{UUID: "MIG-0", Profile: "1g.10gb", MemoryBytes: 10 << 30, Condition: nodestate.Condition{Health: nodestate.Unhealthy, Reason: gpu.ReasonXID, Message: "XID 94"}}}},
 	}}
@@ -74,9 +74,9 @@ func TestDevicesPrintsWhatIsPublished(t *testing.T) {
 	}
 	write()
 	_, out, _ = runCLI(t, args...)
-	require.Equal(t, `DEVICE                UUID   PRODUCT                PROFILE  MEMORY  HEALTH
-gpu-0                 GPU-0  NVIDIA H100 80GB HBM3  -        80Gi    Healthy
-gpu-1-mig-1g10gb-0-0  MIG-0  -                      1g.10gb  10Gi    Unhealthy: XID: XID 94
+	require.Equal(t, `DEVICE                UUID   PRODUCT                PROFILE  MEMORY  SHARES  HEALTH
+gpu-0                 GPU-0  NVIDIA H100 80GB HBM3  -        80Gi    4       Healthy
+gpu-1-mig-1g10gb-0-0  MIG-0  -                      1g.10gb  10Gi    -       Unhealthy: XID: XID 94
 `, out)
 	_, out, _ = runCLI(t, append(args, "-o", "json")...)
 	var list deviceList

@@ -86,7 +86,7 @@ func writeTable(w io.Writer, inv inventory.Inventory) error {
 		fmt.Fprintln(t, "no device is published: "+cmp.Or(inv.Why.String(), "this node has no GPU"))
 		return t.Flush()
 	}
-	fmt.Fprintln(t, "DEVICE\tUUID\tPRODUCT\tPROFILE\tMEMORY\tHEALTH")
+	fmt.Fprintln(t, "DEVICE\tUUID\tPRODUCT\tPROFILE\tMEMORY\tSHARES\tHEALTH")
 	for _, d := range inv.Devices {
 		text := func(name resourceapi.QualifiedName) string {
 			if a := d.API.Attributes[name]; a.StringValue != nil {
@@ -94,12 +94,18 @@ func writeTable(w io.Writer, inv inventory.Inventory) error {
 			}
 			return "-"
 		}
-		memory := d.API.Capacity["memory"].Value
+		capacity := func(name resourceapi.QualifiedName) string {
+			c, found := d.API.Capacity[name]
+			if !found {
+				return "-"
+			}
+			return c.Value.String()
+		}
 		health := "Healthy"
 		if d.Fault.Health == nodestate.Unhealthy {
 			health = fmt.Sprintf("Unhealthy: %s: %s", d.Fault.Reason, d.Fault.Message)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", d.Name, d.UUID, text("productName"), text("profile"), memory.String(), health)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Name, d.UUID, text("productName"), text("profile"), capacity("memory"), capacity(inventory.CapacityShares), health)
 	}
 	return t.Flush()
 }

@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpuready/gpuready/test/e2e"
 	"github.com/gpuready/gpuready/test/lab/cluster"
@@ -39,18 +38,8 @@ func TestBothSides(t *testing.T) {
 	s.Kubectl(t, "label", "node", "n2", "nvidia.com/gpu.serve=dra")
 	s.World.WaitDaemonSets(t, e2e.Namespace, "nvidia-driver-daemonset", "nvidia-container-toolkit-daemonset", "nvidia-device-plugin-daemonset", "gpu-dra-driver", "nvidia-operator-validator")
 	s.World.WaitAllocatable(t, 8, "n1")
-	until(t, "8 devices of n2 are published, and none of n1", func() error {
-		list, err := s.World.Client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
-		require.NoError(t, err)
-		devices := map[string]int{}
-		for _, slice := range list.Items {
-			devices[*slice.Spec.NodeName] += len(slice.Spec.Devices)
-		}
-		if devices["n1"] != 0 || devices["n2"] != 8 {
-			return fmt.Errorf("%v", devices)
-		}
-		return nil
-	})
+	s.waitPublished(t, "n1", 0)
+	s.waitPublished(t, "n2", 8)
 	require.Zero(t, s.World.Allocatable("n2"))
 	s.Apply(t, "examples/extended-resource.yaml")
 	s.ApplyText(t, fmt.Sprintf(classicDeployment, s.Image("cuda-samples")))

@@ -8,8 +8,8 @@ e2e-dra: e2e-images ## claims, taints and a killed driver on a real cluster, wit
 	echo "e2e-dra: passed in $$(($$(date +%s) - began)) s"
 
 .PHONY: bench-dra
-bench-dra: e2e-images ## claims a second that the scheduler allocates on 500 nodes with 8 GPUs each
-	@GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_BENCH=1 $(GO) test $(TAGS) -count=1 -v -timeout 20m -run TestScheduling ./test/dra
+bench-dra: e2e-images ## claims a second on 500 nodes of 8 GPUs, claim to running pod, writes of 5,000 nodes' drivers
+	@GPUREADY_E2E='$(CURDIR)/$(BIN)' GPUREADY_BENCH=1 $(GO) test $(TAGS) -count=1 -v -timeout 40m -run 'TestScheduling|TestClaimToRunning|TestFleetWrites' $(E2E_ARGS) ./test/dra
 
 # Random kills of driver and kubelet under claims that come and go, more of them than in CI:
 #

@@ -2,7 +2,6 @@ package dra
 
 import (
 	"fmt"
-	"os"
 	"testing"
 	"time"
 
@@ -57,15 +56,10 @@ func exactly(count int64, expressions ...string) resourceapi.DeviceRequest {
 // can compare the figures, so it fails only if a claim is not allocated. GPUREADY_BENCH has it run: make
 // bench-dra.
 func TestScheduling(t *testing.T) {
-	if os.Getenv("GPUREADY_BENCH") == "" {
-		t.Skip("GPUREADY_BENCH is not set: make bench-dra runs it")
-	}
+	requireBench(t)
 	s := &suite{e2e.Up(t, cluster.Config{Bare: true})}
-	config := rest.CopyConfig(s.World.Config)
-	config.QPS = -1
-	client, err := kubernetes.NewForConfig(config)
-	require.NoError(t, err)
-	_, err = client.ResourceV1().DeviceClasses().Create(t.Context(), &resourceapi.DeviceClass{
+	client := s.unlimitedClient(t)
+	_, err := client.ResourceV1().DeviceClasses().Create(t.Context(), &resourceapi.DeviceClass{
 		ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"},
 		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
 			Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"}}}},
@@ -94,6 +88,19 @@ func TestScheduling(t *testing.T) {
 	}
 }
 
+// unlimitedClient returns a client that sends as many requests a second as it is asked for.
+func (s *suite) unlimitedClient(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	config := rest.CopyConfig(s.World.Config)
+	config.QPS = -1
+	client, err := kubernetes.NewForConfig(config)
+	require.NoError(t, err)
+	return client
+}
+
+// fleetRoot returns the PCIe root of a GPU of fleetState.
+func fleetRoot(a gpu.PCIAddress) string { return "pci" + string(a[:7]) }
+
 // createAll calls create for the numbers below n, a few at a time.
 func createAll(t *testing.T, n int, create func(int) error) {
 	t.Helper()
@@ -121,7 +128,7 @@ func createFleetNode(t *testing.T, client kubernetes.Interface, name string) err
 	if err != nil {
 		return err
 	}
-	for i, slice := range inventory.New(fleetState(name), inventory.Problem{}, func(a gpu.PCIAddress) string { return "pci" + string(a[:7]) }).Slices() {
+	for i, slice := range inventory.New(fleetState(name), inventory.Problem{}, fleetRoot).Slices() {
 		_, err := client.ResourceV1().ResourceSlices().Create(t.Context(), &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", name, i), OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: name, UID: node.UID}}},
 			Spec: resourceapi.ResourceSliceSpec{
