@@ -92,7 +92,7 @@ func (b *builder) addCatalog(ctx context.Context) error {
 			Labels: labels, User: "1001:0", Env: []string{"PATH=/bin"}, WorkingDir: "/tmp",
 			ExposedPorts: map[string]struct{}{"50051/tcp": {}},
 			Entrypoint:   []string{"/bin/opm"},
-			Cmd:          []string{"serve", "/configs", "--cache-dir=/tmp/cache", "--cache-enforce-integrity=false"},
+			Cmd:          []string{"serve", "/configs", "--cache-dir=/tmp/cache", "--cache-enforce-integrity=false", "--pprof-addr="},
 		}, append(programs,
 			rootfs.Entry{Path: "/configs/gpuready/catalog.json", Mode: 0o644, Data: catalog},
 			rootfs.Entry{Path: "/etc/passwd", Mode: 0o644, Data: []byte("root:x:0:0:root:/:/sbin/nologin\ncatalog:x:1001:0:catalog:/tmp:/sbin/nologin\n")},
