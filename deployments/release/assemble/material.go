@@ -88,7 +88,8 @@ func (b *builder) addMaterials(ctx context.Context) error {
 			return err
 		}
 		for _, p := range packages {
-			add(p.Name, packageURL(p.Name, p.Version(), arch), "sha256", p.SHA256)
+			its := strings.TrimSuffix(p.File[strings.LastIndex(p.File, "_")+1:], ".deb") // or "all"
+			add(p.Name, packageURL(p.Name, p.Version(), its), "sha256", p.SHA256)
 		}
 		if err := b.addCompilers(ctx, arch, add); err != nil {
 			return err
@@ -112,7 +113,7 @@ func (b *builder) addToolchain(ctx context.Context, add func(name, uri, algorith
 		if err != nil {
 			return err
 		}
-		add("go: "+filepath.Base(program), "pkg:generic/"+env[0]+"?os="+runtime.GOOS+"&arch="+runtime.GOARCH+"#"+filepath.Base(program), "sha256", sum)
+		add("go: "+filepath.Base(program), "pkg:generic/go@"+strings.TrimPrefix(env[0], "go")+"?os="+runtime.GOOS+"&arch="+runtime.GOARCH+"#"+filepath.Base(program), "sha256", sum)
 	}
 	return nil
 }

@@ -44,7 +44,7 @@ type Item struct {
 	Found  string `json:"found,omitempty"` // the tag's digest in the registry if State is Moved
 	Blobs  []Blob `json:"blobs"`           // without duplicates, manifests after what they refer to
 	Bytes  int64  `json:"bytes"`           // of Blobs
-	Absent int64  `json:"absentBytes"`     // of the Blobs that are not Present
+	Absent int64  `json:"absentBytes"`     // of the Blobs to push
 
 	repository name.Repository
 }
@@ -162,7 +162,7 @@ func (p *Pusher) planArtifact(ctx context.Context, a contents.Artifact, blobs bo
 			}
 		}
 		item.Bytes += b.Size
-		if !b.Present {
+		if !b.Present && item.State == Missing {
 			item.Absent += b.Size
 		}
 	}
