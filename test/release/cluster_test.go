@@ -10,10 +10,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
@@ -97,12 +103,17 @@ func (s *suite) connect(t *testing.T) {
 	t.Helper()
 	const port = 5000
 	host, _, _ := strings.Cut(s.release.registry, "/")
+	registry, err := name.NewRegistry(host)
+	require.NoError(t, err)
 	l, err := s.Listen(t.Context(), port)
 	require.NoError(t, err)
-	server := &http.Server{Handler: &httputil.ReverseProxy{Rewrite: func(p *httputil.ProxyRequest) {
-		p.SetURL(&url.URL{Scheme: "http", Host: host})
-		p.Out.Host = host
-	}}}
+	server := &http.Server{Handler: &httputil.ReverseProxy{
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.SetURL(&url.URL{Scheme: registry.Scheme(), Host: host})
+			p.Out.Host = host
+		},
+		Transport: &puller{registry: registry, clients: map[string]*http.Client{}},
+	}}
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close(); <-served })
@@ -110,6 +121,47 @@ func (s *suite) connect(t *testing.T) {
 		s.WriteFile(t, n.Name, "/etc/containerd/certs.d/"+host+"/hosts.toml",
 			fmt.Sprintf("server = \"http://%[1]s:%[2]d\"\n[host.\"http://%[1]s:%[2]d\"]\n  capabilities = [\"pull\", \"resolve\"]\n", cluster.PlaneIP, port))
 	}
+}
+
+// puller pulls for nodes that reach no other network: it authenticates as this machine's user, and
+// follows redirects.
+type puller struct {
+	registry name.Registry
+	mu       sync.Mutex
+	clients  map[string]*http.Client // by repository
+}
+
+var repositoryPath = regexp.MustCompile(`^/v2/(.+)/(manifests|blobs|referrers)/`)
+
+func (p *puller) RoundTrip(r *http.Request) (*http.Response, error) {
+	repository := ""
+	if m := repositoryPath.FindStringSubmatch(r.URL.Path); m != nil {
+		repository = m[1]
+	}
+	client, err := p.client(r.Context(), repository)
+	if err != nil {
+		return nil, err
+	}
+	r = r.Clone(r.Context())
+	r.RequestURI = ""
+	return client.Do(r)
+}
+
+func (p *puller) client(ctx context.Context, repository string) (*http.Client, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.clients[repository] == nil {
+		who, err := authn.DefaultKeychain.Resolve(p.registry)
+		if err != nil {
+			return nil, err
+		}
+		authenticated, err := transport.NewWithContext(ctx, p.registry, who, remote.DefaultTransport, []string{p.registry.Repo(repository).Scope(transport.PullScope)})
+		if err != nil {
+			return nil, err
+		}
+		p.clients[repository] = &http.Client{Transport: authenticated}
+	}
+	return p.clients[repository], nil
 }
 
 // TestVerifiedReleaseRuns installs the release that was verified on a cluster which runs nothing else
@@ -139,7 +191,11 @@ func TestVerifiedReleaseRuns(t *testing.T) {
 // chart returns the chart's reference and version.
 func (s *suite) chart(t *testing.T) []string {
 	a := s.release.artifact(t, "charts/gpuready")
-	return []string{"oci://" + s.release.registry + "/" + a.Name, "--version", a.Tag, "--plain-http"}
+	args := []string{"oci://" + s.release.registry + "/" + a.Name, "--version", a.Tag}
+	if strings.HasPrefix(s.release.registry, "localhost:") {
+		args = append(args, "--plain-http")
+	}
+	return args
 }
 
 func (s *suite) chartIsLinted(t *testing.T) {
@@ -157,7 +213,7 @@ func (s *suite) policyRefusesOthers(t *testing.T) {
 	s.Kubectl(t, "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")
 	s.ApplyText(t, string(policy))
 	samples := s.release.artifact(t, "cuda-samples")
-	name := s.release.registry + "/cuda-samples"
+	repository := s.release.registry + "/cuda-samples"
 	try := func(pod, image string) (string, error) {
 		return s.TryKubectl(t, "-n", namespace, "run", pod, "--restart=Never", "--dry-run=server", "--image", image)
 	}
@@ -175,10 +231,10 @@ func (s *suite) policyRefusesOthers(t *testing.T) {
 			t.Fatalf("the policy refuses nothing: %v: %s", err, out)
 		}
 	}
-	out, err := try("by-tag", name+":"+samples.Tag)
+	out, err := try("by-tag", repository+":"+samples.Tag)
 	require.Error(t, err, out)
 	require.Contains(t, out, "not named by its digest")
-	out, err = try("by-digest", name+"@"+samples.Digest)
+	out, err = try("by-digest", repository+"@"+samples.Digest)
 	require.NoError(t, err, out)
 }
 
