@@ -29,7 +29,7 @@ type store struct {
 	registry attest.Registry
 	layout   layout.Path
 
-	mu    sync.Mutex
+	mu    sync.Mutex // guards bytes, and the layout's index
 	bytes int64
 }
 
@@ -133,11 +133,7 @@ func (s *store) manifest(ctx context.Context, ref name.Digest, n *amount) ([]byt
 		return nil, asContentError("manifest "+ref.DigestStr(), ref.DigestStr(), err)
 	}
 	n.add(int64(len(data)))
-	path := s.path(ref.DigestStr())
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	return data, os.WriteFile(path, data, 0o644)
+	return data, attest.NewBlob("", "", data).AddTo(s.layout)
 }
 
 // image pulls the configuration and the layers of a manifest.
@@ -203,7 +199,9 @@ func (s *store) imageOf(a contents.Artifact, platform int) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.mu.Lock() // pull writes the file that this reads
 	root, err := s.layout.ImageIndex()
+	s.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
