@@ -245,7 +245,7 @@ func TestRelease(t *testing.T) {
 		require.NoError(t, remote.Write(tag(t, c.registry, "operator", version), other))
 		digest, err := other.Digest()
 		require.NoError(t, err)
-		require.Contains(t, c.verify(t), "found the tag was moved: it is "+digest.String())
+		require.Contains(t, c.verify(t), "found that it was moved to "+digest.String())
 	})
 	t.Run("AnOlderReleaseUnderThisTag", func(t *testing.T) {
 		t.Parallel()

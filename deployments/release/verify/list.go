@@ -35,7 +35,7 @@ func (v *verifier) readRelease(ctx context.Context, dir string) (string, error) 
 	}
 	d, err := v.Registry.Head(ctx, tag)
 	if isMissing(err) {
-		v.add(name, Check{Subject: name, Name: Tag, Expected: tag.String(), Found: "there is no such release",
+		v.add(name, Check{Subject: name, Name: Tag, Expected: tag.String(), Found: "no such tag",
 			Next: "check --registry and --version; a release is there when release sign has ended"})
 		return "", nil
 	}
@@ -49,7 +49,7 @@ func (v *verifier) readRelease(ctx context.Context, dir string) (string, error) 
 	}
 	layers, err := v.store.layers(ctx, tag.Context().Digest(digest), dir)
 	if wrong, is := errors.AsType[*contentError](err); is {
-		v.add(name, Check{Subject: name, Name: Blobs, Expected: wrong.expected, Found: wrong.what + ": " + wrong.found,
+		v.add(name, Check{Subject: name, Name: Blobs, Expected: wrong.expected, Found: wrong.found,
 			Next: "do not use it: pull from another registry, and ask who publishes this one"})
 		return "", nil
 	}

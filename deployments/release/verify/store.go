@@ -39,11 +39,9 @@ func newStore(dir string, registry attest.Registry) (*store, error) {
 }
 
 // contentError says that a registry has something else than what was signed.
-type contentError struct{ what, expected, found string }
+type contentError struct{ expected, found string }
 
-func (e *contentError) Error() string {
-	return e.what + ": " + e.found + "; " + e.expected + " expected"
-}
+func (e *contentError) Error() string { return "expected " + e.expected + "; found " + e.found }
 
 // amount counts what was pulled.
 type amount struct {
@@ -79,7 +77,7 @@ func (s *store) pull(ctx context.Context, a contents.Artifact) (n amount, err er
 	}
 	var index v1.IndexManifest
 	if err := json.Unmarshal(data, &index); err != nil {
-		return n, &contentError{ref.String(), "a manifest or an index", err.Error()}
+		return n, &contentError{"a manifest or an index at " + ref.String(), err.Error()}
 	}
 	if !index.MediaType.IsIndex() {
 		return n, errors.Join(checkPlatforms(a, nil), s.image(ctx, ref.Context(), data, &n))
@@ -121,7 +119,7 @@ func checkPlatforms(a contents.Artifact, manifests []v1.Descriptor) error {
 	slices.Sort(expected)
 	slices.Sort(found)
 	if !slices.Equal(expected, found) {
-		return &contentError{"platforms of " + a.Digest, fmt.Sprint(expected), fmt.Sprint(found)}
+		return &contentError{fmt.Sprint("the platforms ", expected, " in ", a.Digest), fmt.Sprint(found)}
 	}
 	return nil
 }
@@ -130,7 +128,7 @@ func checkPlatforms(a contents.Artifact, manifests []v1.Descriptor) error {
 func (s *store) manifest(ctx context.Context, ref name.Digest, n *amount) ([]byte, error) {
 	data, err := s.registry.Manifest(ctx, ref)
 	if err != nil {
-		return nil, asContentError("manifest "+ref.DigestStr(), ref.DigestStr(), err)
+		return nil, asContentError("manifest "+ref.DigestStr(), err)
 	}
 	n.add(int64(len(data)))
 	return data, attest.NewBlob("", "", data).AddTo(s.layout)
@@ -140,11 +138,11 @@ func (s *store) manifest(ctx context.Context, ref name.Digest, n *amount) ([]byt
 func (s *store) image(ctx context.Context, repository name.Repository, manifest []byte, n *amount) error {
 	var m v1.Manifest
 	if err := json.Unmarshal(manifest, &m); err != nil {
-		return &contentError{repository.String(), "a manifest", err.Error()}
+		return &contentError{"a manifest in " + repository.String(), err.Error()}
 	}
 	for _, d := range append([]v1.Descriptor{m.Config}, m.Layers...) {
 		if err := s.blob(ctx, repository, d); err != nil {
-			return asContentError(fmt.Sprintf("blob %s (%s)", d.Digest, d.MediaType), d.Digest.String(), err)
+			return asContentError(fmt.Sprintf("blob %s (%s)", d.Digest, d.MediaType), err)
 		}
 		n.add(d.Size)
 	}
@@ -154,7 +152,7 @@ func (s *store) image(ctx context.Context, repository name.Repository, manifest 
 // blob pulls a blob, also if another repository has it: a registry may keep one for each.
 func (s *store) blob(ctx context.Context, repository name.Repository, d v1.Descriptor) error {
 	if d.Size < 0 || d.Size > maxBlob {
-		return &contentError{"blob " + d.Digest.String(), fmt.Sprintf("at most %d bytes", maxBlob), fmt.Sprintf("%d bytes", d.Size)}
+		return &contentError{fmt.Sprintf("blob %s with at most %d bytes", d.Digest, maxBlob), fmt.Sprintf("%d bytes", d.Size)}
 	}
 	path := s.path(d.Digest.String())
 	if _, err := os.Stat(path); err == nil {
@@ -180,15 +178,15 @@ func (s *store) path(digest string) string {
 
 // asContentError returns a *contentError for an error that says that the registry has other bytes,
 // or none; other errors as they are.
-func asContentError(what, expected string, err error) error {
+func asContentError(what string, err error) error {
 	if _, is := errors.AsType[*contentError](err); is {
 		return err
 	}
 	if wrong, is := errors.AsType[*attest.DigestError](err); is {
-		return &contentError{what, wrong.Expected, wrong.Found}
+		return &contentError{what + " unchanged", "other bytes: " + wrong.Found}
 	}
 	if isMissing(err) {
-		return &contentError{what, expected, "the registry does not have it"}
+		return &contentError{what, "that the registry does not have it"}
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
@@ -225,10 +223,10 @@ func (s *store) layers(ctx context.Context, ref name.Digest, dir string) (map[st
 	}
 	var m v1.Manifest
 	if err := json.Unmarshal(data, &m); err != nil {
-		return nil, &contentError{ref.String(), "a manifest", err.Error()}
+		return nil, &contentError{"a manifest at " + ref.String(), err.Error()}
 	}
 	if m.ArtifactType != contents.ArtifactType || m.MediaType != types.OCIManifestSchema1 {
-		return nil, &contentError{ref.String(), "an artifact of type " + contents.ArtifactType, fmt.Sprintf("%.100q", m.ArtifactType)}
+		return nil, &contentError{"an artifact of type " + contents.ArtifactType + " at " + ref.String(), fmt.Sprintf("%.100q", m.ArtifactType)}
 	}
 	if err := s.image(ctx, ref.Context(), data, &n); err != nil {
 		return nil, err
@@ -238,7 +236,7 @@ func (s *store) layers(ctx context.Context, ref name.Digest, dir string) (map[st
 	for _, l := range m.Layers {
 		file := attest.FileName(l)
 		if !filepath.IsLocal(file) || files[file].Size != 0 {
-			return nil, &contentError{ref.String(), "layers with the names of files, each once", fmt.Sprintf("%.100q", file)}
+			return nil, &contentError{"layers with the names of files, each once, in " + ref.String(), fmt.Sprintf("%.100q", file)}
 		}
 		files[file] = l
 		path := filepath.Join(dir, file)

@@ -167,7 +167,7 @@ func Fetch(ctx context.Context, o Options, dir string) (contents.Release, error)
 type RefusedError struct{ Check }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("%s: %s: %s expected; found: %s; %s", e.Subject, e.Name, e.Expected, e.Found, e.Next)
+	return fmt.Sprintf("%s: %s: expected %s; found %s; %s", e.Subject, e.Name, e.Expected, e.Found, e.Next)
 }
 
 // add records a check of an artifact.
@@ -230,15 +230,15 @@ func (v *verifier) tag(ctx context.Context, repository, tag, digest string) erro
 	if err != nil {
 		return err
 	}
-	c := Check{Subject: repository, Name: Tag, Expected: fmt.Sprintf("%s is %s, as in the signed %s", ref, digest, contents.File)}
+	c := Check{Subject: repository, Name: Tag, Expected: fmt.Sprintf("%s to be %s, as in the signed %s", ref, digest, contents.File)}
 	d, err := v.Registry.Head(ctx, ref)
 	switch {
 	case isMissing(err):
-		c.Found, c.Next = "there is no such tag", "use "+digest+", and ask who publishes the registry for the tag"
+		c.Found, c.Next = "no such tag", "use "+digest+", and ask who publishes the registry for the tag"
 	case err != nil:
 		return err
 	case d.Digest.String() != digest:
-		c.Found = "the tag was moved: it is " + d.Digest.String()
+		c.Found = "that it was moved to " + d.Digest.String()
 		c.Next = "do not pull by this tag; use the digest, and ask who publishes the registry"
 	default:
 		c = Check{Subject: repository, Name: Tag, OK: true, Detail: tag + " is " + digest, Summary: tag}
@@ -367,12 +367,12 @@ func encode(value any) string {
 
 // blobs pulls an artifact, and checks digests, and that its platforms are those of release.json.
 func (v *verifier) blobs(ctx context.Context, a contents.Artifact) (bool, error) {
-	c := Check{Subject: a.Name, Name: Blobs, Expected: a.Digest + " and all that it refers to"}
+	c := Check{Subject: a.Name, Name: Blobs}
 	n, err := v.store.pull(ctx, a)
 	wrong, refused := errors.AsType[*contentError](err)
 	switch {
 	case refused:
-		c.Expected, c.Found, c.Next = wrong.expected, wrong.what+": "+wrong.found, "do not use it: pull from another registry, and ask who publishes this one"
+		c.Expected, c.Found, c.Next = wrong.expected, wrong.found, "do not use it: pull from another registry, and ask who publishes this one"
 	case err != nil:
 		return false, err
 	default:
