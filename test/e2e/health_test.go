@@ -15,7 +15,7 @@ import (
 // reason is reported everywhere, and that the GPU returns once it is healthy.
 func aBrokenGPUIsTakenOutAndReported(t *testing.T, s *Suite) {
 	const node = "n1"
-	o := occupy(t, s, node, 4) // all 8 GPUs, so that a pod holds the broken one
+	o := s.Occupy(t, node, 4) // all 8 GPUs, so that a pod holds the broken one
 	victim := o.held["tenant-0"][0]
 	s.Gpusim(t, node, "xid", "--gpu", victim, "--xid", "79")
 

@@ -44,7 +44,7 @@ func hostFilesStay(t *testing.T, s *Suite) {
 	s.World.Until(t, "the toolkit writes nvidia.com/gpu where nobody else does", writes(pods, agents, people, switches))
 	s.WriteFile(t, node, path, foreign)
 	s.World.Until(t, "the toolkit leaves nvidia.com/gpu to the other", writes(pods, agents, switches))
-	s.requireFree(t, node, 2)
+	s.RequireFree(t, node, 2)
 	require.Equal(t, foreign, s.ReadFile(t, node, path))
 	s.RemoveFile(t, node, path)
 	s.World.Until(t, "the toolkit writes nvidia.com/gpu again", writes(pods, agents, people, switches))

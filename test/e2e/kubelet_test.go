@@ -43,7 +43,7 @@ func TestKubeletRestarts(t *testing.T) {
 	s.Apply(t, "gpuready.yaml", "simulated-driver.yaml")
 	s.World.WaitDaemonSets(t, Namespace, daemonsets...)
 	s.World.WaitAllocatable(t, 8, node)
-	o := occupy(t, s, node, 2)
+	o := s.Occupy(t, node, 2)
 	log := s.follow(t, node)
 	start := time.Now()
 	var lives []life
@@ -53,7 +53,7 @@ func TestKubeletRestarts(t *testing.T) {
 			t.FailNow()
 		}
 	}
-	o.requireUndisturbed(t)
+	o.RequireUndisturbed(t)
 	for _, c := range s.World.Since(start) {
 		if c.Pod != nil {
 			require.NotContainsf(t, []string{"UnexpectedAdmissionError", "OutOf" + string(GPU)}, c.Pod.Status.Reason, "pod %s: %s", c.Pod.Name, c.Pod.Status.Message)
@@ -64,7 +64,7 @@ func TestKubeletRestarts(t *testing.T) {
 
 // killUnder kills the kubelet, waits until it has its GPUs again, and checks to which pods it
 // assigns them.
-func (s *Suite) killUnder(t *testing.T, o *tenants, log *kubeletLog, newcomer bool) life {
+func (s *Suite) killUnder(t *testing.T, o *Tenants, log *kubeletLog, newcomer bool) life {
 	t.Helper()
 	j := Job{Name: "newcomer", Node: o.node, GPUs: 1}
 	if newcomer {

@@ -60,7 +60,7 @@ func aDividedGPUIsResourcesOfTheirOwn(t *testing.T, s *Suite) {
 	output, phase := s.Result(t, Job{Name: "middle", GPUs: 1, Resource: middleMIG})
 	require.Equal(t, corev1.PodSucceeded, phase, output)
 	require.Contains(t, output, "Test PASSED")
-	s.requireFree(t, "n1", 7) // the undivided ones
+	s.RequireFree(t, "n1", 7) // the undivided ones
 	require.Equal(t, before, s.pluginContainer(t, "n1"))
 }
 
@@ -102,7 +102,7 @@ func withTheStrategySingleItsPartsAreGPUs(t *testing.T, s *Suite) {
 	require.Equal(t, corev1.PodSucceeded, phase, list)
 	require.Len(t, migParts(list), 1, list)
 	require.Equal(t, "3g.40gb", migParts(list)[0].profile)
-	s.requireFree(t, "n1", 2)
+	s.RequireFree(t, "n1", 2)
 }
 
 // plugin returns the device plugin's pod on a node.

@@ -119,7 +119,7 @@ func anEndedControlDaemonIsStartedAgain(t *testing.T, s *Suite) {
 	now, _ := process(t, s.mpsPod(t), control)
 	require.NotEqual(t, pid, now)
 	s.requireUntouched(t, before)
-	s.requireFree(t, "n1", 1)
+	s.RequireFree(t, "n1", 1)
 }
 
 // aKilledMPSDaemonIsRestarted checks that the mounts stay, each of them once.
@@ -137,7 +137,7 @@ func aKilledMPSDaemonIsRestarted(t *testing.T, s *Suite) {
 	s.World.WaitAllocatable(t, 4, "n1")
 	require.FileExists(t, s.Node("n1").PathOnNode(mpsShm+"/of-0"))
 	require.Equal(t, 1, s.mounts(t, "n1", mpsShm))
-	s.requireFree(t, "n1", 1)
+	s.RequireFree(t, "n1", 1)
 }
 
 // withoutMPSDaemonNothingIsAllocated checks that the device plugin reports the reason.
@@ -154,7 +154,7 @@ func withoutMPSDaemonNothingIsAllocated(t *testing.T, s *Suite) {
 	s.World.WaitAllocatable(t, 4, "n1")
 	require.Equal(t, []string{"Exclusive_Process", "Exclusive_Process"}, s.computeModes(t, "n1"))
 	require.Equal(t, before, s.pluginContainer(t, "n1"))
-	s.requireFree(t, "n1", 1)
+	s.RequireFree(t, "n1", 1)
 }
 
 // gpusNoLongerSharedAreAsBefore follows docs/device-plugin-configuration.md.
@@ -172,7 +172,7 @@ func gpusNoLongerSharedAreAsBefore(t *testing.T, s *Suite) {
 	require.Emptyf(t, last.MPS.Claimed, "%+v", last)
 	s.edit(t, map[string]string{"config.yaml": "version: v1"})
 	s.World.WaitAllocatable(t, 2, "n1")
-	s.requireFree(t, "n1", 2)
+	s.RequireFree(t, "n1", 2)
 }
 
 func uninstallingLeavesNoSharedMemory(t *testing.T, s *Suite) {

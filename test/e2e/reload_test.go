@@ -31,7 +31,7 @@ func anEditedConfigMapIsServed(t *testing.T, s *Suite) {
 	before := s.plugin(t, "n1")
 	s.edit(t, map[string]string{"config.yaml": sliced(3)})
 	s.World.WaitAllResources(t, "n1", map[corev1.ResourceName]int64{GPU: 6, devGPU: 0})
-	s.requireFree(t, "n1", 2)
+	s.RequireFree(t, "n1", 2)
 	s.requireUntouched(t, before)
 }
 

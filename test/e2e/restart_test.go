@@ -39,7 +39,7 @@ func TestRestarts(t *testing.T) {
 
 // runningPodsOutliveTheKubelet kills the kubelet, and checks that its allocations remain.
 func runningPodsOutliveTheKubelet(t *testing.T, s *Suite) {
-	o := occupy(t, s, "n1", 3)
+	o := s.Occupy(t, "n1", 3)
 	before := s.State(t, o.node, nodestate.DevicePlugin).Time
 	s.KillKubelet(t, o.node)
 	s.World.Until(t, "the device plugin has registered anew", func() error {
@@ -50,15 +50,15 @@ func runningPodsOutliveTheKubelet(t *testing.T, s *Suite) {
 		return nil
 	})
 	s.World.WaitAllocatable(t, 8, o.node)
-	s.requireFree(t, o.node, 2)
+	s.RequireFree(t, o.node, 2)
 	s.requireNoMoreThan(t, o.node, 2)
-	o.requireUndisturbed(t)
+	o.RequireUndisturbed(t)
 }
 
 // runningPodsOutliveTheRuntime restarts containerd, and checks that our agents get the GPUs
 // injected again when they are recreated afterwards.
 func runningPodsOutliveTheRuntime(t *testing.T, s *Suite) {
-	o := occupy(t, s, "n1", 3)
+	o := s.Occupy(t, "n1", 3)
 	before := s.State(t, o.node, nodestate.Toolkit).Time
 	s.RestartContainerd(t, o.node)
 	s.World.Until(t, "the toolkit injects again", func() error {
@@ -68,10 +68,10 @@ func runningPodsOutliveTheRuntime(t *testing.T, s *Suite) {
 		return nil
 	})
 	s.World.WaitAllocatable(t, 8, o.node)
-	o.requireUndisturbed(t)
+	o.RequireUndisturbed(t)
 	s.recreate(t, o.node, "nvidia-device-plugin-daemonset")
 	s.World.WaitAllocatable(t, 8, o.node)
-	o.requireUndisturbed(t)
+	o.RequireUndisturbed(t)
 }
 
 // aRebootedNodeIsReadyAgain ends all processes and clears /run. A taint keeps pods away until
@@ -97,13 +97,13 @@ func aRebootedNodeIsReadyAgain(t *testing.T, s *Suite) {
 		}
 		return nil
 	})
-	s.requireFree(t, node, 8)
+	s.RequireFree(t, node, 8)
 }
 
 // daemonSetsAreRecreatedInAnyOrder deletes and recreates each, in random orders; the seed is
 // printed.
 func daemonSetsAreRecreatedInAnyOrder(t *testing.T, s *Suite) {
-	o := occupy(t, s, "n1", 3)
+	o := s.Occupy(t, "n1", 3)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	order := slices.Clone(daemonsets)
@@ -116,13 +116,13 @@ func daemonSetsAreRecreatedInAnyOrder(t *testing.T, s *Suite) {
 	s.World.WaitDaemonSets(t, Namespace, daemonsets...)
 	s.World.WaitAllocatable(t, 8, o.node, "n2")
 	o.requireDistinct(t)
-	s.requireFree(t, o.node, 2)
+	s.RequireFree(t, o.node, 2)
 	s.requireNoMoreThan(t, o.node, 2)
 }
 
 // aRollingUpdateDisturbsNobody changes the images of all DaemonSets at once.
 func aRollingUpdateDisturbsNobody(t *testing.T, s *Suite) {
-	o := occupy(t, s, "n1", 3)
+	o := s.Occupy(t, "n1", 3)
 	for ds, image := range map[string]string{
 		"nvidia-driver-daemonset": "driver-simulator", "nvidia-container-toolkit-daemonset": "toolkit",
 		"nvidia-device-plugin-daemonset": "device-plugin", "nvidia-operator-validator": "validator",
@@ -131,8 +131,8 @@ func aRollingUpdateDisturbsNobody(t *testing.T, s *Suite) {
 	}
 	s.World.WaitDaemonSets(t, Namespace, daemonsets...)
 	s.World.WaitAllocatable(t, 8, o.node, "n2")
-	o.requireUndisturbed(t)
-	s.requireFree(t, o.node, 2)
+	o.RequireUndisturbed(t)
+	s.RequireFree(t, o.node, 2)
 	for _, ds := range daemonsets {
 		for _, p := range s.World.Pods(Namespace, "app="+ds) {
 			for _, c := range p.Spec.Containers {
@@ -140,15 +140,6 @@ func aRollingUpdateDisturbsNobody(t *testing.T, s *Suite) {
 			}
 		}
 	}
-}
-
-// requireFree checks that as many GPUs are free on a node and compute.
-func (s *Suite) requireFree(t *testing.T, node string, gpus int64) {
-	t.Helper()
-	j := Job{Name: fmt.Sprintf("takes-%d-%d", gpus, time.Now().UnixNano()%1e6), Node: node, GPUs: gpus}
-	out, phase := s.Result(t, j)
-	require.Equal(t, corev1.PodSucceeded, phase, out)
-	require.Contains(t, out, "Test PASSED")
 }
 
 // requireNoMoreThan checks that no more GPUs than that are free.

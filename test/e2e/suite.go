@@ -25,6 +25,7 @@ type Suite struct {
 	*cluster.Cluster
 	World       *ClusterState
 	kubectlPath string
+	passed      []string // names of scenarios
 }
 
 // Version returns the tag of this tree's images, which its manifests name.
@@ -36,6 +37,10 @@ func NextVersion() string { return version.Release() + "-next" }
 // variable names the environment variable with the folder of the built programs and images.
 // `make e2e` sets it; without it the scenarios are skipped.
 const variable = "GPUREADY_E2E"
+
+// kubernetesVariable names the environment variable with the minor version of Kubernetes that clusters
+// run. `make e2e-versions` sets it; by default it is the newest.
+const kubernetesVariable = "GPUREADY_E2E_KUBERNETES"
 
 // Up starts a cluster for a test and ends it with the test.
 func Up(t *testing.T, c cluster.Config) *Suite {
@@ -64,7 +69,7 @@ func Start(t *testing.T, c cluster.Config) *Suite {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // includes building the binaries
 	defer cancel()
 	var err error
-	c.Binaries, err = binaries.Ensure(ctx, binaries.Options{Out: os.Stderr})
+	c.Binaries, err = binaries.Ensure(ctx, binaries.Options{Out: os.Stderr, Kubernetes: os.Getenv(kubernetesVariable)})
 	require.NoError(t, err)
 	up, err := cluster.Up(ctx, c)
 	require.NoError(t, err)
@@ -73,7 +78,12 @@ func Start(t *testing.T, c cluster.Config) *Suite {
 	t.Cleanup(stop)
 	world, err := Watch(watching, up.Kubeconfig)
 	require.NoError(t, err)
-	return &Suite{Cluster: up, World: world, kubectlPath: c.Binaries.Path("kubectl")}
+	s := &Suite{Cluster: up, World: world, kubectlPath: c.Binaries.Path("kubectl")}
+	if dir := os.Getenv(recordsVariable); dir != "" {
+		began := time.Now()
+		t.Cleanup(func() { s.recordSupport(t, dir, c.Gates, began) })
+	}
+	return s
 }
 
 // name derives a cluster's name from the test and the checkout. The next run of the same test
@@ -107,6 +117,7 @@ func (s *Suite) play(t *testing.T, scenarios ...scenario) {
 			s.LogDiagnostics(t)
 			t.FailNow()
 		}
+		s.passed = append(s.passed, c.name)
 	}
 }
 

@@ -36,6 +36,9 @@ type Options struct {
 	Source string    // folder with the modules' folders
 	Go     string    // the go command
 	Out    io.Writer // progress; nil: none is shown
+	// Kubernetes is the minor version of Kubernetes ("1.32"), of which there is a folder beside this
+	// file; "": the version of the folder kubernetes.
+	Kubernetes string
 }
 
 // DefaultCache is $GPUREADY_CACHE, else $XDG_CACHE_HOME/gpuready, else
@@ -70,7 +73,16 @@ func (d Dir) SearchPath() string {
 // Ensure returns the binaries, from the cache if they are there. Missing ones are built, which
 // takes minutes. Only one build of a module runs at a time on a machine; another Ensure waits
 // for it and uses its result.
-func Ensure(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, modules, o) }
+func Ensure(ctx context.Context, o Options) (Dir, error) {
+	wanted := slices.Clone(modules)
+	if o.Kubernetes != "" {
+		if !slices.Contains(kubernetesVersions, o.Kubernetes) {
+			return nil, fmt.Errorf("Kubernetes %s: there are %s, and the version of test/lab/binaries/kubernetes", o.Kubernetes, strings.Join(kubernetesVersions, ", "))
+		}
+		wanted[len(wanted)-1] = kubernetesAt(o.Kubernetes)
+	}
+	return ensure(ctx, wanted, o)
+}
 
 // EnsureRuntimes is like Ensure, for runc, containerd and dockerd only.
 func EnsureRuntimes(ctx context.Context, o Options) (Dir, error) {

@@ -92,6 +92,17 @@ var modules = []module{
 	},
 }
 
+// kubernetesVersions lists the other minor versions of Kubernetes, for `make e2e-versions`. Each has a
+// folder.
+var kubernetesVersions = []string{"1.30", "1.32", "1.33", "1.34", "1.35", "1.36"}
+
+// kubernetesAt returns the module of another minor version of Kubernetes.
+func kubernetesAt(minor string) module {
+	m := modules[len(modules)-1]
+	m.name += "-" + minor
+	return m
+}
+
 // docker is only needed by `make e2e-toolkit`, not by a cluster.
 var docker = module{
 	name:    "moby",

@@ -72,6 +72,34 @@ func TestKubernetesIsOneVersionThroughout(t *testing.T) {
 	}
 }
 
+// TestOlderKubernetesVersionsAreComplete checks the folders of the other minor versions. A module of
+// Kubernetes' own tree may be of another patch release: not each was published for each.
+func TestOlderKubernetesVersionsAreComplete(t *testing.T) {
+	source, err := findSource()
+	require.NoError(t, err)
+	for _, minor := range kubernetesVersions {
+		m := kubernetesAt(minor)
+		e, err := m.entry(source, "/cache", "go1.99")
+		require.NoError(t, err)
+		require.True(t, strings.HasPrefix(e.version, "v"+minor+"."), "%s pins %s", m.name, e.version)
+		mod, err := os.ReadFile(filepath.Join(source, m.name, "go.mod"))
+		require.NoError(t, err)
+		require.Contains(t, string(mod), "module github.com/gpuready/gpuready/test/cluster/binaries/"+m.name+"\n")
+		var built []string
+		for _, b := range m.binaries {
+			built = append(built, b.tool)
+		}
+		require.ElementsMatch(t, tools(string(mod)), built, m.name)
+		staging := regexp.MustCompile(`(?m)^\tk8s\.io/\S+ => k8s\.io/\S+ v0\.(\d+)\.\d+$`).FindAllStringSubmatch(string(mod), -1)
+		require.Greater(t, len(staging), 25, m.name)
+		for _, s := range staging {
+			require.Equal(t, minor, "1."+s[1], "%s: %s", m.name, s[0])
+		}
+	}
+	_, err = Ensure(t.Context(), Options{Kubernetes: "1.8"})
+	require.ErrorContains(t, err, "Kubernetes 1.8: there are 1.30, ")
+}
+
 func TestAnEstimateScalesWithTheCores(t *testing.T) {
 	for _, c := range []struct {
 		cores int

@@ -52,6 +52,7 @@ type Config struct {
 	Nodes       int           // default 1; they are named n1, n2, …
 	Bare        bool          // no nodes: the control plane alone
 	Images      []string      // archives that each node has before Up returns
+	Gates       string        // additional feature gates of the kubelets: "DevicePluginCDIDevices: false"
 	WithoutCDI  bool          // containerd finds no CDI specs (before 2.4: ignores CDI devices)
 	NUMA        bool          // two made-up NUMA nodes, topology manager policy single-numa-node
 	Controllers string        // value of the controller manager's flag --controllers; default "*"
@@ -177,7 +178,7 @@ func (c *Cluster) start(ctx context.Context) error {
 	c.plane.planeOptions = planeOptions{Controllers: config.Controllers, Admission: config.Admission, Audit: config.Audit}
 	c.nodes = nodeConfig{
 		Folder: c.folder, Hierarchies: hierarchies, Plane: c.plane, Images: append([]string{pause}, config.Images...),
-		WithoutCDI: config.WithoutCDI, NUMA: config.NUMA, Status: config.NodeStatus, Restart: config.Restart, Done: c.done,
+		Gates: config.Gates, WithoutCDI: config.WithoutCDI, NUMA: config.NUMA, Status: config.NodeStatus, Restart: config.Restart, Done: c.done,
 	}
 	if c.Nodes, err = newNodes(ctx, c.nodes, config.Nodes); err != nil {
 		return err

@@ -16,10 +16,10 @@ import (
 // shared are kubelet settings for namespaces of a machine that others also use.
 const shared = `failCgroupV1: false
 # Errors over what a namespace may not do are logged, not fatal.
-featureGates: {KubeletInUserNamespace: true}
+featureGates: {KubeletInUserNamespace: true%s}
 oomScoreAdj: 0
 # The disk is the machine's: how full it is says nothing about the node.
-evictionHard: {memory.available: 1Mi, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%, pid.available: 0%}
+evictionHard: {memory.available: 1Mi, nodefs.available: 0%%, nodefs.inodesFree: 0%%, imagefs.available: 0%%, imagefs.inodesFree: 0%%, pid.available: 0%%}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 `
@@ -27,12 +27,16 @@ imageGCLowThresholdPercent: 99
 // kubeletConfig returns /var/lib/kubelet/config.yaml as kubeadm writes it, with the changes a
 // kubelet needs in namespaces of a shared machine.
 func kubeletConfig(c nodeConfig) string {
-	policy, more := "none", shared
+	policy, more := "none", ""
 	if c.NUMA {
 		policy = "single-numa-node"
 	}
-	if c.guest {
-		more = ""
+	if !c.guest {
+		gates := ""
+		if c.Gates != "" {
+			gates = ", " + c.Gates
+		}
+		more = fmt.Sprintf(shared, gates)
 	}
 	return fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration

@@ -30,6 +30,7 @@ type nodeConfig struct {
 	Hierarchies []namespace.Hierarchy
 	Plane       *controlPlane
 	Images      []string          // archives that each node has before Boot returns
+	Gates       string            // additional feature gates of its kubelet
 	WithoutCDI  bool              // containerd finds no CDI specs
 	NUMA        bool              // two made-up NUMA nodes, topology manager policy single-numa-node
 	Status      time.Duration     // how often a kubelet reports

@@ -1,0 +1,54 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuready/gpuready/test/lab/support"
+)
+
+// Names of environment variables that make sets with RECORD=1: the folder of the records of what was
+// tested, and the command that runs the test.
+const (
+	recordsVariable = "GPUREADY_E2E_RECORDS"
+	commandVariable = "GPUREADY_E2E_COMMAND"
+)
+
+// recordSupport writes a record of the cluster of a test that has passed. A cluster without GPUs proves
+// nothing about them and has none.
+func (s *Suite) recordSupport(t *testing.T, dir, gates string, began time.Time) {
+	t.Helper()
+	nodes := s.World.Nodes()
+	if t.Failed() || t.Skipped() || len(nodes) == 0 {
+		return
+	}
+	node := nodes[0]
+	info, labels := node.Status.NodeInfo, node.Labels
+	if labels["nvidia.com/gpu.product"] == "" {
+		return
+	}
+	server, err := s.World.Client.Discovery().ServerVersion()
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+	defer cancel()
+	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty").Output()
+	require.NoError(t, err, "a record names the commit")
+	environment := map[string]string{
+		"kubernetes": server.GitVersion, "kubelet": info.KubeletVersion, "runtime": info.ContainerRuntimeVersion,
+		"os": info.OSImage, "kernel": info.KernelVersion, "architecture": info.Architecture,
+		"gpu": labels["nvidia.com/gpu.product"], "driver": labels["nvidia.com/cuda.driver-version.full"],
+	}
+	if gates != "" {
+		environment["gates"] = gates
+	}
+	require.NoError(t, support.Write(dir, support.Record{
+		Test: t.Name(), Command: os.Getenv(commandVariable), Date: time.Now().UTC().Format(time.DateOnly), Version: Version(),
+		Commit: strings.TrimSpace(string(commit)), Seconds: int(time.Since(began).Seconds()), Scenarios: s.passed, Environment: environment,
+	}))
+}
