@@ -104,7 +104,7 @@ lint: packages-build packages-check $(BIN)/tools/golangci-lint $(BIN)/tools/govu
 	.ci/vulnerabilities.sh $(BIN)/tools/govulncheck
 	$(GO) mod tidy -diff
 
-GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go operator/api/v1alpha1/zz_generated.deepcopy.go THIRD_PARTY.md
+GENERATED := simulator/state/state_generated.go simulator/nvml/stubs.c simulator/cuda/stubs.c cuda-samples docs/xids.md docs/config.schema.json docs/support.md deployments/monitoring/dashboard.json $(wildcard deployments/static/*.yaml deployments/static/examples/clusterpolicy*.yaml) deployments/helm operator/api/v1/zz_generated.deepcopy.go operator/api/v1alpha1/zz_generated.deepcopy.go THIRD_PARTY.md
 
 .PHONY: generate
 generate: packages-generate ## regenerate what is generated and checked in

@@ -77,7 +77,7 @@ func Ensure(ctx context.Context, o Options) (Dir, error) {
 	wanted := slices.Clone(modules)
 	if o.Kubernetes != "" {
 		if !slices.Contains(kubernetesVersions, o.Kubernetes) {
-			return nil, fmt.Errorf("Kubernetes %s: there are %s, and the version of test/lab/binaries/kubernetes", o.Kubernetes, strings.Join(kubernetesVersions, ", "))
+			return nil, fmt.Errorf("there is no module of Kubernetes %s: there are %s, and the version of test/lab/binaries/kubernetes", o.Kubernetes, strings.Join(kubernetesVersions, ", "))
 		}
 		wanted[len(wanted)-1] = kubernetesAt(o.Kubernetes)
 	}
