@@ -32,13 +32,11 @@ import (
 // with the go command of PATH, into DefaultCache. The source is the checkout around the working
 // directory or the running program.
 type Options struct {
-	Cache  string    // folder of the cache
-	Source string    // folder with the modules' folders
-	Go     string    // the go command
-	Out    io.Writer // progress; nil: none is shown
-	// Kubernetes is the minor version of Kubernetes ("1.32"), of which there is a folder beside this
-	// file; "": the version of the folder kubernetes.
-	Kubernetes string
+	Cache      string    // folder of the cache
+	Source     string    // folder with the modules' folders
+	Go         string    // the go command
+	Out        io.Writer // progress; nil: none is shown
+	Kubernetes string    // its minor version ("1.32"), of which there is a module; "": the newest
 }
 
 // DefaultCache is $GPUREADY_CACHE, else $XDG_CACHE_HOME/gpuready, else
@@ -74,13 +72,16 @@ func (d Dir) SearchPath() string {
 // takes minutes. Only one build of a module runs at a time on a machine; another Ensure waits
 // for it and uses its result.
 func Ensure(ctx context.Context, o Options) (Dir, error) {
-	wanted := slices.Clone(modules)
-	if o.Kubernetes != "" {
-		if !slices.Contains(kubernetesVersions, o.Kubernetes) {
-			return nil, fmt.Errorf("there is no module of Kubernetes %s: there are %s, and the version of test/lab/binaries/kubernetes", o.Kubernetes, strings.Join(kubernetesVersions, ", "))
-		}
-		wanted[len(wanted)-1] = kubernetesAt(o.Kubernetes)
+	completed := o
+	if err := completed.complete(); err != nil {
+		return nil, err
 	}
+	kubernetes, err := kubernetesAt(o.Kubernetes, completed.Source)
+	if err != nil {
+		return nil, err
+	}
+	wanted := slices.Clone(modules)
+	wanted[len(wanted)-1] = kubernetes
 	return ensure(ctx, wanted, o)
 }
 

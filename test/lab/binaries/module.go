@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -96,11 +97,22 @@ var modules = []module{
 // folder.
 var kubernetesVersions = []string{"1.30", "1.32", "1.33", "1.34", "1.35", "1.36"}
 
-// kubernetesAt returns the module of another minor version of Kubernetes.
-func kubernetesAt(minor string) module {
+// kubernetesAt returns the module of a minor version of Kubernetes; "": the newest.
+func kubernetesAt(version, source string) (module, error) {
 	m := modules[len(modules)-1]
-	m.name += "-" + minor
-	return m
+	mod, err := os.ReadFile(filepath.Join(source, m.name, "go.mod"))
+	if err != nil {
+		return m, fmt.Errorf("module of the cluster's binaries: %w", err)
+	}
+	newest := "1." + minor(required(string(mod), m.project))
+	switch {
+	case version == "" || version == newest:
+		return m, nil
+	case !slices.Contains(kubernetesVersions, version):
+		return m, fmt.Errorf("there is no module of Kubernetes %s: there are %s and %s", version, strings.Join(kubernetesVersions, ", "), newest)
+	}
+	m.name += "-" + version
+	return m, nil
 }
 
 // docker is only needed by `make e2e-toolkit`, not by a cluster.

@@ -78,7 +78,8 @@ func TestOlderKubernetesVersionsAreComplete(t *testing.T) {
 	source, err := findSource()
 	require.NoError(t, err)
 	for _, minor := range kubernetesVersions {
-		m := kubernetesAt(minor)
+		m, err := kubernetesAt(minor, source)
+		require.NoError(t, err)
 		e, err := m.entry(source, "/cache", "go1.99")
 		require.NoError(t, err)
 		require.True(t, strings.HasPrefix(e.version, "v"+minor+"."), "%s pins %s", m.name, e.version)
@@ -96,8 +97,11 @@ func TestOlderKubernetesVersionsAreComplete(t *testing.T) {
 			require.Equal(t, minor, "1."+s[1], "%s: %s", m.name, s[0])
 		}
 	}
-	_, err = Ensure(t.Context(), Options{Kubernetes: "1.8"})
-	require.ErrorContains(t, err, "Kubernetes 1.8: there are 1.30, ")
+	newest, err := kubernetesAt("", source)
+	require.NoError(t, err)
+	require.Equal(t, "kubernetes", newest.name)
+	_, err = Ensure(t.Context(), Options{Kubernetes: "1.8", Cache: t.TempDir()})
+	require.ErrorContains(t, err, "Kubernetes 1.8: there are 1.30, 1.32, ")
 }
 
 func TestAnEstimateScalesWithTheCores(t *testing.T) {
