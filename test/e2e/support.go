@@ -1,9 +1,8 @@
 package e2e
 
 import (
-	"context"
 	"os"
-	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -35,10 +34,9 @@ func (s *Suite) recordSupport(t *testing.T, dir, gates string, began time.Time) 
 	}
 	server, err := s.World.Client.Discovery().ServerVersion()
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
-	defer cancel()
-	commit, err := exec.CommandContext(ctx, "git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty").Output()
-	require.NoError(t, err, "a record names the commit")
+	stamp, err := os.ReadFile(filepath.Join(os.Getenv(variable), ".version"))
+	require.NoError(t, err, "a record names the commit that was built")
+	commit, _, _ := strings.Cut(string(stamp), " ")
 	environment := map[string]string{
 		"kubernetes": server.GitVersion, "kubelet": info.KubeletVersion, "runtime": info.ContainerRuntimeVersion,
 		"os": info.OSImage, "kernel": info.KernelVersion, "architecture": info.Architecture,
@@ -49,6 +47,6 @@ func (s *Suite) recordSupport(t *testing.T, dir, gates string, began time.Time) 
 	}
 	require.NoError(t, support.Write(dir, support.Record{
 		Test: t.Name(), Command: os.Getenv(commandVariable), Date: time.Now().UTC().Format(time.DateOnly), Version: Version(),
-		Commit: strings.TrimSpace(string(commit)), Seconds: int(time.Since(began).Seconds()), Scenarios: s.passed, Environment: environment,
+		Commit: commit, Seconds: int(time.Since(began).Seconds()), Scenarios: s.passed, Environment: environment,
 	}))
 }
