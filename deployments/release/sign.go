@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"text/tabwriter"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
@@ -49,6 +50,7 @@ func runSign(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	keyless := f.Bool("keyless", false, "sign as an identity, with Sigstore's public services")
 	addRegistry(f, &o.Registry, "where the release was pushed, host and path; empty: the release's own")
 	f.BoolVar(&o.DryRun, "dry-run", false, "print what would be done")
+	timeout := f.Duration("timeout", time.Hour, "for the whole command")
 	output := f.StringP("output", "o", "table", "of the report: table or json")
 	f.Env["key"] = "RELEASE_KEY"
 	if err := f.Read(args); err != nil {
@@ -65,6 +67,8 @@ func runSign(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err := f.RefuseArgs(); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("not done after --timeout=%s; run it again to go on", *timeout))
+	defer cancel()
 	connect(&o.Cosign, &o.Registry)
 	if *output == "table" && !o.DryRun {
 		o.Done = func(s sign.Step) {
@@ -75,7 +79,7 @@ func runSign(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	steps, err := sign.Run(ctx, o)
 	if err != nil {
-		return err
+		return withCause(ctx, err)
 	}
 	if *output == "json" {
 		e := json.NewEncoder(stdout)
@@ -111,6 +115,14 @@ func printSteps(w io.Writer, steps []sign.Step, dryRun bool) error {
 		done = "to do"
 	}
 	_, err := fmt.Fprintf(w, "%d signatures, referrers and tags: %d %s, %d done before\n", len(steps), len(steps)-kept, done, kept)
+	return err
+}
+
+// withCause adds to an error why the context ended, if it did.
+func withCause(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return fmt.Errorf("%w (%w)", cause, err)
+	}
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/gpuready/gpuready/deployments/release/contents"
 	"github.com/gpuready/gpuready/deployments/release/verify"
@@ -57,6 +58,7 @@ func runVerify(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	f.StringVar(&o.Files, "files", "", "a folder with downloaded files of the release, to check as well")
 	namespace := f.String("namespace", "gpuready", "of -o policy: whose pods it confines")
 	save := f.String("save", "", "a folder for the list and the files of the release, if it is as it was signed")
+	timeout := f.Duration("timeout", time.Hour, "for the whole command")
 	output := f.StringP("output", "o", "table", "table, json or policy, an admission policy that allows this release's images only")
 	f.Env["key"], f.Env["version"] = "RELEASE_PUBLIC_KEY", "VERSION"
 	if err := f.Read(args); err != nil {
@@ -75,11 +77,13 @@ func runVerify(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if err := f.RefuseArgs(); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("not done after --timeout=%s", *timeout))
+	defer cancel()
 	connect(&o.Cosign, &o.Registry)
 	o.Progress = func(name string) { fmt.Fprintf(stderr, "verifying %s\n", name) }
 	result, err := verify.Run(ctx, o)
 	if err != nil {
-		return err
+		return withCause(ctx, err)
 	}
 	failures := result.Failures()
 	for _, c := range failures {
