@@ -23,7 +23,7 @@ Examples:
 // build is the command build.
 func build(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	f := program.NewFlags("release build", buildUsage, exitCodes, stdout)
-	o := assemble.Options{Logf: newProgress(stderr), Compilers: assemble.DebianCompilers}
+	o := assemble.Options{Logf: newProgress(stderr), Tools: assemble.DebianTools}
 	f.StringVar(&o.Version, "version", "", "version of the release: v1.2.3")
 	f.StringVar(&o.Registry, "registry", "", "where it will be pushed, host and path: registry.example.com/gpuready")
 	f.StringVar(&o.Out, "dir", "", "folder to make (default bin/release/VERSION)")

@@ -39,9 +39,9 @@ type Options struct {
 	Builder    string // who builds: a URI
 	RunID      string // of the CI system's run; "": made of the time
 	Logf       func(name, format string, args ...any)
-	// Compilers returns the Debian packages of the C compiler for an architecture, which are recorded
-	// as materials; it may be nil.
-	Compilers func(ctx context.Context, arch string) ([]string, error)
+	// Tools returns the Debian packages of the programs that build for an architecture, which are
+	// recorded as materials; it may be nil.
+	Tools func(ctx context.Context, arch string) ([]string, error)
 }
 
 // architectures lists the architectures of every image.
@@ -68,6 +68,7 @@ func Build(ctx context.Context, o Options) (contents.Release, error) {
 	if err != nil {
 		return contents.Release{}, err
 	}
+	defer b.layers.close()
 	defer os.RemoveAll(b.stage)
 	defer os.RemoveAll(b.work)
 	for _, step := range []func(context.Context) error{
@@ -129,6 +130,9 @@ func newBuilder(ctx context.Context, o Options) (*builder, error) {
 	if b.source, err = checkSource(ctx, o); err != nil {
 		return nil, err
 	}
+	if b.layers, err = newCache(filepath.Join(filepath.Dir(o.Out), ".cache")); err != nil {
+		return nil, err
+	}
 	for _, dir := range []string{b.stage, b.work} {
 		if err := os.RemoveAll(dir); err != nil {
 			return nil, err
@@ -138,9 +142,6 @@ func newBuilder(ctx context.Context, o Options) (*builder, error) {
 		if err := os.MkdirAll(filepath.Join(b.stage, dir), 0o755); err != nil {
 			return nil, err
 		}
-	}
-	if b.layers, err = newCache(filepath.Join(filepath.Dir(o.Out), ".cache")); err != nil {
-		return nil, err
 	}
 	if b.oci, err = newStore(filepath.Join(b.stage, contents.Layout)); err != nil {
 		return nil, err

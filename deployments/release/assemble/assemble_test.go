@@ -381,3 +381,14 @@ func listFiles(t *testing.T, dir string) (names []string) {
 	}
 	return names
 }
+
+func TestTwoRunsAtOnceAreRefused(t *testing.T) {
+	o := makeInputs(t)
+	other, err := newCache(filepath.Join(filepath.Dir(o.Out), ".cache"))
+	require.NoError(t, err)
+	_, err = Build(t.Context(), o)
+	require.ErrorContains(t, err, "another release is being made in this folder")
+	other.close()
+	_, err = Build(t.Context(), o)
+	require.NoError(t, err)
+}

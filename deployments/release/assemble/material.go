@@ -20,9 +20,10 @@ import (
 // locks lists the files with the hashes of all Go modules that are linked into what is released.
 var locks = []string{"go.sum", ".ci/catalog/go.sum", ".ci/helm/go.sum", ".ci/olm/go.sum"}
 
-// DebianCompilers returns the Debian packages of the C compiler for an architecture: compiler, linker and
-// headers. They compile the programs that call libnvidia-ml, and the simulator's libraries.
-func DebianCompilers(ctx context.Context, arch string) ([]string, error) {
+// DebianTools returns the Debian packages of the programs that build for an architecture: C compiler,
+// linker and headers, for the programs that call libnvidia-ml and the simulator's libraries; and, with
+// this machine's, buildah, which makes the images.
+func DebianTools(ctx context.Context, arch string) ([]string, error) {
 	prefix, headers := "", "libc6-dev"
 	if arch != runtime.GOARCH {
 		prefix, headers = rootfs.Triplet(arch)+"-", "libc6-dev-"+arch+"-cross"
@@ -43,7 +44,11 @@ func DebianCompilers(ctx context.Context, arch string) ([]string, error) {
 		name, _, _ := strings.Cut(out, ":")
 		packages = append(packages, name)
 	}
-	return append(packages, headers), nil
+	packages = append(packages, headers)
+	if arch == runtime.GOARCH {
+		packages = append(packages, "buildah")
+	}
+	return packages, nil
 }
 
 // addKubectl adds the archives of kubectl-gpu, and krew's manifest.
@@ -91,7 +96,7 @@ func (b *builder) addMaterials(ctx context.Context) error {
 			its := strings.TrimSuffix(p.File[strings.LastIndex(p.File, "_")+1:], ".deb") // or "all"
 			add(p.Name, packageURL(p.Name, p.Version(), its), "sha256", p.SHA256)
 		}
-		if err := b.addCompilers(ctx, arch, add); err != nil {
+		if err := b.addTools(ctx, arch, add); err != nil {
 			return err
 		}
 	}
@@ -135,15 +140,15 @@ func (b *builder) basePackages(arch string) ([]rootfs.Package, error) {
 	return plan.Packages, nil
 }
 
-// addCompilers adds the packages of the C compiler for an architecture: with the digest of apt's lists,
+// addTools adds the packages of the programs that build for an architecture: with the digest of apt's lists,
 // or, of a package that they no longer have, of its list of files' digests.
-func (b *builder) addCompilers(ctx context.Context, arch string, add func(name, uri, algorithm, digest string)) error {
-	if b.Compilers == nil {
+func (b *builder) addTools(ctx context.Context, arch string, add func(name, uri, algorithm, digest string)) error {
+	if b.Tools == nil {
 		return nil
 	}
-	names, err := b.Compilers(ctx, arch)
+	names, err := b.Tools(ctx, arch)
 	if err != nil {
-		return fmt.Errorf("the C compiler for %s: %w", arch, err)
+		return fmt.Errorf("the programs that build for %s: %w", arch, err)
 	}
 	for _, name := range names {
 		out, err := run(ctx, b.Top, "dpkg-query", "-W", "-f", "${Version} ${Architecture}", name)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -72,11 +73,27 @@ func (s *store) close() error {
 type cache struct {
 	dir  string
 	used map[string]bool
+	lock *os.File
 }
 
+// newCache opens a cache, which no other run may use until it is closed.
 func newCache(dir string) (*cache, error) {
-	return &cache{dir, map[string]bool{}}, os.MkdirAll(dir, 0o755)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	const name = "lock"
+	lock, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = lock.Close()
+		return nil, fmt.Errorf("%s: another release is being made in this folder; wait for it, or use another --dir", lock.Name())
+	}
+	return &cache{dir, map[string]bool{name: true}, lock}, nil
 }
+
+func (c *cache) close() { _ = c.lock.Close() }
 
 // add puts a compressed layer into a layout. open returns its content, whose digest is known.
 func (c *cache) add(s *store, content v1.Hash, open func() (io.ReadCloser, error)) (v1.Descriptor, error) {
