@@ -68,14 +68,14 @@ func readGenerated(dir string) (all crds, err error) {
 
 // loadChart reads the chart in a folder, and adds what the repository does not have there: the
 // CustomResourceDefinitions, the schemas of the values, and the chart of Node Feature Discovery.
-// images, unless nil, go into the values.
+// images, unless nil, are those of a release.
 func loadChart(ctx context.Context, dir string, all crds, images *pinned) (*chart.Chart, error) {
 	files, err := readTree(dir)
 	if err != nil {
 		return nil, err
 	}
 	if images != nil {
-		if err := images.write(files); err != nil {
+		if files, err = images.write(files); err != nil {
 			return nil, err
 		}
 	}

@@ -48,26 +48,25 @@ func readPinned(path string) (*pinned, error) {
 	return p, nil
 }
 
-// write writes the images into the chart's values.yaml. It replaces single lines, so that the
-// comments stay as they are.
-func (p *pinned) write(files []*archive.BufferedFile) error {
+// digestsFile is the file of the chart of a release with the digests of its images.
+const digestsFile = "files/digests.yaml"
+
+// write adds the images to the files of the chart, and returns them. It replaces the line of
+// values.yaml with the registry, so that the comments stay as they are. The digests are no values:
+// helm upgrade --reuse-values would keep those of the release before.
+func (p *pinned) write(files []*archive.BufferedFile) ([]*archive.BufferedFile, error) {
 	at := slices.IndexFunc(files, func(f *archive.BufferedFile) bool { return f.Name == "values.yaml" })
 	if at < 0 {
-		return fmt.Errorf("the chart has no values.yaml")
+		return nil, fmt.Errorf("the chart has no values.yaml")
 	}
-	var digests strings.Builder
-	digests.WriteString("\n  digests:\n")
+	const old = "\n  repository: gpuready\n"
+	if n := bytes.Count(files[at].Data, []byte(old)); n != 1 {
+		return nil, fmt.Errorf("values.yaml has the line %q %d times, not once: adapt pinned.write", strings.TrimSpace(old), n)
+	}
+	files[at].Data = bytes.Replace(files[at].Data, []byte(old), []byte("\n  repository: "+p.Registry+"\n"), 1)
+	digests := []byte("# The images of this release; operator.digests has other ones.\n")
 	for _, name := range slices.Sorted(maps.Keys(p.Digests)) {
-		fmt.Fprintf(&digests, "    %s: %s\n", name, p.Digests[name])
+		digests = fmt.Appendf(digests, "%s: %s\n", name, p.Digests[name])
 	}
-	for old, line := range map[string]string{
-		"\n  repository: gpuready\n": "\n  repository: " + p.Registry + "\n",
-		"\n  digests: {}\n":          digests.String(),
-	} {
-		if n := bytes.Count(files[at].Data, []byte(old)); n != 1 {
-			return fmt.Errorf("values.yaml has the line %q %d times, not once: adapt pinned.write", strings.TrimSpace(old), n)
-		}
-		files[at].Data = bytes.Replace(files[at].Data, []byte(old), []byte(line), 1)
-	}
-	return nil
+	return append(files, &archive.BufferedFile{Name: digestsFile, ModTime: fileTime, Data: digests}), nil
 }

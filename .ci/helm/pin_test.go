@@ -75,6 +75,58 @@ func TestTheChartOfAReleaseDeploysItsDigests(t *testing.T) {
 	require.Equal(t, archives[0], archives[1], "the same content gives the same bytes")
 }
 
+// operatorImage returns the image of the operator in a rendered chart.
+func operatorImage(t *testing.T, c *chart.Chart, values object) string {
+	t.Helper()
+	files, err := renderChart(c, release{Namespace: "somewhere", Kube: "v1.34.0", Values: values})
+	require.NoError(t, err)
+	for _, o := range split(t, files) {
+		if o["kind"] == "Deployment" && o["metadata"].(object)["name"] == "gpuready-operator" {
+			pod := o["spec"].(object)["template"].(object)["spec"].(object)
+			return pod["containers"].([]any)[0].(object)["image"].(string)
+		}
+	}
+	t.Fatal("no operator")
+	return ""
+}
+
+// Helm's flag --reuse-values takes the values of the chart that is installed, defaults included, in
+// place of the new chart's.
+func TestReusedValuesDoNotKeepTheImagesOfTheReleaseBefore(t *testing.T) {
+	all, err := readDefinitions("../../deployments/static/operator.yaml")
+	require.NoError(t, err)
+	p, err := readPinned(images(t))
+	require.NoError(t, err)
+	before, err := loadChart(t.Context(), dir, all, p)
+	require.NoError(t, err)
+	p.Digests["operator"] = "sha256:" + strings.Repeat("f", 64)
+	next, err := loadChart(t.Context(), dir, all, p)
+	require.NoError(t, err)
+	next.Values = before.Values
+	require.Equal(t, "registry.example.com/gpu/ready/operator@"+p.Digests["operator"], operatorImage(t, next, nil))
+}
+
+func TestValuesOfNVIDIAsChartGetTheImagesOfTheRelease(t *testing.T) {
+	all, err := readDefinitions("../../deployments/static/operator.yaml")
+	require.NoError(t, err)
+	p, err := readPinned(images(t))
+	require.NoError(t, err)
+	want := "registry.example.com/gpu/ready/operator@" + p.Digests["operator"]
+	for _, operator := range []object{
+		{"repository": "nvcr.io/nvidia", "image": "gpu-operator", "version": "v25.3.1"},
+		{"repository": "nvcr.io/nvidia"},
+		{"repository": nil, "digests": nil},
+	} {
+		c, err := loadChart(t.Context(), dir, all, p)
+		require.NoError(t, err)
+		require.Equal(t, want, operatorImage(t, c, object{"operator": operator}), operator)
+	}
+	c, err := loadChart(t.Context(), dir, all, p)
+	require.NoError(t, err)
+	own := "sha256:" + strings.Repeat("e", 64)
+	require.Equal(t, "registry.example.com/gpu/ready/operator@"+own, operatorImage(t, c, object{"operator": object{"digests": object{"operator": own}}}))
+}
+
 func TestImagesOfAReleaseAreChecked(t *testing.T) {
 	for text, says := range map[string]string{
 		`{}`:                "registry, version and digests are required",

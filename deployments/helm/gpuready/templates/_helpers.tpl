@@ -28,10 +28,16 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{- /* The digests of our images by name, as a JSON map. Those of a release are a file and not
+       values, since `helm upgrade --reuse-values` would keep those of the release before. */}}
+{{- define "gpuready.digests" -}}
+{{- merge (deepCopy (.Values.operator.digests | default dict)) (.Files.Get "files/digests.yaml" | fromYaml) | toJson }}
+{{- end }}
+
 {{- /* The operator's image. */}}
 {{- define "gpuready.image" -}}
 {{- $o := .Values.operator }}
-{{- $version := $o.version | default (get ($o.digests | default dict) $o.image) | default .Chart.AppVersion }}
+{{- $version := $o.version | default (get (include "gpuready.digests" . | fromJson) $o.image) | default .Chart.AppVersion }}
 {{- printf "%s/%s%s%s" (include "gpuready.repository" (list . $o.repository)) $o.image (hasPrefix "sha256:" $version | ternary "@" ":") $version }}
 {{- end }}
 
@@ -74,7 +80,7 @@ readOnlyRootFilesystem: true
 - { name: IMAGE_REPOSITORY, value: {{ include "gpuready.repository" (list . .Values.operator.repository) | quote }} }
 - { name: IMAGE_VERSION, value: {{ .Values.operator.operandVersion | default .Chart.AppVersion | quote }} }
 {{- if not .Values.operator.operandVersion }}
-{{- range $name, $digest := .Values.operator.digests }}
+{{- range $name, $digest := include "gpuready.digests" . | fromJson }}
 {{- if ne $name $.Values.operator.image }}
 - { name: RELATED_IMAGE_{{ $name | replace "-" "_" | upper }}, value: {{ printf "%s/%s@%s" (include "gpuready.repository" (list $ $.Values.operator.repository)) $name $digest | quote }} }
 {{- end }}

@@ -247,15 +247,16 @@
 {{- $root := index . 0 }}
 {{- $found := index . 1 }}
 {{- $o := $root.Values.operator }}
+{{- $ours := ($root.Files.Get "files/values.json" | fromJson).defaults.operator }}
 {{- $theirs := list }}
 {{- if eq $o.image "gpu-operator" }}
-{{- $_ := set $o "image" "operator" }}
-{{- $_ := set $o "repository" "gpuready" }}
+{{- $_ := set $o "image" $ours.image }}
+{{- $_ := set $o "repository" $ours.repository }}
 {{- $_ := set $o "version" "" }}
 {{- $theirs = list "operator.repository" "operator.image" "operator.version" }}
 {{- end }}
 {{- if hasPrefix "nvcr.io/" $o.repository }}
-{{- $_ := set $o "repository" "gpuready" }}
+{{- $_ := set $o "repository" $ours.repository }}
 {{- $theirs = append $theirs "operator.repository" }}
 {{- end }}
 {{- if regexMatch "^v?[2-9][0-9]\\.[0-9]+\\." $o.version }}
