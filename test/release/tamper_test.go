@@ -3,6 +3,9 @@ package release
 import (
 	"bytes"
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/deployments/release/attest"
@@ -101,6 +105,33 @@ func (p *published) verify(t *testing.T, change ...func(*verify.Options)) string
 	return strings.Join(lines, "\n")
 }
 
+// lie serves a registry under another address, and answers requests for a path with other bytes, which
+// have the type of Docker's first schema and the claimed digest if that is not "".
+func lie(t *testing.T, registry, method, path, claimed string, body []byte) string {
+	t.Helper()
+	host, _, _ := strings.Cut(registry, "/")
+	next := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { // Out has the client's Host, for redirects
+		r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", host, r.In.Host
+	}}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != method || r.URL.Path != "/v2/gpuready/"+path {
+			next.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", string(types.OCIManifestSchema1))
+		if claimed != "" {
+			w.Header().Set("Content-Type", string(types.DockerManifestSchema1Signed))
+			w.Header().Set("Docker-Content-Digest", claimed)
+		}
+		_, err := w.Write(body)
+		if err != nil {
+			t.Log(err)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://") + "/gpuready"
+}
+
 // damage changes a byte in the middle of a blob in the registry's storage.
 func (p *published) damage(t *testing.T, digest string) {
 	t.Helper()
@@ -115,13 +146,18 @@ func (p *published) damage(t *testing.T, digest string) {
 // manifest returns the manifest of a reference.
 func (p *published) manifest(t *testing.T, ref string) v1.Manifest {
 	t.Helper()
+	var m v1.Manifest
+	require.NoError(t, json.Unmarshal(p.manifestBytes(t, ref), &m))
+	return m
+}
+
+func (p *published) manifestBytes(t *testing.T, ref string) []byte {
+	t.Helper()
 	parsed, err := name.ParseReference(p.registry + "/" + ref)
 	require.NoError(t, err)
 	d, err := remote.Get(parsed)
 	require.NoError(t, err)
-	var m v1.Manifest
-	require.NoError(t, json.Unmarshal(d.Manifest, &m))
-	return m
+	return d.Manifest
 }
 
 // referrers returns the referrers of a digest.
@@ -246,6 +282,27 @@ func TestRelease(t *testing.T) {
 		digest, err := other.Digest()
 		require.NoError(t, err)
 		require.Contains(t, c.verify(t), "found that it was moved to "+digest.String())
+	})
+	// Registries that answer otherwise than what they store.
+	t.Run("ATagThatMovedForThoseWhoPull", func(t *testing.T) {
+		t.Parallel()
+		c := p.copy(t)
+		other := c.manifestBytes(t, "operator@"+image.Platforms[0].Digest)
+		c.registry = lie(t, c.registry, http.MethodGet, "operator/manifests/"+version, "", other)
+		require.Contains(t, c.verify(t), "operator: tag: ")
+	})
+	t.Run("AnotherManifestOfAnOldType", func(t *testing.T) {
+		t.Parallel()
+		c := p.copy(t)
+		other := c.manifestBytes(t, "operator@"+image.Platforms[0].Digest)
+		layer := c.manifest(t, "operator@"+image.Platforms[0].Digest)
+		for _, d := range append(layer.Layers, layer.Config) { // the repository has all that it names
+			blob, err := remote.Layer(tag(t, c.registry, "operator", version).Context().Digest(d.Digest.String()))
+			require.NoError(t, err)
+			require.NoError(t, remote.WriteLayer(tag(t, c.registry, "charts/gpuready", "x").Context(), blob))
+		}
+		c.registry = lie(t, c.registry, http.MethodGet, "charts/gpuready/manifests/"+chart.Digest, chart.Digest, other)
+		require.Contains(t, c.verify(t), "charts/gpuready: blobs: expected manifest "+chart.Digest+" unchanged; found other bytes")
 	})
 	t.Run("AnOlderReleaseUnderThisTag", func(t *testing.T) {
 		t.Parallel()

@@ -138,8 +138,8 @@ func (r Registry) Digest(repository, digest string) (name.Digest, error) {
 	return name.NewDigest(r.Prefix+"/"+repository+"@"+digest, r.nameOptions()...)
 }
 
-// Head returns what a tag or a digest stands for. The error is a *transport.Error with a status
-// of 404 if there is nothing.
+// Head returns what the registry says that a tag or a digest stands for; a registry may answer GET
+// otherwise. The error is a *transport.Error with a status of 404 if there is nothing.
 func (r Registry) Head(ctx context.Context, ref name.Reference) (*v1.Descriptor, error) {
 	return remote.Head(ref, r.options(ctx)...)
 }
@@ -160,7 +160,18 @@ func (r Registry) Referrers(ctx context.Context, subject name.Digest) ([]v1.Desc
 // maxManifest bounds a manifest, in bytes.
 const maxManifest = 4 << 20
 
-// Manifest fetches a manifest or an index by its digest, which is checked.
+// Resolve returns the digest of the manifest that the registry serves under a tag. It hashes the bytes
+// that a client would pull. The error is a *transport.Error with a status of 404 if there is no tag.
+func (r Registry) Resolve(ctx context.Context, tag name.Tag) (v1.Hash, error) {
+	d, err := remote.Get(tag, r.options(ctx)...)
+	if err != nil {
+		return v1.Hash{}, err
+	}
+	return hash(d.Manifest), nil
+}
+
+// Manifest fetches a manifest or an index by its digest. It checks the digest itself: the library
+// believes the header of an answer with the media type of Docker's first schema.
 func (r Registry) Manifest(ctx context.Context, ref name.Digest) ([]byte, error) {
 	d, err := remote.Get(ref, r.options(ctx)...)
 	if err != nil && strings.Contains(err.Error(), "does not match requested digest") {
@@ -171,6 +182,9 @@ func (r Registry) Manifest(ctx context.Context, ref name.Digest) ([]byte, error)
 	}
 	if len(d.Manifest) > maxManifest {
 		return nil, fmt.Errorf("%s: over %d bytes", ref, maxManifest)
+	}
+	if found := hash(d.Manifest).String(); found != ref.DigestStr() {
+		return nil, &DigestError{Expected: ref.DigestStr(), Found: found}
 	}
 	return d.Manifest, nil
 }

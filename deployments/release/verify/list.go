@@ -33,7 +33,7 @@ func (v *verifier) readRelease(ctx context.Context, dir string) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	d, err := v.Registry.Head(ctx, tag)
+	found, err := v.Registry.Resolve(ctx, tag)
 	if isMissing(err) {
 		v.add(name, Check{Subject: name, Name: Tag, Expected: tag.String(), Found: "no such tag",
 			Next: "check --registry and --version; a release is there when release sign has ended"})
@@ -42,7 +42,7 @@ func (v *verifier) readRelease(ctx context.Context, dir string) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	digest := d.Digest.String()
+	digest := found.String()
 	statements, err := v.signed(ctx, name, part{name, digest, name}, attest.SignatureType)
 	if err != nil || len(statements) == 0 {
 		return "", err

@@ -231,14 +231,14 @@ func (v *verifier) tag(ctx context.Context, repository, tag, digest string) erro
 		return err
 	}
 	c := Check{Subject: repository, Name: Tag, Expected: fmt.Sprintf("%s to be %s, as in the signed %s", ref, digest, contents.File)}
-	d, err := v.Registry.Head(ctx, ref)
+	found, err := v.Registry.Resolve(ctx, ref)
 	switch {
 	case isMissing(err):
 		c.Found, c.Next = "no such tag", "use "+digest+", and ask who publishes the registry for the tag"
 	case err != nil:
 		return err
-	case d.Digest.String() != digest:
-		c.Found = "that it was moved to " + d.Digest.String()
+	case found.String() != digest:
+		c.Found = "that it was moved to " + found.String()
 		c.Next = "do not pull by this tag; use the digest, and ask who publishes the registry"
 	default:
 		c = Check{Subject: repository, Name: Tag, OK: true, Detail: tag + " is " + digest, Summary: tag}
