@@ -125,6 +125,10 @@ func (r Release) Reference(a Artifact) string {
 // maxSize bounds release.json, in bytes.
 const maxSize = 4 << 20
 
+// component matches a part of a repository's path, never "." or "..", as
+// https://github.com/opencontainers/distribution-spec requires.
+const component = `[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*`
+
 var (
 	digest = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 	sum    = regexp.MustCompile(`^[0-9a-f]{64}$`)
@@ -132,8 +136,9 @@ var (
 	// Version matches the versions of releases: semantic versions with a "v".
 	Version = regexp.MustCompile(`^v(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9A-Za-z.-]+)?$`)
 	// Registry matches a registry's host and a path.
-	Registry = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+$`)
-	name     = regexp.MustCompile(`^[a-z0-9._-]+(/[a-z0-9._-]+)*$`)
+	Registry = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]+)?(/` + component + `)+$`)
+	name     = regexp.MustCompile(`^` + component + `(/` + component + `)*$`)
+	tag      = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
 	fileName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]*$`)
 )
 
@@ -218,6 +223,9 @@ func (r Release) check() error {
 			problem("artifacts[%d].name: %.100q is not the name of a repository, or occurs twice with one tag", i, a.Name)
 		}
 		seen[a.Name+":"+a.Tag] = true
+		if !tag.MatchString(a.Tag) {
+			problem("artifacts[%d].tag: %.200q is not a tag of a registry", i, a.Tag)
+		}
 		if !digest.MatchString(a.Digest) {
 			problem("artifacts[%d].digest: %.100q is not sha256: and 64 hexadecimal digits", i, a.Digest)
 		}

@@ -33,6 +33,8 @@ func TestWrongReleasesAreRefusedByField(t *testing.T) {
 		"version":                        func(r *Release) { r.Version = "1.0" },
 		"revision":                       func(r *Release) { r.Revision = "dirty" },
 		"registry":                       func(r *Release) { r.Registry = "https://x/y" },
+		"artifacts[0].name":              func(r *Release) { r.Artifacts[0].Name = "../operator" },
+		"artifacts[0].tag":               func(r *Release) { r.Artifacts[0].Tag = "a/b" },
 		"files[0].name":                  func(r *Release) { r.Files[0].Name = "../x" },
 		"artifacts[0].digest":            func(r *Release) { r.Artifacts[0].Digest = "sha256:1" },
 		"artifacts[1].name":              func(r *Release) { r.Artifacts = append(r.Artifacts, r.Artifacts[0]) },
@@ -43,6 +45,10 @@ func TestWrongReleasesAreRefusedByField(t *testing.T) {
 		_, err := r.Bytes()
 		require.ErrorContains(t, err, name)
 	}
+	for _, path := range []string{"/..", "/a/./b", "/a/", "/-a", "/a..b"} {
+		require.False(t, Registry.MatchString("registry.example.com"+path), path)
+	}
+	require.True(t, Registry.MatchString("registry.example.com:5000/a_b/c--d/e.f"))
 	_, err := Parse([]byte(`{"schema": "gpuready.io/release/v1", "extra": 1}`))
 	require.ErrorContains(t, err, "extra")
 }

@@ -46,8 +46,8 @@ func ReadSigned(dir string) ([]Artifact, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	for i, a := range all {
-		if !name.MatchString(a.Name) || !digest.MatchString(a.Digest) {
-			return nil, fmt.Errorf("%s: [%d]: %.100q with %.100q is not a repository with a digest", path, i, a.Name, a.Digest)
+		if !name.MatchString(a.Name) || !tag.MatchString(a.Tag) || !digest.MatchString(a.Digest) {
+			return nil, fmt.Errorf("%s: [%d]: %.100q with %.200q and %.100q is not a repository with a tag and a digest; run release sign again", path, i, a.Name, a.Tag, a.Digest)
 		}
 	}
 	return all, nil

@@ -5,11 +5,13 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -293,6 +295,9 @@ func TestArchivesThatAreWrongAreRefused(t *testing.T) {
 		"a link":          {packed(t, tar.Header{Name: "index.json", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}), "neither a file nor a folder"},
 		"an entry twice":  {packed(t, tar.Header{Name: "index.json", Typeflag: tar.TypeReg}, tar.Header{Name: "index.json", Typeflag: tar.TypeReg}), "index.json"},
 		"an empty index":  {packed(t, tar.Header{Name: "index.json", Typeflag: tar.TypeReg}, tar.Header{Name: "oci-layout", Typeflag: tar.TypeReg}), "index.json"},
+		"a sparse blob":   {sparse(t, blobsFolder+strings.Repeat("0", 64), 64<<20), "a sparse file"},
+		"another path":    {layoutOf(t, referring("ghcr.io/../other/operator:v1.2.3", images[0].Digest)), `artifacts[0].name: "../other/operator"`},
+		"no tag":          {layoutOf(t, referring("ghcr.io/gpuready/operator:", images[0].Digest)), `artifacts[0].tag: ""`},
 		"a large index":   {packed(t, tar.Header{Name: "index.json", Typeflag: tar.TypeReg, Size: maxIndex + 1}), "at most"},
 		"a foreign index": {layoutOf(t, `{"schemaVersion":2,"annotations":{"org.opencontainers.image.created":"2026-01-01T00:00:00Z"}}`), "names no images"},
 		"a bad reference": {layoutOf(t, `{"schemaVersion":2,"annotations":{"org.opencontainers.image.created":"2026-01-01T00:00:00Z"},"manifests":[{"mediaType":"x","size":1,"digest":"`+images[0].Digest+`","annotations":{"io.gpuready.reference":"operator"}}]}`), "not an image with a tag"},
@@ -319,6 +324,53 @@ func packed(t *testing.T, entries ...tar.Header) []byte {
 	}
 	require.NoError(t, out.Close())
 	return b.Bytes()
+}
+
+// sparse returns an archive of one file, which is a hole of the given size.
+func sparse(t *testing.T, name string, size int64) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	records := ""
+	for _, r := range [][2]string{{"GNU.sparse.major", "1"}, {"GNU.sparse.minor", "0"}, {"GNU.sparse.name", name}, {"GNU.sparse.realsize", strconv.FormatInt(size, 10)}} {
+		rest := " " + r[0] + "=" + r[1] + "\n"
+		length := len(rest) + 2 // each record has 10 to 99 bytes, or more than 100
+		if length >= 100 {
+			length++
+		}
+		records += strconv.Itoa(length) + rest
+	}
+	// The writer refuses such records, so the header that carries them is written as a file, and then retyped.
+	block := func(h tar.Header, content string) {
+		var part bytes.Buffer
+		out := tar.NewWriter(&part)
+		kind := h.Typeflag
+		h.Typeflag, h.Size, h.Format = tar.TypeReg, int64(len(content)), tar.FormatUSTAR
+		require.NoError(t, out.WriteHeader(&h))
+		_, err := out.Write([]byte(content))
+		require.NoError(t, err)
+		require.NoError(t, out.Flush())
+		raw := part.Bytes()
+		raw[156] = kind
+		copy(raw[148:156], "        ")
+		sum := 0
+		for _, c := range raw[:512] {
+			sum += int(c)
+		}
+		copy(raw[148:156], fmt.Sprintf("%06o\x00 ", sum))
+		b.Write(raw)
+	}
+	block(tar.Header{Name: "PaxHeaders/x", Typeflag: tar.TypeXHeader}, records)
+	sparseMap := make([]byte, 512)
+	copy(sparseMap, "1\n"+strconv.FormatInt(size, 10)+"\n0\n")
+	block(tar.Header{Name: "x", Typeflag: tar.TypeReg}, string(sparseMap))
+	b.Write(make([]byte, 1024))
+	return b.Bytes()
+}
+
+// referring returns an index with one image under a name.
+func referring(reference, digest string) string {
+	return `{"schemaVersion":2,"annotations":{"org.opencontainers.image.created":"2026-01-01T00:00:00Z","org.opencontainers.image.version":"v1.2.3","org.opencontainers.image.revision":"` +
+		strings.Repeat("a", 40) + `"},"manifests":[{"mediaType":"x","size":1,"digest":"` + digest + `","annotations":{"io.gpuready.reference":"` + reference + `"}}]}`
 }
 
 // layoutOf returns an archive with an index.

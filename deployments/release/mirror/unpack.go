@@ -78,6 +78,8 @@ func unpackFile(h *tar.Header, content io.Reader, to string) error {
 		return nil
 	case h.Typeflag != tar.TypeReg:
 		return errors.New("neither a file nor a folder")
+	case isSparse(h): // a few bytes of an archive would fill the disk
+		return errors.New("a sparse file")
 	case h.Name == layoutFile || h.Name == indexFile:
 		if h.Size > maxIndex {
 			return fmt.Errorf("%d bytes; at most %d", h.Size, maxIndex)
@@ -99,6 +101,16 @@ func unpackFile(h *tar.Header, content io.Reader, to string) error {
 		return fmt.Errorf("its digest is sha256:%s", found)
 	}
 	return nil
+}
+
+// isSparse reports whether a file has holes that the archive does not contain. The reader fills them.
+func isSparse(h *tar.Header) bool {
+	for key := range h.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") {
+			return true
+		}
+	}
+	return false
 }
 
 // readIndex returns the release that an archive's index describes.
