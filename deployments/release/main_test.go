@@ -45,6 +45,8 @@ func TestWrongUseIsRefusedByFlag(t *testing.T) {
 		"verify --registry a.example/b --version 0.2.0": "--version",
 		signed:                           "either --key, or --identity and --issuer",
 		signed + "--identity a":          "either --key, or --identity and --issuer",
+		signed + "--key a --identity b":  "either --key, or --identity and --issuer",
+		signed + "--key a --issuer b":    "either --key, or --identity and --issuer",
 		signed + "--key a --issuer b -x": "unknown shorthand",
 		signed + "--key a -o yaml":       "--output",
 		signed + "--key a more":          "takes no arguments",

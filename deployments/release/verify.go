@@ -57,7 +57,7 @@ func runVerify(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	f.StringVar(&o.Revision, "revision", "", "the commit that must have been built; empty: the one that the release names")
 	f.StringVar(&o.Files, "files", "", "a folder with downloaded files of the release, to check as well")
 	namespace := f.String("namespace", "gpuready", "of -o policy: whose pods it confines")
-	save := f.String("save", "", "a folder for the list and the files of the release, if it is as it was signed")
+	f.StringVar(&o.Save, "save", "", "an empty folder for the list and the files of the release, if it is as it was signed")
 	timeout := f.Duration("timeout", time.Hour, "for the whole command")
 	output := f.StringP("output", "o", "table", "table, json or policy, an admission policy that allows this release's images only")
 	f.Env["key"], f.Env["version"] = "RELEASE_PUBLIC_KEY", "VERSION"
@@ -69,7 +69,7 @@ func runVerify(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return program.UsageErrorf("--registry is %q; name host and path, as registry.example.com/gpuready", o.Registry.Prefix)
 	case !contents.Version.MatchString(o.Version):
 		return program.UsageErrorf("--version is %q; name a version as v0.2.0", o.Version)
-	case (o.Cosign.Key != "") == (o.Cosign.Identity != "" && o.Cosign.Issuer != ""):
+	case (o.Cosign.Key != "") == (o.Cosign.Identity != "") || (o.Cosign.Identity != "") != (o.Cosign.Issuer != ""):
 		return program.UsageErrorf("say whose signature counts: either --key, or --identity and --issuer")
 	case *output != "table" && *output != "json" && *output != "policy":
 		return program.UsageErrorf("--output is %q; say table, json or policy", *output)
@@ -95,11 +95,7 @@ func runVerify(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if len(failures) > 0 {
 		return program.WithExitCode(exitRefused, fmt.Errorf("%s of %s is refused: %d of %d checks failed, see above", o.Version, o.Registry.Prefix, len(failures), len(result.Checks)))
 	}
-	if *save == "" {
-		return nil
-	}
-	_, err = verify.Fetch(ctx, o, *save)
-	return err
+	return nil
 }
 
 func printResult(w io.Writer, r verify.Result, format, namespace string) error {
@@ -124,6 +120,9 @@ func printResult(w io.Writer, r verify.Result, format, namespace string) error {
 	}
 	if len(r.Failures()) > 0 {
 		return nil
+	}
+	if r.Origin != r.Registry {
+		fmt.Fprintf(w, "It was made for %s: its chart and manifests name images there.\n", r.Origin)
 	}
 	_, err := fmt.Fprintf(w, "gpuready %s, commit %s, is as it was signed: %d checks, %.0f MB pulled, %.1f s\n", r.Version, r.Revision, len(r.Checks), float64(r.Bytes)/1e6, r.Seconds)
 	return err

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -105,31 +106,40 @@ func (p *published) verify(t *testing.T, change ...func(*verify.Options)) string
 	return strings.Join(lines, "\n")
 }
 
-// lie serves a registry under another address, and answers requests for a path with other bytes, which
-// have the type of Docker's first schema and the claimed digest if that is not "".
-func lie(t *testing.T, registry, method, path, claimed string, body []byte) string {
+// through serves a registry under another address. The function may answer a request itself.
+func through(t *testing.T, registry string, answer func(http.ResponseWriter, *http.Request) bool) string {
 	t.Helper()
 	host, _, _ := strings.Cut(registry, "/")
 	next := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { // Out has the client's Host, for redirects
 		r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", host, r.In.Host
 	}}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != method || r.URL.Path != "/v2/gpuready/"+path {
+		if !answer(w, r) {
 			next.ServeHTTP(w, r)
-			return
+		}
+	}))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://") + "/gpuready"
+}
+
+// lie serves a registry that answers GET for a path with other bytes. If claimed is not "", they have
+// the type of Docker's first schema and that digest, as the headers say.
+func lie(t *testing.T, registry, path, claimed string, body []byte) string {
+	t.Helper()
+	return through(t, registry, func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodGet || r.URL.Path != "/v2/gpuready/"+path {
+			return false
 		}
 		w.Header().Set("Content-Type", string(types.OCIManifestSchema1))
 		if claimed != "" {
 			w.Header().Set("Content-Type", string(types.DockerManifestSchema1Signed))
 			w.Header().Set("Docker-Content-Digest", claimed)
 		}
-		_, err := w.Write(body)
-		if err != nil {
+		if _, err := w.Write(body); err != nil {
 			t.Log(err)
 		}
-	}))
-	t.Cleanup(s.Close)
-	return strings.TrimPrefix(s.URL, "http://") + "/gpuready"
+		return true
+	})
 }
 
 // damage changes a byte in the middle of a blob in the registry's storage.
@@ -257,6 +267,32 @@ func TestRelease(t *testing.T) {
 		})
 	}
 
+	t.Run("WhatWasVerifiedIsSaved", func(t *testing.T) {
+		t.Parallel()
+		c := p.copy(t)
+		var resolved atomic.Int32 // a registry may answer otherwise the second time
+		c.registry = through(t, c.registry, func(_ http.ResponseWriter, r *http.Request) bool {
+			if r.URL.Path == "/v2/gpuready/release/manifests/"+version {
+				resolved.Add(1)
+			}
+			return false
+		})
+		dir := filepath.Join(t.TempDir(), "saved")
+		require.Empty(t, c.verify(t, func(o *verify.Options) { o.Save = dir }))
+		require.EqualValues(t, 1, resolved.Load())
+		saved, err := contents.Read(dir)
+		require.NoError(t, err)
+		require.Equal(t, p.Release, saved)
+		_, err = verify.Run(t.Context(), verify.Options{Save: dir})
+		require.ErrorContains(t, err, dir+" is not empty")
+	})
+	t.Run("WhatIsRefusedIsNotSaved", func(t *testing.T) {
+		t.Parallel()
+		dir := filepath.Join(t.TempDir(), "saved")
+		refused := p.verify(t, func(o *verify.Options) { o.Save, o.Revision = dir, strings.Repeat("f", 40) })
+		require.Contains(t, refused, "release.json: list: expected commit "+strings.Repeat("f", 40)+"; found commit "+revision)
+		require.NoDirExists(t, dir)
+	})
 	t.Run("AnotherKey", func(t *testing.T) {
 		t.Parallel()
 		_, other := makeKey(t, t.TempDir())
@@ -288,7 +324,7 @@ func TestRelease(t *testing.T) {
 		t.Parallel()
 		c := p.copy(t)
 		other := c.manifestBytes(t, "operator@"+image.Platforms[0].Digest)
-		c.registry = lie(t, c.registry, http.MethodGet, "operator/manifests/"+version, "", other)
+		c.registry = lie(t, c.registry, "operator/manifests/"+version, "", other)
 		require.Contains(t, c.verify(t), "operator: tag: ")
 	})
 	t.Run("AnotherManifestOfAnOldType", func(t *testing.T) {
@@ -301,7 +337,7 @@ func TestRelease(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, remote.WriteLayer(tag(t, c.registry, "charts/gpuready", "x").Context(), blob))
 		}
-		c.registry = lie(t, c.registry, http.MethodGet, "charts/gpuready/manifests/"+chart.Digest, chart.Digest, other)
+		c.registry = lie(t, c.registry, "charts/gpuready/manifests/"+chart.Digest, chart.Digest, other)
 		require.Contains(t, c.verify(t), "charts/gpuready: blobs: expected manifest "+chart.Digest+" unchanged; found other bytes")
 	})
 	t.Run("AnOlderReleaseUnderThisTag", func(t *testing.T) {

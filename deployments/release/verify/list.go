@@ -78,6 +78,9 @@ func (v *verifier) readRelease(ctx context.Context, dir string) (string, error) 
 		return "", nil
 	}
 	v.release = r
+	if v.Revision != "" && r.Revision != v.Revision {
+		v.add(name, Check{Subject: contents.File, Name: List, Expected: "commit " + v.Revision, Found: "commit " + r.Revision, Next: "do not use it: it was built of another commit"})
+	}
 	if err := v.fileSignatures(ctx, dir); err != nil {
 		return "", err
 	}

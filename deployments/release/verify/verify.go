@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"golang.org/x/sync/errgroup"
@@ -34,6 +36,7 @@ type Options struct {
 	Builder  string       // who must have built it, a URI; "": anybody whose signature counts
 	Revision string       // the commit that must have been built; "": the one that release.json names
 	Files    string       // a folder with files of the release that were downloaded elsewhere; "": none
+	Save     string       // a folder for the list and the files of the release, if nothing failed; "": none
 	Progress func(string) // is called with each artifact that is begun; it may be nil
 }
 
@@ -66,6 +69,7 @@ type Result struct {
 	Registry string  `json:"registry"`
 	Version  string  `json:"version"`
 	Digest   string  `json:"digest"`   // of the artifact "release"
+	Origin   string  `json:"origin"`   // the registry that the release was made for; its chart names images there
 	Revision string  `json:"revision"` // the commit
 	Checks   []Check `json:"checks"`
 	Bytes    int64   `json:"bytes"` // that were pulled
@@ -95,6 +99,9 @@ type verifier struct {
 // Failures that the release is as it was signed.
 func Run(ctx context.Context, o Options) (Result, error) {
 	began := time.Now()
+	if err := checkEmpty(o.Save); err != nil {
+		return Result{}, err
+	}
 	dir, err := os.MkdirTemp("", "gpuready-verify-")
 	if err != nil {
 		return Result{}, err
@@ -106,7 +113,8 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	}
 	result := Result{Registry: o.Registry.Prefix, Version: o.Version}
 	order := []string{contents.Repository}
-	if result.Digest, err = v.readRelease(ctx, filepath.Join(dir, "release")); err != nil {
+	files := filepath.Join(dir, "release")
+	if result.Digest, err = v.readRelease(ctx, files); err != nil {
 		return Result{}, fmt.Errorf("%s: %w", contents.Repository, err)
 	}
 	if result.Digest != "" && v.release.Version != "" {
@@ -128,46 +136,41 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	for _, name := range order {
 		result.Checks = append(result.Checks, v.checks[name]...)
 	}
-	result.Release, result.Revision = v.release, v.release.Revision
+	result.Release, result.Origin, result.Revision = v.release, v.release.Registry, v.release.Revision
 	result.Bytes, result.Seconds = v.store.pulled(), time.Since(began).Seconds()
-	return result, nil
+	if o.Save != "" && len(result.Failures()) == 0 { // what was verified: asking again may get another answer
+		err = os.CopyFS(o.Save, os.DirFS(files))
+	}
+	return result, err
 }
 
-// Fetch verifies the list of a release, and writes it and the files of the release into a folder. It
-// does not verify what is in the registry beside them.
-func Fetch(ctx context.Context, o Options, dir string) (contents.Release, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return contents.Release{}, err
+// checkEmpty returns an error if a folder has something in it. It need not exist.
+func checkEmpty(dir string) error {
+	if dir == "" {
+		return nil
 	}
-	if there, err := os.ReadDir(dir); err != nil || len(there) > 0 {
-		return contents.Release{}, errors.Join(err, fmt.Errorf("%s is not empty; name another folder", dir))
+	switch there, err := os.ReadDir(dir); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return err
+	case len(there) > 0:
+		return fmt.Errorf("%s is not empty; name another folder", dir)
 	}
-	temporary, err := os.MkdirTemp(dir, ".pulling-") // files are linked from there
-	if err != nil {
-		return contents.Release{}, err
-	}
-	defer os.RemoveAll(temporary)
-	v := &verifier{Options: o, checks: map[string][]Check{}}
-	if v.store, err = newStore(temporary, o.Registry); err != nil {
-		return contents.Release{}, err
-	}
-	target := filepath.Join(temporary, "release")
-	if _, err = v.readRelease(ctx, target); err != nil {
-		return contents.Release{}, fmt.Errorf("%s: %w", contents.Repository, err)
-	}
-	for _, c := range v.checks[contents.Repository] {
-		if !c.OK {
-			return contents.Release{}, &RefusedError{c}
-		}
-	}
-	return v.release, os.CopyFS(dir, os.DirFS(target))
+	return nil
 }
 
 // RefusedError says that something is not as it was signed.
 type RefusedError struct{ Check }
 
+// Error returns one line. Parts of it come from the registry, which must not control a terminal.
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("%s: %s: expected %s; found %s; %s", e.Subject, e.Name, e.Expected, e.Found, e.Next)
+	text := fmt.Sprintf("%s: %s: expected %s; found %s; %s", e.Subject, e.Name, e.Expected, e.Found, e.Next)
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, text)
 }
 
 // add records a check of an artifact.

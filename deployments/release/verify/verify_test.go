@@ -38,6 +38,11 @@ func TestPolicyAllowsTheImagesOfARelease(t *testing.T) {
 	require.ErrorContains(t, err, "no images")
 }
 
+func TestARefusalIsOneLineWithoutControls(t *testing.T) {
+	e := &RefusedError{Check{Subject: "operator", Name: Tag, Expected: "a", Found: "b\r\x1b[2Kok\nREFUSED", Next: "do not use it"}}
+	require.Equal(t, "operator: tag: expected a; found b\uFFFD\uFFFD[2Kok\uFFFDREFUSED; do not use it", e.Error())
+}
+
 func TestDifferencesBetweenAnSBOMAndAnImageAreListed(t *testing.T) {
 	require.Empty(t, compareLists("file", map[string]string{"a": "1"}, map[string]string{"a": "1"}))
 	require.Equal(t, []string{
