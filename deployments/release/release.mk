@@ -94,7 +94,10 @@ $(BIN)/tools/registry: .ci/registry/go.mod
 	$(Q)cd .ci/registry && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) github.com/distribution/distribution/v3/cmd/registry
 
 bin/release/key/cosign.pub: | bin/tools/cosign
-	@mkdir -p $(@D) && cd $(@D) && $(abspath bin/tools/cosign) generate-key-pair 2>/dev/null
+	@mkdir -p $(@D)
+	@# cosign asks before it overwrites a key, so a run that was killed leaves none, or the whole one.
+	@cd $(@D) && { [ -e cosign.key ] || { rm -rf new && mkdir -m 700 new && (cd new && $(abspath bin/tools/cosign) generate-key-pair) && mv new/cosign.key . && rm -r new; }; } && \
+		$(abspath bin/tools/cosign) public-key --key cosign.key >cosign.pub.new && mv cosign.pub.new cosign.pub
 
 .PHONY: release-sign verify-release verify-release-served
 release-sign: $(RELEASE_TOOL) bin/tools/cosign $(WITH_REGISTRY_NEEDS) ## sign a release that was pushed, attach provenance and SBOMs, and publish it
