@@ -56,7 +56,7 @@ func mirrorRelease(ctx context.Context, args []string, stdout, _ io.Writer) erro
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("not done after --timeout=%s", *timeout))
 	defer cancel()
-	return writeMirror(ctx, *dir, *to, *foreign, stdout)
+	return withCause(ctx, writeMirror(ctx, *dir, *to, *foreign, stdout))
 }
 
 func writeMirror(ctx context.Context, dir, to string, foreign bool, stdout io.Writer) (err error) {
@@ -114,6 +114,9 @@ func writeMirror(ctx context.Context, dir, to string, foreign bool, stdout io.Wr
 		return err
 	}
 	fmt.Fprintf(stdout, "%s: images.txt, imageset-config.yaml, gpuready-%s.tgz, gpuready-%s.tar\n", to, number, r.Version)
+	if len(signed) == 0 {
+		fmt.Fprintf(stdout, "not signed: the archive has no signatures, so what is loaded cannot be verified; run release sign before\n")
+	}
 	for _, i := range images {
 		if i.Digest == "" {
 			fmt.Fprintf(stdout, "not in the archive: %s; --foreign fetches it\n", i.Reference())
@@ -171,7 +174,7 @@ func load(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("not done after --timeout=%s; run it again to go on", *timeout))
 	defer cancel()
-	return loadArchive(ctx, *archive, *registry, *work, o)
+	return withCause(ctx, loadArchive(ctx, *archive, *registry, *work, o))
 }
 
 func loadArchive(ctx context.Context, archive, registry, work string, o publish.Options) (err error) {

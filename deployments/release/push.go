@@ -49,11 +49,7 @@ func push(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, *timeout, fmt.Errorf("not done after --timeout=%s; run it again to go on", *timeout))
 	defer cancel()
-	err := pushRelease(ctx, o, *dryRun, *output, stdout)
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		return fmt.Errorf("%w (%w)", cause, err)
-	}
-	return err
+	return withCause(ctx, pushRelease(ctx, o, *dryRun, *output, stdout))
 }
 
 func pushRelease(ctx context.Context, o publish.Options, dryRun bool, output string, stdout io.Writer) error {

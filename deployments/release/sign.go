@@ -120,7 +120,7 @@ func printSteps(w io.Writer, steps []sign.Step, dryRun bool) error {
 
 // withCause adds to an error why the context ended, if it did.
 func withCause(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
+	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return fmt.Errorf("%w (%w)", cause, err)
 	}
 	return err

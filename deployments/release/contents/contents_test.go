@@ -1,6 +1,8 @@
 package contents
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -68,4 +70,25 @@ func TestRunIsReadAsWritten(t *testing.T) {
 	} {
 		require.ErrorContains(t, WriteRun(dir, wrong), field)
 	}
+}
+
+func TestTheReleaseIsLastOfWhatWasSigned(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(dir, Signatures), 0o755))
+	none, err := ReadSigned(dir)
+	require.NoError(t, err)
+	require.Empty(t, none)
+	digest := "sha256:" + strings.Repeat("a", 64)
+	referrers := strings.ReplaceAll(digest, ":", "-")
+	list := Artifact{Name: Repository, Kind: List, Tag: "v0.2.0", Digest: digest}
+	of := func(name string) Artifact {
+		return Artifact{Name: name, Kind: Referrers, Tag: referrers, Digest: digest}
+	}
+	require.NoError(t, WriteSigned(dir, []Artifact{list, of("toolkit"), of("operator"), of(Repository)}))
+	read, err := ReadSigned(dir)
+	require.NoError(t, err)
+	require.Equal(t, []Artifact{of("operator"), of(Repository), of("toolkit"), list}, read)
+	require.NoError(t, WriteSigned(dir, []Artifact{{Name: "../operator", Tag: referrers, Digest: digest}}))
+	_, err = ReadSigned(dir)
+	require.ErrorContains(t, err, SignedFile+": [0]")
 }

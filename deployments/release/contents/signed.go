@@ -21,14 +21,24 @@ const SignedFile = "artifacts.json"
 var ReferrersTag = regexp.MustCompile(`^sha256-[0-9a-f]{64}$`)
 
 // WriteSigned writes the list of what was signed and attached: for each digest its referrers, and the
-// artifact Repository. With them, a copy of the release can be verified.
+// artifact Repository, which is last: a copy that was not finished has no release. With them, a copy of
+// the release can be verified.
 func WriteSigned(dir string, artifacts []Artifact) error {
-	slices.SortFunc(artifacts, func(a, b Artifact) int { return strings.Compare(a.Name+":"+a.Tag, b.Name+":"+b.Tag) })
+	slices.SortFunc(artifacts, func(a, b Artifact) int {
+		if (a.Kind == List) != (b.Kind == List) {
+			return map[bool]int{true: 1, false: -1}[a.Kind == List]
+		}
+		return strings.Compare(a.Name+":"+a.Tag, b.Name+":"+b.Tag)
+	})
 	data, err := json.MarshalIndent(artifacts, "", "  ")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, Signatures, SignedFile), append(data, '\n'), 0o644)
+	path := filepath.Join(dir, Signatures, SignedFile)
+	if err := os.WriteFile(path+".new", append(data, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path) // a run that was killed leaves no half of it
 }
 
 // ReadSigned reads that list. It is empty if the release is not signed.
@@ -43,7 +53,7 @@ func ReadSigned(dir string) ([]Artifact, error) {
 	}
 	var all []Artifact
 	if err := decode(data, &all); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w; run release sign again", path, err)
 	}
 	for i, a := range all {
 		if !name.MatchString(a.Name) || !tag.MatchString(a.Tag) || !digest.MatchString(a.Digest) {
