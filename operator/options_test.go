@@ -21,7 +21,10 @@ func TestImagesAreTakenFromVariables(t *testing.T) {
 		"toolkit":       {Repository: "registry.example.com/gpu", Image: "toolkit", Version: digest},
 	}, o.cluster.Pinned)
 
-	for _, wrong := range []string{"toolkit", "gpu/toolkit", "gpu/toolkit@v1", "gpu/@" + digest} {
+	for _, wrong := range []string{
+		"toolkit", "gpu/toolkit", "gpu/toolkit@v1", "gpu/@" + digest, "gpu/toolkit@sha256:", "gpu/toolkit@" + digest[:70],
+		"gpu/toolkit:v1:v2", "gpu/toolkit:v 1", "gpu/toolkit:", " gpu/toolkit:v1", "gpu/toolkit:v1\n",
+	} {
 		o := newOptions("run", "", io.Discard)
 		o.addImageFlags()
 		require.ErrorContains(t, o.parse([]string{"--toolkit-image=" + wrong}), "--toolkit-image: ")

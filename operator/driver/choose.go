@@ -55,6 +55,9 @@ func (c *chooser) simulated() Choice {
 	if own.Image == "" {
 		own = v1.ImageSpec{Repository: c.facts.Images.Repository, Image: "driver-simulator", Version: c.facts.Images.Version}
 	}
+	if c.spec.Driver.Simulated.IsRenamed(own) {
+		own.Version = c.facts.Images.Version
+	}
 	choice := c.choice(Simulated, simulatedID, c.spec.Driver.Simulated.Ref(own))
 	if c.pool.Drivers == "" {
 		choice.Name = label.DriverApp

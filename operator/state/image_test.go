@@ -20,6 +20,8 @@ func TestOperandsOfAReleaseHaveItsDigests(t *testing.T) {
 	for policyText, want := range map[string]string{
 		`{}`: "registry.example.com/gpu/toolkit@" + digest,
 		`{toolkit: {repository: mirror.example.com/gpu}}`:                       "mirror.example.com/gpu/toolkit@" + digest,
+		`{toolkit: {image: my-agent}}`:                                          "registry.example.com/gpu/my-agent:" + cluster.ImageVersion,
+		`{toolkit: {image: toolkit}}`:                                           "registry.example.com/gpu/toolkit@" + digest,
 		`{toolkit: {image: toolkit, version: v9.0.0}}`:                          "registry.example.com/gpu/toolkit:v9.0.0",
 		`{toolkit: {repository: r.example.com/a, image: b, version: v1}}`:       "r.example.com/a/b:v1",
 		`{toolkit: {repository: nvcr.io/nvidia/k8s, image: container-toolkit}}`: "registry.example.com/gpu/toolkit@" + digest,

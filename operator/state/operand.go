@@ -34,9 +34,12 @@ func (c Cluster) Image(name string) v1.ImageSpec {
 // ownImage returns the image of one of our agents. A policy that was written for NVIDIA's
 // operator gets ours; see Replaced.
 func (c Cluster) ownImage(a deployments.Agent, spec v1.ImageSpec) string {
-	byDefault := c.Image(a.Image)
 	if c.isNVIDIAs(spec) {
-		return v1.ImageSpec{}.Ref(byDefault)
+		return v1.ImageSpec{}.Ref(c.Image(a.Image))
+	}
+	byDefault := c.Image(a.Image)
+	if spec.IsRenamed(byDefault) {
+		byDefault.Version = c.ImageVersion
 	}
 	return spec.Ref(byDefault)
 }

@@ -1,7 +1,9 @@
 package v1
 
 import (
+	"cmp"
 	"fmt"
+	"regexp"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -64,23 +66,23 @@ func (i ImageSpec) Ref(fallback ImageSpec) string {
 	return image + ":" + version
 }
 
+// IsRenamed reports whether i names another image than fallback, and no version: if fallback's version
+// is a digest, it is none of that image.
+func (i ImageSpec) IsRenamed(fallback ImageSpec) bool {
+	return i.Version == "" && i.Image != "" && i.Image != fallback.Image
+}
+
+// fullName matches a repository, a name, and a tag, a digest or both.
+var fullName = regexp.MustCompile(`^([a-zA-Z0-9[][a-zA-Z0-9._/:[\]-]{0,511})/([a-z0-9][a-z0-9._-]{0,254})(?::([a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}))?(?:@(sha256:[0-9a-f]{64}))?$`)
+
 // ParseImage parses an image's full name: "registry.example.com/gpuready/toolkit@sha256:…", or with a
-// tag.
+// tag. A digest counts more than a tag.
 func ParseImage(ref string) (ImageSpec, error) {
-	i := ImageSpec{}
-	name, digest, pinned := strings.Cut(ref, "@")
-	slash := strings.LastIndex(name, "/")
-	if slash > 0 {
-		i.Repository = name[:slash]
-	}
-	i.Image, i.Version, _ = strings.Cut(name[slash+1:], ":")
-	if pinned {
-		i.Version = digest
-	}
-	if i.Repository == "" || i.Image == "" || i.Version == "" || pinned && !strings.HasPrefix(digest, "sha256:") {
+	m := fullName.FindStringSubmatch(ref)
+	if m == nil || m[3]+m[4] == "" {
 		return ImageSpec{}, fmt.Errorf("%.200q is not repository/name@sha256:… or repository/name:tag", ref)
 	}
-	return i, nil
+	return ImageSpec{Repository: m[1], Image: m[2], Version: cmp.Or(m[4], m[3])}, nil
 }
 
 // PullPolicy returns ImagePullPolicy as the type of pods, with its default.
