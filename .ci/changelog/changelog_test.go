@@ -110,6 +110,24 @@ func TestAVersionNeedsItsSection(t *testing.T) {
 	require.ErrorContains(t, requireSection(all, "v0.3.0"), "changelog/v0.3.0")
 }
 
+func TestAPreReleaseHasTheUnreleasedEntries(t *testing.T) {
+	const about = "date: \"2026-12-01\"\nsummary: New.\n"
+	all, err := readAll(write(t, map[string]string{"unreleased/a.yaml": good, "v0.1.0/b.yaml": good, "v0.1.0/RELEASE.yaml": about}))
+	require.NoError(t, err)
+	require.NoError(t, requireSection(all, "v0.2.0-rc1"))
+	text, err := notes(all, "v0.2.0-rc1")
+	require.NoError(t, err)
+	require.Contains(t, text, "pre-release")
+	require.Contains(t, text, "- **driver: A title of an entry.**")
+
+	all, err = readAll(write(t, map[string]string{"v0.1.0/b.yaml": good, "v0.1.0/RELEASE.yaml": about}))
+	require.NoError(t, err)
+	require.ErrorContains(t, requireSection(all, "v0.2.0-rc1"), "changelog/unreleased: no entries")
+	_, err = notes(all, "v0.2.0-rc1")
+	require.ErrorContains(t, err, "changelog/unreleased: no entries")
+	require.Error(t, requireSection(nil, "v0.2.0-rc1"))
+}
+
 func TestCutMakesASectionOfUnreleasedEntries(t *testing.T) {
 	dir := write(t, map[string]string{"unreleased/a.yaml": good})
 	require.ErrorContains(t, cut(dir, "0.2", time.Now()), "not a version")

@@ -90,8 +90,18 @@ func compareVersions(a, b string) int {
 	return slices.Compare(numbers(a), numbers(b))
 }
 
-// requireSection checks that a version has a section with entries.
+// preRelease matches a version before a release. It has no section: its entries are the unreleased ones,
+// which the release will have.
+var preRelease = regexp.MustCompile(`^v[0-9]{1,6}\.[0-9]{1,6}\.[0-9]{1,6}-[0-9A-Za-z.-]{1,100}$`)
+
+// requireSection checks that a version has a section with entries, and a pre-release unreleased entries.
 func requireSection(all []section, version string) error {
+	if preRelease.MatchString(version) {
+		if s := all[:min(len(all), 1)]; len(s) == 0 || s[0].Version != unreleased || len(s[0].entries) == 0 {
+			return fmt.Errorf("changelog/%s: no entries, which %.40s needs", unreleased, version)
+		}
+		return nil
+	}
 	for _, s := range all {
 		if s.Version == version && len(s.entries) > 0 {
 			return nil
@@ -121,6 +131,14 @@ func render(all []section) []byte {
 
 // notes returns the notes of one release.
 func notes(all []section, version string) (string, error) {
+	if preRelease.MatchString(version) {
+		if err := requireSection(all, version); err != nil {
+			return "", err
+		}
+		b := bytes.NewBufferString("A pre-release, for tests: what it has may still change.\n")
+		all[0].write(b, "##")
+		return b.String(), nil
+	}
 	for _, s := range all {
 		if s.Version != version {
 			continue

@@ -43,6 +43,8 @@ type job struct {
 	Permissions map[string]string `json:"permissions"`
 	Timeout     int               `json:"timeout-minutes"`
 	Uses        string            `json:"uses"`
+	Needs       any               `json:"needs"`
+	If          any               `json:"if"`
 	Strategy    struct {
 		Matrix map[string]any `json:"matrix"`
 	} `json:"strategy"`
@@ -52,6 +54,8 @@ type job struct {
 
 type step struct {
 	Uses string            `json:"uses"`
+	If   any               `json:"if"`
+	Goes any               `json:"continue-on-error"`
 	Run  string            `json:"run"`
 	With map[string]any    `json:"with"`
 	Env  map[string]string `json:"env"`
@@ -160,9 +164,19 @@ func problems(name, text string) []string {
 				problem(id+":", "run: an expression; pass it by env")
 			}
 			for variable, value := range s.Env {
-				if strings.Contains(value, "github.event") || strings.Contains(value, "github.head_ref") {
+				if isStrangers(value) {
 					problem(id+":", "env:", variable+":", "takes what a stranger has chosen")
 				}
+			}
+			for input, value := range s.With {
+				if text, is := value.(string); is && (isStrangers(text) || input == "script" && strings.Contains(text, "${{")) {
+					problem(id+":", "with:", input+":", "takes what a stranger has chosen")
+				}
+			}
+		}
+		for variable, value := range j.Env {
+			if isStrangers(value) {
+				problem(id+":", "env:", variable+":", "takes what a stranger has chosen")
 			}
 		}
 		if token.MatchString(jobText(text, id)) && !slices.Contains(secret, key) {
@@ -173,6 +187,12 @@ func problems(name, text string) []string {
 		problem("a workflow for pull requests uses a secret or the workflow's token")
 	}
 	return all
+}
+
+// isStrangers reports whether a value holds an expression whose text the author of a pull request or
+// an issue has chosen.
+func isStrangers(value string) bool {
+	return strings.Contains(value, "github.event.") || strings.Contains(value, "github.head_ref") || strings.Contains(value, "toJSON(github")
 }
 
 var token = regexp.MustCompile(`secrets\s*[.\[]|secrets: *inherit|github\.token|GITHUB_TOKEN`)
@@ -188,6 +208,26 @@ func jobText(text, id string) string {
 		b.WriteString(line)
 	}
 	return b.String()
+}
+
+// A draft becomes a release only if it was verified: no job or step goes on after a failure.
+func TestNothingIsPublishedWithoutVerification(t *testing.T) {
+	var w workflow
+	require.NoError(t, yaml.Unmarshal([]byte(read(t)["release.yaml"]), &w))
+	require.Equal(t, "verify", w.Jobs["publish"].Needs)
+	require.Equal(t, "release", w.Jobs["verify"].Needs)
+	for id, j := range w.Jobs {
+		require.Nil(t, j.If, id)
+		asRoot := false
+		for _, s := range j.Steps {
+			require.Nil(t, s.If, id)
+			require.Nil(t, s.Goes, id)
+			require.False(t, asRoot && strings.Contains(s.Run, "go run"), "%s: the caches of Go belong to root after sudo make", id)
+			asRoot = asRoot || strings.Contains(s.Run, "sudo")
+		}
+	}
+	steps := w.Jobs["verify"].Steps
+	require.Contains(t, steps[len(steps)-1].Run, "make verify-release")
 }
 
 func TestRulesAreHeld(t *testing.T) {
@@ -222,6 +262,9 @@ jobs:
 		"no deadline":     {"    timeout-minutes: 5\n", "", "timeout-minutes"},
 		"injection":       {`make "$X"`, "make ${{ github.event.pull_request.title }}", "pass it by env"},
 		"stranger's text": {"matrix.x", "github.event.issue.body", "a stranger has chosen"},
+		"script":          {"persist-credentials: false", "persist-credentials: false\n          script: ${{ matrix.x }}", "a stranger has chosen"},
+		"input":           {"persist-credentials: false", "persist-credentials: false\n          ref: ${{ github.event.pull_request.head.ref }}", "a stranger has chosen"},
+		"env of a job":    {"    timeout-minutes: 5\n", "    timeout-minutes: 5\n    env:\n      X: ${{ github.head_ref }}\n", "a stranger has chosen"},
 		"cache":           {"contents: read\n    steps:", "id-token: write\n    steps:\n      - uses: actions/cache@0057852bfaa89a56745cba8c7296529d2fc39830 # v4.3.0", "what others have cached"},
 		"secret":          {"matrix.x", "secrets.KEY", "uses a secret"},
 		"token":           {"matrix.x", "github.token", "uses a secret"},
