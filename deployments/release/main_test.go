@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -64,4 +66,17 @@ func TestAMissingProgramIsNamedWithItsSource(t *testing.T) {
 	code, text = run(t, "registry", "--program", "/no/such/program", "--storage", t.TempDir(), "--listen", "localhost:0", "--", "true")
 	require.Equal(t, program.Failed, code)
 	require.Contains(t, text, "make bin/tools/registry")
+}
+
+func TestATimeoutHoldsForReadingAnArchive(t *testing.T) {
+	dir := t.TempDir()
+	archive := filepath.Join(dir, "x.tar")
+	require.NoError(t, os.WriteFile(archive, make([]byte, 4096), 0o644))
+	code, text := run(t, "load", "--archive", archive, "--registry", "localhost:1/mirror", "--timeout", "1ns")
+	require.Equal(t, program.Failed, code)
+	require.Contains(t, text, "not done after --timeout=1ns; run it again to go on")
+	require.Contains(t, text, "context deadline exceeded")
+	left, err := filepath.Glob(filepath.Join(dir, "unpacked-*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
 }

@@ -110,7 +110,7 @@ func writeMirror(ctx context.Context, dir, to string, foreign bool, stdout io.Wr
 	for _, a := range signed { // so that what was loaded can be verified
 		images = append(images, mirror.Image{Repository: r.Registry + "/" + a.Name, Tag: a.Tag, Digest: a.Digest, Kind: a.Kind})
 	}
-	if err := writeArchive(filepath.Join(to, "gpuready-"+r.Version+".tar"), func(w io.Writer) error { return mirror.Write(w, r, images, layouts...) }); err != nil {
+	if err := writeArchive(filepath.Join(to, "gpuready-"+r.Version+".tar"), func(f *os.File) error { return mirror.Write(until{ctx, f}, r, images, layouts...) }); err != nil {
 		return err
 	}
 	fmt.Fprintf(stdout, "%s: images.txt, imageset-config.yaml, gpuready-%s.tgz, gpuready-%s.tar\n", to, number, r.Version)
@@ -126,7 +126,7 @@ func writeMirror(ctx context.Context, dir, to string, foreign bool, stdout io.Wr
 }
 
 // writeArchive writes a file, which has its name only when it is complete.
-func writeArchive(path string, write func(io.Writer) error) error {
+func writeArchive(path string, write func(*os.File) error) error {
 	f, err := os.Create(path + ".new")
 	if err != nil {
 		return err
@@ -135,6 +135,26 @@ func writeArchive(path string, write func(io.Writer) error) error {
 		return errors.Join(err, os.Remove(path+".new"))
 	}
 	return os.Rename(path+".new", path)
+}
+
+// until is a file whose reads and writes fail when a context ends.
+type until struct {
+	context.Context
+	file *os.File
+}
+
+func (u until) Read(p []byte) (int, error) {
+	if err := u.Err(); err != nil {
+		return 0, err
+	}
+	return u.file.Read(p)
+}
+
+func (u until) Write(p []byte) (int, error) {
+	if err := u.Err(); err != nil {
+		return 0, err
+	}
+	return u.file.Write(p)
 }
 
 const loadUsage = `Push an archive of release mirror to a registry. An image keeps its path below the registry's:
@@ -187,7 +207,7 @@ func loadArchive(ctx context.Context, archive, registry, work string, o publish.
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(o.Dir)) }()
-	if _, err := mirror.Unpack(in, o.Dir, registry); err != nil {
+	if _, err := mirror.Unpack(until{ctx, in}, o.Dir, registry); err != nil {
 		return err
 	}
 	p, err := publish.New(o)

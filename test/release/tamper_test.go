@@ -298,6 +298,12 @@ func TestRelease(t *testing.T) {
 		_, other := makeKey(t, t.TempDir())
 		require.Contains(t, p.verify(t, func(o *verify.Options) { o.Cosign.Key = other }), "found one that is damaged, or not by that signer")
 	})
+	t.Run("AKeyThatIsNotThereIsNoRefusal", func(t *testing.T) {
+		t.Parallel()
+		cosign := p.cosign(t, filepath.Join(t.TempDir(), "cosign.pub"))
+		_, err := verify.Run(t.Context(), verify.Options{Registry: attest.Registry{Prefix: p.registry}, Version: version, Cosign: cosign})
+		require.ErrorContains(t, err, "name the file of a key with --key")
+	})
 	t.Run("AMissingSignature", func(t *testing.T) {
 		t.Parallel()
 		c := p.copy(t)

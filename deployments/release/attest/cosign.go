@@ -94,6 +94,9 @@ func (c Cosign) sign(ctx context.Context, bundle, dir string, command ...string)
 // VerifyStatements returns the statements of a type that are signed about a digest in a registry
 // ("host/path/name@sha256:…"), by the key or the identity.
 func (c Cosign) VerifyStatements(ctx context.Context, reference, predicateType string) ([]Statement, error) {
+	if err := c.checkKey(); err != nil {
+		return nil, err
+	}
 	args := append([]string{"verify-attestation", "--type", predicateType}, c.verifier()...)
 	if c.Insecure {
 		args = append(args, "--allow-http-registry")
@@ -138,6 +141,19 @@ func (c Cosign) VerifyFile(ctx context.Context, file, bundle string) error {
 func (c Cosign) VerifyFileStatement(ctx context.Context, file, bundle, predicateType string) error {
 	_, err := c.run(ctx, append(append([]string{"verify-blob-attestation", "--type", predicateType}, c.verifier()...), "--bundle", bundle, file)...)
 	return err
+}
+
+// checkKey returns an error if the key is a file that cannot be read. cosign's own error looks like
+// one about a signature.
+func (c Cosign) checkKey() error {
+	if c.Key == "" || strings.Contains(c.Key, "://") {
+		return nil
+	}
+	f, err := os.Open(c.Key)
+	if err != nil {
+		return fmt.Errorf("the key: %w; name the file of a key with --key", err)
+	}
+	return f.Close()
 }
 
 // verifier returns the flags that say whose signatures count.

@@ -217,6 +217,9 @@ func (r Release) check() error {
 	if !Registry.MatchString(r.Registry) {
 		problem("registry: %.100q is not a host and a path, as registry.example.com/gpuready", r.Registry)
 	}
+	if len(r.Artifacts) == 0 {
+		problem("artifacts: a release has at least one")
+	}
 	seen := map[string]bool{}
 	for i, a := range r.Artifacts {
 		if !name.MatchString(a.Name) || seen[a.Name+":"+a.Tag] {
@@ -238,10 +241,12 @@ func (r Release) check() error {
 			}
 		}
 	}
+	files := map[string]bool{}
 	for i, f := range r.Files {
-		if !fileName.MatchString(f.Name) {
-			problem("files[%d].name: %.100q is not the name of a file", i, f.Name)
+		if !fileName.MatchString(f.Name) || files[f.Name] {
+			problem("files[%d].name: %.100q is not the name of a file, or occurs twice", i, f.Name)
 		}
+		files[f.Name] = true
 		if !sum.MatchString(f.SHA256) {
 			problem("files[%d].sha256: %.100q is not 64 hexadecimal digits", i, f.SHA256)
 		}

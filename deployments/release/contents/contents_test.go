@@ -37,6 +37,8 @@ func TestWrongReleasesAreRefusedByField(t *testing.T) {
 		"registry":                       func(r *Release) { r.Registry = "https://x/y" },
 		"artifacts[0].name":              func(r *Release) { r.Artifacts[0].Name = "../operator" },
 		"artifacts[0].tag":               func(r *Release) { r.Artifacts[0].Tag = "a/b" },
+		"artifacts: ":                    func(r *Release) { r.Artifacts = nil },
+		"files[1].name":                  func(r *Release) { r.Files = append(r.Files, r.Files[0]) },
 		"files[0].name":                  func(r *Release) { r.Files[0].Name = "../x" },
 		"artifacts[0].digest":            func(r *Release) { r.Artifacts[0].Digest = "sha256:1" },
 		"artifacts[1].name":              func(r *Release) { r.Artifacts = append(r.Artifacts, r.Artifacts[0]) },
