@@ -48,3 +48,11 @@ func TestOnlyImagesWithDigestsAreForDisconnectedClusters(t *testing.T) {
 	annotations := at(manifest(t, "gpuready.clusterserviceversion.yaml"), "metadata", "annotations")
 	require.Equal(t, isPinned(annotations["containerImage"].(string)), annotations["features.operators.openshift.io/disconnected"] == "true")
 }
+
+func TestADigestOfTheOperatorIsOfNoOtherImage(t *testing.T) {
+	_, err := relatedImages("ghcr.io/gpuready/operator@sha256:0123", object{})
+	require.ErrorContains(t, err, "toolkit: the operator's image has a digest, and the operator no variable RELATED_IMAGE_TOOLKIT")
+	all, err := relatedImages("gpuready/operator:v1.2.3", object{})
+	require.NoError(t, err)
+	require.Contains(t, all, object{"name": "toolkit", "image": "gpuready/toolkit:v1.2.3"})
+}

@@ -31,6 +31,10 @@ func serviceVersion(version string, documents, examples []object, rights []right
 	if err != nil {
 		return nil, err
 	}
+	related, err := relatedImages(image, spec)
+	if err != nil {
+		return nil, err
+	}
 	own, cluster := permissions(documents, rights)
 	csv := object{
 		"apiVersion": "operators.coreos.com/v1alpha1",
@@ -74,7 +78,7 @@ func serviceVersion(version string, documents, examples []object, rights []right
 				"deployments":        []any{object{"name": "gpuready-operator", "label": at(deployment, "metadata")["labels"], "spec": spec}},
 			}},
 			"customresourcedefinitions": object{"owned": []any{owned(), ownedDriver()}},
-			"relatedImages":             relatedImages(image, spec),
+			"relatedImages":             related,
 		},
 	}
 	addClaims(at(csv, "metadata", "annotations"), at(csv, "metadata", "labels"), image)
@@ -103,9 +107,9 @@ func adaptDeployment(spec object) (string, error) {
 }
 
 // relatedImages lists all our images: as the operator's variables name them, else with the registry
-// and version of the operator's image. Tools that mirror a catalogue read the list. deployment is the
-// spec of the operator's Deployment.
-func relatedImages(operator string, deployment object) []any {
+// and version of the operator's image, whose digest is of no other image. Tools that mirror a catalogue
+// read the list. deployment is the spec of the operator's Deployment.
+func relatedImages(operator string, deployment object) ([]any, error) {
 	named := map[string]string{}
 	containers, _ := at(deployment, "template", "spec")["containers"].([]any)
 	for _, c := range containers {
@@ -118,13 +122,17 @@ func relatedImages(operator string, deployment object) []any {
 	}
 	all := []any{object{"name": "operator", "image": operator}}
 	for _, one := range []string{"toolkit", "device-plugin", "dra-driver", "validator", "driver-simulator"} {
-		image := named["RELATED_IMAGE_"+strings.ToUpper(strings.ReplaceAll(one, "-", "_"))]
+		variable := "RELATED_IMAGE_" + strings.ToUpper(strings.ReplaceAll(one, "-", "_"))
+		image := named[variable]
+		if image == "" && isPinned(operator) {
+			return nil, fmt.Errorf("relatedImages: %s: the operator's image has a digest, and the operator no variable %s with that of this image", one, variable)
+		}
 		if image == "" {
 			image = strings.Replace(operator, "/operator:", "/"+one+":", 1)
 		}
 		all = append(all, object{"name": one, "image": image})
 	}
-	return all
+	return all, nil
 }
 
 // initialPolicy returns the ClusterPolicy, as JSON, that OpenShift's console proposes to create.

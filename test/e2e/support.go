@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,12 +21,18 @@ const (
 )
 
 // recordSupport writes a record of the cluster of a test that has passed. A cluster without GPUs proves
-// nothing about them and has none.
+// nothing about them and has none, and neither has a part of a test.
 func (s *Suite) recordSupport(t *testing.T, dir, gates string, began time.Time) {
 	t.Helper()
 	nodes := s.World.Nodes()
 	if t.Failed() || t.Skipped() || len(nodes) == 0 {
 		return
+	}
+	for _, name := range []string{"test.run", "test.skip"} {
+		if value := flag.Lookup(name).Value.String(); strings.Contains(value, "/") {
+			t.Logf("-%s=%s selects a part of the test: there is no record of it", strings.TrimPrefix(name, "test."), value)
+			return
+		}
 	}
 	node := nodes[0]
 	info, labels := node.Status.NodeInfo, node.Labels

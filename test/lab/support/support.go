@@ -73,6 +73,8 @@ func (r Record) check() error {
 		return fmt.Errorf("date is %q; it must be like 2026-11-27", r.Date)
 	case len(r.Environment) == 0:
 		return errors.New("environment is empty")
+	case r.Commit == "" || strings.HasSuffix(r.Commit, "-dirty"):
+		return fmt.Errorf("commit is %q: commit the changes first, so that others can repeat the test", r.Commit)
 	}
 	for axis := range r.Environment {
 		if !slices.Contains(axes, axis) {
