@@ -133,6 +133,9 @@ func newBuilder(ctx context.Context, o Options) (*builder, error) {
 	if b.layers, err = newCache(filepath.Join(filepath.Dir(o.Out), ".cache")); err != nil {
 		return nil, err
 	}
+	if err := b.restore(); err != nil {
+		return nil, err
+	}
 	for _, dir := range []string{b.stage, b.work} {
 		if err := os.RemoveAll(dir); err != nil {
 			return nil, err
@@ -217,7 +220,7 @@ func (b *builder) finish(context.Context) error {
 	return os.WriteFile(filepath.Join(b.stage, contents.File), text, 0o644)
 }
 
-// keepBlobs moves the blobs to the new layout that only the old one has: release sign wrote them.
+// keepBlobs links the blobs into the new layout that only the old one has: release sign wrote them.
 func (b *builder) keepBlobs() error {
 	const below = contents.Layout + "/blobs/sha256"
 	blobs, err := os.ReadDir(filepath.Join(b.Out, below))
@@ -227,10 +230,44 @@ func (b *builder) keepBlobs() error {
 	for _, blob := range blobs {
 		to := filepath.Join(b.stage, below, blob.Name())
 		if _, err := os.Stat(to); errors.Is(err, fs.ErrNotExist) {
-			if err := os.Rename(filepath.Join(b.Out, below, blob.Name()), to); err != nil {
+			if err := os.Link(filepath.Join(b.Out, below, blob.Name()), to); err != nil {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// keepSigned copies the signatures and the run of the same release. Nothing is taken away from the old
+// folder: signatures that were published cannot be made again, and a run may be killed here.
+func (b *builder) keepSigned() error {
+	if err := b.keepBlobs(); err != nil {
+		return err
+	}
+	to := filepath.Join(b.stage, contents.Signatures)
+	if err := os.RemoveAll(to); err != nil {
+		return err
+	}
+	if err := os.CopyFS(to, os.DirFS(filepath.Join(b.Out, contents.Signatures))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	err := os.Link(filepath.Join(b.Out, contents.RunFile), filepath.Join(b.stage, contents.RunFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// before returns the path of the release that is replaced, while its folder has no name.
+func (b *builder) before() string { return b.Out + ".old" }
+
+// restore gives the folder of a release its name again, if a run was killed when it had none.
+func (b *builder) restore() error {
+	if _, err := os.Stat(b.Out); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Rename(b.before(), b.Out); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }
@@ -248,17 +285,8 @@ func (b *builder) replace(began time.Time) error {
 	}
 	same := string(before) == string(text)
 	if same {
-		if err := b.keepBlobs(); err != nil {
+		if err := b.keepSigned(); err != nil {
 			return err
-		}
-		for _, name := range []string{contents.Signatures, contents.RunFile} {
-			to := filepath.Join(b.stage, name)
-			if err := os.RemoveAll(to); err != nil {
-				return err
-			}
-			if err := os.Rename(filepath.Join(b.Out, name), to); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return err
-			}
 		}
 	}
 	if _, err := os.Stat(filepath.Join(b.stage, contents.RunFile)); errors.Is(err, fs.ErrNotExist) {
@@ -270,10 +298,16 @@ func (b *builder) replace(began time.Time) error {
 			return err
 		}
 	}
-	if err := os.RemoveAll(b.Out); err != nil {
+	if err := os.RemoveAll(b.before()); err != nil {
+		return err
+	}
+	if err := os.Rename(b.Out, b.before()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := os.Rename(b.stage, b.Out); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(b.before()); err != nil {
 		return err
 	}
 	state := "is made"

@@ -366,10 +366,51 @@ func TestTheSameReleaseKeepsItsSignatures(t *testing.T) {
 		require.Equal(t, f, sum)
 	}
 
+	// A run that is killed while the folder has no name loses no signature.
+	require.NoError(t, os.Rename(o.Out, o.Out+".old"))
+	write(t, o.Out+".new", contents.File, "{", 0o644)
+	_, err = Build(t.Context(), o)
+	require.NoError(t, err)
+	require.FileExists(t, filepath.Join(o.Out, contents.Signatures, "x"))
+	require.NoDirExists(t, o.Out+".old")
+	after, err = contents.ReadRun(o.Out)
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+
 	o.Registry = "localhost:5000/other"
 	_, err = Build(t.Context(), o)
 	require.NoError(t, err)
 	require.NoFileExists(t, filepath.Join(o.Out, contents.Signatures, "x"), "another release has other signatures")
+}
+
+// TestAKilledRunLosesNoSignature fails the last step of a run, after it has taken over the signatures.
+func TestAKilledRunLosesNoSignature(t *testing.T) {
+	o := makeInputs(t)
+	_, err := Build(t.Context(), o)
+	require.NoError(t, err)
+	write(t, o.Out, contents.Signatures+"/x", "signature", 0o644)
+	b, err := newBuilder(t.Context(), o)
+	require.NoError(t, err)
+	defer b.layers.close()
+	require.NoError(t, b.keepSigned())
+	require.FileExists(t, filepath.Join(b.stage, contents.Signatures, "x"))
+	require.FileExists(t, filepath.Join(b.stage, contents.RunFile))
+	require.FileExists(t, filepath.Join(o.Out, contents.Signatures, "x"))
+	require.FileExists(t, filepath.Join(o.Out, contents.RunFile))
+}
+
+func TestAnExperimentIsNotDescribedAsACommit(t *testing.T) {
+	o := makeInputs(t)
+	write(t, o.Top, "LICENSE", "another", 0o644)
+	o.AllowDirty = true
+	for _, arch := range architectures {
+		for _, name := range pinned {
+			writeImage(t, filepath.Join(o.Images, arch, name), name, arch, git(t, o.Top, "rev-parse", "HEAD")+"-dirty")
+		}
+	}
+	r, err := Build(t.Context(), o)
+	require.NoError(t, err)
+	require.Equal(t, "source, with changes that are not committed", r.Materials[0].Name)
 }
 
 func listFiles(t *testing.T, dir string) (names []string) {

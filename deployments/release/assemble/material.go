@@ -76,7 +76,11 @@ func (b *builder) addMaterials(ctx context.Context) error {
 		b.out.Materials = append(b.out.Materials, contents.Material{Name: name, URI: uri, Digest: map[string]string{algorithm: digest}})
 	}
 	git := "git+" + repositoryURL + "@" + b.source.commit
-	add("source", git, "gitCommit", b.source.commit)
+	name := "source"
+	if len(b.source.changes) > 0 { // what is signed about an experiment says so
+		name = "source, with changes that are not committed"
+	}
+	add(name, git, "gitCommit", b.source.commit)
 	for _, name := range locks {
 		sum, err := hashFile(filepath.Join(b.Top, name))
 		if err != nil {
