@@ -51,7 +51,7 @@ func TestAWrongRecordIsRefused(t *testing.T) {
 	r.Commit = "0123abc-dirty"
 	require.ErrorContains(t, Write(t.TempDir(), r), `commit is "0123abc-dirty"`)
 	for text, want := range map[string]string{
-		`{"schema":"gpuready.io/support/v1","test":"T","command":"c","version":"v1","date":"2026-11-27","environment":{"os":"x"}}`: `commit is ""`,
+		`{"schema":"gpuready.io/support/v1","test":"T","command":"c","version":"v1","date":"2026-11-27","environment":{"os":"x"}}`:               `commit is ""`,
 		`{"schema":"gpuready.io/support/v1","test":"T","command":"c","version":"v1","date":"2026-11-27","passed":true,"environment":{"os":"x"}}`: `unknown field "passed"`,
 		`{"schema":"gpuready.io/support/v2"}`: "schema is",
 		`{"schema":"gpuready.io/support/v1","test":"T","command":"c","version":"v1","date":"today","environment":{"os":"x"}}`: `date is "today"`,
