@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 
 	"github.com/gpuready/gpuready/deployments/release/contents"
 	"github.com/gpuready/gpuready/deployments/release/mirror"
@@ -82,7 +83,7 @@ func writeMirror(ctx context.Context, dir, to string, foreign bool, stdout io.Wr
 		if err != nil {
 			return err
 		}
-		if images, err = mirror.Fetch(ctx, images, other); err != nil {
+		if images, err = mirror.Fetch(ctx, images, other, remote.WithTransport(publish.NewTransport(false)), remote.WithUserAgent("gpuready-release")); err != nil {
 			return err
 		}
 		layouts = append(layouts, other)

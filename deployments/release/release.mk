@@ -118,4 +118,4 @@ MIRROR_ARGS ?=
 
 .PHONY: mirror
 mirror: $(RELEASE_TOOL) ## write lists of a release's images, and one archive for clusters without the internet, in bin/mirror/
-	@$(RELEASE_TOOL) mirror --dir 'bin/release/$(VERSION)' --to bin/mirror $(MIRROR_ARGS)
+	@$(RELEASE_TOOL) mirror --dir '$(RELEASE_DIR)' --to bin/mirror $(MIRROR_ARGS)
