@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	semantic "k8s.io/apimachinery/pkg/util/version"
 )
 
 const root = "../.."
@@ -75,6 +76,23 @@ func TestTheChartHasThisVersion(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(text), "\nversion: "+strings.TrimPrefix(Release(), "v")+"\n")
 	require.Contains(t, string(text), "\nappVersion: "+Release()+"\n")
+}
+
+// What docs/versions.md promises about two releases is shown with the newest one before this.
+func TestTheReleaseBeforeIsTheOneThatIsTested(t *testing.T) {
+	folders, err := os.ReadDir(root + "/changelog")
+	require.NoError(t, err)
+	this := semantic.MustParseSemantic(Release())
+	before := semantic.MustParseSemantic("v0.0.0")
+	for _, f := range folders {
+		v, err := semantic.ParseSemantic(f.Name())
+		if err == nil && v.LessThan(this) && before.LessThan(v) {
+			before = v
+		}
+	}
+	text, err := os.ReadFile(root + "/test/skew/skew.mk")
+	require.NoError(t, err)
+	require.Regexp(t, `(?m)^PREVIOUS +:= v`+regexp.QuoteMeta(before.String())+`$`, string(text), "name the release before this one there, and its commit")
 }
 
 // The script is run in a small repository.
