@@ -61,6 +61,29 @@ func facts(p Presence) Facts {
 	}
 }
 
+// The digest of our simulated driver is not that of another image.
+func TestTheSimulatedDriverOfARelease(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("a", 64)
+	for _, c := range []struct {
+		spec v1.ImageSpec
+		want string
+	}{
+		{v1.ImageSpec{}, "registry.example/gpu/driver-simulator@" + digest},
+		{v1.ImageSpec{Version: "v0.9.0"}, "registry.example/gpu/driver-simulator:v0.9.0"},
+		{v1.ImageSpec{Image: "simulator"}, "registry.example/gpu/simulator:v1.0.0"},
+		{v1.ImageSpec{Repository: "mirror.example", Image: "driver-simulator"}, "mirror.example/driver-simulator@" + digest},
+	} {
+		f := facts(Presence{})
+		f.Simulator = v1.ImageSpec{Repository: "registry.example/gpu", Image: "driver-simulator", Version: digest}
+		choice := Choose(policy(func(s *v1.ClusterPolicySpec) {
+			yes := true
+			s.Driver.Simulated = &v1.SimulatedSpec{}
+			s.Driver.Simulated.Enabled, s.Driver.Simulated.ImageSpec = &yes, c.spec
+		}), ubuntu, "a", f)
+		require.Equal(t, c.want, choice.Image)
+	}
+}
+
 func TestChoicesAndProblemsAsPeopleReadThem(t *testing.T) {
 	plain := facts(Presence{})
 	plain.OpenShift = false
