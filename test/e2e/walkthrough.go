@@ -14,31 +14,38 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Walkthrough runs the commands of a section of docs/walkthroughs.md, in their order, and compares what
-// they print with the page. "…" on the page stands for any text, and alone on a line for any lines;
-// spaces may differ. A command that only reads is repeated until it prints that. If GPUREADY_RECORD names a
-// folder, the commands run on a terminal, which is recorded there.
+// Walkthrough runs the commands of a section of docs/walkthroughs.md.
 func (s *Suite) Walkthrough(t *testing.T, section string) {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/walkthroughs.md")
+	s.PlayPage(t, "walkthroughs.md", section)
+}
+
+// PlayPage runs the commands of a section of a page in docs, in their order, and compares what they print
+// with the page. "…" on the page stands for any text, and alone on a line for any lines; spaces may
+// differ. A command that only reads is repeated until it prints that. The variables env, each as
+// NAME=value, are added to the environment of the commands. If GPUREADY_RECORD names a folder, they run
+// on a terminal, which is recorded there.
+func (s *Suite) PlayPage(t *testing.T, page, section string, env ...string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../docs", page))
 	require.NoError(t, err)
-	commands := parseWalkthrough(string(page), section)
-	require.NotEmpty(t, commands, "docs/walkthroughs.md has no commands in section %q", section)
+	commands := parseWalkthrough(string(text), section)
+	require.NotEmpty(t, commands, "docs/%s has no commands in section %q", page, section)
 	record, err := createRecording(section)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, record.close()) })
 	for _, c := range commands {
 		began, last := time.Now(), time.Now()
-		printed, err := s.documented(t, c.line)
+		printed, err := s.documented(t, c.line, env)
 		for c.reads() && !c.prints.MatchString(normalize(plainText(printed))) && time.Since(began) < patience {
 			time.Sleep(time.Second) // no event tells of new logs, or of the status of a policy
 			last = time.Now()
-			printed, err = s.documented(t, c.line)
+			printed, err = s.documented(t, c.line, env)
 		}
 		out := plainText(printed)
 		t.Logf("%5.1f s  $ %s\n%s", time.Since(began).Seconds(), c.line, out)
 		require.NoError(t, err)
-		require.Regexp(t, c.prints, normalize(out), "docs/walkthroughs.md, after %q", c.line)
+		require.Regexp(t, c.prints, normalize(out), "docs/%s, after %q", page, c.line)
 		require.NoError(t, record.command(c.about, c.line, last.Sub(began), printed))
 	}
 }
@@ -124,9 +131,9 @@ func plainProse(lines []string) string {
 	return strings.Join(strings.Fields(strings.ReplaceAll(text, "`", "")), " ")
 }
 
-// documented runs a command line of the documentation in the project's folder, on a terminal if it is
-// recorded.
-func (s *Suite) documented(t *testing.T, line string) ([]chunk, error) {
+// documented runs a command line of the documentation in the project's folder, with the variables env,
+// on a terminal if it is recorded.
+func (s *Suite) documented(t *testing.T, line string, env []string) ([]chunk, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -134,6 +141,7 @@ func (s *Suite) documented(t *testing.T, line string) ([]chunk, error) {
 	cmd.Dir = "../.."
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig, "COLUMNS=400",
 		fmt.Sprintf("PATH=%s:%s:%s", filepath.Dir(s.kubectlPath), os.Getenv("GPUREADY_E2E"), os.Getenv("PATH")))
+	cmd.Env = append(cmd.Env, env...)
 	if os.Getenv(recordVariable) != "" {
 		return runOnTerminal(cmd)
 	}
