@@ -205,7 +205,7 @@ func loadArchive(ctx context.Context, archive, registry, work string, o publish.
 	}
 	defer in.Close()
 	if o.Dir, err = os.MkdirTemp(work, "unpacked-"); err != nil {
-		return err
+		return fmt.Errorf("%w; name a folder with room for the archive with --work-dir", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(o.Dir)) }()
 	if _, err := mirror.Unpack(until{ctx, in}, o.Dir, registry); err != nil {
