@@ -64,6 +64,9 @@ func Up(t *testing.T, c cluster.Config) *Suite {
 // Start is like Up, without this tree's images: nodes have those of the configuration.
 func Start(t *testing.T, c cluster.Config) *Suite {
 	t.Helper()
+	if os.Getenv(recordsVariable) != "" {
+		builtCommit(t)
+	}
 	c.Name = name(t, os.Getenv(variable))
 	c.Progress = func(s cluster.Step) { t.Logf("%5.1f s  %s", s.Took.Seconds(), s.What) }
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // includes building the binaries

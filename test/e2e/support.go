@@ -41,9 +41,6 @@ func (s *Suite) recordSupport(t *testing.T, dir, gates string, began time.Time) 
 	}
 	server, err := s.World.Client.Discovery().ServerVersion()
 	require.NoError(t, err)
-	stamp, err := os.ReadFile(filepath.Join(os.Getenv(variable), ".version"))
-	require.NoError(t, err, "a record names the commit that was built")
-	commit, _, _ := strings.Cut(string(stamp), " ")
 	environment := map[string]string{
 		"kubernetes": server.GitVersion, "kubelet": info.KubeletVersion, "runtime": info.ContainerRuntimeVersion,
 		"os": info.OSImage, "kernel": info.KernelVersion, "architecture": info.Architecture,
@@ -54,6 +51,16 @@ func (s *Suite) recordSupport(t *testing.T, dir, gates string, began time.Time) 
 	}
 	require.NoError(t, support.Write(dir, support.Record{
 		Test: t.Name(), Command: os.Getenv(commandVariable), Date: time.Now().UTC().Format(time.DateOnly), Version: Version(),
-		Commit: commit, Seconds: int(time.Since(began).Seconds()), Scenarios: s.passed, Environment: environment,
+		Commit: builtCommit(t), Seconds: int(time.Since(began).Seconds()), Scenarios: s.passed, Environment: environment,
 	}))
+}
+
+// builtCommit returns the commit of what was built. A record names it, so it has no changes.
+func builtCommit(t *testing.T) string {
+	t.Helper()
+	stamp, err := os.ReadFile(filepath.Join(os.Getenv(variable), ".version"))
+	require.NoError(t, err, "a record names the commit that was built")
+	commit, _, _ := strings.Cut(string(stamp), " ")
+	require.NotContains(t, commit, "-dirty", "RECORD=1: commit the changes first, so that others can repeat the test")
+	return commit
 }
