@@ -405,6 +405,20 @@ func TestRelease(t *testing.T) {
 		_, err := sign.Run(t.Context(), sign.Options{Dir: c.dir, Cosign: p.cosign(t, p.key)})
 		require.ErrorContains(t, err, "a published release does not change")
 	})
+	t.Run("AnotherKeyReplacesNoSignature", func(t *testing.T) {
+		t.Parallel()
+		c := p.copy(t)
+		c.dir = t.TempDir()
+		require.NoError(t, os.CopyFS(c.dir, os.DirFS(p.dir)))
+		other, _ := makeKey(t, t.TempDir())
+		options := sign.Options{Dir: c.dir, Registry: attest.Registry{Prefix: c.registry}, Cosign: p.cosign(t, other)}
+		_, err := sign.Run(t.Context(), options)
+		require.ErrorContains(t, err, "use the key and the folder with which it was published")
+		require.Len(t, c.referrers(t, "operator", image.Digest), 2)
+		for _, step := range c.sign(t) { // with the key of before
+			require.True(t, step.Kept, step)
+		}
+	})
 	t.Run("WhatWasNotPushedIsNotSigned", func(t *testing.T) {
 		t.Parallel()
 		c := p.copy(t)

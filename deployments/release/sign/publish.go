@@ -39,6 +39,35 @@ func (s *signer) files(ctx context.Context) error {
 	return err
 }
 
+// readTag records whether the release is published.
+func (s *signer) readTag(ctx context.Context) error {
+	if s.DryRun {
+		return nil
+	}
+	tag, err := s.Registry.Tag(contents.Repository, s.release.Version)
+	if err != nil {
+		return err
+	}
+	d, err := s.Registry.Head(ctx, tag)
+	if isMissing(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.at = tag.String() + " (" + d.Digest.String() + ")"
+	return nil
+}
+
+// checkUnpublished returns an error if the release is published. A signature that is made again would
+// replace the one that was published, which nobody can make again.
+func (s *signer) checkUnpublished(path string) error {
+	if s.at == "" {
+		return nil
+	}
+	return fmt.Errorf("%s is not there, or by another key or about something else, and %s is published: a published release does not change; use the key and the folder with which it was published, or publish what is new under a new version", path, s.at)
+}
+
 // file signs a file of the release, unless its bundle is there.
 func (s *signer) file(ctx context.Context, file string) error {
 	data, err := os.ReadFile(filepath.Join(s.Dir, file))
@@ -53,6 +82,9 @@ func (s *signer) file(ctx context.Context, file string) error {
 	}
 	kept := bytes.Equal(b.Digest, sum[:]) && b.KeyHint == s.hint
 	if !kept && !s.DryRun {
+		if err := s.checkUnpublished(path); err != nil {
+			return err
+		}
 		if err := s.Cosign.SignFile(ctx, filepath.Join(s.Dir, file), path); err != nil {
 			return err
 		}
@@ -76,6 +108,9 @@ func (s *signer) statement(ctx context.Context, subject, what string, statement 
 	}
 	if s.DryRun {
 		return nil, nil
+	}
+	if err := s.checkUnpublished(path); err != nil {
+		return nil, err
 	}
 	if err := s.Cosign.SignStatement(ctx, statement, path); err != nil {
 		return nil, fmt.Errorf("sign its %s: %w", what, err)

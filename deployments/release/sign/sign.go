@@ -53,6 +53,7 @@ type signer struct {
 	release contents.Release
 	run     contents.Run
 	hint    string // at the key
+	at      string // what the release's tag stands for before the run; "": it is not published
 
 	mu    sync.Mutex
 	steps []Step
@@ -75,6 +76,9 @@ func Run(ctx context.Context, o Options) ([]Step, error) {
 	}
 	if s.hint, err = o.Cosign.KeyHint(ctx); err != nil {
 		return nil, err
+	}
+	if err := s.readTag(ctx); err != nil {
+		return nil, fmt.Errorf("%s: %w", contents.Repository, err)
 	}
 	if err := os.MkdirAll(filepath.Join(o.Dir, contents.Signatures), 0o755); err != nil {
 		return nil, err
