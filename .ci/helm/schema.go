@@ -20,6 +20,16 @@ type schema map[string]any
 var chartValues = []string{"global", "platform", "nfd", "crds", "takeOwnership", "operands", "clusterPolicy", "proxy", "trustedCA",
 	"networkPolicy", "podMonitor", "cleanup", "operator", "extraObjects", "node-feature-discovery"}
 
+// digests returns the schema of digests by the names of our images that the chart deploys, itself or by
+// the operator.
+func digests() schema {
+	names := schema{}
+	for _, name := range []string{"device-plugin", "dra-driver", "driver-simulator", "operator", "toolkit", "validator"} {
+		names[name] = schema{"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}
+	}
+	return schema{"type": "object", "properties": names, "additionalProperties": false}
+}
+
 // overrides are schemas that values.yaml cannot express, by the path of the value.
 var overrides = map[string]schema{
 	"global.imagePullSecrets": {"type": "array", "items": objectSchema(schema{"name": schema{"type": "string"}}, "name")},
@@ -33,7 +43,7 @@ var overrides = map[string]schema{
 	"operator.imagePullPolicy":    {"type": "string", "enum": []any{"Always", "IfNotPresent", "Never"}},
 	"operator.imagePullSecrets":   {"type": "array", "items": schema{"type": "string"}},
 	"operator.insecureRegistries": {"type": "array", "items": schema{"type": "string"}},
-	"operator.digests":            {"type": "object", "additionalProperties": schema{"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"}},
+	"operator.digests":            digests(),
 	"operator.affinity":           {"type": "object"},
 	"operator.resources":          {"type": "object"},
 	"operator.labels":             texts(),
