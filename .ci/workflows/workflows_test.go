@@ -226,7 +226,9 @@ func TestNothingIsPublishedWithoutVerification(t *testing.T) {
 			asRoot = asRoot || strings.Contains(s.Run, "sudo")
 		}
 	}
-	steps := w.Jobs["verify"].Steps
+	steps := w.Jobs["release"].Steps
+	require.Contains(t, steps[len(steps)-1].Run, " release.json files/* signatures/*", "what is signed is there with its signature")
+	steps = w.Jobs["verify"].Steps
 	require.Contains(t, steps[len(steps)-1].Run, "make verify-release")
 }
 
