@@ -28,7 +28,7 @@ import (
 )
 
 // timedPods is the number of pods of each kind that TestClaimToRunning starts.
-const timedPods = 30
+const timedPods = 20
 
 // requireBench skips a test that only measures, unless make bench-dra runs it.
 func requireBench(t *testing.T) {
@@ -54,7 +54,9 @@ func TestClaimToRunning(t *testing.T) {
 	times := map[string][]time.Duration{}
 	for range timedPods {
 		for kind, node := range map[string]string{"classic": "n1", "claim": "n2"} {
-			times[kind] = append(times[kind], s.timePod(t, kind, node))
+			took := s.timePod(t, kind, node)
+			t.Logf("%s: %v", kind, took)
+			times[kind] = append(times[kind], took)
 		}
 	}
 	for _, kind := range []string{"classic", "claim"} {
@@ -91,7 +93,7 @@ func (s *suite) timePod(t *testing.T, kind, node string) time.Duration {
 	t.Helper()
 	pods := s.World.Client.CoreV1().Pods("default")
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "timed"}, Spec: corev1.PodSpec{
-		NodeSelector: map[string]string{corev1.LabelHostname: node}, RestartPolicy: corev1.RestartPolicyNever, TerminationGracePeriodSeconds: new(int64(0)),
+		NodeSelector: map[string]string{corev1.LabelHostname: node}, RestartPolicy: corev1.RestartPolicyNever, TerminationGracePeriodSeconds: new(int64(1)),
 		Containers: []corev1.Container{{Name: "main", Image: s.Image("cuda-samples"), ImagePullPolicy: corev1.PullIfNotPresent, Command: busy}},
 	}}
 	if kind == "claim" {
@@ -166,14 +168,15 @@ func TestFleetWrites(t *testing.T) {
 			c.Stop()
 		}
 	}()
-	before := s.sliceWrites(t)
 	const quiet = 40 * time.Second // beyond the controllers' delay of 30 s after an event
-	select {
-	case <-t.Context().Done():
-	case <-time.After(quiet):
+	for _, period := range []string{"after their start", "idle"} {
+		before := s.sliceWrites(t)
+		select {
+		case <-t.Context().Done():
+		case <-time.After(quiet):
+		}
+		t.Logf("writes of %d drivers, %s, in %v: %d", churnChanged, period, quiet, s.sliceWrites(t)-before)
 	}
-	idle := s.sliceWrites(t) - before
-	t.Logf("writes of %d idle drivers in %v: %d", churnChanged, quiet, idle)
 	for _, change := range []struct {
 		what   string
 		health nodestate.Condition
