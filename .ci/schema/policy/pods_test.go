@@ -39,6 +39,7 @@ func pod(t *testing.T, role string, change ...func(*corev1.Pod)) *corev1.Pod {
 	p.Spec.ServiceAccountName, p.Spec.DeprecatedServiceAccount = "default", "default"
 	p.Status = corev1.PodStatus{Phase: corev1.PodPending, QOSClass: corev1.PodQOSBurstable}
 	c := &p.Spec.Containers[0]
+	c.Image = variable(daemonSet(t), "VALIDATOR_IMAGE") // the file has that of no release
 	c.TerminationMessagePath = corev1.TerminationMessagePathDefault
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
 		c.ResizePolicy = append(c.ResizePolicy, corev1.ContainerResizePolicy{ResourceName: name, RestartPolicy: corev1.NotRequired})
@@ -77,6 +78,15 @@ func own(name string) corev1.NodeSelectorTerm {
 // container changes the one container.
 func container(change func(*corev1.Container)) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { change(&p.Spec.Containers[0]) }
+}
+
+// variable returns the value of a variable of the validator's DaemonSet.
+func variable(d *appsv1.DaemonSet, name string) string {
+	env := d.Spec.Template.Spec.Containers[0].Env
+	if i := slices.IndexFunc(env, func(e corev1.EnvVar) bool { return e.Name == name }); i >= 0 {
+		return env[i].Value
+	}
+	return ""
 }
 
 // withVariable sets a variable of the validator's DaemonSet.
