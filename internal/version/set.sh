@@ -19,5 +19,6 @@ git grep -lE "gpuready[^ ]*v?$pattern" -- . ':!CHANGELOG.md' ':!changelog' ':!do
 		edit "s#(gpuready/[a-z,{}-]+:)v$pattern$end#\1$new\2#g; s#(gpuready[-.]v?)$pattern$end#\1${new#v}\2#g" "$file"
 		edit "s#(releases/download/|bin/release/|VERSION=)v$pattern$end#\1$new\2#g; s#(charts/gpuready(\`, version \`| --version ))$pattern$end#\1${new#v}\3#g" "$file"
 	done
+edit "s/v$pattern-(ne?xt)/$new-\1/g" docs/walkthroughs.md # the image that its upgrade is played with, and a misspelt one
 edit "s/^version: $pattern\$/version: ${new#v}/; s/^appVersion: v$pattern\$/appVersion: $new/" deployments/helm/gpuready/Chart.yaml
 echo "$new" >internal/version/VERSION

@@ -120,6 +120,7 @@ func TestSetVersionChangesWhatNamesThisRelease(t *testing.T) {
 		"deployments/helm/gpuready/Chart.yaml": {"version: 1.2.3\nappVersion: v1.2.3\n  version: 1.2.3\n", "version: 2.0.0-rc1\nappVersion: v2.0.0-rc1\n  version: 1.2.3\n"},
 		"docs/install.md":                      {before, after},
 		"docs/measurements/a.json":             {before, before},
+		"docs/walkthroughs.md":                 {`{"version":"v1.2.3-nxt"} gpuready/driver-simulator:v1.2.3-next v1.2.3`, `{"version":"v2.0.0-rc1-nxt"} gpuready/driver-simulator:v2.0.0-rc1-next v1.2.3`},
 	}
 	for name, texts := range files {
 		write(name, texts[0])
