@@ -39,10 +39,11 @@ func workloadsGetGPUsAlone(t *testing.T, n *node) {
 	)
 	n.WriteFile(t, n.name, specAt, vendorSpec)
 	allow := func(value string) {
+		before := n.State(t, n.name, nodestate.Toolkit).Time
 		n.Kubectl(t, "-n", e2e.Namespace, "set", "env", "daemonset/"+toolkit, "GPUREADY_NRI_WORKLOAD_NAMESPACES"+value)
 		n.World.WaitDaemonSets(t, e2e.Namespace, toolkit)
 		n.World.Until(t, "the toolkit injects", func() error {
-			if s := n.State(t, n.name, nodestate.Toolkit); s.Toolkit == nil || s.Toolkit.Injection == nil || !s.Toolkit.Injection.Working {
+			if s := n.State(t, n.name, nodestate.Toolkit); !s.Time.After(before) || s.Toolkit == nil || s.Toolkit.Injection == nil || !s.Toolkit.Injection.Working {
 				return errors.New("it does not")
 			}
 			return nil

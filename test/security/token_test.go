@@ -115,6 +115,7 @@ func (s stolen) made(t *testing.T, role string) *corev1.Pod {
 	p := &corev1.Pod{}
 	require.NoError(t, yaml.UnmarshalStrict(data, p))
 	p.OwnerReferences[0].Name, p.OwnerReferences[0].UID = s.pod.Name, s.pod.UID
+	p.Spec.Containers[0].Image = "gpuready/validator:" + e2e.Version() // the file has that of no release
 	return p
 }
 
