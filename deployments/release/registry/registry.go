@@ -94,7 +94,7 @@ func reserve(address string) (string, error) {
 	return net.JoinHostPort(host, port), errors.Join(err, l.Close())
 }
 
-// writeConfig writes the configuration file, beside the storage.
+// writeConfig writes the configuration to a temporary file, and returns its path.
 func writeConfig(storage, host string) (string, error) {
 	f, err := os.CreateTemp("", "registry-*.yaml")
 	if err != nil {
