@@ -216,6 +216,8 @@ func TestNothingIsPublishedWithoutVerification(t *testing.T) {
 	require.NoError(t, yaml.Unmarshal([]byte(read(t)["release.yaml"]), &w))
 	require.Equal(t, "verify", w.Jobs["publish"].Needs)
 	require.Equal(t, "release", w.Jobs["verify"].Needs)
+	require.Equal(t, "build", w.Jobs["release"].Needs)
+	require.Equal(t, map[string]string{"contents": "read"}, w.Jobs["build"].Permissions, "what is built cannot push or sign")
 	for id, j := range w.Jobs {
 		require.Nil(t, j.If, id)
 		asRoot := false
@@ -229,7 +231,11 @@ func TestNothingIsPublishedWithoutVerification(t *testing.T) {
 	steps := w.Jobs["release"].Steps
 	require.Contains(t, steps[len(steps)-1].Run, " release.json files/* signatures/*", "what is signed is there with its signature")
 	steps = w.Jobs["verify"].Steps
-	require.Contains(t, steps[len(steps)-1].Run, "make verify-release")
+	require.Contains(t, steps[len(steps)-2].Run, "make verify-release")
+	require.Contains(t, steps[len(steps)-1].Run, " release.json files/* signatures/*")
+	steps = w.Jobs["publish"].Steps
+	require.Contains(t, steps[0].Run, "sha256sum --check --strict ../verified")
+	require.Contains(t, steps[1].Run, "--draft=false")
 }
 
 func TestRulesAreHeld(t *testing.T) {
@@ -313,7 +319,11 @@ func made(t *testing.T) []string {
 			for _, key := range []string{"target", "targets"} {
 				values, _ := j.Strategy.Matrix[key].([]any)
 				for _, v := range values {
-					all = append(all, strings.Fields(v.(string))...)
+					for word := range strings.FieldsSeq(v.(string)) {
+						if !strings.Contains(word, "=") { // a variable of make
+							all = append(all, word)
+						}
+					}
 				}
 			}
 			for _, s := range j.Steps {
@@ -345,6 +355,17 @@ func TestPullRequestsRunTheSuitesOfCI(t *testing.T) {
 		for name := range strings.FieldsSeq(m[1]) {
 			require.Contains(t, all, name, ".ci/run runs it; .github/workflows/e2e.yaml does not")
 		}
+	}
+}
+
+func TestEachKubernetesIsTested(t *testing.T) {
+	folders, err := filepath.Glob(filepath.Join(root, "test/lab/binaries/kubernetes-*"))
+	require.NoError(t, err)
+	require.NotEmpty(t, folders)
+	weekly := read(t)["weekly.yaml"]
+	for _, folder := range folders {
+		_, version, _ := strings.Cut(filepath.Base(folder), "-")
+		require.Contains(t, weekly, "KUBERNETES_VERSIONS="+version+"\n")
 	}
 }
 

@@ -9,6 +9,7 @@
 #	make release-sign REGISTRY=registry.example.com/gpuready RELEASE_KEY=cosign.key
 #	make release-sign REGISTRY=registry.example.com/gpuready RELEASE_SIGN=--keyless
 #	make verify-release REGISTRY=registry.example.com/gpuready RELEASE_PUBLIC_KEY=cosign.pub
+#	make verify-release-olm                                  its catalog and bundle, too
 #
 # Without REGISTRY a release stays on this machine: a registry runs while it is needed, with its
 # storage in bin/release/registry, and the key is made for it.
@@ -89,9 +90,9 @@ $(BIN)/tools/cosign: .ci/cosign/go.mod
 	@echo '  build $@ (minutes, the first time)'
 	$(Q)cd .ci/cosign && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) github.com/sigstore/cosign/v3/cmd/cosign
 
-$(BIN)/tools/registry: .ci/registry/go.mod
+$(BIN)/tools/registry: .ci/registry/go.mod .ci/registry/main.go
 	@echo '  build $@ (minutes, the first time)'
-	$(Q)cd .ci/registry && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) github.com/distribution/distribution/v3/cmd/registry
+	$(Q)cd .ci/registry && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) .
 
 bin/release/key/cosign.pub: | bin/tools/cosign
 	@mkdir -p $(@D)
@@ -99,7 +100,7 @@ bin/release/key/cosign.pub: | bin/tools/cosign
 	@cd $(@D) && { [ -e cosign.key ] || { rm -rf new && mkdir -m 700 new && (cd new && $(abspath bin/tools/cosign) generate-key-pair) && mv new/cosign.key . && rm -r new; }; } && \
 		$(abspath bin/tools/cosign) public-key --key cosign.key >cosign.pub.new && mv cosign.pub.new cosign.pub
 
-.PHONY: release-sign verify-release verify-release-served
+.PHONY: release-sign verify-release verify-release-olm verify-release-served
 release-sign: $(RELEASE_TOOL) bin/tools/cosign $(WITH_REGISTRY_NEEDS) ## sign a release that was pushed, attach provenance and SBOMs, and publish it
 	@$(WITH_REGISTRY) $(RELEASE_TOOL) sign --cosign bin/tools/cosign --dir '$(RELEASE_DIR)' $(RELEASE_SIGN)
 
@@ -112,6 +113,9 @@ verify-release-served:
 	$(RELEASE_TOOL) verify --cosign bin/tools/cosign --registry '$(RELEASE_REGISTRY)' --version '$(VERSION)' $(RELEASE_VERIFY) --save bin/release/verified
 	GPUREADY_E2E='$(CURDIR)/bin' GPUREADY_RELEASE_REGISTRY='$(RELEASE_REGISTRY)' GPUREADY_RELEASE_DIR='$(CURDIR)/bin/release/verified' \
 		$(GO) test $(TAGS) -count=1 -v -timeout 20m -run '^Test(VerifiedReleaseRuns|ARM64ImagesRun)$$' $(E2E_ARGS) ./test/release
+
+verify-release-olm: ## verify a published release, and have the real Operator Lifecycle Manager install it from its catalog
+	@$(MAKE) --no-print-directory verify-release E2E_ARGS="-run TestOLMInstallsTheRelease"
 
 # For clusters without the internet: lists of the release's images, and one archive of them.
 MIRROR_ARGS ?=

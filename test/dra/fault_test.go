@@ -93,14 +93,21 @@ func (s *suite) resetGPU(t *testing.T, index, uuid string) {
 	s.waitDevices(t)
 }
 
+// countOr returns the number in an environment variable, or another if it is not set.
+func countOr(t *testing.T, variable string, otherwise int) int {
+	t.Helper()
+	text := os.Getenv(variable)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err, variable)
+	return n
+}
+
 // killsLoseNothing kills the driver and the kubelet at random times while claims come and go.
 func (s *suite) killsLoseNothing(t *testing.T) {
-	kills := 4
-	if text := os.Getenv(killsVariable); text != "" {
-		n, err := strconv.Atoi(text)
-		require.NoError(t, err, killsVariable)
-		kills = n
-	}
+	kills := countOr(t, killsVariable, 4)
 	s.ApplyText(t, claimTemplate)
 	l := &load{suite: s, born: map[string]time.Time{}, claimsOnly: true}
 	for range kills {

@@ -34,16 +34,6 @@ func (s *suite) examplesAreAccepted(t *testing.T) {
 	s.Delete(t, "examples/claim-admin.yaml")
 }
 
-// configurePlugin gives the device plugin a configuration file.
-func (s *suite) configurePlugin(t *testing.T, text string) {
-	t.Helper()
-	s.ApplyText(t, fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: { name: gpuready-device-plugin-config, namespace: %s }\ndata: { config.yaml: %q }\n", e2e.Namespace, text))
-	s.Kubectl(t, "-n", e2e.Namespace, "patch", "daemonset", "nvidia-device-plugin-daemonset", "-p", `{"spec":{"template":{"spec":{
-		"containers":[{"name":"device-plugin","env":[{"name":"CONFIG_FILE","value":"/etc/gpuready/config.yaml"}],"volumeMounts":[{"name":"config","mountPath":"/etc/gpuready","readOnly":true}]}],
-		"volumes":[{"name":"config","configMap":{"name":"gpuready-device-plugin-config"}}]}}}}`)
-	s.World.WaitDaemonSets(t, e2e.Namespace, "nvidia-device-plugin-daemonset")
-}
-
 // runShare starts a pod with a claim of that many shares.
 func (s *suite) runShare(t *testing.T, name, shares string, command ...string) {
 	t.Helper()
@@ -64,7 +54,7 @@ spec:
 
 // twoPodsShareAGPU shares one of the GPUs among two pods; a third that wants it whole waits for both.
 func (s *suite) twoPodsShareAGPU(t *testing.T) {
-	s.configurePlugin(t, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, devices: [7], replicas: 2}]}}\n")
+	s.ConfigurePlugin(t, "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, devices: [7], replicas: 2}]}}\n")
 	until(t, "GPU 7 has two shares", func() error {
 		d := s.devices(t)["gpu-7"]
 		if shares := d.Capacity["shares"].Value; d.AllowMultipleAllocations == nil || shares.Value() != 2 {
@@ -108,7 +98,7 @@ func (s *suite) classicRequestsGetDevices(t *testing.T) {
 // claimsShareByMPS has two pods use one GPU as clients of the node's control daemon.
 func (s *suite) claimsShareByMPS(t *testing.T) {
 	const text = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, devices: [7], replicas: 2}]}}\n"
-	s.configurePlugin(t, text)
+	s.ConfigurePlugin(t, text)
 	s.Kubectl(t, "-n", e2e.Namespace, "rollout", "restart", "daemonset/nvidia-device-plugin-daemonset")
 	until(t, "GPU 7 waits for a control daemon", func() error {
 		if d := s.devices(t)["gpu-7"]; len(d.Taints) != 1 || d.Taints[0].Value != "MPSNotReady" {
@@ -142,7 +132,7 @@ spec:
 	s.remove(t, "mps-a")
 	s.remove(t, "mps-b")
 	s.Delete(t, "mps.yaml")
-	s.configurePlugin(t, "version: v1\n")
+	s.ConfigurePlugin(t, "version: v1\n")
 	s.Kubectl(t, "-n", e2e.Namespace, "rollout", "restart", "daemonset/nvidia-device-plugin-daemonset")
 	until(t, "GPU 7 is whole again", func() error {
 		if d := s.devices(t)["gpu-7"]; d.AllowMultipleAllocations != nil {

@@ -349,12 +349,7 @@ func (s *suite) isHeldByAClaim(t *testing.T, minor int) bool {
 }
 
 func (s *suite) randomSwitches(t *testing.T) {
-	switches := 2
-	if text := os.Getenv(switchesVariable); text != "" {
-		n, err := strconv.Atoi(text)
-		require.NoError(t, err, switchesVariable)
-		switches = n
-	}
+	switches := countOr(t, switchesVariable, 2)
 	s.ApplyText(t, claimTemplate)
 	l := &load{suite: s, born: map[string]time.Time{}}
 	idle := map[string]time.Time{} // since when neither a container has a GPU nor anybody offers it

@@ -13,10 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
@@ -49,7 +47,7 @@ func TestClaimToRunning(t *testing.T) {
 	s.Kubectl(t, "label", "node", "n2", nodestate.ServeLabel+"="+nodestate.ServeDRA)
 	s.World.WaitDaemonSets(t, e2e.Namespace, "nvidia-driver-daemonset", "nvidia-container-toolkit-daemonset", "nvidia-device-plugin-daemonset", "gpu-dra-driver", "nvidia-operator-validator")
 	s.World.WaitAllocatable(t, 8, "n1")
-	s.waitPublished(t, "n2", 8)
+	s.WaitPublished(t, "n2", 8)
 	s.ApplyText(t, claimTemplate)
 	times := map[string][]time.Duration{}
 	for range timedPods {
@@ -65,26 +63,8 @@ func TestClaimToRunning(t *testing.T) {
 	}
 	began := time.Now()
 	s.Kubectl(t, "-n", e2e.Namespace, "delete", "daemonset/gpu-dra-driver", "--timeout=60s")
-	s.waitPublished(t, "n2", 0)
+	s.WaitPublished(t, "n2", 0)
 	t.Logf("the driver removed → its devices are gone from the API: %v", time.Since(began))
-}
-
-// waitPublished waits until ResourceSlices of a node have a number of devices.
-func (s *suite) waitPublished(t *testing.T, node string, devices int) {
-	t.Helper()
-	until(t, fmt.Sprintf("%d devices of %s are published", devices, node), func() error {
-		list, err := s.World.Client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{
-			FieldSelector: fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, node).String()})
-		require.NoError(t, err)
-		n := 0
-		for _, slice := range list.Items {
-			n += len(slice.Spec.Devices)
-		}
-		if n != devices {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
-	})
 }
 
 // timePod runs a pod of a kind on a node, returns the time from its creation until it runs, and deletes

@@ -14,8 +14,6 @@ import (
 )
 
 const (
-	pluginDaemonSet = "nvidia-device-plugin-daemonset"
-
 	smallMIG  corev1.ResourceName = "nvidia.com/mig-1g.10gb"
 	middleMIG corev1.ResourceName = "nvidia.com/mig-3g.40gb"
 	wholeMIG  corev1.ResourceName = "nvidia.com/mig-7g.80gb"

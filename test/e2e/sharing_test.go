@@ -51,31 +51,6 @@ func (s *Suite) Simulate(t *testing.T, profile string, gpus int) {
 	s.ApplyText(t, strings.Replace(string(manifest), line, fmt.Sprintf("GPUSIM_PROFILE: %s\n  GPUSIM_GPUS: \"%d\"\n", profile, gpus), 1))
 }
 
-// configMap is the name of the device plugin's ConfigMap.
-const configMap = "gpuready-device-plugin-config"
-
-// ConfigurePlugin writes the device plugin's configuration file into a ConfigMap, as
-// docs/device-plugin.md describes.
-func (s *Suite) ConfigurePlugin(t *testing.T, text string) {
-	t.Helper()
-	s.WriteConfigMap(t, map[string]string{"config.yaml": text})
-	s.Kubectl(t, "-n", Namespace, "patch", "daemonset", pluginDaemonSet, "-p", `{"spec":{"template":{"spec":{
-		"containers":[{"name":"device-plugin","env":[{"name":"CONFIG_FILE","value":"/etc/gpuready/config.yaml"}],"volumeMounts":[{"name":"config","mountPath":"/etc/gpuready","readOnly":true}]}],
-		"volumes":[{"name":"config","configMap":{"name":"`+configMap+`"}}]}}}}`)
-	s.World.WaitDaemonSets(t, Namespace, pluginDaemonSet)
-}
-
-// WriteConfigMap replaces the files of the device plugin's ConfigMap.
-func (s *Suite) WriteConfigMap(t *testing.T, files map[string]string) {
-	t.Helper()
-	var b strings.Builder
-	fmt.Fprintf(&b, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s, namespace: %s}\ndata:\n", configMap, Namespace)
-	for name, text := range files {
-		fmt.Fprintf(&b, "  %s: |\n    %s\n", name, strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n    "))
-	}
-	s.ApplyText(t, b.String())
-}
-
 func twoPodsShareAGPU(t *testing.T, s *Suite) {
 	var listed [2][]string
 	for i := range listed {

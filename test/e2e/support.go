@@ -28,11 +28,9 @@ func (s *Suite) recordSupport(t *testing.T, dir, gates string, began time.Time) 
 	if t.Failed() || t.Skipped() || len(nodes) == 0 {
 		return
 	}
-	for _, name := range []string{"test.run", "test.skip"} {
-		if value := flag.Lookup(name).Value.String(); strings.Contains(value, "/") {
-			t.Logf("-%s=%s selects a part of the test: there is no record of it", strings.TrimPrefix(name, "test."), value)
-			return
-		}
+	if part := selectedPart(); part != "" {
+		t.Logf("%s selects a part of the test: there is no record of it", part)
+		return
 	}
 	node := nodes[0]
 	info, labels := node.Status.NodeInfo, node.Labels
@@ -53,6 +51,16 @@ func (s *Suite) recordSupport(t *testing.T, dir, gates string, began time.Time) 
 		Test: t.Name(), Command: os.Getenv(commandVariable), Date: time.Now().UTC().Format(time.DateOnly), Version: Version(),
 		Commit: builtCommit(t), Seconds: int(time.Since(began).Seconds()), Scenarios: s.passed, Environment: environment,
 	}))
+}
+
+// selectedPart returns the flag that leaves out some of a test's scenarios, "" if there is none.
+func selectedPart() string {
+	for _, name := range []string{"run", "skip"} {
+		if value := flag.Lookup("test." + name).Value.String(); strings.Contains(value, "/") {
+			return "-" + name + "=" + value
+		}
+	}
+	return ""
 }
 
 // builtCommit returns the commit of what was built. A record names it, so it has no changes.

@@ -2,9 +2,7 @@ package operator
 
 import (
 	"context"
-	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -60,7 +58,8 @@ func (s *suite) installNFD(t *testing.T) {
 		files["/usr/bin/"+name], err = os.ReadFile(built.Path(name))
 		require.NoError(t, err)
 	}
-	module := downloaded(t, "../lab/binaries/nfd", nfd)
+	module, err := binaries.EnsureProject(ctx, binaries.Options{}, "nfd", nfd)
+	require.NoError(t, err)
 	archive := filepath.Join(t.TempDir(), "nfd.tar")
 	require.NoError(t, binaries.WriteImage(archive, binaries.Image{Name: nfdImage + ":" + module.Version, Files: files}))
 	for _, n := range s.Nodes {
@@ -71,23 +70,4 @@ func (s *suite) installNFD(t *testing.T) {
 		"--set", "image.repository="+nfdImage, "--set", "image.tag="+module.Version, "--set", "gc.enable=false",
 		"--set", "master.podSecurityContext.runAsUser=65532", "--set", "worker.podSecurityContext.runAsUser=65532",
 		"--set", "worker.config.core.sleepInterval=1s", "--set", "worker.config.sources.pci.deviceLabelFields={vendor}")
-}
-
-// downloaded returns the source folder of a project, at the version that a module pins.
-func downloaded(t *testing.T, dir, project string) (module struct{ Dir, Version string }) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-m", "-json", project)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod")
-	out, err := cmd.Output()
-	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(out, &module))
-	if module.Dir == "" {
-		cmd = exec.CommandContext(t.Context(), "go", "mod", "download", "-json", project+"@"+module.Version)
-		cmd.Dir = dir
-		out, err = cmd.Output()
-		require.NoError(t, err)
-		require.NoError(t, json.Unmarshal(out, &module))
-	}
-	return module
 }

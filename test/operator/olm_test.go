@@ -8,18 +8,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuready/gpuready/test/e2e"
-	"github.com/gpuready/gpuready/test/lab/binaries"
 	"github.com/gpuready/gpuready/test/lab/cluster"
 )
-
-const olm = "github.com/operator-framework/operator-lifecycle-manager"
 
 var serviceVersion = "gpuready." + e2e.Version()
 
@@ -31,7 +26,7 @@ func TestOLM(t *testing.T) {
 	}
 	s := up(t, cluster.Config{})
 	before := s.marks(t)
-	s.installOLM(t)
+	olm := s.StartOLM(t)
 	s.Kubectl(t, "create", "namespace", namespace)
 	s.ApplyText(t, `
 apiVersion: operators.coreos.com/v1
@@ -42,7 +37,7 @@ spec: { targetNamespaces: [gpuready-system] }
 apiVersion: operators.coreos.com/v1alpha1
 kind: CatalogSource
 metadata: { name: gpuready, namespace: gpuready-system }
-spec: { sourceType: grpc, address: "`+s.serveCatalog(t)+`" }
+spec: { sourceType: grpc, address: "`+s.serveCatalog(t, olm)+`" }
 ---
 apiVersion: operators.coreos.com/v1alpha1
 kind: Subscription
@@ -85,59 +80,17 @@ spec: { channel: stable, name: gpuready, source: gpuready, sourceNamespace: gpur
 	s.cleansConditions(t, "n1")
 }
 
-// installOLM runs the Operator Lifecycle Manager against the cluster, from outside.
-func (s *suite) installOLM(t *testing.T) {
-	t.Helper()
-	module := downloaded(t, "../lab/binaries/olm", olm)
-	s.Kubectl(t, "create", "namespace", "olm")
-	s.Kubectl(t, "apply", "--server-side", "-f", filepath.Join(module.Dir, "deploy/chart/crds"))
-	s.served(t, "crd/clusterserviceversions.operators.coreos.com", "crd/operatorgroups.operators.coreos.com", "crd/subscriptions.operators.coreos.com",
-		"crd/catalogsources.operators.coreos.com", "crd/installplans.operators.coreos.com", "crd/olmconfigs.operators.coreos.com")
-	s.ApplyText(t, "apiVersion: operators.coreos.com/v1\nkind: OLMConfig\nmetadata: { name: cluster }\n")
-	s.background(t, "olm", "--namespace", "olm")
-	s.background(t, "catalog", "--namespace", "olm")
-}
-
 // serveCatalog serves a catalog that contains the bundle, and returns its address.
-func (s *suite) serveCatalog(t *testing.T) string {
+func (s *suite) serveCatalog(t *testing.T, olm *e2e.OLM) string {
 	t.Helper()
 	dir := t.TempDir()
-	out, err := exec.CommandContext(t.Context(), lifecycle(t, "opm"), "render", program("bundle"), "-o", "yaml").Output()
+	out, err := exec.CommandContext(t.Context(), olm.Programs.Path("opm"), "render", program("bundle"), "-o", "yaml").Output()
 	require.NoError(t, err)
 	channel := "schema: olm.package\nname: gpuready\ndefaultChannel: stable\n---\nschema: olm.channel\npackage: gpuready\nname: stable\nentries: [{ name: " + serviceVersion + " }]\n"
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "catalog.yaml"), append(out, "---\n"+channel...), 0o644))
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, free.Close())
-	s.background(t, "opm", "serve", dir, "--port", strconv.Itoa(free.Addr().(*net.TCPAddr).Port), "--pprof-addr", "", "--cache-dir", t.TempDir(), "--cache-enforce-integrity=false", "--termination-log", filepath.Join(t.TempDir(), "log"))
+	olm.Run(t, olm.Programs.Path("opm"), "serve", dir, "--port", strconv.Itoa(free.Addr().(*net.TCPAddr).Port), "--pprof-addr", "", "--cache-dir", t.TempDir(), "--cache-enforce-integrity=false", "--termination-log", filepath.Join(t.TempDir(), "log"))
 	return free.Addr().String()
-}
-
-// lifecycle returns the path of a program of the Operator Lifecycle Manager.
-func lifecycle(t *testing.T, name string) string {
-	t.Helper()
-	built, err := binaries.EnsureOLM(t.Context(), binaries.Options{Out: os.Stderr})
-	require.NoError(t, err)
-	return built.Path(name)
-}
-
-// background runs such a program until the test ends.
-func (s *suite) background(t *testing.T, name string, args ...string) {
-	t.Helper()
-	log, err := os.Create(filepath.Join(t.TempDir(), name+".log"))
-	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), lifecycle(t, name), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig)
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	require.NoError(t, cmd.Start())
-	var ended sync.WaitGroup
-	ended.Go(func() { _ = cmd.Wait() })
-	t.Cleanup(func() {
-		ended.Wait()
-		if text, err := os.ReadFile(log.Name()); t.Failed() && err == nil {
-			t.Logf("end of the log of %s:\n%s", name, text[max(0, len(text)-8192):])
-		}
-		_ = log.Close()
-	})
 }

@@ -22,6 +22,6 @@ $(PREVIOUS_DIR)/built: | packages-cluster packages-images
 	@mkdir -p $(@D) && git worktree prune
 	@test -e $(@D)/tree/Makefile || git worktree add --quiet --force --detach $(@D)/tree $(PREVIOUS_COMMIT)
 	@echo '  build $(PREVIOUS_DIR) (minutes, the first time)'
-	$(Q)env -u MAKEFLAGS -u MAKEOVERRIDES -u MAKELEVEL -u VERSION $(MAKE) --no-print-directory -C $(@D)/tree images chart
-	@rm -rf $(@D)/images $(@D)/charts && cp -r $(@D)/tree/bin/images $(@D)/tree/bin/charts $(@D)/
+	$(Q)env -u MAKEFLAGS -u MAKEOVERRIDES -u MAKELEVEL -u VERSION $(MAKE) --no-print-directory -C $(@D)/tree images chart bin/kubectl-gpu
+	@rm -rf $(@D)/images $(@D)/charts && cp -r $(addprefix $(@D)/tree/bin/,images charts kubectl-gpu) $(@D)/
 	@echo '$(PREVIOUS) $(PREVIOUS_COMMIT)' >$@

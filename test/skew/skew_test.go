@@ -1,6 +1,7 @@
 // Package skew tests this release together with the one before it, on a real cluster: components of
-// both on one node, an upgrade and the way back, by manifests and by the operator's chart. Pods use
-// GPUs all the while, and none may be restarted or lose a GPU. `make e2e-skew` runs it.
+// both on one node, an upgrade and the way back, by manifests and by the operator's chart, with GPUs of
+// the device plugin, with claims and with MPS. Pods use GPUs all the while, and none may be restarted or
+// lose a GPU. `make e2e-skew` runs it.
 package skew
 
 import (
@@ -32,19 +33,19 @@ const node = "n1"
 // chart, and its tree.
 const variable = "GPUREADY_E2E_PREVIOUS"
 
-// driverSet is the DaemonSet of the driver.
-const driverSet = "nvidia-driver-daemonset"
-
-// The images of the DaemonSets.
-var images = map[string]string{
-	driverSet: "driver-simulator", "nvidia-container-toolkit-daemonset": "toolkit",
-	"nvidia-device-plugin-daemonset": "device-plugin", "nvidia-operator-validator": "validator",
-}
+// DaemonSets.
+const (
+	driverSet    = "nvidia-driver-daemonset"
+	pluginSet    = "nvidia-device-plugin-daemonset"
+	mpsSet       = "nvidia-device-plugin-mps-control-daemon"
+	draDriverSet = "gpu-dra-driver"
+)
 
 type suite struct {
 	*e2e.Suite
-	dir      string // of the release before
-	previous string // its version
+	dir      string            // of the release before
+	previous string            // its version
+	images   map[string]string // by DaemonSet
 }
 
 // up starts a cluster that has the images of both releases.
@@ -57,13 +58,25 @@ func up(t *testing.T) *suite {
 	archives, err := filepath.Glob(filepath.Join(dir, "images/*.tar"))
 	require.NoError(t, err)
 	require.NotEmpty(t, archives, "no images in %s", dir)
-	s := &suite{Suite: e2e.Up(t, cluster.Config{Nodes: 1, Images: archives}), dir: dir, previous: filepath.Base(dir)}
+	s := &suite{Suite: e2e.Up(t, cluster.Config{Nodes: 1, Images: archives}), dir: dir, previous: filepath.Base(dir), images: map[string]string{
+		driverSet: "driver-simulator", "nvidia-container-toolkit-daemonset": "toolkit", pluginSet: "device-plugin", "nvidia-operator-validator": "validator",
+	}}
 	require.NotEqual(t, s.previous, e2e.Version(), "the release before is this one")
 	return s
 }
 
-// releases chooses the release of each component: those that are named have this tree's, the others
-// that of the release before.
+// applyPrevious applies manifests of the release before.
+func (s *suite) applyPrevious(t *testing.T, names ...string) {
+	t.Helper()
+	args := []string{"apply"}
+	for _, name := range names {
+		args = append(args, "-f", filepath.Join(s.dir, "tree/deployments/static", name))
+	}
+	s.Kubectl(t, args...)
+}
+
+// releases chooses the release of each component: images and DaemonSets that are named have this
+// tree's, the others that of the release before.
 type releases []string
 
 func (r releases) String() string {
@@ -77,8 +90,7 @@ func (r releases) String() string {
 // alone, of all others, and of all, and back.
 func TestManifests(t *testing.T) {
 	s := up(t)
-	old := filepath.Join(s.dir, "tree/deployments/static")
-	s.Kubectl(t, "apply", "-f", filepath.Join(old, "gpuready.yaml"), "-f", filepath.Join(old, "simulated-driver.yaml"))
+	s.applyPrevious(t, "gpuready.yaml", "simulated-driver.yaml")
 	s.settled(t, e2e.Namespace, s.chosen(nil), 8)
 	tenants := s.Occupy(t, node, 3)
 
@@ -90,7 +102,7 @@ func TestManifests(t *testing.T) {
 		{"driver-simulator", "toolkit", "device-plugin"}, {"toolkit", "device-plugin", "validator"}, {},
 	} {
 		if !t.Run(r.String(), func(t *testing.T) {
-			s.choose(t, e2e.Namespace, r)
+			s.choose(t, r)
 			s.settled(t, e2e.Namespace, s.chosen(r), 8)
 			tenants.RequireUndisturbed(t)
 			s.RequireFree(t, node, 2)
@@ -105,7 +117,7 @@ func TestManifests(t *testing.T) {
 	s.Gpusim(t, node, "xid", "--gpu", victim, "--xid", "79")
 	s.settled(t, e2e.Namespace, s.chosen(nil), 7)
 	fault := s.fault(t, victim)
-	all := releases(slices.Sorted(maps.Values(images)))
+	all := releases(slices.Sorted(maps.Values(s.images)))
 
 	if !t.Run("upgrade", func(t *testing.T) {
 		s.Apply(t, "gpuready.yaml", "simulated-driver.yaml")
@@ -114,7 +126,7 @@ func TestManifests(t *testing.T) {
 		require.Equal(t, fault, s.fault(t, victim), "the new device plugin reads the state of the old one")
 		s.RequireFree(t, node, 1)
 	}) || !t.Run("rollback", func(t *testing.T) {
-		s.Kubectl(t, "apply", "-f", filepath.Join(old, "gpuready.yaml"), "-f", filepath.Join(old, "simulated-driver.yaml"))
+		s.applyPrevious(t, "gpuready.yaml", "simulated-driver.yaml")
 		s.settled(t, e2e.Namespace, s.chosen(nil), 7)
 		tenants.RequireUndisturbed(t)
 		require.Equal(t, fault, s.fault(t, victim), "the old device plugin reads the state of the new one")
@@ -198,8 +210,8 @@ func TestChart(t *testing.T) {
 // chosen returns the tag of each DaemonSet's image.
 func (s *suite) chosen(r releases) map[string]string {
 	tags := map[string]string{}
-	for daemonset, image := range images {
-		if tags[daemonset] = s.previous; slices.Contains(r, image) {
+	for daemonset, image := range s.images {
+		if tags[daemonset] = s.previous; slices.Contains(r, image) || slices.Contains(r, daemonset) {
 			tags[daemonset] = e2e.Version()
 		}
 	}
@@ -208,19 +220,20 @@ func (s *suite) chosen(r releases) map[string]string {
 
 // choose sets the images of the DaemonSets of the manifests. The variable with which the validator
 // starts its pods names its own image.
-func (s *suite) choose(t *testing.T, namespace string, r releases) {
+func (s *suite) choose(t *testing.T, r releases) {
 	t.Helper()
 	for daemonset, tag := range s.chosen(r) {
-		image := "gpuready/" + images[daemonset] + ":" + tag
-		s.Kubectl(t, "-n", namespace, "set", "image", "daemonset/"+daemonset, "*="+image)
-		if images[daemonset] == "validator" {
-			s.Kubectl(t, "-n", namespace, "set", "env", "daemonset/"+daemonset, "VALIDATOR_IMAGE="+image)
+		image := "gpuready/" + s.images[daemonset] + ":" + tag
+		s.Kubectl(t, "-n", e2e.Namespace, "set", "image", "daemonset/"+daemonset, "*="+image)
+		if s.images[daemonset] == "validator" {
+			s.Kubectl(t, "-n", e2e.Namespace, "set", "env", "daemonset/"+daemonset, "VALIDATOR_IMAGE="+image)
 		}
 	}
 }
 
 // settled waits until each DaemonSet runs ready pods with the wanted tags only, that many GPUs are
-// allocatable, and all layers are proven. Each component's state must be readable.
+// allocatable, and all layers are proven. Each component's state must be readable, and kubectl-gpu of
+// both releases must report the node as ready.
 func (s *suite) settled(t *testing.T, namespace string, tags map[string]string, gpus int64) {
 	t.Helper()
 	s.World.UntilWithin(t, 4*time.Minute, "the components have the wanted releases", func() error {
@@ -234,7 +247,7 @@ func (s *suite) settled(t *testing.T, namespace string, tags map[string]string, 
 				switch c := p.Spec.Containers[0]; {
 				case p.DeletionTimestamp != nil:
 					errs = append(errs, fmt.Errorf("%s ends", p.Name))
-				case !strings.HasSuffix(c.Image, "gpuready/"+images[daemonset]+":"+tag):
+				case !strings.HasSuffix(c.Image, "gpuready/"+s.images[daemonset]+":"+tag):
 					errs = append(errs, fmt.Errorf("%s has %s, not %s", p.Name, c.Image, tag))
 				}
 			}
@@ -259,6 +272,10 @@ func (s *suite) settled(t *testing.T, namespace string, tags map[string]string, 
 		n := s.Node(node)
 		_, err := nodestate.ReadBoot(n.PathOnNode("/run/nvidia/gpuready/"+string(component)), n.BootID())
 		require.NoError(t, err, component)
+	}
+	for _, program := range []string{filepath.Join(s.dir, "kubectl-gpu"), filepath.Join(os.Getenv("GPUREADY_E2E"), "kubectl-gpu")} {
+		s.run(t, program, "status")
+		require.Contains(t, s.run(t, program, "explain", node), node)
 	}
 }
 
@@ -287,15 +304,21 @@ func (s *suite) patch(t *testing.T, patch string) {
 	s.Kubectl(t, "patch", "clusterpolicies.nvidia.com", "gpu-cluster-policy", "--type=merge", "-p", patch)
 }
 
-// helm runs helm.
 func (s *suite) helm(t *testing.T, args ...string) {
+	t.Helper()
+	s.run(t, filepath.Join(os.Getenv("GPUREADY_E2E"), "tools/helm"), args...)
+}
+
+// run runs a program as a cluster administrator, and returns its output.
+func (s *suite) run(t *testing.T, program string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	home := t.TempDir()
-	cmd := exec.CommandContext(ctx, filepath.Join(os.Getenv("GPUREADY_E2E"), "tools/helm"), args...)
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig, "HOME="+home, "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	require.NoErrorf(t, cmd.Run(), "helm %s:\n%s\n%s", strings.Join(args, " "), &out, s.World.Describe())
+	require.NoErrorf(t, cmd.Run(), "%s %s:\n%s\n%s", program, strings.Join(args, " "), &out, s.World.Describe())
+	return out.String()
 }

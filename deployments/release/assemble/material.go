@@ -22,7 +22,7 @@ var locks = []string{"go.sum", ".ci/catalog/go.sum", ".ci/helm/go.sum", ".ci/olm
 
 // DebianTools returns the Debian packages of the programs that build for an architecture: C compiler,
 // linker and headers, for the programs that call libnvidia-ml and the simulator's libraries; and, with
-// this machine's, buildah, which makes the images.
+// this machine's, buildah, which makes the images, and tar and gzip, which make archives.
 func DebianTools(ctx context.Context, arch string) ([]string, error) {
 	prefix, headers := "", "libc6-dev"
 	if arch != runtime.GOARCH {
@@ -46,7 +46,7 @@ func DebianTools(ctx context.Context, arch string) ([]string, error) {
 	}
 	packages = append(packages, headers)
 	if arch == runtime.GOARCH {
-		packages = append(packages, "buildah")
+		packages = append(packages, "buildah", "gzip", "tar")
 	}
 	return packages, nil
 }

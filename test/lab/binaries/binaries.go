@@ -103,7 +103,7 @@ func EnsureNFD(ctx context.Context, o Options) (Dir, error) { return ensure(ctx,
 // plugin and container toolkit.
 func EnsureNVIDIA(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, nvidia, o) }
 
-// EnsureOLM is like Ensure, for the Operator Lifecycle Manager: olm, catalog and opm.
+// EnsureOLM is like Ensure, for the Operator Lifecycle Manager: olm, catalog, opm and cpb.
 func EnsureOLM(ctx context.Context, o Options) (Dir, error) { return ensure(ctx, []module{olm}, o) }
 
 // EnsureAutoscaler is like Ensure, for the Cluster Autoscaler: cluster-autoscaler.

@@ -140,8 +140,8 @@ var nfd = module{
 	},
 }
 
-// olm is only needed by `make e2e-operator-olm`: the two operators of the Operator Lifecycle
-// Manager, and the catalog server.
+// olm is only needed by `make e2e-operator-olm` and `make verify-release-olm`: the two operators of the
+// Operator Lifecycle Manager, the catalog server, and what unpacks the image of a bundle.
 var olm = module{
 	name:    "olm",
 	project: "github.com/operator-framework/operator-lifecycle-manager",
@@ -151,6 +151,7 @@ var olm = module{
 		{"olm", "github.com/operator-framework/operator-lifecycle-manager/cmd/olm", 3 * time.Minute},
 		{"catalog", "github.com/operator-framework/operator-lifecycle-manager/cmd/catalog", 15 * time.Second},
 		{"opm", "github.com/operator-framework/operator-registry/cmd/opm", time.Minute},
+		{"cpb", "github.com/operator-framework/operator-lifecycle-manager/util/cpb", 2 * time.Second},
 	},
 }
 
