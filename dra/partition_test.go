@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -134,7 +135,9 @@ func TestProfilesMatchTheGoldenFile(t *testing.T) {
 	}
 	data, err := json.MarshalIndent(all, "", " ")
 	require.NoError(t, err)
-	golden.Require(t, "inventory/testdata/partitionable.json", string(data)+"\n")
+	// Each profile is one line.
+	text := regexp.MustCompile(`\{[^{}]*"starts"[^{}]*\}`).ReplaceAllStringFunc(string(data), func(profile string) string { return strings.Join(strings.Fields(profile), " ") })
+	golden.Require(t, "inventory/testdata/partitionable.json", text+"\n")
 }
 
 func TestPartitionsAreCreatedForClaimsAndDestroyed(t *testing.T) {

@@ -45,9 +45,7 @@ func dynamic(gpus ...nodestate.GPU) nodestate.State {
 func TestPartitionsMatchTheGoldenFile(t *testing.T) {
 	all := partitionable(t)
 	i := New(dynamic(all[1]), Problem{}, root)
-	data, err := json.MarshalIndent(i.Slices(), "", "  ")
-	require.NoError(t, err)
-	golden.Require(t, "testdata/partitions.json", string(data)+"\n")
+	golden.Require(t, "testdata/partitions.txt", readable(t, i.Slices()))
 
 	require.Empty(t, New(served(all[1]), Problem{}, root).Devices, "without --mig=dynamic there is none")
 	require.Empty(t, i.WithoutPartitions().Devices)
