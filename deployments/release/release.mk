@@ -106,6 +106,7 @@ release-sign: $(RELEASE_TOOL) bin/tools/cosign $(WITH_REGISTRY_NEEDS) ## sign a 
 
 # What was pulled runs on a cluster whose namespace admits nothing else, and in an emulator of arm64.
 verify-release: packages-build packages-cluster packages-release $(RELEASE_TOOL) $(addprefix bin/tools/,cosign helm) $(WITH_REGISTRY_NEEDS) ## verify a published release as a stranger would, and run it: chart, CUDA job, kubectl gpu, arm64
+	@$(GO) run $(TAGS) ./test/lab/cluster/tool build # not within the tests' time limit
 	@$(WITH_REGISTRY) $(MAKE) --no-print-directory verify-release-served
 
 verify-release-served:

@@ -74,7 +74,7 @@ func TestMPS(t *testing.T) {
 	s.applyPrevious(t, "mps.yaml")
 	s.ConfigurePlugin(t, text)
 	s.settled(t, e2e.Namespace, s.chosen(nil), 16)
-	for i, r := range []releases{{mpsSet}, {pluginSet}, {"device-plugin"}, slices.Sorted(maps.Values(s.images)), {}} {
+	for i, r := range []releases{{mpsSet}, {pluginSet}, {"device-plugin"}, slices.Compact(slices.Sorted(maps.Values(s.images))), {}} {
 		if !t.Run(r.String(), func(t *testing.T) {
 			s.choose(t, r)
 			s.settled(t, e2e.Namespace, s.chosen(r), 16)

@@ -83,7 +83,7 @@ func (r releases) String() string {
 	if len(r) == 0 {
 		return "all of the release before"
 	}
-	return "new " + strings.Join(r, ", ")
+	return "new " + strings.Join(r, " and ") // kubectl splits the names of files at commas
 }
 
 // TestManifests installs the release before by its manifests, and changes the release of each component
