@@ -21,12 +21,13 @@ const root = "../.."
 var writes = map[string][]string{
 	"codeql.yaml analyse":      {"security-events"},
 	"scorecard.yaml scorecard": {"security-events"},
-	"release.yaml release":     {"contents", "packages", "id-token"},
+	"release.yaml release":     {"packages", "id-token"},
+	"release.yaml draft":       {"contents"},
 	"release.yaml publish":     {"contents"},
 }
 
 // secret lists the jobs that may use the workflow's token.
-var secret = []string{"release.yaml release", "release.yaml verify", "release.yaml publish"}
+var secret = []string{"release.yaml release", "release.yaml draft", "release.yaml verify", "release.yaml publish"}
 
 // events may start a workflow. None of them runs a stranger's code with rights of this
 // repository, as pull_request_target, workflow_run and issue_comment do.
@@ -197,6 +198,8 @@ func isStrangers(value string) bool {
 
 var token = regexp.MustCompile(`secrets\s*[.\[]|secrets: *inherit|github\.token|GITHUB_TOKEN`)
 
+var bundle = regexp.MustCompile(`[\w.]+\.sigstore\.json`)
+
 // jobText returns the lines of a job.
 func jobText(text, id string) string {
 	_, rest, _ := strings.Cut(text, "\n  "+id+":\n")
@@ -215,7 +218,8 @@ func TestNothingIsPublishedWithoutVerification(t *testing.T) {
 	var w workflow
 	require.NoError(t, yaml.Unmarshal([]byte(read(t)["release.yaml"]), &w))
 	require.Equal(t, "verify", w.Jobs["publish"].Needs)
-	require.Equal(t, "release", w.Jobs["verify"].Needs)
+	require.Equal(t, "draft", w.Jobs["verify"].Needs)
+	require.Equal(t, "release", w.Jobs["draft"].Needs)
 	require.Equal(t, "build", w.Jobs["release"].Needs)
 	require.Equal(t, map[string]string{"contents": "read"}, w.Jobs["build"].Permissions, "what is built cannot push or sign")
 	for id, j := range w.Jobs {
@@ -228,11 +232,14 @@ func TestNothingIsPublishedWithoutVerification(t *testing.T) {
 			asRoot = asRoot || strings.Contains(s.Run, "sudo")
 		}
 	}
-	steps := w.Jobs["release"].Steps
-	require.Contains(t, steps[len(steps)-1].Run, " release.json files/* signatures/*", "what is signed is there with its signature")
+	steps := w.Jobs["draft"].Steps
+	require.Contains(t, steps[len(steps)-1].Run, " release.json files/* ", "what is signed is there with its signature")
+	require.Equal(t, []string{"release.json.signature.sigstore.json", "SHA256SUMS.signature.sigstore.json", "files.provenance.sigstore.json"},
+		bundle.FindAllString(steps[len(steps)-1].Run, -1), "those that a release has in the registry, and no others")
 	steps = w.Jobs["verify"].Steps
-	require.Contains(t, steps[len(steps)-2].Run, "make verify-release")
-	require.Contains(t, steps[len(steps)-1].Run, " release.json files/* signatures/*")
+	require.Contains(t, steps[len(steps)-2].Run, "make verify-release-signed")
+	require.Contains(t, steps[len(steps)-2].Run, " release.json files/* signatures/*", "before anything of the release runs")
+	require.Contains(t, steps[len(steps)-1].Run, "make verify-release ")
 	steps = w.Jobs["publish"].Steps
 	require.Contains(t, steps[0].Run, "sha256sum --check --strict ../verified")
 	require.Contains(t, steps[1].Run, "--draft=false")
@@ -308,13 +315,17 @@ func targets(t *testing.T) []string {
 	return all
 }
 
-// made returns the targets that the workflows make, by themselves or by a matrix.
-func made(t *testing.T) []string {
+// made returns the targets that the workflows for an event make, by themselves or by a matrix; "": all
+// workflows.
+func made(t *testing.T, event string) []string {
 	t.Helper()
 	var all []string
 	for name, text := range read(t) {
 		var w workflow
 		require.NoError(t, yaml.Unmarshal([]byte(text), &w), name)
+		if _, starts := w.On[event]; !starts && event != "" {
+			continue
+		}
 		for _, j := range w.Jobs {
 			for _, key := range []string{"target", "targets"} {
 				values, _ := j.Strategy.Matrix[key].([]any)
@@ -337,7 +348,7 @@ func made(t *testing.T) []string {
 }
 
 func TestTargetsExist(t *testing.T) {
-	all, have := made(t), targets(t)
+	all, have := made(t, ""), targets(t)
 	for _, name := range all {
 		require.Contains(t, have, name)
 	}
@@ -348,7 +359,7 @@ func TestTargetsExist(t *testing.T) {
 func TestPullRequestsRunTheSuitesOfCI(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, ".ci/run"))
 	require.NoError(t, err)
-	all := made(t)
+	all := made(t, "pull_request")
 	lanes := lane.FindAllStringSubmatch(string(text), -1)
 	require.NotEmpty(t, lanes)
 	for _, m := range lanes {

@@ -9,7 +9,8 @@
 #	make release-sign REGISTRY=registry.example.com/gpuready RELEASE_KEY=cosign.key
 #	make release-sign REGISTRY=registry.example.com/gpuready RELEASE_SIGN=--keyless
 #	make verify-release REGISTRY=registry.example.com/gpuready RELEASE_PUBLIC_KEY=cosign.pub
-#	make verify-release-olm                                  its catalog and bundle, too
+#	make verify-release-signed                               what is signed alone; nothing of the release runs
+#	make verify-release-olm                                  installed by the Operator Lifecycle Manager, from its catalog
 #
 # Without REGISTRY a release stays on this machine: a registry runs while it is needed, with its
 # storage in bin/release/registry, and the key is made for it.
@@ -100,7 +101,7 @@ bin/release/key/cosign.pub: | bin/tools/cosign
 	@cd $(@D) && { [ -e cosign.key ] || { rm -rf new && mkdir -m 700 new && (cd new && $(abspath bin/tools/cosign) generate-key-pair) && mv new/cosign.key . && rm -r new; }; } && \
 		$(abspath bin/tools/cosign) public-key --key cosign.key >cosign.pub.new && mv cosign.pub.new cosign.pub
 
-.PHONY: release-sign verify-release verify-release-olm verify-release-served
+.PHONY: release-sign verify-release verify-release-olm verify-release-served verify-release-signed verify-release-signed-served
 release-sign: $(RELEASE_TOOL) bin/tools/cosign $(WITH_REGISTRY_NEEDS) ## sign a release that was pushed, attach provenance and SBOMs, and publish it
 	@$(WITH_REGISTRY) $(RELEASE_TOOL) sign --cosign bin/tools/cosign --dir '$(RELEASE_DIR)' $(RELEASE_SIGN)
 
@@ -109,14 +110,19 @@ verify-release: packages-build packages-cluster packages-release $(RELEASE_TOOL)
 	@$(GO) run $(TAGS) ./test/lab/cluster/tool build # not within the tests' time limit
 	@$(WITH_REGISTRY) $(MAKE) --no-print-directory verify-release-served
 
-verify-release-served:
+verify-release-signed: $(RELEASE_TOOL) bin/tools/cosign $(WITH_REGISTRY_NEEDS) ## verify a published release as a stranger would, and run nothing of it
+	@$(WITH_REGISTRY) $(MAKE) --no-print-directory verify-release-signed-served
+
+verify-release-signed-served:
 	@rm -rf bin/release/verified
 	$(RELEASE_TOOL) verify --cosign bin/tools/cosign --registry '$(RELEASE_REGISTRY)' --version '$(VERSION)' $(RELEASE_VERIFY) --save bin/release/verified
+
+verify-release-served: verify-release-signed-served
 	GPUREADY_E2E='$(CURDIR)/bin' GPUREADY_RELEASE_REGISTRY='$(RELEASE_REGISTRY)' GPUREADY_RELEASE_DIR='$(CURDIR)/bin/release/verified' \
 		$(GO) test $(TAGS) -count=1 -v -timeout 20m -run '^Test(VerifiedReleaseRuns|ARM64ImagesRun)$$' $(E2E_ARGS) ./test/release
 
-verify-release-olm: ## verify a published release, and have the real Operator Lifecycle Manager install it from its catalog
-	@$(MAKE) --no-print-directory verify-release E2E_ARGS="-run TestOLMInstallsTheRelease"
+verify-release-olm: ## the same, but the real Operator Lifecycle Manager installs it from its catalog
+	@$(MAKE) --no-print-directory verify-release E2E_ARGS='-run TestOLMInstallsTheRelease $(E2E_ARGS)'
 
 # For clusters without the internet: lists of the release's images, and one archive of them.
 MIRROR_ARGS ?=

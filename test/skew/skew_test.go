@@ -7,6 +7,7 @@ package skew
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -275,7 +276,12 @@ func (s *suite) settled(t *testing.T, namespace string, tags map[string]string, 
 	}
 	for _, program := range []string{filepath.Join(s.dir, "kubectl-gpu"), filepath.Join(os.Getenv("GPUREADY_E2E"), "kubectl-gpu")} {
 		s.run(t, program, "status")
-		require.Contains(t, s.run(t, program, "explain", node), node)
+		var report struct {
+			Result string `json:"result"`
+		}
+		out := s.run(t, program, "explain", node, "-o", "json")
+		require.NoError(t, json.Unmarshal([]byte(out), &report), out)
+		require.True(t, strings.HasPrefix(report.Result, "ok"), "%s: %s", program, report.Result)
 	}
 }
 
