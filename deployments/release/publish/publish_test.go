@@ -80,20 +80,23 @@ func repository(path string) string {
 	return name
 }
 
-func (s *server) Get(_ context.Context, repo string, h v1.Hash) (io.ReadCloser, error) {
+func (s *server) blob(repo string, h v1.Hash) ([]byte, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if !s.has[repo+" "+h.String()] {
 		return nil, ggcr.ErrNotFound
 	}
-	return io.NopCloser(bytes.NewReader(s.blobs[h.String()])), nil
+	return s.blobs[h.String()], nil
 }
 
-func (s *server) Stat(ctx context.Context, repo string, h v1.Hash) (int64, error) {
-	if _, err := s.Get(ctx, repo, h); err != nil {
-		return 0, err
-	}
-	return int64(len(s.blobs[h.String()])), nil
+func (s *server) Get(_ context.Context, repo string, h v1.Hash) (io.ReadCloser, error) {
+	data, err := s.blob(repo, h)
+	return io.NopCloser(bytes.NewReader(data)), err
+}
+
+func (s *server) Stat(_ context.Context, repo string, h v1.Hash) (int64, error) {
+	data, err := s.blob(repo, h)
+	return int64(len(data)), err
 }
 
 func (s *server) Put(_ context.Context, repo string, h v1.Hash, r io.ReadCloser) error {
