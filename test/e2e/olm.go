@@ -21,7 +21,7 @@ type OLM struct {
 }
 
 // StartOLM runs the Operator Lifecycle Manager against the cluster, from outside, until the test ends.
-// The arguments are more ones of its catalog operator.
+// catalogArgs are added to those of its catalog operator.
 func (s *Suite) StartOLM(t *testing.T, catalogArgs ...string) *OLM {
 	t.Helper()
 	built, err := binaries.EnsureOLM(t.Context(), binaries.Options{Out: os.Stderr})

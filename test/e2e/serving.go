@@ -15,7 +15,7 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 )
 
-// Of the device plugin.
+// Names of the device plugin's objects.
 const (
 	pluginDaemonSet = "nvidia-device-plugin-daemonset"
 	configMap       = "gpuready-device-plugin-config"

@@ -76,8 +76,11 @@ spec: { channel: stable, name: gpuready, source: gpuready, sourceNamespace: %[1]
 	csv := "gpuready." + v.Version
 	s.World.Until(t, "the bundle is installed", func() error {
 		phase, err := s.TryKubectl(t, "-n", namespace, "get", "csv", csv, "-o", "jsonpath={.status.phase}: {.status.message}")
-		if err != nil || !strings.HasPrefix(phase, "Succeeded:") {
+		if err != nil {
 			return fmt.Errorf("%w: %s", err, phase)
+		}
+		if !strings.HasPrefix(phase, "Succeeded:") {
+			return fmt.Errorf("it is %s", phase)
 		}
 		return nil
 	})
