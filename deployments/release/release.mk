@@ -48,16 +48,18 @@ RELEASE_TIME  = $$(git log -1 --format=%ct)
 release: ## build a release, for amd64 and arm64, push and sign it: make release REGISTRY=host/path RELEASE_KEY=cosign.key
 	@[ "$(strip $(RELEASE_SIGN))" != "--key ''" ] || { echo "release: say how to sign: RELEASE_KEY=cosign.key, or RELEASE_SIGN=--keyless" >&2; exit 2; }
 	@$(MAKE) --no-print-directory release-build
+	@$(MAKE) --no-print-directory -j2 bin/tools/cosign $(filter bin/tools/%,$(WITH_REGISTRY_NEEDS))
 	@$(MAKE) --no-print-directory release-push
 	@$(MAKE) --no-print-directory release-sign
 
 release-build: $(RELEASE_TOOL)
 	@$(RELEASE_BUILD) --check
-	@$(MAKE) --no-print-directory bin/tools/chart bin/tools/bundle $(foreach arch,amd64 arm64,$(addprefix bin/catalog/$(arch)/,opm grpc_health_probe))
+	@# Side by side, those that compile the least in common.
+	@$(MAKE) --no-print-directory -j2 bin/tools/chart $(addprefix bin/catalog/arm64/,opm grpc_health_probe) bin/tools/bundle $(addprefix bin/catalog/amd64/,opm grpc_health_probe)
 	@for arch in amd64 arm64; do \
 		SOURCE_DATE_EPOCH=$(RELEASE_TIME) $(MAKE) --no-print-directory images ARCH=$$arch IMAGE_DIR='$(RELEASE_IMAGES)'/$$arch IMAGE_BASE= IMAGE_ARGS= || exit 1; \
 	done
-	@$(MAKE) --no-print-directory krew KREW_URI='$(KREW_URI)'
+	@$(MAKE) --no-print-directory -j2 krew KREW_URI='$(KREW_URI)'
 	@$(RELEASE_BUILD)
 
 release-push: $(RELEASE_TOOL) $(WITH_REGISTRY_NEEDS)

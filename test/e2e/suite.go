@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/gpuready/gpuready/internal/version"
 	"github.com/gpuready/gpuready/test/lab/binaries"
 	"github.com/gpuready/gpuready/test/lab/cluster"
+	"github.com/gpuready/gpuready/test/lab/folder"
 )
 
 // Suite is a cluster with this tree's images, for the scenarios of one test.
@@ -74,6 +76,9 @@ func Start(t *testing.T, c cluster.Config) *Suite {
 	var err error
 	c.Binaries, err = binaries.Ensure(ctx, binaries.Options{Out: os.Stderr, Kubernetes: os.Getenv(kubernetesVariable)})
 	require.NoError(t, err)
+	place, err := folder.TakePlace(ctx, places, clustersAtOnce())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, place.Close()) })
 	up, err := cluster.Up(ctx, c)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, up.Down()) })
@@ -88,6 +93,13 @@ func Start(t *testing.T, c cluster.Config) *Suite {
 	}
 	return s
 }
+
+// places is the prefix of the files that clusters of all suites lock while they are up.
+const places = "/run/gpuready-e2e-cluster"
+
+// clustersAtOnce returns how many clusters of all suites may be up on this machine. With more of them
+// nothing ends sooner, and programs get the processors too late for the times that scenarios allow.
+func clustersAtOnce() int { return max(3, 2*runtime.NumCPU()) }
 
 // name derives a cluster's name from the test and the checkout. The next run of the same test
 // then removes a killed cluster, and other checkouts do not collide.

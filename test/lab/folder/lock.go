@@ -1,6 +1,7 @@
 package folder
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -79,5 +80,30 @@ func WaitReleased(path string, patience time.Duration) error {
 			return fmt.Errorf("%s is still held after %v", path, patience)
 		}
 		time.Sleep(50 * time.Millisecond) // flock has neither a deadline nor an event
+	}
+}
+
+// TakePlace waits until one of n places on this machine is free, and takes it until the returned file is
+// closed or this process ends. All places are files named prefix and a number.
+func TakePlace(ctx context.Context, prefix string, n int) (*os.File, error) {
+	for {
+		for i := range n {
+			place, err := os.OpenFile(fmt.Sprintf("%s-%d", prefix, i), os.O_CREATE|os.O_RDWR, 0o600)
+			if err != nil {
+				return nil, err
+			}
+			if err = unix.Flock(int(place.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+				return place, nil
+			}
+			_ = place.Close()
+			if !errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, fmt.Errorf("lock %s: %w", place.Name(), err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("all %d places (%s-*) are taken: %w", n, prefix, ctx.Err())
+		case <-time.After(200 * time.Millisecond): // flock cannot wait for one of several
+		}
 	}
 }
