@@ -68,8 +68,11 @@ type Config struct {
 	// Registry returns the Registry. It calls changed when it has learned something new
 	// about an image. It receives pull secrets by name only.
 	Registry func(changed func(image string)) Registry
-	Now      func() time.Time
-	Log      *slog.Logger
+	// NodesChanged is called with the number of Nodes before a pass that finds another number than the
+	// one before. It may be nil.
+	NodesChanged func(nodes int)
+	Now          func() time.Time
+	Log          *slog.Logger
 }
 
 // Evictor evicts, deletes and watches pods as plans of driver upgrades require; evict.Evictor
@@ -114,6 +117,7 @@ type Controller struct {
 
 	restUntil  time.Time // no pass starts before
 	nextPass   time.Time // deadline of a pass without a change; zero: never
+	nodes      int       // their number in the last pass
 	unreported time.Time // start of the first pass since the last report; zero: there was none
 	lastReport reportState
 
