@@ -8,7 +8,8 @@ import (
 	"github.com/gpuready/gpuready/operator/status"
 )
 
-// exitTimeout is an exit code of this program, besides those of every program.
+// exitTimeout is the exit code of a cleanup that timed out, besides the codes of all programs (package
+// program).
 const exitTimeout = 20
 
 const exitHelp = `

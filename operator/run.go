@@ -94,7 +94,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(200)
 	}
-	limitMemory(0)
+	limitMemory(0, 0)
 	reg := metricsserver.NewRegistry()
 	m := metrics.New(reg)
 	kube.Wrap(m.Transport)
@@ -128,7 +128,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	c := controller.New(controller.Config{
 		Client: mgr.GetClient(), Informers: mgr.GetCache(), Others: others, Events: mgr.GetEventRecorder(label.Deployment),
-		Metrics: m, Cluster: o.cluster, Now: time.Now, Log: log, NodesChanged: limitMemory,
+		Metrics: m, Cluster: o.cluster, Now: time.Now, Log: log, Sized: limitMemory,
 		Operator: types.NamespacedName{Namespace: o.namespace, Name: label.Deployment}, Elected: r.lead,
 		Streams: func(failed func(error)) (cache.Cache, error) { return openCache(kube, mgr, controller.Streams(failed)) },
 		Monitors: func(failed func(error)) (cache.Cache, error) {

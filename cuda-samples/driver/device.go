@@ -22,19 +22,20 @@ type Attribute int32
 
 // The attributes that samples ask for.
 const (
-	SharedMemoryPerBlock Attribute = 8  // bytes, without opting in for more
-	ClockRate            Attribute = 13 // kHz, the highest of the multiprocessors
-	Multiprocessors      Attribute = 16
-	ECCEnabled           Attribute = 32 // 0 or 1
-	MemoryClockRate      Attribute = 36 // kHz, the highest; memory moves data twice a clock
-	MemoryBusWidth       Attribute = 37 // bits
-	L2CacheSize          Attribute = 38 // bytes
-	ThreadsPerProcessor  Attribute = 39 // the most that are resident on a multiprocessor
-	CapabilityMajor      Attribute = 75
-	CapabilityMinor      Attribute = 76
-	HostPageTables       Attribute = 100 // 1: the device uses the host's page tables, over NVLink-C2C
+	SharedMemoryPerBlock     Attribute = 8  // bytes, without opting in for more
+	ClockRate                Attribute = 13 // kHz, the highest of the multiprocessors
+	Multiprocessors          Attribute = 16
+	ECCEnabled               Attribute = 32 // 0 or 1
+	MemoryClockRate          Attribute = 36 // kHz, the highest; memory moves data twice a clock
+	MemoryBusWidth           Attribute = 37 // bits
+	L2CacheSize              Attribute = 38 // bytes
+	ThreadsPerMultiprocessor Attribute = 39 // the most that are resident on a multiprocessor
+	CapabilityMajor          Attribute = 75
+	CapabilityMinor          Attribute = 76
+	HostPageTables           Attribute = 100 // 1: the device uses the host's page tables, over NVLink-C2C
 )
 
+// device returns the device with an ordinal: its properties, without a context.
 func (d *Driver) device(ordinal int32) (*Device, error) {
 	device := &Device{driver: d}
 	if err := d.check("cuDeviceGet", d.deviceGet(&device.ordinal, ordinal)); err != nil {
@@ -57,22 +58,24 @@ func (d *Driver) device(ordinal int32) (*Device, error) {
 	return device, device.readUUID()
 }
 
+// readUUID sets UUID. Of a MIG device, cuDeviceGetUuid returns its GPU's UUID, and cuDeviceGetUuid_v2 its
+// own; only then do they differ. Drivers before CUDA 11.4 have no v2, and say the GPU's.
 func (d *Device) readUUID() error {
-	var whole, own [16]byte
-	if err := d.check("cuDeviceGetUuid", d.driver.deviceGetUUID(&whole, d.ordinal)); err != nil {
+	var gpuUUID, deviceUUID [16]byte
+	if err := d.check("cuDeviceGetUuid", d.driver.deviceGetUUID(&gpuUUID, d.ordinal)); err != nil {
 		return err
 	}
-	own = whole
+	deviceUUID = gpuUUID
 	if d.driver.deviceGetUUIDv2 != nil {
-		if err := d.check("cuDeviceGetUuid_v2", d.driver.deviceGetUUIDv2(&own, d.ordinal)); err != nil {
+		if err := d.check("cuDeviceGetUuid_v2", d.driver.deviceGetUUIDv2(&deviceUUID, d.ordinal)); err != nil {
 			return err
 		}
 	}
 	prefix := "GPU"
-	if own != whole {
+	if deviceUUID != gpuUUID {
 		prefix = "MIG"
 	}
-	d.UUID = fmt.Sprintf("%s-%x-%x-%x-%x-%x", prefix, own[:4], own[4:6], own[6:8], own[8:10], own[10:])
+	d.UUID = fmt.Sprintf("%s-%x-%x-%x-%x-%x", prefix, deviceUUID[:4], deviceUUID[4:6], deviceUUID[6:8], deviceUUID[8:10], deviceUUID[10:])
 	return nil
 }
 
@@ -113,7 +116,8 @@ func (d *Device) MakeCurrent() error {
 	return d.check("cuCtxSetCurrent", d.driver.setCurrent(d.context))
 }
 
-// Synchronize waits for all work. It returns the errors of kernels that ran before.
+// Synchronize waits for all work in the calling thread's current context, which must be the device's (see
+// MakeCurrent), and returns the errors of its kernels.
 func (d *Device) Synchronize() error { return d.check("cuCtxSynchronize", d.driver.synchronize()) }
 
 // CanAccess reports whether the device can reach the memory of another directly.

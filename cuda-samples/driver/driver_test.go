@@ -57,7 +57,7 @@ func devices(t *testing.T, one, two *Device) {
 	require.NotEqual(t, one.PCI, two.PCI)
 	require.Equal(t, "9.0", one.Capability())
 	for attribute, most := range map[Attribute]int{
-		Multiprocessors: 200, ClockRate: 1e7, MemoryClockRate: 1e7, MemoryBusWidth: 1e4, L2CacheSize: 1e9, ThreadsPerProcessor: 2048,
+		Multiprocessors: 200, ClockRate: 1e7, MemoryClockRate: 1e7, MemoryBusWidth: 1e4, L2CacheSize: 1e9, ThreadsPerMultiprocessor: 2048,
 		SharedMemoryPerBlock: 48 << 10,
 	} {
 		value, err := one.Attribute(attribute)

@@ -13,7 +13,7 @@ import (
 	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
 )
 
-// maxSide bounds the time that the reference takes on the CPU.
+// maxSide bounds the time that the CPU takes to compute the product that the GPU's is compared with.
 const maxSide = 8192
 
 // size is the size of a product: A is m × k, B is k × n.

@@ -36,7 +36,7 @@ const (
 	imexWritten   = imexDir + "/config.cfg"
 )
 
-// Timeouts until a daemon is ready.
+// How long a daemon may take to become ready.
 const (
 	startTimeout  = time.Minute
 	fabricTimeout = 5 * time.Minute // half a minute was seen on eight H100
@@ -45,9 +45,9 @@ const (
 // ErrMissing is returned, wrapped, if the driver image lacks something that this machine needs.
 var ErrMissing = errors.New("missing from the driver image")
 
-// ErrNoPort is returned, wrapped, while the functions that lead to the NVSwitches have no
-// InfiniBand port, or no user access to it. The port may appear: survey again after modules
-// were loaded.
+// ErrNoPort is returned, wrapped, while the PCI functions that lead to the NVSwitches have no
+// InfiniBand port, or while programs cannot reach it, which needs the module ib_umad. Once modules
+// were loaded, make another plan.
 var ErrNoPort = errors.New("no InfiniBand port leads to the NVSwitches yet")
 
 // Skip is a daemon that does not run, with the reason.
@@ -67,7 +67,7 @@ type Plan struct {
 // describes an invalid configuration.
 func NewPlan(m Machine) (Plan, error) {
 	var p Plan
-	for _, add := range []func(Machine) error{p.addPersistence, p.addLicense, p.addFabric, p.addIMEX} {
+	for _, add := range []func(Machine) error{p.addPersistence, p.addVGPU, p.addFabric, p.addIMEX} {
 		if err := add(m); err != nil {
 			return Plan{}, err
 		}
@@ -105,7 +105,8 @@ func (p *Plan) addPersistence(m Machine) error {
 	return nil
 }
 
-func (p *Plan) addLicense(m Machine) error {
+// addVGPU plans the daemons of a vGPU's guest.
+func (p *Plan) addVGPU(m Machine) error {
 	switch path, ok := m.Programs[gridd]; {
 	case m.GPUs == 0:
 		_ = p.skipDaemon(gridd, noGPU)
@@ -138,6 +139,12 @@ func (p *Plan) addLicense(m Machine) error {
 	return nil
 }
 
+// Values of FABRIC_MODE.
+const (
+	fabricBareMetal = "0" // or full passthrough to one virtual machine
+	fabricShared    = "1" // virtual machines share the NVSwitches
+)
+
 func (p *Plan) addFabric(m Machine) error {
 	settings, err := parseSettings(m.Env)
 	if err != nil {
@@ -162,12 +169,12 @@ func (p *Plan) addFabric(m Machine) error {
 	if m.FabricConfig == nil {
 		return missingError(fabricConf, "nv-fabricmanager reads it", "add the whole package nvidia-fabricmanager to the image")
 	}
-	// With its default, it exits with 0 when the NVSwitches are configured.
+	// As a daemon, which is its default, its parent exits with 0 once the NVSwitches are configured.
 	data, applied, err := replaceSettings(m.FabricConfig, append([]Setting{{Key: "DAEMONIZE", Value: "1"}}, settings...))
 	if err != nil {
 		return fmt.Errorf("%s: %w", fabricConf, err)
 	}
-	p.Settings = applied[1:]
+	p.Settings = applied[1:] // without ours, DAEMONIZE
 	d := supervisor.Daemon{Name: fabricManager, Why: "configures " + switches + "; CUDA does not start before", Required: true,
 		Path: path, Args: []string{"-c", fabricWritten}, Dirs: []string{fabricDir}, Files: []supervisor.File{{Path: fabricWritten, Data: data}},
 		Forks: true, PIDFile: fabricDir + "/nv-fabricmanager.pid", StartTimeout: fabricTimeout}
@@ -175,7 +182,7 @@ func (p *Plan) addFabric(m Machine) error {
 		d.LogFile = lookUpKey(data, "LOG_FILE_NAME")
 	}
 	mode := lookUpKey(data, "FABRIC_MODE")
-	if mode != "" && mode != "0" {
+	if mode != "" && mode != fabricBareMetal {
 		d.RestartArgs = []string{"--restart"} // takes over the partitions of virtual machines
 	}
 	if m.Bridges == 0 {
@@ -186,7 +193,7 @@ func (p *Plan) addFabric(m Machine) error {
 		}
 		d.Args = append(d.Args, "-g", m.PortGUID)
 		d.After = []string{nvlsm}
-		p.ResetGPUs = mode == "1"
+		p.ResetGPUs = mode == fabricShared
 	}
 	p.Daemons = append(p.Daemons, d)
 	return nil

@@ -70,9 +70,10 @@ const (
 	maxReason = 1024
 )
 
-// Errors that Check wraps.
+// Errors that Find and Check wrap.
 var (
 	ErrUnresolvable = errors.New("CDI device cannot be resolved")
+	ErrAmbiguous    = errors.New("two CDI files define it") // besides ErrUnresolvable
 	ErrIncomplete   = errors.New("CDI device needs what is not there")
 )
 
@@ -224,7 +225,7 @@ func file(p string, priority int, data []byte) File {
 }
 
 // Find returns the file and device that a runtime resolves a qualified name to.
-// Its error wraps ErrUnresolvable.
+// Its error wraps ErrUnresolvable, and ErrAmbiguous if two files of the highest priority define it.
 func Find(files []File, name string) (File, specs.Device, error) {
 	fail := func(format string, args ...any) (File, specs.Device, error) {
 		return File{}, specs.Device{}, fmt.Errorf("%w: %s: %s", ErrUnresolvable, record.Clean(name, maxQuoted), record.Clean(fmt.Sprintf(format, args...), maxReason))
@@ -262,12 +263,19 @@ func Find(files []File, name string) (File, specs.Device, error) {
 		for i, f := range best {
 			paths[i] = f.Path
 		}
-		return fail("defined by %s: runtimes refuse a name that two files of one directory define", strings.Join(paths, " and "))
+		_, _, err := fail("defined by %s: runtimes refuse a name that two files of one directory define", strings.Join(paths, " and "))
+		return File{}, specs.Device{}, ambiguousError{err}
 	case len(bad) > 0:
 		return fail("%s", strings.Join(bad, "; "))
 	}
 	return fail("no specification of kind %s has it", kind)
 }
+
+// ambiguousError is ErrAmbiguous.
+type ambiguousError struct{ error }
+
+func (e ambiguousError) Unwrap() error      { return e.error }
+func (ambiguousError) Is(target error) bool { return target == ErrAmbiguous }
 
 // Check finds out whether a container with the device would start: its name
 // resolves, and every device node, mount and hook that it needs is on the host.

@@ -68,11 +68,10 @@ type Config struct {
 	// Registry returns the Registry. It calls changed when it has learned something new
 	// about an image. It receives pull secrets by name only.
 	Registry func(changed func(image string)) Registry
-	// NodesChanged is called with the number of Nodes before a pass that finds another number than the
-	// one before. It may be nil.
-	NodesChanged func(nodes int)
-	Now          func() time.Time
-	Log          *slog.Logger
+	// Sized is called when the number of Nodes or of operands' pods has changed. It may be nil.
+	Sized func(nodes, pods int)
+	Now   func() time.Time
+	Log   *slog.Logger
 }
 
 // Evictor evicts, deletes and watches pods as plans of driver upgrades require; evict.Evictor
@@ -117,7 +116,8 @@ type Controller struct {
 
 	restUntil  time.Time // no pass starts before
 	nextPass   time.Time // deadline of a pass without a change; zero: never
-	nodes      int       // their number in the last pass
+	nodes      int       // the number of Nodes that Sized was called with
+	pods       int       // the same of pods
 	unreported time.Time // start of the first pass since the last report; zero: there was none
 	lastReport reportState
 

@@ -88,6 +88,10 @@ func (c *Controller) drainInbox() {
 	for _, update := range c.inbox.drain() {
 		update(c.model)
 	}
+	if nodes, pods := len(c.model.nodes), len(c.model.pods); c.Sized != nil && (nodes != c.nodes || pods != c.pods) {
+		c.nodes, c.pods = nodes, pods
+		c.Sized(nodes, pods)
+	}
 }
 
 // nextDue returns when the next pass or report is due; zero means after the next update.

@@ -200,3 +200,19 @@ func TestRepeatedReportKeepsThePlacement(t *testing.T) {
 	w.syncModel()
 	require.Nil(t, w.model.nodes["n1"].placed)
 }
+
+func TestChangesInSizeAreReported(t *testing.T) {
+	w := newWorld(t)
+	var sizes [][2]int
+	w.Sized = func(nodes, pods int) { sizes = append(sizes, [2]int{nodes, pods}) }
+	w.create(gpuNode("n1"), gpuNode("n2"), simulated("policy"))
+	w.settle()
+	require.Equal(t, [2]int{2, 0}, sizes[len(sizes)-1])
+	told := len(sizes)
+	w.change("n1", func(n *corev1.Node) { n.Spec.Unschedulable = true })
+	w.settle()
+	require.Len(t, sizes, told)
+	require.NoError(t, w.Delete(w.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}))
+	w.settle()
+	require.Equal(t, [2]int{1, 0}, sizes[len(sizes)-1])
+}

@@ -22,10 +22,6 @@ func (c *Controller) runPass(ctx context.Context, now time.Time) {
 	c.unreported = earlier(c.unreported, now) // the status may be out of date since then
 	c.model.selectDrivers()
 	members := c.model.members()
-	if n := len(members); n != c.nodes && c.NodesChanged != nil {
-		c.nodes = n
-		c.NodesChanged(n)
-	}
 	c.survey = surveyNodes(nodesOf(members), c.model.handOver())
 	var before error
 	if c.desired != nil {

@@ -58,12 +58,14 @@ var configDirs = []struct{ os, repositories, certificates string }{
 	{"centos", "/etc/yum.repos.d", "/etc/pki/ca-trust/extracted/pem"},
 }
 
-// configure mounts the files that the policy names for drivers. It reports whether all of them
-// exist: without its configuration, the driver would be a different one.
+// configure mounts the files that the policy names for drivers. It reports whether the driver may be
+// deployed: not without a ConfigMap that the policy names, or when the directories of its files are
+// unknown.
 func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c driver.Choice) bool {
 	spec, pod := &r.spec.Driver, &d.Spec.Template.Spec
 	good := r.mountFiles(pod, ctr, "driver.kernelModuleConfig.name", moduleConfig(spec), "/drivers")
-	if c.Variant != driver.Precompiled && !c.Ours {
+	installs := c.Variant != driver.Precompiled && !c.Ours // packages; only such containers read these files
+	if installs {
 		repositories, certificates := "", ""
 		for _, f := range configDirs {
 			if strings.HasPrefix(c.Pool.OS, f.os) {
@@ -84,7 +86,7 @@ func (r *renderer) configure(d *appsv1.DaemonSet, ctr *corev1.Container, c drive
 		good = r.mountFiles(pod, ctr, "driver.certConfig.name", certConfig(spec), certificates) && good
 		mountSubscriptions(pod, ctr, c)
 	}
-	if repoConfig(spec) != "" && (c.Variant == driver.Precompiled || c.Ours) {
+	if repoConfig(spec) != "" && !installs { // certConfig also serves the search for images
 		r.reportUnserved("driver.repoConfig", "driver containers of gpuready's own and precompiled ones install no packages: remove the field")
 	}
 	if secret := r.name("driver.secretEnv", spec.SecretEnv, ""); secret != "" {
@@ -117,7 +119,7 @@ func (r *renderer) mountFiles(pod *corev1.PodSpec, c *corev1.Container, field, n
 }
 
 // volumeName returns a volume's name for a field: "repo-config" for
-// driver.repoConfig.configMapName. A ConfigMap's own name may be too long.
+// driver.repoConfig.configMapName. A ConfigMap's own name may be longer than a volume's.
 func volumeName(field string) string {
 	return map[string]string{
 		"driver.kernelModuleConfig.name":  "kernel-module-config",
@@ -127,7 +129,7 @@ func volumeName(field string) string {
 }
 
 // mountSubscriptions mounts the host's subscriptions if a distribution's packages need one. On
-// OpenShift drivers are built with the contents of the Driver Toolkit.
+// OpenShift none is needed, since drivers are built with the Driver Toolkit's contents.
 func mountSubscriptions(pod *corev1.PodSpec, ctr *corev1.Container, c driver.Choice) {
 	var paths []struct{ host, mount string }
 	switch {

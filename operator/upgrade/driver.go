@@ -20,11 +20,11 @@ type Set struct {
 	Selector map[string]string // labels of NFD that its nodes must have
 	Image    string            // of its driver container; "" for the simulated driver
 	Ours     bool              // the image is a driver container of this product
-	Version  string            // of the driver, if it is ours and the version is known
+	Version  string            // DRIVER_VERSION of its driver container; "" if it has none
 	Sidecar  bool              // its pods have the Driver Toolkit's container
 }
 
-// ObserveSet reduces a driver DaemonSet.
+// ObserveSet returns what an upgrade needs to know of a driver DaemonSet.
 func ObserveSet(s *appsv1.DaemonSet) Set {
 	pod := &s.Spec.Template
 	o := Set{ID: pod.Spec.NodeSelector[label.Driver], Name: s.Name, Digest: pod.Labels[label.DriverDigest], Ours: s.Labels[label.DriverContainer] == label.Product}
@@ -55,7 +55,7 @@ func driverVersion(c corev1.Container) string {
 	return ""
 }
 
-// selects reports whether the DaemonSet is for nodes with these labels.
+// selects reports whether a node with these labels has those that the DaemonSet requires of NFD.
 func (s Set) selects(labels map[string]string) bool {
 	for key, value := range s.Selector {
 		if labels[key] != value {
@@ -82,7 +82,7 @@ type Driver struct {
 // failing. By the kubelet's doubling pauses, that is after five minutes or more.
 const failingRestarts = 5
 
-// ObserveDriver reduces a pod of a driver DaemonSet.
+// ObserveDriver returns what an upgrade needs to know of a pod of a driver DaemonSet.
 func ObserveDriver(p *corev1.Pod) *Driver {
 	d := &Driver{
 		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID),

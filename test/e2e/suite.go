@@ -69,6 +69,9 @@ func Start(t *testing.T, c cluster.Config) *Suite {
 	if os.Getenv(recordsVariable) != "" {
 		builtCommit(t)
 	}
+	if os.Geteuid() == 0 { // else cluster.Up says what is missing
+		takePlace(t)
+	}
 	c.Name = name(t, os.Getenv(variable))
 	c.Progress = func(s cluster.Step) { t.Logf("%5.1f s  %s", s.Took.Seconds(), s.What) }
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute) // includes building the binaries
@@ -76,9 +79,6 @@ func Start(t *testing.T, c cluster.Config) *Suite {
 	var err error
 	c.Binaries, err = binaries.Ensure(ctx, binaries.Options{Out: os.Stderr, Kubernetes: os.Getenv(kubernetesVariable)})
 	require.NoError(t, err)
-	place, err := folder.TakePlace(ctx, places, clustersAtOnce())
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, place.Close()) })
 	up, err := cluster.Up(ctx, c)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, up.Down()) })
@@ -94,12 +94,24 @@ func Start(t *testing.T, c cluster.Config) *Suite {
 	return s
 }
 
-// places is the prefix of the files that clusters of all suites lock while they are up.
-const places = "/run/gpuready-e2e-cluster"
-
-// clustersAtOnce returns how many clusters of all suites may be up on this machine. With more of them
-// nothing ends sooner, and programs get the processors too late for the times that scenarios allow.
-func clustersAtOnce() int { return max(3, 2*runtime.NumCPU()) }
+// takePlace waits until fewer than two Suites a processor are up on this machine, of all test programs, and
+// counts this one until the test ends. With more of them nothing ends sooner, and programs get the
+// processors too late for the times that scenarios allow.
+func takePlace(t *testing.T) {
+	t.Helper()
+	ctx, began := t.Context(), time.Now()
+	if end, limited := t.Deadline(); limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, end.Add(-time.Minute))
+		defer cancel()
+	}
+	place, err := folder.TakePlace(ctx, "/run/gpuready-e2e-cluster", max(3, 2*runtime.NumCPU()))
+	require.NoError(t, err, "waiting for other clusters' ends")
+	t.Cleanup(func() { require.NoError(t, place.Close()) })
+	if waited := time.Since(began); waited > time.Second {
+		t.Logf("waited %.0f s until another cluster of this machine had ended", waited.Seconds())
+	}
+}
 
 // name derives a cluster's name from the test and the checkout. The next run of the same test
 // then removes a killed cluster, and other checkouts do not collide.

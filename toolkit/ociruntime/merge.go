@@ -10,33 +10,35 @@ import (
 var hookNames = []string{"prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
 
 func hookLists(h *oci.Hooks) [][]oci.Hook {
-	return [][]oci.Hook{h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop} //nolint:staticcheck // bundles of today have prestart hooks
+	return [][]oci.Hook{h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop} //nolint:staticcheck // deprecated, and still in use
 }
 
-// merge writes the edits of Spec back into the document.
+// merge writes the edited parts of Spec into config.json's objects, and leaves all other text as it was:
+// Spec has only the fields that this version of the specification knows, and encoding it would lose the
+// rest. A part of Spec that is nil is left alone, not removed.
 func (c *containerConfig) merge() (changed bool, err error) {
 	m := &merger{}
 	if p := c.Spec.Process; p != nil {
-		list(m, c.process, "env", p.Env)
-		list(m, c.user, "additionalGids", p.User.AdditionalGids)
+		setList(m, c.process, "env", p.Env)
+		setList(m, c.user, "additionalGids", p.User.AdditionalGids)
 		m.update(c.process, "user", c.user)
 		m.update(c.top, "process", c.process)
 	}
-	list(m, c.top, "mounts", c.Spec.Mounts)
+	setList(m, c.top, "mounts", c.Spec.Mounts)
 	if h := c.Spec.Hooks; h != nil {
 		for i, hooks := range hookLists(h) {
-			list(m, c.hooks, hookNames[i], hooks)
+			setList(m, c.hooks, hookNames[i], hooks)
 		}
 		m.update(c.top, "hooks", c.hooks)
 	}
 	if l := c.Spec.Linux; l != nil {
 		if l.Resources != nil {
-			list(m, c.resources, "devices", l.Resources.Devices)
+			setList(m, c.resources, "devices", l.Resources.Devices)
 			m.update(c.linux, "resources", c.resources)
 		}
-		list(m, c.linux, "devices", l.Devices)
-		whole(m, c.linux, "netDevices", l.NetDevices, len(l.NetDevices) == 0)
-		whole(m, c.linux, "intelRdt", l.IntelRdt, l.IntelRdt == nil)
+		setList(m, c.linux, "devices", l.Devices)
+		setValue(m, c.linux, "netDevices", l.NetDevices, len(l.NetDevices) == 0)
+		setValue(m, c.linux, "intelRdt", l.IntelRdt, l.IntelRdt == nil)
 		m.update(c.top, "linux", c.linux)
 	}
 	return m.changed, m.err
@@ -45,7 +47,7 @@ func (c *containerConfig) merge() (changed bool, err error) {
 type merger struct {
 	changed bool
 	err     error
-	dirty   map[*object]bool
+	dirty   map[*object]bool // changed, and perhaps not yet written into the object around it
 }
 
 func (m *merger) set(o *object, key string, value json.RawMessage) {
@@ -71,7 +73,8 @@ func (m *merger) encode(v any) json.RawMessage {
 	return data
 }
 
-func whole(m *merger, o *object, key string, value any, empty bool) {
+// setValue writes a value if its meaning has changed.
+func setValue(m *merger, o *object, key string, value any, empty bool) {
 	if empty && o.get(key) == nil {
 		return
 	}
@@ -80,7 +83,7 @@ func whole(m *merger, o *object, key string, value any, empty bool) {
 	}
 }
 
-// differs compares the meaning of two values, in the form of Go's encoder.
+// differs reports whether two JSON texts mean different values. The order of keys and spaces do not count.
 func (m *merger) differs(before, now json.RawMessage) bool {
 	var old any
 	if err := unmarshal(before, &old); err != nil {
@@ -93,8 +96,12 @@ func (m *merger) differs(before, now json.RawMessage) bool {
 	return !bytes.Equal(m.encode(old), m.encode(fresh))
 }
 
-// list writes a list. Elements that existed before keep their original text.
-func list[T any](m *merger, o *object, key string, now []T) {
+// setList writes a list if it has changed. Elements that it had before keep their original text, with the
+// fields that T does not know.
+func setList[T any](m *merger, o *object, key string, now []T) {
+	if m.err != nil {
+		return
+	}
 	var texts []json.RawMessage
 	var before []T
 	if raw := o.get(key); raw != nil {
@@ -107,16 +114,16 @@ func list[T any](m *merger, o *object, key string, now []T) {
 	}
 	originals := map[string][]json.RawMessage{}
 	for i, b := range before {
-		word := string(m.encode(b))
-		originals[word] = append(originals[word], texts[i])
+		encoded := string(m.encode(b))
+		originals[encoded] = append(originals[encoded], texts[i])
 	}
 	result := make([]json.RawMessage, len(now))
 	same := len(now) == len(before)
 	for i, n := range now {
-		word := m.encode(n)
-		result[i] = word
-		if left := originals[string(word)]; len(left) > 0 {
-			result[i], originals[string(word)] = left[0], left[1:]
+		encoded := m.encode(n)
+		result[i] = encoded
+		if left := originals[string(encoded)]; len(left) > 0 {
+			result[i], originals[string(encoded)] = left[0], left[1:]
 		}
 		same = same && bytes.Equal(result[i], texts[i])
 	}

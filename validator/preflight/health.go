@@ -11,13 +11,13 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate"
 )
 
-// judgeHealth judges the state that a GPU reported before, during and after the samples. all
-// are the node's devices.
+// judgeHealth judges the state that a GPU reported before, during and after the samples. The parameter all
+// lists the node's devices, for comparison.
 func judgeHealth(g *GPU, s Observations, all []GPU) {
 	judgeRecorded(g, s.Recorded, s.RecorderGone)
 	device, _ := s.Snapshot.Device(g.UUID)
 	if f := device.Fault; f != (gpu.Fault{}) {
-		addFinding(g, Unhealthy, f.Reason, f.Message, "look for Xid lines in dmesg; reset the GPU, or have it replaced where that does not mend it")
+		addFinding(g, Unhealthy, f.Reason, f.Message, "look for Xid lines in dmesg; reset the GPU, or have it replaced if that does not help")
 	}
 	switch {
 	case device.MIGEnabled && s.OnDemand:
@@ -26,24 +26,24 @@ func judgeHealth(g *GPU, s Observations, all []GPU) {
 		addFinding(g, NotRun, ReasonNoMIG, "it is in MIG mode and has no MIG devices, so nothing can run on it", "create MIG devices, or turn MIG mode off")
 	}
 	judgeEvents(g, s.Events)
-	var own []gpu.Condition
+	var conditions []gpu.Condition // the GPU's, of each reading that has one
 	for _, r := range s.Readings {
 		if why := r.Errors[g.UUID]; why != "" && device.Fault == (gpu.Fault{}) {
 			addFinding(g, Unhealthy, ReasonNotRead, why, "look for NVRM and Xid lines in dmesg; a GPU that does not answer needs a reset")
 			break
 		}
 		if c, ok := r.Conditions[g.UUID]; ok {
-			own = append(own, c)
+			conditions = append(conditions, c)
 		}
 	}
-	if len(own) == 0 {
+	if len(conditions) == 0 {
 		return
 	}
-	last := own[len(own)-1]
+	last := conditions[len(conditions)-1]
 	g.Condition = &last
-	judgeMemory(g, own[0], last, device.Fault)
+	judgeMemory(g, conditions[0], last, device.Fault)
 	judgeThrottle(g, s.Readings)
-	judgeLink(g, s.Readings, own)
+	judgeLink(g, s.Readings, conditions)
 	if !device.MIGEnabled { // NVLink is off in MIG mode
 		judgeNVLinks(g, last, s, all)
 	}
@@ -101,14 +101,15 @@ func judgeEvents(g *GPU, events []gpu.Event) {
 	}
 }
 
-// judgeMemory judges memory errors. An earlier error that was repaired is no fault.
+// judgeMemory judges memory errors. An earlier error that was repaired is no fault; the fault that the
+// device reports is judged already.
 func judgeMemory(g *GPU, first, last gpu.Condition, fault gpu.Fault) {
 	e := last.ECC
 	const reset = "end the programs on the GPU, then reset it (nvidia-smi --gpu-reset); if it comes again, have the GPU replaced"
 	switch {
 	case e.On && e.Volatile > 0:
 		message := countNoun(e.Volatile, "uncorrectable memory error") + " since the driver was loaded"
-		if now := e.Volatile - min(first.ECC.Volatile, e.Volatile); now > 0 {
+		if now := e.Volatile - min(first.ECC.Volatile, e.Volatile); now > 0 { // a reset clears the counter
 			message += fmt.Sprintf(", %d of them during the run", now)
 		}
 		addFinding(g, Unhealthy, gpu.ReasonECC, message, reset)
@@ -166,14 +167,14 @@ const minLoadedReadings = 3
 
 // judgeLink judges the PCIe link: the width in all readings, the generation only under load,
 // since an idle GPU lowers it to save power.
-func judgeLink(g *GPU, readings []Reading, own []gpu.Condition) {
+func judgeLink(g *GPU, readings []Reading, conditions []gpu.Condition) {
 	var narrowest gpu.PCIe
-	can, highest, loaded := 0, 0, 0
-	for _, c := range own { // NVML may fail to read a width or a generation: 0
+	possible, highest, loaded := 0, 0, 0
+	for _, c := range conditions { // NVML may fail to read a width or a generation: 0
 		if w := c.PCIe.Width; w > 0 && (narrowest.Width == 0 || w < narrowest.Width) {
 			narrowest = c.PCIe
 		}
-		can = max(can, c.PCIe.MaxGeneration)
+		possible = max(possible, c.PCIe.MaxGeneration)
 	}
 	for _, r := range readings {
 		if c, ok := r.Conditions[g.UUID]; ok && r.Loaded {
@@ -181,21 +182,21 @@ func judgeLink(g *GPU, readings []Reading, own []gpu.Condition) {
 			loaded++
 		}
 	}
-	const action = "seat the GPU anew, look at riser and cable, and compare lspci -vv (LnkSta, LnkCap) with its neighbours"
+	const action = "reseat the GPU, look at riser and cable, and compare lspci -vv (LnkSta, LnkCap) with its neighbours"
 	if narrowest.Width < narrowest.MaxWidth {
-		addFinding(g, Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is ×%d, and GPU and slot can ×%d", narrowest.Width, narrowest.MaxWidth), action)
+		addFinding(g, Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is ×%d, and GPU and slot support ×%d", narrowest.Width, narrowest.MaxWidth), action)
 	}
-	if loaded >= minLoadedReadings && highest > 0 && highest < can {
-		addFinding(g, Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is of generation %d under load, and GPU and slot can %d", highest, can), action)
+	if loaded >= minLoadedReadings && highest > 0 && highest < possible {
+		addFinding(g, Unhealthy, ReasonPCIe, fmt.Sprintf("the PCIe link is of generation %d under load, and GPU and slot support %d", highest, possible), action)
 	}
 }
 
-// judgeNVLinks compares the links that are up with those of the node's equal GPUs: NVML does not
+// judgeNVLinks compares the links that are up with those of the node's other GPUs of the model: NVML does not
 // report how many a board connects.
 func judgeNVLinks(g *GPU, c gpu.Condition, s Observations, all []GPU) {
 	most := 0
 	for _, other := range all {
-		if other.Product == g.Product && other.Parent == "" && len(s.Readings) > 0 {
+		if other.Product == g.Product && other.Parent == "" /* no MIG device */ && len(s.Readings) > 0 {
 			most = max(most, len(s.Readings[len(s.Readings)-1].Conditions[other.UUID].NVLinks.Up))
 			most = max(most, len(s.Readings[0].Conditions[other.UUID].NVLinks.Up))
 		}
@@ -206,7 +207,7 @@ func judgeNVLinks(g *GPU, c gpu.Condition, s Observations, all []GPU) {
 		addFinding(g, Unhealthy, ReasonNVLink, fmt.Sprintf("%d of %d NVLinks are up; down: %s", up, most, numbers(c.NVLinks.Down)),
 			"see nvidia-smi nvlink -s -i "+string(g.UUID)+" and the fabric manager's log; reset the GPU; if it stays so, look at bridge or baseboard")
 	case up == 0 && len(c.NVLinks.Down) > 0:
-		g.Notes = append(g.Notes, "no NVLink is up, as on its equals here: there is no bridge, or nothing at the other end")
+		g.Notes = append(g.Notes, "no NVLink is up, as on the others of its model here: there is no bridge, or nothing at the other end")
 	}
 }
 

@@ -96,13 +96,13 @@ func TestTheGPUsConditionIsJudged(t *testing.T) {
 			s.change(2, func(c *gpu.Condition) { c.Throttle = []gpu.Throttle{gpu.ThrottlePowerCap} })
 		}, notes: []string{"the clocks were held down: SWPowerCap"}},
 		"half of the lanes": {func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.PCIe.Width = 8 }) },
-			[]gpu.Reason{ReasonPCIe}, "×8, and GPU and slot can ×16", nil},
+			[]gpu.Reason{ReasonPCIe}, "×8, and GPU and slot support ×16", nil},
 		"half of the lanes, and the first reading has no width": {func(s *Observations) {
 			s.change(0, func(c *gpu.Condition) { c.PCIe.Width = 8 })
 			s.Readings[0].Conditions[gputest.GPU(1)] = gpu.Condition{}
-		}, []gpu.Reason{ReasonPCIe}, "×8, and GPU and slot can ×16", nil},
+		}, []gpu.Reason{ReasonPCIe}, "×8, and GPU and slot support ×16", nil},
 		"an old generation": {func(s *Observations) { s.change(0, func(c *gpu.Condition) { c.PCIe.Generation = 3 }) },
-			[]gpu.Reason{ReasonPCIe}, "generation 3 under load, and GPU and slot can 5", nil},
+			[]gpu.Reason{ReasonPCIe}, "generation 3 under load, and GPU and slot support 5", nil},
 		"too few readings to tell": {do: func(s *Observations) {
 			s.change(0, func(c *gpu.Condition) { c.PCIe.Generation = 3 })
 			s.Readings[1].Loaded, s.Readings[2].Loaded = false, false

@@ -8,13 +8,14 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Words and colours (ANSI) of each kind of outcome.
+// Words and colours (ANSI) of each kind of outcome that a finished report has.
 var (
 	kindWords  = map[check.Kind]string{check.Passed: "ok", check.Failed: "FAILED", check.NotRun: "not run", check.Absent: "no GPU", check.NotWanted: "skipped"}
 	kindColors = map[check.Kind]string{check.Passed: "32", check.Failed: "31;1", check.NotRun: "2", check.Absent: "2", check.NotWanted: "2"}
 )
 
-// writeText writes one line for each layer, and below it notes and the action.
+// writeText writes a line for each layer, below it its notes and, if it failed, what to do, and at the end
+// one line for the layers that were not asked for.
 func (r Report) writeText(w io.Writer, color bool) error {
 	paint := func(code, s string) string { return paint(color, code, s) }
 	var b strings.Builder
@@ -25,7 +26,7 @@ func (r Report) writeText(w io.Writer, color bool) error {
 			continue
 		}
 		if o.Kind == check.Absent && i > 0 {
-			continue // reported once
+			continue // without a GPU all layers are absent: the first line says so
 		}
 		took := fmt.Sprintf("%.2f s", o.Elapsed.Seconds())
 		if o.Kind == check.NotRun || o.Kind == check.Absent {

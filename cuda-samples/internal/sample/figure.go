@@ -14,7 +14,7 @@ func (f Figure) String() string {
 	return s
 }
 
-// Speed formats a speed in GB/s or TFLOP/s, given its unit.
+// Speed formats a value in B/s or FLOP/s, as GB/s or TFLOP/s.
 func Speed(value float64, unit string) string {
 	if unit == "FLOP/s" {
 		return fmt.Sprintf("%.1f TFLOP/s", value/1e12)

@@ -103,7 +103,7 @@ func TakePlace(ctx context.Context, prefix string, n int) (*os.File, error) {
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("all %d places (%s-*) are taken: %w", n, prefix, ctx.Err())
-		case <-time.After(200 * time.Millisecond): // flock cannot wait for one of several
+		case <-time.After(50 * time.Millisecond): // flock cannot wait for one of several
 		}
 	}
 }

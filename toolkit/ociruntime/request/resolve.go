@@ -13,12 +13,12 @@ import (
 	"github.com/gpuready/gpuready/internal/cdi"
 )
 
-// Source reads the specifications that can define one of the kinds.
+// Source reads the specifications that can define devices of the kinds.
 type Source func(kinds ...string) ([]cdi.File, error)
 
 // Fulfill adds the requested devices to the container's configuration. It does not add
-// again what the container already has, because the runtime above resolved the same
-// names. The warnings name optional requests that the node cannot meet.
+// again what the container already has: containerd or CRI-O may have resolved the same
+// names before. The warnings name optional requests that the node cannot meet.
 func (r Request) Fulfill(spec *oci.Spec, read Source) (warnings []string, err error) {
 	if r.RemoveHook {
 		spec.Hooks.Prestart = slices.DeleteFunc(spec.Hooks.Prestart, isDockerHook) //nolint:staticcheck // the hook is of this kind
@@ -70,10 +70,10 @@ func (p *plan) resolve(r Request) error {
 		errs = append(errs, p.qualified(cdi.KindIMEX+"="+channel))
 	}
 	if r.MIGConfig {
-		errs = append(errs, p.capability("nvidia-cap1", "NVIDIA_MIG_CONFIG_DEVICES"))
+		errs = append(errs, p.migCapability("nvidia-cap1", "NVIDIA_MIG_CONFIG_DEVICES"))
 	}
 	if r.MIGMonitor {
-		errs = append(errs, p.capability("nvidia-cap2", "NVIDIA_MIG_MONITOR_DEVICES"))
+		errs = append(errs, p.migCapability("nvidia-cap2", "NVIDIA_MIG_MONITOR_DEVICES"))
 	}
 	for _, feature := range r.Features {
 		if err := p.qualified("nvidia.com/" + feature + "=all"); err != nil {
@@ -83,6 +83,7 @@ func (p *plan) resolve(r Request) error {
 	return oneLine(errors.Join(errs...))
 }
 
+// oneLine joins several errors with "; ". They can no longer be unwrapped.
 func oneLine(err error) error {
 	if err == nil {
 		return nil
@@ -104,26 +105,27 @@ type plan struct {
 	allowed  Capabilities
 	parts    []part
 	warnings []string
-	read     map[string][]cdi.File
-	oneEach  bool // a name may stand for one GPU at most
+	cache    map[string][]cdi.File // by kind
+	oneEach  bool                  // a name may stand for one GPU at most
 }
 
 // part holds the edits from one file.
 type part struct {
 	file    cdi.File
 	devices []specs.ContainerEdits
-	// by filters the edits. A CDI name selects all of its edits.
-	by Capabilities
-	// bare omits the device nodes that all devices of the file share.
-	bare bool
-	// only omits everything except the devices.
-	only bool
+	// capabilities selects the edits; all of them for a device with a CDI name.
+	capabilities Capabilities
+	// driverOnly means that no device was requested: the device nodes that the file's devices share
+	// are left out.
+	driverOnly bool
+	// withoutCommon leaves out the edits that the file's devices share.
+	withoutCommon bool
 }
 
 // addNamed adds a device that a container named.
 func (p *plan) addNamed(f cdi.File, by Capabilities, name string, d specs.Device) error {
 	if n := countGPUs(d.ContainerEdits); p.oneEach && n > 1 {
-		return fmt.Errorf("%s stands for %d GPUs on this node, and the container may only name each by itself", name, n)
+		return fmt.Errorf("%s stands for %d GPUs on this node, and this container may request one GPU with each name", name, n)
 	}
 	p.add(f, by, d.ContainerEdits)
 	return nil
@@ -148,30 +150,32 @@ func IsGPU(p string) bool {
 	return ok && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
+// add adds devices of a file. All devices of a file are in one part, so that the edits that they share are
+// applied once.
 func (p *plan) add(f cdi.File, by Capabilities, devices ...specs.ContainerEdits) {
 	for i := range p.parts {
-		if old := &p.parts[i]; old.file.Path == f.Path && !old.only {
+		if old := &p.parts[i]; old.file.Path == f.Path && !old.withoutCommon {
 			old.devices = append(old.devices, devices...)
-			old.by |= by
-			old.bare = old.bare && len(devices) == 0
+			old.capabilities |= by
+			old.driverOnly = old.driverOnly && len(devices) == 0
 			return
 		}
 	}
-	p.parts = append(p.parts, part{file: f, devices: devices, by: by, bare: len(devices) == 0})
+	p.parts = append(p.parts, part{file: f, devices: devices, capabilities: by, driverOnly: len(devices) == 0})
 }
 
 func (p *plan) files(kind string) ([]cdi.File, error) {
-	if files, ok := p.read[kind]; ok {
+	if files, ok := p.cache[kind]; ok {
 		return files, nil
 	}
 	files, err := p.source(kind)
 	if err != nil {
 		return nil, fmt.Errorf("CDI specifications: %w", err)
 	}
-	if p.read == nil {
-		p.read = map[string][]cdi.File{}
+	if p.cache == nil {
+		p.cache = map[string][]cdi.File{}
 	}
-	p.read[kind] = files
+	p.cache[kind] = files
 	return files, nil
 }
 
@@ -199,7 +203,7 @@ func (p *plan) device(name string) error {
 	if len(existing) == 0 {
 		return fmt.Errorf("GPU %q: %w; check that the driver is loaded and the toolkit is ready", name, oneLine(errors.Join(reasons...)))
 	}
-	if strings.Contains(reasons[0].Error(), "defined by") {
+	if errors.Is(reasons[0], cdi.ErrAmbiguous) {
 		return fmt.Errorf("GPU %q: %w", name, reasons[0])
 	}
 	return fmt.Errorf("there is no GPU %q on this node; there are %s", name, listed(existing))
@@ -231,7 +235,7 @@ const (
 func (p *plan) names() []string {
 	var names []string
 	for _, kind := range []string{cdi.KindNVIDIA, cdi.KindGPU} {
-		for _, f := range p.read[kind] {
+		for _, f := range p.cache[kind] {
 			if f.Kind == kind {
 				names = append(names, f.Devices()...)
 			}
@@ -250,7 +254,7 @@ func listed(names []string) string {
 	return strings.Join(names, ", ") + more
 }
 
-// qualified resolves a CDI name of one of kinds, or of a feature.
+// qualified resolves a whole CDI name: "kind=device".
 func (p *plan) qualified(name string) error {
 	kind, device, _ := strings.Cut(name, "=")
 	files, err := p.files(kind)
@@ -293,10 +297,10 @@ func (p *plan) driver() error {
 	return fmt.Errorf("the driver's files are not known: there is no CDI specification of %s or %s; check that the driver is loaded and the toolkit is ready", cdi.KindNVIDIA, cdi.KindGPU)
 }
 
-// capability resolves the node of one of MIG's capabilities by its file name. In all
+// migCapability resolves the node of one of MIG's capabilities by its file name. In all
 // drivers minor number 1 is for configuration and 2 for monitoring, according to
 // /proc/driver/nvidia-caps/mig-minors.
-func (p *plan) capability(base, variable string) error {
+func (p *plan) migCapability(base, variable string) error {
 	files, err := p.files(cdi.KindManagement)
 	if err != nil {
 		return err
@@ -307,7 +311,7 @@ func (p *plan) capability(base, variable string) error {
 	}
 	for _, n := range d.ContainerEdits.DeviceNodes {
 		if path.Base(n.Path) == base {
-			p.parts = append(p.parts, part{file: f, only: true, devices: []specs.ContainerEdits{{DeviceNodes: []*specs.DeviceNode{n}}}, by: allCapabilities})
+			p.parts = append(p.parts, part{file: f, withoutCommon: true, devices: []specs.ContainerEdits{{DeviceNodes: []*specs.DeviceNode{n}}}, capabilities: allCapabilities})
 			return nil
 		}
 	}
@@ -335,14 +339,14 @@ func (p *plan) edits() []specs.ContainerEdits {
 	add := func(e specs.ContainerEdits, by Capabilities) { list = append(list, filter(e, by)) }
 	for _, part := range p.parts {
 		common := part.file.Spec.ContainerEdits
-		if part.bare {
+		if part.driverOnly {
 			common.DeviceNodes = nil
 		}
-		if !part.only {
-			add(common, part.by)
+		if !part.withoutCommon {
+			add(common, part.capabilities)
 		}
 		for _, d := range part.devices {
-			add(d, part.by)
+			add(d, part.capabilities)
 		}
 	}
 	return list
