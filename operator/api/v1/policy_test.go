@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,9 +23,11 @@ func policy(spec string) []byte {
 	return fmt.Appendf(nil, "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: gpu-cluster-policy}\nspec: %s\n", spec)
 }
 
+var loadOnce = sync.OnceValues(schematest.Load)
+
 func load(t *testing.T) *schematest.Schema {
 	t.Helper()
-	s, err := schematest.Load()
+	s, err := loadOnce()
 	require.NoError(t, err)
 	return s
 }
