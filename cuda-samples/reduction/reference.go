@@ -63,8 +63,9 @@ func numbers(n int) []float32 {
 	return v
 }
 
-// sizes returns n and some sizes below it: one element, less than a block, a block and one
-// more, a block for which the grid is one too large, and a grid that goes around.
+// sizes returns n, and below it the sizes at which a kernel's bounds may be wrong: one element, part of a
+// block, a block and one more, 16 blocks less one element, and one more than the largest grid has threads,
+// so that its first thread takes two.
 func sizes(n int) []int {
 	var all []int
 	for _, size := range []int{1, 33, threads + 1, 4095, threads*maxBlocks + 1} {

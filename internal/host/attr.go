@@ -54,7 +54,7 @@ func (r *Root) ReadFileAttr(name string, limit int64) ([]byte, Attr, error) {
 	if attr.Xattrs, err = xattrs(int(f.Fd())); err != nil {
 		return nil, Attr{}, wrap("read attributes", name, err)
 	}
-	var data bytes.Buffer // of the right size at once: to grow leaves five times as much behind
+	var data bytes.Buffer // made at the file's size: growing step by step leaves garbage several times as large
 	data.Grow(int(min(info.Size(), limit)) + bytes.MinRead)
 	if _, err := data.ReadFrom(io.LimitReader(f, limit+1)); err != nil {
 		return nil, Attr{}, wrap("read", name, err)

@@ -15,8 +15,9 @@ import (
 	"github.com/gpuready/gpuready/test/lab/folder"
 )
 
-// internet stands in for the hosts on the internet that the commands of a page name: a proxy connects
-// programs to them, over TLS with certificates of an authority that the programs trust.
+// internet stands in for the hosts that the commands of docs/quickstart.md name. Programs reach them through
+// a proxy (HTTPS_PROXY) that ends TLS itself, with certificates of an authority that they trust
+// (SSL_CERT_FILE).
 type internet struct {
 	Env []string // variables for programs that are to use it
 
@@ -28,7 +29,8 @@ type internet struct {
 	certs map[string]*tls.Certificate
 }
 
-// startInternet starts hosts, by name. Addresses in direct are reached without the proxy.
+// startInternet serves each handler under its host's name. direct is the value of NO_PROXY: the hosts that
+// programs reach without the proxy.
 func startInternet(t *testing.T, hosts map[string]http.Handler, direct string) *internet {
 	t.Helper()
 	n := &internet{hosts: hosts, certs: map[string]*tls.Certificate{}, accepted: newConnections()}

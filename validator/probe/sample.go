@@ -17,7 +17,7 @@ import (
 	"github.com/gpuready/gpuready/internal/nodestate/record"
 )
 
-// Exit codes of all samples.
+// Exit codes of all samples, the programs of cuda-samples.
 const (
 	exitWrong      = 3
 	exitNoResult   = 4
@@ -127,7 +127,7 @@ func RunSample(ctx context.Context, j SampleJob) SampleResult {
 	}
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &limited{&stdout, maxAnswer}, &limited{&stderr, maxSampleErrors}
-	// Kill its whole process group, also when the validator dies.
+	// At its deadline its whole process group is killed; when the validator dies, the program alone.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = sampleGrace
@@ -186,7 +186,8 @@ func anyNames(devices []gpu.UUID, id string) bool {
 }
 
 // SameDevice reports whether CUDA's id names the device d of the driver. Drivers before R470
-// name MIG devices differently than CUDA does.
+// name MIG devices differently than CUDA does (MIG-GPU-…): such names cannot be compared, and any id is
+// accepted.
 func SameDevice(d gpu.UUID, id string) bool {
 	return string(d) == id || strings.HasPrefix(string(d), "MIG-GPU-")
 }
