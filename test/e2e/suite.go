@@ -94,9 +94,9 @@ func Start(t *testing.T, c cluster.Config) *Suite {
 	return s
 }
 
-// takePlace waits until fewer than two Suites a processor are up on this machine, of all test programs, and
-// counts this one until the test ends. With more of them nothing ends sooner, and programs get the
-// processors too late for the times that scenarios allow.
+// takePlace waits until a Suite may be up on this machine, and counts it until the test ends. Of all test
+// programs together, two a processor may be up, and three in any case. With more of them nothing ends
+// sooner, and programs get the processors too late for the times that scenarios allow.
 func takePlace(t *testing.T) {
 	t.Helper()
 	ctx, began := t.Context(), time.Now()

@@ -195,8 +195,8 @@ func judgeLink(g *GPU, readings []Reading, conditions []gpu.Condition) {
 // report how many a board connects.
 func judgeNVLinks(g *GPU, c gpu.Condition, s Observations, all []GPU) {
 	most := 0
-	for _, other := range all {
-		if other.Product == g.Product && other.Parent == "" /* no MIG device */ && len(s.Readings) > 0 {
+	for _, other := range all { // of which MIG devices have a parent
+		if other.Product == g.Product && other.Parent == "" && len(s.Readings) > 0 {
 			most = max(most, len(s.Readings[len(s.Readings)-1].Conditions[other.UUID].NVLinks.Up))
 			most = max(most, len(s.Readings[0].Conditions[other.UUID].NVLinks.Up))
 		}
