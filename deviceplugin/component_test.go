@@ -186,6 +186,7 @@ func TestRestartedKubeletIsServedByTheSameProcess(t *testing.T) {
 
 func TestLateDriverIsPickedUp(t *testing.T) {
 	t.Parallel()
+	built.SkipWithDriver(t)
 	m := newMachine(t).withKubelet().start()
 	m.waitForOutput("is not there yet")
 	s := m.state(func(s nodestate.State) bool { return s.Phase == nodestate.Waiting && s.Reason != "Starting" })
@@ -197,6 +198,7 @@ func TestLateDriverIsPickedUp(t *testing.T) {
 
 func TestPluginWaitsForTheLibraryInTheDriverRoot(t *testing.T) {
 	t.Parallel()
+	built.SkipWithDriver(t)
 	m := newMachine(t).withKubelet()
 	require.NoError(t, os.MkdirAll(m.path("/driver/usr/lib/x86_64-linux-gnu"), 0o755))
 	m.start()

@@ -120,6 +120,7 @@ func TestShadowHasNoSideEffects(t *testing.T) {
 
 func TestShadowWaitsForDriverAndKubelet(t *testing.T) {
 	t.Parallel()
+	built.SkipWithDriver(t)
 	m := newMachine(t)
 	m.process = built.Start(t, "gpu-device-plugin", m.shadowArgs("--shadow-interval", "50ms"))
 	m.waitForOutput("reason=NoGPU")

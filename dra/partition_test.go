@@ -18,8 +18,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 	resourceapi "k8s.io/api/resource/v1"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/gpuready/gpuready/internal/nodestate"
+	"github.com/gpuready/gpuready/internal/partition"
 	"github.com/gpuready/gpuready/test/lab/built"
 	"github.com/gpuready/gpuready/test/lab/golden"
 )
@@ -232,6 +234,27 @@ func TestAPartitionThatFailsHalfWayIsRemoved(t *testing.T) {
 	n.waitStarts("both exist", 0, 4)
 }
 
+// unprepareWhenServed ends a claim as the kubelet does: it tries again while the device plugin does not serve
+// its socket yet.
+func (n *node) unprepareWhenServed(client drapb.DRAPluginClient, c *resourceapi.ResourceClaim) {
+	n.t.Helper()
+	ctx, cancel := context.WithTimeout(n.t.Context(), time.Minute)
+	defer cancel()
+	for {
+		refusal, err := unprepare(ctx, client, c)
+		require.NoError(n.t, err)
+		if !strings.Contains(refusal, partition.ErrUnavailable.Error()) {
+			require.Empty(n.t, refusal)
+			return
+		}
+		select {
+		case <-ctx.Done():
+			require.Empty(n.t, refusal)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
 // The driver and the device plugin are killed at any moment while claims come and go.
 func TestNoPartitionIsLeftHoweverTheProgramsDie(t *testing.T) {
 	t.Parallel()
@@ -252,11 +275,13 @@ func TestNoPartitionIsLeftHoweverTheProgramsDie(t *testing.T) {
 		p := n.start("pod-1")
 		client := n.register(t, "pod-1")
 		ctx, cancel := context.WithCancel(t.Context())
+		killed := false // the device plugin
 		var killer sync.WaitGroup
 		killer.Go(func() {
 			defer cancel()
 			time.Sleep(time.Duration(rand.IntN(400)) * time.Millisecond)
 			if rand.IntN(3) == 0 {
+				killed = true
 				_ = maker.Signal(syscall.SIGKILL)
 				time.Sleep(time.Duration(rand.IntN(50)) * time.Millisecond)
 			}
@@ -275,7 +300,7 @@ func TestNoPartitionIsLeftHoweverTheProgramsDie(t *testing.T) {
 		killer.Wait()
 		_, err := p.Wait(t.Context())
 		require.NoError(t, err)
-		if maker.Signal(syscall.Signal(0)) != nil { // it was killed
+		if killed {
 			_, err := maker.Wait(t.Context())
 			require.NoError(t, err)
 			maker = n.startDevicePlugin()
@@ -283,11 +308,8 @@ func TestNoPartitionIsLeftHoweverTheProgramsDie(t *testing.T) {
 	}
 	n.start("pod-1")
 	client := n.register(t, "pod-1")
-	n.waitPartitions() // the device plugin serves
 	for _, c := range claims {
-		refusal, err := unprepare(t.Context(), client, c)
-		require.NoError(t, err)
-		require.Empty(t, refusal)
+		n.unprepareWhenServed(client, c)
 	}
 	n.waitStarts("only the person's partition is left", 2)
 	require.Contains(t, n.sim("status"), "2g.20gb")

@@ -107,6 +107,7 @@ func TestAToolkitStartsOnAFullDiskAndGoesOnWhenThereIsRoom(t *testing.T) {
 }
 
 func TestAFullDiskLeavesNoStateThatIsNotTrue(t *testing.T) {
+	built.SkipWithDriver(t)
 	for _, what := range []string{"bytes", "inodes"} {
 		t.Run(what, func(t *testing.T) {
 			s := newSmallRun(t)

@@ -142,6 +142,7 @@ func TestOthersSpecificationsAreReported(t *testing.T) {
 // One process handles a late driver, a MIG layout, a driver upgrade and SIGTERM, as in a
 // DaemonSet.
 func TestRunFollowsTheDriver(t *testing.T) {
+	built.SkipWithDriver(t)
 	s := simulate(t, "a100-80gb", "--gpus", "2")
 	built.Gpusim(t, "down", "--root", s.driver)
 	pci := s.dir + "/sys/bus/pci/devices/0000:01:00.0"
@@ -254,39 +255,46 @@ func status(t *testing.T, address string) int {
 	return code
 }
 
+// fails runs gpu-toolkit, which must fail with one message and leave nothing behind.
+func (s simulated) fails(t *testing.T, want string, args ...string) {
+	t.Helper()
+	p := built.Start(t, "gpu-toolkit", args)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	exit, err := p.Wait(ctx)
+	require.NoError(t, err)
+	out := p.Output()
+	require.Equal(t, 1, exit, out)
+	require.Regexp(t, "(?m)^gpu-toolkit: .*"+regexp.QuoteMeta(want), out)
+	_, err = os.Stat(s.dir + "/var/run/cdi/k8s.gpuready.io-gpu.yaml")
+	require.True(t, errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR), "nothing half-written: %v", err)
+}
+
+func TestAMissingDriverIsOneClearMessage(t *testing.T) {
+	built.SkipWithDriver(t)
+	s := simulate(t, "t4")
+	s.fails(t, "say where it is with --driver-root", "apply", "--host-root", s.dir, "--driver-root", "/nothing")
+}
+
 func TestEachFailureIsOneClearMessage(t *testing.T) {
 	s := simulate(t, "t4")
 	libs, err := filepath.Glob(s.driver + "/usr/lib/*/libcuda.so*")
 	require.NoError(t, err)
 	require.NotEmpty(t, libs)
-	failed := func(want string, args ...string) {
-		t.Helper()
-		p := built.Start(t, "gpu-toolkit", args)
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		exit, err := p.Wait(ctx)
-		require.NoError(t, err)
-		out := p.Output()
-		require.Equal(t, 1, exit, out)
-		require.Regexp(t, "(?m)^gpu-toolkit: .*"+regexp.QuoteMeta(want), out)
-		_, err = os.Stat(s.dir + "/var/run/cdi/k8s.gpuready.io-gpu.yaml")
-		require.True(t, errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR), "nothing half-written: %v", err)
-	}
-	failed("say where it is with --driver-root", "apply", "--host-root", s.dir, "--driver-root", "/nothing")
-	failed("--hook-program", append(s.flags("apply"), "--hook-program", "/nothing")...)
+	s.fails(t, "--hook-program", append(s.flags("apply"), "--hook-program", "/nothing")...)
 	require.NoError(t, os.MkdirAll(s.dir+"/var", 0o755))
 	require.NoError(t, os.WriteFile(s.dir+"/var/run", nil, 0o644))
-	failed("not a directory", s.flags("apply")...)
+	s.fails(t, "not a directory", s.flags("apply")...)
 	require.NoError(t, os.Remove(s.dir+"/var/run"))
 	for _, l := range libs {
 		require.NoError(t, os.Rename(l, l+".aside"))
 	}
-	failed("install the driver's compute libraries", s.flags("apply")...)
+	s.fails(t, "install the driver's compute libraries", s.flags("apply")...)
 	for _, l := range libs {
 		require.NoError(t, os.Rename(l+".aside", l))
 	}
 	built.Gpusim(t, "up", "--root", s.driver, "--profile", "t4", "--module-version", "570.1")
-	failed("reboot", s.flags("apply")...)
+	s.fails(t, "reboot", s.flags("apply")...)
 }
 
 func TestUsage(t *testing.T) {

@@ -58,7 +58,7 @@ func hostDriver(_ context.Context, args []string, stdout, _ io.Writer) error {
 	if err != nil {
 		return errors.Join(err, writeMessage(messagePath, err.Error()))
 	}
-	if !found.Is() {
+	if !found.Exists() {
 		fmt.Fprintln(stdout, found)
 		return nil
 	}

@@ -244,6 +244,9 @@ func TestEachLayerFailsWithItsReasonAndExitCode(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
+			if c.name == "driver missing" {
+				built.SkipWithDriver(t)
+			}
 			r := newRig(t)
 			c.prepare(r)
 			exit, out, said := r.run(r.args("run", append([]string{"--allow-simulated"}, c.args...)...)...)
@@ -279,6 +282,7 @@ func TestTheGPUWithAMemoryFaultIsNamed(t *testing.T) {
 }
 
 func TestANodeWithoutGPUHasNothingToProve(t *testing.T) {
+	built.SkipWithDriver(t)
 	r := newRig(t)
 	exit, out, said := r.run(r.args("run")...)
 	require.Zero(t, exit, said)
@@ -375,6 +379,7 @@ func refused(reason gpu.Reason) func(readiness.Status) bool {
 }
 
 func TestTheDaemonFollowsTheNode(t *testing.T) {
+	built.SkipWithDriver(t)
 	r := newRig(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*deadline)
 	defer cancel()
@@ -421,6 +426,7 @@ func TestTheDaemonFollowsTheNode(t *testing.T) {
 }
 
 func TestTheDaemonFollowsDriverUpgradeAndRemoval(t *testing.T) {
+	built.SkipWithDriver(t)
 	r := newRig(t)
 	r.driver(1)
 	built.Start(t, "gpu-validator", r.args("daemon", "--allow-simulated", "--listen="), r.env()...)
@@ -464,6 +470,7 @@ func TestTheInitContainerWaitsForInjection(t *testing.T) {
 }
 
 func TestAContainerWithoutInjectionReportsItAndEnds(t *testing.T) {
+	built.SkipWithDriver(t)
 	r := newRig(t)
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()

@@ -1,4 +1,5 @@
-// The chart gpuready, rendered as helm does without a cluster.
+// Loading the chart gpuready, with the files that are generated and with its dependency, and rendering it
+// as `helm template` does.
 
 package main
 
@@ -26,16 +27,16 @@ import (
 	"helm.sh/helm/v4/pkg/engine"
 )
 
-// dependencySource is the annotation of Chart.yaml with the source of its dependency: a Go
-// module at a version, which the module mirror has even if the chart's own repository
-// cannot be reached.
+// sourceAnnotation is the annotation in Chart.yaml that says where the chart of Node Feature Discovery
+// (NFD) comes from: a Go module at a version. The module mirror has it even if the repository of NFD's
+// charts cannot be reached.
 const sourceAnnotation = "gpuready.io/node-feature-discovery"
 
-// sum is the module's hash, as in go.sum.
-const sum = "h1:9CYm16vjSIbNO5Z1Y67rcrfy51YWmy3+6wjiWzJbrC4="
+// nfdSum is the hash of that module, as in go.sum.
+const nfdSum = "h1:9CYm16vjSIbNO5Z1Y67rcrfy51YWmy3+6wjiWzJbrC4="
 
-// release holds the parameters for rendering a chart.
-type release struct {
+// renderOptions are the parameters for rendering a chart.
+type renderOptions struct {
 	Namespace string
 	Values    map[string]any
 	Versions  []string // further APIs of the cluster, such as "security.openshift.io/v1"
@@ -57,8 +58,8 @@ var fileTime = time.Unix(0, 0)
 // crds are the CustomResourceDefinitions of ClusterPolicy and NVIDIADriver.
 type crds struct{ policy, driver []byte }
 
-// readGenerated reads what controller-gen has written into a folder.
-func readGenerated(dir string) (all crds, err error) {
+// readCRDs reads the CustomResourceDefinitions that controller-gen has written into a folder.
+func readCRDs(dir string) (all crds, err error) {
 	if all.policy, err = os.ReadFile(filepath.Join(dir, policyFile)); err != nil {
 		return all, err
 	}
@@ -68,7 +69,8 @@ func readGenerated(dir string) (all crds, err error) {
 
 // loadChart reads the chart in a folder, and adds what the repository does not have there: the
 // CustomResourceDefinitions, the schemas of the values, and the chart of Node Feature Discovery.
-// images, unless nil, are those of a release.
+// images, unless nil, are the images of a release of gpuready with their digests, to be written into
+// values.yaml.
 func loadChart(ctx context.Context, dir string, all crds, images *pinned) (*chart.Chart, error) {
 	files, err := readTree(dir)
 	if err != nil {
@@ -80,7 +82,7 @@ func loadChart(ctx context.Context, dir string, all crds, images *pinned) (*char
 		}
 	}
 	from := sources{crds: all}
-	for name, data := range map[string]*[]byte{"values.yaml": &from.values, "files/nvidia-values.yaml": &from.foreign, "files/ignored-fields.yaml": &from.ignored} {
+	for name, data := range map[string]*[]byte{"values.yaml": &from.values, "files/nvidia-values.yaml": &from.nvidiaValues, "files/ignored-fields.yaml": &from.ignoredFields} {
 		i := slices.IndexFunc(files, func(f *archive.BufferedFile) bool { return f.Name == name })
 		if i < 0 {
 			return nil, fmt.Errorf("%s has no %s", dir, name)
@@ -95,10 +97,10 @@ func loadChart(ctx context.Context, dir string, all crds, images *pinned) (*char
 	if err != nil {
 		return nil, err
 	}
-	if len(c.Dependencies()) > 0 {
+	if len(c.Dependencies()) > 0 { // the folder has them already
 		return c, nil
 	}
-	nfd, err := dependency(ctx, c.Metadata.Annotations[sourceAnnotation])
+	nfd, err := loadNFD(ctx, c.Metadata.Annotations[sourceAnnotation])
 	if err != nil {
 		return nil, err
 	}
@@ -129,9 +131,9 @@ func generate(from sources) ([]*archive.BufferedFile, error) {
 	}, err
 }
 
-// readDefinitions returns the CustomResourceDefinitions in the manifest that users apply,
+// readCRDsFromManifest returns the CustomResourceDefinitions in the manifest that users apply,
 // deployments/static/operator.yaml.
-func readDefinitions(manifest string) (all crds, err error) {
+func readCRDsFromManifest(manifest string) (all crds, err error) {
 	text, err := os.ReadFile(manifest)
 	if err != nil {
 		return all, err
@@ -151,15 +153,15 @@ func readDefinitions(manifest string) (all crds, err error) {
 	return all, err
 }
 
-// dependency loads the chart in a Go module.
-func dependency(ctx context.Context, module string) (*chart.Chart, error) {
+// loadNFD downloads the Go module of Node Feature Discovery, checks its hash, and loads its chart.
+func loadNFD(ctx context.Context, module string) (*chart.Chart, error) {
 	out, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", module).Output()
 	var m struct{ Dir, Sum, Error string }
 	if jsonErr := json.Unmarshal(out, &m); err != nil || jsonErr != nil {
 		return nil, fmt.Errorf("go mod download %s: %s: %w", module, m.Error, errors.Join(err, jsonErr))
 	}
-	if m.Sum != sum {
-		return nil, fmt.Errorf("%s has the sum %s, not %s; is it another version? Then put its sum here", module, m.Sum, sum)
+	if m.Sum != nfdSum {
+		return nil, fmt.Errorf("%s has the sum %s, not %s; if it is another version, write its sum into nfdSum of .ci/helm/chart.go", module, m.Sum, nfdSum)
 	}
 	files, err := readTree(filepath.Join(m.Dir, "deployment/helm/node-feature-discovery"))
 	if err != nil {
@@ -171,9 +173,8 @@ func dependency(ctx context.Context, module string) (*chart.Chart, error) {
 	return loader.LoadFiles(files)
 }
 
-// acceptTexts lets the chart of Node Feature Discovery take the configurations of worker and
-// master as a text, too: so they are in the values of NVIDIA's chart before release 1.9, which
-// had an older NFD.
+// acceptTexts changes the chart of Node Feature Discovery so that worker.config and master.config may be
+// strings, too. Values for NVIDIA's chart before its version 1.9, which had an older NFD, have strings.
 func acceptTexts(files []*archive.BufferedFile) error {
 	replaced := 0
 	for _, f := range files {
@@ -223,7 +224,7 @@ func dig(object map[string]any, path ...string) (map[string]any, bool) {
 	return object, true
 }
 
-// readTree returns the files of a folder without the templates of its documentation.
+// readTree returns the files of a folder, except for *.gotmpl: templates for README files.
 func readTree(dir string) ([]*archive.BufferedFile, error) {
 	var files []*archive.BufferedFile
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -242,14 +243,14 @@ func readTree(dir string) ([]*archive.BufferedFile, error) {
 const notesFile = "gpuready/templates/NOTES.txt"
 
 // renderChart returns what would be installed: the templates' output by file, hooks included.
-func renderChart(c *chart.Chart, r release) (map[string]string, error) {
+func renderChart(c *chart.Chart, r renderOptions) (map[string]string, error) {
 	files, err := renderAll(c, r)
 	delete(files, notesFile)
 	return files, err
 }
 
 // renderAll returns the same and the text of notesFile.
-func renderAll(c *chart.Chart, r release) (map[string]string, error) {
+func renderAll(c *chart.Chart, r renderOptions) (map[string]string, error) {
 	if r.Values == nil {
 		r.Values = map[string]any{}
 	}

@@ -18,7 +18,7 @@ const dir = "../../deployments/helm/gpuready"
 // load loads the chart as it is packaged.
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
-	all, err := readDefinitions("../../deployments/static/operator.yaml")
+	all, err := readCRDsFromManifest("../../deployments/static/operator.yaml")
 	require.NoError(t, err)
 	c, err := loadChart(t.Context(), dir, all, nil)
 	require.NoError(t, err)
@@ -28,7 +28,7 @@ func load(t *testing.T) *chart.Chart {
 type object = map[string]any
 
 // render returns the objects of the chart with values, in YAML.
-func render(t *testing.T, r release, values string) []object {
+func render(t *testing.T, r renderOptions, values string) []object {
 	t.Helper()
 	require.NoError(t, yaml.Unmarshal([]byte(values), &r.Values))
 	r.Namespace = "somewhere"
@@ -69,32 +69,32 @@ func has(all []object, kind string) (names []string) {
 const openshift = "security.openshift.io/v1"
 
 func TestInstalledObjectsDependOnTheCluster(t *testing.T) {
-	plain := render(t, release{}, "")
+	plain := render(t, renderOptions{}, "")
 	require.Empty(t, has(plain, "SecurityContextConstraints"))
 	require.Len(t, has(plain, "ValidatingAdmissionPolicy"), 5)
-	require.Len(t, has(render(t, release{}, "migManager: {enabled: true}"), "ValidatingAdmissionPolicy"), 7)
+	require.Len(t, has(render(t, renderOptions{}, "migManager: {enabled: true}"), "ValidatingAdmissionPolicy"), 7)
 	require.Equal(t, []string{"gpu-cluster-policy"}, has(plain, "ClusterPolicy"))
 	require.Equal(t, []string{"gpuready-rhcos-version"}, has(plain, "NodeFeatureRule"))
 	require.Empty(t, has(plain, "Namespace"))
 
-	there := render(t, release{Versions: []string{openshift}}, "")
+	there := render(t, renderOptions{Versions: []string{openshift}}, "")
 	require.Len(t, has(there, "SecurityContextConstraints"), 10)
-	require.Empty(t, has(render(t, release{Kube: "v1.27.0"}, ""), "ValidatingAdmissionPolicy"), "they are of 1.30")
+	require.Empty(t, has(render(t, renderOptions{Kube: "v1.27.0"}, ""), "ValidatingAdmissionPolicy"), "they are of 1.30")
 }
 
 func TestNodeFeatureDiscoveryIsOptional(t *testing.T) {
 	workers := func(all []object) bool {
 		return slices.ContainsFunc(has(all, "DaemonSet"), func(name string) bool { return strings.Contains(name, "node-feature-discovery") })
 	}
-	require.True(t, workers(render(t, release{}, "")))
-	without := render(t, release{}, "nfd: {enabled: false}")
+	require.True(t, workers(render(t, renderOptions{}, "")))
+	without := render(t, renderOptions{}, "nfd: {enabled: false}")
 	require.False(t, workers(without))
 	require.Empty(t, has(without, "NodeFeatureRule"), "nobody knows the kind")
-	require.NotEmpty(t, has(render(t, release{Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}}, "nfd: {enabled: false}"), "NodeFeatureRule"))
+	require.NotEmpty(t, has(render(t, renderOptions{Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}}, "nfd: {enabled: false}"), "NodeFeatureRule"))
 }
 
 func TestOperandsHaveTheirOwnNamespace(t *testing.T) {
-	all := render(t, release{}, "operands: {namespace: gpu-operands}\nnfd: {enabled: false}")
+	all := render(t, renderOptions{}, "operands: {namespace: gpu-operands}\nnfd: {enabled: false}")
 	require.Equal(t, []string{"gpu-operands"}, has(all, "Namespace"))
 	text, err := yaml.Marshal(all)
 	require.NoError(t, err)
@@ -187,7 +187,7 @@ func TestTokenRightsAreListed(t *testing.T) {
 		"dcgmExporter: {enabled: true, enablePodUID: true}":                {"gpu-dcgm-exporter": {"get pods", "list pods", "watch pods"}},
 	} {
 		want["gpu-validator"], want["gpu-dra-driver"] = validator, dra
-		given := rights(t, render(t, release{Versions: []string{openshift}}, values+"\nnfd: {enabled: false}"))
+		given := rights(t, render(t, renderOptions{Versions: []string{openshift}}, values+"\nnfd: {enabled: false}"))
 		for account, all := range given {
 			for _, right := range all {
 				require.NotRegexp(t, `\*|^(bind|escalate|impersonate|approve|sign) |^(list|watch) secrets|serviceaccounts|rolebindings|roles\.|/(exec|attach|portforward|proxy|ephemeralcontainers)`, right, account)
@@ -203,7 +203,7 @@ func TestTokenRightsAreListed(t *testing.T) {
 }
 
 func TestEveryImageComesFromTheRegistry(t *testing.T) {
-	all := render(t, release{Versions: []string{openshift}}, `
+	all := render(t, renderOptions{Versions: []string{openshift}}, `
 global: {registry: registry.example.com/mirror, imagePullSecrets: [{name: mirror}]}
 node-feature-discovery: {image: {repository: registry.example.com/mirror/nfd}}
 operator: {initContainer: {repository: nvcr.io/nvidia, image: cuda, version: "12"}}
@@ -232,7 +232,7 @@ dcgmExporter: {enabled: true, repository: "localhost:5000/a", image: dcgm-export
 // It checks the profile of the Pod Security Standards, for operator and hooks.
 func TestPodsOtherThanAgentsAreRestricted(t *testing.T) {
 	found := 0
-	for _, o := range render(t, release{}, "nfd: {enabled: false}\ntrustedCA: {configMapName: ca}") {
+	for _, o := range render(t, renderOptions{}, "nfd: {enabled: false}\ntrustedCA: {configMapName: ca}") {
 		if o["kind"] != "Deployment" && o["kind"] != "Job" {
 			continue
 		}
@@ -273,7 +273,7 @@ func TestIncompleteChartInstallsNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, c.CRDObjects())
 	for _, values := range []object{nil, {"clusterPolicy": object{"create": false}, "crds": object{"upgrade": false}}} {
-		_, err = renderChart(c, release{Namespace: "somewhere", Values: values})
+		_, err = renderChart(c, renderOptions{Namespace: "somewhere", Values: values})
 		require.ErrorContains(t, err, "run make chart")
 	}
 }

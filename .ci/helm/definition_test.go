@@ -55,7 +55,7 @@ func nvidias(t *testing.T) definitions {
 func TestDefaultPolicyFitsTheDefinitionOfNVIDIAsOperator(t *testing.T) {
 	cluster := nvidias(t)
 	for _, values := range []object{nil, {"driver": object{"usePrecompiled": true, "repository": "a", "image": "b", "version": "535"}}} {
-		_, err := renderChart(load(t), release{Namespace: "somewhere", Values: values, Cluster: cluster})
+		_, err := renderChart(load(t), renderOptions{Namespace: "somewhere", Values: values, Cluster: cluster})
 		require.NoError(t, err)
 	}
 	for want, values := range map[string]object{
@@ -64,9 +64,9 @@ func TestDefaultPolicyFitsTheDefinitionOfNVIDIAsOperator(t *testing.T) {
 		"hostPaths":                  {"hostPaths": object{"rootFS": "/host"}},
 		"driver.kernelModuleType, driver.prebuild, node": {"driver": object{"kernelModuleType": "open", "prebuild": object{"repository": "r.example/a"}}, "node": object{"startupTaint": object{"key": "a"}}},
 	} {
-		_, err := renderChart(load(t), release{Namespace: "somewhere", Values: values, Cluster: cluster})
+		_, err := renderChart(load(t), renderOptions{Namespace: "somewhere", Values: values, Cluster: cluster})
 		require.ErrorContains(t, err, "the cluster's CustomResourceDefinition clusterpolicies.nvidia.com, which is not this chart's, lacks these fields of the policy: "+want+". Install the chart's (without --skip-crds, with --force-conflicts), or remove these values")
 	}
-	_, err := renderChart(load(t), release{Namespace: "somewhere", Values: object{"clusterPolicy": object{"create": false}, "driver": object{"simulated": object{"enabled": true}}}, Cluster: cluster})
+	_, err := renderChart(load(t), renderOptions{Namespace: "somewhere", Values: object{"clusterPolicy": object{"create": false}, "driver": object{"simulated": object{"enabled": true}}}, Cluster: cluster})
 	require.NoError(t, err, "somebody else creates the policy")
 }

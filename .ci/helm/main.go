@@ -40,13 +40,13 @@ func run(ctx context.Context, args []string) error {
 	dir, manifests := filepath.Join(root, "deployments/helm/gpuready"), filepath.Join(root, "deployments/static")
 	switch args[0] {
 	case "static":
-		all, err := readGenerated(filepath.Join(root, "bin"))
+		all, err := readCRDs(filepath.Join(root, "bin"))
 		if err != nil {
 			return fmt.Errorf("%w: run make generate", err)
 		}
 		return writeStatic(ctx, dir, all, manifests)
 	case "package":
-		all, err := readDefinitions(filepath.Join(manifests, "operator.yaml"))
+		all, err := readCRDsFromManifest(filepath.Join(manifests, "operator.yaml"))
 		if err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ func TestNamesDoNotMeetThoseOfNVIDIAsOperator(t *testing.T) {
 	require.NoError(t, yaml.UnmarshalStrict(data, &names))
 	everything := "migManager: {enabled: true}\noperands: {namespace: gpuready-operands}\npodMonitor: {enabled: true}\ndevicePlugin: {config: {create: true, name: gpuready-plugin, data: {a: b}}}"
 	for _, kube := range []string{"v1.27.0", "v1.37.0"} {
-		for _, o := range render(t, release{Kube: kube, Versions: []string{openshift}}, everything) {
+		for _, o := range render(t, renderOptions{Kube: kube, Versions: []string{openshift}}, everything) {
 			kind, name := o["kind"].(string), o["metadata"].(object)["name"].(string)
 			if !slices.Contains(names.Namespaced, kind) {
 				require.True(t, strings.HasPrefix(name, "gpuready-") || names.Shared[kind+" "+name] != "", "%s %s", kind, name)

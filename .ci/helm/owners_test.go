@@ -47,7 +47,7 @@ func TestAnotherInstallationIsNamedWithTheWayOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := installed{fake.NewSimpleDynamicClient(runtime.NewScheme(), c.objects...)}
-			_, err := renderChart(load(t), release{Namespace: "somewhere", Values: c.values, Cluster: cluster})
+			_, err := renderChart(load(t), renderOptions{Namespace: "somewhere", Values: c.values, Cluster: cluster})
 			if c.want == "" {
 				require.NoError(t, err)
 				return
@@ -59,7 +59,7 @@ func TestAnotherInstallationIsNamedWithTheWayOut(t *testing.T) {
 
 // The Job runs after everything else is deleted, while nodes may still have the taints of GPU nodes.
 func TestJobAfterUninstallationToleratesOurTaints(t *testing.T) {
-	for _, o := range render(t, release{}, "") {
+	for _, o := range render(t, renderOptions{}, "") {
 		if o["kind"] != "Job" || !strings.HasSuffix(o["metadata"].(object)["name"].(string), "-prune") {
 			continue
 		}

@@ -31,7 +31,7 @@ func images(t *testing.T) string {
 // renderLoaded returns the objects of a chart with a value of operator.operandVersion.
 func renderLoaded(t *testing.T, c *chart.Chart, version string) []object {
 	t.Helper()
-	files, err := renderChart(c, release{Namespace: "somewhere", Kube: "v1.34.0", Values: object{"operator": object{"operandVersion": version}}})
+	files, err := renderChart(c, renderOptions{Namespace: "somewhere", Kube: "v1.34.0", Values: object{"operator": object{"operandVersion": version}}})
 	require.NoError(t, err)
 	return split(t, files)
 }
@@ -46,7 +46,7 @@ func toYAML(t *testing.T, o object) string {
 func TestTheChartOfAReleaseDeploysItsDigests(t *testing.T) {
 	p, err := readPinned(images(t))
 	require.NoError(t, err)
-	all, err := readDefinitions("../../deployments/static/operator.yaml")
+	all, err := readCRDsFromManifest("../../deployments/static/operator.yaml")
 	require.NoError(t, err)
 	var archives [2][]byte
 	for i := range archives {
@@ -78,7 +78,7 @@ func TestTheChartOfAReleaseDeploysItsDigests(t *testing.T) {
 // operatorImage returns the image of the operator in a rendered chart.
 func operatorImage(t *testing.T, c *chart.Chart, values object) string {
 	t.Helper()
-	files, err := renderChart(c, release{Namespace: "somewhere", Kube: "v1.34.0", Values: values})
+	files, err := renderChart(c, renderOptions{Namespace: "somewhere", Kube: "v1.34.0", Values: values})
 	require.NoError(t, err)
 	for _, o := range split(t, files) {
 		if o["kind"] == "Deployment" && o["metadata"].(object)["name"] == "gpuready-operator" {
@@ -93,7 +93,7 @@ func operatorImage(t *testing.T, c *chart.Chart, values object) string {
 // Helm's flag --reuse-values takes the values of the chart that is installed, defaults included, in
 // place of the new chart's.
 func TestReusedValuesDoNotKeepTheImagesOfTheReleaseBefore(t *testing.T) {
-	all, err := readDefinitions("../../deployments/static/operator.yaml")
+	all, err := readCRDsFromManifest("../../deployments/static/operator.yaml")
 	require.NoError(t, err)
 	p, err := readPinned(images(t))
 	require.NoError(t, err)
@@ -107,7 +107,7 @@ func TestReusedValuesDoNotKeepTheImagesOfTheReleaseBefore(t *testing.T) {
 }
 
 func TestValuesOfNVIDIAsChartGetTheImagesOfTheRelease(t *testing.T) {
-	all, err := readDefinitions("../../deployments/static/operator.yaml")
+	all, err := readCRDsFromManifest("../../deployments/static/operator.yaml")
 	require.NoError(t, err)
 	p, err := readPinned(images(t))
 	require.NoError(t, err)
@@ -141,7 +141,7 @@ func TestImagesOfAReleaseAreChecked(t *testing.T) {
 	p, err := readPinned(images(t))
 	require.NoError(t, err)
 	p.Version = "v0.0.1"
-	all, err := readDefinitions("../../deployments/static/operator.yaml")
+	all, err := readCRDsFromManifest("../../deployments/static/operator.yaml")
 	require.NoError(t, err)
 	require.ErrorContains(t, pack(t.Context(), dir, all, p, t.TempDir()), "set the version first")
 }

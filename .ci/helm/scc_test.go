@@ -107,7 +107,7 @@ func (s scc) security(name string, pod, c security) (why []string) {
 func sccs(t *testing.T, values string) map[string]scc {
 	t.Helper()
 	found := map[string]scc{}
-	for _, o := range render(t, release{Versions: []string{openshift}}, values) {
+	for _, o := range render(t, renderOptions{Versions: []string{openshift}}, values) {
 		if o["kind"] != "SecurityContextConstraints" {
 			continue
 		}

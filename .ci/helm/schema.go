@@ -96,8 +96,8 @@ type foreignValue struct {
 
 // sources are the files that the schemas are made from.
 type sources struct {
-	crds                     crds
-	values, foreign, ignored []byte
+	crds                                crds
+	values, nvidiaValues, ignoredFields []byte
 }
 
 // newSchemas returns the schemas. Values that the policy has by the same name have the policy's
@@ -112,7 +112,7 @@ func newSchemas(from sources) (*chartSchemas, error) {
 		return nil, fmt.Errorf("values.yaml: %w", err)
 	}
 	var foreign, ignored []foreignValue
-	if err := errors.Join(yaml.Unmarshal(from.foreign, &foreign), yaml.Unmarshal(from.ignored, &ignored)); err != nil {
+	if err := errors.Join(yaml.Unmarshal(from.nvidiaValues, &foreign), yaml.Unmarshal(from.ignoredFields, &ignored)); err != nil {
 		return nil, err
 	}
 	c := &chartSchemas{policy: translate(spec), all: translate(spec), defaults: given}

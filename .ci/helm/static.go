@@ -116,7 +116,7 @@ func renderStatic(ctx context.Context, dir string, all crds, values map[string]a
 		values = map[string]any{}
 	}
 	values["nfd"] = map[string]any{"enabled": false}
-	return renderChart(c, release{Namespace: staticNamespace, Values: values, Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}})
+	return renderChart(c, renderOptions{Namespace: staticNamespace, Values: values, Versions: []string{"nfd.k8s-sigs.io/v1alpha1"}})
 }
 
 // writeManifest writes documents into a file, separated by "---" lines.

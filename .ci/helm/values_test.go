@@ -40,7 +40,7 @@ func TestValuesOfNVIDIAsChartAreTaken(t *testing.T) {
 			var want expected
 			readYAML(t, file, &values)
 			readYAML(t, filepath.Join(valuesDir, name+".want.yaml"), &want)
-			files, err := renderAll(load(t), release{Namespace: "somewhere", Values: values, Kube: "v1.34.0"})
+			files, err := renderAll(load(t), renderOptions{Namespace: "somewhere", Values: values, Kube: "v1.34.0"})
 			if len(want.Refused) > 0 {
 				require.ErrorContains(t, err, "\n"+strings.Join(want.Refused, "\n"))
 				return
@@ -138,7 +138,7 @@ func hasPath(o object, path []string) bool {
 }
 
 func TestFieldsWithoutAnEffectAreNoted(t *testing.T) {
-	files, err := renderAll(load(t), release{Namespace: "somewhere", Kube: "v1.34.0", Values: object{
+	files, err := renderAll(load(t), renderOptions{Namespace: "somewhere", Kube: "v1.34.0", Values: object{
 		"operator": object{"defaultRuntime": "docker"}, "driver": object{"manager": object{"version": "v0.8.0"}},
 		"kataManager": object{"enabled": "true"}, "sandboxWorkloads": object{"enabled": "true"},
 	}})
@@ -154,7 +154,7 @@ func TestWrongTypesAreRefused(t *testing.T) {
 		{"driver": object{"usePrecompiled": "yes"}}, {"driver": "on"}, {"driver": object{"env": object{"A": "b"}}}, {"operands": object{"namespace": "Not A Name"}},
 		{"mig": object{"strategy": "some"}}, {"operator": object{"replicas": "many"}}, {"operator": object{"logging": object{"level": "-1"}}}, {"nfd": object{"enabled": "true"}},
 	} {
-		_, err := renderChart(load(t), release{Namespace: "somewhere", Values: values})
+		_, err := renderChart(load(t), renderOptions{Namespace: "somewhere", Values: values})
 		require.ErrorContains(t, err, "values don't meet the specifications", "%v", values)
 	}
 }

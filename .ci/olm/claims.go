@@ -5,17 +5,18 @@ import "strings"
 // What the bundle claims, in catalogs and consoles, is what a test has shown: claims_test.go names the
 // test for each.
 const (
-	// capabilities is the level of the operator's maturity. The next ones are Seamless Upgrades, for which the
-	// Operator Lifecycle Manager must have upgraded the operator, and Full Lifecycle, before Deep Insights.
+	// capabilities is the operator's level in the capability model of the Operator Lifecycle Manager (OLM). Higher
+	// levels, in order: Seamless Upgrades (needs a test in which OLM upgrades the operator), Full Lifecycle, Deep
+	// Insights.
 	capabilities = "Basic Install"
-	// maturity is alpha until the operator has run on a cluster with real GPUs.
+	// maturity names the state of the channel: alpha until the operator has run on a cluster with real GPUs.
 	maturity = "alpha"
 )
 
-// features returns annotations for OpenShift's catalog.
-func features(operator string) map[string]bool {
+// features returns which features of OpenShift's catalog the bundle claims, by the end of the annotation's key.
+func features(operatorImage string) map[string]bool {
 	return map[string]bool{
-		"disconnected":     isPinned(operator),
+		"disconnected":     isPinned(operatorImage),
 		"fips-compliant":   false,
 		"proxy-aware":      true,
 		"tls-profiles":     false,
@@ -25,20 +26,20 @@ func features(operator string) map[string]bool {
 	}
 }
 
-// isPinned reports whether an image is named by its digest. A cluster finds only such an image in the
-// mirror of a catalog.
+// isPinned reports whether an image is named by its digest. A cluster without Internet access
+// pulls only such an image from the mirror of its catalog.
 func isPinned(image string) bool { return strings.Contains(image, "@sha256:") }
 
 // architectures lists the node architectures on which the operator has run. Its images for arm64 have run
-// under emulation, on no node.
+// only under emulation, on no real node.
 func architectures() []string { return []string{"amd64"} }
 
-// addClaims adds the claims to the annotations and labels of a ClusterServiceVersion.
-func addClaims(annotations, labels object, operator string) {
+// addClaims adds the claims, but for maturity, to the annotations and labels of a ClusterServiceVersion.
+func addClaims(annotations, labels object, operatorImage string) {
 	annotations["capabilities"] = capabilities
-	for name, shown := range features(operator) {
+	for name, claimed := range features(operatorImage) {
 		value := "false"
-		if shown {
+		if claimed {
 			value = "true"
 		}
 		annotations["features.operators.openshift.io/"+name] = value

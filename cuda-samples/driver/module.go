@@ -15,12 +15,12 @@ type Module struct {
 // LoadModule compiles PTX for the device and loads it. If that fails, the *Error's Log has the
 // compiler's messages.
 func (d *Device) LoadModule(ptx string) (*Module, error) {
-	const errorLog, errorLogSize = 5, 6 // CUjit_option
+	const errorLog, errorLogSize = 5, 6 // CU_JIT_ERROR_LOG_BUFFER and its _SIZE_BYTES
 	image := append([]byte(ptx), 0)     // a C string
 	log := make([]byte, 8192)
 	options := []int32{errorLog, errorLogSize}
 	values := []uintptr{uintptr(unsafe.Pointer(&log[0])), uintptr(len(log))}
-	// The driver writes to log through an address in values, where Go sees none: keep log in place.
+	// The driver writes to log. Go does not see that values has its address: keep log in place.
 	pin := pinned(&log[0])
 	defer pin.Unpin()
 	m := &Module{device: d}
@@ -39,7 +39,7 @@ func (m *Module) Close() error {
 	return m.device.check("cuModuleUnload", m.device.driver.moduleUnload(m.handle))
 }
 
-// Kernel returns the function with a name.
+// Kernel returns the kernel with a name, one of the module's functions.
 func (m *Module) Kernel(name string) (*Kernel, error) {
 	k := &Kernel{device: m.device}
 	cname := append([]byte(name), 0) // a C string
@@ -49,7 +49,7 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	return k, nil
 }
 
-// Kernel is a function of a module.
+// Kernel is a function that runs on the device.
 type Kernel struct {
 	device *Device
 	handle uintptr

@@ -33,7 +33,7 @@ import (
 	"github.com/gpuready/gpuready/internal/partition"
 )
 
-// Config holds the driver's inputs. Paths are host paths, found below HostRoot, except for those of
+// Config holds the inputs of the DRA driver, which this package calls the driver. Paths are host paths, found below HostRoot, except for those of
 // the kubelet, which are the same for the kubelet and this process.
 type Config struct {
 	NodeName     string
@@ -44,10 +44,10 @@ type Config struct {
 	HostRoot     string
 	StateDir     string
 	CDIDir       string
-	CDIKind      string // of the devices that containers get
-	DevDir       string // folder of the device nodes if this process sees it; "": it does not
-	Listen       string
-	Silence      time.Duration       // see DefaultSilence
+	CDIKind      string              // of the devices that containers get
+	DevDir       string              // folder of the device nodes, as this process sees it; "": it does not see them
+	Listen       string              // address of the metrics
+	Silence      time.Duration       // how long the device plugin may be silent; see DefaultSilence
 	Evict        inventory.Evictions // faults for which pods lose their devices
 	PCIeRoot     inventory.Places
 	Log          *slog.Logger
@@ -63,10 +63,10 @@ type Plugin struct {
 	started  chan struct{} // closed when helper is set
 	// registration holds the result of the last registration; nil: there was none yet.
 	registration atomic.Pointer[registerapi.RegistrationStatus]
-	noCounters   atomic.Bool     // the cluster does not store counters, without which no partition is published
+	noCounters   atomic.Bool     // the API server drops shared counters: no partition can be published
 	listed       atomic.Bool     // the API server has listed the node's slices, which are kept up to date since
 	stateDue     chan struct{}   // capacity 1: the state may have changed
-	hold         io.Closer       // shows readers of the state that this process lives
+	hold         io.Closer       // the lock on the state by which its readers see that this process runs
 	written      nodestate.State // the state that was written last; for writeState
 
 	mu      sync.Mutex
@@ -80,7 +80,7 @@ type publisher interface {
 	PublishResources(context.Context, resourceslice.DriverResources) error
 }
 
-// DataDir returns the folder of the driver's socket and its record of prepared claims.
+// DataDir returns the folder of the driver's socket and its checkpoint, the record of prepared claims.
 func (c Config) DataDir() string {
 	return filepath.Join(c.KubeletDir, "plugins", inventory.Driver)
 }
@@ -108,7 +108,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("make the driver's folder: %w; next: see that the kubelet's folder plugins is mounted", err)
 	}
 
-	// Before any claim is prepared: the device plugin then knows that claims may hold devices.
+	// Before any claim is prepared, so that the device plugin knows that claims may hold devices.
 	if err := p.markAlive(ctx); err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func (p *Plugin) serve(ctx context.Context) error {
 		return err
 	}
 	p.removeStaleSockets(ctx)
-	// Not an error of this start: each call that prepares a claim tries it again.
+	// The driver starts even if this fails: each call that prepares a claim tries it again.
 	if err := p.recoverPartitions(ctx); err != nil {
 		p.cfg.Log.Error("what an earlier process has left half-made is removed later", "message", err.Error())
 	}
@@ -174,7 +174,7 @@ func (p *Plugin) serve(ctx context.Context) error {
 		kubeletplugin.RegistrarDirectoryPath(filepath.Join(p.cfg.KubeletDir, "plugins_registry")),
 		kubeletplugin.PluginDataDirectoryPath(p.cfg.DataDir()),
 		kubeletplugin.GRPCInterceptor(p.intercept),
-		kubeletplugin.Serialize(false), // the record has a lock of its own, with a deadline
+		kubeletplugin.Serialize(false), // the checkpoint has a lock of its own, with a deadline
 	}
 	if p.cfg.PodUID != "" {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(p.cfg.PodUID)))
@@ -256,7 +256,7 @@ func (p *Plugin) republish() {
 	p.changed = make(chan struct{})
 }
 
-// setInventory replaces the inventory and logs what changed.
+// setInventory replaces the inventory. It logs new devices, taints and the number of devices.
 func (p *Plugin) setInventory(inv inventory.Inventory) {
 	p.mu.Lock()
 	before, known := p.current, p.known
@@ -267,14 +267,14 @@ func (p *Plugin) setInventory(inv inventory.Inventory) {
 	p.metrics.setInventory(inv)
 	p.wakeState()
 	if inv.Why.Reason != before.Why.Reason && inv.Why.Reason == inventory.ReasonServedByPlugin {
-		p.cfg.Log.Info("the device plugin offers the GPUs: they are withdrawn", "switch", inv.SwitchID)
+		p.cfg.Log.Info("the device plugin offers the GPUs: the slices no longer have them", "switch", inv.SwitchID)
 	} else if inv.Why.Reason != before.Why.Reason && inv.Why.Reason != "" {
 		p.cfg.Log.Warn("the inventory cannot be relied on", "reason", string(inv.Why.Reason), "message", inv.Why.String())
 	}
 	for _, d := range inv.Devices {
 		was, found := before.Find(d.Name)
 		switch {
-		case !found && known && before.Serve == inv.Serve:
+		case !found && known && before.Serve == inv.Serve: // not if all appear, since DRA offers them now
 			p.cfg.Log.Info("device is offered", "device", d.Name, "uuid", string(d.UUID))
 		case found && was.Fault.Reason == d.Fault.Reason:
 		case d.Fault.Reason != "":
@@ -288,7 +288,7 @@ func (p *Plugin) setInventory(inv inventory.Inventory) {
 	}
 }
 
-// Ready returns nil if the kubelet can have claims prepared, and otherwise what is missing. A node
+// Ready returns nil if the driver can prepare claims for the kubelet, and otherwise what is missing. A node
 // without a GPU is ready. Whether each slice is published is not known here: the metrics count errors.
 func (p *Plugin) Ready() error {
 	select {

@@ -26,7 +26,9 @@ import (
 	"github.com/gpuready/gpuready/operator/upgrade"
 )
 
-// watch sends all events to the inbox, and returns when the caches have synced.
+// watch sends all events to the inbox, except for those of Deployments: they are for the reviewer, which
+// looks for other operators. It returns when the caches have synced. A kind of which objects with two
+// names matter is watched twice, in Informers and in Others (see OtherCaches).
 func (c *Controller) watch(ctx context.Context) error {
 	in := c.inbox
 	var synced []toolscache.InformerSynced
@@ -45,6 +47,7 @@ func (c *Controller) watch(ctx context.Context) error {
 		{c.Informers, &nodev1.RuntimeClass{}, inboxHandler(in, updateClass, removeClass)},
 		{c.Informers, &appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
 		{c.Others, &appsv1.Deployment{}, c.reviewer.eventHandler(ctx)},
+		// These notice when the cluster starts or stops serving an optional kind.
 		{c.Informers, partial(apiServiceKind), inboxHandler(in, c.toolkit.onServed, c.toolkit.onUnserved)},
 		{c.Informers, partial(definitionKind), inboxHandler(in, c.monitors.onServed, c.monitors.onUnserved)},
 		{c.Others, partial(apiServiceKind), inboxHandler(in, c.slices.onServed, c.slices.onUnserved)},
@@ -66,8 +69,8 @@ func (c *Controller) watch(ctx context.Context) error {
 	return nil
 }
 
-// inboxHandler calls update and remove, in the goroutine that owns the model, for every event
-// of a kind.
+// inboxHandler calls update and remove for every event of a kind, in the goroutine that owns the model:
+// what the operator knows about the cluster.
 func inboxHandler[T client.Object](in *inbox, update, remove func(*model, T)) toolscache.ResourceEventHandler {
 	return eventHandler(
 		func(o T) { in.enqueue(func(m *model) { update(m, o) }) },
@@ -78,7 +81,7 @@ func inboxHandler[T client.Object](in *inbox, update, remove func(*model, T)) to
 // eventHandler calls update with each new or changed object, and remove with each deleted one.
 func eventHandler[T client.Object](update, remove func(T)) toolscache.ResourceEventHandler {
 	handle := func(o any, with func(T)) {
-		if o, is := o.(T); is {
+		if o, ok := o.(T); ok {
 			with(o)
 		}
 	}
@@ -86,7 +89,7 @@ func eventHandler[T client.Object](update, remove func(T)) toolscache.ResourceEv
 		AddFunc:    func(o any) { handle(o, update) },
 		UpdateFunc: func(_, o any) { handle(o, update) },
 		DeleteFunc: func(o any) {
-			if last, is := o.(toolscache.DeletedFinalStateUnknown); is {
+			if last, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
 				o = last.Obj
 			}
 			handle(o, remove)
@@ -97,10 +100,11 @@ func eventHandler[T client.Object](update, remove func(T)) toolscache.ResourceEv
 func objectKey(o client.Object) types.NamespacedName { return client.ObjectKeyFromObject(o) }
 
 func updatePolicy(m *model, p *v1.ClusterPolicy) {
-	if have := m.policies[p.Name]; have != nil && have.UID == p.UID && notNewer(p.ResourceVersion, have.ResourceVersion) {
+	have := m.policies[p.Name]
+	if have != nil && have.UID == p.UID && notNewer(p.ResourceVersion, have.ResourceVersion) {
 		return
 	}
-	if have := m.policies[p.Name]; have == nil || have.UID != p.UID || have.Generation != p.Generation || !have.DeletionTimestamp.Equal(p.DeletionTimestamp) || !m.statusPending(p) {
+	if have == nil || have.UID != p.UID || have.Generation != p.Generation || !have.DeletionTimestamp.Equal(p.DeletionTimestamp) || !m.statusPending(p) {
 		m.changed = true
 	}
 	m.policies[p.Name] = p
@@ -109,8 +113,8 @@ func updatePolicy(m *model, p *v1.ClusterPolicy) {
 // statusPending reports whether a policy's status is the one that is being written. Such an
 // update has no consequences.
 func (m *model) statusPending(p *v1.ClusterPolicy) bool {
-	sum, is := m.pendingStatus[p.Name]
-	return is && equality.Semantic.DeepEqual(p.Status, sum)
+	written, ok := m.pendingStatus[p.Name]
+	return ok && equality.Semantic.DeepEqual(p.Status, written)
 }
 
 func removePolicy(m *model, p *v1.ClusterPolicy) {
@@ -124,8 +128,8 @@ func removeNode(m *model, n *corev1.Node) { m.removeNode(n.Name) }
 func updatePod(m *model, p *corev1.Pod) {
 	if p.Namespace != m.namespace {
 		if of := metav1.GetControllerOf(p); of != nil && of.Kind == daemonSetKind.Kind {
-			// A pod that is being deleted belongs to no operand any more. Its node may be gone,
-			// too, so that it never ends.
+			// It may be an operand of another installation. A pod that is being deleted counts as
+			// ended: if its node is gone, nobody reports its end.
 			ended := p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 			m.updateElsewhere(objectKey(p), !ended)
 			m.updateOtherPlugin(p, of.Name, !ended)
@@ -186,7 +190,7 @@ func removeClass(m *model, o *nodev1.RuntimeClass) {
 	delete(m.handlers, o.Name)
 }
 
-// updateOwned and removeOwned handle objects of the kinds that the operator creates.
+// updateOwned and removeOwned handle objects of the kinds that the operator creates, whoever made them.
 func updateOwned[T client.Object](kind schema.GroupVersionKind) func(*model, T) {
 	return func(m *model, o T) {
 		m.updateObject(apply.Key{Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName()}, o)
@@ -199,14 +203,14 @@ func removeOwned[T client.Object](kind schema.GroupVersionKind) func(*model, T) 
 	}
 }
 
-// updateBuilder records a pod of a Job that builds modules.
+// updateBuilder records a pod of a Job that builds kernel modules.
 func (m *model) updateBuilder(key types.NamespacedName, b driver.BuildPod) {
 	if m.builders[key] != b {
 		m.builders[key], m.changed = b, true
 	}
 }
 
-// prebuildStatus returns the results of the Jobs that build modules.
+// prebuildStatus returns the results of the Jobs that build kernel modules.
 func (m *model) prebuildStatus(lookup func(image string) driver.Presence) []v1.PrebuiltStatus {
 	return driver.ReportBuilds(slices.Collect(maps.Values(m.builds)), slices.Collect(maps.Values(m.builders)), lookup)
 }

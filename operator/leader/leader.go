@@ -2,11 +2,12 @@
 // Lease in kube-system, whatever namespaces operators are installed in. It adds what client-go
 // leaves to its caller:
 //
-//   - A Gate refuses writes unless this process certainly holds the Lease.
-//   - A leader whose Lease was deleted, or taken by another process, ends. It never takes the
-//     Lease again.
+//   - A Gate, through which all other requests go, refuses writes unless this process certainly
+//     holds the Lease.
+//   - A leader whose Lease was deleted, or taken by another process, stops, and its process should
+//     exit. It does not try to lead again.
 //   - The Lease belongs to an installation: its replicas take precedence, and other
-//     installations stand down while it is installed.
+//     installations stand down while it is installed and has a leader (see claimTimeout).
 //
 // See docs/decisions/0032-who-leads.md for the reasons.
 package leader
@@ -30,8 +31,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Namespace and Name of the Lease. Administrators of a workload's namespace cannot write to
-// kube-system.
+// Namespace and Name of the Lease. It is in kube-system, where only the cluster's administrators can
+// change it.
 const (
 	Namespace = "kube-system"
 	Name      = "gpu-operator.gpuready.io"
@@ -54,8 +55,8 @@ const (
 	longestLease = time.Minute
 	// claimTimeout is the time that an installation may be without a leader before another
 	// installation takes over, although the first one's Deployment still exists. Only a leader that
-	// has led for longer than steadyTerm counts: an operator that fails soon after each start keeps
-	// no claim.
+	// has led for longer than steadyTerm counts: an operator that fails soon after each start loses
+	// its precedence.
 	claimTimeout = 10 * time.Minute
 	steadyTerm   = time.Minute
 	// requestTimeout bounds one request, so that a renewal can be tried twice.
@@ -80,7 +81,7 @@ type Status struct {
 
 // Options configure an Elector.
 type Options struct {
-	Client     client.Client // of Scheme, without a cache and without the Gate
+	Client     client.Client // with Scheme, without a cache and without the Gate
 	Namespace  string        // of this operator's installation
 	Deployment string        // name of this operator's Deployment
 	// FormerDeployment is the Deployment's name in earlier versions, or "" if it was the same.
@@ -124,12 +125,12 @@ func New(o Options) *Elector {
 }
 
 // Run waits until this process leads, and then calls lead. When the Lease is lost, it cancels
-// lead's context and returns an error. It gives up the Lease after lead has returned, if ctx has
-// ended or lead returns a YieldTo. The process should exit after it has lost or yielded the
-// Lease.
+// lead's context and returns an error. After lead has returned, for whatever reason, it gives up the
+// Lease: to any replica, or to the installation that a YieldTo names. The process should exit after
+// Run.
 func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) error {
 	elected, ended := make(chan struct{}), make(chan struct{})
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+	election, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: e.lock, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod, ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { close(elected) },
@@ -142,19 +143,19 @@ func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) err
 	// When the election ends, client-go gives up the Lease. So the election must not end with ctx,
 	// but after everything else has stopped. client-go's log is discarded: it has each problem at
 	// every attempt, and the lock logs it once.
-	election, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.Discard()))
+	electionCtx, stop := context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logr.Discard()))
 	defer stop()
-	leading, lose := context.WithCancelCause(ctx)
+	leadCtx, lose := context.WithCancelCause(ctx)
 	defer lose(nil)
 	var running sync.WaitGroup
-	running.Go(func() { defer close(ended); elector.Run(election) })
+	running.Go(func() { defer close(ended); election.Run(electionCtx) })
 	running.Go(func() {
 		var why error
 		select {
 		case why = <-e.lock.lost:
 		case <-ended:
 			why = fmt.Errorf("the Lease %s could not be renewed for %v", e.lock.Describe(), renewDeadline)
-		case <-leading.Done():
+		case <-leadCtx.Done():
 			return
 		}
 		e.Gate.close()
@@ -162,11 +163,11 @@ func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) err
 	})
 	select {
 	case <-elected:
-		err = e.lead(leading, lead)
-	case <-leading.Done():
+		err = e.openAndLead(leadCtx, lead)
+	case <-leadCtx.Done():
 	}
 	e.Gate.close()
-	lost := context.Cause(leading) // nil if lead has returned by itself
+	lost := context.Cause(leadCtx) // nil unless the Lease was lost or ctx has ended
 	lose(nil)
 	if to, yields := errors.AsType[*YieldTo](err); yields {
 		e.lock.yieldTo(to.Namespace)
@@ -180,16 +181,16 @@ func (e *Elector) Run(ctx context.Context, lead func(context.Context) error) err
 	return err
 }
 
-// lead waits until no earlier leader can be acting, opens the Gate, and calls lead.
-func (e *Elector) lead(ctx context.Context, lead func(context.Context) error) error {
-	if e.lock.isAmbiguous() {
+// openAndLead waits until no earlier leader can be acting, opens the Gate, and calls lead.
+func (e *Elector) openAndLead(ctx context.Context, lead func(context.Context) error) error {
+	if e.lock.earlierMayAct() {
 		e.Log.Info("took a Lease that does not show that the leader before has ended; waiting until it has", "wait", takeoverDelay)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(takeoverDelay):
 		}
-		e.lock.clearAmbiguous()
+		e.lock.clearEarlier()
 	}
 	e.Gate.open(ctx)
 	e.Log.Info("leading", "lease", e.lock.Describe(), "identity", e.lock.Identity())

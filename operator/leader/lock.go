@@ -95,15 +95,15 @@ func (l *lock) remaining() time.Duration {
 	return writePeriod - max(now.Sub(renewedAt), now.Round(0).Sub(renewedAt.Round(0)))
 }
 
-// isAmbiguous reports whether an earlier leader may still act.
-func (l *lock) isAmbiguous() bool {
+// earlierMayAct reports whether an earlier leader may still act.
+func (l *lock) earlierMayAct() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.ambiguous
 }
 
-// clearAmbiguous records that no earlier leader acts any more.
-func (l *lock) clearAmbiguous() {
+// clearEarlier records that no earlier leader acts any more.
+func (l *lock) clearEarlier() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ambiguous = false
@@ -269,7 +269,7 @@ func (l *lock) provesNoLeader(lease *coordinationv1.Lease) bool {
 
 // release gives up the Lease, to the successor's installation if there is one.
 func (l *lock) release(ctx context.Context, lease *coordinationv1.Lease, record resourcelock.LeaderElectionRecord, send func(context.Context) error) error {
-	if l.isAmbiguous() { // the next leader must wait, too: see releasedSeconds
+	if l.earlierMayAct() { // the next leader must wait, too: see releasedSeconds
 		record.LeaseDurationSeconds = int(leaseDuration / time.Second)
 	}
 	l.mu.Lock()

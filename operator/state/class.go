@@ -14,20 +14,22 @@ import (
 	"github.com/gpuready/gpuready/operator/progress"
 )
 
-// Pods that were written for NVIDIA's stack name the RuntimeClass nvidia. Where containers get
-// their GPUs by CDI, any handler gives them, so the class has one that every node has anyway, and
-// no container runtime is restarted for it (docs/decisions/0050-the-runtimeclass-nvidia.md).
+// Pods that were written for NVIDIA's stack name the RuntimeClass nvidia. With CDI or NRI a container
+// gets its GPUs whatever the class's handler is. So the class names a handler that every node already
+// has, such as runc, and no container runtime is restarted to add one
+// (docs/decisions/0050-the-runtimeclass-nvidia.md). The toolkit's own handler is named only where
+// some nodes need it. An injection is the way in which a group of nodes gives GPUs to containers.
 
-// ordinary are the handlers of OCI runtimes that run every container, in the order in which they
+// plainHandlers are the handlers of OCI runtimes that run every container, in the order in which they
 // are chosen. Sandboxes such as Kata are not among them.
-var ordinary = []string{"runc", "crun", "youki"}
+var plainHandlers = []string{"runc", "crun", "youki"}
 
-// aliases are the RuntimeClasses that NVIDIA's operator adds if the policy enables CDI.
+// aliases are further names of the RuntimeClass. NVIDIA's operator adds them if the policy enables CDI.
 var aliases = []string{"nvidia-cdi", "nvidia-legacy"}
 
-// prerequisites adds the RuntimeClass if anything serves GPUs to containers, and its aliases. It
-// adds another one for NVIDIA's operands if they need the handler and the first one does not have
-// it.
+// prerequisites adds the RuntimeClass and its aliases, if there are GPU nodes and the policy enables
+// the toolkit or the device plugin. If NVIDIA's own operands need the toolkit's handler and that
+// class names another one, it adds a second class for them.
 func (r *renderer) prerequisites() error {
 	if len(r.injections) == 0 || !r.spec.Toolkit.IsEnabled() && !r.spec.DevicePlugin.IsEnabled() {
 		return nil
@@ -59,24 +61,25 @@ func (r *renderer) addClass(name, handler string) error {
 	})
 }
 
-// classHandler returns the handler of the RuntimeClass, and the injections whose nodes do not
-// have it.
+// classHandler chooses the handler of the RuntimeClass, and returns the injections whose nodes do not
+// have it. It is the toolkit's handler if all nodes have it or some need it, otherwise the first of
+// plainHandlers that all nodes have, and without such a one the toolkit's after all.
 func (r *renderer) classHandler() (handler string, without []fleet.Injection) {
 	handler = r.handler()
-	without = r.withoutHandler(handler)
+	without = r.injectionsLacking(handler)
 	if len(without) == 0 || slices.ContainsFunc(r.injections, r.usesHandler) {
 		return handler, without
 	}
-	for _, name := range ordinary {
-		if len(r.withoutHandler(name)) == 0 {
+	for _, name := range plainHandlers {
+		if len(r.injectionsLacking(name)) == 0 {
 			return name, nil
 		}
 	}
 	return handler, without
 }
 
-// withoutHandler returns the injections whose nodes do not have a handler.
-func (r *renderer) withoutHandler(name string) (without []fleet.Injection) {
+// injectionsLacking returns the injections whose nodes do not have a handler.
+func (r *renderer) injectionsLacking(name string) (without []fleet.Injection) {
 	for _, i := range r.injections {
 		if (name != r.handler() || !r.givesHandler(i)) && !slices.Contains(r.handlersOf(i), name) {
 			without = append(without, i)
@@ -85,14 +88,17 @@ func (r *renderer) withoutHandler(name string) (without []fleet.Injection) {
 	return without
 }
 
-// givesHandler reports whether the toolkit, ours or another, adds the handler on nodes with an
-// injection.
+// givesHandler reports whether a toolkit adds its handler on nodes with an injection. If ours is not
+// enabled, somebody else's is assumed to, unless the nodes report their handlers.
 func (r *renderer) givesHandler(i fleet.Injection) bool {
-	return !r.spec.Toolkit.IsEnabled() && r.in.Handlers[i] == nil || r.spec.Toolkit.IsEnabled() && r.hasHandler(i)
+	if r.spec.Toolkit.IsEnabled() {
+		return r.hasHandler(i)
+	}
+	return r.in.Handlers[i] == nil
 }
 
-// handlersOf returns the handlers that nodes with an injection have. A container runtime whose
-// kubelet reports none has runc: containerd always, and CRI-O in the releases before it reports.
+// handlersOf returns the handlers that nodes with an injection have. If their kubelets report none, it
+// is runc: containerd always has it, and so do the releases of CRI-O that report none.
 func (r *renderer) handlersOf(i fleet.Injection) []string {
 	if known := r.in.Handlers[i]; known != nil {
 		return known
@@ -100,12 +106,13 @@ func (r *renderer) handlersOf(i fleet.Injection) []string {
 	return []string{"runc"}
 }
 
-// reportClass reports nodes on which pods with the RuntimeClass do not start.
+// reportClass reports in the policy's status on which nodes pods with the RuntimeClass do not start.
 func (r *renderer) reportClass(handler string, without []fleet.Injection) {
 	class, owner := r.runtimeClass(), ""
-	if other, foreign := r.in.Classes[class]; foreign {
+	if other, foreign := r.in.Classes[class]; foreign { // somebody else has made this RuntimeClass
 		handler, owner = other, ", which is not the operator's,"
-		without = slices.DeleteFunc(r.withoutHandler(other), func(i fleet.Injection) bool { return r.in.Handlers[i] == nil }) // not known
+		// Its handler may be any: nodes that do not report their handlers may have it.
+		without = slices.DeleteFunc(r.injectionsLacking(other), func(i fleet.Injection) bool { return r.in.Handlers[i] == nil })
 	}
 	if len(without) == 0 {
 		return
@@ -118,8 +125,8 @@ func (r *renderer) reportClass(handler string, without []fleet.Injection) {
 		class, strings.Join(names, ","), owner, handler))
 }
 
-// operandClass returns the RuntimeClass of NVIDIA's operands on nodes without NRI. They have no
-// other way to their GPUs than the handler.
+// operandClass returns the RuntimeClass of NVIDIA's operands. On nodes without NRI they get their GPUs
+// only by the toolkit's handler.
 func (r *renderer) operandClass() string {
 	handler, _ := r.classHandler()
 	needed := r.wantsNVIDIA() && slices.ContainsFunc(r.injections, func(i fleet.Injection) bool { return i != fleet.NRI })

@@ -96,6 +96,7 @@ func TestNvidiaSMIChoosesGPUsByIndexUUIDAndAddress(t *testing.T) {
 }
 
 func TestNvidiaSMIFailsWithTheRealWordsAndCodes(t *testing.T) {
+	built.SkipWithDriver(t)
 	alone(t, "t4", install(t), func(t *testing.T, m machine, _ nvml.Interface) {
 		expect := func(want int, words string, args ...string) {
 			t.Helper()

@@ -42,7 +42,7 @@ func main() {
 	pflag.IntVar(&b.hookRuns, "hooks", 200, "containers whose hooks are run")
 	pflag.IntVar(&b.containers, "containers", 100, "containers that are started, in each way, by gpu-oci-runtime and by runc")
 	pflag.IntVar(&b.nodeEvents, "node-events", 100, "nodes that change, in each of the operator's rows that has some")
-	pflag.IntVar(&b.demos, "demos", 5, "runs of the demo, which needs root")
+	pflag.IntVar(&b.demoRuns, "demos", 5, "runs of the demo, which needs root")
 	only := pflag.StringSlice("part", nil, "measure only these parts: "+strings.Join(b.names(), ", "))
 	pflag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -58,7 +58,7 @@ type bench struct {
 	bin string // the built programs
 	tmp string
 
-	starts, allocations, restarts, hookRuns, containers, nodeEvents, demos int
+	starts, allocations, restarts, hookRuns, containers, nodeEvents, demoRuns int
 }
 
 // part is a group of rows of the table.

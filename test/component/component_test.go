@@ -155,6 +155,7 @@ func TestContainerWithoutPermissionReportsIt(t *testing.T) {
 }
 
 func TestXIDRemovesOneGPUAndThePodStillRuns(t *testing.T) {
+	built.SkipWithDriver(t)
 	if !node.Enter(t) {
 		return
 	}

@@ -52,7 +52,7 @@ func needDemo(t *testing.T) {
 func mark(t *testing.T) string { return fmt.Sprintf("ROAD_TEST=%d/%s", os.Getpid(), t.Name()) }
 
 func TestDemoEndsWithAPassedJob(t *testing.T) {
-	out, errs, exit := demo(t)
+	out, errs, exit := demo(t, "--profile", "h100-sxm")
 	require.Zero(t, exit, out+errs)
 	require.True(t, strings.HasSuffix(out, "\ngpuready: CUDA job PASSED (SIMULATED)\n"), out)
 	require.Contains(t, out, "  Test PASSED (SIMULATED)\n  Done\n")
@@ -105,7 +105,7 @@ func TestDemoRefusesUnknownOptions(t *testing.T) {
 func TestAFailedDemoSpeaksJSON(t *testing.T) {
 	for _, c := range []struct{ args, step, err, next string }{
 		{"--break cdi --gpus 2", "toolkit", "read-only", "gpu-toolkit"},
-		{"--timeout 1ms", "", "not done within 1ms (--timeout)", "give it more time: --timeout"},
+		{"--profile h100-sxm --timeout 1ms", "", "not done within 1ms (--timeout)", "give it more time: --timeout"},
 	} {
 		out, errs, exit := demo(t, append(strings.Fields(c.args), "-o", "json")...)
 		require.Equal(t, 1, exit, out+errs)

@@ -14,13 +14,14 @@ import (
 
 // options are the options of the command line.
 type options struct {
-	profile string
-	gpus    int
-	breaks  string
-	output  string
-	verbose bool
-	timeout time.Duration
-	help    bool
+	profile  string
+	gpus     int
+	breaks   string
+	simulate bool // a simulated driver even on a machine with a GPU
+	output   string
+	verbose  bool
+	timeout  time.Duration
+	help     bool
 }
 
 // breakages are the failures that --break can cause, and their symptoms.
@@ -35,7 +36,7 @@ func parse(args []string) (options, error) {
 	var o options
 	f := pflag.NewFlagSet("demo", pflag.ContinueOnError)
 	f.SortFlags = false
-	f.StringVar(&o.profile, "profile", "h100-sxm", "simulated node; `NAME` as `gpusim profiles` lists it (ignored on a machine with a GPU)")
+	f.StringVar(&o.profile, "profile", "h100-sxm", "simulated node; `NAME` as `gpusim profiles` lists it")
 	f.IntVar(&o.gpus, "gpus", 0, "simulated GPUs; 0: as many as the profile has")
 	f.StringVar(&o.breaks, "break", "", "see a failure: driver, cdi, memory or permission")
 	f.StringVarP(&o.output, "output", "o", "text", "text or json")
@@ -46,6 +47,7 @@ func parse(args []string) (options, error) {
 	if err := f.Parse(args); err != nil {
 		return o, fmt.Errorf("%w; see demo --help", err)
 	}
+	o.simulate = f.Changed("profile") || f.Changed("gpus") || f.Changed("break")
 	if f.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q; see demo --help", f.Arg(0))
 	}
@@ -80,8 +82,8 @@ Usage:
   make demo [DEMO_ARGS="..."]
   bin/demo [flags]
 
-Where NVML finds a GPU, the machine's own driver is used; elsewhere a simulated
-one, and then every result says (SIMULATED).
+Where NVML finds a GPU, the machine's own driver is used; elsewhere, and with
+--profile, --gpus or --break, a simulated one. Then every result says (SIMULATED).
 
 Examples:
   make demo

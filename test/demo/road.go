@@ -84,26 +84,34 @@ func (r *pipeline) run(ctx context.Context) error {
 	// An agent that ends by itself, or reports a failure, ends the run.
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	real := r.findDriver(ctx)
+	found := r.findDriver(ctx)
+	real := found && !r.o.simulate
 	title := "gpuready demo: this machine has a GPU; its own driver is used"
-	if !real {
+	switch {
+	case real:
+	case found:
+		title = "gpuready demo: a simulated driver is used, not that of this machine's GPU"
+		r.machine = machine{simulated: true}
+	default:
 		title = "gpuready demo: no GPU on this machine; a simulated driver is used"
 		r.machine.simulated = true
 	}
+	// A driver that is broken, or that must be found before the machine's own, is there from the start.
+	driverFirst := r.o.breaks != "" || found && !real
 	r.s.printf(true, "%s\n\n", r.s.wrap(0, title))
 	steps := []struct {
 		name, doing, next string
 		run               func(context.Context) (detail string, err error)
 	}{
-		{"node agents", "start the agents and a kubelet", "run make build", func(ctx context.Context) (string, error) { return r.startAgents(ctx, fail, real) }},
+		{"node agents", "start the agents and a kubelet", "run make build", func(ctx context.Context) (string, error) { return r.startAgents(ctx, fail, real || driverFirst) }},
 		{"driver", "bring up the driver", "a real driver: nvidia-smi must work; a simulated one: bin/gpusim up --help", func(ctx context.Context) (string, error) { return r.driver(ctx, real) }},
 		{"toolkit", "write CDI specs", "bin/gpu-toolkit plan shows what it would write", r.toolkit},
 		{"device plugin", "advertise GPUs to the kubelet", "bin/gpu-device-plugin devices shows what it would advertise", r.devicePlugin},
 		{"validator", "prove driver, toolkit, CUDA and plugin", "bin/gpu-validator run names the layer", r.validator},
 		{"pod", "run vectoradd in a pod that asks for one GPU", "bin/vectoradd --help lists what its exit codes mean", r.pod},
 	}
-	if r.o.breaks != "" {
-		steps[0], steps[1] = steps[1], steps[0] // the driver is broken from the start
+	if driverFirst {
+		steps[0], steps[1] = steps[1], steps[0]
 	}
 	for _, st := range steps {
 		done := r.s.begin(st.name, st.doing)
@@ -173,8 +181,8 @@ func (r *pipeline) findDriver(ctx context.Context) bool {
 	return true
 }
 
-// startAgents starts the programs that run on every node, before there is a driver.
-func (r *pipeline) startAgents(ctx context.Context, fail context.CancelCauseFunc, real bool) (string, error) {
+// startAgents starts the programs that run on every node. hasDriver says whether there is a driver yet.
+func (r *pipeline) startAgents(ctx context.Context, fail context.CancelCauseFunc, hasDriver bool) (string, error) {
 	var echo io.Writer
 	if r.o.verbose {
 		echo = os.Stderr
@@ -205,7 +213,7 @@ func (r *pipeline) startAgents(ctx context.Context, fail context.CancelCauseFunc
 		}
 		r.agents = append(r.agents, a)
 	}
-	if real || r.o.breaks != "" {
+	if hasDriver {
 		return "toolkit, device plugin, validator and kubelet run", nil
 	}
 	return "toolkit, device plugin, validator and kubelet run and wait for a driver", nil

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Inspected is the manifest compared with the host.
+// Inspected compares the manifest, the toolkit's record of what it has written on the host, with what
+// is there now.
 type Inspected struct {
 	Files      []InspectedFile
 	Unfinished string // description of an unfinished transaction, "" if there is none
@@ -16,12 +17,12 @@ type Inspected struct {
 type InspectedFile struct {
 	Path     string
 	What     string // "file", "link" or "device node"
-	Changed  bool   // others have changed it since
-	Removed  bool   // others have removed it since
-	Original bool   // Restore restores an earlier content
+	Changed  bool   // something else has changed it since the toolkit wrote it
+	Removed  bool   // something else has removed it since the toolkit wrote it
+	Original bool   // the path existed before, and Restore brings that content back
 }
 
-// Inspect reports everything that the toolkit has put on the host. It changes nothing.
+// Inspect reports every path that the toolkit has written or removed on the host. It changes nothing.
 func (s *Store) Inspect() (Inspected, error) {
 	m, err := s.Manifest()
 	if err != nil {

@@ -70,7 +70,7 @@ func (s *Store) apply(changes []Change) (made []Change, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.record(p.before, p.keep); err != nil {
+	if err := s.record(p.during, p.keep); err != nil {
 		return nil, err
 	}
 	if made, err = Write(s.Root, changes); err != nil {
@@ -316,7 +316,7 @@ func (s *Store) remove(temp string) error {
 func removeDirs(root *host.Root, dirs []string) (left []string, err error) {
 	for _, d := range slices.Backward(dirs) {
 		err := root.Remove(d)
-		if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, fs.ErrExist) || errors.Is(err, syscall.EBUSY) || isNotDir(err) {
+		if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, fs.ErrExist) || errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.ENOTDIR) {
 			left = append(left, d)
 			continue
 		}

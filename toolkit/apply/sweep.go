@@ -1,9 +1,11 @@
 package apply
 
 import (
+	"errors"
 	"path"
 	"reflect"
 	"slices"
+	"syscall"
 )
 
 // Sweep removes the remains of a killed instance, except for a transaction: partially
@@ -48,7 +50,7 @@ func (s *Store) sweep() ([]string, error) {
 	var removed []string
 	for _, name := range slices.Compact(names) {
 		left, err := s.Root.Leftovers(name)
-		if err != nil && !isNotDir(err) {
+		if err != nil && !errors.Is(err, syscall.ENOTDIR) {
 			return removed, err
 		}
 		for _, l := range left {

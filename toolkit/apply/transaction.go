@@ -49,9 +49,9 @@ func (s *Store) Begin(changes []Change, note []byte) error {
 func (s *Store) begin(changes []Change, note []byte) (Manifest, error) {
 	p, err := s.prepare(changes)
 	if err != nil {
-		return p.before, err
+		return p.during, err
 	}
-	m := p.before
+	m := p.during
 	if m.Journal != nil {
 		return m, m.Journal.pending()
 	}

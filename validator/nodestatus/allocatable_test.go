@@ -78,15 +78,24 @@ func TestTheKubeletsAllocatableIsNotChanged(t *testing.T) {
 
 func TestARefusedAllocatableDelaysNothing(t *testing.T) {
 	s := newStage(t)
-	var refused atomic.Int32
+	var patches atomic.Int32
+	seen := make(chan struct{})
 	s.server.Fail(func(r *http.Request) *kubetest.Fault {
-		if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/status") && refused.Add(1) == 1 {
+		if r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/status") {
+			return nil
+		}
+		switch patches.Add(1) {
+		case 1:
 			return &kubetest.Fault{Status: http.StatusForbidden}
+		case 2: // the condition
+		default: // the next attempt
+			<-seen
 		}
 		return nil
 	})
 	s.publisher.Publish(offering(8))
 	s.until(func() bool { return s.server.Condition(node, ConditionType) != nil })
 	require.Equal(t, [2]int64{0, 0}, s.reported(), "it was refused, and the condition did not wait for it")
+	close(seen)
 	s.until(func() bool { return s.reported() == [2]int64{8, 8} })
 }

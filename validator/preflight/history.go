@@ -18,10 +18,10 @@ import (
 // keptResults is the number of results kept, the newest ones.
 const keptResults = 50
 
-// maxResultBytes bounds one result: that of 16 GPUs with 7 MIG devices each has 300 kB.
+// maxResultBytes bounds one result. One of 16 GPUs with 7 MIG devices each takes about 300 kB.
 const maxResultBytes = 4 << 20
 
-// historyStamp is the layout of a result's file name, its time; such names sort by time.
+// historyStamp is the layout of the time that a result's file is named after; such names sort by time.
 const historyStamp = "20060102T150405.000Z"
 
 // ReadHistory returns the results in dir, the oldest first. It skips files that are no result of a
@@ -45,7 +45,7 @@ func ReadHistory(dir string) ([]Result, error) {
 	return all, nil
 }
 
-// WriteHistory stores a result and removes the oldest ones beyond Keep.
+// WriteHistory stores a result, and removes the oldest ones so that keptResults remain.
 func WriteHistory(dir string, r Result) error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -87,12 +87,13 @@ func listResults(dir string) ([]string, error) {
 	return names, nil
 }
 
-// notedLoss is the share below its best from which on a GPU's figure is noted.
+// notedLoss: a figure that is more than this share below the GPU's best earlier one gets a note.
 const notedLoss = 0.05
 
-// CompareHistory adds notes to a result about changes since earlier ones of the same node, the
-// oldest first: figures by GPU, and GPUs that were added, removed or exchanged. Results of a
-// simulated driver are not compared with those of a real one.
+// CompareHistory compares a result with past ones of the same node, which must be sorted, the oldest
+// first. It sets each figure's last and best earlier value, and adds notes about figures that are lower
+// and about GPUs that were added, removed, moved or exchanged. Results of a simulated driver are not
+// compared with those of a real one.
 func CompareHistory(r *Result, past []Result) {
 	past = slices.DeleteFunc(slices.Clone(past), func(p Result) bool { return p.Simulated != r.Simulated })
 	if len(past) == 0 {
@@ -107,6 +108,7 @@ func CompareHistory(r *Result, past []Result) {
 	noteExchanged(r, past[len(past)-1])
 }
 
+// compareFigure sets f.Last and f.Best from earlier results of the same GPU, and notes a loss.
 func compareFigure(g *GPU, f *Figure, past []Result) {
 	for _, p := range past {
 		i := slices.IndexFunc(p.GPUs, func(o GPU) bool { return o.UUID == g.UUID })
@@ -131,9 +133,9 @@ func noteExchanged(r *Result, last Result) {
 		at[g.PCI], by[g.UUID] = g, g
 	}
 	since := last.Time.Format(time.RFC3339)
-	was := map[gpu.UUID]bool{}
+	accounted := map[gpu.UUID]bool{} // was there before, or is noted as the replacement of one that was
 	for _, g := range wholeGPUs(last.GPUs) {
-		was[g.UUID] = true
+		accounted[g.UUID] = true
 		now, there := at[g.PCI]
 		moved, still := by[g.UUID]
 		switch {
@@ -142,19 +144,19 @@ func noteExchanged(r *Result, last Result) {
 		case still:
 		case there:
 			r.Notes = append(r.Notes, fmt.Sprintf("since %s the GPU at %s was exchanged: %s, before it %s", since, g.PCI, now.UUID, g.UUID))
-			was[now.UUID] = true
+			accounted[now.UUID] = true
 		default:
 			r.Notes = append(r.Notes, fmt.Sprintf("since %s %s at %s is not there any more", since, g.UUID, g.PCI))
 		}
 	}
 	for _, g := range wholeGPUs(r.GPUs) {
-		if !was[g.UUID] {
+		if !accounted[g.UUID] {
 			r.Notes = append(r.Notes, fmt.Sprintf("since %s %s at %s is new", since, g.UUID, g.PCI))
 		}
 	}
 }
 
-// wholeGPUs returns the GPUs without MIG devices.
+// wholeGPUs returns the physical GPUs. It leaves out the entries of MIG devices.
 func wholeGPUs(gpus []GPU) []GPU {
 	return slices.DeleteFunc(slices.Clone(gpus), func(g GPU) bool { return g.Parent != "" })
 }

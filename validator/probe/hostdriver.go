@@ -16,49 +16,51 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Bounds of the files read: 10,000 modules are 1 MB, and a line each in modules.dep.
+// Limits of the files read, in bytes, well above real sizes: /proc/modules of 10,000 modules has 1 MB,
+// and modules.dep has a line for each installed module.
 const (
 	maxModules = 4 << 20
 	maxDep     = 64 << 20
 	maxLine    = 4 << 10
 )
 
-// driverRoots returns the driver roots of a host: that of distributions, and that of GKE.
+// driverRoots returns the folders of a host below which its driver may be installed: that of
+// distributions, and that of GKE.
 func driverRoots() []string { return []string{"/", "/home/kubernetes/bin/nvidia"} }
 
 // HostDriver describes the host's driver.
 type HostDriver struct {
 	Version string // of the host's driver, "" where it has none
-	Root    string // its root, on the host
+	Root    string // the folder below which it is installed
 	Why     string // the deciding fact, for people
 }
 
-// Is reports whether the host has a driver of its own.
-func (f HostDriver) Is() bool { return f.Version != "" }
+// Exists reports whether the host has a driver of its own.
+func (f HostDriver) Exists() bool { return f.Version != "" }
 
-// String returns the line that other programs parse.
+// String returns one line. Other programs parse that of a driver that exists.
 func (f HostDriver) String() string {
-	if f.Is() {
+	if f.Exists() {
 		return fmt.Sprintf("HostDriver: %s at %s", f.Version, f.Root)
 	}
 	return "the host has no driver of its own: " + f.Why
 }
 
-// InspectHost finds out whether a host has an NVIDIA driver of its own, which no driver
-// container may touch. The host's root file system is at root, its /proc and /sys at kernel.
-// It only reads files: it needs no GPU, no device node and no other privilege.
+// InspectHost finds out whether a host has an NVIDIA driver of its own: then no driver container
+// may run there. The host's root file system is at root, its /proc and /sys at procSys. It needs a GPU,
+// a device node or a privilege for none of this: it only reads files.
 //
 // A driver container's kernel module stays loaded after the container has ended, so a
-// module alone proves nothing about the host. It counts together with its libraries, on the
-// host and not in the container's root. A driver that is installed but not yet loaded, for
+// module alone proves nothing about the host. A loaded module counts only if its libraries are on
+// the host, outside the container's root. A driver that is installed but not yet loaded, for
 // example during boot, counts by its libraries and a module for this kernel.
-func InspectHost(root, kernel *host.Root) (HostDriver, error) {
-	loaded, version, err := loadedModule(kernel)
+func InspectHost(root, procSys *host.Root) (HostDriver, error) {
+	loaded, version, err := loadedModule(procSys)
 	if err != nil {
 		return HostDriver{}, err
 	}
-	its, contained := findContainer(root)
-	found, own, err := findLibraries(root, contained)
+	containerVersion, hasContainer := findContainer(root)
+	found, own, err := findLibraries(root, hasContainer)
 	switch {
 	case err != nil:
 		return HostDriver{}, err
@@ -66,18 +68,19 @@ func InspectHost(root, kernel *host.Root) (HostDriver, error) {
 		return HostDriver{Why: fmt.Sprintf("the kernel module nvidia, version %s, is loaded and no library of it is on the host: a driver container loaded it", cmp.Or(version, "unknown"))}, nil
 	case !found:
 		return HostDriver{Why: "there is no libnvidia-ml on it, and no kernel module nvidia is loaded"}, nil
-	case loaded && contained && (mayMatch(its, version) || !mayMatch(own.Version, version)):
+	case loaded && hasContainer && (mayMatch(containerVersion, version) || !mayMatch(own.Version, version)):
+		// The module matches the container's libraries, or at least not the host's.
 		return HostDriver{Why: fmt.Sprintf("the kernel module nvidia, version %s, is that of the driver container that shows its root at %s", cmp.Or(version, "unknown"), check.ContainerRoot)}, nil
 	case loaded && mayMatch(own.Version, version):
 		return own.withVersion(version, "its kernel module is loaded and its libraries are there"), nil
 	}
-	there, release, err := moduleInstalled(root, kernel)
+	installed, release, err := moduleInstalled(root, procSys)
 	switch {
 	case err != nil:
 		return HostDriver{}, err
-	case there && loaded:
+	case installed && loaded:
 		return own.withVersion(version, "its kernel module is loaded, and its libraries are of another version: an upgrade that was not finished"), nil
-	case there:
+	case installed:
 		return own.withVersion("", "it is installed for kernel "+release+" and not loaded yet"), nil
 	}
 	return HostDriver{Why: fmt.Sprintf("there are libraries of version %s below %s, and no kernel module nvidia for kernel %s", cmp.Or(own.Version, "unknown"), own.Root, release)}, nil
@@ -101,10 +104,10 @@ func HasProc(root *host.Root) bool {
 
 // loadedModule reports whether the kernel module nvidia is loaded, and returns its version, "" if
 // the module shows none.
-func loadedModule(kernel *host.Root) (loaded bool, version string, err error) {
-	data, err := kernel.ReadFile("/proc/modules", maxModules)
-	if errors.Is(err, fs.ErrNotExist) && HasProc(kernel) {
-		return false, "", nil // a kernel without modules
+func loadedModule(procSys *host.Root) (loaded bool, version string, err error) {
+	data, err := procSys.ReadFile("/proc/modules", maxModules)
+	if errors.Is(err, fs.ErrNotExist) && HasProc(procSys) {
+		return false, "", nil // a kernel built without loadable modules
 	}
 	if err != nil {
 		return false, "", fmt.Errorf("cannot read the loaded kernel modules: %w; mount the host's root, with its /proc, at --host-root", err)
@@ -115,7 +118,7 @@ func loadedModule(kernel *host.Root) (loaded bool, version string, err error) {
 	if !loaded {
 		return false, "", nil
 	}
-	text, err := kernel.ReadFile("/sys/module/nvidia/version", maxLine)
+	text, err := procSys.ReadFile("/sys/module/nvidia/version", maxLine)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return true, "", err
 	}
@@ -132,7 +135,7 @@ func libraryVersion(library string) string {
 }
 
 // findLibraries finds a driver's libraries on the host, except for those of a driver container.
-func findLibraries(root *host.Root, contained bool) (is bool, f HostDriver, err error) {
+func findLibraries(root *host.Root, hasContainer bool) (found bool, f HostDriver, err error) {
 	for _, dir := range driverRoots() {
 		library, err := nvml.FindLibrary(root.Dir(), dir)
 		if errors.Is(err, gpu.ErrNoDriver) {
@@ -141,7 +144,7 @@ func findLibraries(root *host.Root, contained bool) (is bool, f HostDriver, err 
 		if err != nil {
 			return false, f, fmt.Errorf("look for the driver's libraries: %w", err)
 		}
-		if at, ok := root.Host(library); ok && contained && strings.HasPrefix(at, check.ContainerRoot+"/") {
+		if at, ok := root.Host(library); ok && hasContainer && strings.HasPrefix(at, check.ContainerRoot+"/") {
 			continue // a link of the host leads into the container
 		}
 		return true, HostDriver{Version: libraryVersion(library), Root: dir}, nil
@@ -150,8 +153,9 @@ func findLibraries(root *host.Root, contained bool) (is bool, f HostDriver, err 
 }
 
 // findContainer reports whether a driver container exposes its root now, and returns the version
-// of its libraries. Some hosts expose their own root there, by a link or a bind mount.
-func findContainer(root *host.Root) (version string, is bool) {
+// of its libraries. Some hosts expose their own root there, by a link or a bind mount:
+// that is not a container.
+func findContainer(root *host.Root) (version string, found bool) {
 	library, err := nvml.FindLibrary(root.Dir(), check.ContainerRoot)
 	if err != nil {
 		return "", false
@@ -167,8 +171,8 @@ func findContainer(root *host.Root) (version string, is bool) {
 var moduleFile = regexp.MustCompile(`(?m)^(?:\S*/)?nvidia\.ko(?:\.\w+)?:`)
 
 // moduleInstalled reports whether modprobe would find the module for the running kernel.
-func moduleInstalled(root, kernel *host.Root) (is bool, release string, err error) {
-	data, err := kernel.ReadFile("/proc/sys/kernel/osrelease", maxLine)
+func moduleInstalled(root, procSys *host.Root) (installed bool, release string, err error) {
+	data, err := procSys.ReadFile("/proc/sys/kernel/osrelease", maxLine)
 	if err != nil {
 		return false, "", fmt.Errorf("cannot read the version of the running kernel: %w", err)
 	}

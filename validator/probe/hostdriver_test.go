@@ -105,7 +105,7 @@ func TestWhetherTheHostHasADriver(t *testing.T) {
 			found, err := InspectHost(root, root)
 			require.NoError(t, err)
 			require.Contains(t, found.String(), c.line)
-			require.Equal(t, c.line[:4] == "Host", found.Is(), found.String())
+			require.Equal(t, c.line[:4] == "Host", found.Exists(), found.String())
 		})
 	}
 }

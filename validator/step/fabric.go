@@ -10,39 +10,40 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// Reasons of this layer.
+// Reasons why checkFabric fails.
 const (
 	reasonFabricWaiting gpu.Reason = "FabricNotJoined"
 	reasonFabricFailed  gpu.Reason = "FabricFailed"
 )
 
-// nvswitchClass is the PCI class of NVSwitches: PCI Code and ID Assignment Specification,
-// "other bridge device".
+// nvswitchClass is the PCI class of NVSwitches: "other bridge device" in the PCI Code and ID Assignment
+// Specification. NVIDIA has no other devices of this class.
 const nvswitchClass = "0680"
 
-// checkFabric checks layer fabric: GPUs behind NVSwitches have joined their fabric, according
-// to NVML. The fabric manager, or the subnet manager of a bigger machine, has registered them.
+// checkFabric is the validator's layer "fabric": the GPUs behind NVSwitches have joined their NVLink
+// fabric, according to NVML. The fabric manager lets them join, or a subnet manager where the fabric
+// reaches beyond one machine.
 func checkFabric(_ context.Context, node check.Node, driver check.Driver) check.Outcome {
 	var waiting, broken []string
 	joined := 0
 	for _, g := range driver.GPUs {
 		switch g.FabricState {
-		case gpu.JoiningNone:
+		case gpu.JoiningNone: // it has no fabric, or does not report whether it has joined
 		case gpu.JoiningDone:
 			joined++
 		case gpu.JoiningFailed:
 			broken = append(broken, check.Name(g))
-		default:
+		default: // it is joining
 			waiting = append(waiting, check.Name(g))
 		}
 	}
 	switch {
 	case len(broken) > 0:
-		return check.Fail(reasonFabricFailed, "the fabric did not let in "+strings.Join(broken, "; "),
+		return check.Fail(reasonFabricFailed, "these GPUs failed to join the fabric: "+strings.Join(broken, "; "),
 			"see the log of the fabric manager (journalctl -u nvidia-fabricmanager, or its container) and nvidia-smi -q, section Fabric; then reset the GPUs or reboot")
 	case len(waiting) > 0:
 		return check.Fail(reasonFabricWaiting, "not joined to the fabric: "+strings.Join(waiting, "; "),
-			"start the fabric manager of the driver's version (systemctl start nvidia-fabricmanager, or its container); CUDA does not initialise before")
+			"start the fabric manager of the driver's version (systemctl start nvidia-fabricmanager, or its container); until then CUDA does not initialise")
 	}
 	proof := readiness.Proof{Driver: &driver.Info, HostRoot: node.Root.Dir(), DevRoot: driver.DevRoot, GPUs: joined}
 	if joined > 0 {

@@ -19,7 +19,7 @@ func TestGPUsHaveJoinedTheirFabric(t *testing.T) {
 	requireProven(t, look(gpu.JoiningDone, gpu.JoiningDone), "2 of 2 GPUs have joined the fabric")
 	requireRefused(t, look(gpu.JoiningDone, gpu.JoiningWaiting), "FabricNotJoined", "not joined to the fabric: "+check.Name(driver.GPUs[1]))
 	requireRefused(t, look(gpu.JoiningBegun, gpu.JoiningDone), "FabricNotJoined", check.Name(driver.GPUs[0]))
-	requireRefused(t, look(gpu.JoiningWaiting, gpu.JoiningFailed), "FabricFailed", "did not let in "+check.Name(driver.GPUs[1]))
+	requireRefused(t, look(gpu.JoiningWaiting, gpu.JoiningFailed), "FabricFailed", "failed to join the fabric: "+check.Name(driver.GPUs[1]))
 
 	m.PCI("0000:c1:00.0", vendorNVIDIA, "0x068000", "nvidia-nvswitch")
 	o := look(gpu.JoiningNone, gpu.JoiningNone)

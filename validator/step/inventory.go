@@ -11,24 +11,25 @@ import (
 	"github.com/gpuready/gpuready/validator/check"
 )
 
-// servedByDRA returns the device plugin's state, and whether gpu-dra-driver offers the node's GPUs by
-// it: the kubelet then has no resource to compare.
+// servedByDRA returns the device plugin's state, and whether gpu-dra-driver offers the GPUs in it as
+// claims. The kubelet then has no resource nvidia.com/gpu to compare with the driver.
 func servedByDRA(node check.Node) (nodestate.State, bool) {
 	s, err := node.State(nodestate.DevicePlugin)
 	return s, err == nil && s.Reason != reasonPluginStopped && s.DevicePlugin != nil && s.DevicePlugin.Serve == nodestate.ServeDRA
 }
 
-// PartitionsOnDemand reports whether the device plugin creates MIG devices for claims. Where it offers the
-// GPUs itself, the kubelet has the MIG devices that there are, whatever --mig says.
+// PartitionsOnDemand reports whether MIG devices are created when claims ask for them. That needs DRA:
+// the device plugin itself offers only MIG devices that exist, whatever --mig says.
 func PartitionsOnDemand(node check.Node) bool {
 	s, err := node.State(nodestate.DevicePlugin)
 	return err == nil && s.DevicePlugin != nil && s.DevicePlugin.MIG == nodestate.MIGDynamic && s.DevicePlugin.Serve == nodestate.ServeDRA
 }
 
-// checkInventory compares the inventory that gpu-dra-driver publishes with the driver's devices. It
-// does not test ResourceSlices nor claims, and its pass says so.
+// checkInventory compares the inventory with the devices that the NVIDIA driver sees. The device plugin,
+// which watches the GPUs, writes the inventory into its state, and gpu-dra-driver publishes it. No
+// ResourceSlice and no claim is tested; a note of the passed check says so.
 func checkInventory(node check.Node, driver check.Driver, s nodestate.State) check.Outcome {
-	// With resources the kubelet withdraws them when the device plugin ends; here nobody does.
+	// The kubelet withdraws resources when the device plugin ends. ResourceSlices stay, so ask whether it runs.
 	if err := nodestate.CheckHeld(node.StatePath(nodestate.DevicePlugin)); err != nil {
 		return check.Fail(reasonPluginSilent, "gpu-device-plugin does not run, so that nobody watches the GPUs: "+err.Error(), startAction)
 	}
@@ -38,14 +39,16 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 	if failed, ok := checkDRADriver(node, s); !ok {
 		return failed
 	}
-	faults := driverDevices(driver)
+	faults := driverDevices(driver) // every device that the driver sees, with its fault or ""
 	withheld := map[gpu.UUID]nodestate.Withheld{}
 	for _, w := range s.DevicePlugin.Withheld {
 		withheld[w.GPU] = w
 	}
-	listed, differences, notes, healthy := map[gpu.UUID]bool{}, []string(nil), []string{"offered by gpu-dra-driver: no pod with a claim has been run to prove it"}, 0
 	excluded := s.DevicePlugin.Excluded()
-	add := func(id, parent gpu.UUID, c nodestate.Condition) {
+	healthy, listed := 0, map[gpu.UUID]bool{}
+	notes := []string{"offered by gpu-dra-driver: no pod with a claim has been run to prove it"}
+	var differences []string
+	compare := func(id, parent gpu.UUID, c nodestate.Condition) {
 		listed[id] = true
 		switch fault, known := faults[id]; {
 		case excluded[id] || excluded[parent]:
@@ -64,11 +67,11 @@ func checkInventory(node check.Node, driver check.Driver, s nodestate.State) che
 	}
 	for _, g := range s.DevicePlugin.Inventory {
 		if !g.MIGEnabled || driver.OnDemand {
-			add(g.UUID, "", g.Condition)
+			compare(g.UUID, "", g.Condition) // it is offered as a whole, or is partitioned by claims
 			continue
 		}
 		for _, m := range g.MIG {
-			add(m.UUID, g.UUID, m.Condition)
+			compare(m.UUID, g.UUID, m.Condition)
 		}
 	}
 	for _, u := range driver.Units() {
@@ -94,11 +97,11 @@ const (
 	reasonDRADriverWaiting gpu.Reason = "DRADriverWaiting"
 )
 
-// checkDRADriver checks that gpu-dra-driver runs, and offers what the device plugin's state s leaves to it.
-// ok is false with the outcome of a failure.
+// checkDRADriver checks that gpu-dra-driver runs, and has followed the device plugin's state s. If not, it
+// returns the failure and false.
 func checkDRADriver(node check.Node, s nodestate.State) (failed check.Outcome, ok bool) {
 	const action = "start gpu-dra-driver on this node (DaemonSet gpu-dra-driver), or label the Node " + nodestate.ServeLabel + "=" + nodestate.ServePlugin
-	driver, err := node.State(nodestate.DRADriver)
+	dra, err := node.State(nodestate.DRADriver)
 	if err == nil {
 		err = nodestate.CheckHeld(node.StatePath(nodestate.DRADriver))
 	}
@@ -106,9 +109,9 @@ func checkDRADriver(node check.Node, s nodestate.State) (failed check.Outcome, o
 	switch {
 	case err != nil:
 		return check.Fail(reasonDRADriverSilent, "gpu-dra-driver does not run, so that no pod gets a GPU: "+err.Error(), action), false
-	case driver.Phase != nodestate.Ready && driver.Phase != nodestate.Degraded:
-		return check.Fail(reasonDRADriverWaiting, waits+driver.Message, "see the log of gpu-dra-driver"), false
-	case driver.DRADriver == nil || driver.DRADriver.SwitchID != s.DevicePlugin.SwitchID:
+	case dra.Phase != nodestate.Ready && dra.Phase != nodestate.Degraded:
+		return check.Fail(reasonDRADriverWaiting, waits+dra.Message, "see the log of gpu-dra-driver"), false
+	case dra.DRADriver == nil || dra.DRADriver.SwitchID != s.DevicePlugin.SwitchID:
 		return check.Fail(reasonDRADriverWaiting, waits+"it has not followed the device plugin's latest state", "see the log of gpu-dra-driver"), false
 	}
 	return check.Outcome{}, true

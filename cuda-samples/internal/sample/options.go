@@ -18,14 +18,16 @@ type options struct {
 	json     bool
 	report   string        // a file for what -o json prints; "": none
 	timeout  time.Duration // of each run
-	duration time.Duration
+	duration time.Duration // of --for; 0: run once
 	every    time.Duration
 }
 
 // helpWidth limits the lines of --help, in columns.
 const helpWidth = 100
 
-// parse reads the command line, and the environment for flags that are not set there.
+// parse reads the command line, and then the environment for flags that the command line does not
+// set. It answers --help and --version itself: then it returns errDone, and the program should exit
+// with code 0.
 func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) (options, error) {
 	var o options
 	var output string
@@ -43,14 +45,14 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 	f.StringVarP(&output, "output", "o", "text", "text, or json: result, device and seconds of each phase")
 	f.BoolVar(&o.json, "json", false, "the same as -o json")
 	f.StringVar(&o.report, "report", "", "write the JSON report to this file")
-	var named []*pflag.Flag // those that have an environment variable
+	var withVariable []*pflag.Flag // flags that an environment variable can set, too
 	f.VisitAll(func(flag *pflag.Flag) {
-		named = append(named, flag)
+		withVariable = append(withVariable, flag)
 		flag.Usage += " [" + s.variable(flag) + "]"
 	})
 	f.BoolVarP(&wantHelp, "help", "h", false, "this text")
 	f.BoolVar(&wantVersion, "version", false, "the version; with -o json for programs")
-	if len(args) > 0 && (args[0] == "help" || args[0] == "version") { // as the other programs have it
+	if len(args) > 0 && (args[0] == "help" || args[0] == "version") { // commands of the project's other programs
 		args = append([]string{"--" + args[0]}, args[1:]...)
 	}
 	if err := f.Parse(args); err != nil {
@@ -60,7 +62,7 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 	case wantHelp:
 		fmt.Fprint(stdout, s.help(f.FlagUsagesWrapped(helpWidth)))
 		return o, errDone
-	case wantVersion && f.NArg() == 0 && output == "json":
+	case wantVersion && f.NArg() == 0 && (o.json || output == "json"):
 		e := json.NewEncoder(stdout)
 		e.SetIndent("", "  ")
 		return o, errors.Join(errDone, e.Encode(version.Get(s.Name)))
@@ -68,7 +70,7 @@ func (s Sample) parse(args []string, env func(string) string, stdout io.Writer) 
 		fmt.Fprintln(stdout, version.Get(s.Name).Line())
 		return o, errDone
 	}
-	for _, flag := range named {
+	for _, flag := range withVariable {
 		name := s.variable(flag)
 		if v := env(name); v != "" && !flag.Changed {
 			if err := f.Set(flag.Name, v); err != nil {
@@ -103,8 +105,8 @@ func (s Sample) help(flags string) string {
 	fmt.Fprintf(&b, "%s\n\nUsage:\n", s.About)
 	examples := append([]Example{
 		{s.Name, "on the first GPU that CUDA sees"},
-		{s.Name + " --device GPU-7c9d…", "on that one"},
-		{"CUDA_VISIBLE_DEVICES=MIG-3f… " + s.Name, "on that MIG device"},
+		{s.Name + " --device GPU-7c9d…", "on the GPU with this UUID"},
+		{"CUDA_VISIBLE_DEVICES=MIG-3f… " + s.Name, "on this MIG device"},
 		{s.Name + " -o json", "for programs"},
 		{s.Name + " --for 1h --every 10s", "again and again, until the first failure"},
 	}, s.Examples...)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/term"
 )
 
-// progress shows on stderr how far a run is: on a terminal one line that is rewritten,
-// elsewhere a line for each tenth of the work.
+// progress shows on w how far a run is: on a terminal one line that is rewritten, elsewhere at most a
+// line for each tenth of the work.
 type progress struct {
 	name     string
 	w        io.Writer
@@ -22,6 +22,7 @@ func newProgress(name string, w io.Writer) *progress {
 	return &progress{name: name, w: w, terminal: isFile && term.IsTerminal(int(f.Fd())), tenth: -1}
 }
 
+// show shows the share of the work that is done, from 0 to 1, and what is being done, if not "".
 func (p *progress) show(done float64, what string) {
 	if what != "" {
 		what = ", " + what
@@ -36,7 +37,7 @@ func (p *progress) show(done float64, what string) {
 	p.tenth = tenth
 }
 
-// end clears the line.
+// end clears the line on a terminal. The next run starts anew.
 func (p *progress) end() {
 	if p.terminal && p.tenth >= 0 {
 		fmt.Fprint(p.w, "\r\x1b[K")

@@ -30,8 +30,8 @@ const (
 	maxModule = 512 << 20
 )
 
-// Key is a private key with its certificate. The kernel has to trust the certificate: it is in
-// the machine owner's list (mokutil --import) or was built into the kernel.
+// Key is a private key with its certificate. The kernel accepts its signatures only if it trusts
+// the certificate: enrol it (mokutil --import), or build it into the kernel.
 type Key struct {
 	Private     *rsa.PrivateKey
 	Certificate *x509.Certificate
@@ -54,7 +54,7 @@ func LoadKey(keyFile, certificateFile string) (Key, error) {
 }
 
 func loadPrivate(path string) (*rsa.PrivateKey, error) {
-	text, err := readFile(path)
+	text, err := readKeyFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -73,13 +73,13 @@ func loadPrivate(path string) (*rsa.PrivateKey, error) {
 	}
 	private, ok := key.(*rsa.PrivateKey)
 	if !ok {
-		return nil, errors.New("it is not an RSA key, which all kernels support")
+		return nil, errors.New("it is not an RSA key; all kernels support only RSA")
 	}
 	return private, nil
 }
 
 func loadCertificate(path string) (*x509.Certificate, error) {
-	data, err := readFile(path)
+	data, err := readKeyFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func loadCertificate(path string) (*x509.Certificate, error) {
 	return x509.ParseCertificate(data)
 }
 
-func readFile(path string) ([]byte, error) {
+func readKeyFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -135,15 +135,15 @@ func (k Key) signFile(path string, hash crypto.Hash) error {
 
 // Signature returns the bytes that Sign appends to the module in a file. They are also valid
 // for a copy of the module elsewhere.
-func (k Key) Signature(path string, hash crypto.Hash) ([]byte, error) {
+func (k Key) Signature(path string, hash crypto.Hash) (signature []byte, err error) {
 	module, _, err := readModule(path)
 	if err == nil {
-		module, err = k.signatureAndTrailer(module, hash)
+		signature, err = k.signatureAndTrailer(module, hash)
 	}
 	if err != nil {
 		return nil, output.BuildError("sign "+path, err)
 	}
-	return module, nil
+	return signature, nil
 }
 
 // readModule returns a module without its signature.
@@ -191,18 +191,19 @@ const (
 	idPKCS7     = 2
 )
 
-// signatureAndTrailer returns the signature of a module with its trailer.
+// signatureAndTrailer returns what is appended to a module: the PKCS #7 message, the trailer and the
+// magic string.
 func (k Key) signatureAndTrailer(module []byte, hash crypto.Hash) ([]byte, error) {
 	message, err := k.signatureMessage(module, hash)
 	if err != nil {
 		return nil, err
 	}
-	end := append(bytes.Clone(message), 0, 0, idPKCS7, 0, 0, 0, 0, 0)
+	end := append(bytes.Clone(message), 0, 0, idPKCS7, 0, 0, 0, 0, 0) // algorithm, hash, type, two lengths, padding
 	end = binary.BigEndian.AppendUint32(end, uint32(len(message)))
 	return append(end, magic...), nil
 }
 
-// splitSignature returns a module and its PKCS #7 message; nil if there is none.
+// splitSignature returns a module and its PKCS #7 message, nil if the module is not signed.
 func splitSignature(signed []byte) (module, message []byte, err error) {
 	rest, isSigned := bytes.CutSuffix(signed, []byte(magic))
 	if !isSigned {
@@ -237,7 +238,8 @@ type contentInfo struct {
 	Content signedData `asn1:"explicit,tag:0"`
 }
 
-// signedData is RFC 5652, section 5.1, without content, certificates and revocation lists.
+// signedData is RFC 5652, section 5.1, with only the type of the content, and without certificates and
+// revocation lists.
 type signedData struct {
 	Version int
 	Hashes  []pkix.AlgorithmIdentifier `asn1:"set"`

@@ -25,8 +25,8 @@ import (
 // maxEvents is the number of the latest Events to show.
 const maxEvents = 10
 
-// Explanation is the report that gpu-validator explain prints about a node, with what only the
-// cluster knows.
+// Explanation holds what kubectl gpu explain NODE prints: the report that gpu-validator explain prints about
+// a node, with what only the cluster knows.
 type Explanation struct {
 	explain.Report
 	Cluster State `json:"cluster"`
@@ -37,7 +37,7 @@ type State struct {
 	Policy   string          `json:"policy,omitempty"` // in force
 	Pool     string          `json:"pool"`
 	Status   progress.Status `json:"status"`
-	State    progress.State  `json:"state,omitempty"` // the first that is not reached
+	State    progress.State  `json:"state,omitempty"` // the first of the operator's states that the node has not reached
 	Reason   string          `json:"reason,omitempty"`
 	Message  string          `json:"message,omitempty"`
 	Since    time.Time       `json:"since,omitzero"`
@@ -46,7 +46,7 @@ type State struct {
 	Driver   Driver          `json:"driver"`
 	Upgrade  *Upgrade        `json:"upgrade,omitempty"`
 	Pods     []Pod           `json:"pods"`
-	Events   []explain.Event `json:"events"` // those of others than the validator; oldest first
+	Events   []explain.Event `json:"events"` // the oldest first, without the validator's, which the report has
 	Notes    []string        `json:"notes,omitempty"`
 	Taints   []string        `json:"taints,omitempty"`
 	Cordoned bool            `json:"cordoned,omitempty"`
@@ -63,7 +63,7 @@ type Driver struct {
 	ID        string `json:"id,omitempty"` // the label gpuready.io/driver
 	Host      bool   `json:"host"`         // the host has its own
 	Variant   string `json:"variant,omitempty"`
-	DaemonSet string `json:"daemonSet,omitempty"` // that the pool is to have
+	DaemonSet string `json:"daemonSet,omitempty"` // the one that should run on the pool
 	// NVIDIADriver is the NVIDIADriver that selects the node; several are a conflict.
 	NVIDIADriver string `json:"nvidiaDriver,omitempty"`
 	Image        string `json:"image,omitempty"`
@@ -75,8 +75,8 @@ type Driver struct {
 type Upgrade struct {
 	State string `json:"state"`
 	Since string `json:"since,omitempty"`
-	Why   string `json:"why,omitempty"`   // it failed
-	Waits string `json:"waits,omitempty"` // for what, as the policy's status says
+	Why   string `json:"why,omitempty"`   // why it failed
+	Waits string `json:"waits,omitempty"` // what it waits for, as the policy's status says
 }
 
 // Pod is an operand's pod on the node.
@@ -90,8 +90,8 @@ type Pod struct {
 }
 
 // Explain reads a node and determines its progress from the same facts and by the same rules as the
-// operator. namespace is the operands' namespace; "" means that of the policy, and AllNamespaces
-// all. A note names what the user may not read, apart from the Node.
+// operator. namespace is the operands' namespace: "" means that of the policy, and AllNamespaces
+// means all. What the user has no right to read is named in a note; only the Node must be readable.
 func (c *Client) Explain(ctx context.Context, name, namespace string, now time.Time) (Explanation, error) {
 	object, err := c.Node(ctx, name)
 	switch {
@@ -129,12 +129,12 @@ func (c *Client) Explain(ctx context.Context, name, namespace string, now time.T
 	}
 	if noDriver != nil && n.Reason == progress.ReasonNoPod {
 		n.Reason, n.Message = string(noDriver.Reason), noDriver.Message
-		_, n.Action, _ = strings.Cut(noDriver.Message, ": ")
+		_, n.Action, _ = strings.Cut(noDriver.Message, ": ") // the message is "what is wrong: what to do"
 	}
 	if facts.PodsErr != nil && n.Reason == progress.ReasonNoPod {
 		n.Status, n.Reason, n.Message, n.Action = progress.Unknown, ReasonUnread, "the operands' pods cannot be read", "ask for the right to list pods in the operands' namespace"
 	}
-	n.checkClass(ctx, c, observed, firstNonEmpty(policy.Spec.Operator.RuntimeClass, "nvidia"))
+	n.checkClass(ctx, c, observed, cmp.Or(policy.Spec.Operator.RuntimeClass, "nvidia"))
 	n.addEvents(facts.Events)
 	return Explanation{report, n}, nil
 }
@@ -182,15 +182,6 @@ func (n *State) checkClass(ctx context.Context, c *Client, observed *fleet.Node,
 
 func (n *State) addNote(what string, err error) {
 	n.Notes = append(n.Notes, record.Clean(fmt.Sprintf("%s cannot be read: %v", what, err), 512))
-}
-
-func firstNonEmpty(all ...string) string {
-	for _, s := range all {
-		if s != "" {
-			return s
-		}
-	}
-	return corev1.NamespaceDefault
 }
 
 // InForce returns the oldest policy that is not being deleted, or nil.
@@ -241,27 +232,27 @@ func upgradeWait(all *v1.UpgradeStatus, node string) string {
 	return ""
 }
 
-// readPods reads the pods on a node, and DaemonSets' pods for it that are not scheduled yet. all has
-// the operands' pods among them, which it also adds to n; objects has every pod that was read.
-func (n *State) readPods(ctx context.Context, c *Client, node, namespace string) (all []*progress.Pod, objects []corev1.Pod, err error) {
+// readPods reads the pods on a node, and pods that a DaemonSet made for it and that are not scheduled
+// yet. It returns the operands' pods, which it also adds to n, and all pods that were read.
+func (n *State) readPods(ctx context.Context, c *Client, node, namespace string) (operands []*progress.Pod, all []corev1.Pod, err error) {
 	for _, fields := range []string{"spec.nodeName=" + node, "spec.nodeName=,status.phase=Pending"} {
 		found, err := c.Pods(ctx, namespace, fields, "")
 		if err != nil {
 			if namespace != AllNamespaces {
 				err = fmt.Errorf("namespace %s: %w", namespace, err)
 			}
-			return all, objects, err
+			return operands, all, err
 		}
 		for i := range found {
 			if p := progress.ObservePod(&found[i]); p.Node == node && (p.State != "" || found[i].Labels[label.PartOf] == label.Product) {
-				all = append(all, p)
+				operands = append(operands, p)
 				n.addPod(p, found[i].Status.Phase)
 			}
 		}
-		objects = append(objects, found...)
+		all = append(all, found...)
 	}
 	slices.SortFunc(n.Pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
-	return all, objects, nil
+	return operands, all, nil
 }
 
 func (n *State) addPod(p *progress.Pod, phase corev1.PodPhase) {
@@ -300,10 +291,10 @@ func (n *State) evaluate(observed *fleet.Node, pods []*progress.Pod, policy *v1.
 	}
 }
 
-// followAgents sets the state of a node whose agents were installed without an operator. It takes it
-// from the node's report.
+// followAgents sets the state of a node whose agents (device plugin, toolkit, validator) were installed
+// without an operator. It takes it from the node's report.
 func (n *State) followAgents(r explain.Report) {
-	n.Notes = append(n.Notes, "there is no ClusterPolicy: the agents run without an operator")
+	n.Notes = append(n.Notes, "there is no ClusterPolicy, or none that may be read: the node's agents say how far it is")
 	n.Status = progress.Ready
 	if end := r.End(); end != nil {
 		n.Status = map[explain.State]progress.Status{explain.Broken: progress.Failed, explain.Absent: progress.Excluded}[end.State]
@@ -330,7 +321,7 @@ func action(p progress.Progress) (message, next string) {
 	if a := progress.Action(p.Reason); a != "" || p.Status == progress.Ready {
 		return p.Message, a
 	}
-	if message, next = readiness.SplitAction(p.Message); next != "" { // the validator's
+	if message, next = readiness.SplitAction(p.Message); next != "" { // the validator's messages have their action
 		return message, next
 	}
 	return p.Message, "kubectl gpu must-gather, and look for the reason in docs/validator.md and docs/driver.md"

@@ -128,12 +128,17 @@ func Gpusim(t testing.TB, args ...string) string {
 	return string(out)
 }
 
-// SkipWithDriver skips a test for which the loader must not find a CUDA library by itself.
+// SkipWithDriver skips a test in which a program must not find a driver's libraries by itself: where it
+// finds none below its driver root, it looks where the loader does.
 func SkipWithDriver(t testing.TB) {
 	t.Helper()
-	for _, pattern := range []string{"/usr/lib/libcuda.so.1", "/usr/lib/*/libcuda.so.1", "/usr/lib64/libcuda.so.1", "/usr/local/cuda/compat/libcuda.so.1"} {
-		if found, _ := filepath.Glob(pattern); len(found) > 0 {
-			t.Skipf("this machine has a driver of its own: %s", found[0])
+	folders := append(filepath.SplitList(os.Getenv("LD_LIBRARY_PATH")), "/usr/lib", "/usr/lib/*", "/usr/lib/*/nvidia/current", "/usr/lib64",
+		"/usr/local/lib", "/usr/local/lib64", "/usr/local/nvidia/lib64", "/usr/local/cuda/compat", "/run/opengl-driver/lib")
+	for _, folder := range folders {
+		for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
+			if found, _ := filepath.Glob(filepath.Join(folder, library)); len(found) > 0 {
+				t.Skipf("this machine has a driver of its own: %s", found[0])
+			}
 		}
 	}
 }

@@ -9,9 +9,10 @@ import (
 	"github.com/gpuready/gpuready/test/lab/folder"
 )
 
-// waitReady waits until the nodes are Ready, each since its last boot.
+// waitReady waits until the nodes are Ready in their current boot: Ready from before a reboot does not count.
 func waitReady(ctx context.Context, client *folder.Client, nodes ...*Node) error {
-	waiting, why := map[string]*Node{}, map[string]string{}
+	waiting := map[string]*Node{}
+	why := map[string]string{} // the latest reason of each node that is not Ready
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watchers sync.WaitGroup
 	defer watchers.Wait()
@@ -36,14 +37,14 @@ func waitReady(ctx context.Context, client *folder.Client, nodes ...*Node) error
 		}
 		return len(waiting) == 0
 	})
-	if err == nil || !errors.Is(err, ctx.Err()) { // ready, or its kubelet does not run
+	if err == nil || !errors.Is(err, ctx.Err()) { // all are Ready, or a kubelet ends again and again, or the watch failed
 		return err
 	}
 	errs := []error{fmt.Errorf("waiting for nodes to be Ready: %w", err)}
 	for name, n := range waiting {
 		reason := why[name]
 		if reason == "" {
-			reason = "the API server has not heard of this boot of it"
+			reason = "it has not registered since its last boot"
 		}
 		errs = append(errs, n.machine.WithLog(kubelet, errors.New(reason)))
 	}

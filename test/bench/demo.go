@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// demo measures the steps of the demo.
+// demo runs the program demo, a node from its driver to a CUDA job, several times and shows how long each
+// step takes.
 func (b *bench) demo(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		fmt.Println("demo: left out, it needs root")
@@ -17,7 +18,7 @@ func (b *bench) demo(ctx context.Context) error {
 	}
 	var names []string
 	steps := map[string][]time.Duration{}
-	for range b.demos {
+	for range b.demoRuns {
 		out, err := exec.CommandContext(ctx, b.program("demo"), "-o", "json").Output()
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
@@ -32,21 +33,21 @@ func (b *bench) demo(ctx context.Context) error {
 		if err := json.Unmarshal(out, &r); err != nil {
 			return err
 		}
-		names = names[:0]
+		names = names[:0] // every run has the same steps
 		for _, s := range r.Steps {
 			names = append(names, s.Name)
 			steps[s.Name] = append(steps[s.Name], time.Duration(s.Seconds*1e9))
 		}
-		names = append(names, "in all")
-		steps["in all"] = append(steps["in all"], time.Duration(r.Seconds*1e9))
+		names = append(names, "total")
+		steps["total"] = append(steps["total"], time.Duration(r.Seconds*1e9))
 	}
 	for _, name := range names {
-		show("demo: "+name, steps[name], goal{})
+		show("demo: "+name, steps[name], goal{}) // no goal: it depends on the machine
 	}
 	return nil
 }
 
-// interpreter runs the benchmarks of the simulated libcuda.
+// interpreter runs the Go benchmarks of the simulated libcuda, which interprets PTX.
 func (b *bench) interpreter(ctx context.Context) error {
 	fmt.Println()
 	cmd := exec.CommandContext(ctx, "go", "test", "-tags=grpcnotrace", "-run", "^$", "-bench", ".", "-count", "3", "./simulator/cudatest")
