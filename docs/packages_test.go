@@ -1,6 +1,9 @@
 package docs
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -63,5 +66,36 @@ func TestArchitectureNamesTheFoldersOfEachComponent(t *testing.T) {
 				require.True(t, slices.Contains(have, name), "docs/architecture.md names %s/%s, which does not exist", c.dir, name)
 			}
 		})
+	}
+}
+
+var sequential = regexp.MustCompile(`(?m)^SEQUENTIAL := ((?:.*\\\n)*.*)$`)
+
+// The Makefile runs the tests of some packages without the race detector.
+func TestPackagesWithoutTheRaceDetectorStartNoGoroutine(t *testing.T) {
+	found := sequential.FindStringSubmatch(read(t, "../Makefile"))
+	require.NotNil(t, found)
+	packages := strings.Fields(strings.ReplaceAll(found[1], "\\\n", " "))
+	require.NotEmpty(t, packages)
+	files := token.NewFileSet()
+	for _, dir := range packages {
+		names, err := filepath.Glob(filepath.Join("..", dir, "*.go"))
+		require.NoError(t, err)
+		require.NotEmpty(t, names, dir)
+		for _, name := range names {
+			file, err := parser.ParseFile(files, name, nil, parser.SkipObjectResolution)
+			require.NoError(t, err)
+			ast.Inspect(file, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.GoStmt:
+					t.Errorf("%s: a goroutine", files.Position(n.Pos()))
+				case *ast.CallExpr:
+					if f, ok := n.Fun.(*ast.SelectorExpr); ok && (f.Sel.Name == "Go" || f.Sel.Name == "Parallel") {
+						t.Errorf("%s: a call of %s", files.Position(n.Pos()), f.Sel.Name)
+					}
+				}
+				return true
+			})
+		}
 	}
 }

@@ -68,14 +68,14 @@ func (g *gpu) host(size uint64) (*driver.Host, error) {
 	return h, err
 }
 
-// close frees all memory. It ignores errors: after a fault every call returns the fault's error.
+// close frees all memory and unloads the kernels. It ignores errors: after a fault every call returns the fault's error.
 func (g *gpu) close() {
 	for _, free := range g.frees {
 		_ = free()
 	}
 }
 
-// launch starts a kernel for n elements with the given last arguments.
+// launch starts a kernel over n elements. Its threads loop, so that a few blocks are enough.
 func (g *gpu) launch(kernel string, n uint64, arguments ...any) error {
 	blocks := min(uint64(g.blocks), (n+threads-1)/threads)
 	return g.kernels[kernel].Launch(driver.Shape{Grid: driver.Dim{X: uint32(blocks)}, Block: driver.Dim{X: threads}}, arguments...)
@@ -88,26 +88,29 @@ func (g *gpu) launchEach(kernel string, n uint64, arguments ...any) error {
 	return g.kernels[kernel].Launch(driver.Shape{Grid: driver.Dim{X: uint32(blocks)}, Block: driver.Dim{X: threads}}, arguments...)
 }
 
-// fill writes the words of a seed to the first n bytes.
+// fill writes a pattern to the first n bytes: word(i, seed) for each i.
 func (g *gpu) fill(to *driver.Memory, n uint64, seed uint32) error {
 	return g.launch("fill", n/4, to, n/4, seed)
 }
 
-// check verifies that the first n bytes are the words of a seed. writer names, in the error, the
-// work that wrote them.
+// check verifies that the first n bytes have the pattern of fill. writer names, in the error, the work
+// that wrote them.
 func (g *gpu) check(from *driver.Memory, n uint64, seed uint32, writer string) error {
 	return g.runCheck("check", n/4, writer, func(i uint64) string { return hex(word(i, seed)) }, hex, from, n/4, seed, g.found)
 }
 
-// checkTriad verifies that the first n bytes are the triad of the numbers of two seeds.
+// checkTriad verifies that the first n bytes are the triad b + factor × c of the numbers that fillWhole
+// writes for two seeds.
 func (g *gpu) checkTriad(from *driver.Memory, n uint64, seedB, seedC uint32) error {
 	want := func(i uint64) string { return fmt.Sprint(whole(i, seedB) + float32(factor*whole(i, seedC))) }
 	got := func(bits uint32) string { return fmt.Sprint(math.Float32frombits(bits)) }
 	return g.runCheck("checkTriad", n/4, "triad", want, got, from, n/4, seedB, seedC, factor, g.found)
 }
 
-// runCheck runs a checking kernel and reports the first wrong word that it found.
-func (g *gpu) runCheck(kernel string, n uint64, what string, want func(i uint64) string, got func(bits uint32) string, arguments ...any) error {
+// runCheck runs a checking kernel over n words and reports the first wrong word. The kernel's result is
+// struct found of bandwidth.cu: the number of wrong words and, at byte 8, the first one: its index in
+// the upper 32 bits, and what it is in the lower.
+func (g *gpu) runCheck(kernel string, n uint64, writer string, want func(i uint64) string, got func(bits uint32) string, arguments ...any) error {
 	found := g.found.Bytes()
 	binary.LittleEndian.PutUint32(found, 0)
 	binary.LittleEndian.PutUint64(found[8:], math.MaxUint64)
@@ -121,7 +124,7 @@ func (g *gpu) runCheck(kernel string, n uint64, what string, want func(i uint64)
 	if count == 0 {
 		return nil
 	}
-	return wordError(g.Device, what, int(count), first>>32, want(first>>32), got(uint32(first)))
+	return wordError(g.Device, writer, int(count), first>>32, want(first>>32), got(uint32(first)))
 }
 
 func hex(bits uint32) string { return fmt.Sprintf("0x%08x", bits) }

@@ -22,6 +22,7 @@ type meter struct {
 	n     uint64 // bytes of a copy, a multiple of 64
 }
 
+// measure measures the first GPU and, with pairs, copies between all GPUs.
 func measure(ctx context.Context, r *sample.Run, bytes uint64, pairs bool) error {
 	d, err := r.Open()
 	if err != nil {
@@ -50,13 +51,15 @@ func copySize(r *sample.Run, d *driver.Device, asked uint64) (uint64, error) {
 		if err != nil {
 			return 0, err
 		}
-		if asked = min(usualBytes, free/8); r.Simulated() {
+		asked = min(usualBytes, free/8) // others may need memory, too
+		if r.Simulated() {
 			asked = simulatedBytes
 		}
 	}
 	return asked / 256 * 256, nil // a quarter of it is a multiple of 64, too
 }
 
+// measureOne measures one GPU's memory and its link to the host.
 func measureOne(ctx context.Context, r *sample.Run, d *driver.Device, bytes uint64, plan sample.Plan) error {
 	g, err := newGPU(d)
 	if err != nil {
@@ -69,16 +72,16 @@ func measureOne(ctx context.Context, r *sample.Run, d *driver.Device, bytes uint
 	}
 	defer func() { _ = watch.Close() }()
 	m := &meter{gpu: g, ctx: ctx, r: r, watch: watch, plan: plan, n: bytes}
-	r.Phase("compile")
-	if err := m.device(); err != nil {
+	r.EndPhase("compile")
+	if err := m.measureMemory(); err != nil {
 		return err
 	}
 	r.Progress(0.3, "host link")
-	return m.link()
+	return m.measureLink()
 }
 
-// device measures the device's own memory.
-func (m *meter) device() error {
+// measureMemory measures the device's own memory.
+func (m *meter) measureMemory() error {
 	var a, b, c *driver.Memory
 	for _, at := range []**driver.Memory{&a, &b, &c} {
 		var err error
@@ -98,18 +101,19 @@ func (m *meter) device() error {
 	if err != nil {
 		return err
 	}
-	m.r.Phase("copy")
+	m.r.EndPhase("copy")
 	m.r.Figure("copy", rate(2*m.n, min(byKernel, byDriver)), "B/s", peak)
-	for seed, to := range []*driver.Memory{b, c} {
-		if err := m.launch("fillWhole", m.n/4, to, m.n/4, uint32(3+seed)); err != nil {
+	const seedB, seedC = 3, 4
+	for to, seed := range map[*driver.Memory]uint32{b: seedB, c: seedC} {
+		if err := m.launch("fillWhole", m.n/4, to, m.n/4, seed); err != nil {
 			return err
 		}
 	}
 	took, err := m.watch.Best(m.ctx, m.plan, func() error { return m.launchEach("triad", m.n/16, b, c, a, factor, m.n/16) }, nil)
 	if err == nil {
-		err = m.checkTriad(a, m.n, 3, 4)
+		err = m.checkTriad(a, m.n, seedB, seedC)
 	}
-	m.r.Phase("triad")
+	m.r.EndPhase("triad")
 	if err != nil {
 		return err
 	}
@@ -129,8 +133,8 @@ func (m *meter) copy(from, to *driver.Memory, seed uint32, by func() error) (tim
 	return took, m.check(to, m.n, seed, "copy")
 }
 
-// link measures copies between the device and pinned host memory, each way.
-func (m *meter) link() error {
+// measureLink measures copies between the device and pinned host memory, each way.
+func (m *meter) measureLink() error {
 	n := m.n / 4
 	defer moveNear(sysfs, m.PCI)()
 	device, err := m.memory(n)
@@ -142,7 +146,7 @@ func (m *meter) link() error {
 		return err
 	}
 	fill(host.Bytes(), 5)
-	up, err := m.watch.Best(m.ctx, m.plan, func() error { return driver.CopyToDeviceAsync(device, host, n, nil) }, nil)
+	toDevice, err := m.watch.Best(m.ctx, m.plan, func() error { return driver.CopyToDeviceAsync(device, host, n, nil) }, nil)
 	if err != nil {
 		return err
 	}
@@ -154,13 +158,13 @@ func (m *meter) link() error {
 	if err != nil {
 		return err
 	}
-	m.r.Phase("hostToDevice")
-	m.r.Figure("hostToDevice", rate(n, up), "B/s", peak)
+	m.r.EndPhase("hostToDevice")
+	m.r.Figure("hostToDevice", rate(n, toDevice), "B/s", peak)
 	clear(host.Bytes())
 	if err := m.fill(device, n, 6); err != nil {
 		return err
 	}
-	down, err := m.watch.Best(m.ctx, m.plan, func() error { return driver.CopyToHostAsync(host, device, n, nil) }, nil)
+	toHost, err := m.watch.Best(m.ctx, m.plan, func() error { return driver.CopyToHostAsync(host, device, n, nil) }, nil)
 	if err != nil {
 		return err
 	}
@@ -168,8 +172,8 @@ func (m *meter) link() error {
 		got := host.Bytes()[4*first:]
 		return wordError(m.Device, "deviceToHost", count, uint64(first), hex(word(uint64(first), 6)), fmt.Sprintf("0x%02x%02x%02x%02x", got[3], got[2], got[1], got[0]))
 	}
-	m.r.Phase("deviceToHost")
-	m.r.Figure("deviceToHost", rate(n, down), "B/s", peak)
+	m.r.EndPhase("deviceToHost")
+	m.r.Figure("deviceToHost", rate(n, toHost), "B/s", peak)
 	return nil
 }
 

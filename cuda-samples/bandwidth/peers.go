@@ -63,7 +63,7 @@ func measurePairs(ctx context.Context, r *sample.Run, own *driver.Device, n uint
 			results = append(results, result)
 		}
 	}
-	r.Phase("peers")
+	r.EndPhase("peers")
 	r.Printf("%s", matrix(peers, results, r.Simulated()))
 	return nil
 }

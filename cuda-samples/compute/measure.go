@@ -107,9 +107,9 @@ func (m measurement) measure(ctx context.Context, r *sample.Run, d *driver.Devic
 	if err != nil {
 		return err
 	}
-	r.Phase("compile") // by LoadModule
+	r.EndPhase("compile") // by LoadModule
 	want := m.reference(m.steps)
-	r.Phase("reference")
+	r.EndPhase("reference")
 	out, err := d.Alloc(uint64(blocks) * threads * 4)
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func (m measurement) measure(ctx context.Context, r *sample.Run, d *driver.Devic
 		}
 		return m.verify(got, want)
 	})
-	r.Phase(m.name)
+	r.EndPhase(m.name)
 	if err != nil {
 		return err
 	}

@@ -43,7 +43,7 @@ const (
 type Error struct {
 	Call string // "cuInit"
 	Code int    // CUresult
-	Name string // "CUDA_ERROR_NO_DEVICE"; empty where the driver has none
+	Name string // "CUDA_ERROR_NO_DEVICE"; "" if the driver has no name for the code
 	Log  string // output of the PTX compiler, for cuModuleLoadDataEx
 	// Refused lists the device nodes that this process has no permission to open.
 	Refused []string
@@ -72,7 +72,7 @@ const compileCall = "cuModuleLoadDataEx"
 
 // action returns what the reader should do next.
 func (e *Error) action() string {
-	// The driver's release decides which of the two it returns.
+	// If the compiler's library is missing, some releases of the driver return the first code, others the second.
 	if e.Code == jitCompilerNotFound || e.Code == unknown && e.Call == compileCall {
 		return "the JIT compiler library (libnvidia-ptxjitcompiler.so.1) is not in this container: let the container runtime inject all of the driver's compute libraries (CDI, or NVIDIA_DRIVER_CAPABILITIES with compute)"
 	}
@@ -80,8 +80,9 @@ func (e *Error) action() string {
 }
 
 const (
-	tooOld    = "the driver is too old for this program, or the GPU older than Maxwell"
-	mps       = "the MPS daemon does not serve this process: is it running, has it room for another client, and is its pipe directory mounted here?"
+	tooOld = "the driver is too old for this program, or the GPU older than Maxwell"
+	mps    = "the MPS daemon does not serve this process: is it running, has it room for another client, and is its pipe directory mounted here?"
+	// The samples' kernels are known to be right, so these results point at the hardware.
 	disturbed = "the GPU computed wrongly or was disturbed: look for Xid lines in dmesg"
 )
 
@@ -95,12 +96,12 @@ var actions = map[int]string{
 	deviceNotLicensed:          "the virtual GPU has no licence yet: nvidia-smi -q tells its state",
 	noBinaryForGPU:             tooOld,
 	eccUncorrectable:           "the GPU's memory has an error that ECC cannot correct: drain the node and reset the GPU, which remaps the row; look for Xid 48, 63, 64 or 94 in dmesg",
-	invalidPTX:                 "the kernel cannot be compiled: this program or the driver is damaged",
+	invalidPTX:                 "the GPU's program (PTX) cannot be compiled: this program or the driver is damaged",
 	nvlinkUncorrectable:        "an NVLink has an error that cannot be corrected: look for Xid 74 in dmesg, and at nvidia-smi nvlink -e",
 	unsupportedPTXVersion:      tooOld,
 	operatingSystem:            "the driver's device nodes cannot be opened: is the container allowed to use /dev/nvidia*?",
 	illegalAddress:             disturbed,
-	launchTimeout:              "the kernel took longer than the driver allows, as on a GPU that drives a display",
+	launchTimeout:              "the GPU's program took longer than the driver allows, as on a GPU that drives a display",
 	hardwareStackError:         disturbed,
 	illegalInstruction:         disturbed,
 	misalignedAddress:          disturbed,

@@ -81,7 +81,7 @@ func runSample(r *sample.Run, s size, only string) error {
 			return err
 		}
 	}
-	r.Phase("compile")
+	r.EndPhase("compile")
 	for i, t := range tasks(s) {
 		t.types = slices.DeleteFunc(t.types, func(kind string) bool { return kernels[kind] == nil })
 		if len(t.types) == 0 {
@@ -115,11 +115,11 @@ func supportedTypes(r *sample.Run, d *driver.Device, only string) ([]string, err
 // is done before; this task is a third of it.
 func (t task) run(r *sample.Run, d *driver.Device, kernels map[string]*driver.Kernel, done float64) error {
 	a, b := t.a(), t.b()
-	r.Phase("numbers")
+	r.EndPhase("numbers")
 	reference := referenceProduct(a, b, t.exact, func(rows int) {
 		r.Progress(done+float64(rows)/float64(a.rows)/3, t.name+", the reference on the CPU")
 	})
-	r.Phase("reference")
+	r.EndPhase("reference")
 	for _, kind := range t.types {
 		o := fp32Operands(a, b)
 		if kind == bf16 {
@@ -131,7 +131,7 @@ func (t task) run(r *sample.Run, d *driver.Device, kernels map[string]*driver.Ke
 			return err
 		}
 		worst, err := reference.verify(kind, got, o.width)
-		r.Phase("verify")
+		r.EndPhase("verify")
 		if err != nil {
 			return err
 		}
@@ -209,15 +209,15 @@ func (o operands) multiply(r *sample.Run, d *driver.Device, kernel *driver.Kerne
 	if err := memory[2].SetBytes(0, 0xff, memory[2].Size); err != nil {
 		return nil, err
 	}
-	r.Phase("copyToDevice")
+	r.EndPhase("copyToDevice")
 	if err := kernel.Launch(o.shape, append([]any{memory[0], memory[1], memory[2]}, o.sizes...)...); err != nil {
 		return nil, err
 	}
 	if err := d.Synchronize(); err != nil {
 		return nil, err
 	}
-	r.Phase("kernel")
+	r.EndPhase("kernel")
 	err := driver.Read(c, memory[2], 0)
-	r.Phase("copyToHost")
+	r.EndPhase("copyToHost")
 	return c, err
 }

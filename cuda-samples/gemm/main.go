@@ -1,6 +1,6 @@
 // Gemm multiplies matrices on a GPU, in single precision and in the tensor cores, and
-// verifies every element. It proves that a GPU multiplies matrices correctly, on
-// which machine learning depends.
+// verifies every element. It proves that a GPU multiplies matrices correctly;
+// machine learning depends on it.
 package main
 
 import (
@@ -13,14 +13,14 @@ import (
 	"github.com/gpuready/gpuready/cuda-samples/internal/sample"
 )
 
-// maxSide bounds the time that the CPU takes to compute the product that the GPU's is compared with.
+// maxSide limits the size: the CPU computes the same product to compare, which is slow.
 const maxSide = 8192
 
 // size is the size of a product: A is m × k, B is k × n.
 type size struct{ m, n, k int }
 
-// Default sizes: one that keeps all of a GPU busy, and one that the simulator finishes
-// quickly, with sides that no tile divides.
+// Default sizes: one for a real GPU, and one that the simulator finishes quickly, with sides that are no
+// multiple of the kernel's tile.
 var (
 	usual     = size{1024, 1024, 512}
 	simulated = size{100, 72, 88}

@@ -16,8 +16,8 @@ func newMatrix(rows, columns int) matrix {
 }
 
 // integers returns a matrix of whole numbers, the same in each run. Each fits bfloat16,
-// and no sum of k products needs more than 22 bits. The product of two such matrices is
-// thus exact in any order of summation.
+// and a sum of k products is at most 2^22, which float32 holds exactly. So the product of two
+// such matrices is the same in any order of summation.
 func integers(rows, columns, k int, seed uint64) matrix {
 	most := min(127, int(math.Sqrt(float64(1<<22)/float64(k))))
 	source := rand.New(rand.NewPCG(seed, 0))
@@ -38,7 +38,7 @@ func fractions(rows, columns int, seed uint64) matrix {
 	return m
 }
 
-// truncate reduces every number to bfloat16: the upper half of its bits.
+// truncate reduces every number to bfloat16, in place: the upper half of its bits. It returns m.
 func (m matrix) truncate() matrix {
 	for i, v := range m.v {
 		m.v[i] = math.Float32frombits(math.Float32bits(v) &^ 0xffff)

@@ -48,7 +48,7 @@ func test(ctx context.Context, r *sample.Run, d *driver.Device, o options) error
 		return err
 	}
 	t.blocks = uint32(processors) * 8
-	r.Phase("compile")
+	r.EndPhase("compile")
 	want, err := testSize(d, o)
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func test(ctx context.Context, r *sample.Run, d *driver.Device, o options) error
 	}
 	r.Field("bytes", t.size)
 	r.Printf("Test of %d bytes of memory at %#x\n", t.size, t.chunks[0].Address)
-	r.Phase("allocate")
+	r.EndPhase("allocate")
 	return t.run(ctx, planSteps(o))
 }
 
@@ -114,7 +114,7 @@ func (t *tester) run(ctx context.Context, plan []plannedStep) error {
 			break
 		}
 		if i+1 == len(plan) || plan[i+1].title != p.title { // the last step of a test
-			t.r.Phase(phaseName(p.title))
+			t.r.EndPhase(phaseName(p.title))
 		}
 	}
 	err := t.bad.err(t.area)

@@ -40,10 +40,10 @@ func reduce(r *sample.Run, n int) (err error) {
 	if p.module, err = d.LoadModule(ptx); err != nil {
 		return err
 	}
-	r.Phase("compile")
+	r.EndPhase("compile")
 	r.Progress(0, "making numbers")
 	numbers := numbers(n)
-	r.Phase("numbers")
+	r.EndPhase("numbers")
 
 	for _, m := range []struct {
 		memory **driver.Memory
@@ -60,7 +60,7 @@ func reduce(r *sample.Run, n int) (err error) {
 	if err := driver.Write(p.in, 0, numbers); err != nil {
 		return err
 	}
-	r.Phase("copyToDevice")
+	r.EndPhase("copyToDevice")
 	return p.runAll(numbers)
 }
 
@@ -105,16 +105,16 @@ func (p *reducer) runOne(o operation, numbers []float32) (float32, error) {
 	if err := p.d.Synchronize(); err != nil {
 		return 0, err
 	}
-	p.r.Phase("kernel")
+	p.r.EndPhase("kernel")
 	if err := driver.Read(partial, p.partial, 0); err != nil {
 		return 0, err
 	}
 	if err := driver.Read(total, p.total, 0); err != nil {
 		return 0, err
 	}
-	p.r.Phase("copyToHost")
+	p.r.EndPhase("copyToHost")
 	err = verify(o, numbers, partial, total[0])
-	p.r.Phase("verify")
+	p.r.EndPhase("verify")
 	return total[0], err
 }
 

@@ -36,7 +36,7 @@ func add(r *sample.Run, n int) error {
 	if err != nil {
 		return err
 	}
-	r.Phase("compile")
+	r.EndPhase("compile")
 
 	a, b, sum := numbers(n, 1), numbers(n, 2), make([]float32, n)
 	if err := compute(r, d, kernel, a, b, sum); err != nil {
@@ -44,7 +44,7 @@ func add(r *sample.Run, n int) error {
 	}
 	r.Progress(0.75, "checking")
 	err = verify(a, b, sum)
-	r.Phase("verify")
+	r.EndPhase("verify")
 	return err
 }
 
@@ -71,7 +71,7 @@ func compute(r *sample.Run, d *driver.Device, kernel *driver.Kernel, a, b, sum [
 	if err := memory[2].SetBytes(0, 0xff, memory[2].Size); err != nil {
 		return err
 	}
-	r.Phase("copyToDevice")
+	r.EndPhase("copyToDevice")
 
 	blocks := uint32((len(a) + threads - 1) / threads)
 	r.Progress(0.5, "adding")
@@ -83,10 +83,10 @@ func compute(r *sample.Run, d *driver.Device, kernel *driver.Kernel, a, b, sum [
 	if err := d.Synchronize(); err != nil {
 		return err
 	}
-	r.Phase("kernel")
+	r.EndPhase("kernel")
 	r.Printf("Copy output data from the CUDA device to the host memory\n")
 	err = driver.Read(sum, memory[2], 0)
-	r.Phase("copyToHost")
+	r.EndPhase("copyToHost")
 	return err
 }
 

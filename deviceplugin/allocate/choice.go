@@ -14,7 +14,8 @@ import (
 // A configuration may list several device list strategies, and NVIDIA's device plugin uses all of
 // them: the container runtime picks the one that it knows. A runtime that knows two gives a
 // container its GPUs twice, and one that knows none gives it nothing. So the strategies in use are
-// chosen by what the node serves, according to the toolkit's state.
+// chosen by what the node serves, according to the toolkit's state. A node serves a strategy if a
+// container that is given its devices by it gets them.
 
 // A support describes whether a node serves a strategy.
 type support int
@@ -27,8 +28,8 @@ const (
 
 // runtimeInfo holds the facts about the container runtime in the toolkit's state.
 type runtimeInfo struct {
-	resolvesCDI bool     // for certain
-	handlers    []string // that give GPUs by variables or mounts; nil: not known
+	resolvesCDI bool     // true: surely; false: not known
+	handlers    []string // handlers that give a container the GPUs that a variable or a mount names; nil: not known
 	byDefault   string   // the handler of pods that name none; "": not known
 	ours        string   // the toolkit's handler
 	accepts     []string // strategies that the toolkit's handler follows; nil: not known
@@ -88,17 +89,21 @@ func (n Naming) supports(strategy string, p config.PluginFlags) (support, string
 // A Choice lists the strategies by which containers get their devices on this node.
 type Choice struct {
 	Strategies []string // in use
-	// Unserved lists the configured strategies that are not in use, each with the reason, and
+	// Remarks lists the configured strategies that are not in use, each with the reason, and
 	// those in use that do not reach every pod.
-	Unserved []nodestate.Setting
-	Problem  string // why nothing on the node serves any strategy; "": something does, or may
+	Remarks []nodestate.Setting
+	Problem string // why nothing on the node serves any strategy; "": something does, or may
 
-	instead bool // none of the strategies in use is configured
+	instead bool // the node serves no configured strategy as it is configured: another is used
 }
 
-// Choose chooses among the configured strategies. If the node serves none of them, it chooses
-// one that the node serves. If it is not known what the node serves, all of them are in use, as
-// with NVIDIA's device plugin.
+// Choose chooses, in this order:
+//
+//  1. of the configured strategies, those of the best way that the node serves;
+//  2. all configured strategies of which it is not known whether the node serves them, as
+//     NVIDIA's device plugin uses all;
+//  3. a strategy that is not configured and that the node serves;
+//  4. the configured strategies, with a Problem.
 func (n Naming) Choose(p config.PluginFlags) Choice {
 	configured := p.Strategies()
 	why, serves := map[string]string{}, map[string]support{}
@@ -114,7 +119,7 @@ func (n Naming) Choose(p config.PluginFlags) Choice {
 		return list
 	}
 	c := Choice{}
-	for _, way := range ways { // the best way that the node serves
+	for _, way := range ways { // from the best
 		if c.Strategies == nil {
 			c.Strategies = with(served, way...)
 		}
@@ -122,7 +127,7 @@ func (n Naming) Choose(p config.PluginFlags) Choice {
 	if c.Strategies == nil {
 		c.Strategies = with(unknown, slices.Concat(ways...)...)
 	}
-	for _, way := range ways { // none of the configured ones
+	for _, way := range ways { // no configured strategy can work
 		if c.Strategies == nil {
 			if can, _ := n.supports(way[0], config.PluginFlags{}); can == served {
 				c.Strategies, c.instead = way, true
@@ -156,10 +161,10 @@ func (n Naming) problemOf(configured []string, why map[string]string) string {
 	return "nothing on this node gives containers their GPUs: " + strings.Join(all, "; ")
 }
 
-// explain fills in Unserved.
+// explain fills in Remarks.
 func (c *Choice) explain(configured []string, why map[string]string, r runtimeInfo) {
 	add := func(strategy, message string) {
-		c.Unserved = append(c.Unserved, nodestate.Setting{Name: "deviceListStrategy=" + strategy, Message: message})
+		c.Remarks = append(c.Remarks, nodestate.Setting{Name: "deviceListStrategy=" + strategy, Message: message})
 	}
 	use := strings.Join(c.Strategies, ", ")
 	for _, s := range configured {

@@ -81,11 +81,11 @@ func TestContainersGetTheirGPUsByTheBestServedWay(t *testing.T) {
 			if c.unserved != "" {
 				want = strings.Split(c.unserved, "|")
 			}
-			require.Len(t, got.Unserved, len(want), "%v", got.Unserved)
+			require.Len(t, got.Remarks, len(want), "%v", got.Remarks)
 			for i, w := range want {
 				strategy, message, _ := strings.Cut(w, ": ")
-				require.Equal(t, "deviceListStrategy="+strategy, got.Unserved[i].Name)
-				require.Contains(t, got.Unserved[i].Message, message)
+				require.Equal(t, "deviceListStrategy="+strategy, got.Remarks[i].Name)
+				require.Contains(t, got.Remarks[i].Message, message)
 			}
 		})
 	}
@@ -96,7 +96,7 @@ func TestAnnotationsOfAnotherPrefixAreNotReadByRuntimes(t *testing.T) {
 	p := config.PluginFlags{DeviceListStrategy: []string{config.ListVariable, config.ListAnnotations}, CDIAnnotationPrefix: new("nvidia.cdi.k8s.io/")}
 	c := containerd2.Choose(p)
 	require.Equal(t, []string{config.ListCDI, config.ListAnnotations}, c.Strategies)
-	require.Contains(t, c.Unserved[1].Message, "only NVIDIA's container runtime reads annotations that begin with nvidia.cdi.k8s.io/")
+	require.Contains(t, c.Remarks[1].Message, "only NVIDIA's container runtime reads annotations that begin with nvidia.cdi.k8s.io/")
 	inForce := c.Config(&config.Config{Flags: config.Flags{Plugin: p}})
 	require.Nil(t, inForce.Flags.Plugin.CDIAnnotationPrefix)
 	require.Equal(t, []string{config.ListVariable}, theirs.Choose(p).Strategies)
@@ -129,7 +129,7 @@ func TestAnyListIsServedOnceOrHasAReason(t *testing.T) {
 		require.Len(t, used, 1, "%v", c.Strategies)
 		for _, s := range list {
 			unused := false
-			for _, u := range c.Unserved {
+			for _, u := range c.Remarks {
 				unused = unused || u.Name == "deviceListStrategy="+s
 			}
 			inUse := strings.Contains(strings.Join(c.Strategies, ","), s)

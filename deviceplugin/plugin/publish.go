@@ -125,8 +125,8 @@ func (p *Plugin) logChoice(before state) {
 	if !p.state.configured {
 		return
 	}
-	for _, u := range p.state.choice.Unserved {
-		if !before.configured || !slices.Contains(before.choice.Unserved, u) {
+	for _, u := range p.state.choice.Remarks {
+		if !before.configured || !slices.Contains(before.choice.Remarks, u) {
 			p.cfg.Log.Warn("setting has no effect on this node", "setting", u.Name, "message", u.Message)
 		}
 	}

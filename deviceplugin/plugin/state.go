@@ -229,7 +229,7 @@ func (s state) stateFile(boot string) nodestate.State {
 	}
 	file := nodestate.State{Component: nodestate.DevicePlugin, BootID: boot, DevicePlugin: info}
 	if s.configured {
-		file.Unserved = s.choice.Unserved
+		file.Unserved = s.choice.Remarks
 	}
 	if d := s.snapshot.Driver; s.hasSnapshot() {
 		file.Driver = &nodestate.DriverInfo{Root: s.root, Version: d.Version, CUDAVersion: d.CUDAVersion, Simulated: d.Simulated}

@@ -20,14 +20,14 @@ const (
 
 // devicesOf returns the GPU, or its MIG devices if it is in MIG mode. A GPU whose device number is
 // not known has no name, and is not published.
-func devicesOf(g nodestate.GPU, driver *nodestate.DriverInfo, root Places) []Device {
+func devicesOf(g nodestate.GPU, driver *nodestate.DriverInfo, roots PCIeRoots) []Device {
 	if g.Minor < 0 {
 		return nil
 	}
 	name := "gpu-" + strconv.Itoa(g.Minor)
 	if !g.MIGEnabled {
 		d := Device{Name: name, Hardware: Hardware{UUID: g.UUID}, Fault: g.Condition, API: resourceapi.Device{Name: name}}
-		a := newAttributes(g, driver, root)
+		a := newAttributes(g, driver, roots)
 		a.text("type", typeGPU)
 		a.text("uuid", string(g.UUID))
 		a.placement(g)
@@ -43,7 +43,7 @@ func devicesOf(g nodestate.GPU, driver *nodestate.DriverInfo, root Places) []Dev
 		// privileged process can read; those of the instances are as unique.
 		name := fmt.Sprintf("%s-mig-%s-%d-%d", name, profileName(m.Profile), m.GPUInstance, m.ComputeInstance)
 		d := Device{Name: name, Hardware: Hardware{UUID: m.UUID, Parent: g.UUID, Placement: placementOf(g, m)}, Fault: m.Condition, API: resourceapi.Device{Name: name}}
-		a := newAttributes(g, driver, root)
+		a := newAttributes(g, driver, roots)
 		a.text("type", typeMIG)
 		a.text("uuid", string(m.UUID))
 		a.text("parentUUID", string(g.UUID))
@@ -82,7 +82,7 @@ func migCapacities(m nodestate.MIGDevice) capacities {
 type attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
 // newAttributes returns what a GPU and its MIG devices have in common.
-func newAttributes(g nodestate.GPU, driver *nodestate.DriverInfo, root Places) attributes {
+func newAttributes(g nodestate.GPU, driver *nodestate.DriverInfo, roots PCIeRoots) attributes {
 	a := attributes{}
 	a.text("productName", g.Product)
 	a.text("brand", g.Brand)
@@ -97,8 +97,8 @@ func newAttributes(g nodestate.GPU, driver *nodestate.DriverInfo, root Places) a
 	a.text("pciBusID", string(g.PCI))
 	a.text("pcieBusID", string(g.PCI))
 	a.text(deviceattribute.StandardDeviceAttributePCIBusID, string(g.PCI))
-	if root != nil && g.PCI != "" {
-		a.text(deviceattribute.StandardDeviceAttributePCIeRoot, root(g.PCI))
+	if roots != nil && g.PCI != "" {
+		a.text(deviceattribute.StandardDeviceAttributePCIeRoot, roots(g.PCI))
 	}
 	if g.NUMANode != nil && *g.NUMANode >= 0 {
 		node := int64(*g.NUMANode)

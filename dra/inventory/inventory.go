@@ -2,9 +2,9 @@
 // ResourceSlices. It does no I/O.
 //
 // Names, attributes and capacities are those of NVIDIA's DRA driver (cmd/gpu-kubelet-plugin/deviceinfo.go
-// of k8s-dra-driver-gpu), so that people's CEL selectors hold. A GPU in MIG mode is not published
-// itself; its MIG devices are, and with --mig=dynamic of the device plugin the partitions that can be
-// created (partition.go).
+// of k8s-dra-driver-gpu), so that existing CEL selectors keep working. A GPU in MIG mode is not
+// published itself; its MIG devices are, and with --mig=dynamic of the device plugin its partitions
+// (partition.go). A partition is a MIG device that is created only when a claim for it is prepared.
 package inventory
 
 import (
@@ -23,17 +23,20 @@ const Driver = "gpu.nvidia.com"
 
 // Inventory lists the devices that the node offers at one moment.
 type Inventory struct {
-	Devices []Device // GPUs by index, but those that are near by NVLink together; MIG devices by their index on the GPU, then partitions
+	// Devices are sorted by GPU: GPUs near each other by NVLink together, otherwise by index, missing
+	// ones last. A GPU in MIG mode is replaced by its MIG devices and then its partitions.
+	Devices []Device
 	// Counters has a set for each GPU that can be partitioned: what partitions that do not overlap may
 	// consume together.
 	Counters []resourceapi.CounterSet
-	// Withheld lists the devices of the node that are not offered: all while the device plugin offers
-	// them, and those that its pods still hold.
+	// Withheld lists the devices of the node that are not offered: all of them while the device plugin
+	// offers the node's GPUs, otherwise those that the device plugin's pods still use.
 	Withheld []Device
-	// Serve and SwitchID are those of the device plugin's state; "": it is not known.
+	// Serve says who offers the node's GPUs, the device plugin or DRA. SwitchID identifies the last
+	// change between the two. Both are "" until the device plugin has written its state.
 	Serve, SwitchID string
-	// Why is the reason why there is no device, or why all of them have a taint; zero: there is
-	// neither.
+	// Why is the reason why there is no device, or why all of them have a taint. The zero Problem means
+	// that devices are offered without a common taint.
 	Why Problem
 
 	parents map[gpu.UUID]gpu.UUID // of the MIG devices on the node, whether they are published or not
@@ -52,12 +55,12 @@ type Device struct {
 
 // Hardware is the part of a GPU that a device occupies.
 type Hardware struct {
-	UUID   gpu.UUID // of the GPU or the MIG device; "": a partition that need not exist
+	UUID   gpu.UUID // of the GPU or the MIG device; "": a partition, which may not exist yet
 	Parent gpu.UUID // of a MIG device or partition; "": a whole GPU
 	// Placement is the place of a partition that is created when a claim for it is prepared, and of an
 	// existing MIG device's GPU instance; nil: it is not known.
 	Placement *gpu.Placement
-	Partition bool // created for a claim
+	Partition bool // created only when a claim for it is prepared
 }
 
 // String returns the name, with the UUID if the device exists.
@@ -118,13 +121,14 @@ func (i Inventory) FindAny(name string) (Device, bool) {
 	return i.Withheld[at], true
 }
 
-// Places looks up the PCIe root of a GPU, "pci0000:00"; "": it is not known.
-type Places func(gpu.PCIAddress) string
+// PCIeRoots looks up the PCIe root of a GPU, "pci0000:00"; "": it is not known.
+type PCIeRoots func(gpu.PCIAddress) string
 
-// New returns the inventory of a state of the device plugin. With a problem every device has its
-// taint; without a usable state there is no device. own lists the partitions that were created for
-// claims: their MIG devices are not published, as the partitions are.
-func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) Inventory {
+// New returns the inventory of a state of the device plugin. With a problem every healthy device gets a
+// taint for it; an unhealthy one has that of its own fault. Without a usable state there is no device.
+// created lists the partitions for which this driver has created MIG devices: the partition stays
+// published and its MIG device is not, since both are the same hardware.
+func New(s nodestate.State, problem Problem, roots PCIeRoots, created ...gpu.Placement) Inventory {
 	inv := Inventory{Why: problem}
 	info := s.DevicePlugin
 	switch {
@@ -137,9 +141,9 @@ func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) 
 			Action: "label the Node " + nodestate.ServeLabel + "=" + nodestate.ServeDRA + ", or start gpu-device-plugin with --serve=dra"}
 	}
 	inv.Serve, inv.SwitchID = cmp.Or(info.Serve, nodestate.ServePlugin), info.SwitchID
-	withheld := map[gpu.UUID]string{}
+	reasons := map[gpu.UUID]string{} // why a device is withheld
 	for _, w := range info.Withheld {
-		withheld[w.GPU] = string(w.Reason) + ": " + w.Message
+		reasons[w.GPU] = string(w.Reason) + ": " + w.Message
 	}
 	excluded := info.Excluded()
 	gpus := slices.Clone(info.Inventory)
@@ -152,17 +156,18 @@ func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) 
 		}
 	}
 	slices.SortStableFunc(gpus, func(a, b nodestate.GPU) int {
-		return cmp.Or(healthOrder(a, b), compareGroups(index, a, b), cmp.Compare(a.Index, b.Index))
+		return cmp.Or(missingLast(a, b), compareGroups(index, a, b), cmp.Compare(a.Index, b.Index))
 	})
 	for _, g := range gpus {
-		devices := devicesOf(g, s.Driver, root)
+		devices := devicesOf(g, s.Driver, roots)
 		if info.MIG == nodestate.MIGDynamic && g.Minor >= 0 && g.Reason != gpu.ReasonMissing && len(g.Profiles) > 0 && !excluded[g.UUID] {
-			set, partitions := partitionsOf(g, s.Driver, root, own)
-			devices = append(withoutOwn(devices, own), partitions...)
+			set, partitions := partitionsOf(g, s.Driver, roots, created)
+			devices = append(withoutCreated(devices, created), partitions...)
 			inv.Counters = append(inv.Counters, set)
 		}
 		for _, d := range devices {
-			_, taken := inv.FindAny(d.Name) // by a GPU that took the number of one that is gone
+			// A missing GPU's index, and so its name, may belong to another GPU by now, which came first.
+			_, taken := inv.FindAny(d.Name)
 			if taken || excluded[d.UUID] || excluded[d.Parent] {
 				continue
 			}
@@ -174,11 +179,11 @@ func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) 
 			if d.Partition { // it is withheld with its GPU
 				id = d.Parent
 			}
-			switch why, is := withheld[id]; {
+			switch reason, isWithheld := reasons[id]; {
 			case inv.Serve != nodestate.ServeDRA:
 				inv.Withheld = append(inv.Withheld, d)
-			case is:
-				d.Why = why
+			case isWithheld:
+				d.Why = reason
 				inv.Withheld = append(inv.Withheld, d)
 			default:
 				inv.Devices = append(inv.Devices, d)
@@ -192,7 +197,8 @@ func New(s nodestate.State, problem Problem, root Places, own ...gpu.Placement) 
 }
 
 // compareGroups sorts GPUs that are near by NVLink beside each other: the scheduler takes the first that
-// fit, so claims for one GPU fill a group before they begin the next.
+// fit, so claims for one GPU fill a group before they begin the next. A group is named by the UUID of one
+// of its GPUs, whose index is the group's place.
 func compareGroups(index map[gpu.UUID]int, a, b nodestate.GPU) int {
 	first := func(g nodestate.GPU, group gpu.UUID) int {
 		if i, known := index[group]; known {
@@ -203,8 +209,8 @@ func compareGroups(index map[gpu.UUID]int, a, b nodestate.GPU) int {
 	return cmp.Or(cmp.Compare(first(a, a.NVLinkDomain), first(b, b.NVLinkDomain)), cmp.Compare(first(a, a.NVLinkNearest), first(b, b.NVLinkNearest)))
 }
 
-// healthOrder sorts missing GPUs last, so that a GPU that is there keeps its name.
-func healthOrder(a, b nodestate.GPU) int {
+// missingLast sorts missing GPUs last, so that a GPU that is there keeps its name.
+func missingLast(a, b nodestate.GPU) int {
 	missing := func(g nodestate.GPU) int {
 		if g.Reason == gpu.ReasonMissing {
 			return 1
@@ -236,7 +242,7 @@ func (i Inventory) Slices() []resourceslice.Slice {
 	return all
 }
 
-// WithoutPartitions returns the inventory for a cluster that does not store counters: without them
+// WithoutPartitions returns the inventory for a cluster whose API server drops counters: without them
 // the scheduler would choose partitions that overlap.
 func (i Inventory) WithoutPartitions() Inventory {
 	i.Counters = nil

@@ -26,12 +26,12 @@ const (
 type quantities map[string]int
 
 // partitionsOf returns a device for each profile and placement of a GPU in MIG mode, and the set of
-// counters from which they consume. What GPU instances that are not own occupy is not in the set.
-func partitionsOf(g nodestate.GPU, driver *nodestate.DriverInfo, root Places, own []gpu.Placement) (resourceapi.CounterSet, []Device) {
+// counters from which they consume. What other GPU instances occupy is not in the set.
+func partitionsOf(g nodestate.GPU, driver *nodestate.DriverInfo, roots PCIeRoots, created []gpu.Placement) (resourceapi.CounterSet, []Device) {
 	set := fmt.Sprintf("gpu-%d-counter-set", g.Minor)
 	total := totalOf(g.Profiles)
 	for _, i := range g.Instances {
-		if !slices.Contains(own, instancePlacement(g.UUID, i)) {
+		if !slices.Contains(created, instancePlacement(g.UUID, i)) {
 			total.subtract(g.Profiles, i)
 		}
 	}
@@ -42,7 +42,7 @@ func partitionsOf(g nodestate.GPU, driver *nodestate.DriverInfo, root Places, ow
 			name := fmt.Sprintf("gpu-%d-mig-%s-%d-%d", g.Minor, profileName(p.Name), p.ID, start)
 			at := gpu.Placement{GPU: g.UUID, Profile: p.ID, Start: start, Size: p.Size}
 			d := Device{Name: name, Hardware: Hardware{Parent: g.UUID, Placement: &at, Partition: true}, Fault: g.Condition, API: resourceapi.Device{Name: name}}
-			a := newAttributes(g, driver, root)
+			a := newAttributes(g, driver, roots)
 			a.text("type", typeMIG)
 			a.text("parentUUID", string(g.UUID))
 			a.text("profile", p.Name)
@@ -158,7 +158,7 @@ func placementOf(g nodestate.GPU, m nodestate.MIGDevice) *gpu.Placement {
 	return nil
 }
 
-// withoutOwn removes the MIG devices of partitions that were created for claims.
-func withoutOwn(devices []Device, own []gpu.Placement) []Device {
-	return slices.DeleteFunc(devices, func(d Device) bool { return d.Placement != nil && slices.Contains(own, *d.Placement) })
+// withoutCreated removes the MIG devices of partitions that were created for claims.
+func withoutCreated(devices []Device, created []gpu.Placement) []Device {
+	return slices.DeleteFunc(devices, func(d Device) bool { return d.Placement != nil && slices.Contains(created, *d.Placement) })
 }

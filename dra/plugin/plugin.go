@@ -49,7 +49,7 @@ type Config struct {
 	Listen       string              // address of the metrics
 	Silence      time.Duration       // how long the device plugin may be silent; see DefaultSilence
 	Evict        inventory.Evictions // faults for which pods lose their devices
-	PCIeRoot     inventory.Places
+	PCIeRoot     inventory.PCIeRoots
 	Log          *slog.Logger
 }
 
@@ -65,14 +65,14 @@ type Plugin struct {
 	registration atomic.Pointer[registerapi.RegistrationStatus]
 	noCounters   atomic.Bool     // the API server drops shared counters: no partition can be published
 	listed       atomic.Bool     // the API server has listed the node's slices, which are kept up to date since
-	stateDue     chan struct{}   // capacity 1: the state may have changed
-	hold         io.Closer       // the lock on the state by which its readers see that this process runs
-	written      nodestate.State // the state that was written last; for writeState
+	stateDue     chan struct{}   // capacity 1: this driver's own state may have changed
+	hold         io.Closer       // a lock, held while this process runs, by which readers of its state see that it does
+	written      nodestate.State // this driver's own state as it was written last; for writeState
 
 	mu      sync.Mutex
 	current inventory.Inventory
 	known   bool          // current is set
-	changed chan struct{} // closed when current changes
+	changed chan struct{} // closed when the inventory must be published again
 }
 
 // publisher is the part of kubeletplugin.Helper that publishes slices.
@@ -167,7 +167,7 @@ func (p *Plugin) serve(ctx context.Context) error {
 	p.removeStaleSockets(ctx)
 	// The driver starts even if this fails: each call that prepares a claim tries it again.
 	if err := p.recoverPartitions(ctx); err != nil {
-		p.cfg.Log.Error("what an earlier process has left half-made is removed later", "message", err.Error())
+		p.cfg.Log.Error("incomplete partitions of an earlier process are removed with the next claim", "message", err.Error())
 	}
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(inventory.Driver), kubeletplugin.NodeName(p.cfg.NodeName), kubeletplugin.KubeClient(p.cfg.Client),
@@ -204,14 +204,14 @@ func (p *Plugin) serve(ctx context.Context) error {
 	}
 }
 
-// recoverPartitions destroys the partitions that an earlier process has left half-made.
+// recoverPartitions destroys incomplete partitions of an earlier process.
 func (p *Plugin) recoverPartitions(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	return p.preparer.Recover(ctx)
 }
 
-// publish publishes the inventory. changed is closed when there is another one.
+// publish publishes the inventory. changed is closed when it must be published again.
 func (p *Plugin) publish(ctx context.Context) (changed <-chan struct{}, err error) {
 	p.mu.Lock()
 	inv, changed, helper := p.current, p.changed, p.helper
@@ -274,7 +274,7 @@ func (p *Plugin) setInventory(inv inventory.Inventory) {
 	for _, d := range inv.Devices {
 		was, found := before.Find(d.Name)
 		switch {
-		case !found && known && before.Serve == inv.Serve: // not if all appear, since DRA offers them now
+		case !found && known && before.Serve == inv.Serve: // not if all appear because this driver has begun to offer them
 			p.cfg.Log.Info("device is offered", "device", d.Name, "uuid", string(d.UUID))
 		case found && was.Fault.Reason == d.Fault.Reason:
 		case d.Fault.Reason != "":

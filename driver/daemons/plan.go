@@ -29,11 +29,11 @@ const StatusFile = ".driver-daemons-status"
 // Files of the daemons, at the paths where other programs and NVIDIA's driver containers expect
 // them.
 const (
-	fabricDir     = "/var/run/nvidia-fabricmanager"
-	fabricSocket  = fabricDir + "/fm_sm_ipc.socket" // nvlsm creates it for nv-fabricmanager
-	fabricWritten = fabricDir + "/fabricmanager.cfg"
-	imexDir       = "/var/run/nvidia-imex"
-	imexWritten   = imexDir + "/config.cfg"
+	fabricDir    = "/var/run/nvidia-fabricmanager"
+	fabricSocket = fabricDir + "/fm_sm_ipc.socket" // nvlsm creates it for nv-fabricmanager
+	fabricConfig = fabricDir + "/fabricmanager.cfg"
+	imexDir      = "/var/run/nvidia-imex"
+	imexConfig   = imexDir + "/config.cfg"
 )
 
 // How long a daemon may take to become ready.
@@ -45,9 +45,9 @@ const (
 // ErrMissing is returned, wrapped, if the driver image lacks something that this machine needs.
 var ErrMissing = errors.New("missing from the driver image")
 
-// ErrNoPort is returned, wrapped, while the PCI functions that lead to the NVSwitches have no
-// InfiniBand port, or while programs cannot reach it, which needs the module ib_umad. Once modules
-// were loaded, make another plan.
+// ErrNoPort is returned, wrapped, while there is no InfiniBand port through which nvlsm reaches the
+// NVSwitches (the modules mlx5_core and mlx5_ib make it), or while programs cannot open the port (the
+// module ib_umad). Load the modules and call NewPlan again.
 var ErrNoPort = errors.New("no InfiniBand port leads to the NVSwitches yet")
 
 // Skip is a daemon that does not run, with the reason.
@@ -145,6 +145,7 @@ const (
 	fabricShared    = "1" // virtual machines share the NVSwitches
 )
 
+// addFabric plans nv-fabricmanager, and before it nvlsm on machines with NVSwitches of NVLink 5.
 func (p *Plan) addFabric(m Machine) error {
 	settings, err := parseSettings(m.Env)
 	if err != nil {
@@ -176,7 +177,7 @@ func (p *Plan) addFabric(m Machine) error {
 	}
 	p.Settings = applied[1:] // without ours, DAEMONIZE
 	d := supervisor.Daemon{Name: fabricManager, Why: "configures " + switches + "; CUDA does not start before", Required: true,
-		Path: path, Args: []string{"-c", fabricWritten}, Dirs: []string{fabricDir}, Files: []supervisor.File{{Path: fabricWritten, Data: data}},
+		Path: path, Args: []string{"-c", fabricConfig}, Dirs: []string{fabricDir}, Files: []supervisor.File{{Path: fabricConfig, Data: data}},
 		Forks: true, PIDFile: fabricDir + "/nv-fabricmanager.pid", StartTimeout: fabricTimeout}
 	if lookUpKey(data, "LOG_USE_SYSLOG") != "1" {
 		d.LogFile = lookUpKey(data, "LOG_FILE_NAME")
@@ -232,7 +233,7 @@ func (p *Plan) addIMEX(m Machine) error {
 		return fmt.Errorf("%s: %w", imexConf, err)
 	}
 	p.Daemons = append(p.Daemons, supervisor.Daemon{Name: imex, Why: "lets GPUs of the nodes in " + imexNodes + " share memory", Path: path,
-		Args: []string{"-c", imexWritten}, Dirs: []string{imexDir}, Files: []supervisor.File{{Path: imexWritten, Data: data}}, StartTimeout: startTimeout})
+		Args: []string{"-c", imexConfig}, Dirs: []string{imexDir}, Files: []supervisor.File{{Path: imexConfig, Data: data}}, StartTimeout: startTimeout})
 	return nil
 }
 

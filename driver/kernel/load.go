@@ -58,14 +58,14 @@ func (s System) insertModule(f *os.File, name, params string) error {
 	return s.Calls.InitModule(data, params)
 }
 
-// canUncompress reports whether the kernel can uncompress modules with an extension.
+// canUncompress reports whether the kernel can uncompress modules with this file extension.
 func (s System) canUncompress(extension string) bool {
 	data, err := os.ReadFile(filepath.Join(s.Sys, "module/compression"))
 	kind := map[string]string{".gz": "gzip", ".xz": "xz", ".zst": "zstd"}[extension]
 	return err == nil && kind != "" && strings.TrimSpace(string(data)) == kind
 }
 
-// explainLoad turns the error number of finit_module(2) into a reason. lines holds the kernel's
+// explainLoad turns the error number of init_module(2) or finit_module(2) into a reason. lines holds the kernel's
 // log messages about the module.
 func (s System) explainLoad(m Module, err error, lines []string) error {
 	quote := ""
@@ -78,7 +78,7 @@ func (s System) explainLoad(m Module, err error, lines []string) error {
 		return newError(ReasonSignatureRejected, m.Name, err, "%s: %s", m, s.ReadTrust().explainRejection(m.Signature))
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return newError(ReasonLockedDown, m.Name, err, "%s: %s%s", m, s.ReadTrust().explainLockdown(m.Signature), quote)
-	case errors.Is(err, unix.ENOEXEC), errors.Is(err, unix.EINVAL) && hasSymbolMismatch(lines):
+	case errors.Is(err, unix.ENOEXEC), errors.Is(err, unix.EINVAL) && isForOtherKernel(lines):
 		return newError(ReasonKernelMismatch, m.Name, err,
 			"%s is built for kernel %s and cannot be loaded by %s%s; use the driver's image for this kernel, or build it here", m, m.Release(), release, quote)
 	case errors.Is(err, unix.ENOENT):
@@ -91,9 +91,9 @@ func (s System) explainLoad(m Module, err error, lines []string) error {
 	return newError(ReasonDeviceInitFailed, m.Name, err, "load %s: its initialisation failed: %v%s", m.Name, err, quote)
 }
 
-// hasSymbolMismatch reports whether the kernel logged that symbols of the module have other
-// versions: it was built for a kernel of the same release with another configuration.
-func hasSymbolMismatch(lines []string) bool {
+// isForOtherKernel reports whether the kernel logged that the module was built for another kernel, by its
+// version magic or by the versions of its symbols: the release may be the same, with another configuration.
+func isForOtherKernel(lines []string) bool {
 	for _, line := range lines {
 		if strings.Contains(line, "disagrees about version of symbol") || strings.Contains(line, "version magic") {
 			return true
@@ -134,7 +134,7 @@ func (s System) explainBusy(name string, err error) error {
 	return s.explainUsers(name, err)
 }
 
-// explainUsers names the processes that use a module.
+// explainUsers names the processes that have the driver's devices open.
 func (s System) explainUsers(name string, err error) error {
 	users := s.FindUsers()
 	if len(users) == 0 {

@@ -50,7 +50,7 @@ func classify(r *http.Request) (verb, resource string, writes bool) {
 }
 
 // parsePath parses /api/VERSION/… and /apis/GROUP/VERSION/…, with or without a namespace. It
-// ignores the prefix of a proxy.
+// ignores what is before /api or /apis, as the address of an API server behind a proxy has it.
 func parsePath(p string) (resource, sub string) {
 	parts := strings.Split(strings.Trim(p, "/"), "/")
 	for i, part := range parts {
@@ -59,7 +59,8 @@ func parsePath(p string) (resource, sub string) {
 			continue
 		}
 		rest := parts[i+skip:]
-		if len(rest) > 2 && rest[0] == "namespaces" {
+		isSubresource := len(rest) == 3 && (rest[2] == "finalize" || rest[2] == "status") // of the Namespace
+		if len(rest) > 2 && rest[0] == "namespaces" && !isSubresource {
 			rest = rest[2:]
 		}
 		if len(rest) > 2 {
@@ -72,15 +73,16 @@ func parsePath(p string) (resource, sub string) {
 	return "", ""
 }
 
-func outcome(verb string, r *http.Response, err error) string {
+// outcome returns the value of the metric's label outcome.
+func outcome(verb string, response *http.Response, err error) string {
 	switch {
-	case err == nil && verb == "evict" && r.StatusCode == http.StatusTooManyRequests:
-		return refused // a PodDisruptionBudget
-	case err != nil || r.StatusCode >= 500 || r.StatusCode == http.StatusTooManyRequests:
+	case err == nil && verb == "evict" && response.StatusCode == http.StatusTooManyRequests:
+		return refused // by a PodDisruptionBudget; any other 429 limits the rate
+	case err != nil || response.StatusCode >= 500 || response.StatusCode == http.StatusTooManyRequests:
 		return failed
-	case r.StatusCode == http.StatusConflict:
+	case response.StatusCode == http.StatusConflict:
 		return conflict
-	case r.StatusCode >= 400:
+	case response.StatusCode >= 400:
 		return refused
 	}
 	return ok

@@ -32,7 +32,7 @@ func (r *renderer) toolkits() error {
 	image := r.in.Cluster.ownImage(deployments.Toolkit, spec.ImageSpec)
 	r.reportUnfollowed("toolkit.env", nvidia.ToolkitSettings(), spec.Env)
 	for _, i := range r.injections {
-		runtime := i != fleet.NRI || r.hasHandler(i)
+		runtime := i != fleet.NRI || r.offersToolkitHandler(i)
 		d, err := r.newAgent(deployments.Toolkit, image, i, runtime)
 		if err != nil {
 			return err

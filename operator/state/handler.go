@@ -67,17 +67,17 @@ func (r *renderer) handler() string {
 	return r.runtimeClass()
 }
 
-// usesHandler reports whether users' containers get GPUs by the runtime handler: if nothing
+// needsToolkitHandler reports whether users' containers get GPUs by the runtime handler: if nothing
 // else works, or if the policy disables CDI.
-func (r *renderer) usesHandler(i fleet.Injection) bool {
+func (r *renderer) needsToolkitHandler(i fleet.Injection) bool {
 	return i == fleet.Handler || !r.spec.CDI.IsEnabled()
 }
 
-// hasHandler reports whether nodes with an injection have the handler. It is needed for users'
+// offersToolkitHandler reports whether nodes with an injection have the handler. It is needed for users'
 // containers, for a handler that the policy names, for a RuntimeClass with its own name, or for
 // NVIDIA's operands, which have no other way to their GPUs without NRI.
-func (r *renderer) hasHandler(i fleet.Injection) bool {
-	return r.usesHandler(i) || r.namedHandler(i) != "" || r.runtimeClass() != defaultRuntimeClass || i != fleet.NRI && r.wantsNVIDIA()
+func (r *renderer) offersToolkitHandler(i fleet.Injection) bool {
+	return r.needsToolkitHandler(i) || r.namedHandler(i) != "" || r.runtimeClass() != defaultRuntimeClass || i != fleet.NRI && r.wantsNVIDIA()
 }
 
 // isDefault reports whether the handler is the default of nodes whose users' containers need it.
@@ -89,10 +89,10 @@ func (r *renderer) isDefault() bool {
 
 // setHandler sets the toolkit's variables of the handler that the policy does not set itself.
 func (r *renderer) setHandler(c *corev1.Container, i fleet.Injection) {
-	if r.hasHandler(i) && r.namedHandler(i) == "" {
+	if r.offersToolkitHandler(i) && r.namedHandler(i) == "" {
 		setEnv(c, v1.EnvVar{Name: "NVIDIA_RUNTIME_NAME", Value: r.handler()})
 	}
-	if !r.usesHandler(i) {
+	if !r.needsToolkitHandler(i) {
 		return
 	}
 	// Pods that request nvidia.com/gpu name no RuntimeClass. They request GPUs by mounts, not by

@@ -55,7 +55,7 @@ func (r *renderer) plugins() error {
 // nodes with an injection.
 func (r *renderer) deviceListStrategy(i fleet.Injection) string {
 	switch {
-	case r.usesHandler(i):
+	case r.needsToolkitHandler(i):
 		return "volume-mounts" // an image cannot set these, unlike the variable that envvar uses
 	case i == fleet.Annotations:
 		return "cdi-annotations" // kubelet or runtime does not support CDI names in Allocate
@@ -91,7 +91,7 @@ func (r *renderer) completeListStrategies(c *corev1.Container, i fleet.Injection
 		case "cdi-annotations":
 			served = served || i != fleet.Handler
 		default: // envvar or volume-mounts
-			served = served || r.hasHandler(i)
+			served = served || r.offersToolkitHandler(i)
 		}
 	}
 	if !r.spec.Toolkit.IsEnabled() {

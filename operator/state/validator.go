@@ -31,7 +31,7 @@ func (r *renderer) validators() error {
 		// go unnoticed.
 		c.EnvFrom = nil
 		r.setValidation(c)
-		if r.usesHandler(i) && r.hasHandler(i) && !r.isDefault() {
+		if r.needsToolkitHandler(i) && r.offersToolkitHandler(i) && !r.isDefault() {
 			setEnv(c, v1.EnvVar{Name: "VALIDATOR_RUNTIME_CLASS", Value: r.runtimeClass()})
 		}
 		r.setHostPaths(d, c)

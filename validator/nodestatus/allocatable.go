@@ -11,8 +11,8 @@ import (
 	"github.com/gpuready/gpuready/internal/readiness"
 )
 
-// allocatable returns the devices that the kubelet can allocate, by resource; nil where
-// that is not known or in doubt.
+// allocatable returns how many devices of each resource the kubelet can allocate, nil if the check of
+// the device plugin does not say so.
 func (f Facts) allocatable() map[string]int {
 	for _, o := range f.Outcomes {
 		if o.Layer == readiness.Plugin {
@@ -22,9 +22,9 @@ func (f Facts) allocatable() map[string]int {
 	return nil
 }
 
-// writeAllocatable writes the kubelet's allocatable devices into the Node's status, where the
-// status has none yet. The kubelet writes the same with its next status, up to ten seconds
-// later, and until then no pod would be scheduled. A value in the status is never changed:
+// writeAllocatable writes the numbers of the kubelet's allocatable devices into the Node's status, for
+// resources of which the status has none or 0, and raises capacity to match. The kubelet writes the same with its next status, up
+// to ten seconds later, and until then no pod would be scheduled. A number above 0 is never changed:
 // from then on it is the kubelet's.
 func (p *Publisher) writeAllocatable(ctx context.Context, want map[string]int) error {
 	if len(want) == 0 {
@@ -37,11 +37,11 @@ func (p *Publisher) writeAllocatable(ctx context.Context, want map[string]int) e
 	}
 	capacity, allocatable := map[string]string{}, map[string]string{}
 	for name, devices := range want {
-		if is := node.Status.Allocatable[corev1.ResourceName(name)]; devices <= 0 || is.Sign() > 0 {
+		if current := node.Status.Allocatable[corev1.ResourceName(name)]; devices <= 0 || current.Sign() > 0 {
 			continue
 		}
 		allocatable[name] = strconv.Itoa(devices)
-		if is := node.Status.Capacity[corev1.ResourceName(name)]; is.Value() < int64(devices) {
+		if current := node.Status.Capacity[corev1.ResourceName(name)]; current.Value() < int64(devices) {
 			capacity[name] = strconv.Itoa(devices)
 		}
 	}
@@ -53,7 +53,7 @@ func (p *Publisher) writeAllocatable(ctx context.Context, want map[string]int) e
 		if err := p.Client.PatchNodeStatus(ctx, p.Node, patch); err != nil {
 			return fmt.Errorf("set allocatable of Node %s (the kubelet does so within ten seconds): %w", p.Node, err)
 		}
-		p.Log.Info("wrote the allocatable devices into the Node's status, ahead of the kubelet", "resources", fmt.Sprint(want))
+		p.Log.Info("wrote the allocatable devices into the Node's status, ahead of the kubelet", "resources", fmt.Sprint(allocatable))
 	}
 	p.reported = want
 	return nil

@@ -24,8 +24,8 @@ const maxResultBytes = 4 << 20
 // historyStamp is the layout of the time that a result's file is named after; such names sort by time.
 const historyStamp = "20060102T150405.000Z"
 
-// ReadHistory returns the results in dir, the oldest first. It skips files that are no result of a
-// known version. A missing folder holds none.
+// ReadHistory returns the results in dir, the oldest first. It skips files that are no result of
+// this version. A missing folder holds none.
 func ReadHistory(dir string) ([]Result, error) {
 	names, err := listResults(dir)
 	if err != nil {
@@ -35,7 +35,7 @@ func ReadHistory(dir string) ([]Result, error) {
 	for _, name := range names {
 		data, err := record.Read(filepath.Join(dir, name), maxResultBytes)
 		if err != nil {
-			continue // removed by another run meanwhile, or no result
+			continue // removed by another run meanwhile, or unreadable
 		}
 		var r Result
 		if json.Unmarshal(data, &r) == nil && r.Schema == ResultSchema {
@@ -87,7 +87,7 @@ func listResults(dir string) ([]string, error) {
 	return names, nil
 }
 
-// notedLoss: a figure that is more than this share below the GPU's best earlier one gets a note.
+// notedLoss: a figure, such as a speed, that is more than this share below the GPU's best earlier one gets a note.
 const notedLoss = 0.05
 
 // CompareHistory compares a result with past ones of the same node, which must be sorted, the oldest
@@ -108,8 +108,10 @@ func CompareHistory(r *Result, past []Result) {
 	noteExchanged(r, past[len(past)-1])
 }
 
-// compareFigure sets f.Last and f.Best from earlier results of the same GPU, and notes a loss.
+// compareFigure sets f.Last and f.Best from the earlier results that have this figure of this GPU, and notes a
+// loss. Higher is better.
 func compareFigure(g *GPU, f *Figure, past []Result) {
+	runs := 0 // that have the figure
 	for _, p := range past {
 		i := slices.IndexFunc(p.GPUs, func(o GPU) bool { return o.UUID == g.UUID })
 		if i < 0 {
@@ -117,11 +119,12 @@ func compareFigure(g *GPU, f *Figure, past []Result) {
 		}
 		if was, ok := p.GPUs[i].Find(f.Name); ok && was.Value > 0 {
 			f.Last, f.Best = was.Value, max(f.Best, was.Value)
+			runs++
 		}
 	}
 	if f.Value > 0 && f.Value < f.Best*(1-notedLoss) {
 		g.Notes = append(g.Notes, fmt.Sprintf("%s: %s is %.0f %% below its best of %s, %s",
-			f.Name, Speed(f.Value, f.Unit), 100*(1-f.Value/f.Best), countNoun(len(past), "earlier run"), Speed(f.Best, f.Unit)))
+			f.Name, Speed(f.Value, f.Unit), 100*(1-f.Value/f.Best), countNoun(runs, "earlier run"), Speed(f.Best, f.Unit)))
 	}
 }
 

@@ -137,7 +137,7 @@ func (b bench) run(ctx context.Context) []SampleRun {
 	defer b.watch.setLoaded(false)
 	for _, p := range phases {
 		b.o.Progress(p.name)
-		end := b.start.Add(time.Duration(float64(b.o.Timeout)*p.share) - reserved)
+		end := b.start.Add(time.Duration(float64(b.o.Timeout)*p.endBy) - reserved)
 		if p.peers {
 			runs = append(runs, b.peers(ctx, p, units, wrong, end)...)
 			continue
@@ -189,7 +189,7 @@ func (b bench) remeasureLinks(ctx context.Context, p phase, units []check.Unit, 
 		if u.UUID.IsMIG() || !HostLinkMissed(g, all[i][0].Answer.Figures, b.o.Table) {
 			continue
 		}
-		if again := b.runSample(ctx, p.samples[0], smaller, []gpu.UUID{u.UUID}, end); again.Outcome == probe.SamplePassed {
+		if again := b.runSample(ctx, p.samples[0], quickBandwidth, []gpu.UUID{u.UUID}, end); again.Outcome == probe.SamplePassed {
 			MergeHostLink(&all[i][0].Answer, again.Answer)
 		}
 	}

@@ -4,7 +4,7 @@ import "fmt"
 
 // String formats the figure for people: "copy: 3103.0 GB/s, 93 % of the peak of 3350.0 GB/s".
 func (f Figure) String() string {
-	if f.Value == 0 {
+	if f.Value == 0 { // a simulated GPU's speed means nothing: it is not measured
 		return f.Name + ": n/a (simulated)"
 	}
 	s := f.Name + ": " + Speed(f.Value, f.Unit)
@@ -14,7 +14,7 @@ func (f Figure) String() string {
 	return s
 }
 
-// Speed formats a value in B/s or FLOP/s, as GB/s or TFLOP/s.
+// Speed formats a value in FLOP/s as TFLOP/s, and one in B/s, the only other unit, as GB/s.
 func Speed(value float64, unit string) string {
 	if unit == "FLOP/s" {
 		return fmt.Sprintf("%.1f TFLOP/s", value/1e12)

@@ -44,11 +44,11 @@ func (r *Run) Open() (*driver.Device, error) {
 		return nil, err
 	}
 	r.update(func(p *Report) { p.Device, p.UUID, p.PCI, p.Capability = d.Name, d.UUID, d.PCI, d.Capability() })
-	r.Phase("init")
+	r.EndPhase("init")
 	if r.release, err = d.Use(); err != nil {
 		return nil, err
 	}
-	r.Phase("context")
+	r.EndPhase("context")
 	return d, nil
 }
 
@@ -71,9 +71,9 @@ func (r *Run) Printf(format string, args ...any) {
 	fmt.Fprintf(r.out, format, args...)
 }
 
-// Phase ends a part of the work and records its seconds. Phases with the same name are
+// EndPhase ends a part of the work and records its seconds. Phases with the same name are
 // summed up.
-func (r *Run) Phase(name string) {
+func (r *Run) EndPhase(name string) {
 	now := time.Now()
 	r.update(func(p *Report) { p.Seconds[name] += now.Sub(r.last).Seconds() })
 	r.last = now

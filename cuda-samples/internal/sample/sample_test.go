@@ -57,7 +57,7 @@ func TestReportHoldsTheSamplesFields(t *testing.T) {
 	for _, flag := range []string{"--json", "-ojson"} {
 		stdout, stderr, exit := start(t, []string{flag}, func(_ context.Context, r *Run) error {
 			r.Printf("for people\n")
-			r.Phase("work")
+			r.EndPhase("work")
 			r.Field("elements", 7)
 			r.Field("sides", []int{1, 2})
 			r.Figure("copy", 3e12, "B/s", 4e12)
@@ -126,9 +126,9 @@ func TestHangingRunIsAbandoned(t *testing.T) {
 	free, ended := make(chan struct{}), make(chan struct{})
 	stdout, stderr, exit := start(t, []string{"--timeout", "50ms", "--json"}, func(_ context.Context, r *Run) error {
 		defer close(ended)
-		r.Phase("compile")
+		r.EndPhase("compile")
 		<-free
-		r.Phase("kernel")
+		r.EndPhase("kernel")
 		r.Printf("nobody hears this\n")
 		return nil
 	})

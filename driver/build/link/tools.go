@@ -16,8 +16,8 @@ import (
 	"github.com/gpuready/gpuready/driver/build/output"
 )
 
-// ToolsDir is the folder of an image with the linker of CopyTools, its libraries and its dynamic
-// loader. So the linker runs on any base image as it ran where the modules were compiled.
+// ToolsDir holds, in an image, what CopyTools copied: the linker, its libraries and its dynamic
+// loader. With these the linker runs on any base image.
 const ToolsDir = "/usr/lib/gpu-driver/tools"
 
 // The files of such a folder beside the libraries.
@@ -26,10 +26,10 @@ const (
 	loaderName = "loader"
 )
 
-// tools is a folder like ToolsDir; "": the machine's own programs are run.
+// tools is a folder laid out like ToolsDir; "": the programs installed on this machine are used.
 type tools string
 
-// newTools returns the tools in the folder of a Request, or in that of the image if it is "".
+// newTools returns the tools in a folder, or in ToolsDir if dir is "" and the image has that.
 func newTools(dir string) tools {
 	if dir == "" && fileExists(filepath.Join(ToolsDir, linkerName)) {
 		dir = ToolsDir
@@ -37,7 +37,8 @@ func newTools(dir string) tools {
 	return tools(dir)
 }
 
-// findLinker returns the path of a linker in the folder, or of the machine's own.
+// findLinker returns the path of the folder's linker. Without a folder it is the machine's linker of the
+// given name, such as x86_64-linux-gnu-ld, or its plain ld if that is not installed.
 func (t tools) findLinker(name string) (string, error) {
 	if t != "" {
 		return filepath.Join(string(t), linkerName), nil
@@ -65,7 +66,8 @@ func KernelArch() string {
 	return map[string]string{"amd64": "x86", "arm64": "arm64"}[runtime.GOARCH]
 }
 
-// findObjtool returns the objtool of halves. Debian's is a wrapper that runs another program
+// findObjtool returns the objtool in a folder with halves, which are the compiled parts of modules that
+// still have to be linked. Debian's is a wrapper that runs another program
 // beside it, chosen by the environment, with libraries that the base may not have.
 func findObjtool(halves string) string {
 	path := filepath.Join(halves, ObjtoolDir, "objtool")
@@ -81,7 +83,7 @@ func fileExists(path string) bool {
 }
 
 // CopyTools copies to a new folder the tools that Link needs for halves where no linker is
-// installed: the linker of this machine, by which they were compiled, and the libraries of
+// installed: this machine's linker, which must be that of the compiler's package, and the libraries of
 // the linker and of objtool.
 func CopyTools(ctx context.Context, halves, to string) error {
 	all, err := Read(halves)
@@ -135,7 +137,7 @@ func copyLibraries(ctx context.Context, program, to string) error {
 	for line := range strings.Lines(string(list)) {
 		name, path, found := strings.Cut(strings.TrimSpace(line), " => ")
 		if !found {
-			continue // the loader itself, and the kernel's
+			continue // a line without a path: the loader itself, or the kernel's vDSO
 		}
 		path, _, _ = strings.Cut(path, " (")
 		if !filepath.IsAbs(path) {

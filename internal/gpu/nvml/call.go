@@ -15,16 +15,16 @@ import (
 // ones fail at once. So at most one goroutine, with its thread, leaks for each subject.
 type calls struct {
 	limit  time.Duration
-	failed func(code string) // called for each error; it must not block
-	// life admits callers: a call inside NVML acquires 1; initialising NVML or
-	// shutting it down acquires all of wholeLife.
-	life *semaphore.Weighted
+	failed func(code string) // called for each error of NVML and each timeout; it must not block
+	// inside is a read-write lock whose waiters can give up: a call inside NVML acquires 1;
+	// initialising NVML or shutting it down acquires all of wholeInside.
+	inside *semaphore.Weighted
 
 	mu      sync.Mutex
 	running map[string]*running
 }
 
-const wholeLife = 1 << 20
+const wholeInside = 1 << 20
 
 type running struct {
 	since time.Time
@@ -35,11 +35,11 @@ func newCalls(limit time.Duration, failed func(string)) *calls {
 	if failed == nil {
 		failed = func(string) {}
 	}
-	return &calls{limit: limit, failed: failed, life: semaphore.NewWeighted(wholeLife), running: map[string]*running{}}
+	return &calls{limit: limit, failed: failed, inside: semaphore.NewWeighted(wholeInside), running: map[string]*running{}}
 }
 
 // call runs fn, which concerns subject, and returns its result; or a hungError after
-// the limit, or ctx.Err() when ctx ends.
+// the limit, which includes the time that it waits for an earlier call; or ctx.Err() when ctx ends.
 func call[T any](ctx context.Context, c *calls, subject string, fn func() (T, error)) (T, error) {
 	type result struct {
 		value T
@@ -78,16 +78,17 @@ func call[T any](ctx context.Context, c *calls, subject string, fn func() (T, er
 // codeHung is the code of a call that did not return.
 const codeHung = "HUNG"
 
-// reportFailure calls failed if err is from NVML.
+// reportFailure calls failed if err is from NVML or a timeout.
 func (c *calls) reportFailure(err error) {
 	if _, hung := errors.AsType[*hungError](err); hung {
 		c.failed(codeHung)
-	} else if failed, ok := errors.AsType[*callError](err); ok {
-		c.failed(name(failed.ret))
+	} else if nvmlErr, ok := errors.AsType[*callError](err); ok {
+		c.failed(name(nvmlErr.ret))
 	}
 }
 
-// acquireSubject waits until no other call about the subject is running.
+// acquireSubject waits until no other call about the subject is running, and marks the subject as busy
+// until finish.
 func (c *calls) acquireSubject(ctx context.Context, subject string, timer *time.Timer) (*running, error) {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -139,20 +140,19 @@ func (c *calls) hanging() (subject string, hangs bool) {
 func (c *calls) alone(ctx context.Context, patience time.Duration, fn func() error) error {
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if err := c.life.Acquire(waiting, wholeLife); err != nil {
+	if err := c.inside.Acquire(waiting, wholeInside); err != nil {
 		if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
 			return &hungError{"what it was asked before", patience}
 		}
 		return err
 	}
-	defer c.life.Release(wholeLife)
+	defer c.inside.Release(wholeInside)
 	return fn()
 }
 
-// enter marks the caller as inside NVML until it calls leave. It is for calls whose
-// timeout is handled elsewhere.
+// enter marks the caller as inside NVML until it calls leave. It has no timeout: its callers have one.
 func (c *calls) enter() (leave func()) {
-	// It cannot fail: the context never ends, and alone always releases life.
-	_ = c.life.Acquire(context.Background(), 1)
-	return func() { c.life.Release(1) }
+	// It cannot fail: the context never ends, and alone always releases it.
+	_ = c.inside.Acquire(context.Background(), 1)
+	return func() { c.inside.Release(1) }
 }

@@ -18,7 +18,7 @@ type Kind string
 const (
 	Containerd16 Kind = "containerd-1.6" // 1.6.20, of Debian 12
 	Containerd17 Kind = "containerd-1.7" // 1.7.24, of Debian 13
-	Containerd2  Kind = "containerd-2"   // that of test/lab/binaries
+	Containerd2  Kind = "containerd-2"   // the version that test/lab/binaries builds
 	Docker       Kind = "docker"         // moby's, with containerd 2
 	Podman       Kind = "podman"         // 4.3, of Debian 12; there is no daemon
 )
@@ -26,9 +26,10 @@ const (
 // programs maps runtimes to the folders of their programs, in the order of a PATH.
 type programs map[Kind][]string
 
-// variable passes the programs to the processes inside nodes, as JSON.
-const variable = "GPUREADY_RUNTIMES"
+// programsVariable passes the programs to the test processes inside nodes, as JSON.
+const programsVariable = "GPUREADY_RUNTIMES"
 
+// fromDebian lists the runtimes that are Debian's packages. They run with the runc of test/lab/binaries.
 var fromDebian = map[Kind]binaries.DebianSet{
 	Containerd16: {Release: "bookworm", Packages: []string{"containerd"}, Version: "1.6.20"},
 	Containerd17: {Release: "trixie", Packages: []string{"containerd"}, Version: "1.7.24"},
@@ -38,7 +39,7 @@ var fromDebian = map[Kind]binaries.DebianSet{
 	}},
 }
 
-// ensure returns the programs of all runtimes, at once from the cache, or after minutes of building.
+// ensure returns the programs of all runtimes. The first call builds and downloads them, which takes minutes.
 func ensure(ctx context.Context, out io.Writer) (programs, error) {
 	cache, err := binaries.DefaultCache()
 	if err != nil {
@@ -63,11 +64,11 @@ func ensure(ctx context.Context, out io.Writer) (programs, error) {
 	return p, nil
 }
 
-// inherited returns the programs passed by the process outside this node.
+// inherited returns the programs that the test process outside this node has passed to this one.
 func inherited() (programs, error) {
 	var p programs
-	if err := json.Unmarshal([]byte(os.Getenv(variable)), &p); err != nil {
-		return nil, fmt.Errorf("%s: %w; TestMain must be runtimes.Main's", variable, err)
+	if err := json.Unmarshal([]byte(os.Getenv(programsVariable)), &p); err != nil {
+		return nil, fmt.Errorf("%s: %w; TestMain must call node.Main", programsVariable, err)
 	}
 	return p, nil
 }
@@ -78,5 +79,5 @@ func (p programs) export() error {
 	if err != nil {
 		return err
 	}
-	return os.Setenv(variable, string(data))
+	return os.Setenv(programsVariable, string(data))
 }

@@ -1,10 +1,12 @@
-// Simkernel is gpu-driver on a SIMULATED kernel, for nodes that share the kernel of the
-// machine on which a cluster is tested. The kernel is a folder of the node. Tests write its
-// release and its GPUs there. Loaded modules are entries of the files that a kernel would
-// show, and none of their code runs.
+// Simkernel is gpu-driver on a SIMULATED kernel, for test clusters whose nodes are containers that
+// share the kernel of one machine. A folder of the node stands for the kernel: system calls for modules read
+// and write files in it, and its proc and sys stand for /proc and /sys. Tests write the kernel's release
+// and the GPUs there. None of the modules' code runs.
 //
-// In the Driver Toolkit's container it runs a script from the driver's sources instead, if
-// there is one. The script stands for a side-car that follows NVIDIA's protocol only.
+// Called with the argument dtk-build-driver it acts as the side-car container with OpenShift's Driver
+// Toolkit, which builds kernel modules. If the driver's container hands over sources with NVIDIA's script
+// dtk-build-driver, it runs that script instead of gpu-driver: so tests see that the driver also works
+// with a side-car that knows NVIDIA's protocol and not ours.
 package main
 
 import (
@@ -35,7 +37,7 @@ import (
 //	sys/bus/pci/devices/      the GPUs
 const folder = "/run/nvidia/kernel"
 
-// The script of the Driver Toolkit's container, and the file that shows it is complete.
+// NVIDIA's script among the driver's sources, and the file that shows that the sources are complete.
 const (
 	script   = toolkit.Dir + "/sources/dtk-build-driver"
 	prepared = toolkit.Dir + "/dir_prepared"
@@ -47,6 +49,7 @@ func main() {
 			fmt.Fprintln(os.Stderr, "simkernel:", err)
 			os.Exit(1)
 		}
+		// There is no script: gpu-driver's own command dtk-build-driver runs below.
 	}
 	kernel.Host = kernel.System{Proc: folder + "/proc", Sys: folder + "/sys", Calls: simulated{}}
 	os.Exit(program.RunWithSignals(func(ctx context.Context) int {
@@ -54,7 +57,8 @@ func main() {
 	}))
 }
 
-// execScript replaces the process with the script, if the driver's image contains one.
+// execScript waits until the sources are complete, and replaces the process with the script among them.
+// It returns nil if there is none.
 func execScript() error {
 	for {
 		if _, err := os.Stat(prepared); err == nil {
@@ -63,7 +67,7 @@ func execScript() error {
 		time.Sleep(100 * time.Millisecond)
 	}
 	if _, err := os.Stat(script); err != nil {
-		return nil //nolint:nilerr // it has not
+		return nil //nolint:nilerr // there is no script
 	}
 	return unix.Exec("/bin/bash", []string{"bash", script}, os.Environ())
 }
@@ -82,7 +86,7 @@ func (simulated) Uname(u *unix.Utsname) error {
 }
 
 func (s simulated) FinitModule(fd int, _ string, flags int) error {
-	if flags != 0 {
+	if flags != 0 { // as for a compressed module
 		return unix.EOPNOTSUPP
 	}
 	data, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", fd))
@@ -119,14 +123,14 @@ func (s simulated) InitModule(data []byte, _ string) error {
 		l.Holders = append(l.Holders, m.Name)
 		loaded[d] = l
 	}
-	if err := describe(m, data); err != nil {
+	if err := writeSysfs(m, data); err != nil {
 		return err
 	}
 	if loaded == nil {
 		loaded = map[string]kernel.Loaded{}
 	}
 	loaded[m.Name] = kernel.Loaded{Name: m.Name}
-	return write(loaded)
+	return writeModules(loaded)
 }
 
 func (simulated) DeleteModule(name string, _ int) error {
@@ -146,11 +150,11 @@ func (simulated) DeleteModule(name string, _ int) error {
 		l.Holders = slices.DeleteFunc(l.Holders, func(holder string) bool { return holder == name })
 		loaded[other] = l
 	}
-	return errors.Join(write(loaded), os.RemoveAll(filepath.Join(kernel.Host.Sys, "module", name)))
+	return errors.Join(writeModules(loaded), os.RemoveAll(filepath.Join(kernel.Host.Sys, "module", name)))
 }
 
-// describe writes the build information of a module that sysfs shows.
-func describe(m kernel.Info, data []byte) error {
+// writeSysfs writes what sysfs shows of a loaded module: its versions and build ID.
+func writeSysfs(m kernel.Info, data []byte) error {
 	files := map[string]string{"version": m.Version, "srcversion": m.SrcVersion}
 	f, err := elf.NewFile(strings.NewReader(string(data)))
 	if err != nil {
@@ -172,8 +176,8 @@ func describe(m kernel.Info, data []byte) error {
 	return nil
 }
 
-// write replaces /proc/modules atomically, so readers never see a part of it.
-func write(loaded map[string]kernel.Loaded) error {
+// writeModules replaces the folder's proc/modules atomically, so readers never see a part of it.
+func writeModules(loaded map[string]kernel.Loaded) error {
 	var text strings.Builder
 	for name, l := range loaded {
 		holders := "-"
@@ -186,5 +190,8 @@ func write(loaded map[string]kernel.Loaded) error {
 	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return errors.Join(os.WriteFile(at+".new", []byte(text.String()), 0o644), os.Rename(at+".new", at))
+	if err := os.WriteFile(at+".new", []byte(text.String()), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(at+".new", at)
 }

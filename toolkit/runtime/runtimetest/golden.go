@@ -23,12 +23,12 @@ import (
 	"github.com/gpuready/gpuready/toolkit/runtime/tomledit"
 )
 
-// Planner is the signature of the functions under test.
+// Planner computes the changes to a container runtime's configuration.
 type Planner func(runtime.Files, runtime.Place, runtime.Want) (runtime.Plan, error)
 
-// Case is one golden file: a line of JSON with Place and Want, then sections
+// Case is one golden file: a description in one line, a line of JSON with Place and Want, then sections
 // "-- in PATH --" for files and "-- link PATH --" for links. The results follow:
-// "-- out PATH --" for files that change, "-- removed PATH --", "-- edits --", "-- error --".
+// "-- out PATH --" for files and links that are new or change, "-- removed PATH --", "-- edits --", "-- error --".
 type Case struct {
 	Name  string
 	Place runtime.Place
@@ -83,7 +83,7 @@ func parse(t *testing.T, name, data string) Case {
 	return c
 }
 
-// Host returns a new host with the case's files.
+// Host returns a temporary folder that stands for a host's file system, with the case's files.
 func (c Case) Host(t *testing.T) *host.Root {
 	t.Helper()
 	dir := t.TempDir()
@@ -106,7 +106,8 @@ func (c Case) Host(t *testing.T) *host.Root {
 // content restores Windows line ends, which a section cannot hold.
 func (s section) content() string { return strings.ReplaceAll(s.data, "<CR>\n", "\r\n") }
 
-// Check runs a case, and then a second plan on the result of the first.
+// Check compares a plan with the golden file, or with update rewrites the file, and checks that a second
+// plan changes nothing.
 func (c Case) Check(t *testing.T, plan Planner, update bool) {
 	t.Helper()
 	root := c.Host(t)
@@ -227,11 +228,13 @@ func (m Mem) Glob(dir, pattern string) ([]string, error) {
 }
 
 // Check plans, and then plans again with the files of the first plan: the second plan changes
-// nothing. A plan that is refused is valid, too.
+// nothing. A plan may be refused.
 func (m Mem) Check(t *testing.T, plan Planner, place runtime.Place, want runtime.Want) {
 	t.Helper()
 	made, err := plan(m, place, want)
 	if err != nil {
+		_, refused := errors.AsType[*runtime.Refusal](err)
+		require.True(t, refused, "not a refusal: %v", err)
 		return
 	}
 	after := maps.Clone(m)
