@@ -90,8 +90,11 @@ func TestPackagesWithoutTheRaceDetectorStartNoGoroutine(t *testing.T) {
 				case *ast.GoStmt:
 					t.Errorf("%s: a goroutine", files.Position(n.Pos()))
 				case *ast.CallExpr:
-					if f, ok := n.Fun.(*ast.SelectorExpr); ok && (f.Sel.Name == "Go" || f.Sel.Name == "Parallel") {
-						t.Errorf("%s: a call of %s", files.Position(n.Pos()), f.Sel.Name)
+					if f, ok := n.Fun.(*ast.SelectorExpr); ok {
+						on, _ := f.X.(*ast.Ident)
+						if f.Sel.Name == "Go" || f.Sel.Name == "Parallel" && on != nil && on.Name == "t" {
+							t.Errorf("%s: a call of %s", files.Position(n.Pos()), f.Sel.Name)
+						}
 					}
 				}
 				return true

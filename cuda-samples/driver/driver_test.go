@@ -202,7 +202,7 @@ func kernels(t *testing.T, d *Device) {
 	require.NoError(t, m.Close())
 	_, err = d.LoadModule(strings.Replace(kernel, "mov.u32", "frobnicate", 1))
 	require.ErrorContains(t, err, "cuModuleLoadDataEx: error 218 (CUDA_ERROR_INVALID_PTX): ptxas application ptx input, line")
-	require.ErrorContains(t, err, "; the kernel cannot be compiled: this program or the driver is damaged")
+	require.ErrorContains(t, err, "; the GPU's program (PTX) cannot be compiled: this program or the driver is damaged")
 }
 
 func TestErrorsNameTheNextAction(t *testing.T) {
